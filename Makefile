@@ -1,0 +1,84 @@
+# Needs only make and python3 (3.11 or newer, with venv); everything else goes into .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test lint format bench clean
+
+# One line "driver version, compute capability" per NVIDIA GPU. A container may lack nvidia-smi and
+# still have the GPU, or show its host's kernel module without having the GPU: hence /dev.
+NVIDIA_SMI := nvidia-smi --query-gpu=driver_version,compute_cap --format=csv,noheader
+MODULE := sed -n 's/^NVRM.*  \([0-9][0-9.]*\)  .*/\1, 7.5/p' /proc/driver/nvidia/version
+GPUS := { $(NVIDIA_SMI) | grep '^[0-9]' || { ls /dev/nvidia[0-9]* >&2 && $(MODULE); }; } 2>/dev/null
+
+# JAX's CUDA 13 wheels need driver 580 and compute capability 7.5, its CUDA 12 wheels driver 525.
+# Of several GPUs, the one that can do least decides; sort puts it first.
+CUDA := ($$1+0 >= 580 && $$2+0 >= 7.5) ? "cuda13" : ($$1+0 >= 525) ? "cuda12" : "cpu"
+ifndef ACCELERATOR
+  DETECTED := $(shell $(GPUS) | awk -F, '{ print $(CUDA) }' | sort | head -n 1)
+  ACCELERATOR := $(or $(DETECTED),cpu)
+endif
+ifeq ($(filter cpu cuda12 cuda13,$(ACCELERATOR)),)
+  $(error ACCELERATOR=$(ACCELERATOR) is not one of cpu, cuda12, cuda13)
+endif
+
+comma := ,
+EXTRAS := dev$(addprefix $(comma),$(filter cuda%,$(ACCELERATOR)))
+CREATED := $(VENV)/.created-for-$(ACCELERATOR)
+INSTALLED := $(VENV)/.installed
+
+help:
+	@echo 'make demo     solve a Poisson problem of a million unknowns and draw demo.png'
+	@echo 'make test     run the tests             PYTEST_ARGS="-k cg" passes options to pytest'
+	@echo 'make lint     ruff and pyright          make format lets ruff repair what it can'
+	@echo 'make bench    time the products         BENCH_ARGS="--help" passes options to it'
+	@echo 'make venv     only install into $(VENV)'
+	@echo 'make clean    remove $(VENV) and caches'
+	@echo
+	@echo 'PYTHON=python3.12               the interpreter to build $(VENV) with; now $(PYTHON)'
+	@echo 'ACCELERATOR=cpu|cuda12|cuda13   the JAX wheels to install; now $(ACCELERATOR)'
+
+venv: $(INSTALLED)
+
+demo: $(INSTALLED)
+	$(BIN)/jaxsparse demo $(DEMO_ARGS)
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: $(INSTALLED)
+	$(BIN)/python -m benchmarks.spmv $(BENCH_ARGS)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Wheels for different accelerators do not mix: a change of accelerator starts with an empty .venv.
+$(CREATED):
+	@$(PYTHON) -c '' || { echo 'No working $(PYTHON). Install Python 3.11 or newer, or name one:' \
+	  'PYTHON=/path/to/python3' >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo \
+	  "$$($(PYTHON) -V 2>&1) is too old. Install 3.11 or newer, or name one:" \
+	  'PYTHON=/path/to/python3' >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo '$(PYTHON) lacks venv or' \
+	  'ensurepip. On Debian and Ubuntu: apt install python3-venv' >&2; exit 1; }
+	@[ '$(DETECTED)' != cpu ] || echo 'The NVIDIA driver is older than 525, which JAX needs at' \
+	  'least: installing for the CPU. After an update of the driver, run make again.'
+	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+# The stamp comes last, so that an interrupted installation is taken up again.
+$(INSTALLED): $(CREATED) pyproject.toml
+	@echo 'Installing jaxsparse with JAX for $(ACCELERATOR) into $(VENV)'
+	$(BIN)/python -m pip install --editable '.[$(EXTRAS)]'
+	@touch $@
