@@ -1,0 +1,40 @@
+"""Sparse-matrix storage formats for JAX: `A @ x` inside jit, grad, vmap and shard_map, at memory speed on a GPU.
+
+    import jaxsparse_fmt as jsf
+    A = jsf.from_scipy(S)      # or jsf.read_mtx("matrix.mtx.gz")
+    y = A @ x
+
+The solvers are in the package `solvers`.
+"""
+
+from jaxsparse_fmt import choose, gallery, io
+from jaxsparse_fmt.basis import Basis
+from jaxsparse_fmt.choose import Choice
+from jaxsparse_fmt.convert import from_coo, from_dense, from_scipy, read_mtx
+from jaxsparse_fmt.formats import CSR, ELL, ELLR, FORMATS, HLL
+from jaxsparse_fmt.kernels.dialect import BACKENDS, use_backend
+from jaxsparse_fmt.matrix import SparseMatrix, Transposed, spmv
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BACKENDS",
+    "CSR",
+    "ELL",
+    "ELLR",
+    "FORMATS",
+    "HLL",
+    "Basis",
+    "Choice",
+    "SparseMatrix",
+    "Transposed",
+    "choose",
+    "from_coo",
+    "from_dense",
+    "from_scipy",
+    "gallery",
+    "io",
+    "read_mtx",
+    "spmv",
+    "use_backend",
+]

@@ -1,0 +1,65 @@
+"""What the layers agree on: the linear-operator protocol, dtypes, and how a count of bytes is said."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+@runtime_checkable
+class LinearOperator(Protocol):
+    """Anything a solver can work with: a square or rectangular map with a shape and `@`."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __matmul__(self, x: Any, /) -> Any: ...
+
+
+def floating_dtype(dtype: Any, what: str) -> np.dtype:
+    """The dtype in which numbers of `dtype` are stored: floats and complex as they are, the rest as floats.
+
+    Integers and booleans become JAX's default float. Without `jax_enable_x64` JAX holds 32 bits, so
+    64-bit input is narrowed, as `jnp.asarray` does.
+
+    Raises:
+      TypeError: `dtype` is not numeric; `what` names whose dtype it is.
+    """
+    dtype = np.dtype(dtype)
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
+    if jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.bool_):
+        return np.dtype(jax.dtypes.canonicalize_dtype(np.float64))
+    raise TypeError(
+        f"{what} has dtype {dtype}, which is not numeric; convert it to float32, float64, complex64 or complex128 first"
+    )
+
+
+def requested_dtype(dtype: Any) -> np.dtype:
+    """A dtype the user asked for by name, which must be one that JAX can hold at present.
+
+    Raises:
+      TypeError: not a floating or complex dtype.
+      ValueError: 64 bits asked for while `jax_enable_x64` is off.
+    """
+    dtype = np.dtype(dtype)
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        raise TypeError(f"dtype {dtype} cannot hold matrix values; ask for a floating or complex dtype")
+    if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+        raise ValueError(
+            f"dtype {dtype} needs 64-bit JAX; call jax.config.update('jax_enable_x64', True) first, "
+            f"or ask for {jax.dtypes.canonicalize_dtype(dtype)}"
+        )
+    return dtype
+
+
+def readable_bytes(n: float) -> str:
+    """A count of bytes for people, in powers of ten: `87.6 MB`."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(n) < 1000 or unit == "TB":
+            return f"{n:.0f} B" if unit == "B" else f"{n:.3g} {unit}"
+        n /= 1000
+    raise AssertionError("unreachable")

@@ -1,0 +1,77 @@
+"""format="auto": the formats ranked by the bytes that a product must move."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+import scipy.sparse
+
+from jaxsparse_fmt._types import floating_dtype, readable_bytes
+
+# What a byte of a format costs against a byte of column-major storage. CPU: XLA walks ELL's columns as they lie,
+# gathers HLL's slices, and runs CSR as a segmented sum. GPU: CSR's one thread a row does not coalesce.
+COST = {
+    "cpu": {"ell": 1.0, "hll": 1.4, "csr": 4.0},
+    "gpu": {"ell": 1.05, "hll": 1.0, "csr": 3.0},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """One format and layout for a matrix.
+
+    Attributes:
+      format: name in `FORMATS`.
+      layout: its options for `from_scipy`.
+      nbytes: bytes of storage that a product reads.
+      moved: bytes that a product moves, vectors included and counted once.
+      cost: `moved` weighted by how well the platform runs the format; the ranking's key.
+      reason: why, in words.
+    """
+
+    format: str
+    layout: dict[str, int]
+    nbytes: int
+    moved: int
+    cost: float
+    reason: str
+
+
+def rank(S: Any, dtype: Any = None, platform: str | None = None) -> list[Choice]:
+    """The formats that fit the matrix, best first.
+
+    Args:
+      S: scipy.sparse matrix or array.
+      dtype: of the stored values; None takes S's.
+      platform: "cpu" or "gpu"; None is where JAX runs by default.
+
+    Returns:
+      At least one `Choice`: CSR always fits.
+    """
+    csr = scipy.sparse.csr_array(S)
+    lengths = np.diff(csr.indptr)
+    itemsize = np.dtype(floating_dtype(csr.dtype, "the matrix") if dtype is None else dtype).itemsize
+    platform = platform or ("cpu" if jax.default_backend() == "cpu" else "gpu")
+    vectors = itemsize * sum(csr.shape)
+
+    def choice(name: str, layout: dict[str, int], n_stored: int, pointers: int) -> Choice:
+        nbytes = n_stored * (itemsize + 4) + pointers * 4
+        moved = nbytes + vectors
+        fill = csr.nnz / n_stored if n_stored else 1.0
+        reason = f"moves {readable_bytes(moved)} a product"
+        if fill < 1:
+            reason += f", {1 - fill:.0%} of the stored entries are padding"
+        return Choice(name, layout, nbytes, moved, moved * COST[platform][name], reason)
+
+    n_rows = csr.shape[0]
+    longest = int(lengths.max(initial=0))
+    choices = [choice("csr", {}, csr.nnz, n_rows + 1), choice("ell", {}, longest * n_rows, 0)]
+    for slice_size in (1024,) if platform == "cpu" else (128, 32):
+        n_slices = -(-n_rows // slice_size)
+        padded = np.pad(lengths, (0, n_slices * slice_size - n_rows)).reshape(n_slices, slice_size)
+        n_stored = slice_size * int(padded.max(axis=1, initial=0).sum(dtype=np.int64))
+        choices.append(choice("hll", {"slice_size": slice_size}, n_stored, n_slices + 1))
+    return sorted(choices, key=lambda c: c.cost)

@@ -1,0 +1,170 @@
+"""From SciPy, coordinates, dense arrays and files into a format. All validation of user input is here."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+
+from jaxsparse_fmt import choose, io
+from jaxsparse_fmt._types import floating_dtype, requested_dtype
+from jaxsparse_fmt.kernels import dialect
+from jaxsparse_fmt.matrix import SparseMatrix, Transposed, build
+
+
+def from_scipy(
+    S: Any,
+    format: str = "auto",
+    dtype: Any = None,
+    *,
+    backend: str = "auto",
+    max_bytes: int | None = None,
+    **layout: Any,
+) -> SparseMatrix:
+    """A JAX sparse matrix from any scipy.sparse matrix or array.
+
+    Duplicates are summed; an explicit zero stays an entry. `S` is not changed.
+
+    Args:
+      S: scipy.sparse matrix or array of any format and numeric dtype. Integers become floats.
+      format: a name in `FORMATS`, or "auto" for the one that `choose.rank` puts first.
+      dtype: of the stored values; None keeps S's (narrowed to 32 bits unless `jax_enable_x64` is on).
+      backend: "auto", "triton", "mosaic", "xla" or "interpret"; see `use_backend`.
+      max_bytes: the largest padded storage to accept, bytes; None refuses what is out of proportion to the matrix.
+      **layout: the format's options, for example slice_size and sigma of "hll".
+
+    Raises:
+      TypeError: S is not a SciPy sparse matrix, or its dtype is not numeric.
+      ValueError: an index out of range, a broken row pointer, an unknown format, backend or layout option, a dtype that
+        JAX cannot hold at present, or a format that would take far more memory than the matrix.
+    """
+    if isinstance(S, (SparseMatrix, Transposed)):
+        S = S.to_scipy()
+    if not scipy.sparse.issparse(S):
+        raise TypeError(
+            f"from_scipy takes a scipy.sparse matrix or array, got {type(S).__name__}; use from_dense for a dense array, "
+            "from_coo for rows, columns and values"
+        )
+    if S.ndim != 2:
+        raise ValueError(f"from_scipy takes a two-dimensional matrix, got shape {S.shape}")
+    stored = floating_dtype(S.dtype, "the matrix") if dtype is None else requested_dtype(dtype)
+    if np.issubdtype(S.dtype, np.complexfloating) and not np.issubdtype(stored, np.complexfloating):
+        raise TypeError(
+            f"dtype {stored} would drop the imaginary parts of a {S.dtype} matrix; pass S.real, or a complex dtype"
+        )
+    dialect.check_backend(backend)
+    csr = canonical(S)
+    if format == "auto":
+        if layout:
+            raise ValueError(f"format='auto' chooses the layout itself; name a format to set {', '.join(layout)}")
+        best = choose.rank(csr, dtype=stored)[0]
+        format, layout = best.format, best.layout
+    return build(csr, format, dtype=stored, backend=backend, max_bytes=max_bytes, **layout)
+
+
+def from_coo(
+    row: Any, col: Any, data: Any, shape: tuple[int, int], format: str = "auto", dtype: Any = None, **options: Any
+):
+    """A matrix from coordinates; duplicates are summed.
+
+    Args:
+      row, col, data: [k] arrays of indices and values.
+      shape: (rows, columns).
+      format, dtype, **options: as in `from_scipy`.
+
+    Raises:
+      ValueError: lengths differ, or an index lies outside `shape`. TypeError: indices that are not integers.
+    """
+    row, col, data = np.asarray(row), np.asarray(col), np.asarray(data)
+    if not row.shape == col.shape == data.shape or row.ndim != 1:
+        raise ValueError(
+            f"row, col and data must be one-dimensional and of one length; got {row.shape}, {col.shape}, {data.shape}"
+        )
+    for name, index in (("row", row), ("col", col)):
+        if index.size and not np.issubdtype(index.dtype, np.integer):
+            raise TypeError(f"{name} must hold integers, got dtype {index.dtype}")
+    shape = _shape(shape)
+    for name, index, bound in (("row", row, shape[0]), ("col", col, shape[1])):
+        _check_range(name, index, bound)
+    floating_dtype(data.dtype, "data")
+    S = scipy.sparse.coo_array((data, (row.astype(np.int64), col.astype(np.int64))), shape=shape)
+    return from_scipy(S, format, dtype, **options)
+
+
+def from_dense(a: Any, format: str = "auto", dtype: Any = None, **options: Any) -> SparseMatrix:
+    """A matrix from the non-zeros of a dense two-dimensional array.
+
+    Raises:
+      ValueError: not two-dimensional. TypeError: not numeric. And as in `from_scipy`.
+    """
+    a = np.asarray(a)
+    if a.ndim != 2:
+        raise ValueError(f"from_dense takes a two-dimensional array, got shape {a.shape}")
+    floating_dtype(a.dtype, "the array")
+    return from_scipy(scipy.sparse.csr_array(a), format, dtype, **options)
+
+
+def read_mtx(path: str | os.PathLike[str], format: str = "auto", dtype: Any = None, **options: Any) -> SparseMatrix:
+    """A matrix from a Matrix Market file, `.mtx` or `.mtx.gz`.
+
+    Raises:
+      ValueError: the file is malformed; the message names file and line. FileNotFoundError. And as in `from_scipy`.
+    """
+    return from_scipy(io.read_mtx(path), format, dtype, **options)
+
+
+def canonical(S: Any) -> scipy.sparse.csr_array:
+    """S as CSR with sorted rows, no duplicates and checked indices; shares S's arrays where they are so already.
+
+    Raises:
+      ValueError: an index out of range or a broken row pointer.
+    """
+    if S.format in ("csr", "csc", "bsr"):
+        _check_compressed(S)
+    elif S.format == "coo":
+        for name, index, bound in zip(("row", "col"), S.coords, S.shape, strict=True):
+            _check_range(name, index, bound)
+    _check_bound("columns", S.shape[1])
+    _check_bound("rows", S.shape[0])
+    csr = scipy.sparse.csr_array(S)
+    if not csr.has_canonical_format:
+        csr = csr.copy() if csr is S or np.shares_memory(csr.indices, getattr(S, "indices", ())) else csr
+        csr.sum_duplicates()
+    return csr
+
+
+def _check_compressed(S: Any) -> None:
+    """SciPy builds compressed matrices from arrays unread; bad ones would read and write out of bounds later."""
+    major, minor = S.shape if S.format != "csc" else S.shape[::-1]
+    if S.format == "bsr":
+        major, minor = major // S.blocksize[0], minor // S.blocksize[1]
+    ptr, idx = S.indptr, S.indices
+    names = ("row", "column") if S.format != "csc" else ("column", "row")
+    if len(ptr) != major + 1 or ptr[0] != 0 or ptr[-1] > len(idx) or np.any(np.diff(ptr) < 0):
+        raise ValueError(
+            f"the matrix has a broken {names[0]} pointer: it must hold {major + 1} numbers that rise from 0 to at most the "
+            f"{len(idx)} stored entries"
+        )
+    _check_range(names[1], idx[: ptr[-1]], minor)
+
+
+def _check_range(name: str, index: np.ndarray, bound: int) -> None:
+    if index.size == 0:
+        return
+    low, high = index.min(), index.max()
+    if low < 0 or high >= bound:
+        bad = low if low < 0 else high
+        raise ValueError(f"{name} index {bad} is out of range for a matrix with {bound} {name}s; indices count from 0")
+
+
+def _check_bound(name: str, n: int) -> None:
+    if n >= 2**31:
+        raise ValueError(f"{n} {name} exceed what 32-bit {name[:-1]} indices address, {2**31 - 1}; split the matrix")
+
+
+def _shape(shape: Any) -> tuple[int, int]:
+    if len(shape) != 2 or any(int(n) != n or n < 0 for n in shape):
+        raise ValueError(f"shape must be two numbers from 0 up, (rows, columns); got {shape}")
+    return int(shape[0]), int(shape[1])

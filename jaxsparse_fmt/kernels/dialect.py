@@ -1,0 +1,356 @@
+"""The seam between the kernels and what runs them: Triton, Mosaic GPU, or the interpreter.
+
+A kernel is a function `kernel(d, **refs)` over flat arrays. It works on a vector of lanes, one storage row a lane,
+and reaches memory only through its dialect `d`:
+
+    d.program_id(axis)                 which block this is
+    d.lanes()                          0, 1, ..., rows - 1 as int32
+    d.full(value, dtype)               one value in every lane
+    d.load(ref, idx, live, other)      ref[idx] where live, else other; dead lanes touch no invalid address.
+                                       once=True: nothing reads it again, so it need not stay in cache
+    d.store(ref, idx, value, live)     ref[idx] = value where live
+
+so the same body lowers through both of Pallas' GPU dialects. Launch parameters and the differences between JAX
+versions live in this file and nowhere else.
+
+Pallas' Triton lowering is deprecated since JAX 0.11 but works, from Ampere on; Mosaic GPU needs Hopper or newer and has
+no array-indexed loads of its own, so its gather and scatter are written a register at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+Kernel = Callable[..., None]
+
+BACKENDS = ("auto", "triton", "mosaic", "xla", "interpret")
+
+# A user context takes part in jit's cache key, so a function traced under one backend is traced again under another.
+_backend = jax.make_user_context("auto")
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """Launch parameters of the column-major kernels, from the sweep in `benchmarks/results`."""
+
+    rows: int = 128  # lanes of one block; Mosaic GPU works in warpgroups, so a multiple of 128 there
+    unroll: int = 4  # columns in flight: loads of one trip are issued before its first use
+    warp_rows: int = 32  # lanes a warp
+    stages: int = 2
+    max_columns: int = 8  # right-hand sides one block accumulates in registers
+    stream: bool = True  # Triton: evict what is read once, the matrix, before what is read again, x
+
+
+LAUNCH = Launch()
+
+
+def check_backend(name: str) -> str:
+    """`name`, if it is a backend.
+
+    Raises:
+      ValueError: it is not; the message lists those that are.
+    """
+    if name not in BACKENDS:
+        raise ValueError(f"unknown backend {name!r}; choose one of {', '.join(BACKENDS)}")
+    return name
+
+
+@contextlib.contextmanager
+def use_backend(name: str) -> Iterator[None]:
+    """Inside the context, matrices whose own backend is "auto" run on `name`.
+
+    Args:
+      name: "auto" (a Pallas kernel on NVIDIA GPUs, plain jnp elsewhere), "triton", "mosaic", "xla" (plain jnp
+        everywhere) or "interpret" (the Pallas kernel, interpreted; for tests).
+
+    Raises:
+      ValueError: unknown name.
+    """
+    with _backend(check_backend(name)):
+        yield
+
+
+def active_backend(own: str) -> str:
+    """The backend that a matrix with the backend `own` uses here."""
+    return _backend.value if own == "auto" else own
+
+
+def resolve(backend: str, platform: str | None) -> str:
+    """ "xla", "triton", "mosaic" or "interpret" for `backend` lowered for `platform` (None: not a GPU).
+
+    Raises:
+      ValueError: a GPU dialect asked for by name on another platform.
+    """
+    if platform != "cuda":
+        if backend in ("triton", "mosaic"):
+            raise ValueError(
+                f"backend {backend!r} needs an NVIDIA GPU; use backend='auto', or 'interpret' to run the kernel "
+                "slowly anywhere"
+            )
+        return "interpret" if backend == "interpret" else "xla"
+    return _preferred_dialect() if backend == "auto" else backend
+
+
+@functools.cache
+def _preferred_dialect() -> str:
+    """Triton where Pallas still has it, else Mosaic GPU on Hopper and newer, else plain jnp with one warning."""
+    if _importable("jax.experimental.pallas.triton"):
+        return "triton"
+    gpus = [d for d in jax.devices() if d.platform == "gpu"]
+    capability = float(getattr(gpus[0], "compute_capability", "9.0")) if gpus else 9.0
+    if capability >= 9.0 and _importable("jax.experimental.pallas.mosaic_gpu"):
+        return "mosaic"
+    warnings.warn(
+        "this JAX has no Pallas dialect for this GPU; products run as plain XLA, several times slower. "
+        "Mosaic GPU needs compute capability 9.0 and the absl-py package.",
+        stacklevel=2,
+    )
+    return "xla"
+
+
+def _importable(module: str) -> bool:
+    import importlib
+
+    try:
+        importlib.import_module(module)
+    except ImportError:
+        return False
+    return True
+
+
+def varying_axes(a: jax.Array) -> frozenset[Any]:
+    """The mesh axes over which `a` varies inside shard_map."""
+    aval = jax.typeof(a)
+    manual = getattr(aval, "manual_axis_type", None)  # JAX 0.10 and later; before and perhaps after: `vma`
+    return manual.varying if manual is not None else getattr(aval, "vma", frozenset())
+
+
+def vary(a: jax.Array, axes: frozenset[Any]) -> jax.Array:
+    """`a` as an array that varies over `axes`; the transpose of this sums over those it did not vary over."""
+    missing = tuple(axes - varying_axes(a))
+    return lax.pcast(a, missing, to="varying") if missing else a
+
+
+def launch(
+    kernel: Kernel,
+    dialect: str,
+    *,
+    name: str,
+    rows: int,
+    grid: tuple[int, int, int],
+    inputs: Mapping[str, jax.Array | None],
+    output: tuple[str, jax.ShapeDtypeStruct],
+) -> jax.Array:
+    """Runs `kernel(d, **refs)` over `grid`, with `inputs` that are not None and one output, all flat.
+
+    Args:
+      dialect: "triton", "mosaic" or "interpret".
+      rows: lanes of one block.
+      grid: blocks along the kernel's axes 0, 1, 2.
+    """
+    given = {k: v for k, v in inputs.items() if v is not None}
+    names = (*given, output[0])
+    run = _launch_mosaic if dialect == "mosaic" else functools.partial(_launch_triton, dialect == "interpret")
+
+    def body(d: Any, *refs: Any) -> None:
+        kernel(d, **dict(zip(names, refs, strict=True)))
+
+    return run(body, name, rows, grid, output[1], tuple(given.values()))
+
+
+def rows_per_block(dialect: str, slice_size: int) -> int:
+    """Lanes of one block: a whole slice where it is a power of two that fits, so that its bounds are scalars."""
+    if dialect == "mosaic":
+        return LAUNCH.rows
+    fits = LAUNCH.warp_rows <= slice_size <= LAUNCH.rows and slice_size & (slice_size - 1) == 0
+    return slice_size if fits else LAUNCH.rows
+
+
+# ---------------------------------------------------------------------------------------------------------- Triton
+
+
+class _Triton:
+    def __init__(self, rows: int):
+        from jax.experimental import pallas as pl
+        from jax.experimental.pallas import triton
+
+        self._pl, self._triton, self.rows = pl, triton, rows
+
+    def program_id(self, axis: int) -> jax.Array:
+        return self._pl.program_id(axis)
+
+    def lanes(self) -> jax.Array:
+        return jnp.arange(self.rows, dtype=jnp.int32)
+
+    def full(self, value: Any, dtype: Any) -> jax.Array:
+        return jnp.full((self.rows,), value, dtype)
+
+    def load(self, ref: Any, idx: jax.Array, live: Any = None, other: Any = 0, once: bool = False) -> jax.Array:
+        policy = "evict_first" if once and LAUNCH.stream else None
+        if live is None:
+            return self._triton.load(ref.at[idx], eviction_policy=policy)
+        live = jnp.broadcast_to(live, idx.shape)
+        other = jnp.asarray(other, ref.dtype)
+        return self._triton.load(ref.at[idx], mask=live, other=other, eviction_policy=policy)
+
+    def store(self, ref: Any, idx: jax.Array, value: jax.Array, live: jax.Array) -> None:
+        self._triton.store(ref.at[idx], value.astype(ref.dtype), mask=jnp.broadcast_to(live, idx.shape))
+
+
+def _launch_triton(interpret: bool, body, name, rows, grid, out, inputs):
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
+
+    params = triton.CompilerParams(num_warps=max(rows // LAUNCH.warp_rows, 1), num_stages=LAUNCH.stages)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*[Tt]riton.*", category=DeprecationWarning)
+        return pl.pallas_call(
+            lambda *refs: body(_Triton(rows), *refs),
+            out_shape=out,
+            grid=grid,
+            interpret=interpret,
+            compiler_params=params,
+            name=name,
+        )(*inputs)
+
+
+# ------------------------------------------------------------------------------------------------------ Mosaic GPU
+
+_AXES = ("rows", "batch", "columns")
+
+
+class _Mosaic:
+    def __init__(self, rows: int):
+        from jax.experimental.pallas import mosaic_gpu as plgpu
+
+        self._plgpu, self.rows = plgpu, rows
+        self._layout = plgpu.Layout.WG_STRIDED((rows,), vec_size=1)
+
+    def program_id(self, axis: int) -> jax.Array:
+        return lax.axis_index(_AXES[axis])
+
+    def lanes(self) -> jax.Array:
+        return self._plgpu.broadcasted_iota(jnp.int32, (self.rows,), 0, layout=self._layout)
+
+    def full(self, value: Any, dtype: Any) -> jax.Array:
+        return self._plgpu.layout_cast(jnp.full((self.rows,), value, dtype), self._layout)
+
+    def load(self, ref: Any, idx: jax.Array, live: Any = None, other: Any = 0, once: bool = False) -> jax.Array:
+        del once  # no cache hints here
+        if idx.ndim == 0:
+            return ref[idx]
+        if live is None:
+            return self._gather(ref, idx)
+        # No predicated load here: dead lanes read the first element, one cached line for all of them.
+        live = jnp.broadcast_to(live, idx.shape)
+        values = self._gather(ref, jnp.where(live, idx, jnp.zeros_like(idx)))
+        return jnp.where(live, values, jnp.asarray(other, values.dtype))
+
+    def store(self, ref: Any, idx: jax.Array, value: jax.Array, live: jax.Array) -> None:
+        idx = jnp.where(jnp.broadcast_to(live, idx.shape), idx, -jnp.ones_like(idx))
+        self._scatter(ref, idx, value.astype(ref.dtype))
+
+    def _gather(self, ref, idx):
+        plgpu = self._plgpu
+        out = plgpu.ShapeDtypeStruct((self.rows,), ref.dtype, layout=self._layout)
+
+        @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), self._layout), return_type=out)
+        def gather(_, ref, idx):
+            from jax._src.lib.mlir.dialects import llvm, vector
+            from jax.experimental.mosaic import gpu as mgpu
+
+            registers = np.empty_like(idx.registers)
+            for position, register in np.ndenumerate(idx.registers):
+                address, element = _address(ref, register)
+                registers[position] = vector.broadcast(_vector_of_one(element), llvm.load(element, address))
+            return mgpu.FragmentedArray(_registers=registers, _layout=idx.layout, _is_signed=_signed(element))
+
+        return gather(ref, idx)
+
+    def _scatter(self, ref, idx, value):
+        plgpu = self._plgpu
+
+        @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), self._layout, self._layout))
+        def scatter(_, ref, idx, value):
+            from jax._src.lib.mlir.dialects import arith, llvm, scf
+
+            for position, register in np.ndenumerate(idx.registers):
+                at = _only(register)
+                zero = arith.constant(at.type, 0)
+                store = scf.IfOp(arith.cmpi(arith.CmpIPredicate.sge, at, zero))
+                with _insertion_point(store.then_block):
+                    address, _ = _address(ref, register)
+                    llvm.store(_only(value.registers[position]), address)
+                    scf.yield_([])
+
+        scatter(ref, idx, value)
+
+
+def _only(register):
+    """The element of a one-element vector register."""
+    from jax._src.lib.mlir import ir
+    from jax._src.lib.mlir.dialects import vector
+
+    at = ir.DenseI64ArrayAttr.get([0])
+    return vector.extract(register, dynamic_position=[], static_position=at)
+
+
+def _address(ref, register):
+    """Where `ref[register]` lies, and the type of what lies there; 64-bit arithmetic throughout."""
+    from jax._src.lib.mlir import ir
+    from jax._src.lib.mlir.dialects import arith
+    from jax.experimental.mosaic.gpu import utils
+
+    element = ir.MemRefType(ref.type).element_type
+    index, i64 = _only(register), ir.IntegerType.get_signless(64)
+    if index.type != i64:
+        index = arith.extui(i64, index)
+    return utils.getelementptr(utils.memref_ptr(ref), [index], element), element
+
+
+def _vector_of_one(element):
+    from jax._src.lib.mlir import ir
+
+    return ir.VectorType.get((1,), element)
+
+
+def _signed(element) -> bool | None:
+    from jax._src.lib.mlir import ir
+
+    return True if isinstance(element, ir.IntegerType) else None
+
+
+def _insertion_point(block):
+    from jax._src.lib.mlir import ir
+
+    return ir.InsertionPoint(block)
+
+
+def _launch_mosaic(body, name, rows, grid, out, inputs):
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    # JAX 0.11 renamed out_shape to out_type.
+    renamed = "out_type" in inspect.signature(plgpu.kernel).parameters
+
+    def kernel(*refs):
+        body(_Mosaic(rows), *refs)
+
+    kernel.__name__ = name
+    return plgpu.kernel(
+        kernel,
+        grid=grid,
+        grid_names=_AXES,
+        compiler_params=plgpu.CompilerParams(),
+        **{"out_type" if renamed else "out_shape": out},
+    )(*inputs)

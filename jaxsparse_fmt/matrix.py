@@ -1,0 +1,337 @@
+"""SparseMatrix: what every format is and can do."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+
+from jaxsparse_fmt import form
+from jaxsparse_fmt._types import floating_dtype, readable_bytes, requested_dtype
+from jaxsparse_fmt.basis import IDENTITY, Basis
+
+Array = jax.Array
+
+# Every storage scheme by name. `formats/__init__.py` fills it, one line a format.
+FORMATS: dict[str, type[SparseMatrix]] = {}
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class SparseMatrix:
+    """A sparse matrix: a pytree whose leaves are its arrays, and a linear map.
+
+    A format subclasses this with its index arrays and says three things: its `faces` (how the trilinear form is
+    computed), the `structure` handed to them, and the `coordinates` of its storage. The rest follows.
+
+    Attributes:
+      values: [n_stored], entries and padding in the format's own order.
+      shape: (rows, columns).
+      nnz: stored entries without padding. An explicit zero is an entry.
+      backend: see `use_backend`.
+    """
+
+    values: Array
+    shape: tuple[int, int]
+    nnz: int
+    backend: str
+
+    name: ClassVar[str]
+    layout_options: ClassVar[tuple[str, ...]] = ()
+    ndim: ClassVar[int] = 2
+    __array_ufunc__ = None  # NumPy: leave x @ A to us
+
+    # ------------------------------------------------------------------------------------------ what a format says
+
+    @classmethod
+    def from_csr(cls, csr: scipy.sparse.csr_array, *, dtype: Any, backend: str, max_bytes: int | None) -> Self:
+        """Builds the format from a canonical CSR matrix (sorted, no duplicates), with the layout's own keywords."""
+        raise NotImplementedError
+
+    @property
+    def faces(self) -> form.Faces:
+        raise NotImplementedError
+
+    @property
+    def structure(self) -> tuple[Array, ...]:
+        raise NotImplementedError
+
+    def coordinates(self) -> tuple[Array, Array, Array]:
+        """Of every stored place: its row, its column, its index in `data`. Padding has column n_cols and index nnz.
+
+        Returns:
+          Three int arrays [n_stored].
+        """
+        raise NotImplementedError
+
+    # --------------------------------------------------------------------------------------------------- measures
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.values.dtype
+
+    @property
+    def n_stored(self) -> int:
+        """Stored places, padding included."""
+        return self.values.shape[-1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self))
+
+    @property
+    def fill(self) -> float:
+        """nnz / n_stored: 1.0 without padding."""
+        return self.nnz / self.n_stored if self.n_stored else 1.0
+
+    @property
+    def layout(self) -> dict[str, Any]:
+        """The layout options with which `from_scipy` builds the same storage."""
+        return {option: getattr(self, option) for option in self.layout_options}
+
+    def __repr__(self) -> str:
+        rows, cols = self.shape
+        options = "".join(f", {k}={v}" for k, v in self.layout.items())
+        return (
+            f"<{self.name} {rows}×{cols}, nnz={self.nnz}, {jnp.dtype(self.dtype).name}, fill={self.fill:.3f}, "
+            f"{readable_bytes(self.nbytes)}{options}>"
+        )
+
+    # --------------------------------------------------------------------------------------------------- products
+
+    def matvec(self, x: Any) -> Array:
+        """A·x.
+
+        Args:
+          x: [n_cols], or [n_cols, p] for p products that read A once.
+
+        Raises:
+          ValueError: x has another shape. TypeError: x is not a numeric array.
+        """
+        x = _vector(x, self.shape[1], f"A with shape {self.shape} multiplies")
+        return form.product(self.faces, self.values, x, self.structure, self.backend)
+
+    def rmatvec(self, y: Any) -> Array:
+        """Aᴴ·y, the adjoint as in SciPy; for real matrices the same as A.T @ y.
+
+        Args:
+          y: [n_rows] or [n_rows, p].
+        """
+        return jnp.conj(self._transposed(jnp.conj(jnp.asarray(y))))
+
+    def _transposed(self, y: Any) -> Array:
+        y = _vector(y, self.shape[0], f"the transpose of A with shape {self.shape} multiplies")
+        return form.transposed(self.faces, self.values, y, self.structure, self.backend)
+
+    def __matmul__(self, x: Any) -> Array:
+        return self.matvec(x)
+
+    def __rmatmul__(self, x: Any) -> Array:
+        return self._transposed(jnp.asarray(x).T).T
+
+    @property
+    def T(self) -> Transposed:
+        """The transpose, a view: no array is copied."""
+        return Transposed(self)
+
+    @property
+    def H(self) -> Transposed:
+        """The conjugate transpose; a view for real matrices, one copy of `values` for complex ones."""
+        return Transposed(self._with_values(jnp.conj(self.values)))
+
+    # ----------------------------------------------------------------------------------------------------- values
+
+    def _with_values(self, values: Array) -> Self:
+        return dataclasses.replace(self, values=values)
+
+    @property
+    def data(self) -> Array:
+        """The entries [nnz] in canonical order: by row, then by column."""
+        _, _, entry = self.coordinates()
+        return jnp.zeros(self.nnz, self.dtype).at[entry].set(self.values, mode="drop")
+
+    def with_data(self, data: Any) -> Self:
+        """The same pattern with other entries; traceable and differentiable.
+
+        Args:
+          data: [nnz] in canonical order.
+
+        Raises:
+          ValueError: another shape.
+        """
+        data = jnp.asarray(data)
+        if data.shape != (self.nnz,):
+            raise ValueError(
+                f"data must have shape ({self.nnz},), one number an entry in canonical order; got {data.shape}"
+            )
+        data = data.astype(floating_dtype(data.dtype, "data"))
+        _, _, entry = self.coordinates()
+        return self._with_values(data.at[entry].get(mode="fill", fill_value=0))
+
+    def astype(self, dtype: Any) -> Self:
+        """The same matrix with values of another dtype, for example bfloat16 under a float32 vector."""
+        return self._with_values(self.values.astype(requested_dtype(dtype)))
+
+    def __mul__(self, scalar: Any) -> Self:
+        if jnp.ndim(scalar) != 0 or isinstance(scalar, SparseMatrix):
+            return NotImplemented
+        return self._with_values(self.values * scalar)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, scalar: Any) -> Self:
+        return self * (1 / jnp.asarray(scalar)) if jnp.ndim(scalar) == 0 else NotImplemented
+
+    def __neg__(self) -> Self:
+        return self._with_values(-self.values)
+
+    # ------------------------------------------------------------------------------------------------- conversions
+
+    def diagonal(self) -> Array:
+        """The main diagonal [min(rows, columns)], zero where nothing is stored."""
+        n = min(self.shape)
+        row, col, _ = self.coordinates()
+        return jnp.zeros(n, self.dtype).at[jnp.where(row == col, row, n)].add(self.values, mode="drop")
+
+    def todense(self) -> Array:
+        """The matrix as a dense array [rows, columns]."""
+        row, col, _ = self.coordinates()
+        return jnp.zeros(self.shape, self.dtype).at[row, col].add(self.values, mode="drop")
+
+    def to_scipy(self) -> scipy.sparse.csr_array:
+        """The matrix on the host as a canonical CSR array; 16-bit floats become float32."""
+        row, col, entry = (np.asarray(a) for a in self.coordinates())
+        live = entry < self.nnz
+        values = np.asarray(self.values)
+        data = np.empty(self.nnz, np.promote_types(values.dtype, np.float32) if values.itemsize == 2 else values.dtype)
+        indices = np.empty(self.nnz, col.dtype)
+        data[entry[live]], indices[entry[live]] = values[live], col[live]
+        indptr = np.concatenate([[0], np.cumsum(np.bincount(row[live], minlength=self.shape[0]))])
+        indptr = indptr.astype(np.int32 if self.nnz < 2**31 else np.int64)
+        return scipy.sparse.csr_array((data, indices.astype(indptr.dtype), indptr), shape=self.shape)
+
+    def asformat(self, name: str, **layout: Any) -> SparseMatrix:
+        """The same matrix in another format, through CSR on the host.
+
+        Raises:
+          ValueError: unknown format, layout options it does not have, or far more memory than the matrix needs.
+        """
+        return build(self.to_scipy(), name, dtype=self.dtype, backend=self.backend, **layout)
+
+    # ------------------------------------------------------------------------------------------------------- basis
+
+    @property
+    def basis(self) -> Basis:
+        """The order of unknowns in which `in_basis` works."""
+        return IDENTITY
+
+    @property
+    def in_basis(self) -> SparseMatrix:
+        """The matrix as a map between vectors that have entered `basis`."""
+        return self
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Transposed:
+    """The transpose of `A`, a view on its arrays."""
+
+    A: SparseMatrix
+
+    ndim: ClassVar[int] = 2
+    __array_ufunc__ = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.A.shape[1], self.A.shape[0]
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.A.dtype
+
+    @property
+    def nnz(self) -> int:
+        return self.A.nnz
+
+    @property
+    def T(self) -> SparseMatrix:
+        return self.A
+
+    def matvec(self, y: Any) -> Array:
+        return self.A._transposed(y)
+
+    def rmatvec(self, x: Any) -> Array:
+        return jnp.conj(self.A.matvec(jnp.conj(jnp.asarray(x))))
+
+    def __matmul__(self, y: Any) -> Array:
+        return self.A._transposed(y)
+
+    def __rmatmul__(self, x: Any) -> Array:
+        return self.A.matvec(jnp.asarray(x).T).T
+
+    def diagonal(self) -> Array:
+        return self.A.diagonal()
+
+    def todense(self) -> Array:
+        return self.A.todense().T
+
+    def to_scipy(self) -> scipy.sparse.csr_array:
+        return scipy.sparse.csr_array(self.A.to_scipy().T)
+
+    def __repr__(self) -> str:
+        return f"{self.A!r}.T"
+
+
+def build(
+    csr: scipy.sparse.csr_array, name: str, *, dtype: Any, backend: str, max_bytes: int | None = None, **layout: Any
+):
+    """The canonical `csr` in the format `name`, after checking the name and the layout options.
+
+    Raises:
+      ValueError: unknown format or layout option.
+    """
+    if name not in FORMATS:
+        raise ValueError(f"unknown format {name!r}; choose one of {', '.join(FORMATS)}")
+    cls = FORMATS[name]
+    for option in layout:
+        if option not in cls.layout_options:
+            known = ", ".join(cls.layout_options) or "none"
+            raise ValueError(f"format {name!r} has no layout option {option!r}; it has: {known}")
+    return cls.from_csr(csr, dtype=dtype, backend=backend, max_bytes=max_bytes, **layout)
+
+
+def spmv(A: SparseMatrix, x: Any, y: Any = None, alpha: Any = 1.0, beta: Any = 0.0) -> Array:
+    """alpha·A·x + beta·y. With beta a literal 0, or no y, y is not read, so its NaNs do not spread.
+
+    Args:
+      x: [n_cols] or [n_cols, p].
+      y: [n_rows] or [n_rows, p], of the product's shape.
+
+    Raises:
+      ValueError: y is missing or has another shape while beta is not 0.
+    """
+    product = A @ x
+    product = product if isinstance(alpha, (int, float)) and alpha == 1 else alpha * product
+    if isinstance(beta, (int, float)) and beta == 0:
+        return product
+    if y is None or jnp.shape(y) != product.shape:
+        got = "no y" if y is None else f"y of shape {jnp.shape(y)}"
+        raise ValueError(f"beta={beta} adds beta·y, which needs y of shape {product.shape}; got {got}")
+    return product + beta * jnp.asarray(y)
+
+
+def _vector(x: Any, n: int, what: str) -> Array:
+    if isinstance(x, (SparseMatrix, Transposed)) or scipy.sparse.issparse(x):
+        raise TypeError(
+            "the product of two sparse matrices is not offered here; multiply with SciPy and convert the result, "
+            "or apply them in turn: A @ (B @ x)"
+        )
+    x = jnp.asarray(x)
+    x = x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(floating_dtype(x.dtype, "the vector"))
+    if x.ndim not in (1, 2) or x.shape[0] != n:
+        raise ValueError(f"{what} arrays of shape ({n},) or ({n}, p); got {x.shape}")
+    return x
