@@ -1,0 +1,12 @@
+"""Krylov solvers for JAX: inside jit, vmap and grad, with a status that can be believed.
+
+from solvers import cg
+sol = cg(A, b, rtol=1e-8)
+sol.x, sol.status, sol.iterations, sol.residual_norm
+"""
+
+from solvers import precond
+from solvers.cg import cg
+from solvers.solution import Solution, SolverError, Status
+
+__all__ = ["Solution", "SolverError", "Status", "cg", "precond"]

@@ -1,0 +1,46 @@
+"""The Jacobi preconditioner: division by the diagonal (Saad, Iterative Methods, §10.2)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Jacobi:
+    """M = D⁻¹ as an operator: `M @ r`. Reads n numbers.
+
+    Attributes:
+      inverse_diagonal: [n].
+    """
+
+    inverse_diagonal: Array
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        n = self.inverse_diagonal.shape[0]
+        return n, n
+
+    def __matmul__(self, r: Array) -> Array:
+        return self.inverse_diagonal * r
+
+
+def jacobi(A: Any) -> Jacobi:
+    """The inverse of A's diagonal; a zero on it counts as 1, so that its row is left alone.
+
+    Args:
+      A: [n, n] with a method `diagonal()`, or a dense array.
+
+    Raises:
+      ValueError: A is not square.
+    """
+    if A.shape[0] != A.shape[1]:
+        raise ValueError(f"a Jacobi preconditioner needs a square matrix; got {A.shape}")
+    d = jnp.asarray(A.diagonal())
+    return Jacobi(1 / jnp.where(d == 0, 1, d))

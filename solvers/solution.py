@@ -1,0 +1,119 @@
+"""Solution and Status: what every solver returns, and what it says about itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Self
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+
+class Status(enum.IntEnum):
+    """How a solve ended. An integer, so that it lives inside jit; `message` says what happened and what helps."""
+
+    CONVERGED = 0
+    MAXITER = 1
+    BREAKDOWN = 2
+    STAGNATION = 3
+    NOT_POSITIVE_DEFINITE = 4
+    NON_FINITE = 5
+    DIVERGED = 6
+
+    @property
+    def message(self) -> str:
+        return _MESSAGES[self]
+
+
+_MESSAGES = {
+    Status.CONVERGED: "the true residual meets the tolerance",
+    Status.MAXITER: "maxiter reached before the tolerance; raise maxiter, loosen rtol, or pass a preconditioner M",
+    Status.BREAKDOWN: "the method broke down: its next direction vanished before the tolerance was met; the matrix may be "
+    "singular, or rtol and atol ask for more than zero residual",
+    Status.STAGNATION: "the true residual stopped falling above the tolerance, at the limit of this precision; loosen rtol, or "
+    "solve in a wider dtype (float64 with jax_enable_x64)",
+    Status.NOT_POSITIVE_DEFINITE: "the matrix or the preconditioner is not positive definite, which cg needs; use a method for "
+    "indefinite or non-symmetric systems, or check the sign of A and M",
+    Status.NON_FINITE: "a NaN or infinity appeared; look for them in A, b, x0 and M",
+    Status.DIVERGED: "the residual grew without bound; check that A is symmetric, as cg needs, or scale the system",
+}
+
+
+class SolverError(RuntimeError):
+    """Raised by `Solution.raise_for_status`; `status` holds the cause."""
+
+    def __init__(self, status: Status, text: str):
+        super().__init__(text)
+        self.status = status
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Solution:
+    """A solver's result, a pytree.
+
+    Attributes:
+      x: [n], the last iterate that is finite.
+      code: int32, the `Status` as a number; under vmap one per solve.
+      n_iterations: int32.
+      residual_norm: ‖b − A·x‖₂, recomputed from x and not taken from the recursion.
+      norms: [length] residual norms of the recursion by iteration, NaN after the last; None unless asked for.
+    """
+
+    x: Array
+    code: Array
+    n_iterations: Array
+    residual_norm: Array
+    norms: Array | None
+
+    @property
+    def status(self) -> Status | Array:
+        """A `Status`; inside jit, or for several solves at once, the code array."""
+        return Status(int(self.code)) if _is_one_number(self.code) else self.code
+
+    @property
+    def iterations(self) -> int | Array:
+        """Iterations done; an int outside jit."""
+        return int(self.n_iterations) if _is_one_number(self.n_iterations) else self.n_iterations
+
+    @property
+    def success(self) -> bool | Array:
+        """Whether the true residual meets the tolerance; a bool outside jit."""
+        met = self.code == Status.CONVERGED
+        return bool(met) if _is_one_number(met) else met
+
+    @property
+    def history(self) -> Array | None:
+        """Residual norms, index = iteration: [iterations + 1] outside jit, of fixed length and NaN-padded inside."""
+        if self.norms is None or not _is_one_number(self.n_iterations):
+            return self.norms
+        return self.norms[: int(self.n_iterations) + 1]
+
+    def raise_for_status(self) -> Self:
+        """This solution, if every solve in it converged.
+
+        Raises:
+          SolverError: one did not; the message says why and what helps.
+        """
+        worst = Status(int(jnp.max(self.code)))
+        if worst is not Status.CONVERGED:
+            norm, steps = float(jnp.max(self.residual_norm)), int(jnp.max(self.n_iterations))
+            raise SolverError(
+                worst, f"{worst.name} after {steps} iterations, residual norm {norm:.3g}: {worst.message}"
+            )
+        return self
+
+    def __repr__(self) -> str:
+        if not _is_one_number(self.code):
+            return f"Solution(x: {self.x.dtype}{list(self.x.shape)}, status: {self.code})"
+        return (
+            f"Solution({Status(int(self.code)).name}, iterations={self.iterations}, "
+            f"residual_norm={float(self.residual_norm):.3g}, x: {self.x.dtype}{list(self.x.shape)})"
+        )
+
+
+def _is_one_number(a: Array) -> bool:
+    return jnp.ndim(a) == 0 and not isinstance(a, jax.core.Tracer)
