@@ -1,0 +1,149 @@
+"""Products of every format against cuSPARSE (GPU) or SciPy (CPU) and JAX's BCSR, in one run.
+
+    python -m benchmarks.spmv                     the standard cases, for the device that is there
+    python -m benchmarks.spmv --small --json out.json
+
+GB/s and the share of the copy bandwidth count the bytes a format must move: stored values and indices, pointers, x and y
+once each. A share can pass 1 where x stays in cache less than it is counted, or the copy is not the fastest pass. Ratios are
+to the fastest opponent outside JAX; above 1 we are faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxsparse_fmt as jsf
+from benchmarks import cusparse, timing
+
+Row = dict[str, Any]
+
+FORMATS: dict[str, list[tuple[str, dict[str, int]]]] = {
+    "gpu": [("ell", {}), ("ellr", {}), ("hll", {"slice_size": 128}), ("hll", {"slice_size": 32}), ("csr", {})],
+    "cpu": [("ell", {}), ("ellr", {}), ("hll", {"slice_size": 1024}), ("hll", {"slice_size": 128}), ("csr", {})],
+}
+
+
+def cases(platform: str, small: bool) -> dict[str, Callable[[], Any]]:
+    """The matrices, made when called. On a GPU each exceeds the last-level cache several times, on a CPU too."""
+    n, m = (20, 8) if small else (200, 64) if platform == "gpu" else (100, 40)
+    return {
+        f"7-point {n}³": lambda: jsf.gallery.poisson(n),
+        f"27-point × 3 dof {m}³": lambda: jsf.gallery.elasticity(m),
+    }
+
+
+def moved_bytes(A: jsf.SparseMatrix, x: np.ndarray) -> int:
+    """What a product must move: what it reads of A, x once and y once."""
+    read = A.values.nbytes + sum(a.nbytes for a in A.structure)
+    return read + x.nbytes + A.shape[0] * x.itemsize
+
+
+def measure(name: str, S: Any, platform: str, backends: list[str], copy: float) -> Iterator[Row]:
+    """One row per method on one matrix, the opponents first."""
+    rng = np.random.default_rng(0)
+    xs = [rng.standard_normal(S.shape[1]).astype(S.dtype) for _ in range(3)]
+    exact = S.astype(np.float64) @ xs[0].astype(np.float64)
+    csr_bytes = S.nnz * (S.dtype.itemsize + 4) + 4 * S.shape[0] + sum(S.shape) * S.dtype.itemsize
+
+    def row(method: str, backend: str, seconds: float, nbytes: int, y: Any) -> Row:
+        error = float(np.max(np.abs(np.asarray(y, np.float64) - exact)) / np.max(np.abs(exact)))
+        rate = nbytes / seconds
+        return {"matrix": name, "dtype": S.dtype.name, "rows": S.shape[0], "nnz": S.nnz, "method": method} | {
+            "backend": backend, "us": seconds * 1e6, "GB/s": rate / 1e9, "share": rate / copy, "error": error
+        }  # fmt: skip
+
+    if platform == "cpu":
+        seconds = timing.seconds_per_call(lambda i: S @ xs[i % 3], lambda _: None)
+        yield row("SciPy csr @ x", "scipy", seconds, csr_bytes, S @ xs[0])
+    for method, make in cusparse.products(S).items():
+        product = make()
+        import cupy
+
+        on_device = [cupy.asarray(x) for x in xs]
+        seconds = timing.seconds_per_call(lambda i: product(on_device[i % 3]), product.wait)  # noqa: B023
+        yield row(method, "cupy", seconds, csr_bytes, product(on_device[0]).get())
+        del product, on_device
+
+    inputs = [jnp.asarray(x) for x in xs]
+    yield row("JAX BCSR", "xla", *_bcsr(S, inputs, csr_bytes))
+    for format, layout in FORMATS[platform]:
+        for backend in backends:
+            A = jsf.from_scipy(S, format, backend=backend, **layout)
+            label = format + "".join(f" {k}={v}" for k, v in layout.items())
+            seconds = timing.of_jax(lambda A, x: A @ x, A, inputs)
+            yield row(label, backend, seconds, moved_bytes(A, xs[0]), jax.jit(lambda A, x: A @ x)(A, inputs[0]))
+
+
+def _bcsr(S: Any, inputs: list[jax.Array], nbytes: int) -> tuple[float, int, Any]:
+    from jax.experimental import sparse
+
+    arrays = (jnp.asarray(S.data), jnp.asarray(S.indices), jnp.asarray(S.indptr))
+    A = sparse.BCSR(arrays, shape=S.shape)
+    product = jax.jit(lambda A, x: A @ x)
+    return timing.of_jax(lambda A, x: A @ x, A, inputs), nbytes, product(A, inputs[0])
+
+
+def with_ratios(rows: list[Row]) -> list[Row]:
+    """Adds to each row its speed against the fastest opponent outside JAX on the same matrix and dtype."""
+    for row in rows:
+        rivals = [
+            r["us"]
+            for r in rows
+            if (r["matrix"], r["dtype"]) == (row["matrix"], row["dtype"]) and r["backend"] in ("cupy", "scipy")
+        ]
+        row["ratio"] = min(rivals) / row["us"] if rivals else float("nan")
+    return rows
+
+
+def table(rows: list[Row], header: dict[str, Any]) -> str:
+    """A Markdown table, which reads as plain text too."""
+    lines = [", ".join(f"{k} {v}" for k, v in header.items()), ""]
+    lines += ["| matrix | dtype | method | backend | µs | GB/s | share of copy | × opponent | error |"]
+    lines += ["|---|---|---|---|---:|---:|---:|---:|---:|"]
+    for r in rows:
+        lines.append(
+            f"| {r['matrix']} | {r['dtype']} | {r['method']} | {r['backend']} | {r['us']:.1f} | {r['GB/s']:.0f} | "
+            f"{r['share']:.2f} | {r['ratio']:.2f} | {r['error']:.0e} |"
+        )
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="tiny matrices, to try the script")
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "float64"])
+    parser.add_argument("--backends", nargs="+", help="default: triton and mosaic on a GPU, auto on a CPU")
+    parser.add_argument("--json", type=Path, help="also write the rows here, and the table beside it as .md")
+    args = parser.parse_args(argv)
+    jax.config.update("jax_enable_x64", True)
+    platform = "cpu" if jax.default_backend() == "cpu" else "gpu"
+    backends = args.backends or (["auto"] if platform == "cpu" else ["triton", "mosaic"])
+    copy = timing.copy_bandwidth(2**24 if args.small else 2**28 if platform == "cpu" else 2**31)
+    header = timing.provenance() | {"copy": f"{copy / 1e9:.0f} GB/s"}
+    rows: list[Row] = []
+    for name, make in cases(platform, args.small).items():
+        S = make()
+        for dtype in args.dtypes:
+            for row in measure(name, S.astype(dtype), platform, backends, copy):
+                rows.append(row)
+                print(f"{name} {dtype} {row['method']} {row['backend']}: {row['us']:.1f} µs", file=sys.stderr, flush=True)
+    text = table(with_ratios(rows), header)
+    print(text)
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps({"header": header, "rows": rows}, indent=1, ensure_ascii=False) + "\n")
+        args.json.with_suffix(".md").write_text(text + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

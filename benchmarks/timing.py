@@ -1,0 +1,78 @@
+"""How the benchmarks time: warmed up, many calls in flight, medians over rounds."""
+
+from __future__ import annotations
+
+import importlib
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def seconds_per_call(run: Callable[[int], Any], wait: Callable[[Any], None], *, rounds: int = 7) -> float:
+    """The median time of one `run(i)`, seconds.
+
+    Calls are issued back to back and waited for once, so that the cost of a launch hides behind the work before it; `i`
+    counts up, for inputs that rotate. The number of calls in a round makes a round about 30 ms.
+    """
+    wait(run(0))
+    start = time.perf_counter()
+    wait(run(1))
+    calls = max(1, min(200, int(0.03 / max(time.perf_counter() - start, 1e-6))))
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        for i in range(calls):
+            out = run(i)
+        wait(out)
+        times.append((time.perf_counter() - start) / calls)
+    return statistics.median(times)
+
+
+def of_jax(function: Callable[..., Any], fixed: Any, inputs: Sequence[Any]) -> float:
+    """Seconds of the compiled function(fixed, inputs[i])."""
+    compiled = jax.jit(function)
+    return seconds_per_call(lambda i: compiled(fixed, inputs[i % len(inputs)]), jax.block_until_ready)
+
+
+def copy_bandwidth(nbytes: int) -> float:
+    """Bytes a second of a plain pass over memory, counting what is read and what is written.
+
+    Args:
+      nbytes: size of the array; several times the last-level cache.
+    """
+    a = jnp.ones(nbytes // 4, jnp.float32)
+    return 2 * a.nbytes / of_jax(lambda s, a: a + s, jnp.float32(1), [a])
+
+
+def provenance() -> dict[str, str]:
+    """Date, hardware and versions: what a number means nothing without."""
+    device = jax.devices()[0]
+    versions = {}
+    for name in ("jax", "jaxlib", "numpy", "scipy", "cupy"):
+        try:
+            versions[name] = importlib.import_module(name).__version__
+        except ImportError:
+            versions[name] = "absent"
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "device": device.device_kind if device.platform != "cpu" else _cpu_name(),
+        "python": platform.python_version(),
+        **versions,
+    }
+
+
+def _cpu_name() -> str:
+    import os
+
+    try:
+        with open("/proc/cpuinfo") as file:
+            names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    except OSError:
+        names = []
+    return f"{names[0] if names else platform.machine()}, {len(os.sched_getaffinity(0))} cores"
