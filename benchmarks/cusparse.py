@@ -22,9 +22,7 @@ class CsrProduct:
         self._handle = cupy.cuda.Device().cusparse_handle
         self._type = _DTYPES[S.dtype.name]
         self._algorithm = ALGORITHMS[algorithm]
-        self._arrays = [
-            cupy.asarray(a) for a in (S.indptr.astype(np.int32), S.indices.astype(np.int32), S.data)
-        ]
+        self._arrays = [cupy.asarray(a) for a in (S.indptr.astype(np.int32), S.indices.astype(np.int32), S.data)]
         rows, cols = S.shape
         self._matrix = cusparse.createCsr(
             rows, cols, S.nnz, *(a.data.ptr for a in self._arrays), 2, 2, 0, self._type
@@ -57,6 +55,9 @@ class CsrProduct:
                 self._lib.spMV_preprocess(*arguments, self._workspace.data.ptr)
         self._lib.spMV(*arguments, self._workspace.data.ptr)
         return self.y
+
+    def to_device(self, x: np.ndarray) -> Any:
+        return self._cp.asarray(x)
 
     def wait(self, _: Any) -> None:
         self._cp.cuda.Device().synchronize()

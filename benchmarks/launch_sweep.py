@@ -40,7 +40,8 @@ def main(argv: list[str] | None = None) -> int:
         for dtype, backend in itertools.product((np.float32, np.float64), args.dialects):
             results = sorted(sweep(S.astype(dtype), backend, copy))
             for seconds, share, variant in results[: args.best]:
-                print(f"{name} {dtype.__name__} {backend}: {seconds * 1e6:.1f} µs, share {share:.3f}, {variant}", flush=True)
+                case = f"{name} {dtype.__name__} {backend}"
+                print(f"{case}: {seconds * 1e6:.1f} µs, share {share:.3f}, {variant}", flush=True)
     return 0
 
 

@@ -3,9 +3,9 @@
     python -m benchmarks.spmv                     the standard cases, for the device that is there
     python -m benchmarks.spmv --small --json out.json
 
-GB/s and the share of the copy bandwidth count the bytes a format must move: stored values and indices, pointers, x and y
-once each. A share can pass 1 where x stays in cache less than it is counted, or the copy is not the fastest pass. Ratios are
-to the fastest opponent outside JAX; above 1 we are faster.
+GB/s and the share of the copy bandwidth count the bytes a format must move: stored values and indices, pointers, x
+and y once each. A share can pass 1 where x stays in cache less than it is counted, or the copy is not the fastest
+pass. Ratios are to the fastest opponent outside JAX; above 1 we are faster.
 """
 
 from __future__ import annotations
@@ -65,13 +65,8 @@ def measure(name: str, S: Any, platform: str, backends: list[str], copy: float) 
         seconds = timing.seconds_per_call(lambda i: S @ xs[i % 3], lambda _: None)
         yield row("SciPy csr @ x", "scipy", seconds, csr_bytes, S @ xs[0])
     for method, make in cusparse.products(S).items():
-        product = make()
-        import cupy
-
-        on_device = [cupy.asarray(x) for x in xs]
-        seconds = timing.seconds_per_call(lambda i: product(on_device[i % 3]), product.wait)  # noqa: B023
-        yield row(method, "cupy", seconds, csr_bytes, product(on_device[0]).get())
-        del product, on_device
+        seconds, y = _of_cupy(make(), xs)
+        yield row(method, "cupy", seconds, csr_bytes, y)
 
     inputs = [jnp.asarray(x) for x in xs]
     yield row("JAX BCSR", "xla", *_bcsr(S, inputs, csr_bytes))
@@ -81,6 +76,12 @@ def measure(name: str, S: Any, platform: str, backends: list[str], copy: float) 
             label = format + "".join(f" {k}={v}" for k, v in layout.items())
             seconds = timing.of_jax(lambda A, x: A @ x, A, inputs)
             yield row(label, backend, seconds, moved_bytes(A, xs[0]), jax.jit(lambda A, x: A @ x)(A, inputs[0]))
+
+
+def _of_cupy(product: cusparse.CsrProduct, xs: list[np.ndarray]) -> tuple[float, np.ndarray]:
+    inputs = [product.to_device(x) for x in xs]
+    seconds = timing.seconds_per_call(lambda i: product(inputs[i % len(inputs)]), product.wait)
+    return seconds, product(inputs[0]).get()
 
 
 def _bcsr(S: Any, inputs: list[jax.Array], nbytes: int) -> tuple[float, int, Any]:
@@ -135,7 +136,8 @@ def main(argv: list[str] | None = None) -> int:
         for dtype in args.dtypes:
             for row in measure(name, S.astype(dtype), platform, backends, copy):
                 rows.append(row)
-                print(f"{name} {dtype} {row['method']} {row['backend']}: {row['us']:.1f} µs", file=sys.stderr, flush=True)
+                label = f"{name} {dtype} {row['method']} {row['backend']}"
+                print(f"{label}: {row['us']:.1f} µs", file=sys.stderr, flush=True)
     text = table(with_ratios(rows), header)
     print(text)
     if args.json:

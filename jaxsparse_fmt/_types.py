@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+# A scipy.sparse.csr_array in canonical form: rows sorted, no duplicates, indices in range. SciPy ships no types.
+Csr: TypeAlias = Any
 
 
 @runtime_checkable
@@ -54,6 +57,11 @@ def requested_dtype(dtype: Any) -> np.dtype:
             f"or ask for {jax.dtypes.canonicalize_dtype(dtype)}"
         )
     return dtype
+
+
+def x64_enabled() -> bool:
+    """Whether JAX holds 64-bit numbers at present."""
+    return jax.dtypes.canonicalize_dtype(np.float64) == np.float64
 
 
 def readable_bytes(n: float) -> str:

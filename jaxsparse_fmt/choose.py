@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import scipy.sparse
 
-from jaxsparse_fmt._types import floating_dtype, readable_bytes
+from jaxsparse_fmt._types import Csr, floating_dtype, readable_bytes
 
 # What a byte of a format costs against a byte of column-major storage. CPU: XLA walks ELL's columns as they lie,
 # gathers HLL's slices, and runs CSR as a segmented sum. GPU: CSR's one thread a row does not coalesce.
@@ -51,7 +51,7 @@ def rank(S: Any, dtype: Any = None, platform: str | None = None) -> list[Choice]
     Returns:
       At least one `Choice`: CSR always fits.
     """
-    csr = scipy.sparse.csr_array(S)
+    csr: Csr = scipy.sparse.csr_array(S)
     lengths = np.diff(csr.indptr)
     itemsize = np.dtype(floating_dtype(csr.dtype, "the matrix") if dtype is None else dtype).itemsize
     platform = platform or ("cpu" if jax.default_backend() == "cpu" else "gpu")

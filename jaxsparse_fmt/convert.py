@@ -9,7 +9,7 @@ import numpy as np
 import scipy.sparse
 
 from jaxsparse_fmt import choose, io
-from jaxsparse_fmt._types import floating_dtype, requested_dtype
+from jaxsparse_fmt._types import Csr, floating_dtype, requested_dtype
 from jaxsparse_fmt.kernels import dialect
 from jaxsparse_fmt.matrix import SparseMatrix, Transposed, build
 
@@ -44,8 +44,8 @@ def from_scipy(
         S = S.to_scipy()
     if not scipy.sparse.issparse(S):
         raise TypeError(
-            f"from_scipy takes a scipy.sparse matrix or array, got {type(S).__name__}; use from_dense for a dense array, "
-            "from_coo for rows, columns and values"
+            f"from_scipy takes a scipy.sparse matrix or array, got {type(S).__name__}; use from_dense for a dense "
+            "array, from_coo for rows, columns and values"
         )
     if S.ndim != 2:
         raise ValueError(f"from_scipy takes a two-dimensional matrix, got shape {S.shape}")
@@ -115,7 +115,7 @@ def read_mtx(path: str | os.PathLike[str], format: str = "auto", dtype: Any = No
     return from_scipy(io.read_mtx(path), format, dtype, **options)
 
 
-def canonical(S: Any) -> scipy.sparse.csr_array:
+def canonical(S: Any) -> Csr:
     """S as CSR with sorted rows, no duplicates and checked indices; shares S's arrays where they are so already.
 
     Raises:
@@ -144,8 +144,8 @@ def _check_compressed(S: Any) -> None:
     names = ("row", "column") if S.format != "csc" else ("column", "row")
     if len(ptr) != major + 1 or ptr[0] != 0 or ptr[-1] > len(idx) or np.any(np.diff(ptr) < 0):
         raise ValueError(
-            f"the matrix has a broken {names[0]} pointer: it must hold {major + 1} numbers that rise from 0 to at most the "
-            f"{len(idx)} stored entries"
+            f"the matrix has a broken {names[0]} pointer: it must hold {major + 1} numbers that rise from 0 to at most "
+            f"the {len(idx)} stored entries"
         )
     _check_range(names[1], idx[: ptr[-1]], minor)
 

@@ -6,15 +6,15 @@ The three faces of the form are its derivatives with respect to one argument:
     transposed   ∂t/∂x   (v, y) -> Aᵀ·y       x[col] += v·y[row]
     outer        ∂t/∂v   (y, x) -> vₖ = y[rowₖ]·x[colₖ], zero in padding
 
-Each is linear in either of its two operands, and its transpose with respect to one operand is another of the three: the face
-that yields that operand's kind of array from the two others. So `jvp`, `transpose` and `vmap` close over them and every
-derivative of every order exists, forward, reverse and mixed.
+Each is linear in either of its two operands, and its transpose with respect to one operand is another of the three:
+the face that yields that operand's kind of array from the two others. So `jvp`, `transpose` and `vmap` close over
+them and every derivative of every order exists, forward, reverse and mixed.
 
-Operands carry two spare axes: v [b, n_stored], x [b, n_cols, p], y [b, n_rows, p]. A batch over vectors alone goes to the
-column axis p (one reading of A serves all of them); a batch over values goes to b. `vmap` is thus never a loop.
+Operands carry two spare axes: v [b, n_stored], x [b, n_cols, p], y [b, n_rows, p]. A batch over vectors alone goes to
+the column axis p (one reading of A serves all of them); a batch over values goes to b. `vmap` is thus never a loop.
 
-A format joins by handing over `faces`, a hashable object that computes the three on plain arrays, and the integer arrays
-(`structure`) that describe its pattern.
+A format joins by handing over `faces`, a hashable object that computes the three on plain arrays, and the integer
+arrays (`structure`) that describe its pattern.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -104,7 +105,7 @@ def _lower(face, platform, ctx, *operands, **params):
 
 
 def _bare(aval):
-    return jax.core.ShapedArray(aval.shape, aval.dtype)
+    return ShapedArray(aval.shape, aval.dtype)
 
 
 def _jvp(face, primals, tangents, *, faces, backend):
@@ -115,7 +116,7 @@ def _jvp(face, primals, tangents, *, faces, backend):
         terms.append(_bind(face, faces, tangents[0], b, structure, backend))
     if not isinstance(tangents[1], ad.Zero):
         terms.append(_bind(face, faces, a, tangents[1], structure, backend))
-    return out, functools.reduce(jnp.add, terms) if terms else ad.Zero.from_primal_value(out)
+    return out, functools.reduce(jnp.add, terms) if terms else ad.Zero(jax.typeof(out))
 
 
 def _transpose(face, cotangent, a, b, *structure, faces, backend):

@@ -42,9 +42,9 @@ def convection_diffusion(
 ) -> sp.csr_array:
     """The papers' pdeN: -diffusion·Δu + velocity·∇u on the unit cube, 7 entries in a row.
 
-    Centred differences on n³ interior points with Dirichlet boundaries (Barbieri et al. 2015, §4 and
-    Table 2: pde50 has 125000 rows and 860000 entries). The paper does not print its coefficients;
-    the defaults are those of its authors' generator, PSBLAS `test/pargen/ppde3d.f90`. Rows are
+    Centred differences on n³ interior points with Dirichlet boundaries (Barbieri et al. 2015, §4
+    and Table 2: pde50 has 125000 rows and 860000 entries). The paper does not print its
+    coefficients; the defaults are those of its authors' generator, PSBLAS `ppde3d.f90`. Rows are
     scaled by h²/diffusion, h = 1/(n + 1): 6 on the diagonal, -1 ∓ velocity·h/(2·diffusion) for the
     two neighbours along an axis, so that velocity 0 gives `poisson(n)`. Not symmetric.
 
@@ -65,16 +65,14 @@ def convection_diffusion(
     return _cross(extents, [(-1 - d, -1 + d) for d in drift])
 
 
-def elasticity(
-    n: int | Sequence[int], poisson_ratio: float = 0.3, clamped: bool = True
-) -> sp.csr_array:
+def elasticity(n: int | Sequence[int], poisson_ratio: float = 0.3, clamped: bool = True) -> sp.csr_array:
     """Linear elasticity of a block of trilinear bricks: 27 neighbours × 3 displacements, 81 a row.
 
     The stiffness matrix of 8-node unit cubes with Young's modulus 1 on n³ free nodes: 3n³ rows in
-    dense 3×3 blocks. One more layer of nodes, before the first along axis 0, is held fixed and
-    eliminated, which makes it symmetric positive definite. Without that layer (`clamped=False`) the
-    body floats, and its six rigid motions span the null space. n = 64 has 786432 rows and 61.7
-    million entries in 0.74 GB, and building it takes 1.4 GB.
+    3×3 blocks, each stored whole with what zeros it has. One more layer of nodes, before the first
+    along axis 0, is held fixed and eliminated, which makes it symmetric positive definite. Without
+    that layer (`clamped=False`) the body floats, and its six rigid motions span the null space.
+    n = 64 has 786432 rows and 61.7 million entries in 0.74 GB, and building it takes 1.4 GB.
 
     Args:
         n: free nodes along each axis, or three numbers; at least 2 along each axis that is not
@@ -127,7 +125,7 @@ def _brick_stiffness(
 
 
 def power_law(n: int, mean: float = 16.0, exponent: float = 2.5, seed: int = 0) -> sp.csr_array:
-    """A random n × n graph whose row and column lengths follow a power law, like a web or social one.
+    """A random n × n graph whose row and column lengths follow a power law, like the web's.
 
     Row i and column j are drawn in proportion to w_i·w_j, w the weights i**(-1/(exponent - 1)) of
     Chung and Lu (Annals of Combinatorics 6, 2002) in random order, until round(n·mean) different
@@ -164,13 +162,12 @@ def power_law(n: int, mean: float = 16.0, exponent: float = 2.5, seed: int = 0) 
     return _canonical(1 - rng.random(nnz), col, np.bincount(row, minlength=n), n)
 
 
-def irregular(
-    n: int, mean: float = 14.0, spread: int = 50_000, sigma: float = 0.6, seed: int = 0
-) -> sp.csr_array:
+def irregular(n: int, mean: float = 14.0, spread: int = 50_000, sigma: float = 0.6, seed: int = 0) -> sp.csr_array:
     """A random n × n matrix with lognormal row lengths near the diagonal, like an adaptive mesh.
 
     The columns of a row are drawn one from each of as many equal parts of the window
-    [row - spread, row + spread] as it has entries, so none comes twice. Values are uniform in (0, 1].
+    [row - spread, row + spread] as it has entries, so none comes twice. Values are uniform in
+    (0, 1].
 
     Args:
         n: rows and columns.
@@ -185,8 +182,7 @@ def irregular(
     (n,) = _extents(operator.index(n), 1)
     if not (1 <= mean < math.inf and spread >= 0 and 0 <= sigma < math.inf):
         raise ValueError(
-            "irregular needs mean >= 1, spread >= 0 and sigma >= 0, "
-            f"got mean={mean}, spread={spread}, sigma={sigma}"
+            f"irregular needs mean >= 1, spread >= 0 and sigma >= 0, got mean={mean}, spread={spread}, sigma={sigma}"
         )
     rng = np.random.default_rng(seed)
     row = np.arange(n)

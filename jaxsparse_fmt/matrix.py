@@ -11,7 +11,7 @@ import numpy as np
 import scipy.sparse
 
 from jaxsparse_fmt import form
-from jaxsparse_fmt._types import floating_dtype, readable_bytes, requested_dtype
+from jaxsparse_fmt._types import Csr, floating_dtype, readable_bytes, requested_dtype
 from jaxsparse_fmt.basis import IDENTITY, Basis
 
 Array = jax.Array
@@ -47,7 +47,7 @@ class SparseMatrix:
     # ------------------------------------------------------------------------------------------ what a format says
 
     @classmethod
-    def from_csr(cls, csr: scipy.sparse.csr_array, *, dtype: Any, backend: str, max_bytes: int | None) -> Self:
+    def from_csr(cls, csr: Csr, *, dtype: Any, backend: str, max_bytes: int | None) -> Self:
         """Builds the format from a canonical CSR matrix (sorted, no duplicates), with the layout's own keywords."""
         raise NotImplementedError
 
@@ -149,6 +149,7 @@ class SparseMatrix:
         return dataclasses.replace(self, values=values)
 
     @property
+    @jax.jit
     def data(self) -> Array:
         """The entries [nnz] in canonical order: by row, then by column."""
         _, _, entry = self.coordinates()
@@ -169,8 +170,13 @@ class SparseMatrix:
                 f"data must have shape ({self.nnz},), one number an entry in canonical order; got {data.shape}"
             )
         data = data.astype(floating_dtype(data.dtype, "data"))
+        return self._with_values(self._stored(data))
+
+    @jax.jit
+    def _stored(self, data: Array) -> Array:
+        """`data` [nnz] in storage order, with zeros in padding."""
         _, _, entry = self.coordinates()
-        return self._with_values(data.at[entry].get(mode="fill", fill_value=0))
+        return data.at[entry].get(mode="fill", fill_value=0)
 
     def astype(self, dtype: Any) -> Self:
         """The same matrix with values of another dtype, for example bfloat16 under a float32 vector."""
@@ -184,25 +190,27 @@ class SparseMatrix:
     __rmul__ = __mul__
 
     def __truediv__(self, scalar: Any) -> Self:
-        return self * (1 / jnp.asarray(scalar)) if jnp.ndim(scalar) == 0 else NotImplemented
+        return self * (1 / jnp.asarray(scalar))
 
     def __neg__(self) -> Self:
         return self._with_values(-self.values)
 
     # ------------------------------------------------------------------------------------------------- conversions
 
+    @jax.jit
     def diagonal(self) -> Array:
         """The main diagonal [min(rows, columns)], zero where nothing is stored."""
         n = min(self.shape)
         row, col, _ = self.coordinates()
         return jnp.zeros(n, self.dtype).at[jnp.where(row == col, row, n)].add(self.values, mode="drop")
 
+    @jax.jit
     def todense(self) -> Array:
         """The matrix as a dense array [rows, columns]."""
         row, col, _ = self.coordinates()
         return jnp.zeros(self.shape, self.dtype).at[row, col].add(self.values, mode="drop")
 
-    def to_scipy(self) -> scipy.sparse.csr_array:
+    def to_scipy(self) -> Csr:
         """The matrix on the host as a canonical CSR array; 16-bit floats become float32."""
         row, col, entry = (np.asarray(a) for a in self.coordinates())
         live = entry < self.nnz
@@ -279,16 +287,14 @@ class Transposed:
     def todense(self) -> Array:
         return self.A.todense().T
 
-    def to_scipy(self) -> scipy.sparse.csr_array:
+    def to_scipy(self) -> Csr:
         return scipy.sparse.csr_array(self.A.to_scipy().T)
 
     def __repr__(self) -> str:
         return f"{self.A!r}.T"
 
 
-def build(
-    csr: scipy.sparse.csr_array, name: str, *, dtype: Any, backend: str, max_bytes: int | None = None, **layout: Any
-):
+def build(csr: Csr, name: str, *, dtype: Any, backend: str, max_bytes: int | None = None, **layout: Any):
     """The canonical `csr` in the format `name`, after checking the name and the layout options.
 
     Raises:

@@ -1,9 +1,9 @@
 """The one loop and the one stopping rule of every Krylov method, and implicit differentiation around them.
 
-A method is two functions: `start(x, r)` makes its vectors from an iterate and its true residual, and `step(work)` advances
-them once. The loop around them decides when to stop: when ‖b − A·x‖ ≤ max(rtol·‖b‖, atol), by the true residual. Where the
-recursion claims it and the true residual does not agree, the method starts again from the true residual, as long as that
-helps.
+A method is two functions: `start(x, r)` makes its vectors from an iterate and its true residual, and `step(work)`
+advances them once. The loop around them decides when to stop: when ‖b − A·x‖ ≤ max(rtol·‖b‖, atol), by the true
+residual. Where the recursion claims it and the true residual does not agree, the method starts again from the true
+residual, as long as that helps.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from jaxsparse_fmt._types import floating_dtype
@@ -26,9 +27,10 @@ Array = jax.Array
 Map = Callable[[Array], Array]
 
 RUNNING = -1
-# Steps between two looks at the stopping rule. On a GPU each look waits for a copy to the host, 10-20 µs; on a CPU it is free.
+# Steps between two looks at the stopping rule. On a GPU a look waits for a copy to the host, 10-20 µs.
 STEPS_PER_CHECK = {"cpu": 1}
 STEPS_PER_CHECK_DEFAULT = 10
+STEPS_PER_REPORT = 16  # a report costs about 0.1 ms
 # A default history holds this many iterations.
 MAX_HISTORY = 10_000
 
@@ -99,13 +101,13 @@ def solve(
     if x0 is not None and x0.shape != b.shape:
         raise ValueError(f"x0 has shape {x0.shape}; it must have b's, {b.shape}")
     for name, value in (("rtol", rtol), ("atol", atol)):
-        if not isinstance(value, jax.core.Tracer) and not float(value) >= 0:
+        if not isinstance(value, Tracer) and not float(value) >= 0:
             raise ValueError(f"{name} must be a number from 0 up; got {value}")
-    if maxiter is not None and not isinstance(maxiter, jax.core.Tracer) and int(maxiter) < 0:
+    if maxiter is not None and not isinstance(maxiter, Tracer) and int(maxiter) < 0:
         raise ValueError(f"maxiter must be at least 0; got {maxiter}")
     if check_every is not None and check_every < 1:
         raise ValueError(f"check_every must be at least 1 step; got {check_every}")
-    maxiter = 10 * n if maxiter is None else maxiter
+    maxiter = min(10 * n, 2**31 - 1) if maxiter is None else maxiter
     options = Options(
         _history_length(history, maxiter),
         check_every or STEPS_PER_CHECK.get(jax.default_backend(), STEPS_PER_CHECK_DEFAULT),
@@ -113,7 +115,7 @@ def solve(
         progress,
     )
     A, M = _operator(A, n, "A"), None if M is None else _operator(M, n, "M")
-    limits = Limits(jnp.asarray(rtol), jnp.asarray(atol), jnp.asarray(min(maxiter, 2**31 - 1), jnp.int32))
+    limits = Limits(jnp.asarray(rtol), jnp.asarray(atol), jnp.asarray(maxiter, jnp.int32))
     return _solve(method, options, A, M, b, x0, limits)
 
 
@@ -138,7 +140,7 @@ def _history_length(history: bool | int, maxiter: Any) -> int:
         return 0
     if history is not True:
         return int(history) + 1
-    return (MAX_HISTORY if isinstance(maxiter, jax.core.Tracer) else min(int(maxiter), MAX_HISTORY)) + 1
+    return (MAX_HISTORY if isinstance(maxiter, Tracer) else min(int(maxiter), MAX_HISTORY)) + 1
 
 
 def _vector(a: Any, name: str) -> Array:
@@ -190,8 +192,8 @@ def _differentiable(method, options, matvec, precondition, b, x0, limits) -> tup
 
     The loop itself is not differentiated. From A·x = b follows A·dx = db − dA·x: one more system with the same matrix,
     through `lax.custom_linear_solve`, whose transpose is a solve too. x0 and M do not bear on the solution and get no
-    derivative; the tangent system starts from zero, with rtol of its own right-hand side and without atol, so that a cotangent
-    of any size is answered to the same relative accuracy.
+    derivative; the tangent system starts from zero, with rtol of its own right-hand side and without atol, so that a
+    cotangent of any size is answered to the same relative accuracy.
     """
     matvec, consts = _hoisted(matvec, b)
     precondition, M_consts = _hoisted(precondition, b)
@@ -218,8 +220,9 @@ def _differentiable(method, options, matvec, precondition, b, x0, limits) -> tup
             )[0]
 
         def transposed_from_zero(_, c):
-            # For a Hermitian matrix Aᵀ is its conjugate, so Aᵀ·λ = c is A·λ̄ = c̄: solved with the fast product. The system
-            # differentiated further is Aᵀ's, since a single entry of A may be perturbed without its mirror image.
+            # For a Hermitian matrix Aᵀ is its conjugate, so Aᵀ·λ = c is A·λ̄ = c̄: solved with the fast product. The
+            # system differentiated further is Aᵀ's, since a single entry of A may be perturbed without its mirror
+            # image.
             return jnp.conj(from_zero(A, jnp.conj(c)))
 
         dx = lax.custom_linear_solve(A, db - dA_x, from_zero, transposed_from_zero)
@@ -242,7 +245,7 @@ def _no_tangent(a: Array) -> Any:
 
 
 def _run(method, options, A, M, b, x0, limits) -> tuple[Array, End]:
-    """Solves A·x = b on a b scaled to about 1 by a power of two, which is exact, so that no square under- or overflows."""
+    """Solves A·x = b on a b scaled to about 1 by a power of two: exact, and no square under- or overflows."""
     exponent = _exponent(b)
     b, x0 = _scaled(b, -exponent), _scaled(x0, -exponent)
     b_norm = norm(b)
@@ -251,14 +254,17 @@ def _run(method, options, A, M, b, x0, limits) -> tuple[Array, End]:
     x0 = jnp.where(b_norm == 0, jnp.zeros_like(x0), x0)  # A·x = 0 is solved by 0, exactly
 
     def trip(loop: Loop) -> Loop:
-        for _ in range(options.steps_per_check):
-            loop = _advance(method, options, A, M, loop, tolerance, limits.maxiter, exponent)
+        advance = lambda _, loop: _advance(method, options, A, M, loop, tolerance, limits.maxiter, exponent)  # noqa: E731
+        steps = options.steps_per_check
+        loop = lax.fori_loop(0, steps, advance, loop, unroll=min(steps, STEPS_PER_CHECK_DEFAULT))
         if options.progress is not None:
-            jax.debug.callback(_report(options.progress), loop.k, _scaled(loop.norm, exponent))
+            report = functools.partial(jax.debug.callback, _report(options.progress))
+            due = loop.k % STEPS_PER_REPORT < steps
+            lax.cond(due, report, lambda *_: None, loop.k, _scaled(loop.norm, exponent))
         return loop
 
     def restart(state):
-        """The true residual decides; where it says go on, the method runs from it until its recursion claims to be done."""
+        """The true residual decides; where it says go on, the method runs until its recursion claims to be done."""
         loop, before, _ = state
         x = loop.work.x
         r = b - A(x)
@@ -282,8 +288,9 @@ def _advance(method, options, A, M, loop: Loop, tolerance, maxiter, exponent) ->
     """One step, or none where the loop is over: the selects read nothing that the step does not."""
     active = _goes_on(loop, tolerance, maxiter)
     work, new_norm, code = method.step(A, M, loop.work)
-    code = jnp.where(jnp.isfinite(new_norm), code, Status.NON_FINITE)
-    code = jnp.where((code == RUNNING) & (new_norm > 1 / jnp.finfo(new_norm.dtype).eps), Status.DIVERGED, code)
+    largest = 1 / jnp.finfo(new_norm.dtype).eps  # of a right-hand side of about 1
+    blown_up = jnp.where(jnp.isfinite(new_norm), Status.DIVERGED, Status.NON_FINITE)
+    code = jnp.where((code == RUNNING) & ~(new_norm <= largest), blown_up, code)
     moves = active & (code == RUNNING)
     work = jax.tree.map(lambda new, old: jnp.where(moves, new, old), work, loop.work)
     k = loop.k + moves.astype(jnp.int32)

@@ -1,7 +1,7 @@
 """Conjugate gradients (Hestenes and Stiefel 1952; Cevahir et al., Algorithm 1; Saad, Iterative Methods, Algorithm 9.1).
 
-Traffic of a step without preconditioner, in vectors of n: the product reads p and writes q; pᵀq reads 2; x and r read 4 and
-write 2, with rᵀr on the way; p reads 2 and writes 1. 13n with nothing fused, 11n as XLA fuses it.
+Traffic of a step without preconditioner, in vectors of n: the product reads p and writes q; pᵀq reads 2; x and r read
+4 and write 2, with rᵀr on the way; p reads 2 and writes 1. 13n with nothing fused, 11n as XLA fuses it.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def cg(
 ) -> Solution:
     """Solves A·x = b for a symmetric (Hermitian) positive definite A.
 
-    Works inside jit, vmap and grad. Differentiable in b and in A's values to any order, by implicit differentiation: the
-    derivative of a solve is a solve with the same A, M, rtol and maxiter.
+    Works inside jit, vmap and grad. Differentiable in b and in A's values to any order, by implicit differentiation:
+    the derivative of a solve is a solve with the same A, M, rtol and maxiter.
 
     Args:
       A: [n, n] matrix: a jaxsparse_fmt format, a dense array, anything with a shape and `@`; or a function v -> A·v.
@@ -54,9 +54,9 @@ def cg(
       maxiter: most iterations; None allows 10·n.
       history: keep the residual norms; True keeps up to 10,000, a number that many.
       callback: called as callback(x) after every iteration, as in SciPy; copies x to the host each time.
-      progress: called as progress(iterations, residual_norm) at every check of the stopping rule.
-      check_every: iterations between checks; None takes 1 on a CPU and 10 on a GPU, where a check waits for a copy to the
-        host. It changes neither the answer nor the reported number of iterations.
+      progress: called as progress(iterations, residual_norm) about every 16 iterations.
+      check_every: iterations between checks; None takes 1 on a CPU and 10 on a GPU, where a check waits for a copy to
+        the host. It changes neither the answer nor the reported number of iterations.
 
     Returns:
       A `Solution`. Its status says how the solve ended; x is finite whatever happens.

@@ -8,6 +8,7 @@ from typing import Self
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 Array = jax.Array
 
@@ -31,12 +32,12 @@ class Status(enum.IntEnum):
 _MESSAGES = {
     Status.CONVERGED: "the true residual meets the tolerance",
     Status.MAXITER: "maxiter reached before the tolerance; raise maxiter, loosen rtol, or pass a preconditioner M",
-    Status.BREAKDOWN: "the method broke down: its next direction vanished before the tolerance was met; the matrix may be "
-    "singular, or rtol and atol ask for more than zero residual",
-    Status.STAGNATION: "the true residual stopped falling above the tolerance, at the limit of this precision; loosen rtol, or "
-    "solve in a wider dtype (float64 with jax_enable_x64)",
-    Status.NOT_POSITIVE_DEFINITE: "the matrix or the preconditioner is not positive definite, which cg needs; use a method for "
-    "indefinite or non-symmetric systems, or check the sign of A and M",
+    Status.BREAKDOWN: "the method broke down: its next direction vanished before the tolerance was met; the matrix "
+    "may be singular, or rtol and atol ask for more than zero residual",
+    Status.STAGNATION: "the true residual stopped falling above the tolerance, at the limit of this precision; loosen "
+    "rtol, or solve in a wider dtype (float64 with jax_enable_x64)",
+    Status.NOT_POSITIVE_DEFINITE: "the matrix or the preconditioner is not positive definite, which cg needs; use a "
+    "method for indefinite or non-symmetric systems, or check the sign of A and M",
     Status.NON_FINITE: "a NaN or infinity appeared; look for them in A, b, x0 and M",
     Status.DIVERGED: "the residual grew without bound; check that A is symmetric, as cg needs, or scale the system",
 }
@@ -116,4 +117,4 @@ class Solution:
 
 
 def _is_one_number(a: Array) -> bool:
-    return jnp.ndim(a) == 0 and not isinstance(a, jax.core.Tracer)
+    return jnp.ndim(a) == 0 and not isinstance(a, Tracer)

@@ -8,9 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.sparse
 
-from jaxsparse_fmt._types import readable_bytes
+from jaxsparse_fmt._types import Csr, readable_bytes, x64_enabled
 from jaxsparse_fmt.kernels import columns
 from jaxsparse_fmt.matrix import SparseMatrix
 
@@ -105,7 +104,7 @@ def _index_dtype(size: int) -> Any:
 
 
 def store(
-    csr: scipy.sparse.csr_array,
+    csr: Csr,
     name: str,
     *,
     pitch: int,
@@ -129,7 +128,7 @@ def store(
     slice_ptr = np.concatenate([[0], np.cumsum(widths * pitch)])
     n_stored = int(slice_ptr[-1])
     check_memory(name, n_stored, csr, np.dtype(dtype).itemsize, max_bytes)
-    if n_stored >= 2**31 and not jax.config.jax_enable_x64:
+    if n_stored >= 2**31 and not x64_enabled():
         raise ValueError(
             f"format {name!r} would store {n_stored} places, which needs 64-bit offsets; call "
             "jax.config.update('jax_enable_x64', True) first"
@@ -160,7 +159,7 @@ def store(
     }
 
 
-def check_memory(name: str, n_stored: int, csr: scipy.sparse.csr_array, itemsize: int, max_bytes: int | None) -> None:
+def check_memory(name: str, n_stored: int, csr: Csr, itemsize: int, max_bytes: int | None) -> None:
     """Refuses a storage that would take out of all proportion to the matrix, before anything is allocated.
 
     Raises:
@@ -176,8 +175,8 @@ def check_memory(name: str, n_stored: int, csr: scipy.sparse.csr_array, itemsize
     better = "hll" if name != "hll" and hll <= 3 * in_csr else "csr"
     longest = int(np.diff(csr.indptr).max(initial=0))
     raise ValueError(
-        f"format {name!r} would take {readable_bytes(needed)} for a matrix of {readable_bytes(in_csr)} in CSR, because its "
-        f"longest row has {longest} entries where the mean is {csr.nnz / max(csr.shape[0], 1):.1f}; use "
+        f"format {name!r} would take {readable_bytes(needed)} for a matrix of {readable_bytes(in_csr)} in CSR, "
+        f"because its longest row has {longest} entries where the mean is {csr.nnz / max(csr.shape[0], 1):.1f}; use "
         f"format={better!r} or format='auto', or pass max_bytes={needed} to insist"
     )
 

@@ -5,8 +5,8 @@
          ⎢ 4 . 5 6 ⎥      row_ptr  [0 2 3 6 6]        [n_rows + 1] int32
          ⎣ . . . . ⎦
 
-Bytes: nnz·(value + 4) + 4·(n_rows + 1). In the column-major family it is the slice of one row. No padding at all; on a GPU
-one thread walks a row, so its loads do not coalesce.
+Bytes: nnz·(value + 4) + 4·(n_rows + 1). In the column-major family it is the slice of one row. No padding at all; on
+a GPU one thread walks a row, so its loads do not coalesce.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
-import scipy.sparse
 
+from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.formats import column_major
 
 
@@ -27,9 +27,10 @@ class CSR(column_major.ColumnMajor):
     name = "csr"
 
     @classmethod
-    def from_csr(cls, csr: scipy.sparse.csr_array, *, dtype: Any, backend: str, max_bytes: int | None) -> Self:
+    def from_csr(cls, csr: Csr, *, dtype: Any, backend: str, max_bytes: int | None) -> Self:
         arrays = column_major.store(csr, cls.name, pitch=1, dtype=dtype, max_bytes=max_bytes)
-        return cls(**arrays | {"row_lengths": None}, backend=backend)
+        arrays["row_lengths"] = None
+        return cls(**arrays, backend=backend)
 
     @property
     def row_ptr(self) -> jax.Array:

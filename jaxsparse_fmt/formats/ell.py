@@ -13,8 +13,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Self
 
-import scipy.sparse
-
+from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.formats import column_major
 
 
@@ -24,7 +23,8 @@ class ELL(column_major.ColumnMajor):
     name = "ell"
 
     @classmethod
-    def from_csr(cls, csr: scipy.sparse.csr_array, *, dtype: Any, backend: str, max_bytes: int | None) -> Self:
+    def from_csr(cls, csr: Csr, *, dtype: Any, backend: str, max_bytes: int | None) -> Self:
         pitch = max(csr.shape[0], 1)
         arrays = column_major.store(csr, cls.name, pitch=pitch, dtype=dtype, max_bytes=max_bytes)
-        return cls(**arrays | {"slice_ptr": None}, backend=backend)
+        arrays["slice_ptr"] = None
+        return cls(**arrays, backend=backend)

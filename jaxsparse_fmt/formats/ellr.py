@@ -5,8 +5,8 @@
          ⎢ 4 . 5 6 ⎥      row_lengths  [2 1 3 0]                                   [n_rows] int32
          ⎣ . . . . ⎦
 
-The pitch is n_rows rounded up to 32, so that every column starts on a 128-byte boundary. Each row stops at its own length:
-padding is stored but not read.
+The pitch is n_rows rounded up to 32, so that every column starts on a 128-byte boundary. Each row stops at its own
+length: padding is stored but not read.
 
 Bytes: K·pitch·(value + 4) + 4·n_rows.
 """
@@ -16,8 +16,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Self
 
-import scipy.sparse
-
+from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.formats import column_major
 
 ALIGNMENT = 32  # rows: 128 bytes of the 4-byte column indices
@@ -30,7 +29,8 @@ class ELLR(column_major.ColumnMajor):
     stops_at_row_length = True
 
     @classmethod
-    def from_csr(cls, csr: scipy.sparse.csr_array, *, dtype: Any, backend: str, max_bytes: int | None) -> Self:
+    def from_csr(cls, csr: Csr, *, dtype: Any, backend: str, max_bytes: int | None) -> Self:
         pitch = max(-(-csr.shape[0] // ALIGNMENT) * ALIGNMENT, ALIGNMENT)
         arrays = column_major.store(csr, cls.name, pitch=pitch, dtype=dtype, max_bytes=max_bytes)
-        return cls(**arrays | {"slice_ptr": None}, backend=backend)
+        arrays["slice_ptr"] = None
+        return cls(**arrays, backend=backend)

@@ -6,10 +6,11 @@
          ⎣ . . . . ⎦      slice_ptr    [0, 4, 10]                         [n_slices + 1] int32 (hackOffsets)
                           row_lengths  [2 1 3 0]                          [n_rows] int32, in storage order
 
-With sigma > 1 rows are sorted by falling length inside windows of sigma rows, so that slices hold rows of like length; `perm`
-[n_rows] int32 says which row each storage row is, and products write straight to their rows.
+With sigma > 1 rows are sorted by falling length inside windows of sigma rows, so that slices hold rows of like
+length; `perm` [n_rows] int32 says which row each storage row is, and products write straight to their rows.
 
-Bytes: n_stored·(value + 4) + 4·n_rows + 4·(n_slices + 1), and 4·n_rows for `perm`. A product does not read `row_lengths`.
+Bytes: n_stored·(value + 4) + 4·n_rows + 4·(n_slices + 1), and 4·n_rows for `perm`. A product does not read
+`row_lengths`.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import operator
 from typing import Any, Self
 
 import numpy as np
-import scipy.sparse
 
+from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.formats import column_major
 
 
@@ -41,7 +42,7 @@ class HLL(column_major.ColumnMajor):
     @classmethod
     def from_csr(
         cls,
-        csr: scipy.sparse.csr_array,
+        csr: Csr,
         *,
         dtype: Any,
         backend: str,
@@ -61,8 +62,8 @@ class HLL(column_major.ColumnMajor):
         slice_size, sigma = _positive("slice_size", slice_size), _positive("sigma", sigma)
         if 1 < sigma < slice_size:
             raise ValueError(
-                f"sigma={sigma} sorts inside windows smaller than a slice of {slice_size} rows, which changes no slice's "
-                f"width; use sigma=1, or at least slice_size"
+                f"sigma={sigma} sorts inside windows smaller than a slice of {slice_size} rows, which changes no "
+                f"slice's width; use sigma=1, or at least slice_size"
             )
         perm = sort_in_windows(np.diff(csr.indptr), sigma) if sigma > 1 else None
         arrays = column_major.store(csr, cls.name, pitch=slice_size, dtype=dtype, max_bytes=max_bytes, perm=perm)

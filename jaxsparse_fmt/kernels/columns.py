@@ -7,8 +7,8 @@ Rows lie in slices of C. Entry j of storage row r (slice s = r // C, lane i = r 
 of the flat `values` and `col_idx`. C = 1 is CSR, C = n_rows is ELL (one slice, no `slice_ptr`), anything between is
 HLL. Neighbouring lanes read neighbouring addresses, so loads coalesce whenever C is at least a warp.
 
-Padding has value 0 and column index n_cols, one past the end. A valid column would be read, and 0·NaN is NaN; this one is
-masked without reading any row length, which would cost 4 bytes a row: 7% of a 7-point product in f32.
+Padding has value 0 and column index n_cols, one past the end. A valid column would be read, and 0·NaN is NaN; this
+one is masked without reading any row length, which would cost 4 bytes a row: 7% of a 7-point product in f32.
 
 Every face takes a batch axis b for the values and a column axis p for the vectors:
 
@@ -18,8 +18,8 @@ Every face takes a batch axis b for the values and a column axis p for the vecto
     row_lengths        [n_rows] in storage order: stop each row there; None: run to the end of the slice
     perm               [n_rows]: storage row k is row perm[k] of the matrix; None: the same
 
-Traffic of a product, bytes: n_stored·(value + 4) + 4·n_slices + n_cols·x + n_rows·y, x counted once. Summation goes by j in
-storage order in both kernel dialects, whatever C is, so formats agree to the last bit and runs repeat.
+Traffic of a product, bytes: n_stored·(value + 4) + 4·n_slices + n_cols·x + n_rows·y, x counted once. Summation goes
+by j in storage order in both kernel dialects, whatever C is, so formats agree to the last bit and runs repeat.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxsparse_fmt._types import x64_enabled
 from jaxsparse_fmt.kernels import dialect
 
 Array = jax.Array
@@ -87,12 +88,13 @@ def product_kernel(
     columns = _columns(d, sizes)
 
     def trip(t, sums):
-        at, live = zip(*(tile.entry(t * dialect.LAUNCH.unroll + u) for u in range(dialect.LAUNCH.unroll)), strict=True)
-        cols = [d.load(col_idx, a, m, sizes.n_cols, once=True) for a, m in zip(at, live, strict=True)]
-        vals = [d.load(values, batch * sizes.n_stored + a, m, 0, once=True).astype(acc) for a, m in zip(at, live, strict=True)]
+        # All loads of A first: they are in flight together.
+        entries = [tile.entry(t * dialect.LAUNCH.unroll + u) for u in range(dialect.LAUNCH.unroll)]
+        cols = [d.load(col_idx, at, live, sizes.n_cols, once=True) for at, live in entries]
+        vals = [d.load(values, batch * sizes.n_stored + at, live, 0, once=True) for at, live in entries]
         for c, v in zip(cols, vals, strict=True):
             xs = _gather_row(d, x, c, c < sizes.n_cols, batch * sizes.n_cols, columns, sizes)
-            sums = tuple(s + v * xq.astype(acc) for s, xq in zip(sums, xs, strict=True))
+            sums = tuple(s + v.astype(acc) * xq.astype(acc) for s, xq in zip(sums, xs, strict=True))
         return sums
 
     sums = lax.fori_loop(jnp.int32(0), tile.trips, trip, tuple(d.full(0, acc) for _ in columns))
@@ -332,7 +334,7 @@ def _address_dtype(size: int):
 
 def _supported(backend: str, *operands: Array, size: int) -> str:
     """`backend`, or "xla" for what the kernels do not do: complex numbers, and 64-bit addresses in 32-bit JAX."""
-    wide = max(size, *(a.size for a in operands)) >= 2**31 and not jax.config.jax_enable_x64
+    wide = max(size, *(a.size for a in operands)) >= 2**31 and not x64_enabled()
     is_complex = any(jnp.issubdtype(a.dtype, jnp.complexfloating) for a in operands)
     return "xla" if is_complex or wide else backend
 
@@ -340,8 +342,8 @@ def _supported(backend: str, *operands: Array, size: int) -> str:
 def chunks(col_idx, slice_ptr, slice_size):
     """The storage as chunks of one entry for each lane of a slice.
 
-    Returns col_idx as [n_chunks, C]; and per slice its first chunk and its number of chunks, [n_slices]; and per chunk the
-    slice that owns it, [n_chunks].
+    Returns col_idx as [n_chunks, C]; and per slice its first chunk and its number of chunks, [n_slices]; and per
+    chunk the slice that owns it, [n_chunks].
     """
     cols = col_idx.reshape(-1, slice_size)
     if slice_ptr is None:

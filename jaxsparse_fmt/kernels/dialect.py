@@ -267,8 +267,8 @@ class _Mosaic:
 
         @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), self._layout), return_type=out)
         def gather(_, ref, idx):
-            from jax._src.lib.mlir.dialects import llvm, vector
             from jax.experimental.mosaic import gpu as mgpu
+            from jaxlib.mlir.dialects import llvm, vector
 
             registers = np.empty_like(idx.registers)
             for position, register in np.ndenumerate(idx.registers):
@@ -283,7 +283,7 @@ class _Mosaic:
 
         @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), self._layout, self._layout))
         def scatter(_, ref, idx, value):
-            from jax._src.lib.mlir.dialects import arith, llvm, scf
+            from jaxlib.mlir.dialects import arith, llvm, scf
 
             for position, register in np.ndenumerate(idx.registers):
                 at = _only(register)
@@ -299,8 +299,8 @@ class _Mosaic:
 
 def _only(register):
     """The element of a one-element vector register."""
-    from jax._src.lib.mlir import ir
-    from jax._src.lib.mlir.dialects import vector
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.dialects import vector
 
     at = ir.DenseI64ArrayAttr.get([0])
     return vector.extract(register, dynamic_position=[], static_position=at)
@@ -308,9 +308,9 @@ def _only(register):
 
 def _address(ref, register):
     """Where `ref[register]` lies, and the type of what lies there; 64-bit arithmetic throughout."""
-    from jax._src.lib.mlir import ir
-    from jax._src.lib.mlir.dialects import arith
     from jax.experimental.mosaic.gpu import utils
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.dialects import arith
 
     element = ir.MemRefType(ref.type).element_type
     index, i64 = _only(register), ir.IntegerType.get_signless(64)
@@ -320,19 +320,19 @@ def _address(ref, register):
 
 
 def _vector_of_one(element):
-    from jax._src.lib.mlir import ir
+    from jaxlib.mlir import ir
 
     return ir.VectorType.get((1,), element)
 
 
 def _signed(element) -> bool | None:
-    from jax._src.lib.mlir import ir
+    from jaxlib.mlir import ir
 
     return True if isinstance(element, ir.IntegerType) else None
 
 
 def _insertion_point(block):
-    from jax._src.lib.mlir import ir
+    from jaxlib.mlir import ir
 
     return ir.InsertionPoint(block)
 

@@ -1,0 +1,43 @@
+"""A solve inside a jitted, differentiated function: fit an unknown conductivity and source strength.
+
+Heat spreads over a plate from a source at a known place. From the temperatures we find how well the plate conducts and
+how strong the source is, by Gauss-Newton steps whose Jacobian comes through the solver.
+
+    python examples/embed.py
+"""
+
+import jax
+import jax.numpy as jnp
+
+import jaxsparse_fmt as jsf
+from solvers import cg
+
+jax.config.update("jax_enable_x64", True)
+
+A = jsf.from_scipy(jsf.gallery.poisson(100, dim=2))  # 10,000 unknowns
+n = A.shape[0]
+source = jnp.zeros(n).at[n // 2 + 50].set(1.0)
+
+
+def temperature(parameters):
+    """u with −conductivity·Δu + u/100 = strength·source."""
+    conductivity, strength = jnp.exp(parameters)
+    return cg(lambda u: conductivity * (A @ u) + 0.01 * u, strength * source, rtol=1e-10).x
+
+
+@jax.jit
+def gauss_newton(parameters, observed):
+    residual = temperature(parameters) - observed
+    jacobian = jax.jacfwd(temperature)(parameters)
+    step, *_ = jnp.linalg.lstsq(jacobian, residual)
+    return parameters - step, jnp.linalg.norm(residual) / jnp.linalg.norm(observed)
+
+
+observed = temperature(jnp.log(jnp.array([2.0, 5.0])))
+parameters = jnp.log(jnp.array([1.0, 1.0]))
+for step in range(20):
+    parameters, misfit = gauss_newton(parameters, observed)
+    print(f"step {step}: misfit {misfit:.1e}, conductivity and strength {jnp.exp(parameters).round(6)}")
+    if misfit < 1e-8:
+        break
+assert misfit < 1e-8, "the fit did not converge"

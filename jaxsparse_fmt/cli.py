@@ -1,0 +1,345 @@
+"""The command `jaxsparse`: solve a system from a file, describe a matrix, or run the demonstration.
+
+Results go to standard output; progress, remarks and errors to standard error. Exit code 0: done;
+1: the solver did not converge, or the demonstration disagrees with SciPy; 2: bad input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+
+import jaxsparse_fmt as jsf
+import solvers
+from jaxsparse_fmt import demo, io, measure, plot, report
+from jaxsparse_fmt._types import readable_bytes
+from jaxsparse_fmt.kernels import dialect
+
+DTYPES = ("float32", "float64", "complex64", "complex128")
+VECTOR_SUFFIXES = (".mtx", ".mtx.gz", ".npy", ".txt")  # what io.write_vector knows
+
+
+class BadInput(Exception):
+    """What the user gave cannot be worked with; the text says why and what helps."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command with `argv` (None: the process's own) and returns its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without × shows ?
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if args.command is None:
+        parser.print_help(sys.stderr)
+        return 2
+    try:
+        return args.run(args)
+    except BadInput as error:
+        print(f"jaxsparse: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("jaxsparse: interrupted", file=sys.stderr)
+        return 130
+
+
+# --------------------------------------------------------------------------------------- arguments
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "jaxsparse", description="Sparse matrices and Krylov solvers on JAX.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"jaxsparse {jsf.__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    _add_solve(commands)
+    _add_info(commands)
+    _add_demo(commands)
+    return parser
+
+
+def _add_solve(commands: Any) -> None:
+    text = "Solves A·x = b by conjugate gradients, for a symmetric positive definite A."
+    solve = commands.add_parser("solve", help="solve A·x = b", description=text)
+    solve.set_defaults(run=_solve)
+    solve.add_argument("file", metavar="FILE", help="A, Matrix Market: .mtx or .mtx.gz")
+    solve.add_argument("--rhs", metavar="FILE", help="b: .mtx, .mtx.gz, .npy or .txt; without: A·1")
+    solve.add_argument("--out", metavar="FILE", help="write x here: .mtx, .mtx.gz, .npy or .txt")
+    _add_plot(solve)
+    known = ("auto", *jsf.FORMATS)
+    solve.add_argument("--format", choices=known, default="auto", help="storage (auto: ranked)")
+    solve.add_argument("--dtype", choices=DTYPES, help="of the computation; default: the file's")
+    solve.add_argument("--precond", choices=("none", "jacobi"), default="none", help="default none")
+    solve.add_argument("--backend", choices=jsf.BACKENDS, default="auto", help="default auto")
+    _add_rtol(solve, 1e-6)
+    solve.add_argument("--maxiter", type=_at_least_one, metavar="N", help="most iterations; default 10·rows")
+
+
+def _add_info(commands: Any) -> None:
+    text = "Describes a matrix and ranks the formats by the bytes that a product moves."
+    info = commands.add_parser("info", help="describe a matrix", description=text)
+    info.set_defaults(run=_info)
+    info.add_argument("file", metavar="FILE", help="Matrix Market: .mtx or .mtx.gz")
+    _add_plot(info)
+
+
+def _add_demo(commands: Any) -> None:
+    text = "Solves the 7-point Poisson problem on n³ points here and with SciPy, and compares."
+    demo = commands.add_parser("demo", help="solve, against SciPy", description=text)
+    demo.set_defaults(run=_demo)
+    demo.add_argument("--n", type=_at_least_one, default=100, help="points an axis; default 100")
+    _add_plot(demo, "; default demo.png where matplotlib is installed")
+    _add_rtol(demo, 1e-8)
+
+
+def _add_plot(parser: Any, default: str = "") -> None:
+    suffixes = " or ".join(plot.SUFFIXES)
+    parser.add_argument("--plot", metavar="FILE", help=f"draw a picture, {suffixes}{default}")
+
+
+def _add_rtol(parser: Any, default: float) -> None:
+    text = f"stop when ‖b − A·x‖ ≤ rtol·‖b‖; default {default:.0e}"
+    parser.add_argument("--rtol", type=_rtol, default=default, metavar="R", help=text)
+
+
+def _rtol(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < 1:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number between 0 and 1")
+
+
+def _at_least_one(text: str) -> int:
+    with contextlib.suppress(ValueError):
+        if int(text) >= 1:
+            return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
+
+
+@contextlib.contextmanager
+def _blaming(path: str) -> Iterator[None]:
+    """Turns what reading and conversion raise into `BadInput` that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror or error}") from error
+    except (ValueError, TypeError, ImportError) as error:
+        text = str(error)
+        raise BadInput(text if path in text else f"{path}: {text}") from error
+
+
+def _check_outputs(args: argparse.Namespace) -> None:
+    """Before the long work: whether its results can be written."""
+    if args.plot:
+        with _blaming(args.plot):
+            plot.check(args.plot)
+    out = getattr(args, "out", None)
+    if out:
+        folder = Path(out).parent
+        if Path(out).resolve() in (Path(args.file).resolve(), Path(args.rhs or args.file).resolve()):
+            raise BadInput(f"{out}: --out would overwrite the input; give it another name")
+        if not out.endswith(VECTOR_SUFFIXES):
+            known = ", ".join(VECTOR_SUFFIXES)
+            raise BadInput(f"{out}: cannot write x so; let the name end in {known}")
+        if not folder.is_dir() or not os.access(folder, os.W_OK):
+            raise BadInput(f"{out}: no folder {folder} that can be written to; create it first")
+
+
+# ------------------------------------------------------------------------------------------- solve
+
+
+def _solve(args: argparse.Namespace) -> int:
+    _check_outputs(args)
+    with _blaming("--backend"):
+        dialect.resolve(args.backend, "cuda" if jax.default_backend() == "gpu" else None)
+    with report.Progress() as stages:
+        with stages.stage("read", args.file), _blaming(args.file):
+            S = io.read_mtx(args.file)
+            b = _right_hand_side(args, S)
+        with stages.stage("check", "whether the matrix is symmetric, as cg needs"):
+            _check_symmetric(args.file, S)
+        b_norm = float(np.linalg.norm(b))
+        options = {
+            "precondition": solvers.precond.jacobi if args.precond == "jacobi" else None,
+            "rtol": args.rtol,
+            "maxiter": args.maxiter,
+            "history": bool(args.plot),
+            "progress": report.residuals(stages.show, b_norm, args.rtol * b_norm),
+        }
+        dtype = _dtype(args, np.result_type(S, b))
+        with jax.enable_x64(jnp.finfo(dtype).bits == 64):
+            with stages.stage("convert", f"{S.nnz:,} entries to {dtype}"), _blaming(args.file):
+                stored = measure.store(S, dtype, args.format, args.backend)
+            with stages.stage("compile", f"cg on {stored.A.name} for {measure.device()}"):
+                system = measure.prepare(solvers.cg, stored, b, **options)
+            with stages.stage("solve", "iteration 0"):
+                sol = system.solve()
+            wall = report.durations(stages.seconds)
+            with stages.stage("measure", "the product"):
+                product = stored.seconds_per_product()
+            failure = _failure(sol)
+        x = np.asarray(sol.x)
+        _write(args, S, x, sol, b_norm)
+    rows = _matrix_rows(S, stored, product) + _answer_rows(args, S, b, x, sol)
+    report.print_out(report.facts(Path(args.file).name, [*rows, ("wall time", wall)]))
+    if failure:
+        print(f"jaxsparse: {args.file}: {failure}", file=sys.stderr)
+    return 1 if failure else 0
+
+
+def _failure(sol: solvers.Solution) -> str:
+    try:
+        sol.raise_for_status()
+    except solvers.SolverError as error:
+        return str(error)
+    return ""
+
+
+def _right_hand_side(args: argparse.Namespace, S: scipy.sparse.csr_array) -> np.ndarray:
+    n_rows, n_cols = S.shape
+    if n_rows != n_cols or n_rows == 0:
+        raise BadInput(f"{args.file}: cg needs a square matrix of at least one row; this one is {n_rows} × {n_cols}")
+    if args.rhs is None:
+        return S @ np.ones(n_cols)
+    with _blaming(args.rhs):
+        b = io.read_vector(args.rhs)
+    if b.shape != (n_rows,):
+        raise BadInput(
+            f"{args.rhs}: holds {b.size:,} numbers, but {args.file} has {n_rows:,} rows; "
+            "a right-hand side has one number a row"
+        )
+    return b
+
+
+def _dtype(args: argparse.Namespace, given: np.dtype) -> np.dtype:
+    """The dtype asked for, else that of the files."""
+    dtype = np.dtype(args.dtype or given)
+    if given.kind == "c" and dtype.kind != "c":
+        raise BadInput(
+            f"{args.file}: --dtype {dtype} would drop the imaginary parts of the matrix or of the "
+            "right-hand side; use complex64 or complex128"
+        )
+    return dtype
+
+
+def _check_symmetric(file: str, S: scipy.sparse.csr_array) -> None:
+    """Refuses a matrix that is not Hermitian. A NaN passes: the solver's status tells of it."""
+    i, j, excess = report.asymmetry(S)
+    if excess > 0:
+        kind = "Hermitian" if np.iscomplexobj(S) else "symmetric"
+        raise BadInput(
+            f"{file}: cg needs a {kind} matrix, but entry ({i + 1}, {j + 1}) is {S[i, j]:g} where its "
+            f"mirror image, entry ({j + 1}, {i + 1}), asks for {np.conj(S[j, i]):g}; repair the file, or "
+            "use a method for such systems, for example scipy.sparse.linalg.gmres"
+        )
+
+
+def _write(
+    args: argparse.Namespace,
+    S: scipy.sparse.csr_array,
+    x: np.ndarray,
+    sol: solvers.Solution,
+    b_norm: float,
+) -> None:
+    if args.out:
+        with _blaming(args.out):
+            io.write_vector(args.out, x)
+    if args.plot:
+        norms = np.asarray(sol.history) / (b_norm or 1.0)
+        label = f"{sol.iterations:,} iterations"
+        curve = plot.Curve(label, np.arange(len(norms)), norms)
+        with _blaming(args.plot):
+            plot.draw(args.plot, S, Path(args.file).name, [curve], args.rtol)
+
+
+def _matrix_rows(S: scipy.sparse.csr_array, stored: measure.Stored, product: float) -> list[tuple[str, str]]:
+    A = stored.A
+    in_csr = A.nbytes / report.csr_bytes(S, A.dtype.itemsize)
+    speed = report.bandwidth(stored.moved, product)
+    return [
+        ("rows", f"{S.shape[0]:,}"),
+        ("nnz", f"{S.nnz:,}"),
+        ("format", f"{A.name}, {stored.why}"),
+        ("stored", f"{readable_bytes(A.nbytes)} as {A.dtype}, {in_csr:.2f} × CSR"),
+        ("product", f"{report.duration(product)}, {speed} on {measure.device()}"),
+    ]
+
+
+def _answer_rows(
+    args: argparse.Namespace,
+    S: scipy.sparse.csr_array,
+    b: np.ndarray,
+    x: np.ndarray,
+    sol: solvers.Solution,
+) -> list[tuple[str, str]]:
+    norm, b_norm = float(sol.residual_norm), float(np.linalg.norm(b)) or 1.0
+    wide = np.result_type(S, b)
+    rows = [
+        ("b", args.rhs or "A·1, since no --rhs was given"),
+        ("iterations", f"{sol.iterations:,}"),
+        ("true residual", f"{norm:.3e}; {norm / b_norm:.2e} of ‖b‖, where {args.rtol:.0e} was asked"),
+    ]
+    if x.dtype != wide:
+        rows += [(f"  in {wide}", f"{report.relative_residual(S, b, x):.2e} of ‖b‖, with A and b as in the files")]
+    if args.rhs is None:
+        rows += [("error", f"{np.linalg.norm(x - 1) / np.sqrt(x.size):.2e} = ‖x − 1‖ / ‖1‖")]
+    if args.out:
+        rows += [("x written to", args.out)]
+    if args.plot:
+        rows += [("drawn in", args.plot)]
+    status = solvers.Status(sol.status)
+    return [*rows, ("status", f"{status.name}: {status.message}")]
+
+
+# -------------------------------------------------------------------------------------------- info
+
+
+def _info(args: argparse.Namespace) -> int:
+    _check_outputs(args)
+    with report.Progress() as progress:
+        with progress.stage("read", args.file), _blaming(args.file):
+            S = io.read_mtx(args.file)
+        with progress.stage("look", "at rows, diagonals and symmetry"):
+            facts = report.describe(S)
+        with progress.stage("rank", "the formats"), jax.enable_x64(True):
+            choices = jsf.choose.rank(S)
+        if args.plot:
+            with progress.stage("draw", args.plot), _blaming(args.plot):
+                plot.draw(args.plot, S, Path(args.file).name)
+    title = f"Formats by what a product on {measure.device()} costs, cheapest first"
+    report.print_out(report.facts(Path(args.file).name, facts), report.ranking(title, choices))
+    return 0
+
+
+# -------------------------------------------------------------------------------------------- demo
+
+
+def _demo(args: argparse.Namespace) -> int:
+    args.plot = args.plot or ("demo.png" if plot.available() else None)
+    _check_outputs(args)
+    with report.Progress() as stages, jax.enable_x64(True):
+        outcome = demo.run(solvers.cg, args.n, args.rtol, stages)
+        if args.plot:
+            with stages.stage("draw", args.plot), _blaming(args.plot):
+                plot.draw(args.plot, outcome.S, outcome.title, outcome.curves(), args.rtol)
+    report.print_out(outcome.table(), outcome.verdict())
+    if args.plot:
+        report.print_out(f"The picture is in {args.plot}.")
+    for fault in outcome.faults:
+        print(f"jaxsparse: {fault}", file=sys.stderr)
+    return 1 if outcome.faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

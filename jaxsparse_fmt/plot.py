@@ -1,0 +1,253 @@
+"""One picture of a matrix and of a solve: convergence, row lengths, and where the entries lie.
+
+Needs matplotlib (`pip install 'jaxsparse[plot]'`), which is imported where it is used, draws
+without a display, and leaves pyplot's state alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import scipy.sparse
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SUFFIXES = (".png", ".pdf", ".svg")
+
+# Two colours of Okabe and Ito's palette, told apart by every kind of colour vision and in print.
+COLORS = ("#0072B2", "#D55E00")
+INK, FAINT = "#303030", "#8A8A8A"
+STYLE: dict[Any, Any] = {
+    "font.size": 11,
+    "axes.titlesize": 12,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 10,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": FAINT,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "text.color": INK,
+    "grid.color": "#E4E4E4",
+    "svg.fonttype": "none",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """How one solver converged.
+
+    Attributes:
+      label: for the legend.
+      iterations: [k] iteration numbers.
+      residuals: [k] ‖b − A·x‖ / ‖b‖ after each.
+    """
+
+    label: str
+    iterations: np.ndarray
+    residuals: np.ndarray
+
+
+def available() -> bool:
+    """Whether matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def check(path: str | os.PathLike[str]) -> None:
+    """Finds out, before any long work, whether a picture can be written to `path`.
+
+    Raises:
+      ImportError: matplotlib is not installed.
+      ValueError: the file name does not end in one of `SUFFIXES`.
+      FileNotFoundError: the folder does not exist.
+    """
+    if not available():
+        raise ImportError("pictures need matplotlib: pip install 'jaxsparse[plot]'")
+    path = Path(path)
+    if path.suffix.lower() not in SUFFIXES:
+        raise ValueError(f"cannot draw to {path}: its name must end in {', '.join(SUFFIXES)}")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"cannot draw to {path}: there is no folder {path.parent}")
+
+
+def draw(
+    path: str | os.PathLike[str],
+    S: scipy.sparse.csr_array,
+    name: str,
+    curves: Sequence[Curve] = (),
+    rtol: float | None = None,
+) -> None:
+    """Writes the picture, whole or not at all.
+
+    Args:
+      path: ends in one of `SUFFIXES`.
+      S: the matrix, without duplicates.
+      name: of the matrix, for the title.
+      curves: at most two; without any, only the matrix is drawn.
+      rtol: the relative residual asked for, drawn as a line.
+
+    Raises:
+      ImportError, ValueError, FileNotFoundError: as in `check`.
+    """
+    check(path)
+    path = Path(path)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        figure(S, name, curves, rtol).savefig(scratch, format=path.suffix[1:].lower(), dpi=150)
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def figure(S: scipy.sparse.csr_array, name: str, curves: Sequence[Curve] = (), rtol: float | None = None) -> Figure:
+    """The picture that `draw` writes, for a notebook or a report of one's own."""
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    room = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1, wspace=0.03, hspace=0.04)  # inches, shares
+    with matplotlib.rc_context(STYLE):
+        fig = Figure(figsize=(12, 7.6) if curves else (12, 5.4), layout=room)
+        rows, cols = S.shape
+        size = f"{rows:,} × {cols:,}  ·  {S.nnz:,} entries"
+        fig.suptitle(f"{name}  ·  {size}", fontsize=14, x=0.012, ha="left")
+        if curves:
+            panels = fig.subplot_mosaic("ccs;ccl", height_ratios=(1.26, 1))
+            _convergence(panels["c"], curves, rtol)
+        else:
+            panels = fig.subplot_mosaic("ls", width_ratios=(1.15, 1))
+        _row_lengths(panels["l"], np.diff(S.indptr))
+        _places(panels["s"], S)
+    return fig
+
+
+def density(S: scipy.sparse.csr_array, cells: int = 400) -> np.ndarray:
+    """The share of places that hold an entry, in each cell of a coarse grid laid over the matrix.
+
+    Args:
+      S: without duplicates.
+      cells: the most cells along an axis; a shorter axis gets one cell a row or column.
+
+    Returns:
+      float64 [min(rows, cells), min(columns, cells)], from 0 to 1.
+    """
+    rows, cols = S.shape
+    down, across = (_cell_of(n, cells) for n in (rows, cols))
+    height, width = np.bincount(down), np.bincount(across)
+    cell = np.repeat(down * len(width), np.diff(S.indptr)) + across[S.indices]
+    entries = np.bincount(cell, minlength=len(height) * len(width))
+    return entries.reshape(len(height), len(width)) / np.outer(height, width)
+
+
+def _cell_of(n: int, cells: int) -> np.ndarray:
+    """The cell [n] of each of n places."""
+    return np.arange(n) * min(n, cells) // max(n, 1)
+
+
+def _convergence(axes: Axes, curves: Sequence[Curve], rtol: float | None) -> None:
+    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+
+    axes.set_title("Convergence")
+    first, *second = curves
+    axes.semilogy(first.iterations, first.residuals, color=COLORS[0], lw=2, label=first.label)
+    for curve in second:
+        every = max(1, len(curve.iterations) // 40)
+        dots = {"ls": "none", "marker": "o", "ms": 5.5, "mfc": "white", "mew": 1.5}
+        k, r = curve.iterations[::every], curve.residuals[::every]
+        axes.semilogy(k, r, color=COLORS[1], label=curve.label, **dots)
+    if rtol:
+        label = f"asked for: {rtol:.0e}"
+        axes.axhline(rtol, color=INK, lw=1, ls=(0, (5, 4)), label=label, zorder=1)
+    axes.set_xlabel("iteration")
+    axes.set_ylabel("relative residual  ‖b − A·x‖ / ‖b‖")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.margins(x=0.01)
+    axes.grid(True)
+    axes.legend(frameon=False, loc="best", fontsize=11)
+
+
+def _row_lengths(
+    axes: Axes,
+    lengths: np.ndarray,  # [n_rows]
+) -> None:
+    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+
+    axes.set_title("Row lengths")
+    axes.set_xlabel("entries in a row")
+    axes.set_ylabel("rows")
+    axes.grid(True, axis="y")
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    if not lengths.size:
+        return
+    low, high, mean = int(lengths.min()), int(lengths.max()), lengths.mean()
+    edges = _bins(low, high, mean)
+    count, _ = np.histogram(lengths, edges)
+    axes.bar(edges[:-1], count, np.diff(edges), align="edge", color=COLORS[0], ec="white", lw=0.8)
+    if count.max() > 100 * count[count > 0].min():
+        axes.set_yscale("log")  # few long rows matter as much as many short ones
+        axes.set_ylim(0.5, 3 * count.max())
+    if edges[-1] > 40 * edges[0] > 0 and len(edges) < high - low:
+        axes.set_xscale("log")
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.axvline(mean, color=COLORS[1], lw=1.8, label=f"mean {mean:.3g}")
+    axes.plot([], [], " ", label=f"longest {high:,}")
+    if low == 0:
+        axes.plot([], [], " ", label=f"empty {np.count_nonzero(lengths == 0):,}")
+    axes.legend(frameon=True, framealpha=0.85, edgecolor="none", fontsize=10, handlelength=1.2)
+
+
+def _bins(low: int, high: int, mean: float) -> np.ndarray:
+    """Edges around whole numbers: one bin a length where they are few, wider bins where not."""
+    if high - low < 40:
+        return np.arange(low, high + 2) - 0.5
+    if high > 20 * mean:
+        return np.unique(np.rint(np.geomspace(max(low, 1), high + 1, 40))) - 0.5
+    return np.unique(np.rint(np.linspace(low, high + 1, 40))) - 0.5
+
+
+def _places(axes: Axes, S: scipy.sparse.csr_array) -> None:
+    from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
+    from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
+
+    axes.set_title("Where the entries lie")
+    axes.set_xlabel("column")
+    axes.set_ylabel("row")
+    axes.spines[:].set_visible(True)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(EngFormatter(sep=""))
+        axis.set_major_locator(MaxNLocator(5, integer=True))
+    share = density(S)
+    if not S.nnz:
+        axes.text(0.5, 0.5, "no entries", transform=axes.transAxes, ha="center", color=FAINT)
+        return
+    colors = LinearSegmentedColormap.from_list("ink", ["#A9D3EE", COLORS[0], "#06283D"])
+    low, high = share[share > 0].min(), share.max()
+    norm = LogNorm(low, high) if high > 20 * low else Normalize(0, high)
+    image = axes.imshow(
+        np.ma.masked_equal(share, 0),
+        cmap=colors,
+        norm=norm,
+        extent=(0, S.shape[1], S.shape[0], 0),
+        aspect="equal" if 0.25 < S.shape[0] / S.shape[1] < 4 else "auto",
+        interpolation="nearest",
+    )
+    axes.set_anchor("NW")
+    if low < high:
+        percent = FuncFormatter(lambda share, _: f"{100 * share:.3g}%")
+        bar = axes.figure.colorbar(image, ax=axes, shrink=0.9, pad=0.02, format=percent)
+        bar.outline.set_visible(False)
+        bar.set_label("share of places that hold an entry")

@@ -1,0 +1,47 @@
+"""What all tests share: 64-bit JAX, eight devices on the CPU, the rng, and skips for absent things."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+# Read when JAX starts, so it is set before the first import. It costs nothing where one device is used.
+_DEVICES = "--xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}".strip()
+
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+
+jax.config.update("jax_enable_x64", True)
+
+
+def _gpus() -> int:
+    try:
+        return len(jax.devices("cuda"))
+    except RuntimeError:  # no CUDA plugin, or no device behind it
+        return 0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    needed = {"gpu": 1, "multigpu": 2}
+    marked = [(i, n) for i in items for mark, n in needed.items() if i.get_closest_marker(mark)]
+    found = _gpus() if marked else 0
+    for item, n in marked:
+        if found < n:
+            reason = f"needs {n} NVIDIA GPU{'s' * (n > 1)}; JAX sees {found}"
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(20240229)
+
+
+@pytest.fixture(scope="session")
+def matrices() -> pathlib.Path:
+    """The folder of real matrices that JAXSPARSE_MATRICES names."""
+    folder = os.environ.get("JAXSPARSE_MATRICES")
+    if not folder:
+        pytest.skip("JAXSPARSE_MATRICES names no folder of Matrix Market files")
+    return pathlib.Path(folder)

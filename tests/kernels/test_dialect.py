@@ -1,0 +1,130 @@
+"""The seam between kernels and what runs them."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxsparse_fmt as jsf
+from jaxsparse_fmt.kernels import dialect
+from tests.zoo import CASES, Layout
+
+
+def launch(kernel, rows=128, grid=(1, 1, 1), size=128, dtype=jnp.float32, **inputs):
+    output = ("out", jax.ShapeDtypeStruct((size,), dtype))
+    return dialect.launch(kernel, "interpret", name="probe", rows=rows, grid=grid, inputs=inputs, output=output)
+
+
+def test_interpreted_outputs_start_as_nan():
+    """What lets the kernel tests see a place that was left out."""
+    assert np.isnan(launch(lambda d, out: None)).all()
+
+
+def test_dead_lanes_store_nothing_wherever_they_point():
+    """Also not what was there before: another lane may be writing it."""
+
+    def kernel(d, out):
+        lane = d.lanes()
+        d.store(out, jnp.where(lane < 4, lane, 0), lane.astype(jnp.float32) + 1, lane < 4)
+
+    out = np.asarray(launch(kernel))
+    np.testing.assert_array_equal(out[:4], [1, 2, 3, 4])
+    assert np.isnan(out[4:]).all()
+
+
+def test_dead_lanes_load_the_other_value_even_out_of_bounds():
+    def kernel(d, a, out):
+        lane = d.lanes()
+        d.store(out, lane, d.load(a, 1000 * lane, lane < 1, 7), lane < 128)
+
+    out = launch(kernel, a=jnp.full(3, 5.0))
+    np.testing.assert_array_equal(out, [5] + [7] * 127)
+
+
+def test_blocks_count_along_three_axes():
+    def kernel(d, out):
+        place = (d.program_id(0) * 3 + d.program_id(1)) * 4 + d.program_id(2)
+        d.store(out, place + d.lanes(), d.full(place, jnp.float32), d.lanes() < 1)
+
+    np.testing.assert_array_equal(launch(kernel, grid=(2, 3, 4), size=24), np.arange(24))
+
+
+@pytest.mark.parametrize("slice_size", [1, 4, 31, 32, 48, 64, 128, 200, 256])
+def test_a_block_is_a_whole_slice_only_where_that_is_a_power_of_two_that_fits(slice_size):
+    rows = dialect.rows_per_block("triton", slice_size)
+    assert rows == (slice_size if slice_size in (32, 64, 128) else dialect.LAUNCH.rows)
+    assert dialect.rows_per_block("mosaic", slice_size) == dialect.LAUNCH.rows
+    assert dialect.LAUNCH.rows % 128 == 0  # a warpgroup
+
+
+# ------------------------------------------------------------------------------------------------ choosing a backend
+
+
+@pytest.mark.parametrize("backend", ["auto", "xla"])
+@pytest.mark.parametrize("platform", [None, "cpu", "rocm", "tpu"])
+def test_other_platforms_run_plain_xla(backend, platform):
+    assert dialect.resolve(backend, platform) == "xla"
+
+
+def test_cuda_runs_a_kernel_unless_told_otherwise():
+    assert dialect.resolve("auto", "cuda") in ("triton", "mosaic")
+    for backend in ("triton", "mosaic", "xla", "interpret"):
+        assert dialect.resolve(backend, "cuda") == backend
+
+
+@pytest.fixture
+def forgetful():
+    """The preferred dialect is decided once; here it is decided anew, and again afterwards."""
+    dialect._preferred_dialect.cache_clear()
+    yield
+    dialect._preferred_dialect.cache_clear()
+
+
+def test_without_triton_mosaic_is_preferred(monkeypatch, forgetful):
+    monkeypatch.setitem(sys.modules, "jax.experimental.pallas.triton", None)
+    assert dialect.resolve("auto", "cuda") == "mosaic"
+
+
+def test_without_any_dialect_xla_runs_with_one_warning(monkeypatch, forgetful):
+    for name in ("triton", "mosaic_gpu"):
+        monkeypatch.setitem(sys.modules, f"jax.experimental.pallas.{name}", None)
+    with pytest.warns(UserWarning, match="no Pallas dialect for this GPU.*absl-py") as caught:
+        assert [dialect.resolve("auto", "cuda") for _ in range(3)] == ["xla"] * 3
+    assert len(caught) == 1
+
+
+def test_kernels_lower_without_any_warning():
+    A = Layout("hll", (("slice_size", 4),)).of(CASES["irregular"].scipy())
+    for backend in ("triton", "mosaic", "auto"):
+        with warnings.catch_warnings(), jsf.use_backend(backend):
+            warnings.simplefilter("error")
+            jax.jit(lambda A, x: A @ x).trace(A, np.ones(13)).lower(lowering_platforms=("cuda",))
+
+
+# --------------------------------------------------------------------------------------------------------- use_backend
+
+
+def test_use_backend_nests_and_ends_with_its_block():
+    assert dialect.active_backend("auto") == "auto"
+    with jsf.use_backend("xla"):
+        with jsf.use_backend("interpret"):
+            assert dialect.active_backend("auto") == "interpret"
+            assert dialect.active_backend("triton") == "triton"
+        assert dialect.active_backend("auto") == "xla"
+        with pytest.raises(RuntimeError), jsf.use_backend("interpret"):
+            raise RuntimeError
+        assert dialect.active_backend("auto") == "xla"
+    assert dialect.active_backend("auto") == "auto"
+
+
+def test_an_unknown_backend_is_named_with_those_that_exist():
+    known = "unknown backend 'cuda'; choose one of auto, triton, mosaic, xla, interpret"
+    with pytest.raises(ValueError, match=known), jsf.use_backend("cuda"):
+        pass
+    with pytest.raises(ValueError, match="unknown backend 'cuda'"):
+        Layout("csr").of(CASES["irregular"].scipy(), backend="cuda")

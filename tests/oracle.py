@@ -1,0 +1,46 @@
+"""What a right answer is: dense arithmetic in 64 bits, and how far rounding may lead from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+
+def draw(rng: np.random.Generator, dtype: Any, *shape: int) -> jnp.ndarray:
+    """Normal numbers of a real or complex dtype."""
+    real, imaginary = rng.standard_normal((2, *shape))
+    return jnp.asarray(real + 1j * imaginary if jnp.issubdtype(dtype, jnp.complexfloating) else real, dtype)
+
+
+def wide(v: Any) -> np.ndarray:
+    """In float64 or complex128."""
+    v = np.asarray(v)
+    return v.astype(np.complex128 if v.dtype.kind == "c" else np.float64)
+
+
+def assert_product(got: Any, dense: np.ndarray, x: Any, dtype: Any = None) -> None:
+    """`got` is dense @ x within the bound of Kokkos Kernels' SpMV tests.
+
+    |y − ŷ| ≤ 10·eps·(α·max_nnz_row·max|a|·max|x|), eps of the result's dtype.
+    """
+    x = wide(x)
+    assert_close(got, dense @ x, magnitude(dense, x), dtype)
+
+
+def magnitude(dense: np.ndarray, x: np.ndarray) -> float:
+    """max_nnz_row·max|a|·max|x|."""
+    longest = np.count_nonzero(dense, axis=1).max(initial=0)
+    return float(longest * np.abs(dense).max(initial=0) * np.abs(x).max(initial=0))
+
+
+def assert_close(got: Any, want: np.ndarray, size: float, dtype: Any = None) -> None:
+    """|got − want| ≤ 10·eps·size, and of `dtype` where one is given."""
+    got = np.asarray(got)
+    assert got.shape == want.shape
+    if dtype is not None:
+        assert got.dtype == dtype
+    error = np.abs(wide(got) - want).max(initial=0)
+    limit = 10 * float(jnp.finfo(got.dtype).eps) * size
+    assert error <= limit, f"off by {error:.3g}, allowed {limit:.3g}"

@@ -1,0 +1,407 @@
+"""Conjugate gradients: the answer, the count, the status, the loop, and the derivatives."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import scipy.sparse.linalg as spla
+from jax.test_util import check_grads
+
+import jaxsparse_fmt as jsf
+from solvers import SolverError, Status, cg, precond
+
+N = 60
+
+
+def spd(seed: int = 0, n: int = N, dtype=np.float64) -> sp.csr_array:
+    """A random sparse positive definite matrix with a condition number of about 30."""
+    rng = np.random.default_rng(seed)
+    B = sp.random_array((n, n), density=0.05, rng=rng, dtype=np.float64)
+    if np.issubdtype(dtype, np.complexfloating):
+        B = B + 1j * sp.random_array((n, n), density=0.05, rng=rng, dtype=np.float64)
+    S = sp.csr_array(B.conj().T @ B + 0.3 * sp.eye_array(n)).astype(dtype)
+    S.sum_duplicates()
+    return S
+
+
+def system(seed: int = 0, format: str = "csr", dtype=np.float64):
+    S = spd(seed, dtype=dtype)
+    rng = np.random.default_rng(seed + 1)
+    b = rng.standard_normal(N) + (1j * rng.standard_normal(N) if S.dtype.kind == "c" else 0)
+    return S, jsf.from_scipy(S, format), jnp.asarray(b.astype(dtype))
+
+
+def scipy_iterations(S, b, **options) -> tuple[np.ndarray, int]:
+    count = 0
+
+    def tick(_):
+        nonlocal count
+        count += 1
+
+    x, _ = spla.cg(S, np.asarray(b), callback=tick, **options)
+    return x, count
+
+
+# ---------------------------------------------------------------------------------------------------------- answers
+
+
+@pytest.mark.parametrize("format", jsf.FORMATS)
+def test_agrees_with_scipy_in_answer_and_count(format):
+    S, A, b = system(format=format)
+    want, count = scipy_iterations(S, b, rtol=1e-8)
+    sol = cg(A, b, rtol=1e-8)
+    assert sol.status is Status.CONVERGED and sol.success
+    assert abs(sol.iterations - count) <= 1
+    np.testing.assert_allclose(sol.x, want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64, np.complex128])
+def test_solves_in_every_dtype(dtype):
+    S, A, b = system(dtype=dtype)
+    sol = cg(A, b, rtol=1e-5)
+    assert sol.x.dtype == dtype and sol.success
+    residual = np.linalg.norm(np.asarray(b) - S @ np.asarray(sol.x))
+    assert residual <= 1.1e-5 * np.linalg.norm(b)
+
+
+def test_narrow_values_solve_under_a_wide_vector():
+    S, A, b = system()
+    narrow = A.astype(np.float32)
+    sol = cg(narrow, b, rtol=1e-10)
+    assert sol.x.dtype == np.float64 and sol.success
+    exact = np.linalg.solve(S.toarray().astype(np.float32).astype(np.float64), b)
+    np.testing.assert_allclose(sol.x, exact, rtol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda A, S: A, lambda A, S: lambda v: A @ v, lambda A, S: S.toarray(), lambda A, S: jnp.asarray(S.toarray())],
+)
+def test_takes_a_matrix_a_function_or_a_dense_array(make):
+    S, A, b = system()
+    sol = cg(make(A, S), b, rtol=1e-10)
+    np.testing.assert_allclose(sol.x, np.linalg.solve(S.toarray(), b), rtol=1e-7)
+
+
+def test_the_reported_residual_is_the_true_one():
+    S, A, b = system()
+    sol = cg(A, b, rtol=1e-8)
+    true = np.linalg.norm(np.asarray(b) - S @ np.asarray(sol.x))
+    assert float(sol.residual_norm) == pytest.approx(true, rel=1e-6)
+
+
+def test_atol_stops_where_rtol_would_go_on():
+    _, A, b = system()
+    atol = 1e-2 * float(jnp.linalg.norm(b))
+    by_atol, by_rtol = cg(A, b, rtol=0.0, atol=atol), cg(A, b, rtol=1e-2)
+    assert by_atol.success and by_atol.iterations == by_rtol.iterations
+
+
+def test_a_good_start_takes_fewer_iterations_to_the_same_tolerance():
+    S, A, b = system()
+    exact = np.linalg.solve(S.toarray(), b)
+    near = cg(A, b, exact + 1e-6, rtol=1e-8)
+    assert near.success and near.iterations < cg(A, b, rtol=1e-8).iterations
+    assert cg(A, b, exact, rtol=1e-8).iterations == 0
+
+
+@pytest.mark.parametrize("x0", [None, np.ones(N)])
+def test_a_zero_right_hand_side_has_the_zero_solution(x0):
+    _, A, b = system()
+    sol = cg(A, 0 * b, x0)
+    assert sol.success and sol.iterations == 0 and not np.any(sol.x)
+
+
+@pytest.mark.parametrize("scale", [2.0**-900, 2.0**900])
+def test_the_size_of_b_changes_nothing(scale):
+    """bᵀb would under- or overflow at these sizes; a power of two scales without rounding."""
+    _, A, b = system()
+    sol, scaled = cg(A, b, rtol=1e-8), cg(A, b * scale, rtol=1e-8)
+    assert scaled.success and scaled.iterations == sol.iterations
+    np.testing.assert_array_equal(scaled.x / scale, sol.x)
+
+
+def test_a_preconditioner_cuts_iterations():
+    S, _, b = system()
+    d = 10.0 ** np.linspace(-2, 2, N)
+    scaled = sp.csr_array(sp.diags_array(d) @ S @ sp.diags_array(d))
+    A = jsf.from_scipy(scaled)
+    plain, jacobi = cg(A, b, rtol=1e-8, maxiter=5000), cg(A, b, M=precond.jacobi(A), rtol=1e-8)
+    assert jacobi.success and jacobi.iterations < plain.iterations / 2
+    by_function = cg(A, b, M=lambda r: r / A.diagonal(), rtol=1e-8)
+    assert by_function.iterations == jacobi.iterations
+
+
+# ----------------------------------------------------------------------------------------------------------- status
+
+
+def indefinite():
+    return sp.diags_array(np.concatenate([-np.ones(3), np.ones(N - 3)])).tocsr()
+
+
+def skew(size: float):
+    """I + K with K = −Kᵀ: every curvature is positive, and every step multiplies the residual by about `size`."""
+    upper = sp.diags_array(np.full(N - 1, size), offsets=1)
+    return (sp.eye_array(N) + upper - upper.T).tocsr()
+
+
+@pytest.mark.parametrize(
+    ("A", "b", "options", "status"),
+    [
+        (-spd(), np.ones(N), {}, Status.NOT_POSITIVE_DEFINITE),
+        (indefinite(), np.arange(N) - 5.0, {}, Status.NOT_POSITIVE_DEFINITE),
+        (spd() * np.nan, np.ones(N), {}, Status.NON_FINITE),
+        (spd(), np.where(np.arange(N) == 7, np.nan, 1.0), {}, Status.NON_FINITE),
+        (spd(), np.where(np.arange(N) == 7, np.inf, 1.0), {}, Status.NON_FINITE),
+        (spd(), np.ones(N), {"M": lambda r: -r}, Status.NOT_POSITIVE_DEFINITE),
+        (spd(), np.ones(N), {"M": lambda r: r * jnp.nan}, Status.NON_FINITE),
+        (spd(), np.ones(N), {"maxiter": 3}, Status.MAXITER),
+        (spd(), np.ones(N), {"maxiter": 0}, Status.MAXITER),
+        (spd(), np.ones(N), {"rtol": 1e-18, "maxiter": 10**6}, Status.STAGNATION),
+        (sp.csr_array((N, N)), np.ones(N), {}, Status.BREAKDOWN),
+        (skew(1e15), np.ones(N), {}, Status.DIVERGED),
+    ],
+)
+def test_what_cannot_be_solved_ends_with_a_status_that_says_so(A, b, options, status):
+    sol = cg(jsf.from_scipy(A, "csr"), b, **options)
+    assert sol.status is status and not sol.success
+    assert np.all(np.isfinite(sol.x))
+    assert sol.iterations <= options.get("maxiter", 10 * N)
+    with pytest.raises(SolverError, match=status.name) as caught:
+        sol.raise_for_status()
+    assert status.message in str(caught.value) and caught.value.status is status
+
+
+def test_an_unsymmetric_matrix_never_loops_or_succeeds_falsely():
+    rng = np.random.default_rng(3)
+    S = sp.csr_array(np.eye(N) + 5 * np.triu(rng.standard_normal((N, N)), 1))
+    b = rng.standard_normal(N)
+    sol = cg(jsf.from_scipy(S), b, rtol=1e-10)
+    residual = np.linalg.norm(b - S @ np.asarray(sol.x))
+    assert sol.success == (residual <= 1.01e-10 * np.linalg.norm(b))
+    assert np.all(np.isfinite(sol.x)) and sol.iterations <= 10 * N
+
+
+# ------------------------------------------------------------------------------------------------------------- loop
+
+
+@pytest.mark.parametrize("every", [2, 7, 100])
+def test_checking_less_often_changes_neither_count_nor_answer(every):
+    _, A, b = system()
+    one, many = (cg(A, b, rtol=1e-9, history=True, check_every=k) for k in (1, every))
+    assert many.iterations == one.iterations
+    np.testing.assert_array_equal(many.x, one.x)
+    np.testing.assert_array_equal(many.history, one.history)
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_checking_less_often_changes_no_failure(every):
+    _, A, b = system()
+    sol = cg(A, b, maxiter=7, rtol=1e-12, check_every=every)
+    assert sol.status is Status.MAXITER and sol.iterations == 7
+    assert cg(-A, b, check_every=every).status is Status.NOT_POSITIVE_DEFINITE
+
+
+def test_history_is_the_residual_by_iteration():
+    S, A, b = system()
+    sol = cg(A, b, rtol=1e-8, history=True)
+    assert sol.history.shape == (sol.iterations + 1,)
+    assert sol.history[0] == pytest.approx(np.linalg.norm(b))
+    seen = []
+    cg(A, b, rtol=1e-8, callback=lambda x: seen.append(np.linalg.norm(np.asarray(b) - S @ x)))
+    jax.effects_barrier()
+    np.testing.assert_allclose(sol.history[1:], seen, rtol=1e-6)
+
+
+def test_history_inside_jit_has_a_fixed_length_and_ends_in_nan():
+    _, A, b = system()
+    norms = jax.jit(lambda A, b: cg(A, b, rtol=1e-8, history=200).history)(A, b)
+    k = cg(A, b, rtol=1e-8).iterations
+    assert norms.shape == (201,)
+    assert np.all(np.isfinite(norms[: k + 1])) and np.all(np.isnan(norms[k + 1 :]))
+
+
+def test_progress_reports_and_callback_sees_every_iterate():
+    _, A, b = system()
+    reports, iterates = [], []
+    report = lambda k, norm: reports.append((k, norm))  # noqa: E731
+    sol = cg(A, b, callback=lambda x: iterates.append(np.array(x)), progress=report, rtol=1e-12, history=True)
+    jax.effects_barrier()
+    assert len(iterates) == sol.iterations > 32
+    np.testing.assert_array_equal(iterates[-1], sol.x)
+    assert [k for k, _ in reports] == list(range(16, sol.iterations + 1, 16))
+    np.testing.assert_allclose([r for _, r in reports], sol.history[16::16], rtol=1e-12)
+
+
+def test_a_permuted_basis_is_entered_once():
+    S, A, b = system()
+    perm = np.random.default_rng(5).permutation(N)
+
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass(frozen=True)
+    class Sorted:
+        in_basis: jsf.SparseMatrix
+        basis: jsf.Basis
+        shape = (N, N)
+
+        def __matmul__(self, x):
+            raise AssertionError("the solver must stay in the basis")
+
+    inner = jsf.from_scipy(sp.csr_array(S[perm][:, perm]), "csr")
+    sol = cg(Sorted(inner, jsf.Basis(jnp.asarray(perm))), b, M=precond.jacobi(A), rtol=1e-10)
+    np.testing.assert_allclose(sol.x, np.linalg.solve(S.toarray(), b), rtol=1e-7)
+
+
+# ------------------------------------------------------------------------------------------------- transformations
+
+
+def test_works_inside_jit_with_the_matrix_as_argument_and_compiles_once():
+    traces = []
+
+    @jax.jit
+    def solve(A, b):
+        traces.append(1)
+        return cg(A, b, rtol=1e-10)
+
+    _, A, b = system()
+    assert solve(A, b).success
+    other = A.with_data(2 * A.data)
+    np.testing.assert_allclose(solve(other, b).x, solve(A, b).x / 2, rtol=1e-7)
+    assert len(traces) == 1
+
+
+def test_a_second_solve_compiles_nothing():
+    _, A, b = system()
+    cg(A, b, rtol=1e-6).x.block_until_ready()
+    with jax.log_compiles(), pytest.MonkeyPatch.context() as patch:
+        import logging
+
+        records = []
+        patch.setattr(
+            logging.getLogger("jax._src.interpreters.pxla"), "handle", lambda r: records.append(r.getMessage())
+        )
+        cg(A.with_data(3 * A.data), b, rtol=1e-9, maxiter=77).x.block_until_ready()
+    assert not [r for r in records if "_solve" in r]
+
+
+def test_vmap_over_right_hand_sides_counts_each_by_itself():
+    _, A, _ = system()
+    B = np.random.default_rng(9).standard_normal((4, N))
+    B[2] = 0
+    sol = jax.vmap(lambda b: cg(A, b, rtol=1e-8))(B)
+    for i, b in enumerate(B):
+        alone = cg(A, b, rtol=1e-8)
+        assert sol.iterations[i] == alone.iterations
+        np.testing.assert_allclose(sol.x[i], alone.x, rtol=1e-9, atol=1e-12)
+    assert np.all(sol.success) and sol.raise_for_status() is sol
+
+
+def test_vmap_over_data_solves_every_matrix():
+    S, A, b = system()
+    scales = np.array([0.5, 1.0, 4.0])
+    x = jax.vmap(lambda s: cg(A.with_data(s * A.data), b, rtol=1e-10).x)(scales)
+    np.testing.assert_allclose(x, np.linalg.solve(S.toarray(), b) / scales[:, None], rtol=1e-7)
+
+
+def dense_solution(S, data, b):
+    row, col = S.nonzero()
+    return jnp.linalg.solve(jnp.zeros(S.shape, data.dtype).at[row, col].set(data), b)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+def test_gradient_is_that_of_the_dense_solution(dtype):
+    """With respect to data and b, at first order and for all four ways to the second."""
+    S, A, b = system(dtype=dtype)
+    w = jnp.asarray(np.random.default_rng(4).standard_normal(N))
+    ours = lambda d, b: jnp.sum(w * jnp.abs(cg(A.with_data(d), b, rtol=1e-14, maxiter=2000).x) ** 2)  # noqa: E731
+    dense = lambda d, b: jnp.sum(w * jnp.abs(dense_solution(S, d, b)) ** 2)  # noqa: E731
+    point = (A.data, b)
+    along = tuple(jnp.asarray(np.random.default_rng(6).standard_normal(p.shape), p.dtype) for p in point)
+
+    def derivatives(f, point):
+        grad = jax.grad(f, (0, 1))
+        along_gradient = lambda *p: sum(jnp.vdot(a, g).real for a, g in zip(along, grad(*p), strict=True))  # noqa: E731
+        forward = lambda *p: jax.jvp(f, p, along)[1]  # noqa: E731
+        return {
+            "gradient": grad(*point),
+            "forward": forward(*point),
+            "forward over reverse": jax.jvp(grad, point, along)[1],
+            "reverse over reverse": jax.grad(along_gradient, (0, 1))(*point),
+            "reverse over forward": jax.grad(forward, (0, 1))(*point),
+            "forward over forward": jax.jvp(forward, point, along)[1],
+        }
+
+    got, want = (jax.jit(derivatives, static_argnums=0)(f, point) for f in (ours, dense))
+    for name in want:
+        for g, w_ in zip(jax.tree.leaves(got[name]), jax.tree.leaves(want[name]), strict=True):
+            scale = float(jnp.max(jnp.abs(w_)))
+            np.testing.assert_allclose(g, w_, rtol=1e-6, atol=1e-8 * scale, err_msg=name)
+
+
+def test_gradients_hold_against_finite_differences():
+    _, A, b = system()
+    f = lambda d, b: cg(A.with_data(d), b, rtol=1e-13).x  # noqa: E731
+    symmetric = lambda s, b: f(A.data * (1 + s), b)  # noqa: E731
+    check_grads(symmetric, (jnp.float64(0.1), b), order=2, modes=("fwd", "rev"), rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_tiny_cotangent_gives_a_tiny_gradient_and_no_nan(dtype):
+    _, A, b = system(dtype=dtype)
+    _, pull = jax.vjp(lambda d, b: cg(A.with_data(d), b, rtol=1e-6).x, A.data, b)
+    w = jnp.asarray(np.random.default_rng(8).standard_normal(N), dtype)
+    for tiny, full in zip(pull(w * 1e-13), pull(w), strict=True):
+        assert np.all(np.isfinite(tiny))
+        np.testing.assert_allclose(tiny / 1e-13, full, rtol=2e-3, atol=2e-3 * float(jnp.max(jnp.abs(full))))
+
+
+def test_x0_and_M_carry_no_derivative_and_a_far_x0_does_not_spoil_it():
+    _, A, b = system()
+    f = lambda b, x0, s: cg(A, b, x0, M=lambda r: s * r, rtol=1e-12).x.sum()  # noqa: E731
+    gb, gx, gs = jax.grad(f, (0, 1, 2))(b, 1e6 * jnp.ones(N), 2.0)
+    assert not np.any(gx) and gs == 0
+    np.testing.assert_allclose(gb, cg(A, jnp.ones(N), rtol=1e-12).x, rtol=1e-6)
+
+
+def test_parameters_inside_a_function_differentiate():
+    S, A, b = system()
+    f = lambda s: cg(lambda v: A @ v + s * v, b, rtol=1e-13).x.sum()  # noqa: E731
+    inverse = np.linalg.inv(S.toarray() + 0.7 * np.eye(N))
+    want = -np.sum(inverse @ (inverse @ np.asarray(b)))
+    assert jax.grad(f)(0.7) == pytest.approx(want, rel=1e-6)
+    assert jax.jit(jax.grad(f))(0.7) == pytest.approx(want, rel=1e-6)
+
+
+# ----------------------------------------------------------------------------------------------------- the door
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "text"),
+    [
+        ((np.eye(3), np.ones(4)), {}, ValueError, r"A has shape \(3, 3\); a system with b of length 4 needs \(4, 4\)"),
+        ((np.ones((3, 4)), np.ones(3)), {}, ValueError, r"shape \(3, 4\)"),
+        ((np.eye(3), np.ones((3, 2))), {}, ValueError, "one vector"),
+        ((np.eye(3), np.ones(3), np.ones(4)), {}, ValueError, r"x0 has shape \(4,\)"),
+        ((np.eye(3), np.ones(0)), {}, ValueError, "b is empty"),
+        ((sp.eye_array(3), np.ones(3)), {}, TypeError, "from_scipy"),
+        (("matrix", np.ones(3)), {}, TypeError, "got str"),
+        ((np.eye(3), np.ones(3)), {"rtol": -1}, ValueError, "rtol must be a number from 0 up; got -1"),
+        ((np.eye(3), np.ones(3)), {"atol": float("nan")}, ValueError, "atol must be"),
+        ((np.eye(3), np.ones(3)), {"maxiter": -1}, ValueError, "maxiter must be"),
+        ((np.eye(3), np.ones(3)), {"check_every": 0}, ValueError, "check_every must be"),
+        ((np.eye(3), np.ones(3)), {"M": np.eye(4)}, ValueError, r"M has shape \(4, 4\)"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, options, error, text):
+    with pytest.raises(error, match=text):
+        cg(*arguments, **options)
+
+
+def test_integers_are_solved_as_floats():
+    sol = cg(jsf.from_scipy(sp.csr_array(2 * np.eye(3, dtype=int))), np.array([2, 4, 6]))
+    np.testing.assert_allclose(sol.x, [1, 2, 3])

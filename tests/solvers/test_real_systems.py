@@ -1,0 +1,57 @@
+"""cg on the positive definite matrices of a folder of real ones, against SciPy."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import scipy.sparse.linalg as spla
+
+import jaxsparse_fmt as jsf
+from solvers import Status, cg, precond
+
+FOLDER = os.environ.get("JAXSPARSE_MATRICES")
+FILES = sorted(pathlib.Path(FOLDER).glob("*.mtx*")) if FOLDER else []
+MAXITER = 3000
+DENSE = 2500  # rows up to which positive definiteness is decided by eigenvalues
+
+
+def hermitian(S) -> bool:
+    if S.shape[0] != S.shape[1] or S.nnz == 0:
+        return False
+    gap = abs(S - S.conj().T)
+    return gap.nnz == 0 or gap.max() <= 1e-12 * abs(S).max()
+
+
+@pytest.mark.skipif(not FILES, reason="JAXSPARSE_MATRICES names no folder of Matrix Market files")
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.name.partition(".")[0])
+def test_same_answer_as_scipy_or_an_honest_status(path):
+    S = sp.csr_array(jsf.io.read_mtx(path))
+    diagonal = S.diagonal()
+    if not hermitian(S) or np.any(diagonal.real <= 0):
+        pytest.skip("not Hermitian with a positive diagonal")
+    b = S @ np.ones(S.shape[0])
+    A = jsf.from_scipy(S)
+    sol = cg(A, b, M=precond.jacobi(A), rtol=1e-8, maxiter=MAXITER)
+    x = np.asarray(sol.x)
+    relative = np.linalg.norm(b - S @ x) / np.linalg.norm(b)
+    assert np.all(np.isfinite(x))
+    assert float(sol.residual_norm) == pytest.approx(relative * np.linalg.norm(b), rel=1e-3)
+    assert sol.success == (relative <= 1e-8)
+
+    count = 0
+
+    def tick(_):
+        nonlocal count
+        count += 1
+
+    inverse = sp.diags_array(1 / diagonal)
+    want, info = spla.cg(S, b, M=inverse, rtol=1e-8, maxiter=MAXITER, callback=tick)
+    if info == 0 and np.linalg.norm(b - S @ want) <= 1e-8 * np.linalg.norm(b):
+        assert sol.status is Status.CONVERGED, sol
+        assert abs(sol.iterations - count) <= max(2, 0.02 * count)
+    if sol.status is Status.NOT_POSITIVE_DEFINITE and S.shape[0] <= DENSE:
+        assert np.linalg.eigvalsh(S.toarray())[0] < 1e-10 * abs(S).max()

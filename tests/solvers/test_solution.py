@@ -1,0 +1,57 @@
+"""Solution and Status: what they say outside jit, inside, and for several solves at once."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from solvers import Solution, SolverError, Status
+
+
+def solution(code: int, **fields) -> Solution:
+    given = {"x": jnp.ones(3), "n_iterations": jnp.int32(4), "residual_norm": jnp.float64(0.5), "norms": None} | fields
+    return Solution(code=jnp.int32(code), **given)
+
+
+@pytest.mark.parametrize("status", Status)
+def test_every_status_has_a_message_and_only_one_is_success(status):
+    sol = solution(status)
+    assert sol.status is status and status.message
+    assert sol.success == (status is Status.CONVERGED)
+    assert status.name in repr(sol) and "\n" not in repr(sol)
+
+
+@pytest.mark.parametrize("status", [s for s in Status if s is not Status.CONVERGED])
+def test_raise_for_status_names_the_status_the_residual_and_the_cure(status):
+    with pytest.raises(SolverError) as caught:
+        solution(status).raise_for_status()
+    assert caught.value.status is status
+    for part in (status.name, "4 iterations", "0.5", status.message):
+        assert part in str(caught.value)
+
+
+def test_a_converged_solution_passes_itself_on():
+    sol = solution(Status.CONVERGED)
+    assert sol.raise_for_status() is sol
+
+
+def test_history_is_trimmed_outside_jit_and_whole_inside():
+    norms = jnp.arange(9.0)
+    sol = solution(0, norms=norms)
+    assert sol.history.shape == (5,)
+    assert jax.jit(lambda s: s.history)(sol).shape == (9,)
+    assert solution(0).history is None
+
+
+def test_inside_jit_the_status_is_a_number():
+    assert jax.jit(lambda s: jnp.where(s.success, 1, -1))(solution(0)) == 1
+    assert jax.jit(lambda s: s.status == Status.MAXITER)(solution(Status.MAXITER))
+
+
+def test_of_several_solves_the_failed_one_is_reported():
+    several = jax.tree.map(lambda *a: jnp.stack(a), solution(0), solution(Status.MAXITER))
+    assert several.status.shape == (2,) and list(several.success) == [True, False]
+    assert "status" in repr(several)
+    with pytest.raises(SolverError, match="MAXITER"):
+        several.raise_for_status()

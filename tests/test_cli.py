@@ -1,0 +1,348 @@
+"""The command as a user meets it: exit codes, what it prints and where, and what it leaves on the disk."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+import scipy.sparse
+
+import jaxsparse_fmt as jsf
+from jaxsparse_fmt import cli, demo, gallery, io, measure
+
+POISSON = gallery.poisson(6)
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch):
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def poisson(tmp_path: pathlib.Path) -> str:
+    return written(tmp_path / "poisson.mtx", POISSON)
+
+
+def written(path: pathlib.Path, S: scipy.sparse.sparray) -> str:
+    io.write_mtx(path, S)
+    return str(path)
+
+
+def fact(out: str, name: str) -> str:
+    """The value beside a name in a table."""
+    found = re.search(rf"^ *{re.escape(name)}  +(.*?) *$", out, re.MULTILINE)
+    assert found, f"no line {name!r} in:\n{out}"
+    return found[1]
+
+
+# ------------------------------------------------------------------------------------------- solve
+
+
+@pytest.mark.parametrize("format", ["auto", *jsf.FORMATS])
+def test_solve_reaches_the_residual_asked_for(format: str, poisson: str, tmp_path, rng, capsys):
+    b = rng.standard_normal(POISSON.shape[0])
+    rhs, x = tmp_path / "b.npy", tmp_path / "x.npy"
+    np.save(rhs, b)
+    args = ["--rhs", str(rhs), "--out", str(x), "--format", format, "--rtol", "1e-9"]
+    assert cli.main(["solve", poisson, *args]) == 0
+    residual = np.linalg.norm(b - POISSON @ np.load(x)) / np.linalg.norm(b)
+    assert residual <= 1e-9 * (1 + 1e-6)
+    out = capsys.readouterr().out
+    assert fact(out, "true residual").split("; ")[1].startswith(f"{residual:.2e} of ‖b‖")
+    assert fact(out, "status").startswith("CONVERGED")
+
+
+def test_solve_ends_with_the_whole_table(poisson: str, capsys):
+    assert cli.main(["solve", poisson, "--format", "csr"]) == 0
+    out = capsys.readouterr().out
+    assert fact(out, "rows") == "216"
+    assert fact(out, "nnz") == f"{POISSON.nnz:,}"
+    assert fact(out, "format") == "csr, asked for"
+    assert fact(out, "stored").endswith("as float64, 1.00 × CSR")
+    assert re.fullmatch(r"[\d.]+ [µm]?s, [\d.]+ GB/s on .+", fact(out, "product"))
+    assert int(fact(out, "iterations")) > 1
+    parts = r"[\d.]+ m?s: read .+, check .+, convert .+, compile .+, solve .+"
+    assert re.fullmatch(parts, fact(out, "wall time"))
+
+
+def test_without_rhs_the_solution_is_known_and_the_error_told(poisson: str, tmp_path, capsys):
+    assert cli.main(["solve", poisson, "--out", str(tmp_path / "x.txt"), "--precond", "jacobi"]) == 0
+    out = capsys.readouterr().out
+    x = np.loadtxt(tmp_path / "x.txt")
+    assert "no --rhs" in fact(out, "b")
+    assert fact(out, "error").startswith(f"{np.linalg.norm(x - 1) / np.sqrt(x.size):.2e} ")
+    np.testing.assert_allclose(x, 1, rtol=1e-4)
+
+
+def test_auto_gives_the_reason_for_its_format(poisson: str, capsys):
+    best = jsf.choose.rank(POISSON)[0]
+    assert cli.main(["solve", poisson]) == 0
+    assert fact(capsys.readouterr().out, "format").startswith(f"{best.format}, ranked first")
+
+
+@pytest.mark.parametrize("dtype", cli.DTYPES)
+def test_solve_computes_in_the_dtype_asked_for(dtype: str, tmp_path, capsys):
+    is_complex = dtype.startswith("complex")
+    turn = scipy.sparse.diags_array([0.2j, -0.2j], offsets=[1, -1], shape=POISSON.shape)
+    S = POISSON + turn if is_complex else POISSON
+    path, x = written(tmp_path / "A.mtx.gz", scipy.sparse.csr_array(S)), tmp_path / "x.npy"
+    before = jax.config.jax_enable_x64
+    assert cli.main(["solve", path, "--dtype", dtype, "--out", str(x), "--rtol", "1e-5"]) == 0
+    assert np.load(x).dtype.kind == np.dtype(dtype).kind
+    out = capsys.readouterr().out
+    assert f"as {dtype}," in fact(out, "stored")
+    assert ("with A and b as in the files" in out) == (dtype in ("float32", "complex64"))
+    assert jax.config.jax_enable_x64 == before
+
+
+def test_nothing_printed_is_a_control_character(poisson: str, tmp_path, capfd):
+    cli.main(["solve", poisson, "--plot", str(tmp_path / "a.png")])
+    cli.main(["info", poisson])
+    captured = capfd.readouterr()
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", captured.out + captured.err)
+    assert captured.err.splitlines()[0] == f"read: {poisson}"
+
+
+def test_solve_leaves_what_was_asked_for_and_nothing_else(poisson: str, tmp_path, capsys):
+    x, picture = tmp_path / "x.mtx.gz", tmp_path / "solve.png"
+    x.write_text("old")
+    assert cli.main(["solve", poisson, "--out", str(x), "--plot", str(picture)]) == 0
+    assert {p.name for p in tmp_path.iterdir()} == {"poisson.mtx", "x.mtx.gz", "solve.png"}
+    np.testing.assert_allclose(io.read_vector(x), 1, rtol=1e-4)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", ["494_bus", "mhd1280b"])
+def test_a_real_matrix_is_solved(name: str, matrices: pathlib.Path, tmp_path, capsys):
+    path, x = matrices / f"{name}.mtx.gz", tmp_path / "x.npy"
+    args = ["--out", str(x), "--rtol", "1e-7", "--precond", "jacobi", "--maxiter", "20000"]
+    assert cli.main(["solve", str(path), *args]) == 0
+    S = io.read_mtx(path)
+    b = S @ np.ones(S.shape[1])
+    assert np.linalg.norm(b - S @ np.load(x)) <= 1e-7 * (1 + 1e-4) * np.linalg.norm(b)
+
+
+# ---------------------------------------------------------------------------------- not converged
+
+
+@pytest.mark.parametrize(
+    ("S", "args", "cure"),
+    [
+        (-POISSON, [], "not positive definite.*check the sign of A"),
+        (POISSON, ["--maxiter", "2"], "maxiter reached.*raise maxiter"),
+        (POISSON * np.nan, [], "NaN or infinity"),
+        (POISSON, ["--dtype", "float32", "--rtol", "1e-15"], "wider dtype|zero residual"),
+    ],
+    ids=["negative definite", "maxiter", "NaN", "float32"],
+)
+def test_no_convergence_is_exit_1_with_the_cure(S, args: list[str], cure: str, tmp_path, capsys):
+    path = written(tmp_path / "A.mtx", S)
+    assert cli.main(["solve", path, *args]) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(f"jaxsparse: {path}: ")
+    assert re.search(cure, last)
+
+
+# -------------------------------------------------------------------------------------- bad input
+
+
+def refused(capsys, *args: str) -> str:
+    """The one line with which the command refuses."""
+    assert cli.main(args) == 2
+    captured = capsys.readouterr()
+    lines = [line for line in captured.err.splitlines() if line.startswith("jaxsparse: ")]
+    assert len(lines) == 1 and captured.err.endswith(lines[0] + "\n")
+    assert captured.out == "" and "Traceback" not in captured.err
+    return lines[0].removeprefix("jaxsparse: ")
+
+
+@pytest.mark.parametrize("command", ["solve", "info"])
+def test_a_malformed_file_is_named_with_its_line(command: str, tmp_path, capsys):
+    path = tmp_path / "bad.mtx"
+    path.write_text("%%MatrixMarket matrix coordinate real general\n2 2 2\n1 1 1.0\n3 1 2.0\n")
+    assert refused(capsys, command, str(path)).startswith(f"{path}, line 4: ")
+
+
+@pytest.mark.parametrize("command", ["solve", "info"])
+def test_a_missing_file_is_named(command: str, capsys):
+    assert refused(capsys, command, "nowhere.mtx") == "nowhere.mtx: No such file or directory"
+
+
+def test_no_malformed_file_ends_in_a_traceback(capsys):
+    folder = os.environ.get("JAXSPARSE_MALFORMED")
+    if not folder:
+        pytest.skip("JAXSPARSE_MALFORMED names no folder of malformed files")
+    paths = [p for p in pathlib.Path(folder).iterdir() if p.suffix != ".tsv"]
+    codes = {path: cli.main(["info", str(path)]) for path in paths}
+    assert set(codes.values()) == {0, 2}
+    errors = capsys.readouterr().err
+    assert all(f"jaxsparse: {path}" in errors for path, code in codes.items() if code == 2)
+
+
+def test_a_right_hand_side_of_another_length_is_told_with_both(poisson: str, tmp_path, capsys):
+    np.save(tmp_path / "b.npy", np.ones(7))
+    line = refused(capsys, "solve", poisson, "--rhs", str(tmp_path / "b.npy"))
+    assert line.startswith(f"{tmp_path / 'b.npy'}: holds 7 numbers, but {poisson} has 216 rows")
+
+
+def test_a_matrix_that_is_not_symmetric_is_refused_with_the_place(tmp_path, capsys):
+    S = scipy.sparse.lil_array(POISSON)
+    S[4, 7] = 0.5
+    path = written(tmp_path / "A.mtx", scipy.sparse.csr_array(S))
+    line = refused(capsys, "solve", path)
+    assert "entry (5, 8) is 0.5" in line and "entry (8, 5), asks for 0" in line and "gmres" in line
+
+
+def test_a_complex_symmetric_matrix_is_not_taken_for_hermitian(tmp_path, capsys):
+    path = written(tmp_path / "A.mtx", POISSON * (1 + 1j))
+    assert "cg needs a Hermitian matrix" in refused(capsys, "solve", path)
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (0, 0)])
+def test_a_matrix_that_is_not_square_is_refused(shape: tuple[int, int], tmp_path, capsys):
+    path = written(tmp_path / "A.mtx", scipy.sparse.csr_array(shape))
+    assert f"{shape[0]} × {shape[1]}" in refused(capsys, "solve", path)
+
+
+def test_a_real_dtype_for_a_complex_matrix_is_refused(tmp_path, capsys):
+    path = written(tmp_path / "A.mtx", POISSON.astype(complex))
+    assert "imaginary" in refused(capsys, "solve", path, "--dtype", "float64")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "text"),
+    [
+        ("--out", "x.csv", r"x\.csv: .*\.mtx, \.mtx\.gz, \.npy, \.txt"),
+        ("--out", "nowhere/x.npy", "no folder nowhere"),
+        ("--plot", "a.bmp", r"a\.bmp: .*\.png"),
+        ("--plot", "nowhere/a.png", "no folder nowhere"),
+        ("--out", "./A.mtx", "overwrite"),
+    ],
+)
+def test_results_that_cannot_be_written_are_refused_before_reading(option: str, value: str, text: str, capsys):
+    assert re.search(text, refused(capsys, "solve", "A.mtx", option, value))
+
+
+def test_every_suffix_offered_for_x_can_be_written(tmp_path):
+    for suffix in cli.VECTOR_SUFFIXES:
+        io.write_vector(tmp_path / f"x{suffix}", np.ones(3))
+
+
+@pytest.mark.skipif(jax.default_backend() == "gpu", reason="needs a machine without a GPU")
+def test_a_gpu_backend_without_a_gpu_is_refused(poisson: str, capsys):
+    assert "needs an NVIDIA GPU" in refused(capsys, "solve", poisson, "--backend", "triton")
+
+
+def test_without_matplotlib_a_picture_is_refused_with_the_cure(poisson: str, monkeypatch, capsys):
+    monkeypatch.setattr(cli.plot, "available", lambda: False)
+    assert "pip install 'jaxsparse[plot]'" in refused(capsys, "solve", poisson, "--plot", "a.png")
+
+
+def test_a_fault_of_the_library_is_not_blamed_on_the_file(poisson: str, monkeypatch):
+    def broken(*args, **options):
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(measure, "prepare", broken)
+    with pytest.raises(ValueError, match="a bug"):
+        cli.main(["solve", poisson])
+
+
+def test_an_interruption_is_exit_130(poisson: str, monkeypatch, capsys):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(io, "read_mtx", interrupted)
+    assert cli.main(["solve", poisson]) == 130
+    assert capsys.readouterr().err.endswith("jaxsparse: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (["solve"], "FILE"),
+        (["solve", "A.mtx", "--format", "abc"], "'abc'.*csr"),
+        (["solve", "A.mtx", "--rtol", "0"], "'0' is not a number between 0 and 1"),
+        (["solve", "A.mtx", "--rtol", "small"], "'small' is not a number between 0 and 1"),
+        (["solve", "A.mtx", "--maxiter", "0"], "'0' is not a whole number from 1 up"),
+        (["demo", "--n", "many"], "'many' is not a whole number from 1 up"),
+        (["sovle", "A.mtx"], "'sovle'"),
+    ],
+)
+def test_bad_arguments_are_exit_2(args: list[str], text: str, capsys):
+    with pytest.raises(SystemExit) as exit:
+        cli.main(args)
+    assert exit.value.code == 2
+    assert re.search(text, capsys.readouterr().err)
+
+
+def test_without_a_command_the_help_is_shown(capsys):
+    assert cli.main([]) == 2
+    assert "solve" in capsys.readouterr().err
+
+
+# -------------------------------------------------------------------------- info, demo, the script
+
+
+def test_info_describes_and_ranks(poisson: str, tmp_path, capsys):
+    picture = tmp_path / "info.png"
+    assert cli.main(["info", poisson, "--plot", str(picture)]) == 0
+    out = capsys.readouterr().out
+    assert fact(out, "rows × columns") == "216 × 216"
+    assert fact(out, "symmetry") == "symmetric"
+    assert fact(out, "diagonals") == "7 of 431 hold entries"
+    assert fact(out, "bandwidth") == "36 below the main diagonal, 36 above"
+    positions = [out.index(f"\n {choice.format} ") for choice in jsf.choose.rank(POISSON)]
+    assert positions == sorted(positions)
+    assert picture.exists()
+
+
+def test_a_small_demo_agrees_with_scipy(tmp_path, capsys):
+    picture = tmp_path / "demo.png"
+    assert cli.main(["demo", "--n", "12", "--plot", str(picture)]) == 0
+    out = capsys.readouterr().out
+    assert "1,728 unknowns" in out and "The answers agree" in out and str(picture) in out
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_demo_that_disagrees_with_scipy_fails(tmp_path, monkeypatch, capsys):
+    honest = demo.scipy_cg
+
+    def perturbed(S, b, rtol, **options):
+        x, info = honest(S, b, rtol, **options)
+        return x * (1 + 1e-3), info
+
+    monkeypatch.setattr(demo, "scipy_cg", perturbed)
+    assert cli.main(["demo", "--n", "6", "--plot", str(tmp_path / "a.png")]) == 1
+    captured = capsys.readouterr()
+    assert "do not agree" in captured.out
+    assert "jaxsparse: SciPy left" in captured.err and "the answers differ by" in captured.err
+
+
+def test_a_demo_without_matplotlib_goes_without_the_picture(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli.plot, "available", lambda: False)
+    assert cli.main(["demo", "--n", "4"]) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_console_script_solves(poisson: str):
+    script = pathlib.Path(sys.executable).with_name("jaxsparse")
+    command = [script] if script.exists() else [sys.executable, "-m", "jaxsparse_fmt.cli"]
+    done = subprocess.run([*command, "solve", poisson], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "CONVERGED" in done.stdout
+    assert [line.partition(":")[0] for line in done.stderr.splitlines()] == [
+        "read",
+        "check",
+        "convert",
+        "compile",
+        "solve",
+        "measure",
+    ]

@@ -1,0 +1,333 @@
+"""Into the formats: what is kept, what is refused, and with which words."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jaxsparse_fmt as jsf
+from jaxsparse_fmt import convert
+from tests.zoo import CASES, FIRST_LAYOUTS, LAYOUTS, Layout
+
+S = sp.csr_array(np.array([[1.0, 0, 2], [0, 3, 0]]))
+A = jsf.from_scipy(S, "csr")
+
+every_format = pytest.mark.parametrize("layout", FIRST_LAYOUTS, ids=str)
+every_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+
+
+def spoiled(kind=sp.csr_array, **arrays):
+    """S with arrays that SciPy does not check after construction."""
+    broken = kind(S)
+    for name, array in arrays.items():
+        setattr(broken, name, array)
+    return broken
+
+
+def int32(*numbers):
+    return np.array(numbers, np.int32)
+
+
+# ----------------------------------------------------------------------------------------------------- what is kept
+
+
+@pytest.mark.parametrize("kind", ["csr", "csc", "coo", "bsr", "dia", "dok", "lil"])
+@pytest.mark.parametrize("flavour", ["array", "matrix"])
+def test_every_scipy_format_is_taken(kind, flavour):
+    made = getattr(sp, f"{kind}_{flavour}")(S)
+    np.testing.assert_array_equal(jsf.from_scipy(made, "csr").to_scipy().toarray(), S.toarray())
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int64", "float32", "float64", "complex64", "complex128"])
+def test_numbers_keep_their_dtype_and_integers_become_floats(dtype):
+    B = jsf.from_scipy(S.astype(dtype), "ell")
+    assert B.dtype == (dtype if np.dtype(dtype).kind in "fc" else "float64")
+    np.testing.assert_array_equal(B.to_scipy().toarray(), S.astype(dtype).toarray())
+
+
+@pytest.mark.parametrize("dtype", [np.float16, jnp.bfloat16], ids=["float16", "bfloat16"])
+def test_sixteen_bit_arrays_are_taken_and_kept(dtype):
+    """SciPy has no 16-bit floats; a dense or coordinate array does."""
+    for B in (
+        jsf.from_dense(jnp.asarray(S.toarray(), dtype), "ell"),
+        jsf.from_coo([0], [1], np.ones(1, dtype), (2, 3)),
+    ):
+        assert B.dtype == dtype
+
+
+def unsorted_csr(index):
+    B = sp.csr_array((2, 3))
+    B.indptr, B.indices, B.data = index([0, 3, 5]), index([2, 0, 2, 1, 0]), np.array([1.0, 2, 3, 4, 5])
+    return B
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: unsorted_csr(np.int32),
+        lambda: unsorted_csr(np.int64),
+        lambda: unsorted_csr(np.int32).tocoo(),
+        lambda: sp.csc_array((np.array([1.0, 2, 3, 4]), int32(1, 0, 1, 0), int32(0, 2, 3, 4)), (2, 3)),
+        lambda: CASES["duplicates"].scipy(),
+    ],
+    ids=["csr", "csr with int64 indices", "coo", "csc", "duplicates"],
+)
+@every_format
+def test_the_input_is_not_changed(make, layout):
+    B = make()
+    before = {k: v.copy() for k, v in vars(B).items() if isinstance(v, np.ndarray)}
+    coords = [c.copy() for c in getattr(B, "coords", ())] if B.format == "coo" else []
+    dense = B.toarray()
+    stored = layout.of(B)
+    for name, array in before.items():
+        np.testing.assert_array_equal(getattr(B, name), array)
+    for now, then in zip(B.coords if coords else (), coords, strict=True):
+        np.testing.assert_array_equal(now, then)
+    np.testing.assert_array_equal(stored.todense(), dense)
+    jax.block_until_ready(stored)
+    B.data[:] = 0  # and nothing in JAX is a view of it
+    np.testing.assert_array_equal(stored.todense(), dense)
+
+
+def test_canonical_shares_what_is_canonical_already():
+    assert np.shares_memory(convert.canonical(S).data, S.data)
+
+
+def test_explicit_zeros_stay_and_duplicates_are_summed():
+    B = jsf.from_coo([0, 1, 1, 1], [1, 0, 2, 2], [0.0, 5.0, 1.0, -1.0], (2, 3), "hll")
+    assert B.nnz == 3
+    np.testing.assert_array_equal(B.data, [0, 5, 0])
+
+
+@settings(max_examples=25, deadline=None)  # each new number of entries compiles anew
+@given(st.data())
+def test_from_coo_adds_like_numpy(data):
+    triplets = data.draw(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3), st.integers(-64, 64)), max_size=20))
+    row, col, eighths = np.array(triplets, int).reshape(-1, 3).T
+    want = np.zeros((5, 4))
+    np.add.at(want, (row, col), eighths / 8)
+    layout = data.draw(st.sampled_from(LAYOUTS))
+    B = jsf.from_coo(row, col, eighths / 8, want.shape, layout.format, **dict(layout.options))
+    np.testing.assert_array_equal(B.to_scipy().toarray(), want)
+    assert B.nnz == len({*zip(row.tolist(), col.tolist(), strict=True)})
+
+
+def test_from_dense_keeps_the_nonzeros():
+    B = jsf.from_dense(S.toarray(), "ell")
+    assert B.nnz == S.nnz
+    np.testing.assert_array_equal(B.todense(), S.toarray())
+
+
+def test_a_matrix_of_ours_is_taken_too():
+    assert jsf.from_scipy(A, "hll").name == "hll"
+    np.testing.assert_array_equal(jsf.from_scipy(A.T, "ell").todense(), S.toarray().T)
+
+
+def test_auto_takes_the_first_of_the_ranking():
+    best = jsf.choose.rank(S)[0]
+    B = jsf.from_scipy(S)
+    assert (B.name, B.layout) == (best.format, best.layout)
+
+
+@pytest.mark.slow
+@every_format
+def test_ten_million_entries_convert_in_two_seconds(layout):
+    big = jsf.gallery.poisson(113)
+    assert big.nnz > 10**7
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        jax.block_until_ready(layout.of(big))
+        seconds.append(time.perf_counter() - start)
+    # On two idle cores this takes at most 2 s; others may be at work on this machine.
+    assert min(seconds) < 4
+
+
+# --------------------------------------------------------------------------------------------------- what is refused
+
+COO = ([0, 1], [0, 1], [1.0, 2.0], (2, 2))
+
+
+def coo(row=COO[0], col=COO[1], data=COO[2], shape=COO[3], **options):
+    return jsf.from_coo(row, col, data, shape, **options)
+
+
+def broken_lil():
+    B = sp.lil_array(S)
+    B.rows[0] = [0, 9]
+    return B
+
+
+def broken_coo():
+    B = sp.coo_array(S)
+    B.row[0] = 5
+    return B
+
+
+VALUE_ERRORS = {
+    "1-D": (lambda: jsf.from_scipy(sp.coo_array(np.ones(3))), "two-dimensional matrix, got shape (3,)"),
+    "3-D": (lambda: jsf.from_scipy(sp.coo_array(np.ones((2, 2, 2)))), "two-dimensional matrix, got shape (2, 2, 2)"),
+    "row pointer falls": (lambda: jsf.from_scipy(spoiled(indptr=int32(0, 3, 2))), "broken row pointer"),
+    "row pointer ends late": (lambda: jsf.from_scipy(spoiled(indptr=int32(0, 2, 9))), "at most the 3 stored entries"),
+    "row pointer is short": (lambda: jsf.from_scipy(spoiled(indptr=int32(0, 3))), "it must hold 3 numbers"),
+    "row pointer starts late": (lambda: jsf.from_scipy(spoiled(indptr=int32(1, 2, 3))), "rise from 0"),
+    "column index high": (
+        lambda: jsf.from_scipy(spoiled(indices=int32(0, 7, 1))),
+        "column index 7 is out of range for a matrix with 3 columns; indices count from 0",
+    ),
+    "column index negative": (lambda: jsf.from_scipy(spoiled(indices=int32(0, -1, 1))), "column index -1 is out"),
+    "csc row index": (lambda: jsf.from_scipy(spoiled(sp.csc_array, indices=int32(0, 7, 1))), "row index 7 is out of"),
+    "csc pointer": (lambda: jsf.from_scipy(spoiled(sp.csc_array, indptr=int32(0, 2, 1, 3))), "broken column pointer"),
+    "bsr column index": (lambda: jsf.from_scipy(spoiled(sp.bsr_array, indices=int32(0, 7, 1))), "column index 7"),
+    "coo row index": (lambda: jsf.from_scipy(broken_coo()), "row index 5 is out of range for a matrix with 2 rows"),
+    "lil column index": (lambda: jsf.from_scipy(broken_lil()), "column index 9 is out of range"),
+    "too many rows": (lambda: coo([], [], [], (2**31, 1)), "2147483648 rows exceed what 32-bit row indices address"),
+    "too many columns": (lambda: jsf.from_scipy(sp.csr_array((1, 2**31))), "2147483648 columns exceed"),
+    "unknown format": (lambda: jsf.from_scipy(S, "elll"), "unknown format 'elll'; choose one of csr, ell, ellr, hll"),
+    "unknown format later": (lambda: A.asformat("jds"), "unknown format 'jds'; choose one of"),
+    "unknown backend": (lambda: jsf.from_scipy(S, backend="gpu"), "unknown backend 'gpu'; choose one of auto, triton"),
+    "unknown option": (lambda: jsf.from_scipy(S, "csr", sigma=4), "'csr' has no layout option 'sigma'; it has: none"),
+    "misspelt option": (lambda: jsf.from_scipy(S, "hll", slicesize=4), "it has: slice_size, sigma"),
+    "auto with options": (lambda: jsf.from_scipy(S, slice_size=4), "name a format to set slice_size"),
+    "slice_size 0": (lambda: jsf.from_scipy(S, "hll", slice_size=0), "slice_size must be at least 1 row; got 0"),
+    "sigma -1": (lambda: jsf.from_scipy(S, "hll", sigma=-1), "sigma must be at least 1 row; got -1"),
+    "sigma small": (lambda: jsf.from_scipy(S, "hll", slice_size=8, sigma=4), "sigma=4 sorts inside windows smaller"),
+    "slice_size huge": (lambda: jsf.from_scipy(S, "hll", slice_size=2**45), "format 'hll' would take"),
+    "max_bytes": (lambda: jsf.from_scipy(S, "ell", max_bytes=40), "would take 48 B for a matrix of 44 B in CSR"),
+    "coo lengths": (lambda: coo(row=[0]), "one-dimensional and of one length; got (1,), (2,), (2,)"),
+    "coo 2-D": (lambda: coo([[0]], [[0]], [[1.0]]), "one-dimensional and of one length"),
+    "coo row index high": (lambda: coo(row=[0, 2]), "row index 2 is out of range for a matrix with 2 rows"),
+    "coo col index low": (lambda: coo(col=[0, -1]), "col index -1 is out of range"),
+    "coo shape 3": (lambda: coo(shape=(2, 2, 2)), "shape must be two numbers from 0 up, (rows, columns)"),
+    "coo shape negative": (lambda: coo(shape=(-1, 2)), "shape must be two numbers from 0 up"),
+    "coo shape fraction": (lambda: coo(shape=(2, 2.5)), "shape must be two numbers from 0 up"),
+    "coo shape nan": (lambda: coo(shape=(2, np.nan)), "shape must be two numbers from 0 up"),
+    "dense 1-D": (lambda: jsf.from_dense(np.ones(3)), "two-dimensional array, got shape (3,)"),
+    "x of another length": (lambda: A @ np.ones(2), "multiplies arrays of shape (3,) or (3, p); got (2,)"),
+    "x 3-D": (lambda: A @ np.ones((3, 1, 1)), "got (3, 1, 1)"),
+    "x a number": (lambda: A @ 2.0, "A with shape (2, 3) multiplies arrays of shape (3,) or (3, p); got ()"),
+    "y of another length": (lambda: A.T @ np.ones(3), "the transpose of A with shape (2, 3) multiplies"),
+    "x @ A": (lambda: np.ones(3) @ A, "the transpose of A with shape (2, 3) multiplies arrays of shape (2,)"),
+    "rmatvec": (lambda: A.rmatvec(np.ones(3)), "the transpose of A with shape (2, 3)"),
+    "data of another length": (lambda: A.with_data(np.ones(4)), "data must have shape (3,)"),
+    "spmv without y": (lambda: jsf.spmv(A, np.ones(3), beta=1.0), "beta=1.0 adds beta·y, which needs y of shape (2,)"),
+    "spmv with another y": (lambda: jsf.spmv(A, np.ones(3), np.ones(3), beta=1), "got y of shape (3,)"),
+}
+
+TYPE_ERRORS = {
+    "dense into from_scipy": (lambda: jsf.from_scipy(S.toarray()), "got ndarray; use from_dense"),
+    "nothing": (lambda: jsf.from_scipy(None), "got NoneType"),
+    "complex into real": (lambda: jsf.from_scipy(S * 1j, dtype=np.float64), "would drop the imaginary parts"),
+    "complex astype real": (lambda: jsf.from_scipy(S * 1j, "csr").astype(np.float32), "imaginary parts"),
+    "integer dtype": (lambda: jsf.from_scipy(S, dtype=int), "dtype int64 cannot hold matrix values"),
+    "integer astype": (lambda: A.astype(np.int32), "dtype int32 cannot hold matrix values"),
+    "long double": (lambda: jsf.from_scipy(S.astype(np.longdouble)), str(np.dtype(np.longdouble))),
+    "object data": (lambda: coo(data=np.array([None, 1])), "data has dtype object, which is not numeric"),
+    "text data": (lambda: coo(data=["a", "b"]), "data has dtype <U1, which is not numeric; convert it to float32"),
+    "dates": (lambda: coo(data=np.array([0, 1], "M8[s]")), "data has dtype datetime64[s], which is not numeric"),
+    "dense text": (lambda: jsf.from_dense([["a"]]), "the array has dtype <U1, which is not numeric"),
+    "fractional rows": (lambda: coo(row=[0.0, 1.0]), "row must hold integers, got dtype float64"),
+    "fractional cols": (lambda: coo(col=[0.0, 1.0]), "col must hold integers"),
+    "one number as shape": (lambda: coo(shape=2), "shape must be two numbers"),
+    "slice_size half": (lambda: jsf.from_scipy(S, "hll", slice_size=1.5), "slice_size must be an integer"),
+    "sigma text": (
+        lambda: jsf.from_scipy(S, "hll", sigma="all"),
+        "sigma must be an integer, a number of rows; got 'all'",
+    ),
+    "matrix times matrix": (lambda: A @ A.T, "the product of two sparse matrices is not offered"),
+    "matrix times SciPy's": (lambda: A @ S.T, "multiply with SciPy and convert the result"),
+    "text as x": (lambda: A @ np.array(["a", "b", "c"]), "the vector has dtype <U1, which is not numeric"),
+    "objects as x": (lambda: A @ np.array([None] * 3), "the vector has dtype object, which is not numeric"),
+    "matrix plus matrix": (lambda: A + A, "unsupported operand"),
+    "elementwise product": (lambda: A * A, "unsupported operand"),
+}
+
+
+@pytest.mark.parametrize("name", VALUE_ERRORS)
+def test_bad_values_are_named(name):
+    call, words = VALUE_ERRORS[name]
+    with pytest.raises(ValueError) as caught:
+        call()
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("name", TYPE_ERRORS)
+def test_bad_types_are_named(name):
+    call, words = TYPE_ERRORS[name]
+    with pytest.raises(TypeError) as caught:
+        call()
+    assert words in str(caught.value)
+
+
+def test_bad_vectors_are_named_inside_jit_too():
+    with pytest.raises(ValueError, match=r"multiplies arrays of shape \(3,\)"):
+        jax.jit(lambda A, x: A @ x)(A, np.ones(2))
+
+
+def test_64_bit_values_need_64_bit_jax():
+    with jax.enable_x64(False):
+        assert jsf.from_scipy(S, "csr").dtype == np.float32
+        with pytest.raises(ValueError, match=r"dtype float64 needs 64-bit JAX; .*jax_enable_x64.* or ask for float32"):
+            jsf.from_scipy(S, "csr", dtype=np.float64)
+
+
+# ------------------------------------------------------------------------------------------------------ memory guard
+
+
+def arrow(n: int) -> sp.csr_array:
+    """A diagonal and one full row."""
+    row = np.concatenate([np.zeros(n, int), np.arange(1, n)])
+    return sp.csr_array((np.ones(2 * n - 1), (row, np.concatenate([np.arange(n), np.arange(1, n)]))), (n, n))
+
+
+@pytest.mark.parametrize("layout", [Layout("ell"), Layout("ellr"), Layout("hll", (("slice_size", 2**20),))], ids=str)
+def test_one_full_row_is_refused_before_anything_is_allocated(layout):
+    n = 200_000
+    matrix = arrow(n)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError) as caught:
+            layout.of(matrix)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 20 * 12 * matrix.nnz
+    text = str(caught.value)
+    assert f"format {layout.format!r} would take" in text and "5.6 MB in CSR" in text
+    assert "longest row has 200000 entries where the mean is 2.0" in text
+    assert "use format='csr' or format='auto'" in text or "use format='hll' or format='auto'" in text
+
+
+def test_the_guard_recommends_a_format_that_it_then_accepts():
+    matrix = arrow(20_000)
+    with pytest.raises(ValueError, match=r"format='(csr|hll)'") as caught:
+        jsf.from_scipy(matrix, "ell")
+    better = str(caught.value).split("use format='")[1].split("'")[0]
+    assert jsf.from_scipy(matrix, better).nnz == matrix.nnz
+    assert jsf.from_scipy(matrix).nnz == matrix.nnz
+
+
+def test_max_bytes_insists_on_what_the_message_names():
+    matrix = arrow(3000)
+    with pytest.raises(ValueError, match="pass max_bytes=108000000 to insist"):
+        jsf.from_scipy(matrix, "ell")
+    assert jsf.from_scipy(matrix, "ell", max_bytes=108_000_000).n_stored == 9_000_000
+
+
+def test_small_matrices_may_pad_as_they_like():
+    assert jsf.from_scipy(arrow(500), "ell").fill < 0.01
+
+
+def test_32_bit_jax_refuses_offsets_of_64_bits():
+    wide = sp.csr_array((np.ones(1, np.float32), int32(0), np.array([0] + [1] * 2**16, np.int32)), (2**16, 2**16))
+    wide = sp.vstack([wide, sp.csr_array(np.ones((1, 2**16), np.float32))]).tocsr()
+    with jax.enable_x64(False), pytest.raises(ValueError, match=r"would store .* places, which needs 64-bit offsets"):
+        jsf.from_scipy(wide, "ell", max_bytes=2**40)

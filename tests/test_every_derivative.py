@@ -1,0 +1,217 @@
+"""Every format under grad, vmap and jit, against dense arithmetic and differences."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse
+from jax.test_util import check_grads
+
+from tests.oracle import assert_close, magnitude
+from tests.zoo import CASES, FIRST_LAYOUTS, LAYOUTS, SORTED, Layout
+
+every_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+every_format = pytest.mark.parametrize("layout", FIRST_LAYOUTS, ids=str)
+
+IRREGULAR = CASES["irregular"]
+
+
+# ------------------------------------------------------------------------------------------------------- derivatives
+
+
+def product_of(A):
+    return jax.jit(lambda x, data: A.with_data(data) @ x)
+
+
+@pytest.mark.parametrize("layout, dtype", [*((la, "float64") for la in FIRST_LAYOUTS), (SORTED, "complex128")], ids=str)
+def test_derivatives_to_second_order_agree_with_differences(layout, dtype, rng):
+    A = layout.of(CASES["duplicates"].scipy(dtype))
+    x = jnp.asarray(rng.standard_normal(5), dtype)
+    check_grads(product_of(A), (x, A.data), order=2, modes=("fwd", "rev"))
+
+
+@every_format
+def test_mixed_second_derivatives_equal_those_of_the_dense_product(layout, rng):
+    case = CASES["full_row"]
+    A, (row, col) = layout.of(case.scipy()), case.places()
+    x, Y = jnp.asarray(rng.standard_normal((15, 2))), rng.standard_normal((12, 2))
+
+    def sparse(data, x):
+        return jnp.sum(Y * jnp.tanh(A.with_data(data) @ x / 8)) + jnp.sum((A.with_data(data).T @ Y) ** 2)
+
+    def dense(data, x):
+        a = jnp.zeros(case.shape).at[row, col].set(data)
+        return jnp.sum(Y * jnp.tanh(a @ x / 8)) + jnp.sum((a.T @ Y) ** 2)
+
+    def hessians(f):
+        nestings = [(jax.jacfwd, jax.jacrev), (jax.jacrev, jax.jacrev)]
+        return [outer(inner(f, (0, 1)), (0, 1)) for outer, inner in nestings]
+
+    got = jax.jit(lambda *args: [h(*args) for h in hessians(sparse)])(A.data, x)
+    want = jax.jit(lambda *args: [h(*args) for h in hessians(dense)])(A.data, x)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-11, atol=1e-11), got, want)
+
+
+@every_layout
+def test_padding_takes_no_gradient_even_from_poison(layout):
+    case = IRREGULAR
+    A = layout.of(case.scipy())
+
+    @jax.jit
+    def gradient(A, x):
+        return jax.grad(lambda values: jnp.sum(A._with_values(values) @ x))(A.values)
+
+    padding = np.asarray(A.coordinates()[2]) >= A.nnz
+    assert np.count_nonzero(~padding) == A.nnz
+    for poison in (1.0, np.nan, np.inf):
+        got = np.asarray(gradient(A, jnp.full(13, poison)))
+        np.testing.assert_array_equal(got[padding], 0)
+        np.testing.assert_array_equal(got[~padding], poison)
+
+
+# ------------------------------------------------------------------------------------------------------------ vmap
+
+
+@every_layout
+def test_vmap_over_vectors_data_and_both(layout, rng):
+    case = IRREGULAR
+    A, a, (row, col) = layout.of(case.scipy()), case.dense(), case.places()
+    X, Y, D = rng.standard_normal((4, 13)), rng.standard_normal((4, 17)), rng.standard_normal((4, A.nnz))
+
+    def f(data, x):
+        return A.with_data(data) @ x
+
+    def loss(data, x, y):
+        return jnp.dot(y, jnp.sin(f(data, x)))
+
+    @jax.jit
+    def mapped(data, D, X, Y):
+        over_both = jax.vmap(loss, (0, 0, 0))
+        return {
+            "x": jax.vmap(f, (None, 0))(data, X),
+            "x, last axis": jax.vmap(f, (None, 1), 1)(data, X.T),
+            "data": jax.vmap(f, (0, None))(D, X[0]),
+            "both": jax.vmap(f)(D, X),
+            "both, across": jax.vmap(f, (0, 1))(D, X.T),
+            "nested": jax.vmap(jax.vmap(f, (None, 0)), (0, None))(D, X),
+            "X": jax.vmap(lambda X: A @ X.T, 0)(jnp.stack([X, 2 * X])),
+            "transposed": jax.vmap(lambda data, y: A.with_data(data).T @ y)(D, Y),
+            "vmap of grad": jax.vmap(jax.grad(loss, (0, 1)), (0, 0, 0))(D, X, Y),
+            "grad of vmap": jax.grad(lambda D, X: jnp.sum(over_both(D, X, Y)), (0, 1))(D, X),
+        }
+
+    got = mapped(A.data, D, X, Y)
+    dense = np.zeros((4, *case.shape))
+    dense[:, row, col] = D
+    both = np.einsum("brc,bc->br", dense, X)
+    back = Y * np.cos(both)
+    grads = (np.einsum("br,bc->brc", back, X)[:, row, col], np.einsum("brc,br->bc", dense, back))
+    want = {
+        "x": X @ a.T,
+        "x, last axis": a @ X.T,
+        "data": np.einsum("brc,c->br", dense, X[0]),
+        "both": both,
+        "both, across": both,
+        "nested": np.einsum("brc,kc->bkr", dense, X),
+        "X": np.stack([a @ X.T, 2 * a @ X.T]),
+        "transposed": np.einsum("brc,br->bc", dense, Y),
+        "vmap of grad": grads,
+        "grad of vmap": grads,
+    }
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12), got, want)
+
+
+def primitives(jaxpr) -> list[str]:
+    """Names of the equations, those of jitted functions inside included, those of loops not."""
+    names = []
+    for eqn in jaxpr.eqns:
+        inner = eqn.params.get("jaxpr") if eqn.primitive.name in ("pjit", "jit") else None
+        names += primitives(inner.jaxpr) if inner is not None else [eqn.primitive.name]
+    return names
+
+
+@every_format
+def test_vmap_is_one_product_and_no_loop(layout, rng):
+    A = layout.of(IRREGULAR.scipy())
+    X, D = rng.standard_normal((4, 13)), rng.standard_normal((4, A.nnz))
+
+    def f(data, x):
+        return A.with_data(data) @ x
+
+    for axes in ((None, 0), (0, None), (0, 0)):
+        args = [v if axis == 0 else v[0] for v, axis in zip((D, X), axes, strict=True)]
+        names = primitives(jax.make_jaxpr(jax.vmap(f, axes))(*args).jaxpr)
+        assert names.count("sparse_product") == 1
+        assert not {"scan", "while", "cond"} & set(names)
+
+
+# ------------------------------------------------------------------------------------------------------ jit and memory
+
+
+@every_format
+def test_another_matrix_of_the_same_layout_shape_does_not_recompile(layout, rng):
+    traces = 0
+
+    @jax.jit
+    def step(A, x):
+        nonlocal traces
+        traces += 1
+        return A.T @ (A @ x)
+
+    base = CASES["even_rows"]
+    moved = scipy.sparse.coo_array((base.data[::-1], (base.row, (base.col + 5) % 12)), shape=(12, 12))
+    x = rng.standard_normal(12)
+    for S in (base.scipy(), moved, 2 * base.scipy()):
+        a = S.toarray()
+        y = step(layout.of(S), x)
+        assert_close(y, a.T @ (a @ x), 3 * np.abs(a).max() * magnitude(a, x))
+    assert traces == 1
+
+
+def largest_intermediate(f, *args) -> int:
+    """Elements of the largest array in the program that XLA gets, whatever loop it is in."""
+    import math
+    import re
+
+    text = jax.jit(f).lower(*args).as_text()
+    shapes = re.findall(r"tensor<((?:\d+x)+)[a-z]", text)
+    assert "stablehlo.while" in text or "stablehlo.gather" in text  # the lowering is in there
+    return max(math.prod(int(n) for n in shape.split("x")[:-1]) for shape in shapes)
+
+
+@every_format
+def test_a_product_with_many_vectors_makes_no_array_of_entries_times_vectors(layout, rng):
+    n, K, p = 64, 16, 32
+    col = np.stack([rng.choice(n, K, replace=False) for _ in range(n)])
+    S = scipy.sparse.csr_array((rng.random(n * K), (np.repeat(np.arange(n), K), col.ravel())), (n, n))
+    A = layout.of(S, backend="xla")
+    X = rng.standard_normal((n, p))
+    limit = 2 * max(A.n_stored, n * p)
+    assert limit < A.nnz * p / 4
+
+    def gradients(A, X):
+        return jax.grad(lambda v, X: jnp.sum((A._with_values(v) @ X) ** 2), (0, 1))(A.values, X)
+
+    assert largest_intermediate(lambda A, X: A @ X, A, X) <= limit
+    assert largest_intermediate(lambda A, X: A.T @ X, A, X) <= limit
+    assert largest_intermediate(gradients, A, X) <= limit
+
+
+@pytest.mark.parametrize("layout", [Layout("csr"), Layout("hll", (("slice_size", 4),))], ids=str)
+def test_matrices_pass_through_loops_and_branches(layout, rng):
+    A, a = layout.of(CASES["even_rows"].scipy()), CASES["even_rows"].dense()
+    x = rng.standard_normal(12)
+
+    @jax.jit
+    def run(A, x):
+        y = jax.lax.fori_loop(0, 2, lambda _, v: A @ v, x)
+        z = jax.lax.scan(lambda v, _: (A @ v, None), x, length=2)[0]
+        w = jax.lax.cond(x[0] > 1e9, lambda A: A @ x, lambda A: A @ (A @ x), A)
+        return y, z, w, jax.checkpoint(lambda v: A @ (A @ v))(x)
+
+    for y in run(A, x):
+        assert_close(y, a @ (a @ x), 3 * np.abs(a).max() * magnitude(a, x))

@@ -1,0 +1,268 @@
+"""Every format, in every layout, asked the same questions; dense arithmetic answers."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse
+
+import jaxsparse_fmt as jsf
+from tests.oracle import assert_close, assert_product, draw, magnitude, wide
+from tests.zoo import CASES, FIRST_LAYOUTS, LAYOUTS, PAIRS, SORTED, Layout
+
+# Compilation takes nearly all the time here, so functions are compiled at module level and shared between cases.
+every_pair = pytest.mark.parametrize("case, layout", PAIRS, ids=str)
+every_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+every_format = pytest.mark.parametrize("layout", FIRST_LAYOUTS, ids=str)
+
+IRREGULAR = CASES["irregular"]
+
+
+def test_the_zoo_covers_every_format():
+    assert {layout.format for layout in LAYOUTS} == set(jsf.FORMATS)
+
+
+# --------------------------------------------------------------------------------------------------------- products
+
+
+@jax.jit
+def faces(A, X, Y):
+    """The three faces of the form: A·X, Aᵀ·Y, and Σ_p Y[row, p]·X[col, p] at the entries."""
+    product, pullback = jax.vjp(lambda data: A.with_data(data) @ X, A.data)
+    return product, A.T @ Y, pullback(Y)[0]
+
+
+@every_pair
+def test_the_three_faces_equal_dense_arithmetic(case, layout, rng):
+    dense, (row, col) = case.dense(), case.places()
+    X = rng.standard_normal((case.shape[1], 6))
+    Y = rng.standard_normal((case.shape[0], 6))
+    product, transposed, sampled = faces(layout.of(case.scipy()), X, Y)
+    assert_product(product, dense, X, np.float64)
+    assert_product(transposed, dense.T, Y, np.float64)
+    assert_close(sampled, (Y @ X.T)[row, col], 6 * np.abs(X).max(initial=0) * np.abs(Y).max(initial=0))
+
+
+@every_pair
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_poison_in_a_vector_reaches_exactly_the_places_that_read_it(case, layout, poison):
+    # Six columns of each vector, each poisoned in every sixth place; the rest are ones.
+    X, Y = np.ones((case.shape[1], 6)), np.ones((case.shape[0], 6))
+    for vectors in (X, Y):
+        vectors[np.arange(len(vectors)), np.arange(len(vectors)) % 6] = poison
+    product, transposed, _ = faces(layout.of(case.scipy()), X, Y)
+    reads = case.pattern().astype(int)
+    np.testing.assert_array_equal(~np.isfinite(product), reads @ ~np.isfinite(X) > 0)
+    np.testing.assert_array_equal(~np.isfinite(transposed), reads.T @ ~np.isfinite(Y) > 0)
+
+
+DTYPES = [
+    (np.float32, np.float32),
+    (np.float64, np.float64),
+    (np.complex64, np.complex64),
+    (np.complex128, np.complex128),
+    (jnp.bfloat16, np.float32),
+    (np.float16, np.float32),
+    (np.float32, np.float64),
+    (np.float64, np.complex128),
+    (np.complex64, np.float64),
+    (jnp.bfloat16, jnp.bfloat16),
+]
+
+
+@jax.jit
+def products(A, x, X, y, Y):
+    return {
+        "A@x": A @ x,
+        "A@X": A @ X,
+        "A.T@y": A.T @ y,
+        "A.T@Y": A.T @ Y,
+        "x@A": y @ A,
+        "X@A": (Y.T @ A).T,
+        "x@A.T": x @ A.T,
+        "rmatvec": A.rmatvec(y),
+        "A.H@Y": A.H @ Y,
+        "A.T.rmatvec": A.T.rmatvec(x),
+    }
+
+
+@pytest.mark.parametrize(
+    "layout, stored, vector",
+    [(layout, *DTYPES[0]) for layout in FIRST_LAYOUTS]
+    + [(layout, *pair) for layout in (Layout("csr"), SORTED) for pair in DTYPES[1:]],
+    ids=lambda v: str(v) if isinstance(v, Layout) else np.dtype(v).name,
+)
+def test_products_of_every_kind_in_every_dtype(layout, stored, vector, rng):
+    kind = np.complex64 if np.dtype(stored).kind == "c" else np.float32
+    A, a = layout.of(IRREGULAR.scipy(kind), dtype=stored), IRREGULAR.dense(stored)
+    assert A.dtype == stored
+    x, X, y, Y = (draw(rng, vector, *shape) for shape in ((13,), (13, 3), (17,), (17, 3)))
+    got = products(A, x, X, y, Y)
+    x, X, y, Y = map(wide, (x, X, y, Y))
+    dtype = jnp.promote_types(stored, vector)
+    for name, dense, v in (
+        ("A@x", a, x),
+        ("A@X", a, X),
+        ("A.T@y", a.T, y),
+        ("A.T@Y", a.T, Y),
+        ("x@A", a.T, y),
+        ("X@A", a.T, Y),
+        ("x@A.T", a, x),
+        ("rmatvec", a.conj().T, y),
+        ("A.H@Y", a.conj().T, Y),
+        ("A.T.rmatvec", a.conj(), x),
+    ):
+        assert_product(got[name], dense, v, dtype)
+
+
+@every_layout
+def test_spmv_scales_adds_and_never_reads_y_when_beta_is_zero(layout, rng):
+    a, x, y = IRREGULAR.dense(), rng.standard_normal(13), rng.standard_normal(17)
+    A = layout.of(IRREGULAR.scipy())
+    assert_close(jsf.spmv(A, x, y, alpha=2, beta=-0.5), 2 * (a @ x) - 0.5 * y, 2 * magnitude(a, x) + np.abs(y).max())
+    assert_product(jsf.spmv(A, x, np.full(17, np.nan), beta=0.0), a, x)
+    assert_product(jsf.spmv(A, x), a, x)
+
+
+@every_format
+def test_numpy_and_lists_multiply_from_both_sides(layout):
+    A, a = layout.of(IRREGULAR.scipy()), IRREGULAR.dense()
+    ones = np.ones(17)
+    assert isinstance(ones @ A, jax.Array)
+    assert_product(ones @ A, a.T, ones)
+    assert_product(A @ list(range(13)), a, np.arange(13), np.float64)
+    assert_product(A @ (np.arange(13) > 6), a, np.arange(13) > 6, np.float64)
+
+
+def test_narrow_values_accumulate_wide():
+    """Summed in bfloat16, 1 + 1/256 + 1/256 + … would stay 1."""
+    a = np.concatenate([[[1.0]], np.full((1, 2048), 1 / 256)], axis=1)
+    for layout in FIRST_LAYOUTS:
+        A = layout.of(scipy.sparse.csr_array(a), dtype=jnp.bfloat16)
+        y = A @ jnp.ones(2049, jnp.bfloat16)
+        assert y.dtype == jnp.bfloat16
+        assert float(y[0]) == 9.0
+
+
+# ---------------------------------------------------------------------------------------------------------- storage
+
+
+@jax.jit
+def views(A):
+    return A.data, A.with_data(2 * A.data).data, A.diagonal(), A.todense(), A.T.todense()
+
+
+@every_pair
+def test_storage_gives_back_what_was_put_in(case, layout):
+    A, dense, places = layout.of(case.scipy()), case.dense(), case.places()
+    data, doubled, diagonal, todense, transposed = (np.asarray(a) for a in views(A))
+    np.testing.assert_array_equal(data, dense[places])
+    np.testing.assert_array_equal(doubled, 2 * dense[places])
+    np.testing.assert_array_equal(diagonal, np.diagonal(dense))
+    np.testing.assert_array_equal(todense, dense)
+    np.testing.assert_array_equal(transposed, dense.T)
+    assert (A.shape, A.nnz, A.ndim) == (case.shape, len(places[0]), 2)
+    assert A.T.shape == case.shape[::-1]
+    assert A.fill == (A.nnz / A.n_stored if A.n_stored else 1.0)
+
+
+@pytest.mark.parametrize(
+    "case, layout", [(c, SORTED) for c in CASES.values()] + [(IRREGULAR, la) for la in LAYOUTS], ids=str
+)
+def test_to_scipy_is_canonical_and_keeps_explicit_zeros(case, layout):
+    S = layout.of(case.scipy()).to_scipy()
+    row, col = case.places()
+    assert S.format == "csr" and S.shape == case.shape
+    S.check_format(full_check=True)
+    np.testing.assert_array_equal(np.repeat(np.arange(S.shape[0]), np.diff(S.indptr)), row)
+    np.testing.assert_array_equal(S.indices, col)
+    np.testing.assert_array_equal(S.data, case.dense()[row, col])
+
+
+def bytes_by_the_docstring(case, layout, value: int) -> int:
+    """The formulas that each format's docstring gives, from row lengths alone."""
+    lengths = case.pattern().sum(axis=1)
+    n, longest, nnz = case.shape[0], int(lengths.max(initial=0)), int(lengths.sum())
+    options = dict(layout.options)
+    if layout.format == "csr":
+        return nnz * (value + 4) + 4 * (n + 1)
+    if layout.format == "ell":
+        return longest * n * (value + 4) + 4 * n
+    if layout.format == "ellr":
+        return longest * -(-n // 32) * 32 * (value + 4) + 4 * n
+    if layout.format == "hll":
+        C, sigma = options["slice_size"], options.get("sigma", 1)
+        windows = [lengths[i : i + sigma] for i in range(0, n, sigma)] if sigma < n else [lengths]
+        ordered = np.concatenate([-np.sort(-w) for w in windows]) if sigma > 1 and n else lengths
+        slices = [ordered[i : i + C] for i in range(0, n, C)]
+        n_stored = sum(C * int(s.max()) for s in slices)
+        return n_stored * (value + 4) + 4 * n + 4 * (len(slices) + 1) + 4 * n * (sigma > 1)
+    raise NotImplementedError(f"say here how many bytes {layout.format} takes")
+
+
+@every_pair
+def test_nbytes_is_what_the_docstring_says(case, layout):
+    assert layout.of(case.scipy()).nbytes == bytes_by_the_docstring(case, layout, 8)
+    assert layout.of(case.scipy(np.float32)).nbytes == bytes_by_the_docstring(case, layout, 4)
+
+
+@every_layout
+def test_repr_is_one_short_line(layout):
+    A = layout.of(IRREGULAR.scipy())
+    for text in (repr(A), repr(A.T)):
+        assert "\n" not in text and len(text) < 120
+        assert all(word in text for word in (layout.format, "17×13", f"nnz={A.nnz}", "float64"))
+
+
+@every_layout
+def test_layout_rebuilds_the_same_storage(layout):
+    A = layout.of(IRREGULAR.scipy())
+    B = jsf.from_scipy(IRREGULAR.scipy(), A.name, **A.layout)
+    assert jax.tree.structure(A) == jax.tree.structure(B)
+    jax.tree.map(np.testing.assert_array_equal, A, B)
+
+
+@every_layout
+def test_asformat_reaches_every_other_format(layout):
+    A = layout.of(CASES["duplicates"].scipy(np.complex64))
+    for other in LAYOUTS:
+        B = A.asformat(other.format, **dict(other.options))
+        assert B.name == other.format and B.dtype == np.complex64 and B.nnz == A.nnz
+        np.testing.assert_array_equal(B.to_scipy().toarray(), CASES["duplicates"].dense(np.complex64))
+
+
+@every_format
+@pytest.mark.parametrize("dtype", [np.float16, jnp.bfloat16, np.float32, np.float64, np.complex128])
+def test_astype_changes_values_and_nothing_else(layout, dtype):
+    A = layout.of(IRREGULAR.scipy())
+    B = A.astype(dtype)
+    assert B.dtype == dtype and A.dtype == np.float64
+    assert B.n_stored == A.n_stored and B.nnz == A.nnz
+    S = B.to_scipy()
+    assert S.dtype == {2: np.float32}.get(np.dtype(dtype).itemsize, dtype)
+    np.testing.assert_array_equal(S.toarray(), IRREGULAR.dense())
+
+
+@every_format
+def test_scalars_scale(layout):
+    A, a = layout.of(IRREGULAR.scipy()), IRREGULAR.dense()
+    for B, b in ((A * 2.0, 2 * a), (3 * A, 3 * a), (-A, -a), (A / 4, a / 4)):
+        assert type(B) is type(A)
+        np.testing.assert_array_equal(B.todense(), b)
+
+
+@every_format
+def test_a_matrix_is_a_pytree_of_its_arrays(layout):
+    A = layout.of(IRREGULAR.scipy())
+    leaves, tree = jax.tree.flatten(A)
+    assert sum(leaf.nbytes for leaf in leaves) == A.nbytes
+    np.testing.assert_array_equal(jax.tree.unflatten(tree, leaves).todense(), IRREGULAR.dense())
+
+
+@every_format
+def test_a_matrix_enters_and_leaves_its_basis(layout, rng):
+    A, x = layout.of(CASES["even_rows"].scipy()), rng.standard_normal(12)
+    inside = A.in_basis @ A.basis.enter(jnp.asarray(x))
+    assert_product(A.basis.leave(inside), CASES["even_rows"].dense(), x)

@@ -1,0 +1,146 @@
+"""Imports point down: every import statement is read, those inside functions too, and held against the order."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+# A module may import what stands in a line above its own, and its neighbours in the same line.
+LAYERS = (
+    "_types",
+    "kernels",
+    "form basis",
+    "matrix",
+    "formats",
+    "gallery io _matrix_market",
+    "choose",
+    "convert",
+    "partition",
+    "measure report plot",
+    "demo",
+    "cli",
+)
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names.split()}
+
+NUMERIC = {"numpy", "scipy"}
+THIRD_PARTY = NUMERIC | {"jax"}
+# What a module may import from outside; the rest may import numpy, scipy and jax.
+ALLOWED = {
+    "kernels": THIRD_PARTY | {"jaxlib"},
+    "gallery": NUMERIC,
+    "io": NUMERIC,
+    "_matrix_market": NUMERIC,
+    "report": NUMERIC | {"rich"},
+    "plot": NUMERIC | {"matplotlib"},
+    "cli": THIRD_PARTY | {"rich", "solvers"},
+    "demo": THIRD_PARTY | {"rich", "solvers"},
+}
+# Imported where they are used, so that `import jaxsparse_fmt` does not pay for them.
+LAZY = ("rich", "matplotlib", "jax.experimental", "jax._src")
+
+
+def modules(package: str) -> list[pathlib.Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def dotted(path: pathlib.Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports(path: pathlib.Path, lazy: bool | None = None) -> set[str]:
+    """The dotted names that a file imports: all, only inside functions (lazy), or only at the top (not lazy).
+
+    What stands under `if TYPE_CHECKING` is never run and does not count.
+    """
+    tree = ast.parse(path.read_text())
+    inside, skipped = set(), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            inside |= {id(n) for n in ast.walk(node)}
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            skipped |= {id(n) for n in ast.walk(node)}
+    names = set()
+    for node in ast.walk(tree):
+        if id(node) in skipped or (lazy is not None and (id(node) in inside) != lazy):
+            continue
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def top(name: str) -> str:
+    return name.split(".")[0]
+
+
+def layer(name: str) -> str:
+    """The second part of a dotted name: jaxsparse_fmt.formats.csr lies in formats."""
+    return name.split(".")[1]
+
+
+@pytest.mark.parametrize("path", modules("jaxsparse_fmt"), ids=dotted)
+def test_imports_point_down(path):
+    own = dotted(path)
+    if own == "jaxsparse_fmt":
+        return  # the public names come from everywhere
+    assert layer(own) in RANK, f"{own} has no place in LAYERS"
+    for name in imports(path):
+        if name.startswith("jaxsparse_fmt."):
+            # A public name, imported from the package itself, would be a cycle for all but the top.
+            known = layer(name) in RANK
+            assert known, f"{own} imports {name} from the package instead of the module"
+            assert RANK[layer(name)] <= RANK[layer(own)], f"{own} imports {name} from a layer above"
+
+
+@pytest.mark.parametrize("path", modules("jaxsparse_fmt"), ids=dotted)
+def test_outside_imports_are_those_of_the_layer(path):
+    own = dotted(path)
+    allowed = THIRD_PARTY if own == "jaxsparse_fmt" else ALLOWED.get(layer(own), THIRD_PARTY)
+    outside = {top(n) for n in imports(path)} - set(sys.stdlib_module_names) - {"jaxsparse_fmt"}
+    assert outside <= allowed
+
+
+@pytest.mark.parametrize("path", modules("jaxsparse_fmt") + modules("solvers"), ids=dotted)
+def test_heavy_modules_are_imported_inside_functions(path):
+    assert not [n for n in imports(path, lazy=False) if n.startswith(LAZY)]
+
+
+@pytest.mark.parametrize("path", modules("solvers"), ids=dotted)
+def test_solvers_know_only_the_operator_protocol_and_the_basis(path):
+    outside = {n for n in imports(path) if top(n) not in sys.stdlib_module_names | {"solvers", "jax", "numpy"}}
+    assert {layer(n) for n in outside if top(n) == "jaxsparse_fmt"} <= {"_types", "basis", "Basis"}
+    assert {top(n) for n in outside} <= {"jaxsparse_fmt"}
+
+
+def run(code: str) -> str:
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    return out.stdout.strip()
+
+
+def test_importing_the_package_leaves_heavy_modules_alone():
+    loaded = run("import sys, jaxsparse_fmt; print(*sys.modules)").split()
+    heavy = ("matplotlib", "rich", "jax.experimental.pallas", "solvers", "jaxsparse_fmt.cli", "jaxsparse_fmt.plot")
+    assert not [name for name in loaded if name.startswith(heavy)]
+
+
+def test_importing_the_solvers_leaves_heavy_modules_alone():
+    loaded = run("import sys, solvers; print(*sys.modules)").split()
+    assert not [name for name in loaded if name.startswith(("matplotlib", "rich", "jax.experimental.pallas"))]
+
+
+def test_import_adds_at_most_three_tenths_of_a_second_to_jax():
+    code = """
+import time, jax
+start = time.perf_counter()
+import jaxsparse_fmt
+print(time.perf_counter() - start)
+"""
+    assert min(float(run(code)) for _ in range(3)) <= 0.3

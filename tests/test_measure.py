@@ -1,0 +1,70 @@
+"""A system on the device: stored as `choose` says, solved as the solver does, and timed by the clock."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+import jaxsparse_fmt as jsf
+from jaxsparse_fmt import gallery, measure
+from solvers import cg
+from solvers.precond import jacobi
+
+S = gallery.poisson(5)
+FLOAT64 = np.dtype(np.float64)
+
+
+def test_auto_takes_the_choice_ranked_first_and_its_bytes():
+    best = jsf.choose.rank(S)[0]
+    stored = measure.store(S, FLOAT64)
+    assert stored.A.name == best.format and stored.A.layout.items() >= best.layout.items()
+    assert stored.moved == best.moved and best.reason in stored.why
+
+
+@pytest.mark.parametrize("format", jsf.FORMATS)
+def test_a_named_format_is_taken_in_its_best_layout(format: str):
+    stored = measure.store(S, FLOAT64, format)
+    ranked = [c for c in jsf.choose.rank(S) if c.format == format]
+    assert stored.A.name == format and stored.why == "asked for"
+    assert all(stored.A.layout.items() >= c.layout.items() for c in ranked[:1])
+    least = S.nnz * 12 + 2 * 8 * S.shape[0]
+    assert least <= stored.moved <= stored.A.nbytes + 2 * 8 * S.shape[0] + 4
+
+
+def test_an_unknown_format_is_refused():
+    with pytest.raises(ValueError, match="'abc'"):
+        measure.store(S, FLOAT64, "abc")
+
+
+@pytest.mark.parametrize("precondition", [None, jacobi])
+def test_a_prepared_system_is_solved(precondition, rng):
+    b = rng.standard_normal(S.shape[0])
+    system = measure.prepare(cg, measure.store(S, FLOAT64), b, precondition, rtol=1e-10)
+    x = np.asarray(system.solve().x)
+    assert np.linalg.norm(b - S @ x) <= 1e-10 * (1 + 1e-4) * np.linalg.norm(b)
+    assert (system.M is None) == (precondition is None)
+
+
+def test_all_progress_is_in_when_solve_returns():
+    told = []
+    system = measure.prepare(cg, measure.store(S, FLOAT64), np.ones(125), progress=lambda k, norm: told.append(k))
+    for _ in range(3):
+        told.clear()
+        iterations = system.solve().iterations
+        assert told and max(told) <= iterations
+
+
+def test_the_median_time_is_the_clocks():
+    seconds = measure.median_seconds(lambda: time.sleep(0.005), rounds=3)
+    assert 0.005 <= seconds < 0.05
+
+
+def test_an_outlier_does_not_move_the_median():
+    delays = iter([0, 0, 0.2] + [0.001] * 1000)
+    assert measure.median_seconds(lambda: time.sleep(next(delays)), rounds=5, seconds=0.0) < 0.03
+
+
+def test_a_product_takes_time():
+    assert 0 < measure.store(S, FLOAT64).seconds_per_product() < 1

@@ -1,0 +1,108 @@
+"""Matrices from real problems, in every format, against SciPy. They are found through JAXSPARSE_MATRICES."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+import scipy.io
+import scipy.sparse
+
+import jaxsparse_fmt as jsf
+from tests.oracle import draw
+from tests.zoo import Layout
+
+_FOLDER = os.environ.get("JAXSPARSE_MATRICES")
+FILES = sorted(pathlib.Path(_FOLDER).glob("*.mtx*")) if _FOLDER else []
+
+NONE = [pytest.param(None, marks=pytest.mark.skip(reason="JAXSPARSE_MATRICES names no folder of .mtx files"))]
+
+
+def over(files: list[pathlib.Path]):
+    return pytest.mark.parametrize("path", files or NONE, ids=lambda p: p.name.split(".")[0] if p else "none")
+
+
+every_file = over(FILES)
+
+# ELLPACK-R runs as ELL does here, and all widths of slices alike: those are converted only, for they cost compilation.
+MULTIPLIED = [Layout("csr"), Layout("ell"), Layout("hll", (("slice_size", 100), ("sigma", 1000)))]
+CONVERTED = [*MULTIPLIED, Layout("ellr"), Layout("hll", (("slice_size", 32),)), Layout("hll", (("slice_size", 128),))]
+
+
+def test_the_folder_holds_matrices(matrices):
+    assert FILES, f"no .mtx files in {matrices}"
+
+
+def test_every_format_is_converted_to():
+    assert {layout.format for layout in CONVERTED} == set(jsf.FORMATS)
+
+
+@functools.cache
+def by_scipy(path: pathlib.Path) -> scipy.sparse.csr_array:
+    return scipy.sparse.csr_array(scipy.io.mmread(path))
+
+
+def refused(S, layout: Layout, error: ValueError) -> bool:
+    """Whether the refusal is deserved and says so."""
+    padded = int(np.diff(S.indptr).max()) * S.shape[0]
+    return padded > 10 * S.nnz and f"format {layout.format!r} would take" in str(error)
+
+
+@jax.jit
+def both_ways(A, X, Y):
+    return A @ X, A.T @ Y, A.data
+
+
+@every_file
+def test_files_read_as_scipy_reads_them(path):
+    S, want = jsf.io.read_mtx(path), by_scipy(path)
+    assert S.shape == want.shape and S.nnz == want.nnz
+    assert abs(S - want).max() == 0
+    A = jsf.read_mtx(path)
+    assert (A.shape, A.nnz) == (want.shape, want.nnz)
+
+
+@every_file
+def test_every_format_holds_the_entries_or_says_what_fits(path):
+    S = by_scipy(path)
+    in_csr = jsf.from_scipy(S, "csr").nbytes
+    for layout in CONVERTED:
+        try:
+            A = layout.of(S)
+        except ValueError as error:
+            assert refused(S, layout, error)
+            continue
+        assert A.nnz == S.nnz and A.nbytes <= max(64 * 2**20, 10 * in_csr) + 8 * S.shape[0]
+        kept = np.asarray(A.col_idx) < S.shape[1]
+        np.testing.assert_array_equal(np.sort(np.asarray(A.values)[kept]), np.sort(S.data))
+
+
+@every_file
+@pytest.mark.parametrize("layout", MULTIPLIED, ids=str)
+def test_products_and_storage_equal_scipys(path, layout, rng):
+    S = by_scipy(path)
+    try:
+        A = layout.of(S)
+    except ValueError as error:
+        assert refused(S, layout, error)
+        return
+    X, Y = (np.asarray(draw(rng, A.dtype, n, 2)) for n in S.shape[::-1])
+    product, transposed, data = both_ways(A, X, Y)
+    np.testing.assert_array_equal(data, S.data)
+    for got, matrix, v in ((product, S, X), (transposed, S.T.tocsr(), Y)):
+        # The bound of Kokkos Kernels' tests, row by row: these entries span twenty orders of magnitude.
+        longest = int(np.diff(matrix.indptr).max(initial=1))
+        limit = 10 * np.finfo(np.float64).eps * longest * (abs(matrix) @ abs(v))
+        assert (np.abs(np.asarray(got) - matrix @ v) <= limit).all()
+
+
+@over(FILES[::7])
+def test_to_scipy_gives_back_the_same_matrix(path):
+    S = by_scipy(path)
+    back = jsf.from_scipy(S).to_scipy()
+    for name in ("indptr", "indices", "data"):
+        np.testing.assert_array_equal(getattr(back, name), getattr(S, name))

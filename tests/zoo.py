@@ -1,0 +1,131 @@
+"""Small matrices with one peculiarity each, and the layouts in which every test stores them: plain data.
+
+All entries are multiples of 1/8 up to 4 in magnitude, so that they are exact in every dtype down to bfloat16 and sums
+of duplicates are too; what a product loses, it loses by itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+
+import jaxsparse_fmt as jsf
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Case:
+    """A matrix as its coordinates, duplicates and all."""
+
+    name: str
+    shape: tuple[int, int]
+    row: np.ndarray
+    col: np.ndarray
+    data: np.ndarray
+
+    def entries(self, dtype: Any = np.float64) -> np.ndarray:
+        """`data` in `dtype`; complex ones turn from entry to entry."""
+        dtype = np.dtype(dtype)
+        turned = self.data * np.array([1, 1j, 1 - 1j])[np.arange(self.data.size) % 3]
+        return (turned if dtype.kind == "c" else self.data).astype(dtype)
+
+    def scipy(self, dtype: Any = np.float64) -> scipy.sparse.coo_array:
+        return scipy.sparse.coo_array((self.entries(dtype), (self.row, self.col)), shape=self.shape)
+
+    def dense(self, dtype: Any = np.float64) -> np.ndarray:
+        """In float64 or complex128, without SciPy's help."""
+        dense = np.zeros(self.shape, np.result_type(dtype, np.float64))
+        np.add.at(dense, (self.row, self.col), self.entries(dense.dtype))
+        return dense
+
+    def pattern(self) -> np.ndarray:
+        """Where something is stored, zeros too."""
+        stored = np.zeros(self.shape, bool)
+        stored[self.row, self.col] = True
+        return stored
+
+    def places(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and columns of the entries in canonical order, without duplicates."""
+        return np.nonzero(self.pattern())
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """A format and its options."""
+
+    format: str
+    options: tuple[tuple[str, int], ...] = ()
+
+    def of(self, S: Any, **options: Any) -> jsf.SparseMatrix:
+        return jsf.from_scipy(S, self.format, **dict(self.options), **options)
+
+    def __str__(self) -> str:
+        return "-".join([self.format, *(f"{k}{v}" for k, v in self.options)])
+
+
+def _case(name: str, shape: tuple[int, int], row: Any, col: Any, data: Any = None) -> Case:
+    row, col = np.asarray(row, np.int64), np.asarray(col, np.int64)
+    if data is None:
+        eighths = np.random.default_rng(len(name)).integers(1, 33, row.size)
+        data = eighths * np.where(np.arange(row.size) % 2, -1, 1) / 8
+    return Case(name, shape, row, col, np.asarray(data, np.float64))
+
+
+def _random(name: str, shape: tuple[int, int], lengths: Any) -> Case:
+    """Rows of the given lengths, their columns drawn at random and left in the order they were drawn."""
+    rng = np.random.default_rng(sum(shape))
+    cols = [rng.choice(shape[1], n, replace=False) for n in lengths]
+    return _case(name, shape, np.repeat(np.arange(shape[0]), lengths), np.concatenate(cols))
+
+
+_rows = np.arange(12)
+_band = (_rows[:, None] + np.arange(3)) % 12
+
+CASES = {
+    case.name: case
+    for case in (
+        _random("irregular", (17, 13), [3, 0, 7, 1, 1, 13, 2, 5, 0, 4, 4, 2, 9, 1, 6, 0, 3]),
+        _random("empty_rows", (14, 9), [0, 2, 3, 1, 4, 0, 0, 2, 1, 0, 5, 2, 3, 0]),
+        _random("full_row", (12, 15), [1, 1, 2, 1, 15, 1, 0, 2, 1, 1, 1, 2]),
+        _case("no_rows", (0, 5), [], []),
+        _case("no_columns", (5, 0), [], []),
+        _case("no_entries", (6, 7), [], []),
+        _case("one_by_one", (1, 1), [0], [0], [-2.5]),
+        _case("one_entry", (9, 8), [4], [7], [1.5]),
+        _random("wide", (3, 40), [11, 29, 4]),
+        _random("tall", (150, 3), np.arange(150) % 4),
+        # (1, 3) comes three times, (4, 4) cancels to a zero that stays.
+        _case("duplicates", (6, 5), [1, 4, 1, 0, 4, 1, 5], [3, 4, 3, 0, 4, 3, 2], [1, 2, 0.5, 3, -2, -4, 1]),
+        _case("unsorted", (5, 6), [4, 0, 2, 0, 4, 2, 0, 3], [5, 5, 1, 0, 0, 0, 2, 3]),
+        _case("explicit_zero", (4, 4), [0, 1, 1, 3], [1, 0, 2, 3], [0, 2, 0, -1]),
+        _case("even_rows", (12, 12), np.repeat(_rows, 3), _band.ravel()),
+    )
+}
+
+# Per format; the first of each runs on every case. A format that is not listed runs with its defaults.
+OPTIONS: dict[str, tuple[dict[str, int], ...]] = {
+    "hll": (
+        {"slice_size": 5, "sigma": 10},
+        {"slice_size": 4},
+        {"slice_size": 1, "sigma": 7},
+        {"slice_size": 64},  # more than most cases have rows
+        {"slice_size": 3, "sigma": 1 << 20},  # a global sort
+    ),
+}
+LAYOUTS = [Layout(name, tuple(options.items())) for name in jsf.FORMATS for options in OPTIONS.get(name, ({},))]
+FIRST_LAYOUTS = [Layout(name, tuple(OPTIONS.get(name, ({},))[0].items())) for name in jsf.FORMATS]
+SORTED = next(layout for layout in FIRST_LAYOUTS if layout.format == "hll")
+
+# Compilation takes nearly all the time of a test, so not the whole product: every case in one layout of every format,
+# and every layout on the cases that distinguish layouts.
+PAIRS = list(
+    dict.fromkeys(
+        [(case, layout) for case in CASES.values() for layout in FIRST_LAYOUTS]
+        + [(CASES[n], layout) for n in ("irregular", "tall", "one_by_one") for layout in LAYOUTS]
+    )
+)
