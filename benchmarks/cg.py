@@ -69,8 +69,8 @@ def main(argv: list[str] | None = None) -> int:
         row["scipy"] = scipy_per_iteration(S, b, min(args.iterations, 20)) * 1e6
         best = min(row["every 1"], row["every 10"])
         lines.append(
-            f"| {row['unknowns']} | {row['format']} | {row['floor']:.1f} | {row['every 1']:.1f} | {row['every 10']:.1f} | "
-            f"{row['floor'] / best:.2f} | {row['scipy']:.0f} |"
+            f"| {row['unknowns']} | {row['format']} | {row['floor']:.1f} | {row['every 1']:.1f} | "
+            f"{row['every 10']:.1f} | {row['floor'] / best:.2f} | {row['scipy']:.0f} |"
         )
         rows.append(row)
         print(lines[-1], file=sys.stderr, flush=True)

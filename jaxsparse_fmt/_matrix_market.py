@@ -3,7 +3,7 @@
 SciPy's fast parser reads the numbers. This module looks where that parser does not: at the head of
 the file before anything is allocated, at every block of lines on the way to the parser (which takes
 the numbers that it can and skips the rest of a line: 1.0D+05 is 1, and 3,5 is 3), and at what comes
-out. That costs about 0.3 of the parser's own time.
+out. From a file of 120 MB to CSR takes 1.3 times as long as with the parser alone.
 """
 
 from __future__ import annotations

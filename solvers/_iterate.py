@@ -43,7 +43,10 @@ class Work(Protocol):
 
 
 class Method(NamedTuple):
-    """start(A, M, x, r) -> work; step(A, M, work) -> (work, residual norm, RUNNING or the Status that ends it)."""
+    """start(A, M, x, r) -> work; step(A, M, work) -> (work, residual norm, RUNNING or a Status).
+
+    A Status ends the solve and says that the step must not be taken: it may hang on scalars of the old vectors only.
+    """
 
     start: Callable[[Map, Map, Array, Array], Any]
     step: Callable[[Map, Map, Any], tuple[Any, Array, Array]]
@@ -285,13 +288,17 @@ def _run(method, options, A, M, b, x0, limits) -> tuple[Array, End]:
 
 
 def _advance(method, options, A, M, loop: Loop, tolerance, maxiter, exponent) -> Loop:
-    """One step, or none where the loop is over: the selects read nothing that the step does not."""
+    """One step, or none where the loop is over.
+
+    Whether it moves hangs on numbers known before the vectors change, so that the selects join the updates and read
+    nothing more.
+    """
     active = _goes_on(loop, tolerance, maxiter)
     work, new_norm, code = method.step(A, M, loop.work)
+    moves = active & (code == RUNNING)
     largest = 1 / jnp.finfo(new_norm.dtype).eps  # of a right-hand side of about 1
     blown_up = jnp.where(jnp.isfinite(new_norm), Status.DIVERGED, Status.NON_FINITE)
-    code = jnp.where((code == RUNNING) & ~(new_norm <= largest), blown_up, code)
-    moves = active & (code == RUNNING)
+    code = jnp.where(moves & ~(new_norm <= largest), blown_up, code)
     work = jax.tree.map(lambda new, old: jnp.where(moves, new, old), work, loop.work)
     k = loop.k + moves.astype(jnp.int32)
     if options.callback is not None:

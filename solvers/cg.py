@@ -95,10 +95,16 @@ def step(A: _iterate.Map, M: _iterate.Map, work: Work) -> tuple[Work, Array, Arr
     z = M(r)
     gamma_new = dot(r, z)
     p = z + (gamma_new / gamma) * p
-    indefinite = (curvature < 0) | (gamma < 0)
-    vanished = (curvature == 0) | (gamma == 0)
-    code = jnp.where(indefinite, Status.NOT_POSITIVE_DEFINITE, jnp.where(vanished, Status.BREAKDOWN, RUNNING))
-    return Work(x, r, p, gamma_new), _iterate.norm(r), code
+    return Work(x, r, p, gamma_new), _iterate.norm(r), _code(gamma, curvature)
+
+
+def _code(gamma: Array, curvature: Array) -> Array:
+    ends = [
+        (~jnp.isfinite(gamma) | ~jnp.isfinite(curvature), Status.NON_FINITE),
+        ((gamma < 0) | (curvature < 0), Status.NOT_POSITIVE_DEFINITE),
+        ((gamma == 0) | (curvature == 0), Status.BREAKDOWN),
+    ]
+    return jnp.select([c for c, _ in ends], [jnp.int32(s) for _, s in ends], jnp.int32(RUNNING))
 
 
 METHOD = _iterate.Method(start, step)

@@ -12,6 +12,7 @@ import pytest
 import scipy.sparse
 
 from jaxsparse_fmt.kernels import columns
+from tests.lowering import SIGNATURES, lowered
 from tests.oracle import assert_close, draw, magnitude
 from tests.zoo import CASES, FIRST_LAYOUTS, LAYOUTS, SORTED, Layout
 
@@ -141,13 +142,6 @@ def test_one_long_row_does_not_set_the_pace_of_all():
 # ----------------------------------------------------------------------------------------- lowered for CUDA on the CPU
 
 
-SIGNATURES = {"triton": "xla.gpu.triton", "mosaic": "mosaic_gpu"}
-
-
-def lowered_for_cuda(f, *args) -> str:
-    return jax.jit(f).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
-
-
 @pytest.mark.parametrize("C", [1, 32, 64, 128, 200, 300])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64, jnp.bfloat16], ids=lambda d: d.__name__)
 @pytest.mark.parametrize("dialect", SIGNATURES)
@@ -159,8 +153,8 @@ def test_every_kernel_lowers_for_cuda(dialect, dtype, C, rng):
     arrays, static = arguments(A)
     x = jnp.ones((1, n, 2), jnp.promote_types(dtype, jnp.float32))
     texts = [
-        lowered_for_cuda(lambda v, x, a: product(v, x, a, backend=dialect, **static), A.values[None], x, arrays),
-        lowered_for_cuda(lambda y, x, a: outer(y, x, a, backend=dialect, **static), x, x, arrays),
+        lowered(lambda v, x, a: product(v, x, a, backend=dialect, **static), A.values[None], x, arrays),
+        lowered(lambda y, x, a: outer(y, x, a, backend=dialect, **static), x, x, arrays),
     ]
     for text in texts:
         assert text.count(f"custom_call @{'__gpu$' if dialect == 'triton' else ''}{SIGNATURES[dialect]}") == 1
@@ -171,7 +165,7 @@ def test_complex_numbers_take_the_reference_on_the_gpu():
     A = SORTED.of(CASES["irregular"].scipy(np.complex128))
     for backend in ("auto", "triton", "mosaic"):
         B = SORTED.of(CASES["irregular"].scipy(np.complex128), backend=backend)
-        text = lowered_for_cuda(lambda A, x: A @ x, B, np.ones(A.shape[1]))
+        text = lowered(lambda A, x: A @ x, B, np.ones(A.shape[1]))
         assert not any(name in text for name in SIGNATURES.values())
 
 
@@ -215,7 +209,7 @@ def test_addresses_are_64_bit_from_two_to_the_31_on(n_stored, dtypes):
         found = pallas_vectors(jax.make_jaxpr(lambda *a: face(*a, **static))(*operands, arrays).jaxpr)  # noqa: B023
         assert {str(d) for d in found} == dtypes
         for backend in SIGNATURES:
-            text = lowered_for_cuda(lambda *a: face(*a, **(static | {"backend": backend})), *operands, arrays)  # noqa: B023
+            text = lowered(lambda *a: face(*a, **(static | {"backend": backend})), *operands, arrays)  # noqa: B023
             assert SIGNATURES[backend] in text
 
 

@@ -12,6 +12,7 @@ import pytest
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.kernels import dialect
+from tests.lowering import lowered
 from tests.zoo import CASES, Layout
 
 
@@ -103,7 +104,7 @@ def test_kernels_lower_without_any_warning():
     for backend in ("triton", "mosaic", "auto"):
         with warnings.catch_warnings(), jsf.use_backend(backend):
             warnings.simplefilter("error")
-            jax.jit(lambda A, x: A @ x).trace(A, np.ones(13)).lower(lowering_platforms=("cuda",))
+            lowered(lambda A, x: A @ x, A, np.ones(13))
 
 
 # --------------------------------------------------------------------------------------------------------- use_backend

@@ -1,0 +1,39 @@
+"""The programs in examples/ and the code in the README run as they stand."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+def test_example_runs(path):
+    done = run(str(path))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_the_readme_has_code_and_it_runs():
+    assert SNIPPETS
+    for code in SNIPPETS:
+        done = run("-c", code)
+        assert done.returncode == 0, f"{code}\n{done.stderr}"
+
+
+def test_every_file_that_the_readme_links_to_exists():
+    links = re.findall(r"\]\((?!http|#)([^)#]+)", README)
+    assert links
+    assert not [link for link in links if not (ROOT / link).exists()]
