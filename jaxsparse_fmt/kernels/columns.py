@@ -24,8 +24,10 @@ by j in storage order in both kernel dialects, whatever C is, so formats agree t
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -84,8 +86,7 @@ def product_kernel(
     sizes: _Sizes,
 ):
     tile = _tile(d, slice_ptr, row_lengths, sizes)
-    batch = d.program_id(1).astype(sizes.address)
-    columns = _columns(d, sizes)
+    batch, columns = tile.batch.astype(sizes.address), _columns(tile.column_block, sizes)
 
     def trip(t, sums):
         # All loads of A first: they are in flight together.
@@ -131,7 +132,7 @@ def product_reference(values, col_idx, x, slice_ptr, row_lengths, perm, *, shape
 
         def column(xq):
             terms = values.astype(acc) * _gather(xq, cols, cols < n_cols).astype(acc)
-            return jax.ops.segment_sum(terms, owner, n_slices, indices_are_sorted=True)
+            return _segment_sum(terms, owner, n_slices)
 
         return jnp.moveaxis(lax.map(column, jnp.moveaxis(x, -1, 0)), 0, -1)
 
@@ -186,7 +187,9 @@ def outer(
     dtype = jnp.result_type(y, x)
     kernel = functools.partial(outer_kernel, acc=accumulator(dtype))
     inputs = {"y": y, "col_idx": col_idx, "x": x, "slice_ptr": slice_ptr, "perm": perm}
-    v = _launch(kernel, backend, inputs, ("values", math.prod(out), dtype), x.shape[2], shape, slice_size, blocks=1)
+    v = _launch(
+        kernel, backend, inputs, ("values", math.prod(out), dtype), x.shape[2], shape, slice_size, column_blocks=1
+    )
     return v.reshape(out)
 
 
@@ -203,7 +206,7 @@ def outer_kernel(
     sizes: _Sizes,
 ):
     tile = _tile(d, slice_ptr, None, sizes)
-    batch = d.program_id(1).astype(sizes.address)
+    batch = tile.batch.astype(sizes.address)
     inside = tile.row < sizes.n_rows
     row = tile.row if perm is None else d.load(perm, tile.row, inside, 0)
 
@@ -245,19 +248,32 @@ def outer_reference(y, col_idx, x, slice_ptr, perm, *, shape, slice_size) -> Arr
 # ------------------------------------------------------------------------------------------- what the kernels share
 
 
+@dataclasses.dataclass(frozen=True)
 class _Sizes:
-    """Static sizes of one launch."""
+    """Static sizes of one launch. Its blocks are tiles of rows, for each block of columns, for each of the batch."""
 
-    def __init__(self, shape, slice_size, n_stored, n_slices, p, block_columns, address):
-        self.n_rows, self.n_cols = shape
-        self.slice_size, self.n_stored, self.n_slices = slice_size, n_stored, n_slices
-        self.p, self.block_columns, self.address = p, block_columns, address
+    n_rows: int
+    n_cols: int
+    n_stored: int
+    slice_size: int
+    n_slices: int
+    p: int
+    tiles: int
+    block_columns: int
+    column_blocks: int
+    batch: int
+    address: Any
+
+    @property
+    def blocks(self) -> int:
+        return self.tiles * self.column_blocks * self.batch
 
 
 class _Tile:
     """The rows of one block: `row` [rows]; `entry(j)` is the address of entry j and where it is stored."""
 
-    def __init__(self, row, base, width, longest, inside, slice_size):
+    def __init__(self, position, row, base, width, longest, inside, slice_size):
+        _, self.column_block, self.batch = position
         self.row, self._base, self._limit, self._inside, self._stride = row, base, width, inside, slice_size
         self.width = longest
         self.trips = lax.div(longest + jnp.int32(dialect.LAUNCH.unroll - 1), jnp.int32(dialect.LAUNCH.unroll))
@@ -268,7 +284,8 @@ class _Tile:
 
 
 def _tile(d, slice_ptr, row_lengths, sizes: _Sizes) -> _Tile:
-    C, rows, block = sizes.slice_size, d.rows, d.program_id(0)
+    C, rows = sizes.slice_size, d.rows
+    position = block, _, _ = _position(d.program_id(), sizes)
     row = block * rows + d.lanes()
     inside = None
     if slice_ptr is None:
@@ -290,12 +307,22 @@ def _tile(d, slice_ptr, row_lengths, sizes: _Sizes) -> _Tile:
     if row_lengths is not None:
         width = d.load(row_lengths, row, row < sizes.n_rows, 0)
         longest = jnp.max(width)
-    return _Tile(row, base, width, longest, inside, C)
+    return _Tile(position, row, base, width, longest, inside, C)
 
 
-def _columns(d, sizes: _Sizes):
+def _position(block, sizes: _Sizes):
+    """The tile, the block of columns and the member of the batch that a block works on."""
+    rest, zero = jnp.int32(0), jnp.int32(0)
+    if sizes.blocks > sizes.tiles:
+        block, rest = lax.rem(block, jnp.int32(sizes.tiles)), lax.div(block, jnp.int32(sizes.tiles))
+    if sizes.column_blocks == 1:
+        return block, zero, rest
+    return block, lax.rem(rest, jnp.int32(sizes.column_blocks)), lax.div(rest, jnp.int32(sizes.column_blocks))
+
+
+def _columns(column_block, sizes: _Sizes):
     """The right-hand sides of this block: (index, whether there is such a column)."""
-    first = d.program_id(2) * sizes.block_columns
+    first = column_block * sizes.block_columns
     exact = sizes.p % sizes.block_columns == 0
     return [(first + q, True if exact else first + q < sizes.p) for q in range(sizes.block_columns)]
 
@@ -305,24 +332,33 @@ def _gather_row(d, x, c, live, batch_row, columns, sizes: _Sizes):
     return [d.load(x, base + q, live & inside, 0) for q, inside in columns]
 
 
-def _launch(kernel, backend, inputs, output, p, shape, slice_size, blocks=None):
-    """Flattens every array, chooses the grid and the width of addresses, and runs the kernel."""
+def _launch(kernel, backend, inputs, output, p, shape, slice_size, column_blocks=None):
+    """Flattens every array, chooses the blocks and the width of addresses, and runs the kernel."""
     name, size, dtype = output
     flat = {k: None if v is None else v.reshape(-1) for k, v in inputs.items()}
-    n_stored, slice_ptr = inputs["col_idx"].shape[0], inputs["slice_ptr"]
+    slice_ptr = inputs["slice_ptr"]
     n_slices = 1 if slice_ptr is None else slice_ptr.shape[0] - 1
     rows = dialect.rows_per_block(backend, slice_size)
     block_columns = min(p, dialect.LAUNCH.max_columns)
-    largest = max(size, *(v.size for v in flat.values() if v is not None))
-    sizes = _Sizes(shape, slice_size, n_stored, n_slices, p, block_columns, _address_dtype(largest))
-    batch = inputs["x"].shape[0]
-    grid = (-(-n_slices * slice_size // rows), batch, blocks or -(-p // block_columns))
+    sizes = _Sizes(
+        n_rows=shape[0],
+        n_cols=shape[1],
+        n_stored=inputs["col_idx"].shape[0],
+        slice_size=slice_size,
+        n_slices=n_slices,
+        p=p,
+        tiles=-(-n_slices * slice_size // rows),
+        block_columns=block_columns,
+        column_blocks=column_blocks or -(-p // block_columns),
+        batch=inputs["x"].shape[0],
+        address=_address_dtype(max(size, *(v.size for v in flat.values() if v is not None))),
+    )
     return dialect.launch(
         functools.partial(kernel, sizes=sizes),
         backend,
         name=kernel.func.__name__,
         rows=rows,
-        grid=grid,
+        blocks=sizes.blocks,
         inputs=flat,
         output=(name, jax.ShapeDtypeStruct((size,), dtype)),
     )
@@ -363,6 +399,13 @@ def in_slices(a: Array, slice_size: int) -> Array:
 
 def _storage_order(y: Array, perm: Array | None, slice_size: int) -> Array:
     return in_slices(y if perm is None else y[perm], slice_size)
+
+
+def _segment_sum(terms, owner, n: int):
+    """Sums of neighbouring chunks. XLA for CUDA crashes on a sorted one of complex64 (JAX 0.11.2), so by real parts."""
+    if jnp.issubdtype(terms.dtype, jnp.complexfloating):
+        return lax.complex(_segment_sum(terms.real, owner, n), _segment_sum(terms.imag, owner, n))
+    return jax.ops.segment_sum(terms, owner, n, indices_are_sorted=True)
 
 
 def _take(a, idx):

@@ -3,7 +3,7 @@
 A kernel is a function `kernel(d, **refs)` over flat arrays. It works on a vector of lanes, one storage row a lane,
 and reaches memory only through its dialect `d`:
 
-    d.program_id(axis)                 which block this is
+    d.program_id()                     which block this is
     d.lanes()                          0, 1, ..., rows - 1 as int32
     d.full(value, dtype)               one value in every lane
     d.load(ref, idx, live, other)      ref[idx] where live, else other; dead lanes touch no invalid address.
@@ -142,31 +142,40 @@ def vary(a: jax.Array, axes: frozenset[Any]) -> jax.Array:
     return lax.pcast(a, missing, to="varying") if missing else a
 
 
+def _varying_like(out: jax.ShapeDtypeStruct, a: jax.Array) -> jax.ShapeDtypeStruct:
+    """`out`, declared to vary over the mesh axes that `a` does; inside shard_map Pallas wants to be told."""
+    manual = getattr(jax.typeof(a), "manual_axis_type", None)
+    if manual is None:
+        return out
+    return jax.ShapeDtypeStruct(out.shape, out.dtype, manual_axis_type=manual)
+
+
 def launch(
     kernel: Kernel,
     dialect: str,
     *,
     name: str,
     rows: int,
-    grid: tuple[int, int, int],
+    blocks: int,
     inputs: Mapping[str, jax.Array | None],
     output: tuple[str, jax.ShapeDtypeStruct],
 ) -> jax.Array:
-    """Runs `kernel(d, **refs)` over `grid`, with `inputs` that are not None and one output, all flat.
+    """Runs `kernel(d, **refs)` in each of `blocks`, with `inputs` that are not None and one output, all flat.
 
     Args:
       dialect: "triton", "mosaic" or "interpret".
       rows: lanes of one block.
-      grid: blocks along the kernel's axes 0, 1, 2.
+      blocks: how many; one axis, since CUDA allows only 65,535 along the others.
     """
     given = {k: v for k, v in inputs.items() if v is not None}
     names = (*given, output[0])
+    out = _varying_like(output[1], next(iter(given.values())))
     run = _launch_mosaic if dialect == "mosaic" else functools.partial(_launch_triton, dialect == "interpret")
 
     def body(d: Any, *refs: Any) -> None:
         kernel(d, **dict(zip(names, refs, strict=True)))
 
-    return run(body, name, rows, grid, output[1], tuple(given.values()))
+    return run(body, name, rows, blocks, out, tuple(given.values()))
 
 
 def rows_per_block(dialect: str, slice_size: int) -> int:
@@ -187,8 +196,8 @@ class _Triton:
 
         self._pl, self._triton, self.rows = pl, triton, rows
 
-    def program_id(self, axis: int) -> jax.Array:
-        return self._pl.program_id(axis)
+    def program_id(self) -> jax.Array:
+        return self._pl.program_id(0)
 
     def lanes(self) -> jax.Array:
         return jnp.arange(self.rows, dtype=jnp.int32)
@@ -208,7 +217,7 @@ class _Triton:
         self._triton.store(ref.at[idx], value.astype(ref.dtype), mask=jnp.broadcast_to(live, idx.shape))
 
 
-def _launch_triton(interpret: bool, body, name, rows, grid, out, inputs):
+def _launch_triton(interpret: bool, body, name, rows, blocks, out, inputs):
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
@@ -218,7 +227,7 @@ def _launch_triton(interpret: bool, body, name, rows, grid, out, inputs):
         return pl.pallas_call(
             lambda *refs: body(_Triton(rows), *refs),
             out_shape=out,
-            grid=grid,
+            grid=(blocks,),
             interpret=interpret,
             compiler_params=params,
             name=name,
@@ -226,8 +235,6 @@ def _launch_triton(interpret: bool, body, name, rows, grid, out, inputs):
 
 
 # ------------------------------------------------------------------------------------------------------ Mosaic GPU
-
-_AXES = ("rows", "batch", "columns")
 
 
 class _Mosaic:
@@ -237,8 +244,8 @@ class _Mosaic:
         self._plgpu, self.rows = plgpu, rows
         self._layout = plgpu.Layout.WG_STRIDED((rows,), vec_size=1)
 
-    def program_id(self, axis: int) -> jax.Array:
-        return lax.axis_index(_AXES[axis])
+    def program_id(self) -> jax.Array:
+        return lax.axis_index("block")
 
     def lanes(self) -> jax.Array:
         return self._plgpu.broadcasted_iota(jnp.int32, (self.rows,), 0, layout=self._layout)
@@ -337,7 +344,7 @@ def _insertion_point(block):
     return ir.InsertionPoint(block)
 
 
-def _launch_mosaic(body, name, rows, grid, out, inputs):
+def _launch_mosaic(body, name, rows, blocks, out, inputs):
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
     # JAX 0.11 renamed out_shape to out_type.
@@ -349,8 +356,8 @@ def _launch_mosaic(body, name, rows, grid, out, inputs):
     kernel.__name__ = name
     return plgpu.kernel(
         kernel,
-        grid=grid,
-        grid_names=_AXES,
+        grid=(blocks,),
+        grid_names=("block",),
         compiler_params=plgpu.CompilerParams(),
         **{"out_type" if renamed else "out_shape": out},
     )(*inputs)

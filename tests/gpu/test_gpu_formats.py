@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
+import pathlib
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +22,7 @@ from tests.zoo import CASES, LAYOUTS, SORTED, Layout
 
 pytestmark = pytest.mark.gpu
 
+ROOT = pathlib.Path(__file__).parents[2]
 DIALECTS = ["triton", "mosaic", "auto"]
 
 
@@ -95,14 +100,31 @@ def test_all_faces_equal_scipy_in_every_dtype(layout, stored, vector, dialect, r
     ask(layout.of(S, dtype=stored, backend=dialect), S, rng, vector)
 
 
-@pytest.mark.parametrize("stored, vector", [(np.complex128, np.complex128), (np.complex64, np.complex64)])
-def test_complex_matrices_run_on_the_gpu(stored, vector, rng):
-    S = irregular(2000).astype(stored) * (1 - 0.5j)
-    A = Layout("hll").of(S)
-    x, y = draw(rng, vector, 2007), draw(rng, vector, 2000)
-    for got, matrix, v in ((A @ x, S, x), (A.T @ y, S.T, y), (A.rmatvec(y), S.conj().T, y)):
-        limit = 10 * abs(matrix).sum(axis=1).max() * abs(wide(v)).max()
-        assert_close(got, matrix @ wide(v), limit, stored)
+COMPLEX = """
+import sys
+import jax
+import numpy as np
+jax.config.update("jax_enable_x64", True)
+from tests.gpu.test_gpu_formats import irregular
+from tests.oracle import assert_close, draw, wide
+from tests.zoo import Layout
+format, dtype = sys.argv[1:]
+S = irregular(2000).astype(dtype) * np.array(1 - 0.5j, dtype)
+A, rng = Layout(format).of(S), np.random.default_rng(0)
+x, y = draw(rng, dtype, 2007), draw(rng, dtype, 2000)
+for got, matrix, v in ((A @ x, S, x), (A.T @ y, S.T, y), (A.rmatvec(y), S.conj().T, y)):
+    assert_close(got, matrix @ wide(v), abs(matrix).sum(axis=1).max() * abs(wide(v)).max(), np.dtype(dtype))
+"""
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+@pytest.mark.parametrize("format", ["csr", "hll"])
+def test_complex_matrices_run_on_the_gpu(format, dtype):
+    """In a process of its own: XLA of JAX 0.11.2 crashes while it compiles a sorted segment sum of complex64."""
+    environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    command = [sys.executable, "-c", COMPLEX, format, dtype]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 @pytest.mark.parametrize("dialect", DIALECTS[:2])
@@ -133,7 +155,7 @@ LARGE = [
 @pytest.mark.parametrize("dialect", DIALECTS[:2])
 @pytest.mark.parametrize("layout", LARGE, ids=str)
 def test_a_large_irregular_matrix(layout, dialect, rng):
-    ask(layout.of(irregular(), backend=dialect), irregular(), rng, np.float64)
+    ask(layout.of(irregular(), backend=dialect, max_bytes=2**30), irregular(), rng, np.float64)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS[:2])
@@ -142,7 +164,7 @@ def test_products_are_the_same_to_the_last_bit_in_every_run_and_layout(dialect, 
     product = jax.jit(lambda A, x: A @ x)
     results = []
     for layout in LARGE:
-        A = layout.of(irregular(), backend=dialect)
+        A = layout.of(irregular(), backend=dialect, max_bytes=2**30)
         results += [np.asarray(product(A, x)) for _ in range(3)]
     for other in results[1:]:
         np.testing.assert_array_equal(results[0], other)
@@ -246,13 +268,12 @@ def test_auto_runs_a_kernel():
 
 def test_use_backend_switches_between_kernels_of_one_matrix(rng):
     A, x = Layout("hll").of(irregular()), draw(rng, jnp.float64, irregular().shape[1])
-    product, results = jax.jit(lambda A, x: A @ x), []
+    product, results, texts = jax.jit(lambda A, x: A @ x), [], []
     for name in ("triton", "mosaic", "xla"):
         with jsf.use_backend(name):
             results.append(product(A, x))
-    np.testing.assert_array_equal(results[0], results[1])
-    assert_close(results[2], irregular() @ np.asarray(x), magnitude_of(irregular(), x))
-
-
-def magnitude_of(S, x) -> float:
-    return float(np.diff(S.indptr).max() * abs(S.data).max() * np.abs(x).max())
+            texts.append(product.lower(A, x).as_text())
+    for result in results:
+        S = irregular()
+        assert_close(result, S @ np.asarray(x), np.diff(S.indptr).max() * abs(S.data).max() * np.abs(x).max())
+    assert len(set(texts)) == 3
