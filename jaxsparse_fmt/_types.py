@@ -32,6 +32,8 @@ def floating_dtype(dtype: Any, what: str) -> np.dtype:
       TypeError: `dtype` is not numeric; `what` names whose dtype it is.
     """
     dtype = np.dtype(dtype)
+    if dtype.char in "gG" and dtype not in (np.float64, np.complex128):
+        raise TypeError(f"{what} has dtype {dtype}, which JAX cannot hold; convert it to float64 or complex128 first")
     if jnp.issubdtype(dtype, jnp.inexact):
         return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
     if jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.bool_):

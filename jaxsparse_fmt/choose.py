@@ -10,12 +10,13 @@ import numpy as np
 import scipy.sparse
 
 from jaxsparse_fmt._types import Csr, floating_dtype, readable_bytes
+from jaxsparse_fmt.formats.column_major import longest_by_slice
 
 # What a byte of a format costs against a byte of column-major storage. CPU: XLA walks ELL's columns as they lie,
 # gathers HLL's slices, and runs CSR as a segmented sum. GPU: CSR's one thread a row does not coalesce.
 COST = {
-    "cpu": {"ell": 1.0, "hll": 1.4, "csr": 4.0},
-    "gpu": {"ell": 1.05, "hll": 1.0, "csr": 3.0},
+    "cpu": {"ell": 1.0, "hll": 1.6, "csr": 8.0},
+    "gpu": {"ell": 1.05, "hll": 1.0, "csr": 5.0},
 }
 
 
@@ -71,7 +72,6 @@ def rank(S: Any, dtype: Any = None, platform: str | None = None) -> list[Choice]
     choices = [choice("csr", {}, csr.nnz, n_rows + 1), choice("ell", {}, longest * n_rows, 0)]
     for slice_size in (1024,) if platform == "cpu" else (128, 32):
         n_slices = -(-n_rows // slice_size)
-        padded = np.pad(lengths, (0, n_slices * slice_size - n_rows)).reshape(n_slices, slice_size)
-        n_stored = slice_size * int(padded.max(axis=1, initial=0).sum(dtype=np.int64))
+        n_stored = slice_size * int(longest_by_slice(lengths, slice_size).sum())
         choices.append(choice("hll", {"slice_size": slice_size}, n_stored, n_slices + 1))
     return sorted(choices, key=lambda c: c.cost)

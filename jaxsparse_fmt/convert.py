@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from typing import Any
 
@@ -11,7 +12,7 @@ import scipy.sparse
 from jaxsparse_fmt import choose, io
 from jaxsparse_fmt._types import Csr, floating_dtype, requested_dtype
 from jaxsparse_fmt.kernels import dialect
-from jaxsparse_fmt.matrix import SparseMatrix, Transposed, build
+from jaxsparse_fmt.matrix import SparseMatrix, Transposed, build, check_keeps_imaginary
 
 
 def from_scipy(
@@ -50,16 +51,14 @@ def from_scipy(
     if S.ndim != 2:
         raise ValueError(f"from_scipy takes a two-dimensional matrix, got shape {S.shape}")
     stored = floating_dtype(S.dtype, "the matrix") if dtype is None else requested_dtype(dtype)
-    if np.issubdtype(S.dtype, np.complexfloating) and not np.issubdtype(stored, np.complexfloating):
-        raise TypeError(
-            f"dtype {stored} would drop the imaginary parts of a {S.dtype} matrix; pass S.real, or a complex dtype"
-        )
+    check_keeps_imaginary(S.dtype, stored)
     dialect.check_backend(backend)
     csr = canonical(S)
     if format == "auto":
         if layout:
             raise ValueError(f"format='auto' chooses the layout itself; name a format to set {', '.join(layout)}")
-        best = choose.rank(csr, dtype=stored)[0]
+        choices = choose.rank(csr, dtype=stored)
+        best = next((c for c in choices if max_bytes is None or c.nbytes <= max_bytes), choices[-1])
         format, layout = best.format, best.layout
     return build(csr, format, dtype=stored, backend=backend, max_bytes=max_bytes, **layout)
 
@@ -88,7 +87,7 @@ def from_coo(
     shape = _shape(shape)
     for name, index, bound in (("row", row, shape[0]), ("col", col, shape[1])):
         _check_range(name, index, bound)
-    floating_dtype(data.dtype, "data")
+    data, dtype = _for_scipy(data, dtype, "data")
     S = scipy.sparse.coo_array((data, (row.astype(np.int64), col.astype(np.int64))), shape=shape)
     return from_scipy(S, format, dtype, **options)
 
@@ -102,7 +101,7 @@ def from_dense(a: Any, format: str = "auto", dtype: Any = None, **options: Any) 
     a = np.asarray(a)
     if a.ndim != 2:
         raise ValueError(f"from_dense takes a two-dimensional array, got shape {a.shape}")
-    floating_dtype(a.dtype, "the array")
+    a, dtype = _for_scipy(a, dtype, "the array")
     return from_scipy(scipy.sparse.csr_array(a), format, dtype, **options)
 
 
@@ -113,6 +112,14 @@ def read_mtx(path: str | os.PathLike[str], format: str = "auto", dtype: Any = No
       ValueError: the file is malformed; the message names file and line. FileNotFoundError. And as in `from_scipy`.
     """
     return from_scipy(io.read_mtx(path), format, dtype, **options)
+
+
+def _for_scipy(a: np.ndarray, dtype: Any, what: str) -> tuple[np.ndarray, Any]:
+    """SciPy holds no 16-bit floats: they pass through it as float32 and come out as they were."""
+    kept = floating_dtype(a.dtype, what)
+    if kept.itemsize == 2:
+        return a.astype(np.float32), kept if dtype is None else dtype
+    return a, dtype
 
 
 def canonical(S: Any) -> Csr:
@@ -129,6 +136,8 @@ def canonical(S: Any) -> Csr:
     _check_bound("columns", S.shape[1])
     _check_bound("rows", S.shape[0])
     csr = scipy.sparse.csr_array(S)
+    if S.format not in ("csr", "csc", "bsr", "coo"):
+        _check_compressed(csr)
     if not csr.has_canonical_format:
         csr = csr.copy() if csr is S or np.shares_memory(csr.indices, getattr(S, "indices", ())) else csr
         csr.sum_duplicates()
@@ -165,6 +174,10 @@ def _check_bound(name: str, n: int) -> None:
 
 
 def _shape(shape: Any) -> tuple[int, int]:
-    if len(shape) != 2 or any(int(n) != n or n < 0 for n in shape):
+    try:
+        rows, cols = (operator.index(n) for n in shape)
+    except (TypeError, ValueError):
+        rows = cols = -1
+    if rows < 0 or cols < 0:
         raise ValueError(f"shape must be two numbers from 0 up, (rows, columns); got {shape}")
-    return int(shape[0]), int(shape[1])
+    return rows, cols

@@ -101,7 +101,8 @@ def _lower(face, platform, ctx, *operands, **params):
     # The body is ordinary code over one device's arrays; which mesh axes they vary over no longer matters.
     bare = ctx.replace(avals_in=[*map(_bare, ctx.avals_in)], avals_out=[*map(_bare, ctx.avals_out)])
     compute = functools.partial(_compute, face=face, platform=platform)
-    return mlir.lower_fun(compute, multiple_results=False)(bare, *operands, **params)
+    with dialect.without_deprecation():
+        return mlir.lower_fun(compute, multiple_results=False)(bare, *operands, **params)
 
 
 def _bare(aval):

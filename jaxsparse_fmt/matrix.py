@@ -121,7 +121,7 @@ class SparseMatrix:
         Args:
           y: [n_rows] or [n_rows, p].
         """
-        return jnp.conj(self._transposed(jnp.conj(jnp.asarray(y))))
+        return jnp.conj(self._transposed(jnp.conj(as_floating(y, "the vector"))))
 
     def _transposed(self, y: Any) -> Array:
         y = _vector(y, self.shape[0], f"the transpose of A with shape {self.shape} multiplies")
@@ -131,7 +131,7 @@ class SparseMatrix:
         return self.matvec(x)
 
     def __rmatmul__(self, x: Any) -> Array:
-        return self._transposed(jnp.asarray(x).T).T
+        return self._transposed(as_floating(x, "the vector").T).T
 
     @property
     def T(self) -> Transposed:
@@ -164,12 +164,11 @@ class SparseMatrix:
         Raises:
           ValueError: another shape.
         """
-        data = jnp.asarray(data)
+        data = as_floating(data, "data")
         if data.shape != (self.nnz,):
             raise ValueError(
                 f"data must have shape ({self.nnz},), one number an entry in canonical order; got {data.shape}"
             )
-        data = data.astype(floating_dtype(data.dtype, "data"))
         return self._with_values(self._stored(data))
 
     @jax.jit
@@ -180,7 +179,9 @@ class SparseMatrix:
 
     def astype(self, dtype: Any) -> Self:
         """The same matrix with values of another dtype, for example bfloat16 under a float32 vector."""
-        return self._with_values(self.values.astype(requested_dtype(dtype)))
+        dtype = requested_dtype(dtype)
+        check_keeps_imaginary(self.dtype, dtype)
+        return self._with_values(self.values.astype(dtype))
 
     def __mul__(self, scalar: Any) -> Self:
         if jnp.ndim(scalar) != 0 or isinstance(scalar, SparseMatrix):
@@ -212,7 +213,7 @@ class SparseMatrix:
 
     def to_scipy(self) -> Csr:
         """The matrix on the host as a canonical CSR array; 16-bit floats become float32."""
-        row, col, entry = (np.asarray(a) for a in self.coordinates())
+        row, col, entry = (np.asarray(a) for a in jax.jit(type(self).coordinates)(self))
         live = entry < self.nnz
         values = np.asarray(self.values)
         data = np.empty(self.nnz, np.promote_types(values.dtype, np.float32) if values.itemsize == 2 else values.dtype)
@@ -273,13 +274,13 @@ class Transposed:
         return self.A._transposed(y)
 
     def rmatvec(self, x: Any) -> Array:
-        return jnp.conj(self.A.matvec(jnp.conj(jnp.asarray(x))))
+        return jnp.conj(self.A.matvec(jnp.conj(as_floating(x, "the vector"))))
 
     def __matmul__(self, y: Any) -> Array:
         return self.A._transposed(y)
 
     def __rmatmul__(self, x: Any) -> Array:
-        return self.A.matvec(jnp.asarray(x).T).T
+        return self.A.matvec(as_floating(x, "the vector").T).T
 
     def diagonal(self) -> Array:
         return self.A.diagonal()
@@ -330,14 +331,30 @@ def spmv(A: SparseMatrix, x: Any, y: Any = None, alpha: Any = 1.0, beta: Any = 0
     return product + beta * jnp.asarray(y)
 
 
+def as_floating(x: Any, what: str) -> Array:
+    """x as an array of floats or complex numbers.
+
+    Raises:
+      TypeError: x is not numeric.
+    """
+    x = x if isinstance(x, jax.Array) else np.asarray(x)
+    return jnp.asarray(x, floating_dtype(x.dtype, what))
+
+
+def check_keeps_imaginary(given: Any, dtype: Any) -> None:
+    if jnp.issubdtype(given, jnp.complexfloating) and not jnp.issubdtype(dtype, jnp.complexfloating):
+        raise TypeError(
+            f"dtype {dtype} would drop the imaginary parts of a {given} matrix; take its real part, or a complex dtype"
+        )
+
+
 def _vector(x: Any, n: int, what: str) -> Array:
     if isinstance(x, (SparseMatrix, Transposed)) or scipy.sparse.issparse(x):
         raise TypeError(
             "the product of two sparse matrices is not offered here; multiply with SciPy and convert the result, "
             "or apply them in turn: A @ (B @ x)"
         )
-    x = jnp.asarray(x)
-    x = x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(floating_dtype(x.dtype, "the vector"))
+    x = as_floating(x, "the vector")
     if x.ndim not in (1, 2) or x.shape[0] != n:
         raise ValueError(f"{what} arrays of shape ({n},) or ({n}, p); got {x.shape}")
     return x

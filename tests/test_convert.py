@@ -209,6 +209,7 @@ VALUE_ERRORS = {
     "coo shape 3": (lambda: coo(shape=(2, 2, 2)), "shape must be two numbers from 0 up, (rows, columns)"),
     "coo shape negative": (lambda: coo(shape=(-1, 2)), "shape must be two numbers from 0 up"),
     "coo shape fraction": (lambda: coo(shape=(2, 2.5)), "shape must be two numbers from 0 up"),
+    "one number as shape": (lambda: coo(shape=2), "shape must be two numbers"),
     "coo shape nan": (lambda: coo(shape=(2, np.nan)), "shape must be two numbers from 0 up"),
     "dense 1-D": (lambda: jsf.from_dense(np.ones(3)), "two-dimensional array, got shape (3,)"),
     "x of another length": (lambda: A @ np.ones(2), "multiplies arrays of shape (3,) or (3, p); got (2,)"),
@@ -236,7 +237,6 @@ TYPE_ERRORS = {
     "dense text": (lambda: jsf.from_dense([["a"]]), "the array has dtype <U1, which is not numeric"),
     "fractional rows": (lambda: coo(row=[0.0, 1.0]), "row must hold integers, got dtype float64"),
     "fractional cols": (lambda: coo(col=[0.0, 1.0]), "col must hold integers"),
-    "one number as shape": (lambda: coo(shape=2), "shape must be two numbers"),
     "slice_size half": (lambda: jsf.from_scipy(S, "hll", slice_size=1.5), "slice_size must be an integer"),
     "sigma text": (
         lambda: jsf.from_scipy(S, "hll", sigma="all"),

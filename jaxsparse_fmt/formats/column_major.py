@@ -56,7 +56,8 @@ class ColumnMajor(SparseMatrix):
 
     def coordinates(self) -> tuple[Array, Array, Array]:
         n_rows, n_cols = self.shape
-        cols, starts, _, owner = columns.chunks(self.col_idx, self.slice_ptr, self.pitch)
+        cols, starts, widths = columns.chunks(self.col_idx, self.slice_ptr, self.pitch)
+        owner = columns.owners(widths, cols.shape[0])
         lengths = self._row_lengths()
         storage_row = jnp.arange(n_rows, dtype=jnp.int32)
         row = storage_row if self.perm is None else self.perm
@@ -119,14 +120,11 @@ def store(
         more); or more than 2³¹ places in 32-bit JAX.
     """
     n_rows, n_cols = csr.shape
-    n_slices = -(-n_rows // pitch)
     lengths = np.diff(csr.indptr)
     order = slice(None) if perm is None else perm
-    in_storage = np.zeros(n_slices * pitch, lengths.dtype)
-    in_storage[:n_rows] = lengths[order]
-    widths = in_storage.reshape(n_slices, pitch).max(axis=1, initial=0).astype(np.int64)
-    slice_ptr = np.concatenate([[0], np.cumsum(widths * pitch)])
-    n_stored = int(slice_ptr[-1])
+    in_storage = lengths[order]
+    widths = longest_by_slice(in_storage, pitch)
+    n_stored = pitch * int(widths.sum())
     check_memory(name, n_stored, csr, np.dtype(dtype).itemsize, max_bytes)
     if n_stored >= 2**31 and not x64_enabled():
         raise ValueError(
@@ -134,7 +132,7 @@ def store(
             "jax.config.update('jax_enable_x64', True) first"
         )
     index = _index_dtype(n_stored)
-    slice_ptr = slice_ptr.astype(index)
+    slice_ptr = np.concatenate([[0], np.cumsum(widths * pitch)]).astype(index)
 
     # Entry k of CSR is entry k − indptr[row] of its row: a base per row, and a stride of one pitch.
     storage_row = np.arange(n_rows, dtype=index)
@@ -151,12 +149,19 @@ def store(
         "values": jnp.asarray(values),
         "col_idx": jnp.asarray(col_idx),
         "slice_ptr": jnp.asarray(slice_ptr),
-        "row_lengths": jnp.asarray(in_storage[:n_rows].astype(np.int32)),
+        "row_lengths": jnp.asarray(in_storage.astype(np.int32)),
         "perm": None if perm is None else jnp.asarray(perm.astype(np.int32)),
         "shape": (n_rows, n_cols),
         "nnz": int(csr.nnz),
         "pitch": pitch,
     }
+
+
+def longest_by_slice(lengths: np.ndarray, slice_size: int) -> np.ndarray:
+    """The longest of the rows in each slice, int64 [n_slices]; allocates nothing larger."""
+    if len(lengths) == 0:
+        return np.zeros(0, np.int64)
+    return np.maximum.reduceat(lengths, np.arange(0, len(lengths), slice_size)).astype(np.int64)
 
 
 def check_memory(name: str, n_stored: int, csr: Csr, itemsize: int, max_bytes: int | None) -> None:
@@ -170,10 +175,14 @@ def check_memory(name: str, n_stored: int, csr: Csr, itemsize: int, max_bytes: i
     limit = max(SMALL_CHANGE, MAX_PADDING * in_csr) if max_bytes is None else max_bytes
     if needed <= limit:
         return
-    sliced = csr.indptr[: csr.shape[0] // 32 * 32 + 1]
-    hll = 32 * int(np.diff(sliced).reshape(-1, 32).max(axis=1, initial=0).sum(dtype=np.int64)) * (itemsize + 4)
+    lengths = np.diff(csr.indptr)
+    if name == "csr":
+        raise ValueError(
+            f"the matrix takes {readable_bytes(needed)} in CSR, without any padding; max_bytes={max_bytes} allows none"
+        )
+    hll = 32 * int(longest_by_slice(lengths, 32).sum()) * (itemsize + 4)
     better = "hll" if name != "hll" and hll <= 3 * in_csr else "csr"
-    longest = int(np.diff(csr.indptr).max(initial=0))
+    longest = int(lengths.max(initial=0))
     raise ValueError(
         f"format {name!r} would take {readable_bytes(needed)} for a matrix of {readable_bytes(in_csr)} in CSR, "
         f"because its longest row has {longest} entries where the mean is {csr.nnz / max(csr.shape[0], 1):.1f}; use "

@@ -129,6 +129,14 @@ def _importable(module: str) -> bool:
     return True
 
 
+@contextlib.contextmanager
+def without_deprecation() -> Iterator[None]:
+    """Quiet about the end of Pallas' Triton lowering while something is lowered: the choice of dialect foresees it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*Triton.*", category=DeprecationWarning)
+        yield
+
+
 def varying_axes(a: jax.Array) -> frozenset[Any]:
     """The mesh axes over which `a` varies inside shard_map."""
     aval = jax.typeof(a)
@@ -217,21 +225,28 @@ class _Triton:
         self._triton.store(ref.at[idx], value.astype(ref.dtype), mask=jnp.broadcast_to(live, idx.shape))
 
 
+class _Interpreted(_Triton):
+    """Triton's dialect under Pallas' interpreter, whose masked store writes dead lanes back where they point."""
+
+    def store(self, ref: Any, idx: jax.Array, value: jax.Array, live: jax.Array) -> None:
+        past_the_end = jnp.full_like(idx, ref.shape[0])
+        super().store(ref, jnp.where(live, idx, past_the_end), value, live)
+
+
 def _launch_triton(interpret: bool, body, name, rows, blocks, out, inputs):
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
     params = triton.CompilerParams(num_warps=max(rows // LAUNCH.warp_rows, 1), num_stages=LAUNCH.stages)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*[Tt]riton.*", category=DeprecationWarning)
-        return pl.pallas_call(
-            lambda *refs: body(_Triton(rows), *refs),
-            out_shape=out,
-            grid=(blocks,),
-            interpret=interpret,
-            compiler_params=params,
-            name=name,
-        )(*inputs)
+    d = (_Interpreted if interpret else _Triton)(rows)
+    return pl.pallas_call(
+        lambda *refs: body(d, *refs),
+        out_shape=out,
+        grid=(blocks,),
+        interpret=interpret,
+        compiler_params=params,
+        name=name,
+    )(*inputs)
 
 
 # ------------------------------------------------------------------------------------------------------ Mosaic GPU

@@ -65,12 +65,17 @@ def test_interpreted_kernels_equal_the_reference_in_every_layout(layout, rng):
 
 
 @pytest.mark.parametrize(
-    "layout, batch, p",
-    [(Layout("csr"), 3, 1), (Layout("ellr"), 1, 8), (Layout("csr"), 2, 11), (SORTED, 3, 11)],
+    "case, layout, batch, p",
+    [
+        ("irregular", Layout("csr"), 3, 1),
+        ("irregular", Layout("ellr"), 1, 8),
+        ("irregular", Layout("csr"), 2, 11),
+        ("tall", SORTED, 3, 17),  # several tiles of rows, blocks of columns and batch entries at once
+    ],
     ids=str,
 )
-def test_interpreted_kernels_equal_the_reference_for_batches_and_columns(layout, batch, p, rng):
-    check_against_reference(CASES["irregular"], layout, rng, batch, p)
+def test_interpreted_kernels_equal_the_reference_for_batches_and_columns(case, layout, batch, p, rng):
+    check_against_reference(CASES[case], layout, rng, batch, p)
 
 
 @pytest.mark.parametrize("slice_size", [32, 128, 200, 256])
