@@ -12,6 +12,9 @@ import numpy as np
 Csr: TypeAlias = Any
 
 
+STORABLE = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
+
+
 @runtime_checkable
 class LinearOperator(Protocol):
     """Anything a solver can work with: a square or rectangular map with a shape and `@`."""
@@ -51,8 +54,8 @@ def requested_dtype(dtype: Any) -> np.dtype:
       ValueError: 64 bits asked for while `jax_enable_x64` is off.
     """
     dtype = np.dtype(dtype)
-    if not jnp.issubdtype(dtype, jnp.inexact):
-        raise TypeError(f"dtype {dtype} cannot hold matrix values; ask for a floating or complex dtype")
+    if dtype.name not in STORABLE:
+        raise TypeError(f"dtype {dtype} cannot hold matrix values; ask for one of {', '.join(STORABLE)}")
     if jax.dtypes.canonicalize_dtype(dtype) != dtype:
         raise ValueError(
             f"dtype {dtype} needs 64-bit JAX; call jax.config.update('jax_enable_x64', True) first, "

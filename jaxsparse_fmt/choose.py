@@ -12,8 +12,8 @@ import scipy.sparse
 from jaxsparse_fmt._types import Csr, floating_dtype, readable_bytes
 from jaxsparse_fmt.formats.column_major import longest_by_slice
 
-# What a byte of a format costs against a byte of column-major storage. CPU: XLA walks ELL's columns as they lie,
-# gathers HLL's slices, and runs CSR as a segmented sum. GPU: CSR's one thread a row does not coalesce.
+# What a byte of a format costs against a byte of ELL's, by the tables of `benchmarks.spmv` in benchmarks/results.
+# CPU: XLA walks ELL's columns as they lie, gathers HLL's slices and CSR's entries. GPU: CSR's lanes do not coalesce.
 COST = {
     "cpu": {"ell": 1.0, "hll": 1.6, "csr": 8.0},
     "gpu": {"ell": 1.05, "hll": 1.0, "csr": 5.0},
@@ -49,12 +49,19 @@ def rank(S: Any, dtype: Any = None, platform: str | None = None) -> list[Choice]
       dtype: of the stored values; None takes S's.
       platform: "cpu" or "gpu"; None is where JAX runs by default.
 
+    Raises:
+      ValueError: another platform.
+
     Returns:
       At least one `Choice`: CSR always fits.
     """
     csr: Csr = scipy.sparse.csr_array(S)
     lengths = np.diff(csr.indptr)
     itemsize = np.dtype(floating_dtype(csr.dtype, "the matrix") if dtype is None else dtype).itemsize
+    if platform not in (None, *COST):
+        raise ValueError(
+            f"platform must be one of {', '.join(COST)}, or None for the one that JAX runs on; got {platform!r}"
+        )
     platform = platform or ("cpu" if jax.default_backend() == "cpu" else "gpu")
     vectors = itemsize * sum(csr.shape)
 
@@ -62,15 +69,17 @@ def rank(S: Any, dtype: Any = None, platform: str | None = None) -> list[Choice]
         nbytes = n_stored * (itemsize + 4) + pointers * 4
         moved = nbytes + vectors
         fill = csr.nnz / n_stored if n_stored else 1.0
-        reason = f"moves {readable_bytes(moved)} a product"
+        weight = COST[platform][name]
+        reason = f"moves {readable_bytes(moved)} a product, at {weight:g} × the cost of a byte"
         if fill < 1:
             reason += f", {1 - fill:.0%} of the stored entries are padding"
-        return Choice(name, layout, nbytes, moved, moved * COST[platform][name], reason)
+        return Choice(name, layout, nbytes, moved, moved * weight, reason)
 
     n_rows = csr.shape[0]
     longest = int(lengths.max(initial=0))
     choices = [choice("csr", {}, csr.nnz, n_rows + 1), choice("ell", {}, longest * n_rows, 0)]
-    for slice_size in (1024,) if platform == "cpu" else (128, 32):
+    for rows in (1024,) if platform == "cpu" else (128, 32):
+        slice_size = min(rows, max(n_rows, 1))
         n_slices = -(-n_rows // slice_size)
         n_stored = slice_size * int(longest_by_slice(lengths, slice_size).sum())
         choices.append(choice("hll", {"slice_size": slice_size}, n_stored, n_slices + 1))

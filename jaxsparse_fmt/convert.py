@@ -58,7 +58,8 @@ def from_scipy(
         if layout:
             raise ValueError(f"format='auto' chooses the layout itself; name a format to set {', '.join(layout)}")
         choices = choose.rank(csr, dtype=stored)
-        best = next((c for c in choices if max_bytes is None or c.nbytes <= max_bytes), choices[-1])
+        fitting = [c for c in choices if max_bytes is None or c.nbytes <= max_bytes]
+        best = fitting[0] if fitting else min(choices, key=lambda c: c.nbytes)
         format, layout = best.format, best.layout
     return build(csr, format, dtype=stored, backend=backend, max_bytes=max_bytes, **layout)
 

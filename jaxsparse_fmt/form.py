@@ -65,7 +65,9 @@ def transposed(faces: Faces, values: Array, y: Array, structure: tuple[Array, ..
     return _apply("transposed", faces, values, y, structure, backend)
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1, 5), inline=True)
 def _apply(face, faces, values, vector, structure, backend):
+    """Compiled, so that the two spare axes are views and cost no copy of the values."""
     columns = vector if vector.ndim == 2 else vector[:, None]
     out = _bind(face, faces, values[None], columns[None], structure, backend)[0]
     return out if vector.ndim == 2 else out[:, 0]

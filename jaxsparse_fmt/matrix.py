@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from typing import Any, ClassVar, Self
 
@@ -21,7 +22,7 @@ FORMATS: dict[str, type[SparseMatrix]] = {}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class SparseMatrix:
+class SparseMatrix(abc.ABC):
     """A sparse matrix: a pytree whose leaves are its arrays, and a linear map.
 
     A format subclasses this with its index arrays and says three things: its `faces` (how the trilinear form is
@@ -47,25 +48,27 @@ class SparseMatrix:
     # ------------------------------------------------------------------------------------------ what a format says
 
     @classmethod
+    @abc.abstractmethod
     def from_csr(cls, csr: Csr, *, dtype: Any, backend: str, max_bytes: int | None) -> Self:
         """Builds the format from a canonical CSR matrix (sorted, no duplicates), with the layout's own keywords."""
-        raise NotImplementedError
 
     @property
+    @abc.abstractmethod
     def faces(self) -> form.Faces:
-        raise NotImplementedError
+        """How the three faces of the trilinear form are computed."""
 
     @property
+    @abc.abstractmethod
     def structure(self) -> tuple[Array, ...]:
-        raise NotImplementedError
+        """The integer arrays that the faces take."""
 
+    @abc.abstractmethod
     def coordinates(self) -> tuple[Array, Array, Array]:
         """Of every stored place: its row, its column, its index in `data`. Padding has column n_cols and index nnz.
 
         Returns:
           Three int arrays [n_stored].
         """
-        raise NotImplementedError
 
     # --------------------------------------------------------------------------------------------------- measures
 
@@ -93,8 +96,13 @@ class SparseMatrix:
         """The layout options with which `from_scipy` builds the same storage."""
         return {option: getattr(self, option) for option in self.layout_options}
 
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("a sparse matrix is no array; use A @ x, A.todense() or A.to_scipy()")
+
     def __repr__(self) -> str:
         rows, cols = self.shape
+        if not all(isinstance(leaf, (jax.Array, np.ndarray)) for leaf in jax.tree.leaves(self)):
+            return f"<{self.name} {rows}×{cols}, nnz={self.nnz}, leaves {jax.tree.leaves(self)}>"
         options = "".join(f", {k}={v}" for k, v in self.layout.items())
         return (
             f"<{self.name} {rows}×{cols}, nnz={self.nnz}, {jnp.dtype(self.dtype).name}, fill={self.fill:.3f}, "
@@ -112,7 +120,7 @@ class SparseMatrix:
         Raises:
           ValueError: x has another shape. TypeError: x is not a numeric array.
         """
-        x = _vector(x, self.shape[1], f"A with shape {self.shape} multiplies")
+        x = _vector(x, self, 1, f"A @ x with A of shape {self.shape} takes x")
         return form.product(self.faces, self.values, x, self.structure, self.backend)
 
     def rmatvec(self, y: Any) -> Array:
@@ -124,7 +132,7 @@ class SparseMatrix:
         return jnp.conj(self._transposed(jnp.conj(as_floating(y, "the vector"))))
 
     def _transposed(self, y: Any) -> Array:
-        y = _vector(y, self.shape[0], f"the transpose of A with shape {self.shape} multiplies")
+        y = _vector(y, self, 0, f"A.T @ y, or yᵀ @ A, with A of shape {self.shape} takes y")
         return form.transposed(self.faces, self.values, y, self.structure, self.backend)
 
     def __matmul__(self, x: Any) -> Array:
@@ -184,8 +192,8 @@ class SparseMatrix:
         return self._with_values(self.values.astype(dtype))
 
     def __mul__(self, scalar: Any) -> Self:
-        if jnp.ndim(scalar) != 0 or isinstance(scalar, SparseMatrix):
-            return NotImplemented
+        if isinstance(scalar, (SparseMatrix, Transposed)) or jnp.ndim(scalar) != 0:
+            raise TypeError("A * scales by one number; the product with a vector or a matrix is A @ x")
         return self._with_values(self.values * scalar)
 
     __rmul__ = __mul__
@@ -207,7 +215,7 @@ class SparseMatrix:
 
     @jax.jit
     def todense(self) -> Array:
-        """The matrix as a dense array [rows, columns]."""
+        """The matrix as a dense array [rows, columns]; `toarray` in SciPy."""
         row, col, _ = self.coordinates()
         return jnp.zeros(self.shape, self.dtype).at[row, col].add(self.values, mode="drop")
 
@@ -270,6 +278,10 @@ class Transposed:
     def T(self) -> SparseMatrix:
         return self.A
 
+    @property
+    def H(self) -> SparseMatrix:
+        return self.A.H.A
+
     def matvec(self, y: Any) -> Array:
         return self.A._transposed(y)
 
@@ -331,14 +343,18 @@ def spmv(A: SparseMatrix, x: Any, y: Any = None, alpha: Any = 1.0, beta: Any = 0
     return product + beta * jnp.asarray(y)
 
 
-def as_floating(x: Any, what: str) -> Array:
-    """x as an array of floats or complex numbers.
+def as_floating(x: Any, what: str, dtype: Any = None) -> Array:
+    """x as an array of floats or complex numbers; integers become `dtype`, or JAX's default float.
 
     Raises:
       TypeError: x is not numeric.
     """
-    x = x if isinstance(x, jax.Array) else np.asarray(x)
-    return jnp.asarray(x, floating_dtype(x.dtype, what))
+    if not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(x)):
+        x = np.asarray(x)  # before JAX sees it, so that what is wrong can be named
+    elif not isinstance(x, jax.Array):
+        x = jnp.asarray(x)
+    floating = floating_dtype(x.dtype, what)
+    return jnp.asarray(x, floating if dtype is None or jnp.issubdtype(x.dtype, jnp.inexact) else dtype)
 
 
 def check_keeps_imaginary(given: Any, dtype: Any) -> None:
@@ -348,13 +364,14 @@ def check_keeps_imaginary(given: Any, dtype: Any) -> None:
         )
 
 
-def _vector(x: Any, n: int, what: str) -> Array:
+def _vector(x: Any, A: SparseMatrix, axis: int, what: str) -> Array:
     if isinstance(x, (SparseMatrix, Transposed)) or scipy.sparse.issparse(x):
         raise TypeError(
             "the product of two sparse matrices is not offered here; multiply with SciPy and convert the result, "
             "or apply them in turn: A @ (B @ x)"
         )
-    x = as_floating(x, "the vector")
+    x, n = as_floating(x, "the vector", A.dtype), A.shape[axis]
     if x.ndim not in (1, 2) or x.shape[0] != n:
-        raise ValueError(f"{what} arrays of shape ({n},) or ({n}, p); got {x.shape}")
+        hint = "; map over further axes with jax.vmap" if x.ndim > 2 else ""
+        raise ValueError(f"{what} of shape ({n},) or ({n}, p); got {x.shape}{hint}")
     return x

@@ -17,10 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from jaxsparse_fmt._types import floating_dtype
-from jaxsparse_fmt.basis import IDENTITY
+from jaxsparse_fmt.basis import IDENTITY, Basis
+from solvers import _arguments as arguments
 from solvers.solution import Solution, Status
 
 Array = jax.Array
@@ -30,6 +29,8 @@ RUNNING = -1
 # Steps between two looks at the stopping rule. On a GPU a look waits for a copy to the host, 10-20 µs.
 STEPS_PER_CHECK = {"cpu": 1}
 STEPS_PER_CHECK_DEFAULT = 10
+# A derivative has no status: where its own system ends with one of these, it is NaN rather than wrong.
+NO_DERIVATIVE = (Status.BREAKDOWN, Status.NOT_POSITIVE_DEFINITE, Status.NON_FINITE, Status.DIVERGED)
 STEPS_PER_REPORT = 16  # a report costs about 0.1 ms
 # A default history holds this many iterations.
 MAX_HISTORY = 10_000
@@ -96,86 +97,52 @@ def solve(
     check_every: int | None,
 ) -> Solution:
     """Checks the arguments, enters the matrix's basis, solves, and leaves it. See `cg` for the arguments."""
-    b = _vector(b, "b")
+    b = arguments.vector(b, "b")
     n = b.shape[0]
     if n == 0:
         raise ValueError("b is empty; a system needs at least one unknown")
-    x0 = None if x0 is None else _vector(x0, "x0")
+    x0 = None if x0 is None else arguments.vector(x0, "x0")
     if x0 is not None and x0.shape != b.shape:
         raise ValueError(f"x0 has shape {x0.shape}; it must have b's, {b.shape}")
-    for name, value in (("rtol", rtol), ("atol", atol)):
-        if not isinstance(value, Tracer) and not float(value) >= 0:
-            raise ValueError(f"{name} must be a number from 0 up; got {value}")
-    if maxiter is not None and not isinstance(maxiter, Tracer) and int(maxiter) < 0:
-        raise ValueError(f"maxiter must be at least 0; got {maxiter}")
-    if check_every is not None and check_every < 1:
-        raise ValueError(f"check_every must be at least 1 step; got {check_every}")
-    maxiter = min(10 * n, 2**31 - 1) if maxiter is None else maxiter
+    steps = STEPS_PER_CHECK.get(jax.default_backend(), STEPS_PER_CHECK_DEFAULT)
+    traced = isinstance(maxiter, Tracer)
+    limit = min(10 * n, 2**31 - 1) if maxiter is None else maxiter if traced else arguments.count(maxiter, "maxiter", 0)
     options = Options(
-        _history_length(history, maxiter),
-        check_every or STEPS_PER_CHECK.get(jax.default_backend(), STEPS_PER_CHECK_DEFAULT),
-        callback,
-        progress,
+        arguments.history_length(history, None if traced else limit, MAX_HISTORY),
+        steps if check_every is None else arguments.count(check_every, "check_every", 1),
+        arguments.function_or_none(callback, "callback"),
+        arguments.function_or_none(progress, "progress"),
     )
-    A, M = _operator(A, n, "A"), None if M is None else _operator(M, n, "M")
-    limits = Limits(jnp.asarray(rtol), jnp.asarray(atol), jnp.asarray(maxiter, jnp.int32))
-    return _solve(method, options, A, M, b, x0, limits)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _solve(method: Method, options: Options, A: Any, M: Any, b: Array, x0: Array | None, limits: Limits) -> Solution:
-    basis = getattr(A, "basis", IDENTITY)
-    inner = getattr(A, "in_basis", A)
-    apply_M = (lambda r: r) if M is None else (lambda r: basis.enter(_apply(M, basis.leave(r))))
-    b_inner = basis.enter(b)
-    dtype = jax.eval_shape(lambda v: _apply(inner, v), b_inner).dtype
+    limits = Limits(arguments.tolerance(rtol, "rtol"), arguments.tolerance(atol, "atol"), jnp.asarray(limit, jnp.int32))
+    A = arguments.linear_map(A, n, "A")
+    inner, basis = getattr(A, "in_basis", A), getattr(A, "basis", IDENTITY)
+    dtype = arguments.result_dtype(inner, b, "A")
     dtype = jnp.result_type(dtype, b.dtype, *(() if x0 is None else (x0.dtype,)))
-    b_inner = b_inner.astype(dtype)
-    start = jnp.zeros_like(b_inner) if x0 is None else basis.enter(x0).astype(dtype)
-    matvec = lambda v: _apply(inner, v).astype(dtype)  # noqa: E731
-    precondition = lambda r: apply_M(r).astype(dtype)  # noqa: E731
-    x, end = _differentiable(method, options, matvec, precondition, b_inner, start, limits)
+    b, x0 = b.astype(dtype), None if x0 is None else x0.astype(dtype)
+    if M is not None:
+        M = arguments.linear_map(M, n, "M")
+        arguments.result_dtype(M, b, "M")
+    if not any(callable(f) and not hasattr(f, "__matmul__") for f in (A, M)):
+        return _compiled(method, options, inner, basis, M, b, x0, limits)
+    # A function is traced anew at every call, since what it closes over may have changed, and so is what holds it.
+    inner, M = (arguments.traced(f, b) if callable(f) and not hasattr(f, "__matmul__") else f for f in (inner, M))
+    return jax.jit(_solve, static_argnums=(0, 1))(method, options, inner, basis, M, b, x0, limits)
+
+
+def _solve(
+    method: Method, options: Options, A: Any, basis: Basis, M: Any, b: Array, x0: Any, limits: Limits
+) -> Solution:
+    """`A` works in the basis, `M` in the user's order: with a basis that permutes, M costs two permutations a step."""
+    dtype = b.dtype
+    matvec = lambda v: arguments.apply(A, v).astype(dtype)  # noqa: E731
+    precondition = lambda r: basis.enter(arguments.apply(M, basis.leave(r))).astype(dtype)  # noqa: E731
+    start = None if x0 is None else basis.enter(x0)
+    M_inner = (lambda r: r) if M is None else precondition
+    x, end = _differentiable(method, options, matvec, M_inner, basis.enter(b), start, limits)
     return Solution(basis.leave(x), end.code, end.k, end.norm, end.norms if options.history_length else None)
 
 
-def _history_length(history: bool | int, maxiter: Any) -> int:
-    if history is False:
-        return 0
-    if history is not True:
-        return int(history) + 1
-    return (MAX_HISTORY if isinstance(maxiter, Tracer) else min(int(maxiter), MAX_HISTORY)) + 1
-
-
-def _vector(a: Any, name: str) -> Array:
-    a = jnp.asarray(a)
-    if a.ndim != 1:
-        raise ValueError(f"{name} must be one vector of shape (n,); got {a.shape}. For several, map with jax.vmap")
-    return a if jnp.issubdtype(a.dtype, jnp.inexact) else a.astype(floating_dtype(a.dtype, name))
-
-
-def _operator(A: Any, n: int, name: str) -> Any:
-    """A as a pytree: matrices as they are, functions wrapped so that jit knows them by identity.
-
-    Raises:
-      TypeError: neither a function nor something with a shape and `@`. ValueError: not square, or not of b's size.
-    """
-    shape = getattr(A, "shape", None)
-    if shape is None:
-        if not callable(A):
-            raise TypeError(
-                f"{name} must be a matrix with a shape and @, or a function v -> {name}·v; got {type(A).__name__}"
-            )
-        is_pytree = not jax.tree_util.all_leaves([A])
-        return A if is_pytree else jax.tree_util.Partial(A)
-    if tuple(shape) != (n, n):
-        raise ValueError(f"{name} has shape {tuple(shape)}; a system with b of length {n} needs ({n}, {n})")
-    if type(A).__module__.partition(".")[0] == "scipy":
-        raise TypeError(f"{name} is a SciPy matrix; convert it once with jaxsparse_fmt.from_scipy(...)")
-    return jnp.asarray(A) if isinstance(A, np.ndarray) else A
-
-
-def _apply(A: Any, v: Array) -> Array:
-    return A @ v if hasattr(A, "__matmul__") else A(v)
+_compiled = jax.jit(_solve, static_argnums=(0, 1))
 
 
 # ------------------------------------------------------------------------------------------------- differentiation
@@ -198,29 +165,26 @@ def _differentiable(method, options, matvec, precondition, b, x0, limits) -> tup
     derivative; the tangent system starts from zero, with rtol of its own right-hand side and without atol, so that a
     cotangent of any size is answered to the same relative accuracy.
     """
-    matvec, consts = _hoisted(matvec, b)
-    precondition, M_consts = _hoisted(precondition, b)
-    frozen = lax.stop_gradient((M_consts, x0, limits))
+    A, M = arguments.traced(matvec, b), arguments.traced(precondition, b)
+    frozen = lax.stop_gradient((M, x0, limits))
     options_of_tangent = options._replace(history_length=0, callback=None, progress=None)
 
     @jax.custom_jvp
-    def run(consts, b, frozen):
-        M_consts, x0, limits = frozen
-        A, M = (lambda v: matvec(v, *consts)), (lambda r: precondition(r, *M_consts))
+    def run(A, b, frozen):
+        M, x0, limits = frozen
         return _run(method, options, A, M, b, x0, limits)
 
     @run.defjvp
     def tangent(primals, tangents):
-        (consts, b, frozen), (d_consts, db, _) = primals, tangents
-        M_consts, _, limits = frozen
-        x, end = run(consts, b, frozen)
-        _, dA_x = jax.jvp(lambda *c: matvec(x, *c), tuple(consts), tuple(d_consts))
-        A, M = (lambda v: matvec(v, *consts)), (lambda r: precondition(r, *M_consts))
+        (A, b, frozen), (dA, db, _) = primals, tangents
+        M, _, limits = frozen
+        x, end = run(A, b, frozen)
+        _, dA_x = jax.jvp(lambda A: A(x), (A,), (dA,))
 
-        def from_zero(A, rhs):
-            return _run(
-                method, options_of_tangent, A, M, rhs, jnp.zeros_like(rhs), limits._replace(atol=0.0 * limits.atol)
-            )[0]
+        def from_zero(_, rhs):
+            relative = limits._replace(atol=jnp.zeros_like(limits.atol))
+            dx, end = _run(method, options_of_tangent, A, M, rhs, None, relative)
+            return jnp.where(jnp.isin(end.code, jnp.array(NO_DERIVATIVE)), jnp.nan, dx)
 
         def transposed_from_zero(_, c):
             # For a Hermitian matrix Aᵀ is its conjugate, so Aᵀ·λ = c is A·λ̄ = c̄: solved with the fast product. The
@@ -231,13 +195,7 @@ def _differentiable(method, options, matvec, precondition, b, x0, limits) -> tup
         dx = lax.custom_linear_solve(A, db - dA_x, from_zero, transposed_from_zero)
         return (x, end), (dx, jax.tree.map(_no_tangent, end))
 
-    return run(consts, b, frozen)
-
-
-def _hoisted(f: Map, example: Array) -> tuple[Callable[..., Array], list[Array]]:
-    """f as a function of its closed-over arrays too, all of them; `jax.closure_convert` leaves integers behind."""
-    closed = jax.make_jaxpr(f)(example)
-    return lambda v, *consts: jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, consts))(v)[0], closed.consts
+    return run(A, b, frozen)
 
 
 def _no_tangent(a: Array) -> Any:
@@ -249,8 +207,9 @@ def _no_tangent(a: Array) -> Any:
 
 def _run(method, options, A, M, b, x0, limits) -> tuple[Array, End]:
     """Solves A·x = b on a b scaled to about 1 by a power of two: exact, and no square under- or overflows."""
-    exponent = _exponent(b)
-    b, x0 = _scaled(b, -exponent), _scaled(x0, -exponent)
+    exponent = _exponent(b) if x0 is None else jnp.maximum(_exponent(b), _exponent(b - A(x0)))
+    x0 = jnp.zeros_like(b) if x0 is None else _scaled(x0, -exponent)
+    b = _scaled(b, -exponent)
     b_norm = norm(b)
     tolerance = jnp.maximum(limits.rtol * b_norm, _scaled(limits.atol.astype(b_norm.dtype), -exponent))
     tolerance = tolerance.astype(b_norm.dtype)
@@ -283,8 +242,11 @@ def _run(method, options, A, M, b, x0, limits) -> tuple[Array, End]:
     first = Loop(work, jnp.int32(0), jnp.full_like(b_norm, jnp.inf), running, norms)
     state = (first, jnp.full_like(b_norm, jnp.nan), running)
     loop, true_norm, code = lax.while_loop(lambda s: s[2] == RUNNING, restart, state)
+    x = _scaled(loop.work.x, exponent)
+    finite = jnp.isfinite(x)
+    code = jnp.where(jnp.all(finite), code, Status.NON_FINITE).astype(jnp.int32)
     end = End(loop.k, _scaled(true_norm, exponent), code, _scaled(loop.norms, exponent))
-    return _scaled(loop.work.x, exponent), end
+    return jnp.where(finite, x, 0), end
 
 
 def _advance(method, options, A, M, loop: Loop, tolerance, maxiter, exponent) -> Loop:

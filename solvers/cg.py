@@ -43,10 +43,12 @@ def cg(
     """Solves A·x = b for a symmetric (Hermitian) positive definite A.
 
     Works inside jit, vmap and grad. Differentiable in b and in A's values to any order, by implicit differentiation:
-    the derivative of a solve is a solve with the same A, M, rtol and maxiter.
+    the derivative of a solve is a solve with the same A, M, rtol and maxiter. It is NaN where that solve breaks down.
 
     Args:
       A: [n, n] matrix: a jaxsparse_fmt format, a dense array, anything with a shape and `@`; or a function v -> A·v.
+        A matrix is an argument of the compiled solver, which serves every other of its layout shape. A function, or
+        a matrix that is no pytree, is traced and compiled anew at each call outside jit.
       b: [n].
       x0: [n], where to start; None starts from zero.
       M: an approximation of A⁻¹, positive definite: anything with `@`, or a function r -> M·r.

@@ -8,6 +8,7 @@ from typing import Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 
 Array = jax.Array
@@ -57,7 +58,7 @@ class Solution:
     """A solver's result, a pytree.
 
     Attributes:
-      x: [n], the last iterate that is finite.
+      x: [n], the last iterate; zero wherever that is not finite, and the status is then not CONVERGED.
       code: int32, the `Status` as a number; under vmap one per solve.
       n_iterations: int32.
       residual_norm: ‖b − A·x‖₂, recomputed from x and not taken from the recursion.
@@ -109,7 +110,7 @@ class Solution:
 
     def __repr__(self) -> str:
         if not _is_one_number(self.code):
-            return f"Solution(x: {self.x.dtype}{list(self.x.shape)}, status: {self.code})"
+            return f"Solution(x: {getattr(self.x, 'shape', self.x)}, status: {self.code})"
         return (
             f"Solution({Status(int(self.code)).name}, iterations={self.iterations}, "
             f"residual_norm={float(self.residual_norm):.3g}, x: {self.x.dtype}{list(self.x.shape)})"
@@ -117,4 +118,4 @@ class Solution:
 
 
 def _is_one_number(a: Array) -> bool:
-    return jnp.ndim(a) == 0 and not isinstance(a, Tracer)
+    return isinstance(a, (jax.Array, np.ndarray)) and a.ndim == 0 and not isinstance(a, Tracer)

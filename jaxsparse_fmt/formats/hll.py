@@ -72,7 +72,7 @@ class HLL(column_major.ColumnMajor):
 
 def sort_in_windows(lengths: np.ndarray, sigma: int) -> np.ndarray:
     """The permutation [n_rows] that sorts rows by falling length inside windows of sigma rows, stably."""
-    window = np.arange(len(lengths)) // sigma
+    window = np.arange(len(lengths)) // min(sigma, max(len(lengths), 1))
     return np.lexsort((-lengths.astype(np.int64), window))
 
 

@@ -291,8 +291,9 @@ class _Tile:
         self.trips = lax.div(longest + jnp.int32(dialect.LAUNCH.unroll - 1), jnp.int32(dialect.LAUNCH.unroll))
 
     def entry(self, j):
+        at = self._base + j.astype(self._base.dtype) * self._stride
         live = j < self._limit
-        return self._base + j * self._stride, live if self._inside is None else live & self._inside
+        return at, live if self._inside is None else live & self._inside
 
 
 def _tile(d, slice_ptr, row_lengths, sizes: _Sizes) -> _Tile:

@@ -104,16 +104,16 @@ def resolve(backend: str, platform: str | None) -> str:
 
 @functools.cache
 def _preferred_dialect() -> str:
-    """Triton where Pallas still has it, else Mosaic GPU on Hopper and newer, else plain jnp with one warning."""
-    if _importable("jax.experimental.pallas.triton"):
-        return "triton"
+    """Triton from Ampere on where Pallas has it, else Mosaic GPU from Hopper on, else plain jnp with one warning."""
     gpus = [d for d in jax.devices() if d.platform == "gpu"]
     capability = float(getattr(gpus[0], "compute_capability", "9.0")) if gpus else 9.0
+    if capability >= 8.0 and _importable("jax.experimental.pallas.triton"):
+        return "triton"
     if capability >= 9.0 and _importable("jax.experimental.pallas.mosaic_gpu"):
         return "mosaic"
     warnings.warn(
-        "this JAX has no Pallas dialect for this GPU; products run as plain XLA, several times slower. "
-        "Mosaic GPU needs compute capability 9.0 and the absl-py package.",
+        "this JAX has no Pallas dialect for this GPU; products run as plain XLA, several times slower. Triton needs "
+        "compute capability 8.0, Mosaic GPU 9.0 and the absl-py package.",
         stacklevel=2,
     )
     return "xla"

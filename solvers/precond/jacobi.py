@@ -40,7 +40,9 @@ def jacobi(A: Any) -> Jacobi:
     Raises:
       ValueError: A is not square.
     """
-    if A.shape[0] != A.shape[1]:
-        raise ValueError(f"a Jacobi preconditioner needs a square matrix; got {A.shape}")
+    shape = getattr(A, "shape", ())
+    if len(shape) != 2 or shape[0] != shape[1]:
+        got = shape or type(A).__name__
+        raise ValueError(f"a Jacobi preconditioner needs a square matrix; got {got}. Pass M=jacobi(A), not M=jacobi")
     d = jnp.asarray(A.diagonal())
     return Jacobi(1 / jnp.where(d == 0, 1, d))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import jax
 import jax.numpy as jnp
@@ -377,6 +378,50 @@ def test_parameters_inside_a_function_differentiate():
     assert jax.jit(jax.grad(f))(0.7) == pytest.approx(want, rel=1e-6)
 
 
+def test_a_function_is_not_remembered_by_name():
+    """What it closes over may change between calls."""
+    _, A, b = system()
+    scale = 1.0
+    f = lambda v: scale * (A @ v)  # noqa: E731
+    first = cg(f, b, rtol=1e-10)
+    scale = 4.0
+    np.testing.assert_allclose(cg(f, b, rtol=1e-10).x, first.x / 4, rtol=1e-7)
+
+
+def test_a_matrix_inside_a_function_costs_no_constant_folding():
+    """It is an argument of the compiled program, not a constant of it: XLA would fold for a minute."""
+    A = jsf.from_scipy(jsf.gallery.poisson(60), "csr")
+    start = time.perf_counter()
+    cg(lambda v: A @ v, np.ones(A.shape[0]), maxiter=2).x.block_until_ready()
+    assert time.perf_counter() - start < 10
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_solution_beyond_the_dtype_is_not_a_success(dtype):
+    tiny = 4 * np.finfo(dtype).tiny
+    sol = cg(jsf.from_dense(tiny * np.eye(3, dtype=dtype)), np.full(3, 1e3, dtype))
+    assert sol.status is Status.NON_FINITE and np.all(np.isfinite(sol.x))
+
+
+def test_a_nan_in_x0_is_reported_and_not_returned():
+    _, A, b = system()
+    sol = cg(A, b, np.where(np.arange(N) == 3, np.nan, 1.0))
+    assert sol.status is Status.NON_FINITE and np.all(np.isfinite(sol.x))
+
+
+def test_a_tiny_b_with_an_ordinary_x0_is_solved():
+    _, A, b = system(dtype=np.float32)
+    atol = 1e-4 * float(jnp.linalg.norm(b))
+    sol = cg(A, b * 1e-25, np.ones(N, np.float32), atol=atol)
+    assert sol.success and float(jnp.linalg.norm(A @ sol.x)) <= 1.1 * atol
+
+
+def test_the_derivative_of_a_failed_solve_is_nan_and_not_zero():
+    _, A, b = system()
+    gradient = jax.grad(lambda d: cg(A.with_data(d), b).x.sum())(-A.data)
+    assert np.all(np.isnan(gradient))
+
+
 # ----------------------------------------------------------------------------------------------------- the door
 
 
@@ -394,7 +439,15 @@ def test_parameters_inside_a_function_differentiate():
         ((np.eye(3), np.ones(3)), {"atol": float("nan")}, ValueError, "atol must be"),
         ((np.eye(3), np.ones(3)), {"maxiter": -1}, ValueError, "maxiter must be"),
         ((np.eye(3), np.ones(3)), {"check_every": 0}, ValueError, "check_every must be"),
+        ((np.eye(3), np.ones(3)), {"maxiter": 2.5}, TypeError, "maxiter must be a whole number; got 2.5"),
+        ((np.eye(3), np.ones(3)), {"history": -5}, ValueError, "history must be at least 0; got -5"),
+        ((np.eye(3), np.ones(3)), {"rtol": None}, TypeError, "rtol must be one number; got None"),
+        ((np.eye(3), np.ones(3)), {"callback": 3}, TypeError, "callback must be a function or None; got 3"),
         ((np.eye(3), np.ones(3)), {"M": np.eye(4)}, ValueError, r"M has shape \(4, 4\)"),
+        ((np.eye(3), np.ones(3)), {"M": np.ones(3)}, ValueError, "for a diagonal M pass"),
+        ((np.eye(3), np.ones(3)), {"M": precond.jacobi}, ValueError, r"Pass M=jacobi\(A\)"),
+        ((lambda v: v[:2], np.ones(3)), {}, ValueError, r"A·v must be a vector of shape \(3,\) like v; got \(2,\)"),
+        ((spla.aslinearoperator(np.eye(3)), np.ones(3)), {}, TypeError, "LinearOperator as a function"),
     ],
 )
 def test_bad_arguments_are_named(arguments, options, error, text):

@@ -1,0 +1,139 @@
+"""What a user may hand to a solver, checked at the door and made into pytrees that jit can take."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+from jaxsparse_fmt._types import floating_dtype
+
+Array = jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Function:
+    """A function of one vector, traced: its program, and every array that it closed over as a leaf.
+
+    jit would know a function by its identity and keep what it closed over at the first call.
+    """
+
+    consts: list[Any]
+    program: Any = dataclasses.field(metadata={"static": True})
+
+    def __call__(self, v: Array) -> Array:
+        return jaxpr_as_fun(ClosedJaxpr(self.program, self.consts))(v)[0]
+
+
+def traced(f: Callable[[Array], Array], example: Array) -> Function:
+    """f as it is now. JAX remembers a trace by the function's identity; the lambda is a new one."""
+    closed = jax.make_jaxpr(lambda v: f(v))(example)
+    return Function(closed.consts, closed.jaxpr)
+
+
+def vector(a: Any, name: str) -> Array:
+    """`a` as one vector of floats or complex numbers.
+
+    Raises:
+      ValueError: not one-dimensional. TypeError: not numeric.
+    """
+    a = jnp.asarray(a)
+    if a.ndim != 1:
+        raise ValueError(f"{name} must be one vector of shape (n,); got {a.shape}. For several, map with jax.vmap")
+    return a if jnp.issubdtype(a.dtype, jnp.inexact) else a.astype(floating_dtype(a.dtype, name))
+
+
+def linear_map(A: Any, n: int, name: str) -> Any:
+    """A itself where it is a pytree with a shape and `@`; otherwise a function v -> A·v.
+
+    Raises:
+      TypeError: neither a function nor something with a shape and `@`. ValueError: not square, or not of b's size.
+    """
+    shape = getattr(A, "shape", None)
+    if shape is None:
+        if not callable(A):
+            raise TypeError(
+                f"{name} must be a matrix with a shape and @, or a function v -> {name}·v; got {type(A).__name__}"
+            )
+        return A
+    if tuple(shape) != (n, n):
+        hint = f"; for a diagonal {name} pass lambda r: d * r" if tuple(shape) == (n,) else ""
+        raise ValueError(f"{name} has shape {tuple(shape)}; a system with b of length {n} needs ({n}, {n}){hint}")
+    if type(A).__module__.partition(".")[0] == "scipy":
+        raise TypeError(
+            f"{name} is SciPy's; convert a sparse matrix once with jaxsparse_fmt.from_scipy, and write a "
+            "LinearOperator as a function of jax.numpy"
+        )
+    if isinstance(A, np.ndarray):
+        return jnp.asarray(A)
+    is_opaque = jax.tree_util.all_leaves([A]) and not isinstance(A, jax.Array)
+    return (lambda v: A @ v) if is_opaque else A
+
+
+def apply(A: Any, v: Array) -> Array:
+    return A @ v if hasattr(A, "__matmul__") else A(v)
+
+
+def result_dtype(A: Any, v: Array, name: str) -> Any:
+    """The dtype of A·v.
+
+    Raises:
+      ValueError: A·v does not have v's shape.
+    """
+    out = jax.eval_shape(lambda v: apply(A, v), v)
+    if getattr(out, "shape", None) != v.shape:
+        raise ValueError(f"{name}·v must be a vector of shape {v.shape} like v; got {getattr(out, 'shape', out)}")
+    return out.dtype
+
+
+def tolerance(value: Any, name: str) -> Array:
+    """A number from 0 up as a float array, traced or not.
+
+    Raises:
+      ValueError: it is negative, NaN or infinite. TypeError: it is not one number.
+    """
+    if not isinstance(value, Tracer):
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            raise TypeError(f"{name} must be one number; got {value!r}") from None
+        if not (number >= 0 and math.isfinite(number)):
+            raise ValueError(f"{name} must be a number from 0 up; got {value}")
+    return jnp.asarray(value, float)
+
+
+def count(value: Any, name: str, least: int) -> int:
+    """A whole number that 32 bits hold.
+
+    Raises:
+      TypeError: not a whole number. ValueError: below `least`.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be a whole number; got {value!r}") from None
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}; got {number}")
+    return min(number, 2**31 - 1)
+
+
+def history_length(history: Any, maxiter: int | None, longest: int) -> int:
+    """Norms to keep: none, up to `longest` iterations and the start, or as many as asked for and the start."""
+    if isinstance(history, (bool, np.bool_)):
+        return (longest if maxiter is None else min(maxiter, longest)) + 1 if history else 0
+    return count(history, "history", 0) + 1
+
+
+def function_or_none(f: Any, name: str) -> Any:
+    if f is not None and not callable(f):
+        raise TypeError(f"{name} must be a function or None; got {f!r}")
+    return f
