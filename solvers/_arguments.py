@@ -89,6 +89,8 @@ def result_dtype(A: Any, v: Array, name: str) -> Any:
     Raises:
       ValueError: A·v does not have v's shape.
     """
+    if hasattr(A, "dtype") and hasattr(A, "shape"):
+        return jnp.result_type(A.dtype, v.dtype)  # a trace to find out would cost a millisecond
     out = jax.eval_shape(lambda v: apply(A, v), v)
     if getattr(out, "shape", None) != v.shape:
         raise ValueError(f"{name}·v must be a vector of shape {v.shape} like v; got {getattr(out, 'shape', out)}")

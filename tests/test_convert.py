@@ -212,12 +212,18 @@ VALUE_ERRORS = {
     "one number as shape": (lambda: coo(shape=2), "shape must be two numbers"),
     "coo shape nan": (lambda: coo(shape=(2, np.nan)), "shape must be two numbers from 0 up"),
     "dense 1-D": (lambda: jsf.from_dense(np.ones(3)), "two-dimensional array, got shape (3,)"),
-    "x of another length": (lambda: A @ np.ones(2), "multiplies arrays of shape (3,) or (3, p); got (2,)"),
+    "x of another length": (
+        lambda: A @ np.ones(2),
+        "A @ x with A of shape (2, 3) takes x of shape (3,) or (3, p); got (2,)",
+    ),
     "x 3-D": (lambda: A @ np.ones((3, 1, 1)), "got (3, 1, 1)"),
-    "x a number": (lambda: A @ 2.0, "A with shape (2, 3) multiplies arrays of shape (3,) or (3, p); got ()"),
-    "y of another length": (lambda: A.T @ np.ones(3), "the transpose of A with shape (2, 3) multiplies"),
-    "x @ A": (lambda: np.ones(3) @ A, "the transpose of A with shape (2, 3) multiplies arrays of shape (2,)"),
-    "rmatvec": (lambda: A.rmatvec(np.ones(3)), "the transpose of A with shape (2, 3)"),
+    "x a number": (lambda: A @ 2.0, "takes x of shape (3,) or (3, p); got ()"),
+    "y of another length": (
+        lambda: A.T @ np.ones(3),
+        "A.T @ y, or yᵀ @ A, with A of shape (2, 3) takes y of shape (2,)",
+    ),
+    "x @ A": (lambda: np.ones(3) @ A, "A.T @ y, or yᵀ @ A, with A of shape (2, 3) takes y of shape (2,)"),
+    "rmatvec": (lambda: A.rmatvec(np.ones(3)), "A of shape (2, 3) takes y of shape (2,)"),
     "data of another length": (lambda: A.with_data(np.ones(4)), "data must have shape (3,)"),
     "spmv without y": (lambda: jsf.spmv(A, np.ones(3), beta=1.0), "beta=1.0 adds beta·y, which needs y of shape (2,)"),
     "spmv with another y": (lambda: jsf.spmv(A, np.ones(3), np.ones(3), beta=1), "got y of shape (3,)"),
@@ -247,7 +253,7 @@ TYPE_ERRORS = {
     "text as x": (lambda: A @ np.array(["a", "b", "c"]), "the vector has dtype <U1, which is not numeric"),
     "objects as x": (lambda: A @ np.array([None] * 3), "the vector has dtype object, which is not numeric"),
     "matrix plus matrix": (lambda: A + A, "unsupported operand"),
-    "elementwise product": (lambda: A * A, "unsupported operand"),
+    "elementwise product": (lambda: A * A, "the product with a vector or a matrix is A @ x"),
 }
 
 
@@ -268,7 +274,7 @@ def test_bad_types_are_named(name):
 
 
 def test_bad_vectors_are_named_inside_jit_too():
-    with pytest.raises(ValueError, match=r"multiplies arrays of shape \(3,\)"):
+    with pytest.raises(ValueError, match=r"takes x of shape \(3,\)"):
         jax.jit(lambda A, x: A @ x)(A, np.ones(2))
 
 
