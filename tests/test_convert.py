@@ -337,3 +337,41 @@ def test_32_bit_jax_refuses_offsets_of_64_bits():
     wide = sp.vstack([wide, sp.csr_array(np.ones((1, 2**16), np.float32))]).tocsr()
     with jax.enable_x64(False), pytest.raises(ValueError, match=r"would store .* places, which needs 64-bit offsets"):
         jsf.from_scipy(wide, "ell", max_bytes=2**40)
+
+
+def test_auto_under_a_limit_takes_the_best_that_fits():
+    matrix = jsf.gallery.poisson(4)
+    in_csr = jsf.from_scipy(matrix, "csr").nbytes
+    assert jsf.from_scipy(matrix, max_bytes=in_csr).name == "csr"
+    with pytest.raises(ValueError, match="without any padding; max_bytes=10 allows none"):
+        jsf.from_scipy(matrix, max_bytes=10)
+
+
+def test_a_window_beyond_all_rows_sorts_all_rows():
+    assert jsf.from_scipy(S, "hll", slice_size=1, sigma=10**30).sigma == 10**30
+
+
+def test_lists_of_traced_numbers_are_vectors_and_data():
+    gradient = jax.grad(lambda a: (A @ [a, 1.0, 2.0]).sum())(1.0)
+    assert gradient == pytest.approx(float(S.toarray()[:, 0].sum()))
+    refilled = jax.jit(lambda a: A.with_data([a] * A.nnz).todense().sum())(2.0)
+    assert refilled == 2.0 * A.nnz
+
+
+def test_integers_take_the_dtype_of_the_matrix():
+    assert (A.astype(np.float32) @ np.arange(3)).dtype == np.float32
+
+
+def test_numpy_gets_no_array_of_objects():
+    for ask in (np.asarray, lambda A: np.dot(A, np.ones(3))):
+        with pytest.raises(TypeError, match="a sparse matrix is no array; use A @ x"):
+            ask(A)
+
+
+def test_a_pytree_of_other_leaves_can_be_printed():
+    assert "csr" in repr(jax.tree.map(np.shape, jsf.from_scipy(S, "csr")))
+
+
+def test_a_product_is_one_primitive_in_the_callers_program():
+    """The compiled wrapper that spares eager calls a copy of the values leaves no trace inside jit."""
+    assert str(jax.make_jaxpr(lambda A, x: A @ x)(A, np.ones(3))).count("sparse_product") == 1

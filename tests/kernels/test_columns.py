@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import time
 
 import jax
@@ -241,3 +242,16 @@ def test_the_reference_takes_64_bit_slice_pointers(face):
     }[face]
     static = {"shape": (n, n), "slice_size": 128}
     jax.jit(f).lower(col_idx, slice_ptr, *operands)
+
+
+def test_a_stride_beyond_31_bits_is_not_multiplied_in_32():
+    """ELL's stride is n_rows: the 17th column of 2²⁷ rows starts at 2³¹."""
+    n, width = 2**27, 17
+    arrays = {"col_idx": huge(n * width, dtype=jnp.int32), "slice_ptr": None, "row_lengths": None, "perm": None}
+    program = str(
+        jax.make_jaxpr(
+            lambda v, x, a: product(v, x, a, shape=(n, n), slice_size=n, backend="triton"),
+        )(huge(1, n * width), huge(1, n, 1), arrays)
+    )
+    assert re.search(rf"i64\[\] = mul \w+ {n}", program)
+    assert not re.search(rf"i32\[\] = mul \w+ {n}", program)
