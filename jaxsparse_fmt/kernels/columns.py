@@ -19,7 +19,8 @@ Every face takes a batch axis b for the values and a column axis p for the vecto
     perm               [n_rows]: storage row k is row perm[k] of the matrix; None: the same
 
 Traffic of a product, bytes: n_stored·(value + 4) + 4·n_slices + n_cols·x + n_rows·y, x counted once. Summation goes
-by j in storage order in both kernel dialects, whatever C is, so formats agree to the last bit and runs repeat.
+by j in storage order in both kernel dialects, whatever C is: runs repeat to the last bit, and within a dialect formats
+agree to it.
 """
 
 from __future__ import annotations
