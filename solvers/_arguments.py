@@ -6,7 +6,7 @@ import dataclasses
 import math
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -79,8 +79,12 @@ def linear_map(A: Any, n: int, name: str) -> Any:
     return (lambda v: A @ v) if is_opaque else A
 
 
+def is_function(A: Any) -> TypeGuard[Callable[[Array], Array]]:
+    return callable(A) and not hasattr(A, "__matmul__")
+
+
 def apply(A: Any, v: Array) -> Array:
-    return A @ v if hasattr(A, "__matmul__") else A(v)
+    return A(v) if is_function(A) else A @ v
 
 
 def result_dtype(A: Any, v: Array, name: str) -> Any:

@@ -122,10 +122,10 @@ def solve(
     if M is not None:
         M = arguments.linear_map(M, n, "M")
         arguments.result_dtype(M, b, "M")
-    if not any(callable(f) and not hasattr(f, "__matmul__") for f in (A, M)):
+    if not (arguments.is_function(A) or arguments.is_function(M)):
         return _compiled(method, options, inner, basis, M, b, x0, limits)
     # A function is traced anew at every call, since what it closes over may have changed, and so is what holds it.
-    inner, M = (arguments.traced(f, b) if callable(f) and not hasattr(f, "__matmul__") else f for f in (inner, M))
+    inner, M = (arguments.traced(f, b) if arguments.is_function(f) else f for f in (inner, M))
     return jax.jit(_solve, static_argnums=(0, 1))(method, options, inner, basis, M, b, x0, limits)
 
 
@@ -207,7 +207,7 @@ def _no_tangent(a: Array) -> Any:
 
 def _run(method, options, A, M, b, x0, limits) -> tuple[Array, End]:
     """Solves A·x = b on a b scaled to about 1 by a power of two: exact, and no square under- or overflows."""
-    exponent = _exponent(b) if x0 is None else jnp.maximum(_exponent(b), _exponent(b - A(x0)))
+    exponent = _exponent(b) if x0 is None else _exponent(b, b - A(x0))
     x0 = jnp.zeros_like(b) if x0 is None else _scaled(x0, -exponent)
     b = _scaled(b, -exponent)
     b_norm = norm(b)
@@ -315,10 +315,10 @@ def norm(x: Array) -> Array:
     return jnp.sqrt(dot(x, x))
 
 
-def _exponent(b: Array) -> Array:
-    """e with max|b| ≈ 2ᵉ, within what the dtype can scale by; 0 for a zero or non-finite b."""
-    largest = jnp.max(jnp.abs(b))
-    limit = jnp.finfo(b.dtype).maxexp - 8
+def _exponent(*vectors: Array) -> Array:
+    """e with 2ᵉ about the largest number in `vectors`, as far as the dtype can scale; 0 for zeros and infinities."""
+    largest = jnp.max(jnp.abs(jnp.stack(vectors)))
+    limit = jnp.finfo(vectors[0].dtype).maxexp - 8
     _, e = jnp.frexp(jnp.where(jnp.isfinite(largest), largest, 0))
     return jnp.clip(e, -limit, limit).astype(jnp.int32)
 

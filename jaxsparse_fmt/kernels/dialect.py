@@ -87,7 +87,10 @@ def active_backend(own: str) -> str:
 
 
 def resolve(backend: str, platform: str | None) -> str:
-    """ "xla", "triton", "mosaic" or "interpret" for `backend` lowered for `platform` (None: not a GPU).
+    """What runs for `backend` where a face is lowered for `platform`, None if that is no NVIDIA GPU.
+
+    Returns:
+      "xla", "triton", "mosaic" or "interpret".
 
     Raises:
       ValueError: a GPU dialect asked for by name on another platform.

@@ -416,6 +416,14 @@ def test_a_tiny_b_with_an_ordinary_x0_is_solved():
     assert sol.success and float(jnp.linalg.norm(A @ sol.x)) <= 1.1 * atol
 
 
+def test_a_tiny_b_with_an_exact_x0_keeps_it():
+    A = jsf.from_dense(np.eye(3, dtype=np.float32))
+    b = np.full(3, 1e-25, np.float32)
+    sol = cg(A, b, b)
+    assert sol.success and sol.iterations == 0
+    np.testing.assert_array_equal(sol.x, b)
+
+
 def test_the_derivative_of_a_failed_solve_is_nan_and_not_zero():
     _, A, b = system()
     gradient = jax.grad(lambda d: cg(A.with_data(d), b).x.sum())(-A.data)
