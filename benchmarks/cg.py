@@ -8,7 +8,6 @@ The floor is the bytes a step must move, A once and 11 vectors, over the measure
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from pathlib import Path
@@ -76,9 +75,7 @@ def main(argv: list[str] | None = None) -> int:
         print(lines[-1], file=sys.stderr, flush=True)
     print("\n".join(lines))
     if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps({"header": header, "rows": rows}, indent=1, ensure_ascii=False) + "\n")
-        args.json.with_suffix(".md").write_text("\n".join(lines) + "\n")
+        timing.write(args.json, header, rows, "\n".join(lines))
     return 0
 
 

@@ -11,7 +11,6 @@ pass. Ratios are to the fastest opponent outside JAX; above 1 we are faster.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -141,9 +140,7 @@ def main(argv: list[str] | None = None) -> int:
     text = table(with_ratios(rows), header)
     print(text)
     if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps({"header": header, "rows": rows}, indent=1, ensure_ascii=False) + "\n")
-        args.json.with_suffix(".md").write_text(text + "\n")
+        timing.write(args.json, header, rows, text)
     return 0
 
 

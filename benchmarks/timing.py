@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import json
 import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -72,6 +74,13 @@ def provenance() -> dict[str, str]:
         "python": platform.python_version(),
         **versions,
     }
+
+
+def write(path: Path, header: dict[str, str], rows: list[dict[str, Any]], table: str) -> None:
+    """The figures as JSON in `path`, and the table beside it as .md."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"header": header, "rows": rows}, indent=1, ensure_ascii=False) + "\n")
+    path.with_suffix(".md").write_text(table + "\n")
 
 
 def _cpu_name() -> str:

@@ -27,7 +27,6 @@ from jaxsparse_fmt._types import readable_bytes
 from jaxsparse_fmt.kernels import dialect
 
 DTYPES = ("float32", "float64", "complex64", "complex128")
-VECTOR_SUFFIXES = (".mtx", ".mtx.gz", ".npy", ".txt")  # what io.write_vector knows
 
 
 class BadInput(Exception):
@@ -149,8 +148,8 @@ def _check_outputs(args: argparse.Namespace) -> None:
         folder = Path(out).parent
         if Path(out).resolve() in (Path(args.file).resolve(), Path(args.rhs or args.file).resolve()):
             raise BadInput(f"{out}: --out would overwrite the input; give it another name")
-        if not out.endswith(VECTOR_SUFFIXES):
-            known = ", ".join(VECTOR_SUFFIXES)
+        if not out.endswith(io.VECTOR_SUFFIXES):
+            known = ", ".join(io.VECTOR_SUFFIXES)
             raise BadInput(f"{out}: cannot write x so; let the name end in {known}")
         if not folder.is_dir() or not os.access(folder, os.W_OK):
             raise BadInput(f"{out}: no folder {folder} that can be written to; create it first")

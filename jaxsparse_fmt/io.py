@@ -20,9 +20,11 @@ from numpy.typing import ArrayLike
 
 from jaxsparse_fmt._matrix_market import fault, parse
 
-__all__ = ["read_mtx", "read_vector", "write_mtx", "write_vector"]
+__all__ = ["VECTOR_SUFFIXES", "read_mtx", "read_vector", "write_mtx", "write_vector"]
 
 PathLike = str | os.PathLike[str]
+
+VECTOR_SUFFIXES = (".mtx", ".mtx.gz", ".npy", ".txt")
 
 
 def read_mtx(path: PathLike) -> sp.csr_array:
@@ -56,7 +58,7 @@ def read_vector(path: PathLike) -> np.ndarray:
         ValueError: another extension, a shape that is no vector's, or a malformed file.
     """
     path = os.fspath(path)
-    kind = _kind(path, ".mtx", ".mtx.gz", ".npy", ".txt")
+    kind = _kind(path, *VECTOR_SUFFIXES)
     x: Any
     if kind == ".npy":
         try:
@@ -83,7 +85,7 @@ def write_vector(
         ValueError: another extension, or x not one-dimensional or not numeric.
     """
     path = os.fspath(path)
-    kind = _kind(path, ".mtx", ".mtx.gz", ".npy", ".txt")
+    kind = _kind(path, *VECTOR_SUFFIXES)
     x = _numbers(np.asarray(x), "x")
     if x.ndim != 1:
         raise ValueError(f"x must be one-dimensional, got shape {x.shape}; write x.ravel()")

@@ -231,7 +231,7 @@ def test_results_that_cannot_be_written_are_refused_before_reading(option: str, 
 
 
 def test_every_suffix_offered_for_x_can_be_written(tmp_path):
-    for suffix in cli.VECTOR_SUFFIXES:
+    for suffix in jsf.io.VECTOR_SUFFIXES:
         io.write_vector(tmp_path / f"x{suffix}", np.ones(3))
 
 
