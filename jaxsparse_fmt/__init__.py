@@ -7,11 +7,30 @@
 The solvers are in the package `solvers`.
 """
 
-from jaxsparse_fmt import choose, gallery, io
+from jaxsparse_fmt import choose, gallery, io, traffic
 from jaxsparse_fmt.basis import Basis
 from jaxsparse_fmt.choose import Choice
 from jaxsparse_fmt.convert import from_coo, from_dense, from_scipy, read_mtx
-from jaxsparse_fmt.formats import CSR, ELL, ELLR, FORMATS, HLL
+from jaxsparse_fmt.formats import (
+    BIELL,
+    BIJAD,
+    BSR,
+    COO,
+    CSC,
+    CSR,
+    DIA,
+    ELL,
+    ELLR,
+    ELLRT,
+    FORMATS,
+    HDIA,
+    HLL,
+    HYB,
+    JDS,
+    PELLR,
+    PJDS,
+    SELL,
+)
 from jaxsparse_fmt.kernels.dialect import BACKENDS, use_backend
 from jaxsparse_fmt.matrix import SparseMatrix, Transposed, spmv
 
@@ -19,11 +38,24 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BACKENDS",
+    "BIELL",
+    "BIJAD",
+    "BSR",
+    "COO",
+    "CSC",
     "CSR",
+    "DIA",
     "ELL",
     "ELLR",
+    "ELLRT",
     "FORMATS",
+    "HDIA",
     "HLL",
+    "HYB",
+    "JDS",
+    "PELLR",
+    "PJDS",
+    "SELL",
     "Basis",
     "Choice",
     "SparseMatrix",
@@ -36,5 +68,6 @@ __all__ = [
     "io",
     "read_mtx",
     "spmv",
+    "traffic",
     "use_backend",
 ]

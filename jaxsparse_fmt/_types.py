@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-# A scipy.sparse.csr_array in canonical form: rows sorted, no duplicates, indices in range. SciPy ships no types.
+# A canonical CSR matrix: rows sorted, no duplicates, indices in range. A scipy.sparse.csr_array (SciPy ships no types)
+# or `CsrArrays`.
 Csr: TypeAlias = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class CsrArrays:
+    """A canonical CSR matrix whose arrays are on a device; the attributes are SciPy's."""
+
+    data: jax.Array
+    indices: jax.Array
+    indptr: jax.Array
+    shape: tuple[int, int]
+
+    @property
+    def nnz(self) -> int:
+        return self.data.shape[0]
 
 
 STORABLE = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")

@@ -10,13 +10,13 @@ import numpy as np
 import scipy.sparse
 
 from jaxsparse_fmt._types import Csr, floating_dtype, readable_bytes
-from jaxsparse_fmt.formats.column_major import longest_by_slice
+from jaxsparse_fmt.formats.storing import longest_by_slice
 
 # What a byte of a format costs against a byte of ELL's, by the tables of `benchmarks.spmv` in benchmarks/results.
-# CPU: XLA walks ELL's columns as they lie, gathers HLL's slices and CSR's entries. GPU: CSR's lanes do not coalesce.
+# CPU: XLA walks ELL's columns as they lie, gathers HLL's slices and CSR's entries. GPU: CSR's threads share rows.
 COST = {
     "cpu": {"ell": 1.0, "hll": 1.6, "csr": 8.0},
-    "gpu": {"ell": 1.05, "hll": 1.0, "csr": 5.0},
+    "gpu": {"ell": 1.05, "hll": 1.0, "csr": 1.3},
 }
 
 

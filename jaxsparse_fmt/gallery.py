@@ -16,7 +16,19 @@ from collections.abc import Sequence
 import numpy as np
 import scipy.sparse as sp
 
-__all__ = ["convection_diffusion", "elasticity", "irregular", "poisson", "power_law"]
+from jaxsparse_fmt._hubbard import holstein_hubbard
+from jaxsparse_fmt._meshes import adaptive_poisson, cfd
+
+__all__ = [
+    "adaptive_poisson",
+    "cfd",
+    "convection_diffusion",
+    "elasticity",
+    "holstein_hubbard",
+    "irregular",
+    "poisson",
+    "power_law",
+]
 
 
 def poisson(n: int | Sequence[int], dim: int = 3) -> sp.csr_array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 from typing import Any, ClassVar, Self
 
@@ -10,9 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
+from jax import lax
+from jax.core import Tracer
 
 from jaxsparse_fmt import form
-from jaxsparse_fmt._types import Csr, floating_dtype, readable_bytes, requested_dtype
+from jaxsparse_fmt._types import Csr, CsrArrays, floating_dtype, readable_bytes, requested_dtype
 from jaxsparse_fmt.basis import IDENTITY, Basis
 
 Array = jax.Array
@@ -42,6 +45,7 @@ class SparseMatrix(abc.ABC):
 
     name: ClassVar[str]
     layout_options: ClassVar[tuple[str, ...]] = ()
+    sized_by_nnz: ClassVar[bool] = False  # nnz alone tells the size of every array
     ndim: ClassVar[int] = 2
     __array_ufunc__ = None  # NumPy: leave x @ A to us
 
@@ -183,6 +187,8 @@ class SparseMatrix(abc.ABC):
     def _stored(self, data: Array) -> Array:
         """`data` [nnz] in storage order, with zeros in padding."""
         _, _, entry = self.coordinates()
+        if self.nnz == 0:
+            return jnp.zeros(entry.shape, data.dtype)
         return data.at[entry].get(mode="fill", fill_value=0)
 
     def astype(self, dtype: Any) -> Self:
@@ -229,15 +235,48 @@ class SparseMatrix(abc.ABC):
         data[entry[live]], indices[entry[live]] = values[live], col[live]
         indptr = np.concatenate([[0], np.cumsum(np.bincount(row[live], minlength=self.shape[0]))])
         indptr = indptr.astype(np.int32 if self.nnz < 2**31 else np.int64)
-        return scipy.sparse.csr_array((data, indices.astype(indptr.dtype), indptr), shape=self.shape)
+        csr = scipy.sparse.csr_array((data, indices.astype(indptr.dtype), indptr), shape=self.shape)
+        csr.sort_indices()  # `in_basis` renumbers columns
+        return csr
 
-    def asformat(self, name: str, **layout: Any) -> SparseMatrix:
-        """The same matrix in another format, through CSR on the host.
+    @jax.jit
+    def csr_arrays(self) -> tuple[Array, Array, Array]:
+        """`data` [nnz], `indices` [nnz] and `indptr` [n_rows + 1] in canonical order, on the device."""
+        row, col, entry = self.coordinates()
+        entry = _canonical(row, col, entry, self.nnz)
+        n_rows, index = self.shape[0], jnp.int32 if self.nnz < 2**31 else jnp.int64
+        data = jnp.zeros(self.nnz, self.dtype).at[entry].set(self.values, mode="drop", unique_indices=True)
+        indices = jnp.zeros(self.nnz, jnp.int32).at[entry].set(col, mode="drop", unique_indices=True)
+        counts = jnp.zeros(n_rows, index).at[jnp.where(entry < self.nnz, row, n_rows)].add(1, mode="drop")
+        return data, indices, jnp.concatenate([jnp.zeros(1, index), jnp.cumsum(counts, dtype=index)])
+
+    def asformat(self, name: str, *, max_bytes: int | None = None, **layout: Any) -> SparseMatrix:
+        """The same matrix in another format, through CSR.
+
+        On an accelerator it stays there, but for "dia", "hdia" and "bsr", whose sizes only all entries tell: they go
+        through the host. Inside jit "coo", "csr" and "csc" can be made, whose sizes are known.
+
+        Args:
+          max_bytes, layout: as in `from_scipy`.
 
         Raises:
-          ValueError: unknown format, layout options it does not have, or far more memory than the matrix needs.
+          ValueError: unknown format, layout options it does not have, far more memory than the matrix needs, or inside
+            jit a format whose size depends on the pattern.
         """
-        return build(self.to_scipy(), name, dtype=self.dtype, backend=self.backend, **layout)
+        traced = isinstance(self.values, Tracer)
+        if traced and name in FORMATS and not FORMATS[name].sized_by_nnz:
+            raise ValueError(
+                f"format {name!r} cannot be made of traced values: its size is unknown; convert before, or to one of "
+                f"{', '.join(n for n, cls in FORMATS.items() if cls.sized_by_nnz)}"
+            )
+        # A matrix that a jitted function closes over is converted while that is traced.
+        with contextlib.nullcontext() if traced else jax.ensure_compile_time_eval():
+            values = self.values
+            on_cpu = isinstance(values, np.ndarray) or (
+                not traced and {d.platform for d in values.devices()} == {"cpu"}
+            )
+            csr = self.to_scipy() if on_cpu else CsrArrays(*self.csr_arrays(), shape=self.shape)
+            return build(csr, name, dtype=self.dtype, backend=self.backend, max_bytes=max_bytes, **layout)
 
     # ------------------------------------------------------------------------------------------------------- basis
 
@@ -324,7 +363,7 @@ def build(csr: Csr, name: str, *, dtype: Any, backend: str, max_bytes: int | Non
 
 
 def spmv(A: SparseMatrix, x: Any, y: Any = None, alpha: Any = 1.0, beta: Any = 0.0) -> Array:
-    """alpha·A·x + beta·y. With beta a literal 0, or no y, y is not read, so its NaNs do not spread.
+    """alpha·A·x + beta·y. Where beta is 0 (and no tracer), or without y, y is not read: its NaNs do not spread.
 
     Args:
       x: [n_cols] or [n_cols, p].
@@ -334,8 +373,9 @@ def spmv(A: SparseMatrix, x: Any, y: Any = None, alpha: Any = 1.0, beta: Any = 0
       ValueError: y is missing or has another shape while beta is not 0.
     """
     product = A @ x
+    alpha, beta = (a.item() if isinstance(a, np.generic) else a for a in (alpha, beta))  # as weak as Python's numbers
     product = product if isinstance(alpha, (int, float)) and alpha == 1 else alpha * product
-    if isinstance(beta, (int, float)) and beta == 0:
+    if not isinstance(beta, Tracer) and np.ndim(beta) == 0 and beta == 0:
         return product
     if y is None or jnp.shape(y) != product.shape:
         got = "no y" if y is None else f"y of shape {jnp.shape(y)}"
@@ -362,6 +402,25 @@ def check_keeps_imaginary(given: Any, dtype: Any) -> None:
         raise TypeError(
             f"dtype {dtype} would drop the imaginary parts of a {given} matrix; take its real part, or a complex dtype"
         )
+
+
+def _canonical(row: Array, col: Array, entry: Array, nnz: int) -> Array:
+    """`entry` counted by row, then by column: what it is already, unless `in_basis` has renumbered the columns."""
+    if nnz == 0:
+        return entry
+
+    def in_entry_order(a: Array) -> Array:
+        return jnp.zeros(nnz, a.dtype).at[entry].set(a, mode="drop", unique_indices=True)
+
+    rows, cols = in_entry_order(row), in_entry_order(col)
+
+    def renumber() -> Array:
+        order = jnp.lexsort((cols, rows))
+        rank = jnp.zeros(nnz, entry.dtype).at[order].set(jnp.arange(nnz, dtype=entry.dtype), unique_indices=True)
+        return jnp.where(entry < nnz, rank[jnp.minimum(entry, nnz - 1)], nnz)
+
+    falls = jnp.any((rows[1:] == rows[:-1]) & (cols[1:] < cols[:-1]))
+    return lax.cond(falls, renumber, lambda: entry)
 
 
 def _vector(x: Any, A: SparseMatrix, axis: int, what: str) -> Array:

@@ -25,7 +25,7 @@ class Stored:
 
     Attributes:
       why: the reason for its format.
-      moved: bytes that a product moves, by the model of `choose`; for a format that it does not rank, without padding.
+      moved: bytes that a product moves, by the model of `choose`; for a format that it does not rank, all it stores.
     """
 
     A: SparseMatrix
@@ -69,9 +69,7 @@ def store(S: scipy.sparse.csr_array, dtype: np.dtype, format: str = "auto", back
     A = from_scipy(S, choice.format if choice else format, dtype, backend=backend, **layout)
     if choice is not None:
         return Stored(A, why, choice.moved)
-    n_rows, n_cols = A.shape
-    entries_and_row_lengths = S.nnz * (dtype.itemsize + 4) + 4 * n_rows
-    return Stored(A, why, entries_and_row_lengths + dtype.itemsize * (n_rows + n_cols))
+    return Stored(A, why, A.nbytes + dtype.itemsize * sum(A.shape))
 
 
 def prepare(

@@ -132,12 +132,16 @@ def solve(
 def _solve(
     method: Method, options: Options, A: Any, basis: Basis, M: Any, b: Array, x0: Any, limits: Limits
 ) -> Solution:
-    """`A` works in the basis, `M` in the user's order: with a basis that permutes, M costs two permutations a step."""
+    """`A` works in the basis. `M` enters it where it can (`entered`); where not, it costs two permutations a step."""
     dtype = b.dtype
     matvec = lambda v: arguments.apply(A, v).astype(dtype)  # noqa: E731
-    precondition = lambda r: basis.enter(arguments.apply(M, basis.leave(r))).astype(dtype)  # noqa: E731
     start = None if x0 is None else basis.enter(x0)
-    M_inner = (lambda r: r) if M is None else precondition
+    M_inner = lambda r: r  # noqa: E731
+    if hasattr(M, "entered"):
+        entered = M.entered(basis)
+        M_inner = lambda r: arguments.apply(entered, r).astype(dtype)  # noqa: E731
+    elif M is not None:
+        M_inner = lambda r: basis.enter(arguments.apply(M, basis.leave(r))).astype(dtype)  # noqa: E731
     x, end = _differentiable(method, options, matvec, M_inner, basis.enter(b), start, limits)
     return Solution(basis.leave(x), end.code, end.k, end.norm, end.norms if options.history_length else None)
 

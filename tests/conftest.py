@@ -15,6 +15,8 @@ import pytest  # noqa: E402
 
 jax.config.update("jax_enable_x64", True)
 
+TESTS_SEEN = pytest.StashKey[int]()
+
 
 def _gpus() -> int:
     try:
@@ -45,3 +47,12 @@ def matrices() -> pathlib.Path:
     if not folder:
         pytest.skip("JAXSPARSE_MATRICES names no folder of Matrix Market files")
     return pathlib.Path(folder)
+
+
+@pytest.fixture(autouse=True)
+def room_for_programs(request):
+    """Every compiled program maps memory, and Linux allows a process 65,530 maps; beyond, XLA's compiler crashes."""
+    yield
+    request.session.stash[TESTS_SEEN] = seen = request.session.stash.get(TESTS_SEEN, 0) + 1
+    if seen % 200 == 0:
+        jax.clear_caches()

@@ -15,6 +15,9 @@ from hypothesis import strategies as st
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt import convert
+from jaxsparse_fmt._types import CsrArrays
+from jaxsparse_fmt.formats import storing
+from jaxsparse_fmt.matrix import build
 from tests.zoo import CASES, FIRST_LAYOUTS, LAYOUTS, Layout
 
 S = sp.csr_array(np.array([[1.0, 0, 2], [0, 3, 0]]))
@@ -138,17 +141,103 @@ def test_auto_takes_the_first_of_the_ranking():
 
 
 @pytest.mark.slow
-@every_format
-def test_ten_million_entries_convert_in_two_seconds(layout):
+@pytest.mark.parametrize("format", jsf.FORMATS)
+def test_ten_million_entries_convert_in_two_seconds(format):
     big = jsf.gallery.poisson(113)
     assert big.nnz > 10**7
     seconds = []
     for _ in range(3):
         start = time.perf_counter()
-        jax.block_until_ready(layout.of(big))
+        jax.block_until_ready(jsf.from_scipy(big, format))
         seconds.append(time.perf_counter() - start)
     # On two idle cores this takes at most 2 s; others may be at work on this machine.
     assert min(seconds) < 4
+
+
+# -------------------------------------------------------------------------------------------- from format to format
+
+
+def assert_same_storage(got: jsf.SparseMatrix, want: jsf.SparseMatrix) -> None:
+    """In class, layout, and every array with its dtype."""
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+
+
+@every_format
+def test_every_pair_of_formats_converts_to_what_scipy_converts_to(layout):
+    S = CASES["irregular"].scipy()
+    source = layout.of(S)
+    for other in LAYOUTS:
+        assert_same_storage(source.asformat(other.format, **dict(other.options)), other.of(S))
+
+
+@every_format
+@pytest.mark.parametrize("name", ["irregular", "no_entries"])
+def test_every_format_gives_its_csr_arrays_on_the_device(layout, name):
+    B = layout.of(CASES[name].scipy(np.float32))
+    want = sp.csr_array(CASES[name].scipy(np.float32))
+    want.sum_duplicates()
+    data, indices, indptr = B.csr_arrays()
+    assert (data.dtype, indices.dtype, indptr.dtype) == (np.float32, np.int32, np.int32)
+    np.testing.assert_array_equal(data, want.data)
+    np.testing.assert_array_equal(indices, want.indices)
+    np.testing.assert_array_equal(indptr, want.indptr)
+
+
+@pytest.mark.parametrize(
+    ("layout", "name"),
+    [(layout, "irregular") for layout in LAYOUTS]
+    + [(layout, name) for layout in FIRST_LAYOUTS for name in ("no_entries", "no_rows")]
+    + [(layout, "long_rows") for layout in FIRST_LAYOUTS if layout.format in ("hyb", "sell")],
+    ids=str,
+)
+def test_a_csr_on_the_device_becomes_what_one_on_the_host_does(layout, name):
+    S = CASES[name].scipy()
+    there = jsf.from_scipy(S, "csr")
+    csr = CsrArrays(*there.csr_arrays(), there.shape)
+    got = build(csr, layout.format, dtype=there.dtype, backend="auto", **dict(layout.options))
+    assert_same_storage(got, layout.of(S))
+
+
+@every_format
+def test_conversion_on_the_device_takes_complex_and_16_bit_values(layout):
+    for dtype in (np.complex64, jnp.bfloat16):
+        S = CASES["irregular"].scipy(np.complex64 if dtype == np.complex64 else np.float32)
+        there = jsf.from_scipy(S, "csr", dtype)
+        csr = CsrArrays(*there.csr_arrays(), there.shape)
+        got = build(csr, layout.format, dtype=there.dtype, backend="auto", **dict(layout.options))
+        assert_same_storage(got, layout.of(S, dtype=dtype))
+
+
+@every_format
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float16], ids=["bfloat16", "float16"])
+def test_16_bit_matrices_convert_from_and_to_every_format(layout, dtype):
+    S = CASES["irregular"].scipy(np.float32)
+    narrow = layout.of(S, dtype=dtype)
+    for other in FIRST_LAYOUTS:
+        assert_same_storage(narrow.asformat(other.format, **dict(other.options)), other.of(S, dtype=dtype))
+
+
+@jax.jit
+def in_jit(A):
+    return [A.asformat(name) for name in ("coo", "csr", "csc")]
+
+
+@every_format
+def test_coo_csr_and_csc_are_made_inside_jit(layout):
+    S = CASES["irregular"].scipy()
+    for got in in_jit(layout.of(S)):
+        assert_same_storage(got, jsf.from_scipy(S, got.name))
+
+
+@every_format
+def test_backend_and_dtype_stay(layout):
+    B = layout.of(CASES["irregular"].scipy(), dtype=np.float32, backend="xla")
+    for name in jsf.FORMATS:
+        converted = B.asformat(name)
+        assert (converted.name, converted.backend, converted.dtype) == (name, "xla", np.float32)
 
 
 # --------------------------------------------------------------------------------------------------- what is refused
@@ -191,10 +280,10 @@ VALUE_ERRORS = {
     "lil column index": (lambda: jsf.from_scipy(broken_lil()), "column index 9 is out of range"),
     "too many rows": (lambda: coo([], [], [], (2**31, 1)), "2147483648 rows exceed what 32-bit row indices address"),
     "too many columns": (lambda: jsf.from_scipy(sp.csr_array((1, 2**31))), "2147483648 columns exceed"),
-    "unknown format": (lambda: jsf.from_scipy(S, "elll"), "unknown format 'elll'; choose one of csr, ell, ellr, hll"),
-    "unknown format later": (lambda: A.asformat("jds"), "unknown format 'jds'; choose one of"),
+    "unknown format": (lambda: jsf.from_scipy(S, "elll"), "unknown format 'elll'; choose one of coo, csr, csc, dia"),
+    "unknown format later": (lambda: A.asformat("jad"), "unknown format 'jad'; choose one of"),
     "unknown backend": (lambda: jsf.from_scipy(S, backend="gpu"), "unknown backend 'gpu'; choose one of auto, triton"),
-    "unknown option": (lambda: jsf.from_scipy(S, "csr", sigma=4), "'csr' has no layout option 'sigma'; it has: none"),
+    "unknown option": (lambda: jsf.from_scipy(S, "coo", sigma=4), "'coo' has no layout option 'sigma'; it has: none"),
     "misspelt option": (lambda: jsf.from_scipy(S, "hll", slicesize=4), "it has: slice_size, sigma"),
     "auto with options": (lambda: jsf.from_scipy(S, slice_size=4), "name a format to set slice_size"),
     "slice_size 0": (lambda: jsf.from_scipy(S, "hll", slice_size=0), "slice_size must be at least 1 row; got 0"),
@@ -332,11 +421,20 @@ def test_small_matrices_may_pad_as_they_like():
     assert jsf.from_scipy(arrow(500), "ell").fill < 0.01
 
 
-def test_32_bit_jax_refuses_offsets_of_64_bits():
+@pytest.mark.parametrize(
+    "layout",
+    [Layout("ell"), Layout("ellr"), Layout("ellrt"), Layout("pellr"), Layout("hll", (("slice_size", 2**17),))],
+    ids=str,
+)
+def test_32_bit_jax_refuses_offsets_of_64_bits(layout, monkeypatch):
+    def allocate(*_):
+        raise AssertionError("4.3 billion places would be allocated")
+
+    monkeypatch.setattr(storing, "fill", allocate)
     wide = sp.csr_array((np.ones(1, np.float32), int32(0), np.array([0] + [1] * 2**16, np.int32)), (2**16, 2**16))
     wide = sp.vstack([wide, sp.csr_array(np.ones((1, 2**16), np.float32))]).tocsr()
     with jax.enable_x64(False), pytest.raises(ValueError, match=r"would store .* places, which needs 64-bit offsets"):
-        jsf.from_scipy(wide, "ell", max_bytes=2**40)
+        layout.of(wide, max_bytes=2**40)
 
 
 def test_auto_under_a_limit_takes_the_best_that_fits():

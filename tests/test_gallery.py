@@ -20,6 +20,9 @@ EVERY = {
     "elasticity": lambda: gallery.elasticity((2, 3, 4)),
     "power_law": lambda: gallery.power_law(300, mean=9, seed=1),
     "irregular": lambda: gallery.irregular(300, mean=9, spread=20, seed=1),
+    "holstein_hubbard": lambda: gallery.holstein_hubbard(3, 2, 3),
+    "adaptive_poisson": lambda: gallery.adaptive_poisson(3, levels=2, bodies=2),
+    "cfd": lambda: gallery.cfd(3, block_size=2, neighbours=7, seed=1),
 }
 
 

@@ -14,11 +14,12 @@ ROOT = pathlib.Path(__file__).parents[1]
 # A module may import what stands in a line above its own, and its neighbours in the same line.
 LAYERS = (
     "_types",
+    "traffic",
     "kernels",
     "form basis",
     "matrix",
     "formats",
-    "gallery io _matrix_market",
+    "gallery _hubbard _meshes io _matrix_market",
     "choose",
     "convert",
     "partition",
@@ -33,7 +34,10 @@ THIRD_PARTY = NUMERIC | {"jax"}
 # What a module may import from outside; the rest may import numpy, scipy and jax.
 ALLOWED = {
     "kernels": THIRD_PARTY | {"jaxlib"},
+    "traffic": NUMERIC,
     "gallery": NUMERIC,
+    "_hubbard": NUMERIC,
+    "_meshes": NUMERIC,
     "io": NUMERIC,
     "_matrix_market": NUMERIC,
     "report": NUMERIC | {"rich"},

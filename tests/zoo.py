@@ -59,13 +59,17 @@ class Layout:
     """A format and its options."""
 
     format: str
-    options: tuple[tuple[str, int], ...] = ()
+    options: tuple[tuple[str, Any], ...] = ()
 
     def of(self, S: Any, **options: Any) -> jsf.SparseMatrix:
         return jsf.from_scipy(S, self.format, **dict(self.options), **options)
 
     def __str__(self) -> str:
-        return "-".join([self.format, *(f"{k}{v}" for k, v in self.options)])
+        return "-".join([self.format, *(f"{k}{_word(v)}" for k, v in self.options)])
+
+
+def _word(value: Any) -> str:
+    return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _case(name: str, shape: tuple[int, int], row: Any, col: Any, data: Any = None) -> Case:
@@ -98,6 +102,7 @@ CASES = {
         _case("one_by_one", (1, 1), [0], [0], [-2.5]),
         _case("one_entry", (9, 8), [4], [7], [1.5]),
         _random("wide", (3, 40), [11, 29, 4]),
+        _random("long_rows", (6, 1100), [2, 1100, 0, 300, 1, 3]),  # several pieces of 256 entries, and one and a bit
         _random("tall", (150, 3), np.arange(150) % 4),
         # (1, 3) comes three times, (4, 4) cancels to a zero that stays.
         _case("duplicates", (6, 5), [1, 4, 1, 0, 4, 1, 5], [3, 4, 3, 0, 4, 3, 2], [1, 2, 0.5, 3, -2, -4, 1]),
@@ -107,8 +112,13 @@ CASES = {
     )
 }
 
-# Per format; the first of each runs on every case. A format that is not listed runs with its defaults.
-OPTIONS: dict[str, tuple[dict[str, int], ...]] = {
+# Layouts that take different paths through the code, by format; the first of each runs on every case. A format that is
+# not listed runs with its defaults.
+OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
+    "csr": ({}, {"threads_per_row": 1}, {"threads_per_row": 4}),
+    "hdia": ({"slice_size": 5, "sigma": 10}, {"slice_size": 128}),
+    "ellr": ({}, {"threads_per_row": 2}, {"threads_per_row": 4}),
+    "ellrt": ({"threads_per_row": 2}, {"threads_per_row": 4}),
     "hll": (
         {"slice_size": 5, "sigma": 10},
         {"slice_size": 4},
@@ -116,16 +126,28 @@ OPTIONS: dict[str, tuple[dict[str, int], ...]] = {
         {"slice_size": 64},  # more than most cases have rows
         {"slice_size": 3, "sigma": 1 << 20},  # a global sort
     ),
+    "pjds": ({"block_size": 4}, {"block_size": 32}),
+    "pellr": ({"lengths_per": "warp"}, {"lengths_per": "row"}),
+    "hyb": ({"width": 2}, {"width": "mean"}, {"width": 0}),
+    "bsr": ({"block_shape": (2, 3)}, {"block_shape": (3, 3)}, {"block_shape": (4, 4)}),
+    "sell": (
+        {"slice_size": 4, "sigma": 8, "max_width": 2},  # with a tail wherever a row is longer
+        {"slice_size": 4},
+        {"slice_size": 32, "sigma": 64},
+    ),
 }
 LAYOUTS = [Layout(name, tuple(options.items())) for name in jsf.FORMATS for options in OPTIONS.get(name, ({},))]
 FIRST_LAYOUTS = [Layout(name, tuple(OPTIONS.get(name, ({},))[0].items())) for name in jsf.FORMATS]
 SORTED = next(layout for layout in FIRST_LAYOUTS if layout.format == "hll")
 
-# Compilation takes nearly all the time of a test, so not the whole product: every case in one layout of every format,
-# and every layout on the cases that distinguish layouts.
+# Compilation takes nearly all the time of a test, so not the whole product: one layout of every format on every case,
+# but on those that are only handed over in another way, or like others to a format; and every layout on two cases
+# that distinguish layouts.
+_ONCE = ("duplicates", "unsorted", "one_entry", "full_row")
 PAIRS = list(
     dict.fromkeys(
-        [(case, layout) for case in CASES.values() for layout in FIRST_LAYOUTS]
-        + [(CASES[n], layout) for n in ("irregular", "tall", "one_by_one") for layout in LAYOUTS]
+        [(CASES[name], SORTED) for name in _ONCE]
+        + [(case, layout) for case in CASES.values() if case.name not in _ONCE for layout in FIRST_LAYOUTS]
+        + [(CASES[name], layout) for name in ("irregular", "tall") for layout in LAYOUTS]
     )
 )

@@ -13,18 +13,31 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Self
 
+import jax.numpy as jnp
+import numpy as np
+
 from jaxsparse_fmt._types import Csr
-from jaxsparse_fmt.formats import column_major
+from jaxsparse_fmt.formats import storing
+from jaxsparse_fmt.formats.by_rule import Array, ByRule, register
+from jaxsparse_fmt.kernels.address import Slices
 
 
-@column_major.register
+@register
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class ELL(column_major.ColumnMajor):
+class ELL(ByRule):
+    col_idx: Array
+    row_lengths: Array
+
     name = "ell"
+
+    @property
+    def address(self) -> Slices:
+        return Slices(self.shape[0], max(self.shape[0], 1))
 
     @classmethod
     def from_csr(cls, csr: Csr, *, dtype: Any, backend: str, max_bytes: int | None) -> Self:
-        pitch = max(csr.shape[0], 1)
-        arrays = column_major.store(csr, cls.name, pitch=pitch, dtype=dtype, max_bytes=max_bytes)
-        arrays["slice_ptr"] = None
-        return cls(**arrays, backend=backend)
+        rows, address = storing.rows_of(csr), Slices(csr.shape[0], max(csr.shape[0], 1))
+        n_stored = rows.longest * address.lanes
+        storing.check_memory(cls.name, n_stored, csr, np.dtype(dtype).itemsize, max_bytes)
+        values, col_idx = storing.fill(csr, rows, address, {}, n_stored, dtype)
+        return cls(values, csr.shape, csr.nnz, backend, col_idx, jnp.asarray(rows.lengths))

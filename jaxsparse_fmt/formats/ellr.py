@@ -6,7 +6,8 @@
          ⎣ . . . . ⎦
 
 The pitch is n_rows rounded up to 32, so that every column starts on a 128-byte boundary. Each row stops at its own
-length: padding is stored but not read.
+length: padding is stored but not read. `threads_per_row` threads may share a row, each taking every second or fourth
+column, without a change of the data (Barbieri et al., end of §3.1).
 
 Bytes: K·pitch·(value + 4) + 4·n_rows.
 """
@@ -16,21 +17,50 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Self
 
+import jax.numpy as jnp
+import numpy as np
+
 from jaxsparse_fmt._types import Csr
-from jaxsparse_fmt.formats import column_major
+from jaxsparse_fmt.formats import storing
+from jaxsparse_fmt.formats.by_rule import Array, ByRule, register
+from jaxsparse_fmt.kernels.address import Slices
 
 ALIGNMENT = 32  # rows: 128 bytes of the 4-byte column indices
 
 
-@column_major.register
+@register
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class ELLR(column_major.ColumnMajor):
+class ELLR(ByRule):
+    col_idx: Array
+    row_lengths: Array
+    threads_per_row: int
+
     name = "ellr"
-    stops_at_row_length = True
+    layout_options = ("threads_per_row",)
+    unread = ()
+
+    @property
+    def address(self) -> Slices:
+        return Slices(self.shape[0], pitch_of(self.shape[0]), self.threads_per_row)
 
     @classmethod
-    def from_csr(cls, csr: Csr, *, dtype: Any, backend: str, max_bytes: int | None) -> Self:
-        pitch = max(-(-csr.shape[0] // ALIGNMENT) * ALIGNMENT, ALIGNMENT)
-        arrays = column_major.store(csr, cls.name, pitch=pitch, dtype=dtype, max_bytes=max_bytes)
-        arrays["slice_ptr"] = None
-        return cls(**arrays, backend=backend)
+    def from_csr(cls, csr: Csr, *, dtype: Any, backend: str, max_bytes: int | None, threads_per_row: int = 1) -> Self:
+        """Builds the columns.
+
+        Args:
+          threads_per_row: 1, 2 or 4, on a GPU.
+
+        Raises:
+          ValueError: another number of threads.
+        """
+        threads = storing.threads(threads_per_row, (1, 2, 4), csr.shape[0])
+        rows, address = storing.rows_of(csr), Slices(csr.shape[0], pitch_of(csr.shape[0]))
+        n_stored = rows.longest * address.lanes
+        storing.check_memory(cls.name, n_stored, csr, np.dtype(dtype).itemsize, max_bytes)
+        values, col_idx = storing.fill(csr, rows, address, {}, n_stored, dtype)
+        return cls(values, csr.shape, csr.nnz, backend, col_idx, jnp.asarray(rows.lengths), threads)
+
+
+def pitch_of(n_rows: int) -> int:
+    """n_rows rounded up to whole 128-byte lines of indices, at least one."""
+    return max(-(-n_rows // ALIGNMENT), 1) * ALIGNMENT

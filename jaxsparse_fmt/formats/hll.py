@@ -16,28 +16,35 @@ Bytes: n_stored·(value + 4) + 4·n_rows + 4·(n_slices + 1), and 4·n_rows for 
 from __future__ import annotations
 
 import dataclasses
-import operator
 from typing import Any, Self
 
+import jax.numpy as jnp
 import numpy as np
 
 from jaxsparse_fmt._types import Csr
-from jaxsparse_fmt.formats import column_major
+from jaxsparse_fmt.formats import storing
+from jaxsparse_fmt.formats.by_rule import Array, ByRule, register
+from jaxsparse_fmt.kernels.address import Slices
 
 
-@column_major.register
+@register
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class HLL(column_major.ColumnMajor):
+class HLL(ByRule):
     """HLL with `slice_size` C rows a slice and a sort window of `sigma` rows; 1: the rows' own order."""
 
-    sigma: int = 1
+    col_idx: Array
+    slice_ptr: Array
+    row_lengths: Array
+    perm: Array | None
+    slice_size: int
+    sigma: int
 
     name = "hll"
     layout_options = ("slice_size", "sigma")
 
     @property
-    def slice_size(self) -> int:
-        return self.pitch
+    def address(self) -> Slices:
+        return Slices(self.shape[0], self.slice_size)
 
     @classmethod
     def from_csr(
@@ -59,28 +66,11 @@ class HLL(column_major.ColumnMajor):
         Raises:
           ValueError: slice_size below 1, or sigma between 1 and slice_size, where sorting could not change a slice.
         """
-        slice_size, sigma = _positive("slice_size", slice_size), _positive("sigma", sigma)
-        if 1 < sigma < slice_size:
-            raise ValueError(
-                f"sigma={sigma} sorts inside windows smaller than a slice of {slice_size} rows, which changes no "
-                f"slice's width; use sigma=1, or at least slice_size"
-            )
-        perm = sort_in_windows(np.diff(csr.indptr), sigma) if sigma > 1 else None
-        arrays = column_major.store(csr, cls.name, pitch=slice_size, dtype=dtype, max_bytes=max_bytes, perm=perm)
-        return cls(**arrays, backend=backend, sigma=sigma)
-
-
-def sort_in_windows(lengths: np.ndarray, sigma: int) -> np.ndarray:
-    """The permutation [n_rows] that sorts rows by falling length inside windows of sigma rows, stably."""
-    window = np.arange(len(lengths)) // min(sigma, max(len(lengths), 1))
-    return np.lexsort((-lengths.astype(np.int64), window))
-
-
-def _positive(option: str, value: Any) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{option} must be an integer, a number of rows; got {value!r}") from None
-    if number < 1:
-        raise ValueError(f"{option} must be at least 1 row; got {number}")
-    return number
+        slice_size, sigma = storing.slices(slice_size, sigma)
+        rows, address = storing.rows_of(csr, sigma), Slices(csr.shape[0], slice_size)
+        counts = storing.longest_by_slice(rows.lengths, slice_size) * slice_size
+        storing.check_memory(cls.name, int(counts.sum()), csr, np.dtype(dtype).itemsize, max_bytes)
+        slice_ptr = storing.pointers(counts)
+        values, col_idx = storing.fill(csr, rows, address, {"slice_ptr": slice_ptr}, int(slice_ptr[-1]), dtype)
+        index = jnp.asarray(slice_ptr), jnp.asarray(rows.lengths), storing.on_device(rows.perm)
+        return cls(values, csr.shape, csr.nnz, backend, col_idx, *index, slice_size, sigma)

@@ -1,26 +1,19 @@
-"""The column-major family: CSR, ELL, ELLPACK-R and HLL are one address rule.
+"""The kernels of every format that stores rows by an address rule, and their references.
 
-Rows lie in slices of C. Entry j of storage row r (slice s = r // C, lane i = r % C) is at
+Where entry j of a row lies says an address rule (`address.py`), which column it has a column rule (`column_rule.py`);
+the three faces here take any pair of them:
 
-    address(r, j) = slice_ptr[s] + i + j·C
-
-of the flat `values` and `col_idx`. C = 1 is CSR, C = n_rows is ELL (one slice, no `slice_ptr`), anything between is
-HLL. Neighbouring lanes read neighbouring addresses, so loads coalesce whenever C is at least a warp.
+    values             [b, n_stored]
+    x, y               [b, n_cols, p], [b, n_rows, p]: a batch axis b for the values, a column axis p for the vectors
+    arrays             what the rules read, by name; and perm [n_rows]: storage row k is row perm[k] of the matrix
 
 Padding has value 0 and column index n_cols, one past the end. A valid column would be read, and 0·NaN is NaN; this
-one is masked without reading any row length, which would cost 4 bytes a row: 7% of a 7-point product in f32.
+one is masked without reading any row length, which would cost 4 bytes a row: 7% of a 7-point product in f32. Where
+padding has a valid column all the same, as in diagonals and blocks, `pattern` masks it.
 
-Every face takes a batch axis b for the values and a column axis p for the vectors:
-
-    values, col_idx    [b, n_stored], [n_stored]
-    x, y               [b, n_cols, p], [b, n_rows, p]
-    slice_ptr          [n_slices + 1], int32, or int64 from 2³¹ stored entries; None: one slice
-    row_lengths        [n_rows] in storage order: stop each row there; None: run to the end of the slice
-    perm               [n_rows]: storage row k is row perm[k] of the matrix; None: the same
-
-Traffic of a product, bytes: n_stored·(value + 4) + 4·n_slices + n_cols·x + n_rows·y, x counted once. Summation goes
-by j in storage order in both kernel dialects, whatever C is: runs repeat to the last bit, and within a dialect formats
-agree to it.
+Traffic of a product, bytes: n_stored·(value + index) + slice pointers + n_cols·x + n_rows·y, x counted once. A lane
+sums its entries in storage order in both kernel dialects: runs repeat to the last bit, and within a dialect formats
+with one thread a row agree to it.
 """
 
 from __future__ import annotations
@@ -35,7 +28,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxsparse_fmt._types import x64_enabled
-from jaxsparse_fmt.kernels import dialect
+from jaxsparse_fmt.kernels import dialect, entries
+from jaxsparse_fmt.kernels.address import Address, Arrays, Jagged, Slices
+from jaxsparse_fmt.kernels.column_rule import ColumnRule, Delta, Diagonal, Explicit, alive, unpack_pattern
+from jaxsparse_fmt.kernels.entries import accumulator
 
 Array = jax.Array
 
@@ -43,138 +39,200 @@ Array = jax.Array
 REFERENCE_UNROLL = 4
 
 
-def accumulator(*dtypes) -> jnp.dtype:
-    """The type that sums run in: the widest operand's, and at least float32."""
-    return jnp.promote_types(jnp.result_type(*dtypes), jnp.float32)
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """How a matrix is stored: static and hashable, so that matrices stored alike share compiled code."""
+
+    shape: tuple[int, int]
+    n_stored: int
+    address: Address
+    column: ColumnRule
+
+    @property
+    def load(self) -> str:
+        """What a lane has to do beside its values, for `dialect.block`."""
+        long_rows = self.n_stored >= dialect.LAUNCH.long_rows * self.shape[0]
+        if not isinstance(self.address, Slices) or self.address.lanes >= self.shape[0]:
+            return "full"
+        if self.address.threads > 1:
+            return "shared"
+        if isinstance(self.column, Delta):
+            return "long deltas" if long_rows else "deltas"
+        return "diagonals" if isinstance(self.column, Diagonal) and not long_rows else "full"
 
 
 # --------------------------------------------------------------------------------------------------------- product
 
 
 def product(
-    values: Array,  # [b, n_stored]
-    col_idx: Array,  # [n_stored]
+    values: Array | None,  # [b, n_stored]; None: ones
     x: Array,  # [b, n_cols, p]
-    slice_ptr: Array | None,
-    row_lengths: Array | None,
-    perm: Array | None,
+    arrays: Arrays,
     *,
-    shape: tuple[int, int],
-    slice_size: int,
+    rule: Rule,
     backend: str,
 ) -> Array:  # [b, n_rows, p]
-    """A·x, one block a tile of rows, one lane a row."""
-    out = (values.shape[0], shape[0], x.shape[2])
-    backend = _supported(backend, values, x, size=math.prod(out))
+    """A·x, one block a tile of lanes."""
+    operands = (x,) if values is None else (values, x)
+    out = (x.shape[0], rule.shape[0], x.shape[2])
+    backend = supported(backend, *operands, size=math.prod(out))
     if backend == "xla":
-        return product_reference(values, col_idx, x, slice_ptr, row_lengths, perm, shape=shape, slice_size=slice_size)
-    dtype = jnp.result_type(values, x)
+        return product_reference(values, x, arrays, rule=rule)
+    dtype = jnp.result_type(*operands)
     kernel = functools.partial(product_kernel, acc=accumulator(dtype))
-    inputs = {"values": values, "col_idx": col_idx, "x": x, "slice_ptr": slice_ptr}
-    inputs |= {"row_lengths": row_lengths, "perm": perm}
-    y = _launch(kernel, backend, inputs, ("y", math.prod(out), dtype), x.shape[2], shape, slice_size)
-    return y.reshape(out)
+    return _launch(kernel, backend, {"values": values, "x": x, **arrays}, ("y", out, dtype), rule).reshape(out)
 
 
 def product_kernel(
     d,
     *,
-    values,  # [b·n_stored]
-    col_idx,  # [n_stored]
     x,  # [b·n_cols·p]
     y,  # [b·n_rows·p], out
-    slice_ptr=None,  # [n_slices + 1]
-    row_lengths=None,  # [n_rows]
+    values=None,  # [b·n_stored]
     perm=None,  # [n_rows]
+    pattern=None,  # [n_stored / 8] uint8, or a list
     acc,
     sizes: _Sizes,
+    **arrays,
 ):
-    tile = _tile(d, slice_ptr, row_lengths, sizes)
-    batch, columns = tile.batch.astype(sizes.address), _columns(tile.column_block, sizes)
+    tile, column_block, batch = _position(d.program_id(), sizes)
+    batch, columns, n_cols = batch.astype(sizes.address), _columns(column_block, sizes), sizes.rule.shape[1]
+    first: Any = None
+    totals: Any = None
+    for walk in _walks(d, arrays, perm, tile, sizes):
 
-    def trip(t, sums):
-        # All loads of A first: they are in flight together.
-        entries = [tile.entry(t * dialect.LAUNCH.unroll + u) for u in range(dialect.LAUNCH.unroll)]
-        cols = [d.load(col_idx, at, live, sizes.n_cols, once=True) for at, live in entries]
-        vals = [d.load(values, batch * sizes.n_stored + at, live, 0, once=True) for at, live in entries]
-        for c, v in zip(cols, vals, strict=True):
-            xs = _gather_row(d, x, c, c < sizes.n_cols, batch * sizes.n_cols, columns, sizes)
-            sums = tuple(s + v.astype(acc) * xq.astype(acc) for s, xq in zip(sums, xs, strict=True))
-        return sums
+        def trip(t, sums, walk=walk):
+            # All loads of A first: they are in flight together.
+            steps = _steps(walk, t, sizes)
+            cols = sizes.rule.column.in_kernel(d, arrays, walk, steps, n_cols)
+            vals = [_load(d, values, batch * sizes.rule.n_stored + at, live) for _, at, live in steps]
+            for (_, at, live), (c, exists), v in zip(steps, cols, vals, strict=True):
+                xs = _gather_row(d, x, c, exists, batch * n_cols, columns, sizes)
+                terms = [xq.astype(acc) if v is None else v.astype(acc) * xq.astype(acc) for xq in xs]
+                if pattern is not None:
+                    entry = alive(d, pattern, at, live, v)
+                    terms = [jnp.where(entry, term, jnp.zeros_like(term)) for term in terms]
+                sums = tuple(s + term for s, term in zip(sums, terms, strict=True))
+            return sums
 
-    sums = lax.fori_loop(jnp.int32(0), tile.trips, trip, tuple(d.full(0, acc) for _ in columns))
-    row = tile.row if perm is None else d.load(perm, tile.row, tile.row < sizes.n_rows, 0)
-    base = (batch * sizes.n_rows + row) * sizes.p
-    for (q, inside), total in zip(columns, sums, strict=True):
-        d.store(y, base + q, total, (tile.row < sizes.n_rows) & inside)
+        zero = tuple(d.full(0, acc) for _ in columns)
+        sums = lax.fori_loop(jnp.int32(0), _trips(walk, sizes), trip, zero)
+        if walk.threads > 1:
+            sums = [d.sum_threads(s, walk.threads, walk.stride) for s in sums]
+        if first is None:
+            first, totals = walk, sums
+        else:
+            totals = [t + jnp.where(walk.keep, s, jnp.zeros_like(s)) for t, s in zip(totals, sums, strict=True)]
+    base = (batch * sizes.rule.shape[0] + first.matrix_row) * sizes.p
+    live = first.row < sizes.rule.shape[0]
+    live = live if first.keep is None else live & first.keep
+    for (q, inside), total in zip(columns, totals, strict=True):
+        d.store(y, base + q, total, live & inside)
 
 
-def product_reference(values, col_idx, x, slice_ptr, row_lengths, perm, *, shape, slice_size) -> Array:
+def product_reference(values, x, arrays: Arrays, *, rule: Rule) -> Array:
     """A·x in plain jnp, the same arguments as `product`. Never holds more than n_stored + O(rows·p) numbers."""
-    del row_lengths  # padding is masked by its column index
-    n_rows, n_cols = shape
-    dtype = jnp.result_type(values, x)
+    dtype = x.dtype if values is None else jnp.result_type(values, x)
     acc = accumulator(dtype)
-    cols, starts, widths = chunks(col_idx, slice_ptr, slice_size)
-    n_slices, last = starts.shape[0], cols.shape[0] - 1
-
-    def by_columns(values, x):
-        """Entry j of every row at once; the time of n_slices·longest chunks."""
-
-        def term(j):
-            chunk = jnp.minimum(starts + j, last)
-            c = _take(cols, chunk)
-            live = (c < n_cols) & (j < widths)[:, None]
-            return _take(values, chunk)[..., None].astype(acc) * _gather(x, c, live).astype(acc)
-
-        def trip(t, y):
-            for u in range(REFERENCE_UNROLL):
-                y = y + term(t * REFERENCE_UNROLL + u)
-            return y
-
-        zero = jnp.zeros((n_slices, slice_size, x.shape[1]), acc)
-        trips = (jnp.max(widths) + REFERENCE_UNROLL - 1) // REFERENCE_UNROLL
-        return lax.fori_loop(jnp.zeros_like(trips), trips, trip, zero)
-
-    def by_segments(values, x):
-        """All chunks at once, then a segmented sum: slower for even slices, indifferent to a long one."""
-
-        owner = owners(widths, cols.shape[0])
-
-        def column(xq):
-            terms = values.astype(acc) * _gather(xq, cols, cols < n_cols).astype(acc)
-            return _segment_sum(terms, owner, n_slices)
-
-        return jnp.moveaxis(lax.map(column, jnp.moveaxis(x, -1, 0)), 0, -1)
+    by_slots = functools.partial(_by_slots, arrays=arrays, rule=rule, acc=acc)
 
     def one(values, x):
-        even = jnp.max(widths) <= 2 * cols.shape[0] // n_slices
-        y = lax.cond(even, by_columns, by_segments, values.reshape(-1, slice_size), x)
-        y = y.reshape(-1, x.shape[1])[:n_rows].astype(dtype)
-        return y if perm is None else jnp.zeros_like(y).at[perm].set(y, unique_indices=True)
+        if isinstance(rule.address, Jagged):
+            by_columns, longest, even = (
+                _by_jagged_columns,
+                arrays["col_start"].shape[0] - 1,
+                rule.n_stored / rule.shape[0],
+            )
+        else:
+            _, widths = rule.address.bounds(jnp, arrays, rule.n_stored)
+            by_columns, longest = _by_columns, jnp.max(widths)
+            even = (rule.n_stored // rule.address.lanes) // widths.shape[0]
+        by_columns = functools.partial(by_columns, arrays=arrays, rule=rule, acc=acc)
+        y = lax.cond(longest <= 2 * even, by_columns, by_slots, values, x)
+        y = y.astype(dtype)
+        return y.at[arrays["perm"]].set(y, unique_indices=True) if "perm" in arrays else y
 
-    return jax.vmap(one)(values, x)
+    return jax.vmap(one, in_axes=(None if values is None else 0, 0))(values, x)
+
+
+def _by_columns(values, x, arrays: Arrays, rule: Rule, acc) -> Array:
+    """Entry j of every row at once; the time of n_slices·longest chunks."""
+    address, n_cols = rule.address, rule.shape[1]
+    assert not isinstance(address, Jagged)
+    C, last = address.lanes, rule.n_stored // address.lanes - 1
+    starts, widths = address.bounds(jnp, arrays, rule.n_stored)
+    owner = jnp.arange(starts.shape[0], dtype=jnp.int32)
+    present = unpack_pattern(arrays["pattern"], rule.n_stored).reshape(-1, C) if "pattern" in arrays else None
+
+    def term(j):
+        chunk = jnp.minimum(starts + j, last)
+        c = rule.column.of_chunks(arrays, C, chunk, owner, rule.shape)
+        live = (c < n_cols) & (j < widths)[:, None]
+        live = live if present is None else live & _take(present, chunk)
+        xs = entries.gather(x, c, live).astype(acc)
+        if values is None:
+            return xs
+        # Past its end a slice meets the values of the next, of which one may be NaN.
+        v = jnp.where(live, _take(values.reshape(-1, C), chunk), 0)
+        return v[..., None].astype(acc) * xs
+
+    return address.fold(_sum_terms(term, jnp.max(widths), jnp.zeros((starts.shape[0], C, x.shape[1]), acc)))
+
+
+def _by_jagged_columns(values, x, arrays: Arrays, rule: Rule, acc) -> Array:
+    """The same where columns shorten; the time of n_rows·longest places."""
+    n_rows, n_cols = rule.shape
+    start, last = arrays["col_start"], arrays["col_start"].shape[0] - 2
+    row = jnp.arange(n_rows, dtype=start.dtype)
+
+    def term(j):
+        begin, end = start[jnp.minimum(j, last)], start[jnp.minimum(j, last) + 1]
+        at = jnp.minimum(begin + row, rule.n_stored - 1)
+        c = _take(arrays["col_idx"], at)
+        live = (c < n_cols) & (row < end - begin) & (j <= last)
+        v = jnp.where(live, _take(values, at), 0)
+        return v[:, None].astype(acc) * entries.gather(x, c, live).astype(acc)
+
+    return _sum_terms(term, jnp.int32(last + 1), jnp.zeros((n_rows, x.shape[1]), acc))
+
+
+def _sum_terms(term, count, zero) -> Array:
+    """term(0) + term(1) + …, in this order; terms from `count` on are zero."""
+
+    def trip(t, y):
+        for u in range(REFERENCE_UNROLL):
+            y = y + term(t * REFERENCE_UNROLL + u)
+        return y
+
+    trips = (count + REFERENCE_UNROLL - 1) // REFERENCE_UNROLL
+    return lax.fori_loop(jnp.zeros_like(trips), trips, trip, zero)
+
+
+def _by_slots(values, x, arrays: Arrays, rule: Rule, acc) -> Array:
+    """All entries at once, scattered to their rows: slower for even rows, indifferent to a long one."""
+    (n_rows, n_cols), address = rule.shape, rule.address
+    row, _ = address.slots(jnp, arrays, rule.n_stored)
+    cols = columns_of(arrays, rule)
+    live = cols < n_cols
+    if "pattern" in arrays:
+        live &= unpack_pattern(arrays["pattern"], rule.n_stored)
+    rows_rise = isinstance(address, Slices) and address.lanes == 1
+
+    def column(xq):
+        terms = entries.gather(xq, cols, live).astype(acc)
+        terms = terms if values is None else values.astype(acc) * terms
+        return _segment_sum(jnp.where(live, terms, 0), row, n_rows, rows_rise)
+
+    return jnp.moveaxis(lax.map(column, jnp.moveaxis(x, -1, 0)), 0, -1)
 
 
 # ------------------------------------------------------------------------------------------------ transposed product
 
 
-def transposed_reference(values, col_idx, y, slice_ptr, perm, *, shape, slice_size) -> Array:  # [b, n_cols, p]
-    """Aᵀ·y in plain jnp: a scatter-add, column by column of y. On a GPU it adds by atomics, in no fixed order."""
-    dtype = jnp.result_type(values, y)
-    acc = accumulator(dtype)
-    cols, _, widths = chunks(col_idx, slice_ptr, slice_size)
-    owner = owners(widths, cols.shape[0])
-
-    def one(values, y):
-        def column(yq):
-            terms = values.astype(acc) * _take(_storage_order(yq, perm, slice_size), owner).astype(acc)
-            return jnp.zeros(shape[1], acc).at[cols].add(terms, mode="drop")
-
-        values = values.reshape(-1, slice_size)
-        return jnp.moveaxis(lax.map(column, jnp.moveaxis(y, -1, 0)), 0, -1).astype(dtype)
-
-    return jax.vmap(one)(values, y)
+def transposed_reference(values, y, arrays: Arrays, *, rule: Rule) -> Array:  # [b, n_cols, p]
+    """Aᵀ·y in plain jnp; on a GPU it adds by atomics, in no fixed order."""
+    row, col, _ = places(arrays, rule)
+    return entries.transposed_reference(values, y, row, col, n_cols=rule.shape[1])
 
 
 # --------------------------------------------------------------------------------------------- sampled outer product
@@ -182,80 +240,64 @@ def transposed_reference(values, col_idx, y, slice_ptr, perm, *, shape, slice_si
 
 def outer(
     y: Array,  # [b, n_rows, p]
-    col_idx: Array,  # [n_stored]
     x: Array,  # [b, n_cols, p]
-    slice_ptr: Array | None,
-    perm: Array | None,
+    arrays: Arrays,
     *,
-    shape: tuple[int, int],
-    slice_size: int,
+    rule: Rule,
     backend: str,
 ) -> Array:  # [b, n_stored]
     """Σ_p y[row, p]·x[col, p] at every stored entry, zero in padding."""
-    out = (y.shape[0], col_idx.shape[0])
-    backend = _supported(backend, y, x, size=math.prod(out))
+    out = (y.shape[0], rule.n_stored)
+    backend = supported(backend, y, x, size=math.prod(out))
     if backend == "xla":
-        return outer_reference(y, col_idx, x, slice_ptr, perm, shape=shape, slice_size=slice_size)
+        return outer_reference(y, x, arrays, rule=rule)
     dtype = jnp.result_type(y, x)
     kernel = functools.partial(outer_kernel, acc=accumulator(dtype))
-    inputs = {"y": y, "col_idx": col_idx, "x": x, "slice_ptr": slice_ptr, "perm": perm}
-    v = _launch(
-        kernel, backend, inputs, ("values", math.prod(out), dtype), x.shape[2], shape, slice_size, column_blocks=1
-    )
-    return v.reshape(out)
+    inputs = {"y": y, "x": x, **{k: a for k, a in arrays.items() if k != "pattern"}}
+    v = _launch(kernel, backend, inputs, ("values", out, dtype), rule, column_blocks=1).reshape(out)
+    if "pattern" in arrays:
+        return jnp.where(unpack_pattern(arrays["pattern"], rule.n_stored), v, 0)
+    # Lanes that stop at the end of their row leave the padding behind it unwritten.
+    return jnp.where(columns_of(arrays, rule) < rule.shape[1], v, 0) if "row_lengths" in arrays else v
 
 
 def outer_kernel(
     d,
     *,
     y,  # [b·n_rows·p]
-    col_idx,  # [n_stored]
     x,  # [b·n_cols·p]
     values,  # [b·n_stored], out
-    slice_ptr=None,  # [n_slices + 1]
     perm=None,  # [n_rows]
     acc,
     sizes: _Sizes,
+    **arrays,
 ):
-    tile = _tile(d, slice_ptr, None, sizes)
-    batch = tile.batch.astype(sizes.address)
-    inside = tile.row < sizes.n_rows
-    row = tile.row if perm is None else d.load(perm, tile.row, inside, 0)
+    tile, _, batch = _position(d.program_id(), sizes)
+    batch, (n_rows, n_cols) = batch.astype(sizes.address), sizes.rule.shape
+    for walk in _walks(d, arrays, perm, tile, sizes):
 
-    def trip(j, _):
-        at, live = tile.entry(j)
-        c = d.load(col_idx, at, live, sizes.n_cols, once=True)
-        entry = (c < sizes.n_cols) & inside
+        def trip(t, _, walk=walk):
+            steps = _steps(walk, t, sizes)
+            cols = sizes.rule.column.in_kernel(d, arrays, walk, steps, n_cols)
+            for (_, at, live), (c, exists) in zip(steps, cols, strict=True):
+                entry = exists & (walk.row < n_rows)
 
-        def column(q, total):
-            yq = d.load(y, (batch * sizes.n_rows + row) * sizes.p + q, entry, 0).astype(acc)
-            xq = d.load(x, (batch * sizes.n_cols + c) * sizes.p + q, entry, 0).astype(acc)
-            return total + yq * xq
+                def column(q, total, entry=entry, c=c):
+                    yq = d.load(y, (batch * n_rows + walk.matrix_row) * sizes.p + q, entry, 0).astype(acc)
+                    xq = d.load(x, (batch * n_cols + c) * sizes.p + q, entry, 0).astype(acc)
+                    return total + yq * xq
 
-        total = lax.fori_loop(jnp.int32(0), jnp.int32(sizes.p), column, d.full(0, acc))
-        d.store(values, batch * sizes.n_stored + at, total, live)
-        return ()
+                total = lax.fori_loop(jnp.int32(0), jnp.int32(sizes.p), column, d.full(0, acc))
+                d.store(values, batch * sizes.rule.n_stored + at, total, live)
+            return ()
 
-    lax.fori_loop(jnp.int32(0), tile.width, trip, ())
+        lax.fori_loop(jnp.int32(0), _trips(walk, sizes), trip, ())
 
 
-def outer_reference(y, col_idx, x, slice_ptr, perm, *, shape, slice_size) -> Array:
-    """The sampled outer product in plain jnp, one column of x and y at a time: no n_stored × p array."""
-    dtype = jnp.result_type(y, x)
-    acc = accumulator(dtype)
-    cols, _, widths = chunks(col_idx, slice_ptr, slice_size)
-    owner = owners(widths, cols.shape[0])
-    live = cols < shape[1]
-
-    def one(y, x):
-        def column(q, total):
-            yq = _take(_storage_order(y[:, q], perm, slice_size), owner)
-            return total + jnp.where(live, yq.astype(acc) * _gather(x[:, q], cols, live).astype(acc), 0)
-
-        total = lax.fori_loop(jnp.int32(0), jnp.int32(x.shape[1]), column, jnp.zeros(cols.shape, acc))
-        return total.reshape(-1).astype(dtype)
-
-    return jax.vmap(one)(y, x)
+def outer_reference(y, x, arrays: Arrays, *, rule: Rule) -> Array:
+    """The sampled outer product in plain jnp, the same arguments as `outer`."""
+    row, col, _ = places(arrays, rule)
+    return entries.outer_reference(y, x, row, col, n_cols=rule.shape[1])
 
 
 # ------------------------------------------------------------------------------------------- what the kernels share
@@ -263,65 +305,36 @@ def outer_reference(y, col_idx, x, slice_ptr, perm, *, shape, slice_size) -> Arr
 
 @dataclasses.dataclass(frozen=True)
 class _Sizes:
-    """Static sizes of one launch. Its blocks are tiles of rows, for each block of columns, for each of the batch."""
+    """Static sizes of one launch. Its blocks are tiles of lanes, for each block of columns, for each of the batch."""
 
-    n_rows: int
-    n_cols: int
-    n_stored: int
-    slice_size: int
-    n_slices: int
+    rule: Rule
     p: int
     tiles: int
     block_columns: int
     column_blocks: int
-    batch: int
+    blocks: int
+    unroll: int
     address: Any
 
-    @property
-    def blocks(self) -> int:
-        return self.tiles * self.column_blocks * self.batch
+
+def _walks(d, arrays, perm, tile, sizes: _Sizes):
+    for walk in sizes.rule.address.walks(d, arrays, tile, sizes.rule.n_stored, sizes.address):
+        inside = walk.row < sizes.rule.shape[0]
+        walk.matrix_row = walk.row if perm is None else d.load(perm, walk.row, inside, 0)
+        yield walk
 
 
-class _Tile:
-    """The rows of one block: `row` [rows]; `entry(j)` is the address of entry j and where it is stored."""
-
-    def __init__(self, position, row, base, width, longest, inside, slice_size):
-        _, self.column_block, self.batch = position
-        self.row, self._base, self._limit, self._inside, self._stride = row, base, width, inside, slice_size
-        self.width = longest
-        self.trips = lax.div(longest + jnp.int32(dialect.LAUNCH.unroll - 1), jnp.int32(dialect.LAUNCH.unroll))
-
-    def entry(self, j):
-        at = self._base + j.astype(self._base.dtype) * self._stride
-        live = j < self._limit
-        return at, live if self._inside is None else live & self._inside
+def _steps(walk, t, sizes: _Sizes):
+    """The entries of trip t: number, address, and where there is one."""
+    return [(e, *walk.entry(e)) for e in (t * sizes.unroll + u for u in range(sizes.unroll))]
 
 
-def _tile(d, slice_ptr, row_lengths, sizes: _Sizes) -> _Tile:
-    C, rows = sizes.slice_size, d.rows
-    position = block, _, _ = _position(d.program_id(), sizes)
-    row = block * rows + d.lanes()
-    inside = None
-    if slice_ptr is None:
-        base, inside = row.astype(sizes.address), row < C
-        width = longest = jnp.int32(sizes.n_stored // C)
-    elif C % rows == 0:
-        s = lax.div(block, jnp.int32(C // rows))
-        start, stop = d.load(slice_ptr, s), d.load(slice_ptr, s + 1)
-        base = (start + (row - s * C)).astype(sizes.address)
-        width = longest = lax.div((stop - start).astype(jnp.int32), jnp.int32(C))
-    else:
-        s = row if C == 1 else lax.div(row, d.full(C, jnp.int32))
-        inside = s < sizes.n_slices
-        start, stop = d.load(slice_ptr, s, inside, 0), d.load(slice_ptr, s + 1, inside, 0)
-        base = (start + (row - s * C)).astype(sizes.address)
-        width = (stop - start).astype(jnp.int32)
-        width = width if C == 1 else lax.div(width, d.full(C, jnp.int32))
-        longest = jnp.max(width)
-    if row_lengths is not None:
-        width = d.load(row_lengths, row, row < sizes.n_rows, 0)
-        longest = jnp.max(width)
-    return _Tile(position, row, base, width, longest, inside, C)
+def _trips(walk, sizes: _Sizes):
+    return lax.div(walk.longest + jnp.int32(sizes.unroll - 1), jnp.int32(sizes.unroll))
+
+
+def _load(d, values, at, live):
+    return None if values is None else d.load(values, at, live, 0, once=True)
 
 
 def _position(block, sizes: _Sizes):
@@ -346,35 +359,34 @@ def _gather_row(d, x, c, live, batch_row, columns, sizes: _Sizes):
     return [d.load(x, base + q, live & inside, 0) for q, inside in columns]
 
 
-def _launch(kernel, backend, inputs, output, p, shape, slice_size, column_blocks=None):
+def _launch(kernel, backend, inputs, output, rule: Rule, column_blocks=None):
     """Flattens every array, chooses the blocks and the width of addresses, and runs the kernel."""
-    name, size, dtype = output
-    flat = {k: None if v is None else v.reshape(-1) for k, v in inputs.items()}
-    slice_ptr = inputs["slice_ptr"]
-    n_slices = 1 if slice_ptr is None else slice_ptr.shape[0] - 1
-    rows = dialect.rows_per_block(backend, slice_size)
-    block_columns = min(p, dialect.LAUNCH.max_columns)
+    name, shape, dtype = output
+    flat = {k: a.reshape(-1) for k, a in inputs.items() if a is not None}
+    (batch, _, p), unit = inputs["x"].shape, rule.column.unit
+    permuted = rule.load == "full" and "perm" in inputs and jnp.dtype(dtype).itemsize <= 4
+    load = "permuted" if permuted else rule.load
+    block = dialect.block(backend, load, getattr(rule.address, "lanes", 0))
+    tiles, block_columns = -(-rule.address.width // block.rows), min(p, dialect.LAUNCH.max_columns)
+    column_blocks = column_blocks or -(-p // block_columns)
     sizes = _Sizes(
-        n_rows=shape[0],
-        n_cols=shape[1],
-        n_stored=inputs["col_idx"].shape[0],
-        slice_size=slice_size,
-        n_slices=n_slices,
+        rule=rule,
         p=p,
-        tiles=-(-n_slices * slice_size // rows),
+        tiles=tiles,
         block_columns=block_columns,
-        column_blocks=column_blocks or -(-p // block_columns),
-        batch=inputs["x"].shape[0],
-        address=_address_dtype(max(size, *(v.size for v in flat.values() if v is not None))),
+        column_blocks=column_blocks,
+        blocks=tiles * column_blocks * batch,
+        unroll=unit * max(block.unroll // unit, 1),
+        address=_address_dtype(max(math.prod(shape), *(a.size for a in flat.values()))),
     )
     return dialect.launch(
         functools.partial(kernel, sizes=sizes),
         backend,
         name=kernel.func.__name__,
-        rows=rows,
+        block=block,
         blocks=sizes.blocks,
         inputs=flat,
-        output=(name, jax.ShapeDtypeStruct((size,), dtype)),
+        output=(name, jax.ShapeDtypeStruct((math.prod(shape),), dtype)),
     )
 
 
@@ -382,52 +394,43 @@ def _address_dtype(size: int):
     return jnp.int64 if size >= 2**31 else jnp.int32
 
 
-def _supported(backend: str, *operands: Array, size: int) -> str:
+def supported(backend: str, *operands: Array, size: int = 0) -> str:
     """`backend`, or "xla" for what the kernels do not do: complex numbers, and 64-bit addresses in 32-bit JAX."""
     wide = max(size, *(a.size for a in operands)) >= 2**31 and not x64_enabled()
     is_complex = any(jnp.issubdtype(a.dtype, jnp.complexfloating) for a in operands)
     return "xla" if is_complex or wide else backend
 
 
-def chunks(col_idx, slice_ptr, slice_size):
-    """The storage as chunks of one entry for each lane of a slice.
-
-    Returns col_idx as [n_chunks, C]; and per slice its first chunk and its number of chunks, [n_slices].
-    """
-    cols = col_idx.reshape(-1, slice_size)
-    if slice_ptr is None:
-        return cols, jnp.zeros(1, jnp.int32), jnp.full(1, cols.shape[0], jnp.int32)
-    starts = slice_ptr[:-1] // slice_size
-    return cols, starts, slice_ptr[1:] // slice_size - starts
+# ---------------------------------------------------------------------------------------- what the references share
 
 
-def owners(widths: Array, n_chunks: int) -> Array:
-    """The slice that owns each chunk, [n_chunks]."""
-    slices = jnp.arange(widths.shape[0], dtype=jnp.int32)
-    return jnp.repeat(slices, widths, total_repeat_length=n_chunks)
+def columns_of(arrays: Arrays, rule: Rule) -> Array:
+    """The column of every stored place [n_stored]; n_cols or more in padding that has none."""
+    if isinstance(rule.address, Jagged) or isinstance(rule.column, Explicit):
+        return arrays["col_idx"]
+    owner, _ = rule.address.owners(jnp, arrays, rule.n_stored)
+    chunk = jnp.arange(owner.shape[0], dtype=_address_dtype(owner.shape[0]))
+    return rule.column.of_chunks(arrays, rule.address.lanes, chunk, owner, rule.shape).reshape(-1)
 
 
-def in_slices(a: Array, slice_size: int) -> Array:
-    """a [n_rows] in storage order as [n_slices, C]; lanes past the last row read 0."""
-    return jnp.pad(a, (0, -a.shape[0] % slice_size)).reshape(-1, slice_size)
+def places(arrays: Arrays, rule: Rule) -> tuple[Array, Array, Array]:
+    """Of every stored place its row in the matrix, its column, n_cols in padding, and its j in the row: [n_stored]."""
+    n_rows, n_cols = rule.shape
+    row, j = rule.address.slots(jnp, arrays, rule.n_stored)
+    cols = columns_of(arrays, rule)
+    live = (row < n_rows) & (cols < n_cols)
+    if "pattern" in arrays:
+        live &= unpack_pattern(arrays["pattern"], rule.n_stored)
+    row = jnp.minimum(row, max(n_rows - 1, 0))
+    return row if "perm" not in arrays else _take(arrays["perm"], row), jnp.where(live, cols, n_cols), j
 
 
-def _storage_order(y: Array, perm: Array | None, slice_size: int) -> Array:
-    return in_slices(y if perm is None else y[perm], slice_size)
-
-
-def _segment_sum(terms, owner, n: int):
-    """Sums of neighbouring chunks. XLA for CUDA crashes on a sorted one of complex64 (JAX 0.11.2), so by real parts."""
+def _segment_sum(terms, row, n: int, rows_rise: bool):
+    """Sums by row. XLA for CUDA crashes on a sorted one of complex64 (JAX 0.11.2), so by real parts."""
     if jnp.issubdtype(terms.dtype, jnp.complexfloating):
-        return lax.complex(_segment_sum(terms.real, owner, n), _segment_sum(terms.imag, owner, n))
-    return jax.ops.segment_sum(terms, owner, n, indices_are_sorted=True)
+        return lax.complex(_segment_sum(terms.real, row, n, rows_rise), _segment_sum(terms.imag, row, n, rows_rise))
+    return jax.ops.segment_sum(terms, row, n, indices_are_sorted=rows_rise, mode=jax.lax.GatherScatterMode.FILL_OR_DROP)
 
 
 def _take(a, idx):
     return a.at[idx].get(mode="promise_in_bounds")
-
-
-def _gather(x, idx, live):
-    """x[idx] where live, else 0, reading nothing for the rest."""
-    g = x.at[jnp.minimum(idx, x.shape[0] - 1)].get(mode="promise_in_bounds")
-    return jnp.where(live if x.ndim == 1 else live[..., None], g, 0)

@@ -9,6 +9,8 @@ and reaches memory only through its dialect `d`:
     d.load(ref, idx, live, other)      ref[idx] where live, else other; dead lanes touch no invalid address.
                                        once=True: nothing reads it again, so it need not stay in cache
     d.store(ref, idx, value, live)     ref[idx] = value where live
+    d.sum_threads(value, n, stride)    in every lane the sum over its group: n lanes at distances of `stride`. Both are
+                                       powers of two, and the group lies in a warp
 
 so the same body lowers through both of Pallas' GPU dialects. Launch parameters and the differences between JAX
 versions live in this file and nowhere else.
@@ -42,14 +44,26 @@ _backend = jax.make_user_context("auto")
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """Launch parameters of the column-major kernels, from the sweep in `benchmarks/results`."""
+    """Launch parameters of the kernels, from the sweeps in `benchmarks/results`."""
 
     rows: int = 128  # lanes of one block; Mosaic GPU works in warpgroups, so a multiple of 128 there
-    unroll: int = 4  # columns in flight: loads of one trip are issued before its first use
-    warp_rows: int = 32  # lanes a warp
+    long_rows: int = 32  # mean entries from which rows are long
+    warp: int = 32  # threads
     stages: int = 2
     max_columns: int = 8  # right-hand sides one block accumulates in registers
     stream: bool = True  # Triton: evict what is read once, the matrix, before what is read again, x
+    # Lanes that one thread works for, and entries of a lane whose loads are issued before the first use, by what a lane
+    # has to do beside its values. Where that is little, one lane a thread keeps too few bytes in flight.
+    loads: Mapping[str, tuple[int, int]] = dataclasses.field(
+        default_factory=lambda: {
+            "full": (1, 4),  # a 4-byte index, or its own bounds
+            "permuted": (1, 8),  # the same where a 4-byte sum goes to its row through a permutation
+            "deltas": (2, 4),  # a 2-byte index in a slice
+            "long deltas": (2, 8),
+            "diagonals": (2, 8),  # of a slice: no index, and short rows that one trip covers
+            "shared": (4, 4),  # neighbouring lanes share a row of CSR
+        }
+    )
 
 
 LAUNCH = Launch()
@@ -166,7 +180,7 @@ def launch(
     dialect: str,
     *,
     name: str,
-    rows: int,
+    block: Block,
     blocks: int,
     inputs: Mapping[str, jax.Array | None],
     output: tuple[str, jax.ShapeDtypeStruct],
@@ -175,7 +189,7 @@ def launch(
 
     Args:
       dialect: "triton", "mosaic" or "interpret".
-      rows: lanes of one block.
+      block: the shape of one block.
       blocks: how many; one axis, since CUDA allows only 65,535 along the others.
     """
     given = {k: v for k, v in inputs.items() if v is not None}
@@ -186,15 +200,30 @@ def launch(
     def body(d: Any, *refs: Any) -> None:
         kernel(d, **dict(zip(names, refs, strict=True)))
 
-    return run(body, name, rows, blocks, out, tuple(given.values()))
+    return run(body, name, block, blocks, out, tuple(given.values()))
 
 
-def rows_per_block(dialect: str, slice_size: int) -> int:
-    """Lanes of one block: a whole slice where it is a power of two that fits, so that its bounds are scalars."""
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """The shape of one block: lanes, the lanes that one thread works for, and entries in flight."""
+
+    rows: int
+    lanes_per_thread: int
+    unroll: int
+
+
+def block(dialect: str, load: str, slice_size: int) -> Block:
+    """The block for a storage.
+
+    Args:
+      load: a key of `LAUNCH.loads`.
+      slice_size: lanes of a slice. A whole slice where it is a power of two that fits, so that its bounds are scalars.
+    """
+    per_thread, unroll = LAUNCH.loads[load]
     if dialect == "mosaic":
-        return LAUNCH.rows
-    fits = LAUNCH.warp_rows <= slice_size <= LAUNCH.rows and slice_size & (slice_size - 1) == 0
-    return slice_size if fits else LAUNCH.rows
+        return Block(LAUNCH.rows, 1, unroll)
+    fits = LAUNCH.warp * per_thread <= slice_size <= LAUNCH.rows and slice_size & (slice_size - 1) == 0
+    return Block(slice_size if fits else LAUNCH.rows, per_thread, unroll)
 
 
 # ---------------------------------------------------------------------------------------------------------- Triton
@@ -227,6 +256,11 @@ class _Triton:
     def store(self, ref: Any, idx: jax.Array, value: jax.Array, live: jax.Array) -> None:
         self._triton.store(ref.at[idx], value.astype(ref.dtype), mask=jnp.broadcast_to(live, idx.shape))
 
+    def sum_threads(self, value: jax.Array, n: int, stride: int) -> jax.Array:
+        groups = value.reshape(self.rows // (n * stride), n, stride)
+        sums = jnp.sum(groups, axis=1)[:, None, :]
+        return jnp.broadcast_to(sums, groups.shape).reshape(self.rows)
+
 
 class _Interpreted(_Triton):
     """Triton's dialect under Pallas' interpreter, whose masked store writes dead lanes back where they point."""
@@ -236,12 +270,14 @@ class _Interpreted(_Triton):
         super().store(ref, jnp.where(live, idx, past_the_end), value, live)
 
 
-def _launch_triton(interpret: bool, body, name, rows, blocks, out, inputs):
+def _launch_triton(interpret: bool, body, name, block: Block, blocks, out, inputs):
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
-    params = triton.CompilerParams(num_warps=max(rows // LAUNCH.warp_rows, 1), num_stages=LAUNCH.stages)
-    d = (_Interpreted if interpret else _Triton)(rows)
+    params = triton.CompilerParams(
+        num_warps=max(block.rows // (LAUNCH.warp * block.lanes_per_thread), 1), num_stages=LAUNCH.stages
+    )
+    d = (_Interpreted if interpret else _Triton)(block.rows)
     return pl.pallas_call(
         lambda *refs: body(d, *refs),
         out_shape=out,
@@ -286,19 +322,46 @@ class _Mosaic:
         idx = jnp.where(jnp.broadcast_to(live, idx.shape), idx, -jnp.ones_like(idx))
         self._scatter(ref, idx, value.astype(ref.dtype))
 
+    def sum_threads(self, value: jax.Array, n: int, stride: int) -> jax.Array:
+        plgpu, dtype = self._plgpu, value.dtype
+        out = plgpu.ShapeDtypeStruct((self.rows,), dtype, layout=self._layout)
+        distance = stride
+        while distance < n * stride:
+
+            @plgpu.inline_mgpu(arg_types=(self._layout,), return_type=out)
+            def partner(_, value, distance=distance):
+                from jax.experimental.mosaic import gpu as mgpu
+                from jaxlib.mlir.dialects import vector
+
+                registers = np.empty_like(value.registers)
+                for position, register in np.ndenumerate(value.registers):
+                    other = _from_lane(_only(register), distance)
+                    registers[position] = vector.broadcast(_vector_of_one(other.type), other)
+                return mgpu.FragmentedArray(_registers=registers, _layout=value.layout, _is_signed=value.is_signed)
+
+            value, distance = value + partner(value), 2 * distance
+        return value
+
     def _gather(self, ref, idx):
         plgpu = self._plgpu
-        out = plgpu.ShapeDtypeStruct((self.rows,), ref.dtype, layout=self._layout)
+        narrow = jnp.issubdtype(ref.dtype, jnp.unsignedinteger) and jnp.dtype(ref.dtype).itemsize < 4
+        dtype = jnp.dtype(jnp.int32) if narrow else ref.dtype  # widened at once: registers hold signed integers here
+        out = plgpu.ShapeDtypeStruct((self.rows,), dtype, layout=self._layout)
 
         @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), self._layout), return_type=out)
         def gather(_, ref, idx):
             from jax.experimental.mosaic import gpu as mgpu
-            from jaxlib.mlir.dialects import llvm, vector
+            from jaxlib.mlir import ir
+            from jaxlib.mlir.dialects import arith, llvm, vector
 
             registers = np.empty_like(idx.registers)
             for position, register in np.ndenumerate(idx.registers):
                 address, element = _address(ref, register)
-                registers[position] = vector.broadcast(_vector_of_one(element), llvm.load(element, address))
+                value = llvm.load(element, address)
+                if narrow:
+                    element = ir.IntegerType.get_signless(32)
+                    value = arith.extui(element, value)
+                registers[position] = vector.broadcast(_vector_of_one(element), value)
             return mgpu.FragmentedArray(_registers=registers, _layout=idx.layout, _is_signed=_signed(element))
 
         return gather(ref, idx)
@@ -344,6 +407,21 @@ def _address(ref, register):
     return utils.getelementptr(utils.memref_ptr(ref), [index], element), element
 
 
+def _from_lane(value, distance: int):
+    """The value of the lane whose number differs in the bit `distance`; 64 bits travel as two halves."""
+    from jax.experimental.mosaic.gpu import utils
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.dialects import arith
+
+    i32, i64 = (ir.IntegerType.get_signless(n) for n in (32, 64))
+    if value.type != ir.F64Type.get():
+        return utils.shfl_bfly(value, distance)
+    bits, half = arith.bitcast(i64, value), arith.constant(i64, 32)
+    low, high = arith.trunci(i32, bits), arith.trunci(i32, arith.shrui(bits, half))
+    low, high = (arith.extui(i64, utils.shfl_bfly(word, distance)) for word in (low, high))
+    return arith.bitcast(value.type, arith.ori(low, arith.shli(high, half)))
+
+
 def _vector_of_one(element):
     from jaxlib.mlir import ir
 
@@ -362,14 +440,14 @@ def _insertion_point(block):
     return ir.InsertionPoint(block)
 
 
-def _launch_mosaic(body, name, rows, blocks, out, inputs):
+def _launch_mosaic(body, name, block: Block, blocks, out, inputs):
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
     # JAX 0.11 renamed out_shape to out_type.
     renamed = "out_type" in inspect.signature(plgpu.kernel).parameters
 
     def kernel(*refs):
-        body(_Mosaic(rows), *refs)
+        body(_Mosaic(block.rows), *refs)
 
     kernel.__name__ = name
     return plgpu.kernel(

@@ -1,4 +1,4 @@
-"""The column-major kernels: interpreted against the reference and dense arithmetic, and lowered for CUDA."""
+"""The kernels of the formats that store rows by rule: interpreted against their references, and lowered for CUDA."""
 
 from __future__ import annotations
 
@@ -12,71 +12,124 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
+import jaxsparse_fmt as jsf
 from jaxsparse_fmt.kernels import columns
-from tests.lowering import SIGNATURES, lowered
+from jaxsparse_fmt.kernels.address import Bisected, Jagged, Slices, Spread
+from jaxsparse_fmt.kernels.column_rule import Blocked, Delta, Diagonal, Explicit
+from jaxsparse_fmt.kernels.columns import Rule
+from tests.lowering import SIGNATURES, lowered, quick_jit
 from tests.oracle import assert_close, draw, magnitude
 from tests.zoo import CASES, FIRST_LAYOUTS, LAYOUTS, SORTED, Layout
 
-STORED = [case for case in CASES.values() if case.data.size]  # without entries no kernel runs
+# Layouts that differ in their kernels: one of every format, and what else the rules distinguish.
+KERNELS = FIRST_LAYOUTS + [
+    layout
+    for layout in LAYOUTS
+    if str(layout) in ("csr-threads_per_row1", "csr-threads_per_row4", "ellr-threads_per_row2", "sell-slice_size4")
+]
+every_kernel = pytest.mark.parametrize("layout", KERNELS, ids=str)
+TALL = CASES["tall"]  # two tiles of rows
 
 
-def arguments(A) -> tuple[dict, dict]:
-    """The arrays and the static layout that a format hands to the kernels."""
-    col_idx, slice_ptr, row_lengths, perm = A.faces._unpack(A.structure)
-    arrays = {"col_idx": col_idx, "slice_ptr": slice_ptr, "row_lengths": row_lengths, "perm": perm}
-    return arrays, {"shape": A.shape, "slice_size": A.pitch}
+@functools.partial(quick_jit, static_argnames="backend")
+def product(A, values, x, backend="interpret"):
+    """As a format hands it to its kernels: values [b, n_stored], x [b, n_cols, p]."""
+    return A.faces.product(values, x, A.structure, backend)
 
 
-@functools.partial(jax.jit, static_argnames=("backend", "shape", "slice_size"))
-def product(values, x, arrays, **layout):
-    return columns.product(values, x=x, **arrays, **layout)
+@functools.partial(quick_jit, static_argnames="backend")
+def outer(A, y, x, backend="interpret"):
+    return A.faces.outer(y, x, A.structure, backend)
 
 
-@functools.partial(jax.jit, static_argnames=("backend", "shape", "slice_size"))
-def outer(y, x, arrays, **layout):
-    return columns.outer(y, x=x, **{k: v for k, v in arrays.items() if k != "row_lengths"}, **layout)
+@quick_jit
+def coordinates(A):
+    return A.coordinates()
 
 
-def check_against_reference(case, layout, rng, batch: int, p: int) -> None:
-    """Both kernels, interpreted; the interpreter's outputs start as NaN, so a place left out shows."""
-    A = layout.of(case.scipy())
-    arrays, static = arguments(A)
+def check_kernels(case, layout, rng, batch: int, p: int) -> None:
+    """Interpreted, against dense arithmetic; the interpreter's outputs start as NaN, so a place left out shows."""
+    A, a = layout.of(case.scipy()), case.dense()
     values = A.values * jnp.arange(1.0, batch + 1)[:, None]
     x, y = draw(rng, jnp.float64, batch, case.shape[1], p), draw(rng, jnp.float64, batch, case.shape[0], p)
-    got = product(values, x, arrays, backend="interpret", **static)
-    size = batch * magnitude(case.dense(), np.asarray(x))
-    assert_close(got, np.asarray(product(values, x, arrays, backend="xla", **static)), size)
-    want = np.arange(1, batch + 1)[:, None, None] * np.einsum("rc,bcp->brp", case.dense(), x)
-    assert_close(got, want, size)
-    sampled = outer(y, x, arrays, backend="interpret", **static)
-    size = p * float(jnp.max(jnp.abs(x)) * jnp.max(jnp.abs(y)))
-    assert_close(sampled, np.asarray(outer(y, x, arrays, backend="xla", **static)), size)
-    padding = np.asarray(arrays["col_idx"]) == case.shape[1]
-    np.testing.assert_array_equal(sampled[:, padding], 0)
+    want = np.arange(1, batch + 1)[:, None, None] * np.einsum("rc,bcp->brp", a, x)
+    assert_close(product(A, values, x), want, batch * magnitude(a, np.asarray(x)))
+    row, col, entry = (np.asarray(c) for c in coordinates(A))
+    live = entry < A.nnz
+    want = np.zeros((batch, A.n_stored))
+    want[:, live] = np.einsum("bkp,bkp->bk", np.asarray(y)[:, row[live]], np.asarray(x)[:, col[live]])
+    got = np.asarray(outer(A, y, x))
+    assert_close(got, want, p * float(jnp.max(jnp.abs(x)) * jnp.max(jnp.abs(y))))
+    np.testing.assert_array_equal(got[:, ~live], 0)
 
 
-@pytest.mark.parametrize("case", STORED, ids=str)
-def test_interpreted_kernels_equal_the_reference_on_every_case(case, rng):
-    check_against_reference(case, SORTED, rng, batch=1, p=3)
+@every_kernel
+def test_interpreted_kernels_equal_dense_arithmetic_in_every_format(layout, rng):
+    check_kernels(TALL, layout, rng, batch=1, p=2)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_interpreted_kernels_equal_the_reference_in_every_layout(layout, rng):
-    check_against_reference(CASES["tall"], layout, rng, batch=1, p=1)
+@every_kernel
+def test_interpreted_kernels_read_exactly_what_is_stored(layout):
+    """Not padding, not dead lanes, not past the last row: poison reaches the rows that hold its column alone."""
+    A, stored = layout.of(TALL.scipy()), TALL.pattern()
+    x, y = np.ones((1, 3, 2)), np.ones((1, 150, 2))
+    x[0, 1, 0], x[0, 2, 1] = np.nan, np.inf
+    poisoned = stored @ ~np.isfinite(x[0])
+    np.testing.assert_array_equal(~np.isfinite(product(A, A.values[None], x)[0]), poisoned)
+    y[0, ~stored.any(axis=1)] = np.nan  # rows without entries
+    x[:] = 1
+    live = np.asarray(coordinates(A)[2]) < A.nnz
+    np.testing.assert_array_equal(outer(A, y, x)[0], 2 * live)
+
+
+# Where several lanes share a row, or a row is cut in two, its terms are added in another order.
+SHARED = ("coo", "csc", "csr", "csr-threads_per_row4", "ellr-threads_per_row2", "ellrt-threads_per_row2")
+SHARED += ("biell", "bijad", "hyb-width2", "sell-slice_size4-sigma8-max_width2")
+
+
+def test_row_sums_are_bit_identical_in_every_format_with_one_lane_a_row(rng):
+    x = draw(rng, jnp.float64, 1, 3, 2)
+    results = {}
+    for layout in KERNELS:
+        if str(layout) not in SHARED:
+            A = layout.of(TALL.scipy())
+            results[A.name] = np.asarray(product(A, A.values[None], x)).tobytes()
+    assert {*results} == {"csr", "ell", "ellr", "hll", "jds", "pjds", "pellr", "dia", "hdia", "bsr", "sell"}
+    assert len({*results.values()}) == 1
+
+
+def test_sell_is_hll_to_the_last_bit_in_the_reference_too(rng):
+    S = jsf.gallery.poisson(7).astype(np.float32)
+    S.data[:] = rng.standard_normal(S.nnz)
+    x = draw(rng, jnp.float32, 1, S.shape[1], 3)
+    for options in ({"slice_size": 4}, {"slice_size": 32, "sigma": 64}):
+        sell, hll = (jsf.from_scipy(S, name, **options) for name in ("sell", "hll"))
+        assert sell.tail_col is None
+        results = (product(A, A.values[None], x, backend="xla") for A in (sell, hll))
+        np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize("name", ["one_by_one", "one_entry", "wide", "full_row", "long_rows", "explicit_zero"])
+def test_interpreted_kernels_equal_dense_arithmetic_whatever_the_shape(name, rng):
+    check_kernels(CASES[name], SORTED, rng, batch=1, p=1)
 
 
 @pytest.mark.parametrize(
     "case, layout, batch, p",
     [
-        ("irregular", Layout("csr"), 3, 1),
-        ("irregular", Layout("ellr"), 1, 8),
         ("irregular", Layout("csr"), 2, 11),
+        ("irregular", Layout("biell"), 2, 1),
+        ("irregular", Layout("bsr", (("block_shape", (2, 3)),)), 3, 1),
+        ("irregular", Layout("jds"), 2, 1),
+        ("long_rows", Layout("hyb", (("width", 1),)), 2, 1),
+        ("long_rows", Layout("hyb", (("width", 0),)), 2, 1),
+        ("tall", Layout("pjds", (("block_size", 200),)), 1, 1),  # whole tiles of padding
         ("tall", SORTED, 3, 17),  # several tiles of rows, blocks of columns and batch entries at once
     ],
     ids=str,
 )
-def test_interpreted_kernels_equal_the_reference_for_batches_and_columns(case, layout, batch, p, rng):
-    check_against_reference(CASES[case], layout, rng, batch, p)
+def test_interpreted_kernels_equal_dense_arithmetic_for_batches_and_columns(case, layout, batch, p, rng):
+    check_kernels(CASES[case], layout, rng, batch, p)
 
 
 @pytest.mark.parametrize("slice_size", [32, 128, 200, 256])
@@ -85,49 +138,25 @@ def test_slices_that_fill_a_block_or_part_of_one(slice_size, rng):
     lengths = rng.integers(0, 7, 300)
     row = np.repeat(np.arange(300), lengths)
     S = sp.coo_array((rng.standard_normal(row.size), (row, rng.integers(0, 50, row.size))), (300, 50))
-    A = Layout("hll", (("slice_size", slice_size),)).of(S)
-    arrays, static = arguments(A)
-    x, y = rng.standard_normal((1, 50, 2)), rng.standard_normal((1, 300, 2))
-    a = S.toarray()
-    got = product(A.values[None], x, arrays, backend="interpret", **static)
-    assert_close(got, np.einsum("rc,bcp->brp", a, x), magnitude(a, x))
-    sampled = outer(y, x, arrays, backend="interpret", **static)
-    np.testing.assert_allclose(sampled, outer(y, x, arrays, backend="xla", **static), rtol=1e-13, atol=1e-13)
+    x, a = rng.standard_normal((1, 50, 2)), S.toarray()
+    for name in ("hll", "sell", "hdia"):
+        A = Layout(name, (("slice_size", slice_size),)).of(S)
+        assert_close(product(A, A.values[None], x), np.einsum("rc,bcp->brp", a, x), magnitude(a, x))
 
 
-def test_vectors_are_not_read_where_nothing_is_stored():
-    """By padding, by dead lanes, past the last row: NaN in columns and rows without entries changes nothing."""
-    case = CASES["empty_rows"]
-    S = sp.coo_array((case.data, (case.row, case.col + 1)), (case.shape[0], case.shape[1] + 2))
-    a = S.toarray()
-    x = np.where(a.any(axis=0), 1, np.nan)[None, :, None]
-    y = np.where(a.any(axis=1), 1, np.nan)[None, :, None]
-    for layout in FIRST_LAYOUTS:
-        A = layout.of(S)
-        arrays, static = arguments(A)
-        got = product(A.values[None], x, arrays, backend="interpret", **static)
-        np.testing.assert_array_equal(got[0, :, 0], a.sum(axis=1))
-        sampled = outer(y, x, arrays, backend="interpret", **static)
-        np.testing.assert_array_equal(sampled[0], np.asarray(arrays["col_idx"]) < S.shape[1])
-
-
-def test_row_sums_are_bit_identical_in_every_format(rng):
-    case = CASES["irregular"]
-    x = draw(rng, jnp.float32, 1, case.shape[1], 2)
-    results = []
-    for layout in LAYOUTS:
-        A = layout.of(case.scipy(np.float32))
-        arrays, static = arguments(A)
-        results.append(np.asarray(product(A.values[None], x, arrays, backend="interpret", **static)))
-    for other in results[1:]:
-        np.testing.assert_array_equal(results[0], other)
+@pytest.mark.parametrize("batch, p", [(1, 1), (2, 3)])
+def test_the_transposed_product_of_csc_is_a_kernel(batch, p, rng):
+    A, a = Layout("csc").of(TALL.scipy()), TALL.dense()
+    y = draw(rng, jnp.float64, batch, 150, p)
+    values = A.values * jnp.arange(1.0, batch + 1)[:, None]
+    got = jax.jit(lambda A, v, y: A.faces.transposed(v, y, A.structure, "interpret"))(A, values, y)
+    want = np.arange(1, batch + 1)[:, None, None] * np.einsum("rc,brp->bcp", a, y)
+    assert_close(got, want, batch * magnitude(a.T, np.asarray(y)))
 
 
 def test_bfloat16_accumulates_in_float32_in_the_kernel():
-    A = Layout("csr").of(sp.csr_array([[1.0] + [1 / 256] * 64]), dtype=jnp.bfloat16)
-    arrays, static = arguments(A)
-    ones = jnp.ones((1, 65, 1), jnp.bfloat16)
-    y = product(A.values[None], ones, arrays, backend="interpret", **static)
+    A = Layout("csr", (("threads_per_row", 1),)).of(sp.csr_array([[1.0] + [1 / 256] * 64]), dtype=jnp.bfloat16)
+    y = product(A, A.values[None], jnp.ones((1, 65, 1), jnp.bfloat16))
     assert y.dtype == jnp.bfloat16 and float(y[0, 0, 0]) == 1.25
 
 
@@ -149,30 +178,57 @@ def test_one_long_row_does_not_set_the_pace_of_all():
 # ----------------------------------------------------------------------------------------- lowered for CUDA on the CPU
 
 
-@pytest.mark.parametrize("C", [1, 32, 64, 128, 200, 300])
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64, jnp.bfloat16], ids=lambda d: d.__name__)
+def kernels_in(text: str, dialect: str) -> int:
+    """How many kernels of `dialect` a program calls; none of another."""
+    assert not any(name in text for name in SIGNATURES.values() if name != SIGNATURES[dialect])
+    return text.count(f"custom_call @{'__gpu$' if dialect == 'triton' else ''}{SIGNATURES[dialect]}")
+
+
+# Of the product, the transposed product and the sampled outer product: other formats have the first and the last.
+FACES_WITH_KERNELS = {"coo": (1, 0, 0), "csc": (0, 1, 0), "hyb": (2, 0, 0), "sell": (2, 0, 0)}
+
+
+@pytest.mark.parametrize("dtype, p", [(jnp.float32, 1), (jnp.float64, 3), (jnp.bfloat16, 2)], ids=str)
 @pytest.mark.parametrize("dialect", SIGNATURES)
-def test_every_kernel_lowers_for_cuda(dialect, dtype, C, rng):
-    n = 300
-    S = sp.random_array((n, n), density=0.02, rng=rng, format="csr")
-    A = Layout("ell").of(S) if n == C else Layout("hll", (("slice_size", C), ("sigma", 600))).of(S)
-    A = A.astype(dtype)
-    arrays, static = arguments(A)
-    x = jnp.ones((1, n, 2), jnp.promote_types(dtype, jnp.float32))
-    texts = [
-        lowered(lambda v, x, a: product(v, x, a, backend=dialect, **static), A.values[None], x, arrays),
-        lowered(lambda y, x, a: outer(y, x, a, backend=dialect, **static), x, x, arrays),
-    ]
-    for text in texts:
-        assert text.count(f"custom_call @{'__gpu$' if dialect == 'triton' else ''}{SIGNATURES[dialect]}") == 1
-        assert not any(name in text for name in SIGNATURES.values() if name != SIGNATURES[dialect])
+@pytest.mark.parametrize("layout", FIRST_LAYOUTS, ids=str)
+def test_every_kernel_lowers_for_cuda(layout, dialect, dtype, p):
+    A = layout.of(TALL.scipy(), dtype=dtype)
+    x, y = (jnp.ones((1, n, p), jnp.promote_types(dtype, jnp.float32)) for n in (3, 150))
+    faces = (
+        lambda A: A.faces.product(A.values[None], x, A.structure, dialect),
+        lambda A: A.faces.transposed(A.values[None], y, A.structure, dialect),
+        lambda A: A.faces.outer(y, x, A.structure, dialect),
+    )
+    # `hyb` and `sell` have a tail here, in which every row has one piece.
+    for face, n_kernels in zip(faces, FACES_WITH_KERNELS.get(layout.format, (1, 0, 1)), strict=True):
+        if p == 1 or n_kernels:
+            assert kernels_in(lowered(face, A), dialect) == n_kernels
 
 
-def test_complex_numbers_take_the_reference_on_the_gpu():
-    A = SORTED.of(CASES["irregular"].scipy(np.complex128))
+@pytest.mark.parametrize("dialect", SIGNATURES)
+@pytest.mark.parametrize("name", ["hyb", "sell"])
+def test_a_row_of_several_pieces_takes_a_third_kernel(name, dialect):
+    layout = next(layout for layout in FIRST_LAYOUTS if layout.format == name)
+    A = layout.of(CASES["long_rows"].scipy(), backend=dialect)
+    assert kernels_in(lowered(lambda A, x: A @ x, A, np.ones(A.shape[1])), dialect) == 3
+
+
+@pytest.mark.parametrize("C", [1, 32, 128, 200])
+@pytest.mark.parametrize("dialect", SIGNATURES)
+def test_slices_of_every_kind_lower_for_cuda(dialect, C, rng):
+    S = sp.random_array((300, 300), density=0.02, rng=rng, format="csr")
+    for name in ("hll", "sell"):
+        A = Layout(name, (("slice_size", C), ("sigma", 600))).of(S)
+        x = jnp.ones((1, 300, 1))
+        text = lowered(lambda A, x: A.faces.product(A.values[None], x, A.structure, dialect), A, x)
+        assert kernels_in(text, dialect) == 1
+
+
+@pytest.mark.parametrize("layout", [SORTED, Layout("csc"), Layout("hyb", (("width", 1),))], ids=str)
+def test_complex_numbers_take_the_reference_on_the_gpu(layout):
     for backend in ("auto", "triton", "mosaic"):
-        B = SORTED.of(CASES["irregular"].scipy(np.complex128), backend=backend)
-        text = lowered(lambda A, x: A @ x, B, np.ones(A.shape[1]))
+        A = layout.of(TALL.scipy(np.complex128), backend=backend)
+        text = lowered(lambda A, x, y: (A @ x, A.T @ y), A, np.ones(3), np.ones(150))
         assert not any(name in text for name in SIGNATURES.values())
 
 
@@ -183,75 +239,117 @@ def huge(*shape, dtype=jnp.float32):
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
-def pallas_vectors(jaxpr) -> set:
-    """The integer dtypes of the vectors inside the Pallas calls of a program."""
-    found = set()
+def rules(n_stored: int) -> dict[str, tuple[Rule, dict]]:
+    """Of every kind of storage one with 128 entries a row, and its arrays, which need not exist."""
+    n, ptr = n_stored // 128, jnp.int64 if n_stored >= 2**31 else jnp.int32
+    shape = (n, n)
 
-    def walk(jaxpr, inside):
-        for eqn in jaxpr.eqns:
-            within = inside or eqn.primitive.name == "pallas_call"
-            if within:
-                found.update(v.aval.dtype for v in eqn.outvars if getattr(v.aval, "ndim", 0) == 1)
-            for inner in jax.tree.leaves(eqn.params, is_leaf=lambda p: hasattr(p, "eqns") or hasattr(p, "jaxpr")):
-                inner = getattr(inner, "jaxpr", inner)
-                if hasattr(inner, "eqns"):
-                    walk(inner, within)
+    def slices(length: int):
+        return {"slice_ptr": huge(length + 1, dtype=ptr)}
 
-    walk(jaxpr, False)
-    return {d for d in found if jnp.issubdtype(d, jnp.integer)}
-
-
-@pytest.mark.parametrize("n_stored, dtypes", [(2**31 - 128, {"int32"}), (2**31, {"int32", "int64"})])
-def test_addresses_are_64_bit_from_two_to_the_31_on(n_stored, dtypes):
-    n = n_stored // 128
-    arrays = {
-        "col_idx": huge(n_stored, dtype=jnp.int32),
-        "slice_ptr": huge(n // 128 + 1, dtype=jnp.int64 if n_stored >= 2**31 else jnp.int32),
-        "row_lengths": None,
-        "perm": None,
+    col_idx = {"col_idx": huge(n_stored, dtype=jnp.int32)}
+    lengths = {"row_lengths": huge(n, dtype=jnp.int32)}
+    diagonals = {"offsets": huge(128, dtype=jnp.int32), "pattern": huge(n_stored // 8, dtype=jnp.uint8)}
+    deltas = {"delta": huge(n_stored, dtype=jnp.uint16), "col_base": huge(n, dtype=jnp.int32)}
+    wide = {"index_start": huge(n // 128, dtype=ptr), **col_idx}
+    blocks = {"block_col": huge(n_stored // 16, dtype=jnp.int32)}
+    given = {
+        "csr": (Slices(n, 1), Explicit(), {**slices(n), **col_idx}),
+        "csr, 16 lanes a row": (Slices(n, 1, 16), Explicit(), {**slices(n), **col_idx}),
+        "ell": (Slices(n, n), Explicit(), col_idx),
+        "ellr, 4 lanes a row": (Slices(n, n, 4), Explicit(), {**lengths, **col_idx}),
+        "ellrt": (Spread(n, 2 * n, 2), Explicit(), {**lengths, **col_idx}),
+        "hll": (Slices(n, 128), Explicit(), {**slices(n // 128), **col_idx}),
+        "jds": (Jagged(n), Explicit(), {"col_start": huge(129, dtype=ptr), **lengths, **col_idx}),
+        "biell": (Bisected(n), Explicit(), {**slices(6 * n // 32), **col_idx}),
+        "dia": (Slices(n, n), Diagonal(), diagonals),
+        "sell": (Slices(n, 128), Delta(), {**slices(n // 128), **deltas}),
+        "sell with wide slices": (Slices(n, 128), Delta(), {**slices(n // 128), **deltas, **wide}),
+        "bsr": (Slices(n, 128), Blocked(4, 4), {**slices(n // 128), **blocks}),
     }
-    static = {"shape": (n, n), "slice_size": 128, "backend": "triton"}
-    x = huge(1, n, 1)
-    for face, operands in ((product, (huge(1, n_stored), x)), (outer, (x, x))):
-        found = pallas_vectors(jax.make_jaxpr(lambda *a: face(*a, **static))(*operands, arrays).jaxpr)  # noqa: B023
-        assert {str(d) for d in found} == dtypes
-        for backend in SIGNATURES:
-            text = lowered(lambda *a: face(*a, **(static | {"backend": backend})), *operands, arrays)  # noqa: B023
-            assert SIGNATURES[backend] in text
+    return {name: (Rule(shape, n_stored, address, column), arrays) for name, (address, column, arrays) in given.items()}
+
+
+def jaxprs(jaxpr, inside: bool = False):
+    """The equations of a program and of those inside it, and whether they are in a Pallas call."""
+    for eqn in jaxpr.eqns:
+        within = inside or eqn.primitive.name == "pallas_call"
+        yield eqn, within
+        for inner in jax.tree.leaves(eqn.params, is_leaf=lambda p: hasattr(p, "eqns") or hasattr(p, "jaxpr")):
+            inner = getattr(inner, "jaxpr", inner)
+            if hasattr(inner, "eqns"):
+                yield from jaxprs(inner, within)
+
+
+def vectors_in_kernels(f, *args) -> set[str]:
+    """The signed integer dtypes of the vectors inside the Pallas calls of a program."""
+    out = (v.aval for eqn, within in jaxprs(jax.make_jaxpr(f)(*args).jaxpr) if within for v in eqn.outvars)
+    return {str(a.dtype) for a in out if getattr(a, "ndim", 0) == 1 and jnp.issubdtype(a.dtype, jnp.signedinteger)}
+
+
+def operands(face: str, rule: Rule):
+    x = huge(1, rule.shape[1], 1)
+    return (huge(1, rule.n_stored), x) if face == "product" else (x, x)
+
+
+@pytest.mark.parametrize("face", ["product", "outer"])
+@pytest.mark.parametrize("name", rules(2**31))
+def test_addresses_are_64_bit_from_two_to_the_31_on(name, face):
+    for n_stored, dtypes in ((2**31 - 2**14, {"int32"}), (2**31, {"int32", "int64"})):
+        rule, arrays = rules(n_stored)[name]
+        f = functools.partial(getattr(columns, face), rule=rule)
+        assert vectors_in_kernels(functools.partial(f, backend="triton"), *operands(face, rule), arrays) == dtypes
+
+
+@pytest.mark.parametrize("dialect", SIGNATURES)
+@pytest.mark.parametrize("name", rules(2**31))
+def test_kernels_with_64_bit_addresses_lower_for_cuda(name, dialect):
+    rule, arrays = rules(2**31)[name]
+    f = functools.partial(columns.product, rule=rule, backend=dialect)
+    assert kernels_in(lowered(f, *operands("product", rule), arrays), dialect) == 1
 
 
 def test_addresses_are_64_bit_when_only_the_batch_of_vectors_is_large():
     A = Layout("ell").of(CASES["even_rows"].scipy(np.float32))
-    arrays, static = arguments(A)
     x = huge(2**18, 12, 1024)
-    found = pallas_vectors(
-        jax.make_jaxpr(lambda v, x: product(v, x, arrays, backend="triton", **static))(huge(2**18, A.n_stored), x).jaxpr
-    )
-    assert jnp.dtype("int64") in found
+    found = vectors_in_kernels(lambda v, x: A.faces.product(v, x, A.structure, "triton"), huge(2**18, A.n_stored), x)
+    assert "int64" in found
 
 
 @pytest.mark.parametrize("face", ["product", "transposed", "outer"])
-def test_the_reference_takes_64_bit_slice_pointers(face):
-    n_stored, n = 2**31, 2**24
-    col_idx, slice_ptr = huge(n_stored, dtype=jnp.int32), huge(n // 128 + 1, dtype=jnp.int64)
-    v, x = huge(1, n_stored), huge(1, n, 1)
-    f, operands = {
-        "product": (lambda c, s, v, x: columns.product_reference(v, c, x, s, None, None, **static), (v, x)),
-        "transposed": (lambda c, s, v, y: columns.transposed_reference(v, c, y, s, None, **static), (v, x)),
-        "outer": (lambda c, s, y, x: columns.outer_reference(y, c, x, s, None, **static), (x, x)),
-    }[face]
-    static = {"shape": (n, n), "slice_size": 128}
-    jax.jit(f).lower(col_idx, slice_ptr, *operands)
+@pytest.mark.parametrize("name", rules(2**31))
+def test_references_count_places_in_64_bits(name, face):
+    """No int32 runs over 2³¹ places or more."""
+    rule, arrays = rules(2**31)[name]
+    f = functools.partial(getattr(columns, f"{face}_reference"), rule=rule)
+    jaxpr = jax.make_jaxpr(f)(*operands("outer" if face == "outer" else "product", rule), arrays).jaxpr
+    counters = (eqn.outvars[0].aval for eqn, _ in jaxprs(jaxpr) if eqn.primitive.name == "iota")
+    assert not [a for a in counters if max(a.shape) >= 2**31 and a.dtype == jnp.int32]
 
 
 def test_a_stride_beyond_31_bits_is_not_multiplied_in_32():
     """ELL's stride is n_rows: the 17th column of 2²⁷ rows starts at 2³¹."""
     n, width = 2**27, 17
-    arrays = {"col_idx": huge(n * width, dtype=jnp.int32), "slice_ptr": None, "row_lengths": None, "perm": None}
-    program = str(
-        jax.make_jaxpr(
-            lambda v, x, a: product(v, x, a, shape=(n, n), slice_size=n, backend="triton"),
-        )(huge(1, n * width), huge(1, n, 1), arrays)
-    )
+    rule = Rule((n, n), n * width, Slices(n, n), Explicit())
+    f = functools.partial(columns.product, rule=rule, backend="triton")
+    program = str(jax.make_jaxpr(f)(*operands("product", rule), {"col_idx": huge(n * width, dtype=jnp.int32)}))
     assert re.search(rf"i64\[\] = mul \w+ {n}", program)
     assert not re.search(rf"i32\[\] = mul \w+ {n}", program)
+
+
+@pytest.mark.parametrize("backend", ["triton", "xla"])
+def test_a_tail_may_begin_beyond_two_to_the_31(backend):
+    """The addresses of a tail begin where the main storage ends, whatever integers its own pointers have."""
+    A = Layout("hyb", (("width", 2),)).of(CASES["irregular"].scipy(np.float32))
+    n_main, n_tail = 2**31, A.n_stored - A.n_main
+    values, col_idx = huge(n_main + n_tail), huge(n_main, dtype=jnp.int32)
+    n = n_main // 2
+    x = huge(1, A.shape[1], 1)
+
+    def f(values, col_idx, x):
+        B = jsf.HYB(
+            values, (n, A.shape[1]), A.nnz, backend, A.tail_ptr, A.tail_col, A.tail_rows, A.piece_ptr, col_idx, 2
+        )
+        return B.faces.product(values[None], x, B.structure, backend)
+
+    jax.eval_shape(f, values, col_idx, x)

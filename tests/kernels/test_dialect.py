@@ -12,7 +12,7 @@ import pytest
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.kernels import dialect
-from tests.lowering import lowered
+from tests.lowering import SIGNATURES, lowered
 from tests.zoo import CASES, Layout
 
 
@@ -22,7 +22,7 @@ def launch(kernel, blocks=1, size=128):
         kernel,
         "interpret",
         name="probe",
-        rows=128,
+        block=dialect.Block(rows=128, lanes_per_thread=1, unroll=1),
         blocks=blocks,
         inputs={"a": jnp.full(3, 5.0)},
         output=("out", jax.ShapeDtypeStruct((size,), jnp.float32)),
@@ -63,11 +63,58 @@ def test_every_block_runs_once():
 
 
 @pytest.mark.parametrize("slice_size", [1, 4, 31, 32, 48, 64, 128, 200, 256])
-def test_a_block_is_a_whole_slice_only_where_that_is_a_power_of_two_that_fits(slice_size):
-    rows = dialect.rows_per_block("triton", slice_size)
-    assert rows == (slice_size if slice_size in (32, 64, 128) else dialect.LAUNCH.rows)
-    assert dialect.rows_per_block("mosaic", slice_size) == dialect.LAUNCH.rows
-    assert dialect.LAUNCH.rows % 128 == 0  # a warpgroup
+@pytest.mark.parametrize("load", dialect.LAUNCH.loads)
+def test_a_block_is_a_whole_slice_only_where_that_is_a_power_of_two_that_fits(load, slice_size):
+    """And gives every thread of a warp something to do."""
+    block, most = dialect.block("triton", load, slice_size), dialect.LAUNCH.rows
+    least = dialect.LAUNCH.warp * block.lanes_per_thread
+    assert block.rows % least == 0
+    assert block.rows == (slice_size if slice_size in (32, 64, 128) and slice_size >= least else most)
+    assert dialect.block("mosaic", load, slice_size).rows == most
+    assert most % 128 == 0  # a warpgroup
+
+
+# ------------------------------------------------------------------------------------------------- sums over threads
+
+GROUPS = [(n, stride) for n in (2, 4, 8, 16, 32) for stride in (1, 2, 4, 8, 16) if n * stride <= 32]
+
+
+def sums(d, n: int, stride: int, dtype) -> jax.Array:
+    """In every lane the sum of the numbers of the lanes in its group."""
+    return d.sum_threads(d.lanes().astype(dtype), n, stride)
+
+
+@pytest.mark.parametrize("n, stride", GROUPS)
+def test_every_lane_gets_the_sum_of_its_group(n, stride):
+    def kernel(d, a, out):
+        d.store(out, d.lanes(), sums(d, n, stride, jnp.float32), d.lanes() < 128)
+
+    lane = np.arange(128)
+    groups = lane // (n * stride) * stride + lane % stride
+    np.testing.assert_array_equal(launch(kernel), np.bincount(groups, lane)[groups])
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64], ids=lambda d: d.__name__)
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_sums_over_threads_lower_for_cuda(name, dtype):
+    def kernel(d, a, out):
+        total = d.full(0, dtype)
+        for n, stride in GROUPS:
+            total = total + sums(d, n, stride, dtype)
+        d.store(out, d.lanes(), total, d.lanes() < 128)
+
+    def run(a):
+        return dialect.launch(
+            kernel,
+            name,
+            name="probe",
+            block=dialect.Block(rows=128, lanes_per_thread=1, unroll=1),
+            blocks=1,
+            inputs={"a": a},
+            output=("out", jax.ShapeDtypeStruct((128,), dtype)),
+        )
+
+    assert SIGNATURES[name] in lowered(run, jnp.zeros(3))
 
 
 # ------------------------------------------------------------------------------------------------ choosing a backend

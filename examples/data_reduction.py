@@ -1,0 +1,47 @@
+"""What pJDS saves against ELLPACK: Table I of Kreutzer et al. (2012), on gallery problems shaped like its matrices.
+
+ELLPACK pads every row to the longest of all, pJDS to the longest of its block of 32 after sorting by length, so the
+saving depends on nothing but the row lengths. The paper's matrices are not public. HMEp's Hamiltonian is the real one
+with fewer phonons; the other three have the shape of their rows, not their equations.
+
+    python examples/data_reduction.py
+"""
+
+import jax
+import numpy as np
+
+import jaxsparse_fmt as jsf
+from jaxsparse_fmt import gallery
+
+jax.config.update("jax_enable_x64", True)
+
+PROBLEMS = {  # the paper's matrix: how to make one like it, and the paper's reduction in %
+    "DLR1": ("cfd(20, 6, 23, spread=0)", lambda: gallery.cfd(20, 6, 23, spread=0), 17.5),
+    "DLR2": ("cfd(16)", lambda: gallery.cfd(16), 48.0),
+    "HMEp": ("holstein_hubbard(6, 6, 8)", lambda: gallery.holstein_hubbard(6, 6, 8), 36.0),
+    "sAMG": ("adaptive_poisson(10)", lambda: gallery.adaptive_poisson(10), 68.4),
+}
+
+
+def reductions():
+    """For each problem: names, rows, mean and longest row, places in ELLPACK and pJDS, % saved here and there."""
+    table = []
+    for name, (call, make, paper) in PROBLEMS.items():
+        S = make()
+        longest = int(np.diff(S.indptr).max())
+        ellpack = S.shape[0] * longest
+        pjds = jsf.from_scipy(S, format="pjds", block_size=32).n_stored
+        here = 100 * (1 - pjds / ellpack)
+        table.append((name, call, S.shape[0], S.nnz / S.shape[0], longest, ellpack, pjds, here, paper))
+    return table
+
+
+def main():
+    print(f"{'like':6}{'gallery problem':27}{'rows':>8}{'mean':>7}{'longest':>9}", end="")
+    print(f"{'ELLPACK places':>16}{'pJDS places':>13}{'saved %':>9}{'paper %':>9}")
+    for name, call, rows, mean, longest, ellpack, pjds, here, paper in reductions():
+        print(f"{name:6}{call:27}{rows:8}{mean:7.1f}{longest:9}{ellpack:16}{pjds:13}{here:9.1f}{paper:9.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""BiELL (Zheng, Gu, Gu and Liu 2014; Wang and Gu, §2.3.3): rows sorted inside a warp, in bisected groups.
+
+A warp's 32 rows are sorted by falling length. Group 0 holds the columns that more than 16 rows reach, one thread a row;
+group 1 what is left to the first 16, two threads a row; … group 5 what only the longest row has, 32 threads on it. In
+a picture with a warp of 4, three groups:
+
+         rows  a a a a a a      lane   group 0   group 1   group 2
+         of a  b b b b          0      a a       a         a           a column of a group is one place for each of
+         warp  c c              1      b b       b         a           the 4 lanes; lanes that share a row add
+               d                2      c c       a         ·           their sums at the end of the group
+                                3      d ·       b         ·
+
+    values, col_idx  [n_stored], groups one after another, column by column of 32 places; n_cols in padding
+    slice_ptr        [6·⌈n_rows / 32⌉ + 1] int32, where each group starts (I in the papers)
+    row_lengths      [n_rows] int32, in storage order
+    perm             [n_rows] int32
+
+Bytes: n_stored·(value + 4) + 24·⌈n_rows / 32⌉ + 4 + 8·n_rows. A product does not read `row_lengths`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxsparse_fmt._types import Csr
+from jaxsparse_fmt.formats import storing
+from jaxsparse_fmt.formats.by_rule import Array, ByRule, register
+from jaxsparse_fmt.kernels.address import GROUPS, WARP, Bisected
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class BisectedGroups(ByRule):
+    """What BiELL and BiJAD share; `window` is how many rows are sorted together, None for all."""
+
+    col_idx: Array
+    slice_ptr: Array
+    row_lengths: Array
+    perm: Array | None
+
+    window = None
+
+    @property
+    def address(self) -> Bisected:
+        return Bisected(self.shape[0])
+
+    @classmethod
+    def from_csr(cls, csr: Csr, *, dtype: Any, backend: str, max_bytes: int | None) -> Self:
+        rows = storing.rows_of(csr, cls.window)
+        on_host = isinstance(rows.lengths, np.ndarray)
+        counts = WARP * (_columns(np, rows.lengths) if on_host else _columns_on_device(rows.lengths))
+        slice_ptr = storing.pointers(counts)
+        storing.check_memory(cls.name, int(slice_ptr[-1]), csr, np.dtype(dtype).itemsize, max_bytes)
+        arrays = {"slice_ptr": slice_ptr}
+        values, col_idx = storing.fill(csr, rows, Bisected(csr.shape[0]), arrays, int(slice_ptr[-1]), dtype)
+        index = jnp.asarray(slice_ptr), jnp.asarray(rows.lengths), jnp.asarray(rows.perm)
+        return cls(values, csr.shape, csr.nnz, backend, col_idx, *index)
+
+
+@register
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class BIELL(BisectedGroups):
+    name = "biell"
+    window = WARP
+
+
+def _columns(xp: Any, lengths: Any) -> Any:
+    """Columns of 32 places in every group of every warp, int32 [6·warps], from the sorted row lengths."""
+    warps = xp.pad(lengths, (0, -lengths.shape[0] % WARP)).reshape(-1, WARP)
+    columns, taken = [], xp.zeros(warps.shape[0], np.int32)
+    for g in range(GROUPS):
+        # Group g must empty the rows that group g + 1 leaves out; the longest of these is row 32 / 2^(g + 1).
+        left = xp.maximum(warps[:, WARP >> (g + 1)] - taken, 0)
+        columns.append((left + (1 << g) - 1) >> g)
+        taken = taken + (columns[-1] << g)
+    return xp.stack(columns, axis=1).reshape(-1)
+
+
+_columns_on_device = jax.jit(functools.partial(_columns, jnp))

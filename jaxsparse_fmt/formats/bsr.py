@@ -1,0 +1,157 @@
+"""BSR, dense blocks of r × c (the future work of Barbieri et al., §5, and Kreutzer et al.), in sliced block-ELL order.
+
+         ⎡ 1 2 . . ⎤      r × c = 2 × 2, slices of C = 4 rows, that is 2 block rows
+         ⎢ 3 4 . . ⎥      values     [1 3 5 7 | 2 4 6 8 | · · 9 · | · · · 1]      [n_stored]
+         ⎢ 5 6 9 . ⎥      block_col  [0 0 | 2 1]                                  [n_stored / (r·c)] int32, 2: padding
+         ⎣ 7 8 . 1 ⎦      slice_ptr  [0 16]                                       [n_slices + 1] int32
+                          pattern    which places of blocks hold no entry, as in DIA (`dia.py`); None: blocks are full
+
+One thread walks a row; the r threads of a block row read the same block indices, so that a matrix of full 3 × 3 blocks
+reads 4/9 byte of index an entry. Slices have lcm(r, 128) rows. Blocks that stick out of the matrix are padded.
+
+Bytes: n_stored·(value + 4 / (r·c)) + 4·(n_slices + 1), and the pattern.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Self
+
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+
+from jaxsparse_fmt._types import Csr
+from jaxsparse_fmt.formats import storing
+from jaxsparse_fmt.formats.by_rule import Array, ByRule, register
+from jaxsparse_fmt.kernels.address import Slices
+from jaxsparse_fmt.kernels.column_rule import Blocked, pack_pattern
+
+SLICE_ROWS = 128  # rows that the GPU kernels take at a time
+MAX_COLUMNS = 32
+CANDIDATES = (8, 6, 5, 4, 3, 2)
+WINDOW, SAMPLES = 120, 64  # rows that every candidate divides, and how many such windows are looked at
+
+
+@register
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class BSR(ByRule):
+    """BSR with blocks of `block_shape`."""
+
+    block_col: Array
+    slice_ptr: Array
+    pattern: Array | None
+    block_shape: tuple[int, int]
+
+    name = "bsr"
+    layout_options = ("block_shape",)
+
+    @property
+    def address(self) -> Slices:
+        return Slices(self.shape[0], slice_rows(self.shape[0], self.block_shape[0]))
+
+    @property
+    def column(self) -> Blocked:
+        return Blocked(*self.block_shape)
+
+    @classmethod
+    def from_csr(
+        cls,
+        csr: Csr,
+        *,
+        dtype: Any,
+        backend: str,
+        max_bytes: int | None,
+        block_shape: tuple[int, int] | None = None,
+    ) -> Self:
+        """Collects the entries into blocks.
+
+        Args:
+          block_shape: (rows, columns) of a block; None: the square block up to 8 × 8 that takes the fewest bytes.
+
+        Raises:
+          ValueError: a block without rows or columns, or of more than 32 columns. TypeError: not two integers.
+        """
+        csr = storing.on_host(csr)
+        itemsize = np.dtype(dtype).itemsize
+        r, c = _shape(block_shape) if block_shape is not None else best_block(csr, itemsize)
+        n_rows, n_cols = csr.shape
+        n_block_rows, C = -(-n_rows // r), slice_rows(n_rows, r)
+        padded = (n_block_rows * r, -(-n_cols // c) * c)
+        # The blocks are the entries of a sliced matrix of n_block_rows rows.
+        places = _places_of_blocks(csr, padded, (r, c))
+        rows, address = storing.rows_of(places), Slices(n_block_rows, max(C // r, 1))
+        counts = storing.longest_by_slice(rows.lengths, address.lanes) * C * c
+        cause = f"its {csr.nnz} entries touch {places.nnz} blocks of {r} × {c}"
+        storing.check_memory(cls.name, int(counts.sum()), csr, itemsize, max_bytes, 4 / (r * c), cause)
+        blocks, entries = _blocks(csr, csr.data, padded, (r, c)), _blocks(csr, np.ones(csr.nnz, bool), padded, (r, c))
+        slice_ptr = storing.pointers(counts)
+        n_blocks = int(slice_ptr[-1]) // (r * c)
+        source, live = storing.source(np, blocks.indptr, rows, {"slice_ptr": slice_ptr // (r * c)}, address, n_blocks)
+        source = source[live]
+        block_col = np.full(n_blocks, padded[1] // c, np.int32)
+        block_col[live] = blocks.indices[source]
+
+        def in_chunks(data: np.ndarray, empty: Any) -> np.ndarray:
+            """Blocks [k, r, c] as chunks: for every column of a block, the C rows of the slice."""
+            placed = np.full((n_blocks, r, c), empty, data.dtype)
+            placed[live] = data[source]
+            return placed.reshape(-1, C // r, r, c).transpose(0, 3, 1, 2).reshape(-1)
+
+        values = jnp.asarray(in_chunks(blocks.data, 0).astype(dtype))
+        block_row = np.repeat(np.arange(n_block_rows), rows.lengths)
+        in_rows = block_row[:, None] * r + np.arange(r) < n_rows
+        in_columns = blocks.indices[:, None] * c + np.arange(c) < n_cols
+        inside = in_rows[:, :, None] & in_columns[:, None, :]
+        present = in_chunks(entries.data | ~inside, True)
+        pattern = storing.on_device(pack_pattern(present, zeros_stored=bool(np.any(csr.data.astype(dtype) == 0))))
+        index = jnp.asarray(block_col), jnp.asarray(slice_ptr), pattern
+        return cls(values, csr.shape, csr.nnz, backend, *index, (r, c))
+
+
+def slice_rows(n_rows: int, r: int) -> int:
+    """Rows of a slice: whole blocks and whole tiles of the GPU kernels, or all rows if those are fewer."""
+    return min(math.lcm(r, SLICE_ROWS), max(-(-n_rows // r), 1) * r)
+
+
+def best_block(csr: Csr, itemsize: int) -> tuple[int, int]:
+    """The square block up to 8 × 8 that takes the fewest bytes, padding counted, in a sample of the rows."""
+    n_rows = csr.shape[0]
+    starts = np.unique(np.linspace(0, max(n_rows - WINDOW, 0), SAMPLES).astype(np.int64) // WINDOW * WINDOW)
+    rows = np.minimum((starts[:, None] + np.arange(WINDOW)).reshape(-1), n_rows)
+    sample = csr[rows[rows < n_rows]]
+
+    def nbytes(r: int) -> float:
+        row = np.repeat(np.arange(sample.shape[0]) // r, np.diff(sample.indptr))
+        blocks = np.unique(row * (csr.shape[1] // r + 1) + sample.indices // r).size
+        return blocks * (r * r * itemsize + 4)
+
+    return min(((r, r) for r in (1, *CANDIDATES)), key=lambda shape: nbytes(shape[0]))
+
+
+def _places_of_blocks(csr: Csr, shape: tuple[int, int], block_shape: tuple[int, int]) -> Csr:
+    """A matrix with one entry for each block that is not empty."""
+    (r, c), n_block_rows = block_shape, shape[0] // block_shape[0]
+    indptr = np.append(csr.indptr[:-1:r], csr.indptr[-1]) if n_block_rows else csr.indptr[:1]
+    indices = csr.indices // c
+    places = scipy.sparse.csr_array((np.ones(csr.nnz, bool), indices, indptr), shape=(n_block_rows, shape[1] // c))
+    places.sum_duplicates()
+    return places
+
+
+def _blocks(csr: Csr, data: np.ndarray, shape: tuple[int, int], block_shape: tuple[int, int]) -> Any:
+    """SciPy's BSR of the same pattern with `data`, in a shape that blocks divide."""
+    indptr = np.pad(csr.indptr, (0, shape[0] - csr.shape[0]), mode="edge")
+    blocks = scipy.sparse.csr_array((data, csr.indices, indptr), shape=shape).tobsr(block_shape)
+    blocks.sort_indices()
+    return blocks
+
+
+def _shape(block_shape: Any) -> tuple[int, int]:
+    if not isinstance(block_shape, tuple | list) or len(block_shape) != 2:
+        raise TypeError(f"block_shape must be two integers, (rows, columns); got {block_shape!r}")
+    r, c = storing.positive("block_shape", block_shape[0]), storing.positive("block_shape", block_shape[1], "column")
+    if c > MAX_COLUMNS:
+        raise ValueError(f"block_shape must have at most {MAX_COLUMNS} columns, which a kernel unrolls; got {c}")
+    return r, c

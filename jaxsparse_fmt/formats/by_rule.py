@@ -1,0 +1,153 @@
+"""What formats share: an address rule and a column rule (`kernels/`) give the faces, the coordinates and the basis."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxsparse_fmt.basis import IDENTITY, Basis
+from jaxsparse_fmt.kernels import columns
+from jaxsparse_fmt.kernels.address import Address, Chunked
+from jaxsparse_fmt.kernels.column_rule import ColumnRule, Diagonal, Explicit
+from jaxsparse_fmt.matrix import SparseMatrix
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class ByRule(SparseMatrix):
+    """A format whose `address` and `column` say where its entries lie; its fields are the arrays that the two read.
+
+    A field `perm` [n_rows] int32 means that storage row k is row perm[k] of the matrix; None, or no such field: the
+    matrix's own order.
+    """
+
+    # Arrays that products do not read.
+    unread: ClassVar[tuple[str, ...]] = ("row_lengths",)
+
+    @property
+    def address(self) -> Address:
+        """Where the entries of a row lie."""
+        raise NotImplementedError
+
+    @property
+    def column(self) -> ColumnRule:
+        """Which columns they have."""
+        return Explicit()
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """The index arrays by the names that the rules use."""
+        named = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if _is_array(f) and f.name != "values"}
+        return {"slice_ptr" if k == "row_ptr" else k: a for k, a in named.items() if a is not None}
+
+    @property
+    def faces(self) -> RuleFaces:
+        names = tuple(name for name in self.arrays if name not in self.unread)
+        return RuleFaces(columns.Rule(self.shape, self.n_stored, self.address, self.column), names)
+
+    @property
+    def structure(self) -> tuple[Array, ...]:
+        return tuple(a for name, a in self.arrays.items() if name not in self.unread)
+
+    def coordinates(self) -> tuple[Array, Array, Array]:
+        arrays, (n_rows, n_cols) = self.arrays, self.shape
+        rule = self.faces.rule
+        if self.n_stored == 0:
+            nothing = jnp.zeros(0, jnp.int32)
+            return nothing, nothing, nothing
+        row, col, j = columns.places(arrays, rule)
+        live = col < n_cols
+        if "pattern" in arrays or isinstance(rule.column, Diagonal):  # not every place of a row holds an entry
+            j = _rank(live, arrays, rule)
+        if "row_lengths" in arrays and arrays["row_lengths"].shape[0] == n_rows:
+            lengths = arrays["row_lengths"]
+            lengths = lengths if "perm" not in arrays else jnp.zeros_like(lengths).at[arrays["perm"]].set(lengths)
+        elif "slice_ptr" in arrays and isinstance(rule.address, Chunked) and rule.address.lanes == 1:
+            lengths = jnp.diff(arrays["slice_ptr"])
+        else:
+            lengths = jnp.zeros(n_rows, jnp.int32).at[jnp.where(live, row, n_rows)].add(1, mode="drop")
+        first = jnp.cumsum(lengths, dtype=index_dtype(self.nnz)) - lengths
+        return row, col, jnp.where(live, first.at[row].get(mode="promise_in_bounds") + j, self.nnz)
+
+    @property
+    def basis(self) -> Basis:
+        """The sorted order of a square matrix whose rows are stored sorted."""
+        return IDENTITY if self._own_order() is None else Basis(self._own_order())
+
+    @property
+    def in_basis(self) -> Self:
+        """The matrix between vectors in its sorted order: `col_idx` renumbered once, at 4 bytes a stored place.
+
+        Its `data` lists the entries of a row in the order of the columns that they had before.
+        """
+        perm = self._own_order()
+        if perm is None:
+            return self
+        n = self.shape[1]
+        renumbered = jnp.full(n + 1, n, jnp.int32).at[perm].set(jnp.arange(n, dtype=jnp.int32), unique_indices=True)
+        col_idx = renumbered.at[self.arrays["col_idx"]].get(mode="promise_in_bounds")
+        return dataclasses.replace(self, col_idx=col_idx, perm=None)  # pyright: ignore[reportCallIssue]
+
+    def _own_order(self) -> Array | None:
+        square = self.shape[0] == self.shape[1]
+        return self.arrays.get("perm") if square and isinstance(self.column, Explicit) else None
+
+
+@dataclasses.dataclass(frozen=True)
+class RuleFaces:
+    """The three faces over a storage rule. `names` are those of the arrays in `structure`."""
+
+    rule: columns.Rule
+    names: tuple[str, ...]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.rule.shape
+
+    @property
+    def n_stored(self) -> int:
+        return self.rule.n_stored
+
+    def arrays(self, structure: tuple[Array, ...]) -> dict[str, Array]:
+        return dict(zip(self.names, structure, strict=True))
+
+    def product(self, values, x, structure, backend):
+        return columns.product(values, x, self.arrays(structure), rule=self.rule, backend=backend)
+
+    def transposed(self, values, y, structure, backend):
+        del backend  # plain jnp everywhere
+        return columns.transposed_reference(values, y, self.arrays(structure), rule=self.rule)
+
+    def outer(self, y, x, structure, backend):
+        return columns.outer(y, x, self.arrays(structure), rule=self.rule, backend=backend)
+
+
+def _rank(live: Array, arrays: dict[str, Array], rule: columns.Rule) -> Array:
+    """How many entries of its row come before each stored place, where not every place holds one."""
+    address = rule.address
+    assert isinstance(address, Chunked)
+    live = live.reshape(-1, address.lanes)
+    before = jnp.cumsum(live, axis=0, dtype=jnp.int32) - live
+    _, k = address.owners(jnp, arrays, rule.n_stored)
+    return (before - before[jnp.arange(k.shape[0], dtype=k.dtype) - k]).reshape(-1)
+
+
+def index_dtype(size: int) -> Any:
+    """int32 where it counts to `size`, else int64."""
+    return np.int32 if size < 2**31 else np.int64
+
+
+def _is_array(field: dataclasses.Field) -> bool:
+    return str(field.type).startswith("Array")
+
+
+def register(cls: type[Any]) -> type[Any]:
+    """Makes a format a pytree: fields annotated as arrays are leaves, the rest is static."""
+    fields = dataclasses.fields(cls)
+    arrays = [f.name for f in fields if _is_array(f)]
+    return jax.tree_util.register_dataclass(cls, arrays, [f.name for f in fields if f.name not in arrays])

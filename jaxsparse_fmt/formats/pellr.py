@@ -1,0 +1,65 @@
+"""PELLR (Wang and Gu, §3): ELLPACK-R with its rows sorted by falling length, so that a warp's rows end together.
+
+         ⎡ 1 . 2 . ⎤      rows in the order 2, 0, 1, 3
+         ⎢ . 3 . . ⎥      values       [4 1 3 · 0… | 5 2 · · 0… | 6 · · · 0…]      [K·pitch], K = longest row
+         ⎢ 4 . 5 6 ⎥      col_idx      [0 0 1 4 4… | 2 2 4 4 4… | 3 4 4 4 4…]      [K·pitch] int32, 4 = n_cols: padding
+         ⎣ . . . . ⎦      row_lengths  [3 2 1 0], or a warp's longest: [3]         [n_rows] or [⌈n_rows / 32⌉] int32
+                          perm         [2 0 1 3]                                   [n_rows] int32
+
+The pitch is n_rows rounded up to 32. Row lengths are held per row, or per warp (the paper's N_w numbers); either way a
+product reads one for each tile of rows, the longest, and the column index tells what is padding.
+
+Bytes: K·pitch·(value + 4) + 8·n_rows, or 4·n_rows + 4·⌈n_rows / 32⌉ in place of the latter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Self
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxsparse_fmt._types import Csr
+from jaxsparse_fmt.formats import storing
+from jaxsparse_fmt.formats.by_rule import Array, ByRule, register
+from jaxsparse_fmt.formats.ellr import pitch_of
+from jaxsparse_fmt.kernels.address import WARP, Slices
+
+LENGTHS = {"row": 1, "warp": WARP}
+
+
+@register
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class PELLR(ByRule):
+    col_idx: Array
+    row_lengths: Array
+    perm: Array | None
+    lengths_per: str
+
+    name = "pellr"
+    layout_options = ("lengths_per",)
+    unread = ()
+
+    @property
+    def address(self) -> Slices:
+        return Slices(self.shape[0], pitch_of(self.shape[0]), falling=LENGTHS[self.lengths_per])
+
+    @classmethod
+    def from_csr(cls, csr: Csr, *, dtype: Any, backend: str, max_bytes: int | None, lengths_per: str = "warp") -> Self:
+        """Sorts the rows and builds the columns.
+
+        Args:
+          lengths_per: "row", or "warp" for the longest row of every 32.
+
+        Raises:
+          ValueError: another word.
+        """
+        if not isinstance(lengths_per, str) or lengths_per not in LENGTHS:
+            raise ValueError(f"lengths_per must be 'row' or 'warp'; got {lengths_per!r}")
+        rows, address = storing.rows_of(csr, sigma=None), Slices(csr.shape[0], pitch_of(csr.shape[0]))
+        n_stored = rows.longest * address.lanes
+        storing.check_memory(cls.name, n_stored, csr, np.dtype(dtype).itemsize, max_bytes)
+        values, col_idx = storing.fill(csr, rows, address, {}, n_stored, dtype)
+        lengths = jnp.asarray(rows.lengths[:: LENGTHS[lengths_per]])  # sorted: a warp's first row is its longest
+        return cls(values, csr.shape, csr.nnz, backend, col_idx, lengths, jnp.asarray(rows.perm), lengths_per)

@@ -1,0 +1,52 @@
+"""pJDS, padded jagged diagonals (Kreutzer et al., §II.A): sorted rows, in blocks of b_r padded to their longest.
+
+         ⎡ 1 . 2 . ⎤      b_r = 2; rows in the order 2, 0 ‖ 1, 3
+         ⎢ . 3 . . ⎥      values       [4 1 3 · | 5 2 | 6 ·]      [n_stored]
+         ⎢ 4 . 5 6 ⎥      col_idx      [0 0 1 4 | 2 2 | 3 4]      [n_stored] int32, 4 = n_cols: padding
+         ⎣ . . . . ⎦      col_start    [0 4 6 8]                  [longest row + 1] int32
+                          row_lengths  [3 2 1 0]                  [n_rows] int32, in storage order (rowmax)
+                          perm         [2 0 1 3]                  [n_rows] int32
+
+The paper multiplies in the permuted basis: `basis.enter`, `in_basis @ x`, `basis.leave`; solvers do so once a solve.
+`A @ x` itself takes and gives the user's order: columns keep their numbers, and sums go straight to their rows.
+
+Bytes: n_stored·(value + 4) + 4·(longest row + 1) + 8·n_rows. One full row and single entries elsewhere store
+(b_r + 1)·n_rows − b_r places. A product reads one row length a tile of rows, none a row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Self
+
+import numpy as np
+
+from jaxsparse_fmt._types import Csr
+from jaxsparse_fmt.formats import storing
+from jaxsparse_fmt.formats.by_rule import register
+from jaxsparse_fmt.formats.jds import SortedColumns
+
+
+@register
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class PJDS(SortedColumns):
+    block_size: int
+
+    name = "pjds"
+    layout_options = ("block_size",)
+
+    @classmethod
+    def from_csr(cls, csr: Csr, *, dtype: Any, backend: str, max_bytes: int | None, block_size: int = 32) -> Self:
+        """Sorts the rows and builds the columns.
+
+        Args:
+          block_size: b_r, rows that are padded together; the paper's is the warp, 32.
+
+        Raises:
+          ValueError: block_size below 1.
+        """
+        block_size = storing.positive("block_size", block_size)
+        rows = storing.rows_of(csr, sigma=None)
+        blocks = -(-storing.longer_than(rows) // block_size)  # a block is as long as its first row
+        counts = np.minimum(blocks * block_size, csr.shape[0])
+        return cls._store(csr, rows, counts, dtype, backend, max_bytes, block_size=block_size)

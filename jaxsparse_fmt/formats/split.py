@@ -1,0 +1,152 @@
+"""Rows split in two: their first entries in a main storage, what is left of the long ones in pieces, summed in order.
+
+         row r   ■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■
+                 main ─────┘└ piece ─┘└ piece ─┘└┘      one warp sums a piece, a second pass the pieces of a row
+
+A row of 200,000 entries is neither 200,000 steps of one thread nor an atomic addition: every piece has a fixed place in
+the second sum, so that runs repeat to the last bit. `hyb` and `sell` share this.
+
+    tail_ptr    [n_pieces + 1] int32, where each piece begins behind the main storage
+    tail_rows   [n_long] int32, the rows that go on in the tail
+    piece_ptr   [n_long + 1] int32, the pieces of each; None: one each
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxsparse_fmt._types import Csr
+from jaxsparse_fmt.formats import storing
+from jaxsparse_fmt.formats.by_rule import Array, ByRule, RuleFaces, index_dtype
+from jaxsparse_fmt.formats.csr import threads_for
+from jaxsparse_fmt.kernels import columns, entries
+from jaxsparse_fmt.kernels.address import Slices, repeat
+from jaxsparse_fmt.kernels.column_rule import Consecutive, Explicit
+
+PIECE = 256  # entries: eight for each thread of a warp
+TAIL = ("tail_ptr", "tail_col", "tail_rows", "piece_ptr")
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Split(ByRule):
+    """A format with a main storage of `n_main` places, by its rules, and a tail; without a tail just the former."""
+
+    tail_ptr: Array | None
+    tail_col: Array | None
+    tail_rows: Array | None
+    piece_ptr: Array | None
+
+    @property
+    def n_main(self) -> int:
+        return self.n_stored - (0 if self.tail_col is None else self.tail_col.shape[0])
+
+    @property
+    def faces(self) -> Any:
+        names = tuple(name for name in self.arrays if name not in self.unread)
+        main = columns.Rule(self.shape, self.n_main, self.address, self.column)
+        faces = RuleFaces(main, tuple(name for name in names if name not in TAIL))
+        return faces if self.tail_col is None else SplitFaces(faces, self.n_stored, names)
+
+    def coordinates(self) -> tuple[Array, Array, Array]:
+        if self.tail_col is None:
+            return super().coordinates()
+        (n_rows, n_cols), faces = self.shape, self.faces
+        row, col, j = faces.places(self.arrays)
+        lengths = jnp.zeros(n_rows, jnp.int32).at[jnp.where(col < n_cols, row, n_rows)].add(1, mode="drop")
+        first = jnp.cumsum(lengths, dtype=index_dtype(self.nnz)) - lengths
+        return row, col, jnp.where(col < n_cols, first[row] + j, self.nnz)
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitFaces:
+    """The three faces over a main storage and a tail."""
+
+    main: RuleFaces
+    n_stored: int
+    names: tuple[str, ...]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.main.shape
+
+    def product(self, values, x, structure, backend):
+        arrays, n_main = dict(zip(self.names, structure, strict=True)), self.main.n_stored
+        rows, tail_ptr, tail_col = arrays["tail_rows"], arrays["tail_ptr"], arrays["tail_col"]
+        n_tail, n_pieces = tail_col.shape[0], tail_ptr.shape[0] - 1
+        # A part of `values` would be a copy of it to a kernel; one matrix is handed over whole, at its own addresses.
+        whole = values.shape[0] == 1 and columns.supported(backend, values, x) != "xla"
+        head, tail, offset = (values, values, n_main) if whole else (values[:, :n_main], values[:, n_main:], 0)
+        y = jnp.zeros((x.shape[0], self.shape[0], x.shape[2]), jnp.result_type(values, x))
+        y = self.main.product(head, x, self._main(arrays), backend) if n_main else y
+        pieces = columns.Rule(
+            (n_pieces, self.shape[1]), n_tail, Slices(n_pieces, 1, threads_for(n_tail, n_pieces)), Explicit(offset)
+        )
+        start = {"slice_ptr": tail_ptr.astype(index_dtype(offset + n_tail)) + offset, "col_idx": tail_col}
+        sums = columns.product(tail, x, start, rule=pieces, backend=backend)
+        if "piece_ptr" in arrays:
+            n_long = rows.shape[0]
+            joined = columns.Rule(
+                (n_long, n_pieces), n_pieces, Slices(n_long, 1, threads_for(n_pieces, n_long)), Consecutive()
+            )
+            sums = columns.product(None, sums, {"slice_ptr": arrays["piece_ptr"]}, rule=joined, backend=backend)
+        return y.at[:, rows].add(sums.astype(y.dtype), unique_indices=True, indices_are_sorted=True)
+
+    def transposed(self, values, y, structure, backend):
+        del backend
+        row, col, _ = self.places(dict(zip(self.names, structure, strict=True)))
+        return entries.transposed_reference(values, y, row, col, n_cols=self.shape[1])
+
+    def outer(self, y, x, structure, backend):
+        del backend
+        row, col, _ = self.places(dict(zip(self.names, structure, strict=True)))
+        return entries.outer_reference(y, x, row, col, n_cols=self.shape[1])
+
+    def _main(self, arrays):
+        return tuple(arrays[name] for name in self.main.names)
+
+    def places(self, arrays) -> tuple[Array, Array, Array]:
+        """As `columns.places`, for both parts."""
+        main = columns.places({name: arrays[name] for name in self.main.names}, self.main.rule)
+        rows, tail_ptr, tail_col = arrays["tail_rows"], arrays["tail_ptr"], arrays["tail_col"]
+        n_tail = tail_col.shape[0]
+        start = tail_ptr if "piece_ptr" not in arrays else tail_ptr[arrays["piece_ptr"]]
+        owner = jnp.repeat(jnp.arange(rows.shape[0], dtype=jnp.int32), jnp.diff(start), total_repeat_length=n_tail)
+        # The row's main part is full: so many entries come before.
+        before = jnp.zeros(self.shape[0], jnp.int32).at[main[0]].add(main[1] < self.shape[1])
+        j = before[rows[owner]] + (jnp.arange(n_tail, dtype=start.dtype) - start[owner]).astype(jnp.int32)
+        row, col, k = (jnp.concatenate(pair) for pair in zip(main, (rows[owner], tail_col, j), strict=True))
+        return row, col, k
+
+
+def tail_of(csr: Csr, width: int, dtype: Any) -> tuple[Any, dict[str, Any]]:
+    """What rows have beyond `width` entries: its values, and the arrays of the tail (None without a tail)."""
+    xp = storing.namespace(csr)
+    rest = xp.maximum(xp.diff(csr.indptr) - width, 0)
+    n_tail, n_long = int(rest.sum()), int((rest > 0).sum())
+    if n_tail == 0:
+        return xp.zeros(0, dtype), dict.fromkeys(TAIL)
+    rows = (np.flatnonzero(rest) if xp is np else jnp.nonzero(rest, size=n_long)[0]).astype(np.int32)
+    rest = rest[rows]
+    pieces = -(-rest // PIECE)
+    piece_ptr = _starts(xp, pieces)
+    n_pieces = int(piece_ptr[-1])
+    number = xp.arange(n_pieces, dtype=piece_ptr.dtype) - repeat(xp, piece_ptr[:-1], pieces, n_pieces)
+    tail_ptr = _starts(xp, xp.minimum(repeat(xp, rest, pieces, n_pieces) - number * PIECE, PIECE))
+    first = csr.indptr[rows] + width - _starts(xp, rest)[:-1]
+    source = repeat(xp, first, rest, n_tail) + xp.arange(n_tail, dtype=first.dtype)
+    arrays = {
+        "tail_ptr": jnp.asarray(tail_ptr, index_dtype(n_tail)),
+        "tail_col": jnp.asarray(csr.indices[source], np.int32),
+        "tail_rows": jnp.asarray(rows),
+        "piece_ptr": None if n_pieces == n_long else jnp.asarray(piece_ptr, np.int32),
+    }
+    return csr.data[source].astype(dtype), arrays
+
+
+def _starts(xp: Any, counts: Any) -> Any:
+    """[0, counts[0], counts[0] + counts[1], …]."""
+    return xp.concatenate([xp.zeros(1, counts.dtype), xp.cumsum(counts, dtype=counts.dtype)])

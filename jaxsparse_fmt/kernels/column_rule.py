@@ -1,0 +1,211 @@
+"""Column rules: which column the entry at an address has, and how much of that is stored.
+
+    Explicit     col_idx[a]                                                4 bytes an entry
+    Delta        col_base[chunk] + delta[a], 65535 in padding              2 bytes, 4 in slices too wide for it
+    Diagonal     row + offsets[chunk]                                      none: every chunk is a piece of a diagonal
+    Blocked      block_col[block]·c + j % c                                4 / (r·c) bytes
+    Consecutive  a                                                         none: for sums of neighbours
+
+A column from n_cols on means padding. Diagonal and Blocked also store zeros at valid columns; where they do, `pattern`
+tells entries from padding: one bit a place (uint8, little-endian), or where that is shorter a rising list of the
+padded places (int32 or int64). A kernel reads the bits; with a list it takes a value of zero for padding.
+
+Like the address rules these are static and hashable, and say the same thing to kernels (`in_kernel`) and to NumPy or
+jax.numpy (`of_chunks`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, TypeAlias
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxsparse_fmt.kernels.address import Arrays, Walk
+
+PADDING = 0xFFFF  # the delta of a padded place
+
+
+@dataclasses.dataclass(frozen=True)
+class Explicit:
+    """`col_idx`, n_cols in padding. The first of them belongs to the address `offset`."""
+
+    offset: int = 0
+    unit = 1  # entries that share an index
+
+    def in_kernel(self, d: Any, arrays: Arrays, walk: Walk, entries: list, n_cols: int) -> list:
+        """Of each of `entries`, (e, address, live), the column in every lane and in which lanes there is one."""
+        del walk
+        columns = [d.load(arrays["col_idx"], at - self.offset, live, n_cols, once=True) for _, at, live in entries]
+        return [(c, c < n_cols) for c in columns]
+
+    def of_chunks(self, arrays: Arrays, lanes: int, chunk: Any, owner: Any, shape: tuple[int, int]) -> Any:
+        """Columns [k, lanes] of k chunks, with the slice that owns each."""
+        del owner, shape
+        return _take(arrays["col_idx"].reshape(-1, lanes), chunk)
+
+
+@dataclasses.dataclass(frozen=True)
+class Delta:
+    """`col_base` [n_chunks] int32 and `delta` uint16. Where some slices are too wide, `index_start` [n_slices] says
+    where the deltas of a slice begin, or as −1 − start where in `col_idx` its columns do.
+    """
+
+    unit = 1
+
+    def in_kernel(self, d: Any, arrays: Arrays, walk: Walk, entries: list, n_cols: int) -> list:
+        last = jnp.int32(arrays["col_base"].shape[0] - 1)
+        bases = []
+        for e, _, live in entries:
+            chunk = jnp.minimum(walk.chunk(e), last)
+            bases.append(d.load(arrays["col_base"], chunk, *(() if chunk.ndim == 0 else (live, 0))))
+        start = arrays.get("index_start")
+        if start is None:
+            deltas = [
+                d.load(arrays["delta"], at, live, PADDING, once=True).astype(jnp.int32) for _, at, live in entries
+            ]
+            return [(b + u, u != PADDING) for b, u in zip(bases, deltas, strict=True)]
+        start = d.load(start, walk.slice, *(() if walk.slice.ndim == 0 else (walk.inside, 0)))
+        narrow = start >= 0
+        columns = []
+        for b, (e, _, live) in zip(bases, entries, strict=True):
+            # Entry e of lane i is place i + e·C of its slice.
+            place = walk.lane.astype(start.dtype) + e.astype(start.dtype) * walk.step
+            u = d.load(arrays["delta"], start + place, live & narrow, PADDING, once=True).astype(jnp.int32)
+            c = d.load(arrays["col_idx"], place - 1 - start, live & ~narrow, n_cols, once=True)
+            columns.append((jnp.where(u == PADDING, c, b + u), (u != PADDING) | (c < n_cols)))
+        return columns
+
+    def of_chunks(self, arrays: Arrays, lanes: int, chunk: Any, owner: Any, shape: tuple[int, int]) -> Any:
+        base = _take(arrays["col_base"], chunk)[:, None]
+
+        def narrow(chunk):
+            u = _padded(arrays["delta"].reshape(-1, lanes), chunk).astype(np.int32)
+            return jnp.where(u == PADDING, shape[1], base + u)
+
+        if "index_start" not in arrays:
+            return narrow(chunk)
+        begin = _take(arrays["index_start"], owner)
+        k = chunk - _take(arrays["slice_ptr"], owner) // lanes
+        wide = _padded(arrays["col_idx"].reshape(-1, lanes), (-1 - begin) // lanes + k)
+        return jnp.where((begin >= 0)[:, None], narrow(begin // lanes + k), wide)
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagonal:
+    """`offsets` [n_chunks] int32, column minus row."""
+
+    unit = 1
+
+    def in_kernel(self, d: Any, arrays: Arrays, walk: Walk, entries: list, n_cols: int) -> list:
+        last = jnp.int32(arrays["offsets"].shape[0] - 1)
+        columns = []
+        for e, _, live in entries:
+            chunk = jnp.minimum(walk.chunk(e), last)
+            offset = d.load(arrays["offsets"], chunk, *(() if chunk.ndim == 0 else (live, 0)))
+            c = walk.matrix_row + offset
+            columns.append((c, live & (c >= 0) & (c < n_cols)))
+        return columns
+
+    def of_chunks(self, arrays: Arrays, lanes: int, chunk: Any, owner: Any, shape: tuple[int, int]) -> Any:
+        row = owner[:, None] * lanes + jnp.arange(lanes, dtype=jnp.int32)
+        if "perm" in arrays:
+            row = _take(arrays["perm"], jnp.minimum(row, shape[0] - 1))
+        c = row + _take(arrays["offsets"], chunk)[:, None]
+        return jnp.where((c >= 0) & (c < shape[1]), c, shape[1])
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocked:
+    """`block_col` [n_blocks] int32 of blocks of `rows` × `columns`, from ⌈n_cols / columns⌉ on in padding.
+
+    C lanes hold C / rows blocks side by side, one column of each in a chunk.
+    """
+
+    rows: int
+    columns: int
+
+    @property
+    def unit(self) -> int:
+        return self.columns
+
+    def in_kernel(self, d: Any, arrays: Arrays, walk: Walk, entries: list, n_cols: int) -> list:
+        lane = lax.div(walk.lane, d.full(self.rows, jnp.int32))
+        across = walk.step // self.rows
+        columns, block = [], jnp.int32(0)
+        for i, (e, _, live) in enumerate(entries):
+            if i % self.columns == 0:
+                k = lax.div(walk.chunk(e), _like(walk.chunk(e), self.columns, d))
+                at = k.astype(walk.base.dtype) * across + lane
+                block = d.load(arrays["block_col"], at, live, -(-n_cols // self.columns))
+            c = block * self.columns + i % self.columns
+            columns.append((c, c < n_cols))
+        return columns
+
+    def of_chunks(self, arrays: Arrays, lanes: int, chunk: Any, owner: Any, shape: tuple[int, int]) -> Any:
+        del owner
+        blocks = _take(arrays["block_col"].reshape(-1, lanes // self.rows), chunk // self.columns)
+        c = blocks * self.columns + (chunk % self.columns)[:, None]
+        return jnp.minimum(jnp.repeat(c, self.rows, axis=1), shape[1])
+
+
+@dataclasses.dataclass(frozen=True)
+class Consecutive:
+    """The address itself."""
+
+    unit = 1
+
+    def in_kernel(self, d: Any, arrays: Arrays, walk: Walk, entries: list, n_cols: int) -> list:
+        del d, arrays, walk
+        return [(at.astype(jnp.int32), live & (at < n_cols)) for _, at, live in entries]
+
+    def of_chunks(self, arrays: Arrays, lanes: int, chunk: Any, owner: Any, shape: tuple[int, int]) -> Any:
+        del arrays, owner, shape
+        return chunk[:, None] * lanes + jnp.arange(lanes)
+
+
+ColumnRule: TypeAlias = Explicit | Delta | Diagonal | Blocked | Consecutive
+
+
+def pack_pattern(present: np.ndarray, zeros_stored: bool) -> np.ndarray | None:
+    """Which of the places [n_stored] with a valid column hold an entry; None if all of them do.
+
+    Bits where they are shorter than a list of the rest, and where an entry is zero: a kernel must tell it from padding.
+    """
+    holes = np.flatnonzero(~present)
+    if holes.size == 0:
+        return None
+    bits = np.packbits(present, bitorder="little")
+    holes = holes.astype(np.int32 if present.size < 2**31 else np.int64)
+    return bits if zeros_stored or bits.nbytes <= holes.nbytes else holes
+
+
+def unpack_pattern(pattern: Any, n_stored: int) -> Any:
+    """[n_stored] bool."""
+    if pattern.dtype == np.uint8:
+        return jnp.unpackbits(pattern, count=n_stored, bitorder="little").astype(bool)
+    return jnp.ones(n_stored, bool).at[pattern].set(False, unique_indices=True, indices_are_sorted=True)
+
+
+def alive(d: Any, pattern: Any, at: Any, live: Any, value: Any) -> Any:
+    """In a kernel: whether the place at `at`, holding `value`, is an entry."""
+    if pattern.dtype != jnp.uint8:
+        return value != 0
+    bits = d.load(pattern, lax.div(at, d.full(8, at.dtype)), live, 0).astype(jnp.int32)
+    mask = lax.shift_left(d.full(1, jnp.int32), lax.rem(at, d.full(8, at.dtype)).astype(jnp.int32))
+    return lax.bitwise_and(bits, mask) != 0
+
+
+def _take(a: Any, idx: Any) -> Any:
+    return a[idx] if isinstance(a, np.ndarray) else a.at[idx].get(mode="promise_in_bounds")
+
+
+def _padded(a: Any, idx: Any) -> Any:
+    """a[idx], anything where idx lies outside."""
+    return jnp.zeros_like(a, shape=(idx.shape[0], a.shape[1])) if a.shape[0] == 0 else a.at[idx].get(mode="clip")
+
+
+def _like(a: Any, value: int, d: Any) -> Any:
+    return jnp.asarray(value, a.dtype) if a.ndim == 0 else d.full(value, a.dtype)

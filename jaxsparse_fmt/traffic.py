@@ -1,0 +1,165 @@
+"""The papers' performance models: warp iterations, code balance, stored places, bytes moved. NumPy only.
+
+`row_lengths` are integers [n_rows] in storage order, entries a row; a format that sorts its rows gets
+`by_falling_length(row_lengths)`. Nothing loops over rows. "Places" are stored entries with their padding, `n_stored`
+of a format. Equation numbers are those of
+
+    Wang and Gu, PELLR: a permuted ELLPACK-R format for SpMV on GPUs, 2020, §3
+    Kreutzer et al., Sparse matrix-vector multiplication on GPGPU clusters, 2012, §II.B
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxsparse_fmt._types import Csr
+
+
+def by_falling_length(row_lengths: np.ndarray) -> np.ndarray:
+    """Row lengths as PELLR, JDS and pJDS store them: the longest first."""
+    return np.sort(row_lengths)[::-1]
+
+
+def longest_by_slice(row_lengths: np.ndarray, slice_size: int) -> np.ndarray:
+    """The longest of the rows in each slice, int64 [n_slices]; allocates nothing larger.
+
+    Raises:
+      ValueError: slice_size below 1.
+    """
+    if slice_size < 1:
+        raise ValueError(f"a slice, block or warp has at least 1 row; got {slice_size}")
+    if len(row_lengths) == 0:
+        return np.zeros(0, np.int64)
+    return np.maximum.reduceat(row_lengths, np.arange(0, len(row_lengths), slice_size)).astype(np.int64)
+
+
+def warp_iterations(row_lengths: np.ndarray, warp: int = 32) -> int:
+    """N_iter: how often warps of `warp` threads, a row each, go round their loops. A warp waits for its longest row."""
+    return int(longest_by_slice(row_lengths, warp).sum())  # Wang, eq. (1)
+
+
+def work(row_lengths: np.ndarray) -> int:
+    """N_p: multiplications and additions of a product, in whatever order the rows are stored.
+
+    A row of b entries takes b products and b - 1 sums, an empty one nothing. Eq. (2) as printed takes -1 for an empty
+    row, and for each place of the last warp that has no row; the two agree where there are none of either.
+    """
+    return int(2 * np.sum(row_lengths, dtype=np.int64) - np.count_nonzero(row_lengths))  # Wang, eq. (2)
+
+
+def code_balance(row_length: float, alpha: float, value_bytes: int = 8, index_bytes: int = 4) -> float:
+    """B_W: bytes moved a flop in a product with ELLPACK or pJDS, y read and written.
+
+    Args:
+      row_length: entries a row, N_nzr; above 0.
+      alpha: loads of x that go to memory, of all: 1 without a cache, 1 / row_length if each element is loaded once.
+      value_bytes: of a value and of a vector element; the paper's doubles are 8.
+    """
+    moved = value_bytes + index_bytes + value_bytes * alpha + 2 * value_bytes / row_length
+    return moved / 2  # Kreutzer, eq. (1)
+
+
+def product_seconds(
+    n_rows: int, row_length: float, alpha: float, bandwidth: float, value_bytes: int = 8, index_bytes: int = 4
+) -> float:
+    """T_MVM: seconds of a product at `bandwidth` bytes/s of the device's memory. The rest as in `code_balance`."""
+    flops = 2 * n_rows * row_length
+    return flops * code_balance(row_length, alpha, value_bytes, index_bytes) / bandwidth  # Kreutzer, eq. (2), left
+
+
+def transfer_seconds(n_rows: int, bandwidth: float, value_bytes: int = 8) -> float:
+    """T_PCI: seconds that x to the device and y back take over a bus of `bandwidth` bytes/s."""
+    return 2 * value_bytes * n_rows / bandwidth  # Kreutzer, eq. (2), right
+
+
+def row_length_at(
+    products: float,
+    bandwidth_ratio: float,
+    alpha: float | None = None,
+    value_bytes: int = 8,
+    index_bytes: int = 4,
+) -> float:
+    """N_nzr at which a product takes `products` times as long as the transfers: T_MVM = products·T_PCI.
+
+    Args:
+      products: 1 for eq. (3), where transfers cost half of the time; 10 for eq. (4), where they add a tenth.
+      bandwidth_ratio: of the device's memory to the bus, B_GPU / B_PCI.
+      alpha: as in `code_balance`; None takes 1 / N_nzr, each element of x loaded once.
+
+    Returns:
+      Entries a row, not rounded; 0 or less where no row is short enough.
+    """
+    per_entry = 1 + index_bytes / value_bytes
+    if alpha is None:  # then alpha·N_nzr = 1, and the equation is explicit
+        return (2 * products * bandwidth_ratio - 3) / per_entry
+    return (2 * products * bandwidth_ratio - 2) / (alpha + per_entry)  # Kreutzer, eqs. (3) and (4)
+
+
+def bytes_moved(storage: int, shape: tuple[int, int], vector_bytes: int = 8) -> int:
+    """Bytes that y = A·x must move at least: `storage` bytes of A, x read once and y written once."""
+    return storage + vector_bytes * sum(shape)
+
+
+def ell_places(row_lengths: np.ndarray, alignment: int = 1) -> int:
+    """ELL, and ELLPACK-R where columns start at multiples of `alignment` rows: Barbieri et al., §2.4 and §3.1."""
+    longest = int(np.max(row_lengths, initial=0))
+    return longest * _round_up(len(row_lengths), alignment)
+
+
+def sliced_places(row_lengths: np.ndarray, slice_size: int) -> int:
+    """HLL (Barbieri et al., §3.2), and for sorted rows pJDS with b_r = slice_size (Kreutzer et al., §II.A).
+
+    The last slice is as tall as the others. One full row of N and a single entry in the rest take
+    (b_r + 1)·N - b_r places in pJDS where b_r divides N.
+    """
+    return slice_size * int(longest_by_slice(row_lengths, slice_size).sum())
+
+
+def jds_places(row_lengths: np.ndarray, alignment: int = 16) -> int:
+    """JDS, every jagged diagonal padded to a multiple of `alignment` entries: Cevahir et al., §3.1."""
+    rows_of_length = np.bincount(row_lengths)
+    diagonals = np.cumsum(rows_of_length[:0:-1])  # rows of at least K entries, K - 1, ... 1
+    return int(_round_up(diagonals, alignment).sum())
+
+
+def hyb_width(row_lengths: np.ndarray, rule: str = "third") -> int:
+    """K, the columns of HYB's ELL part (Bell and Garland 2009; Wang and Gu, §2.3.4).
+
+    Args:
+      rule: "third", the largest K that at least a third of the rows reach; or "mean", the mean length, rounded.
+
+    Raises:
+      ValueError: another rule.
+    """
+    if rule not in ("third", "mean"):
+        raise ValueError(f"the rule for HYB's width must be 'third' or 'mean', got {rule!r}")
+    n_rows = len(row_lengths)
+    if n_rows == 0:
+        return 0
+    if rule == "mean":
+        return round(float(np.mean(row_lengths)))
+    place = n_rows - -(-n_rows // 3)
+    return int(np.partition(row_lengths, place)[place])
+
+
+def hyb_places(row_lengths: np.ndarray, width: int) -> tuple[int, int]:
+    """Places of HYB in its ELL part of `width` columns, and entries in its COO part."""
+    rest = np.sum(np.maximum(row_lengths - width, 0), dtype=np.int64)
+    return width * len(row_lengths), int(rest)
+
+
+def diagonals(csr: Csr, slice_size: int | None = None) -> int:
+    """Diagonals of HDIA, counted anew in every slice, or of DIA without a slice_size; `slice_size` places in each.
+
+    Barbieri et al., §2.4 and §3.3. A diagonal of DIA takes n_rows places. Sorts the entries once.
+    """
+    n_rows, n_cols = csr.shape
+    row = np.repeat(np.arange(n_rows), np.diff(csr.indptr))
+    diagonal = n_rows + csr.indices - row
+    if slice_size is not None:
+        diagonal += row // slice_size * (n_rows + n_cols)
+    return np.unique(diagonal).size
+
+
+def _round_up(n, multiple: int):
+    return -(-n // multiple) * multiple

@@ -1,0 +1,174 @@
+"""The Holstein–Hubbard Hamiltonian against dense operators on the whole Fock space, and against what physics knows."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+
+import numpy as np
+import pytest
+import scipy.linalg
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxsparse_fmt.gallery import holstein_hubbard
+
+
+def kron(*factors: np.ndarray) -> np.ndarray:
+    return functools.reduce(np.kron, factors, np.ones((1, 1)))
+
+
+def annihilators(modes: int) -> list[np.ndarray]:
+    """Jordan and Wigner: c_k = Z ⊗ … ⊗ Z ⊗ a ⊗ 1 ⊗ … ⊗ 1."""
+    lower, flip = np.array([[0.0, 1.0], [0.0, 0.0]]), np.diag([1.0, -1.0])
+    return [kron(*[flip] * k, lower, *[np.eye(2)] * (modes - 1 - k)) for k in range(modes)]
+
+
+def by_operators(
+    sites: int, up: int, down: int, phonons: int, t: float, U: float, omega: float, g: float, bonds, modes: np.ndarray
+) -> np.ndarray:
+    """H from products of operators on every occupation, then restricted to the sector. modes: [site, q ≠ 0]."""
+    c = annihilators(2 * sites)  # all up, then all down
+    n = [a.T @ a for a in c]
+    electronic = np.zeros_like(n[0])
+    for i, j in bonds:
+        for a, b in ((c[i], c[j]), (c[sites + i], c[sites + j])):
+            electronic -= t * (a.T @ b + b.T @ a)
+    for i in range(sites):
+        electronic += U * n[i] @ n[sites + i]
+
+    # The sector, in the documented order: bit i of a spin's number is site i's occupation.
+    numbers = [[m for m in range(2**sites) if m.bit_count() == k] for k in (up, down)]
+    occupied = [[m >> i & 1 for i in range(sites)] for m in range(2**sites)]
+    kept = [int("".join(map(str, occupied[u] + occupied[d])), 2) for u in numbers[0] for d in numbers[1]]
+    electronic = electronic[np.ix_(kept, kept)]
+    density = [(n[i] + n[sites + i])[np.ix_(kept, kept)] for i in range(sites)]
+
+    few = [m for m in itertools.product(range(phonons + 1), repeat=sites - 1) if sum(m) <= phonons]
+    few = [sum(m * (phonons + 1) ** (sites - 2 - q) for q, m in enumerate(state)) for state in few]
+    lower = np.diag(np.sqrt(np.arange(1.0, phonons + 1)), 1)
+    H = np.kron(electronic, np.eye(len(few)))
+    for q in range(sites - 1):
+        b = kron(*[lower if p == q else np.eye(phonons + 1) for p in range(sites - 1)])
+        number, displacement = (m[np.ix_(few, few)] for m in (b.T @ b, b + b.T))
+        shape = sum(modes[i, q] * density[i] for i in range(sites))
+        H += omega * np.kron(np.eye(len(kept)), number) - g * omega * np.kron(shape, displacement)
+    return H
+
+
+def chain(sites: int, periodic: bool) -> list[tuple[int, int]]:
+    closing = [(sites - 1, 0)] if periodic and sites > 2 else []
+    return [(i, i + 1) for i in range(sites - 1)] + closing
+
+
+SECTORS = [
+    (1, 1, 0, 2),
+    (2, 1, 1, 4),
+    (3, 2, 1, 2),
+    (3, 3, 2, 1),
+    (4, 2, 2, 1),
+    (4, 3, 1, 2),
+    (4, 0, 2, 3),
+    (4, 0, 0, 2),
+]
+
+
+@pytest.mark.parametrize("periodic", [True, False])
+@pytest.mark.parametrize(("sites", "up", "down", "phonons"), SECTORS)
+def test_every_entry_is_that_of_the_operators(sites, up, down, phonons, periodic):
+    t, U, omega, g = 0.7, 3.1, 1.3, 0.9
+    angle = 2 * np.pi * np.outer(np.arange(sites), np.arange(1, sites)) / sites
+    modes = np.sqrt(2 / sites) * np.sin(angle + np.pi / 4)
+    expected = by_operators(sites, up, down, phonons, t, U, omega, g, chain(sites, periodic), modes)
+    found = holstein_hubbard(sites, (up, down), phonons, t=t, U=U, omega=omega, g=g, periodic=periodic)
+    np.testing.assert_allclose(found.toarray(), expected, atol=1e-13)
+    assert np.all(abs(found.data) > 1e-10)
+
+
+@pytest.mark.parametrize(("sites", "up", "down", "phonons"), SECTORS[1:6])
+def test_the_spectrum_does_not_depend_on_the_choice_of_modes(sites, up, down, phonons):
+    modes = scipy.linalg.null_space(np.ones((1, sites)))
+    other = by_operators(sites, up, down, phonons, 1.0, 4.0, 1.0, 1.0, chain(sites, True), modes)
+    found = holstein_hubbard(sites, (up, down), phonons).toarray()
+    np.testing.assert_allclose(np.linalg.eigvalsh(found), np.linalg.eigvalsh(other), atol=1e-11)
+
+
+@given(
+    st.integers(1, 5), st.integers(0, 5), st.integers(0, 5), st.integers(0, 3), st.booleans(), *[st.floats(-3, 3)] * 4
+)
+@settings(deadline=None, max_examples=50)
+def test_it_is_symmetric_and_the_sector_has_the_binomials_size(sites, up, down, phonons, periodic, t, U, omega, g):
+    up, down = min(up, sites), min(down, sites)
+    H = holstein_hubbard(sites, (up, down), phonons, t=t, U=U, omega=omega, g=g, periodic=periodic)
+    assert H.shape[0] == math.comb(sites, up) * math.comb(sites, down) * math.comb(phonons + sites - 1, phonons)
+    assert (H != H.T).nnz == 0
+
+
+@pytest.mark.parametrize(("sites", "up", "down", "periodic"), [(6, 3, 3, True), (5, 2, 2, True), (6, 2, 3, False)])
+def test_free_electrons_fill_the_band_from_below(sites, up, down, periodic):
+    k = np.arange(sites)
+    band = 2 * np.cos(2 * np.pi * k / sites) if periodic else 2 * np.cos(np.pi * (k + 1) / (sites + 1))
+    # The sign of a hop across the boundary comes from the order of the operators: it leaves the band alone.
+    band = np.sort(-band)
+    found = np.linalg.eigvalsh(holstein_hubbard(sites, (up, down), 0, U=0, g=0, periodic=periodic).toarray())
+    assert found[0] == pytest.approx(band[:up].sum() + band[:down].sum(), abs=1e-12)
+
+
+def test_two_sites_without_phonons_have_hubbards_ground_state():
+    t, U = 0.8, 5.0
+    found = np.linalg.eigvalsh(holstein_hubbard(2, 2, 0, t=t, U=U).toarray())
+    np.testing.assert_allclose(
+        found, [U / 2 - np.hypot(U / 2, 2 * t), 0, U, U / 2 + np.hypot(U / 2, 2 * t)], atol=1e-12
+    )
+
+
+def test_an_electron_that_cannot_hop_binds_a_polaron():
+    sites, omega, g = 3, 1.5, 0.6
+    found = np.linalg.eigvalsh(holstein_hubbard(sites, 1, 20, t=0, omega=omega, g=g).toarray())
+    # -g²ω on its own site, of which the mode q = 0 that is left out would carry one part in `sites`.
+    np.testing.assert_allclose(found[:sites], -(g**2) * omega * (1 - 1 / sites), rtol=1e-12)
+
+
+@pytest.mark.parametrize(("electrons", "spins"), [(4, (2, 2)), (3, (2, 1)), (0, (0, 0))])
+def test_a_number_of_electrons_is_halved_and_an_odd_one_has_more_up(electrons, spins):
+    one, other = holstein_hubbard(4, electrons, 2), holstein_hubbard(4, spins, 2)
+    assert one.shape == other.shape and (one != other).nnz == 0
+
+
+def test_fewer_phonons_of_the_papers_matrix_have_its_electrons_and_its_diagonals():
+    phonons = 4
+    H = holstein_hubbard(6, 6, phonons)
+    states = math.comb(phonons + 5, 5)
+    assert H.shape[0] == 20 * 20 * states
+    row = np.repeat(np.arange(H.shape[0]), np.diff(H.indptr))
+    hops = row // states != H.indices // states
+    assert np.all((row - H.indices)[hops] % states == 0)  # whole diagonals as long as the phonon basis
+    # A bond of the ring can be hopped if one end is taken: C(4, 2)·2 of 20 states, either spin.
+    assert np.count_nonzero(hops) == 2 * 6 * 12 * 20 * states
+    # With 15 phonons these are HMEp's 6.2 million rows and "contiguous off-diagonals of length 15,000".
+    assert (math.comb(20, 5), 400 * math.comb(20, 5)) == (15504, 6_201_600)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: holstein_hubbard(0, 0, 1), "sites must be 1 to 62, got 0"),
+        (lambda: holstein_hubbard(63, 1, 0), "sites must be 1 to 62, got 63"),
+        (lambda: holstein_hubbard(3, 7, 1), "3 sites hold 0 to 3 electrons of either spin, got 4 up and 3 down"),
+        (lambda: holstein_hubbard(3, (1, -1), 1), "got 1 up and -1 down"),
+        (lambda: holstein_hubbard(3, -2, 1), "got -1 up and -1 down"),
+        (lambda: holstein_hubbard(3, 2, -1), "phonons must be at least 0, got -1"),
+        (lambda: holstein_hubbard(3, 2, 1, t=math.nan), "must be finite, got t=nan"),
+        (lambda: holstein_hubbard(3, 2, 1, g=math.inf), "g=inf"),
+        (lambda: holstein_hubbard(12, 12, 15), "take fewer phonons or sites"),
+    ],
+)
+def test_nonsense_is_refused_before_anything_is_allocated(make, said):
+    with pytest.raises(ValueError, match=said):
+        make()
+
+
+def test_half_an_electron_is_a_type_error():
+    with pytest.raises(TypeError):
+        holstein_hubbard(3, 1.5, 1)  # type: ignore[arg-type]
