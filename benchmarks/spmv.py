@@ -2,16 +2,21 @@
 
     python -m benchmarks.spmv                     the standard cases, for the device that is there
     python -m benchmarks.spmv --small --json out.json
+    python -m benchmarks.spmv --only sell bsr     some formats
 
-GB/s and the share of the copy bandwidth count the bytes a format must move: stored values and indices, pointers, x
-and y once each. A share can pass 1 where x stays in cache less than it is counted, or the copy is not the fastest
-pass. Ratios are to the fastest opponent outside JAX; above 1 we are faster.
+On a GPU a CSR matrix is there first and converted there; "conversion" is the time of that, compiled, in products of
+the same format. GB/s and the share of the copy bandwidth count the bytes a format must move: stored values and indices,
+pointers, x and y once each. A share can pass 1 where x stays in cache less than it is counted, or the copy is not the
+fastest pass. Ratios are to the fastest opponent outside JAX; above 1 we are faster.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import math
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,10 +29,45 @@ import jaxsparse_fmt as jsf
 from benchmarks import cusparse, timing
 
 Row = dict[str, Any]
+BY_HOST = ("dia", "hdia", "bsr")  # these convert in NumPy, with nothing to compile
 
-FORMATS: dict[str, list[tuple[str, dict[str, int]]]] = {
-    "gpu": [("ell", {}), ("ellr", {}), ("hll", {"slice_size": 128}), ("hll", {"slice_size": 32}), ("csr", {})],
-    "cpu": [("ell", {}), ("ellr", {}), ("hll", {"slice_size": 1024}), ("hll", {"slice_size": 128}), ("csr", {})],
+# Format, layout, and the dtype of the values where it is not the vectors'.
+Method = tuple[str, dict[str, Any], dict[str, str]]
+NARROW = {"float64": "float32", "float32": "bfloat16"}
+FORMATS: dict[str, list[Method]] = {
+    "gpu": [
+        ("csr", {"threads_per_row": 1}, {}),
+        ("csr", {}, {}),
+        ("coo", {}, {}),
+        ("ell", {}, {}),
+        ("ellr", {}, {}),
+        ("ellr", {"threads_per_row": 2}, {}),
+        ("ellrt", {"threads_per_row": 2}, {}),
+        ("hll", {"slice_size": 32}, {}),
+        ("hll", {"slice_size": 128}, {}),
+        ("jds", {}, {}),
+        ("pjds", {}, {}),
+        ("pellr", {}, {}),
+        ("biell", {}, {}),
+        ("bijad", {}, {}),
+        ("hyb", {}, {}),
+        ("dia", {}, {}),
+        ("hdia", {}, {}),
+        ("bsr", {"block_shape": (3, 3)}, {}),
+        ("sell", {}, {}),
+        ("sell", {}, NARROW),
+    ],
+    "cpu": [
+        ("csr", {}, {}),
+        ("ell", {}, {}),
+        ("ellr", {}, {}),
+        ("hll", {"slice_size": 1024}, {}),
+        ("hll", {"slice_size": 128}, {}),
+        ("pjds", {}, {}),
+        ("dia", {}, {}),
+        ("bsr", {"block_shape": (3, 3)}, {}),
+        ("sell", {"slice_size": 1024}, {}),
+    ],
 }
 
 
@@ -46,18 +86,31 @@ def moved_bytes(A: jsf.SparseMatrix, x: np.ndarray) -> int:
     return read + x.nbytes + A.shape[0] * x.itemsize
 
 
-def measure(name: str, S: Any, platform: str, backends: list[str], copy: float) -> Iterator[Row]:
+def converted(csr: jsf.SparseMatrix, format: str, layout: dict[str, Any], dtype: str) -> tuple[jsf.SparseMatrix, float]:
+    """The matrix in a format, and the seconds that the conversion takes once it is compiled."""
+
+    def convert() -> tuple[jsf.SparseMatrix, float]:
+        start = time.perf_counter()
+        A = jax.block_until_ready(csr.astype(dtype).asformat(format, max_bytes=2**36, **layout))
+        return A, time.perf_counter() - start
+
+    A, first = convert()
+    return (A, first) if format in BY_HOST else convert()
+
+
+def measure(name: str, S: Any, platform: str, backends: list[str], copy: float, only: list[str]) -> Iterator[Row]:
     """One row per method on one matrix, the opponents first."""
     rng = np.random.default_rng(0)
     xs = [rng.standard_normal(S.shape[1]).astype(S.dtype) for _ in range(3)]
     exact = S.astype(np.float64) @ xs[0].astype(np.float64)
     csr_bytes = S.nnz * (S.dtype.itemsize + 4) + 4 * S.shape[0] + sum(S.shape) * S.dtype.itemsize
 
-    def row(method: str, backend: str, seconds: float, nbytes: int, y: Any) -> Row:
+    def row(method: str, backend: str, seconds: float, nbytes: int, y: Any, conversion: float = math.nan) -> Row:
         error = float(np.max(np.abs(np.asarray(y, np.float64) - exact)) / np.max(np.abs(exact)))
         rate = nbytes / seconds
         return {"matrix": name, "dtype": S.dtype.name, "rows": S.shape[0], "nnz": S.nnz, "method": method} | {
-            "backend": backend, "us": seconds * 1e6, "GB/s": rate / 1e9, "share": rate / copy, "error": error
+            "backend": backend, "us": seconds * 1e6, "GB/s": rate / 1e9, "share": rate / copy, "error": error,
+            "conversion": conversion / seconds,
         }  # fmt: skip
 
     if platform == "cpu":
@@ -69,12 +122,18 @@ def measure(name: str, S: Any, platform: str, backends: list[str], copy: float) 
 
     inputs = [jnp.asarray(x) for x in xs]
     yield row("JAX BCSR", "xla", *_bcsr(S, inputs, csr_bytes))
-    for format, layout in FORMATS[platform]:
+    csr = jsf.from_scipy(S, "csr")
+    for format, layout, dtypes in FORMATS[platform]:
+        if only and format not in only:
+            continue
+        stored = dtypes.get(S.dtype.name, S.dtype.name)
+        A, seconds_to_convert = converted(csr, format, layout, stored)
+        label = " ".join([format, *(f"{k}={v}" for k, v in layout.items()), *([f"values {stored}"] if dtypes else [])])
         for backend in backends:
-            A = jsf.from_scipy(S, format, backend=backend, **layout)
-            label = format + "".join(f" {k}={v}" for k, v in layout.items())
+            A = dataclasses.replace(A, backend=backend)
             seconds = timing.of_jax(lambda A, x: A @ x, A, inputs)
-            yield row(label, backend, seconds, moved_bytes(A, xs[0]), jax.jit(lambda A, x: A @ x)(A, inputs[0]))
+            y = jax.jit(lambda A, x: A @ x)(A, inputs[0])
+            yield row(label, backend, seconds, moved_bytes(A, xs[0]), y, seconds_to_convert)
 
 
 def _of_cupy(product: cusparse.CsrProduct, xs: list[np.ndarray]) -> tuple[float, np.ndarray]:
@@ -107,12 +166,13 @@ def with_ratios(rows: list[Row]) -> list[Row]:
 def table(rows: list[Row], header: dict[str, Any]) -> str:
     """A Markdown table, which reads as plain text too."""
     lines = [", ".join(f"{k} {v}" for k, v in header.items()), ""]
-    lines += ["| matrix | dtype | method | backend | µs | GB/s | share of copy | × opponent | error |"]
-    lines += ["|---|---|---|---|---:|---:|---:|---:|---:|"]
+    lines += ["| matrix | dtype | method | backend | µs | GB/s | share of copy | × opponent | conversion | error |"]
+    lines += ["|---|---|---|---|---:|---:|---:|---:|---:|---:|"]
     for r in rows:
+        conversion = "" if math.isnan(r["conversion"]) else f"{r['conversion']:.0f}"
         lines.append(
             f"| {r['matrix']} | {r['dtype']} | {r['method']} | {r['backend']} | {r['us']:.1f} | {r['GB/s']:.0f} | "
-            f"{r['share']:.2f} | {r['ratio']:.2f} | {r['error']:.0e} |"
+            f"{r['share']:.2f} | {r['ratio']:.2f} | {conversion} | {r['error']:.0e} |"
         )
     return "\n".join(lines)
 
@@ -122,6 +182,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--small", action="store_true", help="tiny matrices, to try the script")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "float64"])
     parser.add_argument("--backends", nargs="+", help="default: triton and mosaic on a GPU, auto on a CPU")
+    parser.add_argument("--only", nargs="+", default=[], help="formats; default: all")
+    parser.add_argument("--cases", type=int, nargs="+", help="numbers of the matrices; default: all")
     parser.add_argument("--json", type=Path, help="also write the rows here, and the table beside it as .md")
     args = parser.parse_args(argv)
     jax.config.update("jax_enable_x64", True)
@@ -130,10 +192,12 @@ def main(argv: list[str] | None = None) -> int:
     copy = timing.copy_bandwidth(2**24 if args.small else 2**28 if platform == "cpu" else 2**31)
     header = timing.provenance() | {"copy": f"{copy / 1e9:.0f} GB/s"}
     rows: list[Row] = []
-    for name, make in cases(platform, args.small).items():
+    for number, (name, make) in enumerate(cases(platform, args.small).items()):
+        if args.cases and number not in args.cases:
+            continue
         S = make()
         for dtype in args.dtypes:
-            for row in measure(name, S.astype(dtype), platform, backends, copy):
+            for row in measure(name, S.astype(dtype), platform, backends, copy, args.only):
                 rows.append(row)
                 label = f"{name} {dtype} {row['method']} {row['backend']}"
                 print(f"{label}: {row['us']:.1f} µs", file=sys.stderr, flush=True)
