@@ -32,7 +32,8 @@ from jaxsparse_fmt.formats import (
     SELL,
 )
 from jaxsparse_fmt.kernels.dialect import BACKENDS, use_backend
-from jaxsparse_fmt.matrix import SparseMatrix, Transposed, spmv
+from jaxsparse_fmt.matrix import SparseMatrix, spmv
+from jaxsparse_fmt.transposed import Transposed
 
 __version__ = "0.1.0"
 

@@ -1,9 +1,9 @@
-"""What the layers agree on: the linear-operator protocol, dtypes, and how a count of bytes is said."""
+"""What the layers agree on: CSR on a device, dtypes, and how a count of bytes is said."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,8 @@ import numpy as np
 # A canonical CSR matrix: rows sorted, no duplicates, indices in range. A scipy.sparse.csr_array (SciPy ships no types)
 # or `CsrArrays`.
 Csr: TypeAlias = Any
+
+STORABLE = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,19 +28,6 @@ class CsrArrays:
     @property
     def nnz(self) -> int:
         return self.data.shape[0]
-
-
-STORABLE = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
-
-
-@runtime_checkable
-class LinearOperator(Protocol):
-    """Anything a solver can work with: a square or rectangular map with a shape and `@`."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    def __matmul__(self, x: Any, /) -> Any: ...
 
 
 def floating_dtype(dtype: Any, what: str) -> np.dtype:
@@ -80,6 +69,37 @@ def requested_dtype(dtype: Any) -> np.dtype:
     return dtype
 
 
+def as_floating(x: Any, what: str, dtype: Any = None) -> jax.Array:
+    """x as an array of floats or complex numbers; integers become `dtype`, or JAX's default float.
+
+    Raises:
+      TypeError: x is not numeric.
+    """
+    if not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(x)):
+        x = np.asarray(x)  # before JAX sees it, so that what is wrong can be named
+    elif not isinstance(x, jax.Array):
+        x = jnp.asarray(x)
+    floating = floating_dtype(x.dtype, what)
+    return jnp.asarray(x, floating if dtype is None or jnp.issubdtype(x.dtype, jnp.inexact) else dtype)
+
+
+def check_keeps_imaginary(given: Any, dtype: Any) -> None:
+    """Refuses to store numbers of the dtype `given` as `dtype` if that drops imaginary parts.
+
+    Raises:
+      TypeError: it does.
+    """
+    if jnp.issubdtype(given, jnp.complexfloating) and not jnp.issubdtype(dtype, jnp.complexfloating):
+        raise TypeError(
+            f"dtype {dtype} would drop the imaginary parts of a {given} matrix; take its real part, or a complex dtype"
+        )
+
+
+def index_dtype(size: int) -> Any:
+    """int32 where it counts to `size`, else int64."""
+    return np.int32 if size < 2**31 else np.int64
+
+
 def x64_enabled() -> bool:
     """Whether JAX holds 64-bit numbers at present."""
     return jax.dtypes.canonicalize_dtype(np.float64) == np.float64
@@ -87,8 +107,9 @@ def x64_enabled() -> bool:
 
 def readable_bytes(n: float) -> str:
     """A count of bytes for people, in powers of ten: `87.6 MB`."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if abs(n) < 1000 or unit == "TB":
-            return f"{n:.0f} B" if unit == "B" else f"{n:.3g} {unit}"
-        n /= 1000
-    raise AssertionError("unreachable")
+    if abs(n) < 999.5:
+        return f"{n:.0f} B"
+    for unit, scale in (("kB", 1e3), ("MB", 1e6), ("GB", 1e9)):
+        if abs(n) < 999.5 * scale:
+            return f"{n / scale:.3g} {unit}"
+    return f"{n / 1e12:.3g} TB"

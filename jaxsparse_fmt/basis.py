@@ -1,8 +1,8 @@
 """A basis, entered once: where a matrix's own order of unknowns differs from the user's.
 
 A matrix whose rows are sorted, padded or spread over devices works fastest on vectors in its own order. A solver
-enters that order once, iterates with `A.in_basis @ p`, and leaves once; the loop
-permutes nothing, unless a preconditioner in the user's order makes it.
+enters that order once, iterates with `A.in_basis @ p`, and leaves once; the loop permutes nothing, unless a
+preconditioner in the user's order makes it.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import scipy.sparse
 
+from jaxsparse_fmt import traffic
 from jaxsparse_fmt._types import Csr, floating_dtype, readable_bytes
-from jaxsparse_fmt.formats.storing import longest_by_slice
 
 # What a byte of a format costs against a byte of ELL's, by the tables of `benchmarks.spmv` in benchmarks/results.
 # CPU: XLA walks ELL's columns as they lie, gathers HLL's slices and CSR's entries. GPU: CSR's threads share rows.
@@ -49,11 +49,11 @@ def rank(S: Any, dtype: Any = None, platform: str | None = None) -> list[Choice]
       dtype: of the stored values; None takes S's.
       platform: "cpu" or "gpu"; None is where JAX runs by default.
 
-    Raises:
-      ValueError: another platform.
-
     Returns:
       At least one `Choice`: CSR always fits.
+
+    Raises:
+      ValueError: another platform.
     """
     csr: Csr = scipy.sparse.csr_array(S)
     lengths = np.diff(csr.indptr)
@@ -63,11 +63,10 @@ def rank(S: Any, dtype: Any = None, platform: str | None = None) -> list[Choice]
             f"platform must be one of {', '.join(COST)}, or None for the one that JAX runs on; got {platform!r}"
         )
     platform = platform or ("cpu" if jax.default_backend() == "cpu" else "gpu")
-    vectors = itemsize * sum(csr.shape)
 
     def choice(name: str, layout: dict[str, int], n_stored: int, pointers: int) -> Choice:
         nbytes = n_stored * (itemsize + 4) + pointers * 4
-        moved = nbytes + vectors
+        moved = traffic.bytes_moved(nbytes, csr.shape, itemsize)
         fill = csr.nnz / n_stored if n_stored else 1.0
         weight = COST[platform][name]
         reason = f"moves {readable_bytes(moved)} a product, at {weight:g} × the cost of a byte"
@@ -76,11 +75,10 @@ def rank(S: Any, dtype: Any = None, platform: str | None = None) -> list[Choice]
         return Choice(name, layout, nbytes, moved, moved * weight, reason)
 
     n_rows = csr.shape[0]
-    longest = int(lengths.max(initial=0))
-    choices = [choice("csr", {}, csr.nnz, n_rows + 1), choice("ell", {}, longest * n_rows, 0)]
+    choices = [choice("csr", {}, csr.nnz, n_rows + 1), choice("ell", {}, traffic.ell_places(lengths), 0)]
     for rows in (1024,) if platform == "cpu" else (128, 32):
         slice_size = min(rows, max(n_rows, 1))
-        n_slices = -(-n_rows // slice_size)
-        n_stored = slice_size * int(longest_by_slice(lengths, slice_size).sum())
-        choices.append(choice("hll", {"slice_size": slice_size}, n_stored, n_slices + 1))
+        pointers = -(-n_rows // slice_size) + 1
+        n_stored = traffic.sliced_places(lengths, slice_size)
+        choices.append(choice("hll", {"slice_size": slice_size}, n_stored, pointers))
     return sorted(choices, key=lambda c: c.cost)

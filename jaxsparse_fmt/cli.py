@@ -22,7 +22,7 @@ import scipy.sparse
 
 import jaxsparse_fmt as jsf
 import solvers
-from jaxsparse_fmt import demo, io, measure, plot, report
+from jaxsparse_fmt import demo, io, measure, plot, report, traffic
 from jaxsparse_fmt._types import readable_bytes
 from jaxsparse_fmt.kernels import dialect
 
@@ -148,7 +148,7 @@ def _check_outputs(args: argparse.Namespace) -> None:
         folder = Path(out).parent
         if Path(out).resolve() in (Path(args.file).resolve(), Path(args.rhs or args.file).resolve()):
             raise BadInput(f"{out}: --out would overwrite the input; give it another name")
-        if not out.endswith(io.VECTOR_SUFFIXES):
+        if not out.lower().endswith(io.VECTOR_SUFFIXES):
             known = ", ".join(io.VECTOR_SUFFIXES)
             raise BadInput(f"{out}: cannot write x so; let the name end in {known}")
         if not folder.is_dir() or not os.access(folder, os.W_OK):
@@ -264,7 +264,7 @@ def _write(
 
 def _matrix_rows(S: scipy.sparse.csr_array, stored: measure.Stored, product: float) -> list[tuple[str, str]]:
     A = stored.A
-    in_csr = A.nbytes / report.csr_bytes(S, A.dtype.itemsize)
+    in_csr = A.nbytes / traffic.csr_bytes(S, A.dtype.itemsize)
     speed = report.bandwidth(stored.moved, product)
     return [
         ("rows", f"{S.shape[0]:,}"),

@@ -10,9 +10,10 @@ import numpy as np
 import scipy.sparse
 
 from jaxsparse_fmt import choose, io
-from jaxsparse_fmt._types import Csr, floating_dtype, requested_dtype
+from jaxsparse_fmt._types import Csr, check_keeps_imaginary, floating_dtype, requested_dtype
 from jaxsparse_fmt.kernels import dialect
-from jaxsparse_fmt.matrix import SparseMatrix, Transposed, build, check_keeps_imaginary
+from jaxsparse_fmt.matrix import SparseMatrix, build
+from jaxsparse_fmt.transposed import Transposed
 
 
 def from_scipy(
@@ -66,7 +67,7 @@ def from_scipy(
 
 def from_coo(
     row: Any, col: Any, data: Any, shape: tuple[int, int], format: str = "auto", dtype: Any = None, **options: Any
-):
+) -> SparseMatrix:
     """A matrix from coordinates; duplicates are summed.
 
     Args:

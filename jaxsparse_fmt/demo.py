@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy.sparse
 
-from jaxsparse_fmt import gallery, measure, report
+from jaxsparse_fmt import gallery, measure, report, traffic
 from jaxsparse_fmt._types import readable_bytes
 from jaxsparse_fmt.plot import Curve
 
@@ -144,7 +144,7 @@ def run(solver: Callable[..., Any], n: int, rtol: float, stages: report.Progress
         trace = _scipy_trace(S, b, rtol)
 
     norms = np.asarray(sol.history) / np.linalg.norm(b)
-    in_csr = report.csr_bytes(S, dtype.itemsize)
+    in_csr = traffic.csr_bytes(S, dtype.itemsize)
     ours = Side(
         name="jaxsparse",
         device=measure.device(),
@@ -164,7 +164,7 @@ def run(solver: Callable[..., Any], n: int, rtol: float, stages: report.Progress
         format="csr",
         stored=in_csr,
         product=products[1],
-        moved=in_csr + dtype.itemsize * sum(S.shape),
+        moved=traffic.bytes_moved(in_csr, S.shape, dtype.itemsize),
         setup=0.0,
         seconds=their_seconds,
         x=x_scipy,

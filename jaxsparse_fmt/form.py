@@ -124,17 +124,17 @@ def _jvp(face, primals, tangents, *, faces, backend):
 
 def _transpose(face, cotangent, a, b, *structure, faces, backend):
     """The cotangent of the linear operand: the face that yields its kind from the cotangent and the other operand."""
-    position = 0 if ad.is_undefined_primal(a) else 1
-    aval, known = ((a, b) if position == 0 else (b, a))[0].aval, b if position == 0 else a
+    names, position = OPERANDS[face], 0 if ad.is_undefined_primal(a) else 1
+    aval, known = (a.aval, b) if position == 0 else (b.aval, a)
     if isinstance(cotangent, ad.Zero):
         result = ad.Zero(aval)
     else:
-        names = OPERANDS[face]
         given = {names[2]: cotangent, names[1 - position]: known}
         back = FACE_OF[frozenset(given)]
         first, second = (given[name] for name in OPERANDS[back][:2])
         result = _as_dtype(_bind(back, faces, first, second, structure, backend), aval.dtype)
-    return (*((result, None) if position == 0 else (None, result)), *(None for _ in structure))
+    results = (result, None) if position == 0 else (None, result)
+    return *results, *(None for _ in structure)
 
 
 def _as_dtype(a, dtype):

@@ -15,12 +15,21 @@ from jax import lax
 from jax.core import Tracer
 
 from jaxsparse_fmt import form
-from jaxsparse_fmt._types import Csr, CsrArrays, floating_dtype, readable_bytes, requested_dtype
+from jaxsparse_fmt._types import (
+    Csr,
+    CsrArrays,
+    as_floating,
+    check_keeps_imaginary,
+    index_dtype,
+    readable_bytes,
+    requested_dtype,
+)
 from jaxsparse_fmt.basis import IDENTITY, Basis
+from jaxsparse_fmt.transposed import Transposed
 
 Array = jax.Array
 
-# Every storage scheme by name. `formats/__init__.py` fills it, one line a format.
+# Every storage scheme by name; `formats/__init__.py` fills it.
 FORMATS: dict[str, type[SparseMatrix]] = {}
 
 
@@ -28,8 +37,9 @@ FORMATS: dict[str, type[SparseMatrix]] = {}
 class SparseMatrix(abc.ABC):
     """A sparse matrix: a pytree whose leaves are its arrays, and a linear map.
 
-    A format subclasses this with its index arrays and says three things: its `faces` (how the trilinear form is
-    computed), the `structure` handed to them, and the `coordinates` of its storage. The rest follows.
+    A format subclasses this with its index arrays and says four things: how it is built (`from_csr`), its `faces` (how
+    the trilinear form is computed), the `structure` handed to them, and the `coordinates` of its storage. The rest
+    follows.
 
     Attributes:
       values: [n_stored], entries and padding in the format's own order.
@@ -234,7 +244,7 @@ class SparseMatrix(abc.ABC):
         indices = np.empty(self.nnz, col.dtype)
         data[entry[live]], indices[entry[live]] = values[live], col[live]
         indptr = np.concatenate([[0], np.cumsum(np.bincount(row[live], minlength=self.shape[0]))])
-        indptr = indptr.astype(np.int32 if self.nnz < 2**31 else np.int64)
+        indptr = indptr.astype(index_dtype(self.nnz))
         csr = scipy.sparse.csr_array((data, indices.astype(indptr.dtype), indptr), shape=self.shape)
         csr.sort_indices()  # `in_basis` renumbers columns
         return csr
@@ -244,7 +254,7 @@ class SparseMatrix(abc.ABC):
         """`data` [nnz], `indices` [nnz] and `indptr` [n_rows + 1] in canonical order, on the device."""
         row, col, entry = self.coordinates()
         entry = _canonical(row, col, entry, self.nnz)
-        n_rows, index = self.shape[0], jnp.int32 if self.nnz < 2**31 else jnp.int64
+        n_rows, index = self.shape[0], index_dtype(self.nnz)
         data = jnp.zeros(self.nnz, self.dtype).at[entry].set(self.values, mode="drop", unique_indices=True)
         indices = jnp.zeros(self.nnz, jnp.int32).at[entry].set(col, mode="drop", unique_indices=True)
         counts = jnp.zeros(n_rows, index).at[jnp.where(entry < self.nnz, row, n_rows)].add(1, mode="drop")
@@ -291,62 +301,9 @@ class SparseMatrix(abc.ABC):
         return self
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Transposed:
-    """The transpose of `A`, a view on its arrays."""
-
-    A: SparseMatrix
-
-    ndim: ClassVar[int] = 2
-    __array_ufunc__ = None
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.A.shape[1], self.A.shape[0]
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.A.dtype
-
-    @property
-    def nnz(self) -> int:
-        return self.A.nnz
-
-    @property
-    def T(self) -> SparseMatrix:
-        return self.A
-
-    @property
-    def H(self) -> SparseMatrix:
-        return self.A.H.A
-
-    def matvec(self, y: Any) -> Array:
-        return self.A._transposed(y)
-
-    def rmatvec(self, x: Any) -> Array:
-        return jnp.conj(self.A.matvec(jnp.conj(as_floating(x, "the vector"))))
-
-    def __matmul__(self, y: Any) -> Array:
-        return self.A._transposed(y)
-
-    def __rmatmul__(self, x: Any) -> Array:
-        return self.A.matvec(as_floating(x, "the vector").T).T
-
-    def diagonal(self) -> Array:
-        return self.A.diagonal()
-
-    def todense(self) -> Array:
-        return self.A.todense().T
-
-    def to_scipy(self) -> Csr:
-        return scipy.sparse.csr_array(self.A.to_scipy().T)
-
-    def __repr__(self) -> str:
-        return f"{self.A!r}.T"
-
-
-def build(csr: Csr, name: str, *, dtype: Any, backend: str, max_bytes: int | None = None, **layout: Any):
+def build(
+    csr: Csr, name: str, *, dtype: Any, backend: str, max_bytes: int | None = None, **layout: Any
+) -> SparseMatrix:
     """The canonical `csr` in the format `name`, after checking the name and the layout options.
 
     Raises:
@@ -381,27 +338,6 @@ def spmv(A: SparseMatrix, x: Any, y: Any = None, alpha: Any = 1.0, beta: Any = 0
         got = "no y" if y is None else f"y of shape {jnp.shape(y)}"
         raise ValueError(f"beta={beta} adds beta·y, which needs y of shape {product.shape}; got {got}")
     return product + beta * jnp.asarray(y)
-
-
-def as_floating(x: Any, what: str, dtype: Any = None) -> Array:
-    """x as an array of floats or complex numbers; integers become `dtype`, or JAX's default float.
-
-    Raises:
-      TypeError: x is not numeric.
-    """
-    if not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(x)):
-        x = np.asarray(x)  # before JAX sees it, so that what is wrong can be named
-    elif not isinstance(x, jax.Array):
-        x = jnp.asarray(x)
-    floating = floating_dtype(x.dtype, what)
-    return jnp.asarray(x, floating if dtype is None or jnp.issubdtype(x.dtype, jnp.inexact) else dtype)
-
-
-def check_keeps_imaginary(given: Any, dtype: Any) -> None:
-    if jnp.issubdtype(given, jnp.complexfloating) and not jnp.issubdtype(dtype, jnp.complexfloating):
-        raise TypeError(
-            f"dtype {dtype} would drop the imaginary parts of a {given} matrix; take its real part, or a complex dtype"
-        )
 
 
 def _canonical(row: Array, col: Array, entry: Array, nnz: int) -> Array:

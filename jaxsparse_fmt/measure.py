@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 
-from jaxsparse_fmt import choose
+from jaxsparse_fmt import choose, traffic
 from jaxsparse_fmt.convert import from_scipy
 from jaxsparse_fmt.matrix import SparseMatrix
 
@@ -69,7 +69,7 @@ def store(S: scipy.sparse.csr_array, dtype: np.dtype, format: str = "auto", back
     A = from_scipy(S, choice.format if choice else format, dtype, backend=backend, **layout)
     if choice is not None:
         return Stored(A, why, choice.moved)
-    return Stored(A, why, A.nbytes + dtype.itemsize * sum(A.shape))
+    return Stored(A, why, traffic.bytes_moved(A.nbytes, A.shape, dtype.itemsize))
 
 
 def prepare(

@@ -57,11 +57,6 @@ def bandwidth(n_bytes: float, seconds: float) -> str:
 # ----------------------------------------------------------------------------------------- figures
 
 
-def csr_bytes(S: scipy.sparse.csr_array, itemsize: int) -> int:
-    """Bytes of S in CSR with values of `itemsize` bytes and 32-bit indices."""
-    return S.nnz * (itemsize + 4) + 4 * (S.shape[0] + 1)
-
-
 def relative_residual(S: scipy.sparse.csr_array, b: np.ndarray, x: np.ndarray) -> float:
     """‖b − A·x‖ / ‖b‖ by SciPy's product, ‖A·x‖ for b = 0; b and x are [n]."""
     return float(np.linalg.norm(b - S @ x) / (np.linalg.norm(b) or 1.0))

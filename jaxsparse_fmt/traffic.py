@@ -10,9 +10,13 @@ of a format. Equation numbers are those of
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from jaxsparse_fmt._types import Csr
+
+HYB_RULES = ("third", "mean")
 
 
 def by_falling_length(row_lengths: np.ndarray) -> np.ndarray:
@@ -100,6 +104,11 @@ def bytes_moved(storage: int, shape: tuple[int, int], vector_bytes: int = 8) -> 
     return storage + vector_bytes * sum(shape)
 
 
+def csr_bytes(csr: Csr, value_bytes: int) -> int:
+    """Bytes of a matrix in CSR with values of `value_bytes` bytes and 32-bit indices and pointers."""
+    return csr.nnz * (value_bytes + 4) + 4 * (csr.shape[0] + 1)
+
+
 def ell_places(row_lengths: np.ndarray, alignment: int = 1) -> int:
     """ELL, and ELLPACK-R where columns start at multiples of `alignment` rows: Barbieri et al., §2.4 and §3.1."""
     longest = int(np.max(row_lengths, initial=0))
@@ -122,24 +131,25 @@ def jds_places(row_lengths: np.ndarray, alignment: int = 16) -> int:
     return int(_round_up(diagonals, alignment).sum())
 
 
-def hyb_width(row_lengths: np.ndarray, rule: str = "third") -> int:
+def hyb_width(row_lengths: Any, rule: str = "third") -> int:
     """K, the columns of HYB's ELL part (Bell and Garland 2009; Wang and Gu, §2.3.4).
 
     Args:
+      row_lengths: NumPy's, or of any library that follows the array API standard, which then computes.
       rule: "third", the largest K that at least a third of the rows reach; or "mean", the mean length, rounded.
 
     Raises:
       ValueError: another rule.
     """
-    if rule not in ("third", "mean"):
+    if rule not in HYB_RULES:
         raise ValueError(f"the rule for HYB's width must be 'third' or 'mean', got {rule!r}")
-    n_rows = len(row_lengths)
+    n_rows = row_lengths.shape[0]
     if n_rows == 0:
         return 0
     if rule == "mean":
-        return round(float(np.mean(row_lengths)))
-    place = n_rows - -(-n_rows // 3)
-    return int(np.partition(row_lengths, place)[place])
+        return round(int(row_lengths.sum()) / n_rows)
+    xp = row_lengths.__array_namespace__()
+    return int(xp.sort(row_lengths)[n_rows - -(-n_rows // 3)])
 
 
 def hyb_places(row_lengths: np.ndarray, width: int) -> tuple[int, int]:

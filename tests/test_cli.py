@@ -221,6 +221,7 @@ def test_a_real_dtype_for_a_complex_matrix_is_refused(tmp_path, capsys):
     [
         ("--out", "x.csv", r"x\.csv: .*\.mtx, \.mtx\.gz, \.npy, \.txt"),
         ("--out", "nowhere/x.npy", "no folder nowhere"),
+        ("--out", "nowhere/X.NPY", "no folder nowhere"),  # as a name it would do
         ("--plot", "a.bmp", r"a\.bmp: .*\.png"),
         ("--plot", "nowhere/a.png", "no folder nowhere"),
         ("--out", "./A.mtx", "overwrite"),

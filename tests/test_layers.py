@@ -17,6 +17,7 @@ LAYERS = (
     "traffic",
     "kernels",
     "form basis",
+    "transposed",
     "matrix",
     "formats",
     "gallery _hubbard _meshes io _matrix_market",

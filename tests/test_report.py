@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxsparse_fmt import choose, gallery, report
+from jaxsparse_fmt._types import readable_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +45,14 @@ def test_durations_are_readable(seconds: float, text: str):
 
 def test_durations_add_up():
     assert report.durations({"read": 1.0, "solve": 2.0}) == "3 s: read 1 s, solve 2 s"
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (87_600_000, "87.6 MB"), (999_900, "1 MB"), (2.5e13, "25 TB")],
+)
+def test_bytes_are_readable(n_bytes: float, text: str):
+    assert readable_bytes(n_bytes) == text
 
 
 def test_bandwidth_counts_in_powers_of_ten():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
 
+import jaxsparse_fmt as jsf
 from jaxsparse_fmt import traffic
 
 row_lengths = st.lists(st.integers(0, 40), max_size=150).map(lambda lengths: np.array(lengths, np.int32))
@@ -94,6 +96,12 @@ def test_hyb_can_be_as_wide_as_the_mean_row(lengths, width):
     assert traffic.hyb_width(np.array(lengths, int), "mean") == width
 
 
+@pytest.mark.parametrize("rule", traffic.HYB_RULES)
+@pytest.mark.parametrize("lengths", [[], [7, 6, 7], [1, 1, 1, 50]], ids=str)
+def test_the_width_of_hyb_is_the_same_for_lengths_on_a_device(lengths, rule):
+    assert traffic.hyb_width(jnp.array(lengths, jnp.int32), rule) == traffic.hyb_width(np.array(lengths, int), rule)
+
+
 def test_an_unknown_rule_of_width_is_refused_by_name():
     with pytest.raises(ValueError, match="'third' or 'mean', got 'half'"):
         traffic.hyb_width(np.array([1]), "half")
@@ -113,6 +121,11 @@ def test_diagonals_are_counted_once_a_slice(n_rows, n_cols, density, slice_size,
     csr = sp.csr_array(dense)
     assert traffic.diagonals(csr) == len({j - i for i, j in places})
     assert traffic.diagonals(csr, slice_size) == len({(i // slice_size, j - i) for i, j in places})
+
+
+def test_csr_takes_what_its_format_does():
+    A = jsf.from_scipy(jsf.gallery.poisson(4), "csr")
+    assert traffic.csr_bytes(A.to_scipy(), 8) == A.nbytes
 
 
 def test_a_product_moves_the_storage_and_both_vectors():

@@ -19,41 +19,6 @@ from jaxsparse_fmt.formats.pjds import PJDS
 from jaxsparse_fmt.formats.sell import SELL
 from jaxsparse_fmt.matrix import FORMATS
 
-FORMATS["coo"] = COO
-FORMATS["csr"] = CSR
-FORMATS["csc"] = CSC
-FORMATS["dia"] = DIA
-FORMATS["hdia"] = HDIA
-FORMATS["ell"] = ELL
-FORMATS["ellr"] = ELLR
-FORMATS["ellrt"] = ELLRT
-FORMATS["hll"] = HLL
-FORMATS["jds"] = JDS
-FORMATS["pjds"] = PJDS
-FORMATS["pellr"] = PELLR
-FORMATS["biell"] = BIELL
-FORMATS["bijad"] = BIJAD
-FORMATS["hyb"] = HYB
-FORMATS["bsr"] = BSR
-FORMATS["sell"] = SELL
-
-__all__ = [
-    "BIELL",
-    "BIJAD",
-    "BSR",
-    "COO",
-    "CSC",
-    "CSR",
-    "DIA",
-    "ELL",
-    "ELLR",
-    "ELLRT",
-    "FORMATS",
-    "HDIA",
-    "HLL",
-    "HYB",
-    "JDS",
-    "PELLR",
-    "PJDS",
-    "SELL",
-]
+# In the order in which they are listed everywhere.
+_FORMATS = (COO, CSR, CSC, DIA, HDIA, ELL, ELLR, ELLRT, HLL, JDS, PJDS, PELLR, BIELL, BIJAD, HYB, BSR, SELL)
+FORMATS.update((cls.name, cls) for cls in _FORMATS)

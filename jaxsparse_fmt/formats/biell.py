@@ -52,10 +52,10 @@ class BisectedGroups(ByRule):
     @classmethod
     def from_csr(cls, csr: Csr, *, dtype: Any, backend: str, max_bytes: int | None) -> Self:
         rows = storing.rows_of(csr, cls.window)
-        on_host = isinstance(rows.lengths, np.ndarray)
+        on_host = storing.namespace(rows.lengths) is np
         counts = WARP * (_columns(np, rows.lengths) if on_host else _columns_on_device(rows.lengths))
         slice_ptr = storing.pointers(counts)
-        storing.check_memory(cls.name, int(slice_ptr[-1]), csr, np.dtype(dtype).itemsize, max_bytes)
+        storing.check_memory(cls.name, int(slice_ptr[-1]), csr, dtype, max_bytes)
         arrays = {"slice_ptr": slice_ptr}
         values, col_idx = storing.fill(csr, rows, Bisected(csr.shape[0]), arrays, int(slice_ptr[-1]), dtype)
         index = jnp.asarray(slice_ptr), jnp.asarray(rows.lengths), jnp.asarray(rows.perm)

@@ -74,8 +74,7 @@ class BSR(ByRule):
           ValueError: a block without rows or columns, or of more than 32 columns. TypeError: not two integers.
         """
         csr = storing.on_host(csr)
-        itemsize = np.dtype(dtype).itemsize
-        r, c = _shape(block_shape) if block_shape is not None else best_block(csr, itemsize)
+        r, c = _shape(block_shape) if block_shape is not None else best_block(csr, np.dtype(dtype).itemsize)
         n_rows, n_cols = csr.shape
         n_block_rows, C = -(-n_rows // r), slice_rows(n_rows, r)
         padded = (n_block_rows * r, -(-n_cols // c) * c)
@@ -84,7 +83,7 @@ class BSR(ByRule):
         rows, address = storing.rows_of(places), Slices(n_block_rows, max(C // r, 1))
         counts = storing.longest_by_slice(rows.lengths, address.lanes) * C * c
         cause = f"its {csr.nnz} entries touch {places.nnz} blocks of {r} × {c}"
-        storing.check_memory(cls.name, int(counts.sum()), csr, itemsize, max_bytes, 4 / (r * c), cause)
+        storing.check_memory(cls.name, int(counts.sum()), csr, dtype, max_bytes, 4 / (r * c), cause)
         blocks, entries = _blocks(csr, csr.data, padded, (r, c)), _blocks(csr, np.ones(csr.nnz, bool), padded, (r, c))
         slice_ptr = storing.pointers(counts)
         n_blocks = int(slice_ptr[-1]) // (r * c)

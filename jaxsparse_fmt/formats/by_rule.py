@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, Self
+import functools
+from typing import Any, ClassVar, Self, get_type_hints
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
+from jaxsparse_fmt._types import index_dtype
 from jaxsparse_fmt.basis import IDENTITY, Basis
 from jaxsparse_fmt.kernels import columns
 from jaxsparse_fmt.kernels.address import Address, Chunked
 from jaxsparse_fmt.kernels.column_rule import ColumnRule, Diagonal, Explicit
+from jaxsparse_fmt.kernels.columns_reference import transposed_reference
+from jaxsparse_fmt.kernels.rule import Rule
 from jaxsparse_fmt.matrix import SparseMatrix
 
 Array = jax.Array
@@ -42,17 +45,21 @@ class ByRule(SparseMatrix):
     @property
     def arrays(self) -> dict[str, Array]:
         """The index arrays by the names that the rules use."""
-        named = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if _is_array(f) and f.name != "values"}
+        named = {name: getattr(self, name) for name in array_fields(type(self)) if name != "values"}
         return {"slice_ptr" if k == "row_ptr" else k: a for k, a in named.items() if a is not None}
 
     @property
+    def arrays_read(self) -> dict[str, Array]:
+        """Those of `arrays` that products read."""
+        return {name: a for name, a in self.arrays.items() if name not in self.unread}
+
+    @property
     def faces(self) -> RuleFaces:
-        names = tuple(name for name in self.arrays if name not in self.unread)
-        return RuleFaces(columns.Rule(self.shape, self.n_stored, self.address, self.column), names)
+        return RuleFaces(Rule(self.shape, self.n_stored, self.address, self.column), tuple(self.arrays_read))
 
     @property
     def structure(self) -> tuple[Array, ...]:
-        return tuple(a for name, a in self.arrays.items() if name not in self.unread)
+        return tuple(self.arrays_read.values())
 
     def coordinates(self) -> tuple[Array, Array, Array]:
         arrays, (n_rows, n_cols) = self.arrays, self.shape
@@ -60,7 +67,7 @@ class ByRule(SparseMatrix):
         if self.n_stored == 0:
             nothing = jnp.zeros(0, jnp.int32)
             return nothing, nothing, nothing
-        row, col, j = columns.places(arrays, rule)
+        row, col, j = rule.places(arrays)
         live = col < n_cols
         if "pattern" in arrays or isinstance(rule.column, Diagonal):  # not every place of a row holds an entry
             j = _rank(live, arrays, rule)
@@ -70,9 +77,16 @@ class ByRule(SparseMatrix):
         elif "slice_ptr" in arrays and isinstance(rule.address, Chunked) and rule.address.lanes == 1:
             lengths = jnp.diff(arrays["slice_ptr"])
         else:
+            lengths = None
+        return row, col, self._index_in_data(row, j, live, lengths)
+
+    def _index_in_data(self, row: Array, j: Array, live: Array, lengths: Array | None = None) -> Array:
+        """Where in `data` entry j of a row is, nnz where not `live`. `lengths`: of all rows; None: they are counted."""
+        if lengths is None:
+            n_rows = self.shape[0]
             lengths = jnp.zeros(n_rows, jnp.int32).at[jnp.where(live, row, n_rows)].add(1, mode="drop")
         first = jnp.cumsum(lengths, dtype=index_dtype(self.nnz)) - lengths
-        return row, col, jnp.where(live, first.at[row].get(mode="promise_in_bounds") + j, self.nnz)
+        return jnp.where(live, first.at[row].get(mode="promise_in_bounds") + j, self.nnz)
 
     @property
     def basis(self) -> Basis:
@@ -102,7 +116,7 @@ class ByRule(SparseMatrix):
 class RuleFaces:
     """The three faces over a storage rule. `names` are those of the arrays in `structure`."""
 
-    rule: columns.Rule
+    rule: Rule
     names: tuple[str, ...]
 
     @property
@@ -121,13 +135,13 @@ class RuleFaces:
 
     def transposed(self, values, y, structure, backend):
         del backend  # plain jnp everywhere
-        return columns.transposed_reference(values, y, self.arrays(structure), rule=self.rule)
+        return transposed_reference(values, y, self.arrays(structure), rule=self.rule)
 
     def outer(self, y, x, structure, backend):
         return columns.outer(y, x, self.arrays(structure), rule=self.rule, backend=backend)
 
 
-def _rank(live: Array, arrays: dict[str, Array], rule: columns.Rule) -> Array:
+def _rank(live: Array, arrays: dict[str, Array], rule: Rule) -> Array:
     """How many entries of its row come before each stored place, where not every place holds one."""
     address = rule.address
     assert isinstance(address, Chunked)
@@ -137,17 +151,15 @@ def _rank(live: Array, arrays: dict[str, Array], rule: columns.Rule) -> Array:
     return (before - before[jnp.arange(k.shape[0], dtype=k.dtype) - k]).reshape(-1)
 
 
-def index_dtype(size: int) -> Any:
-    """int32 where it counts to `size`, else int64."""
-    return np.int32 if size < 2**31 else np.int64
-
-
-def _is_array(field: dataclasses.Field) -> bool:
-    return str(field.type).startswith("Array")
+@functools.cache
+def array_fields(cls: type[Any]) -> tuple[str, ...]:
+    """The fields of a format that are annotated as `Array` or `Array | None`."""
+    hints = get_type_hints(cls)
+    return tuple(f.name for f in dataclasses.fields(cls) if hints[f.name] in (Array, Array | None))
 
 
 def register(cls: type[Any]) -> type[Any]:
-    """Makes a format a pytree: fields annotated as arrays are leaves, the rest is static."""
-    fields = dataclasses.fields(cls)
-    arrays = [f.name for f in fields if _is_array(f)]
-    return jax.tree_util.register_dataclass(cls, arrays, [f.name for f in fields if f.name not in arrays])
+    """Makes a format a pytree: its `array_fields` are leaves, the rest is static."""
+    leaves = array_fields(cls)
+    static = [f.name for f in dataclasses.fields(cls) if f.name not in leaves]
+    return jax.tree_util.register_dataclass(cls, leaves, static)

@@ -15,15 +15,14 @@ import dataclasses
 from typing import Any, Self
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-from jaxsparse_fmt._types import Csr
+from jaxsparse_fmt._types import Csr, index_dtype
 from jaxsparse_fmt.formats import storing
-from jaxsparse_fmt.formats.by_rule import Array, index_dtype, register
-from jaxsparse_fmt.formats.csr import threads_for
+from jaxsparse_fmt.formats.by_rule import Array, register
+from jaxsparse_fmt.formats.csr import csr_rule
 from jaxsparse_fmt.kernels import columns, entries
-from jaxsparse_fmt.kernels.address import Slices
+from jaxsparse_fmt.kernels.address import expand_ptr
 from jaxsparse_fmt.kernels.column_rule import Explicit
 from jaxsparse_fmt.matrix import SparseMatrix
 
@@ -50,11 +49,9 @@ class COO(SparseMatrix):
 
     @classmethod
     def from_csr(cls, csr: Csr, *, dtype: Any, backend: str, max_bytes: int | None) -> Self:
-        storing.check_memory(cls.name, csr.nnz, csr, np.dtype(dtype).itemsize, max_bytes, index=8)
+        storing.check_memory(cls.name, csr.nnz, csr, dtype, max_bytes, index=8)
         values, col_idx, row_ptr = storing.csr_arrays(csr, dtype)
-        rows = jnp.arange(csr.shape[0], dtype=jnp.int32)
-        row_idx = jnp.repeat(rows, jnp.diff(row_ptr), total_repeat_length=csr.nnz)
-        return cls(values, csr.shape, csr.nnz, backend, row_idx, col_idx)
+        return cls(values, csr.shape, csr.nnz, backend, expand_ptr(jnp, row_ptr, csr.nnz), col_idx)
 
 
 def row_pointers(row: Array, n_rows: int) -> Array:
@@ -75,10 +72,8 @@ class CooFaces:
 
     def product(self, values, x, structure, backend):
         row, col = structure
-        row_ptr = row_pointers(row, self.shape[0])
-        threads = threads_for(self.n_stored, self.shape[0])
-        rule = columns.Rule(self.shape, self.n_stored, Slices(self.shape[0], 1, threads), Explicit())
-        return columns.product(values, x, {"slice_ptr": row_ptr, "col_idx": col}, rule=rule, backend=backend)
+        arrays = {"slice_ptr": row_pointers(row, self.shape[0]), "col_idx": col}
+        return columns.product(values, x, arrays, rule=csr_rule(self.shape, self.n_stored, Explicit()), backend=backend)
 
     def transposed(self, values, y, structure, backend):
         del backend

@@ -19,12 +19,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsparse_fmt._types import Csr
+from jaxsparse_fmt._types import Csr, index_dtype
 from jaxsparse_fmt.formats import storing
-from jaxsparse_fmt.formats.by_rule import Array, index_dtype, register
-from jaxsparse_fmt.formats.csr import threads_for
+from jaxsparse_fmt.formats.by_rule import Array, register
+from jaxsparse_fmt.formats.csr import csr_rule
 from jaxsparse_fmt.kernels import columns, entries
-from jaxsparse_fmt.kernels.address import Slices
+from jaxsparse_fmt.kernels.address import expand_ptr
 from jaxsparse_fmt.kernels.column_rule import Explicit
 from jaxsparse_fmt.matrix import SparseMatrix
 
@@ -51,12 +51,12 @@ class CSC(SparseMatrix):
         order = jnp.argsort(self.row_idx, stable=True)
         places = jnp.arange(self.nnz, dtype=index_dtype(self.nnz))
         entry = jnp.zeros_like(places).at[order].set(places, unique_indices=True)
-        return self.row_idx, self.faces.columns(self.col_ptr), entry
+        return self.row_idx, expand_ptr(jnp, self.col_ptr, self.nnz), entry
 
     @classmethod
     def from_csr(cls, csr: Csr, *, dtype: Any, backend: str, max_bytes: int | None) -> Self:
-        storing.check_memory(cls.name, csr.nnz, csr, np.dtype(dtype).itemsize, max_bytes)
-        if storing.namespace(csr) is np:
+        storing.check_memory(cls.name, csr.nnz, csr, dtype, max_bytes)
+        if storing.namespace(csr.data) is np:
             csc = csr.tocsc()
             arrays = jnp.asarray(csc.data, dtype), jnp.asarray(csc.indices, np.int32), jnp.asarray(csc.indptr)
         else:
@@ -67,8 +67,7 @@ class CSC(SparseMatrix):
 
 @functools.partial(jax.jit, static_argnums=3)
 def _by_column(indptr, indices, data, n_cols):
-    rows = jnp.arange(indptr.shape[0] - 1, dtype=jnp.int32)
-    row = jnp.repeat(rows, jnp.diff(indptr), total_repeat_length=data.shape[0])
+    row = expand_ptr(jnp, indptr, data.shape[0])
     order = jnp.argsort(indices, stable=True)
     ends = jnp.searchsorted(indices[order], jnp.arange(n_cols + 1, dtype=indices.dtype))
     return data[order], row[order], ends
@@ -81,27 +80,19 @@ class CscFaces:
     shape: tuple[int, int]
     n_stored: int
 
-    def columns(self, col_ptr):
-        """The column of every entry, [nnz]."""
-        return jnp.repeat(
-            jnp.arange(self.shape[1], dtype=jnp.int32), jnp.diff(col_ptr), total_repeat_length=self.n_stored
-        )
-
     def product(self, values, x, structure, backend):
         del backend
-        row, col_ptr = structure
-        return entries.product_reference(
-            values, x, row, self.columns(col_ptr), n_rows=self.shape[0], n_cols=self.shape[1]
-        )
+        (row, col_ptr), (n_rows, n_cols) = structure, self.shape
+        col = expand_ptr(jnp, col_ptr, self.n_stored)
+        return entries.product_reference(values, x, row, col, n_rows=n_rows, n_cols=n_cols)
 
     def transposed(self, values, y, structure, backend):
         row, col_ptr = structure
         n_rows, n_cols = self.shape
-        address = Slices(n_cols, 1, threads_for(self.n_stored, n_cols))
-        rule = columns.Rule((n_cols, n_rows), self.n_stored, address, Explicit())
+        rule = csr_rule((n_cols, n_rows), self.n_stored, Explicit())
         return columns.product(values, y, {"slice_ptr": col_ptr, "col_idx": row}, rule=rule, backend=backend)
 
     def outer(self, y, x, structure, backend):
         del backend
         row, col_ptr = structure
-        return entries.outer_reference(y, x, row, self.columns(col_ptr), n_cols=self.shape[1])
+        return entries.outer_reference(y, x, row, expand_ptr(jnp, col_ptr, self.n_stored), n_cols=self.shape[1])

@@ -15,12 +15,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Self
 
-import numpy as np
-
 from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.formats import storing
 from jaxsparse_fmt.formats.by_rule import Array, ByRule, register
 from jaxsparse_fmt.kernels.address import Slices
+from jaxsparse_fmt.kernels.column_rule import ColumnRule
+from jaxsparse_fmt.kernels.rule import Rule
 
 THREADS = (1, 2, 4, 8, 16, 32)
 
@@ -57,9 +57,14 @@ class CSR(ByRule):
         """
         chosen = threads_for(csr.nnz, csr.shape[0]) if threads_per_row is None else threads_per_row
         chosen = storing.threads(chosen, THREADS, csr.shape[0])
-        storing.check_memory(cls.name, csr.nnz, csr, np.dtype(dtype).itemsize, max_bytes)
+        storing.check_memory(cls.name, csr.nnz, csr, dtype, max_bytes)
         values, col_idx, row_ptr = storing.csr_arrays(csr, dtype)
         return cls(values, csr.shape, csr.nnz, backend, col_idx, row_ptr, chosen)
+
+
+def csr_rule(shape: tuple[int, int], nnz: int, column: ColumnRule) -> Rule:
+    """The rule of CSR with `threads_for` its rows, for formats that borrow its kernel; `row_ptr` is its `slice_ptr`."""
+    return Rule(shape, nnz, Slices(shape[0], 1, threads_for(nnz, shape[0])), column)
 
 
 def threads_for(nnz: int, n_rows: int) -> int:

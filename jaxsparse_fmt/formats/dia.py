@@ -51,9 +51,8 @@ class DIA(ByRule):
         row, diagonal = diagonals_of(csr)
         present = np.bincount(diagonal, minlength=1) > 0
         offsets = np.flatnonzero(present) - (n_rows - 1) if csr.nnz else np.zeros(0, np.int64)
-        itemsize = np.dtype(dtype).itemsize
         cause = f"its entries lie on {offsets.size} diagonals"
-        storing.check_memory(cls.name, offsets.size * n_rows, csr, itemsize, max_bytes, index=0, cause=cause)
+        storing.check_memory(cls.name, offsets.size * n_rows, csr, dtype, max_bytes, index=0, cause=cause)
         number = np.cumsum(present) - 1
         place = number[diagonal] * n_rows + row
         columns = np.arange(n_rows) + offsets[:, None]

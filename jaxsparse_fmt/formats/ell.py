@@ -14,7 +14,6 @@ import dataclasses
 from typing import Any, Self
 
 import jax.numpy as jnp
-import numpy as np
 
 from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.formats import storing
@@ -38,6 +37,6 @@ class ELL(ByRule):
     def from_csr(cls, csr: Csr, *, dtype: Any, backend: str, max_bytes: int | None) -> Self:
         rows, address = storing.rows_of(csr), Slices(csr.shape[0], max(csr.shape[0], 1))
         n_stored = rows.longest * address.lanes
-        storing.check_memory(cls.name, n_stored, csr, np.dtype(dtype).itemsize, max_bytes)
+        storing.check_memory(cls.name, n_stored, csr, dtype, max_bytes)
         values, col_idx = storing.fill(csr, rows, address, {}, n_stored, dtype)
         return cls(values, csr.shape, csr.nnz, backend, col_idx, jnp.asarray(rows.lengths))

@@ -18,7 +18,6 @@ import dataclasses
 from typing import Any, Self
 
 import jax.numpy as jnp
-import numpy as np
 
 from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.formats import storing
@@ -56,7 +55,7 @@ class ELLR(ByRule):
         threads = storing.threads(threads_per_row, (1, 2, 4), csr.shape[0])
         rows, address = storing.rows_of(csr), Slices(csr.shape[0], pitch_of(csr.shape[0]))
         n_stored = rows.longest * address.lanes
-        storing.check_memory(cls.name, n_stored, csr, np.dtype(dtype).itemsize, max_bytes)
+        storing.check_memory(cls.name, n_stored, csr, dtype, max_bytes)
         values, col_idx = storing.fill(csr, rows, address, {}, n_stored, dtype)
         return cls(values, csr.shape, csr.nnz, backend, col_idx, jnp.asarray(rows.lengths), threads)
 

@@ -16,7 +16,6 @@ import dataclasses
 from typing import Any, Self
 
 import jax.numpy as jnp
-import numpy as np
 
 from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.formats import storing
@@ -53,7 +52,7 @@ class ELLRT(ByRule):
         threads = storing.threads(threads_per_row, (1, 2, 4, 8, 16, 32), csr.shape[0])
         rows, address = storing.rows_of(csr), _address(csr.shape[0], threads)
         n_stored = -(-rows.longest // threads) * address.lanes
-        storing.check_memory(cls.name, n_stored, csr, np.dtype(dtype).itemsize, max_bytes)
+        storing.check_memory(cls.name, n_stored, csr, dtype, max_bytes)
         values, col_idx = storing.fill(csr, rows, address, {}, n_stored, dtype)
         return cls(values, csr.shape, csr.nnz, backend, col_idx, jnp.asarray(rows.lengths), threads)
 

@@ -79,14 +79,14 @@ class HDIA(ByRule):
         kept, chunk = np.unique(storage_row // C * span + diagonal, return_inverse=True)
         counts = np.bincount(kept // span, minlength=n_slices) * C
         cause = f"its {n_slices} slices have {kept.size} diagonals in all"
-        storing.check_memory(cls.name, kept.size * C, csr, np.dtype(dtype).itemsize, max_bytes, 4 / C, cause)
+        storing.check_memory(cls.name, kept.size * C, csr, dtype, max_bytes, 4 / C, cause)
         slice_ptr = storing.pointers(counts)
         offsets = kept % span - (n_rows - 1)
-        lanes = np.minimum((kept // span * C)[:, None] + np.arange(C), max(n_rows - 1, 0))
-        exists = (kept // span * C)[:, None] + np.arange(C) < n_rows
-        columns = (lanes if rows.perm is None else rows.perm[lanes]) + offsets[:, None]
+        in_chunk = (kept // span * C)[:, None] + np.arange(C)  # the storage rows of a chunk; behind the last, none
+        clipped = np.minimum(in_chunk, max(n_rows - 1, 0))
+        columns = (clipped if rows.perm is None else rows.perm[clipped]) + offsets[:, None]
         place = chunk * C + storage_row % C
-        values, pattern = place_on_diagonals(csr, place, np.where(exists, columns, -1), dtype)
+        values, pattern = place_on_diagonals(csr, place, np.where(in_chunk < n_rows, columns, -1), dtype)
         index = jnp.asarray(offsets, np.int32), jnp.asarray(slice_ptr), pattern, storing.on_device(rows.perm)
         return cls(values, csr.shape, csr.nnz, backend, *index, C, sigma)
 

@@ -19,7 +19,6 @@ import dataclasses
 from typing import Any, Self
 
 import jax.numpy as jnp
-import numpy as np
 
 from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.formats import storing
@@ -69,7 +68,7 @@ class HLL(ByRule):
         slice_size, sigma = storing.slices(slice_size, sigma)
         rows, address = storing.rows_of(csr, sigma), Slices(csr.shape[0], slice_size)
         counts = storing.longest_by_slice(rows.lengths, slice_size) * slice_size
-        storing.check_memory(cls.name, int(counts.sum()), csr, np.dtype(dtype).itemsize, max_bytes)
+        storing.check_memory(cls.name, int(counts.sum()), csr, dtype, max_bytes)
         slice_ptr = storing.pointers(counts)
         values, col_idx = storing.fill(csr, rows, address, {"slice_ptr": slice_ptr}, int(slice_ptr[-1]), dtype)
         index = jnp.asarray(slice_ptr), jnp.asarray(rows.lengths), storing.on_device(rows.perm)

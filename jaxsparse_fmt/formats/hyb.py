@@ -21,11 +21,11 @@ import dataclasses
 from typing import Any, Self
 
 import jax.numpy as jnp
-import numpy as np
 
-from jaxsparse_fmt._types import Csr
+from jaxsparse_fmt import traffic
+from jaxsparse_fmt._types import Csr, index_dtype
 from jaxsparse_fmt.formats import split, storing
-from jaxsparse_fmt.formats.by_rule import Array, index_dtype, register
+from jaxsparse_fmt.formats.by_rule import Array, register
 from jaxsparse_fmt.kernels.address import Slices
 
 
@@ -59,7 +59,7 @@ class HYB(split.Split):
         rows = dataclasses.replace(rows, lengths=rows.lengths.clip(max=K))
         n_head = int(rows.lengths.sum(dtype=index_dtype(csr.nnz)))
         n_stored = K * csr.shape[0] + csr.nnz - n_head
-        storing.check_memory(cls.name, n_stored, csr, np.dtype(dtype).itemsize, max_bytes)
+        storing.check_memory(cls.name, n_stored, csr, dtype, max_bytes)
         tail, arrays = split.tail_of(csr, K, dtype)
         values, col_idx = storing.fill(csr, rows, address, {}, K * csr.shape[0], dtype)
         values = jnp.concatenate([values, jnp.asarray(tail)]) if n_head < csr.nnz else values
@@ -67,17 +67,10 @@ class HYB(split.Split):
 
 
 def _width(width: Any, lengths: Any) -> int:
-    """K; the rules are those of `traffic.hyb_width`, for lengths that may be on a device."""
-    n_rows = lengths.shape[0]
-    if not isinstance(width, str):
-        if isinstance(width, bool) or not hasattr(width, "__index__"):
-            raise TypeError(f"width must be an integer, a number of columns, 'third' or 'mean'; got {width!r}")
-        return storing.positive("width", width, "column", least=0)
-    if width not in ("third", "mean"):
-        raise ValueError(f"width must be a number of columns, 'third' or 'mean'; got {width!r}")
-    if n_rows == 0:
-        return 0
-    if width == "mean":
-        return round(float(lengths.sum(dtype=np.float64 if isinstance(lengths, np.ndarray) else None)) / n_rows)
-    xp = np if isinstance(lengths, np.ndarray) else jnp
-    return int(xp.sort(lengths)[n_rows - -(-n_rows // 3)])
+    if isinstance(width, str):
+        if width not in traffic.HYB_RULES:
+            raise ValueError(f"width must be a number of columns, 'third' or 'mean'; got {width!r}")
+        return traffic.hyb_width(lengths, width)
+    if isinstance(width, bool) or not hasattr(width, "__index__"):
+        raise TypeError(f"width must be an integer, a number of columns, 'third' or 'mean'; got {width!r}")
+    return storing.positive("width", width, "column", least=0)

@@ -46,7 +46,7 @@ class SortedColumns(ByRule):
     @classmethod
     def _store(cls, csr: Csr, rows: storing.Rows, counts: np.ndarray, dtype, backend, max_bytes, **options) -> Self:
         """From `counts` [longest row], the places of every column."""
-        storing.check_memory(cls.name, int(counts.sum()), csr, np.dtype(dtype).itemsize, max_bytes)
+        storing.check_memory(cls.name, int(counts.sum()), csr, dtype, max_bytes)
         col_start = storing.pointers(counts)
         arrays = {"col_start": col_start}
         values, col_idx = storing.fill(csr, rows, Jagged(csr.shape[0]), arrays, int(col_start[-1]), dtype)

@@ -18,7 +18,6 @@ import dataclasses
 from typing import Any, Self
 
 import jax.numpy as jnp
-import numpy as np
 
 from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.formats import storing
@@ -59,7 +58,7 @@ class PELLR(ByRule):
             raise ValueError(f"lengths_per must be 'row' or 'warp'; got {lengths_per!r}")
         rows, address = storing.rows_of(csr, sigma=None), Slices(csr.shape[0], pitch_of(csr.shape[0]))
         n_stored = rows.longest * address.lanes
-        storing.check_memory(cls.name, n_stored, csr, np.dtype(dtype).itemsize, max_bytes)
+        storing.check_memory(cls.name, n_stored, csr, dtype, max_bytes)
         values, col_idx = storing.fill(csr, rows, address, {}, n_stored, dtype)
         lengths = jnp.asarray(rows.lengths[:: LENGTHS[lengths_per]])  # sorted: a warp's first row is its longest
         return cls(values, csr.shape, csr.nnz, backend, col_idx, lengths, jnp.asarray(rows.perm), lengths_per)

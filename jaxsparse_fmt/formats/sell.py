@@ -30,9 +30,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsparse_fmt._types import Csr
+from jaxsparse_fmt._types import Csr, index_dtype
 from jaxsparse_fmt.formats import split, storing
-from jaxsparse_fmt.formats.by_rule import Array, index_dtype, register
+from jaxsparse_fmt.formats.by_rule import Array, register
 from jaxsparse_fmt.kernels.address import Slices
 from jaxsparse_fmt.kernels.column_rule import PADDING, Delta, Explicit
 
@@ -100,16 +100,17 @@ class SELL(split.Split):
             rows = dataclasses.replace(rows, lengths=rows.lengths.clip(max=cut))
             n_head = int(rows.lengths.sum(dtype=index_dtype(csr.nnz)))
         n_main, n_tail = int(widths.sum()) * C, csr.nnz - n_head
-        storing.check_memory(cls.name, n_main + n_tail, csr, np.dtype(dtype).itemsize, max_bytes, index=2)
+        storing.check_memory(cls.name, n_main + n_tail, csr, dtype, max_bytes, index=2)
         tail, tail_arrays = split.tail_of(csr, cut, dtype) if n_tail else (None, dict.fromkeys(split.TAIL))
         slice_ptr = storing.pointers(widths * C)
         address, arrays = Slices(csr.shape[0], C), {"slice_ptr": slice_ptr}
         values, col_idx = storing.fill(csr, rows, address, arrays, n_main, dtype)
         values = jnp.concatenate([values, jnp.asarray(tail)]) if n_tail else values
-        index = _narrow(col_idx, slice_ptr, C, csr.shape[1], on_host=storing.namespace(csr) is np)
+        index = _narrow(col_idx, slice_ptr, C, csr.shape[1], on_host=storing.namespace(csr.data) is np)
+        # Only now is it known how many slices are too wide for 16 bits.
         wide = sum(index[name].nbytes for name in ("delta", "col_idx") if index[name] is not None) + 4 * n_tail
         in_all = wide / max(n_main + n_tail, 1)
-        storing.check_memory(cls.name, n_main + n_tail, csr, np.dtype(dtype).itemsize, max_bytes, index=in_all)
+        storing.check_memory(cls.name, n_main + n_tail, csr, dtype, max_bytes, index=in_all)
         return cls(
             values,
             csr.shape,

@@ -7,6 +7,7 @@ A row of 200,000 entries is neither 200,000 steps of one thread nor an atomic ad
 the second sum, so that runs repeat to the last bit. `hyb` and `sell` share this.
 
     tail_ptr    [n_pieces + 1] int32, where each piece begins behind the main storage
+    tail_col    [n_tail] int32, the columns there
     tail_rows   [n_long] int32, the rows that go on in the tail
     piece_ptr   [n_long + 1] int32, the pieces of each; None: one each
 """
@@ -19,13 +20,14 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsparse_fmt._types import Csr
+from jaxsparse_fmt._types import Csr, index_dtype
 from jaxsparse_fmt.formats import storing
-from jaxsparse_fmt.formats.by_rule import Array, ByRule, RuleFaces, index_dtype
-from jaxsparse_fmt.formats.csr import threads_for
+from jaxsparse_fmt.formats.by_rule import Array, ByRule, RuleFaces
+from jaxsparse_fmt.formats.csr import csr_rule
 from jaxsparse_fmt.kernels import columns, entries
-from jaxsparse_fmt.kernels.address import Slices, repeat
+from jaxsparse_fmt.kernels.address import expand_ptr, repeat
 from jaxsparse_fmt.kernels.column_rule import Consecutive, Explicit
+from jaxsparse_fmt.kernels.rule import Rule
 
 PIECE = 256  # entries: eight for each thread of a warp
 TAIL = ("tail_ptr", "tail_col", "tail_rows", "piece_ptr")
@@ -46,19 +48,16 @@ class Split(ByRule):
 
     @property
     def faces(self) -> Any:
-        names = tuple(name for name in self.arrays if name not in self.unread)
-        main = columns.Rule(self.shape, self.n_main, self.address, self.column)
+        names = tuple(self.arrays_read)
+        main = Rule(self.shape, self.n_main, self.address, self.column)
         faces = RuleFaces(main, tuple(name for name in names if name not in TAIL))
         return faces if self.tail_col is None else SplitFaces(faces, self.n_stored, names)
 
     def coordinates(self) -> tuple[Array, Array, Array]:
         if self.tail_col is None:
             return super().coordinates()
-        (n_rows, n_cols), faces = self.shape, self.faces
-        row, col, j = faces.places(self.arrays)
-        lengths = jnp.zeros(n_rows, jnp.int32).at[jnp.where(col < n_cols, row, n_rows)].add(1, mode="drop")
-        first = jnp.cumsum(lengths, dtype=index_dtype(self.nnz)) - lengths
-        return row, col, jnp.where(col < n_cols, first[row] + j, self.nnz)
+        row, col, j = self.faces.places(self.structure)
+        return row, col, self._index_in_data(row, j, col < self.shape[1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,48 +72,49 @@ class SplitFaces:
     def shape(self) -> tuple[int, int]:
         return self.main.shape
 
+    def arrays(self, structure: tuple[Array, ...]) -> dict[str, Array]:
+        return dict(zip(self.names, structure, strict=True))
+
+    def structure_of_main(self, arrays: dict[str, Array]) -> tuple[Array, ...]:
+        return tuple(arrays[name] for name in self.main.names)
+
     def product(self, values, x, structure, backend):
-        arrays, n_main = dict(zip(self.names, structure, strict=True)), self.main.n_stored
+        arrays, n_main = self.arrays(structure), self.main.n_stored
         rows, tail_ptr, tail_col = arrays["tail_rows"], arrays["tail_ptr"], arrays["tail_col"]
         n_tail, n_pieces = tail_col.shape[0], tail_ptr.shape[0] - 1
         # A part of `values` would be a copy of it to a kernel; one matrix is handed over whole, at its own addresses.
         whole = values.shape[0] == 1 and columns.supported(backend, values, x) != "xla"
         head, tail, offset = (values, values, n_main) if whole else (values[:, :n_main], values[:, n_main:], 0)
-        y = jnp.zeros((x.shape[0], self.shape[0], x.shape[2]), jnp.result_type(values, x))
-        y = self.main.product(head, x, self._main(arrays), backend) if n_main else y
-        pieces = columns.Rule(
-            (n_pieces, self.shape[1]), n_tail, Slices(n_pieces, 1, threads_for(n_tail, n_pieces)), Explicit(offset)
-        )
+        if n_main:
+            y = self.main.product(head, x, self.structure_of_main(arrays), backend)
+        else:
+            y = jnp.zeros((x.shape[0], self.shape[0], x.shape[2]), jnp.result_type(values, x))
+        pieces = csr_rule((n_pieces, self.shape[1]), n_tail, Explicit(offset))
         start = {"slice_ptr": tail_ptr.astype(index_dtype(offset + n_tail)) + offset, "col_idx": tail_col}
         sums = columns.product(tail, x, start, rule=pieces, backend=backend)
         if "piece_ptr" in arrays:
-            n_long = rows.shape[0]
-            joined = columns.Rule(
-                (n_long, n_pieces), n_pieces, Slices(n_long, 1, threads_for(n_pieces, n_long)), Consecutive()
-            )
+            joined = csr_rule((rows.shape[0], n_pieces), n_pieces, Consecutive())
             sums = columns.product(None, sums, {"slice_ptr": arrays["piece_ptr"]}, rule=joined, backend=backend)
         return y.at[:, rows].add(sums.astype(y.dtype), unique_indices=True, indices_are_sorted=True)
 
     def transposed(self, values, y, structure, backend):
         del backend
-        row, col, _ = self.places(dict(zip(self.names, structure, strict=True)))
+        row, col, _ = self.places(structure)
         return entries.transposed_reference(values, y, row, col, n_cols=self.shape[1])
 
     def outer(self, y, x, structure, backend):
         del backend
-        row, col, _ = self.places(dict(zip(self.names, structure, strict=True)))
+        row, col, _ = self.places(structure)
         return entries.outer_reference(y, x, row, col, n_cols=self.shape[1])
 
-    def _main(self, arrays):
-        return tuple(arrays[name] for name in self.main.names)
-
-    def places(self, arrays) -> tuple[Array, Array, Array]:
-        """As `columns.places`, for both parts."""
-        main = columns.places({name: arrays[name] for name in self.main.names}, self.main.rule)
+    def places(self, structure: tuple[Array, ...]) -> tuple[Array, Array, Array]:
+        """As `Rule.places`, for both parts."""
+        arrays = self.arrays(structure)
+        main = self.main.rule.places(self.main.arrays(self.structure_of_main(arrays)))
         rows, tail_ptr, tail_col = arrays["tail_rows"], arrays["tail_ptr"], arrays["tail_col"]
         n_tail = tail_col.shape[0]
         start = tail_ptr if "piece_ptr" not in arrays else tail_ptr[arrays["piece_ptr"]]
-        owner = jnp.repeat(jnp.arange(rows.shape[0], dtype=jnp.int32), jnp.diff(start), total_repeat_length=n_tail)
+        owner = expand_ptr(jnp, start, n_tail)
         # The row's main part is full: so many entries come before.
         before = jnp.zeros(self.shape[0], jnp.int32).at[main[0]].add(main[1] < self.shape[1])
         j = before[rows[owner]] + (jnp.arange(n_tail, dtype=start.dtype) - start[owner]).astype(jnp.int32)
@@ -124,7 +124,7 @@ class SplitFaces:
 
 def tail_of(csr: Csr, width: int, dtype: Any) -> tuple[Any, dict[str, Any]]:
     """What rows have beyond `width` entries: its values, and the arrays of the tail (None without a tail)."""
-    xp = storing.namespace(csr)
+    xp = storing.namespace(csr.data)
     rest = xp.maximum(xp.diff(csr.indptr) - width, 0)
     n_tail, n_long = int(rest.sum()), int((rest > 0).sum())
     if n_tail == 0:

@@ -1,7 +1,7 @@
 """From a canonical CSR matrix into a storage: sizes first, then every place asks for its entry.
 
 `csr` has `indptr`, `indices`, `data`, `shape` and `nnz`: SciPy's on the host, or `CsrArrays` on a device. The same code
-runs in NumPy and in JAX; only numbers per slice or per column come to the host on the way, to make shapes.
+runs in NumPy and in JAX; only counts come to the host on the way, to make shapes, and no array as long as the entries.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import numpy as np
 import scipy.sparse
 
 from jaxsparse_fmt import traffic
-from jaxsparse_fmt._types import Csr, readable_bytes, x64_enabled
-from jaxsparse_fmt.formats.by_rule import index_dtype
+from jaxsparse_fmt._types import Csr, index_dtype, readable_bytes, x64_enabled
 from jaxsparse_fmt.kernels.address import Address, Arrays
 
 # Padding beyond this multiple of CSR's bytes is refused, unless it is small change anyway.
@@ -43,14 +42,14 @@ class Rows:
         return int(self.lengths.max()) if self.lengths.shape[0] else 0
 
 
-def namespace(csr: Csr) -> Any:
-    """Where the conversion runs: NumPy, or jax.numpy for a matrix on a device."""
-    return np if isinstance(csr.data, np.ndarray) else jnp
+def namespace(a: Any) -> Any:
+    """Where a conversion of this array runs: NumPy, or jax.numpy for one on a device."""
+    return np if isinstance(a, np.ndarray) else jnp
 
 
 def rows_of(csr: Csr, sigma: int | None = 1) -> Rows:
     """The rows, sorted by falling length inside windows of `sigma` rows, stably; None sorts all of them."""
-    xp, n_rows = namespace(csr), csr.shape[0]
+    xp, n_rows = namespace(csr.indptr), csr.shape[0]
     lengths = xp.diff(csr.indptr).astype(np.int32)
     if sigma == 1:
         return Rows(lengths)
@@ -72,25 +71,22 @@ def _sort_in_windows(xp: Any, lengths: Any, window: Any) -> Any:
 
 def longest_by_slice(lengths: Any, slice_size: int) -> np.ndarray:
     """The longest of the rows in each slice, int64 [n_slices] on the host."""
-    n = lengths.shape[0]
-    if n == 0:
-        return np.zeros(0, np.int64)
     if isinstance(lengths, np.ndarray):
-        return traffic.longest_by_slice(lengths, slice_size).astype(np.int64)
-    whole = jnp.pad(lengths, (0, -n % slice_size)).reshape(-1, slice_size)
+        return traffic.longest_by_slice(lengths, slice_size)
+    whole = jnp.pad(lengths, (0, -lengths.shape[0] % slice_size)).reshape(-1, slice_size)
     return np.asarray(jnp.max(whole, axis=1)).astype(np.int64)
 
 
 def longer_than(rows: Rows) -> np.ndarray:
     """How many of the sorted rows are longer than j, for every j below the longest: int64 on the host."""
-    xp = np if isinstance(rows.lengths, np.ndarray) else jnp
+    xp = namespace(rows.lengths)
     j = xp.arange(rows.longest, dtype=np.int32)
     return rows.lengths.shape[0] - np.asarray(xp.searchsorted(rows.lengths[::-1], j, side="right")).astype(np.int64)
 
 
 def pointers(counts: Any) -> Any:
     """[0, counts[0], counts[0] + counts[1], …] in int32, or int64 where it must be; where `counts` are."""
-    xp = np if isinstance(counts, np.ndarray) else jnp
+    xp = namespace(counts)
     total = int(counts.sum(dtype=np.int64 if xp is np or x64_enabled() else np.float32))
     check_addressable(total)
     index = index_dtype(total)
@@ -114,12 +110,10 @@ def fill(csr: Csr, rows: Rows, address: Address, arrays: Arrays, n_stored: int, 
     """`values` and `col_idx` [n_stored] of a storage, with 0 and n_cols in padding."""
     if csr.nnz == 0 or n_stored == 0:
         return jnp.zeros(n_stored, dtype), jnp.full(n_stored, csr.shape[1], np.int32)
-    if namespace(csr) is jnp:
+    if namespace(csr.data) is jnp:
         given = {k: jnp.asarray(a) for k, a in arrays.items()}
-        perm = rows.perm
-        return _fill_on_device(
-            csr.indptr, csr.indices, csr.data, rows.lengths, perm, given, address, n_stored, csr.shape[1], dtype
-        )
+        of_csr, of_rows = (csr.indptr, csr.indices, csr.data), (rows.lengths, rows.perm)
+        return _fill_on_device(*of_csr, *of_rows, given, address, n_stored, csr.shape[1], dtype)
     place, live = source(np, csr.indptr, rows, arrays, address, n_stored)
     values, col_idx = np.zeros(n_stored, dtype), np.full(n_stored, csr.shape[1], np.int32)
     place = place[live]
@@ -154,7 +148,7 @@ def csr_arrays(csr: Csr, dtype: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 def on_host(csr: Csr) -> Csr:
     """The matrix in NumPy arrays, for storages whose sizes only all entries tell."""
-    if namespace(csr) is np:
+    if namespace(csr.data) is np:
         return csr
     data, indices, indptr = (np.asarray(a) for a in (csr.data, csr.indices, csr.indptr))
     data = data.astype(np.float32) if data.itemsize == 2 else data  # SciPy holds no 16-bit floats
@@ -166,11 +160,12 @@ def on_device(a: Any) -> jax.Array | None:
 
 
 def check_memory(
-    name: str, n_stored: int, csr: Csr, itemsize: int, max_bytes: int | None, index: float = 4, cause: str | None = None
+    name: str, n_stored: int, csr: Csr, dtype: Any, max_bytes: int | None, index: float = 4, cause: str | None = None
 ) -> None:
     """Refuses a storage that would take out of all proportion to the matrix, before anything is allocated.
 
     Args:
+      dtype: of the values.
       index: bytes of index for a stored place.
       cause: why it is so large, in words; None: the longest row is.
 
@@ -178,18 +173,19 @@ def check_memory(
       ValueError: says how much it would take, against how much in CSR, and which format fits; or that 32-bit JAX
         cannot count so many places.
     """
+    itemsize = np.dtype(dtype).itemsize
     needed = int(n_stored * (itemsize + index))
     in_csr = csr.nnz * (itemsize + 4) + 4 * csr.shape[0]
-    limit = max(SMALL_CHANGE, MAX_PADDING * in_csr) if max_bytes is None else max_bytes
-    if needed <= limit:
-        return check_addressable(n_stored)
+    if needed <= (max(SMALL_CHANGE, MAX_PADDING * in_csr) if max_bytes is None else max_bytes):
+        check_addressable(n_stored)
+        return
     if n_stored == csr.nnz:
         raise ValueError(
             f"the matrix takes {readable_bytes(needed)} in {name!r}, without any padding; max_bytes={max_bytes} allows "
             "none"
         )
     lengths = np.diff(np.asarray(csr.indptr))
-    hll = 32 * int(longest_by_slice(lengths, 32).sum()) * (itemsize + 4)
+    hll = traffic.sliced_places(lengths, 32) * (itemsize + 4)
     better = "hll" if name != "hll" and hll <= 3 * in_csr else "csr"
     mean, longest = csr.nnz / max(csr.shape[0], 1), int(lengths.max(initial=0))
     if cause is None and longest > MAX_PADDING * mean:

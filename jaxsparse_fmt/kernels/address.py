@@ -115,7 +115,7 @@ class Slices(Chunked):
         """Sums of the lanes [n_slices, C, p] as those of the rows [n_rows, p]."""
         return sums.reshape(-1, sums.shape[-1])[: self.n_rows]
 
-    def walks(self, d: Any, arrays: Arrays, tile: Any, n_stored: int, address: Any) -> Iterator[Walk]:
+    def walks(self, d: Any, arrays: Arrays, tile: Any, n_stored: int, address_dtype: Any) -> Iterator[Walk]:
         C, T = self.lanes, self.threads
         v = tile * d.rows + d.lanes()
         row, t, stride = v, None, 1
@@ -126,7 +126,7 @@ class Slices(Chunked):
             lane = lax.rem(v, d.full(WARP, jnp.int32))
             t = lax.div(lane, d.full(stride, jnp.int32))
             row = lax.div(v, d.full(WARP, jnp.int32)) * stride + lax.rem(lane, d.full(stride, jnp.int32))
-        walk = self._rows(d, arrays, tile, row, n_stored, address)
+        walk = self._rows(d, arrays, tile, row, n_stored, address_dtype)
         lengths = arrays.get("row_lengths")
         if lengths is not None and self.falling:
             walk.count = walk.longest = d.load(lengths, tile * (d.rows // self.falling))
@@ -134,23 +134,23 @@ class Slices(Chunked):
             walk.count = d.load(lengths, row, row < self.n_rows, 0)
             walk.longest = jnp.max(walk.count)
         if t is not None:
-            walk.base, walk.step = walk.base + t.astype(address) * C, C * T
+            walk.base, walk.step = walk.base + t.astype(address_dtype) * C, C * T
             walk.count = lax.div(walk.count - t + jnp.int32(T - 1), d.full(T, jnp.int32))
             walk.longest = lax.div(walk.longest + jnp.int32(T - 1), jnp.int32(T))
             walk.threads, walk.stride, walk.keep = T, stride, t == 0
         yield walk
 
-    def _rows(self, d, arrays, tile, row, n_stored, address) -> Walk:
+    def _rows(self, d, arrays, tile, row, n_stored, address_dtype) -> Walk:
         C, slice_ptr = self.lanes, arrays.get("slice_ptr")
         if slice_ptr is None:
             width = jnp.int32(n_stored // C)
-            return Walk(row, row.astype(address), C, width, width, lane=row, inside=row < C)
+            return Walk(row, row.astype(address_dtype), C, width, width, lane=row, inside=row < C)
         if C % d.rows == 0 and self.threads == 1:  # the tile lies in one slice: its bounds are scalars
             s = lax.div(tile, jnp.int32(C // d.rows))
             start, stop = d.load(slice_ptr, s), d.load(slice_ptr, s + 1)
             width, first = (lax.div(a, a.dtype.type(C)).astype(jnp.int32) for a in (stop - start, start))
             lane = row - s * C
-            return Walk(row, (start + lane).astype(address), C, width, width, s, first, lane)
+            return Walk(row, (start + lane).astype(address_dtype), C, width, width, s, first, lane)
         s = row if C == 1 else lax.div(row, d.full(C, jnp.int32))
         inside = s < -(-self.n_rows // C)
         start, stop = d.load(slice_ptr, s, inside, 0), d.load(slice_ptr, s + 1, inside, 0)
@@ -158,7 +158,7 @@ class Slices(Chunked):
         if C > 1:
             width, first = lax.div(width, d.full(C, jnp.int32)), lax.div(first, d.full(C, first.dtype))
         lane = row - s * C
-        base = (start + lane).astype(address)
+        base = (start + lane).astype(address_dtype)
         return Walk(row, base, C, width, jnp.max(width), s, first.astype(jnp.int32), lane, inside=inside)
 
 
@@ -182,14 +182,14 @@ class Spread(Chunked):
     def fold(self, sums: Any) -> Any:
         return sums.reshape(-1, self.threads, sums.shape[-1]).sum(1)[: self.n_rows]
 
-    def walks(self, d: Any, arrays: Arrays, tile: Any, n_stored: int, address: Any) -> Iterator[Walk]:
+    def walks(self, d: Any, arrays: Arrays, tile: Any, n_stored: int, address_dtype: Any) -> Iterator[Walk]:
         T = d.full(self.threads, jnp.int32)
         v = tile * d.rows + d.lanes()
         row = lax.div(v, T)
         length = d.load(arrays["row_lengths"], row, row < self.n_rows, 0)
         count = lax.div(length + jnp.int32(self.threads - 1), T)
         keep = lax.rem(v, T) == 0
-        yield Walk(row, v.astype(address), self.lanes, count, jnp.max(count), threads=self.threads, keep=keep)
+        yield Walk(row, v.astype(address_dtype), self.lanes, count, jnp.max(count), threads=self.threads, keep=keep)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,7 +230,7 @@ class Bisected(Chunked):
             total = total.at[:, :rows].add(sums[:, g].reshape(-1, 1 << g, rows, p).sum(1))
         return total.reshape(-1, p)[: self.n_rows]
 
-    def walks(self, d: Any, arrays: Arrays, tile: Any, n_stored: int, address: Any) -> Iterator[Walk]:
+    def walks(self, d: Any, arrays: Arrays, tile: Any, n_stored: int, address_dtype: Any) -> Iterator[Walk]:
         slice_ptr = arrays["slice_ptr"]
         v = tile * d.rows + d.lanes()
         warp, lane = lax.div(v, d.full(WARP, jnp.int32)), lax.rem(v, d.full(WARP, jnp.int32))
@@ -240,7 +240,7 @@ class Bisected(Chunked):
             start, stop = d.load(slice_ptr, s, inside, 0), d.load(slice_ptr, s + 1, inside, 0)
             width = lax.div((stop - start).astype(jnp.int32), d.full(WARP, jnp.int32))
             row = warp * WARP + lax.rem(lane, d.full(rows, jnp.int32))
-            walk = Walk(row, (start + lane).astype(address), WARP, width, jnp.max(width), inside=inside)
+            walk = Walk(row, (start + lane).astype(address_dtype), WARP, width, jnp.max(width), inside=inside)
             walk.threads, walk.stride, walk.keep = 1 << g, rows, lane < rows
             yield walk
 
@@ -257,13 +257,13 @@ class Jagged:
 
     def slots(self, xp: Any, arrays: Arrays, n_stored: int) -> tuple[Any, Any]:
         start = arrays["col_start"]
-        j = repeat(xp, xp.arange(start.shape[0] - 1, dtype=np.int32), xp.diff(start), n_stored)
+        j = expand_ptr(xp, start, n_stored)
         return (xp.arange(n_stored, dtype=start.dtype) - start[j]).astype(np.int32), j
 
-    def walks(self, d: Any, arrays: Arrays, tile: Any, n_stored: int, address: Any) -> Iterator[Walk]:
+    def walks(self, d: Any, arrays: Arrays, tile: Any, n_stored: int, address_dtype: Any) -> Iterator[Walk]:
         row = tile * d.rows + d.lanes()
         longest = d.load(arrays["row_lengths"], tile * d.rows)  # rows are sorted: the tile's first is its longest
-        yield _JaggedWalk(d, arrays["col_start"], row, row.astype(address), longest)
+        yield _JaggedWalk(d, arrays["col_start"], row, row.astype(address_dtype), longest)
 
 
 class _JaggedWalk(Walk):
@@ -283,6 +283,16 @@ Address: TypeAlias = Slices | Spread | Bisected | Jagged
 def repeat(xp: Any, a: Any, counts: Any, total: int) -> Any:
     """a[i] counts[i] times; `total` is their sum."""
     return np.repeat(a, counts) if xp is np else jnp.repeat(a, counts, total_repeat_length=total)
+
+
+def expand_ptr(xp: Any, ptr: Any, total: int) -> Any:
+    """The i of each place from ptr[i] to ptr[i + 1], for every i: int32 [total], the row of each entry of CSR."""
+    return repeat(xp, xp.arange(ptr.shape[0] - 1, dtype=np.int32), xp.diff(ptr), total)
+
+
+def take(a: Any, idx: Any) -> Any:
+    """a[idx], of an array of NumPy or JAX, where no index lies outside."""
+    return a[idx] if isinstance(a, np.ndarray) else a.at[idx].get(mode="promise_in_bounds")
 
 
 def _flat(xp: Any, row: Any, j: Any) -> tuple[Any, Any]:

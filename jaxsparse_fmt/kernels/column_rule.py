@@ -8,7 +8,8 @@
 
 A column from n_cols on means padding. Diagonal and Blocked also store zeros at valid columns; where they do, `pattern`
 tells entries from padding: one bit a place (uint8, little-endian), or where that is shorter a rising list of the
-padded places (int32 or int64). A kernel reads the bits; with a list it takes a value of zero for padding.
+padded places (int32 or int64). A kernel reads the bits; with a list it takes a value of zero for padding, also one that
+has become zero since: by `with_data`, or in `astype` where it underflows.
 
 Like the address rules these are static and hashable, and say the same thing to kernels (`in_kernel`) and to NumPy or
 jax.numpy (`of_chunks`).
@@ -23,7 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxsparse_fmt.kernels.address import Arrays, Walk
+from jaxsparse_fmt._types import index_dtype
+from jaxsparse_fmt.kernels.address import Arrays, Walk, take
 
 PADDING = 0xFFFF  # the delta of a padded place
 
@@ -44,7 +46,7 @@ class Explicit:
     def of_chunks(self, arrays: Arrays, lanes: int, chunk: Any, owner: Any, shape: tuple[int, int]) -> Any:
         """Columns [k, lanes] of k chunks, with the slice that owns each."""
         del owner, shape
-        return _take(arrays["col_idx"].reshape(-1, lanes), chunk)
+        return take(arrays["col_idx"].reshape(-1, lanes), chunk)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,17 +59,14 @@ class Delta:
 
     def in_kernel(self, d: Any, arrays: Arrays, walk: Walk, entries: list, n_cols: int) -> list:
         last = jnp.int32(arrays["col_base"].shape[0] - 1)
-        bases = []
-        for e, _, live in entries:
-            chunk = jnp.minimum(walk.chunk(e), last)
-            bases.append(d.load(arrays["col_base"], chunk, *(() if chunk.ndim == 0 else (live, 0))))
+        bases = [_per_slice(d, arrays["col_base"], jnp.minimum(walk.chunk(e), last), live) for e, _, live in entries]
         start = arrays.get("index_start")
         if start is None:
             deltas = [
                 d.load(arrays["delta"], at, live, PADDING, once=True).astype(jnp.int32) for _, at, live in entries
             ]
             return [(b + u, u != PADDING) for b, u in zip(bases, deltas, strict=True)]
-        start = d.load(start, walk.slice, *(() if walk.slice.ndim == 0 else (walk.inside, 0)))
+        start = _per_slice(d, start, walk.slice, walk.inside)
         narrow = start >= 0
         columns = []
         for b, (e, _, live) in zip(bases, entries, strict=True):
@@ -79,7 +78,7 @@ class Delta:
         return columns
 
     def of_chunks(self, arrays: Arrays, lanes: int, chunk: Any, owner: Any, shape: tuple[int, int]) -> Any:
-        base = _take(arrays["col_base"], chunk)[:, None]
+        base = take(arrays["col_base"], chunk)[:, None]
 
         def narrow(chunk):
             u = _padded(arrays["delta"].reshape(-1, lanes), chunk).astype(np.int32)
@@ -87,8 +86,8 @@ class Delta:
 
         if "index_start" not in arrays:
             return narrow(chunk)
-        begin = _take(arrays["index_start"], owner)
-        k = chunk - _take(arrays["slice_ptr"], owner) // lanes
+        begin = take(arrays["index_start"], owner)
+        k = chunk - take(arrays["slice_ptr"], owner) // lanes
         wide = _padded(arrays["col_idx"].reshape(-1, lanes), (-1 - begin) // lanes + k)
         return jnp.where((begin >= 0)[:, None], narrow(begin // lanes + k), wide)
 
@@ -103,17 +102,15 @@ class Diagonal:
         last = jnp.int32(arrays["offsets"].shape[0] - 1)
         columns = []
         for e, _, live in entries:
-            chunk = jnp.minimum(walk.chunk(e), last)
-            offset = d.load(arrays["offsets"], chunk, *(() if chunk.ndim == 0 else (live, 0)))
-            c = walk.matrix_row + offset
+            c = walk.matrix_row + _per_slice(d, arrays["offsets"], jnp.minimum(walk.chunk(e), last), live)
             columns.append((c, live & (c >= 0) & (c < n_cols)))
         return columns
 
     def of_chunks(self, arrays: Arrays, lanes: int, chunk: Any, owner: Any, shape: tuple[int, int]) -> Any:
         row = owner[:, None] * lanes + jnp.arange(lanes, dtype=jnp.int32)
         if "perm" in arrays:
-            row = _take(arrays["perm"], jnp.minimum(row, shape[0] - 1))
-        c = row + _take(arrays["offsets"], chunk)[:, None]
+            row = take(arrays["perm"], jnp.minimum(row, shape[0] - 1))
+        c = row + take(arrays["offsets"], chunk)[:, None]
         return jnp.where((c >= 0) & (c < shape[1]), c, shape[1])
 
 
@@ -146,7 +143,7 @@ class Blocked:
 
     def of_chunks(self, arrays: Arrays, lanes: int, chunk: Any, owner: Any, shape: tuple[int, int]) -> Any:
         del owner
-        blocks = _take(arrays["block_col"].reshape(-1, lanes // self.rows), chunk // self.columns)
+        blocks = take(arrays["block_col"].reshape(-1, lanes // self.rows), chunk // self.columns)
         c = blocks * self.columns + (chunk % self.columns)[:, None]
         return jnp.minimum(jnp.repeat(c, self.rows, axis=1), shape[1])
 
@@ -178,7 +175,7 @@ def pack_pattern(present: np.ndarray, zeros_stored: bool) -> np.ndarray | None:
     if holes.size == 0:
         return None
     bits = np.packbits(present, bitorder="little")
-    holes = holes.astype(np.int32 if present.size < 2**31 else np.int64)
+    holes = holes.astype(index_dtype(present.size))
     return bits if zeros_stored or bits.nbytes <= holes.nbytes else holes
 
 
@@ -198,8 +195,9 @@ def alive(d: Any, pattern: Any, at: Any, live: Any, value: Any) -> Any:
     return lax.bitwise_and(bits, mask) != 0
 
 
-def _take(a: Any, idx: Any) -> Any:
-    return a[idx] if isinstance(a, np.ndarray) else a.at[idx].get(mode="promise_in_bounds")
+def _per_slice(d: Any, ref: Any, idx: Any, live: Any) -> Any:
+    """ref[idx], with one idx for all lanes where they lie in one slice, else with one for each."""
+    return d.load(ref, idx) if idx.ndim == 0 else d.load(ref, idx, live, 0)
 
 
 def _padded(a: Any, idx: Any) -> Any:

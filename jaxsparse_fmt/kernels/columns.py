@@ -1,7 +1,7 @@
-"""The kernels of every format that stores rows by an address rule, and their references.
+"""The kernels of every format that stores rows by an address rule; `columns_reference.py` says the same in plain jnp.
 
 Where entry j of a row lies says an address rule (`address.py`), which column it has a column rule (`column_rule.py`);
-the three faces here take any pair of them:
+the faces here take any pair of them:
 
     values             [b, n_stored]
     x, y               [b, n_cols, p], [b, n_rows, p]: a batch axis b for the values, a column axis p for the vectors
@@ -27,38 +27,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxsparse_fmt._types import x64_enabled
-from jaxsparse_fmt.kernels import dialect, entries
-from jaxsparse_fmt.kernels.address import Address, Arrays, Jagged, Slices
-from jaxsparse_fmt.kernels.column_rule import ColumnRule, Delta, Diagonal, Explicit, alive, unpack_pattern
+from jaxsparse_fmt._types import index_dtype, x64_enabled
+from jaxsparse_fmt.kernels import dialect
+from jaxsparse_fmt.kernels.address import Arrays, Slices
+from jaxsparse_fmt.kernels.column_rule import Delta, Diagonal, alive, unpack_pattern
+from jaxsparse_fmt.kernels.columns_reference import outer_reference, product_reference
 from jaxsparse_fmt.kernels.entries import accumulator
+from jaxsparse_fmt.kernels.rule import Rule
 
 Array = jax.Array
-
-# Columns that one pass of the reference adds; with one, y is read and written for each: 16 bytes on top of 20 (f64).
-REFERENCE_UNROLL = 4
-
-
-@dataclasses.dataclass(frozen=True)
-class Rule:
-    """How a matrix is stored: static and hashable, so that matrices stored alike share compiled code."""
-
-    shape: tuple[int, int]
-    n_stored: int
-    address: Address
-    column: ColumnRule
-
-    @property
-    def load(self) -> str:
-        """What a lane has to do beside its values, for `dialect.block`."""
-        long_rows = self.n_stored >= dialect.LAUNCH.long_rows * self.shape[0]
-        if not isinstance(self.address, Slices) or self.address.lanes >= self.shape[0]:
-            return "full"
-        if self.address.threads > 1:
-            return "shared"
-        if isinstance(self.column, Delta):
-            return "long deltas" if long_rows else "deltas"
-        return "diagonals" if isinstance(self.column, Diagonal) and not long_rows else "full"
 
 
 # --------------------------------------------------------------------------------------------------------- product
@@ -96,7 +73,7 @@ def product_kernel(
     **arrays,
 ):
     tile, column_block, batch = _position(d.program_id(), sizes)
-    batch, columns, n_cols = batch.astype(sizes.address), _columns(column_block, sizes), sizes.rule.shape[1]
+    batch, columns, n_cols = batch.astype(sizes.address_dtype), _columns(column_block, sizes), sizes.rule.shape[1]
     first: Any = None
     totals: Any = None
     for walk in _walks(d, arrays, perm, tile, sizes):
@@ -130,111 +107,6 @@ def product_kernel(
         d.store(y, base + q, total, live & inside)
 
 
-def product_reference(values, x, arrays: Arrays, *, rule: Rule) -> Array:
-    """A·x in plain jnp, the same arguments as `product`. Never holds more than n_stored + O(rows·p) numbers."""
-    dtype = x.dtype if values is None else jnp.result_type(values, x)
-    acc = accumulator(dtype)
-    by_slots = functools.partial(_by_slots, arrays=arrays, rule=rule, acc=acc)
-
-    def one(values, x):
-        if isinstance(rule.address, Jagged):
-            by_columns, longest, even = (
-                _by_jagged_columns,
-                arrays["col_start"].shape[0] - 1,
-                rule.n_stored / rule.shape[0],
-            )
-        else:
-            _, widths = rule.address.bounds(jnp, arrays, rule.n_stored)
-            by_columns, longest = _by_columns, jnp.max(widths)
-            even = (rule.n_stored // rule.address.lanes) // widths.shape[0]
-        by_columns = functools.partial(by_columns, arrays=arrays, rule=rule, acc=acc)
-        y = lax.cond(longest <= 2 * even, by_columns, by_slots, values, x)
-        y = y.astype(dtype)
-        return y.at[arrays["perm"]].set(y, unique_indices=True) if "perm" in arrays else y
-
-    return jax.vmap(one, in_axes=(None if values is None else 0, 0))(values, x)
-
-
-def _by_columns(values, x, arrays: Arrays, rule: Rule, acc) -> Array:
-    """Entry j of every row at once; the time of n_slices·longest chunks."""
-    address, n_cols = rule.address, rule.shape[1]
-    assert not isinstance(address, Jagged)
-    C, last = address.lanes, rule.n_stored // address.lanes - 1
-    starts, widths = address.bounds(jnp, arrays, rule.n_stored)
-    owner = jnp.arange(starts.shape[0], dtype=jnp.int32)
-    present = unpack_pattern(arrays["pattern"], rule.n_stored).reshape(-1, C) if "pattern" in arrays else None
-
-    def term(j):
-        chunk = jnp.minimum(starts + j, last)
-        c = rule.column.of_chunks(arrays, C, chunk, owner, rule.shape)
-        live = (c < n_cols) & (j < widths)[:, None]
-        live = live if present is None else live & _take(present, chunk)
-        xs = entries.gather(x, c, live).astype(acc)
-        if values is None:
-            return xs
-        # Past its end a slice meets the values of the next, of which one may be NaN.
-        v = jnp.where(live, _take(values.reshape(-1, C), chunk), 0)
-        return v[..., None].astype(acc) * xs
-
-    return address.fold(_sum_terms(term, jnp.max(widths), jnp.zeros((starts.shape[0], C, x.shape[1]), acc)))
-
-
-def _by_jagged_columns(values, x, arrays: Arrays, rule: Rule, acc) -> Array:
-    """The same where columns shorten; the time of n_rows·longest places."""
-    n_rows, n_cols = rule.shape
-    start, last = arrays["col_start"], arrays["col_start"].shape[0] - 2
-    row = jnp.arange(n_rows, dtype=start.dtype)
-
-    def term(j):
-        begin, end = start[jnp.minimum(j, last)], start[jnp.minimum(j, last) + 1]
-        at = jnp.minimum(begin + row, rule.n_stored - 1)
-        c = _take(arrays["col_idx"], at)
-        live = (c < n_cols) & (row < end - begin) & (j <= last)
-        v = jnp.where(live, _take(values, at), 0)
-        return v[:, None].astype(acc) * entries.gather(x, c, live).astype(acc)
-
-    return _sum_terms(term, jnp.int32(last + 1), jnp.zeros((n_rows, x.shape[1]), acc))
-
-
-def _sum_terms(term, count, zero) -> Array:
-    """term(0) + term(1) + …, in this order; terms from `count` on are zero."""
-
-    def trip(t, y):
-        for u in range(REFERENCE_UNROLL):
-            y = y + term(t * REFERENCE_UNROLL + u)
-        return y
-
-    trips = (count + REFERENCE_UNROLL - 1) // REFERENCE_UNROLL
-    return lax.fori_loop(jnp.zeros_like(trips), trips, trip, zero)
-
-
-def _by_slots(values, x, arrays: Arrays, rule: Rule, acc) -> Array:
-    """All entries at once, scattered to their rows: slower for even rows, indifferent to a long one."""
-    (n_rows, n_cols), address = rule.shape, rule.address
-    row, _ = address.slots(jnp, arrays, rule.n_stored)
-    cols = columns_of(arrays, rule)
-    live = cols < n_cols
-    if "pattern" in arrays:
-        live &= unpack_pattern(arrays["pattern"], rule.n_stored)
-    rows_rise = isinstance(address, Slices) and address.lanes == 1
-
-    def column(xq):
-        terms = entries.gather(xq, cols, live).astype(acc)
-        terms = terms if values is None else values.astype(acc) * terms
-        return _segment_sum(jnp.where(live, terms, 0), row, n_rows, rows_rise)
-
-    return jnp.moveaxis(lax.map(column, jnp.moveaxis(x, -1, 0)), 0, -1)
-
-
-# ------------------------------------------------------------------------------------------------ transposed product
-
-
-def transposed_reference(values, y, arrays: Arrays, *, rule: Rule) -> Array:  # [b, n_cols, p]
-    """Aᵀ·y in plain jnp; on a GPU it adds by atomics, in no fixed order."""
-    row, col, _ = places(arrays, rule)
-    return entries.transposed_reference(values, y, row, col, n_cols=rule.shape[1])
-
-
 # --------------------------------------------------------------------------------------------- sampled outer product
 
 
@@ -258,7 +130,7 @@ def outer(
     if "pattern" in arrays:
         return jnp.where(unpack_pattern(arrays["pattern"], rule.n_stored), v, 0)
     # Lanes that stop at the end of their row leave the padding behind it unwritten.
-    return jnp.where(columns_of(arrays, rule) < rule.shape[1], v, 0) if "row_lengths" in arrays else v
+    return jnp.where(rule.col_idx(arrays) < rule.shape[1], v, 0) if "row_lengths" in arrays else v
 
 
 def outer_kernel(
@@ -273,7 +145,7 @@ def outer_kernel(
     **arrays,
 ):
     tile, _, batch = _position(d.program_id(), sizes)
-    batch, (n_rows, n_cols) = batch.astype(sizes.address), sizes.rule.shape
+    batch, (n_rows, n_cols) = batch.astype(sizes.address_dtype), sizes.rule.shape
     for walk in _walks(d, arrays, perm, tile, sizes):
 
         def trip(t, _, walk=walk):
@@ -294,12 +166,6 @@ def outer_kernel(
         lax.fori_loop(jnp.int32(0), _trips(walk, sizes), trip, ())
 
 
-def outer_reference(y, x, arrays: Arrays, *, rule: Rule) -> Array:
-    """The sampled outer product in plain jnp, the same arguments as `outer`."""
-    row, col, _ = places(arrays, rule)
-    return entries.outer_reference(y, x, row, col, n_cols=rule.shape[1])
-
-
 # ------------------------------------------------------------------------------------------- what the kernels share
 
 
@@ -314,11 +180,11 @@ class _Sizes:
     column_blocks: int
     blocks: int
     unroll: int
-    address: Any
+    address_dtype: Any
 
 
 def _walks(d, arrays, perm, tile, sizes: _Sizes):
-    for walk in sizes.rule.address.walks(d, arrays, tile, sizes.rule.n_stored, sizes.address):
+    for walk in sizes.rule.address.walks(d, arrays, tile, sizes.rule.n_stored, sizes.address_dtype):
         inside = walk.row < sizes.rule.shape[0]
         walk.matrix_row = walk.row if perm is None else d.load(perm, walk.row, inside, 0)
         yield walk
@@ -354,8 +220,9 @@ def _columns(column_block, sizes: _Sizes):
     return [(first + q, True if exact else first + q < sizes.p) for q in range(sizes.block_columns)]
 
 
-def _gather_row(d, x, c, live, batch_row, columns, sizes: _Sizes):
-    base = (batch_row + c) * sizes.p
+def _gather_row(d, x, c, live, first_row, columns, sizes: _Sizes):
+    """Of row c of the x whose rows begin at `first_row` the numbers of `columns`, where live."""
+    base = (first_row + c) * sizes.p
     return [d.load(x, base + q, live & inside, 0) for q, inside in columns]
 
 
@@ -364,8 +231,7 @@ def _launch(kernel, backend, inputs, output, rule: Rule, column_blocks=None):
     name, shape, dtype = output
     flat = {k: a.reshape(-1) for k, a in inputs.items() if a is not None}
     (batch, _, p), unit = inputs["x"].shape, rule.column.unit
-    permuted = rule.load == "full" and "perm" in inputs and jnp.dtype(dtype).itemsize <= 4
-    load = "permuted" if permuted else rule.load
+    load = load_beside_values(rule, permuted="perm" in inputs and jnp.dtype(dtype).itemsize <= 4)
     block = dialect.block(backend, load, getattr(rule.address, "lanes", 0))
     tiles, block_columns = -(-rule.address.width // block.rows), min(p, dialect.LAUNCH.max_columns)
     column_blocks = column_blocks or -(-p // block_columns)
@@ -377,7 +243,7 @@ def _launch(kernel, backend, inputs, output, rule: Rule, column_blocks=None):
         column_blocks=column_blocks,
         blocks=tiles * column_blocks * batch,
         unroll=unit * max(block.unroll // unit, 1),
-        address=_address_dtype(max(math.prod(shape), *(a.size for a in flat.values()))),
+        address_dtype=index_dtype(max(math.prod(shape), *(a.size for a in flat.values()))),
     )
     return dialect.launch(
         functools.partial(kernel, sizes=sizes),
@@ -390,8 +256,21 @@ def _launch(kernel, backend, inputs, output, rule: Rule, column_blocks=None):
     )
 
 
-def _address_dtype(size: int):
-    return jnp.int64 if size >= 2**31 else jnp.int32
+def load_beside_values(rule: Rule, permuted: bool) -> str:
+    """What a lane has to do beside its values: a key of `dialect.LAUNCH.loads`.
+
+    Args:
+      permuted: a sum of 4 bytes or fewer goes to its row through a permutation.
+    """
+    full = "permuted" if permuted else "full"
+    if not isinstance(rule.address, Slices) or rule.address.lanes >= rule.shape[0]:
+        return full
+    if rule.address.threads > 1:
+        return "shared"
+    long_rows = rule.n_stored >= dialect.LAUNCH.long_rows * rule.shape[0]
+    if isinstance(rule.column, Delta):
+        return "long deltas" if long_rows else "deltas"
+    return "diagonals" if isinstance(rule.column, Diagonal) and not long_rows else full
 
 
 def supported(backend: str, *operands: Array, size: int = 0) -> str:
@@ -399,38 +278,3 @@ def supported(backend: str, *operands: Array, size: int = 0) -> str:
     wide = max(size, *(a.size for a in operands)) >= 2**31 and not x64_enabled()
     is_complex = any(jnp.issubdtype(a.dtype, jnp.complexfloating) for a in operands)
     return "xla" if is_complex or wide else backend
-
-
-# ---------------------------------------------------------------------------------------- what the references share
-
-
-def columns_of(arrays: Arrays, rule: Rule) -> Array:
-    """The column of every stored place [n_stored]; n_cols or more in padding that has none."""
-    if isinstance(rule.address, Jagged) or isinstance(rule.column, Explicit):
-        return arrays["col_idx"]
-    owner, _ = rule.address.owners(jnp, arrays, rule.n_stored)
-    chunk = jnp.arange(owner.shape[0], dtype=_address_dtype(owner.shape[0]))
-    return rule.column.of_chunks(arrays, rule.address.lanes, chunk, owner, rule.shape).reshape(-1)
-
-
-def places(arrays: Arrays, rule: Rule) -> tuple[Array, Array, Array]:
-    """Of every stored place its row in the matrix, its column, n_cols in padding, and its j in the row: [n_stored]."""
-    n_rows, n_cols = rule.shape
-    row, j = rule.address.slots(jnp, arrays, rule.n_stored)
-    cols = columns_of(arrays, rule)
-    live = (row < n_rows) & (cols < n_cols)
-    if "pattern" in arrays:
-        live &= unpack_pattern(arrays["pattern"], rule.n_stored)
-    row = jnp.minimum(row, max(n_rows - 1, 0))
-    return row if "perm" not in arrays else _take(arrays["perm"], row), jnp.where(live, cols, n_cols), j
-
-
-def _segment_sum(terms, row, n: int, rows_rise: bool):
-    """Sums by row. XLA for CUDA crashes on a sorted one of complex64 (JAX 0.11.2), so by real parts."""
-    if jnp.issubdtype(terms.dtype, jnp.complexfloating):
-        return lax.complex(_segment_sum(terms.real, row, n, rows_rise), _segment_sum(terms.imag, row, n, rows_rise))
-    return jax.ops.segment_sum(terms, row, n, indices_are_sorted=rows_rise, mode=jax.lax.GatherScatterMode.FILL_OR_DROP)
-
-
-def _take(a, idx):
-    return a.at[idx].get(mode="promise_in_bounds")

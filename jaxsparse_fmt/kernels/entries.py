@@ -1,4 +1,5 @@
-"""The faces from coordinates alone, in plain jnp: what a format without a kernel runs on, and every transposed product.
+"""The faces from coordinates alone, in plain jnp: what runs for a format without a kernel, and all transposed products
+but CSC's.
 
     row, col           [n_stored] of every stored place; column n_cols, and any row, in padding
     values             [b, n_stored]

@@ -66,7 +66,7 @@ def test_the_block_that_the_problem_has_is_found(matrix, block):
 
 
 def test_blocks_too_wide_to_unroll_are_refused():
-    with pytest.raises(ValueError, match="at most 32 columns.*33"):
+    with pytest.raises(ValueError, match=r"at most 32 columns.*33"):
         stored("bsr", block_shape=(1, 33))
 
 

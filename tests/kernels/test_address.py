@@ -13,7 +13,6 @@ import jaxsparse_fmt as jsf
 from jaxsparse_fmt.formats import storing
 from jaxsparse_fmt.formats.by_rule import RuleFaces
 from jaxsparse_fmt.formats.csr import THREADS
-from jaxsparse_fmt.kernels import columns
 from jaxsparse_fmt.kernels.address import GROUPS, Bisected, Jagged, Slices, Spread
 from tests.kernels.host import Host, visits
 from tests.zoo import CASES, LAYOUTS
@@ -51,7 +50,7 @@ def test_every_entry_of_a_row_has_one_place_and_every_place_one_entry(name, layo
     live[exists] = j[exists] < lengths[row[exists]]
     found = sorted(zip(row[live].tolist(), j[live].tolist(), strict=True))
     assert found == [(r, k) for r in range(case.shape[0]) for k in range(lengths[r])]
-    np.testing.assert_array_equal(live, np.asarray(columns.columns_of(A.arrays, A.faces.rule)) < case.shape[1])
+    np.testing.assert_array_equal(live, np.asarray(A.faces.rule.col_idx(A.arrays)) < case.shape[1])
 
 
 @every_rule
@@ -70,7 +69,7 @@ def test_numpy_and_jax_say_the_same(layout):
 def test_lanes_meet_every_entry_once_and_keep_its_row_in_one_sum(layout):
     A = layout.of(TWO_TILES)
     row, _ = A.address.slots(np, {k: np.asarray(a) for k, a in A.arrays.items()}, A.n_stored)
-    live = (row < A.shape[0]) & (np.asarray(columns.columns_of(A.arrays, A.faces.rule)) < A.shape[1])
+    live = (row < A.shape[0]) & (np.asarray(A.faces.rule.col_idx(A.arrays)) < A.shape[1])
     perm = A.arrays.get("perm")
     row = row if perm is None else np.asarray(perm)[np.minimum(row, A.shape[0] - 1)]
     for lanes in (32, 128):

@@ -14,6 +14,7 @@ from jaxsparse_fmt.formats.by_rule import RuleFaces
 from jaxsparse_fmt.kernels import columns
 from jaxsparse_fmt.kernels.address import Slices, Walk
 from jaxsparse_fmt.kernels.column_rule import PADDING, Consecutive, alive, pack_pattern, unpack_pattern
+from jaxsparse_fmt.kernels.rule import Rule
 from tests.kernels.host import Host, visits
 from tests.oracle import assert_close, magnitude
 from tests.zoo import CASES, LAYOUTS
@@ -26,7 +27,7 @@ every_rule = pytest.mark.parametrize(
 
 
 def assert_kernels_meet_the_columns_of_the_reference(A) -> None:
-    reference = np.asarray(columns.columns_of(A.arrays, A.faces.rule))
+    reference = np.asarray(A.faces.rule.col_idx(A.arrays))
     for rows in (32, 128):
         met = visits(A, rows)
         # Any column from n_cols on means padding.
@@ -190,7 +191,7 @@ def test_consecutive_columns_are_addresses():
         None,
         jnp.arange(6.0)[None, :, None],
         {"slice_ptr": jnp.array([0, 2, 2, 6])},
-        rule=columns.Rule((3, 6), 6, Slices(3, 1), rule),
+        rule=Rule((3, 6), 6, Slices(3, 1), rule),
         backend="interpret",
     )
     np.testing.assert_array_equal(sums[0, :, 0], [1, 0, 14])

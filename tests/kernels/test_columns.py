@@ -13,10 +13,10 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt.kernels import columns
+from jaxsparse_fmt.kernels import columns, columns_reference
 from jaxsparse_fmt.kernels.address import Bisected, Jagged, Slices, Spread
 from jaxsparse_fmt.kernels.column_rule import Blocked, Delta, Diagonal, Explicit
-from jaxsparse_fmt.kernels.columns import Rule
+from jaxsparse_fmt.kernels.rule import Rule
 from tests.lowering import SIGNATURES, lowered, quick_jit
 from tests.oracle import assert_close, draw, magnitude
 from tests.zoo import CASES, FIRST_LAYOUTS, LAYOUTS, SORTED, Layout
@@ -321,7 +321,7 @@ def test_addresses_are_64_bit_when_only_the_batch_of_vectors_is_large():
 def test_references_count_places_in_64_bits(name, face):
     """No int32 runs over 2³¹ places or more."""
     rule, arrays = rules(2**31)[name]
-    f = functools.partial(getattr(columns, f"{face}_reference"), rule=rule)
+    f = functools.partial(getattr(columns_reference, f"{face}_reference"), rule=rule)
     jaxpr = jax.make_jaxpr(f)(*operands("outer" if face == "outer" else "product", rule), arrays).jaxpr
     counters = (eqn.outvars[0].aval for eqn, _ in jaxprs(jaxpr) if eqn.primitive.name == "iota")
     assert not [a for a in counters if max(a.shape) >= 2**31 and a.dtype == jnp.int32]

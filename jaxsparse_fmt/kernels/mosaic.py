@@ -1,0 +1,155 @@
+"""The dialect `d` of Pallas' Mosaic GPU lowering (`dialect.py` says what a dialect is).
+
+Mosaic GPU has no array-indexed loads and no sums over neighbouring lanes of its own, so gather, scatter and shuffle are
+written here a register at a time: the layout, WG_STRIDED with vec_size 1, gives every lane one register of one element.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+
+class Mosaic:
+    """`rows` lanes, whole warpgroups: a multiple of 128."""
+
+    def __init__(self, rows: int):
+        from jax.experimental.pallas import mosaic_gpu as plgpu
+
+        self._plgpu, self.rows = plgpu, rows
+        self._layout = plgpu.Layout.WG_STRIDED((rows,), vec_size=1)
+
+    def program_id(self) -> jax.Array:
+        return lax.axis_index("block")  # as the launch names the grid's one axis
+
+    def lanes(self) -> jax.Array:
+        return self._plgpu.broadcasted_iota(jnp.int32, (self.rows,), 0, layout=self._layout)
+
+    def full(self, value: Any, dtype: Any) -> jax.Array:
+        return self._plgpu.layout_cast(jnp.full((self.rows,), value, dtype), self._layout)
+
+    def load(self, ref: Any, idx: jax.Array, live: Any = None, other: Any = 0, once: bool = False) -> jax.Array:
+        del once  # no cache hints here
+        if idx.ndim == 0:
+            return ref[idx]
+        if live is None:
+            return self._gather(ref, idx)
+        # No predicated load here: dead lanes read the first element, one cached line for all of them.
+        live = jnp.broadcast_to(live, idx.shape)
+        values = self._gather(ref, jnp.where(live, idx, jnp.zeros_like(idx)))
+        return jnp.where(live, values, jnp.asarray(other, values.dtype))
+
+    def store(self, ref: Any, idx: jax.Array, value: jax.Array, live: jax.Array) -> None:
+        idx = jnp.where(jnp.broadcast_to(live, idx.shape), idx, -jnp.ones_like(idx))
+        self._scatter(ref, idx, value.astype(ref.dtype))
+
+    def sum_threads(self, value: jax.Array, n: int, stride: int) -> jax.Array:
+        plgpu, dtype = self._plgpu, value.dtype
+        out = plgpu.ShapeDtypeStruct((self.rows,), dtype, layout=self._layout)
+        distance = stride
+        while distance < n * stride:
+
+            @plgpu.inline_mgpu(arg_types=(self._layout,), return_type=out)
+            def partner(_, value, distance=distance):
+                from jax.experimental.mosaic import gpu as mgpu
+
+                registers = np.empty_like(value.registers)
+                for position, register in np.ndenumerate(value.registers):
+                    registers[position] = _register(_from_lane(_element(register), distance))
+                return mgpu.FragmentedArray(_registers=registers, _layout=value.layout, _is_signed=value.is_signed)
+
+            value, distance = value + partner(value), 2 * distance
+        return value
+
+    def _gather(self, ref: Any, idx: jax.Array) -> jax.Array:
+        plgpu = self._plgpu
+        narrow = jnp.issubdtype(ref.dtype, jnp.unsignedinteger) and jnp.dtype(ref.dtype).itemsize < 4
+        dtype = jnp.dtype(jnp.int32) if narrow else ref.dtype  # widened at once: registers hold signed integers here
+        out = plgpu.ShapeDtypeStruct((self.rows,), dtype, layout=self._layout)
+
+        @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), self._layout), return_type=out)
+        def gather(_, ref, idx):
+            from jax.experimental.mosaic import gpu as mgpu
+            from jaxlib.mlir import ir
+            from jaxlib.mlir.dialects import arith, llvm
+
+            registers = np.empty_like(idx.registers)
+            signed = True if jnp.issubdtype(dtype, jnp.integer) else None
+            for position, register in np.ndenumerate(idx.registers):
+                address, element = _address(ref, register)
+                value = llvm.load(element, address)
+                if narrow:
+                    value = arith.extui(ir.IntegerType.get_signless(32), value)
+                registers[position] = _register(value)
+            return mgpu.FragmentedArray(_registers=registers, _layout=idx.layout, _is_signed=signed)
+
+        return gather(ref, idx)
+
+    def _scatter(self, ref: Any, idx: jax.Array, value: jax.Array) -> None:
+        """ref[idx] = value where idx is not negative."""
+        plgpu = self._plgpu
+
+        @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), self._layout, self._layout))
+        def scatter(_, ref, idx, value):
+            from jaxlib.mlir import ir
+            from jaxlib.mlir.dialects import arith, llvm, scf
+
+            for position, register in np.ndenumerate(idx.registers):
+                at = _element(register)
+                zero = arith.constant(at.type, 0)
+                store = scf.IfOp(arith.cmpi(arith.CmpIPredicate.sge, at, zero))
+                with ir.InsertionPoint(store.then_block):
+                    address, _ = _address(ref, register)
+                    llvm.store(_element(value.registers[position]), address)
+                    scf.yield_([])
+
+        scatter(ref, idx, value)
+
+
+def _element(register):
+    """The one element of a vector register."""
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.dialects import vector
+
+    at = ir.DenseI64ArrayAttr.get([0])
+    return vector.extract(register, dynamic_position=[], static_position=at)
+
+
+def _register(element):
+    """A vector register of one element."""
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.dialects import vector
+
+    return vector.broadcast(ir.VectorType.get((1,), element.type), element)
+
+
+def _address(ref, register):
+    """Where `ref[register]` lies, and the type of what lies there; 64-bit arithmetic throughout."""
+    from jax.experimental.mosaic.gpu import utils
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.dialects import arith
+
+    element = ir.MemRefType(ref.type).element_type
+    index, i64 = _element(register), ir.IntegerType.get_signless(64)
+    if index.type != i64:
+        index = arith.extui(i64, index)
+    return utils.getelementptr(utils.memref_ptr(ref), [index], element), element
+
+
+def _from_lane(value, distance: int):
+    """The value of the lane whose number differs in the bit `distance`; 64 bits travel as two halves."""
+    from jax.experimental.mosaic.gpu import utils
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.dialects import arith
+
+    i32, i64 = (ir.IntegerType.get_signless(n) for n in (32, 64))
+    if value.type != ir.F64Type.get():
+        return utils.shfl_bfly(value, distance)
+    bits, half = arith.bitcast(i64, value), arith.constant(i64, 32)
+    low, high = arith.trunci(i32, bits), arith.trunci(i32, arith.shrui(bits, half))
+    low, high = (arith.extui(i64, utils.shfl_bfly(word, distance)) for word in (low, high))
+    return arith.bitcast(value.type, arith.ori(low, arith.shli(high, half)))
