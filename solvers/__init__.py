@@ -6,7 +6,25 @@ sol.x, sol.status, sol.iterations, sol.residual_norm
 """
 
 from solvers import precond
+from solvers.bicgstab import bicgstab
 from solvers.cg import cg
+from solvers.chebyshev import chebyshev
+from solvers.fcg import fcg
+from solvers.gmres import gmres
+from solvers.minres import minres
+from solvers.refine import refine
 from solvers.solution import Solution, SolverError, Status
 
-__all__ = ["Solution", "SolverError", "Status", "cg", "precond"]
+__all__ = [
+    "Solution",
+    "SolverError",
+    "Status",
+    "bicgstab",
+    "cg",
+    "chebyshev",
+    "fcg",
+    "gmres",
+    "minres",
+    "precond",
+    "refine",
+]

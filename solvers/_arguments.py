@@ -34,21 +34,26 @@ class Function:
         return jaxpr_as_fun(ClosedJaxpr(self.program, self.consts))(v)[0]
 
 
-def traced(f: Callable[[Array], Array], example: Array) -> Function:
+def traced(f: Callable[[Array], Array], example: Any) -> Function:
     """f as it is now. JAX remembers a trace by the function's identity; the lambda is a new one."""
     closed = jax.make_jaxpr(lambda v: f(v))(example)
     return Function(closed.consts, closed.jaxpr)
 
 
-def vector(a: Any, name: str) -> Array:
-    """`a` as one vector of floats or complex numbers.
+def transposed(f: Callable[[Array], Array], example: Any) -> Callable[[Array], Array]:
+    """v -> fᵀ·v of a linear f from and to vectors like `example`."""
+    return lambda v: jax.linear_transpose(f, example)(v)[0]
+
+
+def vectors(a: Any, name: str) -> Array:
+    """`a` as a vector, or several as columns, of floats or complex numbers.
 
     Raises:
-      ValueError: not one-dimensional. TypeError: not numeric.
+      ValueError: neither one- nor two-dimensional. TypeError: not numeric.
     """
     a = jnp.asarray(a)
-    if a.ndim != 1:
-        raise ValueError(f"{name} must be one vector of shape (n,); got {a.shape}. For several, map with jax.vmap")
+    if a.ndim not in (1, 2):
+        raise ValueError(f"{name} must be a vector of shape (n,), or several as columns (n, k); got {a.shape}")
     return a if jnp.issubdtype(a.dtype, jnp.inexact) else a.astype(floating_dtype(a.dtype, name))
 
 
@@ -87,6 +92,11 @@ def apply(A: Any, v: Array) -> Array:
     return A(v) if is_function(A) else A @ v
 
 
+def over_columns(f: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """A user's function of one vector, for columns too."""
+    return lambda v: f(v) if v.ndim == 1 else jax.vmap(f, 1, 1)(v)
+
+
 def result_dtype(A: Any, v: Array, name: str) -> Any:
     """The dtype of A·v.
 
@@ -95,6 +105,7 @@ def result_dtype(A: Any, v: Array, name: str) -> Any:
     """
     if hasattr(A, "dtype") and hasattr(A, "shape"):
         return jnp.result_type(A.dtype, v.dtype)  # a trace to find out would cost a millisecond
+    v = v if v.ndim == 1 else v[:, 0]
     out = jax.eval_shape(lambda v: apply(A, v), v)
     if getattr(out, "shape", None) != v.shape:
         raise ValueError(f"{name}·v must be a vector of shape {v.shape} like v; got {getattr(out, 'shape', out)}")
@@ -115,6 +126,48 @@ def tolerance(value: Any, name: str) -> Array:
         if not (number >= 0 and math.isfinite(number)):
             raise ValueError(f"{name} must be a number from 0 up; got {value}")
     return jnp.asarray(value, float)
+
+
+def interval(value: Any, name: str) -> tuple[Array, Array]:
+    """Two numbers, the first at most the second, both positive.
+
+    Raises:
+      TypeError: not two numbers. ValueError: not in order, or not positive.
+    """
+    if not isinstance(value, (tuple, list, np.ndarray, jax.Array)) or len(value) != 2:
+        raise TypeError(f"{name} must be two numbers, (least, largest); got {value!r}")
+    least, largest = tolerance(value[0], name), tolerance(value[1], name)
+    if not any(isinstance(v, Tracer) for v in value) and not 0 < float(value[0]) <= float(value[1]):
+        raise ValueError(f"{name} must be positive, the least first; got ({value[0]}, {value[1]})")
+    return least, largest
+
+
+def factor(value: Any, name: str) -> float:
+    """A number between 0 and 1, neither of them.
+
+    Raises:
+      TypeError: not a number. ValueError: not between.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number between 0 and 1; got {value!r}")
+    if not 0 < value < 1:
+        raise ValueError(f"{name} must lie between 0 and 1; got {value}")
+    return float(value)
+
+
+def narrow_dtype(dtype: Any, allowed: tuple[str, ...]) -> Any:
+    """`dtype` as NumPy's.
+
+    Raises:
+      ValueError: not one of `allowed`.
+    """
+    try:
+        name = jnp.dtype(dtype).name
+    except TypeError:
+        name = None
+    if name not in allowed:
+        raise ValueError(f"dtype must be one of {', '.join(allowed)}; got {dtype!r}")
+    return jnp.dtype(dtype)
 
 
 def count(value: Any, name: str, least: int) -> int:

@@ -1,73 +1,87 @@
-"""The one loop and the one stopping rule of every Krylov method, and implicit differentiation around them.
+"""The one loop and the one stopping rule of every Krylov method.
 
-A method is two functions: `start(x, r)` makes its vectors from an iterate and its true residual, and `step(work)`
-advances them once. The loop around them decides when to stop: when ‖b − A·x‖ ≤ max(rtol·‖b‖, atol), by the true
+A method is a few functions: `start` makes its vectors from a true residual, `step` advances them once, `iterate` says
+what they add to x. The loop around them decides when to stop: when ‖b − A·x‖ ≤ max(rtol·‖b‖, atol), by the true
 residual. Where the recursion claims it and the true residual does not agree, the method starts again from the true
-residual, as long as that helps.
+residual, as long as that helps. Refinement is the same loop with a narrower operator inside (`refine.py`).
+
+Vectors are [n], or [n, k] for k systems at once, which share every product. Numbers are then [k], and every column
+starts, counts and ends by itself.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
-from jax.core import Tracer
 
-from jaxsparse_fmt.basis import IDENTITY, Basis
-from solvers import _arguments as arguments
-from solvers.solution import Solution, Status
+from solvers.solution import Status
 
 Array = jax.Array
 Map = Callable[[Array], Array]
 
-RUNNING = -1
-# Steps between two looks at the stopping rule. On a GPU a look waits for a copy to the host, 10-20 µs.
-STEPS_PER_CHECK = {"cpu": 1}
-STEPS_PER_CHECK_DEFAULT = 10
-# A derivative has no status: where its own system ends with one of these, it is NaN rather than wrong.
-NO_DERIVATIVE = (Status.BREAKDOWN, Status.NOT_POSITIVE_DEFINITE, Status.NON_FINITE, Status.DIVERGED)
+# What a step says beside a Status: go on; start again from the true residual, without or with this step.
+RUNNING, RESTART, FULL = -1, -2, -3
+STEPS_UNROLLED = 10
 STEPS_PER_REPORT = 16  # a report costs about 0.1 ms
-# A default history holds this many iterations.
-MAX_HISTORY = 10_000
 
 
-class Work(Protocol):
-    """A method's vectors; `x` is the iterate."""
-
-    @property
-    def x(self) -> Array: ...
+def x_of(M: Map, work: Any) -> Array:
+    """What most methods' vectors add to the iterate that they started from."""
+    del M
+    return work.x
 
 
 class Method(NamedTuple):
-    """start(A, M, x, r) -> work; step(A, M, work) -> (work, residual norm, RUNNING or a Status).
+    """A Krylov method: static and hashable.
 
-    A Status ends the solve and says that the step must not be taken: it may hang on scalars of the old vectors only.
+    Attributes:
+      start: (A, M, r, last, *parameters) -> work. `last` is the work of before, where the method `keeps` it, else None.
+      step: (A, M, work) -> (work, residual norm, code). The code is RUNNING, FULL for the last step before a restart,
+        or RESTART or a Status, which say that the step must not be taken. Those may hang on scalars of the old vectors
+        only, so that the selects join the updates and read nothing more.
+      iterate: (M, work) -> what it adds to x.
+      scratch: fields of the work that a step may write though it is not taken.
+      self_adjoint: it takes A for its own adjoint, which then has the same solver.
+      keeps: a restart goes on in the direction of before.
+      prepare: (A, M, b, *parameters) -> parameters, once in a solve.
     """
 
-    start: Callable[[Map, Map, Array, Array], Any]
+    start: Callable[..., Any]
     step: Callable[[Map, Map, Any], tuple[Any, Array, Array]]
+    iterate: Callable[[Map, Any], Array] = x_of
+    scratch: tuple[str, ...] = ()
+    self_adjoint: bool = True
+    keeps: bool = False
+    prepare: Callable[..., tuple[Any, ...]] = lambda A, M, b, *parameters: parameters
 
 
 class Options(NamedTuple):
-    """Static options of the loop."""
+    """Static options of the loop; in a refinement, the dtype of the inner vectors, and that of the inner matrix."""
 
     history_length: int
     steps_per_check: int
     callback: Callable[[Array], None] | None
     progress: Callable[[int, float], None] | None
+    dtype: Any = None
+    values: Any = None
 
 
 class Limits(NamedTuple):
-    """Numbers of the stopping rule: traced, so that changing them does not recompile."""
+    """Numbers of the stopping rule: traced, so that changing them does not recompile.
+
+    Attributes:
+      drop: the true residual is taken anew where the recursion's has fallen by this factor; 0: at its end only.
+    """
 
     rtol: Array
     atol: Array
     maxiter: Array
+    drop: Array
 
 
 class Loop(NamedTuple):
@@ -75,81 +89,17 @@ class Loop(NamedTuple):
     k: Array  # iterations done
     norm: Array  # residual norm of the recursion
     code: Array  # RUNNING or how it ended
-    norms: Array  # [history_length]
+    norms: Array  # [history_length], by column too
 
 
-# --------------------------------------------------------------------------------------------------------- the door
-
-
-def solve(
-    method: Method,
-    A: Any,
-    b: Any,
-    x0: Any = None,
-    *,
-    M: Any,
-    rtol: float,
-    atol: float,
-    maxiter: int | None,
-    history: bool | int,
-    callback: Callable[[Array], None] | None,
-    progress: Callable[[int, float], None] | None,
-    check_every: int | None,
-) -> Solution:
-    """Checks the arguments, enters the matrix's basis, solves, and leaves it. See `cg` for the arguments."""
-    b = arguments.vector(b, "b")
-    n = b.shape[0]
-    if n == 0:
-        raise ValueError("b is empty; a system needs at least one unknown")
-    x0 = None if x0 is None else arguments.vector(x0, "x0")
-    if x0 is not None and x0.shape != b.shape:
-        raise ValueError(f"x0 has shape {x0.shape}; it must have b's, {b.shape}")
-    steps = STEPS_PER_CHECK.get(jax.default_backend(), STEPS_PER_CHECK_DEFAULT)
-    traced = isinstance(maxiter, Tracer)
-    limit = min(10 * n, 2**31 - 1) if maxiter is None else maxiter if traced else arguments.count(maxiter, "maxiter", 0)
-    options = Options(
-        arguments.history_length(history, None if traced else limit, MAX_HISTORY),
-        steps if check_every is None else arguments.count(check_every, "check_every", 1),
-        arguments.function_or_none(callback, "callback"),
-        arguments.function_or_none(progress, "progress"),
-    )
-    limits = Limits(arguments.tolerance(rtol, "rtol"), arguments.tolerance(atol, "atol"), jnp.asarray(limit, jnp.int32))
-    A = arguments.linear_map(A, n, "A")
-    inner, basis = getattr(A, "in_basis", A), getattr(A, "basis", IDENTITY)
-    dtype = arguments.result_dtype(inner, b, "A")
-    dtype = jnp.result_type(dtype, b.dtype, *(() if x0 is None else (x0.dtype,)))
-    b, x0 = b.astype(dtype), None if x0 is None else x0.astype(dtype)
-    if M is not None:
-        M = arguments.linear_map(M, n, "M")
-        arguments.result_dtype(M, b, "M")
-    if not (arguments.is_function(A) or arguments.is_function(M)):
-        return _compiled(method, options, inner, basis, M, b, x0, limits)
-    # A function is traced anew at every call, since what it closes over may have changed, and so is what holds it.
-    inner, M = (arguments.traced(f, b) if arguments.is_function(f) else f for f in (inner, M))
-    return jax.jit(_solve, static_argnums=(0, 1))(method, options, inner, basis, M, b, x0, limits)
-
-
-def _solve(
-    method: Method, options: Options, A: Any, basis: Basis, M: Any, b: Array, x0: Any, limits: Limits
-) -> Solution:
-    """`A` works in the basis. `M` enters it where it can (`entered`); where not, it costs two permutations a step."""
-    dtype = b.dtype
-    matvec = lambda v: arguments.apply(A, v).astype(dtype)  # noqa: E731
-    start = None if x0 is None else basis.enter(x0)
-    M_inner = lambda r: r  # noqa: E731
-    if hasattr(M, "entered"):
-        entered = M.entered(basis)
-        M_inner = lambda r: arguments.apply(entered, r).astype(dtype)  # noqa: E731
-    elif M is not None:
-        M_inner = lambda r: basis.enter(arguments.apply(M, basis.leave(r))).astype(dtype)  # noqa: E731
-    x, end = _differentiable(method, options, matvec, M_inner, basis.enter(b), start, limits)
-    return Solution(basis.leave(x), end.code, end.k, end.norm, end.norms if options.history_length else None)
-
-
-_compiled = jax.jit(_solve, static_argnums=(0, 1))
-
-
-# ------------------------------------------------------------------------------------------------- differentiation
+class Outer(NamedTuple):
+    x: Array
+    r: Array  # b − A·x
+    norm: Array  # of r
+    k: Array
+    code: Array  # RUNNING or how it ended
+    norms: Array
+    work: Any  # where the method keeps it
 
 
 class End(NamedTuple):
@@ -161,142 +111,211 @@ class End(NamedTuple):
     norms: Array
 
 
-def _differentiable(method, options, matvec, precondition, b, x0, limits) -> tuple[Array, End]:
-    """x with A·x = b, differentiable in b and in whatever `matvec` depends on, to any order.
+def run(
+    method: Method,
+    options: Options,
+    A: Map,
+    M: Map,
+    b: Array,
+    x0: Array | None,
+    limits: Limits,
+    inner: Map | None = None,
+    parameters: tuple[Any, ...] = (),
+) -> tuple[Array, End]:
+    """Solves A·x = b on a b scaled to about 1 by a power of two: exact, and no square under- or overflows.
 
-    The loop itself is not differentiated. From A·x = b follows A·dx = db − dA·x: one more system with the same matrix,
-    through `lax.custom_linear_solve`, whose transpose is a solve too. x0 and M do not bear on the solution and get no
-    derivative; the tangent system starts from zero, with rtol of its own right-hand side and without atol, so that a
-    cotangent of any size is answered to the same relative accuracy.
+    Args:
+      inner: A for the method, in `options.dtype`, which M takes then too; None: A itself.
     """
-    A, M = arguments.traced(matvec, b), arguments.traced(precondition, b)
-    frozen = lax.stop_gradient((M, x0, limits))
-    options_of_tangent = options._replace(history_length=0, callback=None, progress=None)
-
-    @jax.custom_jvp
-    def run(A, b, frozen):
-        M, x0, limits = frozen
-        return _run(method, options, A, M, b, x0, limits)
-
-    @run.defjvp
-    def tangent(primals, tangents):
-        (A, b, frozen), (dA, db, _) = primals, tangents
-        M, _, limits = frozen
-        x, end = run(A, b, frozen)
-        _, dA_x = jax.jvp(lambda A: A(x), (A,), (dA,))
-
-        def from_zero(_, rhs):
-            relative = limits._replace(atol=jnp.zeros_like(limits.atol))
-            dx, end = _run(method, options_of_tangent, A, M, rhs, None, relative)
-            return jnp.where(jnp.isin(end.code, jnp.array(NO_DERIVATIVE)), jnp.nan, dx)
-
-        def transposed_from_zero(_, c):
-            # For a Hermitian matrix Aᵀ is its conjugate, so Aᵀ·λ = c is A·λ̄ = c̄: solved with the fast product. The
-            # system differentiated further is Aᵀ's, since a single entry of A may be perturbed without its mirror
-            # image.
-            return jnp.conj(from_zero(A, jnp.conj(c)))
-
-        dx = lax.custom_linear_solve(A, db - dA_x, from_zero, transposed_from_zero)
-        return (x, end), (dx, jax.tree.map(_no_tangent, end))
-
-    return run(A, b, frozen)
-
-
-def _no_tangent(a: Array) -> Any:
-    return jnp.zeros_like(a) if jnp.issubdtype(a.dtype, jnp.inexact) else np.zeros(a.shape, jax.dtypes.float0)
-
-
-# --------------------------------------------------------------------------------------------------------- the loop
-
-
-def _run(method, options, A, M, b, x0, limits) -> tuple[Array, End]:
-    """Solves A·x = b on a b scaled to about 1 by a power of two: exact, and no square under- or overflows."""
-    exponent = _exponent(b) if x0 is None else _exponent(b, b - A(x0))
-    x0 = jnp.zeros_like(b) if x0 is None else _scaled(x0, -exponent)
-    b = _scaled(b, -exponent)
+    r = b if x0 is None else b - A(x0)
+    exponent = _exponent(b, r)
+    b, r = _scaled(b, -exponent), _scaled(r, -exponent)
     b_norm = norm(b)
     tolerance = jnp.maximum(limits.rtol * b_norm, _scaled(limits.atol.astype(b_norm.dtype), -exponent))
     tolerance = tolerance.astype(b_norm.dtype)
-    x0 = jnp.where(b_norm == 0, jnp.zeros_like(x0), x0)  # A·x = 0 is solved by 0, exactly
+    # A·x = 0 is solved by 0, exactly.
+    x = jnp.zeros_like(b) if x0 is None else jnp.where(b_norm == 0, 0, _scaled(x0, -exponent))
+    r = jnp.where(b_norm == 0, jnp.zeros_like(r), r)
+    narrow = b.dtype if options.dtype is None else options.dtype
+    own = A if inner is None else inner
+    parameters = method.prepare(own, M, r.astype(narrow), *parameters)
+    start = functools.partial(method.start, own, M)
 
-    def trip(loop: Loop) -> Loop:
-        advance = lambda _, loop: _advance(method, options, A, M, loop, tolerance, limits.maxiter, exponent)  # noqa: E731
-        steps = options.steps_per_check
-        loop = lax.fori_loop(0, steps, advance, loop, unroll=min(steps, STEPS_PER_CHECK_DEFAULT))
-        if options.progress is not None:
-            report = functools.partial(jax.debug.callback, _report(options.progress))
-            due = loop.k % STEPS_PER_REPORT < steps
-            lax.cond(due, report, lambda *_: None, loop.k, _scaled(loop.norm, exponent))
-        return loop
-
-    def restart(state):
-        """The true residual decides; where it says go on, the method runs until its recursion claims to be done."""
-        loop, before, _ = state
-        x = loop.work.x
+    def trip(outer: Outer) -> Outer:
+        """The method, from a true residual until its recursion claims to be done."""
+        r = outer.r.astype(narrow)
+        work = start(r, outer.work, *parameters)
+        goal = jnp.maximum(tolerance, limits.drop * outer.norm).astype(r.real.dtype)
+        loop = Loop(work, outer.k, outer.norm.astype(goal.dtype), outer.code, outer.norms)
+        advance = functools.partial(_advance, method, options, own, M, outer.x, goal, limits.maxiter, exponent)
+        loop = _while(lambda loop: _goes_on(loop, goal, limits.maxiter), advance, loop, options, exponent)
+        x = outer.x + jnp.where(outer.code == RUNNING, method.iterate(M, loop.work).astype(b.dtype), 0)
         r = b - A(x)
         now = norm(r)
-        code = _verdict(now, before, tolerance, loop, limits.maxiter)
-        norms = _record(loop.norms, loop.k, jnp.where(jnp.isnan(before), now, loop.norm))
-        loop = Loop(method.start(A, M, x, r), loop.k, now, code, norms)
-        return lax.while_loop(lambda s: _goes_on(s, tolerance, limits.maxiter), trip, loop), now, code
+        said = _verdict(now, outer.norm, tolerance, loop, limits.maxiter, refines=inner is not None)
+        code = jnp.where(outer.code == RUNNING, said, outer.code)
+        return Outer(x, r, now, loop.k, code, loop.norms, loop.work if method.keeps and inner is not None else None)
 
-    norms = jnp.full(options.history_length, jnp.nan, b_norm.dtype)
-    running = jnp.int32(RUNNING)
-    work = method.start(lambda v: v, lambda r: r, x0, b)  # only x counts: the first restart makes the rest
-    first = Loop(work, jnp.int32(0), jnp.full_like(b_norm, jnp.inf), running, norms)
-    state = (first, jnp.full_like(b_norm, jnp.nan), running)
-    loop, true_norm, code = lax.while_loop(lambda s: s[2] == RUNNING, restart, state)
-    x = _scaled(loop.work.x, exponent)
+    now = norm(r)
+    k, running = jnp.zeros(now.shape, jnp.int32), jnp.full(now.shape, RUNNING, jnp.int32)
+    norms = _record(jnp.full((options.history_length, *now.shape), jnp.nan, now.dtype), k, now)
+    nothing = Loop(None, k, now, running, norms)
+    code = _verdict(now, jnp.full_like(now, jnp.nan), tolerance, nothing, limits.maxiter)
+    work = None
+    if method.keeps and inner is not None:  # a direction of zeros is none
+        shapes = jax.eval_shape(lambda r: start(r, None, *parameters), r.astype(narrow))
+        work = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    outer = Outer(x, r, now, k, code, norms, work)
+    outer = lax.while_loop(lambda outer: jnp.any(outer.code == RUNNING), trip, outer)
+    code = _diagnosis(method, A, b, outer, inner)
+    x = _scaled(outer.x, exponent)
     finite = jnp.isfinite(x)
-    code = jnp.where(jnp.all(finite), code, Status.NON_FINITE).astype(jnp.int32)
-    end = End(loop.k, _scaled(true_norm, exponent), code, _scaled(loop.norms, exponent))
+    code = jnp.where(jnp.all(finite, axis=0), code, Status.NON_FINITE).astype(jnp.int32)
+    end = End(outer.k, _scaled(outer.norm, exponent), code, _scaled(outer.norms, exponent))
     return jnp.where(finite, x, 0), end
 
 
-def _advance(method, options, A, M, loop: Loop, tolerance, maxiter, exponent) -> Loop:
-    """One step, or none where the loop is over.
+def _while(goes_on: Callable[[Loop], Array], advance: Callable[[Loop], Loop], loop: Loop, options, exponent) -> Loop:
+    """Advances while any column goes on, `steps_per_check` steps at a time."""
+    steps = options.steps_per_check
 
-    Whether it moves hangs on numbers known before the vectors change, so that the selects join the updates and read
-    nothing more.
-    """
-    active = _goes_on(loop, tolerance, maxiter)
-    work, new_norm, code = method.step(A, M, loop.work)
-    moves = active & (code == RUNNING)
-    largest = 1 / jnp.finfo(new_norm.dtype).eps  # of a right-hand side of about 1
+    def trip(loop: Loop) -> Loop:
+        loop = lax.fori_loop(0, steps, lambda _, loop: advance(loop), loop, unroll=min(steps, STEPS_UNROLLED))
+        if options.progress is not None:
+            report = functools.partial(jax.debug.callback, _report(options.progress))
+            k = jnp.max(loop.k)
+            due = k % STEPS_PER_REPORT < steps
+            lax.cond(due, report, lambda *_: None, k, jnp.max(_scaled(loop.norm, exponent)))
+        return loop
+
+    return lax.while_loop(lambda loop: jnp.any(goes_on(loop)), trip, loop)
+
+
+def _advance(method, options, A, M, base, goal, maxiter, exponent, loop: Loop) -> Loop:
+    """One step, or none in the columns that are over."""
+    active = _goes_on(loop, goal, maxiter)
+    new, new_norm, code = method.step(A, M, loop.work)
+    moves = active & ((code == RUNNING) | (code == FULL))
+    largest = jnp.finfo(new_norm.dtype).eps ** -1.5  # of a right-hand side of about 1
     blown_up = jnp.where(jnp.isfinite(new_norm), Status.DIVERGED, Status.NON_FINITE)
     code = jnp.where(moves & ~(new_norm <= largest), blown_up, code)
-    work = jax.tree.map(lambda new, old: jnp.where(moves, new, old), work, loop.work)
+    work = jax.tree.map(lambda new, old: jnp.where(moves, new, old), new, loop.work)
+    work = work._replace(**{name: getattr(new, name) for name in method.scratch})
     k = loop.k + moves.astype(jnp.int32)
     if options.callback is not None:
-        jax.debug.callback(_if_moved(options.callback), moves, _scaled(work.x, exponent), ordered=True)
+        x = base + method.iterate(M, work).astype(base.dtype)
+        jax.debug.callback(_if_moved(options.callback), jnp.any(moves), _scaled(x, exponent), ordered=True)
     norms = _record(loop.norms, jnp.where(moves, k, -1), new_norm)
-    return Loop(
-        work, k, jnp.where(moves, new_norm, loop.norm), jnp.where(active, code, loop.code).astype(jnp.int32), norms
-    )
+    code = jnp.where(active, code, loop.code).astype(jnp.int32)
+    return Loop(work, k, jnp.where(moves, new_norm, loop.norm), code, norms)
 
 
-def _goes_on(loop: Loop, tolerance, maxiter) -> Array:
-    return (loop.code == RUNNING) & (loop.norm > tolerance) & (loop.k < maxiter)
+def _goes_on(loop: Loop, goal, maxiter) -> Array:
+    return (loop.code == RUNNING) & (loop.norm > goal) & (loop.k < maxiter)
 
 
-def _verdict(now, before, tolerance, loop: Loop, maxiter) -> Array:
+def _verdict(now, before, tolerance, loop: Loop, maxiter, refines: bool = False) -> Array:
     """RUNNING or how it ended, by the true residual norm `now`, the one before it, and what the method said."""
-    helped = jnp.isnan(before) | (now < 0.5 * before)
+    asked_to = (loop.code == RESTART) | (loop.code == FULL)
+    helped = jnp.isnan(before) | (now < jnp.where(asked_to, 1, 0.5) * before)
+    failed = (loop.code != RUNNING) & ~asked_to
     ends = [
         (~jnp.isfinite(now), Status.NON_FINITE),
         (now <= tolerance, Status.CONVERGED),
-        (loop.code != RUNNING, loop.code),
+        (failed, Status.PRECISION if refines else loop.code),
         (loop.k >= maxiter, Status.MAXITER),
         (~helped, Status.STAGNATION),
     ]
-    return jnp.select([c for c, _ in ends], [jnp.int32(s) for _, s in ends], jnp.int32(RUNNING)).astype(jnp.int32)
+    return _select(ends, RUNNING)
+
+
+def _select(cases: list[tuple[Array, Any]], otherwise: int) -> Array:
+    """The number of the first case that holds."""
+    conditions, numbers = zip(*cases, strict=True)
+    shape = jnp.broadcast_shapes(*(c.shape for c in conditions))
+    numbers = [jnp.broadcast_to(jnp.int32(n), shape) for n in numbers]
+    return jnp.select([jnp.broadcast_to(c, shape) for c in conditions], numbers, jnp.int32(otherwise)).astype(jnp.int32)
+
+
+def status_of(*cases: tuple[Array, int]) -> Array:
+    """For a step: the code of the first case that holds, else RUNNING."""
+    return _select(list(cases), RUNNING)
+
+
+# ------------------------------------------------------------------------------------------------------- post mortem
+
+
+def _diagnosis(method: Method, A: Map, b: Array, outer: Outer, inner: Map | None) -> Array:
+    """The code, told more exactly where a solve failed; one product then, and none else."""
+
+    def examined(_, code: Array) -> Array:
+        x, Ax, v = outer.x, b - outer.r, probe(b)
+        Av, eps = A(v), jnp.finfo(b.dtype).eps
+        if method.self_adjoint:
+            gap = jnp.abs(inner_product(v, Ax) - inner_product(Av, x))
+            asymmetric = gap > 100 * eps * (norm(v) * (norm(Ax) + norm(b)) + norm(Av) * norm(x))
+            code = jnp.where(_is_failure(code) & asymmetric, Status.NOT_SYMMETRIC, code)
+        if inner is not None:
+            # About what rounding in the wide type leaves of a residual; above it, the narrow type is to blame.
+            limit = 100 * eps * norm(Av) / norm(v) * norm(x)
+            code = jnp.where((code == Status.STAGNATION) & (outer.norm > limit), Status.PRECISION, code)
+        return code.astype(jnp.int32)
+
+    # A loop of one trip or none: vmap would make a condition's operands, A among them, as many as it maps over.
+    return lax.fori_loop(0, jnp.any(_is_failure(outer.code)).astype(jnp.int32), examined, outer.code)
+
+
+def _is_failure(code: Array) -> Array:
+    return (code != Status.CONVERGED) & (code != Status.NON_FINITE)
+
+
+# --------------------------------------------------------------------------------------------------------- numbers
+
+
+def inner_product(x: Array, y: Array) -> Array:
+    """xᴴ·y, column by column."""
+    return jnp.vdot(x, y) if x.ndim == 1 else jnp.sum(jnp.conj(x) * y, axis=0)
+
+
+def dot(x: Array, y: Array) -> Array:
+    """Re xᴴ·y, column by column."""
+    return inner_product(x, y).real
+
+
+def norm(x: Array) -> Array:
+    return jnp.sqrt(dot(x, x))
+
+
+def ratio(a: Array, b: Array) -> Array:
+    """a / b, 0 where b is."""
+    return jnp.where(b == 0, 0, a / jnp.where(b == 0, 1, b))
+
+
+def probe(like: Array) -> Array:
+    """Random numbers in the shape of `like`, the same in every column and every run."""
+    v = jax.random.normal(jax.random.key(0), like.shape[:1], like.real.dtype).astype(like.dtype)
+    return jnp.broadcast_to(v.reshape(-1, *(1,) * (like.ndim - 1)), like.shape)
+
+
+def _exponent(*vectors: Array) -> Array:
+    """e with 2ᵉ about the largest number in `vectors`, as far as the dtype can scale; 0 for zeros and infinities."""
+    largest = functools.reduce(jnp.maximum, (jnp.max(jnp.abs(v), axis=0) for v in vectors))
+    limit = jnp.finfo(vectors[0].dtype).maxexp - 8
+    _, e = jnp.frexp(jnp.where(jnp.isfinite(largest), largest, 0))
+    return jnp.clip(e, -limit, limit).astype(jnp.int32)
+
+
+def _scaled(a: Array, exponent: Array) -> Array:
+    return a * jnp.ldexp(jnp.ones((), jnp.finfo(a.dtype).dtype), exponent)
 
 
 def _record(norms: Array, k: Array, value: Array) -> Array:
     """norms[k] = value, nothing for k < 0 or past the end."""
     if norms.shape[0] == 0:
         return norms
-    return norms.at[jnp.where(k < 0, norms.shape[0], k)].set(value, mode="drop")
+    at = jnp.where(k < 0, norms.shape[0], k)
+    index = at if k.ndim == 0 else (at, jnp.arange(k.shape[0]))
+    return norms.at[index].set(value.astype(norms.dtype), mode="drop")
 
 
 def _report(progress: Callable[[int, float], None]) -> Callable[..., None]:
@@ -305,27 +324,3 @@ def _report(progress: Callable[[int, float], None]) -> Callable[..., None]:
 
 def _if_moved(callback: Callable[[Array], None]) -> Callable[..., None]:
     return lambda moved, x: callback(x) if moved else None
-
-
-# --------------------------------------------------------------------------------------------------------- numbers
-
-
-def dot(x: Array, y: Array) -> Array:
-    """Re xᴴ·y."""
-    return jnp.vdot(x, y).real
-
-
-def norm(x: Array) -> Array:
-    return jnp.sqrt(dot(x, x))
-
-
-def _exponent(*vectors: Array) -> Array:
-    """e with 2ᵉ about the largest number in `vectors`, as far as the dtype can scale; 0 for zeros and infinities."""
-    largest = jnp.max(jnp.abs(jnp.stack(vectors)))
-    limit = jnp.finfo(vectors[0].dtype).maxexp - 8
-    _, e = jnp.frexp(jnp.where(jnp.isfinite(largest), largest, 0))
-    return jnp.clip(e, -limit, limit).astype(jnp.int32)
-
-
-def _scaled(a: Array, exponent: Array) -> Array:
-    return a * jnp.ldexp(jnp.ones((), jnp.finfo(a.dtype).dtype), exponent)

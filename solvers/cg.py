@@ -12,18 +12,31 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from solvers import _iterate
-from solvers._iterate import RUNNING, dot
+from solvers._iterate import Map, Method, dot, norm, status_of
+from solvers._solve import solve
 from solvers.solution import Solution, Status
 
 Array = jax.Array
 
 
 class Work(NamedTuple):
-    x: Array  # [n] iterate
+    x: Array  # [n] what is added to x
     r: Array  # [n] residual b − A·x by recursion
     p: Array  # [n] direction
     gamma: Array  # rᵀ·M·r
+
+
+class MergedWork(NamedTuple):
+    x: Array
+    r: Array
+    p: Array
+    s: Array  # [n] A·p
+    u: Array  # [n] M·r
+    w: Array  # [n] A·u
+    gamma: Array  # rᵀ·u
+    delta: Array  # uᵀ·w
+    last_gamma: Array  # of the step before
+    last_alpha: Array
 
 
 def cg(
@@ -39,6 +52,7 @@ def cg(
     callback: Callable[[Array], None] | None = None,
     progress: Callable[[int, float], None] | None = None,
     check_every: int | None = None,
+    one_reduction: bool = False,
 ) -> Solution:
     """Solves A·x = b for a symmetric (Hermitian) positive definite A.
 
@@ -49,8 +63,8 @@ def cg(
       A: [n, n] matrix: a jaxsparse_fmt format, a dense array, anything with a shape and `@`; or a function v -> A·v.
         A matrix is an argument of the compiled solver, which serves every other of its layout shape. A function, or
         a matrix that is no pytree, is traced and compiled anew at each call outside jit.
-      b: [n].
-      x0: [n], where to start; None starts from zero.
+      b: [n], or [n, k] for k systems at once: they share every product, and each starts, counts and ends by itself.
+      x0: as b, where to start; None starts from zero.
       M: an approximation of A⁻¹, positive definite: anything with `@`, or a function r -> M·r.
       rtol, atol: stop when ‖b − A·x‖₂ ≤ max(rtol·‖b‖₂, atol), by the true residual.
       maxiter: most iterations; None allows 10·n.
@@ -59,6 +73,8 @@ def cg(
       progress: called as progress(iterations, residual_norm) about every 16 iterations.
       check_every: iterations between checks; None takes 1 on a CPU and 10 on a GPU, where a check waits for a copy to
         the host. It changes neither the answer nor the reported number of iterations.
+      one_reduction: the form with one reduction a step instead of two or three (Chronopoulos and Gear 1989): for many
+        devices, where a reduction waits for all. It reads and writes 4 vectors more, and rounds a little differently.
 
     Returns:
       A `Solution`. Its status says how the solve ended; x is finite whatever happens.
@@ -66,29 +82,24 @@ def cg(
     Raises:
       ValueError, TypeError: shapes that do not fit, or arguments that make no sense.
     """
-    return _iterate.solve(
-        METHOD,
-        A,
-        b,
-        x0,
-        M=M,
-        rtol=rtol,
-        atol=atol,
-        maxiter=maxiter,
-        history=history,
-        callback=callback,
-        progress=progress,
-        check_every=check_every,
-    )
+    method = ONE_REDUCTION if one_reduction else METHOD
+    return solve(method, A, b, x0, M, rtol, atol, maxiter, history, callback, progress, check_every)
 
 
-def start(A: _iterate.Map, M: _iterate.Map, x: Array, r: Array) -> Work:
+def start(A: Map, M: Map, r: Array, last: Work | None) -> Work:
+    """From a residual alone, or in the last direction, its part along M·r replaced: rᵀ·p = rᵀ·M·r as in a step.
+
+    The latter is a reliable update (Clark et al. 2010, §5): a restart would forget what the directions were conjugate
+    to, and converge as slowly as at first.
+    """
     del A
     z = M(r)
-    return Work(x, r, z, dot(r, z))
+    gamma = dot(r, z)
+    p = z if last is None else last.p + ((gamma - dot(r, last.p)) / gamma).astype(r.dtype) * z
+    return Work(jnp.zeros_like(r), r, p, gamma)
 
 
-def step(A: _iterate.Map, M: _iterate.Map, work: Work) -> tuple[Work, Array, Array]:
+def step(A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
     x, r, p, gamma = work
     q = A(p)
     curvature = dot(p, q)
@@ -97,16 +108,39 @@ def step(A: _iterate.Map, M: _iterate.Map, work: Work) -> tuple[Work, Array, Arr
     z = M(r)
     gamma_new = dot(r, z)
     p = z + (gamma_new / gamma) * p
-    return Work(x, r, p, gamma_new), _iterate.norm(r), _code(gamma, curvature)
+    return Work(x, r, p, gamma_new), norm(r), code(gamma, curvature)
 
 
-def _code(gamma: Array, curvature: Array) -> Array:
-    ends = [
+def code(gamma: Array, curvature: Array) -> Array:
+    """What rᵀ·M·r and pᵀ·A·p tell, both positive where A and M are definite."""
+    return status_of(
         (~jnp.isfinite(gamma) | ~jnp.isfinite(curvature), Status.NON_FINITE),
         ((gamma < 0) | (curvature < 0), Status.NOT_POSITIVE_DEFINITE),
         ((gamma == 0) | (curvature == 0), Status.BREAKDOWN),
-    ]
-    return jnp.select([c for c, _ in ends], [jnp.int32(s) for _, s in ends], jnp.int32(RUNNING))
+    )
 
 
-METHOD = _iterate.Method(start, step)
+def start_merged(A: Map, M: Map, r: Array, last: None) -> MergedWork:
+    del last
+    u = M(r)
+    w, zero = A(u), jnp.zeros_like(r)
+    gamma = dot(r, u)
+    return MergedWork(zero, r, zero, zero, u, w, gamma, dot(u, w), jnp.full_like(gamma, jnp.inf), jnp.ones_like(gamma))
+
+
+def step_merged(A: Map, M: Map, work: MergedWork) -> tuple[MergedWork, Array, Array]:
+    """Chronopoulos and Gear 1989, §2; pᵀ·A·p = δ − β·γ / α of the last step."""
+    x, r, p, s, u, w, gamma, delta, last_gamma, last_alpha = work
+    beta = gamma / last_gamma
+    curvature = delta - beta * gamma / last_alpha
+    alpha = gamma / curvature
+    p, s = u + beta * p, w + beta * s
+    x, r = x + alpha * p, r - alpha * s
+    u = M(r)
+    w = A(u)
+    new = MergedWork(x, r, p, s, u, w, dot(r, u), dot(u, w), gamma, alpha)
+    return new, norm(r), code(gamma, curvature)
+
+
+METHOD = Method(start, step, keeps=True)
+ONE_REDUCTION = Method(start_merged, step_merged)

@@ -24,6 +24,8 @@ class Status(enum.IntEnum):
     NOT_POSITIVE_DEFINITE = 4
     NON_FINITE = 5
     DIVERGED = 6
+    NOT_SYMMETRIC = 7
+    PRECISION = 8
 
     @property
     def message(self) -> str:
@@ -38,9 +40,14 @@ _MESSAGES = {
     Status.STAGNATION: "the true residual stopped falling above the tolerance, at the limit of this precision; loosen "
     "rtol, or solve in a wider dtype (float64 with jax_enable_x64)",
     Status.NOT_POSITIVE_DEFINITE: "the matrix or the preconditioner is not positive definite, which cg needs; use a "
-    "method for indefinite or non-symmetric systems, or check the sign of A and M",
+    "method for indefinite systems (minres) or general ones (gmres, bicgstab), or check the sign of A and M",
     Status.NON_FINITE: "a NaN or infinity appeared; look for them in A, b, x0 and M",
-    Status.DIVERGED: "the residual grew without bound; check that A is symmetric, as cg needs, or scale the system",
+    Status.DIVERGED: "the residual grew without bound; scale the system, pass a preconditioner M, or use gmres, whose "
+    "residual never grows",
+    Status.NOT_SYMMETRIC: "the matrix is not symmetric (Hermitian), which this method needs; use gmres or bicgstab",
+    Status.PRECISION: "corrections in the narrow type no longer help: the condition number times its rounding unit is "
+    "too large; take a wider one (float16 or float32 for bfloat16, float32 for float16), pass a preconditioner M, or "
+    "use the method itself in float64, which also tells whether the matrix suits it",
 }
 
 
@@ -58,11 +65,12 @@ class Solution:
     """A solver's result, a pytree.
 
     Attributes:
-      x: [n], the last iterate; zero wherever that is not finite, and the status is then not CONVERGED.
-      code: int32, the `Status` as a number; under vmap one per solve.
-      n_iterations: int32.
+      x: [n] or [n, k], the last iterate; zero wherever that is not finite, and the status is then not CONVERGED.
+      code: int32, the `Status` as a number; for several systems, or under vmap, one of each.
+      n_iterations: int32, likewise.
       residual_norm: ‖b − A·x‖₂, recomputed from x and not taken from the recursion.
-      norms: [length] residual norms of the recursion by iteration, NaN after the last; None unless asked for.
+      norms: [length] or [length, k], residual norms of the recursion by iteration, NaN after the last; None unless
+        asked for.
     """
 
     x: Array

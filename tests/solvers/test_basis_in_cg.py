@@ -43,6 +43,9 @@ def subjaxprs(eqn):
         pieces = jax.make_jaxpr(lambda v, x, *structure: faces.product(v, x, structure, "xla"))
         yield pieces(*(v.aval for v in eqn.invars)).jaxpr, eqn.invars
         return
+    if eqn.primitive.name == "opaque":
+        yield eqn.params["call"].program.jaxpr, eqn.invars
+        return
     for value in eqn.params.values():
         for part in value if isinstance(value, (tuple, list)) else [value]:
             part = getattr(part, "jaxpr", part)

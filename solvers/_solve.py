@@ -1,0 +1,200 @@
+"""Around the loop: arguments checked, the matrix's basis entered and left, and implicit differentiation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.core import Tracer
+
+from jaxsparse_fmt.basis import IDENTITY, Basis
+from solvers import _arguments as arguments
+from solvers import _iterate
+from solvers import _opaque as opaque
+from solvers import _precision as precision
+from solvers._iterate import End, Limits, Method, Options
+from solvers.solution import Solution, Status
+
+Array = jax.Array
+
+# Steps between two looks at the stopping rule. On a GPU a look waits for a copy to the host, 10-20 µs.
+STEPS_PER_CHECK = {"cpu": 1}
+STEPS_PER_CHECK_DEFAULT = 10
+# A derivative has no status: where its own system ends with one of these, it is NaN rather than wrong.
+NO_DERIVATIVE = (
+    Status.BREAKDOWN,
+    Status.NOT_POSITIVE_DEFINITE,
+    Status.NOT_SYMMETRIC,
+    Status.NON_FINITE,
+    Status.DIVERGED,
+)
+# A default history holds this many iterations.
+MAX_HISTORY = 10_000
+
+
+def solve(
+    method: Method,
+    A: Any,
+    b: Any,
+    x0: Any,
+    M: Any,
+    rtol: float,
+    atol: float,
+    maxiter: int | None,
+    history: bool | int,
+    callback: Callable[[Array], None] | None,
+    progress: Callable[[int, float], None] | None,
+    check_every: int | None,
+    *,
+    parameters: tuple[Any, ...] = (),
+    narrow: Any = None,
+    inner: Any = None,
+    drop: float = 0.0,
+) -> Solution:
+    """Checks the arguments, enters the matrix's basis, solves, and leaves it. See `cg` for the arguments.
+
+    Args:
+      parameters: of the method, arrays.
+      narrow, inner, drop: of a refinement: the dtype of the inner matrix, that matrix where it is given, and the factor
+        by which the residual falls until the true one is taken.
+    """
+    b = arguments.vectors(b, "b")
+    n = b.shape[0]
+    if b.size == 0:
+        raise ValueError(f"b is empty, of shape {b.shape}; a system needs at least one unknown")
+    x0 = None if x0 is None else arguments.vectors(x0, "x0")
+    if x0 is not None and x0.shape != b.shape:
+        raise ValueError(f"x0 has shape {x0.shape}; it must have b's, {b.shape}")
+    steps = STEPS_PER_CHECK.get(jax.default_backend(), STEPS_PER_CHECK_DEFAULT)
+    traced = isinstance(maxiter, Tracer)
+    limit = min(10 * n, 2**31 - 1) if maxiter is None else maxiter if traced else arguments.count(maxiter, "maxiter", 0)
+    options = Options(
+        arguments.history_length(history, None if traced else limit, MAX_HISTORY),
+        steps if check_every is None else arguments.count(check_every, "check_every", 1),
+        arguments.function_or_none(callback, "callback"),
+        arguments.function_or_none(progress, "progress"),
+    )
+    limits = Limits(
+        arguments.tolerance(rtol, "rtol"),
+        arguments.tolerance(atol, "atol"),
+        jnp.asarray(limit, jnp.int32),
+        arguments.tolerance(drop, "drop"),
+    )
+    A = arguments.linear_map(A, n, "A")
+    own, basis = getattr(A, "in_basis", A), getattr(A, "basis", IDENTITY)
+    dtype = arguments.result_dtype(own, b, "A")
+    dtype = jnp.result_type(dtype, b.dtype, *(() if x0 is None else (x0.dtype,)))
+    b, x0 = b.astype(dtype), None if x0 is None else x0.astype(dtype)
+    if narrow is not None:
+        options = options._replace(values=narrow, dtype=precision.inner_dtype(narrow, dtype))
+        inner = precision.given(A, inner, n)
+    if M is not None:
+        M = arguments.linear_map(M, n, "M")
+        arguments.result_dtype(M, b, "M")
+    maps = own, inner, M
+    if not any(arguments.is_function(f) for f in maps):
+        return _compiled(method, options, maps, basis, b, x0, limits, parameters)
+    # A function is traced anew at every call, since what it closes over may have changed, and so is what holds it.
+    likes = b, _narrow(b, options), _narrow(b, options)
+    maps = tuple(
+        arguments.traced(arguments.over_columns(f), like) if arguments.is_function(f) else f
+        for f, like in zip(maps, likes, strict=True)
+    )
+    return jax.jit(_solve, static_argnums=(0, 1))(method, options, maps, basis, b, x0, limits, parameters)
+
+
+def _solve(
+    method: Method,
+    options: Options,
+    maps: tuple[Any, Any, Any],
+    basis: Basis,
+    b: Array,
+    x0: Any,
+    limits: Limits,
+    parameters: tuple[Any, ...],
+) -> Solution:
+    """`A` works in the basis. `M` enters it where it can (`entered`); where not, it costs two permutations a step."""
+    A, inner, M = maps
+    dtype = b.dtype
+    matvec = lambda v: arguments.apply(A, v).astype(dtype)  # noqa: E731
+    start = None if x0 is None else basis.enter(x0)
+    if options.values is not None:
+        inner = precision.narrowed(A, options.values, options.dtype) if inner is None else inner
+        M = precision.cast(M, options.dtype)
+    M_inner = lambda r: r  # noqa: E731
+    if hasattr(M, "entered"):
+        entered = M.entered(basis)
+        M_inner = lambda r: arguments.apply(entered, r).astype(r.dtype)  # noqa: E731
+    elif M is not None:
+        M_inner = lambda r: basis.enter(arguments.apply(M, basis.leave(r))).astype(r.dtype)  # noqa: E731
+    x, end = _differentiable(method, options, matvec, inner, M_inner, basis.enter(b), start, limits, parameters)
+    return Solution(basis.leave(x), end.code, end.k, end.norm, end.norms if options.history_length else None)
+
+
+_compiled = jax.jit(_solve, static_argnums=(0, 1))
+
+
+def _differentiable(method, options, matvec, inner, precondition, b, x0, limits, parameters) -> tuple[Array, End]:
+    """x with A·x = b, differentiable in b and in whatever `matvec` depends on, to any order.
+
+    The loop itself is not differentiated. From A·x = b follows A·dx = db − dA·x: one more system with the same matrix,
+    through `lax.custom_linear_solve`, whose transpose is a solve too: with the same matrix where the method takes only
+    Hermitian ones, else with the transposed of A and of M. x0 and M do not bear on the solution and get no derivative;
+    the tangent system starts from zero, with rtol of its own right-hand side and without atol, so that a cotangent of
+    any size is answered to the same relative accuracy.
+    """
+    narrow = _narrow(b, options)
+    A, M = arguments.traced(matvec, b), arguments.traced(precondition, narrow)
+    frozen = lax.stop_gradient((M, inner, x0, limits, parameters))
+    options_of_tangent = options._replace(history_length=0, callback=None, progress=None)
+
+    def run(options, A, M, b, x0, limits, inner, parameters):
+        own = None if inner is None else lambda v: arguments.apply(inner, v).astype(v.dtype)
+        return _iterate.run(method, options, A, M, b, x0, limits, own, parameters)
+
+    def primal(A, b, frozen):
+        M, inner, x0, limits, parameters = frozen
+        return run(options, A, M, b, x0, limits, inner, parameters)
+
+    def solution(A, b, frozen):
+        return opaque.apply(primal, tangent, A, b, frozen)
+
+    def tangent(primals, tangents):
+        (A, b, frozen), (dA, db, _) = primals, tangents
+        M, inner, _, limits, parameters = frozen
+        x, end = solution(A, b, frozen)
+        _, dA_x = jax.jvp(lambda A: A(x), (A,), (dA,))
+
+        def from_zero(A, M, inner, rhs):
+            relative = limits._replace(atol=jnp.zeros_like(limits.atol))
+            dx, end = run(options_of_tangent, A, M, rhs, None, relative, inner, parameters)
+            return jnp.where(jnp.isin(end.code, jnp.array(NO_DERIVATIVE)), jnp.nan, dx)
+
+        def transposed_from_zero(_, c):
+            # For a Hermitian matrix Aᵀ is its conjugate, so Aᵀ·λ = c is A·λ̄ = c̄: solved with the fast product. The
+            # system differentiated further is Aᵀ's, since a single entry of A may be perturbed without its mirror
+            # image.
+            if method.self_adjoint:
+                return jnp.conj(from_zero(A, M, inner, jnp.conj(c)))
+            A_T, M_T = (arguments.transposed(f, like) for f, like in ((A, b), (M, narrow)))
+            inner_T = None if inner is None else inner.T
+            return from_zero(A_T, M_T, inner_T, c)
+
+        solve = lambda _, rhs: from_zero(A, M, inner, rhs)  # noqa: E731
+        dx = lax.custom_linear_solve(A, db - dA_x, solve, transposed_from_zero)
+        return (x, end), (dx, jax.tree.map(_no_tangent, end))
+
+    return solution(A, b, frozen)
+
+
+def _narrow(b: Array, options: Options) -> jax.ShapeDtypeStruct:
+    """Vectors as the method has them."""
+    return jax.ShapeDtypeStruct(b.shape, b.dtype if options.dtype is None else options.dtype)
+
+
+def _no_tangent(a: Array) -> Any:
+    return jnp.zeros_like(a) if jnp.issubdtype(a.dtype, jnp.inexact) else np.zeros(a.shape, jax.dtypes.float0)

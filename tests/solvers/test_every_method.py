@@ -1,0 +1,278 @@
+"""Every Krylov method, asked the same questions; dense arithmetic and SciPy answer.
+
+Methods know no formats, so most matrices here are dense arrays: they compile in a third of the time.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import jaxsparse_fmt as jsf
+import solvers
+from solvers import Status, precond
+from tests.solvers.methods import CASES, REFINED, Case, N, matrix, right_hand_side
+
+every_method = pytest.mark.parametrize("case", CASES, ids=str)
+every_solver = pytest.mark.parametrize("case", CASES + REFINED, ids=str)
+
+
+def dense(S):
+    return jnp.asarray(S.toarray())
+
+
+def true_residual(S, x, b):
+    return np.linalg.norm(np.asarray(b) - S @ np.asarray(x), axis=0)
+
+
+def test_every_public_solver_is_asked():
+    asked = {getattr(case.solver, "func", case.solver).__name__ for case in CASES + REFINED}
+    others = {"Solution", "SolverError", "Status", "precond", "eigsh", "EigenSolution"}
+    assert asked == set(solvers.__all__) - others
+
+
+# ---------------------------------------------------------------------------------------------------------- answers
+
+
+@every_solver
+def test_the_answer_is_the_dense_one_and_the_residual_true(case: Case):
+    S, b = case.system()
+    sol = case.solver(dense(S), b, rtol=1e-11)
+    assert sol.status is Status.CONVERGED, sol
+    np.testing.assert_allclose(sol.x, np.linalg.solve(S.toarray(), b), rtol=1e-8, atol=1e-9)
+    assert float(sol.residual_norm) == pytest.approx(true_residual(S, sol.x, b), rel=1e-3)
+    assert true_residual(S, sol.x, b) <= 1.001e-11 * np.linalg.norm(b)
+
+
+@every_method
+def test_complex_systems_are_solved(case: Case):
+    S, b = case.system(dtype=np.complex128)
+    sol = case.solver(dense(S), b, rtol=1e-10)
+    assert sol.success and sol.x.dtype == np.complex128
+    np.testing.assert_allclose(sol.x, np.linalg.solve(S.toarray(), b), rtol=1e-7, atol=1e-8)
+
+
+@every_method
+def test_single_precision_reaches_what_it_can(case: Case):
+    S, b = case.system(dtype=np.float32)
+    sol = case.solver(dense(S), b, rtol=1e-5)
+    assert sol.success and sol.x.dtype == np.float32
+    assert true_residual(S, sol.x, b) <= 1.1e-5 * np.linalg.norm(b)
+
+
+def steps_of_scipy(case: Case, S, b, rtol: float) -> int:
+    """Until the true residual meets the tolerance; SciPy's minres has a rule of its own, and stops earlier by it."""
+    relative: list[float] = []
+    if case.name == "gmres":
+        case.scipy(S, b, rtol=rtol, callback=relative.append, callback_type="pr_norm", restart=30)
+    else:
+        case.scipy(
+            S, b, rtol=1e-4 * rtol, callback=lambda x: relative.append(true_residual(S, x, b) / np.linalg.norm(b))
+        )
+    return 1 + next(k for k, r in enumerate(relative) if r <= rtol)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.scipy is not None], ids=str)
+def test_iterations_are_scipys(case: Case):
+    """Summed over eight systems: rounding moves single counts by one or two, bicgstab's by more."""
+    systems = [case.system(seed) for seed in range(8)]
+    ours = sum(case.solver(dense(S), b, rtol=1e-10).iterations for S, b in systems)
+    theirs = sum(steps_of_scipy(case, S, b, 1e-10) for S, b in systems)
+    assert abs(ours - theirs) <= (0.05 if case.name == "bicgstab" else 0.02) * theirs
+
+
+@every_solver
+def test_several_right_hand_sides_are_solved_each_as_if_alone(case: Case):
+    S, _ = case.system()
+    A, B = dense(S), right_hand_side(5, columns=(4,))
+    B[:, 1] = 0
+    B[:, 3] *= 1e-100
+    sol = case.solver(A, B, rtol=1e-9)
+    assert sol.x.shape == (N, 4) and sol.status.shape == sol.iterations.shape == sol.residual_norm.shape == (4,)
+    assert np.all(sol.success) and not np.any(sol.x[:, 1]) and sol.iterations[1] == 0
+    for k in range(4):
+        alone = case.solver(A, B[:, k], rtol=1e-9)
+        assert abs(int(sol.iterations[k]) - alone.iterations) <= 1 + 0.1 * alone.iterations * (case in REFINED)
+        np.testing.assert_allclose(sol.x[:, k], alone.x, rtol=1e-6, atol=1e-7 * float(jnp.max(jnp.abs(alone.x))))
+
+
+@every_method
+def test_one_column_may_fail_and_the_others_not(case: Case):
+    S, _ = case.system()
+    B = right_hand_side(5, columns=(3,))
+    B[7, 1] = np.nan
+    sol = case.solver(dense(S), B, rtol=1e-9)
+    assert [Status(int(c)) for c in sol.status] == [Status.CONVERGED, Status.NON_FINITE, Status.CONVERGED]
+    assert np.all(np.isfinite(sol.x))
+
+
+@every_method
+def test_a_preconditioner_helps_and_the_rule_stays_the_true_residual(case: Case):
+    S, b = case.system()
+    d = 10.0 ** np.linspace(-1.5, 1.5, N)
+    scaled = sp.csr_array(sp.diags_array(d) @ S @ sp.diags_array(d))
+    A = dense(scaled)
+    M = 1 / np.abs(scaled.diagonal())  # positive, as minres wants it
+    plain = case.solver(A, b, rtol=1e-9, maxiter=2000)
+    helped = case.solver(A, b, M=lambda r: M * r, rtol=1e-9, maxiter=2000)
+    assert helped.success and helped.iterations < 0.7 * plain.iterations
+    assert true_residual(scaled, helped.x, b) <= 1.001e-9 * np.linalg.norm(b)
+
+
+@every_solver
+def test_a_start_near_the_solution_is_used(case: Case):
+    S, b = case.system()
+    exact = np.linalg.solve(S.toarray(), b)
+    A = dense(S)
+    near = case.solver(A, b, exact + 1e-7, rtol=1e-9)
+    assert near.success and near.iterations < case.solver(A, b, rtol=1e-9).iterations
+    assert case.solver(A, b, exact, rtol=1e-9).iterations == 0
+
+
+# ----------------------------------------------------------------------------------------------------------- status
+
+
+@every_solver
+@pytest.mark.parametrize(
+    ("spoil", "options", "status"),
+    [
+        (lambda S, b: (S, 0 * b), {}, Status.CONVERGED),
+        (lambda S, b: (S, np.where(np.arange(N) == 3, np.nan, b)), {}, Status.NON_FINITE),
+        (lambda S, b: (S * np.nan, b), {}, Status.NON_FINITE),
+        (lambda S, b: (S, b), {"maxiter": 2}, Status.MAXITER),
+        (lambda S, b: (S, b), {"maxiter": 0}, Status.MAXITER),
+    ],
+    ids=["zero b", "NaN in b", "NaN in A", "two steps", "no step"],
+)
+def test_plain_endings_have_their_status(case: Case, spoil, options, status):
+    S, b = spoil(*case.system())
+    sol = case.solver(dense(S), b, **options)
+    assert sol.status is status and np.all(np.isfinite(sol.x))
+    assert sol.iterations <= options.get("maxiter", 0) or status is Status.NON_FINITE
+
+
+@every_solver
+def test_a_tolerance_beyond_the_dtype_ends_and_says_so(case: Case):
+    S, b = case.system()
+    sol = case.solver(dense(S), b, rtol=1e-19, maxiter=10**6)
+    assert sol.status in (Status.STAGNATION, Status.BREAKDOWN)
+    assert true_residual(S, sol.x, b) <= 1e-13 * np.linalg.norm(b)
+
+
+@every_solver
+def test_a_singular_system_without_solution_never_succeeds(case: Case):
+    S = sp.csr_array(jsf.gallery.poisson(8, dim=1))
+    S[0, 0] = S[-1, -1] = S.tolil()[0, 0] / 2  # pure Neumann: constants are in the kernel
+    S, b = sp.csr_array(S), np.ones(8)
+    sol = case.solver(dense(S), b, rtol=1e-8, maxiter=200)
+    assert not sol.success and np.all(np.isfinite(sol.x))
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.kind != "general" and c.name != "chebyshev"], ids=str)
+def test_an_unsymmetric_matrix_is_told_from_a_hard_one(case: Case):
+    rng = np.random.default_rng(3)
+    S = sp.csr_array(np.eye(N) + 5 * np.triu(rng.standard_normal((N, N)), 1))
+    sol = case.solver(dense(S), rng.standard_normal(N), rtol=1e-10)
+    assert sol.status is Status.NOT_SYMMETRIC and "gmres" in sol.status.message
+
+
+@every_method
+def test_the_zero_matrix_breaks_down(case: Case):
+    sol = case.solver(jnp.zeros((N, N)), np.ones(N))
+    assert sol.status in (Status.BREAKDOWN, Status.NOT_POSITIVE_DEFINITE) and np.all(np.isfinite(sol.x))
+
+
+# ------------------------------------------------------------------------------------------------- transformations
+
+
+@every_solver
+def test_checking_less_often_changes_neither_count_nor_answer(case: Case):
+    S, b = case.system()
+    A = dense(S)
+    one, many = (case.solver(A, b, rtol=1e-9, history=True, check_every=k) for k in (1, 3))
+    assert many.iterations == one.iterations
+    np.testing.assert_allclose(many.x, one.x, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(many.history, one.history, rtol=1e-6)
+
+
+@every_solver
+def test_works_inside_jit_and_vmap_over_matrices(case: Case):
+    S, b = case.system()
+    A, scales = dense(S), np.array([0.5, 1.0, 4.0])
+    x = jax.jit(jax.vmap(lambda s: case.solver(s * A, b, rtol=1e-10).x))(scales)
+    np.testing.assert_allclose(x, np.linalg.solve(S.toarray(), b) / scales[:, None], rtol=1e-6, atol=1e-8)
+
+
+@every_solver
+def test_gradients_and_their_derivatives_are_those_of_the_dense_solution(case: Case):
+    """In A and b, first order, and forward over reverse; every entry moves alone, symmetric matrix or not."""
+    S, b = case.system()
+    A, b, w = dense(S), jnp.asarray(b), jnp.asarray(right_hand_side(4))
+    ours = lambda A, b: jnp.sum(w * case.solver(A, b, rtol=1e-13, maxiter=2000).x ** 2)  # noqa: E731
+    exact = lambda A, b: jnp.sum(w * jnp.linalg.solve(A, b) ** 2)  # noqa: E731
+    along = jnp.asarray(np.random.default_rng(6).standard_normal(A.shape)), jnp.asarray(right_hand_side(7))
+
+    def derivatives(f):
+        return jax.jit(lambda *point: jax.jvp(jax.grad(f, (0, 1)), point, along))(A, b)
+
+    for got, want in zip(jax.tree.leaves(derivatives(ours)), jax.tree.leaves(derivatives(exact)), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-7 * float(jnp.max(jnp.abs(want))))
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[6]], ids=str)
+def test_second_derivatives_through_a_scan_hold_where_a_solve_takes_no_step(case: Case):
+    """Reverse mode takes the body of a scan apart; what is differentiated again must still be solves, not loops."""
+    A, b = jnp.array([[2.0, -1.0], [-1.0, 3.0]]), jnp.array([1.0, 2.0])
+
+    def misfit(solve):
+        step = lambda u, p: (solve(u + p * b), u[0])  # noqa: E731
+        return lambda p: jnp.sum((jax.lax.scan(step, jnp.zeros(2), p)[0] - 1) ** 2)
+
+    ours = misfit(lambda rhs: case.solver(A, rhs, rtol=1e-12).x)
+    exact = jax.hessian(misfit(lambda rhs: jnp.linalg.solve(A, rhs)))(jnp.zeros(2))
+    for outer, inner in ((jax.jacfwd, jax.jacrev), (jax.jacrev, jax.jacfwd), (jax.jacrev, jax.jacrev)):
+        np.testing.assert_allclose(outer(inner(ours))(jnp.zeros(2)), exact, rtol=1e-9)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.kind == "general"], ids=str)
+def test_the_adjoint_takes_the_transposed_preconditioner(case: Case):
+    """With M = A⁻¹ a solve takes a step or two; its adjoint too, if M is transposed with A."""
+    S, b = case.system()
+    A, inverse = dense(S), jnp.linalg.inv(dense(S))
+    steps = functools.partial(case.solver, M=inverse, rtol=1e-9, maxiter=2)
+    gradient = jax.grad(lambda b: jnp.sum(steps(A, b).x))(jnp.asarray(b))
+    np.testing.assert_allclose(gradient, np.linalg.solve(S.toarray().T, np.ones(N)), rtol=1e-7)
+
+
+@every_method
+def test_callback_and_progress_see_the_iterates(case: Case):
+    S, b = case.system()
+    seen, reports = [], []
+    options = {"callback": lambda x: seen.append(np.array(x)), "progress": lambda k, r: reports.append((k, r))}
+    sol = case.solver(dense(S), b, rtol=1e-9, history=True, **options)
+    jax.effects_barrier()
+    assert len(seen) == sol.iterations and all(k % 16 == 0 for k, _ in reports)
+    residuals = [true_residual(S, x, b) for x in seen]
+    np.testing.assert_allclose(sol.history[1:], residuals, rtol=1e-4, atol=1e-12 * np.linalg.norm(b))
+
+
+@pytest.mark.parametrize("case", CASES[:1] + CASES[4:7], ids=str)
+def test_a_sorted_matrix_and_a_preconditioner_share_its_basis(case: Case):
+    S, b = case.system()
+    A = jsf.from_scipy(S, "pjds", block_size=8)
+    M = precond.jacobi(dense(abs(S)))
+    sol = case.solver(A, b, M=M, rtol=1e-10)
+    np.testing.assert_allclose(sol.x, np.linalg.solve(S.toarray(), b), rtol=1e-6, atol=1e-8)
+
+
+@every_method
+def test_functions_take_columns_one_by_one(case: Case):
+    S = matrix(case.kind)
+    A, B = dense(S), right_hand_side(5, columns=(2,))
+    sol = case.solver(lambda v: A @ v.reshape(N), B, M=lambda r: r.reshape(N) * 0.5, rtol=1e-10)
+    np.testing.assert_allclose(sol.x, np.linalg.solve(S.toarray(), B), rtol=1e-6, atol=1e-8)

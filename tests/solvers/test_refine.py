@@ -1,0 +1,157 @@
+"""Refinement: double accuracy from narrow iterations, and an honest end where the narrow type is too narrow."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import jaxsparse_fmt as jsf
+from solvers import Status, cg, precond, refine
+from solvers import _solve as door
+from solvers.refine import METHODS
+
+POISSON = sp.csr_array(jsf.gallery.poisson(12))
+RHS = np.random.default_rng(0).standard_normal(POISSON.shape[0])
+every_dtype = pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+
+
+def spd_with_condition(kappa: float, n: int = 50) -> np.ndarray:
+    Q = np.linalg.qr(np.random.default_rng(1).standard_normal((n, n)))[0]
+    return (Q * np.geomspace(1, 1 / kappa, n)) @ Q.T
+
+
+def relative_residual(S, x, b):
+    return np.linalg.norm(b - S @ np.asarray(x)) / np.linalg.norm(b)
+
+
+@every_dtype
+def test_narrow_iterations_reach_double_accuracy_in_about_as_many_steps(dtype):
+    A = jsf.from_scipy(POISSON, "csr")
+    wide, sol = cg(A, RHS, rtol=1e-12), refine(A, RHS, rtol=1e-12, dtype=dtype)
+    assert sol.success and sol.x.dtype == np.float64
+    assert relative_residual(POISSON, sol.x, RHS) <= 1.001e-12
+    assert sol.iterations <= 1.35 * wide.iterations
+
+
+@every_dtype
+def test_the_inner_loop_carries_narrow_vectors_only(dtype):
+    A = jsf.from_scipy(POISSON, "csr")
+    program = jax.make_jaxpr(lambda A, b: refine(A, b, dtype=dtype).x)(A, RHS)
+    outer = [body for body in _loops(program.jaxpr) if list(_loops(body))]
+    carried = [v.aval for body in outer for loop in _loops(body) for v in loop.outvars if v.aval.shape == RHS.shape]
+    assert len(outer) == 1 and len(carried) >= 3 and all(a.dtype == np.float32 for a in carried)
+
+
+def _loops(jaxpr):
+    return [e.params["body_jaxpr"].jaxpr for e in _equations(jaxpr) if e.primitive.name == "while"]
+
+
+def _equations(jaxpr):
+    for eqn in jaxpr.eqns:
+        yield eqn
+        if eqn.primitive.name == "while":
+            continue
+        if eqn.primitive.name == "opaque":
+            yield from _equations(eqn.params["call"].program.jaxpr)
+            continue
+        for value in eqn.params.values():
+            for part in value if isinstance(value, (tuple, list)) else [value]:
+                part = getattr(part, "jaxpr", part)
+                if hasattr(part, "eqns"):
+                    yield from _equations(part)
+
+
+def test_keeping_the_direction_takes_fewer_steps_than_starting_anew():
+    A = jsf.from_scipy(POISSON, "csr")
+    options = dict(x0=None, M=None, rtol=1e-12, atol=0.0, maxiter=None, history=False, callback=None, progress=None)
+    steps = [
+        door.solve(method, A, RHS, **options, check_every=None, narrow=jnp.dtype("float32"), drop=0.1).iterations
+        for method in (METHODS["cg"], METHODS["cg"]._replace(keeps=False))
+    ]
+    assert steps[0] < 0.8 * steps[1]
+
+
+@pytest.mark.parametrize(("dtype", "kappa"), [("bfloat16", 1e5), ("float16", 1e5), ("float32", 1e12)])
+def test_a_condition_number_beyond_the_narrow_type_is_told_and_the_cure_works(dtype, kappa):
+    S, b = spd_with_condition(kappa), np.random.default_rng(2).standard_normal(50)
+    sol = refine(S, b, rtol=1e-10, dtype=dtype, maxiter=5000)
+    assert sol.status is Status.PRECISION, sol
+    assert np.all(np.isfinite(sol.x)) and float(sol.residual_norm) == pytest.approx(
+        np.linalg.norm(b - S @ sol.x), rel=1e-3
+    )
+    assert "wider" in sol.status.message
+    if dtype != "float32":
+        assert refine(S, b, rtol=1e-10, maxiter=5000).success
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_limit_of_the_wide_type_is_not_blamed_on_the_narrow_one(dtype):
+    sol = refine(jsf.from_scipy(POISSON, "csr"), RHS, rtol=1e-19, dtype=dtype)
+    assert sol.status is Status.STAGNATION and relative_residual(POISSON, sol.x, RHS) < 1e-14
+
+
+def test_float16_rows_of_any_size_are_scaled_into_its_range():
+    d = 10.0 ** np.linspace(-2.5, 2.5, POISSON.shape[0])  # entries from 1e-5 to 6e5, where float16 ends at 6.5e4
+    S = sp.csr_array(sp.diags_array(d) @ POISSON @ sp.diags_array(d))
+    A = jsf.from_scipy(S, "csr")
+    M = precond.jacobi(A)
+    sol = refine(A, RHS, M=M, rtol=1e-10, dtype="float16")
+    assert sol.success and relative_residual(S, sol.x, RHS) <= 1.001e-10
+
+
+@every_dtype
+def test_dense_matrices_are_refined_too(dtype):
+    S = spd_with_condition(50)
+    b = np.ones(50)
+    np.testing.assert_allclose(refine(S, b, rtol=1e-13, dtype=dtype).x, np.linalg.solve(S, b), rtol=1e-10)
+
+
+def test_values_exact_in_float32_are_held_once():
+    A = jsf.from_scipy(POISSON, "csr", dtype="float32")
+    sol = refine(A, RHS, rtol=1e-12)
+    assert sol.success and relative_residual(POISSON, sol.x, RHS) <= 1.001e-12
+    jaxpr = str(jax.make_jaxpr(lambda A, b: refine(A, b).x)(A, RHS))
+    assert f"f64[{A.nnz}]" not in jaxpr  # no wide copy
+
+
+def test_a_function_needs_its_narrow_likeness():
+    A = jsf.from_scipy(POISSON, "csr")
+    narrow = A.astype("float32")
+    sol = refine(lambda v: A @ v, RHS, inner=lambda v: narrow @ v, rtol=1e-12)
+    assert sol.success and relative_residual(POISSON, sol.x, RHS) <= 1.001e-12
+    with pytest.raises(TypeError, match="pass inner="):
+        refine(lambda v: A @ v, RHS)
+
+
+def test_a_wide_preconditioner_is_made_narrow():
+    A = jsf.from_scipy(POISSON, "csr")
+    assert refine(A, RHS, M=precond.jacobi(A), rtol=1e-12).success
+
+
+def test_a_sorted_matrix_is_refined_in_its_basis():
+    S = sp.csr_array(jsf.gallery.adaptive_poisson(6))
+    b = np.random.default_rng(3).standard_normal(S.shape[0])
+    sol = refine(jsf.from_scipy(S, "pjds"), b, rtol=1e-12, maxiter=5000)
+    assert sol.success and relative_residual(S, sol.x, b) <= 1.001e-12
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "text"),
+    [
+        ((POISSON.astype(np.float32), RHS.astype(np.float32)), {}, ValueError, "float32 is not narrower"),
+        ((POISSON, RHS), {"dtype": "float64"}, ValueError, "one of float32, bfloat16, float16; got 'float64'"),
+        ((POISSON, RHS), {"dtype": "int8"}, ValueError, "got 'int8'"),
+        ((POISSON, RHS), {"method": "lsqr"}, ValueError, "one of cg, fcg, minres, bicgstab, gmres; got 'lsqr'"),
+        ((POISSON, RHS), {"drop": 1.0}, ValueError, "drop must lie between 0 and 1; got 1.0"),
+        ((POISSON, RHS), {"drop": "0.1"}, TypeError, "drop must be a number"),
+        ((POISSON * 1j, RHS), {"dtype": "bfloat16"}, ValueError, "no bfloat16 kin"),
+        ((POISSON, RHS), {"inner": np.eye(3)}, ValueError, r"inner has shape \(3, 3\)"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, options, error, text):
+    S, b = arguments
+    with pytest.raises(error, match=text):
+        refine(jsf.from_scipy(S, "csr"), b, **options)
