@@ -1,5 +1,22 @@
 """Preconditioners: approximate inverses, operators with `@` for the M of a solver."""
 
+from solvers.precond.block_jacobi import BlockJacobi, block_jacobi
+from solvers.precond.chebyshev import Chebyshev, chebyshev
+from solvers.precond.incomplete import Incomplete, incomplete_cholesky, incomplete_lu
 from solvers.precond.jacobi import Jacobi, jacobi
+from solvers.precond.multigrid import Multigrid, multigrid, rigid_body_modes
 
-__all__ = ["Jacobi", "jacobi"]
+__all__ = [
+    "BlockJacobi",
+    "Chebyshev",
+    "Incomplete",
+    "Jacobi",
+    "Multigrid",
+    "block_jacobi",
+    "chebyshev",
+    "incomplete_cholesky",
+    "incomplete_lu",
+    "jacobi",
+    "multigrid",
+    "rigid_body_modes",
+]

@@ -7,8 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxsparse_fmt.basis import Basis
+from solvers.precond import _door as door
 
 Array = jax.Array
 
@@ -16,7 +18,7 @@ Array = jax.Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Jacobi:
-    """M = D⁻¹ as an operator: `M @ r`. Reads n numbers.
+    """M = D⁻¹ as an operator: `M @ r` for r of [n] or [n, k]. Reads n numbers.
 
     Attributes:
       inverse_diagonal: [n].
@@ -29,8 +31,16 @@ class Jacobi:
         n = self.inverse_diagonal.shape[0]
         return n, n
 
+    @property
+    def dtype(self) -> np.dtype:
+        return self.inverse_diagonal.dtype
+
+    @property
+    def T(self) -> Jacobi:
+        return self
+
     def __matmul__(self, r: Array) -> Array:
-        return self.inverse_diagonal * r
+        return door.rows_scaled(self.inverse_diagonal, r)
 
     def entered(self, basis: Basis) -> Jacobi:
         """The same operator between vectors that have entered `basis`, for solvers whose loop permutes nothing."""
@@ -38,7 +48,7 @@ class Jacobi:
 
 
 def jacobi(A: Any) -> Jacobi:
-    """The inverse of A's diagonal; a zero on it counts as 1, so that its row is left alone.
+    """The inverse of A's diagonal; a zero on it counts as 1, so that its row is left alone. A NaN on it stays one.
 
     Args:
       A: [n, n] with a method `diagonal()`, or a dense array.
@@ -46,9 +56,6 @@ def jacobi(A: Any) -> Jacobi:
     Raises:
       ValueError: A is not square.
     """
-    shape = getattr(A, "shape", ())
-    if len(shape) != 2 or shape[0] != shape[1]:
-        got = shape or type(A).__name__
-        raise ValueError(f"a Jacobi preconditioner needs a square matrix; got {got}. Pass M=jacobi(A), not M=jacobi")
+    door.square(A, "a Jacobi", "jacobi")
     d = jnp.asarray(A.diagonal())
     return Jacobi(1 / jnp.where(d == 0, 1, d))

@@ -9,6 +9,7 @@ import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from solvers import precond
+from tests.solvers.precond.operators import spd
 
 
 @pytest.mark.parametrize("format", jsf.FORMATS)
@@ -32,3 +33,9 @@ def test_is_a_pytree_built_inside_jit():
 def test_refuses_a_rectangular_matrix():
     with pytest.raises(ValueError, match=r"square matrix; got \(2, 3\)"):
         precond.jacobi(jsf.from_scipy(sp.csr_array(np.ones((2, 3)))))
+
+
+def test_enters_a_basis():
+    A = jsf.from_scipy(spd(), "pjds", block_size=4)
+    M, R = precond.jacobi(A), np.random.default_rng(0).standard_normal((81, 2))
+    np.testing.assert_array_equal(A.basis.leave(M.entered(A.basis) @ A.basis.enter(R)), M @ R)

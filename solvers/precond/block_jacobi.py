@@ -1,0 +1,132 @@
+"""The block Jacobi preconditioner: inverses of the blocks on the diagonal (Saad, Iterative Methods, §4.1.1 and §12.2).
+
+         ⎡ ▓ ▓ . . . ⎤      block_size b = 2: rows 0-1, 2-3 and the rest. What lies outside the blocks is not read.
+         ⎢ ▓ ▓ . . . ⎥
+         ⎢ . . ▓ ▓ . ⎥      inverse_blocks  [n_blocks, b, b], the last block padded with the identity
+         ⎢ . . ▓ ▓ . ⎥
+         ⎣ . . . . ▓ ⎦
+
+Bytes: n·b values, read once by every application, which is one batched product of b × b matrices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from solvers import _arguments as arguments
+from solvers.precond import _door as door
+
+Array = jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class BlockJacobi:
+    """M = (block diagonal of A)⁻¹ as an operator: `M @ r` for r of [n] or [n, k].
+
+    Attributes:
+      inverse_blocks: [n_blocks, b, b].
+      n: rows and columns.
+    """
+
+    inverse_blocks: Array
+    n: int = dataclasses.field(metadata={"static": True})
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.n, self.n
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.inverse_blocks.dtype
+
+    @property
+    def T(self) -> BlockJacobi:
+        return dataclasses.replace(self, inverse_blocks=jnp.swapaxes(self.inverse_blocks, -1, -2))
+
+    def __matmul__(self, r: Array) -> Array:
+        r = jnp.asarray(r)
+        if r.ndim not in (1, 2) or r.shape[0] != self.n:
+            raise ValueError(
+                f"M @ r with M of shape {self.shape} takes r of ({self.n},) or ({self.n}, k); got {r.shape}"
+            )
+        n_blocks, b, _ = self.inverse_blocks.shape
+        columns = r.reshape(self.n, -1)
+        columns = jnp.pad(columns, ((0, n_blocks * b - self.n), (0, 0))).reshape(n_blocks, b, -1)
+        # A GPU would round float32 to TF32, 10 bits, which makes a symmetric M unsymmetric to 1e-3.
+        z = jnp.einsum("bij,bjk->bik", self.inverse_blocks, columns, precision=lax.Precision.HIGHEST)
+        return z.reshape(n_blocks * b, -1)[: self.n].reshape(r.shape)
+
+
+def block_jacobi(A: Any, block_size: int) -> BlockJacobi:
+    """The inverse of A's block diagonal; works inside jit too.
+
+    Positive definite (Hermitian) where A is, and nonsingular whatever A: where a block is singular to working
+    precision, its diagonal takes its place, with a zero there as 1. Blocks are scaled to a diagonal of 1 before, so
+    that unknowns of different units do not make one singular. Inside jit, a block that holds a NaN or an infinity makes
+    its rows of `M @ r` NaN, which a solver reports as NON_FINITE.
+
+    Args:
+      A: [n, n] matrix: a jaxsparse_fmt format, or a dense array.
+      block_size: b, rows of a block; unknowns that belong together should follow one another, as the displacements of
+        a node do.
+
+    Raises:
+      ValueError: A is not square or, outside jit, holds a NaN or an infinity in a block; a block size below 1.
+      TypeError: A is neither of the two, or the block size no integer.
+    """
+    n = door.square(A, "a block Jacobi", "block_jacobi")
+    b = min(arguments.count(block_size, "block_size", 1), max(n, 1))
+    if not hasattr(A, "coordinates") and hasattr(getattr(A, "T", None), "coordinates"):
+        return block_jacobi(A.T, b).T
+    if not hasattr(A, "coordinates") and not isinstance(A, (jax.Array, np.ndarray)):
+        raise TypeError(
+            f"block_jacobi takes a jaxsparse_fmt matrix or a dense array, got {type(A).__name__}; convert a SciPy "
+            "matrix with jaxsparse_fmt.from_scipy"
+        )
+    blocks = _diagonal_blocks(A, b)
+    if not door.is_traced(blocks) and not bool(jnp.all(jnp.isfinite(blocks))):
+        k = int(jnp.argmin(jnp.all(jnp.isfinite(blocks), axis=(1, 2))))
+        raise ValueError(f"the diagonal block of rows {k * b} to {min(k * b + b, n) - 1} holds a NaN or an infinity")
+    return BlockJacobi(_inverses(blocks), n)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _diagonal_blocks(A: Any, b: int) -> Array:
+    """[n_blocks, b, b], in 32 bits at least; the identity where the last block reaches beyond the matrix."""
+    n = A.shape[0]
+    n_blocks = -(-n // b)
+    index = jnp.arange(n_blocks * b).reshape(n_blocks, b)
+    if hasattr(A, "coordinates"):
+        row, col, _ = A.coordinates()
+        inside = (col < n) & (row // b == col // b)
+        place = jnp.where(inside, row // b, n_blocks), row % b, col % b
+        blocks = jnp.zeros((n_blocks, b, b), A.values.dtype).at[place].add(A.values, mode="drop")
+    else:
+        blocks = jnp.asarray(A).at[index[:, :, None], index[:, None, :]].get(mode="fill", fill_value=0)
+    blocks = blocks.astype(jnp.result_type(blocks, jnp.float32))
+    return blocks + jnp.eye(b, dtype=blocks.dtype) * (index >= n)[:, :, None]
+
+
+@jax.jit
+def _inverses(blocks: Array) -> Array:
+    """Of every block, or of its diagonal where the condition number of the scaled block exceeds 1/eps."""
+    diagonal = jnp.diagonal(blocks, axis1=1, axis2=2)
+    nonzero = jnp.where(diagonal == 0, 1, diagonal)
+    scale = lax.rsqrt(jnp.abs(nonzero))
+    scale = scale[:, :, None] * scale[:, None, :]
+    scaled = scale * blocks
+    inverse = jnp.linalg.inv(scaled)
+    condition = jnp.linalg.norm(scaled, 1, axis=(1, 2)) * jnp.linalg.norm(inverse, 1, axis=(1, 2))
+    regular = condition < 1 / jnp.finfo(blocks.dtype).eps  # false for NaN
+    finite = jnp.all(jnp.isfinite(blocks), axis=(1, 2))
+    instead = jnp.eye(blocks.shape[1], dtype=blocks.dtype) / nonzero[:, :, None]
+    instead = jnp.where(finite[:, None, None], instead, jnp.nan)
+    return jnp.where(regular[:, None, None], scale * inverse, instead)

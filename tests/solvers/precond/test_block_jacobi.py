@@ -1,0 +1,150 @@
+"""Block Jacobi: the inverse of the block diagonal, and what singular blocks do."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.linalg
+import scipy.sparse as sp
+
+import jaxsparse_fmt as jsf
+from solvers import Status, cg
+from solvers.precond.block_jacobi import block_jacobi
+from solvers.precond.jacobi import jacobi
+from tests.solvers.precond.operators import apply, assert_near, dense, iterations, spd, unsymmetric
+
+made_inside = jax.jit(lambda A, b: block_jacobi(A, b) @ jnp.eye(A.shape[0], dtype=A.dtype), static_argnums=1)
+
+
+def inverse_of_blocks(S: np.ndarray, b: int) -> np.ndarray:
+    return scipy.linalg.block_diag(*(np.linalg.inv(S[k : k + b, k : k + b]) for k in range(0, len(S), b)))
+
+
+@pytest.mark.parametrize("format", ["csr", "csc", "ell", "dia", "sell", "bsr", "pjds"])
+def test_inverts_the_blocks_of_every_kind_of_format(format):
+    S = unsymmetric()
+    want = inverse_of_blocks(S.toarray(), 5)  # 64 rows: 12 blocks and 4 rows
+    assert_near(made_inside(jsf.from_scipy(S, format), 5), want)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64, np.complex128])
+def test_inverts_in_every_dtype(dtype):
+    M = block_jacobi(jsf.from_scipy(spd(dtype), "csr"), 3)
+    assert M.dtype == dtype
+    want = inverse_of_blocks(spd(dtype).toarray().astype(np.complex128), 3)
+    assert_near(dense(M), want if np.iscomplexobj(np.zeros(0, dtype)) else want.real)
+
+
+def test_narrow_values_are_inverted_in_32_bits():
+    S = jsf.gallery.elasticity(2)
+    M = block_jacobi(jsf.from_scipy(S, "csr", "bfloat16"), 3)
+    rounded = np.asarray(jnp.asarray(S.toarray(), "bfloat16").astype(np.float64))
+    assert M.dtype == np.float32
+    assert_near(dense(M), inverse_of_blocks(rounded, 3))
+
+
+def test_takes_a_dense_array_and_a_transposed_view():
+    S = unsymmetric()
+    want = inverse_of_blocks(S.toarray(), 7)
+    assert_near(dense(block_jacobi(S.toarray(), 7)), want)
+    assert_near(dense(block_jacobi(jnp.asarray(S.toarray()), 7)), want)
+    assert_near(dense(block_jacobi(jsf.from_scipy(S, "csr").T, 7)), want.T)
+
+
+def test_one_block_is_the_whole_inverse():
+    S = spd()
+    A = jsf.from_scipy(S, "csr")
+    b = np.random.default_rng(0).standard_normal(81)
+    for size in (81, 200):
+        np.testing.assert_allclose(apply(block_jacobi(A, size), b), np.linalg.solve(S.toarray(), b), rtol=1e-9)
+
+
+def test_blocks_of_one_are_the_diagonal():
+    A = jsf.from_scipy(unsymmetric(), "csr")
+    r = np.random.default_rng(0).standard_normal(64)
+    np.testing.assert_allclose(apply(block_jacobi(A, 1), r), apply(jacobi(A), r), rtol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_singular_block_gives_way_to_its_diagonal(dtype):
+    singular = np.array([[1.0, 2.0], [2.0, 4.0]])
+    rank_one = np.outer([0.1, 0.3], [0.7, 0.9])  # singular but for rounding
+    empty = np.array([[0.0, 0.0], [0.0, 0.0]])
+    no_diagonal = np.array([[0.0, 3.0], [4.0, 0.0]])
+    S = scipy.linalg.block_diag(singular, rank_one, empty, no_diagonal).astype(dtype)
+    want = scipy.linalg.block_diag(
+        np.diag([1, 1 / 4]), np.diag(1 / np.diag(rank_one)), np.eye(2), np.linalg.inv(no_diagonal)
+    )
+    assert_near(dense(block_jacobi(jsf.from_dense(S, "csr"), 2)), want)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_block_of_many_units_is_not_singular(dtype):
+    units = np.array([1e-9, 1.0, 1e9])
+    block = units[:, None] * np.array([[2.0, 1.0, 0.9], [1.0, 2.0, 1.0], [0.9, 1.0, 2.0]]) * units
+    want = np.linalg.inv(block / units[:, None] / units) / units[:, None] / units
+    M = block_jacobi(jsf.from_dense(block.astype(dtype), "csr"), 3)
+    np.testing.assert_allclose(dense(M), want, rtol=100 * np.finfo(dtype).eps)
+
+
+def test_products_are_not_rounded_to_tf32():
+    M = block_jacobi(jsf.from_scipy(spd(np.float32), "csr"), 3)
+    jaxpr = str(jax.make_jaxpr(lambda M, r: M @ r)(M, jnp.ones(81, np.float32)))
+    assert jaxpr.count("dot_general") == 1 and "Precision.HIGHEST" in jaxpr
+
+
+def test_undoes_a_mixing_within_nodes_that_the_diagonal_cannot_see():
+    rng = np.random.default_rng(0)
+    S = jsf.gallery.elasticity(4)
+    n = S.shape[0]
+    mix = sp.block_diag([np.eye(3) + rng.uniform(-0.9, 0.9, (3, 3)) for _ in range(n // 3)])
+    mixed = sp.csr_array(mix @ S @ mix.T)
+    A = jsf.from_scipy(mixed, "csr")
+    assert iterations(mixed, block_jacobi(A, 3)) < 0.6 * iterations(mixed, jacobi(A))
+
+
+# --------------------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_nan_in_a_block_is_refused_outside_jit_and_shows_inside(bad):
+    S = spd().toarray()
+    S[4, 3] = S[3, 4] = bad
+    A = jsf.from_dense(S, "csr")
+    with pytest.raises(ValueError, match="rows 3 to 5 holds a NaN"):
+        block_jacobi(A, 3)
+    D = np.asarray(made_inside(A, 3))
+    assert np.all(np.isnan(D[3:6, 3:6])) and not np.any(np.isnan(np.delete(D, range(3, 6), axis=0)[:, :3]))
+
+
+def test_a_solver_says_that_a_block_made_inside_jit_is_not_finite():
+    A = jsf.from_scipy(spd(), "csr")
+    A = A.with_data(A.data.at[0].set(np.nan))
+    sol = jax.jit(lambda A, b: cg(A, b, M=block_jacobi(A, 3)))(A, jnp.ones(81))
+    assert sol.status is Status.NON_FINITE and np.all(np.isfinite(sol.x))
+
+
+def test_a_nan_outside_the_blocks_is_not_read():
+    S = spd().toarray()
+    S[10, 0] = np.nan
+    assert np.all(np.isfinite(dense(block_jacobi(jsf.from_dense(S, "csr"), 3))))
+
+
+@pytest.mark.parametrize(
+    ("size", "error", "message"), [(0, ValueError, "at least 1; got 0"), (2.5, TypeError, "whole number; got 2.5")]
+)
+def test_a_block_size_that_is_none_is_refused(size, error, message):
+    with pytest.raises(error, match=message):
+        block_jacobi(jsf.from_scipy(spd(), "csr"), size)
+
+
+def test_scipy_matrices_are_to_be_converted_first():
+    with pytest.raises(TypeError, match="convert a SciPy matrix"):
+        block_jacobi(spd(), 3)
+
+
+def test_a_vector_of_another_length_is_refused():
+    with pytest.raises(ValueError, match=r"takes r of \(81,\) or \(81, k\); got \(80,\)"):
+        block_jacobi(jsf.from_scipy(spd(), "csr"), 3) @ np.ones(80)

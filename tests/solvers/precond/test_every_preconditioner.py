@@ -1,0 +1,146 @@
+"""What every preconditioner promises: a linear operator with a transpose, for one vector or several, in any jit."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import jaxsparse_fmt as jsf
+from solvers import cg
+from solvers.precond.block_jacobi import block_jacobi
+from solvers.precond.chebyshev import chebyshev
+from solvers.precond.incomplete import incomplete_cholesky, incomplete_lu
+from solvers.precond.jacobi import jacobi
+from tests.solvers.precond.operators import apply, assert_near, dense, one_by_one, spd, unsymmetric
+
+SYMMETRIC = {
+    "jacobi": jacobi,
+    "block_jacobi": lambda A: block_jacobi(A, 3),
+    "chebyshev": lambda A: chebyshev(A, 2, M=jacobi(A)),
+    "incomplete_cholesky": lambda A: incomplete_cholesky(A, solve_sweeps=2, format="csr"),
+}
+GENERAL = {
+    "block_jacobi": lambda A: block_jacobi(A, 5),
+    "incomplete_lu": lambda A: incomplete_lu(A, solve_sweeps=2, format="csr"),
+}
+every = pytest.mark.parametrize("name", [*SYMMETRIC, "incomplete_lu"])
+every_symmetric = pytest.mark.parametrize("name", SYMMETRIC)
+DTYPES = (np.float32, np.float64, np.complex128)
+
+
+@functools.cache
+def made(name: str, dtype=np.float64, format: str = "csr"):
+    """The preconditioner of `spd()` or, where it takes any matrix, of `unsymmetric()`."""
+    general = name not in SYMMETRIC
+    A = jsf.from_scipy(unsymmetric(dtype) if general else spd(dtype), format)
+    return (GENERAL if general else SYMMETRIC)[name](A)
+
+
+transposed = jax.jit(lambda M, y: jax.linear_transpose(lambda r: M @ r, y)(y)[0])
+
+
+def vectors(M, *shape: int, seed: int = 3):
+    rng = np.random.default_rng(seed)
+    real, imaginary = rng.standard_normal((2, M.shape[0], *shape))
+    return jnp.asarray(real + 1j * imaginary if jnp.iscomplexobj(jnp.zeros(0, M.dtype)) else real, M.dtype)
+
+
+@every
+def test_it_has_the_shape_and_dtype_of_its_matrix(name):
+    for dtype in DTYPES:
+        M = made(name, dtype)
+        n = 81 if name in SYMMETRIC else 64
+        assert M.shape == (n, n) and M.dtype == dtype
+        assert jax.eval_shape(lambda M, r: M @ r, M, vectors(M)).dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@every_symmetric
+def test_it_is_hermitian_and_positive_definite(name, dtype):
+    D = dense(made(name, dtype))
+    assert_near(D, D.conj().T)
+    smallest, *_, largest = np.linalg.eigvalsh((D + D.conj().T) / 2)
+    assert smallest > 1e-4 * largest
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+@every
+def test_T_is_the_transpose(name, dtype):
+    M = made(name, dtype)
+    assert M.T.shape == M.shape and M.T.dtype == M.dtype
+    assert_near(dense(M.T), dense(M).T)
+    assert_near(dense(M.T.T), dense(M))
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+def test_the_transpose_of_unsymmetric_blocks_is_theirs(dtype):
+    M = GENERAL["block_jacobi"](jsf.from_scipy(unsymmetric(dtype), "csr"))
+    D = dense(M)
+    assert np.abs(D - D.T).max() > 1e-3 * np.abs(D).max()
+    assert_near(dense(M.T), D.T)
+
+
+@every
+def test_several_columns_are_as_many_vectors(name):
+    M = made(name)
+    R = vectors(M, M.shape[0])
+    want = np.stack([apply(M, r) for r in R.T], axis=1)
+    assert_near(apply(M, R), want)
+    assert_near(one_by_one(M, R), want)
+    assert jax.eval_shape(lambda M, r: M @ r, M, R[:, :1]).shape == (M.shape[0], 1)
+
+
+@every
+def test_it_is_linear_as_far_as_jax_can_see(name):
+    M = made(name)
+    y = vectors(M)
+    assert_near(transposed(M, y), dense(M).T @ np.asarray(y), rounding=1000)
+
+
+@every
+def test_a_wider_vector_stays_wide(name):
+    M = made(name, np.float32)
+    r = vectors(M).astype(np.float64)
+    z = apply(M, r)
+    assert z.dtype == np.float64
+    wide = jax.tree.map(lambda leaf: leaf.astype(np.float64) if leaf.dtype == np.float32 else leaf, M)
+    assert_near(z, np.asarray(apply(wide, r)), rounding=1e4)
+
+
+@every
+def test_it_is_a_pytree_that_another_matrix_of_its_pattern_shares(name):
+    M = made(name)
+    leaves, treedef = jax.tree.flatten(M)
+    doubled = jax.tree.unflatten(treedef, [leaf * 2 if leaf.dtype.kind == "f" else leaf for leaf in leaves])
+    assert jax.tree.structure(doubled) == treedef
+    assert np.all(np.isfinite(apply(doubled, vectors(M))))
+
+
+@pytest.mark.parametrize("name", ["chebyshev", "incomplete_cholesky"])
+def test_a_solve_takes_as_many_iterations_on_sorted_rows(name):
+    A, S = jsf.from_scipy(spd(), "pjds", block_size=4), jsf.from_scipy(spd(), "csr")
+    b = vectors(made(name))
+    one, other = (cg(a, b, M=SYMMETRIC[name](a), rtol=1e-8) for a in (A, S))
+    assert one.success and other.success
+    assert abs(one.iterations - other.iterations) <= 1
+    np.testing.assert_allclose(one.x, np.linalg.solve(spd().toarray(), b), rtol=1e-5, atol=1e-7)
+
+
+# --------------------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize("make", [*SYMMETRIC.values(), *GENERAL.values()])
+def test_a_rectangular_matrix_is_refused(make):
+    with pytest.raises(ValueError, match=r"square matrix; got \(2, 3\)"):
+        make(jsf.from_scipy(sp.csr_array(np.ones((2, 3)))))
+
+
+@pytest.mark.parametrize("make", [*SYMMETRIC.values(), *GENERAL.values()])
+def test_the_maker_itself_is_no_matrix(make):
+    with pytest.raises(ValueError, match="got function"):
+        make(jacobi)

@@ -1,0 +1,304 @@
+"""Incomplete factors: against elimination row by row, where they break down, and what they are worth."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import jaxsparse_fmt as jsf
+from solvers.precond._fine_grained import factors, pattern_of
+from solvers.precond.incomplete import incomplete_cholesky, incomplete_lu
+from solvers.precond.jacobi import jacobi
+from tests.solvers.precond.operators import apply, assert_near, dense, iterations, spd, unsymmetric
+
+
+def ilu0(S: sp.csr_array) -> tuple[np.ndarray, np.ndarray] | None:
+    """L and U by elimination row by row on the pattern of S (Saad, Iterative Methods, Algorithm 10.4), dense."""
+    a, stored = S.toarray(), np.zeros(S.shape, bool)
+    stored[np.repeat(np.arange(S.shape[0]), np.diff(S.indptr)), S.indices] = True
+    for i in range(1, len(a)):
+        for k in np.flatnonzero(stored[i, :i]):
+            a[i, k] /= a[k, k]
+            rest = np.flatnonzero(stored[i, k + 1 :]) + k + 1
+            a[i, rest] -= a[i, k] * np.where(stored[k, rest], a[k, rest], 0)
+    return np.tril(a, -1) + np.eye(len(a)), np.triu(a)
+
+
+def factors_of(M) -> tuple[np.ndarray, np.ndarray]:
+    """L = I + N and U = D·(I + V)."""
+    identity = np.eye(M.shape[0])
+    D = 1 / np.asarray(M.inverse_pivots)[:, None]
+    return identity + M.lower.to_scipy().toarray(), D * (identity + M.upper.to_scipy().toarray())
+
+
+def hubs(n: int = 120) -> sp.csr_array:
+    """Unsymmetric, some rows and columns of some 50 entries, dominated by its diagonal."""
+    S = jsf.gallery.power_law(n, mean=8.0, exponent=2.1)
+    off = sp.csr_array(S - sp.diags_array(S.diagonal()))
+    return sp.csr_array(off + sp.diags_array(1 + 1.2 * np.asarray(off.sum(axis=1)).ravel()))
+
+
+KERSHAW = np.array([[3.0, -2, 0, 2], [-2, 3, -2, 0], [0, -2, 3, -2], [2, 0, -2, 3]])  # J. Comput. Phys. 26, 1978, p. 55
+
+
+# ---------------------------------------------------------------------------------------------------------- factors
+
+
+@pytest.mark.parametrize("S", [unsymmetric(), unsymmetric(np.complex128), hubs()], ids=["real", "complex", "hubs"])
+def test_many_sweeps_lead_to_ilu0(S):
+    M = incomplete_lu(jsf.from_scipy(S, "csr"), sweeps=120, format="csr")
+    assert M.shift == 0 and M.dtype == S.dtype
+    for got, want in zip(factors_of(M), ilu0(S), strict=True):
+        assert_near(got, want)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex128])
+def test_many_sweeps_lead_to_ic0(dtype):
+    """IC(0) of a Hermitian matrix is its ILU(0), U = D·Lᴴ."""
+    S = spd(dtype)
+    M = incomplete_cholesky(jsf.from_scipy(S, "csr"), sweeps=120, format="csr")
+    assert M.shift == 0 and M.inverse_pivots.dtype == np.finfo(dtype).dtype
+    for got, want in zip(factors_of(M), ilu0(S.astype(np.result_type(dtype, np.float64))), strict=True):
+        assert_near(got.astype(dtype), want)
+    np.testing.assert_array_equal(M.upper.to_scipy().toarray(), M.lower.to_scipy().toarray().conj().T)
+
+
+def test_every_sweep_comes_closer():
+    A = jsf.from_scipy(spd(), "csr")
+    L, _ = ilu0(spd())
+    errors = [np.abs(factors_of(incomplete_cholesky(A, sweeps=k))[0] - L).max() for k in (1, 3, 6, 12)]
+    assert errors[1] < errors[0] / 2 and errors[2] < errors[1] / 4 and errors[3] < errors[2] / 10
+
+
+def test_a_tridiagonal_matrix_is_solved_exactly():
+    """Its factors have no fill: as many sweeps as rows make both the factors and the triangular solves exact."""
+    S = jsf.gallery.poisson(12, dim=1)
+    M = incomplete_cholesky(jsf.from_scipy(S, "csr"), sweeps=12, solve_sweeps=11)
+    assert_near(dense(M) @ S.toarray(), np.eye(12), 1000)
+
+
+def test_the_solves_are_the_stated_polynomials():
+    M = incomplete_lu(jsf.from_scipy(unsymmetric(), "csr"), solve_sweeps=2)
+    N, V = (X.to_scipy().toarray() for X in (M.lower, M.upper))
+    P_N, P_V = (np.eye(64) - X + X @ X for X in (N, V))
+    assert not np.any(np.triu(N)) and not np.any(np.tril(V))
+    assert_near(dense(M), P_V @ (np.asarray(M.inverse_pivots)[:, None] * P_N))
+
+
+def test_no_sweeps_of_the_solves_leave_the_pivots():
+    M = incomplete_lu(jsf.from_scipy(unsymmetric(), "csr"), solve_sweeps=0)
+    assert_near(dense(M), np.diag(np.asarray(M.inverse_pivots)))
+
+
+def test_cholesky_reads_the_lower_triangle_only():
+    lower = sp.tril(spd()).tocsr()
+    one, other = (incomplete_cholesky(jsf.from_scipy(S, "csr"), format="csr") for S in (spd(), sp.csr_array(lower)))
+    np.testing.assert_array_equal(one.lower.data, other.lower.data)
+    np.testing.assert_array_equal(one.inverse_pivots, other.inverse_pivots)
+
+
+def test_the_units_of_the_unknowns_do_not_matter():
+    """Powers of two, so that every product by one is exact: 24 orders of magnitude in float32."""
+    S = spd(np.float32)
+    units = (2.0 ** np.random.default_rng(0).integers(-20, 20, 81)).astype(np.float32)
+    scaled = sp.csr_array(sp.diags_array(units) @ S @ sp.diags_array(units)).astype(np.float32)
+    M, N = (incomplete_cholesky(jsf.from_scipy(X, "csr"), format="csr") for X in (S, scaled))
+    assert_near(units * dense(N) * units[:, None], dense(M))
+
+
+def test_narrow_values_are_factored_in_32_bits():
+    M = incomplete_cholesky(jsf.from_scipy(spd(), "csr", "bfloat16"))
+    assert M.dtype == np.float32 and np.linalg.eigvalsh(dense(M))[0] > 0
+
+
+@pytest.mark.parametrize(("format", "layout"), [("csr", {}), ("hll", {"slice_size": 8}), ("auto", {})])
+def test_the_triangles_are_stored_as_asked(format, layout):
+    A = jsf.from_scipy(unsymmetric(), "csr")
+    M = incomplete_lu(A, format=format, **layout)
+    assert format == "auto" or M.lower.name == M.upper.name == format
+    assert M.lower.layout | layout == M.lower.layout
+    r = np.random.default_rng(0).standard_normal(64)
+    assert_near(apply(M, r), np.asarray(apply(incomplete_lu(A, format="ell"), r)))
+
+
+def test_factors_of_a_transposed_view_are_those_of_the_transpose():
+    S = unsymmetric()
+    one = incomplete_lu(jsf.from_scipy(S, "csr").T, format="csr")
+    other = incomplete_lu(jsf.from_scipy(sp.csr_array(S.T), "csr"), format="csr")
+    np.testing.assert_array_equal(one.lower.data, other.lower.data)
+
+
+def test_a_jitted_function_may_close_over_the_matrix():
+    A, r = jsf.from_scipy(spd(), "csr"), jnp.ones(81)
+    got = jax.jit(lambda r: incomplete_cholesky(A, format="csr") @ r)(r)
+    assert_near(got, np.asarray(apply(incomplete_cholesky(A, format="csr"), r)))
+
+
+# -------------------------------------------------------------------------------------------------------- breakdown
+
+
+def test_where_cholesky_breaks_down_a_shift_makes_it_positive():
+    _, U = ilu0(sp.csr_array(KERSHAW))
+    assert np.linalg.eigvalsh(KERSHAW)[0] > 0 > np.diag(U).min()
+    M = incomplete_cholesky(jsf.from_dense(KERSHAW, "csr"), sweeps=10, solve_sweeps=4)
+    alpha = float(M.shift)
+    assert alpha in 0.01 * 2.0 ** np.arange(10)
+    for factor, exists in ((1.0, True), (0.5, False)):  # the first of the sequence that has factors
+        _, U = ilu0(sp.csr_array(KERSHAW + factor * alpha * np.diag(np.diag(KERSHAW))))
+        assert (np.diag(U).min() > 0) == exists
+    D = dense(M)
+    assert_near(D, D.T)
+    assert np.linalg.eigvalsh(D)[0] > 0
+
+
+def test_a_given_shift_is_the_first_to_be_tried():
+    M = incomplete_cholesky(jsf.from_scipy(spd(), "csr"), sweeps=120, shift=0.25, format="csr")
+    L, _ = ilu0(sp.csr_array(spd() + 0.25 * sp.diags_array(spd().diagonal())))
+    assert M.shift == 0.25
+    assert_near(factors_of(M)[0], L)
+
+
+def test_it_is_positive_definite_for_nearly_incompressible_elasticity():
+    S = jsf.gallery.elasticity(3, 0.49)
+    M = incomplete_cholesky(jsf.from_scipy(S, "csr"), format="csr")
+    _, U = ilu0(S)
+    assert np.diag(U).min() < 0 < M.shift  # IC(0) itself breaks down
+    D = dense(M)
+    assert_near(D, D.T)
+    assert np.linalg.eigvalsh((D + D.T) / 2)[0] > 0
+
+
+def test_lu_of_a_singular_matrix_is_shifted_and_finite():
+    M = incomplete_lu(jsf.from_dense(np.ones((4, 4)), "csr"))
+    assert M.shift > 0 and np.all(np.isfinite(dense(M)))
+
+
+def test_an_indefinite_matrix_has_lu_factors():
+    S = np.array([[-9.0, 1, 2, 3], [1, 9, 1, 2], [2, 1, -9, 1], [3, 2, 1, 9]])
+    M = incomplete_lu(jsf.from_dense(S, "csr"), sweeps=10)
+    assert M.shift == 0
+    assert_near(dense(M), np.linalg.inv(S))  # four sweeps make it exact, and three of the solves
+
+
+@pytest.mark.parametrize("make", [incomplete_cholesky, incomplete_lu])
+def test_no_shift_helps_a_diagonal_that_is_all_but_absent(make):
+    pattern = KERSHAW if make is incomplete_cholesky else np.ones((4, 4))
+    with pytest.raises(ValueError, match=r"no factors of .* for α up to 2621\.44: A's diagonal is small"):
+        make(jsf.from_dense(np.where(np.eye(4), 1e-9, pattern), "csr"))
+
+
+# --------------------------------------------------------------------------------------------------------- its worth
+
+
+@pytest.mark.parametrize("S", [jsf.gallery.poisson(12), jsf.gallery.elasticity(5)], ids=["poisson", "elasticity"])
+def test_cg_takes_fewer_iterations_than_with_jacobi(S):
+    A = jsf.from_scipy(S, "csr")
+    assert iterations(S, incomplete_cholesky(A)) < 0.45 * iterations(S, jacobi(A))
+
+
+@pytest.mark.parametrize(("velocity", "share"), [(0.1, 0.5), (3.0, 0.8)], ids=["diffusion", "convection"])
+def test_gmres_takes_fewer_iterations_than_with_jacobi(velocity, share):
+    S = jsf.gallery.convection_diffusion(8, velocity=velocity)
+    A = jsf.from_scipy(S, "csr")
+    assert iterations(S, incomplete_lu(A), "gmres") < share * iterations(S, jacobi(A), "gmres")
+
+
+def test_it_shifts_where_the_triangular_solves_would_diverge_first():
+    """N of 8³ grid points vanishes in its 22nd power, but grows to there where convection dominates."""
+    A = jsf.from_scipy(jsf.gallery.convection_diffusion(8, velocity=3.0), "csr")
+    N = incomplete_lu(A, solve_sweeps=0).lower.to_scipy().toarray()
+    fourth, last, after = (np.linalg.norm(np.linalg.matrix_power(N, k)) for k in (4, 21, 22))
+    assert fourth > 2 * np.linalg.norm(N) and after == 0 < last
+    shifts = [float(incomplete_lu(A, solve_sweeps=s).shift) for s in (0, 3, 21)]
+    assert shifts[0] == shifts[2] == 0 < shifts[1]
+
+
+# ------------------------------------------------------------------------------------------------------------ set-up
+
+
+def sizes(jaxpr) -> list[int]:
+    """The elements of every array that a program computes, in the programs inside it too."""
+    found = []
+    for eqn in jaxpr.eqns:
+        found += [v.aval.size for v in eqn.outvars]
+        for value in eqn.params.values():
+            for part in value if isinstance(value, tuple | list) else [value]:
+                part = getattr(part, "jaxpr", part)
+                found += sizes(part) if hasattr(part, "eqns") else []
+    return found
+
+
+@pytest.mark.parametrize("hermitian", [True, False])
+def test_the_setup_takes_memory_for_the_entries_and_not_for_their_pairs(hermitian):
+    n, width = 200, 40
+    band = sp.coo_array(
+        sp.diags_array([np.ones(n - abs(k)) for k in range(-width, width + 1)], offsets=range(-width, width + 1))
+    )
+    S = sp.csr_array(band)
+    row, col = np.repeat(np.arange(n, dtype=np.int32), np.diff(S.indptr)), S.indices.astype(np.int32)
+    kept = row >= col if hermitian else slice(None)
+    pattern, order = pattern_of(row[kept], col[kept], n, hermitian)
+    program = jax.make_jaxpr(factors)(pattern, jnp.asarray(S.data[kept][order]), jnp.float64(0), 3, 3, jnp.ones(n))
+    assert max(sizes(program.jaxpr)) <= 2 * len(order)
+
+
+def test_the_setup_of_a_matrix_with_one_full_row_is_as_short_as_the_others():
+    n = 3000
+    hub = sp.lil_array((n, n))
+    hub[n // 2, :] = hub[:, n // 2] = 1.0
+    hub.setdiag(n)
+    S = sp.csr_array(hub)
+    row = np.repeat(np.arange(n, dtype=np.int32), np.diff(S.indptr))
+    pattern, _ = pattern_of(row, S.indices.astype(np.int32), n, False)
+    assert sum((end - begin) * walk for begin, end, walk, _ in (*pattern.groups, *pattern.pivot_groups)) <= 4 * S.nnz
+
+
+# --------------------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize("make", [incomplete_cholesky, incomplete_lu])
+def test_a_diagonal_without_an_entry_is_refused(make):
+    for S in (sp.csr_array([[2.0, 1.0], [1.0, 0.0]]), sp.csr_array(([2.0, 1.0, 0.0], ([0, 0, 1], [0, 1, 1])))):
+        with pytest.raises(ValueError, match=r"diagonal .*in row 1"):
+            make(jsf.from_scipy(S, "csr"))
+
+
+def test_cholesky_refuses_a_negative_diagonal():
+    with pytest.raises(ValueError, match="not positive definite: its diagonal is -3 in row 1; use incomplete_lu"):
+        incomplete_cholesky(jsf.from_dense(np.diag([2.0, -3.0]), "csr"))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("make", [incomplete_cholesky, incomplete_lu])
+def test_what_is_not_finite_is_refused(make, bad):
+    S = spd().toarray()
+    S[4, 3] = bad
+    with pytest.raises(ValueError, match=f"needs finite entries; A has {bad} in row 4"):
+        make(jsf.from_dense(S, "csr"))
+
+
+def test_what_it_cannot_read_is_refused():
+    A = jsf.from_scipy(spd(), "csr")
+    with pytest.raises(TypeError, match="takes a jaxsparse_fmt matrix, got ndarray"):
+        incomplete_lu(np.eye(3))
+    with pytest.raises(TypeError, match="takes a jaxsparse_fmt matrix, got csr_array"):
+        incomplete_lu(spd())
+    with pytest.raises(TypeError, match="make M outside jit and pass it"):
+        jax.jit(lambda A: incomplete_cholesky(A) @ jnp.ones(81))(A)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sweeps": 0}, "sweeps must be at least 1; got 0"),
+        ({"solve_sweeps": -1}, "solve_sweeps must be at least 0; got -1"),
+        ({"shift": -0.1}, "shift must be a number from 0 up; got -0.1"),
+        ({"format": "hlll"}, "unknown format 'hlll'"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        incomplete_lu(jsf.from_dense(np.eye(3), "csr"), **options)
