@@ -9,6 +9,7 @@ from solvers import precond
 from solvers.bicgstab import bicgstab
 from solvers.cg import cg
 from solvers.chebyshev import chebyshev
+from solvers.eigsh import EigenSolution, eigsh
 from solvers.fcg import fcg
 from solvers.gmres import gmres
 from solvers.minres import minres
@@ -16,12 +17,14 @@ from solvers.refine import refine
 from solvers.solution import Solution, SolverError, Status
 
 __all__ = [
+    "EigenSolution",
     "Solution",
     "SolverError",
     "Status",
     "bicgstab",
     "cg",
     "chebyshev",
+    "eigsh",
     "fcg",
     "gmres",
     "minres",

@@ -57,6 +57,17 @@ def vectors(a: Any, name: str) -> Array:
     return a if jnp.issubdtype(a.dtype, jnp.inexact) else a.astype(floating_dtype(a.dtype, name))
 
 
+def vector(a: Any, name: str) -> Array:
+    """`a` as one vector of floats or complex numbers.
+
+    Raises:
+      ValueError: not one-dimensional. TypeError: not numeric.
+    """
+    if jnp.ndim(a) != 1:
+        raise ValueError(f"{name} must be one vector of shape (n,); got {jnp.shape(a)}")
+    return vectors(a, name)
+
+
 def linear_map(A: Any, n: int, name: str) -> Any:
     """A itself where it is a pytree with a shape and `@`; otherwise a function v -> A·v.
 

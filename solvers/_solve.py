@@ -186,7 +186,7 @@ def _differentiable(method, options, matvec, inner, precondition, b, x0, limits,
 
         solve = lambda _, rhs: from_zero(A, M, inner, rhs)  # noqa: E731
         dx = lax.custom_linear_solve(A, db - dA_x, solve, transposed_from_zero)
-        return (x, end), (dx, jax.tree.map(_no_tangent, end))
+        return (x, end), (dx, jax.tree.map(no_tangent, end))
 
     return solution(A, b, frozen)
 
@@ -196,5 +196,6 @@ def _narrow(b: Array, options: Options) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(b.shape, b.dtype if options.dtype is None else options.dtype)
 
 
-def _no_tangent(a: Array) -> Any:
+def no_tangent(a: Array) -> Any:
+    """The zero tangent of an output that has no derivative."""
     return jnp.zeros_like(a) if jnp.issubdtype(a.dtype, jnp.inexact) else np.zeros(a.shape, jax.dtypes.float0)

@@ -59,9 +59,52 @@ class SolverError(RuntimeError):
         self.status = status
 
 
+class Outcome:
+    """What a result says about itself: from its `code`, a `Status` as a number, and its count of iterations."""
+
+    code: Array
+    n_iterations: Array
+
+    @property
+    def status(self) -> Status | Array:
+        """A `Status`; inside jit, or for several solves at once, the code array."""
+        return Status(int(self.code)) if _is_one_number(self.code) else self.code
+
+    @property
+    def iterations(self) -> int | Array:
+        """Iterations done; an int outside jit."""
+        return int(self.n_iterations) if _is_one_number(self.n_iterations) else self.n_iterations
+
+    @property
+    def success(self) -> bool | Array:
+        """Whether the true residual meets the tolerance; a bool outside jit."""
+        met = self.code == Status.CONVERGED
+        return bool(met) if _is_one_number(met) else met
+
+    def raise_for_status(self) -> Self:
+        """This result, if every solve in it converged.
+
+        Raises:
+          SolverError: one did not; the message says why and what helps.
+        """
+        worst = Status(int(jnp.max(self.code)))
+        if worst is not Status.CONVERGED:
+            norm, steps = self._largest_residual(), int(jnp.max(self.n_iterations))
+            raise SolverError(
+                worst, f"{worst.name} after {steps} iterations, residual norm {norm:.3g}: {self._message(worst)}"
+            )
+        return self
+
+    def _message(self, status: Status) -> str:
+        return status.message
+
+    def _largest_residual(self) -> float:
+        raise NotImplementedError
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class Solution:
+class Solution(Outcome):
     """A solver's result, a pytree.
 
     Attributes:
@@ -80,41 +123,14 @@ class Solution:
     norms: Array | None
 
     @property
-    def status(self) -> Status | Array:
-        """A `Status`; inside jit, or for several solves at once, the code array."""
-        return Status(int(self.code)) if _is_one_number(self.code) else self.code
-
-    @property
-    def iterations(self) -> int | Array:
-        """Iterations done; an int outside jit."""
-        return int(self.n_iterations) if _is_one_number(self.n_iterations) else self.n_iterations
-
-    @property
-    def success(self) -> bool | Array:
-        """Whether the true residual meets the tolerance; a bool outside jit."""
-        met = self.code == Status.CONVERGED
-        return bool(met) if _is_one_number(met) else met
-
-    @property
     def history(self) -> Array | None:
         """Residual norms, index = iteration: [iterations + 1] outside jit, of fixed length and NaN-padded inside."""
         if self.norms is None or not _is_one_number(self.n_iterations):
             return self.norms
         return self.norms[: int(self.n_iterations) + 1]
 
-    def raise_for_status(self) -> Self:
-        """This solution, if every solve in it converged.
-
-        Raises:
-          SolverError: one did not; the message says why and what helps.
-        """
-        worst = Status(int(jnp.max(self.code)))
-        if worst is not Status.CONVERGED:
-            norm, steps = float(jnp.max(self.residual_norm)), int(jnp.max(self.n_iterations))
-            raise SolverError(
-                worst, f"{worst.name} after {steps} iterations, residual norm {norm:.3g}: {worst.message}"
-            )
-        return self
+    def _largest_residual(self) -> float:
+        return float(jnp.max(self.residual_norm))
 
     def __repr__(self) -> str:
         if not _is_one_number(self.code):

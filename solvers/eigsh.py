@@ -1,0 +1,295 @@
+"""A few eigenpairs of a Hermitian matrix by thick-restart Lanczos (Wu and Simon 2000), as in SciPy's `eigsh`.
+
+The loop is in `_lanczos`; here are the door, the result, and the derivatives.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.core import Tracer
+
+from jaxsparse_fmt._types import floating_dtype
+from jaxsparse_fmt.basis import IDENTITY, Basis
+from solvers import _arguments as arguments
+from solvers import _lanczos
+from solvers import _opaque as opaque
+from solvers._iterate import Map, norm
+from solvers._lanczos import End, Limits, Options
+from solvers._minres import minres
+from solvers._solve import no_tangent
+from solvers.solution import Outcome, Status, _is_one_number
+
+Array = jax.Array
+
+WHICH = ("LM", "SM", "LA", "SA")
+# Vectors in the basis unless told otherwise: SciPy's number, and more where the spectrum has to be resolved inside.
+NCV, NCV_INSIDE = 20, 60
+MAXITER = 1000
+
+_MESSAGES = {
+    Status.MAXITER: "maxiter restarts did not bring every pair to the tolerance; raise ncv or maxiter, or loosen tol",
+    Status.STAGNATION: "the pairs meet the tolerance by the recursion but not by their true residual; check that A is "
+    "Hermitian, and that it gives the same product each time",
+    Status.NON_FINITE: "a NaN or infinity appeared; look for them in A and v0",
+}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class EigenSolution(Outcome):
+    """Eigenpairs, a pytree. Unpacks as `w, v = eigsh(A)`.
+
+    Attributes:
+      eigenvalues: [k] real, ascending.
+      eigenvectors: [n, k], orthonormal columns; their signs (phases) are arbitrary. Zero where they are not finite.
+      code: int32, the `Status` as a number; under vmap one per matrix.
+      n_iterations: int32, restarts, which maxiter counts.
+      n_products: int32, products with A.
+      residual_norms: [k], ‖A·v − λ·v‖₂, recomputed.
+    """
+
+    eigenvalues: Array
+    eigenvectors: Array
+    code: Array
+    n_iterations: Array
+    n_products: Array
+    residual_norms: Array
+
+    @property
+    def products(self) -> int | Array:
+        """Products with A; an int outside jit."""
+        return int(self.n_products) if _is_one_number(self.n_products) else self.n_products
+
+    def __iter__(self) -> Iterator[Array]:
+        return iter((self.eigenvalues, self.eigenvectors))
+
+    def _message(self, status: Status) -> str:
+        return _MESSAGES[status]
+
+    def _largest_residual(self) -> float:
+        return float(jnp.max(self.residual_norms))
+
+    def __repr__(self) -> str:
+        if not _is_one_number(self.code):
+            shape = getattr(self.eigenvalues, "shape", self.eigenvalues)
+            return f"EigenSolution(eigenvalues: {shape}, status: {self.code})"
+        return (
+            f"EigenSolution({Status(int(self.code)).name}, iterations={self.iterations}, products={self.products}, "
+            f"residual_norm={self._largest_residual():.3g}, eigenvalues: {np.asarray(self.eigenvalues)})"
+        )
+
+
+# --------------------------------------------------------------------------------------------------------- the door
+
+
+def eigsh(
+    A: Any,
+    k: int = 6,
+    *,
+    sigma: float | None = None,
+    which: str = "LM",
+    v0: Any = None,
+    ncv: int | None = None,
+    maxiter: int | None = None,
+    tol: float = 0.0,
+) -> EigenSolution:
+    """k eigenvalues and eigenvectors of a symmetric (Hermitian) A.
+
+    The ground state of a Hamiltonian is `eigsh(H, 1, which="SA")`. Works inside jit and vmap.
+
+    Eigenvalues near sigma are found without solving systems, by harmonic Ritz vectors in a larger basis. That takes
+    the more products the denser the spectrum is around sigma; a larger ncv takes fewer. Where you can apply the
+    inverse, `eigsh(inverse, k)` with inverse(v) = (A − sigma)⁻¹·v is faster: its eigenvalues are 1/(λ − sigma).
+
+    Several copies of an eigenvalue are all found: for k > 1 a search from a random vector follows, outside the pairs
+    found and in any symmetry, until it shows that nothing better is left. It costs about as much as the first.
+
+    Eigenvalues are differentiable to second order, eigenvectors to first, with respect to A's values and whatever a
+    function closes over; dλ = vᴴ·dA·v and dv = −(A − λ)⁺·dA·v with vᴴ·dv = 0, by MINRES. They hold for changes that
+    keep A Hermitian. An eigenvalue with copies has no derivative of its own (the sum over its copies has), and its
+    vectors' is NaN.
+
+    Args:
+      A: [n, n] matrix: a jaxsparse_fmt format, a dense array, anything with a shape and `@`; or a function v -> A·v,
+        which needs v0 and is compiled anew at each call outside jit.
+      k: how many, below n.
+      sigma: take those nearest to this number, with which="LM".
+      which: "LM" largest in magnitude, "LA" largest, "SA" smallest, "SM" smallest in magnitude, that is nearest to 0.
+      v0: [n], start vector; None draws one from a fixed key, the same at every call.
+      ncv: vectors in the basis, k < ncv ≤ n, and as many again at a restart; None takes max(2·k + 1, 20), or 60 for 20
+        near sigma.
+      maxiter: most restarts, each after about (ncv − k)/2 products; None allows 1000.
+      tol: pairs are done when ‖A·v − λ·v‖₂ ≤ tol·|λ − sigma| (sigma 0 if None), or when that is rounding, some
+        eps·‖A‖₂; 0 asks for rounding. An eigenvalue is as exact as that, or better.
+
+    Returns:
+      An `EigenSolution`, also `w, v = eigsh(A)`.
+
+    Raises:
+      ValueError, TypeError: arguments that make no sense.
+    """
+    v0 = _start_vector(A, v0)
+    n = v0.shape[0]
+    A = arguments.linear_map(A, n, "A")
+    inner, basis = getattr(A, "in_basis", A), getattr(A, "basis", IDENTITY)
+    v0 = v0.astype(jnp.promote_types(arguments.result_dtype(inner, v0, "A"), v0.dtype))
+    k = arguments.count(k, "k", 1)
+    if k >= n:
+        raise ValueError(f"k must be below n = {n}; got {k}. For all eigenpairs take jnp.linalg.eigh of a dense array")
+    if which not in WHICH:
+        raise ValueError(f"which must be one of {', '.join(WHICH)}; got {which!r}")
+    if sigma is not None and which != "LM":
+        raise ValueError(f"sigma asks for the eigenvalues nearest to it, with which='LM'; got which={which!r}")
+    inside = sigma is not None or which == "SM"
+    if ncv is None:
+        ncv = min(n, max(2 * k + 1, NCV_INSIDE if inside else NCV))
+    ncv = arguments.count(ncv, "ncv", 1)
+    if not k < ncv <= n:
+        raise ValueError(f"ncv must be above k = {k} and at most n = {n}; got {ncv}")
+    maxiter = MAXITER if maxiter is None else maxiter
+    maxiter = maxiter if isinstance(maxiter, Tracer) else arguments.count(maxiter, "maxiter", 1)
+    limits = Limits(arguments.tolerance(tol, "tol"), jnp.asarray(maxiter, jnp.int32), _real(sigma, "sigma"))
+    options = Options(k, "nearest" if inside else which, ncv)
+    if not arguments.is_function(A):
+        return _compiled(options, inner, basis, v0, limits)
+    return jax.jit(_solve, static_argnums=0)(options, arguments.traced(inner, v0), basis, v0, limits)
+
+
+def _solve(options: Options, A: Any, basis: Basis, v0: Array, limits: Limits) -> EigenSolution:
+    """`A` works in the basis."""
+    matvec = lambda v: arguments.apply(A, v).astype(v0.dtype)  # noqa: E731
+    values, X, end = _differentiable(options, matvec, basis.enter(v0), limits)
+    return EigenSolution(values, basis.leave(X.T), end.code, end.cycles, end.products, end.residual_norms)
+
+
+_compiled = jax.jit(_solve, static_argnums=0)
+
+
+def _start_vector(A: Any, v0: Any) -> Array:
+    """v0, or random numbers of A's size and dtype.
+
+    Raises:
+      ValueError: A is not square, not Hermitian where that is seen at once, or v0 has another length or is missing.
+    """
+    v0 = None if v0 is None else arguments.vector(v0, "v0")
+    shape = getattr(A, "shape", None)
+    if shape is None:
+        if v0 is None and callable(A):
+            raise ValueError("A is a function, which does not tell its size; pass v0, a vector to start from")
+        return jnp.ones(1) if v0 is None else v0
+    if len(shape) != 2 or shape[0] != shape[1]:
+        raise ValueError(f"A must be square; got shape {tuple(shape)}")
+    if v0 is not None and v0.shape != (shape[0],):
+        raise ValueError(f"v0 has shape {v0.shape}; A of shape {tuple(shape)} needs ({shape[0]},)")
+    if isinstance(A, np.ndarray) and A.dtype.kind in "fiuc":
+        off = np.abs(A - A.conj().T).max(initial=0)
+        if off > 1e-3 * np.abs(A).max(initial=0):
+            raise ValueError(f"A must be symmetric, or Hermitian if complex; A and its adjoint differ by {off:.3g}")
+    if v0 is not None:
+        return v0
+    dtype = floating_dtype(getattr(A, "dtype", float), "A")
+    return jax.random.normal(jax.random.key(0), shape[:1], jnp.promote_types(dtype, jnp.float32))
+
+
+def _real(value: Any, name: str) -> Array:
+    """A real number as an array, traced or not; None is 0."""
+    value = 0.0 if value is None else value
+    if not isinstance(value, Tracer):
+        try:
+            finite = math.isfinite(value)
+        except TypeError:
+            raise TypeError(f"{name} must be one real number; got {value!r}") from None
+        if not finite:
+            raise ValueError(f"{name} must be finite; got {value}")
+    return jnp.asarray(value, float)
+
+
+# ------------------------------------------------------------------------------------------------- differentiation
+
+
+def _differentiable(options: Options, matvec: Map, v0: Array, limits: Limits) -> tuple[Array, Array, End]:
+    """Eigenvalues [k], eigenvectors [k, n] and how it ended, differentiable in whatever `matvec` depends on.
+
+    The loop is not differentiated. From A·v = λ·v follow dλ = vᴴ·dA·v and (A − λ)·dv = −P·dA·v with P = 1 − v·vᴴ. The
+    systems are singular in v's direction alone; K = P·(A − λ)·P + ‖A‖·v·vᴴ is not, and a solution with K has no
+    component in v (Magnus 1985, Theorem 1). v0, tol and sigma do not bear on the pairs.
+    """
+    A = arguments.traced(matvec, v0)
+    frozen = lax.stop_gradient((v0, limits))
+
+    def primal(A, frozen):
+        return _lanczos.run(options, A, *frozen)
+
+    def run(A, frozen):
+        return opaque.apply(primal, tangent, A, frozen)
+
+    def tangent(primals, tangents):
+        (A, frozen), (dA, _) = primals, tangents
+        values, X, end = run(A, frozen)
+        sound = jnp.where(end.code == Status.NON_FINITE, jnp.nan, 1.0).astype(values.dtype)
+        _, dA_X = jax.jvp(lambda A: jax.vmap(A)(sound * X), (A,), (dA,))
+        d_values = jnp.sum(jnp.conj(X) * dA_X, axis=1).real
+        size = jnp.where(end.norm == 0, 1, end.norm)
+
+        def K(Z):
+            return jax.vmap(lambda value, x, z: _off(A, size, value, x)(z))(values, X, Z)
+
+        def solve(_, rhs):
+            return _solve_off(A, size, values, X, rhs)
+
+        def solve_transposed(_, rhs):  # Kᵀ is the conjugate of K
+            return jnp.conj(solve(_, jnp.conj(rhs)))
+
+        dX = lax.custom_linear_solve(K, -_outside(X, dA_X), solve, solve_transposed)
+        return (values, X, end), (d_values, _outside(X, dX), jax.tree.map(no_tangent, end))
+
+    return run(A, frozen)
+
+
+def _off(A: Map, size: Array, value: Array, x: Array) -> Map:
+    """K = P·(A − λ)·P + ‖A‖·x·xᴴ with P = 1 − x·xᴴ."""
+
+    def K(z: Array) -> Array:
+        inside = _outside(x, z)
+        return _outside(x, A(inside) - value * inside) + size * (z - inside)
+
+    return K
+
+
+def _solve_off(A: Map, size: Array, values: Array, X: Array, rhs: Array) -> Array:
+    """The k systems K·z = rhs, by MINRES; NaN where one has no solution, as where an eigenvalue has copies.
+
+    What lies along the other eigenvectors is known and taken off first: they are what makes a system hard.
+    """
+    eps = jnp.finfo(values.dtype).eps
+    gaps = values - values[:, None]  # [system, eigenvector]
+    gaps = jnp.where(jnp.eye(values.size, dtype=bool), size, gaps)
+    equal = jnp.abs(gaps) <= eps**0.75 * size
+    along = jnp.matmul(rhs, jnp.conj(X).T, precision=lax.Precision.HIGHEST)
+    known = jnp.matmul(jnp.where(equal, 0, along / jnp.where(equal, 1, gaps)), X, precision=lax.Precision.HIGHEST)
+
+    def one(value, x, rhs, known):
+        K = _off(A, size, value, x)
+        rest = rhs - K(known)
+        length = norm(rest)
+        unit = rest / jnp.where(length == 0, 1, length)
+        z, _, _ = minres(lambda z: K(z) / size, unit, eps, min(10 * x.shape[0], 2**31 - 1))
+        z = known + z * (length / size)
+        solved = norm(rhs - K(z)) <= jnp.sqrt(eps) * norm(rhs)
+        bounded = eps**0.75 * size * norm(z) <= norm(rhs)
+        return jnp.where(solved & bounded, z, jnp.nan)
+
+    return jax.vmap(one)(values, X, rhs, known)
+
+
+def _outside(x: Array, z: Array) -> Array:
+    """z less its component along x, in the last axis."""
+    return z - jnp.sum(jnp.conj(x) * z, axis=-1, keepdims=True) * x

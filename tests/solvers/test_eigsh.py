@@ -1,0 +1,395 @@
+"""eigsh: the pairs and all their copies, the status, the loop, and the derivatives."""
+
+from __future__ import annotations
+
+import collections
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import scipy.sparse.linalg as spla
+
+import jaxsparse_fmt as jsf
+from solvers import EigenSolution, SolverError, Status, eigsh
+from solvers.eigsh import _compiled
+from tests.solvers.test_basis_in_cg import in_loops
+
+N, K = 90, 4
+
+
+def hermitian(dtype=np.float64, n: int = N, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    a = rng.standard_normal((n, n)) + (1j * rng.standard_normal((n, n)) if np.dtype(dtype).kind == "c" else 0)
+    return ((a + a.conj().T) / 2).astype(dtype)
+
+
+def wanted(a: np.ndarray, k: int, which: str = "LM", sigma: float | None = None) -> np.ndarray:
+    """By dense arithmetic, copies counted."""
+    values = np.linalg.eigvalsh(np.asarray(a).astype(np.result_type(a.dtype, np.float64)))
+    key = {"LM": -abs(values), "SM": abs(values), "LA": -values, "SA": values}[which]
+    key = key if sigma is None else abs(values - sigma)
+    return np.sort(values[np.argsort(key, kind="stable")[:k]])
+
+
+def assert_pairs(sol: EigenSolution, a: np.ndarray, want: np.ndarray, units: float = 200) -> None:
+    """Within `units`·eps·‖A‖: the eigenvalues, ‖A·v − λ·v‖, and in `units`·eps the orthonormality of the vectors."""
+    w, v = (np.asarray(part) for part in sol)
+    a = np.asarray(a)
+    wide = np.result_type(a.dtype, np.float64)
+    size = np.linalg.norm(a.astype(wide), 2)
+    limit = units * np.finfo(v.dtype).eps
+    assert sol.status is Status.CONVERGED and sol.success
+    np.testing.assert_allclose(w, want, rtol=0, atol=limit * size)
+    v, w = v.astype(np.result_type(v.dtype, wide)), w.astype(np.float64)
+    residuals = np.linalg.norm(a.astype(wide) @ v - v * w, axis=0)
+    assert residuals.max() <= limit * size
+    np.testing.assert_allclose(
+        sol.residual_norms, residuals, rtol=0.5, atol=4 * np.finfo(w.dtype).eps + limit * size / 5
+    )
+    np.testing.assert_allclose(v.conj().T @ v, np.eye(len(w)), rtol=0, atol=limit)
+
+
+# ---------------------------------------------------------------------------------------------------------- answers
+
+
+@pytest.mark.parametrize(
+    "options", [{"which": "LM"}, {"which": "SM"}, {"which": "LA"}, {"which": "SA"}, {"sigma": 1.3}, {"sigma": -40.0}]
+)
+def test_finds_what_which_and_sigma_ask_for_as_scipy_does(options):
+    a = hermitian()
+    sol = eigsh(jnp.asarray(a), K, **options)
+    assert_pairs(sol, a, wanted(a, K, **options))
+    scipys = options | ({"sigma": 0.0, "which": "LM"} if options.get("which") == "SM" else {})
+    np.testing.assert_allclose(sol.eigenvalues, np.sort(spla.eigsh(a, K, **scipys)[0]), rtol=1e-10, atol=1e-10)
+    assert sol.eigenvectors.shape == (N, K) and np.all(np.diff(sol.eigenvalues) >= 0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [(np.float32, {"sigma": 1.3}), (np.complex64, {"which": "SA"}), (np.complex128, {"sigma": 1.3})],
+)
+def test_finds_them_in_every_dtype(dtype, options):
+    a = hermitian(dtype)
+    sol = eigsh(jnp.asarray(a), K, **options)
+    assert sol.eigenvectors.dtype == dtype and sol.eigenvalues.dtype == np.finfo(dtype).dtype
+    assert_pairs(sol, a, wanted(a, K, which=options.get("which", "LM"), sigma=options.get("sigma")))
+
+
+def test_finds_the_ground_state_of_the_holstein_hubbard_chain():
+    H = jsf.gallery.holstein_hubbard(4, 4, 2)
+    sol = eigsh(jsf.from_scipy(H, "pjds", block_size=8), 1, which="SA")
+    assert_pairs(sol, H.toarray(), wanted(H.toarray(), 1, "SA"))
+
+
+LAPLACIAN = jsf.gallery.poisson(12, dim=2)  # doubles, and one eigenvalue, 4, of multiplicity 12
+
+
+@pytest.mark.parametrize("options", [{"which": "SA"}, {"sigma": 2.9}, {"sigma": 4.0}, {"sigma": 8.0}])
+def test_finds_every_copy_also_of_an_eigenvalue_at_sigma(options):
+    sol = eigsh(jsf.from_scipy(LAPLACIAN, "csr"), 5, **options)
+    assert_pairs(sol, LAPLACIAN.toarray(), wanted(LAPLACIAN.toarray(), 5, **options))
+
+
+def test_smallest_in_magnitude_of_a_singular_matrix_are_found():
+    """A graph's Laplacian: sigma = 0 is an eigenvalue."""
+    adjacency = -(LAPLACIAN - 4 * sp.eye_array(144))
+    S = sp.csr_array(sp.diags_array(adjacency.sum(axis=1)) - adjacency)
+    sol = eigsh(jsf.from_scipy(S, "csr"), 5, which="SM")
+    assert_pairs(sol, S.toarray(), wanted(S.toarray(), 5, "SM"))
+    np.testing.assert_allclose(abs(sol.eigenvectors[:, 0]), 1 / 12, rtol=1e-10)
+
+
+@pytest.mark.parametrize("which", ["SA", "SM"])
+@pytest.mark.parametrize(
+    "a", [np.eye(N), np.zeros((N, N)), np.diag(np.repeat([1.0, 2.0, -3.0], N // 3))], ids=["one", "zero", "three"]
+)
+def test_invariant_subspaces_are_left_for_fresh_directions(a, which):
+    assert_pairs(eigsh(jnp.asarray(a), K, which=which), a, wanted(a, K, which))
+
+
+@pytest.mark.parametrize(("n", "k", "options"), [(2, 1, {"which": "SA"}), (12, 11, {"sigma": 7.0})])
+def test_nearly_all_pairs_of_a_small_matrix(n, k, options):
+    a = np.diag(np.arange(1.0, n + 1))
+    assert_pairs(eigsh(jnp.asarray(a), k, **options), a, wanted(a, k, **options))
+
+
+@pytest.mark.parametrize("v0", [np.eye(N)[7], np.zeros(N)], ids=["eigenvector", "zero"])
+def test_a_start_inside_an_eigenspace_hides_nothing(v0):
+    a = np.diag(np.arange(float(N)))
+    assert_pairs(eigsh(jnp.asarray(a), K, which="SA", v0=v0), a, np.arange(float(K)))
+
+
+@pytest.mark.parametrize("exponent", [-900, 900])
+def test_the_size_of_the_matrix_changes_nothing(exponent):
+    """Its square would under- or overflow; a power of two scales without rounding."""
+    a, scale = hermitian(), 2.0**exponent
+    for options in ({"which": "SA"}, {"sigma": 1.3}):
+        scaled = options | ({"sigma": 1.3 * scale} if "sigma" in options else {})
+        sol, other = eigsh(jnp.asarray(a), K, **options), eigsh(jnp.asarray(a * scale), K, **scaled)
+        assert other.success and other.iterations == sol.iterations
+        np.testing.assert_array_equal(other.eigenvalues / scale, sol.eigenvalues)
+        np.testing.assert_array_equal(other.eigenvectors, sol.eigenvectors)
+
+
+def test_a_loose_tolerance_is_met_by_fewer_products():
+    a = jnp.asarray(hermitian())
+    exact, loose = eigsh(a, K, which="LM"), eigsh(a, K, which="LM", tol=1e-3)
+    assert loose.success and loose.products < exact.products
+    assert np.all(loose.residual_norms <= 1e-3 * abs(loose.eigenvalues))
+    assert np.max(loose.residual_norms) > np.max(exact.residual_norms)
+
+
+def test_narrow_values_are_used_as_they_are_under_a_wide_start():
+    narrow = jsf.from_dense(hermitian()).astype(np.float32)
+    a = np.asarray(narrow.todense(), np.float64)
+    sol = eigsh(narrow, K, which="SA", v0=np.ones(N))
+    assert sol.eigenvectors.dtype == np.float64
+    assert_pairs(sol, a, wanted(a, K, "SA"))
+
+
+# ----------------------------------------------------------------------------------------------------------- status
+
+
+def assert_failed(sol: EigenSolution, *statuses: Status) -> None:
+    assert sol.status in statuses and not sol.success
+    assert np.all(np.isfinite(sol.eigenvalues)) and np.all(np.isfinite(sol.eigenvectors))
+    with pytest.raises(SolverError, match=sol.status.name) as caught:
+        sol.raise_for_status()
+    assert caught.value.status is sol.status and str(sol.iterations) in str(caught.value)
+
+
+@pytest.mark.parametrize("options", [{"which": "SA"}, {"sigma": 1.3}])
+def test_a_nan_is_reported_and_not_returned(options):
+    a, v0 = hermitian(), np.ones(N)
+    a[3, 5] = a[5, 3] = v0[7] = np.nan
+    assert_failed(eigsh(a, K, **options), Status.NON_FINITE)
+    assert_failed(eigsh(jnp.asarray(hermitian()), K, v0=v0, **options), Status.NON_FINITE)
+
+
+@pytest.mark.parametrize("options", [{"which": "SA"}, {"sigma": 1.3}])
+def test_too_few_restarts_end_with_maxiter(options):
+    sol = eigsh(jnp.asarray(hermitian()), K, maxiter=2, **options)
+    assert_failed(sol, Status.MAXITER)
+    assert sol.iterations == 2
+
+
+def test_an_unsymmetric_matrix_is_no_success():
+    a = hermitian() + 5 * np.triu(np.ones((N, N)))
+    assert_failed(eigsh(jnp.asarray(a), K, which="LM"), Status.STAGNATION, Status.MAXITER)
+
+
+def test_the_result_unpacks_and_says_what_it_is():
+    sol = eigsh(jnp.asarray(hermitian()), K, which="SA")
+    w, v = sol
+    assert w is sol.eigenvalues and v is sol.eigenvectors and sol.raise_for_status() is sol
+    assert "CONVERGED" in repr(sol) and f"products={sol.products}" in repr(sol)
+    several = jax.tree.map(lambda *a: jnp.stack(a), sol, sol)
+    assert several.status.shape == (2,) and "status" in repr(several)
+
+
+# ------------------------------------------------------------------------------------------- the loop and the basis
+
+
+def test_every_product_is_counted():
+    a, counted = jnp.asarray(hermitian()), []
+
+    def product(v):
+        jax.debug.callback(lambda _: counted.append(1), v)
+        return a @ v
+
+    sol = eigsh(product, K, which="SA", v0=np.ones(N))
+    jax.effects_barrier()
+    assert sol.success and sol.products == len(counted)
+
+
+def test_the_start_is_the_same_at_every_call_and_for_every_format():
+    one, two = (eigsh(jsf.from_scipy(LAPLACIAN, format), 5, which="SA") for format in ("csr", "pjds"))
+    np.testing.assert_array_equal(one.eigenvalues, eigsh(jsf.from_scipy(LAPLACIAN, "csr"), 5, which="SA").eigenvalues)
+    assert abs(one.iterations - two.iterations) <= 0.15 * one.iterations  # sums in another order round differently
+
+
+@pytest.mark.parametrize("options", [{"which": "SA"}, {"sigma": -1.0, "ncv": 20}])
+def test_the_basis_is_entered_once_left_once_and_not_read_in_between(monkeypatch, options):
+    H = jsf.gallery.holstein_hubbard(4, 2, 2)
+    A = jsf.from_scipy(H, "pjds", block_size=8)
+    assert not np.array_equal(A.basis.perm, np.arange(A.shape[0]))
+    calls = collections.Counter()
+    for way in ("enter", "leave"):
+        move = getattr(jsf.Basis, way)
+        monkeypatch.setattr(jsf.Basis, way, lambda self, x, way=way, move=move: calls.update([way]) or move(self, x))
+    closed = jax.make_jaxpr(lambda A: tuple(eigsh(A, 2, **options)))(A)
+    assert calls == {"enter": 1, "leave": 1}
+    perm = {v for v, leaf in zip(closed.jaxpr.invars, jax.tree.leaves(A), strict=True) if leaf is A.perm}
+    found = list(in_loops(closed.jaxpr, frozenset(perm)))
+    assert len(perm) == 1 and any(eqn.primitive.name == "sparse_product" for eqn, _ in found)
+    assert not any(reads for _, reads in found)
+
+
+# ------------------------------------------------------------------------------------------------- transformations
+
+
+def test_another_matrix_tolerance_or_sigma_does_not_recompile():
+    a = hermitian()
+    eigsh(jnp.asarray(a), K, sigma=1.3)
+    compiled = _compiled._cache_size()
+    eigsh(jnp.asarray(2 * a), K, sigma=0.7, tol=1e-9, maxiter=77)
+    assert _compiled._cache_size() == compiled
+
+
+def test_works_inside_jit_with_traced_limits():
+    a = hermitian()
+    inside = jax.jit(lambda a, sigma, tol, maxiter: eigsh(a, K, sigma=sigma, tol=tol, maxiter=maxiter))
+    sol = inside(jnp.asarray(a), 1.3, 0.0, 100)
+    assert_pairs(sol, a, wanted(a, K, sigma=1.3))
+
+
+def test_vmap_over_values_solves_every_matrix():
+    S = sp.csr_array(np.where(abs(hermitian()) > 1, hermitian(), 0))
+    A = jsf.from_scipy(S, "csr")
+    scales = np.array([1.0, 0.5, -2.0])
+    sol = jax.vmap(lambda s: eigsh(A.with_data(s * A.data), 2, sigma=1.0, ncv=30))(scales)
+    assert sol.status.shape == (3,) and np.all(sol.success)
+    for scale, w in zip(scales, sol.eigenvalues, strict=True):
+        np.testing.assert_allclose(w, wanted(scale * S.toarray(), 2, sigma=1.0), rtol=1e-11, atol=1e-11)
+
+
+# ------------------------------------------------------------------------------------------------------ derivatives
+
+
+def symmetric(p):
+    return (p + jnp.conj(p.T)) / 2
+
+
+def sign_free(w, v):
+    """A function of k pairs that no sign or phase of a vector changes."""
+    weights = jnp.arange(1.0, v.shape[0] + 1)
+    return jnp.sum(jnp.sin(w)) + jnp.sum((weights[:, None] * jnp.abs(v) ** 2) ** 2) / v.shape[0] ** 2
+
+
+SMALL = 16
+CASES = {"smallest": {"which": "SA"}, "inside": {"sigma": 0.1}}
+
+
+def by_eigsh(p, case):
+    return sign_free(*eigsh(symmetric(p), 3, ncv=12, **CASES[case]))
+
+
+def by_eigh(p, case):
+    w, v = jnp.linalg.eigh(symmetric(p))
+    key = w if case == "smallest" else jnp.abs(w - 0.1)
+    chosen = jnp.sort(jnp.argsort(key)[:3])
+    return sign_free(w[chosen], v[:, chosen])
+
+
+gradient, dense_gradient = (jax.jit(jax.grad(f), static_argnums=1) for f in (by_eigsh, by_eigh))
+
+
+@pytest.mark.parametrize(("dtype", "case"), [(np.float64, "inside"), (np.complex128, "smallest")])
+def test_the_gradient_of_values_and_vectors_is_that_of_dense_pairs(dtype, case):
+    p = jnp.asarray(hermitian(dtype, SMALL, seed=3))
+    got, want = gradient(p, case), dense_gradient(p, case)
+    np.testing.assert_allclose(got, want, rtol=1e-7, atol=1e-9 * float(jnp.max(jnp.abs(want))))
+
+
+def test_forward_and_reverse_derivatives_hold_against_differences():
+    p, along = (jnp.asarray(hermitian(n=SMALL, seed=seed)) for seed in (3, 4))
+    f = lambda t: by_eigsh(p + t * along, "smallest")  # noqa: E731
+    both = jax.jit(lambda t: (f(t), jax.jvp(f, (t,), (1.0,))[1], jax.grad(f)(t)))
+    h = 1e-5
+    difference = (both(h)[0] - both(-h)[0]) / (2 * h)
+    for derivative in both(0.0)[1:]:
+        assert derivative == pytest.approx(float(difference), rel=1e-6)
+
+
+def test_second_derivatives_of_eigenvalues_are_those_of_perturbation_theory():
+    """d²λᵢ = 2 Σⱼ |vⱼᵀ·dA·vᵢ|² / (λᵢ − λⱼ)."""
+    p, along = (jnp.asarray(hermitian(n=SMALL, seed=seed)) for seed in (3, 4))
+    f = lambda t: eigsh(p + t * along, 3, which="SA", ncv=12).eigenvalues  # noqa: E731
+    w, v = np.linalg.eigh(p)
+    gaps = w[:3, None] - w
+    want = 2 * np.sum((v.T @ along @ v)[:3] ** 2 / np.where(gaps == 0, np.inf, gaps), axis=1)
+    for got in jax.jit(lambda t: (jax.jacfwd(jax.jacfwd(f))(t), jax.jacrev(jax.jacrev(f))(t)))(0.0):
+        np.testing.assert_allclose(got, want, rtol=1e-8)
+
+
+def test_the_gradient_by_a_formats_values_is_the_product_of_the_vectors_entries():
+    H = jsf.gallery.holstein_hubbard(4, 2, 2)
+    A = jsf.from_scipy(H, "pjds", block_size=8)
+    by_data = jax.jit(jax.grad(lambda data, A: eigsh(A.with_data(data), 1, which="SA").eigenvalues[0]))(A.data, A)
+    v = np.linalg.eigh(H.toarray())[1][:, 0]
+    row, col = H.nonzero()
+    np.testing.assert_allclose(by_data, v[row] * v[col], rtol=1e-8, atol=1e-10)
+
+
+def test_what_a_function_closes_over_differentiates():
+    a, d = jnp.asarray(hermitian()), jnp.arange(N) / 10.0
+    f = lambda s: eigsh(lambda v: a @ v + s * d * v, 1, which="SA", v0=jnp.ones(N)).eigenvalues[0]  # noqa: E731
+    v = np.linalg.eigh(a + 0.7 * np.diag(d))[1][:, 0]
+    assert jax.grad(f)(0.7) == pytest.approx(float(v @ (d * v)), rel=1e-9)
+
+
+def test_copies_have_a_derivative_in_sum_but_their_vectors_none():
+    A = jsf.from_scipy(LAPLACIAN, "csr")
+    v = np.linalg.eigh(LAPLACIAN.toarray())[1][:, :3]
+    row, col = LAPLACIAN.nonzero()
+    random = sp.csr_array((np.random.default_rng(0).standard_normal(A.nnz), (row, col)))
+    tangent = jsf.from_scipy(sp.csr_array(random + random.T), "csr").data
+
+    @jax.jit
+    def derivatives(data):
+        (w, v), pull = jax.vjp(lambda data: tuple(eigsh(A.with_data(data), 3, which="SA")), data)
+        by_data = pull((jnp.ones_like(w), jnp.zeros_like(v)))[0]
+        return by_data, jax.jvp(lambda data: tuple(eigsh(A.with_data(data), 3, which="SA")), (data,), (tangent,))[1]
+
+    by_data, (dw, dv) = derivatives(A.data)
+    np.testing.assert_allclose(by_data, np.sum(v[row] * v[col], axis=1), rtol=1e-7, atol=1e-9)
+    assert np.all(np.isfinite(dw)) and np.all(np.isfinite(dv[:, 0]))
+    assert np.all(np.isnan(dv[:, 1:]))
+
+
+def test_a_derivative_of_what_is_not_finite_is_nan_and_not_zero():
+    p = jnp.asarray(hermitian(n=SMALL)).at[0, 0].set(jnp.nan)
+    assert np.all(np.isnan(gradient(p, "inside")))
+
+
+# ----------------------------------------------------------------------------------------------------- the door
+
+
+EYE = np.eye(5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "text"),
+    [
+        ((np.ones((3, 4)), 1), {}, ValueError, r"A must be square; got shape \(3, 4\)"),
+        ((np.ones(4), 1), {}, ValueError, "must be square"),
+        ((sp.eye_array(5), 1), {}, TypeError, "from_scipy"),
+        (("matrix", 1), {}, TypeError, "got str"),
+        ((lambda v: v, 1), {}, ValueError, "pass v0"),
+        ((lambda v: v[:2], 1), {"v0": np.ones(5)}, ValueError, r"A·v must be a vector of shape \(5,\)"),
+        ((np.triu(np.ones((5, 5))), 1), {}, ValueError, "differ by 1"),
+        ((1j * np.ones((5, 5)), 1), {}, ValueError, "Hermitian if complex"),
+        ((EYE, 0), {}, ValueError, "k must be at least 1; got 0"),
+        ((EYE, 2.5), {}, TypeError, "k must be a whole number"),
+        ((EYE, 5), {}, ValueError, r"k must be below n = 5; got 5. For all eigenpairs take jnp.linalg.eigh"),
+        ((EYE, 2), {"ncv": 2}, ValueError, "ncv must be above k = 2 and at most n = 5; got 2"),
+        ((EYE, 2), {"ncv": 6}, ValueError, "got 6"),
+        ((EYE, 2), {"which": "BE"}, ValueError, "which must be one of LM, SM, LA, SA; got 'BE'"),
+        ((EYE, 2), {"which": "SA", "sigma": 1.0}, ValueError, "got which='SA'"),
+        ((EYE, 2), {"sigma": np.inf}, ValueError, "sigma must be finite"),
+        ((EYE, 2), {"sigma": 1j}, TypeError, "sigma must be one real number"),
+        ((EYE, 2), {"tol": -1}, ValueError, "tol must be a number from 0 up"),
+        ((EYE, 2), {"maxiter": 0}, ValueError, "maxiter must be at least 1"),
+        ((EYE, 2), {"v0": np.ones(4)}, ValueError, r"v0 has shape \(4,\)"),
+        ((EYE, 2), {"v0": np.ones((5, 1))}, ValueError, "one vector"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, options, error, text):
+    with pytest.raises(error, match=text):
+        eigsh(*arguments, **options)
+
+
+def test_integers_are_solved_as_floats():
+    np.testing.assert_allclose(eigsh(np.diag([3, 1, 2]), 2, which="LA").eigenvalues, [2, 3])
