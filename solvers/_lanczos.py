@@ -198,7 +198,7 @@ def _restart(options: Options, limits: Limits, state: State) -> State:
 
     A Krylov space has one vector of each eigenspace. So the wanted pairs are checked once they have converged: a search
     starts from a random vector outside them, and when the best pair there is known to be no better, they are all. One
-    pair needs no check, and neither does a basis of the whole space.
+    pair at an end of the spectrum needs no check, and neither does a basis of the whole space.
     """
     m, k, n = options.ncv, options.k, state.V.shape[1]
     keep = k + (m - k) // 2
@@ -215,7 +215,7 @@ def _restart(options: Options, limits: Limits, state: State) -> State:
 
     found = jnp.all(converged[:k])
     same = state.checking & ~jnp.any(jnp.abs(keys[:k] - state.keys) > allowed[:k])
-    if k == 1 or m == n:
+    if m == n or (k == 1 and options.which != "nearest"):
         checked = jnp.bool(True)
     else:
         checked = same & (residual_norms[k] <= jnp.maximum(allowed[k], SETTLED * (keys[k] - keys[k - 1])))
@@ -279,9 +279,8 @@ def _harmonic(T: Array, sigma: Array, A_norm: Array) -> Ritz:
     size = jnp.where(A_norm == 0, 1, A_norm)
     distances = jnp.abs(ritz - sigma)
     spacing = jnp.sort(distances)[m // 2] / (m // 2 + 1)
-    spacing = jnp.maximum(spacing, 100 * jnp.finfo(T.dtype).eps * size)
-    near = jnp.any(~aside & (distances < NEAREST * spacing))
-    away = jnp.where(near, 2 * NEAREST * spacing, 0)
+    least = NEAREST * jnp.maximum(spacing, jnp.finfo(T.dtype).eps * size)
+    away = jnp.where(jnp.any(~aside & (distances < least)), 2 * least, 0)
     d, b = jnp.where(aside, size, ritz - sigma - away), jnp.where(aside, 0, coupling)
     R = jnp.linalg.qr(jnp.concatenate([jnp.diag(d), b[None]]), mode="r")
     M = _matmul(R / d, R.T)
