@@ -14,7 +14,7 @@ import scipy.sparse
 from jax import lax
 from jax.core import Tracer
 
-from jaxsparse_fmt import form
+from jaxsparse_fmt import form, vectors
 from jaxsparse_fmt._types import (
     Csr,
     CsrArrays,
@@ -136,6 +136,18 @@ class SparseMatrix(abc.ABC):
         """
         x = _vector(x, self, 1, f"A @ x with A of shape {self.shape} takes x")
         return form.product(self.faces, self.values, x, self.structure, self.backend)
+
+    def matvec_dot(self, x: Array, w: Array) -> tuple[Array, vectors.Number]:
+        """A·x, and Re wᴴ·A·x from the same pass where that is a kernel. It has no derivative.
+
+        Args:
+          x, w: [n_cols] and [n_rows], or with p columns each.
+        """
+        fits = vectors.by_kernel(x, w) and jnp.result_type(self.values, x) == x.dtype and self.backend != "xla"
+        if fits and getattr(self.faces, "dots", False):
+            return form.product_dot(self.faces, self.values, x, w, self.structure, self.backend)
+        y = self.matvec(x)
+        return y, vectors.dot(w, y)
 
     def rmatvec(self, y: Any) -> Array:
         """Aᴴ·y, the adjoint as in SciPy; for real matrices the same as A.T @ y.
@@ -279,8 +291,10 @@ class SparseMatrix(abc.ABC):
                 f"format {name!r} cannot be made of traced values: its size is unknown; convert before, or to one of "
                 f"{', '.join(n for n, cls in FORMATS.items() if cls.sized_by_nnz)}"
             )
-        # A matrix that a jitted function closes over is converted while that is traced.
-        with contextlib.nullcontext() if traced else jax.ensure_compile_time_eval():
+        # A matrix that a jitted function closes over is converted while that is traced. Only then: what a conversion
+        # computes from sizes alone would become constants of its program, as large as the matrix.
+        inside_jit = not traced and isinstance(jnp.zeros(()), Tracer)
+        with jax.ensure_compile_time_eval() if inside_jit else contextlib.nullcontext():
             values = self.values
             on_cpu = isinstance(values, np.ndarray) or (
                 not traced and {d.platform for d in values.devices()} == {"cpu"}

@@ -67,13 +67,13 @@ class Delta:
             ]
             return [(b + u, u != PADDING) for b, u in zip(bases, deltas, strict=True)]
         start = _per_slice(d, start, walk.slice, walk.inside)
-        narrow = start >= 0
+        narrow, wide = start >= 0, start < 0  # Mosaic GPU cannot negate a vector of bools
         columns = []
         for b, (e, _, live) in zip(bases, entries, strict=True):
             # Entry e of lane i is place i + e·C of its slice.
             place = walk.lane.astype(start.dtype) + e.astype(start.dtype) * walk.step
             u = d.load(arrays["delta"], start + place, live & narrow, PADDING, once=True).astype(jnp.int32)
-            c = d.load(arrays["col_idx"], place - 1 - start, live & ~narrow, n_cols, once=True)
+            c = d.load(arrays["col_idx"], place - 1 - start, live & wide, n_cols, once=True)
             columns.append((jnp.where(u == PADDING, c, b + u), (u != PADDING) | (c < n_cols)))
         return columns
 

@@ -265,11 +265,14 @@ def test_a_large_stencil_in_the_formats_that_leave_columns_out(name, dialect, rn
 
 
 @every_dialect
-def test_columns_further_apart_than_16_bits(dialect, rng):
-    S = irregular()  # columns anywhere in 100,007
-    A, x = Layout("sell", (("slice_size", 32),)).of(S, backend=dialect), draw(rng, jnp.float64, S.shape[1])
-    assert A.index_start is not None
-    assert_close(product(A, x), S @ np.asarray(x), longest_sum(S, x))
+def test_slices_with_columns_near_and_further_apart_than_16_bits(dialect, rng):
+    """Narrow deltas, a few wide slices among them, and wide ones only."""
+    wide = irregular()  # columns anywhere in 100,007
+    near = sp.diags_array([1.0, -0.5, 2.0], offsets=[0, 1, 900], shape=wide.shape)
+    for S, mixed in ((sp.vstack([near, wide[:5000]], format="csr"), True), (wide, False)):
+        A, x = Layout("sell", (("slice_size", 32),)).of(S, backend=dialect), draw(rng, jnp.float64, S.shape[1])
+        assert (A.index_start is not None) == mixed
+        assert_close(product(A, x), S @ np.asarray(x), longest_sum(S, x))
 
 
 @every_dialect
