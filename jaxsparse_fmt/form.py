@@ -28,6 +28,7 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from jaxsparse_fmt import vectors
 from jaxsparse_fmt.kernels import dialect
 
 Array = jax.Array
@@ -63,6 +64,29 @@ def product(faces: Faces, values: Array, x: Array, structure: tuple[Array, ...],
 def transposed(faces: Faces, values: Array, y: Array, structure: tuple[Array, ...], backend: str) -> Array:
     """Aᵀ·y for values [n_stored] and y [n_rows] or [n_rows, p]."""
     return _apply("transposed", faces, values, y, structure, backend)
+
+
+def product_dot(
+    faces: Faces, values: Array, x: Array, w: Array, structure: tuple[Array, ...], backend: str
+) -> tuple[Array, vectors.Parts]:
+    """A·x and wᵀ·A·x, which leaves the kernel of the product in parts. It has no derivative.
+
+    Args:
+      values, x, w: [n_stored], [n_cols], [n_rows], real and of one dtype.
+    """
+    backend = dialect.active_backend(backend)
+    y, sums = product_dot_p.bind(values, x, w, *structure, faces=faces, backend=backend)
+    return y, vectors.Parts(sums)
+
+
+def _product_dot(values, x, w, *structure, faces, backend):
+    if backend != "xla":
+        return faces.product_dot(values, x, w, structure, backend)
+    y = faces.product(values[None], x[None, :, None], structure, backend)[0, :, 0]
+    return y, jnp.zeros(faces.sums, y.dtype).at[0].set(jnp.vdot(w, y))
+
+
+product_dot_p = vectors.platform_primitive("sparse_product_dot", _product_dot)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 5), inline=True)

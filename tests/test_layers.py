@@ -16,6 +16,7 @@ LAYERS = (
     "_types",
     "traffic",
     "kernels",
+    "vectors",
     "form basis",
     "transposed",
     "matrix",
@@ -46,11 +47,13 @@ ALLOWED = {
     "cli": THIRD_PARTY | {"rich", "solvers"},
     "demo": THIRD_PARTY | {"rich", "solvers"},
 }
-# A module of the solvers may import numpy, jax, and of the formats the protocol and the basis; and these, what follows.
+# A module of the solvers may import numpy, jax, and of the formats the protocol, the basis and the passes over
+# vectors; and these, what follows.
 SOLVERS_ALLOWED = {
     "solvers.precond.multigrid": {"scipy", "jaxsparse_fmt.SparseMatrix", "jaxsparse_fmt.from_scipy"},
     "solvers.precond._hierarchy": {"scipy", "pyamg"},
     "solvers.precond.incomplete": {"jaxsparse_fmt.from_coo"},
+    "solvers.lineax": {"lineax", "equinox"},
 }
 # Imported where they are used, so that `import jaxsparse_fmt` and `import solvers` do not pay for them.
 LAZY = ("rich", "matplotlib", "pyamg", "jax.experimental", "jax._src")
@@ -129,7 +132,7 @@ def test_solvers_know_only_the_operator_protocol_and_the_basis(path):
     allowed = SOLVERS_ALLOWED.get(dotted(path), set())
     outside = {n for n in imports(path) if top(n) not in sys.stdlib_module_names | {"solvers", "jax", "numpy"}}
     outside = {n for n in outside if n not in allowed and top(n) not in allowed}
-    assert {layer(n) for n in outside if top(n) == "jaxsparse_fmt"} <= {"_types", "basis", "Basis"}
+    assert {layer(n) for n in outside if top(n) == "jaxsparse_fmt"} <= {"_types", "basis", "Basis", "vectors"}
     assert {top(n) for n in outside} <= {"jaxsparse_fmt"}
 
 
@@ -146,7 +149,8 @@ def test_importing_the_package_leaves_heavy_modules_alone():
 
 def test_importing_the_solvers_leaves_heavy_modules_alone():
     loaded = run("import sys, solvers; print(*sys.modules)").split()
-    assert not [name for name in loaded if name.startswith(("matplotlib", "rich", "pyamg", "jax.experimental.pallas"))]
+    heavy = ("matplotlib", "rich", "pyamg", "lineax", "equinox", "jax.experimental.pallas")
+    assert not [name for name in loaded if name.startswith(heavy)]
 
 
 def test_import_adds_at_most_three_tenths_of_a_second_to_jax():

@@ -13,8 +13,9 @@ from jaxsparse_fmt._types import index_dtype
 from jaxsparse_fmt.basis import IDENTITY, Basis
 from jaxsparse_fmt.kernels import columns
 from jaxsparse_fmt.kernels.address import Address, Chunked
-from jaxsparse_fmt.kernels.column_rule import ColumnRule, Diagonal, Explicit
+from jaxsparse_fmt.kernels.column_rule import ColumnRule, Delta, Diagonal, Explicit
 from jaxsparse_fmt.kernels.columns_reference import transposed_reference
+from jaxsparse_fmt.kernels.dialect import LAUNCH
 from jaxsparse_fmt.kernels.rule import Rule
 from jaxsparse_fmt.matrix import SparseMatrix
 
@@ -132,6 +133,20 @@ class RuleFaces:
 
     def product(self, values, x, structure, backend):
         return columns.product(values, x, self.arrays(structure), rule=self.rule, backend=backend)
+
+    @property
+    def dots(self) -> bool:
+        """Whether an inner product is cheaper in the product's kernel than after it: not where rows are long, nor
+        where a thread that works for two lanes has to shuffle them."""
+        short = 0 < self.rule.n_stored < LAUNCH.long_rows * self.rule.shape[0]
+        return short and not isinstance(self.rule.column, Delta)
+
+    @property
+    def sums(self) -> int:
+        return columns.parts(self.rule)
+
+    def product_dot(self, values, x, w, structure, backend):
+        return columns.product_dot(values, x, w, self.arrays(structure), rule=self.rule, backend=backend)
 
     def transposed(self, values, y, structure, backend):
         del backend  # plain jnp everywhere

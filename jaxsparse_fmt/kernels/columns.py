@@ -29,7 +29,7 @@ from jax import lax
 
 from jaxsparse_fmt._types import index_dtype, x64_enabled
 from jaxsparse_fmt.kernels import dialect
-from jaxsparse_fmt.kernels.address import Arrays, Slices
+from jaxsparse_fmt.kernels.address import Arrays, Bisected, Slices, Spread
 from jaxsparse_fmt.kernels.column_rule import Delta, Diagonal, alive, unpack_pattern
 from jaxsparse_fmt.kernels.columns_reference import outer_reference, product_reference
 from jaxsparse_fmt.kernels.entries import accumulator
@@ -57,7 +57,30 @@ def product(
         return product_reference(values, x, arrays, rule=rule)
     dtype = jnp.result_type(*operands)
     kernel = functools.partial(product_kernel, acc=accumulator(dtype))
-    return _launch(kernel, backend, {"values": values, "x": x, **arrays}, ("y", out, dtype), rule).reshape(out)
+    return _launch(kernel, backend, {"values": values, "x": x, **arrays}, ("y", out, dtype), rule)[0].reshape(out)
+
+
+def product_dot(
+    values: Array,  # [n_stored]
+    x: Array,  # [n_cols]
+    w: Array,  # [n_rows]
+    arrays: Arrays,
+    *,
+    rule: Rule,
+    backend: str,
+) -> tuple[Array, Array]:  # [n_rows], [parts]
+    """A·x, and wᵀ·A·x in parts: one for each warp of lanes, or their sum where they are many."""
+    dtype, warps = jnp.result_type(values, x), -(-rule.address.width // dialect.LAUNCH.warp)
+    kernel = functools.partial(product_kernel, acc=accumulator(dtype))
+    inputs = {"values": values[None], "x": x[None, :, None], "w": w, **arrays}
+    y, sums = _launch(kernel, backend, inputs, ("y", (1, rule.shape[0], 1), dtype), rule, sums=warps)
+    return y, sums if parts(rule) == warps else jnp.sum(sums)[None]
+
+
+def parts(rule: Rule) -> int:
+    """The numbers in which `product_dot` leaves the sum."""
+    warps = -(-rule.address.width // dialect.LAUNCH.warp)
+    return warps if warps <= dialect.LAUNCH.most_parts else 1
 
 
 def product_kernel(
@@ -66,6 +89,8 @@ def product_kernel(
     x,  # [b·n_cols·p]
     y,  # [b·n_rows·p], out
     values=None,  # [b·n_stored]
+    w=None,  # [n_rows]
+    sums_of_warps=None,  # [width / 32], out: of wᵀ·y
     perm=None,  # [n_rows]
     pattern=None,  # [n_stored / 8] uint8, or a list
     acc,
@@ -73,7 +98,8 @@ def product_kernel(
     **arrays,
 ):
     tile, column_block, batch = _position(d.program_id(), sizes)
-    batch, columns, n_cols = batch.astype(sizes.address_dtype), _columns(column_block, sizes), sizes.rule.shape[1]
+    d = dialect.Shared(d, sizes.lanes_a_row) if sizes.lanes_a_row > 1 else d
+    batch, columns, n_cols = batch.astype(sizes.address_dtype), _columns(d, column_block, sizes), sizes.rule.shape[1]
     first: Any = None
     totals: Any = None
     for walk in _walks(d, arrays, perm, tile, sizes):
@@ -105,6 +131,11 @@ def product_kernel(
     live = live if first.keep is None else live & first.keep
     for (q, inside), total in zip(columns, totals, strict=True):
         d.store(y, base + q, total, live & inside)
+    if w is not None:
+        lane, warp = tile * jnp.int32(sizes.rows) + d.lanes(), jnp.int32(dialect.LAUNCH.warp)
+        terms = jnp.where(live, d.load(w, base, live, 0) * totals[0], jnp.zeros_like(totals[0]))
+        leads = (lax.rem(lane, warp) == 0) & (lane < sizes.rule.address.width)
+        d.store(sums_of_warps, lax.div(lane, warp), d.sum_threads(terms, dialect.LAUNCH.warp, 1), leads)
 
 
 # --------------------------------------------------------------------------------------------- sampled outer product
@@ -126,7 +157,7 @@ def outer(
     dtype = jnp.result_type(y, x)
     kernel = functools.partial(outer_kernel, acc=accumulator(dtype))
     inputs = {"y": y, "x": x, **{k: a for k, a in arrays.items() if k != "pattern"}}
-    v = _launch(kernel, backend, inputs, ("values", out, dtype), rule, column_blocks=1).reshape(out)
+    v = _launch(kernel, backend, inputs, ("values", out, dtype), rule, column_blocks=1)[0].reshape(out)
     if "pattern" in arrays:
         return jnp.where(unpack_pattern(arrays["pattern"], rule.n_stored), v, 0)
     # Lanes that stop at the end of their row leave the padding behind it unwritten.
@@ -175,7 +206,9 @@ class _Sizes:
 
     rule: Rule
     p: int
+    rows: int
     tiles: int
+    lanes_a_row: int
     block_columns: int
     column_blocks: int
     blocks: int
@@ -213,11 +246,13 @@ def _position(block, sizes: _Sizes):
     return block, lax.rem(rest, jnp.int32(sizes.column_blocks)), lax.div(rest, jnp.int32(sizes.column_blocks))
 
 
-def _columns(column_block, sizes: _Sizes):
-    """The right-hand sides of this block: (index, whether there is such a column)."""
+def _columns(d, column_block, sizes: _Sizes):
+    """The right-hand sides of a lane: (index, whether there is such a column)."""
     first = column_block * sizes.block_columns
+    if sizes.lanes_a_row > 1:
+        first = first + d.column()
     exact = sizes.p % sizes.block_columns == 0
-    return [(first + q, True if exact else first + q < sizes.p) for q in range(sizes.block_columns)]
+    return [(first + q, exact or first + q < sizes.p) for q in range(0, sizes.block_columns, sizes.lanes_a_row)]
 
 
 def _gather_row(d, x, c, live, first_row, columns, sizes: _Sizes):
@@ -226,25 +261,37 @@ def _gather_row(d, x, c, live, first_row, columns, sizes: _Sizes):
     return [d.load(x, base + q, live & inside, 0) for q, inside in columns]
 
 
-def _launch(kernel, backend, inputs, output, rule: Rule, column_blocks=None):
-    """Flattens every array, chooses the blocks and the width of addresses, and runs the kernel."""
+def _launch(kernel, backend, inputs, output, rule: Rule, column_blocks=None, sums=0):
+    """Flattens every array, chooses the blocks and the width of addresses, and runs the kernel.
+
+    Args:
+      sums: how many partial sums it leaves too.
+    """
     name, shape, dtype = output
     flat = {k: a.reshape(-1) for k, a in inputs.items() if a is not None}
     (batch, _, p), unit = inputs["x"].shape, rule.column.unit
     load = load_beside_values(rule, permuted="perm" in inputs and jnp.dtype(dtype).itemsize <= 4)
     block = dialect.block(backend, load, getattr(rule.address, "lanes", 0))
-    tiles, block_columns = -(-rule.address.width // block.rows), min(p, dialect.LAUNCH.max_columns)
+    lanes_a_row, block_columns = _columns_of_block(rule, p) if column_blocks is None else (1, 1)
+    if lanes_a_row > 1:
+        block = dialect.columns_block(load, lanes_a_row)
+    tiles = -(-rule.address.width * lanes_a_row // block.rows)
     column_blocks = column_blocks or -(-p // block_columns)
     sizes = _Sizes(
         rule=rule,
         p=p,
+        rows=block.rows,
         tiles=tiles,
+        lanes_a_row=lanes_a_row,
         block_columns=block_columns,
         column_blocks=column_blocks,
         blocks=tiles * column_blocks * batch,
         unroll=unit * max(block.unroll // unit, 1),
         address_dtype=index_dtype(max(math.prod(shape), *(a.size for a in flat.values()))),
     )
+    outputs = {name: jax.ShapeDtypeStruct((math.prod(shape),), dtype)}
+    if sums:
+        outputs["sums_of_warps"] = jax.ShapeDtypeStruct((sums,), dtype)
     return dialect.launch(
         functools.partial(kernel, sizes=sizes),
         backend,
@@ -252,8 +299,21 @@ def _launch(kernel, backend, inputs, output, rule: Rule, column_blocks=None):
         block=block,
         blocks=sizes.blocks,
         inputs=flat,
-        output=(name, jax.ShapeDtypeStruct((math.prod(shape),), dtype)),
+        outputs=outputs,
     )
+
+
+def _columns_of_block(rule: Rule, p: int) -> tuple[int, int]:
+    """Lanes that share the right-hand sides of a row, and how many right-hand sides they take.
+
+    Each lane has some in registers, for an index and a value read once. Of many it would read x a sector at a time, so
+    neighbouring lanes take some each, and read whole sectors.
+    """
+    if isinstance(rule.address, Spread | Bisected) or getattr(rule.address, "threads", 1) > 1:
+        return 1, min(p, dialect.LAUNCH.columns_of_threads)
+    lanes = -(-p // dialect.LAUNCH.columns_a_lane)
+    lanes = min(1 << (lanes - 1).bit_length(), dialect.LAUNCH.lanes_a_row)
+    return lanes, lanes * min(-(-p // lanes), dialect.LAUNCH.columns_a_lane)
 
 
 def load_beside_values(rule: Rule, permuted: bool) -> str:

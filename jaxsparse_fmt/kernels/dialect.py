@@ -11,6 +11,9 @@ and reaches memory only through its dialect `d`:
     d.store(ref, idx, value, live)     ref[idx] = value where live
     d.sum_threads(value, n, stride)    in every lane the sum over its group: n lanes at distances of `stride`. Both are
                                        powers of two, and the group lies in a warp
+    d.total(ref)                       in every lane the sum of a short array
+    d.store_sums(ref, i, value, m)     ref[m·i : m·(i + 1)], as far as it reaches: numbers that add up to the sum over
+                                       all lanes; m is no less than the warps of a Mosaic block
 
 so the same body lowers through both of Pallas' GPU dialects: Triton (`triton.py`), from Ampere on, deprecated since
 JAX 0.11 but at work; and Mosaic GPU (`mosaic.py`), from Hopper on. Launch parameters, the choice of a backend and the
@@ -29,6 +32,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from jaxsparse_fmt.kernels.mosaic import Mosaic
@@ -48,7 +52,9 @@ class Launch:
     long_rows: int = 32  # mean entries from which rows are long
     warp: int = 32  # threads
     stages: int = 2
-    max_columns: int = 8  # right-hand sides one block accumulates in registers
+    columns_a_lane: int = 4  # right-hand sides that a lane has in registers
+    lanes_a_row: int = 8  # neighbouring lanes that share more of them, before A is read again
+    columns_of_threads: int = 8  # in registers, where the lanes of a row share its entries instead
     stream: bool = True  # Triton: evict what is read once, the matrix, before what is read again, x
     # Lanes that one thread works for, and entries of a lane whose loads are issued before the first use, by what a lane
     # has to do beside its values. Where that is little, one lane a thread keeps too few bytes in flight.
@@ -62,6 +68,9 @@ class Launch:
             "shared": (4, 4),  # neighbouring lanes share a row of CSR
         }
     )
+    sweep_rows: int = 1024  # numbers of each vector that a block of a sweep over vectors takes at a time
+    sweep_blocks: int = 512  # and how many blocks share the vectors; each leaves 4 partial sums
+    most_parts: int = 4096  # partial sums that every block of a later sweep adds up for itself
 
 
 LAUNCH = Launch()
@@ -88,6 +97,31 @@ def block(dialect: str, load: str, slice_size: int) -> Block:
         return Block(LAUNCH.rows, 1, unroll)
     fits = LAUNCH.warp * per_thread <= slice_size <= LAUNCH.rows and slice_size & (slice_size - 1) == 0
     return Block(slice_size if fits else LAUNCH.rows, per_thread, unroll)
+
+
+def columns_block(load: str, lanes_a_row: int) -> Block:
+    """The block for several right-hand sides: at least a warp of rows."""
+    return Block(max(LAUNCH.warp * lanes_a_row, LAUNCH.rows), 1, LAUNCH.loads[load][1])
+
+
+class Shared:
+    """A dialect in which n neighbouring lanes of `d` are one row; `column()` tells them apart."""
+
+    def __init__(self, d: Any, n: int):
+        self._d, self._n, self.rows = d, n, d.rows // n
+        self.full, self.load, self.store, self.sum_threads = d.full, d.load, d.store, d.sum_threads
+
+    def lanes(self) -> jax.Array:
+        return lax.div(self._d.lanes(), self._d.full(self._n, jnp.int32))
+
+    def column(self) -> jax.Array:
+        return lax.rem(self._d.lanes(), self._d.full(self._n, jnp.int32))
+
+
+def sweep_block(dialect: str) -> Block:
+    """The block of a sweep over vectors. Mosaic GPU holds four rounds of a warpgroup, Triton four lanes a thread."""
+    rows = LAUNCH.sweep_rows
+    return Block(LAUNCH.rows, 1, rows // LAUNCH.rows) if dialect == "mosaic" else Block(rows, 4, 1)
 
 
 # ------------------------------------------------------------------------------------------------------------- backends
@@ -216,9 +250,9 @@ def launch(
     block: Block,
     blocks: int,
     inputs: Mapping[str, jax.Array | None],
-    output: tuple[str, jax.ShapeDtypeStruct],
-) -> jax.Array:
-    """Runs `kernel(d, **refs)` in each of `blocks`, with `inputs` that are not None and one output, all flat.
+    outputs: Mapping[str, jax.ShapeDtypeStruct],
+) -> tuple[jax.Array, ...]:
+    """Runs `kernel(d, **refs)` in each of `blocks`, with `inputs` that are not None and `outputs`, all flat.
 
     Args:
       dialect: "triton", "mosaic" or "interpret".
@@ -226,8 +260,8 @@ def launch(
       blocks: how many; one axis, since CUDA allows only 65,535 along the others.
     """
     given = {k: v for k, v in inputs.items() if v is not None}
-    names = (*given, output[0])
-    out = _varying_like(output[1], next(iter(given.values())))
+    names = (*given, *outputs)
+    out = tuple(_varying_like(o, next(iter(given.values()))) for o in outputs.values())
     run = _launch_mosaic if dialect == "mosaic" else functools.partial(_launch_triton, dialect == "interpret")
 
     def body(d: Any, *refs: Any) -> None:

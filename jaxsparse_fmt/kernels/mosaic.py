@@ -6,12 +6,15 @@ written here a register at a time: the layout, WG_STRIDED with vec_size 1, gives
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+
+WARP = 32
 
 
 class Mosaic:
@@ -64,6 +67,24 @@ class Mosaic:
 
             value, distance = value + partner(value), 2 * distance
         return value
+
+    def total(self, ref: Any) -> jax.Array:
+        """Every warp for itself: no sum crosses warps here. Eight loads are in flight together."""
+        n, unroll = ref.shape[0], 8
+        lane = lax.rem(self.lanes(), jnp.int32(WARP))
+
+        def trip(t, sums):
+            at = [(t * jnp.int32(unroll) + jnp.int32(u)) * jnp.int32(WARP) + lane for u in range(unroll)]
+            return functools.reduce(jnp.add, [self.load(ref, a, a < n) for a in at], sums)
+
+        sums = lax.fori_loop(jnp.int32(0), jnp.int32(-(-n // (WARP * unroll))), trip, self.full(0, ref.dtype))
+        return self.sum_threads(sums, WARP, 1)
+
+    def store_sums(self, ref: Any, i: jax.Array, value: jax.Array, m: int) -> None:
+        """One of each warp."""
+        warp, lane = lax.div(self.lanes(), jnp.int32(WARP)), lax.rem(self.lanes(), jnp.int32(WARP))
+        at = jnp.int32(m) * i + warp
+        self.store(ref, at, self.sum_threads(value, WARP, 1), (lane == 0) & (at < ref.shape[0]))
 
     def _gather(self, ref: Any, idx: jax.Array) -> jax.Array:
         plgpu = self._plgpu

@@ -42,6 +42,18 @@ class Triton:
         sums = jnp.sum(groups, axis=1)[:, None, :]
         return jnp.broadcast_to(sums, groups.shape).reshape(self.rows)
 
+    def total(self, ref: Any) -> jax.Array:
+        n = ref.shape[0]
+        if n == 1:
+            return self.full(self.load(ref, jnp.int32(0)), ref.dtype)
+        at = jnp.arange(1 << (n - 1).bit_length(), dtype=jnp.int32)
+        return self.full(jnp.sum(self.load(ref, at, at < n)), ref.dtype)
+
+    def store_sums(self, ref: Any, i: jax.Array, value: jax.Array, m: int) -> None:
+        place = jnp.arange(m, dtype=jnp.int32)
+        sums = jnp.where(place == 0, jnp.sum(value), jnp.zeros((), value.dtype))
+        self.store(ref, m * i + place, sums, m * i + place < ref.shape[0])
+
 
 class Interpreted(Triton):
     """Triton's dialect under Pallas' interpreter, whose masked store writes dead lanes back where they point."""

@@ -25,8 +25,8 @@ def launch(kernel, blocks=1, size=128):
         block=dialect.Block(rows=128, lanes_per_thread=1, unroll=1),
         blocks=blocks,
         inputs={"a": jnp.full(3, 5.0)},
-        output=("out", jax.ShapeDtypeStruct((size,), jnp.float32)),
-    )
+        outputs={"out": jax.ShapeDtypeStruct((size,), jnp.float32)},
+    )[0]
 
 
 def test_interpreted_outputs_start_as_nan():
@@ -111,8 +111,8 @@ def test_sums_over_threads_lower_for_cuda(name, dtype):
             block=dialect.Block(rows=128, lanes_per_thread=1, unroll=1),
             blocks=1,
             inputs={"a": a},
-            output=("out", jax.ShapeDtypeStruct((128,), dtype)),
-        )
+            outputs={"out": jax.ShapeDtypeStruct((128,), dtype)},
+        )[0]
 
     assert SIGNATURES[name] in lowered(run, jnp.zeros(3))
 
