@@ -1,0 +1,310 @@
+"""A bridge to lineax: our matrices as its operators, our methods as its solvers.
+
+import lineax
+from solvers import gmres
+from solvers.lineax import Krylov, SparseOperator
+solution = lineax.linear_solve(SparseOperator(A), b, Krylov(gmres, rtol=1e-8))
+solution.value, solution.result, solution.stats["num_steps"]
+
+Each half works alone: lineax's own CG, GMRES, BiCGStab and Normal take a SparseOperator, and Krylov takes any square
+operator of lineax, over any pytree of vectors. lineax differentiates, by one more solve with the same solver.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from jaxsparse_fmt._types import readable_bytes, requested_dtype
+from solvers.cg import cg
+from solvers.chebyshev import chebyshev
+from solvers.fcg import fcg
+from solvers.minres import minres
+from solvers.refine import METHODS, refine
+from solvers.solution import Solution, Status
+
+try:
+    import equinox as eqx
+    import lineax as lx
+except ModuleNotFoundError:
+    raise ImportError("solvers.lineax is for use with lineax, which is not installed; pip install lineax") from None
+
+Array = jax.Array
+Operator: TypeAlias = lx.AbstractLinearOperator
+Options: TypeAlias = dict[str, Any]
+
+MAX_DENSE_BYTES = 2 * 2**30  # of as_matrix, which lineax's direct solvers call
+SELF_ADJOINT = (cg, fcg, minres, chebyshev)
+# lineax's messages are fixed. Its "breakdown" advises another solver, which is what the last four need.
+RESULTS = {
+    Status.CONVERGED: lx.RESULTS.successful,
+    Status.MAXITER: lx.RESULTS.max_steps_reached,
+    Status.STAGNATION: lx.RESULTS.stagnation,
+    Status.PRECISION: lx.RESULTS.stagnation,
+    Status.NON_FINITE: lx.RESULTS.nonfinite_input,
+    Status.BREAKDOWN: lx.RESULTS.breakdown,
+    Status.NOT_POSITIVE_DEFINITE: lx.RESULTS.breakdown,
+    Status.NOT_SYMMETRIC: lx.RESULTS.breakdown,
+    Status.DIVERGED: lx.RESULTS.breakdown,
+}
+# What lineax passes on, or refine makes by itself; and a callback has to run in order, which lineax cannot promise.
+NOT_SETTINGS = ("A", "b", "x0", "M", "inner", "callback")
+
+
+class SparseOperator(Operator):
+    """A matrix of any format, its transpose, or a preconditioner, as an operator of lineax.
+
+    Differentiable in the matrix's values, and mapped over by vmap, as the matrix is.
+
+    Attributes:
+      matrix: [m, n].
+      dtype: of the vectors.
+      tags: what lineax may take for granted.
+    """
+
+    matrix: Any
+    dtype: np.dtype = eqx.field(static=True)
+    tags: frozenset[object] = eqx.field(static=True)
+
+    def __init__(self, A: Any, tags: Any = (), *, dtype: Any = None):
+        """Makes the operator.
+
+        Args:
+          A: [m, n], a pytree with a shape, a dtype, `T` and `@`.
+          tags: one or several of lineax's, such as `lineax.positive_semidefinite_tag`. They are believed: with a wrong
+            one, answers and derivatives may be wrong.
+          dtype: of the vectors, where they are wider than A's values; None: that of A.
+
+        Raises:
+          TypeError: not such a matrix. ValueError: vectors that cannot hold A's values.
+        """
+        if type(A).__module__.partition(".")[0] == "scipy":
+            raise TypeError("A is SciPy's; convert it once with jaxsparse_fmt.from_scipy")
+        if not all(hasattr(A, name) for name in ("shape", "dtype", "T", "__matmul__")) or len(A.shape) != 2:
+            raise TypeError(f"A must be a matrix with a shape (m, n), a dtype, T and @; got {type(A).__name__}")
+        self.matrix = jax.tree.map(jnp.asarray, A)
+        self.dtype = requested_dtype(A.dtype if dtype is None else dtype)
+        self.tags = frozenset(tags if isinstance(tags, (tuple, list, set, frozenset)) else [tags])
+        if jnp.promote_types(A.dtype, self.dtype) != self.dtype:
+            raise ValueError(f"vectors of {self.dtype} cannot hold products with A of {A.dtype}; use A.astype first")
+
+    def mv(self, vector: Array) -> Array:
+        return self.matrix @ vector
+
+    def as_matrix(self) -> Array:
+        """The matrix as a dense array, which lineax's direct solvers ask for.
+
+        Raises:
+          ValueError: it would take more than 2 GiB.
+        """
+        A, (rows, cols) = self.matrix, self.matrix.shape
+        if (needed := rows * cols * self.dtype.itemsize) > MAX_DENSE_BYTES:
+            raise ValueError(
+                f"a dense {rows} × {cols} matrix takes {readable_bytes(needed)}; choose an iterative solver instead of "
+                "a direct one: lineax.linear_solve(..., solver=solvers.lineax.Krylov(...)), or lineax.CG"
+            )
+        dense = A.todense() if hasattr(A, "todense") else A @ jnp.eye(cols, dtype=self.dtype)
+        return dense.astype(self.dtype)
+
+    def transpose(self) -> SparseOperator:
+        """The transpose; itself where it is tagged symmetric, as with lineax's own operators."""
+        if lx.is_symmetric(self):
+            return self
+        return SparseOperator(self.matrix.T, lx.transpose_tags(self.tags), dtype=self.dtype)
+
+    def in_structure(self) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(self.matrix.shape[1:], self.dtype)
+
+    def out_structure(self) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(self.matrix.shape[:1], self.dtype)
+
+
+class Krylov(lx.AbstractLinearSolver):
+    """A method of this package as a solver of lineax, for square operators.
+
+    It stops when ‖b − A·x‖₂ ≤ max(rtol·‖b‖₂, atol), by the true residual, over all leaves of b together. `linear_solve`
+    takes as `options`, like lineax's CG,
+
+    - "preconditioner": an approximation of the inverse, as an operator of lineax or as anything with `@` and `T`, such
+      as `precond.jacobi(A)`; positive definite where the method asks for that.
+    - "y0": where to start.
+
+    An operator tagged negative semidefinite is solved as −A·x = −b with a positive definite preconditioner, as lineax's
+    CG does. No tag is asked for: a matrix that does not suit the method is found out and said.
+
+    The solution's `stats` hold "num_steps", "max_steps", "residual_norm" (true), the `Status` as a number in "status",
+    which says more than lineax's result, and "history" if asked for.
+
+    Attributes:
+      method: the function.
+      settings: its keywords.
+    """
+
+    method: Callable[..., Solution] = eqx.field(static=True)
+    settings: Options
+
+    def __init__(self, method: Callable[..., Solution] = cg, /, *, max_steps: int | None = None, **settings: Any):
+        """Chooses a method.
+
+        Args:
+          method: `cg`, `fcg`, `minres`, `gmres`, `bicgstab`, `chebyshev`, `refine`, or a function like them.
+          max_steps: most iterations, the method's `maxiter`; None: 10·n.
+          settings: keywords of the method, such as `rtol`, `atol`, and `restart` of `gmres`; but `callback`.
+
+        Raises:
+          TypeError: a keyword that the method does not have, or that lineax takes elsewhere.
+        """
+        if callable(settings.get("method")):  # refine has a keyword of that name, a string
+            method = settings.pop("method")
+        settings = settings if max_steps is None else settings | {"maxiter": max_steps}
+        known = [name for name in inspect.signature(method).parameters if name not in NOT_SETTINGS]
+        if unknown := [name for name in settings if name not in known]:
+            raise TypeError(
+                f"{getattr(method, '__name__', method)} has no setting {unknown[0]!r} here; it has {', '.join(known)}. "
+                "M and x0 go to lineax.linear_solve, as options={'preconditioner': M, 'y0': x0}"
+            )
+        self.method, self.settings = method, settings
+
+    def init(self, operator: Operator, options: Options) -> Operator:
+        del options
+        if not _alike(operator.in_structure(), operator.out_structure()):
+            raise ValueError(
+                f"Krylov needs b and x of one structure; the operator maps {operator.in_structure()} to "
+                f"{operator.out_structure()}. For least squares take lineax.Normal(Krylov())"
+            )
+        return lx.linearise(operator)
+
+    def compute(self, state: Operator, vector: Any, options: Options) -> tuple[Any, lx.RESULTS, dict[str, Any]]:
+        b, unravel = ravel_pytree(vector)
+        M: Any = options.get("preconditioner")
+        y0 = options.get("y0")
+        if isinstance(M, lx.AbstractLinearOperator):
+            if not _alike(M.in_structure(), vector) or not _alike(M.out_structure(), vector):
+                raise ValueError(f"the preconditioner must map what is like b to such, {vector}; got {M}")
+            M = _flat(lx.linearise(M), unravel, b.dtype)
+        elif M is not None and not hasattr(M, "__matmul__"):
+            raise TypeError(f"the preconditioner must be an operator of lineax or have @; got {type(M).__name__}")
+        if y0 is not None and not _alike(y0 := jax.tree.map(jnp.asarray, y0), vector):
+            raise ValueError(f"y0 must be like b, {vector}; got {y0}")
+        A, x0 = _flat(state, unravel, b.dtype), None if y0 is None else ravel_pytree(y0)[0]
+        if lx.is_negative_semidefinite(state):
+            A, b = _negative(A), -b
+        sol = self.method(A, b, x0, M=M, **self.settings)
+        result = lx.RESULTS.successful
+        for status, meaning in RESULTS.items():
+            result = lx.RESULTS.where(sol.code == status, meaning, result)
+        stats = {"num_steps": sol.n_iterations, "residual_norm": sol.residual_norm, "status": sol.code}
+        stats |= {"max_steps": self.settings.get("maxiter")}  # as lineax's own solvers do
+        return unravel(sol.x), result, stats if sol.norms is None else stats | {"history": sol.norms}
+
+    def transpose(self, state: Operator, options: Options) -> tuple[Operator, Options]:
+        """Where the method takes A for Hermitian, its conjugate: the fast product instead of the transposed one."""
+        hermitian = METHODS[self.settings.get("method", "cg")].self_adjoint if self.method is refine else None
+        if hermitian or self.method in SELF_ADJOINT:
+            return self.conj(state, options)
+        return state.transpose(), _of_preconditioner(lambda M: M.T, options)
+
+    def conj(self, state: Operator, options: Options) -> tuple[Operator, Options]:
+        return lx.conj(state), _of_preconditioner(_conj, options)
+
+    def assume_full_rank(self) -> bool:
+        return True
+
+    def allow_dependent_columns(self, operator: Operator) -> bool:  # lineax before 0.1 asks so
+        return False
+
+    allow_dependent_rows = allow_dependent_columns
+
+
+def _flat(operator: Operator, unravel: Callable[[Array], Any], dtype: Any) -> Any:
+    """The operator on raveled vectors: its matrix, where it has one, so that methods enter its basis; or a function."""
+    while isinstance(operator, lx.TaggedLinearOperator):
+        operator = operator.operator
+    if isinstance(operator, SparseOperator):
+        return operator.matrix
+    return lambda v: ravel_pytree(operator.mv(unravel(v.astype(dtype))))[0]  # refine has narrower vectors for M
+
+
+def _negative(A: Any) -> Any:
+    """−A; a matrix of a format stays one, at the cost of a copy of its values."""
+    return -A if hasattr(A, "__neg__") else lambda v: -(A @ v if hasattr(A, "__matmul__") else A(v))
+
+
+def _of_preconditioner(f: Callable[[Any], Any], options: Options) -> Options:
+    """The options of the system with f(A) for A; y0 belongs to that with A."""
+    M = options.get("preconditioner")
+    return {} if M is None else {"preconditioner": f(M)}
+
+
+def _conj(A: Any) -> Any:
+    """Of an operator of lineax or a matrix."""
+    if isinstance(A, lx.AbstractLinearOperator):
+        return lx.conj(A)
+    return jax.tree.map(lambda a: jnp.conj(a) if jnp.iscomplexobj(a) else a, A)
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Whether two pytrees have the same shapes and dtypes."""
+    of_a, of_b = ([(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)] for tree in (a, b))
+    return jax.tree.structure(a) == jax.tree.structure(b) and of_a == of_b
+
+
+# ------------------------------------------------------------------------------------ what lineax asks of an operator
+
+
+@lx.linearise.register(SparseOperator)
+@lx.materialise.register(SparseOperator)
+def _(operator: SparseOperator) -> SparseOperator:
+    return operator
+
+
+@lx.conj.register(SparseOperator)
+def _(operator: SparseOperator) -> SparseOperator:
+    return SparseOperator(_conj(operator.matrix), operator.tags, dtype=operator.dtype)
+
+
+@lx.diagonal.register(SparseOperator)
+def _(operator: SparseOperator) -> Array:
+    A = operator.matrix
+    return (A.diagonal() if hasattr(A, "diagonal") else jnp.diagonal(operator.as_matrix())).astype(operator.dtype)
+
+
+@lx.tridiagonal.register(SparseOperator)
+def _(operator: SparseOperator) -> tuple[Array, Array, Array]:
+    A, n = operator.matrix, operator.in_size() - 1
+    stored, side = (A, 1) if hasattr(A, "coordinates") else (A.T, -1)
+
+    def beside(offset: int) -> Array:
+        if not hasattr(stored, "coordinates"):
+            return jnp.diagonal(operator.as_matrix(), offset)
+        row, col, _ = stored.coordinates()
+        at = jnp.where(col - row == side * offset, jnp.minimum(row, col), n)  # padding has column n + 1, and drops out
+        return jnp.zeros(n, operator.dtype).at[at].add(stored.values.astype(operator.dtype), mode="drop")
+
+    return lx.diagonal(operator), beside(-1), beside(1)
+
+
+@lx.is_symmetric.register(SparseOperator)
+def _(operator: SparseOperator) -> bool:
+    is_complex = jnp.issubdtype(operator.dtype, jnp.complexfloating)  # and semidefinite is Hermitian then
+    semidefinite = () if is_complex else (lx.positive_semidefinite_tag, lx.negative_semidefinite_tag)
+    return not operator.tags.isdisjoint((lx.symmetric_tag, lx.diagonal_tag, *semidefinite))
+
+
+def _is_tagged(*tags: object) -> Callable[[SparseOperator], bool]:
+    return lambda operator: not operator.tags.isdisjoint(tags)
+
+
+lx.is_diagonal.register(SparseOperator, _is_tagged(lx.diagonal_tag))
+lx.is_tridiagonal.register(SparseOperator, _is_tagged(lx.tridiagonal_tag, lx.diagonal_tag))
+lx.has_unit_diagonal.register(SparseOperator, _is_tagged(lx.unit_diagonal_tag))
+lx.is_lower_triangular.register(SparseOperator, _is_tagged(lx.lower_triangular_tag))
+lx.is_upper_triangular.register(SparseOperator, _is_tagged(lx.upper_triangular_tag))
+lx.is_positive_semidefinite.register(SparseOperator, _is_tagged(lx.positive_semidefinite_tag))
+lx.is_negative_semidefinite.register(SparseOperator, _is_tagged(lx.negative_semidefinite_tag))

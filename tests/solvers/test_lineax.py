@@ -1,0 +1,366 @@
+"""The bridge to lineax: either half with the other's, derivatives, what failures are called, and the door."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import jaxsparse_fmt as jsf
+from solvers import Solution, Status, bicgstab, cg, chebyshev, fcg, gmres, minres, precond, refine
+from tests.solvers.methods import N, matrix, right_hand_side
+
+lx = pytest.importorskip("lineax")
+bridge = importlib.import_module("solvers.lineax")
+Krylov, SparseOperator = bridge.Krylov, bridge.SparseOperator
+
+POSITIVE, NEGATIVE = lx.positive_semidefinite_tag, lx.negative_semidefinite_tag
+DEFINITE, GENERAL = matrix("definite"), matrix("general")
+B = right_hand_side()
+EXACT = np.linalg.solve(DEFINITE.toarray(), B)
+OURS, THEIRS = Krylov(cg, rtol=1e-12), lx.CG(rtol=1e-12, atol=1e-12)
+
+
+def stored(S, format: str = "csr"):
+    return jsf.from_scipy(S, format)
+
+
+def assert_near(got, want, rtol: float = 1e-8):
+    np.testing.assert_allclose(got, want, rtol=rtol, atol=rtol * np.abs(want).max())
+
+
+# ---------------------------------------------------------------------------------------------------------- answers
+
+
+@pytest.mark.parametrize("method", [cg, fcg, minres, gmres, bicgstab, refine], ids=lambda f: f.__name__)
+def test_every_method_solves_our_operator_and_its_statistics_are_true(method):
+    solution = lx.linear_solve(SparseOperator(stored(DEFINITE, "pjds")), B, Krylov(method, rtol=1e-10, max_steps=200))
+    assert_near(solution.value, EXACT, 1e-7)
+    stats, residual = solution.stats, np.linalg.norm(B - DEFINITE @ np.asarray(solution.value))
+    assert solution.result == lx.RESULTS.successful and stats["status"] == Status.CONVERGED
+    assert residual <= 1.01e-10 * np.linalg.norm(B) and stats["residual_norm"] == pytest.approx(residual, rel=1e-3)
+    assert 10 < stats["num_steps"] < 100 and stats["max_steps"] == 200
+
+
+@pytest.mark.parametrize(
+    "solver",
+    [
+        THEIRS,
+        lx.BiCGStab(rtol=1e-10, atol=1e-10),
+        lx.GMRES(rtol=1e-10, atol=1e-10),
+        lx.AutoLinearSolver(well_posed=True),
+    ],
+    ids=lambda solver: type(solver).__name__,
+)
+def test_their_solvers_take_our_operator_and_our_preconditioner(solver):
+    A = stored(DEFINITE)
+    options = {"preconditioner": SparseOperator(precond.jacobi(A), POSITIVE)}
+    assert_near(lx.linear_solve(SparseOperator(A, POSITIVE), B, solver, options=options).value, EXACT)
+
+
+def test_our_solver_takes_their_operators():
+    operator = lx.MatrixLinearOperator(jnp.asarray(GENERAL.toarray())) + 0.5 * SparseOperator(stored(GENERAL))
+    value = lx.linear_solve(operator, B, Krylov(bicgstab, rtol=1e-11)).value
+    assert_near(value, np.linalg.solve(1.5 * GENERAL.toarray(), B))
+
+
+def test_vectors_and_the_preconditioner_may_be_of_pytrees():
+    d = 10.0 ** np.linspace(-2, 2, N)  # without a preconditioner SciPy's cg takes thousands of steps
+    S = sp.csr_array(sp.diags_array(d) @ DEFINITE @ sp.diags_array(d))
+    A, in_tree = stored(S), lambda v: {"field": jnp.reshape(v[:20], (4, 5)), "rest": jnp.asarray(v[20:])}
+    b = in_tree(B)
+    product = lambda v: in_tree(A @ jnp.concatenate([v["field"].ravel(), v["rest"]]))  # noqa: E731
+    operator = lx.FunctionLinearOperator(product, jax.eval_shape(lambda: b))
+    options = {"preconditioner": lx.DiagonalLinearOperator(in_tree(1 / S.diagonal())), "y0": in_tree(0 * B)}
+    value = lx.linear_solve(operator, b, Krylov(cg, rtol=1e-12, max_steps=100), options=options).value
+    want = in_tree(np.linalg.solve(S.toarray(), B))
+    for leaf in "field", "rest":
+        np.testing.assert_allclose(value[leaf], want[leaf], rtol=1e-6)
+
+
+def test_least_squares_by_the_normal_equations():
+    S = sp.csr_array(sp.eye_array(80, N) + sp.random_array((80, N), density=0.05, rng=np.random.default_rng(3)))
+    b = np.random.default_rng(4).standard_normal(80)
+    value = lx.linear_solve(SparseOperator(stored(S)), b, lx.Normal(OURS)).value
+    assert_near(value, np.linalg.lstsq(S.toarray(), b)[0])
+
+
+def test_narrow_values_solve_under_wide_vectors():
+    A = stored(DEFINITE).astype("float32")
+    value = lx.linear_solve(SparseOperator(A, dtype="float64"), B, OURS).value
+    assert value.dtype == np.float64
+    assert_near(value, np.linalg.solve(np.asarray(A.todense(), np.float64), B))
+
+
+@pytest.mark.parametrize("solver", [OURS, THEIRS], ids=["ours", "theirs"])
+def test_a_negative_definite_operator_is_solved_with_a_positive_preconditioner(solver):
+    A = stored(DEFINITE)
+    operator = lx.TaggedLinearOperator(SparseOperator(-A), NEGATIVE)
+    options = {"preconditioner": SparseOperator(precond.jacobi(A), POSITIVE), "y0": jnp.asarray(B)}
+    assert_near(lx.linear_solve(operator, B, solver, options=options).value, -EXACT)
+
+
+# ---------------------------------------------------------------------------------------------------------- options
+
+
+def test_a_matrix_and_a_preconditioner_reach_the_method_unwrapped():
+    """So that it enters their basis, and sees a pytree and not a function."""
+    A, seen = stored(DEFINITE, "pjds"), {}
+
+    def method(A, b, x0=None, *, M=None):
+        seen.update(A=A, M=M)
+        return Solution(b, jnp.int32(0), jnp.int32(0), jnp.float64(0), None)
+
+    M = precond.jacobi(A)
+    for preconditioner in M, SparseOperator(M), lx.TaggedLinearOperator(SparseOperator(M), POSITIVE):
+        lx.linear_solve(SparseOperator(A), B, Krylov(method), options={"preconditioner": preconditioner})
+        assert isinstance(seen["A"], jsf.PJDS) and isinstance(seen["M"], type(M))
+
+
+def test_a_narrow_inner_method_takes_their_wide_preconditioner():
+    diagonal, structure = stored(DEFINITE).diagonal(), jax.ShapeDtypeStruct((N,), np.float64)
+    inverse = lx.FunctionLinearOperator(lambda r: r / diagonal, structure)
+    solver, options = Krylov(refine, rtol=1e-12), {"preconditioner": inverse}
+    assert_near(lx.linear_solve(SparseOperator(stored(DEFINITE)), B, solver, options=options).value, EXACT, 1e-9)
+
+
+def test_a_start_at_the_solution_takes_no_step():
+    solver, options = Krylov(cg, rtol=1e-8, history=20), {"y0": EXACT}
+    stats = lx.linear_solve(SparseOperator(stored(DEFINITE)), B, solver, options=options).stats
+    assert stats["num_steps"] == 0
+    assert stats["history"].shape == (21,) and np.isfinite(stats["history"][0]) and np.isnan(stats["history"][1])
+
+
+# ---------------------------------------------------------------------------------------------------------- failures
+
+
+def test_every_status_has_a_result():
+    assert set(bridge.RESULTS) == set(Status)
+    assert [s for s, result in bridge.RESULTS.items() if result == lx.RESULTS.successful] == [Status.CONVERGED]
+
+
+def unsymmetric(A):
+    row, col = DEFINITE.nonzero()
+    return A.with_data(A.data + np.where(row < col, 3.0, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "result"),
+    [
+        (lambda A: -A, Status.NOT_POSITIVE_DEFINITE, "breakdown"),
+        (unsymmetric, Status.NOT_SYMMETRIC, "breakdown"),
+        (lambda A: 0 * A, Status.BREAKDOWN, "breakdown"),
+        (lambda A: A * jnp.nan, Status.NON_FINITE, "nonfinite_input"),
+    ],
+    ids=["negative", "unsymmetric", "zero", "nan"],
+)
+def test_what_cannot_be_solved_has_a_result_and_our_status(change, status, result):
+    solution = lx.linear_solve(SparseOperator(change(stored(DEFINITE))), B, OURS, throw=False)
+    assert solution.result == getattr(lx.RESULTS, result) and solution.stats["status"] == status
+    assert np.all(np.isfinite(solution.value))
+
+
+def test_too_few_steps_raise_and_say_so():
+    with pytest.raises(Exception, match="maximum number of solver steps"):
+        lx.linear_solve(SparseOperator(stored(DEFINITE)), B, Krylov(cg, max_steps=3)).value.block_until_ready()
+
+
+# -------------------------------------------------------------------------------------------------------- derivatives
+
+
+def loss(x):
+    return jnp.sum(jnp.sin(x.real) + x.imag**2)
+
+
+def adjoint_gradients(S, b):
+    """Of loss(A⁻¹·b) with respect to A's entries and to b: Aᵀ·λ = ∂loss/∂x, then −λ·xᵀ at the entries, and λ."""
+    x = np.linalg.solve(S.toarray(), b)
+    adjoint = np.linalg.solve(S.toarray().T, jax.grad(loss)(jnp.asarray(x)))
+    row, col = S.nonzero()
+    return -adjoint[row] * x[col], adjoint
+
+
+@pytest.mark.parametrize(
+    ("kind", "tags", "dtype", "solver", "make_preconditioner"),
+    [
+        ("definite", (), np.float64, OURS, None),
+        ("definite", POSITIVE, np.complex128, OURS, precond.jacobi),
+        ("general", (), np.float64, lx.BiCGStab(rtol=1e-12, atol=1e-12), None),
+        # Steps enough with the inverse of A for A and its transpose for Aᵀ, and too few with any other.
+        (
+            "general",
+            (),
+            np.complex128,
+            Krylov(bicgstab, rtol=1e-12, max_steps=3),
+            lambda A: jnp.linalg.inv(A.todense()),
+        ),
+    ],
+    ids=["ours", "ours-hermitian", "theirs", "ours-general"],
+)
+def test_gradients_are_those_of_the_adjoint_method(kind, tags, dtype, solver, make_preconditioner):
+    S, b = matrix(kind, dtype=dtype), right_hand_side(dtype=dtype)
+    A = stored(S)
+    options = {} if make_preconditioner is None else {"preconditioner": make_preconditioner(A)}
+
+    def sparse_loss(data, b):
+        return loss(lx.linear_solve(SparseOperator(A.with_data(data), tags), b, solver, options=options).value)
+
+    for got, want in zip(jax.grad(sparse_loss, (0, 1))(A.data, b), adjoint_gradients(S, b), strict=True):
+        assert_near(got, want)
+
+
+@pytest.mark.parametrize("solver", [OURS, THEIRS], ids=["ours", "theirs"])
+def test_forward_mode_and_vmap_over_values_and_vectors_agree_with_dense(solver):
+    A, rng = stored(DEFINITE), np.random.default_rng(5)
+    S = DEFINITE.copy()
+    scales, bs, dbs = np.array([1.0, 3.0]), rng.standard_normal((2, N)), rng.standard_normal((2, N))
+
+    @functools.partial(jax.vmap, in_axes=(0, 0, 0))
+    def pushed(scale, b, db):
+        solve = lambda scale, b: lx.linear_solve(SparseOperator(scale * A, POSITIVE), b, solver).value  # noqa: E731
+        return jax.jvp(solve, (scale, b), (0.5, db))
+
+    got, tangent = pushed(scales, bs, dbs)
+    for i, scale in enumerate(scales):
+        x = np.linalg.solve(scale * S.toarray(), bs[i])
+        assert_near(got[i], x)
+        assert_near(tangent[i], np.linalg.solve(scale * S.toarray(), dbs[i] - 0.5 * S @ x))
+
+
+@pytest.mark.parametrize(
+    ("solver", "itself"),
+    [
+        *((Krylov(method), True) for method in (cg, fcg, chebyshev, minres, refine)),
+        *((Krylov(method), False) for method in (gmres, bicgstab, functools.partial(cg, rtol=1e-3))),
+        (Krylov(refine, method="gmres"), False),
+    ],
+)
+def test_only_methods_for_hermitian_matrices_take_the_matrix_for_its_transpose(solver, itself):
+    operator = SparseOperator(stored(GENERAL))
+    state, options = solver.transpose(solver.init(operator, {}), {"y0": B, "preconditioner": operator.matrix})
+    assert isinstance(state.matrix, jsf.CSR if itself else jsf.Transposed)
+    assert isinstance(options.pop("preconditioner"), jsf.CSR if itself else jsf.Transposed) and not options
+
+
+# -------------------------------------------------------------------------------------------------------- the operator
+
+
+def test_what_lineax_asks_of_an_operator_is_what_the_dense_matrix_says():
+    S = sp.csr_array(GENERAL * (1 + 2j))
+    operator, dense = SparseOperator(stored(S)), S.toarray()
+    x = jnp.asarray(right_hand_side(dtype=np.complex128))
+    for got, want in ((operator, dense), (operator.T, dense.T), (lx.conj(operator.T), dense.T.conj())):
+        np.testing.assert_array_equal(got.as_matrix(), want)
+        assert_near(got.mv(x), want @ x, 1e-14)
+        for mine, offset in zip(lx.tridiagonal(got), (0, -1, 1), strict=True):
+            np.testing.assert_array_equal(mine, np.diagonal(want, offset))
+        np.testing.assert_array_equal(lx.diagonal(got), np.diagonal(want))
+    assert lx.linearise(operator) is operator is lx.materialise(operator)
+
+
+def test_a_preconditioner_is_an_operator_too():
+    A = stored(DEFINITE)
+    operator, inverse = SparseOperator(precond.jacobi(A)), 1 / DEFINITE.diagonal()
+    assert_near(operator.as_matrix(), np.diag(inverse), 1e-15)
+    assert_near(lx.diagonal(operator), inverse, 1e-15)
+    assert not np.any(lx.tridiagonal(operator)[1])
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_large_tridiagonal_system_needs_no_dense_matrix(transposed):
+    n = 100_000
+    S = sp.diags_array([np.full(n - 1, -1.0), np.full(n, 4.0), np.full(n - 1, -2.0)], offsets=[-1, 0, 1]).tocsr()
+    A, b = stored(S, "dia"), np.random.default_rng(6).standard_normal(n)
+    A, S = (A.T, S.T) if transposed else (A, S)
+    assert_near(S @ np.asarray(lx.linear_solve(SparseOperator(A, lx.tridiagonal_tag), b).value), b, 1e-12)
+
+
+def test_tags_say_what_they_say_to_lineaxs_own_operators():
+    real, hermitian = stored(DEFINITE), stored(matrix("definite", dtype=np.complex128))
+    checks = [f for name, f in vars(lx).items() if name.startswith(("is_", "has_"))]
+    tags = [tag for name, tag in vars(lx).items() if name.endswith("_tag")]
+    assert len(checks) == len(tags) == 8
+    for A in real, hermitian:
+        for tag in tags:
+            ours, theirs = SparseOperator(A, tag), lx.MatrixLinearOperator(A.todense(), tag)
+            for of in (lambda op: op), (lambda op: op.T):
+                assert [f(of(ours)) for f in checks] == [f(of(theirs)) for f in checks]
+    assert SparseOperator(real, POSITIVE).T.matrix is not real.T
+    assert isinstance(SparseOperator(real, {POSITIVE}).T.matrix, jsf.CSR)  # not the slow transposed product
+
+
+# ------------------------------------------------------------------------------------------------------------- the door
+
+
+class Opaque:
+    shape, dtype, T = (2, 2), np.dtype("float64"), None
+
+    def __matmul__(self, x):
+        return x
+
+
+@pytest.mark.parametrize(
+    ("A", "error", "match"),
+    [
+        (DEFINITE, TypeError, "from_scipy"),
+        (np.ones(3), TypeError, "must be a matrix"),
+        (lambda v: v, TypeError, "must be a matrix"),
+        (Opaque(), TypeError, "Opaque"),
+    ],
+)
+def test_what_is_no_matrix_is_refused(A, error, match):
+    with pytest.raises(error, match=match):
+        SparseOperator(A)
+
+
+def test_vectors_narrower_than_the_values_are_refused():
+    with pytest.raises(ValueError, match="astype"):
+        SparseOperator(stored(DEFINITE), dtype="float32")
+
+
+def test_a_direct_solver_on_a_large_matrix_is_refused_before_it_allocates():
+    A = stored(sp.eye_array(200_000).tocsr(), "dia")
+    with pytest.raises(ValueError, match=r"takes 320 GB.*Krylov"):
+        lx.linear_solve(SparseOperator(A), np.ones(200_000))
+
+
+@pytest.mark.parametrize("name", ["M", "x0", "inner", "callback", "tol"])
+def test_a_setting_that_the_method_does_not_take_here_is_refused(name):
+    with pytest.raises(TypeError, match=rf"cg has no setting '{name}'.*rtol.*preconditioner"):
+        Krylov(**{name: None})
+
+
+def test_the_method_may_be_a_keyword_though_refine_has_one_of_that_name():
+    assert Krylov(method=gmres, restart=7).method is gmres
+    assert Krylov(refine, method="gmres").settings == {"method": "gmres"}
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"y0": np.ones(N - 1)}, ValueError, "y0"),
+        ({"preconditioner": lx.DiagonalLinearOperator(jnp.ones(N - 1))}, ValueError, "preconditioner"),
+        ({"preconditioner": 2.0}, TypeError, "preconditioner"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options, error, match):
+    with pytest.raises(error, match=match):
+        lx.linear_solve(SparseOperator(stored(DEFINITE)), B, OURS, options=options)
+
+
+def test_a_rectangular_operator_is_refused_with_the_cure():
+    with pytest.raises(ValueError, match="Normal"):
+        lx.linear_solve(SparseOperator(stored(sp.eye_array(N, 5).tocsr())), B, OURS)
+
+
+def test_without_lineax_the_import_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "lineax", None)
+    monkeypatch.delitem(sys.modules, "solvers.lineax")
+    with pytest.raises(ImportError, match="pip install lineax"):
+        importlib.import_module("solvers.lineax")
