@@ -29,15 +29,16 @@ class Function:
 
     consts: list[Any]
     program: Any = dataclasses.field(metadata={"static": True})
+    result: Any = dataclasses.field(metadata={"static": True})  # its tree
 
-    def __call__(self, v: Array) -> Array:
-        return jaxpr_as_fun(ClosedJaxpr(self.program, self.consts))(v)[0]
+    def __call__(self, v: Array) -> Any:
+        return jax.tree.unflatten(self.result, jaxpr_as_fun(ClosedJaxpr(self.program, self.consts))(v))
 
 
-def traced(f: Callable[[Array], Array], example: Any) -> Function:
+def traced(f: Callable[[Array], Any], example: Any) -> Function:
     """f as it is now. JAX remembers a trace by the function's identity; the lambda is a new one."""
-    closed = jax.make_jaxpr(lambda v: f(v))(example)
-    return Function(closed.consts, closed.jaxpr)
+    closed, shape = jax.make_jaxpr(lambda v: f(v), return_shape=True)(example)
+    return Function(closed.consts, closed.jaxpr, jax.tree.structure(shape))
 
 
 def transposed(f: Callable[[Array], Array], example: Any) -> Callable[[Array], Array]:
@@ -123,8 +124,8 @@ def result_dtype(A: Any, v: Array, name: str) -> Any:
     return out.dtype
 
 
-def tolerance(value: Any, name: str) -> Array:
-    """A number from 0 up as a float array, traced or not.
+def tolerance(value: Any, name: str) -> Any:
+    """A number from 0 up in JAX's default float, traced or of NumPy: an array on the device would cost 50 µs.
 
     Raises:
       ValueError: it is negative, NaN or infinite. TypeError: it is not one number.
@@ -136,6 +137,7 @@ def tolerance(value: Any, name: str) -> Array:
             raise TypeError(f"{name} must be one number; got {value!r}") from None
         if not (number >= 0 and math.isfinite(number)):
             raise ValueError(f"{name} must be a number from 0 up; got {value}")
+        return np.asarray(value, jax.dtypes.canonicalize_dtype(float))
     return jnp.asarray(value, float)
 
 
@@ -194,6 +196,11 @@ def count(value: Any, name: str, least: int) -> int:
     if number < least:
         raise ValueError(f"{name} must be at least {least}; got {number}")
     return min(number, 2**31 - 1)
+
+
+def integer(value: Any) -> Any:
+    """In 32 bits, traced or of NumPy."""
+    return jnp.asarray(value, jnp.int32) if isinstance(value, Tracer) else np.asarray(value, np.int32)
 
 
 def history_length(history: Any, maxiter: int | None, longest: int) -> int:

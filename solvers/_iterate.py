@@ -11,6 +11,7 @@ starts, counts and ends by itself.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -19,6 +20,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxsparse_fmt import vectors
+from jaxsparse_fmt.vectors import inner_product
 from solvers.solution import Status
 
 Array = jax.Array
@@ -26,7 +29,7 @@ Map = Callable[[Array], Array]
 
 # What a step says beside a Status: go on; start again from the true residual, without or with this step.
 RUNNING, RESTART, FULL = -1, -2, -3
-STEPS_UNROLLED = 10
+STEPS_UNROLLED = 20
 STEPS_PER_REPORT = 16  # a report costs about 0.1 ms
 
 
@@ -41,23 +44,34 @@ class Method(NamedTuple):
 
     Attributes:
       start: (A, M, r, last, *parameters) -> work. `last` is the work of before, where the method `keeps` it, else None.
-      step: (A, M, work) -> (work, residual norm, code). The code is RUNNING, FULL for the last step before a restart,
-        or RESTART or a Status, which say that the step must not be taken. Those may hang on scalars of the old vectors
-        only, so that the selects join the updates and read nothing more.
+      step: (A, M, work, active) -> (work, residual norm, code). The code is RUNNING, FULL for the last step before a
+        restart, or RESTART or a Status, which say that the step must not be taken: then, and where it is not `active`,
+        the work stays as it is (`holding` sees to that). Those codes may hang on scalars of the old vectors only, so
+        that the selects join the updates and read nothing more.
       iterate: (M, work) -> what it adds to x.
-      scratch: fields of the work that a step may write though it is not taken.
       self_adjoint: it takes A for its own adjoint, which then has the same solver.
       keeps: a restart goes on in the direction of before.
       prepare: (A, M, b, *parameters) -> parameters, once in a solve.
     """
 
     start: Callable[..., Any]
-    step: Callable[[Map, Map, Any], tuple[Any, Array, Array]]
+    step: Callable[[Map, Map, Any, Array], tuple[Any, Array, Array]]
     iterate: Callable[[Map, Any], Array] = x_of
-    scratch: tuple[str, ...] = ()
     self_adjoint: bool = True
     keeps: bool = False
     prepare: Callable[..., tuple[Any, ...]] = lambda A, M, b, *parameters: parameters
+
+
+def holding(step: Callable[[Map, Map, Any], tuple[Any, Array, Array]], scratch: tuple[str, ...] = ()) -> Any:
+    """A method's step out of one that always moves; the fields `scratch` may change though it is not taken."""
+
+    def held(A: Map, M: Map, work: Any, active: Array) -> tuple[Any, Array, Array]:
+        new, size, code = step(A, M, work)
+        moves = active & _is_taken(code)
+        kept = jax.tree.map(lambda new, old: jnp.where(moves, new, old), new, work)
+        return kept._replace(**{name: getattr(new, name) for name in scratch}), size, code
+
+    return held
 
 
 class Options(NamedTuple):
@@ -194,13 +208,11 @@ def _while(goes_on: Callable[[Loop], Array], advance: Callable[[Loop], Loop], lo
 def _advance(method, options, A, M, base, goal, maxiter, exponent, loop: Loop) -> Loop:
     """One step, or none in the columns that are over."""
     active = _goes_on(loop, goal, maxiter)
-    new, new_norm, code = method.step(A, M, loop.work)
-    moves = active & ((code == RUNNING) | (code == FULL))
+    work, new_norm, code = method.step(A, M, loop.work, active)
+    moves = active & _is_taken(code)
     largest = jnp.finfo(new_norm.dtype).eps ** -1.5  # of a right-hand side of about 1
     blown_up = jnp.where(jnp.isfinite(new_norm), Status.DIVERGED, Status.NON_FINITE)
     code = jnp.where(moves & ~(new_norm <= largest), blown_up, code)
-    work = jax.tree.map(lambda new, old: jnp.where(moves, new, old), new, loop.work)
-    work = work._replace(**{name: getattr(new, name) for name in method.scratch})
     k = loop.k + moves.astype(jnp.int32)
     if options.callback is not None:
         x = base + method.iterate(M, work).astype(base.dtype)
@@ -208,6 +220,10 @@ def _advance(method, options, A, M, base, goal, maxiter, exponent, loop: Loop) -
     norms = _record(loop.norms, jnp.where(moves, k, -1), new_norm)
     code = jnp.where(active, code, loop.code).astype(jnp.int32)
     return Loop(work, k, jnp.where(moves, new_norm, loop.norm), code, norms)
+
+
+def _is_taken(code: Array) -> Array:
+    return (code == RUNNING) | (code == FULL)
 
 
 def _goes_on(loop: Loop, goal, maxiter) -> Array:
@@ -230,11 +246,11 @@ def _verdict(now, before, tolerance, loop: Loop, maxiter, refines: bool = False)
 
 
 def _select(cases: list[tuple[Array, Any]], otherwise: int) -> Array:
-    """The number of the first case that holds."""
-    conditions, numbers = zip(*cases, strict=True)
-    shape = jnp.broadcast_shapes(*(c.shape for c in conditions))
-    numbers = [jnp.broadcast_to(jnp.int32(n), shape) for n in numbers]
-    return jnp.select([jnp.broadcast_to(c, shape) for c in conditions], numbers, jnp.int32(otherwise)).astype(jnp.int32)
+    """The number of the first case that holds. Nested selects: the argmax of jnp.select is a GPU kernel of its own."""
+    result = jnp.int32(otherwise)
+    for condition, number in reversed(cases):
+        result = jnp.where(condition, jnp.int32(number), result)
+    return jnp.broadcast_to(result, jnp.broadcast_shapes(*(c.shape for c, _ in cases)))
 
 
 def status_of(*cases: tuple[Array, int]) -> Array:
@@ -272,9 +288,23 @@ def _is_failure(code: Array) -> Array:
 # --------------------------------------------------------------------------------------------------------- numbers
 
 
-def inner_product(x: Array, y: Array) -> Array:
-    """xᴴ·y, column by column."""
-    return jnp.vdot(x, y) if x.ndim == 1 else jnp.sum(jnp.conj(x) * y, axis=0)
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """v -> A·v, and with it vᴴ·A·v from the same pass."""
+
+    apply: Map
+    with_dot: Callable[[Array], tuple[Array, vectors.Number]]
+
+    def __call__(self, v: Array) -> Array:
+        return self.apply(v)
+
+
+def product_dot(A: Map, v: Array) -> tuple[Array, vectors.Number]:
+    """A·v and vᴴ·A·v."""
+    if isinstance(A, Product):
+        return A.with_dot(v)
+    q = A(v)
+    return q, vectors.dot(v, q)
 
 
 def dot(x: Array, y: Array) -> Array:

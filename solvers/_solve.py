@@ -16,14 +16,16 @@ from solvers import _arguments as arguments
 from solvers import _iterate
 from solvers import _opaque as opaque
 from solvers import _precision as precision
-from solvers._iterate import End, Limits, Method, Options
+from solvers._iterate import End, Limits, Map, Method, Options, Product
 from solvers.solution import Solution, Status
 
 Array = jax.Array
 
-# Steps between two looks at the stopping rule. On a GPU a look waits for a copy to the host, 10-20 µs.
+# Steps between two looks at the stopping rule. On a GPU a look waits for the host, about 50 µs; of the steps between
+# two looks half are taken for nothing in the end.
 STEPS_PER_CHECK = {"cpu": 1}
 STEPS_PER_CHECK_DEFAULT = 10
+STEPS_PER_CHECK_SMALL, SMALL = 40, 250_000  # unknowns, whose steps take less than 10 µs
 # A derivative has no status: where its own system ends with one of these, it is NaN rather than wrong.
 NO_DERIVATIVE = (
     Status.BREAKDOWN,
@@ -69,7 +71,8 @@ def solve(
     x0 = None if x0 is None else arguments.vectors(x0, "x0")
     if x0 is not None and x0.shape != b.shape:
         raise ValueError(f"x0 has shape {x0.shape}; it must have b's, {b.shape}")
-    steps = STEPS_PER_CHECK.get(jax.default_backend(), STEPS_PER_CHECK_DEFAULT)
+    many = STEPS_PER_CHECK_SMALL if n <= SMALL else STEPS_PER_CHECK_DEFAULT
+    steps = STEPS_PER_CHECK.get(jax.default_backend(), many)
     traced = isinstance(maxiter, Tracer)
     limit = min(10 * n, 2**31 - 1) if maxiter is None else maxiter if traced else arguments.count(maxiter, "maxiter", 0)
     options = Options(
@@ -81,7 +84,7 @@ def solve(
     limits = Limits(
         arguments.tolerance(rtol, "rtol"),
         arguments.tolerance(atol, "atol"),
-        jnp.asarray(limit, jnp.int32),
+        arguments.integer(limit),
         arguments.tolerance(drop, "drop"),
     )
     A = arguments.linear_map(A, n, "A")
@@ -131,14 +134,22 @@ def _solve(
         M_inner = lambda r: arguments.apply(entered, r).astype(r.dtype)  # noqa: E731
     elif M is not None:
         M_inner = lambda r: basis.enter(arguments.apply(M, basis.leave(r))).astype(r.dtype)  # noqa: E731
-    x, end = _differentiable(method, options, matvec, inner, M_inner, basis.enter(b), start, limits, parameters)
+    b = basis.enter(b)
+    with_dot = arguments.traced(lambda v: A.matvec_dot(v, v), b) if _in_one_pass(A, dtype) else None
+    x, end = _differentiable(method, options, matvec, with_dot, inner, M_inner, b, start, limits, parameters)
     return Solution(basis.leave(x), end.code, end.k, end.norm, end.norms if options.history_length else None)
 
 
 _compiled = jax.jit(_solve, static_argnums=(0, 1))
 
 
-def _differentiable(method, options, matvec, inner, precondition, b, x0, limits, parameters) -> tuple[Array, End]:
+def _in_one_pass(A: Any, dtype: Any) -> bool:
+    return hasattr(A, "matvec_dot") and jnp.result_type(A.dtype, dtype) == dtype
+
+
+def _differentiable(
+    method, options, matvec, with_dot, inner, precondition, b, x0, limits, parameters
+) -> tuple[Array, End]:
     """x with A·x = b, differentiable in b and in whatever `matvec` depends on, to any order.
 
     The loop itself is not differentiated. From A·x = b follows A·dx = db − dA·x: one more system with the same matrix,
@@ -149,29 +160,30 @@ def _differentiable(method, options, matvec, inner, precondition, b, x0, limits,
     """
     narrow = _narrow(b, options)
     A, M = arguments.traced(matvec, b), arguments.traced(precondition, narrow)
-    frozen = lax.stop_gradient((M, inner, x0, limits, parameters))
+    frozen = lax.stop_gradient((M, with_dot, inner, x0, limits, parameters))
     options_of_tangent = options._replace(history_length=0, callback=None, progress=None)
 
-    def run(options, A, M, b, x0, limits, inner, parameters):
-        own = None if inner is None else lambda v: arguments.apply(inner, v).astype(v.dtype)
+    def run(options, A, M, b, x0, limits, with_dot, inner, parameters):
+        own = None if inner is None else _map_of(inner)
+        A = A if with_dot is None else Product(A, with_dot)
         return _iterate.run(method, options, A, M, b, x0, limits, own, parameters)
 
     def primal(A, b, frozen):
-        M, inner, x0, limits, parameters = frozen
-        return run(options, A, M, b, x0, limits, inner, parameters)
+        M, with_dot, inner, x0, limits, parameters = frozen
+        return run(options, A, M, b, x0, limits, with_dot, inner, parameters)
 
     def solution(A, b, frozen):
         return opaque.apply(primal, tangent, A, b, frozen)
 
     def tangent(primals, tangents):
         (A, b, frozen), (dA, db, _) = primals, tangents
-        M, inner, _, limits, parameters = frozen
+        M, with_dot, inner, _, limits, parameters = frozen
         x, end = solution(A, b, frozen)
         _, dA_x = jax.jvp(lambda A: A(x), (A,), (dA,))
 
-        def from_zero(A, M, inner, rhs):
+        def from_zero(A, M, with_dot, inner, rhs):
             relative = limits._replace(atol=jnp.zeros_like(limits.atol))
-            dx, end = run(options_of_tangent, A, M, rhs, None, relative, inner, parameters)
+            dx, end = run(options_of_tangent, A, M, rhs, None, relative, with_dot, inner, parameters)
             return jnp.where(jnp.isin(end.code, jnp.array(NO_DERIVATIVE)), jnp.nan, dx)
 
         def transposed_from_zero(_, c):
@@ -179,16 +191,22 @@ def _differentiable(method, options, matvec, inner, precondition, b, x0, limits,
             # system differentiated further is Aᵀ's, since a single entry of A may be perturbed without its mirror
             # image.
             if method.self_adjoint:
-                return jnp.conj(from_zero(A, M, inner, jnp.conj(c)))
+                return jnp.conj(from_zero(A, M, with_dot, inner, jnp.conj(c)))
             A_T, M_T = (arguments.transposed(f, like) for f, like in ((A, b), (M, narrow)))
             inner_T = None if inner is None else inner.T
-            return from_zero(A_T, M_T, inner_T, c)
+            return from_zero(A_T, M_T, None, inner_T, c)
 
-        solve = lambda _, rhs: from_zero(A, M, inner, rhs)  # noqa: E731
+        solve = lambda _, rhs: from_zero(A, M, with_dot, inner, rhs)  # noqa: E731
         dx = lax.custom_linear_solve(A, db - dA_x, solve, transposed_from_zero)
         return (x, end), (dx, jax.tree.map(no_tangent, end))
 
     return solution(A, b, frozen)
+
+
+def _map_of(A: Any) -> Map:
+    """What a method multiplies with, out of a matrix or a function."""
+    apply = lambda v: arguments.apply(A, v).astype(v.dtype)  # noqa: E731
+    return Product(apply, lambda v: A.matvec_dot(v, v)) if hasattr(A, "matvec_dot") else apply
 
 
 def _narrow(b: Array, options: Options) -> jax.ShapeDtypeStruct:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from solvers._iterate import RESTART, Map, Method, inner_product, norm, ratio, status_of
+from solvers._iterate import RESTART, Map, Method, holding, inner_product, norm, ratio, status_of
 from solvers._solve import solve
 from solvers.solution import Solution, Status
 
@@ -93,4 +93,4 @@ def step(A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
     return Work(x, r, shadow, p, v, rho, alpha, omega, r_norm, shadow_norm, jnp.zeros_like(first)), r_norm, code
 
 
-METHOD = Method(start, step, self_adjoint=False)
+METHOD = Method(start, holding(step), self_adjoint=False)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from solvers import _arguments as arguments
 from solvers._bounds import spectrum
-from solvers._iterate import Map, Method, norm, status_of
+from solvers._iterate import Map, Method, holding, norm, status_of
 from solvers._solve import solve
 from solvers.solution import Solution, Status
 
@@ -85,4 +85,4 @@ def step(A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
     return Work(x, r, d, rho_new, center, radius), norm(r), status_of((~(center > 0), Status.NOT_POSITIVE_DEFINITE))
 
 
-METHOD = Method(start, step, prepare=prepare)
+METHOD = Method(start, holding(step), prepare=prepare)

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from solvers._iterate import Map, Method, dot, norm
+from solvers._iterate import Map, Method, dot, holding, norm
 from solvers._solve import solve
 from solvers.cg import Work, code, start
 from solvers.solution import Solution
@@ -62,4 +62,4 @@ def step(A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
     return Work(x, r_new, z + beta * p, gamma_new), norm(r_new), code(gamma, curvature)
 
 
-METHOD = Method(start, step, keeps=True)
+METHOD = Method(start, holding(step), keeps=True)

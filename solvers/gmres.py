@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from solvers import _arguments as arguments
-from solvers._iterate import FULL, Map, Method, norm, ratio, status_of
+from solvers._iterate import FULL, Map, Method, holding, norm, ratio, status_of
 from solvers._solve import solve
 from solvers.solution import Solution, Status
 
@@ -76,7 +76,7 @@ def gmres(
 @functools.cache
 def method(restart: int, flexible: bool = False) -> Method:
     start_ = functools.partial(start, restart=restart, flexible=flexible)
-    return Method(start_, step, iterate, scratch=("V", "Z"), self_adjoint=False)
+    return Method(start_, holding(step, scratch=("V", "Z")), iterate, self_adjoint=False)
 
 
 def start(A: Map, M: Map, r: Array, last: None, *, restart: int, flexible: bool) -> Work:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from solvers._iterate import Map, Method, dot, norm, ratio, status_of
+from solvers._iterate import Map, Method, dot, holding, norm, ratio, status_of
 from solvers._solve import solve
 from solvers.solution import Solution, Status
 
@@ -99,4 +99,4 @@ def step(A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
     return new, norm(r), code
 
 
-METHOD = Method(start, step)
+METHOD = Method(start, holding(step))

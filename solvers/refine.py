@@ -29,6 +29,7 @@ from solvers.solution import Solution
 Array = jax.Array
 
 METHODS: dict[str, Method] = {"cg": CG, "fcg": FCG, "minres": MINRES, "bicgstab": BICGSTAB, "gmres": gmres_method(30)}
+WORTHWHILE = 50_000_000  # bytes of A
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -45,7 +46,7 @@ def refine(
     callback: Callable[[Array], None] | None = None,
     progress: Callable[[int, float], None] | None = None,
     check_every: int | None = None,
-    dtype: Any = "float32",
+    dtype: Any = None,
     method: str = "cg",
     inner: Any = None,
     drop: float | None = None,
@@ -57,10 +58,11 @@ def refine(
         exact in float32 are best held so once, under a float64 b.
       M: an approximation of A⁻¹, in the narrow type where it is a pytree.
       dtype: of the inner matrix: "float32", or "bfloat16" or "float16" under float32 vectors; float16 with rows scaled
-        by powers of two, so that none over- or underflows.
+        by powers of two, so that none over- or underflows. None takes float32, but the wide type itself where A has
+        less than 50 MB: a GPU's cache holds that, steps are no faster in a narrow type, and some more are needed.
       method: the inner one: "cg", "fcg", "minres", "bicgstab" or "gmres".
       inner: the inner matrix itself, for an A that is a function.
-      drop: the true residual is taken anew where the narrow one has fallen by this factor; None takes 0.1 for "cg" and
+      drop: the true residual is taken anew where the narrow one has fallen by this factor; None takes 0.01 for "cg" and
         "fcg", which go on in their direction then, and for the others, which start anew, 1e-4, 1e-2 below float32.
       The others: as in `cg`.
 
@@ -74,9 +76,12 @@ def refine(
     """
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}; got {method!r}")
-    narrow = arguments.narrow_dtype(dtype, DTYPES)
+    narrow = None
+    if dtype is not None or inner is not None or arguments.is_function(A) or _nbytes(A) >= WORTHWHILE:
+        narrow = arguments.narrow_dtype(dtype or "float32", DTYPES)
     if drop is None:
-        drop = 0.1 if METHODS[method].keeps else 1e-4 if narrow == "float32" else 1e-2
+        drop = 0.01 if METHODS[method].keeps else 1e-4 if narrow == "float32" else 1e-2
+    drop = arguments.factor(drop, "drop")
     return solve(
         METHODS[method],
         A,
@@ -92,5 +97,9 @@ def refine(
         check_every,
         narrow=narrow,
         inner=inner,
-        drop=arguments.factor(drop, "drop"),
+        drop=0.0 if narrow is None else drop,
     )
+
+
+def _nbytes(A: Any) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(A) if hasattr(leaf, "dtype"))

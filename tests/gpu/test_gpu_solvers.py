@@ -1,4 +1,4 @@
-"""cg on a GPU: the answer, the count, the status and the derivative, through the kernels."""
+"""Solvers on a GPU: the answer, the count, the status and the derivative, through the kernels."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import scipy.sparse.linalg as spla
 
 import jaxsparse_fmt as jsf
 from solvers import Status, cg, precond
+from tests.solvers.methods import CASES as METHODS
+from tests.solvers.methods import REFINED
 
 pytestmark = pytest.mark.gpu
 
@@ -64,3 +66,45 @@ def test_the_gradient_is_that_of_the_exact_solution():
     row, col = S.nonzero()
     np.testing.assert_allclose(by_b, y, rtol=1e-7, atol=1e-9)
     np.testing.assert_allclose(by_data, -y[row] * x[col], rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("case", METHODS + REFINED, ids=lambda case: case.name)
+def test_every_method_reaches_its_residual_in_as_many_steps_as_in_plain_code(case):
+    M, b = case.system()
+    A = jsf.from_scipy(M, "hll")
+    sol = case.solver(A, b, rtol=1e-9)
+    with jsf.use_backend("xla"):
+        plain = case.solver(jsf.from_scipy(M, "hll"), b, rtol=1e-9)
+    assert sol.success and np.linalg.norm(b - M @ np.asarray(sol.x)) <= 1.01e-9 * np.linalg.norm(b)
+    assert abs(sol.iterations - plain.iterations) <= max(2, 0.05 * plain.iterations)
+
+
+@pytest.mark.parametrize("dialect", ["triton", "mosaic"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("merged", [False, True], ids=["cg", "one_reduction"])
+@pytest.mark.parametrize("format", ["dia", "sell", "bsr"])
+def test_the_passes_of_both_dialects_take_the_steps_of_plain_code(format, merged, dtype, dialect):
+    A, b = jsf.from_scipy(S, format, dtype, backend=dialect), B.astype(dtype)
+    with jsf.use_backend("xla"):
+        plain = cg(jsf.from_scipy(S, format, dtype), b, rtol=1e-5, one_reduction=merged)
+    with jsf.use_backend(dialect):
+        sols = [cg(A, b, rtol=1e-5, one_reduction=merged) for _ in range(2)]
+    assert sols[0].success and abs(sols[0].iterations - plain.iterations) <= 1
+    np.testing.assert_allclose(sols[0].x, plain.x, rtol=1e-3, atol=1e-4)
+    np.testing.assert_array_equal(sols[0].x, sols[1].x)
+
+
+def test_a_million_unknowns_go_through_the_passes_in_rounds():
+    big = jsf.gallery.poisson(100)
+    b = np.random.default_rng(2).standard_normal(big.shape[0])
+    sol = cg(jsf.from_scipy(big, "dia"), b, rtol=1e-10)
+    assert sol.success and np.linalg.norm(b - big @ np.asarray(sol.x)) <= 1.01e-10 * np.linalg.norm(b)
+
+
+def test_columns_are_solved_together_and_end_alone():
+    X = np.random.default_rng(3).standard_normal((S.shape[0], 8)) * 10.0 ** np.arange(8)
+    X[:, 2] = 0
+    sol = cg(jsf.from_scipy(S, "bsr", block_shape=(2, 2)), X, rtol=1e-8)
+    assert np.all(sol.code == Status.CONVERGED) and sol.iterations[2] == 0
+    residual = np.linalg.norm(X - S @ np.asarray(sol.x), axis=0)
+    assert np.all(residual <= 1.01e-8 * np.linalg.norm(X, axis=0))

@@ -84,13 +84,19 @@ def test_a_condition_number_beyond_the_narrow_type_is_told_and_the_cure_works(dt
     )
     assert "wider" in sol.status.message
     if dtype != "float32":
-        assert refine(S, b, rtol=1e-10, maxiter=5000).success
+        assert refine(S, b, rtol=1e-10, dtype="float32", maxiter=5000).success
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_limit_of_the_wide_type_is_not_blamed_on_the_narrow_one(dtype):
     sol = refine(jsf.from_scipy(POISSON, "csr"), RHS, rtol=1e-19, dtype=dtype)
     assert sol.status is Status.STAGNATION and relative_residual(POISSON, sol.x, RHS) < 1e-14
+
+
+def test_a_small_system_is_not_narrowed_unless_asked():
+    A = jsf.from_scipy(POISSON, "csr")
+    assert refine(A, RHS, rtol=1e-12).iterations == cg(A, RHS, rtol=1e-12).iterations
+    assert "f32[" not in str(jax.make_jaxpr(lambda A, b: refine(A, b).x)(A, RHS))
 
 
 def test_float16_rows_of_any_size_are_scaled_into_its_range():
@@ -111,9 +117,9 @@ def test_dense_matrices_are_refined_too(dtype):
 
 def test_values_exact_in_float32_are_held_once():
     A = jsf.from_scipy(POISSON, "csr", dtype="float32")
-    sol = refine(A, RHS, rtol=1e-12)
+    sol = refine(A, RHS, rtol=1e-12, dtype="float32")
     assert sol.success and relative_residual(POISSON, sol.x, RHS) <= 1.001e-12
-    jaxpr = str(jax.make_jaxpr(lambda A, b: refine(A, b).x)(A, RHS))
+    jaxpr = str(jax.make_jaxpr(lambda A, b: refine(A, b, dtype="float32").x)(A, RHS))
     assert f"f64[{A.nnz}]" not in jaxpr  # no wide copy
 
 
@@ -141,7 +147,12 @@ def test_a_sorted_matrix_is_refined_in_its_basis():
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "text"),
     [
-        ((POISSON.astype(np.float32), RHS.astype(np.float32)), {}, ValueError, "float32 is not narrower"),
+        (
+            (POISSON.astype(np.float32), RHS.astype(np.float32)),
+            {"dtype": "float32"},
+            ValueError,
+            "float32 is not narrower",
+        ),
         ((POISSON, RHS), {"dtype": "float64"}, ValueError, "one of float32, bfloat16, float16; got 'float64'"),
         ((POISSON, RHS), {"dtype": "int8"}, ValueError, "got 'int8'"),
         ((POISSON, RHS), {"method": "lsqr"}, ValueError, "one of cg, fcg, minres, bicgstab, gmres; got 'lsqr'"),
@@ -155,3 +166,11 @@ def test_bad_arguments_are_named(arguments, options, error, text):
     S, b = arguments
     with pytest.raises(error, match=text):
         refine(jsf.from_scipy(S, "csr"), b, **options)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_transposed_matrix_is_narrowed_as_the_matrix_is(dtype):
+    S = sp.csr_array(jsf.gallery.convection_diffusion(6))
+    b = np.random.default_rng(3).standard_normal(S.shape[0])
+    sol = refine(jsf.from_scipy(S, "csr").T, b, rtol=1e-12, dtype=dtype, method="bicgstab")
+    assert sol.success and relative_residual(S.T, sol.x, b) <= 1.001e-12
