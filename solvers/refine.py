@@ -62,7 +62,7 @@ def refine(
         less than 50 MB: a GPU's cache holds that, steps are no faster in a narrow type, and some more are needed.
       method: the inner one: "cg", "fcg", "minres", "bicgstab" or "gmres".
       inner: the inner matrix itself, for an A that is a function.
-      drop: the true residual is taken anew where the narrow one has fallen by this factor; None takes 0.01 for "cg" and
+      drop: the true residual is taken anew where the narrow one has fallen by this factor; None takes 0.03 for "cg" and
         "fcg", which go on in their direction then, and for the others, which start anew, 1e-4, 1e-2 below float32.
       The others: as in `cg`.
 
@@ -80,7 +80,7 @@ def refine(
     if dtype is not None or inner is not None or arguments.is_function(A) or _nbytes(A) >= WORTHWHILE:
         narrow = arguments.narrow_dtype(dtype or "float32", DTYPES)
     if drop is None:
-        drop = 0.01 if METHODS[method].keeps else 1e-4 if narrow == "float32" else 1e-2
+        drop = 0.03 if METHODS[method].keeps else 1e-4 if narrow == "float32" else 1e-2
     drop = arguments.factor(drop, "drop")
     return solve(
         METHODS[method],
