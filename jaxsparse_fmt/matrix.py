@@ -276,28 +276,32 @@ class SparseMatrix(abc.ABC):
         """The same matrix in another format, through CSR.
 
         On an accelerator it stays there, but for "dia", "hdia" and "bsr", whose sizes only all entries tell: they go
-        through the host. Inside jit "coo", "csr" and "csc" can be made, whose sizes are known.
+        through the host. Inside jit a matrix of which only the values are traced converts as outside; of one that is
+        traced whole, "coo", "csr" and "csc" can be made, whose sizes are known.
 
         Args:
           max_bytes, layout: as in `from_scipy`.
 
         Raises:
           ValueError: unknown format, layout options it does not have, far more memory than the matrix needs, or inside
-            jit a format whose size depends on the pattern.
+            jit a format whose size depends on a traced pattern.
         """
-        traced = isinstance(self.values, Tracer)
-        if traced and name in FORMATS and not FORMATS[name].sized_by_nnz:
+        pattern = dataclasses.replace(self, values=None)
+        traced = [isinstance(leaf, Tracer) for leaf in jax.tree.leaves(pattern)]
+        if isinstance(self.values, Tracer) and not any(traced):
+            with _concrete():
+                ones = jnp.ones(self.values.shape, self.dtype)
+            placed = dataclasses.replace(self, values=ones).asformat(name, max_bytes=max_bytes, **layout)
+            return placed.with_data(self.data)
+        if any(traced) and name in FORMATS and not FORMATS[name].sized_by_nnz:
             raise ValueError(
-                f"format {name!r} cannot be made of traced values: its size is unknown; convert before, or to one of "
-                f"{', '.join(n for n, cls in FORMATS.items() if cls.sized_by_nnz)}"
+                f"format {name!r} cannot be made of a traced pattern: its size is unknown; convert before, or to "
+                f"one of {', '.join(n for n, cls in FORMATS.items() if cls.sized_by_nnz)}"
             )
-        # A matrix that a jitted function closes over is converted while that is traced. Only then: what a conversion
-        # computes from sizes alone would become constants of its program, as large as the matrix.
-        inside_jit = not traced and isinstance(jnp.zeros(()), Tracer)
-        with jax.ensure_compile_time_eval() if inside_jit else contextlib.nullcontext():
+        with contextlib.nullcontext() if any(traced) else _concrete():
             values = self.values
             on_cpu = isinstance(values, np.ndarray) or (
-                not traced and {d.platform for d in values.devices()} == {"cpu"}
+                not any(traced) and {d.platform for d in values.devices()} == {"cpu"}
             )
             csr = self.to_scipy() if on_cpu else CsrArrays(*self.csr_arrays(), shape=self.shape)
             return build(csr, name, dtype=self.dtype, backend=self.backend, max_bytes=max_bytes, **layout)
@@ -324,17 +328,27 @@ def build(
       ValueError: unknown format or layout option.
     """
     if name not in FORMATS:
-        raise ValueError(f"unknown format {name!r}; choose one of {', '.join(FORMATS)}")
+        cure = "; jsf.from_scipy takes it and chooses" if name == "auto" else ""
+        raise ValueError(f"unknown format {name!r}{cure}; choose one of {', '.join(FORMATS)}")
     cls = FORMATS[name]
     for option in layout:
         if option not in cls.layout_options:
             known = ", ".join(cls.layout_options) or "none"
             raise ValueError(f"format {name!r} has no layout option {option!r}; it has: {known}")
-    return cls.from_csr(csr, dtype=dtype, backend=backend, max_bytes=max_bytes, **layout)
+    with contextlib.nullcontext() if isinstance(csr.data, Tracer) else _concrete():
+        return cls.from_csr(csr, dtype=dtype, backend=backend, max_bytes=max_bytes, **layout)
+
+
+def _concrete() -> contextlib.AbstractContextManager[Any]:
+    """What is made of a matrix that a jitted function closes over is made while that is traced.
+
+    Only then: what a conversion computes from sizes alone would become constants of its program, as large as a matrix.
+    """
+    return jax.ensure_compile_time_eval() if isinstance(jnp.zeros(()), Tracer) else contextlib.nullcontext()
 
 
 def spmv(A: SparseMatrix, x: Any, y: Any = None, alpha: Any = 1.0, beta: Any = 0.0) -> Array:
-    """alpha·A·x + beta·y. Where beta is 0 (and no tracer), or without y, y is not read: its NaNs do not spread.
+    """alpha·A·x + beta·y. Where beta is 0 NaNs of y do not spread, and unless beta is traced y is not read.
 
     Args:
       x: [n_cols] or [n_cols, p].
@@ -351,7 +365,10 @@ def spmv(A: SparseMatrix, x: Any, y: Any = None, alpha: Any = 1.0, beta: Any = 0
     if y is None or jnp.shape(y) != product.shape:
         got = "no y" if y is None else f"y of shape {jnp.shape(y)}"
         raise ValueError(f"beta={beta} adds beta·y, which needs y of shape {product.shape}; got {got}")
-    return product + beta * jnp.asarray(y)
+    y = jnp.asarray(y)
+    if isinstance(beta, Tracer):  # the finite numbers stay, for the derivative with respect to beta
+        y = jnp.where((beta == 0) & ~jnp.isfinite(y), 0, y)
+    return product + beta * y
 
 
 def _canonical(row: Array, col: Array, entry: Array, nnz: int) -> Array:

@@ -233,6 +233,37 @@ def test_coo_csr_and_csc_are_made_inside_jit(layout):
 
 
 @every_format
+def test_a_matrix_made_inside_jit_equals_one_made_outside(layout):
+    S = CASES["irregular"].scipy()
+    there = jsf.from_scipy(S, "csr")
+    made = []
+
+    @jax.jit
+    def make():
+        made.extend([layout.of(S), there.asformat(layout.format, **dict(layout.options))])
+
+    make()
+    for A in made:
+        assert_same_storage(A, layout.of(S))
+
+
+@every_format
+def test_a_conversion_of_traced_values_is_differentiable_and_maps(layout, rng):
+    S = CASES["irregular"].scipy()
+    A, x = jsf.from_scipy(S, "csr"), rng.standard_normal(S.shape[1])
+    product = lambda data: A.with_data(data).asformat(layout.format, **dict(layout.options)) @ x  # noqa: E731
+    np.testing.assert_allclose(jax.grad(lambda data: product(data).sum())(A.data), x[A.col_idx], rtol=1e-14)
+    both = jax.vmap(product)(jnp.stack([A.data, -2 * A.data]))
+    np.testing.assert_allclose(both, [S @ x, -2 * (S @ x)], rtol=1e-12, atol=1e-12)
+
+
+def test_a_traced_pattern_is_refused_where_it_says_the_size():
+    A = jsf.from_scipy(CASES["irregular"].scipy(), "csr")
+    with pytest.raises(ValueError, match=r"'hll' cannot be made of a traced pattern.* one of coo, csr, csc"):
+        jax.jit(lambda A: A.asformat("hll"))(A)
+
+
+@every_format
 def test_backend_and_dtype_stay(layout):
     B = layout.of(CASES["irregular"].scipy(), dtype=np.float32, backend="xla")
     for name in jsf.FORMATS:
@@ -398,7 +429,10 @@ def test_one_full_row_is_refused_before_anything_is_allocated(layout):
     text = str(caught.value)
     assert f"format {layout.format!r} would take" in text and "5.6 MB in CSR" in text
     assert "longest row has 200000 entries where the mean is 2.0" in text
-    assert "use format='csr' or format='auto'" in text or "use format='hll' or format='auto'" in text
+    assert (
+        "use format='csr', or format='auto' of from_scipy" in text
+        or "use format='hll', or format='auto' of from_scipy" in text
+    )
 
 
 def test_the_guard_recommends_a_format_that_it_then_accepts():

@@ -134,6 +134,15 @@ def test_spmv_scales_adds_and_never_reads_y_when_beta_is_zero(layout, rng):
     assert_product(jsf.spmv(A, x), a, x)
 
 
+def test_a_traced_beta_of_zero_keeps_nans_out_and_has_its_derivative(rng):
+    a, x, y = IRREGULAR.dense(), rng.standard_normal(13), rng.standard_normal(17)
+    A = jsf.from_scipy(IRREGULAR.scipy())
+    with_beta = jax.jit(lambda y, beta: jsf.spmv(A, x, y, 1.0, beta))
+    assert_product(with_beta(np.full(17, np.nan), 0.0), a, x)
+    np.testing.assert_array_equal(np.isnan(with_beta(np.full(17, np.nan), 1.0)), True)
+    np.testing.assert_allclose(jax.jacfwd(with_beta, 1)(y, 0.0), y)
+
+
 @every_format
 def test_numpy_and_lists_multiply_from_both_sides(layout):
     A, a = layout.of(IRREGULAR.scipy()), IRREGULAR.dense()

@@ -193,7 +193,7 @@ def check_memory(
     raise ValueError(
         f"format {name!r} would take {readable_bytes(needed)} for a matrix of {readable_bytes(in_csr)} in CSR, because "
         f"{cause or f'it would store {n_stored} places for {csr.nnz} entries'}; use "
-        f"format={better!r} or format='auto', or pass max_bytes={needed} to insist"
+        f"format={better!r}, or format='auto' of from_scipy, or pass max_bytes={needed} to insist"
     )
 
 

@@ -176,7 +176,7 @@ def test_one_full_row_is_refused_at_once_and_without_memory(format, layout, nbyt
     assert time.perf_counter() - start < 1
     text = str(caught.value)
     assert f"format {format!r} would take {nbytes} for a matrix of 5.6 MB in CSR" in text
-    assert "use format='csr' or format='auto'" in text
+    assert "use format='csr', or format='auto' of from_scipy" in text
     tracemalloc.start()
     try:
         with pytest.raises(ValueError):
