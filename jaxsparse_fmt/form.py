@@ -83,10 +83,19 @@ def _product_dot(values, x, w, *structure, faces, backend):
     if backend != "xla":
         return faces.product_dot(values, x, w, structure, backend)
     y = faces.product(values[None], x[None, :, None], structure, backend)[0, :, 0]
-    return y, jnp.zeros(faces.sums, y.dtype).at[0].set(jnp.vdot(w, y))
+    return y, _one_part(faces, w, y)
 
 
-product_dot_p = vectors.platform_primitive("sparse_product_dot", _product_dot)
+def _product_then_dot(values, x, w, *structure, faces, backend):
+    y = product(faces, values, x, structure, backend)
+    return y, _one_part(faces, w, y)
+
+
+def _one_part(faces, w, y):
+    return jnp.zeros(faces.sums, y.dtype).at[0].set(jnp.vdot(w, y))
+
+
+product_dot_p = vectors.platform_primitive("sparse_product_dot", _product_dot, _product_then_dot)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 5), inline=True)

@@ -94,10 +94,10 @@ def _sweep(*operands: Array, counts: int, what: Pass, backend: str):
     return new, scalars, tuple(jnp.zeros(count, s.dtype).at[0].set(s) for s in sums)
 
 
-def platform_primitive(name: str, compute: Callable[..., Any]) -> Primitive:
+def platform_primitive(name: str, compute: Callable[..., Any], mapped: Callable[..., Any] | None = None) -> Primitive:
     """A primitive without derivatives whose compute(*operands, backend=…, **parameters) is told what runs.
 
-    Mapped over by vmap it is its plain form, mapped over.
+    Under vmap it is `mapped`, of the same arguments, mapped over; None: its plain form.
     """
     primitive = Primitive(name)
     primitive.multiple_results = True
@@ -114,7 +114,8 @@ def platform_primitive(name: str, compute: Callable[..., Any]) -> Primitive:
         return [ShapedArray(o.shape, o.dtype) for o in jax.eval_shape(functools.partial(plain, **parameters), *shapes)]
 
     def batch(operands, dims, **parameters):
-        out = jax.vmap(functools.partial(plain, **parameters), tuple(dims))(*operands)
+        alone = (lambda *operands: jax.tree.leaves(mapped(*operands, **parameters))) if mapped else None
+        out = jax.vmap(alone or functools.partial(plain, **parameters), tuple(dims))(*operands)
         return out, (0,) * len(out)
 
     def lower(platform, ctx, *operands, **parameters):

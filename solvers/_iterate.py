@@ -29,6 +29,8 @@ Map = Callable[[Array], Array]
 
 # What a step says beside a Status: go on; start again from the true residual, without or with this step.
 RUNNING, RESTART, FULL = -1, -2, -3
+BREAKS = (Status.BREAKDOWN, Status.NOT_POSITIVE_DEFINITE, Status.NON_FINITE, Status.DIVERGED)
+FAR = 1024  # times b: an x0 with such a residual is not used
 STEPS_UNROLLED = 20
 STEPS_PER_REPORT = 16  # a report costs about 0.1 ms
 
@@ -141,15 +143,18 @@ def run(
     Args:
       inner: A for the method, in `options.dtype`, which M takes then too; None: A itself.
     """
-    r = b if x0 is None else b - A(x0)
+    r, x = b, jnp.zeros_like(b)
+    if x0 is not None:
+        # Far from b, x0 would hide it in its own rounding errors; and A·x = 0 is solved by 0, exactly.
+        r = b - A(x0)
+        is_far = _largest(r) >= FAR * _largest(b)
+        is_far &= jnp.isfinite(_largest(r))
+        r, x = jnp.where(is_far, b, r), jnp.where(is_far, 0, x0)
     exponent = _exponent(b, r)
-    b, r = _scaled(b, -exponent), _scaled(r, -exponent)
+    b, r, x = _scaled(b, -exponent), _scaled(r, -exponent), _scaled(x, -exponent)
     b_norm = norm(b)
     tolerance = jnp.maximum(limits.rtol * b_norm, _scaled(limits.atol.astype(b_norm.dtype), -exponent))
     tolerance = tolerance.astype(b_norm.dtype)
-    # A·x = 0 is solved by 0, exactly.
-    x = jnp.zeros_like(b) if x0 is None else jnp.where(b_norm == 0, 0, _scaled(x0, -exponent))
-    r = jnp.where(b_norm == 0, jnp.zeros_like(r), r)
     narrow = b.dtype if options.dtype is None else options.dtype
     own = A if inner is None else inner
     parameters = method.prepare(own, M, r.astype(narrow), *parameters)
@@ -159,16 +164,21 @@ def run(
         """The method, from a true residual until its recursion claims to be done."""
         r = outer.r.astype(narrow)
         work = start(r, outer.work, *parameters)
-        goal = jnp.maximum(tolerance, limits.drop * outer.norm).astype(r.real.dtype)
+        drop = jnp.maximum(limits.drop, jnp.finfo(narrow).eps / 16)  # a recursion that fell by more proves nothing
+        goal = jnp.maximum(tolerance, drop * outer.norm).astype(r.real.dtype)
         loop = Loop(work, outer.k, outer.norm.astype(goal.dtype), outer.code, outer.norms)
         advance = functools.partial(_advance, method, options, own, M, outer.x, goal, limits.maxiter, exponent)
         loop = _while(lambda loop: _goes_on(loop, goal, limits.maxiter), advance, loop, options, exponent)
         x = outer.x + jnp.where(outer.code == RUNNING, method.iterate(M, loop.work).astype(b.dtype), 0)
         r = b - A(x)
         now = norm(r)
-        said = _verdict(now, outer.norm, tolerance, loop, limits.maxiter, refines=inner is not None)
+        said = _verdict(now, outer.norm, tolerance, loop, limits.maxiter)
         code = jnp.where(outer.code == RUNNING, said, outer.code)
-        return Outer(x, r, now, loop.k, code, loop.norms, loop.work if method.keeps and inner is not None else None)
+        kept = None
+        if method.keeps and inner is not None:  # after a step or two there is no direction worth it
+            few = (code == RUNNING) & (loop.k - outer.k <= 2)
+            kept = jax.tree.map(lambda a: jnp.where(few, 0, a), loop.work)
+        return Outer(x, r, now, loop.k, code, loop.norms, kept)
 
     now = norm(r)
     k, running = jnp.zeros(now.shape, jnp.int32), jnp.full(now.shape, RUNNING, jnp.int32)
@@ -181,7 +191,7 @@ def run(
         work = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     outer = Outer(x, r, now, k, code, norms, work)
     outer = lax.while_loop(lambda outer: jnp.any(outer.code == RUNNING), trip, outer)
-    code = _diagnosis(method, A, b, outer, inner)
+    code = _diagnosis(method, A, M, b, outer, narrow if inner is not None else None)
     x = _scaled(outer.x, exponent)
     finite = jnp.isfinite(x)
     code = jnp.where(jnp.all(finite, axis=0), code, Status.NON_FINITE).astype(jnp.int32)
@@ -230,7 +240,7 @@ def _goes_on(loop: Loop, goal, maxiter) -> Array:
     return (loop.code == RUNNING) & (loop.norm > goal) & (loop.k < maxiter)
 
 
-def _verdict(now, before, tolerance, loop: Loop, maxiter, refines: bool = False) -> Array:
+def _verdict(now, before, tolerance, loop: Loop, maxiter) -> Array:
     """RUNNING or how it ended, by the true residual norm `now`, the one before it, and what the method said."""
     asked_to = (loop.code == RESTART) | (loop.code == FULL)
     helped = jnp.isnan(before) | (now < jnp.where(asked_to, 1, 0.5) * before)
@@ -238,7 +248,7 @@ def _verdict(now, before, tolerance, loop: Loop, maxiter, refines: bool = False)
     ends = [
         (~jnp.isfinite(now), Status.NON_FINITE),
         (now <= tolerance, Status.CONVERGED),
-        (failed, Status.PRECISION if refines else loop.code),
+        (failed, loop.code),
         (loop.k >= maxiter, Status.MAXITER),
         (~helped, Status.STAGNATION),
     ]
@@ -261,24 +271,47 @@ def status_of(*cases: tuple[Array, int]) -> Array:
 # ------------------------------------------------------------------------------------------------------- post mortem
 
 
-def _diagnosis(method: Method, A: Map, b: Array, outer: Outer, inner: Map | None) -> Array:
-    """The code, told more exactly where a solve failed; one product then, and none else."""
+def _diagnosis(method: Method, A: Map, M: Map, b: Array, outer: Outer, narrow: Any) -> Array:
+    """The code, told more exactly where a solve failed; a product or two then, and none else.
+
+    Args:
+      narrow: dtype of a refinement's inner vectors.
+    """
 
     def examined(_, code: Array) -> Array:
         x, Ax, v = outer.x, b - outer.r, probe(b)
         Av, eps = A(v), jnp.finfo(b.dtype).eps
+        if narrow is not None:
+            code = _in_the_wide_type(A, M, outer, code, narrow)
         if method.self_adjoint:
             gap = jnp.abs(inner_product(v, Ax) - inner_product(Av, x))
             asymmetric = gap > 100 * eps * (norm(v) * (norm(Ax) + norm(b)) + norm(Av) * norm(x))
             code = jnp.where(_is_failure(code) & asymmetric, Status.NOT_SYMMETRIC, code)
-        if inner is not None:
+        if narrow is not None:
             # About what rounding in the wide type leaves of a residual; above it, the narrow type is to blame.
             limit = 100 * eps * norm(Av) / norm(v) * norm(x)
             code = jnp.where((code == Status.STAGNATION) & (outer.norm > limit), Status.PRECISION, code)
         return code.astype(jnp.int32)
 
     # A loop of one trip or none: vmap would make a condition's operands, A among them, as many as it maps over.
-    return lax.fori_loop(0, jnp.any(_is_failure(outer.code)).astype(jnp.int32), examined, outer.code)
+    failed = _is_failure(outer.code) | ((outer.code == Status.NON_FINITE) & (narrow is not None))
+    return lax.fori_loop(0, jnp.any(failed).astype(jnp.int32), examined, outer.code)
+
+
+def _in_the_wide_type(A: Map, M: Map, outer: Outer, code: Array, narrow: Any) -> Array:
+    """What a narrow method failed of, if that is so in the wide type too, else PRECISION."""
+    r, wide = outer.r, outer.r.dtype
+    z = M(r.astype(narrow)).astype(wide)
+    p = z if outer.work is None else outer.work.p.astype(wide)
+    Ap, eps = A(p), jnp.finfo(wide).eps
+    curvature, rounding = dot(p, Ap), 100 * eps * norm(p) * norm(Ap)
+    confirmed = [
+        (code == Status.NON_FINITE) & ~jnp.isfinite(norm(r) + norm(z)),
+        (code == Status.NOT_POSITIVE_DEFINITE) & ((curvature < -rounding) | (dot(r, z) < 0)),
+        (code == Status.BREAKDOWN) & ((jnp.abs(curvature) <= rounding) | (dot(r, z) == 0)),
+    ]
+    of_the_method = functools.reduce(jnp.logical_or, [code == s for s in BREAKS])
+    return jnp.where(of_the_method & ~functools.reduce(jnp.logical_or, confirmed), Status.PRECISION, code)
 
 
 def _is_failure(code: Array) -> Array:
@@ -327,9 +360,13 @@ def probe(like: Array) -> Array:
     return jnp.broadcast_to(v.reshape(-1, *(1,) * (like.ndim - 1)), like.shape)
 
 
+def _largest(v: Array) -> Array:
+    return jnp.max(jnp.abs(v), axis=0)
+
+
 def _exponent(*vectors: Array) -> Array:
     """e with 2ᵉ about the largest number in `vectors`, as far as the dtype can scale; 0 for zeros and infinities."""
-    largest = functools.reduce(jnp.maximum, (jnp.max(jnp.abs(v), axis=0) for v in vectors))
+    largest = functools.reduce(jnp.maximum, map(_largest, vectors))
     limit = jnp.finfo(vectors[0].dtype).maxexp - 8
     _, e = jnp.frexp(jnp.where(jnp.isfinite(largest), largest, 0))
     return jnp.clip(e, -limit, limit).astype(jnp.int32)

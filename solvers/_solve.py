@@ -33,6 +33,7 @@ NO_DERIVATIVE = (
     Status.NOT_SYMMETRIC,
     Status.NON_FINITE,
     Status.DIVERGED,
+    Status.PRECISION,
 )
 # A default history holds this many iterations.
 MAX_HISTORY = 10_000

@@ -65,7 +65,7 @@ def cg(
         A matrix is an argument of the compiled solver, which serves every other of its layout shape. A function, or
         a matrix that is no pytree, is traced and compiled anew at each call outside jit.
       b: [n], or [n, k] for k systems at once: they share every product, and each starts, counts and ends by itself.
-      x0: as b, where to start; None starts from zero.
+      x0: as b, where to start; None starts from zero, as does an x0 whose residual is 1024 times b or more.
       M: an approximation of A⁻¹, positive definite: anything with `@`, or a function r -> M·r.
       rtol, atol: stop when ‖b − A·x‖₂ ≤ max(rtol·‖b‖₂, atol), by the true residual.
       maxiter: most iterations; None allows 10·n.

@@ -82,7 +82,8 @@ def step(A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
     x, r = x + d, r - A(d)
     rho_new = 1 / (2 * center / radius - rho)
     d = (rho_new * rho) * d + (2 * rho_new / radius) * M(r)
-    return Work(x, r, d, rho_new, center, radius), norm(r), status_of((~(center > 0), Status.NOT_POSITIVE_DEFINITE))
+    code = status_of((~jnp.isfinite(center), Status.NON_FINITE), (center <= 0, Status.NOT_POSITIVE_DEFINITE))
+    return Work(x, r, d, rho_new, center, radius), norm(r), code
 
 
 METHOD = Method(start, holding(step), prepare=prepare)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from solvers import _arguments as arguments
 from solvers._iterate import Method
@@ -58,8 +59,9 @@ def refine(
         exact in float32 are best held so once, under a float64 b.
       M: an approximation of A⁻¹, in the narrow type where it is a pytree.
       dtype: of the inner matrix: "float32", or "bfloat16" or "float16" under float32 vectors; float16 with rows scaled
-        by powers of two, so that none over- or underflows. None takes float32, but the wide type itself where A has
-        less than 50 MB: a GPU's cache holds that, steps are no faster in a narrow type, and some more are needed.
+        by powers of two, so that none over- or underflows. None takes float32 under 64-bit vectors, but the
+        wide type itself where A has less than 50 MB: a GPU's cache holds that, steps are no faster in a narrow type,
+        and some more are needed.
       method: the inner one: "cg", "fcg", "minres", "bicgstab" or "gmres".
       inner: the inner matrix itself, for an A that is a function.
       drop: the true residual is taken anew where the narrow one has fallen by this factor; None takes 0.03 for "cg" and
@@ -77,7 +79,7 @@ def refine(
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}; got {method!r}")
     narrow = None
-    if dtype is not None or inner is not None or arguments.is_function(A) or _nbytes(A) >= WORTHWHILE:
+    if dtype is not None or inner is not None or arguments.is_function(A) or _is_worthwhile(A, b):
         narrow = arguments.narrow_dtype(dtype or "float32", DTYPES)
     if drop is None:
         drop = 0.03 if METHODS[method].keeps else 1e-4 if narrow == "float32" else 1e-2
@@ -101,5 +103,8 @@ def refine(
     )
 
 
-def _nbytes(A: Any) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(A) if hasattr(leaf, "dtype"))
+def _is_worthwhile(A: Any, b: Any) -> bool:
+    arrays = [leaf for leaf in jax.tree.leaves(A) if hasattr(leaf, "dtype")]
+    numbers = [a.dtype for a in arrays if jnp.issubdtype(a.dtype, jnp.inexact)]
+    wide = jnp.finfo(jnp.result_type(arguments.vectors(b, "b"), *numbers)).bits == 64
+    return wide and sum(a.size * a.dtype.itemsize for a in arrays) >= WORTHWHILE

@@ -39,8 +39,8 @@ _MESSAGES = {
     "may be singular, or rtol and atol ask for more than zero residual",
     Status.STAGNATION: "the true residual stopped falling above the tolerance, at the limit of this precision; loosen "
     "rtol, or solve in a wider dtype (float64 with jax_enable_x64)",
-    Status.NOT_POSITIVE_DEFINITE: "the matrix or the preconditioner is not positive definite, which cg needs; use a "
-    "method for indefinite systems (minres) or general ones (gmres, bicgstab), or check the sign of A and M",
+    Status.NOT_POSITIVE_DEFINITE: "the matrix or the preconditioner is not positive definite, which this "
+    "method needs; for an indefinite matrix take minres, gmres or bicgstab, or check the sign of A and M",
     Status.NON_FINITE: "a NaN or infinity appeared; look for them in A, b, x0 and M",
     Status.DIVERGED: "the residual grew without bound; scale the system, pass a preconditioner M, or use gmres, whose "
     "residual never grows",

@@ -417,6 +417,16 @@ def test_a_tiny_b_with_an_ordinary_x0_is_solved():
     assert sol.success and float(jnp.linalg.norm(A @ sol.x)) <= 1.1 * atol
 
 
+@pytest.mark.parametrize("scale", [1e-25, 1e-15, 1e-3])
+def test_an_x0_far_from_a_tiny_b_does_not_hide_it(scale):
+    S, A, b = system(dtype=np.float32)
+    b = b * scale
+    sol = cg(A, b, np.ones(N, np.float32), rtol=1e-5)
+    residual = np.float64(b) - S @ np.float64(sol.x)
+    assert sol.success and np.linalg.norm(residual) <= 2e-5 * np.linalg.norm(np.float64(b))
+    assert float(sol.residual_norm) == pytest.approx(np.linalg.norm(residual), rel=0.5)
+
+
 def test_a_tiny_b_with_an_exact_x0_keeps_it():
     A = jsf.from_dense(np.eye(3, dtype=np.float32))
     b = np.full(3, 1e-25, np.float32)
@@ -429,6 +439,12 @@ def test_the_derivative_of_a_failed_solve_is_nan_and_not_zero():
     _, A, b = system()
     gradient = jax.grad(lambda d: cg(A.with_data(d), b).x.sum())(-A.data)
     assert np.all(np.isnan(gradient))
+
+
+def test_mapped_over_it_multiplies_with_the_kernel_still():
+    with jsf.use_backend("interpret"):
+        A, B = jsf.from_scipy(jsf.gallery.poisson(3), "ell"), np.ones((3, 27))
+        assert "gather" not in str(jax.make_jaxpr(jax.vmap(lambda b: cg(A, b).x))(B))
 
 
 # ----------------------------------------------------------------------------------------------------- the door

@@ -157,9 +157,28 @@ def test_plain_endings_have_their_status(case: Case, spoil, options, status):
 
 
 @every_solver
-def test_a_tolerance_beyond_the_dtype_ends_and_says_so(case: Case):
+def test_a_preconditioner_of_nans_is_not_finite(case: Case):
     S, b = case.system()
-    sol = case.solver(dense(S), b, rtol=1e-19, maxiter=10**6)
+    sol = case.solver(dense(S), b, M=lambda r: np.nan * r, rtol=1e-9)
+    assert sol.status is Status.NON_FINITE and np.all(np.isfinite(sol.x))
+
+
+@pytest.mark.parametrize("spoilt", ["A", "M"])
+@pytest.mark.parametrize("case", [c for c in CASES + REFINED if c.kind != "general"], ids=str)
+def test_a_negative_matrix_or_preconditioner_is_told(case: Case, spoilt):
+    S, b = case.system()
+    if spoilt == "A" and case.kind == "symmetric":
+        pytest.skip("an indefinite matrix is what it is for")
+    A, M = (dense(-S), None) if spoilt == "A" else (dense(S), lambda r: -r)
+    sol = case.solver(A, b, M=M, rtol=1e-9)
+    assert sol.status is Status.NOT_POSITIVE_DEFINITE and np.all(np.isfinite(sol.x))
+
+
+@pytest.mark.parametrize("rtol", [1e-19, 0.0])
+@every_solver
+def test_a_tolerance_beyond_the_dtype_ends_and_says_so(case: Case, rtol):
+    S, b = case.system()
+    sol = case.solver(dense(S), b, rtol=rtol, maxiter=10**6)
     assert sol.status in (Status.STAGNATION, Status.BREAKDOWN)
     assert true_residual(S, sol.x, b) <= 1e-13 * np.linalg.norm(b)
 
@@ -255,6 +274,7 @@ def test_callback_and_progress_see_the_iterates(case: Case):
     sol = case.solver(dense(S), b, rtol=1e-9, history=True, **options)
     jax.effects_barrier()
     assert len(seen) == sol.iterations and all(k % 16 == 0 for k, _ in reports)
+    assert len(reports) == sol.iterations // 16
     residuals = [true_residual(S, x, b) for x in seen]
     np.testing.assert_allclose(sol.history[1:], residuals, rtol=1e-4, atol=1e-12 * np.linalg.norm(b))
 

@@ -93,10 +93,41 @@ def test_the_limit_of_the_wide_type_is_not_blamed_on_the_narrow_one(dtype):
     assert sol.status is Status.STAGNATION and relative_residual(POISSON, sol.x, RHS) < 1e-14
 
 
+def test_the_derivative_of_a_failed_refinement_is_nan_and_not_zero():
+    A = jsf.from_scipy(-POISSON, "csr")
+    gradient = jax.grad(lambda b: refine(A, b, dtype="float32").x.sum())(RHS)
+    assert np.all(np.isnan(gradient))
+    S = spd_with_condition(1e5)
+    gradient = jax.grad(lambda b: refine(S, b, rtol=1e-10, dtype="bfloat16", maxiter=500).x.sum())(np.ones(50))
+    assert np.all(np.isnan(gradient))
+
+
+@pytest.mark.parametrize(
+    ("M", "status"), [(lambda r: 0 * r, Status.BREAKDOWN), (lambda r: r.at[::2].multiply(-1), None)]
+)
+def test_a_bad_preconditioner_is_not_blamed_on_the_narrow_type(M, status):
+    sol = refine(jsf.from_scipy(POISSON, "csr"), RHS, M=M, dtype="float32")
+    assert sol.status is (status or Status.NOT_POSITIVE_DEFINITE)
+
+
+def test_a_nearly_exact_preconditioner_is_not_held_up_by_old_directions():
+    S = jsf.gallery.elasticity(3)
+    inverse = jnp.asarray(np.linalg.inv(S.toarray()))
+    sol = refine(jsf.from_scipy(S), np.ones(81), M=inverse, rtol=1e-12, dtype="float32")
+    assert sol.success and sol.iterations <= 4
+
+
 def test_a_small_system_is_not_narrowed_unless_asked():
     A = jsf.from_scipy(POISSON, "csr")
     assert refine(A, RHS, rtol=1e-12).iterations == cg(A, RHS, rtol=1e-12).iterations
     assert "f32[" not in str(jax.make_jaxpr(lambda A, b: refine(A, b).x)(A, RHS))
+
+
+def test_nothing_in_32_bits_is_narrowed_unless_asked(monkeypatch):
+    monkeypatch.setattr("solvers.refine.WORTHWHILE", 0)
+    A = jsf.from_scipy(POISSON, "csr", dtype="float32")
+    assert refine(A, RHS.astype(np.float32), rtol=1e-5).success
+    assert "f32[" in str(jax.make_jaxpr(lambda A, b: refine(A, b).x)(jsf.from_scipy(POISSON), RHS))
 
 
 def test_float16_rows_of_any_size_are_scaled_into_its_range():
