@@ -150,7 +150,8 @@ def _blocks(csr: Csr, data: np.ndarray, shape: tuple[int, int], block_shape: tup
 def _shape(block_shape: Any) -> tuple[int, int]:
     if not isinstance(block_shape, tuple | list) or len(block_shape) != 2:
         raise TypeError(f"block_shape must be two integers, (rows, columns); got {block_shape!r}")
-    r, c = storing.positive("block_shape", block_shape[0]), storing.positive("block_shape", block_shape[1], "column")
+    r = storing.positive("block_shape[0]", block_shape[0])
+    c = storing.positive("block_shape[1]", block_shape[1], "column")
     if c > MAX_COLUMNS:
-        raise ValueError(f"block_shape must have at most {MAX_COLUMNS} columns, which a kernel unrolls; got {c}")
+        raise ValueError(f"block_shape[1] must be at most {MAX_COLUMNS} columns, which a kernel unrolls; got {c}")
     return r, c
