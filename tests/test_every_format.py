@@ -126,6 +126,23 @@ def test_products_of_every_kind_in_every_dtype(layout, stored, vector, rng):
         assert_product(got[name], dense, v, dtype)
 
 
+@quick_jit
+def both_ways(single, double, x, y):
+    """Two matrices of one format, so that a format compiles once."""
+    return [(A @ x.astype(A.dtype), A.T @ y.astype(A.dtype)) for A in (single, double)]
+
+
+@every_format
+def test_complex_products_equal_scipys(layout, rng):
+    dtypes = (np.complex64, np.complex128)
+    x, y = draw(rng, np.complex128, 13), draw(rng, np.complex128, 17)
+    results = both_ways(*(layout.of(IRREGULAR.scipy(dtype)) for dtype in dtypes), x, y)
+    for dtype, (product, transposed) in zip(dtypes, results, strict=True):
+        S, x_, y_ = IRREGULAR.scipy(dtype).tocsr().astype(np.complex128), *(wide(v.astype(dtype)) for v in (x, y))
+        assert_close(product, S @ x_, magnitude(S.toarray(), x_), dtype)
+        assert_close(transposed, S.T @ y_, magnitude(S.toarray().T, y_), dtype)
+
+
 @every_format
 def test_spmv_scales_adds_and_never_reads_y_when_beta_is_zero(layout, rng):
     a, x, y = IRREGULAR.dense(), rng.standard_normal(13), rng.standard_normal(17)
