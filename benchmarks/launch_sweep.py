@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     print(timing.provenance(), f"copy {copy / 1e9:.0f} GB/s, {args.backend}")
     print("| matrix | dtype | format |" + "".join(f" {lanes} × {unroll} |" for lanes, unroll in VARIANTS))
     print("|---|---|---|" + "---:|" * len(VARIANTS))
-    for name, make in spmv.cases("gpu", args.small).items():
+    for name, make in spmv.cases("gpu", args.small, ("7-point", "27-point")).items():
         S = make()
         for dtype, (format, layout) in itertools.product(("float32", "float64"), FORMATS.items()):
             csr = jsf.from_scipy(S.astype(dtype), "csr", backend=args.backend)

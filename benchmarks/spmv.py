@@ -2,12 +2,15 @@
 
     python -m benchmarks.spmv                     the standard cases, for the device that is there
     python -m benchmarks.spmv --small --json out.json
-    python -m benchmarks.spmv --only sell bsr     some formats
+    python -m benchmarks.spmv --only torus        some matrices
+    python -m benchmarks.spmv --formats sell bsr  some formats
 
 On a GPU a CSR matrix is there first and converted there; "conversion" is the time of that, compiled, in products of
 the same format. GB/s and the share of the copy bandwidth count the bytes a format must move: stored values and indices,
 pointers, x and y once each. A share can pass 1 where x stays in cache less than it is counted, or the copy is not the
-fastest pass. Ratios are to the fastest opponent outside JAX; above 1 we are faster.
+fastest pass. Ratios are to the fastest opponent outside JAX; above 1 we are faster. On the torus every row has 7
+entries: only the formats that differ in how they meet unequal rows run there, and a line below the table for each dtype
+and backend says how far apart they are, the slowest over the fastest.
 """
 
 from __future__ import annotations
@@ -17,13 +20,14 @@ import dataclasses
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.sparse
 
 import jaxsparse_fmt as jsf
 from benchmarks import cusparse, timing
@@ -69,15 +73,29 @@ FORMATS: dict[str, list[Method]] = {
         ("sell", {"slice_size": 1024}, {}),
     ],
 }
+EQUAL_ROWS: list[Method] = [("hll", {}, {}), ("jds", {}, {}), ("pjds", {}, {}), ("pellr", {}, {})]
+CASES = ("7-point", "27-point", "torus")
 
 
-def cases(platform: str, small: bool) -> dict[str, Callable[[], Any]]:
+def cases(platform: str, small: bool, only: Sequence[str] = CASES) -> dict[str, Callable[[], Any]]:
     """The matrices, made when called. On a GPU each exceeds the last-level cache several times, on a CPU too."""
     n, m = (20, 8) if small else (200, 64) if platform == "gpu" else (100, 40)
-    return {
+    matrices = {
         f"7-point {n}³": lambda: jsf.gallery.poisson(n),
         f"27-point × 3 dof {m}³": lambda: jsf.gallery.elasticity(m),
+        f"torus {n}³": lambda: torus(n),
     }
+    return {name: make for name, make in matrices.items() if name.split()[0] in only}
+
+
+def torus(n: int) -> scipy.sparse.csr_array:
+    """The 7-point stencil on a periodic grid of n³ points, n ≥ 3: 7 entries in every row."""
+    point = np.arange(n**3, dtype=np.int32).reshape(n, n, n)
+    neighbours = [np.roll(point, shift, axis) for axis in range(3) for shift in (1, -1)]
+    col = np.sort(np.stack([point, *neighbours], axis=-1).reshape(-1, 7))
+    values = np.where(col == point.reshape(-1, 1), 6.0, -1.0)
+    row_ptr = np.arange(0, col.size + 1, 7, dtype=np.int32)
+    return scipy.sparse.csr_array((values.ravel(), col.ravel(), row_ptr), shape=(n**3, n**3))
 
 
 def moved_bytes(A: jsf.SparseMatrix, x: np.ndarray) -> int:
@@ -98,8 +116,9 @@ def converted(csr: jsf.SparseMatrix, format: str, layout: dict[str, Any], dtype:
     return (A, first) if format in BY_HOST else convert()
 
 
-def measure(name: str, S: Any, platform: str, backends: list[str], copy: float, only: list[str]) -> Iterator[Row]:
+def measure(name: str, S: Any, platform: str, backends: list[str], copy: float, formats: list[str]) -> Iterator[Row]:
     """One row per method on one matrix, the opponents first."""
+    equal_rows = name.startswith("torus")
     rng = np.random.default_rng(0)
     xs = [rng.standard_normal(S.shape[1]).astype(S.dtype) for _ in range(3)]
     exact = S.astype(np.float64) @ xs[0].astype(np.float64)
@@ -121,10 +140,11 @@ def measure(name: str, S: Any, platform: str, backends: list[str], copy: float, 
         yield row(method, "cupy", seconds, csr_bytes, y)
 
     inputs = [jnp.asarray(x) for x in xs]
-    yield row("JAX BCSR", "xla", *_bcsr(S, inputs, csr_bytes))
+    if not equal_rows:
+        yield row("JAX BCSR", "xla", *_bcsr(S, inputs, csr_bytes))
     csr = jsf.from_scipy(S, "csr")
-    for format, layout, dtypes in FORMATS[platform]:
-        if only and format not in only:
+    for format, layout, dtypes in EQUAL_ROWS if equal_rows else FORMATS[platform]:
+        if formats and format not in formats:
             continue
         stored = dtypes.get(S.dtype.name, S.dtype.name)
         A, seconds_to_convert = converted(csr, format, layout, stored)
@@ -174,7 +194,20 @@ def table(rows: list[Row], header: dict[str, Any]) -> str:
             f"| {r['matrix']} | {r['dtype']} | {r['method']} | {r['backend']} | {r['us']:.1f} | {r['GB/s']:.0f} | "
             f"{r['share']:.2f} | {r['ratio']:.2f} | {conversion} | {r['error']:.0e} |"
         )
-    return "\n".join(lines)
+    return "\n".join(lines + spread(rows))
+
+
+def spread(rows: list[Row]) -> list[str]:
+    """On the torus, for each dtype and backend the slowest format's time over the fastest's."""
+    times: dict[tuple[str, str], dict[str, float]] = {}
+    for r in rows:
+        if r["matrix"].startswith("torus") and r["backend"] not in ("cupy", "scipy"):
+            times.setdefault((r["dtype"], r["backend"]), {})[r["method"]] = r["us"]
+    return [""] * bool(times) + [
+        f"{dtype} {backend}, rows of equal length: {max(us, key=us.__getitem__)} / {min(us, key=us.__getitem__)} = "
+        f"{max(us.values()) / min(us.values()):.2f}, of {', '.join(us)}"
+        for (dtype, backend), us in times.items()
+    ]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -182,8 +215,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--small", action="store_true", help="tiny matrices, to try the script")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "float64"])
     parser.add_argument("--backends", nargs="+", help="default: triton and mosaic on a GPU, auto on a CPU")
-    parser.add_argument("--only", nargs="+", default=[], help="formats; default: all")
-    parser.add_argument("--cases", type=int, nargs="+", help="numbers of the matrices; default: all")
+    parser.add_argument("--only", nargs="+", default=list(CASES), choices=list(CASES), help="matrices; default: all")
+    parser.add_argument("--formats", nargs="+", default=[], help="default: all")
     parser.add_argument("--json", type=Path, help="also write the rows here, and the table beside it as .md")
     args = parser.parse_args(argv)
     jax.config.update("jax_enable_x64", True)
@@ -192,12 +225,10 @@ def main(argv: list[str] | None = None) -> int:
     copy = timing.copy_bandwidth(2**24 if args.small else 2**28 if platform == "cpu" else 2**31)
     header = timing.provenance() | {"copy": f"{copy / 1e9:.0f} GB/s"}
     rows: list[Row] = []
-    for number, (name, make) in enumerate(cases(platform, args.small).items()):
-        if args.cases and number not in args.cases:
-            continue
+    for name, make in cases(platform, args.small, args.only).items():
         S = make()
         for dtype in args.dtypes:
-            for row in measure(name, S.astype(dtype), platform, backends, copy, args.only):
+            for row in measure(name, S.astype(dtype), platform, backends, copy, args.formats):
                 rows.append(row)
                 label = f"{name} {dtype} {row['method']} {row['backend']}"
                 print(f"{label}: {row['us']:.1f} µs", file=sys.stderr, flush=True)

@@ -29,8 +29,8 @@ def reductions():
     for name, (call, make, paper) in PROBLEMS.items():
         S = make()
         longest = int(np.diff(S.indptr).max())
-        ellpack = S.shape[0] * longest
-        pjds = jsf.from_scipy(S, format="pjds", block_size=32).n_stored
+        ellpack = jsf.from_scipy(S, "ell").n_stored
+        pjds = jsf.from_scipy(S, "pjds", block_size=32).n_stored
         here = 100 * (1 - pjds / ellpack)
         table.append((name, call, S.shape[0], S.nnz / S.shape[0], longest, ellpack, pjds, here, paper))
     return table

@@ -10,16 +10,11 @@ from hypothesis import strategies as st
 
 from jaxsparse_fmt import _meshes
 from jaxsparse_fmt.gallery import adaptive_poisson, cfd, poisson
+from tests.test_papers import pjds_saves
 
 
 def row_lengths(matrix: sp.csr_array) -> np.ndarray:
     return np.diff(matrix.indptr)
-
-
-def pjds_saves(matrix: sp.csr_array, block: int = 32) -> float:
-    """In % of ELLPACK's places, from the row lengths alone: sort, pad each block of rows to its first."""
-    lengths = np.sort(row_lengths(matrix))[::-1]
-    return 100 * (1 - block * lengths[::block].sum() / (lengths.size * lengths[0]))
 
 
 def painted(n: int, levels: int, bodies: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -81,12 +76,11 @@ def test_an_adaptive_mesh_gives_a_symmetric_positive_definite_m_matrix(n, levels
 
 
 def test_an_adaptive_mesh_has_the_row_lengths_of_samg():
-    lengths = row_lengths(matrix := adaptive_poisson(10))
+    lengths = row_lengths(adaptive_poisson(10))
     assert len(lengths) == 105832  # as the docstring says
     assert lengths.mean() == pytest.approx(7, abs=0.5)
     assert 4 * lengths.min() < lengths.max() <= 25
     assert np.mean(lengths <= 7) > 0.8
-    assert pjds_saves(matrix) == pytest.approx(68.4, abs=5)
 
 
 @given(st.integers(1, 5), st.integers(1, 6), st.floats(0, 1), st.floats(0, 0.25), st.integers(0, 2**32))
@@ -131,16 +125,15 @@ def test_reach_spreads_the_row_lengths():
 
 
 def test_cfd_has_the_row_lengths_of_dlr2():
-    lengths = row_lengths(matrix := cfd(16))
+    lengths = row_lengths(cfd(16))
     assert lengths.mean() == 315  # §I-C
-    assert pjds_saves(matrix) == pytest.approx(48.0, abs=5)
+    assert np.mean(lengths <= 0.8 * lengths.max()) > 0.9  # few long ones: Fig. 3
 
 
 def test_cfd_without_spread_has_the_row_lengths_of_dlr1():
-    lengths = row_lengths(matrix := cfd(20, 6, 23, spread=0))
+    lengths = row_lengths(cfd(20, 6, 23, spread=0))
     assert lengths.mean() == 144  # §I-C
     assert np.mean(lengths >= 0.8 * lengths.max()) == pytest.approx(0.8, abs=0.1)
-    assert pjds_saves(matrix) == pytest.approx(17.5, abs=5)
 
 
 @pytest.mark.parametrize("make", [lambda seed: adaptive_poisson(4, seed=seed), lambda seed: cfd(5, seed=seed)])

@@ -11,6 +11,7 @@ import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt import traffic
+from tests.bytes_oracle import stated_bytes
 from tests.test_real_matrices import by_scipy, every_file
 
 # Wang and Gu 2020, §3: entries a row of the matrix of Fig. 5, in warps of 8 threads. Its last 6 places have no row.
@@ -62,17 +63,38 @@ def test_kreutzers_code_balance_in_double_precision():
         assert traffic.code_balance(row_length, alpha) == pytest.approx(6 + 4 * alpha + 8 / row_length)
 
 
-@pytest.mark.parametrize(("n", "block_size"), [(64, 4), (96, 32), (256, 32), (40, 1), (32, 32)])
+@pytest.mark.parametrize(("n", "block_size"), [(64, 4), (96, 32), (40, 1), (32, 32), (50, 32), (47, 5), (33, 32)])
 def test_kreutzers_extreme_case_stores_so_many_places(n, block_size):
-    """One full row and a single entry in all others: §II.A."""
+    """One full row and a single entry in all others: §II.A. A last block that sticks out ends with the matrix."""
     dense = np.zeros((n, n))
     dense[:, n // 3] = dense[n // 2] = 1
     places = (block_size + 1) * n - block_size
     lengths = traffic.by_falling_length(np.count_nonzero(dense, axis=1))
-    assert traffic.sliced_places(lengths, block_size) == places
+    assert traffic.sliced_places(lengths, block_size) == places + -n % block_size
     assert traffic.ell_places(lengths) == n * n
     assert jsf.from_scipy(sp.csr_array(dense), "pjds", block_size=block_size).n_stored == places
     assert jsf.from_scipy(sp.csr_array(dense), "ell").n_stored == n * n
+
+
+# Kreutzer et al. 2012, Table I: % of ELLPACK's places that pJDS saves. The paper's matrices are not public; these have
+# rows drawn like theirs, and save 17.2, 45.1, 37.6 and 70.8%.
+TABLE_1 = {
+    "DLR1": (lambda: jsf.gallery.cfd(20, 6, 23, spread=0), 17.5),
+    "DLR2": (lambda: jsf.gallery.cfd(16), 48.0),
+    "HMEp": (lambda: jsf.gallery.holstein_hubbard(6, 6, 8), 36.0),
+    "sAMG": (lambda: jsf.gallery.adaptive_poisson(10), 68.4),
+}
+
+
+def pjds_saves(S: sp.csr_array) -> float:
+    """In % of the places that ELLPACK stores."""
+    return 100 * (1 - jsf.from_scipy(S, "pjds").n_stored / jsf.from_scipy(S, "ell").n_stored)
+
+
+@pytest.mark.parametrize("matrix", TABLE_1)
+def test_pjds_saves_what_kreutzers_table_1_says_to_three_percentage_points(matrix):
+    make, printed = TABLE_1[matrix]
+    assert pjds_saves(make()) == pytest.approx(printed, abs=3)
 
 
 # Barbieri et al. 2015, Table 5: memory in MB, as printed.
@@ -126,115 +148,39 @@ def without_pattern(A: jsf.SparseMatrix) -> int:
 
 @table_5
 def test_barbieris_table_5_is_what_the_formats_take(problem, format, printed):
+    """But for HYB, where the table's figure is CSR's and ours is a real HYB: its ELL part has padding."""
     layout = {"slice_size": HACK} if format in ("hdia", "hll") else {}
     A = jsf.from_scipy(pde(problem), format, **layout)
-    assert format in ("hdia", "hll", "hyb") or printed_as(without_pattern(A), printed)
-    assert printed_as(A.nbytes, printed) or A.nbytes / 1e6 == pytest.approx(float(printed), rel=0.06)
+    if format == "hyb":
+        assert A.nbytes / 1e6 == pytest.approx(float(printed), rel=0.06)
+    else:
+        assert printed_as(without_pattern(A), printed)
+        assert A.nbytes <= (1 + 1 / 64) * without_pattern(A)  # the pattern takes a bit for 8 bytes at most
 
 
+# All that decides sizes; "K" stands for the width by the rule of a third.
 LAYOUTS = {
     "ellrt": {"threads_per_row": 4},
-    "hll": {"slice_size": 32},
-    "hdia": {"slice_size": 32},
+    "hll": {"slice_size": 32, "sigma": 1},
+    "hdia": {"slice_size": 32, "sigma": 1},
     "pjds": {"block_size": 32},
+    "pellr": {"lengths_per": "warp"},
+    "hyb": {"width": "K"},
     "bsr": {"block_shape": (4, 2)},
-    "sell": {"slice_size": 32, "max_width": 64},
+    "sell": {"slice_size": 32, "sigma": 1, "max_width": 64},
 }
-
-
-def stated_bytes(S: sp.csr_array) -> dict[str, int]:
-    """Bytes of S by the formulas that the formats' files state, in the layouts of `LAYOUTS` and without `pattern`."""
-    lengths, (n_rows, n_cols) = np.diff(S.indptr), S.shape
-    ordered, longest = traffic.by_falling_length(lengths), int(lengths.max())
-    slices, pitch = -(-n_rows // 32), -(-n_rows // 32) * 32
-    value = 16 if S.dtype.kind == "c" else 8
-    entry, width = value + 4, traffic.hyb_width(lengths)
-    bisected = 24 * slices + 4 + 8 * n_rows
-    return {
-        "coo": S.nnz * (entry + 4),
-        "csr": S.nnz * entry + 4 * (n_rows + 1),
-        "csc": S.nnz * entry + 4 * (n_cols + 1),
-        "ell": longest * n_rows * entry + 4 * n_rows,
-        "ellr": longest * pitch * entry + 4 * n_rows,
-        "ellrt": -(-longest // 4) * pitch * 4 * entry + 4 * n_rows,
-        "hll": traffic.sliced_places(lengths, 32) * entry + 4 * n_rows + 4 * (slices + 1),
-        "jds": traffic.jds_places(lengths) * entry + 8 * n_rows + 4 * (longest + 1),
-        "pjds": pjds_places(ordered, 32) * entry + 8 * n_rows + 4 * (longest + 1),
-        "pellr": longest * pitch * entry + 4 * n_rows + 4 * slices,
-        "biell": bisected_places(lengths) * entry + bisected,
-        "bijad": bisected_places(ordered) * entry + bisected,
-        "hyb": width * n_rows * entry + tail_bytes(lengths, width, entry),
-        "dia": traffic.diagonals(S) * (n_rows * value + 4),
-        "hdia": traffic.diagonals(S, 32) * (32 * value + 4) + 4 * (slices + 1),
-        "bsr": bsr_bytes(S, (4, 2), value),
-        "sell": sell_bytes(S, 64, value) + tail_bytes(lengths, 64, entry),
-    }
-
-
-def pjds_places(ordered: np.ndarray, block_size: int) -> int:
-    """As `traffic.sliced_places`, with a last block that ends with the matrix."""
-    rest = len(ordered) % block_size
-    surplus = (block_size - rest) * int(ordered[-rest]) if rest else 0
-    return traffic.sliced_places(ordered, block_size) - surplus
-
-
-def bisected_places(lengths: np.ndarray) -> int:
-    """32 places a column of a group; group g takes 2ᵍ entries a row at a time, for what its latter half has left."""
-    warps = -np.sort(-np.pad(lengths, (0, -len(lengths) % 32)).reshape(-1, 32), axis=1)
-    taken, columns = np.zeros(len(warps), np.int64), 0
-    for threads in (1, 2, 4, 8, 16, 32):
-        left = np.maximum(warps[:, 16 // threads] - taken, 0)
-        columns += int((-(-left // threads)).sum())
-        taken += -(-left // threads) * threads
-    return 32 * columns
-
-
-def tail_bytes(lengths: np.ndarray, width: int, entry: int) -> int:
-    """What rows have beyond `width` entries, in pieces of 256."""
-    rest = np.maximum(lengths - width, 0)
-    long, pieces = np.count_nonzero(rest), int((-(-rest // 256)).sum())
-    if long == 0:
-        return 0
-    return int(rest.sum()) * entry + 4 * long + 4 * (pieces + 1) + (4 * (long + 1) if pieces > long else 0)
-
-
-def bsr_bytes(S: sp.csr_array, block_shape: tuple[int, int], value: int) -> int:
-    """Slices of 128 rows, or of all where those are fewer, as wide as their widest row of blocks."""
-    r, c = block_shape
-    row = np.repeat(np.arange(S.shape[0]), np.diff(S.indptr))
-    across, block_rows = -(-S.shape[1] // c), -(-S.shape[0] // r)
-    in_row = np.bincount(np.unique(row // r * across + S.indices // c) // across, minlength=block_rows)
-    slice_rows = min(128 // r, block_rows)
-    blocks = traffic.sliced_places(in_row, slice_rows)
-    return blocks * (r * c * value + 4) + 4 * (-(-block_rows // slice_rows) + 1)
-
-
-def sell_bytes(S: sp.csr_array, max_width: int, value: int) -> int:
-    """Slices of 32 rows, without the tail; two bytes of index a place, or four where columns lie 65535 apart."""
-    lengths = np.diff(S.indptr)
-    widths = np.minimum(traffic.longest_by_slice(lengths, 32), max_width)
-    row, j = np.repeat(np.arange(S.shape[0]), lengths), np.arange(S.nnz) - np.repeat(S.indptr[:-1], lengths)
-    kept = j < max_width
-    chunk = (np.cumsum(widths) - widths)[row[kept] // 32] + j[kept]
-    least, most = np.full(widths.sum(), S.shape[1]), np.zeros(widths.sum(), int)
-    np.minimum.at(least, chunk, S.indices[kept])
-    np.maximum.at(most, chunk, S.indices[kept])
-    of_slice = np.repeat(np.arange(len(widths)), widths)
-    wide = np.isin(np.arange(len(widths)), of_slice[most - least >= 65535])
-    index = 2 + 2 * wide
-    places = int((32 * widths * (value + index)).sum()) + 4 * int(widths.sum()) + 4 * (len(widths) + 1)
-    return places + (4 * len(widths) if wide.any() else 0)
 
 
 @every_file
 def test_bytes_on_real_matrices_are_those_that_the_formats_state(path):
     S = by_scipy(path)
-    stated = stated_bytes(S)
-    assert set(stated) == set(jsf.FORMATS)
-    for format, want in stated.items():
+    value, width = 16 if S.dtype.kind == "c" else 8, traffic.hyb_width(np.diff(S.indptr))
+    for format in jsf.FORMATS:
+        layout = {k: width if v == "K" else v for k, v in LAYOUTS.get(format, {}).items()}
+        want = stated_bytes(S, format, layout, value)
         try:
-            A = jsf.from_scipy(S, format, **LAYOUTS.get(format, {}))
+            A = jsf.from_scipy(S, format, **layout)
         except ValueError as error:
             assert "would take" in str(error) and want > max(64 * 2**20, 10 * 12 * S.nnz), format
         else:
-            assert without_pattern(A) == want, format
+            assert A.nbytes == want, format

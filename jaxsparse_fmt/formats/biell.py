@@ -1,19 +1,15 @@
 """BiELL (Zheng, Gu, Gu and Liu 2014; Wang and Gu, §2.3.3): rows sorted inside a warp, in bisected groups.
 
 A warp's 32 rows are sorted by falling length. Group 0 holds the columns that more than 16 rows reach, one thread a row;
-group 1 what is left to the first 16, two threads a row; … group 5 what only the longest row has, 32 threads on it. In
-a picture with a warp of 4, three groups:
+group 1 what is left to the first 16, two threads a row; … group 5 what only the longest row has, 32 threads on it. A
+column of a group is one place for each of the 32 lanes; lanes that share a row add their sums at the end of the group.
 
-         rows  a a a a a a      lane   group 0   group 1   group 2
-         of a  b b b b          0      a a       a         a           a column of a group is one place for each of
-         warp  c c              1      b b       b         a           the 4 lanes; lanes that share a row add
-               d                2      c c       a         ·           their sums at the end of the group
-                                3      d ·       b         ·
-
-    values, col_idx  [n_stored], groups one after another, column by column of 32 places; n_cols in padding
-    slice_ptr        [6·⌈n_rows / 32⌉ + 1] int32, where each group starts (I in the papers)
-    row_lengths      [n_rows] int32, in storage order
-    perm             [n_rows] int32
+         ⎡ 1 . . . . ⎤   more than 4 rows have entries: group 2, four lanes a row | what one row has left: group 5
+         ⎢ . . 2 . . ⎥   values       [3 1 2 8 9 · · ·, 4 · · · · · · ·, 5 · · · · · · ·, 6 ·… | 7 ·…]  [n_stored]
+         ⎢ 3 4 5 6 7 ⎥   col_idx      [0 0 2 3 4 5 5 5, 1 5 5 5 5 5 5 5, 2 5 5 5 5 5 5 5, 3 5… | 4 5…]  [n_stored] int32
+         ⎢ . . . 8 . ⎥   slice_ptr    [0 0 0 32 32 32 64]   [6·⌈n_rows / 32⌉ + 1] int32, where the groups start (I)
+         ⎢ . . . . 9 ⎥   row_lengths  [5 1 1 1 1 0]         [n_rows] int32, in storage order
+         ⎣ . . . . . ⎦   perm         [2 0 1 3 4 5]         [n_rows] int32; in col_idx 5 = n_cols: padding
 
 Bytes: n_stored·(value + 4) + 24·⌈n_rows / 32⌉ + 4 + 8·n_rows. A product does not read `row_lengths`.
 """

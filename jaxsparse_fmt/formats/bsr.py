@@ -4,12 +4,16 @@
          ⎢ 3 4 . . ⎥      values     [1 3 5 7 | 2 4 6 8 | · · 9 · | · · · 1]      [n_stored]
          ⎢ 5 6 9 . ⎥      block_col  [0 0 | 2 1]                                  [n_stored / (r·c)] int32, 2: padding
          ⎣ 7 8 . 1 ⎦      slice_ptr  [0 16]                                       [n_slices + 1] int32
-                          pattern    which places of blocks hold no entry, as in DIA (`dia.py`); None: blocks are full
+                          pattern    [255 183]                                    [⌈n_stored / 8⌉] uint8, 0-bits: holes
+
+Holes are the places of stored blocks, inside the matrix, that hold no entry. `pattern` is DIA's (`dia.py`): where that
+is shorter and no entry is zero a list, [holes] int32 (int64 from 2³¹ places); None where blocks are full.
 
 One thread walks a row; the r threads of a block row read the same block indices, so that a matrix of full 3 × 3 blocks
 reads 4/9 byte of index an entry. Slices have lcm(r, 128) rows. Blocks that stick out of the matrix are padded.
 
-Bytes: n_stored·(value + 4 / (r·c)) + 4·(n_slices + 1), and the pattern.
+Bytes: n_stored·(value + 4 / (r·c)) + 4·(n_slices + 1), and for the pattern min(⌈n_stored / 8⌉, 4·holes), the former
+where there are holes and some entry is zero.
 """
 
 from __future__ import annotations
@@ -150,7 +154,8 @@ def _blocks(csr: Csr, data: np.ndarray, shape: tuple[int, int], block_shape: tup
 def _shape(block_shape: Any) -> tuple[int, int]:
     if not isinstance(block_shape, tuple | list) or len(block_shape) != 2:
         raise TypeError(f"block_shape must be two integers, (rows, columns); got {block_shape!r}")
-    r, c = storing.positive("block_shape", block_shape[0]), storing.positive("block_shape", block_shape[1], "column")
+    r = storing.positive("block_shape[0]", block_shape[0])
+    c = storing.positive("block_shape[1]", block_shape[1], "column")
     if c > MAX_COLUMNS:
-        raise ValueError(f"block_shape must have at most {MAX_COLUMNS} columns, which a kernel unrolls; got {c}")
+        raise ValueError(f"block_shape[1] must be at most {MAX_COLUMNS} columns, which a kernel unrolls; got {c}")
     return r, c

@@ -5,7 +5,7 @@
          ⎢ 4 . 5 6 ⎥      row_ptr  [0 2 3 6 6]        [n_rows + 1] int32, int64 from 2³¹ entries
          ⎣ . . . . ⎦
 
-Bytes: nnz·(value + 4) + 4·(n_rows + 1). The slices of one row; no padding at all. On a GPU `threads_per_row`
+Bytes: nnz·(value + 4) + 4·(n_rows + 1). Each row is a slice by itself, so nothing is padded. On a GPU `threads_per_row`
 neighbouring threads walk a row together, so that their loads coalesce (Wang and Gu's CSRV), and add their sums in the
 warp; with one thread (CSRS) they do not.
 """

@@ -2,15 +2,16 @@
 
          ⎡ 1 . 2 . ⎤      values   [* * 4 · | 1 3 5 · | · · 6 * | 2 · * *]      [diagonals·n_rows], * outside the matrix
          ⎢ . 3 . . ⎥      offsets  [-2 0 1 2]                                   [diagonals] int32, column minus row
-         ⎢ 4 . 5 6 ⎥      pattern  which places · inside the matrix hold no entry; see below
+         ⎢ 4 . 5 6 ⎥      pattern  [119 220]                                    [⌈places / 8⌉] uint8, bits: 0 at every ·
          ⎣ . . . . ⎦
 
-Entry k of a row lies on diagonal k, in the column row + offsets[k]. A place inside the matrix that holds no entry must
-be told from one that holds a zero: `pattern` lists such places, 4 bytes each, or where that is shorter, or where some
-entry is zero, has a bit for every place (`kernels/column_rule.py`). Products read the bits; with a list they pass over
-values of zero.
+Entry k of a row lies on diagonal k, in the column row + offsets[k]. A place inside the matrix that holds no entry, a
+hole, must be told from one that holds a zero. `pattern` has a bit for every place, little-endian, 0 at holes; or where
+that is shorter and no entry is zero it lists the holes, [holes] int32 (int64 from 2³¹ places); None without holes
+(`kernels/column_rule.py`). Products read the bits; with a list they pass over values of zero.
 
-Bytes: diagonals·(n_rows·value + 4), and the pattern: at most a bit a place.
+Bytes: diagonals·(n_rows·value + 4), and for the pattern min(⌈diagonals·n_rows / 8⌉, 4·holes), the former where there
+are holes and some entry is zero.
 """
 
 from __future__ import annotations

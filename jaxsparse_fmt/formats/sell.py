@@ -16,8 +16,9 @@ type.
 The order of summation is HLL's, and so are the results, to the last bit. With sigma > 1 products write straight to the
 user's rows, and the format has no basis to enter: renumbered columns would not fit 16 bits.
 
-Bytes: n_main·(value + 2) + 4·n_main / C + 4·(n_slices + 1); 4·n_rows for `perm`; where slices are wide, 2 more for each
-of their places and 4·n_slices for `index_start`; and the tail, n_tail·(value + 4) and its pointers.
+Bytes: n_main·(value + 2) + 4·n_main / C + 4·(n_slices + 1); where some slices are wide, 2 more for each of their places
+and 4·n_slices for `index_start`; where all are, n_main·(value + 4) + 4·(n_slices + 1) instead. To these 4·n_rows for
+`perm`, and for a tail n_tail·(value + 4) + 4·n_long + 4·(n_pieces + 1) [+ 4·(n_long + 1)], as in `split.py`.
 """
 
 from __future__ import annotations

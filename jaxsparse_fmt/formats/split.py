@@ -6,10 +6,13 @@
 A row of 200,000 entries is neither 200,000 steps of one thread nor an atomic addition: every piece has a fixed place in
 the second sum, so that runs repeat to the last bit. `hyb` and `sell` share this.
 
-    tail_ptr    [n_pieces + 1] int32, where each piece begins behind the main storage
+    tail_ptr    [n_pieces + 1] int32 (int64 from 2³¹ entries), where each piece begins behind the main storage
     tail_col    [n_tail] int32, the columns there
     tail_rows   [n_long] int32, the rows that go on in the tail
     piece_ptr   [n_long + 1] int32, the pieces of each; None: one each
+
+Bytes beside the main storage: n_tail·(value + 4) + 4·n_long + 4·(n_pieces + 1), and 4·(n_long + 1) for `piece_ptr`
+where a row has several pieces; nothing where no row is cut. n_pieces = Σ ⌈n / 256⌉, n a row's entries in the tail.
 """
 
 from __future__ import annotations
@@ -132,21 +135,16 @@ def tail_of(csr: Csr, width: int, dtype: Any) -> tuple[Any, dict[str, Any]]:
     rows = (np.flatnonzero(rest) if xp is np else jnp.nonzero(rest, size=n_long)[0]).astype(np.int32)
     rest = rest[rows]
     pieces = -(-rest // PIECE)
-    piece_ptr = _starts(xp, pieces)
+    piece_ptr = storing.pointers(pieces)
     n_pieces = int(piece_ptr[-1])
     number = xp.arange(n_pieces, dtype=piece_ptr.dtype) - repeat(xp, piece_ptr[:-1], pieces, n_pieces)
-    tail_ptr = _starts(xp, xp.minimum(repeat(xp, rest, pieces, n_pieces) - number * PIECE, PIECE))
-    first = csr.indptr[rows] + width - _starts(xp, rest)[:-1]
+    tail_ptr = storing.pointers(xp.minimum(repeat(xp, rest, pieces, n_pieces) - number * PIECE, PIECE))
+    first = csr.indptr[rows] + width - storing.pointers(rest)[:-1]
     source = repeat(xp, first, rest, n_tail) + xp.arange(n_tail, dtype=first.dtype)
     arrays = {
-        "tail_ptr": jnp.asarray(tail_ptr, index_dtype(n_tail)),
+        "tail_ptr": jnp.asarray(tail_ptr),
         "tail_col": jnp.asarray(csr.indices[source], np.int32),
         "tail_rows": jnp.asarray(rows),
-        "piece_ptr": None if n_pieces == n_long else jnp.asarray(piece_ptr, np.int32),
+        "piece_ptr": None if n_pieces == n_long else jnp.asarray(piece_ptr),
     }
     return csr.data[source].astype(dtype), arrays
-
-
-def _starts(xp: Any, counts: Any) -> Any:
-    """[0, counts[0], counts[0] + counts[1], …]."""
-    return xp.concatenate([xp.zeros(1, counts.dtype), xp.cumsum(counts, dtype=counts.dtype)])

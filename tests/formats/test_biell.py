@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from tests.formats.pictures import LENGTHS, RAGGED, stored, value_sizes
+from tests.formats.pictures import LENGTHS, RAGGED, assert_as_drawn, drawn_matrix, stored, value_sizes
 
 bisected = pytest.mark.parametrize("format", ["biell", "bijad"])
 
@@ -25,6 +25,11 @@ def bisect(lengths: np.ndarray) -> list[list[list[tuple[int, int]]]]:
             taken += 32 // rows
         groups.append(columns)
     return groups
+
+
+@bisected
+def test_the_arrays_are_those_of_the_picture(format):
+    assert_as_drawn(jsf.from_scipy(drawn_matrix(format), format))
 
 
 @bisected

@@ -17,7 +17,7 @@ SHAPES = [(1, 1), (2, 2), (3, 3), (2, 3), (3, 2), (1, 4), (4, 1), (8, 8), (50, 7
 
 def test_the_arrays_are_those_of_the_picture():
     A = jsf.from_scipy(drawn_matrix("bsr"), "bsr", block_shape=(2, 2))
-    assert_as_drawn(A, "pattern")
+    assert_as_drawn(A)
     assert holes(A).tolist() == [11, 14]  # the two · of the block at the lower right
 
 

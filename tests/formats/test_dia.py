@@ -11,7 +11,7 @@ from tests.formats.pictures import RAGGED, assert_as_drawn, drawn_matrix, holes,
 
 
 def test_the_arrays_are_those_of_the_picture():
-    assert_as_drawn(jsf.from_scipy(drawn_matrix("dia"), "dia"), "pattern")
+    assert_as_drawn(jsf.from_scipy(drawn_matrix("dia"), "dia"))
 
 
 def test_the_pattern_names_the_empty_places_of_the_picture():

@@ -176,30 +176,6 @@ def test_matrices_without_entries(case):
     np.testing.assert_array_equal(A.T @ np.ones(rows), np.zeros(cols))
 
 
-# One thread sums a row, from its first entry to its last: these agree to the last bit. The others sum in parts.
-IN_ORDER = [
-    Layout("csr", (("threads_per_row", 1),)),
-    Layout("ell"),
-    Layout("ellr"),
-    Layout("hll", (("slice_size", 128),)),
-    Layout("hll", (("slice_size", 32), ("sigma", 1024))),
-    Layout("hll", (("slice_size", 96), ("sigma", 1 << 20))),
-    Layout("jds"),
-    Layout("pjds"),
-    Layout("pellr"),
-    Layout("sell", (("slice_size", 128), ("max_width", 1000))),
-    Layout("sell", (("slice_size", 128), ("sigma", 1024), ("max_width", 1000))),
-]
-IN_PARTS = [
-    Layout("csr"),
-    Layout("coo"),
-    Layout("ellr", (("threads_per_row", 4),)),
-    Layout("ellrt", (("threads_per_row", 2),)),
-    Layout("biell"),
-    Layout("bijad"),
-    Layout("hyb"),
-    Layout("sell", (("slice_size", 128), ("max_width", 16))),
-]
 # One lane a row: their terms are added in the same order.
 ONE_LANE = [
     Layout("csr", (("threads_per_row", 1),)),
@@ -262,6 +238,21 @@ def test_a_large_stencil_in_the_formats_that_leave_columns_out(name, dialect, rn
     first, second = (np.asarray(product(A, x)) for _ in range(2))
     assert_close(first, S @ np.asarray(x), longest_sum(S, x))
     np.testing.assert_array_equal(first, second)
+
+
+@every_dialect
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("options", [{}, {"slice_size": 32, "sigma": 1024}], ids=str)
+@pytest.mark.parametrize("name", ["poisson", "elasticity"])
+def test_sell_with_16_bit_columns_is_hll_to_the_last_bit(name, options, dtype, dialect, rng):
+    S = jsf.gallery.poisson(40) if name == "poisson" else jsf.gallery.elasticity(10)
+    S.data[:] = rng.standard_normal(S.nnz)
+    uncut = int(np.diff(S.indptr).max())
+    sell = jsf.from_scipy(S, "sell", dtype, backend=dialect, max_width=uncut, **options)
+    hll = jsf.from_scipy(S, "hll", dtype, backend=dialect, **{"slice_size": 128} | options)
+    assert sell.delta is not None and sell.col_idx is None and sell.tail_col is None
+    for x in (draw(rng, dtype, S.shape[1]), draw(rng, dtype, S.shape[1], 3)):
+        np.testing.assert_array_equal(product(sell, x), product(hll, x))
 
 
 @every_dialect
