@@ -70,7 +70,7 @@ def steps(copy: float, small: bool) -> Iterator[Row]:
         own = (A.values.nbytes + sum(a.nbytes for a in A.structure) + vectors) / copy
         for label, merged in (("cg", False), ("cg, one reduction", True)):
             (few, did), (many, did_more) = (seconds(_fixed(n, merged), A, b) for n in (100, 500))
-            if (did, did_more) != (100, 500):
+            if (int(did), int(did_more)) != (100, 500):
                 raise RuntimeError(f"{name}, {dtype}: {did} and {did_more} steps, not 100 and 500")
             step = (many - few) / 400
             yield {"problem": name, "unknowns": S.shape[0], "dtype": dtype, "format": A.name, "method": label} | {

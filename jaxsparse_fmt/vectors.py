@@ -114,8 +114,9 @@ def platform_primitive(name: str, compute: Callable[..., Any], mapped: Callable[
         return [ShapedArray(o.shape, o.dtype) for o in jax.eval_shape(functools.partial(plain, **parameters), *shapes)]
 
     def batch(operands, dims, **parameters):
-        alone = (lambda *operands: jax.tree.leaves(mapped(*operands, **parameters))) if mapped else None
-        out = jax.vmap(alone or functools.partial(plain, **parameters), tuple(dims))(*operands)
+        of_one = plain if mapped is None else mapped
+        alone = lambda *operands: jax.tree.leaves(of_one(*operands, **parameters))  # noqa: E731
+        out = jax.vmap(alone, tuple(dims))(*operands)
         return out, (0,) * len(out)
 
     def lower(platform, ctx, *operands, **parameters):
