@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxsparse_fmt.vectors import Number, Pass, dot, sweep, total
-from solvers._iterate import Map, Method, product_dot, status_of
+from solvers._iterate import Map, Method, product_dot, ratio, status_of
 from solvers._solve import solve
 from solvers.solution import Solution, Status
 
@@ -96,7 +96,7 @@ def start(A: Map, M: Map, r: Array, last: Work | None) -> Work:
     del A
     z = M(r)
     gamma = total(dot(r, z))
-    p = z if last is None else last.p + ((gamma - total(dot(r, last.p))) / gamma).astype(r.dtype) * z
+    p = z if last is None else last.p + ratio(gamma - total(dot(r, last.p)), gamma).astype(r.dtype) * z
     return Work(jnp.zeros_like(r), r, p, gamma)
 
 
