@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -124,7 +126,7 @@ def test_a_small_system_is_not_narrowed_unless_asked():
 
 
 def test_nothing_in_32_bits_is_narrowed_unless_asked(monkeypatch):
-    monkeypatch.setattr("solvers.refine.WORTHWHILE", 0)
+    monkeypatch.setattr(sys.modules["solvers.refine"], "WORTHWHILE", 0)
     A = jsf.from_scipy(POISSON, "csr", dtype="float32")
     assert refine(A, RHS.astype(np.float32), rtol=1e-5).success
     assert "f32[" in str(jax.make_jaxpr(lambda A, b: refine(A, b).x)(jsf.from_scipy(POISSON), RHS))
