@@ -25,6 +25,7 @@ __all__ = [
     "convection_diffusion",
     "elasticity",
     "holstein_hubbard",
+    "hpcg",
     "irregular",
     "poisson",
     "power_law",
@@ -47,6 +48,25 @@ def poisson(n: int | Sequence[int], dim: int = 3) -> sp.csr_array:
     """
     extents = _extents(n, dim)
     return _cross(extents, [(-1.0, -1.0)] * len(extents))
+
+
+def hpcg(n: int | Sequence[int]) -> sp.csr_array:
+    """The matrix of the HPCG benchmark: 26 on the diagonal, -1 for each of the 26 neighbours of a point on a grid.
+
+    27 entries in an interior row (Dongarra, Heroux and Luszczek, Int. J. High Performance Computing Applications 30,
+    2016). Symmetric positive definite.
+
+    Args:
+        n: points along each of three axes, or three numbers.
+
+    Raises:
+        ValueError: an extent below 1, or not three axes.
+    """
+    extents = _extents(n, 3)
+    if len(extents) != 3:
+        raise ValueError(f"hpcg has 3 axes, got {extents}")
+    offsets = np.array(list(itertools.product((-1, 0, 1), repeat=3)))
+    return _stencil(extents, offsets, np.where(np.any(offsets, axis=1), -1.0, 26.0)[:, None])
 
 
 def convection_diffusion(

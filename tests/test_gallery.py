@@ -17,6 +17,7 @@ from jaxsparse_fmt import gallery
 EVERY = {
     "poisson": lambda: gallery.poisson((3, 4, 5)),
     "convection_diffusion": lambda: gallery.convection_diffusion(4),
+    "hpcg": lambda: gallery.hpcg((2, 3, 4)),
     "elasticity": lambda: gallery.elasticity((2, 3, 4)),
     "power_law": lambda: gallery.power_law(300, mean=9, seed=1),
     "irregular": lambda: gallery.irregular(300, mean=9, spread=20, seed=1),
@@ -99,6 +100,18 @@ def test_poisson_has_the_eigenvalues_of_sines():
     wave = 2 - 2 * np.cos(np.arange(1, n + 1) * np.pi / (n + 1))
     expected = np.sort(np.add.outer(wave, wave).ravel())
     np.testing.assert_allclose(np.linalg.eigvalsh(gallery.poisson(n, dim=2).toarray()), expected, rtol=1e-12)
+
+
+@given(st.lists(st.integers(1, 4), min_size=3, max_size=3))
+def test_hpcg_couples_all_neighbours_alike(extents):
+    near = [tridiagonal(e, 1, 1, 1) for e in extents]
+    expected = 27 * np.eye(math.prod(extents)) - np.kron(np.kron(near[0], near[1]), near[2])
+    np.testing.assert_array_equal(gallery.hpcg(tuple(extents)).toarray(), expected)
+
+
+def test_hpcg_needs_three_axes():
+    with pytest.raises(ValueError, match="hpcg has 3 axes"):
+        gallery.hpcg((4, 4))
 
 
 @pytest.mark.parametrize(("n", "nnz"), [(50, 860000), (60, 1490400), (80, 3545600), (90, 5054400), (100, 6940000)])

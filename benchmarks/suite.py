@@ -1,0 +1,264 @@
+"""The matrices of the standard suite, by class: each made in seconds, and on a GPU several times its L2 cache.
+
+Real ones cannot be fetched on every machine, so ten are stand-ins: `banded` with the rows, entries and bandwidth that
+the SuiteSparse collection publishes, and a spread of row lengths that it does not. Their columns crowd towards the
+diagonal as those of real matrices do, but have no more structure than that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import multiprocessing
+import tempfile
+from collections.abc import Callable, Generator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from jaxsparse_fmt import gallery
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One matrix.
+
+    Attributes:
+      kind: its class.
+      make: the matrix, float64 and canonical, of a scale: about so many times the entries of the full size.
+    """
+
+    name: str
+    kind: str
+    make: Callable[[float], Any]
+
+
+def banded(rows: int, nnz: int, bandwidth: int, spread: float = 0.3, seed: int = 0) -> sp.csr_array:
+    """A random square matrix with a full diagonal, lognormal row lengths and exactly `nnz` entries.
+
+    An entry's distance from the diagonal is log-uniform up to `bandwidth`: as many lie 10 to 100 columns away as 100 to
+    1000. Values are uniform in (0, 1].
+
+    Args:
+      bandwidth: columns on either side of the diagonal that a row can reach.
+      spread: standard deviation of the logarithm of the row lengths, before they are rounded to fit.
+      seed: of NumPy's default generator.
+
+    Raises:
+      ValueError: fewer entries than rows, or more than the band holds.
+    """
+    rng = np.random.default_rng(seed)
+    row = np.arange(rows)
+    room = np.minimum(row, bandwidth) + np.minimum(rows - 1 - row, bandwidth) + 1
+    if not rows <= nnz <= room.sum():
+        raise ValueError(
+            f"{rows} rows within {bandwidth} of the diagonal hold {rows} to {room.sum()} entries, not {nnz}"
+        )
+    weight = rng.lognormal(0, spread, rows)
+    lengths = np.clip(np.rint(weight * (nnz / weight.sum())).astype(np.int64), 1, room)
+    while missing := nnz - int(lengths.sum()):
+        able = np.flatnonzero(lengths < room if missing > 0 else lengths > 1)
+        lengths[rng.choice(able, min(abs(missing), able.size), replace=False)] += np.sign(missing)
+    return _in_band(lengths, bandwidth, rng)
+
+
+def _in_band(lengths: np.ndarray, bandwidth: int, rng: np.random.Generator) -> sp.csr_array:
+    """A square matrix with rows of these lengths, 1 to as many as the band has places; columns as in `banded`."""
+    n = lengths.size
+    row_ptr = np.concatenate([[0], np.cumsum(lengths)])
+    column = np.empty(row_ptr[-1], np.int32)
+    for first in range(0, n, 2**15):  # by so many rows at a time, since fresh memory costs more than arithmetic
+        row = np.arange(first, min(first + 2**15, n))
+        column[row_ptr[row[0]] : row_ptr[row[-1] + 1]] = _columns(row, lengths[row], n, bandwidth, rng)
+    return _csr(lengths, column, n, rng)
+
+
+def _columns(
+    row: np.ndarray,  # [k]
+    lengths: np.ndarray,  # [k]
+    n: int,
+    bandwidth: int,
+    rng: np.random.Generator,
+) -> np.ndarray:
+    """The columns of these rows, one after the other, rising in each."""
+    before, behind = np.minimum(row, bandwidth), np.minimum(n - 1 - row, bandwidth)
+    left = np.clip((lengths - 1) * before // np.maximum(before + behind, 1), lengths - 1 - behind, before)
+    right = lengths - 1 - left
+    rank = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths + left, lengths)  # 0 on the diagonal
+    count = np.where(rank < 0, np.repeat(left, lengths), np.repeat(right, lengths))
+    reach = np.where(rank < 0, np.repeat(before - left, lengths), np.repeat(behind - right, lengths))
+    # One draw in each of `count` equal parts of the logarithm, so that columns rise; and each rank is one further.
+    part = (np.abs(rank) - rng.random(rank.size)) / np.maximum(count, 1)
+    extra = (reach / max(bandwidth, 1) * np.expm1(part * np.log1p(bandwidth))).astype(np.int64)
+    return np.repeat(row, lengths) + rank + np.sign(rank) * extra
+
+
+def r_mat(bits: int, edges: int, seed: int = 0) -> sp.csr_array:
+    """A graph of 2^bits nodes whose degrees follow a power law: R-MAT with Graph500's probabilities.
+
+    Chakrabarti, Zhan and Faloutsos (SIAM Data Mining, 2004): every bit of an edge's two ends is drawn from (0.57, 0.19,
+    0.19, 0.05). Nodes are renamed at random and double edges dropped, which leaves some nine in ten.
+    """
+    rng, n = np.random.default_rng(seed), 1 << bits
+    # Of a random byte the quarter that it falls in, and of two bytes both: the next two bits of row and column.
+    byte = np.arange(256)
+    low, high = (byte >= 146) & (byte < 195) | (byte >= 243), byte >= 195  # column, row
+    two = (2 * high[:, None] + high << 2 | 2 * low[:, None] + low).astype(np.uint8).reshape(-1)
+    row, col = np.zeros((2, edges), np.int32)
+    for taken in range(0, bits, 2):
+        drawn = two[rng.integers(0, 2**16, edges, np.uint16)]
+        width = min(2, bits - taken)
+        row = row << width | drawn >> 4 - width
+        col = col << width | (drawn & 3) >> 2 - width
+    names = _names(n, rng)
+    place = _distinct(names[row] << bits | names[col])
+    return _csr(np.bincount(place >> bits, minlength=n), place & (n - 1), n, rng)
+
+
+def _names(n: int, rng: np.random.Generator) -> np.ndarray:
+    return rng.permutation(n)
+
+
+def _distinct(place: np.ndarray) -> np.ndarray:
+    place = np.sort(place)
+    return place[np.diff(place, prepend=-1) > 0]
+
+
+def circuit(rows: int, seed: int = 0) -> sp.csr_array:
+    """Five entries a row near the diagonal, and four nets that a twentieth of all nodes hang on: rows and columns."""
+    rng = np.random.default_rng(seed)
+    local = banded(rows, 5 * rows, max(rows // 10, 2), 0.4, seed)
+    nets = np.repeat(rng.choice(rows, 4, replace=False), rows // 20)
+    nets, nodes = nets.astype(np.int32), rng.integers(0, rows, nets.size, np.int32)
+    ends = np.concatenate([nets, nodes]), np.concatenate([nodes, nets])
+    return sp.csr_array(local + sp.csr_array((np.full(2 * nets.size, 0.5), ends), shape=local.shape))
+
+
+def kkt(n: int, weight: float = 1e-2) -> sp.csr_array:
+    """The optimality system of a control problem, Poisson's equation on n³ points: states, controls, multipliers.
+
+    ⎡ I   0  L ⎤
+    ⎢ 0  wI -I ⎥      rows of 8, 2 and 8 entries; symmetric, not definite
+    ⎣ L  -I  0 ⎦
+    """
+    L = gallery.poisson(n)
+    one = sp.eye_array(n**3, format="csr")
+    return sp.csr_array(sp.block_array([[one, None, L], [None, weight * one, -one], [L, -one, None]], format="csr"))
+
+
+def _uniform(n: int) -> sp.csr_array:
+    return gallery.irregular(n, mean=12, spread=n, sigma=0.3)
+
+
+def _short_rows(n: int) -> sp.csr_array:
+    rng = np.random.default_rng(0)
+    return _in_band(rng.integers(1, 4, n), min(1000, n // 2), rng)
+
+
+def _long_rows(n: int) -> sp.csr_array:
+    rng, mean = np.random.default_rng(0), min(1_500, n // 2)
+    return _in_band(rng.integers(2 * mean // 3, 4 * mean // 3, n), n - 1, rng)
+
+
+def _csr(lengths: np.ndarray, column: np.ndarray, n: int, rng: np.random.Generator) -> sp.csr_array:
+    indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    data = rng.random(column.size)
+    np.subtract(1, data, out=data)
+    matrix = sp.csr_array((data, column.astype(np.int32, copy=False), indptr), shape=(n, n))
+    matrix.has_canonical_format = True
+    return matrix
+
+
+def _side(points: int, scale: float) -> int:
+    return max(round(points * scale ** (1 / 3)), 4)
+
+
+def _rows(n: int, scale: float) -> int:
+    return max(round(n * scale), 64)
+
+
+def _bits(scale: float) -> int:
+    return max(round(20 + np.log2(scale)), 6)
+
+
+def _phonons(scale: float) -> int:
+    """C(phonons + 5, 5) states, that is about the fifth power."""
+    return max(round(12 * scale**0.25), 1)
+
+
+# In an order that leaves something of every class where a run is cut off.
+SYNTHETIC = (
+    Case("7-point", "stencil", lambda s: gallery.poisson(_side(200, s))),
+    Case("27-point × 3 dof", "FEM", lambda s: gallery.elasticity(_side(56, s))),
+    Case("irregular, ±2,000", "irregular", lambda s: gallery.irregular(_rows(1_800_000, s), 14, 2_000)),
+    Case("R-MAT", "power law", lambda s: r_mat(_bits(s), round(24e6 * s))),
+    Case("adaptive mesh", "adaptive mesh", lambda s: gallery.adaptive_poisson(max(round(75 * s**0.55), 2))),
+    Case("circuit", "dense rows", lambda s: circuit(_rows(4_000_000, s))),
+    Case("5 × 5 blocks", "CFD", lambda s: gallery.cfd(_side(24, s))),
+    Case("Holstein-Hubbard", "quantum", lambda s: gallery.holstein_hubbard(6, 6, _phonons(s))),
+    Case("optimal control", "KKT", lambda s: kkt(_side(110, s))),
+    Case("uniform columns", "random", lambda s: _uniform(_rows(2_000_000, s))),
+    Case("1 to 3 a row", "short rows", lambda s: _short_rows(_rows(10_000_000, s))),
+    Case("1,000 to 2,000 a row", "long rows", lambda s: _long_rows(_rows(16_000, s))),
+    Case("irregular, ±50,000", "irregular", lambda s: gallery.irregular(_rows(1_800_000, s), 14, 50_000)),
+    Case("27-point", "stencil", lambda s: gallery.hpcg(_side(110, s))),
+    Case("7-point, small", "in L2", lambda s: gallery.poisson(_side(50, s))),
+)
+
+# Rows, entries and the larger bandwidth of the collection's statistics, and a spread of our own.
+PUBLISHED = {
+    "StocF-1465": (1_465_137, 21_005_389, 36_616, 0.15),
+    "ML_Laplace": (377_002, 27_582_698, 2_347, 0.05),
+    "webbase-1M": (1_000_005, 3_105_536, 987_649, 1.5),
+    "G3_circuit": (1_585_478, 7_660_826, 947_128, 0.15),
+    "thermal2": (1_228_045, 8_580_313, 1_226_000, 0.1),
+    "RM07R": (381_689, 37_464_962, 309_943, 0.4),
+    "cant": (62_451, 4_007_383, 275, 0.2),
+    "mac_econ": (206_500, 1_273_389, 2_056, 0.6),
+    "lung2": (109_460, 492_564, 107_141, 0.3),
+    "nlpkkt120": (3_542_400, 95_117_792, 1_814_521, 0.1),
+}
+
+
+def _stand_in(scale: float, name: str) -> sp.csr_array:
+    rows, nnz, bandwidth, spread = PUBLISHED[name]
+    mean, n = nnz / rows, max(round(rows * scale), round(2 * nnz / rows))
+    return banded(n, max(round(mean * n), n), max(round(bandwidth * n / rows), round(mean)), spread)
+
+
+STAND_INS = tuple(Case(f"like {name}", "stand-in", functools.partial(_stand_in, name=name)) for name in PUBLISHED)
+SUITES = {"standard": SYNTHETIC + STAND_INS}
+PARTS = ("data", "indices", "indptr")
+
+
+def made(name: str, numbers: list[int], scale: float, ahead: bool) -> Generator[Any, None, None]:
+    """The matrices of a suite; with `ahead` each made by another process while the one before is timed."""
+    if not ahead:
+        yield from (SUITES[name][number].make(scale) for number in numbers)
+        return
+    spawned = multiprocessing.get_context("spawn")  # a fork would copy the threads of JAX half
+    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(1, mp_context=spawned) as pool:
+        jobs = [pool.submit(_save, name, number, scale, folder) for number in numbers[:2]]
+        try:
+            for at, number in enumerate(numbers):
+                shape = jobs[at].result()
+                if at + 2 < len(numbers):  # no more than two in the folder, and one being made
+                    jobs.append(pool.submit(_save, name, numbers[at + 2], scale, folder))
+                files = [Path(folder, f"{number}{part}.npy") for part in PARTS]
+                S = sp.csr_array(tuple(map(np.load, files)), shape=shape)
+                S.has_canonical_format = True
+                for file in files:
+                    file.unlink()
+                yield S
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _save(name: str, number: int, scale: float, folder: str) -> tuple[int, int]:
+    S = SUITES[name][number].make(scale)
+    for part in PARTS:
+        np.save(Path(folder, f"{number}{part}.npy"), getattr(S, part))
+    return S.shape

@@ -1,0 +1,118 @@
+"""The matrices of the suite: made in proportion, canonical, and of the class that they stand for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks import suite
+
+TINY = 1 / 4000
+every_case = pytest.mark.parametrize("case", suite.SUITES["standard"], ids=lambda c: c.name)
+
+
+@every_case
+def test_every_matrix_is_canonical_and_square(case):
+    S = case.make(TINY)
+    again = sp.csr_array((S.data, S.indices, S.indptr), shape=S.shape)  # forgets what it was said to be
+    assert again.has_canonical_format and S.shape[0] == S.shape[1]
+    assert (S.dtype, S.indices.dtype, S.indptr.dtype) == (np.float64, np.int32, np.int32)
+    assert np.all(np.isfinite(S.data)) and S.indices.min() >= 0 and S.indices.max() < S.shape[1]
+
+
+@every_case
+def test_every_matrix_is_the_same_each_time_and_grows_with_its_scale(case):
+    S, again, larger = case.make(TINY), case.make(TINY), case.make(1 / 60)
+    assert (again != S).nnz == 0
+    assert larger.nnz > 2 * S.nnz
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 60), st.integers(0, 70), st.floats(0, 1), st.floats(0, 2), st.integers(0, 2**32 - 1))
+def test_a_band_has_exactly_the_entries_asked_for(rows, bandwidth, share, spread, seed):
+    places = sum(min(i, bandwidth) + min(rows - 1 - i, bandwidth) + 1 for i in range(rows))
+    nnz = rows + round(share * (places - rows))
+    S = suite.banded(rows, nnz, bandwidth, spread, seed)
+    again = sp.csr_array((S.data, S.indices, S.indptr), shape=S.shape)
+    row = np.repeat(np.arange(rows), np.diff(S.indptr))
+    assert S.nnz == nnz and again.has_canonical_format
+    assert np.all(S.diagonal() > 0)
+    assert np.abs(S.indices - row).max() <= bandwidth
+
+
+def test_distances_from_the_diagonal_are_log_uniform():
+    S = suite.banded(20_000, 400_000, 10_000)
+    row = np.repeat(np.arange(20_000), np.diff(S.indptr))
+    middle = (row >= 10_000 - 100) & (row < 10_000 + 100)
+    distance = np.abs(S.indices - row)[middle]
+    decades = [np.count_nonzero((distance >= low) & (distance < 10 * low)) for low in (100, 1000)]
+    assert 0.8 < decades[0] / decades[1] < 1.25
+
+
+def test_the_spread_of_row_lengths_is_that_asked_for():
+    lengths = np.diff(suite.banded(20_000, 2_000_000, 10_000, spread=0.5).indptr)
+    assert np.log(lengths).std() == pytest.approx(0.5, rel=0.03)
+
+
+@pytest.mark.parametrize("nnz", [9, 29])
+def test_a_band_that_cannot_hold_so_many_is_refused(nnz):
+    with pytest.raises(ValueError, match=f"10 rows within 1 of the diagonal hold 10 to 28 entries, not {nnz}"):
+        suite.banded(10, nnz, 1)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 5, 6])
+def test_a_graph_has_the_quarters_of_its_generator(bits, monkeypatch):
+    """Double edges, which a small graph is full of, are kept here, and nodes keep their names."""
+    seen = {}
+    monkeypatch.setattr(suite, "_distinct", lambda place: seen.setdefault("place", place))
+    monkeypatch.setattr(suite, "_names", lambda n, rng: np.arange(n))
+    suite.r_mat(bits, 200_000)
+    row, col = seen["place"] >> bits, seen["place"] & (2**bits - 1)
+    for bit in range(bits):
+        quarter = np.bincount(2 * (row >> bit & 1) + (col >> bit & 1), minlength=4) / 200_000
+        np.testing.assert_allclose(quarter, [0.57, 0.19, 0.19, 0.05], atol=0.01)
+
+
+def test_degrees_follow_a_power_law():
+    lengths = np.sort(np.diff(suite.r_mat(14, 200_000).indptr))[::-1]
+    assert lengths[0] > 50 * np.median(lengths[lengths > 0])
+
+
+def test_a_circuit_has_rows_and_columns_that_are_nearly_full():
+    S = suite.circuit(4_000)
+    for lengths in (np.diff(S.indptr), np.diff(S.tocsc().indptr)):
+        longest = np.sort(lengths)[::-1]
+        assert np.all(longest[:4] > 150) and longest[4] < 50
+
+
+def test_an_optimality_system_is_symmetric_and_not_definite():
+    K = suite.kkt(3).toarray()
+    np.testing.assert_array_equal(K, K.T)
+    eigenvalues = np.linalg.eigvalsh(K)
+    assert eigenvalues[0] < 0 < eigenvalues[-1]
+    assert np.count_nonzero(eigenvalues < 0) == 27  # one for each multiplier
+
+
+def test_stand_ins_have_the_published_size_at_full_scale():
+    S = suite._stand_in(1.0, "lung2")
+    assert (S.shape[0], S.nnz) == suite.PUBLISHED["lung2"][:2]
+
+
+def test_matrices_made_ahead_are_those_made_in_turn():
+    numbers = [2, 14, 23]
+    for S, here in zip(
+        suite.made("standard", numbers, TINY, ahead=True),
+        suite.made("standard", numbers, TINY, ahead=False),
+        strict=True,
+    ):
+        assert S.has_canonical_format and abs(S - here).max() == 0
+
+
+def test_matrices_that_nobody_waits_for_are_not_made():
+    matrices = suite.made("standard", list(range(25)), TINY, ahead=True)
+    assert next(matrices).nnz > 0
+    matrices.close()
+    assert next(matrices, None) is None
