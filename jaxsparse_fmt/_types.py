@@ -1,4 +1,4 @@
-"""What the layers agree on: CSR on a device, dtypes, and how a count of bytes is said."""
+"""What the layers agree on: CSR on a device, dtypes, and how a count of bytes or a time is said."""
 
 from __future__ import annotations
 
@@ -113,3 +113,11 @@ def readable_bytes(n: float) -> str:
         if abs(n) < 999.5 * scale:
             return f"{n / scale:.3g} {unit}"
     return f"{n / 1e12:.3g} TB"
+
+
+def readable_seconds(seconds: float) -> str:
+    """A time for people: `830 µs`, `12.3 ms`, `4.56 s`."""
+    for unit, scale in (("µs", 1e-6), ("ms", 1e-3)):
+        if seconds < 999.5 * scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:,.0f} s"

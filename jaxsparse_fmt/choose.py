@@ -1,23 +1,84 @@
-"""format="auto": the formats ranked by the bytes that a product must move."""
+"""format="auto": the formats ranked by the time that a product should take.
+
+What a product moves is counted (`storages.py`); how fast a format moves it comes from the tables of
+`benchmarks.spmv`. On a GPU a product takes the longer of two times: that of its bytes, and that of the longest row,
+which one thread walks a few entries at a time.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 
-from jaxsparse_fmt import traffic
-from jaxsparse_fmt._types import Csr, floating_dtype, readable_bytes
+from jaxsparse_fmt import _memory, traffic
+from jaxsparse_fmt._types import Csr, floating_dtype, readable_bytes, readable_seconds
+from jaxsparse_fmt.formats import storing
+from jaxsparse_fmt.formats.csr import threads_for
+from jaxsparse_fmt.kernels import dialect
+from jaxsparse_fmt.matrix import SparseMatrix, build
+from jaxsparse_fmt.storages import Storage, storages, walked_together
 
-# What a byte of a format costs against a byte of ELL's, by the tables of `benchmarks.spmv` in benchmarks/results.
-# CPU: XLA walks ELL's columns as they lie, gathers HLL's slices and CSR's entries. GPU: CSR's threads share rows.
-COST = {
-    "cpu": {"ell": 1.0, "hll": 1.6, "csr": 8.0},
-    "gpu": {"ell": 1.05, "hll": 1.0, "csr": 1.3},
+# Bytes a second of a plain copy, read and written: an H200, and two cores of a server CPU (2026-11-21_spmv_h200.md and
+# 2026-11-20_spmv_cpu.md in benchmarks/results).
+COPY = {"gpu": 4.102e12, "cpu": 28e9}
+
+# GPU: the share of the copy's speed at which a dialect moves a format's bytes, from 2026-11-21_spmv_h200.md, in
+# matrices that are much larger than the caches: (values of 4 bytes, of 8), with rows of 7 entries, and with rows of 81.
+Shares = tuple[tuple[float, float], tuple[float, float]]
+SHARE: dict[str, dict[str, Shares]] = {
+    "triton": {
+        "csr": ((0.77, 0.76), (0.92, 0.91)),
+        "csr 1": ((0.51, 0.40), (0.51, 0.40)),  # one thread a row, which only rows shorter than measured get
+        "ell": ((0.99, 1.02), (0.99, 1.01)),
+        "hll": ((0.95, 0.98), (0.91, 0.95)),
+        "hll 32": ((0.72, 0.88), (0.88, 0.96)),  # slices of 32
+        "hyb": ((1.01, 1.04), (0.99, 0.96)),
+        "dia": ((0.95, 1.01), (0.87, 0.96)),
+        "hdia": ((0.87, 0.97), (0.72, 0.95)),
+        "bsr": ((0.73, 0.97), (0.75, 0.96)),
+        "sell": ((0.86, 0.98), (0.90, 0.95)),
+        "sell 32": ((0.65, 0.88), (0.87, 0.96)),  # not measured: as "hll 32" to "hll"
+    },
+    "mosaic": {
+        "csr": ((0.54, 0.72), (0.60, 0.82)),
+        "csr 1": ((0.78, 0.87), (0.78, 0.87)),
+        "ell": ((0.99, 0.99), (0.56, 0.74)),
+        "hll": ((0.91, 0.97), (0.93, 0.98)),
+        "hll 32": ((0.91, 1.02), (0.94, 0.99)),
+        "hyb": ((1.00, 1.01), (0.56, 0.76)),
+        "dia": ((0.98, 1.00), (0.62, 0.97)),
+        "hdia": ((0.61, 0.84), (0.63, 0.95)),
+        "bsr": ((0.75, 0.98), (0.63, 0.99)),
+        "sell": ((0.69, 0.90), (0.73, 0.87)),
+        "sell 32": ((0.69, 0.95), (0.74, 0.88)),  # not measured either
+    },
 }
+NARROW = {"triton": 0.82, "mosaic": 0.76}  # times that, for values of 2 bytes: "sell", the same table
+LONG_ROWS = 24  # entries, halfway between 7 and 81 in powers
+LAUNCH = 2e-6  # s of a kernel that does nothing: cg at 4,096 unknowns, 2026-11-21_solvers_h200.md
+# Of the following none is measured yet; a run of the standard suite on a GPU would hold what they need. An
+# index from memory and then x from the L2 cache take 740 cycles on an H100 (Luo et al., Benchmarking and dissecting the
+# Nvidia Hopper GPU architecture, 2024), and more under load.
+LATENCY = 0.6e-6  # s between the loads of a thread and their use
+OVERLAP = 0.1  # of the shorter of two times that is not hidden behind the longer
+IDLE = 0.25  # what a thread that waits for a longer row costs, in entries
+SORTED = 1.05  # times the bytes, where rows are sorted and neighbours share less of x
+
+# CPU, in places of ELL: a place that XLA passes as it walks the columns of a format; an entry that it scatters to its
+# row, in CSR, in the tail of cut rows and wherever slices are too uneven for columns; a row that is cut. An index saved
+# is arithmetic added, so that bytes do not count. From 2026-11-20_spmv_cpu.md and runs like 2026-11-21_suite_cpu.md.
+WALKED = {"ell": 1.0, "hyb": 1.05, "hll": 1.1, "sell": 1.1, "dia": 1.25}
+ODD_ROWS = 2.5  # times that, in slices of an odd number of rows
+SPLIT_SELL = 4.0  # times that, in "sell" with cut rows
+SCATTERED, CUT = 14.0, 64.0
+
+ROOM = 1.1  # times the estimated bytes of a matrix and two vectors that must be free, since an estimate may be low
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,58 +88,165 @@ class Choice:
     Attributes:
       format: name in `FORMATS`.
       layout: its options for `from_scipy`.
-      nbytes: bytes of storage that a product reads.
+      nbytes: bytes of storage that a product reads. Of a large matrix in "sell", "hdia" and "bsr" an estimate, from a
+        sample of its rows.
       moved: bytes that a product moves, vectors included and counted once.
-      cost: `moved` weighted by how well the platform runs the format; the ranking's key.
+      cost: bytes that a plain copy moves in the time that the product should take; the ranking's key.
       reason: why, in words.
+      seconds: what the product should take on the machine of the tables, an H200 or two CPU cores. x is read as if it
+        stayed in cache; columns far apart take longer, in all formats alike.
     """
 
     format: str
-    layout: dict[str, int]
+    layout: dict[str, Any]
     nbytes: int
     moved: int
     cost: float
     reason: str
+    seconds: float
 
 
-def rank(S: Any, dtype: Any = None, platform: str | None = None) -> list[Choice]:
+def rank(S: Any, dtype: Any = None, platform: str | None = None, backend: str = "auto") -> list[Choice]:
     """The formats that fit the matrix, best first.
+
+    Takes a few passes over the row lengths and looks at the columns of a sample of rows, less than a conversion does.
 
     Args:
       S: scipy.sparse matrix or array.
       dtype: of the stored values; None takes S's.
       platform: "cpu" or "gpu"; None is where JAX runs by default.
+      backend: as in `from_scipy`. What runs as plain XLA on a GPU, as complex numbers do, is ranked as on a CPU.
 
     Returns:
-      At least one `Choice`: CSR always fits.
+      At least one `Choice`: CSR always fits the matrix, if not the memory.
 
     Raises:
-      ValueError: another platform.
+      ValueError: another platform or backend.
     """
-    csr: Csr = scipy.sparse.csr_array(S)
-    lengths = np.diff(csr.indptr)
-    itemsize = np.dtype(floating_dtype(csr.dtype, "the matrix") if dtype is None else dtype).itemsize
-    if platform not in (None, *COST):
+    if platform not in (None, *COPY):
         raise ValueError(
-            f"platform must be one of {', '.join(COST)}, or None for the one that JAX runs on; got {platform!r}"
+            f"platform must be one of {', '.join(COPY)}, or None for the one that JAX runs on; got {platform!r}"
         )
-    platform = platform or ("cpu" if jax.default_backend() == "cpu" else "gpu")
+    csr: Csr = scipy.sparse.csr_array(S)
+    if not csr.has_canonical_format:
+        csr = csr.copy()
+        csr.sum_duplicates()
+    dtype = floating_dtype(csr.dtype, "the matrix") if dtype is None else np.dtype(dtype)
+    kernels = _kernels(dtype, platform, dialect.check_backend(backend))
+    platform = "cpu" if kernels is None else "gpu"
+    choices = [_choice(s, csr, dtype.itemsize, kernels) for s in storages(csr, dtype, platform)]
+    ranked = sorted(choices, key=lambda c: c.cost)
+    widths = [c for c in ranked if c.format == "hyb"]
+    return [c for c in ranked if c not in widths[1:]]  # one width is enough to look at
 
-    def choice(name: str, layout: dict[str, int], n_stored: int, pointers: int) -> Choice:
-        nbytes = n_stored * (itemsize + 4) + pointers * 4
-        moved = traffic.bytes_moved(nbytes, csr.shape, itemsize)
-        fill = csr.nnz / n_stored if n_stored else 1.0
-        weight = COST[platform][name]
-        reason = f"moves {readable_bytes(moved)} a product, at {weight:g} × the cost of a byte"
-        if fill < 1:
-            reason += f", {1 - fill:.0%} of the stored entries are padding"
-        return Choice(name, layout, nbytes, moved, moved * weight, reason)
 
-    n_rows = csr.shape[0]
-    choices = [choice("csr", {}, csr.nnz, n_rows + 1), choice("ell", {}, traffic.ell_places(lengths), 0)]
-    for rows in (1024,) if platform == "cpu" else (128, 32):
-        slice_size = min(rows, max(n_rows, 1))
-        pointers = -(-n_rows // slice_size) + 1
-        n_stored = traffic.sliced_places(lengths, slice_size)
-        choices.append(choice("hll", {"slice_size": slice_size}, n_stored, pointers))
-    return sorted(choices, key=lambda c: c.cost)
+def _kernels(dtype: np.dtype, platform: str | None, backend: str) -> str | None:
+    """The dialect of the kernels that would run, a key of `SHARE`; None where plain XLA would."""
+    if platform is None:
+        cuda = jax.default_backend() == "gpu" and "rocm" not in jax.devices()[0].client.platform_version.lower()
+        platform = "gpu" if cuda else "cpu"
+    if platform == "cpu" or jnp.issubdtype(dtype, jnp.complexfloating):
+        return None
+    name = dialect.resolve(dialect.active_backend(backend), "cuda")
+    return name if name in SHARE else None
+
+
+def best_layouts(choices: list[Choice]) -> list[Choice]:
+    """The first of `choices` in each format, in their order."""
+    of_format: dict[str, Choice] = {}
+    for choice in choices:
+        of_format.setdefault(choice.format, choice)
+    return list(of_format.values())
+
+
+def fitting(choices: list[Choice], csr: Csr, dtype: Any, max_bytes: int | None = None) -> list[Choice]:
+    """Those of `choices` that take at most `max_bytes` and fit the memory that is free, in their order.
+
+    Args:
+      csr, dtype: what was ranked.
+
+    Raises:
+      TooLarge: none does. Says how much the smallest would take, and what would fit.
+    """
+    free = _memory.free()
+    allowed = [c for c in choices if max_bytes is None or c.nbytes <= max_bytes]
+    fit = [c for c in allowed if free is None or c.moved * ROOM <= free]
+    if fit:
+        return fit
+    least = min(choices, key=lambda c: c.nbytes)
+    takes = f"the matrix takes at least {readable_bytes(least.nbytes)}, in {least.format!r}"
+    if not allowed:
+        raise storing.TooLarge(f"{takes}; max_bytes={max_bytes} allows none, max_bytes={least.nbytes} would")
+    assert free is not None  # or all that is allowed would fit
+    cure = "free some of it, or use a device with more"
+    narrow = {"float64": "float32", "complex128": "complex64", "float32": "bfloat16"}.get(np.dtype(dtype).name)
+    if narrow is not None:
+        smaller = min(rank(csr, narrow), key=lambda c: c.moved)
+        if smaller.moved * ROOM <= free:
+            taken = f"{readable_bytes(smaller.moved)} in {smaller.format!r}"
+            cure = f"dtype={narrow!r}, which rounds the values, would take {taken}; or {cure}"
+    needed = readable_bytes(least.moved * ROOM)
+    raise storing.TooLarge(
+        f"{takes}, {needed} with its vectors and some room, where {readable_bytes(free)} of memory are free; {cure}"
+    )
+
+
+def store(
+    choices: list[Choice], csr: Csr, *, dtype: Any, backend: str, max_bytes: int | None = None
+) -> tuple[SparseMatrix, Choice]:
+    """The canonical `csr` in the first of `choices` that fits, and which that is.
+
+    Raises:
+      TooLarge: none does.
+    """
+    *others, last = fitting(choices, csr, dtype, max_bytes)
+    options = {"dtype": dtype, "backend": backend, "max_bytes": max_bytes}
+    for choice in others:
+        with contextlib.suppress(storing.TooLarge):  # where a size was estimated, too low
+            return build(csr, choice.format, **options, **choice.layout), choice
+    return build(csr, last.format, **options, **last.layout), last
+
+
+def _choice(s: Storage, csr: Csr, itemsize: int, kernels: str | None) -> Choice:
+    moved, copy = traffic.bytes_moved(s.nbytes, csr.shape, itemsize), COPY["cpu" if kernels is None else "gpu"]
+    if kernels is None:
+        seconds = _seconds_on_cpu(s, csr, itemsize)
+    else:
+        seconds = _seconds_on_gpu(s, moved, csr, itemsize, kernels)
+    words, places = list(s.words), s.places + s.tail.entries
+    if s.tail.entries:
+        words += [f"{s.tail.rows} rows cut"]
+    if csr.nnz < places:
+        words += [f"{1 - csr.nnz / places:.0%} padding"]
+    reason = ", ".join([f"{readable_bytes(moved)} a product, about {readable_seconds(seconds)}", *words])
+    return Choice(s.format, s.layout, s.nbytes, moved, seconds * copy, reason, seconds)
+
+
+def _seconds_on_gpu(s: Storage, moved: int, csr: Csr, itemsize: int, kernels: str) -> float:
+    tail, entry = s.tail, itemsize + 4
+    read = (moved - tail.nbytes) * (SORTED if s.sorted else 1.0) + IDLE * s.idle * entry
+    streamed = read / _rate(kernels, s.rate, csr.nnz, csr.shape[0], itemsize)
+    waited = s.trips * LATENCY
+    seconds = LAUNCH + max(streamed, waited) + OVERLAP * min(streamed, waited)
+    if tail.entries == 0:
+        return seconds
+    # One kernel sums the pieces, one the sums of a row, and a third step adds them to y.
+    threads, n = threads_for(tail.entries, tail.pieces.size), tail.pieces.size
+    idle = IDLE * (walked_together(tail.pieces, threads) - tail.entries) * entry
+    sums = (2 * n + 3 * tail.rows) * itemsize
+    return seconds + (tail.nbytes + idle + sums) / _rate(kernels, "csr", tail.entries, n, itemsize) + 2 * LAUNCH
+
+
+def _rate(kernels: str, name: str, nnz: int, n_rows: int, itemsize: int) -> float:
+    """Bytes a second of rows of mean length nnz / n_rows."""
+    share = SHARE[kernels][name][nnz >= LONG_ROWS * n_rows][itemsize > 4]
+    return share * (NARROW[kernels] if itemsize == 2 else 1.0) * COPY["gpu"]
+
+
+def _seconds_on_cpu(s: Storage, csr: Csr, itemsize: int) -> float:
+    places = SCATTERED * s.places
+    if s.by_columns:
+        places = WALKED[s.format] * (ODD_ROWS if s.rows % 2 else 1.0) * s.walked
+        places *= SPLIT_SELL if s.format == "sell" and s.tail.entries else 1.0
+    places += SCATTERED * s.tail.entries + CUT * s.tail.rows
+    return (places * (itemsize + 4) + sum(csr.shape) * itemsize) / COPY["cpu"]

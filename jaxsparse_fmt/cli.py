@@ -1,4 +1,4 @@
-"""The command `jaxsparse`: solve a system from a file, describe a matrix, or run the demonstration.
+"""The command `jaxsparse`: solve a system from a file, describe or time a matrix, or run the demonstration.
 
 Results go to standard output; progress, remarks and errors to standard error. Exit code 0: done;
 1: the solver did not converge, or the demonstration disagrees with SciPy; 2: bad input.
@@ -64,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     _add_solve(commands)
     _add_info(commands)
+    _add_bench(commands)
     _add_demo(commands)
     return parser
 
@@ -76,8 +77,8 @@ def _add_solve(commands: Any) -> None:
     solve.add_argument("--rhs", metavar="FILE", help="b: .mtx, .mtx.gz, .npy or .txt; without: A·1")
     solve.add_argument("--out", metavar="FILE", help="write x here: .mtx, .mtx.gz, .npy or .txt")
     _add_plot(solve)
-    known = ("auto", *jsf.FORMATS)
-    solve.add_argument("--format", choices=known, default="auto", help="storage (auto: ranked)")
+    known = ("auto", "tune", *jsf.FORMATS)
+    solve.add_argument("--format", choices=known, default="auto", help="storage (auto: ranked; tune: measured)")
     solve.add_argument("--dtype", choices=DTYPES, help="of the computation; default: the file's")
     solve.add_argument("--precond", choices=("none", "jacobi"), default="none", help="default none")
     solve.add_argument("--backend", choices=jsf.BACKENDS, default="auto", help="default auto")
@@ -86,11 +87,22 @@ def _add_solve(commands: Any) -> None:
 
 
 def _add_info(commands: Any) -> None:
-    text = "Describes a matrix and ranks the formats by the bytes that a product moves."
+    text = "Describes a matrix and ranks the formats by the time that a product should take."
     info = commands.add_parser("info", help="describe a matrix", description=text)
     info.set_defaults(run=_info)
     info.add_argument("file", metavar="FILE", help="Matrix Market: .mtx or .mtx.gz")
     _add_plot(info)
+
+
+def _add_bench(commands: Any) -> None:
+    text = "Times A·x in the formats that rank first, each in its best layout, and compares with the prediction."
+    bench = commands.add_parser("bench", help="time the formats", description=text)
+    bench.set_defaults(run=_bench)
+    bench.add_argument("file", metavar="FILE", help="Matrix Market: .mtx or .mtx.gz")
+    bench.add_argument("--formats", type=_at_least_one, default=8, metavar="N", help="how many; default: all ranked")
+    bench.add_argument("--dtype", choices=DTYPES, help="of matrix and vectors; default: the file's")
+    bench.add_argument("--backend", choices=jsf.BACKENDS, default="auto", help="default auto")
+    _add_plot(bench)
 
 
 def _add_demo(commands: Any) -> None:
@@ -158,10 +170,14 @@ def _check_outputs(args: argparse.Namespace) -> None:
 # ------------------------------------------------------------------------------------------- solve
 
 
-def _solve(args: argparse.Namespace) -> int:
-    _check_outputs(args)
+def _check_backend(args: argparse.Namespace) -> None:
     with _blaming("--backend"):
         dialect.resolve(args.backend, "cuda" if jax.default_backend() == "gpu" else None)
+
+
+def _solve(args: argparse.Namespace) -> int:
+    _check_outputs(args)
+    _check_backend(args)
     with report.Progress() as stages:
         with stages.stage("read", args.file), _blaming(args.file):
             S = io.read_mtx(args.file)
@@ -318,6 +334,41 @@ def _info(args: argparse.Namespace) -> int:
                 plot.draw(args.plot, S, Path(args.file).name)
     title = f"Formats by what a product on {measure.device()} costs, cheapest first"
     report.print_out(report.facts(Path(args.file).name, facts), report.ranking(title, choices))
+    return 0
+
+
+# ------------------------------------------------------------------------------------------- bench
+
+
+def _bench(args: argparse.Namespace) -> int:
+    _check_outputs(args)
+    _check_backend(args)
+    timed: list[tuple[jsf.Choice, float]] = []
+    with report.Progress() as progress:
+        with progress.stage("read", args.file), _blaming(args.file):
+            S = io.read_mtx(args.file)
+        dtype = _dtype(args, S.dtype)
+        with jax.enable_x64(jnp.finfo(dtype).bits == 64):
+            with progress.stage("rank", "the formats"), _blaming(args.file):
+                choices = jsf.choose.fitting(jsf.choose.rank(S, dtype, backend=args.backend), S, dtype)
+            for choice in jsf.choose.best_layouts(choices)[: args.formats]:
+                with progress.stage("measure", choice.format), _blaming(args.file):
+                    A = jsf.from_scipy(S, choice.format, dtype, backend=args.backend, **choice.layout)
+                    timed.append((choice, measure.seconds_per_product(A)))
+            in_scipy, x = S.astype(dtype), np.ones(S.shape[1], dtype)
+            rival = measure.median_seconds(lambda: in_scipy @ x)
+        timed.sort(key=lambda pair: pair[1])
+        if args.plot:
+            bars = {"SciPy": (rival, None), **{c.format: (s, c.seconds) for c, s in timed}}
+            with progress.stage("draw", args.plot), _blaming(args.plot):
+                plot.draw_times(args.plot, bars, f"{Path(args.file).name}, A·x in {dtype} on {measure.device()}")
+    rows = []
+    for c, seconds in timed:
+        times = report.duration(seconds), report.duration(c.seconds), report.bandwidth(c.moved, seconds)
+        rows.append((c.format, report.layout(c), *times, f"{rival / seconds:.2f}"))
+    title = f"A·x in {dtype} on {measure.device()}, fastest first"
+    columns = ("format", "layout", "measured", "predicted", "bandwidth", "× SciPy here")
+    report.print_out(report.comparison(title, columns, rows))
     return 0
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from jaxsparse_fmt import choose, io
+from jaxsparse_fmt import choose, io, tune
 from jaxsparse_fmt._types import Csr, check_keeps_imaginary, floating_dtype, requested_dtype
 from jaxsparse_fmt.kernels import dialect
 from jaxsparse_fmt.matrix import SparseMatrix, build
@@ -31,7 +31,8 @@ def from_scipy(
 
     Args:
       S: scipy.sparse matrix or array of any format and numeric dtype. Integers become floats.
-      format: a name in `FORMATS`, or "auto" for the one that `choose.rank` puts first.
+      format: a name in `FORMATS`; "auto" for the first of `choose.rank` that fits the free memory; or "tune" for the
+        fastest of its first few, measured here once for every pattern and remembered on disk (`tune.py`).
       dtype: of the stored values; None keeps S's (narrowed to 32 bits unless `jax_enable_x64` is on).
       backend: "auto", "triton", "mosaic", "xla" or "interpret"; see `use_backend`.
       max_bytes: the largest padded storage to accept, bytes; None refuses what is out of proportion to the matrix.
@@ -40,7 +41,8 @@ def from_scipy(
     Raises:
       TypeError: S is not a SciPy sparse matrix, or its dtype is not numeric.
       ValueError: an index out of range, a broken row pointer, an unknown format, backend or layout option, a dtype that
-        JAX cannot hold at present, or a format that would take far more memory than the matrix.
+        JAX cannot hold at present, a format that would take far more memory than the matrix, or with "auto" and "tune"
+        a matrix that fits the memory in no format; the message says what would.
     """
     if isinstance(S, (SparseMatrix, Transposed)):
         S = S.to_scipy()
@@ -55,14 +57,14 @@ def from_scipy(
     check_keeps_imaginary(S.dtype, stored)
     dialect.check_backend(backend)
     csr = canonical(S)
-    if format == "auto":
-        if layout:
-            raise ValueError(f"format='auto' chooses the layout itself; name a format to set {', '.join(layout)}")
-        choices = choose.rank(csr, dtype=stored)
-        fitting = [c for c in choices if max_bytes is None or c.nbytes <= max_bytes]
-        best = fitting[0] if fitting else min(choices, key=lambda c: c.nbytes)
-        format, layout = best.format, best.layout
-    return build(csr, format, dtype=stored, backend=backend, max_bytes=max_bytes, **layout)
+    if format not in ("auto", "tune"):
+        return build(csr, format, dtype=stored, backend=backend, max_bytes=max_bytes, **layout)
+    if layout:
+        raise ValueError(f"format={format!r} chooses the layout itself; name a format to set {', '.join(layout)}")
+    if format == "tune":
+        return tune.fastest(csr, stored, backend, max_bytes)[0]
+    choices = choose.rank(csr, stored, backend=backend)
+    return choose.store(choices, csr, dtype=stored, backend=backend, max_bytes=max_bytes)[0]
 
 
 def from_coo(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 
-from jaxsparse_fmt import choose, traffic
-from jaxsparse_fmt.convert import from_scipy
+from jaxsparse_fmt import choose, traffic, tune
+from jaxsparse_fmt._clock import median_seconds, seconds_per_product
+from jaxsparse_fmt.convert import canonical, from_scipy
 from jaxsparse_fmt.matrix import SparseMatrix
+
+__all__ = ["Stored", "System", "device", "median_seconds", "prepare", "seconds_per_product", "store"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,9 +34,7 @@ class Stored:
     moved: int
 
     def seconds_per_product(self) -> float:
-        x = jnp.ones(self.A.shape[1], self.A.dtype)
-        product = jax.jit(lambda A, x: A @ x).lower(self.A, x).compile()
-        return median_seconds(lambda: product(self.A, x))
+        return seconds_per_product(self.A)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,16 +59,19 @@ def store(S: scipy.sparse.csr_array, dtype: np.dtype, format: str = "auto", back
     Raises:
       ValueError, TypeError: as `from_scipy` does.
     """
-    choices = choose.rank(S, dtype)
+    csr = canonical(S)
+    if format == "tune":
+        A, choice = tune.fastest(csr, dtype, backend, None)
+        return Stored(A, choice.reason, choice.moved)
+    choices = choose.rank(csr, dtype, backend=backend)
     if format == "auto":
-        choice, why = choices[0], f"ranked first of {len(choices)}: {choices[0].reason}"
-    else:
-        choice, why = next((c for c in choices if c.format == format), None), "asked for"
-    layout: dict[str, Any] = choice.layout if choice else {}
-    A = from_scipy(S, choice.format if choice else format, dtype, backend=backend, **layout)
-    if choice is not None:
-        return Stored(A, why, choice.moved)
-    return Stored(A, why, traffic.bytes_moved(A.nbytes, A.shape, dtype.itemsize))
+        A, choice = choose.store(choices, csr, dtype=dtype, backend=backend)
+        place = choices.index(choice) + 1
+        first = "first" if place == 1 else f"{place}, the first that fits the memory,"
+        return Stored(A, f"ranked {first} of {len(choices)}: {choice.reason}", choice.moved)
+    choice = next((c for c in choices if c.format == format), None)
+    A = from_scipy(csr, format, dtype, backend=backend, **(choice.layout if choice else {}))
+    return Stored(A, "asked for", choice.moved if choice else traffic.bytes_moved(A.nbytes, A.shape, dtype.itemsize))
 
 
 def prepare(
@@ -84,21 +86,6 @@ def prepare(
     M = None if precondition is None else jax.jit(precondition)(A)  # op by op it compiles for seconds
     compiled = jax.jit(functools.partial(solver, **options)).lower(A, on_device, M=M).compile()
     return System(stored, on_device, M, compiled)
-
-
-def median_seconds(run: Callable[[], Any], rounds: int = 7, seconds: float = 0.02) -> float:
-    """The median time of one `run()`, warmed up. A round makes as many as take `seconds`, so that
-    the wait for the device is shared among them."""
-    jax.block_until_ready(run())
-    start = time.perf_counter()
-    jax.block_until_ready(run())
-    calls = int(np.clip(seconds / (time.perf_counter() - start), 1, 100))
-    times = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        jax.block_until_ready([run() for _ in range(calls)])
-        times.append((time.perf_counter() - start) / calls)
-    return statistics.median(times)
 
 
 def device() -> str:

@@ -101,10 +101,43 @@ def draw(
       ImportError, ValueError, FileNotFoundError: as in `check`.
     """
     check(path)
-    path = Path(path)
+    _write(Path(path), figure(S, name, curves, rtol))
+
+
+def draw_times(path: str | os.PathLike[str], times: dict[str, tuple[float, float | None]], title: str) -> None:
+    """Writes a bar a name, whole or not at all.
+
+    Args:
+      path: ends in one of `SUFFIXES`.
+      times: seconds that were measured, and those predicted, a mark on the bar, if any.
+
+    Raises:
+      ImportError, ValueError, FileNotFoundError: as in `check`.
+    """
+    check(path)
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
+
+    with matplotlib.rc_context(STYLE):
+        fig = Figure(figsize=(9, 1.2 + 0.45 * len(times)), layout="constrained")
+        axes = fig.add_subplot(title=title)
+        names = list(times)
+        axes.barh(names, [measured for measured, _ in times.values()], height=0.6, color=COLORS[0], label="measured")
+        marks = [(predicted, name) for name, (_, predicted) in times.items() if predicted is not None]
+        axes.scatter(*zip(*marks, strict=True), marker="|", s=300, lw=2.5, color=COLORS[1], label="predicted")
+        axes.invert_yaxis()
+        axes.xaxis.set_major_formatter(EngFormatter("s"))
+        axes.set_xlim(left=0)
+        axes.grid(axis="x")
+        axes.legend(frameon=False)
+        _write(Path(path), fig)
+
+
+def _write(path: Path, fig: Figure) -> None:
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        figure(S, name, curves, rtol).savefig(scratch, format=path.suffix[1:].lower(), dpi=150)
+        fig.savefig(scratch, format=path.suffix[1:].lower(), dpi=150)
         os.replace(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)

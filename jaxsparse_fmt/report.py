@@ -17,6 +17,7 @@ import numpy as np
 import scipy.sparse
 
 from jaxsparse_fmt._types import readable_bytes
+from jaxsparse_fmt._types import readable_seconds as duration
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -33,14 +34,6 @@ LIVE_PERIOD, PLAIN_PERIOD = 0.05, 5.0
 
 
 # ------------------------------------------------------------------------------------------- words
-
-
-def duration(seconds: float) -> str:
-    """A time for people: `830 µs`, `12.3 ms`, `4.56 s`."""
-    for unit, scale in (("µs", 1e-6), ("ms", 1e-3)):
-        if seconds < 999.5 * scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:,.0f} s"
 
 
 def durations(seconds: dict[str, float]) -> str:
@@ -165,10 +158,14 @@ def ranking(title: str, choices: Sequence[Choice]) -> RenderableType:
     table.add_column("reason", overflow="fold")
     in_csr = min(c.nbytes for c in choices if c.format == "csr")
     for i, c in enumerate(choices):
-        layout = ", ".join(f"{option}={value}" for option, value in c.layout.items())
         sizes = readable_bytes(c.nbytes), f"{c.nbytes / in_csr:.2f}", readable_bytes(c.moved)
-        table.add_row(c.format, layout, *sizes, c.reason, style="bold" if i == 0 else None)
+        table.add_row(c.format, layout(c), *sizes, c.reason, style="bold" if i == 0 else None)
     return _titled(title, table)
+
+
+def layout(choice: Choice) -> str:
+    """Its options, for people: `slice_size=128, sigma=1`."""
+    return ", ".join(f"{option}={value}" for option, value in choice.layout.items())
 
 
 def _table(**options: Any) -> Table:

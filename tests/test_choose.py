@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import re
+import time
+
+import jax
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -9,6 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxsparse_fmt as jsf
+from benchmarks import suite
+from jaxsparse_fmt import _memory, choose
+from jaxsparse_fmt._types import readable_bytes
+from tests.oracle import assert_product
 from tests.zoo import CASES
 
 every_platform = pytest.mark.parametrize("platform", ["cpu", "gpu"])
@@ -37,7 +47,7 @@ def test_every_choice_can_be_built_and_is_as_large_as_it_says(case, platform):
 
 @every_platform
 def test_even_rows_are_padded_and_one_long_row_is_not(platform):
-    assert jsf.choose.rank(jsf.gallery.poisson(12), platform=platform)[0].format in ("ell", "hll")
+    assert jsf.choose.rank(jsf.gallery.poisson(12), platform=platform)[0].format in ("ell", "hll", "dia")
     assert jsf.choose.rank(arrow(20_000), platform=platform)[0].format != "ell"
 
 
@@ -70,3 +80,266 @@ def test_ranking_does_not_change_the_matrix():
     jsf.choose.rank(S)
     for then, now in zip(before, (S.data, S.row, S.col), strict=True):
         np.testing.assert_array_equal(then, now)
+
+
+# Large enough that bytes decide, and not what a kernel costs at least.
+LARGE = {
+    "7-point": lambda: jsf.gallery.poisson(60),
+    "blocks": lambda: sp.csr_array(sp.kron(suite.banded(60_000, 600_000, 5_000, 0.1), np.ones((3, 3)), "csr")),
+    "diagonals that end": lambda: suite.kkt(50),
+    "uneven rows in a band": lambda: jsf.gallery.irregular(400_000, 14, 2_000),
+    "uneven rows anywhere": lambda: jsf.gallery.irregular(400_000, 14, 400_000),
+    "power law": lambda: suite.r_mat(18, 4_000_000),
+    "dense rows": lambda: suite.circuit(300_000),
+    "long rows": lambda: suite.banded(2_000, 3_000_000, 2_000),
+    "short rows": lambda: jsf.gallery.irregular(500_000, 2, 1_000, 0.2),
+}
+SKEWED = ("uneven rows in a band", "uneven rows anywhere", "power law", "dense rows")
+
+
+@functools.cache
+def large(name: str) -> sp.csr_array:
+    return LARGE[name]()
+
+
+@functools.cache
+def ranked(name: str, platform: str = "gpu") -> list[jsf.Choice]:
+    return choose.rank(large(name), platform=platform)
+
+
+def of(format: str, choices: list[jsf.Choice]) -> jsf.Choice:
+    return next(c for c in choices if c.format == format)
+
+
+@pytest.mark.parametrize(
+    ("name", "format", "layout"),
+    [
+        ("7-point", "dia", {}),
+        ("blocks", "bsr", {"block_shape": (3, 3)}),
+        ("diagonals that end", "hdia", {}),
+        ("uneven rows in a band", "sell", {"sigma": 2048}),
+        ("long rows", "csr", {"threads_per_row": 32}),
+    ],
+)
+def test_a_gpu_gets_the_format_made_for_the_pattern(name, format, layout):
+    first = ranked(name)[0]
+    assert first.format == format and first.layout.items() >= layout.items()
+
+
+@pytest.mark.parametrize("name", ["power law", "dense rows"])
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_long_rows_among_short_ones_are_cut(name, platform):
+    first, csr = ranked(name, platform)[0], of("csr", ranked(name, platform))
+    assert first.format in ("hyb", "sell") and "rows cut" in first.reason
+    longest = np.diff(large(name).indptr).max()
+    assert min(first.layout.get(key, longest) for key in ("width", "max_width")) < longest / 100
+    assert first.cost < csr.cost / (3 if platform == "gpu" else 1)
+
+
+@pytest.mark.parametrize("name", SKEWED)
+def test_a_skewed_matrix_hardly_moves_more_than_in_csr(name):
+    assert ranked(name)[0].moved <= 1.25 * of("csr", ranked(name)).moved
+
+
+def test_columns_far_apart_are_not_promised_16_bits():
+    near, far = (of("sell", ranked(f"uneven rows {where}")) for where in ("in a band", "anywhere"))
+    shares = [re.findall(r"(\d+)% of columns in 16 bits", c.reason) for c in (near, far)]
+    assert shares[0] == ["100"] and float(shares[1][0]) < 50
+    assert near.nbytes < far.nbytes
+
+
+def test_rows_are_sorted_where_that_saves_padding_and_only_there():
+    def sorted_layouts(name: str) -> list[jsf.Choice]:
+        return [c for c in ranked(name) if c.layout.get("sigma", 1) > 1]
+
+    assert sorted_layouts("7-point") == [] and sorted_layouts("uneven rows in a band")
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_what_was_estimated_from_a_sample_is_nearly_so(name):
+    S = large(name)
+    assert S.nnz > 500_000  # more than is looked at
+    for format in ("sell", "hdia", "bsr"):
+        for choice in (c for c in ranked(name) if c.format == format):
+            A = jsf.from_scipy(S, format, **choice.layout)
+            assert choice.nbytes == pytest.approx(A.nbytes, rel=0.02)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+@pytest.mark.parametrize(
+    "make", [lambda: jsf.gallery.poisson(90), LARGE["uneven rows in a band"]], ids=["even", "uneven"]
+)
+def test_choosing_costs_less_than_converting(make, platform):
+    S = make()
+    first = choose.rank(S, platform=platform)[0]
+
+    def least(run) -> float:
+        times = []
+        for _ in range(3):
+            start = time.perf_counter()
+            run()
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    choosing = least(lambda: choose.rank(S, platform=platform))
+    assert choosing < least(lambda: jsf.from_scipy(S, first.format, **first.layout))
+
+
+@every_platform
+@pytest.mark.parametrize("name", LARGE)
+def test_reasons_tell_bytes_and_time(name, platform):
+    for choice in ranked(name, platform):
+        assert re.match(r"[\d.]+ [kMGT]?B a product, about [\d.]+ [µm]?s", choice.reason), choice.reason
+    assert [c.seconds for c in ranked(name, platform)] == sorted(c.seconds for c in ranked(name, platform))
+
+
+def test_a_cpu_goes_by_columns_where_rows_are_even():
+    assert choose.rank(jsf.gallery.poisson(12), platform="cpu")[0].format == "ell"
+    assert choose.rank(jsf.gallery.elasticity(4), platform="cpu")[0].format == "ell"
+
+
+@pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
+def test_complex_matrices_are_ranked_for_plain_xla_on_a_gpu_too(dtype):
+    S = CASES["irregular"].scipy(dtype)
+    assert choose.rank(S, platform="gpu") == choose.rank(S, platform="cpu")
+
+
+def test_narrow_values_are_ranked_too():
+    S = large("7-point")
+    assert [c.moved for c in choose.rank(S, dtype="bfloat16", platform="gpu")] < [c.moved for c in ranked("7-point")]
+
+
+def test_an_unsorted_matrix_with_duplicates_is_ranked_as_what_it_means():
+    S = CASES["irregular"].scipy().tocsr()
+    twice = sp.csr_array((np.repeat(S.data / 2, 2), np.repeat(S.indices, 2), 2 * S.indptr), shape=S.shape)
+    unsorted = twice[:, ::-1][:, ::-1]
+    for platform in ("cpu", "gpu"):
+        assert choose.rank(unsorted, platform=platform) == choose.rank(S, platform=platform)
+    assert twice.nnz == 2 * S.nnz
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=str)
+def test_what_a_gpu_would_get_multiplies_right(case):
+    first = choose.rank(case.scipy(), platform="gpu")[0]
+    A = jsf.from_scipy(case.scipy(), first.format, **first.layout)
+    x = np.arange(case.shape[1]) / 8 - 1
+    assert_product(A @ x, case.dense(), x, np.float64)
+
+
+def test_a_refused_choice_gives_way_to_the_next(monkeypatch):
+    S = arrow(20_000)
+    csr = of("csr", choose.rank(S))
+    ell = dataclasses.replace(csr, format="ell", layout={}, cost=0.0, nbytes=1)  # a size estimated far too low
+    monkeypatch.setattr(choose, "rank", lambda *_, **__: [ell, csr])
+    assert jsf.from_scipy(S).name == "csr"
+    monkeypatch.setattr(choose, "rank", lambda *_, **__: [ell])
+    with pytest.raises(ValueError, match="its longest row has 20000 entries"):
+        jsf.from_scipy(S)
+
+
+# ---------------------------------------------------------------------------------------------------------- memory
+
+
+def free(nbytes: float, monkeypatch) -> None:
+    monkeypatch.setattr(_memory, "free", lambda: int(nbytes))
+
+
+@every_platform
+def test_auto_takes_the_best_that_fits_the_free_memory(platform, monkeypatch):
+    S = jsf.gallery.elasticity(5)
+    choices = sorted(choose.rank(S, platform=platform), key=lambda c: -c.moved)  # the larger, the better
+    monkeypatch.setattr(choose, "rank", lambda *_, **__: choices)
+    smaller = next(c for c in choices if c.moved < choices[0].moved)
+    free(choose.ROOM * smaller.moved + 1, monkeypatch)
+    A = jsf.from_scipy(S)
+    best = next(c for c in choices if c.moved <= smaller.moved)
+    assert (A.name, A.nbytes) == (best.format, pytest.approx(best.nbytes, rel=0.02))
+
+
+@pytest.mark.parametrize("format", ["auto", "tune"])
+def test_where_nothing_fits_the_memory_what_would_is_said(format, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    S = jsf.gallery.elasticity(5)
+    wide, narrow = (min(c.moved for c in choose.rank(S, dtype)) for dtype in ("float64", "float32"))
+    free(choose.ROOM * (wide + narrow) / 2, monkeypatch)
+    with pytest.raises(ValueError, match=r"at least [\d.]+ kB, in .* are free; dtype='float32', which rounds") as told:
+        jsf.from_scipy(S, format)
+    assert readable_bytes(narrow) in str(told.value)
+    assert jsf.from_scipy(S, format, dtype="float32").dtype == np.float32
+    free(1000, monkeypatch)
+    with pytest.raises(ValueError, match=r"1 kB of memory are free; free some of it, or use a device with more$"):
+        jsf.from_scipy(S, format)
+
+
+def test_a_limit_too_low_says_which_would_do(monkeypatch):
+    S = jsf.gallery.elasticity(5)
+    with pytest.raises(ValueError, match=r"max_bytes=10 allows none, max_bytes=(\d+) would") as told:
+        jsf.from_scipy(S, max_bytes=10)
+    enough = int(re.findall(r"max_bytes=(\d+) would", str(told.value))[0])
+    assert jsf.from_scipy(S, max_bytes=enough).nbytes <= enough
+
+
+def test_unknown_memory_rules_nothing_out(monkeypatch):
+    monkeypatch.setattr(_memory, "free", lambda: None)
+    assert jsf.from_scipy(jsf.gallery.poisson(4)).name == choose.rank(jsf.gallery.poisson(4))[0].format
+
+
+def test_free_memory_is_the_device_s_the_host_s_or_the_container_s(monkeypatch, tmp_path):
+    class Device:
+        platform = "gpu"
+
+        def memory_stats(self):
+            return {"bytes_limit": 1000, "bytes_in_use": 300}
+
+    monkeypatch.setattr(_memory, "GROUP", tmp_path)
+    host = _memory.free()
+    assert host is None or host > 10**6
+    (tmp_path / "memory.current").write_text("400\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert _memory._of_host() is None or _memory._of_host() > 10**6
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert _memory.free() == 600
+    monkeypatch.setattr(_memory, "MEMINFO", tmp_path / "meminfo")
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:   0 kB\n")
+    assert _memory.free() == 0
+    monkeypatch.setattr(_memory.jax, "devices", lambda: [Device()])
+    assert _memory.free() == 700
+
+
+# ----------------------------------------------------------------------------------------------------- two dialects
+
+
+@pytest.mark.parametrize(
+    ("make", "backend", "order"),  # as in the table of benchmarks/results from which the shares are
+    [
+        (LARGE["7-point"], "triton", ["dia", "hdia", "sell", "ell", "csr"]),
+        (LARGE["7-point"], "mosaic", ["dia", "hdia", "ell", "hll", "sell", "csr"]),
+        (lambda: jsf.gallery.elasticity(20), "triton", ["bsr", "sell", "ell"]),
+        (lambda: jsf.gallery.elasticity(20), "mosaic", ["bsr", "sell", "hll", "ell"]),
+    ],
+)
+def test_each_dialect_is_ranked_by_its_own_table(make, backend, order):
+    choices = choose.rank(make(), "float32", platform="gpu", backend=backend)
+    assert [c.format for c in choose.best_layouts(choices) if c.format in order] == order
+
+
+@pytest.mark.parametrize("backend", ["xla", "interpret"])
+def test_what_runs_as_plain_xla_on_a_gpu_is_ranked_for_that(backend):
+    S = CASES["irregular"].scipy()
+    assert choose.rank(S, platform="gpu", backend=backend) == choose.rank(S, platform="cpu")
+    with jsf.use_backend(backend):
+        assert choose.rank(S, platform="gpu") == choose.rank(S, platform="cpu")
+
+
+def test_auto_works_inside_jit():
+    S, x = jsf.gallery.poisson(4), np.arange(64.0)
+    np.testing.assert_allclose(jax.jit(lambda x: jsf.from_scipy(S) @ x)(x), S @ x)
+
+
+def test_another_platform_or_backend_is_refused():
+    with pytest.raises(ValueError, match="unknown backend 'q'"):
+        choose.rank(arrow(3), backend="q")
+    with pytest.raises(
+        ValueError, match="platform must be one of gpu, cpu, or None for the one that JAX runs on; got 'q'"
+    ):
+        choose.rank(arrow(3), platform="q")

@@ -35,7 +35,8 @@ from jaxsparse_fmt.kernels.column_rule import Blocked, pack_pattern
 SLICE_ROWS = 128  # rows that the GPU kernels take at a time
 MAX_COLUMNS = 32
 CANDIDATES = (8, 6, 5, 4, 3, 2)
-WINDOW, SAMPLES = 120, 64  # rows that every candidate divides, and how many such windows are looked at
+WINDOW = 120  # rows that every candidate divides
+SAMPLES, ENTRIES = 64, 2**17  # such windows that are looked at, fewer where rows are long
 
 
 @register
@@ -121,14 +122,15 @@ def slice_rows(n_rows: int, r: int) -> int:
 def best_block(csr: Csr, itemsize: int) -> tuple[int, int]:
     """The square block up to 8 × 8 that takes the fewest bytes, padding counted, in a sample of the rows."""
     n_rows = csr.shape[0]
-    starts = np.unique(np.linspace(0, max(n_rows - WINDOW, 0), SAMPLES).astype(np.int64) // WINDOW * WINDOW)
+    samples = int(np.clip(ENTRIES * n_rows / max(WINDOW * csr.nnz, 1), 4, SAMPLES))
+    starts = np.unique(np.linspace(0, max(n_rows - WINDOW, 0), samples).astype(np.int64) // WINDOW * WINDOW)
     rows = np.minimum((starts[:, None] + np.arange(WINDOW)).reshape(-1), n_rows)
     sample = csr[rows[rows < n_rows]]
 
     def nbytes(r: int) -> float:
         row = np.repeat(np.arange(sample.shape[0]) // r, np.diff(sample.indptr))
-        blocks = np.unique(row * (csr.shape[1] // r + 1) + sample.indices // r).size
-        return blocks * (r * r * itemsize + 4)
+        blocks = np.sort(row * (csr.shape[1] // r + 1) + sample.indices // r)
+        return int(np.count_nonzero(np.diff(blocks, prepend=-1))) * (r * r * itemsize + 4)
 
     return min(((r, r) for r in (1, *CANDIDATES)), key=lambda shape: nbytes(shape[0]))
 

@@ -95,7 +95,7 @@ class SELL(split.Split):
         rows = storing.rows_of(csr, sigma)
         widths = storing.longest_by_slice(rows.lengths, C)
         longest = int(widths.max(initial=0))
-        cut = _cut(csr, widths, C) if max_width is None else storing.positive("max_width", max_width, "entry")
+        cut = best_cut(csr, widths, C) if max_width is None else storing.positive("max_width", max_width, "entry")
         widths, n_head = np.minimum(widths, cut), csr.nnz
         if cut < longest:
             rows = dataclasses.replace(rows, lengths=rows.lengths.clip(max=cut))
@@ -127,7 +127,7 @@ class SELL(split.Split):
         )
 
 
-def _cut(csr: Csr, widths: np.ndarray, C: int) -> int:
+def best_cut(csr: Csr, widths: np.ndarray, C: int) -> int:
     """The longest that a row may be in its slice: the longest there is, or a power of two that saves places."""
     longest = int(widths.max(initial=0))
     if widths.sum() * C <= (1 + WORTH) * csr.nnz:

@@ -25,6 +25,10 @@ MAX_PADDING, SMALL_CHANGE = 10, 64 * 2**20
 MAX_LANES = 2**31 - 2**16  # of all threads of a kernel, whose numbers are int32; the last block may reach beyond
 
 
+class TooLarge(ValueError):
+    """A storage that would take out of all proportion to the matrix, or more than was allowed."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Rows:
     """The rows of a CSR matrix in storage order.
@@ -170,8 +174,8 @@ def check_memory(
       cause: why it is so large, in words; None: the longest row is.
 
     Raises:
-      ValueError: says how much it would take, against how much in CSR, and which format fits; or that 32-bit JAX
-        cannot count so many places.
+      TooLarge: says how much it would take, against how much in CSR, and which format fits. ValueError: 32-bit
+        JAX cannot count so many places.
     """
     itemsize = np.dtype(dtype).itemsize
     needed = int(n_stored * (itemsize + index))
@@ -180,7 +184,7 @@ def check_memory(
         check_addressable(n_stored)
         return
     if n_stored == csr.nnz:
-        raise ValueError(
+        raise TooLarge(
             f"the matrix takes {readable_bytes(needed)} in {name!r}, without any padding; max_bytes={max_bytes} allows "
             "none"
         )
@@ -190,7 +194,7 @@ def check_memory(
     mean, longest = csr.nnz / max(csr.shape[0], 1), int(lengths.max(initial=0))
     if cause is None and longest > MAX_PADDING * mean:
         cause = f"its longest row has {longest} entries where the mean is {mean:.1f}"
-    raise ValueError(
+    raise TooLarge(
         f"format {name!r} would take {readable_bytes(needed)} for a matrix of {readable_bytes(in_csr)} in CSR, because "
         f"{cause or f'it would store {n_stored} places for {csr.nnz} entries'}; use "
         f"format={better!r}, or format='auto' of from_scipy, or pass max_bytes={needed} to insist"

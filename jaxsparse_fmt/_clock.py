@@ -1,0 +1,36 @@
+"""How long something takes on the device."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxsparse_fmt.matrix import SparseMatrix
+
+
+def seconds_per_product(A: SparseMatrix) -> float:
+    """The median time of a compiled A @ x with x of A's dtype."""
+    x = jnp.ones(A.shape[1], A.dtype)
+    product = jax.jit(lambda A, x: A @ x).lower(A, x).compile()
+    return median_seconds(lambda: product(A, x))
+
+
+def median_seconds(run: Callable[[], Any], rounds: int = 7, seconds: float = 0.02) -> float:
+    """The median time of one `run()`, warmed up. A round makes as many as take `seconds`, so that
+    the wait for the device is shared among them."""
+    jax.block_until_ready(run())
+    start = time.perf_counter()
+    jax.block_until_ready(run())
+    calls = int(np.clip(seconds / (time.perf_counter() - start), 1, 100))
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        jax.block_until_ready([run() for _ in range(calls)])
+        times.append((time.perf_counter() - start) / calls)
+    return statistics.median(times)

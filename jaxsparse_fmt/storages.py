@@ -1,0 +1,245 @@
+"""What each format would hold of a matrix, in bytes, places and threads' steps, before anything is stored."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from jaxsparse_fmt import features, traffic
+from jaxsparse_fmt._types import Csr
+from jaxsparse_fmt.formats import bsr, split
+from jaxsparse_fmt.formats.csr import threads_for
+from jaxsparse_fmt.formats.sell import best_cut
+from jaxsparse_fmt.kernels import dialect
+from jaxsparse_fmt.kernels.column_rule import PADDING
+
+# Slices and sort windows, rows. The GPU's kernels work on 128 rows; a CPU's columns want to be long.
+SLICES = {"gpu": ((128, 1), (32, 1), (128, 2048)), "cpu": ((1024, 1),)}
+WORTH_SORTING = 1.1  # places an entry in slices of 128 rows, from which sorting may pay
+MOST_PADDING = 3.0  # places an entry; no diagonal or block is worth more
+UNROLL = 4  # entries whose loads a thread of the GPU's kernels issues together
+
+
+@dataclasses.dataclass(frozen=True)
+class Tail:
+    """What rows have beyond a width, in pieces that are rows to CSR's kernel.
+
+    Attributes:
+      entries, nbytes: in the pieces.
+      rows: that are cut.
+      pieces: [n_pieces], the entries of each.
+    """
+
+    entries: int
+    nbytes: int
+    rows: int
+    pieces: np.ndarray
+
+
+NO_TAIL = Tail(0, 0, 0, np.zeros(0, np.int64))
+
+
+@dataclasses.dataclass(frozen=True)
+class Storage:
+    """What a format would hold of a matrix.
+
+    Attributes:
+      nbytes: read by a product, the tail's too.
+      places: stored in the main part, padding included.
+      walked: places that XLA goes over by columns, all slices to the end of the longest.
+      trips: rounds of loads that the thread of the longest row makes.
+      rows: of a slice.
+      idle: places that the GPU's threads pass over to keep step with others, where that moves no bytes.
+      by_columns: whether XLA goes by columns (`kernels/columns_reference.py`).
+      rate: key of `SHARE`.
+      sorted: by length, in windows.
+      words: what is peculiar, for the reason.
+    """
+
+    format: str
+    layout: dict[str, Any]
+    nbytes: int
+    places: int
+    walked: int
+    trips: int
+    rate: str
+    rows: int
+    tail: Tail = NO_TAIL
+    idle: int = 0
+    by_columns: bool = True
+    sorted: bool = False
+    words: tuple[str, ...] = ()
+
+
+def storages(csr: Csr, dtype: Any, platform: str) -> Iterator[Storage]:
+    lengths, itemsize = np.diff(csr.indptr), dtype.itemsize
+    yield _csr(csr, lengths, itemsize)
+    yield _ell(lengths, itemsize)
+    uneven = features.slice_widths(lengths, 128).sum() * 128 > WORTH_SORTING * csr.nnz
+    for slice_size, sigma in SLICES[platform]:
+        if sigma == 1 or (uneven and sigma <= csr.shape[0]):
+            C = min(slice_size, max(csr.shape[0], 1))
+            widths = features.slice_widths(lengths, C, sigma)
+            yield _hll(csr, widths, C, sigma, itemsize)
+            yield _sell(csr, lengths, widths, C, sigma, itemsize)
+    for width in _hyb_widths(lengths):
+        yield _hyb(lengths, width, itemsize)
+    zeros = functools.cache(lambda: bool(np.any(csr.data.astype(dtype) == 0)))
+    yield from _dia(csr, itemsize, zeros)
+    if platform == "gpu":  # a CPU runs these far below the others
+        yield from _hdia(csr, itemsize, zeros)
+        yield from _bsr(csr, lengths, itemsize, zeros)
+
+
+def _csr(csr: Csr, lengths: np.ndarray, itemsize: int) -> Storage:
+    threads, longest = threads_for(csr.nnz, csr.shape[0]), int(lengths.max(initial=0))
+    return Storage(
+        "csr",
+        {"threads_per_row": threads},
+        traffic.csr_bytes(csr, itemsize),
+        csr.nnz,
+        csr.nnz,
+        _trips(longest, threads) + (threads > 1),  # one to add the threads' sums
+        "csr" if threads > 1 else "csr 1",
+        1,
+        idle=walked_together(lengths, threads) - csr.nnz,
+        by_columns=False,
+        words=(f"rows of up to {longest} entries",),
+    )
+
+
+def _ell(lengths: np.ndarray, itemsize: int) -> Storage:
+    places, longest = traffic.ell_places(lengths), int(lengths.max(initial=0))
+    return Storage("ell", {}, places * (itemsize + 4), places, places, _trips(longest), "ell", lengths.size)
+
+
+def _hll(csr: Csr, widths: np.ndarray, C: int, sigma: int, itemsize: int) -> Storage:
+    places, longest = int(widths.sum()) * C, int(widths.max(initial=0))
+    return Storage(
+        "hll",
+        {"slice_size": C, "sigma": sigma},
+        places * (itemsize + 4) + _pointers(widths.size, places) + _permutation(csr, sigma),
+        places,
+        longest * widths.size * C,
+        _trips(longest),
+        "hll 32" if C == 32 else "hll",
+        C,
+        by_columns=_even(widths),
+        sorted=sigma > 1,
+    )
+
+
+def _sell(csr: Csr, lengths: np.ndarray, widths: np.ndarray, C: int, sigma: int, itemsize: int) -> Storage:
+    cut = best_cut(csr, widths, C)
+    widths, tail = np.minimum(widths, cut), _tail(lengths, cut, itemsize)
+    columns, longest = int(widths.sum()), int(widths.max(initial=0))
+    places, wide = columns * C, features.wide_share(csr, C, sigma, max(cut, 1), PADDING)
+    index = 4 * places  # of 32 bits, or of 16 with a base for each column of a slice
+    if wide < 1:
+        index = round((2 + 2 * wide) * places) + 4 * columns + (4 * widths.size if wide else 0)
+    return Storage(
+        "sell",
+        {"slice_size": C, "sigma": sigma, "max_width": max(cut, 1)},
+        places * itemsize + index + _pointers(widths.size, places) + _permutation(csr, sigma) + tail.nbytes,
+        places,
+        longest * widths.size * C,
+        _trips(longest),
+        ("sell" if wide < 1 else "hll") + (" 32" if C == 32 else ""),
+        C,
+        tail,
+        by_columns=_even(widths),
+        sorted=sigma > 1,
+        words=(f"{1 - wide:.0%} of columns in 16 bits",),
+    )
+
+
+def _hyb_widths(lengths: np.ndarray) -> list[int]:
+    """What a quarter and a half of the rows do not pass, and the rules of `traffic.hyb_width`."""
+    if lengths.size == 0:
+        return [0]
+    quantiles = np.partition(lengths, (lengths.size // 4, lengths.size // 2))[[lengths.size // 4, lengths.size // 2]]
+    return sorted({*map(int, quantiles), *(traffic.hyb_width(lengths, rule) for rule in traffic.HYB_RULES)})
+
+
+def _hyb(lengths: np.ndarray, width: int, itemsize: int) -> Storage:
+    places, tail = width * lengths.size, _tail(lengths, width, itemsize)
+    nbytes = places * (itemsize + 4) + tail.nbytes
+    return Storage("hyb", {"width": width}, nbytes, places, places, _trips(width), "hyb", lengths.size, tail)
+
+
+def _dia(csr: Csr, itemsize: int, zeros: Callable[[], bool]) -> Iterator[Storage]:
+    n_rows = max(csr.shape[0], 1)
+    counted = features.diagonals(csr, int(MOST_PADDING * csr.nnz / n_rows))
+    if counted is not None:
+        words = f"{counted.indices} diagonals"
+        yield _implied("dia", {}, counted, n_rows, 0, itemsize, zeros, counted.indices, words)
+
+
+def _hdia(csr: Csr, itemsize: int, zeros: Callable[[], bool], C: int = 128) -> Iterator[Storage]:
+    counted = features.diagonals_by_slice(csr, C)
+    if counted.places <= MOST_PADDING * csr.nnz:
+        n_slices = -(-csr.shape[0] // C)
+        layout, mean = {"slice_size": C, "sigma": 1}, counted.indices / max(n_slices, 1)
+        pointers, words = _pointers(n_slices, counted.places), f"{mean:.3g} diagonals a slice"
+        yield _implied("hdia", layout, counted, C, pointers, itemsize, zeros, mean, words)
+
+
+def _bsr(csr: Csr, lengths: np.ndarray, itemsize: int, zeros: Callable[[], bool]) -> Iterator[Storage]:
+    (r, c) = shape = bsr.best_block(csr, itemsize)
+    C = bsr.slice_rows(csr.shape[0], r)
+    if r * c == 1:
+        return
+    counted = features.blocks(csr, shape, C)
+    if counted.places <= MOST_PADDING * csr.nnz:
+        pointers, words = _pointers(-(-csr.shape[0] // C), counted.places), f"dense blocks of {r} × {c}"
+        longest = lengths.max(initial=0) / max(c / UNROLL, 1)  # a thread loads its row of a block whole
+        yield _implied("bsr", {"block_shape": shape}, counted, C, pointers, itemsize, zeros, longest, words)
+
+
+def _implied(
+    name: str,
+    layout: dict[str, Any],
+    counted: features.Counted,
+    rows: int,
+    pointers: int,
+    itemsize: int,
+    zeros: Callable[[], bool],
+    longest: float,
+    words: str,
+) -> Storage:
+    """A storage without an index for each place, whose pattern tells holes from entries."""
+    pattern = traffic.pattern_bytes(counted.places, counted.holes, counted.holes > 0 and zeros())
+    nbytes = counted.places * itemsize + 4 * counted.indices + pattern + pointers
+    return Storage(name, layout, nbytes, counted.places, counted.places, _trips(longest), name, rows, words=(words,))
+
+
+def _tail(lengths: np.ndarray, width: int, itemsize: int) -> Tail:
+    pieces = traffic.pieces(lengths, width, split.PIECE)
+    entries, n_rows = int(pieces.sum()), int(np.count_nonzero(lengths > width))
+    return Tail(entries, traffic.tail_bytes(entries, n_rows, pieces.size, itemsize), n_rows, pieces)
+
+
+def walked_together(lengths: np.ndarray, threads: int) -> int:
+    """Places that CSR's threads pass over, where all rows of a tile wait for its longest."""
+    return threads * traffic.sliced_places(-(-lengths // threads), dialect.LAUNCH.rows // threads)
+
+
+def _trips(entries: float, threads: int = 1) -> int:
+    return math.ceil(entries / (threads * UNROLL))
+
+
+def _pointers(n_slices: int, places: int) -> int:
+    return (n_slices + 1) * (4 if places < 2**31 else 8)
+
+
+def _permutation(csr: Csr, sigma: int) -> int:
+    return 4 * csr.shape[0] if sigma > 1 else 0
+
+
+def _even(widths: np.ndarray) -> bool:
+    return widths.size == 0 or bool(widths.max() <= 2 * (widths.sum() // widths.size))

@@ -1,0 +1,104 @@
+"""Counts of a storage against counting one by one, and samples against the whole."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jaxsparse_fmt as jsf
+from jaxsparse_fmt import features
+from jaxsparse_fmt.formats import bsr
+from tests.zoo import CASES
+
+LENGTHS = st.lists(st.integers(0, 40), max_size=150)
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=str)
+
+
+@given(LENGTHS, st.integers(1, 20), st.integers(0, 5))
+def test_widths_are_those_of_the_longest_rows_after_sorting(lengths, slice_size, windows):
+    sigma = max(windows * slice_size, 1)
+    rows = [sorted(lengths[i : i + sigma], reverse=sigma > 1) for i in range(0, len(lengths), sigma)]
+    flat = [n for window in rows for n in window] if sigma > 1 else lengths
+    expected = [max(flat[i : i + slice_size]) for i in range(0, len(flat), slice_size)]
+    assert features.slice_widths(np.array(lengths, np.int32), slice_size, sigma).tolist() == expected
+
+
+@every_case
+@pytest.mark.parametrize("slice_size", [1, 4, 128])
+def test_diagonals_of_slices_are_those_of_their_entries(case, slice_size):
+    S = sp.csr_array(case.scipy())
+    row, col = case.places()
+    diagonals = {(r // slice_size, c - r) for r, c in zip(row.tolist(), col.tolist(), strict=True)}
+    inside = sum(
+        0 <= r + d < case.shape[1]
+        for s, d in diagonals
+        for r in range(s * slice_size, min((s + 1) * slice_size, case.shape[0]))
+    )
+    counted = features.diagonals_by_slice(S, slice_size)
+    assert counted == features.Counted(len(diagonals) * slice_size, len(diagonals), inside - len(row))
+
+
+@every_case
+def test_diagonals_are_counted_up_to_a_limit(case):
+    S = sp.csr_array(case.scipy())
+    row, col = case.places()
+    offsets = {int(d) for d in col - row}
+    counted = features.diagonals(S, len(offsets))
+    assert counted is not None and counted.indices == len(offsets)
+    assert counted.places == len(offsets) * case.shape[0]
+    if offsets:
+        assert features.diagonals(S, len(offsets) - 1) is None
+
+
+@every_case
+@pytest.mark.parametrize("shape", [(2, 3), (3, 3)])
+def test_blocks_are_those_that_bsr_stores(case, shape):
+    S = sp.csr_array(case.scipy())
+    A = jsf.from_scipy(S, "bsr", block_shape=shape)
+    counted = features.blocks(S, shape, bsr.slice_rows(case.shape[0], shape[0]))
+    assert (counted.places, counted.indices) == (A.n_stored, A.block_col.size)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([(4, 1), (4, 8), (8, 8), (1, 4)]), st.integers(1, 6))
+def test_wide_slices_are_those_whose_jth_entries_lie_far_apart(seed, layout, max_width):
+    (slice_size, sigma), widest = layout, 20
+    rng = np.random.default_rng(seed)
+    rows = [sorted(rng.choice(60, rng.integers(0, 7), replace=False).tolist()) for _ in range(30)]
+    columns, row_ptr = list(itertools.chain(*rows)), np.cumsum([0, *map(len, rows)])
+    S = sp.csr_array((np.ones(len(columns)), columns, row_ptr), shape=(30, 60))
+    order = [sorted(rows[i : i + sigma], key=len, reverse=True) for i in range(0, 30, sigma)] if sigma > 1 else [rows]
+    flat = [row[:max_width] for window in order for row in window]
+    places = wide = 0
+    for i in range(0, 30, slice_size):
+        part = flat[i : i + slice_size]
+        width = max(map(len, part))
+        columns = [[row[j] for row in part if len(row) > j] for j in range(width)]
+        places += width
+        wide += width * any(max(c) - min(c) >= widest for c in columns)
+    share = features.wide_share(S, slice_size, sigma, max_width, widest)
+    assert share == pytest.approx(wide / places if places else 0)
+
+
+def test_a_sample_of_an_even_matrix_tells_its_counts(monkeypatch):
+    S = jsf.gallery.poisson(24)
+    whole = features.diagonals_by_slice(S, 32), features.blocks(S, (2, 2), 128)
+    monkeypatch.setattr(features, "ENTRIES", 20_000)
+    part = features.diagonals_by_slice(S, 32), features.blocks(S, (2, 2), 128)
+    assert part != whole
+    for counted, exact in zip(part, whole, strict=True):
+        assert counted.places == pytest.approx(exact.places, rel=0.03)
+        assert counted.holes == pytest.approx(exact.holes, rel=0.2)
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 4), (4, 0), (4, 4)])
+def test_nothing_is_counted_in_a_matrix_without_entries(shape):
+    S = sp.csr_array(shape)
+    nothing = features.Counted(0, 0, 0)
+    assert features.diagonals(S, 0) == features.diagonals_by_slice(S, 2) == features.blocks(S, (2, 2), 128) == nothing
+    assert features.wide_share(S, 2, 1, 5, 10) == 0
