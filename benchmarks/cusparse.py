@@ -1,72 +1,227 @@
-"""The opponent: cuSPARSE's generic CSR product through CuPy's low-level binding, set up once like ours."""
+"""The opponent: cuSPARSE's generic product in each of its formats, set up once like ours, with int32 indices.
+
+CuPy holds the arrays. Its binding has neither sliced ELL nor blocks nor the preprocessing that makes ALG2 fast, so the
+C functions are called in the library that CuPy has loaded. What a library does not offer is `Absent`, and says why.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-ALGORITHMS = {"ALG1": 2, "ALG2": 3}  # CUSPARSE_SPMV_CSR_ALG1, _ALG2
-_DTYPES = {"float32": 0, "float64": 1}  # CUDA_R_32F, CUDA_R_64F
+import jaxsparse_fmt as jsf
+from jaxsparse_fmt import features
+from jaxsparse_fmt.formats import bsr
+
+# cusparseSpMVAlg_t.
+COO_ALG1, CSR_ALG1, CSR_ALG2, COO_ALG2, SELL_ALG1, BSR_ALG1 = 1, 2, 3, 4, 5, 6
+INT32, BASE_ZERO, ROW_MAJOR, NO_TRANSPOSE = 2, 0, 2, 0
+_TYPES = {"float32": 0, "float64": 1}  # cudaDataType: CUDA_R_32F, CUDA_R_64F
+MOST_PADDING = 4  # places an entry, from which sliced ELL is not tried
+
+Converted: TypeAlias = tuple[list[np.ndarray], np.ndarray]  # index arrays, and values
 
 
-class CsrProduct:
-    """y = A·x by one cuSPARSE algorithm, with int32 indices, descriptors, workspace and preprocessing made once."""
+class Absent(Exception):
+    """What this CuPy, this cuSPARSE or this matrix does not allow."""
 
-    def __init__(self, S: Any, algorithm: str):
-        import cupy
-        from cupy_backends.cuda.libs import cusparse
 
-        self._cp, self._lib = cupy, cusparse
-        self._handle = cupy.cuda.Device().cusparse_handle
-        self._type = _DTYPES[S.dtype.name]
-        self._algorithm = ALGORITHMS[algorithm]
-        self._arrays = [cupy.asarray(a) for a in (S.indptr.astype(np.int32), S.indices.astype(np.int32), S.data)]
-        rows, cols = S.shape
-        self._matrix = cusparse.createCsr(
-            rows, cols, S.nnz, *(a.data.ptr for a in self._arrays), 2, 2, 0, self._type
-        )  # 2: CUSPARSE_INDEX_32I, 0: base zero
-        self.y = cupy.full(rows, np.nan, S.dtype)
-        self._y = cusparse.createDnVec(rows, self.y.data.ptr, self._type)
-        self._one, self._zero = np.array(1, S.dtype), np.array(0, S.dtype)
-        self._vectors: dict[int, Any] = {}
-        self._workspace: Any = None
+class Library:
+    """The newest cuSPARSE that this process has loaded, and a handle to it."""
 
-    def __call__(self, x: Any) -> Any:
-        """x, y: CuPy arrays [n]."""
-        if x.data.ptr not in self._vectors:
-            self._vectors[x.data.ptr] = self._lib.createDnVec(x.size, x.data.ptr, self._type)
-        arguments = (
-            self._handle,
-            0,  # no transpose
-            self._one.ctypes.data,
-            self._matrix,
-            self._vectors[x.data.ptr],
-            self._zero.ctypes.data,
-            self._y,
-            self._type,
-            self._algorithm,
-        )
+    def __init__(self) -> None:
+        try:
+            import cupy  # pyright: ignore[reportMissingImports]
+
+            cupy.cuda.Device().cusparse_handle  # noqa: B018, loads the library
+            with open("/proc/self/maps") as maps:
+                paths = sorted(set(re.findall(r"/\S*libcusparse\.so\S*", maps.read())))
+        except Exception as error:  # CuPy fails in many ways where there is no GPU
+            raise Absent(f"no cuSPARSE: {type(error).__name__}: {error}".splitlines()[0]) from error
+        if not paths:
+            raise Absent("no cuSPARSE: CuPy has loaded none")
+        self.cupy = cupy
+        self.version, self._lib, self.handle = max(map(self._open, paths), key=lambda opened: opened[0])
+
+    def _open(self, path: str) -> tuple[int, ctypes.CDLL, ctypes.c_void_p]:
+        lib, handle, version = ctypes.CDLL(path), ctypes.c_void_p(), ctypes.c_int()
+        if lib.cusparseCreate(ctypes.byref(handle)) or lib.cusparseGetVersion(handle, ctypes.byref(version)):
+            raise Absent(f"no cuSPARSE: {path} makes no handle")
+        return version.value, lib, handle
+
+    def function(self, name: str) -> Callable[..., None]:
+        """The C function, which raises `Absent` for any status but success."""
+        function = getattr(self._lib, name, None)
+        if function is None:
+            raise Absent(f"cuSPARSE {self.version} has no {name}")
+
+        def checked(*arguments: Any) -> None:
+            status = function(*arguments)
+            if status:
+                self._lib.cusparseGetErrorString.restype = ctypes.c_char_p
+                raise Absent(f"{name}: {self._lib.cusparseGetErrorString(status).decode()}")
+
+        return checked
+
+    def has(self, name: str) -> bool:
+        return hasattr(self._lib, name)
+
+
+@functools.cache
+def library() -> Library:
+    return Library()
+
+
+class Product:
+    """y = A·x by one algorithm; descriptors, workspace and preprocessing are made once."""
+
+    def __init__(
+        self, create: str, sizes: tuple[int, ...], arrays: list[Any], types: tuple[int, ...], shape, algorithm: int
+    ):
+        """Describes a matrix by `create`(descriptor, *sizes, *arrays, *types), the arrays on the device."""
+        self._lib, self._arrays, self._algorithm = library(), arrays, algorithm
+        self.dtype = np.dtype(str(arrays[-1].dtype))
+        self._matrix, self._vectors, self._calls = ctypes.c_void_p(), {}, {}
+        self._scalars = [np.array(value, self.dtype) for value in (1, 0)]
+        pointers = [ctypes.c_void_p(a.data.ptr) for a in arrays]
+        described = [*(ctypes.c_int64(n) for n in sizes), *pointers, *(ctypes.c_int(t) for t in types)]
+        self._lib.function(create)(ctypes.byref(self._matrix), *described)
+        self._spmv, self._workspace = self._lib.function("cusparseSpMV"), None
+        self.y = self._lib.cupy.asarray(np.full(shape[0], np.nan, self.dtype))
+
+    def __call__(self, x: Any, y: Any = None) -> Any:
+        """x, y: CuPy arrays [n_cols], [n_rows]; y, or else `self.y`, takes the result."""
+        y = self.y if y is None else y
+        key = x.data.ptr, y.data.ptr
+        if key not in self._calls:
+            self._calls[key] = self._prepared(x, y)
+        self._spmv(*self._calls[key])
+        return y
+
+    def _prepared(self, x: Any, y: Any) -> tuple[Any, ...]:
+        one, zero = (ctypes.c_void_p(scalar.ctypes.data) for scalar in self._scalars)
+        vectors = self._vector(x), self._vector(y)
+        types = ctypes.c_int(_TYPES[self.dtype.name]), ctypes.c_int(self._algorithm)
+        call = self._lib.handle, ctypes.c_int(NO_TRANSPOSE), one, self._matrix, vectors[0], zero, vectors[1], *types
         if self._workspace is None:
-            size = self._lib.spMV_bufferSize(*arguments)
-            self._workspace = self._cp.empty(max(size, 1), np.int8)
-            if hasattr(self._lib, "spMV_preprocess"):
-                self._lib.spMV_preprocess(*arguments, self._workspace.data.ptr)
-        self._lib.spMV(*arguments, self._workspace.data.ptr)
-        return self.y
+            size = ctypes.c_size_t()
+            self._lib.function("cusparseSpMV_bufferSize")(*call, ctypes.byref(size))
+            self._workspace = self._lib.cupy.cuda.alloc(max(size.value, 1))
+            # Since CUDA 12.4; it serves CSR only.
+            if self._algorithm in (CSR_ALG1, CSR_ALG2) and self._lib.has("cusparseSpMV_preprocess"):
+                preprocess = self._lib.function("cusparseSpMV_preprocess")
+                preprocess(*call, ctypes.c_void_p(self._workspace.ptr))
+        return *call, ctypes.c_void_p(self._workspace.ptr)
+
+    def _vector(self, a: Any) -> ctypes.c_void_p:
+        if a.data.ptr not in self._vectors:
+            self._vectors[a.data.ptr] = vector = ctypes.c_void_p()
+            create = self._lib.function("cusparseCreateDnVec")
+            pointer, kind = ctypes.c_void_p(a.data.ptr), ctypes.c_int(_TYPES[self.dtype.name])
+            create(ctypes.byref(vector), ctypes.c_int64(a.size), pointer, kind)
+        return self._vectors[a.data.ptr]
 
     def to_device(self, x: np.ndarray) -> Any:
-        return self._cp.asarray(x)
+        return self._lib.cupy.asarray(x)
 
     def wait(self, _: Any) -> None:
-        self._cp.cuda.Device().synchronize()
+        self._lib.cupy.cuda.Device().synchronize()
 
 
-def products(S: Any) -> dict[str, Callable[[], CsrProduct]]:
-    """Every algorithm by name, made when called; empty where CuPy is missing."""
+class Opponent:
+    """One matrix in the formats of cuSPARSE; index arrays go to the device once, whatever the dtype."""
+
+    def __init__(self, S: Any, A: jsf.SparseMatrix | None = None):
+        """S: canonical SciPy CSR. A: the same in one of our formats, from which sliced ELL is made on the device."""
+        self.S, self._A = S, A
+        self._index: dict[str, list[Any]] = {}
+        self._values: dict[str, np.ndarray] = {}
+        self._on_device: dict[tuple[str, str], Any] = {}
+        self._block = bsr.best_block(S, 8)
+        r, c = self._block
+        self.methods: dict[str, Callable[[Any], Product]] = {
+            "CSR ALG1": lambda dtype: self._csr(dtype, CSR_ALG1),
+            "CSR ALG2": lambda dtype: self._csr(dtype, CSR_ALG2),
+            "COO ALG1": lambda dtype: self._coo(dtype, COO_ALG1),
+            "COO ALG2": lambda dtype: self._coo(dtype, COO_ALG2),
+            "sliced ELL 32": lambda dtype: self._sliced(dtype, 32),
+            "sliced ELL 128": lambda dtype: self._sliced(dtype, 128),
+        }
+        if r * c > 1:
+            self.methods[f"BSR {r} × {c}"] = self._bsr
+
+    def _arrays(self, name: str, dtype: Any, make: Callable[[], Converted]) -> list[Any]:
+        """Indices and values on the device, where they stay for the next algorithm or dtype."""
+        to_device, dtype = library().cupy.asarray, np.dtype(dtype)
+        if name not in self._index:
+            index, self._values[name] = make()
+            self._index[name] = [to_device(np.ascontiguousarray(a, np.int32)) for a in index]
+        key = "csr" if name == "coo" else name, dtype.name  # they list the same values
+        if key not in self._on_device:
+            self._on_device[key] = to_device(self._values[name].astype(dtype, copy=False))
+        return [*self._index[name], self._on_device[key]]
+
+    def _csr(self, dtype: Any, algorithm: int) -> Product:
+        S = self.S
+        arrays = self._arrays("csr", dtype, lambda: ([S.indptr, S.indices], S.data))
+        types = (INT32, INT32, BASE_ZERO, _TYPES[np.dtype(dtype).name])
+        return Product("cusparseCreateCsr", (*S.shape, S.nnz), arrays, types, S.shape, algorithm)
+
+    def _coo(self, dtype: Any, algorithm: int) -> Product:
+        S = self.S
+        row = lambda: np.repeat(np.arange(S.shape[0], dtype=np.int32), np.diff(S.indptr))  # noqa: E731
+        arrays = self._arrays("coo", dtype, lambda: ([row(), S.indices], S.data))
+        types = (INT32, BASE_ZERO, _TYPES[np.dtype(dtype).name])
+        return Product("cusparseCreateCoo", (*S.shape, S.nnz), arrays, types, S.shape, algorithm)
+
+    def _sliced(self, dtype: Any, slice_size: int) -> Product:
+        S, name = self.S, f"sliced {slice_size}"
+        places = int(features.slice_widths(np.diff(S.indptr), slice_size).sum()) * slice_size
+        if places > MOST_PADDING * S.nnz:
+            raise Absent(f"{places / S.nnz:.0f} places an entry")
+        library().function("cusparseCreateSlicedEll")  # before the conversion
+        arrays = self._arrays(name, dtype, lambda: sliced_ell(self._A, S, slice_size))
+        sizes = (*S.shape, S.nnz, arrays[-1].size, slice_size)
+        types = (INT32, INT32, BASE_ZERO, _TYPES[np.dtype(dtype).name])
+        return Product("cusparseCreateSlicedEll", sizes, arrays, types, S.shape, SELL_ALG1)
+
+    def _bsr(self, dtype: Any) -> Product:
+        (r, c), (n_rows, n_cols) = self._block, self.S.shape
+        if n_rows % r or n_cols % c:
+            raise Absent(f"{n_rows} × {n_cols} is no multiple of {r} × {c}")
+        library().function("cusparseCreateBsr")  # before the conversion
+        arrays = self._arrays("bsr", dtype, lambda: blocks(self.S, (r, c)))
+        sizes = (n_rows // r, n_cols // c, arrays[1].size, r, c)
+        types = (INT32, INT32, BASE_ZERO, _TYPES[np.dtype(dtype).name], ROW_MAJOR)
+        return Product("cusparseCreateBsr", sizes, arrays, types, self.S.shape, BSR_ALG1)
+
+
+def sliced_ell(A: jsf.SparseMatrix | None, S: Any, slice_size: int) -> Converted:
+    """Slice offsets and columns, and values: our HLL, but for −1 in padding. Conversion runs where A is."""
+    options: dict[str, Any] = {"slice_size": slice_size, "max_bytes": 2**36}
+    hll: Any = jsf.from_scipy(S, "hll", **options) if A is None else A.asformat("hll", **options)
+    col_idx = np.array(hll.col_idx)
+    col_idx[col_idx == S.shape[1]] = -1
+    return [np.asarray(hll.slice_ptr), col_idx], np.asarray(hll.values)
+
+
+def blocks(S: Any, block_shape: tuple[int, int]) -> Converted:
+    """Pointers and columns of the rows of blocks, and the blocks row by row, flat."""
+    B = S.tobsr(block_shape)
+    B.sort_indices()
+    return [B.indptr, B.indices], B.data.reshape(-1)
+
+
+def products(S: Any) -> dict[str, Callable[[], Product]]:
+    """The algorithms for CSR by name, made when called; empty where there is no cuSPARSE."""
     try:
-        import cupy  # noqa: F401
-    except ImportError:
+        library()
+    except Absent:
         return {}
-    return {f"cuSPARSE CSR {name}": (lambda name=name: CsrProduct(S, name)) for name in ALGORITHMS}
+    methods = Opponent(S).methods
+    return {f"cuSPARSE {name}": (lambda name=name: methods[name](S.dtype)) for name in ("CSR ALG1", "CSR ALG2")}

@@ -4,6 +4,7 @@
     python -m benchmarks.spmv --small --json out.json
     python -m benchmarks.spmv --only torus        some matrices
     python -m benchmarks.spmv --formats sell bsr  some formats
+    python -m benchmarks.spmv --suite standard    `auto` against cuSPARSE by class of matrix (standard.py)
 
 On a GPU a CSR matrix is there first and converted there; "conversion" is the time of that, compiled, in products of
 the same format. GB/s and the share of the copy bandwidth count the bytes a format must move: stored values and indices,
@@ -30,7 +31,7 @@ import numpy as np
 import scipy.sparse
 
 import jaxsparse_fmt as jsf
-from benchmarks import cusparse, timing
+from benchmarks import cusparse, suite, timing
 
 Row = dict[str, Any]
 BY_HOST = ("dia", "hdia", "bsr")  # these convert in NumPy, with nothing to compile
@@ -98,7 +99,7 @@ def torus(n: int) -> scipy.sparse.csr_array:
     return scipy.sparse.csr_array((values.ravel(), col.ravel(), row_ptr), shape=(n**3, n**3))
 
 
-def moved_bytes(A: jsf.SparseMatrix, x: np.ndarray) -> int:
+def moved_bytes(A: jsf.SparseMatrix, x: Any) -> int:
     """What a product must move: what it reads of A, x once and y once."""
     read = A.values.nbytes + sum(a.nbytes for a in A.structure)
     return read + x.nbytes + A.shape[0] * x.itemsize
@@ -156,7 +157,7 @@ def measure(name: str, S: Any, platform: str, backends: list[str], copy: float, 
             yield row(label, backend, seconds, moved_bytes(A, xs[0]), y, seconds_to_convert)
 
 
-def _of_cupy(product: cusparse.CsrProduct, xs: list[np.ndarray]) -> tuple[float, np.ndarray]:
+def _of_cupy(product: cusparse.Product, xs: list[np.ndarray]) -> tuple[float, np.ndarray]:
     inputs = [product.to_device(x) for x in xs]
     seconds = timing.seconds_per_call(lambda i: product(inputs[i % len(inputs)]), product.wait)
     return seconds, product(inputs[0]).get()
@@ -218,8 +219,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", default=list(CASES), choices=list(CASES), help="matrices; default: all")
     parser.add_argument("--formats", nargs="+", default=[], help="default: all")
     parser.add_argument("--json", type=Path, help="also write the rows here, and the table beside it as .md")
+    parser.add_argument("--suite", choices=suite.SUITES, help="these matrices, in the formats that `auto` ranks first")
+    parser.add_argument("--others", type=int, default=3, help="of a suite: formats timed beside auto's; default 3")
+    parser.add_argument("--scale", type=float, help="of a suite: size of the matrices; default 1, on a CPU 1/20")
+    parser.add_argument("--limit", type=float, default=300, help="of a suite: end after about so many seconds")
+    parser.add_argument("--plot", type=Path, help="of a suite: draw the ratios by class here")
     args = parser.parse_args(argv)
     jax.config.update("jax_enable_x64", True)
+    if args.suite:
+        from benchmarks import standard
+
+        return standard.main(args)
     platform = "cpu" if jax.default_backend() == "cpu" else "gpu"
     backends = args.backends or (["auto"] if platform == "cpu" else ["triton", "mosaic"])
     copy = timing.copy_bandwidth(2**24 if args.small else 2**28 if platform == "cpu" else 2**31)

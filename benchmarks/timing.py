@@ -16,7 +16,9 @@ import jax
 import jax.numpy as jnp
 
 
-def seconds_per_call(run: Callable[[int], Any], wait: Callable[[Any], None], *, rounds: int = 7) -> float:
+def seconds_per_call(
+    run: Callable[[int], Any], wait: Callable[[Any], None], *, rounds: int = 7, seconds: float = 0.03
+) -> float:
     """The median time of one `run(i)`, seconds.
 
     Calls are issued back to back and waited for once, so that the cost of a launch hides behind the work before it; `i`
@@ -25,7 +27,7 @@ def seconds_per_call(run: Callable[[int], Any], wait: Callable[[Any], None], *, 
     wait(run(0))
     start = time.perf_counter()
     wait(run(1))
-    calls = max(1, min(200, int(0.03 / max(time.perf_counter() - start, 1e-6))))
+    calls = max(1, min(200, int(seconds / max(time.perf_counter() - start, 1e-6))))
     times = []
     for _ in range(rounds):
         start = time.perf_counter()
@@ -77,10 +79,13 @@ def provenance() -> dict[str, str]:
 
 
 def write(path: Path, header: dict[str, str], rows: list[dict[str, Any]], table: str) -> None:
-    """The figures as JSON in `path`, and the table beside it as .md."""
+    """The figures as JSON in `path`, and the table beside it as .md; each whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"header": header, "rows": rows}, indent=1, ensure_ascii=False) + "\n")
-    path.with_suffix(".md").write_text(table + "\n")
+    figures = json.dumps({"header": header, "rows": rows}, indent=1, ensure_ascii=False)
+    for name, text in ((path, figures), (path.with_suffix(".md"), table)):
+        scratch = name.with_name(f".{name.name}")
+        scratch.write_text(text + "\n")
+        scratch.replace(name)
 
 
 def _cpu_name() -> str:

@@ -1,0 +1,180 @@
+"""The suite's runner: sides compared rightly, files after every matrix, and nothing that an opponent lacks stops it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import jaxsparse_fmt as jsf
+from benchmarks import cusparse, spmv, standard
+from jaxsparse_fmt import choose
+
+S = jsf.gallery.elasticity((2, 3, 4))
+
+
+RUN = standard.Run("gpu", ["float64"], "auto", 0, 1e9, standard.QUICK)
+ONES = np.ones(S.shape[1], np.float32)
+PROBLEM = standard.Problem(S, [ONES] * 3, S @ ONES.astype(float), chained=False)
+
+
+def ours(*us: float) -> list[dict]:
+    return [{"label": f"f{i}", "us": t, "model us": 1.0} for i, t in enumerate(us)]
+
+
+def test_the_fastest_opponent_counts_and_the_absent_do_not():
+    row = standard.compared({"a": 30.0, "b": 20.0, "c": "absent: no"}, ours(10.0, 5.0))
+    assert (row["opponent"], row["ratio"], row["best"], row["best ratio"]) == ("b", 2.0, "f1", 4.0)
+    assert row["auto vs best"] == 0.5
+
+
+@pytest.mark.parametrize("theirs", [{}, {"a": "absent: no GPU"}, {"a": "absent: no GPU", "JAX BCSR": 90.0}])
+def test_without_an_opponent_there_is_no_ratio(theirs):
+    row = standard.compared(theirs, ours(10.0))
+    assert row["opponent"] == "none" and math.isnan(row["ratio"])
+
+
+def test_a_format_that_failed_is_not_the_best():
+    row = standard.compared({"a": 8.0}, ours(math.nan, 4.0))
+    assert row["best"] == "f1" and math.isnan(row["ratio"]) and row["best ratio"] == 2.0
+
+
+def test_means_are_geometric_and_pass_over_what_is_missing():
+    assert standard.geometric_mean([1.0, 4.0, math.nan]) == pytest.approx(2.0)
+    assert math.isnan(standard.geometric_mean([math.nan]))
+
+
+def test_the_summary_has_means_and_minima_by_class():
+    rows = [
+        {"matrix": f"{kind}{ratio}", "opponent": "B", "class": kind, "dtype": "float32"}
+        | {"ratio": ratio, "best ratio": ratio, "auto vs best": 1.0}
+        for kind, ratio in [("a", 1.0), ("a", 4.0), ("b", 0.5)]
+    ]
+    lines = standard.summary(rows)
+    assert "Worst: b0.5, float32, 0.50 × B." in lines
+    assert "| a | 2.00 | 2.00 |" in lines and "| b | 0.50 | 0.50 |" in lines
+    assert "| worst case | 0.50 | 0.50 |" in lines and "| geometric mean | 1.26 | 1.26 |" in lines
+
+
+def test_the_best_layout_of_each_format_is_picked_and_nothing_hopeless():
+    choices = choose.rank(jsf.gallery.power_law(3000), platform="gpu")
+    few = standard.picked(choices, 3)
+    assert few[0] is choices[0] and len({c.format for c in few}) == len(few) <= 4
+    assert all(c.cost <= standard.HOPELESS * few[0].cost for c in few)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("suite")
+    path, picture = folder / "out.json", folder / "out.png"
+    arguments = ["--suite", "standard", "--small", "--cases", "14", "23", "--dtypes", "float32"]
+    assert spmv.main([*arguments, "--json", str(path), "--plot", str(picture)]) == 0
+    return path, picture
+
+
+def test_a_run_writes_figures_a_table_and_a_picture(written):
+    path, picture = written
+    content = json.loads(path.read_text())
+    assert [r["matrix"] for r in content["rows"]] == ["7-point, small", "like lung2"]
+    for row in content["rows"]:
+        assert row["ratio"] == pytest.approx(row["opponent us"] / row["auto us"])
+        assert row["auto"] == row["ours"][0]["label"] and row["error"] < 1e-5
+        assert row["model us"] > 0 and row["share"] > 0 and row["conversion"] > 0
+        assert set(row["opponents"]) == {"SciPy csr @ x", "JAX BCSR"}
+        assert row["predicted"][0]["label"] == row["auto"]
+        assert {o["label"]: o["model us"] for o in row["ours"]}.items() <= {
+            p["label"]: p["model us"] for p in row["predicted"]
+        }.items()
+    table = path.with_suffix(".md").read_text()
+    assert "7-point, small" in table and "geometric mean" in table
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert sorted(p.name for p in path.parent.iterdir()) == ["out.json", "out.md", "out.png"]
+
+
+def test_beyond_the_limit_no_matrix_is_begun(tmp_path, capsys):
+    path = tmp_path / "out.json"
+    assert spmv.main(["--suite", "standard", "--small", "--limit", "-1", "--json", str(path)]) == 0
+    content = json.loads(path.read_text())
+    assert content["rows"] == [] and content["header"]["left out"].startswith("7-point, 27-point × 3 dof")
+
+
+def test_a_run_that_is_cut_off_has_written_what_it_could(tmp_path, monkeypatch):
+    measured = standard.Run.matrix
+
+    def matrix(self, case, S):
+        if case.name == "like lung2":
+            raise KeyboardInterrupt
+        return measured(self, case, S)
+
+    monkeypatch.setattr(standard.Run, "matrix", matrix)
+    path = tmp_path / "out.json"
+    arguments = ["--suite", "standard", "--small", "--cases", "14", "23", "--dtypes", "float32", "--others", "0"]
+    with pytest.raises(KeyboardInterrupt):
+        spmv.main([*arguments, "--json", str(path)])
+    assert [r["matrix"] for r in json.loads(path.read_text())["rows"]] == ["7-point, small"]
+    assert "7-point, small" in path.with_suffix(".md").read_text()
+
+
+def test_a_matrix_that_would_not_end_before_the_limit_is_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(standard.Run, "matrix", lambda *_: time.sleep(0.4) or [])
+    path = tmp_path / "out.json"
+    arguments = ["--suite", "standard", "--small", "--limit", "0.6", "--json", str(path)]
+    assert spmv.main(arguments) == 0
+    assert json.loads(path.read_text())["header"]["left out"].startswith("27-point × 3 dof, irregular")
+
+
+def test_a_format_that_fails_is_told_and_does_not_stop_the_run():
+    choices = choose.rank(S, platform="cpu")
+    csr = next(c for c in choices if c.format == "csr")
+    A = jsf.from_scipy(S, "csr")
+    broken = dataclasses.replace(csr, format="hll", layout={"slice_size": -1})
+    stored = {standard.label(c): standard.converted(A, c) for c in (csr, broken)}
+    with ThreadPoolExecutor(1) as pool:
+        rows = {r["format"]: r for r in RUN.ours(pool, stored, choices, PROBLEM, "float64")}
+    assert rows["csr"]["us"] > 0 and rows["csr"]["error"] < 1e-14
+    assert math.isnan(rows["hll"]["us"]) and "slice_size must be at least 1" in rows["hll"]["failed"]
+
+
+def test_a_chain_is_so_many_products():
+    run = dataclasses.replace(PROBLEM, S=jsf.gallery.poisson(4) / 10, chained=True)
+    y = standard.chain(jsf.from_scipy(run.S), np.ones(64))
+    exact = np.linalg.matrix_power(run.S.toarray(), standard.CHAIN) @ np.ones(64)
+    np.testing.assert_allclose(y, exact, rtol=1e-10)
+
+
+def test_without_cupy_every_method_of_the_opponent_is_absent(monkeypatch):
+    def absent():
+        raise cusparse.Absent("no cuSPARSE")
+
+    monkeypatch.setattr(cusparse, "library", absent)
+    told = RUN.theirs(cusparse.Opponent(S), PROBLEM, "float64")
+    assert told.pop("JAX BCSR") > 0
+    assert set(told.values()) == {"absent: no cuSPARSE"} and "cuSPARSE BSR 3 × 3" in told
+    assert cusparse.products(S) == {}
+
+
+@pytest.mark.parametrize("slice_size", [4, 32])
+@pytest.mark.parametrize("stored", [None, jsf.from_scipy(S, "csr")], ids=["host", "device"])
+def test_sliced_ell_is_what_cusparse_wants(slice_size, stored):
+    (offsets, columns), values = cusparse.sliced_ell(stored, S, slice_size)
+    place = np.arange(values.size)
+    owner = np.searchsorted(offsets, place, side="right") - 1
+    row = owner * slice_size + (place - offsets[owner]) % slice_size
+    live = columns >= 0
+    assert np.all(columns[~live] == -1) and not values[~live].any()
+    dense = np.zeros(S.shape)
+    dense[row[live], columns[live]] = values[live]
+    np.testing.assert_array_equal(dense, S.toarray())
+
+
+def test_blocks_are_what_cusparse_wants():
+    (row_ptr, columns), values = cusparse.blocks(S, (3, 3))
+    B = sp.bsr_array((values.reshape(-1, 3, 3), columns, row_ptr), shape=S.shape)
+    np.testing.assert_array_equal(B.toarray(), S.toarray())
+    assert np.all(np.diff(columns)[np.diff(np.repeat(np.arange(len(row_ptr) - 1), np.diff(row_ptr))) == 0] > 0)
