@@ -34,7 +34,6 @@ import jaxsparse_fmt as jsf
 from benchmarks import cusparse, suite, timing
 
 Row = dict[str, Any]
-BY_HOST = ("dia", "hdia", "bsr")  # these convert in NumPy, with nothing to compile
 
 # Format, layout, and the dtype of the values where it is not the vectors'.
 Method = tuple[str, dict[str, Any], dict[str, str]]
@@ -113,8 +112,8 @@ def converted(csr: jsf.SparseMatrix, format: str, layout: dict[str, Any], dtype:
         A = jax.block_until_ready(csr.astype(dtype).asformat(format, max_bytes=2**36, **layout))
         return A, time.perf_counter() - start
 
-    A, first = convert()
-    return (A, first) if format in BY_HOST else convert()
+    convert()
+    return convert()
 
 
 def measure(name: str, S: Any, platform: str, backends: list[str], copy: float, formats: list[str]) -> Iterator[Row]:

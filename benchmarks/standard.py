@@ -92,7 +92,7 @@ class Run:
         few = {label(c): c for ranking, _ in rankings.values() for c in picked(ranking, self.others)}
         with ThreadPoolExecutor(COMPILED_AT_ONCE if self.platform == "gpu" else 1) as pool:
             stored = dict(zip(few, pool.map(lambda c: converted(A, c), few.values()), strict=True))
-            for name in (n for n, c in few.items() if c.format not in spmv.BY_HOST):
+            for name in few:
                 stored[name] = converted(A, few[name])  # once more, compiled and alone
             rows = []
             for dtype, (ranking, seconds) in rankings.items():

@@ -275,9 +275,9 @@ class SparseMatrix(abc.ABC):
     def asformat(self, name: str, *, max_bytes: int | None = None, **layout: Any) -> SparseMatrix:
         """The same matrix in another format, through CSR.
 
-        On an accelerator it stays there, but for "dia", "hdia" and "bsr", whose sizes only all entries tell: they go
-        through the host. Inside jit a matrix of which only the values are traced converts as outside; of one that is
-        traced whole, "coo", "csr" and "csc" can be made, whose sizes are known.
+        On an accelerator it stays there; only "dia", "hdia" and "bsr" of a matrix with very many diagonals or blocks in
+        a row are made on the host (`formats/merging.py`). Inside jit a matrix of which only the values are traced
+        converts as outside; of one that is traced whole, "coo", "csr" and "csc" can be made, whose sizes are known.
 
         Args:
           max_bytes, layout: as in `from_scipy`.

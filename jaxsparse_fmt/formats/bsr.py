@@ -19,18 +19,21 @@ where there are holes and some entry is zero.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any, Self
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 
 from jaxsparse_fmt._types import Csr
-from jaxsparse_fmt.formats import storing
+from jaxsparse_fmt.formats import merging, storing
 from jaxsparse_fmt.formats.by_rule import Array, ByRule, register
 from jaxsparse_fmt.kernels.address import Slices
 from jaxsparse_fmt.kernels.column_rule import Blocked, pack_pattern
+from jaxsparse_fmt.kernels.rule import Rule
 
 SLICE_ROWS = 128  # rows that the GPU kernels take at a time
 MAX_COLUMNS = 32
@@ -78,40 +81,73 @@ class BSR(ByRule):
         Raises:
           ValueError: a block without rows or columns, or of more than 32 columns. TypeError: not two integers.
         """
-        csr = storing.on_host(csr)
         r, c = _shape(block_shape) if block_shape is not None else best_block(csr, np.dtype(dtype).itemsize)
-        n_rows, n_cols = csr.shape
-        n_block_rows, C = -(-n_rows // r), slice_rows(n_rows, r)
-        padded = (n_block_rows * r, -(-n_cols // c) * c)
-        # The blocks are the entries of a sliced matrix of n_block_rows rows.
-        places = _places_of_blocks(csr, padded, (r, c))
-        rows, address = storing.rows_of(places), Slices(n_block_rows, max(C // r, 1))
-        counts = storing.longest_by_slice(rows.lengths, address.lanes) * C * c
-        cause = f"its {csr.nnz} entries touch {places.nnz} blocks of {r} × {c}"
-        storing.check_memory(cls.name, int(counts.sum()), csr, dtype, max_bytes, 4 / (r * c), cause)
-        blocks, entries = _blocks(csr, csr.data, padded, (r, c)), _blocks(csr, np.ones(csr.nnz, bool), padded, (r, c))
-        slice_ptr = storing.pointers(counts)
-        n_blocks = int(slice_ptr[-1]) // (r * c)
-        source, live = storing.source(np, blocks.indptr, rows, {"slice_ptr": slice_ptr // (r * c)}, address, n_blocks)
-        source = source[live]
-        block_col = np.full(n_blocks, padded[1] // c, np.int32)
-        block_col[live] = blocks.indices[source]
+        merged = merging.distinct(csr, None, r, Blocked(r, c))
+        build = _on_host if merged is None else functools.partial(_on_device, merged)
+        index, values, pattern = build(csr, (r, c), dtype, max_bytes)
+        return cls(values, csr.shape, csr.nnz, backend, **index, pattern=pattern, block_shape=(r, c))
 
-        def in_chunks(data: np.ndarray, empty: Any) -> np.ndarray:
-            """Blocks [k, r, c] as chunks: for every column of a block, the C rows of the slice."""
-            placed = np.full((n_blocks, r, c), empty, data.dtype)
-            placed[live] = data[source]
-            return placed.reshape(-1, C // r, r, c).transpose(0, 3, 1, 2).reshape(-1)
 
-        values = jnp.asarray(in_chunks(blocks.data, 0).astype(dtype))
-        block_row = np.repeat(np.arange(n_block_rows), rows.lengths)
-        in_rows = block_row[:, None] * r + np.arange(r) < n_rows
-        in_columns = blocks.indices[:, None] * c + np.arange(c) < n_cols
-        inside = in_rows[:, :, None] & in_columns[:, None, :]
-        present = in_chunks(entries.data | ~inside, True)
-        pattern = storing.on_device(pack_pattern(present, zeros_stored=bool(np.any(csr.data.astype(dtype) == 0))))
-        index = jnp.asarray(block_col), jnp.asarray(slice_ptr), pattern
-        return cls(values, csr.shape, csr.nnz, backend, *index, (r, c))
+def _sizes(csr: Csr, lengths: Any, block_shape: tuple[int, int], dtype: Any, max_bytes: int | None) -> np.ndarray:
+    """`slice_ptr` of block rows that have `lengths` blocks, if they do not take too much memory."""
+    (r, c), C = block_shape, slice_rows(csr.shape[0], block_shape[0])
+    counts = storing.longest_by_slice(lengths, max(C // r, 1)) * C * c
+    cause = f"its {csr.nnz} entries touch {int(lengths.sum())} blocks of {r} × {c}"
+    storing.check_memory(BSR.name, int(counts.sum()), csr, dtype, max_bytes, 4 / (r * c), cause)
+    return storing.pointers(counts)
+
+
+def _on_device(merged: Array, csr: Csr, block_shape: tuple[int, int], dtype: Any, max_bytes: int | None):
+    """The index arrays, `values` and `pattern`; as `_on_host`."""
+    (r, c), n_rows = block_shape, csr.shape[0]
+    lengths = merging.counts(merged)
+    slice_ptr = _sizes(csr, lengths, block_shape, dtype, max_bytes)
+    rule, slice_ptr = (
+        Rule(csr.shape, int(slice_ptr[-1]), Slices(n_rows, slice_rows(n_rows, r)), Blocked(r, c)),
+        jnp.asarray(slice_ptr),
+    )
+    index = {"block_col": _in_slices(merged, slice_ptr, rule), "slice_ptr": slice_ptr}
+    values, present = merging.place(csr, rule, index, dtype)
+    return index, values, merging.pattern(csr, present, dtype)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _in_slices(merged, slice_ptr, rule):
+    """`block_col`: the blocks are the entries of a sliced matrix that has a row for each row of blocks."""
+    r, c = rule.column.rows, rule.column.columns
+    address, arrays = Slices(merged.shape[1], max(rule.address.lanes // r, 1)), {"slice_ptr": slice_ptr // (r * c)}
+    row, k = address.slots(jnp, arrays, rule.n_stored // (r * c))
+    return jnp.minimum(merged.at[k, row].get(mode="fill", fill_value=merging.NONE), -(-rule.shape[1] // c))
+
+
+def _on_host(csr: Csr, block_shape: tuple[int, int], dtype: Any, max_bytes: int | None):
+    csr, (r, c), (n_rows, n_cols) = storing.on_host(csr), block_shape, csr.shape
+    n_block_rows, C = -(-n_rows // r), slice_rows(n_rows, r)
+    padded = (n_block_rows * r, -(-n_cols // c) * c)
+    # The blocks are the entries of a sliced matrix of n_block_rows rows.
+    rows, address = storing.rows_of(_places_of_blocks(csr, padded, (r, c))), Slices(n_block_rows, max(C // r, 1))
+    slice_ptr = _sizes(csr, rows.lengths, block_shape, dtype, max_bytes)
+    blocks, entries = _blocks(csr, csr.data, padded, (r, c)), _blocks(csr, np.ones(csr.nnz, bool), padded, (r, c))
+    n_blocks = int(slice_ptr[-1]) // (r * c)
+    source, live = storing.source(np, blocks.indptr, rows, {"slice_ptr": slice_ptr // (r * c)}, address, n_blocks)
+    source = source[live]
+    block_col = np.full(n_blocks, padded[1] // c, np.int32)
+    block_col[live] = blocks.indices[source]
+
+    def in_chunks(data: np.ndarray, empty: Any) -> np.ndarray:
+        """Blocks [k, r, c] as chunks: for every column of a block, the C rows of the slice."""
+        placed = np.full((n_blocks, r, c), empty, data.dtype)
+        placed[live] = data[source]
+        return placed.reshape(-1, C // r, r, c).transpose(0, 3, 1, 2).reshape(-1)
+
+    values = jnp.asarray(in_chunks(blocks.data, 0).astype(dtype))
+    block_row = np.repeat(np.arange(n_block_rows), rows.lengths)
+    in_rows = block_row[:, None] * r + np.arange(r) < n_rows
+    in_columns = blocks.indices[:, None] * c + np.arange(c) < n_cols
+    inside = in_rows[:, :, None] & in_columns[:, None, :]
+    present = in_chunks(entries.data | ~inside, True)
+    pattern = storing.on_device(pack_pattern(present, zeros_stored=bool(np.any(csr.data.astype(dtype) == 0))))
+    return {"block_col": jnp.asarray(block_col), "slice_ptr": jnp.asarray(slice_ptr)}, values, pattern
 
 
 def slice_rows(n_rows: int, r: int) -> int:
@@ -125,7 +161,7 @@ def best_block(csr: Csr, itemsize: int) -> tuple[int, int]:
     samples = int(np.clip(ENTRIES * n_rows / max(WINDOW * csr.nnz, 1), 4, SAMPLES))
     starts = np.unique(np.linspace(0, max(n_rows - WINDOW, 0), samples).astype(np.int64) // WINDOW * WINDOW)
     rows = np.minimum((starts[:, None] + np.arange(WINDOW)).reshape(-1), n_rows)
-    sample = csr[rows[rows < n_rows]]
+    sample = storing.sample(csr, rows[rows < n_rows])
 
     def nbytes(r: int) -> float:
         row = np.repeat(np.arange(sample.shape[0]) // r, np.diff(sample.indptr))

@@ -17,16 +17,22 @@ are holes and some entry is zero.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, Self
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsparse_fmt._types import Csr
-from jaxsparse_fmt.formats import storing
+from jaxsparse_fmt._types import Csr, index_dtype
+from jaxsparse_fmt.formats import merging, storing
 from jaxsparse_fmt.formats.by_rule import Array, ByRule, register
 from jaxsparse_fmt.kernels.address import Slices
 from jaxsparse_fmt.kernels.column_rule import Diagonal, pack_pattern
+from jaxsparse_fmt.kernels.rule import Rule
+
+SOME_ROWS = 4096  # in which diagonals are looked for first
+SLICE_ROWS = 128
 
 
 @register
@@ -47,18 +53,87 @@ class DIA(ByRule):
 
     @classmethod
     def from_csr(cls, csr: Csr, *, dtype: Any, backend: str, max_bytes: int | None) -> Self:
-        csr = storing.on_host(csr)
-        n_rows = csr.shape[0]
-        row, diagonal = diagonals_of(csr)
-        present = np.bincount(diagonal, minlength=1) > 0
-        offsets = np.flatnonzero(present) - (n_rows - 1) if csr.nnz else np.zeros(0, np.int64)
-        cause = f"its entries lie on {offsets.size} diagonals"
-        storing.check_memory(cls.name, offsets.size * n_rows, csr, dtype, max_bytes, index=0, cause=cause)
-        number = np.cumsum(present) - 1
-        place = number[diagonal] * n_rows + row
-        columns = np.arange(n_rows) + offsets[:, None]
-        values, pattern = place_on_diagonals(csr, place, columns, dtype)
+        stored = None if storing.namespace(csr.data) is np else _on_device(csr, dtype, max_bytes)
+        offsets, values, pattern = stored or _on_host(csr, dtype, max_bytes)
         return cls(values, csr.shape, csr.nnz, backend, jnp.asarray(offsets, np.int32), pattern)
+
+
+def _check(csr: Csr, offsets: np.ndarray, dtype: Any, max_bytes: int | None) -> None:
+    n_stored, cause = offsets.size * csr.shape[0], f"its entries lie on {offsets.size} diagonals"
+    storing.check_memory(DIA.name, n_stored, csr, dtype, max_bytes, index=0, cause=cause)
+
+
+def _on_host(csr: Csr, dtype: Any, max_bytes: int | None):
+    """The offsets, `values` and `pattern`."""
+    csr, n_rows = storing.on_host(csr), csr.shape[0]
+    row, diagonal = diagonals_of(csr)
+    present = np.bincount(diagonal, minlength=1) > 0
+    offsets = np.flatnonzero(present) - (n_rows - 1) if csr.nnz else np.zeros(0, np.int64)
+    _check(csr, offsets, dtype, max_bytes)
+    place = (np.cumsum(present) - 1)[diagonal] * n_rows + row
+    return offsets, *place_on_diagonals(csr, place, np.arange(n_rows) + offsets[:, None], dtype)
+
+
+def _on_device(csr: Csr, dtype: Any, max_bytes: int | None):
+    """As `_on_host`; None where the host must do it.
+
+    The diagonals of some rows are tried first: mostly they are all, and then no pass over the entries looks for them.
+    """
+    n_rows = csr.shape[0]
+    some = [np.linspace(0, n_rows - 1, SOME_ROWS).astype(np.int32)] if n_rows > SOME_ROWS else []
+    for rows in (*some, None):
+        n_looked_at = max(n_rows if rows is None else rows.size, 1)
+        merged = merging.distinct(csr, storing.on_device(rows), n_looked_at, Diagonal())
+        if merged is None:
+            return None
+        offsets = np.asarray(merged).astype(np.int64)
+        offsets = offsets[offsets != merging.NONE]
+        if rows is None:
+            _check(csr, offsets, dtype, max_bytes)
+        elif not _fits(csr, offsets, dtype, max_bytes):
+            continue
+        values, present = _place(csr, offsets, dtype)
+        n_inside = np.minimum(n_rows, csr.shape[1] - offsets) - np.maximum(0, -offsets)
+        n_outside = offsets.size * n_rows - int(n_inside.sum())
+        if rows is None or int(_count(present)) - n_outside == csr.nnz:
+            return offsets, values, merging.pattern(csr, present, dtype)
+    return None
+
+
+def _fits(*storage: Any) -> bool:
+    try:
+        _check(*storage)
+    except ValueError:
+        return False
+    return True
+
+
+def _place(csr: Csr, offsets: np.ndarray, dtype: Any) -> tuple[Any, Any]:
+    """`values`, and which places hold an entry or lie outside.
+
+    Slice by slice, so that the rows of a slice stay in the cache while their diagonals are looked for, then turned.
+    """
+    C, n_rows = min(SLICE_ROWS, max(csr.shape[0], 1)), csr.shape[0]
+    slice_ptr = storing.pointers(np.full(-(-n_rows // C), offsets.size * C))
+    rule = Rule(csr.shape, int(slice_ptr[-1]), Slices(n_rows, C), Diagonal())
+    index = {"offsets": np.tile(offsets.astype(np.int32), slice_ptr.size - 1), "slice_ptr": slice_ptr}
+    placed = merging.place(csr, rule, {name: jnp.asarray(a) for name, a in index.items()}, dtype)
+    return _turn(placed, offsets.size, C, n_rows)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _turn(arrays, n_diagonals, C, n_rows):
+    """[n_slices, diagonals, C] as [diagonals, n_rows], all flat."""
+
+    def turned(a):
+        return a.reshape(-1, n_diagonals, C).swapaxes(0, 1).reshape(n_diagonals, -1)[:, :n_rows].reshape(-1)
+
+    return tuple(map(turned, arrays)) if n_diagonals else arrays
+
+
+@jax.jit
+def _count(present):
+    return jnp.sum(present, dtype=index_dtype(present.size))
 
 
 def diagonals_of(csr: Csr) -> tuple[np.ndarray, np.ndarray]:

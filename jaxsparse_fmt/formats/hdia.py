@@ -15,17 +15,20 @@ entry is zero.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, Self
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxsparse_fmt._types import Csr
-from jaxsparse_fmt.formats import storing
+from jaxsparse_fmt.formats import merging, storing
 from jaxsparse_fmt.formats.by_rule import Array, ByRule, register
 from jaxsparse_fmt.formats.dia import diagonals_of, place_on_diagonals
 from jaxsparse_fmt.kernels.address import Slices
 from jaxsparse_fmt.kernels.column_rule import Diagonal
+from jaxsparse_fmt.kernels.rule import Rule
 
 
 @register
@@ -72,25 +75,51 @@ class HDIA(ByRule):
           ValueError: slice_size below 1, or sigma between 1 and slice_size.
         """
         C, sigma = storing.slices(slice_size, sigma)
-        csr = storing.on_host(csr)
-        n_rows, rows = csr.shape[0], storing.rows_of(csr, sigma)
-        n_slices = -(-n_rows // C)
-        row, diagonal = diagonals_of(csr)
-        storage_row = row if rows.perm is None else _inverse(rows.perm)[row]
-        span = sum(csr.shape)
-        kept, chunk = np.unique(storage_row // C * span + diagonal, return_inverse=True)
-        counts = np.bincount(kept // span, minlength=n_slices) * C
-        cause = f"its {n_slices} slices have {kept.size} diagonals in all"
-        storing.check_memory(cls.name, kept.size * C, csr, dtype, max_bytes, 4 / C, cause)
-        slice_ptr = storing.pointers(counts)
-        offsets = kept % span - (n_rows - 1)
-        in_chunk = (kept // span * C)[:, None] + np.arange(C)  # the storage rows of a chunk; behind the last, none
-        clipped = np.minimum(in_chunk, max(n_rows - 1, 0))
-        columns = (clipped if rows.perm is None else rows.perm[clipped]) + offsets[:, None]
-        place = chunk * C + storage_row % C
-        values, pattern = place_on_diagonals(csr, place, np.where(in_chunk < n_rows, columns, -1), dtype)
-        index = jnp.asarray(offsets, np.int32), jnp.asarray(slice_ptr), pattern, storing.on_device(rows.perm)
-        return cls(values, csr.shape, csr.nnz, backend, *index, C, sigma)
+        perm = None if sigma == 1 else storing.rows_of(csr, sigma).perm
+        merged = merging.distinct(csr, perm, min(C, max(csr.shape[0], 1)), Diagonal())
+        build = _on_host if merged is None else functools.partial(_on_device, merged)
+        index, values, pattern = build(csr, perm, C, dtype, max_bytes)
+        return cls(values, csr.shape, csr.nnz, backend, **index, pattern=pattern, slice_size=C, sigma=sigma)
+
+
+def _sizes(csr: Csr, counts: np.ndarray, C: int, dtype: Any, max_bytes: int | None) -> np.ndarray:
+    """`slice_ptr` of slices that have `counts` diagonals, if they do not take too much memory."""
+    cause = f"its {counts.size} slices have {counts.sum()} diagonals in all"
+    storing.check_memory(HDIA.name, int(counts.sum()) * C, csr, dtype, max_bytes, 4 / C, cause)
+    return storing.pointers(counts * C)
+
+
+def _on_device(merged: Array, csr: Csr, perm: Any, C: int, dtype: Any, max_bytes: int | None):
+    """The index arrays, `values` and `pattern`; as `_on_host`."""
+    counts = np.asarray(merging.counts(merged)).astype(np.int64)
+    slice_ptr = jnp.asarray(_sizes(csr, counts, C, dtype, max_bytes))
+    rule = Rule(csr.shape, int(counts.sum()) * C, Slices(csr.shape[0], C), Diagonal())
+    index = {"offsets": _in_chunks(merged, slice_ptr, rule), "slice_ptr": slice_ptr, "perm": perm}
+    values, present = merging.place(csr, rule, index, dtype)
+    return index, values, merging.pattern(csr, present, dtype)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _in_chunks(merged, slice_ptr, rule):
+    owner, k = rule.address.owners(jnp, {"slice_ptr": slice_ptr}, rule.n_stored)
+    return merged[k, owner]
+
+
+def _on_host(csr: Csr, perm: Any, C: int, dtype: Any, max_bytes: int | None):
+    csr, perm = storing.on_host(csr), None if perm is None else np.asarray(perm)
+    n_rows, span = csr.shape[0], sum(csr.shape)
+    row, diagonal = diagonals_of(csr)
+    storage_row = row if perm is None else _inverse(perm)[row]
+    kept, chunk = np.unique(storage_row // C * span + diagonal, return_inverse=True)
+    slice_ptr = _sizes(csr, np.bincount(kept // span, minlength=-(-n_rows // C)), C, dtype, max_bytes)
+    offsets = kept % span - (n_rows - 1)
+    in_chunk = (kept // span * C)[:, None] + np.arange(C)  # the storage rows of a chunk; behind the last, none
+    clipped = np.minimum(in_chunk, max(n_rows - 1, 0))
+    columns = (clipped if perm is None else perm[clipped]) + offsets[:, None]
+    place = chunk * C + storage_row % C
+    perm = storing.on_device(perm)
+    index = {"offsets": jnp.asarray(offsets, np.int32), "slice_ptr": jnp.asarray(slice_ptr), "perm": perm}
+    return index, *place_on_diagonals(csr, place, np.where(in_chunk < n_rows, columns, -1), dtype)
 
 
 def _inverse(perm: np.ndarray) -> np.ndarray:

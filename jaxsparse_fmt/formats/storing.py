@@ -18,7 +18,7 @@ import scipy.sparse
 
 from jaxsparse_fmt import traffic
 from jaxsparse_fmt._types import Csr, index_dtype, readable_bytes, x64_enabled
-from jaxsparse_fmt.kernels.address import Address, Arrays
+from jaxsparse_fmt.kernels.address import Address, Arrays, take
 
 # Padding beyond this multiple of CSR's bytes is refused, unless it is small change anyway.
 MAX_PADDING, SMALL_CHANGE = 10, 64 * 2**20
@@ -151,12 +151,23 @@ def csr_arrays(csr: Csr, dtype: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def on_host(csr: Csr) -> Csr:
-    """The matrix in NumPy arrays, for storages whose sizes only all entries tell."""
+    """The matrix in NumPy arrays, where a device is not to convert it (`merging.distinct`)."""
     if namespace(csr.data) is np:
         return csr
     data, indices, indptr = (np.asarray(a) for a in (csr.data, csr.indices, csr.indptr))
     data = data.astype(np.float32) if data.itemsize == 2 else data  # SciPy holds no 16-bit floats
     return scipy.sparse.csr_array((data, indices, indptr), shape=csr.shape)
+
+
+def sample(csr: Csr, rows: np.ndarray) -> Csr:
+    """Some rows of the pattern in NumPy arrays; only they come to the host."""
+    if namespace(csr.data) is np:
+        return csr[rows]
+    first, end = (np.asarray(take(csr.indptr, at)) for at in (rows, rows + 1))
+    indptr = np.concatenate([[0], np.cumsum(end - first)])
+    entry = np.arange(indptr[-1]) + np.repeat(first - indptr[:-1], end - first)
+    indices = np.asarray(take(csr.indices, entry.astype(first.dtype)))
+    return scipy.sparse.csr_array((np.ones(indices.size, bool), indices, indptr), shape=(rows.size, csr.shape[1]))
 
 
 def on_device(a: Any) -> jax.Array | None:

@@ -18,8 +18,10 @@ jax.numpy (`of_chunks`).
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, TypeAlias
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -98,6 +100,10 @@ class Diagonal:
 
     unit = 1
 
+    def index_of(self, row: Any, col: Any) -> Any:
+        """The diagonal of an entry."""
+        return col - row
+
     def in_kernel(self, d: Any, arrays: Arrays, walk: Walk, entries: list, n_cols: int) -> list:
         last = jnp.int32(arrays["offsets"].shape[0] - 1)
         columns = []
@@ -127,6 +133,11 @@ class Blocked:
     @property
     def unit(self) -> int:
         return self.columns
+
+    def index_of(self, row: Any, col: Any) -> Any:
+        """The column, in blocks, of an entry."""
+        del row
+        return col // self.columns
 
     def in_kernel(self, d: Any, arrays: Arrays, walk: Walk, entries: list, n_cols: int) -> list:
         lane = lax.div(walk.lane, d.full(self.rows, jnp.int32))
@@ -166,17 +177,42 @@ class Consecutive:
 ColumnRule: TypeAlias = Explicit | Delta | Diagonal | Blocked | Consecutive
 
 
-def pack_pattern(present: np.ndarray, zeros_stored: bool) -> np.ndarray | None:
+def pack_pattern(present: Any, zeros_stored: Any) -> Any:
     """Which of the places [n_stored] with a valid column hold an entry; None if all of them do.
 
     Bits where they are shorter than a list of the rest, and where an entry is zero: a kernel must tell it from padding.
+
+    Args:
+      present: [n_stored] bool, of NumPy or on a device, where the result then is.
+      zeros_stored: whether an entry is zero; may be there too.
     """
-    holes = np.flatnonzero(~present)
-    if holes.size == 0:
+    on_host = isinstance(present, np.ndarray)
+    bits, n_holes = (np.packbits(present, bitorder="little"), np.count_nonzero(~present)) if on_host else _bits(present)
+    n_holes, index = int(n_holes), np.dtype(index_dtype(present.size))
+    if n_holes == 0:
         return None
-    bits = np.packbits(present, bitorder="little")
-    holes = holes.astype(index_dtype(present.size))
-    return bits if zeros_stored or bits.nbytes <= holes.nbytes else holes
+    if bits.nbytes <= n_holes * index.itemsize or zeros_stored:
+        return bits
+    return np.flatnonzero(~present).astype(index) if on_host else _holes(bits, n_holes, index)
+
+
+@jax.jit
+def _bits(present):
+    return jnp.packbits(present, bitorder="little"), jnp.sum(~present, dtype=index_dtype(present.size))
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _holes(bits, n_holes, dtype):
+    """The numbers of the 0-bits, [n_holes]: a running sum of bytes, and of the bits of those that have holes.
+
+    Bits behind the last place are 0 but come last.
+    """
+    ends = jnp.cumsum(8 - lax.population_count(bits).astype(dtype), dtype=dtype)
+    hole = jnp.arange(n_holes, dtype=dtype)
+    byte = jnp.searchsorted(ends, hole, side="right", method="scan_unrolled").astype(dtype)
+    missing = jnp.unpackbits(~take(bits, byte)[:, None], axis=1, bitorder="little").astype(dtype)
+    rank = hole - (take(ends, byte) - jnp.sum(missing, axis=1, dtype=dtype))
+    return byte * 8 + jnp.sum(jnp.cumsum(missing, axis=1) <= rank[:, None], axis=1, dtype=dtype)
 
 
 def unpack_pattern(pattern: Any, n_stored: int) -> Any:

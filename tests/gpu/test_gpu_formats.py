@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxsparse_fmt as jsf
 from tests.oracle import assert_close, assert_product, draw, wide
+from tests.test_convert import assert_same_storage
 from tests.zoo import CASES, FIRST_LAYOUTS, LAYOUTS, SORTED, Layout
 
 pytestmark = pytest.mark.gpu
@@ -378,3 +379,17 @@ def test_use_backend_switches_between_kernels_of_one_matrix(rng):
     for result in results:
         assert_close(result, S @ np.asarray(x), longest_sum(S, x))
     assert len(set(texts)) == 3
+
+
+MATRICES = {
+    "irregular": lambda: irregular(1000),
+    "stencil": lambda: jsf.gallery.poisson(40),
+    "blocks": lambda: jsf.gallery.elasticity(12),
+}
+
+
+@every_layout
+@pytest.mark.parametrize("name", MATRICES)
+def test_a_conversion_on_the_gpu_is_the_hosts(layout, name):
+    S = MATRICES[name]()
+    assert_same_storage(jsf.from_scipy(S, "csr").asformat(layout.format, **dict(layout.options)), layout.of(S))

@@ -121,6 +121,19 @@ def test_a_pattern_comes_back_and_takes_the_shorter_of_two_forms(present, zeros_
     np.testing.assert_array_equal(unpack_pattern(jnp.asarray(pattern), present.size), present)
 
 
+@pytest.mark.parametrize("holes", [(), (0,), (7, 8, 9, 333), (999, 1000), range(40), range(3, 1001, 2)], ids=str)
+@pytest.mark.parametrize("zeros_stored", [False, True])
+def test_a_pattern_is_packed_on_a_device_as_on_the_host(holes, zeros_stored):
+    present = np.ones(1001, bool)
+    present[list(holes)] = False
+    want, got = pack_pattern(present, zeros_stored), pack_pattern(jnp.asarray(present), jnp.asarray(zeros_stored))
+    if want is None:
+        assert got is None
+        return
+    assert got.dtype == want.dtype
+    np.testing.assert_array_equal(got, want)
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.booleans(), min_size=50, max_size=50), st.booleans())
 def test_a_kernel_tells_entries_from_padding_as_the_reference_does(present, zeros_stored):
