@@ -12,25 +12,28 @@ import numpy as np
 
 from jaxsparse_fmt import features, traffic
 from jaxsparse_fmt._types import Csr
-from jaxsparse_fmt.formats import bsr, split
+from jaxsparse_fmt.formats import bsr, csr5, split
 from jaxsparse_fmt.formats.csr import threads_for
 from jaxsparse_fmt.formats.sell import best_cut
 from jaxsparse_fmt.kernels import dialect
 from jaxsparse_fmt.kernels.column_rule import PADDING
+from jaxsparse_fmt.kernels.tiles import NARROW_PADDING
 
 # Slices and sort windows, rows. The GPU's kernels work on 128 rows; a CPU's columns want to be long.
-SLICES = {"gpu": ((128, 1), (32, 1), (128, 2048)), "cpu": ((1024, 1),)}
+SLICES = {"gpu": ((128, 1), (32, 1), (128, 512), (128, 2048)), "cpu": ((1024, 1),)}
 WORTH_SORTING = 1.1  # places an entry in slices of 128 rows, from which sorting may pay
 MOST_PADDING = 3.0  # places an entry; no diagonal or block is worth more
+L1_ROWS = 512  # neighbouring rows whose x the L1 cache of a multiprocessor holds, as it works on several blocks
+SECTOR = 32  # bytes that the L1 cache asks the L2 for
 UNROLL = 4  # entries whose loads a thread of the GPU's kernels issues together
 
 
 @dataclasses.dataclass(frozen=True)
 class Tail:
-    """What rows have beyond a width, in pieces that are rows to CSR's kernel.
+    """What rows have beyond a width, in pieces that are rows to CSR's kernel; or only their sums, which are added.
 
     Attributes:
-      entries, nbytes: in the pieces.
+      entries, nbytes: in the pieces, where they are not counted with the rows.
       rows: that are cut.
       pieces: [n_pieces], the entries of each.
     """
@@ -58,6 +61,8 @@ class Storage:
       by_columns: whether XLA goes by columns (`kernels/columns_reference.py`).
       rate: key of `SHARE`.
       sorted: by length, in windows.
+      misses: of an entry's x in the L1 cache, 0 to 1; not known for a CPU.
+      written: rows that are written one by one, as their sums are done.
       words: what is peculiar, for the reason.
     """
 
@@ -73,12 +78,31 @@ class Storage:
     idle: int = 0
     by_columns: bool = True
     sorted: bool = False
+    misses: float = 0.0
+    written: int = 0
     words: tuple[str, ...] = ()
 
 
 def storages(csr: Csr, dtype: Any, platform: str) -> Iterator[Storage]:
-    lengths, itemsize = np.diff(csr.indptr), dtype.itemsize
+    """What every format that may be worth it would hold."""
+    on_gpu, a_sector = platform == "gpu", SECTOR // max(dtype.itemsize, 4)
+
+    @functools.cache
+    def misses(block: int, sigma: int) -> float:
+        return features.gathers(csr, block, sigma, a_sector).misses
+
+    for storage in _storages(csr, dtype, on_gpu):
+        if on_gpu and storage.format != "csr5":
+            of = (storage.rows, storage.layout["sigma"]) if storage.sorted else (L1_ROWS, 1)
+            storage = dataclasses.replace(storage, misses=misses(*of))
+        yield storage
+
+
+def _storages(csr: Csr, dtype: Any, on_gpu: bool) -> Iterator[Storage]:
+    lengths, itemsize, platform = np.diff(csr.indptr), dtype.itemsize, "gpu" if on_gpu else "cpu"
     yield _csr(csr, lengths, itemsize)
+    if on_gpu:
+        yield _csr5(csr, lengths, itemsize)
     yield _ell(lengths, itemsize)
     uneven = features.slice_widths(lengths, 128).sum() * 128 > WORTH_SORTING * csr.nnz
     for slice_size, sigma in SLICES[platform]:
@@ -86,12 +110,13 @@ def storages(csr: Csr, dtype: Any, platform: str) -> Iterator[Storage]:
             C = min(slice_size, max(csr.shape[0], 1))
             widths = features.slice_widths(lengths, C, sigma)
             yield _hll(csr, widths, C, sigma, itemsize)
-            yield _sell(csr, lengths, widths, C, sigma, itemsize)
+            if sigma == 1:  # sorted, the rows of a block read an x too wide for the L1 cache: up to three times as long
+                yield _sell(csr, lengths, widths, C, itemsize)
     for width in _hyb_widths(lengths):
         yield _hyb(lengths, width, itemsize)
     zeros = functools.cache(lambda: bool(np.any(csr.data.astype(dtype) == 0)))
     yield from _dia(csr, itemsize, zeros)
-    if platform == "gpu":  # a CPU runs these far below the others
+    if on_gpu:  # a CPU runs these far below the others
         yield from _hdia(csr, itemsize, zeros)
         yield from _bsr(csr, lengths, itemsize, zeros)
 
@@ -110,6 +135,33 @@ def _csr(csr: Csr, lengths: np.ndarray, itemsize: int) -> Storage:
         idle=walked_together(lengths, threads) - csr.nnz,
         by_columns=False,
         words=(f"rows of up to {longest} entries",),
+    )
+
+
+def _csr5(csr: Csr, lengths: np.ndarray, itemsize: int) -> Storage:
+    lanes, depth = shape = csr5.tile_for(csr.nnz, csr.shape[0])
+    size = lanes * depth
+    rows = csr5.rows_of(csr, size // csr5.CUT)
+    places = rows.tiles(size) * size
+    block = max(round(size * csr.shape[0] / max(csr.nnz, 1)), 1)
+    gathers = features.gathers(csr, block, 1, SECTOR // max(itemsize, 4), NARROW_PADDING)
+    n_tiles, n_pieces, wide = places // size, rows.lengths.shape[0] - csr.shape[0], gathers.wide
+    index = (2 + 2 * wide) * places + 4 * n_tiles * (lanes + 1 + (wide < 1) + (0 < wide < 1))
+    index += 0 if rows.cut is None else 8 * rows.cut.size + 4
+    return Storage(
+        "csr5",
+        {"tile_shape": shape},
+        round(places * itemsize + index),
+        places,
+        places,
+        depth // 8 + rows.longest // depth,
+        "csr5",
+        1,
+        NO_TAIL if rows.cut is None else Tail(0, 0, rows.cut.size, np.zeros(n_pieces, np.int64)),
+        by_columns=False,
+        misses=gathers.misses,
+        written=rows.lengths.shape[0],
+        words=(f"{1 - wide:.0%} of tiles in 16 bits",),
     )
 
 
@@ -134,18 +186,18 @@ def _hll(csr: Csr, widths: np.ndarray, C: int, sigma: int, itemsize: int) -> Sto
     )
 
 
-def _sell(csr: Csr, lengths: np.ndarray, widths: np.ndarray, C: int, sigma: int, itemsize: int) -> Storage:
+def _sell(csr: Csr, lengths: np.ndarray, widths: np.ndarray, C: int, itemsize: int) -> Storage:
     cut = best_cut(csr, widths, C)
     widths, tail = np.minimum(widths, cut), _tail(lengths, cut, itemsize)
     columns, longest = int(widths.sum()), int(widths.max(initial=0))
-    places, wide = columns * C, features.wide_share(csr, C, sigma, max(cut, 1), PADDING)
+    places, wide = columns * C, features.wide_share(csr, C, 1, max(cut, 1), PADDING)
     index = 4 * places  # of 32 bits, or of 16 with a base for each column of a slice
     if wide < 1:
         index = round((2 + 2 * wide) * places) + 4 * columns + (4 * widths.size if wide else 0)
     return Storage(
         "sell",
-        {"slice_size": C, "sigma": sigma, "max_width": max(cut, 1)},
-        places * itemsize + index + _pointers(widths.size, places) + _permutation(csr, sigma) + tail.nbytes,
+        {"slice_size": C, "sigma": 1, "max_width": max(cut, 1)},
+        places * itemsize + index + _pointers(widths.size, places) + tail.nbytes,
         places,
         longest * widths.size * C,
         _trips(longest),
@@ -153,7 +205,6 @@ def _sell(csr: Csr, lengths: np.ndarray, widths: np.ndarray, C: int, sigma: int,
         C,
         tail,
         by_columns=_even(widths),
-        sorted=sigma > 1,
         words=(f"{1 - wide:.0%} of columns in 16 bits",),
     )
 

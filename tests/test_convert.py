@@ -190,7 +190,7 @@ def test_every_format_gives_its_csr_arrays_on_the_device(layout, name):
     ("layout", "name"),
     [(layout, "irregular") for layout in LAYOUTS]
     + [(layout, name) for layout in FIRST_LAYOUTS for name in ("no_entries", "no_rows")]
-    + [(layout, "long_rows") for layout in FIRST_LAYOUTS if layout.format in ("hyb", "sell")],
+    + [(layout, "long_rows") for layout in FIRST_LAYOUTS if layout.format in ("csr5", "hyb", "sell")],
     ids=str,
 )
 def test_a_csr_on_the_device_becomes_what_one_on_the_host_does(layout, name):
@@ -311,7 +311,7 @@ VALUE_ERRORS = {
     "lil column index": (lambda: jsf.from_scipy(broken_lil()), "column index 9 is out of range"),
     "too many rows": (lambda: coo([], [], [], (2**31, 1)), "2147483648 rows exceed what 32-bit row indices address"),
     "too many columns": (lambda: jsf.from_scipy(sp.csr_array((1, 2**31))), "2147483648 columns exceed"),
-    "unknown format": (lambda: jsf.from_scipy(S, "elll"), "unknown format 'elll'; choose one of coo, csr, csc, dia"),
+    "unknown format": (lambda: jsf.from_scipy(S, "elll"), "unknown format 'elll'; choose one of coo, csr, csr5, csc"),
     "unknown format later": (lambda: A.asformat("jad"), "unknown format 'jad'; choose one of"),
     "unknown backend": (lambda: jsf.from_scipy(S, backend="gpu"), "unknown backend 'gpu'; choose one of auto, triton"),
     "unknown option": (lambda: jsf.from_scipy(S, "coo", sigma=4), "'coo' has no layout option 'sigma'; it has: none"),

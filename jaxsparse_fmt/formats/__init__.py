@@ -6,6 +6,7 @@ from jaxsparse_fmt.formats.bsr import BSR
 from jaxsparse_fmt.formats.coo import COO
 from jaxsparse_fmt.formats.csc import CSC
 from jaxsparse_fmt.formats.csr import CSR
+from jaxsparse_fmt.formats.csr5 import CSR5
 from jaxsparse_fmt.formats.dia import DIA
 from jaxsparse_fmt.formats.ell import ELL
 from jaxsparse_fmt.formats.ellr import ELLR
@@ -20,5 +21,5 @@ from jaxsparse_fmt.formats.sell import SELL
 from jaxsparse_fmt.matrix import FORMATS
 
 # In the order in which they are listed everywhere.
-_FORMATS = (COO, CSR, CSC, DIA, HDIA, ELL, ELLR, ELLRT, HLL, JDS, PJDS, PELLR, BIELL, BIJAD, HYB, BSR, SELL)
+_FORMATS = (COO, CSR, CSR5, CSC, DIA, HDIA, ELL, ELLR, ELLRT, HLL, JDS, PJDS, PELLR, BIELL, BIJAD, HYB, BSR, SELL)
 FORMATS.update((cls.name, cls) for cls in _FORMATS)

@@ -26,13 +26,14 @@ import numpy as np
 from jaxsparse_fmt._types import Csr, index_dtype
 from jaxsparse_fmt.formats import storing
 from jaxsparse_fmt.formats.by_rule import Array, ByRule, RuleFaces
-from jaxsparse_fmt.formats.csr import csr_rule
+from jaxsparse_fmt.formats.csr import THREADS, csr_rule
 from jaxsparse_fmt.kernels import columns, entries
 from jaxsparse_fmt.kernels.address import expand_ptr, repeat
 from jaxsparse_fmt.kernels.column_rule import Consecutive, Explicit
 from jaxsparse_fmt.kernels.rule import Rule
 
 PIECE = 256  # entries: eight for each thread of a warp
+JOINING = 2**20  # threads that sum the pieces of all rows, if that gives a row several
 TAIL = ("tail_ptr", "tail_col", "tail_rows", "piece_ptr")
 
 
@@ -95,10 +96,7 @@ class SplitFaces:
         pieces = csr_rule((n_pieces, self.shape[1]), n_tail, Explicit(offset))
         start = {"slice_ptr": tail_ptr.astype(index_dtype(offset + n_tail)) + offset, "col_idx": tail_col}
         sums = columns.product(tail, x, start, rule=pieces, backend=backend)
-        if "piece_ptr" in arrays:
-            joined = csr_rule((rows.shape[0], n_pieces), n_pieces, Consecutive())
-            sums = columns.product(None, sums, {"slice_ptr": arrays["piece_ptr"]}, rule=joined, backend=backend)
-        return y.at[:, rows].add(sums.astype(y.dtype), unique_indices=True, indices_are_sorted=True)
+        return with_pieces(y, sums, rows, arrays.get("piece_ptr"), backend)
 
     def transposed(self, values, y, structure, backend):
         del backend
@@ -123,6 +121,24 @@ class SplitFaces:
         j = before[rows[owner]] + (jnp.arange(n_tail, dtype=start.dtype) - start[owner]).astype(jnp.int32)
         row, col, k = (jnp.concatenate(pair) for pair in zip(main, (rows[owner], tail_col, j), strict=True))
         return row, col, k
+
+
+def with_pieces(
+    y: Array,  # [b, n_rows, p]
+    sums: Array,  # [b, n_pieces, p]
+    rows: Array,  # [n_long]
+    piece_ptr: Array | None,  # [n_long + 1]
+    backend: str,
+) -> Array:
+    """y, and to each of `rows` added the sums of its pieces, in order."""
+    if piece_ptr is not None:
+        n_long, n_pieces = rows.shape[0], sums.shape[1]
+        # One row may have nearly all pieces. As many threads as cost nothing to speak of, then, whatever the mean.
+        threads = max(t for t in THREADS if t == 1 or t * n_long <= JOINING)
+        rule = csr_rule((n_long, n_pieces), n_pieces, Consecutive())
+        rule = dataclasses.replace(rule, address=dataclasses.replace(rule.address, threads=threads))
+        sums = columns.product(None, sums, {"slice_ptr": piece_ptr}, rule=rule, backend=backend)
+    return y.at[:, rows].add(sums.astype(y.dtype), unique_indices=True, indices_are_sorted=True)
 
 
 def tail_of(csr: Csr, width: int, dtype: Any) -> tuple[Any, dict[str, Any]]:

@@ -9,6 +9,7 @@ and reaches memory only through its dialect `d`:
     d.load(ref, idx, live, other)      ref[idx] where live, else other; dead lanes touch no invalid address.
                                        once=True: nothing reads it again, so it need not stay in cache
     d.store(ref, idx, value, live)     ref[idx] = value where live
+    d.barrier()                        what the lanes of the block have stored, all of them now read
     d.sum_threads(value, n, stride)    in every lane the sum over its group: n lanes at distances of `stride`. Both are
                                        powers of two, and the group lies in a warp
     d.total(ref)                       in every lane the sum of a short array
@@ -66,6 +67,7 @@ class Launch:
             "long deltas": (2, 8),
             "diagonals": (2, 8),  # of a slice: no index, and short rows that one trip covers
             "shared": (4, 4),  # neighbouring lanes share a row of CSR
+            "tiles": (1, 8),  # a lane passes from row to row
         }
     )
     sweep_rows: int = 1024  # numbers of each vector that a block of a sweep over vectors takes at a time
@@ -97,6 +99,12 @@ def block(dialect: str, load: str, slice_size: int) -> Block:
         return Block(LAUNCH.rows, 1, unroll)
     fits = LAUNCH.warp * per_thread <= slice_size <= LAUNCH.rows and slice_size & (slice_size - 1) == 0
     return Block(slice_size if fits else LAUNCH.rows, per_thread, unroll)
+
+
+def tile_block(dialect: str, lanes: int) -> Block:
+    """The block for a tile of `lanes`. A warpgroup of Mosaic GPU works for all of them, so with fewer loads each."""
+    per_thread, unroll = LAUNCH.loads["tiles"]
+    return Block(lanes, per_thread, max(unroll * LAUNCH.rows // lanes, 2) if dialect == "mosaic" else unroll)
 
 
 def columns_block(load: str, lanes_a_row: int) -> Block:

@@ -50,6 +50,15 @@ class Mosaic:
         idx = jnp.where(jnp.broadcast_to(live, idx.shape), idx, -jnp.ones_like(idx))
         self._scatter(ref, idx, value.astype(ref.dtype))
 
+    def barrier(self) -> None:
+        @self._plgpu.inline_mgpu(arg_types=())
+        def wait(_):
+            from jaxlib.mlir.dialects import gpu
+
+            gpu.barrier()  # unlike Mosaic's own, one that no load moves across
+
+        wait()
+
     def sum_threads(self, value: jax.Array, n: int, stride: int) -> jax.Array:
         plgpu, dtype = self._plgpu, value.dtype
         out = plgpu.ShapeDtypeStruct((self.rows,), dtype, layout=self._layout)

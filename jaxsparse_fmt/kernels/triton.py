@@ -37,6 +37,9 @@ class Triton:
     def store(self, ref: Any, idx: jax.Array, value: jax.Array, live: jax.Array) -> None:
         self._triton.store(ref.at[idx], value.astype(ref.dtype), mask=jnp.broadcast_to(live, idx.shape))
 
+    def barrier(self) -> None:
+        self._triton.debug_barrier()
+
     def sum_threads(self, value: jax.Array, n: int, stride: int) -> jax.Array:
         groups = value.reshape(self.rows // (n * stride), n, stride)
         sums = jnp.sum(groups, axis=1)[:, None, :]
@@ -61,3 +64,6 @@ class Interpreted(Triton):
     def store(self, ref: Any, idx: jax.Array, value: jax.Array, live: jax.Array) -> None:
         past_the_end = jnp.full_like(idx, ref.shape[0])
         super().store(ref, jnp.where(live, idx, past_the_end), value, live)
+
+    def barrier(self) -> None:
+        """Lanes are interpreted together."""

@@ -1,7 +1,7 @@
 """The pictures at the head of the formats' files, read back: the matrix that they show, and the arrays.
 
 A line of a picture is `name [numbers] [shape] dtype`, with a row of the matrix before it. Bars separate columns and
-slices; · and * are padding, and `0…` fills up a column.
+slices; · and * are padding, `0…` fills up a column, and a ' behind a number is the mark in its highest bit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import scipy.sparse as sp
 import jaxsparse_fmt as jsf
 
 _ROW = re.compile(r"[⎡⎢⎣]([^⎤⎥⎦]*)[⎤⎥⎦]")
-_ARRAY = re.compile(r" +(\w+) +(?:\[([-·*… |‖,\d]+)\]|None)(.*)")
+_ARRAY = re.compile(r" +(\w+) +(?:\[([-·*'… |‖,\d]+)\]|None)(.*)")
 _DTYPE = re.compile(r"\bu?int\d+")
 
 # Rows of 0 to 12 entries and one of 40, three rows beyond whole warps; no two entries are equal.
@@ -91,12 +91,19 @@ def _arrays(text: str, A: jsf.SparseMatrix):
 def _numbers(name: str, drawn: str, A: jsf.SparseMatrix) -> list[float]:
     """The numbers of one line; a column that ends in … goes on to the length that it has in A."""
     columns = re.split(r"[|‖]", drawn)
-    padding = {"·": 0, "*": 65535 if name == "delta" else 0}
+    padding, mark = {"·": 0, "*": 0}, 0x8000
+    if name == "delta":
+        padding["*"] = 0x7FFF if A.name == "csr5" else 0xFFFF
     numbers: list[float] = []
+
+    def number(token: str) -> float:
+        token, marked = token.removesuffix("'"), token.endswith("'")
+        return (padding[token] if token in padding else float(token)) + mark * marked
+
     for column in columns:
         *tokens, last = column.replace(",", " ").split()
         filled = last.endswith("…")
-        tokens = [padding.get(t) if t in padding else float(t) for t in [*tokens, last.removesuffix("…")]]
+        tokens = [number(t) for t in [*tokens, last.removesuffix("…")]]
         height = A.n_stored // len(columns) if filled else len(tokens)
         numbers += tokens + tokens[-1:] * (height - len(tokens))
     return numbers

@@ -117,7 +117,7 @@ def test_poison_in_a_vector_reaches_exactly_the_rows_that_read_it(layout, dialec
             np.testing.assert_array_equal(~np.isfinite(product(A, x)), pattern @ ~np.isfinite(x) > 0)
 
 
-NARROW = [layout for layout in FIRST_LAYOUTS if layout.format in ("csr", "hll", "sell", "hdia", "biell")]
+NARROW = [layout for layout in FIRST_LAYOUTS if layout.format in ("csr", "csr5", "hll", "sell", "hdia", "biell")]
 
 
 @every_dialect
@@ -189,10 +189,12 @@ ONE_LANE = [
     Layout("pellr"),
     Layout("sell", (("slice_size", 128), ("max_width", 200))),
 ]
+TILES = [Layout("csr5", (("tile_shape", shape),)) for shape in ((128, 8), (512, 32))]
 # Several lanes a row, or two parts of one.
 SHARED = [
     Layout("coo"),
     Layout("csr"),
+    *TILES,
     Layout("ellr", (("threads_per_row", 4),)),
     Layout("ellrt", (("threads_per_row", 8),)),
     Layout("biell"),
@@ -221,7 +223,7 @@ def test_products_are_the_same_to_the_last_bit_in_every_run_and_layout_with_one_
 def test_large_products_are_right_and_the_same_to_the_last_bit_in_every_run(layout, dialect, rng):
     """With one row of 60,000 entries, that is of several pieces, where a format cuts."""
     S = irregular()
-    if layout.format in ("hyb", "sell", "csr", "coo"):
+    if layout.format in ("hyb", "sell", "csr", "csr5", "coo"):
         full = sp.csr_array((np.ones(60_000), (np.full(60_000, 7), np.arange(60_000))), S.shape)
         S = sp.csr_array(S + full)
     A, x = layout.of(S, backend=dialect, max_bytes=2**30), draw(rng, jnp.float64, S.shape[1])
@@ -232,7 +234,7 @@ def test_large_products_are_right_and_the_same_to_the_last_bit_in_every_run(layo
 
 
 @every_dialect
-@pytest.mark.parametrize("name", ["dia", "hdia", "sell", "bsr"])
+@pytest.mark.parametrize("name", ["dia", "hdia", "sell", "bsr", "csr5"])
 def test_a_large_stencil_in_the_formats_that_leave_columns_out(name, dialect, rng):
     S = jsf.gallery.poisson(40)
     A, x = Layout(name).of(S, backend=dialect), draw(rng, jnp.float64, S.shape[1])

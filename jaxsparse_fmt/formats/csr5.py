@@ -1,0 +1,344 @@
+"""CSR5: the entries dealt out evenly, whatever the rows (after Liu and Vinter, "CSR5: an efficient storage format for
+cross-platform sparse matrix-vector multiplication", ICS 2015).
+
+         ⎡ 1 . 2 . ⎤      2 lanes × 4 entries
+         ⎢ . 3 . . ⎥      values    [1 5 | 2 6 | 3 · | 4 · ‖ · · | · · | · · | · ·]        [n_stored]
+         ⎢ 4 . 5 6 ⎥      delta     [0 2 | 2' 3' | 1' * | 0 * ‖ *' * | * * | * * | * *]    [n_stored] uint16, * = 32767
+         ⎣ . . . . ⎦      col_base  [0 ‖ 0]                                                [n_tiles] int32
+                          lane_row  [0 -3 ‖ 3 4]                                           [n_tiles·lanes] int32
+                          hops      [1 ‖ 0]                                                [n_tiles] int32
+
+Tiles of `lanes` × `entries` places, stored entry by entry; every lane takes the next `entries` of CSR's order. A mark
+in the highest bit of an index, ' here, ends a row. The first lane takes 1, 2, 3 and 4, the second 5 and 6: it begins
+in row 2, which began in a lane before, hence −1 − 2 in `lane_row`, and one hop. A row without entries has a place all
+the same.
+
+What a thread does is the same for all, so that uneven rows cost nothing, and a block works on neighbouring rows, so
+that its x stays in the L1 cache. `kernels/tiles.py` says how the sums are told apart, without atomics. Columns are
+stored above the tile's least one where they span less than 2¹⁵, else as they are, in 32 bits.
+
+Unlike the paper's, tiles begin with rows: a tile holds the rows whose first entry falls into its share of the entries,
+and the room that this needs is padding. So no row is in two tiles. Rows longer than a 32nd of a tile go on in pieces,
+which are rows of their own behind the others and added in a second pass (`split.py`).
+
+Bytes: n_stored·(value + 4) + 4·n_tiles·(lanes + 1); in narrow tiles 2 less for each place, and 4·n_tiles, and where
+there are both kinds 4·n_tiles; where rows are cut, 4·n_long + 4·(n_long + 1).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxsparse_fmt._types import Csr, index_dtype
+from jaxsparse_fmt.formats import split, storing
+from jaxsparse_fmt.formats.by_rule import Array, array_fields, register
+from jaxsparse_fmt.kernels import columns, entries, tiles
+from jaxsparse_fmt.kernels.address import repeat
+from jaxsparse_fmt.kernels.tiles import MARK, NARROW_PADDING, WIDE_MARK, Tiles
+from jaxsparse_fmt.matrix import SparseMatrix
+
+LANES, ENTRIES = (128, 256, 512, 1024), (8, 16, 32, 64, 128)
+CUT = 32  # a row goes on in pieces from this part of a tile on
+SHORT = 10  # mean entries of a row, below which lanes take few
+MANY_TILES = 1024  # that keep a large GPU busy
+
+
+@register
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class CSR5(SparseMatrix):
+    """CSR5 with tiles of `tile_shape` = (lanes, entries a lane)."""
+
+    lane_row: Array
+    hops: Array
+    delta: Array | None
+    col_base: Array | None
+    col_idx: Array | None
+    index_start: Array | None
+    long_rows: Array | None
+    piece_ptr: Array | None
+    n_pieces: int
+    tile_shape: tuple[int, int]
+
+    name = "csr5"
+    layout_options = ("tile_shape",)
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """The index arrays by their names in `kernels/tiles.py`."""
+        named = {name: getattr(self, name) for name in array_fields(type(self)) if name != "values"}
+        return {name: a for name, a in named.items() if a is not None}
+
+    @property
+    def structure(self) -> tuple[Array, ...]:
+        return tuple(self.arrays.values())
+
+    @property
+    def faces(self) -> CSR5Faces:
+        n_rows, n_cols = self.shape
+        lie = Tiles((n_rows + self.n_pieces, n_cols), self.n_stored, *self.tile_shape)
+        return CSR5Faces(lie, n_rows, tuple(self.arrays))
+
+    def coordinates(self) -> tuple[Array, Array, Array]:
+        if self.n_stored == 0:
+            nothing = jnp.zeros(0, jnp.int32)
+            return nothing, nothing, nothing
+        row, col, j = self.faces.places(self.structure)
+        n_rows, n_cols = self.shape
+        live = col < n_cols
+        lengths = jnp.zeros(n_rows, jnp.int32).at[jnp.where(live, row, n_rows)].add(1, mode="drop")
+        first = jnp.cumsum(lengths, dtype=index_dtype(self.nnz)) - lengths
+        return row, col, jnp.where(live, first.at[row].get(mode="promise_in_bounds") + j, self.nnz)
+
+    @classmethod
+    def from_csr(
+        cls,
+        csr: Csr,
+        *,
+        dtype: Any,
+        backend: str,
+        max_bytes: int | None,
+        tile_shape: tuple[int, int] | None = None,
+    ) -> Self:
+        """Deals out the entries.
+
+        Args:
+          tile_shape: (lanes, entries): 128, 256, 512 or 1024 lanes with 8, 16, 32, 64 or 128 entries each. None: as
+            many lanes as leave enough tiles to keep a large GPU busy, with 16 entries where rows are short, else 32.
+
+        Raises:
+          ValueError: another shape.
+        """
+        lanes, depth = shape = tile_for(csr.nnz, csr.shape[0]) if tile_shape is None else _checked(tile_shape)
+        size = lanes * depth
+        rows = rows_of(csr, size // CUT)
+        n_tiles = rows.tiles(size)
+        storing.check_memory(cls.name, n_tiles * size, csr, dtype, max_bytes, index=4 + 4 / depth)
+        values, lanes_of, index = _stored(csr, rows, n_tiles, shape, dtype)
+        return cls(
+            values,
+            csr.shape,
+            csr.nnz,
+            backend,
+            *map(jnp.asarray, lanes_of),
+            **{name: storing.on_device(a) for name, a in index.items()},
+            long_rows=storing.on_device(rows.cut),
+            piece_ptr=storing.on_device(rows.piece_ptr),
+            n_pieces=rows.lengths.shape[0] - csr.shape[0],
+            tile_shape=shape,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class CSR5Faces:
+    """The three faces over tiles, and over the pieces of rows that are cut. `n_rows` are the matrix's own."""
+
+    tiles: Tiles
+    n_rows: int
+    names: tuple[str, ...]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.n_rows, self.tiles.shape[1]
+
+    @property
+    def n_stored(self) -> int:
+        return self.tiles.n_stored
+
+    def product(self, values, x, structure, backend):
+        arrays = dict(zip(self.names, structure, strict=True))
+        rows, piece_ptr = arrays.pop("long_rows", None), arrays.pop("piece_ptr", None)
+        backend = columns.supported(backend, values, x)
+        y = tiles.product(values, x, arrays, tiles=self.tiles, backend=backend)
+        if rows is None:
+            return y
+        return split.with_pieces(y[:, : self.n_rows], y[:, self.n_rows :], rows, piece_ptr, backend)
+
+    def transposed(self, values, y, structure, backend):
+        del backend
+        row, col, _ = self.places(structure)
+        return entries.transposed_reference(values, y, row, col, n_cols=self.shape[1])
+
+    def outer(self, y, x, structure, backend):
+        del backend
+        row, col, _ = self.places(structure)
+        return entries.outer_reference(y, x, row, col, n_cols=self.shape[1])
+
+    def places(self, structure: tuple[Array, ...]) -> tuple[Array, Array, Array]:
+        """As `Tiles.places`, for the matrix's own rows."""
+        arrays = dict(zip(self.names, structure, strict=True))
+        rows, piece_ptr = arrays.pop("long_rows", None), arrays.pop("piece_ptr", None)
+        row, col, j = self.tiles.places(arrays)
+        if rows is None or piece_ptr is None:
+            return row, col, j
+        n_pieces, width = self.tiles.shape[0] - self.n_rows, self.tiles.lanes * self.tiles.entries // CUT
+        owner = repeat(jnp, jnp.arange(rows.shape[0], dtype=jnp.int32), jnp.diff(piece_ptr), n_pieces)
+        number = jnp.arange(n_pieces, dtype=piece_ptr.dtype) - piece_ptr[owner]
+        own = jnp.arange(self.n_rows, dtype=jnp.int32)
+        of_row = jnp.concatenate([own, rows[owner]])
+        before = jnp.concatenate([jnp.zeros_like(own), (number + 1).astype(jnp.int32) * width])
+        return of_row[row], col, jnp.where(col < self.shape[1], j + before[row], 0)
+
+
+def tile_for(nnz: int, n_rows: int) -> tuple[int, int]:
+    """The tile of a matrix, (lanes, entries): see `CSR5.from_csr`."""
+    depth = 16 if nnz < SHORT * n_rows else 32
+    lanes = [C for C in LANES[:-1] if nnz >= MANY_TILES * C * depth]
+    return max(lanes, default=LANES[0]), depth
+
+
+def _checked(tile_shape: Any) -> tuple[int, int]:
+    if isinstance(tile_shape, tuple | list) and len(tile_shape) == 2:
+        lanes, depth = tile_shape
+        if lanes in LANES and depth in ENTRIES:
+            return int(lanes), int(depth)
+    raise ValueError(
+        f"tile_shape must be (lanes, entries), lanes one of {', '.join(map(str, LANES))} and entries one of "
+        f"{', '.join(map(str, ENTRIES))}; got {tile_shape!r}"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """The rows as tiles hold them: first all rows, the long ones cut, then the pieces that this leaves.
+
+    Attributes:
+      lengths: [k] places of each; a row without entries has one, so that its sum is written.
+      source: [k] where its entries begin in CSR.
+      real: [k] whether it has entries.
+      longest, last, total: of `lengths`.
+      cut, piece_ptr: the rows that have pieces [n_long], and which pieces those are [n_long + 1]; None: no row does.
+    """
+
+    lengths: Any
+    source: Any
+    real: Any
+    longest: int
+    last: int
+    total: int
+    cut: Any = None
+    piece_ptr: Any = None
+
+    def window(self, size: int) -> int:
+        """Every tile begins with the first row that begins in the next so many places, and has room for its last."""
+        return size - self.longest + 1
+
+    def tiles(self, size: int) -> int:
+        return (self.total - self.last) // self.window(size) + 1 if self.total else 0
+
+
+def rows_of(csr: Csr, most: int) -> Rows:
+    """Rows of at most `most` entries, and pieces of as many."""
+    xp = storing.namespace(csr.indptr)
+    if csr.nnz == 0:
+        return Rows(xp.zeros(csr.shape[0], np.int32), None, None, 0, 0, 0)
+    lengths = xp.diff(csr.indptr).astype(np.int32)
+    kept, source, real = lengths.clip(1, most), csr.indptr[:-1], lengths > 0
+    rest = xp.maximum(lengths - most, 0)
+    counts = xp.stack([kept.max(), kept[-1], (~real).sum(dtype=np.int32), (rest > 0).sum(dtype=np.int32)])
+    longest, last, empty, n_long = map(int, np.asarray(counts))
+    total = csr.nnz + empty
+    if n_long == 0:
+        return Rows(kept, source, real, longest, last, total)
+    cut = (np.flatnonzero(rest) if xp is np else jnp.nonzero(rest, size=n_long)[0]).astype(np.int32)
+    rest = rest[cut]
+    pieces = -(-rest // most)
+    piece_ptr = storing.pointers(pieces)
+    n_pieces = int(piece_ptr[-1])
+    of_piece = lambda a: repeat(xp, a, pieces, n_pieces)  # noqa: E731
+    before = (xp.arange(n_pieces, dtype=piece_ptr.dtype) - of_piece(piece_ptr[:-1])) * most
+    kept = xp.concatenate([kept, xp.minimum(of_piece(rest) - before, most).astype(np.int32)])
+    source = xp.concatenate([source, (of_piece(source[cut]) + most + before).astype(source.dtype)])
+    real = xp.concatenate([real, xp.ones(n_pieces, bool)])
+    return Rows(kept, source, real, most, int(kept[-1]), total, cut, piece_ptr)
+
+
+def _stored(
+    csr: Csr, rows: Rows, n_tiles: int, shape: tuple[int, int], dtype: Any
+) -> tuple[Array, Any, dict[str, Any]]:
+    """`values`; `lane_row` and `hops`; and the arrays of the columns by name."""
+    xp, size = storing.namespace(csr.data), shape[0] * shape[1]
+    if n_tiles == 0:
+        nothing = np.zeros(0, np.int32)
+        none = dict.fromkeys(("delta", "col_base", "index_start"))
+        return jnp.zeros(0, dtype), (nothing, nothing), {"col_idx": nothing, **none}
+    deal = functools.partial(_dealt, np) if xp is np else _dealt_on_device
+    given = csr.data, csr.indices, rows.lengths, rows.source, rows.real, rows.window(size)
+    values, col, last, lane_row, hops = deal(*given, n_tiles, rows.total, shape, csr.shape[1], np.dtype(dtype))
+    return jnp.asarray(values), (lane_row, hops), _narrowed(xp, col, last, n_tiles, csr.shape[1])
+
+
+def _dealt(xp: Any, data, indices, lengths, source, real, window, n_tiles: int, total: int, shape, n_cols: int, dtype):
+    """Every place asks for its entry -> values, columns, whether it is the last of its row, `lane_row`, `hops`."""
+    lanes, depth = shape
+    index, n = index_dtype(max(total, n_tiles * lanes * depth)), lengths.shape[0]
+    lengths = lengths.astype(index)
+    start = xp.cumsum(lengths, dtype=index) - lengths  # of each row, in the order of all places that are not padding
+    tile = xp.arange(n_tiles, dtype=index)
+    first_row = xp.searchsorted(start, tile * window)  # that begins in a tile's window
+    base = start[first_row]
+    end = xp.concatenate([base[1:], xp.full(1, total, index)])
+    final = start + lengths - 1
+    if xp is np:
+        ends = np.zeros(total, bool)
+        ends[final] = True
+    else:
+        ends = jnp.zeros(total, bool).at[final].set(True, unique_indices=True, indices_are_sorted=True)
+    row_of = (xp.cumsum(ends, dtype=np.int32) - ends).astype(np.int32)
+
+    # In the order of CSR, in which neighbours ask for neighbours; then tile by tile turned into that of the storage.
+    s = base[:, None] + xp.arange(lanes * depth, dtype=index)
+    inside = s < end[:, None]
+    s = xp.minimum(s, total - 1)
+    row = row_of[s]
+    entry = inside & real[row]
+    at = xp.where(entry, source[row] + (s - start[row]), 0)
+    turned = lambda a: xp.swapaxes(a.reshape(n_tiles, lanes, depth), 1, 2).reshape(-1)  # noqa: E731
+    values = turned(xp.where(entry, data[at], 0).astype(dtype))
+    col = turned(xp.where(entry, indices[at], n_cols).astype(np.int32))
+    last = turned(inside & ends[s])
+    row, s, inside = row[:, ::depth], s[:, ::depth], inside[:, ::depth]
+    lane_row = xp.where(inside, xp.where(s > start[row], -1 - row, row), n).astype(np.int32).reshape(-1)
+
+    owner = xp.searchsorted(first_row, xp.arange(n), side="right") - 1
+    begins = start - base[owner]
+    spans = ((begins + lengths - 1) // depth - begins // depth).astype(np.int32)
+    hops = np.maximum.reduceat(spans, first_row) if xp is np else jax.ops.segment_max(spans, owner, n_tiles)
+    return values, col, last, lane_row, hops
+
+
+_dealt_on_device = jax.jit(functools.partial(_dealt, jnp), static_argnums=(6, 7, 8, 9, 10))
+
+
+def _narrowed(xp: Any, col: Any, last: Any, n_tiles: int, n_cols: int) -> dict[str, Any]:
+    """The columns with marks in them, in 16 bits above the least one where a tile's fit."""
+    mark = _marked if xp is np else _marked_on_device
+    wide, delta, base, fits = mark(xp, col.reshape(n_tiles, -1), last.reshape(n_tiles, -1), n_cols)
+    fits = np.asarray(fits)
+    if fits.all():
+        return {"delta": delta.reshape(-1), "col_base": base, "col_idx": None, "index_start": None}
+    if not fits.any():
+        return {"delta": None, "col_base": None, "col_idx": wide.reshape(-1), "index_start": None}
+    number = np.where(fits, np.cumsum(fits) - 1, np.cumsum(~fits) - 1) * (col.shape[0] // n_tiles)
+    start = np.where(fits, number, -1 - number).astype(index_dtype(col.shape[0]))
+    narrow, rest = delta[fits].reshape(-1), wide[~fits].reshape(-1)
+    return {"delta": narrow, "col_base": base, "col_idx": rest, "index_start": start}
+
+
+def _marked(xp: Any, col: Any, last: Any, n_cols: int) -> tuple[Any, Any, Any, Any]:
+    """[n_tiles, size] columns -> marked; as marked differences; [n_tiles] their bases; and whether those fit."""
+    live = col < n_cols
+    base = xp.where(live, col, n_cols).min(axis=1)
+    base = xp.where(base < n_cols, base, 0).astype(np.int32)
+    difference = xp.where(live, col - base[:, None], 0)
+    fits = difference.max(axis=1) < NARROW_PADDING
+    delta = xp.where(live, difference, NARROW_PADDING) | last * np.int32(MARK)
+    return xp.where(last, col | np.int32(WIDE_MARK), col), delta.astype(np.uint16), base, fits
+
+
+_marked_on_device = jax.jit(_marked, static_argnums=(0, 3))

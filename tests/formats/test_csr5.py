@@ -1,0 +1,313 @@
+"""CSR5: entries dealt out to the lanes of tiles, rows that end anywhere in them, and rows too long for them."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import jaxsparse_fmt as jsf
+from jaxsparse_fmt._types import CsrArrays
+from jaxsparse_fmt.formats import csr5
+from jaxsparse_fmt.matrix import build
+from tests.bytes_oracle import stated_bytes
+from tests.formats.pictures import RAGGED, assert_as_drawn, drawn_matrix, stored, value_sizes
+from tests.lowering import quick_jit
+from tests.test_convert import assert_same_storage
+
+LANES, ENTRIES = TILE = (128, 8)
+SIZE, MOST = 1024, 32  # places of a tile, and entries of a row that is not cut
+N_COLS = 100_000
+NUMBERS = np.random.default_rng(5)
+
+
+def of_lengths(lengths, columns=None) -> sp.csr_array:
+    """Rows of the given lengths with whole numbers from 1 to 9, in the first columns or in the given ones."""
+    lengths = np.asarray(lengths)
+    columns = np.concatenate([np.arange(n) for n in lengths]) if columns is None else columns
+    data = NUMBERS.integers(1, 10, columns.size).astype(np.float64)
+    return sp.csr_array((data, columns, np.append(0, np.cumsum(lengths))), (lengths.size, N_COLS))
+
+
+# Rows of 0 to 32 entries, three of them cut, the first and the last empty; in columns that lie close by, far apart, or
+# first the one and then the other.
+UNEVEN = NUMBERS.integers(0, 33, 200)
+UNEVEN[[0, 77, 78, 199]], UNEVEN[[3, 90, 150]] = 0, (65, 100, 33)
+SLOTS = np.concatenate([np.sort(NUMBERS.choice(100, n, replace=False)) for n in UNEVEN])
+NEAR, FAR = SLOTS, 10_000 + 900 * SLOTS
+EARLY = np.repeat(np.arange(200), UNEVEN) < 100
+KINDS = {
+    "narrow": of_lengths(UNEVEN, NEAR),
+    "mixed": of_lengths(UNEVEN, np.where(EARLY, NEAR, FAR)),
+    "wide": of_lengths(UNEVEN, FAR),
+}
+EDGE = "the last row begins in one share and ends in the next"
+MATRICES = {
+    **KINDS,
+    "long": of_lengths([0, 1, 31, 32, 33, 64, 0, 65, 1000, 96, 97, 5, 0]),
+    EDGE: of_lengths([32] + [10] * 97),
+    "the last row fills its lanes": of_lengths([16] * 64),
+    "a short last row": of_lengths([9] * 113 + [2]),
+    "one tile to the last place": of_lengths([1] * 1024),
+    "hardly any entries": of_lengths([0] * 3000 + [1]),
+}
+every_matrix = pytest.mark.parametrize("name", MATRICES)
+# A compilation takes nearly all the time of a test.
+some_matrices = pytest.mark.parametrize("name", ["mixed", EDGE])
+
+
+@functools.cache
+def made(name: str, **options):
+    return jsf.from_scipy(MATRICES[name], "csr5", tile_shape=TILE, **options)
+
+
+@quick_jit
+def product(A, x):
+    return A @ x
+
+
+@functools.cache
+def dealt(name: str) -> tuple[list[int], list[list[tuple[int, int]]]]:
+    """Which row each row and piece belongs to; and of every tile (row or piece, entry of CSR, −1 for none) in order."""
+    S = MATRICES[name]
+    rows = np.split(np.arange(S.nnz), S.indptr[1:-1])
+    pieces = [(r, row[at : at + MOST]) for r, row in enumerate(rows) for at in range(MOST, row.size, MOST)]
+    rows, owners = [row[:MOST] for row in rows] + [p for _, p in pieces], [*range(len(rows)), *(r for r, _ in pieces)]
+    share, begins = SIZE - max(row.size for row in rows) + 1, 0
+    tiles: list[list[tuple[int, int]]] = []
+    for k, row in enumerate(rows):
+        if begins >= len(tiles) * share:
+            tiles.append([])
+        tiles[-1] += [(k, int(entry)) for entry in row] or [(k, -1)]
+        begins += max(row.size, 1)
+    return owners, tiles
+
+
+def by_lanes(places: list) -> list[list]:
+    return [places[at : at + ENTRIES] for at in range(0, len(places), ENTRIES)]
+
+
+# ---------------------------------------------------------------------------------------------------------- storage
+
+
+def test_the_arrays_are_those_of_the_picture(monkeypatch):
+    for name, value in (("LANES", (2,)), ("ENTRIES", (4,)), ("CUT", 2)):
+        monkeypatch.setattr(csr5, name, value)
+    assert_as_drawn(jsf.from_scipy(drawn_matrix("csr5"), "csr5", tile_shape=(2, 4)))
+
+
+@value_sizes
+def test_bytes_follow_the_formula(value):
+    A = stored("csr5", value, tile_shape=TILE)
+    assert A.nbytes == SIZE * (value + 2) + 4 * (128 + 1) + 4 + 4 * 1 + 4 * 2  # one tile, and one row in two pieces
+    B = stored("csr5", value, RAGGED, tile_shape=(256, 16))
+    assert B.nbytes == 4096 * (value + 2) + 4 * (256 + 1) + 4
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_bytes_of_narrow_and_wide_tiles_follow_the_formula(name):
+    A, n_tiles = made(name), len(dealt(name)[1])
+    n_narrow = np.sum(np.asarray(A.index_start) >= 0) if name == "mixed" else n_tiles * (name == "narrow")
+    assert n_tiles > 3 and A.n_stored == n_tiles * SIZE
+    in_all = A.n_stored * (8 + 4) + 4 * n_tiles * (128 + 1) - 2 * n_narrow * SIZE + 4 * 3 + 4 * (3 + 1)
+    assert A.nbytes == in_all + 4 * n_tiles * (n_narrow > 0) + 4 * n_tiles * (0 < n_narrow < n_tiles)
+    assert A.nbytes == stated_bytes(MATRICES[name], "csr5", A.layout, 8)
+
+
+@every_matrix
+def test_every_lane_takes_the_next_entries_whatever_their_rows(name):
+    (_, tiles), S, A = dealt(name), MATRICES[name], made(name)
+    assert A.n_stored == len(tiles) * SIZE
+    col, last = (np.asarray(a) for a in A.faces.tiles.columns(A.arrays))
+    in_lanes = (np.asarray(a).reshape(-1, ENTRIES, LANES).swapaxes(1, 2) for a in (A.values, col, last))
+    for tile, places, *found in zip(range(len(tiles)), tiles, *in_lanes, strict=True):
+        row, entry = np.array(places).T
+        n, exists = len(places), entry >= 0
+        values, cols, ends = (a.reshape(-1) for a in found)
+        np.testing.assert_array_equal(values[:n], np.where(exists, S.data[entry], 0))
+        np.testing.assert_array_equal(cols[:n], np.where(exists, S.indices[entry], N_COLS))
+        np.testing.assert_array_equal(ends[:n], np.append(row[1:] != row[:-1], True))
+        assert not values[n:].any() and not ends[n:].any() and np.all(cols[n:] == N_COLS)
+        lanes = [lane[0][0] for lane in by_lanes(places)]
+        begun = [at > 0 and places[at * ENTRIES - 1][0] == k for at, k in enumerate(lanes)]
+        want = np.where(begun, -1 - np.array(lanes), lanes)
+        first = np.asarray(A.lane_row).reshape(-1, LANES)[tile]
+        np.testing.assert_array_equal(first[: want.size], want)
+        np.testing.assert_array_equal(first[want.size :], S.shape[0] + A.n_pieces)
+
+
+@every_matrix
+def test_hops_are_the_lanes_that_the_longest_chain_goes_on_for(name):
+    hops = []
+    for places in dealt(name)[1]:
+        lanes_of: dict[int, set[int]] = {}
+        for at, (k, _) in enumerate(places):
+            lanes_of.setdefault(k, set()).add(at // ENTRIES)
+        hops.append(max(map(len, lanes_of.values())) - 1)
+    assert made(name).hops.tolist() == hops
+
+
+@some_matrices
+def test_a_row_never_leaves_its_tile(name):
+    A = made(name)
+    row, col, _ = (np.asarray(a) for a in A.faces.tiles.places(A.arrays))
+    live = col < N_COLS
+    held = np.unique(np.stack([row, np.arange(A.n_stored) // SIZE])[:, live], axis=1)
+    assert np.all(np.diff(held[0]) > 0)
+
+
+@some_matrices
+def test_host_and_device_convert_alike(name):
+    there = jsf.from_scipy(MATRICES[name], "csr")
+    csr = CsrArrays(*there.csr_arrays(), there.shape)
+    got = build(csr, "csr5", dtype=there.dtype, backend="auto", tile_shape=TILE)
+    assert_same_storage(got, made(name))
+
+
+def test_data_and_matrix_come_back_in_their_order():
+    S, A = MATRICES["mixed"], made("mixed")
+    np.testing.assert_array_equal(A.data, S.data)
+    doubled = A.with_data(2 * S.data)
+    np.testing.assert_array_equal(doubled.values, 2 * np.asarray(A.values))
+    back = doubled.to_scipy()
+    np.testing.assert_array_equal(back.indices, S.indices)
+    np.testing.assert_array_equal(back.indptr, S.indptr)
+    np.testing.assert_array_equal(back.data, 2 * S.data)
+
+
+@pytest.mark.parametrize(("span", "fits"), [(0, True), (32_766, True), (32_767, False)])
+def test_columns_up_to_32766_apart_take_16_bits(span, fits):
+    """32767 means padding."""
+    S = of_lengths([1, 0, 1], np.array([60_000, 60_000 - span]))
+    A = jsf.from_scipy(S, "csr5", tile_shape=TILE)
+    assert (A.col_idx is None) == fits == (A.delta is not None)
+    np.testing.assert_array_equal(A.to_scipy().toarray(), S.toarray())
+
+
+def test_tiles_of_both_kinds_keep_their_places_apart():
+    """Rows of one entry fill tiles to the last place, so that each tile's columns are told by number."""
+    columns = np.repeat([[5, 6], [0, 90_000], [7, 32_773], [1, 32_768]], SIZE // 2, axis=1).reshape(-1)
+    A = jsf.from_scipy(of_lengths([1] * 4 * SIZE, columns), "csr5", tile_shape=TILE)
+    assert A.index_start.tolist() == [0, -1, SIZE, -1 - SIZE]
+    assert A.delta.dtype == "uint16" and A.delta.shape == (2 * SIZE,)
+    assert A.col_idx.dtype == "int32" and A.col_idx.shape == (2 * SIZE,)
+    assert A.col_base[::2].tolist() == [5, 7]
+    np.testing.assert_array_equal(A.to_scipy().indices, columns)
+
+
+@pytest.mark.parametrize(
+    ("nnz", "n_rows", "tile_shape"),
+    [
+        (0, 0, (128, 32)),
+        (5, 5, (128, 16)),
+        (10**6, 10**5, (128, 32)),
+        (10**6, 10**5 + 1, (128, 16)),
+        (2**22 - 1, 2**20, (128, 16)),
+        (2**22, 2**20, (256, 16)),
+        (2**23, 2**20, (512, 16)),
+        (2**24, 2**20, (512, 32)),
+        (2**31, 2**20, (512, 32)),
+    ],
+)
+def test_a_tile_is_as_large_as_leaves_a_gpu_enough_of_them(nnz, n_rows, tile_shape):
+    assert csr5.tile_for(nnz, n_rows) == tile_shape
+
+
+def test_the_layout_says_the_tile_that_was_chosen():
+    assert stored("csr5").layout == {"tile_shape": (128, 16)}
+    assert jsf.from_scipy(RAGGED, "csr5", tile_shape=[256, 8]).layout == {"tile_shape": (256, 8)}
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (6, 7), (0, 0)], ids=str)
+def test_without_entries_nothing_is_stored(shape):
+    A = jsf.from_scipy(sp.csr_array(shape), "csr5", tile_shape=TILE, backend="interpret")
+    assert A.n_stored == A.nbytes == 0
+    np.testing.assert_array_equal(product(A, np.ones(shape[1])), np.zeros(shape[0]))
+    np.testing.assert_array_equal(A.T @ np.ones(shape[0]), np.zeros(shape[1]))
+
+
+# --------------------------------------------------------------------------------------------------------- products
+
+
+@pytest.mark.parametrize("name", [*KINDS, "long", EDGE, "hardly any entries"])
+def test_sums_of_integers_are_exact_also_where_rows_are_empty(name):
+    """The interpreter's outputs start as NaN, so a row that no lane writes shows."""
+    S, x = MATRICES[name], NUMBERS.integers(-3, 4, N_COLS).astype(np.float64)
+    np.testing.assert_array_equal(product(made(name, backend="interpret"), x), S @ x)
+
+
+def test_a_row_longer_than_a_32nd_of_a_tile_goes_on_in_pieces():
+    A = made("long")
+    lengths = np.diff(MATRICES["long"].indptr)
+    rest = np.maximum(lengths - MOST, 0)
+    assert A.long_rows.tolist() == np.flatnonzero(rest).tolist()
+    assert np.diff(A.piece_ptr).tolist() == (-(-rest[rest > 0] // MOST)).tolist()
+    assert A.n_pieces == A.piece_ptr[-1] == 1 + 1 + 2 + 31 + 2 + 3
+    for name in ("long_rows", "piece_ptr"):
+        assert getattr(jsf.from_scipy(RAGGED, "csr5", tile_shape=(256, 8)), name) is None
+
+
+def test_narrow_mixed_and_wide_tiles_give_the_same_bits():
+    """The same numbers in columns of the same order; of half as many digits, so that products are exact."""
+    data, z = (NUMBERS.standard_normal(n).astype(np.float32).astype(np.float64) for n in (SLOTS.size, 100))
+    x, results = np.zeros(N_COLS), {}
+    x[np.arange(100)] = x[10_000 + 900 * np.arange(100)] = z
+    for name in KINDS:
+        A = made(name, backend="interpret").with_data(data)
+        assert (A.delta is None, A.col_idx is None) == (name == "wide", name == "narrow")
+        results[name] = np.asarray(product(A, x)).tobytes()
+    assert len(set(results.values())) == 1
+
+
+@pytest.mark.parametrize("backend", ["interpret", "xla"])
+@pytest.mark.parametrize("name", ["mixed", "long"])
+def test_poison_reaches_exactly_the_rows_that_read_it(name, backend):
+    """First where nothing is read: the first and last columns, and those beside the least of a tile."""
+    S, x = MATRICES[name], np.ones(N_COLS)
+    unread = np.setdiff1d(np.arange(N_COLS), S.indices)
+    A = made(name, backend=backend)
+    for poison in (np.nan, np.inf):
+        x[unread] = poison
+        np.testing.assert_array_equal(product(A, x), S @ np.ones(N_COLS))
+        x[10_900], x[40] = poison, poison
+        np.testing.assert_array_equal(~np.isfinite(product(A, x)), abs(S) @ ~np.isfinite(x) > 0)
+        x[:] = 1
+
+
+def test_every_run_adds_a_rows_entries_lane_by_lane_in_order():
+    """Numbers have half of the digits, so that products are exact wherever a CPU fuses."""
+    (owners, tiles), S = dealt("mixed"), MATRICES["mixed"]
+    data, x = (NUMBERS.standard_normal(n).astype(np.float32).astype(np.float64) for n in (S.nnz, N_COLS))
+    sums = np.zeros(len(owners))
+    for places in tiles:
+        of_lanes: list[tuple[int, float]] = []
+        for lane in by_lanes(places):
+            for k in dict.fromkeys(k for k, _ in lane):
+                terms = [data[e] * x[S.indices[e]] for row, e in lane if row == k and e >= 0]
+                of_lanes.append((k, sum(terms)))
+        for k, term in of_lanes:
+            sums[k] += term
+    whole = [k for k in range(200) if k not in owners[200:]]
+    A = made("mixed", backend="interpret").with_data(data)
+    first, again = (np.asarray(product(A, x)) for _ in range(2))
+    np.testing.assert_array_equal(first[whole], sums[whole])
+    np.testing.assert_array_equal(first, again)
+    in_order = sp.csr_array((data, S.indices, S.indptr), S.shape) @ x
+    assert np.any(first[whole] != in_order[whole])  # so the order shows
+
+
+@quick_jit
+def batch(A, D, X):
+    return jax.vmap(lambda data, X: A.with_data(data) @ X)(D, X)
+
+
+def test_a_batch_of_values_and_several_columns_equal_scipy():
+    S = MATRICES["mixed"]
+    D, X = NUMBERS.integers(-4, 5, (2, S.nnz)) * 1.0, NUMBERS.integers(-4, 5, (2, N_COLS, 5)) * 1.0
+    want = [sp.csr_array((data, S.indices, S.indptr), S.shape) @ x for data, x in zip(D, X, strict=True)]
+    got = batch(made("mixed", backend="interpret"), jnp.asarray(D), jnp.asarray(X))
+    np.testing.assert_array_equal(got, want)

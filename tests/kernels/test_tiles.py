@@ -1,0 +1,181 @@
+"""The kernel of CSR5's tiles: interpreted against its reference, every access checked, and lowered for CUDA."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxsparse_fmt as jsf
+from jaxsparse_fmt._types import index_dtype
+from jaxsparse_fmt.kernels import dialect, tiles
+from jaxsparse_fmt.kernels.tiles import Tiles
+from tests.formats.test_csr5 import KINDS, MATRICES, N_COLS, TILE
+from tests.kernels.host import Host
+from tests.kernels.test_columns import huge, kernels_in, vectors_in_kernels
+from tests.lowering import SIGNATURES, lowered, quick_jit
+
+every_kind = pytest.mark.parametrize("kind", KINDS)
+every_dialect = pytest.mark.parametrize("dialect", SIGNATURES)
+
+
+def stored(name: str, tile_shape=TILE) -> tuple[jax.Array, dict[str, jax.Array], Tiles]:
+    """Values, arrays and tiles of a matrix; pieces of rows are rows here."""
+    A = jsf.from_scipy(MATRICES[name], "csr5", tile_shape=tile_shape)
+    return A.values, {k: a for k, a in A.arrays.items() if k not in ("long_rows", "piece_ptr")}, A.faces.tiles
+
+
+def whole(dtype: Any, *shape: int) -> jax.Array:
+    """Numbers from −3 to 3: sums of them are exact, whatever their order."""
+    return jnp.asarray(np.random.default_rng(0).integers(-3, 4, shape), dtype)
+
+
+@functools.partial(quick_jit, static_argnums=3)
+def both(values, x, arrays, tiles_: Tiles):
+    kernel = tiles.product(values, x, arrays, tiles=tiles_, backend="interpret")
+    return kernel, tiles.product_reference(values, x, arrays, tiles=tiles_)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "batch", "p", "tile_shape"),
+    [
+        ("mixed", jnp.float32, 2, 5, TILE),
+        ("narrow", jnp.bfloat16, 2, 1, (256, 8)),
+        ("wide", jnp.float64, 1, 1, (512, 32)),
+    ],
+    ids=str,
+)
+def test_the_interpreted_kernel_is_its_reference(kind, dtype, batch, p, tile_shape):
+    """Outputs start as NaN, so a row left out shows."""
+    stored_values, arrays, lie = stored(kind, tile_shape)
+    values = jnp.where(stored_values == 0, 0, whole(dtype, batch, lie.n_stored)).astype(dtype)
+    got, want = both(values, whole(dtype, batch, N_COLS, p), arrays, lie)
+    assert got.dtype == want.dtype == dtype and got.shape == (batch, lie.shape[0], p)
+    np.testing.assert_array_equal(got, want)
+    assert len(np.unique(np.asarray(got, np.float64))) > 10
+
+
+# ---------------------------------------------------------------------------------------------- what a block accesses
+
+
+class Output:
+    """What is stored, and for every place which block stored it, and before which of its barriers; −1 for none."""
+
+    def __init__(self, like: jax.ShapeDtypeStruct):
+        self.shape, self.dtype = like.shape, like.dtype
+        self.array = np.full(like.shape, np.nan, like.dtype)
+        self.block, self.phase = np.full(like.shape, -1), np.full(like.shape, -1)
+
+    def __getitem__(self, idx):
+        return jnp.asarray(self.array)[idx]
+
+
+class Checked(Host):
+    """One block, whose lanes see of one another only what was stored before a barrier, and store every place once."""
+
+    def __init__(self, rows: int, block: int):
+        super().__init__(rows)
+        self.block, self.phase = block, 0
+
+    def program_id(self):
+        return jnp.int32(self.block)
+
+    def barrier(self):
+        self.phase += 1
+
+    def load(self, ref, idx, live=None, other: Any = 0, once=False):
+        if isinstance(ref, Output):
+            asked = np.asarray(idx)[np.broadcast_to(True if live is None else np.asarray(live), idx.shape)]
+            assert np.all(ref.block[asked] == self.block) and np.all(ref.phase[asked] < self.phase)
+        return super().load(ref, idx, live, other, once)
+
+    def store(self, ref, idx, value, live):
+        live = np.broadcast_to(np.asarray(live), idx.shape)
+        at = np.asarray(idx)[live]
+        assert np.all((at >= 0) & (at < ref.shape[0])) and np.unique(at).size == at.size
+        assert np.all(ref.block[at] == -1)
+        ref.array[at] = np.asarray(value.astype(ref.dtype))[live]
+        ref.block[at], ref.phase[at] = self.block, self.phase
+
+
+def launch_checked(kernel, backend, *, name, block, blocks, inputs, outputs):
+    del backend, name
+    out = {k: Output(like) for k, like in outputs.items()}
+    with jax.disable_jit():
+        for i in range(blocks):
+            kernel(Checked(block.rows, i), **inputs, **out)
+    return tuple(jnp.asarray(o.array) for o in out.values())
+
+
+@pytest.mark.parametrize(("name", "p"), [("mixed", 1), ("narrow", 5)])
+def test_lanes_stay_in_bounds_store_every_row_once_and_read_others_behind_the_barrier(name, p, monkeypatch):
+    monkeypatch.setattr(dialect, "launch", launch_checked)
+    values, arrays, lie = stored(name)
+    x = whole(np.float64, 1, N_COLS, p)
+    got = tiles.product(values[None], x, arrays, tiles=lie, backend="interpret")
+    assert not np.isnan(got).any()
+    np.testing.assert_array_equal(got, tiles.product_reference(values[None], x, arrays, tiles=lie))
+
+
+# ------------------------------------------------------------------------------------------------- lowered, and large
+
+
+def lying(kind: str, tile_shape: tuple[int, int], n_tiles: int) -> tuple[Tiles, dict[str, jax.ShapeDtypeStruct]]:
+    """Tiles that need not exist, with as many rows as places for 16."""
+    lanes, entries = tile_shape
+    n_stored = n_tiles * lanes * entries
+    arrays = {"lane_row": huge(n_tiles * lanes, dtype=jnp.int32), "hops": huge(n_tiles, dtype=jnp.int32)}
+    if kind != "wide":
+        n_narrow = n_stored if kind == "narrow" else n_stored // 2
+        arrays |= {"delta": huge(n_narrow, dtype=jnp.uint16), "col_base": huge(n_tiles, dtype=jnp.int32)}
+    if kind != "narrow":
+        arrays |= {"col_idx": huge(n_stored if kind == "wide" else n_stored // 2, dtype=jnp.int32)}
+    if kind == "mixed":
+        arrays |= {"index_start": huge(n_tiles, dtype=index_dtype(n_stored))}
+    return Tiles((n_stored // 16, 10**6), n_stored, lanes, entries), arrays
+
+
+def asked(lie: Tiles, dtype, p: int, batch: int = 1):
+    return huge(batch, lie.n_stored, dtype=dtype), huge(batch, lie.shape[1], p, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("tile_shape", "dtype", "p"),
+    [((128, 8), jnp.float32, 1), ((512, 32), jnp.float64, 5), ((1024, 128), jnp.bfloat16, 1)],
+    ids=str,
+)
+@every_dialect
+@every_kind
+def test_the_kernel_lowers_for_cuda(kind, dialect, tile_shape, dtype, p):
+    lie, arrays = lying(kind, tile_shape, 4)
+    f = functools.partial(tiles.product, tiles=lie, backend=dialect)
+    assert kernels_in(lowered(f, *asked(lie, dtype, p, batch=2), arrays), dialect) == 1
+
+
+@every_dialect
+@every_kind
+def test_the_kernel_lowers_with_64_bit_addresses(kind, dialect):
+    lie, arrays = lying(kind, (128, 8), 2**21)
+    f = functools.partial(tiles.product, tiles=lie, backend=dialect)
+    assert kernels_in(lowered(f, *asked(lie, jnp.float32, 1), arrays), dialect) == 1
+
+
+@every_kind
+def test_addresses_are_64_bit_from_two_to_the_31_on(kind):
+    for n_tiles, dtypes in ((2**21 - 1, {"int32"}), (2**21, {"int32", "int64"})):
+        lie, arrays = lying(kind, (128, 8), n_tiles)
+        f = functools.partial(tiles.product, tiles=lie, backend="triton")
+        assert vectors_in_kernels(f, *asked(lie, jnp.float32, 1), arrays) == dtypes
+
+
+def test_addresses_are_64_bit_where_only_the_sums_of_lanes_are_many():
+    """With 64 right-hand sides a lane of 8 entries has eight times as many sums as values."""
+    lie, arrays = lying("wide", (128, 8), 2**18)
+    f = functools.partial(tiles.product, tiles=lie, backend="triton")
+    values, x = asked(lie, jnp.float32, 64)
+    assert max(values.size, x.size, lie.shape[0] * 64) < 2**31 <= lie.n_tiles * lie.lanes * 64
+    assert "int64" in vectors_in_kernels(f, values, x, arrays)
