@@ -136,7 +136,7 @@ def test_long_rows_among_short_ones_are_cut(name, platform):
 
 @pytest.mark.parametrize("name", SKEWED)
 def test_a_skewed_matrix_hardly_moves_more_than_in_csr(name):
-    assert ranked(name)[0].moved <= 1.25 * of("csr", ranked(name)).moved
+    assert ranked(name)[0].moved <= 1.3 * of("csr", ranked(name)).moved
 
 
 def test_columns_far_apart_are_not_promised_16_bits():

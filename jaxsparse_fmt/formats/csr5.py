@@ -1,17 +1,16 @@
 """CSR5: the entries dealt out evenly, whatever the rows (after Liu and Vinter, "CSR5: an efficient storage format for
 cross-platform sparse matrix-vector multiplication", ICS 2015).
 
-         ⎡ 1 . 2 . ⎤      2 lanes × 4 entries
-         ⎢ . 3 . . ⎥      values    [1 5 | 2 6 | 3 · | 4 · ‖ · · | · · | · · | · ·]        [n_stored]
-         ⎢ 4 . 5 6 ⎥      delta     [0 2 | 2' 3' | 1' * | 0 * ‖ *' * | * * | * * | * *]    [n_stored] uint16, * = 32767
-         ⎣ . . . . ⎦      col_base  [0 ‖ 0]                                                [n_tiles] int32
-                          lane_row  [0 -3 ‖ 3 4]                                           [n_tiles·lanes] int32
-                          hops      [1 ‖ 0]                                                [n_tiles] int32
+         ⎡ 1 . 2 . ⎤      a tile of 2 lanes × 4 entries
+         ⎢ . . . . ⎥      values    [1 4 | 2 5 | · · | 3 ·]       [n_stored]
+         ⎣ 3 . 4 5 ⎦      delta     [0 2 | 2' 3' | *' * | 0 *]    [n_stored] uint16, * = 32767: padding
+                          col_base  [0]                           [n_tiles] int32
+                          lane_row  [0 -3]                        [n_tiles·lanes] int32
+                          hops      [1]                           [n_tiles] int32
 
 Tiles of `lanes` × `entries` places, stored entry by entry; every lane takes the next `entries` of CSR's order. A mark
-in the highest bit of an index, ' here, ends a row. The first lane takes 1, 2, 3 and 4, the second 5 and 6: it begins
-in row 2, which began in a lane before, hence −1 − 2 in `lane_row`, and one hop. A row without entries has a place all
-the same.
+in the highest bit of an index, ' here, ends a row; a row without entries has a place for it all the same. The second
+lane takes 4 and 5 and so begins in row 2, which began in a lane before: hence −1 − 2 in `lane_row`, and one hop.
 
 What a thread does is the same for all, so that uneven rows cost nothing, and a block works on neighbouring rows, so
 that its x stays in the L1 cache. `kernels/tiles.py` says how the sums are told apart, without atomics. Columns are
@@ -195,7 +194,7 @@ def tile_for(nnz: int, n_rows: int) -> tuple[int, int]:
 def _checked(tile_shape: Any) -> tuple[int, int]:
     if isinstance(tile_shape, tuple | list) and len(tile_shape) == 2:
         lanes, depth = tile_shape
-        if lanes in LANES and depth in ENTRIES:
+        if all(hasattr(n, "__index__") for n in tile_shape) and lanes in LANES and depth in ENTRIES:
             return int(lanes), int(depth)
     raise ValueError(
         f"tile_shape must be (lanes, entries), lanes one of {', '.join(map(str, LANES))} and entries one of "

@@ -103,13 +103,13 @@ def product(
 ) -> Array:  # [b, n_rows, p]
     """A·x, one block a tile."""
     (batch, _, p), dtype, n_rows = x.shape, jnp.result_type(values, x), tiles.shape[0]
-    backend = columns.supported(backend, values, x, size=batch * n_rows * p)
+    n_heads = batch * tiles.n_tiles * tiles.lanes * p
+    backend = columns.supported(backend, values, x, size=max(batch * n_rows * p, n_heads))
     if backend == "xla":
         return product_reference(values, x, arrays, tiles=tiles)
     block = dialect.tile_block(backend, tiles.lanes)
     block_columns = min(p, dialect.LAUNCH.columns_a_lane)
     column_blocks = -(-p // block_columns)
-    n_heads = batch * tiles.n_tiles * tiles.lanes * p
     kernel = functools.partial(
         product_kernel,
         tiles=tiles,

@@ -179,3 +179,11 @@ def test_addresses_are_64_bit_where_only_the_sums_of_lanes_are_many():
     values, x = asked(lie, jnp.float32, 64)
     assert max(values.size, x.size, lie.shape[0] * 64) < 2**31 <= lie.n_tiles * lie.lanes * 64
     assert "int64" in vectors_in_kernels(f, values, x, arrays)
+
+
+def test_32_bit_jax_runs_no_kernel_where_the_sums_of_lanes_are_too_many():
+    with jax.enable_x64(False):
+        lie, arrays = lying("wide", (128, 8), 2**18)
+        f = functools.partial(tiles.product, tiles=lie, backend="triton")
+        assert vectors_in_kernels(f, *asked(lie, jnp.float32, 63), arrays) == {"int32"}
+        assert not vectors_in_kernels(f, *asked(lie, jnp.float32, 64), arrays)
