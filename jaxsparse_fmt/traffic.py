@@ -1,4 +1,4 @@
-"""The papers' performance models: warp iterations, code balance, stored places, bytes moved. NumPy only.
+"""Performance models: warp iterations, code balance, stored places, bytes moved, cg over many devices. NumPy only.
 
 `row_lengths` are integers [n_rows] in storage order, entries a row; a format that sorts its rows gets
 `by_falling_length(row_lengths)`. Nothing loops over rows. "Places" are stored entries with their padding, `n_stored`
@@ -10,6 +10,8 @@ of a format. Equation numbers are those of
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -82,21 +84,26 @@ def row_length_at(
     alpha: float | None = None,
     value_bytes: int = 8,
     index_bytes: int = 4,
+    transferred: float = 2.0,
 ) -> float:
     """N_nzr at which a product takes `products` times as long as the transfers: T_MVM = products·T_PCI.
+
+    Between devices only a halo travels. With its unknowns a row as `transferred`, and NVLink or a network in place of
+    the bus, the two conditions say when communication costs half of the time, and when it adds a tenth.
 
     Args:
       products: 1 for eq. (3), where transfers cost half of the time; 10 for eq. (4), where they add a tenth.
       bandwidth_ratio: of the device's memory to the bus, B_GPU / B_PCI.
       alpha: as in `code_balance`; None takes 1 / N_nzr, each element of x loaded once.
+      transferred: vector elements a row that travel; the paper's 2 are x there and y back.
 
     Returns:
       Entries a row, not rounded; 0 or less where no row is short enough.
     """
     per_entry = 1 + index_bytes / value_bytes
     if alpha is None:  # then alpha·N_nzr = 1, and the equation is explicit
-        return (2 * products * bandwidth_ratio - 3) / per_entry
-    return (2 * products * bandwidth_ratio - 2) / (alpha + per_entry)  # Kreutzer, eqs. (3) and (4)
+        return (transferred * products * bandwidth_ratio - 3) / per_entry
+    return (transferred * products * bandwidth_ratio - 2) / (alpha + per_entry)  # Kreutzer, eqs. (3) and (4)
 
 
 def bytes_moved(storage: int, shape: tuple[int, int], vector_bytes: int = 8) -> int:
@@ -197,3 +204,133 @@ def diagonals(csr: Csr, slice_size: int | None = None) -> int:
 
 def _round_up(n, multiple: int):
     return -(-n // multiple) * multiple
+
+
+# ------------------------------------------------------------------------------------------------ many devices
+
+MODES = ("overlap", "naive", "vector")
+# Vectors that a step of cg reads and writes: `solvers/cg.py`. Sharded, pᵀ·A·p is a pass of its own: 2 more.
+VECTORS, VECTORS_SHARDED, VECTORS_ONE_REDUCTION = 10, 12, 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """Bandwidths in bytes/s and latencies in s. The defaults are those of 8 H200 of one host, with NVLink.
+
+    They come from a prototype of 7-point cg in f64 on such a machine (JAX 0.11.2, CUDA 13), before this library:
+    4.0 TB/s in a copy; 10 µs a step at 4,096 unknowns, which is all launches; 34 µs more for two psums; 45 to 54 µs for
+    a permute alone, and 48 to 53 µs more in the loop for two of them, one of which ran beside the product. 300 GB/s
+    lies between what larger faces cost in permutes (about 100) and in a gather (about 400). `benchmarks.scaling`
+    measures all but the overlap anew. The network is assumed, not measured: 400 Gb/s a device, and 10 µs for each
+    doubling of the hosts.
+
+    Attributes:
+      memory: of a device, read and written.
+      link: what a device receives from others of its host.
+      network: what a device receives from other hosts.
+      launches: of a step on one device.
+      reduction: of a sum over the devices of a host, in the loop.
+      collective: of an exchange of few bytes, by itself.
+      hop: added for each doubling of the hosts.
+      overlap: the share of an exchange that can run beside a product.
+      per_host: devices of a host.
+    """
+
+    memory: float = 4.0e12
+    link: float = 300e9
+    network: float = 50e9
+    launches: float = 10e-6
+    reduction: float = 17e-6
+    collective: float = 48e-6
+    hop: float = 10e-6
+    overlap: float = 0.5
+    per_host: int = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """What each device holds and receives: numbers, or arrays [parts].
+
+    Attributes:
+      parts: devices.
+      rows, nnz: of a device.
+      near, far: unknowns that it receives from its host and from others, padding included.
+      boundary: its rows that need any.
+      collectives: of one exchange.
+      among_all: they are all-to-all or a gather, whose hops grow with the hosts; a permute takes one.
+      entry_bytes: of storage, an entry; 12 for CSR in doubles, 8 for diagonals.
+      value_bytes: of a vector element.
+    """
+
+    parts: int
+    rows: Any
+    nnz: Any
+    near: Any = 0
+    far: Any = 0
+    boundary: Any = 0
+    collectives: int = 0
+    among_all: bool = False
+    entry_bytes: float = 12
+    value_bytes: int = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """Seconds of a step, on the device that takes longest for each.
+
+    Attributes:
+      product: memory traffic of the product.
+      vectors: memory traffic of all else, and launches.
+      exchange: the halo on its way.
+      hidden: how much of that runs beside the product.
+      reductions: sums over all devices.
+    """
+
+    product: float
+    vectors: float
+    exchange: float
+    hidden: float
+    reductions: float
+
+    @property
+    def seconds(self) -> float:
+        return self.product + self.vectors + self.exchange - self.hidden + self.reductions
+
+    @property
+    def products(self) -> float:
+        """Exchanges that a product lasts: 1 is Kreutzer's condition (3), 10 his (4), with latency counted."""
+        return self.product / self.exchange if self.exchange else math.inf
+
+
+def cg_step(load: Load, machine: Machine, mode: str = "overlap", one_reduction: bool = False) -> Step:
+    """The time of a step of cg. All devices wait for the slowest, in the product as in the exchange.
+
+        product   (nnz·entry + 2·rows·value) / memory
+        vectors   launches + (8, 10 or 14 vectors, and what the mode copies) / memory
+        exchange  collectives·(collective + hops·hop) + value·(near / link + far / network)
+        sums      2 or 1, each reduction + hop·log₂ hosts
+
+    What a mode copies: "vector" [x | halo], "naive" a second y and the sum of both, "overlap" the rows on the boundary.
+    Only in "vector" nothing of the exchange can hide.
+
+    Raises:
+      ValueError: another mode.
+    """
+    if mode not in MODES:
+        raise ValueError(f"mode must be one of {', '.join(MODES)}; got {mode!r}")
+    value, rows = load.value_bytes, np.asarray(load.rows, float)
+    product = (load.nnz * load.entry_bytes + 2 * rows * value) / machine.memory
+    alone, hosts = load.parts == 1, -(-load.parts // machine.per_host)
+    vectors = VECTORS_ONE_REDUCTION if one_reduction else VECTORS if alone else VECTORS_SHARDED
+    received = np.add(load.near, load.far)
+    copied = {"vector": 2 * (rows + received), "naive": 4 * rows, "overlap": 3 * np.asarray(load.boundary)}[mode]
+    moved = (vectors - 2) * rows + (copied if load.collectives else 0)
+    hops = math.log2(hosts) if load.among_all else int(hosts > 1)
+    exchange = load.collectives * (machine.collective + hops * machine.hop)
+    exchange += value * np.max(np.add(np.divide(load.near, machine.link), np.divide(load.far, machine.network)))
+    sums = 0 if alone else (1 if one_reduction else 2) * (machine.reduction + machine.hop * math.log2(hosts))
+    longest = float(np.max(product))
+    hidden = 0.0 if mode == "vector" else min(machine.overlap * float(exchange), longest)
+    return Step(
+        longest, machine.launches + float(np.max(moved)) * value / machine.memory, float(exchange), hidden, sums
+    )
