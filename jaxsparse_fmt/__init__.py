@@ -7,6 +7,9 @@
 The solvers are in the package `solvers`.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from jaxsparse_fmt import choose, gallery, io, traffic
 from jaxsparse_fmt.basis import Basis
 from jaxsparse_fmt.choose import Choice
@@ -35,6 +38,9 @@ from jaxsparse_fmt.kernels.dialect import BACKENDS, use_backend
 from jaxsparse_fmt.matrix import SparseMatrix, spmv
 from jaxsparse_fmt.transposed import Transposed
 
+if TYPE_CHECKING:
+    from jaxsparse_fmt.partition import ShardedMatrix, shard, shard_from_rows
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -59,6 +65,7 @@ __all__ = [
     "SELL",
     "Basis",
     "Choice",
+    "ShardedMatrix",
     "SparseMatrix",
     "Transposed",
     "choose",
@@ -68,7 +75,21 @@ __all__ = [
     "gallery",
     "io",
     "read_mtx",
+    "shard",
+    "shard_from_rows",
     "spmv",
     "traffic",
     "use_backend",
 ]
+
+LAZY = (
+    "ShardedMatrix",
+    "shard",
+    "shard_from_rows",
+)  # imported where they are used: one device does not pay for many
+
+
+def __getattr__(name: str) -> Any:
+    if name in LAZY:
+        return getattr(importlib.import_module("jaxsparse_fmt.partition"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,8 +12,11 @@ GROUP = Path("/sys/fs/cgroup")  # of this process inside a container, where vers
 
 
 def free() -> int | None:
-    """Bytes on the first device, by its allocator; on a CPU what Linux and a container's limit leave. None: unknown."""
-    device = jax.devices()[0]
+    """Bytes on this process's first device, by its allocator; on a CPU what Linux and a container's limit leave.
+
+    None: unknown.
+    """
+    device = jax.local_devices()[0]
     stats = device.memory_stats() or {}
     if "bytes_limit" in stats:
         return max(stats["bytes_limit"] - stats.get("bytes_in_use", 0), 0)

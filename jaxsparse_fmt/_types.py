@@ -1,4 +1,4 @@
-"""What the layers agree on: CSR on a device, dtypes, and how a count of bytes or a time is said."""
+"""What the layers agree on: CSR on a device, dtypes, vectors, and how a count of bytes or a time is said."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.sparse
 
 # A canonical CSR matrix: rows sorted, no duplicates, indices in range. A scipy.sparse.csr_array (SciPy ships no types)
 # or `CsrArrays`.
@@ -103,6 +104,24 @@ def index_dtype(size: int) -> Any:
 def x64_enabled() -> bool:
     """Whether JAX holds 64-bit numbers at present."""
     return jax.dtypes.canonicalize_dtype(np.float64) == np.float64
+
+
+def as_vector(x: Any, A: Any, axis: int, what: str) -> jax.Array:
+    """x as an array that the matrix A, or with axis 0 its transpose, can multiply.
+
+    Raises:
+      ValueError: another shape; `what` says what would be right. TypeError: not a numeric array.
+    """
+    if hasattr(x, "to_scipy") or scipy.sparse.issparse(x):
+        raise TypeError(
+            "the product of two sparse matrices is not offered here; multiply with SciPy and convert the result, "
+            "or apply them in turn: A @ (B @ x)"
+        )
+    x, n = as_floating(x, "the vector", A.dtype), A.shape[axis]
+    if x.ndim not in (1, 2) or x.shape[0] != n:
+        hint = "; map over further axes with jax.vmap" if x.ndim > 2 else ""
+        raise ValueError(f"{what} of shape ({n},) or ({n}, p); got {x.shape}{hint}")
+    return x
 
 
 def readable_bytes(n: float) -> str:

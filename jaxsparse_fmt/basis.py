@@ -7,10 +7,14 @@ preconditioner in the user's order makes it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from jaxsparse_fmt import vectors
 
 Array = jax.Array
 
@@ -35,6 +39,41 @@ class Basis:
         if self.perm is None:
             return y
         return jnp.zeros_like(y).at[self.perm].set(y, unique_indices=True)
+
+    @property
+    def is_identity(self) -> bool:
+        return self.perm is None
+
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        """In which programs over vectors that have entered are traced: what sums over them must know where they lie."""
+        return vectors.distributed(None)
+
+    def same(self, other: Basis) -> bool:
+        """Whether vectors that have entered either have entered both, seen without a look at arrays."""
+        return type(self) is type(other) and self.perm is other.perm
+
+    def accept(self, x: Any) -> Any:
+        """A concrete vector of the user, where it can be entered; refused in words where it cannot."""
+        return x
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Between(Basis):
+    """From vectors that have entered `outer` to those that have entered `inner`."""
+
+    outer: Basis = dataclasses.field(kw_only=True)
+    inner: Basis = dataclasses.field(kw_only=True)
+
+    @property
+    def is_identity(self) -> bool:
+        return False
+
+    def enter(self, x: Array) -> Array:
+        return self.inner.enter(self.outer.leave(x))
+
+    def leave(self, y: Array) -> Array:
+        return self.outer.enter(self.inner.leave(y))
 
 
 IDENTITY = Basis()

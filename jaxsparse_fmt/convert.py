@@ -44,6 +44,19 @@ def from_scipy(
         JAX cannot hold at present, a format that would take far more memory than the matrix, or with "auto" and "tune"
         a matrix that fits the memory in no format; the message says what would.
     """
+    csr, stored = checked(S, dtype, backend)
+    if format not in ("auto", "tune"):
+        return build(csr, format, dtype=stored, backend=backend, max_bytes=max_bytes, **layout)
+    if layout:
+        raise ValueError(f"format={format!r} chooses the layout itself; name a format to set {', '.join(layout)}")
+    if format == "tune":
+        return tune.fastest(csr, stored, backend, max_bytes)[0]
+    choices = choose.rank(csr, stored, backend=backend)
+    return choose.store(choices, csr, dtype=stored, backend=backend, max_bytes=max_bytes)[0]
+
+
+def checked(S: Any, dtype: Any, backend: str) -> tuple[Csr, np.dtype]:
+    """What the user handed over as a matrix: in canonical CSR, and the dtype to store it in. See `from_scipy`."""
     if isinstance(S, (SparseMatrix, Transposed)):
         S = S.to_scipy()
     if not scipy.sparse.issparse(S):
@@ -56,15 +69,7 @@ def from_scipy(
     stored = floating_dtype(S.dtype, "the matrix") if dtype is None else requested_dtype(dtype)
     check_keeps_imaginary(S.dtype, stored)
     dialect.check_backend(backend)
-    csr = canonical(S)
-    if format not in ("auto", "tune"):
-        return build(csr, format, dtype=stored, backend=backend, max_bytes=max_bytes, **layout)
-    if layout:
-        raise ValueError(f"format={format!r} chooses the layout itself; name a format to set {', '.join(layout)}")
-    if format == "tune":
-        return tune.fastest(csr, stored, backend, max_bytes)[0]
-    choices = choose.rank(csr, stored, backend=backend)
-    return choose.store(choices, csr, dtype=stored, backend=backend, max_bytes=max_bytes)[0]
+    return canonical(S), stored
 
 
 def from_coo(

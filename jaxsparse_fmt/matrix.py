@@ -19,6 +19,7 @@ from jaxsparse_fmt._types import (
     Csr,
     CsrArrays,
     as_floating,
+    as_vector,
     check_keeps_imaginary,
     index_dtype,
     readable_bytes,
@@ -134,7 +135,7 @@ class SparseMatrix(abc.ABC):
         Raises:
           ValueError: x has another shape. TypeError: x is not a numeric array.
         """
-        x = _vector(x, self, 1, f"A @ x with A of shape {self.shape} takes x")
+        x = as_vector(x, self, 1, f"A @ x with A of shape {self.shape} takes x")
         return form.product(self.faces, self.values, x, self.structure, self.backend)
 
     def matvec_dot(self, x: Array, w: Array) -> tuple[Array, vectors.Number]:
@@ -158,7 +159,7 @@ class SparseMatrix(abc.ABC):
         return jnp.conj(self._transposed(jnp.conj(as_floating(y, "the vector"))))
 
     def _transposed(self, y: Any) -> Array:
-        y = _vector(y, self, 0, f"A.T @ y, or yᵀ @ A, with A of shape {self.shape} takes y")
+        y = as_vector(y, self, 0, f"A.T @ y, or yᵀ @ A, with A of shape {self.shape} takes y")
         return form.transposed(self.faces, self.values, y, self.structure, self.backend)
 
     def __matmul__(self, x: Any) -> Array:
@@ -388,16 +389,3 @@ def _canonical(row: Array, col: Array, entry: Array, nnz: int) -> Array:
 
     falls = jnp.any((rows[1:] == rows[:-1]) & (cols[1:] < cols[:-1]))
     return lax.cond(falls, renumber, lambda: entry)
-
-
-def _vector(x: Any, A: SparseMatrix, axis: int, what: str) -> Array:
-    if isinstance(x, (SparseMatrix, Transposed)) or scipy.sparse.issparse(x):
-        raise TypeError(
-            "the product of two sparse matrices is not offered here; multiply with SciPy and convert the result, "
-            "or apply them in turn: A @ (B @ x)"
-        )
-    x, n = as_floating(x, "the vector", A.dtype), A.shape[axis]
-    if x.ndim not in (1, 2) or x.shape[0] != n:
-        hint = "; map over further axes with jax.vmap" if x.ndim > 2 else ""
-        raise ValueError(f"{what} of shape ({n},) or ({n}, p); got {x.shape}{hint}")
-    return x

@@ -2,27 +2,47 @@
 
 On a GPU a pass over real vectors of [n] is one kernel (`kernels/sweep.py`), and a sum stays in parts until something
 asks for it, which may be the next pass. Elsewhere, and for complex numbers and [n, k] columns, it is plain jnp.
+
+Vectors spread over devices (`distributed`) are passed over piece by piece, each device its own, since XLA cannot take a
+kernel apart. A sum then stays in parts on every device, and the sums that the next pass asks for travel together.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
+from jax.sharding import Mesh, PartitionSpec
 
 from jaxsparse_fmt._types import x64_enabled
 from jaxsparse_fmt.kernels import dialect
 from jaxsparse_fmt.kernels.sweep import Pass, inner_product, parts, sweep_reference
 from jaxsparse_fmt.kernels.sweep import sweep as sweep_by_kernel
 
-__all__ = ["Number", "Parts", "Pass", "by_kernel", "dot", "inner_product", "platform_primitive", "sweep", "total"]
+__all__ = [
+    "Distribution",
+    "Number",
+    "Parts",
+    "Pass",
+    "by_kernel",
+    "distributed",
+    "dot",
+    "inner_product",
+    "joined",
+    "normal",
+    "platform_primitive",
+    "sweep",
+    "total",
+]
 
 Array = jax.Array
 
@@ -46,6 +66,52 @@ def total(a: Number) -> Array:
     return jnp.sum(a.of) if isinstance(a, Parts) else a
 
 
+@dataclasses.dataclass(frozen=True)
+class Distribution:
+    """Where vectors lie: piece k, `counts[k]` numbers and zeros up to `size`, on the k-th device of a mesh axis."""
+
+    mesh: Mesh
+    axis: str
+    counts: tuple[int, ...]
+    size: int
+
+    @property
+    def places(self) -> int:
+        """Of all pieces."""
+        return len(self.counts) * self.size
+
+    def emptied(self, x: Array) -> Array:
+        """x [places, ...] with zeros in the empty places."""
+        live = lax.iota(jnp.int32, self.size) < jnp.array(self.counts, jnp.int32)[:, None]
+        return jnp.where(live.reshape(-1, *(1,) * (x.ndim - 1)), x, 0)
+
+
+_over = jax.make_user_context(None)
+
+
+@contextlib.contextmanager
+def distributed(over: Distribution | None) -> Iterator[None]:
+    """What is traced inside works on vectors that are spread so; None: on one device, or inside shard_map."""
+    with _over(over):
+        yield
+
+
+def normal(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+    """Random numbers, normal in their real and imaginary parts; zero in the empty places of distributed vectors."""
+    v, over = jax.random.normal(key, shape, dtype), _over.value
+    return v if over is None else over.emptied(v)
+
+
+def joined(*numbers: Number) -> tuple[Number, ...]:
+    """The sums of distributed vectors, in one collective; those of one device stay in parts."""
+    over = _over.value
+    if over is None or not any(isinstance(a, Parts) for a in numbers):
+        return numbers
+    sums = functools.partial(_sums_over, axis=over.axis)
+    pieces = tuple(PartitionSpec(over.axis) if isinstance(a, Parts) else PartitionSpec() for a in numbers)
+    return jax.shard_map(sums, mesh=over.mesh, in_specs=(pieces,), out_specs=PartitionSpec())(numbers)
+
+
 def sweep(what: Pass, numbers: tuple[Number, ...], vectors: tuple[Array, ...]):
     """One pass: new vectors, scalars and sums.
 
@@ -57,6 +123,9 @@ def sweep(what: Pass, numbers: tuple[Number, ...], vectors: tuple[Array, ...]):
     Returns:
       What `what.each` gives as new vectors, what `what.prepare` gives, and its sums.
     """
+    over = _over.value
+    if over is not None and _alike(*vectors):
+        return _sweep_over(over, what, numbers, vectors)
     if not by_kernel(*vectors):
         return sweep_reference(tuple(map(total, numbers)), vectors, what)
     flat = [a.of if isinstance(a, Parts) else jnp.asarray(a) for a in numbers]
@@ -65,6 +134,31 @@ def sweep(what: Pass, numbers: tuple[Number, ...], vectors: tuple[Array, ...]):
     out = sweep_p.bind(*flat, *vectors, counts=len(flat), what=what, backend=dialect.active_backend("auto"))
     new, scalars, sums = out[: counts[0]], out[counts[0] : sum(counts)], out[sum(counts) :]
     return tuple(new), tuple(scalars), tuple(map(Parts, sums))
+
+
+def _sweep_over(over: Distribution, what: Pass, numbers: tuple[Number, ...], vectors: tuple[Array, ...]):
+    """Every device passes over its own piece, after one collective for the sums among `numbers`."""
+    piece, same = PartitionSpec(over.axis), PartitionSpec()
+
+    def body(numbers, vectors):
+        with distributed(None):
+            new, scalars, sums = sweep(what, _sums_over(numbers, over.axis), vectors)
+        return new, scalars, tuple(Parts(jnp.reshape(a.of if isinstance(a, Parts) else a, -1)) for a in sums)
+
+    specs = tuple(piece if isinstance(a, Parts) else same for a in numbers), piece
+    # Scalars come from every device's kernel alike, which no type can tell: check_vma is off.
+    mapped = jax.shard_map(body, mesh=over.mesh, in_specs=specs, out_specs=(piece, same, piece), check_vma=False)
+    return mapped(numbers, vectors)
+
+
+def _sums_over(numbers: tuple[Number, ...], axis: str) -> tuple[Array, ...]:
+    """The numbers, in shard_map, with one collective for all that are in parts."""
+    parts = {id(a): a for a in numbers if isinstance(a, Parts)}
+    if not parts:
+        return tuple(map(total, numbers))
+    sums = lax.psum(jnp.stack([jnp.sum(a.of) for a in parts.values()]), axis)
+    of = dict(zip(parts, sums, strict=True))
+    return tuple(of[id(a)] if isinstance(a, Parts) else a for a in numbers)
 
 
 def dot(x: Array, y: Array) -> Number:
@@ -79,9 +173,13 @@ def by_kernel(*vectors: Array) -> bool:
     """Whether a pass over these is a kernel, should it run where JAX runs by default."""
     backend = dialect.active_backend("auto")
     runs = backend == "interpret" or (backend != "xla" and jax.default_backend() == "gpu")
+    return runs and _alike(*vectors) and (vectors[0].shape[0] < 2**31 or x64_enabled()) and vectors[0].shape[0] > 0
+
+
+def _alike(*vectors: Array) -> bool:
+    """Whether they are single real vectors of one dtype."""
     same = all(v.ndim == 1 and v.dtype == vectors[0].dtype for v in vectors)
-    real = all(v.dtype in (jnp.float32, jnp.float64) for v in vectors)
-    return runs and same and real and (vectors[0].shape[0] < 2**31 or x64_enabled()) and vectors[0].shape[0] > 0
+    return same and all(v.dtype in (jnp.float32, jnp.float64) for v in vectors)
 
 
 def _sweep(*operands: Array, counts: int, what: Pass, backend: str):

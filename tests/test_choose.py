@@ -300,7 +300,7 @@ def test_free_memory_is_the_device_s_the_host_s_or_the_container_s(monkeypatch, 
     monkeypatch.setattr(_memory, "MEMINFO", tmp_path / "meminfo")
     (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:   0 kB\n")
     assert _memory.free() == 0
-    monkeypatch.setattr(_memory.jax, "devices", lambda: [Device()])
+    monkeypatch.setattr(_memory.jax, "local_devices", lambda: [Device()])
     assert _memory.free() == 700
 
 

@@ -30,7 +30,8 @@ LAYERS = (
     "convert",
     "partition",
     "measure report plot",
-    "demo",
+    "_arguments",
+    "demo scale",
     "cli",
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names.split()}
@@ -46,10 +47,12 @@ ALLOWED = {
     "_meshes": NUMERIC,
     "io": NUMERIC,
     "_matrix_market": NUMERIC,
+    "partition": THIRD_PARTY | {"pymetis"},
     "report": NUMERIC | {"rich"},
     "plot": NUMERIC | {"matplotlib"},
     "cli": THIRD_PARTY | {"rich", "solvers"},
     "demo": THIRD_PARTY | {"rich", "solvers"},
+    "scale": THIRD_PARTY | {"rich"},
 }
 # A module of the solvers may import numpy, jax, and of the formats the protocol, the basis and the passes over
 # vectors; and these, what follows.
@@ -60,7 +63,7 @@ SOLVERS_ALLOWED = {
     "solvers.lineax": {"lineax", "equinox"},
 }
 # Imported where they are used, so that `import jaxsparse_fmt` and `import solvers` do not pay for them.
-LAZY = ("rich", "matplotlib", "pyamg", "jax.experimental", "jax._src")
+LAZY = ("rich", "matplotlib", "pyamg", "pymetis", "jax.experimental", "jax._src")
 
 
 def modules(package: str) -> list[pathlib.Path]:
@@ -147,7 +150,15 @@ def run(code: str) -> str:
 
 def test_importing_the_package_leaves_heavy_modules_alone():
     loaded = run("import sys, jaxsparse_fmt; print(*sys.modules)").split()
-    heavy = ("matplotlib", "rich", "jax.experimental.pallas", "solvers", "jaxsparse_fmt.cli", "jaxsparse_fmt.plot")
+    heavy = (
+        "matplotlib",
+        "rich",
+        "jax.experimental.pallas",
+        "solvers",
+        "jaxsparse_fmt.cli",
+        "jaxsparse_fmt.plot",
+        "jaxsparse_fmt.partition",
+    )
     assert not [name for name in loaded if name.startswith(heavy)]
 
 

@@ -68,6 +68,16 @@ class SELL(split.Split):
     def column(self) -> Delta | Explicit:
         return Explicit() if self.delta is None else Delta()
 
+    def with_both_widths(self) -> Self:
+        """The same storage with all index arrays, as if some slices were narrow and some wide."""
+        if self.index_start is not None:
+            return self
+        C, starts = self.slice_size, self.slice_ptr[:-1]
+        if self.delta is None:
+            base, delta = jnp.zeros(self.n_main // C, jnp.int32), jnp.full(C, PADDING, jnp.uint16)
+            return dataclasses.replace(self, delta=delta, col_base=base, index_start=-1 - starts)
+        return dataclasses.replace(self, col_idx=jnp.full(C, self.shape[1], jnp.int32), index_start=starts)
+
     @classmethod
     def from_csr(
         cls,

@@ -88,10 +88,11 @@ class Delta:
 
         if "index_start" not in arrays:
             return narrow(chunk)
-        begin = take(arrays["index_start"], owner)
-        k = chunk - take(arrays["slice_ptr"], owner) // lanes
+        begin, ptr = take(arrays["index_start"], owner), arrays["slice_ptr"]
+        k = chunk - take(ptr, owner) // lanes
         wide = _padded(arrays["col_idx"].reshape(-1, lanes), (-1 - begin) // lanes + k)
-        return jnp.where((begin >= 0)[:, None], narrow(begin // lanes + k), wide)
+        columns = jnp.where((begin >= 0)[:, None], narrow(begin // lanes + k), wide)
+        return jnp.where((chunk < ptr[-1] // lanes)[:, None], columns, shape[1])  # chunks behind the last are padding
 
 
 @dataclasses.dataclass(frozen=True)

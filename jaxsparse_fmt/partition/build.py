@@ -1,0 +1,243 @@
+"""From a matrix on the host to one spread over devices."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+from jax.sharding import Mesh
+
+from jaxsparse_fmt._types import Csr, readable_bytes, requested_dtype
+from jaxsparse_fmt.convert import checked
+from jaxsparse_fmt.partition import alike, halo, rows, spread
+from jaxsparse_fmt.partition.one_format import Options, in_one_format, taller
+from jaxsparse_fmt.partition.processes import everyones, together
+from jaxsparse_fmt.partition.rows import Imbalance
+from jaxsparse_fmt.partition.sharded import ShardedMatrix, Told
+from jaxsparse_fmt.partition.shards import Shards
+from jaxsparse_fmt.vectors import Distribution
+
+
+def shard(
+    S: Any,
+    mesh: Mesh,
+    axis: str = "rows",
+    format: str = "auto",
+    mode: str = "overlap",
+    *,
+    dtype: Any = None,
+    by: str = "nnz",
+    order: str | None = None,
+    exchange: str = "auto",
+    halo_format: str | None = None,
+    backend: str = "auto",
+    max_bytes: int | None = None,
+    **layout: Any,
+) -> ShardedMatrix:
+    """A matrix with its rows spread over the devices of a mesh axis.
+
+    Args:
+      S: scipy.sparse matrix or array, or a matrix in a format of `FORMATS`.
+      mesh: a `jax.sharding.Mesh`, whose other axes hold copies.
+      axis: the name of the mesh axis.
+      format: of each shard's own columns, a name in `FORMATS`; "auto" for the one of `choose.rank` that takes
+        the slowest shard least time, "tune" for the one measured to be fastest on the shard with the most entries.
+      mode: "overlap", "naive" or "vector"; see `ShardedMatrix`.
+      dtype, backend, **layout: as in `from_scipy`.
+      by, order: how rows are cut and renumbered, as in `partition.rows.partition`.
+      exchange: how the halo travels, "permute", "all_to_all" or "gather"; "auto" for the cheapest by bytes and latency.
+      halo_format: of the columns that come from others; None: `format` with its layout. Mode "vector" has none.
+      max_bytes: the largest padded storage of one shard's part to accept.
+
+    Returns:
+      A `ShardedMatrix`; `report()` tells how evenly it came out.
+
+    Raises:
+      ValueError: no such mesh axis, mode or other word, a shard that its device cannot hold, and as in `from_scipy`.
+      TypeError: `mesh` is no mesh, or S no matrix. ImportError: by="graph" without pymetis.
+    """
+    parts = _devices_along(mesh, axis)
+    csr, stored = checked(S, dtype, backend)
+    options = Options(mode, format, layout, halo_format, stored, backend, max_bytes, exchange)
+    cuts = rows.partition(csr, parts, by, order)
+    csr, entry = rows.permuted(csr, cuts.perm)
+    mesh = spread.auto_mesh(mesh)
+    columns = cuts.starts if csr.shape[0] == csr.shape[1] else rows.equal(csr.shape[1], parts)
+    return assemble(lambda a, b: csr[a:b], cuts.starts, columns, mesh, axis, options, cuts.perm, entry)
+
+
+def shard_from_rows(
+    rows_of: Callable[[int, int], Any],
+    n: int,
+    mesh: Mesh,
+    axis: str = "rows",
+    format: str = "auto",
+    mode: str = "overlap",
+    *,
+    dtype: Any = None,
+    starts: Any = None,
+    exchange: str = "auto",
+    halo_format: str | None = None,
+    backend: str = "auto",
+    max_bytes: int | None = None,
+    **layout: Any,
+) -> ShardedMatrix:
+    """A square matrix that no host holds whole: each process makes the rows of its own devices, and holds only those.
+
+    With several processes (`jax.distributed`) all of them must call it alike; what they tell each other is the halo's
+    unknowns and the sizes of their shards.
+
+    Args:
+      rows_of: rows_of(start, stop) gives the rows from start to stop, a scipy.sparse matrix [stop − start, n]. Called
+        once for each device of this process, by several threads at a time.
+      n: rows and columns.
+      starts: [devices + 1], where the rows of each device begin, and n; None cuts equally.
+      dtype: of the stored values; None takes that of rows_of(0, 0).
+      The rest as in `shard`.
+
+    Raises:
+      ValueError: blocks of another shape, starts that do not rise from 0 to n, and as in `shard`.
+      TypeError: `mesh` is no mesh, or a block no matrix.
+    """
+    parts = _devices_along(mesh, axis)
+    cuts = rows.equal(n, parts) if starts is None else np.asarray(starts, np.int64)
+    if cuts.shape != (parts + 1,) or cuts[0] != 0 or cuts[-1] != n or np.any(np.diff(cuts) < 0):
+        raise ValueError(f"starts must be {parts + 1} numbers that rise from 0 to n = {n}; got {starts!r}")
+
+    def block(start: int, stop: int) -> Csr:
+        csr, _ = checked(rows_of(start, stop), stored, backend)
+        if csr.shape != (stop - start, n):
+            raise ValueError(f"rows_of({start}, {stop}) must give a matrix {(stop - start, n)}; got {csr.shape}")
+        return csr
+
+    stored = requested_dtype(dtype) if dtype is not None else everyones(lambda: _dtype_of(rows_of, backend))[0]
+    options = Options(mode, format, layout, halo_format, stored, backend, max_bytes, exchange)
+    return assemble(block, cuts, cuts, spread.auto_mesh(mesh), axis, options)
+
+
+def _dtype_of(rows_of: Callable[[int, int], Any], backend: str) -> dict[int, Any]:
+    return {0: checked(rows_of(0, 0), None, backend)[1]}
+
+
+def assemble(
+    rows_of: Callable[[int, int], Csr],
+    starts: np.ndarray,
+    columns: np.ndarray,
+    mesh: Mesh,
+    axis: str,
+    options: Options,
+    perm: np.ndarray | None = None,
+    entry: np.ndarray | None = None,
+) -> ShardedMatrix:
+    """The sharded matrix from blocks of rows, canonical CSR of all columns; of those of this process's devices.
+
+    Args:
+      rows_of: the rows from the first number to the second.
+      starts, columns: [parts + 1], where the rows and the columns of each begin.
+      perm, entry: the user's unknown at each place, the user's entry at each of the blocks' (`rows.permuted`).
+    """
+    parts = len(starts) - 1
+    over_rows = Distribution(mesh, axis, *_pieces(np.diff(starts)))
+    over_columns = Distribution(mesh, axis, *_pieces(np.diff(columns)))
+    mine = sorted(spread.local_parts(over_rows))
+    blocks: dict[int, Csr] = {}
+
+    def told_of() -> dict[int, tuple[np.ndarray, int]]:
+        """The unknowns of others that each shard needs, and its entries."""
+        blocks.update(zip(mine, together(lambda k: rows_of(int(starts[k]), int(starts[k + 1])), mine), strict=True))
+        needed = lambda k: halo.needed(blocks[k].indices, int(columns[k]), int(columns[k + 1]))  # noqa: E731
+        return dict(zip(mine, zip(together(needed, mine), (blocks[k].nnz for k in mine), strict=True), strict=True))
+
+    told = everyones(told_of)
+    unknown_bytes = max(np.dtype(options.dtype).itemsize, 4)  # of vectors: values may be narrower
+    plan = halo.plan([told[k][0] for k in range(parts)], columns, unknown_bytes, options.exchange)
+    split = lambda k: _split(blocks.pop(k), k, plan, over_rows.size, over_columns.size, columns, options.mode)  # noqa: E731
+    cut = dict(zip(mine, together(split, mine), strict=True))
+    made = [
+        in_one_format({k: cut[k][0][i] for k in mine}, options, is_halo=i == 1) for i in range(len(cut[mine[0]][0]))
+    ]
+    everyones(lambda: _check_fits(sum(part.nbytes for part in made), mesh))
+    own = functools.partial(spread.sharded, over=over_rows)
+    matrices = tuple(
+        alike.like(part.like, {n: own(functools.partial(_of, part.arrays, n)) for n in part.arrays[mine[0]]}, part.form)
+        for part in made
+    )
+    boundary = None
+    if options.mode == "overlap" and len(matrices) == 2:
+        longest = max(everyones(lambda: {k: len(cut[k][1]) for k in mine}).values())
+        beyond = over_rows.size + np.arange(longest)
+        boundary = own(lambda k: np.concatenate([cut[k][1], beyond[: longest - len(cut[k][1])]]).astype(np.int32))
+    sent = plan.send
+    send = None if sent is None else own(lambda k: sent[k])
+    nnz = np.array([told[k][1] for k in range(parts)])
+    domain = spread.make(over_columns, perm)
+    received = plan.received
+    imbalance = Imbalance(np.diff(starts), nnz, received.sum(axis=1), (received > 0).sum(axis=1))
+    return ShardedMatrix(
+        Shards(matrices, send, boundary, plan.exchange, axis),
+        domain,
+        domain if perm is not None or np.array_equal(starts, columns) else spread.make(over_rows, None),
+        spread.make(Distribution(mesh, axis, *_pieces(nnz)), entry),
+        int(nnz.sum()),
+        False,
+        Told(imbalance, plan.reason, "; the halo ".join(part.why for part in made)),
+    )
+
+
+def _devices_along(mesh: Any, axis: Any) -> int:
+    if not isinstance(mesh, Mesh):
+        raise TypeError(f"mesh must be a jax.sharding.Mesh, such as jax.make_mesh((8,), ('rows',)); got {mesh!r}")
+    if axis not in mesh.axis_names:
+        known = ", ".join(map(repr, mesh.axis_names)) or "none"
+        raise ValueError(f"the mesh has no axis {axis!r}; it has {known}. Pass axis= one of them")
+    return mesh.shape[axis]
+
+
+def _pieces(counts: np.ndarray) -> tuple[tuple[int, ...], int]:
+    """How many each device has, and the room for them, at least one place."""
+    return tuple(counts.tolist()), max(int(counts.max()), 1)
+
+
+# ------------------------------------------------------------------------------------------------ cutting a block
+
+
+def _split(
+    block: Csr, k: int, plan: halo.Halo, n_rows: int, n_own: int, columns: np.ndarray, mode: str
+) -> tuple[list[Csr], np.ndarray]:
+    """The parts of a device's rows, with columns in its piece of x and in its buffer, and the rows on the boundary."""
+    width = plan.exchange.width
+    is_own = (block.indices >= columns[k]) & (block.indices < columns[k + 1])
+    col = np.where(is_own, block.indices - columns[k], n_own)
+    col[~is_own] += plan.slots[k][np.searchsorted(plan.needs[k], block.indices[~is_own])]
+    if mode == "vector" or plan.exchange.kind == "none":
+        whole = scipy.sparse.csr_array((block.data, col, block.indptr), shape=(block.shape[0], n_own + width))
+        whole.sort_indices()
+        return [taller(whole, n_rows)], np.zeros(0, np.int64)
+    before = np.concatenate([[0], np.cumsum(is_own)])[block.indptr]
+    local = scipy.sparse.csr_array((block.data[is_own], col[is_own], before), shape=(block.shape[0], n_own))
+    rest = block.indptr - before
+    boundary = np.flatnonzero(np.diff(rest))
+    height = n_rows
+    if mode == "overlap":
+        rest, height = np.append(rest[:-1][boundary], rest[-1]), len(boundary)
+    data, at = block.data[~is_own], col[~is_own] - n_own
+    beyond = scipy.sparse.csr_array((data, at, rest), shape=(len(rest) - 1, width))
+    return [taller(local, n_rows), taller(beyond, height)], boundary
+
+
+def _check_fits(nbytes: int, mesh: Mesh) -> dict[int, Any]:
+    stats = mesh.local_devices[0].memory_stats() or {}
+    free = stats["bytes_limit"] - stats.get("bytes_in_use", 0) if "bytes_limit" in stats else nbytes
+    if nbytes > free:
+        raise ValueError(
+            f"a shard takes {readable_bytes(nbytes)}, more than the {readable_bytes(free)} that are free on its "
+            "device; use more devices, a narrower dtype, or a format with less padding"
+        )
+    return {}
+
+
+def _of(arrays: dict[int, dict[str, np.ndarray]], name: str, k: int) -> np.ndarray:
+    return arrays[k][name]

@@ -1,0 +1,192 @@
+"""One format for all shards: chosen for the slowest of them, converted on the host, and made alike."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import scipy.sparse
+
+from jaxsparse_fmt import choose, tune
+from jaxsparse_fmt._types import Csr
+from jaxsparse_fmt.choose import Choice
+from jaxsparse_fmt.formats.storing import TooLarge
+from jaxsparse_fmt.kernels import dialect
+from jaxsparse_fmt.matrix import FORMATS, SparseMatrix, build
+from jaxsparse_fmt.partition import alike
+from jaxsparse_fmt.partition.halo import KINDS
+from jaxsparse_fmt.partition.processes import everyones, together
+
+MODES = ("overlap", "naive", "vector")
+CHOSEN = ("auto", "tune")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What the user asked for, of `shard`."""
+
+    mode: str
+    format: str
+    layout: dict[str, Any]
+    halo_format: str | None
+    dtype: Any
+    backend: str
+    max_bytes: int | None
+    exchange: str
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ValueError(f"mode must be one of {', '.join(MODES)}; got {self.mode!r}")
+        if self.exchange not in ("auto", *KINDS):
+            raise ValueError(f"exchange must be 'auto' or one of {', '.join(KINDS)}; got {self.exchange!r}")
+        for name in {self.format, self.halo_format or self.format} - {*FORMATS, *CHOSEN}:
+            raise ValueError(f"unknown format {name!r}; choose one of {', '.join((*CHOSEN, *FORMATS))}")
+        if self.format in CHOSEN and self.layout:
+            given = ", ".join(self.layout)
+            raise ValueError(f"format={self.format!r} chooses the layout itself; name a format to set {given}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """A part of all shards, the local one say.
+
+    Attributes:
+      like: one of its matrices; the others differ in their arrays only.
+      arrays: of every shard of this process, by name, on the host.
+      form: of all.
+      why: this format, in words.
+    """
+
+    like: SparseMatrix
+    arrays: dict[int, dict[str, np.ndarray]]
+    form: alike.Form
+    why: str
+
+    @property
+    def nbytes(self) -> int:
+        """Of a shard."""
+        return sum(a.nbytes for a in next(iter(self.arrays.values())).values())
+
+
+def in_one_format(csrs: dict[int, Csr], options: Options, is_halo: bool) -> Stored:
+    """The matrices of this process's shards, in one format, layout and shape with those of all others.
+
+    Args:
+      csrs: canonical, of all columns of the part.
+      is_halo: whether `halo_format` counts.
+
+    Raises:
+      ValueError: as `from_scipy` does, in every process; with "auto" if no format suits all shards.
+    """
+    sizes = everyones(lambda: {k: (csr.nnz, csr.shape[0]) for k, csr in csrs.items()})
+    tallest = max(height for _, height in sizes.values())
+    csrs = {k: taller(csr, tallest) for k, csr in csrs.items()}  # boundaries differ
+    largest = max(sizes, key=lambda k: (sizes[k][0], -k))
+    name = options.halo_format if is_halo and options.halo_format else options.format
+    if name not in CHOSEN:
+        return _stored_as(name, options.layout if name == options.format else {}, csrs, largest, options, "asked for")
+    choices = _tuned(csrs, largest, options) if name == "tune" else _ranked(csrs, sizes, options)
+    for place, choice in enumerate(choices):
+        why = choice.reason
+        if name == "auto":
+            first = "first" if place == 0 else f"{place + 1}, the first that suits every shard,"
+            why = f"ranked {first} of {len(choices)} for the slowest shard: {why}"
+        # Sizes were estimated, and one format made alike may be too large for a shard that alone is not the slowest.
+        with contextlib.suppress(TooLarge) if choice is not choices[-1] else contextlib.nullcontext():
+            return _stored_as(choice.format, choice.layout, csrs, largest, options, why)
+    raise AssertionError("the last choice is taken or raises")
+
+
+def taller(csr: Csr, n_rows: int) -> Csr:
+    """The matrix with empty rows below, as canonical as it is."""
+    indptr = np.pad(csr.indptr, (0, n_rows - csr.shape[0]), mode="edge")
+    out = scipy.sparse.csr_array((csr.data, csr.indices, indptr), shape=(n_rows, csr.shape[1]))
+    out.has_canonical_format = True
+    return out
+
+
+def _ranked(csrs: dict[int, Csr], sizes: dict[int, tuple[int, int]], options: Options) -> list[Choice]:
+    """Formats that suit every shard, by the time of the slowest in each: all wait for that one, and pad to its size."""
+    backend = dialect.active_backend(options.backend)  # threads do not see `use_backend`
+    rank = functools.partial(choose.rank, dtype=options.dtype, backend=backend)
+    ranks = lambda: together(lambda csr: choose.best_layouts(rank(csr)), [*csrs.values()])  # noqa: E731
+    of_shard = everyones(lambda: dict(zip(csrs, ranks(), strict=True)))
+    least = min(1, max(nnz for nnz, _ in sizes.values()))  # shards without entries are content with any format
+    told = [{c.format: c for c in choices} for k, choices in of_shard.items() if sizes[k][0] >= least]
+    common = [name for name in told[0] if all(name in of for of in told)]
+    slowest = [max((of[name] for of in told), key=lambda c: c.cost) for name in common]
+    slowest.sort(key=lambda c: c.cost)
+
+    def fit() -> dict[int, set[str]]:
+        first = min(csrs)
+        fitting = choose.fitting(slowest, csrs[first], options.dtype, options.max_bytes)
+        return {first: {c.format for c in fitting}}
+
+    everywhere = set.intersection(*everyones(fit).values())
+    return [c for c in slowest if c.format in everywhere] or slowest[-1:]
+
+
+def _tuned(csrs: dict[int, Csr], largest: int, options: Options) -> list[Choice]:
+    """What is fastest for the largest shard, on a device of the process that has it."""
+
+    def fastest() -> dict[int, Choice]:
+        if largest not in csrs:
+            return {}
+        return {largest: tune.fastest(csrs[largest], options.dtype, options.backend, options.max_bytes)[1]}
+
+    return [everyones(fastest)[largest]]
+
+
+def _stored_as(
+    name: str, layout: dict[str, Any], csrs: dict[int, Csr], largest: int, options: Options, why: str
+) -> Stored:
+    convert = functools.partial(build, dtype=options.dtype, backend=options.backend, max_bytes=options.max_bytes)
+    matrices: dict[int, SparseMatrix] = {}
+
+    def resolved() -> dict[int, dict[str, Any]]:
+        """The layout that the largest shard gets by default."""
+        if largest not in csrs:
+            return {}
+        matrices[largest] = _on_its_host(functools.partial(convert, name=name, **layout), csrs[largest])
+        return {largest: matrices[largest].layout}
+
+    def forms() -> dict[int, alike.Form]:
+        rest = [k for k in csrs if k not in matrices]
+        made_of = functools.partial(_on_its_host, functools.partial(convert, name=name, **layout))
+        matrices.update(zip(rest, together(made_of, [csrs[k] for k in rest]), strict=True))
+        return {k: alike.Form.of(A) for k, A in matrices.items()}
+
+    if not layout.keys() >= set(FORMATS[name].layout_options):
+        layout = everyones(resolved)[largest]
+    told = [*everyones(forms).values()]
+    with _on_host():
+        matrices = {k: alike.general(A, told) for k, A in matrices.items()}
+    form = alike.agreed([*everyones(lambda: {k: alike.Form.of(A) for k, A in matrices.items()}).values()])
+    arrays: dict[int, dict[str, np.ndarray]] = {}
+
+    def kinds() -> dict[int, dict[str, np.dtype]]:
+        arrays.update({k: alike.arrays_in(A, form) for k, A in matrices.items()})
+        return {k: {n: a.dtype for n, a in of.items()} for k, of in arrays.items()}
+
+    all_kinds = [*everyones(kinds).values()]
+    wide = {n: np.result_type(*(of[n] for of in all_kinds)) for n in all_kinds[0]}
+    arrays = {k: {n: a.astype(wide[n], copy=False) for n, a in of.items()} for k, of in arrays.items()}
+    return Stored(next(iter(matrices.values())), arrays, form, f"in {name}, {why}")
+
+
+def _on_host() -> contextlib.AbstractContextManager[Any]:
+    """Conversions stay on the host, so that no shard passes through another's device."""
+    try:
+        return jax.default_device(jax.local_devices(backend="cpu")[0])
+    except RuntimeError:  # JAX_PLATFORMS leaves the CPU out
+        return contextlib.nullcontext()
+
+
+def _on_its_host(convert: Callable[[Csr], SparseMatrix], csr: Csr) -> SparseMatrix:
+    with _on_host():  # a thread's own setting
+        return convert(csr)
