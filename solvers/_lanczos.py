@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxsparse_fmt.vectors import normal
 from solvers._iterate import RUNNING, Map, _exponent, _scaled, norm
 from solvers.solution import Status
 
@@ -186,7 +187,7 @@ def _draw(state: State) -> State:
     """A random direction outside an invariant space: row `size`, coupled to nothing."""
     V, j = state.V, state.size
     key = jax.random.fold_in(jax.random.key(1), state.products)
-    w, _ = _orthogonal(V, jax.random.normal(key, V.shape[1:], V.dtype))
+    w, _ = _orthogonal(V, normal(key, V.shape[1:], V.dtype))
     return state._replace(V=V.at[j].set(w / norm(w)), fresh=jnp.bool(False))
 
 

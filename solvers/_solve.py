@@ -90,6 +90,7 @@ def solve(
     )
     A = arguments.linear_map(A, n, "A")
     own, basis = getattr(A, "in_basis", A), getattr(A, "basis", IDENTITY)
+    b, x0 = basis.accept(b), basis.accept(x0)
     dtype = arguments.result_dtype(own, b, "A")
     dtype = jnp.result_type(dtype, b.dtype, *(() if x0 is None else (x0.dtype,)))
     b, x0 = b.astype(dtype), None if x0 is None else x0.astype(dtype)
@@ -122,6 +123,11 @@ def _solve(
     parameters: tuple[Any, ...],
 ) -> Solution:
     """`A` works in the basis. `M` enters it where it can (`entered`); where not, it costs two permutations a step."""
+    with basis.scope():
+        return _solve_in_basis(method, options, maps, basis, b, x0, limits, parameters)
+
+
+def _solve_in_basis(method, options, maps, basis, b, x0, limits, parameters) -> Solution:
     A, inner, M = maps
     dtype = b.dtype
     matvec = lambda v: arguments.apply(A, v).astype(dtype)  # noqa: E731
@@ -137,7 +143,7 @@ def _solve(
         M_inner = lambda r: basis.enter(arguments.apply(M, basis.leave(r))).astype(r.dtype)  # noqa: E731
     b = basis.enter(b)
     with_dot = arguments.traced(lambda v: A.matvec_dot(v, v), b) if _in_one_pass(A, dtype) else None
-    x, end = _differentiable(method, options, matvec, with_dot, inner, M_inner, b, start, limits, parameters)
+    x, end = _differentiable(method, options, basis, matvec, with_dot, inner, M_inner, b, start, limits, parameters)
     return Solution(basis.leave(x), end.code, end.k, end.norm, end.norms if options.history_length else None)
 
 
@@ -149,7 +155,7 @@ def _in_one_pass(A: Any, dtype: Any) -> bool:
 
 
 def _differentiable(
-    method, options, matvec, with_dot, inner, precondition, b, x0, limits, parameters
+    method, options, basis, matvec, with_dot, inner, precondition, b, x0, limits, parameters
 ) -> tuple[Array, End]:
     """x with A·x = b, differentiable in b and in whatever `matvec` depends on, to any order.
 
@@ -167,7 +173,8 @@ def _differentiable(
     def run(options, A, M, b, x0, limits, with_dot, inner, parameters):
         own = None if inner is None else _map_of(inner)
         A = A if with_dot is None else Product(A, with_dot)
-        return _iterate.run(method, options, A, M, b, x0, limits, own, parameters)
+        with basis.scope():  # a derivative is traced later
+            return _iterate.run(method, options, A, M, b, x0, limits, own, parameters)
 
     def primal(A, b, frozen):
         M, with_dot, inner, x0, limits, parameters = frozen

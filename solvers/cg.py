@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxsparse_fmt.vectors import Number, Pass, dot, sweep, total
+from jaxsparse_fmt.vectors import Number, Pass, dot, joined, sweep, total
 from solvers._iterate import Map, Method, product_dot, ratio, status_of
 from solvers._solve import solve
 from solvers.solution import Solution, Status
@@ -152,20 +152,21 @@ def start_merged(A: Map, M: Map, r: Array, last: None) -> MergedWork:
     del last
     u = M(r)
     w, delta = product_dot(A, u)
-    gamma, zero = dot(r, u), jnp.zeros_like(r)
+    gamma, delta = joined(dot(r, u), delta)
+    zero = jnp.zeros_like(r)
     one = jnp.ones_like(total(gamma))
     return MergedWork(zero, r, zero, zero, u, w, gamma, delta, jnp.inf * one, one)
 
 
 def step_merged(A: Map, M: Map, work: MergedWork, active: Array) -> tuple[MergedWork, Array, Array]:
-    """Chronopoulos and Gear 1989, §2; pᵀ·A·p = δ − β·γ / α of the last step."""
+    """Chronopoulos and Gear 1989, §2; pᵀ·A·p = δ − β·γ / α of the last step. Over devices all sums travel at once."""
     x, r, p, s, u, w, gamma, delta, last_gamma, last_alpha = work
     numbers = gamma, delta, last_gamma, last_alpha, active
     (x, r, p, s), (gamma, curvature, last_gamma, last_alpha, *_), (rr,) = sweep(ADVANCE, numbers, (x, r, p, s, u, w))
     u = M(r)
     w, delta = product_dot(A, u)
-    new = MergedWork(x, r, p, s, u, w, rr if u is r else dot(r, u), delta, last_gamma, last_alpha)
-    return new, jnp.sqrt(total(rr)), code(gamma, curvature)
+    rr, rz, delta = joined(rr, rr if u is r else dot(r, u), delta)
+    return MergedWork(x, r, p, s, u, w, rz, delta, last_gamma, last_alpha), jnp.sqrt(total(rr)), code(gamma, curvature)
 
 
 def _advance(gamma, delta, last_gamma, last_alpha, active):

@@ -140,7 +140,7 @@ def eigsh(
     n = v0.shape[0]
     A = arguments.linear_map(A, n, "A")
     inner, basis = getattr(A, "in_basis", A), getattr(A, "basis", IDENTITY)
-    v0 = v0.astype(jnp.promote_types(arguments.result_dtype(inner, v0, "A"), v0.dtype))
+    v0 = basis.accept(v0).astype(jnp.promote_types(arguments.result_dtype(inner, v0, "A"), v0.dtype))
     k = arguments.count(k, "k", 1)
     if k >= n:
         raise ValueError(f"k must be below n = {n}; got {k}. For all eigenpairs take jnp.linalg.eigh of a dense array")
@@ -166,7 +166,8 @@ def eigsh(
 def _solve(options: Options, A: Any, basis: Basis, v0: Array, limits: Limits) -> EigenSolution:
     """`A` works in the basis."""
     matvec = lambda v: arguments.apply(A, v).astype(v0.dtype)  # noqa: E731
-    values, X, end = _differentiable(options, matvec, basis.enter(v0), limits)
+    with basis.scope():
+        values, X, end = _differentiable(options, basis, matvec, basis.enter(v0), limits)
     return EigenSolution(values, basis.leave(X.T), end.code, end.cycles, end.products, end.residual_norms)
 
 
@@ -215,7 +216,7 @@ def _real(value: Any, name: str) -> Array:
 # ------------------------------------------------------------------------------------------------- differentiation
 
 
-def _differentiable(options: Options, matvec: Map, v0: Array, limits: Limits) -> tuple[Array, Array, End]:
+def _differentiable(options: Options, basis: Basis, matvec: Map, v0: Array, limits: Limits) -> tuple[Array, Array, End]:
     """Eigenvalues [k], eigenvectors [k, n] and how it ended, differentiable in whatever `matvec` depends on.
 
     The loop is not differentiated. From A·v = λ·v follow dλ = vᴴ·dA·v and (A − λ)·dv = −P·dA·v with P = 1 − v·vᴴ. The
@@ -226,7 +227,8 @@ def _differentiable(options: Options, matvec: Map, v0: Array, limits: Limits) ->
     frozen = lax.stop_gradient((v0, limits))
 
     def primal(A, frozen):
-        return _lanczos.run(options, A, *frozen)
+        with basis.scope():
+            return _lanczos.run(options, A, *frozen)
 
     def run(A, frozen):
         return opaque.apply(primal, tangent, A, frozen)

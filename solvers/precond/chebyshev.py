@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxsparse_fmt.basis import IDENTITY, Basis
+from jaxsparse_fmt.basis import IDENTITY, Basis, Between
 from solvers import _arguments as arguments
 from solvers.precond import _door as door
 
@@ -94,6 +94,8 @@ class Chebyshev:
         costs two permutations an application, however high the degree.
         """
         own = getattr(self.A, "basis", IDENTITY)
+        if not (type(own) is type(basis) is type(self.order) is Basis):
+            return self._entered_elsewhere(own, basis)
         if self.M is not None and not hasattr(self.M, "entered"):
             own = IDENTITY
         A = self.A if own.perm is None else self.A.in_basis
@@ -103,6 +105,17 @@ class Chebyshev:
         unknowns = jnp.arange(self.shape[0], dtype=jnp.int32)
         inside = own.enter(self.order.enter(unknowns))
         return dataclasses.replace(self, A=A, M=M, order=Basis(basis.leave(unknowns)[inside]))
+
+    def _entered_elsewhere(self, own: Basis, basis: Basis) -> Chebyshev:
+        """Where an order is more than a permutation: unknowns over devices."""
+        assert self.order.is_identity, "it has entered before"
+        if self.M is not None and not hasattr(self.M, "entered"):
+            own = IDENTITY
+        A = self.A if own.is_identity else self.A.in_basis
+        M = self.M if own.is_identity or self.M is None else self.M.entered(own)
+        return dataclasses.replace(
+            self, A=A, M=M, order=IDENTITY if own.same(basis) else Between(outer=basis, inner=own)
+        )
 
 
 def chebyshev(A: Any, degree: int = 4, bounds: Any = None, M: Any = None) -> Chebyshev:

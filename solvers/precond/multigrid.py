@@ -320,16 +320,17 @@ def _on_device(step: _hierarchy.HostLevel, given: Any, format: str, dtype: Any, 
 
 def _host(A: Any) -> Any:
     """A as a canonical CSR array of float64 or complex128, with everything checked that PyAMG takes on trust."""
-    if isinstance(A, SparseMatrix) and any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(A)):
+    ours = hasattr(A, "to_scipy")
+    if ours and any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(A)):
         raise TypeError(
             "multigrid is set up on the host and A is traced; build M outside jit and pass it as an argument"
         )
-    if not isinstance(A, SparseMatrix) and not scipy.sparse.issparse(A):
+    if not ours and not scipy.sparse.issparse(A):
         raise TypeError(f"multigrid needs a matrix of jaxsparse_fmt or scipy.sparse; got {type(A).__name__}")
     if len(A.shape) != 2 or A.shape[0] != A.shape[1] or A.shape[0] == 0:
         raise ValueError(f"multigrid needs a square matrix with at least one row; got shape {A.shape}")
     kind = np.complex128 if floating_dtype(A.dtype, "A").kind == "c" else np.float64
-    S = scipy.sparse.csr_array(A.to_scipy() if isinstance(A, SparseMatrix) else A).astype(kind)
+    S = scipy.sparse.csr_array(A.to_scipy() if ours else A).astype(kind)
     S.check_format(full_check=True)
     S.sum_duplicates()
     if S.nnz >= 2**31:
