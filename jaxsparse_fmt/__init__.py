@@ -39,7 +39,7 @@ from jaxsparse_fmt.matrix import SparseMatrix, spmv
 from jaxsparse_fmt.transposed import Transposed
 
 if TYPE_CHECKING:
-    from jaxsparse_fmt.partition import ShardedMatrix, shard, shard_from_rows
+    from jaxsparse_fmt.partition import ShardedMatrix, save_rows, saved_rows, shard, shard_from_rows
 
 __version__ = "0.1.0"
 
@@ -75,6 +75,8 @@ __all__ = [
     "gallery",
     "io",
     "read_mtx",
+    "save_rows",
+    "saved_rows",
     "shard",
     "shard_from_rows",
     "spmv",
@@ -84,6 +86,8 @@ __all__ = [
 
 LAZY = (
     "ShardedMatrix",
+    "save_rows",
+    "saved_rows",
     "shard",
     "shard_from_rows",
 )  # imported where they are used: one device does not pay for many

@@ -9,9 +9,12 @@ sharded     the matrix
 build       from a matrix on the host, or from its rows in pieces
 one_format  chosen for all shards, converted on the host
 processes   what several processes tell each other meanwhile
+saved       a matrix in a folder, read in pieces
+predict     counts of a partition that is not built
 """
 
 from jaxsparse_fmt.partition.build import shard, shard_from_rows
+from jaxsparse_fmt.partition.saved import save_rows, saved_rows
 from jaxsparse_fmt.partition.sharded import ShardedMatrix
 
-__all__ = ["ShardedMatrix", "shard", "shard_from_rows"]
+__all__ = ["ShardedMatrix", "save_rows", "saved_rows", "shard", "shard_from_rows"]

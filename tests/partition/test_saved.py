@@ -1,0 +1,64 @@
+"""A matrix in a folder: the same rows come back, in any pieces, and what is broken is told."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import jaxsparse_fmt as jsf
+from tests.partition.problems import MESH, irregular
+
+S = irregular()
+
+
+@pytest.mark.parametrize("pieces", [1, 7])
+def test_every_run_of_rows_comes_back(pieces, tmp_path):
+    jsf.save_rows(tmp_path, lambda a, b: S[a:b], n=90, pieces=pieces)
+    saved = jsf.saved_rows(tmp_path)
+    for start, stop in ((0, 90), (3, 40), (90, 90), (75, 80)):
+        block = saved(start, stop)
+        assert block.shape == (stop - start, 90) and block.dtype == S.dtype
+        assert block.nnz == S[start:stop].nnz and abs(block - S[start:stop]).sum() == 0
+
+
+def test_what_eight_devices_hold_loads_onto_them_again_and_onto_three(tmp_path):
+    B = jsf.shard(S, MESH, format="csr", order="rcm")
+    jsf.save_rows(tmp_path / "new" / "folder", B)
+    saved = jsf.saved_rows(tmp_path / "new" / "folder")
+    again = jsf.shard_from_rows(saved, 90, MESH, format="csr", starts=saved.starts(8))
+    assert abs(again.to_scipy() - S).max() == 0
+    np.testing.assert_array_equal(saved.starts(3), jsf.partition.rows.equal_nnz(np.diff(S.indptr), 3))
+
+
+@pytest.mark.parametrize("T", [sp.csr_array((4, 6)), sp.csr_array(np.array([[1 + 2j]]))], ids=["empty", "complex"])
+def test_corner_cases_come_back(T, tmp_path):
+    jsf.save_rows(tmp_path, T)
+    back = jsf.saved_rows(tmp_path)(0, T.shape[0])
+    assert back.shape == T.shape and back.dtype == T.dtype and abs(back - T).sum() == 0
+
+
+def test_what_is_broken_or_in_the_way_is_told(tmp_path):
+    with pytest.raises(FileNotFoundError, match="was the matrix saved there, and to the end"):
+        jsf.saved_rows(tmp_path)
+    with pytest.raises(ValueError, match="n, the number of rows"):
+        jsf.save_rows(tmp_path, lambda a, b: S[a:b])
+    jsf.save_rows(tmp_path, S)
+    with pytest.raises(FileExistsError, match="is not empty"):
+        jsf.save_rows(tmp_path, S)
+    (tmp_path / "data.bin").write_bytes(b"12345678")
+    with pytest.raises(ValueError, match=r"data.bin has 8 bytes where [\d,]+ belong"):
+        jsf.saved_rows(tmp_path)
+    told = json.loads((tmp_path / "matrix.json").read_text()) | {"format": "other"}
+    (tmp_path / "matrix.json").write_text(json.dumps(told))
+    with pytest.raises(ValueError, match="says 'other'"):
+        jsf.saved_rows(tmp_path)
+
+
+def test_pieces_that_do_not_fit_the_others_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"S\(0, 90\) must give a matrix \(90, 90\); got \(90, 50\)"):
+        jsf.save_rows(tmp_path / "narrow", lambda a, b: S[a:b, :50], n=90)
+    with pytest.raises(ValueError, match=r"S\(45, 90\) gives complex128 where the first rows were float64"):
+        jsf.save_rows(tmp_path / "turned", lambda a, b: S[a:b] * (1j if a else 1), n=90, pieces=2)
