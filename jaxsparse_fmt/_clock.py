@@ -14,9 +14,9 @@ import numpy as np
 from jaxsparse_fmt.matrix import SparseMatrix
 
 
-def seconds_per_product(A: SparseMatrix) -> float:
-    """The median time of a compiled A @ x with x of A's dtype."""
-    x = jnp.ones(A.shape[1], A.dtype)
+def seconds_per_product(A: SparseMatrix, x: jax.Array | None = None) -> float:
+    """The median time of a compiled A @ x; without x, one of A's dtype."""
+    x = jnp.ones(A.shape[1], A.dtype) if x is None else x
     product = jax.jit(lambda A, x: A @ x).lower(A, x).compile()
     return median_seconds(lambda: product(A, x))
 

@@ -1,4 +1,4 @@
-"""The command `jaxsparse`: solve a system from a file, describe or time a matrix, or run the demonstration.
+"""The command `jaxsparse`: solve a system from a file, describe or time a matrix, say how it scales, or demonstrate.
 
 Results go to standard output; progress, remarks and errors to standard error. Exit code 0: done;
 1: the solver did not converge, or the demonstration disagrees with SciPy; 2: bad input.
@@ -7,10 +7,9 @@ Results go to standard output; progress, remarks and errors to standard error. E
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
+import functools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
@@ -22,15 +21,19 @@ import scipy.sparse
 
 import jaxsparse_fmt as jsf
 import solvers
-from jaxsparse_fmt import demo, io, measure, plot, report, traffic
+from jaxsparse_fmt import demo, io, measure, plot, report, scale, traffic
+from jaxsparse_fmt._arguments import (
+    DTYPES,
+    BadInput,
+    add_plot,
+    add_rtol,
+    at_least_one,
+    blaming,
+    check_backend,
+    check_outputs,
+    dtype_of,
+)
 from jaxsparse_fmt._types import readable_bytes
-from jaxsparse_fmt.kernels import dialect
-
-DTYPES = ("float32", "float64", "complex64", "complex128")
-
-
-class BadInput(Exception):
-    """What the user gave cannot be worked with; the text says why and what helps."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_solve(commands)
     _add_info(commands)
     _add_bench(commands)
+    _add_scale(commands)
     _add_demo(commands)
     return parser
 
@@ -76,14 +80,15 @@ def _add_solve(commands: Any) -> None:
     solve.add_argument("file", metavar="FILE", help="A, Matrix Market: .mtx or .mtx.gz")
     solve.add_argument("--rhs", metavar="FILE", help="b: .mtx, .mtx.gz, .npy or .txt; without: A·1")
     solve.add_argument("--out", metavar="FILE", help="write x here: .mtx, .mtx.gz, .npy or .txt")
-    _add_plot(solve)
+    add_plot(solve)
     known = ("auto", "tune", *jsf.FORMATS)
     solve.add_argument("--format", choices=known, default="auto", help="storage (auto: ranked; tune: measured)")
     solve.add_argument("--dtype", choices=DTYPES, help="of the computation; default: the file's")
     solve.add_argument("--precond", choices=("none", "jacobi"), default="none", help="default none")
     solve.add_argument("--backend", choices=jsf.BACKENDS, default="auto", help="default auto")
-    _add_rtol(solve, 1e-6)
-    solve.add_argument("--maxiter", type=_at_least_one, metavar="N", help="most iterations; default 10·rows")
+    add_rtol(solve, 1e-6)
+    solve.add_argument("--devices", type=at_least_one, default=1, metavar="N", help="spread the rows over N devices")
+    solve.add_argument("--maxiter", type=at_least_one, metavar="N", help="most iterations; default 10·rows")
 
 
 def _add_info(commands: Any) -> None:
@@ -91,7 +96,7 @@ def _add_info(commands: Any) -> None:
     info = commands.add_parser("info", help="describe a matrix", description=text)
     info.set_defaults(run=_info)
     info.add_argument("file", metavar="FILE", help="Matrix Market: .mtx or .mtx.gz")
-    _add_plot(info)
+    add_plot(info)
 
 
 def _add_bench(commands: Any) -> None:
@@ -99,87 +104,40 @@ def _add_bench(commands: Any) -> None:
     bench = commands.add_parser("bench", help="time the formats", description=text)
     bench.set_defaults(run=_bench)
     bench.add_argument("file", metavar="FILE", help="Matrix Market: .mtx or .mtx.gz")
-    bench.add_argument("--formats", type=_at_least_one, default=8, metavar="N", help="how many; default: all ranked")
+    bench.add_argument("--formats", type=at_least_one, default=8, metavar="N", help="how many; default: all ranked")
     bench.add_argument("--dtype", choices=DTYPES, help="of matrix and vectors; default: the file's")
     bench.add_argument("--backend", choices=jsf.BACKENDS, default="auto", help="default auto")
-    _add_plot(bench)
+    add_plot(bench)
+
+
+def _add_scale(commands: Any) -> None:
+    parser = commands.add_parser("scale", help="predict cg on more devices", description=scale.ABOUT)
+    parser.set_defaults(run=_scale)
+    parser.add_argument("file", metavar="FILE", help="Matrix Market: .mtx or .mtx.gz")
+    scale.add_arguments(parser)
+    parser.add_argument("--dtype", choices=DTYPES, help="of the computation; default: the file's")
+    add_plot(parser)
 
 
 def _add_demo(commands: Any) -> None:
     text = "Solves the 7-point Poisson problem on n³ points here and with SciPy, and compares."
     demo = commands.add_parser("demo", help="solve, against SciPy", description=text)
     demo.set_defaults(run=_demo)
-    demo.add_argument("--n", type=_at_least_one, default=100, help="points an axis; default 100")
-    _add_plot(demo, "; default demo.png where matplotlib is installed")
-    _add_rtol(demo, 1e-8)
-
-
-def _add_plot(parser: Any, default: str = "") -> None:
-    suffixes = " or ".join(plot.SUFFIXES)
-    parser.add_argument("--plot", metavar="FILE", help=f"draw a picture, {suffixes}{default}")
-
-
-def _add_rtol(parser: Any, default: float) -> None:
-    text = f"stop when ‖b − A·x‖ ≤ rtol·‖b‖; default {default:.0e}"
-    parser.add_argument("--rtol", type=_rtol, default=default, metavar="R", help=text)
-
-
-def _rtol(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if 0 < float(text) < 1:
-            return float(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number between 0 and 1")
-
-
-def _at_least_one(text: str) -> int:
-    with contextlib.suppress(ValueError):
-        if int(text) >= 1:
-            return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
-
-
-@contextlib.contextmanager
-def _blaming(path: str) -> Iterator[None]:
-    """Turns what reading and conversion raise into `BadInput` that names the file."""
-    try:
-        yield
-    except OSError as error:
-        raise BadInput(f"{path}: {error.strerror or error}") from error
-    except (ValueError, TypeError, ImportError) as error:
-        text = str(error)
-        raise BadInput(text if path in text else f"{path}: {text}") from error
-
-
-def _check_outputs(args: argparse.Namespace) -> None:
-    """Before the long work: whether its results can be written."""
-    if args.plot:
-        with _blaming(args.plot):
-            plot.check(args.plot)
-    out = getattr(args, "out", None)
-    if out:
-        folder = Path(out).parent
-        if Path(out).resolve() in (Path(args.file).resolve(), Path(args.rhs or args.file).resolve()):
-            raise BadInput(f"{out}: --out would overwrite the input; give it another name")
-        if not out.lower().endswith(io.VECTOR_SUFFIXES):
-            known = ", ".join(io.VECTOR_SUFFIXES)
-            raise BadInput(f"{out}: cannot write x so; let the name end in {known}")
-        if not folder.is_dir() or not os.access(folder, os.W_OK):
-            raise BadInput(f"{out}: no folder {folder} that can be written to; create it first")
+    demo.add_argument("--n", type=at_least_one, default=100, help="points an axis; default 100")
+    add_plot(demo, "; default demo.png where matplotlib is installed")
+    add_rtol(demo, 1e-8)
 
 
 # ------------------------------------------------------------------------------------------- solve
 
 
-def _check_backend(args: argparse.Namespace) -> None:
-    with _blaming("--backend"):
-        dialect.resolve(args.backend, "cuda" if jax.default_backend() == "gpu" else None)
-
-
 def _solve(args: argparse.Namespace) -> int:
-    _check_outputs(args)
-    _check_backend(args)
+    check_outputs(args)
+    check_backend(args)
+    with blaming("--devices"):
+        measure.first_devices(args.devices)
     with report.Progress() as stages:
-        with stages.stage("read", args.file), _blaming(args.file):
+        with stages.stage("read", args.file), blaming(args.file):
             S = io.read_mtx(args.file)
             b = _right_hand_side(args, S)
         with stages.stage("check", "whether the matrix is symmetric, as cg needs"):
@@ -192,10 +150,10 @@ def _solve(args: argparse.Namespace) -> int:
             "history": bool(args.plot),
             "progress": report.residuals(stages.show, b_norm, args.rtol * b_norm),
         }
-        dtype = _dtype(args, np.result_type(S, b))
+        dtype = dtype_of(args, np.result_type(S, b))
         with jax.enable_x64(jnp.finfo(dtype).bits == 64):
-            with stages.stage("convert", f"{S.nnz:,} entries to {dtype}"), _blaming(args.file):
-                stored = measure.store(S, dtype, args.format, args.backend)
+            with stages.stage("convert", f"{S.nnz:,} entries to {dtype}"), blaming(args.file):
+                stored = measure.store(S, dtype, args.format, args.backend, args.devices)
             with stages.stage("compile", f"cg on {stored.A.name} for {measure.device()}"):
                 system = measure.prepare(solvers.cg, stored, b, **options)
             with stages.stage("solve", "iteration 0"):
@@ -227,7 +185,7 @@ def _right_hand_side(args: argparse.Namespace, S: scipy.sparse.csr_array) -> np.
         raise BadInput(f"{args.file}: cg needs a square matrix of at least one row; this one is {n_rows} × {n_cols}")
     if args.rhs is None:
         return S @ np.ones(n_cols)
-    with _blaming(args.rhs):
+    with blaming(args.rhs):
         b = io.read_vector(args.rhs)
     if b.shape != (n_rows,):
         raise BadInput(
@@ -235,17 +193,6 @@ def _right_hand_side(args: argparse.Namespace, S: scipy.sparse.csr_array) -> np.
             "a right-hand side has one number a row"
         )
     return b
-
-
-def _dtype(args: argparse.Namespace, given: np.dtype) -> np.dtype:
-    """The dtype asked for, else that of the files."""
-    dtype = np.dtype(args.dtype or given)
-    if given.kind == "c" and dtype.kind != "c":
-        raise BadInput(
-            f"{args.file}: --dtype {dtype} would drop the imaginary parts of the matrix or of the "
-            "right-hand side; use complex64 or complex128"
-        )
-    return dtype
 
 
 def _check_symmetric(file: str, S: scipy.sparse.csr_array) -> None:
@@ -268,24 +215,26 @@ def _write(
     b_norm: float,
 ) -> None:
     if args.out:
-        with _blaming(args.out):
+        with blaming(args.out):
             io.write_vector(args.out, x)
     if args.plot:
         norms = np.asarray(sol.history) / (b_norm or 1.0)
         label = f"{sol.iterations:,} iterations"
         curve = plot.Curve(label, np.arange(len(norms)), norms)
-        with _blaming(args.plot):
+        with blaming(args.plot):
             plot.draw(args.plot, S, Path(args.file).name, [curve], args.rtol)
 
 
 def _matrix_rows(S: scipy.sparse.csr_array, stored: measure.Stored, product: float) -> list[tuple[str, str]]:
-    A = stored.A
+    A: Any = stored.A
     in_csr = A.nbytes / traffic.csr_bytes(S, A.dtype.itemsize)
     speed = report.bandwidth(stored.moved, product)
+    spread = [("devices", f"{A.parts}, {A.told.exchange}")] if hasattr(A, "told") else []
     return [
         ("rows", f"{S.shape[0]:,}"),
         ("nnz", f"{S.nnz:,}"),
         ("format", f"{A.name}, {stored.why}"),
+        *spread,
         ("stored", f"{readable_bytes(A.nbytes)} as {A.dtype}, {in_csr:.2f} × CSR"),
         ("product", f"{report.duration(product)}, {speed} on {measure.device()}"),
     ]
@@ -321,16 +270,16 @@ def _answer_rows(
 
 
 def _info(args: argparse.Namespace) -> int:
-    _check_outputs(args)
+    check_outputs(args)
     with report.Progress() as progress:
-        with progress.stage("read", args.file), _blaming(args.file):
+        with progress.stage("read", args.file), blaming(args.file):
             S = io.read_mtx(args.file)
         with progress.stage("look", "at rows, diagonals and symmetry"):
             facts = report.describe(S)
         with progress.stage("rank", "the formats"), jax.enable_x64(True):
             choices = jsf.choose.rank(S)
         if args.plot:
-            with progress.stage("draw", args.plot), _blaming(args.plot):
+            with progress.stage("draw", args.plot), blaming(args.plot):
                 plot.draw(args.plot, S, Path(args.file).name)
     title = f"Formats by what a product on {measure.device()} costs, cheapest first"
     report.print_out(report.facts(Path(args.file).name, facts), report.ranking(title, choices))
@@ -341,18 +290,18 @@ def _info(args: argparse.Namespace) -> int:
 
 
 def _bench(args: argparse.Namespace) -> int:
-    _check_outputs(args)
-    _check_backend(args)
+    check_outputs(args)
+    check_backend(args)
     timed: list[tuple[jsf.Choice, float]] = []
     with report.Progress() as progress:
-        with progress.stage("read", args.file), _blaming(args.file):
+        with progress.stage("read", args.file), blaming(args.file):
             S = io.read_mtx(args.file)
-        dtype = _dtype(args, S.dtype)
+        dtype = dtype_of(args, S.dtype)
         with jax.enable_x64(jnp.finfo(dtype).bits == 64):
-            with progress.stage("rank", "the formats"), _blaming(args.file):
+            with progress.stage("rank", "the formats"), blaming(args.file):
                 choices = jsf.choose.fitting(jsf.choose.rank(S, dtype, backend=args.backend), S, dtype)
             for choice in jsf.choose.best_layouts(choices)[: args.formats]:
-                with progress.stage("measure", choice.format), _blaming(args.file):
+                with progress.stage("measure", choice.format), blaming(args.file):
                     A = jsf.from_scipy(S, choice.format, dtype, backend=args.backend, **choice.layout)
                     timed.append((choice, measure.seconds_per_product(A)))
             in_scipy, x = S.astype(dtype), np.ones(S.shape[1], dtype)
@@ -360,7 +309,7 @@ def _bench(args: argparse.Namespace) -> int:
         timed.sort(key=lambda pair: pair[1])
         if args.plot:
             bars = {"SciPy": (rival, None), **{c.format: (s, c.seconds) for c, s in timed}}
-            with progress.stage("draw", args.plot), _blaming(args.plot):
+            with progress.stage("draw", args.plot), blaming(args.plot):
                 plot.draw_times(args.plot, bars, f"{Path(args.file).name}, A·x in {dtype} on {measure.device()}")
     rows = []
     for c, seconds in timed:
@@ -372,16 +321,41 @@ def _bench(args: argparse.Namespace) -> int:
     return 0
 
 
+# ------------------------------------------------------------------------------------------- scale
+
+
+def _scale(args: argparse.Namespace) -> int:
+    check_outputs(args)
+    with report.Progress() as progress:
+        with progress.stage("read", args.file), blaming(args.file):
+            S = io.read_mtx(args.file)
+        if S.shape[0] != S.shape[1] or S.shape[0] == 0:
+            raise BadInput(f"{args.file}: cg needs a square matrix of at least one row; this one is {S.shape}")
+        dtype = dtype_of(args, S.dtype)
+        with progress.stage("count", "entries and halos of every partition"), blaming(args.file):
+            found = scale.points(S, args, dtype)
+        if args.measure or jax.default_backend() == "gpu":
+            cg = functools.partial(solvers.cg, one_reduction=args.one_reduction)
+            with progress.stage("measure", "cg"), jax.enable_x64(jnp.finfo(dtype).bits == 64), blaming(args.file):
+                found = scale.measured(found, cg, S, args, dtype, progress.show)
+        title = f"{Path(args.file).name}: cg in {dtype}, mode {args.mode}"
+        if args.plot:
+            with progress.stage("draw", args.plot), blaming(args.plot):
+                scale.draw(args.plot, title, found)
+    report.print_out(scale.table(f"{title}; predicted for {args.memory:g} GB/s of memory", found))
+    return 0
+
+
 # -------------------------------------------------------------------------------------------- demo
 
 
 def _demo(args: argparse.Namespace) -> int:
     args.plot = args.plot or ("demo.png" if plot.available() else None)
-    _check_outputs(args)
+    check_outputs(args)
     with report.Progress() as stages, jax.enable_x64(True):
         outcome = demo.run(solvers.cg, args.n, args.rtol, stages)
         if args.plot:
-            with stages.stage("draw", args.plot), _blaming(args.plot):
+            with stages.stage("draw", args.plot), blaming(args.plot):
                 plot.draw(args.plot, outcome.S, outcome.title, outcome.curves(), args.rtol)
     report.print_out(outcome.table(), outcome.verdict())
     if args.plot:

@@ -6,10 +6,11 @@ without a display, and leaves pyplot's state alone.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,14 +115,9 @@ def draw_times(path: str | os.PathLike[str], times: dict[str, tuple[float, float
     Raises:
       ImportError, ValueError, FileNotFoundError: as in `check`.
     """
-    check(path)
-    import matplotlib
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import EngFormatter
+    with _axes(path, (9, 1.2 + 0.45 * len(times)), title) as axes:
+        from matplotlib.ticker import EngFormatter
 
-    with matplotlib.rc_context(STYLE):
-        fig = Figure(figsize=(9, 1.2 + 0.45 * len(times)), layout="constrained")
-        axes = fig.add_subplot(title=title)
         names = list(times)
         axes.barh(names, [measured for measured, _ in times.values()], height=0.6, color=COLORS[0], label="measured")
         marks = [(predicted, name) for name, (_, predicted) in times.items() if predicted is not None]
@@ -131,6 +127,54 @@ def draw_times(path: str | os.PathLike[str], times: dict[str, tuple[float, float
         axes.set_xlim(left=0)
         axes.grid(axis="x")
         axes.legend(frameon=False)
+
+
+def draw_scaling(
+    path: str | os.PathLike[str],
+    title: str,
+    devices: Sequence[int],
+    predicted: Sequence[float],
+    measured: Sequence[float | None] = (),
+) -> None:
+    """Writes a picture of parallel efficiency over the number of devices, whole or not at all.
+
+    Args:
+      path: ends in one of `SUFFIXES`.
+      predicted, measured: efficiencies, 1 at best; None where not measured.
+
+    Raises:
+      ImportError, ValueError, FileNotFoundError: as in `check`.
+    """
+    with _axes(path, (8, 5), title) as axes:
+        from matplotlib.ticker import NullLocator, StrMethodFormatter
+
+        order = np.argsort(devices)
+        at = np.asarray(devices)[order]
+        axes.plot(at, np.asarray(predicted)[order], color=COLORS[0], lw=2, marker=".", label="the model")
+        real = [(n, e) for n, e in zip(devices, measured, strict=False) if e is not None]
+        if real:
+            axes.plot(*zip(*real, strict=True), "o", color=COLORS[1], mfc="white", mew=1.5, ms=7, label="measured")
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xticks(at)
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+        axes.set_ylim(0, max(1.05, *(1.05 * e for e in predicted), *(1.05 * e for _, e in real)))
+        axes.set_xlabel("devices")
+        axes.set_ylabel("efficiency  T(1) / (N·T(N))")
+        axes.grid(True)
+        axes.legend(frameon=False)
+
+
+@contextlib.contextmanager
+def _axes(path: str | os.PathLike[str], size: tuple[float, float], title: str) -> Iterator[Axes]:
+    """The axes of a picture of `size` inches, which is written when all is drawn."""
+    check(path)
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(STYLE):
+        fig = Figure(figsize=size, layout="constrained")
+        yield fig.add_subplot(title=title)
         _write(Path(path), fig)
 
 
