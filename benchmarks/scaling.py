@@ -1,0 +1,268 @@
+"""How cg scales over GPUs: weak, strong and irregular, beside what the model says, and refinement's advantage.
+
+    python -m benchmarks.scaling --devices 1,8 --json benchmarks/results/scaling.json
+    python -m benchmarks.scaling --only weak --modes overlap
+    XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m benchmarks.scaling --small
+
+A step is what 200 more of them take. On one device the matrix is not sharded. Efficiency is T(1) / T(N) where every
+device has the same work (weak) and T(1) / (N·T(N)) where the whole has (strong). The model is `traffic.cg_step` with
+bandwidth, latencies and launches that the same run measures first, and the share of an exchange that hides as
+`traffic.Machine` has it; "model ÷ measured" compares the two. Each shard's rows are made by themselves, and rows are
+scaled by factors of 10^±1.5 so that no solve ends before its count of steps. Every figure is written as soon as it is
+there. With --json the table and a picture of each case lie beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import itertools
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+import jaxsparse_fmt as jsf
+from benchmarks import timing
+from benchmarks.solvers import seconds, table
+from jaxsparse_fmt import measure, plot, traffic
+from jaxsparse_fmt.partition import predict
+from solvers import Status, cg, refine
+
+Row = dict[str, Any]
+STENCIL = {"format": "dia", "halo_format": "ell"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """A matrix by its rows: rows_of(start, stop), canonical CSR."""
+
+    name: str
+    n: int
+    rows_of: Callable[[int, int], Any]
+    layout: dict[str, Any]
+    starts: Callable[[int], Any] = lambda parts: None
+
+
+def factor(unknown: np.ndarray, dtype: Any = float) -> np.ndarray:
+    """10^±1.5 for each unknown, the same whoever makes its row."""
+    return (10 ** (1.5 * np.sin(78.233 * (unknown % 1_000_003)))).astype(dtype)
+
+
+def stencil(extents: tuple[int, int, int], points: int, scaled: bool = True) -> Problem:
+    """The 6 or 26 neighbours of each point of a grid, −1, and on the diagonal as many as there are."""
+    every = np.array(list(itertools.product((-1, 0, 1), repeat=3)))
+    offsets = every if points == 27 else every[np.abs(every).sum(axis=1) <= 1]
+    strides = np.array([extents[1] * extents[2], extents[2], 1])
+    n = int(np.prod(extents))
+    index = np.int32 if n < 2**31 else np.int64
+    scale = factor if scaled else np.ones_like
+
+    def rows_of(start: int, stop: int) -> scipy.sparse.csr_array:
+        row = np.arange(start, stop)
+        at = np.stack(np.unravel_index(row, extents))
+        inside, col = np.empty((len(row), points), bool), np.empty((len(row), points), index)
+        for k, offset in enumerate(offsets):
+            moved = at + offset[:, None]
+            inside[:, k] = ((moved >= 0) & (moved < np.array(extents)[:, None])).all(axis=0)
+            col[:, k] = row + offset @ strides
+        data = np.where((offsets == 0).all(axis=1), points - 1.0, -1.0) * scale(row, float)[:, None]
+        indptr = np.concatenate([[0], np.cumsum(inside.sum(axis=1))])
+        col = col[inside]
+        csr = scipy.sparse.csr_array((data[inside] * scale(col, float), col, indptr), shape=(stop - start, n))
+        csr.has_canonical_format = True
+        return csr
+
+    return Problem(f"{points}-point {'×'.join(map(str, extents))}", n, rows_of, STENCIL)
+
+
+def irregular(name: str, S: scipy.sparse.csr_array) -> Problem:
+    """S made symmetric and definite, scaled as the stencils are, cut by entries."""
+    S = scipy.sparse.csr_array(S + S.T)
+    S = S + scipy.sparse.diags_array(1.01 * np.asarray(abs(S).sum(axis=1)).ravel())
+    D = scipy.sparse.diags_array(factor(np.arange(S.shape[0])))
+    S = scipy.sparse.csr_array(D @ S @ D)
+    S.sort_indices()
+    cut = lambda parts: predict.rows.partition(S, parts).starts  # noqa: E731
+    return Problem(name, S.shape[0], lambda a, b: S[a:b], {"format": "sell"}, cut)
+
+
+def on(problem: Problem, devices: list[Any], mode: str) -> Any:
+    """The matrix on these devices; on one, unsharded."""
+    if len(devices) == 1:
+        with jax.default_device(devices[0]):
+            return jsf.from_scipy(problem.rows_of(0, problem.n), problem.layout["format"])
+    mesh, starts = Mesh(np.array(devices), ("rows",)), problem.starts(len(devices))
+    return jsf.shard_from_rows(problem.rows_of, problem.n, mesh, mode=mode, starts=starts, **problem.layout)
+
+
+def machine(devices: list[Any], small: bool) -> traffic.Machine:
+    """What this machine can do, by the benchmark's own loops."""
+    copy = timing.copy_bandwidth(2**24 if small else 2**28 if jax.default_backend() == "cpu" else 2**31)
+    little = on(stencil((16, 16, 16), 7), devices[:1], "overlap")
+    usual = traffic.Machine(memory=copy)
+    found = dataclasses.replace(usual, launches=measure.seconds_per_step(cg, little, jnp.ones(little.shape[0])))
+    if len(devices) == 1:
+        return found
+    mesh, parts = Mesh(np.array(devices), ("rows",)), len(devices)
+    ring = [(k, (k + 1) % parts) for k in range(parts)]
+
+    def in_loop(f: Callable[[jax.Array], jax.Array], size: int, times: int = 100) -> float:
+        body = lambda x: lax.fori_loop(0, times, lambda _, x: f(x), x)  # noqa: E731
+        spec = PartitionSpec("rows")
+        mapped = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
+        x = jax.device_put(jnp.ones(parts * size), jax.sharding.NamedSharding(mesh, spec))
+        return measure.median_seconds(lambda: mapped(x)) / times
+
+    moved = functools.partial(lax.ppermute, axis_name="rows", perm=ring)
+    size = 2**14 if small else 2**20
+    collective, large = in_loop(moved, 1), in_loop(moved, size)
+    return dataclasses.replace(
+        found,
+        reduction=in_loop(lambda x: lax.psum(x, "rows") / parts, 1),
+        collective=collective,
+        link=8 * size / max(large - collective, 1e-9),
+    )
+
+
+class Bench:
+    """Times steps, and keeps those on one device for the efficiencies."""
+
+    def __init__(self, counts: list[int], modes: list[str], small: bool):
+        self.counts, self.modes, self.small = counts, modes, small
+        self.devices = jax.devices()
+        self.machine = machine(self.devices[: max(counts)], small)
+
+    def steps(self, problem_of: Callable[[int], Problem], is_weak: bool) -> Iterator[Row]:
+        """A row for each number of devices, mode and form of cg; problem_of(devices) is to be solved on so many."""
+        alone, predicted_alone = None, None
+        for count in self.counts:
+            problem = problem_of(count)
+            for mode in self.modes if count > 1 else ["-"]:
+                start = time.perf_counter()
+                A = on(problem, self.devices[:count], mode)
+                setup = time.perf_counter() - start
+                b = jnp.asarray(np.random.default_rng(0).standard_normal(problem.n))
+                load = predict.load_of(A)
+                for merged in (False, True) if count > 1 else (False,):
+                    took = measure.seconds_per_step(functools.partial(cg, one_reduction=merged), A, b, steps=250)
+                    step = traffic.cg_step(load, self.machine, "vector" if count == 1 else mode, merged)
+                    alone, predicted_alone = alone or took, predicted_alone or step.seconds
+                    share = 1 if is_weak else count
+                    yield {
+                        "problem": problem.name, "devices": count, "mode": mode,
+                        "method": "cg, one reduction" if merged else "cg",
+                        "rows a device": int(np.max(load.rows)), "nnz a device": int(np.max(load.nnz)),
+                        "GB a device": A.nbytes / count / 1e9, "exchange": A.shards.halo.kind if count > 1 else "-",
+                        "µs a step": took * 1e6, "efficiency": alone / (share * took) if self.counts[0] == 1 else None,
+                        "model µs": step.seconds * 1e6, "model ÷ measured": step.seconds / took,
+                        "model efficiency": predicted_alone / (share * step.seconds) if self.counts[0] == 1 else None,
+                        "products an exchange": step.products, "set-up s": setup,
+                    }  # fmt: skip
+                del A
+
+    def weak(self) -> Iterator[Row]:
+        for plane, depth in [((12, 12), 4), ((8, 8), 8)] if self.small else [((512, 512), 64), ((200, 200), 200)]:
+            yield from self.steps(lambda count, p=plane, d=depth: stencil((count * d, *p), 7), is_weak=True)
+
+    def strong(self, cube: int) -> Iterator[Row]:
+        cases = [(12, 7), (8, 27)] if self.small else [(256, 7), (cube, 27)]
+        for n, points in cases:
+            yield from self.steps(lambda _, n=n, points=points: stencil((n, n, n), points), is_weak=False)
+
+    def irregular(self) -> Iterator[Row]:
+        phonons, nodes = (3, 2_000) if self.small else (12, 2_000_000)
+        sites = 4 if self.small else 6
+        made = {
+            f"Holstein-Hubbard {sites}, {sites}, {phonons}": lambda: jsf.gallery.holstein_hubbard(
+                sites, sites, phonons
+            ),
+            f"power law {nodes:,}": lambda: jsf.gallery.power_law(nodes),
+        }
+        for name, make in made.items():
+            problem = irregular(name, make())
+            yield from self.steps(lambda _, problem=problem: problem, is_weak=False)
+
+    def refinement(self) -> Iterator[Row]:
+        edge, first = 6 if self.small else 200, None
+        for count in self.counts:
+            problem = stencil((count * edge, edge, edge), 7, scaled=False)
+            A = on(problem, self.devices[:count], "overlap")
+            b = jnp.asarray(np.random.default_rng(0).standard_normal(problem.n))
+            wide, want = seconds(cg, A, b, rtol=1e-10)
+            narrow, got = seconds(refine, A, b, rtol=1e-10)
+            first = first or wide / narrow
+            yield {"problem": problem.name, "devices": count, "cg ms": wide * 1e3, "ms": narrow * 1e3} | {
+                "cg iterations": int(want.iterations), "iterations": int(got.iterations), "× cg": wide / narrow,
+                "of one device's": wide / narrow / first, "status": Status(int(got.status)).name,
+            }  # fmt: skip
+
+
+def pictures(path: Path, section: str, rows: list[Row]) -> None:
+    """Efficiency over devices for the first mode of each case, the model's and what was measured.
+
+    Cases come one after another; those of weak scaling have their rows a device in common.
+    """
+    of = [row for row in rows if row["section"] == section and row.get("efficiency") and row["method"] == "cg"]
+    for name, case in itertools.groupby(of, key=lambda row: row["rows a device" if section == "weak" else "problem"]):
+        best: dict[int, Row] = {}
+        for row in case:
+            best.setdefault(row["devices"], row)
+        slug = re.sub(r"\W+", "_", str(name)).strip("_")
+        drawn = [(row["model efficiency"], row["efficiency"]) for row in best.values()]
+        title = f"{section} scaling of cg: {next(iter(best.values()))['problem']}"
+        plot.draw_scaling(
+            path.with_name(f"{path.stem}_{section}_{slug}.png"), title, list(best), *zip(*drawn, strict=True)
+        )
+
+
+SECTIONS = ("weak", "strong", "irregular", "refinement")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=list(SECTIONS), choices=SECTIONS)
+    counts = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
+    parser.add_argument("--devices", type=counts, help="such as 1,8; default: those of 1, 2, 4, 8 that are there")
+    parser.add_argument("--modes", nargs="+", default=list(traffic.MODES), choices=traffic.MODES)
+    parser.add_argument("--cube", type=int, default=256, help="points an axis of the 27-point problem; default 256")
+    parser.add_argument("--small", action="store_true", help="tiny matrices, to try the script")
+    parser.add_argument("--json", type=Path, help="also write the rows here, the table beside it as .md, and pictures")
+    args = parser.parse_args(argv)
+    jax.config.update("jax_enable_x64", True)
+    there = len(jax.devices())
+    found = args.devices or [n for n in (1, 2, 4, 8) if n <= there]
+    if max(found) > there or min(found) < 1:
+        parser.error(f"--devices {found}: JAX sees {there}")
+    bench = Bench(sorted(found), args.modes, args.small)
+    told = {f.name: f"{getattr(bench.machine, f.name):.3g}" for f in dataclasses.fields(bench.machine)}
+    header = timing.provenance() | {"devices": str(there)} | told
+    lines, rows = [", ".join(f"{k} {v}" for k, v in header.items())], []
+    print(lines[0], file=sys.stderr, flush=True)
+    for name in args.only:
+        of_section = []
+        for row in getattr(bench, name)(*([args.cube] if name == "strong" else [])):
+            of_section.append(row)
+            rows.append({"section": name} | row)
+            print(name, row, file=sys.stderr, flush=True)
+            if args.json:
+                timing.write(args.json, header, rows, "\n".join(lines + table(name, of_section)))
+        lines += table(name, of_section)
+        if args.json and plot.available():
+            pictures(args.json, name, rows)
+    print("\n".join(lines))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
