@@ -119,7 +119,7 @@ def _csr5(S: sp.csr_array, lengths: np.ndarray, tile_shape: tuple[int, int], val
     A row has a place for every entry, or one if it has none, and from a 32nd of a tile on it goes on in pieces behind
     all rows. It lies in the tile in whose share of all these places it begins, which leaves room for the longest.
     """
-    if S.nnz == 0:
+    if lengths.size == 0:
         return 0
     lanes, size = tile_shape[0], math.prod(tile_shape)
     most = size // 32

@@ -2,11 +2,11 @@
 cross-platform sparse matrix-vector multiplication", ICS 2015).
 
          ⎡ 1 . 2 . ⎤      a tile of 2 lanes × 4 entries
-         ⎢ . . . . ⎥      values    [1 4 | 2 5 | · · | 3 ·]       [n_stored]
-         ⎣ 3 . 4 5 ⎦      delta     [0 2 | 2' 3' | *' * | 0 *]    [n_stored] uint16, * = 32767: padding
-                          col_base  [0]                           [n_tiles] int32
-                          lane_row  [0 -3]                        [n_tiles·lanes] int32
-                          hops      [1]                           [n_tiles] int32
+         ⎢ . . . . ⎥      values        [1 4 | 2 5 | · · | 3 ·]       [n_stored]
+         ⎣ 3 . 4 5 ⎦      marked_delta  [0 2 | 2' 3' | *' * | 0 *]    [n_stored] uint16, * = 32767: padding
+                          col_base      [0]                           [n_tiles] int32
+                          lane_row      [0 -3]                        [n_tiles·lanes] int32
+                          hops          [1]                           [n_tiles] int32
 
 Tiles of `lanes` × `entries` places, stored entry by entry; every lane takes the next `entries` of CSR's order. A mark
 in the highest bit of an index, ' here, ends a row; a row without entries has a place for it all the same. The second
@@ -55,9 +55,9 @@ class CSR5(SparseMatrix):
 
     lane_row: Array
     hops: Array
-    delta: Array | None
+    marked_delta: Array | None
     col_base: Array | None
-    col_idx: Array | None
+    marked_col: Array | None
     index_start: Array | None
     long_rows: Array | None
     piece_ptr: Array | None
@@ -93,6 +93,14 @@ class CSR5(SparseMatrix):
         lengths = jnp.zeros(n_rows, jnp.int32).at[jnp.where(live, row, n_rows)].add(1, mode="drop")
         first = jnp.cumsum(lengths, dtype=index_dtype(self.nnz)) - lengths
         return row, col, jnp.where(live, first.at[row].get(mode="promise_in_bounds") + j, self.nnz)
+
+    def with_one_width(self) -> Self:
+        """The same storage with all columns in 32 bits."""
+        if self.marked_delta is None:
+            return self
+        col, last = self.faces.tiles.columns(self.arrays)
+        marked = jnp.where(last, col | jnp.int32(WIDE_MARK), col)
+        return dataclasses.replace(self, marked_delta=None, col_base=None, index_start=None, marked_col=marked)
 
     @classmethod
     def from_csr(
@@ -234,8 +242,8 @@ class Rows:
 def rows_of(csr: Csr, most: int) -> Rows:
     """Rows of at most `most` entries, and pieces of as many."""
     xp = storing.namespace(csr.indptr)
-    if csr.nnz == 0:
-        return Rows(xp.zeros(csr.shape[0], np.int32), None, None, 0, 0, 0)
+    if csr.shape[0] == 0:
+        return Rows(xp.zeros(0, np.int32), None, None, 0, 0, 0)
     lengths = xp.diff(csr.indptr).astype(np.int32)
     kept, source, real = lengths.clip(1, most), csr.indptr[:-1], lengths > 0
     rest = xp.maximum(lengths - most, 0)
@@ -264,10 +272,11 @@ def _stored(
     xp, size = storing.namespace(csr.data), shape[0] * shape[1]
     if n_tiles == 0:
         nothing = np.zeros(0, np.int32)
-        none = dict.fromkeys(("delta", "col_base", "index_start"))
-        return jnp.zeros(0, dtype), (nothing, nothing), {"col_idx": nothing, **none}
+        none = dict.fromkeys(("marked_delta", "col_base", "index_start"))
+        return jnp.zeros(0, dtype), (nothing, nothing), {"marked_col": nothing, **none}
     deal = functools.partial(_dealt, np) if xp is np else _dealt_on_device
-    given = csr.data, csr.indices, rows.lengths, rows.source, rows.real, rows.window(size)
+    entries_of = (csr.data, csr.indices) if csr.nnz else (xp.zeros(1, csr.data.dtype), xp.zeros(1, np.int32))
+    given = *entries_of, rows.lengths, rows.source, rows.real, rows.window(size)
     values, col, last, lane_row, hops = deal(*given, n_tiles, rows.total, shape, csr.shape[1], np.dtype(dtype))
     return jnp.asarray(values), (lane_row, hops), _narrowed(xp, col, last, n_tiles, csr.shape[1])
 
@@ -320,13 +329,13 @@ def _narrowed(xp: Any, col: Any, last: Any, n_tiles: int, n_cols: int) -> dict[s
     wide, delta, base, fits = mark(xp, col.reshape(n_tiles, -1), last.reshape(n_tiles, -1), n_cols)
     fits = np.asarray(fits)
     if fits.all():
-        return {"delta": delta.reshape(-1), "col_base": base, "col_idx": None, "index_start": None}
+        return {"marked_delta": delta.reshape(-1), "col_base": base, "marked_col": None, "index_start": None}
     if not fits.any():
-        return {"delta": None, "col_base": None, "col_idx": wide.reshape(-1), "index_start": None}
+        return {"marked_delta": None, "col_base": None, "marked_col": wide.reshape(-1), "index_start": None}
     number = np.where(fits, np.cumsum(fits) - 1, np.cumsum(~fits) - 1) * (col.shape[0] // n_tiles)
     start = np.where(fits, number, -1 - number).astype(index_dtype(col.shape[0]))
     narrow, rest = delta[fits].reshape(-1), wide[~fits].reshape(-1)
-    return {"delta": narrow, "col_base": base, "col_idx": rest, "index_start": start}
+    return {"marked_delta": narrow, "col_base": base, "marked_col": rest, "index_start": start}
 
 
 def _marked(xp: Any, col: Any, last: Any, n_cols: int) -> tuple[Any, Any, Any, Any]:

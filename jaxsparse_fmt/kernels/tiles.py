@@ -63,14 +63,14 @@ class Tiles:
     def columns(self, arrays: Arrays) -> tuple[Array, Array]:
         """Of every place its column, n_cols in padding, and whether it is the last of its row: [n_stored]."""
         n_cols, tile = self.shape[1], self.lanes * self.entries
-        if "delta" not in arrays:
-            return arrays["col_idx"] & COLUMN, arrays["col_idx"] < 0
+        if "marked_delta" not in arrays:
+            return arrays["marked_col"] & COLUMN, arrays["marked_col"] < 0
         if "index_start" not in arrays:
-            narrow, base = arrays["delta"], jnp.repeat(arrays["col_base"], tile)
+            narrow, base = arrays["marked_delta"], jnp.repeat(arrays["col_base"], tile)
             return _widened(narrow, base, n_cols), narrow >= MARK
         start, place = arrays["index_start"], jnp.arange(tile, dtype=arrays["index_start"].dtype)
-        narrow = arrays["delta"].at[jnp.maximum(start, 0)[:, None] + place].get(mode="clip")
-        wide = arrays["col_idx"].at[jnp.maximum(-1 - start, 0)[:, None] + place].get(mode="clip")
+        narrow = arrays["marked_delta"].at[jnp.maximum(start, 0)[:, None] + place].get(mode="clip")
+        wide = arrays["marked_col"].at[jnp.maximum(-1 - start, 0)[:, None] + place].get(mode="clip")
         is_narrow = (start >= 0)[:, None]
         col = jnp.where(is_narrow, _widened(narrow, arrays["col_base"][:, None], n_cols), wide & COLUMN)
         return col.reshape(-1), jnp.where(is_narrow, narrow >= MARK, wide < 0).reshape(-1)
@@ -228,19 +228,19 @@ def _columns_of(d, index, tile, tiles: Tiles):
     address = index_dtype(tiles.n_stored)
 
     def wide(places, start, live=None):
-        loaded = [d.load(index["col_idx"], start + place, live, n_cols, once=True) for place in places]
+        loaded = [d.load(index["marked_col"], start + place, live, n_cols, once=True) for place in places]
         found = [(lax.bitwise_and(c, d.full(COLUMN, jnp.int32)), c < 0) for c in loaded]
         return [(c, c < n_cols, last) for c, last in found]
 
     def narrow(places, start, live=None):
         base, low = d.load(index["col_base"], tile), d.full(NARROW_PADDING, jnp.int32)
-        loaded = [d.load(index["delta"], start + place, live, NARROW_PADDING, once=True) for place in places]
+        loaded = [d.load(index["marked_delta"], start + place, live, NARROW_PADDING, once=True) for place in places]
         loaded = [u.astype(jnp.int32) for u in loaded]
         found = [(lax.bitwise_and(u, low), u >= MARK) for u in loaded]
         return [(base + u, u != NARROW_PADDING, last) for u, last in found]
 
     own = tile.astype(address) * size
-    if "delta" not in index:
+    if "marked_delta" not in index:
         return lambda places: wide(places, own)
     if "index_start" not in index:
         return lambda places: narrow(places, own)

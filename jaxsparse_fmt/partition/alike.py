@@ -17,6 +17,7 @@ import numpy as np
 
 from jaxsparse_fmt.formats.by_rule import array_fields
 from jaxsparse_fmt.kernels.column_rule import PADDING
+from jaxsparse_fmt.kernels.tiles import NARROW_PADDING
 from jaxsparse_fmt.matrix import SparseMatrix
 
 POINTERS = ("slice_ptr", "row_ptr", "col_ptr", "col_start", "tail_ptr", "piece_ptr")
@@ -26,7 +27,11 @@ FILL: dict[str, Callable[[Any], int]] = {
     "row_lengths": lambda A: 0,
     "col_base": lambda A: 0,
     "delta": lambda A: PADDING,
+    "marked_delta": lambda A: NARROW_PADDING,
     "col_idx": lambda A: A.shape[1],
+    "marked_col": lambda A: A.shape[1],
+    "lane_row": lambda A: A.shape[0],
+    "hops": lambda A: 0,
     "tail_col": lambda A: A.shape[1],
     "offsets": lambda A: A.shape[1],  # a diagonal beyond the matrix
     "row_idx": lambda A: A.shape[0],
@@ -42,11 +47,13 @@ class Form:
       sizes: of every array that is there, the longest; of `values` what comes before a tail, and the tail.
       bits: the pattern must be bits: some are, or some matrix has none; None: no matrix has a pattern.
       nnz: the most.
+      pieces: of rows, the most; 0 in formats that count none.
     """
 
     sizes: dict[str, int]
     bits: bool | None
     nnz: int
+    pieces: int = 0
 
     @staticmethod
     def of(A: SparseMatrix) -> Form:
@@ -57,18 +64,18 @@ class Form:
         pattern = arrays.get("pattern")
         holes = 0 if pattern is None or pattern.dtype == np.uint8 else pattern.shape[0]
         bits = None if pattern is None else pattern.dtype == np.uint8
-        return Form(sizes | {"pattern": holes}, bits, A.nnz)
+        return Form(sizes | {"pattern": holes}, bits, A.nnz, getattr(A, "n_pieces", 0))
 
 
 def agreed(forms: list[Form]) -> Form:
     """The form that all can be brought into."""
     names = {name for form in forms for name in form.sizes}
     sizes = {name: max(form.sizes.get(name, 0) for form in forms) for name in names}
-    if "piece_ptr" in sizes:  # those that have none get one for all their rows
+    if "piece_ptr" in sizes and "tail_rows" in sizes:  # those that have none get one for all their rows
         sizes["piece_ptr"] = max(sizes["piece_ptr"], sizes["tail_rows"] + 1)
     kinds = {form.bits for form in forms}
     bits = None if kinds == {None} else kinds != {False}
-    return Form(sizes, bits, max(form.nnz for form in forms))
+    return Form(sizes, bits, max(form.nnz for form in forms), max(form.pieces for form in forms))
 
 
 def arrays_in(A: SparseMatrix, form: Form) -> dict[str, np.ndarray]:
@@ -77,6 +84,8 @@ def arrays_in(A: SparseMatrix, form: Form) -> dict[str, np.ndarray]:
     if "tail_col" in form.sizes and "tail_col" not in arrays:  # others have a tail
         empty = np.zeros(0, np.int32)
         arrays |= {"tail_ptr": np.zeros(1, np.int32), "tail_col": empty, "tail_rows": empty}
+    if "long_rows" in form.sizes and "long_rows" not in arrays:  # others have rows in pieces
+        arrays |= {"long_rows": np.zeros(0, np.int32), "piece_ptr": np.zeros(1, np.int32)}
     if "piece_ptr" in form.sizes and "piece_ptr" not in arrays:  # None says one piece each
         arrays["piece_ptr"] = np.arange(arrays["tail_rows"].shape[0] + 1, dtype=np.int32)
     padded = {name: _padded(name, a, A, form) for name, a in arrays.items() if name != "pattern"}
@@ -88,13 +97,18 @@ def arrays_in(A: SparseMatrix, form: Form) -> dict[str, np.ndarray]:
 def like(A: SparseMatrix, arrays: dict[str, Any], form: Form) -> SparseMatrix:
     """A with other arrays, of all shards say."""
     absent = {name: None for name in array_fields(type(A)) if name not in arrays}
-    return dataclasses.replace(A, **arrays, **absent, nnz=form.nnz)  # pyright: ignore[reportArgumentType]
+    counted = {"n_pieces": form.pieces} if hasattr(A, "n_pieces") else {}
+    return dataclasses.replace(A, **arrays, **absent, **counted, nnz=form.nnz)  # pyright: ignore[reportArgumentType]
 
 
 def general(A: SparseMatrix, forms: list[Form]) -> SparseMatrix:
-    """A with optional index arrays spelled out where another shard's matrix has them."""
+    """A with optional index arrays spelled out where another shard's matrix has them, or without them where they would
+    have to say what an added tile holds.
+    """
     names = set(Form.of(A).sizes)
     others = set().union(*(form.sizes for form in forms))
+    if {"marked_delta", "marked_col"} <= others:
+        return A.with_one_width()  # pyright: ignore[reportAttributeAccessIssue]
     spell_out = getattr(A, "with_both_widths", None)
     narrow_or_wide = {"delta", "col_idx"}
     return spell_out() if spell_out is not None and others & narrow_or_wide - names else A
@@ -112,7 +126,7 @@ def _padded(name: str, a: np.ndarray, A: SparseMatrix, form: Form) -> np.ndarray
         return np.concatenate([_filled(a[:main], size, 0), _filled(a[main:], form.sizes["tail"], 0)])
     if name in POINTERS:
         return np.pad(a, (0, size - a.shape[0]), mode="edge")
-    if name == "tail_rows":  # rows beyond the matrix, each once
+    if name in ("tail_rows", "long_rows"):  # rows beyond the matrix, each once
         return np.concatenate([a, A.shape[0] + np.arange(size - a.shape[0], dtype=a.dtype)])
     if a.shape[0] == size:
         return a

@@ -91,9 +91,7 @@ def _arrays(text: str, A: jsf.SparseMatrix):
 def _numbers(name: str, drawn: str, A: jsf.SparseMatrix) -> list[float]:
     """The numbers of one line; a column that ends in … goes on to the length that it has in A."""
     columns = re.split(r"[|‖]", drawn)
-    padding, mark = {"·": 0, "*": 0}, 0x8000
-    if name == "delta":
-        padding["*"] = 0x7FFF if A.name == "csr5" else 0xFFFF
+    padding, mark = {"·": 0, "*": {"delta": 0xFFFF, "marked_delta": 0x7FFF}.get(name, 0)}, 0x8000
     numbers: list[float] = []
 
     def number(token: str) -> float:

@@ -43,7 +43,7 @@ def test_narrow_mixed_and_wide_tiles_give_the_same_bits_in_every_run(layout, dty
     x = jnp.asarray(x, dtype)
     for kind, S in near_and_far().items():
         A = layout.of(S, dtype=dtype, backend=dialect)
-        assert (A.delta is None, A.col_idx is None) == (kind == "wide", kind == "narrow")
+        assert (A.marked_delta is None, A.marked_col is None) == (kind == "wide", kind == "narrow")
         assert (A.long_rows is not None) == (layout is TILES[0])
         results += [np.asarray(product(A, x)) for _ in range(3)]
         assert_close(results[-1], S @ wide(x), longest_sum(S, x), dtype)

@@ -131,9 +131,9 @@ def lying(kind: str, tile_shape: tuple[int, int], n_tiles: int) -> tuple[Tiles, 
     arrays = {"lane_row": huge(n_tiles * lanes, dtype=jnp.int32), "hops": huge(n_tiles, dtype=jnp.int32)}
     if kind != "wide":
         n_narrow = n_stored if kind == "narrow" else n_stored // 2
-        arrays |= {"delta": huge(n_narrow, dtype=jnp.uint16), "col_base": huge(n_tiles, dtype=jnp.int32)}
+        arrays |= {"marked_delta": huge(n_narrow, dtype=jnp.uint16), "col_base": huge(n_tiles, dtype=jnp.int32)}
     if kind != "narrow":
-        arrays |= {"col_idx": huge(n_stored if kind == "wide" else n_stored // 2, dtype=jnp.int32)}
+        arrays |= {"marked_col": huge(n_stored if kind == "wide" else n_stored // 2, dtype=jnp.int32)}
     if kind == "mixed":
         arrays |= {"index_start": huge(n_tiles, dtype=index_dtype(n_stored))}
     return Tiles((n_stored // 16, 10**6), n_stored, lanes, entries), arrays

@@ -7,7 +7,7 @@ import numpy as np
 import scipy.sparse as sp
 
 DEVICES = 8
-MESH = jax.make_mesh((DEVICES,), ("rows",))
+MESH = jax.make_mesh((DEVICES,), ("rows",), devices=jax.devices("cpu")[:DEVICES])  # also where there are GPUs
 
 
 def irregular(n_rows: int = 90, n_cols: int = 90, seed: int = 0) -> sp.csr_array:
