@@ -72,35 +72,30 @@ def wide_share(csr: Csr, slice_size: int, sigma: int, max_width: int, widest: in
     return float(widths[widths > 0][wide].sum() / widths.sum())
 
 
-@dataclasses.dataclass(frozen=True)
-class Gathers:
-    """How the entries of blocks of rows read x.
+def misses(csr: Csr, block: int, sigma: int, a_sector: int) -> float:
+    """Different sectors of x that blocks of `block` rows read, over their entries: what an L1 cache asks the L2 for.
 
-    Attributes:
-      misses: different sectors of 32 bytes that a block reads, over its entries: what its L1 cache asks the L2 for.
-      wide: the share of the blocks whose columns span as many as `widest`, or more.
+    Args:
+      sigma: rows are sorted as in `slice_widths`.
+      a_sector: numbers of x in a sector.
     """
-
-    misses: float
-    wide: float
-
-
-def gathers(csr: Csr, block: int, sigma: int, a_sector: int, widest: int = 0) -> Gathers:
-    """What blocks of `block` rows, sorted as in `slice_widths`, read of an x with `a_sector` numbers in 32 bytes."""
     window = min(max(sigma, block), max(csr.shape[0], 1))
     rows, _ = _sample(csr, window)
-    if rows.size == 0 or csr.nnz == 0:
-        return Gathers(0.0, 0.0)
     if sigma > 1:
         rows = rows[np.lexsort((csr.indptr[rows] - csr.indptr[rows + 1], rows // window))]
     number, _, col = _entries(csr, rows)
-    if number.size == 0:
-        return Gathers(0.0, 0.0)
-    of_block = number // block
-    begin = np.flatnonzero(np.diff(of_block, prepend=-1))
-    spans = np.maximum.reduceat(col, begin) - np.minimum.reduceat(col, begin)
     sectors = csr.shape[1] // a_sector + 1
-    return Gathers(_distinct(of_block * sectors + col // a_sector).size / col.size, float(np.mean(spans >= widest)))
+    return _distinct(number // block * sectors + col // a_sector).size / max(col.size, 1)
+
+
+def wide_blocks(csr: Csr, block: int, widest: int) -> float:
+    """The share of blocks of `block` rows whose columns span as many as `widest`, or more."""
+    rows, _ = _sample(csr, block)
+    number, _, col = _entries(csr, rows)
+    begin = np.flatnonzero(np.diff(number // block, prepend=-1))
+    if begin.size == 0:
+        return 0.0
+    return float(np.mean(np.maximum.reduceat(col, begin) - np.minimum.reduceat(col, begin) >= widest))
 
 
 def diagonals(csr: Csr, most: int) -> Counted | None:

@@ -63,6 +63,7 @@ class Storage:
       sorted: by length, in windows.
       misses: of an entry's x in the L1 cache, 0 to 1; not known for a CPU.
       written: rows that are written one by one, as their sums are done.
+      hops: of all tiles of CSR5.
       words: what is peculiar, for the reason.
     """
 
@@ -80,6 +81,7 @@ class Storage:
     sorted: bool = False
     misses: float = 0.0
     written: int = 0
+    hops: int = 0
     words: tuple[str, ...] = ()
 
 
@@ -89,10 +91,10 @@ def storages(csr: Csr, dtype: Any, platform: str) -> Iterator[Storage]:
 
     @functools.cache
     def misses(block: int, sigma: int) -> float:
-        return features.gathers(csr, block, sigma, a_sector).misses
+        return features.misses(csr, block, sigma, a_sector)
 
     for storage in _storages(csr, dtype, on_gpu):
-        if on_gpu and storage.format != "csr5":
+        if on_gpu:
             of = (storage.rows, storage.layout["sigma"]) if storage.sorted else (L1_ROWS, 1)
             storage = dataclasses.replace(storage, misses=misses(*of))
         yield storage
@@ -143,9 +145,9 @@ def _csr5(csr: Csr, lengths: np.ndarray, itemsize: int) -> Storage:
     size = lanes * depth
     rows = csr5.rows_of(csr, size // csr5.CUT)
     places = rows.tiles(size) * size
-    block = max(round(size * csr.shape[0] / max(csr.nnz, 1)), 1)
-    gathers = features.gathers(csr, block, 1, SECTOR // max(itemsize, 4), NARROW_PADDING)
-    n_tiles, n_pieces, wide = places // size, rows.lengths.shape[0] - csr.shape[0], gathers.wide
+    n_tiles, n_rows = places // size, rows.lengths.shape[0]
+    in_tile = lambda k: max(round(k / max(n_tiles, 1)), 1)  # noqa: E731
+    wide = features.wide_blocks(csr, in_tile(csr.shape[0]), NARROW_PADDING)
     index = (2 + 2 * wide) * places + 4 * n_tiles * (lanes + 1 + (wide < 1) + (0 < wide < 1))
     index += 0 if rows.cut is None else 8 * rows.cut.size + 4
     return Storage(
@@ -154,13 +156,13 @@ def _csr5(csr: Csr, lengths: np.ndarray, itemsize: int) -> Storage:
         round(places * itemsize + index),
         places,
         places,
-        depth // 8 + rows.longest // depth,
+        depth // 8 + 4,  # and for the heads
         "csr5",
         1,
-        NO_TAIL if rows.cut is None else Tail(0, 0, rows.cut.size, np.zeros(n_pieces, np.int64)),
+        NO_TAIL if rows.cut is None else Tail(0, 0, rows.cut.size, np.zeros(n_rows - csr.shape[0], np.int64)),
         by_columns=False,
-        misses=gathers.misses,
-        written=rows.lengths.shape[0],
+        hops=int((features.slice_widths(rows.lengths, in_tile(n_rows)) // depth).sum()),
+        written=n_rows,
         words=(f"{1 - wide:.0%} of tiles in 16 bits",),
     )
 
