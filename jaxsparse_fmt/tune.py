@@ -51,8 +51,7 @@ def fastest(csr: Csr, dtype: Any, backend: str, max_bytes: int | None) -> tuple[
     # A file that somebody has edited may name what does not exist, or does not fit.
     with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
         return choose.store([_choice(**_read(path)[signature])], csr, **options)
-    with jax.ensure_compile_time_eval():
-        A, choice = _measured(csr, options)
+    A, choice = _measured(csr, options)
     answer = {name: getattr(choice, name) for name in ("format", "layout", "nbytes", "moved", "seconds")}
     _remember(path, signature, answer)
     return A, choice

@@ -44,6 +44,24 @@ def test_diagonals_of_slices_are_those_of_their_entries(case, slice_size):
 
 
 @every_case
+@pytest.mark.parametrize(("block", "sigma"), [(1, 1), (4, 1), (4, 8), (128, 1)])
+def test_misses_are_the_sectors_of_each_block_and_wide_ones_span_many_columns(case, block, sigma):
+    S = sp.csr_array(case.scipy())
+    lengths, windows = np.diff(S.indptr), range(0, S.shape[0], max(sigma, block))
+    order = [
+        r for w in windows for r in sorted(range(S.shape[0])[w : w + max(sigma, block)], key=lambda r: -lengths[r])
+    ]
+    order = range(S.shape[0]) if sigma == 1 else order
+    rows = [S.indices[S.indptr[r] : S.indptr[r + 1]] for r in order]
+    blocks = [np.concatenate([[], *rows[k : k + block]]) for k in range(0, len(rows), block)]
+    sectors = sum(np.unique(columns // 4).size for columns in blocks)
+    assert features.misses(S, block, sigma, 4) == pytest.approx(sectors / max(S.nnz, 1))
+    if sigma == 1:
+        spans = [np.ptp(columns) for columns in blocks if columns.size]
+        assert features.wide_blocks(S, block, 5) == pytest.approx(np.mean(np.array(spans) >= 5) if spans else 0)
+
+
+@every_case
 def test_diagonals_are_counted_up_to_a_limit(case):
     S = sp.csr_array(case.scipy())
     row, col = case.places()

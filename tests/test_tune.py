@@ -184,8 +184,9 @@ def test_the_context_s_backend_is_another_question(file, clock):
     assert jsf.from_scipy(S, "tune", backend="xla").backend == "xla" and clock == []
 
 
-def test_inside_jit_it_is_measured_and_right(file):
-    y = jax.jit(lambda x: jsf.from_scipy(S, "tune") @ x)(X)
+@pytest.mark.parametrize("backend", ["auto", "interpret"])  # jnp, and kernels
+def test_inside_jit_it_is_measured_and_right(backend, file):
+    y = jax.jit(lambda x: jsf.from_scipy(S, "tune", backend=backend) @ x)(X)
     np.testing.assert_allclose(y, S @ X)
     assert file.exists()
 
