@@ -21,6 +21,7 @@ from jaxsparse_fmt.formats import (
     COO,
     CSC,
     CSR,
+    CSR5,
     DIA,
     ELL,
     ELLR,
@@ -51,6 +52,7 @@ __all__ = [
     "COO",
     "CSC",
     "CSR",
+    "CSR5",
     "DIA",
     "ELL",
     "ELLR",
@@ -84,13 +86,8 @@ __all__ = [
     "use_backend",
 ]
 
-LAZY = (
-    "ShardedMatrix",
-    "save_rows",
-    "saved_rows",
-    "shard",
-    "shard_from_rows",
-)  # imported where they are used: one device does not pay for many
+# Imported where they are used: one device does not pay for many.
+LAZY = ("ShardedMatrix", "save_rows", "saved_rows", "shard", "shard_from_rows")
 
 
 def __getattr__(name: str) -> Any:
