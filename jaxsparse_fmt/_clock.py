@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import statistics
 import time
 from collections.abc import Callable
@@ -12,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsparse_fmt.matrix import SparseMatrix
+
+IN_FLIGHT = 16  # results that are awaited together
 
 
 def seconds_per_product(A: SparseMatrix, x: jax.Array | None = None) -> float:
@@ -33,6 +36,11 @@ def median_seconds(run: Callable[[], Any], rounds: int = 7, seconds: float = 0.0
     times = []
     for _ in range(rounds):
         start = time.perf_counter()
-        jax.block_until_ready([run() for _ in range(calls)])
+        pending: collections.deque[Any] = collections.deque()  # not all results at once: each may be large
+        for _ in range(calls):
+            if len(pending) == IN_FLIGHT:
+                jax.block_until_ready(pending.popleft())
+            pending.append(run())
+        jax.block_until_ready(list(pending))
         times.append((time.perf_counter() - start) / calls)
     return statistics.median(times)

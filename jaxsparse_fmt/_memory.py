@@ -30,5 +30,13 @@ def _of_host() -> int | None:
         found.append(1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")))
     with contextlib.suppress(OSError, ValueError):  # the limit reads "max" where there is none
         limit, used = (int((GROUP / name).read_text()) for name in ("memory.max", "memory.current"))
-        found.append(max(limit - used, 0))
+        found.append(min(max(limit - used + _file_cache(), 0), limit))
     return min(found, default=None)
+
+
+def _file_cache() -> int:
+    """Bytes of files that were read and count as used, but are given up for whoever needs them."""
+    with contextlib.suppress(OSError, ValueError):
+        told = dict(line.split() for line in (GROUP / "memory.stat").read_text().splitlines())
+        return int(told.get("inactive_file", 0)) + int(told.get("active_file", 0))
+    return 0

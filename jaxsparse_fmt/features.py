@@ -106,7 +106,8 @@ def diagonals(csr: Csr, most: int) -> Counted | None:
     if _distinct(col - rows[row]).size > most:
         return None  # the usual case, and cheap
     present = np.zeros(max(n_rows + n_cols - 1, 0), bool)
-    row = np.repeat(np.arange(n_rows, dtype=csr.indices.dtype), np.diff(csr.indptr))
+    index = csr.indices.dtype if n_rows + n_cols < 2**31 else np.int64
+    row = np.repeat(np.arange(n_rows, dtype=index), np.diff(csr.indptr))
     present[csr.indices - row + (n_rows - 1)] = True
     offset = np.flatnonzero(present) - (n_rows - 1)
     if offset.size > most:

@@ -297,6 +297,8 @@ def test_free_memory_is_the_device_s_the_host_s_or_the_container_s(monkeypatch, 
     assert _memory._of_host() is None or _memory._of_host() > 10**6
     (tmp_path / "memory.max").write_text("1000\n")
     assert _memory.free() == 600
+    (tmp_path / "memory.stat").write_text("anon 20\ninactive_file 100\nactive_file 30\n")
+    assert _memory.free() == 730
     monkeypatch.setattr(_memory, "MEMINFO", tmp_path / "meminfo")
     (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:   0 kB\n")
     assert _memory.free() == 0

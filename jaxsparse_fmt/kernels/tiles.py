@@ -17,7 +17,8 @@ what it has of an earlier lane's row in `heads`. A row never leaves its tile. So
     values      [b, n_stored]
     x, y        [b, n_cols, p], [b, n_rows, p]
 
-Traffic of a product, bytes: n_stored·(value + index) + 4·n_tiles·lanes + x + y, and heads, which stay in cache.
+Traffic of a product, bytes: n_stored·(value + index) + 4·n_tiles·lanes + x + y, and heads: n_stored / entries numbers
+for each column of x, of the type that sums run in, written once and read where rows go on.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from jaxsparse_fmt._types import Csr, readable_bytes, requested_dtype
 from jaxsparse_fmt.convert import checked
+from jaxsparse_fmt.formats import storing
 from jaxsparse_fmt.partition import alike, halo, rows, spread
 from jaxsparse_fmt.partition.one_format import Options, in_one_format, taller
 from jaxsparse_fmt.partition.processes import everyones, together
@@ -100,10 +101,13 @@ def shard_from_rows(
 
     Raises:
       ValueError: blocks of another shape, starts that do not rise from 0 to n, and as in `shard`.
-      TypeError: `mesh` is no mesh, or a block no matrix.
+      TypeError: `mesh` is no mesh, a block no matrix, or `starts` no integers.
     """
     parts = _devices_along(mesh, axis)
-    cuts = rows.equal(n, parts) if starts is None else np.asarray(starts, np.int64)
+    cuts = rows.equal(n, parts) if starts is None else np.asarray(starts)
+    if not np.issubdtype(cuts.dtype, np.integer):
+        raise TypeError(f"starts must be integers, the numbers of rows; got {starts!r}")
+    cuts = cuts.astype(np.int64)
     if cuts.shape != (parts + 1,) or cuts[0] != 0 or cuts[-1] != n or np.any(np.diff(cuts) < 0):
         raise ValueError(f"starts must be {parts + 1} numbers that rise from 0 to n = {n}; got {starts!r}")
 
@@ -147,6 +151,8 @@ def assemble(
 
     def told_of() -> dict[int, tuple[np.ndarray, int]]:
         """The unknowns of others that each shard needs, and its entries."""
+        if not mine:
+            raise ValueError("this process has no device of the mesh; make the mesh of devices of all processes")
         blocks.update(zip(mine, together(lambda k: rows_of(int(starts[k]), int(starts[k + 1])), mine), strict=True))
         needed = lambda k: halo.needed(blocks[k].indices, int(columns[k]), int(columns[k + 1]))  # noqa: E731
         return dict(zip(mine, zip(together(needed, mine), (blocks[k].nnz for k in mine), strict=True), strict=True))
@@ -155,7 +161,8 @@ def assemble(
     unknown_bytes = max(np.dtype(options.dtype).itemsize, 4)  # of vectors: values may be narrower
     plan = halo.plan([told[k][0] for k in range(parts)], columns, unknown_bytes, options.exchange)
     split = lambda k: _split(blocks.pop(k), k, plan, over_rows.size, over_columns.size, columns, options.mode)  # noqa: E731
-    cut = dict(zip(mine, together(split, mine), strict=True))
+    cut: dict[int, Any] = {}
+    everyones(lambda: cut.update(zip(mine, together(split, mine), strict=True)) or {})
     made = [
         in_one_format({k: cut[k][0][i] for k in mine}, options, is_halo=i == 1) for i in range(len(cut[mine[0]][0]))
     ]
@@ -173,6 +180,12 @@ def assemble(
     sent = plan.send
     send = None if sent is None else own(lambda k: sent[k])
     nnz = np.array([told[k][1] for k in range(parts)])
+    for over, total in (
+        (over_rows, starts[-1]),
+        (over_columns, columns[-1]),
+        (Distribution(mesh, axis, *_pieces(nnz)), nnz.sum()),
+    ):
+        storing.check_addressable(int(total) + over.places)  # empty places have numbers of their own
     domain = spread.make(over_columns, perm)
     received = plan.received
     imbalance = Imbalance(np.diff(starts), nnz, received.sum(axis=1), (received > 0).sum(axis=1))

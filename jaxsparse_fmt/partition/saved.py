@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import operator
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -71,6 +72,7 @@ def save_rows(folder: str | os.PathLike[str], S: Any, n: int | None = None, piec
     if callable(S):
         if n is None:
             raise ValueError("n, the number of rows and columns, must be given with a function that makes rows")
+        n = operator.index(n)
         shape, rows_of = (n, n), S
     else:
         whole = canonical(S if scipy.sparse.issparse(S) else S.to_scipy())

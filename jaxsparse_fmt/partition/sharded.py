@@ -54,7 +54,9 @@ Array = jax.Array
 
 
 class Told:
-    """What was found when the matrix was made; no part of its identity, so that it compiles nothing anew."""
+    """What was found when the matrix was made; no part of its identity, so that it compiles nothing anew. A matrix that
+    comes out of a user's jit has that of the one with which it was traced.
+    """
 
     def __init__(self, imbalance: Imbalance, exchange: str, format: str):
         self.imbalance, self.exchange, self.format = imbalance, exchange, format
@@ -228,7 +230,8 @@ class ShardedMatrix:
             raise ValueError(
                 f"data must have shape ({self.nnz},), one number an entry in canonical order; got {data.shape}"
             )
-        return _with_data(self, self.entries.accept(data))
+        # A program that is compiled once for all equal matrices gives the report of the first.
+        return dataclasses.replace(_with_data(self, self.entries.accept(data)), told=self.told)
 
     def astype(self, dtype: Any) -> Self:
         dtype = requested_dtype(dtype)

@@ -16,7 +16,7 @@ S = irregular()
 
 @pytest.mark.parametrize("pieces", [1, 7])
 def test_every_run_of_rows_comes_back(pieces, tmp_path):
-    jsf.save_rows(tmp_path, lambda a, b: S[a:b], n=90, pieces=pieces)
+    jsf.save_rows(tmp_path, lambda a, b: S[a:b], n=np.int64(90), pieces=pieces)
     saved = jsf.saved_rows(tmp_path)
     for start, stop in ((0, 90), (3, 40), (90, 90), (75, 80)):
         block = saved(start, stop)

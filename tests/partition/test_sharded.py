@@ -243,6 +243,21 @@ def test_rows_made_in_pieces_are_stored_in_numbers_that_scipy_does_not_know():
 # ------------------------------------------------------------------------------------------------------- bad input
 
 
+def test_starts_that_are_no_integers_are_refused():
+    with pytest.raises(TypeError, match="starts must be integers"):
+        jsf.shard_from_rows(lambda a, b: S[a:b], 90, MESH, starts=np.linspace(0, 90, 9))
+
+
+def test_a_report_is_of_the_matrix_that_it_is_asked_of():
+    """Other values come from a program that serves all equal matrices."""
+    chosen = jsf.shard(S, MESH, mode="vector")
+    one = chosen.shards.parts[0]
+    named = jsf.shard(S, MESH, format=one.name, mode="vector", **one.layout)
+    for B in (chosen, named):
+        assert B.with_data(B.data).report() == B.report()
+    assert chosen.report() != named.report()
+
+
 @pytest.mark.parametrize(
     ("rows_of", "starts", "words"),
     [
