@@ -4,12 +4,12 @@ A tile is `entries` × `lanes` places, stored entry by entry, so that loads coal
 tile's rows in CSR's order, `entries` each: neighbours in a row lie in one lane, one behind the other. The index of a
 row's last entry is marked, so a lane knows where to write a sum and begin the next:
 
-    lane_row    [n_tiles·lanes] int32, the row of a lane's first entry; −1 − row where that row began in a lane before
-    hops        [n_tiles] int32, how many lanes the longest chain of lanes in a row's sum goes on for
-    col_idx     [n_stored] int32, the sign bit marks the last entry of a row; n_cols in padding
-    delta       [n_stored] uint16 instead, above the tile's least column `col_base` [n_tiles]: 0x8000 is the mark,
-                0x7FFF padding. Where some tiles are too wide for that, `index_start` [n_tiles] says where the deltas of
-                a tile begin, or as −1 − start where in `col_idx` its columns do
+    lane_row      [n_tiles·lanes] int32, the row of a lane's first entry; −1 − row where it began in a lane before
+    hops          [n_tiles] int32, how many lanes the longest chain of lanes in a row's sum goes on for
+    marked_col    [n_stored] int32, columns; the sign bit marks the last entry of a row; n_cols in padding
+    marked_delta  [n_stored] uint16 instead, above the tile's least column `col_base` [n_tiles]: 0x8000 is the mark,
+                  0x7FFF padding. Where some tiles are too wide for that, `index_start` [n_tiles] says where the deltas
+                  of a tile begin, or as −1 − start where in `marked_col` its columns do
 
 A row that goes on in further lanes is added up, in order, by the lane in which it begins: every lane leaves the sum of
 what it has of an earlier lane's row in `heads`. A row never leaves its tile. So every run gives the same bits.
