@@ -37,7 +37,7 @@ import numpy as np
 from jaxsparse_fmt._types import Csr, index_dtype
 from jaxsparse_fmt.formats import split, storing
 from jaxsparse_fmt.formats.by_rule import Array, array_fields, register
-from jaxsparse_fmt.kernels import columns, entries, tiles
+from jaxsparse_fmt.kernels import columns, tiles
 from jaxsparse_fmt.kernels.address import repeat
 from jaxsparse_fmt.kernels.tiles import MARK, NARROW_PADDING, WIDE_MARK, Tiles
 from jaxsparse_fmt.matrix import SparseMatrix
@@ -142,7 +142,7 @@ class CSR5(SparseMatrix):
 
 
 @dataclasses.dataclass(frozen=True)
-class CSR5Faces:
+class CSR5Faces(split.ByPlaces):
     """The three faces over tiles, and over the pieces of rows that are cut. `n_rows` are the matrix's own."""
 
     tiles: Tiles
@@ -165,16 +165,6 @@ class CSR5Faces:
         if rows is None:
             return y
         return split.with_pieces(y[:, : self.n_rows], y[:, self.n_rows :], rows, piece_ptr, backend)
-
-    def transposed(self, values, y, structure, backend):
-        del backend
-        row, col, _ = self.places(structure)
-        return entries.transposed_reference(values, y, row, col, n_cols=self.shape[1])
-
-    def outer(self, y, x, structure, backend):
-        del backend
-        row, col, _ = self.places(structure)
-        return entries.outer_reference(y, x, row, col, n_cols=self.shape[1])
 
     def places(self, structure: tuple[Array, ...]) -> tuple[Array, Array, Array]:
         """As `Tiles.places`, for the matrix's own rows."""

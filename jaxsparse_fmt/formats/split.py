@@ -18,6 +18,7 @@ where a row has several pieces; nothing where no row is cut. n_pieces = Σ ⌈n 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -64,8 +65,25 @@ class Split(ByRule):
         return row, col, self._index_in_data(row, j, col < self.shape[1])
 
 
+class ByPlaces:
+    """The two faces that coordinates give, in plain jnp, where only the product has kernels."""
+
+    shape: Any
+    places: Callable[..., tuple[Array, Array, Array]]
+
+    def transposed(self, values, y, structure, backend):
+        del backend
+        row, col, _ = self.places(structure)
+        return entries.transposed_reference(values, y, row, col, n_cols=self.shape[1])
+
+    def outer(self, y, x, structure, backend):
+        del backend
+        row, col, _ = self.places(structure)
+        return entries.outer_reference(y, x, row, col, n_cols=self.shape[1])
+
+
 @dataclasses.dataclass(frozen=True)
-class SplitFaces:
+class SplitFaces(ByPlaces):
     """The three faces over a main storage and a tail."""
 
     main: RuleFaces
@@ -97,16 +115,6 @@ class SplitFaces:
         start = {"slice_ptr": tail_ptr.astype(index_dtype(offset + n_tail)) + offset, "col_idx": tail_col}
         sums = columns.product(tail, x, start, rule=pieces, backend=backend)
         return with_pieces(y, sums, rows, arrays.get("piece_ptr"), backend)
-
-    def transposed(self, values, y, structure, backend):
-        del backend
-        row, col, _ = self.places(structure)
-        return entries.transposed_reference(values, y, row, col, n_cols=self.shape[1])
-
-    def outer(self, y, x, structure, backend):
-        del backend
-        row, col, _ = self.places(structure)
-        return entries.outer_reference(y, x, row, col, n_cols=self.shape[1])
 
     def places(self, structure: tuple[Array, ...]) -> tuple[Array, Array, Array]:
         """As `Rule.places`, for both parts."""
