@@ -93,15 +93,15 @@ def storages(csr: Csr, dtype: Any, platform: str) -> Iterator[Storage]:
     def misses(block: int, sigma: int) -> float:
         return features.misses(csr, block, sigma, a_sector)
 
-    for storage in _storages(csr, dtype, on_gpu):
+    for storage in _storages(csr, dtype, platform):
         if on_gpu:
             of = (storage.rows, storage.layout["sigma"]) if storage.sorted else (L1_ROWS, 1)
             storage = dataclasses.replace(storage, misses=misses(*of))
         yield storage
 
 
-def _storages(csr: Csr, dtype: Any, on_gpu: bool) -> Iterator[Storage]:
-    lengths, itemsize, platform = np.diff(csr.indptr), dtype.itemsize, "gpu" if on_gpu else "cpu"
+def _storages(csr: Csr, dtype: Any, platform: str) -> Iterator[Storage]:
+    lengths, itemsize, on_gpu = np.diff(csr.indptr), dtype.itemsize, platform == "gpu"
     yield _csr(csr, lengths, itemsize)
     if on_gpu:
         yield _csr5(csr, lengths, itemsize)

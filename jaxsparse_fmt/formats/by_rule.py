@@ -79,15 +79,7 @@ class ByRule(SparseMatrix):
             lengths = jnp.diff(arrays["slice_ptr"])
         else:
             lengths = None
-        return row, col, self._index_in_data(row, j, live, lengths)
-
-    def _index_in_data(self, row: Array, j: Array, live: Array, lengths: Array | None = None) -> Array:
-        """Where in `data` entry j of a row is, nnz where not `live`. `lengths`: of all rows; None: they are counted."""
-        if lengths is None:
-            n_rows = self.shape[0]
-            lengths = jnp.zeros(n_rows, jnp.int32).at[jnp.where(live, row, n_rows)].add(1, mode="drop")
-        first = jnp.cumsum(lengths, dtype=index_dtype(self.nnz)) - lengths
-        return jnp.where(live, first.at[row].get(mode="promise_in_bounds") + j, self.nnz)
+        return row, col, index_in_data(self, row, j, live, lengths)
 
     @property
     def basis(self) -> Basis:
@@ -154,6 +146,15 @@ class RuleFaces:
 
     def outer(self, y, x, structure, backend):
         return columns.outer(y, x, self.arrays(structure), rule=self.rule, backend=backend)
+
+
+def index_in_data(A: SparseMatrix, row: Array, j: Array, live: Array, lengths: Array | None = None) -> Array:
+    """Where in `A.data` entry j of a row is, nnz where not `live`. `lengths`: of all rows; None: they are counted."""
+    if lengths is None:
+        n_rows = A.shape[0]
+        lengths = jnp.zeros(n_rows, jnp.int32).at[jnp.where(live, row, n_rows)].add(1, mode="drop")
+    first = jnp.cumsum(lengths, dtype=index_dtype(A.nnz)) - lengths
+    return jnp.where(live, first.at[row].get(mode="promise_in_bounds") + j, A.nnz)
 
 
 def _rank(live: Array, arrays: dict[str, Array], rule: Rule) -> Array:

@@ -36,7 +36,7 @@ import numpy as np
 
 from jaxsparse_fmt._types import Csr, index_dtype
 from jaxsparse_fmt.formats import split, storing
-from jaxsparse_fmt.formats.by_rule import Array, array_fields, register
+from jaxsparse_fmt.formats.by_rule import Array, array_fields, index_in_data, register
 from jaxsparse_fmt.kernels import columns, tiles
 from jaxsparse_fmt.kernels.address import repeat
 from jaxsparse_fmt.kernels.tiles import MARK, NARROW_PADDING, WIDE_MARK, Tiles
@@ -88,11 +88,7 @@ class CSR5(SparseMatrix):
             nothing = jnp.zeros(0, jnp.int32)
             return nothing, nothing, nothing
         row, col, j = self.faces.places(self.structure)
-        n_rows, n_cols = self.shape
-        live = col < n_cols
-        lengths = jnp.zeros(n_rows, jnp.int32).at[jnp.where(live, row, n_rows)].add(1, mode="drop")
-        first = jnp.cumsum(lengths, dtype=index_dtype(self.nnz)) - lengths
-        return row, col, jnp.where(live, first.at[row].get(mode="promise_in_bounds") + j, self.nnz)
+        return row, col, index_in_data(self, row, j, col < self.shape[1])
 
     def with_one_width(self) -> Self:
         """The same storage with all columns in 32 bits."""

@@ -26,10 +26,10 @@ import numpy as np
 
 from jaxsparse_fmt._types import Csr, index_dtype
 from jaxsparse_fmt.formats import storing
-from jaxsparse_fmt.formats.by_rule import Array, ByRule, RuleFaces
+from jaxsparse_fmt.formats.by_rule import Array, ByRule, RuleFaces, index_in_data
 from jaxsparse_fmt.formats.csr import THREADS, csr_rule
 from jaxsparse_fmt.kernels import columns, entries
-from jaxsparse_fmt.kernels.address import expand_ptr, repeat
+from jaxsparse_fmt.kernels.address import Slices, expand_ptr, repeat
 from jaxsparse_fmt.kernels.column_rule import Consecutive, Explicit
 from jaxsparse_fmt.kernels.rule import Rule
 
@@ -62,7 +62,7 @@ class Split(ByRule):
         if self.tail_col is None:
             return super().coordinates()
         row, col, j = self.faces.places(self.structure)
-        return row, col, self._index_in_data(row, j, col < self.shape[1])
+        return row, col, index_in_data(self, row, j, col < self.shape[1])
 
 
 class ByPlaces:
@@ -143,8 +143,7 @@ def with_pieces(
         n_long, n_pieces = rows.shape[0], sums.shape[1]
         # One row may have nearly all pieces. As many threads as cost nothing to speak of, then, whatever the mean.
         threads = max(t for t in THREADS if t == 1 or t * n_long <= JOINING)
-        rule = csr_rule((n_long, n_pieces), n_pieces, Consecutive())
-        rule = dataclasses.replace(rule, address=dataclasses.replace(rule.address, threads=threads))
+        rule = Rule((n_long, n_pieces), n_pieces, Slices(n_long, 1, threads), Consecutive())
         sums = columns.product(None, sums, {"slice_ptr": piece_ptr}, rule=rule, backend=backend)
     return y.at[:, rows].add(sums.astype(y.dtype), unique_indices=True, indices_are_sorted=True)
 
