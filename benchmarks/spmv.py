@@ -56,6 +56,7 @@ FORMATS: dict[str, list[Method]] = {
         ("bijad", {}, {}),
         ("hyb", {}, {}),
         ("dia", {}, {}),
+        ("sdia", {}, {}),
         ("hdia", {}, {}),
         ("bsr", {"block_shape": (3, 3)}, {}),
         ("sell", {}, {}),
@@ -100,7 +101,9 @@ def torus(n: int) -> scipy.sparse.csr_array:
 
 def moved_bytes(A: jsf.SparseMatrix, x: Any) -> int:
     """What a product must move: what it reads of A, x once and y once."""
-    read = A.values.nbytes + sum(a.nbytes for a in A.structure)
+    pattern = getattr(A, "pattern", None)
+    unread = 0 if pattern is None or pattern.dtype == np.uint8 else pattern.nbytes
+    read = A.values.nbytes + sum(a.nbytes for a in A.structure) - unread
     return read + x.nbytes + A.shape[0] * x.itemsize
 
 

@@ -116,6 +116,24 @@ def diagonals(csr: Csr, most: int) -> Counted | None:
     return Counted(offset.size * n_rows, offset.size, int(inside.sum()) - csr.nnz)
 
 
+def is_mirrored(csr: Csr) -> bool:
+    """Whether all entries looked at have an equal one at the place that mirrors theirs."""
+    if csr.shape[0] != csr.shape[1]:
+        return False
+    rows, _ = _sample(csr, 1)
+    number, j, col = _entries(csr, rows)
+    row, (low, high) = rows[number], (csr.indptr[col].astype(np.int64), csr.indptr[col + 1].astype(np.int64))
+    last = csr.nnz - 1
+    end = high
+    while np.any(low < high):  # of each row `col`, which rises, the first entry that is no less than `row`
+        middle = (low + high) // 2
+        less = (low < high) & (csr.indices[np.minimum(middle, last)] < row)
+        low, high = np.where(less, middle + 1, low), np.where(less, high, middle)
+    at = np.minimum(low, last)
+    same = csr.data[at] == csr.data[csr.indptr[row] + j]
+    return bool(np.all((low < end) & (csr.indices[at] == row) & same))
+
+
 def diagonals_by_slice(csr: Csr, slice_size: int) -> Counted:
     """The places of HDIA without sorting."""
     n_rows, n_cols = csr.shape

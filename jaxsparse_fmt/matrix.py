@@ -79,11 +79,12 @@ class SparseMatrix(abc.ABC):
 
     @abc.abstractmethod
     def coordinates(self) -> tuple[Array, Array, Array]:
-        """Of every stored place: its row, its column, its index in `data`. Padding has column n_cols and index nnz.
+        """Of every place of `unshared` row, column, and index in `data`; in padding n_cols and nnz: int [n_stored]."""
 
-        Returns:
-          Three int arrays [n_stored].
-        """
+    @property
+    def unshared(self) -> SparseMatrix:
+        """The same matrix with a place of its own for every entry: itself, unless entries of the format share them."""
+        return self
 
     # --------------------------------------------------------------------------------------------------- measures
 
@@ -187,11 +188,12 @@ class SparseMatrix(abc.ABC):
     @jax.jit
     def data(self) -> Array:
         """The entries [nnz] in canonical order: by row, then by column."""
-        _, _, entry = self.coordinates()
-        return jnp.zeros(self.nnz, self.dtype).at[entry].set(self.values, mode="drop")
+        A = self.unshared
+        _, _, entry = A.coordinates()
+        return jnp.zeros(self.nnz, self.dtype).at[entry].set(A.values, mode="drop")
 
-    def with_data(self, data: Any) -> Self:
-        """The same pattern with other entries; traceable and differentiable.
+    def with_data(self, data: Any) -> SparseMatrix:
+        """The same pattern with other entries; traceable and differentiable. Of the same format, but if that is "sdia".
 
         Args:
           data: [nnz] in canonical order.
@@ -204,11 +206,11 @@ class SparseMatrix(abc.ABC):
             raise ValueError(
                 f"data must have shape ({self.nnz},), one number an entry in canonical order; got {data.shape}"
             )
-        return self._with_values(self._stored(data))
+        return self.unshared._with_values(self._stored(data))
 
     @jax.jit
     def _stored(self, data: Array) -> Array:
-        """`data` [nnz] in storage order, with zeros in padding."""
+        """`data` [nnz] in the storage order of `unshared`, with zeros in padding."""
         _, _, entry = self.coordinates()
         if self.nnz == 0:
             return jnp.zeros(entry.shape, data.dtype)
@@ -238,21 +240,23 @@ class SparseMatrix(abc.ABC):
     @jax.jit
     def diagonal(self) -> Array:
         """The main diagonal [min(rows, columns)], zero where nothing is stored."""
-        n = min(self.shape)
-        row, col, _ = self.coordinates()
-        return jnp.zeros(n, self.dtype).at[jnp.where(row == col, row, n)].add(self.values, mode="drop")
+        A, n = self.unshared, min(self.shape)
+        row, col, _ = A.coordinates()
+        return jnp.zeros(n, self.dtype).at[jnp.where(row == col, row, n)].add(A.values, mode="drop")
 
     @jax.jit
     def todense(self) -> Array:
         """The matrix as a dense array [rows, columns]; `toarray` in SciPy."""
-        row, col, _ = self.coordinates()
-        return jnp.zeros(self.shape, self.dtype).at[row, col].add(self.values, mode="drop")
+        A = self.unshared
+        row, col, _ = A.coordinates()
+        return jnp.zeros(self.shape, self.dtype).at[row, col].add(A.values, mode="drop")
 
     def to_scipy(self) -> Csr:
         """The matrix on the host as a canonical CSR array; 16-bit floats become float32."""
-        row, col, entry = (np.asarray(a) for a in jax.jit(type(self).coordinates)(self))
+        A = self.unshared
+        row, col, entry = (np.asarray(a) for a in jax.jit(type(A).coordinates)(A))
         live = entry < self.nnz
-        values = np.asarray(self.values)
+        values = np.asarray(A.values)
         data = np.empty(self.nnz, np.promote_types(values.dtype, np.float32) if values.itemsize == 2 else values.dtype)
         indices = np.empty(self.nnz, col.dtype)
         data[entry[live]], indices[entry[live]] = values[live], col[live]
@@ -265,10 +269,11 @@ class SparseMatrix(abc.ABC):
     @jax.jit
     def csr_arrays(self) -> tuple[Array, Array, Array]:
         """`data` [nnz], `indices` [nnz] and `indptr` [n_rows + 1] in canonical order, on the device."""
-        row, col, entry = self.coordinates()
+        A = self.unshared
+        row, col, entry = A.coordinates()
         entry = _canonical(row, col, entry, self.nnz)
         n_rows, index = self.shape[0], index_dtype(self.nnz)
-        data = jnp.zeros(self.nnz, self.dtype).at[entry].set(self.values, mode="drop", unique_indices=True)
+        data = jnp.zeros(self.nnz, self.dtype).at[entry].set(A.values, mode="drop", unique_indices=True)
         indices = jnp.zeros(self.nnz, jnp.int32).at[entry].set(col, mode="drop", unique_indices=True)
         counts = jnp.zeros(n_rows, index).at[jnp.where(entry < self.nnz, row, n_rows)].add(1, mode="drop")
         return data, indices, jnp.concatenate([jnp.zeros(1, index), jnp.cumsum(counts, dtype=index)])

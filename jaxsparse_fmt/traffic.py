@@ -181,14 +181,6 @@ def tail_bytes(entries: int, n_rows: int, n_pieces: int, value_bytes: int) -> in
     return entries * (value_bytes + 4) + 4 * (n_rows + n_pieces + 1) + (4 * (n_rows + 1) if n_pieces > n_rows else 0)
 
 
-def pattern_bytes(places: int, holes: int, zeros_stored: bool) -> int:
-    """What tells `holes` in `places` from entries: a bit a place, or a list where that is shorter and no entry is 0."""
-    if holes == 0:
-        return 0
-    bits, listed = -(-places // 8), holes * (4 if places < 2**31 else 8)
-    return bits if zeros_stored else min(bits, listed)
-
-
 def diagonals(csr: Csr, slice_size: int | None = None) -> int:
     """Diagonals of HDIA, counted anew in every slice, or of DIA without a slice_size; `slice_size` places in each.
 

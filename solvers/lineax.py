@@ -279,6 +279,7 @@ def _(operator: SparseOperator) -> Array:
 def _(operator: SparseOperator) -> tuple[Array, Array, Array]:
     A, n = operator.matrix, operator.in_size() - 1
     stored, side = (A, 1) if hasattr(A, "coordinates") else (A.T, -1)
+    stored = getattr(stored, "unshared", stored)
 
     def beside(offset: int) -> Array:
         if not hasattr(stored, "coordinates"):

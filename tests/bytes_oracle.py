@@ -58,6 +58,8 @@ def stated_bytes(S: sp.csr_array, format: str, layout: Mapping[str, Any], value:
             n_stored, inside = _diagonals(S, lengths, C, sigma)
             pointers = _pointers(n, C, sigma) if format == "hdia" else 0
             return n_stored * value + 4 * n_stored // C + pointers + _pattern(S, n_stored, inside)
+        case "sdia":
+            return _sdia(S, value)
         case "bsr":
             return _bsr(S, layout["block_shape"], value)
     raise NotImplementedError(f"say here how many bytes {format} takes")
@@ -174,6 +176,19 @@ def _diagonals(S: sp.csr_array, lengths: np.ndarray, C: int, sigma: int) -> tupl
     first, end = np.maximum(-offset, 0), np.minimum(n_cols - offset, n)
     inside = np.searchsorted(pairs, slice_ * span + end) - np.searchsorted(pairs, slice_ * span + first)
     return C * slice_.size, int(np.maximum(inside, 0).sum())
+
+
+def _sdia(S: sp.csr_array, value: int) -> int:
+    """Diagonals, but those below the main one that mirror one above; and of each its offset and where it starts."""
+    n, offsets = S.shape[0], np.unique(S.indices - _rows(S))
+    marked = sp.csr_array((S.data + 1j, S.indices, S.indptr), S.shape).tolil()  # an entry that is zero is one, too
+    image = [n == S.shape[1] and o < 0 and not (marked.diagonal(o) != marked.diagonal(-o)).any() for o in offsets]
+    kept = offsets[~np.array(image, bool)] if offsets.size else offsets
+    inside = int(np.maximum(np.minimum(n, S.shape[1] - kept) - np.maximum(0, -kept), 0).sum())
+    entries = int(np.isin(S.indices - _rows(S), kept).sum())
+    holes, bits = inside - entries, -(-kept.size * n // 8)
+    pattern = 0 if holes == 0 else bits if np.any(S.data == 0) else min(bits, 4 * holes)
+    return kept.size * n * value + 8 * offsets.size + pattern
 
 
 def _bsr(S: sp.csr_array, block_shape: tuple[int, int], value: int) -> int:

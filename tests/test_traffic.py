@@ -160,20 +160,6 @@ def test_pieces_are_what_long_rows_go_on_in(lengths, width, piece, bytes_of):
     assert traffic.tail_bytes(entries, len(cut), len(pieces), value) == expected
 
 
-@pytest.mark.parametrize(
-    ("places", "holes", "zeros", "nbytes"),
-    [
-        (100, 0, True, 0),
-        (100, 2, False, 8),  # a list
-        (100, 2, True, 13),  # bits, since some entry is zero
-        (100, 40, False, 13),
-        (2**31, 1, False, 8),  # an address of 64 bits
-    ],
-)
-def test_a_pattern_is_the_shorter_of_a_list_and_bits(places, holes, zeros, nbytes):
-    assert traffic.pattern_bytes(places, holes, zeros) == nbytes
-
-
 # ---------------------------------------------------------------------------------------------------- many devices
 
 ROUND = traffic.Machine(memory=1e9, link=1e8, network=1e7, launches=1e-5, reduction=2e-5, collective=3e-5, hop=4e-5)

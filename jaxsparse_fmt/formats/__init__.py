@@ -17,9 +17,10 @@ from jaxsparse_fmt.formats.hyb import HYB
 from jaxsparse_fmt.formats.jds import JDS
 from jaxsparse_fmt.formats.pellr import PELLR
 from jaxsparse_fmt.formats.pjds import PJDS
+from jaxsparse_fmt.formats.sdia import SDIA
 from jaxsparse_fmt.formats.sell import SELL
 from jaxsparse_fmt.matrix import FORMATS
 
 # In the order in which they are listed everywhere.
-_FORMATS = (COO, CSR, CSR5, CSC, DIA, HDIA, ELL, ELLR, ELLRT, HLL, JDS, PJDS, PELLR, BIELL, BIJAD, HYB, BSR, SELL)
+_FORMATS = (COO, CSR, CSR5, CSC, DIA, SDIA, HDIA, ELL, ELLR, ELLRT, HLL, JDS, PJDS, PELLR, BIELL, BIJAD, HYB, BSR, SELL)
 FORMATS.update((cls.name, cls) for cls in _FORMATS)

@@ -4,7 +4,7 @@
          ⎢ 3 4 . . ⎥      values     [1 3 5 7 | 2 4 6 8 | · · 9 · | · · · 1]      [n_stored]
          ⎢ 5 6 9 . ⎥      block_col  [0 0 | 2 1]                                  [n_stored / (r·c)] int32, 2: padding
          ⎣ 7 8 . 1 ⎦      slice_ptr  [0 16]                                       [n_slices + 1] int32
-                          pattern    [255 183]                                    [⌈n_stored / 8⌉] uint8, 0-bits: holes
+                          pattern    [-1 -73]                                     [⌈n_stored / 8⌉] int8, 0-bits: holes
 
 Holes are the places of stored blocks, inside the matrix, that hold no entry. `pattern` is DIA's (`dia.py`): where that
 is shorter and no entry is zero a list, [holes] int32 (int64 from 2³¹ places); None where blocks are full.

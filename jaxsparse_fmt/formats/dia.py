@@ -2,13 +2,14 @@
 
          ⎡ 1 . 2 . ⎤      values   [* * 4 · | 1 3 5 · | · · 6 * | 2 · * *]      [diagonals·n_rows], * outside the matrix
          ⎢ . 3 . . ⎥      offsets  [-2 0 1 2]                                   [diagonals] int32, column minus row
-         ⎢ 4 . 5 6 ⎥      pattern  [119 220]                                    [⌈places / 8⌉] uint8, bits: 0 at every ·
+         ⎢ 4 . 5 6 ⎥      pattern  [119 -36]                                    [⌈places / 8⌉] int8, bits: 0 at every ·
          ⎣ . . . . ⎦
 
 Entry k of a row lies on diagonal k, in the column row + offsets[k]. A place inside the matrix that holds no entry, a
 hole, must be told from one that holds a zero. `pattern` has a bit for every place, little-endian, 0 at holes; or where
 that is shorter and no entry is zero it lists the holes, [holes] int32 (int64 from 2³¹ places); None without holes
-(`kernels/column_rule.py`). Products read the bits; with a list they pass over values of zero.
+(`kernels/column_rule.py`). Where some entry is zero the bits are uint8, and products read them; else they pass over
+values of zero.
 
 Bytes: diagonals·(n_rows·value + 4), and for the pattern min(⌈diagonals·n_rows / 8⌉, 4·holes), the former where there
 are holes and some entry is zero.
@@ -26,8 +27,9 @@ import numpy as np
 
 from jaxsparse_fmt._types import Csr, index_dtype
 from jaxsparse_fmt.formats import merging, storing
-from jaxsparse_fmt.formats.by_rule import Array, ByRule, register
-from jaxsparse_fmt.kernels.address import Slices
+from jaxsparse_fmt.formats.by_rule import Array, ByRule, RuleFaces, register
+from jaxsparse_fmt.kernels import columns
+from jaxsparse_fmt.kernels.address import Slices, Starts
 from jaxsparse_fmt.kernels.column_rule import Diagonal, pack_pattern
 from jaxsparse_fmt.kernels.rule import Rule
 
@@ -51,11 +53,31 @@ class DIA(ByRule):
     def column(self) -> Diagonal:
         return Diagonal()
 
+    @property
+    def faces(self) -> DiagonalFaces:
+        return DiagonalFaces(Rule(self.shape, self.n_stored, self.address, self.column), tuple(self.arrays_read))
+
     @classmethod
     def from_csr(cls, csr: Csr, *, dtype: Any, backend: str, max_bytes: int | None) -> Self:
         stored = None if storing.namespace(csr.data) is np else _on_device(csr, dtype, max_bytes)
         offsets, values, pattern = stored or _on_host(csr, dtype, max_bytes)
         return cls(values, csr.shape, csr.nnz, backend, jnp.asarray(offsets, np.int32), pattern)
+
+
+class DiagonalFaces(RuleFaces):
+    """The three faces over whole diagonals. Transposed they are diagonals again, of the same places: entry (r, c) lies
+    at start + r, which is (start − offset) + c. So Aᵀ·y is a product, too, and nothing is added in an unknown order.
+    """
+
+    def transposed(self, values, y, structure, backend):
+        arrays, (n_rows, n_cols) = self.arrays(structure), self.shape
+        offsets = arrays["offsets"]
+        start = arrays.get("start")
+        if start is None:
+            start = jnp.arange(offsets.shape[0], dtype=index_dtype(self.n_stored)) * n_rows
+        back = arrays | {"offsets": -offsets, "start": start - offsets}
+        rule = Rule((n_cols, n_rows), self.n_stored, Starts(n_cols, n_cols), Diagonal())
+        return columns.product(values, y, back, rule=rule, backend=backend)
 
 
 def _check(csr: Csr, offsets: np.ndarray, dtype: Any, max_bytes: int | None) -> None:

@@ -4,7 +4,7 @@
          ⎢ . 3 . . ⎥      values     [1 3 | 2 · ‖ 4 · | 5 · | 6 *]      [n_stored], * outside
          ⎢ 4 . 5 6 ⎥      offsets    [0 2 ‖ -2 0 1]                     [n_stored / C] int32, column minus row
          ⎣ . . . . ⎦      slice_ptr  [0 4 10]                           [n_slices + 1] int32 (C·hackOffsets)
-                          pattern    [87 3]                            [⌈n_stored / 8⌉] uint8 or [holes] int32: `dia.py`
+                          pattern    [87 3]                            [⌈n_stored / 8⌉] int8 or [holes] int32: `dia.py`
                           perm       [n_rows] int32, with sigma > 1: storage row k is row perm[k]
 
 Bytes: n_stored·value + 4·n_stored / C + 4·(n_slices + 1); 4·n_rows for `perm`; and for the pattern, with "holes" the

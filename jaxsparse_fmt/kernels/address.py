@@ -4,6 +4,7 @@
     Spread     a(r, j) = (j // T)·C + r·T + j % T            ELLR-T: T neighbouring threads share a row
     Bisected   groups of 32 lanes, 2^g of them a row         BiELL, BiJAD
     Jagged     a(r, j) = col_start[j] + r                    JDS, pJDS
+    Starts     a(r, j) = start[j] + r                        SDIA, and diagonals transposed: columns may share places
 
 A rule is static and hashable; the arrays that it reads come by name, from NumPy or JAX. It says the same thing twice:
 `slots` names the row and the j of every stored place (conversion, references, coordinates), and `walks` leads the
@@ -277,7 +278,30 @@ class _JaggedWalk(Walk):
         return self.base + start.astype(self.base.dtype), (e < self.longest) & (self.row < (stop - start))
 
 
-Address: TypeAlias = Slices | Spread | Bisected | Jagged
+@dataclasses.dataclass(frozen=True)
+class Starts(Slices):
+    """One slice, of whose rows lanes find column j from `start`[j] on, wherever that is and whatever else reads there.
+    The column rule says which places exist; `slots` tells the first entry of each.
+    """
+
+    def walks(self, d: Any, arrays: Arrays, tile: Any, n_stored: int, address_dtype: Any) -> Iterator[Walk]:
+        del n_stored
+        row = tile * d.rows + d.lanes()
+        yield _WalkFromStarts(d, arrays["start"], row, row.astype(address_dtype), row < self.n_rows)
+
+
+class _WalkFromStarts(Walk):
+    def __init__(self, d, start, row, base, inside):
+        count = jnp.int32(start.shape[0])
+        super().__init__(row, base, 0, count, count, inside=inside)
+        self._d, self._start = d, start
+
+    def entry(self, e):
+        start = self._d.load(self._start, jnp.minimum(e, self.count - 1))
+        return self.base + start.astype(self.base.dtype), (e < self.count) & self.inside
+
+
+Address: TypeAlias = Slices | Spread | Bisected | Jagged | Starts
 
 
 def repeat(xp: Any, a: Any, counts: Any, total: int) -> Any:

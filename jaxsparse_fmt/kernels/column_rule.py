@@ -7,9 +7,10 @@
     Consecutive  a                                                         none: for sums of neighbours
 
 A column from n_cols on means padding. Diagonal and Blocked also store zeros at valid columns; where they do, `pattern`
-tells entries from padding: one bit a place (uint8, little-endian), or where that is shorter a rising list of the
-padded places (int32 or int64). A kernel reads the bits; with a list it takes a value of zero for padding, also one that
-has become zero since: by `with_data`, or in `astype` where it underflows.
+tells entries from padding: one bit a place (little-endian), or where that is shorter a rising list of the padded places
+(int32 or int64). Where some entry is zero the bits are uint8, and kernels read them. Else they are int8: then, and with
+a list, a kernel takes a value of zero for padding, also one that has become zero since: by `with_data`, or in `astype`
+where it underflows.
 
 Like the address rules these are static and hashable, and say the same thing to kernels (`in_kernel`) and to NumPy or
 jax.numpy (`of_chunks`).
@@ -38,6 +39,7 @@ class Explicit:
 
     offset: int = 0
     unit = 1  # entries that share an index
+    implied = False  # no load tells the column
 
     def in_kernel(self, d: Any, arrays: Arrays, walk: Walk, entries: list, n_cols: int) -> list:
         """Of each of `entries`, (e, address, live), the column in every lane and in which lanes there is one."""
@@ -58,6 +60,7 @@ class Delta:
     """
 
     unit = 1
+    implied = False
 
     def in_kernel(self, d: Any, arrays: Arrays, walk: Walk, entries: list, n_cols: int) -> list:
         last = jnp.int32(arrays["col_base"].shape[0] - 1)
@@ -100,6 +103,7 @@ class Diagonal:
     """`offsets` [n_chunks] int32, column minus row."""
 
     unit = 1
+    implied = True
 
     def index_of(self, row: Any, col: Any) -> Any:
         """The diagonal of an entry."""
@@ -130,6 +134,7 @@ class Blocked:
 
     rows: int
     columns: int
+    implied = False
 
     @property
     def unit(self) -> int:
@@ -165,6 +170,7 @@ class Consecutive:
     """The address itself."""
 
     unit = 1
+    implied = True
 
     def in_kernel(self, d: Any, arrays: Arrays, walk: Walk, entries: list, n_cols: int) -> list:
         del d, arrays, walk
@@ -181,7 +187,7 @@ ColumnRule: TypeAlias = Explicit | Delta | Diagonal | Blocked | Consecutive
 def pack_pattern(present: Any, zeros_stored: Any) -> Any:
     """Which of the places [n_stored] with a valid column hold an entry; None if all of them do.
 
-    Bits where they are shorter than a list of the rest, and where an entry is zero: a kernel must tell it from padding.
+    Bits where they are shorter than a list of the rest, and where an entry is zero.
 
     Args:
       present: [n_stored] bool, of NumPy or on a device, where the result then is.
@@ -192,8 +198,10 @@ def pack_pattern(present: Any, zeros_stored: Any) -> Any:
     n_holes, index = int(n_holes), np.dtype(index_dtype(present.size))
     if n_holes == 0:
         return None
-    if bits.nbytes <= n_holes * index.itemsize or zeros_stored:
+    if zeros_stored:
         return bits
+    if bits.nbytes <= n_holes * index.itemsize:
+        return bits.view(np.int8)
     return np.flatnonzero(~present).astype(index) if on_host else _holes(bits, n_holes, index)
 
 
@@ -218,9 +226,14 @@ def _holes(bits, n_holes, dtype):
 
 def unpack_pattern(pattern: Any, n_stored: int) -> Any:
     """[n_stored] bool."""
-    if pattern.dtype == np.uint8:
-        return jnp.unpackbits(pattern, count=n_stored, bitorder="little").astype(bool)
+    if is_bits(pattern):
+        return jnp.unpackbits(pattern.view(np.uint8), count=n_stored, bitorder="little").astype(bool)
     return jnp.ones(n_stored, bool).at[pattern].set(False, unique_indices=True, indices_are_sorted=True)
+
+
+def is_bits(pattern: Any) -> bool:
+    """Whether the pattern has a bit a place, and is no list."""
+    return pattern.dtype.itemsize == 1
 
 
 def alive(d: Any, pattern: Any, at: Any, live: Any, value: Any) -> Any:

@@ -29,7 +29,7 @@ from jax import lax
 
 from jaxsparse_fmt._types import index_dtype, x64_enabled
 from jaxsparse_fmt.kernels import dialect
-from jaxsparse_fmt.kernels.address import Arrays, Bisected, Slices, Spread
+from jaxsparse_fmt.kernels.address import Arrays, Bisected, Slices, Spread, Starts
 from jaxsparse_fmt.kernels.column_rule import Delta, Diagonal, alive, unpack_pattern
 from jaxsparse_fmt.kernels.columns_reference import outer_reference, product_reference
 from jaxsparse_fmt.kernels.entries import accumulator
@@ -92,7 +92,7 @@ def product_kernel(
     w=None,  # [n_rows]
     sums_of_warps=None,  # [width / 32], out: of wᵀ·y
     perm=None,  # [n_rows]
-    pattern=None,  # [n_stored / 8] uint8, or a list
+    pattern=None,  # [n_stored / 8] uint8; what is of another dtype is not read
     acc,
     sizes: _Sizes,
     **arrays,
@@ -108,7 +108,9 @@ def product_kernel(
             # All loads of A first: they are in flight together.
             steps = _steps(walk, t, sizes)
             cols = sizes.rule.column.in_kernel(d, arrays, walk, steps, n_cols)
-            vals = [_load(d, values, batch * sizes.rule.n_stored + at, live) for _, at, live in steps]
+            if sizes.rule.column.implied:  # then places without a column need not be read, nor be there
+                steps = [(e, at, exists) for (e, at, _), (_, exists) in zip(steps, cols, strict=True)]
+            vals = [_load(d, values, batch * sizes.rule.n_stored + at, live, sizes) for _, at, live in steps]
             for (_, at, live), (c, exists), v in zip(steps, cols, vals, strict=True):
                 xs = _gather_row(d, x, c, exists, batch * n_cols, columns, sizes)
                 terms = [xq.astype(acc) if v is None else v.astype(acc) * xq.astype(acc) for xq in xs]
@@ -232,8 +234,9 @@ def _trips(walk, sizes: _Sizes):
     return lax.div(walk.longest + jnp.int32(sizes.unroll - 1), jnp.int32(sizes.unroll))
 
 
-def _load(d, values, at, live):
-    return None if values is None else d.load(values, at, live, 0, once=True)
+def _load(d, values, at, live, sizes: _Sizes):
+    once = not isinstance(sizes.rule.address, Starts)
+    return None if values is None else d.load(values, at, live, 0, once=once)
 
 
 def _position(block, sizes: _Sizes):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxsparse_fmt.kernels import entries
-from jaxsparse_fmt.kernels.address import Arrays, Jagged, Slices, take
+from jaxsparse_fmt.kernels.address import Arrays, Jagged, Slices, Starts, take
 from jaxsparse_fmt.kernels.column_rule import unpack_pattern
 from jaxsparse_fmt.kernels.entries import accumulator
 from jaxsparse_fmt.kernels.rule import Rule
@@ -29,7 +29,10 @@ def product_reference(values, x, arrays: Arrays, *, rule: Rule) -> Array:
     by_columns, by_slots = (functools.partial(f, arrays=arrays, rule=rule, acc=acc) for f in (_by_columns, _by_slots))
 
     def one(values, x):
-        y = lax.cond(_is_even(arrays, rule), by_columns, by_slots, values, x)
+        if isinstance(rule.address, Starts):
+            y = _by_starts(values, x, arrays, rule, acc)
+        else:
+            y = lax.cond(_is_even(arrays, rule), by_columns, by_slots, values, x)
         y = y.astype(dtype)
         return y.at[arrays["perm"]].set(y, unique_indices=True) if "perm" in arrays else y
 
@@ -80,6 +83,25 @@ def _by_jagged_columns(values, x, arrays: Arrays, rule: Rule, acc) -> Array:
         at = jnp.minimum(begin + row, rule.n_stored - 1)
         c = take(arrays["col_idx"], at)
         live = (c < n_cols) & (row < end - begin) & (j <= last)
+        v = jnp.where(live, take(values, at), 0)
+        return v[:, None].astype(acc) * entries.gather(x, c, live).astype(acc)
+
+    return _sum_terms(term, jnp.int32(last + 1), jnp.zeros((n_rows, x.shape[1]), acc))
+
+
+def _by_starts(values, x, arrays: Arrays, rule: Rule, acc) -> Array:
+    """Entry j of every row at once, where columns begin anywhere and diagonals tell which places there are."""
+    n_rows, n_cols = rule.shape
+    start, offsets = arrays["start"], arrays["offsets"]
+    row, last = jnp.arange(n_rows, dtype=jnp.int32), start.shape[0] - 1
+    present = unpack_pattern(arrays["pattern"], rule.n_stored) if "pattern" in arrays else None
+
+    def term(j):
+        k = jnp.minimum(j, last)
+        c = row + offsets[k]
+        live = (c >= 0) & (c < n_cols) & (j <= last)
+        at = jnp.clip(start[k] + row, 0, rule.n_stored - 1)
+        live = live if present is None else live & take(present, at)
         v = jnp.where(live, take(values, at), 0)
         return v[:, None].astype(acc) * entries.gather(x, c, live).astype(acc)
 

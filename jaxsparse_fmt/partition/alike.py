@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from jaxsparse_fmt.formats.by_rule import array_fields
-from jaxsparse_fmt.kernels.column_rule import PADDING
+from jaxsparse_fmt.kernels.column_rule import PADDING, is_bits
 from jaxsparse_fmt.kernels.tiles import NARROW_PADDING
 from jaxsparse_fmt.matrix import SparseMatrix
 
@@ -45,13 +45,14 @@ class Form:
 
     Attributes:
       sizes: of every array that is there, the longest; of `values` what comes before a tail, and the tail.
-      bits: the pattern must be bits: some are, or some matrix has none; None: no matrix has a pattern.
+      pattern: its dtype, which tells what it is (`kernels/column_rule.py`). Bits where some are, or some matrix has
+        no pattern, since any place of that may hold a zero; None: no matrix has one.
       nnz: the most.
       pieces: of rows, the most; 0 in formats that count none.
     """
 
     sizes: dict[str, int]
-    bits: bool | None
+    pattern: np.dtype | None
     nnz: int
     pieces: int = 0
 
@@ -62,9 +63,9 @@ class Form:
         main = getattr(A, "n_main", A.n_stored)
         sizes |= {"values": main, "tail": A.n_stored - main}
         pattern = arrays.get("pattern")
-        holes = 0 if pattern is None or pattern.dtype == np.uint8 else pattern.shape[0]
-        bits = None if pattern is None else pattern.dtype == np.uint8
-        return Form(sizes | {"pattern": holes}, bits, A.nnz, getattr(A, "n_pieces", 0))
+        holes = 0 if pattern is None or is_bits(pattern) else pattern.shape[0]
+        kind = None if pattern is None else pattern.dtype
+        return Form(sizes | {"pattern": holes}, kind, A.nnz, getattr(A, "n_pieces", 0))
 
 
 def agreed(forms: list[Form]) -> Form:
@@ -73,9 +74,13 @@ def agreed(forms: list[Form]) -> Form:
     sizes = {name: max(form.sizes.get(name, 0) for form in forms) for name in names}
     if "piece_ptr" in sizes and "tail_rows" in sizes:  # those that have none get one for all their rows
         sizes["piece_ptr"] = max(sizes["piece_ptr"], sizes["tail_rows"] + 1)
-    kinds = {form.bits for form in forms}
-    bits = None if kinds == {None} else kinds != {False}
-    return Form(sizes, bits, max(form.nnz for form in forms), max(form.pieces for form in forms))
+    kinds = {form.pattern for form in forms}
+    read, unread = np.dtype(np.uint8), np.dtype(np.int8)
+    if None in kinds or read in kinds:
+        kind = None if kinds == {None} else read
+    else:
+        kind = unread if unread in kinds else np.result_type(*kinds)
+    return Form(sizes, kind, max(form.nnz for form in forms), max(form.pieces for form in forms))
 
 
 def arrays_in(A: SparseMatrix, form: Form) -> dict[str, np.ndarray]:
@@ -89,7 +94,7 @@ def arrays_in(A: SparseMatrix, form: Form) -> dict[str, np.ndarray]:
     if "piece_ptr" in form.sizes and "piece_ptr" not in arrays:  # None says one piece each
         arrays["piece_ptr"] = np.arange(arrays["tail_rows"].shape[0] + 1, dtype=np.int32)
     padded = {name: _padded(name, a, A, form) for name, a in arrays.items() if name != "pattern"}
-    if form.bits is not None:
+    if form.pattern is not None:
         padded["pattern"] = _pattern(arrays.get("pattern"), A, form)
     return padded
 
@@ -144,13 +149,14 @@ def _filled(a: np.ndarray, size: int, value: int) -> np.ndarray:
 def _pattern(pattern: np.ndarray | None, A: SparseMatrix, form: Form) -> np.ndarray:
     """Bits for all places, none of them for those that are added; or a list of holes, the added ones beyond the end."""
     n_stored = form.sizes["values"]
-    if form.bits:
+    assert form.pattern is not None
+    if form.pattern.itemsize == 1:
         present = np.ones(A.n_stored, bool)
-        if pattern is not None and pattern.dtype == np.uint8:
-            present = np.unpackbits(pattern, count=A.n_stored, bitorder="little").astype(bool)
+        if pattern is not None and is_bits(pattern):
+            present = np.unpackbits(pattern.view(np.uint8), count=A.n_stored, bitorder="little").astype(bool)
         elif pattern is not None:
             present[pattern] = False
-        return np.packbits(_filled(present, n_stored, 0), bitorder="little")
+        return np.packbits(_filled(present, n_stored, 0), bitorder="little").view(form.pattern)
     assert pattern is not None
     added = form.sizes["pattern"] - pattern.shape[0]
     return np.concatenate([pattern, n_stored + np.arange(added, dtype=pattern.dtype)])

@@ -176,7 +176,8 @@ def _stored_as(
     all_kinds = [*everyones(kinds).values()]
     wide = {n: np.result_type(*(of[n] for of in all_kinds)) for n in all_kinds[0]}
     arrays = {k: {n: a.astype(wide[n], copy=False) for n, a in of.items()} for k, of in arrays.items()}
-    return Stored(next(iter(matrices.values())), arrays, form, f"in {name}, {why}")
+    first = next(iter(matrices.values()))
+    return Stored(first, arrays, form, f"in {first.name}, {why}")
 
 
 def _on_host() -> contextlib.AbstractContextManager[Any]:
@@ -189,4 +190,4 @@ def _on_host() -> contextlib.AbstractContextManager[Any]:
 
 def _on_its_host(convert: Callable[[Csr], SparseMatrix], csr: Csr) -> SparseMatrix:
     with _on_host():  # a thread's own setting
-        return convert(csr)
+        return convert(csr).unshared  # shards are padded place by place, each of one entry

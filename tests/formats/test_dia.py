@@ -57,7 +57,7 @@ def test_a_full_band_has_no_pattern_and_gives_its_entries_back():
     np.testing.assert_array_equal(A.to_scipy().indices, S.indices)
 
 
-@pytest.mark.parametrize(("missing", "dtype", "size"), [(1, "int32", 1), (9, "int32", 9), (10, "uint8", 40)])
+@pytest.mark.parametrize(("missing", "dtype", "size"), [(1, "int32", 1), (9, "int32", 9), (10, "int8", 40)])
 def test_the_pattern_is_a_list_where_that_is_shorter_than_bits(missing, dtype, size):
     """320 places: 40 bytes of bits, 4 for each number of a list."""
     A = jsf.from_scipy(diagonal(320, missing), "dia")

@@ -234,7 +234,7 @@ def test_large_products_are_right_and_the_same_to_the_last_bit_in_every_run(layo
 
 
 @every_dialect
-@pytest.mark.parametrize("name", ["dia", "hdia", "sell", "bsr", "csr5"])
+@pytest.mark.parametrize("name", ["dia", "sdia", "hdia", "sell", "bsr", "csr5"])
 def test_a_large_stencil_in_the_formats_that_leave_columns_out(name, dialect, rng):
     S = jsf.gallery.poisson(40)
     A, x = Layout(name).of(S, backend=dialect), draw(rng, jnp.float64, S.shape[1])
@@ -270,9 +270,10 @@ def test_slices_with_columns_near_and_further_apart_than_16_bits(dialect, rng):
 
 
 @every_dialect
-def test_the_transposed_product_of_csc_is_the_same_to_the_last_bit_in_every_run(dialect, rng):
-    S = irregular()
-    A, y = Layout("csc").of(S, backend=dialect), draw(rng, jnp.float64, S.shape[0])
+@pytest.mark.parametrize("format", ["csc", "dia", "sdia"])
+def test_a_transposed_product_by_a_kernel_is_the_same_to_the_last_bit_in_every_run(format, dialect, rng):
+    S = irregular() if format == "csc" else jsf.gallery.convection_diffusion(30)
+    A, y = Layout(format).of(S, backend=dialect), draw(rng, jnp.float64, S.shape[0])
     transposed = jax.jit(lambda A, y: A.T @ y)
     first, *others = (np.asarray(transposed(A, y)) for _ in range(3))
     assert_close(first, S.T @ np.asarray(y), longest_sum(S.T.tocsr(), y))

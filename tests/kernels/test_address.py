@@ -26,7 +26,7 @@ def by_rule(case) -> list:
 # Rows of all lengths up to 20, in two tiles of 128 lanes.
 TWO_TILES = sp.block_diag([CASES["irregular"].scipy(), CASES["tall"].scipy(), np.ones((1, 20))])
 
-EXPLICIT = [layout for layout in by_rule(CASES["irregular"]) if layout.format not in ("dia", "hdia", "bsr")]
+EXPLICIT = [layout for layout in by_rule(CASES["irregular"]) if layout.format not in ("dia", "sdia", "hdia", "bsr")]
 every_rule = pytest.mark.parametrize("layout", by_rule(CASES["irregular"]), ids=str)
 
 

@@ -94,7 +94,7 @@ def test_row_sums_are_bit_identical_in_every_format_with_one_lane_a_row(rng):
         if str(layout) not in SHARED:
             A = layout.of(TALL.scipy())
             results[A.name] = np.asarray(product(A, A.values[None], x)).tobytes()
-    assert {*results} == {"csr", "ell", "ellr", "hll", "jds", "pjds", "pellr", "dia", "hdia", "bsr", "sell"}
+    assert {*results} == {"csr", "ell", "ellr", "hll", "jds", "pjds", "pellr", "dia", "sdia", "hdia", "bsr", "sell"}
     assert len({*results.values()}) == 1
 
 
@@ -196,7 +196,10 @@ def kernels_in(text: str, dialect: str) -> int:
 
 
 # Of the product, the transposed product and the sampled outer product: other formats have the first and the last.
-FACES_WITH_KERNELS = {"coo": (1, 0, 0), "csr5": (1, 0, 0), "csc": (0, 1, 0), "hyb": (2, 0, 0), "sell": (2, 0, 0)}
+FACES_WITH_KERNELS = {
+    **{"coo": (1, 0, 0), "csr5": (1, 0, 0), "csc": (0, 1, 0), "hyb": (2, 0, 0), "sell": (2, 0, 0)},
+    **dict.fromkeys(("dia", "sdia"), (1, 1, 1)),
+}
 
 
 @pytest.mark.parametrize("dtype, p", [(jnp.float32, 1), (jnp.float64, 3), (jnp.bfloat16, 2)], ids=str)

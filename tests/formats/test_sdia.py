@@ -1,0 +1,169 @@
+"""SDIA: diagonals that mirror others are not stored, and everything else goes on as if they were."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import jaxsparse_fmt as jsf
+from jaxsparse_fmt._types import CsrArrays
+from jaxsparse_fmt.matrix import build
+from tests.formats.pictures import RAGGED, assert_as_drawn, drawn_matrix, stored, value_sizes
+from tests.lowering import quick_jit
+from tests.oracle import assert_product
+from tests.test_convert import assert_same_storage
+
+GRID = jsf.gallery.poisson(7)
+
+
+def symmetric(n: int = 60, seed: int = 0) -> sp.csr_array:
+    """Seven diagonals of random numbers, of which some are zeros that stay and some are missing, in mirrored pairs."""
+    rng = np.random.default_rng(seed)
+    row, col = (
+        np.concatenate(a) for a in zip(*((np.arange(n - o), np.arange(o, n)) for o in (0, 1, 5, 17)), strict=True)
+    )
+    data = rng.standard_normal(row.size)
+    data[rng.random(row.size) < 0.1] = 0
+    there = rng.random(row.size) < 0.9
+    row, col, data = row[there], col[there], data[there]
+    beside = row != col
+    row, col = np.concatenate([row, col[beside]]), np.concatenate([col, row[beside]])
+    return sp.coo_array((np.concatenate([data, data[beside]]), (row, col)), (n, n)).tocsr()
+
+
+MATRICES = {
+    "grid": GRID,
+    "with zeros and holes": symmetric(),
+    "no main diagonal": sp.csr_array(GRID - sp.diags_array(GRID.diagonal())),
+    "one pair alike of three": sp.csr_array(
+        jsf.gallery.poisson(6) + sp.diags_array([1.0, 2.0], offsets=[1, 6], shape=(216, 216))
+    ),
+    "nothing alike": sp.csr_array(RAGGED[:, :99]),
+    "rectangular": RAGGED,
+}
+MATRICES["no main diagonal"].eliminate_zeros()
+every_matrix = pytest.mark.parametrize("name", MATRICES)
+
+
+@quick_jit
+def faces(A, X, Y):
+    product, pullback = jax.vjp(lambda data: A.with_data(data) @ X, A.data)
+    return (
+        A @ X,
+        A.T @ Y,
+        product,
+        pullback(Y)[0],
+        jax.vjp(lambda values: A._with_values(values) @ X, A.values)[1](Y)[0],
+    )
+
+
+def test_the_arrays_are_those_of_the_picture():
+    assert_as_drawn(jsf.from_scipy(drawn_matrix("sdia"), "sdia"))
+
+
+@every_matrix
+@pytest.mark.parametrize("backend", ["xla", "interpret"])
+def test_products_and_derivatives_are_those_of_all_entries(name, backend, rng):
+    S = MATRICES[name]
+    A = jsf.from_scipy(S, "sdia", backend=backend)
+    X, Y = rng.standard_normal((S.shape[1], 2)), rng.standard_normal((S.shape[0], 2))
+    product, transposed, again, by_data, by_values = faces(A, X, Y)
+    dense, row = S.toarray(), np.repeat(np.arange(S.shape[0]), np.diff(S.indptr))
+    assert_product(product, dense, X)
+    assert_product(transposed, dense.T, Y)
+    assert_product(again, dense, X)
+    sampled = np.sum(Y[row] * X[S.indices], axis=1)
+    np.testing.assert_allclose(by_data, sampled, atol=1e-12)
+    # A place is read for each of its entries, and a derivative by it is the sum of theirs.
+    start, offsets = np.asarray(A.start), np.asarray(A.offsets)
+    wanted = np.zeros(A.n_stored)
+    np.add.at(wanted, start[np.searchsorted(offsets, S.indices - row)] + row, sampled)
+    np.testing.assert_allclose(by_values, wanted, atol=1e-12)
+
+
+@every_matrix
+def test_it_gives_back_what_was_put_in(name):
+    S = MATRICES[name]
+    back = jsf.from_scipy(S, "sdia").to_scipy()
+    np.testing.assert_array_equal(back.indptr, S.indptr)
+    np.testing.assert_array_equal(back.indices, S.indices)
+    np.testing.assert_array_equal(back.data, S.data)
+
+
+def test_a_stencil_takes_little_more_than_half_of_what_its_diagonals_take():
+    A, all_of_it = (jsf.from_scipy(GRID, format) for format in ("sdia", "dia"))
+    assert A.n_stored == 4 * 343 and all_of_it.n_stored == 7 * 343
+    assert A.fill > 1
+
+
+@value_sizes
+def test_bytes_follow_the_formula(value):
+    assert stored("sdia", value, GRID).nbytes == 343 * (4 * value) + 7 * 8 + -(-4 * 343 // 8)
+
+
+def test_pairs_are_found_one_by_one():
+    """Those at distances 1 and 6 differ; that at 36 is alike."""
+    A = jsf.from_scipy(MATRICES["one pair alike of three"], "sdia")
+    assert A.n_stored == 6 * 216
+    np.testing.assert_array_equal(np.asarray(A.start) % 216 != 0, np.asarray(A.offsets) == -36)
+
+
+@pytest.mark.parametrize("change", ["a number", "an entry more"])
+def test_one_difference_keeps_both_diagonals(change):
+    S = sp.lil_array(sp.diags_array([2.0, 3.0, 3.0], offsets=[0, 1, -1], shape=(40, 40)))
+    S[20, 19] = 0.0 if change == "an entry more" else 4.0
+    S = sp.csr_array(S)
+    if change == "an entry more":
+        S = sp.csr_array(S + sp.csr_array(([0.0], ([19], [20])), S.shape))
+    A = jsf.from_scipy(S, "sdia")
+    assert A.n_stored == 3 * 40
+    np.testing.assert_array_equal(A.todense(), S.toarray())
+
+
+def test_a_transposed_product_is_the_product_to_the_last_bit(rng):
+    A, x = jsf.from_scipy(GRID, "sdia", backend="interpret"), rng.standard_normal(343)
+    flipped = jsf.from_scipy(sp.csr_array(GRID[::-1, ::-1]), "sdia", backend="interpret")
+    np.testing.assert_array_equal((A @ x)[::-1], flipped.T @ x[::-1])
+
+
+def test_other_entries_need_not_be_symmetric(rng):
+    A = jsf.from_scipy(GRID, "sdia")
+    data, x = rng.standard_normal(A.nnz), rng.standard_normal(343)
+    B = jax.jit(lambda A, data: A.with_data(data))(A, data)
+    assert B.name == "dia"
+    assert_product(B @ x, sp.csr_array((data, GRID.indices, GRID.indptr), GRID.shape).toarray(), x)
+
+
+def test_what_keeps_a_matrix_symmetric_keeps_it_small():
+    A = jsf.from_scipy(GRID, "sdia")
+    for B in (2 * A, -A, A / 3, A.astype(np.float32)):
+        assert B.name == "sdia" and B.n_stored == A.n_stored
+
+
+def test_symmetric_complex_matrices_share_and_hermitian_ones_do_not(rng):
+    x = rng.standard_normal(343) + 1j * rng.standard_normal(343)
+    alike = sp.csr_array(GRID * (1 - 2j))
+    hermitian = sp.csr_array(GRID + 1j * (sp.triu(GRID, 1) - sp.tril(GRID, -1)))
+    for S, n_stored in ((alike, 4 * 343), (hermitian, 7 * 343)):
+        A = jsf.from_scipy(S, "sdia")
+        assert A.n_stored == n_stored
+        assert_product(A @ x, S.toarray(), x)
+        assert_product(A.rmatvec(x), S.conj().T.toarray(), x)
+
+
+def test_poison_in_a_shared_value_reaches_the_two_rows_that_have_it():
+    """And not the rows whose place, below the first of a diagonal, would lie in the diagonal before."""
+    A = jsf.from_scipy(GRID, "sdia", backend="interpret")
+    at = int(np.asarray(A.start)[np.searchsorted(np.asarray(A.offsets), 7)]) + 100
+    y = A._with_values(A.values.at[at].set(jnp.nan)) @ jnp.ones(343)
+    np.testing.assert_array_equal(np.flatnonzero(np.isnan(y)), [100, 107])
+
+
+def test_what_is_stored_on_the_device_is_what_is_stored_on_the_host():
+    for S in (GRID, symmetric()):
+        csr = CsrArrays(*jsf.from_scipy(S, "csr").csr_arrays(), S.shape)
+        device = build(csr, "sdia", dtype=np.float64, backend="auto")
+        assert_same_storage(device, jsf.from_scipy(S, "sdia"))
