@@ -96,7 +96,7 @@ class Choice:
       layout: its options for `from_scipy`.
       nbytes: bytes of storage that a product reads. Of a large matrix in "sell", "hdia" and "bsr" an estimate, from a
         sample of its rows.
-      moved: bytes that a product moves, vectors included and counted once.
+      moved: bytes that a product moves, vectors included and counted once, and a copy of x where it makes one.
       cost: bytes that a plain copy moves in the time that the product should take; the ranking's key.
       reason: why, in words.
       seconds: what the product should take on the machine of the tables, an H200 or two CPU cores. x is read as if it
@@ -214,7 +214,8 @@ def store(
 
 
 def _choice(s: Storage, csr: Csr, itemsize: int, kernels: str | None) -> Choice:
-    moved, copy = traffic.bytes_moved(s.nbytes, csr.shape, itemsize), COPY["cpu" if kernels is None else "gpu"]
+    moved = traffic.bytes_moved(s.nbytes, csr.shape, itemsize) + 2 * s.copied * itemsize
+    copy = COPY["cpu" if kernels is None else "gpu"]
     if kernels is None:
         seconds = _seconds_on_cpu(s, csr, itemsize)
     else:
@@ -234,7 +235,7 @@ def _seconds_on_gpu(s: Storage, moved: int, csr: Csr, itemsize: int, kernels: st
     streamed = read / _rate(kernels, s.rate, csr.nnz, csr.shape[0], itemsize)
     streamed += csr.nnz * min(max(s.misses - USUAL, 0) * MISS, MOST_MISS) + s.written * WRITTEN + s.hops * HOP
     waited = s.trips * LATENCY
-    seconds = LAUNCH + max(streamed, waited) + OVERLAP * min(streamed, waited)
+    seconds = LAUNCH * (2 if s.copied else 1) + max(streamed, waited) + OVERLAP * min(streamed, waited)
     if tail.rows == 0:
         return seconds
     # One kernel sums the pieces, if they are not counted above, one the sums of a row, and a third step adds them to y.

@@ -88,6 +88,26 @@ def misses(csr: Csr, block: int, sigma: int, a_sector: int) -> float:
     return _distinct(number // block * sectors + col // a_sector).size / max(col.size, 1)
 
 
+def missed_beside(csr: Csr, block: int, a_sector: int, hot: int) -> float:
+    """The share of `misses` that is left where the `hot` most used columns lie side by side and stay in the cache.
+
+    Every other block of the sample tells which columns those are, and the rest of the sample what is left of its own
+    misses: a column that one block alone uses often is not hot. Where all columns are used alike, a cache of `hot`
+    numbers holds as large a share of them in any order, so that share is no gain.
+    """
+    rows, _ = _sample(csr, block)
+    number, _, col = _entries(csr, rows)
+    tells = number // block % 2 == 0
+    if tells.all():
+        return 1.0
+    column, used = np.unique(col[tells], return_counts=True)
+    hottest = column[np.argsort(-used, stable=True)[:hot]]
+    number, col = number[~tells], col[~tells]
+    sectors = number // block * (csr.shape[1] // a_sector + 1) + col // a_sector
+    left = _distinct(sectors[~np.isin(col, hottest)]).size / _distinct(sectors).size
+    return min(left + hot / csr.shape[1], 1.0)
+
+
 def wide_blocks(csr: Csr, block: int, widest: int) -> float:
     """The share of blocks of `block` rows whose columns span as many as `widest`, or more."""
     rows, _ = _sample(csr, block)

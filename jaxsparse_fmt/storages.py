@@ -25,6 +25,8 @@ WORTH_SORTING = 1.1  # places an entry in slices of 128 rows, from which sorting
 MOST_PADDING = 3.0  # places an entry; no diagonal or block is worth more
 L1_ROWS = 512  # neighbouring rows whose x the L1 cache of a multiprocessor holds, as it works on several blocks
 SECTOR = 32  # bytes that the L1 cache asks the L2 for
+HOT_BYTES = 2**18  # of x that CSR5 gathers in front: what the L1 cache of an H100 or H200 holds
+SMALL_X = 2**20  # bytes of an x too small to be worth that
 UNROLL = 4  # entries whose loads a thread of the GPU's kernels issues together
 
 
@@ -64,6 +66,7 @@ class Storage:
       misses: of an entry's x in the L1 cache, 0 to 1; not known for a CPU.
       written: rows that are written one by one, as their sums are done.
       hops: of all tiles of CSR5.
+      copied: numbers of x that are copied into another order before the product, by a kernel of its own.
       words: what is peculiar, for the reason.
     """
 
@@ -82,6 +85,7 @@ class Storage:
     misses: float = 0.0
     written: int = 0
     hops: int = 0
+    copied: int = 0
     words: tuple[str, ...] = ()
 
 
@@ -96,7 +100,9 @@ def storages(csr: Csr, dtype: Any, platform: str) -> Iterator[Storage]:
     for storage in _storages(csr, dtype, platform):
         if on_gpu:
             of = (storage.rows, storage.layout["sigma"]) if storage.sorted else (L1_ROWS, 1)
-            storage = dataclasses.replace(storage, misses=misses(*of))
+            hot = storage.layout.get("hot", 0)
+            left = features.missed_beside(csr, L1_ROWS, a_sector, hot) if hot else 1.0
+            storage = dataclasses.replace(storage, misses=left * misses(*of))
         yield storage
 
 
@@ -104,7 +110,10 @@ def _storages(csr: Csr, dtype: Any, platform: str) -> Iterator[Storage]:
     lengths, itemsize, on_gpu = np.diff(csr.indptr), dtype.itemsize, platform == "gpu"
     yield _csr(csr, lengths, itemsize)
     if on_gpu:
-        yield _csr5(csr, lengths, itemsize)
+        yield _csr5(csr, lengths, itemsize, 0)
+        n_cols, number = csr.shape[1], max(itemsize, 4)  # values of 16 bits multiply an x of 32
+        if n_cols * number >= SMALL_X:
+            yield _csr5(csr, lengths, itemsize, min(HOT_BYTES // number, n_cols // 4))
     yield _ell(lengths, itemsize)
     uneven = features.slice_widths(lengths, 128).sum() * 128 > WORTH_SORTING * csr.nnz
     for slice_size, sigma in SLICES[platform]:
@@ -140,19 +149,20 @@ def _csr(csr: Csr, lengths: np.ndarray, itemsize: int) -> Storage:
     )
 
 
-def _csr5(csr: Csr, lengths: np.ndarray, itemsize: int) -> Storage:
+def _csr5(csr: Csr, lengths: np.ndarray, itemsize: int, hot: int) -> Storage:
     lanes, depth = shape = csr5.tile_for(csr.nnz, csr.shape[0])
     size = lanes * depth
     rows = csr5.rows_of(csr, size // csr5.CUT)
     places = rows.tiles(size) * size
     n_tiles, n_rows = places // size, rows.lengths.shape[0]
     in_tile = lambda k: max(round(k / max(n_tiles, 1)), 1)  # noqa: E731
-    wide = features.wide_blocks(csr, in_tile(csr.shape[0]), NARROW_PADDING)
+    # Beside hot columns, which lie in front, hardly any others are near enough for 16 bits.
+    wide = 1.0 if hot else features.wide_blocks(csr, in_tile(csr.shape[0]), NARROW_PADDING)
     index = (2 + 2 * wide) * places + 4 * n_tiles * (lanes + 1 + (wide < 1) + (0 < wide < 1))
-    index += 0 if rows.cut is None else 8 * rows.cut.size + 4
+    index += (0 if rows.cut is None else 8 * rows.cut.size + 4) + (4 * csr.shape[1] if hot else 0)
     return Storage(
         "csr5",
-        {"tile_shape": shape},
+        {"tile_shape": shape, "hot": hot},
         round(places * itemsize + index),
         places,
         places,
@@ -163,7 +173,8 @@ def _csr5(csr: Csr, lengths: np.ndarray, itemsize: int) -> Storage:
         by_columns=False,
         hops=int((features.slice_widths(rows.lengths, in_tile(n_rows)) // depth).sum()),
         written=n_rows,
-        words=(f"{1 - wide:.0%} of tiles in 16 bits",),
+        copied=csr.shape[1] if hot else 0,
+        words=(f"the {hot} most used columns first" if hot else f"{1 - wide:.0%} of tiles in 16 bits",),
     )
 
 

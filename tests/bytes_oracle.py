@@ -28,7 +28,7 @@ def stated_bytes(S: sp.csr_array, format: str, layout: Mapping[str, Any], value:
         case "csr":
             return nnz * entry + 4 * (n + 1)
         case "csr5":
-            return _csr5(S, lengths, layout["tile_shape"], value)
+            return _csr5(S, lengths, layout, value)
         case "csc":
             return nnz * entry + 4 * (n_cols + 1)
         case "ell":
@@ -115,15 +115,21 @@ def _tail(lengths: np.ndarray, width: int, entry: int) -> int:
     return int(rest.sum()) * entry + 4 * n_long + 4 * (n_pieces + 1) + 4 * (n_long + 1) * (n_pieces > n_long)
 
 
-def _csr5(S: sp.csr_array, lengths: np.ndarray, tile_shape: tuple[int, int], value: int) -> int:
-    """Two bytes of index a place, or four in tiles with columns 32767 apart or more.
+def _csr5(S: sp.csr_array, lengths: np.ndarray, layout: Mapping[str, Any], value: int) -> int:
+    """Two bytes of index a place, or four in tiles with columns 32767 apart or more, after the `hot` most used of them
+    have come to the front.
 
     A row has a place for every entry, or one if it has none, and from a 32nd of a tile on it goes on in pieces behind
     all rows. It lies in the tile in whose share of all these places it begins, which leaves room for the longest.
     """
     if lengths.size == 0:
         return 0
-    lanes, size = tile_shape[0], math.prod(tile_shape)
+    lanes, size, n_cols, hot = layout["tile_shape"][0], math.prod(layout["tile_shape"]), S.shape[1], layout["hot"]
+    used = np.bincount(S.indices, minlength=n_cols)
+    is_hot = np.isin(np.arange(n_cols), np.lexsort((np.arange(n_cols), -used))[:hot])
+    col = np.empty(n_cols, np.int64)
+    col[np.lexsort((np.arange(n_cols), -used * is_hot, ~is_hot))] = np.arange(n_cols)
+    col = col[S.indices]
     most = size // 32
     pieces = -(-np.maximum(lengths - most, 0) // most)
     first_piece = lengths.size + np.cumsum(pieces) - pieces
@@ -132,12 +138,13 @@ def _csr5(S: sp.csr_array, lengths: np.ndarray, tile_shape: tuple[int, int], val
     places = np.maximum(np.bincount(piece, minlength=lengths.size + pieces.sum()), 1)
     tile = (np.cumsum(places) - places) // (size - places.max() + 1)
     n_tiles = int(tile[-1]) + 1
-    least, largest = np.full(n_tiles, S.shape[1], np.int64), np.zeros(n_tiles, np.int64)
-    np.minimum.at(least, tile[piece], S.indices)
-    np.maximum.at(largest, tile[piece], S.indices)
+    least, largest = np.full(n_tiles, n_cols, np.int64), np.zeros(n_tiles, np.int64)
+    np.minimum.at(least, tile[piece], col)
+    np.maximum.at(largest, tile[piece], col)
     n_wide, n_long = int(np.sum(largest - least >= 32767)), int(np.sum(pieces > 0))
     index = n_tiles * size * 2 + n_wide * size * 2 + 4 * n_tiles * ((n_wide < n_tiles) + (0 < n_wide < n_tiles))
-    return n_tiles * (size * value + 4 * (lanes + 1)) + index + (4 * n_long + 4 * (n_long + 1)) * (n_long > 0)
+    index += (4 * n_long + 4 * (n_long + 1)) * (n_long > 0) + 4 * n_cols * (hot > 0)
+    return n_tiles * (size * value + 4 * (lanes + 1)) + index
 
 
 def _sell(S: sp.csr_array, lengths: np.ndarray, layout: Mapping[str, Any], value: int) -> int:

@@ -148,6 +148,28 @@ def test_a_skewed_matrix_hardly_moves_more_than_in_csr(name):
     assert ranked(name)[0].moved <= 1.3 * of("csr", ranked(name)).moved
 
 
+@pytest.mark.parametrize(
+    ("name", "hot"),
+    [("power law", 2**15), ("uneven rows anywhere", 0), ("uneven rows in a band", 0), ("dense rows", 0)],
+)
+def test_hot_columns_come_first_where_they_have_most_entries_and_only_there(name, hot):
+    assert of("csr5", ranked(name)).layout["hot"] == hot
+
+
+def test_an_order_of_columns_costs_itself_and_a_copy_of_x():
+    S, first = large("power law"), ranked("power law")[0]
+    plain = next(c for c in ranked("power law") if c.format == "csr5" and c.layout["hot"] == 0)
+    assert first.format == "csr5" and "the 32768 most used columns first" in first.reason
+    assert first.nbytes == jsf.from_scipy(S, "csr5", **first.layout).nbytes
+    assert first.nbytes == plain.nbytes + 4 * S.shape[1]  # the tiles are wide in any order
+    assert first.moved == first.nbytes + 8 * (sum(S.shape) + 2 * S.shape[1])
+
+
+def test_a_vector_that_the_caches_hold_anyway_is_not_copied():
+    choices = choose.rank(jsf.gallery.power_law(100_000), platform="gpu")
+    assert {c.layout["hot"] for c in choices if c.format == "csr5"} == {0}
+
+
 def test_columns_far_apart_are_not_promised_16_bits():
     near, far = (of("sell", ranked(f"uneven rows {where}")) for where in ("in a band", "anywhere"))
     shares = [re.findall(r"(\d+)% of columns in 16 bits", c.reason) for c in (near, far)]

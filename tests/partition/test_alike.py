@@ -70,6 +70,23 @@ def test_they_stay_what_they_were_and_have_one_shape(format, makers):
             np.testing.assert_allclose(A @ x, S @ x, rtol=1e-13)
 
 
+@pytest.mark.parametrize("makers", [(narrow, both, none), (wide, tailed, none)], ids=["widths", "pieces"])
+@pytest.mark.parametrize("hot", [0, 4])
+def test_tiles_stay_what_they_were_and_each_shard_has_its_own_order_of_columns(hot, makers):
+    matrices = [f() for f in makers]
+    made = brought_together([jsf.from_scipy(S, "csr5", tile_shape=(128, 8), hot=hot) for S in matrices])
+    assert len({(jax.tree.structure(A), *(leaf.shape for leaf in jax.tree.leaves(A))) for A in made}) == 1
+    x = np.random.default_rng(0).standard_normal(FAR)
+    for S, A in zip(matrices, made, strict=True):
+        if hot:
+            by_use = np.lexsort((np.arange(FAR), -np.bincount(S.indices, minlength=FAR)))
+            assert A.col_order[:hot].tolist() == by_use[:hot].tolist()
+        np.testing.assert_array_equal(np.asarray(A.data)[: S.nnz], S.data)
+        for backend in ("xla", "interpret"):
+            with jsf.use_backend(backend):
+                np.testing.assert_allclose(A @ x, S @ x, rtol=1e-13)
+
+
 @pytest.mark.parametrize("format", ["dia", "hdia", "bsr"])
 def test_stored_zeros_keep_their_place_beside_shards_without_a_pattern(format):
     full = sp.csr_array(np.arange(1.0, 37).reshape(6, 6))
