@@ -21,6 +21,7 @@ LAYERS = (
     "transposed",
     "matrix",
     "formats",
+    "paired",
     "gallery _hubbard _meshes io _matrix_market",
     "features",
     "storages",
