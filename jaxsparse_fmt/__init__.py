@@ -37,6 +37,7 @@ from jaxsparse_fmt.formats import (
 )
 from jaxsparse_fmt.kernels.dialect import BACKENDS, use_backend
 from jaxsparse_fmt.matrix import SparseMatrix, spmv
+from jaxsparse_fmt.paired import Paired
 from jaxsparse_fmt.transposed import Transposed
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ __all__ = [
     "SELL",
     "Basis",
     "Choice",
+    "Paired",
     "ShardedMatrix",
     "SparseMatrix",
     "Transposed",

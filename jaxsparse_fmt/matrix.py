@@ -57,6 +57,7 @@ class SparseMatrix(abc.ABC):
     name: ClassVar[str]
     layout_options: ClassVar[tuple[str, ...]] = ()
     sized_by_nnz: ClassVar[bool] = False  # nnz alone tells the size of every array
+    transposes: ClassVar[bool] = False  # its transposed product is no scatter-add, but a kernel's
     ndim: ClassVar[int] = 2
     __array_ufunc__ = None  # NumPy: leave x @ A to us
 
@@ -295,7 +296,7 @@ class SparseMatrix(abc.ABC):
         pattern = dataclasses.replace(self, values=None)
         traced = [isinstance(leaf, Tracer) for leaf in jax.tree.leaves(pattern)]
         if isinstance(self.values, Tracer) and not any(traced):
-            with _concrete():
+            with concrete():
                 ones = jnp.ones(self.values.shape, self.dtype)
             placed = dataclasses.replace(self, values=ones).asformat(name, max_bytes=max_bytes, **layout)
             return placed.with_data(self.data)
@@ -304,7 +305,7 @@ class SparseMatrix(abc.ABC):
                 f"format {name!r} cannot be made of a traced pattern: its size is unknown; convert before, or to "
                 f"one of {', '.join(n for n, cls in FORMATS.items() if cls.sized_by_nnz)}"
             )
-        with contextlib.nullcontext() if any(traced) else _concrete():
+        with contextlib.nullcontext() if any(traced) else concrete():
             values = self.values
             on_cpu = isinstance(values, np.ndarray) or (
                 not any(traced) and {d.platform for d in values.devices()} == {"cpu"}
@@ -341,11 +342,11 @@ def build(
         if option not in cls.layout_options:
             known = ", ".join(cls.layout_options) or "none"
             raise ValueError(f"format {name!r} has no layout option {option!r}; it has: {known}")
-    with contextlib.nullcontext() if isinstance(csr.data, Tracer) else _concrete():
+    with contextlib.nullcontext() if isinstance(csr.data, Tracer) else concrete():
         return cls.from_csr(csr, dtype=dtype, backend=backend, max_bytes=max_bytes, **layout)
 
 
-def _concrete() -> contextlib.AbstractContextManager[Any]:
+def concrete() -> contextlib.AbstractContextManager[Any]:
     """What is made of a matrix that a jitted function closes over is made while that is traced.
 
     Only then: what a conversion computes from sizes alone would become constants of its program, as large as a matrix.

@@ -36,6 +36,7 @@ class CSC(SparseMatrix):
     col_ptr: Array
 
     name = "csc"
+    transposes = True
     sized_by_nnz = True
 
     @property

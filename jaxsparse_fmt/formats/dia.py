@@ -44,6 +44,7 @@ class DIA(ByRule):
     pattern: Array | None
 
     name = "dia"
+    transposes = True
 
     @property
     def address(self) -> Slices:

@@ -41,6 +41,7 @@ class SDIA(ByRule):
     pattern: Array | None
 
     name = "sdia"
+    transposes = True
 
     @property
     def address(self) -> Starts:

@@ -104,6 +104,18 @@ def test_single_precision_products_equal_scipy_in_every_layout(layout, dialect, 
 
 
 @every_dialect
+@every_format
+def test_the_product_with_a_transpose_that_is_carried_repeats_to_the_last_bit(layout, dialect, rng):
+    S, dense = stacked()
+    A = layout.of(S, dtype=np.float32, backend=dialect, transpose=True)
+    y = draw(rng, np.float32, dense.shape[0])
+    results = [np.asarray(product(A.T, y)) for _ in range(3)]
+    assert_product(results[0], dense.T, y, np.float32)
+    for other in results[1:]:
+        np.testing.assert_array_equal(results[0], other)
+
+
+@every_dialect
 @every_layout
 def test_poison_in_a_vector_reaches_exactly_the_rows_that_read_it(layout, dialect):
     """Every third place of the vector; the program is that of the test before."""
