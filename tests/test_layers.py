@@ -169,11 +169,13 @@ def test_importing_the_solvers_leaves_heavy_modules_alone():
     assert not [name for name in loaded if name.startswith(heavy)]
 
 
-def test_import_adds_at_most_three_tenths_of_a_second_to_jax():
+def test_import_adds_at_most_two_thirds_of_what_jax_takes():
     code = """
-import time, jax
-start = time.process_time()
+import time
+start = time.perf_counter()
+import jax
+middle = time.perf_counter()
 import jaxsparse_fmt
-print(time.process_time() - start)
+print((time.perf_counter() - middle) / (middle - start))
 """
-    assert any(float(run(code)) <= 0.3 for _ in range(10))  # a loaded machine is slower, never faster
+    assert any(float(run(code)) <= 2 / 3 for _ in range(10))  # whatever the machine, but not whatever its load
