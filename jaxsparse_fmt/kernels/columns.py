@@ -328,9 +328,10 @@ def load_beside_values(rule: Rule, permuted: bool) -> str:
     full = "permuted" if permuted else "full"
     if not isinstance(rule.address, Slices) or rule.address.lanes >= rule.shape[0]:
         return full
+    mean = rule.n_stored / rule.shape[0]
     if rule.address.threads > 1:
-        return "shared"
-    long_rows = rule.n_stored >= dialect.LAUNCH.long_rows * rule.shape[0]
+        return "very long shared" if mean >= dialect.LAUNCH.very_long_rows else "shared"
+    long_rows = mean >= dialect.LAUNCH.long_rows
     if isinstance(rule.column, Delta):
         return "long deltas" if long_rows else "deltas"
     return "diagonals" if isinstance(rule.column, Diagonal) and not long_rows else full

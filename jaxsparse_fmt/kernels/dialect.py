@@ -51,6 +51,7 @@ class Launch:
 
     rows: int = 128  # lanes of one block; Mosaic GPU works in warpgroups, so a multiple of 128 there
     long_rows: int = 32  # mean entries from which rows are long
+    very_long_rows: int = 256  # and from which the lanes that share one have many each
     warp: int = 32  # threads
     stages: int = 2
     columns_a_lane: int = 4  # right-hand sides that a lane has in registers
@@ -67,6 +68,7 @@ class Launch:
             "long deltas": (2, 8),
             "diagonals": (2, 8),  # of a slice: no index, and short rows that one trip covers
             "shared": (4, 4),  # neighbouring lanes share a row of CSR
+            "very long shared": (4, 8),
             "tiles": (1, 8),  # a lane passes from row to row
         }
     )
