@@ -4,10 +4,11 @@
     python -m benchmarks.spmv --suite standard --small        a minute or two on a CPU, to try it
 
 The opponent is the fastest of cuSPARSE's CSR (ALG1, ALG2, both preprocessed), COO, sliced ELL and BSR where there are
-blocks, and of JAX's BCSR; on a CPU SciPy's csr @ x takes cuSPARSE's place. A matrix that fits the L2 cache is timed in
-chains of products, x ← A·x, in one program of ours and one sequence of calls of theirs: else a GPU would wait for
-Python. JSON and table are written after every matrix, so that a run that is cut off has told what it could, and no
-matrix is begun that would not end before the limit if it took as long as the longest so far.
+blocks, and of JAX's BCSR; on a CPU SciPy's csr @ x takes cuSPARSE's place. On a GPU square matrices are timed in chains
+of products, x ← A·x, in one program of ours and one sequence of calls of theirs: else it would wait for Python, which
+takes up to 90 µs for a call of ours where the host is busy. JSON and table are written after every matrix, so that a
+run that is cut off has told what it could, and no matrix is begun that would not end before the limit if it took as
+long as the longest so far.
 
 A row of the JSON is a matrix and a dtype: `opponents` has µs by method or why there are none, `ours` what was predicted
 and measured of every format that was timed, `predicted` the whole ranking; `choose.py` can be calibrated from it.
@@ -37,8 +38,8 @@ from benchmarks import cusparse, spmv, suite, timing
 from jaxsparse_fmt import choose
 
 Row = dict[str, Any]
-CHAIN = 16  # products of a chain
-IN_L2 = 64e6  # bytes in CSR with float32 values, below which a square matrix is timed in chains
+TRIPS = 8  # of the loop of a chain
+IN_L2 = 64e6  # bytes in CSR with float32 values, below which a trip is of 16 products, else of 2
 WRONG = 1e-3  # relative error from which a time counts for nothing
 HOPELESS = 3.0  # times the predicted cost of the first, from which a format is not timed
 ROUNDS = {"rounds": 5, "seconds": 0.015}  # of `timing.seconds_per_call`: shorter than for the tables of one matrix
@@ -47,8 +48,13 @@ BCSR = "JAX BCSR"
 COMPILED_AT_ONCE = 8  # XLA compiles beside Python
 
 product = jax.jit(lambda A, x: A @ x)
-# One program without a loop, whose trips a GPU would wait for; and a function called often is lowered once.
-chain = jax.jit(lambda A, x: functools.reduce(lambda x, _: product(A, x), range(CHAIN), x))
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def chain(A, x, length):
+    """Trips of `length` products each: an even number, so that the last can write where the first has read."""
+    trip = lambda _, x: functools.reduce(lambda x, _: product(A, x), range(length), x)  # noqa: E731
+    return jax.lax.fori_loop(0, TRIPS, trip, x)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +64,16 @@ class Problem:
     S: Any
     xs: list[np.ndarray]
     exact: np.ndarray
-    chained: bool
+    chained: int  # products of a trip; 0: each is called by itself
+
+    def run(self, A: Any, x: jax.Array) -> jax.Array:
+        """What is timed."""
+        return chain(A, x, self.chained) if self.chained else product(A, x)
+
+    @property
+    def products(self) -> int:
+        """That `run` makes."""
+        return TRIPS * self.chained or 1
 
     def off(self, y: Any) -> float:
         """The largest error of y = A·xs[0] over the largest result."""
@@ -80,7 +95,8 @@ class Run:
     def matrix(self, case: suite.Case, S: Any) -> list[Row]:
         """One row a dtype. What is timed for one is timed for all, and converted once, in float64."""
         xs = list(np.random.default_rng(0).standard_normal((3, S.shape[1])).astype(np.float32))
-        chained = self.platform == "gpu" and S.shape[0] == S.shape[1] and S.nnz * 8 < IN_L2
+        square = self.platform == "gpu" and S.shape[0] == S.shape[1]
+        chained = (16 if S.nnz * 8 < IN_L2 else 2) if square else 0
         problem = Problem(S, xs, S @ xs[0].astype(np.float64), chained)
         A = jsf.from_scipy(S, "csr", backend=self.backend)
         opponent = cusparse.Opponent(S, A) if self.platform == "gpu" else None
@@ -99,7 +115,7 @@ class Run:
                 theirs = self.theirs(opponent, problem, dtype)
                 ours = self.ours(pool, stored, ranking, problem, dtype)
                 row = {"matrix": case.name, "class": case.kind, "dtype": dtype, "rows": S.shape[0], "nnz": S.nnz}
-                row |= {"chained": chained, "rank s": seconds, "opponents": theirs, "ours": ours}
+                row |= {"chained": bool(chained), "rank s": seconds, "opponents": theirs, "ours": ours}
                 row["predicted"] = [
                     {"label": label(c), "model us": 1e6 * c.seconds, "moved": c.moved, "reason": c.reason}
                     for c in ranking
@@ -136,10 +152,10 @@ class Run:
             return timing.seconds_per_call(lambda i: product(inputs[i % 3]), product.wait, **self.rounds)
 
         def calls(_: int) -> None:
-            for i in range(CHAIN):
+            for i in range(problem.products):
                 product(inputs[i % 2], inputs[1 - i % 2])
 
-        return timing.seconds_per_call(calls, product.wait, **self.rounds) / CHAIN
+        return timing.seconds_per_call(calls, product.wait, **self.rounds) / problem.products
 
     def _of_bcsr(self, xs: list[np.ndarray], problem: Problem) -> float:
         S = problem.S
@@ -148,8 +164,8 @@ class Run:
         return self._of_jax(A, [jnp.asarray(x) for x in xs], problem)
 
     def _of_jax(self, A: Any, xs: list[jax.Array], problem: Problem) -> float:
-        run, times = (chain, CHAIN) if problem.chained else (product, 1)
-        return timing.seconds_per_call(lambda i: run(A, xs[i % 3]), jax.block_until_ready, **self.rounds) / times
+        run = lambda i: problem.run(A, xs[i % 3])  # noqa: E731
+        return timing.seconds_per_call(run, jax.block_until_ready, **self.rounds) / problem.products
 
     def ours(
         self,
@@ -170,7 +186,7 @@ class Run:
                 return kept
             try:
                 B = kept[0].astype(dtype)
-                jax.block_until_ready((chain if problem.chained else product)(B, xs[0]))
+                jax.block_until_ready(problem.run(B, xs[0]))
                 return B
             except (ValueError, RuntimeError) as error:
                 return f"{type(error).__name__}: {error}".splitlines()[0]
@@ -268,7 +284,7 @@ def table(rows: list[Row], header: dict[str, str]) -> str:
     for r in rows:
         best = "" if r["best"] == r["auto"] else r["best"]
         lines.append(
-            f"| {r['matrix']}{' (chained)' if r['chained'] else ''} | {r['class']} | {r['dtype']} | {r['rows']} | "
+            f"| {r['matrix']} | {r['class']} | {r['dtype']} | {r['rows']} | "
             f"{r['nnz']} | {r['opponent']} | {r['opponent us']:.1f} | {r['auto']} | {r['auto us']:.1f} | "
             f"{r['model us']:.1f} | {best} | {r['best us']:.1f} | {r['ratio']:.2f} | {r['auto vs best']:.2f} | "
             f"{r['share']:.2f} | {r['conversion']:.0f} | {r['error']:.0e} |"

@@ -33,6 +33,7 @@ from jaxsparse_fmt.formats import (
     JDS,
     PELLR,
     PJDS,
+    SDIA,
     SELL,
 )
 from jaxsparse_fmt.kernels.dialect import BACKENDS, use_backend
@@ -65,6 +66,7 @@ __all__ = [
     "JDS",
     "PELLR",
     "PJDS",
+    "SDIA",
     "SELL",
     "Basis",
     "Choice",

@@ -87,8 +87,8 @@ class CSR5(SparseMatrix):
     @property
     def faces(self) -> CSR5Faces:
         n_rows, n_cols = self.shape
-        lie = Tiles((n_rows + self.n_pieces, n_cols), self.n_stored, *self.tile_shape)
-        return CSR5Faces(lie, n_rows, tuple(self.arrays))
+        lie = Tiles((n_rows + self.n_pieces, n_cols), self.n_stored, *self.tile_shape, self.n_pieces)
+        return CSR5Faces(lie, tuple(self.arrays))
 
     def coordinates(self) -> tuple[Array, Array, Array]:
         if self.n_stored == 0:
@@ -153,15 +153,15 @@ class CSR5(SparseMatrix):
 
 @dataclasses.dataclass(frozen=True)
 class CSR5Faces(split.ByPlaces):
-    """The three faces over tiles, and over the pieces of rows that are cut. `n_rows` are the matrix's own."""
+    """The three faces over tiles, and over the pieces of rows that are cut."""
 
     tiles: Tiles
-    n_rows: int
     names: tuple[str, ...]
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.n_rows, self.tiles.shape[1]
+        n_rows, n_cols = self.tiles.shape
+        return n_rows - self.tiles.n_pieces, n_cols
 
     @property
     def n_stored(self) -> int:
@@ -171,10 +171,8 @@ class CSR5Faces(split.ByPlaces):
         arrays, rows, piece_ptr, order = self._parts(structure)
         x = x if order is None else x.at[:, order].get(mode="promise_in_bounds")
         backend = columns.supported(backend, values, x)
-        y = tiles.product(values, x, arrays, tiles=self.tiles, backend=backend)
-        if rows is None:
-            return y
-        return split.with_pieces(y[:, : self.n_rows], y[:, self.n_rows :], rows, piece_ptr, backend)
+        y, sums = tiles.product(values, x, arrays, tiles=self.tiles, backend=backend)
+        return y if rows is None else split.with_pieces(y, sums, rows, piece_ptr, backend)
 
     def places(self, structure: tuple[Array, ...]) -> tuple[Array, Array, Array]:
         """As `Tiles.places`, for the matrix's own rows and columns."""
@@ -184,10 +182,10 @@ class CSR5Faces(split.ByPlaces):
             col = order.at[col].get(mode="fill", fill_value=self.shape[1])
         if rows is None or piece_ptr is None:
             return row, col, j
-        n_pieces, width = self.tiles.shape[0] - self.n_rows, self.tiles.lanes * self.tiles.entries // CUT
+        n_pieces, width = self.tiles.n_pieces, self.tiles.lanes * self.tiles.entries // CUT
         owner = repeat(jnp, jnp.arange(rows.shape[0], dtype=jnp.int32), jnp.diff(piece_ptr), n_pieces)
         number = jnp.arange(n_pieces, dtype=piece_ptr.dtype) - piece_ptr[owner]
-        own = jnp.arange(self.n_rows, dtype=jnp.int32)
+        own = jnp.arange(self.shape[0], dtype=jnp.int32)
         of_row = jnp.concatenate([own, rows[owner]])
         before = jnp.concatenate([jnp.zeros_like(own), (number + 1).astype(jnp.int32) * width])
         return of_row[row], col, jnp.where(col < self.shape[1], j + before[row], 0)

@@ -15,7 +15,9 @@ A row that goes on in further lanes is added up, in order, by the lane in which 
 what it has of an earlier lane's row in `heads`. A row never leaves its tile. So every run gives the same bits.
 
     values      [b, n_stored]
-    x, y        [b, n_cols, p], [b, n_rows, p]
+    x           [b, n_cols, p]
+    y, pieces   [b, n_rows − n_pieces, p], [b, n_pieces, p]: the last rows may be pieces of others, whose sums the
+                caller adds; cut out of one array, y would be copied
 
 Traffic of a product, bytes: n_stored·(value + index) + 4·n_tiles·lanes + x + y, and heads: n_stored / entries numbers
 for each column of x, of the type that sums run in, written once and read where rows go on.
@@ -50,12 +52,14 @@ class Tiles:
       shape: of the matrix that is stored, in which a piece of a cut row is a row.
       n_stored: places.
       lanes, entries: of a tile.
+      n_pieces: how many of the rows, the last ones, are pieces.
     """
 
     shape: tuple[int, int]
     n_stored: int
     lanes: int
     entries: int
+    n_pieces: int = 0
 
     @property
     def n_tiles(self) -> int:
@@ -101,9 +105,10 @@ def product(
     *,
     tiles: Tiles,
     backend: str,
-) -> Array:  # [b, n_rows, p]
-    """A·x, one block a tile."""
+) -> tuple[Array, Array]:  # [b, n_rows - n_pieces, p], [b, n_pieces, p]
+    """A·x, of rows and of pieces, one block a tile."""
     (batch, _, p), dtype, n_rows = x.shape, jnp.result_type(values, x), tiles.shape[0]
+    n_pieces = tiles.n_pieces
     n_heads = batch * tiles.n_tiles * tiles.lanes * p
     backend = columns.supported(backend, values, x, size=max(batch * n_rows * p, n_heads))
     if backend == "xla":
@@ -121,7 +126,8 @@ def product(
         acc=accumulator(dtype),
         address_dtype=index_dtype(max(values.size, x.size, batch * n_rows * p, n_heads)),
     )
-    y, _ = dialect.launch(
+    sums = {"pieces": jax.ShapeDtypeStruct((batch * n_pieces * p,), dtype)} if n_pieces else {}
+    y, _, *rest = dialect.launch(
         kernel,
         backend,
         name="tiles_kernel",
@@ -129,17 +135,21 @@ def product(
         blocks=tiles.n_tiles * column_blocks * batch,
         inputs={"values": values.reshape(-1), "x": x.reshape(-1), **arrays},
         outputs={
-            "y": jax.ShapeDtypeStruct((batch * n_rows * p,), dtype),
+            "y": jax.ShapeDtypeStruct((batch * (n_rows - n_pieces) * p,), dtype),
             "heads": jax.ShapeDtypeStruct((n_heads,), accumulator(dtype)),
+            **sums,
         },
     )
-    return y.reshape(batch, n_rows, p)
+    pieces = rest[0] if rest else jnp.zeros(0, dtype)
+    return y.reshape(batch, n_rows - n_pieces, p), pieces.reshape(batch, n_pieces, p)
 
 
-def product_reference(values, x, arrays: Arrays, *, tiles: Tiles) -> Array:
+def product_reference(values, x, arrays: Arrays, *, tiles: Tiles) -> tuple[Array, Array]:
     """A·x in plain jnp, the same arguments as `product`."""
     row, col, _ = tiles.places(arrays)
-    return entries.product_reference(values, x, row, col, n_rows=tiles.shape[0], n_cols=tiles.shape[1])
+    y = entries.product_reference(values, x, row, col, n_rows=tiles.shape[0], n_cols=tiles.shape[1])
+    n_own = tiles.shape[0] - tiles.n_pieces
+    return y[:, :n_own], y[:, n_own:]
 
 
 def product_kernel(
@@ -147,8 +157,9 @@ def product_kernel(
     *,
     values,  # [b·n_stored]
     x,  # [b·n_cols·p]
-    y,  # [b·n_rows·p], out
+    y,  # [b·(n_rows - n_pieces)·p], out
     heads,  # [b·n_tiles·lanes·p], out
+    pieces=None,  # [b·n_pieces·p], out
     lane_row,
     hops,
     tiles: Tiles,
@@ -160,7 +171,7 @@ def product_kernel(
     address_dtype,
     **index,
 ):
-    C, (n_rows, n_cols) = tiles.lanes, tiles.shape
+    C, n_cols, n_own = tiles.lanes, tiles.shape[1], tiles.shape[0] - tiles.n_pieces
     block, count = d.program_id(), jnp.int32(column_blocks)
     of_batch = lax.div(block, jnp.int32(tiles.n_tiles))
     tile, batch = lax.rem(block, jnp.int32(tiles.n_tiles)), lax.div(of_batch, count).astype(address_dtype)
@@ -172,9 +183,12 @@ def product_kernel(
     column = _columns_of(d, index, tile, tiles)
 
     def put(row, totals, live):
-        base = (batch * n_rows + row.astype(address_dtype)) * p
+        row, own = row.astype(address_dtype), live if pieces is None else live & (row < n_own)
         for (q, inside), total in zip(of_p, totals, strict=True):
-            d.store(y, base + q, total, live & inside)
+            d.store(y, (batch * n_own + row) * p + q, total, own & inside)
+            if pieces is not None:
+                at = (batch * tiles.n_pieces + row - n_own) * p + q
+                d.store(pieces, at, total, live & (row >= n_own) & inside)
 
     def trip(t, carry):
         row, in_head, sums, head = carry

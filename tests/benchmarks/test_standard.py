@@ -21,7 +21,7 @@ S = jsf.gallery.elasticity((2, 3, 4))
 
 RUN = standard.Run("gpu", ["float64"], "auto", 0, 1e9, standard.QUICK)
 ONES = np.ones(S.shape[1], np.float32)
-PROBLEM = standard.Problem(S, [ONES] * 3, S @ ONES.astype(float), chained=False)
+PROBLEM = standard.Problem(S, [ONES] * 3, S @ ONES.astype(float), chained=0)
 
 
 def ours(*us: float) -> list[dict]:
@@ -142,9 +142,9 @@ def test_a_format_that_fails_is_told_and_does_not_stop_the_run():
 
 
 def test_a_chain_is_so_many_products():
-    run = dataclasses.replace(PROBLEM, S=jsf.gallery.poisson(4) / 10, chained=True)
-    y = standard.chain(jsf.from_scipy(run.S), np.ones(64))
-    exact = np.linalg.matrix_power(run.S.toarray(), standard.CHAIN) @ np.ones(64)
+    run = dataclasses.replace(PROBLEM, S=jsf.gallery.poisson(4) / 10, chained=2)
+    y = run.run(jsf.from_scipy(run.S), np.ones(64))
+    exact = np.linalg.matrix_power(run.S.toarray(), run.products) @ np.ones(64)
     np.testing.assert_allclose(y, exact, rtol=1e-10)
 
 
