@@ -67,7 +67,7 @@ def steps(copy: float, small: bool) -> Iterator[Row]:
         A, b = jsf.from_scipy(D @ S @ D, format, dtype, **options), rhs(S, dtype)
         vectors = VECTORS * b.nbytes
         floor = (S.nnz * (b.itemsize + 4) + vectors) / copy
-        own = (A.values.nbytes + sum(a.nbytes for a in A.structure) + vectors) / copy
+        own = (A.nbytes_read + vectors) / copy
         for label, merged in (("cg", False), ("cg, one reduction", True)):
             (few, did), (many, did_more) = (seconds(_fixed(n, merged), A, b) for n in (100, 500))
             if (int(did), int(did_more)) != (100, 500):

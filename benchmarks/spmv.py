@@ -101,10 +101,7 @@ def torus(n: int) -> scipy.sparse.csr_array:
 
 def moved_bytes(A: jsf.SparseMatrix, x: Any) -> int:
     """What a product must move: what it reads of A, x once and y once."""
-    pattern = getattr(A, "pattern", None)
-    unread = 0 if pattern is None or pattern.dtype == np.uint8 else pattern.nbytes
-    read = A.values.nbytes + sum(a.nbytes for a in A.structure) - unread
-    return read + x.nbytes + A.shape[0] * x.itemsize
+    return A.nbytes_read + x.nbytes + A.shape[0] * x.itemsize
 
 
 def converted(csr: jsf.SparseMatrix, format: str, layout: dict[str, Any], dtype: str) -> tuple[jsf.SparseMatrix, float]:

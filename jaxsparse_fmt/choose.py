@@ -84,6 +84,7 @@ ODD_ROWS = 2.5  # times that, in slices of an odd number of rows
 SPLIT_SELL = 4.0  # times that, in "sell" with cut rows
 SCATTERED, CUT = 14.0, 64.0
 
+MISJUDGED = 1.4  # times the estimated bytes that a product may read for a choice to stand
 ROOM = 1.1  # times the estimated bytes of a matrix and two vectors that must be free, since an estimate may be low
 
 
@@ -94,8 +95,8 @@ class Choice:
     Attributes:
       format: name in `FORMATS`.
       layout: its options for `from_scipy`.
-      nbytes: bytes of storage that a product reads. Of a large matrix in "sell", "hdia" and "bsr" an estimate, from a
-        sample of its rows.
+      nbytes: bytes of storage that a product reads. Of a large matrix in "sell", "hdia", "bsr", "sdia" and "csr5" an
+        estimate, from a sample of its rows.
       moved: bytes that a product moves, vectors included and counted once, and a copy of x where it makes one.
       cost: bytes that a plain copy moves in the time that the product should take; the ranking's key.
       reason: why, in words.
@@ -209,7 +210,9 @@ def store(
     options = {"dtype": dtype, "backend": backend, "max_bytes": max_bytes}
     for choice in others:
         with contextlib.suppress(storing.TooLarge):  # where a size was estimated, too low
-            return build(csr, choice.format, **options, **choice.layout), choice
+            A = build(csr, choice.format, **options, **choice.layout)
+            if A.nbytes_read <= MISJUDGED * choice.nbytes:
+                return A, choice
     return build(csr, last.format, **options, **last.layout), last
 
 

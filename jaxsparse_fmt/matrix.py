@@ -26,6 +26,7 @@ from jaxsparse_fmt._types import (
     requested_dtype,
 )
 from jaxsparse_fmt.basis import IDENTITY, Basis
+from jaxsparse_fmt.kernels.column_rule import is_read
 from jaxsparse_fmt.transposed import Transposed
 
 Array = jax.Array
@@ -58,6 +59,7 @@ class SparseMatrix(abc.ABC):
     layout_options: ClassVar[tuple[str, ...]] = ()
     sized_by_nnz: ClassVar[bool] = False  # nnz alone tells the size of every array
     transposes: ClassVar[bool] = False  # its transposed product is no scatter-add, but a kernel's
+    shares_places: ClassVar[bool] = False  # several entries may lie in one place
     ndim: ClassVar[int] = 2
     __array_ufunc__ = None  # NumPy: leave x @ A to us
 
@@ -80,7 +82,7 @@ class SparseMatrix(abc.ABC):
 
     @abc.abstractmethod
     def coordinates(self) -> tuple[Array, Array, Array]:
-        """Of every place of `unshared` row, column, and index in `data`; in padding n_cols and nnz: int [n_stored]."""
+        """For every place of `unshared` its row, column and index in `data`; in padding n_cols and nnz. [n_stored]"""
 
     @property
     def unshared(self) -> SparseMatrix:
@@ -104,8 +106,15 @@ class SparseMatrix(abc.ABC):
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self))
 
     @property
+    def nbytes_read(self) -> int:
+        """Bytes of the arrays that `A @ x` reads."""
+        pattern = getattr(self, "pattern", None)
+        unread = 0 if pattern is None or is_read(pattern) else pattern.nbytes
+        return self.values.nbytes + sum(a.nbytes for a in self.structure) - unread
+
+    @property
     def fill(self) -> float:
-        """nnz / n_stored: 1.0 without padding."""
+        """nnz / n_stored: 1.0 without padding, and more where entries share places."""
         return self.nnz / self.n_stored if self.n_stored else 1.0
 
     @property
@@ -194,7 +203,7 @@ class SparseMatrix(abc.ABC):
         return jnp.zeros(self.nnz, self.dtype).at[entry].set(A.values, mode="drop")
 
     def with_data(self, data: Any) -> SparseMatrix:
-        """The same pattern with other entries; traceable and differentiable. Of the same format, but if that is "sdia".
+        """The same pattern with other entries, in the same format; of "sdia" a "dia". Traceable and differentiable.
 
         Args:
           data: [nnz] in canonical order.

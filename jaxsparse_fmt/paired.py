@@ -50,6 +50,7 @@ class Paired(SparseMatrix):
     source: Array
 
     name = "paired"
+    transposes = True
 
     @classmethod
     def from_csr(cls, csr: Csr, *, A: SparseMatrix, across: Callable[[Csr], SparseMatrix]) -> Self:
@@ -61,7 +62,7 @@ class Paired(SparseMatrix):
         Raises:
           TooLarge: as `across` does; says that it is the transpose which is.
         """
-        csr = storing.on_host(csr)
+        A, csr = A.unshared, storing.on_host(csr)
         numbers = np.arange(csr.nnz, dtype=index_dtype(csr.nnz))
         entries = scipy.sparse.csr_array((numbers, csr.indices, csr.indptr), csr.shape).tocsc()
         # Its values tell a format which entries are zero; they are dropped again.
@@ -95,6 +96,10 @@ class Paired(SparseMatrix):
 
     def coordinates(self) -> tuple[Array, Array, Array]:
         return self._forward.coordinates()
+
+    @property
+    def nbytes_read(self) -> int:
+        return self._forward.nbytes_read
 
     @property
     def layout(self) -> dict[str, Any]:

@@ -244,7 +244,7 @@ def _dia(csr: Csr, itemsize: int, zeros: Callable[[], bool], on_gpu: bool) -> It
         yield _implied("dia", {}, counted, n_rows, 0, itemsize, zeros, counted.indices, words)
         bits = counted.holes > 0 and zeros()  # kernels would read them for both entries of a place: no gain
         if on_gpu and not bits and counted.indices > 1 and features.is_mirrored(csr):
-            stored = counted.indices // 2 + 1
+            stored = (counted.indices + 1) // 2
             half = features.Counted(stored * n_rows, 2 * counted.indices, counted.holes // 2)
             words += f", {counted.indices - stored} of them mirrored"
             yield _implied("sdia", {}, half, n_rows, 0, itemsize, zeros, counted.indices, words)

@@ -23,7 +23,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxsparse_fmt import choose
+from jaxsparse_fmt import choose, features
 from jaxsparse_fmt._clock import seconds_per_product
 from jaxsparse_fmt._types import Csr, readable_seconds
 from jaxsparse_fmt.choose import Choice
@@ -31,7 +31,7 @@ from jaxsparse_fmt.formats import storing
 from jaxsparse_fmt.kernels import dialect
 from jaxsparse_fmt.matrix import SparseMatrix, build
 
-VERSION = 2  # of the file; to be raised when a kernel changes
+VERSION = 3  # of the file; to be raised when a kernel changes
 CANDIDATES = 4  # formats that are timed
 HOPELESS = 4.0  # times the predicted cost of the first, from which a format is not timed
 KEPT = 1000  # answers, the newest
@@ -91,10 +91,12 @@ def _signature(csr: Csr, dtype: Any, backend: str, max_bytes: int | None) -> str
     for index in (csr.indptr, csr.indices):
         digest.update(np.ascontiguousarray(index, np.int64 if csr.nnz >= 2**31 else np.int32).data)
     rows, cols = csr.shape
+    # What of the values decides how formats store them, and how fast.
+    kind = f"{'mirrored' if features.is_mirrored(csr) else 'any'} values{', some zero' * bool(np.any(csr.data == 0))}"
     limit = "" if max_bytes is None else f", at most {max_bytes} bytes"
     return (
         f"{device.device_kind}, jax {jax.__version__}, {np.dtype(dtype).name}, {backend}{limit}: "
-        f"{rows} × {cols}, {csr.nnz} entries, {digest.hexdigest()}"
+        f"{rows} × {cols}, {csr.nnz} entries, {kind}, {digest.hexdigest()}"
     )
 
 

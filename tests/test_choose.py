@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import jaxsparse_fmt as jsf
 from benchmarks import suite
-from jaxsparse_fmt import _memory, choose
+from jaxsparse_fmt import _memory, choose, features
 from jaxsparse_fmt._types import readable_bytes
 from tests.oracle import assert_product
 from tests.zoo import CASES
@@ -30,14 +30,6 @@ def arrow(n: int) -> sp.csr_array:
     return sp.csr_array((np.ones(2 * n - 1), (row, np.concatenate([np.arange(n), np.arange(1, n)]))), (n, n))
 
 
-def bytes_read(A: jsf.SparseMatrix) -> int:
-    """Bytes of the arrays that products read."""
-    arrays = getattr(A, "arrays", {})
-    unread = sum(arrays[name].nbytes for name in getattr(A, "unread", ()) if name in arrays)
-    pattern = arrays.get("pattern")
-    return A.nbytes - unread - (0 if pattern is None or pattern.dtype == np.uint8 else pattern.nbytes)
-
-
 @every_platform
 @pytest.mark.parametrize("case", CASES.values(), ids=str)
 def test_every_choice_can_be_built_and_is_as_large_as_it_says(case, platform):
@@ -46,7 +38,7 @@ def test_every_choice_can_be_built_and_is_as_large_as_it_says(case, platform):
     assert [c.cost for c in choices] == sorted(c.cost for c in choices)
     for choice in choices:
         A = jsf.from_scipy(case.scipy(), choice.format, **choice.layout)
-        assert choice.nbytes == bytes_read(A)
+        assert choice.nbytes == A.nbytes_read
         assert choice.moved == choice.nbytes + 8 * sum(case.shape)
         assert "a product" in choice.reason
         assert ("padding" in choice.reason) == (choice.nbytes > 0 and round(1 - A.fill, 9) > 0)
@@ -135,6 +127,28 @@ def test_a_gpu_gets_the_format_made_for_the_pattern(name, format, layout):
     assert first.format == format and first.layout.items() >= layout.items()
 
 
+def test_mirrored_diagonals_are_counted_with_and_without_the_main_one():
+    whole = large("7-point")
+    for S in (whole, sp.csr_array(whole - sp.diags_array(whole.diagonal()))):
+        S.eliminate_zeros()
+        choice = of("sdia", choose.rank(S, platform="gpu"))
+        assert choice.nbytes == jsf.from_scipy(S, "sdia").nbytes_read
+
+
+def test_a_choice_that_turns_out_much_larger_than_it_looked_does_not_stand():
+    """A row that is not symmetric spoils every pair of diagonals; here one that the sample does not see."""
+    S = large("7-point").copy()
+    looked_at = np.zeros(S.shape[0], bool)
+    looked_at[features._sample(S, 1)[0]] = True
+    row = int(np.flatnonzero((S != 0) @ looked_at == 0)[0])  # nor those that it has entries in common with
+    entries = slice(*S.indptr[row : row + 2])
+    S.data[entries] = np.where(S.indices[entries] == row, 6.0, -0.5)
+    choices = choose.rank(S, platform="gpu")
+    assert choices[0].format == "sdia"
+    A, choice = choose.store(choices, S, dtype=np.dtype(np.float64), backend="auto")
+    assert A.name == choice.format != "sdia"
+
+
 @pytest.mark.parametrize("name", ["power law", "dense rows"])
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 def test_long_rows_among_short_ones_are_cut(name, platform):
@@ -191,7 +205,7 @@ def test_what_was_estimated_from_a_sample_is_nearly_so(name):
     for format in ("sell", "hdia", "bsr"):
         for choice in (c for c in ranked(name) if c.format == format):
             A = jsf.from_scipy(S, format, **choice.layout)
-            assert choice.nbytes == pytest.approx(bytes_read(A), rel=0.02)
+            assert choice.nbytes == pytest.approx(A.nbytes_read, rel=0.02)
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])

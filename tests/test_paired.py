@@ -76,6 +76,13 @@ def test_degenerate_matrices_multiply_both_ways_in_two_formats(layout, rng):
         assert_product(transposed, case.dense().T, y)
 
 
+def test_a_storage_that_shares_places_is_unshared():
+    S, y = jsf.gallery.poisson(4), np.arange(64.0)
+    A = jsf.Paired.from_csr(S, A=jsf.from_scipy(S, "sdia"), across=lambda csr: jsf.from_scipy(csr, "csr"))
+    assert A.own.name == "dia"
+    np.testing.assert_allclose(A.T @ y, S.T @ y)
+
+
 def test_it_is_a_matrix_like_any_other(rng):
     S, dense, (row, col) = IRREGULAR.scipy(np.complex128), IRREGULAR.dense(np.complex128), IRREGULAR.places()
     A, y = paired(SORTED, S), draw(rng, np.complex128, 17)

@@ -9,13 +9,14 @@ A diagonal below the main one whose entries equal, place by place, those of the 
 entry (r, r − d) is that at (r − d, r), d places before. It was read some d rows ago, and comes from the cache. Any
 other diagonal is stored as in DIA (`dia.py`), so that every matrix has a place here, and `pattern` means the same.
 
-New entries by `with_data` need not be symmetric, and so its result is a DIA.
+New entries by `with_data` need not be symmetric, and so its result is a DIA. It is made of a DIA, too, which must fit.
 
 Bytes: n_stored·value + 8·diagonals, 4·diagonals more from 2³¹ places on, and the pattern's as in DIA.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any, Self
 
@@ -23,14 +24,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 
 from jaxsparse_fmt._types import Csr, index_dtype
 from jaxsparse_fmt.formats.by_rule import Array, ByRule, register
 from jaxsparse_fmt.formats.dia import DIA, DiagonalFaces
 from jaxsparse_fmt.kernels import columns
 from jaxsparse_fmt.kernels.address import Slices, Starts, take
-from jaxsparse_fmt.kernels.column_rule import Diagonal, pack_pattern, unpack_pattern
+from jaxsparse_fmt.kernels.column_rule import Diagonal, is_read, pack_pattern, unpack_pattern
 from jaxsparse_fmt.kernels.rule import Rule
+from jaxsparse_fmt.matrix import concrete
 
 
 @register
@@ -42,6 +45,7 @@ class SDIA(ByRule):
 
     name = "sdia"
     transposes = True
+    shares_places = True
 
     @property
     def address(self) -> Starts:
@@ -62,18 +66,26 @@ class SDIA(ByRule):
     @property
     def unshared(self) -> DIA:
         """The same matrix with a place of its own for every entry."""
+        at, inside = self._places()
+        values = jnp.where(inside, self.values.at[at].get(mode="clip"), 0)
+        traced = any(isinstance(a, Tracer) for a in self.structure)
+        with contextlib.nullcontext() if traced else concrete():
+            pattern = None if self.pattern is None else self._pattern_of_all()
+        return DIA(values, self.shape, self.nnz, self.backend, self.offsets, pattern)
+
+    def _pattern_of_all(self) -> Array:
+        """The pattern of `unshared`, in bits."""
+        at, inside = self._places()
+        present = unpack_pattern(self.pattern, self.n_stored).at[at].get(mode="clip")
+        bits = jnp.packbits(present | ~inside, bitorder="little")
+        return bits if is_read(self.pattern) else bits.view(jnp.int8)
+
+    def _places(self) -> tuple[Array, Array]:
+        """Of every place of `unshared` the place here, and whether it lies in the matrix."""
         n_rows, n_cols = self.shape
         row = jnp.arange(n_rows, dtype=self.start.dtype)
         col = row + self.offsets[:, None]
-        inside = ((col >= 0) & (col < n_cols)).reshape(-1)
-        at = (self.start[:, None] + row).reshape(-1)
-        values = jnp.where(inside, self.values.at[at].get(mode="clip"), 0)
-        pattern = self.pattern
-        if pattern is not None:
-            present = unpack_pattern(pattern, self.n_stored).at[at].get(mode="clip")
-            bits = jnp.packbits(present | ~inside, bitorder="little")
-            pattern = bits if pattern.dtype == jnp.uint8 else bits.view(jnp.int8)
-        return DIA(values, self.shape, self.nnz, self.backend, self.offsets, pattern)
+        return (self.start[:, None] + row).reshape(-1), ((col >= 0) & (col < n_cols)).reshape(-1)
 
     @classmethod
     def from_csr(cls, csr: Csr, *, dtype: Any, backend: str, max_bytes: int | None) -> Self:
@@ -103,17 +115,16 @@ class SharedFaces(DiagonalFaces):
         arrays, (n_rows, n_cols) = self.arrays(structure), self.shape
         offsets, start, stored = arrays["offsets"], arrays["start"], self.n_stored // n_rows
         # A diagonal that is stored starts at a multiple of n_rows; another one its offset before its image, which does.
-        image, real = start - offsets, offsets < n_cols
-        own = real & (start % n_rows == 0)
+        own = start % n_rows == 0
         number = jnp.where(own, start // n_rows, stored)
-        kept = jnp.full(stored, n_cols, offsets.dtype).at[number].set(offsets, mode="drop")
+        kept = jnp.zeros(stored, offsets.dtype).at[number].set(offsets, mode="drop")
         rule = Rule(self.shape, self.n_stored, Slices(n_rows, n_rows), Diagonal())
         index = {name: a for name, a in arrays.items() if name != "start"} | {"offsets": kept}
         v = columns.outer(y, x, index, rule=rule, backend=backend)
         if n_rows != n_cols:
             return v
-        number = jnp.where(real & ~own, image // n_rows, stored)
-        shared = jnp.zeros(stored, bool).at[number].set(True, mode="drop")
+        image = jnp.where(own, stored, (start - offsets) // n_rows)
+        shared = jnp.zeros(stored, bool).at[image].set(True, mode="drop")
         mirrored = columns.outer(x, y, index, rule=rule, backend=backend)
         return v + jnp.where(jnp.repeat(shared, n_rows, total_repeat_length=self.n_stored), mirrored, 0)
 

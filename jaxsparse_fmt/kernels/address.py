@@ -281,8 +281,11 @@ class _JaggedWalk(Walk):
 @dataclasses.dataclass(frozen=True)
 class Starts(Slices):
     """One slice, of whose rows lanes find column j from `start`[j] on, wherever that is and whatever else reads there.
-    The column rule says which places exist; `slots` tells the first entry of each.
+    The column rule says which places exist.
     """
+
+    def slots(self, xp: Any, arrays: Arrays, n_stored: int) -> tuple[Any, Any]:
+        raise TypeError("a place that several entries share has no row of its own")
 
     def walks(self, d: Any, arrays: Arrays, tile: Any, n_stored: int, address_dtype: Any) -> Iterator[Walk]:
         del n_stored

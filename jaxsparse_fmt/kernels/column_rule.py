@@ -236,9 +236,14 @@ def is_bits(pattern: Any) -> bool:
     return pattern.dtype.itemsize == 1
 
 
+def is_read(pattern: Any) -> bool:
+    """Whether kernels read the pattern: it is bits, and some entry is zero."""
+    return pattern.dtype == np.uint8
+
+
 def alive(d: Any, pattern: Any, at: Any, live: Any, value: Any) -> Any:
     """In a kernel: whether the place at `at`, holding `value`, is an entry."""
-    if pattern.dtype != jnp.uint8:
+    if not is_read(pattern):
         return value != 0
     bits = d.load(pattern, lax.div(at, d.full(8, at.dtype)), live, 0).astype(jnp.int32)
     mask = lax.shift_left(d.full(1, jnp.int32), lax.rem(at, d.full(8, at.dtype)).astype(jnp.int32))

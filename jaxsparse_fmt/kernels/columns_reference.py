@@ -1,5 +1,5 @@
 """The faces of `columns.py` in plain jnp, with the same arguments: what runs where no kernel does, and what kernels
-are compared with. The transposed product has no kernel.
+are compared with. The transposed product has no kernel, but for that of whole diagonals, which is a product.
 """
 
 from __future__ import annotations

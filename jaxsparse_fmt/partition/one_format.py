@@ -114,7 +114,8 @@ def _ranked(csrs: dict[int, Csr], sizes: dict[int, tuple[int, int]], options: Op
     """Formats that suit every shard, by the time of the slowest in each: all wait for that one, and pad to its size."""
     backend = dialect.active_backend(options.backend)  # threads do not see `use_backend`
     rank = functools.partial(choose.rank, dtype=options.dtype, backend=backend)
-    ranks = lambda: together(lambda csr: choose.best_layouts(rank(csr)), [*csrs.values()])  # noqa: E731
+    held = lambda csr: [c for c in rank(csr) if not FORMATS[c.format].shares_places]  # noqa: E731
+    ranks = lambda: together(lambda csr: choose.best_layouts(held(csr)), [*csrs.values()])  # noqa: E731
     of_shard = everyones(lambda: dict(zip(csrs, ranks(), strict=True)))
     least = min(1, max(nnz for nnz, _ in sizes.values()))  # shards without entries are content with any format
     told = [{c.format: c for c in choices} for k, choices in of_shard.items() if sizes[k][0] >= least]
@@ -137,7 +138,10 @@ def _tuned(csrs: dict[int, Csr], largest: int, options: Options) -> list[Choice]
     def fastest() -> dict[int, Choice]:
         if largest not in csrs:
             return {}
-        return {largest: tune.fastest(csrs[largest], options.dtype, options.backend, options.max_bytes)[1]}
+        choice = tune.fastest(csrs[largest], options.dtype, options.backend, options.max_bytes)[1]
+        if FORMATS[choice.format].shares_places:  # which shards do not: the same without
+            choice = dataclasses.replace(choice, format="dia")
+        return {largest: choice}
 
     return [everyones(fastest)[largest]]
 

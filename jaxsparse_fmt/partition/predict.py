@@ -97,16 +97,11 @@ def load_of(A: Any) -> Load:
     """What the devices of a matrix hold and receive; all on one host. `A` is sharded or not."""
     vectors = max(A.dtype.itemsize, 4)  # values may be narrower
     if not hasattr(A, "shards"):
-        return Load(1, A.shape[0], A.nnz, entry_bytes=_read(A) / max(A.nnz, 1), value_bytes=vectors)
+        return Load(1, A.shape[0], A.nnz, entry_bytes=A.nbytes_read / max(A.nnz, 1), value_bytes=vectors)
     held, how, parts = A.told.imbalance, A.shards.halo, A.parts
     boundary = A.shards.boundary
     boundary = 0 if boundary is None else (np.asarray(boundary) < A.range.over.size).sum(axis=1)
     others = how.width if how.kind == "permute" else how.width - how.width // parts
     collectives = 0 if how.kind == "none" else len(how.sizes) if how.kind == "permute" else 1
-    entry = sum(map(_read, A.shards.parts)) / parts / max(int(held.nnz.max()), 1)
+    entry = sum(part.nbytes_read for part in A.shards.parts) / parts / max(int(held.nnz.max()), 1)
     return Load(parts, held.rows, held.nnz, others, 0, boundary, collectives, how.kind != "permute", entry, vectors)
-
-
-def _read(A: Any) -> int:
-    """Bytes that a product reads of a matrix."""
-    return A.values.nbytes + sum(a.nbytes for a in A.structure)

@@ -137,6 +137,16 @@ def test_other_entries_need_not_be_symmetric(rng):
     assert_product(B @ x, sp.csr_array((data, GRID.indices, GRID.indptr), GRID.shape).toarray(), x)
 
 
+@pytest.mark.parametrize("name", ["grid", "with zeros and holes"])
+def test_other_entries_convert_inside_jit(name):
+    """As in every format: the pattern is known there, though the entries are not."""
+    A = jsf.from_scipy(MATRICES[name], "sdia")
+    data, x = 2 * A.data, np.ones(A.shape[1])
+    for format in ("sell", "sdia"):
+        y = jax.jit(lambda data, format=format: A.with_data(data).asformat(format) @ x)(data)
+        np.testing.assert_allclose(y, 2 * (MATRICES[name] @ x), atol=1e-12)
+
+
 def test_what_keeps_a_matrix_symmetric_keeps_it_small():
     A = jsf.from_scipy(GRID, "sdia")
     for B in (2 * A, -A, A / 3, A.astype(np.float32)):

@@ -19,14 +19,15 @@ from tests.zoo import CASES, LAYOUTS
 
 
 def by_rule(case) -> list:
-    """The layouts that are one storage by rules: not `coo`, not `csc`, none with a tail."""
-    return [layout for layout in LAYOUTS if isinstance(layout.of(case.scipy()).faces, RuleFaces)]
+    """Layouts that are one storage by rules, with a place for each entry: not `coo`, not `csc`, none with a tail."""
+    stored = {layout: layout.of(case.scipy()) for layout in LAYOUTS}
+    return [layout for layout, A in stored.items() if isinstance(A.faces, RuleFaces) and not A.shares_places]
 
 
 # Rows of all lengths up to 20, in two tiles of 128 lanes.
 TWO_TILES = sp.block_diag([CASES["irregular"].scipy(), CASES["tall"].scipy(), np.ones((1, 20))])
 
-EXPLICIT = [layout for layout in by_rule(CASES["irregular"]) if layout.format not in ("dia", "sdia", "hdia", "bsr")]
+EXPLICIT = [layout for layout in by_rule(CASES["irregular"]) if layout.format not in ("dia", "hdia", "bsr")]
 every_rule = pytest.mark.parametrize("layout", by_rule(CASES["irregular"]), ids=str)
 
 
