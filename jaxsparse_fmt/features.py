@@ -45,24 +45,17 @@ def slice_widths(row_lengths: np.ndarray, slice_size: int, sigma: int = 1) -> np
     return rows.reshape(-1, slice_size).max(axis=1, initial=0)[:n_slices].astype(np.int64)
 
 
-def wide_share(csr: Csr, slice_size: int, sigma: int, max_width: int, widest: int) -> float:
+def wide_share(csr: Csr, slice_size: int, max_width: int, widest: int) -> float:
     """The share of the places, in slices of rows of at most `max_width` entries, that 16-bit differences do not reach.
 
-    Those are all places of a slice in which the j-th entries span `widest` columns or more, for some j. Rows are sorted
-    as in `slice_widths`.
+    Those are all places of a slice in which the j-th entries span `widest` columns or more, for some j.
     """
-    window = min(max(sigma, slice_size), -(-max(csr.shape[0], 1) // slice_size) * slice_size)
-    rows, _ = _sample(csr, window)
-    rows = np.pad(rows, (0, -rows.size % window), constant_values=-1).reshape(-1, window)  # -1: behind the last row
-    lengths = np.where(rows < 0, -1, csr.indptr[rows + 1] - csr.indptr[rows])
-    if sigma > 1:
-        order = np.argsort(-lengths, axis=1, stable=True)
-        rows, lengths = (np.take_along_axis(a, order, axis=1) for a in (rows, lengths))
-    lengths = np.clip(lengths.reshape(-1, slice_size), 0, max_width).astype(np.int64)
-    widths = lengths.max(axis=1, initial=0)
+    rows, _ = _sample(csr, slice_size)
+    lengths = np.minimum(csr.indptr[rows + 1] - csr.indptr[rows], max_width).astype(np.int64)
+    widths = np.pad(lengths, (0, -rows.size % slice_size)).reshape(-1, slice_size).max(axis=1, initial=0)
     if not widths.any():
         return 0.0
-    number, j, col = _entries(csr, rows.reshape(-1), lengths.reshape(-1))
+    number, j, col = _entries(csr, rows, lengths)
     column = (np.cumsum(widths) - widths)[number // slice_size] + j
     place = column * slice_size + number % slice_size
     low, high = (np.full((widths.sum(), slice_size), bound, np.int32) for bound in (csr.shape[1], -1))

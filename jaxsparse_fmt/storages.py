@@ -203,7 +203,7 @@ def _sell(csr: Csr, lengths: np.ndarray, widths: np.ndarray, C: int, itemsize: i
     cut = best_cut(csr, widths, C)
     widths, tail = np.minimum(widths, cut), _tail(lengths, cut, itemsize)
     columns, longest = int(widths.sum()), int(widths.max(initial=0))
-    places, wide = columns * C, features.wide_share(csr, C, 1, max(cut, 1), PADDING)
+    places, wide = columns * C, features.wide_share(csr, C, max(cut, 1), PADDING)
     index = 4 * places  # of 32 bits, or of 16 with a base for each column of a slice
     if wide < 1:
         index = round((2 + 2 * wide) * places) + 4 * columns + (4 * widths.size if wide else 0)
