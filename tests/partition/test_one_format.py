@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt import tune
+from jaxsparse_fmt import choose, tune
 from tests.partition.problems import MESH, irregular
 
 ROWS = 40  # of a device
@@ -41,6 +43,15 @@ def test_a_format_that_one_shard_cannot_take_is_not_taken():
     assert "dia" in ranked and "dia" not in {c.format for c in jsf.choose.rank(S[70:, 70:])}
     B = jsf.shard(S, MESH, mode="vector")
     assert B.shards.parts[0].name != "dia"
+
+
+def test_shards_are_not_promised_what_only_one_device_holds(monkeypatch):
+    """Of a stencil on a GPU half of the diagonals; a shard of it has all of them."""
+    monkeypatch.setattr(choose, "rank", functools.partial(choose.rank, platform="gpu"))
+    S = jsf.gallery.poisson(16)
+    assert choose.rank(S)[0].format == "sdia"
+    B = jsf.shard(S, MESH)
+    assert f"in {B.shards.parts[0].name}, ranked first" in B.report() and "mirrored" not in B.report()
 
 
 def test_under_a_limit_all_take_the_best_that_fits():
