@@ -27,6 +27,7 @@ from jax import lax
 from jax.core import Tracer
 
 from jaxsparse_fmt._types import Csr, index_dtype
+from jaxsparse_fmt.formats import storing
 from jaxsparse_fmt.formats.by_rule import Array, ByRule, register
 from jaxsparse_fmt.formats.dia import DIA, DiagonalFaces
 from jaxsparse_fmt.kernels import columns
@@ -89,7 +90,11 @@ class SDIA(ByRule):
 
     @classmethod
     def from_csr(cls, csr: Csr, *, dtype: Any, backend: str, max_bytes: int | None) -> Self:
-        A = DIA.from_csr(csr, dtype=dtype, backend=backend, max_bytes=max_bytes)
+        most = None if max_bytes is None else 2 * max_bytes  # twice what it takes at best
+        try:
+            A = DIA.from_csr(csr, dtype=dtype, backend=backend, max_bytes=most)
+        except storing.TooLarge as error:
+            raise storing.TooLarge(f"on the way to 'sdia': {error}") from None
         offsets, (n_rows, n_cols) = np.asarray(A.offsets).astype(np.int64), csr.shape
         number = np.arange(offsets.size)
         below, above = _pairs(offsets) if n_rows == n_cols else (number[:0], number[:0])
@@ -97,6 +102,8 @@ class SDIA(ByRule):
             mirrored = np.asarray(_mirrored(A, below, above, offsets[above]))
             below, above = below[mirrored], above[mirrored]
         kept = np.delete(number, below)
+        cause = f"of its {offsets.size} diagonals {below.size} mirror others"
+        storing.check_memory(cls.name, kept.size * n_rows, csr, dtype, max_bytes, index=0, cause=cause)
         first = np.zeros(offsets.size, np.int64)
         first[kept] = np.arange(kept.size) * n_rows
         first[below] = first[above] + offsets[below]

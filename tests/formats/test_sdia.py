@@ -104,6 +104,15 @@ def test_bytes_follow_the_formula(value):
     assert stored("sdia", value, GRID).nbytes == 343 * (4 * value) + 7 * 8 + -(-4 * 343 // 8)
 
 
+def test_a_limit_is_one_of_what_it_takes_itself():
+    size = 343 * 4 * 8
+    assert jsf.from_scipy(GRID, "sdia", max_bytes=size).n_stored == 4 * 343
+    with pytest.raises(ValueError, match="format 'sdia' would take"):
+        jsf.from_scipy(GRID, "sdia", max_bytes=size - 1)
+    with pytest.raises(ValueError, match="on the way to 'sdia': format 'dia' would take"):
+        jsf.from_scipy(GRID, "sdia", max_bytes=size // 2)
+
+
 def test_pairs_are_found_one_by_one():
     """Those at distances 1 and 6 differ; that at 36 is alike."""
     A = jsf.from_scipy(MATRICES["one pair alike of three"], "sdia")
