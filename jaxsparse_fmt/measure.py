@@ -99,7 +99,9 @@ def store(
         return Stored(A, f"ranked {first} of {len(choices)}: {choice.reason}", choice.moved)
     choice = next((c for c in choices if c.format == format), None)
     A = from_scipy(csr, format, dtype, backend=backend, **(choice.layout if choice else {}))
-    return Stored(A, "asked for", choice.moved if choice else traffic.bytes_moved(A.nbytes, A.shape, dtype.itemsize))
+    return Stored(
+        A, "asked for", choice.moved if choice else traffic.bytes_moved(A.nbytes_read, A.shape, dtype.itemsize)
+    )
 
 
 def first_devices(count: int) -> list[Any]:
