@@ -187,12 +187,20 @@ def _diagonals(S: sp.csr_array, lengths: np.ndarray, C: int, sigma: int) -> tupl
 
 def _sdia(S: sp.csr_array, value: int) -> int:
     """Diagonals, but those below the main one that mirror one above; and of each its offset and where it starts."""
-    n, offsets = S.shape[0], np.unique(S.indices - _rows(S))
-    marked = sp.csr_array((S.data + 1j, S.indices, S.indptr), S.shape).tolil()  # an entry that is zero is one, too
-    image = [n == S.shape[1] and o < 0 and not (marked.diagonal(o) != marked.diagonal(-o)).any() for o in offsets]
-    kept = offsets[~np.array(image, bool)] if offsets.size else offsets
+    n, row = S.shape[0], _rows(S)
+    offset = S.indices - row
+    offsets = np.unique(offset)
+    key = np.abs(offset) * n + np.minimum(row, S.indices)  # the same for an entry and the one that mirrors it
+    above, below = (np.flatnonzero(part) for part in (offset > 0, offset < 0))
+    _, i, k = np.intersect1d(key[above], key[below], return_indices=True)
+    i, k = above[i], below[k]
+    equal = S.data[i] == S.data[k]
+    alone = np.setdiff1d(np.flatnonzero(offset), np.concatenate([i[equal], k[equal]]))
+    spoiled = np.abs(offset[alone])
+    image = (n == S.shape[1]) & (offsets < 0) & ~np.isin(-offsets, spoiled) & np.isin(-offsets, offsets)
+    kept = offsets[~image]
     inside = int(np.maximum(np.minimum(n, S.shape[1] - kept) - np.maximum(0, -kept), 0).sum())
-    entries = int(np.isin(S.indices - _rows(S), kept).sum())
+    entries = int(np.isin(offset, kept).sum())
     holes, bits = inside - entries, -(-kept.size * n // 8)
     pattern = 0 if holes == 0 else bits if np.any(S.data == 0) else min(bits, 4 * holes)
     return kept.size * n * value + 8 * offsets.size + pattern

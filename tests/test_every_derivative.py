@@ -198,7 +198,7 @@ def test_another_matrix_of_the_same_layout_shape_does_not_recompile(layout, rng)
         seen.add(str(jax.tree.map(jax.typeof, A)))
     assert traces == len(seen)
     # The number of diagonals changed with the columns.
-    assert len(seen) == 1 + (layout.format in ("dia", "hdia"))
+    assert len(seen) == 1 + (layout.format in ("dia", "sdia", "hdia"))
 
 
 def largest_intermediate(f, *args) -> int:
