@@ -1,12 +1,12 @@
 """format="tune": the first few of the ranking, timed on this device; the answer is remembered on disk.
 
     $XDG_CACHE_HOME/jaxsparse/tuned.json      ~/.cache where that is not set
-    {"version": 2, "fastest": {signature: {"format": "sell", "layout": {"slice_size": 128, …}, …}, …}}
+    {"version": 3, "fastest": {signature: {"format": "sell", "layout": {"slice_size": 128, …}, …}, …}}
 
-A signature is the device, the version of JAX, the dtype, the backend and a hash of the pattern: a matrix with other
-values asks nothing anew. The file is replaced whole, so that a reader never sees half of it; of two processes that
-write at the same moment one may lose its answer, and measures it another time. A file that cannot be read counts as
-empty, one that cannot be written costs a warning.
+A signature is the device, the version of JAX, the dtype, the backend, a hash of the pattern, and whether the values are
+mirrored or some are zero: a matrix with other values of that kind asks nothing anew. The file is replaced whole, so
+that a reader never sees half of it; of two processes that write at the same moment one may lose its answer, and
+measures it another time. A file that cannot be read counts as empty, one that cannot be written costs a warning.
 """
 
 from __future__ import annotations
