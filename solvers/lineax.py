@@ -279,14 +279,14 @@ def _(operator: SparseOperator) -> Array:
 def _(operator: SparseOperator) -> tuple[Array, Array, Array]:
     A, n = operator.matrix, operator.in_size() - 1
     stored, side = (A, 1) if hasattr(A, "coordinates") else (A.T, -1)
-    stored = getattr(stored, "unshared", stored)
 
     def beside(offset: int) -> Array:
         if not hasattr(stored, "coordinates"):
             return jnp.diagonal(operator.as_matrix(), offset)
-        row, col, _ = stored.coordinates()
+        placed = stored.unshared
+        row, col, _ = placed.coordinates()
         at = jnp.where(col - row == side * offset, jnp.minimum(row, col), n)  # padding has column n + 1, and drops out
-        return jnp.zeros(n, operator.dtype).at[at].add(stored.values.astype(operator.dtype), mode="drop")
+        return jnp.zeros(n, operator.dtype).at[at].add(placed.values.astype(operator.dtype), mode="drop")
 
     return lx.diagonal(operator), beside(-1), beside(1)
 

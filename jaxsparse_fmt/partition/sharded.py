@@ -264,6 +264,11 @@ class ShardedMatrix:
         d = _diagonal(self)
         return d if self.inside else self.range.leave(d)
 
+    @property
+    def unshared(self) -> Self:
+        """Itself: no entries share a place, in shards."""
+        return self
+
     def coordinates(self) -> tuple[Array, Array, Array]:
         """Of every entry [nnz] in canonical order: its row, its column, its index in `data`."""
         return *_coordinates(self), jnp.arange(self.nnz, dtype=index_dtype(self.nnz))

@@ -105,7 +105,7 @@ def _diagonal_blocks(A: Any, b: int) -> Array:
     n_blocks = -(-n // b)
     index = jnp.arange(n_blocks * b).reshape(n_blocks, b)
     if hasattr(A, "coordinates"):
-        A = getattr(A, "unshared", A)
+        A = A.unshared
         row, col, _ = A.coordinates()
         inside = (col < n) & (row // b == col // b)
         place = jnp.where(inside, row // b, n_blocks), row % b, col % b
