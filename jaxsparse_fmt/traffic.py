@@ -201,8 +201,8 @@ def _round_up(n, multiple: int):
 # ------------------------------------------------------------------------------------------------ many devices
 
 MODES = ("overlap", "naive", "vector")
-# Vectors that a step of cg reads and writes: `solvers/cg.py`. Sharded, pᵀ·A·p is a pass of its own: 2 more.
-VECTORS, VECTORS_SHARDED, VECTORS_ONE_REDUCTION = 10, 12, 16
+# Vectors that a step of cg reads and writes: `solvers/cg.py`.
+VECTORS, VECTORS_ONE_REDUCTION = 10, 14
 
 
 @dataclasses.dataclass(frozen=True)
@@ -298,7 +298,7 @@ def cg_step(load: Load, machine: Machine, mode: str = "overlap", one_reduction: 
     """The time of a step of cg. All devices wait for the slowest, in the product as in the exchange.
 
         product   (nnz·entry + 2·rows·value) / memory
-        vectors   launches + (8, 10 or 14 vectors, and what the mode copies) / memory
+        vectors   launches + (8 or 12 vectors, and what the mode copies) / memory
         exchange  collectives·(collective + hops·hop) + value·(near / link + far / network)
         sums      2 or 1, each reduction + hop·log₂ hosts
 
@@ -313,9 +313,9 @@ def cg_step(load: Load, machine: Machine, mode: str = "overlap", one_reduction: 
     value, rows = load.value_bytes, np.asarray(load.rows, float)
     product = (load.nnz * load.entry_bytes + 2 * rows * value) / machine.memory
     alone, hosts = load.parts == 1, -(-load.parts // machine.per_host)
-    vectors = VECTORS_ONE_REDUCTION if one_reduction else VECTORS if alone else VECTORS_SHARDED
+    vectors = VECTORS_ONE_REDUCTION if one_reduction else VECTORS
     received = np.add(load.near, load.far)
-    copied = {"vector": 2 * (rows + received), "naive": 4 * rows, "overlap": 3 * np.asarray(load.boundary)}[mode]
+    copied = {"vector": 2 * (rows + received), "naive": 4 * rows, "overlap": 4 * np.asarray(load.boundary)}[mode]
     moved = (vectors - 2) * rows + (copied if load.collectives else 0)
     hops = math.log2(hosts) if load.among_all else int(hosts > 1)
     exchange = load.collectives * (machine.collective + hops * machine.hop)

@@ -155,7 +155,10 @@ class ShardedMatrix:
         return _product(self, x) if self.inside else self.range.leave(_product(self, self.domain.enter(x)))
 
     def matvec_dot(self, x: Array, w: Array) -> tuple[Array, vectors.Number]:
-        """A·x and Re wᴴ·A·x. It has no derivative."""
+        """A·x, and Re wᴴ·A·x from the same passes where those are kernels. It has no derivative."""
+        if self.inside and x.ndim == 1 and x.dtype == w.dtype == self.dtype and not jnp.iscomplexobj(x):
+            y, sums = _product_dot(self, self.domain.accept(x), self.range.accept(w))
+            return y, vectors.Parts(sums)
         y = self.matvec(x)
         return y, vectors.dot(w, y)
 
@@ -292,7 +295,7 @@ class ShardedMatrix:
         return build(self.to_scipy(), name, dtype=self.dtype, backend=backend, max_bytes=max_bytes, **layout)
 
 
-def _mapped(A: ShardedMatrix, f: Callable[..., Any], *args: Any) -> Any:
+def _mapped(A: ShardedMatrix, f: Callable[..., Any], *args: Any, check_vma: bool = True) -> Any:
     """f(shards, *args) on every device, of what is sharded over A's axis; its results are too."""
     piece = PartitionSpec(A.shards.axis)
 
@@ -302,7 +305,8 @@ def _mapped(A: ShardedMatrix, f: Callable[..., Any], *args: Any) -> Any:
             return f(one, *args)
 
     specs = (piece, *(piece for _ in args))
-    return jax.shard_map(body, mesh=A.range.over.mesh, in_specs=specs, out_specs=piece)(A.shards, *args)
+    mapped = jax.shard_map(body, mesh=A.range.over.mesh, in_specs=specs, out_specs=piece, check_vma=check_vma)
+    return mapped(A.shards, *args)
 
 
 @jax.jit
@@ -313,6 +317,12 @@ def _diagonal(A: ShardedMatrix) -> Array:
 @jax.jit
 def _product(A: ShardedMatrix, x: Array) -> Array:
     return _mapped(A, Shards.product, x)
+
+
+@jax.jit
+def _product_dot(A: ShardedMatrix, x: Array, w: Array) -> tuple[Array, Array]:
+    # Sums leave kernels that have no derivative, so nothing asks over which axes they vary.
+    return _mapped(A, Shards.product_dot, x, w, check_vma=False)
 
 
 @jax.jit

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from jaxsparse_fmt import vectors
 from jaxsparse_fmt._types import index_dtype
 from jaxsparse_fmt.matrix import SparseMatrix
 from jaxsparse_fmt.partition.halo import Exchange, exchange
@@ -35,13 +36,33 @@ class Shards:
 
     def product(self, x: Array) -> Array:
         """A·x on one device, from its piece of x [m] or [m, p] to its piece of y."""
+        return self._summed([A.matvec(v) for A, v in self._terms(x)])
+
+    def product_dot(self, x: Array, w: Array) -> tuple[Array, Array]:
+        """A·x and numbers [k] that add up, over all devices, to wᵀ·A·x; for pieces of real vectors [m].
+
+        Each part sums what it adds to y, on the way where it has a kernel for that: y is not read again.
+        """
+        at_rows = w if self.boundary is None else w.at[self.boundary].get(mode="fill", fill_value=0)
+        found = [A.matvec_dot(v, u) for (A, v), u in zip(self._terms(x), (w, at_rows), strict=False)]
+        sums = [jnp.reshape(s.of if isinstance(s, vectors.Parts) else s, -1) for _, s in found]
+        return self._summed([y for y, _ in found]), jnp.concatenate(sums)
+
+    def _terms(self, x: Array) -> list[tuple[SparseMatrix, Array]]:
+        """The parts, each with what it multiplies."""
         if self.halo.kind == "none":
-            return self.parts[0].matvec(x)
+            return [(self.parts[0], x)]
         h = exchange(x, self.send, self.halo, self.axis)
         if len(self.parts) == 1:
-            return self.parts[0].matvec(jnp.concatenate([x, h]))
+            return [(self.parts[0], jnp.concatenate([x, h]))]
         local, beyond = self.parts
-        y, more = local.matvec(x), beyond.matvec(h)
+        return [(local, x), (beyond, h)]
+
+    def _summed(self, products: list[Array]) -> Array:
+        """y from those of the parts."""
+        if len(products) == 1:
+            return products[0]
+        y, more = products
         if self.boundary is None:
             return y + more
         return y.at[self.boundary].add(more, mode="drop", unique_indices=True, indices_are_sorted=True)

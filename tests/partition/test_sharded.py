@@ -13,6 +13,7 @@ import scipy.sparse as sp
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxsparse_fmt as jsf
+from jaxsparse_fmt import vectors
 from jaxsparse_fmt.partition.halo import KINDS
 from jaxsparse_fmt.partition.one_format import MODES
 from tests import zoo
@@ -192,6 +193,27 @@ def test_a_mesh_axis_beside_others_holds_copies():
 def test_kernels_run_on_every_piece():
     with jsf.use_backend("interpret"):
         close(jsf.shard(S, MESH, format="hll", slice_size=4) @ X[:, 0], S @ X[:, 0])
+
+
+@pytest.mark.parametrize(("mode", "backend"), [(mode, "xla") for mode in MODES] + [("overlap", "interpret")])
+def test_an_inner_product_comes_with_the_product(mode, backend):
+    """Rows of 0 to 60 entries, whose kernel has none, and short ones, whose kernel has."""
+    x, w = np.random.default_rng(3).standard_normal((2, 90))
+    for T in (S, sp.csr_array(sp.diags_array([1.0, 2.0, 3.0], offsets=[-1, 0, 40], shape=(90, 90)))):
+        with jsf.use_backend(backend):
+            B = jsf.shard(T, MESH, format="ell", mode=mode)
+            y, s = with_dot(B, x, w)
+        close(y, T @ x)
+        close(s, w @ (T @ x))
+
+
+@jax.jit
+def with_dot(B, x, w):
+    x, w = B.basis.enter(x), B.basis.enter(w)
+    with B.basis.scope():
+        y, s = B.in_basis.matvec_dot(x, w)
+        (s,) = vectors.joined(s)
+        return B.basis.leave(y), vectors.total(s)
 
 
 def test_the_report_counts_what_the_matrix_has():

@@ -1,0 +1,197 @@
+"""What runs beside what in a step of sharded cg: a profile by `jax.profiler`, as a table and a timeline.
+
+    python -m benchmarks.overlap --devices 2 --json benchmarks/results/overlap.json
+    python -m benchmarks.overlap --extents 256 256 32 --modes overlap naive vector
+
+The matrix is the 7-point stencil of `benchmarks.scaling`, `--extents` points on each device. Of every kernel that a
+device runs the trace has the start and the length, stream by stream. `hidden` is the share of an exchange's time in
+which another kernel runs on the same device, `idle` the time in which none does. Figures are means over the devices,
+a step. Needs GPUs: the CPU's trace has no kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import re
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.profiler import ProfileData
+
+from benchmarks import timing
+from benchmarks.scaling import on, stencil
+from benchmarks.solvers import table
+from jaxsparse_fmt import measure, plot, traffic
+from solvers import cg
+
+# By the names of kernels: those of the library, of NCCL and of XLA.
+KINDS = {
+    "reduction": re.compile(r"all_?reduce", re.I),
+    "exchange": re.compile(r"nccl|all_?to_?all|all_?gather|permute|sendrecv|memcpyp2p", re.I),
+    "product": re.compile(r"sparse|product|columns", re.I),
+}
+COLOURS = {"product": "#0072B2", "vectors and others": "#8A8A8A", "exchange": "#D55E00", "reduction": "#CC79A7"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """Seconds since the first kernel of the trace."""
+
+    stream: str
+    name: str
+    start: float
+    stop: float
+
+    @property
+    def kind(self) -> str:
+        return next((kind for kind, pattern in KINDS.items() if pattern.search(self.name)), "vectors and others")
+
+
+def kernels_of(folder: Path) -> list[list[Kernel]]:
+    """Of each GPU in the trace under `folder`, in the order of their starts."""
+    (path,) = folder.rglob("*.xplane.pb")
+    devices = []
+    for plane in ProfileData.from_file(str(path)).planes:
+        if not plane.name.startswith("/device:GPU"):
+            continue
+        found = [
+            Kernel(line.name, event.name, event.start_ns / 1e9, (event.start_ns + event.duration_ns) / 1e9)
+            for line in plane.lines
+            if line.name.startswith("Stream")
+            for event in line.events
+        ]
+        devices.append(sorted(found, key=lambda k: k.start))
+    return devices
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The union of spans as disjoint ones, rising."""
+    out: list[tuple[float, float]] = []
+    for start, stop in sorted(spans):
+        if out and start <= out[-1][1]:
+            out[-1] = out[-1][0], max(out[-1][1], stop)
+        else:
+            out.append((start, stop))
+    return out
+
+
+def length(spans: Iterable[tuple[float, float]]) -> float:
+    return sum(stop - start for start, stop in spans)
+
+
+def in_both(a: Sequence[tuple[float, float]], b: Sequence[tuple[float, float]]) -> float:
+    """Seconds that two lists of disjoint spans share."""
+    return sum(max(0.0, min(s[1], t[1]) - max(s[0], t[0])) for s in a for t in b if t[0] < s[1] and s[0] < t[1])
+
+
+def account(kernels: list[Kernel], steps: int) -> dict[str, float]:
+    """Microseconds a step of one device: in all, of each kind of kernel, of an exchange that is hidden, and idle."""
+    of = {kind: covered((k.start, k.stop) for k in kernels if k.kind == kind) for kind in COLOURS}
+    others = covered((k.start, k.stop) for k in kernels if k.kind not in ("exchange", "reduction"))
+    busy = covered((k.start, k.stop) for k in kernels)
+    whole = max(k.stop for k in kernels) - min(k.start for k in kernels)
+    exchange = length(of["exchange"])
+    micro = 1e6 / steps
+    return {
+        "µs a step": whole * micro,
+        **{f"{kind} µs": length(spans) * micro for kind, spans in of.items()},
+        "hidden": in_both(of["exchange"], others) / exchange if exchange else float("nan"),
+        "idle µs": (whole - length(busy)) * micro,
+    }
+
+
+def by_name(kernels: list[Kernel], steps: int, most: int = 16) -> list[str]:
+    """The kernels that take longest, a line each: times a step, microseconds a step."""
+    found = collections.defaultdict(list)
+    for k in kernels:
+        found[k.name].append(k.stop - k.start)
+    longest = sorted(found.items(), key=lambda item: -sum(item[1]))[:most]
+    return [f"    {len(t) / steps:6.2f} × {statistics.median(t) * 1e6:7.1f} µs  {name[:90]}" for name, t in longest]
+
+
+def draw(path: Path, devices: list[list[Kernel]], seconds: float, title: str) -> None:
+    """A timeline of `seconds` from the middle of the trace, a row for each stream of each device."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    middle = statistics.median(k.start for k in devices[0])
+    shown = [[k for k in kernels if middle <= k.start < middle + seconds] for kernels in devices]
+    rows = [(d, stream) for d, kernels in enumerate(shown) for stream in sorted({k.stream for k in kernels})]
+    with matplotlib.rc_context(plot.STYLE):
+        figure = Figure(figsize=(11, 1.6 + 0.45 * len(rows)), layout="constrained")
+        axes = figure.subplots()
+        for kind, colour in COLOURS.items():
+            for number, (d, stream) in enumerate(rows):
+                bars = [((k.start - middle) * 1e6, (k.stop - k.start) * 1e6) for k in shown[d] if k.stream == stream]
+                kinds = [k.kind for k in shown[d] if k.stream == stream]
+                own = [bar for bar, of in zip(bars, kinds, strict=True) if of == kind]
+                axes.broken_barh(own, (number - 0.35, 0.7), facecolors=colour, label=None if number else kind)
+        axes.set_yticks(range(len(rows)), [f"GPU {d}, {stream.split('(')[0].lower()}" for d, stream in rows])
+        axes.invert_yaxis()
+        axes.set_xlabel("µs")
+        axes.set_title(title)
+        axes.legend(frameon=False, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.25))
+        scratch = path.with_name(f".{path.name}")
+        figure.savefig(scratch, dpi=150, format="png")
+        scratch.replace(path)
+
+
+def profile(A: Any, steps: int, one_reduction: bool) -> tuple[float, list[list[Kernel]]]:
+    """Seconds of a step without a profiler, and the kernels of `steps` of them with one."""
+    b = jnp.asarray(np.random.default_rng(0).standard_normal(A.shape[0]))
+    took = measure.seconds_per_step(lambda *a, **k: cg(*a, one_reduction=one_reduction, **k), A, b, steps=250)
+    run = jax.jit(lambda A, b: cg(A, b, rtol=0.0, maxiter=steps, one_reduction=one_reduction).x)
+    jax.block_until_ready(run(A, b))
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            jax.block_until_ready(run(A, b))
+        return took, kernels_of(Path(folder))
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--devices", type=int, default=len(jax.devices()), help="default: all")
+    parser.add_argument(
+        "--extents", type=int, nargs=3, default=(64, 512, 512), help="points a device; default 64 512 512"
+    )
+    parser.add_argument("--modes", nargs="+", default=["overlap"], choices=traffic.MODES)
+    parser.add_argument("--one-reduction", action="store_true", help="that form of cg")
+    parser.add_argument("--steps", type=int, default=100, help="in the trace; default 100")
+    parser.add_argument("--json", type=Path, help="also write the figures here, the table and timelines beside it")
+    args = parser.parse_args(argv)
+    jax.config.update("jax_enable_x64", True)
+    depth, *plane = args.extents
+    problem = stencil((depth * args.devices, *plane), 7)
+    header = timing.provenance() | {"devices": str(args.devices), "steps": str(args.steps)}
+    rows, told = [], []
+    for mode in args.modes:
+        A = on(problem, jax.devices()[: args.devices], mode)
+        took, devices = profile(A, args.steps, args.one_reduction)
+        if not devices:
+            parser.error("the trace has no GPU")
+        each = [account(kernels, args.steps) for kernels in devices]
+        row = {"problem": problem.name, "mode": mode, "unprofiled µs": took * 1e6}
+        rows.append(row | {key: statistics.mean(one[key] for one in each) for key in each[0]})
+        told += [f"{mode}, on the first device, a step:", *by_name(devices[0], args.steps)]
+        if args.json and plot.available():
+            title = f"A step of cg on {args.devices} GPUs, mode {mode}: {problem.name}"
+            args.json.parent.mkdir(parents=True, exist_ok=True)
+            draw(args.json.with_name(f"{args.json.stem}_{mode}.png"), devices, 1.5 * took, title)
+    text = "\n".join([", ".join(f"{k} {v}" for k, v in header.items()), *table("overlap", rows), "", *told])
+    if args.json:
+        timing.write(args.json, header, rows, text)
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
