@@ -107,9 +107,11 @@ def joined(*numbers: Number) -> tuple[Number, ...]:
     over = _over.value
     if over is None or not any(isinstance(a, Parts) for a in numbers):
         return numbers
+    each, places = _once(numbers)
     sums = functools.partial(_sums_over, axis=over.axis)
-    pieces = tuple(PartitionSpec(over.axis) if isinstance(a, Parts) else PartitionSpec() for a in numbers)
-    return jax.shard_map(sums, mesh=over.mesh, in_specs=(pieces,), out_specs=PartitionSpec())(numbers)
+    pieces = tuple(PartitionSpec(over.axis) if isinstance(a, Parts) else PartitionSpec() for a in each)
+    found = jax.shard_map(sums, mesh=over.mesh, in_specs=(pieces,), out_specs=PartitionSpec())(each)
+    return tuple(found[place] for place in places)
 
 
 def sweep(what: Pass, numbers: tuple[Number, ...], vectors: tuple[Array, ...]):
@@ -139,26 +141,34 @@ def sweep(what: Pass, numbers: tuple[Number, ...], vectors: tuple[Array, ...]):
 def _sweep_over(over: Distribution, what: Pass, numbers: tuple[Number, ...], vectors: tuple[Array, ...]):
     """Every device passes over its own piece, after one collective for the sums among `numbers`."""
     piece, same = PartitionSpec(over.axis), PartitionSpec()
+    each, places = _once(numbers)
 
-    def body(numbers, vectors):
+    def body(each, vectors):
+        summed = _sums_over(each, over.axis)
         with distributed(None):
-            new, scalars, sums = sweep(what, _sums_over(numbers, over.axis), vectors)
+            new, scalars, sums = sweep(what, tuple(summed[place] for place in places), vectors)
         return new, scalars, tuple(Parts(jnp.reshape(a.of if isinstance(a, Parts) else a, -1)) for a in sums)
 
-    specs = tuple(piece if isinstance(a, Parts) else same for a in numbers), piece
+    specs = tuple(piece if isinstance(a, Parts) else same for a in each), piece
     # Scalars come from every device's kernel alike, which no type can tell: check_vma is off.
     mapped = jax.shard_map(body, mesh=over.mesh, in_specs=specs, out_specs=(piece, same, piece), check_vma=False)
-    return mapped(numbers, vectors)
+    return mapped(each, vectors)
+
+
+def _once(numbers: tuple[Number, ...]) -> tuple[tuple[Number, ...], list[int]]:
+    """Each of the numbers once, and the place of every number among them. Inside shard_map none is known again."""
+    each = {id(a): a for a in numbers}
+    places = list(each)
+    return tuple(each.values()), [places.index(id(a)) for a in numbers]
 
 
 def _sums_over(numbers: tuple[Number, ...], axis: str) -> tuple[Array, ...]:
     """The numbers, in shard_map, with one collective for all that are in parts."""
-    parts = {id(a): a for a in numbers if isinstance(a, Parts)}
-    if not parts:
+    local = [jnp.sum(a.of) for a in numbers if isinstance(a, Parts)]
+    if not local:
         return tuple(map(total, numbers))
-    sums = lax.psum(jnp.stack([jnp.sum(a.of) for a in parts.values()]), axis)
-    of = dict(zip(parts, sums, strict=True))
-    return tuple(of[id(a)] if isinstance(a, Parts) else a for a in numbers)
+    sums = iter(lax.psum(jnp.stack(local), axis))
+    return tuple(next(sums) if isinstance(a, Parts) else a for a in numbers)
 
 
 def dot(x: Array, y: Array) -> Number:

@@ -39,14 +39,19 @@ class Shards:
         return self._summed([A.matvec(v) for A, v in self._terms(x)])
 
     def product_dot(self, x: Array, w: Array) -> tuple[Array, Array]:
-        """A·x and numbers [k] that add up, over all devices, to wᵀ·A·x; for pieces of real vectors [m].
+        """A·x, and this device's share of wᵀ·A·x, [1]; for pieces of real vectors [m].
 
-        Each part sums what it adds to y, on the way where it has a kernel for that: y is not read again.
+        What the halo adds comes after the exchange and is little, so that there y is not read again.
         """
+        (A, v), *beyond = self._terms(x)
+        y, share = A.matvec_dot(v, w)
+        share = vectors.total(share)
+        if not beyond:
+            return y, share[None]
+        ((B, h),) = beyond
+        more = B.matvec(h)
         at_rows = w if self.boundary is None else w.at[self.boundary].get(mode="fill", fill_value=0)
-        found = [A.matvec_dot(v, u) for (A, v), u in zip(self._terms(x), (w, at_rows), strict=False)]
-        sums = [jnp.reshape(s.of if isinstance(s, vectors.Parts) else s, -1) for _, s in found]
-        return self._summed([y for y, _ in found]), jnp.concatenate(sums)
+        return self._summed([y, more]), (share + vectors.inner_product(at_rows, more))[None]
 
     def _terms(self, x: Array) -> list[tuple[SparseMatrix, Array]]:
         """The parts, each with what it multiplies."""
