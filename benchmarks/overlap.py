@@ -35,7 +35,7 @@ from solvers import cg
 
 # By the names of kernels: those of the library, of NCCL and of XLA.
 KINDS = {
-    "reduction": re.compile(r"all_?reduce", re.I),
+    "reduction": re.compile(r"all_?reduce|psum", re.I),
     "exchange": re.compile(r"nccl|all_?to_?all|all_?gather|permute|sendrecv|memcpyp2p", re.I),
     "product": re.compile(r"sparse|product|columns", re.I),
 }
@@ -93,19 +93,30 @@ def in_both(a: Sequence[tuple[float, float]], b: Sequence[tuple[float, float]]) 
     return sum(max(0.0, min(s[1], t[1]) - max(s[0], t[0])) for s in a for t in b if t[0] < s[1] and s[0] < t[1])
 
 
-def account(kernels: list[Kernel], steps: int) -> dict[str, float]:
-    """Microseconds a step of one device: in all, of each kind of kernel, of an exchange that is hidden, and idle."""
-    of = {kind: covered((k.start, k.stop) for k in kernels if k.kind == kind) for kind in COLOURS}
+def steps_of(kernels: list[Kernel]) -> list[float]:
+    """When the product of each step begins; that of a halo is much shorter."""
+    products = [k for k in kernels if k.kind == "product"]
+    longest = statistics.median(sorted(k.stop - k.start for k in products)[-len(products) // 4 :])
+    return [k.start for k in products if k.stop - k.start > longest / 2]
+
+
+def account(kernels: list[Kernel]) -> dict[str, float]:
+    """Microseconds a step of one device: in all, of each kind of kernel, of an exchange that is hidden, and idle.
+
+    From the first product to the last, so that nothing before and after the loop counts.
+    """
+    first, *_, last = starts = steps_of(kernels)
+    inside = [k for k in kernels if first <= k.start < last]
+    micro = 1e6 / (len(starts) - 1)
+    of = {kind: covered((k.start, k.stop) for k in inside if k.kind == kind) for kind in COLOURS}
     others = covered((k.start, k.stop) for k in kernels if k.kind not in ("exchange", "reduction"))
-    busy = covered((k.start, k.stop) for k in kernels)
-    whole = max(k.stop for k in kernels) - min(k.start for k in kernels)
+    busy = covered((k.start, min(k.stop, last)) for k in inside)
     exchange = length(of["exchange"])
-    micro = 1e6 / steps
     return {
-        "µs a step": whole * micro,
+        "µs a step": (last - first) * micro,
         **{f"{kind} µs": length(spans) * micro for kind, spans in of.items()},
         "hidden": in_both(of["exchange"], others) / exchange if exchange else float("nan"),
-        "idle µs": (whole - length(busy)) * micro,
+        "idle µs": (last - first - length(busy)) * micro,
     }
 
 
@@ -118,28 +129,46 @@ def by_name(kernels: list[Kernel], steps: int, most: int = 16) -> list[str]:
     return [f"    {len(t) / steps:6.2f} × {statistics.median(t) * 1e6:7.1f} µs  {name[:90]}" for name, t in longest]
 
 
-def draw(path: Path, devices: list[list[Kernel]], seconds: float, title: str) -> None:
-    """A timeline of `seconds` from the middle of the trace, a row for each stream of each device."""
+def usual(kernels: list[Kernel]) -> tuple[float, float]:
+    """When a step of usual length begins, with the exchange or its product, and how long it takes.
+
+    Not where the loop asks the host whether to go on.
+    """
+    starts = steps_of(kernels)
+    steps = np.diff(starts)
+    at = int(np.argmin(abs(steps - np.median(steps)) + (np.arange(len(steps)) < len(steps) // 4)))
+    begun = [k.start for k in kernels if k.kind == "exchange" and starts[at] - steps[at] / 2 < k.start < starts[at]]
+    return min([starts[at], *begun]), float(steps[at])
+
+
+def draw(path: Path, devices: list[list[Kernel]], title: str) -> None:
+    """A timeline of a step and a half: of each device the stream that works most, and all others together."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    middle = statistics.median(k.start for k in devices[0])
-    shown = [[k for k in kernels if middle <= k.start < middle + seconds] for kernels in devices]
-    rows = [(d, stream) for d, kernels in enumerate(shown) for stream in sorted({k.stream for k in kernels})]
+    start, step = usual(devices[0])
+    start -= 0.1 * step
+    rows: list[tuple[str, list[Kernel]]] = []
+    for number, kernels in enumerate(devices):
+        shown = [k for k in kernels if start <= k.start < start + 1.5 * step]
+        busy = collections.Counter()
+        for k in shown:
+            busy[k.stream] += k.stop - k.start
+        (main, _), *_ = busy.most_common(1)
+        rows.append((f"GPU {number}", [k for k in shown if k.stream == main]))
+        rows.append(("other streams", [k for k in shown if k.stream != main]))
     with matplotlib.rc_context(plot.STYLE):
-        figure = Figure(figsize=(11, 1.6 + 0.45 * len(rows)), layout="constrained")
+        figure = Figure(figsize=(11, 1.8 + 0.5 * len(rows)), layout="constrained")
         axes = figure.subplots()
         for kind, colour in COLOURS.items():
-            for number, (d, stream) in enumerate(rows):
-                bars = [((k.start - middle) * 1e6, (k.stop - k.start) * 1e6) for k in shown[d] if k.stream == stream]
-                kinds = [k.kind for k in shown[d] if k.stream == stream]
-                own = [bar for bar, of in zip(bars, kinds, strict=True) if of == kind]
-                axes.broken_barh(own, (number - 0.35, 0.7), facecolors=colour, label=None if number else kind)
-        axes.set_yticks(range(len(rows)), [f"GPU {d}, {stream.split('(')[0].lower()}" for d, stream in rows])
+            for at, (_, kernels) in enumerate(rows):
+                bars = [((k.start - start) * 1e6, (k.stop - k.start) * 1e6) for k in kernels if k.kind == kind]
+                axes.broken_barh(bars, (at - 0.35, 0.7), facecolors=colour, label=None if at else kind)
+        axes.set_yticks(range(len(rows)), [label for label, _ in rows])
         axes.invert_yaxis()
         axes.set_xlabel("µs")
         axes.set_title(title)
-        axes.legend(frameon=False, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.25))
+        figure.legend(frameon=False, ncols=len(COLOURS), loc="outside lower center")
         scratch = path.with_name(f".{path.name}")
         figure.savefig(scratch, dpi=150, format="png")
         scratch.replace(path)
@@ -178,14 +207,14 @@ def main(argv: list[str] | None = None) -> int:
         took, devices = profile(A, args.steps, args.one_reduction)
         if not devices:
             parser.error("the trace has no GPU")
-        each = [account(kernels, args.steps) for kernels in devices]
+        each = [account(kernels) for kernels in devices]
         row = {"problem": problem.name, "mode": mode, "unprofiled µs": took * 1e6}
         rows.append(row | {key: statistics.mean(one[key] for one in each) for key in each[0]})
         told += [f"{mode}, on the first device, a step:", *by_name(devices[0], args.steps)]
         if args.json and plot.available():
             title = f"A step of cg on {args.devices} GPUs, mode {mode}: {problem.name}"
             args.json.parent.mkdir(parents=True, exist_ok=True)
-            draw(args.json.with_name(f"{args.json.stem}_{mode}.png"), devices, 1.5 * took, title)
+            draw(args.json.with_name(f"{args.json.stem}_{mode}.png"), devices, title)
     text = "\n".join([", ".join(f"{k} {v}" for k, v in header.items()), *table("overlap", rows), "", *told])
     if args.json:
         timing.write(args.json, header, rows, text)

@@ -9,7 +9,7 @@ from benchmarks import overlap
 from benchmarks.overlap import Kernel
 from jaxsparse_fmt import plot
 
-# Two steps: an exchange of 4 µs of which 3 lie beside the product, a reduction, and 1 µs without any kernel.
+# A step: an exchange of 4 µs of which 3 lie beside the product, a reduction, and 1 µs without any kernel.
 STEP = [
     Kernel("Stream #1", "loop_gather_fusion", 0, 1),
     Kernel("Stream #2", "ncclDevKernel_SendRecv", 1, 5),
@@ -17,11 +17,18 @@ STEP = [
     Kernel("Stream #1", "all_reduce_kernel", 13, 15),
     Kernel("Stream #1", "vector_sweep", 15, 20),
 ]
-TRACE = [Kernel(k.stream, k.name, (k.start + 20 * i) / 1e6, (k.stop + 20 * i) / 1e6) for i in range(2) for k in STEP]
+
+
+def trace(starts):
+    return [Kernel(k.stream, k.name, (k.start + t) / 1e6, (k.stop + t) / 1e6) for t in starts for k in STEP]
+
+
+# Twelve steps; after every fourth the host is asked, which takes 7 µs.
+MANY = trace([20 * i + 7 * (i // 4) for i in range(12)])
 
 
 def test_what_a_step_spends_its_time_on():
-    told = overlap.account(TRACE, steps=2)
+    told = overlap.account(trace([0, 20, 40]))
     assert told == {
         "µs a step": pytest.approx(20),
         "product µs": pytest.approx(10),
@@ -44,8 +51,14 @@ def test_time_in_both_is_that_of_every_pair_of_moments():
     assert overlap.in_both(a, b) == len(moments(a) & moments(b))
 
 
+def test_a_usual_step_is_one_that_does_not_wait_for_the_host():
+    start, step = overlap.usual(MANY)
+    assert step == pytest.approx(20e-6)
+    assert min(abs(start - k.start) for k in MANY if k.kind == "exchange") == pytest.approx(0, abs=1e-12)
+
+
 def test_a_timeline_is_drawn(tmp_path):
     if not plot.available():
         pytest.skip("matplotlib is not installed")
-    overlap.draw(tmp_path / "t.png", [TRACE, TRACE], 30e-6, "made up")
+    overlap.draw(tmp_path / "t.png", [MANY, MANY], "made up")
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
