@@ -6,6 +6,7 @@ C functions are called in the library that CuPy has loaded. What a library does 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import re
@@ -20,7 +21,7 @@ from jaxsparse_fmt.formats import bsr
 
 # cusparseSpMVAlg_t.
 COO_ALG1, CSR_ALG1, CSR_ALG2, COO_ALG2, SELL_ALG1, BSR_ALG1 = 1, 2, 3, 4, 5, 6
-INT32, BASE_ZERO, ROW_MAJOR, NO_TRANSPOSE = 2, 0, 2, 0
+INT32, BASE_ZERO, ROW_MAJOR, NO_TRANSPOSE, TRANSPOSE = 2, 0, 2, 0, 1
 _TYPES = {"float32": 0, "float64": 1}  # cudaDataType: CUDA_R_32F, CUDA_R_64F
 MOST_PADDING = 4  # places an entry, from which sliced ELL is not tried
 
@@ -78,12 +79,20 @@ def library() -> Library:
 
 
 class Product:
-    """y = A·x by one algorithm; descriptors, workspace and preprocessing are made once."""
+    """y = A·x or Aᵀ·x by one algorithm; descriptors, workspace and preprocessing are made once."""
 
     def __init__(
-        self, create: str, sizes: tuple[int, ...], arrays: list[Any], types: tuple[int, ...], shape, algorithm: int
+        self,
+        create: str,
+        sizes: tuple[int, ...],
+        arrays: list[Any],
+        types: tuple[int, ...],
+        shape: tuple[int, int],
+        algorithm: int,
+        operation: int = NO_TRANSPOSE,
     ):
         """Describes a matrix by `create`(descriptor, *sizes, *arrays, *types), the arrays on the device."""
+        self._operation = operation
         self._lib, self._arrays, self._algorithm = library(), arrays, algorithm
         self.dtype = np.dtype(str(arrays[-1].dtype))
         self._matrix, self._vectors, self._calls = ctypes.c_void_p(), {}, {}
@@ -92,10 +101,10 @@ class Product:
         described = [*(ctypes.c_int64(n) for n in sizes), *pointers, *(ctypes.c_int(t) for t in types)]
         self._lib.function(create)(ctypes.byref(self._matrix), *described)
         self._spmv, self._workspace = self._lib.function("cusparseSpMV"), None
-        self.y = self._lib.cupy.asarray(np.full(shape[0], np.nan, self.dtype))
+        self.y = self._lib.cupy.asarray(np.full(shape[operation == TRANSPOSE], np.nan, self.dtype))
 
     def __call__(self, x: Any, y: Any = None) -> Any:
-        """x, y: CuPy arrays [n_cols], [n_rows]; y, or else `self.y`, takes the result."""
+        """x, y: CuPy arrays [n_cols], [n_rows], of Aᵀ·x the other way; y, or else `self.y`, takes the result."""
         y = self.y if y is None else y
         key = x.data.ptr, y.data.ptr
         if key not in self._calls:
@@ -107,7 +116,8 @@ class Product:
         one, zero = (ctypes.c_void_p(scalar.ctypes.data) for scalar in self._scalars)
         vectors = self._vector(x), self._vector(y)
         types = ctypes.c_int(_TYPES[self.dtype.name]), ctypes.c_int(self._algorithm)
-        call = self._lib.handle, ctypes.c_int(NO_TRANSPOSE), one, self._matrix, vectors[0], zero, vectors[1], *types
+        operation = ctypes.c_int(self._operation)
+        call = self._lib.handle, operation, one, self._matrix, vectors[0], zero, vectors[1], *types
         if self._workspace is None:
             size = ctypes.c_size_t()
             self._lib.function("cusparseSpMV_bufferSize")(*call, ctypes.byref(size))
@@ -115,7 +125,9 @@ class Product:
             # Since CUDA 12.4; it serves CSR only.
             if self._algorithm in (CSR_ALG1, CSR_ALG2) and self._lib.has("cusparseSpMV_preprocess"):
                 preprocess = self._lib.function("cusparseSpMV_preprocess")
-                preprocess(*call, ctypes.c_void_p(self._workspace.ptr))
+                optional = (Absent,) if self._operation == TRANSPOSE else ()  # that it need not offer
+                with contextlib.suppress(*optional):
+                    preprocess(*call, ctypes.c_void_p(self._workspace.ptr))
         return *call, ctypes.c_void_p(self._workspace.ptr)
 
     def _vector(self, a: Any) -> ctypes.c_void_p:
@@ -152,6 +164,11 @@ class Opponent:
             "sliced ELL 32": lambda dtype: self._sliced(dtype, 32),
             "sliced ELL 128": lambda dtype: self._sliced(dtype, 128),
         }
+        # Of Aᵀ·x, from the arrays of A.
+        self.transposed: dict[str, Callable[[Any], Product]] = {
+            "CSR ALG1": lambda dtype: self._csr(dtype, CSR_ALG1, TRANSPOSE),
+            "CSR ALG2": lambda dtype: self._csr(dtype, CSR_ALG2, TRANSPOSE),
+        }
         if r * c > 1:
             self.methods[f"BSR {r} × {c}"] = self._bsr
 
@@ -166,11 +183,11 @@ class Opponent:
             self._on_device[key] = to_device(self._values[name].astype(dtype, copy=False))
         return [*self._index[name], self._on_device[key]]
 
-    def _csr(self, dtype: Any, algorithm: int) -> Product:
+    def _csr(self, dtype: Any, algorithm: int, operation: int = NO_TRANSPOSE) -> Product:
         S = self.S
         arrays = self._arrays("csr", dtype, lambda: ([S.indptr, S.indices], S.data))
         types = (INT32, INT32, BASE_ZERO, _TYPES[np.dtype(dtype).name])
-        return Product("cusparseCreateCsr", (*S.shape, S.nnz), arrays, types, S.shape, algorithm)
+        return Product("cusparseCreateCsr", (*S.shape, S.nnz), arrays, types, S.shape, algorithm, operation)
 
     def _coo(self, dtype: Any, algorithm: int) -> Product:
         S = self.S

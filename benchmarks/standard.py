@@ -66,6 +66,12 @@ class Problem:
     exact: np.ndarray
     chained: int  # products of a trip; 0: each is called by itself
 
+    @classmethod
+    def of(cls, S: Any, platform: str) -> Problem:
+        xs = list(np.random.default_rng(0).standard_normal((3, S.shape[1])).astype(np.float32))
+        square = platform == "gpu" and S.shape[0] == S.shape[1]
+        return cls(S, xs, S @ xs[0].astype(np.float64), (16 if S.nnz * 8 < IN_L2 else 2) if square else 0)
+
     def run(self, A: Any, x: jax.Array) -> jax.Array:
         """What is timed."""
         return chain(A, x, self.chained) if self.chained else product(A, x)
@@ -94,10 +100,7 @@ class Run:
 
     def matrix(self, case: suite.Case, S: Any) -> list[Row]:
         """One row a dtype. What is timed for one is timed for all, and converted once, in float64."""
-        xs = list(np.random.default_rng(0).standard_normal((3, S.shape[1])).astype(np.float32))
-        square = self.platform == "gpu" and S.shape[0] == S.shape[1]
-        chained = (16 if S.nnz * 8 < IN_L2 else 2) if square else 0
-        problem = Problem(S, xs, S @ xs[0].astype(np.float64), chained)
+        problem = Problem.of(S, self.platform)
         A = jsf.from_scipy(S, "csr", backend=self.backend)
         opponent = cusparse.Opponent(S, A) if self.platform == "gpu" else None
         rankings = {}
@@ -115,7 +118,7 @@ class Run:
                 theirs = self.theirs(opponent, problem, dtype)
                 ours = self.ours(pool, stored, ranking, problem, dtype)
                 row = {"matrix": case.name, "class": case.kind, "dtype": dtype, "rows": S.shape[0], "nnz": S.nnz}
-                row |= {"chained": bool(chained), "rank s": seconds, "opponents": theirs, "ours": ours}
+                row |= {"chained": bool(problem.chained), "rank s": seconds, "opponents": theirs, "ours": ours}
                 row["predicted"] = [
                     {"label": label(c), "model us": 1e6 * c.seconds, "moved": c.moved, "reason": c.reason}
                     for c in ranking
@@ -134,7 +137,7 @@ class Run:
             told["SciPy csr @ x"] = 1e6 * seconds
         methods = {} if opponent is None else opponent.methods
         timed = {
-            f"cuSPARSE {name}": lambda make=make: self._of_cupy(make(dtype), xs, problem)
+            f"cuSPARSE {name}": lambda make=make: self.of_cupy(make(dtype), xs, problem)
             for name, make in methods.items()
         }
         for name, run in {**timed, BCSR: lambda: self._of_bcsr(xs, problem)}.items():
@@ -144,7 +147,12 @@ class Run:
                 told[name] = f"absent: {error}".splitlines()[0]
         return told
 
-    def _of_cupy(self, product: cusparse.Product, xs: list[np.ndarray], problem: Problem) -> float:
+    def of_cupy(self, product: cusparse.Product, xs: list[np.ndarray], problem: Problem) -> float:
+        """Seconds of a product of theirs.
+
+        Raises:
+          cusparse.Absent: its result is wrong.
+        """
         inputs = [product.to_device(x) for x in xs]
         if (error := problem.off(product(inputs[0]).get())) > WRONG:
             raise cusparse.Absent(f"its result is off by {error:.0e}")
@@ -161,9 +169,10 @@ class Run:
         S = problem.S
         arrays = jnp.asarray(S.data, xs[0].dtype), jnp.asarray(S.indices), jnp.asarray(S.indptr)
         A = sparse.BCSR(arrays, shape=S.shape)
-        return self._of_jax(A, [jnp.asarray(x) for x in xs], problem)
+        return self.of_jax(A, [jnp.asarray(x) for x in xs], problem)
 
-    def _of_jax(self, A: Any, xs: list[jax.Array], problem: Problem) -> float:
+    def of_jax(self, A: Any, xs: list[jax.Array], problem: Problem) -> float:
+        """Seconds of a product of ours."""
         run = lambda i: problem.run(A, xs[i % 3])  # noqa: E731
         return timing.seconds_per_call(run, jax.block_until_ready, **self.rounds) / problem.products
 
@@ -198,7 +207,7 @@ class Run:
             if isinstance(B, str):
                 rows.append(row | {"failed": B})
                 continue
-            us, moved = 1e6 * self._of_jax(B, xs, problem), spmv.moved_bytes(B, xs[0])
+            us, moved = 1e6 * self.of_jax(B, xs, problem), spmv.moved_bytes(B, xs[0])
             row |= {"us": us, "moved": moved, "share": moved / us * 1e6 / self.copy}
             rows.append(row | {"error": problem.off(product(B, xs[0])), "convert s": stored[name][1]})
         return rows

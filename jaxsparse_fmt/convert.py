@@ -13,8 +13,9 @@ import scipy.sparse
 from jaxsparse_fmt import choose, io, tune
 from jaxsparse_fmt._types import Csr, check_keeps_imaginary, floating_dtype, requested_dtype
 from jaxsparse_fmt.kernels import dialect
-from jaxsparse_fmt.matrix import SparseMatrix, build
+from jaxsparse_fmt.matrix import CHOOSERS, SparseMatrix, build
 from jaxsparse_fmt.paired import Paired
+from jaxsparse_fmt.reorder import Reordered, order_of
 from jaxsparse_fmt.transposed import Transposed
 
 
@@ -26,6 +27,7 @@ def from_scipy(
     backend: str = "auto",
     max_bytes: int | None = None,
     transpose: bool = False,
+    reorder: Any = None,
     **layout: Any,
 ) -> SparseMatrix:
     """A JAX sparse matrix from any scipy.sparse matrix or array.
@@ -44,34 +46,47 @@ def from_scipy(
         and 4 bytes for each of its places, which must fit the memory too (`paired.py`). That is in the same format with
         the same options ("bsr" turns its blocks); "auto" and "tune" choose for each of the two. Matrices in "csc",
         "dia" and "sdia" need none, and are what they would be without.
+      reorder: another order of the unknowns to store a square matrix in: "rcm" for reverse Cuthill-McKee, which gathers
+        the entries around the diagonal, or a permutation [n] of your own, such as a nested dissection's, of which place
+        k takes unknown reorder[k]. Nothing that you hand over or get changes: a product gathers x and scatters y, and
+        solvers do that once a solve. "auto" and "tune" choose for the reordered matrix (`reorder.py`).
       **layout: the format's options, for example slice_size and sigma of "hll".
 
     Raises:
-      TypeError: S is not a SciPy sparse matrix, or its dtype is not numeric.
+      TypeError: S is not a SciPy sparse matrix, its dtype is not numeric, or `reorder` holds no integers.
       ValueError: an index out of range, a broken row pointer, an unknown format, backend or layout option, a dtype that
-        JAX cannot hold at present, a format that would take far more memory than the matrix, or with "auto" and "tune"
-        a matrix that fits the memory in no format; the message says what would.
+        JAX cannot hold at present, an order that is no permutation or of a matrix that is not square, a format that
+        would take far more memory than the matrix, or with "auto" and "tune" a matrix that fits the memory in no
+        format; the message says what would.
     """
     csr, stored = checked(S, dtype, backend)
-    if layout and format in ("auto", "tune"):
-        raise ValueError(f"format={format!r} chooses the layout itself; name a format to set {', '.join(layout)}")
     store = functools.partial(_stored, format=format, dtype=stored, backend=backend, max_bytes=max_bytes)
-    A = store(csr, **layout)
+    store = functools.partial(store, transpose=transpose, layout=layout)
+    if reorder is None:
+        return store(csr)
+    return Reordered.from_csr(csr, perm=order_of(csr, reorder), store=store)
+
+
+def _stored(csr: Csr, *, format: str, transpose: bool, layout: dict[str, Any], **options: Any) -> SparseMatrix:
+    """The canonical `csr` in the format named or chosen, with its transpose beside it where that is asked for."""
+    A = build(csr, format, **options, **layout)
     if not transpose or A.transposes:
         return A
-    if "block_shape" in layout and isinstance(layout["block_shape"], tuple | list):
-        layout["block_shape"] = tuple(reversed(layout["block_shape"]))
-    return Paired.from_csr(csr, A=A, across=functools.partial(store, **layout))
+    if isinstance(layout.get("block_shape"), tuple | list):
+        layout = layout | {"block_shape": tuple(reversed(layout["block_shape"]))}
+    return Paired.from_csr(csr, A=A, across=lambda turned: build(turned, format, **options, **layout))
 
 
-def _stored(csr: Csr, *, format: str, dtype: Any, backend: str, max_bytes: int | None, **layout: Any) -> SparseMatrix:
-    """The canonical `csr` in the format named, or in the one chosen for it."""
-    if format == "tune":
-        return tune.fastest(csr, dtype, backend, max_bytes)[0]
-    if format == "auto":
-        choices = choose.rank(csr, dtype, backend=backend)
-        return choose.store(choices, csr, dtype=dtype, backend=backend, max_bytes=max_bytes)[0]
-    return build(csr, format, dtype=dtype, backend=backend, max_bytes=max_bytes, **layout)
+def _auto(csr: Csr, *, dtype: Any, backend: str, max_bytes: int | None) -> SparseMatrix:
+    choices = choose.rank(csr, dtype, backend=backend)
+    return choose.store(choices, csr, dtype=dtype, backend=backend, max_bytes=max_bytes)[0]
+
+
+def _tune(csr: Csr, *, dtype: Any, backend: str, max_bytes: int | None) -> SparseMatrix:
+    return tune.fastest(csr, dtype, backend, max_bytes)[0]
+
+
+CHOOSERS.update(auto=_auto, tune=_tune)
 
 
 def checked(S: Any, dtype: Any, backend: str) -> tuple[Csr, np.dtype]:

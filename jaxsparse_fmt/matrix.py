@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
+from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
 import jax
@@ -33,6 +34,8 @@ Array = jax.Array
 
 # Every storage scheme by name; `formats/__init__.py` fills it.
 FORMATS: dict[str, type[SparseMatrix]] = {}
+# What chooses among them, by the name that asks for it, of a matrix on the host; `convert.py` fills it.
+CHOOSERS: dict[str, Callable[..., SparseMatrix]] = {}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -292,35 +295,35 @@ class SparseMatrix(abc.ABC):
         """The same matrix in another format, through CSR.
 
         On an accelerator it stays there; only "dia", "hdia" and "bsr" of a matrix with very many diagonals or blocks in
-        a row are made on the host (`formats/merging.py`). Inside jit a matrix of which only the values are traced
-        converts as outside; of one that is traced whole, "coo", "csr" and "csc" can be made, whose sizes are known.
+        a row are made on the host (`formats/merging.py`), and what "auto" and "tune" choose. Inside jit a matrix of
+        which only the values are traced converts as outside, chosen as if all were 1; of one that is traced whole,
+        "coo", "csr" and "csc" can be made, whose sizes are known.
 
         Args:
-          max_bytes, layout: as in `from_scipy`.
+          name, max_bytes, layout: as in `from_scipy`, "auto" and "tune" too.
 
         Raises:
           ValueError: unknown format, layout options it does not have, far more memory than the matrix needs, or inside
             jit a format whose size depends on a traced pattern.
         """
         pattern = dataclasses.replace(self, values=None)
-        traced = [isinstance(leaf, Tracer) for leaf in jax.tree.leaves(pattern)]
-        if isinstance(self.values, Tracer) and not any(traced):
+        traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(pattern))
+        if isinstance(self.values, Tracer) and not traced:
             with concrete():
                 ones = jnp.ones(self.values.shape, self.dtype)
             placed = dataclasses.replace(self, values=ones).asformat(name, max_bytes=max_bytes, **layout)
             return placed.with_data(self.data)
-        if any(traced) and name in FORMATS and not FORMATS[name].sized_by_nnz:
+        if traced and (name in CHOOSERS or (name in FORMATS and not FORMATS[name].sized_by_nnz)):
             raise ValueError(
                 f"format {name!r} cannot be made of a traced pattern: its size is unknown; convert before, or to "
                 f"one of {', '.join(n for n, cls in FORMATS.items() if cls.sized_by_nnz)}"
             )
-        with contextlib.nullcontext() if any(traced) else concrete():
+        with contextlib.nullcontext() if traced else concrete():
             values = self.values
-            on_cpu = isinstance(values, np.ndarray) or (
-                not any(traced) and {d.platform for d in values.devices()} == {"cpu"}
-            )
-            csr = self.to_scipy() if on_cpu else CsrArrays(*self.csr_arrays(), shape=self.shape)
-            return build(csr, name, dtype=self.dtype, backend=self.backend, max_bytes=max_bytes, **layout)
+            on_host = name in CHOOSERS or isinstance(values, np.ndarray)
+            on_host = on_host or (not traced and {d.platform for d in values.devices()} == {"cpu"})
+            csr = self.to_scipy() if on_host else CsrArrays(*self.csr_arrays(), shape=self.shape)
+        return build(csr, name, dtype=self.dtype, backend=self.backend, max_bytes=max_bytes, **layout)
 
     # ------------------------------------------------------------------------------------------------------- basis
 
@@ -338,14 +341,17 @@ class SparseMatrix(abc.ABC):
 def build(
     csr: Csr, name: str, *, dtype: Any, backend: str, max_bytes: int | None = None, **layout: Any
 ) -> SparseMatrix:
-    """The canonical `csr` in the format `name`, after checking the name and the layout options.
+    """The canonical `csr` in the format `name`, or in the one that it asks to choose, after checking name and layout.
 
     Raises:
       ValueError: unknown format or layout option.
     """
+    if name in CHOOSERS:
+        if layout:
+            raise ValueError(f"format={name!r} chooses the layout itself; name a format to set {', '.join(layout)}")
+        return CHOOSERS[name](csr, dtype=dtype, backend=backend, max_bytes=max_bytes)
     if name not in FORMATS:
-        cure = "; jsf.from_scipy takes it and chooses" if name == "auto" else ""
-        raise ValueError(f"unknown format {name!r}{cure}; choose one of {', '.join(FORMATS)}")
+        raise ValueError(f"unknown format {name!r}; choose one of {', '.join((*FORMATS, *CHOOSERS))}")
     cls = FORMATS[name]
     for option in layout:
         if option not in cls.layout_options:

@@ -18,6 +18,7 @@ import scipy.sparse
 
 from jaxsparse_fmt._types import readable_bytes
 from jaxsparse_fmt._types import readable_seconds as duration
+from jaxsparse_fmt.reorder import cuthill_mckee
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -81,7 +82,7 @@ def asymmetry(S: scipy.sparse.csr_array, mirror: scipy.sparse.sparray | None = N
 
 
 def describe(S: scipy.sparse.csr_array) -> list[tuple[str, str]]:
-    """Size, symmetry, row lengths and diagonals of a canonical matrix, as rows for `facts`."""
+    """Size, symmetry, row lengths, diagonals and what an order would do to a canonical matrix, as rows for `facts`."""
     rows, cols = S.shape
     lengths = np.diff(S.indptr)
     offsets = S.indices - np.repeat(np.arange(rows), lengths)
@@ -106,6 +107,10 @@ def describe(S: scipy.sparse.csr_array) -> list[tuple[str, str]]:
             ("diagonals", f"{diagonals:,} of {rows + cols - 1:,} hold entries"),
             ("bandwidth", f"{below:,} below the main diagonal, {above:,} above"),
         ]
+        if rows == cols:
+            place = np.argsort(cuthill_mckee(S))  # the inverse permutation
+            before, after = (np.abs(d).mean() for d in (offsets, place[S.indices] - np.repeat(place, lengths)))
+            facts += [("mean distance", f"{before:,.1f} from the diagonal, {after:,.1f} with reorder='rcm'")]
     return facts
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt import convert
+from jaxsparse_fmt import convert, tune
 from jaxsparse_fmt._types import CsrArrays
 from jaxsparse_fmt.formats import storing
 from jaxsparse_fmt.matrix import build
@@ -138,6 +138,26 @@ def test_auto_takes_the_first_of_the_ranking():
     best = jsf.choose.rank(S)[0]
     B = jsf.from_scipy(S)
     assert (B.name, B.layout) == (best.format, best.layout)
+
+
+@pytest.mark.parametrize("name", ["auto", "tune"])
+def test_a_stored_matrix_chooses_anew_as_one_from_outside_does(name, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(tune, "seconds_per_product", lambda A: float(A.name != "hll"))
+    for source in (A, jsf.from_scipy(S, "coo", "bfloat16", backend="xla")):
+        want, got = jsf.from_scipy(S, name, source.dtype), source.asformat(name)
+        assert (got.name == "hll") == (name == "tune")
+        assert (got.name, got.layout, got.dtype, got.backend) == (want.name, want.layout, source.dtype, source.backend)
+        np.testing.assert_array_equal(got.todense(), source.todense())
+
+
+@pytest.mark.parametrize("name", ["auto", "tune"])
+def test_inside_jit_a_known_pattern_chooses_and_a_traced_one_is_refused(name, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    dense = jax.jit(lambda data: A.with_data(data).asformat(name).todense())(2 * A.data)
+    np.testing.assert_array_equal(dense, 2 * S.toarray())
+    with pytest.raises(ValueError, match=f"format {name!r} cannot be made of a traced pattern"):
+        jax.jit(lambda A: A.asformat(name))(A)
 
 
 @pytest.mark.slow
@@ -317,6 +337,7 @@ VALUE_ERRORS = {
     "unknown option": (lambda: jsf.from_scipy(S, "coo", sigma=4), "'coo' has no layout option 'sigma'; it has: none"),
     "misspelt option": (lambda: jsf.from_scipy(S, "hll", slicesize=4), "it has: slice_size, sigma"),
     "auto with options": (lambda: jsf.from_scipy(S, slice_size=4), "name a format to set slice_size"),
+    "auto with options later": (lambda: A.asformat("auto", sigma=2), "chooses the layout itself; name a format to set"),
     "slice_size 0": (lambda: jsf.from_scipy(S, "hll", slice_size=0), "slice_size must be at least 1 row; got 0"),
     "sigma -1": (lambda: jsf.from_scipy(S, "hll", sigma=-1), "sigma must be at least 1 row; got -1"),
     "sigma small": (lambda: jsf.from_scipy(S, "hll", slice_size=8, sigma=4), "sigma=4 sorts inside windows smaller"),

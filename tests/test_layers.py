@@ -22,6 +22,7 @@ LAYERS = (
     "matrix",
     "formats",
     "paired",
+    "reorder",
     "gallery _hubbard _meshes io _matrix_market",
     "features",
     "storages",

@@ -118,6 +118,17 @@ def test_symmetry_is_named(a: list[list[complex]], word: str):
     assert dict(report.describe(scipy.sparse.csr_array(np.array(a))))["symmetry"] == word
 
 
+def test_describe_tells_what_an_order_would_bring():
+    n = 40
+    chain = scipy.sparse.diags_array([np.ones(n - 1), np.ones(n - 1)], offsets=[-1, 1]).toarray()
+    shuffled = np.random.default_rng(0).permutation(n)
+    a = chain[shuffled][:, shuffled]
+    row, col = np.nonzero(a)
+    told = dict(report.describe(scipy.sparse.csr_array(a)))["mean distance"]
+    assert told == f"{np.abs(row - col).mean():.1f} from the diagonal, 1.0 with reorder='rcm'"
+    assert "mean distance" not in dict(report.describe(scipy.sparse.csr_array(a[:3])))
+
+
 @pytest.mark.parametrize("shape", [(0, 0), (0, 3), (3, 0), (3, 3)])
 def test_a_matrix_without_entries_can_be_described(shape: tuple[int, int]):
     assert report.describe(scipy.sparse.csr_array(shape))

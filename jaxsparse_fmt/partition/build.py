@@ -10,6 +10,7 @@ import numpy as np
 import scipy.sparse
 from jax.sharding import Mesh
 
+from jaxsparse_fmt import reorder
 from jaxsparse_fmt._types import Csr, readable_bytes, requested_dtype
 from jaxsparse_fmt.convert import checked
 from jaxsparse_fmt.formats import storing
@@ -64,7 +65,7 @@ def shard(
     csr, stored = checked(S, dtype, backend)
     options = Options(mode, format, layout, halo_format, stored, backend, max_bytes, exchange)
     cuts = rows.partition(csr, parts, by, order)
-    csr, entry = rows.permuted(csr, cuts.perm)
+    csr, entry = reorder.permuted(csr, cuts.perm)
     mesh = spread.auto_mesh(mesh)
     columns = cuts.starts if csr.shape[0] == csr.shape[1] else rows.equal(csr.shape[1], parts)
     return assemble(lambda a, b: csr[a:b], cuts.starts, columns, mesh, axis, options, cuts.perm, entry)
@@ -141,7 +142,7 @@ def assemble(
     Args:
       rows_of: the rows from the first number to the second.
       starts, columns: [parts + 1], where the rows and the columns of each begin.
-      perm, entry: the user's unknown at each place, the user's entry at each of the blocks' (`rows.permuted`).
+      perm, entry: the user's unknown at each place, the user's entry at each of the blocks' (`reorder.permuted`).
     """
     parts = len(starts) - 1
     over_rows = Distribution(mesh, axis, *_pieces(np.diff(starts)))

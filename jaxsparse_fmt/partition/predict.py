@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxsparse_fmt import traffic
+from jaxsparse_fmt import reorder, traffic
 from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.partition import halo, rows
 from jaxsparse_fmt.traffic import Load, Machine
@@ -38,7 +38,7 @@ def loads(
       per_host: devices of a host.
     """
     cuts = rows.partition(csr, parts, by, order)
-    csr, _ = rows.permuted(csr, cuts.perm)
+    csr, _ = reorder.permuted(csr, cuts.perm)
     starts, boundary = cuts.starts, np.zeros(parts, np.int64)
     needs = []
     for k, (start, stop) in enumerate(itertools.pairwise(starts)):

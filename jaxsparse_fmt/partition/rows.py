@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
+from jaxsparse_fmt import reorder
 from jaxsparse_fmt._types import Csr
 
 CUTS = ("nnz", "rows", "graph")
@@ -66,7 +67,7 @@ def partition(csr: Csr, parts: int, by: str = "nnz", order: str | None = None) -
         )
     if by == "graph":
         return _by_graph(csr, parts)
-    perm = _by_cuthill_mckee(csr) if order and csr.nnz else None
+    perm = reorder.cuthill_mckee(csr) if order and csr.nnz else None
     if by == "rows":
         return Partition(equal(csr.shape[0], parts), perm)
     lengths = np.diff(csr.indptr).astype(np.int64)
@@ -95,12 +96,6 @@ def equal_nnz(row_lengths: np.ndarray, parts: int) -> np.ndarray:
     return np.maximum.accumulate(starts)
 
 
-def _by_cuthill_mckee(csr: Csr) -> np.ndarray:
-    from scipy.sparse import csgraph  # slow to import
-
-    return csgraph.reverse_cuthill_mckee(csr, symmetric_mode=False).astype(np.int64)
-
-
 def _by_graph(csr: Csr, parts: int) -> Partition:
     """METIS' k-way partition of the graph of S + Sᵀ, rows weighted by their entries; order inside pieces is kept."""
     try:
@@ -120,23 +115,6 @@ def _by_graph(csr: Csr, parts: int) -> Partition:
     piece = np.asarray(piece)
     starts = np.concatenate([[0], np.cumsum(np.bincount(piece, minlength=parts))])
     return Partition(starts.astype(np.int64), np.argsort(piece, kind="stable"))
-
-
-def permuted(csr: Csr, perm: np.ndarray | None) -> tuple[Csr, np.ndarray | None]:
-    """P·S·Pᵀ, row and column i of which are perm[i] of S, and where in S's data its entries are (None: there)."""
-    if perm is None:
-        return csr, None
-    place = np.empty(len(perm), csr.indices.dtype)
-    place[perm] = np.arange(len(perm))
-    lengths = np.diff(csr.indptr)[perm]
-    indptr = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-    entry = np.repeat(csr.indptr[:-1][perm] - indptr[:-1], lengths) + np.arange(csr.nnz)
-    moved = scipy.sparse.csr_array((entry, place[csr.indices[entry]], indptr), shape=csr.shape)
-    moved.sort_indices()
-    entry = moved.data
-    out = scipy.sparse.csr_array((csr.data[entry], moved.indices, moved.indptr), shape=csr.shape)
-    out.has_canonical_format = True
-    return out, entry
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.partition import rows
+from jaxsparse_fmt.reorder import permuted
 from tests.partition.problems import irregular
 
 
@@ -48,18 +49,11 @@ def test_one_row_with_nearly_all_entries_stands_alone():
 
 def test_rcm_gathers_the_entries_around_the_diagonal(rng):
     S = jsf.gallery.poisson(12, dim=2).tocsr()
-    shuffled, _ = rows.permuted(sp.csr_array(S), rng.permutation(144))
+    shuffled, _ = permuted(sp.csr_array(S), rng.permutation(144))
     cut = rows.partition(shuffled, 4, order="rcm")
-    moved, _ = rows.permuted(shuffled, cut.perm)
+    moved, _ = permuted(shuffled, cut.perm)
     width = lambda A: np.abs(A.tocoo().row - A.tocoo().col).max()  # noqa: E731
     assert width(moved) <= 30 < width(shuffled)
-
-
-def test_permuted_is_what_scipy_gives_and_says_where_entries_came_from(rng):
-    S, perm = irregular(), rng.permutation(90)
-    moved, entry = rows.permuted(S, perm)
-    assert moved.has_sorted_indices and abs(moved - S[perm][:, perm]).max() == 0
-    np.testing.assert_array_equal(moved.data, S.data[entry])
 
 
 def test_metis_cuts_few_entries():
