@@ -85,9 +85,9 @@ BESIDE = 3.0  # times what the model of plain XLA says, for formats that are not
 ADDED = 5e-9  # s of a row of a tail
 BY_BITS = 12.0  # times that, on diagonals with holes where some entry is zero: a bit tells them apart
 
-# CPU, plain XLA, in places of ELL: a place that XLA passes as it walks the columns of a format; an entry that it scatters to its
-# row, in CSR, in the tail of cut rows and wherever slices are too uneven for columns; a row that is cut. An index saved
-# is arithmetic added, so that bytes do not count. From 2026-11-20_spmv_cpu.md and runs like 2026-11-21_suite_cpu.md.
+# CPU, plain XLA, in places of ELL: a place that XLA passes as it walks the columns of a format; an entry that it
+# scatters to its row, in CSR, in the tail of cut rows and wherever slices are too uneven for columns; a row that is
+# cut. An index saved is arithmetic added, so that bytes do not count. From 2026-11-20_spmv_cpu.md and suites like it.
 WALKED = {"ell": 1.0, "hyb": 1.05, "hll": 1.1, "sell": 1.1, "dia": 1.25}
 ODD_ROWS = 2.5  # times that, in slices of an odd number of rows
 SPLIT_SELL = 4.0  # times that, in "sell" with cut rows

@@ -1,5 +1,5 @@
-"""The faces of `columns.py` on a CPU, with the same arguments, by the kernels of `native.py`; each is None where those do
-not do it: for 16-bit numbers, for rules without a kernel, and where Numba fails.
+"""The faces of `columns.py` on a CPU, with the same arguments, by the kernels of `native.py`; each is None where those
+do not do it: for 16-bit numbers, for rules without a kernel, and where Numba fails.
 
     Slices with Explicit columns                  every face: CSR, ELL, HLL, and what stores or borrows these
     Spread, Bisected with Explicit columns        the product: sums of lanes, which XLA folds
@@ -31,7 +31,7 @@ def product(values: Array | None, x: Array, arrays: Arrays, *, rule: Rule) -> Ar
         return None
     if isinstance(rule.column, Diagonal):
         return _product_of_diagonals(values, x, arrays, rule)
-    if not isinstance(rule.column, Explicit) or isinstance(rule.address, Starts):
+    if rule.column != Explicit() or isinstance(rule.address, Starts):
         return None
     address, (batch, _, p) = rule.address, x.shape
     if isinstance(address, Slices):
@@ -94,7 +94,6 @@ def _by_slices(face, a, b, arrays, perm, shape, rule: Rule, p, pieces, sizes) ->
         n_index=arrays["col_idx"].shape[0],
         n_ptr=ptr.shape[0],
         n_perm=0 if in_order else perm.shape[0],
-        offset=rule.column.offset,
         batch=shape[0],
         pieces=pieces * shape[0],
     )

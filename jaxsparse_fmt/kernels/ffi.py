@@ -28,7 +28,7 @@ TABLE = "jaxsparse_native_kernels"  # the symbol of the table of kernels' addres
 # operands and the result of one member (in a transposed product of one piece), and what the kernels ask for.
 SIZES = (
     *("kernel", "pieces", "batch", "n_a", "n_b", "n_out"),
-    *("n_rows", "n_cols", "p", "lanes", "n_index", "n_ptr", "n_perm", "offset", "masked"),
+    *("n_rows", "n_cols", "p", "lanes", "n_index", "n_ptr", "n_perm", "masked"),
 )
 
 KINDS = (

@@ -1,5 +1,5 @@
-"""Kernels for the CPU in Numba: plain arrays in, plain arrays out, over a range of rows. `columns_reference.py` says the
-same of all rows. This file imports Numba, which takes half a second: only what runs such a kernel imports it.
+"""Kernels for the CPU in Numba: plain arrays in, plain arrays out, over a range of rows. `columns_reference.py` says
+the same of all rows. This file imports Numba, which takes half a second: only what runs such a kernel imports it.
 
 All arrays are flat. Of a batch each kernel takes one member:
 
@@ -31,7 +31,7 @@ compiled = numba.njit(error_model="numpy", nogil=True, _nrt=False)
 inlined = numba.njit(error_model="numpy", nogil=True, _nrt=False, forceinline=True)
 
 
-# ---------------------------------------------------------------------------------------------------- pieces of the rows
+# --------------------------------------------------------------------------------------------------- pieces of the rows
 
 
 @compiled
@@ -93,13 +93,12 @@ def _row_sum(values, x, col_idx, begin, end, p, q, n_cols, zero):
         d = _term(values, x, col_idx, k + U(3), p, q, n_cols, zero)
         total += (a + b) + (c + d)
         k += U(4)
-    if k < end:
-        rest = _term(values, x, col_idx, k, p, q, n_cols, zero)
-        if k + U(1) < end:
-            rest += _term(values, x, col_idx, k + U(1), p, q, n_cols, zero)
-        if k + U(2) < end:
-            rest += _term(values, x, col_idx, k + U(2), p, q, n_cols, zero)
-        total += rest
+    if k < end:  # without a branch for each: how many are left is different in every row
+        last = end - U(1)
+        k1, k2 = min(k + U(1), last), min(k + U(2), last)
+        b, c = _term(values, x, col_idx, k1, p, q, n_cols, zero), _term(values, x, col_idx, k2, p, q, n_cols, zero)
+        rest = _term(values, x, col_idx, k, p, q, n_cols, zero) + (b if k < k1 else zero)
+        total += rest + (c if k1 < k2 else zero)
     return total
 
 
@@ -153,12 +152,12 @@ def outer_rows(y, x, col_idx, ptr, perm, values, p, n_cols, first, last):
             values[k] = total
 
 
-# ------------------------------------------------------------------------------------------- lanes of slices, ELL to SELL
+# ----------------------------------------------------------------------------------------- lanes of slices, ELL to HLL
 
 
 @compiled
 def _lane_sums(values, x, col_idx, at, step, count, perm, y, row, rows, p, q, n_cols, zero):
-    """Adds to y `count` entries, at most four, of each of `rows` lanes; the first of them at `at`, the next `step` on."""
+    """Adds to y `count` entries, at most four, of each of `rows` lanes; the first are at `at`, the next `step` on."""
     for i in range(rows):
         total = _term(values, x, col_idx, at + i, p, q, n_cols, zero)
         if count > U(1):

@@ -8,10 +8,10 @@ out in xla/ffi/api/c_api.h, which jaxlib ships and keeps stable: versions only a
     buffer      3 the data
     api         4 its version, 8 Error_Destroy, 17 ThreadPool_Schedule, 18 ThreadPool_NumThreads
 
-The one attribute is `sizes`, int64: what `ffi.SIZES` lists. It names the kernel, so one handler serves all, and says into
-how many pieces the work is cut. XLA's own threads share the pieces out: each takes the next that is left, the caller
-too, and the caller never waits for a thread that has not begun. So any number of devices may call at the same time, no
-pool of threads comes on top of XLA's, and whoever computes a piece, it gives the same bits.
+The one attribute is `sizes`, int64: what `ffi.SIZES` lists. It names the kernel, so one handler serves all, and says
+into how many pieces the work is cut. XLA's own threads share the pieces out: each takes the next that is left, the
+caller too, and the caller never waits for a thread that has not begun. So any number of devices may call at the same
+time, no pool of threads comes on top of XLA's, and whoever computes a piece, it gives the same bits.
 
 Compiled code is kept on disk by Numba. Its key holds the constants of the closures below, among them `stamp`, which
 stands for this file and `native.py`.
@@ -28,15 +28,15 @@ import numpy as np
 from llvmlite import ir
 from numba import carray, types
 from numba.core import cgutils
-from numba.extending import intrinsic
+from numba.extending import intrinsic as numba_intrinsic
 
 from jaxsparse_fmt.kernels import native
 from jaxsparse_fmt.kernels.ffi import SIZES, TABLE
 from jaxsparse_fmt.kernels.native import compiled
 
-KERNEL, PIECES, BATCH, N_A, N_B, N_OUT, N_ROWS, N_COLS, P, LANES, N_INDEX, N_PTR, N_PERM, OFFSET, MASKED = range(
-    len(SIZES)
-)
+intrinsic: Any = numba_intrinsic  # whose first parameter no caller hands over
+
+KERNEL, PIECES, BATCH, N_A, N_B, N_OUT, N_ROWS, N_COLS, P, LANES, N_INDEX, N_PTR, N_PERM, MASKED = range(len(SIZES))
 METADATA, EXECUTE = 1, 3  # a type of extension, a stage
 
 
@@ -161,7 +161,7 @@ def _sizes(frame):
     return _word(_word(_word(frame, 20), 0), 2)  # an array is its dtype, its length and its data
 
 
-# ---------------------------------------------------------------------------------------------------- pieces and threads
+# --------------------------------------------------------------------------------------------------- pieces and threads
 
 # A job is what threads share out: its words are the frame, the kernel, the next piece, how many are done, how many
 # there are, and how many threads still know of it. The last of them frees it, which may be long after the call.
@@ -264,7 +264,7 @@ def handler(stamp: int) -> Callable:
     return handler
 
 
-# ---------------------------------------------------------------------------------------------- kernels, of given dtypes
+# --------------------------------------------------------------------------------------------- kernels, of given dtypes
 
 
 @numba.njit(error_model="numpy", nogil=True)
@@ -295,7 +295,7 @@ def kernel(kind: str, a: Any, b: Any, out: Any, ptr: Any, stamp: int) -> Callabl
         i, piece = piece // pieces, piece % pieces
         first = _array(frame, 5, 0, i * _word(z, N_A), _word(z, N_A), a, na)
         second = _array(frame, 5, 1, i * _word(z, N_B), _word(z, N_B), b, nb)
-        index = _array(frame, 5, 2, -_word(z, OFFSET), _word(z, OFFSET) + _word(z, N_INDEX), int32, 4)
+        index = _array(frame, 5, 2, 0, _word(z, N_INDEX), int32, 4)
         pointers = _array(frame, 5, 3, 0, _word(z, N_PTR), ptr, ni)
         if kind == "product diagonals":
             result = _array(frame, 10, 0, i * _word(z, N_OUT), _word(z, N_OUT), out, no)
