@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from jaxsparse_fmt._types import index_dtype
 from jaxsparse_fmt.kernels import ffi
-from jaxsparse_fmt.kernels.address import Arrays, Bisected, Slices, Spread, Starts
+from jaxsparse_fmt.kernels.address import Arrays, Bisected, Chunked, Slices, Spread, Starts
 from jaxsparse_fmt.kernels.column_rule import Diagonal, Explicit, is_read
 from jaxsparse_fmt.kernels.dialect import LAUNCH
 from jaxsparse_fmt.kernels.rule import Rule
@@ -77,6 +77,7 @@ def _in_slices(rule: Rule) -> bool:
 
 def _by_slices(face, a, b, arrays, perm, shape, rule: Rule, p, pieces, sizes) -> Array | None:
     address, ptr = rule.address, arrays.get("slice_ptr")
+    assert isinstance(address, Chunked)
     if ptr is None:
         ptr = jnp.array([0, rule.n_stored], index_dtype(rule.n_stored))
     in_order = perm is None

@@ -120,6 +120,7 @@ def _compiled(name: str, signature: str, *constants: Any) -> int:
     except (RuntimeError, OSError):  # no folder can be written
         made = numba.cfunc(signature, nogil=True, error_model="numpy")(function)
     _kept.append(made)
+    assert made.address is not None
     return made.address
 
 

@@ -18,6 +18,8 @@ Indices are unsigned throughout, or Numba would ask of each whether it counts fr
 
 from __future__ import annotations
 
+from typing import Any
+
 import numba
 import numpy as np
 
@@ -27,8 +29,9 @@ DIAGONAL_ROWS = 1024  # the same of diagonals
 
 # Without counting references to the arrays: a call with five of them, one for each row, would take ten times as long as
 # the row. Nothing here makes an array that would have to be freed.
-compiled = numba.njit(error_model="numpy", nogil=True, _nrt=False)
-inlined = numba.njit(error_model="numpy", nogil=True, _nrt=False, forceinline=True)
+njit: Any = numba.njit  # whose types do not know all options
+compiled = njit(error_model="numpy", nogil=True, _nrt=False)
+inlined = njit(error_model="numpy", nogil=True, _nrt=False, forceinline=True)
 
 
 # --------------------------------------------------------------------------------------------------- pieces of the rows

@@ -26,7 +26,7 @@ from typing import Any
 import numba
 import numpy as np
 from llvmlite import ir
-from numba import carray, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic as numba_intrinsic
 
@@ -35,6 +35,7 @@ from jaxsparse_fmt.kernels.ffi import SIZES, TABLE
 from jaxsparse_fmt.kernels.native import compiled
 
 intrinsic: Any = numba_intrinsic  # whose first parameter no caller hands over
+carray: Any = numba.carray  # pyright: ignore[reportPrivateImportUsage]
 
 KERNEL, PIECES, BATCH, N_A, N_B, N_OUT, N_ROWS, N_COLS, P, LANES, N_INDEX, N_PTR, N_PERM, MASKED = range(len(SIZES))
 METADATA, EXECUTE = 1, 3  # a type of extension, a stage
