@@ -77,7 +77,7 @@ class Launch:
     sweep_blocks: int = 512  # and how many blocks share the vectors; each leaves 4 partial sums
     most_parts: int = 4096  # partial sums that every block of a later sweep adds up for itself
     # The CPU. Numba takes half a second to import and begin, its kernels save 0.1 to 1 ms a product of so many places.
-    native_places: int = 2**15
+    native_places: int = 2**14
     serial_entries: int = 2**15  # a product of fewer, 10 µs of work, is not worth waking a thread for
     piece_entries: int = 2**15  # that a thread takes at a time
     most_pieces: int = 64
