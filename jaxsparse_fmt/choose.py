@@ -20,7 +20,7 @@ from jaxsparse_fmt import _memory, traffic
 from jaxsparse_fmt._types import Csr, floating_dtype, readable_bytes, readable_seconds
 from jaxsparse_fmt.formats import storing
 from jaxsparse_fmt.formats.csr import threads_for
-from jaxsparse_fmt.kernels import dialect
+from jaxsparse_fmt.kernels import dialect, ffi
 from jaxsparse_fmt.matrix import SparseMatrix, build
 from jaxsparse_fmt.storages import Storage, storages, walked_together
 
@@ -77,9 +77,17 @@ LATENCY = 0.6e-6  # s between the loads of a thread and their use
 OVERLAP = 0.1  # of the shorter of two times that is not hidden behind the longer
 IDLE = 0.25  # what a thread that waits for a longer row costs, in entries
 
-# CPU, in places of ELL: a place that XLA passes as it walks the columns of a format; an entry that it scatters to its
-# row, in CSR, in the tail of cut rows and wherever slices are too uneven for columns; a row that is cut. An index saved
-# is arithmetic added, so that bytes do not count. From 2026-11-20_spmv_cpu.md and runs like 2026-11-21_suite_cpu.md.
+# CPU, kernels of Numba on two cores: the share of COPY at which a product moves the bytes of a format
+# (2026-11-22_spmv_cpu.md, and 7-point, KKT, FEM and irregular matrices beside one another), and a row of a tail that
+# XLA adds. Diagonals have no x to gather and stay in the caches.
+NATIVE = {"csr": 0.9, "ell": 0.65, "hll": 0.65, "hyb": 0.6, "dia": 2.0}
+BESIDE = 3.0  # times what the model of plain XLA says, for formats that are not listed and run so there, too
+ADDED = 5e-9  # s of a row of a tail
+BY_BITS = 12.0  # times that, on diagonals with holes where some entry is zero: a bit tells them apart
+
+# CPU, plain XLA, in places of ELL: a place that XLA passes as it walks the columns of a format; an entry that it
+# scatters to its row, in CSR, in the tail of cut rows and wherever slices are too uneven for columns; a row that is
+# cut. An index saved is arithmetic added, so that bytes do not count. From 2026-11-20_spmv_cpu.md and suites like it.
 WALKED = {"ell": 1.0, "hyb": 1.05, "hll": 1.1, "sell": 1.1, "dia": 1.25}
 ODD_ROWS = 2.5  # times that, in slices of an odd number of rows
 SPLIT_SELL = 4.0  # times that, in "sell" with cut rows
@@ -123,7 +131,8 @@ def rank(S: Any, dtype: Any = None, platform: str | None = None, backend: str = 
       S: scipy.sparse matrix or array.
       dtype: of the stored values; None takes S's.
       platform: "cpu" or "gpu"; None is where JAX runs by default.
-      backend: as in `from_scipy`. What runs as plain XLA on a GPU, as complex numbers do, is ranked as on a CPU.
+      backend: as in `from_scipy`. What runs as plain XLA on a GPU, as complex numbers do, is ranked as on a CPU
+        without Numba.
 
     Returns:
       At least one `Choice`: CSR always fits the matrix, if not the memory.
@@ -140,22 +149,29 @@ def rank(S: Any, dtype: Any = None, platform: str | None = None, backend: str = 
         csr = csr.copy()
         csr.sum_duplicates()
     dtype = floating_dtype(csr.dtype, "the matrix") if dtype is None else np.dtype(dtype)
-    kernels = _kernels(dtype, platform, dialect.check_backend(backend))
-    platform = "cpu" if kernels is None else "gpu"
+    kernels = _kernels(dtype, platform, dialect.check_backend(backend), csr.nnz)
+    platform = "gpu" if kernels in SHARE else "cpu"
     choices = [_choice(s, csr, dtype.itemsize, kernels) for s in storages(csr, dtype, platform)]
     ranked = sorted(choices, key=lambda c: c.cost)
     widths = [c for c in ranked if c.format == "hyb"]
     return [c for c in ranked if c not in widths[1:]]  # one width is enough to look at
 
 
-def _kernels(dtype: np.dtype, platform: str | None, backend: str) -> str | None:
-    """The dialect of the kernels that would run, a key of `SHARE`; None where plain XLA would."""
+def _kernels(dtype: np.dtype, platform: str | None, backend: str, nnz: int) -> str | None:
+    """What would run: a key of `SHARE` on a GPU, "numba" on a CPU; None where plain XLA would on either."""
     if platform is None:
         cuda = jax.default_backend() == "gpu" and "rocm" not in jax.devices()[0].client.platform_version.lower()
         platform = "gpu" if cuda else "cpu"
-    if platform == "cpu" or jnp.issubdtype(dtype, jnp.complexfloating):
+        if jax.default_backend() not in ("cpu", "gpu") or (jax.default_backend() == "gpu" and not cuda):
+            return None
+    backend = dialect.active_backend(backend)
+    if platform == "cpu":
+        wanted = "numba" if backend == "numba" else "auto" if backend == "auto" else "xla"
+        name = dialect.resolve(wanted, "cpu", nnz)
+        return name if name == "numba" and ffi.takes(dtype) else None
+    if jnp.issubdtype(dtype, jnp.complexfloating) or backend == "numba":
         return None
-    name = dialect.resolve(dialect.active_backend(backend), "cuda")
+    name = dialect.resolve(backend, "cuda")
     return name if name in SHARE else None
 
 
@@ -219,9 +235,11 @@ def store(
 
 def _choice(s: Storage, csr: Csr, itemsize: int, kernels: str | None) -> Choice:
     moved = traffic.bytes_moved(s.nbytes, csr.shape, itemsize) + 2 * s.copied * itemsize
-    copy = COPY["cpu" if kernels is None else "gpu"]
-    if kernels is None:
-        seconds = _seconds_on_cpu(s, csr, itemsize)
+    copy = COPY["gpu" if kernels in SHARE else "cpu"]
+    if kernels is None or (kernels == "numba" and s.format not in NATIVE):
+        seconds = _seconds_on_cpu(s, csr, itemsize) * (1.0 if kernels is None else BESIDE)
+    elif kernels == "numba":
+        seconds = _seconds_natively(s, moved, csr)
     else:
         seconds = _seconds_on_gpu(s, moved, csr, itemsize, kernels)
     words, places = list(s.words), s.places + s.tail.entries
@@ -254,6 +272,12 @@ def _rate(kernels: str, name: str, nnz: int, n_rows: int, itemsize: int) -> floa
     """Bytes a second of rows of mean length nnz / n_rows."""
     share = SHARE[kernels][name][nnz >= LONG_ROWS * n_rows][itemsize > 4]
     return share * (NARROW[kernels] if itemsize == 2 else 1.0) * COPY["gpu"]
+
+
+def _seconds_natively(s: Storage, moved: int, csr: Csr) -> float:
+    seconds = moved / (NATIVE[s.format] * COPY["cpu"]) + ADDED * s.tail.rows
+    by_bits = s.format == "dia" and s.places > csr.nnz and bool(np.any(csr.data == 0))
+    return seconds * (BY_BITS if by_bits else 1.0)
 
 
 def _seconds_on_cpu(s: Storage, csr: Csr, itemsize: int) -> float:

@@ -39,7 +39,7 @@ def from_scipy(
       format: a name in `FORMATS`; "auto" for the first of `choose.rank` that fits the free memory; or "tune" for the
         fastest of its first few, measured here once for every pattern and remembered on disk (`tune.py`).
       dtype: of the stored values; None keeps S's (narrowed to 32 bits unless `jax_enable_x64` is on).
-      backend: "auto", "triton", "mosaic", "xla" or "interpret"; see `use_backend`.
+      backend: "auto", "triton", "mosaic", "numba", "xla" or "interpret"; see `use_backend`.
       max_bytes: the largest padded storage to accept, bytes; None refuses what is out of proportion to the matrix.
       transpose: whether the matrix carries its transpose, so that `A.T @ y` is no scatter-add but a product, as fast as
         one but for a gather of the values, and bit-reproducible on a GPU. It costs the index arrays of a second storage

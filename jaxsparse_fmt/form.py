@@ -80,7 +80,7 @@ def product_dot(
 
 
 def _product_dot(values, x, w, *structure, faces, backend):
-    if backend != "xla":
+    if dialect.is_pallas(backend):
         return faces.product_dot(values, x, w, structure, backend)
     y = faces.product(values[None], x[None, :, None], structure, backend)[0, :, 0]
     return y, _one_part(faces, w, y)
@@ -124,7 +124,7 @@ def _out_shape(face, faces, a, b):
 
 
 def _compute(a, b, *structure, face, faces, backend, platform):
-    return getattr(faces, face)(a, b, structure, dialect.resolve(backend, platform))
+    return getattr(faces, face)(a, b, structure, dialect.resolve(backend, platform, faces.n_stored))
 
 
 def _abstract(face, a, b, *_, faces, backend):
@@ -135,7 +135,7 @@ def _abstract(face, a, b, *_, faces, backend):
 def _lower(face, platform, ctx, *operands, **params):
     # The body is ordinary code over one device's arrays; which mesh axes they vary over no longer matters.
     bare = ctx.replace(avals_in=[*map(_bare, ctx.avals_in)], avals_out=[*map(_bare, ctx.avals_out)])
-    compute = functools.partial(_compute, face=face, platform=platform)
+    compute = functools.partial(_compute, face=face, platform=dialect.lowering_platform(platform, ctx))
     with dialect.without_deprecation():
         return mlir.lower_fun(compute, multiple_results=False)(bare, *operands, **params)
 
@@ -214,7 +214,8 @@ def _register(face: str, primitive: Any) -> None:
     ad.primitive_transposes[primitive] = functools.partial(_transpose, face)
     batching.primitive_batchers[primitive] = functools.partial(_batch, face)
     mlir.register_lowering(primitive, functools.partial(_lower, face, None))
-    mlir.register_lowering(primitive, functools.partial(_lower, face, "cuda"), platform="cuda")
+    for platform in ("cpu", "cuda"):
+        mlir.register_lowering(primitive, functools.partial(_lower, face, platform), platform=platform)
 
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames=("faces", "backend"))

@@ -27,6 +27,7 @@ from jaxsparse_fmt._types import (
     requested_dtype,
 )
 from jaxsparse_fmt.basis import IDENTITY, Basis
+from jaxsparse_fmt.kernels import dialect
 from jaxsparse_fmt.kernels.column_rule import is_read
 from jaxsparse_fmt.transposed import Transposed
 
@@ -158,7 +159,9 @@ class SparseMatrix(abc.ABC):
         Args:
           x, w: [n_cols] and [n_rows], or with p columns each.
         """
-        fits = vectors.by_kernel(x, w) and jnp.result_type(self.values, x) == x.dtype and self.backend != "xla"
+        fits = (
+            vectors.by_kernel(x, w) and jnp.result_type(self.values, x) == x.dtype and dialect.is_pallas(self.backend)
+        )
         if fits and getattr(self.faces, "dots", False):
             return form.product_dot(self.faces, self.values, x, w, self.structure, self.backend)
         y = self.matvec(x)

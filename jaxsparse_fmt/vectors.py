@@ -182,7 +182,7 @@ DOT = Pass(lambda: (), lambda _, x, y: ((), ((x, y),)))
 def by_kernel(*vectors: Array) -> bool:
     """Whether a pass over these is a kernel, should it run where JAX runs by default."""
     backend = dialect.active_backend("auto")
-    runs = backend == "interpret" or (backend != "xla" and jax.default_backend() == "gpu")
+    runs = backend == "interpret" or (dialect.is_pallas(backend) and jax.default_backend() == "gpu")
     return runs and _alike(*vectors) and (vectors[0].shape[0] < 2**31 or x64_enabled()) and vectors[0].shape[0] > 0
 
 
@@ -194,7 +194,7 @@ def _alike(*vectors: Array) -> bool:
 
 def _sweep(*operands: Array, counts: int, what: Pass, backend: str):
     numbers, vectors = operands[:counts], operands[counts:]
-    if backend != "xla":
+    if dialect.is_pallas(backend):
         return sweep_by_kernel(numbers, vectors, what, backend)
     summed = tuple(jnp.sum(a) if a.ndim else a for a in numbers)
     new, scalars, sums = sweep_reference(summed, vectors, what)
@@ -229,7 +229,7 @@ def platform_primitive(name: str, compute: Callable[..., Any], mapped: Callable[
 
     def lower(platform, ctx, *operands, **parameters):
         with dialect.without_deprecation():
-            f = functools.partial(leaves, platform=platform)
+            f = functools.partial(leaves, platform=dialect.lowering_platform(platform, ctx))
             return mlir.lower_fun(f, multiple_results=True)(ctx, *operands, **parameters)
 
     @functools.partial(jax.jit, static_argnames="parameters")
@@ -240,7 +240,8 @@ def platform_primitive(name: str, compute: Callable[..., Any], mapped: Callable[
     primitive.def_abstract_eval(abstract)
     batching.primitive_batchers[primitive] = batch
     mlir.register_lowering(primitive, functools.partial(lower, None))
-    mlir.register_lowering(primitive, functools.partial(lower, "cuda"), platform="cuda")
+    for platform in ("cpu", "cuda"):
+        mlir.register_lowering(primitive, functools.partial(lower, platform), platform=platform)
     return primitive
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+import sys
 import time
 
 import jax
@@ -152,9 +153,26 @@ def test_a_choice_that_turns_out_much_larger_than_it_looked_does_not_stand():
 @pytest.mark.parametrize("name", ["power law", "dense rows"])
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 def test_long_rows_among_short_ones_are_cut(name, platform):
-    first, csr = ranked(name, platform)[0], of("csr", ranked(name, platform))
+    choices = ranked(name) if platform == "gpu" else choose.rank(large(name), platform="cpu", backend="xla")
+    first, csr = choices[0], of("csr", choices)
     assert first.format in ("csr5", "hyb", "sell") and "rows cut" in first.reason
     assert first.cost < csr.cost / (3 if platform == "gpu" else 1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex128"])
+def test_a_cpu_with_numba_gets_diagonals_or_csr(dtype):
+    first = {name: choose.rank(large(name), dtype, platform="cpu")[0].format for name in ("7-point", *SKEWED)}
+    assert first == {"7-point": "dia"} | dict.fromkeys(SKEWED, "csr")
+
+
+def test_a_cpu_without_numba_and_16_bit_numbers_are_ranked_for_plain_xla(monkeypatch):
+    S = large("7-point")
+    plain = choose.rank(S, platform="cpu", backend="xla")
+    assert plain != choose.rank(S, platform="cpu")
+    narrow = [choose.rank(S, jax.numpy.bfloat16, platform="cpu", backend=b) for b in ("auto", "xla")]
+    assert narrow[0] == narrow[1]
+    monkeypatch.setitem(sys.modules, "numba", None)
+    assert choose.rank(S, platform="cpu") == plain
 
 
 @pytest.mark.parametrize("name", SKEWED)
@@ -214,7 +232,8 @@ def test_what_was_estimated_from_a_sample_is_nearly_so(name):
 )
 def test_choosing_costs_less_than_converting(make, platform):
     S = make()
-    first = choose.rank(S, platform=platform)[0]
+    # CSR on a CPU is no conversion: its arrays are taken as they are.
+    first = next(c for c in choose.rank(S, platform=platform) if c.format != "csr")
 
     def least(run) -> float:
         times = []

@@ -14,7 +14,6 @@ from jaxsparse_fmt.basis import IDENTITY, Basis
 from jaxsparse_fmt.kernels import columns
 from jaxsparse_fmt.kernels.address import Address, Chunked
 from jaxsparse_fmt.kernels.column_rule import ColumnRule, Delta, Diagonal, Explicit
-from jaxsparse_fmt.kernels.columns_reference import transposed_reference
 from jaxsparse_fmt.kernels.dialect import LAUNCH
 from jaxsparse_fmt.kernels.rule import Rule
 from jaxsparse_fmt.matrix import SparseMatrix
@@ -141,8 +140,7 @@ class RuleFaces:
         return columns.product_dot(values, x, w, self.arrays(structure), rule=self.rule, backend=backend)
 
     def transposed(self, values, y, structure, backend):
-        del backend  # plain jnp everywhere
-        return transposed_reference(values, y, self.arrays(structure), rule=self.rule)
+        return columns.transposed(values, y, self.arrays(structure), rule=self.rule, backend=backend)
 
     def outer(self, y, x, structure, backend):
         return columns.outer(y, x, self.arrays(structure), rule=self.rule, backend=backend)

@@ -70,15 +70,20 @@ class CooFaces:
     shape: tuple[int, int]
     n_stored: int
 
-    def product(self, values, x, structure, backend):
+    def _as_csr(self, structure) -> dict[str, Any]:
         row, col = structure
         arrays = {"slice_ptr": row_pointers(row, self.shape[0]), "col_idx": col}
-        return columns.product(values, x, arrays, rule=csr_rule(self.shape, self.n_stored, Explicit()), backend=backend)
+        return {"arrays": arrays, "rule": csr_rule(self.shape, self.n_stored, Explicit())}
+
+    def product(self, values, x, structure, backend):
+        return columns.product(values, x, **self._as_csr(structure), backend=backend)
 
     def transposed(self, values, y, structure, backend):
-        del backend
+        if backend == "numba":
+            return columns.transposed(values, y, **self._as_csr(structure), backend=backend)
         return entries.transposed_reference(values, y, *structure, n_cols=self.shape[1])
 
     def outer(self, y, x, structure, backend):
-        del backend
+        if backend == "numba":
+            return columns.outer(y, x, **self._as_csr(structure), backend=backend)
         return entries.outer_reference(y, x, *structure, n_cols=self.shape[1])

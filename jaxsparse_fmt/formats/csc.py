@@ -81,19 +81,25 @@ class CscFaces:
     shape: tuple[int, int]
     n_stored: int
 
+    def _as_csr(self, structure) -> dict[str, Any]:
+        """The transpose."""
+        row, col_ptr = structure
+        n_rows, n_cols = self.shape
+        rule = csr_rule((n_cols, n_rows), self.n_stored, Explicit())
+        return {"arrays": {"slice_ptr": col_ptr, "col_idx": row}, "rule": rule}
+
     def product(self, values, x, structure, backend):
-        del backend
+        if backend == "numba":
+            return columns.transposed(values, x, **self._as_csr(structure), backend=backend)
         (row, col_ptr), (n_rows, n_cols) = structure, self.shape
         col = expand_ptr(jnp, col_ptr, self.n_stored)
         return entries.product_reference(values, x, row, col, n_rows=n_rows, n_cols=n_cols)
 
     def transposed(self, values, y, structure, backend):
-        row, col_ptr = structure
-        n_rows, n_cols = self.shape
-        rule = csr_rule((n_cols, n_rows), self.n_stored, Explicit())
-        return columns.product(values, y, {"slice_ptr": col_ptr, "col_idx": row}, rule=rule, backend=backend)
+        return columns.product(values, y, **self._as_csr(structure), backend=backend)
 
     def outer(self, y, x, structure, backend):
-        del backend
+        if backend == "numba":
+            return columns.outer(x, y, **self._as_csr(structure), backend=backend)
         row, col_ptr = structure
         return entries.outer_reference(y, x, row, expand_ptr(jnp, col_ptr, self.n_stored), n_cols=self.shape[1])

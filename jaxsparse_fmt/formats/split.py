@@ -28,7 +28,7 @@ from jaxsparse_fmt._types import Csr, index_dtype
 from jaxsparse_fmt.formats import storing
 from jaxsparse_fmt.formats.by_rule import Array, ByRule, RuleFaces, index_in_data
 from jaxsparse_fmt.formats.csr import THREADS, csr_rule
-from jaxsparse_fmt.kernels import columns, entries
+from jaxsparse_fmt.kernels import columns, dialect, entries
 from jaxsparse_fmt.kernels.address import Slices, expand_ptr, repeat
 from jaxsparse_fmt.kernels.column_rule import Consecutive, Explicit
 from jaxsparse_fmt.kernels.rule import Rule
@@ -105,7 +105,7 @@ class SplitFaces(ByPlaces):
         rows, tail_ptr, tail_col = arrays["tail_rows"], arrays["tail_ptr"], arrays["tail_col"]
         n_tail, n_pieces = tail_col.shape[0], tail_ptr.shape[0] - 1
         # A part of `values` would be a copy of it to a kernel; one matrix is handed over whole, at its own addresses.
-        whole = values.shape[0] == 1 and columns.supported(backend, values, x) != "xla"
+        whole = values.shape[0] == 1 and dialect.is_pallas(columns.supported(backend, values, x))
         head, tail, offset = (values, values, n_main) if whole else (values[:, :n_main], values[:, n_main:], 0)
         if n_main:
             y = self.main.product(head, x, self.structure_of_main(arrays), backend)

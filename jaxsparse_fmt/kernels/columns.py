@@ -28,10 +28,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxsparse_fmt._types import index_dtype, x64_enabled
-from jaxsparse_fmt.kernels import dialect
+from jaxsparse_fmt.kernels import columns_native, dialect
 from jaxsparse_fmt.kernels.address import Arrays, Bisected, Slices, Spread, Starts
 from jaxsparse_fmt.kernels.column_rule import Delta, Diagonal, alive, unpack_pattern
-from jaxsparse_fmt.kernels.columns_reference import outer_reference, product_reference
+from jaxsparse_fmt.kernels.columns_reference import outer_reference, product_reference, transposed_reference
 from jaxsparse_fmt.kernels.entries import accumulator
 from jaxsparse_fmt.kernels.rule import Rule
 
@@ -53,7 +53,10 @@ def product(
     operands = (x,) if values is None else (values, x)
     out = (x.shape[0], rule.shape[0], x.shape[2])
     backend = supported(backend, *operands, size=math.prod(out))
-    if backend == "xla":
+    y = columns_native.product(values, x, arrays, rule=rule) if backend == "numba" else None
+    if y is not None:
+        return y
+    if not dialect.is_pallas(backend):
         return product_reference(values, x, arrays, rule=rule)
     dtype = jnp.result_type(*operands)
     kernel = functools.partial(product_kernel, acc=accumulator(dtype))
@@ -140,6 +143,22 @@ def product_kernel(
         d.store(sums_of_warps, lax.div(lane, warp), d.sum_threads(terms, dialect.LAUNCH.warp, 1), leads)
 
 
+# ----------------------------------------------------------------------------------------------- transposed product
+
+
+def transposed(
+    values: Array,  # [b, n_stored]
+    y: Array,  # [b, n_rows, p]
+    arrays: Arrays,
+    *,
+    rule: Rule,
+    backend: str,
+) -> Array:  # [b, n_cols, p]
+    """Aᵀ·y, a kernel on CPUs only."""
+    x = columns_native.transposed(values, y, arrays, rule=rule) if backend == "numba" else None
+    return transposed_reference(values, y, arrays, rule=rule) if x is None else x
+
+
 # --------------------------------------------------------------------------------------------- sampled outer product
 
 
@@ -154,7 +173,10 @@ def outer(
     """Σ_p y[row, p]·x[col, p] at every stored entry, zero in padding."""
     out = (y.shape[0], rule.n_stored)
     backend = supported(backend, y, x, size=math.prod(out))
-    if backend == "xla":
+    v = columns_native.outer(y, x, arrays, rule=rule) if backend == "numba" else None
+    if v is not None:
+        return v
+    if not dialect.is_pallas(backend):
         return outer_reference(y, x, arrays, rule=rule)
     dtype = jnp.result_type(y, x)
     kernel = functools.partial(outer_kernel, acc=accumulator(dtype))
@@ -339,6 +361,8 @@ def load_beside_values(rule: Rule, permuted: bool) -> str:
 
 def supported(backend: str, *operands: Array, size: int = 0) -> str:
     """`backend`, or "xla" for what the kernels do not do: complex numbers, and 64-bit addresses in 32-bit JAX."""
+    if backend == "numba":  # decides for itself
+        return backend
     wide = max(size, *(a.size for a in operands)) >= 2**31 and not x64_enabled()
     is_complex = any(jnp.issubdtype(a.dtype, jnp.complexfloating) for a in operands)
     return "xla" if is_complex or wide else backend

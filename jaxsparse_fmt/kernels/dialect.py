@@ -27,6 +27,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import importlib.util
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -75,6 +76,13 @@ class Launch:
     sweep_rows: int = 1024  # numbers of each vector that a block of a sweep over vectors takes at a time
     sweep_blocks: int = 512  # and how many blocks share the vectors; each leaves 4 partial sums
     most_parts: int = 4096  # partial sums that every block of a later sweep adds up for itself
+    # The CPU. Numba takes half a second to import and begin, its kernels save 0.1 to 1 ms a product of so many places.
+    native_places: int = 2**14
+    serial_entries: int = 2**15  # a product of fewer, 10 µs of work, is not worth waking a thread for
+    piece_entries: int = 2**15  # that a thread takes at a time
+    most_pieces: int = 64
+    most_copies: int = 8  # of the result, into which pieces of a transposed product add
+    entries_a_copy: int = 4  # times n_cols, that a piece has at least, since each copy is written and read
 
 
 LAUNCH = Launch()
@@ -136,7 +144,7 @@ def sweep_block(dialect: str) -> Block:
 
 # ------------------------------------------------------------------------------------------------------------- backends
 
-BACKENDS = ("auto", "triton", "mosaic", "xla", "interpret")
+BACKENDS = ("auto", "triton", "mosaic", "numba", "xla", "interpret")
 
 # A user context takes part in jit's cache key, so a function traced under one backend is traced again under another.
 _backend = jax.make_user_context("auto")
@@ -158,8 +166,9 @@ def use_backend(name: str) -> Iterator[None]:
     """Inside the context, matrices whose own backend is "auto" run on `name`.
 
     Args:
-      name: "auto" (a Pallas kernel on NVIDIA GPUs, plain jnp elsewhere), "triton", "mosaic", "xla" (plain jnp
-        everywhere) or "interpret" (the Pallas kernel, interpreted; for tests).
+      name: "auto" (a Pallas kernel on NVIDIA GPUs, on CPUs a kernel of Numba for matrices of some size, plain jnp
+        elsewhere), "triton", "mosaic", "numba", "xla" (plain jnp everywhere) or "interpret" (the Pallas kernel,
+        interpreted; for tests).
 
     Raises:
       ValueError: unknown name.
@@ -173,23 +182,46 @@ def active_backend(own: str) -> str:
     return _backend.value if own == "auto" else own
 
 
-def resolve(backend: str, platform: str | None) -> str:
-    """What runs for `backend` where a face is lowered for `platform`, None if that is no NVIDIA GPU.
+def resolve(backend: str, platform: str | None, places: int = 0) -> str:
+    """What runs for `backend` where a face is lowered for `platform`: "cuda", "cpu", or None for any other.
+
+    Args:
+      places: that are stored. Below `LAUNCH.native_places`, "auto" does not start Numba for them.
 
     Returns:
-      "xla", "triton", "mosaic" or "interpret".
+      "xla", "triton", "mosaic", "numba" or "interpret".
 
     Raises:
-      ValueError: a GPU dialect asked for by name on another platform.
+      ValueError: a GPU dialect asked for by name on another platform, or Numba where it cannot run.
     """
+    if backend == "numba":
+        if platform != "cpu":
+            raise ValueError(
+                "backend 'numba' runs on CPUs only, and not in a program that is exported; use backend='auto'"
+            )
+        if not native_importable():
+            raise ValueError("backend 'numba' needs the numba package: pip install numba; or use backend='auto'")
+        return "numba"
     if platform != "cuda":
         if backend in ("triton", "mosaic"):
             raise ValueError(
                 f"backend {backend!r} needs an NVIDIA GPU; use backend='auto', or 'interpret' to run the kernel "
                 "slowly anywhere"
             )
+        if backend == "auto" and platform == "cpu" and places >= LAUNCH.native_places and native_importable():
+            return "numba"
         return "interpret" if backend == "interpret" else "xla"
     return _preferred_dialect() if backend == "auto" else backend
+
+
+def is_pallas(resolved: str) -> bool:
+    """Whether what `resolve` says is a kernel of Pallas."""
+    return resolved not in ("xla", "numba")
+
+
+def native_importable() -> bool:
+    """Whether Numba is installed; it is not imported."""
+    return importlib.util.find_spec("numba") is not None
 
 
 @functools.cache
@@ -226,6 +258,12 @@ def without_deprecation() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*Triton.*", category=DeprecationWarning)
         yield
+
+
+def lowering_platform(platform: str | None, ctx: Any) -> str | None:
+    """`platform`, or None where a program is lowered to be exported: that may not call what other processes lack."""
+    parameters = getattr(ctx.module_context, "lowering_parameters", None)
+    return None if platform == "cpu" and getattr(parameters, "for_export", False) else platform
 
 
 def varying_axes(a: jax.Array) -> frozenset[Any]:

@@ -111,7 +111,7 @@ def product(
     n_pieces = tiles.n_pieces
     n_heads = batch * tiles.n_tiles * tiles.lanes * p
     backend = columns.supported(backend, values, x, size=max(batch * n_rows * p, n_heads))
-    if backend == "xla":
+    if not dialect.is_pallas(backend):
         return product_reference(values, x, arrays, tiles=tiles)
     block = dialect.tile_block(backend, tiles.lanes)
     block_columns = min(p, dialect.LAUNCH.columns_a_lane)
