@@ -39,6 +39,8 @@ FLOATS = tuple(map(np.dtype, ("float32", "float64", "complex64", "complex128")))
 POINTERS = tuple(map(np.dtype, ("int32", "int64")))
 # A kernel's number is the same in every process, since programs are kept on disk. 0 is the task that threads run.
 NUMBERS = {key: 1 + i for i, key in enumerate(itertools.product(KINDS, FLOATS, FLOATS, POINTERS))}
+MESSAGE = 1 + len(NUMBERS)  # where the table has the address of this
+MISSING = np.frombuffer(b"a kernel for the CPU that only the process has which compiled this program\0", np.uint8)
 
 
 def takes(*dtypes: Any) -> bool:
@@ -94,10 +96,11 @@ def _ready(kind: str, a: np.dtype, b: np.dtype, out: np.dtype, ptr: np.dtype) ->
 
 @functools.cache
 def _registered() -> np.ndarray:
-    """The table of addresses, [1 + kernels] int64, after the handler that reads it has been registered."""
+    """The table of addresses, [kernels + 2] int64, after the handler that reads it has been registered."""
     import llvmlite.binding
 
-    table = np.zeros(1 + len(NUMBERS), np.int64)
+    table = np.zeros(MESSAGE + 1, np.int64)
+    table[MESSAGE] = MISSING.ctypes.data
     _kept.append(table)
     llvmlite.binding.add_symbol(TABLE, table.ctypes.data)
     table[0] = _compiled("task", "void(int64)")

@@ -6,7 +6,7 @@ out in xla/ffi/api/c_api.h, which jaxlib ships and keeps stable: versions only a
     frame       0 size, 1 extensions, 2 api, 3 context, 4 stage, 5.. arguments, 10.. results, 15.. attributes
     group       +2 how many, +4 pointers to them; of attributes +5, since they also have names
     buffer      3 the data
-    api         4 its version, 8 Error_Destroy, 17 ThreadPool_Schedule, 18 ThreadPool_NumThreads
+    api         4 its version, 6 Error_Create, 8 Error_Destroy, 17 ThreadPool_Schedule, 18 ThreadPool_NumThreads
 
 The one attribute is `sizes`, int64: what `ffi.SIZES` lists. It names the kernel, so one handler serves all, and says
 into how many pieces the work is cut. XLA's own threads share the pieces out: each takes the next that is left, the
@@ -31,14 +31,14 @@ from numba.core import cgutils
 from numba.extending import intrinsic as numba_intrinsic
 
 from jaxsparse_fmt.kernels import native
-from jaxsparse_fmt.kernels.ffi import SIZES, TABLE
+from jaxsparse_fmt.kernels.ffi import MESSAGE, SIZES, TABLE
 from jaxsparse_fmt.kernels.native import compiled
 
 intrinsic: Any = numba_intrinsic  # whose first parameter no caller hands over
 carray: Any = numba.carray  # pyright: ignore[reportPrivateImportUsage]
 
 KERNEL, PIECES, BATCH, N_A, N_B, N_OUT, N_ROWS, N_COLS, P, LANES, N_INDEX, N_PTR, N_PERM, MASKED = range(len(SIZES))
-METADATA, EXECUTE = 1, 3  # a type of extension, a stage
+METADATA, EXECUTE, FAILED_PRECONDITION = 1, 3, 9  # a type of extension, a stage, a kind of error
 
 
 # ------------------------------------------------------------------------------------------------------- machine words
@@ -228,16 +228,17 @@ def _shared_out(frame, function, pieces, scratch):
 
 @compiled
 def _run(frame):
-    sizes = _sizes(frame)
-    pieces, function = _word(sizes, PIECES), _word(_table(), _word(sizes, KERNEL))
-    if pieces > 1:
-        scratch = _malloc(40)
-        done = _shared_out(frame, function, pieces, scratch)
-        _free(scratch)
-        if done:
-            return
-    for piece in range(pieces):
-        _call_kernel(function, frame, piece)
+    """0, or the error that the kernel is none of this process: the program was compiled by another."""
+    sizes, api, scratch = _sizes(frame), _word(frame, 2), _malloc(40)
+    pieces, function, error = _word(sizes, PIECES), _word(_table(), _word(sizes, KERNEL)), 0
+    if function == 0:
+        _set_words(scratch, 32, 0, _word(_table(), MESSAGE), FAILED_PRECONDITION, 0)
+        error = _call_one(_word(api, 6), scratch)
+    elif pieces == 1 or not _shared_out(frame, function, pieces, scratch):
+        for piece in range(pieces):
+            _call_kernel(function, frame, piece)
+    _free(scratch)
+    return error
 
 
 def task(stamp: int) -> Callable:
@@ -252,14 +253,14 @@ def task(stamp: int) -> Callable:
 
 
 def handler(stamp: int) -> Callable:
-    """What XLA calls: (frame) -> no error, which is 0. Asked what it is, it says that it is of XLA's own version."""
+    """What XLA calls: (frame) -> error, or 0. Asked what it is, it says that it is of XLA's own version."""
 
     def handler(frame):
         extension = _word(frame, 1)
         if extension != 0 and _word(extension, 1) & 0xFFFFFFFF == METADATA:
             _store(_word(extension, 3) + 24, _word(_word(frame, 2), 4))
         elif _word(frame, 4) & 0xFFFFFFFF == EXECUTE:
-            _run(frame)
+            return _run(frame)
         return stamp * 0
 
     return handler

@@ -245,6 +245,21 @@ def test_an_exported_program_and_one_for_other_devices_call_nothing_of_this_proc
     assert ffi.TARGET in lowered(lambda A, x: A @ x, A, x, platforms=("cpu",))
 
 
+def test_a_program_of_another_process_says_that_its_kernel_is_missing():
+    """As one would be that was serialized compiled; a null pointer must not be called."""
+    A, x = jsf.from_scipy(CASES["irregular"].scipy(), "csr", backend="numba"), np.ones(13)
+    program = jax.jit(lambda A, x: A @ x).lower(A, x).compile()
+    wanted, table = np.asarray(program(A, x)), ffi._registered()
+    number = ffi.NUMBERS["product rows", np.dtype(A.dtype), np.dtype(x.dtype), np.dtype(A.row_ptr.dtype)]
+    address, table[number] = table[number], 0
+    try:
+        with pytest.raises(Exception, match="only the process has which compiled"):
+            jax.block_until_ready(program(A, x))
+    finally:
+        table[number] = address
+    np.testing.assert_array_equal(program(A, x), wanted)
+
+
 # ----------------------------------------------------------------------------------------------------------- the choice
 
 
