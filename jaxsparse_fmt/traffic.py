@@ -213,8 +213,9 @@ class Machine:
     4.0 TB/s in a copy; 10 µs a step at 4,096 unknowns, which is all launches; 34 µs more for two psums; 45 to 54 µs for
     a permute alone, and 48 to 53 µs more in the loop for two of them, one of which ran beside the product. 300 GB/s
     lies between what larger faces cost in permutes (about 100) and in a gather (about 400). `benchmarks.scaling`
-    measures all but the overlap anew. The network is assumed, not measured: 400 Gb/s a device, and 10 µs for each
-    doubling of the hosts.
+    measures all but the overlap anew: the product hides nearly all of an exchange (2026-11-22_overlap_2xh200.md), and
+    half of it stands for the kernels that cut out what travels and add what came. The network is assumed, not
+    measured: 400 Gb/s a device, and 10 µs for each doubling of the hosts.
 
     Attributes:
       memory: of a device, read and written.
