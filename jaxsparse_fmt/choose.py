@@ -144,7 +144,7 @@ def rank(S: Any, dtype: Any = None, platform: str | None = None, backend: str = 
         raise ValueError(
             f"platform must be one of {', '.join(COPY)}, or None for the one that JAX runs on; got {platform!r}"
         )
-    csr: Csr = scipy.sparse.csr_array(S)
+    csr: Csr = S if isinstance(S, scipy.sparse.csr_array) else scipy.sparse.csr_array(S)
     if not csr.has_canonical_format:
         csr = csr.copy()
         csr.sum_duplicates()

@@ -110,10 +110,7 @@ def _storages(csr: Csr, dtype: Any, platform: str) -> Iterator[Storage]:
     lengths, itemsize, on_gpu = np.diff(csr.indptr), dtype.itemsize, platform == "gpu"
     yield _csr(csr, lengths, itemsize)
     if on_gpu:
-        yield _csr5(csr, lengths, itemsize, 0)
-        n_cols, number = csr.shape[1], max(itemsize, 4)  # values of 16 bits multiply an x of 32
-        if n_cols * number >= SMALL_X:
-            yield _csr5(csr, lengths, itemsize, min(HOT_BYTES // number, n_cols // 4))
+        yield from _csr5(csr, itemsize)
     yield _ell(lengths, itemsize)
     uneven = features.slice_widths(lengths, 128).sum() * 128 > WORTH_SORTING * csr.nnz
     for slice_size, sigma in SLICES[platform]:
@@ -125,7 +122,7 @@ def _storages(csr: Csr, dtype: Any, platform: str) -> Iterator[Storage]:
                 yield _sell(csr, lengths, widths, C, itemsize)
     for width in _hyb_widths(lengths):
         yield _hyb(lengths, width, itemsize)
-    zeros = functools.cache(lambda: bool(np.any(csr.data.astype(dtype) == 0)))
+    zeros = functools.cache(lambda: not np.all(csr.data.astype(dtype, copy=False)))
     yield from _dia(csr, itemsize, zeros, on_gpu)
     if on_gpu:  # a CPU runs these far below the others
         yield from _hdia(csr, itemsize, zeros)
@@ -149,33 +146,39 @@ def _csr(csr: Csr, lengths: np.ndarray, itemsize: int) -> Storage:
     )
 
 
-def _csr5(csr: Csr, lengths: np.ndarray, itemsize: int, hot: int) -> Storage:
+def _csr5(csr: Csr, itemsize: int) -> Iterator[Storage]:
     lanes, depth = shape = csr5.tile_for(csr.nnz, csr.shape[0])
     size = lanes * depth
     rows = csr5.rows_of(csr, size // csr5.CUT)
     places = rows.tiles(size) * size
     n_tiles, n_rows = places // size, rows.lengths.shape[0]
     in_tile = lambda k: max(round(k / max(n_tiles, 1)), 1)  # noqa: E731
-    # Beside hot columns, which lie in front, hardly any others are near enough for 16 bits.
-    wide = 1.0 if hot else features.wide_blocks(csr, in_tile(csr.shape[0]), NARROW_PADDING)
-    index = (2 + 2 * wide) * places + 4 * n_tiles * (lanes + 1 + (wide < 1) + (0 < wide < 1))
-    index += (0 if rows.cut is None else 8 * rows.cut.size + 4) + (4 * csr.shape[1] if hot else 0)
-    return Storage(
-        "csr5",
-        {"tile_shape": shape, "hot": hot},
-        round(places * itemsize + index),
-        places,
-        places,
-        depth // 8 + 4,  # and for the heads
-        "csr5",
-        1,
-        NO_TAIL if rows.cut is None else Tail(0, 0, rows.cut.size, np.zeros(n_rows - csr.shape[0], np.int64)),
-        by_columns=False,
-        hops=int((features.slice_widths(rows.lengths, in_tile(n_rows)) // depth).sum()),
-        written=n_rows,
-        copied=csr.shape[1] if hot else 0,
-        words=(f"the {hot} most used columns first" if hot else f"{1 - wide:.0%} of tiles in 16 bits",),
-    )
+    hops = int((features.slice_widths(rows.lengths, in_tile(n_rows)) // depth).sum())
+    tail = NO_TAIL
+    if rows.cut is not None:
+        tail = Tail(0, 0, rows.cut.size, np.zeros(n_rows - csr.shape[0], np.int64))
+    n_cols, number = csr.shape[1], max(itemsize, 4)  # values of 16 bits multiply an x of 32
+    for hot in (0, min(HOT_BYTES // number, n_cols // 4)) if n_cols * number >= SMALL_X else (0,):
+        # Beside hot columns, which lie in front, hardly any others are near enough for 16 bits.
+        wide = 1.0 if hot else features.wide_blocks(csr, in_tile(csr.shape[0]), NARROW_PADDING)
+        index = (2 + 2 * wide) * places + 4 * n_tiles * (lanes + 1 + (wide < 1) + (0 < wide < 1))
+        index += (0 if rows.cut is None else 8 * rows.cut.size + 4) + (4 * n_cols if hot else 0)
+        yield Storage(
+            "csr5",
+            {"tile_shape": shape, "hot": hot},
+            round(places * itemsize + index),
+            places,
+            places,
+            depth // 8 + 4,  # and for the heads
+            "csr5",
+            1,
+            tail,
+            by_columns=False,
+            hops=hops,
+            written=n_rows,
+            copied=n_cols if hot else 0,
+            words=(f"the {hot} most used columns first" if hot else f"{1 - wide:.0%} of tiles in 16 bits",),
+        )
 
 
 def _ell(lengths: np.ndarray, itemsize: int) -> Storage:

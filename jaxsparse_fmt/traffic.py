@@ -168,6 +168,8 @@ def hyb_places(row_lengths: np.ndarray, width: int) -> tuple[int, int]:
 def pieces(row_lengths: np.ndarray, width: int, piece: int) -> np.ndarray:
     """Entries of the pieces, of at most `piece`, in which rows go on beyond `width` entries (`formats/split.py`)."""
     rest = row_lengths[row_lengths > width].astype(np.int64) - width
+    if rest.max(initial=0) <= piece:
+        return rest
     count = -(-rest // piece)
     lengths = np.full(int(count.sum()), piece)
     lengths[np.cumsum(count) - 1] = rest - (count - 1) * piece
