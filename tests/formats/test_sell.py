@@ -86,9 +86,11 @@ SAME_AS_HLL = [
 @pytest.mark.parametrize(("matrix", "layout"), SAME_AS_HLL, ids=["ragged", "sorted", "mixed", "power law"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_products_are_those_of_hll_to_the_last_bit(matrix, layout, dtype, rng):
+    """Where both run alike: on a CPU there is a kernel for "hll" only."""
     x = draw(rng, dtype, matrix.shape[1])
     A = jsf.from_scipy(matrix, "sell", dtype, max_width=matrix.shape[1], **layout)
-    np.testing.assert_array_equal(product(A, x), product(jsf.from_scipy(matrix, "hll", dtype, **layout), x))
+    with jsf.use_backend("xla"):
+        np.testing.assert_array_equal(product(A, x), product(jsf.from_scipy(matrix, "hll", dtype, **layout), x))
 
 
 def test_each_column_of_a_slice_has_its_own_base():
