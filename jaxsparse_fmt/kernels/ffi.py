@@ -1,8 +1,8 @@
 """Calls of the kernels of `native.py` from programs of XLA for the CPU: compiled and registered when first asked for.
 
-Nothing imports Numba before that: it takes half a second, and the first kernel of a process as much again. Compiling a
-kernel takes one to two seconds, once: Numba keeps it beside this file, or where that cannot be written in its own
-folder of the user (NUMBA_CACHE_DIR names another), and does without where no folder can be.
+Nothing imports Numba before that: it takes half a second, and the first kernel of a process about as much again.
+Compiling a kernel takes one to three seconds, once: Numba keeps it beside this file, or where that cannot be written in
+its own folder of the user (NUMBA_CACHE_DIR names another), and does without where no folder can be.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def _ready(kind: str, a: np.dtype, b: np.dtype, out: np.dtype, ptr: np.dtype) ->
         except Exception as error:
             _broken.append(error)
             warnings.warn(
-                f"Numba cannot compile the kernels for the CPU; products run as plain XLA, several times slower: "
-                f"{type(error).__name__}: {error}",
+                "Numba cannot compile the kernels for the CPU; products run as plain XLA, most of them several times "
+                f"slower: {type(error).__name__}: {error}",
                 stacklevel=2,
             )
             return False
@@ -120,7 +120,7 @@ def _compiled(name: str, signature: str, *constants: Any) -> int:
     function = getattr(native_call, name)(*constants, _stamp())
     try:
         made = numba.cfunc(signature, nogil=True, error_model="numpy", cache=True)(function)
-    except (RuntimeError, OSError):  # no folder can be written
+    except Exception:  # no folder can be written, or what is kept there is damaged
         made = numba.cfunc(signature, nogil=True, error_model="numpy")(function)
     _kept.append(made)
     assert made.address is not None

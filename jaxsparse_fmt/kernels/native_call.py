@@ -13,8 +13,8 @@ into how many pieces the work is cut. XLA's own threads share the pieces out: ea
 caller too, and the caller never waits for a thread that has not begun. So any number of devices may call at the same
 time, no pool of threads comes on top of XLA's, and whoever computes a piece, it gives the same bits.
 
-Compiled code is kept on disk by Numba. Its key holds the constants of the closures below, among them `stamp`, which
-stands for this file and `native.py`.
+Compiled code is kept on disk by Numba. Its key holds the constants of the closures below, of which `stamp` stands for
+the sources: each closure names it, or what is kept of another version would run.
 """
 
 from __future__ import annotations
@@ -213,6 +213,8 @@ def _shared_out(frame, function, pieces, scratch):
     if helpers <= 0:
         return False
     job = _malloc(8 * JOB_WORDS)
+    if job == 0:
+        return False
     _set_words(job, frame, function, 0, 0, pieces)
     _store(job + 8 * KNOWN, helpers + 1)
     for _ in range(helpers):
@@ -234,7 +236,7 @@ def _run(frame):
     if function == 0:
         _set_words(scratch, 32, 0, _word(_table(), MESSAGE), FAILED_PRECONDITION, 0)
         error = _call_one(_word(api, 6), scratch)
-    elif pieces == 1 or not _shared_out(frame, function, pieces, scratch):
+    elif pieces == 1 or scratch == 0 or not _shared_out(frame, function, pieces, scratch):
         for piece in range(pieces):
             _call_kernel(function, frame, piece)
     _free(scratch)
@@ -245,9 +247,9 @@ def task(stamp: int) -> Callable:
     """What a thread of XLA's runs: (job) -> nothing."""
 
     def task(job):
-        _share(job)
-        _leave(job)
-        return
+        if stamp >= 0:
+            _share(job)
+            _leave(job)
 
     return task
 
@@ -286,6 +288,8 @@ def kernel(kind: str, a: Any, b: Any, out: Any, ptr: Any, stamp: int) -> Callabl
     int32, uint8 = np.dtype(np.int32), np.dtype(np.uint8)
 
     def kernel(frame, piece):
+        if stamp < 0:
+            return
         z = _sizes(frame)
         n, m, p, lanes, pieces = (
             _word(z, N_ROWS),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import subprocess
 import sys
 
@@ -302,11 +303,41 @@ def test_a_numba_that_fails_costs_one_warning_and_no_product(monkeypatch, rng):
 
     monkeypatch.setattr(ffi, "_registered", fail)
     case, x = CASES["irregular"], rng.standard_normal(13)
-    with pytest.warns(UserWarning, match="plain XLA, several times slower: RuntimeError: no LLVM here") as caught:
+    with pytest.warns(
+        UserWarning, match="plain XLA, most of them several times slower: RuntimeError: no LLVM here"
+    ) as caught:
         for name in ("csr", "ell"):
             A = jsf.from_scipy(case.scipy(), name, backend="numba")
             assert_product(jax.jit(lambda A, x: A @ x)(A, x), case.dense(), x)
     assert len(caught) == 1
+
+
+def test_what_is_kept_on_disk_is_of_the_same_sources():
+    """Numba's key has the constants of a closure, not the functions that it calls."""
+    from jaxsparse_fmt.kernels import native_call
+
+    float64, int32 = np.dtype(np.float64), np.dtype(np.int32)
+    dtypes = float64, float64, float64, int32
+    made = native_call.task(1), native_call.handler(1), native_call.kernel("product rows", *dtypes, 1)
+    assert all("stamp" in function.__code__.co_freevars for function in made)
+
+
+def test_a_damaged_file_is_compiled_anew(tmp_path):
+    code = """
+import numpy as np, jaxsparse_fmt as jsf
+A = jsf.from_scipy(jsf.gallery.poisson(4).astype("float32"), "csr", backend="numba")
+print(float((A @ np.ones(64, "float32")).sum()))
+"""
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    for _ in range(2):
+        run = subprocess.run(
+            [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, env=environment
+        )
+        assert float(run.stdout) == wide(jsf.gallery.poisson(4).sum()), run.stderr
+        kept = [*tmp_path.rglob("*.nb[ci]")]
+        assert kept
+        for file in kept:
+            file.write_bytes(file.read_bytes()[:100])
 
 
 def test_kernels_compile_where_no_folder_can_be_written(tmp_path):
