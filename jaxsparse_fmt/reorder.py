@@ -49,13 +49,13 @@ def order_of(csr: Csr, reorder: Any) -> np.ndarray:
       ValueError: a matrix that is not square, another word, or numbers that are no permutation. TypeError: no integers.
     """
     rows, cols = csr.shape
+    if isinstance(reorder, str) and reorder != "rcm":
+        raise ValueError(f"reorder must be 'rcm', a permutation or None; got {reorder!r}")
     if rows != cols:
         raise ValueError(
             f"reorder renumbers rows and columns alike, which a {rows} × {cols} matrix does not allow; leave it out"
         )
     if isinstance(reorder, str):
-        if reorder != "rcm":
-            raise ValueError(f"reorder must be 'rcm', a permutation or None; got {reorder!r}")
         return cuthill_mckee(csr)
     perm = np.asarray(reorder)
     if perm.shape != (rows,):

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 # Two entries that should be equal may differ by this share of the largest beside them: a file may
 # hold few digits. The true residual stands guard over what is computed with them.
 ASYMMETRY = 1e-8
+QUICKLY_ORDERED = 5_000_000  # entries for which reverse Cuthill-McKee takes a second at most
 PLAIN_WIDTH = 160  # columns, where there is no terminal to ask
 # Seconds between two signs of progress in one stage.
 LIVE_PERIOD, PLAIN_PERIOD = 0.05, 5.0
@@ -107,7 +108,7 @@ def describe(S: scipy.sparse.csr_array) -> list[tuple[str, str]]:
             ("diagonals", f"{diagonals:,} of {rows + cols - 1:,} hold entries"),
             ("bandwidth", f"{below:,} below the main diagonal, {above:,} above"),
         ]
-        if rows == cols:
+        if rows == cols and S.nnz <= QUICKLY_ORDERED:
             place = np.argsort(cuthill_mckee(S))  # the inverse permutation
             before, after = (np.abs(d).mean() for d in (offsets, place[S.indices] - np.repeat(place, lengths)))
             facts += [("mean distance", f"{before:,.1f} from the diagonal, {after:,.1f} with reorder='rcm'")]

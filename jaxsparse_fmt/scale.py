@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--mode", choices=traffic.MODES, default="overlap", help="how the halo meets the product; default overlap")
     add("--one-reduction", action="store_true", help="cg with one reduction a step")
     add("--by", choices=rows.CUTS, default="nnz", help="how rows are cut; default nnz")
-    add("--order", choices=("rcm",), help="renumber the unknowns first")
+    add("--reorder", choices=("rcm",), help="renumber the unknowns first")
     for name, text in (("memory", "of a device's memory"), ("link", "within a host"), ("network", "between hosts")):
         default = getattr(usual, name) / 1e9
         add(f"--{name}", type=_positive, default=default, metavar="B", help=f"GB/s {text}; default {default:g}")
@@ -90,7 +90,7 @@ def points(S: Csr, args: argparse.Namespace, dtype: np.dtype) -> list[Point]:
     alone, found = traffic.cg_step(one, machine).seconds, []
     for count in args.devices:
         sizes = {"entry_bytes": entry, "value_bytes": value, "per_host": args.per_host}
-        kind, load = predict.cheapest(predict.loads(S, count, args.by, args.order, **sizes), machine)
+        kind, load = predict.cheapest(predict.loads(S, count, args.by, args.reorder, **sizes), machine)
         step = traffic.cg_step(load, machine, args.mode, args.one_reduction and count > 1)
         found.append(Point(count, kind, load, step, alone / (count * step.seconds)))
     return found
@@ -118,7 +118,7 @@ def measured(
     for i, point in enumerate(found):
         if point.devices <= len(jax.devices()):
             show(f"cg on {point.devices} of {len(jax.devices())} devices", i / len(found))
-            options = {} if point.devices == 1 else {"mode": args.mode, "by": args.by, "order": args.order}
+            options = {} if point.devices == 1 else {"mode": args.mode, "by": args.by, "reorder": args.reorder}
             stored = measure.store(S, dtype, devices=point.devices, **options)
             point = dataclasses.replace(point, measured=measure.seconds_per_step(solver, stored.A, b))
         out.append(point)

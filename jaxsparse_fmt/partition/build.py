@@ -10,7 +10,6 @@ import numpy as np
 import scipy.sparse
 from jax.sharding import Mesh
 
-from jaxsparse_fmt import reorder
 from jaxsparse_fmt._types import Csr, readable_bytes, requested_dtype
 from jaxsparse_fmt.convert import checked
 from jaxsparse_fmt.formats import storing
@@ -20,6 +19,7 @@ from jaxsparse_fmt.partition.processes import everyones, together
 from jaxsparse_fmt.partition.rows import Imbalance
 from jaxsparse_fmt.partition.sharded import ShardedMatrix, Told
 from jaxsparse_fmt.partition.shards import Shards
+from jaxsparse_fmt.reorder import permuted
 from jaxsparse_fmt.vectors import Distribution
 
 
@@ -32,7 +32,7 @@ def shard(
     *,
     dtype: Any = None,
     by: str = "nnz",
-    order: str | None = None,
+    reorder: Any = None,
     exchange: str = "auto",
     halo_format: str | None = None,
     backend: str = "auto",
@@ -49,7 +49,7 @@ def shard(
         the slowest shard least time, "tune" for the one measured to be fastest on the shard with the most entries.
       mode: "overlap", "naive" or "vector"; see `ShardedMatrix`.
       dtype, backend, **layout: as in `from_scipy`.
-      by, order: how rows are cut and renumbered, as in `partition.rows.partition`.
+      by, reorder: how rows are cut and renumbered, as in `partition.rows.partition`.
       exchange: how the halo travels, "permute", "all_to_all" or "gather"; "auto" for the cheapest by bytes and latency.
       halo_format: of the columns that come from others; None: `format` with its layout. Mode "vector" has none.
       max_bytes: the largest padded storage of one shard's part to accept.
@@ -64,8 +64,8 @@ def shard(
     parts = _devices_along(mesh, axis)
     csr, stored = checked(S, dtype, backend)
     options = Options(mode, format, layout, halo_format, stored, backend, max_bytes, exchange)
-    cuts = rows.partition(csr, parts, by, order)
-    csr, entry = reorder.permuted(csr, cuts.perm)
+    cuts = rows.partition(csr, parts, by, reorder)
+    csr, entry = permuted(csr, cuts.perm)
     mesh = spread.auto_mesh(mesh)
     columns = cuts.starts if csr.shape[0] == csr.shape[1] else rows.equal(csr.shape[1], parts)
     return assemble(lambda a, b: csr[a:b], cuts.starts, columns, mesh, axis, options, cuts.perm, entry)

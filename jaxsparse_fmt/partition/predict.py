@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxsparse_fmt import reorder, traffic
+from jaxsparse_fmt import traffic
 from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.partition import halo, rows
+from jaxsparse_fmt.reorder import permuted
 from jaxsparse_fmt.traffic import Load, Machine
 
 
@@ -21,7 +22,7 @@ def loads(
     csr: Csr,
     parts: int,
     by: str = "nnz",
-    order: str | None = None,
+    reorder: Any = None,
     *,
     entry_bytes: float | None = None,
     value_bytes: int | None = None,
@@ -32,13 +33,13 @@ def loads(
     Args:
       csr: canonical CSR on the host, square.
       parts: devices.
-      by, order: as in `rows.partition`.
+      by, reorder: as in `rows.partition`.
       entry_bytes: of storage, an entry; None: a value and a 32-bit index.
       value_bytes: of a vector element; None: of the matrix's dtype.
       per_host: devices of a host.
     """
-    cuts = rows.partition(csr, parts, by, order)
-    csr, _ = reorder.permuted(csr, cuts.perm)
+    cuts = rows.partition(csr, parts, by, reorder)
+    csr, _ = permuted(csr, cuts.perm)
     starts, boundary = cuts.starts, np.zeros(parts, np.int64)
     needs = []
     for k, (start, stop) in enumerate(itertools.pairwise(starts)):

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from jaxsparse_fmt import reorder
 from jaxsparse_fmt._types import Csr
+from jaxsparse_fmt.reorder import order_of
 
 CUTS = ("nnz", "rows", "graph")
-ORDERS = (None, "rcm")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Partition:
         return int(np.diff(self.starts).max(initial=0))
 
 
-def partition(csr: Csr, parts: int, by: str = "nnz", order: str | None = None) -> Partition:
+def partition(csr: Csr, parts: int, by: str = "nnz", reorder: Any = None) -> Partition:
     """Cuts the rows of a matrix.
 
     Args:
@@ -50,24 +49,25 @@ def partition(csr: Csr, parts: int, by: str = "nnz", order: str | None = None) -
       parts: how many pieces; some are empty where there are fewer rows.
       by: "nnz" for equally many entries, "rows" for equally many rows, "graph" for few entries between pieces of about
         equally many (METIS, from pymetis).
-      order: "rcm" renumbers by reverse Cuthill-McKee first, which gathers the entries around the diagonal.
+      reorder: "rcm" renumbers by reverse Cuthill-McKee first, which gathers the entries around the diagonal; or a
+        permutation [n], as in `from_scipy`.
 
     Raises:
-      ValueError: another word, or renumbering asked for a matrix that is not square.
+      ValueError: another word, no permutation, or renumbering asked twice, or for a matrix that is not square.
       ImportError: by="graph" without pymetis.
     """
     if by not in CUTS:
         raise ValueError(f"by must be one of {', '.join(CUTS)}; got {by!r}")
-    if order not in ORDERS:
-        raise ValueError(f"order must be 'rcm' or None; got {order!r}")
-    if (by == "graph" or order) and csr.shape[0] != csr.shape[1]:
-        raise ValueError(
-            f"by='graph' and order='rcm' renumber rows and columns alike, which a {csr.shape[0]} × {csr.shape[1]} "
-            "matrix does not allow; use by='nnz' or by='rows'"
-        )
     if by == "graph":
+        if reorder is not None:
+            raise ValueError("by='graph' renumbers the unknowns itself; leave reorder out")
+        if csr.shape[0] != csr.shape[1]:
+            raise ValueError(
+                f"by='graph' renumbers rows and columns alike, which a {csr.shape[0]} × {csr.shape[1]} matrix does not "
+                "allow; use by='nnz' or by='rows'"
+            )
         return _by_graph(csr, parts)
-    perm = reorder.cuthill_mckee(csr) if order and csr.nnz else None
+    perm = None if reorder is None else order_of(csr, reorder)
     if by == "rows":
         return Partition(equal(csr.shape[0], parts), perm)
     lengths = np.diff(csr.indptr).astype(np.int64)
@@ -102,7 +102,7 @@ def _by_graph(csr: Csr, parts: int) -> Partition:
         import pymetis  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise ImportError(
-            "by='graph' needs METIS; install its binding with `pip install pymetis`, or use by='nnz' with order='rcm'"
+            "by='graph' needs METIS; install its binding with `pip install pymetis`, or use by='nnz' with reorder='rcm'"
         ) from None
     row = np.repeat(np.arange(csr.shape[0], dtype=csr.indices.dtype), np.diff(csr.indptr))
     edge = row != csr.indices

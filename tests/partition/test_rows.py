@@ -50,7 +50,7 @@ def test_one_row_with_nearly_all_entries_stands_alone():
 def test_rcm_gathers_the_entries_around_the_diagonal(rng):
     S = jsf.gallery.poisson(12, dim=2).tocsr()
     shuffled, _ = permuted(sp.csr_array(S), rng.permutation(144))
-    cut = rows.partition(shuffled, 4, order="rcm")
+    cut = rows.partition(shuffled, 4, reorder="rcm")
     moved, _ = permuted(shuffled, cut.perm)
     width = lambda A: np.abs(A.tocoo().row - A.tocoo().col).max()  # noqa: E731
     assert width(moved) <= 30 < width(shuffled)
@@ -77,8 +77,10 @@ def test_metis_that_is_not_there_is_told_with_the_cure(monkeypatch):
     ("options", "words"),
     [
         ({"by": "columns"}, "by must be one of nnz, rows, graph; got 'columns'"),
-        ({"order": "amd"}, "order must be 'rcm' or None; got 'amd'"),
-        ({"order": "rcm"}, "which a 90 × 40 matrix does not allow"),
+        ({"reorder": "amd"}, "reorder must be 'rcm', a permutation or None; got 'amd'"),
+        ({"reorder": "rcm"}, "which a 90 × 40 matrix does not allow"),
+        ({"by": "graph"}, "which a 90 × 40 matrix does not allow"),
+        ({"by": "graph", "reorder": "rcm"}, "renumbers the unknowns itself; leave reorder out"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options, words):

@@ -25,7 +25,7 @@ def test_every_run_of_rows_comes_back(pieces, tmp_path):
 
 
 def test_what_eight_devices_hold_loads_onto_them_again_and_onto_three(tmp_path):
-    B = jsf.shard(S, MESH, format="csr", order="rcm")
+    B = jsf.shard(S, MESH, format="csr", reorder="rcm")
     jsf.save_rows(tmp_path / "new" / "folder", B)
     saved = jsf.saved_rows(tmp_path / "new" / "folder")
     again = jsf.shard_from_rows(saved, 90, MESH, format="csr", starts=saved.starts(8))

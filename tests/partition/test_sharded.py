@@ -79,12 +79,16 @@ def test_every_mode_and_exchange_agrees_with_scipy_both_ways(mode, exchange):
 
 
 def test_data_keep_their_order_where_one_part_holds_all_columns_and_unknowns_are_renumbered():
-    product, data = anew(jsf.shard(S, MESH, format="ell", mode="vector", order="rcm"), DATA, X[:, 0])
+    product, data = anew(jsf.shard(S, MESH, format="ell", mode="vector", reorder="rcm"), DATA, X[:, 0])
     close(product, OTHER @ X[:, 0])
     np.testing.assert_array_equal(data, DATA)
 
 
-@pytest.mark.parametrize("options", [{"order": "rcm", "by": "rows"}, {"by": "graph"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"reorder": "rcm", "by": "rows"}, {"reorder": np.random.default_rng(4).permutation(90)}, {"by": "graph"}],
+    ids=["rcm", "permutation", "graph"],
+)
 def test_the_basis_hides_how_unknowns_are_renumbered(options):
     if options.get("by") == "graph":
         pytest.importorskip("pymetis")

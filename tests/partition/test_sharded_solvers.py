@@ -92,7 +92,7 @@ def test_a_factorization_is_one_of_the_matrix():
 def test_a_polynomial_of_the_sharded_matrix_stays_in_its_basis_and_saves_steps():
     """Its steps take the matrix's one exchange each, and nothing travels to change the order."""
     S, b = matrix("definite"), right_hand_side()
-    B = on_mesh(S, exchange="permute", order="rcm")
+    B = on_mesh(S, exchange="permute", reorder="rcm")
     M = precond.chebyshev(B, M=precond.jacobi(B))
     program = jax.jit(lambda A, M, b: cg(A, b, M=M, rtol=1e-10)).lower(B, M, b).compile()
     loops, sol = in_loops(program), program(B, M, b)
