@@ -122,6 +122,27 @@ def product_rows(values, x, col_idx, ptr, perm, y, p, n_cols, first, last):
         begin = end
 
 
+@inlined
+def _spread(x, c, v, y, row, p):
+    """x[c] += v·y[row], of p columns. One is not worth a loop, which would take four times as long."""
+    if p == U(1):
+        x[c] += v * x.dtype.type(y[row])
+    else:
+        for q in range(p):
+            x[c * p + q] += v * x.dtype.type(y[row * p + q])
+
+
+@inlined
+def _inner(y, row, x, c, p, zero):
+    """Σ_p y[row, p]·x[c, p]."""
+    if p == U(1):
+        return type(zero)(y[row]) * type(zero)(x[c])
+    total = zero
+    for q in range(p):
+        total += type(zero)(y[row * p + q]) * type(zero)(x[c * p + q])
+    return total
+
+
 @compiled
 def transposed_rows(values, y, col_idx, ptr, perm, x, p, n_cols, first, last):
     """x = Aᵀ·y of the rows from `first` to `last` alone."""
@@ -134,9 +155,7 @@ def transposed_rows(values, y, col_idx, ptr, perm, x, p, n_cols, first, last):
         for k in range(U(ptr[r]), U(ptr[r + U(1)])):
             c = U(np.uint32(col_idx[k]))
             if c < n_cols:
-                v = x.dtype.type(values[k])
-                for q in range(p):
-                    x[c * p + q] += v * x.dtype.type(y[row * p + q])
+                _spread(x, c, x.dtype.type(values[k]), y, row, p)
 
 
 @compiled
@@ -148,11 +167,8 @@ def outer_rows(y, x, col_idx, ptr, perm, values, p, n_cols, first, last):
         if len(perm):
             row = U(perm[r])
         for k in range(U(ptr[r]), U(ptr[r + U(1)])):
-            total, c = zero, U(np.uint32(col_idx[k]))
-            if c < n_cols:
-                for q in range(p):
-                    total += type(zero)(y[row * p + q]) * type(zero)(x[c * p + q])
-            values[k] = total
+            c = U(np.uint32(col_idx[k]))
+            values[k] = _inner(y, row, x, c, p, zero) if c < n_cols else zero
 
 
 # ----------------------------------------------------------------------------------------- lanes of slices, ELL to HLL
@@ -217,8 +233,7 @@ def transposed_lanes(values, y, col_idx, ptr, perm, x, p, n_cols, n_rows, lanes,
                     row, v = U(s * lanes + lane), x.dtype.type(values[at + U(lane)])
                     if len(perm):
                         row = U(perm[row])
-                    for q in range(p):
-                        x[c * p + q] += v * x.dtype.type(y[row * p + q])
+                    _spread(x, c, v, y, row, p)
 
 
 @compiled
@@ -236,8 +251,7 @@ def outer_lanes(y, x, col_idx, ptr, perm, values, p, n_cols, n_rows, lanes, firs
                     target = U(row)
                     if len(perm):
                         target = U(perm[target])
-                    for q in range(p):
-                        total += type(zero)(y[target * p + q]) * type(zero)(x[c * p + q])
+                    total = _inner(y, target, x, c, p, zero)
                 values[at + U(lane)] = total
 
 
