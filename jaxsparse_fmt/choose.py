@@ -77,8 +77,8 @@ LATENCY = 0.6e-6  # s between the loads of a thread and their use
 OVERLAP = 0.1  # of the shorter of two times that is not hidden behind the longer
 IDLE = 0.25  # what a thread that waits for a longer row costs, in entries
 
-# CPU, kernels of Numba on two cores: the share of COPY at which a product moves the bytes of a format, fitted to a CPU's
-# standard suite (2026-11-22_suite_cpu.md), whose matrices partly stay in the caches, and a row of a tail that XLA adds.
+# CPU, kernels of Numba on two cores: the share of COPY at which a product moves the bytes of a format, fitted to the
+# standard suite of a CPU (2026-11-22_suite_cpu.md), much of which stays in the caches; a row of a tail that XLA adds.
 NATIVE = {"csr": 0.9, "ell": 0.65, "hll": 0.65, "hyb": 0.6, "dia": 2.0}
 BESIDE = 3.0  # times what the model of plain XLA says, for formats that are not listed and run so there, too
 ADDED = 5e-9  # s of a row of a tail
