@@ -55,7 +55,8 @@ def join(coordinator: str | None, processes: int | None, process: int | None, pa
     watch = threading.Timer(patience, give_up)
     watch.daemon = True
     watch.start()
-    jax.distributed.initialize(coordinator, processes, process, initialization_timeout=patience + 10)
+    waits = {"initialization_timeout": patience + 10, "heartbeat_timeout_seconds": max(patience, 10)}
+    jax.distributed.initialize(coordinator, processes, process, **waits)
     watch.cancel()
 
 

@@ -48,17 +48,19 @@ def finished(running: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]
     return [(p.returncode, *texts) for p, texts in zip(running, told, strict=True)]
 
 
-def test_processes_solve_together_and_each_reads_only_its_rows(tmp_path):
-    """Of three, one has neighbours in two others."""
+@pytest.mark.parametrize("processes", [2, 4])
+def test_processes_solve_together_and_each_reads_only_its_rows(processes, tmp_path):
     jsf.save_rows(tmp_path / "matrix", jsf.gallery.poisson(6))
     port = free_port()
-    ended = finished([example(k, 3, port, "--saved", str(tmp_path / "matrix")) for k in range(3)])
-    assert [code for code, *_ in ended] == [0] * 3, ended
-    made = [int(re.findall(rf"process {k} of 3 made (\d+) of 216 rows", out)[0]) for k, (_, out, _) in enumerate(ended)]
-    assert sum(made) == 216 and max(made) < 90
+    running = [example(k, processes, port, "--saved", str(tmp_path / "matrix")) for k in range(processes)]
+    ended = finished(running)
+    assert [code for code, *_ in ended] == [0] * processes, ended
+    report = r"process {} of {} made (\d+) of 216 rows"
+    made = [int(re.findall(report.format(k, processes), out)[0]) for k, (_, out, _) in enumerate(ended)]
+    assert sum(made) == 216 and max(made) < 1.25 * 216 / processes
     told = {re.findall(r"(\d+) iterations on (\d+) devices, error (\S+)", out)[0] for _, out, _ in ended}
     ((iterations, devices, error),) = told  # all say the same
-    assert int(devices) == 6 and 0 < int(iterations) < 60 and float(error) < 1e-9
+    assert int(devices) == 2 * processes and 0 < int(iterations) < 60 and float(error) < 1e-9
 
 
 ROWS_OF_ONE_FAIL = """
@@ -81,6 +83,25 @@ def test_where_one_process_cannot_make_its_rows_all_end_and_say_why():
     for code, _, err in ended:
         assert code != 0 and "OSError: the disk is gone" in err, err
     assert "in process 1" in ended[0][2]
+
+
+ONE_DIES = """
+import os, sys, jax, numpy, jaxsparse_fmt as jsf, solvers
+process = int(sys.argv[1])
+jax.distributed.initialize(f"127.0.0.1:{sys.argv[2]}", 2, process, heartbeat_timeout_seconds=10)
+A = jsf.shard_from_rows(lambda a, b: jsf.gallery.poisson(4)[a:b], 64, jax.make_mesh((4,), ("rows",)))
+if process == 1:
+    os._exit(9)
+print("solved", solvers.cg(A, numpy.ones(64)).status)
+"""
+
+
+def test_a_process_that_dies_is_told_of_and_nobody_hangs():
+    """JAX's runtime sees to that, once a heartbeat is missing."""
+    port = free_port()
+    (code, out, err), (died, *_) = finished([started("-c", ONE_DIES, str(k), str(port)) for k in range(2)])
+    assert died == 9 and code != 0 and "solved" not in out, (out, err)
+    assert "another task died" in err, err
 
 
 def test_a_process_that_never_joins_is_told_of_and_nobody_hangs():
