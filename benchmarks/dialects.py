@@ -19,7 +19,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import jaxsparse_fmt as jsf
 from benchmarks import standard, suite, timing
@@ -33,10 +32,8 @@ def rows_of(
     case: suite.Case, S: Any, dtypes: list[str], dialects: tuple[str, ...], rounds: dict[str, Any]
 ) -> list[Row]:
     """A row for each dtype: what auto takes and how long it needs, in each dialect."""
-    x = np.random.default_rng(0).standard_normal(S.shape[1]).astype(np.float32)
-    square = S.shape[0] == S.shape[1]
-    chained = (16 if S.nnz * 8 < standard.IN_L2 else 2) if square and jax.default_backend() == "gpu" else 0
-    problem = standard.Problem(S, [x], S @ x.astype(np.float64), chained)
+    problem = standard.Problem.of(S, jax.default_backend())
+    x = problem.xs[0]
     A = jsf.from_scipy(S, "csr")
     chosen = {(t, d): choose.rank(S, t, backend=d)[0] for t in dtypes for d in dialects}
     stored = {standard.label(c): c for c in chosen.values()}

@@ -1,0 +1,83 @@
+"""Products with several columns at once: how many single products' work one of them does in the time of one.
+
+    python -m benchmarks.columns --json benchmarks/results/columns.json     on a GPU, a minute
+
+Matrices of the standard suite in the format that `auto` takes. A·X reads A once for all columns of X; "throughput" is
+p times the time of a product with one column over that with p, "share" the bytes of A and of the vectors over the
+copy's speed. On a GPU square matrices are timed in chains, as in `benchmarks.standard`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxsparse_fmt as jsf
+from benchmarks import solvers, standard, suite, timing
+from jaxsparse_fmt import choose, traffic
+
+Row = dict[str, Any]
+CASES = ("27-point × 3 dof", "7-point", "irregular, ±2,000", "R-MAT")
+COLUMNS = (1, 2, 4, 8, 32)
+
+
+def rows_of(
+    case: suite.Case, S: Any, dtypes: list[str], columns: tuple[int, ...], copy: float, rounds: dict[str, Any]
+) -> list[Row]:
+    """A row for each dtype and number of columns."""
+    problem, wide = standard.Problem.of(S, jax.default_backend()), jsf.from_scipy(S, "csr")
+    out = []
+    for dtype in dtypes:
+        choice = choose.rank(S, dtype)[0]
+        A = wide.asformat(choice.format, max_bytes=2**36, **choice.layout).astype(dtype)
+        alone = 0.0
+        for p in columns:
+            X = jnp.asarray(np.random.default_rng(0).standard_normal((S.shape[1], p)), dtype)
+            X = X[:, 0] if p == 1 else X
+            wanted, got = S @ np.asarray(X, np.float64), np.asarray(standard.product(A, X), np.float64)
+            off = float(np.max(np.abs(got - wanted)) / np.max(np.abs(wanted)))
+            run = lambda _, A=A, X=X: problem.run(A, X)  # noqa: E731
+            took = timing.seconds_per_call(run, jax.block_until_ready, **rounds) / problem.products
+            alone = alone or took
+            moved = traffic.bytes_moved(A.nbytes_read, S.shape, X.dtype.itemsize * p)
+            out.append({
+                "matrix": case.name, "dtype": dtype, "format": standard.label(choice), "columns": p, "µs": 1e6 * took,
+                "throughput": p * alone / took, "share": moved / took / copy, "error": off,
+            })  # fmt: skip
+    return out
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "float64"])
+    parser.add_argument("--columns", type=int, nargs="+", default=list(COLUMNS), help="the first is compared with")
+    parser.add_argument("--scale", type=float, help="size of the matrices; default 1, on a CPU 1/20")
+    parser.add_argument("--json", type=Path, help="also write the rows here, and the table beside it as .md")
+    args = parser.parse_args(argv)
+    jax.config.update("jax_enable_x64", True)
+    on_cpu = jax.default_backend() == "cpu"
+    scale = args.scale or (1 / 20 if on_cpu else 1)
+    copy = timing.copy_bandwidth(2**28 if on_cpu else 2**31)
+    header = timing.provenance() | {"copy": f"{copy / 1e9:.0f} GB/s", "scale": f"{scale:g}"}
+    lines, rows = [", ".join(f"{k} {v}" for k, v in header.items())], []
+    for case in suite.SUITES["standard"]:
+        if case.name in CASES:
+            found = rows_of(case, case.make(scale), args.dtypes, tuple(args.columns), copy, standard.ROUNDS)
+            rows += found
+            lines += solvers.table(case.name, found)
+            print("\n".join(lines[-len(found) :]), file=sys.stderr, flush=True)
+            jax.clear_caches()
+            if args.json:
+                timing.write(args.json, header, rows, "\n".join(lines))
+    print("\n".join(lines))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,15 @@
+"""Products with several columns, on a small matrix."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import columns, standard, suite
+from jaxsparse_fmt import gallery
+
+
+def test_throughput_is_how_many_single_products_one_does():
+    case = suite.Case("tridiagonal", "stencil", lambda scale: None)
+    one, three = columns.rows_of(case, gallery.poisson(40, dim=1), ["float64"], (1, 3), 1e9, standard.QUICK)
+    assert one["throughput"] == pytest.approx(1) and max(one["error"], three["error"]) < 1e-14
+    assert three["throughput"] == pytest.approx(3 * one["µs"] / three["µs"])
