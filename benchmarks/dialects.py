@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxsparse_fmt as jsf
-from benchmarks import standard, suite, timing
+from benchmarks import solvers, standard, suite, timing
 from jaxsparse_fmt import choose
 
 DIALECTS = ("triton", "mosaic")
@@ -74,10 +74,7 @@ def rows_of(
 
 def table(rows: list[Row], header: dict[str, str]) -> str:
     """Markdown: the rows, then the geometric mean of the ratios of each class."""
-    said = lambda v: f"{v:.3g}" if isinstance(v, float) else str(v)  # noqa: E731
-    lines = [", ".join(f"{k} {v}" for k, v in header.items()), "", "| " + " | ".join(rows[0]) + " |"]
-    lines += ["|" + "---|" * len(rows[0])]
-    lines += ["| " + " | ".join(said(v) for v in row.values()) + " |" for row in rows]
+    lines = [", ".join(f"{k} {v}" for k, v in header.items()), *solvers.table("dialects", rows)]
     dtypes = list(dict.fromkeys(r["dtype"] for r in rows))
     lines += ["", "| class | " + " | ".join(dtypes) + " |", "|---|" + "---:|" * len(dtypes)]
     classes = {kind: [r for r in rows if r["class"] == kind] for kind in dict.fromkeys(r["class"] for r in rows)}
