@@ -10,6 +10,8 @@ takes up to 90 µs for a call of ours where the host is busy. JSON and table are
 run that is cut off has told what it could, and no matrix is begun that would not end before the limit if it took as
 long as the longest so far.
 
+What `tune` would choose is the fastest of the formats that it would look at, by its own clock (`_clock.py`).
+
 A row of the JSON is a matrix and a dtype: `opponents` has µs by method or why there are none, `ours` what was predicted
 and measured of every format that was timed, `predicted` the whole ranking; `choose.py` can be calibrated from it.
 """
@@ -35,7 +37,7 @@ from jax.experimental import sparse
 
 import jaxsparse_fmt as jsf
 from benchmarks import cusparse, spmv, suite, timing
-from jaxsparse_fmt import choose
+from jaxsparse_fmt import _clock, choose, tune
 
 Row = dict[str, Any]
 TRIPS = 8  # of the loop of a chain
@@ -123,7 +125,8 @@ class Run:
                     {"label": label(c), "model us": 1e6 * c.seconds, "moved": c.moved, "reason": c.reason}
                     for c in ranking
                 ]
-                rows.append(row | compared(theirs, ours))
+                looked_at = [label(c) for c in choose.best_layouts(ranking)[: tune.CANDIDATES]]
+                rows.append(row | compared(theirs, ours, looked_at))
                 say(f"  {dtype}: {sentence(rows[-1])}")
         return rows
 
@@ -189,24 +192,26 @@ class Run:
         names = sorted(stored, key=lambda name: predicted.get(name, math.inf))
         xs = [jnp.asarray(x.astype(dtype)) for x in problem.xs]
 
-        def compiled(name: str) -> jsf.SparseMatrix | str:
+        def compiled(name: str) -> tuple[jsf.SparseMatrix, Any] | str:
             kept = stored[name]
             if isinstance(kept, str):
                 return kept
             try:
                 B = kept[0].astype(dtype)
                 jax.block_until_ready(problem.run(B, xs[0]))
-                return B
+                return B, _clock.repeated(B)
             except (ValueError, RuntimeError) as error:
                 return f"{type(error).__name__}: {error}".splitlines()[0]
 
         rows = []
-        for name, B in zip(names, list(pool.map(compiled, names)), strict=True):
-            row: Row = {"format": name.split()[0], "label": name, "us": math.nan}
+        for name, ready in zip(names, list(pool.map(compiled, names)), strict=True):
+            row: Row = {"format": name.split()[0], "label": name, "us": math.nan, "tune us": math.nan}
             row["model us"] = 1e6 * predicted.get(name, math.nan)
-            if isinstance(B, str):
-                rows.append(row | {"failed": B})
+            if isinstance(ready, str):
+                rows.append(row | {"failed": ready})
                 continue
+            B, (run, products) = ready
+            row["tune us"] = 1e6 * _clock.median_seconds(run, **self.rounds) / products
             us, moved = 1e6 * self.of_jax(B, xs, problem), spmv.moved_bytes(B, xs[0])
             row |= {"us": us, "moved": moved, "share": moved / us * 1e6 / self.copy}
             rows.append(row | {"error": problem.off(product(B, xs[0])), "convert s": stored[name][1]})
@@ -233,17 +238,27 @@ def picked(choices: list[jsf.Choice], others: int) -> list[jsf.Choice]:
     return [c for c in best if c.cost <= HOPELESS * best[0].cost]
 
 
-def compared(theirs: Row, ours: list[Row]) -> Row:
-    """The fastest of either side, and how they compare. Ratios above 1 are in our favour, NaN where a side has none."""
+def fastest(ours: list[Row], key: str) -> Row:
+    return min(ours, key=lambda o: math.inf if math.isnan(o[key]) else o[key])
+
+
+def compared(theirs: Row, ours: list[Row], looked_at: list[str]) -> Row:
+    """The fastest of either side, and how they compare. Ratios above 1 are in our favour, NaN where a side has none.
+
+    Args:
+      looked_at: the formats that `tune` would time.
+    """
     times = {name: us for name, us in theirs.items() if not isinstance(us, str)}
     times = {} if list(times) == [BCSR] else times  # ten times as slow as cuSPARSE: alone it would flatter
     opponent = min(times, key=times.__getitem__, default="none")
     rival, auto = times.get(opponent, math.nan), ours[0]
-    best = min(ours, key=lambda o: math.inf if math.isnan(o["us"]) else o["us"])
+    best = fastest(ours, "us")
+    tuned = fastest([o for o in ours if o["label"] in looked_at], "tune us")
     return {
         "opponent": opponent, "opponent us": rival, "auto": auto["label"], "auto us": auto["us"],
         "model us": auto["model us"], "best": best["label"], "best us": best["us"], "ratio": rival / auto["us"],
         "best ratio": rival / best["us"], "auto vs best": best["us"] / auto["us"],
+        "tune": tuned["label"], "tune vs best": best["us"] / tuned["us"],
         "share": auto.get("share", math.nan), "error": auto.get("error", math.nan),
         "conversion": auto.get("convert s", math.nan) * 1e6 / auto["us"],
     }  # fmt: skip
@@ -275,10 +290,11 @@ def summary(rows: list[Row]) -> list[str]:
     if compared:
         worst = min(compared, key=lambda r: r["ratio"])
         lines += ["", f"Worst: {worst['matrix']}, {worst['dtype']}, {worst['ratio']:.2f} × {worst['opponent']}."]
-    chosen = [r["auto vs best"] for r in rows if not math.isnan(r["auto vs best"])]
-    if chosen:
-        near = sum(v > 0.95 for v in chosen)
-        lines += ["", f"auto is within 5% of our best in {near} of {len(chosen)}, at worst {min(chosen):.2f} of it."]
+    for chooser in ("auto", "tune"):
+        chosen = [r[f"{chooser} vs best"] for r in rows if not math.isnan(r[f"{chooser} vs best"])]
+        if chosen:
+            near, worst = sum(v > 0.95 for v in chosen), min(chosen)
+            lines += ["", f"{chooser} is within 5% of our best in {near} of {len(chosen)}, at worst {worst:.2f} of it."]
     return lines
 
 
@@ -288,15 +304,15 @@ def table(rows: list[Row], header: dict[str, str]) -> str:
     lines += [
         "| matrix | class | dtype | rows | nnz | opponent | µs | auto | µs | model | best of ours | µs | × opponent |"
     ]
-    lines[-1] += " auto vs best | share of copy | conversion | error |"
-    lines += ["|---|---|---|---:|---:|---|---:|---|---:|---:|---|---:|---:|---:|---:|---:|---:|"]
+    lines[-1] += " auto vs best | tune vs best | share of copy | conversion | error |"
+    lines += ["|---|---|---|---:|---:|---|---:|---|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|"]
     for r in rows:
         best = "" if r["best"] == r["auto"] else r["best"]
         lines.append(
             f"| {r['matrix']} | {r['class']} | {r['dtype']} | {r['rows']} | "
             f"{r['nnz']} | {r['opponent']} | {r['opponent us']:.1f} | {r['auto']} | {r['auto us']:.1f} | "
             f"{r['model us']:.1f} | {best} | {r['best us']:.1f} | {r['ratio']:.2f} | {r['auto vs best']:.2f} | "
-            f"{r['share']:.2f} | {r['conversion']:.0f} | {r['error']:.0e} |"
+            f"{r['tune vs best']:.2f} | {r['share']:.2f} | {r['conversion']:.0f} | {r['error']:.0e} |"
         )
     return "\n".join(lines + summary(rows))
 

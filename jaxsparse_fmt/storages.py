@@ -148,8 +148,7 @@ def _csr(csr: Csr, lengths: np.ndarray, itemsize: int) -> Storage:
 
 def _csr5(csr: Csr, itemsize: int) -> Iterator[Storage]:
     lanes, depth = shape = csr5.tile_for(csr.nnz, csr.shape[0])
-    size = lanes * depth
-    rows = csr5.rows_of(csr, size // csr5.CUT)
+    size, rows = lanes * depth, csr5.rows_of(csr, shape)
     places = rows.tiles(size) * size
     n_tiles, n_rows = places // size, rows.lengths.shape[0]
     in_tile = lambda k: max(round(k / max(n_tiles, 1)), 1)  # noqa: E731
@@ -169,7 +168,7 @@ def _csr5(csr: Csr, itemsize: int) -> Iterator[Storage]:
             round(places * itemsize + index),
             places,
             places,
-            depth // 8 + 4,  # and for the heads
+            depth // 8 + 2,  # and for the heads
             "csr5",
             1,
             tail,

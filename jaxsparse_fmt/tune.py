@@ -1,7 +1,7 @@
 """format="tune": the first few of the ranking, timed on this device; the answer is remembered on disk.
 
     $XDG_CACHE_HOME/jaxsparse/tuned.json      ~/.cache where that is not set
-    {"version": 3, "fastest": {signature: {"format": "sell", "layout": {"slice_size": 128, …}, …}, …}}
+    {"version": 4, "fastest": {signature: {"format": "sell", "layout": {"slice_size": 128, …}, …}, …}}
 
 A signature is the device, the version of JAX, the dtype, the backend, a hash of the pattern, and whether the values are
 mirrored or some are zero: a matrix with other values of that kind asks nothing anew. The file is replaced whole, so
@@ -31,7 +31,7 @@ from jaxsparse_fmt.formats import storing
 from jaxsparse_fmt.kernels import dialect
 from jaxsparse_fmt.matrix import SparseMatrix, build
 
-VERSION = 3  # of the file; to be raised when a kernel changes
+VERSION = 4  # of the file; to be raised when a kernel changes
 CANDIDATES = 4  # formats that are timed
 HOPELESS = 4.0  # times the predicted cost of the first, from which a format is not timed
 KEPT = 1000  # answers, the newest

@@ -119,8 +119,9 @@ def _csr5(S: sp.csr_array, lengths: np.ndarray, layout: Mapping[str, Any], value
     """Two bytes of index a place, or four in tiles with columns 32767 apart or more, after the `hot` most used of them
     have come to the front.
 
-    A row has a place for every entry, or one if it has none, and from a 32nd of a tile on it goes on in pieces behind
-    all rows. It lies in the tile in whose share of all these places it begins, which leaves room for the longest.
+    A row has a place for every entry, or one if it has none. If some row has more than 32 lanes or an eighth of a tile
+    hold, those longer than a 32nd of a tile go on in pieces behind all rows. A row lies in the tile in whose share of
+    all these places it begins, which leaves room for the longest.
     """
     if lengths.size == 0:
         return 0
@@ -130,7 +131,7 @@ def _csr5(S: sp.csr_array, lengths: np.ndarray, layout: Mapping[str, Any], value
     col = np.empty(n_cols, np.int64)
     col[np.lexsort((np.arange(n_cols), -used * is_hot, ~is_hot))] = np.arange(n_cols)
     col = col[S.indices]
-    most = size // 32
+    most = size // 32 if lengths.max() > min(size // 8, 32 * size // lanes) else lengths.max(initial=1)
     pieces = -(-np.maximum(lengths - most, 0) // most)
     first_piece = lengths.size + np.cumsum(pieces) - pieces
     row, j = _rows(S), np.arange(S.nnz) - np.repeat(S.indptr[:-1], lengths)

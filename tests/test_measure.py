@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 
+import jax
 import numpy as np
 import pytest
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt import gallery, measure
+from jaxsparse_fmt import _clock, gallery, measure
 from solvers import cg
 from solvers.precond import jacobi
 
@@ -77,3 +78,19 @@ def test_an_outlier_does_not_move_the_median():
 
 def test_a_product_takes_time():
     assert 0 < measure.store(S, FLOAT64).seconds_per_product() < 1
+
+
+@pytest.mark.parametrize("shape", [(20, 20), (12, 20), (20, 12)])
+def test_every_product_of_a_gpus_program_is_made(shape: tuple[int, int]):
+    made, A = [], jsf.from_dense(np.random.default_rng(0).standard_normal(shape))
+
+    class Counted:
+        def __matmul__(self, x):
+            jax.debug.callback(lambda x: made.append(np.asarray(x)), x)
+            return A @ x
+
+    x = np.arange(1.0, shape[1] + 1)
+    _, y = jax.jit(lambda x: _clock._loop(Counted(), x))(x)
+    jax.effects_barrier()
+    assert len(made) == _clock.LOOP and all(np.array_equal(of, x) for of in made)
+    np.testing.assert_array_equal(y, jax.jit(lambda x: A @ x)(x))

@@ -17,8 +17,9 @@ that its x stays in the L1 cache. `kernels/tiles.py` says how the sums are told 
 stored above the tile's least one where they span less than 2¹⁵, else as they are, in 32 bits.
 
 Unlike the paper's, tiles begin with rows: a tile holds the rows whose first entry falls into its share of the entries,
-and the room that this needs is padding. So no row is in two tiles. Rows longer than a 32nd of a tile go on in pieces,
-which are rows of their own behind the others and added in a second pass (`split.py`).
+and the room that this needs is padding. So no row is in two tiles. Where some rows are longer than an eighth of a tile,
+or 32 lanes, those longer than a 32nd of a tile go on in pieces, which are rows of their own behind the others and added
+in a second pass (`split.py`).
 
 Where few columns hold most entries, as in power-law graphs, the `hot` most used can come before all others, which keep
 their order: storage column k is column `col_order`[k] of the matrix, [n_cols] int32, and a product first copies x into
@@ -49,8 +50,9 @@ from jaxsparse_fmt.matrix import SparseMatrix
 
 LANES, ENTRIES = (128, 256, 512, 1024), (8, 16, 32, 64, 128)
 CUT = 32  # a row goes on in pieces from this part of a tile on
+MOST_HOPS, MOST_PART = 32, 8  # unless all rows are shorter than so many lanes' entries, and than this part of a tile
 SHORT = 10  # mean entries of a row, below which lanes take few
-MANY_TILES = 1024  # that keep a large GPU busy
+MANY_TILES = 900  # that keep a large GPU busy
 
 
 @register
@@ -119,8 +121,8 @@ class CSR5(SparseMatrix):
         """Deals out the entries.
 
         Args:
-          tile_shape: (lanes, entries): 128, 256, 512 or 1024 lanes with 8, 16, 32, 64 or 128 entries each. None: as
-            many lanes as leave enough tiles to keep a large GPU busy, with 16 entries where rows are short, else 32.
+          tile_shape: (lanes, entries): 128, 256, 512 or 1024 lanes with 8, 16, 32, 64 or 128 entries each. None: at
+            most 512 with 16 entries where rows are short, else 32, and so few that a large GPU has tiles enough.
           hot: how many of the most used columns are stored as the first ones; at most all. A product then also copies
             x, which pays where so many hold most entries and fit the L1 cache: 2¹⁶ numbers in float32.
 
@@ -129,8 +131,7 @@ class CSR5(SparseMatrix):
         """
         hot = min(storing.positive("hot", hot, "column", least=0), csr.shape[1])
         lanes, depth = shape = tile_for(csr.nnz, csr.shape[0]) if tile_shape is None else _checked(tile_shape)
-        size = lanes * depth
-        rows = rows_of(csr, size // CUT)
+        size, rows = lanes * depth, rows_of(csr, shape)
         n_tiles = rows.tiles(size)
         storing.check_memory(cls.name, n_tiles * size, csr, dtype, max_bytes, index=4 + 4 / depth)
         order, csr = _hot_first(csr, hot)
@@ -197,10 +198,9 @@ class CSR5Faces(split.ByPlaces):
 
 
 def tile_for(nnz: int, n_rows: int) -> tuple[int, int]:
-    """The tile of a matrix, (lanes, entries): see `CSR5.from_csr`."""
-    depth = 16 if nnz < SHORT * n_rows else 32
-    lanes = [C for C in LANES[:-1] if nnz >= MANY_TILES * C * depth]
-    return max(lanes, default=LANES[0]), depth
+    """The tile of a matrix, (lanes, entries): see `CSR5.from_csr`. From sweeps on an H200."""
+    shapes = ((512, 16), (256, 8)) if nnz < SHORT * n_rows else ((512, 32), (256, 32), (256, 16))
+    return next((s for s in shapes if nnz >= MANY_TILES * s[0] * s[1]), shapes[-1])
 
 
 def _checked(tile_shape: Any) -> tuple[int, int]:
@@ -243,20 +243,27 @@ class Rows:
         return (self.total - self.last) // self.window(size) + 1 if self.total else 0
 
 
-def rows_of(csr: Csr, most: int) -> Rows:
-    """Rows of at most `most` entries, and pieces of as many."""
-    xp = storing.namespace(csr.indptr)
+def rows_of(csr: Csr, tile_shape: tuple[int, int]) -> Rows:
+    """The rows, if all are short enough for a tile; else cut, and in pieces, of at most a part of it (`CUT`).
+
+    A sum over many lanes holds up its tile, and pieces cost two kernels more.
+    """
+    xp, (lanes, depth) = storing.namespace(csr.indptr), tile_shape
     if csr.shape[0] == 0:
         return Rows(xp.zeros(0, np.int32), None, None, 0, 0, 0)
-    lengths = xp.diff(csr.indptr).astype(np.int32)
-    kept, source, real = lengths.clip(1, most), csr.indptr[:-1], lengths > 0
-    rest = xp.maximum(lengths - most, 0)
-    counts = xp.stack([kept.max(), kept[-1], (~real).sum(dtype=np.int32), (rest > 0).sum(dtype=np.int32)])
-    longest, last, empty, n_long = map(int, np.asarray(counts))
+    lengths, most = xp.diff(csr.indptr).astype(np.int32), lanes * depth // CUT
+    source, real = csr.indptr[:-1], lengths > 0
+    counts = [lengths.max(), lengths[-1], (~real).sum(dtype=np.int32), (lengths > most).sum(dtype=np.int32)]
+    longest, last, empty, n_long = map(int, np.asarray(xp.stack(counts)))
+    if longest <= min(MOST_HOPS * depth, lanes * depth // MOST_PART):
+        most, n_long = max(longest, most), 0
+    kept = lengths.clip(1, most)
+    longest, last = (min(max(n, 1), most) for n in (longest, last))
     total = csr.nnz + empty
     if n_long == 0:
         return Rows(kept, source, real, longest, last, total)
-    cut = (np.flatnonzero(rest) if xp is np else jnp.nonzero(rest, size=n_long)[0]).astype(np.int32)
+    rest = lengths - most
+    cut = (np.flatnonzero(rest > 0) if xp is np else jnp.nonzero(rest > 0, size=n_long)[0]).astype(np.int32)
     rest = rest[cut]
     pieces = -(-rest // most)
     piece_ptr = storing.pointers(pieces)
@@ -303,8 +310,11 @@ def _dealt(xp: Any, data, indices, lengths, source, real, window, n_tiles: int, 
     index, n = index_dtype(max(total, n_tiles * lanes * depth)), lengths.shape[0]
     lengths = lengths.astype(index)
     start = xp.cumsum(lengths, dtype=index) - lengths  # of each row, in the order of all places that are not padding
-    tile = xp.arange(n_tiles, dtype=index)
-    first_row = xp.searchsorted(start, tile * window)  # that begins in a tile's window
+    tile = (start // window).astype(np.int32)  # of each row; no window is without the start of one
+    if xp is np:
+        first_row = np.flatnonzero(np.diff(tile, prepend=-1))
+    else:
+        first_row = jax.ops.segment_min(jnp.arange(n, dtype=np.int32), tile, n_tiles, indices_are_sorted=True)
     base = start[first_row]
     end = xp.concatenate([base[1:], xp.full(1, total, index)])
     final = start + lengths - 1
@@ -329,10 +339,12 @@ def _dealt(xp: Any, data, indices, lengths, source, real, window, n_tiles: int, 
     row, s, inside = row[:, ::depth], s[:, ::depth], inside[:, ::depth]
     lane_row = xp.where(inside, xp.where(s > start[row], -1 - row, row), n).astype(np.int32).reshape(-1)
 
-    owner = xp.searchsorted(first_row, xp.arange(n), side="right") - 1
-    begins = start - base[owner]
+    begins = start - base[tile]
     spans = ((begins + lengths - 1) // depth - begins // depth).astype(np.int32)
-    hops = np.maximum.reduceat(spans, first_row) if xp is np else jax.ops.segment_max(spans, owner, n_tiles)
+    if xp is np:
+        hops = np.maximum.reduceat(spans, first_row)
+    else:
+        hops = jax.ops.segment_max(spans, tile, n_tiles, indices_are_sorted=True)
     return values, col, last, lane_row, hops
 
 

@@ -37,7 +37,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxsparse_fmt.kernels.mosaic import Mosaic
+from jaxsparse_fmt.kernels.mosaic import WARPGROUP, Mosaic
 from jaxsparse_fmt.kernels.triton import Interpreted, Triton
 
 Kernel = Callable[..., None]
@@ -112,9 +112,9 @@ def block(dialect: str, load: str, slice_size: int) -> Block:
 
 
 def tile_block(dialect: str, lanes: int) -> Block:
-    """The block for a tile of `lanes`. A warpgroup of Mosaic GPU works for all of them, so with fewer loads each."""
-    per_thread, unroll = LAUNCH.loads["tiles"]
-    return Block(lanes, per_thread, max(unroll * LAUNCH.rows // lanes, 2) if dialect == "mosaic" else unroll)
+    """The block for a tile of `lanes`."""
+    del dialect
+    return Block(lanes, *LAUNCH.loads["tiles"])
 
 
 def columns_block(load: str, lanes_a_row: int) -> Block:
@@ -342,14 +342,18 @@ def _launch_mosaic(body, name, block: Block, blocks, out, inputs):
     # JAX 0.11 renamed out_shape to out_type.
     renamed = "out_type" in inspect.signature(plgpu.kernel).parameters
 
+    warpgroups = block.rows // (WARPGROUP * block.lanes_per_thread)
+
     def kernel(*refs):
-        body(Mosaic(block.rows), *refs)
+        body(Mosaic(block.rows, warpgroups), *refs)
 
     kernel.__name__ = name
+    threads = {"num_threads": warpgroups, "thread_name": "warpgroup"} if warpgroups > 1 else {}
     return plgpu.kernel(
         kernel,
         grid=(blocks,),
         grid_names=("block",),
         compiler_params=plgpu.CompilerParams(),
+        **threads,
         **{"out_type" if renamed else "out_shape": out},
     )(*inputs)

@@ -14,36 +14,38 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-WARP = 32
+WARP, WARPGROUP = 32, 128  # threads
+# Of what is read once: through the cache of constant data, where it takes no line from what is read again.
+STREAMED = "ld.global.nc.L1::no_allocate"
 
 
 class Mosaic:
-    """`rows` lanes, whole warpgroups: a multiple of 128."""
+    """`rows` lanes of a block of so many `warpgroups`, each of which runs the kernel with its share of them."""
 
-    def __init__(self, rows: int):
+    def __init__(self, rows: int, warpgroups: int):
         from jax.experimental.pallas import mosaic_gpu as plgpu
 
-        self._plgpu, self.rows = plgpu, rows
-        self._layout = plgpu.Layout.WG_STRIDED((rows,), vec_size=1)
+        self._plgpu, self.rows, self._warpgroups = plgpu, rows // warpgroups, warpgroups
+        self._layout = plgpu.Layout.WG_STRIDED((self.rows,), vec_size=1)
 
     def program_id(self) -> jax.Array:
         return lax.axis_index("block")  # as the launch names the grid's one axis
 
     def lanes(self) -> jax.Array:
-        return self._plgpu.broadcasted_iota(jnp.int32, (self.rows,), 0, layout=self._layout)
+        lane = self._plgpu.broadcasted_iota(jnp.int32, (self.rows,), 0, layout=self._layout)
+        return lane if self._warpgroups == 1 else lane + lax.axis_index("warpgroup") * jnp.int32(self.rows)
 
     def full(self, value: Any, dtype: Any) -> jax.Array:
         return self._plgpu.layout_cast(jnp.full((self.rows,), value, dtype), self._layout)
 
     def load(self, ref: Any, idx: jax.Array, live: Any = None, other: Any = 0, once: bool = False) -> jax.Array:
-        del once  # no cache hints here
         if idx.ndim == 0:
             return ref[idx]
         if live is None:
-            return self._gather(ref, idx)
+            return self._gather(ref, idx, once)
         # No predicated load here: dead lanes read the first element, one cached line for all of them.
         live = jnp.broadcast_to(live, idx.shape)
-        values = self._gather(ref, jnp.where(live, idx, jnp.zeros_like(idx)))
+        values = self._gather(ref, jnp.where(live, idx, jnp.zeros_like(idx)), once)
         return jnp.where(live, values, jnp.asarray(other, values.dtype))
 
     def store(self, ref: Any, idx: jax.Array, value: jax.Array, live: jax.Array) -> None:
@@ -95,11 +97,11 @@ class Mosaic:
         at = jnp.int32(m) * i + warp
         self.store(ref, at, self.sum_threads(value, WARP, 1), (lane == 0) & (at < ref.shape[0]))
 
-    def _gather(self, ref: Any, idx: jax.Array) -> jax.Array:
+    def _gather(self, ref: Any, idx: jax.Array, once: bool = False) -> jax.Array:
         plgpu = self._plgpu
         narrow = jnp.issubdtype(ref.dtype, jnp.unsignedinteger) and jnp.dtype(ref.dtype).itemsize < 4
         dtype = jnp.dtype(jnp.int32) if narrow else ref.dtype  # widened at once: registers hold signed integers here
-        out = plgpu.ShapeDtypeStruct((self.rows,), dtype, layout=self._layout)
+        out, bits = plgpu.ShapeDtypeStruct((self.rows,), dtype, layout=self._layout), 8 * jnp.dtype(ref.dtype).itemsize
 
         @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), self._layout), return_type=out)
         def gather(_, ref, idx):
@@ -111,7 +113,7 @@ class Mosaic:
             signed = True if jnp.issubdtype(dtype, jnp.integer) else None
             for position, register in np.ndenumerate(idx.registers):
                 address, element = _address(ref, register)
-                value = llvm.load(element, address)
+                value = _streamed(element, bits, address) if once else llvm.load(element, address)
                 if narrow:
                     value = arith.extui(ir.IntegerType.get_signless(32), value)
                 registers[position] = _register(value)
@@ -168,6 +170,21 @@ def _address(ref, register):
     if index.type != i64:
         index = arith.extui(i64, index)
     return utils.getelementptr(utils.memref_ptr(ref), [index], element), element
+
+
+def _streamed(element, bits: int, address):
+    """What lies at `address`, read in a way that keeps it out of the L1 cache; the kernel must not write there."""
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.dialects import arith, llvm
+
+    width = max(bits, 16)  # of a register
+    letter = {16: "h", 32: "r", 64: "l"}[width]
+    value = llvm.inline_asm(
+        ir.IntegerType.get_signless(width), [address], f"{STREAMED}.b{bits} $0, [$1];", f"={letter},l"
+    )
+    if bits < 16:
+        value = arith.trunci(ir.IntegerType.get_signless(bits), value)
+    return value if value.type == element else arith.bitcast(element, value)
 
 
 def _from_lane(value, distance: int):

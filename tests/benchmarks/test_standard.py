@@ -25,23 +25,28 @@ PROBLEM = standard.Problem(S, [ONES] * 3, S @ ONES.astype(float), chained=0)
 
 
 def ours(*us: float) -> list[dict]:
-    return [{"label": f"f{i}", "us": t, "model us": 1.0} for i, t in enumerate(us)]
+    return [{"label": f"f{i}", "us": t, "tune us": 10 - t, "model us": 1.0} for i, t in enumerate(us)]
 
 
 def test_the_fastest_opponent_counts_and_the_absent_do_not():
-    row = standard.compared({"a": 30.0, "b": 20.0, "c": "absent: no"}, ours(10.0, 5.0))
+    row = standard.compared({"a": 30.0, "b": 20.0, "c": "absent: no"}, ours(10.0, 5.0), ["f0", "f1"])
     assert (row["opponent"], row["ratio"], row["best"], row["best ratio"]) == ("b", 2.0, "f1", 4.0)
     assert row["auto vs best"] == 0.5
 
 
+def test_tune_takes_the_fastest_by_its_own_clock_of_those_it_looks_at():
+    row = standard.compared({}, ours(5.0, 8.0, 4.0, 9.0), ["f0", "f1", "f2"])
+    assert (row["best"], row["tune"], row["tune vs best"]) == ("f2", "f1", 0.5)
+
+
 @pytest.mark.parametrize("theirs", [{}, {"a": "absent: no GPU"}, {"a": "absent: no GPU", "JAX BCSR": 90.0}])
 def test_without_an_opponent_there_is_no_ratio(theirs):
-    row = standard.compared(theirs, ours(10.0))
+    row = standard.compared(theirs, ours(10.0), ["f0"])
     assert row["opponent"] == "none" and math.isnan(row["ratio"])
 
 
 def test_a_format_that_failed_is_not_the_best():
-    row = standard.compared({"a": 8.0}, ours(math.nan, 4.0))
+    row = standard.compared({"a": 8.0}, ours(math.nan, 4.0), ["f0", "f1"])
     assert row["best"] == "f1" and math.isnan(row["ratio"]) and row["best ratio"] == 2.0
 
 
@@ -53,13 +58,15 @@ def test_means_are_geometric_and_pass_over_what_is_missing():
 def test_the_summary_has_means_and_minima_by_class():
     rows = [
         {"matrix": f"{kind}{ratio}", "opponent": "B", "class": kind, "dtype": "float32"}
-        | {"ratio": ratio, "best ratio": ratio, "auto vs best": 1.0}
+        | {"ratio": ratio, "best ratio": ratio, "auto vs best": 1.0, "tune vs best": ratio}
         for kind, ratio in [("a", 1.0), ("a", 4.0), ("b", 0.5)]
     ]
     lines = standard.summary(rows)
     assert "Worst: b0.5, float32, 0.50 × B." in lines
     assert "| a | 2.00 | 2.00 |" in lines and "| b | 0.50 | 0.50 |" in lines
     assert "| worst case | 0.50 | 0.50 |" in lines and "| geometric mean | 1.26 | 1.26 |" in lines
+    assert "auto is within 5% of our best in 3 of 3, at worst 1.00 of it." in lines
+    assert "tune is within 5% of our best in 2 of 3, at worst 0.50 of it." in lines
 
 
 def test_the_best_layout_of_each_format_is_picked_and_nothing_hopeless():

@@ -20,7 +20,7 @@ from tests.lowering import quick_jit
 from tests.test_convert import assert_same_storage
 
 LANES, ENTRIES = TILE = (128, 8)
-SIZE, MOST = 1024, 32  # places of a tile, and entries of a row that is not cut
+SIZE, MOST, LONGEST = 1024, 32, 128  # places of a tile; entries of a row, and of one where none are cut
 N_COLS = 100_000
 NUMBERS = np.random.default_rng(5)
 
@@ -36,9 +36,9 @@ def of_lengths(lengths, columns=None) -> sp.csr_array:
 # Rows of 0 to 32 entries, three of them cut, the first and the last empty; in columns that lie close by, far apart, or
 # first the one and then the other.
 UNEVEN = NUMBERS.integers(0, 33, 200)
-UNEVEN[[0, 77, 78, 199]], UNEVEN[[3, 90, 150]] = 0, (65, 100, 33)
-SLOTS = np.concatenate([np.sort(NUMBERS.choice(100, n, replace=False)) for n in UNEVEN])
-NEAR, FAR = SLOTS, 10_000 + 900 * SLOTS
+UNEVEN[[0, 77, 78, 199]], UNEVEN[[3, 90, 150]] = 0, (65, 129, 33)
+SLOTS = np.concatenate([np.sort(NUMBERS.choice(130, n, replace=False)) for n in UNEVEN])
+NEAR, FAR = SLOTS, 10_000 + 690 * SLOTS
 EARLY = np.repeat(np.arange(200), UNEVEN) < 100
 KINDS = {
     "narrow": of_lengths(UNEVEN, NEAR),
@@ -49,6 +49,7 @@ EDGE = "the last row begins in one share and ends in the next"
 MATRICES = {
     **KINDS,
     "long": of_lengths([0, 1, 31, 32, 33, 64, 0, 65, 1000, 96, 97, 5, 0]),
+    "long, but not cut": of_lengths([3, 128, 0, 127, 1, 33, *[2] * 400, 41, 48, 57, 127, 128, 128, 1]),
     EDGE: of_lengths([32] + [10] * 97),
     "the last row fills its lanes": of_lengths([16] * 64),
     "a short last row": of_lengths([9] * 113 + [2]),
@@ -75,8 +76,9 @@ def dealt(name: str) -> tuple[list[int], list[list[tuple[int, int]]]]:
     """Which row each row and piece belongs to; and of every tile (row or piece, entry of CSR, −1 for none) in order."""
     S = MATRICES[name]
     rows = np.split(np.arange(S.nnz), S.indptr[1:-1])
-    pieces = [(r, row[at : at + MOST]) for r, row in enumerate(rows) for at in range(MOST, row.size, MOST)]
-    rows, owners = [row[:MOST] for row in rows] + [p for _, p in pieces], [*range(len(rows)), *(r for r, _ in pieces)]
+    most = MOST if max(row.size for row in rows) > LONGEST else LONGEST
+    pieces = [(r, row[at : at + most]) for r, row in enumerate(rows) for at in range(most, row.size, most)]
+    rows, owners = [row[:most] for row in rows] + [p for _, p in pieces], [*range(len(rows)), *(r for r, _ in pieces)]
     share, begins = SIZE - max(row.size for row in rows) + 1, 0
     tiles: list[list[tuple[int, int]]] = []
     for k, row in enumerate(rows):
@@ -95,7 +97,7 @@ def by_lanes(places: list) -> list[list]:
 
 
 def test_the_arrays_are_those_of_the_picture(monkeypatch):
-    for name, value in (("LANES", (2,)), ("ENTRIES", (4,)), ("CUT", 2)):
+    for name, value in (("LANES", (2,)), ("ENTRIES", (4,)), ("CUT", 2), ("MOST_PART", 2)):
         monkeypatch.setattr(csr5, name, value)
     assert_as_drawn(jsf.from_scipy(drawn_matrix("csr5"), "csr5", tile_shape=(2, 4)))
 
@@ -103,7 +105,7 @@ def test_the_arrays_are_those_of_the_picture(monkeypatch):
 @value_sizes
 def test_bytes_follow_the_formula(value):
     A = stored("csr5", value, tile_shape=TILE)
-    assert A.nbytes == SIZE * (value + 2) + 4 * (128 + 1) + 4 + 4 * 1 + 4 * 2  # one tile, and one row in two pieces
+    assert A.nbytes == SIZE * (value + 2) + 4 * (128 + 1) + 4  # one tile
     B = stored("csr5", value, RAGGED, tile_shape=(256, 16))
     assert B.nbytes == 4096 * (value + 2) + 4 * (256 + 1) + 4
 
@@ -203,14 +205,14 @@ def test_tiles_of_both_kinds_keep_their_places_apart():
 @pytest.mark.parametrize(
     ("nnz", "n_rows", "tile_shape"),
     [
-        (0, 0, (128, 32)),
-        (5, 5, (128, 16)),
-        (10**6, 10**5, (128, 32)),
-        (10**6, 10**5 + 1, (128, 16)),
-        (2**22 - 1, 2**20, (128, 16)),
-        (2**22, 2**20, (256, 16)),
-        (2**23, 2**20, (512, 16)),
-        (2**24, 2**20, (512, 32)),
+        (0, 0, (256, 16)),
+        (5, 5, (256, 8)),
+        (10**6, 10**5, (256, 16)),
+        (10**6, 10**5 + 1, (256, 8)),
+        (900 * 2**13 - 1, 2**20, (256, 8)),
+        (900 * 2**13, 2**20, (512, 16)),
+        (900 * 2**13, 2**19, (256, 32)),
+        (900 * 2**14, 2**20, (512, 32)),
         (2**31, 2**20, (512, 32)),
     ],
 )
@@ -219,9 +221,9 @@ def test_a_tile_is_as_large_as_leaves_a_gpu_enough_of_them(nnz, n_rows, tile_sha
 
 
 def test_the_layout_says_the_tile_that_was_chosen():
-    assert stored("csr5").layout == {"tile_shape": (128, 16), "hot": 0}
-    assert jsf.from_scipy(RAGGED, "csr5", tile_shape=[256, 8]).layout == {"tile_shape": (256, 8), "hot": 0}
-    assert stored("csr5", hot=10**6).layout == {"tile_shape": (128, 16), "hot": 120}  # all columns
+    assert stored("csr5").layout == {"tile_shape": (256, 8), "hot": 0}
+    assert jsf.from_scipy(RAGGED, "csr5", tile_shape=[512, 8]).layout == {"tile_shape": (512, 8), "hot": 0}
+    assert stored("csr5", hot=10**6).layout == {"tile_shape": (256, 8), "hot": 120}  # all columns
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (6, 7), (0, 0)], ids=str)
@@ -320,9 +322,9 @@ def test_a_row_longer_than_a_32nd_of_a_tile_goes_on_in_pieces():
 
 def test_narrow_mixed_and_wide_tiles_give_the_same_bits():
     """The same numbers in columns of the same order; of half as many digits, so that products are exact."""
-    data, z = (NUMBERS.standard_normal(n).astype(np.float32).astype(np.float64) for n in (SLOTS.size, 100))
+    data, z = (NUMBERS.standard_normal(n).astype(np.float32).astype(np.float64) for n in (SLOTS.size, 130))
     x, results = np.zeros(N_COLS), {}
-    x[np.arange(100)] = x[10_000 + 900 * np.arange(100)] = z
+    x[np.arange(130)] = x[10_000 + 690 * np.arange(130)] = z
     for name in KINDS:
         A = made(name, backend="interpret").with_data(data)
         assert (A.marked_delta is None, A.marked_col is None) == (name == "wide", name == "narrow")

@@ -1,0 +1,29 @@
+"""Counters of a profile: which kernels belong to which product, and what is made of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import counters
+
+NAMES = ["ID", "Kernel Name", counters.TIME, counters.DRAM, counters.TO_L1, *counters.SHARES.values()]
+
+
+def csv_of(*kernels: tuple[str, int, int]) -> str:
+    """As `ncu --csv --page raw` prints it, between other lines."""
+    rows = [[str(i), name, f"{ns:,}", f"{nbytes:,}", "0", *["50"] * 6] for i, (name, ns, nbytes) in enumerate(kernels)]
+    lines = [",".join(f'"{cell}"' for cell in row) for row in (NAMES, ["", *NAMES[1:]], *rows)]
+    return "\n".join(["==PROF== Connected", *lines, "==PROF== Disconnected"])
+
+
+def test_a_product_has_the_kernels_behind_its_window():
+    text = csv_of(("window", 1, 0), ("tiles_kernel", 3000, 10**6), ("sums", 1000, 0), ("window", 1, 0), ("csrmv", 9, 9))
+    assert [[k["Kernel Name"] for k in w] for w in counters.windows(text)] == [["tiles_kernel", "sums"], ["csrmv"]]
+
+
+def test_what_passes_is_added_up_and_shares_are_those_of_the_longest():
+    (kernels,) = counters.windows(csv_of(("window", 1, 0), ("a", 1000, 10**6), ("b", 3000, 2 * 10**6)))
+    kernels[1]["l1tex__t_sector_hit_rate.pct"] = "75"
+    row = counters.counted({"matrix": "m"}, kernels)
+    assert (row["kernels"], row["µs"], row["DRAM MB"]) == (2, pytest.approx(4), pytest.approx(3))
+    assert (row["in L1"], row["L2"]) == (0.75, 0.5)
