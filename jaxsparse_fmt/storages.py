@@ -65,7 +65,7 @@ class Storage:
       sorted: by length, in windows.
       misses: of an entry's x in the L1 cache, 0 to 1; not known for a CPU.
       written: rows that are written one by one, as their sums are done.
-      hops: of all tiles of CSR5.
+      hops: of all tiles of CSR5, as of tiles of 512 lanes: of smaller ones more run beside each other.
       copied: numbers of x that are copied into another order before the product, by a kernel of its own.
       words: what is peculiar, for the reason.
     """
@@ -131,6 +131,8 @@ def _storages(csr: Csr, dtype: Any, platform: str) -> Iterator[Storage]:
 
 def _csr(csr: Csr, lengths: np.ndarray, itemsize: int) -> Storage:
     threads, longest = threads_for(csr.nnz, csr.shape[0]), int(lengths.max(initial=0))
+    very_long = csr.nnz >= dialect.LAUNCH.very_long_rows * csr.shape[0]
+    rate = "csr 1" if threads == 1 else "csr long" if very_long else "csr"
     return Storage(
         "csr",
         {"threads_per_row": threads},
@@ -138,7 +140,7 @@ def _csr(csr: Csr, lengths: np.ndarray, itemsize: int) -> Storage:
         csr.nnz,
         csr.nnz,
         _trips(longest, threads) + (threads > 1),  # one to add the threads' sums
-        "csr" if threads > 1 else "csr 1",
+        rate,
         1,
         idle=walked_together(lengths, threads) - csr.nnz,
         by_columns=False,
@@ -152,7 +154,7 @@ def _csr5(csr: Csr, itemsize: int) -> Iterator[Storage]:
     places = rows.tiles(size) * size
     n_tiles, n_rows = places // size, rows.lengths.shape[0]
     in_tile = lambda k: max(round(k / max(n_tiles, 1)), 1)  # noqa: E731
-    hops = int((features.slice_widths(rows.lengths, in_tile(n_rows)) // depth).sum())
+    hops = int((features.slice_widths(rows.lengths, in_tile(n_rows)) // depth).sum()) * lanes // 512
     tail = NO_TAIL
     if rows.cut is not None:
         tail = Tail(0, 0, rows.cut.size, np.zeros(n_rows - csr.shape[0], np.int64))

@@ -299,7 +299,7 @@ def _launch(kernel, backend, inputs, output, rule: Rule, column_blocks=None, sum
     block = dialect.block(backend, load, getattr(rule.address, "lanes", 0))
     lanes_a_row, block_columns = _columns_of_block(rule, p) if column_blocks is None else (1, 1)
     if lanes_a_row > 1:
-        block = dialect.columns_block(load, lanes_a_row)
+        block = dialect.columns_block(backend, load, lanes_a_row)
     tiles = -(-rule.address.width * lanes_a_row // block.rows)
     column_blocks = column_blocks or -(-p // block_columns)
     sizes = _Sizes(

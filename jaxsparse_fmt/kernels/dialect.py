@@ -73,6 +73,8 @@ class Launch:
             "tiles": (1, 8),  # a lane passes from row to row
         }
     )
+    # Mosaic GPU takes one lane a thread, and of these loads fewer at a time: more cost it registers, and so threads.
+    mosaic_unroll: Mapping[str, int] = dataclasses.field(default_factory=lambda: {"permuted": 4, "diagonals": 4})
     sweep_rows: int = 1024  # numbers of each vector that a block of a sweep over vectors takes at a time
     sweep_blocks: int = 512  # and how many blocks share the vectors; each leaves 4 partial sums
     most_parts: int = 4096  # partial sums that every block of a later sweep adds up for itself
@@ -106,20 +108,22 @@ def block(dialect: str, load: str, slice_size: int) -> Block:
     """
     per_thread, unroll = LAUNCH.loads[load]
     if dialect == "mosaic":
-        return Block(LAUNCH.rows, 1, unroll)
+        return Block(LAUNCH.rows, 1, LAUNCH.mosaic_unroll.get(load, unroll))
     fits = LAUNCH.warp * per_thread <= slice_size <= LAUNCH.rows and slice_size & (slice_size - 1) == 0
     return Block(slice_size if fits else LAUNCH.rows, per_thread, unroll)
 
 
-def tile_block(dialect: str, lanes: int) -> Block:
-    """The block for a tile of `lanes`."""
-    del dialect
+def tile_block(lanes: int) -> Block:
+    """The block for a tile of `lanes`: in Mosaic GPU of several warpgroups, which only barriers may bring together,
+    since its sums and maxima over lanes are those of one.
+    """
     return Block(lanes, *LAUNCH.loads["tiles"])
 
 
-def columns_block(load: str, lanes_a_row: int) -> Block:
-    """The block for several right-hand sides: at least a warp of rows."""
-    return Block(max(LAUNCH.warp * lanes_a_row, LAUNCH.rows), 1, LAUNCH.loads[load][1])
+def columns_block(dialect: str, load: str, lanes_a_row: int) -> Block:
+    """The block for several right-hand sides: at least a warp of rows. One warpgroup of Mosaic GPU works for all."""
+    rows = max(LAUNCH.warp * lanes_a_row, LAUNCH.rows)
+    return Block(rows, rows // LAUNCH.rows if dialect == "mosaic" else 1, LAUNCH.loads[load][1])
 
 
 class Shared:

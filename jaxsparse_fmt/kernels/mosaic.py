@@ -15,28 +15,28 @@ import numpy as np
 from jax import lax
 
 WARP, WARPGROUP = 32, 128  # threads
-# Of what is read once: through the cache of constant data, where it takes no line from what is read again.
-STREAMED = "ld.global.nc.L1::no_allocate"
+STREAMED = "ld.global.nc.L1::evict_first"  # of what is read once: it takes no room from what is read again
 
 
 class Mosaic:
-    """`rows` lanes of a block of so many `warpgroups`, each of which runs the kernel with its share of them."""
+    """`rows` lanes of a block of so many `warpgroups`, each of which runs the kernel for its part of them."""
 
     def __init__(self, rows: int, warpgroups: int):
         from jax.experimental.pallas import mosaic_gpu as plgpu
 
-        self._plgpu, self.rows, self._warpgroups = plgpu, rows // warpgroups, warpgroups
-        self._layout = plgpu.Layout.WG_STRIDED((self.rows,), vec_size=1)
+        self._plgpu, self.rows, self._warpgroups = plgpu, rows, warpgroups
+        self._shape = (rows // warpgroups,)  # of a vector of lanes, which each warpgroup has its part of
+        self._layout = plgpu.Layout.WG_STRIDED(self._shape, vec_size=1)
 
     def program_id(self) -> jax.Array:
         return lax.axis_index("block")  # as the launch names the grid's one axis
 
     def lanes(self) -> jax.Array:
-        lane = self._plgpu.broadcasted_iota(jnp.int32, (self.rows,), 0, layout=self._layout)
-        return lane if self._warpgroups == 1 else lane + lax.axis_index("warpgroup") * jnp.int32(self.rows)
+        lane = self._plgpu.broadcasted_iota(jnp.int32, self._shape, 0, layout=self._layout)
+        return lane if self._warpgroups == 1 else lane + lax.axis_index("warpgroup") * jnp.int32(self._shape[0])
 
     def full(self, value: Any, dtype: Any) -> jax.Array:
-        return self._plgpu.layout_cast(jnp.full((self.rows,), value, dtype), self._layout)
+        return self._plgpu.layout_cast(jnp.full(self._shape, value, dtype), self._layout)
 
     def load(self, ref: Any, idx: jax.Array, live: Any = None, other: Any = 0, once: bool = False) -> jax.Array:
         if idx.ndim == 0:
@@ -63,7 +63,7 @@ class Mosaic:
 
     def sum_threads(self, value: jax.Array, n: int, stride: int) -> jax.Array:
         plgpu, dtype = self._plgpu, value.dtype
-        out = plgpu.ShapeDtypeStruct((self.rows,), dtype, layout=self._layout)
+        out = plgpu.ShapeDtypeStruct(self._shape, dtype, layout=self._layout)
         distance = stride
         while distance < n * stride:
 
@@ -101,7 +101,7 @@ class Mosaic:
         plgpu = self._plgpu
         narrow = jnp.issubdtype(ref.dtype, jnp.unsignedinteger) and jnp.dtype(ref.dtype).itemsize < 4
         dtype = jnp.dtype(jnp.int32) if narrow else ref.dtype  # widened at once: registers hold signed integers here
-        out, bits = plgpu.ShapeDtypeStruct((self.rows,), dtype, layout=self._layout), 8 * jnp.dtype(ref.dtype).itemsize
+        out, bits = plgpu.ShapeDtypeStruct(self._shape, dtype, layout=self._layout), 8 * jnp.dtype(ref.dtype).itemsize
 
         @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), self._layout), return_type=out)
         def gather(_, ref, idx):
@@ -173,7 +173,7 @@ def _address(ref, register):
 
 
 def _streamed(element, bits: int, address):
-    """What lies at `address`, read in a way that keeps it out of the L1 cache; the kernel must not write there."""
+    """What lies at `address`, which leaves the L1 cache first; the kernel must not write there."""
     from jaxlib.mlir import ir
     from jaxlib.mlir.dialects import arith, llvm
 

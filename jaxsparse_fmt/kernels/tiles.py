@@ -42,7 +42,7 @@ Array = jax.Array
 
 MARK, NARROW_PADDING = 0x8000, 0x7FFF  # of a delta
 WIDE_MARK, COLUMN = -(2**31), 2**31 - 1  # of a column
-HOPS = 4  # lanes further on that a lane asks together, after its neighbour, whether its row goes on there
+HOPS = 4  # lanes further on that a lane asks together whether its row goes on there; one where sums are wide
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +114,7 @@ def product(
     backend = columns.supported(backend, values, x, size=max(batch * n_rows * p, n_heads))
     if not dialect.is_pallas(backend):
         return product_reference(values, x, arrays, tiles=tiles)
-    block = dialect.tile_block(backend, tiles.lanes)
+    block = dialect.tile_block(tiles.lanes)
     block_columns = min(p, dialect.LAUNCH.columns_a_lane)
     column_blocks = -(-p // block_columns)
     kernel = functools.partial(
@@ -233,12 +233,14 @@ def product_kernel(
         goes_on, more = found
         return tuple(jnp.where(goes_on, s + m, s) for s, m in zip(sums, more, strict=True))
 
+    together = HOPS if jnp.dtype(acc).itemsize * block_columns <= 4 else 1  # more would cost registers, and so warps
+
     def trip_ahead(t, sums):
-        first = jnp.int32(2) + t * jnp.int32(HOPS)
-        return functools.reduce(added, [ahead(first + jnp.int32(k), open_row) for k in range(HOPS)], sums)
+        first = jnp.int32(2) + t * jnp.int32(together)
+        return functools.reduce(added, [ahead(first + jnp.int32(k), open_row) for k in range(together)], sums)
 
     open_row, _ = neighbour = ahead(jnp.int32(1), in_head == 0)
-    trips = lax.div(d.load(hops, tile) + jnp.int32(HOPS - 2), jnp.int32(HOPS))
+    trips = lax.div(d.load(hops, tile) + jnp.int32(together - 2), jnp.int32(together))
     sums = lax.fori_loop(jnp.int32(0), trips, trip_ahead, added(sums, neighbour))
     put(row, sums, open_row)
 

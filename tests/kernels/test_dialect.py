@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt.kernels import dialect
+from jaxsparse_fmt.kernels import dialect, mosaic
 from tests.lowering import SIGNATURES, lowered
 from tests.zoo import CASES, Layout
 
@@ -72,6 +72,22 @@ def test_a_block_is_a_whole_slice_only_where_that_is_a_power_of_two_that_fits(lo
     assert block.rows == (slice_size if slice_size in (32, 64, 128) and slice_size >= least else most)
     assert dialect.block("mosaic", load, slice_size).rows == most
     assert most % 128 == 0  # a warpgroup
+
+
+def warpgroups(block: dialect.Block) -> float:
+    return block.rows / (128 * block.lanes_per_thread)
+
+
+@pytest.mark.parametrize("load", dialect.LAUNCH.loads)
+def test_maxima_over_the_lanes_of_a_mosaic_block_are_those_of_one_warpgroup(load):
+    """Each would have its own, of a part of the rows."""
+    assert warpgroups(dialect.block("mosaic", load, 128)) == 1
+    assert [warpgroups(dialect.columns_block("mosaic", load, n)) for n in (1, 2, 4, 8)] == [1] * 4
+
+
+def test_the_lanes_of_a_tile_are_those_of_its_warpgroups():
+    assert warpgroups(dialect.tile_block(512)) == 4
+    assert mosaic.Mosaic(512, 4).rows == 512  # where a block's rows begin is counted in these
 
 
 # ------------------------------------------------------------------------------------------------- sums over threads
