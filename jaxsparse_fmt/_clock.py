@@ -16,7 +16,7 @@ import numpy as np
 from jaxsparse_fmt.matrix import SparseMatrix
 
 IN_FLIGHT = 16  # results that are awaited together
-LOOP = 16  # products that a program for a GPU makes, which takes as long for one as Python for a call
+LOOP = 16  # products of a program for a GPU, where Python takes longer to call one than a small one takes
 
 
 def seconds_per_product(A: SparseMatrix, x: jax.Array | None = None) -> float:

@@ -90,6 +90,13 @@ def test_the_lanes_of_a_tile_are_those_of_its_warpgroups():
     assert mosaic.Mosaic(512, 4).rows == 512  # where a block's rows begin is counted in these
 
 
+def test_what_mosaic_reads_once_leaves_the_cache_first():
+    A = Layout("csr").of(CASES["irregular"].scipy(), backend="mosaic")
+    mirrored = jsf.from_scipy(jsf.gallery.poisson(5), "sdia", backend="mosaic")  # reads values twice, and has no index
+    first, second = (lowered(lambda A, x: A @ x, A, np.ones(A.shape[1])) for A in (A, mirrored))
+    assert mosaic.STREAMED in first and mosaic.STREAMED not in second
+
+
 # ------------------------------------------------------------------------------------------------- sums over threads
 
 GROUPS = [(n, stride) for n in (2, 4, 8, 16, 32) for stride in (1, 2, 4, 8, 16) if n * stride <= 32]
