@@ -251,29 +251,36 @@ def rows_of(csr: Csr, tile_shape: tuple[int, int]) -> Rows:
     xp, (lanes, depth) = storing.namespace(csr.indptr), tile_shape
     if csr.shape[0] == 0:
         return Rows(xp.zeros(0, np.int32), None, None, 0, 0, 0)
-    lengths, most = xp.diff(csr.indptr).astype(np.int32), lanes * depth // CUT
-    source, real = csr.indptr[:-1], lengths > 0
-    counts = [lengths.max(), lengths[-1], (~real).sum(dtype=np.int32), (lengths > most).sum(dtype=np.int32)]
-    longest, last, empty, n_long = map(int, np.asarray(xp.stack(counts)))
-    if longest <= min(MOST_HOPS * depth, lanes * depth // MOST_PART):
-        most, n_long = max(longest, most), 0
-    kept = lengths.clip(1, most)
-    longest, last = (min(max(n, 1), most) for n in (longest, last))
+    count, lay = (_counted, _laid) if xp is np else (_counted_on_device, _laid_on_device)
+    longest, last, empty = map(int, np.asarray(count(xp, csr.indptr)))
+    most, fits = lanes * depth // CUT, longest <= min(MOST_HOPS * depth, lanes * depth // MOST_PART)
+    pieces = None if fits else split.pieces_beyond(csr, most, most)
     total = csr.nnz + empty
-    if n_long == 0:
-        return Rows(kept, source, real, longest, last, total)
-    rest = lengths - most
-    cut = (np.flatnonzero(rest > 0) if xp is np else jnp.nonzero(rest > 0, size=n_long)[0]).astype(np.int32)
-    rest = rest[cut]
-    pieces = -(-rest // most)
-    piece_ptr = storing.pointers(pieces)
-    n_pieces = int(piece_ptr[-1])
-    of_piece = lambda a: repeat(xp, a, pieces, n_pieces)  # noqa: E731
-    before = (xp.arange(n_pieces, dtype=piece_ptr.dtype) - of_piece(piece_ptr[:-1])) * most
-    kept = xp.concatenate([kept, xp.minimum(of_piece(rest) - before, most).astype(np.int32)])
-    source = xp.concatenate([source, (of_piece(source[cut]) + most + before).astype(source.dtype)])
-    real = xp.concatenate([real, xp.ones(n_pieces, bool)])
-    return Rows(kept, source, real, most, int(kept[-1]), total, cut, piece_ptr)
+    if pieces is None:
+        lengths, source, real = lay(xp, csr.indptr, max(longest, 1))
+        return Rows(lengths, source, real, max(longest, 1), max(last, 1), total)
+    lengths, source, real = lay(xp, csr.indptr, most, pieces.lengths, pieces.source)
+    return Rows(lengths, source, real, most, int(pieces.lengths[-1]), total, pieces.rows, pieces.piece_ptr)
+
+
+def _counted(xp: Any, indptr: Any) -> Any:
+    """Entries of the longest and of the last row, and rows without any."""
+    lengths = xp.diff(indptr)
+    return xp.stack([lengths.max(), lengths[-1], (lengths == 0).sum(dtype=indptr.dtype)])
+
+
+def _laid(xp: Any, indptr: Any, most: int, *of_pieces: Any) -> tuple[Any, Any, Any]:
+    """`lengths`, `source` and `real` of the rows, cut at `most`, and of the pieces behind them."""
+    lengths = xp.diff(indptr).astype(np.int32)
+    own = xp.clip(lengths, 1, most), indptr[:-1], lengths > 0
+    if not of_pieces:
+        return own
+    behind = *of_pieces, xp.ones(of_pieces[0].shape, bool)
+    return tuple(xp.concatenate(pair) for pair in zip(own, behind, strict=True))
+
+
+_counted_on_device = jax.jit(_counted, static_argnums=0)
+_laid_on_device = jax.jit(_laid, static_argnums=0)
 
 
 def _hot_first(csr: Csr, hot: int) -> tuple[Any, Csr]:
@@ -362,7 +369,7 @@ def _narrowed(xp: Any, col: Any, last: Any, n_tiles: int, n_cols: int) -> dict[s
         return {"marked_delta": None, "col_base": None, "marked_col": wide.reshape(-1), "index_start": None}
     number = np.where(fits, np.cumsum(fits) - 1, np.cumsum(~fits) - 1) * (col.shape[0] // n_tiles)
     start = np.where(fits, number, -1 - number).astype(index_dtype(col.shape[0]))
-    narrow, rest = delta[fits].reshape(-1), wide[~fits].reshape(-1)
+    narrow, rest = (storing.picked(a, which).reshape(-1) for a, which in ((delta, fits), (wide, ~fits)))
     return {"marked_delta": narrow, "col_base": base, "marked_col": rest, "index_start": start}
 
 

@@ -170,8 +170,8 @@ def _narrow(col_idx: Array, slice_ptr: np.ndarray, C: int, n_cols: int, on_host:
         places = np.where(wide, 0, widths), np.where(wide, widths, 0)
         narrow_start, wide_start = ((np.cumsum(p) - p) * C for p in places)
         arrays = {
-            "delta": delta[~is_wide].reshape(-1),
-            "col_idx": columns[is_wide].reshape(-1),
+            "delta": storing.picked(delta, ~is_wide).reshape(-1),
+            "col_idx": storing.picked(columns, is_wide).reshape(-1),
             "index_start": np.where(wide, -1 - wide_start, narrow_start).astype(slice_ptr.dtype),
             "col_base": base,
         }

@@ -21,6 +21,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -29,7 +30,7 @@ from jaxsparse_fmt.formats import storing
 from jaxsparse_fmt.formats.by_rule import Array, ByRule, RuleFaces, index_in_data
 from jaxsparse_fmt.formats.csr import THREADS, csr_rule
 from jaxsparse_fmt.kernels import columns, dialect, entries
-from jaxsparse_fmt.kernels.address import Slices, expand_ptr, repeat
+from jaxsparse_fmt.kernels.address import Slices, expand_ptr, repeat, take
 from jaxsparse_fmt.kernels.column_rule import Consecutive, Explicit
 from jaxsparse_fmt.kernels.rule import Rule
 
@@ -148,26 +149,82 @@ def with_pieces(
     return y.at[:, rows].add(sums.astype(y.dtype), unique_indices=True, indices_are_sorted=True)
 
 
+@dataclasses.dataclass(frozen=True)
+class Pieces:
+    """What rows have beyond a width, in pieces.
+
+    Attributes:
+      rows: [n_long] int32, which rows; rising.
+      piece_ptr: [n_long + 1], the pieces of each.
+      lengths: [n_pieces] int32, entries of each.
+      source: [n_pieces], where in CSR it begins.
+      entries: of all.
+    """
+
+    rows: Any
+    piece_ptr: Any
+    lengths: Any
+    source: Any
+    entries: int
+
+
+def pieces_beyond(csr: Csr, width: int, most: int) -> Pieces | None:
+    """The entries of each row after its first `width`, `most` a piece; None where no row has so many."""
+    xp = storing.namespace(csr.indptr)
+    count, cut = (_counted, _cut) if xp is np else (_counted_on_device, _cut_on_device)
+    n_long, n_pieces, entries = map(int, np.asarray(count(xp, csr.indptr, width, most)))
+    if n_long == 0:
+        return None
+    rows, piece_ptr, lengths, source = cut(xp, csr.indptr, width, most, n_long, n_pieces)
+    return Pieces(rows, piece_ptr, lengths, source, entries)
+
+
+def _counted(xp: Any, indptr: Any, width: int, most: int) -> Any:
+    """Rows that go on, pieces and entries."""
+    rest = xp.maximum(xp.diff(indptr) - width, 0)
+    return xp.stack([a.sum(dtype=indptr.dtype) for a in (rest > 0, -(-rest // most), rest)])
+
+
+def _cut(xp: Any, indptr: Any, width: int, most: int, n_long: int, n_pieces: int) -> tuple[Any, Any, Any, Any]:
+    rest = xp.diff(indptr) - width
+    rows = np.flatnonzero(rest > 0) if xp is np else jnp.nonzero(rest > 0, size=n_long)[0]
+    rest, index = rest[rows], index_dtype(n_pieces)
+    pieces = -(-rest // most)
+    piece_ptr = xp.concatenate([xp.zeros(1, index), xp.cumsum(pieces, dtype=index)])
+    owner = repeat(xp, xp.arange(n_long, dtype=np.int32), pieces, n_pieces)
+    before = (xp.arange(n_pieces, dtype=index) - piece_ptr[owner]).astype(indptr.dtype) * most
+    lengths = xp.minimum(rest[owner] - before, most).astype(np.int32)
+    return rows.astype(np.int32), piece_ptr, lengths, (indptr[rows][owner] + width + before).astype(indptr.dtype)
+
+
+# One call each: op by op, Python takes longer to call than a GPU to compute.
+_counted_on_device = jax.jit(_counted, static_argnums=0)
+_cut_on_device = jax.jit(_cut, static_argnums=(0, 4, 5))
+
+
 def tail_of(csr: Csr, width: int, dtype: Any) -> tuple[Any, dict[str, Any]]:
     """What rows have beyond `width` entries: its values, and the arrays of the tail (None without a tail)."""
-    xp = storing.namespace(csr.data)
-    rest = xp.maximum(xp.diff(csr.indptr) - width, 0)
-    n_tail, n_long = int(rest.sum()), int((rest > 0).sum())
-    if n_tail == 0:
+    xp, pieces = storing.namespace(csr.data), pieces_beyond(csr, width, PIECE)
+    if pieces is None:
         return xp.zeros(0, dtype), dict.fromkeys(TAIL)
-    rows = (np.flatnonzero(rest) if xp is np else jnp.nonzero(rest, size=n_long)[0]).astype(np.int32)
-    rest = rest[rows]
-    pieces = -(-rest // PIECE)
-    piece_ptr = storing.pointers(pieces)
-    n_pieces = int(piece_ptr[-1])
-    number = xp.arange(n_pieces, dtype=piece_ptr.dtype) - repeat(xp, piece_ptr[:-1], pieces, n_pieces)
-    tail_ptr = storing.pointers(xp.minimum(repeat(xp, rest, pieces, n_pieces) - number * PIECE, PIECE))
-    first = csr.indptr[rows] + width - storing.pointers(rest)[:-1]
-    source = repeat(xp, first, rest, n_tail) + xp.arange(n_tail, dtype=first.dtype)
+    gather, of_pieces = _gathered if xp is np else _gathered_on_device, (pieces.lengths, pieces.source)
+    values, col, ptr = gather(xp, csr.data, csr.indices, *of_pieces, pieces.entries, np.dtype(dtype))
     arrays = {
-        "tail_ptr": jnp.asarray(tail_ptr),
-        "tail_col": jnp.asarray(csr.indices[source], np.int32),
-        "tail_rows": jnp.asarray(rows),
-        "piece_ptr": None if n_pieces == n_long else jnp.asarray(piece_ptr),
+        "tail_ptr": jnp.asarray(ptr),
+        "tail_col": jnp.asarray(col),
+        "tail_rows": jnp.asarray(pieces.rows),
+        "piece_ptr": None if pieces.lengths.shape == pieces.rows.shape else jnp.asarray(pieces.piece_ptr),
     }
-    return csr.data[source].astype(dtype), arrays
+    return values, arrays
+
+
+def _gathered(xp: Any, data, indices, lengths, source, n_tail: int, dtype) -> tuple[Any, Any, Any]:
+    """The values and the columns of the pieces, one behind the other, and where each begins."""
+    index = index_dtype(n_tail)
+    ptr = xp.concatenate([xp.zeros(1, index), xp.cumsum(lengths, dtype=index)])
+    piece = expand_ptr(xp, ptr, n_tail)
+    at = source[piece] + (xp.arange(n_tail, dtype=index) - ptr[piece]).astype(source.dtype)
+    return take(data, at).astype(dtype), take(indices, at).astype(np.int32), ptr
+
+
+_gathered_on_device = jax.jit(_gathered, static_argnums=(0, 5, 6))
