@@ -14,7 +14,7 @@ import numpy as np
 from jaxsparse_fmt._types import Csr
 
 ENTRIES = 2**17  # looked at by a count that samples, more or less
-LEAST_WINDOWS = 4  # looked at however many entries they have
+LEAST_WINDOWS, MOST_ENTRIES = 4, 2**21  # windows that are looked at in any case, or fewer if those have more entries
 BLOCK = 2**13  # rows that a pass over all entries takes at a time
 
 
@@ -191,8 +191,8 @@ def _sample(csr: Csr, window: int) -> tuple[np.ndarray, float]:
     """Rows [k], int64 and rising, of evenly spread whole windows; and all windows over those taken."""
     n_rows = csr.shape[0]
     n_windows = -(-n_rows // window)
-    wanted = ENTRIES / max(csr.nnz / max(n_windows, 1), 1)
-    taken = max(round(wanted), LEAST_WINDOWS)
+    of_window = max(csr.nnz / max(n_windows, 1), 1)
+    taken = max(round(ENTRIES / of_window), min(LEAST_WINDOWS, round(MOST_ENTRIES / of_window)), 1)
     if taken >= n_windows:
         return np.arange(n_rows), 1.0
     windows = (np.arange(taken) * 2 + 1) * n_windows // (2 * taken)

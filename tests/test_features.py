@@ -146,3 +146,13 @@ def test_nothing_is_counted_in_a_matrix_without_entries(shape):
     nothing = features.Counted(0, 0, 0)
     assert features.diagonals(S, 0) == features.diagonals_by_slice(S, 2) == features.blocks(S, (2, 2), 128) == nothing
     assert features.wide_share(S, 2, 5, 10) == 0
+
+
+@pytest.mark.parametrize(("most", "windows"), [(10**6, 4), (80, 2), (1, 1)])
+def test_windows_with_very_many_entries_are_looked_at_a_few_at_a_time(most, windows, monkeypatch):
+    """Ten windows of 40 entries each, of which a sample wants one."""
+    S = sp.csr_array(np.ones((40, 10)))
+    monkeypatch.setattr(features, "ENTRIES", 40)
+    monkeypatch.setattr(features, "MOST_ENTRIES", most)
+    rows, scale = features._sample(S, 4)
+    assert rows.size == 4 * windows and scale == 10 / windows

@@ -145,6 +145,7 @@ def best_cut(csr: Csr, widths: np.ndarray, C: int) -> int:
     lengths = np.diff(np.asarray(csr.indptr))
     least = max(LONG * csr.nnz / csr.shape[0], 16)
     cuts = 1 << np.arange(math.ceil(math.log2(least)), max(longest, 1).bit_length())
+    lengths = lengths[lengths > least]  # few, and no others are cut
     places = [C * int(np.minimum(widths, cut).sum()) + 2 * int(np.maximum(lengths - cut, 0).sum()) for cut in cuts]
     if not places or min(places) > (1 - WORTH) * widths.sum() * C:
         return longest
