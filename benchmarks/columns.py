@@ -40,7 +40,8 @@ def rows_of(
         for p in columns:
             X = jnp.asarray(np.random.default_rng(0).standard_normal((S.shape[1], p)), dtype)
             X = X[:, 0] if p == 1 else X
-            wanted, got = S @ np.asarray(X, np.float64), np.asarray(standard.product(A, X), np.float64)
+            ends = lambda a: np.asarray(a if a.ndim == 1 else a[:, np.array([0, -1])], np.float64)  # noqa: E731
+            wanted, got = S @ ends(X), ends(standard.product(A, X))  # SciPy would take seconds for all of them
             off = float(np.max(np.abs(got - wanted)) / np.max(np.abs(wanted)))
             run = lambda _, A=A, X=X: problem.run(A, X)  # noqa: E731
             took = timing.seconds_per_call(run, jax.block_until_ready, **rounds) / problem.products

@@ -12,10 +12,10 @@ import dataclasses
 import numpy as np
 
 from jaxsparse_fmt._types import Csr
+from jaxsparse_fmt.formats import dia
 
 ENTRIES = 2**17  # looked at by a count that samples, more or less
 LEAST_WINDOWS, MOST_ENTRIES = 4, 2**21  # windows that are looked at in any case, or fewer if those have more entries
-BLOCK = 2**13  # rows that a pass over all entries takes at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,13 +119,7 @@ def diagonals(csr: Csr, most: int) -> Counted | None:
     row, _, col = _entries(csr, rows)
     if _distinct(col - rows[row]).size > most:
         return None  # the usual case, and cheap
-    present = np.zeros(max(n_rows + n_cols - 1, 0), bool)
-    index = csr.indices.dtype if n_rows + n_cols < 2**31 else np.int64
-    for first in range(0, n_rows, BLOCK):  # some at a time stay in the cache: twice as fast
-        ptr = csr.indptr[first : first + BLOCK + 1]
-        row = np.repeat(np.arange(first - n_rows + 1, first + ptr.size - n_rows, dtype=index), np.diff(ptr))
-        present[csr.indices[ptr[0] : ptr[-1]] - row] = True
-    offset = np.flatnonzero(present) - (n_rows - 1)
+    offset = np.flatnonzero(dia.occupied(csr)) - (n_rows - 1)
     if offset.size > most:
         return None
     inside = np.minimum(n_rows, n_cols - offset) - np.maximum(0, -offset)

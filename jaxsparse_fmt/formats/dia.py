@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import Any, Self
 
 import jax
@@ -35,6 +36,7 @@ from jaxsparse_fmt.kernels.rule import Rule
 
 SOME_ROWS = 4096  # in which diagonals are looked for first
 SLICE_ROWS = 128
+BLOCK = 2**13  # rows that a pass over all entries takes at a time on the host
 
 
 @register
@@ -88,13 +90,42 @@ def _check(csr: Csr, offsets: np.ndarray, dtype: Any, max_bytes: int | None) -> 
 
 def _on_host(csr: Csr, dtype: Any, max_bytes: int | None):
     """The offsets, `values` and `pattern`."""
-    csr, n_rows = storing.on_host(csr), csr.shape[0]
-    row, diagonal = diagonals_of(csr)
-    present = np.bincount(diagonal, minlength=1) > 0
-    offsets = np.flatnonzero(present) - (n_rows - 1) if csr.nnz else np.zeros(0, np.int64)
+    csr, (n_rows, n_cols) = storing.on_host(csr), csr.shape
+    present = occupied(csr)
+    offsets = np.flatnonzero(present) - (n_rows - 1)
     _check(csr, offsets, dtype, max_bytes)
-    place = (np.cumsum(present) - 1)[diagonal] * n_rows + row
-    return offsets, *place_on_diagonals(csr, place, np.arange(n_rows) + offsets[:, None], dtype)
+    n_stored = offsets.size * n_rows
+    # An entry lies `column` places behind the start of its diagonal, counted from where column 0 would be.
+    start = np.zeros(present.size, np.intp)  # as NumPy indexes
+    start[present] = np.arange(offsets.size) * n_rows - offsets
+    values, full = np.zeros(n_stored, dtype), np.zeros((offsets.size, n_rows), bool)
+    for entries, diagonal in by_rows(csr):
+        place = start[diagonal] + csr.indices[entries]
+        values[place] = csr.data[entries]
+        full.reshape(-1)[place] = True
+    for diagonal, offset in zip(full, offsets.tolist(), strict=True):  # outside the matrix there is nothing to tell
+        diagonal[: max(-offset, 0)] = diagonal[max(n_cols - offset, 0) :] = True
+    zero = bool(np.any(csr.data.astype(dtype, copy=False) == 0))
+    return offsets, jnp.asarray(values), storing.on_device(pack_pattern(full.reshape(-1), zero))
+
+
+def by_rows(csr: Csr) -> Iterator[tuple[slice, np.ndarray]]:
+    """Some rows at a time, which stay in the cache: which entries, and the diagonal of each, col − row + n_rows − 1."""
+    n_rows, n_cols = csr.shape
+    index = csr.indices.dtype if n_rows + n_cols < 2**31 else np.int64
+    for first in range(0, n_rows, BLOCK):
+        ptr = csr.indptr[first : first + BLOCK + 1]
+        before = np.arange(first - n_rows + 1, first + ptr.size - n_rows, dtype=index)
+        entries = slice(ptr[0], ptr[-1])
+        yield entries, csr.indices[entries] - np.repeat(before, np.diff(ptr))
+
+
+def occupied(csr: Csr) -> np.ndarray:
+    """Which diagonals hold an entry: bool [n_rows + n_cols − 1], the lowest first."""
+    present = np.zeros(max(sum(csr.shape) - 1, 0), bool)
+    for _, diagonal in by_rows(csr):
+        present[diagonal] = True
+    return present
 
 
 def _on_device(csr: Csr, dtype: Any, max_bytes: int | None):
@@ -157,18 +188,3 @@ def _turn(arrays, n_diagonals, C, n_rows):
 @jax.jit
 def _count(present):
     return jnp.sum(present, dtype=index_dtype(present.size))
-
-
-def diagonals_of(csr: Csr) -> tuple[np.ndarray, np.ndarray]:
-    """Of every entry its row and its diagonal, column − row + n_rows − 1: [nnz] int64."""
-    row = np.repeat(np.arange(csr.shape[0]), np.diff(csr.indptr))
-    return row, csr.indices.astype(np.int64) - row + (csr.shape[0] - 1)
-
-
-def place_on_diagonals(csr: Csr, place: np.ndarray, columns: np.ndarray, dtype: Any):
-    """`values` and `pattern` from the place of every entry and the column of every place, [n_chunks, C]."""
-    inside = ((columns >= 0) & (columns < csr.shape[1])).reshape(-1)
-    values, present = np.zeros(inside.size, dtype), ~inside
-    values[place], present[place] = csr.data, True
-    pattern = pack_pattern(present, zeros_stored=bool(np.any(values[place] == 0)))
-    return jnp.asarray(values), storing.on_device(pattern)

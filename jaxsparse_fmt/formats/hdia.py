@@ -25,9 +25,8 @@ import numpy as np
 from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.formats import merging, storing
 from jaxsparse_fmt.formats.by_rule import Array, ByRule, register
-from jaxsparse_fmt.formats.dia import diagonals_of, place_on_diagonals
 from jaxsparse_fmt.kernels.address import Slices
-from jaxsparse_fmt.kernels.column_rule import Diagonal
+from jaxsparse_fmt.kernels.column_rule import Diagonal, pack_pattern
 from jaxsparse_fmt.kernels.rule import Rule
 
 
@@ -108,7 +107,7 @@ def _in_chunks(merged, slice_ptr, rule):
 def _on_host(csr: Csr, perm: Any, C: int, dtype: Any, max_bytes: int | None):
     csr, perm = storing.on_host(csr), None if perm is None else np.asarray(perm)
     n_rows, span = csr.shape[0], sum(csr.shape)
-    row, diagonal = diagonals_of(csr)
+    row, diagonal = _diagonals_of(csr)
     storage_row = row if perm is None else _inverse(perm)[row]
     kept, chunk = np.unique(storage_row // C * span + diagonal, return_inverse=True)
     slice_ptr = _sizes(csr, np.bincount(kept // span, minlength=-(-n_rows // C)), C, dtype, max_bytes)
@@ -119,10 +118,25 @@ def _on_host(csr: Csr, perm: Any, C: int, dtype: Any, max_bytes: int | None):
     place = chunk * C + storage_row % C
     perm = storing.on_device(perm)
     index = {"offsets": jnp.asarray(offsets, np.int32), "slice_ptr": jnp.asarray(slice_ptr), "perm": perm}
-    return index, *place_on_diagonals(csr, place, np.where(in_chunk < n_rows, columns, -1), dtype)
+    return index, *_place_on_diagonals(csr, place, np.where(in_chunk < n_rows, columns, -1), dtype)
 
 
 def _inverse(perm: np.ndarray) -> np.ndarray:
     inverse = np.empty_like(perm)
     inverse[perm] = np.arange(perm.size, dtype=perm.dtype)
     return inverse
+
+
+def _diagonals_of(csr: Csr) -> tuple[np.ndarray, np.ndarray]:
+    """Of every entry its row and its diagonal, column − row + n_rows − 1: [nnz] int64."""
+    row = np.repeat(np.arange(csr.shape[0]), np.diff(csr.indptr))
+    return row, csr.indices.astype(np.int64) - row + (csr.shape[0] - 1)
+
+
+def _place_on_diagonals(csr: Csr, place: np.ndarray, columns: np.ndarray, dtype: Any):
+    """`values` and `pattern` from the place of every entry and the column of every place, [n_chunks, C]."""
+    inside = ((columns >= 0) & (columns < csr.shape[1])).reshape(-1)
+    values, present = np.zeros(inside.size, dtype), ~inside
+    values[place], present[place] = csr.data, True
+    pattern = pack_pattern(present, zeros_stored=bool(np.any(values[place] == 0)))
+    return jnp.asarray(values), storing.on_device(pattern)
