@@ -54,6 +54,10 @@ def rows_of(
     return out
 
 
+def titled(header: dict[str, str]) -> list[str]:
+    return [", ".join(f"{k} {v}" for k, v in header.items())]
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "float64"])
@@ -66,7 +70,8 @@ def main(argv: list[str] | None = None) -> int:
     scale = args.scale or (1 / 20 if on_cpu else 1)
     copy = timing.copy_bandwidth(2**28 if on_cpu else 2**31)
     header = timing.provenance() | {"copy": f"{copy / 1e9:.0f} GB/s", "scale": f"{scale:g}"}
-    lines, rows = [", ".join(f"{k} {v}" for k, v in header.items())], []
+    rows: list[Row] = []
+    lines: list[str] = []
     for case in suite.SUITES["standard"]:
         if case.name in CASES:
             found = rows_of(case, case.make(scale), args.dtypes, tuple(args.columns), copy, standard.ROUNDS)
@@ -74,9 +79,11 @@ def main(argv: list[str] | None = None) -> int:
             lines += solvers.table(case.name, found)
             print("\n".join(lines[-len(found) :]), file=sys.stderr, flush=True)
             jax.clear_caches()
+            done = [r["matrix"] for r in rows]
+            header["to come"] = ", ".join(name for name in CASES if name not in done) or "nothing"
             if args.json:
-                timing.write(args.json, header, rows, "\n".join(lines))
-    print("\n".join(lines))
+                timing.write(args.json, header, rows, "\n".join([*titled(header), *lines]))
+    print("\n".join([*titled(header), *lines]))
     return 0
 
 

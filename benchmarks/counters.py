@@ -87,6 +87,8 @@ def profiled(numbers: list[int], dtypes: list[str], scale: float) -> list[Row]:
 def windows(text: str) -> list[list[dict[str, str]]]:
     """The kernels of each window in the output of `ncu --csv --page raw`."""
     lines = [line for line in text.splitlines() if line.startswith('"')]
+    if not lines:
+        return []
     header, _, *kernels = csv.reader(io.StringIO("\n".join(lines)))
     found: list[list[dict[str, str]]] = []
     for kernel in (dict(zip(header, k, strict=True)) for k in kernels):
@@ -136,8 +138,8 @@ def main(argv: list[str] | None = None) -> int:
     inside = [*watched, sys.executable, "-m", "benchmarks.counters", *again]
     done = subprocess.run(inside, capture_output=True, text=True, env=os.environ | small)
     told = [line.split("|") for line in done.stderr.splitlines() if line.count("|") == 3]
-    found = windows(done.stdout) if told else []
-    if not found:
+    found = windows(done.stdout)
+    if len(found) != len(told) or not all(found):
         print(done.stdout[-2000:], done.stderr[-2000:], sep="\n", file=sys.stderr)
         return 1
     names = ("matrix", "dtype", "product", "MB")

@@ -10,7 +10,7 @@ takes up to 90 µs for a call of ours where the host is busy. JSON and table are
 run that is cut off has told what it could, and no matrix is begun that would not end before the limit if it took as
 long as the longest so far.
 
-What `tune` would choose is the fastest of the formats that it would look at, by its own clock (`_clock.py`).
+What `tune` would choose is the fastest, by its own clock (`_clock.py`), of the formats that it and `--others` look at.
 
 A row of the JSON is a matrix and a dtype: `opponents` has µs by method or why there are none, `ours` what was predicted
 and measured of every format that was timed, `predicted` the whole ranking; `choose.py` can be calibrated from it.
@@ -199,7 +199,9 @@ class Run:
             try:
                 B = kept[0].astype(dtype)
                 jax.block_until_ready(problem.run(B, xs[0]))
-                return B, _clock.repeated(B)
+                clock = _clock.repeated(B)
+                jax.block_until_ready(clock[0]())
+                return B, clock
             except (ValueError, RuntimeError) as error:
                 return f"{type(error).__name__}: {error}".splitlines()[0]
 

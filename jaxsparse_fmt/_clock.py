@@ -20,7 +20,10 @@ LOOP = 16  # products of a program for a GPU, where Python takes longer to call 
 
 
 def seconds_per_product(A: SparseMatrix, x: jax.Array | None = None) -> float:
-    """The median time of a compiled A @ x; without x, one of A's dtype."""
+    """The median seconds of a compiled A @ x; without x, one of A's dtype.
+
+    On a GPU of several in a row, each made to wait for the one before, if A is not square by a change of one number.
+    """
     run, products = repeated(A, x)
     return median_seconds(run) / products
 

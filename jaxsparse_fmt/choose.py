@@ -51,8 +51,8 @@ SHARE: dict[str, dict[str, Shares]] = {
     "mosaic": {
         "csr": ((0.54, 0.72), (0.60, 0.82)),
         "csr 1": ((0.78, 0.87), (0.78, 0.87)),
-        "csr long": ((0.82, 0.83), (0.82, 0.83)),
-        "csr5": ((0.92, 0.93), (0.80, 0.91)),  # Triton's, by what four matrices of the suite take in either
+        "csr long": ((0.82, 0.83), (0.82, 0.83)),  # one run beside Triton's
+        "csr5": ((0.92, 0.93), (0.80, 0.91)),  # Triton's, by what the suite takes in either
         "ell": ((0.99, 0.99), (0.56, 0.74)),
         "hll": ((0.91, 0.97), (0.93, 0.98)),
         "hll 32": ((0.91, 1.02), (0.94, 0.99)),

@@ -95,3 +95,12 @@ def test_every_product_of_a_gpus_program_waits_for_the_one_before(shape: tuple[i
     power, dense = _clock.LOOP if shape[0] == shape[1] else 1, A.todense()
     assert len(made) == _clock.LOOP
     np.testing.assert_array_equal(y, np.linalg.matrix_power(dense, power) @ x if power > 1 else dense @ x)
+
+
+@pytest.mark.parametrize("shape", [(12, 20), (20, 12)])
+def test_a_product_of_another_shape_waits_too(shape: tuple[int, int]):
+    """The NaN in a first result reaches x, and with it the rows that the NaN of A does not touch."""
+    dense = np.ones(shape)
+    dense[0, 3] = np.nan
+    y = jax.jit(_clock._chain)(jsf.from_dense(dense), np.ones(shape[1]))
+    assert np.isnan(np.asarray(y)).all()

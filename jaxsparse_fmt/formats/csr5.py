@@ -50,7 +50,7 @@ from jaxsparse_fmt.matrix import SparseMatrix
 
 LANES, ENTRIES = (128, 256, 512, 1024), (8, 16, 32, 64, 128)
 CUT = 32  # a row goes on in pieces from this part of a tile on
-MOST_HOPS, MOST_PART = 32, 8  # unless all rows are shorter than so many lanes' entries, and than this part of a tile
+MOST_HOPS, MOST_PART = 32, 8  # unless no row is longer than the entries of so many lanes, or than this part of a tile
 SHORT = 10  # mean entries of a row, below which lanes take few
 MANY_TILES = 900  # that keep a large GPU busy
 
@@ -121,8 +121,9 @@ class CSR5(SparseMatrix):
         """Deals out the entries.
 
         Args:
-          tile_shape: (lanes, entries): 128, 256, 512 or 1024 lanes with 8, 16, 32, 64 or 128 entries each. None: at
-            most 512 with 16 entries where rows are short, else 32, and so few that a large GPU has tiles enough.
+          tile_shape: (lanes, entries): 128, 256, 512 or 1024 lanes with 8, 16, 32, 64 or 128 entries each. None: 512
+            or 256 lanes with 16 or 8 entries where rows are short, else 32 or 16; the less where a large GPU would have
+            too few tiles.
           hot: how many of the most used columns are stored as the first ones; at most all. A product then also copies
             x, which pays where so many hold most entries and fit the L1 cache: 2¹⁶ numbers in float32.
 

@@ -177,13 +177,8 @@ def _streamed(element, bits: int, address):
     from jaxlib.mlir import ir
     from jaxlib.mlir.dialects import arith, llvm
 
-    width = max(bits, 16)  # of a register
-    letter = {16: "h", 32: "r", 64: "l"}[width]
-    value = llvm.inline_asm(
-        ir.IntegerType.get_signless(width), [address], f"{STREAMED}.b{bits} $0, [$1];", f"={letter},l"
-    )
-    if bits < 16:
-        value = arith.trunci(ir.IntegerType.get_signless(bits), value)
+    letter, register = {16: "h", 32: "r", 64: "l"}[bits], ir.IntegerType.get_signless(bits)
+    value = llvm.inline_asm(register, [address], f"{STREAMED}.b{bits} $0, [$1];", f"={letter},l")
     return value if value.type == element else arith.bitcast(element, value)
 
 

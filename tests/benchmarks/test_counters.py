@@ -21,6 +21,10 @@ def test_a_product_has_the_kernels_behind_its_window():
     assert [[k["Kernel Name"] for k in w] for w in counters.windows(text)] == [["tiles_kernel", "sums"], ["csrmv"]]
 
 
+def test_without_permission_to_read_counters_there_is_no_window():
+    assert counters.windows("==ERROR== ERR_NVGPUCTRPERM\n==PROF== Disconnected") == []
+
+
 def test_what_passes_is_added_up_and_shares_are_those_of_the_longest():
     (kernels,) = counters.windows(csv_of(("window", 1, 0), ("a", 1000, 10**6), ("b", 3000, 2 * 10**6)))
     kernels[1]["l1tex__t_sector_hit_rate.pct"] = "75"

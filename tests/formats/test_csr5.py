@@ -309,7 +309,15 @@ def test_sums_of_integers_are_exact_also_where_rows_are_empty(name):
     np.testing.assert_array_equal(product(made(name, backend="interpret"), x), S @ x)
 
 
-def test_a_row_longer_than_a_32nd_of_a_tile_goes_on_in_pieces():
+@pytest.mark.parametrize(("tile_shape", "longest"), [(TILE, 128), ((512, 8), 256), ((1024, 16), 512)])
+def test_rows_are_cut_where_one_is_longer_than_an_eighth_of_a_tile_or_32_lanes(tile_shape, longest):
+    for length in (longest, longest + 1):
+        A = jsf.from_scipy(of_lengths([length, 1, length]), "csr5", tile_shape=tile_shape)
+        assert (A.n_pieces > 0) == (length > longest)
+        assert A.nbytes == stated_bytes(of_lengths([length, 1, length]), "csr5", A.layout, 8)
+
+
+def test_then_those_longer_than_a_32nd_go_on_in_pieces():
     A = made("long")
     lengths = np.diff(MATRICES["long"].indptr)
     rest = np.maximum(lengths - MOST, 0)

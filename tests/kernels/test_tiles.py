@@ -112,11 +112,15 @@ def launch_checked(kernel, backend, *, name, block, blocks, inputs, outputs):
     return tuple(jnp.asarray(o.array) for o in out.values())
 
 
-@pytest.mark.parametrize(("name", "p"), [("mixed", 1), ("narrow", 5)])
-def test_lanes_stay_in_bounds_store_every_row_once_and_read_others_behind_the_barrier(name, p, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "dtype", "p"),
+    [("mixed", np.float64, 1), ("narrow", np.float64, 5), ("long, but not cut", np.float32, 1)],  # four lanes at a time
+    ids=str,
+)
+def test_lanes_stay_in_bounds_store_every_row_once_and_read_others_behind_the_barrier(name, dtype, p, monkeypatch):
     monkeypatch.setattr(dialect, "launch", launch_checked)
     values, arrays, lie = stored(name)
-    x = whole(np.float64, 1, N_COLS, p)
+    values, x = values.astype(dtype), whole(dtype, 1, N_COLS, p)
     got, _ = tiles.product(values[None], x, arrays, tiles=lie, backend="interpret")
     assert not np.isnan(got).any()
     np.testing.assert_array_equal(got, tiles.product_reference(values[None], x, arrays, tiles=lie)[0])
