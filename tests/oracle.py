@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+
+import jaxsparse_fmt as jsf
 
 
 def draw(rng: np.random.Generator, dtype: Any, *shape: int) -> jnp.ndarray:
@@ -44,3 +47,11 @@ def assert_close(got: Any, want: np.ndarray, size: float, dtype: Any = None) -> 
     error = np.abs(wide(got) - want).max(initial=0)
     limit = 10 * float(jnp.finfo(got.dtype).eps) * size
     assert error <= limit, f"off by {error:.3g}, allowed {limit:.3g}"
+
+
+def assert_same_storage(got: jsf.SparseMatrix, want: jsf.SparseMatrix) -> None:
+    """In class, layout, and every array with its dtype."""
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)

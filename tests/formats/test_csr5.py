@@ -17,7 +17,7 @@ from jaxsparse_fmt.matrix import build
 from tests.bytes_oracle import stated_bytes
 from tests.formats.pictures import RAGGED, assert_as_drawn, drawn_matrix, stored, value_sizes
 from tests.lowering import quick_jit
-from tests.test_convert import assert_same_storage
+from tests.oracle import assert_same_storage
 
 LANES, ENTRIES = TILE = (128, 8)
 SIZE, MOST, LONGEST = 1024, 32, 128  # places of a tile; entries of a row, and of one where none are cut

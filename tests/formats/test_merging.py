@@ -11,7 +11,7 @@ from jaxsparse_fmt._types import CsrArrays
 from jaxsparse_fmt.formats import bsr, dia, merging, storing
 from jaxsparse_fmt.kernels.column_rule import Blocked, Diagonal
 from jaxsparse_fmt.matrix import build
-from tests.test_convert import assert_same_storage
+from tests.oracle import assert_same_storage
 from tests.zoo import CASES, Layout
 
 

@@ -13,8 +13,7 @@ from jaxsparse_fmt._types import CsrArrays
 from jaxsparse_fmt.matrix import build
 from tests.formats.pictures import RAGGED, assert_as_drawn, drawn_matrix, stored, value_sizes
 from tests.lowering import quick_jit
-from tests.oracle import assert_product
-from tests.test_convert import assert_same_storage
+from tests.oracle import assert_product, assert_same_storage
 
 GRID = jsf.gallery.poisson(7)
 

@@ -17,8 +17,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jaxsparse_fmt as jsf
-from tests.oracle import assert_close, assert_product, draw, wide
-from tests.test_convert import assert_same_storage
+from tests.oracle import assert_close, assert_product, assert_same_storage, draw, wide
 from tests.zoo import CASES, FIRST_LAYOUTS, LAYOUTS, SORTED, Layout
 
 pytestmark = pytest.mark.gpu

@@ -1,0 +1,123 @@
+"""From format to format, on a device, inside jit, and in narrow types."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import jaxsparse_fmt as jsf
+from jaxsparse_fmt._types import CsrArrays
+from jaxsparse_fmt.matrix import build
+from tests.oracle import assert_same_storage
+from tests.zoo import CASES, FIRST_LAYOUTS, LAYOUTS
+
+every_format = pytest.mark.parametrize("layout", FIRST_LAYOUTS, ids=str)
+
+
+@every_format
+def test_every_pair_of_formats_converts_to_what_scipy_converts_to(layout):
+    S = CASES["irregular"].scipy()
+    source = layout.of(S)
+    for other in LAYOUTS:
+        assert_same_storage(source.asformat(other.format, **dict(other.options)), other.of(S))
+
+
+@every_format
+@pytest.mark.parametrize("name", ["irregular", "no_entries"])
+def test_every_format_gives_its_csr_arrays_on_the_device(layout, name):
+    B = layout.of(CASES[name].scipy(np.float32))
+    want = sp.csr_array(CASES[name].scipy(np.float32))
+    want.sum_duplicates()
+    data, indices, indptr = B.csr_arrays()
+    assert (data.dtype, indices.dtype, indptr.dtype) == (np.float32, np.int32, np.int32)
+    np.testing.assert_array_equal(data, want.data)
+    np.testing.assert_array_equal(indices, want.indices)
+    np.testing.assert_array_equal(indptr, want.indptr)
+
+
+@pytest.mark.parametrize(
+    ("layout", "name"),
+    [(layout, "irregular") for layout in LAYOUTS]
+    + [(layout, name) for layout in FIRST_LAYOUTS for name in ("no_entries", "no_rows")]
+    + [(layout, "long_rows") for layout in FIRST_LAYOUTS if layout.format in ("csr5", "hyb", "sell")],
+    ids=str,
+)
+def test_a_csr_on_the_device_becomes_what_one_on_the_host_does(layout, name):
+    S = CASES[name].scipy()
+    there = jsf.from_scipy(S, "csr")
+    csr = CsrArrays(*there.csr_arrays(), there.shape)
+    got = build(csr, layout.format, dtype=there.dtype, backend="auto", **dict(layout.options))
+    assert_same_storage(got, layout.of(S))
+
+
+@every_format
+def test_conversion_on_the_device_takes_complex_and_16_bit_values(layout):
+    for dtype in (np.complex64, jnp.bfloat16):
+        S = CASES["irregular"].scipy(np.complex64 if dtype == np.complex64 else np.float32)
+        there = jsf.from_scipy(S, "csr", dtype)
+        csr = CsrArrays(*there.csr_arrays(), there.shape)
+        got = build(csr, layout.format, dtype=there.dtype, backend="auto", **dict(layout.options))
+        assert_same_storage(got, layout.of(S, dtype=dtype))
+
+
+@every_format
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float16], ids=["bfloat16", "float16"])
+def test_16_bit_matrices_convert_from_and_to_every_format(layout, dtype):
+    S = CASES["irregular"].scipy(np.float32)
+    narrow = layout.of(S, dtype=dtype)
+    for other in FIRST_LAYOUTS:
+        assert_same_storage(narrow.asformat(other.format, **dict(other.options)), other.of(S, dtype=dtype))
+
+
+@jax.jit
+def in_jit(A):
+    return [A.asformat(name) for name in ("coo", "csr", "csc")]
+
+
+@every_format
+def test_coo_csr_and_csc_are_made_inside_jit(layout):
+    S = CASES["irregular"].scipy()
+    for got in in_jit(layout.of(S)):
+        assert_same_storage(got, jsf.from_scipy(S, got.name))
+
+
+@every_format
+def test_a_matrix_made_inside_jit_equals_one_made_outside(layout):
+    S = CASES["irregular"].scipy()
+    there = jsf.from_scipy(S, "csr")
+    made = []
+
+    @jax.jit
+    def make():
+        made.extend([layout.of(S), there.asformat(layout.format, **dict(layout.options))])
+
+    make()
+    for A in made:
+        assert_same_storage(A, layout.of(S))
+
+
+@every_format
+def test_a_conversion_of_traced_values_is_differentiable_and_maps(layout, rng):
+    S = CASES["irregular"].scipy()
+    A, x = jsf.from_scipy(S, "csr"), rng.standard_normal(S.shape[1])
+    product = lambda data: A.with_data(data).asformat(layout.format, **dict(layout.options)) @ x  # noqa: E731
+    np.testing.assert_allclose(jax.grad(lambda data: product(data).sum())(A.data), x[A.col_idx], rtol=1e-14)
+    both = jax.vmap(product)(jnp.stack([A.data, -2 * A.data]))
+    np.testing.assert_allclose(both, [S @ x, -2 * (S @ x)], rtol=1e-12, atol=1e-12)
+
+
+def test_a_traced_pattern_is_refused_where_it_says_the_size():
+    A = jsf.from_scipy(CASES["irregular"].scipy(), "csr")
+    with pytest.raises(ValueError, match=r"'hll' cannot be made of a traced pattern.* one of coo, csr, csc"):
+        jax.jit(lambda A: A.asformat("hll"))(A)
+
+
+@every_format
+def test_backend_and_dtype_stay(layout):
+    B = layout.of(CASES["irregular"].scipy(), dtype=np.float32, backend="xla")
+    for name in jsf.FORMATS:
+        converted = B.asformat(name)
+        assert (converted.name, converted.backend, converted.dtype) == (name, "xla", np.float32)
