@@ -54,10 +54,6 @@ def rows_of(
     return out
 
 
-def titled(header: dict[str, str]) -> list[str]:
-    return [", ".join(f"{k} {v}" for k, v in header.items())]
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "float64"])
@@ -82,8 +78,8 @@ def main(argv: list[str] | None = None) -> int:
             done = [r["matrix"] for r in rows]
             header["to come"] = ", ".join(name for name in CASES if name not in done) or "nothing"
             if args.json:
-                timing.write(args.json, header, rows, "\n".join([*titled(header), *lines]))
-    print("\n".join([*titled(header), *lines]))
+                timing.write(args.json, header, rows, "\n".join([timing.line(header), *lines]))
+    print("\n".join([timing.line(header), *lines]))
     return 0
 
 

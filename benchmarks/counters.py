@@ -148,7 +148,7 @@ def main(argv: list[str] | None = None) -> int:
         for row, kernels in zip(told, found, strict=True)
     ]
     header = timing.provenance() | {"scale": f"{args.scale:g}"}
-    lines = [", ".join(f"{k} {v}" for k, v in header.items()), *solvers.table("counters", rows)]
+    lines = [timing.line(header), *solvers.table("counters", rows)]
     print("\n".join(lines))
     if args.json:
         timing.write(args.json, header, rows, "\n".join(lines))

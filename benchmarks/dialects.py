@@ -74,7 +74,7 @@ def rows_of(
 
 def table(rows: list[Row], header: dict[str, str]) -> str:
     """Markdown: the rows, then the geometric mean of the ratios of each class."""
-    lines = [", ".join(f"{k} {v}" for k, v in header.items()), *solvers.table("dialects", rows)]
+    lines = [timing.line(header), *solvers.table("dialects", rows)]
     dtypes = list(dict.fromkeys(r["dtype"] for r in rows))
     lines += ["", "| class | " + " | ".join(dtypes) + " |", "|---|" + "---:|" * len(dtypes)]
     classes = {kind: [r for r in rows if r["class"] == kind] for kind in dict.fromkeys(r["class"] for r in rows)}

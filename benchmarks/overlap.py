@@ -215,7 +215,7 @@ def main(argv: list[str] | None = None) -> int:
             title = f"A step of cg on {args.devices} GPUs, mode {mode}: {problem.name}"
             args.json.parent.mkdir(parents=True, exist_ok=True)
             draw(args.json.with_name(f"{args.json.stem}_{mode}.png"), devices, title)
-    text = "\n".join([", ".join(f"{k} {v}" for k, v in header.items()), *table("overlap", rows), "", *told])
+    text = "\n".join([timing.line(header), *table("overlap", rows), "", *told])
     if args.json:
         timing.write(args.json, header, rows, text)
     print(text)

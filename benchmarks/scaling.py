@@ -252,7 +252,7 @@ def main(argv: list[str] | None = None) -> int:
     bench = Bench(sorted(found), args.modes, args.small)
     told = {f.name: f"{getattr(bench.machine, f.name):.3g}" for f in dataclasses.fields(bench.machine)}
     header = timing.provenance() | {"devices": str(there)} | told
-    lines, rows = [", ".join(f"{k} {v}" for k, v in header.items())], []
+    lines, rows = [timing.line(header)], []
     print(lines[0], file=sys.stderr, flush=True)
     for name in args.only:
         of_section = []

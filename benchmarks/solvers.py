@@ -177,7 +177,7 @@ def main(argv: list[str] | None = None) -> int:
     jax.config.update("jax_enable_x64", True)
     copy = timing.copy_bandwidth(2**24 if args.small else 2**28 if jax.default_backend() == "cpu" else 2**31)
     header = timing.provenance() | {"copy": f"{copy / 1e9:.0f} GB/s"}
-    lines, rows = [", ".join(f"{k} {v}" for k, v in header.items())], []
+    lines, rows = [timing.line(header)], []
     for name in args.only:
         found = []
         for row in SECTIONS[name](copy, args.small):

@@ -185,7 +185,7 @@ def with_ratios(rows: list[Row]) -> list[Row]:
 
 def table(rows: list[Row], header: dict[str, Any]) -> str:
     """A Markdown table, which reads as plain text too."""
-    lines = [", ".join(f"{k} {v}" for k, v in header.items()), ""]
+    lines = [timing.line(header), ""]
     lines += ["| matrix | dtype | method | backend | µs | GB/s | share of copy | × opponent | conversion | error |"]
     lines += ["|---|---|---|---|---:|---:|---:|---:|---:|---:|"]
     for r in rows:

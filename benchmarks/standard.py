@@ -302,7 +302,7 @@ def summary(rows: list[Row]) -> list[str]:
 
 def table(rows: list[Row], header: dict[str, str]) -> str:
     """A Markdown table, which reads as plain text too."""
-    lines = [", ".join(f"{k} {v}" for k, v in header.items()), ""]
+    lines = [timing.line(header), ""]
     lines += [
         "| matrix | class | dtype | rows | nnz | opponent | µs | auto | µs | model | best of ours | µs | × opponent |"
     ]

@@ -78,6 +78,11 @@ def provenance() -> dict[str, str]:
     }
 
 
+def line(header: dict[str, Any]) -> str:
+    """The provenance and what else heads a table."""
+    return ", ".join(f"{k} {v}" for k, v in header.items())
+
+
 def write(path: Path, header: dict[str, str], rows: list[dict[str, Any]], table: str) -> None:
     """The figures as JSON in `path`, and the table beside it as .md; each whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)

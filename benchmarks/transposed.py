@@ -194,7 +194,7 @@ def reordered(run: standard.Run, case: suite.Case, S: Any) -> Iterator[Row]:
 
 def tables(rows: list[Row], header: dict[str, str]) -> str:
     """Markdown, which reads as plain text too."""
-    lines = [", ".join(f"{k} {v}" for k, v in header.items())]
+    lines = [timing.line(header)]
     of = {name: [r for r in rows if r["section"] == name] for name in SECTIONS}
     if of["transposed"]:
         lines += ["", "## Transposed products", ""]

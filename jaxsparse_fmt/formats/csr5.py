@@ -44,7 +44,7 @@ from jaxsparse_fmt._types import Csr, CsrArrays, index_dtype
 from jaxsparse_fmt.formats import split, storing
 from jaxsparse_fmt.formats.by_rule import Array, array_fields, index_in_data, register
 from jaxsparse_fmt.kernels import columns, tiles
-from jaxsparse_fmt.kernels.address import repeat, take
+from jaxsparse_fmt.kernels.address import expand_ptr, take
 from jaxsparse_fmt.kernels.tiles import MARK, NARROW_PADDING, WIDE_MARK, Tiles
 from jaxsparse_fmt.matrix import SparseMatrix
 
@@ -185,7 +185,7 @@ class CSR5Faces(split.ByPlaces):
         if rows is None or piece_ptr is None:
             return row, col, j
         n_pieces, width = self.tiles.n_pieces, self.tiles.lanes * self.tiles.entries // CUT
-        owner = repeat(jnp, jnp.arange(rows.shape[0], dtype=jnp.int32), jnp.diff(piece_ptr), n_pieces)
+        owner = expand_ptr(jnp, piece_ptr, n_pieces)
         number = jnp.arange(n_pieces, dtype=piece_ptr.dtype) - piece_ptr[owner]
         own = jnp.arange(self.shape[0], dtype=jnp.int32)
         of_row = jnp.concatenate([own, rows[owner]])

@@ -30,7 +30,7 @@ from jaxsparse_fmt.formats import storing
 from jaxsparse_fmt.formats.by_rule import Array, ByRule, RuleFaces, index_in_data
 from jaxsparse_fmt.formats.csr import THREADS, csr_rule
 from jaxsparse_fmt.kernels import columns, dialect, entries
-from jaxsparse_fmt.kernels.address import Slices, expand_ptr, repeat, take
+from jaxsparse_fmt.kernels.address import Slices, expand_ptr, take
 from jaxsparse_fmt.kernels.column_rule import Consecutive, Explicit
 from jaxsparse_fmt.kernels.rule import Rule
 
@@ -190,8 +190,8 @@ def _cut(xp: Any, indptr: Any, width: int, most: int, n_long: int, n_pieces: int
     rows = np.flatnonzero(rest > 0) if xp is np else jnp.nonzero(rest > 0, size=n_long)[0]
     rest, index = rest[rows], index_dtype(n_pieces)
     pieces = -(-rest // most)
-    piece_ptr = xp.concatenate([xp.zeros(1, index), xp.cumsum(pieces, dtype=index)])
-    owner = repeat(xp, xp.arange(n_long, dtype=np.int32), pieces, n_pieces)
+    piece_ptr = storing.starts(xp, pieces, index)
+    owner = expand_ptr(xp, piece_ptr, n_pieces)
     before = (xp.arange(n_pieces, dtype=index) - piece_ptr[owner]).astype(indptr.dtype) * most
     lengths = xp.minimum(rest[owner] - before, most).astype(np.int32)
     return rows.astype(np.int32), piece_ptr, lengths, (indptr[rows][owner] + width + before).astype(indptr.dtype)
@@ -221,7 +221,7 @@ def tail_of(csr: Csr, width: int, dtype: Any) -> tuple[Any, dict[str, Any]]:
 def _gathered(xp: Any, data, indices, lengths, source, n_tail: int, dtype) -> tuple[Any, Any, Any]:
     """The values and the columns of the pieces, one behind the other, and where each begins."""
     index = index_dtype(n_tail)
-    ptr = xp.concatenate([xp.zeros(1, index), xp.cumsum(lengths, dtype=index)])
+    ptr = storing.starts(xp, lengths, index)
     piece = expand_ptr(xp, ptr, n_tail)
     at = source[piece] + (xp.arange(n_tail, dtype=index) - ptr[piece]).astype(source.dtype)
     return take(data, at).astype(dtype), take(indices, at).astype(np.int32), ptr
