@@ -103,6 +103,7 @@ def product_kernel(
     tile, column_block, batch = _position(d.program_id(), sizes)
     d = dialect.Shared(d, sizes.lanes_a_row) if sizes.lanes_a_row > 1 else d
     batch, columns, n_cols = batch.astype(sizes.address_dtype), _columns(d, column_block, sizes), sizes.rule.shape[1]
+    run = sizes.run
     first: Any = None
     totals: Any = None
     for walk in _walks(d, arrays, perm, tile, sizes):
@@ -116,26 +117,27 @@ def product_kernel(
             vals = [_load(d, values, batch * sizes.rule.n_stored + at, live, sizes) for _, at, live in steps]
             for (_, at, live), (c, exists), v in zip(steps, cols, vals, strict=True):
                 xs = _gather_row(d, x, c, exists, batch * n_cols, columns, sizes)
-                terms = [xq.astype(acc) if v is None else v.astype(acc) * xq.astype(acc) for xq in xs]
+                terms = [xq.astype(acc) if v is None else run.beside(v.astype(acc)) * xq.astype(acc) for xq in xs]
                 if pattern is not None:
-                    entry = alive(d, pattern, at, live, v)
+                    entry = run.beside(alive(d, pattern, at, live, v))
                     terms = [jnp.where(entry, term, jnp.zeros_like(term)) for term in terms]
                 sums = tuple(s + term for s, term in zip(sums, terms, strict=True))
             return sums
 
-        zero = tuple(d.full(0, acc) for _ in columns)
+        zero = tuple(run.along(d.full(0, acc)) for _ in columns)
         sums = lax.fori_loop(jnp.int32(0), _trips(walk, sizes), trip, zero)
         if walk.threads > 1:
             sums = [d.sum_threads(s, walk.threads, walk.stride) for s in sums]
         if first is None:
             first, totals = walk, sums
         else:
-            totals = [t + jnp.where(walk.keep, s, jnp.zeros_like(s)) for t, s in zip(totals, sums, strict=True)]
+            keep = run.beside(walk.keep)
+            totals = [t + jnp.where(keep, s, jnp.zeros_like(s)) for t, s in zip(totals, sums, strict=True)]
     base = (batch * sizes.rule.shape[0] + first.matrix_row) * sizes.p
     live = first.row < sizes.rule.shape[0]
     live = live if first.keep is None else live & first.keep
     for (q, inside), total in zip(columns, totals, strict=True):
-        d.store(y, base + q, total, live & inside)
+        d.store(y, run.places(base + q), total, run.beside(live & inside))
     if w is not None:
         lane, warp = tile * jnp.int32(sizes.rows) + d.lanes(), jnp.int32(dialect.LAUNCH.warp)
         terms = jnp.where(live, d.load(w, base, live, 0) * totals[0], jnp.zeros_like(totals[0]))
@@ -234,6 +236,7 @@ class _Sizes:
     tiles: int
     lanes_a_row: int
     block_columns: int
+    run: dialect.Run
     column_blocks: int
     blocks: int
     unroll: int
@@ -272,18 +275,18 @@ def _position(block, sizes: _Sizes):
 
 
 def _columns(d, column_block, sizes: _Sizes):
-    """The right-hand sides of a lane: (index, whether there is such a column)."""
-    first = column_block * sizes.block_columns
+    """The right-hand sides of a lane, run by run: (index of the first, whether there are such columns)."""
+    first, across = column_block * sizes.block_columns, sizes.lanes_a_row * sizes.run.length
     if sizes.lanes_a_row > 1:
-        first = first + d.column()
+        first = first + d.column() * jnp.int32(sizes.run.length)
     exact = sizes.p % sizes.block_columns == 0
-    return [(first + q, exact or first + q < sizes.p) for q in range(0, sizes.block_columns, sizes.lanes_a_row)]
+    return [(first + q, exact or first + q < sizes.p) for q in range(0, sizes.block_columns, across)]
 
 
 def _gather_row(d, x, c, live, first_row, columns, sizes: _Sizes):
     """Of row c of the x whose rows begin at `first_row` the numbers of `columns`, where live."""
-    base = (first_row + c) * sizes.p
-    return [d.load(x, base + q, live & inside, 0) for q, inside in columns]
+    base, run = (first_row + c) * sizes.p, sizes.run
+    return [d.load(x, run.places(base + q), run.beside(live & inside), 0) for q, inside in columns]
 
 
 def _launch(kernel, backend, inputs, output, rule: Rule, column_blocks=None, sums=0):
@@ -297,9 +300,12 @@ def _launch(kernel, backend, inputs, output, rule: Rule, column_blocks=None, sum
     (batch, _, p), unit = inputs["x"].shape, rule.column.unit
     load = load_beside_values(rule, permuted="perm" in inputs and jnp.dtype(dtype).itemsize <= 4)
     block = dialect.block(backend, load, getattr(rule.address, "lanes", 0))
-    lanes_a_row, block_columns = _columns_of_block(rule, p) if column_blocks is None else (1, 1)
+    run = dialect.Run.of(backend, p if column_blocks is None else 1, inputs["x"].dtype)
+    lanes_a_row, block_columns = _columns_of_block(rule, p, run) if column_blocks is None else (1, 1)
     if lanes_a_row > 1:
         block = dialect.columns_block(backend, load, lanes_a_row)
+    elif block_columns > 1 and load in ("shared", "very long shared"):
+        block = dataclasses.replace(dialect.block(backend, "columns", 0), rows=block.rows)
     tiles = -(-rule.address.width * lanes_a_row // block.rows)
     column_blocks = column_blocks or -(-p // block_columns)
     sizes = _Sizes(
@@ -309,6 +315,7 @@ def _launch(kernel, backend, inputs, output, rule: Rule, column_blocks=None, sum
         tiles=tiles,
         lanes_a_row=lanes_a_row,
         block_columns=block_columns,
+        run=run,
         column_blocks=column_blocks,
         blocks=tiles * column_blocks * batch,
         unroll=unit * max(block.unroll // unit, 1),
@@ -328,17 +335,19 @@ def _launch(kernel, backend, inputs, output, rule: Rule, column_blocks=None, sum
     )
 
 
-def _columns_of_block(rule: Rule, p: int) -> tuple[int, int]:
-    """Lanes that share the right-hand sides of a row, and how many right-hand sides they take.
+def _columns_of_block(rule: Rule, p: int, run: dialect.Run) -> tuple[int, int]:
+    """Lanes that share the right-hand sides of a row, and how many right-hand sides they take, in whole runs.
 
     Each lane has some in registers, for an index and a value read once. Of many it would read x a sector at a time, so
     neighbouring lanes take some each, and read whole sectors.
     """
     if isinstance(rule.address, Spread | Bisected) or getattr(rule.address, "threads", 1) > 1:
-        return 1, min(p, dialect.LAUNCH.columns_of_threads)
-    lanes = -(-p // dialect.LAUNCH.columns_a_lane)
+        return 1, min(p, dialect.LAUNCH.columns_alone)
+    most = dialect.LAUNCH.columns_a_lane
+    lanes = -(-p // most)
     lanes = min(1 << (lanes - 1).bit_length(), dialect.LAUNCH.lanes_a_row)
-    return lanes, lanes * min(-(-p // lanes), dialect.LAUNCH.columns_a_lane)
+    runs = -(-p // (lanes * run.length))
+    return lanes, lanes * min(runs * run.length, most)
 
 
 def load_beside_values(rule: Rule, permuted: bool) -> str:

@@ -29,6 +29,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -56,8 +57,9 @@ class Launch:
     warp: int = 32  # threads
     stages: int = 2
     columns_a_lane: int = 4  # right-hand sides that a lane has in registers
+    run_bytes: int = 16  # of which it reads so many at once, the longest load
     lanes_a_row: int = 8  # neighbouring lanes that share more of them, before A is read again
-    columns_of_threads: int = 8  # in registers, where the lanes of a row share its entries instead
+    columns_alone: int = 8  # in registers, where neighbouring lanes do not share them
     stream: bool = True  # Triton: evict what is read once, the matrix, before what is read again, x
     # Lanes that one thread works for, and entries of a lane whose loads are issued before the first use, by what a lane
     # has to do beside its values. Where that is little, one lane a thread keeps too few bytes in flight.
@@ -71,6 +73,7 @@ class Launch:
             "shared": (4, 4),  # neighbouring lanes share a row of CSR
             "very long shared": (4, 8),
             "tiles": (1, 8),  # a lane passes from row to row
+            "columns": (1, 4),  # the latter two, where a lane has several right-hand sides to itself
         }
     )
     # Mosaic GPU takes one lane a thread, and of these loads fewer at a time: more cost it registers, and so threads.
@@ -113,17 +116,44 @@ def block(dialect: str, load: str, slice_size: int) -> Block:
     return Block(slice_size if fits else LAUNCH.rows, per_thread, unroll)
 
 
-def tile_block(lanes: int) -> Block:
-    """The block for a tile of `lanes`: in Mosaic GPU of several warpgroups, which only barriers may bring together,
-    since its sums and maxima over lanes are those of one.
+def tile_block(lanes: int, p: int) -> Block:
+    """The block for a tile of `lanes` and p right-hand sides. In Mosaic GPU it has several warpgroups, which only
+    barriers may bring together, since its sums and maxima over lanes are those of one.
     """
-    return Block(lanes, *LAUNCH.loads["tiles"])
+    return Block(lanes, *LAUNCH.loads["tiles" if p == 1 else "columns"])
 
 
 def columns_block(dialect: str, load: str, lanes_a_row: int) -> Block:
     """The block for several right-hand sides: at least a warp of rows. One warpgroup of Mosaic GPU works for all."""
     rows = max(LAUNCH.warp * lanes_a_row, LAUNCH.rows)
     return Block(rows, rows // LAUNCH.rows if dialect == "mosaic" else 1, LAUNCH.loads[load][1])
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """So many right-hand sides, side by side in a row of x, that a lane reads in one load: an axis behind the lanes,
+    which runs of one go without.
+    """
+
+    length: int
+
+    @classmethod
+    def of(cls, dialect: str, p: int, dtype: Any) -> Run:
+        """The longest for p right-hand sides, none of which may be cut off. Mosaic GPU reads one at a time."""
+        most = max(LAUNCH.run_bytes // jnp.dtype(dtype).itemsize, 1)
+        return cls(1 if dialect == "mosaic" else math.gcd(p, most, LAUNCH.columns_a_lane))
+
+    def places(self, first: jax.Array) -> jax.Array:
+        """The indices of the runs that begin at `first` [lanes]."""
+        return first if self.length == 1 else first[:, None] + jnp.arange(self.length, dtype=first.dtype)
+
+    def beside(self, a: jax.Array) -> jax.Array:
+        """What every lane has once, a [lanes], as it broadcasts to runs."""
+        return a if self.length == 1 else a[:, None]
+
+    def along(self, a: jax.Array) -> jax.Array:
+        """The same, once for each right-hand side."""
+        return a if self.length == 1 else jnp.broadcast_to(a[:, None], (*a.shape, self.length))
 
 
 class Shared:

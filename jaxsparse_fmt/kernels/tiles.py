@@ -114,14 +114,15 @@ def product(
     backend = columns.supported(backend, values, x, size=max(batch * n_rows * p, n_heads))
     if not dialect.is_pallas(backend):
         return product_reference(values, x, arrays, tiles=tiles)
-    block = dialect.tile_block(tiles.lanes)
-    block_columns = min(p, dialect.LAUNCH.columns_a_lane)
+    block, run = dialect.tile_block(tiles.lanes, p), dialect.Run.of(backend, p, x.dtype)
+    block_columns = min(p, dialect.LAUNCH.columns_alone)
     column_blocks = -(-p // block_columns)
     kernel = functools.partial(
         product_kernel,
         tiles=tiles,
         p=p,
         block_columns=block_columns,
+        run=run,
         column_blocks=column_blocks,
         unroll=math.gcd(block.unroll, tiles.entries),
         acc=accumulator(dtype),
@@ -166,6 +167,7 @@ def product_kernel(
     tiles: Tiles,
     p,
     block_columns,
+    run,
     column_blocks,
     unroll,
     acc,
@@ -177,7 +179,8 @@ def product_kernel(
     of_batch = lax.div(block, jnp.int32(tiles.n_tiles))
     tile, batch = lax.rem(block, jnp.int32(tiles.n_tiles)), lax.div(of_batch, count).astype(address_dtype)
     first_column = lax.rem(of_batch, count) * jnp.int32(block_columns)
-    of_p = [(first_column + q, p % block_columns == 0 or first_column + q < p) for q in range(block_columns)]
+    exact, each = p % block_columns == 0, range(0, block_columns, run.length)
+    of_p = [(first_column + q, exact or first_column + q < p) for q in each]
     lane, one, nought = d.lanes(), d.full(1, jnp.int32), d.full(0, jnp.int32)
     at = tile * jnp.int32(C) + lane
     begins = d.load(lane_row, at)
@@ -186,10 +189,14 @@ def product_kernel(
     def put(row, totals, live):
         row, own = row.astype(address_dtype), live if pieces is None else live & (row < n_own)
         for (q, inside), total in zip(of_p, totals, strict=True):
-            d.store(y, (batch * n_own + row) * p + q, total, own & inside)
+            at = run.places((batch * n_own + row) * p + q)
+            d.store(y, at, total, run.beside(own & inside))
             if pieces is not None:
-                at = (batch * tiles.n_pieces + row - n_own) * p + q
-                d.store(pieces, at, total, live & (row >= n_own) & inside)
+                at = run.places((batch * tiles.n_pieces + row - n_own) * p + q)
+                d.store(pieces, at, total, run.beside(live & (row >= n_own) & inside))
+
+    def runs(ref, base, live):
+        return [d.load(ref, run.places(base + q), run.beside(live & inside), 0) for q, inside in of_p]
 
     def trip(t, carry):
         row, in_head, sums, head = carry
@@ -200,18 +207,18 @@ def product_kernel(
         gathered = []
         for col, live, _ in loaded:
             base = (batch * n_cols + col.astype(address_dtype)) * p
-            gathered.append([d.load(x, base + q, live & inside, 0) for q, inside in of_p])
+            gathered.append(runs(x, base, live))
         for v, xs, (_, _, last) in zip(vals, gathered, loaded, strict=True):
-            sums = tuple(s + v.astype(acc) * xq.astype(acc) for s, xq in zip(sums, xs, strict=True))
+            sums = tuple(s + run.beside(v.astype(acc)) * xq.astype(acc) for s, xq in zip(sums, xs, strict=True))
             ends_head = last & (in_head > 0)
             put(row, sums, last & (in_head == 0))
-            head = tuple(jnp.where(ends_head, s, h) for s, h in zip(sums, head, strict=True))
-            sums = tuple(jnp.where(last, jnp.zeros_like(s), s) for s in sums)
+            head = tuple(jnp.where(run.beside(ends_head), s, h) for s, h in zip(sums, head, strict=True))
+            sums = tuple(jnp.where(run.beside(last), jnp.zeros_like(s), s) for s in sums)
             row, in_head = jnp.where(last, row + one, row), jnp.where(last, nought, in_head)
         return row, in_head, sums, head
 
     in_head = jnp.where(begins < 0, one, nought)
-    zero = tuple(d.full(0, acc) for _ in of_p)
+    zero = tuple(run.along(d.full(0, acc)) for _ in of_p)
     carry = jnp.where(begins < 0, -1 - begins, begins), in_head, zero, zero
     trips = jnp.int32(tiles.entries // unroll)
     row, in_head, sums, head = lax.fori_loop(jnp.int32(0), trips, trip, carry)
@@ -220,18 +227,19 @@ def product_kernel(
         return ((batch * tiles.n_tiles * C) + (at + lanes_on).astype(address_dtype)) * p
 
     for (q, inside), s, h in zip(of_p, sums, head, strict=True):
-        d.store(heads, head_at(jnp.int32(0)) + q, jnp.where(in_head > 0, s, h), (lane < C) & inside)
+        at_head = run.places(head_at(jnp.int32(0)) + q)
+        d.store(heads, at_head, jnp.where(run.beside(in_head > 0), s, h), run.beside((lane < C) & inside))
     d.barrier()
 
     def ahead(lanes_on, live):
         """Whether this lane's last row goes on in the lane so many on, and what that lane has of an earlier row."""
         live = live & (lane + lanes_on < C)
         goes_on = live & (d.load(lane_row, at + lanes_on, live, 0) == -1 - row)
-        return goes_on, [d.load(heads, head_at(lanes_on) + q, live & inside, 0) for q, inside in of_p]
+        return goes_on, runs(heads, head_at(lanes_on), live)
 
     def added(sums, found):
         goes_on, more = found
-        return tuple(jnp.where(goes_on, s + m, s) for s, m in zip(sums, more, strict=True))
+        return tuple(jnp.where(run.beside(goes_on), s + m, s) for s, m in zip(sums, more, strict=True))
 
     together = HOPS if jnp.dtype(acc).itemsize * block_columns <= 4 else 1  # more would cost registers, and so warps
 

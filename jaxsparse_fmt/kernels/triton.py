@@ -41,9 +41,9 @@ class Triton:
         self._triton.debug_barrier()
 
     def sum_threads(self, value: jax.Array, n: int, stride: int) -> jax.Array:
-        groups = value.reshape(self.rows // (n * stride), n, stride)
-        sums = jnp.sum(groups, axis=1)[:, None, :]
-        return jnp.broadcast_to(sums, groups.shape).reshape(self.rows)
+        groups = value.reshape(self.rows // (n * stride), n, stride, *value.shape[1:])
+        sums = jnp.sum(groups, axis=1)[:, None]
+        return jnp.broadcast_to(sums, groups.shape).reshape(value.shape)
 
     def total(self, ref: Any) -> jax.Array:
         n = ref.shape[0]

@@ -304,10 +304,12 @@ def test_padding_takes_no_gradient_even_from_poison(dialect):
 
 
 @every_dialect
-@pytest.mark.parametrize("p", [1, 8, 11])
-def test_any_number_of_columns(p, dialect, rng):
+@pytest.mark.parametrize("p", [1, 8, 11, 12])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("layout", [SORTED, Layout("bsr"), Layout("csr", (("threads_per_row", 32),))], ids=str)
+def test_any_number_of_columns(layout, dtype, p, dialect, rng):
     S, dense = stacked()
-    A, X = SORTED.of(S, backend=dialect), draw(rng, jnp.float64, dense.shape[1], p)
+    A, X = layout.of(S, dtype=dtype, backend=dialect), draw(rng, dtype, dense.shape[1], p)
     assert_product(A @ X, dense, X)
 
 

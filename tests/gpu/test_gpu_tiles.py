@@ -34,7 +34,7 @@ def near_and_far() -> dict[str, sp.csr_array]:
 
 
 @every_dialect
-@pytest.mark.parametrize("p", [1, 5])
+@pytest.mark.parametrize("p", [1, 5, 12])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("layout", [*TILES, Layout("csr5", (("tile_shape", (1024, 8)),))], ids=str)
 def test_narrow_mixed_and_wide_tiles_give_the_same_bits_in_every_run(layout, dtype, p, dialect, rng):

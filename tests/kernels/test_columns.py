@@ -135,6 +135,8 @@ def test_interpreted_kernels_equal_dense_arithmetic_whatever_the_shape(name, rng
         ("long_rows", Layout("hyb", (("width", 1),)), 2, 1),
         ("long_rows", Layout("hyb", (("width", 0),)), 2, 1),
         ("tall", Layout("pjds", (("block_size", 200),)), 1, 1),  # whole tiles of padding
+        ("irregular", Layout("csr", (("threads_per_row", 4),)), 2, 10),  # runs of two, and some past the last
+        ("tall", SORTED, 1, 12),  # the same where neighbouring lanes share them
         ("tall", SORTED, 3, 17),  # several tiles of rows, blocks of columns and batch entries at once
     ],
     ids=str,
@@ -202,7 +204,7 @@ FACES_WITH_KERNELS = {
 }
 
 
-@pytest.mark.parametrize("dtype, p", [(jnp.float32, 1), (jnp.float64, 3), (jnp.bfloat16, 2)], ids=str)
+@pytest.mark.parametrize("dtype, p", [(jnp.float32, 1), (jnp.float64, 3), (jnp.bfloat16, 12)], ids=str)
 @pytest.mark.parametrize("dialect", SIGNATURES)
 @pytest.mark.parametrize("layout", FIRST_LAYOUTS, ids=str)
 def test_every_kernel_lowers_for_cuda(layout, dialect, dtype, p):
@@ -217,6 +219,31 @@ def test_every_kernel_lowers_for_cuda(layout, dialect, dtype, p):
     for face, n_kernels in zip(faces, FACES_WITH_KERNELS.get(layout.format, (1, 0, 1)), strict=True):
         if p == 1 or n_kernels:
             assert kernels_in(lowered(face, A), dialect) == n_kernels
+
+
+def runs_loaded(f, *args) -> set[int]:
+    """How many numbers a lane loads at once inside the Pallas calls of a program, where they are several."""
+    inside = (eqn for eqn, within in jaxprs(jax.make_jaxpr(f)(*args).jaxpr) if within)
+    shapes = (eqn.outvars[0].aval.shape for eqn in inside if eqn.primitive.name == "masked_load")
+    return {shape[1] for shape in shapes if len(shape) == 2}
+
+
+@pytest.mark.parametrize("layout", [Layout("csr5"), Layout("bsr"), Layout("csr", (("threads_per_row", 4),))], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "p", "run"),
+    [
+        (jnp.float32, 1, set()),
+        (jnp.float32, 6, {2}),
+        (jnp.float32, 12, {4}),
+        (jnp.float64, 8, {2}),
+        (jnp.float64, 3, set()),
+    ],
+    ids=str,
+)
+def test_a_lane_loads_16_bytes_of_right_hand_sides_at_once(layout, dtype, p, run):
+    A = layout.of(TALL.scipy(), dtype=dtype)
+    x = huge(1, 3, p, dtype=dtype)
+    assert runs_loaded(lambda x: A.faces.product(A.values[None], x, A.structure, "triton"), x) == run
 
 
 @pytest.mark.parametrize("dialect", SIGNATURES)

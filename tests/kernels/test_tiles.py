@@ -47,6 +47,7 @@ def both(values, x, arrays, tiles_: Tiles):
         ("mixed", jnp.float32, 2, 5, TILE),
         ("narrow", jnp.bfloat16, 2, 1, (256, 8)),
         ("wide", jnp.float64, 1, 1, (512, 32)),
+        ("mixed", jnp.float32, 2, 12, TILE),  # runs of four, and one past the last
     ],
     ids=str,
 )
@@ -114,7 +115,12 @@ def launch_checked(kernel, backend, *, name, block, blocks, inputs, outputs):
 
 @pytest.mark.parametrize(
     ("name", "dtype", "p"),
-    [("mixed", np.float64, 1), ("narrow", np.float64, 5), ("long, but not cut", np.float32, 1)],  # four lanes at a time
+    [
+        ("mixed", np.float64, 1),
+        ("narrow", np.float64, 5),
+        ("wide", np.float64, 10),
+        ("long, but not cut", np.float32, 1),
+    ],  # four lanes at a time
     ids=str,
 )
 def test_lanes_stay_in_bounds_store_every_row_once_and_read_others_behind_the_barrier(name, dtype, p, monkeypatch):
