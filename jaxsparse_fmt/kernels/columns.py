@@ -364,7 +364,8 @@ def load_beside_values(rule: Rule, permuted: bool) -> str:
         return "very long shared" if mean >= dialect.LAUNCH.very_long_rows else "shared"
     long_rows = mean >= dialect.LAUNCH.long_rows
     if isinstance(rule.column, Delta):
-        return "long deltas" if long_rows else "deltas"
+        very_short = mean < dialect.LAUNCH.very_short_rows
+        return "long deltas" if long_rows else "very short deltas" if very_short else "deltas"
     return "diagonals" if isinstance(rule.column, Diagonal) and not long_rows else full
 
 

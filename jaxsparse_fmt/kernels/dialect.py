@@ -52,6 +52,7 @@ class Launch:
     """Launch parameters of the kernels, from the sweeps in `benchmarks/results`."""
 
     rows: int = 128  # lanes of one block; Mosaic GPU works in warpgroups, so a multiple of 128 there
+    very_short_rows: int = 4  # mean entries up to which rows are very short
     long_rows: int = 32  # mean entries from which rows are long
     very_long_rows: int = 256  # and from which the lanes that share one have many each
     warp: int = 32  # threads
@@ -69,6 +70,7 @@ class Launch:
             "permuted": (1, 8),  # the same where a 4-byte sum goes to its row through a permutation
             "deltas": (2, 4),  # a 2-byte index in a slice
             "long deltas": (2, 8),
+            "very short deltas": (2, 2),
             "diagonals": (2, 8),  # of a slice: no index, and short rows that one trip covers
             "shared": (4, 4),  # neighbouring lanes share a row of CSR
             "very long shared": (4, 8),
