@@ -2,14 +2,18 @@
 
     python -m benchmarks.launch_sweep             needs an NVIDIA GPU
 
-Prints, per matrix, dtype and format, microseconds with every number of lanes a thread and of entries in flight.
+Prints, per matrix, dtype and format, microseconds with every number of lanes a thread and of entries in flight; and of
+products with eight columns, where a lane has them to itself, with every number of columns and of entries in flight.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import sys
+from collections.abc import Iterable
+from typing import Any
 from unittest import mock
 
 import jax
@@ -17,11 +21,14 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxsparse_fmt as jsf
-from benchmarks import spmv, timing
+from benchmarks import spmv, suite, timing
 from jaxsparse_fmt.kernels import dialect
 
+DTYPES = ("float32", "float64")
 FORMATS = {"hll": {}, "sell": {}, "hdia": {}, "pjds": {}, "csr": {}, "bsr": {"block_shape": (3, 3)}}
-VARIANTS = [(1, 4), (1, 8), (2, 4), (2, 8), (4, 4), (4, 8)]  # lanes a thread, entries in flight
+VARIANTS = [(1, 4), (1, 8), (2, 2), (2, 4), (2, 8), (4, 4), (4, 8)]  # lanes a thread, entries in flight
+SHORT, UNEVEN = "1 to 3 a row", ("irregular, ±2,000", "5 × 5 blocks")  # of the standard suite
+COLUMNS, ALONE = 8, [(4, 8), (4, 4), (8, 8), (8, 4), (8, 2)]  # columns of a lane, entries in flight
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -32,22 +39,52 @@ def main(argv: list[str] | None = None) -> int:
     jax.config.update("jax_enable_x64", True)
     copy = timing.copy_bandwidth(2**24 if args.small else 2**31)
     print(timing.provenance(), f"copy {copy / 1e9:.0f} GB/s, {args.backend}")
-    print("| matrix | dtype | format |" + "".join(f" {lanes} × {unroll} |" for lanes, unroll in VARIANTS))
-    print("|---|---|---|" + "---:|" * len(VARIANTS))
-    for name, make in spmv.cases("gpu", args.small, ("7-point", "27-point")).items():
-        S = make()
-        for dtype, (format, layout) in itertools.product(("float32", "float64"), FORMATS.items()):
-            csr = jsf.from_scipy(S.astype(dtype), "csr", backend=args.backend)
-            A = csr.asformat(format, max_bytes=2**36, **layout)
-            cells = (f" {microseconds(A, *variant):.1f} |" for variant in VARIANTS)
-            print(f"| {name} | {dtype} | {format} |" + "".join(cells), flush=True)
+    cases = {case.name: case for case in suite.SUITES["standard"]}
+    scale = 1 / 2000 if args.small else 1
+    heading(f"{lanes} × {unroll}" for lanes, unroll in VARIANTS)
+    made = spmv.cases("gpu", args.small, ("7-point", "27-point"))
+    for name, make in [*made.items(), (SHORT, lambda: cases[SHORT].make(scale))]:
+        csr = jsf.from_scipy(make(), "csr", backend=args.backend)
+        formats = {"sell": {"sigma": 1}} if name == SHORT else FORMATS
+        for dtype, (format, layout) in itertools.product(DTYPES, formats.items()):
+            A = csr.asformat(format, max_bytes=2**36, **layout).astype(dtype)
+            row(name, dtype, format, (microseconds(A, None, of_block(*variant)) for variant in VARIANTS))
+    heading(f"{columns} columns, {unroll}" for columns, unroll in ALONE)
+    for name, format in zip(UNEVEN, ("csr5", "csr"), strict=True):
+        A = jsf.from_scipy(cases[name].make(scale), format, backend=args.backend)
+        for dtype in DTYPES:
+            row(
+                name, dtype, format, (microseconds(A.astype(dtype), COLUMNS, of_columns(*variant)) for variant in ALONE)
+            )
     return 0
 
 
-def microseconds(A: jsf.SparseMatrix, lanes_per_thread: int, unroll: int) -> float:
-    xs = [jnp.asarray(np.random.default_rng(i).standard_normal(A.shape[1]), A.dtype) for i in range(3)]
-    rows = dialect.LAUNCH.rows
-    with mock.patch.object(dialect, "block", lambda *_, **__: dialect.Block(rows, lanes_per_thread, unroll)):
+def heading(variants: Iterable[str]) -> None:
+    names = list(variants)
+    print("\n| matrix | dtype | format |" + "".join(f" {name} |" for name in names))
+    print("|---|---|---|" + "---:|" * len(names))
+
+
+def row(name: str, dtype: str, format: str, times: Iterable[float]) -> None:
+    print(f"| {name} | {dtype} | {format} |" + "".join(f" {us:.1f} |" for us in times), flush=True)
+
+
+def of_block(lanes_per_thread: int, unroll: int) -> Any:
+    block = dialect.Block(dialect.LAUNCH.rows, lanes_per_thread, unroll)
+    return mock.patch.object(dialect, "block", lambda *_, **__: block)
+
+
+def of_columns(columns: int, unroll: int) -> Any:
+    loads = {**dialect.LAUNCH.loads, "columns": (1, unroll)}
+    changed = dataclasses.replace(dialect.LAUNCH, columns_alone=columns, loads=loads)
+    return mock.patch.object(dialect, "LAUNCH", changed)
+
+
+def microseconds(A: jsf.SparseMatrix, columns: int | None, parameters: Any) -> float:
+    """Of A·x, or of A·X with so many columns, under launch parameters."""
+    shape = (A.shape[1],) if columns is None else (A.shape[1], columns)
+    xs = [jnp.asarray(np.random.default_rng(i).standard_normal(shape), A.dtype) for i in range(3)]
+    with parameters:
         jax.clear_caches()
         seconds = timing.of_jax(lambda A, x: A @ x, A, xs)
     jax.clear_caches()

@@ -362,27 +362,30 @@ _dealt_on_device = jax.jit(functools.partial(_dealt, jnp), static_argnums=(6, 7,
 def _narrowed(xp: Any, col: Any, last: Any, n_tiles: int, n_cols: int) -> dict[str, Any]:
     """The columns with marks in them, in 16 bits above the least one where a tile's fit."""
     mark = _marked if xp is np else _marked_on_device
-    wide, delta, base, fits = mark(xp, col.reshape(n_tiles, -1), last.reshape(n_tiles, -1), n_cols)
+    wide, delta, base, fits = mark(xp, col, last, n_tiles, n_cols)
     fits = np.asarray(fits)
     if fits.all():
-        return {"marked_delta": delta.reshape(-1), "col_base": base, "marked_col": None, "index_start": None}
+        return {"marked_delta": delta, "col_base": base, "marked_col": None, "index_start": None}
     if not fits.any():
-        return {"marked_delta": None, "col_base": None, "marked_col": wide.reshape(-1), "index_start": None}
+        return {"marked_delta": None, "col_base": None, "marked_col": wide, "index_start": None}
     number = np.where(fits, np.cumsum(fits) - 1, np.cumsum(~fits) - 1) * (col.shape[0] // n_tiles)
     start = np.where(fits, number, -1 - number).astype(index_dtype(col.shape[0]))
-    narrow, rest = (storing.picked(a, which).reshape(-1) for a, which in ((delta, fits), (wide, ~fits)))
+    kept = (delta, fits), (wide, ~fits)
+    narrow, rest = (storing.picked(a.reshape(n_tiles, -1), which).reshape(-1) for a, which in kept)
     return {"marked_delta": narrow, "col_base": base, "marked_col": rest, "index_start": start}
 
 
-def _marked(xp: Any, col: Any, last: Any, n_cols: int) -> tuple[Any, Any, Any, Any]:
-    """[n_tiles, size] columns -> marked; as marked differences; [n_tiles] their bases; and whether those fit."""
+def _marked(xp: Any, col: Any, last: Any, n_tiles: int, n_cols: int) -> tuple[Any, Any, Any, Any]:
+    """[n_stored] columns -> marked; as marked differences; [n_tiles] their bases; and whether those fit."""
+    col, last = col.reshape(n_tiles, -1), last.reshape(n_tiles, -1)
     live = col < n_cols
     base = xp.where(live, col, n_cols).min(axis=1)
     base = xp.where(base < n_cols, base, 0).astype(np.int32)
     difference = xp.where(live, col - base[:, None], 0)
     fits = difference.max(axis=1) < NARROW_PADDING
     delta = xp.where(live, difference, NARROW_PADDING) | last * np.int32(MARK)
-    return xp.where(last, col | np.int32(WIDE_MARK), col), delta.astype(np.uint16), base, fits
+    wide = xp.where(last, col | np.int32(WIDE_MARK), col)
+    return wide.reshape(-1), delta.astype(np.uint16).reshape(-1), base, fits
 
 
-_marked_on_device = jax.jit(_marked, static_argnums=(0, 3))
+_marked_on_device = jax.jit(_marked, static_argnums=(0, 3, 4))

@@ -80,8 +80,13 @@ def longest_by_slice(lengths: Any, slice_size: int) -> np.ndarray:
     """The longest of the rows in each slice, int64 [n_slices] on the host."""
     if isinstance(lengths, np.ndarray):
         return traffic.longest_by_slice(lengths, slice_size)
+    return np.asarray(_longest_on_device(lengths, slice_size)).astype(np.int64)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _longest_on_device(lengths, slice_size):
     whole = jnp.pad(lengths, (0, -lengths.shape[0] % slice_size)).reshape(-1, slice_size)
-    return np.asarray(jnp.max(whole, axis=1)).astype(np.int64)
+    return jnp.max(whole, axis=1)
 
 
 def longer_than(rows: Rows) -> np.ndarray:
@@ -179,10 +184,10 @@ def sample(csr: Csr, rows: np.ndarray) -> Csr:
     """Some rows of the pattern in NumPy arrays; only they come to the host."""
     if namespace(csr.data) is np:
         return csr[rows]
-    first, end = (np.asarray(take(csr.indptr, at)) for at in (rows, rows + 1))
+    first, end = np.asarray(_taken(csr.indptr, np.stack([rows, rows + 1])))
     indptr = np.concatenate([[0], np.cumsum(end - first)])
     entry = np.arange(indptr[-1]) + np.repeat(first - indptr[:-1], end - first)
-    indices = np.asarray(take(csr.indices, entry.astype(first.dtype)))
+    indices = np.asarray(_taken(csr.indices, entry.astype(first.dtype)))
     return scipy.sparse.csr_array((np.ones(indices.size, bool), indices, indptr), shape=(rows.size, csr.shape[1]))
 
 

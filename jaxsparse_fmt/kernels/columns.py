@@ -305,7 +305,7 @@ def _launch(kernel, backend, inputs, output, rule: Rule, column_blocks=None, sum
     if lanes_a_row > 1:
         block = dialect.columns_block(backend, load, lanes_a_row)
     elif block_columns > 1 and load in ("shared", "very long shared"):
-        block = dataclasses.replace(dialect.block(backend, "columns", 0), rows=block.rows)
+        block = dialect.block(backend, "columns", 0)
     tiles = -(-rule.address.width * lanes_a_row // block.rows)
     column_blocks = column_blocks or -(-p // block_columns)
     sizes = _Sizes(

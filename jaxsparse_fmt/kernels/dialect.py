@@ -1,7 +1,8 @@
 """The seam between the kernels and what runs them: Triton, Mosaic GPU, or the interpreter.
 
 A kernel is a function `kernel(d, **refs)` over flat arrays. It works on a vector of lanes, one storage row a lane,
-and reaches memory only through its dialect `d`:
+and reaches memory only through its dialect `d`. In Triton, `load`, `store` and `sum_threads` also take a second axis:
+the right-hand sides that a lane reads at once (`Run`).
 
     d.program_id()                     which block this is
     d.lanes()                          0, 1, ..., rows - 1 as int32
@@ -52,13 +53,13 @@ class Launch:
     """Launch parameters of the kernels, from the sweeps in `benchmarks/results`."""
 
     rows: int = 128  # lanes of one block; Mosaic GPU works in warpgroups, so a multiple of 128 there
-    very_short_rows: int = 4  # mean entries up to which rows are very short
+    very_short_rows: int = 4  # mean entries below which rows are very short
     long_rows: int = 32  # mean entries from which rows are long
     very_long_rows: int = 256  # and from which the lanes that share one have many each
     warp: int = 32  # threads
     stages: int = 2
-    columns_a_lane: int = 4  # right-hand sides that a lane has in registers
-    run_bytes: int = 16  # of which it reads so many at once, the longest load
+    columns_a_lane: int = 4  # right-hand sides that a lane has in registers, and the most that it reads at once
+    run_bytes: int = 16  # and so many bytes of them at most, the longest load
     lanes_a_row: int = 8  # neighbouring lanes that share more of them, before A is read again
     columns_alone: int = 8  # in registers, where neighbouring lanes do not share them
     stream: bool = True  # Triton: evict what is read once, the matrix, before what is read again, x
@@ -75,11 +76,13 @@ class Launch:
             "shared": (4, 4),  # neighbouring lanes share a row of CSR
             "very long shared": (4, 8),
             "tiles": (1, 8),  # a lane passes from row to row
-            "columns": (1, 4),  # the latter two, where a lane has several right-hand sides to itself
+            "columns": (1, 4),  # tiles and shared rows, where a lane has several right-hand sides to itself
         }
     )
-    # Mosaic GPU takes one lane a thread, and of these loads fewer at a time: more cost it registers, and so threads.
-    mosaic_unroll: Mapping[str, int] = dataclasses.field(default_factory=lambda: {"permuted": 4, "diagonals": 4})
+    # Mosaic GPU takes one lane a thread, and of these loads as many at a time: more cost it registers, and so threads.
+    mosaic_unroll: Mapping[str, int] = dataclasses.field(
+        default_factory=lambda: {"permuted": 4, "diagonals": 4, "very short deltas": 4}
+    )
     sweep_rows: int = 1024  # numbers of each vector that a block of a sweep over vectors takes at a time
     sweep_blocks: int = 512  # and how many blocks share the vectors; each leaves 4 partial sums
     most_parts: int = 4096  # partial sums that every block of a later sweep adds up for itself

@@ -14,6 +14,7 @@ import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.kernels import columns, columns_reference
+from jaxsparse_fmt.kernels import dialect as dialects
 from jaxsparse_fmt.kernels.address import Bisected, Jagged, Slices, Spread
 from jaxsparse_fmt.kernels.column_rule import Blocked, Delta, Diagonal, Explicit
 from jaxsparse_fmt.kernels.rule import Rule
@@ -204,7 +205,7 @@ FACES_WITH_KERNELS = {
 }
 
 
-@pytest.mark.parametrize("dtype, p", [(jnp.float32, 1), (jnp.float64, 3), (jnp.bfloat16, 12)], ids=str)
+@pytest.mark.parametrize("dtype, p", [(jnp.float32, 1), (jnp.float64, 6), (jnp.bfloat16, 12)], ids=str)
 @pytest.mark.parametrize("dialect", SIGNATURES)
 @pytest.mark.parametrize("layout", FIRST_LAYOUTS, ids=str)
 def test_every_kernel_lowers_for_cuda(layout, dialect, dtype, p):
@@ -232,18 +233,26 @@ def runs_loaded(f, *args) -> set[int]:
 @pytest.mark.parametrize(
     ("dtype", "p", "run"),
     [
-        (jnp.float32, 1, set()),
-        (jnp.float32, 6, {2}),
-        (jnp.float32, 12, {4}),
-        (jnp.float64, 8, {2}),
-        (jnp.float64, 3, set()),
+        (jnp.float32, 1, 1),
+        (jnp.float32, 6, 2),
+        (jnp.float32, 12, 4),
+        (jnp.float64, 8, 2),
+        (jnp.float64, 3, 1),
+        (jnp.bfloat16, 16, 4),
     ],
     ids=str,
 )
-def test_a_lane_loads_16_bytes_of_right_hand_sides_at_once(layout, dtype, p, run):
+def test_a_lane_loads_neighbouring_right_hand_sides_at_once(layout, dtype, p, run):
     A = layout.of(TALL.scipy(), dtype=dtype)
     x = huge(1, 3, p, dtype=dtype)
-    assert runs_loaded(lambda x: A.faces.product(A.values[None], x, A.structure, "triton"), x) == run
+    assert runs_loaded(lambda x: A.faces.product(A.values[None], x, A.structure, "triton"), x) == {run} - {1}
+    assert dialects.Run.of("mosaic", p, dtype).length == 1
+
+
+@pytest.mark.parametrize(("mean", "load"), [(2, "very short deltas"), (7, "deltas"), (81, "long deltas")])
+def test_what_a_lane_asks_for_at_once_follows_from_the_length_of_rows(mean, load):
+    rule = Rule((1024, 1024), 1024 * mean, Slices(1024, 128), Delta())
+    assert columns.load_beside_values(rule, permuted=False) == load and load in dialects.LAUNCH.loads
 
 
 @pytest.mark.parametrize("dialect", SIGNATURES)

@@ -119,8 +119,8 @@ def launch_checked(kernel, backend, *, name, block, blocks, inputs, outputs):
         ("mixed", np.float64, 1),
         ("narrow", np.float64, 5),
         ("wide", np.float64, 10),
-        ("long, but not cut", np.float32, 1),
-    ],  # four lanes at a time
+        ("long, but not cut", np.float32, 1),  # four lanes at a time
+    ],
     ids=str,
 )
 def test_lanes_stay_in_bounds_store_every_row_once_and_read_others_behind_the_barrier(name, dtype, p, monkeypatch):
