@@ -116,7 +116,7 @@ def product_kernel(
                 steps = [(e, at, exists) for (e, at, _), (_, exists) in zip(steps, cols, strict=True)]
             vals = [_load(d, values, batch * sizes.rule.n_stored + at, live, sizes) for _, at, live in steps]
             for (_, at, live), (c, exists), v in zip(steps, cols, vals, strict=True):
-                xs = _gather_row(d, x, c, exists, batch * n_cols, columns, sizes)
+                xs = run.load(d, x, (batch * n_cols + c) * sizes.p, columns, exists)
                 terms = [xq.astype(acc) if v is None else run.beside(v.astype(acc)) * xq.astype(acc) for xq in xs]
                 if pattern is not None:
                     entry = run.beside(alive(d, pattern, at, live, v))
@@ -281,12 +281,6 @@ def _columns(d, column_block, sizes: _Sizes):
         first = first + d.column() * jnp.int32(sizes.run.length)
     exact = sizes.p % sizes.block_columns == 0
     return [(first + q, exact or first + q < sizes.p) for q in range(0, sizes.block_columns, across)]
-
-
-def _gather_row(d, x, c, live, first_row, columns, sizes: _Sizes):
-    """Of row c of the x whose rows begin at `first_row` the numbers of `columns`, where live."""
-    base, run = (first_row + c) * sizes.p, sizes.run
-    return [d.load(x, run.places(base + q), run.beside(live & inside), 0) for q, inside in columns]
 
 
 def _launch(kernel, backend, inputs, output, rule: Rule, column_blocks=None, sums=0):

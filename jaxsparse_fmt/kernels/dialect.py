@@ -152,6 +152,12 @@ class Run:
         """The indices of the runs that begin at `first` [lanes]."""
         return first if self.length == 1 else first[:, None] + jnp.arange(self.length, dtype=first.dtype)
 
+    def load(
+        self, d: Any, ref: Any, base: jax.Array, columns: list[tuple[Any, Any]], live: jax.Array
+    ) -> list[jax.Array]:
+        """From the rows that begin at `base` [lanes] the runs of `columns`, (index of the first, whether it exists)."""
+        return [d.load(ref, self.places(base + q), self.beside(live & inside), 0) for q, inside in columns]
+
     def beside(self, a: jax.Array) -> jax.Array:
         """What every lane has once, a [lanes], as it broadcasts to runs."""
         return a if self.length == 1 else a[:, None]

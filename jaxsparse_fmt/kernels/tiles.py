@@ -195,9 +195,6 @@ def product_kernel(
                 at = run.places((batch * tiles.n_pieces + row - n_own) * p + q)
                 d.store(pieces, at, total, run.beside(live & (row >= n_own) & inside))
 
-    def runs(ref, base, live):
-        return [d.load(ref, run.places(base + q), run.beside(live & inside), 0) for q, inside in of_p]
-
     def trip(t, carry):
         row, in_head, sums, head = carry
         places = [(t * jnp.int32(unroll) + jnp.int32(u)) * jnp.int32(C) + lane for u in range(unroll)]
@@ -207,7 +204,7 @@ def product_kernel(
         gathered = []
         for col, live, _ in loaded:
             base = (batch * n_cols + col.astype(address_dtype)) * p
-            gathered.append(runs(x, base, live))
+            gathered.append(run.load(d, x, base, of_p, live))
         for v, xs, (_, _, last) in zip(vals, gathered, loaded, strict=True):
             sums = tuple(s + run.beside(v.astype(acc)) * xq.astype(acc) for s, xq in zip(sums, xs, strict=True))
             ends_head = last & (in_head > 0)
@@ -235,7 +232,7 @@ def product_kernel(
         """Whether this lane's last row goes on in the lane so many on, and what that lane has of an earlier row."""
         live = live & (lane + lanes_on < C)
         goes_on = live & (d.load(lane_row, at + lanes_on, live, 0) == -1 - row)
-        return goes_on, runs(heads, head_at(lanes_on), live)
+        return goes_on, run.load(d, heads, head_at(lanes_on), of_p, live)
 
     def added(sums, found):
         goes_on, more = found
