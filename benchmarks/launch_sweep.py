@@ -51,11 +51,10 @@ def main(argv: list[str] | None = None) -> int:
             row(name, dtype, format, (microseconds(A, None, of_block(*variant)) for variant in VARIANTS))
     heading(f"{columns} columns, {unroll}" for columns, unroll in ALONE)
     for name, format in zip(UNEVEN, ("csr5", "csr"), strict=True):
-        A = jsf.from_scipy(cases[name].make(scale), format, backend=args.backend)
+        wide = jsf.from_scipy(cases[name].make(scale), format, backend=args.backend)
         for dtype in DTYPES:
-            row(
-                name, dtype, format, (microseconds(A.astype(dtype), COLUMNS, of_columns(*variant)) for variant in ALONE)
-            )
+            A = wide.astype(dtype)
+            row(name, dtype, format, (microseconds(A, COLUMNS, of_columns(*variant)) for variant in ALONE))
     return 0
 
 

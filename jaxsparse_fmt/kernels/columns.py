@@ -275,12 +275,11 @@ def _position(block, sizes: _Sizes):
 
 
 def _columns(d, column_block, sizes: _Sizes):
-    """The right-hand sides of a lane, run by run: (index of the first, whether there are such columns)."""
-    first, across = column_block * sizes.block_columns, sizes.lanes_a_row * sizes.run.length
+    """The right-hand sides of a lane, as `Run.columns` gives them."""
+    first = column_block * sizes.block_columns
     if sizes.lanes_a_row > 1:
         first = first + d.column() * jnp.int32(sizes.run.length)
-    exact = sizes.p % sizes.block_columns == 0
-    return [(first + q, exact or first + q < sizes.p) for q in range(0, sizes.block_columns, across)]
+    return sizes.run.columns(first, sizes.block_columns, sizes.p, sizes.lanes_a_row)
 
 
 def _launch(kernel, backend, inputs, output, rule: Rule, column_blocks=None, sums=0):

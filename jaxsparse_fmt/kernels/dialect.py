@@ -148,6 +148,13 @@ class Run:
         most = max(LAUNCH.run_bytes // jnp.dtype(dtype).itemsize, 1)
         return cls(1 if dialect == "mosaic" else math.gcd(p, most, LAUNCH.columns_a_lane))
 
+    def columns(self, first: jax.Array, count: int, p: int, lanes: int = 1) -> list[tuple[Any, Any]]:
+        """The runs of a lane, of `count` of the p right-hand sides that `lanes` share: (index of the first, whether it
+        exists).
+        """
+        exact = p % count == 0
+        return [(first + q, exact or first + q < p) for q in range(0, count, lanes * self.length)]
+
     def places(self, first: jax.Array) -> jax.Array:
         """The indices of the runs that begin at `first` [lanes]."""
         return first if self.length == 1 else first[:, None] + jnp.arange(self.length, dtype=first.dtype)
@@ -155,7 +162,7 @@ class Run:
     def load(
         self, d: Any, ref: Any, base: jax.Array, columns: list[tuple[Any, Any]], live: jax.Array
     ) -> list[jax.Array]:
-        """From the rows that begin at `base` [lanes] the runs of `columns`, (index of the first, whether it exists)."""
+        """From the rows that begin at `base` [lanes] what `columns` gave."""
         return [d.load(ref, self.places(base + q), self.beside(live & inside), 0) for q, inside in columns]
 
     def beside(self, a: jax.Array) -> jax.Array:

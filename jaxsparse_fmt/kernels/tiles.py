@@ -178,9 +178,7 @@ def product_kernel(
     block, count = d.program_id(), jnp.int32(column_blocks)
     of_batch = lax.div(block, jnp.int32(tiles.n_tiles))
     tile, batch = lax.rem(block, jnp.int32(tiles.n_tiles)), lax.div(of_batch, count).astype(address_dtype)
-    first_column = lax.rem(of_batch, count) * jnp.int32(block_columns)
-    exact = p % block_columns == 0
-    of_p = [(first_column + q, exact or first_column + q < p) for q in range(0, block_columns, run.length)]
+    of_p = run.columns(lax.rem(of_batch, count) * jnp.int32(block_columns), block_columns, p)
     lane, one, nought = d.lanes(), d.full(1, jnp.int32), d.full(0, jnp.int32)
     at = tile * jnp.int32(C) + lane
     begins = d.load(lane_row, at)
