@@ -41,16 +41,18 @@ SHARES = {
     "DRAM": "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
     "L2": "lts__throughput.avg.pct_of_peak_sustained_elapsed",
     "L1": "l1tex__throughput.avg.pct_of_peak_sustained_elapsed",
+    "issue": "smsp__issue_active.avg.pct_of_peak_sustained_active",
 }
+REGISTERS = "launch__registers_per_thread"
 
 
-def products(case: suite.Case, S: Any, dtypes: list[str]) -> Any:
+def products(case: suite.Case, S: Any, dtypes: list[str], backend: str) -> Any:
     """(a row so far, a function that runs the product and waits) of each of ours and theirs."""
-    A = jsf.from_scipy(S, "csr")
+    A = jsf.from_scipy(S, "csr", backend=backend)
     x = np.random.default_rng(0).standard_normal(S.shape[1])
     opponent = cusparse.Opponent(S, A)
     for dtype in dtypes:
-        choice = choose.rank(S, dtype)[0]
+        choice = choose.rank(S, dtype, backend=backend)[0]
         B = A.asformat(choice.format, max_bytes=2**36, **choice.layout).astype(dtype)
         xj = jnp.asarray(x, dtype)
         row = {"matrix": case.name, "dtype": dtype}
@@ -63,14 +65,14 @@ def products(case: suite.Case, S: Any, dtypes: list[str]) -> Any:
         yield row | {"product": f"cuSPARSE {THEIRS}", "MB": moved}, lambda p=product, g=given: p.wait(p(g))
 
 
-def profiled(numbers: list[int], dtypes: list[str], scale: float) -> list[Row]:
+def profiled(numbers: list[int], dtypes: list[str], scale: float, backend: str) -> list[Row]:
     """The rows without their counters. Each product runs once in a window that Nsight Compute watches."""
     cupy = cusparse.library().cupy
     window = cupy.RawKernel(f'extern "C" __global__ void {WINDOW}() {{}}', WINDOW)
     rows = []
     for number in numbers:
         case = suite.SUITES["standard"][number]
-        for row, run in products(case, case.make(scale), dtypes):
+        for row, run in products(case, case.make(scale), dtypes, backend):
             run()
             run()
             cupy.cuda.profiler.start()
@@ -110,6 +112,7 @@ def counted(row: Row, kernels: list[dict[str, str]]) -> Row:
         "DRAM MB": total(DRAM) / 1e6,
         "L2 to L1 MB": total(TO_L1) / 1e6,
         **{name: number(longest, metric) / 100 for name, metric in SHARES.items()},
+        "registers": round(number(longest, REGISTERS)),
     }
 
 
@@ -118,21 +121,32 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--cases", type=int, nargs="+", required=True, help="numbers of the matrices in the suite")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "float64"])
     parser.add_argument("--scale", type=float, default=1.0, help="size of the matrices; default 1")
+    parser.add_argument("--backend", default="auto", help="of our products: auto (default), triton or mosaic")
     parser.add_argument("--json", type=Path, help="also write the rows here, and the table beside it as .md")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     jax.config.update("jax_enable_x64", True)
     if args.inside:
-        for row in profiled(args.cases, args.dtypes, args.scale):
+        for row in profiled(args.cases, args.dtypes, args.scale, args.backend):
             print("|".join(f"{value}" for value in row.values()), file=sys.stderr)
         return 0
     if shutil.which("ncu") is None:
         print("no ncu on the PATH: it comes with Nsight Compute", file=sys.stderr)
         return 1
-    metrics = ",".join([TIME, DRAM, TO_L1, *SHARES.values()])
+    metrics = ",".join([TIME, DRAM, TO_L1, *SHARES.values(), REGISTERS])
     watched = ["ncu", "--csv", "--page", "raw", "--print-units", "base", "--metrics", metrics, "--profile-from-start"]
     watched += ["off", "--clock-control", "none", "--cache-control", "none", "--target-processes", "all"]
-    again = ["--inside", "--scale", str(args.scale), "--dtypes", *args.dtypes, "--cases", *map(str, args.cases)]
+    again = [
+        "--inside",
+        "--scale",
+        str(args.scale),
+        "--backend",
+        args.backend,
+        "--dtypes",
+        *args.dtypes,
+        "--cases",
+        *map(str, args.cases),
+    ]
     # To run a kernel once more, Nsight Compute restores the allocations that it may write; "platform" makes small ones.
     small = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}
     inside = [*watched, sys.executable, "-m", "benchmarks.counters", *again]

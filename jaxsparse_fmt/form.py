@@ -35,7 +35,11 @@ Array = jax.Array
 
 
 class Faces(Protocol):
-    """What a format provides: the three faces on plain arrays. Must be hashable; equal faces share compiled code."""
+    """What a format provides: the three faces on plain arrays. Must be hashable; equal faces share compiled code.
+
+    `shares_memory(face, p)`, if there is one, says whether the kernel of a face with p right-hand sides is faster where
+    the lanes of a block share memory.
+    """
 
     @property
     def shape(self) -> tuple[int, int]: ...
@@ -124,7 +128,8 @@ def _out_shape(face, faces, a, b):
 
 
 def _compute(a, b, *structure, face, faces, backend, platform):
-    return getattr(faces, face)(a, b, structure, dialect.resolve(backend, platform, faces.n_stored))
+    shares_memory = getattr(faces, "shares_memory", lambda face, p: False)(face, b.shape[2])
+    return getattr(faces, face)(a, b, structure, dialect.resolve(backend, platform, faces.n_stored, shares_memory))
 
 
 def _abstract(face, a, b, *_, faces, backend):

@@ -26,7 +26,9 @@ MOST_PADDING = 3.0  # places an entry; no diagonal or block is worth more
 L1_ROWS = 512  # neighbouring rows whose x the L1 cache of a multiprocessor holds, as it works on several blocks
 SECTOR = 32  # bytes that the L1 cache asks the L2 for
 HOT_BYTES = 2**18  # of x that CSR5 gathers in front: what the L1 cache of an H100 or H200 holds
-SMALL_X = 2**20  # bytes of an x too small to be worth that
+SMALL_X = 2**20  # bytes of an x too small to be worth that, or what follows
+KEPT_MISSES = 0.25  # of an entry's x, from which CSR5 does better without the part of the L1 cache that sums take
+KEPT_ROWS = dialect.LAUNCH.most_kept * 2 // 3  # of a tile, on average, so that in all likelihood no tile has too many
 UNROLL = 4  # entries whose loads a thread of the GPU's kernels issues together
 
 
@@ -97,7 +99,7 @@ def storages(csr: Csr, dtype: Any, platform: str) -> Iterator[Storage]:
     def misses(block: int, sigma: int) -> float:
         return features.misses(csr, block, sigma, a_sector)
 
-    for storage in _storages(csr, dtype, platform):
+    for storage in _storages(csr, dtype, platform, misses):
         if on_gpu:
             of = (storage.rows, storage.layout["sigma"]) if storage.sorted else (L1_ROWS, 1)
             hot = storage.layout.get("hot", 0)
@@ -106,11 +108,11 @@ def storages(csr: Csr, dtype: Any, platform: str) -> Iterator[Storage]:
         yield storage
 
 
-def _storages(csr: Csr, dtype: Any, platform: str) -> Iterator[Storage]:
+def _storages(csr: Csr, dtype: Any, platform: str, misses: Callable[[int, int], float]) -> Iterator[Storage]:
     lengths, itemsize, on_gpu = np.diff(csr.indptr), dtype.itemsize, platform == "gpu"
     yield _csr(csr, lengths, itemsize)
     if on_gpu:
-        yield from _csr5(csr, itemsize)
+        yield from _csr5(csr, itemsize, misses)
     yield _ell(lengths, itemsize)
     uneven = features.slice_widths(lengths, 128).sum() * 128 > WORTH_SORTING * csr.nnz
     for slice_size, sigma in SLICES[platform]:
@@ -148,7 +150,7 @@ def _csr(csr: Csr, lengths: np.ndarray, itemsize: int) -> Storage:
     )
 
 
-def _csr5(csr: Csr, itemsize: int) -> Iterator[Storage]:
+def _csr5(csr: Csr, itemsize: int, misses: Callable[[int, int], float]) -> Iterator[Storage]:
     lanes, depth = shape = csr5.tile_for(csr.nnz, csr.shape[0])
     size, rows = lanes * depth, csr5.rows_of(csr, shape)
     places = rows.tiles(size) * size
@@ -159,14 +161,16 @@ def _csr5(csr: Csr, itemsize: int) -> Iterator[Storage]:
     if rows.cut is not None:
         tail = Tail(0, 0, rows.cut.size, np.zeros(n_rows - csr.shape[0], np.int64))
     n_cols, number = csr.shape[1], max(itemsize, 4)  # values of 16 bits multiply an x of 32
-    for hot in (0, min(HOT_BYTES // number, n_cols // 4)) if n_cols * number >= SMALL_X else (0,):
+    large = n_cols * number >= SMALL_X
+    for hot in (0, min(HOT_BYTES // number, n_cols // 4)) if large else (0,):
         # Beside hot columns, which lie in front, hardly any others are near enough for 16 bits.
         wide = 1.0 if hot else features.wide_blocks(csr, in_tile(csr.shape[0]), NARROW_PADDING)
         index = (2 + 2 * wide) * places + 4 * n_tiles * (lanes + 1 + (wide < 1) + (0 < wide < 1))
         index += (0 if rows.cut is None else 8 * rows.cut.size + 4) + (4 * n_cols if hot else 0)
+        keep = large and not hot and KEPT_ROWS * n_tiles >= n_rows and misses(L1_ROWS, 1) >= KEPT_MISSES
         yield Storage(
             "csr5",
-            {"tile_shape": shape, "hot": hot},
+            {"tile_shape": shape, "hot": hot, "keep_sums": keep},
             round(places * itemsize + index),
             places,
             places,
@@ -176,7 +180,7 @@ def _csr5(csr: Csr, itemsize: int) -> Iterator[Storage]:
             tail,
             by_columns=False,
             hops=hops,
-            written=n_rows,
+            written=0 if keep else n_rows,
             copied=n_cols if hot else 0,
             words=(f"the {hot} most used columns first" if hot else f"{1 - wide:.0%} of tiles in 16 bits",),
         )

@@ -160,7 +160,7 @@ def test_barbieris_table_5_is_what_the_formats_take(problem, format, printed):
 
 # All that decides sizes; "K" stands for the width by the rule of a third.
 LAYOUTS = {
-    "csr5": {"tile_shape": (128, 16), "hot": 0},
+    "csr5": {"tile_shape": (128, 16), "hot": 0, "keep_sums": False},
     "ellrt": {"threads_per_row": 4},
     "hll": {"slice_size": 32, "sigma": 1},
     "hdia": {"slice_size": 32, "sigma": 1},

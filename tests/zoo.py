@@ -116,7 +116,11 @@ CASES = {
 # not listed runs with its defaults.
 OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
     "csr": ({}, {"threads_per_row": 1}, {"threads_per_row": 4}),
-    "csr5": ({"tile_shape": (128, 8)}, {"tile_shape": (256, 16)}, {"tile_shape": (128, 8), "hot": 3}),
+    "csr5": (
+        {"tile_shape": (128, 8)},
+        {"tile_shape": (256, 16), "keep_sums": True},
+        {"tile_shape": (128, 8), "hot": 3},
+    ),
     "hdia": ({"slice_size": 5, "sigma": 10}, {"slice_size": 128}),
     "ellr": ({}, {"threads_per_row": 2}, {"threads_per_row": 4}),
     "ellrt": ({"threads_per_row": 2}, {"threads_per_row": 4}),

@@ -45,6 +45,7 @@ from jaxsparse_fmt.formats import split, storing
 from jaxsparse_fmt.formats.by_rule import Array, array_fields, index_in_data, register
 from jaxsparse_fmt.kernels import columns, tiles
 from jaxsparse_fmt.kernels.address import expand_ptr, take
+from jaxsparse_fmt.kernels.dialect import LAUNCH
 from jaxsparse_fmt.kernels.tiles import MARK, NARROW_PADDING, WIDE_MARK, Tiles
 from jaxsparse_fmt.matrix import SparseMatrix
 
@@ -72,9 +73,14 @@ class CSR5(SparseMatrix):
     n_pieces: int
     tile_shape: tuple[int, int]
     hot: int
+    kept_rows: int
 
     name = "csr5"
-    layout_options = ("tile_shape", "hot")
+    layout_options = ("tile_shape", "hot", "keep_sums")
+
+    @property
+    def keep_sums(self) -> bool:
+        return self.kept_rows > 0
 
     @property
     def arrays(self) -> dict[str, Array]:
@@ -89,7 +95,8 @@ class CSR5(SparseMatrix):
     @property
     def faces(self) -> CSR5Faces:
         n_rows, n_cols = self.shape
-        lie = Tiles((n_rows + self.n_pieces, n_cols), self.n_stored, *self.tile_shape, self.n_pieces)
+        shape = n_rows + self.n_pieces, n_cols
+        lie = Tiles(shape, self.n_stored, *self.tile_shape, self.n_pieces, self.kept_rows)
         return CSR5Faces(lie, tuple(self.arrays))
 
     def coordinates(self) -> tuple[Array, Array, Array]:
@@ -117,6 +124,7 @@ class CSR5(SparseMatrix):
         max_bytes: int | None,
         tile_shape: tuple[int, int] | None = None,
         hot: int = 0,
+        keep_sums: bool = False,
     ) -> Self:
         """Deals out the entries.
 
@@ -126,17 +134,23 @@ class CSR5(SparseMatrix):
             too few tiles.
           hot: how many of the most used columns are stored as the first ones; at most all. A product then also copies
             x, which pays where so many hold most entries and fit the L1 cache: 2¹⁶ numbers in float32.
+          keep_sums: on a GPU with Mosaic, the block of a tile keeps the sums of a product with one vector in shared
+            memory, which the L1 cache gives up, and writes them together, if no tile has more than 4,096 rows. It pays
+            where x is mostly read from the L2 cache, which else takes every sum as a sector of 32 bytes.
 
         Raises:
-          ValueError: another shape, or hot below 0. TypeError: hot is no integer.
+          ValueError: another shape, or hot below 0. TypeError: hot is no integer, or keep_sums no bool.
         """
+        if not isinstance(keep_sums, bool):
+            raise TypeError(f"keep_sums must be True or False; got {keep_sums!r}")
         hot = min(storing.positive("hot", hot, "column", least=0), csr.shape[1])
         lanes, depth = shape = tile_for(csr.nnz, csr.shape[0]) if tile_shape is None else _checked(tile_shape)
         size, rows = lanes * depth, rows_of(csr, shape)
         n_tiles = rows.tiles(size)
         storing.check_memory(cls.name, n_tiles * size, csr, dtype, max_bytes, index=4 + 4 / depth)
         order, csr = _hot_first(csr, hot)
-        values, lanes_of, index = _stored(csr, rows, n_tiles, shape, dtype)
+        values, lanes_of, most_rows, index = _stored(csr, rows, n_tiles, shape, dtype)
+        kept_rows = _rounded(int(most_rows)) if keep_sums else 0
         return cls(
             values,
             csr.shape,
@@ -150,6 +164,7 @@ class CSR5(SparseMatrix):
             n_pieces=rows.lengths.shape[0] - csr.shape[0],
             tile_shape=shape,
             hot=hot,
+            kept_rows=kept_rows if kept_rows <= LAUNCH.most_kept else 0,
         )
 
 
@@ -169,11 +184,14 @@ class CSR5Faces(split.ByPlaces):
     def n_stored(self) -> int:
         return self.tiles.n_stored
 
+    def shares_memory(self, face: str, p: int) -> bool:
+        return face == "product" and p == 1 and self.tiles.kept_rows > 0
+
     def product(self, values, x, structure, backend):
         arrays, rows, piece_ptr, order = self._parts(structure)
         x = x if order is None else x.at[:, order].get(mode="promise_in_bounds")
         backend = columns.supported(backend, values, x)
-        y, sums = tiles.product(values, x, arrays, tiles=self.tiles, backend=backend)
+        y, sums = tiles.product(values, x, arrays, tiles=self.tiles, backend=backend, piece_ptr=piece_ptr)
         return y if rows is None else split.with_pieces(y, sums, rows, piece_ptr, backend)
 
     def places(self, structure: tuple[Array, ...]) -> tuple[Array, Array, Array]:
@@ -298,22 +316,32 @@ def _hot_first(csr: Csr, hot: int) -> tuple[Any, Csr]:
 
 def _stored(
     csr: Csr, rows: Rows, n_tiles: int, shape: tuple[int, int], dtype: Any
-) -> tuple[Array, Any, dict[str, Any]]:
-    """`values`; `lane_row` and `hops`; and the arrays of the columns by name."""
+) -> tuple[Array, Any, Any, dict[str, Any]]:
+    """`values`; `lane_row` and `hops`; rows of a tile at most; and the arrays of the columns by name."""
     xp, size = storing.namespace(csr.data), shape[0] * shape[1]
     if n_tiles == 0:
         nothing = np.zeros(0, np.int32)
         none = dict.fromkeys(("marked_delta", "col_base", "index_start"))
-        return jnp.zeros(0, dtype), (nothing, nothing), {"marked_col": nothing, **none}
+        return jnp.zeros(0, dtype), (nothing, nothing), 0, {"marked_col": nothing, **none}
     deal = functools.partial(_dealt, np) if xp is np else _dealt_on_device
     entries_of = (csr.data, csr.indices) if csr.nnz else (xp.zeros(1, csr.data.dtype), xp.zeros(1, np.int32))
     given = *entries_of, rows.lengths, rows.source, rows.real, rows.window(size)
-    values, col, last, lane_row, hops = deal(*given, n_tiles, rows.total, shape, csr.shape[1], np.dtype(dtype))
-    return jnp.asarray(values), (lane_row, hops), _narrowed(xp, col, last, n_tiles, csr.shape[1])
+    sizes = n_tiles, rows.total, shape, csr.shape[1], np.dtype(dtype)
+    values, col, last, lane_row, hops, most_rows = deal(*given, *sizes)
+    index = _narrowed(xp, col, last, n_tiles, csr.shape[1])
+    return jnp.asarray(values), (lane_row, hops), most_rows, index
+
+
+def _rounded(n: int) -> int:
+    """The least of 0, 1, 2, 3, 4, 6, 8, 12 and so on that is no less than n, so that few matrices differ in it."""
+    power = 1 << max(n - 1, 0).bit_length()
+    return power // 4 * 3 if n <= power // 4 * 3 else power
 
 
 def _dealt(xp: Any, data, indices, lengths, source, real, window, n_tiles: int, total: int, shape, n_cols: int, dtype):
-    """Every place asks for its entry -> values, columns, whether it is the last of its row, `lane_row`, `hops`."""
+    """Every place asks for its entry -> values, columns, whether it is the last of its row, `lane_row`, `hops`, rows of
+    a tile at most.
+    """
     lanes, depth = shape
     index, n = index_dtype(max(total, n_tiles * lanes * depth)), lengths.shape[0]
     lengths = lengths.astype(index)
@@ -353,7 +381,7 @@ def _dealt(xp: Any, data, indices, lengths, source, real, window, n_tiles: int, 
         hops = np.maximum.reduceat(spans, first_row)
     else:
         hops = jax.ops.segment_max(spans, tile, n_tiles, indices_are_sorted=True)
-    return values, col, last, lane_row, hops
+    return values, col, last, lane_row, hops, xp.diff(first_row, append=n).max()
 
 
 _dealt_on_device = jax.jit(functools.partial(_dealt, jnp), static_argnums=(6, 7, 8, 9, 10))

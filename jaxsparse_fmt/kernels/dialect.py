@@ -10,6 +10,7 @@ the right-hand sides that a lane reads at once (`Run`).
     d.load(ref, idx, live, other)      ref[idx] where live, else other; dead lanes touch no invalid address.
                                        once=True: nothing reads it again, so it need not stay in cache
     d.store(ref, idx, value, live)     ref[idx] = value where live
+    d.own(i, n)                        where block i's own part begins in an array of scratch, n numbers for each
     d.barrier()                        what the lanes of the block have stored, all of them now read
     d.sum_threads(value, n, stride)    in every lane the sum over its group: n lanes at distances of `stride`. Both are
                                        powers of two, and the group lies in a warp
@@ -62,6 +63,8 @@ class Launch:
     run_bytes: int = 16  # and so many bytes of them at most, the longest load
     lanes_a_row: int = 8  # neighbouring lanes that share more of them, before A is read again
     columns_alone: int = 8  # in registers, where neighbouring lanes do not share them
+    most_kept: int = 2**12  # sums that a block keeps to itself until it has them all
+    kept_bytes: int = 64  # and then, in sums, the entries of a lane whose loads are issued before the first use
     stream: bool = True  # Triton: evict what is read once, the matrix, before what is read again, x
     # Lanes that one thread works for, and entries of a lane whose loads are issued before the first use, by what a lane
     # has to do beside its values. Where that is little, one lane a thread keeps too few bytes in flight.
@@ -121,11 +124,15 @@ def block(dialect: str, load: str, slice_size: int) -> Block:
     return Block(slice_size if fits else LAUNCH.rows, per_thread, unroll)
 
 
-def tile_block(lanes: int, p: int) -> Block:
+def tile_block(lanes: int, p: int, kept_bytes: int = 0) -> Block:
     """The block for a tile of `lanes` and p right-hand sides. In Mosaic GPU it has several warpgroups, which only
     barriers may bring together, since its sums and maxima over lanes are those of one.
+
+    Args:
+      kept_bytes: of a sum, where the block keeps them; else 0.
     """
-    return Block(lanes, *LAUNCH.loads["tiles" if p == 1 else "columns"])
+    per_thread, unroll = LAUNCH.loads["tiles" if p == 1 else "columns"]
+    return Block(lanes, per_thread, LAUNCH.kept_bytes // kept_bytes if kept_bytes else unroll)
 
 
 def columns_block(dialect: str, load: str, lanes_a_row: int) -> Block:
@@ -234,11 +241,12 @@ def active_backend(own: str) -> str:
     return _backend.value if own == "auto" else own
 
 
-def resolve(backend: str, platform: str | None, places: int = 0) -> str:
+def resolve(backend: str, platform: str | None, places: int = 0, shared: bool = False) -> str:
     """What runs for `backend` where a face is lowered for `platform`: "cuda", "cpu", or None for any other.
 
     Args:
       places: that are stored. Below `LAUNCH.native_places`, "auto" does not start Numba for them.
+      shared: the kernel is faster where the lanes of a block share memory.
 
     Returns:
       "xla", "triton", "mosaic", "numba" or "interpret".
@@ -263,7 +271,12 @@ def resolve(backend: str, platform: str | None, places: int = 0) -> str:
         if backend == "auto" and platform == "cpu" and places >= LAUNCH.native_places and native_importable():
             return "numba"
         return "interpret" if backend == "interpret" else "xla"
-    return _preferred_dialect() if backend == "auto" else backend
+    return _preferred_dialect(shared) if backend == "auto" else backend
+
+
+def shares_memory(resolved: str) -> bool:
+    """Whether scratch is memory that the lanes of a block share, where it costs little to bring numbers in order."""
+    return resolved == "mosaic"
 
 
 def is_pallas(resolved: str) -> bool:
@@ -277,14 +290,17 @@ def native_importable() -> bool:
 
 
 @functools.cache
-def _preferred_dialect() -> str:
-    """Triton from Ampere on where Pallas has it, else Mosaic GPU from Hopper on, else plain jnp with one warning."""
+def _preferred_dialect(shared: bool = False) -> str:
+    """Triton from Ampere on where Pallas has it, else Mosaic GPU from Hopper on, else plain jnp with one warning; in
+    the other order where shared memory helps.
+    """
     gpus = [d for d in jax.devices() if d.platform == "gpu"]
     capability = float(getattr(gpus[0], "compute_capability", "9.0")) if gpus else 9.0
-    if capability >= 8.0 and _importable("jax.experimental.pallas.triton"):
-        return "triton"
-    if capability >= 9.0 and _importable("jax.experimental.pallas.mosaic_gpu"):
-        return "mosaic"
+    least = {"triton": 8.0, "mosaic": 9.0}
+    module = {"triton": "jax.experimental.pallas.triton", "mosaic": "jax.experimental.pallas.mosaic_gpu"}
+    for name in sorted(least, reverse=not shared):
+        if capability >= least[name] and _importable(module[name]):
+            return name
     warnings.warn(
         "this JAX has no Pallas dialect for this GPU; products run as plain XLA, several times slower. Triton needs "
         "compute capability 8.0, Mosaic GPU 9.0 and the absl-py package.",
@@ -351,6 +367,7 @@ def launch(
     blocks: int,
     inputs: Mapping[str, jax.Array | None],
     outputs: Mapping[str, jax.ShapeDtypeStruct],
+    scratch: Mapping[str, jax.ShapeDtypeStruct] | None = None,
 ) -> tuple[jax.Array, ...]:
     """Runs `kernel(d, **refs)` in each of `blocks`, with `inputs` that are not None and `outputs`, all flat.
 
@@ -358,19 +375,20 @@ def launch(
       dialect: "triton", "mosaic" or "interpret".
       block: the shape of one block.
       blocks: how many; one axis, since CUDA allows only 65,535 along the others.
+      scratch: what the lanes of a block leave for one another: so much for each, from `d.own` on.
     """
-    given = {k: v for k, v in inputs.items() if v is not None}
-    names = (*given, *outputs)
+    given, scratch = {k: v for k, v in inputs.items() if v is not None}, scratch or {}
+    names = (*given, *outputs, *scratch)
     out = tuple(_varying_like(o, next(iter(given.values()))) for o in outputs.values())
     run = _launch_mosaic if dialect == "mosaic" else functools.partial(_launch_triton, dialect == "interpret")
 
     def body(d: Any, *refs: Any) -> None:
         kernel(d, **dict(zip(names, refs, strict=True)))
 
-    return run(body, name, block, blocks, out, tuple(given.values()))
+    return run(body, name, block, blocks, out, tuple(scratch.values()), tuple(given.values()))
 
 
-def _launch_triton(interpret: bool, body, name, block: Block, blocks, out, inputs):
+def _launch_triton(interpret: bool, body, name, block: Block, blocks, out, scratch, inputs):
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
@@ -378,6 +396,9 @@ def _launch_triton(interpret: bool, body, name, block: Block, blocks, out, input
         num_warps=max(block.rows // (LAUNCH.warp * block.lanes_per_thread), 1), num_stages=LAUNCH.stages
     )
     d = (Interpreted if interpret else Triton)(block.rows, LAUNCH.stream)
+    # Without shared memory to itself a block has a part of an output that nobody reads.
+    beside = tuple(_varying_like(jax.ShapeDtypeStruct((blocks * s.size,), s.dtype), inputs[0]) for s in scratch)
+    out, n_out = (*out, *beside), len(out)
     return pl.pallas_call(
         lambda *refs: body(d, *refs),
         out_shape=out,
@@ -385,14 +406,16 @@ def _launch_triton(interpret: bool, body, name, block: Block, blocks, out, input
         interpret=interpret,
         compiler_params=params,
         name=name,
-    )(*inputs)
+    )(*inputs)[:n_out]
 
 
-def _launch_mosaic(body, name, block: Block, blocks, out, inputs):
+def _launch_mosaic(body, name, block: Block, blocks, out, scratch, inputs):
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
-    # JAX 0.11 renamed out_shape to out_type.
+    # JAX 0.11 renamed out_shape and scratch_shapes.
     renamed = "out_type" in inspect.signature(plgpu.kernel).parameters
+    shapes = ("out_type", "scratch_types") if renamed else ("out_shape", "scratch_shapes")
+    own: Any = tuple(plgpu.SMEM(s.shape, s.dtype) for s in scratch)
 
     warpgroups = block.rows // (WARPGROUP * block.lanes_per_thread)
 
@@ -400,12 +423,12 @@ def _launch_mosaic(body, name, block: Block, blocks, out, inputs):
         body(Mosaic(block.rows, warpgroups), *refs)
 
     kernel.__name__ = name
-    threads = {"num_threads": warpgroups, "thread_name": "warpgroup"} if warpgroups > 1 else {}
+    threads: dict[str, Any] = {"num_threads": warpgroups, "thread_name": "warpgroup"} if warpgroups > 1 else {}
     return plgpu.kernel(
         kernel,
         grid=(blocks,),
         grid_names=("block",),
         compiler_params=plgpu.CompilerParams(),
         **threads,
-        **{"out_type" if renamed else "out_shape": out},
+        **dict(zip(shapes, (out, own), strict=True)),
     )(*inputs)

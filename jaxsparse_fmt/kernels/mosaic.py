@@ -49,8 +49,12 @@ class Mosaic:
         return jnp.where(live, values, jnp.asarray(other, values.dtype))
 
     def store(self, ref: Any, idx: jax.Array, value: jax.Array, live: jax.Array) -> None:
-        idx = jnp.where(jnp.broadcast_to(live, idx.shape), idx, -jnp.ones_like(idx))
-        self._scatter(ref, idx, value.astype(ref.dtype))
+        live = self._plgpu.layout_cast(jnp.broadcast_to(live, idx.shape), self._layout)
+        self._scatter(ref, idx, value.astype(ref.dtype), live)
+
+    def own(self, i: jax.Array, n: int) -> jax.Array:
+        """Scratch is shared memory, of each block its own."""
+        return jnp.zeros_like(i)
 
     def barrier(self) -> None:
         @self._plgpu.inline_mgpu(arg_types=())
@@ -121,25 +125,23 @@ class Mosaic:
 
         return gather(ref, idx)
 
-    def _scatter(self, ref: Any, idx: jax.Array, value: jax.Array) -> None:
-        """ref[idx] = value where idx is not negative."""
+    def _scatter(self, ref: Any, idx: jax.Array, value: jax.Array, live: jax.Array) -> None:
+        """ref[idx] = value where live."""
         plgpu = self._plgpu
 
-        @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), self._layout, self._layout))
-        def scatter(_, ref, idx, value):
+        @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), *[self._layout] * 3))
+        def scatter(_, ref, idx, value, live):
             from jaxlib.mlir import ir
-            from jaxlib.mlir.dialects import arith, llvm, scf
+            from jaxlib.mlir.dialects import llvm, scf
 
             for position, register in np.ndenumerate(idx.registers):
-                at = _element(register)
-                zero = arith.constant(at.type, 0)
-                store = scf.IfOp(arith.cmpi(arith.CmpIPredicate.sge, at, zero))
+                store = scf.IfOp(_element(live.registers[position]))
                 with ir.InsertionPoint(store.then_block):
                     address, _ = _address(ref, register)
                     llvm.store(_element(value.registers[position]), address)
                     scf.yield_([])
 
-        scatter(ref, idx, value)
+        scatter(ref, idx, value, live)
 
 
 def _element(register):

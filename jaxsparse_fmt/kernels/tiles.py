@@ -54,6 +54,8 @@ class Tiles:
       n_stored: places.
       lanes, entries: of a tile.
       n_pieces: how many of the rows, the last ones, are pieces.
+      kept_rows: no fewer than any tile has, if blocks that share memory keep the sums of one right-hand side there
+        until they have them all; else 0.
     """
 
     shape: tuple[int, int]
@@ -61,6 +63,7 @@ class Tiles:
     lanes: int
     entries: int
     n_pieces: int = 0
+    kept_rows: int = 0
 
     @property
     def n_tiles(self) -> int:
@@ -106,17 +109,22 @@ def product(
     *,
     tiles: Tiles,
     backend: str,
+    piece_ptr: Array | None = None,  # [n_long + 1], its last the pieces that there are; None: as many as `tiles` says
 ) -> tuple[Array, Array]:  # [b, n_rows - n_pieces, p], [b, n_pieces, p]
     """A·x, of rows and of pieces, one block a tile."""
     (batch, _, p), dtype, n_rows = x.shape, jnp.result_type(values, x), tiles.shape[0]
     n_pieces = tiles.n_pieces
-    n_heads = batch * tiles.n_tiles * tiles.lanes * p
-    backend = columns.supported(backend, values, x, size=max(batch * n_rows * p, n_heads))
-    if not dialect.is_pallas(backend):
-        return product_reference(values, x, arrays, tiles=tiles)
-    block, run = dialect.tile_block(tiles.lanes, p), dialect.Run.of(backend, p, x.dtype)
     block_columns = min(p, dialect.LAUNCH.columns_alone)
     column_blocks = -(-p // block_columns)
+    blocks, n_heads = tiles.n_tiles * column_blocks * batch, tiles.lanes * block_columns
+    backend = columns.supported(backend, values, x, size=max(batch * n_rows * p, blocks * n_heads))
+    if not dialect.is_pallas(backend):
+        return product_reference(values, x, arrays, tiles=tiles)
+    run, acc, scratch = dialect.Run.of(backend, p, x.dtype), accumulator(dtype), ("heads", n_heads)
+    keeps = p == 1 and tiles.kept_rows > 0 and dialect.shares_memory(backend)
+    if keeps:
+        scratch = ("kept", tiles.kept_rows + tiles.lanes)
+    block = dialect.tile_block(tiles.lanes, p, keeps * jnp.dtype(acc).itemsize)
     kernel = functools.partial(
         product_kernel,
         tiles=tiles,
@@ -125,22 +133,22 @@ def product(
         run=run,
         column_blocks=column_blocks,
         unroll=math.gcd(block.unroll, tiles.entries),
-        acc=accumulator(dtype),
-        address_dtype=index_dtype(max(values.size, x.size, batch * n_rows * p, n_heads)),
+        acc=acc,
+        address_dtype=index_dtype(max(values.size, x.size, batch * n_rows * p, blocks * n_heads)),
     )
     sums = {"pieces": jax.ShapeDtypeStruct((batch * n_pieces * p,), dtype)} if n_pieces else {}
-    y, _, *rest = dialect.launch(
+    y, *rest = dialect.launch(
         kernel,
         backend,
         name="tiles_kernel",
         block=block,
-        blocks=tiles.n_tiles * column_blocks * batch,
-        inputs={"values": values.reshape(-1), "x": x.reshape(-1), **arrays},
+        blocks=blocks,
+        inputs={"values": values.reshape(-1), "x": x.reshape(-1), **arrays, "piece_ptr": piece_ptr if keeps else None},
         outputs={
             "y": jax.ShapeDtypeStruct((batch * (n_rows - n_pieces) * p,), dtype),
-            "heads": jax.ShapeDtypeStruct((n_heads,), accumulator(dtype)),
             **sums,
         },
+        scratch={scratch[0]: jax.ShapeDtypeStruct(scratch[1:], acc)},
     )
     pieces = rest[0] if rest else jnp.zeros(0, dtype)
     return y.reshape(batch, n_rows - n_pieces, p), pieces.reshape(batch, n_pieces, p)
@@ -160,8 +168,10 @@ def product_kernel(
     values,  # [b·n_stored]
     x,  # [b·n_cols·p]
     y,  # [b·(n_rows - n_pieces)·p], out
-    heads,  # [b·n_tiles·lanes·p], out
     pieces=None,  # [b·n_pieces·p], out
+    heads=None,  # [lanes·block_columns], scratch
+    kept=None,  # [kept_rows + lanes], scratch instead
+    piece_ptr=None,  # [n_long + 1]
     lane_row,
     hops,
     tiles: Tiles,
@@ -174,17 +184,18 @@ def product_kernel(
     address_dtype,
     **index,
 ):
-    C, n_cols, n_own = tiles.lanes, tiles.shape[1], tiles.shape[0] - tiles.n_pieces
+    C, n_cols = tiles.lanes, tiles.shape[1]
     block, count = d.program_id(), jnp.int32(column_blocks)
     of_batch = lax.div(block, jnp.int32(tiles.n_tiles))
     tile, batch = lax.rem(block, jnp.int32(tiles.n_tiles)), lax.div(of_batch, count).astype(address_dtype)
     of_p = run.columns(lax.rem(of_batch, count) * jnp.int32(block_columns), block_columns, p)
-    lane, one, nought = d.lanes(), d.full(1, jnp.int32), d.full(0, jnp.int32)
-    at = tile * jnp.int32(C) + lane
-    begins = d.load(lane_row, at)
+    lane = d.lanes()
+    begins = d.load(lane_row, tile * jnp.int32(C) + lane)
     column = _columns_of(d, index, tile, tiles)
 
     def put(row, totals, live):
+        """Stores sums of rows."""
+        n_own = tiles.shape[0] - tiles.n_pieces
         row, own = row.astype(address_dtype), live if pieces is None else live & (row < n_own)
         for (q, inside), total in zip(of_p, totals, strict=True):
             at = run.places((batch * n_own + row) * p + q)
@@ -193,8 +204,14 @@ def product_kernel(
                 at = run.places((batch * tiles.n_pieces + row - n_own) * p + q)
                 d.store(pieces, at, total, run.beside(live & (row >= n_own) & inside))
 
+    sums_of = _Sums(d, put, begins, run, len(of_p), acc, block.astype(address_dtype), heads, C * block_columns)
+    if kept is not None:
+        first_row = d.load(lane_row, tile * jnp.int32(C))
+        row_after = _row_after(d, lane_row, piece_ptr, tile, tiles)
+        sums_of = _KeptSums(d, put, begins, first_row, row_after, kept, tiles.kept_rows)
+
     def trip(t, carry):
-        row, in_head, sums, head = carry
+        sums, state = carry
         places = [(t * jnp.int32(unroll) + jnp.int32(u)) * jnp.int32(C) + lane for u in range(unroll)]
         loaded = column(places)
         start = batch * tiles.n_stored + tile.astype(address_dtype) * (C * tiles.entries)
@@ -205,32 +222,21 @@ def product_kernel(
             gathered.append(run.load(d, x, base, of_p, live))
         for v, xs, (_, _, last) in zip(vals, gathered, loaded, strict=True):
             sums = tuple(s + run.beside(v.astype(acc)) * xq.astype(acc) for s, xq in zip(sums, xs, strict=True))
-            ends_head = last & (in_head > 0)
-            put(row, sums, last & (in_head == 0))
-            head = tuple(jnp.where(run.beside(ends_head), s, h) for s, h in zip(sums, head, strict=True))
+            state = sums_of.ended(state, sums, last)
             sums = tuple(jnp.where(run.beside(last), jnp.zeros_like(s), s) for s in sums)
-            row, in_head = jnp.where(last, row + one, row), jnp.where(last, nought, in_head)
-        return row, in_head, sums, head
+        return sums, state
 
-    in_head = jnp.where(begins < 0, one, nought)
     zero = tuple(run.along(d.full(0, acc)) for _ in of_p)
-    carry = jnp.where(begins < 0, -1 - begins, begins), in_head, zero, zero
     trips = jnp.int32(tiles.entries // unroll)
-    row, in_head, sums, head = lax.fori_loop(jnp.int32(0), trips, trip, carry)
-
-    def head_at(lanes_on):
-        return ((batch * tiles.n_tiles * C) + (at + lanes_on).astype(address_dtype)) * p
-
-    for (q, inside), s, h in zip(of_p, sums, head, strict=True):
-        at_head = run.places(head_at(jnp.int32(0)) + q)
-        d.store(heads, at_head, jnp.where(run.beside(in_head > 0), s, h), run.beside((lane < C) & inside))
+    sums, state = lax.fori_loop(jnp.int32(0), trips, trip, (zero, sums_of.begin()))
+    row, is_open = sums_of.store_heads(state, sums)
     d.barrier()
 
     def ahead(lanes_on, live):
         """Whether this lane's last row goes on in the lane so many on, and what that lane has of an earlier row."""
         live = live & (lane + lanes_on < C)
-        goes_on = live & (d.load(lane_row, at + lanes_on, live, 0) == -1 - row)
-        return goes_on, run.load(d, heads, head_at(lanes_on), of_p, live)
+        goes_on = live & (d.load(lane_row, tile * jnp.int32(C) + lane + lanes_on, live, 0) == -1 - row)
+        return goes_on, sums_of.head(lanes_on, live, goes_on)
 
     def added(sums, found):
         goes_on, more = found
@@ -242,10 +248,102 @@ def product_kernel(
         first = jnp.int32(2) + t * jnp.int32(together)
         return functools.reduce(added, [ahead(first + jnp.int32(k), open_row) for k in range(together)], sums)
 
-    open_row, _ = neighbour = ahead(jnp.int32(1), in_head == 0)
+    open_row, _ = neighbour = ahead(jnp.int32(1), is_open)
     trips = lax.div(d.load(hops, tile) + jnp.int32(together - 2), jnp.int32(together))
     sums = lax.fori_loop(jnp.int32(0), trips, trip_ahead, added(sums, neighbour))
-    put(row, sums, open_row)
+    sums_of.finish(row, sums, open_row)
+
+
+def _row_after(d, lane_row, piece_ptr, tile, tiles: Tiles):
+    """The row behind the last one of a tile."""
+    following = d.load(lane_row, jnp.minimum(tile + 1, tiles.n_tiles - 1) * jnp.int32(tiles.lanes))
+    end = jnp.int32(tiles.shape[0])
+    if piece_ptr is not None:
+        n_pieces = d.load(piece_ptr, jnp.int32(piece_ptr.shape[0] - 1)).astype(jnp.int32)
+        end = jnp.int32(tiles.shape[0] - tiles.n_pieces) + n_pieces
+    return jnp.where(tile + 1 < tiles.n_tiles, following, end)
+
+
+class _Sums:
+    """Sums leave where a row ends: to y, or as the sum of a lane's head, what it has of an earlier lane's row."""
+
+    def __init__(self, d, put, begins, run, runs, acc, block, heads, n_heads):
+        self._d, self._put, self._begins, self._run, self._heads = d, put, begins, run, heads
+        self._columns = [(k * run.length, True) for k in range(runs)]
+        self._own, self._stride = d.own(block, n_heads), n_heads // d.rows
+        self._zero = tuple(run.along(d.full(0, acc)) for _ in range(runs))
+        self._one, self._nought = d.full(1, jnp.int32), d.full(0, jnp.int32)
+
+    def begin(self):
+        row = jnp.where(self._begins < 0, -1 - self._begins, self._begins)
+        return row, jnp.where(self._begins < 0, self._one, self._nought), self._zero
+
+    def ended(self, state, sums, last):
+        row, in_head, head = state
+        beside = self._run.beside
+        self._put(row, sums, last & (in_head == 0))
+        head = tuple(jnp.where(beside(last & (in_head > 0)), s, h) for s, h in zip(sums, head, strict=True))
+        return jnp.where(last, row + self._one, row), jnp.where(last, self._nought, in_head), head
+
+    def store_heads(self, state, sums):
+        row, in_head, head = state
+        at = self._own + self._d.lanes().astype(self._own.dtype) * self._stride
+        for (k, _), s, h in zip(self._columns, sums, head, strict=True):
+            of_head = jnp.where(self._run.beside(in_head > 0), s, h)
+            self._d.store(self._heads, self._run.places(at + k), of_head, self._run.beside(in_head >= 0))
+        return row, in_head == 0
+
+    def head(self, lanes_on, live, goes_on):
+        del goes_on  # the load need not wait for it
+        at = self._own + (self._d.lanes() + lanes_on).astype(self._own.dtype) * self._stride
+        return self._run.load(self._d, self._heads, at, self._columns, live)
+
+    def finish(self, row, sums, open_row):
+        self._put(row, sums, open_row)
+
+
+class _KeptSums:
+    """Sums of one right-hand side stay in the block's own memory, by row and behind them those of heads, by lane; the
+    block writes them to y together.
+    """
+
+    def __init__(self, d, put, begins, first_row, row_after, kept, kept_rows):
+        self._d, self._put, self._begins, self._kept = d, put, begins, kept
+        self._first, self._n, self._heads = first_row, row_after - first_row, jnp.int32(kept_rows)
+
+    def begin(self):
+        """Where the next sum goes, and that after it."""
+        place = self._begins - self._first
+        following = jnp.where(self._begins < 0, -self._begins - self._first, place + 1)
+        return jnp.where(self._begins < 0, self._heads + self._d.lanes(), place), following
+
+    def ended(self, state, sums, last):
+        place, following = state
+        self._d.store(self._kept, place, sums[0], last)
+        return jnp.where(last, following, place), jnp.where(last, following + 1, following)
+
+    def store_heads(self, state, sums):
+        place, _ = state
+        # Lanes of padding are in row n_rows, wherever that is.
+        self._d.store(self._kept, place, sums[0], place == self._heads + self._d.lanes())
+        return place + self._first, place < self._heads
+
+    def head(self, lanes_on, live, goes_on):
+        del live  # a lane without a head has left nothing
+        return (self._d.load(self._kept, self._heads + self._d.lanes() + lanes_on, goes_on, 0),)
+
+    def finish(self, row, sums, open_row):
+        d = self._d
+        d.store(self._kept, row - self._first, sums[0], open_row)
+        d.barrier()
+
+        def copy(t, _):
+            place = t * jnp.int32(d.rows) + d.lanes()
+            live = place < self._n
+            self._put(self._first + place, (d.load(self._kept, place, live, 0),), live)
+            return ()
+
+        lax.fori_loop(jnp.int32(0), lax.div(self._n + jnp.int32(d.rows - 1), jnp.int32(d.rows)), copy, ())
 
 
 def _columns_of(d, index, tile, tiles: Tiles):

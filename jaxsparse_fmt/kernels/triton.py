@@ -37,6 +37,9 @@ class Triton:
     def store(self, ref: Any, idx: jax.Array, value: jax.Array, live: jax.Array) -> None:
         self._triton.store(ref.at[idx], value.astype(ref.dtype), mask=jnp.broadcast_to(live, idx.shape))
 
+    def own(self, i: jax.Array, n: int) -> jax.Array:
+        return i * n
+
     def barrier(self) -> None:
         self._triton.debug_barrier()
 

@@ -10,7 +10,7 @@ a format of the same arrays joins without a line here.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from jaxsparse_fmt.kernels.tiles import NARROW_PADDING
 from jaxsparse_fmt.matrix import SparseMatrix
 
 POINTERS = ("slice_ptr", "row_ptr", "col_ptr", "col_start", "tail_ptr", "piece_ptr")
+COUNTS = ("n_pieces", "kept_rows")
 # The number that pads an array, from the matrix it belongs to.
 FILL: dict[str, Callable[[Any], int]] = {
     "values": lambda A: 0,
@@ -30,7 +31,7 @@ FILL: dict[str, Callable[[Any], int]] = {
     "marked_delta": lambda A: NARROW_PADDING,
     "col_idx": lambda A: A.shape[1],
     "marked_col": lambda A: A.shape[1],
-    "lane_row": lambda A: A.shape[0],
+    "lane_row": lambda A: A.shape[0] + A.n_pieces,  # as behind the last row: the tile before holds the rows up to here
     "hops": lambda A: 0,
     "tail_col": lambda A: A.shape[1],
     "offsets": lambda A: A.shape[1],  # a diagonal beyond the matrix
@@ -48,13 +49,13 @@ class Form:
       pattern: its dtype, which tells what it is (`kernels/column_rule.py`). Bits where some are, or some matrix has
         no pattern, since any place of that may hold a zero; None: no matrix has one.
       nnz: the most.
-      pieces: of rows, the most; 0 in formats that count none.
+      counts: of rows that a format counts, pieces say, the most; by the names of its fields.
     """
 
     sizes: dict[str, int]
     pattern: np.dtype | None
     nnz: int
-    pieces: int = 0
+    counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @staticmethod
     def of(A: SparseMatrix) -> Form:
@@ -65,7 +66,9 @@ class Form:
         pattern = arrays.get("pattern")
         holes = 0 if pattern is None or is_bits(pattern) else pattern.shape[0]
         kind = None if pattern is None else pattern.dtype
-        return Form(sizes | {"pattern": holes}, kind, A.nnz, getattr(A, "n_pieces", 0))
+        return Form(
+            sizes | {"pattern": holes}, kind, A.nnz, {name: getattr(A, name) for name in COUNTS if hasattr(A, name)}
+        )
 
 
 def agreed(forms: list[Form]) -> Form:
@@ -80,7 +83,8 @@ def agreed(forms: list[Form]) -> Form:
         kind = None if kinds == {None} else read
     else:
         kind = unread if unread in kinds else np.result_type(*kinds)
-    return Form(sizes, kind, max(form.nnz for form in forms), max(form.pieces for form in forms))
+    counts = {name: max(form.counts[name] for form in forms) for name in forms[0].counts}
+    return Form(sizes, kind, max(form.nnz for form in forms), counts)
 
 
 def arrays_in(A: SparseMatrix, form: Form) -> dict[str, np.ndarray]:
@@ -102,8 +106,7 @@ def arrays_in(A: SparseMatrix, form: Form) -> dict[str, np.ndarray]:
 def like(A: SparseMatrix, arrays: dict[str, Any], form: Form) -> SparseMatrix:
     """A with other arrays, of all shards say."""
     absent = {name: None for name in array_fields(type(A)) if name not in arrays}
-    counted = {"n_pieces": form.pieces} if hasattr(A, "n_pieces") else {}
-    return dataclasses.replace(A, **arrays, **absent, **counted, nnz=form.nnz)  # pyright: ignore[reportArgumentType]
+    return dataclasses.replace(A, **arrays, **absent, **form.counts, nnz=form.nnz)  # pyright: ignore[reportArgumentType]
 
 
 def general(A: SparseMatrix, forms: list[Form]) -> SparseMatrix:

@@ -6,12 +6,20 @@ import pytest
 
 from benchmarks import counters
 
-NAMES = ["ID", "Kernel Name", counters.TIME, counters.DRAM, counters.TO_L1, *counters.SHARES.values()]
+NAMES = [
+    "ID",
+    "Kernel Name",
+    counters.TIME,
+    counters.DRAM,
+    counters.TO_L1,
+    *counters.SHARES.values(),
+    counters.REGISTERS,
+]
 
 
 def csv_of(*kernels: tuple[str, int, int]) -> str:
     """As `ncu --csv --page raw` prints it, between other lines."""
-    rows = [[str(i), name, f"{ns:,}", f"{nbytes:,}", "0", *["50"] * 6] for i, (name, ns, nbytes) in enumerate(kernels)]
+    rows = [[str(i), name, f"{ns:,}", f"{nbytes:,}", "0", *["50"] * 8] for i, (name, ns, nbytes) in enumerate(kernels)]
     lines = [",".join(f'"{cell}"' for cell in row) for row in (NAMES, ["", *NAMES[1:]], *rows)]
     return "\n".join(["==PROF== Connected", *lines, "==PROF== Disconnected"])
 
@@ -30,4 +38,4 @@ def test_what_passes_is_added_up_and_shares_are_those_of_the_longest():
     kernels[1]["l1tex__t_sector_hit_rate.pct"] = "75"
     row = counters.counted({"matrix": "m"}, kernels)
     assert (row["kernels"], row["µs"], row["DRAM MB"]) == (2, pytest.approx(4), pytest.approx(3))
-    assert (row["in L1"], row["L2"]) == (0.75, 0.5)
+    assert (row["in L1"], row["L2"], row["registers"]) == (0.75, 0.5, 50)

@@ -16,7 +16,7 @@ from jaxsparse_fmt.formats import csr5
 from jaxsparse_fmt.matrix import build
 from tests.bytes_oracle import stated_bytes
 from tests.formats.pictures import RAGGED, assert_as_drawn, drawn_matrix, stored, value_sizes
-from tests.lowering import quick_jit
+from tests.lowering import SIGNATURES, lowered, quick_jit
 from tests.oracle import assert_same_storage
 
 LANES, ENTRIES = TILE = (128, 8)
@@ -153,6 +153,13 @@ def test_hops_are_the_lanes_that_the_longest_chain_goes_on_for(name):
     assert made(name).hops.tolist() == hops
 
 
+@every_matrix
+def test_no_tile_has_more_rows_than_are_said_and_some_has_more_than_two_thirds_of_them(name):
+    A, plain = made(name, keep_sums=True), made(name)
+    most = max(len({row for row, _ in places}) for places in dealt(name)[1])
+    assert most <= A.kept_rows < 1.5 * most and plain.kept_rows == 0
+
+
 @some_matrices
 def test_a_row_never_leaves_its_tile(name):
     A = made(name)
@@ -221,9 +228,10 @@ def test_a_tile_is_as_large_as_leaves_a_gpu_enough_of_them(nnz, n_rows, tile_sha
 
 
 def test_the_layout_says_the_tile_that_was_chosen():
-    assert stored("csr5").layout == {"tile_shape": (256, 8), "hot": 0}
-    assert jsf.from_scipy(RAGGED, "csr5", tile_shape=[512, 8]).layout == {"tile_shape": (512, 8), "hot": 0}
-    assert stored("csr5", hot=10**6).layout == {"tile_shape": (256, 8), "hot": 120}  # all columns
+    chosen = {"tile_shape": (256, 8), "hot": 0, "keep_sums": False}
+    assert stored("csr5").layout == chosen
+    assert jsf.from_scipy(RAGGED, "csr5", tile_shape=[512, 8]).layout == chosen | {"tile_shape": (512, 8)}
+    assert stored("csr5", hot=10**6).layout == chosen | {"hot": 120}  # all columns
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (6, 7), (0, 0)], ids=str)
@@ -232,6 +240,22 @@ def test_without_entries_the_rows_have_their_places_all_the_same(shape):
     assert A.n_stored == SIZE * (shape[0] > 0)
     np.testing.assert_array_equal(product(A, np.ones(shape[1])), np.zeros(shape[0]))
     np.testing.assert_array_equal(A.T @ np.ones(shape[0]), np.zeros(shape[1]))
+
+
+@pytest.mark.parametrize(
+    ("p", "keep", "dialect"), [(None, True, "mosaic"), (3, True, "triton"), (None, False, "triton")]
+)
+def test_one_vector_is_summed_in_shared_memory_where_sums_are_kept(p, keep, dialect):
+    A, x = made("mixed", keep_sums=keep), np.ones(N_COLS if p is None else (N_COLS, p))
+    assert SIGNATURES[dialect] in lowered(lambda A, x: A @ x, A, x)
+
+
+def test_sums_are_not_kept_where_a_tile_has_too_many_rows():
+    few, many = (of_lengths([1] * n, np.zeros(n, int)) for n in (3000, 5000))
+    assert [jsf.from_scipy(S, "csr5", tile_shape=(1024, 8), keep_sums=True).keep_sums for S in (few, many)] == [
+        True,
+        False,
+    ]
 
 
 # ------------------------------------------------------------------------------------------------------ hot columns

@@ -132,6 +132,7 @@ REFUSED = [
     ("csr5", {"tile_shape": 128}, ValueError, "got 128"),
     ("csr5", {"slice_size": 8}, ValueError, "format 'csr5' has no layout option 'slice_size'; it has: tile_shape, hot"),
     ("csr5", {"hot": -1}, ValueError, "hot must be at least 0 columns; got -1"),
+    ("csr5", {"keep_sums": 1}, TypeError, "keep_sums must be True or False; got 1"),
     ("csr5", {"hot": True}, TypeError, "hot must be an integer, a number of columns; got True"),
     ("ellr", {"threads_per_row": 8}, ValueError, "threads_per_row must be one of 1, 2, 4; got 8"),
     ("ellr", {"threads_per_row": None}, ValueError, "threads_per_row must be one of 1, 2, 4; got None"),

@@ -200,7 +200,8 @@ ONE_LANE = [
     Layout("pellr"),
     Layout("sell", (("slice_size", 128), ("max_width", 200))),
 ]
-TILES = [Layout("csr5", (("tile_shape", shape),)) for shape in ((128, 8), (512, 32))]
+KEPT = Layout("csr5", (("tile_shape", (512, 32)), ("keep_sums", True)))
+TILES = [*(Layout("csr5", (("tile_shape", shape),)) for shape in ((128, 8), (512, 32))), KEPT]
 # Several lanes a row, or two parts of one.
 SHARED = [
     Layout("coo"),

@@ -168,6 +168,14 @@ def test_without_triton_mosaic_is_preferred(monkeypatch, forgetful):
     assert dialect.resolve("auto", "cuda") == "mosaic"
 
 
+def test_where_lanes_share_memory_mosaic_is_preferred_if_it_is_there(monkeypatch, forgetful):
+    assert [dialect.resolve(b, "cuda", shared=True) for b in ("auto", "triton", "xla")] == ["mosaic", "triton", "xla"]
+    assert dialect.resolve("auto", "cpu", shared=True) == "xla"
+    dialect._preferred_dialect.cache_clear()
+    monkeypatch.setitem(sys.modules, "jax.experimental.pallas.mosaic_gpu", None)
+    assert dialect.resolve("auto", "cuda", shared=True) == "triton"
+
+
 def test_without_any_dialect_xla_runs_with_one_warning(monkeypatch, forgetful):
     for name in ("triton", "mosaic_gpu"):
         monkeypatch.setitem(sys.modules, f"jax.experimental.pallas.{name}", None)

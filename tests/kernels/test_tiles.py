@@ -18,6 +18,7 @@ from tests.formats.test_csr5 import KINDS, MATRICES, N_COLS, TILE
 from tests.kernels.host import Host
 from tests.kernels.test_columns import huge, kernels_in, vectors_in_kernels
 from tests.lowering import SIGNATURES, lowered, quick_jit
+from tests.partition.test_alike import brought_together
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 every_dialect = pytest.mark.parametrize("dialect", SIGNATURES)
@@ -25,7 +26,7 @@ every_dialect = pytest.mark.parametrize("dialect", SIGNATURES)
 
 def stored(name: str, tile_shape=TILE) -> tuple[jax.Array, dict[str, jax.Array], Tiles]:
     """Values, arrays and tiles of a matrix; pieces of rows are rows here."""
-    A = jsf.from_scipy(MATRICES[name], "csr5", tile_shape=tile_shape)
+    A = jsf.from_scipy(MATRICES[name], "csr5", tile_shape=tile_shape, keep_sums=True)
     return A.values, {k: a for k, a in A.arrays.items() if k not in ("long_rows", "piece_ptr")}, A.faces.tiles
 
 
@@ -86,6 +87,9 @@ class Checked(Host):
     def program_id(self):
         return jnp.int32(self.block)
 
+    def own(self, i, n):
+        return jnp.zeros_like(i)
+
     def barrier(self):
         self.phase += 1
 
@@ -104,12 +108,12 @@ class Checked(Host):
         ref.block[at], ref.phase[at] = self.block, self.phase
 
 
-def launch_checked(kernel, backend, *, name, block, blocks, inputs, outputs):
+def launch_checked(kernel, backend, *, name, block, blocks, inputs, outputs, scratch):
     del backend, name
     out = {k: Output(like) for k, like in outputs.items()}
     with jax.disable_jit():
         for i in range(blocks):
-            kernel(Checked(block.rows, i), **inputs, **out)
+            kernel(Checked(block.rows, i), **inputs, **out, **{k: Output(like) for k, like in scratch.items()})
     return tuple(jnp.asarray(o.array) for o in out.values())
 
 
@@ -123,13 +127,37 @@ def launch_checked(kernel, backend, *, name, block, blocks, inputs, outputs):
     ],
     ids=str,
 )
-def test_lanes_stay_in_bounds_store_every_row_once_and_read_others_behind_the_barrier(name, dtype, p, monkeypatch):
+@pytest.mark.parametrize("shares_memory", [False, True])
+def test_lanes_stay_in_bounds_store_every_row_once_and_read_others_behind_the_barrier(
+    name, dtype, p, shares_memory, monkeypatch
+):
     monkeypatch.setattr(dialect, "launch", launch_checked)
+    monkeypatch.setattr(dialect, "shares_memory", lambda backend: shares_memory)
     values, arrays, lie = stored(name)
     values, x = values.astype(dtype), whole(dtype, 1, N_COLS, p)
     got, _ = tiles.product(values[None], x, arrays, tiles=lie, backend="interpret")
     assert not np.isnan(got).any()
     np.testing.assert_array_equal(got, tiles.product_reference(values[None], x, arrays, tiles=lie)[0])
+
+
+@pytest.mark.parametrize("shares_memory", [False, True])
+def test_tiles_and_pieces_that_are_added_to_be_like_others_change_no_sum(shares_memory, monkeypatch):
+    monkeypatch.setattr(dialect, "launch", launch_checked)
+    monkeypatch.setattr(dialect, "shares_memory", lambda backend: shares_memory)
+    matrices = [
+        jsf.from_scipy(S, "csr5", tile_shape=TILE, keep_sums=True) for S in (MATRICES["wide"][78:91], MATRICES["long"])
+    ]
+    x, together = whole(np.float64, 1, N_COLS, 1), brought_together(matrices)
+    assert 0 < matrices[0].n_pieces < together[0].n_pieces and matrices[0].n_stored < together[0].n_stored
+    for A, padded in zip(matrices, together, strict=True):
+        for got, want in zip(*(sums(B, x) for B in (padded, A)), strict=True):
+            np.testing.assert_array_equal(got[:, : want.shape[1]], want)
+
+
+def sums(A: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    arrays = {k: a for k, a in A.arrays.items() if k not in ("long_rows", "piece_ptr")}
+    lie = A.faces.tiles
+    return tiles.product(A.values[None], x, arrays, tiles=lie, backend="interpret", piece_ptr=A.piece_ptr)
 
 
 # ------------------------------------------------------------------------------------------------- lowered, and large
@@ -196,5 +224,5 @@ def test_32_bit_jax_runs_no_kernel_where_the_sums_of_lanes_are_too_many():
     with jax.enable_x64(False):
         lie, arrays = lying("wide", (128, 8), 2**18)
         f = functools.partial(tiles.product, tiles=lie, backend="triton")
-        assert vectors_in_kernels(f, *asked(lie, jnp.float32, 63), arrays) == {"int32"}
+        assert vectors_in_kernels(f, *asked(lie, jnp.float32, 56), arrays) == {"int32"}
         assert not vectors_in_kernels(f, *asked(lie, jnp.float32, 64), arrays)
