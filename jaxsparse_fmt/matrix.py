@@ -369,7 +369,10 @@ def concrete() -> contextlib.AbstractContextManager[Any]:
 
     Only then: what a conversion computes from sizes alone would become constants of its program, as large as a matrix.
     """
-    return jax.ensure_compile_time_eval() if isinstance(jnp.zeros(()), Tracer) else contextlib.nullcontext()
+    return jax.ensure_compile_time_eval() if isinstance(_nought(), Tracer) else contextlib.nullcontext()
+
+
+_nought = jax.jit(lambda: jnp.zeros(()))  # compiled: by itself it would take a GPU's host half a millisecond
 
 
 def spmv(A: SparseMatrix, x: Any, y: Any = None, alpha: Any = 1.0, beta: Any = 0.0) -> Array:

@@ -27,7 +27,7 @@ L1_ROWS = 512  # neighbouring rows whose x the L1 cache of a multiprocessor hold
 SECTOR = 32  # bytes that the L1 cache asks the L2 for
 HOT_BYTES = 2**18  # of x that CSR5 gathers in front: what the L1 cache of an H100 or H200 holds
 SMALL_X = 2**20  # bytes of an x too small to be worth that, or what follows
-KEPT_MISSES = 0.25  # of an entry's x, from which CSR5 does better without the part of the L1 cache that sums take
+KEPT_MISSES = 0.35  # of an entry's x, from which CSR5 does better without the part of the L1 cache that sums take
 KEPT_ROWS = dialect.LAUNCH.most_kept * 2 // 3  # of a tile, on average, so that in all likelihood no tile has too many
 UNROLL = 4  # entries whose loads a thread of the GPU's kernels issues together
 

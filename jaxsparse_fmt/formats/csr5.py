@@ -26,6 +26,9 @@ their order: storage column k is column `col_order`[k] of the matrix, [n_cols] i
 that order. Each sector of 32 bytes in the L1 cache then holds 4 or 8 numbers that are wanted, where else it holds one.
 The entries of a row stay in their order.
 
+Where x comes from the L2 cache anyway, that is what a product waits for, and every sum that a lane writes is one more
+sector to it. With `keep_sums` the block of a tile keeps them in shared memory and writes them side by side.
+
 Bytes: n_stored·(value + 4) + 4·n_tiles·(lanes + 1); in narrow tiles 2 less for each place, and 4·n_tiles, and where
 there are both kinds 4·n_tiles; where rows are cut, 4·n_long + 4·(n_long + 1); with `hot` columns, 4·n_cols.
 """

@@ -62,8 +62,7 @@ class DIA(ByRule):
 
     @classmethod
     def from_csr(cls, csr: Csr, *, dtype: Any, backend: str, max_bytes: int | None) -> Self:
-        stored = None if storing.namespace(csr.data) is np else _on_device(csr, dtype, max_bytes)
-        offsets, values, pattern = stored or _on_host(csr, dtype, max_bytes)
+        offsets, values, pattern = stored(csr, dtype, max_bytes)
         return cls(values, csr.shape, csr.nnz, backend, jnp.asarray(offsets, np.int32), pattern)
 
 
@@ -88,8 +87,13 @@ def _check(csr: Csr, offsets: np.ndarray, dtype: Any, max_bytes: int | None) -> 
     storing.check_memory(DIA.name, n_stored, csr, dtype, max_bytes, index=0, cause=cause)
 
 
+def stored(csr: Csr, dtype: Any, max_bytes: int | None) -> tuple[np.ndarray, Array, Array | None]:
+    """The offsets, int64 on the host; `values`, and `pattern`."""
+    on_device = None if storing.namespace(csr.data) is np else _on_device(csr, dtype, max_bytes)
+    return on_device or _on_host(csr, dtype, max_bytes)
+
+
 def _on_host(csr: Csr, dtype: Any, max_bytes: int | None):
-    """The offsets, `values` and `pattern`."""
     csr, (n_rows, n_cols) = storing.on_host(csr), csr.shape
     present = occupied(csr)
     offsets = np.flatnonzero(present) - (n_rows - 1)
@@ -129,7 +133,7 @@ def occupied(csr: Csr) -> np.ndarray:
 
 
 def _on_device(csr: Csr, dtype: Any, max_bytes: int | None):
-    """As `_on_host`; None where the host must do it.
+    """As `stored`; None where the host must do it.
 
     The diagonals of some rows are tried first: mostly they are all, and then no pass over the entries looks for them.
     """
@@ -148,9 +152,9 @@ def _on_device(csr: Csr, dtype: Any, max_bytes: int | None):
             continue
         values, present = _place(csr, offsets, dtype)
         n_inside = np.minimum(n_rows, csr.shape[1] - offsets) - np.maximum(0, -offsets)
-        n_outside = offsets.size * n_rows - int(n_inside.sum())
-        if rows is None or int(_count(present)) - n_outside == csr.nnz:
-            return offsets, values, merging.pattern(csr, present, dtype)
+        pattern, n_holes = merging.pattern(csr, present, dtype)
+        if rows is None or int(n_inside.sum()) - n_holes == csr.nnz:
+            return offsets, values, pattern
     return None
 
 
@@ -183,8 +187,3 @@ def _turn(arrays, n_diagonals, C, n_rows):
         return a.reshape(-1, n_diagonals, C).swapaxes(0, 1).reshape(n_diagonals, -1)[:, :n_rows].reshape(-1)
 
     return tuple(map(turned, arrays)) if n_diagonals else arrays
-
-
-@jax.jit
-def _count(present):
-    return jnp.sum(present, dtype=index_dtype(present.size))

@@ -21,10 +21,11 @@ from jax import lax
 from jaxsparse_fmt._types import Csr, index_dtype
 from jaxsparse_fmt.formats.storing import namespace
 from jaxsparse_fmt.kernels.address import Arrays, Chunked, take
-from jaxsparse_fmt.kernels.column_rule import Blocked, Diagonal, pack_pattern
+from jaxsparse_fmt.kernels.column_rule import Blocked, Diagonal, packed
 from jaxsparse_fmt.kernels.rule import Rule
 
 STEPS = 8  # indices of a group that are found before the host asks whether there are more
+MOST_AT_ONCE = 4  # times that, before it asks first
 MOST_STEPS = 1024  # after as many, each a pass over the rows, the host does it all
 NONE = np.iinfo(np.int32).max  # no further index
 HOLE, OUTSIDE = -1, -2  # instead of an entry: a place in the matrix, and one outside
@@ -48,13 +49,16 @@ def distinct(csr: Csr, perm: Any, group: int, column: Diagonal | Blocked) -> jax
     n_groups = -(-(csr.shape[0] if perm is None else perm.shape[0]) // group)
     if csr.nnz == 0:
         return jnp.zeros((0, n_groups), jnp.int32)
-    at, left, found = None, True, []
+    # As many as rows have entries, and one more, are mostly all, and then the host asks once.
+    first = min(-(-(csr.nnz // (max(csr.shape[0], 1) * column.unit) + 1) // STEPS), MOST_AT_ONCE)
+    at, left, found, steps, ahead = None, True, [], 0, first * STEPS
     while left:
-        steps = STEPS * (len(found) + 1)
+        steps += ahead
         if steps > MOST_STEPS or steps * n_groups > max(4 * csr.nnz, 2**20):
             return None
-        at, left, indices = _merge(at, csr.indptr, csr.indices, perm, group, column)
+        at, left, indices = _merge(at, csr.indptr, csr.indices, perm, group, column, ahead)
         found.append(indices)
+        ahead = STEPS
     return jnp.concatenate(found) if len(found) > 1 else found[0]
 
 
@@ -64,9 +68,9 @@ def counts(merged):
     return jnp.sum(merged != NONE, axis=0, dtype=jnp.int32)
 
 
-@functools.partial(jax.jit, static_argnums=(4, 5))
-def _merge(at, indptr, indices, perm, group, column):
-    """The next `STEPS` indices of every group, from the entries `at` [n_groups, group]; None: from the first."""
+@functools.partial(jax.jit, static_argnums=(4, 5, 6))
+def _merge(at, indptr, indices, perm, group, column, steps):
+    """The next `steps` indices of every group, from the entries `at` [n_groups, group]; None: from the first."""
     n = indptr.shape[0] - 1 if perm is None else perm.shape[0]
     n_groups = -(-n // group)
     place = jnp.arange(n_groups * group, dtype=index_dtype(n_groups * group)).reshape(n_groups, group)
@@ -90,7 +94,7 @@ def _merge(at, indptr, indices, perm, group, column):
         return (at, ahead), least
 
     state = at, jnp.where(at < end, index(at), NONE)
-    (at, _), found = lax.scan(step, state, None, length=STEPS, unroll=True)
+    (at, _), found = lax.scan(step, state, None, length=steps, unroll=STEPS)
     return at, jnp.any(at < end), found
 
 
@@ -123,9 +127,9 @@ def place(csr: Csr, rule: Rule, arrays: Arrays, dtype: Any) -> tuple[jax.Array, 
     return _gather(csr.data, entry, np.dtype(dtype))
 
 
-def pattern(csr: Csr, present: jax.Array, dtype: Any) -> jax.Array | None:
-    """The pattern of a storage that has a place for every entry."""
-    return pack_pattern(present, _any_zero(csr.data, np.dtype(dtype)))
+def pattern(csr: Csr, present: jax.Array, dtype: Any) -> tuple[jax.Array | None, int]:
+    """The pattern of a storage that has a place for every entry, and how many places hold none."""
+    return packed(present, _any_zero(csr.data, np.dtype(dtype)))
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -27,7 +27,7 @@ from jax import lax
 from jax.core import Tracer
 
 from jaxsparse_fmt._types import Csr, index_dtype
-from jaxsparse_fmt.formats import storing
+from jaxsparse_fmt.formats import dia, storing
 from jaxsparse_fmt.formats.by_rule import Array, ByRule, register
 from jaxsparse_fmt.formats.dia import DIA, DiagonalFaces
 from jaxsparse_fmt.kernels import columns
@@ -92,10 +92,11 @@ class SDIA(ByRule):
     def from_csr(cls, csr: Csr, *, dtype: Any, backend: str, max_bytes: int | None) -> Self:
         most = None if max_bytes is None else 2 * max_bytes  # twice what it takes at best
         try:
-            A = DIA.from_csr(csr, dtype=dtype, backend=backend, max_bytes=most)
+            offsets, values, pattern = dia.stored(csr, dtype, most)
         except storing.TooLarge as error:
             raise storing.TooLarge(f"on the way to 'sdia': {error}") from None
-        offsets, (n_rows, n_cols) = np.asarray(A.offsets).astype(np.int64), csr.shape
+        n_rows, n_cols = csr.shape
+        A = DIA(values, csr.shape, csr.nnz, backend, jnp.asarray(offsets.astype(np.int32)), pattern)
         number = np.arange(offsets.size)
         below, above = _pairs(offsets) if n_rows == n_cols else (number[:0], number[:0])
         if below.size:
@@ -107,8 +108,7 @@ class SDIA(ByRule):
         first = np.zeros(offsets.size, np.int64)
         first[kept] = np.arange(kept.size) * n_rows
         first[below] = first[above] + offsets[below]
-        start = jnp.asarray(first, index_dtype(kept.size * n_rows))
-        values, pattern = A.values, A.pattern
+        start = jnp.asarray(first.astype(index_dtype(kept.size * n_rows)))
         if below.size:
             values, present, zeros = _kept(A, kept)
             pattern = None if pattern is None else pack_pattern(present, zeros)

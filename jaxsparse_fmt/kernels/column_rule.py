@@ -193,21 +193,35 @@ def pack_pattern(present: Any, zeros_stored: Any) -> Any:
       present: [n_stored] bool, of NumPy or on a device, where the result then is.
       zeros_stored: whether an entry is zero; may be there too.
     """
+    return packed(present, zeros_stored)[0]
+
+
+def packed(present: Any, zeros_stored: Any) -> tuple[Any, int]:
+    """`pack_pattern`, and how many places hold none."""
     on_host = isinstance(present, np.ndarray)
-    bits, n_holes = (np.packbits(present, bitorder="little"), np.count_nonzero(~present)) if on_host else _bits(present)
-    n_holes, index = int(n_holes), np.dtype(index_dtype(present.size))
+    if on_host:
+        bits, n_holes = np.packbits(present, bitorder="little"), int(np.count_nonzero(~present))
+    else:
+        bits, counted = _bits(present, zeros_stored)
+        n_holes, zeros_stored = map(int, np.asarray(counted))  # one wait for both
+    index = np.dtype(index_dtype(present.size))
     if n_holes == 0:
-        return None
+        return None, 0
     if zeros_stored:
-        return bits
+        return bits, n_holes
     if bits.nbytes <= n_holes * index.itemsize:
-        return bits.view(np.int8)
-    return np.flatnonzero(~present).astype(index) if on_host else _holes(bits, n_holes, index)
+        return (bits.view(np.int8) if on_host else _as_int8(bits)), n_holes
+    return (np.flatnonzero(~present).astype(index) if on_host else _holes(bits, n_holes, index)), n_holes
 
 
 @jax.jit
-def _bits(present):
-    return jnp.packbits(present, bitorder="little"), jnp.sum(~present, dtype=index_dtype(present.size))
+def _bits(present, zeros_stored):
+    index = index_dtype(present.size)
+    counted = jnp.stack([jnp.sum(~present, dtype=index), jnp.asarray(zeros_stored).astype(index)])
+    return jnp.packbits(present, bitorder="little"), counted
+
+
+_as_int8 = jax.jit(lambda bits: bits.view(np.int8))
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))

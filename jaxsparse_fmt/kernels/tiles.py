@@ -12,7 +12,8 @@ row's last entry is marked, so a lane knows where to write a sum and begin the n
                   of a tile begin, or as −1 − start where in `marked_col` its columns do
 
 A row that goes on in further lanes is added up, in order, by the lane in which it begins: every lane leaves the sum of
-what it has of an earlier lane's row in `heads`. A row never leaves its tile. So every run gives the same bits.
+what it has of an earlier lane's row in `heads`. A row never leaves its tile. So every run gives the same bits. Sums go
+to y as they are done, or where lanes share memory may be kept there (`kept_rows`) and written together.
 
     values      [b, n_stored]
     x           [b, n_cols, p]
@@ -20,7 +21,8 @@ what it has of an earlier lane's row in `heads`. A row never leaves its tile. So
                 caller adds; cut out of one array, y would be copied
 
 Traffic of a product, bytes: n_stored·(value + index) + 4·n_tiles·lanes + x + y, and heads: n_stored / entries numbers
-for each column of x, of the type that sums run in, written once and read where rows go on.
+for each column of x, of the type that sums run in, written once and read where rows go on, in shared memory if there is
+any. A sum written by itself takes a sector of 32 bytes to the L2 cache.
 """
 
 from __future__ import annotations
