@@ -4,9 +4,10 @@
 
 Matrices of the standard suite in the format that `auto` takes, beside cuSPARSE's CSR ALG1. Columns: what the format
 must move at least, kernels and time; what went through DRAM, and from the L2 to the L1 caches; the share of sectors
-that were in the L1 and in the L2; the warps that a multiprocessor holds, of the most that it can; and the share of the
-peak at which DRAM, the L2 and the L1 worked: near 1, that is what the kernel waits for. Times are those of a profiled
-launch, with the caches as the launch before left them. Needs `ncu`, and a machine that lets it read the counters.
+that were in the L1 and in the L2; the warps that a multiprocessor holds, of the most that it can; the share of the peak
+at which DRAM, the L2, the L1 and the issue of instructions worked: near 1, that is what the kernel waits for; and the
+registers of a thread. Times are those of a profiled launch, with the caches as the launch before left them. Needs
+`ncu`, and a machine that lets it read the counters.
 """
 
 from __future__ import annotations

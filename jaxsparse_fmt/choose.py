@@ -22,7 +22,7 @@ from jaxsparse_fmt.formats import storing
 from jaxsparse_fmt.formats.csr import threads_for
 from jaxsparse_fmt.kernels import dialect, ffi
 from jaxsparse_fmt.matrix import SparseMatrix, build
-from jaxsparse_fmt.storages import Storage, storages, walked_together
+from jaxsparse_fmt.storages import SECTOR, Storage, storages, walked_together
 
 # Bytes a second of a plain copy, read and written: an H200, and two cores of a server CPU (2026-11-21_spmv_h200.md and
 # 2026-11-20_spmv_cpu.md in benchmarks/results).
@@ -69,9 +69,9 @@ NARROW = {"triton": 0.82, "mosaic": 0.76}  # times that, for values of 2 bytes: 
 LONG_ROWS = 24  # entries, halfway between 7 and 81 in powers
 LAUNCH = 2e-6  # s of a kernel that does nothing: cg at 4,096 unknowns, 2026-11-21_solvers_h200.md
 # Fitted to 350 times of the standard suite on an H200: seconds that an entry takes whose x is in no L1 cache, and at
-# most; the share of misses that the tables' matrices have; a row whose sum is written by itself; and a hop of a tile.
-MISS, MOST_MISS, USUAL, WRITTEN, HOP = 7.0e-12, 5.8e-12, 0.1, 5.0e-12, 0.7e-9
-HIDDEN = 0.7  # of the seconds of misses that are left in csr5, whose lanes wait for nothing else
+# most; the share of misses that the tables' matrices have; and a hop of a tile.
+MISS, MOST_MISS, USUAL, HOP = 7.0e-12, 5.8e-12, 0.1, 0.7e-9
+L2 = 5.7e12  # bytes/s through the L2, for which csr5 waits too: 0.9 to 1.4 of what the suite of 2026-11-22 measured
 TAIL = 2.0  # times the time of its bytes that a tail takes: its rows are short, and each is summed by itself
 # An index from memory and then x from the L2 cache take 740 cycles on an H100 (Luo et al., Benchmarking and dissecting
 # the Nvidia Hopper GPU architecture, 2024), and more under load.
@@ -152,7 +152,9 @@ def rank(S: Any, dtype: Any = None, platform: str | None = None, backend: str = 
     dtype = floating_dtype(csr.dtype, "the matrix") if dtype is None else np.dtype(dtype)
     kernels = _kernels(dtype, platform, dialect.check_backend(backend), csr.nnz)
     platform = "gpu" if kernels in SHARE else "cpu"
-    choices = [_choice(s, csr, dtype.itemsize, kernels) for s in storages(csr, dtype, platform)]
+    own = dialect.active_backend(backend)
+    keeps = platform == "gpu" and dialect.shares_memory(dialect.resolve(own, "cuda", shared=True))
+    choices = [_choice(s, csr, dtype.itemsize, kernels) for s in storages(csr, dtype, platform, keeps)]
     ranked = sorted(choices, key=lambda c: c.cost)
     widths = [c for c in ranked if c.format == "hyb"]
     return [c for c in ranked if c not in widths[1:]]  # one width is enough to look at
@@ -256,17 +258,26 @@ def _seconds_on_gpu(s: Storage, moved: int, csr: Csr, itemsize: int, kernels: st
     tail, entry = s.tail, itemsize + 4
     read = moved - tail.nbytes + IDLE * s.idle * entry
     streamed = read / _rate(kernels, s.rate, csr.nnz, csr.shape[0], itemsize)
-    missed = csr.nnz * min(max(s.misses - USUAL, 0) * MISS, MOST_MISS) * (HIDDEN if s.format == "csr5" else 1.0)
-    streamed += missed + s.written * WRITTEN + s.hops * HOP
+    if s.format == "csr5":
+        through_l2 = (moved + SECTOR * (s.misses * csr.nnz + s.written)) / L2
+        streamed = _beside(streamed, through_l2) + s.hops * HOP
+    else:
+        streamed += csr.nnz * min(max(s.misses - USUAL, 0) * MISS, MOST_MISS)
     waited = s.trips * LATENCY
-    seconds = LAUNCH * (2 if s.copied else 1) + max(streamed, waited) + OVERLAP * min(streamed, waited)
+    seconds = LAUNCH * (2 if s.copied else 1) + _beside(streamed, waited)
     if tail.rows == 0:
         return seconds
-    # One kernel sums the pieces, if they are not counted above, one the sums of a row, and a third step adds them to y.
+    # One kernel sums the pieces, if they are not counted above, one the sums of a row, and a last step adds them to y.
     threads, n = threads_for(tail.entries, tail.pieces.size), tail.pieces.size
     idle = IDLE * (walked_together(tail.pieces, threads) - tail.entries) * entry
-    sums = (2 * n + 3 * tail.rows) * itemsize
-    return seconds + TAIL * (tail.nbytes + idle + sums) / _rate(kernels, "csr", tail.entries, n, itemsize) + 3 * LAUNCH
+    sums, launches = (2 * n + 3 * tail.rows) * itemsize, 3 if tail.entries else 2
+    seconds += TAIL * (tail.nbytes + idle + sums) / _rate(kernels, "csr", tail.entries, n, itemsize)
+    return seconds + launches * LAUNCH
+
+
+def _beside(a: float, b: float) -> float:
+    """Seconds of two things that go on at the same time."""
+    return max(a, b) + OVERLAP * min(a, b)
 
 
 def _rate(kernels: str, name: str, nnz: int, n_rows: int, itemsize: int) -> float:

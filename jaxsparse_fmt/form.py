@@ -37,8 +37,8 @@ Array = jax.Array
 class Faces(Protocol):
     """What a format provides: the three faces on plain arrays. Must be hashable; equal faces share compiled code.
 
-    `shares_memory(face, p)`, if there is one, says whether the kernel of a face with p right-hand sides is faster where
-    the lanes of a block share memory.
+    A format whose kernels are faster where the lanes of a block share memory also has `wants_shared_memory(face, p)`,
+    which says so of a face with p right-hand sides.
     """
 
     @property
@@ -128,8 +128,14 @@ def _out_shape(face, faces, a, b):
 
 
 def _compute(a, b, *structure, face, faces, backend, platform):
-    shares_memory = getattr(faces, "shares_memory", lambda face, p: False)(face, b.shape[2])
-    return getattr(faces, face)(a, b, structure, dialect.resolve(backend, platform, faces.n_stored, shares_memory))
+    shared = wants_shared_memory(faces, face, b.shape[2])
+    return getattr(faces, face)(a, b, structure, dialect.resolve(backend, platform, faces.n_stored, shared))
+
+
+def wants_shared_memory(faces: Faces, face: str, p: int) -> bool:
+    """What `faces` says of it, if it does."""
+    asked = getattr(faces, "wants_shared_memory", None)
+    return asked is not None and asked(face, p)
 
 
 def _abstract(face, a, b, *_, faces, backend):

@@ -364,15 +364,15 @@ def build(
         return cls.from_csr(csr, dtype=dtype, backend=backend, max_bytes=max_bytes, **layout)
 
 
+_nought = jax.jit(lambda: jnp.zeros(()))  # compiled, since conversions ask for it often
+
+
 def concrete() -> contextlib.AbstractContextManager[Any]:
     """What is made of a matrix that a jitted function closes over is made while that is traced.
 
     Only then: what a conversion computes from sizes alone would become constants of its program, as large as a matrix.
     """
     return jax.ensure_compile_time_eval() if isinstance(_nought(), Tracer) else contextlib.nullcontext()
-
-
-_nought = jax.jit(lambda: jnp.zeros(()))  # compiled: by itself it would take a GPU's host half a millisecond
 
 
 def spmv(A: SparseMatrix, x: Any, y: Any = None, alpha: Any = 1.0, beta: Any = 0.0) -> Array:

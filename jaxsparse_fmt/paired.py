@@ -152,6 +152,10 @@ class PairedFaces:
     def product(self, values, x, structure, backend):
         return self.forward.product(values, x, structure[: self.count], backend)
 
+    def wants_shared_memory(self, face: str, p: int) -> bool:
+        own = (self.backward, "product") if face == "transposed" else (self.forward, face)
+        return form.wants_shared_memory(*own, p)
+
     @property
     def dots(self) -> bool:
         return getattr(self.forward, "dots", False)

@@ -215,6 +215,9 @@ class ReorderedFaces:
     def n_stored(self) -> int:
         return self.own.n_stored
 
+    def wants_shared_memory(self, face: str, p: int) -> bool:
+        return form.wants_shared_memory(self.own, face, p)
+
     def product(self, values, x, structure, backend):
         *own, perm = structure
         return _left(self.own.product(values, _entered(x, perm), tuple(own), backend), perm)

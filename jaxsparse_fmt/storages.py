@@ -27,7 +27,9 @@ L1_ROWS = 512  # neighbouring rows whose x the L1 cache of a multiprocessor hold
 SECTOR = 32  # bytes that the L1 cache asks the L2 for
 HOT_BYTES = 2**18  # of x that CSR5 gathers in front: what the L1 cache of an H100 or H200 holds
 SMALL_X = 2**20  # bytes of an x too small to be worth that, or what follows
-KEPT_MISSES = 0.35  # of an entry's x, from which CSR5 does better without the part of the L1 cache that sums take
+# Of an entry's x, from which CSR5 does not miss the part of the L1 cache that sums take. By hand on an H200: 0.9 to 1.0
+# of the time of sums written one by one from 0.40 on, but 2.3 times as much at 0.05, where all of x could be there.
+KEPT_MISSES = 0.35
 KEPT_ROWS = dialect.LAUNCH.most_kept * 2 // 3  # of a tile, on average, so that in all likelihood no tile has too many
 UNROLL = 4  # entries whose loads a thread of the GPU's kernels issues together
 
@@ -91,15 +93,20 @@ class Storage:
     words: tuple[str, ...] = ()
 
 
-def storages(csr: Csr, dtype: Any, platform: str) -> Iterator[Storage]:
-    """What every format that may be worth it would hold."""
+def storages(csr: Csr, dtype: Any, platform: str, shares_memory: bool = False) -> Iterator[Storage]:
+    """What every format that may be worth it would hold.
+
+    Args:
+      shares_memory: whether there is a dialect in which the lanes of a block do.
+    """
     on_gpu, a_sector = platform == "gpu", SECTOR // max(dtype.itemsize, 4)
 
     @functools.cache
     def misses(block: int, sigma: int) -> float:
         return features.misses(csr, block, sigma, a_sector)
 
-    for storage in _storages(csr, dtype, platform, misses):
+    keeps = lambda: shares_memory and misses(L1_ROWS, 1) >= KEPT_MISSES  # noqa: E731
+    for storage in _storages(csr, dtype, platform, keeps):
         if on_gpu:
             of = (storage.rows, storage.layout["sigma"]) if storage.sorted else (L1_ROWS, 1)
             hot = storage.layout.get("hot", 0)
@@ -108,11 +115,11 @@ def storages(csr: Csr, dtype: Any, platform: str) -> Iterator[Storage]:
         yield storage
 
 
-def _storages(csr: Csr, dtype: Any, platform: str, misses: Callable[[int, int], float]) -> Iterator[Storage]:
+def _storages(csr: Csr, dtype: Any, platform: str, keeps: Callable[[], bool]) -> Iterator[Storage]:
     lengths, itemsize, on_gpu = np.diff(csr.indptr), dtype.itemsize, platform == "gpu"
     yield _csr(csr, lengths, itemsize)
     if on_gpu:
-        yield from _csr5(csr, itemsize, misses)
+        yield from _csr5(csr, itemsize, keeps)
     yield _ell(lengths, itemsize)
     uneven = features.slice_widths(lengths, 128).sum() * 128 > WORTH_SORTING * csr.nnz
     for slice_size, sigma in SLICES[platform]:
@@ -150,7 +157,7 @@ def _csr(csr: Csr, lengths: np.ndarray, itemsize: int) -> Storage:
     )
 
 
-def _csr5(csr: Csr, itemsize: int, misses: Callable[[int, int], float]) -> Iterator[Storage]:
+def _csr5(csr: Csr, itemsize: int, keeps: Callable[[], bool]) -> Iterator[Storage]:
     lanes, depth = shape = csr5.tile_for(csr.nnz, csr.shape[0])
     size, rows = lanes * depth, csr5.rows_of(csr, shape)
     places = rows.tiles(size) * size
@@ -167,10 +174,10 @@ def _csr5(csr: Csr, itemsize: int, misses: Callable[[int, int], float]) -> Itera
         wide = 1.0 if hot else features.wide_blocks(csr, in_tile(csr.shape[0]), NARROW_PADDING)
         index = (2 + 2 * wide) * places + 4 * n_tiles * (lanes + 1 + (wide < 1) + (0 < wide < 1))
         index += (0 if rows.cut is None else 8 * rows.cut.size + 4) + (4 * n_cols if hot else 0)
-        keep = large and not hot and KEPT_ROWS * n_tiles >= n_rows and misses(L1_ROWS, 1) >= KEPT_MISSES
-        yield Storage(
+        words = f"the {hot} most used columns first" if hot else f"{1 - wide:.0%} of tiles in 16 bits"
+        storage = Storage(
             "csr5",
-            {"tile_shape": shape, "hot": hot, "keep_sums": keep},
+            {"tile_shape": shape, "hot": hot, "keep_sums": False},
             round(places * itemsize + index),
             places,
             places,
@@ -180,10 +187,14 @@ def _csr5(csr: Csr, itemsize: int, misses: Callable[[int, int], float]) -> Itera
             tail,
             by_columns=False,
             hops=hops,
-            written=0 if keep else n_rows,
+            written=n_rows,
             copied=n_cols if hot else 0,
-            words=(f"the {hot} most used columns first" if hot else f"{1 - wide:.0%} of tiles in 16 bits",),
+            words=(words,),
         )
+        yield storage
+        if large and not hot and KEPT_ROWS * n_tiles >= n_rows and keeps():
+            layout, words = storage.layout | {"keep_sums": True}, (words, "sums written together")
+            yield dataclasses.replace(storage, layout=layout, written=0, words=words)
 
 
 def _ell(lengths: np.ndarray, itemsize: int) -> Storage:

@@ -197,6 +197,21 @@ def test_an_order_of_columns_costs_itself_and_a_copy_of_x():
     assert first.moved == first.nbytes + 8 * (sum(S.shape) + 2 * S.shape[1])
 
 
+@pytest.mark.parametrize(
+    ("name", "backend", "kept"),
+    [
+        ("uneven rows anywhere", "auto", {False, True}),
+        ("uneven rows anywhere", "mosaic", {False, True}),
+        ("uneven rows anywhere", "triton", {False}),
+        ("uneven rows in a band", "auto", {False}),
+    ],
+)
+def test_sums_are_kept_where_lanes_share_memory_and_x_is_in_no_l1_cache(name, backend, kept):
+    tiles = [c for c in choose.rank(large(name), platform="gpu", backend=backend) if c.format == "csr5"]
+    assert {c.layout["keep_sums"] for c in tiles} == kept
+    assert ("sums written together" in tiles[0].reason) == (True in kept)
+
+
 def test_a_vector_that_the_caches_hold_anyway_is_not_copied():
     choices = choose.rank(jsf.gallery.power_law(100_000), platform="gpu")
     assert {c.layout["hot"] for c in choices if c.format == "csr5"} == {0}

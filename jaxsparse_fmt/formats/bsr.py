@@ -92,7 +92,7 @@ def _sizes(csr: Csr, lengths: Any, block_shape: tuple[int, int], dtype: Any, max
     """`slice_ptr` of block rows that have `lengths` blocks, if they do not take too much memory."""
     (r, c), C = block_shape, slice_rows(csr.shape[0], block_shape[0])
     counts = storing.longest_by_slice(lengths, max(C // r, 1)) * C * c
-    cause = lambda: f"its {csr.nnz} entries touch {int(lengths.sum())} blocks of {r} × {c}"  # noqa: E731
+    cause = f"its {csr.nnz} entries touch {int(lengths.sum())} blocks of {r} × {c}"
     storing.check_memory(BSR.name, int(counts.sum()), csr, dtype, max_bytes, 4 / (r * c), cause)
     return storing.pointers(counts)
 
@@ -100,15 +100,14 @@ def _sizes(csr: Csr, lengths: Any, block_shape: tuple[int, int], dtype: Any, max
 def _on_device(merged: Array, csr: Csr, block_shape: tuple[int, int], dtype: Any, max_bytes: int | None):
     """The index arrays, `values` and `pattern`; as `_on_host`."""
     (r, c), n_rows = block_shape, csr.shape[0]
-    lengths = merging.counts(merged)
-    slice_ptr = _sizes(csr, lengths, block_shape, dtype, max_bytes)
+    slice_ptr = _sizes(csr, np.asarray(merging.counts(merged)), block_shape, dtype, max_bytes)
     rule, slice_ptr = (
         Rule(csr.shape, int(slice_ptr[-1]), Slices(n_rows, slice_rows(n_rows, r)), Blocked(r, c)),
         jnp.asarray(slice_ptr),
     )
     index = {"block_col": _in_slices(merged, slice_ptr, rule), "slice_ptr": slice_ptr}
     values, present = merging.place(csr, rule, index, dtype)
-    return index, values, merging.pattern(csr, present, dtype)[0]
+    return index, values, merging.pattern(csr, present, dtype)
 
 
 @functools.partial(jax.jit, static_argnums=2)

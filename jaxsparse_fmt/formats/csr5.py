@@ -26,8 +26,9 @@ their order: storage column k is column `col_order`[k] of the matrix, [n_cols] i
 that order. Each sector of 32 bytes in the L1 cache then holds 4 or 8 numbers that are wanted, where else it holds one.
 The entries of a row stay in their order.
 
-Where x comes from the L2 cache anyway, that is what a product waits for, and every sum that a lane writes is one more
-sector to it. With `keep_sums` the block of a tile keeps them in shared memory and writes them side by side.
+Where much of x comes from the L2 cache, that is what a product waits for, and every sum that a lane writes is one more
+sector to it: many where rows are short. With `keep_sums` the block of a tile keeps them in shared memory and writes
+them side by side.
 
 Bytes: n_stored·(value + 4) + 4·n_tiles·(lanes + 1); in narrow tiles 2 less for each place, and 4·n_tiles, and where
 there are both kinds 4·n_tiles; where rows are cut, 4·n_long + 4·(n_long + 1); with `hot` columns, 4·n_cols.
@@ -76,14 +77,11 @@ class CSR5(SparseMatrix):
     n_pieces: int
     tile_shape: tuple[int, int]
     hot: int
-    kept_rows: int
+    keep_sums: bool
+    tile_rows: int  # of a tile at most, or somewhat more; 0 where sums are not to be kept
 
     name = "csr5"
     layout_options = ("tile_shape", "hot", "keep_sums")
-
-    @property
-    def keep_sums(self) -> bool:
-        return self.kept_rows > 0
 
     @property
     def arrays(self) -> dict[str, Array]:
@@ -99,7 +97,8 @@ class CSR5(SparseMatrix):
     def faces(self) -> CSR5Faces:
         n_rows, n_cols = self.shape
         shape = n_rows + self.n_pieces, n_cols
-        lie = Tiles(shape, self.n_stored, *self.tile_shape, self.n_pieces, self.kept_rows)
+        kept_rows = self.tile_rows if self.tile_rows <= LAUNCH.most_kept else 0
+        lie = Tiles(shape, self.n_stored, *self.tile_shape, self.n_pieces, kept_rows)
         return CSR5Faces(lie, tuple(self.arrays))
 
     def coordinates(self) -> tuple[Array, Array, Array]:
@@ -139,12 +138,12 @@ class CSR5(SparseMatrix):
             x, which pays where so many hold most entries and fit the L1 cache: 2¹⁶ numbers in float32.
           keep_sums: on a GPU with Mosaic, the block of a tile keeps the sums of a product with one vector in shared
             memory, which the L1 cache gives up, and writes them together, if no tile has more than 4,096 rows. It pays
-            where x is mostly read from the L2 cache, which else takes every sum as a sector of 32 bytes.
+            where rows are short and their x is mostly read from the L2 cache.
 
         Raises:
           ValueError: another shape, or hot below 0. TypeError: hot is no integer, or keep_sums no bool.
         """
-        if not isinstance(keep_sums, bool):
+        if not isinstance(keep_sums, bool | np.bool_):
             raise TypeError(f"keep_sums must be True or False; got {keep_sums!r}")
         hot = min(storing.positive("hot", hot, "column", least=0), csr.shape[1])
         lanes, depth = shape = tile_for(csr.nnz, csr.shape[0]) if tile_shape is None else _checked(tile_shape)
@@ -153,7 +152,6 @@ class CSR5(SparseMatrix):
         storing.check_memory(cls.name, n_tiles * size, csr, dtype, max_bytes, index=4 + 4 / depth)
         order, csr = _hot_first(csr, hot)
         values, lanes_of, most_rows, index = _stored(csr, rows, n_tiles, shape, dtype)
-        kept_rows = _rounded(int(most_rows)) if keep_sums else 0
         return cls(
             values,
             csr.shape,
@@ -167,7 +165,8 @@ class CSR5(SparseMatrix):
             n_pieces=rows.lengths.shape[0] - csr.shape[0],
             tile_shape=shape,
             hot=hot,
-            kept_rows=kept_rows if kept_rows <= LAUNCH.most_kept else 0,
+            keep_sums=bool(keep_sums),
+            tile_rows=_rounded(int(most_rows)) if keep_sums else 0,
         )
 
 
@@ -187,7 +186,7 @@ class CSR5Faces(split.ByPlaces):
     def n_stored(self) -> int:
         return self.tiles.n_stored
 
-    def shares_memory(self, face: str, p: int) -> bool:
+    def wants_shared_memory(self, face: str, p: int) -> bool:
         return face == "product" and p == 1 and self.tiles.kept_rows > 0
 
     def product(self, values, x, structure, backend):

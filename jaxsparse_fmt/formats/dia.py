@@ -31,7 +31,7 @@ from jaxsparse_fmt.formats import merging, storing
 from jaxsparse_fmt.formats.by_rule import Array, ByRule, RuleFaces, register
 from jaxsparse_fmt.kernels import columns
 from jaxsparse_fmt.kernels.address import Slices, Starts
-from jaxsparse_fmt.kernels.column_rule import Diagonal, pack_pattern
+from jaxsparse_fmt.kernels.column_rule import Diagonal, pack_pattern, packed
 from jaxsparse_fmt.kernels.rule import Rule
 
 SOME_ROWS = 4096  # in which diagonals are looked for first
@@ -152,7 +152,7 @@ def _on_device(csr: Csr, dtype: Any, max_bytes: int | None):
             continue
         values, present = _place(csr, offsets, dtype)
         n_inside = np.minimum(n_rows, csr.shape[1] - offsets) - np.maximum(0, -offsets)
-        pattern, n_holes = merging.pattern(csr, present, dtype)
+        pattern, n_holes = packed(present, merging.any_zero(csr.data, np.dtype(dtype)))
         if rows is None or int(n_inside.sum()) - n_holes == csr.nnz:
             return offsets, values, pattern
     return None

@@ -95,7 +95,7 @@ def _on_device(merged: Array, csr: Csr, perm: Any, C: int, dtype: Any, max_bytes
     rule = Rule(csr.shape, int(counts.sum()) * C, Slices(csr.shape[0], C), Diagonal())
     index = {"offsets": _in_chunks(merged, slice_ptr, rule), "slice_ptr": slice_ptr, "perm": perm}
     values, present = merging.place(csr, rule, index, dtype)
-    return index, values, merging.pattern(csr, present, dtype)[0]
+    return index, values, merging.pattern(csr, present, dtype)
 
 
 @functools.partial(jax.jit, static_argnums=2)

@@ -21,7 +21,7 @@ from jax import lax
 from jaxsparse_fmt._types import Csr, index_dtype
 from jaxsparse_fmt.formats.storing import namespace
 from jaxsparse_fmt.kernels.address import Arrays, Chunked, take
-from jaxsparse_fmt.kernels.column_rule import Blocked, Diagonal, packed
+from jaxsparse_fmt.kernels.column_rule import Blocked, Diagonal, pack_pattern
 from jaxsparse_fmt.kernels.rule import Rule
 
 STEPS = 8  # indices of a group that are found before the host asks whether there are more
@@ -127,13 +127,14 @@ def place(csr: Csr, rule: Rule, arrays: Arrays, dtype: Any) -> tuple[jax.Array, 
     return _gather(csr.data, entry, np.dtype(dtype))
 
 
-def pattern(csr: Csr, present: jax.Array, dtype: Any) -> tuple[jax.Array | None, int]:
-    """The pattern of a storage that has a place for every entry, and how many places hold none."""
-    return packed(present, _any_zero(csr.data, np.dtype(dtype)))
+def pattern(csr: Csr, present: jax.Array, dtype: Any) -> jax.Array | None:
+    """The pattern of a storage that has a place for every entry."""
+    return pack_pattern(present, any_zero(csr.data, np.dtype(dtype)))
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _any_zero(data, dtype):
+def any_zero(data, dtype):
+    """Whether an entry is zero, once it is of that dtype."""
     return jnp.any(data.astype(dtype) == 0)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -197,20 +196,14 @@ def on_device(a: Any) -> jax.Array | None:
 
 
 def check_memory(
-    name: str,
-    n_stored: int,
-    csr: Csr,
-    dtype: Any,
-    max_bytes: int | None,
-    index: float = 4,
-    cause: str | Callable[[], str] | None = None,
+    name: str, n_stored: int, csr: Csr, dtype: Any, max_bytes: int | None, index: float = 4, cause: str | None = None
 ) -> None:
     """Refuses a storage that would take out of all proportion to the matrix, before anything is allocated.
 
     Args:
       dtype: of the values.
       index: bytes of index for a stored place.
-      cause: why it is so large, in words, or what says so if it is asked; None: the longest row is.
+      cause: why it is so large, in words; None: the longest row is.
 
     Raises:
       TooLarge: says how much it would take, against how much in CSR, and which format fits. ValueError: 32-bit
@@ -231,7 +224,6 @@ def check_memory(
     hll = traffic.sliced_places(lengths, 32) * (itemsize + 4)
     better = "hll" if name != "hll" and hll <= 3 * in_csr else "csr"
     mean, longest = csr.nnz / max(csr.shape[0], 1), int(lengths.max(initial=0))
-    cause = cause() if callable(cause) else cause
     if cause is None and longest > MAX_PADDING * mean:
         cause = f"its longest row has {longest} entries where the mean is {mean:.1f}"
     raise TooLarge(

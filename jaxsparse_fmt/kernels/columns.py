@@ -34,6 +34,7 @@ from jaxsparse_fmt.kernels.column_rule import Delta, Diagonal, alive, unpack_pat
 from jaxsparse_fmt.kernels.columns_reference import outer_reference, product_reference, transposed_reference
 from jaxsparse_fmt.kernels.entries import accumulator
 from jaxsparse_fmt.kernels.rule import Rule
+from jaxsparse_fmt.kernels.runs import Run, Shared
 
 Array = jax.Array
 
@@ -101,7 +102,7 @@ def product_kernel(
     **arrays,
 ):
     tile, column_block, batch = _position(d.program_id(), sizes)
-    d = dialect.Shared(d, sizes.lanes_a_row) if sizes.lanes_a_row > 1 else d
+    d = Shared(d, sizes.lanes_a_row) if sizes.lanes_a_row > 1 else d
     batch, columns, n_cols = batch.astype(sizes.address_dtype), _columns(d, column_block, sizes), sizes.rule.shape[1]
     run = sizes.run
     first: Any = None
@@ -236,7 +237,7 @@ class _Sizes:
     tiles: int
     lanes_a_row: int
     block_columns: int
-    run: dialect.Run
+    run: Run
     column_blocks: int
     blocks: int
     unroll: int
@@ -293,7 +294,7 @@ def _launch(kernel, backend, inputs, output, rule: Rule, column_blocks=None, sum
     (batch, _, p), unit = inputs["x"].shape, rule.column.unit
     load = load_beside_values(rule, permuted="perm" in inputs and jnp.dtype(dtype).itemsize <= 4)
     block = dialect.block(backend, load, getattr(rule.address, "lanes", 0))
-    run = dialect.Run.of(backend, p if column_blocks is None else 1, inputs["x"].dtype)
+    run = Run.of(backend, p if column_blocks is None else 1, inputs["x"].dtype)
     lanes_a_row, block_columns = _columns_of_block(rule, p, run) if column_blocks is None else (1, 1)
     if lanes_a_row > 1:
         block = dialect.columns_block(backend, load, lanes_a_row)
@@ -328,7 +329,7 @@ def _launch(kernel, backend, inputs, output, rule: Rule, column_blocks=None, sum
     )
 
 
-def _columns_of_block(rule: Rule, p: int, run: dialect.Run) -> tuple[int, int]:
+def _columns_of_block(rule: Rule, p: int, run: Run) -> tuple[int, int]:
     """Lanes that share the right-hand sides of a row, and how many right-hand sides they take, in whole runs.
 
     Each lane has some in registers, for an index and a value read once. Of many it would read x a sector at a time, so

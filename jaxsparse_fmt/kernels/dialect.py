@@ -2,7 +2,7 @@
 
 A kernel is a function `kernel(d, **refs)` over flat arrays. It works on a vector of lanes, one storage row a lane,
 and reaches memory only through its dialect `d`. In Triton, `load`, `store` and `sum_threads` also take a second axis:
-the right-hand sides that a lane reads at once (`Run`).
+the right-hand sides that a lane reads at once (`runs.py`).
 
     d.program_id()                     which block this is
     d.lanes()                          0, 1, ..., rows - 1 as int32
@@ -31,13 +31,11 @@ import functools
 import importlib
 import importlib.util
 import inspect
-import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
 from jaxsparse_fmt.kernels.mosaic import WARPGROUP, Mosaic
@@ -64,7 +62,9 @@ class Launch:
     lanes_a_row: int = 8  # neighbouring lanes that share more of them, before A is read again
     columns_alone: int = 8  # in registers, where neighbouring lanes do not share them
     most_kept: int = 2**12  # sums that a block keeps to itself until it has them all
-    kept_bytes: int = 64  # and then, in sums, the entries of a lane whose loads are issued before the first use
+    # And then, in bytes of sums, the entries of a lane that are loaded before the first use: by hand 16 of 4 bytes and 8
+    # of 8 were the fastest on nine matrices.
+    kept_loads: int = 64
     stream: bool = True  # Triton: evict what is read once, the matrix, before what is read again, x
     # Lanes that one thread works for, and entries of a lane whose loads are issued before the first use, by what a lane
     # has to do beside its values. Where that is little, one lane a thread keeps too few bytes in flight.
@@ -132,67 +132,13 @@ def tile_block(lanes: int, p: int, kept_bytes: int = 0) -> Block:
       kept_bytes: of a sum, where the block keeps them; else 0.
     """
     per_thread, unroll = LAUNCH.loads["tiles" if p == 1 else "columns"]
-    return Block(lanes, per_thread, LAUNCH.kept_bytes // kept_bytes if kept_bytes else unroll)
+    return Block(lanes, per_thread, LAUNCH.kept_loads // kept_bytes if kept_bytes else unroll)
 
 
 def columns_block(dialect: str, load: str, lanes_a_row: int) -> Block:
     """The block for several right-hand sides: at least a warp of rows. One warpgroup of Mosaic GPU works for all."""
     rows = max(LAUNCH.warp * lanes_a_row, LAUNCH.rows)
     return Block(rows, rows // LAUNCH.rows if dialect == "mosaic" else 1, LAUNCH.loads[load][1])
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """So many right-hand sides, side by side in a row of x, that a lane reads in one load: an axis behind the lanes,
-    which runs of one go without.
-    """
-
-    length: int
-
-    @classmethod
-    def of(cls, dialect: str, p: int, dtype: Any) -> Run:
-        """The longest for p right-hand sides, none of which may be cut off. Mosaic GPU reads one at a time."""
-        most = max(LAUNCH.run_bytes // jnp.dtype(dtype).itemsize, 1)
-        return cls(1 if dialect == "mosaic" else math.gcd(p, most, LAUNCH.columns_a_lane))
-
-    def columns(self, first: jax.Array, count: int, p: int, lanes: int = 1) -> list[tuple[Any, Any]]:
-        """The runs of a lane, of `count` of the p right-hand sides that `lanes` share: (index of the first, whether it
-        exists).
-        """
-        exact = p % count == 0
-        return [(first + q, exact or first + q < p) for q in range(0, count, lanes * self.length)]
-
-    def places(self, first: jax.Array) -> jax.Array:
-        """The indices of the runs that begin at `first` [lanes]."""
-        return first if self.length == 1 else first[:, None] + jnp.arange(self.length, dtype=first.dtype)
-
-    def load(
-        self, d: Any, ref: Any, base: jax.Array, columns: list[tuple[Any, Any]], live: jax.Array
-    ) -> list[jax.Array]:
-        """From the rows that begin at `base` [lanes] what `columns` gave."""
-        return [d.load(ref, self.places(base + q), self.beside(live & inside), 0) for q, inside in columns]
-
-    def beside(self, a: jax.Array) -> jax.Array:
-        """What every lane has once, a [lanes], as it broadcasts to runs."""
-        return a if self.length == 1 else a[:, None]
-
-    def along(self, a: jax.Array) -> jax.Array:
-        """The same, once for each right-hand side."""
-        return a if self.length == 1 else jnp.broadcast_to(a[:, None], (*a.shape, self.length))
-
-
-class Shared:
-    """A dialect in which n neighbouring lanes of `d` are one row; `column()` tells them apart."""
-
-    def __init__(self, d: Any, n: int):
-        self._d, self._n, self.rows = d, n, d.rows // n
-        self.full, self.load, self.store, self.sum_threads = d.full, d.load, d.store, d.sum_threads
-
-    def lanes(self) -> jax.Array:
-        return lax.div(self._d.lanes(), self._d.full(self._n, jnp.int32))
-
-    def column(self) -> jax.Array:
-        return lax.rem(self._d.lanes(), self._d.full(self._n, jnp.int32))
 
 
 def sweep_block(dialect: str) -> Block:
@@ -291,16 +237,18 @@ def native_importable() -> bool:
 
 @functools.cache
 def _preferred_dialect(shared: bool = False) -> str:
-    """Triton from Ampere on where Pallas has it, else Mosaic GPU from Hopper on, else plain jnp with one warning; in
-    the other order where shared memory helps.
+    """Triton from Ampere on where Pallas has it, else Mosaic GPU from Hopper on, else plain jnp with one warning. Where
+    shared memory helps Mosaic GPU comes first, which alone lets a kernel of Pallas address it.
     """
     gpus = [d for d in jax.devices() if d.platform == "gpu"]
     capability = float(getattr(gpus[0], "compute_capability", "9.0")) if gpus else 9.0
     least = {"triton": 8.0, "mosaic": 9.0}
     module = {"triton": "jax.experimental.pallas.triton", "mosaic": "jax.experimental.pallas.mosaic_gpu"}
-    for name in sorted(least, reverse=not shared):
+    for name in ("mosaic",) if shared else ("triton", "mosaic"):
         if capability >= least[name] and _importable(module[name]):
             return name
+    if shared:
+        return _preferred_dialect()
     warnings.warn(
         "this JAX has no Pallas dialect for this GPU; products run as plain XLA, several times slower. Triton needs "
         "compute capability 8.0, Mosaic GPU 9.0 and the absl-py package.",
@@ -375,7 +323,7 @@ def launch(
       dialect: "triton", "mosaic" or "interpret".
       block: the shape of one block.
       blocks: how many; one axis, since CUDA allows only 65,535 along the others.
-      scratch: what the lanes of a block leave for one another: so much for each, from `d.own` on.
+      scratch: what the lanes of a block leave for one another, sizes of one block, each from `d.own` on.
     """
     given, scratch = {k: v for k, v in inputs.items() if v is not None}, scratch or {}
     names = (*given, *outputs, *scratch)

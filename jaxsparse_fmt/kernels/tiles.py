@@ -39,6 +39,7 @@ from jaxsparse_fmt._types import index_dtype
 from jaxsparse_fmt.kernels import columns, dialect, entries
 from jaxsparse_fmt.kernels.address import Arrays, take
 from jaxsparse_fmt.kernels.entries import accumulator
+from jaxsparse_fmt.kernels.runs import Run
 
 Array = jax.Array
 
@@ -122,7 +123,7 @@ def product(
     backend = columns.supported(backend, values, x, size=max(batch * n_rows * p, blocks * n_heads))
     if not dialect.is_pallas(backend):
         return product_reference(values, x, arrays, tiles=tiles)
-    run, acc, scratch = dialect.Run.of(backend, p, x.dtype), accumulator(dtype), ("heads", n_heads)
+    run, acc, scratch = Run.of(backend, p, x.dtype), accumulator(dtype), ("heads", n_heads)
     keeps = p == 1 and tiles.kept_rows > 0 and dialect.shares_memory(backend)
     if keeps:
         scratch = ("kept", tiles.kept_rows + tiles.lanes)
@@ -171,7 +172,7 @@ def product_kernel(
     x,  # [b·n_cols·p]
     y,  # [b·(n_rows - n_pieces)·p], out
     pieces=None,  # [b·n_pieces·p], out
-    heads=None,  # [lanes·block_columns], scratch
+    heads=None,  # [block_columns·lanes], scratch
     kept=None,  # [kept_rows + lanes], scratch instead
     piece_ptr=None,  # [n_long + 1]
     lane_row,
@@ -206,11 +207,12 @@ def product_kernel(
                 at = run.places((batch * tiles.n_pieces + row - n_own) * p + q)
                 d.store(pieces, at, total, run.beside(live & (row >= n_own) & inside))
 
-    sums_of = _Sums(d, put, begins, run, len(of_p), acc, block.astype(address_dtype), heads, C * block_columns)
-    if kept is not None:
-        first_row = d.load(lane_row, tile * jnp.int32(C))
-        row_after = _row_after(d, lane_row, piece_ptr, tile, tiles)
-        sums_of = _KeptSums(d, put, begins, first_row, row_after, kept, tiles.kept_rows)
+    if kept is None:
+        own = d.own(block.astype(address_dtype), C * block_columns)
+        sums_of = _Sums(d, put, begins, run, [d.full(0, acc)] * len(of_p), heads, own)
+    else:
+        rows = d.load(lane_row, tile * jnp.int32(C)), _row_after(d, lane_row, piece_ptr, tile, tiles)
+        sums_of = _KeptSums(d, put, begins, rows, kept, tiles.kept_rows)
 
     def trip(t, carry):
         sums, state = carry
@@ -235,10 +237,10 @@ def product_kernel(
     d.barrier()
 
     def ahead(lanes_on, live):
-        """Whether this lane's last row goes on in the lane so many on, and what that lane has of an earlier row."""
+        """Whether this lane's last row goes on in the lane so many on, and what that lane has of it."""
         live = live & (lane + lanes_on < C)
         goes_on = live & (d.load(lane_row, tile * jnp.int32(C) + lane + lanes_on, live, 0) == -1 - row)
-        return goes_on, sums_of.head(lanes_on, live, goes_on)
+        return goes_on, sums_of.head(lanes_on, live if kept is None else goes_on)
 
     def added(sums, found):
         goes_on, more = found
@@ -267,13 +269,14 @@ def _row_after(d, lane_row, piece_ptr, tile, tiles: Tiles):
 
 
 class _Sums:
-    """Sums leave where a row ends: to y, or as the sum of a lane's head, what it has of an earlier lane's row."""
+    """Sums leave where a row ends: to y, or as the sum of a lane's head, what it has of an earlier lane's row. Every
+    lane has a head; run by run of its right-hand sides, those of all lanes lie side by side.
+    """
 
-    def __init__(self, d, put, begins, run, runs, acc, block, heads, n_heads):
+    def __init__(self, d, put, begins, run, zero, heads, own):
         self._d, self._put, self._begins, self._run, self._heads = d, put, begins, run, heads
-        self._columns = [(k * run.length, True) for k in range(runs)]
-        self._own, self._stride = d.own(block, n_heads), n_heads // d.rows
-        self._zero = tuple(run.along(d.full(0, acc)) for _ in range(runs))
+        self._columns = [(k * d.rows * run.length, True) for k in range(len(zero))]
+        self._own, self._zero = own, tuple(map(run.along, zero))
         self._one, self._nought = d.full(1, jnp.int32), d.full(0, jnp.int32)
 
     def begin(self):
@@ -288,30 +291,32 @@ class _Sums:
         return jnp.where(last, row + self._one, row), jnp.where(last, self._nought, in_head), head
 
     def store_heads(self, state, sums):
+        """Also the row that each lane ends in, and whether that is its own."""
         row, in_head, head = state
-        at = self._own + self._d.lanes().astype(self._own.dtype) * self._stride
         for (k, _), s, h in zip(self._columns, sums, head, strict=True):
-            of_head = jnp.where(self._run.beside(in_head > 0), s, h)
-            self._d.store(self._heads, self._run.places(at + k), of_head, self._run.beside(in_head >= 0))
+            of_head, at = jnp.where(self._run.beside(in_head > 0), s, h), self._run.places(self._at(0) + k)
+            self._d.store(self._heads, at, of_head, self._run.beside(self._d.lanes() < self._d.rows))
         return row, in_head == 0
 
-    def head(self, lanes_on, live, goes_on):
-        del goes_on  # the load need not wait for it
-        at = self._own + (self._d.lanes() + lanes_on).astype(self._own.dtype) * self._stride
-        return self._run.load(self._d, self._heads, at, self._columns, live)
+    def head(self, lanes_on, live):
+        return self._run.load(self._d, self._heads, self._at(lanes_on), self._columns, live)
 
     def finish(self, row, sums, open_row):
         self._put(row, sums, open_row)
 
+    def _at(self, lanes_on):
+        return self._own + (self._d.lanes() + lanes_on).astype(self._own.dtype) * self._run.length
+
 
 class _KeptSums:
-    """Sums of one right-hand side stay in the block's own memory, by row and behind them those of heads, by lane; the
-    block writes them to y together.
+    """Sums of one right-hand side stay in the block's own memory, until it writes those of its rows to y together:
+
+    kept    [row by row, kept_rows of them | head by lane]
     """
 
-    def __init__(self, d, put, begins, first_row, row_after, kept, kept_rows):
+    def __init__(self, d, put, begins, rows, kept, kept_rows):
         self._d, self._put, self._begins, self._kept = d, put, begins, kept
-        self._first, self._n, self._heads = first_row, row_after - first_row, jnp.int32(kept_rows)
+        self._first, self._n, self._heads = rows[0], rows[1] - rows[0], jnp.int32(kept_rows)
 
     def begin(self):
         """Where the next sum goes, and that after it."""
@@ -325,14 +330,14 @@ class _KeptSums:
         return jnp.where(last, following, place), jnp.where(last, following + 1, following)
 
     def store_heads(self, state, sums):
+        """Also the row that each lane ends in, and whether that may be its own."""
         place, _ = state
-        # Lanes of padding are in row n_rows, wherever that is.
+        # A lane of padding is in row n_rows, at any place: if this is its own head's, nobody reads that.
         self._d.store(self._kept, place, sums[0], place == self._heads + self._d.lanes())
         return place + self._first, place < self._heads
 
-    def head(self, lanes_on, live, goes_on):
-        del live  # a lane without a head has left nothing
-        return (self._d.load(self._kept, self._heads + self._d.lanes() + lanes_on, goes_on, 0),)
+    def head(self, lanes_on, live):
+        return (self._d.load(self._kept, self._heads + self._d.lanes() + lanes_on, live, 0),)
 
     def finish(self, row, sums, open_row):
         d = self._d

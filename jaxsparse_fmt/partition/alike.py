@@ -21,7 +21,7 @@ from jaxsparse_fmt.kernels.tiles import NARROW_PADDING
 from jaxsparse_fmt.matrix import SparseMatrix
 
 POINTERS = ("slice_ptr", "row_ptr", "col_ptr", "col_start", "tail_ptr", "piece_ptr")
-COUNTS = ("n_pieces", "kept_rows")
+COUNTS = ("n_pieces", "tile_rows")  # room for the most of them is room for any
 # The number that pads an array, from the matrix it belongs to.
 FILL: dict[str, Callable[[Any], int]] = {
     "values": lambda A: 0,
@@ -55,7 +55,7 @@ class Form:
     sizes: dict[str, int]
     pattern: np.dtype | None
     nnz: int
-    counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    counts: Mapping[str, int]
 
     @staticmethod
     def of(A: SparseMatrix) -> Form:

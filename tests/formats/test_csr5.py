@@ -157,7 +157,8 @@ def test_hops_are_the_lanes_that_the_longest_chain_goes_on_for(name):
 def test_no_tile_has_more_rows_than_are_said_and_some_has_more_than_two_thirds_of_them(name):
     A, plain = made(name, keep_sums=True), made(name)
     most = max(len({row for row, _ in places}) for places in dealt(name)[1])
-    assert most <= A.kept_rows < 1.5 * most and plain.kept_rows == 0
+    assert most <= A.tile_rows < 1.5 * most and A.faces.tiles.kept_rows == A.tile_rows
+    assert plain.faces.tiles.kept_rows == 0
 
 
 @some_matrices
@@ -247,15 +248,26 @@ def test_without_entries_the_rows_have_their_places_all_the_same(shape):
 )
 def test_one_vector_is_summed_in_shared_memory_where_sums_are_kept(p, keep, dialect):
     A, x = made("mixed", keep_sums=keep), np.ones(N_COLS if p is None else (N_COLS, p))
-    assert SIGNATURES[dialect] in lowered(lambda A, x: A @ x, A, x)
+    assert kernels(A, x) == {dialect}
+
+
+def test_sums_are_kept_behind_a_second_storage_and_another_order_too():
+    S = sp.csr_array(np.eye(300) + np.eye(300, k=5))
+    options = {"tile_shape": TILE, "keep_sums": True}
+    A, B = (jsf.from_scipy(S, "csr5", **options, **more) for more in ({"transpose": True}, {"reorder": "rcm"}))
+    x = np.ones(300)
+    assert kernels(A, x) == kernels(A.T, x) == kernels(B, x) == {"mosaic"}
+
+
+def kernels(A, x) -> set[str]:
+    text = lowered(lambda A, x: A @ x, A, x)
+    return {dialect for dialect, signature in SIGNATURES.items() if signature in text}
 
 
 def test_sums_are_not_kept_where_a_tile_has_too_many_rows():
-    few, many = (of_lengths([1] * n, np.zeros(n, int)) for n in (3000, 5000))
-    assert [jsf.from_scipy(S, "csr5", tile_shape=(1024, 8), keep_sums=True).keep_sums for S in (few, many)] == [
-        True,
-        False,
-    ]
+    for n_rows, kept in ((3000, True), (5000, False)):
+        A = jsf.from_scipy(of_lengths([1] * n_rows), "csr5", tile_shape=(1024, 8), keep_sums=True)
+        assert A.layout["keep_sums"] and (A.faces.tiles.kept_rows > 0) == kept
 
 
 # ------------------------------------------------------------------------------------------------------ hot columns

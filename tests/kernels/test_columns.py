@@ -224,34 +224,6 @@ def test_every_kernel_lowers_for_cuda(layout, dialect, dtype, p):
             assert kernels_in(lowered(face, A), dialect) == n_kernels
 
 
-def runs_loaded(f, *args) -> set[int]:
-    """How many numbers a lane loads at once inside the Pallas calls of a program, where they are several."""
-    inside = (eqn for eqn, within in jaxprs(jax.make_jaxpr(f)(*args).jaxpr) if within)
-    shapes = (eqn.outvars[0].aval.shape for eqn in inside if eqn.primitive.name == "masked_load")
-    return {shape[1] for shape in shapes if len(shape) == 2}
-
-
-@pytest.mark.parametrize("layout", [Layout("csr5"), Layout("bsr"), Layout("csr", (("threads_per_row", 4),))], ids=str)
-@pytest.mark.parametrize(
-    ("dtype", "p", "run"),
-    [
-        (jnp.float32, 1, 1),
-        (jnp.float32, 6, 2),
-        (jnp.float32, 12, 4),
-        (jnp.float64, 8, 2),
-        (jnp.float64, 3, 1),
-        (jnp.bfloat16, 16, 4),
-    ],
-    ids=str,
-)
-def test_a_lane_loads_neighbouring_right_hand_sides_at_once(layout, dtype, p, run):
-    A = layout.of(TALL.scipy(), dtype=dtype)
-    x = huge(1, 3, p, dtype=dtype)
-    product = lambda x: A.faces.product(A.values[None], x, A.structure, "triton")  # noqa: E731
-    assert runs_loaded(product, x) == {run} - {1} and kernels_in(lowered(product, x), "triton") == 1
-    assert dialects.Run.of("mosaic", p, dtype).length == 1
-
-
 @pytest.mark.parametrize(("mean", "load"), [(2, "very short deltas"), (7, "deltas"), (81, "long deltas")])
 def test_what_a_lane_asks_for_at_once_follows_from_the_length_of_rows(mean, load):
     rule = Rule((1024, 1024), 1024 * mean, Slices(1024, 128), Delta())

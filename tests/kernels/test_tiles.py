@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt._types import index_dtype
@@ -18,7 +20,7 @@ from tests.formats.test_csr5 import KINDS, MATRICES, N_COLS, TILE
 from tests.kernels.host import Host
 from tests.kernels.test_columns import huge, kernels_in, vectors_in_kernels
 from tests.lowering import SIGNATURES, lowered, quick_jit
-from tests.partition.test_alike import brought_together
+from tests.partition.problems import brought_together
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 every_dialect = pytest.mark.parametrize("dialect", SIGNATURES)
@@ -154,6 +156,15 @@ def test_tiles_and_pieces_that_are_added_to_be_like_others_change_no_sum(shares_
             np.testing.assert_array_equal(got[:, : want.shape[1]], want)
 
 
+def test_shards_keep_no_sums_where_a_tile_of_one_has_too_many_rows():
+    rows = np.arange(9000)
+    twelve = sp.csr_array((np.ones(12 * 9000), (np.repeat(rows, 12), np.tile(np.arange(12), 9000))), (9000, 12))
+    mostly_empty = sp.csr_array((np.ones(100), (rows[:100], np.zeros(100, int))), (9000, 12))
+    alone = [jsf.from_scipy(S, "csr5", tile_shape=(512, 32), keep_sums=True) for S in (twelve, mostly_empty)]
+    assert [A.faces.tiles.kept_rows > 0 for A in alone] == [True, False]
+    assert {A.faces.tiles.kept_rows for A in brought_together(alone)} == {0}
+
+
 def sums(A: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     arrays = {k: a for k, a in A.arrays.items() if k not in ("long_rows", "piece_ptr")}
     lie = A.faces.tiles
@@ -163,7 +174,9 @@ def sums(A: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
 # ------------------------------------------------------------------------------------------------- lowered, and large
 
 
-def lying(kind: str, tile_shape: tuple[int, int], n_tiles: int) -> tuple[Tiles, dict[str, jax.ShapeDtypeStruct]]:
+def lying(
+    kind: str, tile_shape: tuple[int, int], n_tiles: int, kept_rows: int = 0
+) -> tuple[Tiles, dict[str, jax.ShapeDtypeStruct]]:
     """Tiles that need not exist, with as many rows as places for 16."""
     lanes, entries = tile_shape
     n_stored = n_tiles * lanes * entries
@@ -175,7 +188,7 @@ def lying(kind: str, tile_shape: tuple[int, int], n_tiles: int) -> tuple[Tiles, 
         arrays |= {"marked_col": huge(n_stored if kind == "wide" else n_stored // 2, dtype=jnp.int32)}
     if kind == "mixed":
         arrays |= {"index_start": huge(n_tiles, dtype=index_dtype(n_stored))}
-    return Tiles((n_stored // 16, 10**6), n_stored, lanes, entries), arrays
+    return Tiles((n_stored // 16, 10**6), n_stored, lanes, entries, kept_rows=kept_rows), arrays
 
 
 def asked(lie: Tiles, dtype, p: int, batch: int = 1):
@@ -193,6 +206,18 @@ def test_the_kernel_lowers_for_cuda(kind, dialect, tile_shape, dtype, p):
     lie, arrays = lying(kind, tile_shape, 4)
     f = functools.partial(tiles.product, tiles=lie, backend=dialect)
     assert kernels_in(lowered(f, *asked(lie, dtype, p, batch=2), arrays), dialect) == 1
+
+
+@pytest.mark.parametrize(("tile_shape", "dtype"), [((128, 8), jnp.bfloat16), ((512, 32), jnp.float64)], ids=str)
+@every_kind
+def test_the_kernel_that_keeps_its_sums_lowers_for_cuda(kind, tile_shape, dtype):
+    lie, arrays = lying(kind, tile_shape, 4, kept_rows=1536)
+    lie, piece_ptr = dataclasses.replace(lie, n_pieces=7), huge(8, dtype=jnp.int32)
+
+    def product(values, x, arrays, piece_ptr):
+        return tiles.product(values, x, arrays, tiles=lie, backend="mosaic", piece_ptr=piece_ptr)
+
+    assert kernels_in(lowered(product, *asked(lie, dtype, 1, batch=2), arrays, piece_ptr), "mosaic") == 1
 
 
 @every_dialect

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import scipy.sparse as sp
+
+from jaxsparse_fmt.partition import alike
 
 DEVICES = 8
 MESH = jax.make_mesh((DEVICES,), ("rows",), devices=jax.devices("cpu")[:DEVICES])  # also where there are GPUs
@@ -21,3 +24,12 @@ def irregular(n_rows: int = 90, n_cols: int = 90, seed: int = 0) -> sp.csr_array
     S = sp.coo_array((data, (np.repeat(np.arange(n_rows), lengths), cols)), shape=(n_rows, n_cols)).tocsr()
     S.sort_indices()
     return S
+
+
+def brought_together(matrices):
+    """As shards of one matrix would be."""
+    forms = [alike.Form.of(A) for A in matrices]
+    matrices = [alike.general(A, forms) for A in matrices]
+    form = alike.agreed([alike.Form.of(A) for A in matrices])
+    made = [alike.arrays_in(A, form) for A in matrices]
+    return [alike.like(matrices[0], {k: jnp.asarray(a) for k, a in arrays.items()}, form) for arrays in made]

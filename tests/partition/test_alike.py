@@ -9,7 +9,7 @@ import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.partition import alike
-from tests.partition.problems import irregular
+from tests.partition.problems import brought_together, irregular
 
 FAR = 200_000  # columns that 16 bits do not reach
 
@@ -37,14 +37,6 @@ def tailed():
 
 def none():
     return sp.csr_array((8, FAR))
-
-
-def brought_together(matrices):
-    forms = [alike.Form.of(A) for A in matrices]
-    matrices = [alike.general(A, forms) for A in matrices]
-    form = alike.agreed([alike.Form.of(A) for A in matrices])
-    made = [alike.arrays_in(A, form) for A in matrices]
-    return [alike.like(matrices[0], {k: jax.numpy.asarray(a) for k, a in arrays.items()}, form) for arrays in made]
 
 
 MAKERS = [(narrow, wide), (narrow, both, none), (both, wide), (narrow, tailed), (wide, tailed, none)]
@@ -102,7 +94,7 @@ def test_stored_zeros_keep_their_place_beside_shards_without_a_pattern(format):
 def test_an_array_that_nobody_knows_how_to_pad_is_told():
     A = jsf.from_scipy(narrow(), "csr")
     form = alike.Form.of(A)
-    larger = alike.Form({**form.sizes, "col_idx": 20}, None, 20)
+    larger = alike.Form({**form.sizes, "col_idx": 20}, None, 20, {})
     fill, alike.FILL = alike.FILL, {}
     try:
         with pytest.raises(TypeError, match="format 'csr' has no padding for its array 'col_idx'"):
