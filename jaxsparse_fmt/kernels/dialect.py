@@ -62,8 +62,8 @@ class Launch:
     lanes_a_row: int = 8  # neighbouring lanes that share more of them, before A is read again
     columns_alone: int = 8  # in registers, where neighbouring lanes do not share them
     most_kept: int = 2**12  # sums that a block keeps to itself until it has them all
-    # And then, in bytes of sums, the entries of a lane that are loaded before the first use: by hand 16 of 4 bytes and 8
-    # of 8 were the fastest on nine matrices.
+    # And then, in bytes of sums, the entries of a lane that are loaded before the first use: by hand, 16 of 4 bytes and
+    # 8 of 8 were the fastest on most of nine matrices.
     kept_loads: int = 64
     stream: bool = True  # Triton: evict what is read once, the matrix, before what is read again, x
     # Lanes that one thread works for, and entries of a lane whose loads are issued before the first use, by what a lane
