@@ -137,17 +137,8 @@ def main(argv: list[str] | None = None) -> int:
     metrics = ",".join([TIME, DRAM, TO_L1, *SHARES.values(), REGISTERS])
     watched = ["ncu", "--csv", "--page", "raw", "--print-units", "base", "--metrics", metrics, "--profile-from-start"]
     watched += ["off", "--clock-control", "none", "--cache-control", "none", "--target-processes", "all"]
-    again = [
-        "--inside",
-        "--scale",
-        str(args.scale),
-        "--backend",
-        args.backend,
-        "--dtypes",
-        *args.dtypes,
-        "--cases",
-        *map(str, args.cases),
-    ]
+    again = ["--inside", "--scale", str(args.scale), "--backend", args.backend]
+    again += ["--dtypes", *args.dtypes, "--cases", *map(str, args.cases)]
     # To run a kernel once more, Nsight Compute restores the allocations that it may write; "platform" makes small ones.
     small = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}
     inside = [*watched, sys.executable, "-m", "benchmarks.counters", *again]

@@ -105,7 +105,9 @@ def storages(csr: Csr, dtype: Any, platform: str, shares_memory: bool = False) -
     def misses(block: int, sigma: int) -> float:
         return features.misses(csr, block, sigma, a_sector)
 
-    keeps = lambda: shares_memory and misses(L1_ROWS, 1) >= KEPT_MISSES  # noqa: E731
+    def keeps() -> bool:
+        return shares_memory and misses(L1_ROWS, 1) >= KEPT_MISSES
+
     for storage in _storages(csr, dtype, platform, keeps):
         if on_gpu:
             of = (storage.rows, storage.layout["sigma"]) if storage.sorted else (L1_ROWS, 1)

@@ -207,9 +207,10 @@ def product_kernel(
                 at = run.places((batch * tiles.n_pieces + row - n_own) * p + q)
                 d.store(pieces, at, total, run.beside(live & (row >= n_own) & inside))
 
+    zero = tuple(run.along(d.full(0, acc)) for _ in of_p)
     if kept is None:
         own = d.own(block.astype(address_dtype), C * block_columns)
-        sums_of = _Sums(d, put, begins, run, [d.full(0, acc)] * len(of_p), heads, own)
+        sums_of = _Sums(d, put, begins, run, zero, heads, own)
     else:
         rows = d.load(lane_row, tile * jnp.int32(C)), _row_after(d, lane_row, piece_ptr, tile, tiles)
         sums_of = _KeptSums(d, put, begins, rows, kept, tiles.kept_rows)
@@ -230,7 +231,6 @@ def product_kernel(
             sums = tuple(jnp.where(run.beside(last), jnp.zeros_like(s), s) for s in sums)
         return sums, state
 
-    zero = tuple(run.along(d.full(0, acc)) for _ in of_p)
     trips = jnp.int32(tiles.entries // unroll)
     sums, state = lax.fori_loop(jnp.int32(0), trips, trip, (zero, sums_of.begin()))
     row, is_open = sums_of.store_heads(state, sums)
@@ -276,7 +276,7 @@ class _Sums:
     def __init__(self, d, put, begins, run, zero, heads, own):
         self._d, self._put, self._begins, self._run, self._heads = d, put, begins, run, heads
         self._columns = [(k * d.rows * run.length, True) for k in range(len(zero))]
-        self._own, self._zero = own, tuple(map(run.along, zero))
+        self._own, self._zero = own, zero
         self._one, self._nought = d.full(1, jnp.int32), d.full(0, jnp.int32)
 
     def begin(self):
