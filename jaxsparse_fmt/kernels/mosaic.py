@@ -49,8 +49,8 @@ class Mosaic:
         return jnp.where(live, values, jnp.asarray(other, values.dtype))
 
     def store(self, ref: Any, idx: jax.Array, value: jax.Array, live: jax.Array) -> None:
-        live = self._plgpu.layout_cast(jnp.broadcast_to(live, idx.shape), self._layout)
-        self._scatter(ref, idx, value.astype(ref.dtype), live)
+        operands = idx, value.astype(ref.dtype), jnp.broadcast_to(live, idx.shape)  # each may be the same in all lanes
+        self._scatter(ref, *(self._plgpu.layout_cast(a, self._layout) for a in operands))
 
     def own(self, i: jax.Array, n: int) -> jax.Array:
         """Scratch is shared memory, of each block its own."""
