@@ -10,7 +10,7 @@ the right-hand sides that a lane reads at once (`runs.py`).
     d.load(ref, idx, live, other)      ref[idx] where live, else other; dead lanes touch no invalid address.
                                        once=True: nothing reads it again, so it need not stay in cache
     d.store(ref, idx, value, live)     ref[idx] = value where live
-    d.own(i, n)                        where block i's own part begins in an array of scratch, n numbers for each
+    d.own(i, n)                        where part i begins in an array of scratch, n numbers each; 0 if it is shared memory
     d.barrier()                        what the lanes of the block have stored, all of them now read
     d.sum_threads(value, n, stride)    in every lane the sum over its group: n lanes at distances of `stride`. Both are
                                        powers of two, and the group lies in a warp
@@ -323,7 +323,8 @@ def launch(
       dialect: "triton", "mosaic" or "interpret".
       block: the shape of one block.
       blocks: how many; one axis, since CUDA allows only 65,535 along the others.
-      scratch: what the lanes of a block leave for one another, sizes of one block, each from `d.own` on.
+      scratch: what the lanes of a block leave for one another, from `d.own` on: the parts of all blocks, but where
+        a block's lanes share memory (`shares_memory`), the one of a block.
     """
     given, scratch = {k: v for k, v in inputs.items() if v is not None}, scratch or {}
     names = (*given, *outputs, *scratch)
@@ -345,7 +346,7 @@ def _launch_triton(interpret: bool, body, name, block: Block, blocks, out, scrat
     )
     d = (Interpreted if interpret else Triton)(block.rows, LAUNCH.stream)
     # Without shared memory to itself a block has a part of an output that nobody reads.
-    beside = tuple(_varying_like(jax.ShapeDtypeStruct((blocks * s.size,), s.dtype), inputs[0]) for s in scratch)
+    beside = tuple(_varying_like(s, inputs[0]) for s in scratch)
     out, n_out = (*out, *beside), len(out)
     return pl.pallas_call(
         lambda *refs: body(d, *refs),

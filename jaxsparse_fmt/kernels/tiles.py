@@ -119,12 +119,13 @@ def product(
     n_pieces = tiles.n_pieces
     block_columns = min(p, dialect.LAUNCH.columns_alone)
     column_blocks = -(-p // block_columns)
-    blocks, n_heads = tiles.n_tiles * column_blocks * batch, tiles.lanes * block_columns
-    backend = columns.supported(backend, values, x, size=max(batch * n_rows * p, blocks * n_heads))
+    n_heads = batch * tiles.n_tiles * tiles.lanes * p
+    backend = columns.supported(backend, values, x, size=max(batch * n_rows * p, n_heads))
     if not dialect.is_pallas(backend):
         return product_reference(values, x, arrays, tiles=tiles)
-    run, acc, scratch = Run.of(backend, p, x.dtype), accumulator(dtype), ("heads", n_heads)
-    keeps = p == 1 and tiles.kept_rows > 0 and dialect.shares_memory(backend)
+    run, acc, shares = Run.of(backend, p, x.dtype), accumulator(dtype), dialect.shares_memory(backend)
+    scratch = ("heads", tiles.lanes * block_columns if shares else n_heads)
+    keeps = p == 1 and tiles.kept_rows > 0 and shares
     if keeps:
         scratch = ("kept", tiles.kept_rows + tiles.lanes)
     block = dialect.tile_block(tiles.lanes, p, keeps * jnp.dtype(acc).itemsize)
@@ -137,7 +138,7 @@ def product(
         column_blocks=column_blocks,
         unroll=math.gcd(block.unroll, tiles.entries),
         acc=acc,
-        address_dtype=index_dtype(max(values.size, x.size, batch * n_rows * p, blocks * n_heads)),
+        address_dtype=index_dtype(max(values.size, x.size, batch * n_rows * p, n_heads)),
     )
     sums = {"pieces": jax.ShapeDtypeStruct((batch * n_pieces * p,), dtype)} if n_pieces else {}
     y, *rest = dialect.launch(
@@ -145,7 +146,7 @@ def product(
         backend,
         name="tiles_kernel",
         block=block,
-        blocks=blocks,
+        blocks=batch * tiles.n_tiles * column_blocks,
         inputs={"values": values.reshape(-1), "x": x.reshape(-1), **arrays, "piece_ptr": piece_ptr if keeps else None},
         outputs={
             "y": jax.ShapeDtypeStruct((batch * (n_rows - n_pieces) * p,), dtype),
@@ -172,8 +173,8 @@ def product_kernel(
     x,  # [b·n_cols·p]
     y,  # [b·(n_rows - n_pieces)·p], out
     pieces=None,  # [b·n_pieces·p], out
-    heads=None,  # [block_columns·lanes], scratch
-    kept=None,  # [kept_rows + lanes], scratch instead
+    heads=None,  # [b·n_tiles·p·lanes], scratch; of a block [block_columns·lanes] in memory that lanes share
+    kept=None,  # [kept_rows + lanes], scratch there instead
     piece_ptr=None,  # [n_long + 1]
     lane_row,
     hops,
@@ -189,9 +190,11 @@ def product_kernel(
 ):
     C, n_cols = tiles.lanes, tiles.shape[1]
     block, count = d.program_id(), jnp.int32(column_blocks)
-    of_batch = lax.div(block, jnp.int32(tiles.n_tiles))
-    tile, batch = lax.rem(block, jnp.int32(tiles.n_tiles)), lax.div(of_batch, count).astype(address_dtype)
-    of_p = run.columns(lax.rem(of_batch, count) * jnp.int32(block_columns), block_columns, p)
+    # The blocks of a tile run side by side, so that it comes from memory once.
+    first_column, of_batch = lax.rem(block, count) * jnp.int32(block_columns), lax.div(block, count)
+    tile, batch = lax.rem(of_batch, jnp.int32(tiles.n_tiles)), lax.div(of_batch, jnp.int32(tiles.n_tiles))
+    batch = batch.astype(address_dtype)
+    of_p = run.columns(first_column, block_columns, p)
     lane = d.lanes()
     begins = d.load(lane_row, tile * jnp.int32(C) + lane)
     column = _columns_of(d, index, tile, tiles)
@@ -209,8 +212,8 @@ def product_kernel(
 
     zero = tuple(run.along(d.full(0, acc)) for _ in of_p)
     if kept is None:
-        own = d.own(block.astype(address_dtype), C * block_columns)
-        sums_of = _Sums(d, put, begins, run, zero, heads, own)
+        own = d.own((batch * tiles.n_tiles + tile) * p + first_column, C)
+        sums_of = _Sums(d, put, begins, run, zero, heads, own, [inside for _, inside in of_p])
     else:
         rows = d.load(lane_row, tile * jnp.int32(C)), _row_after(d, lane_row, piece_ptr, tile, tiles)
         sums_of = _KeptSums(d, put, begins, rows, kept, tiles.kept_rows)
@@ -270,12 +273,12 @@ def _row_after(d, lane_row, piece_ptr, tile, tiles: Tiles):
 
 class _Sums:
     """Sums leave where a row ends: to y, or as the sum of a lane's head, what it has of an earlier lane's row. Every
-    lane has a head; run by run of its right-hand sides, those of all lanes lie side by side.
+    lane has a head; run by run of its right-hand sides, those of all lanes lie side by side, and those of a tile.
     """
 
-    def __init__(self, d, put, begins, run, zero, heads, own):
+    def __init__(self, d, put, begins, run, zero, heads, own, inside):
         self._d, self._put, self._begins, self._run, self._heads = d, put, begins, run, heads
-        self._columns = [(k * d.rows * run.length, True) for k in range(len(zero))]
+        self._columns = [(k * d.rows * run.length, exists) for k, exists in enumerate(inside)]
         self._own, self._zero = own, zero
         self._one, self._nought = d.full(1, jnp.int32), d.full(0, jnp.int32)
 
@@ -293,9 +296,9 @@ class _Sums:
     def store_heads(self, state, sums):
         """Also the row that each lane ends in, and whether that is its own."""
         row, in_head, head = state
-        for (k, _), s, h in zip(self._columns, sums, head, strict=True):
+        for (k, inside), s, h in zip(self._columns, sums, head, strict=True):
             of_head, at = jnp.where(self._run.beside(in_head > 0), s, h), self._run.places(self._at(0) + k)
-            self._d.store(self._heads, at, of_head, self._run.beside(self._d.lanes() < self._d.rows))
+            self._d.store(self._heads, at, of_head, self._run.beside((self._d.lanes() < self._d.rows) & inside))
         return row, in_head == 0
 
     def head(self, lanes_on, live):
