@@ -281,7 +281,7 @@ def rows_of(csr: Csr, tile_shape: tuple[int, int]) -> Rows:
         lengths, source, real = lay(xp, csr.indptr, max(longest, 1))
         return Rows(lengths, source, real, max(longest, 1), max(last, 1), total)
     lengths, source, real = lay(xp, csr.indptr, most, pieces.lengths, pieces.source)
-    return Rows(lengths, source, real, most, int(pieces.lengths[-1]), total, pieces.rows, pieces.piece_ptr)
+    return Rows(lengths, source, real, most, pieces.last, total, pieces.rows, pieces.piece_ptr)
 
 
 def _counted(xp: Any, indptr: Any) -> Any:
@@ -308,12 +308,20 @@ def _hot_first(csr: Csr, hot: int) -> tuple[Any, Csr]:
     """`col_order`, and the matrix with its columns renumbered so; None where no column is hot."""
     if hot == 0:
         return None, csr
-    xp, n_cols = storing.namespace(csr.indices), csr.shape[1]
-    used = np.bincount(csr.indices, minlength=n_cols) if xp is np else jnp.bincount(csr.indices, length=n_cols)
+    xp = storing.namespace(csr.indices)
+    order, indices = (_by_use if xp is np else _by_use_on_device)(xp, csr.indices, csr.shape[1], hot)
+    return order, CsrArrays(csr.data, indices, csr.indptr, csr.shape)
+
+
+def _by_use(xp: Any, indices: Any, n_cols: int, hot: int) -> tuple[Any, Any]:
+    """The `hot` most used columns, then the others; and the indices numbered so."""
+    used = np.bincount(indices, minlength=n_cols) if xp is np else jnp.bincount(indices, length=n_cols)
     by_use = xp.argsort(-used, stable=True)
     order = xp.concatenate([by_use[:hot], xp.sort(by_use[hot:])]).astype(np.int32)
-    indices = take(xp.argsort(order).astype(np.int32), csr.indices)
-    return order, CsrArrays(csr.data, indices, csr.indptr, csr.shape)
+    return order, take(xp.argsort(order).astype(np.int32), indices)
+
+
+_by_use_on_device = jax.jit(_by_use, static_argnums=(0, 2, 3))
 
 
 def _stored(
@@ -352,7 +360,7 @@ def _dealt(xp: Any, data, indices, lengths, source, real, window, n_tiles: int, 
     if xp is np:
         first_row = np.flatnonzero(np.diff(tile, prepend=-1))
     else:
-        first_row = jax.ops.segment_min(jnp.arange(n, dtype=np.int32), tile, n_tiles, indices_are_sorted=True)
+        first_row = jnp.searchsorted(tile, jnp.arange(n_tiles, dtype=np.int32), method="scan_unrolled")
     base = start[first_row]
     end = xp.concatenate([base[1:], xp.full(1, total, index)])
     final = start + lengths - 1
@@ -375,14 +383,10 @@ def _dealt(xp: Any, data, indices, lengths, source, real, window, n_tiles: int, 
     col = turned(xp.where(entry, indices[at], n_cols).astype(np.int32))
     last = turned(inside & ends[s])
     row, s, inside = row[:, ::depth], s[:, ::depth], inside[:, ::depth]
-    lane_row = xp.where(inside, xp.where(s > start[row], -1 - row, row), n).astype(np.int32).reshape(-1)
-
-    begins = start - base[tile]
-    spans = ((begins + lengths - 1) // depth - begins // depth).astype(np.int32)
-    if xp is np:
-        hops = np.maximum.reduceat(spans, first_row)
-    else:
-        hops = jax.ops.segment_max(spans, tile, n_tiles, indices_are_sorted=True)
+    goes_on = inside & (s > start[row])
+    lane_row = xp.where(inside, xp.where(goes_on, -1 - row, row), n).astype(np.int32).reshape(-1)
+    begin = (start[row] - base[:, None]) // depth  # the lane in which the row of a lane's first entry begins
+    hops = xp.where(goes_on, xp.arange(lanes, dtype=index) - begin, 0).max(axis=1).astype(np.int32)
     return values, col, last, lane_row, hops, xp.diff(first_row, append=n).max()
 
 

@@ -34,7 +34,7 @@ import numpy as np
 from jaxsparse_fmt._types import Csr, index_dtype
 from jaxsparse_fmt.formats import split, storing
 from jaxsparse_fmt.formats.by_rule import Array, register
-from jaxsparse_fmt.kernels.address import Slices
+from jaxsparse_fmt.kernels.address import Slices, take
 from jaxsparse_fmt.kernels.column_rule import PADDING, Delta, Explicit
 
 # A cut is worth its second pass if it saves this share of the places.
@@ -153,40 +153,44 @@ def best_cut(csr: Csr, widths: np.ndarray, C: int) -> int:
 
 
 def _narrow(col_idx: Array, slice_ptr: np.ndarray, C: int, n_cols: int, on_host: bool) -> dict[str, Any]:
-    """`col_idx` [n_main] as differences, where they fit 16 bits."""
-    xp = np if on_host else jnp
-    columns = xp.asarray(col_idx).reshape(-1, C)
-    base, delta, fits = _differences(columns, n_cols) if on_host else _differences_on_device(columns, n_cols)
+    """`col_idx` [n_main] as differences, in the slices all of whose chunks fit 16 bits."""
     chunks = slice_ptr // C
-    fits = np.asarray(fits)
     widths = np.diff(chunks)
-    wide_chunks = np.concatenate([[0], np.cumsum(~fits)])
-    wide = wide_chunks[chunks[1:]] > wide_chunks[chunks[:-1]]
-    is_wide = np.repeat(wide, widths)
-    if not wide.any():
-        arrays = {"delta": delta.reshape(-1), "col_idx": None, "index_start": None, "col_base": base}
-    elif is_wide.all():
-        arrays = {"delta": None, "col_idx": columns.reshape(-1), "index_start": None, "col_base": None}
+    columns, find = (np.asarray(col_idx), _differences) if on_host else (col_idx, _differences_on_device)
+    base, delta, wide, n_wide = find(np if on_host else jnp, columns, chunks, C, n_cols)
+    n_wide = int(n_wide)
+    if n_wide == 0:
+        arrays = {"delta": delta, "col_idx": None, "index_start": None, "col_base": base}
+    elif n_wide == chunks[-1]:
+        arrays = {"delta": None, "col_idx": columns, "index_start": None, "col_base": None}
     else:
+        wide = np.asarray(wide)
+        is_wide = np.repeat(wide, widths)
         places = np.where(wide, 0, widths), np.where(wide, widths, 0)
         narrow_start, wide_start = ((np.cumsum(p) - p) * C for p in places)
         arrays = {
-            "delta": storing.picked(delta, ~is_wide).reshape(-1),
-            "col_idx": storing.picked(columns, is_wide).reshape(-1),
+            "delta": storing.picked(delta.reshape(-1, C), ~is_wide).reshape(-1),
+            "col_idx": storing.picked(columns.reshape(-1, C), is_wide).reshape(-1),
             "index_start": np.where(wide, -1 - wide_start, narrow_start).astype(slice_ptr.dtype),
             "col_base": base,
         }
     return {name: storing.on_device(a) for name, a in arrays.items()}
 
 
-def _differences(columns: Any, n_cols: int) -> tuple[Any, Any, Any]:
-    """Of every chunk the least column, the differences to it, and whether they fit 16 bits."""
+def _differences(xp: Any, col_idx: Any, chunks: Any, C: int, n_cols: int) -> tuple[Any, Any, Any, Any]:
+    """Of every chunk the least column, [n_main] the differences to it; which slices have a chunk that 16 bits do not
+    hold, and how many chunks those slices have.
+    """
+    columns = col_idx.reshape(-1, C)
     live = columns < n_cols
     base = columns.min(axis=1, initial=n_cols)
     base = (base * (base < n_cols)).astype(np.int32)
     delta = (columns - base[:, None]) * live
-    fits = delta.max(axis=1, initial=0) < PADDING
-    return base, (delta * live + PADDING * ~live).astype(np.uint16), fits
+    too_wide = delta.max(axis=1, initial=0) >= PADDING
+    before = storing.starts(xp, too_wide, chunks.dtype)
+    wide = take(before, chunks[1:]) > take(before, chunks[:-1])
+    n_wide = xp.sum(xp.where(wide, xp.diff(chunks), 0))
+    return base, (delta * live + PADDING * ~live).astype(np.uint16).reshape(-1), wide, n_wide
 
 
-_differences_on_device = jax.jit(_differences, static_argnums=1)
+_differences_on_device = jax.jit(_differences, static_argnums=(0, 3, 4))

@@ -159,6 +159,7 @@ class Pieces:
       lengths: [n_pieces] int32, entries of each.
       source: [n_pieces], where in CSR it begins.
       entries: of all.
+      last: of the last one.
     """
 
     rows: Any
@@ -166,28 +167,34 @@ class Pieces:
     lengths: Any
     source: Any
     entries: int
+    last: int
 
 
 def pieces_beyond(csr: Csr, width: int, most: int) -> Pieces | None:
     """The entries of each row after its first `width`, `most` a piece; None where no row has so many."""
     xp = storing.namespace(csr.indptr)
     count, cut = (_counted, _cut) if xp is np else (_counted_on_device, _cut_on_device)
-    n_long, n_pieces, entries = map(int, np.asarray(count(xp, csr.indptr, width, most)))
+    n_long, n_pieces, entries, of_last = map(int, np.asarray(count(xp, csr.indptr, width, most)))
     if n_long == 0:
         return None
     rows, piece_ptr, lengths, source = cut(xp, csr.indptr, width, most, n_long, n_pieces)
-    return Pieces(rows, piece_ptr, lengths, source, entries)
+    return Pieces(rows, piece_ptr, lengths, source, entries, (of_last - 1) % most + 1)
 
 
 def _counted(xp: Any, indptr: Any, width: int, most: int) -> Any:
-    """Rows that go on, pieces and entries."""
+    """Rows that go on, pieces, entries, and those of the last such row."""
     rest = xp.maximum(xp.diff(indptr) - width, 0)
-    return xp.stack([a.sum(dtype=indptr.dtype) for a in (rest > 0, -(-rest // most), rest)])
+    last = xp.max(xp.where(rest > 0, xp.arange(rest.shape[0], dtype=np.int32), 0), initial=0)
+    sums = [a.sum(dtype=indptr.dtype) for a in (rest > 0, -(-rest // most), rest)]
+    return xp.stack([*sums, rest[last]]) if rest.shape[0] else xp.zeros(4, indptr.dtype)
 
 
 def _cut(xp: Any, indptr: Any, width: int, most: int, n_long: int, n_pieces: int) -> tuple[Any, Any, Any, Any]:
     rest = xp.diff(indptr) - width
-    rows = np.flatnonzero(rest > 0) if xp is np else jnp.nonzero(rest > 0, size=n_long)[0]
+    if xp is np:
+        rows = np.flatnonzero(rest > 0)
+    else:  # for few rows of many; jnp.nonzero would add up all others in one place, which atomics take in turn
+        rows = jnp.searchsorted(jnp.cumsum(rest > 0), jnp.arange(1, n_long + 1), method="scan_unrolled")
     rest, index = rest[rows], index_dtype(n_pieces)
     pieces = -(-rest // most)
     piece_ptr = storing.starts(xp, pieces, index)

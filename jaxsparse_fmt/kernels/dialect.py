@@ -10,7 +10,7 @@ the right-hand sides that a lane reads at once (`runs.py`).
     d.load(ref, idx, live, other)      ref[idx] where live, else other; dead lanes touch no invalid address.
                                        once=True: nothing reads it again, so it need not stay in cache
     d.store(ref, idx, value, live)     ref[idx] = value where live
-    d.own(i, n)                        where part i begins in an array of scratch, n numbers each; 0 if it is shared memory
+    d.own(i, n)                        where part i of scratch begins, n numbers each; 0 where it is shared memory
     d.barrier()                        what the lanes of the block have stored, all of them now read
     d.sum_threads(value, n, stride)    in every lane the sum over its group: n lanes at distances of `stride`. Both are
                                        powers of two, and the group lies in a warp
