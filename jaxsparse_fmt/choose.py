@@ -267,10 +267,11 @@ def _seconds_on_gpu(s: Storage, moved: int, csr: Csr, itemsize: int, kernels: st
     seconds = LAUNCH * (2 if s.copied else 1) + _beside(streamed, waited)
     if tail.rows == 0:
         return seconds
-    # One kernel sums the pieces, if they are not counted above, one the sums of a row, and a last step adds them to y.
+    # One kernel sums the pieces, if they are not counted above, and one adds the sums of a row to y: the same one where
+    # every row has one piece.
     threads, n = threads_for(tail.entries, tail.pieces.size), tail.pieces.size
     idle = IDLE * (walked_together(tail.pieces, threads) - tail.entries) * entry
-    sums, launches = (2 * n + 3 * tail.rows) * itemsize, 3 if tail.entries else 2
+    sums, launches = 2 * (n + tail.rows) * itemsize, 2 if tail.entries and n > tail.rows else 1
     seconds += TAIL * (tail.nbytes + idle + sums) / _rate(kernels, "csr", tail.entries, n, itemsize)
     return seconds + launches * LAUNCH
 

@@ -114,10 +114,12 @@ class SELL(split.Split):
         storing.check_memory(cls.name, n_main + n_tail, csr, dtype, max_bytes, index=2)
         tail, tail_arrays = split.tail_of(csr, cut, dtype) if n_tail else (None, dict.fromkeys(split.TAIL))
         slice_ptr = storing.pointers(widths * C)
+        if storing.namespace(csr.data) is jnp:
+            slice_ptr = jnp.asarray(slice_ptr)
         address, arrays = Slices(csr.shape[0], C), {"slice_ptr": slice_ptr}
         values, col_idx = storing.fill(csr, rows, address, arrays, n_main, dtype)
         values = jnp.concatenate([values, jnp.asarray(tail)]) if n_tail else values
-        index = _narrow(col_idx, slice_ptr, C, csr.shape[1], on_host=storing.namespace(csr.data) is np)
+        index = _narrow(col_idx, slice_ptr, widths, C, csr.shape[1])
         # Only now is it known how many slices are too wide for 16 bits.
         wide = sum(index[name].nbytes for name in ("delta", "col_idx") if index[name] is not None) + 4 * n_tail
         in_all = wide / max(n_main + n_tail, 1)
@@ -152,16 +154,15 @@ def best_cut(csr: Csr, widths: np.ndarray, C: int) -> int:
     return int(cuts[int(np.argmin(places))])
 
 
-def _narrow(col_idx: Array, slice_ptr: np.ndarray, C: int, n_cols: int, on_host: bool) -> dict[str, Any]:
+def _narrow(col_idx: Array, slice_ptr: Any, widths: np.ndarray, C: int, n_cols: int) -> dict[str, Any]:
     """`col_idx` [n_main] as differences, in the slices all of whose chunks fit 16 bits."""
-    chunks = slice_ptr // C
-    widths = np.diff(chunks)
+    on_host = isinstance(slice_ptr, np.ndarray)
     columns, find = (np.asarray(col_idx), _differences) if on_host else (col_idx, _differences_on_device)
-    base, delta, wide, n_wide = find(np if on_host else jnp, columns, chunks, C, n_cols)
+    base, delta, wide, n_wide = find(np if on_host else jnp, columns, slice_ptr, C, n_cols)
     n_wide = int(n_wide)
     if n_wide == 0:
         arrays = {"delta": delta, "col_idx": None, "index_start": None, "col_base": base}
-    elif n_wide == chunks[-1]:
+    elif n_wide == widths.sum():
         arrays = {"delta": None, "col_idx": columns, "index_start": None, "col_base": None}
     else:
         wide = np.asarray(wide)
@@ -177,11 +178,11 @@ def _narrow(col_idx: Array, slice_ptr: np.ndarray, C: int, n_cols: int, on_host:
     return {name: storing.on_device(a) for name, a in arrays.items()}
 
 
-def _differences(xp: Any, col_idx: Any, chunks: Any, C: int, n_cols: int) -> tuple[Any, Any, Any, Any]:
+def _differences(xp: Any, col_idx: Any, slice_ptr: Any, C: int, n_cols: int) -> tuple[Any, Any, Any, Any]:
     """Of every chunk the least column, [n_main] the differences to it; which slices have a chunk that 16 bits do not
     hold, and how many chunks those slices have.
     """
-    columns = col_idx.reshape(-1, C)
+    columns, chunks = col_idx.reshape(-1, C), slice_ptr // C
     live = columns < n_cols
     base = columns.min(axis=1, initial=n_cols)
     base = (base * (base < n_cols)).astype(np.int32)

@@ -114,8 +114,10 @@ class SplitFaces(ByPlaces):
             y = jnp.zeros((x.shape[0], self.shape[0], x.shape[2]), jnp.result_type(values, x))
         pieces = csr_rule((n_pieces, self.shape[1]), n_tail, Explicit(offset))
         start = {"slice_ptr": tail_ptr.astype(index_dtype(offset + n_tail)) + offset, "col_idx": tail_col}
+        if "piece_ptr" not in arrays:
+            return columns.added(y, rows, tail, x, start, rule=pieces, backend=backend)
         sums = columns.product(tail, x, start, rule=pieces, backend=backend)
-        return with_pieces(y, sums, rows, arrays.get("piece_ptr"), backend)
+        return with_pieces(y, sums, rows, arrays["piece_ptr"], backend)
 
     def places(self, structure: tuple[Array, ...]) -> tuple[Array, Array, Array]:
         """As `Rule.places`, for both parts."""
@@ -136,17 +138,15 @@ def with_pieces(
     y: Array,  # [b, n_rows, p]
     sums: Array,  # [b, n_pieces, p]
     rows: Array,  # [n_long]
-    piece_ptr: Array | None,  # [n_long + 1]
+    piece_ptr: Array,  # [n_long + 1]
     backend: str,
 ) -> Array:
     """y, and to each of `rows` added the sums of its pieces, in order."""
-    if piece_ptr is not None:
-        n_long, n_pieces = rows.shape[0], sums.shape[1]
-        # One row may have nearly all pieces. As many threads as cost nothing to speak of, then, whatever the mean.
-        threads = max(t for t in THREADS if t == 1 or t * n_long <= JOINING)
-        rule = Rule((n_long, n_pieces), n_pieces, Slices(n_long, 1, threads), Consecutive())
-        sums = columns.product(None, sums, {"slice_ptr": piece_ptr}, rule=rule, backend=backend)
-    return y.at[:, rows].add(sums.astype(y.dtype), unique_indices=True, indices_are_sorted=True)
+    n_long, n_pieces = rows.shape[0], sums.shape[1]
+    # One row may have nearly all pieces. As many threads as cost nothing to speak of, then, whatever the mean.
+    threads = max(t for t in THREADS if t == 1 or t * n_long <= JOINING)
+    rule = Rule((n_long, n_pieces), n_pieces, Slices(n_long, 1, threads), Consecutive())
+    return columns.added(y, rows, None, sums, {"slice_ptr": piece_ptr}, rule=rule, backend=backend)
 
 
 @dataclasses.dataclass(frozen=True)

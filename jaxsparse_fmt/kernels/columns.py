@@ -31,7 +31,12 @@ from jaxsparse_fmt._types import index_dtype, x64_enabled
 from jaxsparse_fmt.kernels import columns_native, dialect
 from jaxsparse_fmt.kernels.address import Arrays, Bisected, Slices, Spread, Starts
 from jaxsparse_fmt.kernels.column_rule import Delta, Diagonal, alive, unpack_pattern
-from jaxsparse_fmt.kernels.columns_reference import outer_reference, product_reference, transposed_reference
+from jaxsparse_fmt.kernels.columns_reference import (
+    added_reference,
+    outer_reference,
+    product_reference,
+    transposed_reference,
+)
 from jaxsparse_fmt.kernels.entries import accumulator
 from jaxsparse_fmt.kernels.rule import Rule
 from jaxsparse_fmt.kernels.runs import Run, Shared
@@ -60,8 +65,28 @@ def product(
     if not dialect.is_pallas(backend):
         return product_reference(values, x, arrays, rule=rule)
     dtype = jnp.result_type(*operands)
-    kernel = functools.partial(product_kernel, acc=accumulator(dtype))
-    return _launch(kernel, backend, {"values": values, "x": x, **arrays}, ("y", out, dtype), rule)[0].reshape(out)
+    kernel = functools.partial(product_kernel, acc=accumulator(dtype), n_rows=out[1])
+    y = jax.ShapeDtypeStruct(out, dtype)
+    return _launch(kernel, backend, {"values": values, "x": x, **arrays}, ("y", y), rule)[0].reshape(out)
+
+
+def added(
+    y: Array,  # [b, n, p]
+    rows: Array,  # [n_rows], rising; those from n on are added to nothing
+    values: Array | None,  # [b, n_stored]; None: ones
+    x: Array,  # [b, n_cols, p]
+    arrays: Arrays,
+    *,
+    rule: Rule,
+    backend: str,
+) -> Array:  # [b, n, p]
+    """y, and to its `rows` added those of A·x. A kernel does it in place: y is copied if it is read afterwards."""
+    backend = supported(backend, y, x, *([] if values is None else [values]))
+    if not dialect.is_pallas(backend):
+        return added_reference(y, rows, product(values, x, arrays, rule=rule, backend=backend))
+    kernel = functools.partial(product_kernel, acc=accumulator(y.dtype), n_rows=y.shape[1], adds=True)
+    inputs = {"values": values, "x": x, "perm": rows, **arrays}
+    return _launch(kernel, backend, inputs, ("y", y), rule)[0].reshape(y.shape)
 
 
 def product_dot(
@@ -75,9 +100,10 @@ def product_dot(
 ) -> tuple[Array, Array]:  # [n_rows], [parts]
     """A·x, and wᵀ·A·x in parts: one for each warp of lanes, or their sum where they are many."""
     dtype, warps = jnp.result_type(values, x), -(-rule.address.width // dialect.LAUNCH.warp)
-    kernel = functools.partial(product_kernel, acc=accumulator(dtype))
+    kernel = functools.partial(product_kernel, acc=accumulator(dtype), n_rows=rule.shape[0])
     inputs = {"values": values[None], "x": x[None, :, None], "w": w, **arrays}
-    y, sums = _launch(kernel, backend, inputs, ("y", (1, rule.shape[0], 1), dtype), rule, sums=warps)
+    y = jax.ShapeDtypeStruct((rule.shape[0],), dtype)
+    y, sums = _launch(kernel, backend, inputs, ("y", y), rule, sums=warps)
     return y, sums if parts(rule) == warps else jnp.sum(sums)[None]
 
 
@@ -91,13 +117,15 @@ def product_kernel(
     d,
     *,
     x,  # [b·n_cols·p]
-    y,  # [b·n_rows·p], out
+    y,  # [b·n_rows·p], out, with `n_rows` as given below; where `adds`, what it held is a summand
     values=None,  # [b·n_stored]
     w=None,  # [n_rows]
     sums_of_warps=None,  # [width / 32], out: of wᵀ·y
     perm=None,  # [n_rows]
     pattern=None,  # [n_stored / 8] uint8; what is of another dtype is not read
     acc,
+    n_rows,
+    adds=False,
     sizes: _Sizes,
     **arrays,
 ):
@@ -134,9 +162,13 @@ def product_kernel(
         else:
             keep = run.beside(walk.keep)
             totals = [t + jnp.where(keep, s, jnp.zeros_like(s)) for t, s in zip(totals, sums, strict=True)]
-    base = (batch * sizes.rule.shape[0] + first.matrix_row) * sizes.p
+    base = (batch * n_rows + first.matrix_row) * sizes.p
     live = first.row < sizes.rule.shape[0]
     live = live if first.keep is None else live & first.keep
+    if adds:
+        live = live & (first.matrix_row < n_rows)
+        before = run.load(d, y, base, columns, live)
+        totals = [b.astype(acc) + total for b, total in zip(before, totals, strict=True)]
     for (q, inside), total in zip(columns, totals, strict=True):
         d.store(y, run.places(base + q), total, run.beside(live & inside))
     if w is not None:
@@ -184,7 +216,8 @@ def outer(
     dtype = jnp.result_type(y, x)
     kernel = functools.partial(outer_kernel, acc=accumulator(dtype))
     inputs = {"y": y, "x": x, **{k: a for k, a in arrays.items() if k != "pattern"}}
-    v = _launch(kernel, backend, inputs, ("values", out, dtype), rule, column_blocks=1)[0].reshape(out)
+    out = jax.ShapeDtypeStruct(out, dtype)
+    v = _launch(kernel, backend, inputs, ("values", out), rule, column_blocks=1)[0].reshape(out.shape)
     if "pattern" in arrays:
         return jnp.where(unpack_pattern(arrays["pattern"], rule.n_stored), v, 0)
     # Lanes that stop at the end of their row leave the padding behind it unwritten.
@@ -287,12 +320,13 @@ def _launch(kernel, backend, inputs, output, rule: Rule, column_blocks=None, sum
     """Flattens every array, chooses the blocks and the width of addresses, and runs the kernel.
 
     Args:
+      output: its name, and its shape and dtype, or the array that is updated.
       sums: how many partial sums it leaves too.
     """
-    name, shape, dtype = output
+    name, out = output
     flat = {k: a.reshape(-1) for k, a in inputs.items() if a is not None}
     (batch, _, p), unit = inputs["x"].shape, rule.column.unit
-    load = load_beside_values(rule, permuted="perm" in inputs and jnp.dtype(dtype).itemsize <= 4)
+    load = load_beside_values(rule, permuted="perm" in inputs and jnp.dtype(out.dtype).itemsize <= 4)
     block = dialect.block(backend, load, getattr(rule.address, "lanes", 0))
     run = Run.of(backend, p if column_blocks is None else 1, inputs["x"].dtype)
     lanes_a_row, block_columns = _columns_of_block(rule, p, run) if column_blocks is None else (1, 1)
@@ -313,11 +347,12 @@ def _launch(kernel, backend, inputs, output, rule: Rule, column_blocks=None, sum
         column_blocks=column_blocks,
         blocks=tiles * column_blocks * batch,
         unroll=unit * max(block.unroll // unit, 1),
-        address_dtype=index_dtype(max(math.prod(shape), *(a.size for a in flat.values()))),
+        address_dtype=index_dtype(max(out.size, *(a.size for a in flat.values()))),
     )
-    outputs = {name: jax.ShapeDtypeStruct((math.prod(shape),), dtype)}
+    whole = isinstance(out, jax.Array)
+    outputs: dict[str, Any] = {name: out.reshape(-1) if whole else jax.ShapeDtypeStruct((out.size,), out.dtype)}
     if sums:
-        outputs["sums_of_warps"] = jax.ShapeDtypeStruct((sums,), dtype)
+        outputs["sums_of_warps"] = jax.ShapeDtypeStruct((sums,), out.dtype)
     return dialect.launch(
         functools.partial(kernel, sizes=sizes),
         backend,

@@ -30,7 +30,6 @@ import dataclasses
 import functools
 import importlib
 import importlib.util
-import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -82,9 +81,9 @@ class Launch:
             "columns": (1, 4),  # tiles and shared rows, where a lane has several right-hand sides to itself
         }
     )
-    # Mosaic GPU takes one lane a thread, and of these loads as many at a time: more cost it registers, and so threads.
-    mosaic_unroll: Mapping[str, int] = dataclasses.field(
-        default_factory=lambda: {"permuted": 4, "diagonals": 4, "very short deltas": 4}
+    # Mosaic GPU has one lane a thread, since more cost it registers, and so threads; but for these.
+    mosaic_loads: Mapping[str, tuple[int, int]] = dataclasses.field(
+        default_factory=lambda: {"permuted": (1, 4), "diagonals": (1, 4), "very short deltas": (2, 3)}
     )
     sweep_rows: int = 1024  # numbers of each vector that a block of a sweep over vectors takes at a time
     sweep_blocks: int = 512  # and how many blocks share the vectors; each leaves 4 partial sums
@@ -119,7 +118,8 @@ def block(dialect: str, load: str, slice_size: int) -> Block:
     """
     per_thread, unroll = LAUNCH.loads[load]
     if dialect == "mosaic":
-        return Block(LAUNCH.rows, 1, LAUNCH.mosaic_unroll.get(load, unroll))
+        per_thread, unroll = LAUNCH.mosaic_loads.get(load, (1, unroll))
+        return Block(LAUNCH.rows * per_thread, per_thread, unroll)
     fits = LAUNCH.warp * per_thread <= slice_size <= LAUNCH.rows and slice_size & (slice_size - 1) == 0
     return Block(slice_size if fits else LAUNCH.rows, per_thread, unroll)
 
@@ -314,7 +314,7 @@ def launch(
     block: Block,
     blocks: int,
     inputs: Mapping[str, jax.Array | None],
-    outputs: Mapping[str, jax.ShapeDtypeStruct],
+    outputs: Mapping[str, jax.ShapeDtypeStruct | jax.Array],
     scratch: Mapping[str, jax.ShapeDtypeStruct] | None = None,
 ) -> tuple[jax.Array, ...]:
     """Runs `kernel(d, **refs)` in each of `blocks`, with `inputs` that are not None and `outputs`, all flat.
@@ -323,12 +323,14 @@ def launch(
       dialect: "triton", "mosaic" or "interpret".
       block: the shape of one block.
       blocks: how many; one axis, since CUDA allows only 65,535 along the others.
+      outputs: or one array, which is updated in place.
       scratch: what the lanes of a block leave for one another, from `d.own` on: the parts of all blocks, but where
         a block's lanes share memory (`shares_memory`), the one of a block.
     """
     given, scratch = {k: v for k, v in inputs.items() if v is not None}, scratch or {}
     names = (*given, *outputs, *scratch)
-    out = tuple(_varying_like(o, next(iter(given.values()))) for o in outputs.values())
+    like = next(iter(given.values()))
+    out = tuple(o if isinstance(o, jax.Array) else _varying_like(o, like) for o in outputs.values())
     run = _launch_mosaic if dialect == "mosaic" else functools.partial(_launch_triton, dialect == "interpret")
 
     def body(d: Any, *refs: Any) -> None:
@@ -346,38 +348,39 @@ def _launch_triton(interpret: bool, body, name, block: Block, blocks, out, scrat
     )
     d = (Interpreted if interpret else Triton)(block.rows, LAUNCH.stream)
     # Without shared memory to itself a block has a part of an output that nobody reads.
-    beside = tuple(_varying_like(s, inputs[0]) for s in scratch)
-    out, n_out = (*out, *beside), len(out)
+    beside, n_in = tuple(_varying_like(s, inputs[0]) for s in scratch), len(inputs)
+    updated = [o for o in out if isinstance(o, jax.Array)]
     return pl.pallas_call(
-        lambda *refs: body(d, *refs),
-        out_shape=out,
+        lambda *refs: body(d, *refs[:n_in], *refs[n_in + len(updated) :]),
+        out_shape=(*out, *beside),
         grid=(blocks,),
+        input_output_aliases={n_in + i: i for i in range(len(updated))},
         interpret=interpret,
         compiler_params=params,
         name=name,
-    )(*inputs)[:n_out]
+    )(*inputs, *updated)[: len(out)]
 
 
 def _launch_mosaic(body, name, block: Block, blocks, out, scratch, inputs):
+    from jax.experimental import pallas as pl
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
-    # JAX 0.11 renamed out_shape and scratch_shapes.
-    renamed = "out_type" in inspect.signature(plgpu.kernel).parameters
-    shapes = ("out_type", "scratch_types") if renamed else ("out_shape", "scratch_shapes")
-    own: Any = tuple(plgpu.SMEM(s.shape, s.dtype) for s in scratch)
-
     warpgroups = block.rows // (WARPGROUP * block.lanes_per_thread)
+    grid: dict[str, Any] = {"grid": (blocks,), "grid_names": ("block",)}
+    grid |= {"num_threads": warpgroups, "thread_name": "warpgroup"} if warpgroups > 1 else {}
+    params = plgpu.CompilerParams()
 
     def kernel(*refs):
         body(Mosaic(block.rows, warpgroups), *refs)
 
     kernel.__name__ = name
-    threads: dict[str, Any] = {"num_threads": warpgroups, "thread_name": "warpgroup"} if warpgroups > 1 else {}
-    return plgpu.kernel(
-        kernel,
-        grid=(blocks,),
-        grid_names=("block",),
-        compiler_params=plgpu.CompilerParams(),
-        **threads,
-        **dict(zip(shapes, (out, own), strict=True)),
-    )(*inputs)
+    if not isinstance(out[0], jax.Array):
+        own: Any = tuple(plgpu.SMEM(s.shape, s.dtype) for s in scratch)
+        return plgpu.kernel(kernel, out_type=out, scratch_types=own, compiler_params=params, **grid)(*inputs)
+
+    def update(ref):
+        # Not `plgpu.kernel`, which in JAX 0.10 takes no reference.
+        run: Any = pl.kernel(kernel, out_type=(), mesh=plgpu.Mesh(**grid), compiler_params=params, name=name)
+        run(*inputs, ref)
+
+    return (pl.run_state(update)(out[0]),)

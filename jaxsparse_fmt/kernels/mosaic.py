@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 WARP, WARPGROUP = 32, 128  # threads
-STREAMED = "ld.global.nc.L1::evict_first"  # of what is read once: it takes no room from what is read again
+STREAMED = "ld.global.nc.L1::evict_first"  # what is read once takes no room from what is read again
 
 
 class Mosaic:
@@ -42,10 +42,12 @@ class Mosaic:
         if idx.ndim == 0:
             return ref[idx]
         if live is None:
-            return self._gather(ref, idx, once)
-        # No predicated load here: dead lanes read the first element, one cached line for all of them.
+            return self._gather(ref, idx, once=once)
         live = jnp.broadcast_to(live, idx.shape)
-        values = self._gather(ref, jnp.where(live, idx, jnp.zeros_like(idx)), once)
+        if self._warpgroups == 1:
+            return self._gather(ref, idx, self._plgpu.layout_cast(live, self._layout), other=other, once=once)
+        # A large block has no registers for as many predicates. Dead lanes read the first element, one line for all.
+        values = self._gather(ref, jnp.where(live, idx, jnp.zeros_like(idx)), once=once)
         return jnp.where(live, values, jnp.asarray(other, values.dtype))
 
     def store(self, ref: Any, idx: jax.Array, value: jax.Array, live: jax.Array) -> None:
@@ -101,29 +103,25 @@ class Mosaic:
         at = jnp.int32(m) * i + warp
         self.store(ref, at, self.sum_threads(value, WARP, 1), (lane == 0) & (at < ref.shape[0]))
 
-    def _gather(self, ref: Any, idx: jax.Array, once: bool = False) -> jax.Array:
+    def _gather(self, ref: Any, idx: jax.Array, *live: jax.Array, other: Any = 0, once: bool = False) -> jax.Array:
+        """ref[idx] where `live`, if that is given, else `other`."""
         plgpu = self._plgpu
         narrow = jnp.issubdtype(ref.dtype, jnp.unsignedinteger) and jnp.dtype(ref.dtype).itemsize < 4
         dtype = jnp.dtype(jnp.int32) if narrow else ref.dtype  # widened at once: registers hold signed integers here
-        out, bits = plgpu.ShapeDtypeStruct(self._shape, dtype, layout=self._layout), 8 * jnp.dtype(ref.dtype).itemsize
+        out = plgpu.ShapeDtypeStruct(self._shape, dtype, layout=self._layout)
 
-        @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), self._layout), return_type=out)
-        def gather(_, ref, idx):
+        @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), *[self._layout] * (1 + len(live))), return_type=out)
+        def gather(_, ref, idx, *live):
             from jax.experimental.mosaic import gpu as mgpu
-            from jaxlib.mlir import ir
-            from jaxlib.mlir.dialects import arith, llvm
 
             registers = np.empty_like(idx.registers)
             signed = True if jnp.issubdtype(dtype, jnp.integer) else None
             for position, register in np.ndenumerate(idx.registers):
-                address, element = _address(ref, register)
-                value = _streamed(element, bits, address) if once else llvm.load(element, address)
-                if narrow:
-                    value = arith.extui(ir.IntegerType.get_signless(32), value)
-                registers[position] = _register(value)
+                alive = _element(live[0].registers[position]) if live else None
+                registers[position] = _register(_loaded(ref, _element(register), dtype, alive, other, once))
             return mgpu.FragmentedArray(_registers=registers, _layout=idx.layout, _is_signed=signed)
 
-        return gather(ref, idx)
+        return gather(ref, idx, *live)
 
     def _scatter(self, ref: Any, idx: jax.Array, value: jax.Array, live: jax.Array) -> None:
         """ref[idx] = value where live."""
@@ -137,7 +135,7 @@ class Mosaic:
             for position, register in np.ndenumerate(idx.registers):
                 store = scf.IfOp(_element(live.registers[position]))
                 with ir.InsertionPoint(store.then_block):
-                    address, _ = _address(ref, register)
+                    address, _ = _address(ref, _element(register))
                     llvm.store(_element(value.registers[position]), address)
                     scf.yield_([])
 
@@ -161,27 +159,52 @@ def _register(element):
     return vector.broadcast(ir.VectorType.get((1,), element.type), element)
 
 
-def _address(ref, register):
-    """Where `ref[register]` lies, and the type of what lies there; 64-bit arithmetic throughout."""
+def _address(ref, index):
+    """Where `ref[index]` lies, and the type of what lies there; 64-bit arithmetic throughout."""
     from jax.experimental.mosaic.gpu import utils
     from jaxlib.mlir import ir
     from jaxlib.mlir.dialects import arith
 
-    element = ir.MemRefType(ref.type).element_type
-    index, i64 = _element(register), ir.IntegerType.get_signless(64)
+    element, i64 = ir.MemRefType(ref.type).element_type, ir.IntegerType.get_signless(64)
     if index.type != i64:
         index = arith.extui(i64, index)
     return utils.getelementptr(utils.memref_ptr(ref), [index], element), element
 
 
-def _streamed(element, bits: int, address):
-    """What lies at `address`, which leaves the L1 cache first; the kernel must not write there."""
+def _loaded(ref, index, dtype, live, other, once: bool):
+    """`ref[index]` where `live`, which may be None, else `other`; unsigned numbers of 8 and 16 bits as 32.
+
+    A dead lane asks global memory for nothing, by a predicated instruction, which Mosaic GPU lacks. LLVM does not know
+    that this reads, nor what is read `once` and leaves the L1 first: the kernel must not write there before.
+    """
+    from jax.experimental.mosaic.gpu import utils
     from jaxlib.mlir import ir
     from jaxlib.mlir.dialects import arith, llvm
 
+    type_, shared = utils.dtype_to_ir_type(dtype), utils.is_smem_ref(ref)
+    other = utils.c(other if isinstance(type_, ir.IntegerType) else float(other), type_)
+    if shared and live is not None:
+        index = arith.select(live, index, utils.c(0, index.type))
+    address, element = _address(ref, index)
+    if shared or not (once or live is not None):
+        value = llvm.load(element, address)
+        value = value if element == type_ else arith.extui(type_, value)
+        return value if live is None else arith.select(live, value, other)
+    bits = utils.bitwidth(type_)
     letter, register = {16: "h", 32: "r", 64: "l"}[bits], ir.IntegerType.get_signless(bits)
-    value = llvm.inline_asm(register, [address], f"{STREAMED}.b{bits} $0, [$1];", f"={letter},l")
-    return value if value.type == element else arith.bitcast(element, value)
+    kind = f"b{bits}" if element == type_ else f"u{utils.bitwidth(element)}"
+    load = f"{STREAMED if once else 'ld.global'}.{kind} $0, [$1];"
+    if live is None:
+        return _bits(llvm.inline_asm(register, [address], load, f"={letter},l"), type_)
+    operands, constraints = [address, _bits(other, register), live], f"={letter},l,{letter},b"
+    return _bits(llvm.inline_asm(register, operands, f"mov.b{bits} $0, $2; @$3 {load}", constraints), type_)
+
+
+def _bits(value, type_):
+    """The same bits as a number of another type."""
+    from jaxlib.mlir.dialects import arith
+
+    return value if value.type == type_ else arith.bitcast(type_, value)
 
 
 def _from_lane(value, distance: int):
@@ -193,7 +216,7 @@ def _from_lane(value, distance: int):
     i32, i64 = (ir.IntegerType.get_signless(n) for n in (32, 64))
     if value.type != ir.F64Type.get():
         return utils.shfl_bfly(value, distance)
-    bits, half = arith.bitcast(i64, value), arith.constant(i64, 32)
+    bits, half = _bits(value, i64), arith.constant(i64, 32)
     low, high = arith.trunci(i32, bits), arith.trunci(i32, arith.shrui(bits, half))
     low, high = (arith.extui(i64, utils.shfl_bfly(word, distance)) for word in (low, high))
-    return arith.bitcast(value.type, arith.ori(low, arith.shli(high, half)))
+    return _bits(arith.ori(low, arith.shli(high, half)), value.type)

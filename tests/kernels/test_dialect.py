@@ -70,7 +70,8 @@ def test_a_block_is_a_whole_slice_only_where_that_is_a_power_of_two_that_fits(lo
     least = dialect.LAUNCH.warp * block.lanes_per_thread
     assert block.rows % least == 0
     assert block.rows == (slice_size if slice_size in (32, 64, 128) and slice_size >= least else most)
-    assert dialect.block("mosaic", load, slice_size).rows == most
+    in_mosaic = dialect.block("mosaic", load, slice_size)
+    assert in_mosaic.rows == most * in_mosaic.lanes_per_thread
     assert most % 128 == 0  # a warpgroup
 
 
