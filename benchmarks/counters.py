@@ -1,13 +1,14 @@
 """Why a product takes as long as it does: what the counters of Nsight Compute say of our kernels and of cuSPARSE's.
 
-    python -m benchmarks.counters --cases 9 12 --json benchmarks/results/counters.json     on a GPU, 15 s a matrix
+    python -m benchmarks.counters --cases 9 12 --json benchmarks/results/counters.json     on a GPU, a minute a matrix
 
 Matrices of the standard suite in the format that `auto` takes, beside cuSPARSE's CSR ALG1. Columns: what the format
 must move at least, kernels and time; what went through DRAM, and from the L2 to the L1 caches; the share of sectors
 that were in the L1 and in the L2; the warps that a multiprocessor holds, of the most that it can; the share of the peak
 at which DRAM, the L2, the L1 and the issue of instructions worked: near 1, that is what the kernel waits for; and the
 registers of a thread. Times are those of a profiled launch, with the caches as the launch before left them. Needs
-`ncu`, and a machine that lets it read the counters.
+`ncu`, and a machine that lets it read the counters. Every matrix has a process of its own; one that takes too long is
+ended, and the others are told all the same.
 """
 
 from __future__ import annotations
@@ -17,8 +18,12 @@ import csv
 import io
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,25 +71,20 @@ def products(case: suite.Case, S: Any, dtypes: list[str], backend: str) -> Any:
         yield row | {"product": f"cuSPARSE {THEIRS}", "MB": moved}, lambda p=product, g=given: p.wait(p(g))
 
 
-def profiled(numbers: list[int], dtypes: list[str], scale: float, backend: str) -> list[Row]:
+def profiled(case: suite.Case, S: Any, dtypes: list[str], backend: str) -> Iterator[Row]:
     """The rows without their counters. Each product runs once in a window that Nsight Compute watches."""
     cupy = cusparse.library().cupy
     window = cupy.RawKernel(f'extern "C" __global__ void {WINDOW}() {{}}', WINDOW)
-    rows = []
-    for number in numbers:
-        case = suite.SUITES["standard"][number]
-        for row, run in products(case, case.make(scale), dtypes, backend):
-            run()
-            run()
-            cupy.cuda.profiler.start()
-            window((1,), (1,), ())
-            cupy.cuda.runtime.deviceSynchronize()
-            run()
-            cupy.cuda.runtime.deviceSynchronize()
-            cupy.cuda.profiler.stop()
-            rows.append(row)
-        jax.clear_caches()
-    return rows
+    for row, run in products(case, S, dtypes, backend):
+        run()
+        run()
+        cupy.cuda.profiler.start()
+        window((1,), (1,), ())
+        cupy.cuda.runtime.deviceSynchronize()
+        run()
+        cupy.cuda.runtime.deviceSynchronize()
+        cupy.cuda.profiler.stop()
+        yield row
 
 
 def windows(text: str) -> list[list[dict[str, str]]]:
@@ -117,48 +117,84 @@ def counted(row: Row, kernels: list[dict[str, str]]) -> Row:
     }
 
 
+def of_matrix(number: int, S: Any, dtypes: list[str], backend: str, seconds: float) -> list[Row]:
+    """The rows of one matrix, from a process of its own.
+
+    Raises:
+      RuntimeError: it failed, or took more than `seconds`; its last words.
+    """
+    metrics = ",".join([TIME, DRAM, TO_L1, *SHARES.values(), REGISTERS])
+    command = ["ncu", "--csv", "--page", "raw", "--print-units", "base", "--metrics", metrics, "--profile-from-start"]
+    command += ["off", "--clock-control", "none", "--cache-control", "none", "--target-processes", "all"]
+    with tempfile.TemporaryDirectory() as folder:
+        again = ["--cases", str(number), "--dtypes", *dtypes, "--backend", backend]
+        again += ["--inside", suite.save(S, str(Path(folder, "matrix")))]
+        command += [sys.executable, "-m", "benchmarks.counters", *again]
+        out, errors = within(command, seconds)
+    told = [line.split("|") for line in errors.splitlines() if line.count("|") == 3]
+    found = windows(out)
+    if not told or len(found) != len(told) or not all(found):
+        raise RuntimeError(f"{out[-1000:]}\n{errors[-1000:]}".strip())
+    names = ("matrix", "dtype", "product", "MB")
+    return [
+        counted(dict(zip(names, (*row[:3], float(row[3])), strict=True)), kernels)
+        for row, kernels in zip(told, found, strict=True)
+    ]
+
+
+def within(command: list[str], seconds: float) -> tuple[str, str]:
+    """What the command prints on stdout and stderr.
+
+    Raises:
+      RuntimeError: it took more than `seconds`; it is ended then, and with it what it started, which holds the GPU.
+    """
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    try:
+        return process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise RuntimeError(f"not done after {seconds:g} s") from None
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, nargs="+", required=True, help="numbers of the matrices in the suite")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "float64"])
     parser.add_argument("--scale", type=float, default=1.0, help="size of the matrices; default 1")
     parser.add_argument("--backend", default="auto", help="of our products: auto (default), triton or mosaic")
+    parser.add_argument("--each", type=float, default=90, help="seconds that a matrix may take; default 90")
     parser.add_argument("--json", type=Path, help="also write the rows here, and the table beside it as .md")
-    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--inside", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     jax.config.update("jax_enable_x64", True)
     if args.inside:
-        for row in profiled(args.cases, args.dtypes, args.scale, args.backend):
+        case = suite.SUITES["standard"][args.cases[0]]
+        for row in profiled(case, suite.load(args.inside), args.dtypes, args.backend):
             print("|".join(f"{value}" for value in row.values()), file=sys.stderr)
         return 0
     if shutil.which("ncu") is None:
         print("no ncu on the PATH: it comes with Nsight Compute", file=sys.stderr)
         return 1
-    metrics = ",".join([TIME, DRAM, TO_L1, *SHARES.values(), REGISTERS])
-    watched = ["ncu", "--csv", "--page", "raw", "--print-units", "base", "--metrics", metrics, "--profile-from-start"]
-    watched += ["off", "--clock-control", "none", "--cache-control", "none", "--target-processes", "all"]
-    again = ["--inside", "--scale", str(args.scale), "--backend", args.backend]
-    again += ["--dtypes", *args.dtypes, "--cases", *map(str, args.cases)]
     # To run a kernel once more, Nsight Compute restores the allocations that it may write; "platform" makes small ones.
-    small = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}
-    inside = [*watched, sys.executable, "-m", "benchmarks.counters", *again]
-    done = subprocess.run(inside, capture_output=True, text=True, env=os.environ | small)
-    told = [line.split("|") for line in done.stderr.splitlines() if line.count("|") == 3]
-    found = windows(done.stdout)
-    if len(found) != len(told) or not all(found):
-        print(done.stdout[-2000:], done.stderr[-2000:], sep="\n", file=sys.stderr)
-        return 1
-    names = ("matrix", "dtype", "product", "MB")
-    rows = [
-        counted(dict(zip(names, (*row[:3], float(row[3])), strict=True)), kernels)
-        for row, kernels in zip(told, found, strict=True)
-    ]
-    header = timing.provenance() | {"scale": f"{args.scale:g}"}
-    lines = [timing.line(header), *solvers.table("counters", rows)]
-    print("\n".join(lines))
-    if args.json:
-        timing.write(args.json, header, rows, "\n".join(lines))
-    return 0
+    os.environ |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}
+    rows, failed, text = [], [], ""
+    for number, S in zip(args.cases, suite.made("standard", args.cases, args.scale, ahead=True), strict=True):
+        start, name = time.perf_counter(), suite.SUITES["standard"][number].name
+        try:
+            rows += of_matrix(number, S, args.dtypes, args.backend, args.each)
+        except RuntimeError as error:
+            failed.append(name)
+            print(f"{name}: {error}", file=sys.stderr)
+        print(f"{name}: {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
+        header = {"scale": f"{args.scale:g}"} | ({"failed": ", ".join(failed)} if failed else {})
+        header = timing.provenance() | header
+        text = "\n".join([timing.line(header), *solvers.table("counters", rows)])
+        if args.json:
+            timing.write(args.json, header, rows, text)
+    print(text)
+    return int(bool(failed))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A suite by class of matrix: `auto` and the formats that rank next, against every format of cuSPARSE in one run.
 
-    python -m benchmarks.spmv --suite standard --json out.json --plot out.png     on a GPU, at most some five minutes
+    python -m benchmarks.spmv --suite standard --json out.json --plot out.png     on a GPU, some seven minutes
     python -m benchmarks.spmv --suite standard --small        a minute or two on a CPU, to try it
 
 The opponent is the fastest of cuSPARSE's CSR (ALG1, ALG2, both preprocessed), COO, sliced ELL and BSR where there are
@@ -9,6 +9,9 @@ of products, x ← A·x, in one program of ours and one sequence of calls of the
 takes up to 90 µs for a call of ours where the host is busy. JSON and table are written after every matrix, so that a
 run that is cut off has told what it could, and no matrix is begun that would not end before the limit if it took as
 long as the longest so far.
+
+The fastest opponent and all of ours are timed several times in turn; what counts is the median, and `spread` is how far
+apart the times of auto's choice were, over it.
 
 What `tune` would choose is the fastest, by its own clock (`_clock.py`), of the formats that it and `--others` look at.
 
@@ -25,7 +28,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -40,12 +43,14 @@ from benchmarks import cusparse, spmv, suite, timing
 from jaxsparse_fmt import _clock, choose, tune
 
 Row = dict[str, Any]
+Timer = Callable[[], float]  # seconds
 TRIPS = 8  # of the loop of a chain
 IN_L2 = 64e6  # bytes in CSR with float32 values, below which a trip is of 16 products, else of 2
 WRONG = 1e-3  # relative error from which a time counts for nothing
 HOPELESS = 3.0  # times the predicted cost of the first, from which a format is not timed
 ROUNDS = {"rounds": 5, "seconds": 0.015}  # of `timing.seconds_per_call`: shorter than for the tables of one matrix
 QUICK = {"rounds": 1, "seconds": 0.001}
+PASSES = 3  # times that the fastest opponent and all of ours are timed, in turn: what slows one minute slows both
 BCSR = "JAX BCSR"
 COMPILED_AT_ONCE = 8  # XLA compiles beside Python
 
@@ -99,6 +104,7 @@ class Run:
     others: int
     copy: float
     rounds: dict[str, Any]
+    passes: int = PASSES
 
     def matrix(self, case: suite.Case, S: Any) -> list[Row]:
         """One row a dtype. What is timed for one is timed for all, and converted once, in float64."""
@@ -118,8 +124,9 @@ class Run:
                 stored[name] = B, statistics.median(found[1] for found in again if not isinstance(found, str))
             rows = []
             for dtype, (ranking, seconds) in rankings.items():
-                theirs = self.theirs(opponent, problem, dtype)
-                ours = self.ours(pool, stored, ranking, problem, dtype)
+                rivals = self.theirs(opponent, problem, dtype)
+                ours, timers = self.ours(pool, stored, ranking, problem, dtype)
+                theirs = self.in_turn(rivals, ours, timers)
                 row = {"matrix": case.name, "class": case.kind, "dtype": dtype, "rows": S.shape[0], "nnz": S.nnz}
                 row |= {"chained": bool(problem.chained), "rank s": seconds, "opponents": theirs, "ours": ours}
                 row["predicted"] = [
@@ -131,28 +138,53 @@ class Run:
                 say(f"  {dtype}: {sentence(rows[-1])}")
         return rows
 
-    def theirs(self, opponent: cusparse.Opponent | None, problem: Problem, dtype: str) -> Row:
-        """Microseconds by method, or why there are none."""
+    def theirs(self, opponent: cusparse.Opponent | None, problem: Problem, dtype: str) -> dict[str, Timer | str]:
+        """By method what times it, or why there is nothing to time."""
         xs = [x.astype(dtype) for x in problem.xs]
-        told: Row = {}
         if opponent is None:
             M = problem.S.astype(dtype)
-            seconds = timing.seconds_per_call(lambda i: M @ xs[i % 3], lambda _: None, **self.rounds)
-            told["SciPy csr @ x"] = 1e6 * seconds
-        methods = {} if opponent is None else opponent.methods
-        timed = {
-            f"cuSPARSE {name}": lambda make=make: self.of_cupy(make(dtype), xs, problem)
-            for name, make in methods.items()
-        }
-        for name, run in {**timed, BCSR: lambda: self._of_bcsr(xs, problem)}.items():
+            scipy = lambda: timing.seconds_per_call(lambda i: M @ xs[i % 3], lambda _: None, **self.rounds)  # noqa: E731
+            return {"SciPy csr @ x": scipy, BCSR: self._bcsr(xs, problem)}
+        found: dict[str, Timer | str] = {}
+        for name, make in opponent.methods.items():
             try:
-                told[name] = 1e6 * run()
+                found[f"cuSPARSE {name}"] = self.cupy(make(dtype), xs, problem)
             except Exception as error:  # whatever an opponent lacks, the run goes on
+                found[f"cuSPARSE {name}"] = f"absent: {error}".splitlines()[0]
+        return found | {BCSR: self._bcsr(xs, problem)}
+
+    def in_turn(self, rivals: dict[str, Timer | str], ours: list[Row], timers: dict[str, Timer]) -> Row:
+        """Times all rivals, then the fastest and ours in turn: µs by method, or why there are none. Rows of ours get µs
+        and `spread`, how far apart the passes were.
+        """
+        told: Row = {}
+        for name, timer in rivals.items():
+            try:
+                told[name] = timer if isinstance(timer, str) else 1e6 * timer()
+            except Exception as error:
                 told[name] = f"absent: {error}".splitlines()[0]
+        known = {name: us for name, us in told.items() if not isinstance(us, str)}
+        best = min(known, key=known.__getitem__, default=None)
+        passes: dict[str, list[float]] = {name: [] for name in timers} | ({best: [known[best]]} if best else {})
+        for _ in range(self.passes):
+            for name in passes:
+                timer = timers.get(name) or rivals[name]
+                if len(passes[name]) < self.passes and not isinstance(timer, str):
+                    passes[name].append(1e6 * timer())
+        if best:
+            told[best] = statistics.median(passes[best])
+        for row in ours:
+            if times := passes.get(row["label"]):
+                us = statistics.median(times)
+                row |= {
+                    "us": us,
+                    "spread": (max(times) - min(times)) / us,
+                    "share": row["moved"] / us * 1e6 / self.copy,
+                }
         return told
 
-    def of_cupy(self, product: cusparse.Product, xs: list[np.ndarray], problem: Problem) -> float:
-        """Seconds of a product of theirs.
+    def cupy(self, product: cusparse.Product, xs: list[np.ndarray], problem: Problem) -> Timer:
+        """What gives the seconds of a product of theirs.
 
         Raises:
           cusparse.Absent: its result is wrong.
@@ -161,19 +193,22 @@ class Run:
         if (error := problem.off(product(inputs[0]).get())) > WRONG:
             raise cusparse.Absent(f"its result is off by {error:.0e}")
         if not problem.chained:
-            return timing.seconds_per_call(lambda i: product(inputs[i % 3]), product.wait, **self.rounds)
+            return lambda: timing.seconds_per_call(lambda i: product(inputs[i % 3]), product.wait, **self.rounds)
 
         def calls(_: int) -> None:
             for i in range(problem.products):
                 product(inputs[i % 2], inputs[1 - i % 2])
 
-        return timing.seconds_per_call(calls, product.wait, **self.rounds) / problem.products
+        return lambda: timing.seconds_per_call(calls, product.wait, **self.rounds) / problem.products
 
-    def _of_bcsr(self, xs: list[np.ndarray], problem: Problem) -> float:
+    def _bcsr(self, xs: list[np.ndarray], problem: Problem) -> Timer:
         S = problem.S
-        arrays = jnp.asarray(S.data, xs[0].dtype), jnp.asarray(S.indices), jnp.asarray(S.indptr)
-        A = sparse.BCSR(arrays, shape=S.shape)
-        return self.of_jax(A, [jnp.asarray(x) for x in xs], problem)
+
+        def seconds() -> float:
+            arrays = jnp.asarray(S.data, xs[0].dtype), jnp.asarray(S.indices), jnp.asarray(S.indptr)
+            return self.of_jax(sparse.BCSR(arrays, shape=S.shape), [jnp.asarray(x) for x in xs], problem)
+
+        return seconds
 
     def of_jax(self, A: Any, xs: list[jax.Array], problem: Problem) -> float:
         """Seconds of a product of ours."""
@@ -187,8 +222,8 @@ class Run:
         ranking: list[jsf.Choice],
         problem: Problem,
         dtype: str,
-    ) -> list[Row]:
-        """Every format that is stored, auto's first: what was predicted and what was measured."""
+    ) -> tuple[list[Row], dict[str, Timer]]:
+        """Every format that is stored, auto's first: what was predicted, and by its label what times it."""
         predicted = {label(c): c.seconds for c in ranking}
         names = sorted(stored, key=lambda name: predicted.get(name, math.inf))
         xs = [jnp.asarray(x.astype(dtype)) for x in problem.xs]
@@ -206,7 +241,7 @@ class Run:
             except (ValueError, RuntimeError) as error:
                 return f"{type(error).__name__}: {error}".splitlines()[0]
 
-        rows = []
+        rows, timers = [], {}
         for name, ready in zip(names, list(pool.map(compiled, names)), strict=True):
             row: Row = {"format": name.split()[0], "label": name, "us": math.nan, "tune us": math.nan}
             row["model us"] = 1e6 * predicted.get(name, math.nan)
@@ -215,10 +250,10 @@ class Run:
                 continue
             B, (run, products) = ready
             row["tune us"] = 1e6 * _clock.median_seconds(run, **self.rounds) / products
-            us, moved = 1e6 * self.of_jax(B, xs, problem), spmv.moved_bytes(B, xs[0])
-            row |= {"us": us, "moved": moved, "share": moved / us * 1e6 / self.copy}
-            rows.append(row | {"error": problem.off(product(B, xs[0])), "convert s": stored[name][1]})
-        return rows
+            timers[name] = functools.partial(self.of_jax, B, xs, problem)
+            row |= {"moved": spmv.moved_bytes(B, xs[0]), "error": problem.off(product(B, xs[0]))}
+            rows.append(row | {"convert s": stored[name][1]})
+        return rows, timers
 
 
 def label(choice: jsf.Choice) -> str:
@@ -262,7 +297,7 @@ def compared(theirs: Row, ours: list[Row], looked_at: list[str]) -> Row:
         "model us": auto["model us"], "best": best["label"], "best us": best["us"], "ratio": rival / auto["us"],
         "best ratio": rival / best["us"], "auto vs best": best["us"] / auto["us"],
         "tune": tuned["label"], "tune vs best": best["us"] / tuned["us"],
-        "share": auto.get("share", math.nan), "error": auto.get("error", math.nan),
+        **{key: auto.get(key, math.nan) for key in ("spread", "share", "error")},
         "conversion": auto.get("convert s", math.nan) * 1e6 / auto["us"],
     }  # fmt: skip
 
@@ -307,15 +342,16 @@ def table(rows: list[Row], header: dict[str, str]) -> str:
     lines += [
         "| matrix | class | dtype | rows | nnz | opponent | µs | auto | µs | model | best of ours | µs | × opponent |"
     ]
-    lines[-1] += " auto vs best | tune vs best | share of copy | conversion | error |"
-    lines += ["|---|---|---|---:|---:|---|---:|---|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|"]
+    lines[-1] += " auto vs best | tune vs best | spread | share of copy | conversion | error |"
+    lines += ["|---|---|---|---:|---:|---|---:|---|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|"]
     for r in rows:
         best = "" if r["best"] == r["auto"] else r["best"]
         lines.append(
             f"| {r['matrix']} | {r['class']} | {r['dtype']} | {r['rows']} | "
             f"{r['nnz']} | {r['opponent']} | {r['opponent us']:.1f} | {r['auto']} | {r['auto us']:.1f} | "
             f"{r['model us']:.1f} | {best} | {r['best us']:.1f} | {r['ratio']:.2f} | {r['auto vs best']:.2f} | "
-            f"{r['tune vs best']:.2f} | {r['share']:.2f} | {r['conversion']:.0f} | {r['error']:.0e} |"
+            f"{r['tune vs best']:.2f} | {r['spread']:.2f} | {r['share']:.2f} | {r['conversion']:.0f} | "
+            f"{r['error']:.0e} |"
         )
     return "\n".join(lines + summary(rows))
 
@@ -380,7 +416,8 @@ def main(args: argparse.Namespace) -> int:
     scale = args.scale or (1 / 2000 if args.small else 1 if platform == "gpu" else 1 / 20)
     copy = timing.copy_bandwidth(2**24 if args.small else 2**28 if platform == "cpu" else 2**31)
     rounds, others = (QUICK, min(args.others, 1)) if args.small else (ROUNDS, args.others)
-    run = Run(platform, args.dtypes, (args.backends or ["auto"])[0], others, copy, rounds)
+    passes = 1 if args.small else PASSES
+    run = Run(platform, args.dtypes, (args.backends or ["auto"])[0], others, copy, rounds, passes)
     header = timing.provenance() | {"copy": f"{copy / 1e9:.0f} GB/s", "suite": args.suite, "scale": f"{scale:g}"}
     if platform == "gpu":
         try:

@@ -231,7 +231,7 @@ def _stand_in(scale: float, name: str) -> sp.csr_array:
 
 STAND_INS = tuple(Case(f"like {name}", "stand-in", functools.partial(_stand_in, name=name)) for name in PUBLISHED)
 SUITES = {"standard": SYNTHETIC + STAND_INS}
-PARTS = ("data", "indices", "indptr")
+PARTS = ("data", "indices", "indptr", "shape")
 
 
 def made(name: str, numbers: list[int], scale: float, ahead: bool) -> Generator[Any, None, None]:
@@ -243,22 +243,32 @@ def made(name: str, numbers: list[int], scale: float, ahead: bool) -> Generator[
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(1, mp_context=spawned) as pool:
         jobs = [pool.submit(_save, name, number, scale, folder) for number in numbers[:2]]
         try:
-            for at, number in enumerate(numbers):
-                shape = jobs[at].result()
+            for at in range(len(numbers)):
+                stem = jobs[at].result()
                 if at + 2 < len(numbers):  # no more than two in the folder, and one being made
                     jobs.append(pool.submit(_save, name, numbers[at + 2], scale, folder))
-                files = [Path(folder, f"{number}{part}.npy") for part in PARTS]
-                S = sp.csr_array(tuple(map(np.load, files)), shape=shape)
-                S.has_canonical_format = True
-                for file in files:
-                    file.unlink()
+                S = load(stem)
+                for part in PARTS:
+                    Path(f"{stem}{part}.npy").unlink()
                 yield S
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-def _save(name: str, number: int, scale: float, folder: str) -> tuple[int, int]:
-    S = SUITES[name][number].make(scale)
+def _save(name: str, number: int, scale: float, folder: str) -> str:
+    return save(SUITES[name][number].make(scale), str(Path(folder, str(number))))
+
+
+def save(S: sp.csr_array, stem: str) -> str:
+    """Writes the arrays of a canonical matrix to files whose names begin with `stem`, which it returns."""
     for part in PARTS:
-        np.save(Path(folder, f"{number}{part}.npy"), getattr(S, part))
-    return S.shape
+        np.save(f"{stem}{part}.npy", getattr(S, part))
+    return stem
+
+
+def load(stem: str) -> sp.csr_array:
+    """What `save` has written."""
+    *arrays, shape = (np.load(f"{stem}{part}.npy") for part in PARTS)
+    S = sp.csr_array(tuple(arrays), shape=tuple(map(int, shape)))
+    S.has_canonical_format = True
+    return S

@@ -160,7 +160,7 @@ def theirs(
                 made[:] = [product]
                 return product(product.to_device(xs[0])).get()
 
-            seconds = lambda made=made, problem=problem: run.of_cupy(made[0], xs, problem)  # noqa: E731
+            seconds = lambda made=made, problem=problem: run.cupy(made[0], xs, problem)()  # noqa: E731
             yield Timed(f"cuSPARSE {name}, {what}", seconds, once, problem, nbytes, rival)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import time
+
 import pytest
 
 from benchmarks import counters
@@ -39,3 +42,18 @@ def test_what_passes_is_added_up_and_shares_are_those_of_the_longest():
     row = counters.counted({"matrix": "m"}, kernels)
     assert (row["kernels"], row["µs"], row["DRAM MB"]) == (2, pytest.approx(4), pytest.approx(3))
     assert (row["in L1"], row["L2"], row["registers"]) == (0.75, 0.5, 50)
+
+
+def test_what_a_process_prints_comes_back():
+    words = "import sys; print('out'); print('err', file=sys.stderr)"
+    assert counters.within([sys.executable, "-c", words], 60) == ("out\n", "err\n")
+
+
+def test_a_matrix_that_takes_too_long_is_ended_with_all_that_it_started(tmp_path):
+    """Its child would hold the GPU."""
+    child = f"import pathlib, time; time.sleep(3); pathlib.Path({str(tmp_path / 'lives')!r}).touch()"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    with pytest.raises(RuntimeError, match=r"not done after 1 s"):
+        counters.within([sys.executable, "-c", parent], 1)
+    time.sleep(3)
+    assert not list(tmp_path.iterdir())

@@ -143,7 +143,9 @@ def test_a_format_that_fails_is_told_and_does_not_stop_the_run():
     broken = dataclasses.replace(csr, format="hll", layout={"slice_size": -1})
     stored = {standard.label(c): standard.converted(A, c) for c in (csr, broken)}
     with ThreadPoolExecutor(1) as pool:
-        rows = {r["format"]: r for r in RUN.ours(pool, stored, choices, PROBLEM, "float64")}
+        found, timers = RUN.ours(pool, stored, choices, PROBLEM, "float64")
+    RUN.in_turn({}, found, timers)
+    rows = {r["format"]: r for r in found}
     assert rows["csr"]["us"] > 0 and rows["csr"]["error"] < 1e-14
     assert math.isnan(rows["hll"]["us"]) and "slice_size must be at least 1" in rows["hll"]["failed"]
 
@@ -160,10 +162,26 @@ def test_without_cupy_every_method_of_the_opponent_is_absent(monkeypatch):
         raise cusparse.Absent("no cuSPARSE")
 
     monkeypatch.setattr(cusparse, "library", absent)
-    told = RUN.theirs(cusparse.Opponent(S), PROBLEM, "float64")
+    told = RUN.in_turn(RUN.theirs(cusparse.Opponent(S), PROBLEM, "float64"), [], {})
     assert told.pop("JAX BCSR") > 0
     assert set(told.values()) == {"absent: no cuSPARSE"} and "cuSPARSE BSR 3 × 3" in told
     assert cusparse.products(S) == {}
+
+
+def test_the_fastest_opponent_and_ours_are_timed_in_turn_and_medians_count():
+    order: list[str] = []
+    seconds = {"slow": [9.0], "fast": [2.0, 8.0, 3.0], "f0": [1.0, 7.0, 4.0]}
+
+    def timer(name: str) -> standard.Timer:
+        return lambda: order.append(name) or seconds[name].pop(0)
+
+    ours = [{"label": "f0", "moved": 4e6}, {"label": "f1", "failed": "no"}]
+    rivals = {"slow": timer("slow"), "gone": "absent: no", "fast": timer("fast")}
+    told = dataclasses.replace(RUN, passes=3).in_turn(rivals, ours, {"f0": timer("f0")})
+    assert told == {"slow": 9e6, "gone": "absent: no", "fast": 3e6}
+    assert order == ["slow", "fast", "f0", "fast", "f0", "fast", "f0"]
+    assert ours[0]["us"] == 4e6 and ours[0]["spread"] == 1.5
+    assert ours[0]["share"] == pytest.approx(4e6 / 4.0 / RUN.copy) and ours[1] == {"label": "f1", "failed": "no"}
 
 
 @pytest.mark.parametrize("slice_size", [4, 32])
