@@ -1,14 +1,18 @@
 """Launch parameters of the kernels, swept: the evidence behind `dialect.LAUNCH` and `dialect.block`.
 
-    python -m benchmarks.launch_sweep             needs an NVIDIA GPU
+    python -m benchmarks.launch_sweep                                   needs an NVIDIA GPU
+    python -m benchmarks.launch_sweep --sections sums --backend mosaic    where `csr5` should keep its sums
 
-Prints, per matrix, dtype and format, microseconds with every number of lanes a thread and of entries in flight; and of
-products with eight columns, where a lane has them to itself, with every number of columns and of entries in flight.
+Prints, per matrix, dtype and format, microseconds: with every number of lanes a thread and of entries in flight
+("blocks"); of products with eight columns, where a lane has them to itself, with every number of columns and of entries
+in flight ("columns"); and of `csr5` without `keep_sums` and with it, by the bytes of sums whose entries are loaded
+together, beside the share of x that the ranking thinks misses the L1 cache ("sums").
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import itertools
 import sys
@@ -22,12 +26,16 @@ import numpy as np
 
 import jaxsparse_fmt as jsf
 from benchmarks import spmv, suite, timing
+from jaxsparse_fmt import storages
 from jaxsparse_fmt.kernels import dialect
 
 DTYPES = ("float32", "float64")
 FORMATS = {"hll": {}, "sell": {}, "hdia": {}, "pjds": {}, "csr": {}, "bsr": {"block_shape": (3, 3)}}
 VARIANTS = [(1, 4), (1, 8), (2, 2), (2, 4), (2, 8), (4, 4), (4, 8)]  # lanes a thread, entries in flight
 SHORT, UNEVEN = "1 to 3 a row", ("irregular, ±2,000", "5 × 5 blocks")  # of the standard suite
+SUMS = ("adaptive mesh", "circuit", "Holstein-Hubbard", "uniform columns", "irregular, ±2,000", "irregular, ±50,000")
+SUMS += tuple(f"like {name}" for name in ("StocF-1465", "webbase-1M", "G3_circuit", "thermal2"))
+KEPT = (32, 64, 128)  # bytes of sums
 COLUMNS, ALONE = 8, [(4, 8), (4, 4), (8, 8), (8, 4), (8, 2)]  # columns of a lane, entries in flight
 
 
@@ -35,27 +43,62 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="tiny matrices, to try the script")
     parser.add_argument("--backend", default="triton")
+    parser.add_argument("--sections", nargs="+", default=["blocks", "columns"], choices=list(SECTIONS))
     args = parser.parse_args(argv)
     jax.config.update("jax_enable_x64", True)
     copy = timing.copy_bandwidth(2**24 if args.small else 2**31)
     print(timing.provenance(), f"copy {copy / 1e9:.0f} GB/s, {args.backend}")
-    cases = {case.name: case for case in suite.SUITES["standard"]}
-    scale = 1 / 2000 if args.small else 1
+    for section in args.sections:
+        SECTIONS[section](args.backend, args.small)
+    return 0
+
+
+def made(name: str, small: bool) -> Any:
+    """A matrix of the standard suite."""
+    case = next(case for case in suite.SUITES["standard"] if case.name == name)
+    return case.make(scale(small))
+
+
+def scale(small: bool) -> float:
+    return 1 / 2000 if small else 1
+
+
+def blocks(backend: str, small: bool) -> None:
     heading(f"{lanes} × {unroll}" for lanes, unroll in VARIANTS)
-    made = spmv.cases("gpu", args.small, ("7-point", "27-point"))
-    for name, make in [*made.items(), (SHORT, lambda: cases[SHORT].make(scale))]:
-        csr = jsf.from_scipy(make(), "csr", backend=args.backend)
+    cases = spmv.cases("gpu", small, ("7-point", "27-point"))
+    for name, make in [*cases.items(), (SHORT, lambda: made(SHORT, small))]:
+        csr = jsf.from_scipy(make(), "csr", backend=backend)
         formats = {"sell": {"sigma": 1}} if name == SHORT else FORMATS
         for dtype, (format, layout) in itertools.product(DTYPES, formats.items()):
             A = csr.asformat(format, max_bytes=2**36, **layout).astype(dtype)
             row(name, dtype, format, (microseconds(A, None, of_block(*variant)) for variant in VARIANTS))
+
+
+def columns(backend: str, small: bool) -> None:
     heading(f"{columns} columns, {unroll}" for columns, unroll in ALONE)
     for name, format in zip(UNEVEN, ("csr5", "csr"), strict=True):
-        wide = jsf.from_scipy(cases[name].make(scale), format, backend=args.backend)
+        wide = jsf.from_scipy(made(name, small), format, backend=backend)
         for dtype in DTYPES:
             A = wide.astype(dtype)
             row(name, dtype, format, (microseconds(A, COLUMNS, of_columns(*variant)) for variant in ALONE))
-    return 0
+
+
+def sums(backend: str, small: bool) -> None:
+    heading(["no sums kept", *(f"{nbytes} bytes" for nbytes in KEPT)])
+    names = [case.name for case in suite.SUITES["standard"]]
+    matrices = suite.made("standard", [names.index(name) for name in SUMS], scale(small), ahead=not small)
+    for name, S in zip(SUMS, matrices, strict=True):
+        csr = jsf.from_scipy(S, "csr", backend=backend)
+        for dtype in DTYPES:
+            stored = next(s for s in storages.storages(S, np.dtype(dtype), "gpu", True) if s.format == "csr5")
+            shape = {"tile_shape": stored.layout["tile_shape"], "max_bytes": 2**36}
+            loose, kept = (csr.asformat("csr5", keep_sums=keeps, **shape).astype(dtype) for keeps in (False, True))
+            times = [microseconds(loose, None, contextlib.nullcontext())]
+            times += [microseconds(kept, None, of_launch(kept_loads=nbytes)) for nbytes in KEPT]
+            row(name, dtype, f"csr5, {stored.misses:.2f} missed", times)
+
+
+SECTIONS = {"blocks": blocks, "columns": columns, "sums": sums}
 
 
 def heading(variants: Iterable[str]) -> None:
@@ -74,9 +117,11 @@ def of_block(lanes_per_thread: int, unroll: int) -> Any:
 
 
 def of_columns(columns: int, unroll: int) -> Any:
-    loads = {**dialect.LAUNCH.loads, "columns": (1, unroll)}
-    changed = dataclasses.replace(dialect.LAUNCH, columns_alone=columns, loads=loads)
-    return mock.patch.object(dialect, "LAUNCH", changed)
+    return of_launch(columns_alone=columns, loads={**dialect.LAUNCH.loads, "columns": (1, unroll)})
+
+
+def of_launch(**changed: Any) -> Any:
+    return mock.patch.object(dialect, "LAUNCH", dataclasses.replace(dialect.LAUNCH, **changed))
 
 
 def microseconds(A: jsf.SparseMatrix, columns: int | None, parameters: Any) -> float:
