@@ -151,10 +151,10 @@ def draw(path: Path, devices: list[list[Kernel]], title: str) -> None:
     rows: list[tuple[str, list[Kernel]]] = []
     for number, kernels in enumerate(devices):
         shown = [k for k in kernels if start <= k.start < start + 1.5 * step]
-        busy = collections.Counter()
+        busy = collections.defaultdict(float)
         for k in shown:
             busy[k.stream] += k.stop - k.start
-        (main, _), *_ = busy.most_common(1)
+        main = max(busy, key=busy.__getitem__)
         rows.append((f"GPU {number}", [k for k in shown if k.stream == main]))
         rows.append(("other streams", [k for k in shown if k.stream != main]))
     with matplotlib.rc_context(plot.STYLE):

@@ -146,7 +146,7 @@ def measure(name: str, S: Any, platform: str, backends: list[str], copy: float, 
     for format, layout, dtypes in EQUAL_ROWS if equal_rows else FORMATS[platform]:
         if formats and format not in formats:
             continue
-        stored = dtypes.get(S.dtype.name, S.dtype.name)
+        stored = dtypes.get(S.dtype.name) or S.dtype.name
         A, seconds_to_convert = converted(csr, format, layout, stored)
         label = " ".join([format, *(f"{k}={v}" for k, v in layout.items()), *([f"values {stored}"] if dtypes else [])])
         for backend in backends:

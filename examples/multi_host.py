@@ -55,8 +55,13 @@ def join(coordinator: str | None, processes: int | None, process: int | None, pa
     watch = threading.Timer(patience, give_up)
     watch.daemon = True
     watch.start()
-    waits = {"initialization_timeout": patience + 10, "heartbeat_timeout_seconds": max(patience, 10)}
-    jax.distributed.initialize(coordinator, processes, process, **waits)
+    jax.distributed.initialize(
+        coordinator,
+        processes,
+        process,
+        initialization_timeout=patience + 10,
+        heartbeat_timeout_seconds=max(patience, 10),
+    )
     watch.cancel()
 
 
