@@ -22,6 +22,7 @@ and measured of every format that was timed, `predicted` the whole ranking; `cho
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import math
@@ -120,8 +121,9 @@ class Run:
         with ThreadPoolExecutor(COMPILED_AT_ONCE if self.platform == "gpu" else 1) as pool:
             stored = dict(zip(few, pool.map(lambda c: converted(A, c), few.values()), strict=True))
             for name, (B, _) in ((name, found) for name, found in stored.items() if not isinstance(found, str)):
-                again = (converted(A, few[name]) for _ in range(3))  # compiled, alone, and with memory at hand
-                stored[name] = B, statistics.median(found[1] for found in again if not isinstance(found, str))
+                again = [converted(A, few[name]) for _ in range(3)]  # compiled, alone, and with memory at hand
+                took = [found[1] for found in again if not isinstance(found, str)]
+                stored[name] = (B, statistics.median(took)) if took else again[0]
             rows = []
             for dtype, (ranking, seconds) in rankings.items():
                 rivals = self.theirs(opponent, problem, dtype)
@@ -170,7 +172,8 @@ class Run:
             for name in passes:
                 timer = timers.get(name) or rivals[name]
                 if len(passes[name]) < self.passes and not isinstance(timer, str):
-                    passes[name].append(1e6 * timer())
+                    with contextlib.suppress(Exception):  # what was timed before counts
+                        passes[name].append(1e6 * timer())
         if best:
             told[best] = statistics.median(passes[best])
         for row in ours:

@@ -267,7 +267,7 @@ class Rows:
 def rows_of(csr: Csr, tile_shape: tuple[int, int]) -> Rows:
     """The rows, if all are short enough for a tile; else cut, and in pieces, of at most a part of it (`CUT`).
 
-    A sum over many lanes holds up its tile, and pieces cost two kernels more.
+    A sum over many lanes holds up its tile, and pieces cost a kernel more.
     """
     xp, (lanes, depth) = storing.namespace(csr.indptr), tile_shape
     if csr.shape[0] == 0:

@@ -31,12 +31,7 @@ from jaxsparse_fmt._types import index_dtype, x64_enabled
 from jaxsparse_fmt.kernels import columns_native, dialect
 from jaxsparse_fmt.kernels.address import Arrays, Bisected, Slices, Spread, Starts
 from jaxsparse_fmt.kernels.column_rule import Delta, Diagonal, alive, unpack_pattern
-from jaxsparse_fmt.kernels.columns_reference import (
-    added_reference,
-    outer_reference,
-    product_reference,
-    transposed_reference,
-)
+from jaxsparse_fmt.kernels.columns_reference import outer_reference, product_reference, transposed_reference
 from jaxsparse_fmt.kernels.entries import accumulator
 from jaxsparse_fmt.kernels.rule import Rule
 from jaxsparse_fmt.kernels.runs import Run, Shared
@@ -83,7 +78,8 @@ def added(
     """y, and to its `rows` added those of A·x. A kernel does it in place: y is copied if it is read afterwards."""
     backend = supported(backend, y, x, *([] if values is None else [values]))
     if not dialect.is_pallas(backend):
-        return added_reference(y, rows, product(values, x, arrays, rule=rule, backend=backend))
+        sums = product(values, x, arrays, rule=rule, backend=backend)
+        return y.at[:, rows].add(sums.astype(y.dtype), unique_indices=True, indices_are_sorted=True)
     kernel = functools.partial(product_kernel, acc=accumulator(y.dtype), n_rows=y.shape[1], adds=True)
     inputs = {"values": values, "x": x, "perm": rows, **arrays}
     return _launch(kernel, backend, inputs, ("y", y), rule)[0].reshape(y.shape)

@@ -145,11 +145,6 @@ def _segment_sum(terms, row, n: int, rows_rise: bool):
     return jax.ops.segment_sum(terms, row, n, indices_are_sorted=rows_rise, mode=lax.GatherScatterMode.FILL_OR_DROP)
 
 
-def added_reference(y, rows, sums):
-    """y, and to its `rows`, which rise, `sums` added; rows beyond y are dropped."""
-    return y.at[:, rows].add(sums.astype(y.dtype), unique_indices=True, indices_are_sorted=True)
-
-
 def transposed_reference(values, y, arrays: Arrays, *, rule: Rule) -> Array:  # [b, n_cols, p]
     """Aᵀ·y in plain jnp; on a GPU it adds by atomics, in no fixed order."""
     row, col, _ = rule.places(arrays)

@@ -8,7 +8,8 @@ the right-hand sides that a lane reads at once (`runs.py`).
     d.lanes()                          0, 1, ..., rows - 1 as int32
     d.full(value, dtype)               one value in every lane
     d.load(ref, idx, live, other)      ref[idx] where live, else other; dead lanes touch no invalid address.
-                                       once=True: nothing reads it again, so it need not stay in cache
+                                       once=True: nothing reads it again, so it need not stay in cache. Of global
+                                       memory nothing that the kernel has stored
     d.store(ref, idx, value, live)     ref[idx] = value where live
     d.own(i, n)                        where part i of scratch begins, n numbers each; 0 where it is shared memory
     d.barrier()                        what the lanes of the block have stored, all of them now read
@@ -323,12 +324,13 @@ def launch(
       dialect: "triton", "mosaic" or "interpret".
       block: the shape of one block.
       blocks: how many; one axis, since CUDA allows only 65,535 along the others.
-      outputs: or one array, which is updated in place.
+      outputs: or one array alone, which is updated in place.
       scratch: what the lanes of a block leave for one another, from `d.own` on: the parts of all blocks, but where
         a block's lanes share memory (`shares_memory`), the one of a block.
     """
     given, scratch = {k: v for k, v in inputs.items() if v is not None}, scratch or {}
     names = (*given, *outputs, *scratch)
+    assert not any(isinstance(o, jax.Array) for o in outputs.values()) or (len(outputs) == 1 and not scratch)
     like = next(iter(given.values()))
     out = tuple(o if isinstance(o, jax.Array) else _varying_like(o, like) for o in outputs.values())
     run = _launch_mosaic if dialect == "mosaic" else functools.partial(_launch_triton, dialect == "interpret")

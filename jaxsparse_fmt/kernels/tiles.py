@@ -119,12 +119,12 @@ def product(
     n_pieces = tiles.n_pieces
     block_columns = min(p, dialect.LAUNCH.columns_alone)
     column_blocks = -(-p // block_columns)
-    n_heads = batch * tiles.n_tiles * tiles.lanes * p
+    shares = dialect.shares_memory(backend)
+    n_heads = tiles.lanes * (block_columns if shares else batch * tiles.n_tiles * p)
     backend = columns.supported(backend, values, x, size=max(batch * n_rows * p, n_heads))
     if not dialect.is_pallas(backend):
         return product_reference(values, x, arrays, tiles=tiles)
-    run, acc, shares = Run.of(backend, p, x.dtype), accumulator(dtype), dialect.shares_memory(backend)
-    scratch = ("heads", tiles.lanes * block_columns if shares else n_heads)
+    run, acc, scratch = Run.of(backend, p, x.dtype), accumulator(dtype), ("heads", n_heads)
     keeps = p == 1 and tiles.kept_rows > 0 and shares
     if keeps:
         scratch = ("kept", tiles.kept_rows + tiles.lanes)

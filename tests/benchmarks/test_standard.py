@@ -184,6 +184,12 @@ def test_the_fastest_opponent_and_ours_are_timed_in_turn_and_medians_count():
     assert ours[0]["share"] == pytest.approx(4e6 / 4.0 / RUN.copy) and ours[1] == {"label": "f1", "failed": "no"}
 
 
+def test_what_fails_in_a_later_pass_counts_as_before():
+    seconds = [2.0]
+    told = dataclasses.replace(RUN, passes=3).in_turn({"a": lambda: seconds.pop()}, [], {})
+    assert told == {"a": 2e6} and not seconds
+
+
 @pytest.mark.parametrize("slice_size", [4, 32])
 @pytest.mark.parametrize("stored", [None, jsf.from_scipy(S, "csr")], ids=["host", "device"])
 def test_sliced_ell_is_what_cusparse_wants(slice_size, stored):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
+from jaxsparse_fmt._types import CsrArrays
 from jaxsparse_fmt.formats import split
 from tests.formats.pictures import LENGTHS, RAGGED
 
@@ -46,6 +48,19 @@ def test_every_row_goes_on_in_pieces_of_256_and_a_last_one(width):
     beyond = np.concatenate([np.arange(n) >= width for n in ROWS])
     np.testing.assert_array_equal(values, LONG.data[beyond])
     np.testing.assert_array_equal(arrays["tail_col"], LONG.indices[beyond])
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("width", [0, 255, 256, 511, 512])
+@pytest.mark.parametrize("n_rows", range(1, len(ROWS) + 1))
+def test_the_last_piece_is_as_long_as_is_told_before_it_is_cut(n_rows, width, on_device):
+    S = LONG[:n_rows]
+    csr = CsrArrays(*map(jnp.asarray, (S.data, S.indices, S.indptr)), S.shape) if on_device else S
+    pieces = split.pieces_beyond(csr, width, 256)
+    rest = [n - width for n in ROWS[:n_rows] if n > width]
+    assert (pieces is None) == (not rest)
+    if pieces is not None:
+        assert pieces.last == pieces.lengths[-1] == pieces_of(rest)[-1][-1]
 
 
 def test_rows_of_one_piece_need_no_second_pass():

@@ -82,15 +82,15 @@ class Output:
 class Checked(Host):
     """One block, whose lanes see of one another only what was stored before a barrier, and store every place once."""
 
-    def __init__(self, rows: int, block: int):
+    def __init__(self, rows: int, block: int, shares_memory: bool):
         super().__init__(rows)
-        self.block, self.phase = block, 0
+        self.block, self.shares_memory, self.phase = block, shares_memory, 0
 
     def program_id(self):
         return jnp.int32(self.block)
 
     def own(self, i, n):
-        return jnp.zeros_like(i)
+        return jnp.zeros_like(i) if self.shares_memory else i * n
 
     def barrier(self):
         self.phase += 1
@@ -111,35 +111,38 @@ class Checked(Host):
 
 
 def launch_checked(kernel, backend, *, name, block, blocks, inputs, outputs, scratch):
-    del backend, name
-    out = {k: Output(like) for k, like in outputs.items()}
+    del name
+    shares = dialect.shares_memory(backend)
+    out, common = ({k: Output(like) for k, like in some.items()} for some in (outputs, scratch))
     with jax.disable_jit():
         for i in range(blocks):
-            kernel(Checked(block.rows, i), **inputs, **out, **{k: Output(like) for k, like in scratch.items()})
+            own = {k: Output(like) for k, like in scratch.items()} if shares else common
+            kernel(Checked(block.rows, i, shares), **inputs, **out, **own)
     return tuple(jnp.asarray(o.array) for o in out.values())
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "p"),
+    ("name", "dtype", "batch", "p"),
     [
-        ("mixed", np.float64, 1),
-        ("narrow", np.float64, 5),
-        ("wide", np.float64, 10),
-        ("long, but not cut", np.float32, 1),  # four lanes at a time
+        ("mixed", np.float64, 1, 1),
+        ("narrow", np.float64, 1, 5),
+        ("wide", np.float64, 1, 10),
+        ("narrow", np.float64, 2, 10),  # blocks of 8 columns and of 2, whose heads lie side by side
+        ("long, but not cut", np.float32, 1, 1),  # four lanes at a time
     ],
     ids=str,
 )
 @pytest.mark.parametrize("shares_memory", [False, True])
 def test_lanes_stay_in_bounds_store_every_row_once_and_read_others_behind_the_barrier(
-    name, dtype, p, shares_memory, monkeypatch
+    name, dtype, batch, p, shares_memory, monkeypatch
 ):
     monkeypatch.setattr(dialect, "launch", launch_checked)
     monkeypatch.setattr(dialect, "shares_memory", lambda backend: shares_memory)
     values, arrays, lie = stored(name)
-    values, x = values.astype(dtype), whole(dtype, 1, N_COLS, p)
-    got, _ = tiles.product(values[None], x, arrays, tiles=lie, backend="interpret")
+    values, x = values.astype(dtype) * np.arange(1, batch + 1, dtype=dtype)[:, None], whole(dtype, batch, N_COLS, p)
+    got, _ = tiles.product(values, x, arrays, tiles=lie, backend="interpret")
     assert not np.isnan(got).any()
-    np.testing.assert_array_equal(got, tiles.product_reference(values[None], x, arrays, tiles=lie)[0])
+    np.testing.assert_array_equal(got, tiles.product_reference(values, x, arrays, tiles=lie)[0])
 
 
 @pytest.mark.parametrize("shares_memory", [False, True])
