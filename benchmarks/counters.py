@@ -188,8 +188,7 @@ def main(argv: list[str] | None = None) -> int:
             failed.append(name)
             print(f"{name}: {error}", file=sys.stderr)
         print(f"{name}: {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
-        header = {"scale": f"{args.scale:g}"} | ({"failed": ", ".join(failed)} if failed else {})
-        header = timing.provenance() | header
+        header = timing.provenance() | {"scale": f"{args.scale:g}"} | ({"failed": ", ".join(failed)} if failed else {})
         text = "\n".join([timing.line(header), *solvers.table("counters", rows)])
         if args.json:
             timing.write(args.json, header, rows, text)

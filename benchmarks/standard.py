@@ -22,7 +22,6 @@ and measured of every format that was timed, `predicted` the whole ranking; `cho
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import functools
 import math
@@ -145,8 +144,8 @@ class Run:
         xs = [x.astype(dtype) for x in problem.xs]
         if opponent is None:
             M = problem.S.astype(dtype)
-            scipy = lambda: timing.seconds_per_call(lambda i: M @ xs[i % 3], lambda _: None, **self.rounds)  # noqa: E731
-            return {"SciPy csr @ x": scipy, BCSR: self._bcsr(xs, problem)}
+            run = functools.partial(timing.seconds_per_call, lambda i: M @ xs[i % 3], lambda _: None, **self.rounds)
+            return {"SciPy csr @ x": run, BCSR: self._bcsr(xs, problem)}
         found: dict[str, Timer | str] = {}
         for name, make in opponent.methods.items():
             try:
@@ -168,12 +167,15 @@ class Run:
         known = {name: us for name, us in told.items() if not isinstance(us, str)}
         best = min(known, key=known.__getitem__, default=None)
         passes: dict[str, list[float]] = {name: [] for name in timers} | ({best: [known[best]]} if best else {})
+        failed: Row = {}
         for _ in range(self.passes):
             for name in passes:
                 timer = timers.get(name) or rivals[name]
                 if len(passes[name]) < self.passes and not isinstance(timer, str):
-                    with contextlib.suppress(Exception):  # what was timed before counts
+                    try:
                         passes[name].append(1e6 * timer())
+                    except Exception as error:  # what was timed before counts
+                        failed[name] = f"{type(error).__name__}: {error}".splitlines()[0]
         if best:
             told[best] = statistics.median(passes[best])
         for row in ours:
@@ -184,6 +186,8 @@ class Run:
                     "spread": (max(times) - min(times)) / us,
                     "share": row["moved"] / us * 1e6 / self.copy,
                 }
+            elif row["label"] in failed:
+                row["failed"] = failed[row["label"]]
         return told
 
     def cupy(self, product: cusparse.Product, xs: list[np.ndarray], problem: Problem) -> Timer:

@@ -190,6 +190,15 @@ def test_what_fails_in_a_later_pass_counts_as_before():
     assert told == {"a": 2e6} and not seconds
 
 
+def test_one_of_ours_that_can_not_be_timed_has_failed():
+    def broken() -> float:
+        raise RuntimeError("out of memory\nand more")
+
+    ours = [{"label": "f0", "moved": 1.0, "us": math.nan}]
+    assert dataclasses.replace(RUN, passes=2).in_turn({}, ours, {"f0": broken}) == {}
+    assert ours[0]["failed"] == "RuntimeError: out of memory" and math.isnan(ours[0]["us"])
+
+
 @pytest.mark.parametrize("slice_size", [4, 32])
 @pytest.mark.parametrize("stored", [None, jsf.from_scipy(S, "csr")], ids=["host", "device"])
 def test_sliced_ell_is_what_cusparse_wants(slice_size, stored):
