@@ -23,6 +23,9 @@ ifeq ($(filter cpu cuda12 cuda13,$(ACCELERATOR)),)
   $(error ACCELERATOR=$(ACCELERATOR) is not one of cpu, cuda12, cuda13)
 endif
 
+# Where there is no GPU, a process of tests for each core; on a GPU the first would take most of its memory.
+WORKERS := $(if $(filter cpu,$(ACCELERATOR)),auto,0)
+
 comma := ,
 EXTRAS := dev$(addprefix $(comma),$(filter cuda%,$(ACCELERATOR)))
 CREATED := $(VENV)/.created-for-$(ACCELERATOR)
@@ -45,7 +48,7 @@ demo: $(INSTALLED)
 	$(BIN)/jaxsparse demo $(DEMO_ARGS)
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check

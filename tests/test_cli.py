@@ -45,7 +45,8 @@ def fact(out: str, name: str) -> str:
 # ------------------------------------------------------------------------------------------- solve
 
 
-@pytest.mark.parametrize("format", ["auto", *jsf.FORMATS])
+# The command hands the name on; that cg solves in every format is asked in tests/solvers.
+@pytest.mark.parametrize("format", ["auto", "csr", "pjds"])
 def test_solve_reaches_the_residual_asked_for(format: str, poisson: str, tmp_path, rng, capsys):
     b = rng.standard_normal(POISSON.shape[0])
     rhs, x = tmp_path / "b.npy", tmp_path / "x.npy"

@@ -19,7 +19,7 @@ from jaxsparse_fmt.kernels.address import Bisected, Jagged, Slices, Spread
 from jaxsparse_fmt.kernels.column_rule import Blocked, Delta, Diagonal, Explicit
 from jaxsparse_fmt.kernels.rule import Rule
 from tests.lowering import SIGNATURES, lowered, quick_jit
-from tests.oracle import assert_close, draw, magnitude
+from tests.oracle import assert_close, draw, magnitude, wide
 from tests.zoo import CASES, FIRST_LAYOUTS, LAYOUTS, SORTED, Layout
 
 # Layouts that differ in their kernels: one of every format, and what else the rules distinguish.
@@ -170,21 +170,31 @@ def test_the_transposed_product_of_csc_is_a_kernel(batch, p, rng):
 
 @pytest.mark.parametrize("backend", ["interpret", "xla"])
 @pytest.mark.parametrize("values", [True, False])
-@pytest.mark.parametrize("threads", [1, 8])
-@pytest.mark.parametrize("p", [1, 3, 8])
-def test_products_are_added_to_their_rows_and_to_no_others(p, threads, values, backend, rng):
+@pytest.mark.parametrize(
+    "p, dtype, threads",
+    [
+        (1, "float64", 1),
+        (3, "float64", 8),
+        (8, "float64", 1),
+        (1, "bfloat16", 8),
+        (8, "float32", 8),
+        (3, "complex64", 1),
+    ],
+)
+def test_products_are_added_to_their_rows_and_to_no_others(p, dtype, threads, values, backend, rng):
     rows, n = np.array([0, 7, 8, 30, 31]), 30  # the last two lie beyond y
-    a = np.asarray(draw(rng, np.float64, rows.size, 40)) * (rng.random((rows.size, 40)) < 0.5)
-    a = a if values else (a != 0) * 1.0
-    S = sp.csr_array(a)
-    y, x = draw(rng, jnp.float64, 2, n, p), draw(rng, jnp.float64, 2, 40, p)
-    v = jnp.asarray([S.data, 3 * S.data]) if values else None
+    S = sp.csr_array(rng.random((rows.size, 40)) < 0.5).astype(np.float64)
+    S.data = wide(draw(rng, dtype, S.nnz)) if values else S.data
+    y, x = draw(rng, dtype, 2, n, p), draw(rng, dtype, 2, 40, p)
+    v = jnp.asarray([S.data, 3 * S.data], dtype) if values else None
     arrays = {"slice_ptr": jnp.asarray(S.indptr), "col_idx": jnp.asarray(S.indices)}
     rule = Rule(S.shape, S.nnz, Slices(rows.size, 1, threads), Explicit())
     got = quick_jit(functools.partial(columns.added, rule=rule, backend=backend))(y, jnp.asarray(rows), v, x, arrays)
-    want = np.array(y)
-    want[:, rows[:3]] += (np.array([1, 3 if values else 1])[:, None, None] * (a @ np.asarray(x)))[:, :3]
-    assert_close(got, want, 3 * magnitude(a, np.asarray(x)) + np.abs(want).max())
+    want = wide(y).copy()
+    times = wide(v) if values else np.ones((2, S.nnz))
+    for b in range(2):
+        want[b, rows[:3]] += (sp.csr_array((times[b], S.indices, S.indptr), S.shape) @ wide(x[b]))[:3]
+    assert_close(got, want, 3 * magnitude(S.toarray(), wide(x)) + np.abs(want).max(), dtype)
 
 
 def test_bfloat16_accumulates_in_float32_in_the_kernel():
