@@ -82,7 +82,7 @@ def step(A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
     x, r = x + d, r - A(d)
     rho_new = 1 / (2 * center / radius - rho)
     d = (rho_new * rho) * d + (2 * rho_new / radius) * M(r)
-    code = status_of((~jnp.isfinite(center), Status.NON_FINITE), (center <= 0, Status.NOT_POSITIVE_DEFINITE))
+    code = status_of((center <= 0, Status.NOT_POSITIVE_DEFINITE), (~jnp.isfinite(center), Status.NON_FINITE))
     return Work(x, r, d, rho_new, center, radius), norm(r), code
 
 

@@ -7,7 +7,6 @@ iteration for A·z = r, from zero, apply to r. Its cost is `degree` products wit
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from typing import Any
 
@@ -18,6 +17,7 @@ from jax import lax
 
 from jaxsparse_fmt.basis import IDENTITY, Basis, Between
 from solvers import _arguments as arguments
+from solvers._bounds import spectrum
 from solvers.precond import _door as door
 
 Array = jax.Array
@@ -173,29 +173,11 @@ def _applied(M: Any, r: Array) -> Array:
     return r if M is None else (M @ r).astype(r.dtype)
 
 
-@functools.partial(jax.jit, static_argnames="steps")
-def _estimated(A: Any, M: Any, steps: int = LANCZOS_STEPS) -> tuple[Array, Array]:
-    """Bounds [2] on the spectrum of M·A and its smallest Ritz value, by the Lanczos process in the inner product of M.
-
-    Its vectors v are orthonormal in that of M and z = M·v in that of M⁻¹, so that M⁻¹ is never applied.
-    """
+@jax.jit
+def _estimated(A: Any, M: Any) -> tuple[Array, Array]:
+    """Bounds [2] on the spectrum of M·A, and its smallest Ritz value."""
     dtype = jnp.result_type(A.dtype, getattr(M, "dtype", A.dtype), jnp.float32)
-
-    def normalized(w: Array) -> tuple[Array, Array, Array]:
-        z = _applied(M, w)
-        size = jnp.sqrt(jnp.vdot(w, z).real)
-        inverse = jnp.where(size == 0, 0, 1 / size)  # an invariant subspace is exhausted
-        return w * inverse, z * inverse, size
-
-    def step(state: tuple[Array, ...], _: None) -> tuple[tuple[Array, ...], tuple[Array, Array]]:
-        before, v, z, beta = state
-        w = (A @ z).astype(dtype) - beta * before
-        alpha = jnp.vdot(z, w).real
-        after, z, size = normalized(w - alpha * v)
-        return (v, after, z, size), (alpha, size)
-
-    v, z, size = normalized(jax.random.normal(jax.random.key(0), A.shape[:1], jnp.finfo(dtype).dtype).astype(dtype))
-    _, (alpha, beta) = lax.scan(step, (jnp.zeros_like(v), v, z, jnp.zeros_like(size)), None, steps)
-    ritz, vectors = jnp.linalg.eigh(jnp.diag(alpha) + jnp.diag(beta[:-1], 1) + jnp.diag(beta[:-1], -1))
-    high = SAFETY * (ritz[-1] + beta[-1] * jnp.abs(vectors[-1, -1]))
-    return jnp.stack([high / RATIO, high]), ritz[0]
+    like = jnp.zeros(A.shape[0], dtype)
+    smallest, largest = spectrum(lambda z: (A @ z).astype(dtype), lambda w: _applied(M, w), like, LANCZOS_STEPS)
+    high = SAFETY * largest
+    return jnp.stack([high / RATIO, high]), smallest

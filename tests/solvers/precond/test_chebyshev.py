@@ -193,6 +193,9 @@ def test_a_matrix_that_is_not_positive_is_refused():
     for bad in (-A, indefinite):
         with pytest.raises(ValueError, match="needs a finite, positive definite matrix"):
             chebyshev(bad)
+    sign = jnp.where(jnp.arange(81) % 10 == 0, -1.0, 1.0)
+    with pytest.raises(ValueError, match=r"a finite, positive definite matrix and M.* from -inf"):
+        chebyshev(A, M=jnp.diag(sign))
 
 
 def test_a_nan_is_refused_outside_jit_and_shows_inside():
