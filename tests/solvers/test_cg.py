@@ -15,7 +15,6 @@ from jax.test_util import check_grads
 
 import jaxsparse_fmt as jsf
 from solvers import SolverError, Status, cg, precond
-from tests.lowering import quick_jit
 
 N = 60
 
@@ -349,7 +348,7 @@ def test_gradient_is_that_of_the_dense_solution(dtype):
 def test_gradients_hold_against_finite_differences():
     _, A, b = system()
     f = lambda d, b: cg(A.with_data(d), b, rtol=1e-13).x  # noqa: E731
-    symmetric = quick_jit(lambda s, b: f(A.data * (1 + s), b))
+    symmetric = jax.jit(lambda s, b: f(A.data * (1 + s), b))
     check_grads(symmetric, (jnp.float64(0.1), b), order=2, modes=("fwd", "rev"), rtol=1e-4)
 
 
