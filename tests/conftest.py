@@ -9,7 +9,7 @@ import pathlib
 _DEVICES = "--xla_force_host_platform_device_count=8"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}".strip()
 
-# Seven tenths of a run is XLA compiling: what is compiled once is kept, for the other processes of this run and for
+# Two thirds of a run is XLA compiling: what is compiled once is kept, for the other processes of this run and for
 # the next one. JAX's own thresholds would keep next to nothing of it.
 _PROGRAMS = pathlib.Path(__file__).parents[1] / ".pytest_cache" / "xla"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_PROGRAMS))
