@@ -38,6 +38,7 @@ __all__ = [
     "dot",
     "inner_product",
     "joined",
+    "noise",
     "normal",
     "platform_primitive",
     "sweep",
@@ -98,8 +99,25 @@ def distributed(over: Distribution | None) -> Iterator[None]:
 
 def normal(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
     """Random numbers, normal in their real and imaginary parts; zero in the empty places of distributed vectors."""
-    v, over = jax.random.normal(key, shape, dtype), _over.value
-    return v if over is None else over.emptied(v)
+    return _emptied(jax.random.normal(key, shape, dtype))
+
+
+def noise(n: int, dtype: Any) -> Array:
+    """n numbers between −1 and 1 without a pattern, the same at every call; zero in empty places too.
+
+    A hash of the place, with shifts and factors that C. Wellons' search found to mix 32 bits best (hash-prospector):
+    generators of jax.random take XLA on a CPU 0.4 s to compile, a seventh of a first solve.
+    """
+    h = lax.iota(jnp.uint32, n) + jnp.uint32(1)  # 0 would stay 0
+    for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
+        h = (h ^ (h >> shift)) * jnp.uint32(factor)
+    h = lax.bitcast_convert_type(h ^ (h >> 15), jnp.int32)
+    wide = jnp.promote_types(dtype, jnp.float32)  # beside which 2⁻³¹ is a number
+    return _emptied((h.astype(wide) * 2.0**-31).astype(dtype))
+
+
+def _emptied(v: Array) -> Array:
+    return v if _over.value is None else _over.value.emptied(v)
 
 
 def joined(*numbers: Number) -> tuple[Number, ...]:

@@ -355,8 +355,8 @@ def ratio(a: Array, b: Array) -> Array:
 
 
 def probe(like: Array) -> Array:
-    """Random numbers in the shape of `like`, the same in every column and every run."""
-    v = vectors.normal(jax.random.key(0), like.shape[:1], like.real.dtype).astype(like.dtype)
+    """Numbers without a pattern in the shape of `like`, the same in every column and every run."""
+    v = vectors.noise(like.shape[0], like.real.dtype).astype(like.dtype)
     return jnp.broadcast_to(v.reshape(-1, *(1,) * (like.ndim - 1)), like.shape)
 
 

@@ -1,9 +1,14 @@
-"""What all tests share: 64-bit JAX, eight devices on the CPU, kept programs, the rng, and skips for absent things."""
+"""What all tests share: 64-bit JAX, eight devices on the CPU, kept programs, the rng, and skips for absent things.
+
+Where several processes run the tests, one that is marked `clock` has the machine to itself.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
+from collections.abc import Iterator
 
 # Read when JAX starts, so it is set before the first import. It costs nothing where one device is used.
 _DEVICES = "--xla_force_host_platform_device_count=8"
@@ -11,8 +16,8 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}".strip(
 
 # Two thirds of a run is XLA compiling: what is compiled once is kept, for the other processes of this run and for
 # the next one. JAX's own thresholds would keep next to nothing of it.
-_PROGRAMS = pathlib.Path(__file__).parents[1] / ".pytest_cache" / "xla"
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_PROGRAMS))
+_CACHE = pathlib.Path(__file__).parents[1] / ".pytest_cache"
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE / "xla"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
@@ -40,6 +45,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if found < n:
             reason = f"needs {n} NVIDIA GPU{'s' * (n > 1)}; JAX sees {found}"
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return (yield)
+    with contextlib.ExitStack() as held:
+        with _lock("turn", alone=True):  # whoever waits here to be alone is not overtaken
+            held.enter_context(_lock("room", alone=item.get_closest_marker("clock") is not None))
+        return (yield)
+
+
+@contextlib.contextmanager
+def _lock(name: str, *, alone: bool) -> Iterator[None]:
+    """Holds a lock among the processes of the tests: by itself, or with others who do not ask to be alone."""
+    import fcntl
+
+    _CACHE.mkdir(exist_ok=True)
+    with (_CACHE / f"{name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        yield
 
 
 @pytest.fixture

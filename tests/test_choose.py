@@ -241,6 +241,7 @@ def test_what_was_estimated_from_a_sample_is_nearly_so(name):
             assert choice.nbytes == pytest.approx(A.nbytes_read, rel=0.02)
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 @pytest.mark.parametrize(
     "make", [lambda: jsf.gallery.poisson(90), LARGE["uneven rows in a band"]], ids=["even", "uneven"]

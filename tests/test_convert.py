@@ -158,6 +158,7 @@ def test_inside_jit_a_known_pattern_chooses_and_a_traced_one_is_refused(name, mo
 
 
 @pytest.mark.slow
+@pytest.mark.clock
 @pytest.mark.parametrize("format", jsf.FORMATS)
 def test_ten_million_entries_convert_in_two_seconds(format):
     big = jsf.gallery.poisson(113)

@@ -175,6 +175,7 @@ def test_importing_the_solvers_leaves_heavy_modules_alone():
     assert not [name for name in loaded if name.startswith(heavy)]
 
 
+@pytest.mark.clock
 def test_import_adds_at_most_two_thirds_of_what_jax_takes():
     code = """
 import time

@@ -94,3 +94,20 @@ def test_a_product_with_its_inner_product_lowers_for_cuda(layout, backend, rng, 
     x, w = jnp.ones(A.shape[1]), jnp.ones(A.shape[0])
     with jsf.use_backend(backend):
         assert SIGNATURES[backend] in lowered(lambda A, x, w: total(A.matvec_dot(x, w)[1]), A, x, w)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64])
+def test_noise_fills_the_interval_and_no_frequency_stands_out(dtype):
+    n = 100_000
+    v = vectors.noise(n, dtype)
+    assert v.dtype == dtype
+    v = np.asarray(v, np.float64)
+    np.testing.assert_allclose([v.mean(), v.std(), v.min(), v.max()], [0, 3**-0.5, -1, 1], atol=0.01)
+    power = np.abs(np.fft.fft(v)) ** 2 / n  # of white noise each is exponential about the variance
+    assert power.max() < 1 / 3 * np.log(1000 * n)
+
+
+def test_noise_is_the_same_in_every_length_and_never_zero():
+    v = vectors.noise(1000, jnp.float64)
+    np.testing.assert_array_equal(vectors.noise(1, jnp.float64), v[:1])
+    assert np.abs(v).min() > 0

@@ -163,6 +163,7 @@ N = 200_000
 ARROW = sp.csr_array(sp.vstack([np.ones((1, N)), sp.diags_array(np.ones(N)).tocsr()[1:]]))
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize(
     ("format", "layout", "nbytes"),
     [

@@ -206,6 +206,7 @@ def test_bfloat16_accumulates_in_float32_in_the_kernel():
 # ---------------------------------------------------------------------------------------------------- the reference
 
 
+@pytest.mark.clock
 def test_one_long_row_does_not_set_the_pace_of_all():
     """60,000 rows, one of them full: column by column that would be 3.6·10⁹ places, more than int32 counts."""
     n = 60_000

@@ -389,6 +389,7 @@ def test_a_function_is_not_remembered_by_name():
     np.testing.assert_allclose(cg(f, b, rtol=1e-10).x, first.x / 4, rtol=1e-7)
 
 
+@pytest.mark.clock
 def test_a_matrix_inside_a_function_costs_no_constant_folding():
     """It is an argument of the compiled program, not a constant of it: XLA would fold for a minute."""
     A = jsf.from_scipy(jsf.gallery.poisson(60), "csr")
