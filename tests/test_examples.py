@@ -1,7 +1,8 @@
-"""The programs in examples/ and the code in the README run as they stand."""
+"""The programs in examples/ and the code in the documents run as they stand."""
 
 from __future__ import annotations
 
+import itertools
 import pathlib
 import re
 import subprocess
@@ -13,8 +14,8 @@ import jaxsparse_fmt as jsf
 
 ROOT = pathlib.Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+SNIPPETS = {p.name: re.findall(r"```python\n(.*?)```", p.read_text(encoding="utf-8"), re.DOTALL) for p in DOCUMENTS}
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -35,14 +36,14 @@ def test_the_formats_example_reads_a_file_and_speaks_of_every_format(tmp_path):
     assert [line.split()[0] for line in done.stdout.splitlines()[2:]] == list(jsf.FORMATS)
 
 
-def test_the_readme_has_code_and_it_runs():
-    assert SNIPPETS
-    for code in SNIPPETS:
+def test_the_readme_has_code_and_that_of_all_documents_runs():
+    assert SNIPPETS["README.md"]
+    for code in itertools.chain(*SNIPPETS.values()):
         done = run("-c", code)
         assert done.returncode == 0, f"{code}\n{done.stderr}"
 
 
-def test_every_file_that_the_readme_links_to_exists():
-    links = re.findall(r"\]\((?!http|#)([^)#]+)", README)
-    assert links
-    assert not [link for link in links if not (ROOT / link).exists()]
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
+def test_every_file_that_a_document_links_to_exists(path):
+    links = re.findall(r"\]\((?!http|#)([^)#]+)", path.read_text(encoding="utf-8"))
+    assert not [link for link in links if not (path.parent / link).exists()]
