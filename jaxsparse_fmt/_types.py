@@ -70,6 +70,14 @@ def requested_dtype(dtype: Any) -> np.dtype:
     return dtype
 
 
+def owned(a: Any, dtype: Any = None) -> jax.Array:
+    """`a` as an array of JAX's own: JAX goes on reading NumPy's memory, at once or for good, and a caller may write there.
+
+    `jnp.array` copies too, but a large array of float64 only after it has returned.
+    """
+    return jnp.asarray(np.array(a, dtype) if isinstance(a, np.ndarray) else a, dtype)
+
+
 def as_floating(x: Any, what: str, dtype: Any = None) -> jax.Array:
     """x as an array of floats or complex numbers; integers become `dtype`, or JAX's default float.
 
@@ -81,7 +89,7 @@ def as_floating(x: Any, what: str, dtype: Any = None) -> jax.Array:
     elif not isinstance(x, jax.Array):
         x = jnp.asarray(x)
     floating = floating_dtype(x.dtype, what)
-    return jnp.asarray(x, floating if dtype is None or jnp.issubdtype(x.dtype, jnp.inexact) else dtype)
+    return owned(x, floating if dtype is None or jnp.issubdtype(x.dtype, jnp.inexact) else dtype)
 
 
 def check_keeps_imaginary(given: Any, dtype: Any) -> None:

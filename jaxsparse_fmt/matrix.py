@@ -23,6 +23,7 @@ from jaxsparse_fmt._types import (
     as_vector,
     check_keeps_imaginary,
     index_dtype,
+    owned,
     readable_bytes,
     requested_dtype,
 )
@@ -393,7 +394,7 @@ def spmv(A: SparseMatrix, x: Any, y: Any = None, alpha: Any = 1.0, beta: Any = 0
     if y is None or jnp.shape(y) != product.shape:
         got = "no y" if y is None else f"y of shape {jnp.shape(y)}"
         raise ValueError(f"beta={beta} adds beta·y, which needs y of shape {product.shape}; got {got}")
-    y = jnp.asarray(y)
+    y = owned(y)
     if isinstance(beta, Tracer):  # the finite numbers stay, for the derivative with respect to beta
         y = jnp.where((beta == 0) & ~jnp.isfinite(y), 0, y)
     return product + beta * y

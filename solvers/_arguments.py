@@ -14,7 +14,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from jaxsparse_fmt._types import floating_dtype
+from jaxsparse_fmt._types import floating_dtype, owned
 
 Array = jax.Array
 
@@ -52,7 +52,7 @@ def vectors(a: Any, name: str) -> Array:
     Raises:
       ValueError: neither one- nor two-dimensional. TypeError: not numeric.
     """
-    a = jnp.asarray(a)
+    a = owned(a)
     if a.ndim not in (1, 2):
         raise ValueError(f"{name} must be a vector of shape (n,), or several as columns (n, k); got {a.shape}")
     return a if jnp.issubdtype(a.dtype, jnp.inexact) else a.astype(floating_dtype(a.dtype, name))
@@ -91,7 +91,7 @@ def linear_map(A: Any, n: int, name: str) -> Any:
             "LinearOperator as a function of jax.numpy"
         )
     if isinstance(A, np.ndarray):
-        return jnp.asarray(A)
+        return owned(A)
     is_opaque = jax.tree_util.all_leaves([A]) and not isinstance(A, jax.Array)
     return (lambda v: A @ v) if is_opaque else A
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from jaxsparse_fmt._types import readable_bytes, requested_dtype
+from jaxsparse_fmt._types import owned, readable_bytes, requested_dtype
 from solvers.cg import cg
 from solvers.chebyshev import chebyshev
 from solvers.fcg import fcg
@@ -88,7 +88,7 @@ class SparseOperator(Operator):
             raise TypeError("A is SciPy's; convert it once with jaxsparse_fmt.from_scipy")
         if not all(hasattr(A, name) for name in ("shape", "dtype", "T", "__matmul__")) or len(A.shape) != 2:
             raise TypeError(f"A must be a matrix with a shape (m, n), a dtype, T and @; got {type(A).__name__}")
-        self.matrix = jax.tree.map(jnp.asarray, A)
+        self.matrix = jax.tree.map(owned, A)
         self.dtype = requested_dtype(A.dtype if dtype is None else dtype)
         self.tags = frozenset(tags if isinstance(tags, (tuple, list, set, frozenset)) else [tags])
         if jnp.promote_types(A.dtype, self.dtype) != self.dtype:
@@ -190,7 +190,7 @@ class Krylov(lx.AbstractLinearSolver):
             M = _flat(lx.linearise(M), unravel, b.dtype)
         elif M is not None and not hasattr(M, "__matmul__"):
             raise TypeError(f"the preconditioner must be an operator of lineax or have @; got {type(M).__name__}")
-        if y0 is not None and not _alike(y0 := jax.tree.map(jnp.asarray, y0), vector):
+        if y0 is not None and not _alike(y0 := jax.tree.map(owned, y0), vector):
             raise ValueError(f"y0 must be like b, {vector}; got {y0}")
         A, x0 = _flat(state, unravel, b.dtype), None if y0 is None else ravel_pytree(y0)[0]
         if lx.is_negative_semidefinite(state):

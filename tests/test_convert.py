@@ -97,6 +97,34 @@ def test_the_input_is_not_changed(make, layout):
     np.testing.assert_array_equal(stored.todense(), dense)
 
 
+def aligned(a: np.ndarray) -> np.ndarray:
+    """A copy that begins at a multiple of 64 bytes, where JAX on a CPU would work in NumPy's memory."""
+    room = np.empty(a.nbytes + 64, np.uint8)
+    first = -room.ctypes.data % 64
+    out = room[first : first + a.nbytes].view(a.dtype)
+    out[:] = a
+    return out
+
+
+@every_format
+def test_writing_in_the_input_later_changes_no_matrix(layout):
+    T = sp.csr_array(tuple(map(aligned, (S.data, S.indices, S.indptr))), S.shape)
+    A, data = layout.of(T), aligned(np.arange(S.nnz, dtype=S.dtype))
+    B = A.with_data(data)
+    given = T.data, T.indices, T.indptr, data
+    assert not any(np.shares_memory(np.asarray(a), g) for a in jax.tree.leaves((A, B)) for g in given)
+
+
+def test_a_vector_may_be_written_in_while_its_product_runs():
+    A, ones = jsf.from_scipy(jsf.gallery.poisson(70), "csr"), np.ones(70**3)
+    expected = np.asarray(A @ ones)
+    for _ in range(10):
+        x = aligned(ones)
+        y = A @ x
+        x[:] = 7
+        np.testing.assert_array_equal(y, expected)
+
+
 def test_canonical_shares_what_is_canonical_already():
     assert np.shares_memory(convert.canonical(S).data, S.data)
 

@@ -17,7 +17,7 @@ import numpy as np
 import scipy.sparse
 
 from jaxsparse_fmt import traffic
-from jaxsparse_fmt._types import Csr, index_dtype, readable_bytes, x64_enabled
+from jaxsparse_fmt._types import Csr, index_dtype, owned, readable_bytes, x64_enabled
 from jaxsparse_fmt.kernels.address import Address, Arrays, take
 
 # Padding beyond this multiple of CSR's bytes is refused, unless it is small change anyway.
@@ -168,7 +168,7 @@ def _fill_on_device(indptr, indices, data, lengths, perm, arrays, address, n_sto
 def csr_arrays(csr: Csr, dtype: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
     """values [nnz], col_idx [nnz] int32 and row_ptr [n_rows + 1] on the device."""
     index = index_dtype(csr.nnz)
-    return jnp.asarray(csr.data, dtype), jnp.asarray(csr.indices, np.int32), jnp.asarray(csr.indptr, index)
+    return owned(csr.data, dtype), owned(csr.indices, np.int32), owned(csr.indptr, index)
 
 
 def on_host(csr: Csr) -> Csr:

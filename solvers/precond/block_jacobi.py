@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxsparse_fmt._types import owned
 from solvers import _arguments as arguments
 from solvers.precond import _door as door
 
@@ -52,7 +53,7 @@ class BlockJacobi:
         return dataclasses.replace(self, inverse_blocks=jnp.swapaxes(self.inverse_blocks, -1, -2))
 
     def __matmul__(self, r: Array) -> Array:
-        r = jnp.asarray(r)
+        r = owned(r)
         if r.ndim not in (1, 2) or r.shape[0] != self.n:
             raise ValueError(
                 f"M @ r with M of shape {self.shape} takes r of ({self.n},) or ({self.n}, k); got {r.shape}"
@@ -111,7 +112,7 @@ def _diagonal_blocks(A: Any, b: int) -> Array:
         place = jnp.where(inside, row // b, n_blocks), row % b, col % b
         blocks = jnp.zeros((n_blocks, b, b), A.values.dtype).at[place].add(A.values, mode="drop")
     else:
-        blocks = jnp.asarray(A).at[index[:, :, None], index[:, None, :]].get(mode="fill", fill_value=0)
+        blocks = owned(A).at[index[:, :, None], index[:, None, :]].get(mode="fill", fill_value=0)
     blocks = blocks.astype(jnp.result_type(blocks, jnp.float32))
     return blocks + jnp.eye(b, dtype=blocks.dtype) * (index >= n)[:, :, None]
 

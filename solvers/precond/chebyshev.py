@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxsparse_fmt._types import owned
 from jaxsparse_fmt.basis import IDENTITY, Basis, Between
 from solvers import _arguments as arguments
 from solvers._bounds import spectrum
@@ -66,7 +67,7 @@ class Chebyshev:
         return dataclasses.replace(self, A=self.A.T, M=None if self.M is None else self.M.T)
 
     def __matmul__(self, r: Array) -> Array:
-        r = jnp.asarray(r)
+        r = owned(r)
         r = self.order.enter(r.astype(jnp.result_type(self.dtype, r.dtype)))
         low, high = self.bounds.astype(jnp.result_type(self.bounds, jnp.finfo(r.dtype).dtype))
         centre, radius = (high + low) / 2, (high - low) / 2

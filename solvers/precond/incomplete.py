@@ -22,6 +22,7 @@ import numpy as np
 from jax import lax
 
 from jaxsparse_fmt import from_coo
+from jaxsparse_fmt._types import owned
 from solvers import _arguments as arguments
 from solvers.precond import _door as door
 from solvers.precond._fine_grained import Pattern, factors, pattern_of
@@ -72,7 +73,7 @@ class Incomplete:
         return dataclasses.replace(self, lower=lower, upper=upper)
 
     def __matmul__(self, r: Array) -> Array:
-        r = jnp.asarray(r)
+        r = owned(r)
         r = r.astype(jnp.result_type(self.dtype, r.dtype))
         y = door.rows_scaled(self.inverse_pivots, _solved(self.lower, r, self.solve_sweeps))
         return _solved(self.upper, y, self.solve_sweeps)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxsparse_fmt._types import owned
 from jaxsparse_fmt.basis import Basis
 from solvers.precond import _door as door
 
@@ -57,5 +58,5 @@ def jacobi(A: Any) -> Jacobi:
       ValueError: A is not square.
     """
     door.square(A, "a Jacobi", "jacobi")
-    d = jnp.asarray(A.diagonal())
+    d = owned(A.diagonal())
     return Jacobi(1 / jnp.where(d == 0, 1, d))

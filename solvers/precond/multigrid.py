@@ -30,7 +30,7 @@ from jax import lax
 from jax.core import Tracer
 
 from jaxsparse_fmt import SparseMatrix, from_scipy
-from jaxsparse_fmt._types import floating_dtype, readable_bytes, requested_dtype
+from jaxsparse_fmt._types import floating_dtype, owned, readable_bytes, requested_dtype
 from solvers._arguments import count
 from solvers.precond import _hierarchy
 
@@ -94,7 +94,7 @@ class Multigrid:
         Raises:
           ValueError: r has another shape.
         """
-        r, n = jnp.asarray(r), self.shape[0]
+        r, n = owned(r), self.shape[0]
         if r.ndim not in (1, 2) or r.shape[0] != n:
             raise ValueError(f"M @ r with M of shape {self.shape} takes r of shape ({n},) or ({n}, k); got {r.shape}")
         return _cycled(self, r)
