@@ -71,9 +71,8 @@ def requested_dtype(dtype: Any) -> np.dtype:
 
 
 def owned(a: Any, dtype: Any = None) -> jax.Array:
-    """`a` as an array of JAX's own: JAX goes on reading NumPy's memory, at once or for good, and a caller may write there.
-
-    `jnp.array` copies too, but a large array of float64 only after it has returned.
+    """`a` as an array of JAX's own. JAX goes on reading NumPy's memory, for a while or for good, and a caller may write
+    there; `jnp.array` copies too, but a large array only after it has returned.
     """
     return jnp.asarray(np.array(a, dtype) if isinstance(a, np.ndarray) else a, dtype)
 

@@ -44,6 +44,11 @@ class Basis:
     def is_identity(self) -> bool:
         return self.perm is None
 
+    @property
+    def devices(self) -> int:
+        """Over which vectors that have entered are spread."""
+        return 1
+
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         """In which programs over vectors that have entered are traced: what sums over them must know where they lie."""
         return vectors.distributed(None)

@@ -137,11 +137,13 @@ def run(
     limits: Limits,
     inner: Map | None = None,
     parameters: tuple[Any, ...] = (),
+    leave: Map = lambda x: x,
 ) -> tuple[Array, End]:
-    """Solves A·x = b on a b scaled to about 1 by a power of two: exact, and no square under- or overflows.
+    """Solves A·x = b on a b scaled to about 1 by a power of two: exact, and no square of it under- or overflows.
 
     Args:
       inner: A for the method, in `options.dtype`, which M takes then too; None: A itself.
+      leave: makes of x what a callback is to see.
     """
     r, x = b, jnp.zeros_like(b)
     if x0 is not None:
@@ -167,7 +169,7 @@ def run(
         drop = jnp.maximum(limits.drop, jnp.finfo(narrow).eps / 16)  # a recursion that fell by more proves nothing
         goal = jnp.maximum(tolerance, drop * outer.norm).astype(r.real.dtype)
         loop = Loop(work, outer.k, outer.norm.astype(goal.dtype), outer.code, outer.norms)
-        advance = functools.partial(_advance, method, options, own, M, outer.x, goal, limits.maxiter, exponent)
+        advance = functools.partial(_advance, method, options, own, M, outer.x, goal, limits.maxiter, exponent, leave)
         loop = _while(lambda loop: _goes_on(loop, goal, limits.maxiter), advance, loop, options, exponent)
         x = outer.x + jnp.where(outer.code == RUNNING, method.iterate(M, loop.work).astype(b.dtype), 0)
         r = b - A(x)
@@ -215,7 +217,7 @@ def _while(goes_on: Callable[[Loop], Array], advance: Callable[[Loop], Loop], lo
     return lax.while_loop(lambda loop: jnp.any(goes_on(loop)), trip, loop)
 
 
-def _advance(method, options, A, M, base, goal, maxiter, exponent, loop: Loop) -> Loop:
+def _advance(method, options, A, M, base, goal, maxiter, exponent, leave, loop: Loop) -> Loop:
     """One step, or none in the columns that are over."""
     active = _goes_on(loop, goal, maxiter)
     work, new_norm, code = method.step(A, M, loop.work, active)
@@ -226,7 +228,7 @@ def _advance(method, options, A, M, base, goal, maxiter, exponent, loop: Loop) -
     k = loop.k + moves.astype(jnp.int32)
     if options.callback is not None:
         x = base + method.iterate(M, work).astype(base.dtype)
-        jax.debug.callback(_if_moved(options.callback), jnp.any(moves), _scaled(x, exponent), ordered=True)
+        jax.debug.callback(_if_moved(options.callback), jnp.any(moves), leave(_scaled(x, exponent)), ordered=True)
     norms = _record(loop.norms, jnp.where(moves, k, -1), new_norm)
     code = jnp.where(active, code, loop.code).astype(jnp.int32)
     return Loop(work, k, jnp.where(moves, new_norm, loop.norm), code, norms)
@@ -242,8 +244,10 @@ def _goes_on(loop: Loop, goal, maxiter) -> Array:
 
 def _verdict(now, before, tolerance, loop: Loop, maxiter) -> Array:
     """RUNNING or how it ended, by the true residual norm `now`, the one before it, and what the method said."""
+    # A method that asks to start again may have gone up on its way, as bicgstab does. It comes to an end all the same:
+    # at maxiter, or since a first step that may not be taken is a failure.
     asked_to = (loop.code == RESTART) | (loop.code == FULL)
-    helped = jnp.isnan(before) | (now < jnp.where(asked_to, 1, 0.5) * before)
+    helped = jnp.isnan(before) | (loop.code == RESTART) | (now < jnp.where(asked_to, 1, 0.5) * before)
     failed = (loop.code != RUNNING) & ~asked_to
     ends = [
         (~jnp.isfinite(now), Status.NON_FINITE),

@@ -89,14 +89,20 @@ def solve(
         arguments.tolerance(drop, "drop"),
     )
     A = arguments.linear_map(A, n, "A")
-    own, basis = getattr(A, "in_basis", A), getattr(A, "basis", IDENTITY)
+    inner = None if narrow is None else precision.given(A, inner, n)
+    # An inner matrix of the user's is in the user's order.
+    own, basis = (getattr(A, "in_basis", A), getattr(A, "basis", IDENTITY)) if inner is None else (A, IDENTITY)
+    if callback is not None and basis.devices > 1:
+        raise ValueError(
+            f"A lies on {basis.devices} devices, over which JAX calls nothing in order; pass progress=, or history=True"
+        )
     b, x0 = basis.accept(b), basis.accept(x0)
     dtype = arguments.result_dtype(own, b, "A")
     dtype = jnp.result_type(dtype, b.dtype, *(() if x0 is None else (x0.dtype,)))
+    dtype = jnp.promote_types(dtype, jnp.float32)  # a square of b's norm is beyond 16 bits
     b, x0 = b.astype(dtype), None if x0 is None else x0.astype(dtype)
     if narrow is not None:
         options = options._replace(values=narrow, dtype=precision.inner_dtype(narrow, dtype))
-        inner = precision.given(A, inner, n)
     if M is not None:
         M = arguments.linear_map(M, n, "M")
         arguments.result_dtype(M, b, "M")
@@ -167,25 +173,27 @@ def _differentiable(
     """
     narrow = _narrow(b, options)
     A, M = arguments.traced(matvec, b), arguments.traced(precondition, narrow)
-    frozen = lax.stop_gradient((M, with_dot, inner, x0, limits, parameters))
+    shown = None if options.callback is None else basis
+    frozen = lax.stop_gradient((M, with_dot, inner, x0, limits, parameters, shown))
     options_of_tangent = options._replace(history_length=0, callback=None, progress=None)
 
-    def run(options, A, M, b, x0, limits, with_dot, inner, parameters):
+    def run(options, A, M, b, x0, limits, with_dot, inner, parameters, shown=None):
         own = None if inner is None else _map_of(inner)
         A = A if with_dot is None else Product(A, with_dot)
         with basis.scope():  # a derivative is traced later
-            return _iterate.run(method, options, A, M, b, x0, limits, own, parameters)
+            leave = (lambda x: x) if shown is None else shown.leave
+            return _iterate.run(method, options, A, M, b, x0, limits, own, parameters, leave)
 
     def primal(A, b, frozen):
-        M, with_dot, inner, x0, limits, parameters = frozen
-        return run(options, A, M, b, x0, limits, with_dot, inner, parameters)
+        M, with_dot, inner, x0, limits, parameters, shown = frozen
+        return run(options, A, M, b, x0, limits, with_dot, inner, parameters, shown)
 
     def solution(A, b, frozen):
         return opaque.apply(primal, tangent, A, b, frozen)
 
     def tangent(primals, tangents):
         (A, b, frozen), (dA, db, _) = primals, tangents
-        M, with_dot, inner, _, limits, parameters = frozen
+        M, with_dot, inner, _, limits, parameters, _ = frozen
         x, end = solution(A, b, frozen)
         _, dA_x = jax.jvp(lambda A: A(x), (A,), (dA,))
 
@@ -200,8 +208,12 @@ def _differentiable(
             # image.
             if method.self_adjoint:
                 return jnp.conj(from_zero(A, M, with_dot, inner, jnp.conj(c)))
-            A_T, M_T = (arguments.transposed(f, like) for f, like in ((A, b), (M, narrow)))
-            inner_T = None if inner is None else inner.T
+            A_T, M_T = arguments.transposed(A, b), arguments.transposed(M, narrow)
+            try:
+                jax.eval_shape(M_T, narrow)
+            except NotImplementedError:  # an inner solve; without M the derivative is the same, if dearer
+                M_T = lambda r: r  # noqa: E731
+            inner_T = None if inner is None else inner.T if hasattr(inner, "T") else arguments.transposed(inner, narrow)
             return from_zero(A_T, M_T, None, inner_T, c)
 
         solve = lambda _, rhs: from_zero(A, M, with_dot, inner, rhs)  # noqa: E731

@@ -107,7 +107,7 @@ def step(A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
     R = R.at[:, t].set(column[:restart].at[t].set(length.astype(R.dtype)), mode="drop")
     code = status_of(
         (~jnp.isfinite(length), Status.NON_FINITE),
-        (length <= jnp.finfo(r.dtype).eps * norm(z), Status.BREAKDOWN),
+        (length <= jnp.finfo(r.dtype).eps * jnp.max(jnp.abs(R), axis=(0, 1)), Status.BREAKDOWN),
         (j + 1 >= restart, FULL),
     )
     return Work(r, V, Z, Q, R, j + 1, size), jnp.abs(Q[jnp.minimum(t + 1, restart), 0]) * size, code

@@ -37,8 +37,8 @@ _MESSAGES = {
     Status.MAXITER: "maxiter reached before the tolerance; raise maxiter, loosen rtol, or pass a preconditioner M",
     Status.BREAKDOWN: "the method broke down: its next direction vanished before the tolerance was met; the matrix "
     "may be singular, or rtol and atol ask for more than zero residual",
-    Status.STAGNATION: "the true residual stopped falling above the tolerance, at the limit of this precision; loosen "
-    "rtol, or solve in a wider dtype (float64 with jax_enable_x64)",
+    Status.STAGNATION: "the true residual stopped falling above the tolerance: at the limit of this precision, where a "
+    "larger rtol or a wider dtype helps (float64 with jax_enable_x64), or gmres needs a larger restart or an M",
     Status.NOT_POSITIVE_DEFINITE: "the matrix or the preconditioner is not positive definite, which this "
     "method needs; for an indefinite matrix take minres, gmres or bicgstab, or check the sign of A and M",
     Status.NON_FINITE: "a NaN or infinity appeared; look for them in A, b, x0 and M",

@@ -61,6 +61,10 @@ class Spread(Basis):
     def same(self, other: Basis) -> bool:
         return isinstance(other, Spread) and self.over == other.over and self.key == other.key
 
+    @property
+    def devices(self) -> int:
+        return len(self.over.counts)
+
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         return vectors.distributed(self.over)
 
@@ -129,6 +133,10 @@ class Inside(Basis):
 
     def same(self, other: Basis) -> bool:
         return isinstance(other, Inside) and self.over == other.over
+
+    @property
+    def devices(self) -> int:
+        return len(self.over.counts)
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         return vectors.distributed(self.over)

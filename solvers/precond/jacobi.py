@@ -59,4 +59,5 @@ def jacobi(A: Any) -> Jacobi:
     """
     door.square(A, "a Jacobi", "jacobi")
     d = owned(A.diagonal())
+    d = d.astype(jnp.promote_types(d.dtype, jnp.float32))  # 1 / d may lie beyond 16 bits
     return Jacobi(1 / jnp.where(d == 0, 1, d))

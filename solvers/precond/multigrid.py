@@ -252,7 +252,7 @@ def multigrid(
     S = _host(A)
     stored = floating_dtype(A.dtype, "A") if dtype is None else requested_dtype(dtype)
     blocks = getattr(A, "block_shape", getattr(A, "blocksize", (None, None)))  # of our BSR, and of SciPy's
-    if block_size is None and blocks[0] == blocks[1]:
+    if block_size is None and blocks[0] == blocks[1] and blocks[0] and S.shape[0] % blocks[0] == 0:
         block_size = blocks[0]
     block_size = None if block_size is None else count(block_size, "block_size", 1)
     if block_size is not None and S.shape[0] % block_size:

@@ -149,3 +149,19 @@ def test_the_gradient_in_the_values_is_that_of_the_dense_solution():
 
     for got, want in zip(*(jax.grad(f, (0, 1))(A.data, B) for f in (ours, dense)), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-8 * float(jnp.max(jnp.abs(want))))
+
+
+@pytest.mark.parametrize("make", [*SORTED, "reordered"])
+def test_a_callback_sees_x_in_the_users_order(make):
+    A = jsf.from_scipy(S, "csr", reorder="rcm") if make == "reordered" else sorted_matrix(make)
+    seen: list[np.ndarray] = []
+    sol = cg(A, B, rtol=1e-8, callback=lambda x: seen.append(np.array(x)))
+    jax.effects_barrier()
+    assert len(seen) == sol.iterations
+    np.testing.assert_allclose(seen[-1], sol.x, rtol=1e-12)
+
+
+def test_a_callback_over_several_devices_is_refused():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("rows",))
+    with pytest.raises(ValueError, match=r"2 devices.*progress="):
+        cg(jsf.shard(S, mesh), B, callback=print)

@@ -78,6 +78,15 @@ def steps_of_scipy(case: Case, S, b, rtol: float) -> int:
     return 1 + next(k for k, r in enumerate(relative) if r <= rtol)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@every_method
+def test_sixteen_bits_are_solved_in_thirty_two(case: Case, dtype):
+    """The square of this right-hand side's norm lies beyond float16."""
+    S, b = case.system()
+    sol = case.solver(dense(S).astype(dtype), jnp.asarray(100 * b, dtype), rtol=1e-3)
+    assert sol.success and sol.x.dtype == np.float32
+
+
 @pytest.mark.parametrize("case", [c for c in CASES if c.scipy is not None], ids=str)
 def test_iterations_are_scipys(case: Case):
     """Summed over eight systems: rounding moves single counts by one or two."""

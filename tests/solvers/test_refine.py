@@ -207,3 +207,19 @@ def test_a_transposed_matrix_is_narrowed_as_the_matrix_is(dtype):
     b = np.random.default_rng(3).standard_normal(S.shape[0])
     sol = refine(jsf.from_scipy(S, "csr").T, b, rtol=1e-12, dtype=dtype, method="bicgstab")
     assert sol.success and relative_residual(S.T, sol.x, b) <= 1.001e-12
+
+
+def test_an_inner_matrix_is_in_the_users_order():
+    A = jsf.from_scipy(POISSON[np.argsort(-RHS)][:, np.argsort(-RHS)], "pjds", block_size=8)
+    sol = refine(A, RHS, rtol=1e-12, inner=A.astype("float32"))
+    assert sol.success and relative_residual(A.to_scipy(), sol.x, RHS) <= 1.001e-12
+
+
+def test_the_adjoint_takes_the_transposed_of_an_inner_function():
+    D = jnp.diag(jnp.arange(3.0, 11.0)) - jnp.eye(8, k=1)
+    narrow = D.astype("float32")
+
+    def total(b):
+        return refine(lambda v: D @ v, b, inner=lambda v: narrow @ v, method="bicgstab", rtol=1e-10).x.sum()
+
+    np.testing.assert_allclose(jax.grad(total)(jnp.ones(8)), np.linalg.solve(np.asarray(D).T, np.ones(8)), rtol=1e-8)

@@ -39,3 +39,10 @@ def test_enters_a_basis():
     A = jsf.from_scipy(spd(), "pjds", block_size=4)
     M, R = precond.jacobi(A), np.random.default_rng(0).standard_normal((81, 2))
     np.testing.assert_array_equal(A.basis.leave(M.entered(A.basis) @ A.basis.enter(R)), M @ R)
+
+
+def test_a_small_diagonal_in_16_bits_has_a_finite_inverse():
+    d = np.array([1e-5, 1e-6, 2.0], np.float16)
+    A = jsf.from_coo(range(3), range(3), d, (3, 3), "csr")
+    assert A.dtype == np.float16
+    np.testing.assert_allclose(precond.jacobi(A) @ np.ones(3, np.float32), 1 / d.astype(np.float32), rtol=1e-6)
