@@ -168,6 +168,8 @@ def _for_scipy(a: np.ndarray, dtype: Any, what: str) -> tuple[np.ndarray, Any]:
 def canonical(S: Any) -> Csr:
     """S as CSR with sorted rows, no duplicates and checked indices; shares S's arrays where they are so already.
 
+    Where there may be duplicates integers and booleans become float64, in which they are summed.
+
     Raises:
       ValueError: an index out of range or a broken row pointer.
     """
@@ -178,11 +180,13 @@ def canonical(S: Any) -> Csr:
             _check_range(name, index, bound)
     _check_bound("columns", S.shape[1])
     _check_bound("rows", S.shape[0])
-    csr = scipy.sparse.csr_array(S)
+    whole = S.dtype.kind in "iub"  # such duplicates would be summed modulo 2⁸, and of booleans not at all
+    csr = scipy.sparse.csr_array(S.astype(np.float64) if whole and S.format == "coo" else S)
     if S.format not in ("csr", "csc", "bsr", "coo"):
         _check_compressed(csr)
     if not csr.has_canonical_format:
-        csr = csr.copy() if csr is S or np.shares_memory(csr.indices, getattr(S, "indices", ())) else csr
+        shared = csr is S or np.shares_memory(csr.indices, getattr(S, "indices", ()))
+        csr = csr.astype(np.float64) if whole else csr.copy() if shared else csr
         csr.sum_duplicates()
     return csr
 

@@ -135,6 +135,25 @@ def test_explicit_zeros_stay_and_duplicates_are_summed():
     np.testing.assert_array_equal(B.data, [0, 5, 0])
 
 
+@pytest.mark.parametrize("kind", ["coo", "csr", "csc", "from_coo"])
+@pytest.mark.parametrize("value, dtype", [(100, "int8"), (200, "uint8"), (2**62, "int64"), (True, "bool")])
+def test_duplicates_of_whole_numbers_are_summed_as_numbers(value, dtype, kind):
+    data, row, col = np.full(3, value, dtype), int32(0, 0, 1), int32(1, 1, 0)
+    made = sp.coo_array((data, (row, col)), (2, 2))
+    if kind == "csr":
+        made = sp.csr_array((data, col, int32(0, 2, 3)), (2, 2))
+    elif kind == "csc":
+        made = sp.csc_array((data, int32(1, 0, 0), int32(0, 1, 3)), (2, 2))
+    B = jsf.from_coo(row, col, data, (2, 2), "csr") if kind == "from_coo" else jsf.from_scipy(made, "csr")
+    np.testing.assert_array_equal(B.data, [2.0 * value, value])
+    assert made.dtype == dtype and made.nnz == 3 and np.all(made.data == value)
+
+
+def test_whole_numbers_without_duplicates_are_shared_as_they_are():
+    whole = S.astype(np.int8)
+    assert np.shares_memory(convert.canonical(whole).data, whole.data)
+
+
 @settings(max_examples=25, deadline=None)  # each new number of entries compiles anew
 @given(st.data())
 def test_from_coo_adds_like_numpy(data):
