@@ -16,7 +16,6 @@ from jaxsparse_fmt.kernels import dialect
 from jaxsparse_fmt.matrix import CHOOSERS, SparseMatrix, build
 from jaxsparse_fmt.paired import Paired
 from jaxsparse_fmt.reorder import Reordered, order_of
-from jaxsparse_fmt.transposed import Transposed
 
 
 def from_scipy(
@@ -35,7 +34,7 @@ def from_scipy(
     Duplicates are summed; an explicit zero stays an entry. `S` is not changed.
 
     Args:
-      S: scipy.sparse matrix or array of any format and numeric dtype. Integers become floats.
+      S: scipy.sparse matrix or array of any format and numeric dtype, or a matrix of ours. Integers become floats.
       format: a name in `FORMATS`; "auto" for the first of `choose.rank` that fits the free memory; or "tune" for the
         fastest of its first few, measured here once for every pattern and remembered on disk (`tune.py`).
       dtype: of the stored values; None keeps S's (narrowed to 32 bits unless `jax_enable_x64` is on).
@@ -91,7 +90,8 @@ CHOOSERS.update(auto=_auto, tune=_tune)
 
 def checked(S: Any, dtype: Any, backend: str) -> tuple[Csr, np.dtype]:
     """What the user handed over as a matrix: in canonical CSR, and the dtype to store it in. See `from_scipy`."""
-    if isinstance(S, (SparseMatrix, Transposed)):
+    given = getattr(S, "dtype", None)  # of 16-bit floats SciPy knows nothing
+    if hasattr(S, "to_scipy") and given is not None:  # ours, sharded too
         S = S.to_scipy()
     if not scipy.sparse.issparse(S):
         raise TypeError(
@@ -100,7 +100,7 @@ def checked(S: Any, dtype: Any, backend: str) -> tuple[Csr, np.dtype]:
         )
     if S.ndim != 2:
         raise ValueError(f"from_scipy takes a two-dimensional matrix, got shape {S.shape}")
-    stored = floating_dtype(S.dtype, "the matrix") if dtype is None else requested_dtype(dtype)
+    stored = floating_dtype(given, "the matrix") if dtype is None else requested_dtype(dtype)
     check_keeps_imaginary(S.dtype, stored)
     dialect.check_backend(backend)
     return canonical(S), stored

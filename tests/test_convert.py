@@ -178,6 +178,21 @@ def test_a_matrix_of_ours_is_taken_too():
     np.testing.assert_array_equal(jsf.from_scipy(A.T, "ell").todense(), S.toarray().T)
 
 
+@pytest.mark.parametrize("dtype", [np.float16, jnp.bfloat16], ids=["float16", "bfloat16"])
+def test_a_matrix_of_ours_keeps_its_16_bits(dtype):
+    narrow = A.astype(dtype)
+    for source in (narrow, jsf.Transposed(narrow)):
+        assert jsf.from_scipy(source, "hll").dtype == dtype
+        assert jsf.from_scipy(source, "hll", np.float32).dtype == np.float32
+
+
+def test_a_sharded_matrix_is_taken_too():
+    mesh, poisson = jax.make_mesh((1,), ("rows",)), jsf.gallery.poisson(3)
+    B = jsf.from_scipy(jsf.shard(poisson, mesh, dtype=jnp.bfloat16), "ell")
+    assert (B.name, B.dtype) == ("ell", jnp.bfloat16)
+    np.testing.assert_array_equal(B.todense(), poisson.toarray())
+
+
 def test_auto_takes_the_first_of_the_ranking():
     best = jsf.choose.rank(S)[0]
     B = jsf.from_scipy(S)
