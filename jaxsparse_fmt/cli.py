@@ -163,12 +163,14 @@ def _solve(args: argparse.Namespace) -> int:
                 product = stored.seconds_per_product()
             failure = _failure(sol)
         x = np.asarray(sol.x)
-        _write(args, S, x, sol, b_norm)
-    rows = _matrix_rows(S, stored, product) + _answer_rows(args, S, b, x, sol)
-    report.print_out(report.facts(Path(args.file).name, [*rows, ("wall time", wall)]))
-    if failure:
-        print(f"jaxsparse: {args.file}: {failure}", file=sys.stderr)
-    return 1 if failure else 0
+        written, faults = _write(args, S, x, sol, b_norm)
+    rows = [*_matrix_rows(S, stored, product), *_answer_rows(args, S, b, x, sol), *written]
+    status = solvers.Status(sol.status)
+    rows += [("status", f"{status.name}: {status.message}"), ("wall time", wall)]
+    report.print_out(report.facts(Path(args.file).name, rows))
+    for fault in (*faults, *([f"{args.file}: {failure}"] if failure else [])):
+        print(f"jaxsparse: {fault}", file=sys.stderr)
+    return 2 if faults else 1 if failure else 0
 
 
 def _failure(sol: solvers.Solution) -> str:
@@ -213,16 +215,25 @@ def _write(
     x: np.ndarray,
     sol: solvers.Solution,
     b_norm: float,
-) -> None:
-    if args.out:
-        with blaming(args.out):
-            io.write_vector(args.out, x)
-    if args.plot:
+) -> tuple[list[tuple[str, str]], list[str]]:
+    """Writes what was asked for; returns rows that tell of it, and what went wrong, which must not cost the report."""
+
+    def draw() -> None:
         norms = np.asarray(sol.history) / (b_norm or 1.0)
-        label = f"{sol.iterations:,} iterations"
-        curve = plot.Curve(label, np.arange(len(norms)), norms)
-        with blaming(args.plot):
-            plot.draw(args.plot, S, Path(args.file).name, [curve], args.rtol)
+        curve = plot.Curve(f"{sol.iterations:,} iterations", np.arange(len(norms)), norms)
+        plot.draw(args.plot, S, Path(args.file).name, [curve], args.rtol)
+
+    rows, faults = [], []
+    wanted = ("x written to", args.out, lambda: io.write_vector(args.out, x)), ("drawn in", args.plot, draw)
+    for name, path, write in wanted:
+        if path:
+            try:
+                with blaming(path):
+                    write()
+                rows.append((name, path))
+            except BadInput as error:
+                faults.append(str(error))
+    return rows, faults
 
 
 def _matrix_rows(S: scipy.sparse.csr_array, stored: measure.Stored, product: float) -> list[tuple[str, str]]:
@@ -258,12 +269,7 @@ def _answer_rows(
         rows += [(f"  in {wide}", f"{report.relative_residual(S, b, x):.2e} of ‖b‖, with A and b as in the files")]
     if args.rhs is None:
         rows += [("error", f"{np.linalg.norm(x - 1) / np.sqrt(x.size):.2e} = ‖x − 1‖ / ‖1‖")]
-    if args.out:
-        rows += [("x written to", args.out)]
-    if args.plot:
-        rows += [("drawn in", args.plot)]
-    status = solvers.Status(sol.status)
-    return [*rows, ("status", f"{status.name}: {status.message}")]
+    return rows
 
 
 # -------------------------------------------------------------------------------------------- info

@@ -71,11 +71,13 @@ def check(path: str | os.PathLike[str]) -> None:
     Raises:
       ImportError: matplotlib is not installed.
       ValueError: the file name does not end in one of `SUFFIXES`.
-      FileNotFoundError: the folder does not exist.
+      FileNotFoundError: the folder does not exist. IsADirectoryError: `path` is a folder itself.
     """
     if not available():
         raise ImportError("pictures need matplotlib: pip install 'jaxsparse[plot]'")
     path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"cannot draw to {path}: it is a folder; name a file in it")
     if path.suffix.lower() not in SUFFIXES:
         raise ValueError(f"cannot draw to {path}: its name must end in {', '.join(SUFFIXES)}")
     if not path.parent.is_dir():
@@ -99,7 +101,7 @@ def draw(
       rtol: the relative residual asked for, drawn as a line.
 
     Raises:
-      ImportError, ValueError, FileNotFoundError: as in `check`.
+      ImportError, ValueError, FileNotFoundError, IsADirectoryError: as in `check`.
     """
     check(path)
     _write(Path(path), figure(S, name, curves, rtol))
@@ -113,7 +115,7 @@ def draw_times(path: str | os.PathLike[str], times: dict[str, tuple[float, float
       times: seconds that were measured, and those predicted, a mark on the bar, if any.
 
     Raises:
-      ImportError, ValueError, FileNotFoundError: as in `check`.
+      ImportError, ValueError, FileNotFoundError, IsADirectoryError: as in `check`.
     """
     with _axes(path, (9, 1.2 + 0.45 * len(times)), title) as axes:
         from matplotlib.ticker import EngFormatter
@@ -143,7 +145,7 @@ def draw_scaling(
       predicted, measured: efficiencies, 1 at best; None where not measured.
 
     Raises:
-      ImportError, ValueError, FileNotFoundError: as in `check`.
+      ImportError, ValueError, FileNotFoundError, IsADirectoryError: as in `check`.
     """
     with _axes(path, (8, 5), title) as axes:
         from matplotlib.ticker import NullLocator, StrMethodFormatter

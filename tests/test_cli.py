@@ -226,10 +226,36 @@ def test_a_real_dtype_for_a_complex_matrix_is_refused(tmp_path, capsys):
         ("--plot", "a.bmp", r"a\.bmp: .*\.png"),
         ("--plot", "nowhere/a.png", "no folder nowhere"),
         ("--out", "./A.mtx", "overwrite"),
+        ("--out", ".", "is a folder; name a file in it"),
+        ("--plot", ".", "is a folder; name a file in it"),
     ],
 )
 def test_results_that_cannot_be_written_are_refused_before_reading(option: str, value: str, text: str, capsys):
     assert re.search(text, refused(capsys, "solve", "A.mtx", option, value))
+
+
+@pytest.mark.parametrize("name", ["x.npy", "picture.png"])
+def test_a_folder_with_the_name_of_a_result_is_refused_before_reading(name: str, tmp_path, capsys):
+    (tmp_path / name).mkdir()
+    option = "--out" if name == "x.npy" else "--plot"
+    assert "is a folder" in refused(capsys, "solve", "A.mtx", option, str(tmp_path / name))
+
+
+@pytest.mark.parametrize("broken", ["write_vector", "draw"])
+def test_a_result_that_cannot_be_written_after_all_does_not_cost_the_report(
+    broken: str, poisson: str, tmp_path, monkeypatch, capsys
+):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(io if broken == "write_vector" else cli.plot, broken, full)
+    x, picture = str(tmp_path / "x.npy"), str(tmp_path / "a.png")
+    assert cli.main(["solve", poisson, "--format", "csr", "--out", x, "--plot", picture]) == 2
+    told = capsys.readouterr()
+    assert fact(told.out, "status").startswith("CONVERGED")
+    lost, kept = (x, picture) if broken == "write_vector" else (picture, x)
+    assert told.err.endswith(f"jaxsparse: {lost}: No space left on device\n")
+    assert os.path.exists(kept) and kept in told.out and lost not in told.out
 
 
 def test_every_suffix_offered_for_x_can_be_written(tmp_path):
