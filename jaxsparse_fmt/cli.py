@@ -21,7 +21,7 @@ import scipy.sparse
 
 import jaxsparse_fmt as jsf
 import solvers
-from jaxsparse_fmt import demo, io, measure, plot, report, scale, traffic
+from jaxsparse_fmt import convert, demo, io, measure, plot, report, scale, traffic
 from jaxsparse_fmt._arguments import (
     DTYPES,
     BadInput,
@@ -54,6 +54,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("jaxsparse: interrupted", file=sys.stderr)
         return 130
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+            raise  # a fault of the library
+        print(f"jaxsparse: {_out_of_memory(args, error)}", file=sys.stderr)
+        return 2
+
+
+def _out_of_memory(args: argparse.Namespace, error: Exception) -> str:
+    said = str(error).strip().partition("\n")[0]
+    cures = {"solve": "spread the rows with --devices, or ask for --dtype float32", "demo": "ask for a smaller --n"}
+    cure = cures.get(args.command, "use a machine with more")
+    return f"{getattr(args, 'file', args.command)}: out of memory{said and f' ({said})'}; {cure}"
 
 
 # --------------------------------------------------------------------------------------- arguments
@@ -138,7 +150,7 @@ def _solve(args: argparse.Namespace) -> int:
         measure.first_devices(args.devices)
     with report.Progress() as stages:
         with stages.stage("read", args.file), blaming(args.file):
-            S = io.read_mtx(args.file)
+            S = convert.canonical(io.read_mtx(args.file))
             b = _right_hand_side(args, S)
         with stages.stage("check", "whether the matrix is symmetric, as cg needs"):
             _check_symmetric(args.file, S)
@@ -279,7 +291,7 @@ def _info(args: argparse.Namespace) -> int:
     check_outputs(args)
     with report.Progress() as progress:
         with progress.stage("read", args.file), blaming(args.file):
-            S = io.read_mtx(args.file)
+            S = convert.canonical(io.read_mtx(args.file))
         with progress.stage("look", "at rows, diagonals and symmetry"):
             facts = report.describe(S)
         with progress.stage("rank", "the formats"), jax.enable_x64(True):
@@ -301,7 +313,7 @@ def _bench(args: argparse.Namespace) -> int:
     timed: list[tuple[jsf.Choice, float]] = []
     with report.Progress() as progress:
         with progress.stage("read", args.file), blaming(args.file):
-            S = io.read_mtx(args.file)
+            S = convert.canonical(io.read_mtx(args.file))
         dtype = dtype_of(args, S.dtype)
         with jax.enable_x64(jnp.finfo(dtype).bits == 64):
             with progress.stage("rank", "the formats"), blaming(args.file):

@@ -222,16 +222,17 @@ def density(S: scipy.sparse.csr_array, cells: int = 400) -> np.ndarray:
       float64 [min(rows, cells), min(columns, cells)], from 0 to 1.
     """
     rows, cols = S.shape
-    down, across = (_cell_of(n, cells) for n in (rows, cols))
-    height, width = np.bincount(down), np.bincount(across)
-    cell = np.repeat(down * len(width), np.diff(S.indptr)) + across[S.indices]
+    high, wide = min(rows, cells), min(cols, cells)
+    height, width = _cell_sizes(rows, high), _cell_sizes(cols, wide)
+    down = np.arange(rows) * high // max(rows, 1)
+    cell = np.repeat(down * wide, np.diff(S.indptr)) + S.indices.astype(np.int64) * wide // max(cols, 1)
     entries = np.bincount(cell, minlength=len(height) * len(width))
     return entries.reshape(len(height), len(width)) / np.outer(height, width)
 
 
-def _cell_of(n: int, cells: int) -> np.ndarray:
-    """The cell [n] of each of n places."""
-    return np.arange(n) * min(n, cells) // max(n, 1)
+def _cell_sizes(n: int, cells: int) -> np.ndarray:
+    """How many of n places j lie in each of the cells j·cells // n: [cells]."""
+    return np.diff(-(-np.arange(cells + 1) * n // max(cells, 1)))
 
 
 def _convergence(axes: Axes, curves: Sequence[Curve], rtol: float | None) -> None:

@@ -282,6 +282,48 @@ def test_a_fault_of_the_library_is_not_blamed_on_the_file(poisson: str, monkeypa
         cli.main(["solve", poisson])
 
 
+@pytest.mark.parametrize(
+    ("error", "cure"),
+    [
+        (MemoryError("Unable to allocate 16.0 GiB"), "Unable to allocate 16.0 GiB.*--devices"),
+        (MemoryError(), "out of memory; .*--devices"),
+        (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\non a device"), "Out of memory.*--devices"),
+    ],
+)
+def test_too_little_memory_is_one_line_with_the_cure(error, cure: str, poisson: str, monkeypatch, capsys):
+    def large(*args, **options):
+        raise error
+
+    monkeypatch.setattr(measure, "prepare", large)
+    line = refused(capsys, "solve", poisson)
+    assert line.startswith(f"{poisson}: ") and re.search(cure, line)
+
+
+def test_a_demo_too_large_for_the_memory_asks_for_a_smaller_one(monkeypatch, capsys, tmp_path):
+    def large(*args, **options):
+        raise MemoryError
+
+    monkeypatch.setattr(demo, "run", large)
+    assert refused(capsys, "demo", "--plot", str(tmp_path / "a.png")) == "demo: out of memory; ask for a smaller --n"
+
+
+def test_another_fault_of_the_device_keeps_its_traceback(poisson: str, monkeypatch):
+    def broken(*args, **options):
+        raise jax.errors.JaxRuntimeError("INTERNAL: a bug")
+
+    monkeypatch.setattr(measure, "prepare", broken)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="a bug"):
+        cli.main(["solve", poisson])
+
+
+@pytest.mark.parametrize("command", ["info", "bench"])
+def test_more_columns_than_an_index_counts_are_refused(command: str, tmp_path, capsys):
+    path = tmp_path / "wide.mtx"
+    path.write_text("%%MatrixMarket matrix coordinate real general\n3 1000000000000000 1\n1 1 1.0\n")
+    line = refused(capsys, command, str(path))
+    assert line.startswith(f"{path}: 1000000000000000 columns exceed") and "2147483647" in line
+
+
 def test_an_interruption_is_exit_130(poisson: str, monkeypatch, capsys):
     def interrupted(*args):
         raise KeyboardInterrupt
