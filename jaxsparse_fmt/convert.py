@@ -52,7 +52,8 @@ def from_scipy(
       **layout: the format's options, for example slice_size and sigma of "hll".
 
     Raises:
-      TypeError: S is not a SciPy sparse matrix, its dtype is not numeric, or `reorder` holds no integers.
+      TypeError: S is not a SciPy sparse matrix, its dtype is not numeric, `max_bytes` is no number, or `reorder` holds
+        no integers.
       ValueError: an index out of range, a broken row pointer, an unknown format, backend or layout option, a dtype that
         JAX cannot hold at present, an order that is no permutation or of a matrix that is not square, a format that
         would take far more memory than the matrix, or with "auto" and "tune" a matrix that fits the memory in no
@@ -139,8 +140,10 @@ def from_dense(a: Any, format: str = "auto", dtype: Any = None, **options: Any) 
     """A matrix from the non-zeros of a dense two-dimensional array.
 
     Raises:
-      ValueError: not two-dimensional. TypeError: not numeric. And as in `from_scipy`.
+      ValueError: not two-dimensional. TypeError: not numeric, or sparse. And as in `from_scipy`.
     """
+    if scipy.sparse.issparse(a) or hasattr(a, "to_scipy"):
+        raise TypeError(f"from_dense takes a dense array, got {type(a).__name__}; use from_scipy for a sparse matrix")
     a = np.asarray(a)
     if a.ndim != 2:
         raise ValueError(f"from_dense takes a two-dimensional array, got shape {a.shape}")
