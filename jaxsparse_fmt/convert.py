@@ -12,6 +12,7 @@ import scipy.sparse
 
 from jaxsparse_fmt import choose, io, tune
 from jaxsparse_fmt._types import Csr, check_keeps_imaginary, floating_dtype, requested_dtype
+from jaxsparse_fmt.formats.bsr import MAX_COLUMNS
 from jaxsparse_fmt.kernels import dialect
 from jaxsparse_fmt.matrix import CHOOSERS, SparseMatrix, build
 from jaxsparse_fmt.paired import Paired
@@ -69,11 +70,18 @@ def from_scipy(
 
 def _stored(csr: Csr, *, format: str, transpose: bool, layout: dict[str, Any], **options: Any) -> SparseMatrix:
     """The canonical `csr` in the format named or chosen, with its transpose beside it where that is asked for."""
+    block: Any = layout.get("block_shape")
+    turns = transpose and isinstance(block, tuple | list) and len(block) == 2
+    if turns and format == "bsr" and isinstance(block[0], int | np.integer) and block[0] > MAX_COLUMNS:
+        raise ValueError(
+            f"block_shape[0] must be at most {MAX_COLUMNS} rows with transpose=True, which turns the blocks: a kernel "
+            f"unrolls their columns; got {block[0]}"
+        )
     A = build(csr, format, **options, **layout)
     if not transpose or A.transposes:
         return A
-    if isinstance(layout.get("block_shape"), tuple | list):
-        layout = layout | {"block_shape": tuple(reversed(layout["block_shape"]))}
+    if turns:
+        layout = layout | {"block_shape": tuple(reversed(block))}
     return Paired.from_csr(csr, A=A, across=lambda turned: build(turned, format, **options, **layout))
 
 

@@ -287,6 +287,14 @@ VALUE_ERRORS = {
     "sigma small": (lambda: jsf.from_scipy(S, "hll", slice_size=8, sigma=4), "sigma=4 sorts inside windows smaller"),
     "slice_size huge": (lambda: jsf.from_scipy(S, "hll", slice_size=2**45), "format 'hll' would take"),
     "max_bytes": (lambda: jsf.from_scipy(S, "ell", max_bytes=40), "would take 48 B for a matrix of 44 B in CSR"),
+    "blocks too tall to turn": (
+        lambda: jsf.from_scipy(S, "bsr", block_shape=(64, 2), transpose=True),
+        "block_shape[0] must be at most 32 rows with transpose=True, which turns the blocks",
+    ),
+    "blocks too wide": (
+        lambda: jsf.from_scipy(S, "bsr", block_shape=(2, 64), transpose=True),
+        "block_shape[1] must be at most 32 columns, which a kernel unrolls; got 64",
+    ),
     "coo lengths": (lambda: coo(row=[0]), "one-dimensional and of one length; got (1,), (2,), (2,)"),
     "coo 2-D": (lambda: coo([[0]], [[0]], [[1.0]]), "one-dimensional and of one length"),
     "coo row index high": (lambda: coo(row=[0, 2]), "row index 2 is out of range for a matrix with 2 rows"),
