@@ -66,6 +66,8 @@ def check_outputs(args: argparse.Namespace) -> None:
     out = getattr(args, "out", None)
     if out:
         folder = Path(out).parent
+        if Path(out).is_dir():
+            raise BadInput(f"{out}: is a folder; name a file in it")
         if Path(out).resolve() in (Path(args.file).resolve(), Path(args.rhs or args.file).resolve()):
             raise BadInput(f"{out}: --out would overwrite the input; give it another name")
         if not out.lower().endswith(io.VECTOR_SUFFIXES):

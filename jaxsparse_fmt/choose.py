@@ -129,7 +129,7 @@ def rank(S: Any, dtype: Any = None, platform: str | None = None, backend: str = 
     Takes a few passes over the row lengths and looks at the columns of a sample of rows, less than a conversion does.
 
     Args:
-      S: scipy.sparse matrix or array.
+      S: scipy.sparse matrix or array, or a matrix of ours.
       dtype: of the stored values; None takes S's.
       platform: "cpu" or "gpu"; None is where JAX runs by default.
       backend: as in `from_scipy`. What runs as plain XLA on a GPU, as complex numbers do, is ranked as on a CPU
@@ -139,12 +139,16 @@ def rank(S: Any, dtype: Any = None, platform: str | None = None, backend: str = 
       At least one `Choice`: CSR always fits the matrix, if not the memory.
 
     Raises:
-      ValueError: another platform or backend.
+      ValueError: another platform or backend. TypeError: S is no sparse matrix.
     """
     if platform not in (None, *COPY):
         raise ValueError(
             f"platform must be one of {', '.join(COPY)}, or None for the one that JAX runs on; got {platform!r}"
         )
+    if hasattr(S, "to_scipy"):
+        S, dtype = S.to_scipy(), S.dtype if dtype is None else dtype
+    if not scipy.sparse.issparse(S):
+        raise TypeError(f"rank takes a scipy.sparse matrix or array, got {type(S).__name__}; make a csr_array of it")
     csr: Csr = S if isinstance(S, scipy.sparse.csr_array) else scipy.sparse.csr_array(S)
     if not csr.has_canonical_format:
         csr = csr.copy()

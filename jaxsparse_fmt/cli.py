@@ -21,7 +21,7 @@ import scipy.sparse
 
 import jaxsparse_fmt as jsf
 import solvers
-from jaxsparse_fmt import demo, io, measure, plot, report, scale, traffic
+from jaxsparse_fmt import convert, demo, io, measure, plot, report, scale, traffic
 from jaxsparse_fmt._arguments import (
     DTYPES,
     BadInput,
@@ -54,6 +54,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("jaxsparse: interrupted", file=sys.stderr)
         return 130
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+            raise  # a fault of the library
+        print(f"jaxsparse: {_out_of_memory(args, error)}", file=sys.stderr)
+        return 2
+
+
+def _out_of_memory(args: argparse.Namespace, error: Exception) -> str:
+    said = str(error).strip().partition("\n")[0]
+    cures = {"solve": "spread the rows with --devices, or ask for --dtype float32", "demo": "ask for a smaller --n"}
+    cure = cures.get(args.command, "use a machine with more")
+    return f"{getattr(args, 'file', args.command)}: out of memory{said and f' ({said})'}; {cure}"
 
 
 # --------------------------------------------------------------------------------------- arguments
@@ -138,7 +150,7 @@ def _solve(args: argparse.Namespace) -> int:
         measure.first_devices(args.devices)
     with report.Progress() as stages:
         with stages.stage("read", args.file), blaming(args.file):
-            S = io.read_mtx(args.file)
+            S = convert.canonical(io.read_mtx(args.file))
             b = _right_hand_side(args, S)
         with stages.stage("check", "whether the matrix is symmetric, as cg needs"):
             _check_symmetric(args.file, S)
@@ -163,12 +175,14 @@ def _solve(args: argparse.Namespace) -> int:
                 product = stored.seconds_per_product()
             failure = _failure(sol)
         x = np.asarray(sol.x)
-        _write(args, S, x, sol, b_norm)
-    rows = _matrix_rows(S, stored, product) + _answer_rows(args, S, b, x, sol)
-    report.print_out(report.facts(Path(args.file).name, [*rows, ("wall time", wall)]))
-    if failure:
-        print(f"jaxsparse: {args.file}: {failure}", file=sys.stderr)
-    return 1 if failure else 0
+        written, faults = _write(args, S, x, sol, b_norm)
+    rows = [*_matrix_rows(S, stored, product), *_answer_rows(args, S, b, x, sol), *written]
+    status = solvers.Status(sol.status)
+    rows += [("status", f"{status.name}: {status.message}"), ("wall time", wall)]
+    report.print_out(report.facts(Path(args.file).name, rows))
+    for fault in (*faults, *([f"{args.file}: {failure}"] if failure else [])):
+        print(f"jaxsparse: {fault}", file=sys.stderr)
+    return 2 if faults else 1 if failure else 0
 
 
 def _failure(sol: solvers.Solution) -> str:
@@ -213,16 +227,25 @@ def _write(
     x: np.ndarray,
     sol: solvers.Solution,
     b_norm: float,
-) -> None:
-    if args.out:
-        with blaming(args.out):
-            io.write_vector(args.out, x)
-    if args.plot:
+) -> tuple[list[tuple[str, str]], list[str]]:
+    """Writes what was asked for; returns rows that tell of it, and what went wrong, which must not cost the report."""
+
+    def draw() -> None:
         norms = np.asarray(sol.history) / (b_norm or 1.0)
-        label = f"{sol.iterations:,} iterations"
-        curve = plot.Curve(label, np.arange(len(norms)), norms)
-        with blaming(args.plot):
-            plot.draw(args.plot, S, Path(args.file).name, [curve], args.rtol)
+        curve = plot.Curve(f"{sol.iterations:,} iterations", np.arange(len(norms)), norms)
+        plot.draw(args.plot, S, Path(args.file).name, [curve], args.rtol)
+
+    rows, faults = [], []
+    wanted = ("x written to", args.out, lambda: io.write_vector(args.out, x)), ("drawn in", args.plot, draw)
+    for name, path, write in wanted:
+        if path:
+            try:
+                with blaming(path):
+                    write()
+                rows.append((name, path))
+            except BadInput as error:
+                faults.append(str(error))
+    return rows, faults
 
 
 def _matrix_rows(S: scipy.sparse.csr_array, stored: measure.Stored, product: float) -> list[tuple[str, str]]:
@@ -258,12 +281,7 @@ def _answer_rows(
         rows += [(f"  in {wide}", f"{report.relative_residual(S, b, x):.2e} of ‖b‖, with A and b as in the files")]
     if args.rhs is None:
         rows += [("error", f"{np.linalg.norm(x - 1) / np.sqrt(x.size):.2e} = ‖x − 1‖ / ‖1‖")]
-    if args.out:
-        rows += [("x written to", args.out)]
-    if args.plot:
-        rows += [("drawn in", args.plot)]
-    status = solvers.Status(sol.status)
-    return [*rows, ("status", f"{status.name}: {status.message}")]
+    return rows
 
 
 # -------------------------------------------------------------------------------------------- info
@@ -273,7 +291,7 @@ def _info(args: argparse.Namespace) -> int:
     check_outputs(args)
     with report.Progress() as progress:
         with progress.stage("read", args.file), blaming(args.file):
-            S = io.read_mtx(args.file)
+            S = convert.canonical(io.read_mtx(args.file))
         with progress.stage("look", "at rows, diagonals and symmetry"):
             facts = report.describe(S)
         with progress.stage("rank", "the formats"), jax.enable_x64(True):
@@ -295,7 +313,7 @@ def _bench(args: argparse.Namespace) -> int:
     timed: list[tuple[jsf.Choice, float]] = []
     with report.Progress() as progress:
         with progress.stage("read", args.file), blaming(args.file):
-            S = io.read_mtx(args.file)
+            S = convert.canonical(io.read_mtx(args.file))
         dtype = dtype_of(args, S.dtype)
         with jax.enable_x64(jnp.finfo(dtype).bits == 64):
             with progress.stage("rank", "the formats"), blaming(args.file):

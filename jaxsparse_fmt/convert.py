@@ -12,11 +12,11 @@ import scipy.sparse
 
 from jaxsparse_fmt import choose, io, tune
 from jaxsparse_fmt._types import Csr, check_keeps_imaginary, floating_dtype, requested_dtype
+from jaxsparse_fmt.formats.bsr import MAX_COLUMNS
 from jaxsparse_fmt.kernels import dialect
 from jaxsparse_fmt.matrix import CHOOSERS, SparseMatrix, build
 from jaxsparse_fmt.paired import Paired
 from jaxsparse_fmt.reorder import Reordered, order_of
-from jaxsparse_fmt.transposed import Transposed
 
 
 def from_scipy(
@@ -35,7 +35,7 @@ def from_scipy(
     Duplicates are summed; an explicit zero stays an entry. `S` is not changed.
 
     Args:
-      S: scipy.sparse matrix or array of any format and numeric dtype. Integers become floats.
+      S: scipy.sparse matrix or array of any format and numeric dtype, or a matrix of ours. Integers become floats.
       format: a name in `FORMATS`; "auto" for the first of `choose.rank` that fits the free memory; or "tune" for the
         fastest of its first few, measured here once for every pattern and remembered on disk (`tune.py`).
       dtype: of the stored values; None keeps S's (narrowed to 32 bits unless `jax_enable_x64` is on).
@@ -53,7 +53,8 @@ def from_scipy(
       **layout: the format's options, for example slice_size and sigma of "hll".
 
     Raises:
-      TypeError: S is not a SciPy sparse matrix, its dtype is not numeric, or `reorder` holds no integers.
+      TypeError: S is not a SciPy sparse matrix, its dtype is not numeric, `max_bytes` is no number, or `reorder` holds
+        no integers.
       ValueError: an index out of range, a broken row pointer, an unknown format, backend or layout option, a dtype that
         JAX cannot hold at present, an order that is no permutation or of a matrix that is not square, a format that
         would take far more memory than the matrix, or with "auto" and "tune" a matrix that fits the memory in no
@@ -69,11 +70,18 @@ def from_scipy(
 
 def _stored(csr: Csr, *, format: str, transpose: bool, layout: dict[str, Any], **options: Any) -> SparseMatrix:
     """The canonical `csr` in the format named or chosen, with its transpose beside it where that is asked for."""
+    block: Any = layout.get("block_shape")
+    turns = transpose and isinstance(block, tuple | list) and len(block) == 2
+    if turns and format == "bsr" and isinstance(block[0], int | np.integer) and block[0] > MAX_COLUMNS:
+        raise ValueError(
+            f"block_shape[0] must be at most {MAX_COLUMNS} rows with transpose=True, which turns the blocks: a kernel "
+            f"unrolls their columns; got {block[0]}"
+        )
     A = build(csr, format, **options, **layout)
     if not transpose or A.transposes:
         return A
-    if isinstance(layout.get("block_shape"), tuple | list):
-        layout = layout | {"block_shape": tuple(reversed(layout["block_shape"]))}
+    if turns:
+        layout = layout | {"block_shape": tuple(reversed(block))}
     return Paired.from_csr(csr, A=A, across=lambda turned: build(turned, format, **options, **layout))
 
 
@@ -91,7 +99,8 @@ CHOOSERS.update(auto=_auto, tune=_tune)
 
 def checked(S: Any, dtype: Any, backend: str) -> tuple[Csr, np.dtype]:
     """What the user handed over as a matrix: in canonical CSR, and the dtype to store it in. See `from_scipy`."""
-    if isinstance(S, (SparseMatrix, Transposed)):
+    given = getattr(S, "dtype", None)  # of 16-bit floats SciPy knows nothing
+    if hasattr(S, "to_scipy") and given is not None:  # ours, sharded too
         S = S.to_scipy()
     if not scipy.sparse.issparse(S):
         raise TypeError(
@@ -100,7 +109,7 @@ def checked(S: Any, dtype: Any, backend: str) -> tuple[Csr, np.dtype]:
         )
     if S.ndim != 2:
         raise ValueError(f"from_scipy takes a two-dimensional matrix, got shape {S.shape}")
-    stored = floating_dtype(S.dtype, "the matrix") if dtype is None else requested_dtype(dtype)
+    stored = floating_dtype(given, "the matrix") if dtype is None else requested_dtype(dtype)
     check_keeps_imaginary(S.dtype, stored)
     dialect.check_backend(backend)
     return canonical(S), stored
@@ -139,8 +148,10 @@ def from_dense(a: Any, format: str = "auto", dtype: Any = None, **options: Any) 
     """A matrix from the non-zeros of a dense two-dimensional array.
 
     Raises:
-      ValueError: not two-dimensional. TypeError: not numeric. And as in `from_scipy`.
+      ValueError: not two-dimensional. TypeError: not numeric, or sparse. And as in `from_scipy`.
     """
+    if scipy.sparse.issparse(a) or hasattr(a, "to_scipy"):
+        raise TypeError(f"from_dense takes a dense array, got {type(a).__name__}; use from_scipy for a sparse matrix")
     a = np.asarray(a)
     if a.ndim != 2:
         raise ValueError(f"from_dense takes a two-dimensional array, got shape {a.shape}")
@@ -168,6 +179,8 @@ def _for_scipy(a: np.ndarray, dtype: Any, what: str) -> tuple[np.ndarray, Any]:
 def canonical(S: Any) -> Csr:
     """S as CSR with sorted rows, no duplicates and checked indices; shares S's arrays where they are so already.
 
+    Where there may be duplicates integers and booleans become float64, in which they are summed.
+
     Raises:
       ValueError: an index out of range or a broken row pointer.
     """
@@ -178,11 +191,13 @@ def canonical(S: Any) -> Csr:
             _check_range(name, index, bound)
     _check_bound("columns", S.shape[1])
     _check_bound("rows", S.shape[0])
-    csr = scipy.sparse.csr_array(S)
+    whole = S.dtype.kind in "iub"  # such duplicates would be summed modulo 2⁸, and of booleans not at all
+    csr = scipy.sparse.csr_array(S.astype(np.float64) if whole and S.format == "coo" else S)
     if S.format not in ("csr", "csc", "bsr", "coo"):
         _check_compressed(csr)
     if not csr.has_canonical_format:
-        csr = csr.copy() if csr is S or np.shares_memory(csr.indices, getattr(S, "indices", ())) else csr
+        shared = csr is S or np.shares_memory(csr.indices, getattr(S, "indices", ()))
+        csr = csr.astype(np.float64) if whole else csr.copy() if shared else csr
         csr.sum_duplicates()
     return csr
 

@@ -98,16 +98,20 @@ def write_vector(
             _mmwrite(file, kind, x[:, None])
 
 
-def write_mtx(path: PathLike, matrix: sp.sparray | sp.spmatrix) -> None:
+def write_mtx(path: PathLike, matrix: Any) -> None:
     """Write a sparse matrix as a general coordinate file, `.mtx` or `.mtx.gz`, to full precision.
 
     The file appears, or takes an old one's place, only when it is complete.
+
+    Args:
+        matrix: of scipy.sparse, or one of ours.
 
     Raises:
         ValueError: another extension, or a matrix that is not sparse, two-dimensional and numeric.
     """
     path = os.fspath(path)
     kind = _kind(path, ".mtx", ".mtx.gz")
+    matrix = matrix.to_scipy() if hasattr(matrix, "to_scipy") else matrix
     if not sp.issparse(matrix):
         raise ValueError(f"write_mtx needs a scipy.sparse matrix, got {type(matrix).__name__}")
     entries = sp.csr_array(matrix).tocoo()

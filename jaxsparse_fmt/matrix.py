@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
+import numbers
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
@@ -30,7 +31,7 @@ from jaxsparse_fmt._types import (
 from jaxsparse_fmt.basis import IDENTITY, Basis
 from jaxsparse_fmt.kernels import dialect
 from jaxsparse_fmt.kernels.column_rule import is_read
-from jaxsparse_fmt.transposed import Transposed
+from jaxsparse_fmt.transposed import NoArray, Transposed
 
 Array = jax.Array
 
@@ -41,7 +42,7 @@ CHOOSERS: dict[str, Callable[..., SparseMatrix]] = {}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class SparseMatrix(abc.ABC):
+class SparseMatrix(NoArray, abc.ABC):
     """A sparse matrix: a pytree whose leaves are its arrays, and a linear map.
 
     A format subclasses this with its index arrays and says four things: how it is built (`from_csr`), its `faces` (how
@@ -65,8 +66,6 @@ class SparseMatrix(abc.ABC):
     sized_by_nnz: ClassVar[bool] = False  # nnz alone tells the size of every array
     transposes: ClassVar[bool] = False  # its transposed product is no scatter-add, but a kernel's
     shares_places: ClassVar[bool] = False  # several entries may lie in one place
-    ndim: ClassVar[int] = 2
-    __array_ufunc__ = None  # NumPy: leave x @ A to us
 
     # ------------------------------------------------------------------------------------------ what a format says
 
@@ -126,9 +125,6 @@ class SparseMatrix(abc.ABC):
     def layout(self) -> dict[str, Any]:
         """The layout options with which `from_scipy` builds the same storage."""
         return {option: getattr(self, option) for option in self.layout_options}
-
-    def __array__(self, *_: Any, **__: Any) -> Any:
-        raise TypeError("a sparse matrix is no array; use A @ x, A.todense() or A.to_scipy()")
 
     def __repr__(self) -> str:
         rows, cols = self.shape
@@ -263,10 +259,14 @@ class SparseMatrix(abc.ABC):
 
     @jax.jit
     def todense(self) -> Array:
-        """The matrix as a dense array [rows, columns]; `toarray` in SciPy."""
+        """The matrix as a dense array [rows, columns]."""
         A = self.unshared
         row, col, _ = A.coordinates()
         return jnp.zeros(self.shape, self.dtype).at[row, col].add(A.values, mode="drop")
+
+    def toarray(self) -> Array:
+        """`todense`, by SciPy's name."""
+        return self.todense()
 
     def to_scipy(self) -> Csr:
         """The matrix on the host as a canonical CSR array; 16-bit floats become float32."""
@@ -329,6 +329,12 @@ class SparseMatrix(abc.ABC):
             csr = self.to_scipy() if on_host else CsrArrays(*self.csr_arrays(), shape=self.shape)
         return build(csr, name, dtype=self.dtype, backend=self.backend, max_bytes=max_bytes, **layout)
 
+    def _turned(self, name: str, **options: Any) -> SparseMatrix:
+        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(self)):
+            raise ValueError(f"A.T.asformat({name!r}) needs a matrix that is not traced; convert outside jit")
+        with concrete():
+            return build(self.T.to_scipy(), name, dtype=self.dtype, backend=self.backend, **options)
+
     # ------------------------------------------------------------------------------------------------------- basis
 
     @property
@@ -348,8 +354,10 @@ def build(
     """The canonical `csr` in the format `name`, or in the one that it asks to choose, after checking name and layout.
 
     Raises:
-      ValueError: unknown format or layout option.
+      ValueError: unknown format or layout option. TypeError: `max_bytes` is no number.
     """
+    if not isinstance(max_bytes, numbers.Real | None):
+        raise TypeError(f"max_bytes must be a number of bytes, say 10**9; got {max_bytes!r}")
     if name in CHOOSERS:
         if layout:
             raise ValueError(f"format={name!r} chooses the layout itself; name a format to set {', '.join(layout)}")

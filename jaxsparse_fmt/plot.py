@@ -71,11 +71,13 @@ def check(path: str | os.PathLike[str]) -> None:
     Raises:
       ImportError: matplotlib is not installed.
       ValueError: the file name does not end in one of `SUFFIXES`.
-      FileNotFoundError: the folder does not exist.
+      FileNotFoundError: the folder does not exist. IsADirectoryError: `path` is a folder itself.
     """
     if not available():
         raise ImportError("pictures need matplotlib: pip install 'jaxsparse[plot]'")
     path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"cannot draw to {path}: it is a folder; name a file in it")
     if path.suffix.lower() not in SUFFIXES:
         raise ValueError(f"cannot draw to {path}: its name must end in {', '.join(SUFFIXES)}")
     if not path.parent.is_dir():
@@ -99,7 +101,7 @@ def draw(
       rtol: the relative residual asked for, drawn as a line.
 
     Raises:
-      ImportError, ValueError, FileNotFoundError: as in `check`.
+      ImportError, ValueError, FileNotFoundError, IsADirectoryError: as in `check`.
     """
     check(path)
     _write(Path(path), figure(S, name, curves, rtol))
@@ -113,7 +115,7 @@ def draw_times(path: str | os.PathLike[str], times: dict[str, tuple[float, float
       times: seconds that were measured, and those predicted, a mark on the bar, if any.
 
     Raises:
-      ImportError, ValueError, FileNotFoundError: as in `check`.
+      ImportError, ValueError, FileNotFoundError, IsADirectoryError: as in `check`.
     """
     with _axes(path, (9, 1.2 + 0.45 * len(times)), title) as axes:
         from matplotlib.ticker import EngFormatter
@@ -143,7 +145,7 @@ def draw_scaling(
       predicted, measured: efficiencies, 1 at best; None where not measured.
 
     Raises:
-      ImportError, ValueError, FileNotFoundError: as in `check`.
+      ImportError, ValueError, FileNotFoundError, IsADirectoryError: as in `check`.
     """
     with _axes(path, (8, 5), title) as axes:
         from matplotlib.ticker import NullLocator, StrMethodFormatter
@@ -220,16 +222,17 @@ def density(S: scipy.sparse.csr_array, cells: int = 400) -> np.ndarray:
       float64 [min(rows, cells), min(columns, cells)], from 0 to 1.
     """
     rows, cols = S.shape
-    down, across = (_cell_of(n, cells) for n in (rows, cols))
-    height, width = np.bincount(down), np.bincount(across)
-    cell = np.repeat(down * len(width), np.diff(S.indptr)) + across[S.indices]
+    high, wide = min(rows, cells), min(cols, cells)
+    height, width = _cell_sizes(rows, high), _cell_sizes(cols, wide)
+    down = np.arange(rows) * high // max(rows, 1)
+    cell = np.repeat(down * wide, np.diff(S.indptr)) + S.indices.astype(np.int64) * wide // max(cols, 1)
     entries = np.bincount(cell, minlength=len(height) * len(width))
     return entries.reshape(len(height), len(width)) / np.outer(height, width)
 
 
-def _cell_of(n: int, cells: int) -> np.ndarray:
-    """The cell [n] of each of n places."""
-    return np.arange(n) * min(n, cells) // max(n, 1)
+def _cell_sizes(n: int, cells: int) -> np.ndarray:
+    """How many of n places j lie in each of the cells j·cells // n: [cells]."""
+    return np.diff(-(-np.arange(cells + 1) * n // max(cells, 1)))
 
 
 def _convergence(axes: Axes, curves: Sequence[Curve], rtol: float | None) -> None:

@@ -103,9 +103,8 @@ def describe(S: scipy.sparse.csr_array) -> list[tuple[str, str]]:
         ]
     if S.nnz:
         below, above = max(-int(offsets.min()), 0), max(int(offsets.max()), 0)
-        diagonals = np.count_nonzero(np.bincount(offsets + rows))
         facts += [
-            ("diagonals", f"{diagonals:,} of {rows + cols - 1:,} hold entries"),
+            ("diagonals", f"{_distinct(offsets):,} of {rows + cols - 1:,} hold entries"),
             ("bandwidth", f"{below:,} below the main diagonal, {above:,} above"),
         ]
         if rows == cols and S.nnz <= QUICKLY_ORDERED:
@@ -113,6 +112,14 @@ def describe(S: scipy.sparse.csr_array) -> list[tuple[str, str]]:
             before, after = (np.abs(d).mean() for d in (offsets, place[S.indices] - np.repeat(place, lengths)))
             facts += [("mean distance", f"{before:,.1f} from the diagonal, {after:,.1f} with reorder='rcm'")]
     return facts
+
+
+def _distinct(numbers: np.ndarray) -> int:
+    """How many of the numbers differ: counted in a table where that is not much longer than they are, else sorted."""
+    low, high = int(numbers.min()), int(numbers.max())
+    if high - low <= 8 * numbers.size:
+        return int(np.count_nonzero(np.bincount(numbers - low)))
+    return np.unique(numbers).size
 
 
 def _symmetry(S: scipy.sparse.csr_array) -> str:

@@ -74,6 +74,12 @@ def test_a_huge_unbalanced_matrix_gets_a_format_that_fits():
     assert A.nbytes < 10 * 300_000 * 24
 
 
+def test_a_matrix_of_ours_ranks_as_what_it_was_made_of():
+    S = jsf.gallery.poisson(4)
+    A = jsf.from_scipy(S, "csr", "bfloat16")
+    assert choose.rank(A) == choose.rank(A.T) == choose.rank(S, A.dtype)
+
+
 def test_ranking_does_not_change_the_matrix():
     S = CASES["duplicates"].scipy()
     before = S.data.copy(), S.row.copy(), S.col.copy()

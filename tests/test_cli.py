@@ -226,10 +226,36 @@ def test_a_real_dtype_for_a_complex_matrix_is_refused(tmp_path, capsys):
         ("--plot", "a.bmp", r"a\.bmp: .*\.png"),
         ("--plot", "nowhere/a.png", "no folder nowhere"),
         ("--out", "./A.mtx", "overwrite"),
+        ("--out", ".", "is a folder; name a file in it"),
+        ("--plot", ".", "is a folder; name a file in it"),
     ],
 )
 def test_results_that_cannot_be_written_are_refused_before_reading(option: str, value: str, text: str, capsys):
     assert re.search(text, refused(capsys, "solve", "A.mtx", option, value))
+
+
+@pytest.mark.parametrize("name", ["x.npy", "picture.png"])
+def test_a_folder_with_the_name_of_a_result_is_refused_before_reading(name: str, tmp_path, capsys):
+    (tmp_path / name).mkdir()
+    option = "--out" if name == "x.npy" else "--plot"
+    assert "is a folder" in refused(capsys, "solve", "A.mtx", option, str(tmp_path / name))
+
+
+@pytest.mark.parametrize("broken", ["write_vector", "draw"])
+def test_a_result_that_cannot_be_written_after_all_does_not_cost_the_report(
+    broken: str, poisson: str, tmp_path, monkeypatch, capsys
+):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(io if broken == "write_vector" else cli.plot, broken, full)
+    x, picture = str(tmp_path / "x.npy"), str(tmp_path / "a.png")
+    assert cli.main(["solve", poisson, "--format", "csr", "--out", x, "--plot", picture]) == 2
+    told = capsys.readouterr()
+    assert fact(told.out, "status").startswith("CONVERGED")
+    lost, kept = (x, picture) if broken == "write_vector" else (picture, x)
+    assert told.err.endswith(f"jaxsparse: {lost}: No space left on device\n")
+    assert os.path.exists(kept) and kept in told.out and lost not in told.out
 
 
 def test_every_suffix_offered_for_x_can_be_written(tmp_path):
@@ -254,6 +280,48 @@ def test_a_fault_of_the_library_is_not_blamed_on_the_file(poisson: str, monkeypa
     monkeypatch.setattr(measure, "prepare", broken)
     with pytest.raises(ValueError, match="a bug"):
         cli.main(["solve", poisson])
+
+
+@pytest.mark.parametrize(
+    ("error", "cure"),
+    [
+        (MemoryError("Unable to allocate 16.0 GiB"), "Unable to allocate 16.0 GiB.*--devices"),
+        (MemoryError(), "out of memory; .*--devices"),
+        (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\non a device"), "Out of memory.*--devices"),
+    ],
+)
+def test_too_little_memory_is_one_line_with_the_cure(error, cure: str, poisson: str, monkeypatch, capsys):
+    def large(*args, **options):
+        raise error
+
+    monkeypatch.setattr(measure, "prepare", large)
+    line = refused(capsys, "solve", poisson)
+    assert line.startswith(f"{poisson}: ") and re.search(cure, line)
+
+
+def test_a_demo_too_large_for_the_memory_asks_for_a_smaller_one(monkeypatch, capsys, tmp_path):
+    def large(*args, **options):
+        raise MemoryError
+
+    monkeypatch.setattr(demo, "run", large)
+    assert refused(capsys, "demo", "--plot", str(tmp_path / "a.png")) == "demo: out of memory; ask for a smaller --n"
+
+
+def test_another_fault_of_the_device_keeps_its_traceback(poisson: str, monkeypatch):
+    def broken(*args, **options):
+        raise jax.errors.JaxRuntimeError("INTERNAL: a bug")
+
+    monkeypatch.setattr(measure, "prepare", broken)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="a bug"):
+        cli.main(["solve", poisson])
+
+
+@pytest.mark.parametrize("command", ["info", "bench"])
+def test_more_columns_than_an_index_counts_are_refused(command: str, tmp_path, capsys):
+    path = tmp_path / "wide.mtx"
+    path.write_text("%%MatrixMarket matrix coordinate real general\n3 1000000000000000 1\n1 1 1.0\n")
+    line = refused(capsys, command, str(path))
+    assert line.startswith(f"{path}: 1000000000000000 columns exceed") and "2147483647" in line
 
 
 def test_an_interruption_is_exit_130(poisson: str, monkeypatch, capsys):

@@ -135,6 +135,25 @@ def test_explicit_zeros_stay_and_duplicates_are_summed():
     np.testing.assert_array_equal(B.data, [0, 5, 0])
 
 
+@pytest.mark.parametrize("kind", ["coo", "csr", "csc", "from_coo"])
+@pytest.mark.parametrize("value, dtype", [(100, "int8"), (200, "uint8"), (2**62, "int64"), (True, "bool")])
+def test_duplicates_of_whole_numbers_are_summed_as_numbers(value, dtype, kind):
+    data, row, col = np.full(3, value, dtype), int32(0, 0, 1), int32(1, 1, 0)
+    made = sp.coo_array((data, (row, col)), (2, 2))
+    if kind == "csr":
+        made = sp.csr_array((data, col, int32(0, 2, 3)), (2, 2))
+    elif kind == "csc":
+        made = sp.csc_array((data, int32(1, 0, 0), int32(0, 1, 3)), (2, 2))
+    B = jsf.from_coo(row, col, data, (2, 2), "csr") if kind == "from_coo" else jsf.from_scipy(made, "csr")
+    np.testing.assert_array_equal(B.data, [2.0 * value, value])
+    assert made.dtype == dtype and made.nnz == 3 and np.all(made.data == value)
+
+
+def test_whole_numbers_without_duplicates_are_shared_as_they_are():
+    whole = S.astype(np.int8)
+    assert np.shares_memory(convert.canonical(whole).data, whole.data)
+
+
 @settings(max_examples=25, deadline=None)  # each new number of entries compiles anew
 @given(st.data())
 def test_from_coo_adds_like_numpy(data):
@@ -157,6 +176,21 @@ def test_from_dense_keeps_the_nonzeros():
 def test_a_matrix_of_ours_is_taken_too():
     assert jsf.from_scipy(A, "hll").name == "hll"
     np.testing.assert_array_equal(jsf.from_scipy(A.T, "ell").todense(), S.toarray().T)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, jnp.bfloat16], ids=["float16", "bfloat16"])
+def test_a_matrix_of_ours_keeps_its_16_bits(dtype):
+    narrow = A.astype(dtype)
+    for source in (narrow, jsf.Transposed(narrow)):
+        assert jsf.from_scipy(source, "hll").dtype == dtype
+        assert jsf.from_scipy(source, "hll", np.float32).dtype == np.float32
+
+
+def test_a_sharded_matrix_is_taken_too():
+    mesh, poisson = jax.make_mesh((1,), ("rows",)), jsf.gallery.poisson(3)
+    B = jsf.from_scipy(jsf.shard(poisson, mesh, dtype=jnp.bfloat16), "ell")
+    assert (B.name, B.dtype) == ("ell", jnp.bfloat16)
+    np.testing.assert_array_equal(B.todense(), poisson.toarray())
 
 
 def test_auto_takes_the_first_of_the_ranking():
@@ -253,6 +287,14 @@ VALUE_ERRORS = {
     "sigma small": (lambda: jsf.from_scipy(S, "hll", slice_size=8, sigma=4), "sigma=4 sorts inside windows smaller"),
     "slice_size huge": (lambda: jsf.from_scipy(S, "hll", slice_size=2**45), "format 'hll' would take"),
     "max_bytes": (lambda: jsf.from_scipy(S, "ell", max_bytes=40), "would take 48 B for a matrix of 44 B in CSR"),
+    "blocks too tall to turn": (
+        lambda: jsf.from_scipy(S, "bsr", block_shape=(64, 2), transpose=True),
+        "block_shape[0] must be at most 32 rows with transpose=True, which turns the blocks",
+    ),
+    "blocks too wide": (
+        lambda: jsf.from_scipy(S, "bsr", block_shape=(2, 64), transpose=True),
+        "block_shape[1] must be at most 32 columns, which a kernel unrolls; got 64",
+    ),
     "coo lengths": (lambda: coo(row=[0]), "one-dimensional and of one length; got (1,), (2,), (2,)"),
     "coo 2-D": (lambda: coo([[0]], [[0]], [[1.0]]), "one-dimensional and of one length"),
     "coo row index high": (lambda: coo(row=[0, 2]), "row index 2 is out of range for a matrix with 2 rows"),
@@ -303,7 +345,22 @@ TYPE_ERRORS = {
     "matrix times SciPy's": (lambda: A @ S.T, "multiply with SciPy and convert the result"),
     "text as x": (lambda: A @ np.array(["a", "b", "c"]), "the vector has dtype <U1, which is not numeric"),
     "objects as x": (lambda: A @ np.array([None] * 3), "the vector has dtype object, which is not numeric"),
-    "matrix plus matrix": (lambda: A + A, "unsupported operand"),
+    "matrix plus matrix": (lambda: A + A, "A.with_data(A.data + B.data)"),
+    "matrix minus SciPy's": (lambda: A - S, "A.with_data(A.data + B.data)"),
+    "SciPy's plus matrix": (lambda: S + A, "A.with_data(A.data + B.data)"),
+    "array minus matrix": (lambda: S.toarray() - A, "A.with_data(A.data + B.data)"),
+    "array of JAX plus matrix": (lambda: jnp.ones((2, 3)) + A, "A.with_data(A.data + B.data)"),
+    "transposes added": (lambda: A.T + A.T, "A.with_data(A.data + B.data)"),
+    "an index": (lambda: A[0], "a stored matrix is not indexed, here by 0; use A.to_scipy(), or A @ e"),
+    "a slice of a transpose": (lambda: A.T[:, 1], "a stored matrix is not indexed"),
+    "rows one by one": (lambda: list(A), "a stored matrix is not indexed"),
+    "sparse into from_dense": (lambda: jsf.from_dense(S), "got csr_array; use from_scipy"),
+    "ours into from_dense": (lambda: jsf.from_dense(A), "got CSR; use from_scipy"),
+    "max_bytes in words": (lambda: jsf.from_scipy(S, max_bytes="1GB"), "a number of bytes, say 10**9; got '1GB'"),
+    "max_bytes in words later": (lambda: A.asformat("ell", max_bytes="1GB"), "must be a number of bytes"),
+    "a transpose into NumPy": (lambda: np.asarray(A.T), "a sparse matrix is no array; use A @ x"),
+    "a transpose elementwise": (lambda: A.T * A.T, "the product with a vector or a matrix is A @ x"),
+    "dense into rank": (lambda: jsf.choose.rank(S.toarray()), "got ndarray; make a csr_array of it"),
     "elementwise product": (lambda: A * A, "the product with a vector or a matrix is A @ x"),
 }
 

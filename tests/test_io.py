@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+import jaxsparse_fmt as jsf
 from jaxsparse_fmt import gallery, io
 
 BANNER = "%%MatrixMarket matrix coordinate real general\n"
@@ -48,6 +49,15 @@ def test_a_matrix_comes_back_unchanged_with_its_pattern(tmp_path, data, extensio
     np.testing.assert_array_equal(read.indptr, matrix.indptr)
     np.testing.assert_array_equal(read.indices, matrix.indices)
     np.testing.assert_array_equal(read.data, matrix.data)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "complex64"])
+def test_a_matrix_of_ours_is_written_too(tmp_path, dtype):
+    S = sp.csr_array(np.array([[1.0, 0, 2], [0, 3, 0]]))
+    A = jsf.from_scipy(S, "hll", dtype)
+    for matrix, want in ((A, S), (A.T, S.T)):
+        io.write_mtx(tmp_path / "A.mtx", matrix)
+        np.testing.assert_array_equal(io.read_mtx(tmp_path / "A.mtx").toarray(), want.toarray())
 
 
 def test_other_programs_read_what_is_written(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -127,6 +128,19 @@ def test_describe_tells_what_an_order_would_bring():
     told = dict(report.describe(scipy.sparse.csr_array(a)))["mean distance"]
     assert told == f"{np.abs(row - col).mean():.1f} from the diagonal, 1.0 with reorder='rcm'"
     assert "mean distance" not in dict(report.describe(scipy.sparse.csr_array(a[:3])))
+
+
+def test_few_entries_in_two_billion_columns_are_described_in_little_memory():
+    n = 2 * 10**9
+    wide = scipy.sparse.csr_array((np.ones(3), (np.array([0, 1, 2]), np.array([0, 1, n - 1]))), (3, n))
+    tracemalloc.start()
+    try:
+        facts = dict(report.describe(wide))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 10**6
+    assert facts["diagonals"] == f"2 of {n + 2:,} hold entries"
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (0, 3), (3, 0), (3, 3)])
