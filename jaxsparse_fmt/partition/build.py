@@ -161,30 +161,36 @@ def assemble(
     plan = halo.plan([told[k][0] for k in range(parts)], columns, unknown_bytes, options.exchange)
     split = lambda k: _split(blocks.pop(k), k, plan, over_rows.size, over_columns.size, columns, options.mode)  # noqa: E731
     cut: dict[int, Any] = {}
-    everyones(lambda: cut.update(zip(mine, together(split, mine), strict=True)) or {}, mesh)
+
+    def boundaries() -> dict[int, int]:
+        """How many rows each shard has there."""
+        cut.update(zip(mine, together(split, mine), strict=True))
+        return {k: len(cut[k][1]) for k in mine}
+
+    longest = max(everyones(boundaries, mesh).values())
     made = [
         in_one_format({k: cut[k][0][i] for k in mine}, options, is_halo=i == 1) for i in range(len(cut[mine[0]][0]))
     ]
-    everyones(lambda: _check_fits(sum(part.nbytes for part in made), mesh), mesh)
+    nnz = np.array([told[k][1] for k in range(parts)])
+    over_entries = Distribution(mesh, axis, *_pieces(nnz))
+    for over, total in ((over_rows, starts[-1]), (over_columns, columns[-1]), (over_entries, nnz.sum())):
+        storing.check_addressable(int(total) + over.places)  # empty places have numbers of their own
+    has_boundary = options.mode == "overlap" and len(made) == 2
+    nbytes = sum(part.nbytes for part in made) + 4 * longest * has_boundary
+    nbytes += 0 if plan.send is None else plan.send[0].nbytes
+    nbytes += 0 if perm is None else sum(spread.bytes_of_order(over) for over in (over_columns, over_entries))
+    everyones(lambda: _check_fits(nbytes, mesh), mesh)  # the last word: nobody waits for one that cannot place its own
     own = functools.partial(spread.sharded, over=over_rows)
     matrices = tuple(
         alike.like(part.like, {n: own(functools.partial(_of, part.arrays, n)) for n in part.arrays[mine[0]]}, part.form)
         for part in made
     )
     boundary = None
-    if options.mode == "overlap" and len(matrices) == 2:
-        longest = max(everyones(lambda: {k: len(cut[k][1]) for k in mine}, mesh).values())
+    if has_boundary:
         beyond = over_rows.size + np.arange(longest)
         boundary = own(lambda k: np.concatenate([cut[k][1], beyond[: longest - len(cut[k][1])]]).astype(np.int32))
     sent = plan.send
     send = None if sent is None else own(lambda k: sent[k])
-    nnz = np.array([told[k][1] for k in range(parts)])
-    for over, total in (
-        (over_rows, starts[-1]),
-        (over_columns, columns[-1]),
-        (Distribution(mesh, axis, *_pieces(nnz)), nnz.sum()),
-    ):
-        storing.check_addressable(int(total) + over.places)  # empty places have numbers of their own
     domain = spread.make(over_columns, perm)
     received = plan.received
     imbalance = Imbalance(np.diff(starts), nnz, received.sum(axis=1), (received > 0).sum(axis=1))
@@ -192,7 +198,7 @@ def assemble(
         Shards(matrices, send, boundary, plan.exchange, axis),
         domain,
         domain if perm is not None or np.array_equal(starts, columns) else spread.make(over_rows, None),
-        spread.make(Distribution(mesh, axis, *_pieces(nnz)), entry),
+        spread.make(over_entries, entry),
         int(nnz.sum()),
         False,
         Told(imbalance, plan.reason, "; the halo ".join(part.why for part in made)),
@@ -242,8 +248,8 @@ def _split(
 
 
 def _check_fits(nbytes: int, mesh: Mesh) -> dict[int, Any]:
-    stats = mesh.local_devices[0].memory_stats() or {}
-    free = stats["bytes_limit"] - stats.get("bytes_in_use", 0) if "bytes_limit" in stats else nbytes
+    told = [device.memory_stats() or {} for device in mesh.local_devices]
+    free = min((s["bytes_limit"] - s.get("bytes_in_use", 0) for s in told if "bytes_limit" in s), default=nbytes)
     if nbytes > free:
         raise ValueError(
             f"a shard takes {readable_bytes(nbytes)}, more than the {readable_bytes(free)} that are free on its "
