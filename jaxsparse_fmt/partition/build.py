@@ -103,9 +103,10 @@ def shard_from_rows(
 
     Raises:
       ValueError: blocks of another shape, starts that do not rise from 0 to n, and as in `shard`.
-      TypeError: `mesh` is no mesh, a block no matrix, or `starts` no integers.
+      TypeError: `mesh` is no mesh, a block no matrix, or n or `starts` no integers.
     """
     parts, mesh = _devices_along(mesh, axis), spread.auto_mesh(mesh)
+    n = rows.whole_number("n", n)
     cuts = rows.equal(n, parts) if starts is None else np.asarray(starts)
     if not np.issubdtype(cuts.dtype, np.integer):
         raise TypeError(f"starts must be integers, the numbers of rows; got {starts!r}")

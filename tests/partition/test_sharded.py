@@ -283,6 +283,12 @@ def test_starts_that_are_no_integers_are_refused():
         jsf.shard_from_rows(lambda a, b: S[a:b], 90, MESH, starts=np.linspace(0, 90, 9))
 
 
+@pytest.mark.parametrize(("n", "error"), [(90.0, TypeError), ("90", TypeError), (-3, ValueError)], ids=str)
+def test_a_number_of_rows_that_is_none_is_refused(n, error):
+    with pytest.raises(error, match="^n must be"):
+        jsf.shard_from_rows(lambda a, b: S[a:b], n, MESH)
+
+
 def test_a_report_is_of_the_matrix_that_it_is_asked_of():
     """Other values come from a program that serves all equal matrices."""
     chosen = jsf.shard(S, MESH, mode="vector")
