@@ -83,7 +83,7 @@ def ordered(S: Csr, args: argparse.Namespace) -> Csr:
 
 def points(S: Csr, args: argparse.Namespace, dtype: np.dtype) -> list[Point]:
     """The model's prediction for each number of devices, in the format that ranks first on GPUs, of those that shards
-    can have where there is more than one. T(1) is that of cg with two reductions, which one device has for nothing.
+    can have where there is more than one. T(1) is plain cg's: one device waits for no reductions.
 
     Args:
       S: `ordered`, square.

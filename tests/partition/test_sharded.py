@@ -285,7 +285,7 @@ def test_starts_that_are_no_integers_are_refused():
 
 @pytest.mark.parametrize(("n", "error"), [(90.0, TypeError), ("90", TypeError), (-3, ValueError)], ids=str)
 def test_a_number_of_rows_that_is_none_is_refused(n, error):
-    with pytest.raises(error, match="^n must be"):
+    with pytest.raises(error, match=r"^n must be"):
         jsf.shard_from_rows(lambda a, b: S[a:b], n, MESH)
 
 
