@@ -3,8 +3,9 @@
     python -m benchmarks.columns --json benchmarks/results/columns.json     on a GPU, a minute
 
 Matrices of the standard suite in the format that `auto` takes. A·X reads A once for all columns of X; "throughput" is
-p times the time of a product with one column over that with p, "share" the bytes of A and of the vectors over the
-copy's speed. On a GPU square matrices are timed in chains, as in `benchmarks.standard`.
+p times the time of a product with one column over that with p (with p₀ columns, the first of --columns, p/p₀ times
+that), "share" the bytes of A and of the vectors over the copy's speed. On a GPU square matrices are timed in chains, as
+in `benchmarks.standard`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def rows_of(
     for dtype in dtypes:
         choice = choose.rank(S, dtype)[0]
         A = wide.asformat(choice.format, max_bytes=2**36, **choice.layout).astype(dtype)
-        alone = 0.0
+        per_column = 0.0
         for p in columns:
             X = jnp.asarray(np.random.default_rng(0).standard_normal((S.shape[1], p)), dtype)
             X = X[:, 0] if p == 1 else X
@@ -45,11 +46,11 @@ def rows_of(
             off = float(np.max(np.abs(got - wanted)) / np.max(np.abs(wanted)))
             run = lambda _, A=A, X=X: problem.run(A, X)  # noqa: E731
             took = timing.seconds_per_call(run, jax.block_until_ready, **rounds) / problem.products
-            alone = alone or took
+            per_column = per_column or took / p
             moved = traffic.bytes_moved(A.nbytes_read, S.shape, X.dtype.itemsize * p)
             out.append({
                 "matrix": case.name, "dtype": dtype, "format": standard.label(choice), "columns": p, "µs": 1e6 * took,
-                "throughput": p * alone / took, "share": moved / took / copy, "error": off,
+                "throughput": p * per_column / took, "share": moved / took / copy, "error": off,
             })  # fmt: skip
     return out
 
@@ -57,7 +58,9 @@ def rows_of(
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "float64"])
-    parser.add_argument("--columns", type=int, nargs="+", default=list(COLUMNS), help="the first is compared with")
+    parser.add_argument(
+        "--columns", type=int, nargs="+", default=list(COLUMNS), help="by the column, the first is compared with"
+    )
     parser.add_argument("--scale", type=float, help="size of the matrices; default 1, on a CPU 1/20")
     parser.add_argument("--json", type=Path, help="also write the rows here, and the table beside it as .md")
     args = parser.parse_args(argv)

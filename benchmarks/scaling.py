@@ -4,12 +4,13 @@
     python -m benchmarks.scaling --only weak --modes overlap
     XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m benchmarks.scaling --small
 
-A step is what 200 more of them take. On one device the matrix is not sharded. Efficiency is T(1) / T(N) where every
-device has the same work (weak) and T(1) / (N·T(N)) where the whole has (strong). The model is `traffic.cg_step` with
-bandwidth, latencies and launches that the same run measures first, and the share of an exchange that hides as
-`traffic.Machine` has it; "model ÷ measured" compares the two. Each shard's rows are made by themselves, and rows are
-scaled by factors of 10^±1.5 so that no solve ends before its count of steps. Every figure is written as soon as it is
-there. With --json the table and a picture of each case lie beside it.
+A step is what 200 more of them take. On one device the matrix is not sharded, and in the format that "auto" takes, as a
+user's is: in that of the shards, "dia" say where half of the diagonals would do, it would flatter them. Efficiency is
+T(1) / T(N) where every device has the same work (weak) and T(1) / (N·T(N)) where the whole has (strong). The model is
+`traffic.cg_step` with bandwidth, latencies and launches that the same run measures first, and the share of an exchange
+that hides as `traffic.Machine` has it; "model ÷ measured" compares the two. Each shard's rows are made by themselves,
+and rows are scaled by factors of 10^±1.5 so that no solve ends before its count of steps. Every figure is written as
+soon as it is there. With --json the table and a picture of each case lie beside it.
 """
 
 from __future__ import annotations
@@ -102,10 +103,10 @@ def irregular(name: str, S: scipy.sparse.csr_array) -> Problem:
 
 
 def on(problem: Problem, devices: list[Any], mode: str) -> Any:
-    """The matrix on these devices; on one, unsharded."""
+    """The matrix on these devices; on one, unsharded and in the format that "auto" takes."""
     if len(devices) == 1:
         with jax.default_device(devices[0]):
-            return jsf.from_scipy(problem.rows_of(0, problem.n), problem.layout["format"])
+            return jsf.from_scipy(problem.rows_of(0, problem.n), "auto")
     mesh, starts = Mesh(np.array(devices), ("rows",)), problem.starts(len(devices))
     return jsf.shard_from_rows(problem.rows_of, problem.n, mesh, mode=mode, starts=starts, **problem.layout)
 
@@ -139,6 +140,10 @@ def machine(devices: list[Any], small: bool) -> traffic.Machine:
     )
 
 
+def _format(A: Any) -> str:
+    return " + ".join(part.name for part in A.shards.parts) if hasattr(A, "shards") else A.name
+
+
 class Bench:
     """Times steps, and keeps those on one device for the efficiencies."""
 
@@ -165,7 +170,7 @@ class Bench:
                     alone, predicted_alone = alone or took, predicted_alone or step.seconds
                     share = 1 if is_weak else count
                     yield {
-                        "problem": problem.name, "devices": count, "mode": mode,
+                        "problem": problem.name, "devices": count, "mode": mode, "format": _format(A),
                         "method": "cg, one reduction" if merged else "cg",
                         "rows a device": int(np.max(load.rows)), "nnz a device": int(np.max(load.nnz)),
                         "GB a device": A.nbytes / count / 1e9, "exchange": A.shards.halo.kind if count > 1 else "-",

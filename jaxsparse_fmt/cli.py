@@ -7,7 +7,6 @@ Results go to standard output; progress, remarks and errors to standard error. E
 from __future__ import annotations
 
 import argparse
-import functools
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
@@ -344,6 +343,7 @@ def _bench(args: argparse.Namespace) -> int:
 
 def _scale(args: argparse.Namespace) -> int:
     check_outputs(args)
+    remarks: list[str] = []
     with report.Progress() as progress:
         with progress.stage("read", args.file), blaming(args.file):
             S = io.read_mtx(args.file)
@@ -351,15 +351,17 @@ def _scale(args: argparse.Namespace) -> int:
             raise BadInput(f"{args.file}: cg needs a square matrix of at least one row; this one is {S.shape}")
         dtype = dtype_of(args, S.dtype)
         with progress.stage("count", "entries and halos of every partition"), blaming(args.file):
+            S = scale.ordered(S, args)
             found = scale.points(S, args, dtype)
         if args.measure or jax.default_backend() == "gpu":
-            cg = functools.partial(solvers.cg, one_reduction=args.one_reduction)
             with progress.stage("measure", "cg"), jax.enable_x64(jnp.finfo(dtype).bits == 64), blaming(args.file):
-                found = scale.measured(found, cg, S, args, dtype, progress.show)
+                found = scale.measured(found, solvers.cg, S, args, dtype, progress.show, remarks.append)
         title = f"{Path(args.file).name}: cg in {dtype}, mode {args.mode}"
         if args.plot:
             with progress.stage("draw", args.plot), blaming(args.plot):
                 scale.draw(args.plot, title, found)
+    for remark in remarks:
+        print(f"jaxsparse: {args.file}: {remark}", file=sys.stderr)
     report.print_out(scale.table(f"{title}; predicted for {args.memory:g} GB/s of memory", found))
     return 0
 

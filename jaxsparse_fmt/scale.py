@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,9 @@ import numpy as np
 from jaxsparse_fmt import choose, measure, plot, report, traffic
 from jaxsparse_fmt._arguments import at_least_one
 from jaxsparse_fmt._types import Csr
+from jaxsparse_fmt.matrix import FORMATS
 from jaxsparse_fmt.partition import predict, rows
+from jaxsparse_fmt.reorder import permuted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -73,24 +76,31 @@ def _positive(text: str) -> float:
     raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
 
 
+def ordered(S: Csr, args: argparse.Namespace) -> Csr:
+    """S, canonical CSR, with its unknowns in the order that `args.reorder` names: on one device as on many."""
+    return permuted(S, rows.partition(S, 1, args.by, args.reorder).perm)[0]
+
+
 def points(S: Csr, args: argparse.Namespace, dtype: np.dtype) -> list[Point]:
-    """The model's prediction for each number of devices, in the format that ranks first on GPUs.
+    """The model's prediction for each number of devices, in the format that ranks first on GPUs, of those that shards
+    can have where there is more than one. T(1) is plain cg's: one device waits for no reductions.
 
     Args:
-      S: canonical CSR, square.
+      S: `ordered`, square.
       args: of `add_arguments`.
       dtype: of values and vectors.
     """
     machine = traffic.Machine(
         memory=args.memory * 1e9, link=args.link * 1e9, network=args.network * 1e9, per_host=args.per_host
     )
-    best = choose.rank(S, dtype, "gpu")[0]
-    entry, value = best.nbytes / max(S.nnz, 1), dtype.itemsize
-    one = traffic.Load(1, S.shape[0], S.nnz, entry_bytes=entry, value_bytes=value)
+    ranked, value = choose.rank(S, dtype, "gpu"), dtype.itemsize
+    best, of_shards = ranked[0], next(c for c in ranked if not FORMATS[c.format].shares_places)
+    entry_bytes = lambda count: (best if count == 1 else of_shards).nbytes / max(S.nnz, 1)  # noqa: E731
+    one = traffic.Load(1, S.shape[0], S.nnz, entry_bytes=entry_bytes(1), value_bytes=value)
     alone, found = traffic.cg_step(one, machine).seconds, []
     for count in args.devices:
-        sizes = {"entry_bytes": entry, "value_bytes": value, "per_host": args.per_host}
-        kind, load = predict.cheapest(predict.loads(S, count, args.by, args.reorder, **sizes), machine)
+        sizes = {"entry_bytes": entry_bytes(count), "value_bytes": value, "per_host": args.per_host}
+        kind, load = predict.cheapest(predict.loads(S, count, args.by, **sizes), machine)
         step = traffic.cg_step(load, machine, args.mode, args.one_reduction and count > 1)
         found.append(Point(count, kind, load, step, alone / (count * step.seconds)))
     return found
@@ -103,24 +113,31 @@ def measured(
     args: argparse.Namespace,
     dtype: np.dtype,
     show: Callable[[str, float], None] = lambda detail, share: None,
+    remark: Callable[[str], None] = lambda text: None,
 ) -> list[Point]:
-    """The points with a step timed on as many devices, where there are so many.
+    """The points with a step timed on as many devices, where there are so many, of what the model predicts.
 
     Args:
-      solver: as `measure.seconds_per_step` calls it.
+      solver: cg, called as by `measure.seconds_per_step`, and with one_reduction.
+      S: `ordered`.
       show: as a `report.Progress` has it.
-
-    Raises:
-      ValueError: the solver ends after too few steps to time.
+      remark: takes why a point is not measured, where the solver ends after too few steps to time.
     """
     b = jnp.asarray(np.random.default_rng(0).standard_normal(S.shape[0]).astype(dtype))
     out = []
     for i, point in enumerate(found):
         if point.devices <= len(jax.devices()):
             show(f"cg on {point.devices} of {len(jax.devices())} devices", i / len(found))
-            options = {} if point.devices == 1 else {"mode": args.mode, "by": args.by, "reorder": args.reorder}
+            is_sharded, options = point.devices > 1, {}
+            if is_sharded:
+                exchange = "auto" if point.exchange == "none" else point.exchange
+                options = {"mode": args.mode, "by": args.by, "exchange": exchange}
             stored = measure.store(S, dtype, devices=point.devices, **options)
-            point = dataclasses.replace(point, measured=measure.seconds_per_step(solver, stored.A, b))
+            cg = functools.partial(solver, one_reduction=args.one_reduction and is_sharded)
+            try:
+                point = dataclasses.replace(point, measured=measure.seconds_per_step(cg, stored.A, b))
+            except ValueError as error:
+                remark(f"cg on {point.devices} device{'s' * is_sharded} is not measured: {error}")
         out.append(point)
     return out
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import pathlib
 import re
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 
-from jaxsparse_fmt import cli, gallery, io, plot, traffic
+import solvers
+from jaxsparse_fmt import choose, cli, gallery, io, measure, plot, scale, traffic
 
 POISSON = gallery.poisson(8)
 
@@ -42,6 +46,66 @@ def test_scale_measures_where_devices_exist_and_draws(poisson, tmp_path, capsys)
     rows = lines(capsys.readouterr().out)
     assert rows["1"][-1] == "1.00" and float(rows["4"][-1]) > 0 and rows["64"][-2:] == ["-", "-"]
     assert all(pathlib.Path(path).stat().st_size > 10_000 for path in picture[1:])
+
+
+def asked(*options: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    scale.add_arguments(parser)
+    return parser.parse_args(options)
+
+
+def test_shards_are_predicted_in_a_format_that_they_can_have():
+    """Of this one a GPU holds half of the diagonals, and shards hold them all."""
+    S = gallery.poisson(16)
+    first, *rest = choose.rank(S, np.float64, "gpu")
+    of_shards = next(c for c in rest if c.format != "sdia")
+    one, two = scale.points(S, asked("--devices", "1,2"), np.dtype(float))
+    assert first.format == "sdia" and one.load.entry_bytes == first.nbytes / S.nnz
+    assert two.load.entry_bytes == of_shards.nbytes / S.nnz > one.load.entry_bytes
+
+
+@pytest.fixture
+def timed(monkeypatch) -> list:
+    """What would be timed: the solver's options and the matrix. A step takes a millisecond."""
+    seen = []
+    step = lambda solver, A, b: seen.append((solver.keywords, A)) or 1e-3  # noqa: E731
+    monkeypatch.setattr(measure, "seconds_per_step", step)
+    return seen
+
+
+def test_one_device_is_timed_as_it_is_predicted_with_two_reductions(timed):
+    args = asked("--devices", "1,2", "--one-reduction")
+    found = scale.measured(scale.points(POISSON, args, np.dtype(float)), solvers.cg, POISSON, args, np.dtype(float))
+    assert [options["one_reduction"] for options, _ in timed] == [False, True]
+    assert found[0].efficiency == 1 and scale.efficiencies(found) == [1, 0.5]
+
+
+def test_the_exchange_that_is_predicted_is_the_one_that_is_timed(timed):
+    args = asked("--devices", "2,4")
+    for kind in ("permute", "all_to_all", "gather"):
+        found = [dataclasses.replace(p, exchange=kind) for p in scale.points(POISSON, args, np.dtype(float))]
+        scale.measured(found, solvers.cg, POISSON, args, np.dtype(float))
+    assert [A.shards.halo.kind for _, A in timed] == ["permute"] * 2 + ["all_to_all"] * 2 + ["gather"] * 2
+
+
+def test_unknowns_are_renumbered_on_one_device_as_on_many(timed, tmp_path):
+    perm = np.random.default_rng(0).permutation(64)
+    io.write_mtx(tmp_path / "chain.mtx", sp.csr_array(gallery.poisson(64, dim=1)[perm][:, perm]))
+    options = ["--devices", "1,2", "--reorder", "rcm", "--measure"]
+    assert cli.main(["scale", str(tmp_path / "chain.mtx"), *options]) == 0
+    for _, A in timed:
+        at = A.to_scipy().tocoo()
+        assert abs(at.row - at.col).max() == 1
+    assert timed[1][1].told.imbalance.halo.tolist() == [1, 1]
+
+
+def test_a_solve_too_short_to_time_leaves_the_prediction(tmp_path, capsys):
+    io.write_mtx(tmp_path / "identity.mtx", sp.csr_array(sp.eye_array(40)))
+    assert cli.main(["scale", str(tmp_path / "identity.mtx"), "--devices", "1,2", "--measure"]) == 0
+    out, err = capsys.readouterr()
+    assert list(lines(out)) == ["1", "2"] and "measured" not in out
+    for on in ("1 device", "2 devices"):
+        assert f"identity.mtx: cg on {on} is not measured: the solver ends after 1 steps; too few to time" in err
 
 
 def test_solve_on_four_devices_gives_the_answer_of_one(poisson, tmp_path, capsys):

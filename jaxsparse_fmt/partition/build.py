@@ -15,7 +15,7 @@ from jaxsparse_fmt.convert import checked
 from jaxsparse_fmt.formats import storing
 from jaxsparse_fmt.partition import alike, halo, rows, spread
 from jaxsparse_fmt.partition.one_format import Options, in_one_format, taller
-from jaxsparse_fmt.partition.processes import everyones, together
+from jaxsparse_fmt.partition.processes import alone, everyones, together
 from jaxsparse_fmt.partition.rows import Imbalance
 from jaxsparse_fmt.partition.sharded import ShardedMatrix, Told
 from jaxsparse_fmt.partition.shards import Shards
@@ -58,17 +58,18 @@ def shard(
       A `ShardedMatrix`; `report()` tells how evenly it came out.
 
     Raises:
-      ValueError: no such mesh axis, mode or other word, a shard that its device cannot hold, and as in `from_scipy`.
+      ValueError: no such mesh axis, mode or other word, a mesh that leaves out some of several processes but is not of
+        this one's devices, a shard that its device cannot hold, and as in `from_scipy`.
       TypeError: `mesh` is no mesh, or S no matrix. ImportError: by="graph" without pymetis.
     """
     parts = _devices_along(mesh, axis)
     csr, stored = checked(S, dtype, backend)
-    options = Options(mode, format, layout, halo_format, stored, backend, max_bytes, exchange)
+    mesh = spread.auto_mesh(mesh)
+    options = Options(mesh, mode, format, layout, halo_format, stored, backend, max_bytes, exchange)
     cuts = rows.partition(csr, parts, by, reorder)
     csr, entry = permuted(csr, cuts.perm)
-    mesh = spread.auto_mesh(mesh)
     columns = cuts.starts if csr.shape[0] == csr.shape[1] else rows.equal(csr.shape[1], parts)
-    return assemble(lambda a, b: csr[a:b], cuts.starts, columns, mesh, axis, options, cuts.perm, entry)
+    return assemble(lambda a, b: csr[a:b], cuts.starts, columns, axis, options, cuts.perm, entry)
 
 
 def shard_from_rows(
@@ -89,8 +90,8 @@ def shard_from_rows(
 ) -> ShardedMatrix:
     """A square matrix that no host holds whole: each process makes the rows of its own devices, and holds only those.
 
-    With several processes (`jax.distributed`) all of them must call it alike; what they tell each other is the halo's
-    unknowns and the sizes of their shards.
+    With several processes (`jax.distributed`) all of them must call it alike, and what they tell each other is the
+    halo's unknowns and the sizes of their shards. On a mesh of its own devices a process is alone.
 
     Args:
       rows_of: rows_of(start, stop) gives the rows from start to stop, a scipy.sparse matrix [stop − start, n]. Called
@@ -102,9 +103,10 @@ def shard_from_rows(
 
     Raises:
       ValueError: blocks of another shape, starts that do not rise from 0 to n, and as in `shard`.
-      TypeError: `mesh` is no mesh, a block no matrix, or `starts` no integers.
+      TypeError: `mesh` is no mesh, a block no matrix, or n or `starts` no integers.
     """
-    parts = _devices_along(mesh, axis)
+    parts, mesh = _devices_along(mesh, axis), spread.auto_mesh(mesh)
+    n = rows.whole_number("n", n)
     cuts = rows.equal(n, parts) if starts is None else np.asarray(starts)
     if not np.issubdtype(cuts.dtype, np.integer):
         raise TypeError(f"starts must be integers, the numbers of rows; got {starts!r}")
@@ -118,9 +120,9 @@ def shard_from_rows(
             raise ValueError(f"rows_of({start}, {stop}) must give a matrix {(stop - start, n)}; got {csr.shape}")
         return csr
 
-    stored = requested_dtype(dtype) if dtype is not None else everyones(lambda: _dtype_of(rows_of, backend))[0]
-    options = Options(mode, format, layout, halo_format, stored, backend, max_bytes, exchange)
-    return assemble(block, cuts, cuts, spread.auto_mesh(mesh), axis, options)
+    stored = requested_dtype(dtype) if dtype is not None else everyones(lambda: _dtype_of(rows_of, backend), mesh)[0]
+    options = Options(mesh, mode, format, layout, halo_format, stored, backend, max_bytes, exchange)
+    return assemble(block, cuts, cuts, axis, options)
 
 
 def _dtype_of(rows_of: Callable[[int, int], Any], backend: str) -> dict[int, Any]:
@@ -131,7 +133,6 @@ def assemble(
     rows_of: Callable[[int, int], Csr],
     starts: np.ndarray,
     columns: np.ndarray,
-    mesh: Mesh,
     axis: str,
     options: Options,
     perm: np.ndarray | None = None,
@@ -144,7 +145,7 @@ def assemble(
       starts, columns: [parts + 1], where the rows and the columns of each begin.
       perm, entry: the user's unknown at each place, the user's entry at each of the blocks' (`reorder.permuted`).
     """
-    parts = len(starts) - 1
+    parts, mesh = len(starts) - 1, options.mesh
     over_rows = Distribution(mesh, axis, *_pieces(np.diff(starts)))
     over_columns = Distribution(mesh, axis, *_pieces(np.diff(columns)))
     mine = sorted(spread.local_parts(over_rows))
@@ -152,41 +153,45 @@ def assemble(
 
     def told_of() -> dict[int, tuple[np.ndarray, int]]:
         """The unknowns of others that each shard needs, and its entries."""
-        if not mine:
-            raise ValueError("this process has no device of the mesh; make the mesh of devices of all processes")
         blocks.update(zip(mine, together(lambda k: rows_of(int(starts[k]), int(starts[k + 1])), mine), strict=True))
         needed = lambda k: halo.needed(blocks[k].indices, int(columns[k]), int(columns[k + 1]))  # noqa: E731
         return dict(zip(mine, zip(together(needed, mine), (blocks[k].nnz for k in mine), strict=True), strict=True))
 
-    told = everyones(told_of)
+    told = everyones(told_of, mesh)
     unknown_bytes = max(np.dtype(options.dtype).itemsize, 4)  # of vectors: values may be narrower
     plan = halo.plan([told[k][0] for k in range(parts)], columns, unknown_bytes, options.exchange)
     split = lambda k: _split(blocks.pop(k), k, plan, over_rows.size, over_columns.size, columns, options.mode)  # noqa: E731
     cut: dict[int, Any] = {}
-    everyones(lambda: cut.update(zip(mine, together(split, mine), strict=True)) or {})
+
+    def boundaries() -> dict[int, int]:
+        """How many rows each shard has there."""
+        cut.update(zip(mine, together(split, mine), strict=True))
+        return {k: len(cut[k][1]) for k in mine}
+
+    longest = max(everyones(boundaries, mesh).values())
     made = [
         in_one_format({k: cut[k][0][i] for k in mine}, options, is_halo=i == 1) for i in range(len(cut[mine[0]][0]))
     ]
-    everyones(lambda: _check_fits(sum(part.nbytes for part in made), mesh))
+    nnz = np.array([told[k][1] for k in range(parts)])
+    over_entries = Distribution(mesh, axis, *_pieces(nnz))
+    for over, total in ((over_rows, starts[-1]), (over_columns, columns[-1]), (over_entries, nnz.sum())):
+        storing.check_addressable(int(total) + over.places)  # empty places have numbers of their own
+    has_boundary = options.mode == "overlap" and len(made) == 2
+    nbytes = sum(part.nbytes for part in made) + 4 * longest * has_boundary
+    nbytes += 0 if plan.send is None else plan.send[0].nbytes
+    nbytes += 0 if perm is None else sum(spread.bytes_of_order(over) for over in (over_columns, over_entries))
+    everyones(lambda: _check_fits(nbytes, mesh), mesh)  # the last word: nobody waits for one that cannot place its own
     own = functools.partial(spread.sharded, over=over_rows)
     matrices = tuple(
         alike.like(part.like, {n: own(functools.partial(_of, part.arrays, n)) for n in part.arrays[mine[0]]}, part.form)
         for part in made
     )
     boundary = None
-    if options.mode == "overlap" and len(matrices) == 2:
-        longest = max(everyones(lambda: {k: len(cut[k][1]) for k in mine}).values())
+    if has_boundary:
         beyond = over_rows.size + np.arange(longest)
         boundary = own(lambda k: np.concatenate([cut[k][1], beyond[: longest - len(cut[k][1])]]).astype(np.int32))
     sent = plan.send
     send = None if sent is None else own(lambda k: sent[k])
-    nnz = np.array([told[k][1] for k in range(parts)])
-    for over, total in (
-        (over_rows, starts[-1]),
-        (over_columns, columns[-1]),
-        (Distribution(mesh, axis, *_pieces(nnz)), nnz.sum()),
-    ):
-        storing.check_addressable(int(total) + over.places)  # empty places have numbers of their own
     domain = spread.make(over_columns, perm)
     received = plan.received
     imbalance = Imbalance(np.diff(starts), nnz, received.sum(axis=1), (received > 0).sum(axis=1))
@@ -194,7 +199,7 @@ def assemble(
         Shards(matrices, send, boundary, plan.exchange, axis),
         domain,
         domain if perm is not None or np.array_equal(starts, columns) else spread.make(over_rows, None),
-        spread.make(Distribution(mesh, axis, *_pieces(nnz)), entry),
+        spread.make(over_entries, entry),
         int(nnz.sum()),
         False,
         Told(imbalance, plan.reason, "; the halo ".join(part.why for part in made)),
@@ -207,6 +212,7 @@ def _devices_along(mesh: Any, axis: Any) -> int:
     if axis not in mesh.axis_names:
         known = ", ".join(map(repr, mesh.axis_names)) or "none"
         raise ValueError(f"the mesh has no axis {axis!r}; it has {known}. Pass axis= one of them")
+    alone(mesh)  # refuses what leaves processes out, before any of them waits
     return mesh.shape[axis]
 
 
@@ -243,8 +249,8 @@ def _split(
 
 
 def _check_fits(nbytes: int, mesh: Mesh) -> dict[int, Any]:
-    stats = mesh.local_devices[0].memory_stats() or {}
-    free = stats["bytes_limit"] - stats.get("bytes_in_use", 0) if "bytes_limit" in stats else nbytes
+    told = [device.memory_stats() or {} for device in mesh.local_devices]
+    free = min((s["bytes_limit"] - s.get("bytes_in_use", 0) for s in told if "bytes_limit" in s), default=nbytes)
     if nbytes > free:
         raise ValueError(
             f"a shard takes {readable_bytes(nbytes)}, more than the {readable_bytes(free)} that are free on its "

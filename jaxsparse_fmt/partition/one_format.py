@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 import scipy.sparse
+from jax.sharding import Mesh
 
 from jaxsparse_fmt import choose, tune
 from jaxsparse_fmt._types import Csr
@@ -30,6 +31,7 @@ CHOSEN = ("auto", "tune")
 class Options:
     """What the user asked for, of `shard`."""
 
+    mesh: Mesh
     mode: str
     format: str
     layout: dict[str, Any]
@@ -83,7 +85,7 @@ def in_one_format(csrs: dict[int, Csr], options: Options, is_halo: bool) -> Stor
     Raises:
       ValueError: as `from_scipy` does, in every process; with "auto" if no format suits all shards.
     """
-    sizes = everyones(lambda: {k: (csr.nnz, csr.shape[0]) for k, csr in csrs.items()})
+    sizes = everyones(lambda: {k: (csr.nnz, csr.shape[0]) for k, csr in csrs.items()}, options.mesh)
     tallest = max(height for _, height in sizes.values())
     csrs = {k: taller(csr, tallest) for k, csr in csrs.items()}  # boundaries differ
     largest = max(sizes, key=lambda k: (sizes[k][0], -k))
@@ -116,7 +118,7 @@ def _ranked(csrs: dict[int, Csr], sizes: dict[int, tuple[int, int]], options: Op
     rank = functools.partial(choose.rank, dtype=options.dtype, backend=backend)
     held = lambda csr: [c for c in rank(csr) if not FORMATS[c.format].shares_places]  # noqa: E731
     ranks = lambda: together(lambda csr: choose.best_layouts(held(csr)), [*csrs.values()])  # noqa: E731
-    of_shard = everyones(lambda: dict(zip(csrs, ranks(), strict=True)))
+    of_shard = everyones(lambda: dict(zip(csrs, ranks(), strict=True)), options.mesh)
     least = min(1, max(nnz for nnz, _ in sizes.values()))  # shards without entries are content with any format
     told = [{c.format: c for c in choices} for k, choices in of_shard.items() if sizes[k][0] >= least]
     common = [name for name in told[0] if all(name in of for of in told)]
@@ -128,7 +130,7 @@ def _ranked(csrs: dict[int, Csr], sizes: dict[int, tuple[int, int]], options: Op
         fitting = choose.fitting(slowest, csrs[first], options.dtype, options.max_bytes)
         return {first: {c.format for c in fitting}}
 
-    everywhere = set.intersection(*everyones(fit).values())
+    everywhere = set.intersection(*everyones(fit, options.mesh).values())
     return [c for c in slowest if c.format in everywhere] or slowest[-1:]
 
 
@@ -143,13 +145,14 @@ def _tuned(csrs: dict[int, Csr], largest: int, options: Options) -> list[Choice]
             choice = dataclasses.replace(choice, format="dia")
         return {largest: choice}
 
-    return [everyones(fastest)[largest]]
+    return [everyones(fastest, options.mesh)[largest]]
 
 
 def _stored_as(
     name: str, layout: dict[str, Any], csrs: dict[int, Csr], largest: int, options: Options, why: str
 ) -> Stored:
     convert = functools.partial(build, dtype=options.dtype, backend=options.backend, max_bytes=options.max_bytes)
+    agree = functools.partial(everyones, mesh=options.mesh)
     matrices: dict[int, SparseMatrix] = {}
 
     def resolved() -> dict[int, dict[str, Any]]:
@@ -166,18 +169,18 @@ def _stored_as(
         return {k: alike.Form.of(A) for k, A in matrices.items()}
 
     if not layout.keys() >= set(FORMATS[name].layout_options):
-        layout = everyones(resolved)[largest]
-    told = [*everyones(forms).values()]
+        layout = agree(resolved)[largest]
+    told = [*agree(forms).values()]
     with _on_host():
         matrices = {k: alike.general(A, told) for k, A in matrices.items()}
-    form = alike.agreed([*everyones(lambda: {k: alike.Form.of(A) for k, A in matrices.items()}).values()])
+    form = alike.agreed([*agree(lambda: {k: alike.Form.of(A) for k, A in matrices.items()}).values()])
     arrays: dict[int, dict[str, np.ndarray]] = {}
 
     def kinds() -> dict[int, dict[str, np.dtype]]:
         arrays.update({k: alike.arrays_in(A, form) for k, A in matrices.items()})
         return {k: {n: a.dtype for n, a in of.items()} for k, of in arrays.items()}
 
-    all_kinds = [*everyones(kinds).values()]
+    all_kinds = [*agree(kinds).values()]
     wide = {n: np.result_type(*(of[n] for of in all_kinds)) for n in all_kinds[0]}
     arrays = {k: {n: a.astype(wide[n], copy=False) for n, a in of.items()} for k, of in arrays.items()}
     first = next(iter(matrices.values()))

@@ -10,17 +10,36 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxsparse_fmt._types import x64_enabled
 
 
-def everyones(make: Callable[[], dict[int, Any]]) -> dict[int, Any]:
-    """What all processes know, by shard, from what make() gives each; rising. All of them must call it.
+def alone(mesh: Mesh) -> bool:
+    """Whether this process has all devices of the mesh, and so nobody to agree with.
+
+    Raises:
+      ValueError: the mesh leaves processes out. JAX gathers over all, and some would wait for those left out.
+    """
+    has, count = sorted({d.process_index for d in mesh.devices.flat}), jax.process_count()
+    if has == [jax.process_index()]:
+        return True
+    if len(has) < count:
+        raise ValueError(
+            f"the mesh has devices of {len(has)} of {count} processes, of number {', '.join(map(str, has))}; make the "
+            "mesh of the devices of all processes, jax.devices(), or of this one's alone, jax.local_devices()"
+        )
+    return False
+
+
+def everyones(make: Callable[[], dict[int, Any]], mesh: Mesh) -> dict[int, Any]:
+    """What the processes of the mesh know, by shard, from what make() gives each; rising. All of them must call it.
 
     Raises:
       Whatever make() raises in one of them, in all: others would wait forever for one that has left.
+      ValueError: as `alone`.
     """
-    if jax.process_count() == 1:
+    if alone(mesh):
         return dict(sorted(make().items()))
     from jax.experimental import multihost_utils  # slow to import
 

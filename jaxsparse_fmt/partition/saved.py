@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import operator
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +22,7 @@ import scipy.sparse
 from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.convert import canonical
 from jaxsparse_fmt.partition import rows
+from jaxsparse_fmt.partition.rows import whole_number
 
 FORMAT = "jaxsparse rows 1"
 
@@ -63,27 +63,35 @@ def save_rows(folder: str | os.PathLike[str], S: Any, n: int | None = None, piec
 
     Raises:
       FileExistsError: the folder holds something. ValueError: a function without n, no pieces, or pieces of another
-        width or kind of number than the first.
+        width than the first, or of numbers that its dtype does not hold. TypeError: S or a piece is no matrix, n or
+        pieces no whole number.
     """
+    pieces = whole_number("pieces", pieces, 1)
+    if callable(S):
+        if n is None:
+            raise ValueError("n, the number of rows and columns, must be given with a function that makes rows")
+        n = whole_number("n", n)
+        shape, rows_of = (n, n), S
+    else:
+        whole = _sparse(S, "save_rows takes a scipy.sparse matrix, one of ours, or a function that makes rows")
+        shape, rows_of, pieces = whole.shape, lambda a, b: whole[a:b], 1
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
         raise FileExistsError(f"{folder} is not empty; name another folder, or remove what is in it")
-    if callable(S):
-        if n is None:
-            raise ValueError("n, the number of rows and columns, must be given with a function that makes rows")
-        n = operator.index(n)
-        shape, rows_of = (n, n), S
-    else:
-        whole = canonical(S if scipy.sparse.issparse(S) else S.to_scipy())
-        shape, rows_of, pieces = whole.shape, lambda a, b: whole[a:b], 1
-    if pieces < 1:
-        raise ValueError(f"pieces must be at least 1; got {pieces}")
     index = np.dtype(np.int32 if shape[1] < 2**31 else np.int64)
     dtype = _written(folder, rows_of, rows.equal(shape[0], pieces), shape[1], index)
     nnz = (folder / "indices.bin").stat().st_size // index.itemsize
     told = {"format": FORMAT, "shape": shape, "nnz": nnz, "dtype": dtype.name, "index": index.name}
     (folder / "matrix.json").write_text(json.dumps(told) + "\n")  # last: without it nothing is there
+
+
+def _sparse(S: Any, wanted: str) -> Csr:
+    """S in canonical CSR; the TypeError begins with what is wanted."""
+    S = S.to_scipy() if hasattr(S, "to_scipy") else S
+    if not scipy.sparse.issparse(S):
+        raise TypeError(f"{wanted}; got {type(S).__name__}. scipy.sparse.csr_array makes one of a dense array")
+    return canonical(S)
 
 
 def _written(
@@ -97,12 +105,15 @@ def _written(
     ):
         np.zeros(1, np.int64).tofile(indptr)
         for start, stop in itertools.pairwise(cuts.tolist()):
-            csr = canonical(rows_of(start, stop))
+            csr = _sparse(rows_of(start, stop), f"S({start}, {stop}) must give a scipy.sparse matrix")
             dtype = csr.data.dtype if dtype is None else dtype
             if csr.shape != (stop - start, n_cols):
                 raise ValueError(f"S({start}, {stop}) must give a matrix {(stop - start, n_cols)}; got {csr.shape}")
-            if not np.can_cast(csr.data.dtype, dtype, "same_kind"):
-                raise ValueError(f"S({start}, {stop}) gives {csr.data.dtype} where the first rows were {dtype}")
+            if not np.can_cast(csr.data.dtype, dtype, "safe"):
+                raise ValueError(
+                    f"S({start}, {stop}) gives {csr.data.dtype} where the first rows were {dtype}, which does not hold "
+                    f"it; let S give all its rows as {np.result_type(csr.data.dtype, dtype)}"
+                )
             (csr.indptr[1:].astype(np.int64) + before).tofile(indptr)
             csr.indices.astype(index).tofile(indices)
             csr.data.astype(dtype).tofile(data)

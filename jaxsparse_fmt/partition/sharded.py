@@ -119,8 +119,9 @@ class ShardedMatrix:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays on all devices along the axis."""
-        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self))
+        """Bytes of all arrays on all devices along the axis; one order of rows and columns counts once."""
+        spreads = self.domain, self.entries, *(() if self.range.same(self.domain) else (self.range,))
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((self.shards, spreads)))
 
     @property
     def fill(self) -> float:

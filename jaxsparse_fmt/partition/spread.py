@@ -170,16 +170,26 @@ def make(over: Distribution, perm: np.ndarray | None) -> Spread:
     """The basis for an order of the unknowns, None for the user's own."""
     if perm is None:
         return Spread(over=over)
-    n, ends = len(perm), np.cumsum(over.counts)
+    n, kind, ends = len(perm), _kind(over), np.cumsum(over.counts)
     starts = ends - over.counts
 
     def piece(part: int) -> np.ndarray:
         out = n + part * over.size + np.arange(over.size)
         out[: over.counts[part]] = perm[starts[part] : ends[part]]
-        return out.astype(index_dtype(n + over.places))
+        return out.astype(kind)
 
     digest = hashlib.blake2b(perm.tobytes(), digest_size=8).digest()
     return Spread(sharded(piece, over).reshape(-1), over=over, key=int.from_bytes(digest))
+
+
+def bytes_of_order(over: Distribution) -> int:
+    """Of the unknowns of a piece, which a device holds where they have another order than the user's."""
+    return over.size * np.dtype(_kind(over)).itemsize
+
+
+def _kind(over: Distribution) -> Any:
+    """Empty places have numbers of their own."""
+    return index_dtype(sum(over.counts) + over.places)
 
 
 def sharded(piece: Callable[[int], np.ndarray], over: Distribution) -> Array:

@@ -14,6 +14,7 @@ import pytest
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.partition.processes import everyones, together
+from tests.partition.problems import MESH
 
 ROOT = pathlib.Path(__file__).parents[2]
 PATIENCE = 240  # seconds for all of a test, on a loaded machine
@@ -85,6 +86,31 @@ def test_where_one_process_cannot_make_its_rows_all_end_and_say_why():
     assert "in process 1" in ended[0][2]
 
 
+MESHES_OF_SOME = """
+import sys, jax, numpy as np, jaxsparse_fmt as jsf
+process = int(sys.argv[1])
+jax.distributed.initialize(f"127.0.0.1:{sys.argv[2]}", 3, process)
+own = jax.sharding.Mesh(jax.local_devices(), ("rows",))
+S = (process + 1.0) * jsf.gallery.poisson(4 + process)
+A = jsf.shard(S, own)
+if process == 0:  # the others have nothing to do with it
+    A = jsf.shard_from_rows(lambda a, b: S[a:b], S.shape[0], own)
+x = np.random.default_rng(process).standard_normal(S.shape[0])
+print("off by", abs(A.to_scipy() - S).max() + abs(A @ x - S @ x).max() / abs(S @ x).max())
+try:
+    jsf.shard(S, jax.sharding.Mesh([d for d in jax.devices() if d.process_index < 2], ("rows",)))
+except ValueError as error:
+    print("refused:", error)
+"""
+
+
+def test_a_process_is_alone_on_a_mesh_of_its_devices_and_a_mesh_of_some_processes_is_refused():
+    port = free_port()
+    for code, out, err in finished([started("-c", MESHES_OF_SOME, str(k), str(port)) for k in range(3)]):
+        assert code == 0 and float(re.findall(r"off by (\S+)", out)[0]) < 1e-5, (out, err)
+        assert "refused: the mesh has devices of 2 of 3 processes, of number 0, 1; make the mesh of the" in out, out
+
+
 ONE_DIES = """
 import os, sys, jax, numpy, jaxsparse_fmt as jsf, solvers
 process = int(sys.argv[1])
@@ -121,7 +147,7 @@ def test_the_examples_rows_are_the_gallerys():
 
 
 def test_alone_a_process_knows_what_it_knows_in_rising_order():
-    assert list(everyones(lambda: {3: "c", 1: "a"}).items()) == [(1, "a"), (3, "c")]
+    assert list(everyones(lambda: {3: "c", 1: "a"}, MESH).items()) == [(1, "a"), (3, "c")]
 
 
 def test_threads_keep_order_errors_and_word_length():

@@ -62,3 +62,41 @@ def test_pieces_that_do_not_fit_the_others_are_refused(tmp_path):
         jsf.save_rows(tmp_path / "narrow", lambda a, b: S[a:b, :50], n=90)
     with pytest.raises(ValueError, match=r"S\(45, 90\) gives complex128 where the first rows were float64"):
         jsf.save_rows(tmp_path / "turned", lambda a, b: S[a:b] * (1j if a else 1), n=90, pieces=2)
+
+
+@pytest.mark.parametrize(
+    ("first", "then"), [("int8", "int64"), ("float32", "float64"), ("complex64", "complex128"), ("int8", "uint8")]
+)
+def test_pieces_that_the_first_ones_numbers_do_not_hold_are_refused(first, then, tmp_path):
+    T = sp.csr_array(300 * sp.eye_array(10))
+    words = rf"S\(5, 10\) gives {then} where the first rows were {first}.*let S give all its rows as \w+"
+    with pytest.raises(ValueError, match=words):
+        jsf.save_rows(tmp_path, lambda a, b: T[a:b].astype(then if a else first), n=10, pieces=2)
+    assert (tmp_path / "data.bin").stat().st_size == 5 * np.dtype(first).itemsize  # nothing of that piece
+
+
+def test_narrower_pieces_than_the_first_come_back(tmp_path):
+    T = sp.csr_array(sp.diags_array(np.arange(1.0, 11)))
+    jsf.save_rows(tmp_path, lambda a, b: T[a:b].astype("float32" if a else "float64"), n=10, pieces=2)
+    assert abs(jsf.saved_rows(tmp_path)(0, 10) - T).max() == 0
+
+
+@pytest.mark.parametrize(
+    ("S", "options", "error", "words"),
+    [
+        (np.eye(3), {}, TypeError, "save_rows takes a scipy.sparse matrix.*got ndarray. scipy.sparse.csr_array makes"),
+        (S, {"pieces": 0}, ValueError, "pieces must be at least 1; got 0"),
+        (lambda a, b: S[a:b], {"n": 90, "pieces": 2.0}, TypeError, "pieces must be a whole number; got 2.0"),
+        (lambda a, b: S[a:b], {"n": 90.0}, TypeError, "n must be a whole number; got 90.0"),
+    ],
+    ids=["dense", "no pieces", "pieces", "n"],
+)
+def test_what_cannot_be_saved_leaves_no_folder(S, options, error, words, tmp_path):
+    with pytest.raises(error, match=words):
+        jsf.save_rows(tmp_path / "new", S, **options)
+    assert not (tmp_path / "new").exists()
+
+
+def test_pieces_that_are_no_matrices_are_refused(tmp_path):
+    with pytest.raises(TypeError, match=r"S\(0, 3\) must give a scipy.sparse matrix; got ndarray"):
+        jsf.save_rows(tmp_path, lambda a, b: np.eye(3)[a:b], n=3)

@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt import vectors
+from jaxsparse_fmt.partition import build, one_format, spread
 from jaxsparse_fmt.partition.halo import KINDS
 from jaxsparse_fmt.partition.one_format import MODES
 from tests import zoo
@@ -231,6 +232,13 @@ def test_the_report_counts_what_the_matrix_has():
     assert "permute" in B.report() and "most / mean" in B.report() and f"{DEVICES} devices" in repr(B)
 
 
+def test_an_order_of_the_unknowns_costs_its_bytes_once():
+    options = {"format": "ell", "mode": "vector", "exchange": "gather"}
+    plain, B = jsf.shard(S, MESH, **options), jsf.shard(S, MESH, reorder=np.arange(90), **options)
+    order = 4 * (B.domain.places + B.entries.places)
+    assert B.nbytes - plain.nbytes == order == B.with_data(B.data).nbytes - plain.nbytes
+
+
 def test_another_matrix_of_the_same_sizes_compiles_nothing_anew():
     traced = []
 
@@ -273,6 +281,12 @@ def test_rows_made_in_pieces_are_stored_in_numbers_that_scipy_does_not_know():
 def test_starts_that_are_no_integers_are_refused():
     with pytest.raises(TypeError, match="starts must be integers"):
         jsf.shard_from_rows(lambda a, b: S[a:b], 90, MESH, starts=np.linspace(0, 90, 9))
+
+
+@pytest.mark.parametrize(("n", "error"), [(90.0, TypeError), ("90", TypeError), (-3, ValueError)], ids=str)
+def test_a_number_of_rows_that_is_none_is_refused(n, error):
+    with pytest.raises(error, match=r"^n must be"):
+        jsf.shard_from_rows(lambda a, b: S[a:b], n, MESH)
 
 
 def test_a_report_is_of_the_matrix_that_it_is_asked_of():
@@ -348,6 +362,36 @@ def test_a_shard_that_its_device_cannot_hold_is_refused(monkeypatch):
     monkeypatch.setattr(device, "memory_stats", lambda self: {"bytes_limit": 1000, "bytes_in_use": 0})
     with pytest.raises(ValueError, match="more than the 1 kB that are free on its device; use more"):
         jsf.shard(S, MESH, format="ell")
+
+
+def test_the_fullest_device_says_whether_a_shard_fits(monkeypatch):
+    free = lambda self: {"bytes_limit": 10**6, "bytes_in_use": 999_000 if self.id == 5 else 0}  # noqa: E731
+    monkeypatch.setattr(type(MESH.devices.flat[0]), "memory_stats", free)
+    with pytest.raises(ValueError, match="more than the 1 kB that are free on its device"):
+        jsf.shard(S, MESH, format="ell")
+
+
+@pytest.mark.parametrize("reorder", [None, np.arange(90)], ids=["as it is", "renumbered"])
+def test_what_must_be_free_is_what_a_device_will_hold(reorder, monkeypatch):
+    options = {"format": "ell", "exchange": "permute", "reorder": reorder}
+    each = jsf.shard(S, MESH, **options).nbytes // DEVICES
+    free = each
+    monkeypatch.setattr(type(MESH.devices.flat[0]), "memory_stats", lambda self: {"bytes_limit": free})
+    jsf.shard(S, MESH, **options)
+    free = each - 1
+    with pytest.raises(ValueError, match="use more devices"):
+        jsf.shard(S, MESH, **options)
+
+
+def test_nothing_is_placed_before_the_last_word_between_processes(monkeypatch):
+    """A process that fails to place an array would leave the others waiting."""
+    seen = []
+    for module, name in ((build, "everyones"), (one_format, "everyones"), (spread, "sharded")):
+        true = getattr(module, name)
+        noted = lambda *args, name=name, true=true, **options: seen.append(name) or true(*args, **options)  # noqa: E731
+        monkeypatch.setattr(module, name, noted)
+    jsf.shard(S, MESH, format="ell", reorder="rcm")
+    assert "everyones" in seen and "everyones" not in seen[seen.index("sharded") :]
 
 
 def test_a_format_that_would_pad_beyond_all_measure_is_refused():
