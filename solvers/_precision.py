@@ -68,14 +68,14 @@ def given(A: Any, inner: Any, n: int) -> Any:
     """
     if inner is not None:
         return arguments.linear_map(inner, n, "inner")
-    if arguments.is_function(A) or not (hasattr(A, "astype") or hasattr(getattr(A, "T", None), "astype")):
+    if arguments.is_function(A) or not hasattr(A, "astype"):
         raise TypeError("A is a function, which has no narrower values; pass inner=, the same operator in float32")
     return None
 
 
 def narrowed(A: Any, values: Any, vectors: Any) -> Any:
     """A with values in a narrow type, to be multiplied with `vectors`."""
-    if not hasattr(A, "astype"):  # the transposed view of a format
+    if not hasattr(A, "with_data") and hasattr(getattr(A, "T", None), "with_data"):  # the transposed view of a format
         return narrowed(A.T, values, vectors).T
     if values != jnp.float16:
         return A.astype(vectors if values == jnp.float32 else values)
