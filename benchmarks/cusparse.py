@@ -10,7 +10,7 @@ import contextlib
 import ctypes
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -106,11 +106,14 @@ class Product:
     def __call__(self, x: Any, y: Any = None) -> Any:
         """x, y: CuPy arrays [n_cols], [n_rows], of Aᵀ·x the other way; y, or else `self.y`, takes the result."""
         y = self.y if y is None else y
+        self._spmv(*self._call(x, y))
+        return y
+
+    def _call(self, x: Any, y: Any) -> tuple[Any, ...]:
         key = x.data.ptr, y.data.ptr
         if key not in self._calls:
             self._calls[key] = self._prepared(x, y)
-        self._spmv(*self._calls[key])
-        return y
+        return self._calls[key]
 
     def _prepared(self, x: Any, y: Any) -> tuple[Any, ...]:
         one, zero = (ctypes.c_void_p(scalar.ctypes.data) for scalar in self._scalars)
@@ -137,6 +140,31 @@ class Product:
             pointer, kind = ctypes.c_void_p(a.data.ptr), ctypes.c_int(_TYPES[self.dtype.name])
             create(ctypes.byref(vector), ctypes.c_int64(a.size), pointer, kind)
         return self._vectors[a.data.ptr]
+
+    def captured(self, pairs: Sequence[tuple[Any, Any]]) -> Callable[[], None]:
+        """What runs y = A·x for these (x, y) one after the other, as one CUDA graph: none waits for Python.
+
+        In BSR they are called one by one: captured, they write elsewhere (cuSPARSE 12.6). Their matrices are large.
+        """
+        calls = [self._call(x, y) for x, y in pairs]
+
+        def one_by_one() -> None:
+            for call in calls:
+                self._spmv(*call)
+
+        if self._algorithm == BSR_ALG1:
+            return one_by_one
+        stream, set_stream = self._lib.cupy.cuda.Stream(non_blocking=True), self._lib.function("cusparseSetStream")
+        self.wait(None)
+        set_stream(self._lib.handle, ctypes.c_void_p(stream.ptr))
+        try:
+            with stream:
+                stream.begin_capture()
+                one_by_one()
+                graph = stream.end_capture()
+        finally:
+            set_stream(self._lib.handle, ctypes.c_void_p(0))
+        return lambda: graph.launch(stream)
 
     def to_device(self, x: np.ndarray) -> Any:
         return self._lib.cupy.asarray(x)

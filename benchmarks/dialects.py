@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxsparse_fmt as jsf
-from benchmarks import solvers, standard, suite, timing
+from benchmarks import solvers, standard, suite, suite_table, timing
 from jaxsparse_fmt import choose
 
 DIALECTS = ("triton", "mosaic")
@@ -79,7 +79,7 @@ def table(rows: list[Row], header: dict[str, str]) -> str:
     lines += ["", "| class | " + " | ".join(dtypes) + " |", "|---|" + "---:|" * len(dtypes)]
     classes = {kind: [r for r in rows if r["class"] == kind] for kind in dict.fromkeys(r["class"] for r in rows)}
     for kind, chosen in {**classes, "geometric mean": rows}.items():
-        means = [standard.geometric_mean(r["ratio"] for r in chosen if r["dtype"] == dtype) for dtype in dtypes]
+        means = [suite_table.geometric_mean(r["ratio"] for r in chosen if r["dtype"] == dtype) for dtype in dtypes]
         lines.append(f"| {kind} | " + " | ".join(f"{mean:.2f}" for mean in means) + " |")
     return "\n".join(lines)
 

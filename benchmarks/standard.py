@@ -5,13 +5,16 @@
 
 The opponent is the fastest of cuSPARSE's CSR (ALG1, ALG2, both preprocessed), COO, sliced ELL and BSR where there are
 blocks, and of JAX's BCSR; on a CPU SciPy's csr @ x takes cuSPARSE's place. On a GPU square matrices are timed in chains
-of products, x ← A·x, in one program of ours and one sequence of calls of theirs: else it would wait for Python, which
-takes up to 90 µs for a call of ours where the host is busy. JSON and table are written after every matrix, so that a
+of products, x ← A·x, in one program of ours and one CUDA graph of theirs: else they would wait for Python, which takes
+5 µs for a call of theirs and up to 90 for one of ours. JSON and table are written after every matrix, so that a
 run that is cut off has told what it could, and no matrix is begun that would not end before the limit if it took as
 long as the longest so far.
 
 The fastest opponent and all of ours are timed several times in turn; what counts is the median, and `spread` is how far
 apart the times of auto's choice were, over it.
+
+The card rests between the rounds of a timing (`timing.seconds_per_call`); `--sustained` also tells what auto's choice
+and the fastest opponent do after seconds without rest, where a card lowers its clock to keep within its limit of power.
 
 What `tune` would choose is the fastest, by its own clock (`_clock.py`), of the formats that it and `--others` look at.
 
@@ -28,9 +31,8 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -39,11 +41,11 @@ import numpy as np
 from jax.experimental import sparse
 
 import jaxsparse_fmt as jsf
-from benchmarks import cusparse, spmv, suite, timing
+from benchmarks import cusparse, spmv, suite, suite_table, timing
 from jaxsparse_fmt import _clock, choose, tune
 
 Row = dict[str, Any]
-Timer = Callable[[], float]  # seconds
+Timer = Callable[..., float]  # seconds; arguments go to `timing.seconds_per_call`
 TRIPS = 8  # of the loop of a chain
 IN_L2 = 64e6  # bytes in CSR with float32 values, below which a trip is of 16 products, else of 2
 WRONG = 1e-3  # relative error from which a time counts for nothing
@@ -105,6 +107,7 @@ class Run:
     copy: float
     rounds: dict[str, Any]
     passes: int = PASSES
+    sustained: float = 0.0  # seconds of load before auto and the fastest opponent are timed once more; 0: they are not
 
     def matrix(self, case: suite.Case, S: Any) -> list[Row]:
         """One row a dtype. What is timed for one is timed for all, and converted once, in float64."""
@@ -128,15 +131,20 @@ class Run:
                 rivals = self.theirs(opponent, problem, dtype)
                 ours, timers = self.ours(pool, stored, ranking, problem, dtype)
                 theirs = self.in_turn(rivals, ours, timers)
+                MHz = timing.clock() if self.platform == "gpu" else math.nan
                 row = {"matrix": case.name, "class": case.kind, "dtype": dtype, "rows": S.shape[0], "nnz": S.nnz}
                 row |= {"chained": bool(problem.chained), "rank s": seconds, "opponents": theirs, "ours": ours}
+                row["MHz"] = MHz
                 row["predicted"] = [
                     {"label": label(c), "model us": 1e6 * c.seconds, "moved": c.moved, "reason": c.reason}
                     for c in ranking
                 ]
                 looked_at = [label(c) for c in choose.best_layouts(ranking)[: tune.CANDIDATES]]
                 rows.append(row | compared(theirs, ours, looked_at))
-                say(f"  {dtype}: {sentence(rows[-1])}")
+                say(f"  {dtype}: {suite_table.sentence(rows[-1])}")
+                both = {"opponent": rivals.get(rows[-1]["opponent"]), "auto": timers.get(rows[-1]["auto"])}
+                if self.sustained and all(callable(timer) for timer in both.values()):
+                    rows[-1] |= self.at_length(both)
         return rows
 
     def theirs(self, opponent: cusparse.Opponent | None, problem: Problem, dtype: str) -> dict[str, Timer | str]:
@@ -144,7 +152,8 @@ class Run:
         xs = [x.astype(dtype) for x in problem.xs]
         if opponent is None:
             M = problem.S.astype(dtype)
-            run = functools.partial(timing.seconds_per_call, lambda i: M @ xs[i % 3], lambda _: None, **self.rounds)
+            one = lambda i: M @ xs[i % 3]  # noqa: E731
+            run = functools.partial(timing.seconds_per_call, one, lambda _: None, **self.rounds)
             return {"SciPy csr @ x": run, BCSR: self._bcsr(xs, problem)}
         found: dict[str, Timer | str] = {}
         for name, make in opponent.methods.items():
@@ -155,28 +164,27 @@ class Run:
         return found | {BCSR: self._bcsr(xs, problem)}
 
     def in_turn(self, rivals: dict[str, Timer | str], ours: list[Row], timers: dict[str, Timer]) -> Row:
-        """Times all rivals, then the fastest and ours in turn: µs by method, or why there are none. Rows of ours get µs
-        and `spread`, how far apart the passes were.
+        """Times all rivals for a round, then the fastest and ours in turn: µs by method, or why there are none. Rows of
+        ours get µs and `spread`, how far apart the passes were.
         """
         told: Row = {}
         for name, timer in rivals.items():
             try:
-                told[name] = timer if isinstance(timer, str) else 1e6 * timer()
+                told[name] = timer if isinstance(timer, str) else 1e6 * timer(rounds=1)
             except Exception as error:
                 told[name] = f"absent: {error}".splitlines()[0]
         known = {name: us for name, us in told.items() if not isinstance(us, str)}
         best = min(known, key=known.__getitem__, default=None)
-        passes: dict[str, list[float]] = {name: [] for name in timers} | ({best: [known[best]]} if best else {})
+        passes: dict[str, list[float]] = {name: [] for name in [*timers, *([best] if best else [])]}
         failed: Row = {}
         for _ in range(self.passes):
             for name in passes:
-                timer = timers.get(name) or rivals[name]
-                if len(passes[name]) < self.passes and not isinstance(timer, str):
-                    try:
-                        passes[name].append(1e6 * timer())
-                    except Exception as error:  # what was timed before counts
-                        failed[name] = f"{type(error).__name__}: {error}".splitlines()[0]
-        if best:
+                timer: Any = timers.get(name) or rivals[name]
+                try:
+                    passes[name].append(1e6 * timer())
+                except Exception as error:  # what was timed before counts
+                    failed[name] = f"{type(error).__name__}: {error}".splitlines()[0]
+        if best and passes[best]:
             told[best] = statistics.median(passes[best])
         for row in ours:
             if times := passes.get(row["label"]):
@@ -190,6 +198,13 @@ class Run:
                 row["failed"] = failed[row["label"]]
         return told
 
+    def at_length(self, timers: dict[str, Any]) -> Row:
+        """µs of each after `sustained` seconds of load, and the MHz that the card's limit of power then leaves."""
+        told: Row = {}
+        for name, timer in timers.items():
+            told |= {f"{name} sustained us": 1e6 * timer(lead=self.sustained), f"{name} sustained MHz": timing.clock()}
+        return told
+
     def cupy(self, product: cusparse.Product, xs: list[np.ndarray], problem: Problem) -> Timer:
         """What gives the seconds of a product of theirs.
 
@@ -197,30 +212,34 @@ class Run:
           cusparse.Absent: its result is wrong.
         """
         inputs = [product.to_device(x) for x in xs]
-        if (error := problem.off(product(inputs[0]).get())) > WRONG:
+        y = product(inputs[0])
+        if problem.chained:
+            y = inputs[1]
+            y.fill(math.nan)
+            product.captured([(inputs[0], y)])()
+            product.wait(y)
+        if not (error := problem.off(y.get())) <= WRONG:
             raise cusparse.Absent(f"its result is off by {error:.0e}")
         if not problem.chained:
-            return lambda: timing.seconds_per_call(lambda i: product(inputs[i % 3]), product.wait, **self.rounds)
-
-        def calls(_: int) -> None:
-            for i in range(problem.products):
-                product(inputs[i % 2], inputs[1 - i % 2])
-
-        return lambda: timing.seconds_per_call(calls, product.wait, **self.rounds) / problem.products
+            one = lambda i: product(inputs[i % 3])  # noqa: E731
+            return functools.partial(timing.seconds_per_call, one, product.wait, **self.rounds)
+        graph = product.captured([(inputs[i % 2], inputs[1 - i % 2]) for i in range(problem.products)])
+        run = functools.partial(timing.seconds_per_call, lambda _: graph(), product.wait, **self.rounds)
+        return lambda **how: run(**how) / problem.products
 
     def _bcsr(self, xs: list[np.ndarray], problem: Problem) -> Timer:
         S = problem.S
 
-        def seconds() -> float:
+        def seconds(**how: Any) -> float:
             arrays = jnp.asarray(S.data, xs[0].dtype), jnp.asarray(S.indices), jnp.asarray(S.indptr)
-            return self.of_jax(sparse.BCSR(arrays, shape=S.shape), [jnp.asarray(x) for x in xs], problem)
+            return self.of_jax(sparse.BCSR(arrays, shape=S.shape), [jnp.asarray(x) for x in xs], problem, **how)
 
         return seconds
 
-    def of_jax(self, A: Any, xs: list[jax.Array], problem: Problem) -> float:
+    def of_jax(self, A: Any, xs: list[jax.Array], problem: Problem, **how: Any) -> float:
         """Seconds of a product of ours."""
         run = lambda i: problem.run(A, xs[i % 3])  # noqa: E731
-        return timing.seconds_per_call(run, jax.block_until_ready, **self.rounds) / problem.products
+        return timing.seconds_per_call(run, jax.block_until_ready, **(self.rounds | how)) / problem.products
 
     def ours(
         self,
@@ -309,110 +328,6 @@ def compared(theirs: Row, ours: list[Row], looked_at: list[str]) -> Row:
     }  # fmt: skip
 
 
-def geometric_mean(values: Iterable[float]) -> float:
-    known = [v for v in values if not math.isnan(v)]
-    return statistics.geometric_mean(known) if known else math.nan
-
-
-def summary(rows: list[Row]) -> list[str]:
-    """Geometric mean and worst case over all matrices, and means by class, as Markdown."""
-    dtypes = list(dict.fromkeys(r["dtype"] for r in rows))
-    lines = ["", "| × opponent | " + " | ".join(f"auto, {d} | best of ours, {d}" for d in dtypes) + " |"]
-    lines += ["|---|" + "---:|---:|" * len(dtypes)]
-
-    def line(name: str, of: Any, chosen: list[Row]) -> str:
-        cells = []
-        for dtype in dtypes:
-            of_dtype = [r for r in chosen if r["dtype"] == dtype]
-            cells += [f" {of([r[key] for r in of_dtype]):.2f} |" for key in ("ratio", "best ratio")]
-        return f"| {name} |" + "".join(cells)
-
-    least = lambda values: min((v for v in values if not math.isnan(v)), default=math.nan)  # noqa: E731
-    lines += [line("geometric mean", geometric_mean, rows), line("worst case", least, rows)]
-    for kind in dict.fromkeys(r["class"] for r in rows):
-        lines.append(line(kind, geometric_mean, [r for r in rows if r["class"] == kind]))
-    compared = [r for r in rows if not math.isnan(r["ratio"])]
-    if compared:
-        worst = min(compared, key=lambda r: r["ratio"])
-        lines += ["", f"Worst: {worst['matrix']}, {worst['dtype']}, {worst['ratio']:.2f} × {worst['opponent']}."]
-    for chooser in ("auto", "tune"):
-        chosen = [r[f"{chooser} vs best"] for r in rows if not math.isnan(r[f"{chooser} vs best"])]
-        if chosen:
-            near, worst = sum(v > 0.95 for v in chosen), min(chosen)
-            lines += ["", f"{chooser} is within 5% of our best in {near} of {len(chosen)}, at worst {worst:.2f} of it."]
-    return lines
-
-
-def table(rows: list[Row], header: dict[str, str]) -> str:
-    """A Markdown table, which reads as plain text too."""
-    lines = [timing.line(header), ""]
-    lines += [
-        "| matrix | class | dtype | rows | nnz | opponent | µs | auto | µs | model | best of ours | µs | × opponent |"
-    ]
-    lines[-1] += " auto vs best | tune vs best | spread | share of copy | conversion | error |"
-    lines += ["|---|---|---|---:|---:|---|---:|---|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|"]
-    for r in rows:
-        best = "" if r["best"] == r["auto"] else r["best"]
-        lines.append(
-            f"| {r['matrix']} | {r['class']} | {r['dtype']} | {r['rows']} | "
-            f"{r['nnz']} | {r['opponent']} | {r['opponent us']:.1f} | {r['auto']} | {r['auto us']:.1f} | "
-            f"{r['model us']:.1f} | {best} | {r['best us']:.1f} | {r['ratio']:.2f} | {r['auto vs best']:.2f} | "
-            f"{r['tune vs best']:.2f} | {r['spread']:.2f} | {r['share']:.2f} | {r['conversion']:.0f} | "
-            f"{r['error']:.0e} |"
-        )
-    return "\n".join(lines + summary(rows))
-
-
-def sentence(r: Row) -> str:
-    failed = [f"; {o['label']} FAILED: {o['failed']}" for o in r["ours"] if "failed" in o]
-    return (
-        f"{r['opponent']} {r['opponent us']:.1f} µs, auto {r['auto']} {r['auto us']:.1f} µs ({r['ratio']:.2f} ×), "
-        f"best {r['best']} {r['best us']:.1f} µs{''.join(failed)}"
-    )
-
-
-def draw(path: Path, rows: list[Row], title: str, copy: float) -> None:
-    """Every matrix a dot, by class: times the opponent's speed; and under the roof of `copy` bytes a second."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    from jaxsparse_fmt import plot
-
-    kinds = list(dict.fromkeys(r["class"] for r in rows))
-    with matplotlib.rc_context(plot.STYLE):
-        figure = Figure(figsize=(13, 5), layout="constrained")
-        ratios, roof = figure.subplots(1, 2, width_ratios=(3, 2))
-        for k, dtype in enumerate(dict.fromkeys(r["dtype"] for r in rows)):
-            look = {"s": 28, "color": plot.COLORS[k % 2], "label": dtype, "alpha": 0.85}
-            chosen = [r for r in rows if r["dtype"] == dtype and not math.isnan(r["ratio"])]
-            x = [kinds.index(r["class"]) + 0.24 * (k - 0.5) for r in chosen]
-            ratios.scatter(x, [r["ratio"] for r in chosen], **look)
-            timed = [(r, r["ours"][0]) for r in rows if r["dtype"] == dtype and "moved" in r["ours"][0]]
-            flops_a_byte = [2 * r["nnz"] / auto["moved"] for r, auto in timed]
-            roof.scatter(flops_a_byte, [2e-3 * r["nnz"] / auto["us"] for r, auto in timed], **look)
-        ratios.axhline(1, color=plot.INK, linewidth=1)
-        ratios.set_yscale("log", base=2)
-        ratios.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        ratios.set_xticks(range(len(kinds)), kinds, rotation=35, ha="right")
-        ratios.set_ylabel("times the opponent's speed")
-        ratios.set_title(title)
-        ratios.grid(axis="y")
-        ratios.legend(frameon=False)
-        ends = np.array([0.05, 1.0])
-        roof.plot(ends, ends * copy / 1e9, color=plot.INK, linewidth=1)
-        roof.set_xscale("log")
-        roof.set_yscale("log")
-        roof.set_xticks([0.05, 0.1, 0.2, 0.5], ["0.05", "0.1", "0.2", "0.5"])
-        roof.set_xticks([], minor=True)
-        roof.set_yticks([200, 500, 1000, 2000], ["200", "500", "1,000", "2,000"])
-        roof.set_yticks([], minor=True)
-        roof.set_xlabel("operations a byte that auto's format moves")
-        roof.set_ylabel("Gflop/s")
-        roof.set_title("Under the roof of the copy")
-        roof.grid()
-        figure.savefig(path, dpi=150)
-
-
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -424,7 +339,7 @@ def main(args: argparse.Namespace) -> int:
     copy = timing.copy_bandwidth(2**24 if args.small else 2**28 if platform == "cpu" else 2**31)
     rounds, others = (QUICK, min(args.others, 1)) if args.small else (ROUNDS, args.others)
     passes = 1 if args.small else PASSES
-    run = Run(platform, args.dtypes, (args.backends or ["auto"])[0], others, copy, rounds, passes)
+    run = Run(platform, args.dtypes, (args.backends or ["auto"])[0], others, copy, rounds, passes, args.sustained)
     header = timing.provenance() | {"copy": f"{copy / 1e9:.0f} GB/s", "suite": args.suite, "scale": f"{scale:g}"}
     if platform == "gpu":
         try:
@@ -448,11 +363,13 @@ def main(args: argparse.Namespace) -> int:
         longest = max(longest, time.perf_counter() - start - begun)
         header["took"] = f"{time.perf_counter() - start:.0f} s"
         if args.json:
-            timing.write(args.json, header, rows, table(rows, header))
+            timing.write(args.json, header, rows, suite_table.table(rows, header))
     matrices.close()
-    print(table(rows, header))
+    print(suite_table.table(rows, header))
     if args.json:
-        timing.write(args.json, header, rows, table(rows, header))
+        timing.write(args.json, header, rows, suite_table.table(rows, header))
     if args.plot:
-        draw(args.plot, rows, f"auto against {'cuSPARSE' if platform == 'gpu' else 'SciPy'}, {header['device']}", copy)
+        suite_table.draw(
+            args.plot, rows, f"auto against {'cuSPARSE' if platform == 'gpu' else 'SciPy'}, {header['device']}", copy
+        )
     return int(any("failed" in ours for row in rows for ours in row["ours"]))

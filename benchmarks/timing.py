@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import platform
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -17,19 +19,36 @@ import jax.numpy as jnp
 
 
 def seconds_per_call(
-    run: Callable[[int], Any], wait: Callable[[Any], None], *, rounds: int = 7, seconds: float = 0.03
+    run: Callable[[int], Any],
+    wait: Callable[[Any], None],
+    *,
+    rounds: int = 7,
+    seconds: float = 0.03,
+    lead: float = 0.0,
 ) -> float:
     """The median time of one `run(i)`, seconds.
 
     Calls are issued back to back and waited for once, so that the cost of a launch hides behind the work before it; `i`
     counts up, for inputs that rotate. The number of calls in a round makes a round about 30 ms.
+
+    A GPU rests before every round as long as that takes: with its memory at full speed an H200 reaches its limit of
+    power in a second or two and lowers its clock by up to a third, so that a time would hang on what ran before.
+
+    Args:
+      lead: seconds of such calls without a rest, before rounds without one: for what it gives under that limit.
     """
     wait(run(0))
     start = time.perf_counter()
     wait(run(1))
-    calls = max(1, min(200, int(seconds / max(time.perf_counter() - start, 1e-6))))
+    one = max(time.perf_counter() - start, 1e-6)
+    calls = max(1, min(200, int(seconds / one)))
+    until = time.perf_counter() + lead
+    while time.perf_counter() < until:
+        wait([run(i) for i in range(calls)][-1])
+    rest = 0.0 if lead or jax.default_backend() == "cpu" else calls * one
     times = []
     for _ in range(rounds):
+        time.sleep(rest)
         start = time.perf_counter()
         for i in range(calls):
             out = run(i)
@@ -70,6 +89,15 @@ def _of_updates(function: Callable[..., Any], fixed: Any, inputs: Sequence[Any])
         return held[0]
 
     return seconds_per_call(run, jax.block_until_ready)
+
+
+def clock() -> float:
+    """MHz of the multiprocessors of the first NVIDIA GPU, read while it is as warm as it was; NaN where none tells."""
+    query = ["nvidia-smi", "--id=0", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits"]
+    try:
+        return float(subprocess.run(query, capture_output=True, text=True, timeout=5, check=True).stdout)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return math.nan
 
 
 def provenance() -> dict[str, str]:

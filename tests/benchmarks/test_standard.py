@@ -13,7 +13,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from benchmarks import cusparse, spmv, standard
+from benchmarks import cusparse, spmv, standard, suite_table
 from jaxsparse_fmt import choose
 
 S = jsf.gallery.elasticity((2, 3, 4))
@@ -51,8 +51,8 @@ def test_a_format_that_failed_is_not_the_best():
 
 
 def test_means_are_geometric_and_pass_over_what_is_missing():
-    assert standard.geometric_mean([1.0, 4.0, math.nan]) == pytest.approx(2.0)
-    assert math.isnan(standard.geometric_mean([math.nan]))
+    assert suite_table.geometric_mean([1.0, 4.0, math.nan]) == pytest.approx(2.0)
+    assert math.isnan(suite_table.geometric_mean([math.nan]))
 
 
 def test_the_summary_has_means_and_minima_by_class():
@@ -61,7 +61,7 @@ def test_the_summary_has_means_and_minima_by_class():
         | {"ratio": ratio, "best ratio": ratio, "auto vs best": 1.0, "tune vs best": ratio}
         for kind, ratio in [("a", 1.0), ("a", 4.0), ("b", 0.5)]
     ]
-    lines = standard.summary(rows)
+    lines = suite_table.summary(rows)
     assert "Worst: b0.5, float32, 0.50 × B." in lines
     assert "| a | 2.00 | 2.00 |" in lines and "| b | 0.50 | 0.50 |" in lines
     assert "| worst case | 0.50 | 0.50 |" in lines and "| geometric mean | 1.26 | 1.26 |" in lines
@@ -170,24 +170,36 @@ def test_without_cupy_every_method_of_the_opponent_is_absent(monkeypatch):
 
 def test_the_fastest_opponent_and_ours_are_timed_in_turn_and_medians_count():
     order: list[str] = []
-    seconds = {"slow": [9.0], "fast": [2.0, 8.0, 3.0], "f0": [1.0, 7.0, 4.0]}
+    seconds = {"slow": [9.0], "fast": [5.0, 2.0, 8.0, 3.0], "f0": [1.0, 7.0, 4.0]}
 
     def timer(name: str) -> standard.Timer:
-        return lambda: order.append(name) or seconds[name].pop(0)
+        return lambda **_: order.append(name) or seconds[name].pop(0)
 
     ours = [{"label": "f0", "moved": 4e6}, {"label": "f1", "failed": "no"}]
     rivals = {"slow": timer("slow"), "gone": "absent: no", "fast": timer("fast")}
     told = dataclasses.replace(RUN, passes=3).in_turn(rivals, ours, {"f0": timer("f0")})
     assert told == {"slow": 9e6, "gone": "absent: no", "fast": 3e6}
-    assert order == ["slow", "fast", "f0", "fast", "f0", "fast", "f0"]
+    assert order == ["slow", "fast", "f0", "fast", "f0", "fast", "f0", "fast"]
     assert ours[0]["us"] == 4e6 and ours[0]["spread"] == 1.5
     assert ours[0]["share"] == pytest.approx(4e6 / 4.0 / RUN.copy) and ours[1] == {"label": "f1", "failed": "no"}
 
 
 def test_what_fails_in_a_later_pass_counts_as_before():
-    seconds = [2.0]
-    told = dataclasses.replace(RUN, passes=3).in_turn({"a": lambda: seconds.pop()}, [], {})
+    seconds = [2.0, 9.0]
+    told = dataclasses.replace(RUN, passes=3).in_turn({"a": lambda **_: seconds.pop()}, [], {})
     assert told == {"a": 2e6} and not seconds
+
+
+def test_auto_and_the_fastest_opponent_are_timed_under_load_too():
+    asked: list[float] = []
+    told = dataclasses.replace(RUN, sustained=2.0).at_length(
+        {"opponent": lambda lead: asked.append(lead) or 4e-6, "auto": lambda lead: asked.append(lead) or 2e-6}
+    )
+    assert asked == [2.0, 2.0]
+    assert (told["opponent sustained us"], told["auto sustained us"]) == (4.0, 2.0)
+    row = {"matrix": "a", "dtype": "float32", "ratio": 1.5} | told
+    assert suite_table.under_load([row])[-1].startswith("| a | float32 | 4.0 | nan | 2.0 | nan | 2.00 | 1.50 |")
+    assert suite_table.under_load([{"matrix": "a"}]) == []
 
 
 def test_one_of_ours_that_can_not_be_timed_has_failed():
@@ -197,6 +209,48 @@ def test_one_of_ours_that_can_not_be_timed_has_failed():
     ours = [{"label": "f0", "moved": 1.0, "us": math.nan}]
     assert dataclasses.replace(RUN, passes=2).in_turn({}, ours, {"f0": broken}) == {}
     assert ours[0]["failed"] == "RuntimeError: out of memory" and math.isnan(ours[0]["us"])
+
+
+class OnDevice(np.ndarray):
+    def get(self) -> np.ndarray:
+        return np.asarray(self)
+
+
+class FakeProduct:
+    """cuSPARSE's, which works when called, and as a graph writes what it is told to."""
+
+    def __init__(self, graph_writes: float):
+        self.factor = graph_writes
+
+    def to_device(self, x):
+        return x.copy().view(OnDevice)
+
+    def __call__(self, x):
+        return (S @ x).view(OnDevice)
+
+    def captured(self, pairs):
+        def graph() -> None:
+            for x, y in pairs:
+                with np.errstate(over="ignore"):
+                    y[:] = self.factor * (S @ x)
+
+        return graph
+
+    def wait(self, y):
+        del y
+
+
+@pytest.mark.parametrize("chained", [0, 2])
+def test_a_rival_is_timed_as_a_graph_where_it_is_chained(chained):
+    problem = dataclasses.replace(PROBLEM, chained=chained)
+    timer = RUN.cupy(FakeProduct(1.0), problem.xs, problem)
+    assert timer(rounds=1) > 0
+
+
+@pytest.mark.parametrize("writes", [math.nan, 0.5])
+def test_a_graph_that_writes_something_else_is_absent(writes):
+    with pytest.raises(cusparse.Absent, match="its result is off"):
+        RUN.cupy(FakeProduct(writes), PROBLEM.xs, dataclasses.replace(PROBLEM, chained=2))
 
 
 @pytest.mark.parametrize("slice_size", [4, 32])
