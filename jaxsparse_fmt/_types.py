@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from typing import Any, TypeAlias
 
 import jax
@@ -101,6 +102,21 @@ def check_keeps_imaginary(given: Any, dtype: Any) -> None:
         raise TypeError(
             f"dtype {dtype} would drop the imaginary parts of a {given} matrix; take its real part, or a complex dtype"
         )
+
+
+def whole_number(name: str, value: Any, least: int = 0) -> int:
+    """The argument `name` as an int.
+
+    Raises:
+      TypeError: it is no integer, 125.0 say. ValueError: it is less than `least`.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be a whole number; got {value!r}; pass an int") from None
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}; got {number}")
+    return number
 
 
 def index_dtype(size: int) -> Any:

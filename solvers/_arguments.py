@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import operator
 from collections.abc import Callable
 from typing import Any, TypeGuard
 
@@ -14,7 +13,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from jaxsparse_fmt._types import floating_dtype, owned
+from jaxsparse_fmt._types import floating_dtype, owned, whole_number
 
 Array = jax.Array
 
@@ -184,18 +183,12 @@ def narrow_dtype(dtype: Any, allowed: tuple[str, ...]) -> Any:
 
 
 def count(value: Any, name: str, least: int) -> int:
-    """A whole number that 32 bits hold.
+    """A whole number, or the largest that 32 bits hold.
 
     Raises:
       TypeError: not a whole number. ValueError: below `least`.
     """
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be a whole number; got {value!r}") from None
-    if number < least:
-        raise ValueError(f"{name} must be at least {least}; got {number}")
-    return min(number, 2**31 - 1)
+    return min(whole_number(name, value, least), 2**31 - 1)
 
 
 def integer(value: Any) -> Any:

@@ -135,9 +135,9 @@ def run(
     b: Array,
     x0: Array | None,
     limits: Limits,
-    inner: Map | None = None,
-    parameters: tuple[Any, ...] = (),
-    leave: Map = lambda x: x,
+    inner: Map | None,
+    parameters: tuple[Any, ...],
+    leave: Map,
 ) -> tuple[Array, End]:
     """Solves A·x = b on a b scaled to about 1 by a power of two: exact, and no square of it under- or overflows.
 
@@ -244,9 +244,9 @@ def _goes_on(loop: Loop, goal, maxiter) -> Array:
 
 def _verdict(now, before, tolerance, loop: Loop, maxiter) -> Array:
     """RUNNING or how it ended, by the true residual norm `now`, the one before it, and what the method said."""
+    asked_to = (loop.code == RESTART) | (loop.code == FULL)
     # A method that asks to start again may have gone up on its way, as bicgstab does. It comes to an end all the same:
     # at maxiter, or since a first step that may not be taken is a failure.
-    asked_to = (loop.code == RESTART) | (loop.code == FULL)
     helped = jnp.isnan(before) | (loop.code == RESTART) | (now < jnp.where(asked_to, 1, 0.5) * before)
     failed = (loop.code != RUNNING) & ~asked_to
     ends = [

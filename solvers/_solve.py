@@ -173,16 +173,15 @@ def _differentiable(
     """
     narrow = _narrow(b, options)
     A, M = arguments.traced(matvec, b), arguments.traced(precondition, narrow)
-    shown = None if options.callback is None else basis
+    shown = IDENTITY if options.callback is None else basis
     frozen = lax.stop_gradient((M, with_dot, inner, x0, limits, parameters, shown))
     options_of_tangent = options._replace(history_length=0, callback=None, progress=None)
 
-    def run(options, A, M, b, x0, limits, with_dot, inner, parameters, shown=None):
+    def run(options, A, M, b, x0, limits, with_dot, inner, parameters, shown=IDENTITY):
         own = None if inner is None else _map_of(inner)
         A = A if with_dot is None else Product(A, with_dot)
         with basis.scope():  # a derivative is traced later
-            leave = (lambda x: x) if shown is None else shown.leave
-            return _iterate.run(method, options, A, M, b, x0, limits, own, parameters, leave)
+            return _iterate.run(method, options, A, M, b, x0, limits, own, parameters, shown.leave)
 
     def primal(A, b, frozen):
         M, with_dot, inner, x0, limits, parameters, shown = frozen

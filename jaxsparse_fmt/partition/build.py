@@ -10,7 +10,7 @@ import numpy as np
 import scipy.sparse
 from jax.sharding import Mesh
 
-from jaxsparse_fmt._types import Csr, readable_bytes, requested_dtype
+from jaxsparse_fmt._types import Csr, readable_bytes, requested_dtype, whole_number
 from jaxsparse_fmt.convert import checked
 from jaxsparse_fmt.formats import storing
 from jaxsparse_fmt.partition import alike, halo, rows, spread
@@ -106,7 +106,7 @@ def shard_from_rows(
       TypeError: `mesh` is no mesh, a block no matrix, or n or `starts` no integers.
     """
     parts, mesh = _devices_along(mesh, axis), spread.auto_mesh(mesh)
-    n = rows.whole_number("n", n)
+    n = whole_number("n", n)
     cuts = rows.equal(n, parts) if starts is None else np.asarray(starts)
     if not np.issubdtype(cuts.dtype, np.integer):
         raise TypeError(f"starts must be integers, the numbers of rows; got {starts!r}")

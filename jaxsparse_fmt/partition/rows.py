@@ -8,7 +8,6 @@ first; the matrix's basis hides that from its user.
 from __future__ import annotations
 
 import dataclasses
-import operator
 from typing import Any
 
 import numpy as np
@@ -40,21 +39,6 @@ class Partition:
     def largest(self) -> int:
         """Places of the largest piece."""
         return int(np.diff(self.starts).max(initial=0))
-
-
-def whole_number(name: str, value: Any, least: int = 0) -> int:
-    """The argument `name` as an int.
-
-    Raises:
-      TypeError: it is no integer, 125.0 say. ValueError: it is less than `least`.
-    """
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be a whole number; got {value!r}; pass an int") from None
-    if number < least:
-        raise ValueError(f"{name} must be at least {least}; got {number}")
-    return number
 
 
 def partition(csr: Csr, parts: int, by: str = "nnz", reorder: Any = None) -> Partition:

@@ -19,10 +19,9 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from jaxsparse_fmt._types import Csr
+from jaxsparse_fmt._types import Csr, whole_number
 from jaxsparse_fmt.convert import canonical
 from jaxsparse_fmt.partition import rows
-from jaxsparse_fmt.partition.rows import whole_number
 
 FORMAT = "jaxsparse rows 1"
 
