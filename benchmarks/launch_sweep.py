@@ -4,9 +4,10 @@
     python -m benchmarks.launch_sweep --sections sums --backend mosaic    where `csr5` should keep its sums
 
 Prints, per matrix, dtype and format, microseconds: with every number of lanes a thread and of entries in flight
-("blocks"); of products with eight columns, where a lane has them to itself, with every number of columns and of entries
-in flight ("columns"); and of `csr5` without `keep_sums` and with it, by the bytes of sums whose entries are loaded
-together, beside the share of x that the ranking thinks misses the L1 cache ("sums").
+("blocks"); of whole diagonals with every number of rows a block and of lanes a thread ("diagonals"); of products with
+eight columns, where a lane has them to itself, with every number of columns and of entries in flight ("columns"); and
+of `csr5` without `keep_sums` and with it, by the bytes of sums whose entries are loaded together, beside the share of x
+that the ranking thinks misses the L1 cache ("sums").
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import contextlib
 import dataclasses
 import itertools
+import operator
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -25,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxsparse_fmt as jsf
-from benchmarks import spmv, suite, timing
+from benchmarks import spmv, standard, suite, timing
 from jaxsparse_fmt import storages
 from jaxsparse_fmt.kernels import dialect
 
@@ -33,6 +35,7 @@ DTYPES = ("float32", "float64")
 FORMATS = {"hll": {}, "sell": {}, "hdia": {}, "pjds": {}, "csr": {}, "bsr": {"block_shape": (3, 3)}}
 VARIANTS = [(1, 4), (1, 8), (2, 2), (2, 4), (2, 8), (4, 4), (4, 8)]  # lanes a thread, entries in flight
 SHORT, UNEVEN = "1 to 3 a row", ("irregular, ±2,000", "5 × 5 blocks")  # of the standard suite
+STENCILS, DIAGONALS = ("7-point", "27-point"), list(itertools.product((128, 256, 512, 1024), (1, 2)))
 SUMS = ("adaptive mesh", "circuit", "Holstein-Hubbard", "uniform columns", "irregular, ±2,000", "irregular, ±50,000")
 SUMS += tuple(f"like {name}" for name in ("StocF-1465", "webbase-1M", "G3_circuit", "thermal2"))
 KEPT = (32, 64, 128)  # bytes of sums
@@ -71,7 +74,17 @@ def blocks(backend: str, small: bool) -> None:
         formats = {"sell": {"sigma": 1}} if name == SHORT else FORMATS
         for dtype, (format, layout) in itertools.product(DTYPES, formats.items()):
             A = csr.asformat(format, max_bytes=2**36, **layout).astype(dtype)
-            row(name, dtype, format, (microseconds(A, None, of_block(*variant)) for variant in VARIANTS))
+            times = (microseconds(A, None, of_block(dialect.LAUNCH.rows, *variant)) for variant in VARIANTS)
+            row(name, dtype, format, times)
+
+
+def diagonals(backend: str, small: bool) -> None:
+    heading(f"{rows} rows, {lanes}" for rows, lanes in DIAGONALS)
+    for name in STENCILS:
+        wide = jsf.from_scipy(made(name, small), "sdia", backend=backend)
+        for dtype in DTYPES:
+            A = wide.astype(dtype)
+            row(name, dtype, "sdia", (microseconds(A, None, of_block(*variant, 4)) for variant in DIAGONALS))
 
 
 def columns(backend: str, small: bool) -> None:
@@ -98,7 +111,7 @@ def sums(backend: str, small: bool) -> None:
             row(name, dtype, f"csr5, {stored.misses:.2f} missed", times)
 
 
-SECTIONS = {"blocks": blocks, "columns": columns, "sums": sums}
+SECTIONS = {"blocks": blocks, "diagonals": diagonals, "columns": columns, "sums": sums}
 
 
 def heading(variants: Iterable[str]) -> None:
@@ -111,8 +124,8 @@ def row(name: str, dtype: str, format: str, times: Iterable[float]) -> None:
     print(f"| {name} | {dtype} | {format} |" + "".join(f" {us:.1f} |" for us in times), flush=True)
 
 
-def of_block(lanes_per_thread: int, unroll: int) -> Any:
-    block = dialect.Block(dialect.LAUNCH.rows, lanes_per_thread, unroll)
+def of_block(rows: int, lanes_per_thread: int, unroll: int) -> Any:
+    block = dialect.Block(rows, lanes_per_thread, unroll)
     return mock.patch.object(dialect, "block", lambda *_, **__: block)
 
 
@@ -128,11 +141,17 @@ def microseconds(A: jsf.SparseMatrix, columns: int | None, parameters: Any) -> f
     """Of A·x, or of A·X with so many columns, under launch parameters."""
     shape = (A.shape[1],) if columns is None else (A.shape[1], columns)
     xs = [jnp.asarray(np.random.default_rng(i).standard_normal(shape), A.dtype) for i in range(3)]
+    chained = columns is None and A.shape[0] == A.shape[1]
+    run, products = (chain, 2 * standard.TRIPS) if chained else (operator.matmul, 1)
     with parameters:
         jax.clear_caches()
-        seconds = timing.of_jax(lambda A, x: A @ x, A, xs)
+        seconds = timing.of_jax(run, A, xs) / products
     jax.clear_caches()
     return seconds * 1e6
+
+
+def chain(A: jsf.SparseMatrix, x: jax.Array) -> jax.Array:
+    return standard.chain(A, x, 2)
 
 
 if __name__ == "__main__":

@@ -75,6 +75,8 @@ class Launch:
             "deltas": (2, 4),  # a 2-byte index in a slice
             "long deltas": (2, 8),
             "very short deltas": (2, 2),
+            "whole diagonals": (1, 4),
+            "narrow whole diagonals": (2, 4),
             "diagonals": (2, 8),  # of a slice: no index, and short rows that one trip covers
             "shared": (4, 4),  # neighbouring lanes share a row of CSR
             "very long shared": (4, 8),
@@ -84,8 +86,16 @@ class Launch:
     )
     # Mosaic GPU has one lane a thread, since more cost it registers, and so threads; but for these.
     mosaic_loads: Mapping[str, tuple[int, int]] = dataclasses.field(
-        default_factory=lambda: {"permuted": (1, 4), "diagonals": (1, 4), "very short deltas": (2, 3)}
+        default_factory=lambda: {
+            "permuted": (1, 4),
+            "diagonals": (1, 4),
+            "narrow whole diagonals": (1, 4),
+            "very short deltas": (2, 3),
+            "very long shared": (1, 12),
+        }
     )
+    diagonal_rows: int = 512  # lanes of a block of whole diagonals, which finds in its L1 cache what lies so near
+    least_blocks: int = 264  # but no more than leaves so many blocks, two for each multiprocessor
     sweep_rows: int = 1024  # numbers of each vector that a block of a sweep over vectors takes at a time
     sweep_blocks: int = 512  # and how many blocks share the vectors; each leaves 4 partial sums
     most_parts: int = 4096  # partial sums that every block of a later sweep adds up for itself
@@ -121,8 +131,11 @@ def block(dialect: str, load: str, slice_size: int) -> Block:
     if dialect == "mosaic":
         per_thread, unroll = LAUNCH.mosaic_loads.get(load, (1, unroll))
         return Block(LAUNCH.rows * per_thread, per_thread, unroll)
-    fits = LAUNCH.warp * per_thread <= slice_size <= LAUNCH.rows and slice_size & (slice_size - 1) == 0
-    return Block(slice_size if fits else LAUNCH.rows, per_thread, unroll)
+    rows = LAUNCH.diagonal_rows if load.endswith("whole diagonals") else LAUNCH.rows
+    while rows > LAUNCH.rows and slice_size < rows * LAUNCH.least_blocks:
+        rows //= 2
+    fits = LAUNCH.warp * per_thread <= slice_size <= rows and slice_size & (slice_size - 1) == 0
+    return Block(slice_size if fits else rows, per_thread, unroll)
 
 
 def tile_block(lanes: int, p: int, kept_bytes: int = 0) -> Block:

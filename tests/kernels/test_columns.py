@@ -257,7 +257,15 @@ def test_every_kernel_lowers_for_cuda(layout, dialect, dtype, p):
 @pytest.mark.parametrize(("mean", "load"), [(2, "very short deltas"), (7, "deltas"), (81, "long deltas")])
 def test_what_a_lane_asks_for_at_once_follows_from_the_length_of_rows(mean, load):
     rule = Rule((1024, 1024), 1024 * mean, Slices(1024, 128), Delta())
-    assert columns.load_beside_values(rule, permuted=False) == load and load in dialects.LAUNCH.loads
+    assert columns.load_beside_values(rule, permuted=False, narrow=True) == load and load in dialects.LAUNCH.loads
+
+
+@pytest.mark.parametrize("format", ["dia", "sdia"])
+@pytest.mark.parametrize(("narrow", "load"), [(True, "narrow whole diagonals"), (False, "whole diagonals")])
+def test_whole_diagonals_have_a_load_of_their_own(format, narrow, load):
+    rule = Layout(format).of(TALL.scipy()).faces.rule
+    assert columns.load_beside_values(rule, permuted=False, narrow=narrow) == load
+    assert load in dialects.LAUNCH.loads
 
 
 @pytest.mark.parametrize("dialect", SIGNATURES)

@@ -75,6 +75,14 @@ def test_a_block_is_a_whole_slice_only_where_that_is_a_power_of_two_that_fits(lo
     assert most % 128 == 0  # a warpgroup
 
 
+@pytest.mark.parametrize(("n_rows", "rows"), [(10**7, 512), (512 * 264, 512), (125_000, 256), (1000, 128)])
+def test_a_block_of_whole_diagonals_is_as_large_as_leaves_every_multiprocessor_two(n_rows, rows):
+    assert dialect.block("triton", "whole diagonals", n_rows).rows == rows
+    assert (
+        dialect.block("triton", "full", n_rows).rows == dialect.block("mosaic", "whole diagonals", n_rows).rows == 128
+    )
+
+
 def warpgroups(block: dialect.Block) -> float:
     return block.rows / (128 * block.lanes_per_thread)
 
