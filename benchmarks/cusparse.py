@@ -142,15 +142,15 @@ class Product:
         return self._vectors[a.data.ptr]
 
     def captured(self, pairs: Sequence[tuple[Any, Any]]) -> Callable[[], None]:
-        """What runs y = A·x for these (x, y) one after the other, as one CUDA graph: none waits for Python.
-
-        In BSR they are called one by one: captured, they write elsewhere (cuSPARSE 12.6). Their matrices are large.
+        """What runs y = A·x for these (x, y) one after the other, as one CUDA graph: none waits for Python. In BSR they
+        are called, since matrices of blocks are not so small that it matters.
         """
-        calls = [self._call(x, y) for x, y in pairs]
+        for x, y in pairs:
+            self._call(x, y)  # prepared
 
         def one_by_one() -> None:
-            for call in calls:
-                self._spmv(*call)
+            for x, y in pairs:
+                self(x, y)
 
         if self._algorithm == BSR_ALG1:
             return one_by_one
@@ -164,13 +164,19 @@ class Product:
                 graph = stream.end_capture()
         finally:
             set_stream(self._lib.handle, ctypes.c_void_p(0))
-        return lambda: graph.launch(stream)
+        # A graph knows addresses only: what lies there lives as long as what launches it.
+        return functools.partial(_launch, graph, stream, (self, pairs))
 
     def to_device(self, x: np.ndarray) -> Any:
         return self._lib.cupy.asarray(x)
 
     def wait(self, _: Any) -> None:
         self._lib.cupy.cuda.Device().synchronize()
+
+
+def _launch(graph: Any, stream: Any, kept: Any) -> None:
+    del kept
+    graph.launch(stream)
 
 
 class Opponent:

@@ -220,6 +220,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="also write the rows here, and the table beside it as .md")
     parser.add_argument("--suite", choices=suite.SUITES, help="these matrices, in the formats that `auto` ranks first")
     parser.add_argument("--cases", type=int, nargs="+", help="of a suite: numbers of the matrices; default: all")
+    parser.add_argument("--join", type=Path, nargs="+", help="of a suite: tell what these files of other runs say")
     parser.add_argument("--others", type=int, default=3, help="of a suite: formats timed beside auto's; default 3")
     parser.add_argument("--scale", type=float, help="of a suite: size of the matrices; default 1, on a CPU 1/20")
     parser.add_argument("--sustained", type=float, default=0, help="of a suite: time after seconds of load too")

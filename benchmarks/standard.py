@@ -2,6 +2,7 @@
 
     python -m benchmarks.spmv --suite standard --json out.json --plot out.png     on a GPU, some seven minutes
     python -m benchmarks.spmv --suite standard --small        a minute or two on a CPU, to try it
+    python -m benchmarks.spmv --suite standard --join a.json b.json --json out.json     of two runs, --cases of each
 
 The opponent is the fastest of cuSPARSE's CSR (ALG1, ALG2, both preprocessed), COO, sliced ELL and BSR where there are
 blocks, and of JAX's BCSR; on a CPU SciPy's csr @ x takes cuSPARSE's place. On a GPU square matrices are timed in chains
@@ -27,6 +28,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import json
 import math
 import statistics
 import sys
@@ -332,8 +334,31 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def finished(args: argparse.Namespace, header: dict[str, str], rows: list[Row], copy: float) -> int:
+    """Prints, writes and draws what was measured; exit code 1 where one of ours failed."""
+    text = suite_table.table(rows, header)
+    print(text)
+    if args.json:
+        timing.write(args.json, header, rows, text)
+    if args.plot:
+        opponent = "SciPy" if any("SciPy csr @ x" in row["opponents"] for row in rows) else "cuSPARSE"
+        suite_table.draw(args.plot, rows, f"auto against {opponent}, {header['device']}", copy)
+    return int(any("failed" in ours for row in rows for ours in row["ours"]))
+
+
+def joined(args: argparse.Namespace) -> int:
+    """What several runs wrote, as of one: its matrices divided among GPUs alike."""
+    told = [json.loads(path.read_text()) for path in args.join]
+    order = [case.name for case in suite.SUITES[args.suite]]
+    rows = sorted((row for run in told for row in run["rows"]), key=lambda row: order.index(row["matrix"]))
+    header = {key: ", ".join(dict.fromkeys(run["header"].get(key, "") for run in told)) for key in told[0]["header"]}
+    return finished(args, header, rows, 1e9 * float(header["copy"].split()[0]))
+
+
 def main(args: argparse.Namespace) -> int:
     """Runs the suite of `benchmarks.spmv`'s arguments; exit code 1 where one of ours failed."""
+    if args.join:
+        return joined(args)
     platform = "cpu" if jax.default_backend() == "cpu" else "gpu"
     scale = args.scale or (1 / 2000 if args.small else 1 if platform == "gpu" else 1 / 20)
     copy = timing.copy_bandwidth(2**24 if args.small else 2**28 if platform == "cpu" else 2**31)
@@ -365,11 +390,4 @@ def main(args: argparse.Namespace) -> int:
         if args.json:
             timing.write(args.json, header, rows, suite_table.table(rows, header))
     matrices.close()
-    print(suite_table.table(rows, header))
-    if args.json:
-        timing.write(args.json, header, rows, suite_table.table(rows, header))
-    if args.plot:
-        suite_table.draw(
-            args.plot, rows, f"auto against {'cuSPARSE' if platform == 'gpu' else 'SciPy'}, {header['device']}", copy
-        )
-    return int(any("failed" in ours for row in rows for ours in row["ours"]))
+    return finished(args, header, rows, copy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import operator
 import statistics
 import time
@@ -12,11 +13,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxsparse_fmt.matrix import SparseMatrix
 
 IN_FLIGHT = 16  # results that are awaited together
 LOOP = 16  # products of a program for a GPU, where Python takes longer to call one than a small one takes
+SMALL = 32e6  # bytes that a product reads, below which it takes longer to call 16 of them too: a program has
+TRIPS = 8  # times as many then
 
 
 def seconds_per_product(A: SparseMatrix, x: jax.Array | None = None) -> float:
@@ -34,19 +38,21 @@ def repeated(A: SparseMatrix, x: jax.Array | None = None) -> tuple[Callable[[], 
         with jax.ensure_compile_time_eval():  # numbers also where a program is traced; no kernel can be traced in here
             x = jnp.ones(A.shape[1], A.dtype)
     on_gpu = {d.platform for d in x.devices()} == {"gpu"} and len(x.devices()) == 1 and min(A.shape) > 0
-    function, products = (_chain, LOOP) if on_gpu else (operator.matmul, 1)
+    trips = TRIPS if A.nbytes_read < SMALL else 1
+    function, products = (functools.partial(_chain, trips), trips * LOOP) if on_gpu else (operator.matmul, 1)
     compiled = jax.jit(function).lower(A, x).compile()
     return lambda: compiled(A, x), products
 
 
-def _chain(A: SparseMatrix, x: jax.Array) -> jax.Array:
-    """Unrolled: between the trips of a loop a GPU waits for Python's process, as long as for a small product."""
-    y = A @ x
-    for _ in range(LOOP - 1):
-        alike = y.shape == x.shape and y.dtype == x.dtype
-        x = y if alike else x.at[0].add((0 * y[0]).astype(x.dtype))
+def _chain(trips: int, A: SparseMatrix, x: jax.Array) -> jax.Array:
+    """Trips are unrolled: between them a GPU waits for Python's process, as long as for a small product."""
+
+    def step(x: jax.Array, _: int) -> jax.Array:
         y = A @ x
-    return y
+        return y if y.shape == x.shape and y.dtype == x.dtype else x.at[0].add((0 * y[0]).astype(x.dtype))
+
+    x = lax.fori_loop(0, trips - 1, lambda _, x: functools.reduce(step, range(LOOP), x), x) if trips > 1 else x
+    return A @ functools.reduce(step, range(LOOP - 1), x)
 
 
 def median_seconds(run: Callable[[], Any], rounds: int = 7, seconds: float = 0.02) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 
 import jax
@@ -80,8 +81,9 @@ def test_a_product_takes_time():
     assert 0 < measure.store(S, FLOAT64).seconds_per_product() < 1
 
 
+@pytest.mark.parametrize("trips", [1, 2])
 @pytest.mark.parametrize("shape", [(12, 12), (12, 20), (20, 12)])
-def test_every_product_of_a_gpus_program_waits_for_the_one_before(shape: tuple[int, int]):
+def test_every_product_of_a_gpus_program_waits_for_the_one_before(shape: tuple[int, int], trips: int):
     made, A = [], jsf.from_dense(np.random.default_rng(0).integers(-1, 2, shape).astype(np.float64))
 
     class Counted:
@@ -90,10 +92,11 @@ def test_every_product_of_a_gpus_program_waits_for_the_one_before(shape: tuple[i
             return A @ x
 
     x = np.arange(1.0, shape[1] + 1)
-    y = jax.jit(lambda x: _clock._chain(Counted(), x))(x)
+    y = jax.jit(lambda x: _clock._chain(trips, Counted(), x))(x)
     jax.effects_barrier()
-    power, dense = _clock.LOOP if shape[0] == shape[1] else 1, A.todense()
-    assert len(made) == _clock.LOOP
+    products, dense = trips * _clock.LOOP, A.todense()
+    assert len(made) == products
+    power = products if shape[0] == shape[1] else 1
     np.testing.assert_array_equal(y, np.linalg.matrix_power(dense, power) @ x if power > 1 else dense @ x)
 
 
@@ -102,5 +105,5 @@ def test_a_product_of_another_shape_waits_too(shape: tuple[int, int]):
     """The NaN in a first result reaches x, and with it the rows that the NaN of A does not touch."""
     dense = np.ones(shape)
     dense[0, 3] = np.nan
-    y = jax.jit(_clock._chain)(jsf.from_dense(dense), np.ones(shape[1]))
+    y = jax.jit(functools.partial(_clock._chain, 1))(jsf.from_dense(dense), np.ones(shape[1]))
     assert np.isnan(np.asarray(y)).all()

@@ -75,8 +75,8 @@ class Launch:
             "deltas": (2, 4),  # a 2-byte index in a slice
             "long deltas": (2, 8),
             "very short deltas": (2, 2),
-            "whole diagonals": (1, 4),
-            "narrow whole diagonals": (2, 4),
+            "whole diagonals": (1, 4),  # from the first row to the last
+            "narrow whole diagonals": (2, 4),  # of sums of 4 bytes
             "diagonals": (2, 8),  # of a slice: no index, and short rows that one trip covers
             "shared": (4, 4),  # neighbouring lanes share a row of CSR
             "very long shared": (4, 8),
@@ -84,18 +84,17 @@ class Launch:
             "columns": (1, 4),  # tiles and shared rows, where a lane has several right-hand sides to itself
         }
     )
-    # Mosaic GPU has one lane a thread, since more cost it registers, and so threads; but for these.
+    # Mosaic GPU has one lane a thread, since more cost it registers, and so threads; but for some of these.
     mosaic_loads: Mapping[str, tuple[int, int]] = dataclasses.field(
         default_factory=lambda: {
             "permuted": (1, 4),
-            "diagonals": (1, 4),
-            "narrow whole diagonals": (1, 4),
+            "diagonals": (4, 2),
             "very short deltas": (2, 3),
             "very long shared": (1, 12),
         }
     )
-    diagonal_rows: int = 512  # lanes of a block of whole diagonals, which finds in its L1 cache what lies so near
-    least_blocks: int = 264  # but no more than leaves so many blocks, two for each multiprocessor
+    diagonal_rows: int = 512  # Triton: lanes of a block of whole diagonals, so that it meets its own x and values again
+    least_blocks: int = 264  # but fewer where so many blocks would not be left, two for each multiprocessor
     sweep_rows: int = 1024  # numbers of each vector that a block of a sweep over vectors takes at a time
     sweep_blocks: int = 512  # and how many blocks share the vectors; each leaves 4 partial sums
     most_parts: int = 4096  # partial sums that every block of a later sweep adds up for itself

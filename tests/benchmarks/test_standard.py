@@ -150,6 +150,20 @@ def test_a_format_that_fails_is_told_and_does_not_stop_the_run():
     assert math.isnan(rows["hll"]["us"]) and "slice_size must be at least 1" in rows["hll"]["failed"]
 
 
+def test_two_runs_join_to_one_in_the_order_of_the_suite(tmp_path, capsys):
+    few = ["--suite", "standard", "--small", "--dtypes", "float32", "--others", "0"]
+    parts = [tmp_path / name for name in ("late.json", "early.json")]
+    for path, case in zip(parts, ("23", "14"), strict=True):
+        assert spmv.main([*few, "--cases", case, "--json", str(path)]) == 0
+    whole = tmp_path / "whole.json"
+    arguments = ["--join", *map(str, parts), "--json", str(whole), "--plot", str(whole.with_suffix(".png"))]
+    assert spmv.main(["--suite", "standard", *arguments]) == 0
+    told = json.loads(whole.read_text())
+    assert [row["matrix"] for row in told["rows"]] == ["7-point, small", "like lung2"]
+    assert told["header"]["suite"] == "standard" and whole.with_suffix(".png").stat().st_size > 1000
+    assert "| like lung2 |" in capsys.readouterr().out
+
+
 def test_a_chain_is_so_many_products():
     run = dataclasses.replace(PROBLEM, S=jsf.gallery.poisson(4) / 10, chained=2)
     y = run.run(jsf.from_scipy(run.S), np.ones(64))
