@@ -1,6 +1,6 @@
 """What a GPU without Triton would give: the standard suite in both of Pallas' dialects.
 
-    python -m benchmarks.dialects --json benchmarks/results/dialects.json     on a GPU, some three minutes
+    python -m benchmarks.dialects --json benchmarks/results/dialects.json     on a GPU, some four minutes
 
 In each dialect the format is the one that `auto` takes there, and products are timed in chains as in
 `benchmarks.standard`. A ratio is Triton's time over Mosaic GPU's: above 1 Mosaic GPU is faster.
@@ -90,7 +90,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--dialects", nargs="+", default=list(DIALECTS), help="backends; default: triton mosaic")
     parser.add_argument("--cases", type=int, nargs="+", help="numbers of the matrices; default: all")
     parser.add_argument("--scale", type=float, default=1.0, help="size of the matrices; default 1")
-    parser.add_argument("--limit", type=float, default=240, help="end after about so many seconds")
+    parser.add_argument("--limit", type=float, default=400, help="end after about so many seconds")
     parser.add_argument("--json", type=Path, help="also write the rows here, and the table beside it as .md")
     args = parser.parse_args(argv)
     jax.config.update("jax_enable_x64", True)

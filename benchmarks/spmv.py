@@ -224,7 +224,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--others", type=int, default=3, help="of a suite: formats timed beside auto's; default 3")
     parser.add_argument("--scale", type=float, help="of a suite: size of the matrices; default 1, on a CPU 1/20")
     parser.add_argument("--sustained", type=float, default=0, help="of a suite: time after seconds of load too")
-    parser.add_argument("--limit", type=float, default=480, help="of a suite: end after about so many seconds")
+    parser.add_argument("--limit", type=float, default=900, help="of a suite: end after about so many seconds")
     parser.add_argument("--plot", type=Path, help="of a suite: draw the ratios by class here")
     args = parser.parse_args(argv)
     jax.config.update("jax_enable_x64", True)

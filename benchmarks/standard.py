@@ -1,6 +1,6 @@
 """A suite by class of matrix: `auto` and the formats that rank next, against every format of cuSPARSE in one run.
 
-    python -m benchmarks.spmv --suite standard --json out.json --plot out.png     on a GPU, some seven minutes
+    python -m benchmarks.spmv --suite standard --json out.json --plot out.png     on a GPU, some ten minutes
     python -m benchmarks.spmv --suite standard --small        a minute or two on a CPU, to try it
     python -m benchmarks.spmv --suite standard --join a.json b.json --json out.json     of two runs, --cases of each
 
@@ -366,6 +366,7 @@ def main(args: argparse.Namespace) -> int:
     passes = 1 if args.small else PASSES
     run = Run(platform, args.dtypes, (args.backends or ["auto"])[0], others, copy, rounds, passes, args.sustained)
     header = timing.provenance() | {"copy": f"{copy / 1e9:.0f} GB/s", "suite": args.suite, "scale": f"{scale:g}"}
+    header["others"] = str(others)
     if platform == "gpu":
         try:
             header["cusparse"] = str(cusparse.library().version)

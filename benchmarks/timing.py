@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import os
 import platform
 import statistics
 import subprocess
@@ -92,8 +93,11 @@ def _of_updates(function: Callable[..., Any], fixed: Any, inputs: Sequence[Any])
 
 
 def clock() -> float:
-    """MHz of the multiprocessors of the first NVIDIA GPU, read while it is as warm as it was; NaN where none tells."""
-    query = ["nvidia-smi", "--id=0", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits"]
+    """MHz of the multiprocessors of the first NVIDIA GPU that JAX sees, some 30 ms after this is called, before
+    a card that was at its limit of power has recovered; NaN where none tells.
+    """
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    query = ["nvidia-smi", f"--id={first}", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits"]
     try:
         return float(subprocess.run(query, capture_output=True, text=True, timeout=5, check=True).stdout)
     except (OSError, ValueError, subprocess.SubprocessError):
@@ -133,8 +137,6 @@ def write(path: Path, header: dict[str, str], rows: list[dict[str, Any]], table:
 
 
 def _cpu_name() -> str:
-    import os
-
     try:
         with open("/proc/cpuinfo") as file:
             names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]

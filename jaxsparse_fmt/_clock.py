@@ -37,15 +37,21 @@ def repeated(A: SparseMatrix, x: jax.Array | None = None) -> tuple[Callable[[], 
     if x is None:
         with jax.ensure_compile_time_eval():  # numbers also where a program is traced; no kernel can be traced in here
             x = jnp.ones(A.shape[1], A.dtype)
-    on_gpu = {d.platform for d in x.devices()} == {"gpu"} and len(x.devices()) == 1 and min(A.shape) > 0
-    trips = TRIPS if A.nbytes_read < SMALL else 1
-    function, products = (functools.partial(_chain, trips), trips * LOOP) if on_gpu else (operator.matmul, 1)
+    function: Callable[..., Any] = operator.matmul
+    products = 1
+    if _on_one_gpu(x) and min(A.shape) > 0:
+        trips = TRIPS if A.nbytes_read < SMALL else 1
+        function, products = functools.partial(_chain, trips), trips * LOOP
     compiled = jax.jit(function).lower(A, x).compile()
     return lambda: compiled(A, x), products
 
 
+def _on_one_gpu(x: jax.Array) -> bool:
+    return [d.platform for d in x.devices()] == ["gpu"]
+
+
 def _chain(trips: int, A: SparseMatrix, x: jax.Array) -> jax.Array:
-    """Trips are unrolled: between them a GPU waits for Python's process, as long as for a small product."""
+    """The products of a trip are unrolled: between trips a GPU waits for the host, as long as for a small product."""
 
     def step(x: jax.Array, _: int) -> jax.Array:
         y = A @ x

@@ -42,7 +42,7 @@ SHARE: dict[str, dict[str, Shares]] = {
         "hll 32": ((0.72, 0.88), (0.88, 0.96)),  # slices of 32
         "hyb": ((1.01, 1.04), (0.99, 0.96)),
         "dia": ((0.95, 1.01), (0.84, 0.96)),
-        "sdia": ((0.80, 0.86), (0.55, 0.60)),  # of the standard suite
+        "sdia": ((0.85, 0.89), (0.63, 0.73)),  # of the standard suite, 2026-11-23_suite_h200.md
         "hdia": ((0.87, 0.97), (0.72, 0.95)),
         "bsr": ((0.73, 0.97), (0.88, 0.98)),
         "sell": ((0.86, 0.98), (0.90, 0.95)),
@@ -71,7 +71,7 @@ LAUNCH = 2e-6  # s of a kernel that does nothing: cg at 4,096 unknowns, 2026-11-
 # Fitted to 350 times of the standard suite on an H200: seconds that an entry takes whose x is in no L1 cache, and at
 # most; the share of misses that the tables' matrices have; and a hop of a tile.
 MISS, MOST_MISS, USUAL, HOP = 7.0e-12, 5.8e-12, 0.1, 0.7e-9
-L2 = 5.7e12  # bytes/s through the L2, for which csr5 waits too: 0.9 to 1.4 of what the suite of 2026-11-22 measured
+L2 = 5.7e12  # bytes/s through the L2, for which csr5 waits too: 0.9 to 1.4 of what the standard suite measured
 TAIL = 2.0  # times the time of its bytes that a tail takes: its rows are short, and each is summed by itself
 # An index from memory and then x from the L2 cache take 740 cycles on an H100 (Luo et al., Benchmarking and dissecting
 # the Nvidia Hopper GPU architecture, 2024), and more under load.

@@ -100,6 +100,15 @@ def test_every_product_of_a_gpus_program_waits_for_the_one_before(shape: tuple[i
     np.testing.assert_array_equal(y, np.linalg.matrix_power(dense, power) @ x if power > 1 else dense @ x)
 
 
+@pytest.mark.parametrize(("small", "trips"), [(_clock.SMALL, _clock.TRIPS), (0, 1)])
+def test_a_program_for_a_gpu_has_more_products_where_they_are_small(monkeypatch, small, trips):
+    monkeypatch.setattr(_clock, "_on_one_gpu", lambda x: True)
+    monkeypatch.setattr(_clock, "SMALL", small)
+    run, products = _clock.repeated(jsf.from_dense(np.diag([1.0, 2.0])))
+    assert products == trips * _clock.LOOP
+    np.testing.assert_array_equal(run(), [1, 2.0**products])
+
+
 @pytest.mark.parametrize("shape", [(12, 20), (20, 12)])
 def test_a_product_of_another_shape_waits_too(shape: tuple[int, int]):
     """The NaN in a first result reaches x, and with it the rows that the NaN of A does not touch."""
