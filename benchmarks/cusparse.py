@@ -141,42 +141,42 @@ class Product:
             create(ctypes.byref(vector), ctypes.c_int64(a.size), pointer, kind)
         return self._vectors[a.data.ptr]
 
-    def captured(self, pairs: Sequence[tuple[Any, Any]]) -> Callable[[], None]:
-        """What runs y = A·x for these (x, y) one after the other, as one CUDA graph: none waits for Python. In BSR they
-        are called, since matrices of blocks are not so small that it matters.
+    def captured(self, x0: Any, pairs: Sequence[tuple[Any, Any]]) -> Callable[[], None]:
+        """What copies x0 into the first x and runs y = A·x for these (x, y) one after the other, as one CUDA graph, in
+        which none waits for Python. In BSR they are called: whether that can be captured was never tried.
         """
-        for x, y in pairs:
-            self._call(x, y)  # prepared
 
         def one_by_one() -> None:
+            pairs[0][0][...] = x0
             for x, y in pairs:
                 self(x, y)
 
+        one_by_one()  # what loads late is loaded before the capture
+        self.wait(None)  # nothing on another stream is under way
         if self._algorithm == BSR_ALG1:
             return one_by_one
         stream, set_stream = self._lib.cupy.cuda.Stream(non_blocking=True), self._lib.function("cusparseSetStream")
-        self.wait(None)
         set_stream(self._lib.handle, ctypes.c_void_p(stream.ptr))
         try:
             with stream:
                 stream.begin_capture()
-                one_by_one()
-                graph = stream.end_capture()
+                try:
+                    one_by_one()
+                finally:
+                    graph = stream.end_capture()
         finally:
             set_stream(self._lib.handle, ctypes.c_void_p(0))
-        # A graph knows addresses only: what lies there lives as long as what launches it.
-        return functools.partial(_launch, graph, stream, (self, pairs))
+
+        def launch(kept: Any = (self, x0, pairs)) -> None:  # a graph knows addresses only
+            graph.launch(stream)
+
+        return launch
 
     def to_device(self, x: np.ndarray) -> Any:
         return self._lib.cupy.asarray(x)
 
     def wait(self, _: Any) -> None:
         self._lib.cupy.cuda.Device().synchronize()
-
-
-def _launch(graph: Any, stream: Any, kept: Any) -> None:
-    del kept
-    graph.launch(stream)
 
 
 class Opponent:

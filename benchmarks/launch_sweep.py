@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import dataclasses
 import itertools
+import math
 import operator
 import sys
 from collections.abc import Iterable
@@ -39,6 +40,7 @@ STENCILS, DIAGONALS = ("7-point", "27-point"), list(itertools.product((128, 256,
 SUMS = ("adaptive mesh", "circuit", "Holstein-Hubbard", "uniform columns", "irregular, ±2,000", "irregular, ±50,000")
 SUMS += tuple(f"like {name}" for name in ("StocF-1465", "webbase-1M", "G3_circuit", "thermal2"))
 KEPT = (32, 64, 128)  # bytes of sums
+IN_A_TRIP = 2  # products of a trip of `standard.chain`
 COLUMNS, ALONE = 8, [(4, 8), (4, 4), (8, 8), (8, 4), (8, 2)]  # columns of a lane, entries in flight
 
 
@@ -84,7 +86,12 @@ def diagonals(backend: str, small: bool) -> None:
         wide = jsf.from_scipy(made(name, small), "sdia", backend=backend)
         for dtype in DTYPES:
             A = wide.astype(dtype)
-            row(name, dtype, "sdia", (microseconds(A, None, of_block(*variant, 4)) for variant in DIAGONALS))
+            lowers = [rows >= dialect.LAUNCH.rows * lanes or backend != "mosaic" for rows, lanes in DIAGONALS]
+            times = (
+                microseconds(A, None, of_block(*variant, 4)) if whole else math.nan
+                for variant, whole in zip(DIAGONALS, lowers, strict=True)
+            )
+            row(name, dtype, "sdia", times)
 
 
 def columns(backend: str, small: bool) -> None:
@@ -142,7 +149,7 @@ def microseconds(A: jsf.SparseMatrix, columns: int | None, parameters: Any) -> f
     shape = (A.shape[1],) if columns is None else (A.shape[1], columns)
     xs = [jnp.asarray(np.random.default_rng(i).standard_normal(shape), A.dtype) for i in range(3)]
     chained = columns is None and A.shape[0] == A.shape[1]
-    run, products = (chain, 2 * standard.TRIPS) if chained else (operator.matmul, 1)
+    run, products = (chain, IN_A_TRIP * standard.TRIPS) if chained else (operator.matmul, 1)
     with parameters:
         jax.clear_caches()
         seconds = timing.of_jax(run, A, xs) / products
@@ -151,7 +158,7 @@ def microseconds(A: jsf.SparseMatrix, columns: int | None, parameters: Any) -> f
 
 
 def chain(A: jsf.SparseMatrix, x: jax.Array) -> jax.Array:
-    return standard.chain(A, x, 2)
+    return standard.chain(A, x, IN_A_TRIP)
 
 
 if __name__ == "__main__":

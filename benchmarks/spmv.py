@@ -227,6 +227,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--limit", type=float, default=900, help="of a suite: end after about so many seconds")
     parser.add_argument("--plot", type=Path, help="of a suite: draw the ratios by class here")
     args = parser.parse_args(argv)
+    if args.join and not args.suite:
+        parser.error("--join joins runs of a suite: name it, as --suite standard")
     jax.config.update("jax_enable_x64", True)
     if args.suite:
         from benchmarks import standard

@@ -133,10 +133,8 @@ class Run:
                 rivals = self.theirs(opponent, problem, dtype)
                 ours, timers = self.ours(pool, stored, ranking, problem, dtype)
                 theirs = self.in_turn(rivals, ours, timers)
-                MHz = timing.clock() if self.platform == "gpu" else math.nan
                 row = {"matrix": case.name, "class": case.kind, "dtype": dtype, "rows": S.shape[0], "nnz": S.nnz}
                 row |= {"chained": bool(problem.chained), "rank s": seconds, "opponents": theirs, "ours": ours}
-                row["MHz"] = MHz
                 row["predicted"] = [
                     {"label": label(c), "model us": 1e6 * c.seconds, "moved": c.moved, "reason": c.reason}
                     for c in ranking
@@ -146,7 +144,10 @@ class Run:
                 say(f"  {dtype}: {suite_table.sentence(rows[-1])}")
                 both = {"opponent": rivals.get(rows[-1]["opponent"]), "auto": timers.get(rows[-1]["auto"])}
                 if self.sustained and all(callable(timer) for timer in both.values()):
-                    rows[-1] |= self.at_length(both)
+                    try:
+                        rows[-1] |= self.at_length(both)
+                    except Exception as error:  # what was timed before counts
+                        rows[-1]["sustained failed"] = f"{type(error).__name__}: {error}".splitlines()[0]
         return rows
 
     def theirs(self, opponent: cusparse.Opponent | None, problem: Problem, dtype: str) -> dict[str, Timer | str]:
@@ -186,8 +187,8 @@ class Run:
                     passes[name].append(1e6 * timer())
                 except Exception as error:  # what was timed before counts
                     failed[name] = f"{type(error).__name__}: {error}".splitlines()[0]
-        if best and passes[best]:
-            told[best] = statistics.median(passes[best])
+        if best:
+            told[best] = statistics.median(passes[best]) if passes[best] else f"absent: {failed[best]}"
         for row in ours:
             if times := passes.get(row["label"]):
                 us = statistics.median(times)
@@ -201,9 +202,12 @@ class Run:
         return told
 
     def at_length(self, timers: dict[str, Any]) -> Row:
-        """µs of each after `sustained` seconds of load, and the MHz that the card's limit of power then leaves."""
+        """µs of each after `sustained` seconds of load, before which the card rests as long, and the MHz that its limit
+        of power leaves.
+        """
         told: Row = {}
         for name, timer in timers.items():
+            time.sleep(self.sustained)
             told |= {f"{name} sustained us": 1e6 * timer(lead=self.sustained), f"{name} sustained MHz": timing.clock()}
         return told
 
@@ -215,17 +219,19 @@ class Run:
         """
         inputs = [product.to_device(x) for x in xs]
         y = product(inputs[0])
+        x0 = product.to_device(xs[0])  # every chain of ours begins with x too
         if problem.chained:
-            y = inputs[1]
+            launch, y = product.captured(x0, [(inputs[0], inputs[1])]), inputs[1]
             y.fill(math.nan)
-            product.captured([(inputs[0], y)])()
+            product.wait(y)
+            launch()
             product.wait(y)
         if not (error := problem.off(y.get())) <= WRONG:
             raise cusparse.Absent(f"its result is off by {error:.0e}")
         if not problem.chained:
             one = lambda i: product(inputs[i % 3])  # noqa: E731
             return functools.partial(timing.seconds_per_call, one, product.wait, **self.rounds)
-        graph = product.captured([(inputs[i % 2], inputs[1 - i % 2]) for i in range(problem.products)])
+        graph = product.captured(x0, [(inputs[i % 2], inputs[1 - i % 2]) for i in range(problem.products)])
         run = functools.partial(timing.seconds_per_call, lambda _: graph(), product.wait, **self.rounds)
         return lambda **how: run(**how) / problem.products
 
@@ -347,12 +353,25 @@ def finished(args: argparse.Namespace, header: dict[str, str], rows: list[Row], 
 
 
 def joined(args: argparse.Namespace) -> int:
-    """What several runs wrote, as of one: its matrices divided among GPUs alike."""
+    """What several runs wrote, as of one: its matrices divided among GPUs alike.
+
+    Raises:
+      ValueError: the runs have a matrix in common, or were not made alike.
+    """
     told = [json.loads(path.read_text()) for path in args.join]
     order = [case.name for case in suite.SUITES[args.suite]]
-    rows = sorted((row for run in told for row in run["rows"]), key=lambda row: order.index(row["matrix"]))
-    header = {key: ", ".join(dict.fromkeys(run["header"].get(key, "") for run in told)) for key in told[0]["header"]}
-    return finished(args, header, rows, 1e9 * float(header["copy"].split()[0]))
+    for key in ("suite", "scale", "device", "jax", "cusparse"):
+        if len(found := {run["header"].get(key) for run in told}) > 1:
+            raise ValueError(f"runs of one table must agree in {key!r}; got {', '.join(map(str, found))}")
+    rows = [row for run in told for row in run["rows"]]
+    if len({(row["matrix"], row["dtype"]) for row in rows}) < len(rows):
+        raise ValueError("the runs have matrices in common; name each in one of them, by --cases")
+    rows.sort(key=lambda row: order.index(row["matrix"]))
+    keys = dict.fromkeys(key for run in told for key in run["header"] if key != "left out")
+    header = {key: ", ".join(dict.fromkeys(run["header"].get(key, "none") for run in told)) for key in keys}
+    if missing := [name for name in order if name not in {row["matrix"] for row in rows}]:
+        header["left out"] = ", ".join(missing)
+    return finished(args, header, rows, statistics.mean(1e9 * float(run["header"]["copy"].split()[0]) for run in told))
 
 
 def main(args: argparse.Namespace) -> int:

@@ -55,15 +55,15 @@ def table(rows: list[Row], header: dict[str, str]) -> str:
     lines += [
         "| matrix | class | dtype | rows | nnz | opponent | µs | auto | µs | model | best of ours | µs | × opponent |"
     ]
-    lines[-1] += " auto vs best | tune vs best | spread | share of copy | MHz | conversion | error |"
-    lines += ["|---|---|---|---:|---:|---|---:|---|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|"]
+    lines[-1] += " auto vs best | tune vs best | spread | share of copy | conversion | error |"
+    lines += ["|---|---|---|---:|---:|---|---:|---|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|"]
     for r in rows:
         best = "" if r["best"] == r["auto"] else r["best"]
         lines.append(
             f"| {r['matrix']} | {r['class']} | {r['dtype']} | {r['rows']} | "
             f"{r['nnz']} | {r['opponent']} | {r['opponent us']:.1f} | {r['auto']} | {r['auto us']:.1f} | "
             f"{r['model us']:.1f} | {best} | {r['best us']:.1f} | {r['ratio']:.2f} | {r['auto vs best']:.2f} | "
-            f"{r['tune vs best']:.2f} | {r['spread']:.2f} | {r['share']:.2f} | {r['MHz']:.0f} | "
+            f"{r['tune vs best']:.2f} | {r['spread']:.2f} | {r['share']:.2f} | "
             f"{r['conversion']:.0f} | {r['error']:.0e} |"
         )
     return "\n".join(lines + summary(rows) + under_load(rows))
@@ -72,6 +72,8 @@ def table(rows: list[Row], header: dict[str, str]) -> str:
 def under_load(rows: list[Row]) -> list[str]:
     """What was timed after seconds of load, as Markdown."""
     rows = [r for r in rows if "auto sustained us" in r]
+    if not rows:
+        return []
     lines = ["", "| after seconds of load | dtype | opponent µs | MHz | auto µs | MHz | × opponent | at rest before |"]
     lines += ["|---|---|---:|---:|---:|---:|---:|---:|"]
     for r in rows:
@@ -80,7 +82,7 @@ def under_load(rows: list[Row]) -> list[str]:
             f"| {r['matrix']} | {r['dtype']} | {theirs[0]:.1f} | {theirs[1]:.0f} | {ours[0]:.1f} | {ours[1]:.0f} | "
             f"{theirs[0] / ours[0]:.2f} | {r['ratio']:.2f} |"
         )
-    return lines if rows else []
+    return lines
 
 
 def sentence(r: Row) -> str:

@@ -36,7 +36,7 @@ def seconds_per_call(
     power in a second or two and lowers its clock by up to a third, so that a time would hang on what ran before.
 
     Args:
-      lead: seconds of such calls without a rest, before rounds without one: for what it gives under that limit.
+      lead: seconds of load before the rounds, which then follow without rests: for what a card does at that limit.
     """
     wait(run(0))
     start = time.perf_counter()
@@ -45,7 +45,9 @@ def seconds_per_call(
     calls = max(1, min(200, int(seconds / one)))
     until = time.perf_counter() + lead
     while time.perf_counter() < until:
-        wait([run(i) for i in range(calls)][-1])
+        for i in range(calls):
+            out = run(i)
+        wait(out)
     rest = 0.0 if lead or jax.default_backend() == "cpu" else calls * one
     times = []
     for _ in range(rounds):
@@ -93,9 +95,7 @@ def _of_updates(function: Callable[..., Any], fixed: Any, inputs: Sequence[Any])
 
 
 def clock() -> float:
-    """MHz of the multiprocessors of the first NVIDIA GPU that JAX sees, some 30 ms after this is called, before
-    a card that was at its limit of power has recovered; NaN where none tells.
-    """
+    """MHz of the multiprocessors of the first NVIDIA GPU that JAX sees, soon after the call; NaN where none tells."""
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     query = ["nvidia-smi", f"--id={first}", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits"]
     try:

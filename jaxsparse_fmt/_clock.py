@@ -19,8 +19,8 @@ from jaxsparse_fmt.matrix import SparseMatrix
 
 IN_FLIGHT = 16  # results that are awaited together
 LOOP = 16  # products of a program for a GPU, where Python takes longer to call one than a small one takes
-SMALL = 32e6  # bytes that a product reads, below which it takes longer to call 16 of them too: a program has
-TRIPS = 8  # times as many then
+SMALL = 32e6  # bytes that a product reads, below which it takes Python longer to call a program of so many too
+TRIPS = 8  # times so many products of a small matrix
 
 
 def seconds_per_product(A: SparseMatrix, x: jax.Array | None = None) -> float:
@@ -51,14 +51,15 @@ def _on_one_gpu(x: jax.Array) -> bool:
 
 
 def _chain(trips: int, A: SparseMatrix, x: jax.Array) -> jax.Array:
-    """The products of a trip are unrolled: between trips a GPU waits for the host, as long as for a small product."""
+    """What A makes of x in so many trips, or x where A·x is no vector like it. The products of a trip are unrolled:
+    between trips a GPU waits for the host, as long as for a small product.
+    """
 
     def step(x: jax.Array, _: int) -> jax.Array:
         y = A @ x
         return y if y.shape == x.shape and y.dtype == x.dtype else x.at[0].add((0 * y[0]).astype(x.dtype))
 
-    x = lax.fori_loop(0, trips - 1, lambda _, x: functools.reduce(step, range(LOOP), x), x) if trips > 1 else x
-    return A @ functools.reduce(step, range(LOOP - 1), x)
+    return lax.fori_loop(0, trips, lambda _, x: functools.reduce(step, range(LOOP), x), x)
 
 
 def median_seconds(run: Callable[[], Any], rounds: int = 7, seconds: float = 0.02) -> float:

@@ -322,7 +322,8 @@ def _launch(kernel, backend, inputs, output, rule: Rule, column_blocks=None, sum
     name, out = output
     flat = {k: a.reshape(-1) for k, a in inputs.items() if a is not None}
     (batch, _, p), unit = inputs["x"].shape, rule.column.unit
-    load = load_beside_values(rule, "perm" in inputs, narrow=jnp.dtype(out.dtype).itemsize <= 4)
+    alone = column_blocks is None and p == 1
+    load = load_beside_values(rule, "perm" in inputs, jnp.dtype(out.dtype).itemsize <= 4, alone)
     block = dialect.block(backend, load, getattr(rule.address, "lanes", 0))
     run = Run.of(backend, p if column_blocks is None else 1, inputs["x"].dtype)
     lanes_a_row, block_columns = _columns_of_block(rule, p, run) if column_blocks is None else (1, 1)
@@ -375,19 +376,20 @@ def _columns_of_block(rule: Rule, p: int, run: Run) -> tuple[int, int]:
     return lanes, lanes * min(runs * run.length, most)
 
 
-def load_beside_values(rule: Rule, permuted: bool, narrow: bool) -> str:
+def load_beside_values(rule: Rule, permuted: bool, narrow: bool, alone: bool) -> str:
     """What a lane has to do beside its values: a key of `dialect.LAUNCH.loads`.
 
     Args:
       permuted: sums go to their rows through a permutation.
       narrow: they have 4 bytes or fewer.
+      alone: a lane has one of them.
     """
     full = "permuted" if permuted and narrow else "full"
     if not isinstance(rule.address, Slices):
         return full
     if rule.address.lanes >= rule.shape[0]:
         whole = "narrow whole diagonals" if narrow else "whole diagonals"
-        return whole if isinstance(rule.column, Diagonal) else full
+        return whole if isinstance(rule.column, Diagonal) and alone else full
     mean = rule.n_stored / rule.shape[0]
     if rule.address.threads > 1:
         return "very long shared" if mean >= dialect.LAUNCH.very_long_rows else "shared"

@@ -76,7 +76,7 @@ class Launch:
             "long deltas": (2, 8),
             "very short deltas": (2, 2),
             "whole diagonals": (1, 4),  # from the first row to the last
-            "narrow whole diagonals": (2, 4),  # of sums of 4 bytes
+            "narrow whole diagonals": (2, 4),  # the same for sums of 4 bytes or fewer
             "diagonals": (2, 8),  # of a slice: no index, and short rows that one trip covers
             "shared": (4, 4),  # neighbouring lanes share a row of CSR
             "very long shared": (4, 8),
@@ -90,11 +90,13 @@ class Launch:
             "permuted": (1, 4),
             "diagonals": (4, 2),  # 2026-11-23_dialects_diagonals_h200.md
             "very short deltas": (2, 3),
-            "very long shared": (1, 12),  # by hand: float32 gained 4%, and 2% more with 16, where float64 lost as much
+            "very long shared": (1, 12),  # by hand: float32 gained 4%; with 16 float64 lost 2%
         }
     )
-    diagonal_rows: int = 512  # Triton: lanes of a block of whole diagonals, so that it meets its own x and values again
-    least_blocks: int = 264  # but fewer where so many blocks would not be left, two for each multiprocessor
+    # Triton: lanes of a block of whole diagonals, so that it meets its x and values again in the L1 cache; but fewer
+    # where so many blocks would not be left, two for each multiprocessor of an H200.
+    diagonal_rows: int = 512
+    least_blocks: int = 264
     sweep_rows: int = 1024  # numbers of each vector that a block of a sweep over vectors takes at a time
     sweep_blocks: int = 512  # and how many blocks share the vectors; each leaves 4 partial sums
     most_parts: int = 4096  # partial sums that every block of a later sweep adds up for itself
@@ -124,7 +126,8 @@ def block(dialect: str, load: str, slice_size: int) -> Block:
 
     Args:
       load: a key of `LAUNCH.loads`.
-      slice_size: lanes of a slice. A whole slice where it is a power of two that fits, so that its bounds are scalars.
+      slice_size: lanes of a slice; of whole diagonals all rows. A block is a whole slice where that is a power of two
+        that fits, so that its bounds are scalars.
     """
     per_thread, unroll = LAUNCH.loads[load]
     if dialect == "mosaic":

@@ -160,8 +160,18 @@ def test_two_runs_join_to_one_in_the_order_of_the_suite(tmp_path, capsys):
     assert spmv.main(["--suite", "standard", *arguments]) == 0
     told = json.loads(whole.read_text())
     assert [row["matrix"] for row in told["rows"]] == ["7-point, small", "like lung2"]
-    assert told["header"]["suite"] == "standard" and whole.with_suffix(".png").stat().st_size > 1000
+    assert told["header"]["suite"] == "standard" and "7-point, " in told["header"]["left out"]
+    assert "7-point, small" not in told["header"]["left out"] and whole.with_suffix(".png").stat().st_size > 1000
     assert "| like lung2 |" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="matrices in common"):
+        spmv.main(["--suite", "standard", "--join", str(parts[0]), str(whole)])
+    other = json.loads(parts[0].read_text())
+    other["header"]["scale"] = "1"
+    parts[0].write_text(json.dumps(other))
+    with pytest.raises(ValueError, match="must agree in 'scale'"):
+        spmv.main(["--suite", "standard", "--join", *map(str, parts)])
+    with pytest.raises(SystemExit):
+        spmv.main(["--join", *map(str, parts)])
 
 
 def test_a_chain_is_so_many_products():
@@ -204,12 +214,23 @@ def test_what_fails_in_a_later_pass_counts_as_before():
     assert told == {"a": 2e6} and not seconds
 
 
-def test_auto_and_the_fastest_opponent_are_timed_under_load_too():
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_run_tells_of_load_where_it_is_asked_to(monkeypatch, capsys, fails):
+    if fails:
+        monkeypatch.setattr(standard.Run, "at_length", lambda *_: 1 / 0)
+    few = ["--suite", "standard", "--small", "--dtypes", "float32", "--others", "0", "--cases", "14"]
+    assert spmv.main([*few, "--sustained", "0.01"]) == 0
+    assert ("after seconds of load" in capsys.readouterr().out) != fails
+
+
+def test_auto_and_the_fastest_opponent_are_timed_under_load_too(monkeypatch):
+    slept: list[float] = []
+    monkeypatch.setattr(standard.time, "sleep", slept.append)
     asked: list[float] = []
     told = dataclasses.replace(RUN, sustained=2.0).at_length(
         {"opponent": lambda lead: asked.append(lead) or 4e-6, "auto": lambda lead: asked.append(lead) or 2e-6}
     )
-    assert asked == [2.0, 2.0]
+    assert asked == slept == [2.0, 2.0]
     assert (told["opponent sustained us"], told["auto sustained us"]) == (4.0, 2.0)
     row = {"matrix": "a", "dtype": "float32", "ratio": 1.5} | told
     assert suite_table.under_load([row])[-1].startswith("| a | float32 | 4.0 | nan | 2.0 | nan | 2.00 | 1.50 |")
@@ -234,19 +255,21 @@ class FakeProduct:
     """cuSPARSE's, which works when called, and as a graph writes what it is told to."""
 
     def __init__(self, graph_writes: float):
-        self.factor = graph_writes
+        self.factor, self.made = graph_writes, []
 
     def to_device(self, x):
-        return x.copy().view(OnDevice)
+        return x.astype(float).view(OnDevice)
 
     def __call__(self, x):
+        self.made.append("called")
         return (S @ x).view(OnDevice)
 
-    def captured(self, pairs):
+    def captured(self, x0, pairs):
         def graph() -> None:
+            self.made.append(len(pairs))
+            pairs[0][0][:] = x0
             for x, y in pairs:
-                with np.errstate(over="ignore"):
-                    y[:] = self.factor * (S @ x)
+                y[:] = self.factor * (S @ x)
 
         return graph
 
@@ -255,10 +278,14 @@ class FakeProduct:
 
 
 @pytest.mark.parametrize("chained", [0, 2])
-def test_a_rival_is_timed_as_a_graph_where_it_is_chained(chained):
+def test_a_rival_is_timed_as_a_graph_where_it_is_chained(chained, monkeypatch):
     problem = dataclasses.replace(PROBLEM, chained=chained)
-    timer = RUN.cupy(FakeProduct(1.0), problem.xs, problem)
-    assert timer(rounds=1) > 0
+    product = FakeProduct(1.0)
+    monkeypatch.setattr(standard.timing, "seconds_per_call", lambda run, wait, **how: (run(0), 16.0)[1])
+    timer = RUN.cupy(product, problem.xs, problem)
+    product.made.clear()
+    assert timer(rounds=1) == 16.0 / problem.products
+    assert product.made == ([problem.products] if chained else ["called"])
 
 
 @pytest.mark.parametrize("writes", [math.nan, 0.5])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -25,14 +26,31 @@ def test_the_pass_in_place_copies_no_argument(monkeypatch):
     assert sorted(taken_over) == [False, True]
 
 
-@pytest.mark.parametrize(("platform", "lead", "rests"), [("gpu", 0.0, True), ("gpu", 0.01, False), ("cpu", 0.0, False)])
-def test_a_gpu_rests_as_long_as_a_round_takes_but_not_under_load(monkeypatch, platform, lead, rests):
-    slept, calls = [], []
+@pytest.mark.parametrize(("platform", "lead", "rest"), [("gpu", 0, 8.0), ("gpu", 100, 0), ("cpu", 0, 0)])
+def test_a_gpu_rests_as_long_as_a_round_takes_but_not_under_load(monkeypatch, platform, lead, rest):
+    """By a clock on which a call takes 2 s."""
+    now, slept = [0.0], []
     monkeypatch.setattr(timing.jax, "default_backend", lambda: platform)
     monkeypatch.setattr(timing.time, "sleep", slept.append)
-    timing.seconds_per_call(calls.append, lambda _: None, rounds=3, seconds=1e-3, lead=lead)
-    assert len(slept) == 3 and [s > 0 for s in slept] == [rests] * 3
-    assert len(calls) > 2 + 3 and (lead == 0 or len(calls) > 1000)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+
+    def run(_: int) -> None:
+        now[0] += 2
+
+    assert timing.seconds_per_call(run, lambda _: None, rounds=3, seconds=8, lead=lead) == 2
+    assert slept == [rest] * 3
+    assert now[0] == 2 * 2 + 3 * 8 + (104 if lead else 0)  # the lead ends with the call of four that passes it
+
+
+@pytest.mark.parametrize(("visible", "id"), [(None, "0"), ("7", "7"), ("3,4", "3")])
+def test_the_clock_is_that_of_the_first_card_in_use(monkeypatch, visible, id):
+    asked = []
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    told = SimpleNamespace(stdout="1980\n")
+    monkeypatch.setattr(timing.subprocess, "run", lambda query, **_: asked.extend(query) or told)
+    assert timing.clock() == 1980 and f"--id={id}" in asked
 
 
 def test_without_a_gpu_no_clock_is_told(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 import time
@@ -13,6 +14,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
+from jaxsparse_fmt import gallery, vectors
 from jaxsparse_fmt.kernels import columns, columns_reference
 from jaxsparse_fmt.kernels import dialect as dialects
 from jaxsparse_fmt.kernels.address import Bisected, Jagged, Slices, Spread
@@ -257,15 +259,48 @@ def test_every_kernel_lowers_for_cuda(layout, dialect, dtype, p):
 @pytest.mark.parametrize(("mean", "load"), [(2, "very short deltas"), (7, "deltas"), (81, "long deltas")])
 def test_what_a_lane_asks_for_at_once_follows_from_the_length_of_rows(mean, load):
     rule = Rule((1024, 1024), 1024 * mean, Slices(1024, 128), Delta())
-    assert columns.load_beside_values(rule, permuted=False, narrow=True) == load and load in dialects.LAUNCH.loads
+    assert (
+        columns.load_beside_values(rule, permuted=False, narrow=True, alone=True) == load
+        and load in dialects.LAUNCH.loads
+    )
 
 
 @pytest.mark.parametrize("format", ["dia", "sdia"])
 @pytest.mark.parametrize(("narrow", "load"), [(True, "narrow whole diagonals"), (False, "whole diagonals")])
 def test_whole_diagonals_have_a_load_of_their_own(format, narrow, load):
     rule = Layout(format).of(TALL.scipy()).faces.rule
-    assert columns.load_beside_values(rule, permuted=False, narrow=narrow) == load
+    assert columns.load_beside_values(rule, permuted=False, narrow=narrow, alone=True) == load
+    assert columns.load_beside_values(rule, permuted=False, narrow=narrow, alone=False) == "full"
     assert load in dialects.LAUNCH.loads
+
+
+LARGE = dataclasses.replace(dialects.LAUNCH, least_blocks=0)
+
+
+@quick_jit
+def faces(A, x, y):
+    gradient = jax.grad(lambda data: jnp.vdot(y, A.with_data(data) @ x))(A.data)
+    product, dot = A.matvec_dot(x, y)
+    return A @ x, A.T @ y, product, vectors.total(dot), gradient
+
+
+@pytest.mark.parametrize(("format", "dtype"), [("dia", "float64"), ("sdia", "float32")])
+def test_blocks_of_many_rows_of_diagonals_forget_none(format, dtype, monkeypatch):
+    """In CI no matrix has the rows that such blocks begin at."""
+    monkeypatch.setattr(dialects, "LAUNCH", LARGE)
+    S = (gallery.poisson((701,)) + sp.diags_array([np.arange(660.0)], offsets=[41], shape=(701, 701))).tocsr()
+    A = jsf.from_scipy(S, format, dtype=dtype, backend="interpret")
+    x, y = (np.random.default_rng(k).standard_normal(701).astype(dtype) for k in (0, 1))
+    assert dialects.block("triton", "whole diagonals", 701).rows == 512
+    wanted, dense = S @ x.astype(float), S.toarray()
+    near = {"rtol": 0, "atol": 1e-12 if dtype == "float64" else 2e-3}
+    products, transposed, again, dot, gradient = faces(A, x, y)
+    np.testing.assert_allclose(products, wanted, **near)
+    np.testing.assert_allclose(again, wanted, **near)
+    np.testing.assert_allclose(transposed, dense.T @ y.astype(float), **near)
+    np.testing.assert_allclose(dot, y @ wanted, rtol=1e-12 if dtype == "float64" else 1e-4)
+    row, col = S.sorted_indices().nonzero()
+    np.testing.assert_allclose(gradient, y[row] * x[col], rtol=1e-5)
 
 
 @pytest.mark.parametrize("dialect", SIGNATURES)
