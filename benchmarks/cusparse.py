@@ -106,14 +106,11 @@ class Product:
     def __call__(self, x: Any, y: Any = None) -> Any:
         """x, y: CuPy arrays [n_cols], [n_rows], of Aᵀ·x the other way; y, or else `self.y`, takes the result."""
         y = self.y if y is None else y
-        self._spmv(*self._call(x, y))
-        return y
-
-    def _call(self, x: Any, y: Any) -> tuple[Any, ...]:
         key = x.data.ptr, y.data.ptr
         if key not in self._calls:
             self._calls[key] = self._prepared(x, y)
-        return self._calls[key]
+        self._spmv(*self._calls[key])
+        return y
 
     def _prepared(self, x: Any, y: Any) -> tuple[Any, ...]:
         one, zero = (ctypes.c_void_p(scalar.ctypes.data) for scalar in self._scalars)
