@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format bench clean
+.PHONY: help venv demo test test-all lint format bench clean
 
 # One line "driver version, compute capability" per NVIDIA GPU. A container may lack nvidia-smi and
 # still have the GPU, or show its host's kernel module without having the GPU: hence /dev.
@@ -33,7 +33,8 @@ INSTALLED := $(VENV)/.installed
 
 help:
 	@echo 'make demo     solve a Poisson problem of a million unknowns and draw demo.png'
-	@echo 'make test     run the tests             PYTEST_ARGS="-k cg" passes options to pytest'
+	@echo 'make test     run the quick tests       PYTEST_ARGS="-k cg" passes options to pytest'
+	@echo 'make test-all run all tests: those and the deep ones'
 	@echo 'make lint     ruff and pyright          make format lets ruff repair what it can'
 	@echo 'make bench    time the products         BENCH_ARGS="--help" passes options to it'
 	@echo 'make venv     only install into $(VENV)'
@@ -49,6 +50,10 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+# pyproject.toml leaves the deep tests out by -m "not deep"; an empty -m takes them all.
+test-all: $(INSTALLED)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m '' $(PYTEST_ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check
@@ -81,7 +86,7 @@ $(CREATED):
 	@touch $@
 
 # The stamp comes last, so that an interrupted installation is taken up again.
-$(INSTALLED): $(CREATED) pyproject.toml
+$(INSTALLED): $(CREATED) pyproject.toml jaxsparse_fmt/cli/command.py
 	@echo 'Installing jaxsparse with JAX for $(ACCELERATOR) into $(VENV)'
 	$(BIN)/python -m pip install --editable '.[$(EXTRAS)]'
 	@touch $@

@@ -1,18 +1,16 @@
-"""Products with several columns at once: how many single products' work one of them does in the time of one.
+"""Products with several columns at once, against as many single products.
 
     python -m benchmarks.columns --json benchmarks/results/columns.json     on a GPU, a minute
 
-Matrices of the standard suite in the format that `auto` takes. A·X reads A once for all columns of X; "throughput" is
-p times the time of a product with one column over that with p (with p₀ columns, the first of --columns, p/p₀ times
-that), "share" the bytes of A and of the vectors over the copy's speed. On a GPU square matrices are timed in chains, as
-in `benchmarks.standard`.
+Matrices of the standard suite in the format that `auto` takes. A·X reads A once for all columns of X. "throughput" is
+the time of a column in the product with the fewest columns, the first of --columns, over that in this product; "share"
+is the speed at which bytes of A and of the vectors move, over the copy's. On a GPU products of square matrices are
+timed in chains, as in `benchmarks.standard`.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,10 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxsparse_fmt as jsf
-from benchmarks import solvers, standard, suite, timing
-from jaxsparse_fmt import choose, traffic
+from benchmarks import report, standard, suite, timing
+from benchmarks.report import Row
+from jaxsparse_fmt.choose import ranking
+from jaxsparse_fmt.models import traffic
 
-Row = dict[str, Any]
 CASES = ("27-point × 3 dof", "7-point", "irregular, ±2,000", "R-MAT")
 COLUMNS = (1, 2, 4, 8, 32)
 
@@ -35,7 +34,7 @@ def rows_of(
     problem, wide = standard.Problem.of(S, jax.default_backend()), jsf.from_scipy(S, "csr")
     out = []
     for dtype in dtypes:
-        choice = choose.rank(S, dtype)[0]
+        choice = ranking.rank(S, dtype)[0]
         A = wide.asformat(choice.format, max_bytes=2**36, **choice.layout).astype(dtype)
         per_column = 0.0
         for p in columns:
@@ -56,33 +55,29 @@ def rows_of(
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dtypes", nargs="+", default=["float32", "float64"])
+    parser = report.arguments(__doc__, small=False)
     parser.add_argument(
-        "--columns", type=int, nargs="+", default=list(COLUMNS), help="by the column, the first is compared with"
+        "--columns", type=int, nargs="+", default=list(COLUMNS), help="the first is the base of comparison"
     )
     parser.add_argument("--scale", type=float, help="size of the matrices; default 1, on a CPU 1/20")
-    parser.add_argument("--json", type=Path, help="also write the rows here, and the table beside it as .md")
     args = parser.parse_args(argv)
     jax.config.update("jax_enable_x64", True)
-    on_cpu = jax.default_backend() == "cpu"
-    scale = args.scale or (1 / 20 if on_cpu else 1)
-    copy = timing.copy_bandwidth(2**28 if on_cpu else 2**31)
-    header = timing.provenance() | {"copy": f"{copy / 1e9:.0f} GB/s", "scale": f"{scale:g}"}
+    scale = args.scale or (1 if report.platform_here() == "gpu" else 1 / 20)
+    copy, header = report.machine()
+    header["scale"] = f"{scale:g}"
     rows: list[Row] = []
     lines: list[str] = []
     for case in suite.SUITES["standard"]:
         if case.name in CASES:
             found = rows_of(case, case.make(scale), args.dtypes, tuple(args.columns), copy, standard.ROUNDS)
             rows += found
-            lines += solvers.table(case.name, found)
-            print("\n".join(lines[-len(found) :]), file=sys.stderr, flush=True)
+            lines += report.section(case.name, found)
+            report.log("\n".join(lines[-len(found) :]))
             jax.clear_caches()
             done = [r["matrix"] for r in rows]
             header["to come"] = ", ".join(name for name in CASES if name not in done) or "nothing"
-            if args.json:
-                timing.write(args.json, header, rows, "\n".join([timing.line(header), *lines]))
-    print("\n".join([timing.line(header), *lines]))
+            report.write(args.json, header, rows, "\n".join([report.line(header), *lines]))
+    print("\n".join([report.line(header), *lines]))
     return 0
 
 

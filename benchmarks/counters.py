@@ -1,14 +1,13 @@
-"""Why a product takes as long as it does: what the counters of Nsight Compute say of our kernels and of cuSPARSE's.
+"""The limits of a product's speed: counters of Nsight Compute for our kernels and cuSPARSE's.
 
     python -m benchmarks.counters --cases 9 12 --json benchmarks/results/counters.json     on a GPU, a minute a matrix
 
-Matrices of the standard suite in the format that `auto` takes, beside cuSPARSE's CSR ALG1. Columns: what the format
-must move at least, kernels and time; what went through DRAM, and from the L2 to the L1 caches; the share of sectors
-that were in the L1 and in the L2; the warps that a multiprocessor holds, of the most that it can; the share of the peak
-at which DRAM, the L2, the L1 and the issue of instructions worked: near 1, that is what the kernel waits for; and the
-registers of a thread. Times are those of a profiled launch, with the caches as the launch before left them. Needs
-`ncu`, and a machine that lets it read the counters. Every matrix has a process of its own; one that takes too long is
-ended, and the others are told all the same.
+Matrices of the standard suite in the format that `auto` takes, beside cuSPARSE's CSR ALG1. Columns: the bytes that the
+format must move, kernels and time; the bytes through DRAM and from the L2 to the L1 caches; the hit rates of L1 and
+L2; the warps on a multiprocessor over the most that it can hold; the throughput of DRAM, the L2, the L1 and the
+issue of instructions over its peak (the one near 1 limits the kernel); and the registers of a thread. Times are those
+of a profiled launch, with the caches as the previous launch left them. Needs `ncu`, and a machine that lets it read the
+counters. Every matrix has a process of its own, which is ended if it takes too long.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxsparse_fmt as jsf
-from benchmarks import cusparse, solvers, spmv, standard, suite, timing
-from jaxsparse_fmt import choose
+from benchmarks import cusparse, report, standard, suite, timing
+from benchmarks.report import Row
+from jaxsparse_fmt.choose import ranking
 
-Row = dict[str, Any]
-WINDOW = "window"  # the kernel that tells in the profile where a product begins
+WINDOW = "window"  # the kernel that marks the start of a product in the profile
 THEIRS = "CSR ALG1"
 TIME, DRAM = "gpu__time_duration.sum", "dram__bytes.sum"
 TO_L1 = "l1tex__m_xbar2l1tex_read_bytes.sum"
@@ -53,21 +52,21 @@ REGISTERS = "launch__registers_per_thread"
 
 
 def products(case: suite.Case, S: Any, dtypes: list[str], backend: str) -> Any:
-    """(a row so far, a function that runs the product and waits) of each of ours and theirs."""
+    """For each product of ours and theirs: a row without its counters, and a function that runs it and waits."""
     A = jsf.from_scipy(S, "csr", backend=backend)
     x = np.random.default_rng(0).standard_normal(S.shape[1])
     opponent = cusparse.Opponent(S, A)
     for dtype in dtypes:
-        choice = choose.rank(S, dtype, backend=backend)[0]
+        choice = ranking.rank(S, dtype, backend=backend)[0]
         B = A.asformat(choice.format, max_bytes=2**36, **choice.layout).astype(dtype)
         xj = jnp.asarray(x, dtype)
         row = {"matrix": case.name, "dtype": dtype}
-        moved = spmv.moved_bytes(B, xj) / 1e6
+        moved = timing.moved_bytes(B, xj) / 1e6
         run = lambda B=B, xj=xj: standard.product(B, xj).block_until_ready()  # noqa: E731
         yield row | {"product": standard.label(choice), "MB": moved}, run
         product = opponent.methods[THEIRS](dtype)
         given = product.to_device(x.astype(dtype))
-        moved = spmv.moved_bytes(A.astype(dtype), xj) / 1e6
+        moved = timing.moved_bytes(A.astype(dtype), xj) / 1e6
         yield row | {"product": f"cuSPARSE {THEIRS}", "MB": moved}, lambda p=product, g=given: p.wait(p(g))
 
 
@@ -131,22 +130,22 @@ def of_matrix(number: int, S: Any, dtypes: list[str], backend: str, seconds: flo
         again += ["--inside", suite.save(S, str(Path(folder, "matrix")))]
         command += [sys.executable, "-m", "benchmarks.counters", *again]
         out, errors = within(command, seconds)
-    told = [line.split("|") for line in errors.splitlines() if line.count("|") == 3]
+    heads = [line.split("|") for line in errors.splitlines() if line.count("|") == 3]
     found = windows(out)
-    if not told or len(found) != len(told) or not all(found):
+    if not heads or len(found) != len(heads) or not all(found):
         raise RuntimeError(f"{out[-1000:]}\n{errors[-1000:]}".strip())
     names = ("matrix", "dtype", "product", "MB")
     return [
         counted(dict(zip(names, (*row[:3], float(row[3])), strict=True)), kernels)
-        for row, kernels in zip(told, found, strict=True)
+        for row, kernels in zip(heads, found, strict=True)
     ]
 
 
 def within(command: list[str], seconds: float) -> tuple[str, str]:
-    """What the command prints on stdout and stderr.
+    """The output of the command on stdout and stderr.
 
     Raises:
-      RuntimeError: it took more than `seconds`; it is ended then, and with it what it started, which holds the GPU.
+      RuntimeError: it took more than `seconds`; it and its child processes, which hold the GPU, are killed then.
     """
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
@@ -159,13 +158,11 @@ def within(command: list[str], seconds: float) -> tuple[str, str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.arguments(__doc__, small=False)
     parser.add_argument("--cases", type=int, nargs="+", required=True, help="numbers of the matrices in the suite")
-    parser.add_argument("--dtypes", nargs="+", default=["float32", "float64"])
     parser.add_argument("--scale", type=float, default=1.0, help="size of the matrices; default 1")
     parser.add_argument("--backend", default="auto", help="of our products: auto (default), triton or mosaic")
     parser.add_argument("--each", type=float, default=90, help="seconds that a matrix may take; default 90")
-    parser.add_argument("--json", type=Path, help="also write the rows here, and the table beside it as .md")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     jax.config.update("jax_enable_x64", True)
@@ -175,7 +172,7 @@ def main(argv: list[str] | None = None) -> int:
             print("|".join(f"{value}" for value in row.values()), file=sys.stderr)
         return 0
     if shutil.which("ncu") is None:
-        print("no ncu on the PATH: it comes with Nsight Compute", file=sys.stderr)
+        report.log("no ncu on the PATH: it comes with Nsight Compute")
         return 1
     # To run a kernel once more, Nsight Compute restores the allocations that it may write; "platform" makes small ones.
     os.environ |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}
@@ -186,12 +183,11 @@ def main(argv: list[str] | None = None) -> int:
             rows += of_matrix(number, S, args.dtypes, args.backend, args.each)
         except RuntimeError as error:
             failed.append(name)
-            print(f"{name}: {error}", file=sys.stderr)
-        print(f"{name}: {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
-        header = timing.provenance() | {"scale": f"{args.scale:g}"} | ({"failed": ", ".join(failed)} if failed else {})
-        text = "\n".join([timing.line(header), *solvers.table("counters", rows)])
-        if args.json:
-            timing.write(args.json, header, rows, text)
+            report.log(f"{name}: {error}")
+        report.log(f"{name}: {time.perf_counter() - start:.0f} s")
+        header = report.provenance() | {"scale": f"{args.scale:g}"} | ({"failed": ", ".join(failed)} if failed else {})
+        text = "\n".join([report.line(header), *report.section("counters", rows)])
+        report.write(args.json, header, rows, text)
     print(text)
     return int(bool(failed))
 

@@ -1,7 +1,7 @@
-"""The opponent: cuSPARSE's generic product in each of its formats, set up once like ours, with int32 indices.
+"""The opponent: cuSPARSE's generic product in each of its formats, set up once, with int32 indices.
 
-CuPy holds the arrays. Its binding has neither sliced ELL nor blocks nor the preprocessing that makes ALG2 fast, so the
-C functions are called in the library that CuPy has loaded. What a library does not offer is `Absent`, and says why.
+CuPy holds the arrays. Its binding lacks sliced ELL, blocks, and the preprocessing that makes ALG2 fast, so this module
+calls the C functions of the library that CuPy has loaded. `Absent` is raised for what a library does not offer.
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ from typing import Any, TypeAlias
 import numpy as np
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt import features
-from jaxsparse_fmt.formats import bsr
+from jaxsparse_fmt.formats import bsr, statistics
 
 # cusparseSpMVAlg_t.
 COO_ALG1, CSR_ALG1, CSR_ALG2, COO_ALG2, SELL_ALG1, BSR_ALG1 = 1, 2, 3, 4, 5, 6
 INT32, BASE_ZERO, ROW_MAJOR, NO_TRANSPOSE, TRANSPOSE = 2, 0, 2, 0, 1
 _TYPES = {"float32": 0, "float64": 1}  # cudaDataType: CUDA_R_32F, CUDA_R_64F
-MOST_PADDING = 4  # places an entry, from which sliced ELL is not tried
+MOST_PADDING = 4  # places an entry, above which sliced ELL is not tried
 
 Converted: TypeAlias = tuple[list[np.ndarray], np.ndarray]  # index arrays, and values
 
 
 class Absent(Exception):
-    """What this CuPy, this cuSPARSE or this matrix does not allow."""
+    """This CuPy, this cuSPARSE or this matrix does not allow the method; the text has the reason."""
 
 
 class Library:
@@ -104,7 +103,7 @@ class Product:
         self.y = self._lib.cupy.asarray(np.full(shape[operation == TRANSPOSE], np.nan, self.dtype))
 
     def __call__(self, x: Any, y: Any = None) -> Any:
-        """x, y: CuPy arrays [n_cols], [n_rows], of Aᵀ·x the other way; y, or else `self.y`, takes the result."""
+        """Writes the product to y, or `self.y`. CuPy arrays: x [n_cols] and y [n_rows], for Aᵀ·x the other way."""
         y = self.y if y is None else y
         key = x.data.ptr, y.data.ptr
         if key not in self._calls:
@@ -125,7 +124,7 @@ class Product:
             # Since CUDA 12.4; it serves CSR only.
             if self._algorithm in (CSR_ALG1, CSR_ALG2) and self._lib.has("cusparseSpMV_preprocess"):
                 preprocess = self._lib.function("cusparseSpMV_preprocess")
-                optional = (Absent,) if self._operation == TRANSPOSE else ()  # that it need not offer
+                optional = (Absent,) if self._operation == TRANSPOSE else ()  # cuSPARSE may lack it
                 with contextlib.suppress(*optional):
                     preprocess(*call, ctypes.c_void_p(self._workspace.ptr))
         return *call, ctypes.c_void_p(self._workspace.ptr)
@@ -139,8 +138,9 @@ class Product:
         return self._vectors[a.data.ptr]
 
     def captured(self, x0: Any, pairs: Sequence[tuple[Any, Any]]) -> Callable[[], None]:
-        """What copies x0 into the first x and runs y = A·x for these (x, y) one after the other, as one CUDA graph, in
-        which none waits for Python. In BSR they are called: whether that can be captured was never tried.
+        """A function that copies x0 into the first x and runs y = A·x for these pairs in turn, as one CUDA graph.
+
+        In a graph no product waits for Python. In BSR the products are called one by one: capture is untested.
         """
 
         def one_by_one() -> None:
@@ -148,8 +148,8 @@ class Product:
             for x, y in pairs:
                 self(x, y)
 
-        one_by_one()  # what loads late is loaded before the capture
-        self.wait(None)  # nothing on another stream is under way
+        one_by_one()  # loads all kernels before the capture
+        self.wait(None)  # no other stream may be busy
         if self._algorithm == BSR_ALG1:
             return one_by_one
         stream, set_stream = self._lib.cupy.cuda.Stream(non_blocking=True), self._lib.function("cusparseSetStream")
@@ -164,7 +164,7 @@ class Product:
         finally:
             set_stream(self._lib.handle, ctypes.c_void_p(0))
 
-        def launch(kept: Any = (self, x0, pairs)) -> None:  # a graph knows addresses only
+        def launch(kept: Any = (self, x0, pairs)) -> None:  # keeps the arrays alive, since a graph has only addresses
             graph.launch(stream)
 
         return launch
@@ -177,10 +177,10 @@ class Product:
 
 
 class Opponent:
-    """One matrix in the formats of cuSPARSE; index arrays go to the device once, whatever the dtype."""
+    """One matrix in the formats of cuSPARSE; index arrays go to the device once for all dtypes."""
 
     def __init__(self, S: Any, A: jsf.SparseMatrix | None = None):
-        """S: canonical SciPy CSR. A: the same in one of our formats, from which sliced ELL is made on the device."""
+        """S: canonical SciPy CSR. A: the same matrix in one of our formats, for sliced ELL, converted on the device."""
         self.S, self._A = S, A
         self._index: dict[str, list[Any]] = {}
         self._values: dict[str, np.ndarray] = {}
@@ -204,7 +204,7 @@ class Opponent:
             self.methods[f"BSR {r} × {c}"] = self._bsr
 
     def _arrays(self, name: str, dtype: Any, make: Callable[[], Converted]) -> list[Any]:
-        """Indices and values on the device, where they stay for the next algorithm or dtype."""
+        """Indices and values on the device, kept for the next algorithm or dtype."""
         to_device, dtype = library().cupy.asarray, np.dtype(dtype)
         if name not in self._index:
             index, self._values[name] = make()
@@ -229,7 +229,7 @@ class Opponent:
 
     def _sliced(self, dtype: Any, slice_size: int) -> Product:
         S, name = self.S, f"sliced {slice_size}"
-        places = int(features.slice_widths(np.diff(S.indptr), slice_size).sum()) * slice_size
+        places = int(statistics.slice_widths(np.diff(S.indptr), slice_size).sum()) * slice_size
         if places > MOST_PADDING * S.nnz:
             raise Absent(f"{places / S.nnz:.0f} places an entry")
         library().function("cusparseCreateSlicedEll")  # before the conversion
@@ -250,7 +250,7 @@ class Opponent:
 
 
 def sliced_ell(A: jsf.SparseMatrix | None, S: Any, slice_size: int) -> Converted:
-    """Slice offsets and columns, and values: our HLL, but for −1 in padding. Conversion runs where A is."""
+    """Slice offsets and columns, and values: our HLL with column −1 in padding, converted on the device of A."""
     options: dict[str, Any] = {"slice_size": slice_size, "max_bytes": 2**36}
     hll: Any = jsf.from_scipy(S, "hll", **options) if A is None else A.asformat("hll", **options)
     col_idx = np.array(hll.col_idx)
@@ -266,7 +266,7 @@ def blocks(S: Any, block_shape: tuple[int, int]) -> Converted:
 
 
 def products(S: Any) -> dict[str, Callable[[], Product]]:
-    """The algorithms for CSR by name, made when called; empty where there is no cuSPARSE."""
+    """Functions that make the algorithms for CSR, by name; empty without cuSPARSE."""
     try:
         library()
     except Absent:

@@ -1,18 +1,16 @@
-"""Launch parameters of the kernels, swept: the evidence behind `dialect.LAUNCH` and `dialect.block`.
+"""Launch parameters of the kernels, swept: the evidence behind `tuning.LAUNCH` and `tuning.block`.
 
     python -m benchmarks.launch_sweep                                   needs an NVIDIA GPU
-    python -m benchmarks.launch_sweep --sections sums --backend mosaic    where `csr5` should keep its sums
+    python -m benchmarks.launch_sweep --sections sums --backend mosaic    when `csr5` should keep its sums
 
-Prints, per matrix, dtype and format, microseconds: with every number of lanes a thread and of entries in flight
-("blocks"); of whole diagonals with every number of rows a block and of lanes a thread ("diagonals"); of products with
-eight columns, where a lane has them to itself, with every number of columns and of entries in flight ("columns"); and
-of `csr5` without `keep_sums` and with it, by the bytes of sums whose entries are loaded together, beside the share of x
-that the ranking thinks misses the L1 cache ("sums").
+Prints microseconds by matrix, dtype and format. "blocks": by lanes a thread and entries in flight. "diagonals": whole
+diagonals, by rows a block and lanes a thread. "columns": products with eight columns, all in one lane, by columns and
+entries in flight. "sums": `csr5` without `keep_sums` and with it, by the bytes of sums whose entries are loaded
+together, beside the predicted miss rate of x in the L1 cache.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import itertools
@@ -28,9 +26,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxsparse_fmt as jsf
-from benchmarks import spmv, standard, suite, timing
-from jaxsparse_fmt import storages
-from jaxsparse_fmt.kernels import dialect
+from benchmarks import report, spmv, standard, suite, timing
+from jaxsparse_fmt.choose import ranking
+from jaxsparse_fmt.formats.footprint import PatternCounts
+from jaxsparse_fmt.kernels.backends import tuning
 
 DTYPES = ("float32", "float64")
 FORMATS = {"hll": {}, "sell": {}, "hdia": {}, "pjds": {}, "csr": {}, "bsr": {"block_shape": (3, 3)}}
@@ -45,14 +44,12 @@ COLUMNS, ALONE = 8, [(4, 8), (4, 4), (8, 8), (8, 4), (8, 2)]  # columns of a lan
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="tiny matrices, to try the script")
+    parser = report.arguments(__doc__, dtypes=False)
     parser.add_argument("--backend", default="triton")
     parser.add_argument("--sections", nargs="+", default=["blocks", "columns"], choices=list(SECTIONS))
     args = parser.parse_args(argv)
     jax.config.update("jax_enable_x64", True)
-    copy = timing.copy_bandwidth(2**24 if args.small else 2**31)
-    print(timing.provenance(), f"copy {copy / 1e9:.0f} GB/s, {args.backend}")
+    print(report.machine(args.small)[1], args.backend)
     for section in args.sections:
         SECTIONS[section](args.backend, args.small)
     return 0
@@ -76,7 +73,7 @@ def blocks(backend: str, small: bool) -> None:
         formats = {"sell": {"sigma": 1}} if name == SHORT else FORMATS
         for dtype, (format, layout) in itertools.product(DTYPES, formats.items()):
             A = csr.asformat(format, max_bytes=2**36, **layout).astype(dtype)
-            times = (microseconds(A, None, of_block(dialect.LAUNCH.rows, *variant)) for variant in VARIANTS)
+            times = (microseconds(A, None, of_block(tuning.LAUNCH.rows, *variant)) for variant in VARIANTS)
             row(name, dtype, format, times)
 
 
@@ -86,7 +83,7 @@ def diagonals(backend: str, small: bool) -> None:
         wide = jsf.from_scipy(made(name, small), "sdia", backend=backend)
         for dtype in DTYPES:
             A = wide.astype(dtype)
-            lowers = [rows >= dialect.LAUNCH.rows * lanes or backend != "mosaic" for rows, lanes in DIAGONALS]
+            lowers = [rows >= tuning.LAUNCH.rows * lanes or backend != "mosaic" for rows, lanes in DIAGONALS]
             times = (
                 microseconds(A, None, of_block(*variant, 4)) if whole else math.nan
                 for variant, whole in zip(DIAGONALS, lowers, strict=True)
@@ -110,7 +107,8 @@ def sums(backend: str, small: bool) -> None:
     for name, S in zip(SUMS, matrices, strict=True):
         csr = jsf.from_scipy(S, "csr", backend=backend)
         for dtype in DTYPES:
-            stored = next(s for s in storages.storages(S, np.dtype(dtype), "gpu", True) if s.format == "csr5")
+            counts = PatternCounts(S, np.dtype(dtype), "gpu", True)
+            stored = next(s for s in ranking.storages(counts) if s.format == "csr5")
             shape = {"tile_shape": stored.layout["tile_shape"], "max_bytes": 2**36}
             loose, kept = (csr.asformat("csr5", keep_sums=keeps, **shape).astype(dtype) for keeps in (False, True))
             times = [microseconds(loose, None, contextlib.nullcontext())]
@@ -132,20 +130,20 @@ def row(name: str, dtype: str, format: str, times: Iterable[float]) -> None:
 
 
 def of_block(rows: int, lanes_per_thread: int, unroll: int) -> Any:
-    block = dialect.Block(rows, lanes_per_thread, unroll)
-    return mock.patch.object(dialect, "block", lambda *_, **__: block)
+    block = tuning.Block(rows, lanes_per_thread, unroll)
+    return mock.patch.object(tuning, "block", lambda *_, **__: block)
 
 
 def of_columns(columns: int, unroll: int) -> Any:
-    return of_launch(columns_alone=columns, loads={**dialect.LAUNCH.loads, "columns": (1, unroll)})
+    return of_launch(columns_alone=columns, loads={**tuning.LAUNCH.loads, "columns": (1, unroll)})
 
 
 def of_launch(**changed: Any) -> Any:
-    return mock.patch.object(dialect, "LAUNCH", dataclasses.replace(dialect.LAUNCH, **changed))
+    return mock.patch.object(tuning, "LAUNCH", dataclasses.replace(tuning.LAUNCH, **changed))
 
 
 def microseconds(A: jsf.SparseMatrix, columns: int | None, parameters: Any) -> float:
-    """Of A·x, or of A·X with so many columns, under launch parameters."""
+    """Microseconds of A·x, or of A·X with so many columns, under launch parameters."""
     shape = (A.shape[1],) if columns is None else (A.shape[1], columns)
     xs = [jnp.asarray(np.random.default_rng(i).standard_normal(shape), A.dtype) for i in range(3)]
     chained = columns is None and A.shape[0] == A.shape[1]

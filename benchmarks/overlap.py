@@ -1,17 +1,16 @@
-"""What runs beside what in a step of sharded cg: a profile by `jax.profiler`, as a table and a timeline.
+"""The overlap of kernels in a step of sharded cg: a profile by `jax.profiler`, as a table and a timeline.
 
     python -m benchmarks.overlap --devices 2 --json benchmarks/results/overlap.json
     python -m benchmarks.overlap --extents 256 256 32 --modes overlap naive vector
 
-The matrix is the 7-point stencil of `benchmarks.scaling`, `--extents` points on each device. Of every kernel that a
-device runs the trace has the start and the length, stream by stream. `hidden` is the share of an exchange's time in
-which another kernel runs on the same device, `idle` the time in which none does. Figures are means over the devices,
-a step. Needs GPUs: the CPU's trace has no kernels.
+The matrix is the 7-point stencil of `benchmarks.scaling`, `--extents` points on each device. The trace has the start
+and the length of every kernel, by stream. `hidden` is the fraction of an exchange's time in which another kernel runs
+on the same device, `idle` the time in which no kernel runs. Figures are means over the devices, a step. Needs GPUs,
+since the CPU's trace has no kernels.
 """
 
 from __future__ import annotations
 
-import argparse
 import collections
 import dataclasses
 import re
@@ -27,10 +26,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.profiler import ProfileData
 
-from benchmarks import timing
+from benchmarks import report
 from benchmarks.scaling import on, stencil
-from benchmarks.solvers import table
-from jaxsparse_fmt import measure, plot, traffic
+from jaxsparse_fmt.cli import measure, plots
+from jaxsparse_fmt.models import traffic
 from solvers import cg
 
 # By the names of kernels: those of the library, of NCCL and of XLA.
@@ -57,7 +56,7 @@ class Kernel:
 
 
 def kernels_of(folder: Path) -> list[list[Kernel]]:
-    """Of each GPU in the trace under `folder`, in the order of their starts."""
+    """The kernels of each GPU in the trace under `folder`, by rising start."""
     (path,) = folder.rglob("*.xplane.pb")
     devices = []
     for plane in ProfileData.from_file(str(path)).planes:
@@ -89,21 +88,21 @@ def length(spans: Iterable[tuple[float, float]]) -> float:
 
 
 def in_both(a: Sequence[tuple[float, float]], b: Sequence[tuple[float, float]]) -> float:
-    """Seconds that two lists of disjoint spans share."""
+    """Seconds in the intersection of two lists of disjoint spans."""
     return sum(max(0.0, min(s[1], t[1]) - max(s[0], t[0])) for s in a for t in b if t[0] < s[1] and s[0] < t[1])
 
 
 def steps_of(kernels: list[Kernel]) -> list[float]:
-    """When the product of each step begins; that of a halo is much shorter."""
+    """The start of each step's product, which is much longer than the product of a halo."""
     products = [k for k in kernels if k.kind == "product"]
     longest = statistics.median(sorted(k.stop - k.start for k in products)[-len(products) // 4 :])
     return [k.start for k in products if k.stop - k.start > longest / 2]
 
 
 def account(kernels: list[Kernel]) -> dict[str, float]:
-    """Microseconds a step of one device: in all, of each kind of kernel, of an exchange that is hidden, and idle.
+    """Microseconds a step of one device, in all, by kind of kernel and idle, and the hidden fraction of an exchange.
 
-    From the first product to the last, so that nothing before and after the loop counts.
+    Counts from the first product to the last, which leaves out the time before and after the loop.
     """
     first, *_, last = starts = steps_of(kernels)
     inside = [k for k in kernels if first <= k.start < last]
@@ -130,10 +129,7 @@ def by_name(kernels: list[Kernel], steps: int, most: int = 16) -> list[str]:
 
 
 def usual(kernels: list[Kernel]) -> tuple[float, float]:
-    """When a step of usual length begins, with the exchange or its product, and how long it takes.
-
-    Not where the loop asks the host whether to go on.
-    """
+    """The start and the length of a step of usual length, one in which the loop does not wait for the host."""
     starts = steps_of(kernels)
     steps = np.diff(starts)
     at = int(np.argmin(abs(steps - np.median(steps)) + (np.arange(len(steps)) < len(steps) // 4)))
@@ -142,7 +138,7 @@ def usual(kernels: list[Kernel]) -> tuple[float, float]:
 
 
 def draw(path: Path, devices: list[list[Kernel]], title: str) -> None:
-    """A timeline of a step and a half: of each device the stream that works most, and all others together."""
+    """Draws a timeline of a step and a half: for each device its busiest stream, and all others together."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -157,7 +153,7 @@ def draw(path: Path, devices: list[list[Kernel]], title: str) -> None:
         main = max(busy, key=busy.__getitem__)
         rows.append((f"GPU {number}", [k for k in shown if k.stream == main]))
         rows.append(("other streams", [k for k in shown if k.stream != main]))
-    with matplotlib.rc_context(plot.STYLE):
+    with matplotlib.rc_context(plots.STYLE):
         figure = Figure(figsize=(11, 1.8 + 0.5 * len(rows)), layout="constrained")
         axes = figure.subplots()
         for kind, colour in COLOURS.items():
@@ -187,7 +183,7 @@ def profile(A: Any, steps: int, one_reduction: bool) -> tuple[float, list[list[K
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.arguments(__doc__, small=False, dtypes=False)
     parser.add_argument("--devices", type=int, default=len(jax.devices()), help="default: all")
     parser.add_argument(
         "--extents", type=int, nargs=3, default=(64, 512, 512), help="points a device; default 64 512 512"
@@ -195,13 +191,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--modes", nargs="+", default=["overlap"], choices=traffic.MODES)
     parser.add_argument("--one-reduction", action="store_true", help="that form of cg")
     parser.add_argument("--steps", type=int, default=100, help="in the trace; default 100")
-    parser.add_argument("--json", type=Path, help="also write the figures here, the table and timelines beside it")
     args = parser.parse_args(argv)
     jax.config.update("jax_enable_x64", True)
     depth, *plane = args.extents
     problem = stencil((depth * args.devices, *plane), 7)
-    header = timing.provenance() | {"devices": str(args.devices), "steps": str(args.steps)}
-    rows, told = [], []
+    header = report.provenance() | {"devices": str(args.devices), "steps": str(args.steps)}
+    rows, longest = [], []
     for mode in args.modes:
         A = on(problem, jax.devices()[: args.devices], mode)
         took, devices = profile(A, args.steps, args.one_reduction)
@@ -210,14 +205,13 @@ def main(argv: list[str] | None = None) -> int:
         each = [account(kernels) for kernels in devices]
         row = {"problem": problem.name, "mode": mode, "unprofiled µs": took * 1e6}
         rows.append(row | {key: statistics.mean(one[key] for one in each) for key in each[0]})
-        told += [f"{mode}, on the first device, a step:", *by_name(devices[0], args.steps)]
-        if args.json and plot.available():
+        longest += [f"{mode}, on the first device, a step:", *by_name(devices[0], args.steps)]
+        if args.json and plots.available():
             title = f"A step of cg on {args.devices} GPUs, mode {mode}: {problem.name}"
             args.json.parent.mkdir(parents=True, exist_ok=True)
             draw(args.json.with_name(f"{args.json.stem}_{mode}.png"), devices, title)
-    text = "\n".join([timing.line(header), *table("overlap", rows), "", *told])
-    if args.json:
-        timing.write(args.json, header, rows, text)
+    text = "\n".join([report.line(header), *report.section("overlap", rows), "", *longest])
+    report.write(args.json, header, rows, text)
     print(text)
     return 0
 

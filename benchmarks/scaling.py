@@ -1,21 +1,19 @@
-"""How cg scales over GPUs: weak, strong and irregular, beside what the model says, and refinement's advantage.
+"""The scaling of cg over GPUs: weak, strong and irregular, beside the model, and the advantage of refinement.
 
     python -m benchmarks.scaling --devices 1,8 --json benchmarks/results/scaling.json
     python -m benchmarks.scaling --only weak --modes overlap
     XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m benchmarks.scaling --small
 
-A step is what 200 more of them take. On one device the matrix is not sharded, and in the format that "auto" takes, as a
-user's is: in that of the shards, "dia" say where half of the diagonals would do, it would flatter them. Efficiency is
-T(1) / T(N) where every device has the same work (weak) and T(1) / (N·T(N)) where the whole has (strong). The model is
-`traffic.cg_step` with bandwidth, latencies and launches that the same run measures first, and the share of an exchange
-that hides as `traffic.Machine` has it; "model ÷ measured" compares the two. Each shard's rows are made by themselves,
-and rows are scaled by factors of 10^±1.5 so that no solve ends before its count of steps. Every figure is written as
-soon as it is there. With --json the table and a picture of each case lie beside it.
+The time of a step comes from 200 more of them. On one device the matrix is not sharded and in the format of "auto", as
+for a user: in the format of the shards it could be slower, which would flatter them. Efficiency is T(1) / T(N) with the
+same work on every device (weak) and T(1) / (N·T(N)) with the same work in all (strong). The model is `traffic.cg_step`
+with bandwidth, latencies and launches that the same run measures first, and the overlap of `traffic.Machine`. Each
+shard makes its own rows, scaled by factors of 10^±1.5 so that no solve ends before its count of steps. Every figure is
+written at once. With --json the table and a picture of each case lie beside it.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import itertools
@@ -34,19 +32,21 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 import jaxsparse_fmt as jsf
-from benchmarks import timing
-from benchmarks.solvers import seconds, table
-from jaxsparse_fmt import measure, plot, traffic
-from jaxsparse_fmt.partition import predict
+from benchmarks import report
+from benchmarks.report import Row
+from benchmarks.solvers import seconds
+from jaxsparse_fmt.choose.timing import median_seconds
+from jaxsparse_fmt.cli import measure, plots
+from jaxsparse_fmt.distributed import estimate
+from jaxsparse_fmt.models import traffic
 from solvers import Status, cg, refine
 
-Row = dict[str, Any]
 STENCIL = {"format": "dia", "halo_format": "ell"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A matrix by its rows: rows_of(start, stop), canonical CSR."""
+    """A matrix by the function rows_of(start, stop), which gives canonical CSR."""
 
     name: str
     n: int
@@ -56,12 +56,12 @@ class Problem:
 
 
 def factor(unknown: np.ndarray, dtype: Any = float) -> np.ndarray:
-    """10^±1.5 for each unknown, the same whoever makes its row."""
+    """10^±1.5 for each unknown, by its number."""
     return (10 ** (1.5 * np.sin(78.233 * (unknown % 1_000_003)))).astype(dtype)
 
 
 def stencil(extents: tuple[int, int, int], points: int, scaled: bool = True) -> Problem:
-    """The 6 or 26 neighbours of each point of a grid, −1, and on the diagonal as many as there are."""
+    """A grid with −1 for the 6 or 26 neighbours of each point, and their number on the diagonal."""
     every = np.array(list(itertools.product((-1, 0, 1), repeat=3)))
     offsets = every if points == 27 else every[np.abs(every).sum(axis=1) <= 1]
     strides = np.array([extents[1] * extents[2], extents[2], 1])
@@ -92,13 +92,13 @@ def stencil(extents: tuple[int, int, int], points: int, scaled: bool = True) -> 
 
 
 def irregular(name: str, S: scipy.sparse.csr_array) -> Problem:
-    """S made symmetric and definite, scaled as the stencils are, cut by entries."""
+    """S + Sᵀ made definite, scaled as the stencils, cut by entries."""
     S = scipy.sparse.csr_array(S + S.T)
     S = S + scipy.sparse.diags_array(1.01 * np.asarray(abs(S).sum(axis=1)).ravel())
     D = scipy.sparse.diags_array(factor(np.arange(S.shape[0])))
     S = scipy.sparse.csr_array(D @ S @ D)
     S.sort_indices()
-    cut = lambda parts: predict.rows.partition(S, parts).starts  # noqa: E731
+    cut = lambda parts: estimate.row_partition.partition(S, parts).starts  # noqa: E731
     return Problem(name, S.shape[0], lambda a, b: S[a:b], {"format": "sell"}, cut)
 
 
@@ -112,8 +112,8 @@ def on(problem: Problem, devices: list[Any], mode: str) -> Any:
 
 
 def machine(devices: list[Any], small: bool) -> traffic.Machine:
-    """What this machine can do, by the benchmark's own loops."""
-    copy = timing.copy_bandwidth(2**24 if small else 2**28 if jax.default_backend() == "cpu" else 2**31)
+    """The parameters of this machine, measured by loops of the benchmark."""
+    copy, _ = report.machine(small)
     little = on(stencil((16, 16, 16), 7), devices[:1], "overlap")
     usual = traffic.Machine(memory=copy)
     found = dataclasses.replace(usual, launches=measure.seconds_per_step(cg, little, jnp.ones(little.shape[0])))
@@ -127,7 +127,7 @@ def machine(devices: list[Any], small: bool) -> traffic.Machine:
         spec = PartitionSpec("rows")
         mapped = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
         x = jax.device_put(jnp.ones(parts * size), jax.sharding.NamedSharding(mesh, spec))
-        return measure.median_seconds(lambda: mapped(x)) / times
+        return median_seconds(lambda: mapped(x)) / times
 
     moved = functools.partial(lax.ppermute, axis_name="rows", perm=ring)
     size = 2**14 if small else 2**20
@@ -141,11 +141,11 @@ def machine(devices: list[Any], small: bool) -> traffic.Machine:
 
 
 def _format(A: Any) -> str:
-    return " + ".join(part.name for part in A.shards.parts) if hasattr(A, "shards") else A.name
+    return " + ".join(part.name for part in A.shards.blocks) if hasattr(A, "shards") else A.name
 
 
 class Bench:
-    """Times steps, and keeps those on one device for the efficiencies."""
+    """Times steps on some numbers of devices."""
 
     def __init__(self, counts: list[int], modes: list[str], small: bool):
         self.counts, self.modes, self.small = counts, modes, small
@@ -153,7 +153,7 @@ class Bench:
         self.machine = machine(self.devices[: max(counts)], small)
 
     def steps(self, problem_of: Callable[[int], Problem], is_weak: bool) -> Iterator[Row]:
-        """A row for each number of devices, mode and form of cg; problem_of(devices) is to be solved on so many."""
+        """A row for each number of devices, mode and form of cg, of the problem problem_of(devices)."""
         alone, predicted_alone = None, None
         for count in self.counts:
             problem = problem_of(count)
@@ -163,20 +163,20 @@ class Bench:
                 A = on(problem, self.devices[:count], mode)
                 setup = time.perf_counter() - start
                 b = jnp.asarray(np.random.default_rng(0).standard_normal(problem.n))
-                load = predict.load_of(A)
+                load = estimate.load_of(A)
                 for merged in (False, True) if count > 1 else (False,):
                     took = measure.seconds_per_step(functools.partial(cg, one_reduction=merged), A, b, steps=250)
                     step = traffic.cg_step(load, self.machine, "vector" if count == 1 else mode, merged)
                     alone, predicted_alone = alone or took, predicted_alone or step.seconds
-                    share = 1 if is_weak else count
+                    work = 1 if is_weak else count
                     yield {
                         "problem": problem.name, "devices": count, "mode": mode, "format": _format(A),
                         "method": "cg, one reduction" if merged else "cg",
                         "rows a device": int(np.max(load.rows)), "nnz a device": int(np.max(load.nnz)),
                         "GB a device": A.nbytes / count / 1e9, "exchange": A.shards.halo.kind if count > 1 else "-",
-                        "µs a step": took * 1e6, "efficiency": alone / (share * took) if self.counts[0] == 1 else None,
+                        "µs a step": took * 1e6, "efficiency": alone / (work * took) if self.counts[0] == 1 else None,
                         "model µs": step.seconds * 1e6, "model ÷ measured": step.seconds / took,
-                        "model efficiency": predicted_alone / (share * step.seconds) if self.counts[0] == 1 else None,
+                        "model efficiency": predicted_alone / (work * step.seconds) if self.counts[0] == 1 else None,
                         "products an exchange": step.products, "set-up s": setup,
                     }  # fmt: skip
                 del A
@@ -219,9 +219,9 @@ class Bench:
 
 
 def pictures(path: Path, section: str, rows: list[Row]) -> None:
-    """Efficiency over devices for the first mode of each case, the model's and what was measured.
+    """Draws efficiency over devices for the first mode of each case, by the model and measured.
 
-    Cases come one after another; those of weak scaling have their rows a device in common.
+    Rows of a case follow each other; a case of weak scaling has one number of rows a device.
     """
     of = [row for row in rows if row["section"] == section and row.get("efficiency") and row["method"] == "cg"]
     for name, case in itertools.groupby(of, key=lambda row: row["rows a device" if section == "weak" else "problem"]):
@@ -231,7 +231,7 @@ def pictures(path: Path, section: str, rows: list[Row]) -> None:
         slug = re.sub(r"\W+", "_", str(name)).strip("_")
         drawn = [(row["model efficiency"], row["efficiency"]) for row in best.values()]
         title = f"{section} scaling of cg: {next(iter(best.values()))['problem']}"
-        plot.draw_scaling(
+        plots.draw_scaling(
             path.with_name(f"{path.stem}_{section}_{slug}.png"), title, list(best), *zip(*drawn, strict=True)
         )
 
@@ -240,14 +240,12 @@ SECTIONS = ("weak", "strong", "irregular", "refinement")
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.arguments(__doc__, dtypes=False)
     parser.add_argument("--only", nargs="+", default=list(SECTIONS), choices=SECTIONS)
     counts = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
     parser.add_argument("--devices", type=counts, help="such as 1,8; default: those of 1, 2, 4, 8 that are there")
     parser.add_argument("--modes", nargs="+", default=list(traffic.MODES), choices=traffic.MODES)
     parser.add_argument("--cube", type=int, default=256, help="points an axis of the 27-point problem; default 256")
-    parser.add_argument("--small", action="store_true", help="tiny matrices, to try the script")
-    parser.add_argument("--json", type=Path, help="also write the rows here, the table beside it as .md, and pictures")
     args = parser.parse_args(argv)
     jax.config.update("jax_enable_x64", True)
     there = len(jax.devices())
@@ -255,20 +253,19 @@ def main(argv: list[str] | None = None) -> int:
     if max(found) > there or min(found) < 1:
         parser.error(f"--devices {found}: JAX sees {there}")
     bench = Bench(sorted(found), args.modes, args.small)
-    told = {f.name: f"{getattr(bench.machine, f.name):.3g}" for f in dataclasses.fields(bench.machine)}
-    header = timing.provenance() | {"devices": str(there)} | told
-    lines, rows = [timing.line(header)], []
-    print(lines[0], file=sys.stderr, flush=True)
+    parameters = {f.name: f"{getattr(bench.machine, f.name):.3g}" for f in dataclasses.fields(bench.machine)}
+    header = report.provenance() | {"devices": str(there)} | parameters
+    lines, rows = [report.line(header)], []
+    report.log(lines[0])
     for name in args.only:
         of_section = []
         for row in getattr(bench, name)(*([args.cube] if name == "strong" else [])):
             of_section.append(row)
             rows.append({"section": name} | row)
-            print(name, row, file=sys.stderr, flush=True)
-            if args.json:
-                timing.write(args.json, header, rows, "\n".join(lines + table(name, of_section)))
-        lines += table(name, of_section)
-        if args.json and plot.available():
+            report.log(f"{name} {row}")
+            report.write(args.json, header, rows, "\n".join(lines + report.section(name, of_section)))
+        lines += report.section(name, of_section)
+        if args.json and plots.available():
             pictures(args.json, name, rows)
     print("\n".join(lines))
     return 0

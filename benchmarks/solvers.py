@@ -1,17 +1,16 @@
-"""What solving costs: a step of cg against its floor, refinement, several right-hand sides, gradients, multigrid.
+"""The cost of solving: a step of cg against its floor, refinement, several right-hand sides, gradients, multigrid.
 
     python -m benchmarks.solvers                  everything, for the device that is there
     python -m benchmarks.solvers --only steps columns --small
 
-The floor of a step is nnz·(value + 4-byte index) + 10 vectors over the measured copy bandwidth: a CSR matrix read once
-and the passes of cg fused as far as they go. "own" puts the bytes of the format that ran in the matrix's place. A step
-is what 400 more of them take; a solve is timed whole, compiled, from call to answer, and is the median of five.
-JAXSPARSE_MATRICES names a folder of matrices for refinement.
+The floor of a step is nnz·(value + 4-byte index) + 10 vectors over the measured copy bandwidth: CSR read once, and the
+fewest passes over vectors. "own" counts the bytes of the format that ran instead of CSR's. The time of a step comes
+from 400 more of them. A solve is timed whole, compiled, from call to answer: the median of five. JAXSPARSE_MATRICES
+names a folder of matrices for refinement.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
@@ -27,11 +26,12 @@ import scipy.sparse
 import scipy.sparse.linalg
 
 import jaxsparse_fmt as jsf
-from benchmarks import timing
+from benchmarks import report
+from benchmarks.report import Row
+from jaxsparse_fmt.choose.timing import median_seconds
 from solvers import Status, cg, precond, refine
 
-VECTORS = 10  # that a step of cg reads and writes, its product's two among them
-Row = dict[str, Any]
+VECTORS = 10  # that a step of cg reads and writes, with the two of its product
 
 
 def rhs(S: Any, dtype: Any = np.float64, columns: tuple[int, ...] = ()) -> jax.Array:
@@ -40,31 +40,23 @@ def rhs(S: Any, dtype: Any = np.float64, columns: tuple[int, ...] = ()) -> jax.A
 
 def seconds(solve: Callable[..., Any], *args: Any, **options: Any) -> tuple[float, Any]:
     """Median of five of solve(*args, **options), and the solution."""
-    solution = jax.block_until_ready(solve(*args, **options))
-    times = []
-    for _ in range(5):
-        start = time.perf_counter()
-        solution = jax.block_until_ready(solve(*args, **options))
-        times.append(time.perf_counter() - start)
-    return float(np.median(times)), solution
+    run = lambda: solve(*args, **options)  # noqa: E731
+    return median_seconds(run, rounds=5, seconds=0.0), jax.block_until_ready(run())
 
 
-def problems(small: bool) -> dict[str, tuple[Any, str, dict[str, Any]]]:
-    """A large problem of each kind with the format that suits it."""
+def problems(small: bool) -> dict[str, Any]:
+    """A large problem of each kind; sections store it in the format of "auto"."""
     n, m = (12, 4) if small else (200, 64) if jax.default_backend() == "gpu" else (60, 16)
-    return {
-        f"7-point {n}³": (jsf.gallery.poisson(n), "dia", {}),
-        f"27-point × 3 dof {m}³": (jsf.gallery.elasticity(m), "bsr", {"block_shape": (3, 3)}),
-    }
+    return {f"7-point {n}³": jsf.gallery.poisson(n), f"27-point × 3 dof {m}³": jsf.gallery.elasticity(m)}
 
 
 def steps(copy: float, small: bool) -> Iterator[Row]:
-    cases = [(name, S, f, o, dtype) for name, (S, f, o) in problems(small).items() for dtype in ("float64", "float32")]
-    little = [(f"7-point {n}³", jsf.gallery.poisson(n), "dia", {}, "float64") for n in ((8,) if small else (16, 50))]
-    for name, S, format, options, dtype in little + cases:
-        # Scaled by what varies from row to row: no solve may end before its count of steps.
+    cases = [(name, S, dtype) for name, S in problems(small).items() for dtype in ("float64", "float32")]
+    little = [(f"7-point {n}³", jsf.gallery.poisson(n), "float64") for n in ((8,) if small else (16, 50))]
+    for name, S, dtype in little + cases:
+        # Rows of very different scale, so that no solve ends before its count of steps.
         D = scipy.sparse.diags_array(10 ** np.random.default_rng(1).uniform(-1.5, 1.5, S.shape[0]))
-        A, b = jsf.from_scipy(D @ S @ D, format, dtype, **options), rhs(S, dtype)
+        A, b = jsf.from_scipy(D @ S @ D, dtype=dtype), rhs(S, dtype)
         vectors = VECTORS * b.nbytes
         floor = (S.nnz * (b.itemsize + 4) + vectors) / copy
         own = (A.nbytes_read + vectors) / copy
@@ -84,20 +76,21 @@ def _fixed(iterations: int, merged: bool) -> Callable[..., Any]:
 
 
 def refinement(copy: float, small: bool) -> Iterator[Row]:
-    cases = [(name, S, f, o) for name, (S, f, o) in problems(small).items()]
+    cases = list(problems(small).items())
     folder = os.environ.get("JAXSPARSE_MATRICES")
     for path in sorted(Path(folder).rglob("*.mtx*")) if folder else []:
         S = _symmetric(path)
         if S is not None:
-            cases.append((path.name.split(".")[0], S, "auto", {}))
-    for name, S, format, options in cases:
-        A, b = jsf.from_scipy(S, format, **options), rhs(S)
-        M, limit = (None, 20_000) if name.startswith(("7-", "27-")) else (precond.jacobi(A), 20_000)
+            cases.append((path.name.split(".")[0], S))
+    for name, S in cases:
+        A, b = jsf.from_scipy(S), rhs(S)
+        is_large, limit = name.startswith(("7-", "27-")), 20_000
+        M = None if is_large else precond.jacobi(A)
         wide, want = seconds(cg, A, b, M=M, rtol=1e-12, maxiter=limit)
         if want.status == Status.NOT_POSITIVE_DEFINITE:
             continue
         for label, rtol, dtype in (("refine", 1e-12, None), ("refine bf16", 1e-8, "bfloat16")):
-            if dtype and format == "auto":
+            if dtype and not is_large:
                 continue
             base, reference = (wide, want) if rtol == 1e-12 else seconds(cg, A, b, M=M, rtol=1e-8)
             narrow, got = seconds(refine, A, b, M=M, rtol=rtol, dtype=dtype, maxiter=limit)
@@ -110,7 +103,7 @@ def refinement(copy: float, small: bool) -> Iterator[Row]:
 
 
 def _symmetric(path: Path) -> Any:
-    """The matrix, if it is real and symmetric with a positive diagonal; whether it is definite cg will say."""
+    """The matrix of a file, if it is real and symmetric with a positive diagonal, else None."""
     S = scipy.io.mmread(path)
     if not scipy.sparse.issparse(S) or S.shape[0] != S.shape[1] or np.iscomplexobj(S.data):
         return None
@@ -119,8 +112,8 @@ def _symmetric(path: Path) -> Any:
 
 
 def columns(copy: float, small: bool) -> Iterator[Row]:
-    for name, (S, format, options) in problems(small).items():
-        A, B = jsf.from_scipy(S, format, **options), rhs(S, columns=(8,))
+    for name, S in problems(small).items():
+        A, B = jsf.from_scipy(S), rhs(S, columns=(8,))
         one, _ = seconds(cg, A, B[:, 0], rtol=1e-8)
         eight, solution = seconds(cg, A, B, rtol=1e-8)
         yield {"problem": name, "format": A.name, "one ms": one * 1e3, "eight ms": eight * 1e3} | {
@@ -130,8 +123,8 @@ def columns(copy: float, small: bool) -> Iterator[Row]:
 
 
 def gradient(copy: float, small: bool) -> Iterator[Row]:
-    for name, (S, format, options) in problems(small).items():
-        A, b = jsf.from_scipy(S, format, **options), rhs(S)
+    for name, S in problems(small).items():
+        A, b = jsf.from_scipy(S), rhs(S)
         w = rhs(S)[::-1]
         loss = lambda values, b, A=A, w=w: jnp.vdot(w, cg(A._with_values(values), b, rtol=1e-8).x)  # noqa: E731
         value, both = jax.jit(loss), jax.jit(jax.value_and_grad(loss, (0, 1)))
@@ -144,7 +137,7 @@ def multigrid(copy: float, small: bool) -> Iterator[Row]:
     sizes = (8, 12) if small else (46, 100, 200) if jax.default_backend() == "gpu" else (24, 46)
     for n in sizes:
         S = jsf.gallery.poisson(n)
-        A, b = jsf.from_scipy(S, "dia"), rhs(S)
+        A, b = jsf.from_scipy(S), rhs(S)
         plain, alone = seconds(cg, A, b, rtol=1e-8)
         start = time.perf_counter()
         M = jax.block_until_ready(precond.multigrid(A))
@@ -159,34 +152,21 @@ def multigrid(copy: float, small: bool) -> Iterator[Row]:
 SECTIONS = {f.__name__: f for f in (steps, refinement, columns, gradient, multigrid)}
 
 
-def table(name: str, rows: list[Row]) -> list[str]:
-    """Markdown, which reads as plain text too."""
-    if not rows:
-        return []
-    said = lambda v: f"{v:.3g}" if isinstance(v, float) else str(v)  # noqa: E731
-    lines = ["", f"## {name}", "", "| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
-    return lines + ["| " + " | ".join(said(v) for v in row.values()) + " |" for row in rows]
-
-
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.arguments(__doc__, dtypes=False)
     parser.add_argument("--only", nargs="+", default=list(SECTIONS), choices=list(SECTIONS))
-    parser.add_argument("--small", action="store_true", help="tiny matrices, to try the script")
-    parser.add_argument("--json", type=Path, help="also write the rows here, and the table beside it as .md")
     args = parser.parse_args(argv)
     jax.config.update("jax_enable_x64", True)
-    copy = timing.copy_bandwidth(2**24 if args.small else 2**28 if jax.default_backend() == "cpu" else 2**31)
-    header = timing.provenance() | {"copy": f"{copy / 1e9:.0f} GB/s"}
-    lines, rows = [timing.line(header)], []
+    copy, header = report.machine(args.small)
+    lines, rows = [report.line(header)], []
     for name in args.only:
         found = []
         for row in SECTIONS[name](copy, args.small):
             found.append(row)
-            print(name, row, file=sys.stderr, flush=True)
+            report.log(f"{name} {row}")
         rows += [{"section": name} | row for row in found]
-        lines += table(name, found)
-        if args.json:
-            timing.write(args.json, header, rows, "\n".join(lines))
+        lines += report.section(name, found)
+        report.write(args.json, header, rows, "\n".join(lines))
     print("\n".join(lines))
     return 0
 

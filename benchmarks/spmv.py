@@ -6,17 +6,15 @@
     python -m benchmarks.spmv --formats sell bsr  some formats
     python -m benchmarks.spmv --suite standard    `auto` against cuSPARSE by class of matrix (standard.py)
 
-On a GPU a CSR matrix is there first and converted there; "conversion" is the time of that, compiled, in products of
-the same format. GB/s and the share of the copy bandwidth count the bytes a format must move: stored values and indices,
-pointers, x and y once each. A share can pass 1 where x stays in cache less than it is counted, or the copy is not the
-fastest pass. Ratios are to the fastest opponent outside JAX; above 1 we are faster. On the torus every row has 7
-entries: only the formats that differ in how they meet unequal rows run there, and a line below the table for each dtype
-and backend says how far apart they are, the slowest over the fastest.
+"conversion" is the time of the compiled conversion from CSR on the device, in products of the new format. GB/s and the
+share of the copy bandwidth count the bytes that a format must move: stored values and indices, pointers, x and y once
+each. A share can pass 1 where part of them stays in a cache, or the copy is not the fastest pass. Ratios are to the
+fastest opponent outside JAX; above 1 we are faster. On the torus every row has 7 entries: only formats that treat
+unequal rows differently run there, and a line below the table has the slowest over the fastest by dtype and backend.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import math
 import sys
@@ -31,11 +29,10 @@ import numpy as np
 import scipy.sparse
 
 import jaxsparse_fmt as jsf
-from benchmarks import cusparse, suite, timing
+from benchmarks import cusparse, report, standard, suite, timing
+from benchmarks.report import Row
 
-Row = dict[str, Any]
-
-# Format, layout, and the dtype of the values where it is not the vectors'.
+# Format, layout, and by the dtype of the vectors that of the values where it is another.
 Method = tuple[str, dict[str, Any], dict[str, str]]
 NARROW = {"float64": "float32", "float32": "bfloat16"}
 FORMATS: dict[str, list[Method]] = {
@@ -79,7 +76,7 @@ CASES = ("7-point", "27-point", "torus")
 
 
 def cases(platform: str, small: bool, only: Sequence[str] = CASES) -> dict[str, Callable[[], Any]]:
-    """The matrices, made when called. On a GPU each exceeds the last-level cache several times, on a CPU too."""
+    """Functions that make the matrices, each several times larger than the last-level cache."""
     n, m = (20, 8) if small else (200, 64) if platform == "gpu" else (100, 40)
     matrices = {
         f"7-point {n}³": lambda: jsf.gallery.poisson(n),
@@ -99,13 +96,8 @@ def torus(n: int) -> scipy.sparse.csr_array:
     return scipy.sparse.csr_array((values.ravel(), col.ravel(), row_ptr), shape=(n**3, n**3))
 
 
-def moved_bytes(A: jsf.SparseMatrix, x: Any) -> int:
-    """What a product must move: what it reads of A, x once and y once."""
-    return A.nbytes_read + x.nbytes + A.shape[0] * x.itemsize
-
-
 def converted(csr: jsf.SparseMatrix, format: str, layout: dict[str, Any], dtype: str) -> tuple[jsf.SparseMatrix, float]:
-    """The matrix in a format, and the seconds that the conversion takes once it is compiled."""
+    """The matrix in a format, and the seconds of the compiled conversion."""
 
     def convert() -> tuple[jsf.SparseMatrix, float]:
         start = time.perf_counter()
@@ -119,56 +111,44 @@ def converted(csr: jsf.SparseMatrix, format: str, layout: dict[str, Any], dtype:
 def measure(name: str, S: Any, platform: str, backends: list[str], copy: float, formats: list[str]) -> Iterator[Row]:
     """One row per method on one matrix, the opponents first."""
     equal_rows = name.startswith("torus")
-    rng = np.random.default_rng(0)
-    xs = [rng.standard_normal(S.shape[1]).astype(S.dtype) for _ in range(3)]
-    exact = S.astype(np.float64) @ xs[0].astype(np.float64)
+    problem = standard.Problem.of(S, "cpu")  # not chained
+    xs = [x.astype(S.dtype) for x in problem.xs]
+    inputs = [jnp.asarray(x) for x in xs]
     csr_bytes = S.nnz * (S.dtype.itemsize + 4) + 4 * S.shape[0] + sum(S.shape) * S.dtype.itemsize
 
     def row(method: str, backend: str, seconds: float, nbytes: int, y: Any, conversion: float = math.nan) -> Row:
-        error = float(np.max(np.abs(np.asarray(y, np.float64) - exact)) / np.max(np.abs(exact)))
         rate = nbytes / seconds
         return {"matrix": name, "dtype": S.dtype.name, "rows": S.shape[0], "nnz": S.nnz, "method": method} | {
-            "backend": backend, "us": seconds * 1e6, "GB/s": rate / 1e9, "share": rate / copy, "error": error,
-            "conversion": conversion / seconds,
+            "backend": backend, "us": seconds * 1e6, "GB/s": rate / 1e9, "share": rate / copy,
+            "error": problem.off(y), "conversion": conversion / seconds,
         }  # fmt: skip
+
+    def of_jax(method: str, backend: str, A: Any, nbytes: int, conversion: float = math.nan) -> Row:
+        seconds = timing.of_jax(standard.product, A, inputs)
+        return row(method, backend, seconds, nbytes, standard.product(A, inputs[0]), conversion)
+
+    def of_cupy(method: str, product: cusparse.Product) -> Row:
+        given = [product.to_device(x) for x in xs]
+        seconds = timing.seconds_per_call(lambda i: product(given[i % 3]), product.wait)
+        return row(method, "cupy", seconds, csr_bytes, product(given[0]).get())
 
     if platform == "cpu":
         seconds = timing.seconds_per_call(lambda i: S @ xs[i % 3], lambda _: None)
         yield row("SciPy csr @ x", "scipy", seconds, csr_bytes, S @ xs[0])
     for method, make in cusparse.products(S).items():
-        seconds, y = _of_cupy(make(), xs)
-        yield row(method, "cupy", seconds, csr_bytes, y)
-
-    inputs = [jnp.asarray(x) for x in xs]
+        yield of_cupy(method, make())
     if not equal_rows:
-        yield row("JAX BCSR", "xla", *_bcsr(S, inputs, csr_bytes))
+        yield of_jax(standard.BCSR, "xla", standard.bcsr(S, S.dtype), csr_bytes)
     csr = jsf.from_scipy(S, "csr")
     for format, layout, dtypes in EQUAL_ROWS if equal_rows else FORMATS[platform]:
         if formats and format not in formats:
             continue
         stored = dtypes.get(S.dtype.name) or S.dtype.name
-        A, seconds_to_convert = converted(csr, format, layout, stored)
+        A, conversion = converted(csr, format, layout, stored)
         label = " ".join([format, *(f"{k}={v}" for k, v in layout.items()), *([f"values {stored}"] if dtypes else [])])
         for backend in backends:
-            A = dataclasses.replace(A, backend=backend)
-            seconds = timing.of_jax(lambda A, x: A @ x, A, inputs)
-            y = jax.jit(lambda A, x: A @ x)(A, inputs[0])
-            yield row(label, backend, seconds, moved_bytes(A, xs[0]), y, seconds_to_convert)
-
-
-def _of_cupy(product: cusparse.Product, xs: list[np.ndarray]) -> tuple[float, np.ndarray]:
-    inputs = [product.to_device(x) for x in xs]
-    seconds = timing.seconds_per_call(lambda i: product(inputs[i % len(inputs)]), product.wait)
-    return seconds, product(inputs[0]).get()
-
-
-def _bcsr(S: Any, inputs: list[jax.Array], nbytes: int) -> tuple[float, int, Any]:
-    from jax.experimental import sparse
-
-    arrays = (jnp.asarray(S.data), jnp.asarray(S.indices), jnp.asarray(S.indptr))
-    A = sparse.BCSR(arrays, shape=S.shape)
-    product = jax.jit(lambda A, x: A @ x)
-    return timing.of_jax(lambda A, x: A @ x, A, inputs), nbytes, product(A, inputs[0])
+            B = dataclasses.replace(A, backend=backend)
+            yield of_jax(label, backend, B, timing.moved_bytes(A, xs[0]), conversion)
 
 
 def with_ratios(rows: list[Row]) -> list[Row]:
@@ -183,22 +163,13 @@ def with_ratios(rows: list[Row]) -> list[Row]:
     return rows
 
 
-def table(rows: list[Row], header: dict[str, Any]) -> str:
-    """A Markdown table, which reads as plain text too."""
-    lines = [timing.line(header), ""]
-    lines += ["| matrix | dtype | method | backend | µs | GB/s | share of copy | × opponent | conversion | error |"]
-    lines += ["|---|---|---|---|---:|---:|---:|---:|---:|---:|"]
-    for r in rows:
-        conversion = "" if math.isnan(r["conversion"]) else f"{r['conversion']:.0f}"
-        lines.append(
-            f"| {r['matrix']} | {r['dtype']} | {r['method']} | {r['backend']} | {r['us']:.1f} | {r['GB/s']:.0f} | "
-            f"{r['share']:.2f} | {r['ratio']:.2f} | {conversion} | {r['error']:.0e} |"
-        )
-    return "\n".join(lines + spread(rows))
+COLUMNS = [("matrix", "matrix"), ("dtype", "dtype"), ("method", "method"), ("backend", "backend"), ("µs", "us:.1f")]
+COLUMNS += [("GB/s", "GB/s:.0f"), ("share of copy", "share:.2f"), ("× opponent", "ratio:.2f")]
+COLUMNS += [("conversion", "conversion:.0f"), ("error", "error:.0e")]
 
 
 def spread(rows: list[Row]) -> list[str]:
-    """On the torus, for each dtype and backend the slowest format's time over the fastest's."""
+    """Lines with the slowest format's time over the fastest's on the torus, by dtype and backend."""
     times: dict[tuple[str, str], dict[str, float]] = {}
     for r in rows:
         if r["matrix"].startswith("torus") and r["backend"] not in ("cupy", "scipy"):
@@ -211,16 +182,13 @@ def spread(rows: list[Row]) -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="tiny matrices, to try the script")
-    parser.add_argument("--dtypes", nargs="+", default=["float32", "float64"])
+    parser = report.arguments(__doc__)
     parser.add_argument("--backends", nargs="+", help="default: triton and mosaic on a GPU, auto on a CPU")
     parser.add_argument("--only", nargs="+", default=list(CASES), choices=list(CASES), help="matrices; default: all")
     parser.add_argument("--formats", nargs="+", default=[], help="default: all")
-    parser.add_argument("--json", type=Path, help="also write the rows here, and the table beside it as .md")
     parser.add_argument("--suite", choices=suite.SUITES, help="these matrices, in the formats that `auto` ranks first")
     parser.add_argument("--cases", type=int, nargs="+", help="of a suite: numbers of the matrices; default: all")
-    parser.add_argument("--join", type=Path, nargs="+", help="of a suite: tell what these files of other runs say")
+    parser.add_argument("--join", type=Path, nargs="+", help="of a suite: join these files of other runs")
     parser.add_argument("--others", type=int, default=3, help="of a suite: formats timed beside auto's; default 3")
     parser.add_argument("--scale", type=float, help="of a suite: size of the matrices; default 1, on a CPU 1/20")
     parser.add_argument("--sustained", type=float, default=0, help="of a suite: time after seconds of load too")
@@ -231,25 +199,20 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("--join joins runs of a suite: name it, as --suite standard")
     jax.config.update("jax_enable_x64", True)
     if args.suite:
-        from benchmarks import standard
-
         return standard.main(args)
-    platform = "cpu" if jax.default_backend() == "cpu" else "gpu"
+    platform = report.platform_here()
     backends = args.backends or (["auto"] if platform == "cpu" else ["triton", "mosaic"])
-    copy = timing.copy_bandwidth(2**24 if args.small else 2**28 if platform == "cpu" else 2**31)
-    header = timing.provenance() | {"copy": f"{copy / 1e9:.0f} GB/s"}
+    copy, header = report.machine(args.small)
     rows: list[Row] = []
     for name, make in cases(platform, args.small, args.only).items():
         S = make()
         for dtype in args.dtypes:
             for row in measure(name, S.astype(dtype), platform, backends, copy, args.formats):
                 rows.append(row)
-                label = f"{name} {dtype} {row['method']} {row['backend']}"
-                print(f"{label}: {row['us']:.1f} µs", file=sys.stderr, flush=True)
-    text = table(with_ratios(rows), header)
+                report.log(f"{name} {dtype} {row['method']} {row['backend']}: {row['us']:.1f} µs")
+    text = "\n".join([report.line(header), "", *report.markdown(with_ratios(rows), COLUMNS), *spread(rows)])
     print(text)
-    if args.json:
-        timing.write(args.json, header, rows, text)
+    report.write(args.json, header, rows, text)
     return 0
 
 

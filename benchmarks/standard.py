@@ -5,22 +5,21 @@
     python -m benchmarks.spmv --suite standard --join a.json b.json --json out.json     of two runs, --cases of each
 
 The opponent is the fastest of cuSPARSE's CSR (ALG1, ALG2, both preprocessed), COO, sliced ELL and BSR where there are
-blocks, and of JAX's BCSR; on a CPU SciPy's csr @ x takes cuSPARSE's place. On a GPU square matrices are timed in chains
-of products, x ← A·x, in one program of ours and one CUDA graph of theirs: else they would wait for Python, which takes
-5 µs for a call of theirs and up to 90 for one of ours. JSON and table are written after every matrix, so that a
-run that is cut off has told what it could, and no matrix is begun that would not end before the limit if it took as
-long as the longest so far.
+blocks, and of JAX's BCSR; on a CPU SciPy's csr @ x takes cuSPARSE's place. On a GPU products of square matrices are
+timed in chains, x ← A·x, in one program of ours and one CUDA graph of theirs, since a single call waits for Python:
+theirs 5 µs and ours up to 90. JSON and table are written after every matrix, so an interrupted run keeps its results. A
+matrix is left out if the run would pass the limit with a matrix that takes as long as the longest so far.
 
-The fastest opponent and all of ours are timed several times in turn; what counts is the median, and `spread` is how far
-apart the times of auto's choice were, over it.
+The fastest opponent and all of our formats are timed several times in turn. The median counts; `spread` is the range of
+the times of auto's choice over their median. The card rests between the rounds of a timing
+(`timing.seconds_per_call`); `--sustained` adds the times of auto's choice and the fastest opponent after seconds
+without rest, when a card lowers its clock to keep within its limit of power.
 
-The card rests between the rounds of a timing (`timing.seconds_per_call`); `--sustained` also tells what auto's choice
-and the fastest opponent do after seconds without rest, where a card lowers its clock to keep within its limit of power.
+`tune` would choose the fastest by its own clock (`choose/timing.py`) among its candidates; the table takes those of
+them that `--others` includes.
 
-What `tune` would choose is the fastest, by its own clock (`_clock.py`), of the formats that it and `--others` look at.
-
-A row of the JSON is a matrix and a dtype: `opponents` has µs by method or why there are none, `ours` what was predicted
-and measured of every format that was timed, `predicted` the whole ranking; `choose.py` can be calibrated from it.
+A row of the JSON is a matrix and a dtype: `opponents` has µs by method, or the reason for their absence, `ours` the
+prediction and the time of every timed format, `predicted` the whole ranking, from which `choose` can be calibrated.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ import functools
 import json
 import math
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -43,18 +41,20 @@ import numpy as np
 from jax.experimental import sparse
 
 import jaxsparse_fmt as jsf
-from benchmarks import cusparse, spmv, suite, suite_table, timing
-from jaxsparse_fmt import _clock, choose, tune
+from benchmarks import cusparse, report, suite, suite_table, timing
+from benchmarks.report import Row, log, reason
+from jaxsparse_fmt.choose import autotune
+from jaxsparse_fmt.choose import ranking as choose
+from jaxsparse_fmt.choose import timing as clock
 
-Row = dict[str, Any]
 Timer = Callable[..., float]  # seconds; arguments go to `timing.seconds_per_call`
 TRIPS = 8  # of the loop of a chain
 IN_L2 = 64e6  # bytes in CSR with float32 values, below which a trip is of 16 products, else of 2
-WRONG = 1e-3  # relative error from which a time counts for nothing
-HOPELESS = 3.0  # times the predicted cost of the first, from which a format is not timed
-ROUNDS = {"rounds": 3, "seconds": 0.04}  # of `timing.seconds_per_call`; to begin one takes a call of ours some 0.1 ms
+WRONG = 1e-3  # relative error from which a product is wrong and its time does not count
+HOPELESS = 3.0  # formats of a larger predicted cost, over the first, are not timed
+ROUNDS = {"rounds": 3, "seconds": 0.04}  # of `timing.seconds_per_call`
 QUICK = {"rounds": 1, "seconds": 0.001}
-PASSES = 3  # times that the fastest opponent and all of ours are timed, in turn: what slows one minute slows both
+PASSES = 3  # times that the fastest opponent and all of ours are timed in turn, so that a slow minute slows both
 BCSR = "JAX BCSR"
 COMPILED_AT_ONCE = 8  # XLA compiles beside Python
 
@@ -63,19 +63,19 @@ product = jax.jit(lambda A, x: A @ x)
 
 @functools.partial(jax.jit, static_argnums=2)
 def chain(A, x, length):
-    """Trips of `length` products each: an even number, so that the last can write where the first has read."""
+    """A·…·A·x by `TRIPS` trips of `length` products, an even number, so that the last can overwrite the first x."""
     trip = lambda _, x: functools.reduce(lambda x, _: product(A, x), range(length), x)  # noqa: E731
     return jax.lax.fori_loop(0, TRIPS, trip, x)
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """What all methods get: the canonical matrix, three vectors that float32 holds exactly, and A·xs[0] in float64."""
+    """The input of all methods: the canonical matrix, three vectors exact in float32, and A·xs[0] in float64."""
 
     S: Any
     xs: list[np.ndarray]
     exact: np.ndarray
-    chained: int  # products of a trip; 0: each is called by itself
+    chained: int  # products of a trip; 0: one product a call
 
     @classmethod
     def of(cls, S: Any, platform: str) -> Problem:
@@ -84,12 +84,12 @@ class Problem:
         return cls(S, xs, S @ xs[0].astype(np.float64), (16 if S.nnz * 8 < IN_L2 else 2) if square else 0)
 
     def run(self, A: Any, x: jax.Array) -> jax.Array:
-        """What is timed."""
+        """The computation that is timed."""
         return chain(A, x, self.chained) if self.chained else product(A, x)
 
     @property
     def products(self) -> int:
-        """That `run` makes."""
+        """The count of products in `run`."""
         return TRIPS * self.chained or 1
 
     def off(self, y: Any) -> float:
@@ -100,7 +100,7 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What all matrices of a run share; the attributes are the command line's."""
+    """The settings of a run, which all matrices share."""
 
     platform: str
     dtypes: list[str]
@@ -109,10 +109,10 @@ class Run:
     copy: float
     rounds: dict[str, Any]
     passes: int = PASSES
-    sustained: float = 0.0  # seconds of load before auto and the fastest opponent are timed once more; 0: they are not
+    sustained: float = 0.0  # seconds of load before auto and the fastest opponent are timed again; 0: they are not
 
     def matrix(self, case: suite.Case, S: Any) -> list[Row]:
-        """One row a dtype. What is timed for one is timed for all, and converted once, in float64."""
+        """One row a dtype. Formats are converted once, in float64, and timed in all dtypes."""
         problem = Problem.of(S, self.platform)
         A = jsf.from_scipy(S, "csr", backend=self.backend)
         opponent = cusparse.Opponent(S, A) if self.platform == "gpu" else None
@@ -139,19 +139,19 @@ class Run:
                     {"label": label(c), "model us": 1e6 * c.seconds, "moved": c.moved, "reason": c.reason}
                     for c in ranking
                 ]
-                looked_at = [label(c) for c in choose.best_layouts(ranking)[: tune.CANDIDATES]]
+                looked_at = [label(c) for c in choose.best_layouts(ranking)[: autotune.CANDIDATES]]
                 rows.append(row | compared(theirs, ours, looked_at))
-                say(f"  {dtype}: {suite_table.sentence(rows[-1])}")
+                log(f"  {dtype}: {suite_table.sentence(rows[-1])}")
                 both = {"opponent": rivals.get(rows[-1]["opponent"]), "auto": timers.get(rows[-1]["auto"])}
                 if self.sustained and all(callable(timer) for timer in both.values()):
                     try:
                         rows[-1] |= self.at_length(both)
-                    except Exception as error:  # what was timed before counts
-                        rows[-1]["sustained failed"] = f"{type(error).__name__}: {error}".splitlines()[0]
+                    except Exception as error:  # the times so far count
+                        rows[-1]["sustained failed"] = reason(error)
         return rows
 
     def theirs(self, opponent: cusparse.Opponent | None, problem: Problem, dtype: str) -> dict[str, Timer | str]:
-        """By method what times it, or why there is nothing to time."""
+        """By method its timer, or the reason for its absence."""
         xs = [x.astype(dtype) for x in problem.xs]
         if opponent is None:
             M = problem.S.astype(dtype)
@@ -162,21 +162,22 @@ class Run:
         for name, make in opponent.methods.items():
             try:
                 found[f"cuSPARSE {name}"] = self.cupy(make(dtype), xs, problem)
-            except Exception as error:  # whatever an opponent lacks, the run goes on
+            except Exception as error:  # any fault of an opponent; the run goes on
                 found[f"cuSPARSE {name}"] = f"absent: {error}".splitlines()[0]
         return found | {BCSR: self._bcsr(xs, problem)}
 
     def in_turn(self, rivals: dict[str, Timer | str], ours: list[Row], timers: dict[str, Timer]) -> Row:
-        """Times all rivals for a round, then the fastest and ours in turn: µs by method, or why there are none. Rows of
-        ours get µs and `spread`, how far apart the passes were.
+        """Times all rivals for a round, then the fastest and ours in turn: µs by rival, or the reason for its absence.
+
+        Rows of ours get µs and `spread`.
         """
-        told: Row = {}
+        found: Row = {}
         for name, timer in rivals.items():
             try:
-                told[name] = timer if isinstance(timer, str) else 1e6 * timer(rounds=1)
+                found[name] = timer if isinstance(timer, str) else 1e6 * timer(rounds=1)
             except Exception as error:
-                told[name] = f"absent: {error}".splitlines()[0]
-        known = {name: us for name, us in told.items() if not isinstance(us, str)}
+                found[name] = f"absent: {error}".splitlines()[0]
+        known = {name: us for name, us in found.items() if not isinstance(us, str)}
         best = min(known, key=known.__getitem__, default=None)
         passes: dict[str, list[float]] = {name: [] for name in [*timers, *([best] if best else [])]}
         failed: Row = {}
@@ -185,34 +186,30 @@ class Run:
                 timer: Any = timers.get(name) or rivals[name]
                 try:
                     passes[name].append(1e6 * timer())
-                except Exception as error:  # what was timed before counts
-                    failed[name] = f"{type(error).__name__}: {error}".splitlines()[0]
+                except Exception as error:  # the times so far count
+                    failed[name] = reason(error)
         if best:
-            told[best] = statistics.median(passes[best]) if passes[best] else f"absent: {failed[best]}"
+            found[best] = statistics.median(passes[best]) if passes[best] else f"absent: {failed[best]}"
         for row in ours:
             if times := passes.get(row["label"]):
                 us = statistics.median(times)
-                row |= {
-                    "us": us,
-                    "spread": (max(times) - min(times)) / us,
-                    "share": row["moved"] / us * 1e6 / self.copy,
-                }
+                row |= {"us": us, "spread": (max(times) - min(times)) / us}
+                row["share"] = row["moved"] / us * 1e6 / self.copy
             elif row["label"] in failed:
                 row["failed"] = failed[row["label"]]
-        return told
+        return found
 
     def at_length(self, timers: dict[str, Any]) -> Row:
-        """µs of each after `sustained` seconds of load, before which the card rests as long, and the MHz that its limit
-        of power leaves.
-        """
-        told: Row = {}
+        """µs and MHz of each after `sustained` seconds of load, which follow as many seconds of rest."""
+        found: Row = {}
         for name, timer in timers.items():
             time.sleep(self.sustained)
-            told |= {f"{name} sustained us": 1e6 * timer(lead=self.sustained), f"{name} sustained MHz": timing.clock()}
-        return told
+            found[f"{name} sustained us"] = 1e6 * timer(lead=self.sustained)
+            found[f"{name} sustained MHz"] = timing.clock()
+        return found
 
     def cupy(self, product: cusparse.Product, xs: list[np.ndarray], problem: Problem) -> Timer:
-        """What gives the seconds of a product of theirs.
+        """The timer of a product of theirs.
 
         Raises:
           cusparse.Absent: its result is wrong.
@@ -236,13 +233,8 @@ class Run:
         return lambda **how: run(**how) / problem.products
 
     def _bcsr(self, xs: list[np.ndarray], problem: Problem) -> Timer:
-        S = problem.S
-
-        def seconds(**how: Any) -> float:
-            arrays = jnp.asarray(S.data, xs[0].dtype), jnp.asarray(S.indices), jnp.asarray(S.indptr)
-            return self.of_jax(sparse.BCSR(arrays, shape=S.shape), [jnp.asarray(x) for x in xs], problem, **how)
-
-        return seconds
+        inputs = lambda: [jnp.asarray(x) for x in xs]  # noqa: E731
+        return lambda **how: self.of_jax(bcsr(problem.S, xs[0].dtype), inputs(), problem, **how)
 
     def of_jax(self, A: Any, xs: list[jax.Array], problem: Problem, **how: Any) -> float:
         """Seconds of a product of ours."""
@@ -257,7 +249,7 @@ class Run:
         problem: Problem,
         dtype: str,
     ) -> tuple[list[Row], dict[str, Timer]]:
-        """Every format that is stored, auto's first: what was predicted, and by its label what times it."""
+        """A row with the prediction for every stored format, auto's first, and by label the timers."""
         predicted = {label(c): c.seconds for c in ranking}
         names = sorted(stored, key=lambda name: predicted.get(name, math.inf))
         xs = [jnp.asarray(x.astype(dtype)) for x in problem.xs]
@@ -269,11 +261,11 @@ class Run:
             try:
                 B = kept[0].astype(dtype)
                 jax.block_until_ready(problem.run(B, xs[0]))
-                clock = _clock.repeated(B)
-                jax.block_until_ready(clock[0]())
-                return B, clock
+                tuned = clock.repeated(B)
+                jax.block_until_ready(tuned[0]())
+                return B, tuned
             except (ValueError, RuntimeError) as error:
-                return f"{type(error).__name__}: {error}".splitlines()[0]
+                return reason(error)
 
         rows, timers = [], {}
         for name, ready in zip(names, list(pool.map(compiled, names)), strict=True):
@@ -283,11 +275,15 @@ class Run:
                 rows.append(row | {"failed": ready})
                 continue
             B, (run, products) = ready
-            row["tune us"] = 1e6 * _clock.median_seconds(run, **self.rounds) / products
+            row["tune us"] = 1e6 * clock.median_seconds(run, **self.rounds) / products
             timers[name] = functools.partial(self.of_jax, B, xs, problem)
-            row |= {"moved": spmv.moved_bytes(B, xs[0]), "error": problem.off(product(B, xs[0]))}
+            row |= {"moved": timing.moved_bytes(B, xs[0]), "error": problem.off(product(B, xs[0]))}
             rows.append(row | {"convert s": stored[name][1]})
         return rows, timers
+
+
+def bcsr(S: Any, dtype: Any) -> sparse.BCSR:
+    return sparse.BCSR((jnp.asarray(S.data, dtype), jnp.asarray(S.indices), jnp.asarray(S.indptr)), shape=S.shape)
 
 
 def label(choice: jsf.Choice) -> str:
@@ -295,17 +291,17 @@ def label(choice: jsf.Choice) -> str:
 
 
 def converted(A: jsf.SparseMatrix, choice: jsf.Choice) -> tuple[jsf.SparseMatrix, float] | str:
-    """The matrix as chosen, and the seconds that it took; or why there is none."""
+    """The matrix as chosen, and the seconds of its conversion; or the reason for its absence."""
     start = time.perf_counter()
     try:
         B = jax.block_until_ready(A.asformat(choice.format, max_bytes=2**36, **choice.layout))
         return B, time.perf_counter() - start
     except (ValueError, RuntimeError) as error:
-        return f"{type(error).__name__}: {error}".splitlines()[0]
+        return reason(error)
 
 
 def picked(choices: list[jsf.Choice], others: int) -> list[jsf.Choice]:
-    """The first of the ranking, and of the `others` formats that rank next the best layout each."""
+    """The best layouts of the format that ranks first and of the `others` that rank next."""
     best = choose.best_layouts(choices)[: 1 + others]
     return [c for c in best if c.cost <= HOPELESS * best[0].cost]
 
@@ -336,16 +332,11 @@ def compared(theirs: Row, ours: list[Row], looked_at: list[str]) -> Row:
     }  # fmt: skip
 
 
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def finished(args: argparse.Namespace, header: dict[str, str], rows: list[Row], copy: float) -> int:
-    """Prints, writes and draws what was measured; exit code 1 where one of ours failed."""
+    """Prints, writes and draws the results; exit code 1 where one of ours failed."""
     text = suite_table.table(rows, header)
     print(text)
-    if args.json:
-        timing.write(args.json, header, rows, text)
+    report.write(args.json, header, rows, text)
     if args.plot:
         opponent = "SciPy" if any("SciPy csr @ x" in row["opponents"] for row in rows) else "cuSPARSE"
         suite_table.draw(args.plot, rows, f"auto against {opponent}, {header['device']}", copy)
@@ -353,61 +344,50 @@ def finished(args: argparse.Namespace, header: dict[str, str], rows: list[Row], 
 
 
 def joined(args: argparse.Namespace) -> int:
-    """What several runs wrote, as of one: its matrices divided among GPUs alike.
+    """Joins the files of several runs, among whose equal GPUs the matrices were divided.
 
     Raises:
       ValueError: the runs have a matrix in common, or were not made alike.
     """
-    told = [json.loads(path.read_text()) for path in args.join]
+    runs = [json.loads(path.read_text()) for path in args.join]
     order = [case.name for case in suite.SUITES[args.suite]]
     for key in ("suite", "scale", "device", "jax", "cusparse"):
-        if len(found := {run["header"].get(key) for run in told}) > 1:
+        if len(found := {run["header"].get(key) for run in runs}) > 1:
             raise ValueError(f"runs of one table must agree in {key!r}; got {', '.join(map(str, found))}")
-    rows = [row for run in told for row in run["rows"]]
+    rows = [row for run in runs for row in run["rows"]]
     if len({(row["matrix"], row["dtype"]) for row in rows}) < len(rows):
         raise ValueError("the runs have matrices in common; name each in one of them, by --cases")
     rows.sort(key=lambda row: order.index(row["matrix"]))
-    keys = dict.fromkeys(key for run in told for key in run["header"] if key != "left out")
-    header = {key: ", ".join(dict.fromkeys(run["header"].get(key, "none") for run in told)) for key in keys}
+    keys = dict.fromkeys(key for run in runs for key in run["header"] if key != "left out")
+    header = {key: ", ".join(dict.fromkeys(run["header"].get(key, "none") for run in runs)) for key in keys}
     if missing := [name for name in order if name not in {row["matrix"] for row in rows}]:
         header["left out"] = ", ".join(missing)
-    return finished(args, header, rows, statistics.mean(1e9 * float(run["header"]["copy"].split()[0]) for run in told))
+    return finished(args, header, rows, statistics.mean(1e9 * float(run["header"]["copy"].split()[0]) for run in runs))
 
 
 def main(args: argparse.Namespace) -> int:
     """Runs the suite of `benchmarks.spmv`'s arguments; exit code 1 where one of ours failed."""
     if args.join:
         return joined(args)
-    platform = "cpu" if jax.default_backend() == "cpu" else "gpu"
-    scale = args.scale or (1 / 2000 if args.small else 1 if platform == "gpu" else 1 / 20)
-    copy = timing.copy_bandwidth(2**24 if args.small else 2**28 if platform == "cpu" else 2**31)
+    platform, scale = report.platform_here(), report.scale_of(args)
+    copy, header = report.machine(args.small)
     rounds, others = (QUICK, min(args.others, 1)) if args.small else (ROUNDS, args.others)
     passes = 1 if args.small else PASSES
     run = Run(platform, args.dtypes, (args.backends or ["auto"])[0], others, copy, rounds, passes, args.sustained)
-    header = timing.provenance() | {"copy": f"{copy / 1e9:.0f} GB/s", "suite": args.suite, "scale": f"{scale:g}"}
-    header["others"] = str(others)
+    header |= {"suite": args.suite, "scale": f"{scale:g}", "others": str(others)}
     if platform == "gpu":
         try:
             header["cusparse"] = str(cusparse.library().version)
         except cusparse.Absent as absent:
             header["cusparse"] = str(absent)
     numbers = [i for i in range(len(suite.SUITES[args.suite])) if not args.cases or i in args.cases]
+    cases = [suite.SUITES[args.suite][i] for i in numbers]
     rows: list[Row] = []
-    start, longest = time.perf_counter(), 0.0
     matrices = suite.made(args.suite, numbers, scale, ahead=platform == "gpu")
-    for at, number in enumerate(numbers):
-        begun = time.perf_counter() - start
-        if begun + longest > args.limit:
-            header["left out"] = ", ".join(suite.SUITES[args.suite][i].name for i in numbers[at:])
-            say(f"{begun:.0f} s: left out {header['left out']}")
-            break
-        S, case = next(matrices), suite.SUITES[args.suite][number]
-        say(f"{begun:.0f} s: {case.name}, {S.shape[0]} rows, {S.nnz} entries")
+    jobs = zip(cases, matrices, strict=True)
+    for case, S in report.before_limit(jobs, [case.name for case in cases], args.limit, header):
+        log(f"{case.name}, {S.shape[0]} rows, {S.nnz} entries")
         rows += run.matrix(case, S)
-        jax.clear_caches()
-        longest = max(longest, time.perf_counter() - start - begun)
-        header["took"] = f"{time.perf_counter() - start:.0f} s"
-        if args.json:
-            timing.write(args.json, header, rows, suite_table.table(rows, header))
+        report.write(args.json, header, rows, suite_table.table(rows, header))
     matrices.close()
     return finished(args, header, rows, copy)

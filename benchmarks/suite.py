@@ -1,8 +1,8 @@
-"""The matrices of the standard suite, by class: each made in seconds, and on a GPU several times its L2 cache.
+"""The matrices of the standard suite, by class; each is made in seconds, and larger than a GPU's L2 cache.
 
-Real ones cannot be fetched on every machine, so ten are stand-ins: `banded` with the rows, entries and bandwidth that
-the SuiteSparse collection publishes, and a spread of row lengths that it does not. Their columns crowd towards the
-diagonal as those of real matrices do, but have no more structure than that.
+Ten are stand-ins for matrices of the SuiteSparse collection, which not every machine can fetch: `banded` with the rows,
+entries and bandwidth that the collection publishes, and a chosen spread of row lengths. Their columns crowd towards the
+diagonal as those of real matrices do, and have no other structure.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Case:
 
     Attributes:
       kind: its class.
-      make: the matrix, float64 and canonical, of a scale: about so many times the entries of the full size.
+      make: the matrix, float64 and canonical, with `scale` times the entries of the full size, about.
     """
 
     name: str
@@ -39,8 +39,7 @@ class Case:
 def banded(rows: int, nnz: int, bandwidth: int, spread: float = 0.3, seed: int = 0) -> sp.csr_array:
     """A random square matrix with a full diagonal, lognormal row lengths and exactly `nnz` entries.
 
-    An entry's distance from the diagonal is log-uniform up to `bandwidth`: as many lie 10 to 100 columns away as 100 to
-    1000. Values are uniform in (0, 1].
+    The distance of an entry from the diagonal is log-uniform up to `bandwidth`. Values are uniform in (0, 1].
 
     Args:
       bandwidth: columns on either side of the diagonal that a row can reach.
@@ -66,11 +65,11 @@ def banded(rows: int, nnz: int, bandwidth: int, spread: float = 0.3, seed: int =
 
 
 def _in_band(lengths: np.ndarray, bandwidth: int, rng: np.random.Generator) -> sp.csr_array:
-    """A square matrix with rows of these lengths, 1 to as many as the band has places; columns as in `banded`."""
+    """A square matrix with rows of these lengths, at least 1 and at most the band; columns as in `banded`."""
     n = lengths.size
     row_ptr = np.concatenate([[0], np.cumsum(lengths)])
     column = np.empty(row_ptr[-1], np.int32)
-    for first in range(0, n, 2**15):  # by so many rows at a time, since fresh memory costs more than arithmetic
+    for first in range(0, n, 2**15):  # in chunks, since fresh memory costs more than arithmetic
         row = np.arange(first, min(first + 2**15, n))
         column[row_ptr[row[0]] : row_ptr[row[-1] + 1]] = _columns(row, lengths[row], n, bandwidth, rng)
     return _csr(lengths, column, n, rng)
@@ -83,7 +82,7 @@ def _columns(
     bandwidth: int,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """The columns of these rows, one after the other, rising in each."""
+    """The columns of these rows, row after row, rising in each."""
     before, behind = np.minimum(row, bandwidth), np.minimum(n - 1 - row, bandwidth)
     left = np.clip((lengths - 1) * before // np.maximum(before + behind, 1), lengths - 1 - behind, before)
     right = lengths - 1 - left
@@ -103,7 +102,7 @@ def r_mat(bits: int, edges: int, seed: int = 0) -> sp.csr_array:
     0.19, 0.05). Nodes are renamed at random and double edges dropped, which leaves some nine in ten.
     """
     rng, n = np.random.default_rng(seed), 1 << bits
-    # Of a random byte the quarter that it falls in, and of two bytes both: the next two bits of row and column.
+    # A table from two random bytes to two bits of row and column: a byte falls in one of the four quarters.
     byte = np.arange(256)
     low, high = (byte >= 146) & (byte < 195) | (byte >= 243), byte >= 195  # column, row
     two = (2 * high[:, None] + high << 2 | 2 * low[:, None] + low).astype(np.uint8).reshape(-1)
@@ -128,7 +127,7 @@ def _distinct(place: np.ndarray) -> np.ndarray:
 
 
 def circuit(rows: int, seed: int = 0) -> sp.csr_array:
-    """Five entries a row near the diagonal, and four nets that a twentieth of all nodes hang on: rows and columns."""
+    """Five entries a row near the diagonal, and four nets, rows and columns with a twentieth of all nodes each."""
     rng = np.random.default_rng(seed)
     local = banded(rows, 5 * rows, max(rows // 10, 2), 0.4, seed)
     nets = np.repeat(rng.choice(rows, 4, replace=False), rows // 20)
@@ -147,10 +146,6 @@ def kkt(n: int, weight: float = 1e-2) -> sp.csr_array:
     L = gallery.poisson(n)
     one = sp.eye_array(n**3, format="csr")
     return sp.csr_array(sp.block_array([[one, None, L], [None, weight * one, -one], [L, -one, None]], format="csr"))
-
-
-def _uniform(n: int) -> sp.csr_array:
-    return gallery.irregular(n, mean=12, spread=n, sigma=0.3)
 
 
 def _short_rows(n: int) -> sp.csr_array:
@@ -189,7 +184,7 @@ def _phonons(scale: float) -> int:
     return max(round(12 * scale**0.25), 1)
 
 
-# In an order that leaves something of every class where a run is cut off.
+# In an order that covers every class early, for a run that is cut off.
 SYNTHETIC = (
     Case("7-point", "stencil", lambda s: gallery.poisson(_side(200, s))),
     Case("27-point × 3 dof", "FEM", lambda s: gallery.elasticity(_side(56, s))),
@@ -200,7 +195,7 @@ SYNTHETIC = (
     Case("5 × 5 blocks", "CFD", lambda s: gallery.cfd(_side(24, s))),
     Case("Holstein-Hubbard", "quantum", lambda s: gallery.holstein_hubbard(6, 6, _phonons(s))),
     Case("optimal control", "KKT", lambda s: kkt(_side(110, s))),
-    Case("uniform columns", "random", lambda s: _uniform(_rows(2_000_000, s))),
+    Case("uniform columns", "random", lambda s: gallery.irregular(n := _rows(2_000_000, s), 12, spread=n, sigma=0.3)),
     Case("1 to 3 a row", "short rows", lambda s: _short_rows(_rows(10_000_000, s))),
     Case("1,000 to 2,000 a row", "long rows", lambda s: _long_rows(_rows(16_000, s))),
     Case("irregular, ±50,000", "irregular", lambda s: gallery.irregular(_rows(1_800_000, s), 14, 50_000)),
@@ -208,7 +203,7 @@ SYNTHETIC = (
     Case("7-point, small", "in L2", lambda s: gallery.poisson(_side(50, s))),
 )
 
-# Rows, entries and the larger bandwidth of the collection's statistics, and a spread of our own.
+# Rows, entries and the larger bandwidth in the collection's statistics, and a chosen spread.
 PUBLISHED = {
     "StocF-1465": (1_465_137, 21_005_389, 36_616, 0.15),
     "ML_Laplace": (377_002, 27_582_698, 2_347, 0.05),
@@ -235,11 +230,11 @@ PARTS = ("data", "indices", "indptr", "shape")
 
 
 def made(name: str, numbers: list[int], scale: float, ahead: bool) -> Generator[Any, None, None]:
-    """The matrices of a suite; with `ahead` each made by another process while the one before is timed."""
+    """The matrices of a suite; with `ahead` another process makes the next ones while one is timed."""
     if not ahead:
         yield from (SUITES[name][number].make(scale) for number in numbers)
         return
-    spawned = multiprocessing.get_context("spawn")  # a fork would copy the threads of JAX half
+    spawned = multiprocessing.get_context("spawn")  # a fork would lose the threads of JAX
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(1, mp_context=spawned) as pool:
         jobs = [pool.submit(_save, name, number, scale, folder) for number in numbers[:2]]
         try:
@@ -267,7 +262,7 @@ def save(S: sp.csr_array, stem: str) -> str:
 
 
 def load(stem: str) -> sp.csr_array:
-    """What `save` has written."""
+    """The matrix that `save` wrote."""
     *arrays, shape = (np.load(f"{stem}{part}.npy") for part in PARTS)
     S = sp.csr_array(tuple(arrays), shape=tuple(map(int, shape)))
     S.has_canonical_format = True

@@ -1,23 +1,25 @@
-"""What the suite of `standard.py` tells: a table of every matrix, means by class, and pictures."""
+"""The results of `standard.py`: a table of every matrix, means by class, and pictures."""
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks import timing
+from benchmarks import report
+from benchmarks.report import Row, geometric_mean
 
-Row = dict[str, Any]
-
-
-def geometric_mean(values: Iterable[float]) -> float:
-    known = [v for v in values if not math.isnan(v)]
-    return statistics.geometric_mean(known) if known else math.nan
+COLUMNS = [("matrix", "matrix"), ("class", "class"), ("dtype", "dtype"), ("rows", "rows:d"), ("nnz", "nnz:d")]
+COLUMNS += [("opponent", "opponent"), ("µs", "opponent us:.1f"), ("auto", "auto"), ("µs", "auto us:.1f")]
+COLUMNS += [("model", "model us:.1f"), ("best of ours", "other best"), ("µs", "best us:.1f")]
+COLUMNS += [("× opponent", "ratio:.2f"), ("auto vs best", "auto vs best:.2f"), ("tune vs best", "tune vs best:.2f")]
+COLUMNS += [("spread", "spread:.2f"), ("share of copy", "share:.2f"), ("conversion", "conversion:.0f")]
+COLUMNS += [("error", "error:.0e")]
+SUSTAINED = [("after seconds of load", "matrix"), ("dtype", "dtype"), ("opponent µs", "opponent sustained us:.1f")]
+SUSTAINED += [("MHz", "opponent sustained MHz:.0f"), ("auto µs", "auto sustained us:.1f")]
+SUSTAINED += [("MHz", "auto sustained MHz:.0f"), ("× opponent", "sustained ratio:.2f"), ("at rest before", "ratio:.2f")]
 
 
 def summary(rows: list[Row]) -> list[str]:
@@ -50,39 +52,17 @@ def summary(rows: list[Row]) -> list[str]:
 
 
 def table(rows: list[Row], header: dict[str, str]) -> str:
-    """A Markdown table, which reads as plain text too."""
-    lines = [timing.line(header), ""]
-    lines += [
-        "| matrix | class | dtype | rows | nnz | opponent | µs | auto | µs | model | best of ours | µs | × opponent |"
-    ]
-    lines[-1] += " auto vs best | tune vs best | spread | share of copy | conversion | error |"
-    lines += ["|---|---|---|---:|---:|---|---:|---|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|"]
-    for r in rows:
-        best = "" if r["best"] == r["auto"] else r["best"]
-        lines.append(
-            f"| {r['matrix']} | {r['class']} | {r['dtype']} | {r['rows']} | "
-            f"{r['nnz']} | {r['opponent']} | {r['opponent us']:.1f} | {r['auto']} | {r['auto us']:.1f} | "
-            f"{r['model us']:.1f} | {best} | {r['best us']:.1f} | {r['ratio']:.2f} | {r['auto vs best']:.2f} | "
-            f"{r['tune vs best']:.2f} | {r['spread']:.2f} | {r['share']:.2f} | "
-            f"{r['conversion']:.0f} | {r['error']:.0e} |"
-        )
-    return "\n".join(lines + summary(rows) + under_load(rows))
+    """All tables, as Markdown, which reads as plain text too."""
+    shown = [r | {"other best": "" if r["best"] == r["auto"] else r["best"]} for r in rows]
+    return "\n".join([report.line(header), "", *report.markdown(shown, COLUMNS), *summary(rows), *under_load(rows)])
 
 
 def under_load(rows: list[Row]) -> list[str]:
-    """What was timed after seconds of load, as Markdown."""
+    """The times after seconds of load, as Markdown."""
     rows = [r for r in rows if "auto sustained us" in r]
-    if not rows:
-        return []
-    lines = ["", "| after seconds of load | dtype | opponent µs | MHz | auto µs | MHz | × opponent | at rest before |"]
-    lines += ["|---|---|---:|---:|---:|---:|---:|---:|"]
-    for r in rows:
-        theirs, ours = ([r[f"{name} sustained {unit}"] for unit in ("us", "MHz")] for name in ("opponent", "auto"))
-        lines.append(
-            f"| {r['matrix']} | {r['dtype']} | {theirs[0]:.1f} | {theirs[1]:.0f} | {ours[0]:.1f} | {ours[1]:.0f} | "
-            f"{theirs[0] / ours[0]:.2f} | {r['ratio']:.2f} |"
-        )
-    return lines
+    ratios = ({"sustained ratio": r["opponent sustained us"] / r["auto sustained us"]} for r in rows)
+    shown = [r | ratio for r, ratio in zip(rows, ratios, strict=True)]
+    return ["", *report.markdown(shown, SUSTAINED)] if rows else []
 
 
 def sentence(r: Row) -> str:
@@ -94,25 +74,25 @@ def sentence(r: Row) -> str:
 
 
 def draw(path: Path, rows: list[Row], title: str, copy: float) -> None:
-    """Every matrix a dot, by class: times the opponent's speed; and under the roof of `copy` bytes a second."""
+    """Draws a dot for every matrix: its ratio by class, and its Gflop/s under the roof of `copy` bytes a second."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    from jaxsparse_fmt import plot
+    from jaxsparse_fmt.cli import plots
 
     kinds = list(dict.fromkeys(r["class"] for r in rows))
-    with matplotlib.rc_context(plot.STYLE):
+    with matplotlib.rc_context(plots.STYLE):
         figure = Figure(figsize=(13, 5), layout="constrained")
         ratios, roof = figure.subplots(1, 2, width_ratios=(3, 2))
         for k, dtype in enumerate(dict.fromkeys(r["dtype"] for r in rows)):
-            look = {"s": 28, "color": plot.COLORS[k % 2], "label": dtype, "alpha": 0.85}
+            look = {"s": 28, "color": plots.COLORS[k % 2], "label": dtype, "alpha": 0.85}
             chosen = [r for r in rows if r["dtype"] == dtype and not math.isnan(r["ratio"])]
             x = [kinds.index(r["class"]) + 0.24 * (k - 0.5) for r in chosen]
             ratios.scatter(x, [r["ratio"] for r in chosen], **look)
             timed = [(r, r["ours"][0]) for r in rows if r["dtype"] == dtype and "moved" in r["ours"][0]]
             flops_a_byte = [2 * r["nnz"] / auto["moved"] for r, auto in timed]
             roof.scatter(flops_a_byte, [2e-3 * r["nnz"] / auto["us"] for r, auto in timed], **look)
-        ratios.axhline(1, color=plot.INK, linewidth=1)
+        ratios.axhline(1, color=plots.INK, linewidth=1)
         ratios.set_yscale("log", base=2)
         ratios.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         ratios.set_xticks(range(len(kinds)), kinds, rotation=35, ha="right")
@@ -121,7 +101,7 @@ def draw(path: Path, rows: list[Row], title: str, copy: float) -> None:
         ratios.grid(axis="y")
         ratios.legend(frameon=False)
         ends = np.array([0.05, 1.0])
-        roof.plot(ends, ends * copy / 1e9, color=plot.INK, linewidth=1)
+        roof.plot(ends, ends * copy / 1e9, color=plots.INK, linewidth=1)
         roof.set_xscale("log")
         roof.set_yscale("log")
         roof.set_xticks([0.05, 0.1, 0.2, 0.5], ["0.05", "0.1", "0.2", "0.5"])

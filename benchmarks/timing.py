@@ -1,18 +1,13 @@
-"""How the benchmarks time: warmed up, many calls in flight, medians over rounds."""
+"""The clocks of the benchmarks: warmed up, many calls in flight, medians over rounds. A GPU rests between rounds."""
 
 from __future__ import annotations
 
-import importlib
-import json
 import math
 import os
-import platform
 import statistics
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -29,14 +24,14 @@ def seconds_per_call(
 ) -> float:
     """The median time of one `run(i)`, seconds.
 
-    Calls are issued back to back and waited for once, so that the cost of a launch hides behind the work before it; `i`
-    counts up, for inputs that rotate. The number of calls in a round makes a round about 30 ms.
+    A round issues calls back to back for about `seconds` and waits once, so that the cost of a launch hides behind the
+    work before it; `i` counts up, for inputs that rotate.
 
-    A GPU rests before every round as long as that takes: with its memory at full speed an H200 reaches its limit of
-    power in a second or two and lowers its clock by up to a third, so that a time would hang on what ran before.
+    A GPU rests before every round as long as the round takes: with its memory at full speed an H200 reaches its limit
+    of power in a second or two and lowers its clock by up to a third, and times would depend on earlier work.
 
     Args:
-      lead: seconds of load before the rounds, which then follow without rests: for what a card does at that limit.
+      lead: seconds of load before the rounds, which then follow without rests: for times at the limit of power.
     """
     wait(run(0))
     start = time.perf_counter()
@@ -67,10 +62,10 @@ def of_jax(function: Callable[..., Any], fixed: Any, inputs: Sequence[Any]) -> f
 
 
 def copy_bandwidth(nbytes: int) -> float:
-    """Bytes a second of a plain pass over memory, counting what is read and what is written: the faster of two ways.
+    """Bytes a second, read and written, of a plain pass over memory: the faster of two ways.
 
-    In place inside one program, since fresh pages of a host's memory would be timed otherwise, as on a CPU would the
-    copy of an argument that is kept; and into fresh memory, which a GPU hands out at no cost.
+    One is in place inside one program, so that neither fresh pages of the host nor the copy of an argument are timed;
+    the other goes into fresh memory, which costs nothing on a GPU.
 
     Args:
       nbytes: size of the array; several times the last-level cache.
@@ -84,7 +79,7 @@ def copy_bandwidth(nbytes: int) -> float:
 
 
 def _of_updates(function: Callable[..., Any], fixed: Any, inputs: Sequence[Any]) -> float:
-    """Seconds of the compiled function(fixed, x), which takes x over and gives the next; x begins as inputs[0]."""
+    """Seconds of the compiled function(fixed, x), which donates x and returns the next; the first is inputs[0]."""
     compiled, held = jax.jit(function, donate_argnums=1), [jnp.copy(inputs[0])]
 
     def run(_: int) -> Any:
@@ -95,7 +90,7 @@ def _of_updates(function: Callable[..., Any], fixed: Any, inputs: Sequence[Any])
 
 
 def clock() -> float:
-    """MHz of the multiprocessors of the first NVIDIA GPU that JAX sees, soon after the call; NaN where none tells."""
+    """MHz of the multiprocessors of the first NVIDIA GPU that JAX sees; NaN without nvidia-smi or a GPU."""
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     query = ["nvidia-smi", f"--id={first}", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits"]
     try:
@@ -104,42 +99,6 @@ def clock() -> float:
         return math.nan
 
 
-def provenance() -> dict[str, str]:
-    """Date, hardware and versions: what a number means nothing without."""
-    device = jax.devices()[0]
-    versions = {}
-    for name in ("jax", "jaxlib", "numpy", "scipy", "cupy"):
-        try:
-            versions[name] = importlib.import_module(name).__version__
-        except ImportError:
-            versions[name] = "absent"
-    return {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "device": device.device_kind if device.platform != "cpu" else _cpu_name(),
-        "python": platform.python_version(),
-        **versions,
-    }
-
-
-def line(header: dict[str, Any]) -> str:
-    """The provenance and what else heads a table."""
-    return ", ".join(f"{k} {v}" for k, v in header.items())
-
-
-def write(path: Path, header: dict[str, str], rows: list[dict[str, Any]], table: str) -> None:
-    """The figures as JSON in `path`, and the table beside it as .md; each whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figures = json.dumps({"header": header, "rows": rows}, indent=1, ensure_ascii=False)
-    for name, text in ((path, figures), (path.with_suffix(".md"), table)):
-        scratch = name.with_name(f".{name.name}")
-        scratch.write_text(text + "\n")
-        scratch.replace(name)
-
-
-def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo") as file:
-            names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
-    except OSError:
-        names = []
-    return f"{names[0] if names else platform.machine()}, {len(os.sched_getaffinity(0))} cores"
+def moved_bytes(A: Any, x: Any) -> int:
+    """Bytes that a product must move: the arrays of A that it reads, x and y, each once."""
+    return A.nbytes_read + x.nbytes + A.shape[0] * x.itemsize

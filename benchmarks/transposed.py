@@ -4,31 +4,29 @@
     python -m benchmarks.transposed --small                   on a CPU, to try it
     python -m benchmarks.transposed --only reordered --dtypes float64
 
-Transposed: A·x and Aᵀ·y in the format that "auto" takes for float64 (stencils in "dia" and "sdia"), without and with
+Transposed: A·x and Aᵀ·y in the format of "auto" for float64 (stencils in "dia" and "sdia"), without and with
 `transpose=True`, against cuSPARSE's transposed product of the same CSR arrays and its product of a stored Aᵀ; on a CPU
-against SciPy's. On a GPU products are timed in chains inside one program, as in `standard.py`. Bytes are those of A·x,
-also where a transposed product moves more, so that shares compare as times do. "Repeats" says whether three runs on the
-same vector agree to the last bit; "× rival" is the time of the fastest opponent for the same product over this one.
+against SciPy's. On a GPU products are timed in chains, as in `standard.py`. Bytes are those of A·x, even if a
+transposed product moves more, so that shares compare as times do. "Repeats" is yes if three runs on the same vector
+agree to the last bit; "× rival" is the time of the fastest opponent for the same product over this one.
 
-Reordered: a matrix as it was made, with its unknowns in random order, and that with reorder="rcm". "Inside" is the
-product between vectors in the matrix's basis, as solvers make it; a step of cg is what 160 more of them take, and rows
-are scaled by factors of 10^±1.5 so that no solve ends before. "Set-up" is finding the order and storing the matrix,
-compilations included.
+Reordered: a matrix as it was made, with its unknowns in random order, and with these renumbered by reorder="rcm".
+"Inside" is the product between vectors in the matrix's basis, as solvers make it. The time of a step of cg comes from
+160 more of them; rows are scaled by factors of 10^±1.5 so that no solve ends earlier. "Set-up" finds the order and
+stores the matrix, compilations included.
 
-Files are written after every matrix, and none is begun after the limit or where it would take as long as the longest
-so far and pass it. Formats are converted on the device, orders are found on the host.
+Files are written after every matrix; the limit is that of `standard.py`. Formats are converted on the device, orders
+are found on the host.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -37,12 +35,13 @@ import numpy as np
 import scipy.sparse
 
 import jaxsparse_fmt as jsf
-from benchmarks import cusparse, spmv, standard, suite, timing
-from jaxsparse_fmt import choose, measure
-from jaxsparse_fmt.reorder import Reordered, order_of, permuted
+from benchmarks import cusparse, report, standard, suite, timing
+from benchmarks.report import Row
+from jaxsparse_fmt.choose import ranking
+from jaxsparse_fmt.cli import measure
+from jaxsparse_fmt.formats.reordered import Reordered, order_of, permuted
 from solvers import cg
 
-Row = dict[str, Any]
 # Matrices of the standard suite, and the formats in which their transposed products are timed.
 TRANSPOSED: dict[str, tuple[str, ...]] = {
     "27-point × 3 dof": ("auto",),
@@ -51,7 +50,7 @@ TRANSPOSED: dict[str, tuple[str, ...]] = {
     "R-MAT": ("auto",),
     "optimal control": ("auto",),
 }
-# Those that are shuffled, and the share of the full size.
+# Matrices that are shuffled, and their fraction of the full size.
 SHUFFLED = {"27-point × 3 dof": 0.5, "7-point": 0.25}
 SECTIONS = ("transposed", "reordered")
 RUNS = 3  # that must agree to repeat
@@ -60,21 +59,21 @@ STEPS = 200
 
 @dataclasses.dataclass(frozen=True)
 class Timed:
-    """One product: what it is called, its operands, and how it is timed."""
+    """One product and its timer."""
 
     method: str
     seconds: Callable[[], float]
     once: Callable[[], Any]
     problem: standard.Problem
     nbytes: int
-    rival: str  # methods of one word compare
+    rival: str  # the group of methods that are compared
 
     def row(self, copy: float) -> Row:
         try:
             first, *others = (np.array(self.once()) for _ in range(RUNS))
             seconds = self.seconds()
-        except Exception as error:  # whatever it lacks, the run goes on
-            return {"method": self.method, "us": math.nan, "failed": f"{type(error).__name__}: {error}".splitlines()[0]}
+        except Exception as error:  # of any product; the run goes on
+            return {"method": self.method, "us": math.nan, "failed": report.reason(error)}
         return {
             "method": self.method, "us": 1e6 * seconds, "share": self.nbytes / seconds / copy,
             "repeats": all(np.array_equal(first, y, equal_nan=True) for y in others), "error": self.problem.off(first),
@@ -108,16 +107,16 @@ def transposed(run: standard.Run, case: suite.Case, S: Any) -> Iterator[Row]:
 
 
 def converted(run: standard.Run, format: str, S: Any) -> jsf.SparseMatrix:
-    """What `from_scipy` makes of S in float64, but converted on the device."""
+    """S in a format, float64, converted on the device."""
     layout: dict[str, Any] = {}
     if format == "auto":
-        best = choose.rank(S, "float64", backend=run.backend)[0]
+        best = ranking.rank(S, "float64", backend=run.backend)[0]
         format, layout = best.format, best.layout
     return jsf.from_scipy(S, "csr", backend=run.backend).asformat(format, max_bytes=2**36, **layout)
 
 
 def ours(run: standard.Run, A: jsf.SparseMatrix, forth: standard.Problem, back: standard.Problem) -> Iterator[Timed]:
-    """Products of a matrix that carries its transpose, and of its own storage alone."""
+    """The products of a matrix with its transpose stored beside it, and of its own storage alone."""
     plain = dataclasses.replace(A.own, values=A.values) if isinstance(A, jsf.Paired) else A
     xs = [jnp.asarray(x.astype(A.dtype)) for x in forth.xs]
     maps = [("A @ x", plain, forth, "forth"), ("A.T @ y", plain.T, back, "back")]
@@ -126,7 +125,7 @@ def ours(run: standard.Run, A: jsf.SparseMatrix, forth: standard.Problem, back: 
     for method, M, problem, rival in maps:
         seconds = lambda M=M, problem=problem: run.of_jax(M, xs, problem)  # noqa: E731
         once = lambda M=M: standard.product(M, xs[0])  # noqa: E731
-        yield Timed(method, seconds, once, problem, spmv.moved_bytes(plain, xs[0]), rival)
+        yield Timed(method, seconds, once, problem, timing.moved_bytes(plain, xs[0]), rival)
 
 
 def theirs(
@@ -137,7 +136,7 @@ def theirs(
     back: standard.Problem,
     dtype: str,
 ) -> Iterator[Timed]:
-    """The same by cuSPARSE, or on a CPU by SciPy; `turned` has Aᵀ."""
+    """The same products by cuSPARSE, or on a CPU by SciPy; `turned` holds Aᵀ."""
     xs, S = [x.astype(dtype) for x in forth.xs], opponent.S
     nbytes = S.nnz * (xs[0].itemsize + 4) + 4 * S.shape[0] + sum(S.shape) * xs[0].itemsize
     if run.platform == "cpu":
@@ -187,84 +186,61 @@ def reordered(run: standard.Run, case: suite.Case, S: Any) -> Iterator[Row]:
             yield {
                 "matrix": case.name, "class": case.kind, "dtype": dtype, "rows": n, "nnz": S.nnz, "order": order,
                 "format": B.in_basis.name, "us": 1e6 * outside, "inside us": 1e6 * inside, "cg us": 1e6 * step,
-                "share": spmv.moved_bytes(B.in_basis, xs[0]) / inside / run.copy,
+                "share": timing.moved_bytes(B.in_basis, xs[0]) / inside / run.copy,
                 "error": problem.off(standard.product(B, xs[0])), "set-up s": setup,
             }  # fmt: skip
 
 
+HEAD = [("matrix", "matrix"), ("class", "class"), ("dtype", "dtype"), ("rows", "rows:d"), ("nnz", "nnz:d")]
+COLUMNS = {
+    "transposed": [
+        *HEAD, ("format", "format"), ("product", "method"), ("µs", "us:.1f"), ("× rival", "ratio:.2f"),
+        ("share of copy", "share:.2f"), ("repeats", "outcome"), ("error", "error:.0e"),
+    ],
+    "reordered": [
+        *HEAD, ("order", "order"), ("format", "format"), ("A @ x, µs", "us:.1f"), ("inside, µs", "inside us:.1f"),
+        ("share of copy", "share:.2f"), ("cg step, µs", "cg us:.1f"), ("set-up, s", "set-up s:.1f"),
+        ("error", "error:.0e"),
+    ],
+}  # fmt: skip
+
+
 def tables(rows: list[Row], header: dict[str, str]) -> str:
     """Markdown, which reads as plain text too."""
-    lines = [timing.line(header)]
-    of = {name: [r for r in rows if r["section"] == name] for name in SECTIONS}
-    if of["transposed"]:
-        lines += ["", "## Transposed products", ""]
-        lines += ["| matrix | class | dtype | rows | nnz | format | product | µs | × rival | share of copy | repeats |"]
-        lines[-1] += " error |"
-        lines += ["|---|---|---|---:|---:|---|---|---:|---:|---:|---|---:|"]
-    for r in of["transposed"]:
-        head = f"| {r['matrix']} | {r['class']} | {r['dtype']} | {r['rows']} | {r['nnz']} | {r['format']} |"
-        if "failed" in r:
-            lines.append(f"{head} {r['method']} | {r['failed']} | | | | |")
-            continue
-        lines.append(
-            f"{head} {r['method']} | {r['us']:.1f} | {r['ratio']:.2f} | {r['share']:.2f} | "
-            f"{'yes' if r['repeats'] else 'no'} | {r['error']:.0e} |"
-        )
-    if of["reordered"]:
-        lines += ["", "## Reordered", ""]
-        lines += [
-            "| matrix | dtype | rows | nnz | order | format | A @ x, µs | inside, µs | share of copy | cg step, µs |"
+    lines = [report.line(header)]
+    for name, title in zip(SECTIONS, ("Transposed products", "Reordered"), strict=True):
+        found = [
+            r | {"outcome": r.get("failed", "yes" if r.get("repeats") else "no")} for r in rows if r["section"] == name
         ]
-        lines[-1] += " set-up, s | error |"
-        lines += ["|---|---|---:|---:|---|---|---:|---:|---:|---:|---:|---:|"]
-    for r in of["reordered"]:
-        lines.append(
-            f"| {r['matrix']} | {r['dtype']} | {r['rows']} | {r['nnz']} | {r['order']} | {r['format']} | "
-            f"{r['us']:.1f} | {r['inside us']:.1f} | {r['share']:.2f} | {r['cg us']:.1f} | "
-            f"{r['set-up s']:.1f} | {r['error']:.0e} |"
-        )
+        lines += ["", f"## {title}", "", *report.markdown(found, COLUMNS[name])] if found else []
     return "\n".join(lines)
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.arguments(__doc__)
     parser.add_argument("--only", nargs="+", default=list(SECTIONS), choices=SECTIONS)
-    parser.add_argument("--small", action="store_true", help="tiny matrices, to try the script")
     parser.add_argument("--scale", type=float, help="size of the matrices; default 1, on a CPU 1/20")
-    parser.add_argument("--dtypes", nargs="+", default=["float32", "float64"])
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--limit", type=float, default=110, help="begin no matrix that would end after so many seconds")
-    parser.add_argument("--json", type=Path, help="also write the rows here, and the tables beside it as .md")
     args = parser.parse_args(argv)
     jax.config.update("jax_enable_x64", True)
-    platform = "cpu" if jax.default_backend() == "cpu" else "gpu"
-    start, longest, rows = time.perf_counter(), 0.0, []
-    scale = args.scale or (1 / 2000 if args.small else 1 if platform == "gpu" else 1 / 20)
-    copy = timing.copy_bandwidth(2**24 if args.small else 2**28 if platform == "cpu" else 2**31)
+    scale, (copy, header) = report.scale_of(args), report.machine(args.small)
+    header["scale"] = f"{scale:g}"
     rounds = standard.QUICK if args.small else standard.ROUNDS
-    run = standard.Run(platform, args.dtypes, args.backend, 0, copy, rounds)
-    header = timing.provenance() | {"copy": f"{copy / 1e9:.0f} GB/s", "scale": f"{scale:g}"}
+    run = standard.Run(report.platform_here(), args.dtypes, args.backend, 0, copy, rounds)
     cases = {case.name: case for case in suite.SUITES["standard"]}
     jobs = [("transposed", transposed, name, scale) for name in TRANSPOSED]
-    jobs += [("reordered", reordered, name, scale * share) for name, share in SHUFFLED.items()]
+    jobs += [("reordered", reordered, name, scale * fraction) for name, fraction in SHUFFLED.items()]
     jobs = [job for job in jobs if job[0] in args.only]
-    for at, (section, measured, name, size) in enumerate(jobs):
-        begun = time.perf_counter() - start
-        if begun + longest > args.limit:
-            header["left out"] = ", ".join(f"{name} ({section})" for section, _, name, _ in jobs[at:])
-            break
+    names, rows = [f"{name} ({section})" for section, _, name, _ in jobs], []
+    for section, measured, name, size in report.before_limit(jobs, names, args.limit, header):
         S = cases[name].make(size)
-        print(f"{begun:.0f} s: {section}, {name}, {S.shape[0]} rows, {S.nnz} entries", file=sys.stderr, flush=True)
+        report.log(f"{section}, {name}, {S.shape[0]} rows, {S.nnz} entries")
         for row in measured(run, cases[name], S):
             rows.append({"section": section} | row)
-            print(f"  {rows[-1]}", file=sys.stderr, flush=True)
-        jax.clear_caches()
-        longest = max(longest, time.perf_counter() - start - begun)
-        header["took"] = f"{time.perf_counter() - start:.0f} s"
-        if args.json:
-            timing.write(args.json, header, rows, tables(rows, header))
-    if args.json:
-        timing.write(args.json, header, rows, tables(rows, header))
+            report.log(f"  {rows[-1]}")
+        report.write(args.json, header, rows, tables(rows, header))
+    report.write(args.json, header, rows, tables(rows, header))
     print(tables(rows, header))
     return int(any("failed" in row and row["format"] for row in rows))
 

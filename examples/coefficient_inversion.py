@@ -1,9 +1,9 @@
 """Recover a diffusion field from observations: the derivative of a solve with respect to every entry of its matrix.
 
 A medium with an unknown conductivity in each of its cells is heated in a few places, one after another, and
-thermometers on a coarse grid report. The matrix −∇·k∇ has the entries T·k, where T, sparse itself, says which cells
-each entry is made of; the systems of all experiments are the columns of one. SciPy's L-BFGS minimises misfit and
-roughness with gradients that come through `cg`: one more solve with the same matrix, for all cells at once.
+thermometers on a coarse grid report. The matrix −∇·k∇ has the entries T·k with a sparse T, whose rows hold the
+contributions of the cells. All experiments are solved as columns of one system. SciPy's L-BFGS minimises misfit and
+roughness with gradients through `cg`, which cost one more solve with the same matrix for all cells at once.
 
     python examples/coefficient_inversion.py
 """
@@ -52,7 +52,7 @@ seen = np.arange(N * N).reshape(N, N)[1::3, 1::3].ravel()
 
 
 def temperatures(log_k, A, T, rtol=1e-9):
-    """Of every experiment, [points, experiments]."""
+    """The temperatures of every experiment, [points, experiments]."""
     matrix = A.with_data(T @ (to_edges @ jnp.exp(log_k)))
     return cg(matrix, sources, M=precond.jacobi(matrix), rtol=rtol).x
 

@@ -1,8 +1,8 @@
-"""What pJDS saves against ELLPACK: Table I of Kreutzer et al. (2012), on gallery problems shaped like its matrices.
+"""The storage that pJDS saves against ELLPACK: Table I of Kreutzer et al. (2012), on problems like its matrices.
 
 ELLPACK pads every row to the longest of all, pJDS to the longest of its block of 32 after sorting by length, so the
-saving depends on nothing but the row lengths. The paper's matrices are not public. HMEp's Hamiltonian is the real one
-with fewer phonons; the other three have the shape of their rows, not their equations.
+saving depends on the row lengths alone. The paper's matrices are not public. HMEp's Hamiltonian is the paper's with
+fewer phonons; the other three have row lengths like the paper's, and other equations.
 
     python examples/data_reduction.py
 """

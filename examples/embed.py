@@ -1,7 +1,7 @@
 """A solve inside a jitted, differentiated function: fit an unknown conductivity and source strength.
 
-Heat spreads over a plate from a source at a known place. From the temperatures we find how well the plate conducts and
-how strong the source is, by Gauss-Newton steps whose Jacobian comes through the solver.
+Heat spreads over a plate from a source at a known place. Gauss-Newton steps, with the Jacobian through the solver, find
+the conductivity of the plate and the strength of the source from the temperatures.
 
     python examples/embed.py
 """

@@ -1,10 +1,10 @@
-"""One matrix in every format: how many places each stores, in how many bytes, and that all multiply alike.
+"""One matrix in every format: the places and bytes of each, and a check that all give the same product.
 
     python examples/formats.py FILE.mtx.gz
     python examples/formats.py elasticity 6       a problem of `jsf.gallery` and its numbers
 
-Without arguments it takes a mesh that is finer in some places than in others. A format that would take memory out of
-proportion to the matrix is refused, and says why.
+Without arguments the matrix is of a mesh with local refinement. A format that would take memory out of proportion to
+the matrix raises an error with the reason.
 """
 
 import sys
@@ -26,7 +26,7 @@ def matrix(name, *numbers):
 
 S = matrix(*(sys.argv[1:] or ("adaptive_poisson", 3)))
 x, first = np.random.default_rng(0).standard_normal(S.shape[1]), None
-size = (abs(S) @ abs(x)).max()  # rounding is in proportion to this, whatever cancels
+size = (abs(S) @ abs(x)).max()  # rounding errors are in proportion to this
 print(f"{S.shape[0]} × {S.shape[1]}, {S.nnz} entries")
 print(f"{'format':8}{'places':>10}{'fill':>7}{'MB':>9}{'difference':>12}")
 for name in jsf.FORMATS:

@@ -1,8 +1,8 @@
-"""The ground state of electrons that shake the chain they hop along, and how it answers to the coupling.
+"""The ground state of electrons on a vibrating chain, and the derivative of its energy by the coupling.
 
-The Holstein-Hubbard matrix is what Kreutzer et al. (2012) made pJDS for; theirs is `holstein_hubbard(6, 6, 15)`. As
-the coupling g of electrons and phonons grows, the electrons dig themselves in: the energy falls ever faster. The slope
-comes with the energy, by differentiating through `eigsh`.
+Kreutzer et al. (2012) designed pJDS for the Holstein-Hubbard matrix; theirs is `holstein_hubbard(6, 6, 15)`. With the
+coupling g of electrons and phonons the energy falls, and faster for larger g. Its slope is the derivative through
+`eigsh`.
 
     python examples/ground_state.py [SITES ELECTRONS PHONONS]
 """

@@ -6,8 +6,8 @@ On every host, with the address of the first one and a free port of its:
     python examples/multi_host.py --coordinator 10.0.0.1:12345 --processes 2 --process 1     on the second
 
 Under Slurm or Open MPI JAX finds all three by itself: `srun python examples/multi_host.py --cluster`. To try it on one
-machine, start both in two shells with 127.0.0.1 for the address. Without any of these it runs alone. With --saved each
-process reads its rows of a matrix that `jsf.save_rows` wrote, from a folder that all of them see.
+machine, start both in two shells with 127.0.0.1 for the address. Without any of these options one process runs alone.
+With --saved each process reads its rows of a matrix that `jsf.save_rows` wrote, from a folder that all processes see.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def poisson_rows(n: int, start: int, stop: int) -> sp.csr_array:
 
 
 def join(coordinator: str | None, processes: int | None, process: int | None, patience: int) -> None:
-    """Meets the other processes, or ends with a message. JAX's own end of waiting is an abort with a stack trace."""
+    """Connects to the other processes, or ends with a message; JAX itself would abort with a stack trace."""
 
     def give_up() -> None:
         print(

@@ -10,10 +10,15 @@ The solvers are in the package `solvers`.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from jaxsparse_fmt import choose, gallery, io, traffic
-from jaxsparse_fmt.basis import Basis
+from jaxsparse_fmt import choose, io
+from jaxsparse_fmt._types import exportable
+from jaxsparse_fmt._version import __version__ as __version__
 from jaxsparse_fmt.choose import Choice
-from jaxsparse_fmt.convert import from_coo, from_dense, from_scipy, read_mtx
+from jaxsparse_fmt.convert import from_bcoo, from_coo, from_dense, from_scipy, read_mtx
+from jaxsparse_fmt.core.basis import Basis, Between
+from jaxsparse_fmt.core.matrix import SparseMatrix
+from jaxsparse_fmt.core.scipy_names import spmv
+from jaxsparse_fmt.core.transposed import Transposed
 from jaxsparse_fmt.formats import (
     BIELL,
     BIJAD,
@@ -36,15 +41,14 @@ from jaxsparse_fmt.formats import (
     SDIA,
     SELL,
 )
-from jaxsparse_fmt.kernels.dialect import BACKENDS, use_backend
-from jaxsparse_fmt.matrix import SparseMatrix, spmv
-from jaxsparse_fmt.paired import Paired
-from jaxsparse_fmt.transposed import Transposed
+from jaxsparse_fmt.formats.paired import Paired
+from jaxsparse_fmt.formats.reordered import Reordered
+from jaxsparse_fmt.kernels.backends.selection import BACKENDS, use_backend
+from jaxsparse_fmt.models import traffic
 
 if TYPE_CHECKING:
-    from jaxsparse_fmt.partition import ShardedMatrix, save_rows, saved_rows, shard, shard_from_rows
-
-__version__ = "0.1.0"
+    from jaxsparse_fmt import gallery
+    from jaxsparse_fmt.distributed import ShardedMatrix, save_rows, saved_rows, shard, shard_from_rows
 
 __all__ = [
     "BACKENDS",
@@ -75,6 +79,7 @@ __all__ = [
     "SparseMatrix",
     "Transposed",
     "choose",
+    "from_bcoo",
     "from_coo",
     "from_dense",
     "from_scipy",
@@ -90,11 +95,13 @@ __all__ = [
     "use_backend",
 ]
 
-# Imported where they are used: one device does not pay for many.
-LAZY = ("ShardedMatrix", "save_rows", "saved_rows", "shard", "shard_from_rows")
+exportable(*FORMATS.values(), Basis, Between, Paired, Reordered, Transposed)
 
 
 def __getattr__(name: str) -> Any:
-    if name in LAZY:
-        return getattr(importlib.import_module("jaxsparse_fmt.partition"), name)
+    """Imports `gallery` and the names of `distributed` at their first use; most programs need neither."""
+    if name == "gallery":
+        return importlib.import_module("jaxsparse_fmt.gallery")
+    if name in __all__:
+        return getattr(importlib.import_module("jaxsparse_fmt.distributed"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

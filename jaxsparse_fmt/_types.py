@@ -1,21 +1,34 @@
-"""What the layers agree on: CSR on a device, dtypes, vectors, and how a count of bytes or a time is said."""
+"""The helpers of all layers: CSR on a device, dtypes, checks of arguments, and sizes and times as text."""
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import dataclasses
+import functools
+import math
+import numbers
 import operator
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
+from jax.core import Tracer
 
 # A canonical CSR matrix: rows sorted, no duplicates, indices in range. A scipy.sparse.csr_array (SciPy ships no types)
 # or `CsrArrays`.
 Csr: TypeAlias = Any
 
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+MAX_DENSE_BYTES = 2 * 2**30  # of a dense array made from a matrix
 STORABLE = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
+_FLOATING = frozenset(map(jnp.dtype, STORABLE))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,11 +45,75 @@ class CsrArrays:
         return self.data.shape[0]
 
 
-def floating_dtype(dtype: Any, what: str) -> np.dtype:
-    """The dtype in which numbers of `dtype` are stored: floats and complex as they are, the rest as floats.
+jax.tree_util.register_dataclass(CsrArrays, ["data", "indices", "indptr"], ["shape"])
 
-    Integers and booleans become JAX's default float. Without `jax_enable_x64` JAX holds 32 bits, so
-    64-bit input is narrowed, as `jnp.asarray` does.
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """The arguments of a conversion beside the matrix.
+
+    Attributes:
+      dtype: of the stored values.
+      backend: of the new matrix's products; see `use_backend`.
+      max_bytes: the largest padded storage to accept; None refuses what is out of proportion to the matrix.
+
+    Raises:
+      ValueError: `max_bytes` is below 0 or NaN. TypeError: it is no number.
+    """
+
+    dtype: np.dtype
+    backend: str = "auto"
+    max_bytes: float | None = None
+
+    def __post_init__(self) -> None:
+        check_max_bytes(self.max_bytes)
+        object.__setattr__(self, "dtype", np.dtype(self.dtype))
+
+
+def concrete() -> contextlib.AbstractContextManager[Any]:
+    """A context in which arrays are computed at once, also while a jitted function that closes over them is traced.
+
+    Outside a trace it does nothing: otherwise arrays that a conversion computes from sizes alone would become constants
+    of its program, as large as a matrix.
+    """
+    traced = isinstance(jax.device_put(0.0), Tracer)  # compiles nothing
+    return jax.ensure_compile_time_eval() if traced else contextlib.nullcontext()
+
+
+def standard_promotion(f: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """`f` under JAX's standard promotion of dtypes and ranks, on which this library relies (bfloat16 · float32).
+
+    The switches `jax_numpy_dtype_promotion="strict"` and `jax_numpy_rank_promotion="raise"` still hold in the user's
+    code, except in functions that the user passes to `f`. The wrapper costs 2 µs a call, or a trace under `jax.jit`.
+    """
+
+    @functools.wraps(f)
+    def standard(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            return f(*args, **kwargs)
+
+    return standard
+
+
+def exportable(*classes: type[Any]) -> None:
+    """Registers dataclass pytrees as inputs and outputs of programs that `jax.export` serializes.
+
+    Their static fields must be Python literals: numbers, strings, None, and tuples of them. A process that loads such a
+    program must have imported the classes.
+    """
+    for cls in classes:
+        jax.export.register_pytree_node_serialization(
+            cls,
+            serialized_name=f"{cls.__module__.partition('.')[0]}.{cls.__qualname__}",
+            serialize_auxdata=lambda static: repr(static).encode(),
+            deserialize_auxdata=lambda written: ast.literal_eval(written.decode()),
+        )
+
+
+def floating_dtype(dtype: Any, what: str) -> np.dtype:
+    """The dtype that stores numbers of `dtype`: floats and complex unchanged, integers and booleans as default floats.
+
+    Without `jax_enable_x64` 64-bit input is narrowed to 32 bits, as in `jnp.asarray`.
 
     Raises:
       TypeError: `dtype` is not numeric; `what` names whose dtype it is.
@@ -54,11 +131,11 @@ def floating_dtype(dtype: Any, what: str) -> np.dtype:
 
 
 def requested_dtype(dtype: Any) -> np.dtype:
-    """A dtype the user asked for by name, which must be one that JAX can hold at present.
+    """The dtype that the user names; JAX must be able to hold it at present.
 
     Raises:
       TypeError: not a floating or complex dtype.
-      ValueError: 64 bits asked for while `jax_enable_x64` is off.
+      ValueError: 64 bits while `jax_enable_x64` is off.
     """
     dtype = np.dtype(dtype)
     if dtype.name not in STORABLE:
@@ -72,20 +149,58 @@ def requested_dtype(dtype: Any) -> np.dtype:
 
 
 def owned(a: Any, dtype: Any = None) -> jax.Array:
-    """`a` as an array of JAX's own. JAX goes on reading NumPy's memory, for a while or for good, and a caller may write
-    there; `jnp.array` copies too, but a large array only after it has returned.
+    """`a` as a JAX array that shares no memory with NumPy.
+
+    `jnp.asarray` may keep reading NumPy's memory, which the caller may overwrite; `jnp.array` copies a large array only
+    after it has returned.
+
+    Raises:
+      TypeError: a sparse matrix of JAX's.
     """
+    refuse_bcoo(a)
     return jnp.asarray(np.array(a, dtype) if isinstance(a, np.ndarray) else a, dtype)
+
+
+def of_jax_sparse(a: Any) -> bool:
+    """Whether `a` is a matrix of `jax.experimental.sparse`, seen without importing that module."""
+    return type(a).__module__.startswith("jax.experimental.sparse")
+
+
+def refuse_bcoo(a: Any) -> None:
+    """Refuses a sparse matrix of JAX's as an array: `jnp.asarray` would iterate over it for minutes.
+
+    Raises:
+      TypeError: `a` is one.
+    """
+    if of_jax_sparse(a):
+        raise TypeError(
+            f"got a sparse matrix of jax.experimental.sparse, {type(a).__name__}, where an array is asked for; "
+            "jaxsparse_fmt.from_bcoo makes a matrix of it, and its todense() an array"
+        )
+
+
+def check_dense(shape: tuple[int, int], dtype: Any, cure: str, max_bytes: float = MAX_DENSE_BYTES) -> None:
+    """Refuses a dense array that is too large, since XLA would abort the process for lack of memory.
+
+    Raises:
+      ValueError: it would take more than `max_bytes`; the message ends with `cure`.
+    """
+    (rows, cols), itemsize = shape, np.dtype(dtype).itemsize
+    if rows * cols * itemsize > max_bytes:
+        raise ValueError(f"a dense {rows} × {cols} matrix takes {readable_bytes(rows * cols * itemsize)}; {cure}")
 
 
 def as_floating(x: Any, what: str, dtype: Any = None) -> jax.Array:
     """x as an array of floats or complex numbers; integers become `dtype`, or JAX's default float.
 
     Raises:
-      TypeError: x is not numeric.
+      TypeError: x is not numeric, or a sparse matrix of JAX's.
     """
+    if isinstance(x, jax.Array) and x.dtype in _FLOATING and jax.dtypes.canonicalize_dtype(x.dtype) == x.dtype:
+        return x
+    refuse_bcoo(x)
     if not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(x)):
-        x = np.asarray(x)  # before JAX sees it, so that what is wrong can be named
+        x = np.asarray(x)  # before JAX, so that the error can name the fault
     elif not isinstance(x, jax.Array):
         x = jnp.asarray(x)
     floating = floating_dtype(x.dtype, what)
@@ -104,23 +219,55 @@ def check_keeps_imaginary(given: Any, dtype: Any) -> None:
         )
 
 
-def whole_number(name: str, value: Any, least: int = 0) -> int:
-    """The argument `name` as an int.
+def whole_number(name: str, value: Any, least: int | None = 0) -> int:
+    """The argument `name` as an int, from an integer of Python, NumPy or JAX, or an array without dimensions.
 
     Raises:
-      TypeError: it is no integer, 125.0 say. ValueError: it is less than `least`.
+      TypeError: another value, such as 125.0 or True. ValueError: it is less than `least`.
     """
     try:
+        if _is_bool(value):
+            raise TypeError
         number = operator.index(value)
     except TypeError:
         raise TypeError(f"{name} must be a whole number; got {value!r}; pass an int") from None
-    if number < least:
+    if least is not None and number < least:
         raise ValueError(f"{name} must be at least {least}; got {number}")
     return number
 
 
+def check_max_bytes(max_bytes: Any) -> None:
+    """Checks the argument `max_bytes`.
+
+    Raises:
+      TypeError: no number. ValueError: NaN or negative. (With infinity only the free memory is a limit.)
+    """
+    if isinstance(max_bytes, bool | np.bool_) or not isinstance(max_bytes, numbers.Real | None):
+        raise TypeError(f"max_bytes must be a number of bytes, say 10**9; got {max_bytes!r}")
+    if max_bytes is not None and (math.isnan(max_bytes) or max_bytes < 0):
+        raise ValueError(f"max_bytes must be a number of bytes from 0 up, say 10**9; got {max_bytes}")
+
+
+def real_number(name: str, value: Any) -> float:
+    """The argument `name` as a float, from a real number of Python, NumPy or JAX, or an array without dimensions.
+
+    Raises:
+      TypeError: another value, such as None, "1e-6", True, 1j or [1e-6].
+    """
+    try:
+        if _is_bool(value) or isinstance(value, (str, bytes)) or np.ndim(value) != 0 or np.iscomplexobj(value):
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be one real number; got {value!r}") from None
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool) or getattr(value, "dtype", None) == np.bool_
+
+
 def index_dtype(size: int) -> Any:
-    """int32 where it counts to `size`, else int64."""
+    """int32 if it can count to `size`, else int64."""
     return np.int32 if size < 2**31 else np.int64
 
 
@@ -133,9 +280,9 @@ def as_vector(x: Any, A: Any, axis: int, what: str) -> jax.Array:
     """x as an array that the matrix A, or with axis 0 its transpose, can multiply.
 
     Raises:
-      ValueError: another shape; `what` says what would be right. TypeError: not a numeric array.
+      ValueError: another shape; the message begins with `what`. TypeError: not a numeric array.
     """
-    if hasattr(x, "to_scipy") or scipy.sparse.issparse(x):
+    if hasattr(x, "to_scipy") or scipy.sparse.issparse(x) or of_jax_sparse(x):
         raise TypeError(
             "the product of two sparse matrices is not offered here; multiply with SciPy and convert the result, "
             "or apply them in turn: A @ (B @ x)"

@@ -1,22 +1,30 @@
-"""From SciPy, coordinates, dense arrays and files into a format. All validation of user input is here."""
+"""Conversion from SciPy, coordinates, dense arrays and files into a format, with all validation of user input."""
 
 from __future__ import annotations
 
 import functools
-import operator
-import os
 from typing import Any
 
 import numpy as np
 import scipy.sparse
 
-from jaxsparse_fmt import choose, io, tune
-from jaxsparse_fmt._types import Csr, check_keeps_imaginary, floating_dtype, requested_dtype
+from jaxsparse_fmt._types import (
+    Csr,
+    Target,
+    check_keeps_imaginary,
+    floating_dtype,
+    of_jax_sparse,
+    requested_dtype,
+    whole_number,
+)
+from jaxsparse_fmt.choose import ranking
+from jaxsparse_fmt.core.matrix import SparseMatrix, build
+from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.bsr import MAX_COLUMNS
-from jaxsparse_fmt.kernels import dialect
-from jaxsparse_fmt.matrix import CHOOSERS, SparseMatrix, build
-from jaxsparse_fmt.paired import Paired
-from jaxsparse_fmt.reorder import Reordered, order_of
+from jaxsparse_fmt.formats.paired import Paired
+from jaxsparse_fmt.formats.reordered import Reordered, order_of
+from jaxsparse_fmt.io import files
+from jaxsparse_fmt.kernels.backends import selection
 
 
 def from_scipy(
@@ -37,19 +45,20 @@ def from_scipy(
     Args:
       S: scipy.sparse matrix or array of any format and numeric dtype, or a matrix of ours. Integers become floats.
       format: a name in `FORMATS`; "auto" for the first of `choose.rank` that fits the free memory; or "tune" for the
-        fastest of its first few, measured here once for every pattern and remembered on disk (`tune.py`).
+        fastest of its first few, measured here once for every pattern and remembered on disk (`autotune.py`).
       dtype: of the stored values; None keeps S's (narrowed to 32 bits unless `jax_enable_x64` is on).
       backend: "auto", "triton", "mosaic", "numba", "xla" or "interpret"; see `use_backend`.
-      max_bytes: the largest padded storage to accept, bytes; None refuses what is out of proportion to the matrix.
+      max_bytes: the largest padded storage to accept, bytes; None refuses a size out of proportion to the matrix. The
+        free memory is a limit in any case, and with infinity the only limit.
       transpose: whether the matrix carries its transpose, so that `A.T @ y` is no scatter-add but a product, as fast as
         one but for a gather of the values, and bit-reproducible on a GPU. It costs the index arrays of a second storage
         and 4 bytes for each of its places, which must fit the memory too (`paired.py`). That is in the same format with
         the same options ("bsr" turns its blocks); "auto" and "tune" choose for each of the two. Matrices in "csc",
-        "dia" and "sdia" need none, and are what they would be without.
+        "dia" and "sdia" need no second storage, and do not change.
       reorder: another order of the unknowns to store a square matrix in: "rcm" for reverse Cuthill-McKee, which gathers
-        the entries around the diagonal, or a permutation [n] of your own, such as a nested dissection's, of which place
-        k takes unknown reorder[k]. Nothing that you hand over or get changes: a product gathers x and scatters y, and
-        solvers do that once a solve. "auto" and "tune" choose for the reordered matrix (`reorder.py`).
+        the entries around the diagonal, or a permutation [n] of your own, such as a nested dissection's, whose place
+        k takes unknown reorder[k]. Arguments and results stay in your order: a product gathers x and scatters y, and
+        solvers do that once a solve. "auto" and "tune" choose for the reordered matrix (`reordered.py`).
       **layout: the format's options, for example slice_size and sigma of "hll".
 
     Raises:
@@ -60,59 +69,59 @@ def from_scipy(
         would take far more memory than the matrix, or with "auto" and "tune" a matrix that fits the memory in no
         format; the message says what would.
     """
-    csr, stored = checked(S, dtype, backend)
-    store = functools.partial(_stored, format=format, dtype=stored, backend=backend, max_bytes=max_bytes)
-    store = functools.partial(store, transpose=transpose, layout=layout)
+    csr, target = checked(S, dtype, backend, max_bytes)
+    store = functools.partial(_with_transpose if transpose else build, name=format, target=target, **layout)
     if reorder is None:
         return store(csr)
     return Reordered.from_csr(csr, perm=order_of(csr, reorder), store=store)
 
 
-def _stored(csr: Csr, *, format: str, transpose: bool, layout: dict[str, Any], **options: Any) -> SparseMatrix:
-    """The canonical `csr` in the format named or chosen, with its transpose beside it where that is asked for."""
+def _with_transpose(csr: Csr, name: str, target: Target, **layout: Any) -> SparseMatrix:
+    """The canonical `csr` in the format named or chosen, with its transpose beside it."""
     block: Any = layout.get("block_shape")
-    turns = transpose and isinstance(block, tuple | list) and len(block) == 2
-    if turns and format == "bsr" and isinstance(block[0], int | np.integer) and block[0] > MAX_COLUMNS:
+    turns = isinstance(block, tuple | list) and len(block) == 2
+    if turns and name == "bsr" and isinstance(block[0], int | np.integer) and block[0] > MAX_COLUMNS:
         raise ValueError(
             f"block_shape[0] must be at most {MAX_COLUMNS} rows with transpose=True, which turns the blocks: a kernel "
             f"unrolls their columns; got {block[0]}"
         )
-    A = build(csr, format, **options, **layout)
-    if not transpose or A.transposes:
+    A = build(csr, name, target, **layout)
+    if A.transposes:
         return A
+    building.check_pointers(csr.shape[1], "columns", csr.nnz, target)
     if turns:
         layout = layout | {"block_shape": tuple(reversed(block))}
-    return Paired.from_csr(csr, A=A, across=lambda turned: build(turned, format, **options, **layout))
+    return Paired.from_csr(csr, A=A, across=lambda turned: build(turned, name, target, **layout))
 
 
-def _auto(csr: Csr, *, dtype: Any, backend: str, max_bytes: int | None) -> SparseMatrix:
-    choices = choose.rank(csr, dtype, backend=backend)
-    return choose.store(choices, csr, dtype=dtype, backend=backend, max_bytes=max_bytes)[0]
+def chosen(csr: Csr, name: str, target: Target) -> SparseMatrix:
+    """The canonical `csr` in the format that `name`, "auto" or "tune", chooses."""
+    if name == "tune":
+        from jaxsparse_fmt.choose import autotune
+
+        return autotune.fastest(csr, target)[0]
+    return ranking.store(ranking.rank(csr, target.dtype, backend=target.backend), csr, target)[0]
 
 
-def _tune(csr: Csr, *, dtype: Any, backend: str, max_bytes: int | None) -> SparseMatrix:
-    return tune.fastest(csr, dtype, backend, max_bytes)[0]
-
-
-CHOOSERS.update(auto=_auto, tune=_tune)
-
-
-def checked(S: Any, dtype: Any, backend: str) -> tuple[Csr, np.dtype]:
-    """What the user handed over as a matrix: in canonical CSR, and the dtype to store it in. See `from_scipy`."""
-    given = getattr(S, "dtype", None)  # of 16-bit floats SciPy knows nothing
+def checked(S: Any, dtype: Any, backend: str, max_bytes: float | None = None) -> tuple[Csr, Target]:
+    """The user's matrix in canonical CSR, and the target of its conversion. See `from_scipy`."""
+    given = getattr(S, "dtype", None)  # SciPy knows no 16-bit floats
     if hasattr(S, "to_scipy") and given is not None:  # ours, sharded too
         S = S.to_scipy()
     if not scipy.sparse.issparse(S):
         raise TypeError(
             f"from_scipy takes a scipy.sparse matrix or array, got {type(S).__name__}; use from_dense for a dense "
-            "array, from_coo for rows, columns and values"
+            "array, from_coo for rows, columns and values, from_bcoo for a BCOO or BCSR of JAX's"
         )
     if S.ndim != 2:
         raise ValueError(f"from_scipy takes a two-dimensional matrix, got shape {S.shape}")
     stored = floating_dtype(given, "the matrix") if dtype is None else requested_dtype(dtype)
     check_keeps_imaginary(S.dtype, stored)
-    dialect.check_backend(backend)
-    return canonical(S), stored
+    selection.check_backend(backend)
+    target = Target(stored, backend, max_bytes)
+    _check_bound("rows", S.shape[0])
+    building.check_pointers(S.shape[0], "rows", S.nnz, target)
+    return canonical(S), target
 
 
 def from_coo(
@@ -144,14 +153,45 @@ def from_coo(
     return from_scipy(S, format, dtype, **options)
 
 
+def from_bcoo(B: Any, format: str = "auto", dtype: Any = None, **options: Any) -> SparseMatrix:
+    """A matrix from one of `jax.experimental.sparse`; duplicates are summed, padding is left out.
+
+    Args:
+      B: BCOO or BCSR, [rows, columns] without batch and dense dimensions.
+      format, dtype, **options: as in `from_scipy`.
+
+    Raises:
+      TypeError: not a BCOO or BCSR. ValueError: B has batch or dense dimensions. And as in `from_scipy`.
+    """
+    name = type(B).__name__
+    if not of_jax_sparse(B) or name not in ("BCOO", "BCSR"):
+        raise TypeError(f"from_bcoo takes a BCOO or BCSR of jax.experimental.sparse, got {name}")
+    if B.n_batch or B.n_dense or len(B.shape) != 2:
+        raise ValueError(
+            f"from_bcoo takes a matrix without batch and dense dimensions; got shape {B.shape} with "
+            f"n_batch={B.n_batch} and n_dense={B.n_dense}. Convert one member, and map over the data of all: "
+            "jax.vmap(lambda d: A.with_data(d) @ x)(D)"
+        )
+    data, indices = np.asarray(B.data), np.asarray(B.indices)
+    if name == "BCOO":
+        row, col = indices.T
+    else:
+        ends = np.asarray(B.indptr)[1:]
+        row, col = np.searchsorted(ends, np.arange(indices.size), side="right"), indices
+    live = (row < B.shape[0]) & (col < B.shape[1])
+    return from_coo(row[live], col[live], data[live], B.shape, format, dtype, **options)
+
+
 def from_dense(a: Any, format: str = "auto", dtype: Any = None, **options: Any) -> SparseMatrix:
     """A matrix from the non-zeros of a dense two-dimensional array.
 
     Raises:
-      ValueError: not two-dimensional. TypeError: not numeric, or sparse. And as in `from_scipy`.
+      ValueError: not two-dimensional. TypeError: not numeric, or sparse; the message says what takes it. And as in
+        `from_scipy`.
     """
-    if scipy.sparse.issparse(a) or hasattr(a, "to_scipy"):
-        raise TypeError(f"from_dense takes a dense array, got {type(a).__name__}; use from_scipy for a sparse matrix")
+    if scipy.sparse.issparse(a) or hasattr(a, "to_scipy") or of_jax_sparse(a):
+        cure = "from_bcoo" if of_jax_sparse(a) else "from_scipy"
+        raise TypeError(f"from_dense takes a dense array, got {type(a).__name__}; use {cure} for a sparse matrix")
     a = np.asarray(a)
     if a.ndim != 2:
         raise ValueError(f"from_dense takes a two-dimensional array, got shape {a.shape}")
@@ -159,17 +199,17 @@ def from_dense(a: Any, format: str = "auto", dtype: Any = None, **options: Any) 
     return from_scipy(scipy.sparse.csr_array(a), format, dtype, **options)
 
 
-def read_mtx(path: str | os.PathLike[str], format: str = "auto", dtype: Any = None, **options: Any) -> SparseMatrix:
-    """A matrix from a Matrix Market file, `.mtx` or `.mtx.gz`.
+def read_mtx(path: Any, format: str = "auto", dtype: Any = None, **options: Any) -> SparseMatrix:
+    """A matrix from a Matrix Market file, `.mtx` or `.mtx.gz`: a path, or a binary file open for reading.
 
     Raises:
       ValueError: the file is malformed; the message names file and line. FileNotFoundError. And as in `from_scipy`.
     """
-    return from_scipy(io.read_mtx(path), format, dtype, **options)
+    return from_scipy(files.read_mtx(path), format, dtype, **options)
 
 
 def _for_scipy(a: np.ndarray, dtype: Any, what: str) -> tuple[np.ndarray, Any]:
-    """SciPy holds no 16-bit floats: they pass through it as float32 and come out as they were."""
+    """The array for SciPy, and the final dtype: 16-bit floats pass through SciPy, which has none, as float32."""
     kept = floating_dtype(a.dtype, what)
     if kept.itemsize == 2:
         return a.astype(np.float32), kept if dtype is None else dtype
@@ -177,7 +217,7 @@ def _for_scipy(a: np.ndarray, dtype: Any, what: str) -> tuple[np.ndarray, Any]:
 
 
 def canonical(S: Any) -> Csr:
-    """S as CSR with sorted rows, no duplicates and checked indices; shares S's arrays where they are so already.
+    """S as CSR with sorted rows, no duplicates and checked indices; shares the arrays of an S that is canonical.
 
     Where there may be duplicates integers and booleans become float64, in which they are summed.
 
@@ -191,7 +231,7 @@ def canonical(S: Any) -> Csr:
             _check_range(name, index, bound)
     _check_bound("columns", S.shape[1])
     _check_bound("rows", S.shape[0])
-    whole = S.dtype.kind in "iub"  # such duplicates would be summed modulo 2⁸, and of booleans not at all
+    whole = S.dtype.kind in "iub"  # SciPy would sum such duplicates modulo 2⁸, and booleans not at all
     csr = scipy.sparse.csr_array(S.astype(np.float64) if whole and S.format == "coo" else S)
     if S.format not in ("csr", "csc", "bsr", "coo"):
         _check_compressed(csr)
@@ -203,7 +243,7 @@ def canonical(S: Any) -> Csr:
 
 
 def _check_compressed(S: Any) -> None:
-    """SciPy builds compressed matrices from arrays unread; bad ones would read and write out of bounds later."""
+    """Checks a compressed matrix, since SciPy builds it from unread arrays, and bad ones cause access out of bounds."""
     major, minor = S.shape if S.format != "csc" else S.shape[::-1]
     if S.format == "bsr":
         major, minor = major // S.blocksize[0], minor // S.blocksize[1]
@@ -233,7 +273,7 @@ def _check_bound(name: str, n: int) -> None:
 
 def _shape(shape: Any) -> tuple[int, int]:
     try:
-        rows, cols = (operator.index(n) for n in shape)
+        rows, cols = (whole_number("shape", n, None) for n in shape)
     except (TypeError, ValueError):
         rows = cols = -1
     if rows < 0 or cols < 0:

@@ -1,23 +1,34 @@
-"""Krylov solvers for JAX: inside jit, vmap and grad, with a status that can be believed.
+"""Krylov solvers for JAX, for use inside jit, vmap and grad; each result has a status based on the true residual.
 
 from solvers import cg
 sol = cg(A, b, rtol=1e-8)
 sol.x, sol.status, sol.iterations, sol.residual_norm
 """
 
+from jaxsparse_fmt._types import exportable
 from solvers import precond
 from solvers.bicgstab import bicgstab
 from solvers.cg import cg
 from solvers.chebyshev import chebyshev
+from solvers.core.settings import Adjoint
 from solvers.eigsh import EigenSolution, eigsh
+from solvers.expm_multiply import ExponentialSolution, expm_multiply
 from solvers.fcg import fcg
 from solvers.gmres import gmres
+from solvers.idrs import idrs
+from solvers.lobpcg import lobpcg
+from solvers.lsmr import LeastSquaresSolution, lsmr
 from solvers.minres import minres
+from solvers.precond._fine_grained import Pattern
+from solvers.precond.multigrid import Level
 from solvers.refine import refine
 from solvers.solution import Solution, SolverError, Status
 
 __all__ = [
+    "Adjoint",
     "EigenSolution",
+    "ExponentialSolution",
+    "LeastSquaresSolution",
     "Solution",
     "SolverError",
     "Status",
@@ -25,9 +36,17 @@ __all__ = [
     "cg",
     "chebyshev",
     "eigsh",
+    "expm_multiply",
     "fcg",
     "gmres",
+    "idrs",
+    "lobpcg",
+    "lsmr",
     "minres",
     "precond",
     "refine",
 ]
+
+exportable(Solution, EigenSolution, ExponentialSolution, LeastSquaresSolution)
+exportable(precond.BlockJacobi, precond.Chebyshev, precond.Incomplete, Pattern)
+exportable(precond.Jacobi, precond.Multigrid, Level)

@@ -5,8 +5,8 @@ Hermitian A, with
 
     A·Vₘ = Vₘ·T + v·bᵀ        Vₘ the first m rows as columns, v the row after them, b its coupling
 
-which m products fill and a restart shrinks. Any p vectors whose residuals are multiples of one vector may be kept, and
-that one goes on as the next: Ritz vectors, whose residuals are multiples of v (§2), or harmonic Ritz vectors (Morgan
+which m products fill and a restart shrinks. A restart may keep any p vectors whose residuals are multiples of one
+vector, which becomes the next: Ritz vectors, whose residuals are multiples of v (§2), or harmonic Ritz vectors (Morgan
 1991, §2; Morgan and Zeng 2006, §3), which find eigenvalues inside the spectrum, where Ritz vectors mix several.
 
 Traffic of a step, in vectors of n: the product, and 4·(m + 1) to make its result orthogonal to the basis, twice. A
@@ -16,26 +16,27 @@ restart reads the basis and writes it into a second one. Memory: 2·(m + 1) vect
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
-from jaxsparse_fmt.vectors import normal
-from solvers._iterate import RUNNING, Map, _exponent, _scaled, norm
+from jaxsparse_fmt.core import mesh_axes
+from jaxsparse_fmt.core.vector_passes import normal
+from solvers.core.scaling import Map
+from solvers.core.scaling import exponent as exponent_of
+from solvers.core.scaling import scaled as scaled_by
+from solvers.core.stopping import RUNNING, status_of
+from solvers.core.vectors import matmul, norm
 from solvers.solution import Status
 
-Array = jax.Array
-
-# Orthogonalisation and restarts in full precision: TF32, a GPU's default for float32, would leave 3 digits.
-EXACT = lax.Precision.HIGHEST
-# In units of eps·‖A‖: what a step leaves of a vector that lies in the basis already; what the loop takes for converged;
-# and what the true residual may be then, besides a unit for each restart.
+# In units of eps·‖A‖: the length that remains, after a step, of a vector in the span of the basis; the residual norm
+# that the loop accepts; and the true residual norm that is then allowed, plus a unit for each restart.
 BREAKDOWN, ESTIMATE, TRUE = 10, 20, 100
-# The pair after the wanted ones is known once its residual is this part of its distance from them.
+# The pair after the wanted ones counts as known once its residual is this fraction of its distance from them.
 SETTLED = 0.1
-# Harmonic vectors are found for a σ that is this part of the mean spacing of Ritz values away from all of them.
+# σ for harmonic vectors is moved away from all Ritz values by this fraction of their mean spacing.
 NEAREST = 0.1
 
 
@@ -48,15 +49,15 @@ class Options(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """Traced, so that changing them does not recompile."""
+    """Traced numbers, so that changing them does not recompile."""
 
     tol: Array
     maxiter: Array
-    sigma: Array  # 0 where there is none
+    sigma: Any = 0.0
 
 
 class End(NamedTuple):
-    """How it ended, without the pairs."""
+    """How the loop ended, without the pairs."""
 
     code: Array
     cycles: Array
@@ -69,11 +70,11 @@ class State(NamedTuple):
     V: Array  # [ncv + 1, n] orthonormal rows, zero after row `size`
     T: Array  # [ncv + 1, ncv + 1] real symmetric; row and column ncv hold the coupling b
     size: Array  # rows whose product is in T
-    fresh: Array  # row `size` is zero: the rows before it span an invariant space, and it must be drawn
+    fresh: Array  # row `size` is zero and must be drawn: the rows before it span an invariant space
     Y: Array  # [ncv, k] the wanted vectors in coordinates of V
     norm: Array  # ‖A‖₂, from below
-    keys: Array  # [k] of the pairs that were found before others were looked for
-    checking: Array  # whether it looks for others
+    keys: Array  # [k] of the pairs found before the search for others
+    checking: Array  # whether the loop searches for others
     code: Array
     cycles: Array
     products: Array
@@ -92,29 +93,30 @@ class Ritz(NamedTuple):
 def run(options: Options, A: Map, v0: Array, limits: Limits) -> tuple[Array, Array, End]:
     """k pairs of A: eigenvalues [k] ascending, eigenvectors [k, n] as rows, and how it ended.
 
-    A is scaled by a power of two, from its product with v0: exact, and no square under- or overflows.
+    The loop scales A by a power of two, taken from the product of A with v0: this is exact, and no square under- or
+    overflows.
     """
-    v0 = _scaled(v0, -_exponent(v0))
+    v0 = scaled_by(v0, -exponent_of(v0))
     length = norm(v0)
     v0 = v0 / jnp.where(length == 0, 1, length)
-    exponent = _exponent(A(v0))
-    scaled = lambda v: _scaled(A(v), -exponent)  # noqa: E731
-    limits = limits._replace(sigma=_scaled(limits.sigma.astype(length.dtype), -exponent))
+    exponent = exponent_of(A(v0))
+    scaled = lambda v: scaled_by(A(v), -exponent)  # noqa: E731
+    limits = limits._replace(sigma=scaled_by(limits.sigma.astype(length.dtype), -exponent))
     cycle = lambda state: _cycle(options, scaled, limits, state)  # noqa: E731
-    state = lax.while_loop(lambda s: s.code == RUNNING, cycle, _start(options, v0))
+    state = lax.while_loop(lambda s: s.code == RUNNING, cycle, mesh_axes.varying(_start(options, v0), v0))
     values, X, norms = _extract(scaled, state)
 
     finite = jnp.all(jnp.isfinite(values)) & jnp.all(jnp.isfinite(X)) & jnp.all(jnp.isfinite(norms))
-    ends = [
+    code = status_of(
         (~finite | (state.code == Status.NON_FINITE), Status.NON_FINITE),
         (state.code == Status.MAXITER, Status.MAXITER),
         (jnp.all(norms <= _allowed(values, limits, state.norm, TRUE + state.cycles)), Status.CONVERGED),
-    ]
-    code = jnp.select([c for c, _ in ends], [jnp.int32(s) for _, s in ends], jnp.int32(Status.STAGNATION))
+        otherwise=Status.STAGNATION,
+    )
     values, X = jnp.where(finite, values, 0), jnp.where(finite, X, 0)
     products = state.products + 1 + options.k
-    norms, A_norm = _scaled(norms, exponent), _scaled(state.norm, exponent)
-    return _scaled(values, exponent), X, End(code, state.cycles, products, norms, A_norm)
+    norms, A_norm = scaled_by(norms, exponent), scaled_by(state.norm, exponent)
+    return scaled_by(values, exponent), X, End(code, state.cycles, products, norms, A_norm)
 
 
 def _start(options: Options, v0: Array) -> State:
@@ -137,7 +139,7 @@ def _start(options: Options, v0: Array) -> State:
 
 
 def _allowed(values: Array, limits: Limits, A_norm: Array, units: int | Array) -> Array:
-    """What residual norm is small enough: tol·|λ − sigma|, but no less than what rounding leaves."""
+    """The largest residual norm that is small enough: tol·|λ − sigma|, but no less than rounding leaves."""
     relative = limits.tol.astype(values.dtype) * jnp.abs(values - limits.sigma)
     return jnp.maximum(relative, units * jnp.finfo(values.dtype).eps * A_norm)
 
@@ -146,7 +148,7 @@ def _allowed(values: Array, limits: Limits, A_norm: Array, units: int | Array) -
 
 
 def _cycle(options: Options, A: Map, limits: Limits, state: State) -> State:
-    """Steps until the basis is full or invariant; a full one is judged and shrunk."""
+    """Takes steps until the basis is full or invariant; judges and shrinks a full one."""
     state = lax.cond(state.fresh, _draw, lambda s: s, state)
     state = lax.while_loop(lambda s: (s.size < options.ncv) & ~s.fresh, lambda s: _step(A, s), state)
     restart = lambda s: _restart(options, limits, s)  # noqa: E731
@@ -154,7 +156,7 @@ def _cycle(options: Options, A: Map, limits: Limits, state: State) -> State:
 
 
 def _step(A: Map, state: State) -> State:
-    """One product, made orthogonal to the basis."""
+    """Adds one product to the basis, made orthogonal to it."""
     j = state.size
     w = A(state.V[j])
     A_norm = jnp.maximum(state.norm, norm(w))
@@ -174,11 +176,11 @@ def _step(A: Map, state: State) -> State:
 
 
 def _orthogonal(V: Array, w: Array) -> tuple[Array, Array]:
-    """w less its components in V's rows, and those: by classical Gram-Schmidt, twice (Giraud et al. 2005)."""
+    """w less its components along V's rows, and these: classical Gram-Schmidt, applied twice (Giraud et al. 2005)."""
     h = jnp.zeros(V.shape[0], V.dtype)
     for _ in range(2):
-        part = jnp.conj(_matmul(V, jnp.conj(w)))
-        w = w - _matmul(part, V)
+        part = jnp.conj(matmul(V, jnp.conj(w)))
+        w = w - matmul(part, V)
         h = h + part
     return w, h
 
@@ -188,7 +190,7 @@ def _draw(state: State) -> State:
     V, j = state.V, state.size
     key = jax.random.fold_in(jax.random.key(1), state.products)
     w, _ = _orthogonal(V, normal(key, V.shape[1:], V.dtype))
-    return state._replace(V=V.at[j].set(w / norm(w)), fresh=jnp.bool(False))
+    return state._replace(V=V.at[j].set(w / norm(w)), fresh=mesh_axes.varying(jnp.bool(False), V))
 
 
 # -------------------------------------------------------------------------------------------------------- restarts
@@ -197,9 +199,9 @@ def _draw(state: State) -> State:
 def _restart(options: Options, limits: Limits, state: State) -> State:
     """Judges the pairs, and keeps the best: `keep` of them and the direction of their residuals, or the k wanted alone.
 
-    A Krylov space has one vector of each eigenspace. So the wanted pairs are checked once they have converged: a search
-    starts from a random vector outside them, and when the best pair there is known to be no better, they are all. One
-    pair at an end of the spectrum needs no check, and neither does a basis of the whole space.
+    A Krylov space has one vector of each eigenspace. So the loop checks the wanted pairs once they have converged: a
+    search starts from a random vector outside them, and when the best pair there is known to be no better, the wanted
+    pairs are complete. One pair at an end of the spectrum needs no check, and neither does a basis of the whole space.
     """
     m, k, n = options.ncv, options.k, state.V.shape[1]
     keep = k + (m - k) // 2
@@ -223,20 +225,19 @@ def _restart(options: Options, limits: Limits, state: State) -> State:
     check = found & ~same
 
     cycles = state.cycles + 1
-    ends = [
+    code = status_of(
         (~jnp.all(jnp.isfinite(state.T)), Status.NON_FINITE),
         (found & checked, Status.CONVERGED),
         (cycles >= limits.maxiter, Status.MAXITER),
-    ]
-    code = jnp.select([c for c, _ in ends], [jnp.int32(s) for _, s in ends], jnp.int32(RUNNING))
+    )
 
     Q = jnp.zeros((m + 1, keep + 1), T.dtype).at[:m, :keep].set(Y[:, :keep]).at[:, keep].set(ritz.direction)
     Q, _ = jnp.linalg.qr(Q)
     Q = jnp.where(check & (jnp.arange(keep + 1) >= k), 0, Q)
     Q = jnp.zeros_like(T).at[:, : keep + 1].set(Q)
-    T = _matmul(Q.T, _matmul(T, Q))
+    T = matmul(Q.T, matmul(T, Q))
     return State(
-        V=_matmul(jnp.where(code == RUNNING, Q, jnp.eye(m + 1, dtype=T.dtype)).T, state.V),  # in the end that of Y
+        V=matmul(jnp.where(code == RUNNING, Q, jnp.eye(m + 1, dtype=T.dtype)).T, state.V),  # in the end that of Y
         T=(T + T.T) / 2,
         size=jnp.where(check, k, keep).astype(jnp.int32),
         fresh=check,
@@ -262,20 +263,21 @@ def _plain(T: Array, key: Callable[[Array], Array]) -> Ritz:
     m = T.shape[0] - 1
     values, Y = jnp.linalg.eigh(T[:m, :m])
     last = jnp.zeros(m + 1, T.dtype).at[m].set(1)
-    return Ritz(values, Y, jnp.abs(_matmul(T[m, :m], Y)), key(values), last)
+    return Ritz(values, Y, jnp.abs(matmul(T[m, :m], Y)), key(values), last)
 
 
 def _harmonic(T: Array, sigma: Array, A_norm: Array) -> Ritz:
     """Pairs with (A − σ)·V·y − μ·V·y orthogonal to (A − σ)·V (Morgan 1991, §2), whose |μ| is the key.
 
-    In the basis of Ritz vectors T is a diagonal, and with D = T − σ and S = [D; bᵀ] that is SᵀS·y = μ·D·y. From S = QR
-    follows the symmetric problem R·D⁻¹·Rᵀ·z = μ·z for z = R·y, and the residuals are multiples of [−D⁻¹b; 1], which is
-    orthogonal to S's range. The largest |μ| sets the rounding. It is large where D is small, and σ moves away from such
-    values (|μ| less that way is still a lower bound); those without coupling, which have converged, stand aside.
+    In the basis of Ritz vectors T is diagonal, and with D = T − σ and S = [D; bᵀ] the condition is SᵀS·y = μ·D·y. From
+    S = QR follows the symmetric problem R·D⁻¹·Rᵀ·z = μ·z for z = R·y, and the residuals are multiples of [−D⁻¹b; 1],
+    which is orthogonal to S's range. The largest |μ| sets the rounding. It is large where D is small, and σ moves away
+    from such values (|μ| less that way is still a lower bound); those without coupling, which have converged, stand
+    aside.
     """
     m = T.shape[0] - 1
     ritz, W = jnp.linalg.eigh(T[:m, :m])
-    coupling = _matmul(T[m, :m], W)
+    coupling = matmul(T[m, :m], W)
     aside = jnp.abs(coupling) <= BREAKDOWN * jnp.finfo(T.dtype).eps * A_norm
     size = jnp.where(A_norm == 0, 1, A_norm)
     distances = jnp.abs(ritz - sigma)
@@ -284,29 +286,25 @@ def _harmonic(T: Array, sigma: Array, A_norm: Array) -> Ritz:
     away = jnp.where(jnp.any(~aside & (distances < least)), 2 * least, 0)
     d, b = jnp.where(aside, size, ritz - sigma - away), jnp.where(aside, 0, coupling)
     R = jnp.linalg.qr(jnp.concatenate([jnp.diag(d), b[None]]), mode="r")
-    M = _matmul(R / d, R.T)
-    apart = jnp.max(jnp.abs(M)) * jnp.linspace(2, 4, m, dtype=T.dtype)  # what stands aside mixes with nothing
+    M = matmul(R / d, R.T)
+    apart = jnp.max(jnp.abs(M)) * jnp.linspace(2, 4, m, dtype=T.dtype)  # values without coupling mix with nothing
     mu, Z = jnp.linalg.eigh(jnp.where(jnp.diag(aside), jnp.diag(apart), (M + M.T) / 2))
     Y = jax.scipy.linalg.solve_triangular(R, Z)
     Y = Y / jnp.linalg.norm(Y, axis=0)
-    values = _matmul(ritz, Y**2)
-    residual_norms = jnp.hypot(jnp.linalg.norm((ritz[:, None] - values) * Y, axis=0), _matmul(coupling, Y))
-    direction = jnp.append(_matmul(W, -b / d), 1)
+    values = matmul(ritz, Y**2)
+    residual_norms = jnp.hypot(jnp.linalg.norm((ritz[:, None] - values) * Y, axis=0), matmul(coupling, Y))
+    direction = jnp.append(matmul(W, -b / d), 1)
     direction = direction / jnp.linalg.norm(direction)
-    return Ritz(values, _matmul(W, Y), residual_norms, jnp.maximum(jnp.abs(mu) - away, 0), direction)
+    return Ritz(values, matmul(W, Y), residual_norms, jnp.maximum(jnp.abs(mu) - away, 0), direction)
 
 
 def _extract(A: Map, state: State) -> tuple[Array, Array, Array]:
     """Rayleigh-Ritz with A itself on the span of the wanted vectors: values, vectors [k, n], true residual norms."""
     m = state.Y.shape[0]
     Q, _ = jnp.linalg.qr(state.Y)
-    X = _matmul(Q.T, state.V[:m])
+    X = matmul(Q.T, state.V[:m])
     A_X = jax.vmap(A)(X)
-    H = _matmul(jnp.conj(X), A_X.T)
+    H = matmul(jnp.conj(X), A_X.T)
     values, U = jnp.linalg.eigh((H + jnp.conj(H.T)) / 2)
-    X, A_X = _matmul(U.T, X), _matmul(U.T, A_X)
+    X, A_X = matmul(U.T, X), matmul(U.T, A_X)
     return values, X, jax.vmap(norm)(A_X - values[:, None] * X)
-
-
-def _matmul(a: Array, b: Array) -> Array:
-    return jnp.matmul(a, b, precision=EXACT)

@@ -1,21 +1,23 @@
 """BiCGSTAB (van der Vorst 1992; Saad, Iterative Methods, Algorithm 7.7), preconditioned from the right.
 
-Two products and two uses of M a step, and in vectors of n 19 more without preconditioner, as XLA fuses it.
+A step takes two products and two uses of M, and moves 19 vectors of n besides, as XLA fuses it without preconditioner.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 
-from solvers._iterate import RESTART, Map, Method, holding, inner_product, norm, ratio, status_of
-from solvers._solve import solve
+from jaxsparse_fmt.core.vector_passes import inner_product
+from solvers.core.iterate import Method, holding
+from solvers.core.scaling import Map
+from solvers.core.settings import Settings, solver
+from solvers.core.solve import solve
+from solvers.core.stopping import RESTART, status_of
+from solvers.core.vectors import norm, ratio
 from solvers.solution import Solution, Status
-
-Array = jax.Array
 
 
 class Work(NamedTuple):
@@ -32,33 +34,21 @@ class Work(NamedTuple):
     first: Array  # whether no step has been made
 
 
-def bicgstab(
-    A: Any,
-    b: Any,
-    x0: Any = None,
-    *,
-    M: Any = None,
-    rtol: float = 1e-6,
-    atol: float = 0.0,
-    maxiter: int | None = None,
-    history: bool | int = False,
-    callback: Callable[[Array], None] | None = None,
-    progress: Callable[[int, float], None] | None = None,
-    check_every: int | None = None,
-) -> Solution:
-    """Solves A·x = b for any square A, with a few vectors only; its residual may rise and fall on the way.
+@solver()
+def bicgstab(A: Any, b: Any, x0: Any = None, **settings: Unpack[Settings]) -> Solution:
+    """Solves A·x = b for any square A with only a few vectors; the residual may rise and fall.
 
     Args:
       M: an approximation of A⁻¹: anything with `@`, or a function r -> M·r.
       The others: as in `cg`.
 
     Returns:
-      A `Solution`, differentiable as that of `cg`; a derivative solves with the transposed of A and of M.
+      A `Solution`, differentiable as that of `cg`; a derivative solves with the transposes of A and M.
 
     Raises:
       ValueError, TypeError: shapes that do not fit, or arguments that make no sense.
     """
-    return solve(METHOD, A, b, x0, M, rtol, atol, maxiter, history, callback, progress, check_every)
+    return solve(METHOD, A, b, x0, settings)
 
 
 def start(A: Map, M: Map, r: Array, last: None) -> Work:
@@ -80,14 +70,14 @@ def step(A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
     s = r - alpha * v
     s_hat = M(s)
     t = A(s_hat)
-    omega = ratio(inner_product(t, s), inner_product(t, t))  # s = 0: the solution is reached half way
+    omega = ratio(inner_product(t, s), inner_product(t, t))  # s = 0: the first half of the step reached the solution
     x, r = x + alpha * p_hat + omega * s_hat, s - omega * t
     tiny = jnp.finfo(rho.dtype).eps * shadow_norm
     lost = (jnp.abs(rho) <= tiny * r_norm) | (jnp.abs(along) <= tiny * norm(v)) | (last_omega == 0)
     code = status_of(
         (~jnp.isfinite(rho) | ~jnp.isfinite(along), Status.NON_FINITE),
         (lost & first, Status.BREAKDOWN),
-        (lost, RESTART),  # a new shadow, the residual itself
+        (lost, RESTART),  # the residual becomes the new shadow
     )
     r_norm = norm(r)
     return Work(x, r, shadow, p, v, rho, alpha, omega, r_norm, shadow_norm, jnp.zeros_like(first)), r_norm, code

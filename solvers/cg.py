@@ -1,27 +1,29 @@
 """Conjugate gradients (Hestenes and Stiefel 1952; Cevahir et al., Algorithm 1; Saad, Iterative Methods, Algorithm 9.1).
 
-Traffic of a step without preconditioner, in vectors of n: the product reads p and writes q, with pᵀq on the way where
-rows are short (2n more where not); r reads 2 and writes 1, with rᵀr; x and p read 3 and write 2. 10n in passes.
+Traffic of a step without preconditioner, in vectors of n: the product reads p, writes q and computes pᵀq in the same
+pass where rows are short (elsewhere pᵀq takes 2n more); the update of r reads 2, writes 1 and computes rᵀr; the update
+of x and p reads 3 and writes 2. 10n in passes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 
-from jaxsparse_fmt.vectors import Number, Pass, dot, joined, sweep, total
-from solvers._iterate import Map, Method, product_dot, ratio, status_of
-from solvers._solve import solve
+from jaxsparse_fmt.core.vector_passes import Number, Pass, dot, joined, sweep, total
+from solvers.core.iterate import Method
+from solvers.core.scaling import Map, product_dot, unscaled
+from solvers.core.settings import Settings, solver
+from solvers.core.solve import solve
+from solvers.core.stopping import status_of
+from solvers.core.vectors import ratio
 from solvers.solution import Solution, Status
-
-Array = jax.Array
 
 
 class Work(NamedTuple):
-    x: Array  # [n] what is added to x
+    x: Array  # [n] the vector to add to x
     r: Array  # [n] residual b − A·x by recursion
     p: Array  # [n] direction
     gamma: Array  # rᵀ·M·r
@@ -40,59 +42,66 @@ class MergedWork(NamedTuple):
     last_alpha: Array
 
 
+@solver()
 def cg(
     A: Any,
     b: Any,
     x0: Any = None,
     *,
-    M: Any = None,
-    rtol: float = 1e-6,
-    atol: float = 0.0,
-    maxiter: int | None = None,
-    history: bool | int = False,
-    callback: Callable[[Array], None] | None = None,
-    progress: Callable[[int, float], None] | None = None,
-    check_every: int | None = None,
     one_reduction: bool = False,
+    **settings: Unpack[Settings],
 ) -> Solution:
     """Solves A·x = b for a symmetric (Hermitian) positive definite A.
 
     Works inside jit, vmap and grad. Differentiable in b and in A's values to any order, by implicit differentiation:
-    the derivative of a solve is a solve with the same A, M, rtol and maxiter. It is NaN where that solve breaks down.
+    the derivative of a solve is a solve with the same A, M and rtol, and is NaN where that solve does not converge. x
+    has no derivative with respect to M and x0; the derivatives of `residual_norm` and `history` are NaN. See `adjoint`
+    for more.
 
     Args:
       A: [n, n] matrix: a jaxsparse_fmt format, a dense array, anything with a shape and `@`; or a function v -> A·v.
-        A matrix is an argument of the compiled solver, which serves every other of its layout shape. A function, or
-        a matrix that is no pytree, is traced and compiled anew at each call outside jit.
-      b: [n], or [n, k] for k systems at once: they share every product, and each starts, counts and ends by itself.
-      x0: as b, where to start; None starts from zero, as does an x0 whose residual is 1024 times b or more.
-      M: an approximation of A⁻¹, positive definite: anything with `@`, or a function r -> M·r.
+        A matrix is an argument of the compiled solver, which serves all matrices of its format and array shapes. A
+        function, or a matrix that is not a pytree, is traced at each call, and compiled if its program is new. Outside
+        jit, a program with a part that cannot be compared, such as a `custom_jvp`, is compiled at each call.
+      b: [n], or [n, k] for k systems at once: they share every product, and each starts, counts its iterations and ends
+        separately. If A is a function, b may also be a pytree of arrays, or one array of another shape: a single
+        system, whose A and M are functions of such pytrees. Pass a grid of two axes as `[grid]`.
+      x0: the start, of the shape of b. The solve starts from zero for None, and for an x0 with a residual whose largest
+        number is 1024 times that of b or more.
+      M: an approximation of A⁻¹, positive definite: anything with `@`, a function r -> M·r, or the [n] numbers of a
+        diagonal M.
       rtol, atol: stop when ‖b − A·x‖₂ ≤ max(rtol·‖b‖₂, atol), by the true residual.
       maxiter: most iterations; None allows 10·n.
-      history: keep the residual norms; True keeps up to 10,000, a number that many.
-      callback: called as callback(x) after every iteration, as in SciPy; copies x to the host each time.
+      history: keep the residual norms; True keeps up to 10,000, a number keeps up to that many.
+      callback: called as callback(x) after every iteration, as in SciPy; copies x to the host each time. Not available
+        for a matrix over several devices.
       progress: called as progress(iterations, residual_norm) about every 16 iterations.
-      check_every: iterations between checks; None takes 1 on a CPU and 10 on a GPU, where a check waits for a copy to
-        the host. It changes neither the answer nor the reported number of iterations.
-      one_reduction: the form with one reduction a step instead of two or three (Chronopoulos and Gear 1989): for many
-        devices, where a reduction waits for all. It reads and writes 4 vectors more, and its pᵀ·A·p is a difference:
-        in float32, from a condition number of about 1e7, that may come out negative, and A be called not definite.
+      check_every: iterations between checks, at most 1000; None takes 1 on a CPU and 10 or 40 on a GPU, where a check
+        waits for a copy to the host. The number changes neither the answer nor the reported iterations.
+      adjoint: how derivatives are computed: an `Adjoint`, with a tolerance, maxiter and report of its own; or
+        "unrolled", which takes at most maxiter steps and differentiates them, for example to train an M: then x and
+        residual_norm have derivatives with respect to A, b, x0 and M, and reverse mode stores the vectors of maxiter
+        steps.
+      one_reduction: use the form with one reduction a step instead of two or three (Chronopoulos and Gear 1989), for
+        many devices, where a reduction waits for all of them. It reads and writes 4 vectors more, and computes pᵀ·A·p
+        as a difference, which in float32 may become negative from a condition number of about 1e7:
+        NOT_POSITIVE_DEFINITE.
 
     Returns:
-      A `Solution`. Its status says how the solve ended; x is finite whatever happens.
+      A `Solution`. Its status reports how the solve ended; x is always finite.
 
     Raises:
-      ValueError, TypeError: shapes that do not fit, or arguments that make no sense.
+      ValueError, TypeError: shapes that do not fit, or invalid arguments.
     """
     method = ONE_REDUCTION if one_reduction else METHOD
-    return solve(method, A, b, x0, M, rtol, atol, maxiter, history, callback, progress, check_every)
+    return solve(method, A, b, x0, settings)
 
 
 def start(A: Map, M: Map, r: Array, last: Work | None) -> Work:
-    """From a residual alone, or in the last direction, its part along M·r replaced: rᵀ·p = rᵀ·M·r as in a step.
+    """The first vectors: the direction is M·r, or `last.p` with its part along M·r replaced, so that rᵀ·p = rᵀ·M·r.
 
-    The latter is a reliable update (Clark et al. 2010, §5): a restart would forget what the directions were conjugate
-    to, and converge as slowly as at first.
+    The second choice is a reliable update (Clark et al. 2010, §5): a restart from M·r would lose the conjugacy to
+    earlier directions and converge as slowly as from the start.
     """
     del A
     z = M(r)
@@ -103,31 +112,35 @@ def start(A: Map, M: Map, r: Array, last: Work | None) -> Work:
 
 def step(A: Map, M: Map, work: Work, active: Array) -> tuple[Work, Array, Array]:
     x, r, p, gamma = work
+    (A, of_A), (M, of_M) = unscaled(A, r.dtype), unscaled(M, r.dtype)
     q, curvature = product_dot(A, p)
-    (r,), (curvature, alpha, moves), (rr,) = sweep(DESCEND, (gamma, curvature, active), (r, q))
+    (r,), (curvature, alpha, moves, _), (rr,) = sweep(DESCEND, (gamma, curvature, active, of_A), (r, q))
     z = M(r)
     rz = rr if z is r else dot(r, z)
-    (x, p), (squared, gamma_new, *_), _ = sweep(TURN, (gamma, alpha, moves, rr, rz), (x, p, z))
+    (x, p), (squared, gamma_new, *_), _ = sweep(TURN, (gamma, alpha, moves, rr, rz, of_M), (x, p, z))
     return Work(x, r, p, gamma_new), jnp.sqrt(squared), code(gamma, curvature)
 
 
-def _descend(gamma, curvature, active):
-    return curvature, gamma / curvature, active & definite(gamma, curvature)
+def _descend(gamma, curvature, active, of_A):
+    curvature = of_A * curvature
+    alpha = gamma / curvature
+    return curvature, alpha, active & definite(gamma, curvature), of_A * alpha
 
 
 def _descend_each(scalars, r, q):
-    _, alpha, moves = scalars
+    _, _, moves, alpha = scalars
     r = jnp.where(moves, r - alpha * q, r)
     return (r,), ((r, r),)
 
 
-def _turn(gamma, alpha, moves, rr, rz):
-    return rr, jnp.where(moves, rz, gamma), alpha, moves, rz / gamma
+def _turn(gamma, alpha, moves, rr, rz, of_M):
+    # β / of_M, since the scaling comes last: exact, so that the sum rounds as it would without.
+    return rr, jnp.where(moves, of_M * rz, gamma), alpha, moves, rz / gamma, of_M
 
 
 def _turn_each(scalars, x, p, z):
-    _, _, alpha, moves, beta = scalars
-    return (jnp.where(moves, x + alpha * p, x), jnp.where(moves, z + beta * p, p)), ()
+    _, _, alpha, moves, beta, of_M = scalars
+    return (jnp.where(moves, x + alpha * p, x), jnp.where(moves, of_M * (z + beta * p), p)), ()
 
 
 DESCEND = Pass(_descend, _descend_each)
@@ -135,13 +148,13 @@ TURN = Pass(_turn, _turn_each)
 
 
 def definite(gamma: Array, curvature: Array) -> Array:
-    """Whether `code` lets go on."""
+    """Whether `code` is RUNNING."""
     largest = jnp.finfo(gamma.dtype).max
     return (gamma > 0) & (curvature > 0) & (gamma <= largest) & (curvature <= largest)
 
 
 def code(gamma: Array, curvature: Array) -> Array:
-    """What rᵀ·M·r and pᵀ·A·p tell, both positive where A and M are definite."""
+    """RUNNING while rᵀ·M·r and pᵀ·A·p are positive, as with a definite A and M; else the Status of the failure."""
     return status_of(
         (~jnp.isfinite(gamma) | ~jnp.isfinite(curvature), Status.NON_FINITE),
         ((gamma < 0) | (curvature < 0), Status.NOT_POSITIVE_DEFINITE),
@@ -151,6 +164,7 @@ def code(gamma: Array, curvature: Array) -> Array:
 
 def start_merged(A: Map, M: Map, r: Array, last: None) -> MergedWork:
     del last
+    (A, _), (M, _) = unscaled(A, r.dtype), unscaled(M, r.dtype)
     u = M(r)
     w, delta = product_dot(A, u)
     gamma, delta = joined(dot(r, u), delta)
@@ -160,9 +174,13 @@ def start_merged(A: Map, M: Map, r: Array, last: None) -> MergedWork:
 
 
 def step_merged(A: Map, M: Map, work: MergedWork, active: Array) -> tuple[MergedWork, Array, Array]:
-    """Chronopoulos and Gear 1989, §2; pᵀ·A·p = δ − β·γ / α of the last step. Over devices all sums travel at once."""
+    """Chronopoulos and Gear 1989, §2; pᵀ·A·p = δ − β·γ / α of the last step. Devices exchange all sums at once.
+
+    Only x is scaled; scaling p would take another pass.
+    """
     x, r, p, s, u, w, gamma, delta, last_gamma, last_alpha = work
-    numbers = gamma, delta, last_gamma, last_alpha, active
+    (A, of_A), (M, _) = unscaled(A, r.dtype), unscaled(M, r.dtype)
+    numbers = gamma, delta, last_gamma, last_alpha, active, of_A
     (x, r, p, s), (gamma, curvature, last_gamma, last_alpha, *_), (rr,) = sweep(ADVANCE, numbers, (x, r, p, s, u, w))
     u = M(r)
     w, delta = product_dot(A, u)
@@ -170,17 +188,18 @@ def step_merged(A: Map, M: Map, work: MergedWork, active: Array) -> tuple[Merged
     return MergedWork(x, r, p, s, u, w, rz, delta, last_gamma, last_alpha), jnp.sqrt(total(rr)), code(gamma, curvature)
 
 
-def _advance(gamma, delta, last_gamma, last_alpha, active):
+def _advance(gamma, delta, last_gamma, last_alpha, active, of_A):
     beta = gamma / last_gamma
     curvature = delta - beta * gamma / last_alpha
     alpha, moves = gamma / curvature, active & definite(gamma, curvature)
-    return gamma, curvature, jnp.where(moves, gamma, last_gamma), jnp.where(moves, alpha, last_alpha), beta, moves
+    kept = jnp.where(moves, gamma, last_gamma), jnp.where(moves, alpha, last_alpha)
+    return gamma, curvature, *kept, alpha, alpha / of_A, beta, moves
 
 
 def _advance_each(scalars, x, r, p, s, u, w):
-    _, _, _, alpha, beta, moves = scalars
+    *_, alpha, of_x, beta, moves = scalars
     p, s = jnp.where(moves, u + beta * p, p), jnp.where(moves, w + beta * s, s)
-    x, r = jnp.where(moves, x + alpha * p, x), jnp.where(moves, r - alpha * s, r)
+    x, r = jnp.where(moves, x + of_x * p, x), jnp.where(moves, r - alpha * s, r)
     return (x, r, p, s), ((r, r),)
 
 

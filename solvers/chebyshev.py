@@ -6,19 +6,20 @@ fuses it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 
-from solvers import _arguments as arguments
-from solvers._bounds import spectrum
-from solvers._iterate import Map, Method, holding, norm, status_of
-from solvers._solve import solve
+from solvers.core import arguments
+from solvers.core.iterate import Method, holding
+from solvers.core.scaling import Map, unscaled
+from solvers.core.settings import Settings, solver
+from solvers.core.solve import solve
+from solvers.core.spectrum import chebyshev_step, spectrum
+from solvers.core.stopping import status_of
+from solvers.core.vectors import norm
 from solvers.solution import Solution, Status
-
-Array = jax.Array
 
 
 class Work(NamedTuple):
@@ -30,27 +31,21 @@ class Work(NamedTuple):
     radius: Array
 
 
+@solver()
 def chebyshev(
     A: Any,
     b: Any,
     x0: Any = None,
     *,
-    M: Any = None,
-    rtol: float = 1e-6,
-    atol: float = 0.0,
-    maxiter: int | None = None,
-    history: bool | int = False,
-    callback: Callable[[Array], None] | None = None,
-    progress: Callable[[int, float], None] | None = None,
-    check_every: int | None = None,
     bounds: tuple[float, float] | None = None,
+    **settings: Unpack[Settings],
 ) -> Solution:
     """Solves A·x = b for a symmetric (Hermitian) positive definite A without inner products.
 
     Args:
       M: an approximation of A⁻¹, positive definite: anything with `@`, or a function r -> M·r.
-      bounds: the least and the largest eigenvalue of M·A. Too large a first number costs steps, too small a second one
-        convergence (DIVERGED). None estimates them with 12 steps of Lanczos' method.
+      bounds: the least and the largest eigenvalue of M·A. If the first number is too large, the solve takes more steps;
+        if the second is too small, it diverges (DIVERGED). None estimates both with 12 steps of Lanczos' method.
       The others: as in `cg`.
 
     Returns:
@@ -60,12 +55,14 @@ def chebyshev(
       ValueError, TypeError: shapes that do not fit, or arguments that make no sense.
     """
     given = () if bounds is None else arguments.interval(bounds, "bounds")
-    return solve(METHOD, A, b, x0, M, rtol, atol, maxiter, history, callback, progress, check_every, parameters=given)
+    return solve(METHOD, A, b, x0, settings, parameters=given)
 
 
 def prepare(A: Map, M: Map, b: Array, *bounds: Array) -> tuple[Array, Array]:
     """Center and radius of the interval."""
-    least, largest = (a.astype(b.real.dtype) for a in (bounds or spectrum(A, M, b)))
+    (_, of_A), (_, of_M) = unscaled(A, b.dtype), unscaled(M, b.dtype)
+    given = [of_A * a.astype(b.real.dtype) * of_M for a in bounds]
+    least, largest = given or (a.astype(b.real.dtype) for a in spectrum(A, M, b))
     center = (largest + least) / 2
     return center, jnp.maximum((largest - least) / 2, jnp.finfo(b.dtype).eps * center)
 
@@ -80,10 +77,10 @@ def start(A: Map, M: Map, r: Array, last: None, center: Array, radius: Array) ->
 def step(A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
     x, r, d, rho, center, radius = work
     x, r = x + d, r - A(d)
-    rho_new = 1 / (2 * center / radius - rho)
-    d = (rho_new * rho) * d + (2 * rho_new / radius) * M(r)
+    rho, momentum, length = chebyshev_step(rho, center, radius)
+    d = momentum * d + length * M(r)
     code = status_of((center <= 0, Status.NOT_POSITIVE_DEFINITE), (~jnp.isfinite(center), Status.NON_FINITE))
-    return Work(x, r, d, rho_new, center, radius), norm(r), code
+    return Work(x, r, d, rho, center, radius), norm(r), code
 
 
 METHOD = Method(start, holding(step), prepare=prepare)

@@ -1,40 +1,42 @@
 """A few eigenpairs of a Hermitian matrix by thick-restart Lanczos (Wu and Simon 2000), as in SciPy's `eigsh`.
 
-The loop is in `_lanczos`; here are the door, the result, and the derivatives.
+`_lanczos` has the loop; this file has the public function, its result and the derivatives.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import floating_dtype
-from jaxsparse_fmt.basis import IDENTITY, Basis
-from solvers import _arguments as arguments
+from jaxsparse_fmt._types import floating_dtype, real_number, standard_promotion
+from jaxsparse_fmt.core.basis import Basis
 from solvers import _lanczos
-from solvers import _opaque as opaque
-from solvers._iterate import Map, norm
 from solvers._lanczos import End, Limits, Options
-from solvers._minres import minres
-from solvers._solve import no_tangent
-from solvers.solution import Outcome, Status, _is_one_number
-
-Array = jax.Array
+from solvers.core import arguments, iterate, opaque, program
+from solvers.core.entry import Entry
+from solvers.core.scaling import Map
+from solvers.core.solve import steps_per_check
+from solvers.core.stopping import RUNNING, Loop, goes_on
+from solvers.core.vectors import matmul, norm
+from solvers.minres import METHOD as MINRES
+from solvers.solution import Outcome, Status, is_one_number
 
 WHICH = ("LM", "SM", "LA", "SA")
-# Vectors in the basis unless told otherwise: SciPy's number, and more where the spectrum has to be resolved inside.
+# Vectors in the basis by default: SciPy's number, and more for eigenvalues inside the spectrum.
 NCV, NCV_INSIDE = 20, 60
 MAXITER = 1000
+ROUNDING = 4  # times eps·‖K‖·‖x‖: a residual of K·x = b that is rounding
 
-_MESSAGES = {
+MESSAGES = {
     Status.MAXITER: "maxiter restarts did not bring every pair to the tolerance; raise ncv or maxiter, or loosen tol",
     Status.STAGNATION: "the pairs meet the tolerance by the recursion but not by their true residual; check that A is "
     "Hermitian, and that it gives the same product each time",
@@ -43,7 +45,7 @@ _MESSAGES = {
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class EigenSolution(Outcome):
     """Eigenpairs, a pytree. Unpacks as `w, v = eigsh(A)`.
 
@@ -63,33 +65,24 @@ class EigenSolution(Outcome):
     n_products: Array
     residual_norms: Array
 
+    _norm = "residual_norms"
+    _messages = MESSAGES
+
     @property
     def products(self) -> int | Array:
         """Products with A; an int outside jit."""
-        return int(self.n_products) if _is_one_number(self.n_products) else self.n_products
+        return int(self.n_products) if is_one_number(self.n_products) else self.n_products
 
     def __iter__(self) -> Iterator[Array]:
         return iter((self.eigenvalues, self.eigenvectors))
 
-    def _message(self, status: Status) -> str:
-        return _MESSAGES[status]
-
-    def _largest_residual(self) -> float:
-        return float(jnp.max(self.residual_norms))
-
-    def __repr__(self) -> str:
-        if not _is_one_number(self.code):
-            shape = getattr(self.eigenvalues, "shape", self.eigenvalues)
-            return f"EigenSolution(eigenvalues: {shape}, status: {self.code})"
-        return (
-            f"EigenSolution({Status(int(self.code)).name}, iterations={self.iterations}, products={self.products}, "
-            f"residual_norm={self._largest_residual():.3g}, eigenvalues: {np.asarray(self.eigenvalues)})"
-        )
+    def _content(self) -> str:
+        values = self.eigenvalues
+        shown = np.asarray(values) if is_one_number(self.code) else getattr(values, "shape", values)
+        return f"products={self.products}, eigenvalues: {shown}"
 
 
-# --------------------------------------------------------------------------------------------------------- the door
-
-
+@standard_promotion
 def eigsh(
     A: Any,
     k: int = 6,
@@ -105,45 +98,42 @@ def eigsh(
 
     The ground state of a Hamiltonian is `eigsh(H, 1, which="SA")`. Works inside jit and vmap.
 
-    Eigenvalues near sigma are found without solving systems, by harmonic Ritz vectors in a larger basis. That takes
-    the more products the denser the spectrum is around sigma; a larger ncv takes fewer. Where you can apply the
+    Eigenvalues near sigma are found without solving systems, by harmonic Ritz vectors in a larger basis. The denser the
+    spectrum is around sigma, the more products the search takes; a larger ncv takes fewer. Where you can apply the
     inverse, `eigsh(inverse, k)` with inverse(v) = (A − sigma)⁻¹·v is faster: its eigenvalues are 1/(λ − sigma).
 
-    Several copies of an eigenvalue are all found: for k > 1 a search from a random vector follows, outside the pairs
+    All copies of an eigenvalue are found: for k > 1 a search from a random vector follows, outside the pairs
     found and in any symmetry, until it shows that nothing better is left. It costs about as much as the first.
 
     Eigenvalues are differentiable to second order, eigenvectors to first, with respect to A's values and whatever a
-    function closes over; dλ = vᴴ·dA·v and dv = −(A − λ)⁺·dA·v with vᴴ·dv = 0, by MINRES. They hold for changes that
-    keep A Hermitian. An eigenvalue with copies has no derivative of its own (the sum over its copies has), and its
-    vectors' is NaN.
+    function closes over; dλ = vᴴ·dA·v and dv = −(A − λ)⁺·dA·v with vᴴ·dv = 0, by MINRES. Derivatives hold for changes
+    that keep A Hermitian. An eigenvalue with copies has no derivative of its own (the sum over its copies has one), and
+    the derivative of its vectors is NaN.
 
     Args:
       A: [n, n] matrix: a jaxsparse_fmt format, a dense array, anything with a shape and `@`; or a function v -> A·v,
-        which needs v0 and is compiled anew at each call outside jit.
-      k: how many, below n.
-      sigma: take those nearest to this number, with which="LM".
+        which needs v0.
+      k: the number of pairs, below n.
+      sigma: find the eigenvalues nearest to this number, with which="LM".
       which: "LM" largest in magnitude, "LA" largest, "SA" smallest, "SM" smallest in magnitude, that is nearest to 0.
       v0: [n], start vector; None draws one from a fixed key, the same at every call.
       ncv: vectors in the basis, k < ncv ≤ n, and as many again at a restart; None takes max(2·k + 1, 20), or 60 for 20
         near sigma.
       maxiter: most restarts, each after about (ncv − k)/2 products; None allows 1000.
-      tol: pairs are done when ‖A·v − λ·v‖₂ ≤ tol·|λ − sigma| (sigma 0 if None), or when that is rounding, some
-        eps·‖A‖₂; 0 asks for rounding. An eigenvalue is as exact as that, or better.
+      tol: pairs are done when ‖A·v − λ·v‖₂ ≤ tol·|λ − sigma| (sigma 0 if None), or when the residual is rounding, a few
+        eps·‖A‖₂; 0 iterates down to rounding. The error of an eigenvalue is at most the residual.
 
     Returns:
       An `EigenSolution`, also `w, v = eigsh(A)`.
 
     Raises:
-      ValueError, TypeError: arguments that make no sense.
+      ValueError, TypeError: invalid arguments.
     """
     v0 = _start_vector(A, v0)
     n = v0.shape[0]
-    A = arguments.linear_map(A, n, "A")
-    inner, basis = getattr(A, "in_basis", A), getattr(A, "basis", IDENTITY)
+    inner, basis = arguments.in_basis(arguments.linear_map(A, n, "A"))
     v0 = basis.accept(v0).astype(jnp.promote_types(arguments.result_dtype(inner, v0, "A"), v0.dtype))
-    k = arguments.count(k, "k", 1)
-    if k >= n:
-        raise ValueError(f"k must be below n = {n}; got {k}. For all eigenpairs take jnp.linalg.eigh of a dense array")
+    k = arguments.pairs(k, n)
     if which not in WHICH:
         raise ValueError(f"which must be one of {', '.join(WHICH)}; got {which!r}")
     if sigma is not None and which != "LM":
@@ -154,37 +144,31 @@ def eigsh(
     ncv = arguments.count(ncv, "ncv", 1)
     if not k < ncv <= n:
         raise ValueError(f"ncv must be above k = {k} and at most n = {n}; got {ncv}")
-    maxiter = MAXITER if maxiter is None else maxiter
-    maxiter = maxiter if isinstance(maxiter, Tracer) else arguments.count(maxiter, "maxiter", 1)
-    limits = Limits(arguments.tolerance(tol, "tol"), jnp.asarray(maxiter, jnp.int32), _real(sigma, "sigma"))
-    options = Options(k, "nearest" if inside else which, ncv)
-    if not arguments.is_function(A):
-        return _compiled(options, inner, basis, v0, limits)
-    return jax.jit(_solve, static_argnums=0)(options, arguments.traced(inner, v0), basis, v0, limits)
+    limits = Limits(arguments.tolerance(tol, "tol"), arguments.maxiter(maxiter, MAXITER, 1), _real(sigma, "sigma"))
+    return _solve(Options(k, "nearest" if inside else which, ncv), (inner,), basis, v0, limits)
 
 
-def _solve(options: Options, A: Any, basis: Basis, v0: Array, limits: Limits) -> EigenSolution:
-    """`A` works in the basis."""
-    matvec = lambda v: arguments.apply(A, v).astype(v0.dtype)  # noqa: E731
-    with basis.scope():
-        values, X, end = _differentiable(options, basis, matvec, basis.enter(v0), limits)
+def _in_basis(options: Options, maps: tuple[Any], basis: Basis, v0: Array, limits: Limits) -> EigenSolution:
+    start = basis.enter(v0)
+    matvec = lambda v: arguments.apply(maps[0], v).astype(v0.dtype)  # noqa: E731
+    values, X, end = differentiable(functools.partial(_lanczos.run, options), basis, matvec, start, (start, limits))
     return EigenSolution(values, basis.leave(X.T), end.code, end.cycles, end.products, end.residual_norms)
 
 
-_compiled = jax.jit(_solve, static_argnums=0)
+_solve = Entry(_in_basis, lambda _, v0: (v0,))
 
 
 def _start_vector(A: Any, v0: Any) -> Array:
     """v0, or random numbers of A's size and dtype.
 
     Raises:
-      ValueError: A is not square, not Hermitian where that is seen at once, or v0 has another length or is missing.
+      ValueError: A is not square, not Hermitian as a NumPy array, or v0 has another length or is missing.
     """
     v0 = None if v0 is None else arguments.vector(v0, "v0")
     shape = getattr(A, "shape", None)
     if shape is None:
         if v0 is None and callable(A):
-            raise ValueError("A is a function, which does not tell its size; pass v0, a vector to start from")
+            raise ValueError("A is a function, whose size is unknown; pass v0, a vector to start from")
         return jnp.ones(1) if v0 is None else v0
     if len(shape) != 2 or shape[0] != shape[1]:
         raise ValueError(f"A must be square; got shape {tuple(shape)}")
@@ -201,34 +185,35 @@ def _start_vector(A: Any, v0: Any) -> Array:
 
 
 def _real(value: Any, name: str) -> Array:
-    """A real number as an array, traced or not; None is 0."""
+    """A finite real number as an array, traced or not; None is 0."""
     value = 0.0 if value is None else value
-    if not isinstance(value, Tracer):
-        try:
-            finite = math.isfinite(value)
-        except TypeError:
-            raise TypeError(f"{name} must be one real number; got {value!r}") from None
-        if not finite:
-            raise ValueError(f"{name} must be finite; got {value}")
+    if not isinstance(value, Tracer) and not math.isfinite(real_number(name, value)):
+        raise ValueError(f"{name} must be finite; got {value}")
     return jnp.asarray(value, float)
 
 
 # ------------------------------------------------------------------------------------------------- differentiation
 
 
-def _differentiable(options: Options, basis: Basis, matvec: Map, v0: Array, limits: Limits) -> tuple[Array, Array, End]:
+def differentiable(
+    loop: Callable[..., tuple[Array, Array, End]], basis: Basis, matvec: Map, like: Any, frozen: tuple[Any, ...]
+) -> tuple[Array, Array, End]:
     """Eigenvalues [k], eigenvectors [k, n] and how it ended, differentiable in whatever `matvec` depends on.
 
     The loop is not differentiated. From A·v = λ·v follow dλ = vᴴ·dA·v and (A − λ)·dv = −P·dA·v with P = 1 − v·vᴴ. The
-    systems are singular in v's direction alone; K = P·(A − λ)·P + ‖A‖·v·vᴴ is not, and a solution with K has no
-    component in v (Magnus 1985, Theorem 1). v0, tol and sigma do not bear on the pairs.
+    systems are singular in the direction of v alone. K = P·(A − λ)·P + ‖A‖·v·vᴴ is regular, and a solution with K has
+    no component along v (Magnus 1985, Theorem 1). The pairs do not depend on `frozen`.
+
+    Args:
+      loop: (A, *frozen) -> eigenvalues, eigenvectors, how it ended.
+      like: a vector [n] like those that `matvec` takes.
     """
-    A = arguments.traced(matvec, v0)
-    frozen = lax.stop_gradient((v0, limits))
+    A = program.traced(matvec, like)
+    frozen = lax.stop_gradient(frozen)
 
     def primal(A, frozen):
         with basis.scope():
-            return _lanczos.run(options, A, *frozen)
+            return loop(A, *frozen)
 
     def run(A, frozen):
         return opaque.apply(primal, tangent, A, frozen)
@@ -237,9 +222,12 @@ def _differentiable(options: Options, basis: Basis, matvec: Map, v0: Array, limi
         (A, frozen), (dA, _) = primals, tangents
         values, X, end = run(A, frozen)
         sound = jnp.where(end.code == Status.NON_FINITE, jnp.nan, 1.0).astype(values.dtype)
-        _, dA_X = jax.jvp(lambda A: jax.vmap(A)(sound * X), (A,), (dA,))
+        dA_X = opaque.moved(lambda A: jax.vmap(A)(sound * X), A, dA)
+        d_end = opaque.undefined(end, tangents[0])
+        if dA_X is None:
+            return (values, X, end), (None, None, d_end)
         d_values = jnp.sum(jnp.conj(X) * dA_X, axis=1).real
-        size = jnp.where(end.norm == 0, 1, end.norm)
+        size = lax.stop_gradient(jnp.where(end.norm == 0, 1, end.norm))
 
         def K(Z):
             return jax.vmap(lambda value, x, z: _off(A, size, value, x)(z))(values, X, Z)
@@ -251,7 +239,7 @@ def _differentiable(options: Options, basis: Basis, matvec: Map, v0: Array, limi
             return jnp.conj(solve(_, jnp.conj(rhs)))
 
         dX = lax.custom_linear_solve(K, -_outside(X, dA_X), solve, solve_transposed)
-        return (values, X, end), (d_values, _outside(X, dX), jax.tree.map(no_tangent, end))
+        return (values, X, end), (d_values, _outside(X, dX), d_end)
 
     return run(A, frozen)
 
@@ -269,27 +257,51 @@ def _off(A: Map, size: Array, value: Array, x: Array) -> Map:
 def _solve_off(A: Map, size: Array, values: Array, X: Array, rhs: Array) -> Array:
     """The k systems K·z = rhs, by MINRES; NaN where one has no solution, as where an eigenvalue has copies.
 
-    What lies along the other eigenvectors is known and taken off first: they are what makes a system hard.
+    The components along the other eigenvectors are known. They are subtracted first, since they make a system slow to
+    solve.
     """
     eps = jnp.finfo(values.dtype).eps
     gaps = values - values[:, None]  # [system, eigenvector]
     gaps = jnp.where(jnp.eye(values.size, dtype=bool), size, gaps)
     equal = jnp.abs(gaps) <= eps**0.75 * size
-    along = jnp.matmul(rhs, jnp.conj(X).T, precision=lax.Precision.HIGHEST)
-    known = jnp.matmul(jnp.where(equal, 0, along / jnp.where(equal, 1, gaps)), X, precision=lax.Precision.HIGHEST)
+    along = matmul(rhs, jnp.conj(X).T)
+    known = matmul(jnp.where(equal, 0, along / jnp.where(equal, 1, gaps)), X)
 
     def one(value, x, rhs, known):
         K = _off(A, size, value, x)
         rest = rhs - K(known)
         length = norm(rest)
         unit = rest / jnp.where(length == 0, 1, length)
-        z, _, _ = minres(lambda z: K(z) / size, unit, eps, min(10 * x.shape[0], 2**31 - 1))
-        z = known + z * (length / size)
+        z = known + _minres(lambda z: K(z) / size, unit) * (length / size)
         solved = norm(rhs - K(z)) <= jnp.sqrt(eps) * norm(rhs)
         bounded = eps**0.75 * size * norm(z) <= norm(rhs)
         return jnp.where(solved & bounded, z, jnp.nan)
 
     return jax.vmap(one)(values, X, rhs, known)
+
+
+def _minres(K: Map, b: Array) -> Array:
+    """x with K·x = b by the steps of `minres`, for a Hermitian K of any sign and a b of length 1 or 0.
+
+    It ends once x is the exact solution of a system whose matrix differs from K by rounding: further steps could not
+    help, even where K is nearly singular, as in eigenproblems.
+    """
+    eps, most, same = jnp.finfo(b.dtype).eps, min(10 * b.size, 2**31 - 1), lambda v: v
+
+    def continues(loop: Loop) -> Array:
+        rounding = ROUNDING * eps * loop.work.A_norm * norm(loop.work.x)
+        return goes_on(loop, jnp.maximum(eps, rounding), most)
+
+    def advance(loop: Loop) -> Loop:
+        moves = continues(loop)
+        work, size, code = MINRES.step(K, same, loop.work, moves)
+        moves, code = moves & (code == RUNNING), jnp.where(moves, code, loop.code)
+        return Loop(work, loop.k + moves, jnp.where(moves, size, loop.norm), code, loop.norms)
+
+    options = iterate.Options(0, steps_per_check(b.size), None, None)
+    number = jnp.int32
+    loop = Loop(MINRES.start(K, same, b, None), number(0), norm(b), number(RUNNING), jnp.zeros(0, b.real.dtype))
+    return MINRES.iterate(same, iterate.advance_while(continues, advance, loop, options, number(0), unroll=1).work)
 
 
 def _outside(x: Array, z: Array) -> Array:

@@ -1,44 +1,32 @@
 """Flexible conjugate gradients, for a preconditioner that changes from step to step (Golub and Ye 1999, Algorithm 2.1).
 
-β takes M·r against the change of the residual, which keeps a direction conjugate to the last whatever M did: an inner
-solve to some tolerance, a narrow type, a cycle with cut-offs. One more vector is read than in `cg`, and one more
-reduction made: 12n a step as XLA fuses it.
+β is computed from M·r and the change of the residual, which keeps each direction conjugate to the last one for any M:
+an inner solve to some tolerance, a narrow type, a cycle with cut-offs. A step reads one vector more than in `cg` and
+makes one reduction more: 12n as XLA fuses it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
-import jax
+from jax import Array
 
-from solvers._iterate import Map, Method, dot, holding, norm
-from solvers._solve import solve
 from solvers.cg import Work, code, start
+from solvers.core.iterate import Method, holding
+from solvers.core.scaling import Map
+from solvers.core.settings import Settings, solver
+from solvers.core.solve import solve
+from solvers.core.vectors import dot, norm
 from solvers.solution import Solution
 
-Array = jax.Array
 
-
-def fcg(
-    A: Any,
-    b: Any,
-    x0: Any = None,
-    *,
-    M: Any = None,
-    rtol: float = 1e-6,
-    atol: float = 0.0,
-    maxiter: int | None = None,
-    history: bool | int = False,
-    callback: Callable[[Array], None] | None = None,
-    progress: Callable[[int, float], None] | None = None,
-    check_every: int | None = None,
-) -> Solution:
+@solver()
+def fcg(A: Any, b: Any, x0: Any = None, **settings: Unpack[Settings]) -> Solution:
     """Solves A·x = b for a symmetric (Hermitian) positive definite A with a preconditioner that may change.
 
     Args:
-      M: an approximation of A⁻¹, about symmetric and positive definite, not the same in every step, not even linear:
-        anything with `@`, or a function r -> M·r such as an inner solve.
+      M: an approximation of A⁻¹, roughly symmetric and positive definite; it may change from step to step and need not
+        be linear: anything with `@`, or a function r -> M·r such as an inner solve.
       The others: as in `cg`.
 
     Returns:
@@ -47,7 +35,7 @@ def fcg(
     Raises:
       ValueError, TypeError: shapes that do not fit, or arguments that make no sense.
     """
-    return solve(METHOD, A, b, x0, M, rtol, atol, maxiter, history, callback, progress, check_every)
+    return solve(METHOD, A, b, x0, settings)
 
 
 def step(A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:

@@ -19,12 +19,15 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from jaxsparse_fmt._types import owned, readable_bytes, requested_dtype
+from jaxsparse_fmt._types import check_dense, owned, requested_dtype
 from solvers.cg import cg
 from solvers.chebyshev import chebyshev
+from solvers.core.arguments import refuse_scipy
 from solvers.fcg import fcg
+from solvers.lsmr import lsmr
 from solvers.minres import minres
 from solvers.refine import METHODS, refine
 from solvers.solution import Solution, Status
@@ -35,26 +38,27 @@ try:
 except ModuleNotFoundError:
     raise ImportError("solvers.lineax is for use with lineax, which is not installed; pip install lineax") from None
 
-Array = jax.Array
 Operator: TypeAlias = lx.AbstractLinearOperator
 Options: TypeAlias = dict[str, Any]
 
-MAX_DENSE_BYTES = 2 * 2**30  # of as_matrix, which lineax's direct solvers call
 SELF_ADJOINT = (cg, fcg, minres, chebyshev)
-# lineax's messages are fixed. Its "breakdown" advises another solver, which is what the last four need.
+# lineax's messages are fixed. Its "breakdown" advises another solver, which is what the last five need.
 RESULTS = {
     Status.CONVERGED: lx.RESULTS.successful,
     Status.MAXITER: lx.RESULTS.max_steps_reached,
     Status.STAGNATION: lx.RESULTS.stagnation,
     Status.PRECISION: lx.RESULTS.stagnation,
     Status.NON_FINITE: lx.RESULTS.nonfinite_input,
+    Status.OUT_OF_RANGE: lx.RESULTS.nonfinite_input,
     Status.BREAKDOWN: lx.RESULTS.breakdown,
     Status.NOT_POSITIVE_DEFINITE: lx.RESULTS.breakdown,
     Status.NOT_SYMMETRIC: lx.RESULTS.breakdown,
     Status.DIVERGED: lx.RESULTS.breakdown,
+    Status.LEAST_SQUARES: lx.RESULTS.breakdown,
 }
-# What lineax passes on, or refine makes by itself; and a callback has to run in order, which lineax cannot promise.
-NOT_SETTINGS = ("A", "b", "x0", "M", "inner", "callback")
+# Arguments that lineax passes on or differentiates, that refine makes by itself, or, as callback, that must run in
+# order, which lineax cannot guarantee.
+NOT_SETTINGS = ("A", "b", "x0", "M", "inner", "callback", "adjoint")
 
 
 class SparseOperator(Operator):
@@ -65,7 +69,7 @@ class SparseOperator(Operator):
     Attributes:
       matrix: [m, n].
       dtype: of the vectors.
-      tags: what lineax may take for granted.
+      tags: the properties that lineax may assume.
     """
 
     matrix: Any
@@ -77,15 +81,14 @@ class SparseOperator(Operator):
 
         Args:
           A: [m, n], a pytree with a shape, a dtype, `T` and `@`.
-          tags: one or several of lineax's, such as `lineax.positive_semidefinite_tag`. They are believed: with a wrong
-            one, answers and derivatives may be wrong.
-          dtype: of the vectors, where they are wider than A's values; None: that of A.
+          tags: one or several of lineax's, such as `lineax.positive_semidefinite_tag`. They are not checked: a wrong
+            one may make answers and derivatives wrong.
+          dtype: of the vectors, if they are wider than A's values; None takes the dtype of A.
 
         Raises:
-          TypeError: not such a matrix. ValueError: vectors that cannot hold A's values.
+          TypeError: A is not such a matrix. ValueError: `dtype` cannot hold A's values.
         """
-        if type(A).__module__.partition(".")[0] == "scipy":
-            raise TypeError("A is SciPy's; convert it once with jaxsparse_fmt.from_scipy")
+        refuse_scipy(A, "A")
         if not all(hasattr(A, name) for name in ("shape", "dtype", "T", "__matmul__")) or len(A.shape) != 2:
             raise TypeError(f"A must be a matrix with a shape (m, n), a dtype, T and @; got {type(A).__name__}")
         self.matrix = jax.tree.map(owned, A)
@@ -98,22 +101,22 @@ class SparseOperator(Operator):
         return self.matrix @ vector
 
     def as_matrix(self) -> Array:
-        """The matrix as a dense array, which lineax's direct solvers ask for.
+        """The matrix as a dense array, for lineax's direct solvers.
 
         Raises:
-          ValueError: it would take more than 2 GiB.
+          ValueError: the array would take more than 2 GiB.
         """
-        A, (rows, cols) = self.matrix, self.matrix.shape
-        if (needed := rows * cols * self.dtype.itemsize) > MAX_DENSE_BYTES:
-            raise ValueError(
-                f"a dense {rows} × {cols} matrix takes {readable_bytes(needed)}; choose an iterative solver instead of "
-                "a direct one: lineax.linear_solve(..., solver=solvers.lineax.Krylov(...)), or lineax.CG"
-            )
-        dense = A.todense() if hasattr(A, "todense") else A @ jnp.eye(cols, dtype=self.dtype)
+        A = self.matrix
+        cure = (
+            "choose an iterative solver instead of a direct one: "
+            "lineax.linear_solve(..., solver=solvers.lineax.Krylov(...)), or lineax.CG"
+        )
+        check_dense(A.shape, self.dtype, cure)
+        dense = A.todense() if hasattr(A, "todense") else A @ jnp.eye(A.shape[1], dtype=self.dtype)
         return dense.astype(self.dtype)
 
     def transpose(self) -> SparseOperator:
-        """The transpose; itself where it is tagged symmetric, as with lineax's own operators."""
+        """The transpose; the operator itself if it is tagged symmetric, as with lineax's own operators."""
         if lx.is_symmetric(self):
             return self
         return SparseOperator(self.matrix.T, lx.transpose_tags(self.tags), dtype=self.dtype)
@@ -132,14 +135,14 @@ class Krylov(lx.AbstractLinearSolver):
     takes as `options`, like lineax's CG,
 
     - "preconditioner": an approximation of the inverse, as an operator of lineax or as anything with `@` and `T`, such
-      as `precond.jacobi(A)`; positive definite where the method asks for that.
+      as `precond.jacobi(A)`; positive definite where the method needs that.
     - "y0": where to start.
 
     An operator tagged negative semidefinite is solved as −A·x = −b with a positive definite preconditioner, as lineax's
-    CG does. No tag is asked for: a matrix that does not suit the method is found out and said.
+    CG does. Krylov needs no tag; where a matrix does not suit the method, the status reports it.
 
     The solution's `stats` hold "num_steps", "max_steps", "residual_norm" (true), the `Status` as a number in "status",
-    which says more than lineax's result, and "history" if asked for.
+    which is more detailed than lineax's result, and "history" if it was requested.
 
     Attributes:
       method: the function.
@@ -153,9 +156,10 @@ class Krylov(lx.AbstractLinearSolver):
         """Chooses a method.
 
         Args:
-          method: `cg`, `fcg`, `minres`, `gmres`, `bicgstab`, `chebyshev`, `refine`, or a function like them.
+          method: `cg`, `fcg`, `minres`, `gmres`, `bicgstab`, `idrs`, `chebyshev`, `refine`, or a function like them.
           max_steps: most iterations, the method's `maxiter`; None: 10·n.
-          settings: keywords of the method, such as `rtol`, `atol`, and `restart` of `gmres`; but `callback`.
+          settings: keywords of the method, such as `rtol`, `atol`, and `restart` of `gmres`; but not `callback`
+            and `adjoint`.
 
         Raises:
           TypeError: a keyword that the method does not have, or that lineax takes elsewhere.
@@ -176,7 +180,7 @@ class Krylov(lx.AbstractLinearSolver):
         if not _alike(operator.in_structure(), operator.out_structure()):
             raise ValueError(
                 f"Krylov needs b and x of one structure; the operator maps {operator.in_structure()} to "
-                f"{operator.out_structure()}. For least squares take lineax.Normal(Krylov())"
+                f"{operator.out_structure()}. For least squares take LeastSquares()"
             )
         return lx.linearise(operator)
 
@@ -196,15 +200,10 @@ class Krylov(lx.AbstractLinearSolver):
         if lx.is_negative_semidefinite(state):
             A, b = _negative(A), -b
         sol = self.method(A, b, x0, M=M, **self.settings)
-        result = lx.RESULTS.successful
-        for status, meaning in RESULTS.items():
-            result = lx.RESULTS.where(sol.code == status, meaning, result)
-        stats = {"num_steps": sol.n_iterations, "residual_norm": sol.residual_norm, "status": sol.code}
-        stats |= {"max_steps": self.settings.get("maxiter")}  # as lineax's own solvers do
-        return unravel(sol.x), result, stats if sol.norms is None else stats | {"history": sol.norms}
+        return unravel(sol.x), _result(sol), _statistics(sol, self.settings)
 
     def transpose(self, state: Operator, options: Options) -> tuple[Operator, Options]:
-        """Where the method takes A for Hermitian, its conjugate: the fast product instead of the transposed one."""
+        """The transposed system; the conjugate one, with the faster product, if the method assumes a Hermitian A."""
         hermitian = METHODS[self.settings.get("method", "cg")].self_adjoint if self.method is refine else None
         if hermitian or self.method in SELF_ADJOINT:
             return self.conj(state, options)
@@ -216,14 +215,96 @@ class Krylov(lx.AbstractLinearSolver):
     def assume_full_rank(self) -> bool:
         return True
 
-    def allow_dependent_columns(self, operator: Operator) -> bool:  # lineax before 0.1 asks so
+    def allow_dependent_columns(self, operator: Operator) -> bool:  # the name in lineax before 0.1
         return False
 
     allow_dependent_rows = allow_dependent_columns
 
 
+class LeastSquares(lx.AbstractLinearSolver):
+    """`lsmr` as a solver of lineax, for operators of any shape and rank: the shortest least-squares solution.
+
+    It stops as `lsmr` does. `linear_solve` takes "y0" as an option, where to start, and "preconditioner": a positive
+    definite approximation of (AᴴA)⁻¹ as anything with `@`, over the raveled unknowns. lineax computes derivatives by
+    solves with A and Aᴴ; the solves with A use the preconditioner. Derivatives hold at every rank, for changes that
+    keep the rank.
+
+    The solution's `stats` are those of `Krylov`, and "normal_residual_norm".
+
+    Attributes:
+      settings: keywords of `lsmr`.
+    """
+
+    settings: Options
+
+    def __init__(self, *, max_steps: int | None = None, **settings: Any):
+        """Takes `lsmr`'s keywords except `callback`, `adjoint`, and `damp`, whose derivatives lineax does not compute.
+
+        Raises:
+          TypeError: another keyword.
+        """
+        settings = settings if max_steps is None else settings | {"maxiter": max_steps}
+        known = [k for k in inspect.signature(lsmr).parameters if k not in (*NOT_SETTINGS, "damp")]
+        if unknown := [name for name in settings if name not in known]:
+            cure = "stack λ·I below the operator" if unknown[0] == "damp" else f"it has {', '.join(known)}"
+            raise TypeError(f"LeastSquares has no setting {unknown[0]!r}; {cure}")
+        self.settings = settings
+
+    def init(self, operator: Operator, options: Options) -> Operator:
+        del options
+        return lx.linearise(operator)
+
+    def compute(self, state: Operator, vector: Any, options: Options) -> tuple[Any, lx.RESULTS, dict[str, Any]]:
+        b, unravel_b = ravel_pytree(vector)
+        unknown = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), state.in_structure())
+        zero, unravel = ravel_pytree(unknown)
+        y0, M = options.get("y0"), options.get("preconditioner")
+        if y0 is not None and not _alike(y0 := jax.tree.map(owned, y0), unknown):
+            raise ValueError(f"y0 must be like the unknowns, {state.in_structure()}; got {y0}")
+        adjoint = lx.conj(state).transpose()
+        A = (
+            state.matrix
+            if isinstance(state, SparseOperator)
+            else (
+                lambda v: ravel_pytree(state.mv(unravel(v)))[0],
+                lambda u: ravel_pytree(adjoint.mv(unravel_b(u)))[0],
+            )
+        )
+        sol = lsmr(A, b, None if y0 is None else ravel_pytree(y0)[0], M=M, **self.settings)
+        stats = _statistics(sol, self.settings) | {"normal_residual_norm": sol.normal_residual_norm}
+        return unravel(sol.x.astype(zero.dtype)), _result(sol), stats
+
+    def transpose(self, state: Operator, options: Options) -> tuple[Operator, Options]:
+        del options
+        return state.transpose(), {}
+
+    def conj(self, state: Operator, options: Options) -> tuple[Operator, Options]:
+        return lx.conj(state), _of_preconditioner(_conj, options)
+
+    def assume_full_rank(self) -> bool:
+        return False
+
+    def allow_dependent_columns(self, operator: Operator) -> bool:  # the name in lineax before 0.1
+        return True
+
+    allow_dependent_rows = allow_dependent_columns
+
+
+def _result(sol: Solution) -> lx.RESULTS:
+    result = lx.RESULTS.successful
+    for status, meaning in RESULTS.items():
+        result = lx.RESULTS.where(sol.code == status, meaning, result)
+    return result
+
+
+def _statistics(sol: Solution, settings: Options) -> dict[str, Any]:
+    stats = {"num_steps": sol.n_iterations, "residual_norm": sol.residual_norm, "status": sol.code}
+    stats |= {"max_steps": settings.get("maxiter")}  # as lineax's own solvers do
+    return stats if sol.norms is None else stats | {"history": sol.history}
+
+
 def _flat(operator: Operator, unravel: Callable[[Array], Any], dtype: Any) -> Any:
-    """The operator on raveled vectors: its matrix, where it has one, so that methods enter its basis; or a function."""
+    """The operator on raveled vectors: its matrix if it has one, whose basis methods enter; else a function."""
     while isinstance(operator, lx.TaggedLinearOperator):
         operator = operator.operator
     if isinstance(operator, SparseOperator):
@@ -232,18 +313,18 @@ def _flat(operator: Operator, unravel: Callable[[Array], Any], dtype: Any) -> An
 
 
 def _negative(A: Any) -> Any:
-    """−A; a matrix of a format stays one, at the cost of a copy of its values."""
+    """−A; a matrix keeps its format, at the cost of a copy of its values."""
     return -A if hasattr(A, "__neg__") else lambda v: -(A @ v if hasattr(A, "__matmul__") else A(v))
 
 
 def _of_preconditioner(f: Callable[[Any], Any], options: Options) -> Options:
-    """The options of the system with f(A) for A; y0 belongs to that with A."""
+    """The options for the system with f(A) instead of A, without y0, which is a start for A's system alone."""
     M = options.get("preconditioner")
     return {} if M is None else {"preconditioner": f(M)}
 
 
 def _conj(A: Any) -> Any:
-    """Of an operator of lineax or a matrix."""
+    """The conjugate of an operator of lineax or of a matrix."""
     if isinstance(A, lx.AbstractLinearOperator):
         return lx.conj(A)
     return jax.tree.map(lambda a: jnp.conj(a) if jnp.iscomplexobj(a) else a, A)
@@ -255,7 +336,7 @@ def _alike(a: Any, b: Any) -> bool:
     return jax.tree.structure(a) == jax.tree.structure(b) and of_a == of_b
 
 
-# ------------------------------------------------------------------------------------ what lineax asks of an operator
+# ------------------------------------------------------------------------------------ what lineax needs of an operator
 
 
 @lx.linearise.register(SparseOperator)

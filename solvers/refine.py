@@ -1,71 +1,65 @@
-"""Refinement in mixed precision: a narrow method inside, the residual and the solution wide.
+"""Refinement in mixed precision: a method in a narrow type inside, with the residual and the solution in the wide type.
 
-The loop is that of every method (`_iterate`), with a narrow matrix for the method: Cevahir et al., §4, Algorithm 2,
-whose inner solves start anew each time. With conjugate gradients inside, the direction is kept and the residual
-replaced by the true one whenever it has fallen by a factor (reliable updates, Clark et al. 2010, §5), so that nothing
-of what the directions learnt is lost, and the iterations stay about those of the wide method.
+The loop is that of every method (`core/iterate`), with a narrow matrix for the method: Cevahir et al., §4, Algorithm 2,
+whose inner solves start anew each time. With conjugate gradients inside, the loop keeps the direction and replaces the
+residual by the true one whenever it has fallen by a factor (reliable updates, Clark et al. 2010, §5). So directions
+stay conjugate, and the number of iterations is about that of the wide method.
 
-Traffic of a step: that of the method in the narrow type, about half in float32. A wide product and 6 wide vectors more
-for each factor.
+Traffic of a step: that of the method in the narrow type, about half in float32. Each true residual takes a wide product
+and 6 wide vectors more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 
-from solvers import _arguments as arguments
-from solvers._iterate import Method
-from solvers._solve import solve
 from solvers.bicgstab import METHOD as BICGSTAB
 from solvers.cg import METHOD as CG
+from solvers.core import arguments
+from solvers.core.iterate import Method
+from solvers.core.precision import Narrow
+from solvers.core.settings import Settings, solver
+from solvers.core.solve import solve
 from solvers.fcg import METHOD as FCG
 from solvers.gmres import method as gmres_method
 from solvers.minres import METHOD as MINRES
 from solvers.solution import Solution
-
-Array = jax.Array
 
 METHODS: dict[str, Method] = {"cg": CG, "fcg": FCG, "minres": MINRES, "bicgstab": BICGSTAB, "gmres": gmres_method(30)}
 WORTHWHILE = 50_000_000  # bytes of A
 DTYPES = ("float32", "bfloat16", "float16")
 
 
+@solver(rtol=1e-10)
 def refine(
     A: Any,
     b: Any,
     x0: Any = None,
     *,
-    M: Any = None,
-    rtol: float = 1e-10,
-    atol: float = 0.0,
-    maxiter: int | None = None,
-    history: bool | int = False,
-    callback: Callable[[Array], None] | None = None,
-    progress: Callable[[int, float], None] | None = None,
-    check_every: int | None = None,
     dtype: Any = None,
     method: str = "cg",
     inner: Any = None,
     drop: float | None = None,
+    **settings: Unpack[Settings],
 ) -> Solution:
-    """Solves A·x = b to the accuracy of b's dtype, most of the work in a narrower one.
+    """Solves A·x = b to the accuracy of b's dtype, with most of the work in a narrower dtype.
 
     Args:
-      A: as in `cg`. Its values are stored a second time in `dtype`, unless that is what they have: entries that are
-        exact in float32 are best held so once, under a float64 b.
+      A: as in `cg`. Its values are stored a second time in `dtype`, unless they have that dtype: store entries that are
+        exact in float32 only once, in float32, under a float64 b.
       M: an approximation of A⁻¹, in the narrow type where it is a pytree.
-      dtype: of the inner matrix: "float32", or "bfloat16" or "float16" under float32 vectors; float16 with rows scaled
-        by powers of two, so that none over- or underflows. None takes float32 under 64-bit vectors, but the
-        wide type itself where A has less than 50 MB: a GPU's cache holds that, steps are no faster in a narrow type,
-        and some more are needed.
+      dtype: of the inner matrix: "float32", or "bfloat16" or "float16" under float32 vectors; rows in float16 are
+        scaled by powers of two, so that none over- or underflows. None takes float32 under 64-bit vectors, but the wide
+        type itself where A has less than 50 MB: a GPU's cache holds such a matrix, so that steps are no faster in a
+        narrow type, and the solve would take a few more.
       method: the inner one: "cg", "fcg", "minres", "bicgstab" or "gmres".
       inner: the inner matrix itself, for an A that is a function.
-      drop: the true residual is taken anew where the narrow one has fallen by this factor; None takes 0.03 for "cg" and
-        "fcg", which go on in their direction then, and for the others, which start anew, 1e-4, 1e-2 below float32.
+      drop: the true residual is computed whenever the narrow one has fallen by this factor. None takes 0.03 for "cg"
+        and "fcg", which then keep their direction; for the others, which start anew, it takes 1e-4, and 1e-2 below
+        float32.
       The others: as in `cg`.
 
     Returns:
@@ -84,23 +78,8 @@ def refine(
     if drop is None:
         drop = 0.03 if METHODS[method].keeps else 1e-4 if narrow == "float32" else 1e-2
     drop = arguments.factor(drop, "drop")
-    return solve(
-        METHODS[method],
-        A,
-        b,
-        x0,
-        M,
-        rtol,
-        atol,
-        maxiter,
-        history,
-        callback,
-        progress,
-        check_every,
-        narrow=narrow,
-        inner=inner,
-        drop=0.0 if narrow is None else drop,
-    )
+    side = None if narrow is None else Narrow(narrow, inner, drop)
+    return solve(METHODS[method], A, b, x0, settings, narrow=side)
 
 
 def _is_worthwhile(A: Any, b: Any) -> bool:

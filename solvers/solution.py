@@ -1,21 +1,21 @@
-"""Solution and Status: what every solver returns, and what it says about itself."""
+"""The results of solvers, their statuses, and the error of a failed solve."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import Self
+from collections.abc import Iterator
+from typing import ClassVar, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.core import Tracer
-
-Array = jax.Array
 
 
 class Status(enum.IntEnum):
-    """How a solve ended. An integer, so that it lives inside jit; `message` says what happened and what helps."""
+    """How a solve ended, as an integer, so that jit can return it; `message` names the cause and the cure."""
 
     CONVERGED = 0
     MAXITER = 1
@@ -26,6 +26,8 @@ class Status(enum.IntEnum):
     DIVERGED = 6
     NOT_SYMMETRIC = 7
     PRECISION = 8
+    LEAST_SQUARES = 9
+    OUT_OF_RANGE = 10
 
     @property
     def message(self) -> str:
@@ -47,7 +49,12 @@ _MESSAGES = {
     Status.NOT_SYMMETRIC: "the matrix is not symmetric (Hermitian), which this method needs; use gmres or bicgstab",
     Status.PRECISION: "corrections in the narrow type no longer help: the condition number times its rounding unit is "
     "too large; take a wider one (float16 or float32 for bfloat16, float32 for float16), pass a preconditioner M, or "
-    "use the method itself in float64, which also tells whether the matrix suits it",
+    "use the method itself in float64, which also reports a matrix that does not suit it",
+    Status.LEAST_SQUARES: "the system has no solution: the matrix is singular, and b does not lie in its range; x is a "
+    "least-squares solution, where A·(b − A·x) is zero within rounding (with a preconditioner, least in its norm); "
+    "lsmr is meant for such systems",
+    Status.OUT_OF_RANGE: "the solution lies outside the range of this dtype: numbers of x over- or underflow; scale b "
+    "or the unknowns, or take a wider dtype (float64 with jax_enable_x64)",
 }
 
 
@@ -60,60 +67,68 @@ class SolverError(RuntimeError):
 
 
 class Outcome:
-    """What a result says about itself: from its `code`, a `Status` as a number, and its count of iterations."""
+    """The status, iterations and error of a result, from its `code`, a `Status` as a number, and `n_iterations`."""
 
     code: Array
     n_iterations: Array
+    _messages: ClassVar[dict[Status, str]] = {}  # of statuses that mean something else here than in `Status`
+    _norm: ClassVar[str] = "residual_norm"  # the field whose largest number an error reports
 
     @property
     def status(self) -> Status | Array:
         """A `Status`; inside jit, or for several solves at once, the code array."""
-        return Status(int(self.code)) if _is_one_number(self.code) else self.code
+        return Status(int(self.code)) if is_one_number(self.code) else self.code
 
     @property
     def iterations(self) -> int | Array:
         """Iterations done; an int outside jit."""
-        return int(self.n_iterations) if _is_one_number(self.n_iterations) else self.n_iterations
+        return int(self.n_iterations) if is_one_number(self.n_iterations) else self.n_iterations
 
     @property
     def success(self) -> bool | Array:
         """Whether the true residual meets the tolerance; a bool outside jit."""
         met = self.code == Status.CONVERGED
-        return bool(met) if _is_one_number(met) else met
+        return bool(met) if is_one_number(met) else met
 
     def raise_for_status(self) -> Self:
-        """This result, if every solve in it converged.
+        """Returns this result if every solve in it converged.
 
         Raises:
-          SolverError: one did not; the message says why and what helps.
+          SolverError: a solve did not converge; the message names the cause and the cure.
         """
         worst = Status(int(jnp.max(self.code)))
         if worst is not Status.CONVERGED:
-            norm, steps = self._largest_residual(), int(jnp.max(self.n_iterations))
-            raise SolverError(
-                worst, f"{worst.name} after {steps} iterations, residual norm {norm:.3g}: {self._message(worst)}"
-            )
+            norm, steps = float(jnp.max(getattr(self, self._norm))), int(jnp.max(self.n_iterations))
+            message = self._messages.get(worst, worst.message)
+            raise SolverError(worst, f"{worst.name} after {steps} iterations, residual norm {norm:.3g}: {message}")
         return self
 
-    def _message(self, status: Status) -> str:
-        return status.message
+    def _content(self) -> str:
+        """The result itself for `repr`: the dtype and shape of x."""
+        return f"x: {jax.tree.map(lambda a: f'{a.dtype}{list(a.shape)}', vars(self)['x'])}"
 
-    def _largest_residual(self) -> float:
-        raise NotImplementedError
+    def __repr__(self) -> str:
+        name = type(self).__name__
+        if not is_one_number(self.code):
+            return f"{name}(status: {self.code}, {self._content()})"
+        norm = f"{self._norm.removesuffix('s')}={float(jnp.max(getattr(self, self._norm))):.3g}"
+        return f"{name}({Status(int(self.code)).name}, iterations={self.iterations}, {norm}, {self._content()})"
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Solution(Outcome):
-    """A solver's result, a pytree.
+    """A solver's result, a pytree. Unpacks as SciPy's, `x, info = cg(A, b)`: info is `code`, 0 where it converged.
 
     Attributes:
-      x: [n] or [n, k], the last iterate; zero wherever that is not finite, and the status is then not CONVERGED.
-      code: int32, the `Status` as a number; for several systems, or under vmap, one of each.
+      x: [n], [n, k] or a pytree, like b: the last iterate, with zero wherever that is not finite; the status is then
+        not CONVERGED.
+      code: int32, the `Status` as a number; one per system for several systems or under vmap.
       n_iterations: int32, likewise.
-      residual_norm: ‖b − A·x‖₂, recomputed from x and not taken from the recursion.
-      norms: [length] or [length, k], residual norms of the recursion by iteration, NaN after the last; None unless
-        asked for.
+      residual_norm: ‖b − A·x‖₂ of the returned x, not the residual norm of the recursion.
+      norms: [length] or [length, k], residual norms of the recursion by iteration, −1 after the last; None unless
+        requested. The padding is −1, since a NaN would stop a program under `jax_debug_nans`. `history` ends at the
+        last iteration; inside jit NaN pads it.
     """
 
     x: Array
@@ -122,24 +137,23 @@ class Solution(Outcome):
     residual_norm: Array
     norms: Array | None
 
+    def __iter__(self) -> Iterator[Array]:
+        return iter((self.x, self.code))
+
     @property
     def history(self) -> Array | None:
         """Residual norms, index = iteration: [iterations + 1] outside jit, of fixed length and NaN-padded inside."""
-        if self.norms is None or not _is_one_number(self.n_iterations):
-            return self.norms
+        if self.norms is None or not is_one_number(self.n_iterations):
+            return self.norms if self.norms is None else _or_nan(self.norms)
         return self.norms[: int(self.n_iterations) + 1]
 
-    def _largest_residual(self) -> float:
-        return float(jnp.max(self.residual_norm))
 
-    def __repr__(self) -> str:
-        if not _is_one_number(self.code):
-            return f"Solution(x: {getattr(self.x, 'shape', self.x)}, status: {self.code})"
-        return (
-            f"Solution({Status(int(self.code)).name}, iterations={self.iterations}, "
-            f"residual_norm={float(self.residual_norm):.3g}, x: {self.x.dtype}{list(self.x.shape)})"
-        )
+def _or_nan(norms: Array) -> Array:
+    """`norms` with NaN after the last iteration, which is no error to `jax_debug_nans`."""
+    with jax.debug_nans(False):
+        return jnp.where(norms < 0, jnp.nan, norms)
 
 
-def _is_one_number(a: Array) -> bool:
+def is_one_number(a: Array) -> bool:
+    """Whether `a` is a concrete array without axes."""
     return isinstance(a, (jax.Array, np.ndarray)) and a.ndim == 0 and not isinstance(a, Tracer)

@@ -53,13 +53,11 @@ def stated_bytes(S: sp.csr_array, format: str, layout: Mapping[str, Any], value:
             return C * int(widths.sum()) * entry + 4 * n + _pointers(n, C, sigma)
         case "sell":
             return _sell(S, lengths, layout, value)
-        case "dia" | "hdia":
+        case "dia" | "sdia" | "hdia":
             C, sigma = (layout["slice_size"], layout["sigma"]) if format == "hdia" else (max(n, 1), 1)
             n_stored, inside = _diagonals(S, lengths, C, sigma)
-            pointers = _pointers(n, C, sigma) if format == "hdia" else 0
+            pointers = _pointers(n, C, sigma) if format == "hdia" else 4 * n_stored // C * (format == "sdia")
             return n_stored * value + 4 * n_stored // C + pointers + _pattern(S, n_stored, inside)
-        case "sdia":
-            return _sdia(S, value)
         case "bsr":
             return _bsr(S, layout["block_shape"], value)
     raise NotImplementedError(f"say here how many bytes {format} takes")
@@ -184,27 +182,6 @@ def _diagonals(S: sp.csr_array, lengths: np.ndarray, C: int, sigma: int) -> tupl
     first, end = np.maximum(-offset, 0), np.minimum(n_cols - offset, n)
     inside = np.searchsorted(pairs, slice_ * span + end) - np.searchsorted(pairs, slice_ * span + first)
     return C * slice_.size, int(np.maximum(inside, 0).sum())
-
-
-def _sdia(S: sp.csr_array, value: int) -> int:
-    """Diagonals, but those below the main one that mirror one above; and of each its offset and where it starts."""
-    n, row = S.shape[0], _rows(S)
-    offset = S.indices - row
-    offsets = np.unique(offset)
-    key = np.abs(offset) * n + np.minimum(row, S.indices)  # the same for an entry and the one that mirrors it
-    above, below = (np.flatnonzero(part) for part in (offset > 0, offset < 0))
-    _, i, k = np.intersect1d(key[above], key[below], return_indices=True)
-    i, k = above[i], below[k]
-    equal = S.data[i] == S.data[k]
-    alone = np.setdiff1d(np.flatnonzero(offset), np.concatenate([i[equal], k[equal]]))
-    spoiled = np.abs(offset[alone])
-    image = (n == S.shape[1]) & (offsets < 0) & ~np.isin(-offsets, spoiled) & np.isin(-offsets, offsets)
-    kept = offsets[~image]
-    inside = int(np.maximum(np.minimum(n, S.shape[1] - kept) - np.maximum(0, -kept), 0).sum())
-    entries = int(np.isin(offset, kept).sum())
-    holes, bits = inside - entries, -(-kept.size * n // 8)
-    pattern = 0 if holes == 0 else bits if np.any(S.data == 0) else min(bits, 4 * holes)
-    return kept.size * n * value + 8 * offsets.size + pattern
 
 
 def _bsr(S: sp.csr_array, block_shape: tuple[int, int], value: int) -> int:

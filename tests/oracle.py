@@ -9,12 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxsparse_fmt as jsf
+from solvers import bicgstab
 
 
-def draw(rng: np.random.Generator, dtype: Any, *shape: int) -> jnp.ndarray:
+def draw(rng: np.random.Generator, dtype: Any, *shape: int) -> jax.Array:
     """Normal numbers of a real or complex dtype."""
     real, imaginary = rng.standard_normal((2, *shape))
-    return jnp.asarray(real + 1j * imaginary if jnp.issubdtype(dtype, jnp.complexfloating) else real, dtype)
+    numbers = real + 1j * imaginary if jnp.issubdtype(dtype, jnp.complexfloating) else real
+    return jax.device_put(numbers.astype(jnp.dtype(dtype)))  # jnp.asarray would compile a program for each new shape
 
 
 def wide(v: Any) -> np.ndarray:
@@ -55,3 +57,20 @@ def assert_same_storage(got: jsf.SparseMatrix, want: jsf.SparseMatrix) -> None:
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert a.dtype == b.dtype
         np.testing.assert_array_equal(a, b)
+
+
+def assert_gradient_through_a_solve(A: Any, S: Any, rng: np.random.Generator) -> None:
+    """The gradients of Σ sin(x) by `A.data` and by b, where A·x = b, are those of the dense solution; A stores S."""
+    b = rng.standard_normal(S.shape[0])
+
+    @jax.jit
+    def gradient(data, A, b):
+        loss = lambda data, b: jnp.sum(jnp.sin(bicgstab(A.with_data(data), b, rtol=1e-12).x))  # noqa: E731
+        return jax.grad(loss, (0, 1))(data, b)
+
+    for_data, for_b = gradient(A.data, A, b)
+    x = np.linalg.solve(S.toarray(), b)
+    adjoint = np.linalg.solve(S.toarray().T, np.cos(x))
+    np.testing.assert_allclose(for_b, adjoint, rtol=1e-8, atol=1e-10)
+    row, col = S.tocoo().coords
+    np.testing.assert_allclose(for_data, -adjoint[row] * x[col], rtol=1e-8, atol=1e-10)

@@ -9,11 +9,12 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt._types import CsrArrays
-from jaxsparse_fmt.matrix import build
+from jaxsparse_fmt._types import CsrArrays, Target
+from jaxsparse_fmt.core.matrix import build
 from tests.oracle import assert_same_storage
 from tests.zoo import CASES, FIRST_LAYOUTS, LAYOUTS
 
+pytestmark = pytest.mark.some(layout=3)
 every_format = pytest.mark.parametrize("layout", FIRST_LAYOUTS, ids=str)
 
 
@@ -49,7 +50,7 @@ def test_a_csr_on_the_device_becomes_what_one_on_the_host_does(layout, name):
     S = CASES[name].scipy()
     there = jsf.from_scipy(S, "csr")
     csr = CsrArrays(*there.csr_arrays(), there.shape)
-    got = build(csr, layout.format, dtype=there.dtype, backend="auto", **dict(layout.options))
+    got = build(csr, layout.format, Target(there.dtype), **dict(layout.options))
     assert_same_storage(got, layout.of(S))
 
 
@@ -59,10 +60,11 @@ def test_conversion_on_the_device_takes_complex_and_16_bit_values(layout):
         S = CASES["irregular"].scipy(np.complex64 if dtype == np.complex64 else np.float32)
         there = jsf.from_scipy(S, "csr", dtype)
         csr = CsrArrays(*there.csr_arrays(), there.shape)
-        got = build(csr, layout.format, dtype=there.dtype, backend="auto", **dict(layout.options))
+        got = build(csr, layout.format, Target(there.dtype), **dict(layout.options))
         assert_same_storage(got, layout.of(S, dtype=dtype))
 
 
+@pytest.mark.some(layout=2)
 @every_format
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float16], ids=["bfloat16", "float16"])
 def test_16_bit_matrices_convert_from_and_to_every_format(layout, dtype):
@@ -99,6 +101,7 @@ def test_a_matrix_made_inside_jit_equals_one_made_outside(layout):
         assert_same_storage(A, layout.of(S))
 
 
+@pytest.mark.some(layout=2)
 @every_format
 def test_a_conversion_of_traced_values_is_differentiable_and_maps(layout, rng):
     S = CASES["irregular"].scipy()

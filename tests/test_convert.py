@@ -9,15 +9,19 @@ import pytest
 import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.experimental import sparse
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt import convert, tune
+from jaxsparse_fmt import convert
+from jaxsparse_fmt.choose import autotune
+from solvers import cg
 from tests.stopwatch import stopwatch
 from tests.zoo import CASES, FIRST_LAYOUTS, LAYOUTS
 
 S = sp.csr_array(np.array([[1.0, 0, 2], [0, 3, 0]]))
 A = jsf.from_scipy(S, "csr")
 
+pytestmark = pytest.mark.some(layout=3)
 every_format = pytest.mark.parametrize("layout", FIRST_LAYOUTS, ids=str)
 
 
@@ -170,6 +174,55 @@ def test_from_dense_keeps_the_nonzeros():
     np.testing.assert_array_equal(B.todense(), S.toarray())
 
 
+@pytest.mark.parametrize("kind", [sparse.BCOO, sparse.BCSR])
+def test_a_matrix_of_jax_s_own_is_taken(kind):
+    """With room for three more entries, which JAX leaves out of range or behind the last row."""
+    dense = np.diag([1.0, 2.0, 0.0]) + np.eye(3, k=1)
+    B = kind.fromdense(jnp.asarray(dense), nse=7)
+    for format in ("auto", "hll"):
+        A = jsf.from_bcoo(B, format)
+        assert A.nnz == 4
+        np.testing.assert_array_equal(A.todense(), dense)
+
+
+def test_duplicates_of_jax_s_own_are_summed():
+    B = sparse.BCOO((jnp.array([1.0, 2.0, 4.0]), jnp.array([[0, 1], [0, 1], [1, 0]])), shape=(2, 2))
+    np.testing.assert_array_equal(jsf.from_bcoo(B, dtype="float32").todense(), [[0, 3], [4, 0]])
+
+
+BCOO = sparse.BCOO.fromdense(jnp.eye(300), nse=300)  # as arrays such go entry by entry, for minutes
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        jsf.from_scipy,
+        jsf.from_dense,
+        lambda B: jsf.from_scipy(sp.eye_array(300)) @ B,
+        lambda B: jsf.from_scipy(sp.eye_array(300)).T @ B,
+        lambda B: jsf.from_scipy(sp.eye_array(300)).rmatvec(B),
+        lambda B: jsf.from_scipy(sp.eye_array(300)).with_data(B),
+        lambda B: cg(jsf.from_scipy(sp.eye_array(300)), B),
+    ],
+)
+def test_a_matrix_of_jax_s_own_is_refused_at_once_where_it_is_no_argument(use):
+    clock = stopwatch()
+    with pytest.raises(
+        TypeError,
+        match=r"use from_bcoo|from_bcoo for a BCOO|from_bcoo makes|product of two sparse matrices|b is a BCOO",
+    ):
+        use(BCOO)
+    assert clock() < 20  # entry by entry it takes minutes
+
+
+@pytest.mark.parametrize("refused", [{"n_batch": 1}, {"n_dense": 1}])
+def test_batches_of_jax_s_own_are_refused_in_words(refused):
+    with pytest.raises(ValueError, match=r"without batch and dense dimensions; got shape .* jax.vmap"):
+        jsf.from_bcoo(sparse.BCOO.fromdense(jnp.ones((2, 3, 3)), **refused))
+    with pytest.raises(TypeError, match=r"takes a BCOO or BCSR of jax.experimental.sparse, got coo_array"):
+        jsf.from_bcoo(sp.coo_array(np.eye(3)))
+
+
 def test_a_matrix_of_ours_is_taken_too():
     assert jsf.from_scipy(A, "hll").name == "hll"
     np.testing.assert_array_equal(jsf.from_scipy(A.T, "ell").todense(), S.toarray().T)
@@ -199,7 +252,7 @@ def test_auto_takes_the_first_of_the_ranking():
 @pytest.mark.parametrize("name", ["auto", "tune"])
 def test_a_stored_matrix_chooses_anew_as_one_from_outside_does(name, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(tune, "seconds_per_product", lambda A: float(A.name != "hll"))
+    monkeypatch.setattr(autotune, "seconds_per_product", lambda A: float(A.name != "hll"))
     for source in (A, jsf.from_scipy(S, "coo", "bfloat16", backend="xla")):
         want, got = jsf.from_scipy(S, name, source.dtype), source.asformat(name)
         assert (got.name == "hll") == (name == "tune")
@@ -216,7 +269,6 @@ def test_inside_jit_a_known_pattern_chooses_and_a_traced_one_is_refused(name, mo
         jax.jit(lambda A: A.asformat(name))(A)
 
 
-@pytest.mark.slow
 @pytest.mark.clock
 @pytest.mark.parametrize("format", jsf.FORMATS)
 def test_ten_million_entries_convert_in_two_seconds(format):

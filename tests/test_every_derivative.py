@@ -15,6 +15,7 @@ from tests.lowering import quick_jit
 from tests.oracle import assert_close, magnitude
 from tests.zoo import CASES, FIRST_LAYOUTS, LAYOUTS, SORTED, Layout
 
+pytestmark = pytest.mark.some(layout=4)
 every_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 every_format = pytest.mark.parametrize("layout", FIRST_LAYOUTS, ids=str)
 
@@ -32,6 +33,7 @@ SPLIT = next(layout for layout in FIRST_LAYOUTS if layout.format == "sell")  # i
 
 
 # The rules of derivatives know no formats; the faces that they call are asked for in every format below.
+@pytest.mark.some(dtype=1)
 @pytest.mark.parametrize("layout, dtype", [(SPLIT, "float64"), (SORTED, "float64"), (SORTED, "complex128")], ids=str)
 def test_derivatives_to_second_order_agree_with_differences(layout, dtype, rng):
     A = layout.of(CASES["duplicates"].scipy(dtype))
@@ -79,6 +81,7 @@ def test_padding_takes_no_gradient_even_from_poison(layout):
 # ------------------------------------------------------------------------------------------------------------ vmap
 
 
+@pytest.mark.some(layout=1)
 @pytest.mark.parametrize("layout", [Layout("csr"), SORTED, SPLIT], ids=str)
 def test_vmap_over_vectors_data_and_both(layout, rng):
     case = IRREGULAR

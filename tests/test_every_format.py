@@ -12,17 +12,23 @@ import jaxsparse_fmt as jsf
 from tests.bytes_oracle import stated_bytes
 from tests.lowering import quick_jit
 from tests.oracle import assert_close, assert_product, draw, magnitude, wide
+from tests.tiers import covered
 from tests.zoo import CASES, FIRST_LAYOUTS, LAYOUTS, PAIRS, SORTED, Layout
 
 # Compilation takes nearly all the time here, so functions are compiled at module level and shared between tests, and
 # the tests of one pair follow one another.
+pytestmark = pytest.mark.some(layout=3)
 every_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 every_format = pytest.mark.parametrize("layout", FIRST_LAYOUTS, ids=str)
 
 IRREGULAR = CASES["irregular"]
 
 
-@pytest.fixture(scope="module", params=PAIRS, ids=lambda pair: "-".join(map(str, pair)))
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(pair.values, marks=pair.marks) for pair in PAIRS],
+    ids=lambda pair: "-".join(map(str, pair)),
+)
 def pair(request):
     """A case, its layout, and the matrix."""
     case, layout = request.param
@@ -97,10 +103,16 @@ def products(A, x, X, y, Y):
     }
 
 
+@pytest.mark.some()
 @pytest.mark.parametrize(
     "layout, stored, vector",
-    [(layout, *DTYPES[0]) for layout in FIRST_LAYOUTS]
-    + [(layout, *pair) for layout in (Layout("csr"), SORTED) for pair in DTYPES[1:]],
+    covered(
+        dict.fromkeys(
+            [(layout, *pair) for layout, pair in zip(FIRST_LAYOUTS, DTYPES, strict=False)]
+            + [(layout, *DTYPES[0]) for layout in FIRST_LAYOUTS]
+            + [(layout, *pair) for layout in (Layout("csr"), SORTED) for pair in DTYPES[1:]]
+        )
+    ),
     ids=lambda v: str(v) if isinstance(v, Layout) else np.dtype(v).name,
 )
 def test_products_of_every_kind_in_every_dtype(layout, stored, vector, rng):
@@ -171,14 +183,14 @@ def test_numpy_and_lists_multiply_from_both_sides(layout):
     assert_product(A @ (np.arange(13) > 6), a, np.arange(13) > 6, np.float64)
 
 
-def test_narrow_values_accumulate_wide():
+@every_format
+def test_narrow_values_accumulate_wide(layout):
     """Summed in bfloat16, 1 + 1/256 + 1/256 + … would stay 1."""
     a = np.concatenate([[[1.0]], np.full((1, 2048), 1 / 256)], axis=1)
-    for layout in FIRST_LAYOUTS:
-        A = layout.of(scipy.sparse.csr_array(a), dtype=jnp.bfloat16)
-        y = A @ jnp.ones(2049, jnp.bfloat16)
-        assert y.dtype == jnp.bfloat16
-        assert float(y[0]) == 9.0
+    A = layout.of(scipy.sparse.csr_array(a), dtype=jnp.bfloat16)
+    y = A @ np.ones(2049, jnp.bfloat16)
+    assert y.dtype == jnp.bfloat16
+    assert float(y[0]) == 9.0
 
 
 # ---------------------------------------------------------------------------------------------------------- storage
@@ -194,7 +206,7 @@ STORED = [(IRREGULAR, layout) for layout in LAYOUTS] + [
     for name in ("no_rows", "no_columns", "no_entries", "explicit_zero")
     for layout in FIRST_LAYOUTS
 ]
-every_stored = pytest.mark.parametrize("case, layout", STORED, ids=str)
+every_stored = pytest.mark.parametrize("case, layout", covered(STORED), ids=str)
 
 
 @every_stored

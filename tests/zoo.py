@@ -7,12 +7,15 @@ of duplicates are too; what a product loses, it loses by itself.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import scipy.sparse
 
 import jaxsparse_fmt as jsf
+from jaxsparse_fmt.formats.base import ByRule
+from tests.tiers import covered
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -87,6 +90,17 @@ def _random(name: str, shape: tuple[int, int], lengths: Any) -> Case:
     return _case(name, shape, np.repeat(np.arange(shape[0]), lengths), np.concatenate(cols))
 
 
+def _block_diagonal(name: str, cases: Iterable[Case]) -> Case:
+    """All cases in one matrix: each begins behind the last row and the last column of the one before."""
+    cases = list(cases)
+    ends = np.cumsum([(0, 0), *(case.shape for case in cases)], axis=0)
+    row, col = (
+        np.concatenate([getattr(c, of) + end[i] for c, end in zip(cases, ends, strict=False)])
+        for i, of in enumerate(("row", "col"))
+    )
+    return _case(name, tuple(ends[-1].tolist()), row, col, np.concatenate([case.data for case in cases]))
+
+
 _rows = np.arange(12)
 _band = (_rows[:, None] + np.arange(3)) % 12
 
@@ -111,6 +125,9 @@ CASES = {
         _case("even_rows", (12, 12), np.repeat(_rows, 3), _band.ravel()),
     )
 }
+
+# Every peculiarity at once: a layout compiles one program for it, where it would compile one for every case.
+ALL = _block_diagonal("all", CASES.values())
 
 # Layouts that take different paths through the code, by format; the first of each runs on every case. A format that is
 # not listed runs with its defaults.
@@ -145,13 +162,19 @@ LAYOUTS = [Layout(name, tuple(options.items())) for name in jsf.FORMATS for opti
 FIRST_LAYOUTS = [Layout(name, tuple(OPTIONS.get(name, ({},))[0].items())) for name in jsf.FORMATS]
 SORTED = next(layout for layout in FIRST_LAYOUTS if layout.format == "hll")
 
-# Compilation takes nearly all the time of a test, so not the whole product: one layout of every format on every case,
-# but on those that are only handed over in another way, or like others to a format; and every layout on two cases
-# that distinguish layouts.
-_ONCE = ("duplicates", "unsorted", "one_entry", "full_row")
-PAIRS = list(
+
+def by_rule(A: jsf.SparseMatrix) -> bool:
+    """Whether an address rule and a column rule are all of its storage: no tail."""
+    return isinstance(A, ByRule) and getattr(A, "tail_col", None) is None
+
+
+# All cases at once in every layout. Then each case for itself, since a matrix may be one of a kind as a whole too, as
+# one without rows; of these the quick tier takes each case in one layout.
+_ONCE = ("duplicates", "unsorted", "one_entry", "full_row")  # only handed over in another way, or like others
+PAIRS = covered(
     dict.fromkeys(
-        [(CASES[name], SORTED) for name in _ONCE]
+        [(ALL, layout) for layout in LAYOUTS]
+        + [(CASES[name], SORTED) for name in _ONCE]
         + [(case, layout) for case in CASES.values() if case.name not in _ONCE for layout in FIRST_LAYOUTS]
         + [(CASES[name], layout) for name in ("irregular", "tall") for layout in LAYOUTS]
     )

@@ -1,5 +1,6 @@
-"""The storage schemes, one a file; this is their registry."""
+"""The registry of the storage schemes, which stand one a file."""
 
+from jaxsparse_fmt.core.matrix import FORMATS
 from jaxsparse_fmt.formats.biell import BIELL
 from jaxsparse_fmt.formats.bijad import BIJAD
 from jaxsparse_fmt.formats.bsr import BSR
@@ -19,8 +20,7 @@ from jaxsparse_fmt.formats.pellr import PELLR
 from jaxsparse_fmt.formats.pjds import PJDS
 from jaxsparse_fmt.formats.sdia import SDIA
 from jaxsparse_fmt.formats.sell import SELL
-from jaxsparse_fmt.matrix import FORMATS
 
-# In the order in which they are listed everywhere.
+# Every list of formats uses this order.
 _FORMATS = (COO, CSR, CSR5, CSC, DIA, SDIA, HDIA, ELL, ELLR, ELLRT, HLL, JDS, PJDS, PELLR, BIELL, BIJAD, HYB, BSR, SELL)
 FORMATS.update((cls.name, cls) for cls in _FORMATS)

@@ -1,8 +1,9 @@
 """BiELL (Zheng, Gu, Gu and Liu 2014; Wang and Gu, §2.3.3): rows sorted inside a warp, in bisected groups.
 
 A warp's 32 rows are sorted by falling length. Group 0 holds the columns that more than 16 rows reach, one thread a row;
-group 1 what is left to the first 16, two threads a row; … group 5 what only the longest row has, 32 threads on it. A
-column of a group is one place for each of the 32 lanes; lanes that share a row add their sums at the end of the group.
+group 1 holds what remains of the first 16 rows, two threads a row; … group 5 holds what only the longest row has, and
+all 32 threads work on it. A column of a group is one place for each of the 32 lanes. Lanes that share a row add their
+sums at the end of the group.
 
          ⎡ 1 . . . . ⎤   more than 4 rows have entries: group 2, four lanes a row | what one row has left: group 5
          ⎢ . . 2 . . ⎥   values       [3 1 2 8 9 · · ·, 4 · · · · · · ·, 5 · · · · · · ·, 6 ·… | 7 ·…]  [n_stored]
@@ -12,6 +13,8 @@ column of a group is one place for each of the 32 lanes; lanes that share a row 
          ⎣ . . . . . ⎦   perm         [2 0 1 3 4 5]         [n_rows] int32; in col_idx 5 = n_cols: padding
 
 Bytes: n_stored·(value + 4) + 24·⌈n_rows / 32⌉ + 4 + 8·n_rows. A product does not read `row_lengths`.
+
+A reproduction of its paper: `format="auto"` never takes it.
 """
 
 from __future__ import annotations
@@ -24,21 +27,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsparse_fmt._types import Csr
-from jaxsparse_fmt.formats import storing
-from jaxsparse_fmt.formats.by_rule import Array, ByRule, register
-from jaxsparse_fmt.kernels.address import GROUPS, WARP, Bisected
+from jaxsparse_fmt._types import Csr, Target
+from jaxsparse_fmt.formats import building
+from jaxsparse_fmt.formats.base import Array, ByRule, register
+from jaxsparse_fmt.formats.fields import ColumnIndex, Pointer, ZeroPadded
+from jaxsparse_fmt.kernels.layout.address import GROUPS, WARP, Bisected
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class BisectedGroups(ByRule):
-    """What BiELL and BiJAD share; `window` is how many rows are sorted together, None for all."""
+    """The common base of BiELL and BiJAD; `window` rows are sorted together, all rows if it is None."""
 
-    col_idx: Array
-    slice_ptr: Array
-    row_lengths: Array
+    col_idx: ColumnIndex
+    slice_ptr: Pointer
+    row_lengths: ZeroPadded
     perm: Array | None
 
+    unread = ("row_lengths",)
     window = None
 
     @property
@@ -46,16 +51,16 @@ class BisectedGroups(ByRule):
         return Bisected(self.shape[0])
 
     @classmethod
-    def from_csr(cls, csr: Csr, *, dtype: Any, backend: str, max_bytes: int | None) -> Self:
-        rows = storing.rows_of(csr, cls.window)
-        on_host = storing.namespace(rows.lengths) is np
+    def from_csr(cls, csr: Csr, target: Target) -> Self:
+        rows = building.rows_of(csr, cls.window)
+        on_host = building.namespace(rows.lengths) is np
         counts = WARP * (_columns(np, rows.lengths) if on_host else _columns_on_device(rows.lengths))
-        slice_ptr = storing.pointers(counts)
-        storing.check_memory(cls.name, int(slice_ptr[-1]), csr, dtype, max_bytes)
+        slice_ptr = building.pointers(counts)
+        building.check_memory(cls.name, int(slice_ptr[-1]), csr, target)
         arrays = {"slice_ptr": slice_ptr}
-        values, col_idx = storing.fill(csr, rows, Bisected(csr.shape[0]), arrays, int(slice_ptr[-1]), dtype)
-        index = jnp.asarray(slice_ptr), jnp.asarray(rows.lengths), jnp.asarray(rows.perm)
-        return cls(values, csr.shape, csr.nnz, backend, col_idx, *index)
+        values, col_idx = building.fill(csr, rows, Bisected(csr.shape[0]), arrays, int(slice_ptr[-1]), target.dtype)
+        index = {"col_idx": col_idx, "slice_ptr": slice_ptr, "row_lengths": rows.lengths, "perm": rows.perm}
+        return building.made(cls, csr, target, values, **index)
 
 
 @register
@@ -70,7 +75,7 @@ def _columns(xp: Any, lengths: Any) -> Any:
     warps = xp.pad(lengths, (0, -lengths.shape[0] % WARP)).reshape(-1, WARP)
     columns, taken = [], xp.zeros(warps.shape[0], np.int32)
     for g in range(GROUPS):
-        # Group g must empty the rows that group g + 1 leaves out; the longest of these is row 32 / 2^(g + 1).
+        # Group g must hold the rest of each row that group g + 1 leaves out, row 32 / 2^(g + 1) being the longest.
         left = xp.maximum(warps[:, WARP >> (g + 1)] - taken, 0)
         columns.append((left + (1 << g) - 1) >> g)
         taken = taken + (columns[-1] << g)

@@ -1,4 +1,4 @@
-"""BiJAD (Zheng, Gu, Gu and Liu 2014; Wang and Gu, §2.3.5): BiELL with all rows sorted, not only those of a warp.
+"""BiJAD (Zheng, Gu, Gu and Liu 2014; Wang and Gu, §2.3.5): BiELL with all rows sorted together.
 
          ⎡ 1 . 2 . ⎤   more than 2 rows have entries: group 3, eight lanes a row
          ⎢ . 3 . . ⎥   values       [4 1 3 ·, 5 2 · ·, 6 ·…]   [n_stored]
@@ -7,18 +7,20 @@
                        row_lengths  [3 2 1 0]                  [n_rows] int32, in storage order
                        perm         [2 0 1 3]                  [n_rows] int32
 
-`biell.py` says how a warp's rows share its lanes; up to 32 rows the two formats are one. Beyond, warps hold rows of
-like length and hardly any padding, and sums go to rows far apart.
+`biell.py` describes how the rows of a warp share its lanes; up to 32 rows the two formats store the same. In larger
+matrices a warp holds rows of similar length and hardly any padding, and its sums go to rows far apart.
 
 Bytes: n_stored·(value + 4) + 24·⌈n_rows / 32⌉ + 4 + 8·n_rows. A product does not read `row_lengths`.
+
+A reproduction of its paper: `format="auto"` never takes it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
+from jaxsparse_fmt.formats.base import register
 from jaxsparse_fmt.formats.biell import BisectedGroups
-from jaxsparse_fmt.formats.by_rule import register
 
 
 @register

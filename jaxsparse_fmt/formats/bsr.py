@@ -6,11 +6,12 @@
          ⎣ 7 8 . 1 ⎦      slice_ptr  [0 16]                                       [n_slices + 1] int32
                           pattern    [-1 -73]                                     [⌈n_stored / 8⌉] int8, 0-bits: holes
 
-Holes are the places of stored blocks, inside the matrix, that hold no entry. `pattern` is DIA's (`dia.py`): where that
-is shorter and no entry is zero a list, [holes] int32 (int64 from 2³¹ places); None where blocks are full.
+Holes are the places of stored blocks, inside the matrix, that hold no entry. `pattern` marks them as in DIA (`dia.py`):
+by bits, or by a list [holes] int32 (int64 from 2³¹ places) where a list is shorter and no entry is zero. It is None
+where all blocks are full.
 
-One thread walks a row; the r threads of a block row read the same block indices, so that a matrix of full 3 × 3 blocks
-reads 4/9 byte of index an entry. Slices have lcm(r, 128) rows. Blocks that stick out of the matrix are padded.
+One thread walks a row. The r threads of a block row read the same block indices, so that a product with full 3 × 3
+blocks reads 4/9 byte of index an entry. Slices have lcm(r, 128) rows. Blocks that reach beyond the matrix are padded.
 
 Bytes: n_stored·(value + 4 / (r·c)) + 4·(n_slices + 1), and for the pattern min(⌈n_stored / 8⌉, 4·holes), the former
 where there are holes and some entry is zero.
@@ -21,25 +22,29 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any, Self
+from collections.abc import Iterator
+from typing import Annotated, Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 
-from jaxsparse_fmt._types import Csr
-from jaxsparse_fmt.formats import merging, storing
-from jaxsparse_fmt.formats.by_rule import Array, ByRule, register
-from jaxsparse_fmt.kernels.address import Slices
-from jaxsparse_fmt.kernels.column_rule import Blocked, pack_pattern
-from jaxsparse_fmt.kernels.rule import Rule
+from jaxsparse_fmt._types import Csr, Target
+from jaxsparse_fmt.formats import building, footprint, merging, statistics
+from jaxsparse_fmt.formats.base import Array, ByRule, register
+from jaxsparse_fmt.formats.fields import Pointer, fill
+from jaxsparse_fmt.formats.footprint import PatternCounts, Storage
+from jaxsparse_fmt.kernels.layout.address import Slices
+from jaxsparse_fmt.kernels.layout.columns import Blocked, pack_pattern
+from jaxsparse_fmt.kernels.layout.rule import Rule
 
+BlockColumn = Annotated[Array, fill(lambda A: -(-A.shape[1] // A.block_shape[1]))]
 SLICE_ROWS = 128  # rows that the GPU kernels take at a time
 MAX_COLUMNS = 32
 CANDIDATES = (8, 6, 5, 4, 3, 2)
-WINDOW = 120  # rows that every candidate divides
-SAMPLES, ENTRIES = 64, 2**17  # such windows that are looked at, fewer where rows are long
+WINDOW = 120  # rows of a window; every candidate divides it
+SAMPLES, ENTRIES = 64, 2**17  # the number of windows sampled, fewer where rows are long
 
 
 @register
@@ -47,8 +52,8 @@ SAMPLES, ENTRIES = 64, 2**17  # such windows that are looked at, fewer where row
 class BSR(ByRule):
     """BSR with blocks of `block_shape`."""
 
-    block_col: Array
-    slice_ptr: Array
+    block_col: BlockColumn
+    slice_ptr: Pointer
     pattern: Array | None
     block_shape: tuple[int, int]
 
@@ -64,15 +69,7 @@ class BSR(ByRule):
         return Blocked(*self.block_shape)
 
     @classmethod
-    def from_csr(
-        cls,
-        csr: Csr,
-        *,
-        dtype: Any,
-        backend: str,
-        max_bytes: int | None,
-        block_shape: tuple[int, int] | None = None,
-    ) -> Self:
+    def from_csr(cls, csr: Csr, target: Target, *, block_shape: tuple[int, int] | None = None) -> Self:
         """Collects the entries into blocks.
 
         Args:
@@ -81,72 +78,85 @@ class BSR(ByRule):
         Raises:
           ValueError: a block without rows or columns, or of more than 32 columns. TypeError: not two integers.
         """
-        r, c = _shape(block_shape) if block_shape is not None else best_block(csr, np.dtype(dtype).itemsize)
+        r, c = _shape(block_shape) if block_shape is not None else best_block(csr, target.dtype.itemsize)
         merged = merging.distinct(csr, None, r, Blocked(r, c))
         build = _on_host if merged is None else functools.partial(_on_device, merged)
-        index, values, pattern = build(csr, (r, c), dtype, max_bytes)
-        return cls(values, csr.shape, csr.nnz, backend, **index, pattern=pattern, block_shape=(r, c))
+        index, values, pattern = build(csr, (r, c), target)
+        return building.made(cls, csr, target, values, **index, pattern=pattern, block_shape=(r, c))
+
+    @classmethod
+    def footprints(cls, pattern: PatternCounts) -> Iterator[Storage]:
+        csr = pattern.csr
+        r, c = best_block(csr, pattern.itemsize) if pattern.on_gpu else (1, 1)  # blocks are far slower on a CPU
+        C = slice_rows(csr.shape[0], r)
+        counted = statistics.blocks(csr, (r, c), C) if r * c > 1 else None
+        if counted is not None and pattern.is_padding_few(counted):
+            nbytes = pattern.implied_bytes(counted) + footprint.pointer_bytes(-(-csr.shape[0] // C), counted.places)
+            longest = pattern.lengths.max(initial=0)
+            trips = footprint.trips(longest / max(c / footprint.UNROLL, 1))  # a thread loads its whole row of a block
+            layout, words = {"block_shape": (r, c)}, f"dense blocks of {r} × {c}"
+            yield Storage(cls.name, layout, nbytes, counted.places, trips, C, words=(words,))
 
 
-def _sizes(csr: Csr, lengths: Any, block_shape: tuple[int, int], dtype: Any, max_bytes: int | None) -> np.ndarray:
-    """`slice_ptr` of block rows that have `lengths` blocks, if they do not take too much memory."""
+def _sizes(csr: Csr, lengths: Any, block_shape: tuple[int, int], target: Target) -> np.ndarray:
+    """`slice_ptr` of block rows that have `lengths` blocks, after the check that they fit in memory."""
     (r, c), C = block_shape, slice_rows(csr.shape[0], block_shape[0])
-    counts = storing.longest_by_slice(lengths, max(C // r, 1)) * C * c
+    counts = building.longest_by_slice(lengths, max(C // r, 1)) * C * c
     cause = f"its {csr.nnz} entries touch {int(lengths.sum())} blocks of {r} × {c}"
-    storing.check_memory(BSR.name, int(counts.sum()), csr, dtype, max_bytes, 4 / (r * c), cause)
-    return storing.pointers(counts)
+    building.check_memory(BSR.name, int(counts.sum()), csr, target, 4 / (r * c), cause)
+    return building.pointers(counts)
 
 
-def _on_device(merged: Array, csr: Csr, block_shape: tuple[int, int], dtype: Any, max_bytes: int | None):
+def _on_device(merged: Array, csr: Csr, block_shape: tuple[int, int], target: Target):
     """The index arrays, `values` and `pattern`; as `_on_host`."""
     (r, c), n_rows = block_shape, csr.shape[0]
-    slice_ptr = _sizes(csr, np.asarray(merging.counts(merged)), block_shape, dtype, max_bytes)
+    slice_ptr = _sizes(csr, np.asarray(merging.counts(merged)), block_shape, target)
     rule, slice_ptr = (
         Rule(csr.shape, int(slice_ptr[-1]), Slices(n_rows, slice_rows(n_rows, r)), Blocked(r, c)),
         jnp.asarray(slice_ptr),
     )
     index = {"block_col": _in_slices(merged, slice_ptr, rule), "slice_ptr": slice_ptr}
-    values, present = merging.place(csr, rule, index, dtype)
-    return index, values, merging.pattern(csr, present, dtype)
+    values, present = merging.place(csr, rule, index, target.dtype)
+    return index, values, merging.pattern(csr, present, target.dtype)
 
 
 @functools.partial(jax.jit, static_argnums=2)
 def _in_slices(merged, slice_ptr, rule):
-    """`block_col`: the blocks are the entries of a sliced matrix that has a row for each row of blocks."""
+    """`block_col` in the order of storage, from the block columns of each row of blocks."""
     r, c = rule.column.rows, rule.column.columns
     address, arrays = Slices(merged.shape[1], max(rule.address.lanes // r, 1)), {"slice_ptr": slice_ptr // (r * c)}
     row, k = address.slots(jnp, arrays, rule.n_stored // (r * c))
     return jnp.minimum(merged.at[k, row].get(mode="fill", fill_value=merging.NONE), -(-rule.shape[1] // c))
 
 
-def _on_host(csr: Csr, block_shape: tuple[int, int], dtype: Any, max_bytes: int | None):
-    csr, (r, c), (n_rows, n_cols) = storing.on_host(csr), block_shape, csr.shape
+def _on_host(csr: Csr, block_shape: tuple[int, int], target: Target):
+    csr, (r, c), (n_rows, n_cols) = building.on_host(csr), block_shape, csr.shape
     n_block_rows, C = -(-n_rows // r), slice_rows(n_rows, r)
     padded = (n_block_rows * r, -(-n_cols // c) * c)
     # The blocks are the entries of a sliced matrix of n_block_rows rows.
-    rows, address = storing.rows_of(_places_of_blocks(csr, padded, (r, c))), Slices(n_block_rows, max(C // r, 1))
-    slice_ptr = _sizes(csr, rows.lengths, block_shape, dtype, max_bytes)
+    rows, address = building.rows_of(_places_of_blocks(csr, padded, (r, c))), Slices(n_block_rows, max(C // r, 1))
+    slice_ptr = _sizes(csr, rows.lengths, block_shape, target)
     blocks, entries = _blocks(csr, csr.data, padded, (r, c)), _blocks(csr, np.ones(csr.nnz, bool), padded, (r, c))
     n_blocks = int(slice_ptr[-1]) // (r * c)
-    source, live = storing.source(np, blocks.indptr, rows, {"slice_ptr": slice_ptr // (r * c)}, address, n_blocks)
+    source, live = building.source(np, blocks.indptr, rows, {"slice_ptr": slice_ptr // (r * c)}, address, n_blocks)
     source = source[live]
     block_col = np.full(n_blocks, padded[1] // c, np.int32)
     block_col[live] = blocks.indices[source]
 
     def in_chunks(data: np.ndarray, empty: Any) -> np.ndarray:
-        """Blocks [k, r, c] as chunks: for every column of a block, the C rows of the slice."""
+        """Blocks [k, r, c] in the order of storage: for every column of a block, the C rows of the slice."""
         placed = np.full((n_blocks, r, c), empty, data.dtype)
         placed[live] = data[source]
         return placed.reshape(-1, C // r, r, c).transpose(0, 3, 1, 2).reshape(-1)
 
-    values = jnp.asarray(in_chunks(blocks.data, 0).astype(dtype))
+    values = in_chunks(blocks.data, 0).astype(target.dtype)
     block_row = np.repeat(np.arange(n_block_rows), rows.lengths)
     in_rows = block_row[:, None] * r + np.arange(r) < n_rows
     in_columns = blocks.indices[:, None] * c + np.arange(c) < n_cols
     inside = in_rows[:, :, None] & in_columns[:, None, :]
     present = in_chunks(entries.data | ~inside, True)
-    pattern = storing.on_device(pack_pattern(present, zeros_stored=bool(np.any(csr.data.astype(dtype) == 0))))
-    return {"block_col": jnp.asarray(block_col), "slice_ptr": jnp.asarray(slice_ptr)}, values, pattern
+    pattern = pack_pattern(present, zeros_stored=bool(np.any(csr.data.astype(target.dtype) == 0)))
+    return {"block_col": block_col, "slice_ptr": slice_ptr}, values, pattern
 
 
 def slice_rows(n_rows: int, r: int) -> int:
@@ -160,7 +170,7 @@ def best_block(csr: Csr, itemsize: int) -> tuple[int, int]:
     samples = int(np.clip(ENTRIES * n_rows / max(WINDOW * csr.nnz, 1), 4, SAMPLES))
     starts = np.unique(np.linspace(0, max(n_rows - WINDOW, 0), samples).astype(np.int64) // WINDOW * WINDOW)
     rows = np.minimum((starts[:, None] + np.arange(WINDOW)).reshape(-1), n_rows)
-    sample = storing.sample(csr, rows[rows < n_rows])
+    sample = building.sample(csr, rows[rows < n_rows])
 
     def nbytes(r: int) -> float:
         row = np.repeat(np.arange(sample.shape[0]) // r, np.diff(sample.indptr))
@@ -191,8 +201,8 @@ def _blocks(csr: Csr, data: np.ndarray, shape: tuple[int, int], block_shape: tup
 def _shape(block_shape: Any) -> tuple[int, int]:
     if not isinstance(block_shape, tuple | list) or len(block_shape) != 2:
         raise TypeError(f"block_shape must be two integers, (rows, columns); got {block_shape!r}")
-    r = storing.positive("block_shape[0]", block_shape[0])
-    c = storing.positive("block_shape[1]", block_shape[1], "column")
+    r = building.positive("block_shape[0]", block_shape[0])
+    c = building.positive("block_shape[1]", block_shape[1], "column")
     if c > MAX_COLUMNS:
         raise ValueError(f"block_shape[1] must be at most {MAX_COLUMNS} columns, which a kernel unrolls; got {c}")
     return r, c

@@ -5,8 +5,10 @@
          ⎢ 4 . 5 6 ⎥      col_idx  [0 2 1 0 2 3]      [nnz] int32
          ⎣ . . . . ⎦
 
-Bytes: nnz·(value + 8). A product finds where each row ends, in one pass over `row_idx`, and goes on as CSR: atomics
-would add in no fixed order.
+Bytes: nnz·(value + 8). A product finds the end of each row in one pass over `row_idx`, and then continues as CSR's
+product: atomics would add in no fixed order.
+
+For exchange with other libraries: `format="auto"` never takes it.
 """
 
 from __future__ import annotations
@@ -14,76 +16,70 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Self
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from jaxsparse_fmt._types import Csr, index_dtype
-from jaxsparse_fmt.formats import storing
-from jaxsparse_fmt.formats.by_rule import Array, register
+from jaxsparse_fmt._types import Csr, Target, index_dtype
+from jaxsparse_fmt.core.matrix import SparseMatrix
+from jaxsparse_fmt.formats import building
+from jaxsparse_fmt.formats.base import Array, register
 from jaxsparse_fmt.formats.csr import csr_rule
-from jaxsparse_fmt.kernels import columns, entries
-from jaxsparse_fmt.kernels.address import expand_ptr
-from jaxsparse_fmt.kernels.column_rule import Explicit
-from jaxsparse_fmt.matrix import SparseMatrix
+from jaxsparse_fmt.formats.fields import ColumnIndex, RowIndex
+from jaxsparse_fmt.kernels import coordinates, sddmm, spmv
+from jaxsparse_fmt.kernels.layout.address import expand_ptr
+from jaxsparse_fmt.kernels.layout.columns import Explicit
 
 
 @register
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class COO(SparseMatrix):
-    row_idx: Array
-    col_idx: Array
+    row_idx: RowIndex
+    col_idx: ColumnIndex
 
     name = "coo"
     sized_by_nnz = True
+    in_order = True
 
-    @property
-    def faces(self) -> CooFaces:
-        return CooFaces(self.shape, self.n_stored)
+    def product_face(self, values: Array, x: Array, backend: str) -> Array:
+        return spmv.product(values, x, **self._as_csr(), backend=backend)
 
-    @property
-    def structure(self) -> tuple[Array, ...]:
-        return self.row_idx, self.col_idx
+    def transposed_face(self, values: Array, y: Array, backend: str) -> Array:
+        if backend == "numba":
+            return spmv.transposed(values, y, **self._as_csr(), backend=backend)
+        return coordinates.transposed_reference(values, y, self.row_idx, self.col_idx, n_cols=self.shape[1])
+
+    def outer_face(self, y: Array, x: Array, backend: str) -> Array:
+        if backend == "numba":
+            return sddmm.outer(y, x, **self._as_csr(), backend=backend)
+        return coordinates.outer_reference(y, x, self.row_idx, self.col_idx, n_cols=self.shape[1])
+
+    def _as_csr(self) -> dict[str, Any]:
+        arrays = {"slice_ptr": row_pointers(self.row_idx, self.shape[0]), "col_idx": self.col_idx}
+        return {"arrays": arrays, "rule": csr_rule(self.shape, self.n_stored, Explicit())}
 
     def coordinates(self) -> tuple[Array, Array, Array]:
-        return self.row_idx, self.col_idx, jnp.arange(self.nnz, dtype=index_dtype(self.nnz))
+        return self.row_idx, self.col_idx, jnp.arange(self.n_stored, dtype=index_dtype(self.nnz))
 
     @classmethod
-    def from_csr(cls, csr: Csr, *, dtype: Any, backend: str, max_bytes: int | None) -> Self:
-        storing.check_memory(cls.name, csr.nnz, csr, dtype, max_bytes, index=8)
-        values, col_idx, row_ptr = storing.csr_arrays(csr, dtype)
-        return cls(values, csr.shape, csr.nnz, backend, expand_ptr(jnp, row_ptr, csr.nnz), col_idx)
+    def from_csr(cls, csr: Csr, target: Target) -> Self:
+        building.check_memory(cls.name, csr.nnz, csr, target, index=8)
+        values, col_idx, row_ptr = building.csr_arrays(csr, target.dtype)
+        if building.namespace(csr.data) is np:
+            row_idx = expand_ptr(np, csr.indptr, csr.nnz)
+        else:
+            row_idx = _rows_on_device(jnp, row_ptr, csr.nnz)
+        return building.made(cls, csr, target, values, row_idx=row_idx, col_idx=col_idx)
+
+
+_rows_on_device = jax.jit(expand_ptr, static_argnums=(0, 2))
 
 
 def row_pointers(row: Array, n_rows: int) -> Array:
-    """Where each row begins in sorted row indices [nnz], [n_rows + 1]: the last entry of a row says where it ends."""
+    """Row pointers [n_rows + 1] from sorted row indices [nnz]."""
     index = index_dtype(row.shape[0])
     last = jnp.concatenate([row[1:] != row[:-1], jnp.ones(1, bool)])
     ends = jnp.zeros(n_rows + 1, index).at[jnp.where(last, row + 1, n_rows + 1)]
     ends = ends.set(jnp.arange(1, row.shape[0] + 1, dtype=index), mode="drop")
     return lax.cummax(ends)
-
-
-@dataclasses.dataclass(frozen=True)
-class CooFaces:
-    """The three faces over coordinates that are sorted by row."""
-
-    shape: tuple[int, int]
-    n_stored: int
-
-    def _as_csr(self, structure) -> dict[str, Any]:
-        row, col = structure
-        arrays = {"slice_ptr": row_pointers(row, self.shape[0]), "col_idx": col}
-        return {"arrays": arrays, "rule": csr_rule(self.shape, self.n_stored, Explicit())}
-
-    def product(self, values, x, structure, backend):
-        return columns.product(values, x, **self._as_csr(structure), backend=backend)
-
-    def transposed(self, values, y, structure, backend):
-        if backend == "numba":
-            return columns.transposed(values, y, **self._as_csr(structure), backend=backend)
-        return entries.transposed_reference(values, y, *structure, n_cols=self.shape[1])
-
-    def outer(self, y, x, structure, backend):
-        if backend == "numba":
-            return columns.outer(y, x, **self._as_csr(structure), backend=backend)
-        return entries.outer_reference(y, x, *structure, n_cols=self.shape[1])

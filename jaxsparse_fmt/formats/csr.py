@@ -7,20 +7,27 @@
 
 Bytes: nnz·(value + 4) + 4·(n_rows + 1). Each row is a slice by itself, so nothing is padded. On a GPU `threads_per_row`
 neighbouring threads walk a row together, so that their loads coalesce (Wang and Gu's CSRV), and add their sums in the
-warp; with one thread (CSRS) they do not.
+warp. The loads of one thread a row (CSRS) do not coalesce.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Self
+from collections.abc import Iterator
+from typing import Self
 
-from jaxsparse_fmt._types import Csr
-from jaxsparse_fmt.formats import storing
-from jaxsparse_fmt.formats.by_rule import Array, ByRule, register
-from jaxsparse_fmt.kernels.address import Slices
-from jaxsparse_fmt.kernels.column_rule import ColumnRule
-from jaxsparse_fmt.kernels.rule import Rule
+import numpy as np
+
+from jaxsparse_fmt._types import Csr, Target
+from jaxsparse_fmt.formats import building, footprint
+from jaxsparse_fmt.formats.base import Array, ByRule, register
+from jaxsparse_fmt.formats.fields import ColumnIndex, Pointer
+from jaxsparse_fmt.formats.footprint import PatternCounts, Storage
+from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
+from jaxsparse_fmt.kernels.layout.address import Slices
+from jaxsparse_fmt.kernels.layout.columns import ColumnRule
+from jaxsparse_fmt.kernels.layout.rule import Rule
+from jaxsparse_fmt.models import traffic
 
 THREADS = (1, 2, 4, 8, 16, 32)
 
@@ -28,12 +35,13 @@ THREADS = (1, 2, 4, 8, 16, 32)
 @register
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class CSR(ByRule):
-    col_idx: Array
-    row_ptr: Array
+    col_idx: ColumnIndex
+    row_ptr: Pointer
     threads_per_row: int
 
     name = "csr"
     sized_by_nnz = True
+    in_order = True
     layout_options = ("threads_per_row",)
 
     @property
@@ -41,32 +49,53 @@ class CSR(ByRule):
         return Slices(self.shape[0], 1, self.threads_per_row)
 
     def csr_arrays(self) -> tuple[Array, Array, Array]:
-        return self.values, self.col_idx, self.row_ptr
+        return self.data, self.col_idx, self.row_ptr
 
     @classmethod
-    def from_csr(
-        cls, csr: Csr, *, dtype: Any, backend: str, max_bytes: int | None, threads_per_row: int | None = None
-    ) -> Self:
-        """Takes the arrays as they are.
+    def from_csr(cls, csr: Csr, target: Target, *, threads_per_row: int | None = None) -> Self:
+        """Takes the arrays of `csr` unchanged.
 
         Args:
-          threads_per_row: 1, 2, 4, 8, 16 or 32, on a GPU; None: the largest that a row of mean length keeps busy.
+          threads_per_row: 1, 2, 4, 8, 16 or 32, on a GPU; None: the most that a row of mean length keeps busy.
 
         Raises:
           ValueError: another number of threads.
         """
         chosen = threads_for(csr.nnz, csr.shape[0]) if threads_per_row is None else threads_per_row
-        chosen = storing.threads(chosen, THREADS, csr.shape[0])
-        storing.check_memory(cls.name, csr.nnz, csr, dtype, max_bytes)
-        values, col_idx, row_ptr = storing.csr_arrays(csr, dtype)
-        return cls(values, csr.shape, csr.nnz, backend, col_idx, row_ptr, chosen)
+        chosen = building.threads(chosen, THREADS, csr.shape[0])
+        building.check_memory(cls.name, csr.nnz, csr, target)
+        values, col_idx, row_ptr = building.csr_arrays(csr, target.dtype)
+        return building.made(cls, csr, target, values, col_idx=col_idx, row_ptr=row_ptr, threads_per_row=chosen)
+
+    @classmethod
+    def footprints(cls, pattern: PatternCounts) -> Iterator[Storage]:
+        csr, longest = pattern.csr, int(pattern.lengths.max(initial=0))
+        threads = threads_for(csr.nnz, csr.shape[0])
+        very_long = csr.nnz >= LAUNCH.very_long_rows * csr.shape[0]
+        yield Storage(
+            cls.name,
+            {"threads_per_row": threads},
+            traffic.csr_bytes(csr, pattern.itemsize),
+            csr.nnz,
+            footprint.trips(longest, threads) + (threads > 1),  # one to add the threads' sums
+            1,
+            rate="csr 1" if threads == 1 else "csr long" if very_long else "csr",
+            idle=walked_together(pattern.lengths, threads) - csr.nnz,
+            by_columns=False,
+            words=(f"rows of up to {longest} entries",),
+        )
 
 
 def csr_rule(shape: tuple[int, int], nnz: int, column: ColumnRule) -> Rule:
-    """The rule of CSR with `threads_for` its rows, for formats that borrow its kernel; `row_ptr` is its `slice_ptr`."""
+    """CSR's rule with `threads_for` threads a row, for formats that use CSR's kernel; `row_ptr` is its `slice_ptr`."""
     return Rule(shape, nnz, Slices(shape[0], 1, threads_for(nnz, shape[0])), column)
 
 
 def threads_for(nnz: int, n_rows: int) -> int:
     """The largest power of two up to 32 that is at most the mean row length."""
-    return max(t for t in THREADS if t <= max(nnz / max(n_rows, 1), 1) and (t == 1 or t * n_rows < storing.MAX_LANES))
+    return max(t for t in THREADS if t <= max(nnz / max(n_rows, 1), 1) and (t == 1 or t * n_rows < building.MAX_LANES))
+
+
+def walked_together(lengths: np.ndarray, threads: int) -> int:
+    """The number of places that CSR's threads pass over, as all rows of a tile wait for the tile's longest row."""
+    return threads * traffic.sliced_places(-(-lengths // threads), LAUNCH.rows // threads)

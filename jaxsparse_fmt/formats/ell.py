@@ -5,38 +5,50 @@
          ⎢ 4 . 5 6 ⎥      row_lengths  [2 1 3 0]                          [n_rows] int32
          ⎣ . . . . ⎦
 
-Bytes: K·n_rows·(value + 4) + 4·n_rows. Products run over all K columns; the row lengths serve conversion only.
+Bytes: K·n_rows·(value + 4) + 4·n_rows. Products run over all K columns; only conversions read the row lengths.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Self
+from collections.abc import Iterator
+from typing import Self
 
-import jax.numpy as jnp
-
-from jaxsparse_fmt._types import Csr
-from jaxsparse_fmt.formats import storing
-from jaxsparse_fmt.formats.by_rule import Array, ByRule, register
-from jaxsparse_fmt.kernels.address import Slices
+from jaxsparse_fmt._types import Csr, Target
+from jaxsparse_fmt.formats import building, footprint
+from jaxsparse_fmt.formats.base import ByRule, register
+from jaxsparse_fmt.formats.fields import ColumnIndex, ZeroPadded
+from jaxsparse_fmt.formats.footprint import PatternCounts, Storage
+from jaxsparse_fmt.kernels.layout.address import Slices
 
 
 @register
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class ELL(ByRule):
-    col_idx: Array
-    row_lengths: Array
+    col_idx: ColumnIndex
+    row_lengths: ZeroPadded
 
     name = "ell"
+    unread = ("row_lengths",)
 
     @property
     def address(self) -> Slices:
         return Slices(self.shape[0], max(self.shape[0], 1))
 
     @classmethod
-    def from_csr(cls, csr: Csr, *, dtype: Any, backend: str, max_bytes: int | None) -> Self:
-        rows, address = storing.rows_of(csr), Slices(csr.shape[0], max(csr.shape[0], 1))
-        n_stored = rows.longest * address.lanes
-        storing.check_memory(cls.name, n_stored, csr, dtype, max_bytes)
-        values, col_idx = storing.fill(csr, rows, address, {}, n_stored, dtype)
-        return cls(values, csr.shape, csr.nnz, backend, col_idx, jnp.asarray(rows.lengths))
+    def from_csr(cls, csr: Csr, target: Target) -> Self:
+        rows, address = building.rows_of(csr), Slices(csr.shape[0], max(csr.shape[0], 1))
+        n_stored = _places(rows)
+        building.check_memory(cls.name, n_stored, csr, target)
+        values, col_idx = building.fill(csr, rows, address, {}, n_stored, target.dtype)
+        return building.made(cls, csr, target, values, col_idx=col_idx, row_lengths=rows.lengths)
+
+    @classmethod
+    def footprints(cls, pattern: PatternCounts) -> Iterator[Storage]:
+        rows, n_rows = building.Rows(pattern.lengths), pattern.csr.shape[0]
+        places = _places(rows)
+        yield Storage(cls.name, {}, places * (pattern.itemsize + 4), places, footprint.trips(rows.longest), n_rows)
+
+
+def _places(rows: building.Rows) -> int:
+    return rows.longest * rows.lengths.shape[0]

@@ -5,24 +5,25 @@
          ⎢ 4 . 5 6 ⎥      row_lengths  [2 1 3 0]                                   [n_rows] int32
          ⎣ . . . . ⎦
 
-The pitch is n_rows rounded up to 32, so that every column starts on a 128-byte boundary. Each row stops at its own
-length: padding is stored but not read. `threads_per_row` threads may share a row, each taking every second or fourth
-column, without a change of the data (Barbieri et al., end of §3.1).
+The pitch is n_rows rounded up to 32, so that every column starts on a 128-byte boundary. A product reads each row up to
+its own length: padding is stored but not read. `threads_per_row` threads may share a row; each takes every second or
+fourth column, and the data do not change (Barbieri et al., end of §3.1).
 
 Bytes: K·pitch·(value + 4) + 4·n_rows.
+
+A reproduction of its paper: `format="auto"` never takes it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Self
+from typing import Self
 
-import jax.numpy as jnp
-
-from jaxsparse_fmt._types import Csr
-from jaxsparse_fmt.formats import storing
-from jaxsparse_fmt.formats.by_rule import Array, ByRule, register
-from jaxsparse_fmt.kernels.address import Slices
+from jaxsparse_fmt._types import Csr, Target
+from jaxsparse_fmt.formats import building
+from jaxsparse_fmt.formats.base import ByRule, register
+from jaxsparse_fmt.formats.fields import ColumnIndex, ZeroPadded
+from jaxsparse_fmt.kernels.layout.address import Slices
 
 ALIGNMENT = 32  # rows: 128 bytes of the 4-byte column indices
 
@@ -30,20 +31,19 @@ ALIGNMENT = 32  # rows: 128 bytes of the 4-byte column indices
 @register
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class ELLR(ByRule):
-    col_idx: Array
-    row_lengths: Array
+    col_idx: ColumnIndex
+    row_lengths: ZeroPadded
     threads_per_row: int
 
     name = "ellr"
     layout_options = ("threads_per_row",)
-    unread = ()
 
     @property
     def address(self) -> Slices:
         return Slices(self.shape[0], pitch_of(self.shape[0]), self.threads_per_row)
 
     @classmethod
-    def from_csr(cls, csr: Csr, *, dtype: Any, backend: str, max_bytes: int | None, threads_per_row: int = 1) -> Self:
+    def from_csr(cls, csr: Csr, target: Target, *, threads_per_row: int = 1) -> Self:
         """Builds the columns.
 
         Args:
@@ -52,12 +52,13 @@ class ELLR(ByRule):
         Raises:
           ValueError: another number of threads.
         """
-        threads = storing.threads(threads_per_row, (1, 2, 4), csr.shape[0])
-        rows, address = storing.rows_of(csr), Slices(csr.shape[0], pitch_of(csr.shape[0]))
+        threads = building.threads(threads_per_row, (1, 2, 4), csr.shape[0])
+        rows, address = building.rows_of(csr), Slices(csr.shape[0], pitch_of(csr.shape[0]))
         n_stored = rows.longest * address.lanes
-        storing.check_memory(cls.name, n_stored, csr, dtype, max_bytes)
-        values, col_idx = storing.fill(csr, rows, address, {}, n_stored, dtype)
-        return cls(values, csr.shape, csr.nnz, backend, col_idx, jnp.asarray(rows.lengths), threads)
+        building.check_memory(cls.name, n_stored, csr, target)
+        values, col_idx = building.fill(csr, rows, address, {}, n_stored, target.dtype)
+        index = {"col_idx": col_idx, "row_lengths": rows.lengths}
+        return building.made(cls, csr, target, values, **index, threads_per_row=threads)
 
 
 def pitch_of(n_rows: int) -> int:

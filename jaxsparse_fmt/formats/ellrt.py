@@ -8,39 +8,39 @@
 The pitch is n_rows rounded up to 32. Threads that share a row are neighbours; every load of a warp covers 32 places.
 
 Bytes: K·pitch·T·(value + 4) + 4·n_rows.
+
+A reproduction of its paper: `format="auto"` never takes it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Self
+from typing import Self
 
-import jax.numpy as jnp
-
-from jaxsparse_fmt._types import Csr
-from jaxsparse_fmt.formats import storing
-from jaxsparse_fmt.formats.by_rule import Array, ByRule, register
+from jaxsparse_fmt._types import Csr, Target
+from jaxsparse_fmt.formats import building
+from jaxsparse_fmt.formats.base import ByRule, register
 from jaxsparse_fmt.formats.ellr import pitch_of
-from jaxsparse_fmt.kernels.address import Spread
+from jaxsparse_fmt.formats.fields import ColumnIndex, ZeroPadded
+from jaxsparse_fmt.kernels.layout.address import Subwarp
 
 
 @register
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class ELLRT(ByRule):
-    col_idx: Array
-    row_lengths: Array
+    col_idx: ColumnIndex
+    row_lengths: ZeroPadded
     threads_per_row: int
 
     name = "ellrt"
     layout_options = ("threads_per_row",)
-    unread = ()
 
     @property
-    def address(self) -> Spread:
+    def address(self) -> Subwarp:
         return _address(self.shape[0], self.threads_per_row)
 
     @classmethod
-    def from_csr(cls, csr: Csr, *, dtype: Any, backend: str, max_bytes: int | None, threads_per_row: int = 2) -> Self:
+    def from_csr(cls, csr: Csr, target: Target, *, threads_per_row: int = 2) -> Self:
         """Builds the columns.
 
         Args:
@@ -49,13 +49,14 @@ class ELLRT(ByRule):
         Raises:
           ValueError: another number of threads.
         """
-        threads = storing.threads(threads_per_row, (1, 2, 4, 8, 16, 32), csr.shape[0])
-        rows, address = storing.rows_of(csr), _address(csr.shape[0], threads)
+        threads = building.threads(threads_per_row, (1, 2, 4, 8, 16, 32), csr.shape[0])
+        rows, address = building.rows_of(csr), _address(csr.shape[0], threads)
         n_stored = -(-rows.longest // threads) * address.lanes
-        storing.check_memory(cls.name, n_stored, csr, dtype, max_bytes)
-        values, col_idx = storing.fill(csr, rows, address, {}, n_stored, dtype)
-        return cls(values, csr.shape, csr.nnz, backend, col_idx, jnp.asarray(rows.lengths), threads)
+        building.check_memory(cls.name, n_stored, csr, target)
+        values, col_idx = building.fill(csr, rows, address, {}, n_stored, target.dtype)
+        index = {"col_idx": col_idx, "row_lengths": rows.lengths}
+        return building.made(cls, csr, target, values, **index, threads_per_row=threads)
 
 
-def _address(n_rows: int, threads: int) -> Spread:
-    return Spread(n_rows, pitch_of(n_rows) * threads, threads)
+def _address(n_rows: int, threads: int) -> Subwarp:
+    return Subwarp(n_rows, pitch_of(n_rows) * threads, threads)

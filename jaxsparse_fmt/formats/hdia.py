@@ -16,18 +16,23 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsparse_fmt._types import Csr
-from jaxsparse_fmt.formats import merging, storing
-from jaxsparse_fmt.formats.by_rule import Array, ByRule, register
-from jaxsparse_fmt.kernels.address import Slices
-from jaxsparse_fmt.kernels.column_rule import Diagonal, pack_pattern
-from jaxsparse_fmt.kernels.rule import Rule
+from jaxsparse_fmt._types import Csr, Target
+from jaxsparse_fmt.formats import building, footprint, merging, statistics
+from jaxsparse_fmt.formats.base import Array, ByRule, register
+from jaxsparse_fmt.formats.fields import Offset, Pointer
+from jaxsparse_fmt.formats.footprint import PatternCounts, Storage
+from jaxsparse_fmt.kernels.layout.address import Slices
+from jaxsparse_fmt.kernels.layout.columns import Diagonal, pack_pattern
+from jaxsparse_fmt.kernels.layout.rule import Rule
+
+BLOCK = 2**14  # chunks that the host works on at a time
 
 
 @register
@@ -35,8 +40,8 @@ from jaxsparse_fmt.kernels.rule import Rule
 class HDIA(ByRule):
     """HDIA with `slice_size` C rows a slice and a sort window of `sigma` rows; 1: the rows' own order."""
 
-    offsets: Array
-    slice_ptr: Array
+    offsets: Offset
+    slice_ptr: Pointer
     pattern: Array | None
     perm: Array | None
     slice_size: int
@@ -54,16 +59,7 @@ class HDIA(ByRule):
         return Diagonal()
 
     @classmethod
-    def from_csr(
-        cls,
-        csr: Csr,
-        *,
-        dtype: Any,
-        backend: str,
-        max_bytes: int | None,
-        slice_size: int = 128,
-        sigma: int = 1,
-    ) -> Self:
+    def from_csr(cls, csr: Csr, target: Target, *, slice_size: int = 128, sigma: int = 1) -> Self:
         """Builds the slices.
 
         Args:
@@ -73,29 +69,40 @@ class HDIA(ByRule):
         Raises:
           ValueError: slice_size below 1, or sigma between 1 and slice_size.
         """
-        C, sigma = storing.slices(slice_size, sigma)
-        perm = None if sigma == 1 else storing.rows_of(csr, sigma).perm
+        C, sigma = building.slices(slice_size, sigma)
+        perm = None if sigma == 1 else building.rows_of(csr, sigma).perm
         merged = merging.distinct(csr, perm, min(C, max(csr.shape[0], 1)), Diagonal())
         build = _on_host if merged is None else functools.partial(_on_device, merged)
-        index, values, pattern = build(csr, perm, C, dtype, max_bytes)
-        return cls(values, csr.shape, csr.nnz, backend, **index, pattern=pattern, slice_size=C, sigma=sigma)
+        index, values, pattern = build(csr, perm, C, target)
+        return building.made(cls, csr, target, values, **index, pattern=pattern, slice_size=C, sigma=sigma)
+
+    @classmethod
+    def footprints(cls, pattern: PatternCounts) -> Iterator[Storage]:
+        C, n_rows = 128, pattern.csr.shape[0]
+        counted = statistics.diagonals_by_slice(pattern.csr, C) if pattern.on_gpu else None  # far slower on a CPU
+        if counted is not None and pattern.is_padding_few(counted):
+            n_slices = -(-n_rows // C)
+            mean = counted.indices / max(n_slices, 1)
+            nbytes = pattern.implied_bytes(counted) + footprint.pointer_bytes(n_slices, counted.places)
+            layout, words = {"slice_size": C, "sigma": 1}, f"{mean:.3g} diagonals a slice"
+            yield Storage(cls.name, layout, nbytes, counted.places, footprint.trips(mean), C, words=(words,))
 
 
-def _sizes(csr: Csr, counts: np.ndarray, C: int, dtype: Any, max_bytes: int | None) -> np.ndarray:
-    """`slice_ptr` of slices that have `counts` diagonals, if they do not take too much memory."""
+def _sizes(csr: Csr, counts: np.ndarray, C: int, target: Target) -> np.ndarray:
+    """`slice_ptr` of slices that have `counts` diagonals, after the check that they fit in memory."""
     cause = f"its {counts.size} slices have {counts.sum()} diagonals in all"
-    storing.check_memory(HDIA.name, int(counts.sum()) * C, csr, dtype, max_bytes, 4 / C, cause)
-    return storing.pointers(counts * C)
+    building.check_memory(HDIA.name, int(counts.sum()) * C, csr, target, 4 / C, cause)
+    return building.pointers(counts * C)
 
 
-def _on_device(merged: Array, csr: Csr, perm: Any, C: int, dtype: Any, max_bytes: int | None):
+def _on_device(merged: Array, csr: Csr, perm: Any, C: int, target: Target):
     """The index arrays, `values` and `pattern`; as `_on_host`."""
     counts = np.asarray(merging.counts(merged)).astype(np.int64)
-    slice_ptr = jnp.asarray(_sizes(csr, counts, C, dtype, max_bytes))
+    slice_ptr = jnp.asarray(_sizes(csr, counts, C, target))
     rule = Rule(csr.shape, int(counts.sum()) * C, Slices(csr.shape[0], C), Diagonal())
     index = {"offsets": _in_chunks(merged, slice_ptr, rule), "slice_ptr": slice_ptr, "perm": perm}
-    values, present = merging.place(csr, rule, index, dtype)
-    return index, values, merging.pattern(csr, present, dtype)
+    values, present = merging.place(csr, rule, index, target.dtype)
+    return index, values, merging.pattern(csr, present, target.dtype)
 
 
 @functools.partial(jax.jit, static_argnums=2)
@@ -104,21 +111,42 @@ def _in_chunks(merged, slice_ptr, rule):
     return merged[k, owner]
 
 
-def _on_host(csr: Csr, perm: Any, C: int, dtype: Any, max_bytes: int | None):
-    csr, perm = storing.on_host(csr), None if perm is None else np.asarray(perm)
+def _on_host(csr: Csr, perm: Any, C: int, target: Target):
+    csr, perm = building.on_host(csr), None if perm is None else np.asarray(perm)
     n_rows, span = csr.shape[0], sum(csr.shape)
     row, diagonal = _diagonals_of(csr)
     storage_row = row if perm is None else _inverse(perm)[row]
     kept, chunk = np.unique(storage_row // C * span + diagonal, return_inverse=True)
-    slice_ptr = _sizes(csr, np.bincount(kept // span, minlength=-(-n_rows // C)), C, dtype, max_bytes)
+    slice_ptr = _sizes(csr, np.bincount(kept // span, minlength=-(-n_rows // C)), C, target)
     offsets = kept % span - (n_rows - 1)
-    in_chunk = (kept // span * C)[:, None] + np.arange(C)  # the storage rows of a chunk; behind the last, none
-    clipped = np.minimum(in_chunk, max(n_rows - 1, 0))
-    columns = (clipped if perm is None else perm[clipped]) + offsets[:, None]
+    values, present = np.zeros(kept.size * C, target.dtype), np.zeros((kept.size, C), bool)
+    ragged = _reaching_out(csr.shape, kept // span, offsets, perm, C)
+    for first in range(0, ragged.size, BLOCK):
+        some = ragged[first : first + BLOCK]
+        present[some] = ~_inside(csr.shape, kept[some] // span * C, offsets[some], perm, C)
     place = chunk * C + storage_row % C
-    perm = storing.on_device(perm)
-    index = {"offsets": jnp.asarray(offsets, np.int32), "slice_ptr": jnp.asarray(slice_ptr), "perm": perm}
-    return index, *_place_on_diagonals(csr, place, np.where(in_chunk < n_rows, columns, -1), dtype)
+    values[place], present.reshape(-1)[place] = csr.data, True
+    pattern = pack_pattern(present.reshape(-1), zeros_stored=bool(np.any(values[place] == 0)))
+    return {"offsets": offsets.astype(np.int32), "slice_ptr": slice_ptr, "perm": perm}, values, pattern
+
+
+def _reaching_out(shape: tuple[int, int], owner: np.ndarray, offsets: np.ndarray, perm: Any, C: int) -> np.ndarray:
+    """The chunks that have a place outside the matrix, from the least and the last row of each slice."""
+    n_rows, n_cols = shape
+    start = np.arange(0, n_rows, C)
+    rows = np.arange(n_rows) if perm is None else perm
+    least, last = (f.reduceat(rows, start) if n_rows else rows for f in (np.minimum, np.maximum))
+    inside = (least[owner] + offsets >= 0) & (last[owner] + offsets < n_cols) & (owner < n_rows // C)
+    return np.flatnonzero(~inside)
+
+
+def _inside(shape: tuple[int, int], first: np.ndarray, offsets: np.ndarray, perm: Any, C: int) -> np.ndarray:
+    """Which places of chunks that begin with the storage rows `first` lie in the matrix, [n, C]."""
+    n_rows, n_cols = shape
+    row = first[:, None] + np.arange(C)  # rows behind the last do not exist
+    matrix_row = row if perm is None else perm[np.minimum(row, n_rows - 1)]
+    column = matrix_row + offsets[:, None]
+    return (row < n_rows) & (column >= 0) & (column < n_cols)
 
 
 def _inverse(perm: np.ndarray) -> np.ndarray:
@@ -128,15 +156,6 @@ def _inverse(perm: np.ndarray) -> np.ndarray:
 
 
 def _diagonals_of(csr: Csr) -> tuple[np.ndarray, np.ndarray]:
-    """Of every entry its row and its diagonal, column − row + n_rows − 1: [nnz] int64."""
+    """The row and the diagonal, column − row + n_rows − 1, of every entry: [nnz] int64 each."""
     row = np.repeat(np.arange(csr.shape[0]), np.diff(csr.indptr))
     return row, csr.indices.astype(np.int64) - row + (csr.shape[0] - 1)
-
-
-def _place_on_diagonals(csr: Csr, place: np.ndarray, columns: np.ndarray, dtype: Any):
-    """`values` and `pattern` from the place of every entry and the column of every place, [n_chunks, C]."""
-    inside = ((columns >= 0) & (columns < csr.shape[1])).reshape(-1)
-    values, present = np.zeros(inside.size, dtype), ~inside
-    values[place], present[place] = csr.data, True
-    pattern = pack_pattern(present, zeros_stored=bool(np.any(values[place] == 0)))
-    return jnp.asarray(values), storing.on_device(pattern)

@@ -6,8 +6,8 @@
          ⎣ . . . . ⎦      slice_ptr    [0, 4, 10]                         [n_slices + 1] int32 (hackOffsets)
                           row_lengths  [2 1 3 0]                          [n_rows] int32, in storage order
 
-With sigma > 1 rows are sorted by falling length inside windows of sigma rows, so that slices hold rows of like
-length; `perm` [n_rows] int32 says which row each storage row is, and products write straight to their rows.
+With sigma > 1 rows are sorted by falling length inside windows of sigma rows, so that slices hold rows of similar
+length. `perm` [n_rows] int32 maps storage rows to rows of the matrix; products write directly to the latter.
 
 Bytes: n_stored·(value + 4) + 4·n_rows + 4·(n_slices + 1), and 4·n_rows for `perm`. A product does not read
 `row_lengths`.
@@ -16,14 +16,15 @@ Bytes: n_stored·(value + 4) + 4·n_rows + 4·(n_slices + 1), and 4·n_rows for 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Self
+from collections.abc import Iterator
+from typing import Self
 
-import jax.numpy as jnp
-
-from jaxsparse_fmt._types import Csr
-from jaxsparse_fmt.formats import storing
-from jaxsparse_fmt.formats.by_rule import Array, ByRule, register
-from jaxsparse_fmt.kernels.address import Slices
+from jaxsparse_fmt._types import Csr, Target
+from jaxsparse_fmt.formats import building, footprint
+from jaxsparse_fmt.formats.base import Array, ByRule, register
+from jaxsparse_fmt.formats.fields import ColumnIndex, Pointer, ZeroPadded
+from jaxsparse_fmt.formats.footprint import PatternCounts, Storage
+from jaxsparse_fmt.kernels.layout.address import Slices
 
 
 @register
@@ -31,14 +32,15 @@ from jaxsparse_fmt.kernels.address import Slices
 class HLL(ByRule):
     """HLL with `slice_size` C rows a slice and a sort window of `sigma` rows; 1: the rows' own order."""
 
-    col_idx: Array
-    slice_ptr: Array
-    row_lengths: Array
+    col_idx: ColumnIndex
+    slice_ptr: Pointer
+    row_lengths: ZeroPadded
     perm: Array | None
     slice_size: int
     sigma: int
 
     name = "hll"
+    unread = ("row_lengths",)
     layout_options = ("slice_size", "sigma")
 
     @property
@@ -46,16 +48,7 @@ class HLL(ByRule):
         return Slices(self.shape[0], self.slice_size)
 
     @classmethod
-    def from_csr(
-        cls,
-        csr: Csr,
-        *,
-        dtype: Any,
-        backend: str,
-        max_bytes: int | None,
-        slice_size: int = 128,
-        sigma: int = 1,
-    ) -> Self:
+    def from_csr(cls, csr: Csr, target: Target, *, slice_size: int = 128, sigma: int = 1) -> Self:
         """Builds the slices.
 
         Args:
@@ -65,11 +58,29 @@ class HLL(ByRule):
         Raises:
           ValueError: slice_size below 1, or sigma between 1 and slice_size, where sorting could not change a slice.
         """
-        slice_size, sigma = storing.slices(slice_size, sigma)
-        rows, address = storing.rows_of(csr, sigma), Slices(csr.shape[0], slice_size)
-        counts = storing.longest_by_slice(rows.lengths, slice_size) * slice_size
-        storing.check_memory(cls.name, int(counts.sum()), csr, dtype, max_bytes)
-        slice_ptr = storing.pointers(counts)
-        values, col_idx = storing.fill(csr, rows, address, {"slice_ptr": slice_ptr}, int(slice_ptr[-1]), dtype)
-        index = jnp.asarray(slice_ptr), jnp.asarray(rows.lengths), storing.on_device(rows.perm)
-        return cls(values, csr.shape, csr.nnz, backend, col_idx, *index, slice_size, sigma)
+        slice_size, sigma = building.slices(slice_size, sigma)
+        rows, address = building.rows_of(csr, sigma), Slices(csr.shape[0], slice_size)
+        counts = building.longest_by_slice(rows.lengths, slice_size) * slice_size
+        building.check_memory(cls.name, int(counts.sum()), csr, target)
+        slice_ptr = building.pointers(counts)
+        values, col_idx = building.fill(csr, rows, address, {"slice_ptr": slice_ptr}, int(slice_ptr[-1]), target.dtype)
+        index = {"col_idx": col_idx, "slice_ptr": slice_ptr, "row_lengths": rows.lengths, "perm": rows.perm}
+        return building.made(cls, csr, target, values, **index, slice_size=slice_size, sigma=sigma)
+
+    @classmethod
+    def footprints(cls, pattern: PatternCounts) -> Iterator[Storage]:
+        for C, sigma, widths in pattern.slices:
+            places, longest = int(widths.sum()) * C, int(widths.max(initial=0))
+            index = footprint.pointer_bytes(widths.size, places) + (4 * pattern.csr.shape[0] if sigma > 1 else 0)
+            yield Storage(
+                cls.name,
+                {"slice_size": C, "sigma": sigma},
+                places * (pattern.itemsize + 4) + index,
+                places,
+                footprint.trips(longest),
+                C,
+                rate="hll 32" if C == 32 else "hll",
+                walked=longest * widths.size * C,
+                by_columns=footprint.are_even(widths),
+                sorted=sigma > 1,
+            )

@@ -1,10 +1,10 @@
-"""Into diagonals and blocks on a device: rows are merged and searched, and nothing as long as the entries is sorted.
+"""Conversion into diagonals and blocks on a device, by merging and searching rows; no array of nnz numbers is sorted.
 
-The columns of a row rise, and so do the diagonals and the blocks in which they lie. `distinct` merges the rows of a
-group: the least index that any of them has next is the group's next. A step reads one sector of every row, so that
-rows of 7 entries are read 7 times. Then every place of the storage looks for its entry in its row (`place`), between
-bounds that leave one entry to look at where the row has an entry at every place: a pass over the places that writes the
-number of the entry, and one that gathers.
+The columns of a row rise, and so do the diagonals and the blocks of its entries. `distinct` merges the rows of a group:
+the least of the rows' next indices is the group's next index. A step reads one sector of every row, so that it reads a
+row of 7 entries 7 times. Then `place` searches the row of every place for the place's entry. Where the row has an entry
+at every place, bounds narrow the search to one entry. One pass over the places writes the index of each entry, and
+another gathers the entries.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ import numpy as np
 from jax import lax
 
 from jaxsparse_fmt._types import Csr, index_dtype
-from jaxsparse_fmt.formats.storing import namespace
-from jaxsparse_fmt.kernels.address import Arrays, Chunked, take
-from jaxsparse_fmt.kernels.column_rule import Blocked, Diagonal, pack_pattern
-from jaxsparse_fmt.kernels.rule import Rule
+from jaxsparse_fmt.formats.building import namespace
+from jaxsparse_fmt.kernels.layout.address import Arrays, Chunked, take
+from jaxsparse_fmt.kernels.layout.columns import Blocked, Diagonal, pack_pattern
+from jaxsparse_fmt.kernels.layout.rule import Rule
 
-STEPS = 8  # indices of a group that are found before the host asks whether there are more
-MOST_AT_ONCE = 4  # times that, before it asks first
-MOST_STEPS = 1024  # after as many, each a pass over the rows, the host does it all
+STEPS = 8  # indices of a group found before the host checks for more
+MOST_AT_ONCE = 4  # times `STEPS`, before the host's first check
+MOST_STEPS = 1024  # passes over the rows, after which the host does all the work
 NONE = np.iinfo(np.int32).max  # no further index
-HOLE, OUTSIDE = -1, -2  # instead of an entry: a place in the matrix, and one outside
+HOLE, OUTSIDE = -1, -2  # in place of an entry: a place inside the matrix without one, and a place outside
 
 
 def distinct(csr: Csr, perm: Any, group: int, column: Diagonal | Blocked) -> jax.Array | None:
     """The diagonals, or the columns of blocks, that each group of rows touches.
 
     Args:
-      csr: on a device; of one on the host nothing is said.
+      csr: on a device; one on the host gives None.
       perm: the row of the matrix at each place of the groups, which need not be all rows; None: as in the matrix.
       group: rows of a group.
-      column: whose index of an entry is meant.
+      column: the rule that gives an entry its index.
 
     Returns:
-      [W, n_groups] int32, rising, `NONE` behind the last of a group; None where that is for the host to find: where a
-      group touches too many, or so many more than the mean that the result would dwarf the matrix.
+      [W, n_groups] int32, rising, `NONE` behind the last of a group. None where the host must find them: a group
+      touches too many, or so many more than the mean group that the result would be far larger than the matrix.
     """
     if namespace(csr.data) is np:
         return None
     n_groups = -(-(csr.shape[0] if perm is None else perm.shape[0]) // group)
     if csr.nnz == 0:
         return jnp.zeros((0, n_groups), jnp.int32)
-    # As many as rows have entries, and one more, are mostly all, and then the host asks once.
+    # Most groups have at most one index more than their rows have entries; then the host checks once.
     first = min(-(-(csr.nnz // (max(csr.shape[0], 1) * column.unit) + 1) // STEPS), MOST_AT_ONCE)
     at, left, found, steps, ahead = None, True, [], 0, first * STEPS
     while left:
@@ -64,7 +64,7 @@ def distinct(csr: Csr, perm: Any, group: int, column: Diagonal | Blocked) -> jax
 
 @jax.jit
 def counts(merged):
-    """How many indices each group has, [n_groups] int32."""
+    """The number of indices of each group, [n_groups] int32."""
     return jnp.sum(merged != NONE, axis=0, dtype=jnp.int32)
 
 
@@ -99,9 +99,9 @@ def _merge(at, indptr, indices, perm, group, column, steps):
 
 
 def _count(holds: Callable[[Any], Any], count: Any, most: int) -> Any:
-    """How many of 0, 1, … count − 1 `holds` is true of, if it is of no number behind one of which it is not.
+    """Length of the prefix of range(count) on which the monotone predicate `holds`; branch-free binary search.
 
-    `most` is no less than any count. Bit by bit, so that only one array is carried.
+    `most` is an upper bound of `count`. The search sets one bit of the result at a time and carries one array.
     """
     n = jnp.zeros_like(count)
     for bit in reversed(range(most.bit_length())):
@@ -111,11 +111,11 @@ def _count(holds: Callable[[Any], Any], count: Any, most: int) -> Any:
 
 
 def place(csr: Csr, rule: Rule, arrays: Arrays, dtype: Any) -> tuple[jax.Array, jax.Array]:
-    """`values` [n_stored] of a storage, and which of its places hold an entry or lie outside the matrix.
+    """`values` [n_stored] of a storage, and a bool mask of the places that hold an entry or lie outside the matrix.
 
     Args:
       csr: on a device.
-      rule: of the storage, whose places of a row rise by column.
+      rule: of the storage; it orders the places of a row by column.
       arrays: that the rule reads.
     """
     if csr.nnz == 0 or rule.n_stored == 0:
@@ -123,7 +123,7 @@ def place(csr: Csr, rule: Rule, arrays: Arrays, dtype: Any) -> tuple[jax.Array, 
     arrays = {name: a for name, a in arrays.items() if a is not None}
     most = int(_longest_search(csr.indptr, arrays, rule))
     entry = _find(csr.indptr, csr.indices, arrays, rule, (1 << most.bit_length()) - 1)
-    # By themselves, since XLA would search anew for each of what is made of an entry.
+    # The search is a program of its own, since XLA would repeat it for each gathered array.
     return _gather(csr.data, entry, np.dtype(dtype))
 
 
@@ -134,18 +134,18 @@ def pattern(csr: Csr, present: jax.Array, dtype: Any) -> jax.Array | None:
 
 @functools.partial(jax.jit, static_argnums=1)
 def any_zero(data, dtype):
-    """Whether an entry is zero, once it is of that dtype."""
+    """Whether some entry is zero in `dtype`."""
     return jnp.any(data.astype(dtype) == 0)
 
 
 def _bounds(j: Any, length: Any, width: Any) -> tuple[Any, Any]:
-    """The first and the last of a row's entries that place j of `width` can hold: j before it, width − 1 − j after."""
+    """The first and the last entry of a row that place j of `width` can hold; width − 1 − j places follow place j."""
     return jnp.maximum(length - (width - j), 0), jnp.minimum(j, length - 1)
 
 
 @functools.partial(jax.jit, static_argnums=2)
 def _longest_search(indptr, arrays, rule):
-    """Of all places the most entries between the bounds, without the last."""
+    """The most entries, without the last, between the bounds of any place."""
     _, widths = rule.address.bounds(jnp, arrays, rule.n_stored)
     lengths = jnp.diff(indptr).astype(jnp.int32)
     lengths = lengths if "perm" not in arrays else take(lengths, arrays["perm"])

@@ -6,24 +6,25 @@
          ⎣ . . . . ⎦      row_lengths  [3 2 1 0], or a warp's longest: [3]         [n_rows] or [⌈n_rows / 32⌉] int32
                           perm         [2 0 1 3]                                   [n_rows] int32
 
-The pitch is n_rows rounded up to 32. Row lengths are held per row, or per warp (the paper's N_w numbers); either way a
-product reads one for each tile of rows, the longest, and the column index tells what is padding.
+The pitch is n_rows rounded up to 32. Row lengths are stored per row or per warp (the paper's N_w numbers). Either way a
+product reads one length for each tile of rows, the longest, and padding has the column index n_cols.
 
 Bytes: K·pitch·(value + 4) + 8·n_rows, or 4·n_rows + 4·⌈n_rows / 32⌉ in place of the latter.
+
+A reproduction of its paper: `format="auto"` never takes it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Self
+from typing import Self
 
-import jax.numpy as jnp
-
-from jaxsparse_fmt._types import Csr
-from jaxsparse_fmt.formats import storing
-from jaxsparse_fmt.formats.by_rule import Array, ByRule, register
+from jaxsparse_fmt._types import Csr, Target
+from jaxsparse_fmt.formats import building
+from jaxsparse_fmt.formats.base import Array, ByRule, register
 from jaxsparse_fmt.formats.ellr import pitch_of
-from jaxsparse_fmt.kernels.address import WARP, Slices
+from jaxsparse_fmt.formats.fields import ColumnIndex, ZeroPadded
+from jaxsparse_fmt.kernels.layout.address import WARP, Slices
 
 LENGTHS = {"row": 1, "warp": WARP}
 
@@ -31,21 +32,20 @@ LENGTHS = {"row": 1, "warp": WARP}
 @register
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class PELLR(ByRule):
-    col_idx: Array
-    row_lengths: Array
+    col_idx: ColumnIndex
+    row_lengths: ZeroPadded
     perm: Array | None
     lengths_per: str
 
     name = "pellr"
     layout_options = ("lengths_per",)
-    unread = ()
 
     @property
     def address(self) -> Slices:
         return Slices(self.shape[0], pitch_of(self.shape[0]), falling=LENGTHS[self.lengths_per])
 
     @classmethod
-    def from_csr(cls, csr: Csr, *, dtype: Any, backend: str, max_bytes: int | None, lengths_per: str = "warp") -> Self:
+    def from_csr(cls, csr: Csr, target: Target, *, lengths_per: str = "warp") -> Self:
         """Sorts the rows and builds the columns.
 
         Args:
@@ -56,9 +56,10 @@ class PELLR(ByRule):
         """
         if not isinstance(lengths_per, str) or lengths_per not in LENGTHS:
             raise ValueError(f"lengths_per must be 'row' or 'warp'; got {lengths_per!r}")
-        rows, address = storing.rows_of(csr, sigma=None), Slices(csr.shape[0], pitch_of(csr.shape[0]))
+        rows, address = building.rows_of(csr, sigma=None), Slices(csr.shape[0], pitch_of(csr.shape[0]))
         n_stored = rows.longest * address.lanes
-        storing.check_memory(cls.name, n_stored, csr, dtype, max_bytes)
-        values, col_idx = storing.fill(csr, rows, address, {}, n_stored, dtype)
-        lengths = jnp.asarray(rows.lengths[:: LENGTHS[lengths_per]])  # sorted: a warp's first row is its longest
-        return cls(values, csr.shape, csr.nnz, backend, col_idx, lengths, jnp.asarray(rows.perm), lengths_per)
+        building.check_memory(cls.name, n_stored, csr, target)
+        values, col_idx = building.fill(csr, rows, address, {}, n_stored, target.dtype)
+        lengths = rows.lengths[:: LENGTHS[lengths_per]]  # sorted: a warp's first row is its longest
+        index = {"col_idx": col_idx, "row_lengths": lengths, "perm": rows.perm}
+        return building.made(cls, csr, target, values, **index, lengths_per=lengths_per)

@@ -7,23 +7,25 @@
                           row_lengths  [3 2 1 0]                  [n_rows] int32, in storage order (rowmax)
                           perm         [2 0 1 3]                  [n_rows] int32
 
-The paper multiplies in the permuted basis: `basis.enter`, `in_basis @ x`, `basis.leave`; solvers do so once a solve.
-`A @ x` itself takes and gives the user's order: columns keep their numbers, and sums go straight to their rows.
+The paper multiplies in the permuted basis: `basis.enter`, `in_basis @ x`, `basis.leave`; solvers enter and leave it
+once a solve. `A @ x` takes and gives the user's order: columns keep their numbers, and sums go directly to their rows.
 
-Bytes: n_stored·(value + 4) + 4·(longest row + 1) + 8·n_rows. One full row and single entries elsewhere store
-(b_r + 1)·n_rows − b_r places. A product reads one row length a tile of rows, none a row.
+Bytes: n_stored·(value + 4) + 4·(longest row + 1) + 8·n_rows. A matrix of one full row
+and otherwise single entries stores (b_r + 1)·n_rows − b_r places. A product reads one row length a tile of rows.
+
+A reproduction of its paper: `format="auto"` never takes it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
-from jaxsparse_fmt._types import Csr
-from jaxsparse_fmt.formats import storing
-from jaxsparse_fmt.formats.by_rule import register
+from jaxsparse_fmt._types import Csr, Target
+from jaxsparse_fmt.formats import building
+from jaxsparse_fmt.formats.base import register
 from jaxsparse_fmt.formats.jds import SortedColumns
 
 
@@ -36,7 +38,7 @@ class PJDS(SortedColumns):
     layout_options = ("block_size",)
 
     @classmethod
-    def from_csr(cls, csr: Csr, *, dtype: Any, backend: str, max_bytes: int | None, block_size: int = 32) -> Self:
+    def from_csr(cls, csr: Csr, target: Target, *, block_size: int = 32) -> Self:
         """Sorts the rows and builds the columns.
 
         Args:
@@ -45,8 +47,8 @@ class PJDS(SortedColumns):
         Raises:
           ValueError: block_size below 1.
         """
-        block_size = storing.positive("block_size", block_size)
-        rows = storing.rows_of(csr, sigma=None)
-        blocks = -(-storing.longer_than(rows) // block_size)  # a block is as long as its first row
+        block_size = building.positive("block_size", block_size)
+        rows = building.rows_of(csr, sigma=None)
+        blocks = -(-building.longer_than(rows) // block_size)  # a block is as long as its first row
         counts = np.minimum(blocks * block_size, csr.shape[0])
-        return cls._store(csr, rows, counts, dtype, backend, max_bytes, block_size=block_size)
+        return cls._store(csr, target, rows, counts, block_size=block_size)

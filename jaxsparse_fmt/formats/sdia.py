@@ -1,24 +1,29 @@
-"""SDIA, diagonals of which mirror images share their places: half the values of a symmetric matrix.
+"""SDIA: DIA whose mirrored diagonals share reads; a product with a symmetric matrix reads half the bytes.
 
-         ⎡ 1 2 . 3 ⎤      values   [1 5 7 9 | 2 6 8 * | 3 * * *]     [n_stored], * outside the matrix
-         ⎢ 2 5 6 . ⎥      offsets  [-3 -1 0 1 3]                     [diagonals] int32, column minus row
-         ⎢ . 6 7 8 ⎥      start    [5 3 0 4 8]                       [diagonals] int32, entry (r, c) is at start + r
+         ⎡ 1 2 . 3 ⎤      values   [* * * 3 | * 2 6 8 | 1 5 7 9 | 2 6 8 * | 3 * * *]   [n_stored], * outside the matrix
+         ⎢ 2 5 6 . ⎥      offsets  [-3 -1 0 1 3]           [diagonals] int32, column minus row
+         ⎢ . 6 7 8 ⎥      start    [13 11 8 12 16]         [diagonals] int32, a product reads entry (r, c) at start + r
          ⎣ 3 . 8 9 ⎦
 
-A diagonal below the main one whose entries equal, place by place, those of the diagonal as far above is not stored: the
-entry (r, r − d) is that at (r − d, r), d places before. It was read some d rows ago, and comes from the cache. Any
-other diagonal is stored as in DIA (`dia.py`), so that every matrix has a place here, and `pattern` means the same.
+The storage is that of DIA (`dia.py`), and `start` holds the place at which a product reads each diagonal. A diagonal
+below the main one is mirrored if its entries equal, place by place, those of the diagonal as far above, its image. A
+product does not read it: it reads the entry (r, r − d) at (r − d, r), d places before in the image, which it read some
+d rows before and which is still in the cache. It reads all other diagonals at their own places.
 
-New entries by `with_data` need not be symmetric, and so its result is a DIA. It is made of a DIA, too, which must fit.
+New entries by `with_data` need not be symmetric, so `start` then points every diagonal to its own places, and a product
+reads as much as in DIA. Type and shapes stay, so that a loop may carry such a matrix. A derivative by `values` treats
+entries that share a place as one number; a derivative by `data`, through `with_data`, as two.
 
-Bytes: n_stored·value + 8·diagonals, 4·diagonals more from 2³¹ places on, and the pattern's as in DIA.
+Bytes: n_stored·value + 8·diagonals, 4·diagonals more from 2³¹ places on, and the pattern's as in DIA. A product reads
+n_rows·value less for each mirrored diagonal.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import Any, Self
+from collections.abc import Iterator
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -26,114 +31,143 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import Csr, index_dtype
-from jaxsparse_fmt.formats import dia, storing
-from jaxsparse_fmt.formats.by_rule import Array, ByRule, register
-from jaxsparse_fmt.formats.dia import DIA, DiagonalFaces
-from jaxsparse_fmt.kernels import columns
-from jaxsparse_fmt.kernels.address import Slices, Starts, take
-from jaxsparse_fmt.kernels.column_rule import Diagonal, is_read, pack_pattern, unpack_pattern
-from jaxsparse_fmt.kernels.rule import Rule
-from jaxsparse_fmt.matrix import concrete
+from jaxsparse_fmt._types import Csr, Target, concrete, index_dtype, standard_promotion
+from jaxsparse_fmt.formats import building, dia, footprint, statistics
+from jaxsparse_fmt.formats.base import Array, register
+from jaxsparse_fmt.formats.dia import DIA, WholeDiagonals
+from jaxsparse_fmt.formats.footprint import PatternCounts, Storage
+from jaxsparse_fmt.kernels import sddmm
+from jaxsparse_fmt.kernels.layout.address import Slices, Starts, take
+from jaxsparse_fmt.kernels.layout.columns import Diagonal, unpack_pattern
+from jaxsparse_fmt.kernels.layout.rule import Rule
 
 
 @register
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class SDIA(ByRule):
-    offsets: Array
+class SDIA(WholeDiagonals):
     start: Array
     pattern: Array | None
 
     name = "sdia"
-    transposes = True
     shares_places = True
 
     @property
     def address(self) -> Starts:
         return Starts(self.shape[0], max(self.shape[0], 1))
 
-    @property
-    def column(self) -> Diagonal:
-        return Diagonal()
-
-    @property
-    def faces(self) -> SharedFaces:
-        return SharedFaces(Rule(self.shape, self.n_stored, self.address, self.column), tuple(self.arrays_read))
-
-    def coordinates(self) -> tuple[Array, Array, Array]:
-        """As of `unshared`, which has more places."""
-        return self.unshared.coordinates()
-
-    @property
-    def unshared(self) -> DIA:
-        """The same matrix with a place of its own for every entry."""
-        at, inside = self._places()
-        values = jnp.where(inside, self.values.at[at].get(mode="clip"), 0)
-        traced = any(isinstance(a, Tracer) for a in self.structure)
-        with contextlib.nullcontext() if traced else concrete():
-            pattern = None if self.pattern is None else self._pattern_of_all()
-        return DIA(values, self.shape, self.nnz, self.backend, self.offsets, pattern)
-
-    def _pattern_of_all(self) -> Array:
-        """The pattern of `unshared`, in bits."""
-        at, inside = self._places()
-        present = unpack_pattern(self.pattern, self.n_stored).at[at].get(mode="clip")
-        bits = jnp.packbits(present | ~inside, bitorder="little")
-        return bits if is_read(self.pattern) else bits.view(jnp.int8)
-
-    def _places(self) -> tuple[Array, Array]:
-        """Of every place of `unshared` the place here, and whether it lies in the matrix."""
+    def outer_face(self, y: Array, x: Array, backend: str) -> Array:
+        """The derivative by each place: the sum over all entries that share it."""
         n_rows, n_cols = self.shape
-        row = jnp.arange(n_rows, dtype=self.start.dtype)
-        col = row + self.offsets[:, None]
-        return (self.start[:, None] + row).reshape(-1), ((col >= 0) & (col < n_cols)).reshape(-1)
-
-    @classmethod
-    def from_csr(cls, csr: Csr, *, dtype: Any, backend: str, max_bytes: int | None) -> Self:
-        most = None if max_bytes is None else 2 * max_bytes  # twice what it takes at best
-        try:
-            offsets, values, pattern = dia.stored(csr, dtype, most)
-        except storing.TooLarge as error:
-            raise storing.TooLarge(f"on the way to 'sdia': {error}") from None
-        n_rows, n_cols = csr.shape
-        A = DIA(values, csr.shape, csr.nnz, backend, jnp.asarray(offsets.astype(np.int32)), pattern)
-        number = np.arange(offsets.size)
-        below, above = _pairs(offsets) if n_rows == n_cols else (number[:0], number[:0])
-        if below.size:
-            mirrored = np.asarray(_mirrored(A, below, above, offsets[above]))
-            below, above = below[mirrored], above[mirrored]
-        kept = np.delete(number, below)
-        cause = f"of its {offsets.size} diagonals {below.size} mirror others"
-        storing.check_memory(cls.name, kept.size * n_rows, csr, dtype, max_bytes, index=0, cause=cause)
-        first = np.zeros(offsets.size, np.int64)
-        first[kept] = np.arange(kept.size) * n_rows
-        first[below] = first[above] + offsets[below]
-        start = jnp.asarray(first.astype(index_dtype(kept.size * n_rows)))
-        if below.size:
-            values, present, zeros = _kept(A, kept)
-            pattern = None if pattern is None else pack_pattern(present, zeros)
-        return cls(values, csr.shape, csr.nnz, backend, A.offsets, start, pattern)
-
-
-class SharedFaces(DiagonalFaces):
-    """The three faces over diagonals that may share places: a place is the derivative by all its entries."""
-
-    def outer(self, y, x, structure, backend):
-        arrays, (n_rows, n_cols) = self.arrays(structure), self.shape
-        offsets, start, stored = arrays["offsets"], arrays["start"], self.n_stored // n_rows
-        # A diagonal that is stored starts at a multiple of n_rows; another one its offset before its image, which does.
-        own = start % n_rows == 0
-        number = jnp.where(own, start // n_rows, stored)
-        kept = jnp.zeros(stored, offsets.dtype).at[number].set(offsets, mode="drop")
         rule = Rule(self.shape, self.n_stored, Slices(n_rows, n_rows), Diagonal())
-        index = {name: a for name, a in arrays.items() if name != "start"} | {"offsets": kept}
-        v = columns.outer(y, x, index, rule=rule, backend=backend)
+        index = {name: a for name, a in self.arrays.items() if name != "start"}
+        v = sddmm.outer(y, x, index, rule=rule, backend=backend)
         if n_rows != n_cols:
             return v
-        image = jnp.where(own, stored, (start - offsets) // n_rows)
-        shared = jnp.zeros(stored, bool).at[image].set(True, mode="drop")
-        mirrored = columns.outer(x, y, index, rule=rule, backend=backend)
-        return v + jnp.where(jnp.repeat(shared, n_rows, total_repeat_length=self.n_stored), mirrored, 0)
+        own, imaged = _shares(self.offsets, self.start, n_rows)
+
+        def shared():
+            mirrored = sddmm.outer(x, y, index, rule=rule, backend=backend)
+            mirrored = jnp.where(_each(imaged, self.n_stored), mirrored, 0)
+            return jnp.where(_each(own, self.n_stored), v + mirrored, 0)
+
+        return lax.cond(jnp.all(own), lambda: v, shared)
+
+    @property
+    def nbytes_read(self) -> int:
+        """Bytes of the arrays that `A @ x` reads; of a traced matrix, as if no diagonal were mirrored."""
+        if isinstance(self.start, Tracer):
+            return super().nbytes_read
+        shared = int(np.count_nonzero(np.asarray(self.start) != np.asarray(self._own_start())))
+        return super().nbytes_read - shared * self.shape[0] * self.dtype.itemsize
+
+    def coordinates(self) -> tuple[Array, Array, Array]:
+        return self._as_dia(self.values).coordinates()
+
+    @property
+    @standard_promotion
+    def unshared(self) -> DIA:
+        """The same matrix with every entry in its own place."""
+        return self._as_dia(_read(self))
+
+    def _as_dia(self, values: Array) -> DIA:
+        return DIA(values, self.shape, self.nnz, self.backend, self.offsets, self.pattern)
+
+    def read_at(self, place: Array) -> Array:
+        """The places at which a product reads the entries that lie at `place` in `unshared`."""
+        n_rows = max(self.shape[0], 1)
+        return self.start.at[place // n_rows].get(mode="promise_in_bounds") + (place % n_rows).astype(self.start.dtype)
+
+    def _own_start(self) -> Array:
+        traced = isinstance(self.start, Tracer)
+        with contextlib.nullcontext() if traced else concrete():
+            return _own(self)
+
+    def _refilled(self, values: Array) -> Self:
+        return dataclasses.replace(self, values=values, start=self._own_start())
+
+    def shared_out(self, derivatives: Array) -> Array:
+        _, imaged = _shares(self.offsets, self.start, self.shape[0])
+        return derivatives / (1 + _each(imaged, derivatives.shape[0])).astype(derivatives.dtype)
+
+    @classmethod
+    def from_csr(cls, csr: Csr, target: Target) -> Self:
+        offsets, values, pattern = dia.arrays_of(csr, target, cls.name)
+        n_rows, n_cols = csr.shape
+        A = building.made(DIA, csr, target, values, offsets=offsets.astype(np.int32), pattern=pattern)
+        start = np.arange(offsets.size) * n_rows
+        if n_rows == n_cols:
+            below, above = _pairs(offsets)
+            if below.size:
+                mirrored = np.asarray(_mirrored(A, below, above, offsets[above]))
+                below, above = below[mirrored], above[mirrored]
+            start[below] = start[above] + offsets[below]
+        start = start.astype(index_dtype(A.n_stored))
+        return building.made(cls, csr, target, A.values, offsets=A.offsets, start=start, pattern=A.pattern)
+
+    @classmethod
+    def footprints(cls, pattern: PatternCounts) -> Iterator[Storage]:
+        counted, csr, n_rows = pattern.diagonals, pattern.csr, max(pattern.csr.shape[0], 1)
+        # Kernels that distinguish holes from zeros by bits would read the bits for both entries of a place.
+        if counted is None or not pattern.on_gpu or counted.indices < 2 or (counted.holes and pattern.has_zeros):
+            return
+        if statistics.is_mirrored(csr):
+            read = (counted.indices + 1) // 2
+            half = statistics.Counted(read * n_rows, 2 * counted.indices, counted.holes // 2)
+            nbytes, trips = pattern.implied_bytes(half), footprint.trips(counted.indices)
+            unread = (counted.indices - read) * n_rows * pattern.itemsize
+            words = f"{counted.indices} diagonals, {counted.indices - read} of them mirrored"
+            yield Storage(cls.name, {}, nbytes, half.places, trips, n_rows, unread=unread, words=(words,))
+
+
+@jax.jit
+def _own(A: SDIA) -> Array:
+    """The `start` that points every diagonal to its own places."""
+    return jnp.arange(A.start.shape[0], dtype=A.start.dtype) * A.shape[0]
+
+
+@jax.jit
+def _read(A: SDIA) -> Array:
+    """`values` as products read them, [n_stored]."""
+    if A.n_stored == 0:
+        return A.values
+    n_rows, n_cols = A.shape
+    row = jnp.arange(n_rows, dtype=A.start.dtype)
+    at, col = A.start[:, None] + row, row + A.offsets[:, None]
+    return jnp.where((col >= 0) & (col < n_cols), A.values.at[at].get(mode="clip"), 0).reshape(-1)
+
+
+def _shares(offsets: Array, start: Array, n_rows: int) -> tuple[Array, Array]:
+    """Whether each diagonal is read at its own places, and whether a mirrored one is also read there: [diagonals]."""
+    count = offsets.shape[0]
+    own = start == jnp.arange(count, dtype=start.dtype) * n_rows
+    image = jnp.where(own, count, (start - offsets) // max(n_rows, 1))  # a mirrored one begins its offset before that
+    return own, jnp.zeros_like(own).at[image].set(True, mode="drop")
+
+
+def _each(of_diagonals: Array, n_stored: int) -> Array:
+    """A flag of each diagonal, repeated for each of its places: [n_stored]."""
+    count = of_diagonals.shape[0]
+    return jnp.broadcast_to(of_diagonals[:, None], (count, n_stored // max(count, 1))).reshape(-1)
 
 
 def _pairs(offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -146,7 +180,7 @@ def _pairs(offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @jax.jit
 def _mirrored(A: DIA, below, above, distance) -> Array:
-    """Whether each of the diagonals `below` equals, holes and all, that `above`, `distance` places before: [k] bool."""
+    """Whether each of the diagonals `below` equals that `above`, holes included, `distance` places before: [k] bool."""
     n_rows = A.shape[0]
     values, row = A.values.reshape(-1, n_rows), jnp.arange(n_rows, dtype=jnp.int32)
     present = None if A.pattern is None else unpack_pattern(A.pattern, A.n_stored).reshape(-1, n_rows)
@@ -159,16 +193,3 @@ def _mirrored(A: DIA, below, above, distance) -> Array:
         return jnp.all(same | (row + d >= n_rows))
 
     return lax.map(equal, (below, above, distance))
-
-
-@jax.jit
-def _kept(A: DIA, kept) -> tuple[Array, Array, Array]:
-    """Of the diagonals `kept` the values, which places hold an entry or lie outside, and whether any entry is zero."""
-    n_rows, n_cols = A.shape
-    values = A.values.reshape(-1, n_rows)[kept].reshape(-1)
-    if A.pattern is None:
-        return values, jnp.ones_like(values, bool), jnp.array(False)
-    present = unpack_pattern(A.pattern, A.n_stored).reshape(-1, n_rows)[kept].reshape(-1)
-    col = jnp.arange(n_rows, dtype=jnp.int32) + A.offsets[kept][:, None]
-    inside = ((col >= 0) & (col < n_cols)).reshape(-1)
-    return values, present, jnp.any(present & inside & (values == 0))

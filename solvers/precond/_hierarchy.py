@@ -1,6 +1,6 @@
 """The set-up of multigrid on the host, in float64: coarsening by PyAMG, smoothers, the inverse of the coarsest level.
 
-What comes out is SciPy's and NumPy's; `multigrid` stores it in formats for the device.
+The result consists of SciPy's matrices and NumPy's arrays; `multigrid` stores them in formats for the device.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse
 
+from solvers.core.spectrum import chebyshev_step
+
 Matrix = Any  # scipy.sparse; SciPy ships no types
 
 METHODS = {"smoothed_aggregation": "smoothed_aggregation_solver", "ruge_stuben": "ruge_stuben_solver"}
-# Arguments of PyAMG's builders that are decided here, or that its own cycle alone would use.
+# Arguments of PyAMG's builders that this module sets, or that only PyAMG's own cycle would use.
 DECIDED = ("A", "B", "symmetry", "presmoother", "postsmoother", "max_levels", "max_coarse", "keep", "kwargs")
 # Degree, and the lower end of the spectrum to smooth as a fraction of the upper. Of degrees 1 to 4 and fractions 1/30
 # to 1/2 these move the fewest bytes, or nearly, on 7-point Poisson and elasticity alike.
@@ -27,7 +29,7 @@ STRENGTH = 0.08  # of couplings on the finest level, halved from level to level 
 DAMPING = 1.5
 LANCZOS_STEPS, SAFETY = 15, 1.1
 LARGEST_INVERSE = 4000  # rows: 128 MB in float64, and about a minute of the host
-NULL = 1e-12  # of the sums of absolute values behind a coarse entry: what is below is their rounding, and is zero
+NULL = 1e-12  # of the sums of absolute values behind a coarse entry: smaller entries are rounding and count as zero
 
 
 class HostLevel(NamedTuple):
@@ -44,18 +46,24 @@ class Hierarchy(NamedTuple):
     symmetric: bool  # R = Pᵀ and every matrix its own transpose
 
 
-def build(
-    S: Matrix,
-    method: str,
-    *,
-    near_null: np.ndarray | None,  # [n, m]
-    block_size: int | None,
-    smoother: tuple[str, int, float],  # name, degree, fraction
-    max_coarse: int,
-    max_levels: int,
-    options: dict[str, Any],
-) -> Hierarchy:
-    """A hierarchy for the canonical CSR matrix S, already checked. See `multigrid` for the arguments."""
+class Coarsening(NamedTuple):
+    """How a hierarchy is built; see `multigrid` for the arguments."""
+
+    method: str
+    near_null: np.ndarray | None  # [n, m]
+    block_size: int | None
+    max_coarse: int
+    max_levels: int
+    options: dict[str, Any]
+
+
+def build(S: Matrix, coarsening: Coarsening, smoother: tuple[str, int, float]) -> Hierarchy:
+    """A hierarchy for the canonical CSR matrix S, already checked.
+
+    Args:
+      smoother: name, degree, fraction.
+    """
+    method, near_null, block_size, max_coarse, max_levels, options = coarsening
     solver = getattr(_pyamg(), METHODS[method])
     known = [name for name in inspect.signature(solver).parameters if name not in DECIDED]
     if unknown := [name for name in options if name not in known]:
@@ -96,7 +104,7 @@ def _pyamg() -> Any:
 
 @contextlib.contextmanager
 def _reproducible() -> Iterator[None]:
-    """PyAMG draws from NumPy's global generator; with the same numbers a matrix has the same hierarchy every time."""
+    """A context that seeds NumPy's global generator for PyAMG, so that a matrix always has the same hierarchy."""
     state = np.random.get_state()  # noqa: NPY002
     np.random.seed(0)  # noqa: NPY002
     try:
@@ -106,7 +114,7 @@ def _reproducible() -> Iterator[None]:
 
 
 def _symmetry(S: Matrix) -> str:
-    """PyAMG's word: "hermitian", "symmetric" (complex) or "nonsymmetric", to 1e-12 of the largest entry."""
+    """PyAMG's name: "hermitian", "symmetric" (complex) or "nonsymmetric", to 1e-12 of the largest entry."""
     allowed = 1e-12 * abs(S).max()
     for kind, other in (("hermitian", S.T.conj()), ("symmetric", S.T)):
         if abs(S - other).max() <= allowed:
@@ -131,10 +139,10 @@ def _level(
     kind: str,
     smoother: tuple[str, int, float],
 ) -> HostLevel:
-    """One level of PyAMG's with its smoother, without the zeros that fill blocks.
+    """One of PyAMG's levels with its smoother, without the zeros that fill blocks.
 
-    A zero on the diagonal of a coarse matrix, or rounding in its stead, is a candidate that vanished there or that A
-    annihilates. Its inverse is set to zero: the smoother leaves it alone.
+    A zero on the diagonal of a coarse matrix, or rounding in place of one, belongs to a candidate that vanished there
+    or that A annihilates. Its inverse is set to zero, and the smoother does not change that unknown.
     """
     if not np.all(np.isfinite(P.data)):
         raise ValueError(
@@ -158,7 +166,7 @@ def _level(
 def recurrence(name: str, degree: int, lower: float, upper: float) -> np.ndarray:
     """[degree, 2] numbers (a, c) of z ← a·z + c·D⁻¹·r, x ← x + z for eigenvalues of D⁻¹A in [lower, upper].
 
-    Chebyshev's is Saad, Iterative Methods, Algorithm 12.1; the best damping of Jacobi is its first step.
+    The best damping of Jacobi is Chebyshev's first step.
     """
     middle, half = (upper + lower) / 2, (upper - lower) / 2
     rows = [(0.0, 1 / middle)]
@@ -167,17 +175,16 @@ def recurrence(name: str, degree: int, lower: float, upper: float) -> np.ndarray
         if name == "jacobi":
             rows.append((0.0, 1 / middle))
             continue
-        rho_next = 1 / (2 * middle / half - rho)
-        rows.append((rho_next * rho, 2 * rho_next / half))
-        rho = rho_next
+        rho, *numbers = chebyshev_step(rho, middle, half)
+        rows.append(tuple(numbers))
     return np.array(rows)
 
 
 def largest_eigenvalue(A: Matrix, inverse_diagonal: np.ndarray, kind: str) -> float:
     """A bound of the largest real part of an eigenvalue of D⁻¹A.
 
-    The smaller of ‖D⁻¹A‖∞, which holds, and 1.1 times the largest Ritz value after 15 steps of Lanczos on the Hermitian
-    part of |D|^½·D⁻¹A·|D|^-½, which is close (Adams et al. 2003 scale such an estimate by 1.1 too).
+    The smaller of ‖D⁻¹A‖∞, which is a sure bound, and 1.1 times the largest Ritz value after 15 Lanczos steps on the
+    Hermitian part of |D|^½·D⁻¹A·|D|^-½, which is close (Adams et al. 2003 scale such an estimate by 1.1 too).
     """
     size = np.sqrt(np.abs(inverse_diagonal))  # |D|^-½
     left = np.divide(inverse_diagonal, size, out=np.zeros_like(inverse_diagonal), where=size != 0)
@@ -215,10 +222,10 @@ def _coarse_inverse(
     unit: np.ndarray,  # [m] size of the sums behind the diagonal
     kind: str,
 ) -> np.ndarray:  # [m, m]
-    """A generalized inverse of the coarsest matrix, in which what is singular but for rounding counts as singular.
+    """A generalized inverse of the coarsest matrix, which counts as singular if only rounding makes it regular.
 
-    In a pure Neumann problem the constant leaves 1e-16 of the sums that made it; a regular matrix leaves the reciprocal
-    of a condition number.
+    In a pure Neumann problem the constant leaves 1e-16 of the sums behind it; in a regular matrix the reciprocal of a
+    condition number remains.
     """
     scale = np.divide(1, np.sqrt(unit), out=np.zeros_like(unit), where=unit > 0)
     U, s, Vh = np.linalg.svd(scale[:, None] * scipy.sparse.csr_array(A).toarray() * scale)

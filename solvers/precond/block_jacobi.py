@@ -18,13 +18,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
-from jaxsparse_fmt._types import owned
-from solvers import _arguments as arguments
-from solvers.precond import _door as door
-
-Array = jax.Array
+from jaxsparse_fmt._types import owned, standard_promotion
+from solvers.core import arguments
+from solvers.core.diagonal import operand
+from solvers.precond import _checks as checks
 
 
 @jax.tree_util.register_dataclass
@@ -52,27 +51,38 @@ class BlockJacobi:
     def T(self) -> BlockJacobi:
         return dataclasses.replace(self, inverse_blocks=jnp.swapaxes(self.inverse_blocks, -1, -2))
 
-    def __matmul__(self, r: Array) -> Array:
-        r = owned(r)
-        if r.ndim not in (1, 2) or r.shape[0] != self.n:
-            raise ValueError(
-                f"M @ r with M of shape {self.shape} takes r of ({self.n},) or ({self.n}, k); got {r.shape}"
-            )
+    @standard_promotion
+    def __matmul__(self, r: Any) -> Array:
+        r = operand(self, r, self.inverse_blocks, 3)
         n_blocks, b, _ = self.inverse_blocks.shape
         columns = r.reshape(self.n, -1)
         columns = jnp.pad(columns, ((0, n_blocks * b - self.n), (0, 0))).reshape(n_blocks, b, -1)
-        # A GPU would round float32 to TF32, 10 bits, which makes a symmetric M unsymmetric to 1e-3.
+        # By default a GPU would round float32 to TF32, 10 bits, which makes a symmetric M unsymmetric to 1e-3.
         z = jnp.einsum("bij,bjk->bik", self.inverse_blocks, columns, precision=lax.Precision.HIGHEST)
         return z.reshape(n_blocks * b, -1)[: self.n].reshape(r.shape)
 
+    @standard_promotion
+    def refreshed(self, A: Any) -> BlockJacobi:
+        """`block_jacobi` of another matrix, with blocks of the same size and in M's dtype, so that a scan can carry it.
 
+        It compiles nothing that `block_jacobi` has not compiled.
+
+        Raises:
+          ValueError, TypeError: as `block_jacobi`, or A is of another size, or complex where M is not.
+        """
+        checks.square(A, "a block Jacobi", "block_jacobi")
+        checks.renewing(self, A.shape, A.dtype)
+        return checks.like(block_jacobi(A, self.inverse_blocks.shape[-1]), self)
+
+
+@standard_promotion
 def block_jacobi(A: Any, block_size: int) -> BlockJacobi:
     """The inverse of A's block diagonal; works inside jit too.
 
-    Positive definite (Hermitian) where A is, and nonsingular whatever A: where a block is singular to working
-    precision, its diagonal takes its place, with a zero there as 1. Blocks are scaled to a diagonal of 1 before, so
-    that unknowns of different units do not make one singular. Inside jit, a block that holds a NaN or an infinity makes
-    its rows of `M @ r` NaN, which a solver reports as NON_FINITE.
+    The result is positive definite (Hermitian) if A is, and nonsingular for any A: the diagonal of a block that is
+    singular to working precision replaces the block, with a zero on it taken as 1. Blocks are first scaled to a
+    diagonal of 1, so that unknowns of different units do not make a block singular. Inside jit, a block that holds a
+    NaN or an infinity makes its rows of `M @ r` NaN, which a solver reports as NON_FINITE.
 
     Args:
       A: [n, n] matrix: a jaxsparse_fmt format, or a dense array.
@@ -81,9 +91,9 @@ def block_jacobi(A: Any, block_size: int) -> BlockJacobi:
 
     Raises:
       ValueError: A is not square or, outside jit, holds a NaN or an infinity in a block; a block size below 1.
-      TypeError: A is neither of the two, or the block size no integer.
+      TypeError: A is neither of the two, or the block size is not an integer.
     """
-    n = door.square(A, "a block Jacobi", "block_jacobi")
+    n = checks.square(A, "a block Jacobi", "block_jacobi")
     b = min(arguments.count(block_size, "block_size", 1), max(n, 1))
     if not hasattr(A, "coordinates") and hasattr(getattr(A, "T", None), "coordinates"):
         return block_jacobi(A.T, b).T
@@ -92,14 +102,13 @@ def block_jacobi(A: Any, block_size: int) -> BlockJacobi:
             f"block_jacobi takes a jaxsparse_fmt matrix or a dense array, got {type(A).__name__}; convert a SciPy "
             "matrix with jaxsparse_fmt.from_scipy"
         )
-    blocks = _diagonal_blocks(A, b)
-    if not door.is_traced(blocks) and not bool(jnp.all(jnp.isfinite(blocks))):
-        k = int(jnp.argmin(jnp.all(jnp.isfinite(blocks), axis=(1, 2))))
-        raise ValueError(f"the diagonal block of rows {k * b} to {min(k * b + b, n) - 1} holds a NaN or an infinity")
-    return BlockJacobi(_inverses(blocks), n)
+    inverses, bad = _inverses(A, b)
+    if not checks.is_traced(bad) and bad < len(inverses):
+        rows = f"{bad * b} to {min(bad * b + b, n) - 1}"
+        raise ValueError(f"the diagonal block of rows {rows} holds a NaN or an infinity")
+    return BlockJacobi(inverses, n)
 
 
-@functools.partial(jax.jit, static_argnums=1)
 def _diagonal_blocks(A: Any, b: int) -> Array:
     """[n_blocks, b, b], in 32 bits at least; the identity where the last block reaches beyond the matrix."""
     n = A.shape[0]
@@ -117,9 +126,12 @@ def _diagonal_blocks(A: Any, b: int) -> Array:
     return blocks + jnp.eye(b, dtype=blocks.dtype) * (index >= n)[:, :, None]
 
 
-@jax.jit
-def _inverses(blocks: Array) -> Array:
-    """Of every block, or of its diagonal where the condition number of the scaled block exceeds 1/eps."""
+@functools.partial(jax.jit, static_argnums=1)
+def _inverses(A: Any, b: int) -> tuple[Array, Array]:
+    """The inverse of every block, or of its diagonal where the condition number of the scaled block exceeds 1/eps; and
+    the number of the first block with a NaN or an infinity, or the number of blocks.
+    """
+    blocks = _diagonal_blocks(A, b)
     diagonal = jnp.diagonal(blocks, axis1=1, axis2=2)
     nonzero = jnp.where(diagonal == 0, 1, diagonal)
     scale = lax.rsqrt(jnp.abs(nonzero))
@@ -131,4 +143,5 @@ def _inverses(blocks: Array) -> Array:
     finite = jnp.all(jnp.isfinite(blocks), axis=(1, 2))
     instead = jnp.eye(blocks.shape[1], dtype=blocks.dtype) / nonzero[:, :, None]
     instead = jnp.where(finite[:, None, None], instead, jnp.nan)
-    return jnp.where(regular[:, None, None], scale * inverse, instead)
+    bad = jnp.where(jnp.all(finite), len(finite), jnp.argmin(finite))
+    return jnp.where(regular[:, None, None], scale * inverse, instead), bad

@@ -1,7 +1,7 @@
 """Chebyshev polynomials of the matrix as preconditioners (Saad, Iterative Methods, §12.3.2, Algorithm 12.1).
 
-p is the polynomial of its degree that makes 1 − λ·p(λ) smallest on [λmin, λmax]: what `degree + 1` steps of Chebyshev's
-iteration for A·z = r, from zero, apply to r. Its cost is `degree` products with A and no inner product.
+p is the polynomial of its degree that minimises the largest |1 − λ·p(λ)| on [λmin, λmax]: `degree + 1` steps of
+Chebyshev's iteration for A·z = r, from zero, give p(A)·r. It costs `degree` products with A and no inner product.
 """
 
 from __future__ import annotations
@@ -13,22 +13,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
-from jaxsparse_fmt._types import owned
-from jaxsparse_fmt.basis import IDENTITY, Basis, Between
-from solvers import _arguments as arguments
-from solvers._bounds import spectrum
-from solvers.precond import _door as door
-
-Array = jax.Array
+from jaxsparse_fmt._types import real_number, standard_promotion
+from jaxsparse_fmt.core.basis import IDENTITY, Basis, Between
+from solvers.core import arguments
+from solvers.core.diagonal import operand
+from solvers.core.spectrum import spectrum
+from solvers.precond import _checks as checks
 
 # Without bounds λmin is λmax / 30, as in smoothers of multigrid (Adams, Brezina, Hu and Tuminaro 2003): the polynomial
 # flattens the upper part of the spectrum, and the solver around it does the rest.
 RATIO = 30
-# Steps of the Lanczos process behind an estimated λmax, and what it is multiplied by.
+# Steps of the Lanczos process that estimates λmax, and the factor on the estimate.
 LANCZOS_STEPS, SAFETY = 10, 1.05
-# How far below zero, relative to the largest, the smallest Ritz value of a positive definite matrix may come out.
+# The smallest Ritz value of a positive definite matrix may lie this far below zero, relative to the largest.
 ROUNDING = 1e-4
 
 
@@ -43,6 +42,7 @@ class Chebyshev:
       bounds: [2], λmin and λmax of M·A. Positive definite as long as no eigenvalue exceeds λmin + λmax.
       order: how to reach the order of unknowns in which A and M work.
       degree: of p, and the products with A that an application takes.
+      estimated: whether the bounds were estimated; otherwise they were given.
     """
 
     A: Any
@@ -50,6 +50,7 @@ class Chebyshev:
     bounds: Array
     order: Basis
     degree: int = dataclasses.field(metadata={"static": True})
+    estimated: bool = dataclasses.field(metadata={"static": True})
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -66,8 +67,10 @@ class Chebyshev:
             return self
         return dataclasses.replace(self, A=self.A.T, M=None if self.M is None else self.M.T)
 
-    def __matmul__(self, r: Array) -> Array:
-        r = owned(r)
+    @standard_promotion
+    def __matmul__(self, r: Any) -> Array:
+        if self.order.is_identity:  # else r has entered another basis, with empty places perhaps
+            r = operand(self, r, self.bounds, 1)
         r = self.order.enter(r.astype(jnp.result_type(self.dtype, r.dtype)))
         low, high = self.bounds.astype(jnp.result_type(self.bounds, jnp.finfo(r.dtype).dtype))
         centre, radius = (high + low) / 2, (high - low) / 2
@@ -88,46 +91,52 @@ class Chebyshev:
         (x, _, _), _ = lax.scan(step, (d, r, d), steps)
         return self.order.leave(x)
 
+    @standard_promotion
+    def refreshed(self, A: Any) -> Chebyshev:
+        """The polynomial of another matrix, with the same bounds if they were given, else estimated anew.
+
+        M becomes `M.refreshed(A)` if it has that method, else it stays the same. A scan can carry the result if A keeps
+        its format and dtype. It compiles nothing that `chebyshev` has not compiled.
+
+        Raises:
+          ValueError, TypeError: as `chebyshev`, or A is of another size, or complex where M is not.
+        """
+        checks.square(A, "a Chebyshev", "chebyshev")
+        checks.renewing(self, A.shape, A.dtype)
+        M = self.M.refreshed(A) if hasattr(self.M, "refreshed") else self.M
+        new = chebyshev(A, self.degree, None if self.estimated else self.bounds, M)
+        return dataclasses.replace(new, bounds=checks.like(new.bounds, self.bounds))
+
     def entered(self, basis: Basis) -> Chebyshev:
         """The same operator between vectors that have entered `basis`.
 
         Its products are those of `A.in_basis`. It permutes nothing where `basis` is A's own, the same array; any other
         costs two permutations an application, however high the degree.
         """
-        own = getattr(self.A, "basis", IDENTITY)
-        if not (type(own) is type(basis) is type(self.order) is Basis):
-            return self._entered_elsewhere(own, basis)
-        if self.M is not None and not hasattr(self.M, "entered"):
-            own = IDENTITY
-        A = self.A if own.perm is None else self.A.in_basis
-        M = self.M if own.perm is None or self.M is None else self.M.entered(own)
-        if self.order.perm is None and own.perm is basis.perm:
+        own = IDENTITY if self.M is not None and not hasattr(self.M, "entered") else arguments.in_basis(self.A)[1]
+        A, M = self.A, self.M
+        if not own.is_identity:
+            A, M = A.in_basis, None if M is None else M.entered(own)
+        if self.order.is_identity and own.same(basis):
             return dataclasses.replace(self, A=A, M=M)
+        if not (type(own) is type(basis) is type(self.order) is Basis):  # unknowns over devices
+            assert self.order.is_identity, "it has entered before"
+            return dataclasses.replace(self, A=A, M=M, order=Between(outer=basis, inner=own))
         unknowns = jnp.arange(self.shape[0], dtype=jnp.int32)
         inside = own.enter(self.order.enter(unknowns))
         return dataclasses.replace(self, A=A, M=M, order=Basis(basis.leave(unknowns)[inside]))
 
-    def _entered_elsewhere(self, own: Basis, basis: Basis) -> Chebyshev:
-        """Where an order is more than a permutation: unknowns over devices."""
-        assert self.order.is_identity, "it has entered before"
-        if self.M is not None and not hasattr(self.M, "entered"):
-            own = IDENTITY
-        A = self.A if own.is_identity else self.A.in_basis
-        M = self.M if own.is_identity or self.M is None else self.M.entered(own)
-        return dataclasses.replace(
-            self, A=A, M=M, order=IDENTITY if own.same(basis) else Between(outer=basis, inner=own)
-        )
 
-
+@standard_promotion
 def chebyshev(A: Any, degree: int = 4, bounds: Any = None, M: Any = None) -> Chebyshev:
     """The Chebyshev polynomial of A, or of M·A, on an interval that holds the upper part of its spectrum.
 
-    Positive definite where A and M are and no eigenvalue of M·A exceeds λmin + λmax; small eigenvalues, below λmin, do
-    no harm. Works inside jit too.
+    The result is positive definite if A and M are and no eigenvalue of M·A exceeds λmin + λmax; eigenvalues below λmin
+    do no harm. Works inside jit too.
 
     Args:
       A: [n, n], symmetric (Hermitian) positive definite: a pytree with a shape, a dtype and `@`, or a dense array.
-      degree: of the polynomial; that many products with A an application.
+      degree: of the polynomial; an application takes that many products with A.
       bounds: (λmin, λmax) of M·A. None takes as λmax 1.05 times the largest Ritz value of 10 Lanczos steps from a fixed
         start plus the norm of its residual (Parlett, The Symmetric Eigenvalue Problem, §13.2), and as λmin λmax/30.
       M: a symmetric positive definite preconditioner to work around, such as `jacobi(A)`, which makes the interval free
@@ -137,18 +146,18 @@ def chebyshev(A: Any, degree: int = 4, bounds: Any = None, M: Any = None) -> Che
       ValueError: A is not square; M is of another size; a negative degree; bounds that are not 0 < λmin < λmax; or,
         without bounds and outside jit, A is not positive definite or holds a NaN. TypeError: A or M is a function.
     """
-    n = door.square(A, "a Chebyshev", "chebyshev")
+    n = checks.square(A, "a Chebyshev", "chebyshev")
     degree = arguments.count(degree, "degree", 0)
     A, M = _operator(A, n, "A"), None if M is None else _operator(M, n, "M")
     if bounds is not None:
-        return Chebyshev(A, M, _checked(bounds), IDENTITY, degree)
+        return Chebyshev(A, M, _checked(bounds), IDENTITY, degree, estimated=False)
     bounds, smallest = _estimated(A, M)
-    if not door.is_traced(bounds) and not (math.isfinite(bounds[1]) and smallest >= -ROUNDING * bounds[1]):
+    if not checks.is_traced(bounds) and not (math.isfinite(bounds[1]) and smallest >= -ROUNDING * bounds[1]):
         raise ValueError(
             f"a Chebyshev preconditioner needs a finite, positive definite matrix and M; the spectrum of their product "
             f"was estimated to reach from {smallest:g} to {bounds[1]:g}"
         )
-    return Chebyshev(A, M, bounds, IDENTITY, degree)
+    return Chebyshev(A, M, bounds, IDENTITY, degree, estimated=True)
 
 
 def _operator(A: Any, n: int, name: str) -> Any:
@@ -160,14 +169,12 @@ def _operator(A: Any, n: int, name: str) -> Any:
 
 def _checked(bounds: Any) -> Array:
     try:
-        low, high = (jnp.asarray(b, float) for b in bounds)
-        if low.ndim or high.ndim:
-            raise TypeError
+        low, high = (b if checks.is_traced(b) else real_number("bounds", b) for b in bounds)
     except (TypeError, ValueError):
         raise ValueError(f"bounds must be two numbers, (λmin, λmax); got {bounds!r}") from None
-    if not door.is_traced((low, high)) and not 0 < low < high < math.inf:
+    if not checks.is_traced((low, high)) and not 0 < low < high < math.inf:
         raise ValueError(f"bounds must satisfy 0 < λmin < λmax; got ({low:g}, {high:g})")
-    return jnp.stack([low, high])
+    return jnp.asarray([low, high], float)
 
 
 def _applied(M: Any, r: Array) -> Array:

@@ -3,61 +3,72 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+from jax import Array
 
-from jaxsparse_fmt._types import owned
-from jaxsparse_fmt.basis import Basis
-from solvers.precond import _door as door
-
-Array = jax.Array
+from jaxsparse_fmt._types import as_floating, standard_promotion
+from solvers.core.diagonal import Diagonal
+from solvers.precond import _checks as checks
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class Jacobi:
-    """M = D⁻¹ as an operator: `M @ r` for r of [n] or [n, k]. Reads n numbers.
-
-    Attributes:
-      inverse_diagonal: [n].
-    """
-
-    inverse_diagonal: Array
+class Jacobi(Diagonal):
+    """M = D⁻¹ as an operator: `M @ r` for r of [n] or [n, k]. Reads n numbers."""
 
     @property
-    def shape(self) -> tuple[int, int]:
-        n = self.inverse_diagonal.shape[0]
-        return n, n
+    def inverse_diagonal(self) -> Array:
+        """[n]."""
+        return self.d
 
-    @property
-    def dtype(self) -> np.dtype:
-        return self.inverse_diagonal.dtype
+    @standard_promotion
+    def refreshed(self, A: Any) -> Jacobi:
+        """`jacobi(A)` in M's dtype, so that a scan can carry it. It compiles nothing that `jacobi` has not compiled.
 
-    @property
-    def T(self) -> Jacobi:
-        return self
-
-    def __matmul__(self, r: Array) -> Array:
-        return door.rows_scaled(self.inverse_diagonal, r)
-
-    def entered(self, basis: Basis) -> Jacobi:
-        """The same operator between vectors that have entered `basis`, for solvers whose loop permutes nothing."""
-        return Jacobi(basis.enter(self.inverse_diagonal))
+        Raises:
+          ValueError: A is of another size. TypeError: A is complex and M is not, or as `jacobi`.
+        """
+        d = _diagonal(A)
+        checks.renewing(self, d.shape * 2, d.dtype)
+        return checks.like(Jacobi(_inverted(d)), self)
 
 
+@standard_promotion
 def jacobi(A: Any) -> Jacobi:
-    """The inverse of A's diagonal; a zero on it counts as 1, so that its row is left alone. A NaN on it stays one.
+    """The inverse of A's diagonal; a zero on the diagonal counts as 1, so that M leaves its row unchanged.
+
+    A NaN stays NaN.
 
     Args:
-      A: [n, n] with a method `diagonal()`, or a dense array.
+      A: [n, n] with a method `diagonal()`, a dense array, or an operator of lineax, such as a sum of several. For a
+        function v -> A·v + s·v pass the solver M=1/(A.diagonal() + s): an M of shape (n,) is a diagonal matrix.
 
     Raises:
-      ValueError: A is not square.
+      ValueError: A is not square. TypeError: A has no diagonal to read.
     """
-    door.square(A, "a Jacobi", "jacobi")
-    d = owned(A.diagonal())
+    return Jacobi(_inverted(_diagonal(A)))
+
+
+def _diagonal(A: Any) -> Array:
+    """[n]; see `jacobi`."""
+    lineax = sys.modules.get("lineax")  # without it there is no operator of lineax
+    if lineax is not None and isinstance(A, lineax.AbstractLinearOperator):
+        if A.in_size() != A.out_size():
+            raise ValueError(f"a Jacobi preconditioner needs a square matrix; got {(A.out_size(), A.in_size())}")
+        return as_floating(lineax.diagonal(A), "the diagonal")
+    checks.square(A, "a Jacobi", "jacobi")
+    if not hasattr(A, "diagonal"):
+        raise TypeError(
+            f"jacobi reads A.diagonal(), which {type(A).__name__} does not have; pass M=1/d for its diagonal d"
+        )
+    return as_floating(A.diagonal(), "the diagonal")
+
+
+@jax.jit
+def _inverted(d: Array) -> Array:
     d = d.astype(jnp.promote_types(d.dtype, jnp.float32))  # 1 / d may lie beyond 16 bits
-    return Jacobi(1 / jnp.where(d == 0, 1, d))
+    return 1 / jnp.where(d == 0, 1, d)

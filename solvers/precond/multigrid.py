@@ -14,28 +14,27 @@ the inner product of D, so the same before and after the coarse correction, with
 Traffic of a cycle at a level of n rows, for a smoother of degree d: 2·d products with A, one with R, one with P, and
 16·d − 4 vectors of n as XLA fuses them. The first step from zero needs no product, and no residual is formed after the
 last. With d = 2 that is four products a level: on 7-point Poisson, where all levels together have 1.7 times the entries
-of the finest, 9 fine products a cycle and more by what formats pad; `products_per_cycle` says it for any hierarchy.
+of the finest, 9 fine products a cycle, and more where formats pad; see `products_per_cycle`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
-from jax import lax
+from jax import Array, lax
 from jax.core import Tracer
 
-from jaxsparse_fmt import SparseMatrix, from_scipy
-from jaxsparse_fmt._types import floating_dtype, owned, readable_bytes, requested_dtype
-from solvers._arguments import count
+from jaxsparse_fmt._types import floating_dtype, readable_bytes, requested_dtype, standard_promotion
+from jaxsparse_fmt.convert import from_scipy
+from jaxsparse_fmt.core.matrix import SparseMatrix
+from solvers.core.arguments import count, factor
+from solvers.core.diagonal import operand
 from solvers.precond import _hierarchy
-
-Array = jax.Array
-
 
 # ------------------------------------------------------------------------------------------------------ the operator
 
@@ -78,7 +77,7 @@ class Multigrid:
 
     @property
     def dtype(self) -> np.dtype:
-        """Of the numbers stored. The vectors of the cycle have it too, but 32 bits at least."""
+        """Of the numbers stored. The vectors of the cycle have this dtype too, but at least 32 bits."""
         return self.coarse_inverse.dtype
 
     @property
@@ -88,16 +87,25 @@ class Multigrid:
             return self
         return Multigrid(tuple(level.T for level in self.levels), self.coarse_inverse.T, False)
 
+    @standard_promotion
     def __matmul__(self, r: Any) -> Array:
         """One cycle for r [n] or [n, k], in the wider of the two dtypes.
 
         Raises:
           ValueError: r has another shape.
         """
-        r, n = owned(r), self.shape[0]
-        if r.ndim not in (1, 2) or r.shape[0] != n:
-            raise ValueError(f"M @ r with M of shape {self.shape} takes r of shape ({n},) or ({n}, k); got {r.shape}")
-        return _cycled(self, r)
+        return _cycled(self, operand(self, r, self.coarse_inverse, 2))
+
+    def refreshed(self, A: Any) -> NoReturn:
+        """Not offered: the coarse matrices are products R·A·P, which are made on the host.
+
+        Raises:
+          NotImplementedError: always; it names the cure.
+        """
+        raise NotImplementedError(
+            "multigrid cannot be refreshed: its coarse matrices are made on the host; make it anew outside jit with "
+            "precond.multigrid(A), or keep this one while A changes little, since a preconditioner may be approximate"
+        )
 
     # --------------------------------------------------------------------------------------------------- measures
 
@@ -176,7 +184,7 @@ def _cycle(levels: tuple[Level, ...], coarse_inverse: Array, r: Array) -> Array:
 
 
 def _smoothed(level: Level, r: Array) -> tuple[Array, Array, Array]:
-    """x ≈ A⁻¹·r from zero, its last step z, and the residual before that step: r − A·x is that less A·z."""
+    """x ≈ A⁻¹·r from zero, its last step z, and the residual before that step: r − A·x is this residual less A·z."""
     inverse = level.inverse_diagonal if r.ndim == 1 else level.inverse_diagonal[:, None]
     x = z = level.recurrence[0, 1] * inverse * r
     for a, c in level.recurrence[1:]:
@@ -190,9 +198,7 @@ def _nbytes(matrix: Any) -> int:
     return getattr(matrix, "A", matrix).nbytes
 
 
-# --------------------------------------------------------------------------------------------------------- the door
-
-
+@standard_promotion
 def multigrid(
     A: Any,
     method: str = "smoothed_aggregation",
@@ -211,20 +217,21 @@ def multigrid(
     """Algebraic multigrid as a preconditioner, set up on the host by PyAMG (`pip install pyamg`) in float64.
 
     Args:
-      A: [n, n] matrix of jaxsparse_fmt or scipy.sparse. Made for symmetric positive definite matrices of elliptic
-        equations; singular and mildly nonsymmetric ones do as well. Its symmetry is found, not declared.
-      method: "smoothed_aggregation": systems of equations, near-null candidates, complex numbers, little memory.
-        "ruge_stuben": fewer iterations and about twice the memory, for M-matrices and those close to them.
+      A: [n, n] matrix of jaxsparse_fmt or scipy.sparse. The method is made for symmetric positive definite matrices of
+        elliptic equations; it also works for singular and mildly nonsymmetric ones. The symmetry of A is detected.
+      method: "smoothed_aggregation" takes systems of equations, near-null candidates and complex numbers, and little
+        memory. "ruge_stuben" takes fewer iterations and about twice the memory, for M-matrices and matrices close to
+        them.
       near_null: [n, m] columns that A maps almost to zero, boundaries apart, for smoothed aggregation: in elasticity
         the `rigid_body_modes`. None takes a constant for each unknown of a point.
       block_size: unknowns of a point, numbered together. None takes the blocks of a BSR matrix, or looks for dense
         ones; matrices of systems whose blocks have holes need it.
       smoother: "chebyshev", or "jacobi" for `degree` damped steps.
       degree: of the polynomial in D⁻¹A; None takes 2 for "chebyshev" and 1 for "jacobi".
-      fraction: what is smoothed are eigenvalues of D⁻¹A between this part of the largest and the largest. None takes
-        0.15 for "chebyshev", and 1/3 for "jacobi", which is damping by 1.5 over the largest.
+      fraction: the smoother acts on the eigenvalues of D⁻¹A from this fraction of the largest up to the largest. None
+        takes 0.15 for "chebyshev", and 1/3 for "jacobi", which means damping by 1.5 over the largest.
       format: of coarser levels and of R and P, as in `from_scipy`. With "auto" the finest level keeps the format of a
-        jaxsparse_fmt matrix, unless that sorts rows, and shares its arrays where the dtype is the same.
+        jaxsparse_fmt matrix, unless that format sorts rows, and shares its arrays if the dtype is the same.
       dtype: of the numbers stored and the vectors inside the cycle: "float32" under a float64 solver moves about half
         the bytes. None takes A's.
       max_coarse: rows from which a level is inverted densely instead of coarsened.
@@ -232,11 +239,12 @@ def multigrid(
       **options: those of PyAMG's `smoothed_aggregation_solver` or `ruge_stuben_solver`: strength, aggregate, smooth,
         improve_candidates, CF, interpolation. Unless given, smoothed aggregation takes strength ("symmetric", theta)
         with theta 0.08·2⁻ˡ on level l (Vaněk, Mandel and Brezina 1996) and smooth ("jacobi", {"omega": 1.5}); the rest
-        is as PyAMG has it.
+        are PyAMG's defaults.
 
     Raises:
       ImportError: PyAMG is not installed.
-      TypeError: A is no sparse matrix, or a traced one; an unknown option; what Ruge and Stüben's method cannot take.
+      TypeError: A is not a sparse matrix, or is traced; an unknown option; an input that Ruge and Stüben's method
+        cannot take.
       ValueError: A is empty, not square, has a zero on its diagonal or a number that is not finite; an argument out of
         range; a hierarchy that stops coarsening too early or that `dtype` cannot hold.
     """
@@ -245,9 +253,7 @@ def multigrid(
             raise ValueError(f"unknown {name} {value!r}; choose one of {', '.join(known)}")
     usual_degree, usual_fraction = _hierarchy.SMOOTHERS[smoother]
     degree = usual_degree if degree is None else count(degree, "degree", 1)
-    fraction = usual_fraction if fraction is None else float(fraction)
-    if not 0 < fraction < 1:
-        raise ValueError(f"fraction is a part of the largest eigenvalue, between 0 and 1; got {fraction}")
+    fraction = usual_fraction if fraction is None else factor(fraction, "fraction")
     max_coarse, max_levels = count(max_coarse, "max_coarse", 1), count(max_levels, "max_levels", 1)
     S = _host(A)
     stored = floating_dtype(A.dtype, "A") if dtype is None else requested_dtype(dtype)
@@ -262,23 +268,15 @@ def multigrid(
         given = "a complex matrix" if S.dtype.kind == "c" else "near_null"
         raise TypeError(f"ruge_stuben cannot take {given}; use method='smoothed_aggregation'")
 
-    built = _hierarchy.build(
-        S,
-        method,
-        near_null=B,
-        block_size=block_size,
-        smoother=(smoother, degree, fraction),
-        max_coarse=max_coarse,
-        max_levels=max_levels,
-        options=options,
-    )
+    coarsening = _hierarchy.Coarsening(method, B, block_size, max_coarse, max_levels, options)
+    built = _hierarchy.build(S, coarsening, (smoother, degree, fraction))
     levels = tuple(_on_device(step, None if k else A, format, stored, k) for k, step in enumerate(built.levels))
     _check_range(built.coarse_inverse, stored, "the inverse of the coarsest level")
     return Multigrid(levels, jnp.asarray(built.coarse_inverse, stored), built.symmetric)
 
 
 def rigid_body_modes(coordinates: Any) -> np.ndarray:
-    """The motions that strain nothing, as `near_null` of elasticity: translations, and rotations about the centre.
+    """The motions without strain, for the `near_null` of elasticity: translations, and rotations about the centre.
 
     Args:
       coordinates: [points, d], d = 2 or 3; the unit of length does not matter.
@@ -304,7 +302,7 @@ def rigid_body_modes(coordinates: Any) -> np.ndarray:
 
 
 def _on_device(step: _hierarchy.HostLevel, given: Any, format: str, dtype: Any, k: int) -> Level:
-    """`given` is the user's matrix at the finest level: stored already, perhaps."""
+    """A level on the device; `given` is the user's matrix at the finest level, perhaps stored already, else None."""
     _check_range(step.A.data, dtype, f"level {k}")
     _check_range(step.inverse_diagonal, dtype, f"the inverse diagonal of level {k}")
     wide = jnp.promote_types(dtype, jnp.float32)
@@ -319,7 +317,7 @@ def _on_device(step: _hierarchy.HostLevel, given: Any, format: str, dtype: Any, 
 
 
 def _host(A: Any) -> Any:
-    """A as a canonical CSR array of float64 or complex128, with everything checked that PyAMG takes on trust."""
+    """A as a canonical CSR array of float64 or complex128, after all checks that PyAMG does not make."""
     ours = hasattr(A, "to_scipy")
     if ours and any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(A)):
         raise TypeError(

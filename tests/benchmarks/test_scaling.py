@@ -8,16 +8,17 @@ import jax
 import pytest
 
 from benchmarks import scaling
-from jaxsparse_fmt import choose, measure
+from jaxsparse_fmt.choose import ranking
+from jaxsparse_fmt.cli import measure
 
 POISSON = scaling.stencil((16, 16, 16), 7)
 
 
 def test_one_device_has_what_auto_takes_and_shards_what_they_can_have(monkeypatch):
     """On a GPU half of the diagonals, as the model of one ranks them."""
-    monkeypatch.setattr(choose, "rank", functools.partial(choose.rank, platform="gpu"))
+    monkeypatch.setattr(ranking, "rank", functools.partial(ranking.rank, platform="gpu"))
     one, two = (scaling.on(POISSON, jax.devices("cpu")[:count], "overlap") for count in (1, 2))
-    assert one.name == "sdia" and [part.name for part in two.shards.parts] == ["dia", "ell"]
+    assert one.name == "sdia" and [part.name for part in two.shards.blocks] == ["dia", "ell"]
     assert abs(one.to_scipy() - two.to_scipy()).max() == 0
 
 
@@ -28,5 +29,5 @@ def test_efficiencies_are_against_that_one(is_weak, efficiency, monkeypatch):
     rows = list(scaling.Bench([1, 2], ["overlap"], small=True).steps(lambda count: POISSON, is_weak))
     assert [row["devices"] for row in rows] == [1, 2, 2]
     assert [row["efficiency"] for row in rows] == [1.0, efficiency, efficiency]
-    first = choose.rank(POISSON.rows_of(0, POISSON.n))[0].format
+    first = ranking.rank(POISSON.rows_of(0, POISSON.n))[0].format
     assert [row["format"] for row in rows] == [first, "dia + ell", "dia + ell"]

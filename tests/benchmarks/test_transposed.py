@@ -25,6 +25,7 @@ def rows():
     return [*transposed.transposed(RUN, case, case.make(1 / 4000))]
 
 
+@pytest.mark.deep
 def test_all_ways_give_the_same_product_and_compare_with_the_fastest_rival(rows):
     assert all(row["error"] < 1e-12 and row["repeats"] and row["us"] > 0 and row["share"] > 0 for row in rows)
     us = {row["method"]: row["us"] for row in rows}
@@ -86,6 +87,7 @@ def test_a_shuffled_matrix_is_timed_in_three_orders(monkeypatch):
     assert rcm.nnz == made.nnz
 
 
+@pytest.mark.deep
 def test_a_run_writes_figures_and_tables(tmp_path):
     path = tmp_path / "out.json"
     arguments = ["--small", "--only", "reordered", "--dtypes", "float32", "--limit", "1e9", "--json", str(path)]

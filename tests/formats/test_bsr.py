@@ -40,6 +40,7 @@ def test_bytes_follow_the_formula(value, shape):
     assert pattern <= -(-A.n_stored // 8)
 
 
+@pytest.mark.some(shape=4)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_blocks_that_do_not_divide_the_shape_are_padded(shape):
     A = stored("bsr", block_shape=shape)

@@ -11,9 +11,9 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt._types import CsrArrays
-from jaxsparse_fmt.formats import csr5
-from jaxsparse_fmt.matrix import build
+from jaxsparse_fmt._types import CsrArrays, Target
+from jaxsparse_fmt.core.matrix import build
+from jaxsparse_fmt.formats import csr5, csr5_tiles
 from tests.bytes_oracle import stated_bytes
 from tests.formats.pictures import RAGGED, assert_as_drawn, drawn_matrix, stored, value_sizes
 from tests.lowering import SIGNATURES, lowered, quick_jit
@@ -98,7 +98,8 @@ def by_lanes(places: list) -> list[list]:
 
 def test_the_arrays_are_those_of_the_picture(monkeypatch):
     for name, value in (("LANES", (2,)), ("ENTRIES", (4,)), ("CUT", 2), ("MOST_PART", 2)):
-        monkeypatch.setattr(csr5, name, value)
+        monkeypatch.setattr(csr5_tiles, name, value)
+    monkeypatch.setattr(csr5, "CUT", 2)
     assert_as_drawn(jsf.from_scipy(drawn_matrix("csr5"), "csr5", tile_shape=(2, 4)))
 
 
@@ -124,7 +125,7 @@ def test_bytes_of_narrow_and_wide_tiles_follow_the_formula(name):
 def test_every_lane_takes_the_next_entries_whatever_their_rows(name):
     (_, tiles), S, A = dealt(name), MATRICES[name], made(name)
     assert A.n_stored == len(tiles) * SIZE
-    col, last = (np.asarray(a) for a in A.faces.tiles.columns(A.arrays))
+    col, last = (np.asarray(a) for a in A.tiles.columns(A.arrays))
     in_lanes = (np.asarray(a).reshape(-1, ENTRIES, LANES).swapaxes(1, 2) for a in (A.values, col, last))
     for tile, places, *found in zip(range(len(tiles)), tiles, *in_lanes, strict=True):
         row, entry = np.array(places).T
@@ -157,14 +158,14 @@ def test_hops_are_the_lanes_that_the_longest_chain_goes_on_for(name):
 def test_no_tile_has_more_rows_than_are_said_and_some_has_more_than_two_thirds_of_them(name):
     A, plain = made(name, keep_sums=True), made(name)
     most = max(len({row for row, _ in places}) for places in dealt(name)[1])
-    assert most <= A.tile_rows < 1.5 * most and A.faces.tiles.kept_rows == A.tile_rows
-    assert plain.faces.tiles.kept_rows == 0
+    assert most <= A.tile_rows < 1.5 * most and A.tiles.kept_rows == A.tile_rows
+    assert plain.tiles.kept_rows == 0
 
 
 @some_matrices
 def test_a_row_never_leaves_its_tile(name):
     A = made(name)
-    row, col, _ = (np.asarray(a) for a in A.faces.tiles.places(A.arrays))
+    row, col, _ = (np.asarray(a) for a in A.tiles.places(A.arrays))
     live = col < N_COLS
     held = np.unique(np.stack([row, np.arange(A.n_stored) // SIZE])[:, live], axis=1)
     assert np.all(np.diff(held[0]) > 0)
@@ -175,7 +176,7 @@ def test_a_row_never_leaves_its_tile(name):
 def test_host_and_device_convert_alike(name, hot):
     there = jsf.from_scipy(MATRICES[name], "csr")
     csr = CsrArrays(*there.csr_arrays(), there.shape)
-    got = build(csr, "csr5", dtype=there.dtype, backend="auto", tile_shape=TILE, hot=hot)
+    got = build(csr, "csr5", Target(there.dtype), tile_shape=TILE, hot=hot)
     assert_same_storage(got, made(name, hot=hot))
 
 
@@ -267,7 +268,7 @@ def kernels(A, x) -> set[str]:
 def test_sums_are_not_kept_where_a_tile_has_too_many_rows():
     for n_rows, kept in ((3000, True), (5000, False)):
         A = jsf.from_scipy(of_lengths([1] * n_rows), "csr5", tile_shape=(1024, 8), keep_sums=True)
-        assert A.layout["keep_sums"] and (A.faces.tiles.kept_rows > 0) == kept
+        assert A.layout["keep_sums"] and (A.tiles.kept_rows > 0) == kept
 
 
 # ------------------------------------------------------------------------------------------------------ hot columns
@@ -283,7 +284,7 @@ def test_the_most_used_columns_come_first_and_all_others_in_their_order(hot):
         used[column] += 1
     by_use = sorted(used, key=lambda column: -used[column])  # of columns used alike the first one first
     assert A.col_order.tolist() == by_use[:hot] + sorted(by_use[hot:]) and A.col_order.dtype == np.int32
-    (col, last), (own, own_last) = (B.faces.tiles.columns(B.arrays) for B in (A, plain))
+    (col, last), (own, own_last) = (B.tiles.columns(B.arrays) for B in (A, plain))
     np.testing.assert_array_equal(np.append(A.col_order, N_COLS)[col], own)
     np.testing.assert_array_equal(last, own_last)
     np.testing.assert_array_equal(A.values, plain.values)
@@ -321,6 +322,7 @@ def test_an_order_of_the_columns_changes_no_bit_of_a_product(hot, backend):
     np.testing.assert_array_equal(with_order, plain)
 
 
+@pytest.mark.some(hot=1)
 @hot_columns
 def test_data_rows_and_columns_come_back_from_a_new_order(hot):
     S, A = MATRICES["mixed"], made("mixed", hot=hot)
@@ -338,6 +340,7 @@ def test_data_rows_and_columns_come_back_from_a_new_order(hot):
 # --------------------------------------------------------------------------------------------------------- products
 
 
+@pytest.mark.some(name=2)
 @pytest.mark.parametrize("name", [*KINDS, "long", EDGE, "hardly any entries"])
 def test_sums_of_integers_are_exact_also_where_rows_are_empty(name):
     """The interpreter's outputs start as NaN, so a row that no lane writes shows."""

@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt.formats import dia
+from jaxsparse_fmt.formats import statistics
 from tests.formats.pictures import RAGGED, assert_as_drawn, drawn_matrix, holes, holes_drawn, stored, value_sizes
 
 
@@ -28,9 +28,9 @@ def test_bytes_follow_the_formula(value):
 
 
 @pytest.mark.parametrize("shape", [(99, 120), (120, 99), (3, 50), (50, 3), (1, 40), (40, 1)])
-@pytest.mark.parametrize("block", [7, dia.BLOCK])
+@pytest.mark.parametrize("block", [7, statistics.BLOCK])
 def test_place_r_of_a_diagonal_is_the_entry_at_r_and_r_plus_its_offset(shape, block, monkeypatch):
-    monkeypatch.setattr(dia, "BLOCK", block)  # rows that are stored at a time
+    monkeypatch.setattr(statistics, "BLOCK", block)  # rows that are stored at a time
     dense = np.resize(RAGGED.toarray(), shape)
     dense[0, -1] = dense[-1, 0] = 7  # the two outermost diagonals
     A = jsf.from_scipy(sp.csr_array(dense), "dia")

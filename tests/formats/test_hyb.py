@@ -1,4 +1,4 @@
-"""HYB: how wide the ELL part is, and what lies beside it. How that is summed is asked in `test_split.py`."""
+"""HYB: how wide the ELL part is, and what lies beside it. How that is summed is asked in `test_long_rows.py`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt.formats.split import TAIL
+from jaxsparse_fmt.formats.long_rows import TAIL
 from tests.formats.pictures import LENGTHS, RAGGED, assert_as_drawn, drawn_matrix, stored, value_sizes
 
 WIDEST_FOR_A_THIRD = max(K for K in range(41) if 3 * np.count_nonzero(LENGTHS > K - 1) >= 99)

@@ -7,10 +7,10 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt._types import CsrArrays
-from jaxsparse_fmt.formats import bsr, dia, merging, storing
-from jaxsparse_fmt.kernels.column_rule import Blocked, Diagonal
-from jaxsparse_fmt.matrix import build
+from jaxsparse_fmt._types import CsrArrays, Target
+from jaxsparse_fmt.core.matrix import build
+from jaxsparse_fmt.formats import bsr, building, dia, merging
+from jaxsparse_fmt.kernels.layout.columns import Blocked, Diagonal
 from tests.oracle import assert_same_storage
 from tests.zoo import CASES, Layout
 
@@ -22,7 +22,7 @@ def there(S, dtype=None) -> CsrArrays:
 
 def made(S, layout: Layout, dtype=None, **options):
     csr = there(S, dtype)
-    return build(csr, layout.format, dtype=csr.data.dtype, backend="auto", **dict(layout.options), **options)
+    return build(csr, layout.format, Target(csr.data.dtype, **options), **dict(layout.options))
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def no_host(monkeypatch):
         assert isinstance(csr.data, np.ndarray), "the matrix came to the host"
         return csr
 
-    monkeypatch.setattr(storing, "on_host", on_host)
+    monkeypatch.setattr(building, "on_host", on_host)
 
 
 def holed() -> sp.csr_array:
@@ -63,6 +63,7 @@ MATRICES = {
 }
 
 
+@pytest.mark.some(name=3)
 @pytest.mark.parametrize(
     ("name", "layout"),
     [("band", layout) for layout in (DIA, HDIA, SORTED, BLOCKS, PAIRS, LARGE)]
@@ -86,8 +87,8 @@ def test_entries_off_the_diagonals_of_some_rows_are_found(no_host, monkeypatch):
 @pytest.mark.parametrize("layout", [DIA, HDIA, BLOCKS], ids=str)
 def test_what_takes_too_many_steps_goes_through_the_host(layout, monkeypatch):
     monkeypatch.setattr(merging, "MOST_STEPS", 1)
-    came, on_host = [], storing.on_host
-    monkeypatch.setattr(storing, "on_host", lambda csr: came.append(csr) or on_host(csr))
+    came, on_host = [], building.on_host
+    monkeypatch.setattr(building, "on_host", lambda csr: came.append(csr) or on_host(csr))
     assert_same_storage(made(BAND, layout), layout.of(BAND))
     assert any(isinstance(csr, CsrArrays) for csr in came)
 
@@ -96,7 +97,7 @@ def test_what_takes_too_many_steps_goes_through_the_host(layout, monkeypatch):
 def test_what_is_too_large_is_refused_in_the_same_words(layout, no_host):
     said = []
     for make in (made, lambda S, layout, **options: layout.of(S, **options)):
-        with pytest.raises(storing.TooLarge) as caught:
+        with pytest.raises(building.TooLarge) as caught:
             make(BAND, layout, max_bytes=100)
         said.append(str(caught.value))
     assert said[0] == said[1]
@@ -106,7 +107,7 @@ def test_what_is_too_large_is_refused_in_the_same_words(layout, no_host):
 def test_the_best_block_is_the_same_and_only_a_sample_is_looked_at(S, no_host, monkeypatch):
     monkeypatch.setattr(bsr, "SAMPLES", 4)
     assert bsr.best_block(there(S), 8) == bsr.best_block(S, 8)
-    assert storing.sample(there(S), np.array([0, 5, 7])).nnz == S[[0, 5, 7]].nnz
+    assert building.sample(there(S), np.array([0, 5, 7])).nnz == S[[0, 5, 7]].nnz
 
 
 def test_as_many_steps_as_a_group_has_diagonals(rng):

@@ -9,7 +9,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt.formats.split import TAIL
+from jaxsparse_fmt.formats.long_rows import TAIL
 from tests.formats.pictures import LENGTHS, RAGGED, assert_as_drawn, drawn_matrix, stored, value_sizes
 from tests.lowering import SIGNATURES, lowered
 from tests.oracle import draw
@@ -83,6 +83,7 @@ SAME_AS_HLL = [
 ]
 
 
+@pytest.mark.some(matrix=2)
 @pytest.mark.parametrize(("matrix", "layout"), SAME_AS_HLL, ids=["ragged", "sorted", "mixed", "power law"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_products_are_those_of_hll_to_the_last_bit(matrix, layout, dtype, rng):
@@ -140,6 +141,7 @@ def test_rows_of_like_length_are_not_cut(lengths):
     assert A.max_width == 20 and A.tail_col is None
 
 
+@pytest.mark.some(max_width=2)
 @pytest.mark.parametrize("max_width", [1, 7, 39, 40, 41])
 def test_a_given_width_cuts_there(max_width):
     A = stored("sell", slice_size=8, max_width=max_width)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +20,8 @@ NEEDED = 100e9  # bytes: CSR, the converted matrix, and what converting takes
 @pytest.fixture(scope="module")
 def band() -> jsf.CSR:
     """A band of 17 entries a row, made on the device: small whole numbers, so that every sum is exact."""
+    if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
+        pytest.skip("needs the GPU's memory for itself; run this file without -n")
     memory = jax.devices()[0].memory_stats() or {}
     if memory.get("bytes_limit", 0) < NEEDED:
         pytest.skip(f"needs {NEEDED / 1e9:.0f} GB on the GPU")

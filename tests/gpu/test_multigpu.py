@@ -10,7 +10,7 @@ import pytest
 import jaxsparse_fmt as jsf
 from solvers import cg, precond, refine
 from tests import zoo
-from tests.partition.problems import irregular
+from tests.distributed.problems import irregular
 from tests.solvers.methods import CASES as METHODS
 
 pytestmark = pytest.mark.multigpu

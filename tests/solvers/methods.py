@@ -40,7 +40,9 @@ CASES = [
     Case("minres", solvers.minres, "symmetric", spla.minres),
     Case("bicgstab", solvers.bicgstab, "general", spla.bicgstab),
     Case("gmres", solvers.gmres, "general", spla.gmres),
+    Case("gmres-left", functools.partial(solvers.gmres, side="left"), "general"),
     Case("gmres-flexible", functools.partial(solvers.gmres, flexible=True, restart=20), "general"),
+    Case("idrs", solvers.idrs, "general"),
 ]
 REFINED = [
     Case(f"refine-{method}-{dtype}", functools.partial(solvers.refine, method=method, dtype=dtype), kind)

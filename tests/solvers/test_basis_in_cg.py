@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -39,8 +40,8 @@ def sorted_matrix(format: str, matrix: sp.csr_array = S) -> jsf.SparseMatrix:
 def subjaxprs(eqn):
     """The programs inside an operation, each with the operands that it gets; products are taken to pieces."""
     if eqn.primitive.name == "sparse_product":
-        faces = eqn.params["faces"]
-        pieces = jax.make_jaxpr(lambda v, x, *structure: faces.product(v, x, structure, "xla"))
+        pattern = functools.partial(jax.tree.unflatten, eqn.params["tree"])
+        pieces = jax.make_jaxpr(lambda v, x, *leaves: pattern(leaves).product_face(v, x, "xla"))
         yield pieces(*(v.aval for v in eqn.invars)).jaxpr, eqn.invars
         return
     if eqn.primitive.name == "opaque":
@@ -85,6 +86,7 @@ def without_its_basis(A, b):
     return cg(lambda v: A @ v, b).x
 
 
+@pytest.mark.some(format=1)
 @every_sorted
 def test_the_loop_permutes_nothing(format):
     A = sorted_matrix(format)
@@ -99,6 +101,7 @@ def test_the_loop_moves_as_little_as_that_of_unsorted_rows(format):
     assert moves(plainly, sorted_matrix(format)) == moves(plainly, jsf.from_scipy(S, name, **layout))
 
 
+@pytest.mark.some(format=1)
 @every_sorted
 def test_a_loop_that_permutes_would_be_seen(format):
     A = sorted_matrix(format)
@@ -118,6 +121,7 @@ def test_the_basis_is_entered_once_and_left_once(monkeypatch):
     assert calls == {"enter": 1, "leave": 1}
 
 
+@pytest.mark.some(format=1)
 @every_sorted
 def test_the_answer_is_that_of_unsorted_rows(format):
     sol, plain = cg(sorted_matrix(format), B, rtol=1e-10), cg(jsf.from_scipy(S, "csr"), B, rtol=1e-10)
@@ -138,6 +142,7 @@ def test_a_start_and_a_preconditioner_are_in_the_users_order():
     assert abs(iterations[0] - iterations[1]) <= 1
 
 
+@pytest.mark.deep
 def test_the_gradient_in_the_values_is_that_of_the_dense_solution():
     A, w = sorted_matrix("pjds"), jnp.asarray(np.random.default_rng(6).standard_normal(N))
 
@@ -151,6 +156,7 @@ def test_the_gradient_in_the_values_is_that_of_the_dense_solution():
         np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-8 * float(jnp.max(jnp.abs(want))))
 
 
+@pytest.mark.some(make=1)
 @pytest.mark.parametrize("make", [*SORTED, "reordered"])
 def test_a_callback_sees_x_in_the_users_order(make):
     A = jsf.from_scipy(S, "csr", reorder="rcm") if make == "reordered" else sorted_matrix(make)

@@ -51,6 +51,7 @@ def scipy_iterations(S, b, **options) -> tuple[np.ndarray, int]:
 # ---------------------------------------------------------------------------------------------------------- answers
 
 
+@pytest.mark.some(format=3)
 @pytest.mark.parametrize("format", jsf.FORMATS)
 def test_agrees_with_scipy_in_answer_and_count(format):
     S, A, b = system(format=format)
@@ -151,6 +152,7 @@ def skew(size: float):
     return (sp.eye_array(N) + upper - upper.T).tocsr()
 
 
+@pytest.mark.some(A=3)
 @pytest.mark.parametrize(
     ("A", "b", "options", "status"),
     [
@@ -192,6 +194,7 @@ def test_an_unsymmetric_matrix_never_loops_or_succeeds_falsely():
 # ------------------------------------------------------------------------------------------------------------- loop
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("every", [2, 7, 100])
 def test_checking_less_often_changes_neither_count_nor_answer(every):
     _, A, b = system()
@@ -277,6 +280,17 @@ def test_works_inside_jit_with_the_matrix_as_argument_and_compiles_once():
     assert len(traces) == 1
 
 
+def test_an_array_as_M_is_the_diagonal_matrix_that_it_lists():
+    _, A, b = system()
+    d = 1 / (A.diagonal() + 0.5)
+    want = cg(lambda v: A @ v + 0.5 * v, b, M=lambda r: d * r, rtol=1e-10)
+    for M in (d, np.asarray(d), jnp.diag(d)):
+        sol = cg(lambda v: A @ v + 0.5 * v, b, M=M, rtol=1e-10)
+        assert sol.iterations == want.iterations
+        np.testing.assert_allclose(sol.x, want.x, rtol=1e-12)
+    assert np.all(cg(A, np.stack([b, 2 * b], axis=1), M=d).success)
+
+
 def test_a_second_solve_compiles_nothing():
     _, A, b = system()
     cg(A, b, rtol=1e-6).x.block_until_ready()
@@ -345,6 +359,7 @@ def test_gradient_is_that_of_the_dense_solution(dtype):
             np.testing.assert_allclose(g, w_, rtol=1e-6, atol=1e-8 * scale, err_msg=name)
 
 
+@pytest.mark.deep
 def test_gradients_hold_against_finite_differences():
     _, A, b = system()
     f = lambda d, b: cg(A.with_data(d), b, rtol=1e-13).x  # noqa: E731
@@ -352,6 +367,7 @@ def test_gradients_hold_against_finite_differences():
     check_grads(symmetric, (jnp.float64(0.1), b), order=2, modes=("fwd", "rev"), rtol=1e-4)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_tiny_cotangent_gives_a_tiny_gradient_and_no_nan(dtype):
     _, A, b = system(dtype=dtype)
@@ -362,6 +378,7 @@ def test_a_tiny_cotangent_gives_a_tiny_gradient_and_no_nan(dtype):
         np.testing.assert_allclose(tiny / 1e-13, full, rtol=2e-3, atol=2e-3 * float(jnp.max(jnp.abs(full))))
 
 
+@pytest.mark.deep
 def test_x0_and_M_carry_no_derivative_and_a_far_x0_does_not_spoil_it():
     _, A, b = system()
     f = lambda b, x0, s: cg(A, b, x0, M=lambda r: s * r, rtol=1e-12).x.sum()  # noqa: E731
@@ -402,7 +419,22 @@ def test_a_matrix_inside_a_function_costs_no_constant_folding():
 def test_a_solution_beyond_the_dtype_is_not_a_success(dtype):
     tiny = 4 * np.finfo(dtype).tiny
     sol = cg(jsf.from_dense(tiny * np.eye(3, dtype=dtype)), np.full(3, 1e3, dtype))
-    assert sol.status is Status.NON_FINITE and np.all(np.isfinite(sol.x))
+    assert sol.status is Status.OUT_OF_RANGE and np.all(np.isfinite(sol.x)) and "dtype" in sol.status.message
+    assert float(sol.residual_norm) == pytest.approx(np.linalg.norm(np.full(3, 1e3)))  # that of the x returned, zero
+
+
+@pytest.mark.deep
+def test_does_a_solve_end_however_rarely_it_looks_whether_it_is_over():
+    _, A, b = system()
+    sol = cg(A, b, rtol=1e-8, check_every=10**9, maxiter=10**9)
+    assert sol.success and sol.iterations == cg(A, b, rtol=1e-8).iterations
+
+
+def test_is_a_history_beyond_the_memory_refused(monkeypatch):
+    _, A, b = system()
+    monkeypatch.setattr("jaxsparse_fmt.formats.memory.free", lambda: 2 * 10**9)
+    with pytest.raises(ValueError, match=r"history=1000000000 take 8 GB, and 2 GB are free; keep fewer norms"):
+        cg(A, b, history=10**9)
 
 
 def test_a_nan_in_x0_is_reported_and_not_returned():
@@ -467,10 +499,13 @@ def test_mapped_over_it_multiplies_with_the_kernel_still():
         ((np.eye(3), np.ones(3)), {"check_every": 0}, ValueError, "check_every must be"),
         ((np.eye(3), np.ones(3)), {"maxiter": 2.5}, TypeError, "maxiter must be a whole number; got 2.5"),
         ((np.eye(3), np.ones(3)), {"history": -5}, ValueError, "history must be at least 0; got -5"),
-        ((np.eye(3), np.ones(3)), {"rtol": None}, TypeError, "rtol must be one number; got None"),
+        ((np.eye(3), np.ones(3)), {"rtol": None}, TypeError, "rtol must be one real number; got None"),
         ((np.eye(3), np.ones(3)), {"callback": 3}, TypeError, "callback must be a function or None; got 3"),
         ((np.eye(3), np.ones(3)), {"M": np.eye(4)}, ValueError, r"M has shape \(4, 4\)"),
-        ((np.eye(3), np.ones(3)), {"M": np.ones(3)}, ValueError, "for a diagonal M pass"),
+        ((np.eye(3), np.ones(3)), {"M": np.ones(4)}, ValueError, r"M has shape \(4,\).* or \(3,\) for a diagonal"),
+        ((np.ones(3), np.ones(3)), {}, ValueError, "for a diagonal A pass"),
+        ((np.eye(3), np.ones(3)), {"M": 1j * np.ones(3)}, TypeError, "drop its imaginary part; make b complex"),
+        ((np.eye(3), np.ones(3)), {"maxiter": True}, TypeError, "maxiter must be a whole number; got True"),
         ((np.eye(3), np.ones(3)), {"M": precond.jacobi}, ValueError, r"Pass M=jacobi\(A\)"),
         ((lambda v: v[:2], np.ones(3)), {}, ValueError, r"A·v must be a vector of shape \(3,\) like v; got \(2,\)"),
         ((spla.aslinearoperator(np.eye(3)), np.ones(3)), {}, TypeError, "LinearOperator as a function"),

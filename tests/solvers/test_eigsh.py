@@ -13,7 +13,7 @@ import scipy.sparse.linalg as spla
 
 import jaxsparse_fmt as jsf
 from solvers import EigenSolution, SolverError, Status, eigsh
-from solvers.eigsh import _compiled
+from solvers.eigsh import _solve
 from tests.solvers.test_basis_in_cg import in_loops
 
 N, K = 90, 4
@@ -56,6 +56,7 @@ def assert_pairs(sol: EigenSolution, a: np.ndarray, want: np.ndarray, units: flo
 # ---------------------------------------------------------------------------------------------------------- answers
 
 
+@pytest.mark.some(options=2)
 @pytest.mark.parametrize(
     "options", [{"which": "LM"}, {"which": "SM"}, {"which": "LA"}, {"which": "SA"}, {"sigma": 1.3}, {"sigma": -40.0}]
 )
@@ -84,6 +85,7 @@ def test_finds_the_ground_state_of_the_holstein_hubbard_chain():
     assert_pairs(sol, HUBBARD.toarray(), wanted(HUBBARD.toarray(), 1, "SA"))
 
 
+@pytest.mark.some(options=1)
 @pytest.mark.parametrize("options", [{"which": "SA"}, {"sigma": 2.9}, {"sigma": 4.0}, {"sigma": 8.0}])
 def test_finds_every_copy_also_of_an_eigenvalue_at_sigma(options):
     sol = eigsh(jsf.from_scipy(LAPLACIAN, "csr"), 5, **options)
@@ -107,6 +109,7 @@ def test_invariant_subspaces_are_left_for_fresh_directions(a, which):
     assert_pairs(eigsh(jnp.asarray(a), K, which=which), a, wanted(a, K, which))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("n", "k", "options"), [(2, 1, {"which": "SA"}), (12, 11, {"sigma": 7.0})])
 def test_nearly_all_pairs_of_a_small_matrix(n, k, options):
     a = np.diag(np.arange(1.0, n + 1))
@@ -231,9 +234,9 @@ def test_the_basis_is_entered_once_left_once_and_not_read_in_between(monkeypatch
 def test_another_matrix_tolerance_or_sigma_does_not_recompile():
     a = hermitian()
     eigsh(jnp.asarray(a), K, sigma=1.3)
-    compiled = _compiled._cache_size()
+    compiled = _solve.compiled._cache_size()
     eigsh(jnp.asarray(2 * a), K, sigma=0.7, tol=1e-9, maxiter=77)
-    assert _compiled._cache_size() == compiled
+    assert _solve.compiled._cache_size() == compiled
 
 
 def test_works_inside_jit_with_traced_limits():
@@ -301,6 +304,7 @@ def test_forward_and_reverse_derivatives_hold_against_differences():
         assert derivative == pytest.approx(float(difference), rel=1e-6)
 
 
+@pytest.mark.deep
 def test_second_derivatives_of_eigenvalues_are_those_of_perturbation_theory():
     """d²λᵢ = 2 Σⱼ |vⱼᵀ·dA·vᵢ|² / (λᵢ − λⱼ)."""
     p, along = (jnp.asarray(hermitian(n=SMALL, seed=seed)) for seed in (3, 4))
@@ -327,6 +331,7 @@ def test_what_a_function_closes_over_differentiates():
     assert jax.grad(f)(0.7) == pytest.approx(float(v @ (d * v)), rel=1e-9)
 
 
+@pytest.mark.deep
 def test_copies_have_a_derivative_in_sum_but_their_vectors_none():
     A = jsf.from_scipy(LAPLACIAN, "csr")
     v = np.linalg.eigh(LAPLACIAN.toarray())[1][:, :3]

@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.sparse.linalg as spla
 
 from solvers import Status, cg, gmres
+from solvers.core.stopping import FULL, RUNNING, Loop, Rule, verdict
 
 N = 20
 D = np.diag(np.arange(N) + 3.0) - np.eye(N, k=1) - 0.5 * np.eye(N, k=-1)
@@ -27,6 +29,90 @@ def test_a_direction_that_the_matrix_forgets_is_a_breakdown():
     assert gmres(jnp.asarray(A), np.array([0.0, 0.0, 1.0])).status is Status.BREAKDOWN
 
 
+def network(n: int = 300, decades: float = 4.0) -> np.ndarray:
+    """The Laplacian of a grounded power network: a tree with loops, its conductances over some decades."""
+    rng = np.random.default_rng(2)
+    i = np.concatenate([np.arange(1, n), rng.integers(0, n, n // 3)])
+    j = np.concatenate([[rng.integers(max(0, k - 20), k) for k in range(1, n)], rng.integers(0, n, n // 3)])
+    L = np.zeros((n, n))
+    np.add.at(L, (i, j), -(10 ** rng.uniform(0, decades, i.size)) * (i != j))
+    L = L + L.T
+    ground = np.where(np.arange(n) % 100 == 50, 10 ** (decades / 2), 0)
+    return np.diag(ground - L.sum(axis=1)) + L
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("rtol", [1e-5, 1e-8])
+def test_is_a_power_network_solved_with_jacobi_from_either_side_as_scipy_does(side, rtol):
+    S = network()
+    b, d = np.ones(len(S)), np.diag(S)
+    products = 0
+
+    def product(v):
+        nonlocal products
+        products += 1
+        return S @ v
+
+    shape = S.shape
+    M = spla.LinearOperator(shape, lambda r: r / d)
+    _, info = spla.gmres(spla.LinearOperator(shape, product), b, M=M, rtol=rtol, restart=30, maxiter=200)
+    assert info == 0
+    sol = gmres(jnp.asarray(S), b, M=jnp.diag(1 / d), rtol=rtol, side=side, maxiter=6000)
+    assert sol.status is Status.CONVERGED and sol.iterations <= 1.2 * products
+    assert np.linalg.norm(b - S @ np.asarray(sol.x)) <= 1.01 * rtol * np.linalg.norm(b)
+
+
+def test_does_it_stagnate_where_a_cycle_gains_nothing():
+    turn = np.roll(np.eye(N), 1, axis=0)  # of a unit vector: GMRES gains nothing before step N
+    sol = gmres(jnp.asarray(turn), np.eye(N)[0], restart=5)
+    assert sol.status is Status.STAGNATION and sol.iterations == 5
+
+
+@pytest.mark.parametrize(
+    ("claimed", "true", "level", "code"),
+    [
+        (0.9, 0.9, None, RUNNING),
+        (1 - 1e-10, 1 + 1e-10, None, RUNNING),  # a little, hidden by the rounding of the true residual
+        (1 - 1e-16, 1.0, None, Status.STAGNATION),
+        (0.1, 1.1, None, Status.STAGNATION),  # the true residual does not follow
+        (0.1, 3.0, 1e-15, RUNNING),  # from the left it need not
+        (0.1, 3.0, 4.0, Status.STAGNATION),  # unless rounding is all that is left
+        (1 - 1e-16, 0.999, 1e-15, RUNNING),
+        (1 - 1e-16, 1.0, 1e-15, Status.STAGNATION),
+    ],
+)
+def test_is_a_cycle_that_gains_little_no_stagnation(claimed, true, level, code):
+    number = jnp.asarray
+    loop = Loop(None, number(30), number(claimed), number(FULL), number([]))
+    said = verdict(Rule(number(1e-9), number(10**6), level), number(true), number(1.0), loop)
+    assert int(said) == code
+
+
+def test_has_the_left_side_derivatives():
+    M = jnp.diag(1 / np.diag(D))
+    gradient = jax.grad(lambda b: gmres(jnp.asarray(D), b, M=M, side="left", rtol=1e-10).x.sum())(jnp.asarray(B))
+    np.testing.assert_allclose(gradient, np.linalg.solve(D.T, np.ones(N)), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"side": "both"}, "side must be 'right' or 'left'; got 'both'"),
+        ({"side": "left", "flexible": True}, "needs the same M in every step"),
+    ],
+)
+def test_are_sides_that_do_not_exist_refused(options, text):
+    with pytest.raises(ValueError, match=text):
+        gmres(jnp.asarray(D), B, **options)
+
+
+def test_is_a_restart_beyond_the_memory_refused_before_it_is_allocated():
+    n = 10**7
+    with pytest.raises(ValueError, match=r"restart=10000000: 10000001 vectors .* are free; take a smaller restart"):
+        gmres(lambda v: v, np.ones(n), restart=10**9)
+
+
+@pytest.mark.deep
 def test_an_inner_solve_as_preconditioner_has_derivatives():
     """It has no transposed; the derivative, which M does not change, is solved for without."""
 

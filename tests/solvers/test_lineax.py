@@ -38,6 +38,7 @@ def assert_near(got, want, rtol: float = 1e-8):
 # ---------------------------------------------------------------------------------------------------------- answers
 
 
+@pytest.mark.some(method=1)
 @pytest.mark.parametrize("method", [cg, fcg, minres, gmres, bicgstab, refine], ids=lambda f: f.__name__)
 def test_every_method_solves_our_operator_and_its_statistics_are_true(method):
     solution = lx.linear_solve(SparseOperator(stored(DEFINITE, "pjds")), B, Krylov(method, rtol=1e-10, max_steps=200))
@@ -48,6 +49,7 @@ def test_every_method_solves_our_operator_and_its_statistics_are_true(method):
     assert 10 < stats["num_steps"] < 100 and stats["max_steps"] == 200
 
 
+@pytest.mark.some(solver=1)
 @pytest.mark.parametrize(
     "solver",
     [
@@ -89,6 +91,43 @@ def test_least_squares_by_the_normal_equations():
     b = np.random.default_rng(4).standard_normal(80)
     value = lx.linear_solve(SparseOperator(stored(S)), b, lx.Normal(OURS)).value
     assert_near(value, np.linalg.lstsq(S.toarray(), b)[0])
+
+
+@pytest.mark.parametrize("rank", [5, 9])
+@pytest.mark.parametrize("shape", [(14, 9), (9, 14)])
+def test_lsmr_finds_lineaxs_least_squares_solution_and_its_derivatives(shape, rank):
+    """Of any rank, which changes of the factors keep; lineax's SVD answers."""
+    rng = np.random.default_rng(2)
+    point = rng.standard_normal((shape[0], rank)), rng.standard_normal((rank, shape[1])), rng.standard_normal(shape[0])
+    along = tuple(jnp.asarray(rng.standard_normal(p.shape)) for p in point)
+
+    def solved(solver):
+        def f(left, right, b):
+            return lx.linear_solve(lx.MatrixLinearOperator(left @ right), b, solver).value
+
+        return jax.jit(lambda *point: jax.jvp(f, point, along))(*point)
+
+    ours, exact = solved(bridge.LeastSquares(rtol=1e-11)), solved(lx.SVD(rcond=1e-10))
+    for got, want in zip(ours, exact, strict=True):
+        assert_near(got, want, 1e-7)
+
+
+def test_lsmr_takes_our_rectangular_operator_and_tells_both_residuals():
+    S = sp.random_array((30, 12), density=0.3, rng=np.random.default_rng(5), format="csr")
+    b = np.arange(1.0, 31.0)
+    lengths = np.maximum(sp.linalg.norm(S, axis=0) ** 2, 1)
+    options = {"preconditioner": jnp.diag(1 / lengths), "y0": jnp.ones(12)}
+    solution = lx.linear_solve(SparseOperator(stored(S)), b, bridge.LeastSquares(rtol=1e-11), options=options)
+    x = np.linalg.lstsq(S.toarray(), b, rcond=None)[0]
+    assert_near(solution.value, x, 1e-7)
+    assert solution.stats["residual_norm"] == pytest.approx(np.linalg.norm(b - S @ x))
+    assert solution.stats["normal_residual_norm"] < 1e-8 < solution.stats["residual_norm"]
+
+
+@pytest.mark.parametrize("name", ["damp", "restart", "M"])
+def test_a_setting_that_lsmr_does_not_take_here_is_refused(name):
+    with pytest.raises(TypeError, match=f"no setting '{name}'"):
+        bridge.LeastSquares(**{name: 1})
 
 
 def test_narrow_values_solve_under_wide_vectors():
@@ -150,6 +189,7 @@ def unsymmetric(A):
     return A.with_data(A.data + np.where(row < col, 3.0, 0.0))
 
 
+@pytest.mark.some(change=1)
 @pytest.mark.parametrize(
     ("change", "status", "result"),
     [
@@ -186,6 +226,7 @@ def adjoint_gradients(S, b):
     return -adjoint[row] * x[col], adjoint
 
 
+@pytest.mark.some(kind=1)
 @pytest.mark.parametrize(
     ("kind", "tags", "dtype", "solver", "make_preconditioner"),
     [
@@ -262,6 +303,22 @@ def test_what_lineax_asks_of_an_operator_is_what_the_dense_matrix_says():
             np.testing.assert_array_equal(mine, np.diagonal(want, offset))
         np.testing.assert_array_equal(lx.diagonal(got), np.diagonal(want))
     assert lx.linearise(operator) is operator is lx.materialise(operator)
+
+
+def test_jacobi_takes_a_sum_of_operators():
+    A = SparseOperator(stored(DEFINITE), POSITIVE)
+    shift = lx.DiagonalLinearOperator(jnp.linspace(0, 50, N))
+    shifted = A + shift + 0.5 * lx.IdentityLinearOperator(A.in_structure())
+    M = precond.jacobi(shifted)
+    d = DEFINITE.diagonal() + np.linspace(0, 50, N) + 0.5
+    assert_near(M @ np.ones(N), 1 / d, 1e-15)
+    assert_near(M.refreshed(A) @ np.ones(N), 1 / DEFINITE.diagonal(), 1e-15)
+    solution = lx.linear_solve(shifted, B, OURS, options={"preconditioner": M})
+    want = np.linalg.solve(DEFINITE.toarray() + np.diag(np.linspace(0, 50, N) + 0.5), B)
+    assert_near(solution.value, want)
+    tall = lx.MatrixLinearOperator(jnp.ones((3, 2)))
+    with pytest.raises(ValueError, match=r"needs a square matrix; got \(3, 2\)"):
+        precond.jacobi(tall)
 
 
 def test_a_preconditioner_is_an_operator_too():
@@ -355,7 +412,7 @@ def test_options_that_do_not_fit_are_refused(options, error, match):
 
 
 def test_a_rectangular_operator_is_refused_with_the_cure():
-    with pytest.raises(ValueError, match="Normal"):
+    with pytest.raises(ValueError, match="LeastSquares"):
         lx.linear_solve(SparseOperator(stored(sp.eye_array(N, 5).tocsr())), B, OURS)
 
 

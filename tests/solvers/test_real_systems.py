@@ -26,6 +26,7 @@ def hermitian(S) -> bool:
     return gap.nnz == 0 or gap.max() <= 1e-12 * abs(S).max()
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(not FILES, reason="JAXSPARSE_MATRICES names no folder of Matrix Market files")
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.name.partition(".")[0])
 def test_same_answer_as_scipy_or_an_honest_status(path):

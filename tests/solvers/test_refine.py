@@ -12,7 +12,9 @@ import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from solvers import Status, cg, precond, refine
-from solvers import _solve as door
+from solvers.core import solve as door
+from solvers.core.precision import Narrow
+from solvers.core.settings import DEFAULTS
 from solvers.refine import METHODS
 
 POISSON = sp.csr_array(jsf.gallery.poisson(12))
@@ -68,9 +70,9 @@ def _equations(jaxpr):
 
 def test_keeping_the_direction_takes_fewer_steps_than_starting_anew():
     A = jsf.from_scipy(POISSON, "csr")
-    options = dict(x0=None, M=None, rtol=1e-12, atol=0.0, maxiter=None, history=False, callback=None, progress=None)
+    settings = DEFAULTS | {"rtol": 1e-12}
     steps = [
-        door.solve(method, A, RHS, **options, check_every=None, narrow=jnp.dtype("float32"), drop=0.1).iterations
+        door.solve(method, A, RHS, None, settings, narrow=Narrow(jnp.dtype("float32"), drop=0.1)).iterations
         for method in (METHODS["cg"], METHODS["cg"]._replace(keeps=False))
     ]
     assert steps[0] < 0.8 * steps[1]
@@ -190,7 +192,7 @@ def test_a_sorted_matrix_is_refined_in_its_basis():
         ((POISSON, RHS), {"dtype": "int8"}, ValueError, "got 'int8'"),
         ((POISSON, RHS), {"method": "lsqr"}, ValueError, "one of cg, fcg, minres, bicgstab, gmres; got 'lsqr'"),
         ((POISSON, RHS), {"drop": 1.0}, ValueError, "drop must lie between 0 and 1; got 1.0"),
-        ((POISSON, RHS), {"drop": "0.1"}, TypeError, "drop must be a number"),
+        ((POISSON, RHS), {"drop": "0.1"}, TypeError, "drop must be one real number"),
         ((POISSON * 1j, RHS), {"dtype": "bfloat16"}, ValueError, "no bfloat16 kin"),
         ((POISSON, RHS), {"inner": np.eye(3)}, ValueError, r"inner has shape \(3, 3\)"),
     ],

@@ -84,6 +84,7 @@ PROBLEMS = {
 }
 
 
+@pytest.mark.some(problem=2)
 @pytest.mark.parametrize(
     ("problem", "dtype"), [*((p, np.float64) for p in PROBLEMS), ("identity", np.float32), ("elasticity", np.float32)]
 )

@@ -59,6 +59,7 @@ def test_it_has_the_shape_and_dtype_of_its_matrix(name):
         assert jax.eval_shape(lambda M, r: M @ r, M, vectors(M)).dtype == dtype
 
 
+@pytest.mark.some(dtype=1)
 @pytest.mark.parametrize("dtype", DTYPES)
 @every_symmetric
 def test_it_is_hermitian_and_positive_definite(name, dtype):
@@ -68,6 +69,7 @@ def test_it_is_hermitian_and_positive_definite(name, dtype):
     assert smallest > 1e-4 * largest
 
 
+@pytest.mark.some(dtype=1)
 @pytest.mark.parametrize("dtype", [np.float64, np.complex128])
 @every
 def test_T_is_the_transpose(name, dtype):
@@ -85,6 +87,7 @@ def test_the_transpose_of_unsymmetric_blocks_is_theirs(dtype):
     assert_near(dense(M.T), D.T)
 
 
+@pytest.mark.some(name=1)
 @every
 def test_several_columns_are_as_many_vectors(name):
     M = made(name)
@@ -95,6 +98,7 @@ def test_several_columns_are_as_many_vectors(name):
     assert jax.eval_shape(lambda M, r: M @ r, M, R[:, :1]).shape == (M.shape[0], 1)
 
 
+@pytest.mark.some(name=1)
 @every
 def test_it_is_linear_as_far_as_jax_can_see(name):
     M = made(name)
@@ -102,6 +106,7 @@ def test_it_is_linear_as_far_as_jax_can_see(name):
     assert_near(transposed(M, y), dense(M).T @ np.asarray(y), rounding=1000)
 
 
+@pytest.mark.some(name=1)
 @every
 def test_a_wider_vector_stays_wide(name):
     M = made(name, np.float32)
@@ -112,6 +117,7 @@ def test_a_wider_vector_stays_wide(name):
     assert_near(z, np.asarray(apply(wide, r)), rounding=1e4)
 
 
+@pytest.mark.some(name=1)
 @every
 def test_it_is_a_pytree_that_another_matrix_of_its_pattern_shares(name):
     M = made(name)
@@ -121,6 +127,7 @@ def test_it_is_a_pytree_that_another_matrix_of_its_pattern_shares(name):
     assert np.all(np.isfinite(apply(doubled, vectors(M))))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", ["chebyshev", "incomplete_cholesky"])
 def test_a_solve_takes_as_many_iterations_on_sorted_rows(name):
     A, S = jsf.from_scipy(spd(), "pjds", block_size=4), jsf.from_scipy(spd(), "csr")
@@ -131,7 +138,35 @@ def test_a_solve_takes_as_many_iterations_on_sorted_rows(name):
     np.testing.assert_allclose(one.x, np.linalg.solve(spd().toarray(), b), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.some(name=1)
+@every
+def test_whole_numbers_and_complex_ones_are_multiplied_as_they_are(name):
+    M, r = made(name), np.arange(made(name).shape[0]) - 7
+    assert_near(apply(M, r), dense(M) @ r)
+    assert_near(apply(M, (2 - 1j) * r), dense(M) @ ((2 - 1j) * r))
+
+
 # --------------------------------------------------------------------------------------------------------- bad input
+
+
+@every
+def test_what_is_no_vector_of_its_length_is_refused(name):
+    M = made(name)
+    n = M.shape[0]
+    for shape in ((), (1,), (n - 1,), (n + 1,), (1, 3), (1, n), (3, n), (n, 1, 1), (1, n, 2)):
+        with pytest.raises(ValueError, match=rf"takes r of shape \({n},\) or \({n}, p\); got \("):
+            M @ np.ones(shape)
+    for r in (["a"] * n, None, jsf.from_scipy(spd(), "csr")):
+        with pytest.raises(TypeError):
+            M @ r
+
+
+def test_a_function_has_no_diagonal_and_is_told_the_cure():
+    A = jsf.from_scipy(spd(), "csr")
+    with pytest.raises(ValueError, match=r"got function.*of a function v -> A·v whose diagonal d you know, pass M=1/d"):
+        jacobi(lambda v: A @ v + 2.0 * v)
+    with pytest.raises(TypeError, match=r"jacobi reads A.diagonal\(\), which BlockJacobi does not have"):
+        jacobi(block_jacobi(A, 3))
 
 
 @pytest.mark.parametrize("make", [*SYMMETRIC.values(), *GENERAL.values()])

@@ -12,6 +12,7 @@ from solvers import precond
 from tests.solvers.precond.operators import spd
 
 
+@pytest.mark.some(format=3)
 @pytest.mark.parametrize("format", jsf.FORMATS)
 def test_divides_by_the_diagonal_in_every_format(format):
     A = jsf.from_scipy(jsf.gallery.convection_diffusion(4), format)

@@ -83,6 +83,7 @@ def smoothing_error(A: np.ndarray, smoother: str, degree: int, fraction: float, 
     return (V * left) @ V.T * root / root[:, None]
 
 
+@pytest.mark.some(method=1)
 @pytest.mark.parametrize(
     ("method", "smoother", "degree"),
     [("ruge_stuben", "chebyshev", 2)]
@@ -99,6 +100,7 @@ def test_is_the_two_grid_formula(method, smoother, degree):
     np.testing.assert_allclose(dense(M), (identity - S @ C @ S) @ np.linalg.inv(A), atol=1e-12)
 
 
+@pytest.mark.some(problem=1)
 @pytest.mark.parametrize("problem", [CUBE, jsf.gallery.elasticity(4), jsf.gallery.adaptive_poisson(2, 1, 2), FLOW])
 def test_the_largest_eigenvalue_is_bounded_closely(problem):
     d = problem.diagonal()
@@ -199,6 +201,7 @@ def test_a_second_matrix_of_the_same_layout_compiles_nothing():
 # --------------------------------------------------------------------------------------------------------- traffic
 
 
+@pytest.mark.some(smoother=1)
 @pytest.mark.parametrize(("smoother", "degree"), [("jacobi", 1), ("jacobi", 2), ("chebyshev", 2), ("chebyshev", 3)])
 def test_a_level_takes_two_products_a_degree_and_no_transposed_one(smoother, degree):
     M = multigrid(CUBE, smoother=smoother, degree=degree, max_coarse=20, strength=None)
@@ -394,8 +397,15 @@ def test_a_traced_matrix_is_refused():
 
 
 def test_a_vector_of_another_length_is_refused():
-    with pytest.raises(ValueError, match=r"takes r of shape \(216,\) or \(216, k\); got \(7,\)"):
-        multigrid(CUBE) @ np.ones(7)
+    for r in (np.ones(7), np.ones((1, 216)), np.ones((216, 2, 2))):
+        with pytest.raises(ValueError, match=r"takes r of shape \(216,\) or \(216, p\); got"):
+            multigrid(CUBE) @ r
+
+
+def test_a_refresh_is_refused_with_the_cure():
+    M = multigrid(CUBE)
+    with pytest.raises(NotImplementedError, match=r"make it anew outside jit with precond\.multigrid\(A\)"):
+        M.refreshed(jsf.from_scipy(2 * CUBE))
 
 
 def test_coordinates_of_another_shape_are_refused():
@@ -418,7 +428,7 @@ def hermitian_with_positive_diagonal(S) -> bool:
     return abs(S - S.conj().T).max() <= 1e-12 * abs(S).max()
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.skipif(not FILES, reason="JAXSPARSE_MATRICES names no folder of Matrix Market files")
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.name.partition(".")[0])
 def test_real_systems_are_solved_where_pyamg_solves_them(path):

@@ -1,0 +1,150 @@
+"""The frame of a benchmark: arguments, the machine, the time limit, tables and files."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import math
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+
+from benchmarks import timing
+
+Row = dict[str, Any]
+Job = TypeVar("Job")
+
+
+def arguments(doc: str | None, small: bool = True, dtypes: bool = True) -> argparse.ArgumentParser:
+    """A parser with the options that most benchmarks have."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="also write the rows here, and the table beside it as .md")
+    if small:
+        parser.add_argument("--small", action="store_true", help="tiny matrices, to try the script")
+    if dtypes:
+        parser.add_argument("--dtypes", nargs="+", default=["float32", "float64"])
+    return parser
+
+
+def platform_here() -> str:
+    return "cpu" if jax.default_backend() == "cpu" else "gpu"
+
+
+def scale_of(args: argparse.Namespace) -> float:
+    """The size of the suite's matrices: `--scale`, or 1, and less on a CPU."""
+    return args.scale or (1 / 2000 if args.small else 1 if platform_here() == "gpu" else 1 / 20)
+
+
+def machine(small: bool = False) -> tuple[float, dict[str, str]]:
+    """The bandwidth of a copy in bytes a second, and the header of the tables."""
+    copy = timing.copy_bandwidth(2**24 if small else 2**28 if platform_here() == "cpu" else 2**31)
+    return copy, provenance() | {"copy": f"{copy / 1e9:.0f} GB/s"}
+
+
+def provenance() -> dict[str, str]:
+    """Date, hardware and versions, without which a figure cannot be compared."""
+    device, versions = jax.devices()[0], {}
+    for name in ("jax", "jaxlib", "numpy", "scipy", "cupy"):
+        try:
+            versions[name] = importlib.import_module(name).__version__
+        except ImportError:
+            versions[name] = "absent"
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "device": device.device_kind if device.platform != "cpu" else _cpu_name(),
+        "python": platform.python_version(),
+        **versions,
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    except OSError:
+        names = []
+    return f"{names[0] if names else platform.machine()}, {len(os.sched_getaffinity(0))} cores"
+
+
+def before_limit(jobs: Iterable[Job], names: Sequence[str], limit: float, header: dict[str, str]) -> Iterator[Job]:
+    """The jobs in turn, until the next would end after `limit` seconds if it took as long as the longest so far.
+
+    The header gets the names of the jobs that are left out, and the seconds that the others took.
+    """
+    start, longest, jobs = time.perf_counter(), 0.0, iter(jobs)
+    for at in range(len(names)):
+        begun = time.perf_counter() - start
+        if begun + longest > limit:
+            header["left out"] = ", ".join(names[at:])
+            log(f"{begun:.0f} s: left out {header['left out']}")
+            return
+        yield next(jobs)
+        jax.clear_caches()
+        longest = max(longest, time.perf_counter() - start - begun)
+        header["took"] = f"{time.perf_counter() - start:.0f} s"
+
+
+def log(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def reason(error: Exception) -> str:
+    """The first line of an error, with its kind."""
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    known = [v for v in values if not math.isnan(v)]
+    return statistics.geometric_mean(known) if known else math.nan
+
+
+def line(header: dict[str, Any]) -> str:
+    """The header in a line."""
+    return ", ".join(f"{k} {v}" for k, v in header.items())
+
+
+def markdown(rows: Iterable[Row], columns: Sequence[tuple[str, str]]) -> list[str]:
+    """The lines of a Markdown table, which reads as plain text too.
+
+    Args:
+      columns: heading, and "key" of a text or "key:format" of a number. What a row lacks, and a NaN, stays empty.
+    """
+
+    def cell(row: Row, key: str, spec: str) -> str:
+        value = row.get(key, math.nan)
+        return "" if isinstance(value, float) and math.isnan(value) else format(value, spec)
+
+    keys = [key.partition(":") for _, key in columns]
+    lines = ["| " + " | ".join(heading for heading, _ in columns) + " |"]
+    lines += ["|" + "".join("---:|" if spec else "---|" for *_, spec in keys)]
+    return lines + ["| " + " | ".join(cell(row, key, spec) for key, _, spec in keys) + " |" for row in rows]
+
+
+def section(name: str, rows: list[Row]) -> list[str]:
+    """The lines of a Markdown section with a table of all that the rows hold."""
+    if not rows:
+        return []
+    text = lambda v: f"{v:.3g}" if isinstance(v, float) else str(v)  # noqa: E731
+    shown = ({key: text(v) for key, v in row.items()} for row in rows)
+    return ["", f"## {name}", "", *markdown(shown, [(key, key) for key in rows[0]])]
+
+
+def write(path: Path | None, header: dict[str, str], rows: list[Row], table: str) -> None:
+    """The rows as JSON in `path`, and the table beside it as .md; each whole or not at all. None writes nothing."""
+    if path is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figures = json.dumps({"header": header, "rows": rows}, indent=1, ensure_ascii=False)
+    for name, text in ((path, figures), (path.with_suffix(".md"), table)):
+        scratch = name.with_name(f".{name.name}")
+        scratch.write_text(text + "\n")
+        scratch.replace(name)

@@ -1,0 +1,5 @@
+"""format="auto", by a cost model (`ranking.py`), and format="tune", by timing (`autotune.py`)."""
+
+from jaxsparse_fmt.choose.ranking import Choice, best_layouts, fitting, rank
+
+__all__ = ["Choice", "best_layouts", "fitting", "rank"]

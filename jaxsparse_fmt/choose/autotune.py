@@ -1,0 +1,178 @@
+"""format="tune": the first few formats of the ranking, timed on this device; a file keeps the answer.
+
+    $XDG_CACHE_HOME/jaxsparse/tuned.json      ~/.cache where that is not set
+    {"version": 4, "fastest": {signature: {"format": "sell", "layout": {"slice_size": 128, …}, …}, …}}
+
+A signature is the device, the version of JAX, the dtype, the backend, a hash of the pattern, and whether the values are
+mirrored or some are zero: a matrix with other values of that kind is not measured anew. The file is replaced whole, so
+that a reader never sees half of it; of two processes that write at the same moment one may lose its answer, and
+measures it another time. An unreadable file and a malformed
+answer count as absent; a file that cannot be written causes a warning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import inspect
+import json
+import os
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxsparse_fmt._types import Csr, Target, readable_seconds
+from jaxsparse_fmt.choose import ranking
+from jaxsparse_fmt.choose.ranking import Choice
+from jaxsparse_fmt.choose.timing import seconds_per_product
+from jaxsparse_fmt.core.matrix import FORMATS, SparseMatrix, build
+from jaxsparse_fmt.formats import building, memory, statistics
+from jaxsparse_fmt.kernels.backends import selection
+
+VERSION = 4  # of the file; to be raised when a kernel changes
+CANDIDATES = 4  # formats that are timed
+HOPELESS = 4.0  # times the predicted cost of the first, from which a format is not timed
+KEPT = 1000  # answers, the newest
+LARGEST = 10_000_000  # bytes of the file
+
+
+def fastest(csr: Csr, target: Target) -> tuple[SparseMatrix, Choice]:
+    """The canonical `csr` in the format that the file names, or else in the fastest of those timed now.
+
+    Returns:
+      The matrix, and the choice with the seconds that were measured.
+
+    Raises:
+      ValueError: no format fits `target.max_bytes` or the memory that is free.
+    """
+    path, signature = _path(), _signature(csr, target)
+    known = _read(path).get(signature)
+    with contextlib.suppress(ValueError):  # refused: what the file names no longer fits, or has been edited
+        if known is not None:
+            return ranking.store([_choice(**known)], csr, target)
+    A, choice = _measured(csr, target)
+    answer = {name: getattr(choice, name) for name in ("format", "layout", "nbytes", "moved", "seconds")}
+    _remember(path, signature, answer)
+    return A, choice
+
+
+def _choice(format: str, layout: dict[str, Any], nbytes: int, moved: int, seconds: float) -> Choice:
+    layout = {k: tuple(v) if isinstance(v, list) else v for k, v in layout.items()}
+    reason = f"the fastest of those measured, {readable_seconds(seconds)} a product"
+    return Choice(format, layout, nbytes, moved, seconds, reason, seconds)
+
+
+def _measured(csr: Csr, target: Target) -> tuple[SparseMatrix, Choice]:
+    """The fastest of the formats that rank first, each stored in its best layout and timed, one after the other."""
+    choices = ranking.rank(csr, target.dtype, backend=target.backend)
+    choices = ranking.fitting(choices, csr, target.dtype, target.max_bytes)
+    few = ranking.best_layouts(choices)[:CANDIDATES]
+    best: tuple[SparseMatrix, Choice] | None = None
+    refused: list[tuple[str, Exception]] = []
+    for choice in few:
+        if choice.cost > HOPELESS * few[0].cost and best:
+            break
+        try:
+            A = build(csr, choice.format, target, **choice.layout)
+            seconds = seconds_per_product(A)
+        except (building.TooLarge, MemoryError, jax.errors.JaxRuntimeError) as error:
+            if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            refused.append((choice.format, error))  # it takes more memory than was estimated, or than is free
+            continue
+        if best is None or seconds < best[1].seconds:
+            best = A, _choice(choice.format, choice.layout, choice.nbytes, choice.moved, seconds)
+    passed_over = "; ".join(f"{name!r} was passed over: {error}" for name, error in refused)
+    if best is None:
+        refused[-1][1].add_note(passed_over)
+        raise refused[-1][1]
+    A, choice = best
+    return A, dataclasses.replace(choice, reason="; ".join(filter(None, (choice.reason, passed_over))))
+
+
+def _signature(csr: Csr, target: Target) -> str:
+    device = memory.device()
+    digest = hashlib.blake2b(digest_size=16)
+    for index in (csr.indptr, csr.indices):
+        digest.update(np.ascontiguousarray(index, np.int64 if csr.nnz >= 2**31 else np.int32).data)
+    rows, cols = csr.shape
+    # The properties of the values on which storage and speed depend.
+    kind = f"{'mirrored' if statistics.is_mirrored(csr) else 'any'} values{', some zero' * bool(np.any(csr.data == 0))}"
+    limit = "" if target.max_bytes is None else f", at most {target.max_bytes} bytes"
+    backend = selection.active_backend(target.backend)
+    return (
+        f"{device.device_kind}, jax {jax.__version__}, {target.dtype.name}, {backend}{limit}: "
+        f"{rows} × {cols}, {csr.nnz} entries, {kind}, {digest.hexdigest()}"
+    )
+
+
+def _path() -> Path:
+    folder = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not folder.is_absolute():  # as the XDG specification asks
+        folder = Path(os.path.expanduser("~")) / ".cache"
+        folder = folder if folder.is_absolute() else Path(tempfile.gettempdir())  # a user without a home
+    return folder / "jaxsparse" / "tuned.json"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The answers in the file, without malformed ones, which an editor may have left there."""
+    try:
+        if not path.is_file() or path.stat().st_size > LARGEST:
+            return {}
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    if not isinstance(content, dict) or content.get("version") != VERSION:
+        return {}
+    fastest = content.get("fastest")
+    return {key: answer for key, answer in fastest.items() if _sound(answer)} if isinstance(fastest, dict) else {}
+
+
+def _sound(answer: Any) -> bool:
+    """Whether this names a format (not one that chooses), its options with values of their types, and costs."""
+    if not isinstance(answer, dict) or answer.keys() != {"format", "layout", "nbytes", "moved", "seconds"}:
+        return False
+    format, layout, *costs = (answer[name] for name in ("format", "layout", "nbytes", "moved", "seconds"))
+    if not isinstance(format, str) or format not in FORMATS or not isinstance(layout, dict):
+        return False
+    types = _option_types(format)
+    options = all(name in types and _json_type(value) in types[name] for name, value in layout.items())
+    return options and all(type(cost) in (int, float) and 0 <= cost < float("inf") for cost in costs)
+
+
+@functools.cache
+def _option_types(format: str) -> dict[str, list[str]]:
+    """The types of a format's options, as its `from_csr` is annotated."""
+    parameters = inspect.signature(FORMATS[format].from_csr).parameters
+    return {name: str(parameters[name].annotation).split(" | ") for name in FORMATS[format].layout_options}
+
+
+def _json_type(value: Any) -> str:
+    if isinstance(value, list):
+        return f"tuple[{', '.join(type(item).__name__ for item in value)}]"
+    return "None" if value is None else type(value).__name__
+
+
+def _remember(path: Path, signature: str, answer: dict[str, Any]) -> None:
+    """Adds the answer to the file, which it reads anew, since another process may have written in the meantime."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        known = _read(path)
+        known.pop(signature, None)
+        newest = dict(list({**known, signature: answer}.items())[-KEPT:])
+        text = json.dumps({"version": VERSION, "fastest": newest}, indent=1, ensure_ascii=False)
+        handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=".tuned-", text=True)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text + "\n")
+            os.replace(scratch, path)
+        finally:
+            Path(scratch).unlink(missing_ok=True)
+    except OSError as error:
+        warnings.warn(f"the fastest format cannot be remembered in {path}: {error}", stacklevel=4)

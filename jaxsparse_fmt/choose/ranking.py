@@ -1,0 +1,334 @@
+"""format="auto": the formats ranked by the time that a product should take.
+
+Each format counts what a product moves (`footprints`, beside its `from_csr`). How fast a format moves it comes from the
+tables of `benchmarks.spmv`. On a GPU a product takes the longer of two times: that of its bytes, and that of the
+longest row, which one thread walks a few entries at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+
+from jaxsparse_fmt._types import Csr, Target, floating_dtype, readable_bytes, readable_seconds
+from jaxsparse_fmt.core.matrix import FORMATS, SparseMatrix, build
+from jaxsparse_fmt.formats import building, memory
+from jaxsparse_fmt.formats.csr import threads_for, walked_together
+from jaxsparse_fmt.formats.footprint import L1_ROWS, SECTOR, PatternCounts, Storage
+from jaxsparse_fmt.kernels.backends import selection
+from jaxsparse_fmt.kernels.cpu.abi import FLOATS
+from jaxsparse_fmt.models import traffic
+
+# Bytes a second of a plain copy, read and written: an H200, and two cores of a server CPU (2026-11-21_spmv_h200.md and
+# 2026-11-20_spmv_cpu.md in benchmarks/results).
+COPY = {"gpu": 4.102e12, "cpu": 28e9}
+
+# GPU: the fraction of the copy's speed at which a dialect moves a format's bytes, from 2026-11-21_spmv_h200.md, in
+# matrices that are much larger than the caches: (values of 4 bytes, of 8), with rows of 7 entries, and with rows of 81.
+Efficiencies = tuple[tuple[float, float], tuple[float, float]]
+EFFICIENCY: dict[str, dict[str, Efficiencies]] = {
+    "triton": {
+        "csr": ((0.77, 0.76), (0.80, 0.87)),  # long: the mean of even and uneven rows
+        "csr 1": ((0.51, 0.40), (0.51, 0.40)),  # one thread a row, which only rows shorter than measured get
+        "csr long": ((0.98, 0.95), (0.98, 0.95)),  # rows of 256 entries and more, in the standard suite
+        "csr5": ((0.97, 0.97), (0.85, 0.95)),  # fitted to the standard suite, as what follows
+        "ell": ((0.99, 1.02), (0.99, 1.01)),
+        "hll": ((0.95, 0.98), (0.91, 0.95)),
+        "hll 32": ((0.72, 0.88), (0.88, 0.96)),  # slices of 32
+        "hyb": ((1.01, 1.04), (0.99, 0.96)),
+        "dia": ((0.95, 1.01), (0.84, 0.96)),
+        "sdia": ((0.85, 0.89), (0.63, 0.73)),  # of the standard suite, 2026-11-23_suite_h200.md
+        "hdia": ((0.87, 0.97), (0.72, 0.95)),
+        "bsr": ((0.73, 0.97), (0.88, 0.98)),
+        "sell": ((0.86, 0.98), (0.90, 0.95)),
+        "sell 32": ((0.62, 0.62), (0.68, 0.72)),  # of the standard suite
+    },
+    "mosaic": {  # but for what is marked, from before its loads were predicated: too low by 0 to 15%
+        "csr": ((0.54, 0.72), (0.60, 0.82)),
+        "csr 1": ((0.78, 0.87), (0.78, 0.87)),
+        "csr long": ((0.95, 0.96), (0.95, 0.96)),  # Triton's, by what blocks of 5 × 5 take in either
+        "csr5": ((0.92, 0.93), (0.80, 0.91)),  # Triton's, by what the suite takes in either
+        "ell": ((0.99, 0.99), (0.56, 0.74)),
+        "hll": ((0.91, 0.97), (0.93, 0.98)),
+        "hll 32": ((0.91, 1.02), (0.94, 0.99)),
+        "hyb": ((1.00, 1.01), (0.56, 0.76)),
+        "dia": ((0.98, 1.00), (0.62, 0.97)),
+        "sdia": ((0.77, 0.90), (0.55, 0.60)),  # one run beside "dia"
+        "hdia": ((0.77, 0.93), (0.63, 0.95)),  # short: Triton's, by what KKT takes in either
+        "bsr": ((0.75, 0.98), (0.85, 0.97)),  # long: as csr5
+        "sell": ((0.69, 0.90), (0.86, 0.97)),  # long: Triton's, by hand, on a matrix like ML_Laplace
+        "sell 32": ((0.69, 0.95), (0.74, 0.88)),  # not measured either
+    },
+}
+NARROW = {"triton": 0.82, "mosaic": 0.76}  # times that, for values of 2 bytes: "sell", the same table
+LONG_ROWS = 24  # entries, halfway between 7 and 81 in powers
+LAUNCH_SECONDS = 2e-6  # s of a kernel that does nothing: cg at 4,096 unknowns, 2026-11-21_solvers_h200.md
+# Fitted to 350 times of the standard suite on an H200: seconds that an entry takes whose x is in no L1 cache, and at
+# most; the share of misses that the tables' matrices have; and a hop of a tile.
+MISS, MOST_MISS, USUAL, HOP = 7.0e-12, 5.8e-12, 0.1, 0.7e-9
+L2 = 5.7e12  # bytes/s through the L2, for which csr5 waits too: 0.9 to 1.4 of what the standard suite measured
+TAIL = 2.0  # times the time of its bytes that a tail takes: its rows are short, and each is summed by itself
+# An index from memory and then x from the L2 cache take 740 cycles on an H100 (Luo et al., Benchmarking and dissecting
+# the Nvidia Hopper GPU architecture, 2024), and more under load.
+LATENCY = 0.6e-6  # s between the loads of a thread and their use
+OVERLAP = 0.1  # of the shorter of two times that is not hidden behind the longer
+IDLE = 0.25  # what a thread that waits for a longer row costs, in entries
+
+# CPU, kernels of Numba on two cores: the share of COPY at which a product moves the bytes of a format, fitted to the
+# standard suite of a CPU (2026-11-22_suite_cpu.md), much of which stays in the caches; a row of a tail that XLA adds.
+NATIVE = {"csr": 0.9, "ell": 0.65, "hll": 0.65, "hyb": 0.6, "dia": 2.0}
+BESIDE = 3.0  # times what the model of plain XLA says, for formats that are not listed and run so there, too
+ADDED = 5e-9  # s of a row of a tail
+BY_BITS = 12.0  # times that, on diagonals with holes where some entry is zero: a bit tells them apart
+
+# CPU, plain XLA, in places of ELL: a place that XLA passes as it walks the columns of a format; an entry that it
+# scatters to its row, in CSR, in the tail of cut rows and wherever slices are too uneven for columns; a row that is
+# cut. An index saved is arithmetic added, so that bytes do not count. From 2026-11-20_spmv_cpu.md and suites like it.
+WALKED = {"ell": 1.0, "hyb": 1.05, "hll": 1.1, "sell": 1.1, "dia": 1.25}
+ODD_ROWS = 2.5  # times that, in slices of an odd number of rows
+SPLIT_SELL = 4.0  # times that, in "sell" with cut rows
+SCATTERED, CUT = 14.0, 64.0
+
+MISJUDGED = 1.4  # times the estimated bytes that a product may read for a choice to stand
+ROOM = 1.1  # times the estimated bytes of a matrix and two vectors that must be free, since an estimate may be low
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """One format and layout for a matrix.
+
+    Attributes:
+      format: name in `FORMATS`.
+      layout: its options for `from_scipy`.
+      nbytes: bytes of storage that a product reads. Of a large matrix in "sell", "hdia", "bsr", "sdia" and "csr5" an
+        estimate, from a sample of its rows.
+      moved: bytes that a product moves, vectors included and counted once, and a copy of x where it makes one.
+      cost: bytes that a plain copy moves in the time that the product should take; the ranking's key.
+      reason: why, in words.
+      seconds: what the product should take on the machine of the tables, an H200 or two CPU cores. x is read as if it
+        stayed in cache; columns far apart take longer, in all formats alike.
+      unread: bytes of values that are stored beside `nbytes` ("sdia").
+    """
+
+    format: str
+    layout: dict[str, Any]
+    nbytes: int
+    moved: int
+    cost: float
+    reason: str
+    seconds: float
+    unread: int = 0
+
+
+def rank(S: Any, dtype: Any = None, platform: str | None = None, backend: str = "auto") -> list[Choice]:
+    """The formats that fit the matrix, best first.
+
+    Takes a few passes over the row lengths and looks at the columns of a sample of rows, less than a conversion does.
+
+    Args:
+      S: scipy.sparse matrix or array, or a matrix of ours, whose own backend and device are taken where `backend`
+        is "auto" and `platform` is None.
+      dtype: of the stored values; None takes S's.
+      platform: "cpu" or "gpu"; None is that of the device where JAX puts arrays, which `jax.default_device` sets.
+      backend: as in `from_scipy`. What runs as plain XLA on a GPU, as complex numbers do, is ranked as on a CPU
+        without Numba.
+
+    Returns:
+      At least one `Choice`: CSR always fits the matrix, if not the memory.
+
+    Raises:
+      ValueError: another platform or backend. TypeError: S is no sparse matrix.
+    """
+    if platform not in (None, *COPY):
+        raise ValueError(
+            f"platform must be one of {', '.join(COPY)}, or None for the one that JAX runs on; got {platform!r}"
+        )
+    selection.check_backend(backend)
+    device = memory.device()
+    if hasattr(S, "to_scipy"):
+        backend = getattr(S, "backend", "auto") if backend == "auto" else backend
+        device = next((d for leaf in jax.tree.leaves(S) for d in _devices(leaf)), device)
+        S, dtype = S.to_scipy(), S.dtype if dtype is None else dtype
+    if not scipy.sparse.issparse(S):
+        raise TypeError(f"rank takes a scipy.sparse matrix or array, got {type(S).__name__}; make a csr_array of it")
+    csr: Csr = S if isinstance(S, scipy.sparse.csr_array) else scipy.sparse.csr_array(S)
+    if not csr.has_canonical_format:
+        csr = csr.copy()
+        csr.sum_duplicates()
+    dtype = floating_dtype(csr.dtype, "the matrix") if dtype is None else np.dtype(dtype)
+    kernels = _kernels(dtype, platform, backend, csr.nnz, device)
+    platform = "gpu" if kernels in EFFICIENCY else "cpu"
+    own = selection.active_backend(backend)
+    keeps = platform == "gpu" and selection.shares_memory(selection.resolve(own, "cuda", shared=True))
+    choices = [_choice(s, csr, dtype.itemsize, kernels) for s in storages(PatternCounts(csr, dtype, platform, keeps))]
+    ranked = sorted(choices, key=lambda c: c.cost)
+    widths = [c for c in ranked if c.format == "hyb"]
+    return [c for c in ranked if c not in widths[1:]]  # one width is enough
+
+
+def storages(pattern: PatternCounts) -> Iterator[Storage]:
+    """The storages of every format that `auto` may take."""
+    for cls in FORMATS.values():
+        for storage in cls.footprints(pattern):
+            misses = 0.0  # not known for a CPU
+            if pattern.on_gpu:
+                of = (storage.rows, storage.layout["sigma"]) if storage.sorted else (L1_ROWS, 1)
+                misses = storage.misses * pattern.misses(*of)
+            yield dataclasses.replace(storage, misses=misses)
+
+
+def _devices(leaf: Any) -> set[Any]:
+    """The devices of an array; none for an array of NumPy."""
+    return leaf.devices() if isinstance(leaf, jax.Array) else set()
+
+
+def _kernels(dtype: np.dtype, platform: str | None, backend: str, nnz: int, device: Any) -> str | None:
+    """The kernels that would run: a key of `EFFICIENCY` on a GPU, "numba" on a CPU; None where plain XLA would run.
+
+    Args:
+      device: where, if `platform` is None.
+    """
+    if platform is None:
+        cuda = device.platform == "gpu" and "rocm" not in device.client.platform_version.lower()
+        if device.platform != "cpu" and not cuda:
+            return None
+        platform = "gpu" if cuda else "cpu"
+    backend = selection.active_backend(backend)
+    if platform == "cpu":
+        wanted = "numba" if backend == "numba" else "auto" if backend == "auto" else "xla"
+        name = selection.resolve(wanted, "cpu", nnz)
+        return name if name == "numba" and np.dtype(dtype) in FLOATS else None
+    if jnp.issubdtype(dtype, jnp.complexfloating) or backend == "numba":
+        return None
+    name = selection.resolve(backend, "cuda")
+    return name if name in EFFICIENCY else None
+
+
+def best_layouts(choices: list[Choice]) -> list[Choice]:
+    """The first of `choices` in each format, in their order."""
+    of_format: dict[str, Choice] = {}
+    for choice in choices:
+        of_format.setdefault(choice.format, choice)
+    return list(of_format.values())
+
+
+def fitting(choices: list[Choice], csr: Csr, dtype: Any, max_bytes: float | None = None) -> list[Choice]:
+    """Those of `choices` that take at most `max_bytes` and fit the memory that is free, in their order.
+
+    Args:
+      csr, dtype: what was ranked.
+
+    Raises:
+      TooLarge: none does. Says how much the smallest would take, and what would fit.
+    """
+    free = memory.free()
+    held = lambda c: c.nbytes + c.unread  # noqa: E731
+    allowed = [c for c in choices if max_bytes is None or held(c) <= max_bytes]
+    fit = [c for c in allowed if free is None or (c.moved + c.unread) * ROOM <= free]
+    if fit:
+        return fit
+    least = min(choices, key=held)
+    takes = f"the matrix takes at least {readable_bytes(held(least))}, in {least.format!r}"
+    if not allowed:
+        raise building.TooLarge(f"{takes}; max_bytes={max_bytes} allows none, max_bytes={held(least)} would")
+    assert free is not None  # or all that is allowed would fit
+    cure = "free some of it, or use a device with more"
+    narrow = {"float64": "float32", "complex128": "complex64", "float32": "bfloat16"}.get(np.dtype(dtype).name)
+    if narrow is not None:
+        smaller = min(rank(csr, narrow), key=lambda c: c.moved + c.unread)
+        if (smaller.moved + smaller.unread) * ROOM <= free:
+            taken = f"{readable_bytes(smaller.moved)} in {smaller.format!r}"
+            cure = f"dtype={narrow!r}, which rounds the values, would take {taken}; or {cure}"
+    needed = readable_bytes((least.moved + least.unread) * ROOM)
+    raise building.TooLarge(
+        f"{takes}, {needed} with its vectors and some room, where {readable_bytes(free)} of memory are free; {cure}"
+    )
+
+
+def store(choices: list[Choice], csr: Csr, target: Target) -> tuple[SparseMatrix, Choice]:
+    """The canonical `csr` in the first of `choices` that fits, and which that is.
+
+    Raises:
+      TooLarge: none does.
+    """
+    *others, last = fitting(choices, csr, target.dtype, target.max_bytes)
+    for choice in others:
+        with contextlib.suppress(building.TooLarge):  # where a size was estimated, too low
+            A = build(csr, choice.format, target, **choice.layout)
+            if A.nbytes_read <= MISJUDGED * choice.nbytes:
+                return A, choice
+    return build(csr, last.format, target, **last.layout), last
+
+
+def _choice(s: Storage, csr: Csr, itemsize: int, kernels: str | None) -> Choice:
+    moved = traffic.bytes_moved(s.nbytes, csr.shape, itemsize) + 2 * s.copied * itemsize
+    copy = COPY["gpu" if kernels in EFFICIENCY else "cpu"]
+    if kernels is None or (kernels == "numba" and s.format not in NATIVE):
+        seconds = _seconds_on_cpu(s, csr, itemsize) * (1.0 if kernels is None else BESIDE)
+    elif kernels == "numba":
+        seconds = _seconds_natively(s, moved, csr)
+    else:
+        seconds = _seconds_on_gpu(s, moved, csr, itemsize, kernels)
+    words, places = list(s.words), s.places + s.tail.entries
+    if s.tail.rows:
+        words += [f"{s.tail.rows} rows cut"]
+    if csr.nnz < places:
+        words += [f"{1 - csr.nnz / places:.0%} padding"]
+    reason = ", ".join([f"{readable_bytes(moved)} a product, about {readable_seconds(seconds)}", *words])
+    return Choice(s.format, s.layout, s.nbytes, moved, seconds * copy, reason, seconds, s.unread)
+
+
+def _seconds_on_gpu(s: Storage, moved: int, csr: Csr, itemsize: int, kernels: str) -> float:
+    tail, entry = s.tail, itemsize + 4
+    read = moved - tail.nbytes + IDLE * s.idle * entry
+    streamed = read / _rate(kernels, s.rate or s.format, csr.nnz, csr.shape[0], itemsize)
+    if s.format == "csr5":
+        through_l2 = (moved + SECTOR * (s.misses * csr.nnz + s.written)) / L2
+        streamed = _beside(streamed, through_l2) + s.hops * HOP
+    else:
+        streamed += csr.nnz * min(max(s.misses - USUAL, 0) * MISS, MOST_MISS)
+    waited = s.trips * LATENCY
+    seconds = LAUNCH_SECONDS * (2 if s.copied else 1) + _beside(streamed, waited)
+    if tail.rows == 0:
+        return seconds
+    # One kernel sums the pieces, if they are not counted above, and one adds the sums of a row to y: the same one where
+    # every row has one piece.
+    threads, n = threads_for(tail.entries, tail.pieces.size), tail.pieces.size
+    idle = IDLE * (walked_together(tail.pieces, threads) - tail.entries) * entry
+    once = tail.entries > 0 and n == tail.rows
+    sums, launches = 2 * (tail.rows + (0 if once else n)) * itemsize, 2 if tail.entries and not once else 1
+    seconds += TAIL * (tail.nbytes + idle + sums) / _rate(kernels, "csr", tail.entries, n, itemsize)
+    return seconds + launches * LAUNCH_SECONDS
+
+
+def _beside(a: float, b: float) -> float:
+    """Seconds of two activities that overlap, from the seconds of each."""
+    return max(a, b) + OVERLAP * min(a, b)
+
+
+def _rate(kernels: str, name: str, nnz: int, n_rows: int, itemsize: int) -> float:
+    """Bytes a second of rows of mean length nnz / n_rows."""
+    efficiency = EFFICIENCY[kernels][name][nnz >= LONG_ROWS * n_rows][itemsize > 4]
+    return efficiency * (NARROW[kernels] if itemsize == 2 else 1.0) * COPY["gpu"]
+
+
+def _seconds_natively(s: Storage, moved: int, csr: Csr) -> float:
+    seconds = moved / (NATIVE[s.format] * COPY["cpu"]) + ADDED * s.tail.rows
+    by_bits = s.format == "dia" and s.places > csr.nnz and bool(np.any(csr.data == 0))
+    return seconds * (BY_BITS if by_bits else 1.0)
+
+
+def _seconds_on_cpu(s: Storage, csr: Csr, itemsize: int) -> float:
+    places = SCATTERED * s.places
+    if s.by_columns:
+        places = WALKED[s.format] * (ODD_ROWS if s.rows % 2 else 1.0) * (s.places if s.walked is None else s.walked)
+        places *= SPLIT_SELL if s.format == "sell" and s.tail.entries else 1.0
+    places += SCATTERED * s.tail.entries + CUT * s.tail.rows
+    return (places * (itemsize + 4) + sum(csr.shape) * itemsize) / COPY["cpu"]

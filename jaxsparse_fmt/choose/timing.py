@@ -1,0 +1,83 @@
+"""Clocks: the median time of a product, or of any call, on the device."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import operator
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxsparse_fmt.core.matrix import SparseMatrix
+
+IN_FLIGHT = 16  # results that are awaited together
+LOOP = 16  # products of a program for a GPU, where Python takes longer to call one than a small one takes
+SMALL = 32e6  # bytes that a product reads, below which it takes Python longer to call a program of so many too
+TRIPS = 8  # times so many products of a small matrix
+
+
+def seconds_per_product(A: SparseMatrix, x: jax.Array | None = None) -> float:
+    """The median seconds of a compiled A @ x; without x, one of A's dtype.
+
+    On a GPU it times several products in a row, each dependent on the one before; if A is not square, by one number.
+    """
+    with jax.disable_jit(False):  # what is timed is compiled, whatever the caller's switch
+        run, products = repeated(A, x)
+        return median_seconds(run) / products
+
+
+def repeated(A: SparseMatrix, x: jax.Array | None = None) -> tuple[Callable[[], Any], int]:
+    """A compiled program of products A @ x, and their number: several on a GPU, each dependent on the one before."""
+    if x is None:
+        with jax.ensure_compile_time_eval():  # numbers also where a program is traced; no kernel can be traced in here
+            x = jnp.ones(A.shape[1], A.dtype)
+    function: Callable[..., Any] = operator.matmul
+    products = 1
+    if _on_one_gpu(x) and min(A.shape) > 0:
+        trips = TRIPS if A.nbytes_read < SMALL else 1
+        function, products = functools.partial(_chain, trips), trips * LOOP
+    compiled = jax.jit(function).lower(A, x).compile()
+    return lambda: compiled(A, x), products
+
+
+def _on_one_gpu(x: jax.Array) -> bool:
+    return [d.platform for d in x.devices()] == ["gpu"]
+
+
+def _chain(trips: int, A: SparseMatrix, x: jax.Array) -> jax.Array:
+    """What A makes of x in so many trips, or x where A·x is no vector like it. The products of a trip are unrolled:
+    between trips a GPU waits for the host, as long as for a small product.
+    """
+
+    def step(x: jax.Array, _: int) -> jax.Array:
+        y = A @ x
+        return y if y.shape == x.shape and y.dtype == x.dtype else x.at[0].add((0 * y[0]).astype(x.dtype))
+
+    return lax.fori_loop(0, trips, lambda _, x: functools.reduce(step, range(LOOP), x), x)
+
+
+def median_seconds(run: Callable[[], Any], rounds: int = 7, seconds: float = 0.02) -> float:
+    """The median time of one `run()`, warmed up. A round makes as many as take `seconds`, so that
+    the wait for the device is shared among them."""
+    jax.block_until_ready(run())
+    start = time.perf_counter()
+    jax.block_until_ready(run())
+    calls = int(np.clip(seconds / (time.perf_counter() - start), 1, 100))
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        pending: collections.deque[Any] = collections.deque()  # not all results at once: each may be large
+        for _ in range(calls):
+            if len(pending) == IN_FLIGHT:
+                jax.block_until_ready(pending.popleft())
+            pending.append(run())
+        jax.block_until_ready(list(pending))
+        times.append((time.perf_counter() - start) / calls)
+    return statistics.median(times)

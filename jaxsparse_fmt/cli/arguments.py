@@ -1,0 +1,140 @@
+"""Arguments that several commands share, and the checks that refuse bad input before any long work."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxsparse_fmt import convert
+from jaxsparse_fmt._types import Csr
+from jaxsparse_fmt.cli import plots
+from jaxsparse_fmt.cli.progress import Progress
+from jaxsparse_fmt.io import files
+from jaxsparse_fmt.kernels.backends import selection
+
+DTYPES = ("float32", "float64", "complex64", "complex128")
+STDIN = "<stdin>"  # how messages name a FILE of "-"
+
+
+class BadInput(Exception):
+    """The command cannot use the user's input; the text names the cause and the cure."""
+
+
+def add_file(parser: Any, what: str = "") -> None:
+    text = f"{what}Matrix Market: .mtx or .mtx.gz; - for standard input"
+    parser.add_argument("file", type=lambda name: STDIN if name == "-" else name, metavar="FILE", help=text)
+
+
+def add_plot(parser: Any, default: str = "") -> None:
+    suffixes = " or ".join(plots.SUFFIXES)
+    parser.add_argument("--plot", metavar="FILE", help=f"draw a picture, {suffixes}{default}")
+
+
+def add_dtype(parser: Any) -> None:
+    parser.add_argument("--dtype", choices=DTYPES, help="of matrix and vectors; default: the file's")
+
+
+def add_backend(parser: Any) -> None:
+    parser.add_argument("--backend", choices=selection.BACKENDS, default="auto", help="of the products; default auto")
+
+
+def add_rtol(parser: Any, default: float) -> None:
+    text = f"stop when ‖b − A·x‖ ≤ rtol·‖b‖; default {default:.0e}"
+    parser.add_argument("--rtol", type=rtol, default=default, metavar="R", help=text)
+
+
+def rtol(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < 1:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number between 0 and 1")
+
+
+def at_least_one(text: str) -> int:
+    with contextlib.suppress(ValueError):
+        if int(text) >= 1:
+            return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
+
+
+@contextlib.contextmanager
+def blaming(path: str) -> Iterator[None]:
+    """Turns the errors of reading and conversion into `BadInput` that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror or error}") from error
+    except (ValueError, TypeError, ImportError) as error:
+        text = str(error)
+        raise BadInput(text if path in text else f"{path}: {text}") from error
+
+
+def read_matrix(args: argparse.Namespace) -> Csr:
+    """The matrix of FILE as canonical CSR; standard input and pipes are read once."""
+    with blaming(args.file):
+        if args.file != STDIN:
+            return convert.canonical(files.read_mtx(args.file))
+        if sys.stdin is None:
+            raise BadInput(f"{STDIN} is closed; name a file")
+        return convert.canonical(files.read_mtx(sys.stdin.buffer))
+
+
+@contextlib.contextmanager
+def drawing(args: argparse.Namespace, progress: Progress) -> Iterator[None]:
+    """The stage that draws the picture of --plot."""
+    with progress.stage("draw", args.plot), blaming(args.plot):
+        yield
+
+
+def check_outputs(args: argparse.Namespace) -> None:
+    """Refuses --plot and --out where their files could not be written."""
+    if args.plot:
+        with blaming(args.plot):
+            plots.check(args.plot)
+    out = getattr(args, "out", None)
+    if out:
+        folder = Path(out).parent
+        if Path(out).is_dir():
+            raise BadInput(f"{out}: is a folder; name a file in it")
+        if Path(out).resolve() in (Path(args.file).resolve(), Path(args.rhs or args.file).resolve()):
+            raise BadInput(f"{out}: --out would overwrite the input; give it another name")
+        if not out.lower().endswith(files.VECTOR_SUFFIXES):
+            known = ", ".join(files.VECTOR_SUFFIXES)
+            raise BadInput(f"{out}: the name decides the format of x; end it in {known}")
+        if not folder.is_dir() or not os.access(folder, os.W_OK):
+            raise BadInput(f"{out}: no folder {folder} that can be written to; create it first")
+
+
+def check_backend(args: argparse.Namespace) -> None:
+    with blaming("--backend"):
+        selection.resolve(args.backend, "cuda" if jax.default_backend() == "gpu" else None)
+
+
+def check_square(file: str, S: Csr) -> None:
+    rows, cols = S.shape
+    if rows != cols or rows == 0:
+        raise BadInput(f"{file}: cg needs a square matrix of at least one row; this one is {rows} × {cols}")
+
+
+def dtype_of(args: argparse.Namespace, given: np.dtype) -> np.dtype:
+    """The dtype that the user names, or else that of the files."""
+    dtype = np.dtype(args.dtype or given)
+    if given.kind == "c" and dtype.kind != "c":
+        raise BadInput(
+            f"{args.file}: --dtype {dtype} would drop the imaginary parts of the matrix or of the "
+            "right-hand side; use complex64 or complex128"
+        )
+    return dtype
+
+
+def word_length(dtype: np.dtype) -> contextlib.AbstractContextManager[Any]:
+    """A context in which JAX holds 64-bit numbers where `dtype` is made of them, and only there."""
+    return jax.enable_x64(np.finfo(dtype).bits == 64)

@@ -1,0 +1,55 @@
+"""`jaxsparse bench`: times the product in the formats that rank first, and compares with prediction and SciPy."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+
+from jaxsparse_fmt import choose, convert
+from jaxsparse_fmt.cli import arguments, measure, plots, tables
+from jaxsparse_fmt.cli.progress import Progress
+
+HELP = "time the formats"
+ABOUT = "Times A·x in the formats that rank first, each in its best layout, and compares with the prediction."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    arguments.add_file(parser)
+    parser.add_argument("--formats", type=arguments.at_least_one, default=8, metavar="N", help="how many; default 8")
+    arguments.add_dtype(parser)
+    arguments.add_backend(parser)
+    arguments.add_plot(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    arguments.check_outputs(args)
+    arguments.check_backend(args)
+    timed: list[tuple[choose.Choice, float]] = []
+    with Progress() as progress:
+        with progress.stage("read", args.file):
+            S = arguments.read_matrix(args)
+        dtype = arguments.dtype_of(args, S.dtype)
+        with arguments.word_length(dtype):
+            with progress.stage("rank", "the formats"), arguments.blaming(args.file):
+                choices = choose.fitting(choose.rank(S, dtype, backend=args.backend), S, dtype)
+            for choice in choose.best_layouts(choices)[: args.formats]:
+                with progress.stage("measure", choice.format), arguments.blaming(args.file):
+                    A = convert.from_scipy(S, choice.format, dtype, backend=args.backend, **choice.layout)
+                    timed.append((choice, measure.seconds_per_product(A)))
+            in_scipy, x = S.astype(dtype), np.ones(S.shape[1], dtype)
+            of_scipy = measure.median_seconds(lambda: in_scipy @ x)
+        timed.sort(key=lambda pair: pair[1])
+        where = f"A·x in {dtype} on {measure.device()}"
+        if args.plot:
+            bars = {"SciPy": (of_scipy, None), **{c.format: (s, c.seconds) for c, s in timed}}
+            with arguments.drawing(args, progress):
+                plots.draw_times(args.plot, bars, f"{Path(args.file).name}, {where}")
+    rows = []
+    for c, seconds in timed:
+        times = tables.duration(seconds), tables.duration(c.seconds), tables.bandwidth(c.moved, seconds)
+        rows.append((c.format, tables.layout(c), *times, f"{of_scipy / seconds:.2f}"))
+    columns = ("format", "layout", "measured", "predicted", "bandwidth", "× SciPy here")
+    tables.print_out(tables.comparison(f"{where}, fastest first", columns, rows))
+    return 0

@@ -1,0 +1,122 @@
+"""`jaxsparse info`: describes a matrix and ranks the formats for it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import jax
+import numpy as np
+import scipy.sparse
+
+from jaxsparse_fmt import choose
+from jaxsparse_fmt.cli import arguments, measure, plots, tables
+from jaxsparse_fmt.cli.progress import Progress
+from jaxsparse_fmt.formats.reordered import cuthill_mckee
+
+HELP = "describe a matrix"
+ABOUT = "Describes a matrix and ranks the formats by the predicted time of a product."
+
+# Two entries that should be equal may differ by this fraction of the largest entry in their row and column, since a
+# file may hold few digits. The true residual shows what such a difference costs.
+ASYMMETRY = 1e-8
+QUICKLY_ORDERED = 5_000_000  # entries for which reverse Cuthill-McKee takes at most a second
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    arguments.add_file(parser)
+    arguments.add_plot(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    arguments.check_outputs(args)
+    with Progress() as progress:
+        with progress.stage("read", args.file):
+            S = arguments.read_matrix(args)
+        with progress.stage("look", "at rows, diagonals and symmetry"):
+            facts = describe(S)
+        with progress.stage("rank", "the formats"), jax.enable_x64(True):
+            choices = choose.rank(S)
+        if args.plot:
+            with arguments.drawing(args, progress):
+                plots.draw(args.plot, S, Path(args.file).name)
+    title = f"Formats by what a product on {measure.device()} costs, cheapest first"
+    tables.print_out(tables.facts(Path(args.file).name, facts), tables.ranking(title, choices))
+    return 0
+
+
+def describe(S: scipy.sparse.csr_array) -> list[tuple[str, str]]:
+    """Rows for `tables.facts`: size, symmetry, row lengths, diagonals and bandwidth of a canonical matrix."""
+    rows, cols = S.shape
+    lengths = np.diff(S.indptr)
+    facts = [
+        ("rows × columns", f"{rows:,} × {cols:,}"),
+        ("nnz", f"{S.nnz:,}, {S.nnz / max(rows * cols, 1):.2g} of all places"),
+        ("dtype", str(S.dtype)),
+        ("symmetry", _symmetry(S)),
+    ]
+    if rows:
+        extremes = f"min {lengths.min():,}, mean {lengths.mean():.4g}, max {lengths.max():,}"
+        facts += [
+            ("row lengths", f"{extremes}, standard deviation {lengths.std():.3g}"),
+            ("empty rows", f"{np.count_nonzero(lengths == 0):,}"),
+        ]
+    if S.nnz:
+        offsets = S.indices - np.repeat(np.arange(rows), lengths)
+        below, above = max(-int(offsets.min()), 0), max(int(offsets.max()), 0)
+        facts += [
+            ("diagonals", f"{_distinct(offsets):,} of {rows + cols - 1:,} hold entries"),
+            ("bandwidth", f"{below:,} below the main diagonal, {above:,} above"),
+        ]
+        if rows == cols and S.nnz <= QUICKLY_ORDERED:
+            place = np.argsort(cuthill_mckee(S))  # the inverse permutation
+            before, after = (np.abs(d).mean() for d in (offsets, place[S.indices] - np.repeat(place, lengths)))
+            facts += [("mean distance", f"{before:,.1f} from the diagonal, {after:,.1f} with reorder='rcm'")]
+    return facts
+
+
+def _distinct(numbers: np.ndarray) -> int:
+    """The count of different numbers; sorts them only if a table of all values between them would be much longer."""
+    low, high = int(numbers.min()), int(numbers.max())
+    if high - low <= 8 * numbers.size:
+        return int(np.count_nonzero(np.bincount(numbers - low)))
+    return np.unique(numbers).size
+
+
+def _symmetry(S: scipy.sparse.csr_array) -> str:
+    if S.shape[0] != S.shape[1]:
+        return "none: not square"
+    mirrors = [("Hermitian", S.conj().T)] if np.iscomplexobj(S) else []
+    mirrors += [("symmetric", S.T), ("skew-symmetric", -S.T)]
+    for name, mirror in mirrors:
+        if asymmetry(S, mirror)[2] == 0:
+            return name
+    pattern = scipy.sparse.csr_array((np.ones(S.nnz, bool), S.indices, S.indptr), shape=S.shape)
+    mirrored = pattern.multiply(pattern.T).nnz
+    if mirrored == S.nnz:
+        return "of the pattern only"
+    return f"none; {mirrored / S.nnz:.0%} of the entries have a mirror image in the pattern"
+
+
+def asymmetry(S: scipy.sparse.csr_array, mirror: scipy.sparse.sparray | None = None) -> tuple[int, int, float]:
+    """The entry of a square S that differs most from its mirror image, and the excess over what rounding explains.
+
+    Rounding in a file explains a difference of `ASYMMETRY` times the largest entry in the row and the column.
+
+    Args:
+      mirror: the mirror image of S; None takes the conjugate transpose.
+
+    Returns:
+      (row, column, excess); an excess of 0 means equal to rounding. NaNs count as equal.
+    """
+    if S.nnz == 0:
+        return 0, 0, 0.0
+    D = abs(S - (S.conj().T if mirror is None else mirror)).tocoo()
+    largest = abs(S).max(axis=1).toarray().ravel()
+    with np.errstate(invalid="ignore"):
+        excess = D.data - ASYMMETRY * np.minimum(largest[D.row], largest[D.col])
+    excess = np.nan_to_num(excess, nan=0.0)
+    worst = int(excess.argmax()) if excess.size else -1
+    if worst < 0 or excess[worst] <= 0:
+        return 0, 0, 0.0
+    return int(D.row[worst]), int(D.col[worst]), float(excess[worst])

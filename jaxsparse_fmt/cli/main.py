@@ -1,0 +1,76 @@
+"""The command `jaxsparse`: its parser, its exit codes, and its handling of errors. Each command has its own module.
+
+A FILE of "-" is standard input. Results go to standard output; progress, remarks and errors to standard error.
+Exit code 0: done; 1: the solver did not converge, or the demonstration disagrees with SciPy; 2: bad input, or results
+that cannot be written, such as when the reader of standard output is gone; 130: interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from io import TextIOWrapper
+
+import jax
+
+from jaxsparse_fmt._version import __version__
+from jaxsparse_fmt.cli import bench, demo, info, process, scale, solve
+from jaxsparse_fmt.cli.arguments import BadInput
+from jaxsparse_fmt.cli.tables import OutputLost
+
+COMMANDS = {"solve": solve, "info": info, "bench": bench, "scale": scale, "demo": demo}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command with `argv` (None: the process's own) in this thread and returns its exit code."""
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115  None where a process is started without
+    if sys.stdout is None:
+        process.complain("standard output is closed; send it to /dev/null if it is not needed")
+        return 2
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without × shows ?
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if args.command is None:
+        parser.print_help(sys.stderr)
+        return 2
+    try:
+        return args.run(args)
+    except (BadInput, OutputLost) as error:
+        process.complain(str(error))
+        return 2
+    except KeyboardInterrupt:
+        process.complain("interrupted")
+        return process.INTERRUPTED
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+            raise  # a fault of the library
+        process.complain(_out_of_memory(args, error))
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "jaxsparse", description="Sparse matrices and Krylov solvers on JAX.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"jaxsparse {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for name, module in COMMANDS.items():
+        command = commands.add_parser(name, help=module.HELP, description=module.ABOUT)
+        command.set_defaults(run=module.run)
+        module.add_arguments(command)
+    return parser
+
+
+def _out_of_memory(args: argparse.Namespace, error: Exception) -> str:
+    reason = str(error).strip().partition("\n")[0]
+    cures = {"solve": "spread the rows with --devices, or ask for --dtype float32", "demo": "ask for a smaller --n"}
+    cure = cures.get(args.command, "use a machine with more")
+    return f"{getattr(args, 'file', args.command)}: out of memory{reason and f' ({reason})'}; {cure}"
+
+
+if __name__ == "__main__":
+    process.run(main)

@@ -1,0 +1,151 @@
+"""The objects that commands time: a matrix stored on one or several devices, its compiled solver, products, steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+
+from jaxsparse_fmt._types import Target
+from jaxsparse_fmt.choose import autotune, ranking
+from jaxsparse_fmt.choose.timing import median_seconds, seconds_per_product
+from jaxsparse_fmt.convert import canonical, from_scipy
+from jaxsparse_fmt.core.matrix import SparseMatrix
+from jaxsparse_fmt.distributed import shard
+from jaxsparse_fmt.models import traffic
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """A matrix on the device.
+
+    Attributes:
+      A: of one device, or sharded over several.
+      why: the reason for its format.
+      moved: bytes that a product moves by the model of `choose`; in a format without a model, all stored bytes.
+    """
+
+    A: Any
+    why: str
+    moved: int
+
+    def seconds_per_product(self) -> float:
+        if isinstance(self.A, SparseMatrix):
+            return seconds_per_product(self.A)
+        ones = jnp.ones(self.A.shape[1], self.A.dtype)  # sharded: timed in the basis, as in solvers
+        return seconds_per_product(self.A.in_basis, self.A.basis.enter(ones))
+
+
+@dataclasses.dataclass(frozen=True)
+class System:
+    """A·x = b on the device, and a solver compiled for it, called as solver(A, b, M=M)."""
+
+    stored: Stored
+    b: jax.Array  # [n]
+    M: Any
+    solver: Callable[..., Any]
+
+    def solve(self) -> Any:
+        """The solver's result, complete on the device."""
+        solution = jax.block_until_ready(self.solver(self.stored.A, self.b, M=self.M))
+        jax.effects_barrier()  # the last progress report
+        return solution
+
+
+def store(
+    S: scipy.sparse.csr_array,
+    dtype: np.dtype,
+    format: str = "auto",
+    backend: str = "auto",
+    devices: int = 1,
+    **options: Any,
+) -> Stored:
+    """S in the given format; on one device in the layout that `choose.rank` finds best for it.
+
+    Args:
+      devices: how many hold the rows, the first that JAX sees.
+      options: of `shard`, for more than one device.
+
+    Raises:
+      ValueError, TypeError: as `from_scipy` does; there are fewer devices.
+    """
+    csr = canonical(S)
+    if devices > 1:
+        mesh = jax.sharding.Mesh(np.array(first_devices(devices)), ("rows",))
+        A = shard(csr, mesh, format=format, dtype=dtype, backend=backend, **options)
+        return Stored(A, A.record.format, traffic.bytes_moved(A.nbytes, A.shape, dtype.itemsize))
+    if format == "tune":
+        A, choice = autotune.fastest(csr, Target(dtype, backend))
+        return Stored(A, choice.reason, choice.moved)
+    choices = ranking.rank(csr, dtype, backend=backend)
+    if format == "auto":
+        A, choice = ranking.store(choices, csr, Target(dtype, backend))
+        place = choices.index(choice) + 1
+        first = "first" if place == 1 else f"{place}, the first that fits the memory,"
+        return Stored(A, f"ranked {first} of {len(choices)}: {choice.reason}", choice.moved)
+    choice = next((c for c in choices if c.format == format), None)
+    A = from_scipy(csr, format, dtype, backend=backend, **(choice.layout if choice else {}))
+    return Stored(
+        A, "asked for", choice.moved if choice else traffic.bytes_moved(A.nbytes_read, A.shape, dtype.itemsize)
+    )
+
+
+def first_devices(count: int) -> list[Any]:
+    """The first `count` devices that JAX sees.
+
+    Raises:
+      ValueError: there are fewer.
+    """
+    found = jax.devices()
+    if count > len(found):
+        cure = "; XLA_FLAGS=--xla_force_host_platform_device_count=8 makes it eight" if device() == "the CPU" else ""
+        raise ValueError(f"{count} devices were asked for, and JAX sees {len(found)}: {device()}{cure}")
+    return found[:count]
+
+
+def prepare(
+    solver: Callable[..., Any],
+    stored: Stored,
+    b: np.ndarray,  # [n]
+    precondition: Callable[[SparseMatrix], Any] | None = None,
+    **options: Any,
+) -> System:
+    """Compiles the solver, called inside jit as solver(A, b, M=precondition(A), **options)."""
+    A, on_device = stored.A, jnp.asarray(b, stored.A.dtype)
+    M = None if precondition is None else jax.jit(precondition)(A)  # one by one its operations compile for seconds
+    compiled = jax.jit(functools.partial(solver, **options)).lower(A, on_device, M=M).compile()
+    return System(stored, on_device, M, compiled)
+
+
+def seconds_per_step(solver: Callable[..., Any], A: Any, b: Any, steps: int = 200) -> float:
+    """Seconds of an iteration of solver(A, b, rtol, maxiter): from the difference of many and a fifth of them.
+
+    Where noise hides the difference, the mean over the many.
+
+    Raises:
+      ValueError: the solver ends after fewer than 10 iterations.
+    """
+    run = jax.jit(lambda A, b, maxiter: solver(A, b, rtol=0.0, maxiter=maxiter)).lower(A, b, jnp.int32(0)).compile()
+    did = int(run(A, b, jnp.int32(steps)).iterations)
+    if did < 10:
+        raise ValueError(f"the solver ends after {did} steps; too few to time")
+    many, few = jnp.int32(did), jnp.int32(did // 5)
+    all_, start = median_seconds(lambda: run(A, b, many)), median_seconds(lambda: run(A, b, few))
+    return (all_ - start) / (did - did // 5) if all_ > start else all_ / did
+
+
+def relative_residual(S: scipy.sparse.csr_array, b: np.ndarray, x: np.ndarray) -> float:
+    """‖b − A·x‖ / ‖b‖ by SciPy's product, ‖A·x‖ for b = 0; b and x are [n]."""
+    return float(np.linalg.norm(b - S @ x) / (np.linalg.norm(b) or 1.0))
+
+
+def device() -> str:
+    """The device that JAX computes on, for people."""
+    first = jax.devices()[0]
+    return "the CPU" if first.platform == "cpu" else first.device_kind

@@ -1,0 +1,159 @@
+"""`jaxsparse solve`: solves A·x = b by conjugate gradients, with A and b from files."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import scipy.sparse
+
+import solvers
+from jaxsparse_fmt._types import readable_bytes
+from jaxsparse_fmt.cli import arguments, measure, plots, process, tables
+from jaxsparse_fmt.cli.info import asymmetry
+from jaxsparse_fmt.cli.progress import Progress, residuals
+from jaxsparse_fmt.formats import FORMATS
+from jaxsparse_fmt.io import files
+from jaxsparse_fmt.models import traffic
+
+HELP = "solve A·x = b"
+ABOUT = "Solves A·x = b by conjugate gradients, for a symmetric positive definite A."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    known = ("auto", "tune", *FORMATS)
+    arguments.add_file(parser, "A, ")
+    parser.add_argument("--rhs", metavar="FILE", help="b: .mtx, .mtx.gz, .npy or .txt; without: A·1")
+    parser.add_argument("--out", metavar="FILE", help="write x here: .mtx, .mtx.gz, .npy or .txt")
+    arguments.add_plot(parser)
+    parser.add_argument("--format", choices=known, default="auto", help="storage (auto: ranked; tune: measured)")
+    arguments.add_dtype(parser)
+    parser.add_argument("--precond", choices=("none", "jacobi"), default="none", help="default none")
+    arguments.add_backend(parser)
+    arguments.add_rtol(parser, 1e-6)
+    parser.add_argument(
+        "--devices", type=arguments.at_least_one, default=1, metavar="N", help="spread the rows over N devices"
+    )
+    parser.add_argument("--maxiter", type=arguments.at_least_one, metavar="N", help="most iterations; default 10·rows")
+
+
+def run(args: argparse.Namespace) -> int:
+    arguments.check_outputs(args)
+    arguments.check_backend(args)
+    with arguments.blaming("--devices"):
+        measure.first_devices(args.devices)
+    with Progress() as progress:
+        with progress.stage("read", args.file):
+            S = arguments.read_matrix(args)
+            b = _right_hand_side(args, S)
+        with progress.stage("check", "whether the matrix is symmetric, as cg needs"):
+            _check_symmetric(args.file, S)
+        b_norm = float(np.linalg.norm(b))
+        options = {
+            "precondition": solvers.precond.jacobi if args.precond == "jacobi" else None,
+            "rtol": args.rtol,
+            "maxiter": args.maxiter,
+            "history": bool(args.plot),
+            "progress": residuals(progress.show, b_norm, args.rtol * b_norm),
+        }
+        dtype = arguments.dtype_of(args, np.result_type(S, b))
+        with arguments.word_length(dtype):
+            with progress.stage("convert", f"{S.nnz:,} entries to {dtype}"), arguments.blaming(args.file):
+                stored = measure.store(S, dtype, args.format, args.backend, args.devices)
+            with progress.stage("compile", f"cg on {stored.A.name} for {measure.device()}"):
+                system = measure.prepare(solvers.cg, stored, b, **options)
+            with progress.stage("solve", "iteration 0"):
+                sol = system.solve()
+            wall = tables.durations(progress.seconds)
+            with progress.stage("measure", "the product"):
+                product = stored.seconds_per_product()
+            failure = _failure(sol)
+        x = np.asarray(sol.x)
+    norms = np.asarray(sol.history) / (b_norm or 1.0) if args.plot else np.zeros(0)
+    curve = plots.Curve(f"{sol.iterations:,} iterations", np.arange(len(norms)), norms)
+    name, status = Path(args.file).name, solvers.Status(sol.status)
+    rows = [*_matrix_rows(S, stored, product), *_answer_rows(args, S, b, x, sol)]
+    faults = []
+    for what, path, write in (
+        ("x written to", args.out, lambda: files.write_vector(args.out, x)),
+        ("drawn in", args.plot, lambda: plots.draw(args.plot, S, name, [curve], args.rtol)),
+    ):
+        if path:
+            try:  # a file that cannot be written must not cost the table
+                with arguments.blaming(path):
+                    write()
+                rows.append((what, path))
+            except arguments.BadInput as error:
+                faults.append(str(error))
+    rows += [("status", f"{status.name}: {status.message}"), ("wall time", wall)]
+    tables.print_out(tables.facts(name, rows))
+    for fault in (*faults, *([f"{args.file}: {failure}"] if failure else [])):
+        process.complain(fault)
+    return 2 if faults else 1 if failure else 0
+
+
+def _failure(sol: solvers.Solution) -> str:
+    try:
+        sol.raise_for_status()
+    except solvers.SolverError as error:
+        return str(error)
+    return ""
+
+
+def _right_hand_side(args: argparse.Namespace, S: scipy.sparse.csr_array) -> np.ndarray:
+    arguments.check_square(args.file, S)
+    if args.rhs is None:
+        return S @ np.ones(S.shape[1])
+    with arguments.blaming(args.rhs):
+        b = files.read_vector(args.rhs)
+    if b.shape != (S.shape[0],):
+        raise arguments.BadInput(
+            f"{args.rhs}: holds {b.size:,} numbers, but {args.file} has {S.shape[0]:,} rows; "
+            "a right-hand side has one number a row"
+        )
+    return b
+
+
+def _check_symmetric(file: str, S: scipy.sparse.csr_array) -> None:
+    """Refuses a matrix that is not Hermitian. A NaN passes, and the solver's status reports it."""
+    i, j, excess = asymmetry(S)
+    if excess > 0:
+        kind = "Hermitian" if np.iscomplexobj(S) else "symmetric"
+        raise arguments.BadInput(
+            f"{file}: cg needs a {kind} matrix, but entry ({i + 1}, {j + 1}) is {S[i, j]:g} where its "
+            f"mirror image, entry ({j + 1}, {i + 1}), implies {np.conj(S[j, i]):g}; repair the file, or "
+            "use a method for such systems, for example scipy.sparse.linalg.gmres"
+        )
+
+
+def _matrix_rows(S: scipy.sparse.csr_array, stored: measure.Stored, product: float) -> list[tuple[str, str]]:
+    A = stored.A
+    in_csr = A.nbytes / traffic.csr_bytes(S, A.dtype.itemsize)
+    speed = tables.bandwidth(stored.moved, product)
+    devices = [("devices", f"{A.parts}, {A.record.exchange}")] if A.name == "sharded" else []
+    return [
+        ("rows", f"{S.shape[0]:,}"),
+        ("nnz", f"{S.nnz:,}"),
+        ("format", f"{A.name}, {stored.why}"),
+        *devices,
+        ("stored", f"{readable_bytes(A.nbytes)} as {A.dtype}, {in_csr:.2f} × CSR"),
+        ("product", f"{tables.duration(product)}, {speed} on {measure.device()}"),
+    ]
+
+
+def _answer_rows(
+    args: argparse.Namespace, S: scipy.sparse.csr_array, b: np.ndarray, x: np.ndarray, sol: solvers.Solution
+) -> list[tuple[str, str]]:
+    norm, b_norm = float(sol.residual_norm), float(np.linalg.norm(b)) or 1.0
+    wide = np.result_type(S, b)
+    rows = [
+        ("b", args.rhs or "A·1, since no --rhs was given"),
+        ("iterations", f"{sol.iterations:,}"),
+        ("true residual", f"{norm:.3e}; {norm / b_norm:.2e} of ‖b‖, where {args.rtol:.0e} was asked"),
+    ]
+    if x.dtype != wide:
+        rows += [(f"  in {wide}", f"{measure.relative_residual(S, b, x):.2e} of ‖b‖, with A and b as in the files")]
+    if args.rhs is None:
+        rows += [("error", f"{np.linalg.norm(x - 1) / np.sqrt(x.size):.2e} = ‖x − 1‖ / ‖1‖")]
+    return rows

@@ -1,0 +1,137 @@
+"""The tables that commands print to standard output: in colour on a terminal, plain text in a pipe or a file.
+
+rich, which draws them and heeds NO_COLOR, is imported inside functions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jaxsparse_fmt._types import readable_bytes
+from jaxsparse_fmt._types import readable_seconds as duration
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from jaxsparse_fmt.choose.ranking import Choice
+
+PLAIN_WIDTH = 160  # columns, without a terminal
+
+
+def durations(seconds: dict[str, float]) -> str:
+    """A total and its parts: `3.1 s: read 1 s, solve 2.1 s`."""
+    parts = ", ".join(f"{name} {duration(t)}" for name, t in seconds.items())
+    return f"{duration(sum(seconds.values()))}: {parts}"
+
+
+def bandwidth(n_bytes: float, seconds: float) -> str:
+    """Bytes a second for people, in powers of ten: `12.3 GB/s`."""
+    return f"{n_bytes / seconds / 1e9:.3g} GB/s"
+
+
+def layout(choice: Choice) -> str:
+    """A choice's layout options for people: `slice_size=128, sigma=1`."""
+    return ", ".join(f"{option}={value}" for option, value in choice.layout.items())
+
+
+def facts(title: str, rows: Iterable[tuple[str, str]]) -> RenderableType:
+    """A table of names and their values, without a header."""
+    return _table(
+        title, [("", {"style": "bold", "no_wrap": True}), ("", {"overflow": "fold"})], rows, show_header=False
+    )
+
+
+def comparison(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableType:
+    """A table with a name in the first column and numbers in the others."""
+    first = columns[0], {"style": "bold", "overflow": "fold"}
+    return _table(title, [first, *((name, {"justify": "right", "overflow": "fold"}) for name in columns[1:])], rows)
+
+
+def ranking(title: str, choices: Sequence[Choice]) -> RenderableType:
+    """A table of the choices of `choose.rank`, best first and that one emphasised."""
+    columns = [("format", {}), ("layout", {})]
+    columns += [(name, {"justify": "right"}) for name in ("stored", "÷ CSR", "moved")]
+    in_csr = min(c.nbytes for c in choices if c.format == "csr")
+    rows = [
+        (c.format, layout(c), readable_bytes(c.nbytes), f"{c.nbytes / in_csr:.2f}", readable_bytes(c.moved), c.reason)
+        for c in choices
+    ]
+    return _table(title, [*columns, ("reason", {"overflow": "fold"})], rows, row_styles=["bold", *[""] * len(rows)])
+
+
+def _table(
+    title: str, columns: Sequence[tuple[str, dict[str, Any]]], rows: Iterable[Sequence[str]], **options: Any
+) -> RenderableType:
+    """A table under its title; rich's own titles may not be wider than their tables."""
+    from rich import box
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim", **options)
+    for name, style in columns:
+        table.add_column(name, **style)
+    for row in rows:
+        table.add_row(*row)
+    return Group(Text(title, style="bold"), table)
+
+
+class OutputLost(Exception):
+    """Standard output is full, or its reader is gone."""
+
+
+def print_out(*renderables: Any) -> None:
+    """Prints tables and texts to standard output.
+
+    Raises:
+      OutputLost: standard output cannot be written.
+    """
+    console = console_on(sys.stdout, strict=True)
+    for renderable in renderables:
+        console.print(renderable)
+
+
+def show_cursor() -> None:
+    """Gives a terminal its cursor back after a live display that was cut off."""
+    console_on(sys.stderr).show_cursor()
+
+
+def console_on(stream: Any, strict: bool = False) -> Console:
+    """rich's console on a stream; writing to a lost stream raises `OutputLost` if strict, and else does nothing."""
+    from rich.console import Console
+
+    # In file names rich would find markup, emoji codes and numbers to colour.
+    console = Console(file=_Guarded(stream, strict), markup=False, emoji=False, highlight=False, soft_wrap=False)  # pyright: ignore[reportArgumentType]
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
+    return console
+
+
+class _Guarded:
+    """A stream that raises `OutputLost`, or if not strict loses in silence, what cannot be written."""
+
+    def __init__(self, stream: Any, strict: bool) -> None:
+        self._stream, self._strict = stream, strict
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with self._guard():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._guard():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _guard(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if self._strict:
+                raise OutputLost(f"standard output: {error.strerror}") from error

@@ -1,0 +1,84 @@
+"""A basis: a matrix's own order of unknowns, which a solver enters once.
+
+A matrix whose rows are sorted, padded or spread over devices works fastest on vectors in its own order. A solver
+enters that order once, iterates with `A.in_basis @ p`, and leaves once. The loop permutes nothing, unless a
+preconditioner works in the user's order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxsparse_fmt.core import vector_passes
+
+Array = jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Basis:
+    """An order of n unknowns: place k of the inner order holds unknown perm[k] of the user's.
+
+    Attributes:
+      perm: [n] int32, a permutation; None where the two orders are the same, and both maps cost nothing.
+    """
+
+    perm: Array | None = None
+
+    def enter(self, x: Array) -> Array:
+        """The user's vector [n] or [n, p] in the inner order."""
+        return x if self.perm is None else x[self.perm]
+
+    def leave(self, y: Array) -> Array:
+        """A vector in the inner order, back in the user's."""
+        if self.perm is None:
+            return y
+        return jnp.zeros_like(y).at[self.perm].set(y, unique_indices=True)
+
+    @property
+    def is_identity(self) -> bool:
+        return self.perm is None
+
+    @property
+    def devices(self) -> int:
+        """How many devices hold the parts of a vector that has entered."""
+        return 1
+
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        """The context in which to trace programs over vectors that have entered; sums of such vectors depend on it."""
+        return vector_passes.distributed(None)
+
+    def same(self, other: Basis) -> bool:
+        """Whether both are the same map, decided without reading arrays."""
+        return type(self) is type(other) and self.perm is other.perm
+
+    def accept(self, x: Any) -> Any:
+        """x, a concrete vector of the user; raises an error if the basis cannot take it."""
+        return x
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Between(Basis):
+    """The map from vectors that have entered `outer` to vectors that have entered `inner`."""
+
+    outer: Basis = dataclasses.field(kw_only=True)
+    inner: Basis = dataclasses.field(kw_only=True)
+
+    @property
+    def is_identity(self) -> bool:
+        return False
+
+    def enter(self, x: Array) -> Array:
+        return self.inner.enter(self.outer.leave(x))
+
+    def leave(self, y: Array) -> Array:
+        return self.outer.enter(self.inner.leave(y))
+
+
+IDENTITY = Basis()

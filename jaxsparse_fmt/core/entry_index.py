@@ -1,0 +1,159 @@
+"""Where the entries of a matrix lie in its storage: the index behind `data` and `with_data`.
+
+The index follows from the pattern alone, and products do not read it, so it is not a leaf of the matrix. The first use
+computes it, and a table keeps it as long as the index arrays live: 4 bytes an entry and 4 a stored place (8 from 2³¹
+on). With the index, `data` and `with_data` are one gather. Inside jit this holds for a matrix that the function closes
+over; if the matrix is an argument, its pattern is traced, and the program computes the index.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.core import Tracer
+
+from jaxsparse_fmt._types import as_floating, concrete, index_dtype
+
+Array = jax.Array
+
+
+class Index(NamedTuple):
+    """Where the entries lie, and which entry lies at each place.
+
+    Attributes:
+      place: [nnz], the place in `values` of each entry of `data`.
+      entry: [n_stored], the entry of `data` at each place, nnz in padding.
+
+    Between the `data` of a matrix and the `data` of its transpose both are [nnz].
+    """
+
+    place: Array
+    entry: Array
+
+
+# By the pattern's type, its static fields and the identities of its arrays; dropped when one of these arrays is freed.
+_kept: dict[Any, tuple[Index, list[weakref.ref[Any]]]] = {}
+
+
+def known(A: Any) -> Index | None:
+    """The index between A's `values` and its `data`; None where the pattern is traced."""
+    return _found(_index, A)
+
+
+def turned(A: Any) -> Index:
+    """The index between A's `data` and that of its transpose."""
+    return _found(_turned, A) or _turned(A)
+
+
+def _found(make: Any, A: Any) -> Index | None:
+    leaves, tree = jax.tree.flatten(A)
+    values = vars(A).get("values")
+    arrays = [a for a in leaves if a is not values]
+    if not arrays or not all(isinstance(a, jax.Array) and not isinstance(a, Tracer) for a in arrays):
+        return None
+    key = make, tree, *map(id, arrays)
+    if key not in _kept:
+        with concrete():
+            stand_in = [jnp.zeros(a.shape, bool) if a is values else a for a in leaves]
+            index = make(jax.tree.unflatten(tree, stand_in))
+        forget = lambda _: _kept.pop(key, None)  # noqa: E731
+        _kept[key] = index, [weakref.ref(a, forget) for a in arrays]
+    return _kept[key][0]
+
+
+@jax.jit
+def _index(A: Any) -> Index:
+    _, _, entry = A.coordinates()
+    n_stored, nnz = entry.shape[0], A.nnz
+    number = jnp.arange(n_stored, dtype=index_dtype(n_stored))
+    place = jnp.zeros(nnz, number.dtype).at[entry].set(number, mode="drop", unique_indices=True)
+    return Index(A.read_at(place), entry)
+
+
+@jax.jit
+def _turned(A: Any) -> Index:
+    _, col, entry = A.coordinates()
+    cols = jnp.zeros(A.nnz, col.dtype).at[entry].set(col, mode="drop", unique_indices=True)
+    place = jnp.argsort(cols, stable=True)
+    number = jnp.arange(A.nnz, dtype=index_dtype(A.nnz))
+    return Index(place, jnp.zeros_like(number).at[place].set(number, unique_indices=True))
+
+
+def data(A: Any) -> Array:
+    """The entries [nnz] in canonical order."""
+    index = known(A)
+    return _data(A) if index is None else take(A.values, index.place)
+
+
+def stored(A: Any, data: Array) -> Array:
+    """`data` [nnz] in the storage order of `A.unshared`, with zeros in padding."""
+    index = known(A)
+    return _stored(A, data) if index is None else take(data, index.entry)
+
+
+@jax.jit
+def _data(A: Any) -> Array:
+    A = A.unshared
+    _, _, entry = A.coordinates()
+    return jnp.zeros(A.nnz, A.dtype).at[entry].set(A.values, mode="drop")
+
+
+@jax.jit
+def _stored(A: Any, data: Array) -> Array:
+    return take(data, A.coordinates()[2])
+
+
+@jax.jit
+def csr_arrays(A: Any) -> tuple[Array, Array, Array]:
+    """`data`, `indices` and `indptr` of A in canonical order, as `SparseMatrix.csr_arrays`."""
+    A = A.unshared
+    row, col, entry = A.coordinates()
+    entry = _canonical(row, col, entry, A.nnz)
+    n_rows, index = A.shape[0], index_dtype(A.nnz)
+    data = jnp.zeros(A.nnz, A.dtype).at[entry].set(A.values, mode="drop", unique_indices=True)
+    indices = jnp.zeros(A.nnz, jnp.int32).at[entry].set(col, mode="drop", unique_indices=True)
+    counts = jnp.zeros(n_rows, index).at[jnp.where(entry < A.nnz, row, n_rows)].add(1, mode="drop")
+    return data, indices, jnp.concatenate([jnp.zeros(1, index), jnp.cumsum(counts, dtype=index)])
+
+
+def _canonical(row: Array, col: Array, entry: Array, nnz: int) -> Array:
+    """`entry` numbered by row, then by column; unchanged unless `in_basis` has renumbered the columns."""
+    if nnz == 0:
+        return entry
+
+    def in_entry_order(a: Array) -> Array:
+        return jnp.zeros(nnz, a.dtype).at[entry].set(a, mode="drop", unique_indices=True)
+
+    rows, cols = in_entry_order(row), in_entry_order(col)
+
+    def renumber() -> Array:
+        order = jnp.lexsort((cols, rows))
+        rank = jnp.zeros(nnz, entry.dtype).at[order].set(jnp.arange(nnz, dtype=entry.dtype), unique_indices=True)
+        return jnp.where(entry < nnz, rank[jnp.minimum(entry, nnz - 1)], nnz)
+
+    falls = jnp.any((rows[1:] == rows[:-1]) & (cols[1:] < cols[:-1]))
+    return lax.cond(falls, renumber, lambda: entry)
+
+
+def checked(data: Any, nnz: int) -> Array:
+    """New entries, as floats.
+
+    Raises:
+      ValueError: another shape than [nnz].
+    """
+    data = as_floating(data, "data")
+    if data.shape != (nnz,):
+        raise ValueError(f"data must have shape ({nnz},), one number an entry in canonical order; got {data.shape}")
+    return data
+
+
+@jax.jit
+def take(a: Array, index: Array) -> Array:
+    """a[index], and 0 where the index is past the end."""
+    if a.shape[0] == 0:
+        return jnp.zeros(index.shape, a.dtype)
+    return a.at[index].get(mode="fill", fill_value=0, wrap_negative_indices=False)

@@ -1,0 +1,253 @@
+"""The trilinear form t(v, x, y) = Σₖ vₖ·x[colₖ]·y[rowₖ], as three JAX primitives.
+
+The three faces of the form are its derivatives with respect to one argument:
+
+    product      ∂t/∂y   (v, x) -> A·x        y[row] += v·x[col]
+    transposed   ∂t/∂x   (v, y) -> Aᵀ·y       x[col] += v·y[row]
+    outer        ∂t/∂v   (y, x) -> vₖ = y[rowₖ]·x[colₖ], zero in padding
+
+Each face is linear in either of its two operands, and its transpose with respect to one operand is another of the
+three: the face that yields that operand's kind of array from the two others. So `jvp`, `transpose` and `vmap` of a face
+are made of faces, and derivatives of every order exist, forward, reverse and mixed.
+
+Operands have two more axes: v [b, n_stored], x [b, n_cols, p], y [b, n_rows, p]. A batch over vectors alone becomes
+part of the column axis p, so that one reading of A serves all of them; a batch over values becomes part of b. `vmap` is
+thus no loop, unless it maps over index arrays too, as over a whole stack of matrices: then one product follows another.
+
+Beside its two operands a primitive takes the pattern, the matrix without its values (`Pattern.without_values`):
+the arrays of the pattern are further operands, its tree is a parameter. The lowering puts the pattern together again
+and calls its method `product_face`, `transposed_face` or `outer_face`.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from jaxsparse_fmt._types import standard_promotion
+from jaxsparse_fmt.core import mesh_axes, vector_passes
+from jaxsparse_fmt.core.pattern import Pattern
+from jaxsparse_fmt.kernels.backends import jax_versions, selection
+
+Array = jax.Array
+
+# The two arguments of the form that each face takes, and the one that it yields. All rules below follow from these.
+OPERANDS = {"product": ("v", "x", "y"), "transposed": ("v", "y", "x"), "outer": ("y", "x", "v")}
+FACE_OF = {frozenset(names[:2]): face for face, names in OPERANDS.items()}
+# The axes of v, x and y for `mesh_axes.by_pieces`: along b and p a face consists of independent faces.
+AXES = {"v": "b.", "x": "b.p", "y": "b.p"}
+PRIMITIVES = {face: Primitive(f"sparse_{face}") for face in OPERANDS}
+
+
+def product(pattern: Pattern, values: Array, x: Array) -> Array:
+    """A·x for values [n_stored] and x [n_cols] or [n_cols, p]."""
+    return _apply("product", pattern, values, x)
+
+
+def transposed(pattern: Pattern, values: Array, y: Array) -> Array:
+    """Aᵀ·y for values [n_stored] and y [n_rows] or [n_rows, p]."""
+    return _apply("transposed", pattern, values, y)
+
+
+def product_dot(pattern: Pattern, values: Array, x: Array, w: Array) -> tuple[Array, vector_passes.Parts]:
+    """A·x, and wᵀ·A·x in parts, as the kernel of the product leaves it. It has no derivative.
+
+    Args:
+      values, x, w: [n_stored], [n_cols], [n_rows], real and of one dtype.
+    """
+    values, x, w = mesh_axes.varying((values, x, w), pattern)
+    leaves, tree = jax.tree.flatten(pattern)
+    backend = selection.active_backend(pattern.backend)
+    y, sums = product_dot_p.bind(values, x, w, *leaves, tree=tree, backend=backend)
+    return y, vector_passes.Parts(sums)
+
+
+def _product_dot(values, x, w, *leaves, tree, backend):
+    pattern = jax.tree.unflatten(tree, leaves)
+    if selection.is_pallas(backend):
+        return pattern.product_dot(values, x, w, backend)
+    y = pattern.product_face(values[None], x[None, :, None], backend)[0, :, 0]
+    return y, _one_part(pattern, w, y)
+
+
+def _product_then_dot(values, x, w, *leaves, **params):
+    y = _bind("product", values[None], x[None, :, None], leaves, **params)[0, :, 0]
+    return y, _one_part(jax.tree.unflatten(params["tree"], leaves), w, y)
+
+
+def _one_part(pattern, w, y):
+    return jnp.zeros(pattern.sums, y.dtype).at[0].set(jnp.vdot(w, y))
+
+
+product_dot_p = vector_passes.platform_primitive("sparse_product_dot", _product_dot, _product_then_dot)
+
+
+def _apply(face, pattern, values, vector):
+    """A face of vectors. Callers compile it, so that the axes that it adds are views and the values are not copied."""
+    columns = vector if vector.ndim == 2 else vector[:, None]
+    out = bind(face, pattern, values[None], columns[None])[0]
+    return out if vector.ndim == 2 else out[:, 0]
+
+
+def bind(face: str, pattern: Pattern, a: Array, b: Array) -> Array:
+    """A face of the form by name, of operands with all their axes."""
+    leaves, tree = jax.tree.flatten(pattern)
+    return _bind(face, a, b, leaves, tree=tree, backend=pattern.backend)
+
+
+def _bind(face, a, b, leaves, **params):
+    bound = functools.partial(_bind_pieces, face, **params)
+    first, second, out = (AXES[name] for name in OPERANDS[face])
+    return mesh_axes.by_pieces(bound, (a, b, leaves), (first, second, ""), out)
+
+
+def _bind_pieces(face, a, b, leaves, *, tree, backend):
+    shape = _out_shape(face, tree, a, b, leaves)
+    if 0 in (*a.shape, *b.shape, *shape):
+        return jnp.zeros(shape, jnp.result_type(a, b))
+    # Inside shard_map both operands must vary over the same mesh axes; the transpose of that cast is a sum.
+    axes = frozenset().union(*(jax_versions.varying_axes(o) for o in (a, b, *leaves)))
+    a, b = jax_versions.vary(a, axes), jax_versions.vary(b, axes)
+    return PRIMITIVES[face].bind(a, b, *leaves, tree=tree, backend=selection.active_backend(backend))
+
+
+def _out_shape(face, tree, a, b, leaves):
+    pattern = jax.tree.unflatten(tree, leaves)
+    if face == "outer":
+        return (a.shape[0], pattern.n_stored)
+    return (a.shape[0], pattern.shape[face == "transposed"], b.shape[2])
+
+
+def _abstract(face, a, b, *leaves, tree, backend):
+    del backend
+    return jax_versions.abstract_like((a, b), _out_shape(face, tree, a, b, leaves), jnp.result_type(a.dtype, b.dtype))
+
+
+def _lower(face, platform, ctx, *operands, tree, backend):
+    platform = jax_versions.lowering_platform(platform, ctx)
+
+    def compute(a, b, *leaves):
+        pattern = jax.tree.unflatten(tree, leaves)
+        runs = selection.resolve(backend, platform, pattern.n_stored, pattern.wants_shared_memory(face, b.shape[2]))
+        return getattr(pattern, f"{face}_face")(a, b, runs)
+
+    promotion = jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow")
+    with jax_versions.without_deprecation(), promotion[0], promotion[1]:
+        return mlir.lower_fun(compute, multiple_results=False)(jax_versions.bare(ctx), *operands)
+
+
+def _jvp(face, primals, tangents, **params):
+    a, b, *leaves = primals
+    out = _bind(face, a, b, leaves, **params)
+    terms = []
+    if not isinstance(tangents[0], ad.Zero):
+        terms.append(_bind(face, tangents[0], b, leaves, **params))
+    if not isinstance(tangents[1], ad.Zero):
+        terms.append(_bind(face, a, tangents[1], leaves, **params))
+    return out, functools.reduce(jnp.add, terms) if terms else ad.Zero(jax.typeof(out))
+
+
+def _transpose(face, cotangent, a, b, *leaves, **params):
+    """The cotangent of the linear operand: the face that yields its kind from the cotangent and the other operand."""
+    names, position = OPERANDS[face], 0 if ad.is_undefined_primal(a) else 1
+    aval, known = (a.aval, b) if position == 0 else (b.aval, a)
+    if isinstance(cotangent, ad.Zero):
+        result = ad.Zero(aval)
+    else:
+        given = {names[2]: cotangent, names[1 - position]: known}
+        back = FACE_OF[frozenset(given)]
+        first, second = (given[name] for name in OPERANDS[back][:2])
+        result = _as_dtype(_bind(back, first, second, leaves, **params), aval.dtype)
+    results = (result, None) if position == 0 else (None, result)
+    return *results, *(None for _ in leaves)
+
+
+def _as_dtype(a, dtype):
+    """`a` in the operand's own dtype; undoes the implicit widening of that operand."""
+    if jnp.issubdtype(a.dtype, jnp.complexfloating) and not jnp.issubdtype(dtype, jnp.complexfloating):
+        a = a.real
+    return a.astype(dtype)
+
+
+def _batch(face, operands, dims, **params):
+    a, b, *leaves = operands
+    a_dim, b_dim, *leaf_dims = dims
+    if any(d is not None for d in leaf_dims):
+        one = lambda *operands: _one_by_one(face, operands, dims, params)  # noqa: E731
+        axes = ["" if d is None else "_" * d + "k" for d in dims]
+        return mesh_axes.by_pieces(one, operands, axes, "k"), 0
+    labels = [_with_k(AXES[name], dim) for name, dim in zip(OPERANDS[face], (a_dim, b_dim), strict=False)]
+    out_dim = 2 if face != "outer" and a_dim is None else 0
+    mapped = functools.partial(_batch_pieces, face, a_dim, b_dim, **params)
+    out = _with_k(AXES[OPERANDS[face][2]], out_dim)
+    return mesh_axes.by_pieces(mapped, (a, b, leaves), (*labels, ""), out), out_dim
+
+
+def _with_k(axes, dim):
+    """The letters with one for the axis that is mapped over."""
+    return axes if dim is None else f"{axes[:dim]}k{axes[dim:]}"
+
+
+def _batch_pieces(face, a_dim, b_dim, a, b, leaves, **params):
+    size = a.shape[a_dim] if a_dim is not None else b.shape[b_dim]
+    if face != "outer" and a_dim is None:  # vectors alone: more columns
+        b = jnp.moveaxis(b, b_dim, 2)
+        columns = b.reshape(*b.shape[:2], -1)
+        out = _bind(face, a, columns, leaves, **params)
+        return out.reshape(*out.shape[:2], *b.shape[2:])
+    a, b = _to_front(a, a_dim, size), _to_front(b, b_dim, size)
+    out = _bind(face, _merge(a), _merge(b), leaves, **params)
+    return out.reshape(*a.shape[:2], *out.shape[1:])
+
+
+def _one_by_one(face, operands, dims, params):
+    """A loop over a batch of index arrays: a kernel reads one pattern, and a trace cannot compare patterns."""
+    mapped = tuple(jnp.moveaxis(o, d, 0) for o, d in zip(operands, dims, strict=True) if d is not None)
+
+    def one(taken):
+        taken = iter(taken)
+        a, b, *leaves = (o if d is None else next(taken) for o, d in zip(operands, dims, strict=True))
+        return _bind(face, a, b, leaves, **params)
+
+    return lax.map(one, mapped)
+
+
+def _to_front(a, dim, size):
+    return jnp.broadcast_to(a, (size, *a.shape)) if dim is None else jnp.moveaxis(a, dim, 0)
+
+
+def _merge(a):
+    return a.reshape(-1, *a.shape[2:])
+
+
+def _register(face: str, primitive: Any) -> None:
+    def impl(*operands, **params):
+        with jax.disable_jit(False):  # else `_compiled` would bind the primitive, which would call `impl` again
+            return _compiled(face, *operands, **params)
+
+    def rule(of: Any) -> Any:
+        return standard_promotion(functools.partial(of, face))
+
+    primitive.def_impl(impl)
+    primitive.def_abstract_eval(rule(_abstract))
+    ad.primitive_jvps[primitive] = rule(_jvp)
+    ad.primitive_transposes[primitive] = rule(_transpose)
+    batching.primitive_batchers[primitive] = rule(_batch)
+    for platform in (None, "cpu", "cuda"):
+        mlir.register_lowering(primitive, functools.partial(_lower, face, platform), platform=platform)
+
+
+@functools.partial(jax.jit, static_argnums=0, static_argnames=("tree", "backend"))
+def _compiled(face, *operands, tree, backend):
+    """A face outside jit: a program of its own, compiled once per layout shape."""
+    return PRIMITIVES[face].bind(*operands, tree=tree, backend=backend)
+
+
+for _face, _primitive in PRIMITIVES.items():
+    _register(_face, _primitive)

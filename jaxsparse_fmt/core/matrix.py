@@ -1,0 +1,378 @@
+"""SparseMatrix: the base class of every format, with its products, values, conversions and basis."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import dataclasses
+import functools
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+from jax.core import Tracer
+
+from jaxsparse_fmt._types import (
+    MAX_DENSE_BYTES,
+    Csr,
+    CsrArrays,
+    Target,
+    as_vector,
+    check_dense,
+    concrete,
+    index_dtype,
+    readable_bytes,
+    standard_promotion,
+)
+from jaxsparse_fmt.core import entry_index, form, vector_passes
+from jaxsparse_fmt.core.basis import IDENTITY, Basis
+from jaxsparse_fmt.core.pattern import Pattern
+from jaxsparse_fmt.core.scipy_names import Habits
+from jaxsparse_fmt.core.transposed import Transposed
+from jaxsparse_fmt.kernels.backends import selection
+from jaxsparse_fmt.kernels.layout.columns import is_read
+
+Array = jax.Array
+
+# Every storage scheme by name; `formats/__init__.py` fills it.
+FORMATS: dict[str, type[SparseMatrix]] = {}
+# Names that choose one of them, for a matrix on the host.
+CHOSEN = ("auto", "tune")
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class SparseMatrix(Habits, Pattern):
+    """A sparse matrix: a pytree whose leaves are its arrays, and a linear map.
+
+    A format subclasses this with its index arrays and defines how it is built (`from_csr`), the three faces of the
+    trilinear form (`Pattern`), and the `coordinates` of its storage. The rest follows.
+
+    A stack of matrices, whose arrays have one more axis in front (`jax.vmap(A.with_data)(D)`, or `jax.tree.map` of
+    `jnp.stack`), is of this type too. It may pass through jit, scan and solvers' arguments and be multiplied by a
+    number, and inside `jax.vmap` it is one matrix; all other uses are refused.
+    """
+
+    name: ClassVar[str]
+    layout_options: ClassVar[tuple[str, ...]] = ()
+    sized_by_nnz: ClassVar[bool] = False  # the size of every array follows from nnz
+    in_order: ClassVar[bool] = False  # `values` are `data`
+    transposes: ClassVar[bool] = False  # a kernel computes its transposed product, without scatter-adds
+    shares_places: ClassVar[bool] = False  # several entries may lie in one place
+
+    # -------------------------------------------------------------------------------------- what a format defines
+
+    @classmethod
+    @abc.abstractmethod
+    def from_csr(cls, csr: Csr, target: Target) -> Self:
+        """Builds the format from a canonical CSR matrix (sorted, no duplicates), with the layout's own keywords."""
+
+    @classmethod
+    def footprints(cls, pattern: Any) -> Iterator[Any]:
+        """The layouts that "auto" weighs for the `formats.footprint.PatternCounts`, a `Storage` each; here none."""
+        del pattern
+        return iter(())
+
+    @abc.abstractmethod
+    def coordinates(self) -> tuple[Array, Array, Array]:
+        """Row, column and index in `data` of every place of `unshared`, [n_stored]; column n_cols, nnz in padding."""
+
+    @property
+    def unshared(self) -> SparseMatrix:
+        """The same matrix with a place of its own for every entry: itself, unless entries of the format share them."""
+        return self
+
+    def read_at(self, place: Array) -> Array:
+        """Where a product reads the entries at `place` in `unshared`: at `place`, unless entries share places."""
+        return place
+
+    def shared_out(self, derivatives: Array) -> Array:
+        """Derivatives in `values` [n_stored], each divided by the number of entries that a product reads there."""
+        return derivatives
+
+    # --------------------------------------------------------------------------------------------------- measures
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.values.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self))
+
+    @property
+    def nbytes_read(self) -> int:
+        """Bytes of the arrays that `A @ x` reads."""
+        pattern = getattr(self, "pattern", None)
+        unread = 0 if pattern is None or is_read(pattern) else pattern.nbytes
+        return dataclasses.replace(self, **dict.fromkeys(self.unread)).nbytes - unread
+
+    @property
+    def fill(self) -> float:
+        """nnz / n_stored: 1.0 without padding."""
+        return self.nnz / self.n_stored if self.n_stored else 1.0
+
+    @property
+    def layout(self) -> dict[str, Any]:
+        """The layout options with which `from_scipy` builds the same storage."""
+        return {option: getattr(self, option) for option in self.layout_options}
+
+    def __repr__(self) -> str:
+        rows, cols = self.shape
+        leaves = self.values, *jax.tree.leaves(self)
+        if not all(isinstance(leaf, (jax.Array, np.ndarray)) for leaf in leaves):
+            return f"<{self.name} {rows}×{cols}, nnz={self.nnz}, leaves {jax.tree.leaves(self)}>"
+        kind = f"nnz={self.nnz}, {jnp.dtype(self.dtype).name}"
+        if self.values.ndim != 1:
+            return (
+                f"<{self.values.shape[:-1]} {self.name} {rows}×{cols} stacked, {kind}, {readable_bytes(self.nbytes)}>"
+            )
+        if not self._has_pattern:
+            return f"<{self.name} {rows}×{cols} without its pattern, {kind}>"
+        options = "".join(f", {k}={v}" for k, v in self.layout.items())
+        size = readable_bytes(self.nbytes)
+        return f"<{self.name} {rows}×{cols}, {kind}, fill={self.fill:.3f}, {size}{options}>"
+
+    # --------------------------------------------------------------------------------------------------- products
+
+    def matvec(self, x: Any) -> Array:
+        """A·x.
+
+        Args:
+          x: [n_cols], or [n_cols, p] for p products that read A once.
+
+        Raises:
+          ValueError: x has another shape. TypeError: x is not a numeric array.
+        """
+        return _product(self, x if isinstance(x, jax.Array) else _columns(self, x))
+
+    __matmul__ = matvec
+
+    def matvec_dot(self, x: Array, w: Array) -> tuple[Array, vector_passes.Number]:
+        """A·x, and Re wᴴ·A·x from the same pass where that is a kernel. It has no derivative.
+
+        Args:
+          x, w: [n_cols] and [n_rows], or with p columns each.
+        """
+        fits = (
+            vector_passes.by_kernel(x, w)
+            and jnp.result_type(self.values, x) == x.dtype
+            and selection.is_pallas(self.backend)
+        )
+        if fits and self.dots:
+            return form.product_dot(self.without_values, self.values, x, w)
+        y = self.matvec(x)
+        return y, vector_passes.dot(w, y)
+
+    def _transposed(self, y: Any) -> Array:
+        return _back(self, y if isinstance(y, jax.Array) else _rows(self, y))
+
+    @property
+    def T(self) -> Transposed:
+        """The transpose, a view: no array is copied."""
+        return Transposed(self)
+
+    # ----------------------------------------------------------------------------------------------------- values
+
+    def _with_values(self, values: Array) -> Self:
+        return dataclasses.replace(self, values=values)
+
+    def _each(self, f: Callable[[Array], Array]) -> Self:
+        """The same matrix with f applied to all of its values."""
+        return self._with_values(f(self.values))
+
+    def _refilled(self, values: Array) -> Self:
+        """The same pattern with the values of `unshared` [n_stored], each in a place of its own."""
+        return self._with_values(values)
+
+    @property
+    def data(self) -> Array:
+        """The entries [nnz] in canonical order: by row, then by column.
+
+        In "csr" and "coo" they are `values`. In other formats an index gathers them (`entry_index.py`). It is kept for
+        the pattern, in 8 bytes an entry or a little more; for a traced pattern the program computes it.
+        """
+        self.check_single()
+        if self.in_order:
+            return self.values
+        return entry_index.data(self)
+
+    def with_data(self, data: Any) -> Self:
+        """The same pattern with other entries, in the same format. Traceable and differentiable.
+
+        It costs as much as `data`. The result has the same tree structure, shapes and, except for the dtype of `data`,
+        dtypes: a loop may carry it.
+
+        Args:
+          data: [nnz] in canonical order.
+
+        Raises:
+          ValueError: another shape.
+        """
+        self.check_single()
+        data = entry_index.checked(data, self.nnz)
+        if self.in_order:
+            return self._with_values(data)
+        return self._refilled(entry_index.stored(self, data))
+
+    def data_of(self, gradient: Self) -> Array:
+        """The entries [nnz] of a gradient with respect to this whole matrix, in the order of `data`.
+
+        `jax.grad(f, allow_int=True)(A)` and `equinox.filter_grad(f)(A)` give a matrix of derivatives in `values`, whose
+        index arrays are float0 or None; the pattern comes from A. Where two entries share a number ("sdia"), each gets
+        half of the derivative by that number. `jax.grad(lambda data: f(A.with_data(data)))(A.data)` gives the same
+        elsewhere.
+
+        Args:
+          gradient: a matrix of the same format and shape, of which the method reads only `values`.
+        """
+        return self._with_values(self.shared_out(gradient.values)).data
+
+    # ------------------------------------------------------------------------------------------------- conversions
+
+    @jax.jit
+    def diagonal(self) -> Array:
+        """The main diagonal [min(rows, columns)], zero where nothing is stored."""
+        A, n = self.unshared, min(self.shape)
+        row, col, _ = A.coordinates()
+        return jnp.zeros(n, self.dtype).at[jnp.where(row == col, row, n)].add(A.values, mode="drop")
+
+    @functools.partial(jax.jit, static_argnames="max_bytes")
+    def todense(self, *, max_bytes: float = MAX_DENSE_BYTES) -> Array:
+        """The matrix as a dense array [rows, columns].
+
+        Raises:
+          ValueError: it would take more than `max_bytes`, by default 2 GiB.
+        """
+        check_dense(self.shape, self.dtype, "pass todense(max_bytes=...) to insist, or use A @ x", max_bytes)
+        A = self.unshared
+        row, col, _ = A.coordinates()
+        return jnp.zeros(self.shape, self.dtype).at[row, col].add(A.values, mode="drop")
+
+    def to_scipy(self) -> Csr:
+        """The matrix on the host as a canonical CSR array; 16-bit floats become float32."""
+        A = self.unshared
+        row, col, entry = (np.asarray(a) for a in jax.jit(type(A).coordinates)(A))
+        live = entry < self.nnz
+        values = np.asarray(A.values)
+        data = np.empty(self.nnz, np.promote_types(values.dtype, np.float32) if values.itemsize == 2 else values.dtype)
+        indices = np.empty(self.nnz, col.dtype)
+        data[entry[live]], indices[entry[live]] = values[live], col[live]
+        indptr = np.concatenate([[0], np.cumsum(np.bincount(row[live], minlength=self.shape[0]))])
+        indptr = indptr.astype(index_dtype(self.nnz))
+        csr = scipy.sparse.csr_array((data, indices.astype(indptr.dtype), indptr), shape=self.shape)
+        csr.sort_indices()  # `in_basis` renumbers columns
+        return csr
+
+    def csr_arrays(self) -> tuple[Array, Array, Array]:
+        """`data` [nnz], `indices` [nnz] and `indptr` [n_rows + 1] in canonical order, on the device."""
+        return entry_index.csr_arrays(self)
+
+    def asformat(self, name: str, *, max_bytes: int | None = None, **layout: Any) -> SparseMatrix:
+        """The same matrix in another format, through CSR.
+
+        On an accelerator the conversion runs there. It runs on the host for "auto" and "tune", and for "dia", "hdia"
+        and "bsr" of a matrix with very many diagonals or blocks in a row (`formats/merging.py`). The result lies on the
+        device to which `jax.device_put` has committed the matrix. Inside jit a matrix of which only the values are
+        traced converts as outside, and the choice assumes that all values are 1; a matrix that is traced whole converts
+        to "coo", "csr" and "csc", whose sizes are known.
+
+        Args:
+          name, max_bytes, layout: as in `from_scipy`, "auto" and "tune" too.
+
+        Raises:
+          ValueError: unknown format, layout options that the format does not have, far more memory than the matrix
+            needs, or inside jit a format whose size depends on a traced pattern.
+        """
+        traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(self.without_values))
+        if isinstance(self.values, Tracer) and not traced:
+            with concrete():
+                ones = jnp.ones(self.values.shape, self.dtype)
+            placed = dataclasses.replace(self, values=ones).asformat(name, max_bytes=max_bytes, **layout)
+            return placed.with_data(self.data)
+        if traced and (name in CHOSEN or (name in FORMATS and not FORMATS[name].sized_by_nnz)):
+            raise ValueError(
+                f"format {name!r} cannot be made of a traced pattern: its size is unknown; convert before, or to "
+                f"one of {', '.join(n for n, cls in FORMATS.items() if cls.sized_by_nnz)}"
+            )
+        place = _place(self.values)
+        there = contextlib.nullcontext() if place is None else jax.default_device(place)
+        with contextlib.nullcontext() if traced else concrete(), there:
+            values = self.values
+            on_host = name in CHOSEN or isinstance(values, np.ndarray)
+            on_host = on_host or (not traced and {d.platform for d in values.devices()} == {"cpu"})
+            csr = self.to_scipy() if on_host else CsrArrays(*self.csr_arrays(), shape=self.shape)
+            A = build(csr, name, Target(self.dtype, self.backend, max_bytes), **layout)
+        return A if place is None else jax.device_put(A, place)
+
+    def _turned(self, name: str, *, max_bytes: int | None = None, **layout: Any) -> SparseMatrix:
+        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(self)):
+            raise ValueError(f"A.T.asformat({name!r}) needs a matrix that is not traced; convert outside jit")
+        with concrete():
+            return build(self.T.to_scipy(), name, Target(self.dtype, self.backend, max_bytes), **layout)
+
+    # ------------------------------------------------------------------------------------------------------- basis
+
+    @property
+    def basis(self) -> Basis:
+        """The order of unknowns in which `in_basis` works."""
+        return IDENTITY
+
+    @property
+    def in_basis(self) -> SparseMatrix:
+        """The matrix as a map between vectors that have entered `basis`."""
+        return self
+
+
+@standard_promotion
+def build(csr: Csr, name: str, target: Target, **layout: Any) -> SparseMatrix:
+    """The canonical `csr` in the format `name`, or in the one that "auto" or "tune" chooses; checks name and layout.
+
+    Raises:
+      ValueError: unknown format or layout option.
+    """
+    if name in CHOSEN:
+        if layout:
+            raise ValueError(f"format={name!r} chooses the layout itself; name a format to set {', '.join(layout)}")
+        # The only import from a higher layer: the cost models that choose a format import the formats.
+        return importlib.import_module("jaxsparse_fmt.convert").chosen(csr, name, target)
+    if name not in FORMATS:
+        raise ValueError(f"unknown format {name!r}; choose one of {', '.join((*FORMATS, *CHOSEN))}")
+    cls = FORMATS[name]
+    for option in layout:
+        if option not in cls.layout_options:
+            known = ", ".join(cls.layout_options) or "none"
+            raise ValueError(f"format {name!r} has no layout option {option!r}; it has: {known}")
+    with contextlib.nullcontext() if isinstance(csr.data, Tracer) else concrete():
+        return cls.from_csr(csr, target, **layout)
+
+
+def _place(a: Any) -> Any:
+    """The one device to which `a` is committed, by `jax.device_put` for instance; else None."""
+    placed = isinstance(a, jax.Array) and not isinstance(a, Tracer) and a.committed and len(a.devices()) == 1
+    return next(iter(a.devices())) if placed else None
+
+
+def _columns(A: SparseMatrix, x: Any) -> Array:
+    return as_vector(x, A, 1, f"A @ x with A of shape {A.shape} takes x")
+
+
+def _rows(A: SparseMatrix, y: Any) -> Array:
+    return as_vector(y, A, 0, f"A.T @ y, or yᵀ @ A, with A of shape {A.shape} takes y")
+
+
+# Each product is one compiled call. Tracing it checks the arguments, so that a product outside jit costs only the call.
+@functools.partial(jax.jit, inline=True)
+@standard_promotion
+def _product(A: SparseMatrix, x: Array) -> Array:
+    return form.product(A.without_values, A.values, _columns(A, x))
+
+
+@functools.partial(jax.jit, inline=True)
+@standard_promotion
+def _back(A: SparseMatrix, y: Array) -> Array:
+    return form.transposed(A.without_values, A.values, _rows(A, y))

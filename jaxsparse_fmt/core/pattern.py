@@ -1,0 +1,111 @@
+"""Pattern: a matrix without its values, and the faces of the trilinear form that it computes for the primitives."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import ClassVar, Self
+
+import jax
+
+Array = jax.Array
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Absent:
+    """The stand-in for `values` in a matrix without them: their shape, and no array."""
+
+    shape: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Pattern(abc.ABC):
+    """The index arrays and the sizes of a stored matrix, and the three faces of the form (`form.py`) over them.
+
+    The faces take and return plain arrays, and read `values` from their arguments alone. `backend` is what
+    `selection.resolve` returns.
+
+    Attributes:
+      values: [n_stored], entries and padding in the format's own order; `Absent` in `without_values`.
+      shape: (rows, columns).
+      nnz: stored entries without padding. An explicit zero is an entry.
+      backend: see `use_backend`.
+    """
+
+    values: Array
+    shape: tuple[int, int]
+    nnz: int
+    backend: str
+
+    unread: ClassVar[tuple[str, ...]] = ()  # arrays that products do not read
+
+    @abc.abstractmethod
+    def product_face(self, values: Array, x: Array, backend: str) -> Array:
+        """A·x for values [b, n_stored] and x [b, n_cols, p]: [b, n_rows, p]."""
+
+    @abc.abstractmethod
+    def transposed_face(self, values: Array, y: Array, backend: str) -> Array:
+        """Aᵀ·y for values [b, n_stored] and y [b, n_rows, p]: [b, n_cols, p]."""
+
+    @abc.abstractmethod
+    def outer_face(self, y: Array, x: Array, backend: str) -> Array:
+        """Σ_p y[row, p]·x[col, p] at the stored places, 0 in padding: [b, n_stored]."""
+
+    @property
+    def dots(self) -> bool:
+        """Whether the product's kernel computes the inner product wᵀ·A·x at a lower cost than a separate pass."""
+        return False
+
+    @property
+    def sums(self) -> int:
+        """The number of partial sums of the inner product that `product_dot` returns."""
+        raise NotImplementedError
+
+    def product_dot(self, values: Array, x: Array, w: Array, backend: str) -> tuple[Array, Array]:
+        """A·x and wᵀ·A·x in parts, by a Pallas kernel, where `dots`: [n_rows], [sums]."""
+        raise NotImplementedError
+
+    def wants_shared_memory(self, face: str, p: int) -> bool:
+        """Whether the kernel of a face with p right-hand sides is faster where the lanes of a block share memory."""
+        del face, p
+        return False
+
+    @property
+    def without_values(self) -> Self:
+        """The matrix without `values` and `unread` arrays: the operand of the primitives in `form.py`."""
+        return dataclasses.replace(self, values=Absent((self.n_stored,)), **dict.fromkeys(self.unread))
+
+    @property
+    def n_stored(self) -> int:
+        """Stored places, padding included.
+
+        Raises:
+          ValueError: the matrix is a stack of matrices, or a gradient, which has no pattern. All code that reads the
+            pattern reads this number first, and so raises too.
+        """
+        self.check_single()
+        if not self._has_pattern:
+            raise ValueError(
+                f"this is a gradient by a whole matrix of shape {self.shape}, or what is left of one without its index "
+                "arrays: it has values, but no pattern. Its entries are A.data_of(gradient), with A the matrix itself"
+            )
+        return self.values.shape[0]
+
+    @property
+    def _has_pattern(self) -> bool:
+        leaves = [a for a in jax.tree.leaves(self) if a is not self.values]  # every format has some
+        return bool(leaves) and not any(a.dtype == jax.dtypes.float0 for a in leaves if hasattr(a, "dtype"))
+
+    def check_single(self) -> None:
+        """Refuses a stack of matrices.
+
+        Raises:
+          ValueError: `values` have more axes than that of the places.
+        """
+        if len(self.values.shape) != 1:
+            raise ValueError(
+                f"this is a stack of matrices of shape {self.shape}: `values` have the shape {self.values.shape}, with "
+                f"{self.values.shape[:-1]} in front of the stored places. Map over it, as with "
+                "jax.vmap(lambda A: A @ x)(stacked)"
+            )

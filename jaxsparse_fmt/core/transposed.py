@@ -1,0 +1,106 @@
+"""The transpose of a sparse matrix, as a view."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import scipy.sparse
+
+from jaxsparse_fmt._types import Csr
+from jaxsparse_fmt.core import entry_index
+from jaxsparse_fmt.core.scipy_names import Habits
+
+Array = jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Transposed(Habits):
+    """The transpose of `A`, a view of the arrays of `A`."""
+
+    A: Any  # a SparseMatrix, whose module imports this one
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.A.shape[1], self.A.shape[0]
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.A.dtype
+
+    @property
+    def nnz(self) -> int:
+        return self.A.nnz
+
+    @property
+    def n_stored(self) -> int:
+        """Stored places of A, padding included."""
+        return self.A.n_stored
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays of A; the view has none of its own."""
+        return self.A.nbytes
+
+    @property
+    def fill(self) -> float:
+        return self.A.fill
+
+    @property
+    def T(self) -> Any:
+        return self.A
+
+    def matvec(self, y: Any) -> Array:
+        return self.A._transposed(y)
+
+    def _transposed(self, x: Any) -> Array:
+        return self.A.matvec(x)
+
+    def _each(self, f: Callable[[Array], Array]) -> Transposed:
+        return Transposed(self.A._each(f))
+
+    @property
+    def data(self) -> Array:
+        """The entries [nnz] in the canonical order of the transpose: by its rows, then by its columns."""
+        return entry_index.take(self.A.data, entry_index.turned(self.A).place)
+
+    def with_data(self, data: Any) -> Transposed:
+        """The same pattern with other entries, as `SparseMatrix.with_data`.
+
+        Args:
+          data: [nnz] in the canonical order of the transpose.
+
+        Raises:
+          ValueError: another shape.
+        """
+        return Transposed(
+            self.A.with_data(entry_index.take(entry_index.checked(data, self.nnz), entry_index.turned(self.A).entry))
+        )
+
+    def data_of(self, gradient: Transposed) -> Array:
+        """The entries [nnz] of a gradient in this whole view, in the order of `data`, as `SparseMatrix.data_of`."""
+        return entry_index.take(self.A.data_of(gradient.A), entry_index.turned(self.A).place)
+
+    def asformat(self, name: str, *, max_bytes: int | None = None, **layout: Any) -> Any:
+        """The transpose as a matrix of its own, through the host; arguments as in `SparseMatrix.asformat`.
+
+        Raises:
+          ValueError: inside jit, of a traced matrix; and as in `SparseMatrix.asformat`.
+        """
+        return self.A._turned(name, max_bytes=max_bytes, **layout)
+
+    def diagonal(self) -> Array:
+        return self.A.diagonal()
+
+    def todense(self, **options: Any) -> Array:
+        return self.A.todense(**options).T
+
+    def to_scipy(self) -> Csr:
+        return scipy.sparse.csr_array(self.A.to_scipy().T)
+
+    def __repr__(self) -> str:
+        return f"{self.A!r}.T"

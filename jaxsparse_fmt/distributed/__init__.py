@@ -1,0 +1,16 @@
+"""Matrices over several devices: cut by rows, with a halo that travels while the devices multiply their own columns.
+
+matrix         the sharded matrix                        build          shard and shard_from_rows
+basis          unknowns in pieces of equal size          row_partition  which device has which rows
+local          the shard and the product of one device   common_format  one format for all shards
+halo           the plan: who needs which unknowns        padding        shards of equal shape
+halo_exchange  the collectives that move them            processes      agreement while a matrix is built
+entries        the entries in canonical order            estimate       loads of a partition that is not built
+files          a matrix in a folder, read in pieces
+"""
+
+from jaxsparse_fmt.distributed.build import shard, shard_from_rows
+from jaxsparse_fmt.distributed.files import save_rows, saved_rows
+from jaxsparse_fmt.distributed.matrix import ShardedMatrix
+
+__all__ = ["ShardedMatrix", "save_rows", "saved_rows", "shard", "shard_from_rows"]

@@ -1,0 +1,303 @@
+"""Builds a sharded matrix, from a matrix on the host or from its rows in pieces."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import scipy.sparse
+from jax.sharding import AbstractMesh, Mesh
+
+from jaxsparse_fmt._types import Csr, Target, readable_bytes, requested_dtype, whole_number
+from jaxsparse_fmt.convert import checked
+from jaxsparse_fmt.core.matrix import FORMATS
+from jaxsparse_fmt.core.vector_passes import Distribution
+from jaxsparse_fmt.distributed import basis, halo, padding, row_partition
+from jaxsparse_fmt.distributed.common_format import Options, in_one_format, taller
+from jaxsparse_fmt.distributed.local import Shards
+from jaxsparse_fmt.distributed.matrix import BuildRecord, ShardedMatrix
+from jaxsparse_fmt.distributed.processes import alone, everyones, together
+from jaxsparse_fmt.distributed.row_partition import Imbalance
+from jaxsparse_fmt.formats import building
+from jaxsparse_fmt.formats.reordered import permuted
+
+
+def shard(
+    S: Any,
+    mesh: Mesh,
+    axis: str = "rows",
+    format: str = "auto",
+    mode: str = "overlap",
+    *,
+    dtype: Any = None,
+    by: Any = "nnz",
+    reorder: Any = None,
+    exchange: str = "auto",
+    halo_format: str | None = None,
+    backend: str = "auto",
+    max_bytes: int | None = None,
+    **layout: Any,
+) -> ShardedMatrix:
+    """A matrix with its rows spread over the devices of a mesh axis.
+
+    Args:
+      S: scipy.sparse matrix or array, or a matrix in a format of `FORMATS`.
+      mesh: a `jax.sharding.Mesh`, whose other axes hold copies. Under `jax.set_mesh` its axes keep their types.
+      axis: the name of the mesh axis.
+      format: of each shard's own columns, a name in `FORMATS`; "auto" for the one of `choose.rank` that takes
+        the slowest shard least time, "tune" for the one measured to be fastest on the shard with the most entries.
+      mode: "overlap", "naive" or "vector"; see `ShardedMatrix`.
+      dtype, backend, **layout: as in `from_scipy`.
+      by, reorder: how rows are cut and renumbered, as in `row_partition.partition`.
+      exchange: of the halo, "permute", "all_to_all" or "gather"; "auto" for the cheapest by bytes and latency.
+      halo_format: of the other devices' columns; None: `format` with its layout. Mode "vector" ignores it.
+      max_bytes: the largest padded storage of one shard's part to accept.
+
+    Returns:
+      A `ShardedMatrix`; its `report()` shows the imbalance.
+
+    Raises:
+      ValueError: an unknown mesh axis, mode or other word, a mesh that covers some other processes and not all, a shard
+        that its device cannot hold, and as in `from_scipy`.
+      TypeError: `mesh` is no mesh, or S no matrix. ImportError: by="graph" without pymetis.
+    """
+    _check_keywords(layout, shard)
+    parts, mesh = _placed(mesh, axis)
+    csr, target = checked(S, dtype, backend, max_bytes)
+    options = Options(mesh, mode, format, layout, halo_format, target, exchange)
+    cuts = row_partition.partition(csr, parts, by, reorder)
+    csr, entry = permuted(csr, cuts.perm)
+    columns = cuts.starts if csr.shape[0] == csr.shape[1] else row_partition.equal(csr.shape[1], parts)
+    return assemble(lambda a, b: csr[a:b], cuts.starts, columns, axis, options, cuts.perm, entry)
+
+
+def shard_from_rows(
+    rows_of: Callable[[int, int], Any],
+    n: int,
+    mesh: Mesh,
+    axis: str = "rows",
+    format: str = "auto",
+    mode: str = "overlap",
+    *,
+    dtype: Any = None,
+    starts: Any = None,
+    exchange: str = "auto",
+    halo_format: str | None = None,
+    backend: str = "auto",
+    max_bytes: int | None = None,
+    **layout: Any,
+) -> ShardedMatrix:
+    """A square matrix that no host holds whole: each process makes and holds only the rows of its own devices.
+
+    With several processes (`jax.distributed`) all of them must call this function alike; they exchange the unknowns of
+    the halos and the sizes of the shards. On a mesh of its own devices a process exchanges nothing.
+
+    Args:
+      rows_of: rows_of(start, stop) gives the rows from start to stop, a scipy.sparse matrix [stop − start, n]. Called
+        once for each device of this process, by several threads at a time.
+      n: rows and columns.
+      starts: [devices + 1], where the rows of each device begin, and n; None cuts equally.
+      dtype: of the stored values; None takes that of rows_of(0, 0).
+      The rest as in `shard`.
+
+    Raises:
+      ValueError: blocks of another shape, starts that do not rise from 0 to n, and as in `shard`.
+      TypeError: `mesh` is no mesh, a block no matrix, or n or `starts` no integers.
+    """
+    _check_keywords(layout, shard_from_rows)
+    parts, mesh = _placed(mesh, axis)
+    n = whole_number("n", n)
+    cuts = row_partition.equal(n, parts) if starts is None else np.asarray(starts)
+    if not np.issubdtype(cuts.dtype, np.integer):
+        raise TypeError(f"starts must be integers, the numbers of rows; got {starts!r}")
+    cuts = cuts.astype(np.int64)
+    if cuts.shape != (parts + 1,) or cuts[0] != 0 or cuts[-1] != n or np.any(np.diff(cuts) < 0):
+        raise ValueError(f"starts must be {parts + 1} numbers that rise from 0 to n = {n}; got {starts!r}")
+
+    def block(start: int, stop: int) -> Csr:
+        csr, _ = checked(rows_of(start, stop), stored, backend)
+        if csr.shape != (stop - start, n):
+            raise ValueError(f"rows_of({start}, {stop}) must give a matrix {(stop - start, n)}; got {csr.shape}")
+        return csr
+
+    stored = requested_dtype(dtype) if dtype is not None else everyones(lambda: _dtype_of(rows_of, backend), mesh)[0]
+    target = Target(stored, backend, max_bytes)
+    return assemble(block, cuts, cuts, axis, Options(mesh, mode, format, layout, halo_format, target, exchange))
+
+
+def _check_keywords(layout: dict[str, Any], function: Callable[..., Any]) -> None:
+    """Refuses a keyword that is no option of any format's layout.
+
+    Raises:
+      TypeError: it is none.
+    """
+    known = {option for cls in FORMATS.values() for option in cls.layout_options}
+    for name in layout.keys() - known:
+        own = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+        raise TypeError(
+            f"{function.__name__} has no keyword {name!r}; it has {', '.join(own)}, and layout options of formats: "
+            f"{', '.join(sorted(known))}"
+        )
+
+
+def _dtype_of(rows_of: Callable[[int, int], Any], backend: str) -> dict[int, Any]:
+    return {0: checked(rows_of(0, 0), None, backend)[1].dtype}
+
+
+def assemble(
+    rows_of: Callable[[int, int], Csr],
+    starts: np.ndarray,
+    columns: np.ndarray,
+    axis: str,
+    options: Options,
+    perm: np.ndarray | None = None,
+    entry: np.ndarray | None = None,
+) -> ShardedMatrix:
+    """The sharded matrix from blocks of rows of this process's devices, canonical CSR of all columns.
+
+    Args:
+      rows_of: the rows from the first number to the second.
+      starts, columns: [parts + 1], where the rows and the columns of each begin.
+      perm, entry: the user's unknown at each place, and the user's entry at each entry of the blocks
+        (`reordered.permuted`).
+    """
+    parts, mesh = len(starts) - 1, options.mesh
+    over_rows = Distribution(mesh, axis, *_pieces(np.diff(starts)))
+    over_columns = Distribution(mesh, axis, *_pieces(np.diff(columns)))
+    mine = sorted(basis.local_parts(over_rows))
+    blocks: dict[int, Csr] = {}
+
+    def halos() -> dict[int, tuple[np.ndarray, int]]:
+        """The halo of each shard, and its number of entries."""
+        blocks.update(zip(mine, together(lambda k: rows_of(int(starts[k]), int(starts[k + 1])), mine), strict=True))
+        needed = lambda k: halo.needed(blocks[k].indices, int(columns[k]), int(columns[k + 1]))  # noqa: E731
+        return dict(zip(mine, zip(together(needed, mine), (blocks[k].nnz for k in mine), strict=True), strict=True))
+
+    of_shard = everyones(halos, mesh)
+    unknown_bytes = max(options.target.dtype.itemsize, 4)  # values may be narrower than vectors
+    plan = halo.plan([of_shard[k][0] for k in range(parts)], columns, unknown_bytes, options.exchange)
+    split = lambda k: _split(blocks.pop(k), k, plan, over_rows.size, over_columns.size, columns, options.mode)  # noqa: E731
+    cut: dict[int, Any] = {}
+
+    def boundaries() -> dict[int, int]:
+        """The number of boundary rows of each shard."""
+        cut.update(zip(mine, together(split, mine), strict=True))
+        return {k: len(cut[k][1]) for k in mine}
+
+    longest = max(everyones(boundaries, mesh).values())
+    made = [
+        in_one_format({k: cut[k][0][i] for k in mine}, options, is_halo=i == 1) for i in range(len(cut[mine[0]][0]))
+    ]
+    nnz = np.array([of_shard[k][1] for k in range(parts)])
+    over_entries = Distribution(mesh, axis, *_pieces(nnz))
+    for over, total in ((over_rows, starts[-1]), (over_columns, columns[-1]), (over_entries, nnz.sum())):
+        building.check_addressable(int(total) + over.places)  # empty places have numbers of their own
+    has_boundary = options.mode == "overlap" and len(made) == 2
+    nbytes = sum(part.nbytes for part in made) + 4 * longest * has_boundary
+    nbytes += 0 if plan.send is None else plan.send[0].nbytes
+    nbytes += 0 if perm is None else sum(basis.bytes_of_order(over) for over in (over_columns, over_entries))
+    everyones(lambda: _check_fits(nbytes, mesh), mesh)  # the last agreement: placing must not fail in one process only
+    own = functools.partial(basis.sharded, over=over_rows)
+    matrices = tuple(
+        padding.like(
+            part.like, {n: own(functools.partial(_of, part.arrays, n)) for n in part.arrays[mine[0]]}, part.form
+        )
+        for part in made
+    )
+    boundary = None
+    if has_boundary:
+        beyond = over_rows.size + np.arange(longest)
+        boundary = own(lambda k: np.concatenate([cut[k][1], beyond[: longest - len(cut[k][1])]]).astype(np.int32))
+    sent = plan.send
+    send = None if sent is None else own(lambda k: sent[k])
+    domain = basis.make(over_columns, perm)
+    received = plan.received
+    imbalance = Imbalance(np.diff(starts), nnz, received.sum(axis=1), (received > 0).sum(axis=1))
+    return ShardedMatrix(
+        Shards(matrices, send, boundary, plan.exchange, axis),
+        domain,
+        domain if perm is not None or np.array_equal(starts, columns) else basis.make(over_rows, None),
+        basis.make(over_entries, entry),
+        int(nnz.sum()),
+        False,
+        BuildRecord(imbalance, plan.reason, "; the halo ".join(part.why for part in made)),
+    )
+
+
+def _placed(mesh: Any, axis: Any) -> tuple[int, Mesh]:
+    """The number of devices along the axis, and the mesh for the arrays.
+
+    Raises:
+      TypeError: `mesh` is no mesh. ValueError: it has no such axis, or leaves processes out.
+    """
+    if isinstance(mesh, AbstractMesh):
+        concrete = jax.sharding.get_mesh()
+        if concrete.empty or concrete.shape_tuple != mesh.shape_tuple:
+            raise TypeError(
+                f"mesh is abstract, {dict(mesh.shape)}, without devices; pass the jax.sharding.Mesh that it is of, or "
+                "set that with jax.set_mesh(mesh)"
+            )
+        mesh = concrete
+    if not isinstance(mesh, Mesh):
+        raise TypeError(f"mesh must be a jax.sharding.Mesh, such as jax.make_mesh((8,), ('rows',)); got {mesh!r}")
+    if isinstance(axis, (tuple, list)):
+        raise ValueError(
+            f"axis must be one mesh axis; got {axis!r}. Make one of several: "
+            "jax.sharding.Mesh(mesh.devices.reshape(-1), ('rows',))"
+        )
+    if axis not in mesh.axis_names:
+        known = ", ".join(map(repr, mesh.axis_names)) or "none"
+        raise ValueError(f"the mesh has no axis {axis!r}; it has {known}. Pass axis= one of them")
+    alone(mesh)  # refuses a mesh that leaves out processes, before any of them waits
+    return mesh.shape[axis], basis.placing_mesh(mesh)
+
+
+def _pieces(counts: np.ndarray) -> tuple[tuple[int, ...], int]:
+    """The counts of the devices, and the size of a piece, at least one place."""
+    return tuple(counts.tolist()), max(int(counts.max()), 1)
+
+
+# ------------------------------------------------------------------------------------------------ cutting a block
+
+
+def _split(
+    block: Csr, k: int, plan: halo.Halo, n_rows: int, n_own: int, columns: np.ndarray, mode: str
+) -> tuple[list[Csr], np.ndarray]:
+    """The blocks of a device's rows, with columns in its piece of x and in its halo buffer, and the boundary rows."""
+    width = plan.exchange.width
+    is_own = (block.indices >= columns[k]) & (block.indices < columns[k + 1])
+    col = np.where(is_own, block.indices - columns[k], n_own)
+    col[~is_own] += plan.slots[k][np.searchsorted(plan.needs[k], block.indices[~is_own])]
+    if mode == "vector" or plan.exchange.kind == "none":
+        whole = scipy.sparse.csr_array((block.data, col, block.indptr), shape=(block.shape[0], n_own + width))
+        whole.sort_indices()
+        return [taller(whole, n_rows)], np.zeros(0, np.int64)
+    before = np.concatenate([[0], np.cumsum(is_own)])[block.indptr]
+    local = scipy.sparse.csr_array((block.data[is_own], col[is_own], before), shape=(block.shape[0], n_own))
+    rest = block.indptr - before
+    boundary = np.flatnonzero(np.diff(rest))
+    height = n_rows
+    if mode == "overlap":
+        rest, height = np.append(rest[:-1][boundary], rest[-1]), len(boundary)
+    data, at = block.data[~is_own], col[~is_own] - n_own
+    beyond = scipy.sparse.csr_array((data, at, rest), shape=(len(rest) - 1, width))
+    return [taller(local, n_rows), taller(beyond, height)], boundary
+
+
+def _check_fits(nbytes: int, mesh: Mesh) -> dict[int, Any]:
+    stats = [device.memory_stats() or {} for device in mesh.local_devices]
+    free = min((s["bytes_limit"] - s.get("bytes_in_use", 0) for s in stats if "bytes_limit" in s), default=nbytes)
+    if nbytes > free:
+        raise ValueError(
+            f"a shard takes {readable_bytes(nbytes)}, more than the {readable_bytes(free)} that are free on its "
+            "device; use more devices, a narrower dtype, or a format with less padding"
+        )
+    return {}
+
+
+def _of(arrays: dict[int, dict[str, np.ndarray]], name: str, k: int) -> np.ndarray:
+    return arrays[k][name]

@@ -1,0 +1,197 @@
+"""One format for all shards: chosen for the slowest of them, converted on the host, and made alike."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import scipy.sparse
+from jax.sharding import Mesh
+
+from jaxsparse_fmt._types import Csr, Target
+from jaxsparse_fmt.choose import autotune, ranking
+from jaxsparse_fmt.choose.ranking import Choice
+from jaxsparse_fmt.core.matrix import CHOSEN, FORMATS, SparseMatrix, build
+from jaxsparse_fmt.distributed import padding
+from jaxsparse_fmt.distributed.halo_exchange import KINDS
+from jaxsparse_fmt.distributed.processes import everyones, together
+from jaxsparse_fmt.formats.building import TooLarge
+from jaxsparse_fmt.kernels.backends import selection
+
+MODES = ("overlap", "naive", "vector")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The arguments of `shard` that decide the format."""
+
+    mesh: Mesh
+    mode: str
+    format: str
+    layout: dict[str, Any]
+    halo_format: str | None
+    target: Target
+    exchange: str
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ValueError(f"mode must be one of {', '.join(MODES)}; got {self.mode!r}")
+        if self.exchange not in ("auto", *KINDS):
+            raise ValueError(f"exchange must be 'auto' or one of {', '.join(KINDS)}; got {self.exchange!r}")
+        for name in {self.format, self.halo_format or self.format} - {*FORMATS, *CHOSEN}:
+            raise ValueError(f"unknown format {name!r}; choose one of {', '.join((*CHOSEN, *FORMATS))}")
+        if self.format in CHOSEN and self.layout:
+            given = ", ".join(self.layout)
+            raise ValueError(f"format={self.format!r} chooses the layout itself; name a format to set {given}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One part of all shards, for instance the local one.
+
+    Attributes:
+      like: one of its matrices; the others differ in their arrays only.
+      arrays: of every shard of this process, by name, on the host.
+      form: of all.
+      why: this format, in words.
+    """
+
+    like: SparseMatrix
+    arrays: dict[int, dict[str, np.ndarray]]
+    form: padding.Form
+    why: str
+
+    @property
+    def nbytes(self) -> int:
+        """Of a shard."""
+        return sum(a.nbytes for a in next(iter(self.arrays.values())).values())
+
+
+def in_one_format(csrs: dict[int, Csr], options: Options, is_halo: bool) -> Part:
+    """The matrices of this process's shards, in one format, layout and shape with those of all others.
+
+    Args:
+      csrs: canonical, of all columns of the part.
+      is_halo: whether `halo_format` counts.
+
+    Raises:
+      ValueError: as `from_scipy` does, in every process; with "auto" if no format suits all shards.
+    """
+    sizes = everyones(lambda: {k: (csr.nnz, csr.shape[0]) for k, csr in csrs.items()}, options.mesh)
+    tallest = max(height for _, height in sizes.values())
+    csrs = {k: taller(csr, tallest) for k, csr in csrs.items()}  # boundaries differ
+    largest = max(sizes, key=lambda k: (sizes[k][0], -k))
+    name = options.halo_format if is_halo and options.halo_format else options.format
+    if name not in CHOSEN:
+        return _stored_as(name, options.layout if name == options.format else {}, csrs, largest, options, "asked for")
+    choices = _tuned(csrs, largest, options) if name == "tune" else _ranked(csrs, sizes, options)
+    for place, choice in enumerate(choices):
+        why = choice.reason
+        if name == "auto":
+            first = "first" if place == 0 else f"{place + 1}, the first that suits every shard,"
+            why = f"ranked {first} of {len(choices)} for the slowest shard: {why}"
+        # Sizes were estimated, and one format made alike may be too large for a shard that alone is not the slowest.
+        with contextlib.suppress(TooLarge) if choice is not choices[-1] else contextlib.nullcontext():
+            return _stored_as(choice.format, choice.layout, csrs, largest, options, why)
+    raise AssertionError("the last choice is taken or raises")
+
+
+def taller(csr: Csr, n_rows: int) -> Csr:
+    """The matrix with empty rows below, as canonical as it is."""
+    indptr = np.pad(csr.indptr, (0, n_rows - csr.shape[0]), mode="edge")
+    out = scipy.sparse.csr_array((csr.data, csr.indices, indptr), shape=(n_rows, csr.shape[1]))
+    out.has_canonical_format = True
+    return out
+
+
+def _ranked(csrs: dict[int, Csr], sizes: dict[int, tuple[int, int]], options: Options) -> list[Choice]:
+    """Formats that suit every shard, by the time of the slowest shard, for which all wait and to whose size all pad."""
+    backend = selection.active_backend(options.target.backend)  # threads do not see `use_backend`
+    rank = functools.partial(ranking.rank, dtype=options.target.dtype, backend=backend)
+    held = lambda csr: [c for c in rank(csr) if not FORMATS[c.format].shares_places]  # noqa: E731
+    ranks = lambda: together(lambda csr: ranking.best_layouts(held(csr)), [*csrs.values()])  # noqa: E731
+    of_shard = everyones(lambda: dict(zip(csrs, ranks(), strict=True)), options.mesh)
+    least = min(1, max(nnz for nnz, _ in sizes.values()))  # shards without entries are content with any format
+    told = [{c.format: c for c in choices} for k, choices in of_shard.items() if sizes[k][0] >= least]
+    common = [name for name in told[0] if all(name in of for of in told)]
+    slowest = [max((of[name] for of in told), key=lambda c: c.cost) for name in common]
+    slowest.sort(key=lambda c: c.cost)
+
+    def fit() -> dict[int, set[str]]:
+        first = min(csrs)
+        fitting = ranking.fitting(slowest, csrs[first], options.target.dtype, options.target.max_bytes)
+        return {first: {c.format for c in fitting}}
+
+    everywhere = set.intersection(*everyones(fit, options.mesh).values())
+    return [c for c in slowest if c.format in everywhere] or slowest[-1:]
+
+
+def _tuned(csrs: dict[int, Csr], largest: int, options: Options) -> list[Choice]:
+    """The format that is fastest for the largest shard, on a device of the process that has this shard."""
+
+    def fastest() -> dict[int, Choice]:
+        if largest not in csrs:
+            return {}
+        choice = autotune.fastest(csrs[largest], options.target)[1]
+        if FORMATS[choice.format].shares_places:  # which shards do not: the same without
+            choice = dataclasses.replace(choice, format="dia")
+        return {largest: choice}
+
+    return [everyones(fastest, options.mesh)[largest]]
+
+
+def _stored_as(
+    name: str, layout: dict[str, Any], csrs: dict[int, Csr], largest: int, options: Options, why: str
+) -> Part:
+    convert = functools.partial(build, target=options.target)
+    agree = functools.partial(everyones, mesh=options.mesh)
+    matrices: dict[int, SparseMatrix] = {}
+
+    def resolved() -> dict[int, dict[str, Any]]:
+        """The layout that the largest shard gets by default."""
+        if largest not in csrs:
+            return {}
+        matrices[largest] = _on_its_host(functools.partial(convert, name=name, **layout), csrs[largest])
+        return {largest: matrices[largest].layout}
+
+    def forms() -> dict[int, padding.Form]:
+        rest = [k for k in csrs if k not in matrices]
+        made_of = functools.partial(_on_its_host, functools.partial(convert, name=name, **layout))
+        matrices.update(zip(rest, together(made_of, [csrs[k] for k in rest]), strict=True))
+        return {k: padding.Form.of(A) for k, A in matrices.items()}
+
+    if not layout.keys() >= set(FORMATS[name].layout_options):
+        layout = agree(resolved)[largest]
+    told = [*agree(forms).values()]
+    with _on_host():
+        matrices = {k: padding.general(A, told) for k, A in matrices.items()}
+    form = padding.agreed([*agree(lambda: {k: padding.Form.of(A) for k, A in matrices.items()}).values()])
+    arrays: dict[int, dict[str, np.ndarray]] = {}
+
+    def kinds() -> dict[int, dict[str, np.dtype]]:
+        arrays.update({k: padding.arrays_in(A, form) for k, A in matrices.items()})
+        return {k: {n: a.dtype for n, a in of.items()} for k, of in arrays.items()}
+
+    all_kinds = [*agree(kinds).values()]
+    wide = {n: np.result_type(*(of[n] for of in all_kinds)) for n in all_kinds[0]}
+    arrays = {k: {n: a.astype(wide[n], copy=False) for n, a in of.items()} for k, of in arrays.items()}
+    first = next(iter(matrices.values()))
+    return Part(first, arrays, form, f"in {first.name}, {why}")
+
+
+def _on_host() -> contextlib.AbstractContextManager[Any]:
+    """A context in which conversions stay on the host, so that no shard passes through another's device."""
+    try:
+        return jax.default_device(jax.local_devices(backend="cpu")[0])
+    except RuntimeError:  # JAX_PLATFORMS leaves the CPU out
+        return contextlib.nullcontext()
+
+
+def _on_its_host(convert: Callable[[Csr], SparseMatrix], csr: Csr) -> SparseMatrix:
+    with _on_host():  # a thread's own setting
+        return convert(csr).unshared  # shards are padded place by place, each of one entry

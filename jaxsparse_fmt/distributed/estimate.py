@@ -1,0 +1,108 @@
+"""The load of devices that need not exist: entries and halo of a partition, counted without building a matrix.
+
+`traffic.cg_step` turns a load into seconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import numpy as np
+
+from jaxsparse_fmt._types import Csr
+from jaxsparse_fmt.distributed import halo, row_partition
+from jaxsparse_fmt.formats.reordered import permuted
+from jaxsparse_fmt.models import traffic
+from jaxsparse_fmt.models.traffic import Load, Machine
+
+
+def loads(
+    csr: Csr,
+    parts: int,
+    by: str = "nnz",
+    reorder: Any = None,
+    *,
+    entry_bytes: float | None = None,
+    value_bytes: int | None = None,
+    per_host: int = 8,
+) -> dict[str, Load]:
+    """The entries that each device of a partition holds and the halo that it receives, for each kind of exchange.
+
+    Args:
+      csr: canonical CSR on the host, square.
+      parts: devices.
+      by, reorder: as in `row_partition.partition`.
+      entry_bytes: storage of an entry; None: a value and a 32-bit index.
+      value_bytes: of a vector element; None: of the matrix's dtype.
+      per_host: devices of a host.
+    """
+    cuts = row_partition.partition(csr, parts, by, reorder)
+    csr, _ = permuted(csr, cuts.perm)
+    starts, boundary = cuts.starts, np.zeros(parts, np.int64)
+    needs = []
+    for k, (start, stop) in enumerate(itertools.pairwise(starts)):
+        indices = csr.indices[csr.indptr[start] : csr.indptr[stop]]
+        needs.append(halo.needed(indices, start, stop))
+        outside = np.concatenate([[0], np.cumsum((indices < start) | (indices >= stop))])
+        boundary[k] = np.count_nonzero(np.diff(outside[csr.indptr[start : stop + 1] - csr.indptr[start]]))
+    value: int = csr.data.itemsize if value_bytes is None else value_bytes
+    held = Load(
+        parts,
+        np.diff(starts),
+        np.diff(csr.indptr[starts].astype(np.int64)),
+        boundary=boundary,
+        entry_bytes=value + 4 if entry_bytes is None else entry_bytes,
+        value_bytes=value,
+    )
+    return with_halo(held, needs, starts, per_host)
+
+
+def with_halo(held: Load, needs: list[np.ndarray], starts: np.ndarray, per_host: int) -> dict[str, Load]:
+    """The load with its halo, for each kind of exchange; {"none": held} without a halo.
+
+    Args:
+      needs, starts: as in `halo.plan`.
+    """
+    parts = held.parts
+    received = halo.received(needs, starts)
+    if not received.any():
+        return {"none": held}
+    host = np.arange(parts) // per_host
+    target, source = np.nonzero(received)
+    sizes = halo.by_distance(received)
+    piece = np.array([sizes[d] for d in (source - target).tolist()])
+    same = host[target] == host[source]
+    from_near, from_far = (np.bincount(target[w], piece[w], minlength=parts) for w in (same, ~same))
+    near_others = np.bincount(host)[host] - 1
+    sent = min(max(map(len, halo.boundaries(needs, starts))), int(np.diff(starts).max()))
+
+    def of_all(size: int) -> Load:
+        far = size * (parts - 1 - near_others)
+        return dataclasses.replace(held, near=size * near_others, far=far, collectives=1, among_all=True)
+
+    return {
+        "permute": dataclasses.replace(held, near=from_near, far=from_far, collectives=len(sizes)),
+        "all_to_all": of_all(int(received.max())),
+        "gather": of_all(sent),
+    }
+
+
+def cheapest(loads: dict[str, Load], machine: Machine) -> tuple[str, Load]:
+    """The kind of exchange that takes the least time on that machine."""
+    return min(loads.items(), key=lambda item: traffic.cg_step(item[1], machine, "vector").exchange)
+
+
+def load_of(A: Any) -> Load:
+    """The load of the devices of a matrix `A`, sharded or not; all are taken to lie on one host."""
+    vectors = max(A.dtype.itemsize, 4)  # values may be narrower
+    if not hasattr(A, "shards"):
+        return Load(1, A.shape[0], A.nnz, entry_bytes=A.nbytes_read / max(A.nnz, 1), value_bytes=vectors)
+    held, how, parts = A.record.imbalance, A.shards.halo, A.parts
+    boundary = A.shards.boundary
+    boundary = 0 if boundary is None else (np.asarray(boundary) < A.range.over.size).sum(axis=1)
+    others = how.width if how.kind == "permute" else how.width - how.width // parts
+    collectives = 0 if how.kind == "none" else len(how.sizes) if how.kind == "permute" else 1
+    entry = sum(block.nbytes_read for block in A.shards.blocks) / parts / max(int(held.nnz.max()), 1)
+    return Load(parts, held.rows, held.nnz, others, 0, boundary, collectives, how.kind != "permute", entry, vectors)

@@ -1,0 +1,140 @@
+"""The shard of one device: its blocks, its product, and the `shard_map` that runs a function on every device."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from jaxsparse_fmt._types import index_dtype
+from jaxsparse_fmt.core import mesh_axes, vector_passes
+from jaxsparse_fmt.core.matrix import SparseMatrix
+from jaxsparse_fmt.core.vector_passes import Distribution
+from jaxsparse_fmt.distributed.halo_exchange import Exchange, exchange
+
+Array = jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Shards:
+    """The arrays of all devices, [shards, ...]; inside shard_map those of one shard.
+
+    Attributes:
+      blocks: the local and the halo block; in mode "vector", or without a halo, one for all columns.
+      send: [shards, k] int32, the places in its piece of x that each device sends; None: none, or all.
+      boundary: [shards, b] int32, the rows of the halo block, from n_rows on in padding; None: all rows.
+    """
+
+    blocks: tuple[SparseMatrix, ...]
+    send: Array | None
+    boundary: Array | None
+    halo: Exchange = dataclasses.field(metadata={"static": True})
+    axis: str = dataclasses.field(metadata={"static": True})
+
+    def product(self, x: Array) -> Array:
+        """The device's piece of A·x, from its piece of x [m] or [m, p]."""
+        return self._summed([A.matvec(v) for A, v in self._terms(x)])
+
+    def product_dot(self, x: Array, w: Array) -> tuple[Array, Array]:
+        """The device's piece of A·x, and its summand [1] of wᵀ·A·x, for pieces of real vectors [m].
+
+        The halo block adds its part of the sum by itself, so y is not read again.
+        """
+        (A, v), *beyond = self._terms(x)
+        y, partial = A.matvec_dot(v, w)
+        partial = vector_passes.total(partial)
+        if not beyond:
+            return y, partial[None]
+        ((B, h),) = beyond
+        more = B.matvec(h)
+        at_rows = w if self.boundary is None else w.at[self.boundary].get(mode="fill", fill_value=0)
+        return self._summed([y, more]), (partial + vector_passes.inner_product(at_rows, more))[None]
+
+    def _terms(self, x: Array) -> list[tuple[SparseMatrix, Array]]:
+        """Each block with the vector that it multiplies."""
+        if self.halo.kind == "none":
+            return [(self.blocks[0], x)]
+        h = exchange(x, self.send, self.halo, self.axis)
+        if len(self.blocks) == 1:
+            return [(self.blocks[0], jnp.concatenate([x, h]))]
+        local, beyond = self.blocks
+        return [(local, x), (beyond, h)]
+
+    def _summed(self, products: list[Array]) -> Array:
+        """The sum of the blocks' products."""
+        if len(products) == 1:
+            return products[0]
+        y, more = products
+        if self.boundary is None:
+            return y + more
+        return y.at[self.boundary].add(more, mode="drop", unique_indices=True, indices_are_sorted=True)
+
+    def places(self, part: Array | int) -> list[tuple[Array, Array, Array]]:
+        """For every stored place of each block, on one device: its row, its column among [x | halo], and its index in
+        the shard's entries by row, then by unknown; the largest integer in padding.
+
+        A block lists the entries of a row in the order of its own columns. `left` counts the entries of a row whose
+        unknowns lie in the halo and precede the device's own.
+
+        Args:
+          part: the number of this shard.
+        """
+        n_rows = self.blocks[0].shape[0]
+        n_own = self.blocks[0].shape[1] - (self.halo.width if len(self.blocks) == 1 else 0)
+        found = []
+        for k, A in enumerate(self.blocks):
+            row, col, entry = A.coordinates()
+            live = (col < A.shape[1]) & (row < A.shape[0])
+            row = row if k == 0 or self.boundary is None else jnp.take(self.boundary, row, mode="clip")
+            found.append((jnp.where(live, row, n_rows), col + n_own * k, entry, live))
+        before = n_own + self.halo.before(part)
+
+        def count(which: Callable[[Array], Array], k: int) -> Array:
+            row, col, *_ = found[k]
+            zero = jnp.zeros(n_rows, index_dtype(sum(A.nnz for A in self.blocks)))
+            return zero.at[jnp.where(which(col), row, n_rows)].add(1, mode="drop")
+
+        own, halo = count(lambda c: c < n_own, 0), count(lambda c: c >= n_own, -1)
+        left = count(lambda c: (c >= n_own) & (c < before), -1)
+        first_own, first_halo = (jnp.cumsum(a) - a for a in (own, halo))
+        out = []
+        for k, (row, col, entry, live) in enumerate(found):
+            at = functools.partial(jnp.take, indices=row, mode="clip")
+            is_own = col < n_own
+            if len(self.blocks) == 1:
+                rank = entry - at(first_own + first_halo) - jnp.where(is_own, 0, at(own))
+            else:
+                rank = entry - at((first_own, first_halo)[k])
+            place = rank + jnp.where(is_own, at(left), jnp.where(rank < at(left), 0, at(own)))
+            out.append((row, col, jnp.where(live, at(first_own + first_halo) + place, jnp.iinfo(place.dtype).max)))
+        return out
+
+
+def on_each_device(
+    f: Callable[..., Any], shards: Shards, over: Distribution, *args: Any, check_vma: bool = True
+) -> Any:
+    """f(shard, *args) on every device, for args and results that are sharded over the axis of `over`.
+
+    Columns of args that lie on other explicit axes stay there; XLA places the columns of results.
+    """
+    piece = PartitionSpec(shards.axis)
+
+    def body(shards: Shards, *args: Any) -> Any:
+        one = jax.tree.map(lambda a: a[0], shards)
+        with vector_passes.distributed(None):
+            return f(one, *args)
+
+    if over.is_manual:
+        return body(shards, *args)
+
+    def of_whole(shards: Shards, *args: Any) -> Any:
+        return over.mapped(body, (piece, *(piece for _ in args)), piece, check_vma)(shards, *args)
+
+    out = mesh_axes.spec_like(args[0], over.axis) if args else piece
+    return over.by_xla(of_whole, (shards, *args), out)

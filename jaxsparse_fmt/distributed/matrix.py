@@ -1,0 +1,341 @@
+"""ShardedMatrix: a matrix whose rows are spread over the devices of a mesh axis.
+
+             own          halo                     device k holds its rows as two blocks, cut by column:
+    device 0 ■■■■ ····  |  · h · · · ·                local   multiplies the device's own piece of x
+    device 1 ···· ■■■■  |  h · · · · h                halo    multiplies the unknowns of other devices
+             columns of x
+
+The three modes are those of Kreutzer et al. (2012), §III:
+
+    vector    exchange, then one product with [x | halo], for which x is copied
+    naive     y = local·x + halo·h, all rows in both: the exchange may run beside the first product
+    overlap   y = local·x while the halo travels; then the rows on the boundary, the only rows of the halo block
+
+Both blocks are matrices in formats of `FORMATS`, of one shape and size on all devices (`padding.py`), their arrays with
+a leading axis over the devices. A vector in `basis` is sharded likewise (`basis.py`). A product is a `shard_map` over
+the pieces (`local.py`), so JAX derives its derivatives and batching. Between products XLA partitions a solver's
+arithmetic on sharded vectors by itself, and `vector_passes.sweep` partitions its own passes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxsparse_fmt._types import (
+    MAX_DENSE_BYTES,
+    Csr,
+    Target,
+    as_floating,
+    as_vector,
+    check_dense,
+    index_dtype,
+    readable_bytes,
+)
+from jaxsparse_fmt.core import entry_index, mesh_axes, vector_passes
+from jaxsparse_fmt.core.basis import IDENTITY, Basis
+from jaxsparse_fmt.core.matrix import SparseMatrix, build
+from jaxsparse_fmt.core.scipy_names import Habits
+from jaxsparse_fmt.core.transposed import Transposed
+from jaxsparse_fmt.distributed import entries
+from jaxsparse_fmt.distributed.basis import EnteredBasis, ShardedBasis
+from jaxsparse_fmt.distributed.local import Shards, on_each_device
+from jaxsparse_fmt.distributed.row_partition import Imbalance
+
+Array = jax.Array
+
+
+class BuildRecord:
+    """Facts of the build of a sharded matrix, for `report`. All records are equal, so none causes a new compilation.
+
+    A matrix that comes out of a user's jit has the record of the matrix with which the function was traced.
+    """
+
+    def __init__(self, imbalance: Imbalance, exchange: str, format: str):
+        self.imbalance, self.exchange, self.format = imbalance, exchange, format
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BuildRecord)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class ShardedMatrix(Habits):
+    """A sparse matrix over the devices of a mesh axis: a pytree and a linear map, as every format is; made by `shard`.
+
+    `A @ x` takes and gives vectors in the user's order. `A.in_basis` is the same matrix between sharded vectors that
+    have entered `A.basis`; solvers use it, and enter once a solve.
+
+    Attributes:
+      shards: the arrays on the devices.
+      domain, range: how x and y are sharded; the same for a square matrix.
+      entries: how `data` is sharded.
+      entered: whether this is `in_basis`.
+      record: of the build.
+    """
+
+    shards: Shards
+    domain: ShardedBasis
+    range: ShardedBasis
+    entries: ShardedBasis
+    nnz: int = dataclasses.field(metadata={"static": True})
+    entered: bool = dataclasses.field(metadata={"static": True})
+    record: BuildRecord = dataclasses.field(metadata={"static": True})
+
+    name: ClassVar[str] = "sharded"
+
+    # --------------------------------------------------------------------------------------------------- measures
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        if self.entered:
+            return self.range.places, self.domain.places
+        return self.range.n, self.domain.n
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.shards.blocks[0].dtype
+
+    @property
+    def backend(self) -> str:
+        return self.shards.blocks[0].backend
+
+    @property
+    def parts(self) -> int:
+        """Devices along the axis."""
+        return self.range.devices
+
+    @property
+    def n_stored(self) -> int:
+        """Stored places on all devices, padding included."""
+        return self.parts * sum(block.values.shape[-1] for block in self.shards.blocks)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays on all devices along the axis; a common order of rows and columns counts once."""
+        bases = self.domain, self.entries, *(() if self.range.same(self.domain) else (self.range,))
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((self.shards, bases)))
+
+    fill = SparseMatrix.fill
+
+    def report(self) -> str:
+        """The imbalance of the partition, the kind of exchange and its reason, and the bytes of each device."""
+        each = readable_bytes(self.nbytes / self.parts)
+        storage = f"{each} a device, {self.record.format}"
+        return f"{self.record.imbalance}\nexchange    {self.record.exchange}\nstorage     {storage}"
+
+    def __repr__(self) -> str:
+        rows, cols = self.shape
+        formats = " + ".join(block.name for block in self.shards.blocks)
+        return (
+            f"<sharded {rows}×{cols} over {self.parts} devices, nnz={self.nnz}, {jnp.dtype(self.dtype).name}, "
+            f"{formats}, fill={self.fill:.3f}, {readable_bytes(self.nbytes / self.parts)} a device>"
+        )
+
+    __copy__ = Habits.copy
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a sharded matrix lies on devices, which are not pickled; write it with jaxsparse_fmt.save_rows(folder, A) "
+            "and shard what saved_rows(folder) reads, or pickle A.to_scipy()"
+        )
+
+    # --------------------------------------------------------------------------------------------------- products
+
+    def matvec(self, x: Any) -> Array:
+        """A·x for x [n_cols] or [n_cols, p].
+
+        Inside shard_map over the matrix's axis, `A.in_basis @ x` takes a device's piece of x and gives its piece of y,
+        with in_specs PartitionSpec(axis) for the matrix and for x.
+
+        Raises:
+          ValueError: x has another shape, or lies outside the mesh. TypeError: x is not a numeric array.
+        """
+        if self.domain.over.is_manual:
+            return self._piece_of_product(x)
+        x = self.domain.accept(as_vector(x, self, 1, f"A @ x with A of shape {self.shape} takes x"))
+        return _product(self, x) if self.entered else self.range.leave(_product(self, self.domain.enter(x)))
+
+    def _piece_of_product(self, x: Any) -> Array:
+        over, held = self.domain.over, self.shards.blocks[0].values.shape[0]
+        if not self.entered or held != 1:
+            what = "A @ x, in the user's order," if not self.entered else f"a matrix of {held} devices' shards"
+            raise ValueError(
+                f"{what} is not for one device; inside shard_map over {over.axis!r} use A.in_basis @ piece, with A an "
+                f"argument of in_specs PartitionSpec({over.axis!r})"
+            )
+        if jnp.ndim(x) not in (1, 2) or jnp.shape(x)[0] != over.size:
+            raise ValueError(f"inside shard_map A.in_basis @ x takes a piece of x, ({over.size},); got {jnp.shape(x)}")
+        return on_each_device(Shards.product, self.shards, over, as_floating(x, "the vector"))
+
+    def matvec_dot(self, x: Array, w: Array) -> tuple[Array, vector_passes.Number]:
+        """A·x, and Re wᴴ·A·x from the same passes where those are kernels. It has no derivative."""
+        if self.entered and x.ndim == 1 and x.dtype == w.dtype == self.dtype and not jnp.iscomplexobj(x):
+            y, sums = _product_dot(self, self.domain.accept(x), self.range.accept(w))
+            return y, vector_passes.Parts(sums)
+        y = self.matvec(x)
+        return y, vector_passes.dot(w, y)
+
+    def _transposed(self, y: Any) -> Array:
+        y = self.range.accept(as_vector(y, self, 0, f"A.T @ y, or yᵀ @ A, with A of shape {self.shape} takes y"))
+        return _back(self, y) if self.entered else self.domain.leave(_back(self, self.range.enter(y)))
+
+    @property
+    def T(self) -> Transposed:
+        """The transpose, a view."""
+        return Transposed(self)
+
+    # ------------------------------------------------------------------------------------------------------ basis
+
+    @property
+    def basis(self) -> Basis:
+        """The sharded order of a square matrix's unknowns."""
+        if not self._is_square:
+            return IDENTITY
+        return EnteredBasis(over=self.domain.over) if self.entered else self.domain
+
+    @property
+    def in_basis(self) -> Self:
+        """The matrix between sharded vectors, [basis.places]."""
+        return dataclasses.replace(self, entered=True) if self._is_square else self
+
+    @property
+    def _is_square(self) -> bool:
+        return self.domain.n == self.range.n
+
+    # ----------------------------------------------------------------------------------------------------- values
+
+    def _each(self, f: Callable[[Array], Array]) -> Self:
+        """The same matrix with f applied to the values of every block."""
+        here = self.range.over.placed
+        blocks = tuple(block._with_values(f(here(block.values))) for block in self.shards.blocks)
+        return dataclasses.replace(self, shards=dataclasses.replace(self.shards, blocks=blocks))
+
+    @property
+    def data(self) -> Array:
+        """The entries [nnz] in canonical order of the user's rows, then columns; of `in_basis` too."""
+        return entries.data(self)
+
+    @property
+    def values(self) -> Array:
+        """As `data`: a sharded matrix has no flat storage of its own."""
+        return self.data
+
+    def with_data(self, data: Any) -> Self:
+        """The same pattern with other entries; traceable and differentiable.
+
+        Args:
+          data: [nnz] in canonical order.
+
+        Raises:
+          ValueError: another shape.
+        """
+        data = self.entries.accept(entry_index.checked(data, self.nnz))
+        # All equal matrices share one compiled program, which returns the record of the first.
+        return dataclasses.replace(entries.with_data(self, data), record=self.record)
+
+    def data_of(self, gradient: Self) -> Array:
+        """The entries [nnz] of a gradient by this whole matrix, in the order of `data`; as `SparseMatrix.data_of`."""
+        pairs = zip(jax.tree.leaves(self), jax.tree.leaves(gradient), strict=True)
+        leaves = [g if jnp.issubdtype(g.dtype, jnp.inexact) else a for a, g in pairs]
+        return jax.tree.unflatten(jax.tree.structure(self), leaves).data
+
+    # ------------------------------------------------------------------------------------------------- conversions
+
+    def diagonal(self) -> Array:
+        """The main diagonal [n] of a square matrix, zero where nothing is stored.
+
+        Raises:
+          ValueError: the matrix is not square.
+        """
+        if not self._is_square:
+            raise ValueError(f"a sharded matrix of shape {self.shape} is not square; use A.to_scipy().diagonal()")
+        d = _diagonal(self)
+        return d if self.entered else self.range.leave(d)
+
+    def _check_users_order(self, what: str) -> None:
+        """Refuses `in_basis`, for results that only the user's rows and columns can name.
+
+        Raises:
+          ValueError: this is `in_basis`.
+        """
+        if self.entered:
+            raise ValueError(
+                f"A.in_basis, of shape {self.shape} with empty places, has no {what} in its own order; take A's, in "
+                "the user's order"
+            )
+
+    @property
+    def unshared(self) -> Self:
+        """The matrix itself, since in shards no entries share a place."""
+        return self
+
+    def coordinates(self) -> tuple[Array, Array, Array]:
+        """For every entry [nnz] in canonical order: its row, its column, its index in `data`.
+
+        Raises:
+          ValueError: of `in_basis`, as of all conversions.
+        """
+        self._check_users_order("coordinates")
+        return *entries.coordinates(self), jnp.arange(self.nnz, dtype=index_dtype(self.nnz))
+
+    def todense(self, *, max_bytes: float = MAX_DENSE_BYTES) -> Array:
+        """The matrix as a dense array [rows, columns].
+
+        Raises:
+          ValueError: it would take more than `max_bytes`.
+        """
+        check_dense(self.shape, self.dtype, "use A @ x", max_bytes)
+        row, col, _ = self.coordinates()
+        return jnp.zeros(self.shape, self.dtype).at[row, col].add(self.data)
+
+    def to_scipy(self) -> Csr:
+        """The matrix on the host as a canonical CSR array, in the user's order; 16-bit floats become float32."""
+        self._check_users_order("entries")
+        return entries.to_scipy(self)
+
+    def asformat(self, name: str, *, max_bytes: int | None = None, **layout: Any) -> SparseMatrix:
+        """The matrix on one device, in a format of `FORMATS`, through the host."""
+        return build(self.to_scipy(), name, Target(self.dtype, self.backend, max_bytes), **layout)
+
+    def _turned(self, name: str, *, max_bytes: int | None = None, **layout: Any) -> SparseMatrix:
+        return build(self.T.to_scipy(), name, Target(self.dtype, self.backend, max_bytes), **layout)
+
+
+@jax.jit
+def _diagonal(A: ShardedMatrix) -> Array:
+    return on_each_device(lambda shards: shards.blocks[0].diagonal(), A.shards, A.range.over)
+
+
+@jax.jit
+def _product(A: ShardedMatrix, x: Array) -> Array:
+    return on_each_device(Shards.product, A.shards, A.range.over, x)
+
+
+@jax.jit
+def _product_dot(A: ShardedMatrix, x: Array, w: Array) -> tuple[Array, Array]:
+    # The sums come from kernels without derivatives, which do not use the axes over which an array varies.
+    return on_each_device(Shards.product_dot, A.shards, A.range.over, x, w, check_vma=False)
+
+
+@jax.jit
+def _back(A: ShardedMatrix, y: Array) -> Array:
+    """Aᵀ·y: JAX transposes the exchange too, so contributions to the halo travel home."""
+
+    def back(A: ShardedMatrix, y: Array) -> Array:
+        dtype = jnp.result_type(A.dtype, y.dtype)
+        x = jax.ShapeDtypeStruct((A.domain.places, *y.shape[1:]), dtype)
+        return jax.linear_transpose(lambda x: _product(A, x), x)(y.astype(dtype))[0]
+
+    return A.range.over.by_xla(back, (A, y), mesh_axes.spec_like(y, A.shards.axis))

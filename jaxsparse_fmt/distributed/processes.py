@@ -1,0 +1,89 @@
+"""Agreement between processes while a matrix is built, and threads within one process."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxsparse_fmt._types import x64_enabled
+
+
+def alone(mesh: Mesh) -> bool:
+    """Whether this process has all devices of the mesh, and need not agree with others.
+
+    Raises:
+      ValueError: the mesh leaves out processes. JAX gathers over all, and would wait for those.
+    """
+    has, count = sorted({d.process_index for d in mesh.devices.flat}), jax.process_count()
+    if has == [jax.process_index()]:
+        return True
+    if len(has) < count:
+        raise ValueError(
+            f"the mesh has devices of {len(has)} of {count} processes, of number {', '.join(map(str, has))}; make the "
+            "mesh of the devices of all processes, jax.devices(), or of this one's alone, jax.local_devices()"
+        )
+    return False
+
+
+def everyones(make: Callable[[], dict[int, Any]], mesh: Mesh) -> dict[int, Any]:
+    """The union of the dicts by shard that make() gives in each process of the mesh, in rising order of shards.
+
+    All processes must call it.
+
+    Raises:
+      Whatever make() raises in one of them, in all, so that none waits forever for one that has left.
+      ValueError: as `alone`.
+    """
+    if alone(mesh):
+        return dict(sorted(make().items()))
+    from jax.experimental import multihost_utils  # slow to import
+
+    mine, failure = {}, None
+    try:
+        mine = make()
+    except Exception as error:
+        failure = error
+    message = np.frombuffer(pickle.dumps((mine, _portable(failure))), np.uint8)
+    sizes = np.ravel(multihost_utils.process_allgather(np.array(message.size)))
+    padded = np.pad(message, (0, int(sizes.max()) - message.size))
+    of_process = np.asarray(multihost_utils.process_allgather(padded))
+    if failure is not None:
+        raise failure
+    whole: dict[int, Any] = {}
+    for process, (row, size) in enumerate(zip(of_process, sizes, strict=True)):
+        of_one, failure = pickle.loads(row[:size].tobytes())
+        if failure is not None:
+            failure.add_note(f"in process {process}")
+            raise failure
+        whole |= of_one
+    return dict(sorted(whole.items()))
+
+
+def _portable(error: Exception | None) -> Exception | None:
+    """The error, or one with its text if the error cannot be pickled and read again."""
+    try:
+        return pickle.loads(pickle.dumps(error))
+    except Exception:  # of any class, from its constructor
+        return RuntimeError(f"{type(error).__name__}: {error}")
+
+
+def together(f: Callable[[Any], Any], inputs: Sequence[Any]) -> list[Any]:
+    """f of each input, in threads that have this thread's word length of JAX; NumPy releases the GIL."""
+    workers = min(len(inputs), os.cpu_count() or 1)
+    if workers < 2:
+        return [f(each) for each in inputs]
+    wide = x64_enabled()
+
+    def with_settings(each: Any) -> Any:
+        with jax.enable_x64(wide):
+            return f(each)
+
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(with_settings, inputs))

@@ -1,0 +1,147 @@
+"""Which device gets which rows: contiguous pieces of equal work, or a graph partition that makes them contiguous.
+
+Cevahir et al. (2009), §4, cut the rows so that every device has equally many entries, and report the imbalance of
+rows, entries and exchanged unknowns. A graph partition (METIS) or reverse Cuthill-McKee renumbers the unknowns
+first; the basis of the matrix hides the new numbers from the user.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+
+from jaxsparse_fmt._types import Csr
+from jaxsparse_fmt.formats.reordered import order_of
+
+CUTS = ("nnz", "rows", "graph")
+
+
+@dataclasses.dataclass(frozen=True)
+class Partition:
+    """Contiguous pieces of the unknowns, in an order of their own.
+
+    Attributes:
+      starts: [parts + 1] int64; piece k has the places starts[k] to starts[k + 1] − 1.
+      perm: [n] int64, place i holds the unknown perm[i]; None: the user's own order.
+    """
+
+    starts: np.ndarray
+    perm: np.ndarray | None = None
+
+    @property
+    def parts(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def largest(self) -> int:
+        """Places of the largest piece."""
+        return int(np.diff(self.starts).max(initial=0))
+
+
+def partition(csr: Csr, parts: int, by: str = "nnz", reorder: Any = None) -> Partition:
+    """Cuts the rows of a matrix.
+
+    Args:
+      csr: canonical CSR on the host.
+      parts: how many pieces; some are empty where there are fewer rows.
+      by: "nnz" for equally many entries, "rows" for equally many rows, "graph" for few entries between pieces of about
+        equally many (METIS, from pymetis).
+      reorder: "rcm" renumbers by reverse Cuthill-McKee first, which gathers the entries around the diagonal; or a
+        permutation [n], as in `from_scipy`.
+
+    Raises:
+      TypeError: `by` is not a string.
+      ValueError: another word, no permutation, or both ways of renumbering, or one for a matrix that is not square.
+      ImportError: by="graph" without pymetis.
+    """
+    if not isinstance(by, str):
+        raise TypeError(
+            f"by must be one of the words {', '.join(CUTS)}; got {type(by).__name__}. An order of the rows is "
+            "reorder=, and where each device's rows begin is starts= of shard_from_rows"
+        )
+    if by not in CUTS:
+        raise ValueError(f"by must be one of {', '.join(CUTS)}; got {by!r}")
+    if by == "graph":
+        if reorder is not None:
+            raise ValueError("by='graph' renumbers the unknowns itself; leave reorder out")
+        if csr.shape[0] != csr.shape[1]:
+            raise ValueError(
+                f"by='graph' renumbers rows and columns alike, which a {csr.shape[0]} × {csr.shape[1]} matrix does not "
+                "allow; use by='nnz' or by='rows'"
+            )
+        return _by_graph(csr, parts)
+    perm = None if reorder is None else order_of(csr, reorder)
+    if by == "rows":
+        return Partition(equal(csr.shape[0], parts), perm)
+    lengths = np.diff(csr.indptr).astype(np.int64)
+    return Partition(equal_nnz(lengths if perm is None else lengths[perm], parts), perm)
+
+
+def equal(n: int, parts: int) -> np.ndarray:
+    """[parts + 1] cuts of n places into pieces whose sizes differ by at most one."""
+    return np.arange(parts + 1, dtype=np.int64) * n // parts
+
+
+def equal_nnz(row_lengths: np.ndarray, parts: int) -> np.ndarray:
+    """[parts + 1] cuts that give each piece as nearly as possible the same number of entries.
+
+    Among equally good cuts, as in a run of empty rows, the one nearest to equal rows.
+    """
+    n = len(row_lengths)
+    before = np.concatenate([[0], np.cumsum(row_lengths, dtype=np.int64)])
+    goal = before[-1] * np.arange(parts + 1, dtype=np.float64) / parts
+    above = np.searchsorted(before, goal).clip(max=n)
+    below = (above - 1).clip(min=0)
+    nearest = before[np.where(goal - before[below] < before[above] - goal, below, above)]
+    low, high = np.searchsorted(before, nearest), np.searchsorted(before, nearest, side="right") - 1
+    starts = np.clip(equal(n, parts), low, high)
+    starts[0], starts[-1] = 0, n
+    return np.maximum.accumulate(starts)
+
+
+def _by_graph(csr: Csr, parts: int) -> Partition:
+    """METIS' k-way partition of the graph of S + Sᵀ, rows weighted by their entries; order inside pieces is kept."""
+    try:
+        import pymetis  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise ImportError(
+            "by='graph' needs METIS; install its binding with `pip install pymetis`, or use by='nnz' with reorder='rcm'"
+        ) from None
+    row = np.repeat(np.arange(csr.shape[0], dtype=csr.indices.dtype), np.diff(csr.indptr))
+    edge = row != csr.indices
+    ones = scipy.sparse.coo_array((np.ones(edge.sum(), np.int8), (row[edge], csr.indices[edge])), shape=csr.shape)
+    graph = scipy.sparse.csr_array(ones + ones.T)
+    if parts == 1 or graph.nnz == 0:
+        return Partition(equal(csr.shape[0], parts))
+    weights = np.maximum(np.diff(csr.indptr), 1)
+    _, piece = pymetis.part_graph(parts, pymetis.CSRAdjacency(graph.indptr, graph.indices), vweights=weights)
+    piece = np.asarray(piece)
+    starts = np.concatenate([[0], np.cumsum(np.bincount(piece, minlength=parts))])
+    return Partition(starts.astype(np.int64), np.argsort(piece, kind="stable"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Imbalance:
+    """The imbalance of a partition, by device, each [parts]: Cevahir et al., Table 2.
+
+    Attributes:
+      halo: unknowns of other devices that each needs.
+      neighbours: devices from which each receives.
+    """
+
+    rows: np.ndarray
+    nnz: np.ndarray
+    halo: np.ndarray
+    neighbours: np.ndarray
+
+    def __str__(self) -> str:
+        lines = [f"{'':12}{'least':>12}{'mean':>14}{'most':>12}{'most / mean':>13}"]
+        for name in ("rows", "nnz", "halo", "neighbours"):
+            a: Any = getattr(self, name)
+            mean = a.mean()
+            ratio = f"{a.max() / mean:.3f}" if mean else "-"
+            lines.append(f"{name:12}{a.min():>12,}{mean:>14,.1f}{a.max():>12,}{ratio:>13}")
+        return "\n".join(lines)

@@ -1,0 +1,155 @@
+"""The base of the formats whose products, coordinates and basis follow from an address rule and a column rule."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, Self, get_type_hints
+
+import jax
+import jax.numpy as jnp
+
+from jaxsparse_fmt._types import index_dtype, standard_promotion
+from jaxsparse_fmt.core.basis import IDENTITY, Basis
+from jaxsparse_fmt.core.matrix import SparseMatrix
+from jaxsparse_fmt.kernels import sddmm, spmv
+from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
+from jaxsparse_fmt.kernels.layout.address import Address, Chunked
+from jaxsparse_fmt.kernels.layout.columns import ColumnRule, Delta, Diagonal, Explicit
+from jaxsparse_fmt.kernels.layout.rule import Rule
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class ByRule(SparseMatrix):
+    """A format defined by its rules `address` and `column`; its fields are the arrays that the two rules read.
+
+    Where a format has a field `perm` [n_rows] int32, storage row k is row perm[k] of the matrix. Where `perm` is None
+    or missing, the rows are stored in the matrix's own order.
+    """
+
+    @property
+    def address(self) -> Address:
+        """The rule that gives the places of a row's entries."""
+        raise NotImplementedError
+
+    @property
+    def column(self) -> ColumnRule:
+        """The rule that gives the columns of those entries."""
+        return Explicit()
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """The index arrays, by the names that the rules use."""
+        named = {name: getattr(self, name) for name in array_fields(type(self)) if name != "values"}
+        return {"slice_ptr" if k == "row_ptr" else k: a for k, a in named.items() if a is not None}
+
+    @property
+    def rule(self) -> Rule:
+        """The address rule and the column rule."""
+        return Rule(self.shape, self.n_stored, self.address, self.column)
+
+    def product_face(self, values: Array, x: Array, backend: str) -> Array:
+        return spmv.product(values, x, self.arrays, rule=self.rule, backend=backend)
+
+    def transposed_face(self, values: Array, y: Array, backend: str) -> Array:
+        return spmv.transposed(values, y, self.arrays, rule=self.rule, backend=backend)
+
+    def outer_face(self, y: Array, x: Array, backend: str) -> Array:
+        return sddmm.outer(y, x, self.arrays, rule=self.rule, backend=backend)
+
+    @property
+    def dots(self) -> bool:
+        """Not where rows are long, nor where a thread that works for two lanes has to shuffle them."""
+        short = 0 < self.n_stored < LAUNCH.long_rows * self.shape[0]
+        return short and not isinstance(self.column, Delta)
+
+    @property
+    def sums(self) -> int:
+        return spmv.parts(self.rule)
+
+    def product_dot(self, values: Array, x: Array, w: Array, backend: str) -> tuple[Array, Array]:
+        return spmv.product_dot(values, x, w, self.arrays, rule=self.rule, backend=backend)
+
+    @standard_promotion
+    def coordinates(self) -> tuple[Array, Array, Array]:
+        arrays, rule, (n_rows, n_cols) = self.arrays, self.rule, self.shape
+        if self.n_stored == 0:
+            nothing = jnp.zeros(0, jnp.int32)
+            return nothing, nothing, nothing
+        row, col, j = rule.places(arrays)
+        live = col < n_cols
+        if "pattern" in arrays or isinstance(rule.column, Diagonal):  # not every place of a row holds an entry
+            j = _rank(live, arrays, rule)
+        if "row_lengths" in arrays and arrays["row_lengths"].shape[0] == n_rows:
+            lengths = arrays["row_lengths"]
+            lengths = lengths if "perm" not in arrays else jnp.zeros_like(lengths).at[arrays["perm"]].set(lengths)
+        elif "slice_ptr" in arrays and isinstance(rule.address, Chunked) and rule.address.lanes == 1:
+            lengths = jnp.diff(arrays["slice_ptr"])
+        else:
+            lengths = None
+        return row, col, index_in_data(self, row, j, live, lengths)
+
+    @property
+    def basis(self) -> Basis:
+        """The sorted order of a square matrix whose rows are stored sorted."""
+        return IDENTITY if self._own_order() is None else Basis(self._own_order())
+
+    @property
+    def in_basis(self) -> Self:
+        """The same matrix for vectors in its sorted order; it renumbers `col_idx` once, at 4 bytes a stored place.
+
+        Its `data` lists the entries of a row by rising column of the original matrix.
+        """
+        perm = self._own_order()
+        if perm is None:
+            return self
+        col_idx = _renumbered(self.arrays["col_idx"], perm)
+        return dataclasses.replace(self, col_idx=col_idx, perm=None)  # pyright: ignore[reportCallIssue]
+
+    def _own_order(self) -> Array | None:
+        self.check_single()
+        square = self.shape[0] == self.shape[1]
+        return self.arrays.get("perm") if square and isinstance(self.column, Explicit) else None
+
+
+@jax.jit
+def _renumbered(col_idx: Array, perm: Array) -> Array:
+    """The columns [n_stored] in the order `perm` [n]; n in padding."""
+    n = perm.shape[0]
+    place = jnp.full(n + 1, n, jnp.int32).at[perm].set(jnp.arange(n, dtype=jnp.int32), unique_indices=True)
+    return place.at[col_idx].get(mode="promise_in_bounds")
+
+
+def index_in_data(A: SparseMatrix, row: Array, j: Array, live: Array, lengths: Array | None = None) -> Array:
+    """The index in `A.data` of entry j of a row, nnz where not `live`. `lengths`: of all rows; None counts them."""
+    if lengths is None:
+        n_rows = A.shape[0]
+        lengths = jnp.zeros(n_rows, jnp.int32).at[jnp.where(live, row, n_rows)].add(1, mode="drop")
+    first = jnp.cumsum(lengths, dtype=index_dtype(A.nnz)) - lengths
+    return jnp.where(live, first.at[row].get(mode="promise_in_bounds") + j, A.nnz)
+
+
+def _rank(live: Array, arrays: dict[str, Array], rule: Rule) -> Array:
+    """The number of entries of the same row before each stored place, for storages whose places may be empty."""
+    address = rule.address
+    assert isinstance(address, Chunked)
+    live = live.reshape(-1, address.lanes)
+    before = jnp.cumsum(live, axis=0, dtype=jnp.int32) - live
+    _, k = address.owners(jnp, arrays, rule.n_stored)
+    return (before - before[jnp.arange(k.shape[0], dtype=k.dtype) - k]).reshape(-1)
+
+
+@functools.cache
+def array_fields(cls: type[Any]) -> tuple[str, ...]:
+    """The fields of a format that are annotated as `Array` or `Array | None`."""
+    hints = get_type_hints(cls)
+    return tuple(f.name for f in dataclasses.fields(cls) if hints[f.name] in (Array, Array | None))
+
+
+def register(cls: type[Any]) -> type[Any]:
+    """Makes a format a pytree: its `array_fields` are leaves, the rest is static."""
+    leaves = array_fields(cls)
+    static = [f.name for f in dataclasses.fields(cls) if f.name not in leaves]
+    return jax.tree_util.register_dataclass(cls, leaves, static)

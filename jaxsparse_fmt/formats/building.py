@@ -1,0 +1,335 @@
+"""Conversion of a canonical CSR matrix into a storage: first the sizes, then the entry of every place.
+
+`csr` has `indptr`, `indices`, `data`, `shape` and `nnz`: SciPy's on the host, or `CsrArrays` on a device. The same code
+runs in NumPy and in JAX. Only counts, which set the shapes, come from a device to the host; nnz numbers never do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+
+from jaxsparse_fmt._types import Csr, Target, index_dtype, readable_bytes, whole_number, x64_enabled
+from jaxsparse_fmt.core.matrix import SparseMatrix
+from jaxsparse_fmt.formats import memory
+from jaxsparse_fmt.kernels.layout.address import Address, Arrays, take
+from jaxsparse_fmt.models import traffic
+
+# Padding beyond this multiple of CSR's bytes is refused, unless the storage is small.
+MAX_PADDING, SMALL_CHANGE = 10, 64 * 2**20
+Format = TypeVar("Format", bound=SparseMatrix)
+MAX_LANES = 2**31 - 2**16  # threads of a kernel, numbered in int32; the last block may reach beyond the last thread
+
+
+class TooLarge(ValueError):
+    """A storage would take far more memory than the matrix, or more than `max_bytes` or the free memory allow."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """The rows of a CSR matrix in storage order.
+
+    Attributes:
+      lengths: [n_rows] int32.
+      perm: [n_rows] int32, storage row k is row perm[k]; None: the matrix's own order.
+    """
+
+    lengths: Any
+    perm: Any = None
+
+    @property
+    def longest(self) -> int:
+        return int(self.lengths.max()) if self.lengths.shape[0] else 0
+
+
+jax.tree_util.register_dataclass(Rows, ["lengths", "perm"], [])
+
+
+def namespace(a: Any) -> Any:
+    """The module in which a conversion of this array runs: NumPy, or jax.numpy for an array on a device."""
+    return np if isinstance(a, np.ndarray) else jnp
+
+
+def rows_of(csr: Csr, sigma: int | None = 1) -> Rows:
+    """The rows, sorted by falling length inside windows of `sigma` rows, stably; None sorts all of them."""
+    xp, n_rows = namespace(csr.indptr), csr.shape[0]
+    lengths = xp.diff(csr.indptr).astype(np.int32)
+    if sigma == 1:
+        return Rows(lengths)
+    window = max(n_rows if sigma is None else min(sigma, n_rows), 1)
+    one_key = (n_rows // window + 1) * (Rows(lengths).longest + 1) < 2**31
+    return Rows(*(_sorted if xp is np else _sorted_on_device)(xp, lengths, window, one_key))
+
+
+def _sorted(xp: Any, lengths: Any, window: int, one_key: bool) -> tuple[Any, Any]:
+    """The sorted lengths, and their order. A GPU sorts by one key several times faster than by two."""
+    of_window, longest = xp.arange(lengths.shape[0], dtype=np.int32) // window, lengths.max(initial=0)
+    if one_key:
+        perm = xp.argsort(of_window * (longest + 1) + (longest - lengths), stable=True)
+    else:
+        perm = xp.lexsort((-lengths, of_window))
+    perm = perm.astype(np.int32)
+    return take(lengths, perm), perm
+
+
+_sorted_on_device = jax.jit(_sorted, static_argnums=(0, 3))
+
+
+def longest_by_slice(lengths: Any, slice_size: int) -> np.ndarray:
+    """The length of the longest row of each slice, int64 [n_slices] on the host."""
+    if isinstance(lengths, np.ndarray):
+        return traffic.longest_by_slice(lengths, slice_size)
+    return np.asarray(_longest_on_device(lengths, slice_size)).astype(np.int64)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _longest_on_device(lengths, slice_size):
+    whole = jnp.pad(lengths, (0, -lengths.shape[0] % slice_size)).reshape(-1, slice_size)
+    return jnp.max(whole, axis=1)
+
+
+def longer_than(rows: Rows) -> np.ndarray:
+    """The number of sorted rows that are longer than j, for every j below the longest row: int64 on the host."""
+    xp = namespace(rows.lengths)
+    j = xp.arange(rows.longest, dtype=np.int32)
+    return rows.lengths.shape[0] - np.asarray(xp.searchsorted(rows.lengths[::-1], j, side="right")).astype(np.int64)
+
+
+def pointers(counts: Any) -> Any:
+    """[0, counts[0], counts[0] + counts[1], …], int32, or int64 from 2³¹ on; on the host or the device, as `counts`."""
+    xp = namespace(counts)
+    total = int(counts.sum(dtype=np.int64 if xp is np or x64_enabled() else np.float32))
+    check_addressable(total)
+    index = index_dtype(total)
+    return starts(xp, counts, index)
+
+
+def starts(xp: Any, counts: Any, index: Any) -> Any:
+    """`pointers` of a known dtype; no count comes to the host."""
+    return xp.concatenate([xp.zeros(1, index), xp.cumsum(counts, dtype=index)])
+
+
+def picked(a: Any, which: np.ndarray) -> Any:
+    """a[which], for a boolean array `which` on the host, in one call."""
+    return a[which] if isinstance(a, np.ndarray) else _taken(a, np.flatnonzero(which))
+
+
+_taken = jax.jit(take)
+
+
+def check_addressable(n_stored: int) -> None:
+    """Refuses more places than 32-bit JAX can count.
+
+    Raises:
+      ValueError: 2³¹ places or more.
+    """
+    if n_stored >= 2**31 and not x64_enabled():
+        raise ValueError(
+            f"the format would store {n_stored} places, which needs 64-bit offsets; call "
+            "jax.config.update('jax_enable_x64', True) first"
+        )
+
+
+def fill(csr: Csr, rows: Rows, address: Address, arrays: Arrays, n_stored: int, dtype: Any) -> tuple[Any, Any]:
+    """`values` and `col_idx` [n_stored] of a storage, with 0 and n_cols in padding; on the host or device, as `csr`."""
+    if namespace(csr.data) is jnp and csr.nnz and n_stored:
+        return _fill_on_device(csr, rows, arrays, address, n_stored, dtype)
+    values, col_idx = np.zeros(n_stored, dtype), np.full(n_stored, csr.shape[1], np.int32)
+    if csr.nnz and n_stored:
+        place, live = source(np, csr.indptr, rows, arrays, address, n_stored)
+        place = place[live]
+        values[live], col_idx[live] = csr.data[place], csr.indices[place]
+    return values, col_idx
+
+
+def source(xp: Any, indptr: Any, rows: Rows, arrays: Arrays, address: Address, n_stored: int) -> tuple[Any, Any]:
+    """The index in CSR of the entry of each place, and whether the place holds an entry: [n_stored] each."""
+    row, j = address.slots(xp, arrays, n_stored)
+    lengths, perm = rows.lengths, rows.perm
+    at = xp.minimum(row, lengths.shape[0] - 1)
+    live = (row < lengths.shape[0]) & (j < lengths[at])
+    first = indptr[:-1] if perm is None else indptr[:-1][perm]
+    return first[at] + j, live
+
+
+@functools.partial(jax.jit, static_argnums=(3, 4, 5))
+def _fill_on_device(csr, rows, arrays, address, n_stored, dtype):
+    place, live = source(jnp, csr.indptr, rows, arrays, address, n_stored)
+    place = jnp.where(live, place, 0)
+    values, cols = take(csr.data, place).astype(dtype), take(csr.indices, place).astype(jnp.int32)
+    return jnp.where(live, values, 0), jnp.where(live, cols, csr.shape[1])
+
+
+def csr_arrays(csr: Csr, dtype: Any) -> tuple[jax.Array, ...]:
+    """Copies on the device: values [nnz], col_idx [nnz] int32 and row_ptr [n_rows + 1]."""
+    arrays = (csr.data, dtype), (csr.indices, np.int32), (csr.indptr, index_dtype(csr.nnz))
+    if namespace(csr.data) is np:
+        return tuple(on_device(np.array(a, kind)) for a, kind in arrays)
+    return tuple(jnp.asarray(a, kind) for a, kind in arrays)
+
+
+def on_host(csr: Csr) -> Csr:
+    """The matrix in NumPy arrays, for conversions that only the host can do (`merging.distinct` gives None)."""
+    if namespace(csr.data) is np:
+        return csr
+    data, indices, indptr = (np.asarray(a) for a in (csr.data, csr.indices, csr.indptr))
+    data = data.astype(np.float32) if data.itemsize == 2 else data  # SciPy holds no 16-bit floats
+    return scipy.sparse.csr_array((data, indices, indptr), shape=csr.shape)
+
+
+def sample(csr: Csr, rows: np.ndarray) -> Csr:
+    """The pattern of `rows` in NumPy arrays; no other row comes to the host."""
+    if namespace(csr.data) is np:
+        return csr[rows]
+    first, end = np.asarray(_taken(csr.indptr, np.stack([rows, rows + 1])))
+    indptr = np.concatenate([[0], np.cumsum(end - first)])
+    entry = np.arange(indptr[-1]) + np.repeat(first - indptr[:-1], end - first)
+    indices = np.asarray(_taken(csr.indices, entry.astype(first.dtype)))
+    return scipy.sparse.csr_array((np.ones(indices.size, bool), indices, indptr), shape=(rows.size, csr.shape[1]))
+
+
+def on_device(a: Any) -> Any:
+    """A NumPy array, which the caller must not change afterwards, as a JAX array; any other object unchanged.
+
+    `jax.device_put` compiles nothing. `jnp.asarray` compiles a program for every new shape (JAX 0.10.2), but under
+    `jax.set_mesh` it places the array on all devices of the mesh, as products there need it.
+    """
+    if not isinstance(a, np.ndarray):
+        return a
+    return jax.device_put(a) if jax.sharding.get_abstract_mesh().empty else jnp.asarray(a)
+
+
+def made(cls: type[Format], csr: Csr, target: Target, values: Any, **fields: Any) -> Format:
+    """`csr` in the format `cls`, from `values` and the other `fields`; all arrays on the device."""
+    fields = {name: on_device(a) for name, a in fields.items()}
+    return cls(on_device(values), csr.shape, csr.nnz, target.backend, **fields)
+
+
+def limit(in_proportion: float, max_bytes: float | None) -> float:
+    """The most bytes to accept for a matrix that takes `in_proportion` itself."""
+    return max(SMALL_CHANGE, MAX_PADDING * in_proportion) if max_bytes is None else max_bytes
+
+
+def check_memory(
+    name: str, n_stored: int, csr: Csr, target: Target, index: float = 4, cause: str | None = None
+) -> None:
+    """Refuses a storage that would take far more memory than the matrix, or more than is free, before it is allocated.
+
+    Args:
+      index: bytes of index for a stored place.
+      cause: the reason for the storage's size, in words; None: the longest row.
+
+    Raises:
+      TooLarge: names the bytes, CSR's bytes, and a format that fits. ValueError: 32-bit JAX cannot count so many
+        places.
+    """
+    itemsize, max_bytes = target.dtype.itemsize, target.max_bytes
+    needed = int(n_stored * (itemsize + index))
+    in_csr = csr.nnz * (itemsize + 4) + 4 * csr.shape[0]
+    if needed <= limit(in_csr, max_bytes):
+        check_addressable(n_stored)
+        check_free(needed, f"format {name!r} would take {readable_bytes(needed)}")
+        return
+    if n_stored == csr.nnz:
+        raise TooLarge(
+            f"the matrix takes {readable_bytes(needed)} in {name!r}, without any padding; max_bytes={max_bytes} allows "
+            "none"
+        )
+    lengths = np.diff(np.asarray(csr.indptr))
+    hll = traffic.sliced_places(lengths, 32) * (itemsize + 4)
+    better = "hll" if name != "hll" and hll <= 3 * in_csr else "csr"
+    mean, longest = csr.nnz / max(csr.shape[0], 1), int(lengths.max(initial=0))
+    if cause is None and longest > MAX_PADDING * mean:
+        cause = f"its longest row has {longest} entries where the mean is {mean:.1f}"
+    raise TooLarge(
+        f"format {name!r} would take {readable_bytes(needed)} for a matrix of {readable_bytes(in_csr)} in CSR, because "
+        f"{cause or f'it would store {n_stored} places for {csr.nnz} entries'}; use "
+        f"format={better!r}, or format='auto' of from_scipy, or pass max_bytes={needed} to insist"
+    )
+
+
+def check_pointers(n: int, what: str, nnz: int, target: Target) -> None:
+    """Refuses a matrix most of whose rows, or columns, have no entries, before pointers to them are allocated.
+
+    Args:
+      n, what: the number of rows or columns, and which of the two.
+
+    Raises:
+      TooLarge: names the bytes of the pointers.
+    """
+    pointers, entries, max_bytes = 4 * (n + 1), nnz * (target.dtype.itemsize + 4), target.max_bytes
+    takes = f"pointers to {n} {what} would take {readable_bytes(pointers)}"
+    if pointers > limit(entries, None) and (max_bytes is None or pointers > max_bytes):
+        raise TooLarge(
+            f"{takes} for {readable_bytes(entries)} of entries; leave out {what} without entries and number the "
+            f"others, or pass max_bytes={pointers} to insist"
+        )
+    check_free(pointers, takes)
+
+
+def check_free(needed: int, takes: str) -> None:
+    """Refuses more bytes than the memory can hold.
+
+    Raises:
+      TooLarge: begins with `takes`, a clause that names what takes them.
+    """
+    free = memory.free() if needed > SMALL_CHANGE else None
+    if free is not None and needed > free:
+        raise TooLarge(
+            f"{takes}, where {readable_bytes(free)} of memory are free; use format='auto' of from_scipy, a narrower "
+            "dtype, or a device with more memory"
+        )
+
+
+def positive(option: str, value: Any, unit: str = "row", least: int = 1) -> int:
+    """A layout option as an int.
+
+    Raises:
+      TypeError: no integer. ValueError: below `least`.
+    """
+    units = "entries" if unit == "entry" else f"{unit}s"
+    try:
+        number = whole_number(option, value, None)
+    except TypeError:
+        raise TypeError(f"{option} must be an integer, a number of {units}; got {value!r}") from None
+    if number < least:
+        raise ValueError(f"{option} must be at least {least} {unit if least == 1 else units}; got {number}")
+    return number
+
+
+def slices(slice_size: Any, sigma: Any) -> tuple[int, int]:
+    """The layout options of a sliced format.
+
+    Raises:
+      ValueError: slice_size below 1, or sigma between 1 and slice_size, where sorting could not change a slice.
+    """
+    slice_size, sigma = positive("slice_size", slice_size), positive("sigma", sigma)
+    if 1 < sigma < slice_size:
+        raise ValueError(
+            f"sigma={sigma} sorts inside windows smaller than a slice of {slice_size} rows, which changes no slice's "
+            "width; use sigma=1, or at least slice_size"
+        )
+    return slice_size, sigma
+
+
+def threads(value: Any, allowed: tuple[int, ...], n_rows: int) -> int:
+    """The layout option `threads_per_row`.
+
+    Raises:
+      ValueError: not one of `allowed`, or more threads in all than a kernel counts.
+    """
+    try:
+        number = whole_number("threads_per_row", value)
+    except (TypeError, ValueError):
+        number = None
+    if number not in allowed:
+        raise ValueError(f"threads_per_row must be one of {', '.join(map(str, allowed))}; got {value!r}")
+    if number > 1 and number * n_rows >= MAX_LANES:
+        raise ValueError(f"threads_per_row={number} on {n_rows} rows makes 2³¹ threads or more; use fewer")
+    return number

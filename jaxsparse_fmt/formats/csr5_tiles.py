@@ -1,0 +1,236 @@
+"""Building of CSR5's tiles: cuts rows into segments and distributes their entries over lanes (`csr5.py`)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxsparse_fmt._types import Csr, CsrArrays, index_dtype
+from jaxsparse_fmt.formats import building, long_rows
+from jaxsparse_fmt.kernels.layout.address import take
+from jaxsparse_fmt.kernels.layout.tiles import MARK, NARROW_PADDING, WIDE_MARK
+
+LANES, ENTRIES = (128, 256, 512, 1024), (8, 16, 32, 64, 128)
+CUT = 32  # a row continues in pieces beyond this part of a tile
+MOST_HOPS, MOST_PART = 32, 8  # unless no row is longer than the entries of so many lanes, or than this part of a tile
+SHORT = 10  # mean entries of a row, below which a lane takes few entries
+MANY_TILES = 900  # enough to keep a large GPU busy
+
+
+def tile_for(nnz: int, n_rows: int) -> tuple[int, int]:
+    """The tile of a matrix, (lanes, entries): see `CSR5.from_csr`; from sweeps on an H200."""
+    shapes = ((512, 16), (256, 8)) if nnz < SHORT * n_rows else ((512, 32), (256, 32), (256, 16))
+    return next((s for s in shapes if nnz >= MANY_TILES * s[0] * s[1]), shapes[-1])
+
+
+def checked(tile_shape: Any) -> tuple[int, int]:
+    if isinstance(tile_shape, tuple | list) and len(tile_shape) == 2:
+        lanes, depth = tile_shape
+        if all(hasattr(n, "__index__") for n in tile_shape) and lanes in LANES and depth in ENTRIES:
+            return int(lanes), int(depth)
+    raise ValueError(
+        f"tile_shape must be (lanes, entries), lanes one of {', '.join(map(str, LANES))} and entries one of "
+        f"{', '.join(map(str, ENTRIES))}; got {tile_shape!r}"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Segments:
+    """The segments that tiles hold in order: first all rows, the long ones cut, then the pieces cut off.
+
+    Attributes:
+      lengths: [k] places of each; a row without entries has one, so that its sum is written.
+      source: [k] where its entries begin in CSR.
+      real: [k] whether it has entries.
+      longest, last, total: of `lengths`.
+      cut, piece_ptr: the rows with pieces [n_long], and pointers to their pieces [n_long + 1]; None: no row is cut.
+    """
+
+    lengths: Any
+    source: Any
+    real: Any
+    longest: int
+    last: int
+    total: int
+    cut: Any = None
+    piece_ptr: Any = None
+
+    def window(self, size: int) -> int:
+        """Places between the starts of two tiles' windows, which leave room for a tile's last segment."""
+        return size - self.longest + 1
+
+    def tiles(self, size: int) -> int:
+        return (self.total - self.last) // self.window(size) + 1 if self.total else 0
+
+
+jax.tree_util.register_dataclass(
+    Segments, ["lengths", "source", "real", "cut", "piece_ptr"], ["longest", "last", "total"]
+)
+
+
+def segments_of(csr: Csr, tile_shape: tuple[int, int]) -> Segments:
+    """All rows whole, if they are short enough for a tile; else rows cut into pieces of at most 1 / `CUT` of a tile.
+
+    A sum over many lanes delays its tile; pieces cost one more kernel.
+    """
+    xp, (lanes, depth) = building.namespace(csr.indptr), tile_shape
+    if csr.shape[0] == 0:
+        return Segments(xp.zeros(0, np.int32), None, None, 0, 0, 0)
+    count, lay = (_counted, _laid) if xp is np else (_counted_on_device, _laid_on_device)
+    longest, last, empty = map(int, np.asarray(count(xp, csr.indptr)))
+    most, fits = lanes * depth // CUT, longest <= min(MOST_HOPS * depth, lanes * depth // MOST_PART)
+    pieces = None if fits else long_rows.pieces_beyond(csr, most, most)
+    total = csr.nnz + empty
+    if pieces is None:
+        lengths, source, real = lay(xp, csr.indptr, max(longest, 1))
+        return Segments(lengths, source, real, max(longest, 1), max(last, 1), total)
+    lengths, source, real = lay(xp, csr.indptr, most, pieces.lengths, pieces.source)
+    return Segments(lengths, source, real, most, pieces.last, total, pieces.rows, pieces.piece_ptr)
+
+
+def _counted(xp: Any, indptr: Any) -> Any:
+    """The entries of the longest and of the last row, and the number of rows without entries."""
+    lengths = xp.diff(indptr)
+    return xp.stack([lengths.max(), lengths[-1], (lengths == 0).sum(dtype=indptr.dtype)])
+
+
+def _laid(xp: Any, indptr: Any, most: int, *of_pieces: Any) -> tuple[Any, Any, Any]:
+    """`lengths`, `source` and `real` of the rows, cut at `most`, and of the pieces behind them."""
+    lengths = xp.diff(indptr).astype(np.int32)
+    own = xp.clip(lengths, 1, most), indptr[:-1], lengths > 0
+    if not of_pieces:
+        return own
+    behind = *of_pieces, xp.ones(of_pieces[0].shape, bool)
+    return tuple(xp.concatenate(pair) for pair in zip(own, behind, strict=True))
+
+
+_counted_on_device = jax.jit(_counted, static_argnums=0)
+_laid_on_device = jax.jit(_laid, static_argnums=0)
+
+
+def hot_first(csr: Csr, hot: int) -> tuple[Any, Csr]:
+    """`col_order`, and the matrix with its columns in that order; None where no column is hot."""
+    if hot == 0:
+        return None, csr
+    xp = building.namespace(csr.indices)
+    order, indices = (_by_use if xp is np else _by_use_on_device)(xp, csr.indices, csr.shape[1], hot)
+    return order, CsrArrays(csr.data, indices, csr.indptr, csr.shape)
+
+
+def _by_use(xp: Any, indices: Any, n_cols: int, hot: int) -> tuple[Any, Any]:
+    """The order of the columns, the `hot` most used first, and the indices in that order."""
+    used = np.bincount(indices, minlength=n_cols) if xp is np else jnp.bincount(indices, length=n_cols)
+    by_use = xp.argsort(-used, stable=True)
+    order = xp.concatenate([by_use[:hot], xp.sort(by_use[hot:])]).astype(np.int32)
+    return order, take(xp.argsort(order).astype(np.int32), indices)
+
+
+_by_use_on_device = jax.jit(_by_use, static_argnums=(0, 2, 3))
+
+
+def arrays_of(
+    csr: Csr, segments: Segments, n_tiles: int, shape: tuple[int, int], dtype: np.dtype
+) -> tuple[Any, Any, dict[str, Any]]:
+    """`values`, the most rows of a tile, and the index arrays of the tiles by name."""
+    xp = building.namespace(csr.data)
+    if n_tiles == 0:
+        nothing = np.zeros(0, np.int32)
+        none = dict.fromkeys(("marked_delta", "col_base", "index_start"))
+        return np.zeros(0, dtype), 0, {"lane_row": nothing, "hops": nothing, "marked_col": nothing, **none}
+    if csr.nnz == 0:  # an entry to read where rows have none
+        csr = CsrArrays(xp.zeros(1, dtype), xp.zeros(1, np.int32), csr.indptr, csr.shape)
+    deal = _dealt if xp is np else _dealt_on_device
+    values, col, last, lane_row, hops, most_rows = deal(xp, csr, segments, n_tiles, shape, dtype)
+    index = _narrowed(xp, col, last, n_tiles, csr.shape[1])
+    return values, most_rows, {"lane_row": lane_row, "hops": hops, **index}
+
+
+def rounded(n: int) -> int:
+    """n rounded up to one of 0, 1, 2, 3, 4, 6, 8, 12 and so on, so that few matrices differ in it."""
+    power = 1 << max(n - 1, 0).bit_length()
+    return power // 4 * 3 if n <= power // 4 * 3 else power
+
+
+def _dealt(xp: Any, csr: Csr, segments: Segments, n_tiles: int, shape: tuple[int, int], dtype: np.dtype) -> Any:
+    """The entry of every place.
+
+    Returns:
+      The value and the column of every place, and whether the place is the last of its segment; `lane_row` and `hops`;
+      and the most rows of a tile.
+    """
+    (lanes, depth), n_cols, total = shape, csr.shape[1], segments.total
+    lengths, source, real, window = segments.lengths, segments.source, segments.real, segments.window(lanes * depth)
+    index, n = index_dtype(max(total, n_tiles * lanes * depth)), lengths.shape[0]
+    lengths = lengths.astype(index)
+    start = xp.cumsum(lengths, dtype=index) - lengths  # of each row, in the order of all places that are not padding
+    tile = (start // window).astype(np.int32)  # of each row; every window holds the start of a row
+    if xp is np:
+        first_row = np.flatnonzero(np.diff(tile, prepend=-1))
+    else:
+        first_row = jnp.searchsorted(tile, jnp.arange(n_tiles, dtype=np.int32), method="scan_unrolled")
+    base = start[first_row]
+    end = xp.concatenate([base[1:], xp.full(1, total, index)])
+    final = start + lengths - 1
+    if xp is np:
+        ends = np.zeros(total, bool)
+        ends[final] = True
+    else:
+        ends = jnp.zeros(total, bool).at[final].set(True, unique_indices=True, indices_are_sorted=True)
+    row_of = (xp.cumsum(ends, dtype=np.int32) - ends).astype(np.int32)
+
+    # Gather in the order of CSR, where neighbours read neighbours; then transpose every tile into the storage's order.
+    s = base[:, None] + xp.arange(lanes * depth, dtype=index)
+    inside = s < end[:, None]
+    s = xp.minimum(s, total - 1)
+    row = row_of[s]
+    entry = inside & real[row]
+    at = xp.where(entry, source[row] + (s - start[row]), 0)
+    turned = lambda a: xp.swapaxes(a.reshape(n_tiles, lanes, depth), 1, 2).reshape(-1)  # noqa: E731
+    values = turned(xp.where(entry, csr.data[at], 0).astype(dtype))
+    col = turned(xp.where(entry, csr.indices[at], n_cols).astype(np.int32))
+    last = turned(inside & ends[s])
+    row, s, inside = row[:, ::depth], s[:, ::depth], inside[:, ::depth]
+    goes_on = inside & (s > start[row])
+    lane_row = xp.where(inside, xp.where(goes_on, -1 - row, row), n).astype(np.int32).reshape(-1)
+    begin = (start[row] - base[:, None]) // depth  # the lane in which the row of a lane's first entry begins
+    hops = xp.where(goes_on, xp.arange(lanes, dtype=index) - begin, 0).max(axis=1).astype(np.int32)
+    return values, col, last, lane_row, hops, xp.diff(first_row, append=n).max()
+
+
+_dealt_on_device = jax.jit(_dealt, static_argnums=(0, 3, 4, 5))
+
+
+def _narrowed(xp: Any, col: Any, last: Any, n_tiles: int, n_cols: int) -> dict[str, Any]:
+    """The columns with their marks; a tile whose columns fit stores them in 16 bits above its least column."""
+    mark = _marked if xp is np else _marked_on_device
+    wide, delta, base, fits = mark(xp, col, last, n_tiles, n_cols)
+    fits = np.asarray(fits)
+    if fits.all():
+        return {"marked_delta": delta, "col_base": base, "marked_col": None, "index_start": None}
+    if not fits.any():
+        return {"marked_delta": None, "col_base": None, "marked_col": wide, "index_start": None}
+    number = np.where(fits, np.cumsum(fits) - 1, np.cumsum(~fits) - 1) * (col.shape[0] // n_tiles)
+    start = np.where(fits, number, -1 - number).astype(index_dtype(col.shape[0]))
+    kept = (delta, fits), (wide, ~fits)
+    narrow, rest = (building.picked(a.reshape(n_tiles, -1), which).reshape(-1) for a, which in kept)
+    return {"marked_delta": narrow, "col_base": base, "marked_col": rest, "index_start": start}
+
+
+def _marked(xp: Any, col: Any, last: Any, n_tiles: int, n_cols: int) -> tuple[Any, Any, Any, Any]:
+    """[n_stored] columns -> marked; as marked differences; [n_tiles] their bases; and whether those fit."""
+    col, last = col.reshape(n_tiles, -1), last.reshape(n_tiles, -1)
+    live = col < n_cols
+    base = xp.where(live, col, n_cols).min(axis=1)
+    base = xp.where(base < n_cols, base, 0).astype(np.int32)
+    difference = xp.where(live, col - base[:, None], 0)
+    fits = difference.max(axis=1) < NARROW_PADDING
+    delta = xp.where(live, difference, NARROW_PADDING) | last * np.int32(MARK)
+    wide = xp.where(last, col | np.int32(WIDE_MARK), col)
+    return wide.reshape(-1), delta.astype(np.uint16).reshape(-1), base, fits
+
+
+_marked_on_device = jax.jit(_marked, static_argnums=(0, 3, 4))

@@ -1,0 +1,177 @@
+"""The size of a storage in bytes, places and threads' steps, counted before anything is stored.
+
+Every format that `format="auto"` may take yields a `Storage` for each layout worth a look, from `footprints` beside its
+`from_csr`; `choose/ranking.py` turns these into seconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jaxsparse_fmt._types import Csr
+from jaxsparse_fmt.formats import statistics
+from jaxsparse_fmt.formats.statistics import Counted
+from jaxsparse_fmt.models import traffic
+
+# Slices and sort windows, in rows. The GPU's kernels work on 128 rows; a CPU is faster with long columns.
+SLICES = {"gpu": ((128, 1), (32, 1), (128, 512), (128, 2048)), "cpu": ((1024, 1),)}
+WORTH_SORTING = 1.1  # places an entry in slices of 128 rows, from which sorting may pay
+MOST_PADDING = 3.0  # places an entry; no diagonal or block is worth more
+L1_ROWS = 512  # neighbouring rows whose x the L1 cache of a multiprocessor holds, which works on several blocks
+SECTOR = 32  # bytes that the L1 cache loads from the L2 at a time
+UNROLL = 4  # entries whose loads a thread of the GPU's kernels issues together
+
+
+@dataclasses.dataclass(frozen=True)
+class Tail:
+    """The entries of rows beyond a width, in pieces that CSR's kernel takes as rows; or only the addition of sums.
+
+    Attributes:
+      entries, nbytes: in the pieces, where they are not counted with the rows.
+      rows: that are cut.
+      pieces: [n_pieces], the entries of each.
+    """
+
+    entries: int
+    nbytes: int
+    rows: int
+    pieces: np.ndarray
+
+
+NO_TAIL = Tail(0, 0, 0, np.zeros(0, np.int64))
+
+
+@dataclasses.dataclass(frozen=True)
+class Storage:
+    """The counts of a format's storage of a matrix, from which the ranking estimates its time.
+
+    Attributes:
+      nbytes: read by a product, the tail's included.
+      places: stored in the main part, padding included.
+      trips: rounds of loads that the thread of the longest row makes.
+      rows: of a slice.
+      rate: key of the ranking's table of speeds; empty: the format's name.
+      walked: places that XLA passes by columns, all slices to the end of the longest; None: `places`.
+      idle: places that the GPU's threads pass over to keep step with others, where that moves no bytes.
+      by_columns: whether XLA goes by columns (`kernels/spmv_reference.py`).
+      sorted: by length, in windows.
+      misses: of an entry's x in the L1 cache, 0 to 1; before the ranking has counted, the fraction that is left.
+      written: rows that are written one by one, when their sums are complete.
+      hops: of all tiles of CSR5, scaled to tiles of 512 lanes, since more of the smaller tiles run at once.
+      copied: numbers of x that a separate kernel copies into another order before the product.
+      unread: bytes of values that are stored but that no product reads.
+      words: a remark for the reason of the choice.
+    """
+
+    format: str
+    layout: dict[str, Any]
+    nbytes: int
+    places: int
+    trips: int
+    rows: int
+    tail: Tail = NO_TAIL
+    rate: str = ""
+    walked: int | None = None
+    idle: int = 0
+    by_columns: bool = True
+    sorted: bool = False
+    misses: float = 1.0
+    written: int = 0
+    hops: int = 0
+    copied: int = 0
+    unread: int = 0
+    words: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PatternCounts:
+    """A canonical matrix on the host, and the counts that the footprints of several formats share, each made once.
+
+    Attributes:
+      dtype: of the stored values.
+      platform: "gpu" or "cpu", where products would run.
+      shares_memory: whether the GPU has a dialect in which the lanes of a block share memory.
+    """
+
+    csr: Csr
+    dtype: np.dtype
+    platform: str
+    shares_memory: bool = False
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.platform == "gpu"
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
+
+    @property
+    def a_sector(self) -> int:
+        """Numbers of x in a sector; values of 16 bits multiply an x of 32."""
+        return SECTOR // max(self.itemsize, 4)
+
+    @functools.cached_property
+    def lengths(self) -> np.ndarray:
+        """Entries of each row, [n_rows]."""
+        return np.diff(self.csr.indptr)
+
+    @functools.cached_property
+    def has_zeros(self) -> bool:
+        """Whether some entry is zero in the stored dtype."""
+        return not np.all(self.csr.data.astype(self.dtype, copy=False))
+
+    @functools.cached_property
+    def misses(self) -> Callable[[int, int], float]:
+        """misses(block, sigma), as in `statistics.misses`."""
+        return functools.cache(lambda block, sigma: statistics.misses(self.csr, block, sigma, self.a_sector))
+
+    @functools.cached_property
+    def slices(self) -> list[tuple[int, int, np.ndarray]]:
+        """Slice sizes and sort windows worth a look, each with the longest row of every slice."""
+        n_rows = self.csr.shape[0]
+        uneven = statistics.slice_widths(self.lengths, 128).sum() * 128 > WORTH_SORTING * self.csr.nnz
+        worth = [(min(C, max(n_rows, 1)), sigma) for C, sigma in SLICES[self.platform]]
+        worth = [(C, sigma) for C, sigma in worth if sigma == 1 or (uneven and sigma <= n_rows)]
+        return [(C, sigma, statistics.slice_widths(self.lengths, C, sigma)) for C, sigma in worth]
+
+    @functools.cached_property
+    def diagonals(self) -> Counted | None:
+        """The places of whole diagonals; None where there are too many."""
+        return statistics.diagonals(self.csr, int(MOST_PADDING * self.csr.nnz / max(self.csr.shape[0], 1)))
+
+    def is_padding_few(self, counted: Counted) -> bool:
+        return counted.places <= MOST_PADDING * self.csr.nnz
+
+    def implied_bytes(self, counted: Counted) -> int:
+        """Bytes of values, of offsets or block columns, and of the bits that tell holes from zeros, if read."""
+        bits = -(-counted.places // 8) if counted.holes > 0 and self.has_zeros else 0
+        return counted.places * self.itemsize + 4 * counted.indices + bits
+
+
+def tail(lengths: np.ndarray, width: int, itemsize: int, piece: int) -> Tail:
+    """The entries of rows beyond `width`, in pieces of at most `piece`."""
+    pieces = traffic.pieces(lengths, width, piece)
+    entries, n_rows = int(pieces.sum()), int(np.count_nonzero(lengths > width))
+    return Tail(entries, traffic.tail_bytes(entries, n_rows, pieces.size, itemsize), n_rows, pieces)
+
+
+def trips(entries: float, threads: int = 1) -> int:
+    """Rounds of loads of a row of `entries` entries that `threads` threads share."""
+    return math.ceil(entries / (threads * UNROLL))
+
+
+def pointer_bytes(n_slices: int, places: int) -> int:
+    """Bytes of the slice pointers of a storage of `places` places."""
+    return (n_slices + 1) * (4 if places < 2**31 else 8)
+
+
+def are_even(widths: np.ndarray) -> bool:
+    """Whether no slice is more than twice as wide as the mean, so that XLA goes by columns."""
+    return widths.size == 0 or bool(widths.max() <= 2 * (widths.sum() // widths.size))

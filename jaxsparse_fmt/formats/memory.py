@@ -1,0 +1,48 @@
+"""The free memory of the device on which JAX puts its arrays."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import jax
+
+MEMINFO = Path("/proc/meminfo")
+GROUP = Path("/sys/fs/cgroup")  # of this process inside a container, where version 2 is mounted
+
+
+def device() -> Any:
+    """The device on which JAX puts an array at present: that of `jax.default_device`, else this process's first."""
+    chosen = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+    if isinstance(chosen, str):  # a platform
+        return jax.local_devices(backend=chosen)[0]
+    return jax.local_devices()[0] if chosen is None else chosen
+
+
+def free() -> int | None:
+    """Free bytes on `device()`, by its allocator; on a CPU by Linux and the container's limit. None: unknown."""
+    own = device()
+    stats = own.memory_stats() or {}
+    if "bytes_limit" in stats:
+        return max(stats["bytes_limit"] - stats.get("bytes_in_use", 0), 0)
+    return _of_host() if own.platform == "cpu" else None
+
+
+def _of_host() -> int | None:
+    found = []
+    with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):
+        lines = MEMINFO.read_text().splitlines()
+        found.append(1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")))
+    with contextlib.suppress(OSError, ValueError):  # the limit reads "max" where there is none
+        limit, used = (int((GROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        found.append(min(max(limit - used + _file_cache(), 0), limit))
+    return min(found, default=None)
+
+
+def _file_cache() -> int:
+    """Bytes of the cache of files, which count as used but which Linux gives up on demand."""
+    with contextlib.suppress(OSError, ValueError):
+        told = dict(line.split() for line in (GROUP / "memory.stat").read_text().splitlines())
+        return int(told.get("inactive_file", 0)) + int(told.get("active_file", 0))
+    return 0

@@ -1,0 +1,158 @@
+"""A matrix that carries its transpose: Aᵀ·y is the product of a second storage, with its kernel and without atomics.
+
+         ⎡ 1 . 2 . ⎤      values          [1 2 3 4 5 6]      of A's own storage, here CSR: the only numbers
+         ⎢ . 3 . . ⎥      across.col_idx  [0 2 1 0 2 2]      Aᵀ in CSR, its index arrays alone
+         ⎣ 4 . 5 6 ⎦      across.row_ptr  [0 2 3 5 6]
+                          source          [0 3 2 1 4 5]      [across' n_stored] int32, int64 from 2³¹ places of A
+
+`source` maps each place of the second storage to the place of its value in `values`; in padding, which reads no value,
+it is A's n_stored. So there is one set of values to replace and to differentiate by, and the form's primitives do not
+change.
+
+Bytes beside A's own storage: the index arrays of the second, and 4 for each of its places. A transposed product first
+gathers the values: for each place it reads 4 bytes and a value, at scattered addresses, and writes a value. Then it
+takes the time of a product. Symmetric matrices are no exception.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+
+from jaxsparse_fmt._types import Csr, concrete, index_dtype
+from jaxsparse_fmt.core.matrix import SparseMatrix
+from jaxsparse_fmt.formats import building
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Paired(SparseMatrix):
+    """A matrix whose transposed product is a product too; `from_scipy(..., transpose=True)` makes it.
+
+    `asformat`, `from_scipy` and `shard` make an ordinary matrix of it.
+
+    Attributes:
+      values: [n_stored], those of `own`.
+      own: the storage of A, without values.
+      across: the storage of Aᵀ, without values.
+      source: [n_stored of `across`], the place in `values` of each; n_stored in padding.
+    """
+
+    own: SparseMatrix
+    across: SparseMatrix
+    source: Array
+
+    name = "paired"
+    transposes = True
+
+    @classmethod
+    def from_csr(cls, csr: Csr, *, A: SparseMatrix, across: Callable[[Csr], SparseMatrix]) -> Self:
+        """`A`, which stores `csr`, paired with a storage of its transpose.
+
+        Args:
+          across: stores a CSR matrix in the format of the transpose.
+
+        Raises:
+          TooLarge: as `across` does; the message names the transpose.
+        """
+        A, csr = A.unshared, building.on_host(csr)
+        numbers = np.arange(csr.nnz, dtype=index_dtype(csr.nnz))
+        entries = scipy.sparse.csr_array((numbers, csr.indices, csr.indptr), csr.shape).tocsc()
+        # The values are built only because a format checks them for zero entries; then they are dropped.
+        turned = csr.data[entries.data], entries.indices, entries.indptr
+        try:
+            B = across(scipy.sparse.csr_array(turned, csr.shape[::-1])).unshared
+        except building.TooLarge as error:
+            raise building.TooLarge(f"for the transpose, which transpose=True stores too: {error}") from None
+        with concrete():
+            own, over = map(np.asarray, _entries(A, B))
+            source = building.on_device(_source(own, entries.data, over, csr.nnz))
+        pattern, other = (dataclasses.replace(a, values=None) for a in (A, B))
+        return cls(A.values, A.shape, A.nnz, A.backend, pattern, other, source)
+
+    @property
+    def _forward(self) -> SparseMatrix:
+        return dataclasses.replace(self.own, values=self.values)
+
+    @property
+    def _backward(self) -> SparseMatrix:
+        """`across` with an array in place of its values, of their length."""
+        return dataclasses.replace(self.across, values=self.source)
+
+    @property
+    def without_values(self) -> Self:
+        own, across = self._forward.without_values, self._backward.without_values
+        return dataclasses.replace(super().without_values, own=own, across=across)
+
+    def product_face(self, values: Array, x: Array, backend: str) -> Array:
+        return self._forward.product_face(values, x, backend)
+
+    def transposed_face(self, values: Array, y: Array, backend: str) -> Array:
+        if self.source.shape[0] == 0:  # a matrix without entries, whose own storage has padding only
+            return jnp.zeros((y.shape[0], self.shape[1], y.shape[2]), jnp.result_type(values, y))
+        given = values.at[:, self.source].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+        return self._backward.product_face(given, y, backend)
+
+    def outer_face(self, y: Array, x: Array, backend: str) -> Array:
+        return self._forward.outer_face(y, x, backend)
+
+    @property
+    def dots(self) -> bool:
+        return self._forward.dots
+
+    @property
+    def sums(self) -> int:
+        return self._forward.sums
+
+    def product_dot(self, values: Array, x: Array, w: Array, backend: str) -> tuple[Array, Array]:
+        return self._forward.product_dot(values, x, w, backend)
+
+    def wants_shared_memory(self, face: str, p: int) -> bool:
+        if face == "transposed":
+            return self._backward.wants_shared_memory("product", p)
+        return self._forward.wants_shared_memory(face, p)
+
+    def coordinates(self) -> tuple[Array, Array, Array]:
+        return self._forward.coordinates()
+
+    @property
+    def nbytes_read(self) -> int:
+        return self._forward.nbytes_read
+
+    @property
+    def layout(self) -> dict[str, Any]:
+        """The layout options of A's own storage."""
+        return self.own.layout
+
+    def __repr__(self) -> str:
+        text = super().__repr__().removeprefix(f"<{self.name}").removesuffix(">")
+        return f"<{self.own.name}{text}, transpose in {self.across.name}>"
+
+
+jax.tree_util.register_dataclass(Paired, ["values", "own", "across", "source"], ["shape", "nnz", "backend"])
+
+
+@jax.jit
+def _entries(*matrices: SparseMatrix) -> list[Array]:
+    """For each matrix the index in its `data` of every stored place."""
+    return [A.coordinates()[2] for A in matrices]
+
+
+def _source(
+    own: np.ndarray,  # [n_stored], the entry of A in each place, nnz in padding
+    entry: np.ndarray,  # [nnz], the entry of A that each of Aᵀ is
+    across: np.ndarray,  # [n_stored of Aᵀ], the entry of Aᵀ in each place, nnz in padding
+    nnz: int,
+) -> np.ndarray:
+    n_stored = own.shape[0]
+    place = np.empty(nnz + 1, index_dtype(n_stored))
+    place[own] = np.arange(n_stored, dtype=place.dtype)
+    place[nnz] = n_stored  # padding also wrote to this element
+    return place[np.append(entry, nnz)][across]

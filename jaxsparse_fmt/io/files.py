@@ -1,0 +1,193 @@
+"""Reads and writes matrices and vectors.
+
+A malformed file raises a ValueError that names the file and the line. Files are written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import os
+import tokenize
+import uuid
+import warnings
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import ArrayLike
+
+from jaxsparse_fmt.io.matrix_market import fault, parse
+
+__all__ = ["VECTOR_SUFFIXES", "read_mtx", "read_vector", "write_mtx", "write_vector"]
+
+PathLike = str | os.PathLike[str]
+
+VECTOR_SUFFIXES = (".mtx", ".mtx.gz", ".npy", ".txt")
+
+
+def read_mtx(path: PathLike | BinaryIO) -> sp.csr_array:
+    """Read a Matrix Market file (Boisvert, Pozo, Remington, NISTIR 5935, 1996) as canonical CSR.
+
+    Symmetric, skew-symmetric and Hermitian files are expanded, entries that occur twice are summed,
+    explicit zeros of a coordinate file are entries, a pattern has ones, and an array (dense) file
+    keeps its nonzeros. Every value is the float64 nearest to its decimal.
+
+    Blanks are spaces, tabs, vertical tabs, form feeds and carriage returns. A plus sign may stand
+    before a number. Beyond the standard, a file may have comments and blank lines anywhere behind the
+    banner, comments behind entries, Fortran's exponents (1D5), inf, infinity and nan, a byte order
+    mark, lines of up to 65,536 bytes, and integers of any size, which become the nearest float64.
+    Any other content is refused (`mtx_entries.py` states the grammar).
+
+    Large files are parsed by all cores that the process may use. At the peak the function holds at most
+    three times the unpacked file, or three times the matrix where that is larger, and 100 MB.
+
+    Args:
+        path: of a file, plain, gzip or bzip2 by its content; or a binary file that is open for
+            reading. It is read once, from front to end, so that it may be a pipe.
+
+    Returns:
+        [rows, cols] float64, or complex128 when the field is complex.
+
+    Raises:
+        FileNotFoundError, IsADirectoryError: no such file; a folder.
+        ValueError: not Matrix Market, or malformed: names the file, the line and the cure. Sizes
+            that a file of this length cannot hold are refused before anything is allocated.
+    """
+    return sp.csr_array(parse(path))
+
+
+def read_vector(path: PathLike) -> np.ndarray:
+    """Read a vector: `.mtx` or `.mtx.gz` (array or coordinate, n × 1 or 1 × n), `.npy`, or `.txt`
+    with one number on a line and # before comments.
+
+    Returns:
+        [n] float64, or complex128 where the file is complex.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: another extension, a shape that is no vector's, or a malformed file.
+    """
+    path = os.fspath(path)
+    kind = _kind(path, *VECTOR_SUFFIXES)
+    x: Any
+    if kind == ".npy":
+        try:
+            # A memory map compares the shape in the header with the size of the file.
+            x = np.lib.format.open_memmap(path, mode="r")
+        except (ValueError, TypeError, SyntaxError, OverflowError, tokenize.TokenError) as error:
+            # NumPy parses the header as Python, and these are its errors.
+            raise ValueError(f"{path}: not a .npy file of numbers: {error}; write it again with numpy.save") from None
+    else:
+        x = _read_text(path) if kind == ".txt" else parse(path)
+    if x.ndim != 1 and not (x.ndim == 2 and 1 in x.shape):
+        raise ValueError(f"{path}: a vector has shape n, n × 1 or 1 × n, but this has {x.shape}")
+    return _numbers(x.toarray() if sp.issparse(x) else x, path).ravel()
+
+
+def write_vector(
+    path: PathLike,
+    x: ArrayLike,  # [n] real or complex
+) -> None:
+    """Write a vector as `.mtx` or `.mtx.gz` (array format), `.npy` or `.txt`, to full precision.
+
+    The file appears, or takes an old one's place, only when it is complete.
+
+    Raises:
+        ValueError: another extension, or x not one-dimensional or not numeric.
+    """
+    path = os.fspath(path)
+    kind = _kind(path, *VECTOR_SUFFIXES)
+    x = _numbers(np.asarray(x), "x")
+    if x.ndim != 1:
+        raise ValueError(f"x must be one-dimensional, got shape {x.shape}; write x.ravel()")
+    with _replacing(path) as file:
+        if kind == ".npy":
+            np.save(file, x)
+        elif kind == ".txt":
+            np.savetxt(file, x, fmt="%.17g")
+        else:
+            _mmwrite(file, kind, x[:, None])
+
+
+def write_mtx(path: PathLike, matrix: Any) -> None:
+    """Write a sparse matrix as a general coordinate file, `.mtx` or `.mtx.gz`, to full precision.
+
+    The file appears, or takes an old one's place, only when it is complete.
+
+    Args:
+        matrix: of scipy.sparse, or one of ours.
+
+    Raises:
+        ValueError: another extension, or a matrix that is not sparse, two-dimensional and numeric.
+    """
+    path = os.fspath(path)
+    kind = _kind(path, ".mtx", ".mtx.gz")
+    matrix = matrix.to_scipy() if hasattr(matrix, "to_scipy") else matrix
+    if not sp.issparse(matrix):
+        raise ValueError(f"write_mtx needs a scipy.sparse matrix, got {type(matrix).__name__}")
+    entries = sp.csr_array(matrix).tocoo()
+    if entries.ndim != 2:
+        raise ValueError(f"write_mtx needs two dimensions, got shape {entries.shape}")
+    entries.data = _numbers(entries.data, "the matrix")
+    with _replacing(path) as file:
+        _mmwrite(file, kind, entries)
+
+
+def _read_text(path: str) -> np.ndarray:
+    with open(path, encoding="utf-8-sig", errors="replace") as file:
+        lines = file.read().split("\n")  # once: it may be a pipe
+    why: Exception | None = None
+    for dtype in (np.float64, np.complex128):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # an empty file is a warning
+            try:
+                return np.loadtxt(lines, dtype=dtype, ndmin=1)
+            except (ValueError, UserWarning) as error:
+                why = error
+    for number, line in enumerate(lines, 1):
+        for word in line.partition("#")[0].split():
+            try:
+                complex(word)
+            except ValueError:
+                raise fault(path, number, f"{word!r} is not a number") from None
+    raise ValueError(f"{path}: not one number on each line: {why}")
+
+
+def _numbers(x: np.ndarray, name: str) -> np.ndarray:
+    if x.dtype.kind in "OSUMm" or x.dtype.names:
+        raise ValueError(f"{name} must hold numbers, got dtype {x.dtype}")
+    return x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)
+
+
+def _kind(path: str, *kinds: str) -> str:
+    for kind in kinds:
+        if path.lower().endswith(kind):
+            return kind
+    raise ValueError(f"{path}: unknown extension; use one of {', '.join(kinds)}")
+
+
+def _mmwrite(file: BinaryIO, kind: str, matrix: np.ndarray | sp.coo_array) -> None:
+    from scipy.io import mmwrite
+
+    if kind == ".mtx":
+        mmwrite(file, matrix, symmetry="general")
+    else:
+        with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
+            mmwrite(packed, matrix, symmetry="general")
+
+
+@contextlib.contextmanager
+def _replacing(path: str) -> Iterator[BinaryIO]:
+    """A file beside `path` that replaces it when the block succeeds, and is removed when the block fails."""
+    target = os.path.realpath(path)  # a link stays a link
+    part = f"{target}.{uuid.uuid4().hex[:8]}.part"
+    try:
+        with open(part, "xb") as file:
+            yield file
+        os.replace(part, target)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(part)
+        raise

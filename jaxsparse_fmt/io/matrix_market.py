@@ -1,0 +1,361 @@
+"""Matrix Market files into arrays: the head, and pieces of whole lines that several threads parse.
+
+A file is read once, from front to end, so that it may be a pipe. Arrays get the size that the head promises if the file
+is long enough for that, and else grow with the entries read. `mtx_entries.py` has the grammar of a line,
+`mtx_symmetry.py` adds the other triangle.
+"""
+
+from __future__ import annotations
+
+import bz2
+import collections
+import contextlib
+import gzip
+import io
+import os
+import re
+import stat
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, BinaryIO, NamedTuple, cast
+
+import numpy as np
+import scipy.sparse as sp
+
+from jaxsparse_fmt.io import mtx_entries, mtx_symmetry
+from jaxsparse_fmt.io.mtx_entries import LONGEST
+
+__all__ = ["fault", "parse"]
+
+# The words of a banner and their meanings. Integers are read as reals; fast_matrix_market writes "double", and the
+# samples of NVIDIA's cuDSS "spd".
+_BANNER = {
+    "object": {"matrix": "matrix"},
+    "format": {"coordinate": "coordinate", "array": "array"},
+    "field": {"real": "real", "integer": "real", "complex": "complex", "pattern": "pattern"}
+    | {"double": "real", "unsigned-integer": "real"},
+    "symmetry": {"general": "general", "symmetric": "symmetric", "spd": "symmetric"}
+    | {"skew-symmetric": "skew-symmetric", "hermitian": "hermitian"},
+}
+_EXAMPLE = "'%%MatrixMarket matrix coordinate real general'"
+
+# The starts of files that are not Matrix Market, and the cures.
+_NOT_MATRIX_MARKET = (
+    (rb"\xff\xfe|\xfe\xff", "this is text in UTF-16: save it as UTF-8 or ASCII"),
+    (rb"\Z", "the file is empty: fetch or write it again"),
+    (rb"version https://git-lfs", "this is a Git LFS pointer: run `git lfs pull` for the matrix"),
+    (rb"\s*<", "this is a web page or XML: download the matrix file itself"),
+    (rb"PK\x03\x04|(?s:.{257})ustar", "this is an archive: unpack it and name the .mtx inside"),
+    (rb"\s+%%MatrixMarket", "blank space stands before the %%MatrixMarket banner: remove it"),
+    (rb"%MatrixMarket", "the banner starts with one % sign: make it %%MatrixMarket"),
+    (
+        rb"(?:[^\n]*\n){2,4}[^\n]*\(\s*\d*\s*I",
+        "this is a Harwell-Boeing or Rutherford-Boeing file: "
+        "convert it with scipy.io.hb_read and jaxsparse_fmt.io.write_mtx",
+    ),
+    (
+        rb"",
+        f"no banner: if it holds rows, columns and values that count from 1, begin it with {_EXAMPLE}",
+    ),
+)
+
+_PIECE = 1 << 21  # bytes that a thread parses at a time
+_THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+_PACKING = 1100  # times smaller that a compressed file may be; deflate ends at 1032
+_EMPTY_ROWS = 10**8  # rows that a small file may claim: 0.8 GB of row pointers
+_HUGE = -1  # a fault beside those of `mtx_entries`: a number beyond float64
+_CUT = "it is cut short, or the size line is wrong"
+_WORD = re.compile(rb"[^\s%]+")
+
+
+@dataclass(frozen=True)
+class _Head:
+    """The banner and the size line."""
+
+    format: str
+    field: str
+    symmetry: str
+    rows: int
+    cols: int
+    entries: int  # that must follow, one on a line
+    lines: int  # up to and including the size line
+
+    @property
+    def parts(self) -> tuple[int, int]:
+        """The count of indices of an entry, and of numbers of its value."""
+        return 2 * (self.format == "coordinate"), {"pattern": 0, "real": 1, "complex": 2}[self.field]
+
+    @property
+    def entry(self) -> list[str]:
+        """The names of the words of an entry."""
+        n_index, n_value = self.parts
+        return ["row", "column"][:n_index] + [[], ["value"], ["real part", "imaginary part"]][n_value]
+
+
+def parse(source: Any) -> sp.coo_array | np.ndarray:
+    """The matrix of a file, expanded, float64 or complex128, with duplicates not yet summed.
+
+    Args:
+        source: a path, or a binary file that is open for reading.
+
+    Returns:
+        [rows, cols]: a coordinate file's entries, each mirrored one behind its original, or an array file's array.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: not Matrix Market, or malformed; names the file, the line and the cure.
+    """
+    with _opened(source) as (path, file, size, packed):
+        try:
+            head = _read_head(path, file, size)
+            place, value = _read_entries(path, file, head, None if size is None or packed else head.entries)
+        except (EOFError, zlib.error, OSError) as error:
+            if getattr(error, "errno", None):
+                raise
+            raise ValueError(f"{path}: damaged or cut short: {error}; fetch it again") from None
+    shape = head.rows, head.cols
+    if head.format == "array":
+        return mtx_symmetry.array(path, head.symmetry, shape, value)
+    value = value if len(head.entry) > 2 else np.ones(head.entries)
+    return mtx_symmetry.coordinates(path, head.symmetry, shape, place, value)
+
+
+@contextlib.contextmanager
+def _opened(source: Any) -> Iterator[tuple[str, BinaryIO, int | None, bool]]:
+    """The name of a file, its unpacked content, the most bytes of this if known, and whether the file was packed."""
+    with contextlib.ExitStack() as stack:
+        path = str(getattr(source, "name", "the stream")) if hasattr(source, "read") else os.fspath(source)
+        file: Any = source if hasattr(source, "read") else stack.enter_context(open(path, "rb"))
+        size = None
+        with contextlib.suppress(AttributeError, OSError):  # not a file of the system
+            status = os.fstat(file.fileno())
+            size = status.st_size or None if stat.S_ISREG(status.st_mode) else None  # those of /proc have size 0
+        start = file.read(LONGEST)
+        if not isinstance(start, bytes):
+            raise TypeError(
+                f"{path} must be open for reading bytes, mode 'rb'; its read() gives {type(start).__name__}"
+            )
+        if size is not None:
+            file.seek(-len(start), os.SEEK_CUR)
+        else:
+            file = io.BufferedReader(_Joined(start, file))
+        for magic, unpack in ((b"\x1f\x8b", gzip.open), (b"BZh", bz2.open)):
+            if start.startswith(magic):
+                yield path, cast(BinaryIO, stack.enter_context(unpack(file, "rb"))), size and size * _PACKING, True
+                return
+        yield path, file, size, False
+
+
+class _Joined(io.RawIOBase):
+    """Bytes that were read from a stream, and then the rest of the stream, which may be a pipe."""
+
+    def __init__(self, start: bytes, rest: BinaryIO):
+        self._start, self._rest = start, rest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._start[: len(buffer)] or self._rest.read(len(buffer)) or b""
+        self._start = self._start[len(buffer) :]
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _read_head(path: str, file: BinaryIO, size: int | None) -> _Head:
+    start = _read_line(path, file, 1).removeprefix(b"\xef\xbb\xbf")  # the byte order mark of some editors
+    if not re.match(rb"(?i)%%MatrixMarket\s", start):
+        start += file.read(4096)
+        cure = next(cure for sign, cure in _NOT_MATRIX_MARKET if re.match(sign, start))
+        raise fault(path, 1, f"{_shown(start)} is not Matrix Market; {cure}")
+
+    banner = start.lower().split()
+    if len(banner) != 5 and b"\r" in start.strip():
+        raise fault(path, 1, r"lines end with \r alone; end them with \n or \r\n")
+    if len(banner) != 5:
+        raise fault(path, 1, f"{len(banner)} words in the banner; write it like {_EXAMPLE}")
+    words = []
+    for word, (what, known) in zip(banner[1:], _BANNER.items(), strict=True):
+        text = word.decode(errors="replace")
+        if text not in known:
+            raise fault(path, 1, f"unknown {what} {text!r}; use one of {', '.join(known)}")
+        words.append(known[text])
+    format, field, symmetry = words[1:]
+    if symmetry == "hermitian" and field != "complex":
+        raise fault(path, 1, f"{field} and hermitian exclude each other; use symmetric")
+    if field == "pattern" and (format == "array" or symmetry == "skew-symmetric"):
+        raise fault(path, 1, f"{format} {symmetry} and pattern exclude each other; use real")
+
+    number, line = 1, b"%"
+    while line.isspace() or line.lstrip().startswith(b"%"):
+        number, line = number + 1, _read_line(path, file, number + 1)
+    names = ["rows", "columns", "entries"][: 3 if format == "coordinate" else 2]
+    sizes = line.partition(b"%")[0].split()
+    if len(sizes) != len(names) or not all(re.fullmatch(rb"\+?\d{1,18}", word) for word in sizes):
+        raise fault(path, number, f"the size line reads '{' '.join(names)}', not {_shown(line)}")
+    rows, cols = (int(word) for word in sizes[:2])
+    if symmetry != "general" and rows != cols:
+        raise fault(path, number, f"{rows} × {cols} is not square, as {symmetry} must be")
+    stored = {"general": rows * cols, "skew-symmetric": rows * (rows - 1) // 2}
+    entries = int(sizes[2]) if len(sizes) == 3 else stored.get(symmetry, rows * (rows + 1) // 2)
+    head = _Head(format, field, symmetry, rows, cols, entries, number)
+    least = 2 * len(head.entry) * entries - 1
+    if size is not None and least > size:
+        what = f"{entries} entries take at least {least} bytes, and the file holds at most {size}"
+        raise fault(path, number, f"{what}; {_CUT}")
+    if size is not None:
+        _check_rows(path, head, size)
+    return head
+
+
+def _check_rows(path: str, head: _Head, size: int) -> None:
+    if head.rows > max(size, _EMPTY_ROWS):
+        raise fault(path, head.lines, f"{head.rows} rows in a file of at most {size} bytes; {_CUT}")
+
+
+def _read_line(path: str, file: BinaryIO, number: int) -> bytes:
+    line = file.readline(LONGEST + 1)
+    if len(line.removesuffix(b"\n")) > LONGEST:
+        raise fault(path, number, f"a line of more than {LONGEST} bytes")
+    return line
+
+
+class _Scanned(NamedTuple):
+    """The entries of a piece of text, and where and why the reader stopped."""
+
+    entries: int
+    place: np.ndarray  # [2 or 0, room] int64; they count from 0
+    value: np.ndarray  # [room · numbers of a value] float64
+    lines: int  # complete ones before the end
+    ended: int  # a code of `mtx_entries`, or `_HUGE`
+    at: int
+
+
+def _read_entries(path: str, file: BinaryIO, head: _Head, room: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """All entries, parsed by several threads while the next lines are read.
+
+    Args:
+        room: the number of entries, if the file is large enough for them; None lets arrays grow.
+
+    Returns:
+        places [2 or 0, entries] int32, or int64 where the matrix needs it, which count from 0; values [entries],
+        float64 or complex128, none in a pattern.
+    """
+    n_index, n_value = head.parts
+    index = np.int32 if max(head.rows, head.cols) < 2**31 else np.int64
+    place, value = np.empty((n_index, room or 0), index), np.empty((room or 0) * n_value)
+    entries, lines, size = 0, head.lines, 0
+
+    def take(text: bytes, block: _Scanned) -> None:
+        nonlocal place, value, entries, lines, size
+        if entries + block.entries > head.entries:
+            block = _scanned(head, text, head.entries - entries)
+        if block.ended:
+            raise _explained(path, head, lines + block.lines + 1, text, block)
+        stop = entries + block.entries
+        if stop > place.shape[1]:
+            more = min(max(2 * place.shape[1], stop), head.entries)
+            place, value = _longer(place, more), _longer(value, more * n_value)
+        place[:, entries:stop] = block.place[:, : block.entries]
+        value[entries * n_value : stop * n_value] = block.value[: block.entries * n_value]
+        entries, lines, size = stop, lines + block.lines, size + len(text)
+
+    running: collections.deque[tuple[bytes, Future[_Scanned]]] = collections.deque()
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for text, whole in _texts(file):
+            if whole:
+                take(text, _scanned(head, text))
+                continue
+            mtx_entries.compiled()  # once, before the other threads need it
+            running.append((text, pool.submit(_scanned, head, text)))
+            if len(running) > 2 * _THREADS:
+                text, block = running.popleft()
+                take(text, block.result())
+        while running:
+            text, block = running.popleft()
+            take(text, block.result())
+    if entries < head.entries:
+        what = f"the file ends {head.entries - entries} short of the {head.entries} entries it promises"
+        raise fault(path, lines, f"{what}; fetch it again or correct the size line")
+    _check_rows(path, head, size)
+    return place[:, :entries], (value.view(np.complex128) if n_value == 2 else value)[:entries]
+
+
+def _longer(a: np.ndarray, length: int) -> np.ndarray:
+    longer = np.empty((*a.shape[:-1], length), a.dtype)
+    longer[..., : a.shape[-1]] = a
+    return longer
+
+
+def _texts(file: BinaryIO) -> Iterator[tuple[bytes, bool]]:
+    """The rest of a file in pieces of whole lines, each with whether it is all of the rest."""
+    rest, whole, last = b"", True, False
+    while not last:
+        data = file.read(_PIECE)
+        last = len(data) < _PIECE
+        rest += data
+        cut = rest.rfind(b"\n") + 1
+        if cut < len(rest) and (last or len(rest) - cut > LONGEST):  # the last line, or one too long
+            rest += b"\n"
+            cut = len(rest)
+        if cut or (whole and last):
+            yield rest[:cut], whole and last
+        rest, whole = rest[cut:], False
+
+
+def _scanned(head: _Head, text: bytes, room: int | None = None) -> _Scanned:
+    """The entries of whole lines up to the first fault, or to `room`."""
+    n_index, n_value = head.parts
+    room = len(text) // (2 * sum(head.parts)) + 1 if room is None else room  # an entry has at least so many bytes
+    place, value = np.empty((n_index, room), np.int64), np.empty(room * n_value)
+    late = np.empty((room * n_value, 2), np.int64)
+    given = head.parts, (head.rows, head.cols), place, value, late
+    entries, n_late, lines, ended, at = mtx_entries.read(text, *given)
+
+    for slot, start in late[:n_late].tolist():
+        if slot >= entries * n_value:
+            break  # this value belongs to the line at fault
+        word = _word(text, start)
+        if word[-1:].isalpha() and not re.fullmatch(rb"(?i)[-+]?(inf|infinity|nan)", word):
+            entries, lines, ended, at = slot // n_value, text.count(b"\n", 0, start), mtx_entries.SHAPE, start
+            break
+        value[slot] = float(re.sub(rb"[dD]", b"e", word))
+        if np.isinf(value[slot]) and not word[-1:].isalpha():
+            entries, lines, ended, at = slot // n_value, text.count(b"\n", 0, start), _HUGE, start
+            break
+    return _Scanned(entries, place, value, lines, ended, at)
+
+
+def _word(text: bytes, at: int) -> bytes:
+    return cast(re.Match[bytes], _WORD.match(text, at))[0]
+
+
+def _explained(path: str, head: _Head, number: int, text: bytes, block: _Scanned) -> ValueError:
+    """The fault of the line at which a block ends, and a cure."""
+    start = text.rfind(b"\n", 0, block.at) + 1
+    line = text[start : start + LONGEST]
+    shown = _shown(line)
+    if block.ended == mtx_entries.SHAPE:
+        message = f"{shown} is not '{', '.join(head.entry)}'; correct the line, or the banner"
+    elif block.ended == mtx_entries.RANGE:
+        zero = any(not word.partition(b"%")[0].strip(b"+-0") for word in line.split()[:2])
+        cure = "this file counts from 0: add 1 to each" if zero else "correct it or the size line"
+        message = f"{shown}: an index outside {head.rows} × {head.cols}; indices count from 1, {cure}"
+    elif block.ended == mtx_entries.MANY:
+        message = f"{shown}: more than the {head.entries} entries of the size line; correct it or the entries"
+    elif block.ended == _HUGE:
+        message = f"{_shown(_word(text, block.at))} exceeds float64's 1.8e308; rescale"
+    else:
+        message = f"a line of more than {LONGEST} bytes"
+    return fault(path, number, message)
+
+
+def fault(path: str, line: int, what: str) -> ValueError:
+    """The error that names a file, a line counted from 1, and the fault `what`."""
+    return ValueError(f"{path}, line {line}: {what}")
+
+
+def _shown(text: bytes) -> str:
+    return repr(text.partition(b"\n")[0][:60].decode(errors="replace").strip())

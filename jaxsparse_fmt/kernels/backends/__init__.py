@@ -1,0 +1,1 @@
+"""The backends of kernels: selection, launch, tuning constants, JAX versions, and the two Pallas dialects."""

@@ -1,0 +1,61 @@
+"""Differences between versions of JAX, and JAX's types of arrays inside shard_map."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jax.core import ShapedArray
+from jax.sharding import PartitionSpec
+
+
+@contextlib.contextmanager
+def without_deprecation() -> Iterator[None]:
+    """Ignores the deprecation of Pallas' Triton lowering while a program is lowered; `selection` handles its end."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*Triton.*", category=DeprecationWarning)
+        yield
+
+
+def lowering_platform(platform: str | None, ctx: Any) -> str | None:
+    """`platform`, or None for a CPU program that will be exported, which may not call kernels of this process."""
+    parameters = getattr(ctx.module_context, "lowering_parameters", None)
+    return None if platform == "cpu" and getattr(parameters, "for_export", False) else platform
+
+
+def bare(ctx: Any) -> Any:
+    """The context of a lowering without the mesh axes over which arrays vary; one device's body ignores them."""
+    stripped = lambda avals: [ShapedArray(a.shape, a.dtype) for a in avals]  # noqa: E731
+    return ctx.replace(avals_in=stripped(ctx.avals_in), avals_out=stripped(ctx.avals_out))
+
+
+def varying_axes(a: jax.Array) -> frozenset[Any]:
+    """The mesh axes over which `a` varies inside shard_map."""
+    aval = jax.typeof(a)
+    manual = getattr(aval, "manual_axis_type", None)  # JAX 0.10 and later; before and perhaps after: `vma`
+    return manual.varying if manual is not None else getattr(aval, "vma", frozenset())
+
+
+def vary(a: jax.Array, axes: frozenset[Any]) -> jax.Array:
+    """`a` as an array that varies over `axes`; the transpose sums over the axes over which `a` did not vary."""
+    missing = tuple(axes - varying_axes(a))
+    return lax.pcast(a, missing, to="varying") if missing else a
+
+
+def abstract_like(avals: Sequence[Any], shape: tuple[int, ...], dtype: Any) -> Any:
+    """The type of an unsharded array on the mesh of `avals` that varies over the same axes as they all do."""
+    like = next((a for a in avals if not a.sharding.mesh.empty), avals[0])
+    sharding = like.sharding.update(spec=PartitionSpec(*(None for _ in shape)))
+    return like.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
+
+
+def varying_like(out: jax.ShapeDtypeStruct, a: jax.Array) -> jax.ShapeDtypeStruct:
+    """`out`, declared to vary over the mesh axes of `a`; Pallas requires this inside shard_map."""
+    manual = getattr(jax.typeof(a), "manual_axis_type", None)
+    if manual is None:
+        return out
+    return jax.ShapeDtypeStruct(out.shape, out.dtype, sharding=out.sharding, manual_axis_type=manual)

@@ -1,0 +1,120 @@
+"""The launch of a Pallas kernel by Triton, Mosaic GPU or the interpreter.
+
+A kernel is a function `kernel(d, **refs)` over flat arrays. It computes with vectors of lanes, one storage row a lane,
+and accesses memory only through its dialect `d`. In Triton, `load`, `store` and `sum_threads` also take a second axis:
+the right-hand sides that a lane loads at once (`column_groups.py`).
+
+    d.program_id()                     the number of the block
+    d.lanes()                          0, 1, ..., rows - 1 as int32
+    d.full(value, dtype)               one value in every lane
+    d.load(ref, idx, live, other)      ref[idx] where live, else other; dead lanes access no invalid address.
+                                       once=True: nothing reads it again, so the cache need not keep it. Of global
+                                       memory nothing that the kernel has stored
+    d.store(ref, idx, value, live)     ref[idx] = value where live
+    d.own(i, n)                        where part i of scratch begins, n numbers each; 0 in shared memory
+    d.barrier()                        afterwards every lane reads what the lanes of the block have stored
+    d.sum_threads(value, n, stride)    in every lane the sum over its group: n lanes at distances of `stride`. Both are
+                                       powers of two, and the group lies in a warp
+    d.total(ref)                       in every lane the sum of a short array
+    d.store_sums(ref, i, value, m)     stores in ref[m·i : m·(i + 1)], up to the end of ref, numbers that add up to the
+                                       sum over all lanes; m is no less than the warps of a Mosaic block
+
+The same body lowers through both of Pallas' GPU dialects: Triton (`triton.py`), from Ampere on, which works but is
+deprecated since JAX 0.11; and Mosaic GPU (`mosaic.py`), from Hopper on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from jaxsparse_fmt.kernels.backends import tuning
+from jaxsparse_fmt.kernels.backends.jax_versions import varying_like
+from jaxsparse_fmt.kernels.backends.mosaic import WARPGROUP, Mosaic
+from jaxsparse_fmt.kernels.backends.triton import Interpreted, Triton
+
+Kernel = Callable[..., None]
+
+
+def launch(
+    kernel: Kernel,
+    dialect: str,
+    *,
+    block: tuning.Block,
+    blocks: int,
+    inputs: Mapping[str, jax.Array | None],
+    outputs: Mapping[str, jax.ShapeDtypeStruct | jax.Array],
+    scratch: Mapping[str, jax.ShapeDtypeStruct] | None = None,
+) -> tuple[jax.Array, ...]:
+    """Runs `kernel(d, **refs)` in each of `blocks`, with `inputs` that are not None and `outputs`, all flat.
+
+    Args:
+      kernel: a function or a `functools.partial` of one, whose name the GPU's kernel gets.
+      dialect: "triton", "mosaic" or "interpret".
+      block: the shape of one block.
+      blocks: how many; one axis, since CUDA allows only 65,535 along the others.
+      outputs: or one array alone, which is updated in place.
+      scratch: memory by which the lanes of a block exchange numbers: one block's where the lanes of a block share
+        memory (`selection.shares_memory`), else that of all blocks, of which `d.own` gives a block its part.
+    """
+    given, scratch = {k: v for k, v in inputs.items() if v is not None}, scratch or {}
+    names = (*given, *outputs, *scratch)
+    assert not any(isinstance(o, jax.Array) for o in outputs.values()) or (len(outputs) == 1 and not scratch)
+    like = next(iter(given.values()))
+    out = tuple(o if isinstance(o, jax.Array) else varying_like(o, like) for o in outputs.values())
+
+    def body(d: Any, *refs: Any) -> None:
+        kernel(d, **dict(zip(names, refs, strict=True)))
+
+    body.__name__ = getattr(kernel, "func", kernel).__name__
+    arrays, shared = tuple(given.values()), tuple(scratch.values())
+    if dialect == "mosaic":
+        return _launch_mosaic(body, block, blocks, arrays, out, shared)
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
+
+    interpret = dialect == "interpret"
+    threads = block.rows // block.lanes_per_thread
+    params = triton.CompilerParams(num_warps=max(threads // tuning.LAUNCH.warp, 1), num_stages=tuning.LAUNCH.stages)
+    d = (Interpreted if interpret else Triton)(block.rows, tuning.LAUNCH.stream)
+    # Scratch is an output that the caller does not get, since Triton gives kernels no shared memory.
+    beside, n_in = tuple(varying_like(s, like) for s in shared), len(arrays)
+    updated = [o for o in out if isinstance(o, jax.Array)]
+    return pl.pallas_call(
+        lambda *refs: body(d, *refs[:n_in], *refs[n_in + len(updated) :]),
+        out_shape=(*out, *beside),
+        grid=(blocks,),
+        input_output_aliases={n_in + i: i for i in range(len(updated))},
+        interpret=interpret,
+        compiler_params=params,
+        name=body.__name__,
+    )(*arrays, *updated)[: len(out)]
+
+
+def _launch_mosaic(body, block: tuning.Block, blocks, inputs, out, scratch):
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    warpgroups = block.rows // (WARPGROUP * block.lanes_per_thread)
+    grid: dict[str, Any] = {"grid": (blocks,), "grid_names": ("block",)}
+    grid |= {"num_threads": warpgroups, "thread_name": "warpgroup"} if warpgroups > 1 else {}
+    params = plgpu.CompilerParams()
+
+    def kernel(*refs):
+        body(Mosaic(block.rows, warpgroups), *refs)
+
+    kernel.__name__ = body.__name__
+    if not isinstance(out[0], jax.Array):
+        own: Any = tuple(plgpu.SMEM(s.shape, s.dtype) for s in scratch)
+        return plgpu.kernel(kernel, out_type=out, scratch_types=own, compiler_params=params, **grid)(*inputs)
+
+    def update(ref):
+        # `plgpu.kernel` takes no reference in JAX 0.10.
+        on_grid: Any = pl.kernel(
+            kernel, out_type=(), mesh=plgpu.Mesh(**grid), compiler_params=params, name=body.__name__
+        )
+        on_grid(*inputs, ref)
+
+    return (pl.run_state(update)(out[0]),)

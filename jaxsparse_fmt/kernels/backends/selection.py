@@ -1,0 +1,130 @@
+"""Selection of the backend: `use_backend`, and the meaning of "auto" on each platform."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import warnings
+from collections.abc import Iterator
+
+import jax
+
+from jaxsparse_fmt.kernels.backends import tuning
+
+BACKENDS = ("auto", "triton", "mosaic", "numba", "xla", "interpret")
+
+# A user context takes part in jit's cache key, so a function traced under one backend is traced again under another.
+_backend = jax.make_user_context("auto")
+
+
+def check_backend(name: str) -> str:
+    """`name`, checked.
+
+    Raises:
+      ValueError: `name` is no backend; the message lists the backends.
+    """
+    if name not in BACKENDS:
+        raise ValueError(f"unknown backend {name!r}; choose one of {', '.join(BACKENDS)}")
+    return name
+
+
+@contextlib.contextmanager
+def use_backend(name: str) -> Iterator[None]:
+    """Inside the context, matrices whose own backend is "auto" run on `name`.
+
+    Args:
+      name: "auto" (a Pallas kernel on NVIDIA GPUs, on CPUs a kernel of Numba for matrices of some size, plain jnp
+        elsewhere), "triton", "mosaic", "numba", "xla" (plain jnp everywhere) or "interpret" (the Pallas kernel,
+        interpreted; for tests).
+
+    Raises:
+      ValueError: unknown name.
+    """
+    with _backend(check_backend(name)):
+        yield
+
+
+def active_backend(own: str) -> str:
+    """The backend that a matrix with the backend `own` uses here."""
+    return _backend.value if own == "auto" else own
+
+
+def resolve(backend: str, platform: str | None, places: int = 0, shared: bool = False) -> str:
+    """The backend of a product that is lowered for `platform`: "cuda", "cpu", or None for any other.
+
+    Args:
+      places: stored places. Below `LAUNCH.native_places`, "auto" does not start Numba.
+      shared: whether the kernel is faster where the lanes of a block share memory.
+
+    Returns:
+      "xla", "triton", "mosaic", "numba" or "interpret".
+
+    Raises:
+      ValueError: `backend` names a GPU dialect on another platform, or Numba where it cannot run.
+    """
+    if backend == "numba":
+        if platform != "cpu":
+            raise ValueError(
+                "backend 'numba' runs on CPUs only, and not in a program that is exported; use backend='auto'"
+            )
+        if not native_importable():
+            raise ValueError("backend 'numba' needs the numba package: pip install numba; or use backend='auto'")
+        return "numba"
+    if platform != "cuda":
+        if backend in ("triton", "mosaic"):
+            raise ValueError(
+                f"backend {backend!r} needs an NVIDIA GPU; use backend='auto', or 'interpret' to run the kernel "
+                "slowly anywhere"
+            )
+        if backend == "auto" and platform == "cpu" and places >= tuning.LAUNCH.native_places and native_importable():
+            return "numba"
+        return "interpret" if backend == "interpret" else "xla"
+    return _preferred_dialect(shared) if backend == "auto" else backend
+
+
+def shares_memory(resolved: str) -> bool:
+    """Whether scratch is memory that the lanes of a block share."""
+    return resolved == "mosaic"
+
+
+def is_pallas(resolved: str) -> bool:
+    """Whether a result of `resolve` is a Pallas kernel."""
+    return resolved not in ("xla", "numba")
+
+
+def native_importable() -> bool:
+    """Whether Numba is installed; it is not imported."""
+    return importlib.util.find_spec("numba") is not None
+
+
+@functools.cache
+def _preferred_dialect(shared: bool = False) -> str:
+    """Triton from Ampere on where Pallas has it, else Mosaic GPU from Hopper on, else "xla" with one warning.
+
+    For a kernel that gains by shared memory Mosaic GPU comes first, since Triton does not let kernels address it.
+    """
+    gpus = [d for d in jax.devices() if d.platform == "gpu"]
+    capability = float(getattr(gpus[0], "compute_capability", "9.0")) if gpus else 9.0
+    least = {"triton": 8.0, "mosaic": 9.0}
+    module = {"triton": "jax.experimental.pallas.triton", "mosaic": "jax.experimental.pallas.mosaic_gpu"}
+    for name in ("mosaic",) if shared else ("triton", "mosaic"):
+        if capability >= least[name] and _importable(module[name]):
+            return name
+    if shared:
+        return _preferred_dialect()
+    warnings.warn(
+        "this JAX has no Pallas dialect for this GPU; products run as plain XLA, several times slower. Triton needs "
+        "compute capability 8.0, Mosaic GPU 9.0 and the absl-py package.",
+        stacklevel=2,
+    )
+    return "xla"
+
+
+def _importable(module: str) -> bool:
+    try:
+        importlib.import_module(module)
+    except ImportError:
+        return False
+    return True

@@ -1,0 +1,75 @@
+"""The dialect `d` of Pallas' Triton lowering, and the same interpreted; `launch.py` lists what a dialect offers.
+
+Kernels are the same in every dialect: `layout/columns.py` decodes column indices of 16 and 32 bits for Triton too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+class Triton:
+    """`rows` lanes; with `stream`, the cache evicts first what a kernel loads with `once`."""
+
+    def __init__(self, rows: int, stream: bool):
+        from jax.experimental import pallas as pl
+        from jax.experimental.pallas import triton
+
+        self._pl, self._triton, self.rows, self._stream = pl, triton, rows, stream
+
+    def program_id(self) -> jax.Array:
+        return self._pl.program_id(0)
+
+    def lanes(self) -> jax.Array:
+        return jnp.arange(self.rows, dtype=jnp.int32)
+
+    def full(self, value: Any, dtype: Any) -> jax.Array:
+        return jnp.full((self.rows,), value, dtype)
+
+    def load(self, ref: Any, idx: jax.Array, live: Any = None, other: Any = 0, once: bool = False) -> jax.Array:
+        policy = "evict_first" if once and self._stream else None
+        if live is None:
+            return self._triton.load(ref.at[idx], eviction_policy=policy)
+        live = jnp.broadcast_to(live, idx.shape)
+        other = jnp.asarray(other, ref.dtype)
+        return self._triton.load(ref.at[idx], mask=live, other=other, eviction_policy=policy)
+
+    def store(self, ref: Any, idx: jax.Array, value: jax.Array, live: jax.Array) -> None:
+        self._triton.store(ref.at[idx], value.astype(ref.dtype), mask=jnp.broadcast_to(live, idx.shape))
+
+    def own(self, i: jax.Array, n: int) -> jax.Array:
+        return i * n
+
+    def barrier(self) -> None:
+        self._triton.debug_barrier()
+
+    def sum_threads(self, value: jax.Array, n: int, stride: int) -> jax.Array:
+        groups = value.reshape(self.rows // (n * stride), n, stride, *value.shape[1:])
+        sums = jnp.sum(groups, axis=1)[:, None]
+        return jnp.broadcast_to(sums, groups.shape).reshape(value.shape)
+
+    def total(self, ref: Any) -> jax.Array:
+        n = ref.shape[0]
+        if n == 1:
+            return self.full(self.load(ref, jnp.int32(0)), ref.dtype)
+        at = jnp.arange(1 << (n - 1).bit_length(), dtype=jnp.int32)
+        return self.full(jnp.sum(self.load(ref, at, at < n)), ref.dtype)
+
+    def store_sums(self, ref: Any, i: jax.Array, value: jax.Array, m: int) -> None:
+        place = jnp.arange(m, dtype=jnp.int32)
+        sums = jnp.where(place == 0, jnp.sum(value), jnp.zeros((), value.dtype))
+        self.store(ref, m * i + place, sums, m * i + place < ref.shape[0])
+
+
+class Interpreted(Triton):
+    """Triton's dialect for Pallas' interpreter, whose masked store writes old numbers where dead lanes point."""
+
+    def store(self, ref: Any, idx: jax.Array, value: jax.Array, live: jax.Array) -> None:
+        past_the_end = jnp.full_like(idx, ref.shape[0])
+        super().store(ref, jnp.where(live, idx, past_the_end), value, live)
+
+    def barrier(self) -> None:
+        """Nothing: the interpreter runs all lanes together."""

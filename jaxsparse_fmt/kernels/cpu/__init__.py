@@ -1,0 +1,1 @@
+"""Numba kernels for the CPU, and XLA's interface for calling them."""

@@ -1,0 +1,299 @@
+"""Kernel and reference of CSR5, whose storage `layout/tiles.py` describes: one block a tile.
+
+A row that goes on in further lanes is added up, in order, by the lane in which it begins: every lane leaves the sum of
+what it has of an earlier lane's row in `heads`. A row never leaves its tile, so every run gives the same bits. The
+kernel stores each sum in y when it is complete, or keeps sums in shared memory (`kept_rows`) and writes them together.
+
+    values      [b, n_stored]
+    x           [b, n_cols, p]
+    y, pieces   [b, n_rows − n_pieces, p], [b, n_pieces, p]: the last rows may be pieces of others, whose sums the
+                caller adds; cut out of one array, y would be copied
+
+Traffic of a product, bytes: n_stored·(value + index) + 4·n_tiles·lanes + x + y, and heads: n_stored / entries numbers
+for each column of x, of the dtype of sums, written once and read where rows go on, in shared memory if there is any. A
+sum written by itself takes a sector of 32 bytes to the L2 cache.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxsparse_fmt._types import index_dtype
+from jaxsparse_fmt.kernels import coordinates
+from jaxsparse_fmt.kernels.backends import launch, selection, tuning
+from jaxsparse_fmt.kernels.column_groups import Pack
+from jaxsparse_fmt.kernels.coordinates import accumulator
+from jaxsparse_fmt.kernels.layout.address import Arrays
+from jaxsparse_fmt.kernels.layout.tiles import Tiles
+from jaxsparse_fmt.kernels.row_kernels import supported
+
+Array = jax.Array
+
+HOPS = 4  # lanes further on that a lane asks together whether its row goes on there; one where sums are wide
+
+
+def product(
+    values: Array,  # [b, n_stored]
+    x: Array,  # [b, n_cols, p]
+    arrays: Arrays,
+    *,
+    tiles: Tiles,
+    backend: str,
+    piece_ptr: Array | None = None,  # [n_long + 1], its last the pieces that there are; None: `tiles.n_pieces`
+) -> tuple[Array, Array]:  # [b, n_rows - n_pieces, p], [b, n_pieces, p]
+    """A·x, of rows and of pieces, one block a tile."""
+    (batch, _, p), dtype, n_rows, n_pieces = x.shape, jnp.result_type(values, x), tiles.shape[0], tiles.n_pieces
+    block_columns = min(p, tuning.LAUNCH.columns_alone)
+    shares = selection.shares_memory(backend)
+    n_heads = tiles.lanes * (block_columns if shares else batch * tiles.n_tiles * p)
+    backend = supported(backend, values, x, size=max(batch * n_rows * p, n_heads))
+    if not selection.is_pallas(backend):
+        return product_reference(values, x, arrays, tiles=tiles)
+    acc = accumulator(dtype)
+    keeps = p == 1 and tiles.kept_rows > 0 and shares
+    block = tuning.tile_block(tiles.lanes, p, keeps * jnp.dtype(acc).itemsize)
+    sizes = _Sizes(
+        tiles=tiles,
+        p=p,
+        block_columns=block_columns,
+        column_blocks=-(-p // block_columns),
+        pack=Pack.of(backend, p, x.dtype),
+        unroll=math.gcd(block.unroll, tiles.entries),
+        acc=acc,
+        address_dtype=index_dtype(max(values.size, x.size, batch * n_rows * p, n_heads)),
+    )
+    outputs = {"y": jax.ShapeDtypeStruct((batch * (n_rows - n_pieces) * p,), dtype)}
+    if n_pieces:
+        outputs["pieces"] = jax.ShapeDtypeStruct((batch * n_pieces * p,), dtype)
+    scratch, n_scratch = ("kept", tiles.kept_rows + tiles.lanes) if keeps else ("heads", n_heads)
+    y, *pieces = launch.launch(
+        functools.partial(tiles_kernel, sizes=sizes),
+        backend,
+        block=block,
+        blocks=batch * tiles.n_tiles * sizes.column_blocks,
+        inputs={"values": values.reshape(-1), "x": x.reshape(-1), **arrays, "piece_ptr": piece_ptr if keeps else None},
+        outputs=outputs,
+        scratch={scratch: jax.ShapeDtypeStruct((n_scratch,), acc)},
+    )
+    (pieces,) = pieces or [jnp.zeros(0, dtype)]
+    return y.reshape(batch, n_rows - n_pieces, p), pieces.reshape(batch, n_pieces, p)
+
+
+def product_reference(values, x, arrays: Arrays, *, tiles: Tiles) -> tuple[Array, Array]:
+    """`product` in plain jnp."""
+    row, col, _ = tiles.places(arrays)
+    y = coordinates.product_reference(values, x, row, col, n_rows=tiles.shape[0], n_cols=tiles.shape[1])
+    n_own = tiles.shape[0] - tiles.n_pieces
+    return y[:, :n_own], y[:, n_own:]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sizes:
+    """Static sizes of one launch: p right-hand sides in `column_blocks` blocks of `block_columns`."""
+
+    tiles: Tiles
+    p: int
+    block_columns: int
+    column_blocks: int
+    pack: Pack
+    unroll: int
+    acc: Any
+    address_dtype: Any
+
+
+def tiles_kernel(
+    d,
+    *,
+    sizes: _Sizes,
+    x,  # [b·n_cols·p]
+    y,  # [b·(n_rows - n_pieces)·p], out
+    values,  # [b·n_stored]
+    **arrays,  # those of the module, and where given:
+    # pieces     [b·n_pieces·p], out
+    # heads      [b·n_tiles·p·lanes], scratch; of one block [block_columns·lanes] where lanes share memory
+    # kept       [kept_rows + lanes], scratch there instead
+    # piece_ptr  [n_long + 1]
+):
+    tiles, p, pack, unroll, lane_row = sizes.tiles, sizes.p, sizes.pack, sizes.unroll, arrays["lane_row"]
+    pieces, kept = arrays.get("pieces"), arrays.get("kept")
+    C, n_cols = tiles.lanes, tiles.shape[1]
+    block, count = d.program_id(), jnp.int32(sizes.column_blocks)
+    # The blocks of a tile run side by side, so that it comes from memory once.
+    first_column, of_batch = lax.rem(block, count) * jnp.int32(sizes.block_columns), lax.div(block, count)
+    tile, batch = lax.rem(of_batch, jnp.int32(tiles.n_tiles)), lax.div(of_batch, jnp.int32(tiles.n_tiles))
+    batch = batch.astype(sizes.address_dtype)
+    of_p = pack.columns(first_column, sizes.block_columns, p)
+    lane = d.lanes()
+    begins = d.load(lane_row, tile * jnp.int32(C) + lane)
+    decoded = tiles.decoder(d, arrays, tile)
+
+    def put(row, totals, live):
+        """Stores sums of rows."""
+        n_own = tiles.shape[0] - tiles.n_pieces
+        row, own = row.astype(sizes.address_dtype), live if pieces is None else live & (row < n_own)
+        for (q, inside), total in zip(of_p, totals, strict=True):
+            at = pack.places((batch * n_own + row) * p + q)
+            d.store(y, at, total, pack.beside(own & inside))
+            if pieces is not None:
+                at = pack.places((batch * tiles.n_pieces + row - n_own) * p + q)
+                d.store(pieces, at, total, pack.beside(live & (row >= n_own) & inside))
+
+    zero = tuple(pack.along(d.full(0, sizes.acc)) for _ in of_p)
+    if kept is None:
+        own = d.own((batch * tiles.n_tiles + tile) * p + first_column, C)
+        sums_of = _Sums(d, put, begins, arrays["heads"], own, pack, [inside for _, inside in of_p])
+    else:
+        rows = d.load(lane_row, tile * jnp.int32(C)), _row_after(d, arrays, tile, tiles)
+        sums_of = _KeptSums(d, put, begins, kept, rows, tiles.kept_rows)
+
+    def trip(t, carry):
+        sums, state = carry
+        places = [(t * jnp.int32(unroll) + jnp.int32(u)) * jnp.int32(C) + lane for u in range(unroll)]
+        loaded = decoded(places)
+        start = batch * tiles.n_stored + tile.astype(sizes.address_dtype) * (C * tiles.entries)
+        vals = [d.load(values, start + place, once=True) for place in places]
+        gathered = []
+        for col, live, _ in loaded:
+            base = (batch * n_cols + col.astype(sizes.address_dtype)) * p
+            gathered.append(pack.load(d, x, base, of_p, live))
+        for v, xs, (_, _, last) in zip(vals, gathered, loaded, strict=True):
+            v = v.astype(sizes.acc)
+            sums = tuple(s + pack.beside(v) * xq.astype(sizes.acc) for s, xq in zip(sums, xs, strict=True))
+            state = sums_of.ended(state, sums, last)
+            sums = tuple(jnp.where(pack.beside(last), jnp.zeros_like(s), s) for s in sums)
+        return sums, state
+
+    trips = jnp.int32(tiles.entries // unroll)
+    sums, state = lax.fori_loop(jnp.int32(0), trips, trip, (zero, sums_of.begin(zero)))
+    row, is_open = sums_of.store_heads(state, sums)
+    d.barrier()
+
+    def ahead(lanes_on, live):
+        """Whether this lane's last row goes on in the lane so many on, and that lane's head."""
+        live = live & (lane + lanes_on < C)
+        goes_on = live & (d.load(lane_row, tile * jnp.int32(C) + lane + lanes_on, live, 0) == -1 - row)
+        return goes_on, sums_of.head(lanes_on, live if kept is None else goes_on)
+
+    def added(sums, found):
+        goes_on, more = found
+        return tuple(jnp.where(pack.beside(goes_on), s + m, s) for s, m in zip(sums, more, strict=True))
+
+    together = HOPS if jnp.dtype(sizes.acc).itemsize * sizes.block_columns <= 4 else 1  # more would cost registers
+
+    def trip_ahead(t, sums):
+        first = jnp.int32(2) + t * jnp.int32(together)
+        return functools.reduce(added, [ahead(first + jnp.int32(k), open_row) for k in range(together)], sums)
+
+    open_row, _ = neighbour = ahead(jnp.int32(1), is_open)
+    trips = lax.div(d.load(arrays["hops"], tile) + jnp.int32(together - 2), jnp.int32(together))
+    sums = lax.fori_loop(jnp.int32(0), trips, trip_ahead, added(sums, neighbour))
+    sums_of.finish(row, sums, open_row)
+
+
+def _row_after(d, arrays, tile, tiles: Tiles):
+    """The row behind the last one of a tile."""
+    lane_row, piece_ptr = arrays["lane_row"], arrays.get("piece_ptr")
+    following = d.load(lane_row, jnp.minimum(tile + 1, tiles.n_tiles - 1) * jnp.int32(tiles.lanes))
+    end = jnp.int32(tiles.shape[0])
+    if piece_ptr is not None:
+        n_pieces = d.load(piece_ptr, jnp.int32(piece_ptr.shape[0] - 1)).astype(jnp.int32)
+        end = jnp.int32(tiles.shape[0] - tiles.n_pieces) + n_pieces
+    return jnp.where(tile + 1 < tiles.n_tiles, following, end)
+
+
+class _Sums:
+    """Stores a sum where a row ends: in y, or as the lane's head, the part that the lane has of an earlier lane's row.
+
+    `heads` has a place for every lane; the heads of a tile's lanes lie side by side, pack by pack of right-hand sides.
+    """
+
+    def __init__(self, d, put, begins, heads, own, pack: Pack, inside):
+        self._d, self._put, self._begins, self._pack, self._heads = d, put, begins, pack, heads
+        self._columns = [(k * d.rows * pack.length, exists) for k, exists in enumerate(inside)]
+        self._own, self._one, self._nought = own, d.full(1, jnp.int32), d.full(0, jnp.int32)
+
+    def begin(self, zero):
+        """The state of a lane: its row, whether that began in an earlier lane, and its head."""
+        row = jnp.where(self._begins < 0, -1 - self._begins, self._begins)
+        return row, jnp.where(self._begins < 0, self._one, self._nought), zero
+
+    def ended(self, state, sums, last):
+        """The state behind an entry that may be the last of its row."""
+        row, in_head, head = state
+        beside = self._pack.beside
+        self._put(row, sums, last & (in_head == 0))
+        head = tuple(jnp.where(beside(last & (in_head > 0)), s, h) for s, h in zip(sums, head, strict=True))
+        return jnp.where(last, row + self._one, row), jnp.where(last, self._nought, in_head), head
+
+    def store_heads(self, state, sums):
+        """Stores the heads, and returns the row that each lane ends in and whether that row began in the lane."""
+        row, in_head, head = state
+        for (k, inside), s, h in zip(self._columns, sums, head, strict=True):
+            of_head, at = jnp.where(self._pack.beside(in_head > 0), s, h), self._pack.places(self._at(0) + k)
+            self._d.store(self._heads, at, of_head, self._pack.beside((self._d.lanes() < self._d.rows) & inside))
+        return row, in_head == 0
+
+    def head(self, lanes_on, live):
+        """The head of the lane so many on."""
+        return self._pack.load(self._d, self._heads, self._at(lanes_on), self._columns, live)
+
+    def finish(self, row, sums, open_row):
+        """Stores the sums of rows that went on in further lanes."""
+        self._put(row, sums, open_row)
+
+    def _at(self, lanes_on):
+        return self._own + (self._d.lanes() + lanes_on).astype(self._own.dtype) * self._pack.length
+
+
+class _KeptSums:
+    """As `_Sums`, but sums of one right-hand side stay in shared memory until the block writes them to y together:
+
+    kept    [row by row, kept_rows of them | head by lane]
+    """
+
+    def __init__(self, d, put, begins, kept, rows, kept_rows):
+        self._d, self._put, self._begins, self._kept = d, put, begins, kept
+        self._first, self._n, self._heads = rows[0], rows[1] - rows[0], jnp.int32(kept_rows)
+
+    def begin(self, zero):
+        """The state of a lane: the place of its next sum, and the place after that."""
+        del zero
+        place = self._begins - self._first
+        following = jnp.where(self._begins < 0, -self._begins - self._first, place + 1)
+        return jnp.where(self._begins < 0, self._heads + self._d.lanes(), place), following
+
+    def ended(self, state, sums, last):
+        place, following = state
+        self._d.store(self._kept, place, sums[0], last)
+        return jnp.where(last, following, place), jnp.where(last, following + 1, following)
+
+    def store_heads(self, state, sums):
+        place, _ = state
+        # A lane of padding is in row n_rows, at any place; no lane reads the head that it may store.
+        self._d.store(self._kept, place, sums[0], place == self._heads + self._d.lanes())
+        return place + self._first, place < self._heads
+
+    def head(self, lanes_on, live):
+        # Where not `live`, Mosaic GPU reads place 0 and drops it, though another warp may be writing there in `finish`:
+        # compute-sanitizer's racecheck reports that.
+        return (self._d.load(self._kept, self._heads + self._d.lanes() + lanes_on, live, 0),)
+
+    def finish(self, row, sums, open_row):
+        d = self._d
+        d.store(self._kept, row - self._first, sums[0], open_row)
+        d.barrier()
+
+        def copy(t, _):
+            place = t * jnp.int32(d.rows) + d.lanes()
+            live = place < self._n
+            self._put(self._first + place, (d.load(self._kept, place, live, 0),), live)
+            return ()
+
+        lax.fori_loop(jnp.int32(0), lax.div(self._n + jnp.int32(d.rows - 1), jnp.int32(d.rows)), copy, ())

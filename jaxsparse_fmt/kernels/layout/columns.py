@@ -1,0 +1,278 @@
+"""Column rules, which decode the column of the entry at an address, from a 32-bit or 16-bit index or from none.
+
+    Explicit     col_idx[a]                                        4 bytes an entry
+    Delta        col_base[chunk] + delta[a], 65535 in padding      2 bytes, 16-bit; 4 in slices too wide for 16 bits
+    Diagonal     row + offsets[chunk]                              none: every chunk is a piece of a diagonal
+    Blocked      block_col[block]·c + j % c                        4 / (r·c) bytes
+    Consecutive  a                                                 none: for sums of neighbours
+
+`in_kernel` decodes in Pallas kernels, the same code in Triton, Mosaic GPU and the interpreter; `of_chunks` decodes in
+NumPy or jax.numpy. A rule is static and hashable. CSR5 has 16-bit columns of its own, which `tiles.py` decodes.
+
+A column from n_cols on means padding. Diagonal and Blocked also store padding at valid columns; then `pattern`
+separates entries from padding: one bit a place (little-endian), or where that is shorter a rising list of the padded
+places (int32 or int64). If some entry is zero the bits are uint8, and kernels read them. Otherwise the bits are int8:
+with these and with a list a kernel takes every value of zero for padding, even an entry that later becomes zero: by
+`with_data`, or in `astype` where it underflows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxsparse_fmt._types import index_dtype
+from jaxsparse_fmt.kernels.layout.address import Arrays, Walk, take
+
+PADDING = 0xFFFF  # the delta of a padded place
+
+
+@dataclasses.dataclass(frozen=True)
+class Explicit:
+    """A 32-bit index: `col_idx`, n_cols in padding. col_idx[0] belongs to the address `offset`."""
+
+    offset: int = 0
+    unit = 1  # entries with one index
+    implied = False  # whether the kernel computes the column without loading an index of the entry
+
+    def in_kernel(self, d: Any, arrays: Arrays, walk: Walk, entries: list, n_cols: int) -> list:
+        """For each of `entries`, (e, address, live): (the column in every lane, in which lanes there is one)."""
+        del walk
+        columns = [d.load(arrays["col_idx"], at - self.offset, live, n_cols, once=True) for _, at, live in entries]
+        return [(c, c < n_cols) for c in columns]
+
+    def of_chunks(self, arrays: Arrays, lanes: int, chunk: Any, owner: Any, shape: tuple[int, int]) -> Any:
+        """Columns [k, lanes] of k chunks, of which `owner` are the slices."""
+        del owner, shape
+        return take(arrays["col_idx"].reshape(-1, lanes), chunk)
+
+
+@dataclasses.dataclass(frozen=True)
+class Delta:
+    """A 16-bit index: `delta` uint16 above the chunk's `col_base` [n_chunks] int32.
+
+    Where some slices are too wide for 16 bits, `index_start` [n_slices] is where the deltas of a slice begin, or
+    −1 − start where its columns begin at `start` in `col_idx`.
+    """
+
+    unit = 1
+    implied = False
+
+    def in_kernel(self, d: Any, arrays: Arrays, walk: Walk, entries: list, n_cols: int) -> list:
+        last = jnp.int32(arrays["col_base"].shape[0] - 1)
+        bases = [_per_slice(d, arrays["col_base"], jnp.minimum(walk.chunk(e), last), live) for e, _, live in entries]
+        start = arrays.get("index_start")
+        if start is None:
+            deltas = [
+                d.load(arrays["delta"], at, live, PADDING, once=True).astype(jnp.int32) for _, at, live in entries
+            ]
+            return [(b + u, u != PADDING) for b, u in zip(bases, deltas, strict=True)]
+        start = _per_slice(d, start, walk.slice, walk.inside)
+        narrow, wide = start >= 0, start < 0  # Mosaic GPU cannot negate a vector of bools
+        columns = []
+        for b, (e, _, live) in zip(bases, entries, strict=True):
+            # Entry e of lane i is place i + e·C of its slice.
+            place = walk.lane.astype(start.dtype) + e.astype(start.dtype) * walk.step
+            u = d.load(arrays["delta"], start + place, live & narrow, PADDING, once=True).astype(jnp.int32)
+            c = d.load(arrays["col_idx"], place - 1 - start, live & wide, n_cols, once=True)
+            columns.append((jnp.where(u == PADDING, c, b + u), (u != PADDING) | (c < n_cols)))
+        return columns
+
+    def of_chunks(self, arrays: Arrays, lanes: int, chunk: Any, owner: Any, shape: tuple[int, int]) -> Any:
+        base = take(arrays["col_base"], chunk)[:, None]
+
+        def narrow(chunk):
+            u = _padded(arrays["delta"].reshape(-1, lanes), chunk).astype(np.int32)
+            return jnp.where(u == PADDING, shape[1], base + u)
+
+        if "index_start" not in arrays:
+            return narrow(chunk)
+        begin, ptr = take(arrays["index_start"], owner), arrays["slice_ptr"]
+        k = chunk - take(ptr, owner) // lanes
+        wide = _padded(arrays["col_idx"].reshape(-1, lanes), (-1 - begin) // lanes + k)
+        columns = jnp.where((begin >= 0)[:, None], narrow(begin // lanes + k), wide)
+        return jnp.where((chunk < ptr[-1] // lanes)[:, None], columns, shape[1])  # chunks behind the last are padding
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagonal:
+    """`offsets` [n_chunks] int32, column minus row."""
+
+    unit = 1
+    implied = True
+
+    def index_of(self, row: Any, col: Any) -> Any:
+        """The diagonal of an entry."""
+        return col - row
+
+    def in_kernel(self, d: Any, arrays: Arrays, walk: Walk, entries: list, n_cols: int) -> list:
+        last = jnp.int32(arrays["offsets"].shape[0] - 1)
+        columns = []
+        for e, _, live in entries:
+            c = walk.matrix_row + _per_slice(d, arrays["offsets"], jnp.minimum(walk.chunk(e), last), live)
+            columns.append((c, live & (c >= 0) & (c < n_cols)))
+        return columns
+
+    def of_chunks(self, arrays: Arrays, lanes: int, chunk: Any, owner: Any, shape: tuple[int, int]) -> Any:
+        row = owner[:, None] * lanes + jnp.arange(lanes, dtype=jnp.int32)
+        if "perm" in arrays:
+            row = take(arrays["perm"], jnp.minimum(row, shape[0] - 1))
+        c = row + take(arrays["offsets"], chunk)[:, None]
+        return jnp.where((c >= 0) & (c < shape[1]), c, shape[1])
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocked:
+    """`block_col` [n_blocks] int32 of blocks of `rows` × `columns`, from ⌈n_cols / columns⌉ on in padding.
+
+    C lanes hold C / rows blocks side by side, one column of each in a chunk.
+    """
+
+    rows: int
+    columns: int
+    implied = False
+
+    @property
+    def unit(self) -> int:
+        return self.columns
+
+    def index_of(self, row: Any, col: Any) -> Any:
+        """The column, in blocks, of an entry."""
+        del row
+        return col // self.columns
+
+    def in_kernel(self, d: Any, arrays: Arrays, walk: Walk, entries: list, n_cols: int) -> list:
+        lane = lax.div(walk.lane, d.full(self.rows, jnp.int32))
+        across = walk.step // self.rows
+        columns, block = [], jnp.int32(0)
+        for i, (e, _, live) in enumerate(entries):
+            if i % self.columns == 0:
+                k = lax.div(walk.chunk(e), _like(walk.chunk(e), self.columns, d))
+                at = k.astype(walk.base.dtype) * across + lane
+                block = d.load(arrays["block_col"], at, live, -(-n_cols // self.columns))
+            c = block * self.columns + i % self.columns
+            columns.append((c, c < n_cols))
+        return columns
+
+    def of_chunks(self, arrays: Arrays, lanes: int, chunk: Any, owner: Any, shape: tuple[int, int]) -> Any:
+        del owner
+        blocks = take(arrays["block_col"].reshape(-1, lanes // self.rows), chunk // self.columns)
+        c = blocks * self.columns + (chunk % self.columns)[:, None]
+        return jnp.minimum(jnp.repeat(c, self.rows, axis=1), shape[1])
+
+
+@dataclasses.dataclass(frozen=True)
+class Consecutive:
+    """The column is the address."""
+
+    unit = 1
+    implied = True
+
+    def in_kernel(self, d: Any, arrays: Arrays, walk: Walk, entries: list, n_cols: int) -> list:
+        del d, arrays, walk
+        return [(at.astype(jnp.int32), live & (at < n_cols)) for _, at, live in entries]
+
+    def of_chunks(self, arrays: Arrays, lanes: int, chunk: Any, owner: Any, shape: tuple[int, int]) -> Any:
+        del arrays, owner, shape
+        return chunk[:, None] * lanes + jnp.arange(lanes)
+
+
+ColumnRule: TypeAlias = Explicit | Delta | Diagonal | Blocked | Consecutive
+
+
+def pack_pattern(present: Any, zeros_stored: Any) -> Any:
+    """The `pattern` of the module: which places with a valid column hold an entry; None if all do.
+
+    Args:
+      present: [n_stored] bool, of NumPy or on a device; the result is where `present` is.
+      zeros_stored: whether an entry is zero; may be on the device too.
+    """
+    return packed(present, zeros_stored)[0]
+
+
+def packed(present: Any, zeros_stored: Any) -> tuple[Any, int]:
+    """`pack_pattern`, and how many places hold no entry."""
+    on_host = isinstance(present, np.ndarray)
+    if on_host:
+        bits, n_holes = np.packbits(present, bitorder="little"), int(np.count_nonzero(~present))
+    else:
+        bits, counted = _bits(present, zeros_stored)
+        n_holes, zeros_stored = map(int, np.asarray(counted))  # one wait for both
+    index = np.dtype(index_dtype(present.size))
+    if n_holes == 0:
+        return None, 0
+    if zeros_stored:
+        return bits, n_holes
+    if bits.nbytes <= n_holes * index.itemsize:
+        return (bits.view(np.int8) if on_host else _as_int8(bits)), n_holes
+    return (np.flatnonzero(~present).astype(index) if on_host else _holes(bits, n_holes, index)), n_holes
+
+
+@jax.jit
+def _bits(present, zeros_stored):
+    index = index_dtype(present.size)
+    counted = jnp.stack([jnp.sum(~present, dtype=index), jnp.asarray(zeros_stored).astype(index)])
+    return jnp.packbits(present, bitorder="little"), counted
+
+
+_as_int8 = jax.jit(lambda bits: bits.view(np.int8))
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _holes(bits, n_holes, dtype):
+    """The places of the 0-bits, [n_holes]: a running sum over bytes, then over the bits of bytes with 0-bits.
+
+    Bits behind the last place are 0 but come last.
+    """
+    ends = jnp.cumsum(8 - lax.population_count(bits).astype(dtype), dtype=dtype)
+    hole = jnp.arange(n_holes, dtype=dtype)
+    byte = jnp.searchsorted(ends, hole, side="right", method="scan_unrolled").astype(dtype)
+    missing = jnp.unpackbits(~take(bits, byte)[:, None], axis=1, bitorder="little").astype(dtype)
+    rank = hole - (take(ends, byte) - jnp.sum(missing, axis=1, dtype=dtype))
+    return byte * 8 + jnp.sum(jnp.cumsum(missing, axis=1) <= rank[:, None], axis=1, dtype=dtype)
+
+
+def unpack_pattern(pattern: Any, n_stored: int) -> Any:
+    """[n_stored] bool."""
+    if is_bits(pattern):
+        return jnp.unpackbits(pattern.view(np.uint8), count=n_stored, bitorder="little").astype(bool)
+    return jnp.ones(n_stored, bool).at[pattern].set(False, unique_indices=True, indices_are_sorted=True)
+
+
+def is_bits(pattern: Any) -> bool:
+    """Whether the pattern has a bit for each place; else it is a list."""
+    return pattern.dtype.itemsize == 1
+
+
+def is_read(pattern: Any) -> bool:
+    """Whether kernels read the pattern: it is bits, and some entry is zero."""
+    return pattern.dtype == np.uint8
+
+
+def alive(d: Any, pattern: Any, at: Any, live: Any, value: Any) -> Any:
+    """In a kernel: whether the place at `at`, holding `value`, is an entry."""
+    if not is_read(pattern):
+        return value != 0
+    bits = d.load(pattern, lax.div(at, d.full(8, at.dtype)), live, 0).astype(jnp.int32)
+    mask = lax.shift_left(d.full(1, jnp.int32), lax.rem(at, d.full(8, at.dtype)).astype(jnp.int32))
+    return lax.bitwise_and(bits, mask) != 0
+
+
+def _per_slice(d: Any, ref: Any, idx: Any, live: Any) -> Any:
+    """ref[idx]; idx is a scalar where all lanes lie in one slice, else [lanes]."""
+    return d.load(ref, idx) if idx.ndim == 0 else d.load(ref, idx, live, 0)
+
+
+def _padded(a: Any, idx: Any) -> Any:
+    """a[idx]; where idx lies outside, any number."""
+    return jnp.zeros_like(a, shape=(idx.shape[0], a.shape[1])) if a.shape[0] == 0 else a.at[idx].get(mode="clip")
+
+
+def _like(a: Any, value: int, d: Any) -> Any:
+    return jnp.asarray(value, a.dtype) if a.ndim == 0 else d.full(value, a.dtype)

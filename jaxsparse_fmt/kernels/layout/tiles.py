@@ -1,0 +1,130 @@
+"""The tiles of CSR5: storage in which every lane has as many entries, whatever rows they belong to.
+
+A tile is `entries` × `lanes` places, stored entry by entry, so that loads coalesce. Its lanes take the entries of the
+tile's rows in CSR's order, `entries` each: neighbours in a row lie in one lane, one behind the other. The index of a
+row's last entry is marked, so a lane knows where to write a sum and begin the next:
+
+    lane_row      [n_tiles·lanes] int32, the row of a lane's first entry; −1 − row where it began in a lane before
+    hops          [n_tiles] int32, how many lanes the longest chain of lanes in a row's sum goes on for
+    marked_col    [n_stored] int32, columns; the sign bit marks the last entry of a row; n_cols in padding
+    marked_delta  [n_stored] uint16 instead, above the tile's least column `col_base` [n_tiles]: 0x8000 is the mark,
+                  0x7FFF padding. Where some tiles are too wide for that, `index_start` [n_tiles] is where the deltas
+                  of a tile begin, or −1 − start where in `marked_col` its columns begin
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxsparse_fmt._types import index_dtype
+from jaxsparse_fmt.kernels.layout.address import Arrays, take
+
+Array = jax.Array
+
+MARK, NARROW_PADDING = 0x8000, 0x7FFF  # of a delta
+WIDE_MARK, COLUMN = -(2**31), 2**31 - 1  # of a column
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiles:
+    """Sizes of a matrix's tiles: static and hashable.
+
+    Attributes:
+      shape: of the stored matrix, in which a piece of a cut row counts as a row.
+      n_stored: places.
+      lanes, entries: of a tile.
+      n_pieces: how many rows, the last ones, are pieces.
+      kept_rows: at least the rows of any tile, if a block keeps its sums of one right-hand side in shared memory until
+        it has them all; else 0.
+    """
+
+    shape: tuple[int, int]
+    n_stored: int
+    lanes: int
+    entries: int
+    n_pieces: int = 0
+    kept_rows: int = 0
+
+    @property
+    def n_tiles(self) -> int:
+        return self.n_stored // (self.lanes * self.entries)
+
+    def columns(self, arrays: Arrays) -> tuple[Array, Array]:
+        """The column of every place (n_cols in padding), and whether it is the last of its row: [n_stored]."""
+        n_cols, tile = self.shape[1], self.lanes * self.entries
+        if "marked_delta" not in arrays:
+            return arrays["marked_col"] & COLUMN, arrays["marked_col"] < 0
+        if "index_start" not in arrays:
+            narrow, base = arrays["marked_delta"], jnp.repeat(arrays["col_base"], tile)
+            return _widened(narrow, base, n_cols), narrow >= MARK
+        start, place = arrays["index_start"], jnp.arange(tile, dtype=arrays["index_start"].dtype)
+        narrow = arrays["marked_delta"].at[jnp.maximum(start, 0)[:, None] + place].get(mode="clip")
+        wide = arrays["marked_col"].at[jnp.maximum(-1 - start, 0)[:, None] + place].get(mode="clip")
+        is_narrow = (start >= 0)[:, None]
+        col = jnp.where(is_narrow, _widened(narrow, arrays["col_base"][:, None], n_cols), wide & COLUMN)
+        return col.reshape(-1), jnp.where(is_narrow, narrow >= MARK, wide < 0).reshape(-1)
+
+    def places(self, arrays: Arrays) -> tuple[Array, Array, Array]:
+        """Row, column (n_cols in padding) and j in the row, of every place: [n_stored] each."""
+        n_rows, n_cols = self.shape
+        col, last = self.columns(arrays)
+        shape = (self.n_tiles, self.entries, self.lanes)
+        last = last.reshape(shape).astype(jnp.int32)
+        first = arrays["lane_row"]
+        first = jnp.where(first < 0, -1 - first, first).reshape(self.n_tiles, 1, self.lanes)
+        row = (first + jnp.cumsum(last, axis=1) - last).reshape(-1)
+        index = index_dtype(self.n_stored)
+        at = jnp.arange(self.n_stored, dtype=index).reshape(self.n_tiles, self.lanes, self.entries)
+        at = jnp.swapaxes(at, 1, 2).reshape(-1)
+        live = col < n_cols
+        begin = jnp.full(n_rows, self.n_stored, index).at[jnp.where(live, row, n_rows)].min(at, mode="drop")
+        row = jnp.minimum(row, n_rows - 1)
+        return row, col, jnp.where(live, at - take(begin, row), 0).astype(jnp.int32)
+
+    def decoder(self, d: Any, index: Arrays, tile: Any) -> Any:
+        """In a kernel, the function that decodes columns: places of the tile -> (column, whether there is one, whether
+        the entry is the last of its row).
+        """
+        n_cols, size = self.shape[1], self.lanes * self.entries
+        address = index_dtype(self.n_stored)
+
+        def wide(places, start, live=None):
+            loaded = [d.load(index["marked_col"], start + place, live, n_cols, once=True) for place in places]
+            found = [(lax.bitwise_and(c, d.full(COLUMN, jnp.int32)), c < 0) for c in loaded]
+            return [(c, c < n_cols, last) for c, last in found]
+
+        def narrow(places, start, live=None):
+            base, low = d.load(index["col_base"], tile), d.full(NARROW_PADDING, jnp.int32)
+            loaded = [d.load(index["marked_delta"], start + place, live, NARROW_PADDING, once=True) for place in places]
+            loaded = [u.astype(jnp.int32) for u in loaded]
+            found = [(lax.bitwise_and(u, low), u >= MARK) for u in loaded]
+            return [(base + u, u != NARROW_PADDING, last) for u, last in found]
+
+        own = tile.astype(address) * size
+        if "marked_delta" not in index:
+            return lambda places: wide(places, own)
+        if "index_start" not in index:
+            return lambda places: narrow(places, own)
+        start = d.load(index["index_start"], tile)
+        zero = d.full(0, start.dtype)
+
+        def either(places):
+            is_narrow = zero + start >= 0
+            narrow_ones = narrow(places, jnp.maximum(start, 0), is_narrow)
+            wide_ones = wide(places, jnp.maximum(-1 - start, 0), zero + start < 0)
+            return [
+                (jnp.where(is_narrow, a, b), jnp.where(is_narrow, i, j), jnp.where(is_narrow, k, m))
+                for (a, i, k), (b, j, m) in zip(narrow_ones, wide_ones, strict=True)
+            ]
+
+        return either
+
+
+def _widened(delta, base, n_cols: int):
+    low = (delta & NARROW_PADDING).astype(jnp.int32)
+    return jnp.where(low == NARROW_PADDING, n_cols, base + low)

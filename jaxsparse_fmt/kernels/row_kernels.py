@@ -1,0 +1,193 @@
+"""The common part of `spmv.py` and `sddmm.py`: one kernel launch over the rows of a matrix stored by a `Rule`.
+
+A block is a tile of lanes. Each lane follows one storage row through the storage, as the address rule leads it (a
+`Walk`), and loads several entries a trip before it uses the first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxsparse_fmt._types import index_dtype, x64_enabled
+from jaxsparse_fmt.kernels.backends import launch, tuning
+from jaxsparse_fmt.kernels.column_groups import Pack
+from jaxsparse_fmt.kernels.coordinates import accumulator
+from jaxsparse_fmt.kernels.layout.address import Bisected, Slices, Starts, Subwarp
+from jaxsparse_fmt.kernels.layout.columns import Delta, Diagonal
+from jaxsparse_fmt.kernels.layout.rule import Rule
+
+Array = jax.Array
+
+
+def supported(backend: str, *operands: Array, size: int = 0) -> str:
+    """`backend`, or "xla" for what Pallas kernels cannot do: complex numbers, and 64-bit addresses in 32-bit JAX."""
+    if backend == "numba":  # decides for itself
+        return backend
+    wide = max(size, *(a.size for a in operands)) >= 2**31 and not x64_enabled()
+    is_complex = any(jnp.issubdtype(a.dtype, jnp.complexfloating) for a in operands)
+    return "xla" if is_complex or wide else backend
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Static sizes of one launch. Its blocks are tiles × blocks of columns × members of the batch, tiles fastest.
+
+    Attributes:
+      p: right-hand sides.
+      rows: storage rows of a tile.
+      lanes_a_row: neighbouring lanes that take different right-hand sides of one row.
+      block_columns: right-hand sides of a block; `pack` says how many of them a lane loads at once.
+      unroll: entries that a lane loads before it uses the first.
+      acc: the dtype of sums.
+    """
+
+    rule: Rule
+    p: int
+    rows: int
+    tiles: int
+    lanes_a_row: int
+    block_columns: int
+    pack: Pack
+    column_blocks: int
+    blocks: int
+    unroll: int
+    acc: Any
+    address_dtype: Any
+
+    def position(self, block):
+        """The tile, the block of columns and the member of the batch of a block."""
+        rest, zero = jnp.int32(0), jnp.int32(0)
+        if self.blocks > self.tiles:
+            block, rest = lax.rem(block, jnp.int32(self.tiles)), lax.div(block, jnp.int32(self.tiles))
+        if self.column_blocks == 1:
+            return block, zero, rest.astype(self.address_dtype)
+        count = jnp.int32(self.column_blocks)
+        return block, lax.rem(rest, count), lax.div(rest, count).astype(self.address_dtype)
+
+    def columns(self, d, column_block):
+        """The right-hand sides of a lane, as `Pack.columns` gives them."""
+        first = column_block * self.block_columns
+        if self.lanes_a_row > 1:
+            first = first + d.column() * jnp.int32(self.pack.length)
+        return self.pack.columns(first, self.block_columns, self.p, self.lanes_a_row)
+
+    def walks(self, d, arrays, tile):
+        """The walks of a tile; each knows the matrix row of its lanes."""
+        for walk in self.rule.address.walks(d, arrays, tile, self.rule.n_stored, self.address_dtype):
+            inside, perm = walk.row < self.rule.shape[0], arrays.get("perm")
+            walk.matrix_row = walk.row if perm is None else d.load(perm, walk.row, inside, 0)
+            yield walk
+
+    def trips(self, walk):
+        return lax.div(walk.longest + jnp.int32(self.unroll - 1), jnp.int32(self.unroll))
+
+    def entries(self, walk, trip):
+        """(number, address, whether it exists) of each entry of a trip."""
+        return [(e, *walk.entry(e)) for e in (trip * self.unroll + u for u in range(self.unroll))]
+
+    def load_values(self, d, values, at, live):
+        once = not isinstance(self.rule.address, Starts)
+        return None if values is None else d.load(values, at, live, 0, once=once)
+
+
+def run(
+    kernel: Callable[..., None],
+    backend: str,
+    inputs: Mapping[str, Any],
+    outputs: Mapping[str, Any],
+    rule: Rule,
+    loops_over_columns: bool = False,
+) -> tuple[Array, ...]:
+    """Flattens every array, chooses the blocks and the width of addresses, and runs `kernel(d, sizes=..., **refs)`.
+
+    Args:
+      inputs: arrays, "x" [b, n_cols, p] among them, or None.
+      outputs: by name, each a shape and dtype or the array that is updated; the first decides the dtype of sums.
+      loops_over_columns: whether each lane goes through all right-hand sides by itself.
+    """
+    out = next(iter(outputs.values()))
+    flat = {k: a.reshape(-1) for k, a in inputs.items() if a is not None}
+    (batch, _, p), unit = inputs["x"].shape, rule.column.unit
+    alone = not loops_over_columns and p == 1
+    load = load_beside_values(rule, "perm" in inputs, jnp.dtype(out.dtype).itemsize <= 4, alone)
+    block = tuning.block(backend, load, getattr(rule.address, "lanes", 0))
+    pack = Pack.of(backend, 1 if loops_over_columns else p, inputs["x"].dtype)
+    lanes_a_row, block_columns = (1, 1) if loops_over_columns else _columns_of_block(rule, p, pack)
+    if lanes_a_row > 1:
+        block = tuning.columns_block(backend, load, lanes_a_row)
+    elif block_columns > 1 and load in ("shared", "very long shared"):
+        block = tuning.block(backend, "columns", 0)
+    tiles = -(-rule.address.width * lanes_a_row // block.rows)
+    column_blocks = 1 if loops_over_columns else -(-p // block_columns)
+    sizes = Sizes(
+        rule=rule,
+        p=p,
+        rows=block.rows,
+        tiles=tiles,
+        lanes_a_row=lanes_a_row,
+        block_columns=block_columns,
+        pack=pack,
+        column_blocks=column_blocks,
+        blocks=tiles * column_blocks * batch,
+        unroll=unit * max(block.unroll // unit, 1),
+        acc=accumulator(out.dtype),
+        address_dtype=index_dtype(max(out.size, *(a.size for a in flat.values()))),
+    )
+    return launch.launch(
+        functools.partial(kernel, sizes=sizes),
+        backend,
+        block=block,
+        blocks=sizes.blocks,
+        inputs=flat,
+        outputs={k: _flat(o) for k, o in outputs.items()},
+    )
+
+
+def _flat(out: Any) -> Any:
+    return out.reshape(-1) if isinstance(out, jax.Array) else jax.ShapeDtypeStruct((out.size,), out.dtype)
+
+
+def _columns_of_block(rule: Rule, p: int, pack: Pack) -> tuple[int, int]:
+    """How many lanes share a row's right-hand sides, and how many right-hand sides they take together, in whole packs.
+
+    Each lane has some in registers, for an index and a value read once. One lane would read many of them a sector of
+    32 bytes at a time, so neighbouring lanes take some each, and read whole sectors.
+    """
+    if isinstance(rule.address, Subwarp | Bisected) or getattr(rule.address, "threads", 1) > 1:
+        return 1, min(p, tuning.LAUNCH.columns_alone)
+    most = tuning.LAUNCH.columns_a_lane
+    lanes = -(-p // most)
+    lanes = min(1 << (lanes - 1).bit_length(), tuning.LAUNCH.lanes_a_row)
+    packs = -(-p // (lanes * pack.length))
+    return lanes, lanes * min(packs * pack.length, most)
+
+
+def load_beside_values(rule: Rule, permuted: bool, narrow: bool, alone: bool) -> str:
+    """The kind of loads of a lane beside its values: a key of `tuning.LAUNCH.loads`.
+
+    Args:
+      permuted: sums go to their rows through a permutation.
+      narrow: sums have 4 bytes or fewer.
+      alone: a lane has one sum.
+    """
+    full = "permuted" if permuted and narrow else "full"
+    if not isinstance(rule.address, Slices):
+        return full
+    if rule.address.lanes >= rule.shape[0]:
+        whole = "narrow whole diagonals" if narrow else "whole diagonals"
+        return whole if isinstance(rule.column, Diagonal) and alone else full
+    mean = rule.n_stored / rule.shape[0]
+    if rule.address.threads > 1:
+        return "very long shared" if mean >= tuning.LAUNCH.very_long_rows else "shared"
+    long_rows = mean >= tuning.LAUNCH.long_rows
+    if isinstance(rule.column, Delta):
+        very_short = mean < tuning.LAUNCH.very_short_rows
+        return "long deltas" if long_rows else "very short deltas" if very_short else "deltas"
+    return "diagonals" if isinstance(rule.column, Diagonal) and not long_rows else full

@@ -1,0 +1,90 @@
+"""The sampled outer product (SDDMM, sampled dense-dense matrix product): Σ_p y[row, p]·x[col, p] at every stored entry.
+
+Its Pallas kernel, its reference in plain jnp and its call of the Numba kernels. Shapes are those of `spmv.py`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxsparse_fmt.kernels import coordinates, row_kernels, spmv_cpu
+from jaxsparse_fmt.kernels.backends import selection
+from jaxsparse_fmt.kernels.layout.address import Arrays
+from jaxsparse_fmt.kernels.layout.columns import unpack_pattern
+from jaxsparse_fmt.kernels.layout.rule import Rule
+
+Array = jax.Array
+
+
+def outer(
+    y: Array,  # [b, n_rows, p]
+    x: Array,  # [b, n_cols, p]
+    arrays: Arrays,
+    *,
+    rule: Rule,
+    backend: str,
+) -> Array:  # [b, n_stored]
+    """Σ_p y[row, p]·x[col, p] at every stored entry, zero in padding."""
+    shape = (y.shape[0], rule.n_stored)
+    backend = row_kernels.supported(backend, y, x, size=math.prod(shape))
+    v = outer_cpu(y, x, arrays, rule=rule) if backend == "numba" else None
+    if v is not None:
+        return v
+    if not selection.is_pallas(backend):
+        return outer_reference(y, x, arrays, rule=rule)
+    inputs = {"y": y, "x": x, **{k: a for k, a in arrays.items() if k != "pattern"}}
+    out = jax.ShapeDtypeStruct(shape, jnp.result_type(y, x))
+    (v,) = row_kernels.run(outer_kernel, backend, inputs, {"values": out}, rule, loops_over_columns=True)
+    v = v.reshape(shape)
+    if "pattern" in arrays:
+        return jnp.where(unpack_pattern(arrays["pattern"], rule.n_stored), v, 0)
+    # Lanes that stop at the end of their row leave the padding behind it unwritten.
+    return jnp.where(rule.col_idx(arrays) < rule.shape[1], v, 0) if "row_lengths" in arrays else v
+
+
+def outer_reference(y, x, arrays: Arrays, *, rule: Rule) -> Array:
+    """`outer` in plain jnp."""
+    row, col, _ = rule.places(arrays)
+    return coordinates.outer_reference(y, x, row, col, n_cols=rule.shape[1])
+
+
+def outer_cpu(y: Array, x: Array, arrays: Arrays, *, rule: Rule) -> Array | None:
+    """`outer` by a Numba kernel; None where there is none (`spmv_cpu.py`)."""
+    if not spmv_cpu.in_slices(rule):
+        return None
+    return spmv_cpu.call("outer", y, x, arrays, rule, (y.shape[0], rule.n_stored))
+
+
+def outer_kernel(
+    d,
+    *,
+    sizes: row_kernels.Sizes,
+    y,  # [b·n_rows·p]
+    x,  # [b·n_cols·p]
+    values,  # [b·n_stored], out
+    **arrays,  # what the rules read, and perm [n_rows] or none
+):
+    rule, p, (n_rows, n_cols) = sizes.rule, sizes.p, sizes.rule.shape
+    tile, _, batch = sizes.position(d.program_id())
+    for walk in sizes.walks(d, arrays, tile):
+
+        def trip(t, _, walk=walk):
+            entries = sizes.entries(walk, t)
+            cols = rule.column.in_kernel(d, arrays, walk, entries, n_cols)
+            for (_, at, live), (c, exists) in zip(entries, cols, strict=True):
+                entry = exists & (walk.row < n_rows)
+
+                def column(q, total, entry=entry, c=c):
+                    yq = d.load(y, (batch * n_rows + walk.matrix_row) * p + q, entry, 0).astype(sizes.acc)
+                    xq = d.load(x, (batch * n_cols + c) * p + q, entry, 0).astype(sizes.acc)
+                    return total + yq * xq
+
+                total = lax.fori_loop(jnp.int32(0), jnp.int32(p), column, d.full(0, sizes.acc))
+                d.store(values, batch * rule.n_stored + at, total, live)
+            return ()
+
+        lax.fori_loop(jnp.int32(0), sizes.trips(walk), trip, ())

@@ -1,0 +1,187 @@
+"""The product A·x and the transposed product Aᵀ·y of every format that stores rows by a `Rule`.
+
+An address rule (`layout/address.py`) gives the address of entry j of a row, a column rule (`layout/columns.py`) decodes
+its column; the kernels take any pair of rules:
+
+    values             [b, n_stored]
+    x, y               [b, n_cols, p], [b, n_rows, p]: a batch axis b for the values, a column axis p for the vectors
+    arrays             what the rules read, by name; and perm [n_rows]: storage row k is row perm[k] of the matrix
+
+`spmv_reference.py` computes the same in plain jnp, `spmv_cpu.py` by Numba, `sddmm.py` the sampled outer product.
+
+Padding has value 0 and column index n_cols, one past the end. The kernel would read x at a valid column, and 0·NaN is
+NaN; column n_cols is masked without reading row lengths, which would cost 4 bytes a row: 7% of a 7-point product in
+f32. Diagonals and blocks have padding with a valid column, which `pattern` masks.
+
+Traffic of a product, bytes: n_stored·(value + index) + slice pointers + n_cols·x + n_rows·y, x counted once. A lane
+sums its entries in storage order in both kernel dialects: results repeat to the last bit, and within a dialect formats
+with one thread a row agree to the last bit.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxsparse_fmt.kernels import row_kernels, spmv_cpu
+from jaxsparse_fmt.kernels.backends import selection, tuning
+from jaxsparse_fmt.kernels.column_groups import LaneGroups
+from jaxsparse_fmt.kernels.layout.address import Arrays
+from jaxsparse_fmt.kernels.layout.columns import alive
+from jaxsparse_fmt.kernels.layout.rule import Rule
+from jaxsparse_fmt.kernels.row_kernels import supported
+from jaxsparse_fmt.kernels.spmv_reference import product_reference, transposed_reference
+
+Array = jax.Array
+
+
+def product(
+    values: Array | None,  # [b, n_stored]; None: ones
+    x: Array,  # [b, n_cols, p]
+    arrays: Arrays,
+    *,
+    rule: Rule,
+    backend: str,
+) -> Array:  # [b, n_rows, p]
+    """A·x, one block a tile of lanes."""
+    operands = (x,) if values is None else (values, x)
+    shape = (x.shape[0], rule.shape[0], x.shape[2])
+    backend = supported(backend, *operands, size=math.prod(shape))
+    y = spmv_cpu.product(values, x, arrays, rule=rule) if backend == "numba" else None
+    if y is not None:
+        return y
+    if not selection.is_pallas(backend):
+        return product_reference(values, x, arrays, rule=rule)
+    out = {"y": jax.ShapeDtypeStruct(shape, jnp.result_type(*operands))}
+    return row_kernels.run(product_kernel, backend, {"values": values, "x": x, **arrays}, out, rule)[0].reshape(shape)
+
+
+def added(
+    y: Array,  # [b, n, p]
+    rows: Array,  # [n_rows], rising; what belongs to rows from n on is dropped
+    values: Array | None,  # [b, n_stored]; None: ones
+    x: Array,  # [b, n_cols, p]
+    arrays: Arrays,
+    *,
+    rule: Rule,
+    backend: str,
+) -> Array:  # [b, n, p]
+    """y with A·x added to its `rows`. A kernel adds in place: XLA copies y first if something reads y afterwards."""
+    backend = supported(backend, y, x, *([] if values is None else [values]))
+    if not selection.is_pallas(backend):
+        sums = product(values, x, arrays, rule=rule, backend=backend)
+        return y.at[:, rows].add(sums.astype(y.dtype), unique_indices=True, indices_are_sorted=True)
+    kernel = functools.partial(product_kernel, adds_to=y.shape[1])
+    inputs = {"values": values, "x": x, "perm": rows, **arrays}
+    return row_kernels.run(kernel, backend, inputs, {"y": y}, rule)[0].reshape(y.shape)
+
+
+def product_dot(
+    values: Array,  # [n_stored]
+    x: Array,  # [n_cols]
+    w: Array,  # [n_rows]
+    arrays: Arrays,
+    *,
+    rule: Rule,
+    backend: str,
+) -> tuple[Array, Array]:  # [n_rows], [parts]
+    """A·x, and wᵀ·A·x in parts: one for each warp of lanes, or their sum where they are many."""
+    dtype, warps = jnp.result_type(values, x), _warps(rule)
+    inputs = {"values": values[None], "x": x[None, :, None], "w": w, **arrays}
+    out = {"y": jax.ShapeDtypeStruct((rule.shape[0],), dtype), "sums_of_warps": jax.ShapeDtypeStruct((warps,), dtype)}
+    y, sums = row_kernels.run(product_kernel, backend, inputs, out, rule)
+    return y, sums if parts(rule) == warps else jnp.sum(sums)[None]
+
+
+def parts(rule: Rule) -> int:
+    """The number of partial sums of wᵀ·A·x that `product_dot` returns."""
+    return _warps(rule) if _warps(rule) <= tuning.LAUNCH.most_parts else 1
+
+
+def _warps(rule: Rule) -> int:
+    return -(-rule.address.width // tuning.LAUNCH.warp)
+
+
+def transposed(
+    values: Array,  # [b, n_stored]
+    y: Array,  # [b, n_rows, p]
+    arrays: Arrays,
+    *,
+    rule: Rule,
+    backend: str,
+) -> Array:  # [b, n_cols, p]
+    """Aᵀ·y, a kernel on CPUs only."""
+    x = spmv_cpu.transposed(values, y, arrays, rule=rule) if backend == "numba" else None
+    return transposed_reference(values, y, arrays, rule=rule) if x is None else x
+
+
+def product_kernel(
+    d,
+    *,
+    sizes: row_kernels.Sizes,
+    x,  # [b·n_cols·p]
+    y,  # [b·n_rows·p], out
+    values=None,  # [b·n_stored]
+    adds_to: int | None = None,  # rows of y, to which the kernel adds; None: it overwrites the matrix's own
+    **arrays,  # what the rules read, and where given:
+    # perm           [n_rows]
+    # pattern        [n_stored / 8] uint8; of another dtype it is not read
+    # w              [n_rows]
+    # sums_of_warps  [width / 32], out: of wᵀ·y
+):
+    rule, p, pack, (n_rows, n_cols) = sizes.rule, sizes.p, sizes.pack, sizes.rule.shape
+    pattern, w, rows_of_y = arrays.get("pattern"), arrays.get("w"), n_rows if adds_to is None else adds_to
+    tile, column_block, batch = sizes.position(d.program_id())
+    d = LaneGroups(d, sizes.lanes_a_row) if sizes.lanes_a_row > 1 else d
+    columns = sizes.columns(d, column_block)
+    first: Any = None
+    totals: Any = None
+    for walk in sizes.walks(d, arrays, tile):
+
+        def trip(t, sums, walk=walk):
+            # All loads of A first: they are in flight together.
+            entries = sizes.entries(walk, t)
+            cols = rule.column.in_kernel(d, arrays, walk, entries, n_cols)
+            if rule.column.implied:  # then places without a column need not be read, nor be there
+                entries = [(e, at, exists) for (e, at, _), (_, exists) in zip(entries, cols, strict=True)]
+            vals = [sizes.load_values(d, values, batch * rule.n_stored + at, live) for _, at, live in entries]
+            for (_, at, live), (c, exists), v in zip(entries, cols, vals, strict=True):
+                xs = pack.load(d, x, (batch * n_cols + c) * p, columns, exists)
+                terms = [
+                    xq.astype(sizes.acc) if v is None else pack.beside(v.astype(sizes.acc)) * xq.astype(sizes.acc)
+                    for xq in xs
+                ]
+                if pattern is not None:
+                    entry = pack.beside(alive(d, pattern, at, live, v))
+                    terms = [jnp.where(entry, term, jnp.zeros_like(term)) for term in terms]
+                sums = tuple(s + term for s, term in zip(sums, terms, strict=True))
+            return sums
+
+        zero = tuple(pack.along(d.full(0, sizes.acc)) for _ in columns)
+        sums = lax.fori_loop(jnp.int32(0), sizes.trips(walk), trip, zero)
+        if walk.threads > 1:
+            sums = [d.sum_threads(s, walk.threads, walk.stride) for s in sums]
+        if first is None:
+            first, totals = walk, sums
+        else:
+            keep = pack.beside(walk.keep)
+            totals = [t + jnp.where(keep, s, jnp.zeros_like(s)) for t, s in zip(totals, sums, strict=True)]
+    base = (batch * rows_of_y + first.matrix_row) * p
+    live = first.row < n_rows
+    live = live if first.keep is None else live & first.keep
+    if adds_to is not None:
+        live = live & (first.matrix_row < rows_of_y)
+        before = pack.load(d, y, base, columns, live)
+        totals = [b.astype(sizes.acc) + total for b, total in zip(before, totals, strict=True)]
+    for (q, inside), total in zip(columns, totals, strict=True):
+        d.store(y, pack.places(base + q), total, pack.beside(live & inside))
+    if w is not None:
+        lane, warp = tile * jnp.int32(sizes.rows) + d.lanes(), jnp.int32(tuning.LAUNCH.warp)
+        terms = jnp.where(live, d.load(w, base, live, 0) * totals[0], jnp.zeros_like(totals[0]))
+        leads = (lax.rem(lane, warp) == 0) & (lane < rule.address.width)
+        d.store(arrays["sums_of_warps"], lax.div(lane, warp), d.sum_threads(terms, tuning.LAUNCH.warp, 1), leads)

@@ -1,0 +1,127 @@
+"""One pass over vectors: new vectors and sums from old ones, number by number, in one kernel.
+
+Beside its products a Krylov method makes a few such passes; on a GPU their time is their traffic and their number. XLA
+alone fuses otherwise: it computes a residual twice rather than store it, and gives every reduction and every few
+scalars a kernel of its own. Here the author of a pass decides what one kernel computes:
+
+    numbers     scalars, or [m] partial sums, which every block adds up for itself
+    scalars     of `prepare(*numbers)`, computed by every block alike, returned once
+    new         of `each(scalars, *vectors)`, written where the old ones are read
+    sums        of the products that `each` gives as pairs, as 4 partial sums of each block
+
+Traffic: each vector once. The order of every sum is fixed by n alone: runs repeat to the last bit.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxsparse_fmt._types import index_dtype
+from jaxsparse_fmt.kernels.backends import launch, tuning
+
+Array = jax.Array
+
+
+class Pass(NamedTuple):
+    """What a pass computes: static and hashable.
+
+    Attributes:
+      prepare: (*numbers) -> scalars.
+      each: (scalars, *vectors) -> (new vectors, pairs of factors to sum).
+    """
+
+    prepare: Callable[..., tuple[Any, ...]]
+    each: Callable[..., tuple[tuple[Any, ...], tuple[tuple[Any, Any], ...]]]
+
+
+# Partial sums that a block leaves of each sum: the warps of a Mosaic block.
+PARTS = tuning.LAUNCH.rows // tuning.LAUNCH.warp
+
+
+def parts(n: int) -> int:
+    """The partial sums that a pass over vectors of n leaves of each sum."""
+    return PARTS * min(-(-n // tuning.LAUNCH.sweep_rows), tuning.LAUNCH.sweep_blocks)
+
+
+def sweep_reference(numbers: tuple[Array, ...], vectors: tuple[Array, ...], what: Pass):
+    """-> (new vectors, scalars, sums). Numbers and sums are scalars, or of [k] beside vectors of [n, k]."""
+    scalars = what.prepare(*numbers)
+    new, pairs = what.each(scalars, *vectors)
+    return new, scalars, tuple(inner_product(a, b).real for a, b in pairs)
+
+
+def inner_product(x: Array, y: Array) -> Array:
+    """xᴴ·y, column by column."""
+    return jnp.vdot(x, y) if x.ndim == 1 else jnp.sum(jnp.conj(x) * y, axis=0)
+
+
+def sweep(numbers: tuple[Array, ...], vectors: tuple[Array, ...], what: Pass, backend: str):
+    """As the reference, but numbers and sums may be partial; real vectors of one dtype."""
+    n = vectors[0].shape[0]
+    new, scalars, sums = jax.eval_shape(
+        functools.partial(sweep_reference, what=what), *_one_number_of_each(numbers, vectors)
+    )
+    block, count = tuning.sweep_block(backend), parts(n)
+    struct = jax.ShapeDtypeStruct
+    outputs = {f"new{i}": struct((n,), v.dtype) for i, v in enumerate(new)}
+    outputs |= {f"scalar{i}": struct((1,), _in_memory(s.dtype)) for i, s in enumerate(scalars)}
+    outputs |= {f"sum{i}": struct((count,), s.dtype) for i, s in enumerate(sums)}
+    inputs = {f"number{i}": a.reshape(-1).astype(_in_memory(a.dtype)) for i, a in enumerate(numbers)}
+    inputs |= {f"vector{i}": v for i, v in enumerate(vectors)}
+    is_bool = tuple(a.dtype == jnp.bool_ for a in numbers)
+    kernel = functools.partial(sweep_kernel, what=what, block=block, n=n, is_bool=is_bool)
+    out = launch.launch(kernel, backend, block=block, blocks=count // PARTS, inputs=inputs, outputs=outputs)
+    end = len(new) + len(scalars)
+    of_memory = zip(out[len(new) : end], scalars, strict=True)
+    return out[: len(new)], tuple(a[0].astype(s.dtype) for a, s in of_memory), out[end:]
+
+
+def sweep_kernel(d, *, what: Pass, block: tuning.Block, n: int, is_bool: tuple[bool, ...], **refs):
+    numbers, vectors, new, scalars, sums = (
+        [ref for name, ref in refs.items() if name.startswith(kind)]
+        for kind in ("number", "vector", "new", "scalar", "sum")
+    )
+    places = block.rows * block.unroll  # that a block takes in one trip
+    blocks = parts(n) // PARTS
+    trips, address_dtype = -(-n // (blocks * places)), index_dtype(n + blocks * places)
+    given = [d.total(ref) for ref in numbers]
+    prepared = what.prepare(*(a != 0 if flag else a for a, flag in zip(given, is_bool, strict=True)))
+    i, lanes = d.program_id(), d.lanes()
+    first = lanes + i == 0
+    for ref, value in zip(scalars, prepared, strict=True):
+        d.store(ref, jnp.zeros_like(lanes), value.astype(ref.dtype), first)
+
+    def trip(t, totals):
+        at = [
+            ((i.astype(address_dtype) * trips + t.astype(address_dtype)) * block.unroll + u) * block.rows + lanes
+            for u in range(block.unroll)
+        ]
+        loaded = [[d.load(ref, idx, idx < n, 0) for ref in vectors] for idx in at]
+        for idx, values in zip(at, loaded, strict=True):
+            results, pairs = what.each(prepared, *values)
+            for ref, value in zip(new, results, strict=True):
+                d.store(ref, idx, value, idx < n)
+            terms = [jnp.where(idx < n, a * b, jnp.zeros_like(a)) for a, b in pairs]
+            totals = tuple(total + term for total, term in zip(totals, terms, strict=True))
+        return totals
+
+    totals = tuple(d.full(0, ref.dtype) for ref in sums)
+    totals = lax.fori_loop(jnp.int32(0), jnp.int32(trips), trip, totals)
+    for ref, total in zip(sums, totals, strict=True):
+        d.store_sums(ref, i, total, PARTS)
+
+
+def _one_number_of_each(numbers, vectors):
+    """The arguments of `prepare` and `each` in a kernel: every number a scalar, every vector one number."""
+    scalar = lambda a: jax.ShapeDtypeStruct((), a.dtype)  # noqa: E731
+    return tuple(map(scalar, numbers)), tuple(jax.ShapeDtypeStruct((1,), v.dtype) for v in vectors)
+
+
+def _in_memory(dtype: Any) -> Any:
+    return jnp.dtype(jnp.int32) if dtype == jnp.bool_ else dtype

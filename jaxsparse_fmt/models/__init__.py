@@ -1,0 +1,1 @@
+"""Performance models of the papers. NumPy only."""

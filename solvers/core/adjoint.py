@@ -1,0 +1,195 @@
+"""Implicit differentiation: the derivative of a solve is a solve.
+
+From A·x = b follows A·dx = db − dA·x: one more system with the same matrix, whose transpose is a solve with Aᵀ. Three
+functions have derivatives of any order and transposes that consist of the same three: `solution`, which a user calls,
+and the products of A⁻¹ and of A⁻ᵀ with a right-hand side (`inverse`), which start from zero and check their residual.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from jaxsparse_fmt.core import mesh_axes
+from jaxsparse_fmt.core.basis import IDENTITY, Basis
+from solvers.core import arguments, iterate, opaque, program
+from solvers.core.iterate import Method, Options, System
+from solvers.core.scaling import Map, Product
+from solvers.core.settings import Adjoint
+from solvers.core.stopping import End, Limits
+from solvers.core.vectors import length, probe, ratio
+from solvers.solution import Status
+
+TRUNCATED = (Status.CONVERGED, Status.MAXITER, Status.STAGNATION)
+_in_preconditioner = contextvars.ContextVar("in_preconditioner", default=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rough(Adjoint):
+    """The adjoint of a solve inside a preconditioner. Its transpose is not checked, since M is itself approximate."""
+
+
+def is_preconditioning() -> bool:
+    """Whether a preconditioner is being traced; the solves inside it are `Rough`."""
+    return _in_preconditioner.get()
+
+
+def as_preconditioner(M: Map) -> Map:
+    """M, inside which solves are `Rough`."""
+
+    def applied(r: Array) -> Any:
+        token = _in_preconditioner.set(True)
+        try:
+            return M(r)
+        finally:
+            _in_preconditioner.reset(token)
+
+    return applied
+
+
+def solved(
+    method: Method,
+    options: Options,
+    adjoint: Adjoint,
+    basis: Basis,
+    system: System,
+    with_dot: Any,
+    of_derivative: Limits,
+) -> tuple[Array, End]:
+    """x with A·x = b, and how the solve ended, both in the basis.
+
+    x is linear in b, and differentiable to any order in b and in whatever A depends on. x does not depend on M, x0 and
+    the other arguments, and has no derivative with respect to them. The residual norm depends on all of them but is not
+    a differentiable function: its derivative is NaN.
+
+    Args:
+      system: `inner` is a matrix or a function.
+      with_dot: v -> A·v and vᴴ·A·v in one pass; or None.
+      of_derivative: limits for the systems that the derivatives solve.
+    """
+    b, inner = system.b, system.inner
+    narrow = mesh_axes.shaped_like(b, b.dtype if options.dtype is None else options.dtype)
+    A = program.traced(system.A, b)
+    M = program.traced(as_preconditioner(system.M), narrow)
+    inner = program.traced(inner, narrow) if arguments.is_function(inner) else inner
+    shown = IDENTITY if options.callback is None else basis
+    of_tangent = options._replace(history_length=0, callback=None, progress=None)
+
+    def run(options, system, with_dot, shown=IDENTITY):
+        A = system.A if with_dot is None else Product(system.A, with_dot)
+        inner = None if system.inner is None else _map_of(system.inner)
+        with basis.scope():  # a derivative is traced later, when the caller has left its scope
+            return iterate.run(method, options, system._replace(A=A, inner=inner), shown.leave)
+
+    def solution(A, b, given, fixed):
+        return opaque.apply(of_solution, jvp_of_solution, A, b, given, fixed, transpose=transpose_of_solution)
+
+    def of_solution(A, b, given, fixed):
+        (M, inner, x0, parameters), (with_dot, limits, _, shown) = given, fixed
+        return run(options, System(A, M, b, x0, limits, inner, parameters), with_dot, shown)
+
+    def jvp_of_solution(primals, tangents):
+        x, end = solution(*primals)
+        dx = moved(False, x, primals[0], primals[2:], tangents)
+        return (x, end), (dx, opaque.undefined(end, tangents[:3]))
+
+    def transpose_of_solution(primals, cotangent):
+        return inverse(True, primals[0], cotangent, primals[2:])
+
+    def moved(transposed, x, A, others, tangents):
+        """dx of A·x = b, or of Aᵀ·x = b."""
+        dA, db = tangents[:2]
+        dA_x = opaque.moved(lambda A: product(transposed, A, x)(x), A, dA)
+        rhs = db if dA_x is None else -dA_x if db is None else db - dA_x
+        return None if rhs is None else inverse(transposed, A, rhs, others)
+
+    def inverse(transposed, A, c, others):
+        """A⁻¹·c, or A⁻ᵀ·c if `transposed`; NaN where that system is not solved (`_or_nan`)."""
+
+        def jvp(primals, tangents):
+            x = inverse(transposed, *primals)
+            return x, moved(transposed, x, primals[0], primals[2], tangents)
+
+        def transpose(primals, cotangent):
+            return inverse(not transposed, primals[0], cotangent, primals[2])
+
+        def of_inverse(A, c, others):
+            (M, inner, _, parameters), (with_dot, _, limits, _) = others
+            system = System(A, M, c, None, limits, inner, parameters)
+            if not transposed:
+                x, end = run(of_tangent, system, with_dot)
+            elif method.self_adjoint:
+                # For a Hermitian A, Aᵀ is the conjugate of A, so the fast product solves Aᵀ·x = c as A·x̄ = c̄. The
+                # check takes the residual of Aᵀ all the same: A may not be Hermitian, and a derivative may change a
+                # single entry without its mirror image.
+                x, end = run(of_tangent, system._replace(b=jnp.conj(c)), with_dot)
+                x = jnp.conj(x)
+                end = end._replace(norm=length(c - product(True, A, c)(x)))
+            else:
+                inner = None if inner is None else inner.T if hasattr(inner, "T") else _transposed(inner, narrow)
+                system = system._replace(A=product(True, A, c), M=_transposed(M, narrow), inner=inner)
+                x, end = run(of_tangent, system, None)
+            return _or_nan(adjoint, A, x, c, end, limits.rtol)
+
+        return opaque.apply(of_inverse, jvp, A, c, others, transpose=transpose)
+
+    fixed = lax.stop_gradient((with_dot, system.limits, of_derivative, shown))
+    return solution(A, b, (M, inner, system.x0, system.parameters), fixed)
+
+
+def product(transposed: bool, A: Map, like: Array) -> Map:
+    """A, or Aᵀ if `transposed`, as a map of vectors like `like`."""
+    return _transposed(A, like) if transposed else A
+
+
+def _transposed(f: Map, example: Any) -> Map:
+    """v -> fᵀ·v of a linear f from and to vectors like `example`."""
+    like = mesh_axes.shaped_like(example, example.dtype)
+    return lambda v: jax.linear_transpose(f, like)(v)[0]
+
+
+def _or_nan(adjoint: Adjoint, A: Map, x: Array, c: Array, end: End, rtol: Array) -> Array:
+    """x if its residual meets the tolerance or is rounding, else NaN; inside a preconditioner always x."""
+    if isinstance(adjoint, Rough):
+        return x
+    excess = end.norm - rtol * length(c)
+
+    def look(_, met: Array) -> Array:
+        v = probe(c)
+        rounding = 100 * jnp.finfo(c.dtype).eps * (length(A(v)) / length(v)) * length(x)
+        return met | (excess <= rounding) & jnp.isfinite(rounding)
+
+    met = excess <= 0
+    # A loop of one trip or none, as in `iterate`: only solves that miss their tolerance pay for the product.
+    met = lax.fori_loop(0, jnp.any(~met).astype(jnp.int32), look, met)
+    code = jnp.where(~met & (end.code == Status.CONVERGED), Status.NOT_SYMMETRIC, end.code)
+    if adjoint.truncated:
+        met |= jnp.isin(code, jnp.array(TRUNCATED))
+    if adjoint.report is not None:
+        jax.debug.callback(Report(adjoint.report), code, end.k, ratio(end.norm, length(c)))
+    return jnp.where(met & (code != Status.NON_FINITE), x, jnp.nan)
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Calls `Adjoint.report`: with Python numbers for one system, with arrays [k] for several."""
+
+    to: Any
+
+    def __call__(self, code: Any, iterations: Any, residual: Any) -> None:
+        if np.ndim(code):
+            self.to(code, iterations, residual)
+        else:
+            self.to(Status(int(code)), int(iterations), float(residual))
+
+
+def _map_of(A: Any) -> Map:
+    """A matrix or a function as the `Map` that a method calls."""
+    apply = lambda v: arguments.apply(A, v).astype(v.dtype)  # noqa: E731
+    return Product(apply, lambda v: A.matvec_dot(v, v)) if hasattr(A, "matvec_dot") else apply

@@ -1,0 +1,343 @@
+"""Checks of the arguments of solvers, and their conversion into pytrees that jit takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, TypeGuard
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.core import Tracer
+
+from jaxsparse_fmt._types import as_floating, floating_dtype, owned, readable_bytes, real_number, whole_number
+from jaxsparse_fmt.core.basis import IDENTITY, Basis
+from jaxsparse_fmt.formats import memory
+from solvers.core.diagonal import Diagonal
+
+
+@dataclasses.dataclass(frozen=True)
+class Ravel:
+    """The map between a pytree of arrays, or a number, and one vector: the leaves in order, each by rows.
+
+    Attributes:
+      tree: the structure of the pytree.
+      shapes: of its leaves.
+    """
+
+    tree: Any
+    shapes: tuple[tuple[int, ...], ...]
+
+    def vector(self, a: Any, name: str) -> Array:
+        """The leaves of `a` as one vector [n].
+
+        Raises:
+          ValueError: `a` has another structure or other shapes.
+        """
+        leaves, tree = jax.tree.flatten(a)
+        if (tree, tuple(map(jnp.shape, leaves))) != (self.tree, self.shapes):
+            like = jax.tree.unflatten(self.tree, self.shapes)
+            raise ValueError(f"{name} must have b's structure and shapes, {like}; got {jax.tree.map(jnp.shape, a)}")
+        return jnp.concatenate([vectors(jnp.ravel(owned(leaf)), name) for leaf in leaves])
+
+    def pytree(self, v: Array) -> Any:
+        """The pytree whose leaves are the parts of v [n]."""
+        ends = np.cumsum([math.prod(shape) for shape in self.shapes])
+        parts = [part.reshape(shape) for part, shape in zip(jnp.split(v, ends[:-1]), self.shapes, strict=True)]
+        return jax.tree.unflatten(self.tree, parts)
+
+    def function(self, f: Any, name: str) -> Any:
+        """A user's function of pytrees as a function of vectors; None and matrices, which act on vectors, unchanged."""
+        return (lambda v: self.vector(f(self.pytree(v)), f"{name}·v")) if is_function(f) else f
+
+
+@dataclasses.dataclass(frozen=True)
+class Raveled:
+    """A user's callback for pytrees, as a callback for vectors."""
+
+    callback: Callable[[Any], None]
+    ravel: Ravel
+
+    def __call__(self, v: Array) -> None:
+        self.callback(self.ravel.pytree(v))
+
+
+def ravel(b: Any, A: Any) -> Ravel | None:
+    """How the unknowns of one system become a vector; None where b is a vector, or several as columns.
+
+    Raises:
+      TypeError: b is a pytree and A is not a function.
+    """
+    leaves, tree = jax.tree.flatten(b)
+    is_array = jax.tree_util.all_leaves([b]) or (
+        isinstance(b, (list, tuple)) and not any(hasattr(leaf, "dtype") for leaf in leaves)
+    )
+    if is_array and (not is_function(A) or np.ndim(b) in (1, 2)):
+        return None
+    if not is_function(A):
+        raise TypeError(f"b is a {type(b).__name__}; a matrix A takes one array, and a function A a pytree like b")
+    return Ravel(tree, tuple(map(np.shape, leaves)))
+
+
+def unknowns(A: Any, b: Any) -> int:
+    """The number of unknowns of one system, at least 1."""
+    n = sum(map(np.size, jax.tree.leaves(b))) if ravel(b, A) else np.shape(b)[0] if np.ndim(b) else 1
+    return max(n, 1)
+
+
+def vectors(a: Any, name: str) -> Array:
+    """`a` as a vector, or several as columns, of floats or complex numbers.
+
+    Raises:
+      ValueError: neither one- nor two-dimensional. TypeError: not numeric.
+    """
+    a = owned(a)
+    if a.ndim not in (1, 2):
+        raise ValueError(f"{name} must be a vector of shape (n,), or several as columns (n, k); got {a.shape}")
+    return a if jnp.issubdtype(a.dtype, jnp.inexact) else a.astype(floating_dtype(a.dtype, name))
+
+
+def nonempty(a: Any, name: str, needs: str) -> Array:
+    """`a` as `vectors` returns it.
+
+    Raises:
+      TypeError: `a` is a pytree. ValueError: it is empty, while the solver `needs` more.
+    """
+    leaves = jax.tree.leaves(a)
+    is_list = isinstance(a, (list, tuple)) and leaves and not any(hasattr(leaf, "dtype") for leaf in leaves)
+    if not is_list and not jax.tree_util.all_leaves([a]):
+        raise TypeError(
+            f"{name} must be one array, of shape (n,) or (n, k); got a {type(a).__name__}. "
+            "Ravel a pytree with jax.flatten_util.ravel_pytree"
+        )
+    a = vectors(a, name)
+    if a.size == 0:
+        raise ValueError(f"{name} is empty, of shape {a.shape}; {needs}")
+    return a
+
+
+def pairs(k: Any, n: int) -> int:
+    """A number of eigenpairs from 1 to n − 1. Raises TypeError, ValueError: it is not."""
+    if (k := count(k, "k", 1)) >= n:
+        raise ValueError(f"k must be below n = {n}; got {k}. For all eigenpairs take jnp.linalg.eigh of a dense array")
+    return k
+
+
+def vector(a: Any, name: str) -> Array:
+    """`a` as one vector of floats or complex numbers.
+
+    Raises:
+      ValueError: not one-dimensional. TypeError: not numeric.
+    """
+    if jnp.ndim(a) != 1:
+        raise ValueError(f"{name} must be one vector of shape (n,); got {jnp.shape(a)}")
+    return vectors(a, name)
+
+
+def linear_map(A: Any, n: int, name: str) -> Any:
+    """A itself where it is a pytree with a shape and `@`; for an M of shape (n,) the matrix with that diagonal;
+    otherwise a function v -> A·v.
+
+    Raises:
+      TypeError: neither a function nor something with a shape and `@`. ValueError: not square, or not of b's size.
+    """
+    shape = getattr(A, "shape", None)
+    if shape is None:
+        if not callable(A):
+            raise TypeError(
+                f"{name} must be a matrix with a shape and @, or a function v -> {name}·v; got {type(A).__name__}"
+            )
+        return A
+    if name == "M" and tuple(shape) == (n,):
+        return Diagonal(as_floating(A, "M"))
+    if tuple(shape) != (n, n):
+        hint = f"; for a diagonal {name} pass lambda r: d * r" if tuple(shape) == (n,) else ""
+        hint = f", or ({n},) for a diagonal" if name == "M" else hint
+        raise ValueError(f"{name} has shape {tuple(shape)}; a system with b of length {n} needs ({n}, {n}){hint}")
+    refuse_scipy(A, name)
+    if isinstance(A, np.ndarray):
+        return owned(A)
+    is_opaque = jax.tree_util.all_leaves([A]) and not isinstance(A, jax.Array)
+    return (lambda v: A @ v) if is_opaque else A
+
+
+def refuse_scipy(A: Any, name: str) -> None:
+    """Raises TypeError: A is an object of SciPy."""
+    if type(A).__module__.partition(".")[0] == "scipy":
+        raise TypeError(
+            f"{name} is SciPy's; convert a sparse matrix once with jaxsparse_fmt.from_scipy, and write a "
+            "LinearOperator as a function of jax.numpy"
+        )
+
+
+def is_function(A: Any) -> TypeGuard[Callable[[Array], Array]]:
+    return callable(A) and not hasattr(A, "__matmul__")
+
+
+def apply(A: Any, v: Array) -> Array:
+    return A(v) if is_function(A) else A @ v
+
+
+def over_columns(f: Any) -> Any:
+    """A user's function of one vector, for columns too; anything else unchanged."""
+    return (lambda v: f(v) if v.ndim == 1 else jax.vmap(f, 1, 1)(v)) if is_function(f) else f
+
+
+def in_basis(A: Any) -> tuple[Any, Basis]:
+    """A between vectors that have entered its basis, and that basis."""
+    return getattr(A, "in_basis", A), getattr(A, "basis", IDENTITY)
+
+
+def preconditioner(M: Any, like: Any, cure: str = "make b complex") -> Any:
+    """M as `linear_map` returns it, for vectors like `like`; None unchanged.
+
+    Raises:
+      TypeError, ValueError: as `linear_map`; M·r is complex and `like` is not, for which the message advises `cure`.
+    """
+    if M is None:
+        return None
+    M, complex_ = linear_map(M, like.shape[0], "M"), jnp.complexfloating
+    applied = result_dtype(M, like, "M")
+    if jnp.issubdtype(applied, complex_) and not jnp.issubdtype(like.dtype, complex_):
+        raise TypeError(f"M·r is {applied} in a system of {like.dtype}, which would drop its imaginary part; {cure}")
+    return M
+
+
+def result_dtype(A: Any, v: Array, name: str) -> Any:
+    """The dtype of A·v.
+
+    Raises:
+      ValueError: A·v does not have v's shape.
+    """
+    if hasattr(A, "dtype") and hasattr(A, "shape"):
+        return jnp.result_type(A.dtype, v.dtype)  # a trace of A·v would cost a millisecond
+    out = jax.eval_shape(lambda v: apply(A, v if v.ndim == 1 else v[:, 0]), v)
+    if getattr(out, "shape", None) != v.shape[:1]:
+        raise ValueError(f"{name}·v must be a vector of shape {v.shape[:1]} like v; got {getattr(out, 'shape', out)}")
+    return out.dtype
+
+
+def tolerance(value: Any, name: str) -> Any:
+    """A number from 0 up in JAX's default float, traced or a NumPy scalar: an array on the device would cost 50 µs.
+
+    Raises:
+      ValueError: it is negative, NaN or infinite. TypeError: it is not one number.
+    """
+    if isinstance(value, Tracer):
+        _check_traced(value, name, np.floating, np.integer)
+        return jnp.asarray(value, float)
+    number = real_number(name, value)
+    if not (number >= 0 and math.isfinite(number)):
+        raise ValueError(f"{name} must be a number from 0 up; got {value}")
+    return np.asarray(number, jax.dtypes.canonicalize_dtype(float))
+
+
+def _check_traced(value: Tracer, name: str, *kinds: Any) -> None:
+    """Raises TypeError: `value` is an array, or its dtype is of none of `kinds`."""
+    if value.ndim or not any(jnp.issubdtype(value.dtype, kind) for kind in kinds):
+        raise TypeError(f"{name} must be one {kinds[0].__name__} number; got {value.dtype}{list(value.shape)}")
+
+
+def interval(value: Any, name: str) -> tuple[Array, Array]:
+    """Two numbers, the first at most the second, both positive.
+
+    Raises:
+      TypeError: not two numbers. ValueError: not in order, or not positive.
+    """
+    is_pair = isinstance(value, (tuple, list, np.ndarray, jax.Array)) and getattr(value, "ndim", 1) == 1
+    if not is_pair or len(value) != 2:
+        raise TypeError(f"{name} must be two numbers, (least, largest); got {value!r}")
+    least, largest = tolerance(value[0], name), tolerance(value[1], name)
+    if not any(isinstance(v, Tracer) for v in (least, largest)) and not 0 < least <= largest:
+        raise ValueError(f"{name} must be positive, the least first; got ({value[0]}, {value[1]})")
+    return least, largest
+
+
+def factor(value: Any, name: str) -> float:
+    """A number greater than 0 and less than 1.
+
+    Raises:
+      TypeError: not a number. ValueError: not between 0 and 1.
+    """
+    number = real_number(name, value)
+    if not 0 < number < 1:
+        raise ValueError(f"{name} must lie between 0 and 1; got {value}")
+    return number
+
+
+def narrow_dtype(dtype: Any, allowed: tuple[str, ...]) -> Any:
+    """`dtype` as NumPy's.
+
+    Raises:
+      ValueError: not one of `allowed`.
+    """
+    try:
+        name = jnp.dtype(dtype).name
+    except TypeError:
+        name = None
+    if name not in allowed:
+        raise ValueError(f"dtype must be one of {', '.join(allowed)}; got {dtype!r}")
+    return jnp.dtype(dtype)
+
+
+def count(value: Any, name: str, least: int) -> int:
+    """A whole number, at most the largest that 32 bits hold.
+
+    Raises:
+      TypeError: not a whole number. ValueError: below `least`.
+    """
+    return min(whole_number(name, value, least), 2**31 - 1)
+
+
+def integer(value: Any, name: str) -> Any:
+    """`value` in 32 bits, traced or a NumPy scalar.
+
+    Raises:
+      TypeError: a traced array, or one that is not of integers.
+    """
+    if isinstance(value, Tracer):
+        _check_traced(value, name, np.integer)
+        return jnp.asarray(value, jnp.int32)
+    return np.asarray(value, np.int32)
+
+
+def maxiter(value: Any, otherwise: int, least: int = 0) -> Any:
+    """A limit of iterations in 32 bits, traced or a NumPy scalar; `otherwise` for None.
+
+    Raises:
+      TypeError, ValueError: as `count` and `integer`.
+    """
+    value = otherwise if value is None else value
+    return integer(value if isinstance(value, Tracer) else count(value, "maxiter", least), "maxiter")
+
+
+def history_length(history: Any, maxiter: int | None, longest: int) -> int:
+    """The number of residual norms to keep, that of the start included: 0 for False, at most `longest` + 1 for True."""
+    if isinstance(history, (bool, np.bool_)):
+        return (longest if maxiter is None else min(maxiter, longest)) + 1 if history else 0
+    length = count(history, "history", 0) + 1
+    room(8 * length, f"history={length - 1}", "keep fewer norms, or pass progress= to see them")
+    return length
+
+
+def room(needed: int, what: str, cure: str) -> None:
+    """Refuses arrays of `needed` bytes if less memory is free; arrays up to 1 GB are not checked.
+
+    Args:
+      what, cure: for the message: which arrays, and what to do instead.
+
+    Raises:
+      ValueError: less is free.
+    """
+    free = None if needed <= 10**9 else memory.free()
+    if free is not None and needed > free:
+        raise ValueError(f"{what} take {readable_bytes(needed)}, and {readable_bytes(free)} are free; {cure}")
+
+
+def function_or_none(f: Any, name: str) -> Any:
+    if f is not None and not callable(f):
+        raise TypeError(f"{name} must be a function or None; got {f!r}")
+    return f

@@ -1,0 +1,68 @@
+"""A diagonal matrix as an operator, and the check of the vectors that operators of this package take."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Self
+
+import jax
+import numpy as np
+from jax import Array
+
+from jaxsparse_fmt._types import as_vector, standard_promotion
+from jaxsparse_fmt.core.basis import Basis
+
+
+def operand(M: Any, r: Any, leaf: Array, ndim: int) -> Array:
+    """r in the form in which M multiplies it: [n] or [n, k], of floats or complex numbers.
+
+    Args:
+      leaf: an array of M.
+      ndim: the dimensions of this array in a single operator; in a stack of operators it has more.
+
+    Raises:
+      ValueError: another shape, or a stack of operators. TypeError: not numeric.
+    """
+    if leaf.ndim != ndim:
+        raise ValueError(
+            f"M is a stack of {' × '.join(map(str, leaf.shape[: leaf.ndim - ndim]))} preconditioners, as vmap makes "
+            "them; apply it inside vmap too: jax.vmap(lambda M, r: M @ r)(M, R)"
+        )
+    return as_vector(r, M, 1, f"M @ r with M of shape {M.shape} takes r")
+
+
+def rows_scaled(d: Array, r: Array) -> Array:
+    """d [n] times the rows of r, [n] or [n, k]."""
+    return (d if r.ndim == 1 else d[:, None]) * r
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Diagonal:
+    """diag(d) as an operator: `@ r` for r of [n] or [n, k]. Reads n numbers.
+
+    Attributes:
+      d: [n].
+    """
+
+    d: Array
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.d.shape[-1], self.d.shape[-1]
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.d.dtype
+
+    @property
+    def T(self) -> Self:
+        return self
+
+    @standard_promotion
+    def __matmul__(self, r: Any) -> Array:
+        return rows_scaled(self.d, operand(self, r, self.d, 1))
+
+    def entered(self, basis: Basis) -> Self:
+        """The same operator between vectors that have entered `basis`, for solvers whose loop permutes nothing."""
+        return dataclasses.replace(self, d=basis.enter(self.d))

@@ -1,0 +1,126 @@
+"""Powers of two that keep a solve within the range of its dtype: products with one are exact.
+
+A·x = b is solved as (D·A)·y = b / 2ᵉ with 2ᵉ about the largest number of b, so that x = 2ᵉ·D·y. D is 1 unless products
+with A are far from 1. Then D² is about 1 / ‖A‖, which puts y and A's products midway between the largest and the
+smallest numbers; and M, whose products a method adds to y, is scaled to make D·A·M about 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jaxsparse_fmt.core import vector_passes
+
+Map = Callable[[Array], Array]
+
+ORDINARY = 1 / 8  # of the dtype's exponents: products with A between 2⁻¹⁶ and 2¹⁶ in float32 are left alone
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """v -> A·v, with vᴴ·A·v from the same pass."""
+
+    apply: Map
+    with_dot: Callable[[Array], tuple[Array, vector_passes.Number]]
+
+    def __call__(self, v: Array) -> Array:
+        return self.apply(v)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled:
+    """v -> 2ᵉ·A·v. A method whose passes take scalars calls `unscaled` instead, and multiplies by 2ᵉ in a pass."""
+
+    map: Map
+    exponent: Array
+
+    def __call__(self, v: Array) -> Array:
+        return self.map(v) * power_of_two(self.exponent, v.dtype)
+
+
+def balanced(A: Map, M: Map, b: Array) -> tuple[Scaled, Scaled, Array]:
+    """A and M scaled for the method, and A·b, which determines the scale of A.
+
+    This takes one product. Where A is far from 1 and there is an M, it also takes one use of M and a second product:
+    D·A·M must be about 1, and the sizes of A and M do not determine its size, since their large numbers may not meet.
+
+    Args:
+      b: [n] or [n, k], about 1.
+    """
+    product = A(b)
+    size = of_all(product)
+    far = jnp.abs(size) > ORDINARY * jnp.finfo(b.dtype).maxexp
+    half = jnp.where(far, -(size >> 1), 0)
+    if is_identity(M, b):
+        return Scaled(A, half), Scaled(M, half), product
+    # A loop of one trip or none: vmap would turn a condition into both of its branches.
+    measured = lax.fori_loop(0, far.astype(jnp.int32), lambda _, e: of_all(A(M(b))), jnp.zeros_like(size))
+    most = jnp.finfo(b.dtype).maxexp - 8
+    return Scaled(A, half), Scaled(M, jnp.clip(-half - measured, -most, most)), product
+
+
+def unscaled(A: Map, dtype: Any) -> tuple[Map, Array]:
+    """A without its power of two, and the power."""
+    exponent = A.exponent if isinstance(A, Scaled) else jnp.int32(0)
+    return A.map if isinstance(A, Scaled) else A, power_of_two(exponent, dtype)
+
+
+def product_dot(A: Map, v: Array) -> tuple[Array, vector_passes.Number]:
+    """A·v and vᴴ·A·v, of an A that is not `Scaled`."""
+    if isinstance(A, Product):
+        return A.with_dot(v)
+    q = A(v)
+    return q, vector_passes.dot(v, q)
+
+
+def is_identity(M: Map, like: Array) -> bool:
+    """Whether M returns its argument, as without a preconditioner."""
+    return not jax.make_jaxpr(M)(like).eqns
+
+
+def largest(v: Array) -> Array:
+    return jnp.max(jnp.abs(v), axis=0)
+
+
+def exponent(v: Array) -> Array:
+    """e with 2ᵉ about the largest number of v, by column; as far as the dtype can scale. 0 for zeros and infinities."""
+    return _exponent_of(largest(v))
+
+
+def of_all(v: Array) -> Array:
+    """As `exponent`, but of all finite columns together."""
+    size = largest(v)
+    return _exponent_of(jnp.max(jnp.where(jnp.isfinite(size), size, 0)))
+
+
+def _exponent_of(size: Array) -> Array:
+    places, bias, integers = _layout(size.dtype)
+    limit = jnp.finfo(size.dtype).maxexp - 8
+    biased = lax.bitcast_convert_type(size, integers) >> places  # sizes have no sign; 0 of zero, and of denormals
+    known = (biased > 0) & (biased <= 2 * bias)
+    return jnp.where(known, jnp.clip(biased - (bias - 1), -limit, limit), 0).astype(jnp.int32)
+
+
+def scaled(a: Array, exponent: Array) -> Array:
+    """2ᵉ·a, in two steps, since 2ᵉ may lie beyond the dtype where 2ᵉ·a does not."""
+    half = exponent >> 1
+    return a * power_of_two(half, a.dtype) * power_of_two(exponent - half, a.dtype)
+
+
+def power_of_two(exponent: Array, dtype: Any) -> Array:
+    """2ᵉ in the real dtype of `dtype`, for an e in its range. Made from bits: ldexp takes XLA dozens of operations."""
+    real = jnp.finfo(dtype).dtype
+    places, bias, integers = _layout(real)
+    return lax.bitcast_convert_type((exponent.astype(integers) + bias) << places, real)
+
+
+def _layout(dtype: Any) -> tuple[int, int, Any]:
+    """Places of the fraction, bias of the exponent, and the integer of as many bits."""
+    info = jnp.finfo(dtype)
+    return info.nmant, info.maxexp - 1, jnp.int64 if info.bits == 64 else jnp.int32

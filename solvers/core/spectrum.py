@@ -1,0 +1,70 @@
+"""Bounds on the eigenvalues of a positive definite operator by Lanczos' method, and Chebyshev's iteration on them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jaxsparse_fmt.core import mesh_axes
+from solvers.core.scaling import Map, Scaled, balanced, scaled
+from solvers.core.vectors import dot, probe, ratio
+
+STEPS = 12
+
+
+def chebyshev_step(rho: Any, center: Any, radius: Any) -> tuple[Any, Any, Any]:
+    """ρ, a and c of the next step d ← a·d + c·M·r of Chebyshev's iteration on [center − radius, center + radius].
+
+    Saad, Iterative Methods, Algorithm 12.1, where ρ starts as radius / center; Python numbers or arrays.
+    """
+    after = 1 / (2 * center / radius - rho)
+    return after, after * rho, 2 * after / radius
+
+
+def spectrum(A: Map, M: Map, like: Array, steps: int = STEPS) -> tuple[Array, Array]:
+    """The least and the largest eigenvalue of M·A, the least from above, the largest as a rule from above too.
+
+    Lanczos' process in the inner product of M, from a random start, the same in every run: its vectors v are
+    orthonormal in the inner product of M, and z = M·v in that of M⁻¹, so that M⁻¹ is never applied. The norm of its
+    residual is added to the largest Ritz value (Parlett, The Symmetric Eigenvalue Problem, §13.2). Where M proves
+    indefinite, there is no such inner product, and the least is −∞. It takes `steps` products, and one more for the
+    scale of A where A is not `Scaled`.
+
+    Args:
+      like: [n] or [n, k], a vector like those that A and M take; k columns repeat the same work k times.
+    """
+
+    start = probe(like)
+    if not isinstance(A, Scaled):  # squares of what A and M give must neither under- nor overflow
+        A, M, _ = balanced(A, M, start)
+        least, largest = spectrum(A, M, like, steps)
+        return scaled(least, -A.exponent - M.exponent), scaled(largest, -A.exponent - M.exponent)
+
+    def inner(v: Array, w: Array) -> Array:
+        return jnp.sum(dot(v, w))
+
+    def normalized(w: Array) -> tuple[Array, Array, Array, Array]:
+        z = M(w)
+        square = inner(w, z)
+        rounding = jnp.finfo(square.dtype).eps ** 0.5 * jnp.sqrt(inner(w, w)) * jnp.sqrt(inner(z, z))
+        size = jnp.sqrt(jnp.maximum(square, 0))
+        inverse = ratio(jnp.ones_like(size), size)
+        return w * inverse, z * inverse, size, square < -rounding
+
+    def step(state, _):
+        before, v, z, beta, negative = state
+        w = A(z) - beta * before
+        alpha = inner(z, w)
+        after, z, size, more = normalized(w - alpha * v)
+        return (v, after, z, size, negative | more), (alpha, beta, size)
+
+    v, z, size, negative = normalized(start)
+    # Only the type of A(z) is used: XLA drops the product.
+    first = mesh_axes.varying((jnp.zeros_like(v), v, z, jnp.zeros_like(size), negative), A(z))
+    (*_, negative), (alpha, before, beta) = lax.scan(step, first, length=steps)
+    exhausted = jnp.cumsum(before == 0) > 1  # an invariant subspace: the rest repeats a Rayleigh quotient
+    alpha = jnp.where(exhausted, alpha[0], alpha)
+    ritz, vectors = jnp.linalg.eigh(jnp.diag(alpha) + jnp.diag(beta[:-1], 1) + jnp.diag(beta[:-1], -1))
+    return jnp.where(negative, -jnp.inf, ritz[0]), ritz[-1] + beta[-1] * jnp.abs(vectors[-1, -1])

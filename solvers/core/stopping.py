@@ -1,0 +1,210 @@
+"""The stopping rule, ‖b − A·x‖ ≤ max(rtol·‖b‖, atol) by the true residual, and the causes of failures.
+
+`goes_on` ends the method by the residual of its recursion. `verdict` then judges the true residual: CONVERGED, another
+start of the method, or a failure. `diagnosis` examines a failure once, after the loop, and names its cause. `iterate`
+computes the tolerance; `lsmr` has a rule of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jaxsparse_fmt.core.vector_passes import inner_product
+from solvers.core.scaling import Map, Scaled, scaled
+from solvers.core.vectors import dot, norm, probe
+from solvers.solution import Status
+
+# Codes of a step beside a Status: go on; start again from the true residual, without or with this step.
+RUNNING, RESTART, FULL = -1, -2, -3
+BREAKS = (Status.BREAKDOWN, Status.NOT_POSITIVE_DEFINITE, Status.NON_FINITE, Status.DIVERGED)
+LEAST_SQUARES = 30  # ‖A·M·r‖ ≤ LEAST_SQUARES·√eps·‖A‖·‖M·r‖
+
+
+class Limits(NamedTuple):
+    """Numbers of the stopping rule: traced, so that changing them does not recompile.
+
+    Attributes:
+      drop: the true residual is computed whenever the recursion's has fallen by this factor; 0: only at its end.
+    """
+
+    rtol: Array
+    atol: Array
+    maxiter: Array
+    drop: Array
+
+
+class Rule(NamedTuple):
+    """The stopping rule in the scale in which the loop solves.
+
+    Attributes:
+      level: the size of rounding errors in a residual, for a method that only estimates residuals; else None.
+    """
+
+    tolerance: Array
+    maxiter: Array
+    level: Array | None = None
+
+
+class Loop(NamedTuple):
+    """A method between two true residuals."""
+
+    work: Any
+    k: Array  # iterations done
+    norm: Array  # residual norm of the recursion
+    code: Array  # RUNNING or how it ended
+    norms: Array  # [history_length], by column too
+
+
+class Outer(NamedTuple):
+    """A solve at a true residual."""
+
+    x: Array
+    r: Array  # b − A·x
+    norm: Array  # of r
+    k: Array
+    code: Array  # RUNNING or how it ended
+    norms: Array
+    work: Any  # where the method keeps it
+
+
+class End(NamedTuple):
+    """How a solve ended, without its solution."""
+
+    k: Array
+    norm: Array  # true residual norm
+    code: Array
+    norms: Array
+
+
+def is_taken(code: Array) -> Array:
+    """Whether a step with this code counts."""
+    return (code == RUNNING) | (code == FULL)
+
+
+def goes_on(loop: Loop, goal: Array, maxiter: Any) -> Array:
+    """Whether the method takes another step, by the residual norm of its recursion."""
+    return (loop.code == RUNNING) & (loop.norm > goal) & (loop.k < maxiter)
+
+
+def verdict(rule: Rule, now: Array, before: Array, loop: Loop) -> Array:
+    """RUNNING or how the solve ended, by the true residual norm `now`, the one `before`, and the method's code."""
+    asked_to = (loop.code == RESTART) | (loop.code == FULL)
+    # The residual may rise until a method starts again, as in bicgstab: then maxiter, or a first step that may not be
+    # taken, ends the solve. Rounding may hide the gain of a full cycle by the recursion, and the next may gain more.
+    eps = jnp.finfo(now.dtype).eps
+    gained = (loop.code == FULL) & (loop.norm < (1 - 100 * eps) * before)
+    may_grow = jnp.bool_(False) if rule.level is None else now > rule.level
+    gained &= may_grow | (now <= (1 + jnp.sqrt(eps)) * before)
+    least = jnp.where(asked_to | may_grow, 1, 0.5)
+    helped = jnp.isnan(before) | (loop.code == RESTART) | gained | (now < least * before)
+    failed = (loop.code != RUNNING) & ~asked_to
+    return status_of(
+        (~jnp.isfinite(now), Status.NON_FINITE),
+        (now <= rule.tolerance, Status.CONVERGED),
+        (failed, loop.code),
+        (loop.k >= rule.maxiter, Status.MAXITER),
+        (~helped, Status.STAGNATION),
+    )
+
+
+def status_of(*cases: tuple[Array, Any], otherwise: int = RUNNING) -> Array:
+    """The code of the first case that holds, by nested selects: the argmax of jnp.select is a GPU kernel of its own."""
+    result = jnp.int32(otherwise)
+    for condition, number in reversed(cases):
+        result = jnp.where(condition, jnp.int32(number), result)
+    return jnp.broadcast_to(result, jnp.broadcast_shapes(*(c.shape for c, _ in cases)))
+
+
+# --------------------------------------------------------------------------------------- the cause of a failure
+
+
+class Examined(NamedTuple):
+    """The inputs of `diagnosis` beside the method and the end of the loop.
+
+    Attributes:
+      tolerance: on the true residual norm.
+      returned: outer.x after rounding in the user's scale, scaled back for the loop.
+      narrow: dtype of a refinement's inner vectors; None: no refinement.
+    """
+
+    A: Scaled
+    M: Map
+    b: Array
+    tolerance: Array
+    returned: Array
+    narrow: Any
+
+
+def diagnosis(method: Any, system: Examined, outer: Outer) -> tuple[Array, Array]:
+    """The true residual norm and the code, examined if a solve failed or x lost bits in the user's scale.
+
+    The examination takes one or two products; otherwise there is no product.
+
+    Args:
+      method: an `iterate.Method`.
+    """
+    A, _, b, tolerance, returned, narrow = system
+    lost = jnp.any(returned != outer.x, axis=0)
+
+    def examined(_, known: tuple[Array, Array]) -> tuple[Array, Array]:
+        size, code = known
+        # As for A·y with y = x / D, whose numbers are about 1.
+        x, Ax, v, eps = scaled(outer.x, -A.exponent), b - outer.r, probe(b), jnp.finfo(b.dtype).eps
+        Av = A(jnp.where(lost, returned, scaled(v, A.exponent)))
+        size = jnp.where(lost, now := norm(b - Av), size)
+        worse = (code == Status.CONVERGED) & ~(now <= tolerance)
+        worse |= (code == Status.LEAST_SQUARES) & ~(now <= 1.1 * outer.norm)
+        code = jnp.where(lost & worse, Status.OUT_OF_RANGE, code)
+        if method.least_squares:
+            code = _least_squares(system, outer, norm(Av) / norm(v), code)
+        if narrow is not None:
+            code = _in_the_wide_type(system, outer, code)
+        if method.self_adjoint:
+            gap = jnp.abs(inner_product(v, Ax) - inner_product(Av, x))
+            asymmetric = gap > 100 * eps * (norm(v) * (norm(Ax) + norm(b)) + norm(Av) * norm(x))
+            code = jnp.where(_is_failure(code) & asymmetric & ~lost, Status.NOT_SYMMETRIC, code)
+        if narrow is not None:
+            # About the residual that rounding in the wide type leaves; a larger one is due to the narrow type.
+            limit = 100 * eps * norm(Av) / norm(v) * norm(x)
+            code = jnp.where((code == Status.STAGNATION) & (outer.norm > limit), Status.PRECISION, code)
+        return size, code.astype(jnp.int32)
+
+    # A loop of one trip or none: vmap would copy the operands of a condition, A among them, once for each system.
+    due = lost | _is_failure(outer.code) | ((outer.code == Status.NON_FINITE) & (narrow is not None))
+    return lax.fori_loop(0, jnp.any(due).astype(jnp.int32), examined, (outer.norm, outer.code))
+
+
+def _least_squares(system: Examined, outer: Outer, A_norm: Array, code: Array) -> Array:
+    """LEAST_SQUARES stays where A·M·r is about zero for the true r; else it becomes BREAKDOWN, or PRECISION."""
+    A, narrow = system.A, system.narrow
+    own = narrow or outer.r.dtype
+    z, least = system.M(outer.r.astype(own)).astype(outer.r.dtype), LEAST_SQUARES * jnp.sqrt(jnp.finfo(own).eps)
+    is_solved = norm(A(z)) <= least * A_norm * norm(scaled(z, -A.exponent))
+    if narrow is not None:
+        is_solved &= A_norm > 0  # a narrow A may be zero where the wide one is not
+    otherwise = Status.BREAKDOWN if narrow is None else Status.PRECISION
+    return jnp.where((code == Status.LEAST_SQUARES) & ~is_solved, otherwise, code)
+
+
+def _in_the_wide_type(system: Examined, outer: Outer, code: Array) -> Array:
+    """The failure of a narrow method if the wide type confirms it, else PRECISION."""
+    r, wide = outer.r, outer.r.dtype
+    z = system.M(r.astype(system.narrow)).astype(wide)
+    p = z if outer.work is None else outer.work.p.astype(wide)
+    Ap, eps = system.A(p), jnp.finfo(wide).eps
+    curvature, rounding = dot(p, Ap), 100 * eps * norm(p) * norm(Ap)
+    confirmed = [
+        (code == Status.NON_FINITE) & ~jnp.isfinite(norm(r) + norm(z) + norm(Ap)),
+        (code == Status.NOT_POSITIVE_DEFINITE) & ((curvature < -rounding) | (dot(r, z) < 0)),
+        (code == Status.BREAKDOWN) & ((jnp.abs(curvature) <= rounding) | (dot(r, z) == 0)),
+    ]
+    of_the_method = functools.reduce(jnp.logical_or, [code == s for s in BREAKS])
+    return jnp.where(of_the_method & ~functools.reduce(jnp.logical_or, confirmed), Status.PRECISION, code)
+
+
+def _is_failure(code: Array) -> Array:
+    return (code != Status.CONVERGED) & (code != Status.NON_FINITE) & (code != Status.OUT_OF_RANGE)

@@ -1,0 +1,99 @@
+"""A fixed number of steps as ordinary JAX operations, which JAX differentiates.
+
+Unlike the solution (`adjoint`), the result of k steps has derivatives with respect to M, x0 and the method's
+parameters. Its residual norm has derivatives too, which training a preconditioner needs. Reverse mode keeps the vectors
+of every step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.core import Tracer
+
+from solvers.core import arguments
+from solvers.core.iterate import Method, Options, System
+from solvers.core.scaling import exponent, scaled
+from solvers.core.stopping import FULL, RESTART, RUNNING, End, is_taken, status_of
+from solvers.core.vectors import dot, norm, probe
+from solvers.solution import Status
+
+
+def steps(settings: Any, narrow: Any) -> int:
+    """The number of steps.
+
+    Raises:
+      ValueError: maxiter is not given, or traced; or a setting or method that cannot be unrolled.
+    """
+    if settings["maxiter"] is None or isinstance(settings["maxiter"], Tracer):
+        raise ValueError(f"adjoint='unrolled' needs maxiter=, the number of steps; got {settings['maxiter']!r}")
+    if narrow is not None:
+        raise ValueError("adjoint='unrolled' is not for refine; unroll the method itself")
+    for name in ("callback", "progress"):
+        if settings[name] is not None:
+            raise ValueError(f"adjoint='unrolled' calls no {name}; pass history=True")
+    return arguments.count(settings["maxiter"], "maxiter", 0)
+
+
+def run(method: Method, options: Options, steps: int, system: System) -> tuple[Array, End]:
+    """x [n] or [n, k] after at most `steps` steps, and how it ended; steps after the tolerance is met change nothing.
+
+    The method starts again only where its own codes require that; the true residual is computed once, at the end.
+    """
+    A, M, b, x0, limits, _, parameters = system
+    r, x = b, jnp.zeros_like(b)
+    if x0 is not None:
+        r, x = b - A(x0), x0
+    of_b = lax.stop_gradient(jnp.maximum(exponent(b), exponent(r)))
+    b, r, x = (scaled(v, -of_b) for v in (b, r, x))
+    b_norm, first = norm(b), _norm(r)
+    tolerance = jnp.maximum(limits.rtol * b_norm, scaled(limits.atol.astype(b_norm.dtype), -of_b))
+    # A recursion that fell further proves nothing, and a residual of zeros has no derivative.
+    goal = lax.stop_gradient(jnp.maximum(tolerance, jnp.finfo(b.dtype).eps / 16 * first)).astype(first.dtype)
+    r = jnp.where(first <= goal, probe(b), r)  # a system that takes no step needs any residual but zero
+    parameters = method.prepare(A, M, r, *parameters)
+    beginning = method.start(A, M, r, None, *parameters)
+
+    def step(state, _):
+        x, work, size, code, k = state
+        active = (code == RUNNING) & (size > goal)
+        # A step that is not taken is computed all the same; its derivative is multiplied by zero and must be finite.
+        safe = jax.tree.map(lambda now, then: jnp.where(active, now, then), work, beginning)
+        new, new_size, new_code = method.step(A, M, safe, active)
+        moves = active & is_taken(new_code)
+        work = jax.tree.map(lambda new, old: jnp.where(moves, new, old), new, work)
+        size = jnp.where(moves, new_size, size)
+        anew = active & ((new_code == FULL) | (new_code == RESTART)) & (size > goal)
+        x, work = lax.cond(jnp.any(anew), restarted, lambda x, work, _: (x, work), x, work, anew)
+        code = jnp.where(active & ~is_taken(new_code) & (new_code != RESTART), new_code, code).astype(jnp.int32)
+        k = k + moves.astype(jnp.int32)
+        return (x, work, size, code, k), jnp.where(moves, size, -1)
+
+    def restarted(x, work, anew):
+        closer = x + jnp.where(anew, method.iterate(M, work), 0)
+        fresh = method.start(A, M, b - A(closer), None, *parameters)
+        return closer, jax.tree.map(lambda new, old: jnp.where(anew, new, old), fresh, work)
+
+    code, k = jnp.full(first.shape, RUNNING, jnp.int32), jnp.zeros(first.shape, jnp.int32)
+    (x, work, _, code, k), norms = lax.scan(step, (x, beginning, first, code, k), length=steps)
+    x = x + method.iterate(M, work)
+    now = _norm(b - A(x))
+    code = status_of(
+        (~jnp.isfinite(now), Status.NON_FINITE),
+        (now <= tolerance, Status.CONVERGED),
+        (code != RUNNING, code),
+        (k >= steps, Status.MAXITER),
+        otherwise=Status.STAGNATION,
+    )
+    norms = jnp.concatenate([first[None], norms])[: options.history_length]
+    norms = jnp.where(norms < 0, norms, scaled(norms, of_b))
+    return scaled(x, of_b), End(k, scaled(now, of_b), code, norms)
+
+
+def _norm(r: Array) -> Array:
+    """‖r‖₂, with derivative 0, not NaN, where it is 0."""
+    squared = dot(r, r)
+    return jnp.where(squared == 0, 0, jnp.sqrt(jnp.where(squared == 0, 1, squared)))

@@ -1,0 +1,76 @@
+"""Inner products and norms of vectors [n], or of the columns of [n, k]; products with blocks of vectors."""
+
+from __future__ import annotations
+
+import functools
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jaxsparse_fmt.core import mesh_axes
+from jaxsparse_fmt.core.vector_passes import inner_product, noise
+from solvers.core.scaling import exponent, scaled
+
+# TF32, a GPU's default for float32, would leave vectors orthogonal to 3 digits only.
+EXACT = lax.Precision.HIGHEST
+
+
+def dot(x: Array, y: Array) -> Array:
+    """Re xᴴ·y."""
+    return inner_product(x, y).real
+
+
+def norm(x: Array) -> Array:
+    """‖x‖₂; squares of very large or small numbers over- or underflow."""
+    return jnp.sqrt(dot(x, x))
+
+
+def length(x: Array) -> Array:
+    """‖x‖₂; no square over- or underflows."""
+    size = exponent(x)
+    return scaled(norm(scaled(x, -size)), size)
+
+
+def ratio(a: Array, b: Array) -> Array:
+    """a / b, and 0 where b is 0."""
+    return jnp.where(b == 0, 0, a / jnp.where(b == 0, 1, b))
+
+
+def probe(like: Array) -> Array:
+    """Numbers without a pattern in the shape of `like`, the same in every column and every run."""
+    v = noise(like.shape[0], like.real.dtype).astype(like.dtype)
+    return mesh_axes.varying(jnp.broadcast_to(v.reshape(-1, *(1,) * (like.ndim - 1)), like.shape), like)
+
+
+def matmul(a: Array, b: Array) -> Array:
+    """a·b in full precision."""
+    return jnp.matmul(a, b, precision=EXACT)
+
+
+def combined(V: Array, c: Array) -> Array:
+    """Σᵢ c[i]·V[i], column by column."""
+    return jnp.einsum("in...,i...->n...", V, c)
+
+
+def orthogonal(V: Array, w: Array, t: Array) -> tuple[Array, Array]:
+    """w without its parts along V[0], …, V[t], and those parts [m], by classical Gram-Schmidt, applied twice.
+
+    It reads t + 1 vectors, rounded up to a power of two; those after V[t] are zero.
+    """
+    m = V.shape[0]
+    sizes = [s for s in (4, 8, 16, 32, 64, 128, 256, 512) if s < m] + [m]
+
+    def against(size: int, V: Array, w: Array) -> tuple[Array, Array]:
+        V = V[:size]
+        once = _parts(V, w)
+        w = w - combined(V, once)
+        again = _parts(V, w)
+        h = jnp.zeros((m, *once.shape[1:]), w.dtype).at[:size].set(once + again)
+        return w - combined(V, again), h
+
+    which = jnp.sum(t + 1 > jnp.array(sizes[:-1], jnp.int32)) if len(sizes) > 1 else jnp.int32(0)
+    return lax.switch(which, [functools.partial(against, size) for size in sizes], V, w)
+
+
+def _parts(V: Array, w: Array) -> Array:
+    return jnp.einsum("in...,n...->i...", jnp.conj(V), w)

@@ -1,0 +1,481 @@
+"""format="auto": what is ranked first, and that it can be had."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+import sys
+import time
+import types
+
+import jax
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jaxsparse_fmt as jsf
+from benchmarks import suite
+from jaxsparse_fmt._types import Target, readable_bytes
+from jaxsparse_fmt.choose import ranking
+from jaxsparse_fmt.formats import memory, statistics
+from tests.oracle import assert_product
+from tests.zoo import CASES
+
+every_platform = pytest.mark.parametrize("platform", ["cpu", "gpu"])
+
+
+def arrow(n: int) -> sp.csr_array:
+    """A diagonal and one full row."""
+    row = np.concatenate([np.zeros(n, int), np.arange(1, n)])
+    return sp.csr_array((np.ones(2 * n - 1), (row, np.concatenate([np.arange(n), np.arange(1, n)]))), (n, n))
+
+
+@every_platform
+@pytest.mark.parametrize("case", CASES.values(), ids=str)
+def test_every_choice_can_be_built_and_is_as_large_as_it_says(case, platform):
+    choices = jsf.choose.rank(case.scipy(), platform=platform)
+    assert {c.format for c in choices} <= set(jsf.FORMATS)
+    assert [c.cost for c in choices] == sorted(c.cost for c in choices)
+    for choice in choices:
+        A = jsf.from_scipy(case.scipy(), choice.format, **choice.layout)
+        assert choice.nbytes == A.nbytes_read
+        assert choice.moved == choice.nbytes + 8 * sum(case.shape)
+        assert "a product" in choice.reason
+        assert ("padding" in choice.reason) == (choice.nbytes > 0 and round(1 - A.fill, 9) > 0)
+
+
+@every_platform
+def test_even_rows_are_padded_and_one_long_row_is_not(platform):
+    assert jsf.choose.rank(jsf.gallery.poisson(12), platform=platform)[0].format in ("ell", "hll", "dia", "sdia")
+    assert jsf.choose.rank(arrow(20_000), platform=platform)[0].format != "ell"
+
+
+@pytest.mark.parametrize("dtype, itemsize", [(None, 8), (np.float32, 4), (np.complex128, 16)])
+def test_bytes_are_those_of_the_stored_dtype(dtype, itemsize):
+    S = jsf.gallery.poisson(4)
+    csr = next(c for c in jsf.choose.rank(S, dtype=dtype) if c.format == "csr")
+    assert csr.nbytes == S.nnz * (itemsize + 4) + 4 * (S.shape[0] + 1)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=300), st.sampled_from(["cpu", "gpu"]))
+def test_the_first_choice_is_never_refused_nor_worse_than_csr(lengths, platform):
+    row = np.repeat(np.arange(len(lengths)), lengths)
+    S = sp.csr_array((np.ones(row.size), (row, np.arange(row.size))), (len(lengths), max(row.size, 1)))
+    best = jsf.choose.rank(S, platform=platform)[0]
+    csr = next(c for c in jsf.choose.rank(S, platform=platform) if c.format == "csr")
+    assert best.cost <= csr.cost
+    jsf.from_scipy(S, best.format, **best.layout)
+
+
+def test_a_huge_unbalanced_matrix_gets_a_format_that_fits():
+    A = jsf.from_scipy(arrow(300_000))
+    assert A.nbytes < 10 * 300_000 * 24
+
+
+def test_a_matrix_of_ours_ranks_as_what_it_was_made_of():
+    S = jsf.gallery.poisson(4)
+    A = jsf.from_scipy(S, "csr", "bfloat16")
+    assert ranking.rank(A) == ranking.rank(A.T) == ranking.rank(S, A.dtype)
+
+
+def test_ranking_does_not_change_the_matrix():
+    S = CASES["duplicates"].scipy()
+    before = S.data.copy(), S.row.copy(), S.col.copy()
+    jsf.choose.rank(S)
+    for then, now in zip(before, (S.data, S.row, S.col), strict=True):
+        np.testing.assert_array_equal(then, now)
+
+
+# Large enough that bytes decide, and not what a kernel costs at least.
+LARGE = {
+    "7-point": lambda: jsf.gallery.poisson(60),
+    "7-point, not symmetric": lambda: jsf.gallery.convection_diffusion(60),
+    "blocks": lambda: sp.csr_array(sp.kron(suite.banded(60_000, 600_000, 5_000, 0.1), np.ones((3, 3)), "csr")),
+    "diagonals that end": lambda: suite.kkt(50),
+    "uneven rows in a band": lambda: jsf.gallery.irregular(400_000, 14, 2_000),
+    "uneven rows anywhere": lambda: jsf.gallery.irregular(400_000, 14, 400_000),
+    "power law": lambda: suite.r_mat(18, 4_000_000),
+    "dense rows": lambda: suite.circuit(300_000),
+    "long rows": lambda: suite.banded(2_000, 3_000_000, 2_000),
+    "short rows": lambda: jsf.gallery.irregular(500_000, 2, 1_000, 0.2),
+}
+SKEWED = ("uneven rows in a band", "uneven rows anywhere", "power law", "dense rows")
+
+
+@functools.cache
+def large(name: str) -> sp.csr_array:
+    return LARGE[name]()
+
+
+@functools.cache
+def ranked(name: str, platform: str = "gpu") -> list[jsf.Choice]:
+    return ranking.rank(large(name), platform=platform)
+
+
+def of(format: str, choices: list[jsf.Choice]) -> jsf.Choice:
+    return next(c for c in choices if c.format == format)
+
+
+@pytest.mark.parametrize(
+    ("name", "format", "layout"),
+    [
+        ("7-point", "sdia", {}),
+        ("7-point, not symmetric", "dia", {}),
+        ("blocks", "bsr", {"block_shape": (3, 3)}),
+        ("diagonals that end", "hdia", {}),
+        ("uneven rows in a band", "csr5", {"tile_shape": (256, 16)}),
+        ("long rows", "csr", {"threads_per_row": 32}),
+    ],
+)
+def test_a_gpu_gets_the_format_made_for_the_pattern(name, format, layout):
+    first = ranked(name)[0]
+    assert first.format == format and first.layout.items() >= layout.items()
+
+
+def test_mirrored_diagonals_are_counted_with_and_without_the_main_one():
+    whole = large("7-point")
+    for S in (whole, sp.csr_array(whole - sp.diags_array(whole.diagonal()))):
+        S.eliminate_zeros()
+        choice = of("sdia", ranking.rank(S, platform="gpu"))
+        assert choice.nbytes == jsf.from_scipy(S, "sdia").nbytes_read
+
+
+def test_a_choice_that_turns_out_much_larger_than_it_looked_does_not_stand():
+    """A row that is not symmetric spoils every pair of diagonals; here one that the sample does not see."""
+    S = large("7-point").copy()
+    looked_at = np.zeros(S.shape[0], bool)
+    looked_at[statistics._sample(S, 1)[0]] = True
+    row = int(np.flatnonzero((S != 0) @ looked_at == 0)[0])  # nor those that it has entries in common with
+    entries = slice(*S.indptr[row : row + 2])
+    S.data[entries] = np.where(S.indices[entries] == row, 6.0, -0.5)
+    choices = ranking.rank(S, platform="gpu")
+    assert choices[0].format == "sdia"
+    A, choice = ranking.store(choices, S, Target(np.dtype(np.float64)))
+    assert A.name == choice.format != "sdia"
+
+
+@pytest.mark.parametrize("name", ["power law", "dense rows"])
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_long_rows_among_short_ones_are_cut(name, platform):
+    choices = ranked(name) if platform == "gpu" else ranking.rank(large(name), platform="cpu", backend="xla")
+    first, csr = choices[0], of("csr", choices)
+    assert first.format in ("csr5", "hyb", "sell") and "rows cut" in first.reason
+    assert first.cost < csr.cost / (3 if platform == "gpu" else 1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex128"])
+def test_a_cpu_with_numba_gets_diagonals_or_csr(dtype):
+    first = {name: ranking.rank(large(name), dtype, platform="cpu")[0].format for name in ("7-point", *SKEWED)}
+    assert first == {"7-point": "dia"} | dict.fromkeys(SKEWED, "csr")
+
+
+def test_a_cpu_without_numba_and_16_bit_numbers_are_ranked_for_plain_xla(monkeypatch):
+    S = large("7-point")
+    plain = ranking.rank(S, platform="cpu", backend="xla")
+    assert plain != ranking.rank(S, platform="cpu")
+    narrow = [ranking.rank(S, jax.numpy.bfloat16, platform="cpu", backend=b) for b in ("auto", "xla")]
+    assert narrow[0] == narrow[1]
+    monkeypatch.setitem(sys.modules, "numba", None)
+    assert ranking.rank(S, platform="cpu") == plain
+
+
+@pytest.mark.parametrize("name", SKEWED)
+def test_a_skewed_matrix_hardly_moves_more_than_in_csr(name):
+    assert ranked(name)[0].moved <= 1.3 * of("csr", ranked(name)).moved
+
+
+@pytest.mark.parametrize(
+    ("name", "hot"),
+    [("power law", 2**15), ("uneven rows anywhere", 0), ("uneven rows in a band", 0), ("dense rows", 0)],
+)
+def test_hot_columns_come_first_where_they_have_most_entries_and_only_there(name, hot):
+    assert of("csr5", ranked(name)).layout["hot"] == hot
+
+
+def test_an_order_of_columns_costs_itself_and_a_copy_of_x():
+    S, first = large("power law"), ranked("power law")[0]
+    plain = next(c for c in ranked("power law") if c.format == "csr5" and c.layout["hot"] == 0)
+    assert first.format == "csr5" and "the 32768 most used columns first" in first.reason
+    assert first.nbytes == jsf.from_scipy(S, "csr5", **first.layout).nbytes
+    assert first.nbytes == plain.nbytes + 4 * S.shape[1]  # the tiles are wide in any order
+    assert first.moved == first.nbytes + 8 * (sum(S.shape) + 2 * S.shape[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "kept"),
+    [
+        ("uneven rows anywhere", "auto", {False, True}),
+        ("uneven rows anywhere", "mosaic", {False, True}),
+        ("uneven rows anywhere", "triton", {False}),
+        ("uneven rows in a band", "auto", {False}),
+    ],
+)
+def test_sums_are_kept_where_lanes_share_memory_and_x_is_in_no_l1_cache(name, backend, kept):
+    tiles = [c for c in ranking.rank(large(name), platform="gpu", backend=backend) if c.format == "csr5"]
+    assert {c.layout["keep_sums"] for c in tiles} == kept
+    assert ("sums written together" in tiles[0].reason) == (True in kept)
+
+
+def test_a_vector_that_the_caches_hold_anyway_is_not_copied():
+    choices = ranking.rank(jsf.gallery.power_law(100_000), platform="gpu")
+    assert {c.layout["hot"] for c in choices if c.format == "csr5"} == {0}
+
+
+def test_columns_far_apart_are_not_promised_16_bits():
+    near, far = (of("sell", ranked(f"uneven rows {where}")) for where in ("in a band", "anywhere"))
+    shares = [re.findall(r"(\d+)% of columns in 16 bits", c.reason) for c in (near, far)]
+    assert shares[0] == ["100"] and float(shares[1][0]) < 50
+    assert near.nbytes < far.nbytes
+
+
+def test_rows_are_sorted_where_that_saves_padding_and_only_there():
+    def sorted_layouts(name: str) -> list[jsf.Choice]:
+        return [c for c in ranked(name) if c.layout.get("sigma", 1) > 1]
+
+    assert sorted_layouts("7-point") == [] and sorted_layouts("uneven rows in a band")
+
+
+@pytest.mark.some(name=3)
+@pytest.mark.parametrize("name", LARGE)
+def test_what_was_estimated_from_a_sample_is_nearly_so(name):
+    S = large(name)
+    assert S.nnz > 500_000  # more than is looked at
+    for format in ("sell", "hdia", "bsr"):
+        for choice in (c for c in ranked(name) if c.format == format):
+            A = jsf.from_scipy(S, format, **choice.layout)
+            assert choice.nbytes == pytest.approx(A.nbytes_read, rel=0.02)
+
+
+@pytest.mark.clock
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+@pytest.mark.parametrize(
+    "make", [lambda: jsf.gallery.poisson(90), LARGE["uneven rows in a band"]], ids=["even", "uneven"]
+)
+def test_choosing_costs_little_more_than_converting_at_most(make, platform):
+    """On the host, where the cheapest conversions and the ranking pass over the entries equally often."""
+    S = make()
+    # CSR on a CPU is no conversion: its arrays are taken as they are.
+    first = next(c for c in ranking.rank(S, platform=platform) if c.format != "csr")
+
+    def seconds(run) -> float:
+        """Of processors: what else is at work on this machine counts little."""
+        start = time.process_time()
+        run()
+        return time.process_time() - start
+
+    convert = functools.partial(jsf.from_scipy, S, first.format, **first.layout)
+    both = [(seconds(lambda: ranking.rank(S, platform=platform)), seconds(convert)) for _ in range(7)]
+    choosing, converting = map(min, zip(*both, strict=True))
+    assert choosing < 1.25 * converting
+
+
+@every_platform
+@pytest.mark.parametrize("name", LARGE)
+def test_reasons_tell_bytes_and_time(name, platform):
+    for choice in ranked(name, platform):
+        assert re.match(r"[\d.]+ [kMGT]?B a product, about [\d.]+ [µm]?s", choice.reason), choice.reason
+    assert [c.seconds for c in ranked(name, platform)] == sorted(c.seconds for c in ranked(name, platform))
+
+
+def test_a_cpu_goes_by_columns_where_rows_are_even():
+    assert ranking.rank(jsf.gallery.poisson(12), platform="cpu")[0].format == "ell"
+    assert ranking.rank(jsf.gallery.elasticity(4), platform="cpu")[0].format == "ell"
+
+
+@pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
+def test_complex_matrices_are_ranked_for_plain_xla_on_a_gpu_too(dtype):
+    S = CASES["irregular"].scipy(dtype)
+    assert ranking.rank(S, platform="gpu") == ranking.rank(S, platform="cpu")
+
+
+def test_narrow_values_are_ranked_too():
+    S = large("7-point")
+    assert [c.moved for c in ranking.rank(S, dtype="bfloat16", platform="gpu")] < [c.moved for c in ranked("7-point")]
+
+
+def test_an_unsorted_matrix_with_duplicates_is_ranked_as_what_it_means():
+    S = CASES["irregular"].scipy().tocsr()
+    twice = sp.csr_array((np.repeat(S.data / 2, 2), np.repeat(S.indices, 2), 2 * S.indptr), shape=S.shape)
+    unsorted = twice[:, ::-1][:, ::-1]
+    for platform in ("cpu", "gpu"):
+        assert ranking.rank(unsorted, platform=platform) == ranking.rank(S, platform=platform)
+    assert twice.nnz == 2 * S.nnz
+
+
+@pytest.mark.some(case=5)
+@pytest.mark.parametrize("case", CASES.values(), ids=str)
+def test_what_a_gpu_would_get_multiplies_right(case):
+    first = ranking.rank(case.scipy(), platform="gpu")[0]
+    A = jsf.from_scipy(case.scipy(), first.format, **first.layout)
+    x = np.arange(case.shape[1]) / 8 - 1
+    assert_product(A @ x, case.dense(), x, np.float64)
+
+
+def test_a_refused_choice_gives_way_to_the_next(monkeypatch):
+    S = arrow(20_000)
+    csr = of("csr", ranking.rank(S))
+    ell = dataclasses.replace(csr, format="ell", layout={}, cost=0.0, nbytes=1)  # a size estimated far too low
+    monkeypatch.setattr(ranking, "rank", lambda *_, **__: [ell, csr])
+    assert jsf.from_scipy(S).name == "csr"
+    monkeypatch.setattr(ranking, "rank", lambda *_, **__: [ell])
+    with pytest.raises(ValueError, match="its longest row has 20000 entries"):
+        jsf.from_scipy(S)
+
+
+# ---------------------------------------------------------------------------------------------------------- memory
+
+
+def free(nbytes: float, monkeypatch) -> None:
+    monkeypatch.setattr(memory, "free", lambda: int(nbytes))
+
+
+@every_platform
+def test_auto_takes_the_best_that_fits_the_free_memory(platform, monkeypatch):
+    S = jsf.gallery.elasticity(5)
+    choices = sorted(ranking.rank(S, platform=platform), key=lambda c: -c.moved)  # the larger, the better
+    monkeypatch.setattr(ranking, "rank", lambda *_, **__: choices)
+    smaller = next(c for c in choices if c.moved < choices[0].moved)
+    free(ranking.ROOM * smaller.moved + 1, monkeypatch)
+    A = jsf.from_scipy(S)
+    best = next(c for c in choices if c.moved <= smaller.moved)
+    assert (A.name, A.nbytes) == (best.format, pytest.approx(best.nbytes, rel=0.02))
+
+
+@pytest.mark.some(format=1)
+@pytest.mark.parametrize("format", ["auto", "tune"])
+def test_where_nothing_fits_the_memory_what_would_is_said(format, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    S = jsf.gallery.elasticity(5)
+    wide, narrow = (min(c.moved for c in ranking.rank(S, dtype)) for dtype in ("float64", "float32"))
+    free(ranking.ROOM * (wide + narrow) / 2, monkeypatch)
+    with pytest.raises(ValueError, match=r"at least [\d.]+ kB, in .* are free; dtype='float32', which rounds") as told:
+        jsf.from_scipy(S, format)
+    assert readable_bytes(narrow) in str(told.value)
+    assert jsf.from_scipy(S, format, dtype="float32").dtype == np.float32
+    free(1000, monkeypatch)
+    with pytest.raises(ValueError, match=r"1 kB of memory are free; free some of it, or use a device with more$"):
+        jsf.from_scipy(S, format)
+
+
+def test_a_limit_too_low_says_which_would_do(monkeypatch):
+    S = jsf.gallery.elasticity(5)
+    with pytest.raises(ValueError, match=r"max_bytes=10 allows none, max_bytes=(\d+) would") as told:
+        jsf.from_scipy(S, max_bytes=10)
+    enough = int(re.findall(r"max_bytes=(\d+) would", str(told.value))[0])
+    assert jsf.from_scipy(S, max_bytes=enough).nbytes <= enough
+
+
+def test_unknown_memory_rules_nothing_out(monkeypatch):
+    monkeypatch.setattr(memory, "free", lambda: None)
+    assert jsf.from_scipy(jsf.gallery.poisson(4)).name == ranking.rank(jsf.gallery.poisson(4))[0].format
+
+
+def test_free_memory_is_the_device_s_the_host_s_or_the_container_s(monkeypatch, tmp_path):
+    class Device:
+        platform = "gpu"
+
+        def memory_stats(self):
+            return {"bytes_limit": 1000, "bytes_in_use": 300}
+
+    monkeypatch.setattr(memory, "GROUP", tmp_path)
+    host = memory.free()
+    assert host is None or host > 10**6
+    (tmp_path / "memory.current").write_text("400\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory._of_host() is None or memory._of_host() > 10**6
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert memory.free() == 600
+    (tmp_path / "memory.stat").write_text("anon 20\ninactive_file 100\nactive_file 30\n")
+    assert memory.free() == 730
+    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:   0 kB\n")
+    assert memory.free() == 0
+    monkeypatch.setattr(memory.jax, "local_devices", lambda: [Device()])
+    assert memory.free() == 700
+
+
+def test_free_memory_is_that_of_the_default_device_s(monkeypatch):
+    first, second = jax.local_devices()[:2]
+    asked = []
+    stats = lambda self: asked.append(self) or {}  # noqa: E731
+    monkeypatch.setattr(type(first), "memory_stats", stats, raising=False)
+    S = jsf.gallery.poisson(4)
+    jsf.from_scipy(S)
+    with jax.default_device(second):
+        A = jsf.from_scipy(S)
+    with jax.default_device("cpu"):
+        jsf.from_scipy(S)
+    assert asked == [first, second, first] and A.values.devices() == {second}
+
+
+def test_auto_takes_what_fits_the_device_on_which_somebody_has_put_the_matrix(monkeypatch):
+    first, second = jax.local_devices()[:2]
+    S = jsf.gallery.elasticity(4)
+    best, *_, least = sorted(ranking.rank(S), key=lambda c: -c.moved)
+    monkeypatch.setattr(ranking, "rank", lambda *_, **__: [best, least])
+    limit = int(ranking.ROOM * least.moved) + 1
+    stats = lambda self: {"bytes_limit": limit} if self == second else {"bytes_limit": 10**12}  # noqa: E731
+    monkeypatch.setattr(type(first), "memory_stats", stats, raising=False)
+    A = jsf.from_scipy(S, "csr")
+    assert A.asformat("auto").name == best.format
+    for B in (jax.device_put(A, second).asformat("auto"), jax.device_put(A, second).asformat("hll")):
+        assert all(leaf.devices() == {second} and leaf.committed for leaf in jax.tree.leaves(B))
+    assert jax.device_put(A, second).asformat("auto").name == least.format
+
+
+def test_a_matrix_of_ours_is_ranked_for_its_backend_and_its_device(monkeypatch):
+    S = jsf.gallery.elasticity(4)
+    A = jsf.from_scipy(S, "csr", backend="numba")
+    assert ranking.rank(A) == ranking.rank(S, backend="numba") != ranking.rank(S)
+    assert ranking.rank(A, backend="xla") == ranking.rank(S, backend="xla")
+
+    class Gpu:
+        platform, client = "gpu", types.SimpleNamespace(platform_version="cuda 13")
+
+    A = jsf.from_scipy(S, "csr")
+    monkeypatch.setattr(ranking, "_devices", lambda leaf: {Gpu()})
+    assert ranking.rank(A) == ranking.rank(S, platform="gpu") != ranking.rank(S)
+    assert ranking.rank(A, platform="cpu") == ranking.rank(S)
+
+
+# ----------------------------------------------------------------------------------------------------- two dialects
+
+
+@pytest.mark.parametrize(
+    ("make", "backend", "order"),  # as in the table of benchmarks/results from which the shares are
+    [
+        (LARGE["7-point"], "triton", ["sdia", "dia", "hdia", "sell", "ell", "csr"]),
+        (LARGE["7-point"], "mosaic", ["sdia", "dia", "hdia", "ell", "hll", "sell", "csr"]),
+        (lambda: jsf.gallery.elasticity(20), "triton", ["bsr", "sell", "ell"]),
+        (lambda: jsf.gallery.elasticity(20), "mosaic", ["bsr", "sell", "hll", "ell"]),
+    ],
+)
+def test_each_dialect_is_ranked_by_its_own_table(make, backend, order):
+    choices = ranking.rank(make(), "float32", platform="gpu", backend=backend)
+    assert [c.format for c in ranking.best_layouts(choices) if c.format in order] == order
+
+
+@pytest.mark.parametrize("backend", ["xla", "interpret"])
+def test_what_runs_as_plain_xla_on_a_gpu_is_ranked_for_that(backend):
+    S = CASES["irregular"].scipy()
+    assert ranking.rank(S, platform="gpu", backend=backend) == ranking.rank(S, platform="cpu")
+    with jsf.use_backend(backend):
+        assert ranking.rank(S, platform="gpu") == ranking.rank(S, platform="cpu")
+
+
+def test_auto_works_inside_jit():
+    S, x = jsf.gallery.poisson(4), np.arange(64.0)
+    np.testing.assert_allclose(jax.jit(lambda x: jsf.from_scipy(S) @ x)(x), S @ x)
+
+
+def test_another_platform_or_backend_is_refused():
+    with pytest.raises(ValueError, match="unknown backend 'q'"):
+        ranking.rank(arrow(3), backend="q")
+    with pytest.raises(
+        ValueError, match="platform must be one of gpu, cpu, or None for the one that JAX runs on; got 'q'"
+    ):
+        ranking.rank(arrow(3), platform="q")

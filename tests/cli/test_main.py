@@ -1,0 +1,440 @@
+"""The command as a user meets it: exit codes, what it prints and where, and what it leaves on the disk."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+import scipy.sparse
+
+import jaxsparse_fmt as jsf
+from jaxsparse_fmt import gallery
+from jaxsparse_fmt.cli import arguments, demo, main, measure, plots
+from jaxsparse_fmt.io import files
+
+POISSON = gallery.poisson(6)
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch):
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def poisson(tmp_path: pathlib.Path) -> str:
+    return written(tmp_path / "poisson.mtx", POISSON)
+
+
+def written(path: pathlib.Path, S: scipy.sparse.sparray) -> str:
+    files.write_mtx(path, S)
+    return str(path)
+
+
+def fact(out: str, name: str) -> str:
+    """The value beside a name in a table."""
+    found = re.search(rf"^ *{re.escape(name)}  +(.*?) *$", out, re.MULTILINE)
+    assert found, f"no line {name!r} in:\n{out}"
+    return found[1]
+
+
+# ------------------------------------------------------------------------------------------- solve
+
+
+# The command hands the name on; that cg solves in every format is asked in tests/solvers.
+@pytest.mark.some(format=1)
+@pytest.mark.parametrize("format", ["auto", "csr", "pjds"])
+def test_solve_reaches_the_residual_asked_for(format: str, poisson: str, tmp_path, rng, capsys):
+    b = rng.standard_normal(POISSON.shape[0])
+    rhs, x = tmp_path / "b.npy", tmp_path / "x.npy"
+    np.save(rhs, b)
+    args = ["--rhs", str(rhs), "--out", str(x), "--format", format, "--rtol", "1e-9"]
+    assert main.main(["solve", poisson, *args]) == 0
+    residual = np.linalg.norm(b - POISSON @ np.load(x)) / np.linalg.norm(b)
+    assert residual <= 1e-9 * (1 + 1e-6)
+    out = capsys.readouterr().out
+    assert fact(out, "true residual").split("; ")[1].startswith(f"{residual:.2e} of ‖b‖")
+    assert fact(out, "status").startswith("CONVERGED")
+
+
+def test_solve_ends_with_the_whole_table(poisson: str, capsys):
+    assert main.main(["solve", poisson, "--format", "csr"]) == 0
+    out = capsys.readouterr().out
+    assert fact(out, "rows") == "216"
+    assert fact(out, "nnz") == f"{POISSON.nnz:,}"
+    assert fact(out, "format") == "csr, asked for"
+    assert fact(out, "stored").endswith("as float64, 1.00 × CSR")
+    assert re.fullmatch(r"[\d.]+ [µm]?s, [\d.]+ GB/s on .+", fact(out, "product"))
+    assert int(fact(out, "iterations")) > 1
+    parts = r"[\d.]+ m?s: read .+, check .+, convert .+, compile .+, solve .+"
+    assert re.fullmatch(parts, fact(out, "wall time"))
+
+
+def test_without_rhs_the_solution_is_known_and_the_error_told(poisson: str, tmp_path, capsys):
+    assert main.main(["solve", poisson, "--out", str(tmp_path / "x.txt"), "--precond", "jacobi"]) == 0
+    out = capsys.readouterr().out
+    x = np.loadtxt(tmp_path / "x.txt")
+    assert "no --rhs" in fact(out, "b")
+    assert fact(out, "error").startswith(f"{np.linalg.norm(x - 1) / np.sqrt(x.size):.2e} ")
+    np.testing.assert_allclose(x, 1, rtol=1e-4)
+
+
+def test_auto_gives_the_reason_for_its_format(poisson: str, capsys):
+    best = jsf.choose.rank(POISSON)[0]
+    assert main.main(["solve", poisson]) == 0
+    assert fact(capsys.readouterr().out, "format").startswith(f"{best.format}, ranked first")
+
+
+@pytest.mark.some(dtype=1)
+@pytest.mark.parametrize("dtype", arguments.DTYPES)
+def test_solve_computes_in_the_dtype_asked_for(dtype: str, tmp_path, capsys):
+    is_complex = dtype.startswith("complex")
+    turn = scipy.sparse.diags_array([0.2j, -0.2j], offsets=[1, -1], shape=POISSON.shape)
+    S = POISSON + turn if is_complex else POISSON
+    path, x = written(tmp_path / "A.mtx.gz", scipy.sparse.csr_array(S)), tmp_path / "x.npy"
+    before = jax.config.jax_enable_x64
+    assert main.main(["solve", path, "--dtype", dtype, "--out", str(x), "--rtol", "1e-5"]) == 0
+    assert np.load(x).dtype.kind == np.dtype(dtype).kind
+    out = capsys.readouterr().out
+    assert f"as {dtype}," in fact(out, "stored")
+    assert ("with A and b as in the files" in out) == (dtype in ("float32", "complex64"))
+    assert jax.config.jax_enable_x64 == before
+
+
+def test_nothing_printed_is_a_control_character(poisson: str, tmp_path, capfd):
+    main.main(["solve", poisson, "--plot", str(tmp_path / "a.png")])
+    main.main(["info", poisson])
+    captured = capfd.readouterr()
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", captured.out + captured.err)
+    assert captured.err.splitlines()[0] == f"read: {poisson}"
+
+
+def test_solve_leaves_what_was_asked_for_and_nothing_else(poisson: str, tmp_path, capsys):
+    x, picture = tmp_path / "x.mtx.gz", tmp_path / "solve.png"
+    x.write_text("old")
+    assert main.main(["solve", poisson, "--out", str(x), "--plot", str(picture)]) == 0
+    assert {p.name for p in tmp_path.iterdir()} == {"poisson.mtx", "x.mtx.gz", "solve.png"}
+    np.testing.assert_allclose(files.read_vector(x), 1, rtol=1e-4)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", ["494_bus", "mhd1280b"])
+def test_a_real_matrix_is_solved(name: str, matrices: pathlib.Path, tmp_path, capsys):
+    path, x = matrices / f"{name}.mtx.gz", tmp_path / "x.npy"
+    args = ["--out", str(x), "--rtol", "1e-7", "--precond", "jacobi", "--maxiter", "20000"]
+    assert main.main(["solve", str(path), *args]) == 0
+    S = files.read_mtx(path)
+    b = S @ np.ones(S.shape[1])
+    assert np.linalg.norm(b - S @ np.load(x)) <= 1e-7 * (1 + 1e-4) * np.linalg.norm(b)
+
+
+# ---------------------------------------------------------------------------------- not converged
+
+
+@pytest.mark.some(S=1)
+@pytest.mark.parametrize(
+    ("S", "args", "cure"),
+    [
+        (-POISSON, [], "not positive definite.*check the sign of A"),
+        (POISSON, ["--maxiter", "2"], "maxiter reached.*raise maxiter"),
+        (POISSON * np.nan, [], "NaN or infinity"),
+        (POISSON, ["--dtype", "float32", "--rtol", "1e-15"], "wider dtype|zero residual"),
+    ],
+    ids=["negative definite", "maxiter", "NaN", "float32"],
+)
+def test_no_convergence_is_exit_1_with_the_cure(S, args: list[str], cure: str, tmp_path, capsys):
+    path = written(tmp_path / "A.mtx", S)
+    assert main.main(["solve", path, *args]) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(f"jaxsparse: {path}: ")
+    assert re.search(cure, last)
+
+
+# -------------------------------------------------------------------------------------- bad input
+
+
+def refused(capsys, *args: str) -> str:
+    """The one line with which the command refuses."""
+    assert main.main(args) == 2
+    captured = capsys.readouterr()
+    lines = [line for line in captured.err.splitlines() if line.startswith("jaxsparse: ")]
+    assert len(lines) == 1 and captured.err.endswith(lines[0] + "\n")
+    assert captured.out == "" and "Traceback" not in captured.err
+    return lines[0].removeprefix("jaxsparse: ")
+
+
+@pytest.mark.parametrize("command", ["solve", "info"])
+def test_a_malformed_file_is_named_with_its_line(command: str, tmp_path, capsys):
+    path = tmp_path / "bad.mtx"
+    path.write_text("%%MatrixMarket matrix coordinate real general\n2 2 2\n1 1 1.0\n3 1 2.0\n")
+    assert refused(capsys, command, str(path)).startswith(f"{path}, line 4: ")
+
+
+@pytest.mark.parametrize("command", ["solve", "info"])
+def test_a_missing_file_is_named(command: str, capsys):
+    assert refused(capsys, command, "nowhere.mtx") == "nowhere.mtx: No such file or directory"
+
+
+def test_no_malformed_file_ends_in_a_traceback(capsys):
+    folder = os.environ.get("JAXSPARSE_MALFORMED")
+    if not folder:
+        pytest.skip("JAXSPARSE_MALFORMED names no folder of malformed files")
+    paths = [p for p in pathlib.Path(folder).iterdir() if p.suffix != ".tsv"]
+    codes = {path: main.main(["info", str(path)]) for path in paths}
+    assert set(codes.values()) == {0, 2}
+    errors = capsys.readouterr().err
+    assert all(f"jaxsparse: {path}" in errors for path, code in codes.items() if code == 2)
+
+
+def test_a_right_hand_side_of_another_length_is_told_with_both(poisson: str, tmp_path, capsys):
+    np.save(tmp_path / "b.npy", np.ones(7))
+    line = refused(capsys, "solve", poisson, "--rhs", str(tmp_path / "b.npy"))
+    assert line.startswith(f"{tmp_path / 'b.npy'}: holds 7 numbers, but {poisson} has 216 rows")
+
+
+def test_a_matrix_that_is_not_symmetric_is_refused_with_the_place(tmp_path, capsys):
+    S = scipy.sparse.lil_array(POISSON)
+    S[4, 7] = 0.5
+    path = written(tmp_path / "A.mtx", scipy.sparse.csr_array(S))
+    line = refused(capsys, "solve", path)
+    assert "entry (5, 8) is 0.5" in line and "entry (8, 5), implies 0" in line and "gmres" in line
+
+
+def test_a_complex_symmetric_matrix_is_not_taken_for_hermitian(tmp_path, capsys):
+    path = written(tmp_path / "A.mtx", POISSON * (1 + 1j))
+    assert "cg needs a Hermitian matrix" in refused(capsys, "solve", path)
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (0, 0)])
+def test_a_matrix_that_is_not_square_is_refused(shape: tuple[int, int], tmp_path, capsys):
+    path = written(tmp_path / "A.mtx", scipy.sparse.csr_array(shape))
+    assert f"{shape[0]} × {shape[1]}" in refused(capsys, "solve", path)
+
+
+def test_a_real_dtype_for_a_complex_matrix_is_refused(tmp_path, capsys):
+    path = written(tmp_path / "A.mtx", POISSON.astype(complex))
+    assert "imaginary" in refused(capsys, "solve", path, "--dtype", "float64")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "text"),
+    [
+        ("--out", "x.csv", r"x\.csv: .*\.mtx, \.mtx\.gz, \.npy, \.txt"),
+        ("--out", "nowhere/x.npy", "no folder nowhere"),
+        ("--out", "nowhere/X.NPY", "no folder nowhere"),  # as a name it would do
+        ("--plot", "a.bmp", r"a\.bmp: .*\.png"),
+        ("--plot", "nowhere/a.png", "no folder nowhere"),
+        ("--out", "./A.mtx", "overwrite"),
+        ("--out", ".", "is a folder; name a file in it"),
+        ("--plot", ".", "is a folder; name a file in it"),
+    ],
+)
+def test_results_that_cannot_be_written_are_refused_before_reading(option: str, value: str, text: str, capsys):
+    assert re.search(text, refused(capsys, "solve", "A.mtx", option, value))
+
+
+@pytest.mark.parametrize("name", ["x.npy", "picture.png"])
+def test_a_folder_with_the_name_of_a_result_is_refused_before_reading(name: str, tmp_path, capsys):
+    (tmp_path / name).mkdir()
+    option = "--out" if name == "x.npy" else "--plot"
+    assert "is a folder" in refused(capsys, "solve", "A.mtx", option, str(tmp_path / name))
+
+
+@pytest.mark.some(broken=1)
+@pytest.mark.parametrize("broken", ["write_vector", "draw"])
+def test_a_result_that_cannot_be_written_after_all_does_not_cost_the_report(
+    broken: str, poisson: str, tmp_path, monkeypatch, capsys
+):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files if broken == "write_vector" else plots, broken, full)
+    x, picture = str(tmp_path / "x.npy"), str(tmp_path / "a.png")
+    assert main.main(["solve", poisson, "--format", "csr", "--out", x, "--plot", picture]) == 2
+    told = capsys.readouterr()
+    assert fact(told.out, "status").startswith("CONVERGED")
+    lost, kept = (x, picture) if broken == "write_vector" else (picture, x)
+    assert told.err.endswith(f"jaxsparse: {lost}: No space left on device\n")
+    assert os.path.exists(kept) and kept in told.out and lost not in told.out
+
+
+def test_every_suffix_offered_for_x_can_be_written(tmp_path):
+    for suffix in jsf.io.VECTOR_SUFFIXES:
+        files.write_vector(tmp_path / f"x{suffix}", np.ones(3))
+
+
+@pytest.mark.skipif(jax.default_backend() == "gpu", reason="needs a machine without a GPU")
+def test_a_gpu_backend_without_a_gpu_is_refused(poisson: str, capsys):
+    assert "needs an NVIDIA GPU" in refused(capsys, "solve", poisson, "--backend", "triton")
+
+
+def test_without_matplotlib_a_picture_is_refused_with_the_cure(poisson: str, monkeypatch, capsys):
+    monkeypatch.setattr(plots, "available", lambda: False)
+    assert "pip install 'jaxsparse[plot]'" in refused(capsys, "solve", poisson, "--plot", "a.png")
+
+
+def test_a_fault_of_the_library_is_not_blamed_on_the_file(poisson: str, monkeypatch):
+    def broken(*args, **options):
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(measure, "prepare", broken)
+    with pytest.raises(ValueError, match="a bug"):
+        main.main(["solve", poisson])
+
+
+@pytest.mark.parametrize(
+    ("error", "cure"),
+    [
+        (MemoryError("Unable to allocate 16.0 GiB"), "Unable to allocate 16.0 GiB.*--devices"),
+        (MemoryError(), "out of memory; .*--devices"),
+        (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\non a device"), "Out of memory.*--devices"),
+    ],
+)
+def test_too_little_memory_is_one_line_with_the_cure(error, cure: str, poisson: str, monkeypatch, capsys):
+    def large(*args, **options):
+        raise error
+
+    monkeypatch.setattr(measure, "prepare", large)
+    line = refused(capsys, "solve", poisson)
+    assert line.startswith(f"{poisson}: ") and re.search(cure, line)
+
+
+def test_a_demo_too_large_for_the_memory_asks_for_a_smaller_one(monkeypatch, capsys, tmp_path):
+    def large(*args, **options):
+        raise MemoryError
+
+    monkeypatch.setattr(demo, "compare", large)
+    assert refused(capsys, "demo", "--plot", str(tmp_path / "a.png")) == "demo: out of memory; ask for a smaller --n"
+
+
+def test_another_fault_of_the_device_keeps_its_traceback(poisson: str, monkeypatch):
+    def broken(*args, **options):
+        raise jax.errors.JaxRuntimeError("INTERNAL: a bug")
+
+    monkeypatch.setattr(measure, "prepare", broken)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="a bug"):
+        main.main(["solve", poisson])
+
+
+@pytest.mark.parametrize("command", ["info", "bench"])
+def test_more_columns_than_an_index_counts_are_refused(command: str, tmp_path, capsys):
+    path = tmp_path / "wide.mtx"
+    path.write_text("%%MatrixMarket matrix coordinate real general\n3 1000000000000000 1\n1 1 1.0\n")
+    line = refused(capsys, command, str(path))
+    assert line.startswith(f"{path}: 1000000000000000 columns exceed") and "2147483647" in line
+
+
+def test_an_interruption_is_exit_130(poisson: str, monkeypatch, capsys):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(files, "read_mtx", interrupted)
+    assert main.main(["solve", poisson]) == 130
+    assert capsys.readouterr().err.endswith("jaxsparse: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (["solve"], "FILE"),
+        (["solve", "A.mtx", "--format", "abc"], "'abc'.*csr"),
+        (["solve", "A.mtx", "--rtol", "0"], "'0' is not a number between 0 and 1"),
+        (["solve", "A.mtx", "--rtol", "small"], "'small' is not a number between 0 and 1"),
+        (["solve", "A.mtx", "--maxiter", "0"], "'0' is not a whole number from 1 up"),
+        (["demo", "--n", "many"], "'many' is not a whole number from 1 up"),
+        (["sovle", "A.mtx"], "'sovle'"),
+    ],
+)
+def test_bad_arguments_are_exit_2(args: list[str], text: str, capsys):
+    with pytest.raises(SystemExit) as exit:
+        main.main(args)
+    assert exit.value.code == 2
+    assert re.search(text, capsys.readouterr().err)
+
+
+def test_without_a_command_the_help_is_shown(capsys):
+    assert main.main([]) == 2
+    assert "solve" in capsys.readouterr().err
+
+
+# -------------------------------------------------------------------------- info, demo, the script
+
+
+def test_info_describes_and_ranks(poisson: str, tmp_path, capsys):
+    picture = tmp_path / "info.png"
+    assert main.main(["info", poisson, "--plot", str(picture)]) == 0
+    out = capsys.readouterr().out
+    assert fact(out, "rows × columns") == "216 × 216"
+    assert fact(out, "symmetry") == "symmetric"
+    assert fact(out, "diagonals") == "7 of 431 hold entries"
+    assert fact(out, "bandwidth") == "36 below the main diagonal, 36 above"
+    positions = [out.index(f"\n {choice.format} ") for choice in jsf.choose.rank(POISSON)]
+    assert positions == sorted(positions)
+    assert picture.exists()
+
+
+def test_bench_times_the_formats_and_draws_them(poisson: str, tmp_path, capsys):
+    picture = tmp_path / "times.png"
+    assert main.main(["bench", poisson, "--formats", "3", "--dtype", "float32", "--plot", str(picture)]) == 0
+    out = capsys.readouterr().out
+    few = jsf.choose.best_layouts(jsf.choose.rank(POISSON, np.float32))[:3]
+    assert all(f"\n {c.format} " in out for c in few) and "A·x in float32" in out
+    listed = [line.split()[0] for line in out.splitlines() if line.strip()]
+    assert len(set(listed) & set(jsf.FORMATS)) == 3
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_bench_refuses_a_file_that_is_not_there(capsys):
+    assert main.main(["bench", "nothing.mtx"]) == 2
+    assert "nothing.mtx" in capsys.readouterr().err
+
+
+def test_a_small_demo_agrees_with_scipy(tmp_path, capsys):
+    picture = tmp_path / "demo.png"
+    assert main.main(["demo", "--n", "12", "--plot", str(picture)]) == 0
+    out = capsys.readouterr().out
+    assert "1,728 unknowns" in out and "The answers agree" in out and str(picture) in out
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_demo_that_disagrees_with_scipy_fails(tmp_path, monkeypatch, capsys):
+    honest = demo.scipy_cg
+
+    def perturbed(S, b, rtol, **options):
+        x, info = honest(S, b, rtol, **options)
+        return x * (1 + 1e-3), info
+
+    monkeypatch.setattr(demo, "scipy_cg", perturbed)
+    assert main.main(["demo", "--n", "6", "--plot", str(tmp_path / "a.png")]) == 1
+    captured = capsys.readouterr()
+    assert "do not agree" in captured.out
+    assert "jaxsparse: SciPy left" in captured.err and "the answers differ by" in captured.err
+
+
+def test_a_demo_without_matplotlib_goes_without_the_picture(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plots, "available", lambda: False)
+    assert main.main(["demo", "--n", "4"]) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_console_script_solves(poisson: str):
+    command, root = [sys.executable, "-m", "jaxsparse"], pathlib.Path(__file__).parents[2]
+    done = subprocess.run([*command, "solve", poisson], capture_output=True, text=True, timeout=120, cwd=root)
+    assert done.returncode == 0, done.stderr
+    assert "CONVERGED" in done.stdout
+    assert [line.partition(":")[0] for line in done.stderr.splitlines()] == [
+        "read",
+        "check",
+        "convert",
+        "compile",
+        "solve",
+        "measure",
+    ]

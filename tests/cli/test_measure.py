@@ -1,0 +1,121 @@
+"""A system on the device: stored as `choose` says, solved as the solver does, and timed by the clock."""
+
+from __future__ import annotations
+
+import functools
+import time
+
+import jax
+import numpy as np
+import pytest
+
+import jaxsparse_fmt as jsf
+from jaxsparse_fmt import gallery
+from jaxsparse_fmt.choose import timing
+from jaxsparse_fmt.cli import measure
+from solvers import cg
+from solvers.precond import jacobi
+
+S = gallery.poisson(5)
+FLOAT64 = np.dtype(np.float64)
+
+
+def test_auto_takes_the_choice_ranked_first_and_its_bytes():
+    best = jsf.choose.rank(S)[0]
+    stored = measure.store(S, FLOAT64)
+    assert stored.A.name == best.format and stored.A.layout.items() >= best.layout.items()
+    assert stored.moved == best.moved and best.reason in stored.why
+
+
+@pytest.mark.some(format=5)
+@pytest.mark.parametrize("format", jsf.FORMATS)
+def test_a_named_format_is_taken_in_its_best_layout(format: str):
+    stored = measure.store(S, FLOAT64, format)
+    ranked = [c for c in jsf.choose.rank(S) if c.format == format]
+    assert stored.A.name == format and stored.why == "asked for"
+    assert all(stored.A.layout.items() >= c.layout.items() for c in ranked[:1])
+    vectors = 2 * 8 * S.shape[0]
+    unread = stored.A.nbytes - stored.A.nbytes_read  # in "sdia" half of the values
+    assert stored.A.values.nbytes - unread + vectors <= stored.moved <= stored.A.nbytes + vectors + 4
+
+
+def test_tune_takes_what_it_measured(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    stored = measure.store(S, FLOAT64, "tune")
+    assert "the fastest of those measured" in stored.why and stored.moved in [c.moved for c in jsf.choose.rank(S)]
+    assert jsf.from_scipy(S, "tune").name == stored.A.name
+
+
+def test_an_unknown_format_is_refused():
+    with pytest.raises(ValueError, match="'abc'"):
+        measure.store(S, FLOAT64, "abc")
+
+
+@pytest.mark.parametrize("precondition", [None, jacobi])
+def test_a_prepared_system_is_solved(precondition, rng):
+    b = rng.standard_normal(S.shape[0])
+    system = measure.prepare(cg, measure.store(S, FLOAT64), b, precondition, rtol=1e-10)
+    x = np.asarray(system.solve().x)
+    assert np.linalg.norm(b - S @ x) <= 1e-10 * (1 + 1e-4) * np.linalg.norm(b)
+    assert (system.M is None) == (precondition is None)
+
+
+def test_all_progress_is_in_when_solve_returns():
+    told = []
+    S, b = gallery.poisson(10), np.random.default_rng(0).standard_normal(1000)
+    report = lambda k, norm: told.append(k)  # noqa: E731
+    system = measure.prepare(cg, measure.store(S, FLOAT64), b, progress=report, rtol=1e-10)
+    for _ in range(3):
+        told.clear()
+        iterations = system.solve().iterations
+        assert told and max(told) <= iterations
+
+
+def test_the_median_time_is_the_clocks():
+    seconds = measure.median_seconds(lambda: time.sleep(0.005), rounds=3)
+    assert 0.005 <= seconds < 0.05
+
+
+def test_an_outlier_does_not_move_the_median():
+    delays = iter([0, 0, 0.2] + [0.001] * 1000)
+    assert measure.median_seconds(lambda: time.sleep(next(delays)), rounds=5, seconds=0.0) < 0.03
+
+
+def test_a_product_takes_time():
+    assert 0 < measure.store(S, FLOAT64).seconds_per_product() < 1
+
+
+@pytest.mark.parametrize("trips", [1, 2])
+@pytest.mark.parametrize("shape", [(12, 12), (12, 20), (20, 12)])
+def test_every_product_of_a_gpus_program_waits_for_the_one_before(shape: tuple[int, int], trips: int):
+    made, A = [], jsf.from_dense(np.eye(*shape)[:, np.random.default_rng(0).permutation(shape[1])])
+
+    class Counted:
+        def __matmul__(self, x):
+            jax.debug.callback(lambda x: made.append(np.asarray(x)), x)
+            return A @ x
+
+    x = np.arange(1.0, shape[1] + 1)
+    last = jax.jit(lambda x: timing._chain(trips, Counted(), x))(x)
+    jax.effects_barrier()
+    products, square = trips * timing.LOOP, shape[0] == shape[1]
+    assert len(made) == products
+    np.testing.assert_array_equal(last, np.linalg.matrix_power(A.todense(), products) @ x if square else x)
+
+
+@pytest.mark.parametrize(("small", "trips"), [(timing.SMALL, timing.TRIPS), (0, 1)])
+def test_a_program_for_a_gpu_has_more_products_where_they_are_small(monkeypatch, small, trips):
+    monkeypatch.setattr(timing, "_on_one_gpu", lambda x: True)
+    monkeypatch.setattr(timing, "SMALL", small)
+    run, products = timing.repeated(jsf.from_dense(np.diag([1.0, 2.0])))
+    assert products == trips * timing.LOOP
+    np.testing.assert_array_equal(run(), [1, 2.0**products])
+
+
+@pytest.mark.parametrize("shape", [(12, 20), (20, 12)])
+def test_a_product_of_another_shape_waits_too(shape: tuple[int, int]):
+    """The NaN in a first result reaches x."""
+    dense = np.ones(shape)
+    dense[0, 3] = np.nan
+    last = jax.jit(functools.partial(timing._chain, 1))(jsf.from_dense(dense), np.ones(shape[1]))
+    assert np.isnan(last[0]) and not np.isnan(last[1:]).any()

@@ -1,0 +1,73 @@
+"""Progress: lines in a pipe, a live display on a terminal, a fraction for any residual."""
+
+from __future__ import annotations
+
+import io
+import math
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxsparse_fmt.cli import progress
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch):
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_progress_in_a_pipe_is_one_line_a_stage(capsys):
+    with progress.Progress() as stages:
+        for name in ("read", "solve"):
+            with stages.stage(name, "something"):
+                for i in range(1000):
+                    stages.show(f"iteration {i}", 0.5)
+    captured = capsys.readouterr()
+    assert captured.err == "read: something\nsolve: something\n"
+    assert captured.out == ""
+    assert list(stages.seconds) == ["read", "solve"]
+
+
+def test_long_stages_speak_up_in_a_pipe(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "PLAIN_PERIOD", 0.0)
+    with progress.Progress() as stages, stages.stage("solve", "something"):
+        stages.show("iteration 7", 0.5)
+    assert capsys.readouterr().err == "solve: something\nsolve: iteration 7\n"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_on_a_terminal_is_live_and_goes_away(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr(progress, "LIVE_PERIOD", 0.0)
+    with progress.Progress() as stages, stages.stage("solve", "something"):
+        stages.show("iteration 7", 0.5)
+        stages._live.refresh()
+    text = terminal.getvalue()
+    assert "iteration 7" in text
+    assert text.endswith("\x1b[2K")  # the line is erased
+
+
+@given(st.floats(), st.floats(), st.floats())
+def test_any_residual_can_be_shown(start: float, target: float, norm: float):
+    shown = []
+    progress.residuals(lambda detail, share: shown.append((detail, share)), start, target)(12345, norm)
+    detail, share = shown[0]
+    assert "iteration 12,345" in detail
+    assert 0 <= share < 1 and not math.isnan(share)
+
+
+def test_the_bar_counts_decades():
+    shares = []
+    callback = progress.residuals(lambda _, share: shares.append(share), 1e3, 1e-3)
+    for norm in (1e3, 1.0, 1e-2):
+        callback(1, norm)
+    assert shares == pytest.approx([0, 1 / 2, 5 / 6])

@@ -1,0 +1,81 @@
+"""Tables: their words and numbers, plain where there is no terminal."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from jaxsparse_fmt import gallery
+from jaxsparse_fmt._types import readable_bytes
+from jaxsparse_fmt.choose import ranking
+from jaxsparse_fmt.cli import tables
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch):
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (2.5e-7, "0.25 µs"),
+        (8.3e-4, "830 µs"),
+        (9.999e-4, "1 ms"),
+        (0.0123, "12.3 ms"),
+        (4.56, "4.56 s"),
+        (1234.5, "1,234 s"),
+    ],
+)
+def test_durations_are_readable(seconds: float, text: str):
+    assert tables.duration(seconds) == text
+
+
+def test_durations_add_up():
+    assert tables.durations({"read": 1.0, "solve": 2.0}) == "3 s: read 1 s, solve 2 s"
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (87_600_000, "87.6 MB"), (999_900, "1 MB"), (2.5e13, "25 TB")],
+)
+def test_bytes_are_readable(n_bytes: float, text: str):
+    assert readable_bytes(n_bytes) == text
+
+
+def test_bandwidth_counts_in_powers_of_ten():
+    assert tables.bandwidth(3e9, 0.5) == "6 GB/s"
+
+
+def test_tables_are_plain_in_a_pipe_and_take_file_names_as_they_are(capsys):
+    name = "[bold]:smile: " + "long " * 20
+    tables.print_out(tables.facts(name, [("key", name)]))
+    out = capsys.readouterr().out
+    assert out.count(name.strip()) == 2
+    assert "\x1b" not in out
+
+
+def test_the_ranking_lists_every_choice_with_its_bytes(capsys):
+    S = gallery.poisson(5)
+    choices = ranking.rank(S)
+    tables.print_out(tables.ranking("Formats", choices))
+    lines = capsys.readouterr().out.splitlines()
+    for choice in choices:
+        assert any(line.split()[:1] == [choice.format] and choice.reason in line for line in lines)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_no_color_is_heeded_on_a_terminal(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("NO_COLOR", "1")
+    tables.print_out(tables.ranking("Formats", ranking.rank(gallery.poisson(3))))
+    assert "\x1b[3" not in terminal.getvalue() and "\x1b[9" not in terminal.getvalue()

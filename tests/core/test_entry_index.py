@@ -1,0 +1,194 @@
+"""The index behind `data` and `with_data`: what it costs, how long it lives, and whose it is."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import jaxsparse_fmt as jsf
+from jaxsparse_fmt.core import entry_index
+from tests.zoo import CASES, FIRST_LAYOUTS, Layout
+
+S = CASES["irregular"].scipy().tocsr()
+SYMMETRIC = jsf.gallery.poisson(4)
+IN_ORDER = ("csr", "coo")
+pytestmark = pytest.mark.some(layout=3)
+every_format = pytest.mark.parametrize("layout", FIRST_LAYOUTS, ids=str)
+others = pytest.mark.parametrize("layout", [lay for lay in FIRST_LAYOUTS if lay.format not in IN_ORDER], ids=str)
+WAYS = [*((layout, {}) for layout in FIRST_LAYOUTS), (Layout("hll"), {"transpose": True})]
+every_way = pytest.mark.parametrize(("layout", "options"), WAYS, ids=str)
+
+
+def operations(f, *args) -> list[str]:
+    """The primitives that f runs, those of functions inside it too."""
+    found = []
+
+    def walk(jaxpr):
+        for eqn in jaxpr.eqns:
+            inner = [
+                p for p in jax.tree.leaves(eqn.params, is_leaf=lambda p: hasattr(p, "jaxpr")) if hasattr(p, "jaxpr")
+            ]
+            for p in inner:
+                walk(p.jaxpr)
+            if not inner:
+                found.append(eqn.primitive.name)
+
+    walk(jax.make_jaxpr(f)(*args).jaxpr)
+    return found
+
+
+@pytest.mark.parametrize("format", IN_ORDER)
+def test_are_the_entries_of_csr_and_coo_their_values(format):
+    A = jsf.from_scipy(S, format)
+    data = jnp.arange(61.0)
+    assert A.data is A.values and A.with_data(data).values is data
+    assert operations(lambda A: A.data, A) == operations(lambda A, d: A.with_data(d), A, data) == []
+
+
+@others
+def test_are_data_and_with_data_of_a_known_pattern_one_gather(layout):
+    """No scatter, no sum, no sort: the index is made before."""
+    A = layout.of(S)
+    for f, x in ((lambda v: A._with_values(v).data, A.values), (lambda d: A.with_data(d).values, A.data)):
+        found = operations(f, x)
+        assert found.count("gather") == 1 and len(found) <= 12
+        assert not any(name.startswith(("scatter", "sort", "cum", "reduce_sum", "while", "scan")) for name in found)
+
+
+@every_format
+def test_is_the_index_of_each_pattern_its_own(layout):
+    """Two matrices of equal sizes, whose entries lie elsewhere; and a traced pattern, of which none is kept."""
+    T = CASES["even_rows"].scipy().tocsr()
+    for M in (T, sp.csr_array(T.T)):
+        A = layout.of(M)
+        data = np.arange(1.0, T.nnz + 1)
+        wanted = sp.csr_array((data, M.indices, M.indptr), M.shape).toarray()
+        for B in (A.with_data(data), jax.jit(lambda A, d: A.with_data(d))(A, data), jax.device_get(A).with_data(data)):
+            np.testing.assert_array_equal(B.todense(), wanted)
+            np.testing.assert_array_equal(B.data, data)
+
+
+def test_does_the_index_die_with_its_pattern():
+    gc.collect()
+    before = len(entry_index._kept)
+    A = jsf.from_scipy(S, "ell")
+    B = A.with_data(2 * A.data)
+    assert A.data.shape == A.T.data.shape
+    assert len(entry_index._kept) == before + 2  # of A and B, and of their transposes
+    del A
+    gc.collect()
+    assert len(entry_index._kept) == before + 2
+    del B
+    gc.collect()
+    assert len(entry_index._kept) == before
+
+
+def test_is_an_index_that_is_first_asked_for_inside_jit_usable_outside():
+    A = jsf.from_scipy(S, "hll")
+    inside = jax.jit(lambda d: A.with_data(d).data.sum())
+    np.testing.assert_allclose(inside(np.ones(61)), 61)
+    np.testing.assert_array_equal(A.data, S.data)
+    np.testing.assert_array_equal(jax.vmap(lambda d: A.with_data(d).data)(np.ones((2, 61))), 1)
+
+
+# ------------------------------------------------------------------------------------------ gradients of a whole matrix
+
+
+def by_data(M):
+    """∂/∂data of Σ sin(A·x)."""
+    x = np.arange(M.shape[1]) / 8
+    row = np.repeat(np.arange(M.shape[0]), np.diff(M.indptr))
+    return np.cos(M @ x)[row] * x[M.indices]
+
+
+def gradients(A):
+    x = jnp.arange(A.shape[1]) / 8
+    loss = lambda A: jnp.sum(jnp.sin(A @ x))  # noqa: E731
+    return jax.grad(loss, allow_int=True)(A), eqx.filter_grad(loss)(A)
+
+
+@every_way
+def test_has_a_gradient_by_a_whole_matrix_the_entries_that_its_matrix_names(layout, options):
+    A = layout.of(S, **options)
+    for g in gradients(A):
+        np.testing.assert_allclose(A.data_of(g), by_data(S), atol=1e-12)
+        assert "float64" in repr(g) and len(repr(g)) < 120
+        if layout.format in IN_ORDER and not options:
+            np.testing.assert_allclose(g.data, by_data(S), atol=1e-12)
+            continue
+        for use in (lambda g=g: g.data, lambda g=g: g.todense(), lambda g=g: g @ np.ones(13), lambda g=g: g.to_scipy()):
+            with pytest.raises(ValueError, match=r"has values, but no pattern.* A\.data_of\(gradient\)"):
+                use()
+
+
+@pytest.mark.parametrize("options", [{}, {"reorder": "rcm"}], ids=str)
+def test_counts_half_for_each_the_derivative_by_a_number_that_two_entries_share(options):
+    A = jsf.from_scipy(SYMMETRIC, "sdia", **options)
+    assert A.nbytes_read < A.with_data(A.data).nbytes_read
+    both = by_data(SYMMETRIC)
+    mirrored = sp.csr_array((both, SYMMETRIC.indices, SYMMETRIC.indptr), SYMMETRIC.shape).T.tocsr()
+    mirrored.sort_indices()
+    for g in gradients(A):
+        np.testing.assert_allclose(A.data_of(g), (both + mirrored.data) / 2, atol=1e-12)
+    alone = A.with_data(A.data)
+    np.testing.assert_array_equal(alone.data, SYMMETRIC.data)
+    np.testing.assert_array_equal(A.with_data(both).data, both)
+    np.testing.assert_allclose(
+        A.with_data(both) @ np.ones(64), np.add.reduceat(both, SYMMETRIC.indptr[:-1]), atol=1e-12
+    )
+    for g in gradients(alone):
+        np.testing.assert_allclose(alone.data_of(g), both, atol=1e-12)
+
+
+def test_is_a_step_along_the_gradient_of_a_whole_matrix_a_step_of_its_products():
+    A, x = jsf.from_scipy(SYMMETRIC, "sdia"), np.arange(64) / 8
+    g, _ = gradients(A)
+    step = A.with_data(A.data - 0.25 * A.data_of(g))
+    moved = A._with_values(A.values - 0.25 * g.values)  # as an optimizer that goes over leaves does
+    np.testing.assert_allclose(moved.todense() @ x, moved @ x, rtol=1e-12)
+    np.testing.assert_allclose(moved.data, moved.to_scipy().data)
+    assert abs(step.to_scipy() - step.to_scipy().T).max() < 1e-12
+
+
+# ---------------------------------------------------------------------------------------------------------------- time
+
+
+@every_format
+def test_is_an_eager_product_one_call(layout):
+    """Functions of Python that a product outside jit enters, once it is compiled."""
+    A, x, y = layout.of(S), jnp.ones(13), jnp.ones(17)
+    entered = []
+    for warm in (A @ x, A.T @ y):
+        warm.block_until_ready()
+    for use, most in ((lambda: A @ x, 3), (lambda: A.T @ y, 6)):
+        entered.clear()
+        sys.setprofile(lambda frame, event, _: entered.append(frame.f_code.co_name) if event == "call" else None)
+        try:
+            use()
+        finally:
+            sys.setprofile(None)
+        assert len(entered) <= most + 1, entered
+
+
+@pytest.mark.clock
+def test_costs_an_eager_product_no_more_than_five_small_dense_ones():
+    """Each takes as long as its way through Python; the least of several counts, in seconds of the processor."""
+    S = jsf.gallery.poisson(10)
+    A, a, x = jsf.from_scipy(S, "csr"), jnp.ones((2, 1000)), jnp.ones(1000)
+
+    def seconds(f):
+        start = time.process_time()
+        for _ in range(200):
+            f().block_until_ready()
+        return (time.process_time() - start) / 200
+
+    ours, dense = map(min, zip(*((seconds(lambda: A @ x), seconds(lambda: a @ x)) for _ in range(20)), strict=True))
+    assert ours <= 5 * dense

@@ -1,0 +1,372 @@
+"""The trilinear form: its three primitives close under every transformation of JAX."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from jax.test_util import check_grads
+
+import jaxsparse_fmt as jsf
+from jaxsparse_fmt.core import form
+from tests.lowering import SIGNATURES, gpus, lowered
+from tests.oracle import assert_product, draw, wide
+from tests.zoo import CASES, SORTED, Layout
+
+CASE = CASES["full_row"]
+N_ROWS, N_COLS = CASE.shape
+
+
+@pytest.fixture
+def A():
+    return SORTED.of(CASE.scipy())
+
+
+def count(f, *args) -> dict[str, int]:
+    """How often each face is computed in f, inside jitted functions too."""
+    found = dict.fromkeys(form.OPERANDS, 0)
+
+    def walk(jaxpr):
+        for eqn in jaxpr.eqns:
+            face = eqn.primitive.name.removeprefix("sparse_")
+            if eqn.primitive.name.startswith("sparse_"):
+                found[face] += 1
+            for inner in jax.tree.leaves(eqn.params, is_leaf=lambda p: hasattr(p, "jaxpr")):
+                if hasattr(inner, "jaxpr"):
+                    walk(inner.jaxpr)
+
+    walk(jax.make_jaxpr(f)(*args).jaxpr)
+    return {face: n for face, n in found.items() if n}
+
+
+def bind(A, face, a, b):
+    return form.bind(face, A.without_values, a, b)
+
+
+@pytest.fixture
+def vectors(A, rng):
+    """v, x and y of the form, with batch 1 and 2 columns."""
+    return {
+        "v": jnp.asarray(rng.standard_normal((1, A.n_stored))),
+        "x": jnp.asarray(rng.standard_normal((1, N_COLS, 2))),
+        "y": jnp.asarray(rng.standard_normal((1, N_ROWS, 2))),
+    }
+
+
+# -------------------------------------------------------------------------------------------------------- closedness
+
+
+def test_the_three_faces_are_one_form(A, vectors):
+    """t(v, x, y) is the same number whichever argument is left for last."""
+    totals = []
+    for face, (first, second, out) in form.OPERANDS.items():
+        totals.append(jnp.vdot(vectors[out], bind(A, face, vectors[first], vectors[second])))
+    np.testing.assert_allclose(totals, totals[0], rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "face, operand, transpose",
+    [
+        ("product", 0, "outer"),
+        ("product", 1, "transposed"),
+        ("transposed", 0, "outer"),
+        ("transposed", 1, "product"),
+        ("outer", 0, "product"),
+        ("outer", 1, "transposed"),
+    ],
+)
+def test_the_transpose_of_each_face_is_another(A, vectors, face, operand, transpose):
+    names = form.OPERANDS[face]
+    a, b = vectors[names[0]], vectors[names[1]]
+
+    def linear(u):
+        return bind(A, face, *((u, b) if operand == 0 else (a, u)))
+
+    u, w = (a, b)[operand], vectors[names[2]]
+    adjoint = jax.linear_transpose(linear, u)
+    assert count(adjoint, w) == {transpose: 1}
+    np.testing.assert_allclose(jnp.vdot(w, linear(u)), jnp.vdot(adjoint(w)[0], u), rtol=1e-12)
+
+
+def test_nothing_is_computed_for_an_operand_that_does_not_vary(A):
+    x = jnp.ones(N_COLS)
+
+    def loss(values, x):
+        return jnp.sum((A._with_values(values) @ x) ** 2)
+
+    assert count(jax.grad(loss, 1), A.values, x) == {"product": 1, "transposed": 1}
+    assert count(jax.grad(loss, 0), A.values, x) == {"product": 1, "outer": 1}
+    assert count(lambda t: jax.jvp(lambda x: A @ x, (x,), (t,)), x) == {"product": 2}
+    assert count(lambda v, t: jax.jvp(loss, (A.values, x), (v, t)), A.values, x) == {"product": 3}
+
+
+def test_an_unused_output_costs_nothing_backwards(A):
+    def first_only(x):
+        y, _ = jax.jvp(lambda x: A @ x, (x,), (x,))
+        return jnp.sum(y)
+
+    def stopped(x):
+        return jnp.sum(jax.lax.stop_gradient(A @ x) + x[0])
+
+    x = jnp.ones(N_COLS)
+    assert jnp.all(jax.grad(first_only)(x) == CASE.dense().sum(axis=0))
+    assert count(jax.grad(stopped), x) in ({}, {"product": 1})
+
+
+def test_third_derivatives_equal_those_of_the_dense_form(rng):
+    case = CASES["explicit_zero"]
+    A, (row, col) = SORTED.of(case.scipy()), case.places()
+    x = jnp.asarray(rng.standard_normal(4))
+
+    def sparse(data, x):
+        return jnp.sum(jnp.sin(A.with_data(data) @ x))
+
+    def dense(data, x):
+        return jnp.sum(jnp.sin(jnp.zeros((4, 4)).at[row, col].set(data) @ x))
+
+    def third(f):
+        return jax.jacfwd(jax.jacrev(jax.grad(f, (0, 1)), (0, 1)), (0, 1))
+
+    got, want = (jax.jit(third(f))(A.data, x) for f in (sparse, dense))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-11, atol=1e-12), got, want)
+
+
+def test_a_whole_matrix_is_differentiated_with_float0_for_its_structure(A, rng):
+    x = jnp.asarray(rng.standard_normal(N_COLS))
+    gradient = jax.grad(lambda A: jnp.sum(A @ x), allow_int=True)(A)
+    assert gradient.col_idx.dtype == gradient.perm.dtype == jax.dtypes.float0
+    np.testing.assert_allclose(A._with_values(gradient.values).data, np.broadcast_to(x, CASE.shape)[CASE.places()])
+    tangent = jax.tree.map(
+        lambda a: a if jnp.issubdtype(a.dtype, jnp.inexact) else np.zeros(a.shape, jax.dtypes.float0), A
+    )
+    y, dy = jax.jvp(lambda A: A @ x, (A,), (tangent,))
+    np.testing.assert_array_equal(y, dy)
+
+
+def test_linearize_and_remat_agree_with_the_product(A, rng):
+    x = jnp.asarray(rng.standard_normal(N_COLS))
+    y, push = jax.linearize(lambda x: A @ x, x)
+    np.testing.assert_allclose(push(x), y)
+    np.testing.assert_allclose(jax.grad(jax.checkpoint(lambda x: jnp.sum((A @ x) ** 2)))(x), 2 * (A.T @ y))
+
+
+# ------------------------------------------------------------------------------------------------------ mixed dtypes
+
+
+@pytest.mark.some(stored=2)
+@pytest.mark.parametrize(
+    "stored, vector",
+    [
+        (jnp.float32, jnp.float64),
+        (jnp.float64, jnp.float32),
+        (jnp.bfloat16, jnp.float32),
+        (jnp.float64, jnp.complex128),
+        (jnp.complex64, jnp.float64),
+    ],
+    ids=lambda d: d.__name__,
+)
+def test_cotangents_have_the_dtype_of_their_operand(stored, vector, rng):
+    kind = np.complex64 if stored is jnp.complex64 else np.float32
+    A = Layout("ell").of(CASE.scipy(kind), dtype=stored)
+    x = draw(rng, vector, N_COLS)
+    result = jnp.promote_types(stored, vector)
+    g = draw(rng, result, N_ROWS)
+
+    @jax.jit
+    def cotangents(A, x, g):
+        y, pullback = jax.vjp(lambda data, x: A.with_data(data) @ x, A.data, x)
+        return y, *pullback(g)
+
+    y, for_data, for_x = cotangents(A, x, g)
+    assert y.dtype == result
+    assert (for_data.dtype, for_x.dtype) == (stored, vector)
+    # As JAX has it for dense products: what a real operand cannot take is dropped.
+    a = jnp.asarray(CASE.dense(stored), stored)
+    _, dense_pullback = jax.vjp(lambda a, x: jnp.matmul(a, x, precision="highest"), a, x)
+    dense_for_a, dense_for_x = dense_pullback(g)
+    rtol = 20 * float(max(jnp.finfo(stored).eps, jnp.finfo(vector).eps))
+    np.testing.assert_allclose(wide(for_data), wide(dense_for_a)[CASE.places()], rtol)
+    np.testing.assert_allclose(wide(for_x), wide(dense_for_x), rtol, 20 * rtol)
+
+
+@pytest.mark.deep
+def test_second_derivatives_exist_for_mixed_dtypes(A, rng):
+    x = draw(rng, jnp.complex128, N_COLS)
+    f = jax.jit(lambda data, x: A.with_data(data) @ x)
+    check_grads(f, (A.data, x), order=2, modes=("rev",))
+
+
+# -------------------------------------------------------------------------------------------------------------- vmap
+
+
+def test_vmap_over_a_matrix_with_stacked_values_maps_the_values(A, rng):
+    X = jnp.asarray(rng.standard_normal((3, N_COLS)))
+    stacked = A._with_values(jnp.arange(1.0, 4)[:, None] * A.values)
+    axes = jax.tree.map(lambda _: None, A)._with_values(0)
+    got = jax.vmap(lambda A, x: A @ x, in_axes=(axes, 0))(stacked, X)
+    np.testing.assert_allclose(got, np.arange(1, 4)[:, None] * (X @ CASE.dense().T))
+
+
+@pytest.mark.parametrize("face", form.OPERANDS)
+def test_every_batching_of_every_face_equals_a_loop(A, rng, face):
+    sizes = {"v": (1, A.n_stored), "x": (1, N_COLS, 2), "y": (1, N_ROWS, 2)}
+    first, second, _ = form.OPERANDS[face]
+
+    def f(a, b):
+        return bind(A, face, a, b)
+
+    for axes in ((0, None), (None, 0), (0, 0), (1, 2 if second == "x" else 1)):
+        pair = zip((first, second), axes, strict=True)
+        shapes = (sizes[name] if axis is None else np.insert(sizes[name], axis, 3) for name, axis in pair)
+        a, b = (jnp.asarray(rng.standard_normal(shape)) for shape in shapes)
+        got = jax.vmap(f, axes)(a, b)
+        for i in range(3):
+            one = (v if axis is None else jnp.take(v, i, axis) for v, axis in zip((a, b), axes, strict=True))
+            np.testing.assert_allclose(got[i], f(*one), rtol=1e-12, atol=1e-12)
+
+
+# --------------------------------------------------------------------------------------------------------- shard_map
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    devices = jax.devices("cpu")
+    if len(devices) < 8:
+        pytest.skip("JAX was started before the tests could ask it for 8 CPU devices")
+    return Mesh(np.array(devices[:8]), ("i",))
+
+
+def spread_over_columns(mesh, check_vma: bool):
+    """A @ X with the columns of X on different devices."""
+    spec = P(None, *mesh.axis_names)
+    return jax.jit(
+        jax.shard_map(lambda A, X: A @ X, mesh=mesh, in_specs=(P(), spec), out_specs=spec, check_vma=check_vma)
+    )
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("backend", ["xla", "interpret"])
+def test_shard_map_spreads_the_columns_of_x(rng, mesh, backend, check_vma):
+    A, X = SORTED.of(CASE.scipy(), backend=backend), rng.standard_normal((N_COLS, 16))
+    assert_product(spread_over_columns(mesh, check_vma)(A, X), CASE.dense(), X)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("backend", ["triton", "mosaic"])
+def test_kernels_lower_inside_shard_map_whatever_its_axes_are_called(backend, check_vma):
+    A = SORTED.of(CASE.scipy(), backend=backend)
+    for name in ("i", "rows", "batch", "columns"):
+        gpu = gpus(**{name: 8})
+        text = lowered(spread_over_columns(gpu, check_vma), A, np.ones((N_COLS, 16)), mesh=gpu)
+        assert SIGNATURES[backend] in text
+
+
+@pytest.mark.some(check_vma=1)
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_gradients_sum_over_the_devices_that_share_the_values(A, rng, mesh, check_vma):
+    X = jnp.asarray(rng.standard_normal((N_COLS, 16)))
+
+    def loss(values, X):
+        def local(A, X):
+            return jax.lax.psum(jnp.sum(jnp.sin(A @ X)), "i")
+
+        total = jax.shard_map(local, mesh=mesh, in_specs=(P(), P(None, "i")), out_specs=P(), check_vma=check_vma)
+        return total(A._with_values(values), X)
+
+    for_values, for_x = jax.jit(jax.grad(loss, (0, 1)))(A.values, X)
+    a = CASE.dense()
+    G = np.cos(a @ X)
+    np.testing.assert_allclose(A._with_values(for_values).data, (G @ X.T)[CASE.places()], rtol=1e-10)
+    np.testing.assert_allclose(for_x, a.T @ G, rtol=1e-10, atol=1e-12)
+
+
+def test_gradients_inside_shard_map_sum_what_did_not_vary(A, rng, mesh):
+    """x is the same on every device and the values differ: x's cotangent is summed over the mesh."""
+    D = jnp.asarray(rng.standard_normal((8, A.nnz)))
+    x = jnp.asarray(rng.standard_normal(N_COLS))
+
+    def local(D, x):
+        return jax.grad(lambda x: jnp.sum(A.with_data(D[0]) @ x))(x)
+
+    got = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(P("i"), P()), out_specs=P()))(D, x)
+    dense = np.zeros((8, *CASE.shape))
+    dense[:, *CASE.places()] = D
+    np.testing.assert_allclose(got, dense.sum(axis=(0, 1)), rtol=1e-12)
+
+
+# ------------------------------------------------------------------------------------------------------------- frames
+
+
+@pytest.mark.parametrize("format, backend", [("ell", "interpret"), ("sell", "triton"), ("csr5", "triton")])
+def test_few_functions_of_this_library_lie_between_a_product_and_its_kernel(monkeypatch, format, backend):
+    from jax.experimental import pallas as pl
+
+    root, call, passed = pathlib.Path(jsf.__file__).parent, pl.pallas_call, []
+
+    def counted(*args, **kwargs):
+        frame = sys._getframe(1)
+        while frame is not None:
+            if pathlib.Path(frame.f_code.co_filename).is_relative_to(root):
+                passed.append(frame.f_code.co_name)
+            frame = frame.f_back
+        return call(*args, **kwargs)
+
+    monkeypatch.setattr(pl, "pallas_call", counted)
+    A, x = Layout(format).of(CASE.scipy(), backend=backend), np.ones(N_COLS)
+    if backend == "interpret":
+        A @ x
+        assert passed[-1] == "matvec"  # the first of them: the stack reaches from `A @ x` on
+    else:
+        lowered(lambda A: A @ x, A)
+    assert 0 < len(passed) <= 7, passed
+
+
+# ----------------------------------------------------------------------------------------------------------- backends
+
+
+def test_use_backend_retraces_a_jitted_product(A, rng):
+    x, seen = rng.standard_normal(N_COLS), []
+
+    @jax.jit
+    def f(A, x):
+        seen.append(1)
+        return A @ x
+
+    def text():
+        return f.lower(A, x).as_text()
+
+    plain = f(A, x)
+    with jsf.use_backend("interpret"):
+        interpreted = f(A, x)
+        inside = text()
+    f(A, x)
+    assert len(seen) == 2
+    assert inside != text()
+    np.testing.assert_allclose(plain, interpreted, rtol=1e-12)
+
+
+def test_the_backend_of_a_matrix_outranks_the_context(A, rng):
+    x = rng.standard_normal(N_COLS)
+    own = SORTED.of(CASE.scipy(), backend="xla")
+    with jsf.use_backend("interpret"):
+        jaxpr = jax.make_jaxpr(lambda A: A @ x)(own).jaxpr
+    assert [e.params["backend"] for e in jaxpr.eqns if "backend" in e.params] == ["xla"]
+
+
+@pytest.mark.parametrize("backend", ["triton", "mosaic"])
+def test_a_gpu_dialect_off_the_gpu_says_what_to_use(A, backend):
+    B = SORTED.of(CASE.scipy(), backend=backend)
+    with pytest.raises(ValueError, match=f"backend '{backend}' needs an NVIDIA GPU; use backend='auto'"):
+        lowered(lambda A, x: A @ x, B, np.ones(N_COLS), platforms=("cpu",))
+
+
+def test_one_program_lowers_for_cpu_and_gpu_at_once(A):
+    text = lowered(lambda A, x: A @ x, A, np.ones(N_COLS), platforms=("cpu", "cuda"))
+    assert any(name in text for name in SIGNATURES.values())

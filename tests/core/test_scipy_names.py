@@ -1,0 +1,154 @@
+"""What users of SciPy reach for: the same names, for a matrix and for its transpose."""
+
+from __future__ import annotations
+
+import operator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import scipy.sparse.linalg as spla
+
+import jaxsparse_fmt as jsf
+from tests.zoo import CASES, FIRST_LAYOUTS, Layout
+
+REAL = CASES["irregular"].scipy().tocsr()
+COMPLEX = CASES["irregular"].scipy(np.complex128).tocsr()
+both_kinds = pytest.mark.parametrize("S", [REAL, COMPLEX], ids=["real", "complex"])
+LAYOUTS = [Layout("csr"), Layout("hll"), Layout("sdia")]
+some = pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+sides = pytest.mark.parametrize("side", ["A", "A.T"])
+
+
+def pair(S, layout, side, **options):
+    """A matrix of ours, or its view, and SciPy's."""
+    A = layout.of(S, **options)
+    return (A, S) if side == "A" else (A.T, sp.csr_array(S.T))
+
+
+HABITS = {
+    "transpose": lambda A: A.transpose(),
+    "transpose twice": lambda A: A.transpose((1, 0)).transpose(),
+    "conj": lambda A: A.conj(),
+    "conjugate": lambda A: A.conjugate(),
+    "real": lambda A: A.real,
+    "imag": lambda A: A.imag,
+    "abs": abs,
+    "negative": operator.neg,
+    "twice": lambda A: 2 * A,
+    "one": lambda A: 1 * A,
+    "by a number of NumPy": lambda A: np.float64(3) * A,
+    "divided": lambda A: A / 4,
+    "dot a number": lambda A: A.dot(2.0),
+    "copy": lambda A: A.copy(),
+    "tocsr": lambda A: A.tocsr(),
+    "tocoo": lambda A: A.tocoo(),
+    "tocsc": lambda A: A.tocsc(),
+    "todia": lambda A: A.todia(),
+    "tobsr": lambda A: A.tobsr(),
+    "astype": lambda A: A.astype(np.complex64),
+}
+
+
+@sides
+@some
+@both_kinds
+def test_does_every_habit_give_the_matrix_that_scipy_gives(S, layout, side):
+    A, T = pair(S, layout, side)
+    for name, habit in HABITS.items():
+        got, wanted = habit(A), habit(T)
+        assert got.shape == wanted.shape and got.dtype == wanted.dtype, name
+        np.testing.assert_array_equal(got.toarray(), wanted.toarray(), err_msg=name)
+    assert (A.size, A.nnz, A.ndim, A.shape) == (T.size, T.nnz, T.ndim, T.shape)
+    for name in ("csr", "coo", "csc", "dia", "bsr"):
+        assert getattr(A, f"to{name}")().name == name
+
+
+@sides
+@some
+def test_is_dot_the_product_with_vectors_and_matrices(layout, side, rng):
+    A, T = pair(REAL, layout, side)
+    for x in (rng.standard_normal(T.shape[1]), rng.standard_normal((T.shape[1], 3))):
+        np.testing.assert_allclose(A.dot(x), T.dot(x), atol=1e-12)
+
+
+REFUSED = {
+    "length": (len, TypeError, r"length of a matrix is ambiguous; use A\.shape\[0\]"),
+    "truth": (bool, ValueError, "truth of a matrix is ambiguous"),
+    "times itself": (lambda A: A * A, TypeError, r"scales by one number.* A @ x.*A\.with_data\(A\.data \* B\.data\)"),
+    "times its transpose": (lambda A: A * A.T, TypeError, "scales by one number"),
+    "times SciPy's": (lambda A: A * REAL, TypeError, "scales by one number"),
+    "times a vector": (lambda A: A * np.ones(13), TypeError, "scales by one number"),
+    "vector times": (lambda A: np.ones(13) * A, TypeError, "scales by one number"),
+    "times a list": (lambda A: A * [1, 2], TypeError, "scales by one number"),
+    "dot itself": (lambda A: A.dot(A.T), TypeError, "product of two sparse matrices"),
+    "other axes": (lambda A: A.transpose((0, 1)), ValueError, r"axes=\(1, 0\); got axes=\(0, 1\)"),
+    "plus": (lambda A: A + 1, TypeError, r"A\.with_data\(A\.data \+ B\.data\)"),
+    "an index": (lambda A: A[0], TypeError, "is not indexed"),
+    "rows": (list, TypeError, "is not indexed"),
+    "as an array": (np.asarray, TypeError, "is no array"),
+}
+
+
+@sides
+@pytest.mark.parametrize("name", REFUSED)
+def test_is_what_means_something_else_refused_in_words(name, side):
+    A, _ = pair(REAL, Layout("csr"), side)
+    use, error, words = REFUSED[name]
+    with pytest.raises(error, match=words):
+        use(A)
+
+
+@pytest.mark.some(layout=4)
+@sides
+@pytest.mark.parametrize("layout", FIRST_LAYOUTS, ids=str)
+def test_does_scipy_take_it_as_a_linear_operator(layout, side, rng):
+    A, T = pair(COMPLEX, layout, side)
+    operator_ = spla.aslinearoperator(A)
+    assert (operator_.shape, operator_.dtype) == (T.shape, T.dtype)
+    x, X, y = (rng.standard_normal(shape) for shape in (T.shape[1], (T.shape[1], 2), T.shape[0]))
+    for got, wanted in (
+        (operator_.matvec(x), T @ x),
+        (operator_ @ X, T @ X),
+        (operator_.rmatvec(y), T.conj().T @ y),
+        (operator_.H @ y, T.conj().T @ y),
+        (operator_.T @ y, T.T @ y),
+    ):
+        assert isinstance(got, np.ndarray)
+        np.testing.assert_allclose(got, wanted, atol=1e-12)
+
+
+def test_do_scipys_solvers_take_it():
+    S = jsf.gallery.poisson(6, dim=2)
+    A, b = jsf.from_scipy(S), np.ones(36)
+    x, info = spla.cg(A, b, rtol=1e-12)
+    assert info == 0
+    np.testing.assert_allclose(S @ x, b, atol=1e-9)
+    largest = spla.eigsh(A.T, 1, return_eigenvectors=False)
+    np.testing.assert_allclose(largest, np.linalg.eigvalsh(S.toarray())[-1:], rtol=1e-9)
+
+
+@pytest.mark.some(layout=4)
+@pytest.mark.parametrize("layout", FIRST_LAYOUTS, ids=str)
+def test_does_a_transpose_have_the_entries_and_sizes_of_one(layout, rng):
+    A, T = layout.of(REAL), sp.csr_array(REAL.T)
+    T.sort_indices()
+    np.testing.assert_array_equal(A.T.data, T.data)
+    np.testing.assert_array_equal(jax.jit(lambda A: A.T.data)(A), T.data)
+    data = rng.standard_normal(T.nnz)
+    wanted = sp.csr_array((data, T.indices, T.indptr), T.shape).toarray()
+    np.testing.assert_array_equal(A.T.with_data(data).todense(), wanted)
+    assert jax.tree.structure(A.T.with_data(data)) == jax.tree.structure(A.T)
+    by_data = jax.jit(jax.grad(lambda d: jnp.vdot(np.ones(13), A.T.with_data(d) @ np.arange(17.0))))(A.T.data)
+    np.testing.assert_allclose(by_data, T.indices)
+    assert (A.T.nbytes, A.T.n_stored, A.T.fill) == (A.nbytes, A.n_stored, A.fill)
+    with pytest.raises(ValueError, match=r"data must have shape \(61,\).* got \(60,\)"):
+        A.T.with_data(np.ones(60))
+
+
+def test_are_habits_traced_and_differentiated():
+    A, x = jsf.from_scipy(REAL, "csr"), np.arange(13.0)
+    f = lambda data: jnp.sum(abs(-A.with_data(data)).conj().real @ x)  # noqa: E731
+    np.testing.assert_allclose(jax.jit(jax.grad(f))(A.data), np.sign(REAL.data) * x[REAL.indices])

@@ -1,0 +1,84 @@
+"""Which format the shards get when it is not named: one for all, that none of them suffers from."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import jaxsparse_fmt as jsf
+from jaxsparse_fmt.choose import autotune, ranking
+from tests.distributed.problems import MESH, irregular
+
+ROWS = 40  # of a device
+
+
+def chain_with_a_long_row() -> sp.csr_array:
+    """Tridiagonal, but for one row of the last device, whose rows are otherwise single entries: it has the fewest."""
+    n = 8 * ROWS
+    S = sp.lil_array(sp.diags_array([1.0, 2.0, 3.0], offsets=[-1, 0, 1], shape=(n, n)))
+    S[7 * ROWS :] = sp.eye_array(n).tolil()[7 * ROWS :]
+    S[n - 5, n - ROWS : n - 4] = 1.0
+    return sp.csr_array(S)
+
+
+def test_all_take_what_is_fastest_for_the_slowest_though_it_is_not_the_largest():
+    S = chain_with_a_long_row()
+    block = S[-ROWS:, -ROWS:]
+    assert jsf.choose.rank(S[:ROWS, :ROWS])[0].format == "ell" and block.nnz < S[:ROWS, :ROWS].nnz
+    B = jsf.shard(S, MESH, by="rows")
+    local, _ = B.shards.blocks
+    assert local.name == jsf.choose.rank(block)[0].format != "ell"
+    assert f"in {local.name}, ranked first" in B.report() and "for the slowest shard" in B.report()
+    assert abs(B.to_scipy() - S).max() == 0
+
+
+def test_a_format_that_one_shard_cannot_take_is_not_taken():
+    """Seven devices have diagonals, and the eighth has far too many of them."""
+    S = sp.block_diag([sp.diags_array([1.0, 2.0], offsets=[-1, 0], shape=(70, 70)), irregular(600, 600)])
+    S = sp.csr_array(S)
+    ranked = {c.format for c in jsf.choose.rank(S[:70, :70])}
+    assert "dia" in ranked and "dia" not in {c.format for c in jsf.choose.rank(S[70:, 70:])}
+    B = jsf.shard(S, MESH, mode="vector")
+    assert B.shards.blocks[0].name != "dia"
+
+
+def test_shards_are_not_promised_what_only_one_device_holds(monkeypatch):
+    """Of a stencil on a GPU half of the diagonals; a shard of it has all of them."""
+    monkeypatch.setattr(ranking, "rank", functools.partial(ranking.rank, platform="gpu"))
+    S = jsf.gallery.poisson(16)
+    assert ranking.rank(S)[0].format == "sdia"
+    B = jsf.shard(S, MESH)
+    assert f"in {B.shards.blocks[0].name}, ranked first" in B.report() and "mirrored" not in B.report()
+
+
+def test_under_a_limit_all_take_the_best_that_fits():
+    S = jsf.gallery.poisson(64, dim=1)
+    best = jsf.shard(S, MESH, mode="vector", by="rows")
+    size = 8 * 3 * 12  # of a shard in "ell": 8 rows of 3 entries
+    assert best.shards.blocks[0].name == "ell"
+    tight = jsf.shard(S, MESH, mode="vector", by="rows", max_bytes=size - 1)
+    assert tight.shards.blocks[0].name != "ell" and tight.shards.blocks[0].nbytes <= 8 * size
+    with pytest.raises(ValueError, match="max_bytes=10 allows none"):
+        jsf.shard(S, MESH, max_bytes=10)
+
+
+def test_tune_measures_the_largest_shard(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    timed = []
+
+    def seconds(A):
+        timed.append((A.name, A.nnz))
+        return 1.0 if A.name == "hll" else 2.0
+
+    monkeypatch.setattr(autotune, "seconds_per_product", seconds)
+    S = irregular()
+    B = jsf.shard(S, MESH, format="tune", mode="vector")
+    assert {name for name, _ in timed} >= {"hll"} and {nnz for _, nnz in timed} == {B.record.imbalance.nnz.max()}
+    assert B.shards.blocks[0].name == "hll" and "the fastest of those measured" in B.report()
+
+
+def test_matrices_without_entries_take_something():
+    assert jsf.shard(sp.csr_array((20, 20)), MESH).nnz == 0 and np.all(jsf.shard(sp.csr_array((3, 3)), MESH).data == 0)

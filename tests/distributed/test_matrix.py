@@ -1,0 +1,485 @@
+"""ShardedMatrix against SciPy and against the same matrix on one device."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from jax.sharding import NamedSharding, PartitionSpec
+
+import jaxsparse_fmt as jsf
+from jaxsparse_fmt.core import vector_passes
+from jaxsparse_fmt.core.matrix import SparseMatrix
+from jaxsparse_fmt.distributed import ShardedMatrix, basis, build, common_format
+from jaxsparse_fmt.distributed.common_format import MODES
+from jaxsparse_fmt.distributed.halo_exchange import KINDS
+from solvers import precond
+from tests import zoo
+from tests.distributed.problems import DEVICES, MESH, irregular
+
+S = irregular()
+X = np.random.default_rng(1).standard_normal((90, 2))
+DATA = np.random.default_rng(2).standard_normal(S.nnz)
+OTHER = S.copy()
+OTHER.data = DATA
+LAYOUTS = [*zoo.FIRST_LAYOUTS, zoo.Layout("sell", (("slice_size", 4),)), zoo.Layout("hyb", (("width", 0),))]
+# Compiling takes nearly all the time, so a format meets one other and one way only; a halo's format has no options.
+LOCAL = [layout for layout in LAYOUTS if layout.options]
+HALO = [layout.format for layout in LAYOUTS if not layout.options]
+WAYS = zip(*map(itertools.cycle, (LOCAL, HALO, ["overlap", "overlap", "naive", "overlap"], KINDS)), strict=True)
+
+
+@jax.jit
+def anew(B, data, x):
+    """A product with new values, and those as the matrix tells them."""
+    B = B.with_data(data)
+    return B @ x, B.data
+
+
+times = jax.jit(lambda B, x: B @ x)
+
+
+@jax.jit
+def both_ways(B, x):
+    return B @ x, B.T @ x
+
+
+def close(got, wanted):
+    np.testing.assert_allclose(np.asarray(got), wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.some(layout=3)
+@pytest.mark.parametrize(
+    ("layout", "halo", "mode", "exchange"), list(itertools.islice(WAYS, max(len(LOCAL), len(HALO)))), ids=str
+)
+def test_every_format_agrees_with_scipy(layout, halo, mode, exchange):
+    B = jsf.shard(S, MESH, format=layout.format, halo_format=halo, mode=mode, exchange=exchange, **dict(layout.options))
+    named = ["dia" if jsf.FORMATS[name].shares_places else name for name in (layout.format, halo)]
+    assert [part.name for part in B.shards.blocks] == named and B.shards.halo.kind == exchange
+    product, data = anew(B, DATA, X[:, 0])
+    close(product, OTHER @ X[:, 0])
+    np.testing.assert_array_equal(data, DATA)
+
+
+def test_a_row_in_pieces_beside_devices_with_more_rows_in_one_piece():
+    T = sp.lil_array(sp.diags_array([1.0, 2.0, 3.0], offsets=[-1, 0, 1], shape=(600, 600)))
+    T[5, :] = 1.0
+    T = sp.csr_array(T)
+    B = jsf.shard(T, MESH, format="hyb", mode="vector", width=1)
+    close(times(B, np.arange(600.0)), T @ np.arange(600.0))
+
+
+@pytest.mark.parametrize(("mode", "exchange"), [*zip(MODES, KINDS, strict=True)])
+def test_every_mode_and_exchange_agrees_with_scipy_both_ways(mode, exchange):
+    B = jsf.shard(S, MESH, format="ell", mode=mode, exchange=exchange)
+    product, transposed = both_ways(B, X)
+    close(product, S @ X)
+    close(transposed, S.T @ X)
+
+
+def test_data_keep_their_order_where_one_part_holds_all_columns_and_unknowns_are_renumbered():
+    product, data = anew(jsf.shard(S, MESH, format="ell", mode="vector", reorder="rcm"), DATA, X[:, 0])
+    close(product, OTHER @ X[:, 0])
+    np.testing.assert_array_equal(data, DATA)
+
+
+@pytest.mark.some(options=1)
+@pytest.mark.parametrize(
+    "options",
+    [{"reorder": "rcm", "by": "rows"}, {"reorder": np.random.default_rng(4).permutation(90)}, {"by": "graph"}],
+    ids=["rcm", "permutation", "graph"],
+)
+def test_the_basis_hides_how_unknowns_are_renumbered(options):
+    if options.get("by") == "graph":
+        pytest.importorskip("pymetis")
+    B = jsf.shard(S, MESH, format="ell", **options)
+    close(times(B, X[:, 0]), S @ X[:, 0])
+    assert abs(B.to_scipy() - S).max() == 0
+    np.testing.assert_array_equal(B.diagonal(), S.diagonal())
+    inside = B.in_basis @ B.basis.enter(X[:, 0])
+    assert inside.sharding.spec[0] == "rows"
+    close(B.basis.leave(inside), S @ X[:, 0])
+
+
+@pytest.mark.some(shape=3)
+@pytest.mark.parametrize("shape", [(90, 40), (5, 7), (1, 1), (0, 0), (3, 0), (0, 3)], ids=str)
+def test_shapes_that_eight_devices_do_not_divide(shape):
+    T = irregular(*shape) if min(shape) >= 20 else sp.csr_array(np.arange(1.0, 1 + shape[0] * shape[1]).reshape(shape))
+    B = jsf.shard(T, MESH, format="ell")
+    close(times(B, np.ones(shape[1])), T @ np.ones(shape[1]))
+    back = B.to_scipy()
+    assert back.shape == shape and (back.nnz, abs(back - T).sum()) == (T.nnz, 0)
+
+
+def test_no_entries_at_all():
+    B = jsf.shard(sp.csr_array((20, 20)), MESH)
+    assert B.data.shape == (0,) and not np.any(B @ np.ones(20))
+
+
+def test_an_empty_place_never_spreads_a_nan():
+    x = X[:, 0].copy()
+    x[7] = np.nan
+    touched = (S @ np.where(np.arange(90) == 7, 1.0, 0.0)) != 0
+    B = jsf.shard(S, MESH, format="ell")
+    inside = B.in_basis @ B.basis.enter(x)
+    np.testing.assert_array_equal(np.isnan(B.basis.leave(inside)), touched)
+    assert not np.any(np.asarray(inside)[np.asarray(B.basis.unknowns()) >= 90])
+
+
+def loss(data, A, x):
+    A = A.with_data(data)
+    return jnp.sum(jnp.sin(A @ x) * jnp.cos(A.T @ x))
+
+
+gradients = jax.jit(jax.grad(loss, argnums=(0, 2)))
+
+
+def gradients_by_hand(data, x):
+    A, (row, col) = sp.csr_array((data, S.indices, S.indptr)), S.tocoo().coords
+    ahead, back = A @ x, A.T @ x
+    by_ahead, by_back = np.cos(ahead) * np.cos(back), -np.sin(ahead) * np.sin(back)
+    return by_ahead[row] * x[col] + by_back[col] * x[row], A.T @ by_ahead + A @ by_back
+
+
+curvature = jax.jit(lambda data, A, x, v: jax.jvp(jax.grad(loss, argnums=2), (data, A, x), (v[0], zeros(A), v[1]))[1])
+
+
+def zeros(A):
+    one = lambda a: np.zeros(a.shape, jax.dtypes.float0 if not jnp.issubdtype(a.dtype, jnp.inexact) else a.dtype)  # noqa: E731
+    return jax.tree.map(one, A)
+
+
+def test_gradients_are_those_by_hand():
+    B = jsf.shard(S, MESH, format="ell")
+    for got, wanted in zip(gradients(DATA, B, X[:, 0]), gradients_by_hand(DATA, X[:, 0]), strict=True):
+        close(got, wanted)
+
+
+def test_second_derivatives_are_how_the_first_change():
+    B, along, h = jsf.shard(S, MESH, format="ell", mode="vector"), (DATA[::-1], X[:, 1]), 1e-5
+    ahead, back = (gradients_by_hand(DATA + s * along[0], X[:, 0] + s * along[1])[1] for s in (h, -h))
+    got, wanted = curvature(DATA, B, X[:, 0], along), (ahead - back) / (2 * h)
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-7 * np.abs(wanted).max())
+
+
+def test_vmap_over_vectors_and_over_values():
+    B = jsf.shard(S, MESH, format="ell")
+    close(jax.vmap(B.matvec)(X.T).T, S @ X)
+    many = jax.jit(jax.vmap(lambda data: B.with_data(data) @ X[:, 0]))(np.stack([S.data, DATA]))
+    close(many, np.stack([S @ X[:, 0], OTHER @ X[:, 0]]))
+
+
+@pytest.mark.some(dtype=1)
+@pytest.mark.parametrize("dtype", ["float32", "complex128"])
+def test_other_dtypes(dtype):
+    T = (S * (1 + 2j)).astype(dtype) if dtype == "complex128" else S.astype(dtype)
+    B = jsf.shard(T, MESH, format="hll", slice_size=4)
+    assert B.dtype == dtype and B.astype("complex64").dtype == "complex64"
+    wanted = T.conj().T @ X[:, 0].astype(dtype)
+    got = B.rmatvec(X[:, 0].astype(dtype))
+    np.testing.assert_allclose(got, wanted, atol=200 * np.finfo(dtype).eps)
+
+
+def test_arithmetic_scales_every_part():
+    B = jsf.shard(S, MESH, format="ell")
+    close((-(2 * B) / 4) @ X[:, 0], S @ X[:, 0] / -2)
+    close(jsf.spmv(B, X[:, 0], X[:, 1], 2.0, 3.0), 2 * (S @ X[:, 0]) + 3 * X[:, 1])
+    close(X.T @ B, X.T @ S)
+    assert np.array_equal(B.todense(), S.todense()) and B.asformat("csr").name == "csr"
+
+
+def test_a_mesh_axis_beside_others_holds_copies():
+    mesh = jax.make_mesh((2, 4), ("batch", "rows"))
+    B = jsf.shard(S, mesh, format="ell")
+    assert B.parts == 4
+    close(B @ X[:, 0], S @ X[:, 0])
+    close(jsf.shard(S, mesh, axis="batch", format="ell") @ X[:, 0], S @ X[:, 0])
+
+
+def test_kernels_run_on_every_piece():
+    with jsf.use_backend("interpret"):
+        close(jsf.shard(S, MESH, format="hll", slice_size=4) @ X[:, 0], S @ X[:, 0])
+
+
+@pytest.mark.some(mode=1)
+@pytest.mark.parametrize(("mode", "backend"), [(mode, "xla") for mode in MODES] + [("overlap", "interpret")])
+def test_an_inner_product_comes_with_the_product(mode, backend):
+    """Rows of 0 to 60 entries, whose kernel has none, and short ones, whose kernel has."""
+    x, w = np.random.default_rng(3).standard_normal((2, 90))
+    for T in (S, sp.csr_array(sp.diags_array([1.0, 2.0, 3.0], offsets=[-1, 0, 40], shape=(90, 90)))):
+        with jsf.use_backend(backend):
+            B = jsf.shard(T, MESH, format="ell", mode=mode)
+            y, s = with_dot(B, x, w)
+        close(y, T @ x)
+        close(s, w @ (T @ x))
+
+
+@jax.jit
+def with_dot(B, x, w):
+    x, w = B.basis.enter(x), B.basis.enter(w)
+    with B.basis.scope():
+        y, s = B.in_basis.matvec_dot(x, w)
+        (s,) = vector_passes.joined(s)
+        return B.basis.leave(y), vector_passes.total(s)
+
+
+def test_the_report_counts_what_the_matrix_has():
+    B = jsf.shard(S, MESH, format="ell", exchange="permute")
+    told = B.record.imbalance
+    starts = np.concatenate([[0], np.cumsum(told.rows)])
+    for k, (a, b) in enumerate(itertools.pairwise(starts)):
+        cols = S.indices[S.indptr[a] : S.indptr[b]]
+        assert told.nnz[k] == len(cols)
+        assert told.halo[k] == len({int(c) for c in cols if not a <= c < b})
+    assert "permute" in B.report() and "most / mean" in B.report() and f"{DEVICES} devices" in repr(B)
+
+
+def test_an_order_of_the_unknowns_costs_its_bytes_once():
+    options = {"format": "ell", "mode": "vector", "exchange": "gather"}
+    plain, B = jsf.shard(S, MESH, **options), jsf.shard(S, MESH, reorder=np.arange(90), **options)
+    order = 4 * (B.domain.places + B.entries.places)
+    assert B.nbytes - plain.nbytes == order == B.with_data(B.data).nbytes - plain.nbytes
+
+
+def test_another_matrix_of_the_same_sizes_compiles_nothing_anew():
+    traced = []
+
+    @jax.jit
+    def product(B, x):
+        traced.append(1)
+        return B @ x
+
+    T = S.copy()
+    T.data = T.data * 2
+    for matrix in (S, T):
+        product(jsf.shard(matrix, MESH, format="ell"), X[:, 0])
+    assert len(traced) == 1
+
+
+def test_rows_made_in_pieces_are_the_same_matrix():
+    asked = []
+
+    def rows_of(start, stop):
+        asked.append((start, stop))
+        return S[start:stop]
+
+    starts = [0, 0, 3, 30, 40, 41, 60, 89, 90]
+    B = jsf.shard_from_rows(rows_of, 90, MESH, format="ell", starts=starts)
+    assert sorted(asked) == sorted([(0, 0), *itertools.pairwise(starts)])  # (0, 0) tells the dtype
+    assert B.record.imbalance.rows.tolist() == np.diff(starts).tolist()
+    assert abs(B.to_scipy() - S).max() == 0
+    close(times(B, X[:, 0]), S @ X[:, 0])
+
+
+def test_rows_made_in_pieces_are_stored_in_numbers_that_scipy_does_not_know():
+    eighths = sp.csr_array(np.round(8 * S.todense()) / 8)
+    B = jsf.shard_from_rows(lambda a, b: eighths[a:b], 90, MESH, format="ell", dtype="bfloat16")
+    assert B.dtype == "bfloat16" and abs(B.to_scipy() - eighths).max() == 0
+
+
+# What one matrix on one device has beyond a sharded one: a flat storage, its layout, its faces and their kernels.
+ONLY_ON_ONE_DEVICE = {
+    "check_single",
+    "in_order",
+    "nbytes_read",
+    "read_at",
+    "shared_out",
+    "shares_places",
+    "sized_by_nnz",
+    "transposes",
+    "unread",
+    "csr_arrays",
+    "footprints",
+    "from_csr",
+    "layout",
+    "layout_options",
+    "without_values",
+    "product_face",
+    "transposed_face",
+    "outer_face",
+    "dots",
+    "sums",
+    "product_dot",
+    "wants_shared_memory",
+}
+
+
+def test_which_of_a_matrixs_attributes_a_sharded_one_lacks():
+    public = lambda cls: {name for name in dir(cls) if not name.startswith("_")}  # noqa: E731
+    assert public(SparseMatrix) - public(ShardedMatrix) == ONLY_ON_ONE_DEVICE
+
+
+def test_scipys_habits_are_those_of_every_matrix():
+    B = jsf.shard(S, MESH, format="ell")
+    x = X[:, 0]
+    close(B.dot(x), S @ x)
+    close(abs(B) @ x, abs(S) @ x)
+    close(B.transpose() @ x, S.T @ x)
+    close((-B).conj().real.H @ x, -S.T @ x)
+    assert B.tocsr().name == "csr" and B.size == S.nnz and B.copy() is B
+    with pytest.raises(TypeError, match="ambiguous"):
+        len(B)
+
+
+def test_the_transpose_becomes_a_matrix_of_its_own_and_arrays_come_by_scipys_name():
+    B = jsf.shard(S, MESH, format="ell")
+    A = B.T.asformat("csr")
+    assert A.name == "csr" and abs(A.to_scipy() - S.T).max() == 0
+    np.testing.assert_array_equal(B.toarray(), S.toarray())
+
+
+def test_a_copy_is_the_matrix_itself_and_a_pickle_is_refused_with_a_cure():
+    B = jsf.shard(S, MESH, format="ell")
+    assert copy.copy(B) is B and copy.deepcopy([B])[0] is B
+    with pytest.raises(TypeError, match="save_rows"):
+        pickle.dumps(B)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda A: precond.block_jacobi(A, 4),
+        precond.incomplete_lu,
+        lambda A: A.coordinates(),
+        lambda A: A.todense(),
+        lambda A: A.to_scipy(),
+        lambda A: A.asformat("csr"),
+    ],
+)
+def test_in_basis_names_no_entry_by_numbers_that_are_the_users(use):
+    """A preconditioner made so was one of other unknowns."""
+    with pytest.raises(ValueError, match="in its own order; take A's"):
+        use(jsf.shard(S, MESH, format="ell").in_basis)
+
+
+# ------------------------------------------------------------------------------------------------------- bad input
+
+
+def test_starts_that_are_no_integers_are_refused():
+    with pytest.raises(TypeError, match="starts must be integers"):
+        jsf.shard_from_rows(lambda a, b: S[a:b], 90, MESH, starts=np.linspace(0, 90, 9))
+
+
+@pytest.mark.parametrize(("n", "error"), [(90.0, TypeError), ("90", TypeError), (-3, ValueError)], ids=str)
+def test_a_number_of_rows_that_is_none_is_refused(n, error):
+    with pytest.raises(error, match=r"^n must be"):
+        jsf.shard_from_rows(lambda a, b: S[a:b], n, MESH)
+
+
+def test_a_report_is_of_the_matrix_that_it_is_asked_of():
+    """Other values come from a program that serves all equal matrices."""
+    chosen = jsf.shard(S, MESH, mode="vector")
+    one = chosen.shards.blocks[0]
+    named = jsf.shard(S, MESH, format=one.name, mode="vector", **one.layout)
+    for B in (chosen, named):
+        assert B.with_data(B.data).report() == B.report()
+    assert chosen.report() != named.report()
+
+
+@pytest.mark.parametrize(
+    ("rows_of", "starts", "words"),
+    [
+        (lambda a, b: S[a:b, :50], None, r"rows_of\(0, 11\) must give a matrix \(11, 90\); got \(11, 50\)"),
+        (lambda a, b: S[a:b], [0, 90], "starts must be 9 numbers that rise from 0 to n = 90"),
+        (lambda a, b: S[a:b], [0, 9, 8, 20, 30, 40, 50, 60, 90], "starts must be 9 numbers that rise"),
+    ],
+    ids=["width", "count", "falling"],
+)
+def test_pieces_that_do_not_fit_are_refused(rows_of, starts, words):
+    with pytest.raises(ValueError, match=words):
+        jsf.shard_from_rows(rows_of, 90, MESH, format="ell", starts=starts)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"axis": "cols"}, ValueError, "the mesh has no axis 'cols'; it has 'rows'"),
+        ({"mode": "magic"}, ValueError, "mode must be one of overlap, naive, vector; got 'magic'"),
+        ({"exchange": "mail"}, ValueError, "exchange must be 'auto' or one of permute"),
+        ({"format": "elk"}, ValueError, "unknown format 'elk'"),
+        ({"format": "csr", "halo_format": "elk"}, ValueError, "unknown format 'elk'"),
+        ({"slice_size": 3}, ValueError, "format='auto' chooses the layout itself"),
+        ({"mesh": "all"}, TypeError, "mesh must be a jax.sharding.Mesh"),
+        ({"halo": 3}, TypeError, "shard has no keyword 'halo'; it has dtype, by, reorder"),
+        ({"by": np.arange(8)}, TypeError, "by must be one of the words nnz, rows, graph; got ndarray"),
+    ],
+    ids=str,
+)
+def test_options_that_make_no_sense_are_refused(options, error, words):
+    options = {"mesh": MESH, **options}
+    with pytest.raises(error, match=re.escape(words)):
+        jsf.shard(S, **options)
+
+
+def test_vectors_and_data_of_the_wrong_length_are_refused():
+    B = jsf.shard(S, MESH, format="ell")
+    with pytest.raises(ValueError, match=r"of shape \(90,\) or \(90, p\); got \(89,\)"):
+        B @ np.ones(89)
+    with pytest.raises(ValueError, match=rf"data must have shape \({S.nnz},\)"):
+        B.with_data(np.ones(3))
+    with pytest.raises(ValueError, match=rf"\({B.basis.places},\)"):
+        B.in_basis @ np.ones(90)
+
+
+def test_a_vector_outside_the_mesh_is_told_where_to_go():
+    mesh = jax.sharding.Mesh(jax.devices()[:4], ("rows",))
+    B = jsf.shard(S, mesh, format="ell")
+    x = jax.device_put(X[:, 0], jax.devices()[7])
+    with pytest.raises(ValueError, match=r"outside the mesh of the matrix; place it with"):
+        B @ x
+    close(B @ jax.device_put(X[:, 0], jax.devices()[2]), S @ X[:, 0])
+
+
+def test_vectors_sharded_by_the_user_are_taken_as_they_are():
+    T, x = irregular(96, 96), np.arange(96.0)
+    B = jsf.shard(T, MESH, format="ell")
+    close(B @ jax.device_put(x, NamedSharding(MESH, PartitionSpec("rows"))), T @ x)
+
+
+def test_a_shard_that_its_device_cannot_hold_is_refused(monkeypatch):
+    device = type(MESH.devices.flat[0])
+    monkeypatch.setattr(device, "memory_stats", lambda self: {"bytes_limit": 1000, "bytes_in_use": 0})
+    with pytest.raises(ValueError, match="more than the 1 kB that are free on its device; use more"):
+        jsf.shard(S, MESH, format="ell")
+
+
+def test_the_fullest_device_says_whether_a_shard_fits(monkeypatch):
+    free = lambda self: {"bytes_limit": 10**6, "bytes_in_use": 999_000 if self.id == 5 else 0}  # noqa: E731
+    monkeypatch.setattr(type(MESH.devices.flat[0]), "memory_stats", free)
+    with pytest.raises(ValueError, match="more than the 1 kB that are free on its device"):
+        jsf.shard(S, MESH, format="ell")
+
+
+@pytest.mark.parametrize("reorder", [None, np.arange(90)], ids=["as it is", "renumbered"])
+def test_what_must_be_free_is_what_a_device_will_hold(reorder, monkeypatch):
+    options = {"format": "ell", "exchange": "permute", "reorder": reorder}
+    each = jsf.shard(S, MESH, **options).nbytes // DEVICES
+    free = each
+    monkeypatch.setattr(type(MESH.devices.flat[0]), "memory_stats", lambda self: {"bytes_limit": free})
+    jsf.shard(S, MESH, **options)
+    free = each - 1
+    with pytest.raises(ValueError, match="use more devices"):
+        jsf.shard(S, MESH, **options)
+
+
+def test_nothing_is_placed_before_the_last_word_between_processes(monkeypatch):
+    """A process that fails to place an array would leave the others waiting."""
+    seen = []
+    for module, name in ((build, "everyones"), (common_format, "everyones"), (basis, "sharded")):
+        true = getattr(module, name)
+        noted = lambda *args, name=name, true=true, **options: seen.append(name) or true(*args, **options)  # noqa: E731
+        monkeypatch.setattr(module, name, noted)
+    jsf.shard(S, MESH, format="ell", reorder="rcm")
+    assert "everyones" in seen and "everyones" not in seen[seen.index("sharded") :]
+
+
+def test_a_format_that_would_pad_beyond_all_measure_is_refused():
+    with pytest.raises(ValueError, match="format 'ell' would take"):
+        jsf.shard(S, MESH, format="ell", max_bytes=10)

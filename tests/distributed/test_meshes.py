@@ -1,0 +1,179 @@
+"""ShardedMatrix on meshes whose axes are explicit, auto or both, inside `jax.set_mesh`, outside, and in shard_map."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+import jaxsparse_fmt as jsf
+from solvers import cg, gmres, precond
+
+KINDS = {
+    "explicit": (AxisType.Explicit, AxisType.Explicit),
+    "auto": (AxisType.Auto, AxisType.Auto),
+    "mixed": (AxisType.Explicit, AxisType.Auto),
+}
+MESHES = {
+    kind: jax.make_mesh((4, 2), ("rows", "batch"), types, devices=jax.devices("cpu")[:8])
+    for kind, types in KINDS.items()
+}
+S = jsf.gallery.poisson(4, dim=2)
+D = S.toarray()
+X = np.random.default_rng(0).standard_normal((16, 2))
+PLACES = [(None, None), ("rows", None), ("rows", "batch")]
+
+
+def placed(mesh, a, *axes):
+    return jax.device_put(a, NamedSharding(mesh, PartitionSpec(*axes)))
+
+
+def close(got, wanted, tolerance=1e-12):
+    np.testing.assert_allclose(np.asarray(got), wanted, rtol=0, atol=tolerance * max(1, np.abs(wanted).max()))
+
+
+def shard(mesh, **options):
+    return jsf.shard(S, mesh, format="ell", **options)
+
+
+@jax.jit
+def both_ways(B, x):
+    y, back = jax.vjp(lambda data, x: B.with_data(data) @ x, B.data, x)
+    return y, B.T @ x, back(y)
+
+
+@pytest.mark.some(kind=1, made=1)
+@pytest.mark.parametrize("made", ["inside", "outside"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_and_derivatives_inside_set_mesh(kind, made):
+    mesh = MESHES[kind]
+    B = shard(mesh)
+    with jax.set_mesh(mesh):
+        B = shard(mesh) if made == "inside" else B
+        assert made == "outside" or B.domain.over.mesh.axis_types == KINDS[kind]
+        for axes in PLACES:
+            x = placed(mesh, X, *axes)
+            y, transposed, (by_data, by_x) = both_ways(B, x)
+            close(y, D @ X)
+            close(transposed, D.T @ X)
+            close(by_x, D.T @ D @ X)
+            row, col = S.tocoo().coords
+            close(by_data, np.sum((D @ X)[row] * X[col], axis=1))
+            assert jax.typeof(by_x).sharding == jax.typeof(x).sharding
+        close((-(2 * B) / 4).astype("complex128").H @ X, D @ X / -2)
+        close(B.diagonal(), np.diag(D))
+        close(B.todense(), D)
+
+
+@pytest.mark.parametrize("kind", ["explicit", "auto"])
+def test_a_batch_over_another_axis_stays_there(kind):
+    mesh = MESHES[kind]
+    with jax.set_mesh(mesh):
+        B, Y = shard(mesh), placed(mesh, X.T, "batch")
+        out, back = jax.jit(lambda B, Y: jax.vjp(jax.vmap(lambda x: B @ x), Y))(B, Y)
+        close(out, (D @ X).T)
+        (by_Y,) = jax.jit(lambda back, out: back(out))(back, out)
+        close(by_Y, (D @ D @ X).T)
+        if kind == "explicit":
+            for a in (out, by_Y):
+                assert jax.typeof(a).sharding.spec == PartitionSpec("batch", None)
+
+
+def test_a_batch_may_be_given_its_axis_by_name():
+    B = shard(MESHES["auto"])
+    product = jax.jit(jax.vmap(lambda x: B @ x, spmd_axis_name="batch"))
+    close(product(X.T), (D @ X).T)
+
+
+@jax.jit
+def solved(B, b):
+    x, back = jax.vjp(lambda b: gmres(B, b, rtol=1e-12).x, b)
+    return x, back(x)[0]
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("made", ["inside", "outside"])
+def test_solves_and_their_gradients_lie_as_the_right_hand_side_does(made):
+    mesh, inverse = MESHES["explicit"], np.linalg.inv(D)
+    B = shard(mesh)
+    with jax.set_mesh(mesh):
+        B = shard(mesh) if made == "inside" else B
+        for axes in PLACES[1:]:
+            b = placed(mesh, X, *axes)
+            for got, wanted in zip(solved(B, b), (inverse @ X, inverse.T @ inverse @ X), strict=True):
+                close(got, wanted, 1e-8)
+                assert jax.typeof(got).sharding == jax.typeof(b).sharding
+
+
+@pytest.mark.deep
+def test_a_mapped_solve_inside_set_mesh():
+    mesh = MESHES["explicit"]
+    with jax.set_mesh(mesh):
+        B = shard(mesh)
+        x = jax.jit(jax.vmap(lambda b: cg(B, b, rtol=1e-12).x))(placed(mesh, X.T, "batch"))
+        assert jax.typeof(x).sharding.spec == PartitionSpec("batch", None)
+    close(x, np.linalg.solve(D, X).T, 1e-8)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("make", [precond.jacobi, precond.chebyshev, precond.incomplete_cholesky])
+def test_preconditioners_inside_set_mesh(make):
+    mesh = MESHES["explicit"]
+    with jax.set_mesh(mesh):
+        B = shard(mesh)
+        sol = cg(B, placed(mesh, X[:, 0], "rows"), M=make(B), rtol=1e-12)
+    close(sol.x, np.linalg.solve(D, X[:, 0]), 1e-8)
+
+
+def test_another_mesh_in_the_context_is_refused_by_name():
+    B = shard(MESHES["auto"])
+    with (
+        jax.set_mesh(jax.make_mesh((8,), ("other",))),
+        pytest.raises(ValueError, match=r"set.*'other': 8.*its own mesh"),
+    ):
+        B @ X[:, 0]
+
+
+def test_a_device_may_multiply_its_piece_inside_a_users_shard_map():
+    mesh, piece = MESHES["auto"], PartitionSpec("rows")
+    B = shard(mesh, reorder="rcm")
+
+    @jax.jit
+    def twice(B, x):
+        body = lambda B, x: B.in_basis @ (B.in_basis @ x)  # noqa: E731
+        out = jax.shard_map(body, mesh=mesh, in_specs=(piece, piece), out_specs=piece)(B, B.basis.enter(x))
+        return B.basis.leave(out)
+
+    close(twice(B, X), D @ D @ X)
+    use = lambda f, *specs: jax.shard_map(f, mesh=mesh, in_specs=specs, out_specs=piece)  # noqa: E731
+    with pytest.raises(ValueError, match="user's order, is not for one device; inside shard_map"):
+        use(lambda B, x: B @ x, piece, piece)(B, B.basis.enter(X))
+    with pytest.raises(ValueError, match=r"4 devices' shards is not for one device.*argument of in_specs"):
+        use(lambda x: B.in_basis @ x, piece)(B.basis.enter(X))
+    with pytest.raises(ValueError, match=r"takes a piece of x, \(\d,\); got \(16, 2\)"):
+        use(lambda B, x: B.in_basis @ x, piece, PartitionSpec())(B, X)
+
+
+def test_a_mesh_without_devices_is_that_of_the_context_or_refused():
+    mesh = MESHES["explicit"]
+    with pytest.raises(TypeError, match=r"mesh is abstract.*set that with jax.set_mesh"):
+        shard(mesh.abstract_mesh)
+    with jax.set_mesh(mesh):
+        close(shard(mesh.abstract_mesh) @ X[:, 0], D @ X[:, 0])
+
+
+def test_an_explicit_mesh_without_a_context_works_as_an_auto_one():
+    B = shard(MESHES["explicit"])
+    assert set(B.domain.over.mesh.axis_types) == {AxisType.Auto}
+    close(jax.grad(lambda x: jnp.sum((B @ x) ** 2))(X), 2 * D.T @ D @ X)
+    for axes in PLACES:
+        close(B @ placed(MESHES["explicit"], X, *axes), D @ X)
+
+
+def test_several_axes_as_one_are_made_one_of_by_the_cure():
+    mesh = MESHES["auto"]
+    with pytest.raises(ValueError, match=r"axis must be one mesh axis; got \('rows', 'batch'\).*reshape\(-1\)"):
+        shard(mesh, axis=("rows", "batch"))
+    close(shard(Mesh(mesh.devices.reshape(-1), ("rows",))) @ X, D @ X)

@@ -1,0 +1,159 @@
+"""Several processes on one machine, through the loopback address: the example with which a user starts."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import jaxsparse_fmt as jsf
+from jaxsparse_fmt.distributed.processes import everyones, together
+from tests.distributed.problems import MESH
+
+ROOT = pathlib.Path(__file__).parents[2]
+PATIENCE = 240  # seconds for all of a test, on a loaded machine
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def started(*command: str) -> subprocess.Popen[str]:
+    """Python with two devices of the CPU."""
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    env, pipe = os.environ | flags, subprocess.PIPE
+    return subprocess.Popen([sys.executable, *command], cwd=ROOT, env=env, stdout=pipe, stderr=pipe, text=True)
+
+
+def example(process: int, processes: int, port: int, *options: str) -> subprocess.Popen[str]:
+    """The example as one of several processes."""
+    meeting = ["--coordinator", f"127.0.0.1:{port}", "--processes", str(processes), "--process", str(process)]
+    return started("examples/multi_host.py", *meeting, *options)
+
+
+def finished(running: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
+    """Code and output of each; none outlives the test."""
+    try:
+        told = [p.communicate(timeout=PATIENCE) for p in running]
+    finally:
+        for p in running:
+            p.kill()
+    return [(p.returncode, *texts) for p, texts in zip(running, told, strict=True)]
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("processes", [2, 4])
+def test_processes_solve_together_and_each_reads_only_its_rows(processes, tmp_path):
+    jsf.save_rows(tmp_path / "matrix", jsf.gallery.poisson(6))
+    port = free_port()
+    running = [example(k, processes, port, "--saved", str(tmp_path / "matrix")) for k in range(processes)]
+    ended = finished(running)
+    assert [code for code, *_ in ended] == [0] * processes, ended
+    report = r"process {} of {} made (\d+) of 216 rows"
+    made = [int(re.findall(report.format(k, processes), out)[0]) for k, (_, out, _) in enumerate(ended)]
+    assert sum(made) == 216 and max(made) < 1.25 * 216 / processes
+    told = {re.findall(r"(\d+) iterations on (\d+) devices, error (\S+)", out)[0] for _, out, _ in ended}
+    ((iterations, devices, error),) = told  # all say the same
+    assert int(devices) == 2 * processes and 0 < int(iterations) < 60 and float(error) < 1e-9
+
+
+ROWS_OF_ONE_FAIL = """
+import sys, jax, jaxsparse_fmt as jsf
+process = int(sys.argv[1])
+jax.distributed.initialize(f"127.0.0.1:{sys.argv[2]}", 2, process)
+
+def rows_of(start, stop):
+    if process == 1 and stop > start:
+        raise OSError("the disk is gone")
+    return jsf.gallery.poisson(4)[start:stop]
+
+jsf.shard_from_rows(rows_of, 64, jax.make_mesh((4,), ("rows",)))
+"""
+
+
+def test_where_one_process_cannot_make_its_rows_all_end_and_say_why():
+    port = free_port()
+    ended = finished([started("-c", ROWS_OF_ONE_FAIL, str(k), str(port)) for k in range(2)])
+    for code, _, err in ended:
+        assert code != 0 and "OSError: the disk is gone" in err, err
+    assert "in process 1" in ended[0][2]
+
+
+MESHES_OF_SOME = """
+import sys, jax, numpy as np, jaxsparse_fmt as jsf
+process = int(sys.argv[1])
+jax.distributed.initialize(f"127.0.0.1:{sys.argv[2]}", 3, process)
+own = jax.sharding.Mesh(jax.local_devices(), ("rows",))
+S = (process + 1.0) * jsf.gallery.poisson(4 + process)
+A = jsf.shard(S, own)
+if process == 0:  # the others have nothing to do with it
+    A = jsf.shard_from_rows(lambda a, b: S[a:b], S.shape[0], own)
+x = np.random.default_rng(process).standard_normal(S.shape[0])
+print("off by", abs(A.to_scipy() - S).max() + abs(A @ x - S @ x).max() / abs(S @ x).max())
+try:
+    jsf.shard(S, jax.sharding.Mesh([d for d in jax.devices() if d.process_index < 2], ("rows",)))
+except ValueError as error:
+    print("refused:", error)
+"""
+
+
+def test_a_process_is_alone_on_a_mesh_of_its_devices_and_a_mesh_of_some_processes_is_refused():
+    port = free_port()
+    for code, out, err in finished([started("-c", MESHES_OF_SOME, str(k), str(port)) for k in range(3)]):
+        assert code == 0 and float(re.findall(r"off by (\S+)", out)[0]) < 1e-5, (out, err)
+        assert "refused: the mesh has devices of 2 of 3 processes, of number 0, 1; make the mesh of the" in out, out
+
+
+ONE_DIES = """
+import os, sys, jax, numpy, jaxsparse_fmt as jsf, solvers
+process = int(sys.argv[1])
+jax.distributed.initialize(f"127.0.0.1:{sys.argv[2]}", 2, process, heartbeat_timeout_seconds=10)
+A = jsf.shard_from_rows(lambda a, b: jsf.gallery.poisson(4)[a:b], 64, jax.make_mesh((4,), ("rows",)))
+if process == 1:
+    os._exit(9)
+print("solved", solvers.cg(A, numpy.ones(64)).status)
+"""
+
+
+@pytest.mark.deep
+def test_a_process_that_dies_is_told_of_and_nobody_hangs():
+    """JAX's runtime sees to that, once a heartbeat is missing."""
+    port = free_port()
+    (code, out, err), (died, *_) = finished([started("-c", ONE_DIES, str(k), str(port)) for k in range(2)])
+    assert died == 9 and code != 0 and "solved" not in out, (out, err)
+    assert "another task died" in err, err
+
+
+def test_a_process_that_never_joins_is_told_of_and_nobody_hangs():
+    ((code, _, err),) = finished([example(0, 2, free_port(), "--patience", "3")])
+    assert code == 1 and "process 0 of 2 did not meet the others at 127.0.0.1" in err, err
+
+
+def test_the_examples_rows_are_the_gallerys():
+    sys.path.insert(0, str(ROOT / "examples"))
+    try:
+        from multi_host import poisson_rows
+    finally:
+        sys.path.pop(0)
+    S = jsf.gallery.poisson(5)
+    for start, stop in ((0, 125), (30, 70), (60, 60)):
+        assert abs(poisson_rows(5, start, stop) - S[start:stop]).sum() == 0
+
+
+def test_alone_a_process_knows_what_it_knows_in_rising_order():
+    assert list(everyones(lambda: {3: "c", 1: "a"}, MESH).items()) == [(1, "a"), (3, "c")]
+
+
+def test_threads_keep_order_errors_and_word_length():
+    wide = together(lambda k: (k, jsf._types.x64_enabled()), range(5))
+    assert wide == [(k, True) for k in range(5)]
+    with pytest.raises(ZeroDivisionError):
+        together(lambda k: 1 // (k - np.int64(2)) if k != 2 else 1 // 0, range(5))

@@ -1,0 +1,88 @@
+"""Cuts of the rows."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import jaxsparse_fmt as jsf
+from jaxsparse_fmt.distributed import row_partition
+from jaxsparse_fmt.formats.reordered import permuted
+from tests.distributed.problems import irregular
+
+
+def nnz_of(S, cut):
+    return np.diff(S.indptr[cut.starts])
+
+
+def test_no_cut_by_entries_could_move_a_row_and_come_closer():
+    S = irregular(200)
+    cut = row_partition.partition(S, 7)
+    goal = S.nnz * np.arange(8) / 7
+    at = S.indptr[cut.starts]
+    for moved in (-1, 1):
+        near = S.indptr[np.clip(cut.starts + moved, 0, 200)]
+        assert np.all(np.abs(at - goal) <= np.abs(near - goal))
+
+
+def test_empty_rows_are_shared_out_evenly():
+    lengths = np.r_[np.ones(10, int), np.zeros(90, int), np.ones(10, int)]
+    np.testing.assert_array_equal(row_partition.equal_nnz(lengths, 2), [0, 55, 110])
+    np.testing.assert_array_equal(row_partition.equal_nnz(np.zeros(12, int), 3), [0, 4, 8, 12])
+
+
+@pytest.mark.parametrize("n", [0, 1, 3])
+@pytest.mark.parametrize("by", ["nnz", "rows"])
+def test_more_pieces_than_rows_leave_some_empty(n, by):
+    cut = row_partition.partition(sp.csr_array(sp.eye_array(n)), 8, by)
+    assert cut.starts[0] == 0 and cut.starts[-1] == n and np.all(np.diff(cut.starts) >= 0)
+    assert np.diff(cut.starts).max(initial=0) <= 1
+
+
+def test_one_row_with_nearly_all_entries_stands_alone():
+    lengths = np.array([1, 1, 100, 1, 1])
+    assert 2 in row_partition.equal_nnz(lengths, 4) and 3 in row_partition.equal_nnz(lengths, 4)
+
+
+def test_rcm_gathers_the_entries_around_the_diagonal(rng):
+    S = jsf.gallery.poisson(12, dim=2).tocsr()
+    shuffled, _ = permuted(sp.csr_array(S), rng.permutation(144))
+    cut = row_partition.partition(shuffled, 4, reorder="rcm")
+    moved, _ = permuted(shuffled, cut.perm)
+    width = lambda A: np.abs(A.tocoo().row - A.tocoo().col).max()  # noqa: E731
+    assert width(moved) <= 30 < width(shuffled)
+
+
+def test_metis_cuts_few_entries():
+    pytest.importorskip("pymetis")
+    S = sp.csr_array(jsf.gallery.poisson(16, dim=2))
+    cut = row_partition.partition(S, 4, by="graph")
+    piece = np.empty(256, int)
+    piece[cut.perm] = np.repeat(np.arange(4), np.diff(cut.starts))
+    coo = S.tocoo()
+    assert np.sum(piece[coo.row] != piece[coo.col]) <= 2 * 3 * 16  # no worse than strips
+    assert np.diff(cut.starts).max() <= 1.1 * 64
+
+
+def test_metis_that_is_not_there_is_told_with_the_cure(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pymetis", None)
+    with pytest.raises(ImportError, match="pip install pymetis"):
+        row_partition.partition(irregular(), 4, by="graph")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"by": "columns"}, "by must be one of nnz, rows, graph; got 'columns'"),
+        ({"reorder": "amd"}, "reorder must be 'rcm', a permutation or None; got 'amd'"),
+        ({"reorder": "rcm"}, "which a 90 × 40 matrix does not allow"),
+        ({"by": "graph"}, "which a 90 × 40 matrix does not allow"),
+        ({"by": "graph", "reorder": "rcm"}, "renumbers the unknowns itself; leave reorder out"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        row_partition.partition(irregular(90, 40), 4, **options)

@@ -1,0 +1,149 @@
+"""The solvers on sharded matrices: unchanged, in the sharded basis, with as few collectives as they can do with."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxsparse_fmt as jsf
+import solvers
+from solvers import cg, eigsh, precond, refine
+from tests.distributed.problems import MESH
+from tests.solvers.methods import CASES, matrix, right_hand_side
+
+COLLECTIVES = ["all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter"]
+OPERATION = re.compile(rf" ({'|'.join(COLLECTIVES)})(-start)?\(")
+
+
+def on_mesh(S, **options):
+    return jsf.shard(S, MESH, format="ell", **options)
+
+
+def check(sol, S, b):
+    x = np.linalg.solve(S.toarray(), b)
+    assert sol.success and sol.x.shape == b.shape
+    np.testing.assert_allclose(sol.x, x, rtol=0, atol=1e-7 * np.abs(x).max())
+    assert sol.residual_norm == pytest.approx(np.linalg.norm(b - S @ np.asarray(sol.x)), rel=1e-3, abs=1e-14)
+
+
+@pytest.mark.some(case=3)
+@pytest.mark.parametrize("case", [case for case in CASES if not case.name.startswith("cg")], ids=str)
+def test_every_method_solves(case):
+    S, b = case.system()
+    check(case.solver(on_mesh(S), b, rtol=1e-10), S, b)
+
+
+def in_loops(compiled) -> list[dict[str, int]]:
+    """The collectives in each loop of the program."""
+    text = compiled.as_text()
+    found, name = collections.defaultdict(collections.Counter), ""
+    for line in text.splitlines():
+        if head := re.match(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$", line):
+            name = head.group(1)
+        elif operation := OPERATION.search(line):
+            found[name][operation.group(1)] += 1
+    bodies = set(re.findall(r"body=%?([\w.\-]+)", text))
+    return [dict(found[body]) for body in bodies if body in found]
+
+
+@pytest.mark.parametrize(
+    ("one_reduction", "reductions", "backend"), [(False, 2, "xla"), (True, 1, "xla"), (True, 1, "interpret")]
+)
+def test_a_step_of_cg_takes_one_exchange_and_as_few_reductions_as_its_form_has(one_reduction, reductions, backend):
+    """The outer loop, over restarts, takes the true residual's too."""
+    S, b = matrix("definite"), right_hand_side()
+    B = on_mesh(S, exchange="gather")
+    with jsf.use_backend(backend):
+        program = jax.jit(lambda A, b: cg(A, b, one_reduction=one_reduction, rtol=1e-10)).lower(B, b).compile()
+    loops = in_loops(program)
+    assert {"all-gather": 1, "all-reduce": reductions} in loops
+    assert len(loops) == 2
+    check(program(B, b), S, b)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def gradient(solver, data, A, b):
+    return jax.grad(lambda data, b: jnp.sum(solver(A.with_data(data), b, rtol=1e-12).x ** 2), argnums=(0, 1))(data, b)
+
+
+def test_gradients_of_a_solve_are_those_of_dense_algebra():
+    """Of a matrix that is not symmetric, since then one more solve is with the transposed."""
+    case = next(c for c in CASES if c.name == "bicgstab")
+    S, b = case.system()
+    by_data, by_b = gradient(case.solver, S.data, on_mesh(S), b)
+    x = np.linalg.solve(S.toarray(), b)
+    y = np.linalg.solve(S.toarray().T, 2 * x)
+    row, col = S.tocoo().coords
+    np.testing.assert_allclose(by_b, y, rtol=0, atol=1e-8 * np.abs(y).max())
+    np.testing.assert_allclose(by_data, -y[row] * x[col], rtol=0, atol=1e-8 * np.abs(y[row] * x[col]).max())
+
+
+def test_a_factorization_is_one_of_the_matrix():
+    S, b = matrix("definite"), right_hand_side()
+    M = precond.incomplete_cholesky(on_mesh(S))
+    assert np.linalg.norm(b - S @ np.asarray(M @ b)) < 0.5 * np.linalg.norm(b)
+
+
+@pytest.mark.deep
+def test_a_polynomial_of_the_sharded_matrix_stays_in_its_basis_and_saves_steps():
+    """Its steps take the matrix's one exchange each, and nothing travels to change the order."""
+    S, b = matrix("definite"), right_hand_side()
+    B = on_mesh(S, exchange="permute", reorder="rcm")
+    M = precond.chebyshev(B, M=precond.jacobi(B))
+    program = jax.jit(lambda A, M, b: cg(A, b, M=M, rtol=1e-10)).lower(B, M, b).compile()
+    loops, sol = in_loops(program), program(B, M, b)
+    assert loops and not any("all-gather" in loop for loop in loops)
+    check(sol, S, b)
+    assert sol.iterations < 0.5 * cg(on_mesh(S), b, rtol=1e-10).iterations
+
+
+def test_a_user_may_stay_in_the_basis():
+    """As many iterations, and nothing from the empty places, which this right-hand side fills."""
+    S, b = matrix("definite"), right_hand_side()
+    B = on_mesh(S)
+    inside = jnp.where(B.basis.unknowns() < b.size, B.basis.enter(b), 1.0)
+    one, other = cg(B.in_basis, inside, rtol=1e-10), cg(B, b, rtol=1e-10)
+    check(other, S, b)
+    assert one.iterations == other.iterations
+    np.testing.assert_allclose(B.basis.leave(one.x), other.x, rtol=1e-12)
+
+
+def test_a_solve_on_one_device_inside_one_on_many_keeps_to_its_own():
+    S, b = matrix("definite"), right_hand_side()
+    with on_mesh(S).basis.scope():
+        check(cg(jsf.from_scipy(S, "ell"), b, rtol=1e-10), S, b)
+
+
+def test_several_columns_and_a_starting_point_and_a_preconditioner_in_the_users_order():
+    S = matrix("definite")
+    X = right_hand_side(columns=(3,))
+    d = S.diagonal()
+    sol = cg(on_mesh(S), S @ X, X + 1e-3, M=lambda r: r / d, rtol=1e-10)
+    assert np.all(sol.success)
+    np.testing.assert_allclose(sol.x, X, atol=1e-7)
+
+
+def test_refinement_to_double_accuracy():
+    S, b = matrix("definite"), right_hand_side()
+    sol = refine(on_mesh(S), b, rtol=1e-12, dtype="float32")
+    assert sol.success and np.linalg.norm(b - S @ np.asarray(sol.x)) <= 2e-12 * np.linalg.norm(b)
+
+
+def test_eigenpairs_with_copies_and_none_from_empty_places():
+    """Empty places would be eigenvectors for 0; the search for copies draws random vectors."""
+    S = jsf.gallery.poisson(6, dim=2)  # 36 unknowns, 5 a device and 4 empty places, pairs of equal eigenvalues
+    values, vectors = eigsh(on_mesh(S), 4, which="SA")
+    wanted = np.linalg.eigvalsh(S.toarray())[:4]
+    np.testing.assert_allclose(values, wanted, rtol=1e-8)
+    np.testing.assert_allclose(S @ np.asarray(vectors), np.asarray(vectors) * wanted, atol=1e-7)
+
+
+def test_a_matrix_that_is_not_definite_is_told_so():
+    S, b = matrix("definite"), right_hand_side()
+    assert cg(on_mesh(-S), b, rtol=1e-10).status == solvers.Status.NOT_POSITIVE_DEFINITE

@@ -1,0 +1,138 @@
+"""What the rules give a format: its coordinates, and the basis of sorted rows."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import jaxsparse_fmt as jsf
+from jaxsparse_fmt.core.basis import IDENTITY
+from tests.formats.pictures import LENGTHS, RAGGED, stored
+from tests.oracle import assert_product
+
+SQUARE = RAGGED[:, :99]
+SORTED = {
+    "hll": {"slice_size": 8, "sigma": 32},
+    "jds": {},
+    "pjds": {"block_size": 8},
+    "pellr": {"lengths_per": "warp"},
+    "biell": {},
+    "bijad": {},
+}
+every_sorted = pytest.mark.parametrize("format", SORTED)
+
+
+@jax.jit
+def views(A, x):
+    inner = A.in_basis
+    return A @ x, A.basis.leave(inner @ A.basis.enter(x)), inner.todense(), inner.diagonal()
+
+
+@pytest.mark.some(format=2)
+@every_sorted
+def test_the_inner_matrix_is_the_permuted_one(format, rng):
+    A, x = stored(format, matrix=SQUARE, **SORTED[format]), rng.standard_normal(99)
+    perm = np.asarray(A.perm)
+    np.testing.assert_array_equal(A.basis.perm, perm)
+    assert not np.array_equal(perm, np.arange(99))
+    product, inside, dense, diagonal = views(A, x)
+    wanted = SQUARE[perm][:, perm].toarray()
+    np.testing.assert_array_equal(dense, wanted)
+    np.testing.assert_array_equal(diagonal, np.diagonal(wanted))
+    np.testing.assert_array_equal(inside, product)  # the same sums in the same order
+    assert_product(inside, SQUARE.toarray(), x)
+
+
+@pytest.mark.some(format=2)
+@every_sorted
+def test_the_inner_matrix_goes_to_scipy_in_canonical_order(format):
+    A = stored(format, matrix=SQUARE, **SORTED[format])
+    got, perm = A.in_basis.to_scipy(), np.asarray(A.perm)
+    wanted = SQUARE[perm][:, perm].tocsr()
+    wanted.sort_indices()
+    np.testing.assert_array_equal(got.indptr, wanted.indptr)
+    np.testing.assert_array_equal(got.indices, wanted.indices)
+    np.testing.assert_array_equal(got.data, wanted.data)
+
+
+@every_sorted
+def test_the_inner_matrix_has_no_order_of_its_own_and_keeps_its_values(format):
+    A = stored(format, matrix=SQUARE, **SORTED[format])
+    inner = A.in_basis
+    assert inner.perm is None and inner.basis is IDENTITY and inner.in_basis is inner
+    assert inner.values is A.values and inner.name == format and inner.layout == A.layout
+    assert inner.nbytes == A.nbytes - 4 * 99
+
+
+@pytest.mark.some(format=2)
+@every_sorted
+def test_data_of_the_inner_matrix_is_that_of_the_rows_in_their_new_order(format):
+    A = stored(format, matrix=SQUARE, **SORTED[format])
+    np.testing.assert_array_equal(A.in_basis.data, SQUARE[np.asarray(A.perm)].data)
+
+
+@jax.jit
+def in_jit(A):
+    return [A.asformat(name) for name in ("coo", "csr", "csc")]
+
+
+@pytest.mark.some(format=2)
+@every_sorted
+def test_the_inner_matrix_converts_inside_jit_as_outside(format):
+    """The entries of its rows do not rise by the columns that they have there."""
+    inner = stored(format, matrix=SQUARE, **SORTED[format]).in_basis
+    for inside in in_jit(inner):
+        jax.tree.map(np.testing.assert_array_equal, inside, inner.asformat(inside.name))
+
+
+@pytest.mark.parametrize("format", SORTED)
+@pytest.mark.parametrize("matrix", [RAGGED, RAGGED.T.tocsr()], ids=["wide", "tall"])
+def test_a_rectangular_matrix_keeps_the_users_order(format, matrix):
+    A = stored(format, matrix=matrix, **SORTED[format])
+    assert A.perm is not None
+    assert A.basis is IDENTITY and A.in_basis is A
+
+
+@pytest.mark.parametrize("format", ["sell", "hdia"])
+def test_sorted_rows_without_column_indices_have_no_basis_to_enter(format, rng):
+    A = stored(format, matrix=SQUARE, slice_size=8, sigma=32)
+    assert A.perm is not None and A.basis is IDENTITY and A.in_basis is A
+    x = rng.standard_normal(99)
+    assert_product(A @ x, SQUARE.toarray(), x)
+
+
+@pytest.mark.parametrize("format", sorted(set(jsf.FORMATS) - {"jds", "pjds", "pellr", "biell", "bijad"}))
+def test_rows_in_their_own_order_have_the_identity_as_basis(format):
+    A = stored(format, matrix=SQUARE)
+    assert A.basis is IDENTITY and A.in_basis is A
+
+
+@pytest.mark.some(format=5)
+@pytest.mark.parametrize("format", sorted(set(jsf.FORMATS)))
+def test_coordinates_name_every_entry_once_and_padding_never(format):
+    A = stored(format)
+    row, col, entry = (np.asarray(a) for a in jax.jit(type(A).coordinates)(A))
+    live = entry < A.nnz
+    np.testing.assert_array_equal(np.sort(entry[live]), np.arange(A.nnz))
+    place = np.argsort(entry[live])
+    np.testing.assert_array_equal(row[live][place], np.repeat(np.arange(99), LENGTHS))
+    np.testing.assert_array_equal(col[live][place], RAGGED.indices)
+    np.testing.assert_array_equal(np.asarray(A.values)[live][place], RAGGED.data)
+    assert np.all(entry[~live] == A.nnz) and np.all(col[~live] == 120)
+    assert not np.any(np.asarray(A.values)[~live])
+
+
+@pytest.mark.some(format=4)
+@pytest.mark.parametrize("format", jsf.FORMATS)
+def test_a_nan_among_the_values_stays_in_its_row(format):
+    """Rows of one entry stand beside rows of three, so that a slice ends where the next begins with the NaN."""
+    dense = np.eye(8) + np.diag(np.ones(6), 2)
+    dense[4, :3], dense[4, 0] = 1, np.nan
+    options = {"slice_size": 2} if format in ("hll", "hdia", "sell") else {}
+    A = jsf.from_scipy(sp.csr_array(dense), format, **options)
+    for backend in ("xla", "interpret"):
+        with jsf.use_backend(backend):
+            np.testing.assert_array_equal(np.isnan(A @ np.ones(8)), np.arange(8) == 4)
+            np.testing.assert_array_equal(np.isnan(A.T @ np.ones(8)), np.arange(8) == 0)

@@ -1,0 +1,254 @@
+"""From CSR into storages: rows in order, sizes, the places filled, and layouts refused by name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tracemalloc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import jaxsparse_fmt as jsf
+from jaxsparse_fmt._types import CsrArrays
+from jaxsparse_fmt.formats import building
+from jaxsparse_fmt.kernels.layout.address import Jagged, Slices, Subwarp
+from tests.formats.pictures import LENGTHS, LONGER, RAGGED
+from tests.stopwatch import stopwatch
+
+ON_DEVICE = CsrArrays(*(jnp.asarray(a) for a in (RAGGED.data, RAGGED.indices, RAGGED.indptr)), RAGGED.shape)
+COMPILED = "/jax/core/compile/backend_compile_duration"
+both_places = pytest.mark.parametrize("csr", [RAGGED, ON_DEVICE], ids=["host", "device"])
+
+# ----------------------------------------------------------------------------------------------------- rows and sizes
+
+
+@both_places
+@pytest.mark.parametrize("sigma", [1, 2, 10, 98, 99, 10**12, None])
+def test_rows_are_sorted_stably_inside_windows(csr, sigma):
+    rows = building.rows_of(csr, sigma)
+    window = min(sigma or 99, 99)
+    order = sorted(range(99), key=lambda r: (r // window, -LENGTHS[r])) if sigma != 1 else list(range(99))
+    assert (rows.perm is None) == (sigma == 1)
+    np.testing.assert_array_equal(rows.lengths, LENGTHS[order])
+    if rows.perm is not None:
+        assert rows.perm.dtype == np.int32
+        np.testing.assert_array_equal(rows.perm, order)
+    assert rows.longest == 40
+
+
+@pytest.mark.parametrize("xp", [np, jnp], ids=["host", "device"])
+def test_windows_are_sorted_where_one_key_would_overflow_32_bits(xp):
+    lengths = [3, 2**30, 1, 2**30 + 1, 5, 6]
+    csr = CsrArrays(xp.zeros(0), xp.zeros(0), xp.asarray(np.append(0, np.cumsum(lengths))), (6, 2**31 - 1))
+    assert building.rows_of(csr, sigma=2).perm.tolist() == [1, 0, 3, 2, 5, 4]
+
+
+@both_places
+def test_sizes_are_counted_alike_on_host_and_device(csr):
+    rows = building.rows_of(csr, None)
+    ordered = sorted(LENGTHS, reverse=True)
+    np.testing.assert_array_equal(building.longer_than(rows), LONGER)
+    for slice_size in (1, 7, 32, 99, 200):
+        longest = [ordered[s] for s in range(0, 99, slice_size)]
+        counted = building.longest_by_slice(rows.lengths, slice_size)
+        assert isinstance(counted, np.ndarray) and counted.dtype == np.int64
+        np.testing.assert_array_equal(counted, longest)
+
+
+def test_a_matrix_without_rows_has_no_sizes():
+    rows = building.rows_of(sp.csr_array((0, 3)), None)
+    assert rows.longest == 0 and building.longer_than(rows).size == 0
+    assert building.longest_by_slice(rows.lengths, 4).size == 0
+
+
+def test_pointers_take_64_bits_where_they_must():
+    assert building.pointers(np.array([3, 0, 4])).tolist() == [0, 3, 3, 7]
+    assert building.pointers(np.array([2**31 - 1])).dtype == np.int32
+    wide = building.pointers(np.array([2**30, 2**30, 1]))
+    assert wide.dtype == np.int64 and wide.tolist() == [0, 2**30, 2**31, 2**31 + 1]
+    assert building.pointers(np.zeros(0, np.int64)).tolist() == [0]
+
+
+# ---------------------------------------------------------------------------------------------------------- filling
+
+SLICES, DIAGONALS = building.pointers(building.longest_by_slice(LENGTHS, 8) * 8), building.pointers(LONGER)
+
+
+@pytest.mark.parametrize(
+    ("address", "arrays", "n_stored", "sigma"),
+    [
+        (Slices(99, 8), {"slice_ptr": SLICES}, SLICES[-1], 1),
+        (Slices(99, 128), {}, 40 * 128, 1),
+        (Slices(99, 128), {}, 40 * 128, None),
+        (Subwarp(99, 512, 4), {}, 10 * 512, 1),
+        (Jagged(99), {"col_start": DIAGONALS}, DIAGONALS[-1], None),
+    ],
+    ids=["slices", "one slice", "sorted", "spread", "jagged"],
+)
+def test_places_are_filled_alike_on_host_and_device(address, arrays, n_stored, sigma):
+    filled = [
+        building.fill(csr, building.rows_of(csr, sigma), address, arrays, int(n_stored), np.dtype(np.float32))
+        for csr in (RAGGED, ON_DEVICE)
+    ]
+    for host, device in zip(*filled, strict=True):
+        assert host.dtype == device.dtype
+        np.testing.assert_array_equal(host, device)
+    values, cols = (np.asarray(a) for a in filled[0])
+    np.testing.assert_array_equal(np.sort(values[cols < 120]), RAGGED.data)
+    assert not np.any(values[cols == 120])
+
+
+# ----------------------------------------------------------------------------------------------------- what is refused
+
+REFUSED = [
+    ("hll", {"slice_size": 0}, ValueError, "slice_size must be at least 1 row; got 0"),
+    ("hll", {"slice_size": -4}, ValueError, "slice_size must be at least 1 row; got -4"),
+    ("hll", {"slice_size": 2.5}, TypeError, "slice_size must be an integer, a number of rows; got 2.5"),
+    ("hll", {"slice_size": None}, TypeError, "slice_size must be an integer"),
+    ("hll", {"sigma": 0}, ValueError, "sigma must be at least 1 row; got 0"),
+    ("hll", {"slice_size": 8, "sigma": 7}, ValueError, "sigma=7 sorts inside windows smaller than a slice of 8 rows"),
+    ("hll", {"sigma": 2}, ValueError, "sigma=2 sorts inside windows smaller than a slice of 128 rows"),
+    ("hdia", {"slice_size": 0}, ValueError, "slice_size must be at least 1 row; got 0"),
+    ("hdia", {"slice_size": "32"}, TypeError, "slice_size must be an integer, a number of rows; got '32'"),
+    ("hdia", {"slice_size": 8, "sigma": 4}, ValueError, "sigma=4 sorts inside windows smaller"),
+    ("sell", {"slice_size": -1}, ValueError, "slice_size must be at least 1 row; got -1"),
+    ("sell", {"slice_size": 8, "sigma": 4}, ValueError, "sigma=4 sorts inside windows smaller"),
+    ("sell", {"max_width": 0}, ValueError, "max_width must be at least 1 entry; got 0"),
+    ("sell", {"max_width": 1.0}, TypeError, "max_width must be an integer"),
+    ("pjds", {"block_size": 0}, ValueError, "block_size must be at least 1 row; got 0"),
+    ("pjds", {"block_size": 1.5}, TypeError, "block_size must be an integer, a number of rows; got 1.5"),
+    ("bsr", {"block_shape": (0, 3)}, ValueError, "block_shape[0] must be at least 1 row; got 0"),
+    ("bsr", {"block_shape": (3, -1)}, ValueError, "block_shape[1] must be at least 1 column; got -1"),
+    ("bsr", {"block_shape": (2.0, 2)}, TypeError, "block_shape[0] must be an integer, a number of rows; got 2.0"),
+    ("bsr", {"block_shape": 3}, TypeError, "block_shape must be two integers, (rows, columns); got 3"),
+    ("bsr", {"block_shape": (3, 3, 3)}, TypeError, "block_shape must be two integers, (rows, columns); got (3, 3, 3)"),
+    ("bsr", {"block_shape": (3, 1.5)}, TypeError, "block_shape[1] must be an integer, a number of columns; got 1.5"),
+    ("csr", {"threads_per_row": 3}, ValueError, "threads_per_row must be one of 1, 2, 4, 8, 16, 32; got 3"),
+    ("csr", {"threads_per_row": 64}, ValueError, "threads_per_row must be one of 1, 2, 4, 8, 16, 32; got 64"),
+    ("csr5", {"tile_shape": (100, 8)}, ValueError, "lanes one of 128, 256, 512, 1024 and entries"),
+    ("csr5", {"tile_shape": (128, 7)}, ValueError, "entries one of 8, 16, 32, 64, 128; got (128, 7)"),
+    ("csr5", {"tile_shape": (128,)}, ValueError, "tile_shape must be (lanes, entries), lanes one of"),
+    ("csr5", {"tile_shape": "x"}, ValueError, "got 'x'"),
+    ("csr5", {"tile_shape": 128}, ValueError, "got 128"),
+    ("csr5", {"slice_size": 8}, ValueError, "format 'csr5' has no layout option 'slice_size'; it has: tile_shape, hot"),
+    ("csr5", {"hot": -1}, ValueError, "hot must be at least 0 columns; got -1"),
+    ("csr5", {"keep_sums": 1}, TypeError, "keep_sums must be True or False; got 1"),
+    ("csr5", {"hot": True}, TypeError, "hot must be an integer, a number of columns; got True"),
+    ("ellr", {"threads_per_row": 8}, ValueError, "threads_per_row must be one of 1, 2, 4; got 8"),
+    ("ellr", {"threads_per_row": None}, ValueError, "threads_per_row must be one of 1, 2, 4; got None"),
+    ("ellrt", {"threads_per_row": 0}, ValueError, "threads_per_row must be one of 1, 2, 4, 8, 16, 32; got 0"),
+    ("ellrt", {"threads_per_row": "2"}, ValueError, "threads_per_row must be one of 1, 2, 4, 8, 16, 32; got '2'"),
+    ("pellr", {"lengths_per": "block"}, ValueError, "lengths_per must be 'row' or 'warp'; got 'block'"),
+    ("hyb", {"width": "half"}, ValueError, "width must be a number of columns, 'third' or 'mean'; got 'half'"),
+    ("hyb", {"width": -1}, ValueError, "width must be at least 0 columns; got -1"),
+    ("hyb", {"width": 2.5}, TypeError, "width must be an integer, a number of columns; got 2.5"),
+    ("coo", {"slice_size": 8}, ValueError, "format 'coo' has no layout option 'slice_size'; it has: none"),
+    ("jds", {"block_size": 8}, ValueError, "format 'jds' has no layout option 'block_size'; it has: none"),
+    ("pjds", {"slice_size": 8}, ValueError, "'pjds' has no layout option 'slice_size'; it has: block_size"),
+    ("sell", {"width": 8}, ValueError, "'sell' has no layout option 'width'; it has: slice_size, sigma, max_width"),
+    ("dia", {"sigma": 8}, ValueError, "format 'dia' has no layout option 'sigma'; it has: none"),
+]
+
+
+@pytest.mark.parametrize(
+    ("format", "layout", "error", "words"), REFUSED, ids=lambda v: str(v) if isinstance(v, (str, dict)) else ""
+)
+def test_layouts_that_make_no_sense_are_refused_by_name(format, layout, error, words):
+    with pytest.raises(error) as caught:
+        jsf.from_scipy(RAGGED, format, **layout)
+    assert words in str(caught.value)
+
+
+N = 200_000
+ARROW = sp.csr_array(sp.vstack([np.ones((1, N)), sp.diags_array(np.ones(N)).tocsr()[1:]]))
+
+
+@pytest.mark.clock
+@pytest.mark.parametrize(
+    ("format", "layout", "nbytes"),
+    [
+        ("ell", {}, "480 GB"),
+        ("ellr", {}, "480 GB"),
+        ("ellrt", {}, "480 GB"),
+        ("ellrt", {"threads_per_row": 32}, "480 GB"),
+        ("pellr", {}, "480 GB"),
+        ("dia", {}, "320 GB"),
+        ("hll", {"slice_size": N}, "480 GB"),
+        ("hdia", {"slice_size": N}, "320 GB"),
+        ("sell", {"slice_size": N, "max_width": N}, "400 GB"),
+        ("pjds", {"block_size": N}, "480 GB"),
+        ("hyb", {"width": N}, "480 GB"),
+    ],
+)
+def test_one_full_row_is_refused_at_once_and_without_memory(format, layout, nbytes):
+    seconds = stopwatch()
+    with pytest.raises(ValueError) as caught:
+        jsf.from_scipy(ARROW, format, **layout)
+    assert seconds() < 1
+    text = str(caught.value)
+    assert f"format {format!r} would take {nbytes} for a matrix of 5.6 MB in CSR" in text
+    assert "use format='csr', or format='auto' of from_scipy" in text
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError):
+            jsf.from_scipy(ARROW, format, **layout)
+        assert tracemalloc.get_traced_memory()[1] < 40e6
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_refusal_names_its_own_reason():
+    """No row of this matrix is long; its diagonals are many."""
+    S = sp.random_array((30_000, 30_000), density=1e-4, rng=np.random.default_rng(0)).tocsr()
+    with pytest.raises(ValueError, match="format 'dia' would take") as caught:
+        jsf.from_scipy(S, "dia")
+    assert "diagonal" in str(caught.value) and "longest row" not in str(caught.value)
+
+
+# -------------------------------------------------------------------------------------------------- what is compiled
+
+
+CONVERSIONS = [(format, {}) for format in (*jsf.FORMATS, "auto")]
+CONVERSIONS += [
+    ("hll", {"sigma": 512}),
+    ("csr5", {"hot": 8}),
+    ("csr", {"transpose": True}),
+    ("hll", {"transpose": True}),
+]
+CONVERSIONS += [("csr", {"reorder": "rcm"}), ("pjds", {"reorder": "rcm"})]
+
+
+@pytest.mark.parametrize(("format", "options"), CONVERSIONS, ids=str)
+def test_a_matrix_of_a_new_size_compiles_at_most_one_program(format, options):
+    """None for CSR on a CPU. Nothing else in this process has arrays of these sizes."""
+    sizes = 3067 + 2 * np.arange(2) + 4 * CONVERSIONS.index((format, options))
+    matrices = [sp.csr_array(sp.diags_array([np.ones(n)] * 3, offsets=[-1, 0, 2], shape=(n, n))) for n in sizes]
+    matrices[1][5, :600] = 2.0  # a row that is cut, or goes on in a tail
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(
+        listener := lambda event, *_, **__: compiled.append(event) if event == COMPILED else None
+    )
+    try:
+        for S in matrices:
+            before = len(compiled)
+            jsf.from_scipy(S, format, max_bytes=np.inf, **options)
+            assert len(compiled) - before <= (0 if format == "csr" and not options else 1)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listener)
+
+
+def test_the_first_csr_of_a_process_compiles_nothing():
+    code = f"""
+import jax, numpy, scipy.sparse
+import jaxsparse_fmt as jsf
+compiled = []
+jax.monitoring.register_event_duration_secs_listener(lambda event, *_, **__: compiled.append(event))
+jsf.from_scipy(scipy.sparse.eye_array(7, format="csr"), "csr")
+print(compiled.count("{COMPILED}"))
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "0"

@@ -1,0 +1,184 @@
+"""The memory guard: what would take memory out of proportion is refused before any of it is allocated."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import jax
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import jaxsparse_fmt as jsf
+from jaxsparse_fmt.formats import building, memory
+from tests.zoo import Layout
+
+
+def arrow(n: int) -> sp.csr_array:
+    """A diagonal and one full row."""
+    row = np.concatenate([np.zeros(n, int), np.arange(1, n)])
+    return sp.csr_array((np.ones(2 * n - 1), (row, np.concatenate([np.arange(n), np.arange(1, n)]))), (n, n))
+
+
+@pytest.mark.parametrize("layout", [Layout("ell"), Layout("ellr"), Layout("hll", (("slice_size", 2**20),))], ids=str)
+def test_one_full_row_is_refused_before_anything_is_allocated(layout):
+    n = 200_000
+    matrix = arrow(n)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError) as caught:
+            layout.of(matrix)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 20 * 12 * matrix.nnz
+    text = str(caught.value)
+    assert f"format {layout.format!r} would take" in text and "5.6 MB in CSR" in text
+    assert "longest row has 200000 entries where the mean is 2.0" in text
+    assert (
+        "use format='csr', or format='auto' of from_scipy" in text
+        or "use format='hll', or format='auto' of from_scipy" in text
+    )
+
+
+def test_the_guard_recommends_a_format_that_it_then_accepts():
+    matrix = arrow(20_000)
+    with pytest.raises(ValueError, match=r"format='(csr|hll)'") as caught:
+        jsf.from_scipy(matrix, "ell")
+    better = str(caught.value).split("use format='")[1].split("'")[0]
+    assert jsf.from_scipy(matrix, better).nnz == matrix.nnz
+    assert jsf.from_scipy(matrix).nnz == matrix.nnz
+
+
+def test_max_bytes_insists_on_what_the_message_names():
+    matrix = arrow(3000)
+    with pytest.raises(ValueError, match="pass max_bytes=108000000 to insist"):
+        jsf.from_scipy(matrix, "ell")
+    assert jsf.from_scipy(matrix, "ell", max_bytes=108_000_000).n_stored == 9_000_000
+
+
+def test_small_matrices_may_pad_as_they_like():
+    assert jsf.from_scipy(arrow(500), "ell").fill < 0.01
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [Layout("ell"), Layout("ellr"), Layout("ellrt"), Layout("pellr"), Layout("hll", (("slice_size", 2**17),))],
+    ids=str,
+)
+def test_32_bit_jax_refuses_offsets_of_64_bits(layout, monkeypatch):
+    def allocate(*_):
+        raise AssertionError("4.3 billion places would be allocated")
+
+    monkeypatch.setattr(building, "fill", allocate)
+    wide = sp.csr_array(
+        (np.ones(1, np.float32), np.zeros(1, np.int32), np.array([0] + [1] * 2**16, np.int32)), (2**16, 2**16)
+    )
+    wide = sp.vstack([wide, sp.csr_array(np.ones((1, 2**16), np.float32))]).tocsr()
+    with jax.enable_x64(False), pytest.raises(ValueError, match=r"would store .* places, which needs 64-bit offsets"):
+        layout.of(wide, max_bytes=2**40)
+
+
+def test_auto_under_a_limit_takes_the_best_that_fits():
+    matrix = jsf.gallery.poisson(4)
+    in_csr, ranked = jsf.from_scipy(matrix, "csr").nbytes, jsf.choose.rank(matrix)
+    best_that_fits = next(c for c in ranked if c.nbytes <= in_csr)
+    assert best_that_fits is not ranked[0]
+    assert jsf.from_scipy(matrix, max_bytes=in_csr).name == best_that_fits.format
+    with pytest.raises(
+        ValueError, match=r"at least [\d.]+ kB, in 'dia'; max_bytes=10 allows none, max_bytes=\d+ would"
+    ):
+        jsf.from_scipy(matrix, max_bytes=10)
+
+
+HUGE = 3 * 10**8
+
+
+@pytest.mark.parametrize("format", [*jsf.FORMATS, "auto"])
+@pytest.mark.parametrize("shape", [(HUGE, 1), (1, HUGE), (3, 2**31 - 1)], ids=["rows", "columns", "most columns"])
+def test_is_a_huge_shape_of_few_entries_stored_or_refused_without_passing_over_it(shape, format, monkeypatch):
+    """What NumPy allocates on the way is a small part of a byte a row or column, let alone of a pointer to each.
+
+    "auto" counts two vectors too, 34 GB at most, which this machine need not have.
+    """
+    monkeypatch.setattr(memory, "free", lambda: 10**11)
+    ends = [[0, n - 1] for n in shape]
+    tracemalloc.start()
+    try:
+        A = jsf.from_coo(*ends, [2.0, 3.0], shape, format)
+    except ValueError as refusal:
+        assert shape[0] == HUGE or format == "csc"
+        what, n = ("columns", shape[1]) if shape[0] < HUGE else ("rows", HUGE)
+        assert f"pointers to {n} {what} would take" in str(refusal) and f"leave out {what}" in str(refusal)
+    else:
+        assert shape[0] < HUGE and A.nbytes < 10**6
+        np.testing.assert_array_equal(A.to_scipy().data, [2.0, 3.0])
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 10**7
+
+
+def test_is_the_transpose_of_a_wide_matrix_refused_before_it_is_made():
+    with pytest.raises(ValueError, match=f"pointers to {HUGE} columns would take 1.2 GB"):
+        jsf.from_coo([0], [HUGE - 1], [1.0], (1, HUGE), "csr", transpose=True)
+
+
+@pytest.mark.parametrize("format", ["ell", "ellr", "jds", "hll", "bsr", "csr", "dia", "sdia", "hdia", "auto"])
+@pytest.mark.parametrize("bad", [np.nan, -1, -np.inf, True, np.True_, 1j, "1GB"], ids=str)
+def test_is_a_limit_that_is_no_number_of_bytes_refused_at_the_door(format, bad):
+    with pytest.raises((ValueError, TypeError), match=r"max_bytes must be a number of bytes.* 10\*\*9; got"):
+        jsf.from_scipy(arrow(9), format, max_bytes=bad)
+
+
+@pytest.mark.parametrize("limit", [np.inf, 10**30, np.float32(1e30)], ids=str)
+def test_is_what_the_memory_cannot_hold_refused_in_our_words_whatever_the_limit(limit):
+    matrix = arrow(400_000)
+    with pytest.raises(ValueError, match=r"format 'ell' would take 1.92 TB, where .* of memory are free"):
+        jsf.from_scipy(matrix, "ell", max_bytes=limit)
+    assert jsf.from_scipy(matrix, "csr", max_bytes=limit).nnz == matrix.nnz
+
+
+@pytest.mark.parametrize("free", [10**6, None], ids=["little", "unknown"])
+def test_what_the_memory_holds_is_what_the_device_tells(free, monkeypatch):
+    monkeypatch.setattr(memory, "free", lambda: free)
+    matrix = arrow(3000)
+    if free is None:
+        assert jsf.from_scipy(matrix, "ell", max_bytes=np.inf).n_stored == 9_000_000
+    else:
+        with pytest.raises(ValueError, match=r"format 'ell' would take 108 MB, where 1 MB of memory are free"):
+            jsf.from_scipy(matrix, "ell", max_bytes=np.inf)
+
+
+@pytest.mark.parametrize("sigma", [1, 1024])
+def test_does_hdia_of_a_random_matrix_take_little_more_than_what_it_stores(sigma, rng):
+    """Every entry has a diagonal of its own in its slice, so that it stores 128 places each."""
+    n = 20_000
+    row, col = (rng.integers(0, n, n) for _ in range(2))
+    S = sp.csr_array((np.ones(n), (row, col)), (n, n))
+    tracemalloc.start()
+    try:
+        A = jsf.from_scipy(S, "hdia", sigma=sigma, max_bytes=np.inf)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert A.n_stored > 100 * n and peak < 3 * 8 * A.n_stored
+    np.testing.assert_array_equal(A.to_scipy().indices, S.indices)
+
+
+def test_a_dense_array_of_a_huge_matrix_is_refused_where_xla_would_abort():
+    A = jsf.from_scipy(sp.eye_array(1_000_000, dtype=np.float32))
+    for make in (A.todense, A.toarray, A.T.todense, jax.jit(lambda: A.todense())):
+        with pytest.raises(
+            ValueError, match=r"a dense 1000000 × 1000000 matrix takes 4 TB; pass todense\(max_bytes="
+        ) as e:
+            make()
+        assert "use A @ x" in str(e.value)
+
+
+def test_a_dense_array_as_large_as_the_caller_says_is_made():
+    A = jsf.from_scipy(sp.eye_array(10, 9))
+    np.testing.assert_array_equal(A.todense(max_bytes=720), np.eye(10, 9))
+    np.testing.assert_array_equal(A.T.todense(max_bytes=720), np.eye(9, 10))
+    with pytest.raises(ValueError, match="a dense 10 × 9 matrix takes 720 B"):
+        A.todense(max_bytes=719)

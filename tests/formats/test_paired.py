@@ -1,0 +1,320 @@
+"""A matrix that carries its transpose: both products are products, of one set of values; dense arithmetic answers."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import jaxsparse_fmt as jsf
+from jaxsparse_fmt.choose import autotune
+from jaxsparse_fmt.formats import building
+from tests.lowering import SIGNATURES, lowered, quick_jit
+from tests.oracle import assert_close, assert_gradient_through_a_solve, assert_product, draw, magnitude, wide
+from tests.zoo import CASES, FIRST_LAYOUTS, SORTED, Layout
+
+# The others' transposed products are kernels anyway.
+PAIRED = [layout for layout in FIRST_LAYOUTS if not jsf.FORMATS[layout.format].transposes]
+pytestmark = pytest.mark.some(layout=2)
+every_format = pytest.mark.parametrize("layout", PAIRED, ids=str)
+SPLIT = next(layout for layout in FIRST_LAYOUTS if layout.format == "sell")  # in two parts, with a tail
+
+IRREGULAR = CASES["irregular"]
+
+
+def paired(layout, S, **options) -> jsf.Paired:
+    A = layout.of(S, transpose=True, **options)
+    assert isinstance(A, jsf.Paired)
+    return A
+
+
+def storage_of_transpose(layout, S, **options) -> jsf.SparseMatrix:
+    """What the second storage is made like: the blocks of "bsr" are turned."""
+    given = {k: v[::-1] if k == "block_shape" else v for k, v in layout.options}
+    return jsf.from_scipy(sp.coo_array(S).T, layout.format, **given, **options)
+
+
+@quick_jit
+def both_products(A, X, Y):
+    return A @ X, A.T @ Y
+
+
+# ---------------------------------------------------------------------------------------------------------- storage
+
+
+STORED = [(IRREGULAR, layout) for layout in PAIRED] + [(CASES["unsorted"], Layout("csr"))]
+
+
+@pytest.mark.parametrize("case, layout", STORED, ids=str)
+def test_every_place_of_the_second_storage_finds_its_number(case, layout):
+    S = case.scipy()
+    A, plain, other = paired(layout, S), layout.of(S), storage_of_transpose(layout, S)
+    np.testing.assert_array_equal(A.values, plain.values)
+    np.testing.assert_array_equal(np.append(A.values, 0)[A.source], other.values)
+    padding = np.asarray(quick_jit(lambda B: B.coordinates()[2])(other)) == A.nnz
+    assert A.source.dtype == np.int32 and np.all(A.source[padding] == A.n_stored)
+    for ours, its in zip(jax.tree.leaves(A.across), jax.tree.leaves(other)[1:], strict=True):
+        np.testing.assert_array_equal(ours, its)
+    assert A.nbytes == plain.nbytes + other.nbytes - other.values.nbytes + 4 * other.n_stored
+
+
+@pytest.mark.parametrize("layout", PAIRED[::2], ids=str)
+def test_degenerate_matrices_multiply_both_ways_in_two_formats(layout, rng):
+    """One storage pads where the other does not; the formats that are not the first of two are the second."""
+    other = FIRST_LAYOUTS[(FIRST_LAYOUTS.index(layout) + 7) % len(FIRST_LAYOUTS)]
+    names = ("no_rows", "no_columns") if layout.format in ("csr5", "hll") else ()
+    for case in (CASES[name] for name in ("no_entries", "explicit_zero", *names)):
+        S = sp.csr_array(case.scipy())
+        A = jsf.Paired.from_csr(S, A=layout.of(S), across=other.of)
+        x, y = rng.standard_normal(case.shape[1]), rng.standard_normal(case.shape[0])
+        product, transposed = both_products(A, x, y)
+        assert_product(product, case.dense(), x)
+        assert_product(transposed, case.dense().T, y)
+
+
+def test_a_storage_that_shares_places_is_unshared():
+    S, y = jsf.gallery.poisson(4), np.arange(64.0)
+    A = jsf.Paired.from_csr(S, A=jsf.from_scipy(S, "sdia"), across=lambda csr: jsf.from_scipy(csr, "csr"))
+    assert A.own.name == "dia"
+    np.testing.assert_allclose(A.T @ y, S.T @ y)
+
+
+def test_it_is_a_matrix_like_any_other(rng):
+    S, dense, (row, col) = IRREGULAR.scipy(np.complex128), IRREGULAR.dense(np.complex128), IRREGULAR.places()
+    A, y = paired(SORTED, S), draw(rng, np.complex128, 17)
+    np.testing.assert_array_equal(A.data, dense[row, col])
+    np.testing.assert_array_equal(A.todense(), dense)
+    np.testing.assert_array_equal(A.T.todense(), dense.T)
+    np.testing.assert_array_equal(A.diagonal(), np.diagonal(dense))
+    np.testing.assert_array_equal(A.to_scipy().toarray(), dense)
+    assert_product(A.H @ y, dense.conj().T, y)
+    assert_product(A.rmatvec(y), dense.conj().T, y)
+    assert_product(y @ A, dense.T, y)
+    assert A.T.T is A and A.basis.is_identity and A.in_basis is A and A.layout == SORTED.of(S).layout
+    for B, b in ((A * 2.0, 2 * dense), (-A, -dense), (A.astype(np.complex64), dense), (A.with_data(A.data), dense)):
+        assert isinstance(B, jsf.Paired)
+        assert_product(B.T @ y, b.T, y)
+
+
+@pytest.mark.parametrize("layout", [*PAIRED[:3], SPLIT], ids=str)
+def test_repr_is_one_short_line_that_names_both_storages(layout):
+    A = paired(layout, IRREGULAR.scipy())
+    for text in (repr(A), repr(A.T)):
+        assert "\n" not in text and len(text) < 120
+        words = (f"<{layout.format} 17×13", f"nnz={A.nnz}", "float64", f"transpose in {layout.format}>")
+        assert all(word in text for word in words)
+    assert "leaves" in repr(jax.tree.map(jax.typeof, A))
+
+
+# --------------------------------------------------------------------------------------------------------- products
+
+
+@every_format
+def test_both_products_equal_dense_arithmetic(layout, rng):
+    A, dense = paired(layout, IRREGULAR.scipy()), IRREGULAR.dense()
+    X, Y = rng.standard_normal((13, 6)), rng.standard_normal((17, 6))
+    product, transposed = both_products(A, X, Y)
+    assert_product(product, dense, X, np.float64)
+    assert_product(transposed, dense.T, Y, np.float64)
+
+
+@every_format
+def test_poison_in_a_vector_reaches_exactly_the_places_that_read_it(layout):
+    """Six columns of each vector, each poisoned in every sixth place; the rest are ones."""
+    A, reads = paired(layout, IRREGULAR.scipy()), IRREGULAR.pattern().astype(int)
+    for poison in (np.nan, np.inf):
+        X, Y = np.ones((13, 6)), np.ones((17, 6))
+        for vectors in (X, Y):
+            vectors[np.arange(len(vectors)), np.arange(len(vectors)) % 6] = poison
+        product, transposed = both_products(A, X, Y)
+        np.testing.assert_array_equal(~np.isfinite(product), reads @ ~np.isfinite(X) > 0)
+        np.testing.assert_array_equal(~np.isfinite(transposed), reads.T @ ~np.isfinite(Y) > 0)
+
+
+def test_derivatives_of_the_transposed_product_are_those_of_the_plain_matrix(rng):
+    """The rules of derivatives know no formats; the two faces that they call beside this one are A's own storage's."""
+
+    def questions(A, data, Y):
+        def loss(data, Y):
+            return jnp.sum(jnp.sin(A.with_data(data).T @ Y / 8))
+
+        gradient = jax.grad(loss, (0, 1))
+        second = jax.jvp(gradient, (data, Y), (2 - data, Y[::-1]))[1]
+        through_product = jax.grad(lambda X: jnp.sum((A.with_data(data) @ X) ** 2))(Y[:13])
+        mapped = jax.vmap(lambda data, y: A.with_data(data).T @ y)(jnp.stack([data, data**2]), Y.T)
+        return gradient(data, Y), second, through_product, mapped, jax.vmap(lambda y: A.T @ y, 1)(Y)
+
+    S, Y, questions = IRREGULAR.scipy(), jnp.asarray(rng.standard_normal((17, 2))), quick_jit(questions)
+    got, want = (questions(A, A.data, Y) for A in (paired(SORTED, S), SORTED.of(S)))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-11, atol=1e-11), got, want)
+
+
+@pytest.mark.parametrize(
+    "stored, vector",
+    [(jnp.bfloat16, np.float32), (np.float16, np.float16), (np.float32, np.float64), (np.complex64, np.complex64)],
+    ids=lambda d: np.dtype(d).name,
+)
+def test_values_of_every_width_multiply_both_ways(stored, vector, rng):
+    kind = np.complex64 if np.dtype(stored).kind == "c" else np.float32
+    A, dense = paired(Layout("ell"), IRREGULAR.scipy(kind), dtype=stored), IRREGULAR.dense(stored)
+    assert A.dtype == stored
+    x, y = draw(rng, vector, 13), draw(rng, vector, 17)
+    product, transposed = both_products(A, x, y)
+    assert_product(product, dense, wide(x), jnp.promote_types(stored, vector))
+    assert_product(transposed, dense.T, wide(y), jnp.promote_types(stored, vector))
+
+
+def atomic_adds(f, *args) -> int:
+    """Scatter-adds in f, in loops and branches too, in which two may meet; not those inside kernels."""
+
+    def walk(jaxpr) -> int:
+        n = 0
+        for eqn in jaxpr.eqns:
+            n += eqn.primitive.name == "scatter-add" and not eqn.params["unique_indices"]
+            if eqn.primitive.name != "pallas_call":
+                inner = jax.tree.leaves(eqn.params, is_leaf=lambda p: hasattr(p, "eqns") or hasattr(p, "jaxpr"))
+                n += sum(walk(getattr(p, "jaxpr", p)) for p in inner if hasattr(p, "eqns") or hasattr(p, "jaxpr"))
+        return n
+
+    return walk(jax.make_jaxpr(f)(*args).jaxpr)
+
+
+@every_format
+def test_the_transposed_product_has_no_atomics(layout):
+    S, y = IRREGULAR.scipy(), jnp.ones((1, 17, 1))
+
+    def transposed(A, y):
+        return A.without_values.transposed_face(A.values[None], y, "interpret")
+
+    assert atomic_adds(transposed, paired(layout, S), y) == 0
+    assert atomic_adds(transposed, layout.of(S), y) > 0
+
+
+@pytest.mark.parametrize("layout", [x for x in FIRST_LAYOUTS if x not in PAIRED], ids=str)
+def test_a_format_whose_transposed_product_is_a_kernel_is_left_alone(layout):
+    A, y = layout.of(IRREGULAR.scipy(), transpose=True), jnp.ones((1, 17, 1))
+    assert A.name == layout.format
+    assert atomic_adds(lambda A, y: A.without_values.transposed_face(A.values[None], y, "interpret"), A, y) == 0
+
+
+@pytest.mark.parametrize("dialect", SIGNATURES)
+def test_a_gpu_gets_a_kernel_for_the_transposed_product(dialect):
+    A, y = (paired(Layout("ell"), IRREGULAR.scipy(np.float32), backend=b) for b in (dialect, "xla")), jnp.ones(17)
+    assert [SIGNATURES[dialect] in lowered(lambda A, y: A.T @ y, B, y.astype(B.dtype)) for B in A] == [True, False]
+
+
+@pytest.mark.parametrize("layout", [x for x in FIRST_LAYOUTS if x.format in ("csr5", "hdia", "biell", "sell")], ids=str)
+def test_the_interpreted_kernel_reads_what_the_second_storage_says(layout, rng):
+    A, dense, Y = paired(layout, IRREGULAR.scipy()), IRREGULAR.dense(), rng.standard_normal((17, 2))
+    transposed = quick_jit(lambda A, Y: A.T @ Y)
+    with jsf.use_backend("interpret"):
+        assert_product(transposed(A, Y), dense.T, Y)
+        Y[3, 1] = np.nan
+        np.testing.assert_array_equal(np.isnan(transposed(A, Y)[:, 1]), IRREGULAR.pattern()[3])
+
+
+# -------------------------------------------------------------------------------------------------------------- jit
+
+
+@pytest.mark.parametrize("layout", [Layout("csr"), SORTED], ids=str)
+def test_another_matrix_of_the_same_layout_shape_does_not_recompile(layout, rng):
+    traces = 0
+
+    @jax.jit
+    def step(A, x):
+        nonlocal traces
+        traces += 1
+        return A.T @ (A @ x)
+
+    base, x = CASES["even_rows"], rng.standard_normal(12)
+    moved = sp.coo_array((base.data[::-1], (base.row, (base.col + 5) % 12)), shape=(12, 12))
+    for S in (base.scipy(), moved, 2 * base.scipy()):
+        a = S.toarray()
+        assert_close(step(paired(layout, S), x), a.T @ (a @ x), 3 * np.abs(a).max() * magnitude(a, x))
+    assert traces == 1
+
+
+def test_it_is_made_inside_jit_as_outside():
+    layout, S, made = Layout("auto"), IRREGULAR.scipy(), []
+    jax.jit(lambda: made.append(paired(layout, S)))()
+    want = paired(layout, S)
+    assert jax.tree.structure(made[0]) == jax.tree.structure(want)
+    jax.tree.map(np.testing.assert_array_equal, made[0], want)
+
+
+def test_the_gradient_through_a_solve_solves_with_the_transpose(rng):
+    S = sp.csr_array(jsf.gallery.convection_diffusion(3))
+    assert_gradient_through_a_solve(paired(Layout("ell"), S), S, rng)
+
+
+# ----------------------------------------------------------------------------------------------------------- making
+
+
+def with_a_full_column(n: int) -> sp.csr_array:
+    """Rows of two or three entries, and a column of n: its transpose has one long row."""
+    first = sp.csr_array((np.ones(n), (np.arange(n), np.zeros(n, int))), (n, n))
+    return sp.csr_array(sp.diags_array([np.arange(1.0, n + 1), np.ones(n - 1)], offsets=[0, 1]) + first)
+
+
+def test_auto_chooses_for_each_of_the_two():
+    S = with_a_full_column(2000)
+    A = jsf.from_scipy(S, transpose=True)
+    assert isinstance(A, jsf.Paired)
+    chosen = [jsf.choose.rank(matrix)[0].format for matrix in (S, S.T)]
+    assert [A.own.name, A.across.name] == chosen and chosen[0] != chosen[1]
+    y = np.arange(2000) / 8
+    np.testing.assert_allclose(A.T @ y, S.T @ y)
+
+
+def test_tune_measures_each_of_the_two(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    timed = []
+    monkeypatch.setattr(autotune, "seconds_per_product", lambda A: timed.append(A) or float(A.name != "hll"))
+    S = with_a_full_column(50)
+    A = jsf.from_scipy(S, "tune", transpose=True)
+    assert isinstance(A, jsf.Paired)
+    fastest = [B for B in timed if B.name == "hll"]
+    assert (A.own.name, A.across.name, len(fastest)) == ("hll", "hll", 2)
+    for B, dense in zip(fastest, (S.toarray(), S.toarray().T), strict=True):
+        np.testing.assert_array_equal(B.to_scipy().toarray(), dense)
+
+
+def test_every_door_takes_it():
+    S, dense, y = IRREGULAR.scipy(), IRREGULAR.dense(), np.ones(17)
+    for A in (
+        jsf.from_coo(*S.coords, S.data, S.shape, "csr", transpose=True),
+        jsf.from_dense(dense, "ell", np.float32, transpose=True, backend="xla"),
+    ):
+        assert isinstance(A, jsf.Paired)
+        assert_product(A.T @ y, dense.T, y)
+
+
+def test_what_is_made_of_it_is_an_ordinary_matrix():
+    A = paired(SORTED, IRREGULAR.scipy())
+    for B in (A.asformat("csr"), jsf.from_scipy(A, "csr")):
+        assert B.name in jsf.FORMATS
+        np.testing.assert_array_equal(B.todense(), IRREGULAR.dense())
+    mesh = jax.make_mesh((1,), ("rows",), devices=jax.devices("cpu")[:1])
+    np.testing.assert_array_equal(jsf.shard(A, mesh, format="csr").to_scipy().toarray(), IRREGULAR.dense())
+
+
+def test_what_transpose_does_not_change_is_refused_as_ever():
+    S = IRREGULAR.scipy()
+    with pytest.raises(ValueError, match="format='auto' chooses the layout itself"):
+        jsf.from_scipy(S, slice_size=4, transpose=True)
+    with pytest.raises(ValueError, match="format 'csr' has no layout option 'slice_size'"):
+        jsf.from_scipy(S, "csr", slice_size=4, transpose=True)
+    with pytest.raises(TypeError, match="block_shape must be two integers"):
+        jsf.from_scipy(S, "bsr", block_shape=3, transpose=True)
+
+
+def test_a_transpose_that_is_too_large_is_told_from_the_matrix():
+    S = with_a_full_column(3000)
+    limit = 8 * S.nnz * 8
+    assert jsf.from_scipy(S, "ell", max_bytes=limit).nbytes <= limit
+    with pytest.raises(building.TooLarge, match=r"for the transpose, which transpose=True stores too: .*'ell'"):
+        jsf.from_scipy(S, "ell", max_bytes=limit, transpose=True)

@@ -1,0 +1,162 @@
+"""Counts of a storage against counting one by one, and samples against the whole."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jaxsparse_fmt as jsf
+from jaxsparse_fmt.formats import bsr, statistics
+from tests.zoo import CASES
+
+LENGTHS = st.lists(st.integers(0, 40), max_size=150)
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=str)
+
+
+@given(LENGTHS, st.integers(1, 20), st.integers(0, 5))
+def test_widths_are_those_of_the_longest_rows_after_sorting(lengths, slice_size, windows):
+    sigma = max(windows * slice_size, 1)
+    rows = [sorted(lengths[i : i + sigma], reverse=sigma > 1) for i in range(0, len(lengths), sigma)]
+    flat = [n for window in rows for n in window] if sigma > 1 else lengths
+    expected = [max(flat[i : i + slice_size]) for i in range(0, len(flat), slice_size)]
+    assert statistics.slice_widths(np.array(lengths, np.int32), slice_size, sigma).tolist() == expected
+
+
+@every_case
+@pytest.mark.parametrize("slice_size", [1, 4, 128])
+def test_diagonals_of_slices_are_those_of_their_entries(case, slice_size):
+    S = sp.csr_array(case.scipy())
+    row, col = case.places()
+    diagonals = {(r // slice_size, c - r) for r, c in zip(row.tolist(), col.tolist(), strict=True)}
+    inside = sum(
+        0 <= r + d < case.shape[1]
+        for s, d in diagonals
+        for r in range(s * slice_size, min((s + 1) * slice_size, case.shape[0]))
+    )
+    counted = statistics.diagonals_by_slice(S, slice_size)
+    assert counted == statistics.Counted(len(diagonals) * slice_size, len(diagonals), inside - len(row))
+
+
+@every_case
+@pytest.mark.parametrize(("block", "sigma"), [(1, 1), (4, 1), (4, 8), (128, 1)])
+def test_misses_are_the_sectors_of_each_block_and_wide_ones_span_many_columns(case, block, sigma):
+    S = sp.csr_array(case.scipy())
+    lengths, windows = np.diff(S.indptr), range(0, S.shape[0], max(sigma, block))
+    order = [
+        r for w in windows for r in sorted(range(S.shape[0])[w : w + max(sigma, block)], key=lambda r: -lengths[r])
+    ]
+    order = range(S.shape[0]) if sigma == 1 else order
+    rows = [S.indices[S.indptr[r] : S.indptr[r + 1]] for r in order]
+    blocks = [np.concatenate([[], *rows[k : k + block]]) for k in range(0, len(rows), block)]
+    sectors = sum(np.unique(columns // 4).size for columns in blocks)
+    assert statistics.misses(S, block, sigma, 4) == pytest.approx(sectors / max(S.nnz, 1))
+    if sigma == 1:
+        spans = [np.ptp(columns) for columns in blocks if columns.size]
+        assert statistics.wide_blocks(S, block, 5) == pytest.approx(np.mean(np.array(spans) >= 5) if spans else 0)
+
+
+@every_case
+@pytest.mark.parametrize(("block", "hot"), [(1, 3), (4, 1), (4, 100)])
+def test_what_hot_columns_spare_is_counted_in_the_blocks_that_did_not_choose_them(case, block, hot):
+    S = sp.csr_array(case.scipy())
+    S.sum_duplicates()
+    blocks = [S.indices[S.indptr[r] : S.indptr[min(r + block, S.shape[0])]] for r in range(0, S.shape[0], block)]
+    told, asked = (np.concatenate([[], *part]).tolist() for part in (blocks[::2], blocks[1::2]))
+    hottest = sorted(set(told), key=lambda column: (-told.count(column), column))[:hot]
+    every = sum(np.unique(columns // 4).size for columns in blocks[1::2])
+    left = sum(np.unique(np.setdiff1d(columns, hottest) // 4).size for columns in blocks[1::2])
+    want = min(left / every + hot / S.shape[1], 1) if asked else 1
+    assert statistics.missed_beside(S, block, 4, hot) == pytest.approx(want)
+
+
+def test_a_sample_tells_columns_that_all_rows_use_from_those_that_come_up_by_chance():
+    n, block, rng = 500_000, 5_000, np.random.default_rng(0)  # columns, and entries of a block of 500 rows
+    anywhere, favourites = rng.integers(0, n, 10 * n), rng.choice(n, 2_000, replace=False)
+    often = np.where(rng.random(10 * n) < 0.6, rng.choice(favourites, 10 * n), anywhere)
+    of_columns = lambda col: sp.csr_array((np.ones(10 * n), col, np.arange(0, 10 * n + 1, 10)), (n, n))  # noqa: E731
+    assert statistics.missed_beside(of_columns(anywhere), 500, 8, 5_000) > 0.99
+    by_block = often[: 40 * block].reshape(-1, block)
+    sectors = [[np.unique(c // 8).size for c in (all, all[~np.isin(all, favourites)])] for all in by_block]
+    every, left = np.sum(sectors, axis=0)
+    assert statistics.missed_beside(of_columns(often), 500, 8, 5_000) == pytest.approx(left / every, abs=0.02)
+    assert left / every < 0.6
+
+
+@every_case
+def test_diagonals_are_counted_up_to_a_limit(case):
+    S = sp.csr_array(case.scipy())
+    row, col = case.places()
+    offsets = {int(d) for d in col - row}
+    counted = statistics.diagonals(S, len(offsets))
+    assert counted is not None and counted.indices == len(offsets)
+    assert counted.places == len(offsets) * case.shape[0]
+    if offsets:
+        assert statistics.diagonals(S, len(offsets) - 1) is None
+
+
+@every_case
+@pytest.mark.parametrize("shape", [(2, 3), (3, 3)])
+def test_blocks_are_those_that_bsr_stores(case, shape):
+    S = sp.csr_array(case.scipy())
+    A = jsf.from_scipy(S, "bsr", block_shape=shape)
+    counted = statistics.blocks(S, shape, bsr.slice_rows(case.shape[0], shape[0]))
+    assert (counted.places, counted.indices) == (A.n_stored, A.block_col.size)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([1, 4, 8]), st.integers(1, 6))
+def test_wide_slices_are_those_whose_jth_entries_lie_far_apart(seed, slice_size, max_width):
+    widest = 20
+    rng = np.random.default_rng(seed)
+    rows = [sorted(rng.choice(60, rng.integers(0, 7), replace=False).tolist()) for _ in range(30)]
+    columns, row_ptr = list(itertools.chain(*rows)), np.cumsum([0, *map(len, rows)])
+    S = sp.csr_array((np.ones(len(columns)), columns, row_ptr), shape=(30, 60))
+    flat = [row[:max_width] for row in rows]
+    places = wide = 0
+    for i in range(0, 30, slice_size):
+        part = flat[i : i + slice_size]
+        width = max(map(len, part))
+        columns = [[row[j] for row in part if len(row) > j] for j in range(width)]
+        places += width
+        wide += width * any(max(c) - min(c) >= widest for c in columns)
+    share = statistics.wide_fraction(S, slice_size, max_width, widest)
+    assert share == pytest.approx(wide / places if places else 0)
+
+
+def test_a_sample_of_an_even_matrix_tells_its_counts(monkeypatch):
+    S = jsf.gallery.poisson(24)
+    whole = statistics.diagonals_by_slice(S, 32), statistics.blocks(S, (2, 2), 128)
+    monkeypatch.setattr(statistics, "ENTRIES", 20_000)
+    part = statistics.diagonals_by_slice(S, 32), statistics.blocks(S, (2, 2), 128)
+    assert part != whole
+    for counted, exact in zip(part, whole, strict=True):
+        assert counted.places == pytest.approx(exact.places, rel=0.03)
+        assert counted.holes == pytest.approx(exact.holes, rel=0.2)
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 4), (4, 0), (4, 4)])
+def test_nothing_is_counted_in_a_matrix_without_entries(shape):
+    S = sp.csr_array(shape)
+    nothing = statistics.Counted(0, 0, 0)
+    assert (
+        statistics.diagonals(S, 0)
+        == statistics.diagonals_by_slice(S, 2)
+        == statistics.blocks(S, (2, 2), 128)
+        == nothing
+    )
+    assert statistics.wide_fraction(S, 2, 5, 10) == 0
+
+
+@pytest.mark.parametrize(("most", "windows"), [(10**6, 4), (80, 2), (1, 1)])
+def test_windows_with_very_many_entries_are_looked_at_a_few_at_a_time(most, windows, monkeypatch):
+    """Ten windows of 40 entries each, of which a sample wants one."""
+    S = sp.csr_array(np.ones((40, 10)))
+    monkeypatch.setattr(statistics, "ENTRIES", 40)
+    monkeypatch.setattr(statistics, "MOST_ENTRIES", most)
+    rows, scale = statistics._sample(S, 4)
+    assert rows.size == 4 * windows and scale == 10 / windows

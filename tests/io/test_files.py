@@ -1,0 +1,195 @@
+"""Vectors and matrices to files and back: unchanged, and never half written."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import numpy as np
+import pytest
+import scipy.io
+import scipy.sparse as sp
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import jaxsparse_fmt as jsf
+from jaxsparse_fmt import gallery
+from jaxsparse_fmt.io import files
+
+BANNER = "%%MatrixMarket matrix coordinate real general\n"
+FLOATS = st.floats(allow_nan=True, allow_infinity=True, allow_subnormal=True, width=64)
+COMPLEX = st.complex_numbers(allow_nan=False)
+
+
+@given(st.data(), st.sampled_from([".mtx", ".npy", ".txt", ".mtx.gz"]), st.sampled_from([FLOATS, COMPLEX]))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_a_vector_comes_back_unchanged(tmp_path, data, extension, elements):
+    dtype = np.float64 if elements is FLOATS else np.complex128
+    x = data.draw(hnp.arrays(dtype, st.integers(1, 20), elements=elements))
+    path = tmp_path / f"x{extension}"
+    files.write_vector(path, x)
+    read = files.read_vector(path)
+    assert read.dtype == x.dtype
+    np.testing.assert_array_equal(read, x)
+
+
+@given(st.data(), st.sampled_from([".mtx", ".mtx.gz"]), st.sampled_from([FLOATS, COMPLEX]))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_a_matrix_comes_back_unchanged_with_its_pattern(tmp_path, data, extension, elements):
+    shape = data.draw(hnp.array_shapes(min_dims=2, max_dims=2, min_side=0, max_side=6))
+    dense = data.draw(hnp.arrays(np.float64 if elements is FLOATS else np.complex128, shape, elements=elements))
+    stored = data.draw(hnp.arrays(bool, shape))  # zeros among them are explicit
+    row, col = np.nonzero(stored)
+    matrix = sp.csr_array((dense[stored], (row, col)), shape=shape)
+    path = tmp_path / f"a{extension}"
+    files.write_mtx(path, matrix)
+    read = files.read_mtx(path)
+    assert read.shape == matrix.shape
+    assert read.dtype == matrix.dtype or not matrix.nnz  # SciPy calls a matrix without entries a pattern
+    np.testing.assert_array_equal(read.indptr, matrix.indptr)
+    np.testing.assert_array_equal(read.indices, matrix.indices)
+    np.testing.assert_array_equal(read.data, matrix.data)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "complex64"])
+def test_a_matrix_of_ours_is_written_too(tmp_path, dtype):
+    S = sp.csr_array(np.array([[1.0, 0, 2], [0, 3, 0]]))
+    A = jsf.from_scipy(S, "hll", dtype)
+    for matrix, want in ((A, S), (A.T, S.T)):
+        files.write_mtx(tmp_path / "A.mtx", matrix)
+        np.testing.assert_array_equal(files.read_mtx(tmp_path / "A.mtx").toarray(), want.toarray())
+
+
+def test_other_programs_read_what_is_written(tmp_path):
+    matrix = gallery.convection_diffusion(4)
+    for name in ("a.mtx", "a.mtx.gz"):
+        files.write_mtx(tmp_path / name, matrix)
+        np.testing.assert_array_equal(scipy.io.mmread(tmp_path / name).toarray(), matrix.toarray())
+    files.write_vector(tmp_path / "x.npy", np.arange(3))
+    np.testing.assert_array_equal(np.load(tmp_path / "x.npy"), [0.0, 1.0, 2.0])
+    files.write_vector(tmp_path / "x.txt", np.arange(3))
+    np.testing.assert_array_equal(np.loadtxt(tmp_path / "x.txt"), [0.0, 1.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("b.mtx", "%%MatrixMarket matrix array real general\n3 1\n1\n2\n3\n", [1, 2, 3]),
+        ("b.mtx", "%%MatrixMarket matrix array complex general\n1 2\n1 2\n3 4\n", [1 + 2j, 3 + 4j]),
+        ("b.mtx", BANNER + "4 1 2\n4 1 5\n2 1 6\n", [0, 6, 0, 5]),
+        ("b.txt", "# right-hand side\n1\n\n-2.5e3 # note\n", [1, -2500]),
+        ("b.TXT", "(1+2j)\n3\n", [1 + 2j, 3]),
+    ],
+)
+def test_right_hand_sides_are_read_as_vectors(tmp_path, name, text, expected):
+    (tmp_path / name).write_text(text)
+    x = files.read_vector(tmp_path / name)
+    assert x.dtype in (np.float64, np.complex128)
+    np.testing.assert_array_equal(x, expected)
+
+
+@pytest.mark.parametrize("extension", ["npy", "txt", "mtx", "mtx.gz"])
+def test_a_missing_vector_is_a_missing_file(tmp_path, extension):
+    with pytest.raises(FileNotFoundError):
+        files.read_vector(tmp_path / f"none.{extension}")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.complex64, np.bool_])
+@pytest.mark.parametrize("shape", [(3,), (3, 1), (1, 3)])
+def test_npy_vectors_widen(tmp_path, dtype, shape):
+    np.save(tmp_path / "b.npy", np.array([1, 0, 1], dtype).reshape(shape))
+    x = files.read_vector(tmp_path / "b.npy")
+    assert x.dtype == (np.complex128 if dtype == np.complex64 else np.float64)
+    assert x.flags.writeable
+    np.testing.assert_array_equal(x, [1, 0, 1])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("b.csv", b"1\n", ": unknown extension; use one of .mtx, .mtx.gz, .npy, .txt"),
+        ("b.txt", b"1\n2\nthree\n", ", line 3: 'three' is not a number"),
+        ("b.txt", b"1 2\n3 4\n", ": a vector has shape"),
+        ("b.txt", b"1 2\n3\n", ": not one number on each line"),
+        ("b.txt", b"# nothing\n", ": not one number on each line"),
+        ("b.txt", b"\xff\xfe1\x00", ", line 1: "),
+        ("b.npy", b"1\n2\n", ": not a .npy file of numbers"),
+        ("b.mtx", BANNER.encode() + b"2 2 1\n1 1 1\n", ": a vector has shape"),
+        ("b.mtx", BANNER.encode() + b"2 1 1\n1 2 1\n", ", line 3: "),
+    ],
+)
+def test_what_is_no_vector_is_refused_by_file(tmp_path, name, text, said):
+    path = tmp_path / name
+    path.write_bytes(text)
+    with pytest.raises(ValueError, match=f"^{re.escape(str(path))}{said}"):
+        files.read_vector(path)
+
+
+def test_npy_files_that_claim_too_much_or_hold_no_numbers_are_refused(tmp_path):
+    path = tmp_path / "b.npy"
+    np.save(path, np.array(["a", "b"]))
+    with pytest.raises(ValueError, match=f"{re.escape(str(path))} must hold numbers, got dtype <U1"):
+        files.read_vector(path)
+    np.save(path, np.array([None]), allow_pickle=True)
+    with pytest.raises(ValueError, match=r"not a \.npy file of numbers"):
+        files.read_vector(path)
+    np.save(path, np.arange(1000.0))
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(ValueError, match=r"not a \.npy file of numbers"):
+        files.read_vector(path)
+
+
+BROKEN = ["(3,", "(3,) 'x'", "(3, True)", "(1, -3)", "(-1,)", "(2.5,)", "((3,),)", "(1000000000,)", "None", "{"]
+
+
+@pytest.mark.parametrize("shape", BROKEN)
+def test_a_npy_file_with_a_broken_header_is_refused_by_file_and_cure(tmp_path, shape):
+    path = tmp_path / "b.npy"
+    header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}".encode().ljust(117) + b"\n"
+    path.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(24))
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(path))}: not a \.npy file of numbers: .*numpy\.save"):
+        files.read_vector(path)
+
+
+@pytest.mark.parametrize("name", ["x.mtx", "x.mtx.gz", "x.npy", "x.txt"])
+def test_a_write_that_fails_midway_leaves_the_old_file_and_no_other(tmp_path, monkeypatch, name):
+    path = tmp_path / name
+    files.write_vector(path, np.arange(3.0))
+    before = path.read_bytes()
+
+    def half(file, *_, **__):
+        file.write(b"half")
+        raise OSError("no space left")
+
+    for module, writer in ((scipy.io, "mmwrite"), (np, "save"), (np, "savetxt")):
+        monkeypatch.setattr(module, writer, half)
+    with pytest.raises(OSError, match="no space left"):
+        files.write_vector(path, np.arange(5.0))
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == [name]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda folder: files.write_vector(folder / "x.csv", np.ones(2)), "unknown extension"),
+        (lambda folder: files.write_vector(folder / "x.npy", np.ones((2, 2))), r"one-dimensional, got shape \(2, 2\)"),
+        (lambda folder: files.write_vector(folder / "x.npy", np.array(["a"])), "must hold numbers, got dtype <U1"),
+        (lambda folder: files.write_mtx(folder / "x.npy", sp.eye_array(2)), "unknown extension"),
+        (lambda folder: files.write_mtx(folder / "x.mtx", np.eye(2)), "needs a scipy.sparse matrix, got ndarray"),
+        (lambda folder: files.write_mtx(folder / "x.mtx", sp.coo_array(np.ones(2))), "two dimensions"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_before_a_file_appears(tmp_path, call, said):
+    with pytest.raises(ValueError, match=said):
+        call(tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+def test_writing_through_a_link_keeps_the_link(tmp_path):
+    (tmp_path / "real.npy").write_bytes(b"old")
+    (tmp_path / "link.npy").symlink_to("real.npy")
+    files.write_vector(tmp_path / "link.npy", np.ones(2))
+    assert (tmp_path / "link.npy").is_symlink()
+    np.testing.assert_array_equal(np.load(tmp_path / "real.npy"), [1, 1])

@@ -1,0 +1,415 @@
+"""Matrix Market: what has one meaning is read, all else is refused by file, line and cure; nothing crashes."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io as stdlib_io
+import os
+import pathlib
+import re
+import threading
+import tracemalloc
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from jaxsparse_fmt import gallery
+from jaxsparse_fmt.io import files
+
+BANNER = "%%MatrixMarket matrix coordinate real general\n"
+Write = Callable[..., pathlib.Path]
+
+
+def table(variable: str, name: str) -> list[dict[str, str]]:
+    """The rows of a list of files, in the folder that an environment variable names; none without it."""
+    folder = os.environ.get(variable)
+    if not folder:
+        return []
+    with open(pathlib.Path(folder, name), newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t"))
+
+
+MATRICES = table("JAXSPARSE_MATRICES", "INDEX.tsv")
+MALFORMED = table("JAXSPARSE_MALFORMED", "EXPECTED.tsv")
+# Read although not to the letter of the format, and what they hold: rows, columns, entries.
+LENIENT = {
+    "CUDALibrarySam__matrix.mtx": (5, 5, 11),
+    "SuiteSparse__mangled14.mtx": (3, 4, 2),
+    "SuiteSparse__mangled_int32.mtx": (7, 7, 12),
+    "SuiteSparse__mangled_skew.mtx": (6, 6, 20),
+    "SuiteSparse__mangled_uint32.mtx": (7, 7, 12),
+    "SuiteSparse__matrix_fp32.mtx": (7, 7, 12),
+    "SuiteSparse__matrix_uint64.mtx": (7, 7, 12),
+    "SuiteSparse__west0067_jumbled.mtx": (67, 67, 294),
+    "fast_matrix_ma__overflow_value_gt_int64.mtx": (3, 3, 3),
+    "fast_matrix_ma__windows_lineendings_nist_ex1_more_freeformat.mtx": (5, 5, 8),
+    "russell__ok_general.mtx": (5, 5, 12),
+}
+
+
+@pytest.fixture
+def write(tmp_path: pathlib.Path) -> Write:
+    def to(text: str | bytes, name: str = "a.mtx") -> pathlib.Path:
+        path = tmp_path / name
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+        return path
+
+    return to
+
+
+@pytest.mark.parametrize("row", MATRICES, ids=lambda row: row["name"])
+def test_real_matrices_are_what_their_index_says(row, matrices):
+    matrix = files.read_mtx(matrices / f"{row['name']}.mtx.gz")
+    assert matrix.shape == (int(row["rows"]), int(row["cols"]))
+    assert matrix.nnz == int(row["nnz_expanded"])
+    assert matrix.dtype == (np.complex128 if row["field"] == "complex" else np.float64)
+    lengths = np.diff(matrix.indptr)
+    assert (lengths.min(), lengths.max()) == (int(row["row_min"]), int(row["row_max"]))
+    mirrored = {"symmetric": matrix.T, "hermitian": matrix.conj().T}.get(row["symmetry"])
+    if mirrored is not None:
+        assert abs(matrix - mirrored).max() == 0
+    if row["field"] == "pattern":
+        assert np.all(matrix.data == 1)
+
+
+@pytest.mark.parametrize("row", MALFORMED, ids=lambda row: row["name"])
+def test_malformed_files_are_refused_by_name_or_read_right(row):
+    path = pathlib.Path(os.environ["JAXSPARSE_MALFORMED"], row["name"])
+    if row["name"] in LENIENT:
+        assert row["expected"] != "reject"
+        matrix = files.read_mtx(path)
+        assert (*matrix.shape, matrix.nnz) == LENIENT[row["name"]]
+    else:
+        with pytest.raises(ValueError, match=rf"^{re.escape(str(path))}, line \d+: "):
+            files.read_mtx(path)
+
+
+def test_a_missing_file_is_a_missing_file(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        files.read_mtx(tmp_path / "none.mtx")
+
+
+@pytest.mark.parametrize(
+    ("banner", "body", "expected"),
+    [
+        ("coordinate real general", "2 3 2\n1 3 1.5\n2 1 -2\n", [[0, 0, 1.5], [-2, 0, 0]]),
+        ("coordinate integer general", "1 2 1\n1 2 9223372036854775808\n", [[0, 2.0**63]]),
+        ("coordinate pattern general", "2 2 2\n1 1\n2 1\n", [[1, 0], [1, 0]]),
+        ("coordinate pattern symmetric", "2 2 1\n2 1\n", [[0, 1], [1, 0]]),
+        ("coordinate real symmetric", "2 2 2\n1 1 3\n2 1 4\n", [[3, 4], [4, 0]]),
+        ("coordinate real symmetric", "3 3 2\n1 2 4\n3 1 5\n", [[0, 4, 5], [4, 0, 0], [5, 0, 0]]),
+        ("coordinate real skew-symmetric", "2 2 1\n2 1 4\n", [[0, -4], [4, 0]]),
+        ("coordinate complex general", "1 2 1\n1 2 3 -4\n", [[0, 3 - 4j]]),
+        ("coordinate complex symmetric", "2 2 1\n2 1 3 -4\n", [[0, 3 - 4j], [3 - 4j, 0]]),
+        ("coordinate complex hermitian", "2 2 2\n1 1 5 0\n2 1 3 -4\n", [[5, 3 + 4j], [3 - 4j, 0]]),
+        ("array real general", "2 2\n1\n2\n3\n4\n", [[1, 3], [2, 4]]),
+        ("array real symmetric", "2 2\n1\n2\n3\n", [[1, 2], [2, 3]]),
+        ("array real skew-symmetric", "2 2\n7\n", [[0, -7], [7, 0]]),
+        ("array complex hermitian", "2 2\n1 0\n2 3\n4 0\n", [[1, 2 - 3j], [2 + 3j, 4]]),
+    ],
+)
+def test_every_field_and_symmetry_expands(write, banner, body, expected):
+    path = write(f"%%MatrixMarket matrix {banner}\n% comment\n\n{body}")
+    matrix = files.read_mtx(path)
+    assert matrix.dtype == np.asarray(expected).dtype or matrix.dtype == np.float64
+    np.testing.assert_array_equal(matrix.toarray(), expected)
+
+
+def test_explicit_zeros_stay_and_duplicates_are_summed(write):
+    matrix = files.read_mtx(write(BANNER + "2 2 4\n2 2 1\n1 2 0\n2 2 0.5\n2 1 3\n"))
+    assert matrix.has_canonical_format
+    np.testing.assert_array_equal(matrix.indptr, [0, 1, 3])
+    np.testing.assert_array_equal(matrix.indices, [1, 0, 1])
+    np.testing.assert_array_equal(matrix.data, [0, 3, 1.5])
+
+
+@pytest.mark.parametrize("size", ["0 0 0", "0 3 0", "3 0 0", "3 4 0", "0 0", "0 3", "3 0"])
+def test_matrices_without_entries_are_read(write, size):
+    rows, cols, *entries = map(int, size.split())
+    kind = "coordinate" if entries else "array"
+    matrix = files.read_mtx(write(f"%%MatrixMarket matrix {kind} real general\n{size}\n"))
+    assert matrix.shape == (rows, cols) and matrix.nnz == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        BANNER + "2 2 2\n1 1 -150\n2 2 3\n",
+        BANNER + "2 2 2\n1 1 -150\n2 2 3",
+        (BANNER + "2 2 2\n1 1 -150\n2 2 3\n").replace("\n", "\r\n"),
+        "\ufeff" + BANNER + "2 2 2\n1 1 -150\n2 2 3\n",
+        BANNER + "  % note\n\n 2   2\t2 \n\n  1 1 -150\n% between\n2 2 3 % behind\n\n% end",
+        BANNER + "2 2 2\n1 1 -1.5D+02\n2 2 3d0\n",
+        BANNER + "2 2 2\n1 1 -1.5E+2\n+2 +2 +3\n",
+        BANNER + "+2 2 2 % size\n\v1\f1\v\f-150\f\n2 2 3 \v\n\f\n",
+        BANNER.encode() + b"% caf\xe9 \xff\0\n2 2 2\n1 1 -150 % \xe9\n2 2 3\n",
+        b"\xef\xbb\xbf" + BANNER.replace("\n", "\r\n").encode() + b"2 2 2\r\n1 1 -150\r\n2 2 3\r\n\r\n",
+        BANNER.replace("real", "double").upper() + "2 2 2\n2 2 3.\n1 1 -.15e3\n",
+        BANNER.replace("general", "spd") + "2 2 2\n1 1 -150\n2 2 3\n",
+    ],
+)
+def test_departures_with_one_meaning_are_read(write, text):
+    np.testing.assert_array_equal(files.read_mtx(write(text)).toarray(), [[-150, 0], [0, 3]])
+
+
+def test_infinity_and_nan_may_be_written(write):
+    matrix = files.read_mtx(write(BANNER + "1 4 4\n1 1 inf\n1 2 -Infinity\n1 3 NaN\n1 4 1e308\n"))
+    np.testing.assert_array_equal(matrix.data, [np.inf, -np.inf, np.nan, 1e308])
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ("", 1, "empty"),
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", 1, "git lfs pull"),
+        ("<!DOCTYPE html>\n<html></html>\n", 1, "web page"),
+        ("\n" + BANNER + "1 1 0\n", 1, "blank space"),
+        ("%MatrixMarket matrix coordinate real general\n1 1 0\n", 1, "make it %%MatrixMarket"),
+        ("title\n 3 1 1\nrua 4 4 16 0\n(26I3) (40I2)\n", 1, "hb_read"),
+        ("x" * 257 + "ustar\n", 1, "unpack"),
+        ("3 3 1\n1 1 5\n", 1, "no banner"),
+        (BANNER.replace("\n", "\r") + "1 1 0\r", 1, "lines end"),
+        ("%%MatrixMarket matrix coordinate real\n1 1 0\n", 1, "4 words in the banner"),
+        (BANNER.replace("matrix ", "vector ") + "1 1 0\n", 1, "unknown object 'vector'; use one of matrix"),
+        (BANNER.replace("coordinate", "junk") + "1 1 0\n", 1, "unknown format 'junk'"),
+        (BANNER.replace("real", "junk") + "1 1 0\n", 1, "unknown field 'junk'"),
+        (BANNER.replace("general", "junk") + "1 1 0\n", 1, "unknown symmetry 'junk'"),
+        (BANNER.replace("general", "hermitian") + "1 1 0\n", 1, "real and hermitian"),
+        ("%%MatrixMarket matrix array pattern general\n1 1\n", 1, "and pattern exclude"),
+        ("%%MatrixMarket matrix coordinate pattern skew-symmetric\n1 1 0\n", 1, "and pattern exclude"),
+        (BANNER + "% only\n% comments\n", 4, "rows columns entries"),
+        (BANNER + "% two\n3 3\n", 3, "'rows columns entries', not '3 3'"),
+        (BANNER + "3 3 1.0\n1 1 1\n", 2, "not '3 3 1.0'"),
+        (BANNER + "3 -3 1\n1 1 1\n", 2, "not '3 -3 1'"),
+        (BANNER + f"3 3 1{'0' * 30}\n1 1 1\n", 2, "rows columns entries"),
+        (BANNER.replace("general", "symmetric") + "3 4 1\n1 1 1\n", 2, "3 × 4 is not square"),
+        (BANNER + "3 3 99\n1 1 1\n", 2, "99 entries take at least 593 bytes"),
+        (BANNER + "3 3 3\n1 1 1.0000\n2 2 1.0000\n", 4, "ends 1 short of the 3"),
+        (BANNER + "3 3 1\n1 1 1\n2 2 1\n", 4, "more than the 1 entries"),
+        (BANNER + "3 3 2\n1 1 1\n\n0 2 5\n", 5, "'0 2 5'.*count from 1.*counts from 0"),
+        (BANNER + "3 3 2\n1 1 1\n2 4 5\n", 4, "outside 3 × 3"),
+        (BANNER + "3 3 1\n-1 2 5\n", 3, "'-1 2 5'.*outside 3 × 3"),
+        (BANNER + "3 3 1\n99999999999999999999 2 5\n", 3, "outside 3 × 3"),
+        (BANNER + "3 3 2\n1 1 1\n1.5 2 3\n", 4, "'1.5 2 3' is not 'row, column, value'"),
+        (BANNER + "3 3 2\n1 1 1\n1 2.5 3\n", 4, "'1 2.5 3' is not"),
+        (BANNER + "3 3 2\n1 1 1\n2 2\n", 4, "'2 2' is not"),
+        (BANNER + "3 3 2\n1 1 1\n2 2 x\n", 4, "'2 2 x' is not"),
+        (BANNER + "3 3 2\n1 1 1\n2 2 3,5\n", 4, "'2 2 3,5' is not"),
+        (BANNER + "3 3 2\n1 1 1\n2 2 1.0-100\n", 4, "'2 2 1.0-100' is not"),
+        (BANNER + "3 3 2\n1 1 1\n2 2 3 4\n", 4, "'2 2 3 4' is not"),
+        (BANNER + "3 3 2\n1 1 1\n2 2 3\0\n", 4, "is not"),
+        (BANNER + "3 3 2\n1 1 1\r2 2 3\r", 3, "is not"),
+        (BANNER + "3 3 2\n1 1 1\n2 2 1e310\n", 4, "'1e310' exceeds"),
+        (BANNER.replace("real", "complex") + "3 3 1\n1 1 1\n", 3, "real part, imaginary part"),
+        (BANNER.replace("real", "pattern") + "3 3 1\n1 1 1\n", 3, "'1 1 1' is not 'row, column'"),
+        ("%%MatrixMarket matrix array real symmetric\n2 2\n1.5\n2.5\n", 4, "ends 1 short of the 3"),
+        ("%%MatrixMarket matrix array real general\n2 1\n1\n2\n3\n", 5, "more than the 2 entries"),
+        ("%%MatrixMarket matrix array real general\n2 1\n1 2\n3 4\n", 3, "'1 2' is not 'value'"),
+        ("%%MatrixMarket matrix array real general\n0 4\n1\n", 3, "more than the 0 entries"),
+        ("\ufeff".encode("utf-16") + BANNER.encode("utf-16"), 1, "save it as UTF-8"),
+        (BANNER + "% " + "x" * 70_000 + "\n1 1 0\n", 2, "a line of more than 65536 bytes"),
+        (BANNER + "1 1 1\n1 1 1\n% " + "x" * 70_000 + "\n", 4, "a line of more than 65536 bytes"),
+        (BANNER + f"3 3 1\n1 1{'0' * 5000} 1\n", 3, "an index outside 3 × 3"),
+        (BANNER.replace("real", "pattern") + "3 3 1\n1 0%\n", 3, "counts from 0"),
+        (BANNER + "3 3 1\n1 1 nun\n", 3, "'1 1 nun' is not"),
+    ],
+)
+def test_a_malformed_file_is_refused_by_line_and_cure(write, text, line, said):
+    path = write(text)
+    with pytest.raises(ValueError, match=f"^{re.escape(str(path))}, line {line}: .*{said}"):
+        files.read_mtx(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (BANNER.replace("general", "symmetric") + "2 2 2\n1 2 4\n2 1 4\n", r"\(1, 2\) and \(2, 1\).*count twice"),
+        (BANNER.replace("general", "skew-symmetric") + "2 2 1\n1 1 4\n", "diagonal"),
+        (BANNER.replace("real general", "complex hermitian") + "2 2 1\n1 1 4 1\n", "diagonal"),
+    ],
+)
+def test_what_symmetry_excludes_is_refused(write, text, said):
+    path = write(text)
+    with pytest.raises(ValueError, match=f"^{re.escape(str(path))}: .*{said}"):
+        files.read_mtx(path)
+
+
+@pytest.mark.parametrize("size", ["9 9 99999999999", "999999999999 9 1", "999999999 999999999 1"])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, bz2.compress])
+def test_sizes_that_the_file_cannot_hold_are_refused_before_anything_is_allocated(write, size, pack):
+    path = write(pack((BANNER + size + "\n1 1 1\n").encode()))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=r"line 2: .*the size line is wrong"):
+            files.read_mtx(path)
+        assert tracemalloc.get_traced_memory()[1] < 10e6
+    finally:
+        tracemalloc.stop()
+
+
+def large() -> tuple[bytes, sp.csr_array]:
+    """A file of many blocks and the matrix in it, by other means."""
+    matrix = gallery.irregular(2000, mean=20, spread=300)
+    row = np.repeat(np.arange(2000), np.diff(matrix.indptr)) + 1
+    lines = [f"{i} {j + 1} {v!r}\n" for i, j, v in zip(row, matrix.indices, matrix.data.tolist(), strict=True)]
+    return (BANNER + f"2000 2000 {matrix.nnz}\n" + "".join(lines)).encode(), matrix
+
+
+def test_a_file_of_many_blocks_is_read_exactly(write):
+    text, expected = large()
+    assert len(text) > 10 * 2**16
+    for data in (text, gzip.compress(text), bz2.compress(text)):
+        matrix = files.read_mtx(write(data))
+        np.testing.assert_array_equal(matrix.indptr, expected.indptr)
+        np.testing.assert_array_equal(matrix.indices, expected.indices)
+        np.testing.assert_array_equal(matrix.data, expected.data)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        b"5 7 x",
+        b"5 7 3,5",
+        b"5 7 1.0-100",
+        b"5 7 3_0",
+        b"5 7 1 1",
+        b"5 7 3\0",
+        b"5 7 +-5",
+        b"5 7 1/2",
+        b"5 7 1e",
+        b"5 7 -1.5.e55",
+        b"5 +-7 1",
+        b"0 7 1",
+        b"5 2001 1",
+        b"5 7",
+        b"5 7 1e310",
+    ],
+)
+def test_a_fault_far_into_a_file_is_found_by_line(write, entry):
+    text, _ = large()
+    lines = text.split(b"\n")
+    lines[30_000] = entry
+    with pytest.raises(ValueError, match="line 30001: "):
+        files.read_mtx(write(b"\n".join(lines)))
+
+
+def test_extra_words_are_found_though_blank_lines_hide_their_number(write):
+    text, _ = large()
+    lines = text.split(b"\n")
+    lines[30_000] += b" 1 1 1\n"
+    with pytest.raises(ValueError, match="line 30001: "):
+        files.read_mtx(write(b"\n".join(lines)))
+
+
+@pytest.mark.parametrize(
+    "entry", [b"5 7 +2.5", b"5 7 2.5D0", b"5 7 2.5 % note", b"\n\n5 7 2.5", b"5 7 25E-1", b"+5 7 2.5", b"5\f7\v2.5"]
+)
+def test_a_departure_far_into_a_file_is_read(write, entry):
+    text, expected = large()
+    lines = text.split(b"\n")
+    i, j, value = lines[30_000].split()
+    lines[30_000] = entry
+    change = sp.csr_array(([2.5, -float(value)], ([4, int(i) - 1], [6, int(j) - 1])), shape=(2000, 2000))
+    assert abs(files.read_mtx(write(b"\n".join(lines))) - (expected + change)).max() < 1e-15
+
+
+def test_a_line_without_end_is_refused(write):
+    with pytest.raises(ValueError, match=r"line 4: a line of more than 65536 bytes"):
+        files.read_mtx(write(BANNER + "3 3 2\n1 1 1\n2 2" + " " * 200_000 + "1\n"))
+
+
+def test_an_index_in_exponent_form_is_refused_in_a_pattern(write):
+    # R prints 100000 as 1e+05, of which a reader that stops at the first strange sign takes the 1.
+    lines = [f"{i} {i}\n" for i in range(1, 100_000)] + ["100000 1e+05\n"]
+    path = write(BANNER.replace("real", "pattern") + "100000 100000 100000\n" + "".join(lines))
+    with pytest.raises(ValueError, match=r"line 100002: '100000 1e\+05' is not 'row, column'"):
+        files.read_mtx(path)
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, bz2.compress])
+def test_a_pipe_and_an_open_file_are_read_like_a_path(write, pack, tmp_path):
+    text, expected = large()
+    path = write(pack(text))
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    writer = threading.Thread(target=lambda: fifo.write_bytes(path.read_bytes()))
+    writer.start()
+    matrices = [files.read_mtx(fifo), files.read_mtx(stdlib_io.BytesIO(path.read_bytes()))]
+    writer.join()
+    with open(path, "rb") as file:
+        matrices.append(files.read_mtx(file))
+    for matrix in matrices:
+        np.testing.assert_array_equal(matrix.indices, expected.indices)
+        np.testing.assert_array_equal(matrix.data, expected.data)
+
+
+def test_a_pipe_that_claims_too_much_is_refused_when_it_ends():
+    for size, said in (("9 9 99999999999", "99999999998 short"), ("999999999999 9 1", "999999999999 rows in a file")):
+        with pytest.raises(ValueError, match=f"^the stream, line .*{said}"):
+            files.read_mtx(stdlib_io.BytesIO(f"{BANNER}{size}\n1 1 1\n".encode()))
+
+
+def test_a_file_that_is_open_as_text_is_refused_with_the_cure(write):
+    with open(write(BANNER + "1 1 1\n1 1 1\n")) as file, pytest.raises(TypeError, match="mode 'rb'"):
+        files.read_mtx(file)
+
+
+def test_a_folder_is_no_file(tmp_path):
+    with pytest.raises(IsADirectoryError):
+        files.read_mtx(tmp_path)
+
+
+def test_a_damaged_archive_is_refused(write):
+    packed = gzip.compress(large()[0])
+    for damaged in (packed[:8], packed[: len(packed) // 2], packed[:-4], packed[:9] + b"\xff\xff" + packed[11:]):
+        path = write(damaged, "a.mtx.gz")
+        with pytest.raises(ValueError, match=f"^{re.escape(str(path))}: damaged or cut short: .*fetch it again"):
+            files.read_mtx(path)
+
+
+TOKENS = [
+    "1",
+    "2",
+    "3",
+    "0",
+    "-1",
+    "2.5",
+    "+7",
+    "1e3",
+    "1D2",
+    "1e999",
+    "inf",
+    "nan",
+    "x",
+    "%",
+    "\0",
+    "\x0b",
+    "\r",
+    " ",
+    "\n",
+    ",",
+]
+
+
+@given(
+    st.sampled_from(
+        ["coordinate real general", "coordinate pattern symmetric", "coordinate complex general", "array real general"]
+    ),
+    st.lists(st.lists(st.sampled_from(TOKENS), max_size=5).map(" ".join), max_size=6).map("\n".join),
+    st.sampled_from(["", "\n", " "]),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300, deadline=None)
+def test_whatever_follows_a_banner_is_read_or_refused_by_name(write, banner, body, end):
+    path = write(f"%%MatrixMarket matrix {banner}\n3 3{' 2' if 'coord' in banner else ''}\n{body}{end}")
+    try:
+        matrix = files.read_mtx(path)
+    except ValueError as error:
+        assert str(error).startswith(str(path))
+    else:
+        assert matrix.shape == (3, 3)

@@ -1,0 +1,161 @@
+"""One grammar, as Python and compiled: it reads what an independent reader reads, and rounds as Python does."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import io
+import os
+import random
+import sys
+import tracemalloc
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import jaxsparse_fmt as jsf
+from jaxsparse_fmt.io import matrix_market, mtx_entries
+from tests.io import oracle
+
+MUTATIONS = int(os.environ.get("JAXSPARSE_MUTATIONS", 3000))  # a million takes three minutes
+
+
+@pytest.fixture(params=["python", "compiled"])
+def engine(request, monkeypatch) -> str:
+    if request.param == "python":
+        monkeypatch.setattr(mtx_entries, "compiled", functools.cache(lambda: None))
+    else:
+        assert mtx_entries.compiled() is not None
+    return request.param
+
+
+def ours(data: bytes) -> tuple[tuple[int, ...], list[tuple[int, int, complex]]] | None:
+    try:
+        got = matrix_market.parse(io.BytesIO(data))
+    except ValueError as error:
+        assert str(error).startswith("the stream")
+        return None
+    if sp.issparse(got):
+        return got.shape, list(zip(got.row.tolist(), got.col.tolist(), got.data.astype(complex).tolist(), strict=True))
+    return got.shape, [(i, j, complex(got[i, j])) for i, j in np.ndindex(got.shape)] if got.size else []
+
+
+def agrees(data: bytes) -> bool:
+    """Whether the reader and its oracle say the same of a file; True means that both read it."""
+    got = ours(data)
+    try:
+        shape, entries = oracle.read(data)
+    except oracle.Refused as why:
+        assert got is None, (data, why)
+        return False
+    assert got is not None and got[0] == shape, data
+    if b"skew" in data.lower() and b"array" in data.lower():  # an array has a diagonal of zeros
+        entries += [(i, i, 0j) for i in range(shape[0])]
+    found, wanted = oracle.sorted_entries(got[1]), oracle.sorted_entries(entries)
+    np.testing.assert_array_equal(found, wanted, err_msg=repr(data))
+    return True
+
+
+def test_mutated_files_are_read_or_refused_as_an_independent_reader_does(engine):
+    rng = random.Random(19)
+    read = sum(agrees(oracle.mutated(rng)) for _ in range(MUTATIONS))
+    assert MUTATIONS / 20 < read < MUTATIONS / 2
+
+
+def test_where_a_file_is_cut_into_pieces_changes_nothing(engine, monkeypatch):
+    rng = random.Random(20)
+    for piece in (1, 7, 40):
+        monkeypatch.setattr(matrix_market, "_PIECE", piece)
+        for _ in range(max(100, MUTATIONS // 100)):
+            agrees(oracle.mutated(rng))
+
+
+@pytest.mark.parametrize("file", oracle.FILES)
+def test_the_files_that_are_mutated_are_legal(file, engine):
+    assert agrees(file)
+
+
+def hard_decimals(rng: random.Random) -> list[str]:
+    """Decimals of all lengths and powers, subnormal ones, and such that lie on or beside the middle of two floats."""
+    texts = [f"{rng.getrandbits(1 + rng.randrange(70))}e{rng.randrange(-345, 310)}" for _ in range(8000)]
+    texts += [f"{rng.randrange(10**18)}.{rng.randrange(10**9)}E{rng.randrange(-30, 30)}" for _ in range(4000)]
+    floats = np.frombuffer(rng.randbytes(8 * 8000), np.float64)
+    floats = floats[np.isfinite(floats)].tolist()
+    texts += [f"{x!r}" for x in floats] + [f"{x:.{rng.randrange(12, 25)}e}" for x in floats]
+    for x in (abs(x) for x in (*floats[:1500], *(rng.uniform(1e-3, 1e17) for _ in range(1500)))):
+        numerator, denominator = x.as_integer_ratio()
+        above, below = np.nextafter(x, np.inf).as_integer_ratio()
+        if denominator.bit_length() < 120 and numerator.bit_length() < 400:
+            # The middle is exact in so many decimals; one more digit decides.
+            twice, places = 2 * denominator * below, 130
+            middle = (numerator * below + above * denominator) * 10**places // twice
+            digits = str(middle).zfill(places + 1)
+            middle_text = f"{digits[:-places]}.{digits[-places:]}"
+            texts += [middle_text, middle_text + "1", middle_text[:-1]]
+    texts += ["9007199254740993", "9007199254740992.9999999999999999999", "1.7976931348623157e308", "5e-324", "2e-324"]
+    texts += ["2.2250738585072011e-308", "2.2250738585072014e-308", "0e99999999", "-0", "1e-99999999999", "00001.50000"]
+    return [text for text in texts if np.isfinite(float(text))]
+
+
+def test_every_decimal_is_rounded_as_pythons_float_rounds_it(engine):
+    texts = hard_decimals(random.Random(21))[:: 1 if engine == "compiled" else 10]
+    lines = "\n".join(f"{text}" for text in texts)
+    head = f"%%MatrixMarket matrix array real general\n{len(texts)} 1\n"
+    got = matrix_market.parse(io.BytesIO(f"{head}{lines}\n".encode())).ravel()
+    want = np.array([float(text) for text in texts])
+    np.testing.assert_array_equal(got.view(np.int64), want.view(np.int64))  # the sign of zero, too
+
+
+def test_few_decimals_are_left_to_python():
+    # They take fifty times as long: of what writers write, there must be next to none.
+    rng = np.random.default_rng(22)
+    x = rng.standard_normal(4000) * 10.0 ** rng.integers(-200, 200, 4000)
+    text = "".join(f"{v!r}\n{v:.6g}\n{v:.18e}\n{v:.40e}\n" for v in x.tolist()).encode()
+    quick = mtx_entries.compiled()
+    assert quick is not None
+    place, value, late = np.empty((0, 16_000), np.int64), np.empty(16_000), np.empty((16_000, 2), np.int64)
+    given = (0, 1), (16_000, 1), place, value, late, mtx_entries.powers_of_five()
+    entries, n_late, *_ = quick(np.frombuffer(text, np.uint8), *given)
+    assert entries == 16_000 and n_late < 16
+
+
+def test_without_numba_files_are_read_with_a_warning(monkeypatch):
+    monkeypatch.setitem(sys.modules, "numba", None)
+    monkeypatch.setattr(mtx_entries, "compiled", functools.cache(mtx_entries.compiled.__wrapped__))
+    monkeypatch.setattr(matrix_market, "_PIECE", 16)
+    with pytest.warns(UserWarning, match=r"Numba cannot compile the reader of Matrix Market files.*numba"):
+        assert agrees(oracle.FILES[0])
+
+
+def test_a_process_that_reads_many_small_files_compiles_the_reader(monkeypatch):
+    calls = []
+    monkeypatch.setattr(mtx_entries, "_as_python", 0)
+    monkeypatch.setattr(mtx_entries, "ENOUGH", 10 * len(oracle.FILES[0]))
+    monkeypatch.setattr(mtx_entries, "compiled", functools.cache(lambda: calls.append(1)))
+    assert agrees(oracle.FILES[0]) and not calls
+    for _ in range(30):
+        agrees(oracle.FILES[0])
+    assert calls == [1]
+
+
+@pytest.mark.parametrize("symmetry", ["general", "symmetric"])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_reading_takes_at_most_three_times_the_memory_of_the_file(symmetry, pack, tmp_path, monkeypatch):
+    monkeypatch.setattr(matrix_market, "_PIECE", 1 << 16)
+    n = 40_000
+    values = np.random.default_rng(23).standard_normal(n).tolist()
+    lines = [f"{100_000 + k} {k + 1} {v!r}\n" for k, v in enumerate(values)]
+    head = f"%%MatrixMarket matrix coordinate real {symmetry}\n200000 200000 {n}\n"
+    text = (head + "".join(lines)).encode()
+    path = tmp_path / "a.mtx"
+    path.write_bytes(pack(text))
+    mtx_entries.compiled()
+    tracemalloc.start()
+    try:
+        S = jsf.io.read_mtx(path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert S.nnz == n * (1 + (symmetry == "symmetric"))
+    assert peak < 3 * max(len(text), S.data.nbytes + S.indices.nbytes + S.indptr.nbytes)

@@ -1,0 +1,395 @@
+"""The kernels for the CPU: equal to dense arithmetic in every format, the same bits always, and never in the way."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import Mesh, PartitionSpec
+
+import jaxsparse_fmt as jsf
+from jaxsparse_fmt.kernels import spmv_cpu
+from jaxsparse_fmt.kernels.backends import selection, tuning
+from jaxsparse_fmt.kernels.cpu import ffi
+from jaxsparse_fmt.kernels.layout.address import Slices
+from jaxsparse_fmt.kernels.layout.columns import Explicit
+from jaxsparse_fmt.kernels.layout.rule import Rule
+from solvers import cg
+from tests.lowering import lowered, quick_jit
+from tests.oracle import assert_close, assert_product, draw, wide
+from tests.zoo import CASES, FIRST_LAYOUTS
+
+pytest.importorskip("numba")
+
+pytestmark = pytest.mark.some(layout=3)
+every_format = pytest.mark.parametrize("layout", FIRST_LAYOUTS, ids=str)
+
+
+def irregular(n_rows: int, n_cols: int, mean: int, rng) -> sp.csr_array:
+    """Rows of 0 to 2·mean entries, a full one, and empty ones at both ends."""
+    lengths = rng.integers(0, 2 * mean, n_rows)
+    lengths[[0, -1]], lengths[n_rows // 2] = 0, n_cols
+    ptr = np.append(0, np.cumsum(lengths)).astype(np.int32)
+    col = np.concatenate([np.sort(rng.choice(n_cols, n, replace=False)) for n in lengths])
+    return sp.csr_array((rng.standard_normal(ptr[-1]), col.astype(np.int32), ptr), (n_rows, n_cols))
+
+
+@functools.cache
+def large() -> sp.csr_array:
+    """Above every threshold: "auto" takes Numba, and products are cut into pieces."""
+    S = irregular(2_500, 700, 30, np.random.default_rng(5))
+    assert S.nnz > 2 * tuning.LAUNCH.serial_entries >= tuning.LAUNCH.native_places
+    return S
+
+
+@quick_jit
+def faces(A, X, Y):
+    product, pullback = jax.vjp(lambda data: A.with_data(data) @ X, A.data)
+    return product, A.T @ Y, pullback(Y)[0]
+
+
+def calls(f, *args) -> int:
+    """How often the compiled f calls a kernel here."""
+    return jax.jit(f).trace(*args).lower().as_text().count(f"@{ffi.TARGET}")
+
+
+# -------------------------------------------------------------------------------------------------------- right answers
+
+
+@every_format
+def test_the_three_faces_of_every_format_equal_dense_arithmetic(layout, rng):
+    case = CASES["irregular"]
+    A, dense, (row, col) = layout.of(case.scipy(), backend="numba"), case.dense(), case.places()
+    X, Y = rng.standard_normal((13, 2)), rng.standard_normal((17, 2))
+    product, transposed, sampled = faces(A, X, Y)
+    assert_product(product, dense, X, np.float64)
+    assert_product(transposed, dense.T, Y, np.float64)
+    assert_close(sampled, (Y @ X.T)[row, col], 2 * np.abs(X).max() * np.abs(Y).max())
+
+
+@pytest.mark.parametrize("name", ["csr", "coo", "csc", "ell", "hll", "dia", "sdia", "biell"])
+def test_a_large_product_runs_in_kernels_and_is_right(name, rng):
+    S = large() if name not in ("dia", "sdia") else jsf.gallery.poisson(24)
+    A, x, y = jsf.from_scipy(S, name), rng.standard_normal(S.shape[1]), rng.standard_normal(S.shape[0])
+    assert calls(lambda A, x: A @ x, A, x) == 1
+    for got, T, v in ((A @ x, S, x), (A.T @ y, S.T, y)):
+        size = np.diff(T.tocsr().indptr).max() * np.abs(S.data).max() * np.abs(v).max()
+        assert_close(got, T @ v, size, np.float64)
+
+
+@pytest.mark.some(stored=2)
+@pytest.mark.parametrize(
+    ("stored", "vector"),
+    [(np.float32, np.float64), (np.complex128, np.complex128), (np.float64, np.complex64), (np.complex64, np.float32)],
+)
+def test_dtypes_mix_as_in_jax(stored, vector, rng):
+    S = irregular(60, 40, 5, rng).astype(stored)
+    A, x = jsf.from_scipy(S, "csr", backend="numba"), draw(rng, vector, 40, 3)
+    assert calls(lambda A, x: A @ x, A, x) == 1
+    assert_product(A @ x, S.toarray(), x, jnp.promote_types(stored, vector))
+
+
+@pytest.mark.parametrize("stored, vector", [(jnp.bfloat16, np.float32), (np.float16, np.float64)])
+def test_16_bit_numbers_run_as_plain_xla(stored, vector, rng):
+    case = CASES["irregular"]
+    A, x = jsf.from_scipy(case.scipy(), "csr", stored, backend="numba"), draw(rng, vector, 13)
+    assert calls(lambda A, x: A @ x, A, x) == 0
+    assert_product(A @ x, case.dense(), x, vector)
+
+
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_pointers_may_have_64_bits(lanes, rng):
+    S = irregular(8, 30, 6, rng)
+    lengths = np.full(8, 7) if lanes > 1 else np.diff(S.indptr)
+    ptr = np.append(0, np.cumsum(lengths))
+    row, col = np.repeat(np.arange(8), lengths), rng.integers(0, 31, ptr[-1])  # 30 is padding
+    value = rng.standard_normal(ptr[-1])
+    dense = np.zeros((8, 31))
+    np.add.at(dense, (row, col), value)
+    if lanes > 1:  # entry by entry of four rows
+        order = np.arange(56).reshape(2, 4, 7).swapaxes(1, 2).reshape(-1)
+        value, col, ptr = value[order], col[order], ptr[::4]
+    values = jnp.asarray(value)[None]
+    arrays = {"slice_ptr": jnp.asarray(ptr), "col_idx": jnp.asarray(col, jnp.int32)}
+    x = rng.standard_normal((1, 30, 2))
+    for dtype in (np.int32, np.int64):
+        arrays["slice_ptr"] = arrays["slice_ptr"].astype(dtype)
+        rule = Rule((8, 30), ptr[-1], Slices(8, lanes), Explicit())
+        got = spmv_cpu.product(values, jnp.asarray(x), arrays, rule=rule)
+        assert got is not None
+        assert_product(got[0], dense[:, :30], x[0], np.float64)
+
+
+@pytest.mark.deep
+@settings(max_examples=10, deadline=None)
+@given(
+    st.lists(st.integers(0, 12), min_size=1, max_size=40),
+    st.sampled_from(["csr", "hll", "dia"]),
+    st.integers(1, 3),
+    st.integers(1, 9),
+)
+def test_any_cut_into_pieces_gives_every_row_once(lengths, name, p, pieces):
+    rng = np.random.default_rng(len(lengths))
+    ptr = np.append(0, np.cumsum(lengths))
+    col = np.concatenate([rng.choice(12, n, replace=False) for n in lengths]).astype(np.int32)
+    S = sp.csr_array((rng.standard_normal(ptr[-1]), col, ptr), (len(lengths), 12))
+    options = {"slice_size": 4, "sigma": 8} if name == "hll" else {}
+    A = jsf.from_scipy(S, name, backend="numba", **options)
+    X, Y = rng.standard_normal((12, p)), rng.standard_normal((len(lengths), p))
+    dense, (row, place, _) = S.toarray(), A.coordinates()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spmv_cpu, "_pieces", lambda *_: pieces)
+        if A.n_stored == 0:
+            return
+        v, x, y = A.values[None], jnp.asarray(X)[None], jnp.asarray(Y)[None]
+        assert_product(A.without_values.product_face(v, x, "numba")[0], dense, X)
+        assert_product(A.without_values.transposed_face(v, y, "numba")[0], dense.T, Y)
+        sampled = np.asarray(A.without_values.outer_face(y, x, "numba")[0])
+        want = (Y @ np.vstack([X, np.zeros(p)]).T)[np.asarray(row), np.asarray(place)]
+        np.testing.assert_allclose(sampled, want, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["csr", "hll", "dia"])
+def test_padding_and_holes_never_read_x(name):
+    case = CASES["explicit_zero"]
+    A = jsf.from_scipy(case.scipy(), name, backend="numba")
+    for col in range(case.shape[1]):
+        x = np.ones(case.shape[1])
+        x[col] = np.nan
+        np.testing.assert_array_equal(np.isnan(A @ x), case.pattern()[:, col])
+
+
+@pytest.mark.parametrize("name", ["no_rows", "no_columns", "no_entries", "one_by_one"])
+def test_matrices_of_nothing(name, rng):
+    case = CASES[name]
+    A, x = jsf.from_scipy(case.scipy(), "csr", backend="numba"), rng.standard_normal(case.shape[1])
+    assert_product(A @ x, case.dense(), x)
+    assert_product(A.T @ np.ones(case.shape[0]), case.dense().T, np.ones(case.shape[0]))
+
+
+# ------------------------------------------------------------------------------------------------------------- the bits
+
+
+def test_bits_are_the_same_serial_parallel_again_and_in_other_formats(monkeypatch, rng):
+    S, x = large(), rng.standard_normal(large().shape[1])
+    A, y = jsf.from_scipy(S, "csr"), rng.standard_normal(S.shape[0])
+    product, transposed = np.asarray(A @ x), np.asarray(A.T @ y)
+    for _ in range(5):
+        np.testing.assert_array_equal(A @ x, product)
+        np.testing.assert_array_equal(A.T @ y, transposed)
+    np.testing.assert_array_equal(jsf.from_scipy(S, "hll", slice_size=64, sigma=256) @ x, product)
+    monkeypatch.setattr(spmv_cpu, "_pieces", lambda *_: 1)
+    np.testing.assert_array_equal(jax.jit(lambda A, x: A @ x)(A, x), product)
+
+
+def test_eight_devices_run_kernels_at_the_same_time(rng):
+    S, devices = large(), jax.devices()
+    assert len(devices) == 8
+    X, A = rng.standard_normal((8, S.shape[1])), jsf.from_scipy(S, "csr")
+    want = [np.asarray(A @ x) for x in X]
+    product = jax.jit(lambda A, x: A @ x)
+    there = [(jax.device_put(A, d), jax.device_put(x, d)) for x, d in zip(X, devices, strict=True)]
+    for _ in range(20):
+        for got, y in zip([product(A, x) for A, x in there], want, strict=True):
+            np.testing.assert_array_equal(got, y)
+    mesh = Mesh(np.array(devices), ("d",))
+    mapped = jax.jit(
+        jax.shard_map(jax.vmap(lambda x: A @ x), mesh=mesh, in_specs=PartitionSpec("d"), out_specs=PartitionSpec("d"))
+    )
+    np.testing.assert_array_equal(mapped(X), want)
+
+
+# ------------------------------------------------------------------------------------------------------ transformations
+
+
+def test_batches_over_vectors_and_values_and_derivatives_run_in_kernels(rng):
+    S = large()
+    A, dense = jsf.from_scipy(S, "csr"), S.toarray()
+    X, D = rng.standard_normal((3, S.shape[1])), rng.standard_normal((3, S.nnz))
+    product = lambda d, x: A.with_data(d) @ x  # noqa: E731
+    assert calls(jax.vmap(product), D, X) == 1
+    got = jax.jit(jax.vmap(product))(D, X)
+    for y, d, x in zip(got, D, X, strict=True):
+        np.testing.assert_allclose(y, sp.csr_array((d, S.indices, S.indptr), S.shape) @ x, atol=1e-10)
+    np.testing.assert_allclose(jax.vmap(lambda x: A @ x)(X), X @ dense.T, atol=1e-10)
+
+    @jax.jit
+    def loss(x):
+        return jnp.sum((A @ x) ** 3)
+
+    x, v, y = X[0], X[1], dense @ X[0]
+    np.testing.assert_allclose(jax.grad(loss)(x), dense.T @ (3 * y**2), rtol=1e-10, atol=1e-8)
+    second = jax.jvp(jax.grad(loss), (x,), (v,))[1]
+    np.testing.assert_allclose(second, dense.T @ (6 * y * (dense @ v)), rtol=1e-9, atol=1e-7)
+
+
+def test_a_solver_runs_in_kernels():
+    S, b = jsf.gallery.poisson(20), np.ones(8000)
+    A = jsf.from_scipy(S)
+    assert calls(lambda A, b: cg(A, b, rtol=1e-8).x, A, b) > 0
+    assert np.linalg.norm(S @ np.asarray(cg(A, b, rtol=1e-8).x) - b) <= 1.1e-8 * np.linalg.norm(b)
+
+
+def test_an_exported_program_and_one_for_other_devices_call_nothing_of_this_process():
+    A, x = jsf.from_scipy(large(), "csr"), np.ones(large().shape[1])
+    product = jax.jit(lambda x: A @ x)
+    exported = jax.export.export(product)(x)
+    assert ffi.TARGET not in exported.mlir_module()
+    np.testing.assert_allclose(exported.call(x), A @ x)
+    for platform in ("cuda", "rocm", "tpu"):
+        assert ffi.TARGET not in lowered(lambda A, x: A @ x, A, x, platforms=(platform,))
+    assert ffi.TARGET in lowered(lambda A, x: A @ x, A, x, platforms=("cpu",))
+
+
+COMPILED = """
+import pickle, sys
+import jax, numpy as np, scipy.sparse as sp
+from jax.experimental import serialize_executable
+import jaxsparse_fmt as jsf
+jax.config.update("jax_enable_x64", True)
+"""
+WRITES = """
+A = jsf.from_scipy(sp.diags_array([np.arange(20.0), np.ones(19)], offsets=[0, 1]), "csr", backend="numba")
+program = jax.jit(lambda A, x: (A @ x, A.T @ x)).lower(A, np.ones(20)).compile()
+with open(sys.argv[1], "wb") as file:
+    pickle.dump((serialize_executable.serialize(program), A), file)
+"""
+READS = """
+with open(sys.argv[1], "rb") as file:
+    (program, *trees), A = pickle.load(file)
+assert "numba" not in sys.modules
+y, z = serialize_executable.deserialize_and_load(program, *trees)(A, np.arange(20.0))
+print(*map(float, np.concatenate([y, z])))
+"""
+
+
+def test_a_program_that_another_process_has_compiled_runs_before_anything_else_has(tmp_path):
+    for what in (WRITES, READS):
+        command = [sys.executable, "-c", COMPILED + what, str(tmp_path / "program")]
+        run = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"XLA_FLAGS": ""})
+        assert run.returncode == 0, run.stderr
+    x, dense = np.arange(20.0), np.diag(np.arange(20.0)) + np.diag(np.ones(19), 1)
+    np.testing.assert_array_equal(np.array(run.stdout.split(), float), [*(dense @ x), *(dense.T @ x)])
+
+
+def test_a_kernel_that_only_another_process_has_is_compiled_or_missed_in_words(monkeypatch):
+    """A null pointer must not be called."""
+    A, x = jsf.from_scipy(CASES["irregular"].scipy(), "csr", backend="numba"), np.ones(13)
+    program = jax.jit(lambda A, x: A @ x).lower(A, x).compile()
+    wanted, table = np.asarray(program(A, x)), ffi._registered()
+    number = ffi.NUMBERS["product rows", np.dtype(A.dtype), np.dtype(x.dtype), np.dtype(A.row_ptr.dtype)]
+    address, table[number] = table[number], 0
+    try:
+        with monkeypatch.context() as broken:
+            broken.setattr(ffi, "_broken", [RuntimeError()])
+            with pytest.raises(Exception, match="Numba cannot compile a kernel"):
+                jax.block_until_ready(program(A, x))
+        np.testing.assert_array_equal(program(A, x), wanted)
+        assert table[number] != 0
+    finally:
+        table[number] = address
+
+
+# ----------------------------------------------------------------------------------------------------------- the choice
+
+
+def test_small_matrices_do_not_start_numba():
+    code = (
+        "import sys, numpy as np, jaxsparse_fmt as jsf; A = jsf.from_scipy(jsf.gallery.poisson(12)); A @ np.ones(1728)"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", f"{code}; print('numba' in sys.modules)"], capture_output=True, text=True
+    )
+    assert out.stdout.strip() == "False", out.stderr
+
+
+def test_auto_takes_numba_on_a_cpu_from_some_size_on():
+    places = tuning.LAUNCH.native_places
+    assert [selection.resolve("auto", "cpu", n) for n in (places - 1, places)] == ["xla", "numba"]
+    assert selection.resolve("numba", "cpu") == "numba"
+    assert {selection.resolve("auto", p, places) for p in (None, "rocm", "tpu")} == {"xla"}
+    assert selection.resolve("xla", "cpu", places) == "xla"
+
+
+def test_numba_where_it_cannot_run_is_refused_in_words(monkeypatch):
+    A, x = jsf.from_scipy(CASES["irregular"].scipy(), "csr", backend="numba"), np.ones(13)
+    with pytest.raises(ValueError, match="'numba' runs on CPUs only"):
+        lowered(lambda A, x: A @ x, A, x)
+    with pytest.raises(ValueError, match="'numba' runs on CPUs only, and not in a program that is exported"):
+        jax.export.export(jax.jit(lambda x: A @ x))(x)
+    monkeypatch.setitem(sys.modules, "numba", None)
+    with pytest.raises(ValueError, match="needs the numba package: pip install numba"):
+        jax.jit(lambda A, x: A @ x)(A, x)
+    B = jsf.from_scipy(large(), "csr")
+    assert calls(lambda A, x: A @ x, B, np.ones(700)) == 0  # "auto" does without
+
+
+def test_a_numba_that_fails_costs_one_warning_and_no_product(monkeypatch, rng):
+    monkeypatch.setattr(ffi, "_broken", [])
+
+    def fail(*_):
+        raise RuntimeError("no LLVM here")
+
+    monkeypatch.setattr(ffi, "_registered", fail)
+    case, x = CASES["irregular"], rng.standard_normal(13)
+    with pytest.warns(
+        UserWarning, match="plain XLA, most of them several times slower: RuntimeError: no LLVM here"
+    ) as caught:
+        for name in ("csr", "ell"):
+            A = jsf.from_scipy(case.scipy(), name, backend="numba")
+            assert_product(jax.jit(lambda A, x: A @ x)(A, x), case.dense(), x)
+    assert len(caught) == 1
+
+
+def test_what_is_kept_on_disk_is_of_the_same_sources():
+    """Numba's key has the constants of a closure, not the functions that it calls."""
+    from jaxsparse_fmt.kernels.cpu import xla_call
+
+    float64, int32 = np.dtype(np.float64), np.dtype(np.int32)
+    dtypes = float64, float64, float64, int32
+    made = xla_call.task(1), xla_call.handler(1), xla_call.kernel("product rows", *dtypes, 1)
+    assert all("stamp" in function.__code__.co_freevars for function in made)
+
+
+@pytest.mark.deep
+def test_a_damaged_file_is_compiled_anew(tmp_path):
+    code = """
+import numpy as np, jaxsparse_fmt as jsf
+A = jsf.from_scipy(jsf.gallery.poisson(4).astype("float32"), "csr", backend="numba")
+print(float((A @ np.ones(64, "float32")).sum()))
+"""
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    for _ in range(2):
+        run = subprocess.run(
+            [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, env=environment
+        )
+        assert float(run.stdout) == wide(jsf.gallery.poisson(4).sum()), run.stderr
+        kept = [*tmp_path.rglob("*.nb[ci]")]
+        assert kept
+        for file in kept:
+            file.write_bytes(file.read_bytes()[:100])
+
+
+@pytest.mark.deep
+def test_kernels_compile_where_no_folder_can_be_written(tmp_path):
+    """And XLA's call is answered: a process of its own, in which nothing is compiled yet."""
+    code = """
+import numba.core.caching as caching
+caching.CacheImpl._locator_classes = []
+import warnings, numpy as np, jaxsparse_fmt as jsf
+warnings.simplefilter("error")
+A = jsf.from_scipy(jsf.gallery.poisson(4).astype("float32"), "csr", backend="numba")
+print(float((A @ np.ones(64, "float32")).sum()))
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert float(out.stdout) == wide(jsf.gallery.poisson(4).sum()), out.stderr

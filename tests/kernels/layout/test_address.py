@@ -1,0 +1,112 @@
+"""Address rules: every entry has one place, and kernels walk to exactly those."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jaxsparse_fmt as jsf
+from jaxsparse_fmt.formats import building
+from jaxsparse_fmt.formats.csr import THREADS
+from jaxsparse_fmt.kernels.layout.address import GROUPS, Bisected, Jagged, Slices, Subwarp
+from tests.kernels.host import Host, visits
+from tests.zoo import CASES, LAYOUTS, by_rule
+
+
+def stored_by_rule(case) -> list:
+    """Layouts that are one storage by rules, with a place for each entry: not `coo`, not `csc`, none with a tail."""
+    stored = {layout: layout.of(case.scipy()) for layout in LAYOUTS}
+    return [layout for layout, A in stored.items() if by_rule(A) and not A.shares_places]
+
+
+# Rows of all lengths up to 20, in two tiles of 128 lanes.
+TWO_TILES = sp.block_diag([CASES["irregular"].scipy(), CASES["tall"].scipy(), np.ones((1, 20))])
+
+EXPLICIT = [layout for layout in stored_by_rule(CASES["irregular"]) if layout.format not in ("dia", "hdia", "bsr")]
+every_rule = pytest.mark.parametrize("layout", stored_by_rule(CASES["irregular"]), ids=str)
+
+
+def test_every_address_rule_is_here():
+    addresses = {type(layout.of(CASES["irregular"].scipy()).address) for layout in EXPLICIT}
+    assert addresses == {Slices, Subwarp, Bisected, Jagged}
+
+
+@pytest.mark.parametrize("layout", EXPLICIT, ids=str)
+@pytest.mark.parametrize("name", ["irregular", "tall", "wide", "no_entries"])
+def test_every_entry_of_a_row_has_one_place_and_every_place_one_entry(name, layout):
+    case = CASES[name]
+    A = layout.of(case.scipy())
+    lengths = case.pattern().sum(axis=1)
+    lengths = lengths if A.arrays.get("perm") is None else lengths[np.asarray(A.perm)]
+    arrays = {k: np.asarray(a) for k, a in A.arrays.items()}
+    row, j = A.address.slots(np, arrays, A.n_stored)
+    assert row.shape == j.shape == (A.n_stored,)
+    exists = row < case.shape[0]
+    live = np.zeros(A.n_stored, bool)
+    live[exists] = j[exists] < lengths[row[exists]]
+    found = sorted(zip(row[live].tolist(), j[live].tolist(), strict=True))
+    assert found == [(r, k) for r in range(case.shape[0]) for k in range(lengths[r])]
+    np.testing.assert_array_equal(live, np.asarray(A.rule.col_idx(A.arrays)) < case.shape[1])
+
+
+@pytest.mark.some(layout=8)
+@every_rule
+def test_numpy_and_jax_say_the_same(layout):
+    A = layout.of(CASES["irregular"].scipy())
+    on_host = {k: np.asarray(a) for k, a in A.arrays.items()}
+    rules = [A.address.slots]
+    rules += [A.address.owners, A.address.bounds] if hasattr(A.address, "owners") else []
+    for rule in rules:
+        for a, b in zip(rule(np, on_host, A.n_stored), rule(jnp, A.arrays, A.n_stored), strict=True):
+            assert a.dtype == b.dtype
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.some(layout=8)
+@every_rule
+def test_lanes_meet_every_entry_once_and_keep_its_row_in_one_sum(layout):
+    A = layout.of(TWO_TILES)
+    row, _ = A.address.slots(np, {k: np.asarray(a) for k, a in A.arrays.items()}, A.n_stored)
+    live = (row < A.shape[0]) & (np.asarray(A.rule.col_idx(A.arrays)) < A.shape[1])
+    perm = A.arrays.get("perm")
+    row = row if perm is None else np.asarray(perm)[np.minimum(row, A.shape[0] - 1)]
+    for lanes in (32, 128):
+        met = visits(A, lanes)
+        assert len(np.unique(met["address"])) == len(met["address"])
+        assert set(np.flatnonzero(live)) <= set(met["address"])
+        np.testing.assert_array_equal(met["row"], row[met["address"]])
+        np.testing.assert_array_equal(met["sums"], 1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 70), min_size=1, max_size=100), st.sampled_from(["biell", "bijad"]))
+def test_bisected_groups_hold_every_entry_with_little_padding(lengths, name):
+    """Also with rows far longer than their neighbours, which the last groups take."""
+    row = np.repeat(np.arange(len(lengths)), lengths)
+    col = np.concatenate([np.arange(n) for n in lengths])
+    A = jsf.from_scipy(sp.csr_array((np.ones(row.size), (row, col)), (len(lengths), 70)), name)
+    sorted_lengths, arrays = np.array(lengths)[np.asarray(A.perm)], {"slice_ptr": np.asarray(A.slice_ptr)}
+    row, j = A.address.slots(np, arrays, A.n_stored)
+    live = (row < len(lengths)) & (j < sorted_lengths[np.minimum(row, len(lengths) - 1)])
+    assert len({*zip(row[live].tolist(), j[live].tolist(), strict=True)}) == live.sum() == sum(lengths)
+    # A warp never takes more than ELL would, but for what each group is rounded up by: less than one column.
+    width = np.diff(arrays["slice_ptr"]).reshape(-1, GROUPS).sum(axis=1) // 32
+    assert np.all(width < sorted_lengths[::32] + GROUPS)
+
+
+@pytest.mark.parametrize("threads", [2, 32])
+def test_the_last_lanes_that_are_let_in_are_numbered_right(threads):
+    n = building.MAX_LANES // threads - 1
+    assert building.threads(threads, THREADS, n) == threads
+    with pytest.raises(ValueError, match="2³¹ threads or more"):
+        building.threads(threads, THREADS, n + 1)
+    rule, d = Slices(n, 1, threads), Host(128)
+    tile = jnp.int32(-(-rule.width // 128) - 1)
+    (walk,) = rule.walks(d, {"slice_ptr": lambda row: row.astype(jnp.int64) * threads}, tile, threads * n, jnp.int64)
+    lane = np.arange(128) + int(tile) * 128
+    np.testing.assert_array_equal(walk.row, lane // threads)
+    np.testing.assert_array_equal(np.asarray(walk.base)[lane < rule.width], lane[lane < rule.width])

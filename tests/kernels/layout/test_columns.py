@@ -1,0 +1,213 @@
+"""Column rules: kernels and references name the same columns, and the right ones, however little of them is stored."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jaxsparse_fmt as jsf
+from jaxsparse_fmt.kernels import spmv
+from jaxsparse_fmt.kernels.layout.address import Slices, Walk
+from jaxsparse_fmt.kernels.layout.columns import PADDING, Consecutive, alive, pack_pattern, unpack_pattern
+from jaxsparse_fmt.kernels.layout.rule import Rule
+from tests.kernels.host import Host, visits
+from tests.oracle import assert_close, magnitude
+from tests.zoo import CASES, LAYOUTS, by_rule
+
+every_rule = pytest.mark.parametrize(
+    "layout", [layout for layout in LAYOUTS if by_rule(layout.of(CASES["irregular"].scipy()))], ids=str
+)
+
+
+def assert_kernels_meet_the_columns_of_the_reference(A) -> None:
+    reference = np.asarray(A.rule.col_idx(A.arrays))
+    for rows in (32, 128):
+        met = visits(A, rows)
+        # Any column from n_cols on means padding.
+        np.testing.assert_array_equal(met["column"], np.minimum(reference[met["address"]], A.shape[1]))
+
+
+@pytest.mark.some(layout=8)
+@every_rule
+def test_kernels_and_references_meet_the_same_columns(layout):
+    assert_kernels_meet_the_columns_of_the_reference(layout.of(CASES["irregular"].scipy()))
+
+
+# ------------------------------------------------------------------------------------------------------------- deltas
+
+FAR = 70_000  # columns, more than 16 bits reach
+
+
+def spanning(*spans: tuple[int, int]) -> sp.csr_array:
+    """One slice of four rows for each span: its first chunk holds the first and the last column of the span."""
+    row, col = [], []
+    for s, (first, last) in enumerate(spans):
+        row += [4 * s, 4 * s, 4 * s + 1, 4 * s + 3]
+        col += [first, first + 1, last, first]
+    return sp.csr_array((np.arange(1.0, len(row) + 1), (row, col)), (4 * len(spans), FAR))
+
+
+NARROW, NARROW_AT_THE_END, WIDE, JUST, JUST_NOT = (
+    (5, 900),
+    (FAR - 9, FAR - 1),
+    (0, FAR - 1),
+    (7, 7 + PADDING - 1),
+    (7, 7 + PADDING),
+)
+
+
+@pytest.mark.deep
+@pytest.mark.some(backend=3)
+@pytest.mark.parametrize("backend", ["interpret", "xla"])
+@pytest.mark.parametrize(
+    "spans, wide",
+    [
+        ((NARROW, NARROW_AT_THE_END, JUST), 0),
+        ((JUST_NOT,), 1),
+        ((WIDE, JUST_NOT), 2),
+        ((NARROW, WIDE, NARROW_AT_THE_END, JUST_NOT, JUST), 2),
+        ((WIDE, NARROW), 1),
+    ],
+    ids=["narrow", "one beyond", "wide", "mixed", "wide first"],
+)
+def test_slices_that_16_bits_reach_and_others_give_the_bits_of_hll(spans, wide, backend, rng):
+    S = spanning(*spans)
+    sell, hll = (jsf.from_scipy(S, name, slice_size=4, backend=backend) for name in ("sell", "hll"))
+    arrays = {name: np.asarray(a) for name, a in sell.arrays.items()}
+    n_wide = (
+        np.count_nonzero(arrays["index_start"] < 0) if "index_start" in arrays else len(spans) * ("col_idx" in arrays)
+    )
+    assert n_wide == wide
+    assert sum(arrays[name].size for name in ("delta", "col_idx") if name in arrays) == sell.n_stored == hll.n_stored
+    assert_kernels_meet_the_columns_of_the_reference(sell)
+    x = rng.standard_normal(FAR)
+    np.testing.assert_array_equal(sell @ x, hll @ x)
+    assert_close(sell @ x, S @ x, magnitude(S.toarray(), x))
+    assert (sell.to_scipy() != S).nnz == 0
+
+
+@pytest.mark.some(slice_size=1)
+@pytest.mark.parametrize("slice_size", [32, 128])
+def test_wide_slices_that_fill_a_block(slice_size, rng):
+    """Their bounds, and where their indices begin, are scalars to the kernel."""
+    lengths = rng.integers(0, 6, 300)
+    row = np.repeat(np.arange(300), lengths)
+    col = rng.integers(0, np.where(row < 128, 500, FAR))
+    S = sp.coo_array((rng.standard_normal(row.size), (row, col)), (300, FAR)).tocsr()
+    A = jsf.from_scipy(S, "sell", slice_size=slice_size, backend="interpret")
+    assert np.any(np.asarray(A.index_start) < 0) and np.any(np.asarray(A.index_start) >= 0)
+    assert_kernels_meet_the_columns_of_the_reference(A)
+    x = rng.standard_normal(FAR)
+    assert_close(A @ x, S @ x, np.diff(S.indptr).max() * np.abs(S.data).max() * np.abs(x).max())
+
+
+# ---------------------------------------------------------------------------------------------------------- patterns
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.booleans(), max_size=200), st.booleans())
+def test_a_pattern_comes_back_and_takes_the_shorter_of_two_forms(present, zeros_stored):
+    present = np.array(present, bool)
+    pattern = pack_pattern(present, zeros_stored)
+    holes = np.count_nonzero(~present)
+    if holes == 0:
+        assert pattern is None
+        return
+    bits = -(-present.size // 8)
+    assert pattern.nbytes == (bits if zeros_stored else min(bits, 4 * holes))
+    np.testing.assert_array_equal(unpack_pattern(jnp.asarray(pattern), present.size), present)
+
+
+@pytest.mark.parametrize("holes", [(), (0,), (7, 8, 9, 333), (999, 1000), range(40), range(3, 1001, 2)], ids=str)
+@pytest.mark.parametrize("zeros_stored", [False, True])
+def test_a_pattern_is_packed_on_a_device_as_on_the_host(holes, zeros_stored):
+    present = np.ones(1001, bool)
+    present[list(holes)] = False
+    want, got = pack_pattern(present, zeros_stored), pack_pattern(jnp.asarray(present), jnp.asarray(zeros_stored))
+    if want is None:
+        assert got is None
+        return
+    assert got.dtype == want.dtype
+    np.testing.assert_array_equal(got, want)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.booleans(), min_size=50, max_size=50), st.booleans())
+def test_a_kernel_tells_entries_from_padding_as_the_reference_does(present, zeros_stored):
+    present = np.array(present, bool)
+    pattern = pack_pattern(present, zeros_stored)
+    if pattern is None:
+        return
+    values = present.astype(float) * ~(zeros_stored & (np.arange(present.size) == np.argmax(present)))
+    at = jnp.arange(present.size, dtype=jnp.int32)
+    got = alive(Host(present.size), jnp.asarray(pattern), at, True, jnp.asarray(values))
+    np.testing.assert_array_equal(got, unpack_pattern(jnp.asarray(pattern), present.size))
+
+
+# ---------------------------------------------------------------------------------------------- diagonals and blocks
+
+
+def band(shape: tuple[int, int], offsets: tuple[int, ...]) -> sp.csr_array:
+    """Diagonals as far as they reach, all of them full."""
+    row = np.arange(shape[0])[:, None]
+    col = row + np.array(offsets)
+    inside = (col >= 0) & (col < shape[1])
+    row = np.broadcast_to(row, col.shape)[inside]
+    return sp.csr_array((np.arange(1.0, row.size + 1), (row, col[inside])), shape)
+
+
+# Taller, wider, and more rows than a tile.
+SHAPES = [(9, 4), (4, 9), (300, 5)]
+
+
+def check_storage(A, S, rng) -> None:
+    a, x = S.toarray(), rng.standard_normal(S.shape[1])
+    assert_kernels_meet_the_columns_of_the_reference(A)
+    assert_close(A @ x, a @ x, magnitude(a, x))
+    assert (A.to_scipy() != S).nnz == 0
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name, options", [("dia", {}), ("hdia", {"slice_size": 2}), ("hdia", {"slice_size": 128})])
+def test_diagonals_that_leave_the_matrix_on_either_side(name, options, shape, rng):
+    S = band(shape, (1 - shape[0], -2, -1, 0, 1, shape[1] - 1))
+    A = jsf.from_scipy(S, name, backend="interpret", **options)
+    assert A.pattern is None and A.n_stored > A.nnz  # what is padded lies outside
+    check_storage(A, S, rng)
+
+
+@pytest.mark.some(shape=2)
+@pytest.mark.parametrize("shape, block_shape", [*((s, (3, 2)) for s in SHAPES), ((9, 4), (4, 5))], ids=str)
+def test_blocks_that_stick_out_of_the_matrix(shape, block_shape, rng):
+    S = sp.random_array(shape, density=0.3, rng=rng, format="csr")
+    S.sort_indices()
+    check_storage(jsf.from_scipy(S, "bsr", backend="interpret", block_shape=block_shape), S, rng)
+
+
+@pytest.mark.some(block_shape=1)
+@pytest.mark.parametrize("block_shape", [(3, 3), (2, 4)], ids=str)
+def test_blocks_in_slices_that_kernels_take_whole(block_shape, rng):
+    """More rows than lcm(r, 128): a tile lies in one slice, whose bounds are scalars."""
+    S = sp.random_array((800, 20), density=0.1, rng=rng, format="csr")
+    S.sort_indices()
+    check_storage(jsf.from_scipy(S, "bsr", backend="interpret", block_shape=block_shape), S, rng)
+
+
+def test_consecutive_columns_are_addresses():
+    rule, at = Consecutive(), jnp.arange(6, dtype=jnp.int64)
+    ((got, exists),) = rule.in_kernel(Host(6), {}, Walk(at, at, 1, 6, 6), [(0, at, at < 4)], 6)
+    np.testing.assert_array_equal(exists, at < 4)
+    np.testing.assert_array_equal(got[:4], at[:4])
+    np.testing.assert_array_equal(rule.of_chunks({}, 2, jnp.arange(3), None, (1, 6)), [[0, 1], [2, 3], [4, 5]])
+    sums = spmv.product(
+        None,
+        jnp.arange(6.0)[None, :, None],
+        {"slice_ptr": jnp.array([0, 2, 2, 6])},
+        rule=Rule((3, 6), 6, Slices(3, 1), rule),
+        backend="interpret",
+    )
+    np.testing.assert_array_equal(sums[0, :, 0], [1, 0, 14])

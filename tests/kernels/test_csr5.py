@@ -1,0 +1,258 @@
+"""The kernel of CSR5's tiles: interpreted against its reference, every access checked, and lowered for CUDA."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import jaxsparse_fmt as jsf
+from jaxsparse_fmt._types import index_dtype
+from jaxsparse_fmt.kernels import csr5
+from jaxsparse_fmt.kernels.backends import launch, selection
+from jaxsparse_fmt.kernels.layout.tiles import Tiles
+from tests.distributed.problems import brought_together
+from tests.formats.test_csr5 import KINDS, MATRICES, N_COLS, TILE
+from tests.kernels.host import Host
+from tests.kernels.test_spmv import huge, kernels_in, vectors_in_kernels
+from tests.lowering import SIGNATURES, lowered, quick_jit
+
+every_kind = pytest.mark.parametrize("kind", KINDS)
+every_dialect = pytest.mark.parametrize("dialect", SIGNATURES)
+
+
+def stored(name: str, tile_shape=TILE) -> tuple[jax.Array, dict[str, jax.Array], Tiles]:
+    """Values, arrays and tiles of a matrix; pieces of rows are rows here."""
+    A = jsf.from_scipy(MATRICES[name], "csr5", tile_shape=tile_shape, keep_sums=True)
+    return A.values, A.arrays, A.tiles
+
+
+def whole(dtype: Any, *shape: int) -> jax.Array:
+    """Numbers from −3 to 3: sums of them are exact, whatever their order."""
+    return jnp.asarray(np.random.default_rng(0).integers(-3, 4, shape), dtype)
+
+
+@functools.partial(quick_jit, static_argnums=3)
+def both(values, x, arrays, tiles_: Tiles):
+    kernel = csr5.product(values, x, arrays, tiles=tiles_, backend="interpret")
+    reference = csr5.product_reference(values, x, arrays, tiles=tiles_)
+    return jnp.concatenate(kernel, axis=1), jnp.concatenate(reference, axis=1)  # rows, and behind them pieces
+
+
+@pytest.mark.some(kind=2)
+@pytest.mark.parametrize(
+    ("kind", "dtype", "batch", "p", "tile_shape"),
+    [
+        ("mixed", jnp.float32, 2, 5, TILE),
+        ("narrow", jnp.bfloat16, 2, 1, (256, 8)),
+        ("wide", jnp.float64, 1, 1, (512, 32)),
+        ("mixed", jnp.float32, 2, 12, TILE),  # runs of four, and one past the last
+    ],
+    ids=str,
+)
+def test_the_interpreted_kernel_is_its_reference(kind, dtype, batch, p, tile_shape):
+    """Outputs start as NaN, so a row left out shows."""
+    stored_values, arrays, lie = stored(kind, tile_shape)
+    values = jnp.where(stored_values == 0, 0, whole(dtype, batch, lie.n_stored)).astype(dtype)
+    got, want = both(values, whole(dtype, batch, N_COLS, p), arrays, lie)
+    assert got.dtype == want.dtype == dtype and got.shape == (batch, lie.shape[0], p)
+    np.testing.assert_array_equal(got, want)
+    assert len(np.unique(np.asarray(got, np.float64))) > 10
+
+
+# ---------------------------------------------------------------------------------------------- what a block accesses
+
+
+class Output:
+    """What is stored, and for every place which block stored it, and before which of its barriers; −1 for none."""
+
+    def __init__(self, like: jax.ShapeDtypeStruct):
+        self.shape, self.dtype = like.shape, like.dtype
+        self.array = np.full(like.shape, np.nan, like.dtype)
+        self.block, self.phase = np.full(like.shape, -1), np.full(like.shape, -1)
+
+    def __getitem__(self, idx):
+        return jnp.asarray(self.array)[idx]
+
+
+class Checked(Host):
+    """One block, whose lanes see of one another only what was stored before a barrier, and store every place once."""
+
+    def __init__(self, rows: int, block: int, shares_memory: bool):
+        super().__init__(rows)
+        self.block, self.shares_memory, self.phase = block, shares_memory, 0
+
+    def program_id(self):
+        return jnp.int32(self.block)
+
+    def own(self, i, n):
+        return jnp.zeros_like(i) if self.shares_memory else i * n
+
+    def barrier(self):
+        self.phase += 1
+
+    def load(self, ref, idx, live=None, other: Any = 0, once=False):
+        if isinstance(ref, Output):
+            asked = np.asarray(idx)[np.broadcast_to(True if live is None else np.asarray(live), idx.shape)]
+            assert np.all(ref.block[asked] == self.block) and np.all(ref.phase[asked] < self.phase)
+        return super().load(ref, idx, live, other, once)
+
+    def store(self, ref, idx, value, live):
+        live = np.broadcast_to(np.asarray(live), idx.shape)
+        at = np.asarray(idx)[live]
+        assert np.all((at >= 0) & (at < ref.shape[0])) and np.unique(at).size == at.size
+        assert np.all(ref.block[at] == -1)
+        ref.array[at] = np.asarray(value.astype(ref.dtype))[live]
+        ref.block[at], ref.phase[at] = self.block, self.phase
+
+
+def launch_checked(kernel, backend, *, block, blocks, inputs, outputs, scratch):
+    shares = selection.shares_memory(backend)
+    out, common = ({k: Output(like) for k, like in some.items()} for some in (outputs, scratch))
+    with jax.disable_jit():
+        for i in range(blocks):
+            own = {k: Output(like) for k, like in scratch.items()} if shares else common
+            kernel(Checked(block.rows, i, shares), **inputs, **out, **own)
+    return tuple(jnp.asarray(o.array) for o in out.values())
+
+
+@pytest.mark.some(name=2)
+@pytest.mark.parametrize(
+    ("name", "dtype", "batch", "p"),
+    [
+        ("mixed", np.float64, 1, 1),
+        ("narrow", np.float64, 1, 5),
+        ("wide", np.float64, 1, 10),
+        ("narrow", np.float64, 2, 10),  # blocks of 8 columns and of 2, whose heads lie side by side
+        ("long, but not cut", np.float32, 1, 1),  # four lanes at a time
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("shares_memory", [False, True])
+def test_lanes_stay_in_bounds_store_every_row_once_and_read_others_behind_the_barrier(
+    name, dtype, batch, p, shares_memory, monkeypatch
+):
+    monkeypatch.setattr(launch, "launch", launch_checked)
+    monkeypatch.setattr(selection, "shares_memory", lambda backend: shares_memory)
+    values, arrays, lie = stored(name)
+    values, x = values.astype(dtype) * np.arange(1, batch + 1, dtype=dtype)[:, None], whole(dtype, batch, N_COLS, p)
+    got, _ = csr5.product(values, x, arrays, tiles=lie, backend="interpret")
+    assert not np.isnan(got).any()
+    np.testing.assert_array_equal(got, csr5.product_reference(values, x, arrays, tiles=lie)[0])
+
+
+@pytest.mark.parametrize("shares_memory", [False, True])
+def test_tiles_and_pieces_that_are_added_to_be_like_others_change_no_sum(shares_memory, monkeypatch):
+    monkeypatch.setattr(launch, "launch", launch_checked)
+    monkeypatch.setattr(selection, "shares_memory", lambda backend: shares_memory)
+    matrices = [
+        jsf.from_scipy(S, "csr5", tile_shape=TILE, keep_sums=True) for S in (MATRICES["wide"][78:91], MATRICES["long"])
+    ]
+    x, together = whole(np.float64, 1, N_COLS, 1), brought_together(matrices)
+    assert 0 < matrices[0].n_pieces < together[0].n_pieces and matrices[0].n_stored < together[0].n_stored
+    for A, padded in zip(matrices, together, strict=True):
+        for got, want in zip(*(sums(B, x) for B in (padded, A)), strict=True):
+            np.testing.assert_array_equal(got[:, : want.shape[1]], want)
+
+
+def test_shards_keep_no_sums_where_a_tile_of_one_has_too_many_rows():
+    rows = np.arange(9000)
+    twelve = sp.csr_array((np.ones(12 * 9000), (np.repeat(rows, 12), np.tile(np.arange(12), 9000))), (9000, 12))
+    mostly_empty = sp.csr_array((np.ones(100), (rows[:100], np.zeros(100, int))), (9000, 12))
+    alone = [jsf.from_scipy(S, "csr5", tile_shape=(512, 32), keep_sums=True) for S in (twelve, mostly_empty)]
+    assert [A.tiles.kept_rows > 0 for A in alone] == [True, False]
+    assert {A.tiles.kept_rows for A in brought_together(alone)} == {0}
+
+
+def sums(A: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    arrays = A.arrays
+    lie = A.tiles
+    return csr5.product(A.values[None], x, arrays, tiles=lie, backend="interpret", piece_ptr=A.piece_ptr)
+
+
+# ------------------------------------------------------------------------------------------------- lowered, and large
+
+
+def lying(
+    kind: str, tile_shape: tuple[int, int], n_tiles: int, kept_rows: int = 0
+) -> tuple[Tiles, dict[str, jax.ShapeDtypeStruct]]:
+    """Tiles that need not exist, with as many rows as places for 16."""
+    lanes, entries = tile_shape
+    n_stored = n_tiles * lanes * entries
+    arrays = {"lane_row": huge(n_tiles * lanes, dtype=jnp.int32), "hops": huge(n_tiles, dtype=jnp.int32)}
+    if kind != "wide":
+        n_narrow = n_stored if kind == "narrow" else n_stored // 2
+        arrays |= {"marked_delta": huge(n_narrow, dtype=jnp.uint16), "col_base": huge(n_tiles, dtype=jnp.int32)}
+    if kind != "narrow":
+        arrays |= {"marked_col": huge(n_stored if kind == "wide" else n_stored // 2, dtype=jnp.int32)}
+    if kind == "mixed":
+        arrays |= {"index_start": huge(n_tiles, dtype=index_dtype(n_stored))}
+    return Tiles((n_stored // 16, 10**6), n_stored, lanes, entries, kept_rows=kept_rows), arrays
+
+
+def asked(lie: Tiles, dtype, p: int, batch: int = 1):
+    return huge(batch, lie.n_stored, dtype=dtype), huge(batch, lie.shape[1], p, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("tile_shape", "dtype", "p"),
+    [((128, 8), jnp.float32, 1), ((512, 32), jnp.float64, 5), ((1024, 128), jnp.bfloat16, 1)],
+    ids=str,
+)
+@every_dialect
+@every_kind
+def test_the_kernel_lowers_for_cuda(kind, dialect, tile_shape, dtype, p):
+    lie, arrays = lying(kind, tile_shape, 4)
+    f = functools.partial(csr5.product, tiles=lie, backend=dialect)
+    assert kernels_in(lowered(f, *asked(lie, dtype, p, batch=2), arrays), dialect) == 1
+
+
+@pytest.mark.parametrize(("tile_shape", "dtype"), [((128, 8), jnp.bfloat16), ((512, 32), jnp.float64)], ids=str)
+@every_kind
+def test_the_kernel_that_keeps_its_sums_lowers_for_cuda(kind, tile_shape, dtype):
+    lie, arrays = lying(kind, tile_shape, 4, kept_rows=1536)
+    lie, piece_ptr = dataclasses.replace(lie, n_pieces=7), huge(8, dtype=jnp.int32)
+
+    def product(values, x, arrays, piece_ptr):
+        return csr5.product(values, x, arrays, tiles=lie, backend="mosaic", piece_ptr=piece_ptr)
+
+    assert kernels_in(lowered(product, *asked(lie, dtype, 1, batch=2), arrays, piece_ptr), "mosaic") == 1
+
+
+@every_dialect
+@every_kind
+def test_the_kernel_lowers_with_64_bit_addresses(kind, dialect):
+    lie, arrays = lying(kind, (128, 8), 2**21)
+    f = functools.partial(csr5.product, tiles=lie, backend=dialect)
+    assert kernels_in(lowered(f, *asked(lie, jnp.float32, 1), arrays), dialect) == 1
+
+
+@every_kind
+def test_addresses_are_64_bit_from_two_to_the_31_on(kind):
+    for n_tiles, dtypes in ((2**21 - 1, {"int32"}), (2**21, {"int32", "int64"})):
+        lie, arrays = lying(kind, (128, 8), n_tiles)
+        f = functools.partial(csr5.product, tiles=lie, backend="triton")
+        assert vectors_in_kernels(f, *asked(lie, jnp.float32, 1), arrays) == dtypes
+
+
+def test_addresses_are_64_bit_where_only_the_sums_of_lanes_are_many():
+    """With 64 right-hand sides a lane of 8 entries has eight times as many sums as values."""
+    lie, arrays = lying("wide", (128, 8), 2**18)
+    f = functools.partial(csr5.product, tiles=lie, backend="triton")
+    values, x = asked(lie, jnp.float32, 64)
+    assert max(values.size, x.size, lie.shape[0] * 64) < 2**31 <= lie.n_tiles * lie.lanes * 64
+    assert "int64" in vectors_in_kernels(f, values, x, arrays)
+
+
+def test_32_bit_jax_runs_no_kernel_where_the_sums_of_lanes_are_too_many():
+    with jax.enable_x64(False):
+        lie, arrays = lying("wide", (128, 8), 2**18)
+        f = functools.partial(csr5.product, tiles=lie, backend="triton")
+        assert vectors_in_kernels(f, *asked(lie, jnp.float32, 63), arrays) == {"int32"}
+        assert not vectors_in_kernels(f, *asked(lie, jnp.float32, 64), arrays)

@@ -1,0 +1,463 @@
+"""The kernels of the formats that store rows by rule: interpreted against their references, and lowered for CUDA."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import jaxsparse_fmt as jsf
+from jaxsparse_fmt import gallery
+from jaxsparse_fmt.core import vector_passes
+from jaxsparse_fmt.kernels import row_kernels, sddmm, spmv
+from jaxsparse_fmt.kernels.backends import tuning
+from jaxsparse_fmt.kernels.layout.address import Bisected, Jagged, Slices, Subwarp
+from jaxsparse_fmt.kernels.layout.columns import Blocked, Delta, Diagonal, Explicit
+from jaxsparse_fmt.kernels.layout.rule import Rule
+from tests.lowering import SIGNATURES, lowered, quick_jit
+from tests.oracle import assert_close, draw, magnitude, wide
+from tests.stopwatch import stopwatch
+from tests.zoo import CASES, FIRST_LAYOUTS, LAYOUTS, SORTED, Layout
+
+# Layouts that differ in their kernels: one of every format, and what else the rules distinguish.
+KERNELS = FIRST_LAYOUTS + [
+    layout
+    for layout in LAYOUTS
+    if str(layout) in ("csr-threads_per_row1", "csr-threads_per_row4", "ellr-threads_per_row2", "sell-slice_size4")
+]
+every_kernel = pytest.mark.parametrize("layout", KERNELS, ids=str)
+TALL = CASES["tall"]  # two tiles of rows
+
+
+@functools.partial(quick_jit, static_argnames="backend")
+def product(A, values, x, backend="interpret"):
+    """As a format hands it to its kernels: values [b, n_stored], x [b, n_cols, p]."""
+    return A.without_values.product_face(values, x, backend)
+
+
+@functools.partial(quick_jit, static_argnames="backend")
+def outer(A, y, x, backend="interpret"):
+    return A.without_values.outer_face(y, x, backend)
+
+
+@quick_jit
+def coordinates(A):
+    return A.coordinates()
+
+
+def check_kernels(case, layout, rng, batch: int, p: int) -> None:
+    """Interpreted, against dense arithmetic; the interpreter's outputs start as NaN, so a place left out shows."""
+    A, a = layout.of(case.scipy()), case.dense()
+    values = np.asarray(A.values) * np.arange(1.0, batch + 1)[:, None]
+    x, y = draw(rng, jnp.float64, batch, case.shape[1], p), draw(rng, jnp.float64, batch, case.shape[0], p)
+    want = np.arange(1, batch + 1)[:, None, None] * np.einsum("rc,bcp->brp", a, x)
+    assert_close(product(A, values, x), want, batch * magnitude(a, np.asarray(x)))
+    row, col, entry = (np.asarray(c) for c in coordinates(A))
+    live = entry < A.nnz
+    want = np.zeros((batch, A.n_stored))
+    want[:, live] = np.einsum("bkp,bkp->bk", np.asarray(y)[:, row[live]], np.asarray(x)[:, col[live]])
+    got = np.asarray(outer(A, y, x))
+    assert_close(got, want, p * np.abs(x).max() * np.abs(y).max())
+    np.testing.assert_array_equal(got[:, ~live], 0)
+
+
+@every_kernel
+def test_interpreted_kernels_equal_dense_arithmetic_in_every_format(layout, rng):
+    check_kernels(TALL, layout, rng, batch=1, p=2)
+
+
+@every_kernel
+def test_interpreted_kernels_read_exactly_what_is_stored(layout):
+    """Not padding, not dead lanes, not past the last row: poison reaches the rows that hold its column alone."""
+    A, stored = layout.of(TALL.scipy()), TALL.pattern()
+    x, y = np.ones((1, 3, 2)), np.ones((1, 150, 2))
+    x[0, 1, 0], x[0, 2, 1] = np.nan, np.inf
+    poisoned = stored @ ~np.isfinite(x[0])
+    np.testing.assert_array_equal(~np.isfinite(product(A, A.values[None], x)[0]), poisoned)
+    y[0, ~stored.any(axis=1)] = np.nan  # rows without entries
+    x[:] = 1
+    live = np.asarray(coordinates(A)[2]) < A.nnz
+    np.testing.assert_array_equal(outer(A, y, x)[0], 2 * live)
+
+
+# Where several lanes share a row, or a row is cut in two, its terms are added in another order.
+SHARED = ("coo", "csc", "csr", "csr-threads_per_row4", "csr5-tile_shape128x8", "ellr-threads_per_row2")
+SHARED += ("ellrt-threads_per_row2", "biell", "bijad", "hyb-width2", "sell-slice_size4-sigma8-max_width2")
+
+
+def test_row_sums_are_bit_identical_in_every_format_with_one_lane_a_row(rng):
+    x = draw(rng, jnp.float64, 1, 3, 2)
+    results = {}
+    for layout in KERNELS:
+        if str(layout) not in SHARED:
+            A = layout.of(TALL.scipy())
+            results[A.name] = np.asarray(product(A, A.values[None], x)).tobytes()
+    assert {*results} == {"csr", "ell", "ellr", "hll", "jds", "pjds", "pellr", "dia", "sdia", "hdia", "bsr", "sell"}
+    assert len({*results.values()}) == 1
+
+
+NARROW = {"poisson": lambda: jsf.gallery.poisson(6), "elasticity": lambda: jsf.gallery.elasticity(3)}
+
+
+@pytest.mark.parametrize("backend", ["xla", "interpret"])
+@pytest.mark.parametrize("options", [{"slice_size": 4}, {"slice_size": 32, "sigma": 64}, {"slice_size": 128}], ids=str)
+@pytest.mark.parametrize(("name", "dtype"), [("poisson", np.float32), ("elasticity", np.float64)])
+def test_sell_with_16_bit_columns_is_hll_to_the_last_bit(name, dtype, options, backend, rng):
+    """Products of half as many digits are exact, so that only the order of the sums decides, not where a CPU fuses."""
+    S, short = NARROW[name](), np.float16 if dtype == np.float32 else np.float32
+    S.data[:] = rng.standard_normal(S.nnz).astype(short)
+    x = draw(rng, short, 1, S.shape[1], 1).astype(dtype)
+    sell = jsf.from_scipy(S, "sell", dtype, max_width=int(np.diff(S.indptr).max()), **options)
+    hll = jsf.from_scipy(S, "hll", dtype, **options)
+    assert sell.delta is not None and sell.col_idx is None and sell.tail_col is None
+    got, want = (np.asarray(product(A, A.values[None], x, backend=backend))[0, :, 0] for A in (sell, hll))
+    np.testing.assert_array_equal(got, want)
+    terms = S.toarray().astype(dtype) * np.asarray(x)[0, :, 0]
+    in_order, backwards = (functools.reduce(np.add, order) for order in (terms.T, terms.T[::-1]))
+    np.testing.assert_array_equal(got, in_order)
+    assert np.any(in_order != backwards)
+
+
+@pytest.mark.some(name=2)
+@pytest.mark.parametrize("name", ["one_by_one", "one_entry", "wide", "full_row", "long_rows", "explicit_zero"])
+def test_interpreted_kernels_equal_dense_arithmetic_whatever_the_shape(name, rng):
+    check_kernels(CASES[name], SORTED, rng, batch=1, p=1)
+
+
+@pytest.mark.some(layout=3)
+@pytest.mark.parametrize(
+    "case, layout, batch, p",
+    [
+        ("irregular", Layout("csr"), 2, 11),
+        ("irregular", Layout("biell"), 2, 1),
+        ("irregular", Layout("bsr", (("block_shape", (2, 3)),)), 3, 1),
+        ("irregular", Layout("jds"), 2, 1),
+        ("long_rows", Layout("hyb", (("width", 1),)), 2, 1),
+        ("long_rows", Layout("hyb", (("width", 0),)), 2, 1),
+        ("tall", Layout("pjds", (("block_size", 200),)), 1, 1),  # whole tiles of padding
+        ("irregular", Layout("csr", (("threads_per_row", 4),)), 2, 10),  # runs of two, and some past the last
+        ("tall", SORTED, 1, 12),  # the same where neighbouring lanes share them
+        ("tall", SORTED, 3, 17),  # several tiles of rows, blocks of columns and batch entries at once
+    ],
+    ids=str,
+)
+def test_interpreted_kernels_equal_dense_arithmetic_for_batches_and_columns(case, layout, batch, p, rng):
+    check_kernels(CASES[case], layout, rng, batch, p)
+
+
+@pytest.mark.some(slice_size=2)
+@pytest.mark.parametrize("slice_size", [32, 128, 200, 256])
+def test_slices_that_fill_a_block_or_part_of_one(slice_size, rng):
+    """Slice sizes on both sides of the choice between one slice a block and lanes that look up their own slice."""
+    lengths = rng.integers(0, 7, 300)
+    row = np.repeat(np.arange(300), lengths)
+    S = sp.coo_array((rng.standard_normal(row.size), (row, rng.integers(0, 50, row.size))), (300, 50))
+    x, a = rng.standard_normal((1, 50, 2)), S.toarray()
+    for name in ("hll", "sell", "hdia"):
+        A = Layout(name, (("slice_size", slice_size),)).of(S)
+        assert_close(product(A, A.values[None], x), np.einsum("rc,bcp->brp", a, x), magnitude(a, x))
+
+
+@pytest.mark.parametrize("batch, p", [(1, 1), (2, 3)])
+def test_the_transposed_product_of_csc_is_a_kernel(batch, p, rng):
+    A, a = Layout("csc").of(TALL.scipy()), TALL.dense()
+    y = draw(rng, jnp.float64, batch, 150, p)
+    values = A.values * jnp.arange(1.0, batch + 1)[:, None]
+    got = jax.jit(lambda A, v, y: A.without_values.transposed_face(v, y, "interpret"))(A, values, y)
+    want = np.arange(1, batch + 1)[:, None, None] * np.einsum("rc,brp->bcp", a, y)
+    assert_close(got, want, batch * magnitude(a.T, np.asarray(y)))
+
+
+@pytest.mark.parametrize("backend", ["interpret", "xla"])
+@pytest.mark.parametrize("values", [True, False])
+@pytest.mark.parametrize(
+    "p, dtype, threads",
+    [
+        (1, "float64", 1),
+        (3, "float64", 8),
+        (8, "float64", 1),
+        (1, "bfloat16", 8),
+        (8, "float32", 8),
+        (3, "complex64", 1),
+    ],
+)
+def test_products_are_added_to_their_rows_and_to_no_others(p, dtype, threads, values, backend, rng):
+    rows, n = np.array([0, 7, 8, 30, 31]), 30  # the last two lie beyond y
+    S = sp.csr_array(rng.random((rows.size, 40)) < 0.5).astype(np.float64)
+    S.data = wide(draw(rng, dtype, S.nnz)) if values else S.data
+    y, x = draw(rng, dtype, 2, n, p), draw(rng, dtype, 2, 40, p)
+    v = jnp.asarray([S.data, 3 * S.data], dtype) if values else None
+    arrays = {"slice_ptr": jnp.asarray(S.indptr), "col_idx": jnp.asarray(S.indices)}
+    rule = Rule(S.shape, S.nnz, Slices(rows.size, 1, threads), Explicit())
+    got = quick_jit(functools.partial(spmv.added, rule=rule, backend=backend))(y, jnp.asarray(rows), v, x, arrays)
+    want = wide(y).copy()
+    times = wide(v) if values else np.ones((2, S.nnz))
+    for b in range(2):
+        want[b, rows[:3]] += (sp.csr_array((times[b], S.indices, S.indptr), S.shape) @ wide(x[b]))[:3]
+    assert_close(got, want, 3 * magnitude(S.toarray(), wide(x)) + np.abs(want).max(), dtype)
+
+
+def test_bfloat16_accumulates_in_float32_in_the_kernel():
+    A = Layout("csr", (("threads_per_row", 1),)).of(sp.csr_array([[1.0] + [1 / 256] * 64]), dtype=jnp.bfloat16)
+    y = product(A, A.values[None], jnp.ones((1, 65, 1), jnp.bfloat16))
+    assert y.dtype == jnp.bfloat16 and float(y[0, 0, 0]) == 1.25
+
+
+# ---------------------------------------------------------------------------------------------------- the reference
+
+
+@pytest.mark.clock
+def test_one_long_row_does_not_set_the_pace_of_all():
+    """60,000 rows, one of them full: column by column that would be 3.6·10⁹ places, more than int32 counts."""
+    n = 60_000
+    row = np.concatenate([np.arange(n), np.zeros(n, int)])
+    S = sp.csr_array((np.ones(2 * n), (row, np.concatenate([np.arange(n), np.arange(n)]))), (n, n))
+    A, x = Layout("csr").of(S, backend="xla"), jnp.ones(n)
+    A @ x
+    seconds = stopwatch()
+    (A @ x).block_until_ready()
+    assert seconds() < 0.5
+
+
+# ----------------------------------------------------------------------------------------- lowered for CUDA on the CPU
+
+
+def kernels_in(text: str, dialect: str) -> int:
+    """How many kernels of `dialect` a program calls; none of another."""
+    assert not any(name in text for name in SIGNATURES.values() if name != SIGNATURES[dialect])
+    return text.count(f"custom_call @{'__gpu$' if dialect == 'triton' else ''}{SIGNATURES[dialect]}")
+
+
+@functools.cache
+def tall(layout, dtype):
+    return layout.of(TALL.scipy(), dtype=dtype)
+
+
+# Of the product, the transposed product and the sampled outer product: other formats have the first and the last.
+FACES_WITH_KERNELS = {
+    **{"coo": (1, 0, 0), "csr5": (1, 0, 0), "csc": (0, 1, 0), "hyb": (2, 0, 0), "sell": (2, 0, 0)},
+    **dict.fromkeys(("dia", "sdia"), (1, 1, 1)),
+}
+
+
+@pytest.mark.parametrize(
+    "dtype, p", [(jnp.float32, 1), (jnp.float64, 3), (jnp.float64, 12), (jnp.bfloat16, 2)], ids=str
+)
+@pytest.mark.together("layout", "dialect")
+@pytest.mark.parametrize("dialect", SIGNATURES)
+@pytest.mark.parametrize("layout", FIRST_LAYOUTS, ids=str)
+def test_every_kernel_lowers_for_cuda(layout, dialect, dtype, p):
+    A = tall(layout, dtype)
+    x, y = (jnp.ones((1, n, p), jnp.promote_types(dtype, jnp.float32)) for n in (3, 150))
+    faces = (
+        lambda A: A.without_values.product_face(A.values[None], x, dialect),
+        lambda A: A.without_values.transposed_face(A.values[None], y, dialect),
+        lambda A: A.without_values.outer_face(y, x, dialect),
+    )
+    # `hyb` and `sell` have a tail here, in which every row has one piece.
+    for face, n_kernels in zip(faces, FACES_WITH_KERNELS.get(layout.format, (1, 0, 1)), strict=True):
+        if p == 1 or n_kernels:
+            assert kernels_in(lowered(face, A), dialect) == n_kernels
+
+
+@pytest.mark.parametrize(("mean", "load"), [(2, "very short deltas"), (7, "deltas"), (81, "long deltas")])
+def test_what_a_lane_asks_for_at_once_follows_from_the_length_of_rows(mean, load):
+    rule = Rule((1024, 1024), 1024 * mean, Slices(1024, 128), Delta())
+    assert row_kernels.load_beside_values(rule, permuted=False, narrow=True, alone=True) == load
+    assert load in tuning.LAUNCH.loads
+
+
+@pytest.mark.parametrize("format", ["dia", "sdia"])
+@pytest.mark.parametrize(("narrow", "load"), [(True, "narrow whole diagonals"), (False, "whole diagonals")])
+def test_whole_diagonals_have_a_load_of_their_own(format, narrow, load):
+    rule = Layout(format).of(TALL.scipy()).rule
+    assert row_kernels.load_beside_values(rule, permuted=False, narrow=narrow, alone=True) == load
+    assert row_kernels.load_beside_values(rule, permuted=False, narrow=narrow, alone=False) == "full"
+    assert load in tuning.LAUNCH.loads
+
+
+LARGE = dataclasses.replace(tuning.LAUNCH, least_blocks=0)
+
+
+@quick_jit
+def faces(A, x, y):
+    gradient = jax.grad(lambda data: jnp.vdot(y, A.with_data(data) @ x))(A.data)
+    product, dot = A.matvec_dot(x, y)
+    return A @ x, A.T @ y, product, vector_passes.total(dot), gradient
+
+
+@pytest.mark.parametrize(("format", "dtype"), [("dia", "float64"), ("sdia", "float32")])
+def test_blocks_of_many_rows_of_diagonals_forget_none(format, dtype, monkeypatch):
+    """In CI no matrix has the rows that such blocks begin at."""
+    monkeypatch.setattr(tuning, "LAUNCH", LARGE)
+    S = (gallery.poisson((701,)) + sp.diags_array([np.arange(660.0)], offsets=[41], shape=(701, 701))).tocsr()
+    A = jsf.from_scipy(S, format, dtype=dtype, backend="interpret")
+    x, y = (np.random.default_rng(k).standard_normal(701).astype(dtype) for k in (0, 1))
+    assert tuning.block("triton", "whole diagonals", 701).rows == 512
+    wanted, dense = S @ x.astype(float), S.toarray()
+    near = {"rtol": 0, "atol": 1e-12 if dtype == "float64" else 2e-3}
+    products, transposed, again, dot, gradient = faces(A, x, y)
+    np.testing.assert_allclose(products, wanted, **near)
+    np.testing.assert_allclose(again, wanted, **near)
+    np.testing.assert_allclose(transposed, dense.T @ y.astype(float), **near)
+    np.testing.assert_allclose(dot, y @ wanted, rtol=1e-12 if dtype == "float64" else 1e-4)
+    row, col = S.sorted_indices().nonzero()
+    np.testing.assert_allclose(gradient, y[row] * x[col], rtol=1e-5)
+
+
+@pytest.mark.parametrize("dialect", SIGNATURES)
+@pytest.mark.parametrize(("name", "n_kernels"), [("hyb", 3), ("sell", 3), ("csr5", 2)])
+def test_a_row_of_several_pieces_takes_one_more_kernel(name, n_kernels, dialect):
+    layout = next(layout for layout in FIRST_LAYOUTS if layout.format == name)
+    A = layout.of(CASES["long_rows"].scipy(), backend=dialect)
+    text = lowered(lambda A, x: A @ x, A, np.ones(A.shape[1]))
+    assert kernels_in(text, dialect) == n_kernels
+    assert "output_operand_alias<" in text and "stablehlo.scatter" not in text  # it adds to y where that lies
+
+
+@pytest.mark.parametrize("C", [1, 32, 128, 200])
+@pytest.mark.parametrize("dialect", SIGNATURES)
+def test_slices_of_every_kind_lower_for_cuda(dialect, C, rng):
+    S = sp.random_array((300, 300), density=0.02, rng=rng, format="csr")
+    for name in ("hll", "sell"):
+        A = Layout(name, (("slice_size", C), ("sigma", 600))).of(S)
+        x = jnp.ones((1, 300, 1))
+        text = lowered(lambda A, x: A.without_values.product_face(A.values[None], x, dialect), A, x)
+        assert kernels_in(text, dialect) == 1
+
+
+@pytest.mark.parametrize("layout", [SORTED, Layout("csc"), Layout("hyb", (("width", 1),))], ids=str)
+def test_complex_numbers_take_the_reference_on_the_gpu(layout):
+    for backend in ("auto", "triton", "mosaic"):
+        A = layout.of(TALL.scipy(np.complex128), backend=backend)
+        text = lowered(lambda A, x, y: (A @ x, A.T @ y), A, np.ones(3), np.ones(150))
+        assert not any(name in text for name in SIGNATURES.values())
+
+
+# --------------------------------------------------------------------------------------------------- large addresses
+
+
+def huge(*shape, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def rules(n_stored: int) -> dict[str, tuple[Rule, dict]]:
+    """Of every kind of storage one with 128 entries a row, and its arrays, which need not exist."""
+    n, ptr = n_stored // 128, jnp.int64 if n_stored >= 2**31 else jnp.int32
+    shape = (n, n)
+
+    def slices(length: int):
+        return {"slice_ptr": huge(length + 1, dtype=ptr)}
+
+    col_idx = {"col_idx": huge(n_stored, dtype=jnp.int32)}
+    lengths = {"row_lengths": huge(n, dtype=jnp.int32)}
+    diagonals = {"offsets": huge(128, dtype=jnp.int32), "pattern": huge(n_stored // 8, dtype=jnp.uint8)}
+    deltas = {"delta": huge(n_stored, dtype=jnp.uint16), "col_base": huge(n, dtype=jnp.int32)}
+    wide = {"index_start": huge(n // 128, dtype=ptr), **col_idx}
+    blocks = {"block_col": huge(n_stored // 16, dtype=jnp.int32)}
+    given = {
+        "csr": (Slices(n, 1), Explicit(), {**slices(n), **col_idx}),
+        "csr, 16 lanes a row": (Slices(n, 1, 16), Explicit(), {**slices(n), **col_idx}),
+        "ell": (Slices(n, n), Explicit(), col_idx),
+        "ellr, 4 lanes a row": (Slices(n, n, 4), Explicit(), {**lengths, **col_idx}),
+        "ellrt": (Subwarp(n, 2 * n, 2), Explicit(), {**lengths, **col_idx}),
+        "hll": (Slices(n, 128), Explicit(), {**slices(n // 128), **col_idx}),
+        "jds": (Jagged(n), Explicit(), {"col_start": huge(129, dtype=ptr), **lengths, **col_idx}),
+        "biell": (Bisected(n), Explicit(), {**slices(6 * n // 32), **col_idx}),
+        "dia": (Slices(n, n), Diagonal(), diagonals),
+        "sell": (Slices(n, 128), Delta(), {**slices(n // 128), **deltas}),
+        "sell with wide slices": (Slices(n, 128), Delta(), {**slices(n // 128), **deltas, **wide}),
+        "bsr": (Slices(n, 128), Blocked(4, 4), {**slices(n // 128), **blocks}),
+    }
+    return {name: (Rule(shape, n_stored, address, column), arrays) for name, (address, column, arrays) in given.items()}
+
+
+def jaxprs(jaxpr, inside: bool = False):
+    """The equations of a program and of those inside it, and whether they are in a Pallas call."""
+    for eqn in jaxpr.eqns:
+        within = inside or eqn.primitive.name == "pallas_call"
+        yield eqn, within
+        for inner in jax.tree.leaves(eqn.params, is_leaf=lambda p: hasattr(p, "eqns") or hasattr(p, "jaxpr")):
+            inner = getattr(inner, "jaxpr", inner)
+            if hasattr(inner, "eqns"):
+                yield from jaxprs(inner, within)
+
+
+def vectors_in_kernels(f, *args) -> set[str]:
+    """The signed integer dtypes of the vectors inside the Pallas calls of a program."""
+    out = (v.aval for eqn, within in jaxprs(jax.make_jaxpr(f)(*args).jaxpr) if within for v in eqn.outvars)
+    return {str(a.dtype) for a in out if getattr(a, "ndim", 0) == 1 and jnp.issubdtype(a.dtype, jnp.signedinteger)}
+
+
+def operands(face: str, rule: Rule):
+    x = huge(1, rule.shape[1], 1)
+    return (huge(1, rule.n_stored), x) if face == "product" else (x, x)
+
+
+@pytest.mark.parametrize("face", ["product", "outer"])
+@pytest.mark.parametrize("name", rules(2**31))
+def test_addresses_are_64_bit_from_two_to_the_31_on(name, face):
+    for n_stored, dtypes in ((2**31 - 2**14, {"int32"}), (2**31, {"int32", "int64"})):
+        rule, arrays = rules(n_stored)[name]
+        f = functools.partial(getattr(sddmm if face == "outer" else spmv, face), rule=rule)
+        assert vectors_in_kernels(functools.partial(f, backend="triton"), *operands(face, rule), arrays) == dtypes
+
+
+@pytest.mark.parametrize("dialect", SIGNATURES)
+@pytest.mark.parametrize("name", rules(2**31))
+def test_kernels_with_64_bit_addresses_lower_for_cuda(name, dialect):
+    rule, arrays = rules(2**31)[name]
+    f = functools.partial(spmv.product, rule=rule, backend=dialect)
+    assert kernels_in(lowered(f, *operands("product", rule), arrays), dialect) == 1
+
+
+def test_addresses_are_64_bit_when_only_the_batch_of_vectors_is_large():
+    A = Layout("ell").of(CASES["even_rows"].scipy(np.float32))
+    x = huge(2**18, 12, 1024)
+    found = vectors_in_kernels(lambda v, x: A.without_values.product_face(v, x, "triton"), huge(2**18, A.n_stored), x)
+    assert "int64" in found
+
+
+@pytest.mark.parametrize("face", ["product", "transposed", "outer"])
+@pytest.mark.parametrize("name", rules(2**31))
+def test_references_count_places_in_64_bits(name, face):
+    """No int32 runs over 2³¹ places or more."""
+    rule, arrays = rules(2**31)[name]
+    f = functools.partial(getattr(sddmm if face == "outer" else spmv, f"{face}_reference"), rule=rule)
+    jaxpr = jax.make_jaxpr(f)(*operands("outer" if face == "outer" else "product", rule), arrays).jaxpr
+    counters = (eqn.outvars[0].aval for eqn, _ in jaxprs(jaxpr) if eqn.primitive.name == "iota")
+    assert not [a for a in counters if max(a.shape) >= 2**31 and a.dtype == jnp.int32]
+
+
+def test_a_stride_beyond_31_bits_is_not_multiplied_in_32():
+    """ELL's stride is n_rows: the 17th column of 2²⁷ rows starts at 2³¹."""
+    n, width = 2**27, 17
+    rule = Rule((n, n), n * width, Slices(n, n), Explicit())
+    f = functools.partial(spmv.product, rule=rule, backend="triton")
+    program = str(jax.make_jaxpr(f)(*operands("product", rule), {"col_idx": huge(n * width, dtype=jnp.int32)}))
+    assert re.search(rf"i64\[\] = mul \w+ {n}", program)
+    assert not re.search(rf"i32\[\] = mul \w+ {n}", program)
+
+
+@pytest.mark.parametrize("backend", ["triton", "xla"])
+def test_a_tail_may_begin_beyond_two_to_the_31(backend):
+    """The addresses of a tail begin where the main storage ends, whatever integers its own pointers have."""
+    A = Layout("hyb", (("width", 2),)).of(CASES["irregular"].scipy(np.float32))
+    n_main, n_tail = 2**31, A.n_stored - A.n_main
+    values, col_idx = huge(n_main + n_tail), huge(n_main, dtype=jnp.int32)
+    n = n_main // 2
+    x = huge(1, A.shape[1], 1)
+
+    def f(values, col_idx, x):
+        B = jsf.HYB(
+            values, (n, A.shape[1]), A.nnz, backend, A.tail_ptr, A.tail_col, A.tail_rows, A.piece_ptr, col_idx, 2
+        )
+        return B.without_values.product_face(values[None], x, backend)
+
+    jax.eval_shape(f, values, col_idx, x)

@@ -1,0 +1,287 @@
+"""Derivatives of solves: what their own residual decides, and what passes through nested and transposed solves."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import solvers
+from solvers import Adjoint, Status, bicgstab, cg, eigsh, fcg, gmres, minres
+
+N = 12
+RNG = np.random.default_rng(5)
+B = RNG.standard_normal((N, 4))
+W, RHS = RNG.standard_normal(N), RNG.standard_normal(N)
+NARROW_RHS = RNG.standard_normal(4)
+METHODS = [cg, fcg, minres, gmres, bicgstab]
+pytestmark = pytest.mark.some(solver=2)
+every_method = pytest.mark.parametrize("solver", METHODS, ids=lambda s: s.__name__)
+
+
+def definite(n=N, condition=100.0):
+    Q, _ = np.linalg.qr(np.random.default_rng(n).standard_normal((n, n)))
+    return Q @ np.diag(np.geomspace(1, condition, n)) @ Q.T
+
+
+S = definite()
+HARD = definite(60, 1e5)
+GENERAL = S + 0.5 * np.triu(RNG.standard_normal((N, N)))
+
+
+def agree(x, y, rtol=1e-7):
+    np.testing.assert_allclose(x, y, rtol=rtol, atol=rtol * np.max(np.abs(y)))
+
+
+# ---------------------------------------------------------------------------------- a derivative that did not converge
+
+
+@pytest.mark.some(mode=1)
+@pytest.mark.parametrize("mode", ["reverse", "forward", "mapped"])
+def test_does_a_derivative_stopped_short_end_as_nan(mode):
+    w = np.random.default_rng(7).standard_normal(60)  # a random functional needs every eigenvector
+
+    def gradient(adjoint):
+        x = lambda b: cg(HARD, b, HARD @ w, rtol=1e-6, maxiter=2000, adjoint=adjoint).x  # noqa: E731
+        if mode == "forward":
+            return jax.jvp(x, (w,), (w,))[1]
+        of_one = jax.grad(lambda b: w @ x(b))
+        return of_one(w) if mode == "reverse" else jax.vmap(of_one)(jnp.stack([w, 2 * w]))[1]
+
+    exact = np.linalg.solve(HARD, w)
+    agree(gradient(Adjoint(rtol=1e-10)), exact, 1e-4)
+    assert np.all(np.isnan(gradient(Adjoint(maxiter=10))))
+    truncated = gradient(Adjoint(maxiter=10, truncated=True))
+    assert np.all(np.isfinite(truncated)) and np.linalg.norm(truncated - exact) > 0.1 * np.linalg.norm(exact)
+
+
+def test_does_a_time_stepper_started_warm_with_few_iterations_have_the_right_gradient():
+    A, u, dt = definite(40, 1e4), np.random.default_rng(3).standard_normal(40), 1e-2
+
+    def end(scale, step):
+        u_now, _ = jax.lax.scan(lambda u, _: (step(scale, u), None), jnp.asarray(u), length=4)
+        return jnp.sum(u_now)
+
+    def by_cg(scale, u):
+        return cg(jnp.eye(40) + dt * scale * A, u, u, rtol=1e-2, maxiter=20, adjoint=Adjoint(rtol=1e-10)).x
+
+    exact = jax.grad(lambda s: end(s, lambda s, u: jnp.linalg.solve(jnp.eye(40) + dt * s * A, u)))(1.0)
+    tight = jax.grad(lambda s: end(s, lambda s, u: cg(jnp.eye(40) + dt * s * A, u, u, rtol=1e-10).x))(1.0)
+    agree(tight, exact, 1e-6)
+    # The states are exact to 1e-2 only; the systems of the derivative are solved to the end all the same.
+    agree(jax.grad(lambda s: end(s, by_cg))(1.0), exact, 0.1)
+
+
+def test_does_a_tolerance_below_rounding_leave_a_derivative():
+    gradient = jax.grad(lambda b: W @ cg(S, b, rtol=0.0, atol=1e-9).x)(RHS)
+    agree(gradient, np.linalg.solve(S, W), 1e-12)
+
+
+def test_does_the_report_tell_how_each_system_ended():
+    told = []
+    adjoint = Adjoint(rtol=1e-9, report=lambda *how: told.append(how))
+    gradient = jax.grad(lambda b: W @ cg(S, b, adjoint=adjoint).x)(RHS)
+    jax.effects_barrier()
+    ((status, iterations, residual),) = told
+    assert status is Status.CONVERGED and 3 < iterations <= 2 * N
+    assert (
+        residual == pytest.approx(np.linalg.norm(W - S @ gradient) / np.linalg.norm(W), rel=1e-3) and residual <= 1e-9
+    )
+
+
+def test_is_the_gradient_of_cg_nan_where_the_matrix_is_not_symmetric_though_cg_converges():
+    A = S + 1e-3 * np.triu(RNG.standard_normal((N, N)))
+    told = []
+    sol, pull = jax.vjp(lambda b: cg(A, b, rtol=1e-8, adjoint=Adjoint(report=lambda *how: told.append(how))), RHS)
+    assert sol.success
+    zero = jax.tree.map(jnp.zeros_like, sol)
+    cotangent = jax.tree.map(
+        lambda a: a if jnp.issubdtype(a.dtype, jnp.inexact) else np.zeros((), jax.dtypes.float0), zero
+    )
+    (gradient,) = pull(
+        solvers.Solution(jnp.asarray(W), cotangent.code, cotangent.n_iterations, cotangent.residual_norm, None)
+    )
+    jax.effects_barrier()
+    assert np.all(np.isnan(gradient)) and told[0][0] is Status.NOT_SYMMETRIC
+    loose = jax.grad(lambda b: W @ cg(A, b, rtol=1e-8, adjoint=Adjoint(rtol=1e-2)).x)(RHS)
+    agree(loose, np.linalg.solve(A.T, W), 1e-1)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"rtol": -1}, ValueError, "rtol must be a number from 0 up; got -1"),
+        ({"maxiter": 2.5}, TypeError, "maxiter must be a whole number"),
+        ({"truncated": 1}, TypeError, "truncated must be True or False; got 1"),
+        ({"report": 3}, TypeError, "report must be a function or None; got 3"),
+    ],
+)
+def test_are_bad_adjoints_refused_at_construction(options, error, text):
+    with pytest.raises(error, match=text):
+        Adjoint(**options)
+
+
+def test_is_an_unknown_adjoint_refused():
+    with pytest.raises(TypeError, match=r"adjoint must be a solvers\.Adjoint or 'unrolled'; got 'exact'"):
+        cg(S, RHS, adjoint="exact")
+
+
+# ----------------------------------------------------------------------------------------- derivatives that are not
+
+
+@pytest.mark.deep
+def test_is_the_derivative_of_a_residual_norm_nan_and_never_zero():
+    norm = lambda scale: cg(S, RHS, M=lambda r: scale * r, maxiter=3).residual_norm  # noqa: E731
+    assert np.isnan(jax.grad(norm)(1.0)) and np.isnan(jax.jvp(norm, (1.0,), (1.0,))[1])
+    assert np.all(np.isnan(jax.grad(lambda b: cg(S, b).residual_norm)(RHS)))
+    assert np.all(np.isnan(jax.grad(lambda b: jnp.nansum(cg(S, b, history=5).norms))(RHS)))
+    assert np.all(np.isnan(jax.grad(lambda x0: cg(S, RHS, x0).residual_norm)(RHS)))
+    assert np.all(np.isnan(jax.grad(lambda A: eigsh(A, 1).residual_norms[0])(jnp.asarray(S))))
+
+
+def test_is_the_derivative_of_x_with_respect_to_m_zero():
+    assert jax.grad(lambda scale: W @ cg(S, RHS, M=lambda r: scale * r).x)(1.0) == 0
+
+
+@pytest.mark.some(how=1)
+@pytest.mark.parametrize("how", ["aux", "carried", "collected"])
+def test_does_a_norm_that_the_loss_does_not_read_leave_the_gradient_alone(how):
+    def loss(b):
+        if how == "aux":
+            sol = jax.jit(lambda b: cg(S, b, rtol=1e-12))(b)
+            return W @ sol.x, sol
+
+        def step(carry, _):
+            sol = cg(S, b, rtol=1e-12)
+            return ((sol.x, sol.residual_norm), None) if how == "carried" else ((sol.x, 0.0), sol.residual_norm)
+
+        (x, _), norms = jax.lax.scan(step, (jnp.zeros(N), 0.0), length=2)
+        return W @ x, norms
+
+    agree(jax.grad(loss, has_aux=True)(jnp.asarray(RHS))[0], np.linalg.solve(S, W))
+
+
+# --------------------------------------------------------------------------------------------------- nested, transposed
+
+
+def schur(solver):
+    """(Bᵀ·S⁻¹·B)⁻¹·c, squared: an inner solve inside the outer one's matrix."""
+    inner = lambda B, v: solver(S, B @ v, rtol=1e-12).x  # noqa: E731
+    return lambda B: jnp.sum(solver(lambda v: B.T @ inner(B, v), NARROW_RHS, rtol=1e-10).x ** 2)
+
+
+def schur_dense(B):
+    return jnp.sum(jnp.linalg.solve(B.T @ jnp.linalg.solve(S, B), NARROW_RHS) ** 2)
+
+
+@pytest.mark.deep
+@pytest.mark.some(solver=1)
+@every_method
+def test_does_reverse_mode_pass_through_a_solve_inside_a_solve(solver):
+    agree(jax.grad(schur(solver))(B), jax.grad(schur_dense)(B))
+
+
+@pytest.mark.deep
+def test_do_second_derivatives_pass_through_a_solve_inside_a_solve():
+    along = lambda f: jax.jvp(jax.grad(f), (B,), (np.ones_like(B),))[1]  # noqa: E731
+    agree(along(schur(cg)), along(schur_dense), 1e-6)
+
+
+@pytest.mark.deep
+def test_has_a_vector_valued_nested_solve_a_jacobian():
+    nested = lambda c: cg(lambda v: B.T @ cg(S, B @ v, rtol=1e-12).x, c, rtol=1e-11).x  # noqa: E731
+    exact = np.linalg.inv(B.T @ np.linalg.solve(S, B))
+    agree(jax.jacrev(nested)(NARROW_RHS), exact)
+    agree(jax.jacfwd(nested)(NARROW_RHS), exact)
+
+
+@pytest.mark.deep
+@every_method
+def test_is_a_solve_linear_in_b_to_jax(solver):
+    A = GENERAL if solver in (gmres, bicgstab) else S
+    x = lambda b: solver(A, b, rtol=1e-12).x  # noqa: E731
+    (back,) = jax.linear_transpose(x, RHS)(W)
+    agree(back, np.linalg.solve(A.T, W))
+    columns = np.stack([W, 2 * W])
+    agree(jax.vmap(lambda w: jax.linear_transpose(x, RHS)(w)[0])(columns), np.linalg.solve(A.T, columns.T).T)
+    (mapped,) = jax.linear_transpose(jax.vmap(x), columns)(columns)
+    agree(mapped, np.linalg.solve(A.T, columns.T).T)
+
+
+def test_is_the_transposed_solve_differentiated_with_the_transposed_matrix():
+    back = lambda A: W @ jax.linear_transpose(lambda b: gmres(A, b, rtol=1e-12).x, RHS)(W)[0]  # noqa: E731
+    agree(jax.grad(back)(jnp.asarray(GENERAL)), jax.grad(lambda A: W @ jnp.linalg.solve(A.T, W))(jnp.asarray(GENERAL)))
+
+
+def test_is_a_solve_not_linear_in_its_matrix():
+    with pytest.raises(TypeError, match="linear in b alone"):
+        jax.linear_transpose(lambda A: cg(A, RHS).x, jnp.asarray(S))(W)
+
+
+@pytest.mark.parametrize("solver", [cg, gmres], ids=["cg", "gmres"])
+def test_does_custom_root_take_a_solver_for_its_tangents(solver):
+    def root(c):
+        f = lambda x: S @ x + x**3 / 10 - c  # noqa: E731
+
+        def newton(f, x):
+            return jax.lax.fori_loop(0, 20, lambda _, x: x - jnp.linalg.solve(jax.jacfwd(f)(x), f(x)), x)
+
+        solve = lambda g, y: solver(g, y, rtol=1e-12).x  # noqa: E731
+        return jax.lax.custom_root(f, jnp.zeros(N), newton, solve)
+
+    x = root(jnp.asarray(RHS))
+    agree(jax.grad(lambda c: W @ root(c))(jnp.asarray(RHS)), np.linalg.solve(S + np.diag(3 * x**2 / 10), W))
+
+
+@pytest.mark.deep
+def test_does_an_inner_solve_as_preconditioner_have_a_transpose():
+    M = lambda r: gmres(GENERAL, r, rtol=1e-3).x  # noqa: E731
+    told = []
+    adjoint = Adjoint(report=lambda *how: told.append(how))
+    gradient = jax.grad(lambda b: W @ gmres(GENERAL, b, M=M, flexible=True, rtol=1e-10, adjoint=adjoint).x)(RHS)
+    jax.effects_barrier()
+    agree(gradient, np.linalg.solve(GENERAL.T, W))
+    assert told[0][1] <= 5  # with Mᵀ; without, N
+
+
+def test_can_forward_mode_do_without_the_transpose_of_a_preconditioner():
+    def M(r):  # JAX cannot transpose a while loop
+        return jax.lax.while_loop(
+            lambda s: s[0] < 2, lambda s: (s[0] + 1, s[1] + 0.1 * (r - GENERAL @ s[1])), (0, 0 * r)
+        )[1]
+
+    x = functools.partial(gmres, GENERAL, M=M, flexible=True, rtol=1e-12)
+    agree(jax.jvp(lambda b: x(b).x, (RHS,), (W,))[1], np.linalg.solve(GENERAL, W))
+
+
+# ------------------------------------------------------------------------------------------------------ transformations
+
+
+@pytest.mark.deep
+def test_do_linearize_vjp_and_hessian_agree_with_dense_algebra():
+    x = lambda t: cg(jnp.asarray(S) + t[0] * jnp.eye(N), t[1] * RHS, rtol=1e-12).x  # noqa: E731
+    exact = lambda t: jnp.linalg.solve(jnp.asarray(S) + t[0] * jnp.eye(N), t[1] * RHS)  # noqa: E731
+    t = jnp.array([0.3, 1.5])
+    push, push_exact = jax.linearize(x, t)[1], jax.linearize(exact, t)[1]
+    pull, pull_exact = jax.vjp(x, t)[1], jax.vjp(exact, t)[1]
+    for scale in (1.0, 1e-200):  # a linear map is used again, at any size
+        agree(push(scale * t), push_exact(scale * t))
+        agree(pull(scale * W)[0], pull_exact(scale * W)[0])
+    agree(jax.hessian(lambda t: W @ x(t))(t), jax.hessian(lambda t: W @ exact(t))(t), 1e-6)
+
+
+@pytest.mark.deep
+def test_is_a_solve_inside_a_preconditioner_told_from_the_same_solve_outside():
+    """JAX keeps the transpose of a compiled function, and only one of the two may be rough."""
+    C = jnp.asarray(3 * np.eye(12) - np.eye(12, k=-1) - 0.5 * np.eye(12, k=1))
+    b = jnp.arange(1.0, 13.0)
+    inner = lambda r: gmres(C, r, maxiter=2, adjoint=Adjoint(maxiter=2)).x  # noqa: E731
+    outer = lambda b: jnp.sum(gmres(C, b, M=inner, flexible=True, rtol=1e-10).x ** 2)  # noqa: E731
+    alone = lambda b: jnp.sum(inner(b) ** 2)  # noqa: E731
+    x = np.linalg.solve(C, b)
+    for _ in range(2):
+        np.testing.assert_allclose(jax.grad(outer)(b), np.linalg.solve(C.T, 2 * x), rtol=1e-4)
+        assert np.isnan(jax.grad(alone)(b)).all()

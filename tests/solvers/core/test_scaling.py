@@ -1,0 +1,204 @@
+"""Statuses never lie, at any scale that a dtype holds: every method over scales, spectra and singular systems.
+
+The oracle is the residual in longdouble of the x that is returned. The deep tier, `pytest -m deep`, takes 10,000
+systems; the ordinary run takes a few hundred.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from solvers import Status, cg, refine
+from solvers.core.spectrum import spectrum as spectrum_of
+from tests.solvers.methods import CASES, REFINED, Case, N, right_hand_side
+
+EVERY = [*CASES, REFINED[0], REFINED[4]]
+pytestmark = pytest.mark.some(case=2)
+every_method = pytest.mark.parametrize("case", EVERY, ids=str)
+AT_ONCE = 8
+DIGITS = {np.float32: 36, np.float64: 300}
+RTOL = {np.float32: 1e-3, np.float64: 1e-8}
+
+
+def spectrum(kind: str, rng: np.random.Generator) -> np.ndarray:
+    """Eigenvalues of up to 1: of any condition, clustered, or with zeros among them."""
+    d = rng.choice([np.geomspace(1, 10.0 ** -rng.uniform(0, 8), N), np.repeat(10.0 ** -rng.uniform(0, 4, 4), N // 4)])
+    if rng.random() < 0.3:
+        d = np.where(np.arange(N) % 5 == 1, 0, d)
+    return d if kind == "definite" else d * rng.choice([-1, 1], N)
+
+
+def system(case: Case, dtype: type, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """A [N, N] and b [N] of some scale each, their numbers normal or zero; a compatible b half of the time."""
+    d, kind = spectrum(case.kind, rng), rng.integers(3)
+    Q = np.eye(N) if kind == 0 else np.linalg.qr(rng.standard_normal((N, N)))[0]
+    A = (Q * d) @ Q.T
+    A = (A + A.T) / 2
+    if case.kind == "general" and kind == 2:
+        A = A @ np.linalg.qr(rng.standard_normal((N, N)))[0]
+    b = rng.standard_normal(N)
+    b = A @ b if rng.random() < 0.5 else np.where(rng.random(N) < rng.choice([0, 0.9]), 0, b)
+    of_A, of_b = rng.uniform(-DIGITS[dtype], DIGITS[dtype], 2) * rng.choice([0, 1, 1], 2)
+    if rng.random() < 0.5:  # else most solutions lie outside the dtype
+        of_b = np.clip(of_A + rng.uniform(-10, 10), -DIGITS[dtype], DIGITS[dtype])
+    A, b = ((a.astype(np.longdouble) * np.longdouble(10) ** e).astype(dtype) for a, e in ((A, of_A), (b, of_b)))
+    tiny = np.finfo(dtype).tiny  # XLA takes smaller numbers for zero on a CPU
+    return np.where(np.abs(A) < tiny, 0, A), np.where(np.abs(b) < tiny, 0, b)
+
+
+@functools.cache
+def solver(case: Case, dtype: type):
+    options = {"maxiter": 150} | ({"rtol": RTOL[dtype]})
+    return jax.jit(jax.vmap(lambda A, b: case.solver(A, b, **options)))
+
+
+def norm(v: np.ndarray) -> np.longdouble:
+    return np.sqrt(np.sum(v.astype(np.longdouble) ** 2))
+
+
+def lies(case: Case, dtype: type, systems: list[tuple[np.ndarray, np.ndarray]]) -> tuple[list[str], np.ndarray]:
+    """What is wrong with the answers, in words, and the statuses."""
+    stacked = [jnp.asarray(np.stack(a)) for a in zip(*systems, strict=True)]
+    sol = jax.tree.map(np.asarray, solver(case, dtype)(*stacked))
+    found = []
+    answers = zip(sol.x, sol.code, sol.residual_norm, strict=True)
+    for (A, b), (x, code, size) in zip(systems, answers, strict=True):
+        what = f"{case} {dtype.__name__} {Status(int(code)).name}, A {np.max(np.abs(A)):.0e}, b {np.max(np.abs(b)):.0e}"
+        if not np.all(np.isfinite(x)):
+            found.append(f"{what}: x is not finite")
+            continue
+        A, b, x = (a.astype(np.longdouble) for a in (A, b, x))
+        true = norm(b - A @ x)
+        # What rounding leaves of a residual in this dtype, and what its least number does.
+        rounding = N * np.finfo(dtype).eps * norm(np.abs(A) @ np.abs(x) + np.abs(b)) + N * np.finfo(dtype).tiny
+        if code == Status.CONVERGED and true > 1.01 * RTOL[dtype] * norm(b) + rounding:
+            found.append(f"{what}: residual {true / norm(b):.1e} of b")
+        if abs(size - true) > 0.01 * true + rounding and true < np.finfo(dtype).max / N:  # else it may be infinite
+            found.append(f"{what}: residual norm {size:.2e} for {true:.2e}")
+        if code == Status.LEAST_SQUARES and norm(A.T @ (b - A @ x)) > 0.05 * norm(A) * true:
+            found.append(f"{what}: not least squares")
+    return found, sol.code
+
+
+def campaign(case: Case, dtype: type, batches: int, seed: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    results = [lies(case, dtype, [system(case, dtype, rng) for _ in range(AT_ONCE)]) for _ in range(batches)]
+    assert [text for found, _ in results for text in found] == []
+    return np.concatenate([codes for _, codes in results])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@every_method
+def test_does_a_status_ever_lie(case: Case, dtype):
+    if dtype == np.float32 and case in REFINED:
+        pytest.skip("a refinement in float32 has no narrower float32")
+    codes = campaign(case, dtype, 3, seed=0)
+    assert np.any(codes == Status.CONVERGED)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@every_method
+def test_does_a_status_lie_in_ten_thousand_solves(case: Case, dtype):
+    if dtype == np.float32 and case in REFINED:
+        pytest.skip("a refinement in float32 has no narrower float32")
+    campaign(case, dtype, 70, seed=1)
+
+
+# Scales of A and of b, and whether the solution has a place in the dtype.
+SCALES = [
+    (np.float32, 1e-20, 1.0, True),
+    (np.float32, 1e20, 1.0, True),
+    (np.float32, 1e-30, 1e-30, True),
+    (np.float32, 1e30, 1e-4, True),
+    (np.float32, 1e20, 1e-20, False),
+    (np.float32, 1.0, 1e-37, False),
+    (np.float32, 1e-20, 1e20, False),
+    (np.float64, 1e-300, 1.0, True),
+    (np.float64, 1e300, 1e20, True),
+    (np.float64, 1e-290, 1e-290, True),
+    (np.float64, 1e20, 1e-300, False),
+    (np.float64, 1e-300, 1e300, False),
+]
+
+
+@every_method
+def test_do_the_scales_of_A_and_b_change_neither_answer_nor_effort(case: Case):
+    for dtype, of_A, of_b, fits in SCALES:
+        if (case.name == "cg-one_reduction" and of_A < 1e-25) or (
+            case in REFINED and (dtype, of_A) != (np.float64, 1e20)
+        ):
+            continue  # one scales x alone; the values of the other have no place in float32
+        S, b = case.system(dtype=dtype)
+        A = S.toarray()
+        big, solve = np.longdouble, solver(case, dtype)
+        scaled_A, scaled_b = (A.astype(big) * big(of_A)).astype(dtype), (b.astype(big) * big(of_b)).astype(dtype)
+        both = solve(jnp.asarray(np.stack([A, scaled_A] * 4)), jnp.asarray(np.stack([b, scaled_b] * 4)))
+        plain, scaled = (Status(int(c)) for c in both.code[:2])
+        assert plain is Status.CONVERGED, case
+        assert scaled is (Status.CONVERGED if fits else Status.OUT_OF_RANGE), (dtype, of_A, of_b)
+        assert abs(int(both.n_iterations[1]) - int(both.n_iterations[0])) <= 3 + 0.1 * int(both.n_iterations[0])
+        x = np.asarray(both.x[1]).astype(big)
+        residual = norm(scaled_b.astype(big) - scaled_A.astype(big) @ x)
+        assert float(both.residual_norm[1]) == pytest.approx(float(residual), rel=1e-2)
+
+
+@pytest.mark.parametrize("identity", [True, False])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_is_a_preconditioner_scaled_beside_its_matrix(case: Case, identity):
+    """1 / diagonal of a matrix of 1e-30 is 1e30; a user may also give numbers about 1."""
+    S, b = case.system(dtype=np.float32)
+    d = jnp.ones(N, jnp.float32) if identity else jnp.asarray(1 / np.abs(S.diagonal()) / np.float32(1e-20))
+    sol = case.solver(jnp.asarray(np.float32(1e-20) * S.toarray()), b, M=jnp.diag(d), rtol=1e-4)
+    assert sol.status is Status.CONVERGED
+
+
+def test_is_M_scaled_by_what_A_and_M_make_of_a_vector_together():
+    """Rows of very different scale: what is large in M is small in A, and the product of their norms is far from 1."""
+    S, b = CASES[0].system()
+    d = 10.0 ** np.linspace(-3, 3, N)
+    A = jnp.asarray(d[:, None] * S.toarray() * d)
+    M = jnp.diag(1 / jnp.diag(A))
+    sol = refine(A, b, M=M, rtol=1e-10, dtype="float32")
+    assert sol.status is Status.CONVERGED and sol.iterations < 4 * cg(A, b, M=M, rtol=1e-10).iterations
+
+
+@pytest.mark.parametrize("case", EVERY, ids=str)
+def test_is_a_nan_in_A_seen_where_b_is_zero(case: Case):
+    S, _ = case.system()
+    A = S.toarray()
+    A[3, 3] = np.nan
+    B = np.zeros((N, 2))
+    B[:, 1] = right_hand_side()
+    assert np.all(np.asarray(case.solver(jnp.asarray(A), B).code) == Status.NON_FINITE)
+
+
+def test_is_x0_used_at_any_scale():
+    S, b = EVERY[0].system()
+    exact = np.linalg.solve(S.toarray(), b)
+    for of_A, of_b in ((1e-300, 1.0), (1e200, 1e100), (1.0, 1e-290)):
+        sol = EVERY[0].solver(jnp.asarray(of_A * S.toarray()), of_b * b, exact / of_A * of_b, rtol=1e-9)
+        assert sol.status is Status.CONVERGED and sol.iterations == 0
+
+
+def test_do_bounds_of_chebyshev_go_with_the_scale_of_A():
+    case = next(c for c in CASES if c.name == "chebyshev")
+    S, b = case.system(dtype=np.float32)
+    least, largest = np.linalg.eigvalsh(S.toarray())[[0, -1]]
+    sol = case.solver(
+        jnp.asarray(np.float32(1e-20) * S.toarray()), b, rtol=1e-4, bounds=(1e-20 * least, 1e-20 * largest)
+    )
+    assert sol.status is Status.CONVERGED
+
+
+@pytest.mark.parametrize("of_A", [1e-30, 1e-20, 1.0, 1e20])
+def test_are_bounds_of_a_spectrum_found_at_any_scale(of_A):
+    A = CASES[0].system()[0].toarray() * of_A
+    least, largest = spectrum_of(lambda v: jnp.asarray(A, jnp.float32) @ v, lambda r: r, jnp.ones(N, jnp.float32))
+    exact = np.linalg.eigvalsh(A)
+    assert exact[0] * 0.999 <= least <= 2 * exact[0] and 0.9 * exact[-1] <= largest <= 1.5 * exact[-1]

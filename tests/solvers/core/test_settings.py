@@ -1,0 +1,67 @@
+"""Keywords that all solvers share: what a reader of `help` sees, and what a wrong one is told."""
+
+from __future__ import annotations
+
+import inspect
+import pydoc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxsparse_fmt as jsf
+import solvers
+from solvers import eigsh, expm_multiply, lobpcg, lsmr
+
+SHARED = {"M": None, "rtol": 1e-6, "atol": 0.0, "maxiter": None, "history": False, "callback": None, "progress": None}
+SHARED |= {"check_every": None, "adjoint": solvers.Adjoint()}
+OWN = {
+    "cg": {"one_reduction": False},
+    "fcg": {},
+    "minres": {},
+    "gmres": {"restart": 30, "flexible": False, "side": "right"},
+    "bicgstab": {},
+    "chebyshev": {"bounds": None},
+    "refine": {"rtol": 1e-10, "dtype": None, "method": "cg", "inner": None, "drop": None},
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_does_the_signature_list_every_keyword_with_its_default(name):
+    parameters = inspect.signature(getattr(solvers, name)).parameters
+    keywords = {k: p.default for k, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+    assert keywords == SHARED | OWN[name]
+    assert [k for k, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD] == ["A", "b", "x0"]
+    assert "maxiter: int | None = None" in pydoc.plain(pydoc.render_doc(getattr(solvers, name)))
+
+
+@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize(("keyword", "told"), [("tol", "here it is 'rtol'"), ("rtoll", f"it has {', '.join(SHARED)}")])
+def test_is_an_unknown_keyword_told_what_there_is(name, keyword, told):
+    with pytest.raises(TypeError, match=rf"{name} has no keyword '{keyword}'.*{told}"):
+        getattr(solvers, name)(np.eye(3), np.ones(3), **{keyword: 1e-3})
+
+
+OTHERS = {
+    "lsmr": lambda A, b: lsmr(A, b, damp=0.5).x,
+    "lobpcg": lambda A, b: lobpcg(A, 1, X0=b[:, None]).eigenvalues,
+    "expm_multiply": lambda A, b: expm_multiply(A, b, 0.5, rtol=1e-4).x,
+    "eigsh": lambda A, b: eigsh(A, 1, v0=b).eigenvalues,
+}
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("solve", OTHERS.values(), ids=OTHERS)
+def test_switches_for_the_users_own_code_do_not_bear_on_solvers(solve):
+    """Values of float64 and vectors of float32, and the derivatives of both."""
+    A = jsf.from_scipy(jsf.gallery.poisson(8, dim=1), "csr")
+    b = np.linspace(1, 2, 8, dtype=np.float32)
+
+    def both(data, b):
+        x, back = jax.vjp(lambda data, b: solve(A.with_data(data), b), data, b)
+        return x, back(jnp.ones_like(x))
+
+    want = both(A.data, b)
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        jax.tree.map(np.testing.assert_array_equal, both(A.data, b), want)

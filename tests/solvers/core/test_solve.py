@@ -1,0 +1,81 @@
+"""The door: pytrees and grids as unknowns, and what a Solution unpacks to."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from solvers import bicgstab, cg, chebyshev, fcg, gmres, minres, refine
+
+METHODS = [cg, fcg, minres, gmres, bicgstab, chebyshev, refine]
+RNG = np.random.default_rng(0)
+U, V = RNG.standard_normal((2, 3)), RNG.standard_normal(4)
+
+
+def coupled(t):
+    """Symmetric positive definite over {"u": [2, 3], "v": [4]}."""
+    total = jnp.sum(t["u"]) + jnp.sum(t["v"])
+    return {"u": 3 * t["u"] + 0.1 * total, "v": 5 * t["v"] + 0.1 * total}
+
+
+MATRIX = np.diag([3.0] * 6 + [5.0] * 4) + 0.1
+FLAT = np.linalg.solve(MATRIX, np.concatenate([U.ravel(), V]))
+
+
+@pytest.mark.some(solver=2)
+@pytest.mark.parametrize("solver", METHODS, ids=lambda s: s.__name__)
+def test_does_every_solver_take_a_dictionary_of_arrays(solver):
+    options = {"inner": coupled, "rtol": 1e-9} if solver is refine else {"rtol": 1e-9}
+    b = {"u": U, "v": V}
+    sol = solver(coupled, b, {"u": 0 * U, "v": 0 * V}, M=lambda t: jax.tree.map(lambda a: a / 4, t), **options)
+    assert sol.success and sol.x["u"].shape == (2, 3)
+    np.testing.assert_allclose(np.concatenate([sol.x["u"].ravel(), sol.x["v"]]), FLAT, rtol=1e-7)
+
+
+def test_are_pytrees_differentiated_and_shown_to_a_callback():
+    seen = []
+    cg(coupled, {"u": U, "v": V}, callback=lambda x: seen.append(x["u"].shape))
+    jax.effects_barrier()
+    assert set(seen) == {(2, 3)}
+    gradient = jax.jit(jax.grad(lambda b: jnp.sum(cg(coupled, b, rtol=1e-12).x["v"])))({"u": U, "v": V})
+    exact = np.linalg.solve(MATRIX, [0.0] * 6 + [1.0] * 4)
+    np.testing.assert_allclose(np.concatenate([gradient["u"].ravel(), gradient["v"]]), exact, rtol=1e-9)
+
+
+@pytest.mark.some(b=1)
+@pytest.mark.parametrize("b", [[U], (U, V), np.ones((2, 2, 2)), 3.0, [1.0, 2.0]], ids=str)
+def test_has_x_the_structure_of_b(b):
+    sol = cg(lambda t: jax.tree.map(lambda a: 2 * a, t), b)
+    as_array = isinstance(b, list) and isinstance(b[0], float)
+    expected = np.array(b) / 2 if as_array else jax.tree.map(lambda a: np.asarray(a) / 2, b)
+    assert as_array or jax.tree.structure(sol.x) == jax.tree.structure(b)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y), sol.x, expected)
+
+
+def test_are_two_axes_several_systems_for_a_function_of_vectors():
+    sol = cg(lambda v: v * jnp.arange(1.0, 3.0), U)
+    assert sol.code.shape == (3,)
+    np.testing.assert_allclose(sol.x, U / np.arange(1.0, 3.0)[:, None], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("A", "b", "x0", "error", "text"),
+    [
+        (coupled, {"u": U, "v": V}, {"u": U}, ValueError, "x0 must have b's structure and shapes"),
+        (coupled, {"u": U, "v": V}, {"u": U, "v": U}, ValueError, r"x0 must have.*got .*\(2, 3\).*\(2, 3\)"),
+        (lambda t: t["u"], {"u": U}, None, ValueError, r"A·v must have b's structure"),
+        (np.eye(6), {"u": U}, None, TypeError, "b is a dict; a matrix A takes one array, and a function A a pytree"),
+    ],
+)
+def test_are_pytrees_that_do_not_fit_refused(A, b, x0, error, text):
+    with pytest.raises(error, match=text):
+        cg(A, b, x0)
+
+
+def test_does_a_solution_unpack_as_scipys():
+    x, info = cg(MATRIX, np.ones(10))
+    assert int(info) == 0 and x.shape == (10,)
+    x, info = jax.jit(lambda b: tuple(cg(MATRIX, b, maxiter=0)))(np.ones(10))
+    assert int(info) > 0

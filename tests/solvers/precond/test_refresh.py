@@ -1,0 +1,303 @@
+"""New values on a known pattern: preconditioners made and refreshed inside jit, vmap and scan; their derivatives."""
+
+from __future__ import annotations
+
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from jax import lax
+
+import jaxsparse_fmt as jsf
+from solvers import Status, cg
+from solvers.precond import block_jacobi, chebyshev, incomplete_cholesky, incomplete_lu, jacobi
+from tests.solvers.precond.operators import apply, assert_near, dense
+from tests.solvers.precond.test_block_jacobi import inverse_of_blocks
+from tests.solvers.precond.test_incomplete import KERSHAW, ilu0
+
+SWEEPS = 70  # of the set-up: its factors are those of elimination then
+
+
+def of_factors(S: sp.csr_array) -> np.ndarray:
+    """P(V)·D⁻¹·P(N) with polynomials of degree 2, of the factors by elimination row by row."""
+    L, U = ilu0(S)
+    identity, D = np.eye(len(L)), np.diag(U)
+    N, V = L - identity, U / D[:, None] - identity
+    return (identity - V + V @ V) @ ((identity - N + N @ N) / D[:, None])
+
+
+MAKE = {
+    "jacobi": jacobi,
+    "block_jacobi": lambda A: block_jacobi(A, 3),
+    "incomplete_cholesky": lambda A: incomplete_cholesky(A, sweeps=SWEEPS, solve_sweeps=2, format="csr"),
+    "incomplete_lu": lambda A: incomplete_lu(A, sweeps=SWEEPS, solve_sweeps=2, format="csr"),
+}
+WANT = {
+    "jacobi": lambda S: np.diag(1 / S.diagonal()),
+    "block_jacobi": lambda S: inverse_of_blocks(S.toarray(), 3),
+    "incomplete_cholesky": of_factors,
+    "incomplete_lu": of_factors,
+}
+FACTORS = ("incomplete_cholesky", "incomplete_lu")
+every = pytest.mark.parametrize("name", MAKE)
+factors = pytest.mark.parametrize("name", FACTORS)
+
+
+N = 24
+
+
+def system(name: str) -> tuple[sp.csr_array, jsf.SparseMatrix]:
+    """A band with holes, dominated by its diagonal; symmetric unless for LU. Short lists: little is compiled."""
+    rng = np.random.default_rng(1)
+    S = sp.diags_array([rng.uniform(-1, 1, N - k) for k in (1, 2, 3, 7)], offsets=(1, 2, 3, 7), shape=(N, N))
+    lower = sp.diags_array([rng.uniform(-1, 1, N - k) for k in (1, 2, 3, 7)], offsets=(-1, -2, -3, -7), shape=(N, N))
+    S = S + (lower if name == "incomplete_lu" else S.T) + sp.diags_array(rng.uniform(4, 6, N))
+    S = sp.csr_array(S)
+    return S, jsf.from_scipy(S, "csr")
+
+
+def changed(S: sp.csr_array, seed: int = 0) -> sp.csr_array:
+    """The same pattern; symmetric and positive definite where S is."""
+    d = 1 + 0.3 * np.random.default_rng(seed).random(S.shape[0])
+    other = sp.csr_array(sp.diags_array(d) @ S @ sp.diags_array(d) + 0.2 * sp.diags_array(d * S.diagonal()))
+    assert np.array_equal(other.indices, S.indices)
+    return other
+
+
+refresh = jax.jit(lambda M, A: M.refreshed(A))
+
+
+def alike(M, N) -> bool:
+    of = lambda M: [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(M)]  # noqa: E731
+    return jax.tree.structure(M) == jax.tree.structure(N) and of(M) == of(N)
+
+
+@pytest.mark.some(name=1)
+@every
+def test_a_refresh_is_the_preconditioner_of_the_new_values_outside_jit_and_inside(name):
+    S, A = system(name)
+    M, other = MAKE[name](A), changed(S)
+    B = A.with_data(other.data)
+    assert_near(dense(M), WANT[name](S), 1000)
+    for N in (M.refreshed(B), refresh(M, B)):
+        assert alike(M, N)
+        assert_near(dense(N), WANT[name](other), 1000)
+
+
+@pytest.mark.some(name=1)
+@every
+def test_a_scan_carries_it_from_step_to_step(name):
+    S, A = system(name)
+    r, values = np.ones(S.shape[0]), np.stack([changed(S, k).data for k in range(3)])
+
+    @jax.jit
+    def steps(M, A, values):
+        def step(M, data):
+            M = M.refreshed(A.with_data(data))
+            return M, M @ r
+
+        return lax.scan(step, M, values)
+
+    last, got = steps(MAKE[name](A), A, values)
+    assert alike(last, MAKE[name](A))
+    for k in range(3):
+        assert_near(got[k], WANT[name](changed(S, k)) @ r, 1000)
+
+
+@pytest.mark.some(name=1)
+@every
+def test_it_is_made_of_traced_values_and_of_several_at_once(name):
+    S, A = system(name)
+    r, values = np.ones(S.shape[0]), np.stack([changed(S, k).data for k in range(2)])
+    applied = lambda data: MAKE[name](A.with_data(data)) @ r  # noqa: E731
+    for k, z in ((0, jax.jit(applied)(values[0])), *enumerate(jax.vmap(applied)(values))):
+        assert_near(z, WANT[name](changed(S, k)) @ r, 1000)
+
+
+@pytest.mark.some(name=1)
+@pytest.mark.parametrize("name", [*MAKE, "chebyshev"])
+def test_a_stack_of_several_is_applied_inside_vmap_only(name):
+    _, A = system(name)
+    make = (MAKE | {"chebyshev": lambda A: chebyshev(A, 2, (1.0, 9.0))})[name]
+    values = jnp.stack([A.data, 2 * A.data])
+    stack = jax.vmap(lambda data: make(A.with_data(data)))(values)
+    with pytest.raises(ValueError, match="M is a stack of 2 preconditioners, as vmap makes them; apply it inside"):
+        stack @ np.ones(N)
+    if name in ("jacobi", "block_jacobi"):
+        got = jax.vmap(lambda M: M @ np.ones(N))(stack)
+        assert_near(got[1], WANT[name](2 * system(name)[0]) @ np.ones(N))
+
+
+def test_a_polynomial_is_refreshed_with_its_bounds_and_what_is_inside_it():
+    S, A = system("jacobi")
+    other = changed(S)
+    B = A.with_data(other.data)
+    M = chebyshev(A, 2, M=jacobi(A))
+    N = refresh(M, B)
+    largest = np.linalg.eigvals(other.toarray() / other.diagonal()[:, None]).real.max()
+    assert alike(M, N) and M.bounds[1] != N.bounds[1] and largest <= N.bounds[1] <= 1.35 * largest
+    assert_near(N.M.inverse_diagonal, 1 / other.diagonal())
+    given = chebyshev(A, 2, (0.3, 9.0)).refreshed(B)
+    np.testing.assert_array_equal(given.bounds, [0.3, 9.0])
+    assert_near(dense(given), dense(chebyshev(B, 2, (0.3, 9.0))))
+
+
+def compiled(f) -> list[str]:
+    """The programs that f compiles."""
+    names: list[str] = []
+    with jax.log_compiles(), pytest.MonkeyPatch.context() as patch:
+        log = logging.getLogger("jax._src.interpreters.pxla")
+        patch.setattr(log, "handle", lambda record: names.append(record.getMessage()))
+        jax.block_until_ready(f())
+    return [name for name in names if name.startswith("Compiling")]
+
+
+@pytest.mark.some(name=1)
+@pytest.mark.parametrize("name", [*MAKE, "chebyshev"])
+def test_a_refresh_compiles_one_program_at_most_and_the_next_none(name):
+    S = jsf.gallery.poisson([3, 4, 7])  # a size that no other test has
+    A = jsf.from_scipy(S, "csr")
+    makers = MAKE | {"chebyshev": lambda A: chebyshev(A, 2, M=jacobi(A))}
+    M, values = makers[name](A), [A.data * k for k in (1.0, 2.0, 3.0)]
+    first, *later = (compiled(lambda v=v: M.refreshed(A.with_data(v))) for v in values)
+    assert len([n for n in first if "with_data" not in n and "_stored" not in n]) <= 1
+    assert later == [[], []]
+
+
+@factors
+def test_the_set_up_compiles_three_programs_at_most(name):
+    A = jsf.from_scipy(jsf.gallery.poisson([2, 5, 8]), "csr")
+    assert len(compiled(lambda: MAKE[name](A))) <= 3
+
+
+@pytest.mark.deep
+def test_new_values_may_come_in_another_format_and_dtype():
+    S, A = system("incomplete_lu")
+    M = incomplete_lu(A.astype("float32"), sweeps=SWEEPS, solve_sweeps=2, format="csr")
+    other = changed(S)
+    for format in ("dia", "coo"):
+        N = M.refreshed(jsf.from_scipy(other, format))
+        assert N.dtype == np.float32 and alike(M, N)
+        assert_near(dense(N), of_factors(other), 1e5)
+
+
+def test_factors_of_a_transposed_view_are_refreshed_with_one():
+    S, A = system("incomplete_lu")
+    other = changed(S)
+    N = refresh(MAKE["incomplete_lu"](A.T), A.with_data(other.data).T)
+    assert_near(dense(N), of_factors(sp.csr_array(other.T)), 1000)
+
+
+# ------------------------------------------------------------------------------------------------------- derivatives
+
+
+@pytest.mark.deep
+@factors
+def test_derivatives_by_the_values_are_those_of_elimination(name):
+    """Forward and reverse mode against differences of elimination row by row; second derivatives against those."""
+    S, A = system(name)
+    M, rng = MAKE[name](A), np.random.default_rng(0)
+    r, direction = rng.standard_normal((2, S.shape[0]))[0], rng.standard_normal(S.nnz) * S.data
+    if name == "incomplete_cholesky":  # of the lower triangle, whose mirror image elimination reads too
+        T = sp.csr_array((direction, S.indices, S.indptr))
+        direction = sp.csr_array(sp.tril(T) + sp.tril(T, -1).T).data
+
+    def moved(step: float) -> sp.csr_array:
+        return sp.csr_array((S.data + step * direction, S.indices, S.indptr))
+
+    def loss(data):
+        return jnp.sum(jnp.cos(M.refreshed(A.with_data(data)) @ r))
+
+    gradient = jax.jit(lambda d: jax.jvp(jax.grad(loss), (d,), (direction,)))
+    (got, second), (_, forward) = gradient(A.data), jax.jit(lambda d: jax.jvp(loss, (d,), (direction,)))(A.data)
+    h = 1e-6
+    up, down = (np.sum(np.cos(of_factors(moved(step)) @ r)) for step in (h, -h))
+    np.testing.assert_allclose(forward, (up - down) / (2 * h), rtol=1e-6)
+    np.testing.assert_allclose(got @ direction, forward, rtol=1e-10)
+    ahead, behind = (gradient(A.data + step * direction)[0] for step in (h, -h))
+    assert_near(second, np.asarray(ahead - behind) / (2 * h), 1e9)
+
+
+def test_a_solve_is_differentiated_whatever_its_preconditioner_is_made_of():
+    S, A = system("incomplete_cholesky")
+    b = np.random.default_rng(0).standard_normal(N)
+
+    def loss(data):
+        B = A.with_data(data)
+        return jnp.sum(cg(B, b, M=MAKE["incomplete_cholesky"](B), rtol=1e-12).x ** 2)
+
+    x = np.linalg.solve(S.toarray(), b)
+    y = np.linalg.solve(S.toarray(), 2 * x)
+    row, col = S.tocoo().coords
+    assert_near(jax.jit(jax.grad(loss))(A.data), -y[row] * x[col], 1e7)
+
+
+# --------------------------------------------------------------------------------------------------------- bad input
+
+
+@factors
+def test_another_pattern_is_refused_outside_jit_and_shows_inside(name):
+    S, A = system(name)
+    M = MAKE[name](A)
+    moved = S.toarray()
+    moved[0, [3, 4]], moved[[3, 4], 0] = moved[0, [4, 3]], moved[[4, 3], 0]
+    elsewhere, fewer = (jsf.from_dense(a, "csr") for a in (moved, np.diag(S.diagonal())))
+    assert elsewhere.nnz == A.nnz
+    with pytest.raises(ValueError, match=f"some entries of A lie elsewhere; make M anew with {name}"):
+        M.refreshed(elsewhere)
+    with pytest.raises(ValueError, match=f"A has 24 entries, and the one of M {A.nnz}; make M anew with {name}"):
+        M.refreshed(fewer)
+    assert np.all(np.isnan(apply(refresh(M, elsewhere), np.ones(N))))
+
+
+@pytest.mark.parametrize("name", [*MAKE, "chebyshev"])
+def test_a_matrix_of_another_kind_is_refused(name):
+    _, A = system(name)
+    M = (MAKE | {"chebyshev": lambda A: chebyshev(A, 2, (1.0, 9.0))})[name](A)
+    with pytest.raises(ValueError, match=r"of M's shape \(24, 24\); got \(27, 27\)"):
+        M.refreshed(jsf.from_scipy(jsf.gallery.poisson(3), "csr"))
+    with pytest.raises(TypeError, match="imaginary parts"):
+        M.refreshed(A.astype("complex128"))
+
+
+@pytest.mark.deep
+@factors
+def test_values_without_factors_are_refused_outside_jit_and_end_a_solve_inside(name):
+    _, A = system(name)
+    M, b = MAKE[name](A), np.ones(N)
+    bad = A.with_data(A.data.at[0].set(np.nan))
+    with pytest.raises(ValueError, match="needs finite entries; A has nan in row 0"):
+        M.refreshed(bad)
+    zero = A.with_data(jnp.where(jnp.arange(A.nnz) == 0, 0.0, A.data))
+    with pytest.raises(ValueError, match=r"diagonal .*in row 0"):
+        M.refreshed(zero)
+    if name == "incomplete_lu":
+        return  # a solve of its own would compile for long
+    sol = jax.jit(lambda M, A, Z: cg(A, b, M=M.refreshed(Z)))(M, A, zero)
+    assert sol.status is Status.NON_FINITE and np.all(np.isfinite(sol.x))
+
+
+def test_values_that_no_shift_helps_show_inside_jit():
+    K = np.where(np.eye(4), 1e-9, KERSHAW)
+    A = jsf.from_dense(KERSHAW, "csr")
+    M = incomplete_cholesky(A, sweeps=10, solve_sweeps=4, format="csr")
+    B = A.with_data(jsf.from_dense(K, "csr").data)
+    with pytest.raises(ValueError, match=r"no factors of .* for α up to 2621\.44"):
+        M.refreshed(B)
+    assert np.all(np.isnan(apply(refresh(M, B), np.ones(4))))
+
+
+def test_a_refresh_tries_the_shifts_of_the_set_up_again():
+    A = jsf.from_dense(KERSHAW, "csr")
+    M = incomplete_cholesky(A, sweeps=10, solve_sweeps=4, format="csr")
+    easy = A.with_data(jsf.from_dense(KERSHAW + 9 * np.eye(4), "csr").data)
+    assert M.shift > 0 == M.refreshed(easy).shift and refresh(M.refreshed(easy), A).shift == M.shift
+
+
+def test_a_transpose_has_no_pattern_to_be_refreshed_on():
+    _, A = system("incomplete_lu")
+    with pytest.raises(ValueError, match=r"take M\.refreshed\(A\)\.T"):
+        MAKE["incomplete_lu"](A).T.refreshed(A.T)

@@ -1,0 +1,168 @@
+"""Solves inside a user's shard_map with its default check: every device has its own system, against dense algebra."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+import jaxsparse_fmt as jsf
+from solvers import cg, eigsh, expm_multiply, gmres, lobpcg, lsmr, precond
+from tests.solvers.methods import CASES, REFINED
+
+MESH = jax.sharding.Mesh(jax.devices("cpu")[:2], ("device",))
+OWN, SAME = PartitionSpec("device"), PartitionSpec()
+FACTORS = np.array([1.0, 1.7])
+
+
+def everywhere(f, *args, in_specs=OWN):
+    """f of each device's own, stacked."""
+
+    def one(*args):
+        return jax.tree.map(lambda a: jnp.asarray(a)[None], f(*(a[0] for a in args)))
+
+    return jax.shard_map(one, mesh=MESH, in_specs=in_specs, out_specs=OWN)(*args)
+
+
+def systems(case):
+    """Values, right-hand sides and dense matrices of two systems with one pattern."""
+    S, b = case.system()
+    return S, np.outer(FACTORS, S.data), np.stack([b, b[::-1]]), [k * S.toarray() for k in FACTORS]
+
+
+def check(solve, case):
+    """The solutions, and the gradients of ‖x‖² by the values and the right-hand sides."""
+    S, data, b, dense = systems(case)
+    A = jsf.from_scipy(S, "ell")
+
+    @jax.jit
+    def both(data, b):
+        f = lambda data, b: everywhere(lambda d, b: solve(A.with_data(d), b), data, b)  # noqa: E731
+        x, back, code = jax.vjp(f, data, b, has_aux=True)
+        return x, code, back(2 * x)
+
+    x, code, (by_data, by_b) = both(data, b)
+    assert not np.any(code)
+    row, col = S.tocoo().coords
+    for k, D in enumerate(dense):
+        wanted = np.linalg.solve(D, b[k])
+        y = np.linalg.solve(D.T, 2 * wanted)
+        np.testing.assert_allclose(x[k], wanted, rtol=0, atol=1e-7 * np.abs(wanted).max())
+        np.testing.assert_allclose(by_b[k], y, rtol=0, atol=1e-6 * np.abs(y).max())
+        np.testing.assert_allclose(by_data[k], -y[row] * wanted[col], rtol=0, atol=1e-6 * np.abs(y).max())
+
+
+@pytest.mark.some(case=1)
+@pytest.mark.parametrize("case", [*CASES, REFINED[0]], ids=str)
+def test_every_method_solves_each_devices_own_system_with_gradients(case):
+    def solve(A, b):
+        sol = case.solver(A, b, rtol=1e-11)
+        return sol.x, sol.code
+
+    check(solve, case)
+
+
+MADE = {
+    "jacobi": precond.jacobi,
+    "block_jacobi": functools.partial(precond.block_jacobi, block_size=4),
+    "chebyshev": precond.chebyshev,
+    "function": lambda A: lambda r: r / A.diagonal(),
+}
+
+
+@pytest.mark.some(made=1)
+@pytest.mark.parametrize("made", MADE)
+def test_a_preconditioner_may_be_made_on_each_device(made):
+    def solve(A, b):
+        sol = cg(A, b, M=MADE[made](A), rtol=1e-11)
+        return sol.x, sol.code
+
+    check(solve, CASES[0])
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("make", [precond.incomplete_cholesky, precond.incomplete_lu, precond.multigrid])
+def test_a_preconditioner_may_be_the_same_on_all_devices(make):
+    S, _ = CASES[0].system()
+    M = make(jsf.from_scipy(S, "csr"))
+
+    def solve(A, b):
+        sol = gmres(A, b, M=M, rtol=1e-11)
+        return sol.x, sol.code
+
+    check(solve, CASES[0])
+
+
+def test_a_function_may_be_the_matrix():
+    def solve(A, b):
+        sol = cg(lambda v: A @ v, b, rtol=1e-11)
+        return sol.x, sol.code
+
+    check(solve, CASES[0])
+
+
+def test_kernels_that_pass_over_vectors():
+    S, data, b, dense = systems(CASES[0])
+    A = jsf.from_scipy(S, "ell")
+    with jsf.use_backend("interpret"):
+        x = jax.jit(lambda data, b: everywhere(lambda d, b: cg(A.with_data(d), b, rtol=1e-11).x, data, b))(data, b)
+    for k, D in enumerate(dense):
+        np.testing.assert_allclose(x[k], np.linalg.solve(D, b[k]), rtol=0, atol=1e-7)
+
+
+def test_what_all_devices_solve_alike_is_known_to_be_alike():
+    """Its result may leave by out_specs of all devices."""
+    S, b = CASES[0].system()
+    A = jsf.from_scipy(S, "ell")
+    f = jax.shard_map(lambda A, b: cg(A, b, rtol=1e-11).x, mesh=MESH, in_specs=SAME, out_specs=SAME)
+    np.testing.assert_allclose(jax.jit(f)(A, b), np.linalg.solve(S.toarray(), b), rtol=0, atol=1e-7)
+
+
+@pytest.mark.deep
+def test_eigenpairs_of_each_devices_own_matrix():
+    S, data, _, dense = systems(CASES[0])
+    A = jsf.from_scipy(S, "ell")
+    values = jax.jit(lambda data: everywhere(lambda d: eigsh(A.with_data(d), 2, which="SA").eigenvalues, data))(data)
+    for k, D in enumerate(dense):
+        np.testing.assert_allclose(values[k], np.linalg.eigvalsh(D)[:2], rtol=1e-7)
+
+
+OTHERS = {
+    "lsmr": lambda A, b: lsmr(A, b, damp=0.1).x,
+    "lsmr of functions": lambda A, b: lsmr((lambda v: A @ v, lambda v: A.T @ v), b, M=lambda r: r).x,
+    "expm_multiply": lambda A, b: expm_multiply(A, b).x,
+    "expm_multiply of a function": lambda A, b: expm_multiply(lambda v: A @ v, b).x,
+    "lobpcg": lambda A, b: lobpcg(A, 1).eigenvalues,
+    "lobpcg of a function": lambda A, b: lobpcg(lambda v: A @ v, 1, X0=b[:, None]).eigenvalues,
+    "eigsh": lambda A, b: eigsh(A, 1).eigenvalues,
+    "eigsh of a function": lambda A, b: eigsh(lambda v: A @ v, 1, v0=b).eigenvalues,
+}
+
+
+@pytest.mark.some(name=1)
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_other_solvers_do_what_they_do_outside_with_gradients(name):
+    """Of values and vectors that each device has for itself, and of values that all share."""
+    solve, A = OTHERS[name], jsf.from_scipy(jsf.gallery.poisson(8, dim=1), "ell")
+    b = np.random.default_rng(0).standard_normal((2, 8))
+
+    def own(data, b, factors):
+        return everywhere(lambda b, f: solve(A.with_data(f * data), b), b, factors)
+
+    def alone(data, b, factors):
+        return jnp.stack([solve(A.with_data(f * data), v) for f, v in zip(factors, b, strict=True)])
+
+    def both(f, data, b, factors):
+        x, back = jax.vjp(f, data, b, factors)
+        return x, back(jnp.cos(x))
+
+    got, want = (jax.jit(functools.partial(both, f))(A.data, b, FACTORS) for f in (own, alone))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), got, want)
+    if name == "lobpcg of a function":
+        return  # the batching rule in core/opaque.py traces a program anew, whose `pvary` then meets a varying array
+    mapped = jax.shard_map(jax.vmap(lambda b: solve(A, b)), mesh=MESH, in_specs=OWN, out_specs=OWN)
+    np.testing.assert_allclose(jax.jit(mapped)(b), np.stack([solve(A, v) for v in b]), rtol=1e-5, atol=1e-5)

@@ -1,0 +1,118 @@
+"""lobpcg: ends of spectra, the preconditioner's use, statuses, and eigsh's derivatives."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxsparse_fmt as jsf
+from solvers import Status, eigsh, lobpcg, precond
+from tests.lowering import quick_jit
+from tests.solvers.test_eigsh import assert_pairs, hermitian, wanted
+
+K = 4
+LAPLACIAN = jsf.gallery.poisson(12, dim=2)  # its second eigenvalue is double
+
+
+@pytest.mark.some(which=1)
+@pytest.mark.parametrize(
+    ("dtype", "which"), [(np.float64, "SA"), (np.float64, "LA"), (np.float32, "SA"), (np.complex128, "SA")]
+)
+def test_finds_the_end_that_which_asks_for(dtype, which):
+    a = hermitian(dtype)
+    sol = lobpcg(jnp.asarray(a), K, which=which)
+    assert_pairs(sol, a, wanted(a, K, which))
+    assert sol.eigenvectors.dtype == dtype
+
+
+def test_a_preconditioner_saves_most_products_and_copies_are_found():
+    A = jsf.from_scipy(jsf.gallery.poisson(30, dim=2), "pjds")
+    M = precond.multigrid(jsf.from_scipy(jsf.gallery.poisson(30, dim=2), "csr"))
+    plain, helped = lobpcg(A, K, tol=1e-8), lobpcg(A, K, M=M, tol=1e-8)
+    assert plain.success and helped.success and helped.products < 0.4 * plain.products
+    exact = 4 - 2 * np.cos(np.pi * np.arange(1, 31) / 31)
+    exact = np.sort((exact[:, None] + exact - 4).ravel())[:K]
+    assert exact[1] == pytest.approx(exact[2])
+    np.testing.assert_allclose(helped.eigenvalues, exact, rtol=1e-9)
+
+
+@pytest.mark.parametrize("n", [2, 3, 7])
+def test_matrices_smaller_than_three_blocks_are_solved(n):
+    a = hermitian(n=n, seed=n)
+    assert_pairs(lobpcg(jnp.asarray(a), n - 1), a, wanted(a, n - 1, "SA"))
+
+
+def test_entries_of_any_size_take_the_same_steps():
+    a = hermitian()
+    steps = lobpcg(jnp.asarray(a), K).iterations
+    for scale in (1e-200, 1e200):
+        sol = lobpcg(jnp.asarray(scale * a), K)
+        assert sol.success and abs(sol.iterations - steps) <= 2
+        np.testing.assert_allclose(sol.eigenvalues / scale, wanted(a, K, "SA"), rtol=1e-10)
+
+
+@pytest.mark.some(change=2)
+@pytest.mark.parametrize(
+    ("change", "options", "status"),
+    [
+        (1.0, {"maxiter": 3}, Status.MAXITER),
+        (1.0, {"M": lambda r: -r}, Status.NOT_POSITIVE_DEFINITE),
+        (1.0, {"M": lambda r: np.nan * r}, Status.NON_FINITE),
+        (np.nan, {}, Status.NON_FINITE),
+        (0.0, {}, Status.CONVERGED),
+    ],
+)
+def test_endings_have_their_status_and_residuals_are_true(change, options, status):
+    a = change * hermitian()
+    sol = lobpcg(jnp.asarray(a), 3, **options)
+    w, v = (np.asarray(part) for part in sol)
+    assert sol.status is status and np.all(np.isfinite(w)) and np.all(np.isfinite(v))
+    if status is not Status.NON_FINITE:
+        np.testing.assert_allclose(sol.residual_norms, np.linalg.norm(a @ v - v * w, axis=0), rtol=1e-6, atol=1e-12)
+
+
+def test_a_start_at_the_vectors_takes_no_step():
+    vectors = np.linalg.eigh(LAPLACIAN.toarray())[1][:, :5]
+    A = jsf.from_scipy(LAPLACIAN, "csr")
+    assert lobpcg(lambda v: A @ v, K, X0=vectors).iterations == 0
+
+
+def test_derivatives_and_vmap_are_eigshs():
+    a, along = (jnp.asarray(hermitian(n=30, seed=s)) for s in (0, 1))
+
+    def first(solver, a):
+        w, v = solver(a)
+        return w, jnp.abs(v) ** 2 @ jnp.arange(1.0, 4)
+
+    def derivative(solver):
+        return quick_jit(jax.vmap(lambda s: jax.jvp(lambda a: first(solver, a), (s * a,), (along,))))(
+            jnp.array([1.0, 2])
+        )
+
+    ours, theirs = derivative(lambda a: lobpcg(a, 3)), derivative(lambda a: eigsh(a, 3, which="SA"))
+    for got, want in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("A", "k", "options", "match"),
+    [
+        (np.eye(5), 5, {}, "k must be below n = 5"),
+        (np.eye(5), 2, {"which": "LM"}, "SA, LA"),
+        (np.eye(5), 2, {"X0": np.ones((5, 1))}, "from 2 to 5"),
+        (np.eye(5), 2, {"X0": np.ones(5)}, "as columns"),
+        (np.eye(5), 2, {"M": np.eye(4)}, "M has shape"),
+        (np.ones((5, 4)), 2, {}, "A has shape"),
+        (lambda v: v, 2, {}, "pass X0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(A, k, options, match):
+    with pytest.raises(ValueError, match=match):
+        lobpcg(A, k, **options)
+
+
+def test_a_complex_preconditioner_of_a_real_matrix_is_refused():
+    with pytest.raises(TypeError, match="drop its imaginary part; make X0 complex"):
+        lobpcg(jnp.asarray(LAPLACIAN.toarray()), K, M=lambda r: 1j * r)

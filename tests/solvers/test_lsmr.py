@@ -1,0 +1,295 @@
+"""LSMR: Krylov.jl's kinds of problems against LAPACK, what its status claims, its derivatives, and the door."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import jaxsparse_fmt as jsf
+from solvers import Adjoint, LeastSquaresSolution, Status, lsmr
+from tests.lowering import quick_jit
+
+M_, N_ = 40, 25
+RNG = np.random.default_rng(7)
+TALL, SQUARE = RNG.standard_normal((M_, N_)), RNG.standard_normal((N_, N_))
+B = RNG.standard_normal(M_)
+SINGULAR = TALL.copy()
+SINGULAR[:, 3] = SINGULAR[:, 4] - 2 * SINGULAR[:, 5]
+
+
+def shortest(A, b, damp: float = 0.0):
+    """By LAPACK: λ·I below A, zeros below b."""
+    n = A.shape[1]
+    below = np.zeros((n, *np.shape(b)[1:]))
+    return np.linalg.lstsq(np.vstack([A, damp * np.eye(n)]), np.concatenate([b, below]), rcond=1e-12)[0]
+
+
+def norms(A, x, b, damp: float = 0.0):
+    """‖b − A·x‖ and ‖Aᴴ(b − A·x) − λ²·x‖."""
+    r = b - A @ np.asarray(x)
+    return np.linalg.norm(r, axis=0), np.linalg.norm(A.conj().T @ r - damp**2 * np.asarray(x), axis=0)
+
+
+# ---------------------------------------------------------------------------------------------------------- answers
+
+
+@pytest.mark.some(A=2)
+@pytest.mark.parametrize("damp", [0.0, 0.7])
+@pytest.mark.parametrize(
+    ("A", "b"),
+    [
+        (TALL, B),
+        (TALL, TALL @ RNG.standard_normal(N_)),
+        (TALL.T, B[:N_]),
+        (SQUARE, B[:N_]),
+        (SINGULAR, B),
+        (SINGULAR.T, B[:N_]),
+        (SINGULAR[:N_], B[:N_]),
+    ],
+    ids=["over", "over, consistent", "under", "square", "over, singular", "under, singular", "square, singular"],
+)
+def test_the_shortest_least_squares_solution_is_lapacks(A, b, damp):
+    sol = lsmr(jnp.asarray(A), b, damp=damp, rtol=1e-11)
+    want = shortest(A, b, damp)
+    assert sol.status is Status.CONVERGED, sol
+    np.testing.assert_allclose(sol.x, want, rtol=0, atol=1e-7 * np.abs(want).max())
+    residual, normal = norms(A, sol.x, b, damp)
+    scale = np.linalg.norm(A, 2) * np.linalg.norm(b)
+    np.testing.assert_allclose(sol.residual_norm, residual, rtol=1e-6, atol=1e-14 * scale)
+    np.testing.assert_allclose(sol.normal_residual_norm, normal, rtol=1e-2, atol=1e-14 * scale)
+    whole = np.hypot(residual, damp * np.linalg.norm(sol.x))
+    assert whole <= 1.001e-11 * np.linalg.norm(b) or normal <= 1.01e-11 * np.linalg.norm(A, 2) * whole
+
+
+@pytest.mark.some(dtype=1)
+@pytest.mark.parametrize("dtype", [np.float32, np.complex64, np.complex128])
+def test_other_dtypes_are_solved_in_their_own(dtype):
+    imaginary = 1j * TALL[::-1] if np.issubdtype(dtype, np.complexfloating) else 0
+    A = (TALL + imaginary).astype(dtype)
+    sol = lsmr(jnp.asarray(A), B.astype(dtype), rtol=1e-4)
+    assert sol.success and sol.x.dtype == dtype
+    want = shortest(A.astype(np.result_type(dtype, float)), B)
+    np.testing.assert_allclose(sol.x, want.astype(dtype), rtol=0, atol=2e-3)
+
+
+@pytest.mark.some(kind=1)
+@pytest.mark.parametrize("kind", ["csr", "pjds", "transposed", "functions", "columns alone"])
+def test_every_kind_of_matrix_gives_the_same_solution(kind):
+    S = sp.random_array((M_, N_), density=0.2, rng=np.random.default_rng(2), format="csr")
+    A = jsf.from_scipy(S, "pjds" if kind == "pjds" else "csr")
+    if kind == "transposed":
+        A = jsf.from_scipy(sp.csr_array(S.T), "csr").T
+    elif kind == "functions":
+        stored, A = A, (lambda v: stored @ v, lambda u: stored.T @ u)
+    elif kind == "columns alone":
+        stored, A = A, (lambda v: stored @ v.reshape(N_), lambda u: stored.T @ u.reshape(M_))
+    b = np.stack([B, 0 * B, 1e-100 * B[::-1]], 1)
+    sol = lsmr(A, b, rtol=1e-10)
+    assert np.all(sol.success) and sol.iterations[1] == 0 and sol.normal_residual_norm.shape == (3,)
+    want = shortest(S.toarray(), b)
+    scale = np.array([1, 1, 1e100])
+    np.testing.assert_allclose(sol.x * scale, want * scale, rtol=0, atol=1e-7)
+
+
+def test_a_preconditioner_for_columns_of_all_sizes_saves_most_steps():
+    d = 10.0 ** np.linspace(-3, 3, N_)
+    A, lengths = TALL * d, np.sum((TALL * d) ** 2, axis=0)
+    plain = lsmr(jnp.asarray(A), B, rtol=1e-9, maxiter=5000)
+    helped = lsmr(jnp.asarray(A), B, M=lambda r: r / lengths, rtol=1e-12)
+    assert helped.success and helped.iterations < 0.3 * plain.iterations
+    np.testing.assert_allclose(helped.x * d, shortest(TALL, B), rtol=0, atol=1e-7)
+
+
+def test_the_normal_residual_falls_at_every_step_as_in_the_paper_and_callbacks_see_it():
+    seen, reports = [], []
+    options = {"callback": lambda x: seen.append(np.array(x)), "progress": lambda k, _: reports.append(k)}
+    sol = lsmr(jnp.asarray(TALL), B, rtol=1e-9, history=True, **options)
+    jax.effects_barrier()
+    assert len(seen) == sol.iterations and reports == list(range(16, sol.iterations + 1, 16))
+    np.testing.assert_allclose(sol.history[1:], [norms(TALL, x, B)[1] for x in seen], rtol=1e-4, atol=1e-13)
+    assert np.all(np.diff(sol.history) < 0)
+    theirs = sp.linalg.lsmr(TALL, B, atol=1e-9, btol=1e-9)
+    assert abs(sol.iterations - theirs[2]) <= 2
+
+
+def test_a_start_at_the_solution_takes_no_step_and_one_far_off_is_left():
+    A, exact = jnp.asarray(TALL), shortest(TALL, B)
+    assert lsmr(A, B, exact, rtol=1e-9).iterations == 0
+    far = lsmr(A, B, 1e30 * exact, rtol=1e-9)
+    assert far.success and far.iterations == lsmr(A, B, rtol=1e-9).iterations
+
+
+# ----------------------------------------------------------------------------------------------------------- status
+
+
+@pytest.mark.some(options=2)
+@pytest.mark.parametrize(
+    ("A", "b", "options", "status"),
+    [
+        (TALL, 0 * B, {}, Status.CONVERGED),
+        (0 * TALL, B, {}, Status.CONVERGED),
+        (TALL, np.where(np.arange(M_) == 3, np.nan, B), {}, Status.NON_FINITE),
+        (TALL * np.nan, B, {}, Status.NON_FINITE),
+        (TALL * np.nan, 0 * B, {}, Status.NON_FINITE),
+        (TALL, B, {"maxiter": 2}, Status.MAXITER),
+        (TALL, B, {"maxiter": 0}, Status.MAXITER),
+        (TALL, B, {"rtol": 0.0, "maxiter": 10**6}, Status.STAGNATION),
+        (TALL, B, {"M": lambda r: -r}, Status.NOT_POSITIVE_DEFINITE),
+        (TALL, B, {"M": lambda r: np.nan * r}, Status.NON_FINITE),
+    ],
+    ids=[
+        "zero b",
+        "zero A",
+        "NaN in b",
+        "NaN in A",
+        "NaN in A, zero b",
+        "two steps",
+        "no step",
+        "zero rtol",
+        "-M",
+        "NaN",
+    ],
+)
+def test_endings_have_their_status(A, b, options, status):
+    sol = lsmr(jnp.asarray(A), b, **options)
+    assert sol.status is status and np.all(np.isfinite(sol.x))
+    assert isinstance(sol, LeastSquaresSolution)
+
+
+@pytest.mark.some(of_A=1)
+@pytest.mark.parametrize(("of_A", "of_b"), [(1e-200, 1e-100), (1e200, 1e100), (1e-150, 1e-300), (1.0, 1e-290)])
+def test_numbers_of_any_size_are_solved_as_those_about_one(of_A, of_b):
+    plain, sol = lsmr(jnp.asarray(TALL), B, rtol=1e-10), lsmr(jnp.asarray(of_A * TALL), of_b * B, rtol=1e-10)
+    assert sol.status is Status.CONVERGED and sol.iterations == pytest.approx(plain.iterations, abs=1)
+    np.testing.assert_allclose(sol.x * (of_A / of_b), plain.x, rtol=1e-7)
+
+
+def test_a_solution_outside_the_dtype_is_never_called_converged():
+    for of_A, of_b in ((1e200, 1e-200), (1e-200, 1e200)):
+        sol = lsmr(jnp.asarray(of_A * TALL), of_b * B, rtol=1e-10)
+        assert not sol.success and np.all(np.isfinite(sol.x))
+
+
+# ----------------------------------------------------------------------------------------------------- derivatives
+
+
+def by_normal_equations(A, b, damp):
+    H = A.conj().T
+    if damp is None and A.shape[0] < A.shape[1]:
+        return H @ jnp.linalg.solve(A @ H, b)
+    return jnp.linalg.solve(H @ A + (0 if damp is None else damp**2) * jnp.eye(A.shape[1]), H @ b)
+
+
+@pytest.mark.parametrize("damped", [False, True])
+@pytest.mark.parametrize("shape", [(12, 7), (7, 12)])
+def test_gradients_and_their_derivatives_are_those_of_the_dense_solution(shape, damped):
+    """In A, b and damp, first order, and forward over reverse."""
+    rng = np.random.default_rng(1)
+    point = jnp.asarray(rng.standard_normal(shape)), jnp.asarray(rng.standard_normal(shape[0])), jnp.asarray(0.6)
+    along = tuple(jnp.asarray(rng.standard_normal(p.shape)) for p in point)
+    w = jnp.asarray(rng.standard_normal(shape[1]))
+
+    def derivatives(solve):
+        f = lambda A, b, damp: jnp.sum(w * solve(A, b, damp if damped else None) ** 2)  # noqa: E731
+        return quick_jit(lambda *point: jax.jvp(jax.grad(f, (0, 1, 2)), point, along))(*point)
+
+    ours = derivatives(lambda A, b, damp: lsmr(A, b, damp=0.0 if damp is None else damp, rtol=1e-12, maxiter=500).x)
+    for got, want in zip(jax.tree.leaves(ours), jax.tree.leaves(derivatives(by_normal_equations)), strict=True):
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-7 * max(1e-9, float(jnp.max(jnp.abs(want)))))
+
+
+def test_complex_gradients_in_the_values_of_a_format_are_those_of_the_dense_solution():
+    S = sp.random_array((12, 7), density=0.6, rng=np.random.default_rng(4), format="csr")
+    S = sp.csr_array(S + 1j * sp.csr_array(S)[::-1])
+    stored, b = jsf.from_scipy(S, "csr"), jnp.asarray(B[:12])
+    ours = lambda data: jnp.sum(jnp.abs(lsmr(stored.with_data(data), b, rtol=1e-12).x) ** 4)  # noqa: E731
+    exact = lambda data: jnp.sum(  # noqa: E731
+        jnp.abs(by_normal_equations(stored.with_data(data).todense(), b + 0j, None)) ** 4
+    )
+    got, want = (quick_jit(jax.grad(f))(stored.data) for f in (ours, exact))
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-7 * float(jnp.max(jnp.abs(want))))
+
+
+def test_where_columns_depend_on_one_another_b_has_a_derivative_and_the_matrix_none():
+    w = jnp.arange(1.0, N_ + 1)
+    f = lambda A, b: jnp.vdot(w, lsmr(A, b, rtol=1e-10).x)  # noqa: E731
+    in_A, in_b = quick_jit(jax.grad(f, (0, 1)))(jnp.asarray(SINGULAR), jnp.asarray(B))
+    np.testing.assert_allclose(in_b, np.linalg.pinv(SINGULAR).T @ w, rtol=1e-6, atol=1e-6)
+    assert np.all(np.isnan(in_A))
+
+
+def test_a_derivative_whose_own_solve_fails_is_nan():
+    f = lambda b: jnp.sum(lsmr(jnp.asarray(TALL), b, adjoint=Adjoint(maxiter=5)).x)  # noqa: E731
+    assert np.all(np.isnan(jax.grad(f)(jnp.asarray(B))))
+
+
+def test_vmap_over_matrices_and_right_hand_sides_agrees_with_one_by_one():
+    A, scales = jnp.asarray(TALL), jnp.array([0.5, 1.0, 4.0])
+    b = jnp.stack([jnp.asarray(B), 2 * jnp.asarray(B)[::-1], 0 * jnp.asarray(B)])
+    got = jax.jit(jax.vmap(lambda s, b: lsmr(s * A, b, rtol=1e-10).x))(scales, b)
+    want = [shortest(float(s) * TALL, np.asarray(r)) for s, r in zip(scales, b, strict=True)]
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-7)
+
+
+# ------------------------------------------------------------------------------------------------------------- door
+
+
+@pytest.mark.parametrize(
+    ("A", "b", "options", "error", "match"),
+    [
+        (TALL, B[:5], {}, ValueError, r"\(40, 25\), and b of length 5"),
+        (TALL, B, {"x0": B}, ValueError, r"x0 has shape \(40,\)"),
+        (TALL, B, {"damp": -1.0}, ValueError, "damp must be a number from 0 up"),
+        (TALL, B, {"M": np.eye(M_)}, ValueError, r"M has shape \(40, 40\)"),
+        (lambda v: v, B, {}, TypeError, "pair of functions"),
+        ((lambda v: v, lambda u: u[:3]), B, {}, ValueError, "back to"),
+        (sp.csr_array(TALL), B, {}, TypeError, "from_scipy"),
+        (np.zeros((0, 3)), np.zeros(0), {}, ValueError, "b is empty"),
+        (np.zeros((3, 0)), np.zeros(3), {}, ValueError, "at least one unknown"),
+        (TALL, B, {"tol": 1e-3}, TypeError, "rtol"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(A, b, options, error, match):
+    with pytest.raises(error, match=match):
+        lsmr(A, b, **options)
+
+
+def test_steps_between_two_looks_are_not_copied_out():
+    """A GPU looks every 40 steps by default; twenty copies of a step took minutes to compile."""
+    A, b = TALL[:, :12], jnp.asarray(B)
+    sol = lsmr(jnp.asarray(A), b, check_every=10**9, rtol=1e-10)
+    assert sol.success
+    np.testing.assert_allclose(sol.x, shortest(A, B), rtol=0, atol=1e-7)
+    lines = [str(jax.make_jaxpr(lambda b, c=c: lsmr(A, b, check_every=c).x)(b)).count("\n") for c in (1, 10**9)]
+    assert lines[1] < 1.5 * lines[0]
+
+
+@pytest.mark.parametrize(("dtype", "damp"), [(np.float32, 1e10), (np.float32, 1e20), (np.float64, 1e150)])
+@pytest.mark.parametrize("shape", [(8, 5), (5, 8)])
+def test_a_damp_far_above_the_matrix_is_within_range(dtype, damp, shape):
+    """x is Aᴴ·b / λ² then, which float32 holds for a b of 1e20."""
+    A, b = jnp.asarray(TALL[: shape[0], : shape[1]], dtype), jnp.asarray(B[: shape[0]], dtype)
+    size = dtype(1e20)
+    sol = lsmr(A, size * b, damp=damp, rtol=1e-4)
+    assert sol.success, sol
+    if damp == 1e10:
+        by_b = jax.grad(lambda b: jnp.sum(lsmr(A, b, damp=damp, rtol=1e-4).x))(size * b)
+        np.testing.assert_allclose(sol.x, A.T @ b, rtol=1e-3)
+        np.testing.assert_allclose(size * by_b, jnp.sum(A, axis=1), rtol=1e-3)
+
+
+def test_a_complex_preconditioner_of_a_real_system_is_refused():
+    for M in (1j * np.ones(N_), lambda r: 1j * r):
+        with pytest.raises(TypeError, match="drop its imaginary part; make b complex"):
+            lsmr(jnp.asarray(TALL), B, M=M)
+
+
+def test_a_pytree_is_refused_in_words():
+    same = lambda v: v  # noqa: E731
+    for b in ({"a": B}, (B, B), None):
+        with pytest.raises(TypeError, match=r"b must be one array.*ravel_pytree"):
+            lsmr((same, same), b)
+    assert lsmr(jnp.eye(2), [1.0, 2.0]).success

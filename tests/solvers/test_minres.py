@@ -1,0 +1,142 @@
+"""MINRES on singular systems, with and without a solution; the pseudoinverse answers."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from solvers import Status, minres
+
+N = 48
+
+
+def spectrum(kind: str) -> np.ndarray:
+    """Eigenvalues, a quarter of them zero."""
+    d = np.geomspace(1, 1e-2, N)
+    d *= np.where(np.arange(N) % 3 == 0, -1, 1) if kind == "indefinite" else 1
+    return np.where(np.arange(N) % 4 == 1, 0, d)
+
+
+def rotated(d: np.ndarray, seed: int = 0) -> np.ndarray:
+    Q, _ = np.linalg.qr(np.random.default_rng(seed).standard_normal((N, N)))
+    A = (Q * d) @ Q.T
+    return (A + A.T) / 2
+
+
+def vector(seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(N)
+
+
+def neumann() -> np.ndarray:
+    A = 2 * np.eye(N) - np.eye(N, k=1) - np.eye(N, k=-1)
+    A[0, 0] = A[-1, -1] = 1
+    return A
+
+
+SINGULAR = {
+    "semidefinite": rotated(spectrum("semidefinite")),
+    "indefinite": rotated(spectrum("indefinite")),
+    "diagonal": np.diag(spectrum("indefinite")),
+    "neumann": neumann(),
+    "rank one": np.outer(vector(7), vector(7)),
+}
+
+
+@pytest.mark.some(name=1)
+@pytest.mark.parametrize("name", SINGULAR)
+def test_does_it_end_at_a_least_squares_solution_where_there_is_none(name):
+    A, b = SINGULAR[name], vector()
+    pseudoinverse = np.linalg.pinv(A, rcond=1e-10, hermitian=True)
+    sol = minres(jnp.asarray(A), b, rtol=1e-10)
+    assert sol.status is Status.LEAST_SQUARES and not sol.success and "lsmr" in sol.status.message
+    x = np.asarray(sol.x)
+    least, residual = np.linalg.norm(b - A @ pseudoinverse @ b), np.linalg.norm(b - A @ x)
+    assert residual <= (1 + 1e-6) * least and float(sol.residual_norm) == pytest.approx(residual, rel=1e-9)
+    # It is the shortest one up to a null vector, and that is of its own size rather than of 1 / eps.
+    np.testing.assert_allclose(A @ x, A @ pseudoinverse @ b, atol=1e-5 * np.linalg.norm(b))
+    assert np.linalg.norm(x) <= 1e4 * max(np.linalg.norm(pseudoinverse @ b), np.linalg.norm(b))
+
+
+@pytest.mark.some(name=1)
+@pytest.mark.parametrize("name", SINGULAR)
+def test_does_it_find_the_shortest_solution_where_there_are_many(name):
+    A = SINGULAR[name]
+    b = A @ vector()
+    sol = minres(jnp.asarray(A), b, rtol=1e-10)
+    assert sol.status is Status.CONVERGED
+    want = np.linalg.pinv(A, rcond=1e-10, hermitian=True) @ b
+    np.testing.assert_allclose(sol.x, want, atol=1e-6 * np.linalg.norm(want))
+
+
+@pytest.mark.parametrize("consistent", [True, False])
+def test_does_a_preconditioner_weigh_the_least_squares(consistent):
+    """Then bᴴ·M·b is least: the least squares of M^½·A·M^½, whose pseudoinverse NumPy knows."""
+    A, m = SINGULAR["indefinite"], np.geomspace(0.2, 5, N)
+    b = A @ vector() if consistent else vector()
+    root = np.sqrt(m)
+    sol = minres(jnp.asarray(A), b, M=jnp.diag(m), rtol=1e-10)
+    assert sol.status is (Status.CONVERGED if consistent else Status.LEAST_SQUARES)
+    symmetric = root[:, None] * A * root
+    best = root * b - symmetric @ np.linalg.pinv(symmetric, rcond=1e-10, hermitian=True) @ (root * b)
+    r = root * (b - A @ np.asarray(sol.x))
+    assert np.linalg.norm(r - best) <= 1e-5 * np.linalg.norm(root * b)
+
+
+def test_is_a_shifted_matrix_solved_where_the_shift_is_no_eigenvalue():
+    """And has it a least-squares solution where it is one."""
+    d = np.where(spectrum("indefinite") == 0, 0.5, spectrum("indefinite"))
+    A, b = jnp.asarray(rotated(d)), vector()
+    between = minres(lambda v: A @ v - 0.45 * v, b, rtol=1e-9)
+    assert between.status is Status.CONVERGED
+    np.testing.assert_allclose(between.x, np.linalg.solve(np.asarray(A) - 0.45 * np.eye(N), b), rtol=1e-5, atol=1e-7)
+    assert minres(lambda v: A @ v - 0.5 * v, b, rtol=1e-9).status is Status.LEAST_SQUARES
+
+
+def test_is_zero_the_answer_to_a_zero_right_hand_side_of_a_singular_matrix():
+    sol = minres(jnp.asarray(SINGULAR["indefinite"]), np.zeros(N))
+    assert sol.status is Status.CONVERGED and sol.iterations == 0 and not np.any(sol.x)
+
+
+def test_is_zero_the_least_squares_solution_of_the_zero_matrix():
+    sol = minres(jnp.zeros((N, N)), vector())
+    assert sol.status is Status.LEAST_SQUARES and not np.any(sol.x)
+
+
+@pytest.mark.parametrize("condition", [1e4, 1e6, 1e8])
+def test_is_a_hard_system_never_called_one_without_solution(condition):
+    """Its smallest eigenvector is most of b: there A·r is small, too, far from the solution."""
+    d = np.geomspace(1, 1 / condition, N) * np.where(np.arange(N) % 2, -1, 1)
+    A = rotated(d)
+    b = np.linalg.eigh(A)[1][:, np.argmin(np.abs(np.linalg.eigvalsh(A)))] + 1e-3 * vector()
+    sol = minres(jnp.asarray(A), b, rtol=1e-6, maxiter=40 * N)
+    assert sol.status in (Status.CONVERGED, Status.MAXITER, Status.STAGNATION)
+
+
+def test_are_columns_with_and_without_solution_told_apart():
+    A = SINGULAR["indefinite"]
+    B = np.stack([A @ vector(), vector(2), np.zeros(N)], 1)
+    sol = minres(jnp.asarray(A), B, rtol=1e-9)
+    assert [Status(int(c)) for c in sol.status] == [Status.CONVERGED, Status.LEAST_SQUARES, Status.CONVERGED]
+
+
+def test_is_single_precision_as_good_as_it_can_be():
+    A, b = SINGULAR["indefinite"], vector()
+    least = np.linalg.norm(b - A @ np.linalg.pinv(A, rcond=1e-10, hermitian=True) @ b)
+    sol = minres(jnp.asarray(A, jnp.float32), b.astype(np.float32), rtol=1e-5)
+    assert sol.status is Status.LEAST_SQUARES
+    assert np.linalg.norm(b - A @ np.asarray(sol.x, float)) <= 1.01 * least
+
+
+def test_is_a_least_squares_solution_beyond_the_dtype_told():
+    A, b = SINGULAR["indefinite"], vector()
+    sol = minres(jnp.asarray(1e-30 * A, jnp.float32), jnp.asarray(1e20 * b, jnp.float32), rtol=1e-5)
+    assert sol.status is Status.OUT_OF_RANGE and np.all(np.isfinite(sol.x))
+
+
+@pytest.mark.some(scale=1)
+@pytest.mark.parametrize("scale", [1e-250, 1e-20, 1e20, 1e250])
+def test_does_the_scale_of_a_singular_matrix_not_matter(scale):
+    A, b = SINGULAR["indefinite"], vector()
+    assert minres(jnp.asarray(scale * A), b, rtol=1e-9).status is Status.LEAST_SQUARES
+    assert minres(jnp.asarray(scale * A), A @ b, rtol=1e-9).status is Status.CONVERGED

@@ -1,0 +1,149 @@
+"""Programs that take and return matrices: exported, serialized, pickled, copied, with static and donated arguments."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import pickle
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import jaxsparse_fmt as jsf
+from solvers import cg, eigsh, expm_multiply, lsmr, precond
+from tests.zoo import CASES, FIRST_LAYOUTS
+
+S = sp.csr_array(sp.diags_array([np.full(20, 3.0), -np.ones(19), -np.ones(19)], offsets=[0, 1, -1]))
+B = np.linspace(-1, 1, 20)
+IRREGULAR = CASES["irregular"]
+
+
+flatbuffers = pytest.mark.skipif(
+    importlib.util.find_spec("flatbuffers") is None, reason="jax.export serializes with it"
+)
+
+
+def through_bytes(f, *args, platforms=("cpu", "cuda")):
+    """What f gives after it has been exported, serialized and read again."""
+    written = jax.export.export(jax.jit(f), platforms=platforms)(*args).serialize()
+    return jax.export.deserialize(written).call(*args)
+
+
+@pytest.mark.some(layout=4)
+@flatbuffers
+@pytest.mark.parametrize("layout", FIRST_LAYOUTS, ids=str)
+def test_an_exported_program_takes_and_returns_a_matrix_of_every_format(layout):
+    A, x = layout.of(IRREGULAR.scipy(), backend="xla"), np.linspace(-1, 1, 13)
+    C, y = through_bytes(lambda A, x: (A * 2, A @ x), A, x)
+    assert jax.tree.structure(C) == jax.tree.structure(A)
+    np.testing.assert_allclose(y, IRREGULAR.dense() @ x, rtol=1e-13)
+    np.testing.assert_array_equal(C.todense(), 2 * IRREGULAR.dense())
+
+
+@pytest.mark.some(make=4)
+@flatbuffers
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: jsf.from_scipy(S, "hll", transpose=True),
+        lambda: jsf.from_scipy(S, "pjds", reorder="rcm"),
+        lambda: jsf.from_scipy(S, "hll").T,
+        lambda: jsf.from_scipy(S, "hll").basis,
+        lambda: precond.jacobi(jsf.from_scipy(S)),
+        lambda: precond.block_jacobi(jsf.from_scipy(S), 2),
+        lambda: precond.chebyshev(jsf.from_scipy(S), bounds=(1, 5)),
+        lambda: precond.incomplete_cholesky(jsf.from_scipy(S), format="csr"),
+        lambda: precond.incomplete_lu(jsf.from_scipy(S), format="csr"),
+        lambda: precond.multigrid(jsf.from_scipy(S)),
+    ],
+    ids=[
+        "paired",
+        "reordered",
+        "transposed",
+        "basis",
+        "jacobi",
+        "block_jacobi",
+        "chebyshev",
+        "incomplete",
+        "incomplete, of two factors",
+        "multigrid",
+    ],
+)
+def test_everything_else_that_a_program_may_take_goes_through_bytes_too(make):
+    A = make()
+    again = through_bytes(lambda A: A, A)
+    assert jax.tree.structure(again) == jax.tree.structure(A)
+    jax.tree.map(np.testing.assert_array_equal, again, A)
+
+
+@flatbuffers
+def test_an_exported_solve_returns_a_solution():
+    sol = through_bytes(lambda A, b: cg(A, b, rtol=1e-10, history=30), jsf.from_scipy(S, "csr"), B, platforms=None)
+    assert sol.success and len(sol.history) == sol.iterations + 1
+    np.testing.assert_allclose(sol.x, np.linalg.solve(S.toarray(), B), rtol=1e-8)
+
+
+@pytest.mark.deep
+@flatbuffers
+@pytest.mark.parametrize("solve", [lsmr, expm_multiply, lambda A, b: eigsh(A, 1, v0=b)], ids=["lsmr", "expm", "eigsh"])
+def test_exported_programs_return_the_results_of_the_other_solvers(solve):
+    A = jsf.from_scipy(S, "csr")
+    sol = through_bytes(solve, A, B, platforms=None)
+    assert sol.success and jax.tree.structure(sol) == jax.tree.structure(solve(A, B))
+
+
+@flatbuffers
+def test_another_process_loads_an_exported_program(tmp_path):
+    A = jsf.from_scipy(S, "hll")
+    (tmp_path / "program").write_bytes(jax.export.export(jax.jit(lambda A, x: A @ x))(A, B).serialize())
+    (tmp_path / "arguments").write_bytes(pickle.dumps((A, B)))
+    code = """
+import pathlib, pickle, sys
+import jax
+jax.config.update("jax_enable_x64", True)
+import jaxsparse_fmt
+program = jax.export.deserialize(bytearray(pathlib.Path(sys.argv[1], "program").read_bytes()))
+print(*map(float, program.call(*pickle.loads(pathlib.Path(sys.argv[1], "arguments").read_bytes()))))
+"""
+    run = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    np.testing.assert_allclose([float(word) for word in run.stdout.split()], S @ B, rtol=1e-14)
+
+
+@pytest.mark.some(copied=1)
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda a: pickle.loads(pickle.dumps(a))])
+def test_matrices_and_results_can_be_copied_and_pickled(copied):
+    A = jsf.from_scipy(S, "pjds", transpose=True)
+    M = precond.jacobi(A)
+    for a in (A, A.T, A.basis, M, cg(A, B, M=M, history=True), eigsh(A, 1, v0=B)):
+        again = copied(a)
+        assert type(again) is type(a) and jax.tree.structure(again) == jax.tree.structure(a)
+        jax.tree.map(np.testing.assert_array_equal, again, a)
+
+
+def test_a_matrix_may_be_donated_and_is_refused_as_a_static_argument_in_words():
+    A = jsf.from_scipy(S, "hll")
+    C = jax.jit(lambda A: 2 * A, donate_argnums=0)(A)
+    np.testing.assert_array_equal(C.todense(), 2 * S.toarray())
+    product = jax.jit(lambda A, x: A @ x, static_argnums=0)  # hashed by identity: compiled once for each matrix
+    np.testing.assert_allclose(product(C, B), 2 * (S @ B))
+
+
+@pytest.mark.deep
+def test_shapes_and_rematerialized_solves_are_those_of_solves():
+    A = jsf.from_scipy(S, "csr")
+    assert jax.eval_shape(lambda x: A @ x, B).shape == (20,)
+    sol = jax.eval_shape(lambda A, b: cg(A, b, history=9), A, B)
+    assert sol.x.shape == (20,) and sol.norms.shape == (10,) and "Solution" in repr(sol)
+    assert jax.eval_shape(lambda A, b: eigsh(A, 2, v0=b), A, B).eigenvectors.shape == (20, 2)
+
+    def loss(data, b):
+        return jnp.sum(cg(A.with_data(data), b, rtol=1e-12).x ** 2)
+
+    plain, again = (jax.jit(jax.grad(f, (0, 1)))(A.data, B) for f in (loss, jax.checkpoint(loss)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), plain, again)

@@ -1,0 +1,118 @@
+"""Numbers at the doors of both packages: which kinds are taken for which, and what is refused in words."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxsparse_fmt as jsf
+from jaxsparse_fmt import gallery
+from jaxsparse_fmt._types import real_number, whole_number
+from solvers import cg, chebyshev, eigsh, gmres, precond, refine
+
+S = gallery.poisson(2)
+A, b = jsf.from_scipy(S, "csr"), np.ones(8)
+
+# Kinds of the numbers 2 and 0.1, and what is neither.
+WHOLE = (2, np.int64(2), np.uint8(2), np.array(2), jnp.int32(2), jnp.asarray(2))
+REAL = (0.1, np.float32(0.1), np.float64(0.1), np.array(0.1), jnp.float32(0.1), jnp.asarray(0.1), jnp.bfloat16(0.1))
+BOOLS = (True, np.True_, np.array(True), jnp.asarray(True))
+NOT_WHOLE = (*BOOLS, 2.0, np.float32(2), jnp.asarray(2.0), "2", [2], np.array([2]), jnp.asarray([2]))
+NOT_REAL = (*BOOLS, "0.1", b"1", [0.1], np.array([0.1]), jnp.asarray([0.1]), 0.1j, np.complex128(0.1))
+
+
+def stored(format: str, **options: Any) -> Any:
+    return jsf.from_scipy(S, format, **options)
+
+
+# Whole numbers. The door is called with what is to be refused, by a message with the name in it.
+WHOLE_DOORS: dict[str, Callable[[Any], Any]] = {
+    "maxiter": lambda v: cg(A, b, maxiter=v),
+    "check_every": lambda v: cg(A, b, check_every=v),
+    "restart": lambda v: gmres(A, b, restart=v),
+    "k": lambda v: eigsh(A, v, ncv=6),
+    "ncv": lambda v: eigsh(A, 1, ncv=v),
+    "block_size": lambda v: precond.block_jacobi(A, v),
+    "degree": lambda v: precond.chebyshev(A, v, (0.1, 12.0)),
+    "sweeps": lambda v: precond.incomplete_lu(A, sweeps=v, format="csr"),
+    "solve_sweeps": lambda v: precond.incomplete_lu(A, solve_sweeps=v, format="csr"),
+    "slice_size": lambda v: stored("hll", slice_size=v),
+    "sigma": lambda v: stored("hll", slice_size=1, sigma=v),
+    "threads_per_row": lambda v: stored("csr", threads_per_row=v),
+    "width": lambda v: stored("hyb", width=v),
+    "block_size of pjds": lambda v: stored("pjds", block_size=v),
+    "max_width": lambda v: stored("sell", max_width=v),
+    "hot": lambda v: stored("csr5", hot=v),
+    "block_shape": lambda v: stored("bsr", block_shape=(v, 2)),
+    "shape": lambda v: jsf.from_coo([0], [0], [1.0], (v, 3), "csr"),
+    "n": gallery.poisson,
+    "dim": lambda v: gallery.poisson(2, dim=v),
+    "n of power_law": lambda v: gallery.power_law(v, mean=0.5),
+    "spread": lambda v: gallery.irregular(8, mean=1.0, spread=v),
+    "sites": lambda v: gallery.holstein_hubbard(v, 2, 1),
+    "levels": lambda v: gallery.adaptive_poisson(1, levels=v),
+    "n of cfd": lambda v: gallery.cfd(v, neighbours=1.0),
+    "pieces": lambda v: jsf.save_rows(tempfile.mkdtemp() + "/rows", S, pieces=v),
+}
+REAL_DOORS: dict[str, Callable[[Any], Any]] = {
+    "rtol": lambda v: cg(A, b, rtol=v),
+    "atol": lambda v: cg(A, b, atol=v),
+    "drop": lambda v: refine(A, b, drop=v),
+    "bounds": lambda v: chebyshev(A, b, bounds=(v, 12.0)),
+    "bounds of a preconditioner": lambda v: precond.chebyshev(A, 2, (v, 12.0)),
+    "shift": lambda v: precond.incomplete_lu(A, shift=v, format="csr"),
+    "sigma": lambda v: eigsh(A, 1, sigma=v),
+    "tol": lambda v: eigsh(A, 1, tol=v),
+}
+
+
+@pytest.mark.parametrize("door", WHOLE_DOORS)
+def test_what_is_no_whole_number_is_refused_by_name(door):
+    name = door.partition(" ")[0]
+    for value in NOT_WHOLE:
+        if door == "n" and isinstance(value, list):
+            continue  # a grid of one axis
+        with pytest.raises((TypeError, ValueError), match=name):
+            WHOLE_DOORS[door](value)
+
+
+@pytest.mark.parametrize("door", REAL_DOORS)
+def test_what_is_no_real_number_is_refused_by_name(door):
+    name = door.partition(" ")[0]
+    for value in (*NOT_REAL, *([None] if name == "rtol" else [])):
+        with pytest.raises((TypeError, ValueError), match=name):
+            REAL_DOORS[door](value)
+
+
+@pytest.mark.parametrize("door", WHOLE_DOORS)
+def test_every_kind_of_whole_number_is_taken_for_the_same(door):
+    made = (WHOLE_DOORS[door](value) for value in WHOLE)
+    want, *got = (jax.tree.leaves(a.toarray() if hasattr(a, "toarray") else a) for a in made)
+    for leaves in got:
+        assert all(np.array_equal(a, w) for a, w in zip(leaves, want, strict=True))
+
+
+@pytest.mark.parametrize("door", REAL_DOORS)
+def test_every_kind_of_real_number_is_taken(door):
+    for value in REAL:
+        REAL_DOORS[door](value)
+
+
+def test_numbers_are_taken_for_what_they_are():
+    assert [whole_number("n", v) for v in WHOLE] == [2] * len(WHOLE)
+    np.testing.assert_allclose([real_number("x", v) for v in (*REAL, 1, np.int8(1))], [0.1] * 7 + [1, 1], rtol=1e-2)
+    with pytest.raises(ValueError, match="n must be at least 3; got 2"):
+        whole_number("n", np.int64(2), 3)
+
+
+def test_traced_numbers_of_another_kind_are_refused_too():
+    for name, value in (("maxiter", 2.5), ("maxiter", True), ("rtol", 1j), ("rtol", True), ("atol", [0.1])):
+        with pytest.raises(TypeError, match=f"{name} must be one (integer|floating) number; got"):
+            jax.jit(lambda v, name=name: cg(A, b, **{name: v}).x)(jnp.asarray(value))
+    assert jax.jit(lambda v: cg(A, b, maxiter=v).n_iterations)(jnp.int32(1)) == 1

@@ -1,0 +1,139 @@
+"""The public names and signatures are those of `public_api.txt`, one a line.
+
+After a deliberate change, write the file anew and let its difference be reviewed:
+
+    python -m tests.test_public_api > tests/public_api.txt
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import inspect
+import pathlib
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import jaxsparse_fmt as jsf
+import solvers
+
+PINNED = pathlib.Path(__file__).with_name("public_api.txt")
+MODULES = (jsf, jsf.choose, jsf.gallery, jsf.io, solvers, solvers.precond)
+OPERATORS = "__abs__ __getitem__ __iter__ __len__ __matmul__ __mul__ __neg__ __rmatmul__ __rmul__ __truediv__"
+# Members without an underscore that only other modules of the two packages use.
+INTERNAL = {
+    "SparseMatrix": "without_values product_face transposed_face outer_face dots sums product_dot "
+    "wants_shared_memory coordinates unshared read_at shared_out csr_arrays check_single from_csr footprints "
+    "with_arrays in_order layout_options sized_by_nnz shares_places transposes unread nbytes_read",
+    "ShardedMatrix": "shards domain range entries inside told entered record coordinates unshared",
+    "Transposed": "A",
+    "Solution": "code n_iterations",
+    "EigenSolution": "code n_iterations n_products",
+    "ExponentialSolution": "code n_iterations n_products",
+    "LeastSquaresSolution": "code n_iterations",
+}
+CONSTRUCTED = (solvers.Adjoint,)  # users make other objects by functions
+SIMPLE = (bool, int, float, str, type(None))
+
+
+class Default:
+    """A default value whose text is the same on every version of Python and JAX."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __repr__(self) -> str:
+        return repr(self.value) if type(self.value) in SIMPLE else "..."
+
+
+def signature(function: Any) -> str:
+    """Names, kinds and defaults of the parameters, without types."""
+    bare = inspect.Parameter.empty
+    parameters = [
+        p.replace(annotation=bare, default=bare if p.default is bare else Default(p.default))
+        for p in inspect.signature(function).parameters.values()
+    ]
+    return str(inspect.Signature(parameters))
+
+
+def members(cls: type) -> Iterator[str]:
+    """Lines of the methods and attributes that the class and its bases in the two packages define."""
+    if issubclass(cls, enum.Enum):
+        yield from (f"{name} = {int(member)}" for name, member in cls.__members__.items())
+    own = [base for base in cls.__mro__ if base.__module__.split(".")[0] in ("jaxsparse_fmt", "solvers")]
+    names = {name for base in own for name in (*vars(base), *inspect.get_annotations(base))}
+    names -= {*INTERNAL.get(cls.__name__, "").split(), *getattr(cls, "__members__", ())}
+    if cls.__module__.startswith("solvers.precond"):
+        names -= {"entered", *(field.name for field in dataclasses.fields(cls))}
+    for name in names:
+        if name in OPERATORS.split() or not name.startswith("_"):
+            value = inspect.getattr_static(cls, name, None)
+            if isinstance(value, property | functools.cached_property) or not callable(getattr(cls, name, None)):
+                yield name
+            else:
+                yield name + signature(getattr(cls, name))
+
+
+def lines_of(module: ModuleType) -> Iterator[str]:
+    for name in module.__all__:
+        value, path = getattr(module, name), f"{module.__name__}.{name}"
+        if isinstance(value, tuple):
+            yield f"{path} = {value}"
+        elif isinstance(value, type) and value in jsf.FORMATS.values():
+            defaults = inspect.signature(value.from_csr).parameters
+            yield f"{path}: " + ", ".join(
+                [
+                    repr(value.name),
+                    *(f"{option}={Default(defaults[option].default)}" for option in value.layout_options),
+                ]
+            )
+        elif isinstance(value, type) and (value is jsf.SparseMatrix or not issubclass(value, jsf.SparseMatrix)):
+            yield path + (signature(value) if value in CONSTRUCTED else "")
+            if module is not jsf.choose:  # whose class `jsf` has too
+                yield from (f"{path}.{line}" for line in members(value))
+        elif callable(value) and not isinstance(value, type):
+            yield path + signature(value)
+        else:
+            yield path
+
+
+def public_api() -> list[str]:
+    return sorted(line for module in MODULES for line in lines_of(module))
+
+
+def by_name(lines: list[str]) -> dict[str, str]:
+    return {line.partition("(")[0].partition(" = ")[0].partition(":")[0]: line for line in lines}
+
+
+def difference(pinned: list[str], found: list[str]) -> str:
+    """What was added, removed and changed, in words; empty where the two agree."""
+    before, after = by_name(pinned), by_name(found)
+    removed = [f"removed: {line}" for name, line in before.items() if name not in after]
+    added = [f"added: {line}" for name, line in after.items() if name not in before]
+    changed = [
+        f"changed: {before[name]}\n     to: {line}" for name, line in after.items() if before.get(name, line) != line
+    ]
+    return "\n".join(removed + added + changed)
+
+
+def test_public_names_and_signatures_are_those_of_the_file():
+    changes = difference(PINNED.read_text(encoding="utf-8").splitlines(), public_api())
+    assert not changes, f"the public API differs from tests/public_api.txt:\n{changes}\n{__doc__}"
+
+
+def test_a_difference_names_what_was_added_removed_and_changed():
+    pinned = ["m.f(x, y=1)", "m.gone", "m.same"]
+    found = ["m.f(x, y=2)", "m.new()", "m.same"]
+    assert difference(pinned, found).splitlines() == [
+        "removed: m.gone",
+        "added: m.new()",
+        "changed: m.f(x, y=1)",
+        "     to: m.f(x, y=2)",
+    ]
+    assert not difference(found, found)
+
+
+if __name__ == "__main__":
+    print(*public_api(), sep="\n")

@@ -1,0 +1,276 @@
+"""JAX's switches: the whole public interface under each, against dense arithmetic.
+
+Those that only refuse something are on at the same time: a failure names what was refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from jax.experimental import sparse
+
+import jaxsparse_fmt as jsf
+import solvers
+from solvers import precond
+from tests.zoo import FIRST_LAYOUTS
+
+N = 24
+
+
+@contextlib.contextmanager
+def refusing() -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for switch in (
+            jax.debug_nans(True),
+            jax.debug_key_reuse(True),
+            jax.enable_checks(True),
+            jax.legacy_prng_key("error"),
+            jax.numpy_dtype_promotion("strict"),
+            jax.numpy_rank_promotion("raise"),
+        ):
+            stack.enter_context(switch)
+        yield
+
+
+@contextlib.contextmanager
+def leaks() -> Iterator[None]:
+    """And infinities, which stand for NaN in tangents where NaNs are hunted: not both at a time."""
+    with jax.checking_leaks(), jax.debug_infs(True):
+        yield
+
+
+@contextlib.contextmanager
+def narrow() -> Iterator[None]:
+    with jax.enable_x64(False), jax.default_matmul_precision("bfloat16"):
+        yield
+
+
+@dataclasses.dataclass(frozen=True)
+class Switch:
+    name: str
+    on: Callable[[], contextlib.AbstractContextManager[Any]]
+    eps: float = 2.0**-52
+
+    def __str__(self) -> str:
+        return self.name
+
+
+SWITCHES = [
+    Switch("refusing", refusing),
+    Switch("disable_jit", jax.disable_jit),
+    Switch("leaks and infinities", leaks),
+    Switch("32 bits", narrow, 2.0**-23),
+]
+every_switch = pytest.mark.parametrize("switch", SWITCHES, ids=str)
+
+_rng = np.random.default_rng(3)
+_sparse = sp.random_array((N, N), density=0.1, rng=_rng)
+DEFINITE = sp.csr_array(_sparse.T @ _sparse + 0.5 * sp.eye_array(N))
+GENERAL = sp.csr_array(_sparse + 2 * sp.eye_array(N))
+for _S in (DEFINITE, GENERAL):
+    _S.sort_indices()
+BAND = sp.csr_array(sp.diags_array([np.full(N, 2.5), -np.ones(N - 1), -np.ones(N - 1)], offsets=[0, 1, -1]))
+B, X = _rng.standard_normal(N), _rng.standard_normal((N, 2))
+
+
+def close(got: Any, want: Any, switch: Switch, times: float = 1000) -> None:
+    np.testing.assert_allclose(got, want, rtol=0, atol=times * switch.eps * np.abs(want).max())
+
+
+def every_face(A: Any, data: Any, x: Any, X: Any) -> Any:
+    """Products, and the derivatives of ‖A·x‖² with respect to the entries and x."""
+    gradients = jax.grad(lambda data, x: jnp.sum((A.with_data(data) @ x) ** 2), (0, 1))(data, x)
+    mapped = jax.vmap(lambda x: A @ x, 1, 1)(X)
+    forward = jax.jvp(lambda data: A.with_data(data).T @ x, (data,), (data,))[1]
+    return A @ x, A @ X, mapped, A.T @ x, x @ A, A.H @ x, forward, A.diagonal(), A.todense(), gradients
+
+
+def check_faces(A: Any, S: Any, switch: Switch) -> None:
+    x, X_ = jnp.asarray(B, A.dtype), jnp.asarray(X, A.dtype)
+    *found, (by_data, by_x) = jax.jit(every_face)(A, A.data, x, X_)
+    dense, transposed = S.toarray(), S.toarray().T @ B
+    both = dense @ X
+    for got, want in zip(found, (dense @ B, both, both, *(transposed,) * 4, dense.diagonal(), dense), strict=True):
+        close(got, want, switch)
+    row, col = S.nonzero()
+    y = 2 * (dense @ B)
+    close(by_data, y[row] * B[col], switch)
+    close(by_x, dense.T @ y, switch)
+
+
+# Leaks and 32 bits depend on no format; formats that store the same arrays are one to them.
+FORMATS = [
+    (switch, layout)
+    for switch in SWITCHES
+    for layout in FIRST_LAYOUTS
+    if switch.name in ("refusing", "disable_jit") or layout.format in ("csr", "hll", "sell", "sdia")
+]
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(("switch", "layout"), FORMATS, ids=str)
+def test_every_format_computes_the_same_under(switch, layout):
+    S = BAND if layout.format in ("dia", "sdia", "hdia") else GENERAL
+    with switch.on():
+        A = layout.of(S)
+        check_faces(A, S, switch)
+        close(A @ B, S @ B, switch)  # op by op
+        close(A.with_data(2 * np.asarray(A.data)).data, 2 * S.data, switch)
+        close(A.in_basis @ A.basis.enter(jnp.asarray(B, A.dtype)), A.basis.enter(jnp.asarray(S @ B)), switch)
+        close(jsf.spmv(A, B, B, 2.0, 3.0), 2 * (S @ B) + 3 * B, switch)
+        close((2 * A / 4).astype("float32").asformat("csr").todense(), S.toarray() / 2, switch, 2.0**30)
+        assert A.to_scipy().nnz == S.nnz and repr(A)
+
+
+@pytest.mark.some(options=4)
+@every_switch
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"backend": "interpret"},
+        {"backend": "xla"},
+        {"transpose": True},
+        {"reorder": "rcm"},
+        {"dtype": "bfloat16"},
+        {"dtype": "complex64"},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_every_option_computes_the_same_under(switch, options):
+    with switch.on():
+        A = jsf.from_scipy(GENERAL, "hll", slice_size=4, **options)
+        found = A @ B, A.T @ B
+    unit = max({"bfloat16": 2.0**-6, "complex64": 2.0**-20}.get(options.get("dtype"), 0.0), 1000 * switch.eps)
+    for got, want in zip(found, (GENERAL @ B, GENERAL.T @ B), strict=True):
+        close(got, want, switch, unit / switch.eps)
+
+
+@every_switch
+def test_every_door_is_open_under(switch, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    dense, coo = GENERAL.toarray(), GENERAL.tocoo()
+    with switch.on():
+        from_jax = sparse.BCOO.fromdense(jnp.asarray(dense))
+        made = [
+            jsf.from_scipy(GENERAL),
+            jsf.from_scipy(GENERAL, "tune"),
+            jsf.from_dense(dense),
+            jsf.from_coo(coo.row, coo.col, coo.data, coo.shape, "csr"),
+            jsf.from_bcoo(from_jax),
+        ]
+        for A in made:
+            close(A @ B, GENERAL @ B, switch)
+        for S in (jsf.gallery.hpcg(3), jsf.gallery.elasticity(2), jsf.gallery.power_law(100)):
+            close(jsf.from_scipy(S) @ np.ones(S.shape[1]), S @ np.ones(S.shape[1]), switch)
+
+
+METHODS = {
+    "cg": (solvers.cg, DEFINITE, {}),
+    "cg in one reduction": (solvers.cg, DEFINITE, {"one_reduction": True}),
+    "fcg": (solvers.fcg, DEFINITE, {}),
+    "chebyshev": (solvers.chebyshev, DEFINITE, {}),
+    "minres": (solvers.minres, DEFINITE, {}),
+    "bicgstab": (solvers.bicgstab, GENERAL, {}),
+    "gmres": (solvers.gmres, GENERAL, {}),
+    "flexible gmres": (solvers.gmres, GENERAL, {"flexible": True}),
+    "refined cg": (solvers.refine, DEFINITE, {"dtype": "float32"}),
+    "refined gmres": (solvers.refine, GENERAL, {"dtype": "bfloat16", "method": "gmres"}),
+}
+
+
+@pytest.mark.deep
+@every_switch
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_solves_under(switch, name):
+    solve, S, options = METHODS[name]
+    if switch.name == "32 bits" and options.get("dtype") == "float32":
+        options = {"dtype": "bfloat16"}  # narrower than the vectors
+    x, rtol = np.linalg.solve(S.toarray(), B), 1e-5 if switch.eps > 1e-10 else 1e-9
+    with switch.on():
+        A = jsf.from_scipy(S, "hll", slice_size=4)
+        sol = solve(A, B, M=precond.jacobi(A), rtol=rtol, history=True, **options)
+        assert sol.success and sol.history.shape == (sol.iterations + 1,)
+        np.testing.assert_allclose(sol.x, x, atol=100 * rtol)
+
+
+@pytest.mark.deep
+@every_switch
+@pytest.mark.parametrize("name", ["cg", "gmres"])
+def test_solves_are_differentiated_and_mapped_over_under(switch, name):
+    solve, S, _ = METHODS[name]
+    rtol = 1e-5 if switch.eps > 1e-10 else 1e-9
+    dense = S.toarray()
+    x, (row, col) = np.linalg.solve(dense, B), S.nonzero()
+    u = np.linalg.solve(dense.T, 2 * x)
+    with switch.on():
+        A = jsf.from_scipy(S, "csr")
+        b = jnp.asarray(B, A.dtype)
+        f = lambda data, b: solve(A.with_data(data), b, rtol=rtol, history=50)  # noqa: E731
+        by_data, by_b = jax.grad(lambda data, b: jnp.sum(f(data, b).x ** 2), (0, 1))(A.data, b)
+        _, forward = jax.jvp(lambda b: f(A.data, b).x, (b,), (b,))
+        mapped = jax.vmap(lambda b: f(A.data, b))(jnp.stack([b, 2 * b]))
+        of_a_function = solve(lambda v: A @ v, b, M=lambda r: r / 2, rtol=rtol)
+        histories = mapped.history
+    for got, want in ((by_b, u), (by_data, -u[row] * x[col]), (forward, x), (mapped.x[1], 2 * x), (of_a_function.x, x)):
+        np.testing.assert_allclose(got, want, atol=1000 * rtol * np.abs(want).max())
+    assert np.isnan(histories[0, -1]) and np.isfinite(histories[:, 0]).all()
+
+
+PRECONDITIONERS = {
+    "jacobi": precond.jacobi,
+    "block_jacobi": lambda A: precond.block_jacobi(A, 3),
+    "chebyshev": precond.chebyshev,
+    "incomplete_cholesky": lambda A: precond.incomplete_cholesky(A, format="csr"),
+    "incomplete_lu": lambda A: precond.incomplete_lu(A, format="csr"),
+    "multigrid": lambda A: precond.multigrid(A),
+}
+
+
+@pytest.mark.deep
+@every_switch
+@pytest.mark.parametrize("name", PRECONDITIONERS)
+def test_every_preconditioner_works_under(switch, name):
+    with switch.on():
+        A = jsf.from_scipy(DEFINITE, "csr")
+        M = PRECONDITIONERS[name](A)
+        assert jnp.all(jnp.isfinite(M @ B)) and jnp.all(jnp.isfinite(M @ X))
+        sol = solvers.fcg(A, B, M=M, rtol=1e-5)
+        assert sol.success
+    np.testing.assert_allclose(DEFINITE @ np.asarray(sol.x), B, atol=1e-4)
+
+
+@pytest.mark.deep
+@every_switch
+def test_eigenpairs_and_their_derivatives_are_found_under(switch):
+    want, vectors = np.linalg.eigh(DEFINITE.toarray())
+    row, col = DEFINITE.nonzero()
+    with switch.on():
+        A = jsf.from_scipy(DEFINITE, "csr")
+        value = lambda data: solvers.eigsh(A.with_data(data), 1, which="LA").eigenvalues[0]  # noqa: E731
+        found, slope = jax.value_and_grad(value)(A.data)
+        near = solvers.eigsh(A, 2, sigma=0.5)
+    tolerance = 1e-4 if switch.eps > 1e-10 else 1e-8
+    np.testing.assert_allclose(found, want[-1], rtol=tolerance)
+    np.testing.assert_allclose(slope, vectors[row, -1] * vectors[col, -1], atol=10 * tolerance)
+    np.testing.assert_allclose(near.eigenvalues, np.sort(want[np.argsort(np.abs(want - 0.5))[:2]]), rtol=tolerance)
+
+
+# Without the search for leaks: it reports a tracer that a finalizer of JAX's own refers to.
+@pytest.mark.deep
+@pytest.mark.parametrize("switch", [s for s in SWITCHES if s.on is not leaks], ids=str)
+def test_sharded_matrices_compute_the_same_under(switch):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("rows",))
+    with switch.on():
+        A = jsf.shard(DEFINITE, mesh, format="ell")
+        close(A @ B, DEFINITE @ B, switch)
+        slope = jax.grad(lambda x: jnp.sum((A @ x) ** 2))(jnp.asarray(B, A.dtype))
+        close(slope, 2 * (DEFINITE.T @ (DEFINITE @ B)), switch)
+        assert solvers.cg(A, B, rtol=1e-5, history=True).success
