@@ -1,4 +1,4 @@
-"""The helpers of all layers: CSR on a device, dtypes, checks of arguments, and sizes and times as text."""
+"""The helpers of all layers: pytrees, CSR on a device, dtypes, checks of arguments, and sizes and times as text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import functools
 import math
 import numbers
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import jax
@@ -25,12 +25,69 @@ Csr: TypeAlias = Any
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
+Class = TypeVar("Class", bound=type[Any])
 
 MAX_DENSE_BYTES = 2 * 2**30  # of a dense array made from a matrix
 STORABLE = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 _FLOATING = frozenset(map(jnp.dtype, STORABLE))
 
 
+def pytree(cls: Class, leaves: Iterable[str] | None = None) -> Class:
+    """Makes a dataclass a pytree.
+
+    In place of `jax.tree_util.register_dataclass`: in JAX 0.10 the trees of two classes that it registered are equal if
+    their static fields are (their hashes differ), and about one of a hundred calls with one class then runs a program
+    that was compiled for the other. The flattening below costs 0.5 µs more than JAX's own.
+
+    Args:
+      leaves: the fields that hold arrays or pytrees; the rest is static, hashed and compared. None: all fields but
+        those with the metadata {"static": True}.
+    """
+    fields = dataclasses.fields(cls)
+    names = {f.name for f in fields if not f.metadata.get("static")} if leaves is None else set(leaves)
+    data = tuple(f.name for f in fields if f.name in names)
+    static = tuple(f.name for f in fields if f.name not in names)
+    keys = tuple(map(jax.tree_util.GetAttrKey, data))
+    data_of, static_of = _attributes(data), _attributes(static)
+
+    def flatten_with_keys(self: Any) -> Any:
+        return zip(keys, data_of(self), strict=True), static_of(self)
+
+    def flatten(self: Any) -> Any:
+        return data_of(self), static_of(self)
+
+    def unflatten(static_values: Any, data_values: Any) -> Any:  # without `__init__`: the leaves may be anything
+        self = object.__new__(cls)
+        self.__dict__.update(zip(data, data_values, strict=True))
+        self.__dict__.update(zip(static, static_values, strict=True))
+        return self
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+    return cls
+
+
+def _attributes(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
+    if len(names) > 1:
+        return operator.attrgetter(*names)
+    return lambda self: tuple(getattr(self, name) for name in names)
+
+
+def exportable(*classes: type[Any]) -> None:
+    """Registers dataclass pytrees as inputs and outputs of programs that `jax.export` serializes.
+
+    Their static fields must be Python literals: numbers, strings, None, and tuples of them. A process that loads such a
+    program must have imported the classes.
+    """
+    for cls in classes:
+        jax.export.register_pytree_node_serialization(
+            cls,
+            serialized_name=f"{cls.__module__.partition('.')[0]}.{cls.__qualname__}",
+            serialize_auxdata=lambda static: repr(static).encode(),
+            deserialize_auxdata=lambda written: ast.literal_eval(written.decode()),
+        )
+
+
+@pytree
 @dataclasses.dataclass(frozen=True)
 class CsrArrays:
     """A canonical CSR matrix whose arrays are on a device; the attributes are SciPy's."""
@@ -38,14 +95,11 @@ class CsrArrays:
     data: jax.Array
     indices: jax.Array
     indptr: jax.Array
-    shape: tuple[int, int]
+    shape: tuple[int, int] = dataclasses.field(metadata={"static": True})
 
     @property
     def nnz(self) -> int:
         return self.data.shape[0]
-
-
-jax.tree_util.register_dataclass(CsrArrays, ["data", "indices", "indptr"], ["shape"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,21 +147,6 @@ def standard_promotion(f: Callable[Parameters, Result]) -> Callable[Parameters, 
             return f(*args, **kwargs)
 
     return standard
-
-
-def exportable(*classes: type[Any]) -> None:
-    """Registers dataclass pytrees as inputs and outputs of programs that `jax.export` serializes.
-
-    Their static fields must be Python literals: numbers, strings, None, and tuples of them. A process that loads such a
-    program must have imported the classes.
-    """
-    for cls in classes:
-        jax.export.register_pytree_node_serialization(
-            cls,
-            serialized_name=f"{cls.__module__.partition('.')[0]}.{cls.__qualname__}",
-            serialize_auxdata=lambda static: repr(static).encode(),
-            deserialize_auxdata=lambda written: ast.literal_eval(written.decode()),
-        )
 
 
 def floating_dtype(dtype: Any, what: str) -> np.dtype:

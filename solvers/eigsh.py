@@ -17,7 +17,7 @@ import numpy as np
 from jax import Array, lax
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import floating_dtype, real_number, standard_promotion
+from jaxsparse_fmt._types import floating_dtype, pytree, real_number, standard_promotion
 from jaxsparse_fmt.core.basis import Basis
 from solvers import _lanczos
 from solvers._lanczos import End, Limits, Options
@@ -44,7 +44,7 @@ MESSAGES = {
 }
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class EigenSolution(Outcome):
     """Eigenpairs, a pytree. Unpacks as `w, v = eigsh(A)`.

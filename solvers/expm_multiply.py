@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.flatten_util import ravel_pytree
 
-from jaxsparse_fmt._types import standard_promotion
+from jaxsparse_fmt._types import pytree, standard_promotion
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import Basis
 from solvers import _exponential
@@ -33,7 +33,7 @@ MESSAGES = {
 }
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class ExponentialSolution(Outcome):
     """exp(t·A)·v, a pytree.

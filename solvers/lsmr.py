@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array, lax
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import owned
+from jaxsparse_fmt._types import owned, pytree
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from solvers import _lsmr
@@ -30,7 +30,7 @@ from solvers.core.vectors import length, ratio
 from solvers.solution import Solution
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class LeastSquaresSolution(Solution):
     """A least-squares solution, a pytree.

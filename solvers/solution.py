@@ -13,6 +13,8 @@ import numpy as np
 from jax import Array
 from jax.core import Tracer
 
+from jaxsparse_fmt._types import pytree
+
 
 class Status(enum.IntEnum):
     """How a solve ended, as an integer, so that jit can return it; `message` names the cause and the cure."""
@@ -115,7 +117,7 @@ class Outcome:
         return f"{name}({Status(int(self.code)).name}, iterations={self.iterations}, {norm}, {self._content()})"
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Solution(Outcome):
     """A solver's result, a pytree. Unpacks as SciPy's, `x, info = cg(A, b)`: info is `code`, 0 where it converged.

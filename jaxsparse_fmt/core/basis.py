@@ -14,12 +14,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxsparse_fmt._types import pytree
 from jaxsparse_fmt.core import vector_passes
 
 Array = jax.Array
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class Basis:
     """An order of n unknowns: place k of the inner order holds unknown perm[k] of the user's.
@@ -62,7 +63,7 @@ class Basis:
         return x
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class Between(Basis):
     """The map from vectors that have entered `outer` to vectors that have entered `inner`."""

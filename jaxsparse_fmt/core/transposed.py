@@ -10,14 +10,14 @@ import jax
 import numpy as np
 import scipy.sparse
 
-from jaxsparse_fmt._types import Csr
+from jaxsparse_fmt._types import Csr, pytree
 from jaxsparse_fmt.core import entry_index
 from jaxsparse_fmt.core.scipy_names import Habits
 
 Array = jax.Array
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Transposed(Habits):
     """The transpose of `A`, a view of the arrays of `A`."""

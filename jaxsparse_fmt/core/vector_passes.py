@@ -22,7 +22,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxsparse_fmt._types import standard_promotion, x64_enabled
+from jaxsparse_fmt._types import pytree, standard_promotion, x64_enabled
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.kernels.backends import jax_versions, selection
 from jaxsparse_fmt.kernels.vector_pass import Pass, inner_product, parts, sweep_reference
@@ -48,7 +48,7 @@ __all__ = [
 Array = jax.Array
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True, eq=False)
 class Parts:
     """A sum in parts: [m] numbers that are still to be added."""

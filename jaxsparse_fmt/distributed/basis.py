@@ -22,7 +22,7 @@ from jax import lax
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxsparse_fmt._types import index_dtype
+from jaxsparse_fmt._types import index_dtype, pytree
 from jaxsparse_fmt.core import mesh_axes, vector_passes
 from jaxsparse_fmt.core.basis import Basis
 from jaxsparse_fmt.core.vector_passes import Distribution
@@ -55,7 +55,7 @@ class DistributedBasis(Basis):
         return type(self) is type(other) and self.over == getattr(other, "over", None)
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True, eq=False)
 class ShardedBasis(DistributedBasis):
     """Pieces of n unknowns over a mesh axis.
@@ -121,7 +121,7 @@ class ShardedBasis(DistributedBasis):
         return jnp.where(inside < jnp.asarray(counts, index)[:, None], own, self.n + place).reshape(-1)
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True, eq=False)
 class EnteredBasis(DistributedBasis):
     """The basis of `A.in_basis`: vectors are in the inner order already, and `enter` only empties the empty places."""

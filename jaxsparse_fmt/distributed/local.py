@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jaxsparse_fmt._types import index_dtype
+from jaxsparse_fmt._types import index_dtype, pytree
 from jaxsparse_fmt.core import mesh_axes, vector_passes
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.core.vector_passes import Distribution
@@ -20,7 +20,7 @@ from jaxsparse_fmt.distributed.halo_exchange import Exchange, exchange
 Array = jax.Array
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True, eq=False)
 class Shards:
     """The arrays of all devices, [shards, ...]; inside shard_map those of one shard.

@@ -35,6 +35,7 @@ from jaxsparse_fmt._types import (
     as_vector,
     check_dense,
     index_dtype,
+    pytree,
     readable_bytes,
 )
 from jaxsparse_fmt.core import entry_index, mesh_axes, vector_passes
@@ -66,7 +67,7 @@ class BuildRecord:
         return 0
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class ShardedMatrix(Habits):
     """A sparse matrix over the devices of a mesh axis: a pytree and a linear map, as every format is; made by `shard`.

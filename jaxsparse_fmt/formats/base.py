@@ -9,7 +9,7 @@ from typing import Any, Self, get_type_hints
 import jax
 import jax.numpy as jnp
 
-from jaxsparse_fmt._types import index_dtype, standard_promotion
+from jaxsparse_fmt._types import index_dtype, pytree, standard_promotion
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.kernels import sddmm, spmv
@@ -150,6 +150,4 @@ def array_fields(cls: type[Any]) -> tuple[str, ...]:
 
 def register(cls: type[Any]) -> type[Any]:
     """Makes a format a pytree: its `array_fields` are leaves, the rest is static."""
-    leaves = array_fields(cls)
-    static = [f.name for f in dataclasses.fields(cls) if f.name not in leaves]
-    return jax.tree_util.register_dataclass(cls, leaves, static)
+    return pytree(cls, array_fields(cls))

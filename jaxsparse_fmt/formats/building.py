@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 
-from jaxsparse_fmt._types import Csr, Target, index_dtype, readable_bytes, whole_number, x64_enabled
+from jaxsparse_fmt._types import Csr, Target, index_dtype, pytree, readable_bytes, whole_number, x64_enabled
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import memory
 from jaxsparse_fmt.kernels.layout.address import Address, Arrays, take
@@ -48,7 +48,7 @@ class Rows:
         return int(self.lengths.max()) if self.lengths.shape[0] else 0
 
 
-jax.tree_util.register_dataclass(Rows, ["lengths", "perm"], [])
+pytree(Rows)
 
 
 def namespace(a: Any) -> Any:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsparse_fmt._types import Csr, CsrArrays, index_dtype
+from jaxsparse_fmt._types import Csr, CsrArrays, index_dtype, pytree
 from jaxsparse_fmt.formats import building, long_rows
 from jaxsparse_fmt.kernels.layout.address import take
 from jaxsparse_fmt.kernels.layout.tiles import MARK, NARROW_PADDING, WIDE_MARK
@@ -67,9 +67,7 @@ class Segments:
         return (self.total - self.last) // self.window(size) + 1 if self.total else 0
 
 
-jax.tree_util.register_dataclass(
-    Segments, ["lengths", "source", "real", "cut", "piece_ptr"], ["longest", "last", "total"]
-)
+pytree(Segments, ["lengths", "source", "real", "cut", "piece_ptr"])
 
 
 def segments_of(csr: Csr, tile_shape: tuple[int, int]) -> Segments:

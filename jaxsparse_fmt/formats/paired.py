@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 
-from jaxsparse_fmt._types import Csr, concrete, index_dtype
+from jaxsparse_fmt._types import Csr, concrete, index_dtype, pytree
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import building
 
@@ -136,7 +136,7 @@ class Paired(SparseMatrix):
         return f"<{self.own.name}{text}, transpose in {self.across.name}>"
 
 
-jax.tree_util.register_dataclass(Paired, ["values", "own", "across", "source"], ["shape", "nnz", "backend"])
+pytree(Paired, ["values", "own", "across", "source"])
 
 
 @jax.jit

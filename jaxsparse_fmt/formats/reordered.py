@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 
-from jaxsparse_fmt._types import Csr, concrete
+from jaxsparse_fmt._types import Csr, concrete, pytree
 from jaxsparse_fmt.core.basis import Basis
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import building
@@ -217,7 +217,7 @@ def _pattern(A: SparseMatrix) -> SparseMatrix:
     return dataclasses.replace(A, values=None)
 
 
-jax.tree_util.register_dataclass(Reordered, ["values", "own", "perm", "rank"], ["shape", "nnz", "backend"])
+pytree(Reordered, ["values", "own", "perm", "rank"])
 
 
 def _entered(x: Array, perm: Array) -> Array:

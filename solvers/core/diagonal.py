@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Self
 
-import jax
 import numpy as np
 from jax import Array
 
-from jaxsparse_fmt._types import as_vector, standard_promotion
+from jaxsparse_fmt._types import as_vector, pytree, standard_promotion
 from jaxsparse_fmt.core.basis import Basis
 
 
@@ -36,7 +35,7 @@ def rows_scaled(d: Array, r: Array) -> Array:
     return (d if r.ndim == 1 else d[:, None]) * r
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True, eq=False)
 class Diagonal:
     """diag(d) as an operator: `@ r` for r of [n] or [n, k]. Reads n numbers.

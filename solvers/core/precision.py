@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jaxsparse_fmt._types import pytree
 from solvers.core import arguments
 from solvers.core.diagonal import rows_scaled
 
@@ -30,7 +31,7 @@ class Narrow(NamedTuple):
 ROOM = 8  # float16 holds 2¹⁶: rows are scaled so that the magnitudes in each add up to about 2⁸
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True, eq=False)
 class RowScaled:
     """diag(scale)·A: values of little range under vectors of a large one."""
@@ -46,7 +47,7 @@ class RowScaled:
         return rows_scaled(self.scale, self.A @ x)
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True, eq=False)
 class ColumnScaled:
     """A·diag(scale)."""

@@ -17,6 +17,8 @@ import numpy as np
 from jax import Array
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
+from jaxsparse_fmt._types import pytree
+
 PROGRAMS = 64  # of which compiled solvers are kept; the least recently used is dropped
 
 
@@ -42,7 +44,7 @@ class Program:
         return self is other or (isinstance(other, Program) and self.structure == other.structure)
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True, eq=False)
 class Function:
     """A function of one vector, traced: its program, and every array that it closed over as a leaf."""

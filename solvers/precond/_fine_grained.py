@@ -29,6 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from jaxsparse_fmt._types import pytree
 from jaxsparse_fmt.core.vector_passes import noise
 from solvers.core import opaque
 
@@ -40,7 +41,7 @@ FIRST_SHIFT, SHIFTS = 1e-2, 20
 Group = tuple[int, int, int, int]
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pattern:
     """The entries to compute, in groups, the diagonal last; the arrays depend on A's pattern alone.

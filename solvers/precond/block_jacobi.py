@@ -20,13 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxsparse_fmt._types import owned, standard_promotion
+from jaxsparse_fmt._types import owned, pytree, standard_promotion
 from solvers.core import arguments
 from solvers.core.diagonal import operand
 from solvers.precond import _checks as checks
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True, eq=False)
 class BlockJacobi:
     """M = (block diagonal of A)⁻¹ as an operator: `M @ r` for r of [n] or [n, k].

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxsparse_fmt._types import real_number, standard_promotion
+from jaxsparse_fmt._types import pytree, real_number, standard_promotion
 from jaxsparse_fmt.core.basis import IDENTITY, Basis, Between
 from solvers.core import arguments
 from solvers.core.diagonal import operand
@@ -31,7 +31,7 @@ LANCZOS_STEPS, SAFETY = 10, 1.05
 ROUNDING = 1e-4
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True, eq=False)
 class Chebyshev:
     """p(M·A)·M as an operator: `@ r` for r of [n] or [n, k]. Symmetric where A and M are; the same at every call.

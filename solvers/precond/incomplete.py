@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxsparse_fmt._types import concrete, standard_promotion
+from jaxsparse_fmt._types import concrete, pytree, standard_promotion
 from jaxsparse_fmt.convert import from_coo
 from solvers.core import arguments
 from solvers.core.diagonal import operand, rows_scaled
@@ -33,7 +33,7 @@ from solvers.precond._fine_grained import Pattern, factored, pattern_of
 OTHER_PATTERN, BAD_VALUES, NO_FACTORS, OVERFLOW = 1, 2, 3, 4
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True, eq=False)
 class Incomplete:
     """M = P(V)·D⁻¹·P(N) as an operator: `M @ r` for r of [n] or [n, k]. 2·solve_sweeps triangular products.

@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxsparse_fmt._types import as_floating, standard_promotion
+from jaxsparse_fmt._types import as_floating, pytree, standard_promotion
 from solvers.core.diagonal import Diagonal
 from solvers.precond import _checks as checks
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True, eq=False)
 class Jacobi(Diagonal):
     """M = D⁻¹ as an operator: `M @ r` for r of [n] or [n, k]. Reads n numbers."""

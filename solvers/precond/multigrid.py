@@ -29,7 +29,7 @@ import scipy.sparse
 from jax import Array, lax
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import floating_dtype, readable_bytes, requested_dtype, standard_promotion
+from jaxsparse_fmt._types import floating_dtype, pytree, readable_bytes, requested_dtype, standard_promotion
 from jaxsparse_fmt.convert import from_scipy
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from solvers.core.arguments import count, factor
@@ -39,7 +39,7 @@ from solvers.precond import _hierarchy
 # ------------------------------------------------------------------------------------------------------ the operator
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Level:
     """A level above the coarsest: its matrix, its smoother, and the way down and up."""
@@ -55,7 +55,7 @@ class Level:
         return dataclasses.replace(self, A=self.A.T, R=self.P.T, P=self.R.T)
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Multigrid:
     """M ≈ A⁻¹, one V-cycle from zero: `M @ r`. Linear in r; hierarchies of one shape share compiled code.
