@@ -163,7 +163,7 @@ def rank(S: Any, dtype: Any = None, platform: str | None = None, backend: str = 
         csr = csr.copy()
         csr.sum_duplicates()
     dtype = floating_dtype(csr.dtype, "the matrix") if dtype is None else np.dtype(dtype)
-    kernels = _kernels(dtype, platform, backend, csr.nnz, device)
+    kernels = _kernels(dtype, platform, backend, device)
     platform = "gpu" if kernels in EFFICIENCY else "cpu"
     own = selection.active_backend(backend)
     keeps = platform == "gpu" and selection.shares_memory(selection.resolve(own, "cuda", shared=True))
@@ -189,7 +189,7 @@ def _devices(leaf: Any) -> set[Any]:
     return leaf.devices() if isinstance(leaf, jax.Array) else set()
 
 
-def _kernels(dtype: np.dtype, platform: str | None, backend: str, nnz: int, device: Any) -> str | None:
+def _kernels(dtype: np.dtype, platform: str | None, backend: str, device: Any) -> str | None:
     """The kernels that would run: a key of `EFFICIENCY` on a GPU, "numba" on a CPU; None where plain XLA would run.
 
     Args:
@@ -203,7 +203,7 @@ def _kernels(dtype: np.dtype, platform: str | None, backend: str, nnz: int, devi
     backend = selection.active_backend(backend)
     if platform == "cpu":
         wanted = "numba" if backend == "numba" else "auto" if backend == "auto" else "xla"
-        name = selection.resolve(wanted, "cpu", nnz)
+        name = selection.resolve(wanted, "cpu")
         return name if name == "numba" and np.dtype(dtype) in FLOATS else None
     if jnp.issubdtype(dtype, jnp.complexfloating) or backend == "numba":
         return None

@@ -134,7 +134,7 @@ def _lower(face, platform, ctx, *operands, tree, backend):
 
     def compute(a, b, *leaves):
         pattern = jax.tree.unflatten(tree, leaves)
-        runs = selection.resolve(backend, platform, pattern.n_stored, pattern.wants_shared_memory(face, b.shape[2]))
+        runs = selection.resolve(backend, platform, pattern.wants_shared_memory(face, b.shape[2]))
         return getattr(pattern, f"{face}_face")(a, b, runs)
 
     promotion = jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow")

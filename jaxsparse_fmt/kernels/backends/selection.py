@@ -11,8 +11,6 @@ from collections.abc import Iterator
 
 import jax
 
-from jaxsparse_fmt.kernels.backends import tuning
-
 BACKENDS = ("auto", "triton", "mosaic", "numba", "xla", "interpret")
 
 # A user context takes part in jit's cache key, so a function traced under one backend is traced again under another.
@@ -51,11 +49,10 @@ def active_backend(own: str) -> str:
     return _backend.value if own == "auto" else own
 
 
-def resolve(backend: str, platform: str | None, places: int = 0, shared: bool = False) -> str:
+def resolve(backend: str, platform: str | None, shared: bool = False) -> str:
     """The backend of a product that is lowered for `platform`: "cuda", "cpu", or None for any other.
 
     Args:
-      places: stored places. Below `LAUNCH.native_places`, "auto" does not start Numba.
       shared: whether the kernel is faster where the lanes of a block share memory.
 
     Returns:
@@ -78,7 +75,7 @@ def resolve(backend: str, platform: str | None, places: int = 0, shared: bool = 
                 f"backend {backend!r} needs an NVIDIA GPU; use backend='auto', or 'interpret' to run the kernel "
                 "slowly anywhere"
             )
-        if backend == "auto" and platform == "cpu" and places >= tuning.LAUNCH.native_places and native_importable():
+        if backend == "auto" and platform == "cpu" and native_importable():
             return "numba"
         return "interpret" if backend == "interpret" else "xla"
     return _preferred_dialect(shared) if backend == "auto" else backend

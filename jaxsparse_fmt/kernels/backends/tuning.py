@@ -59,8 +59,7 @@ class Launch:
     sweep_rows: int = 1024  # numbers of each vector that a block of a pass over vectors takes at a time
     sweep_blocks: int = 512  # the most blocks of such a pass; each leaves 4 partial sums
     most_parts: int = 4096  # the most partial sums, since every block of a later pass adds them up for itself
-    # The CPU. Numba takes half a second to import and begin; its kernels save 0.1 to 1 ms a product of so many places.
-    native_places: int = 2**14
+    # The CPU.
     serial_entries: int = 2**15  # a product of fewer, 10 µs of work, is not worth waking a thread for
     piece_entries: int = 2**15  # entries that a thread takes at a time
     most_pieces: int = 64

@@ -1,21 +1,18 @@
-"""Calls of the Numba kernels (`numba_kernels.py`) from XLA's programs for the CPU; compiles a kernel at its first use.
+"""Calls of the Numba kernels (`numba_kernels.py`) from XLA's programs for the CPU.
 
-Numba is imported at the first use too: that takes half a second, and the first kernel of a process about as much again.
-Compiling a kernel takes one to three seconds, once: Numba keeps the code beside this file, else in the user's folder
-(NUMBA_CACHE_DIR names another), and keeps nothing if it can write to neither.
+A kernel is linked from the file in which `objects.py` keeps it, in a few milliseconds. Where there is none, Numba
+compiles the kernel in one to three seconds, after half a second to import Numba.
 
 XLA loads a program that another process has compiled (`jax.experimental.serialize_executable`) only if the handler is
 registered, and no function of this library need have run before. So the import of this module registers a jump, which
-llvmlite compiles in 25 ms. At first the jump goes to `_first_call`, which compiles the handler; after that it goes to
-the handler. The handler compiles a kernel that only another process has compiled.
+llvmlite compiles in 25 ms. At first the jump goes to `_first_call`, which links the handler; after that it goes to the
+handler. The handler links a kernel that only another process has called.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
-import pathlib
 import threading
 import warnings
 from typing import Any
@@ -104,38 +101,25 @@ def _ready(number: int) -> bool:
 @functools.cache
 def _registered() -> np.ndarray:
     """The table of addresses, [kernels + 4] int64, with the handler that reads it."""
-    import llvmlite.binding
+    from llvmlite import binding
 
-    llvmlite.binding.add_symbol(TABLE, _table.ctypes.data)
+    binding.add_symbol(TABLE, _table.ctypes.data)
     _table[0] = _compiled("task", "void(int64)")
     _table[HANDLER] = _compiled("handler", "int64(int64)")
     return _table
 
 
 def _compiled(name: str, signature: str, *constants: Any) -> int:
-    """The address of the C function that `xla_call.NAME(*constants, stamp)` returns, compiled."""
-    import numba
+    """The address of the C function that `xla_call.NAME(*constants)` returns."""
 
-    from jaxsparse_fmt.kernels.cpu import xla_call
+    def make() -> Any:
+        from jaxsparse_fmt.kernels.cpu import xla_call
 
-    function = getattr(xla_call, name)(*constants, _stamp())
-    try:
-        made = numba.cfunc(signature, nogil=True, error_model="numpy", cache=True)(function)
-    except Exception:  # Numba can write to no folder, or the code there is damaged
-        made = numba.cfunc(signature, nogil=True, error_model="numpy")(function)
-    _kept.append(made)
-    assert made.address is not None
-    return made.address
+        return getattr(xla_call, name)(*constants)
 
+    from jaxsparse_fmt.kernels.cpu import objects
 
-@functools.cache
-def _stamp() -> int:
-    """A hash of the sources of the kernels, so that code of another version is not loaded from disk."""
-    folder = pathlib.Path(__file__).parent
-    digest = hashlib.blake2b(digest_size=4)
-    for name in ("abi.py", "numba_kernels.py", "xla_call.py", "ffi.py"):
-        digest.update((folder / name).read_bytes())
-    return int.from_bytes(digest.digest())
+    return objects.address(make, signature, name, *map(str, constants), symbols=(TABLE,))
 
 
 # -------------------------------------------------------------------------------------- what XLA's threads call

@@ -12,9 +12,6 @@ The one attribute is `sizes`, int64, the numbers that `abi.SIZES` lists: among t
 one handler serves all, and the number of pieces of the work. XLA's own threads and the caller compute the pieces: each
 takes the next that is left, and the caller never waits for a thread that has not begun. So any number of devices may
 call at the same time, and no second pool of threads competes with XLA's. A piece has the same bits on any thread.
-
-Numba keeps compiled code on disk. Its key holds the constants of the closures below. One constant is `stamp`, a hash of
-the sources: every closure must use it, or the code of another version would run.
 """
 
 from __future__ import annotations
@@ -245,18 +242,17 @@ def _execute(frame):
     return error
 
 
-def task(stamp: int) -> Callable:
+def task() -> Callable:
     """The function that a thread of XLA runs: (job) -> nothing."""
 
     def task(job):
-        if stamp >= 0:
-            _take_pieces(job)
-            _leave(job)
+        _take_pieces(job)
+        _leave(job)
 
     return task
 
 
-def handler(stamp: int) -> Callable:
+def handler() -> Callable:
     """The function that XLA calls: (frame) -> error, or 0. To a query for metadata it answers XLA's own version."""
 
     def handler(frame):
@@ -265,7 +261,7 @@ def handler(stamp: int) -> Callable:
             _store(_word(extension, 3) + 24, _word(_word(frame, 2), 4))
         elif _word(frame, 4) & 0xFFFFFFFF == EXECUTE:
             return _execute(frame)
-        return stamp * 0
+        return 0
 
     return handler
 
@@ -279,7 +275,7 @@ def _array(frame, group, k, start, n, dtype, itemsize):
     return carray(_pointer(_data(frame, group, k) + start * itemsize), (n,), dtype)
 
 
-def kernel(kind: str, a: Any, b: Any, out: Any, ptr: Any, stamp: int) -> Callable:
+def kernel(kind: str, a: Any, b: Any, out: Any, ptr: Any) -> Callable:
     """(frame, piece) -> nothing, for operands of dtypes `a` and `b`, a result of `out`, and pointers of `ptr`.
 
     Args:
@@ -291,8 +287,6 @@ def kernel(kind: str, a: Any, b: Any, out: Any, ptr: Any, stamp: int) -> Callabl
     nt = third.itemsize
 
     def kernel(frame, piece):
-        if stamp < 0:
-            return
         z = _sizes(frame)
         n_rows, n_cols, p, lanes = _word(z, N_ROWS), _word(z, N_COLS), _word(z, P), _word(z, LANES)
         pieces = _word(z, PIECES) // _word(z, BATCH)

@@ -1,0 +1,137 @@
+"""Machine code of the kernels for the CPU, kept on disk: Numba is imported only to compile what no file holds.
+
+Numba's own cache needs Numba, which takes half a second to import and as long again to load a first function. A file
+here is the digest of what follows, the name of the C function, and the object file that LLVM made, from which llvmlite
+links a function in a few milliseconds. The file's name is a hash of the sources, the versions and the CPU.
+
+    $NUMBA_CACHE_DIR/HASH.o, else __pycache__ beside this file, else kernels/ in the user's folder (`user_cache`)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from llvmlite import binding, ir
+
+from jaxsparse_fmt._types import user_cache
+
+DIGEST = 16  # bytes
+SOURCES = ("abi.py", "numba_kernels.py", "xla_call.py", "objects.py")
+# What the code of a C function of Numba refers to beside Python's interface. Only an exception in a kernel would call
+# the functions of Numba among these, and kernels raise none.
+FROM_C = {"malloc", "free", "sched_yield", "SwitchToThread", "memset", "memcpy", "memmove"}
+FROM_NUMBA = {
+    *("numba_gil_ensure", "numba_gil_release", "numba_do_raise", "numba_unpickle"),
+    *("numba_runtime_build_excinfo_struct", "NRT_Free", "NRT_MemInfo_call_dtor", "NRT_incref", "NRT_decref"),
+}
+
+_engines: list[Any] = []  # which own the code
+
+
+def address(make: Callable[[], Any], signature: str, *key: Any, symbols: tuple[str, ...] = ()) -> int:
+    """The address of the C function that `make` returns in Python, linked from its file or compiled.
+
+    Args:
+      signature: Numba's, as "void(int64)".
+      key: what tells this function from others of the same sources.
+      symbols: the names that the code may refer to, of `llvmlite.binding.add_symbol`.
+    """
+    name = hashlib.blake2b(repr((_machine(), signature, key)).encode(), digest_size=DIGEST).hexdigest() + ".o"
+    for folder in _folders():
+        with contextlib.suppress(OSError, ValueError, RuntimeError):  # no file, damaged, or not LLVM's
+            return _linked((folder / name).read_bytes())
+    compiled = _compiled(make(), signature)
+    with contextlib.suppress(Exception):  # Numba may change what `_content` reads
+        content = _content(compiled, {*symbols, *FROM_C, *FROM_NUMBA})
+        for folder in _folders():
+            with contextlib.suppress(OSError):
+                _write(folder / name, content)
+                break
+    _engines.append(compiled)
+    return compiled.address
+
+
+def _compiled(function: Any, signature: str) -> Any:
+    import numba
+
+    return numba.cfunc(signature, nogil=True, error_model="numpy")(function)
+
+
+def _content(compiled: Any, known: set[str]) -> bytes:
+    """The file of a C function of Numba.
+
+    Raises:
+      ValueError: it refers to a name that `_linked` could not resolve, which would end the process.
+    """
+    library = compiled._library
+    module = library._final_module
+    names = [d.name for d in (*module.functions, *module.global_variables) if d.is_declaration]
+    unknown = [n for n in names if n not in known and not n.startswith(("Py", "_Py", "llvm."))]
+    if unknown:
+        raise ValueError(f"unknown names {unknown}")
+    rest = compiled._wrapper_name.encode() + b"\0" + library._get_compiled_object()
+    return hashlib.blake2b(rest, digest_size=DIGEST).digest() + rest
+
+
+def _linked(content: bytes) -> int:
+    digest, rest = content[:DIGEST], content[DIGEST:]
+    if hashlib.blake2b(rest, digest_size=DIGEST).digest() != digest:
+        raise ValueError("a damaged file")
+    name, _, code = rest.partition(b"\0")
+    libc = ctypes.cdll.msvcrt if sys.platform == "win32" else ctypes.CDLL(None)
+    stand_in = ctypes.cast(libc.abort, ctypes.c_void_p).value
+    for symbol in FROM_NUMBA:  # until Numba is imported, which adds its own
+        if binding.address_of_symbol(symbol) is None:
+            binding.add_symbol(symbol, stand_in)
+    engine = binding.create_mcjit_compiler(binding.parse_assembly(str(ir.Module())), _target())
+    engine.add_object_file(binding.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    _engines.append(engine)
+    return engine.get_function_address(name.decode())
+
+
+def _target() -> Any:
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    return binding.Target.from_default_triple().create_target_machine()
+
+
+@functools.cache
+def _machine() -> tuple[Any, ...]:
+    """What the machine code depends on."""
+    sources = b"".join((Path(__file__).parent / name).read_bytes() for name in SOURCES)
+    cpu = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
+    versions = sys.version, metadata.version("numba"), metadata.version("llvmlite")
+    return hashlib.blake2b(sources, digest_size=DIGEST).hexdigest(), sys.platform, *versions, *cpu
+
+
+def _folders() -> Iterator[Path]:
+    if given := os.environ.get("NUMBA_CACHE_DIR"):
+        yield Path(given)
+        return
+    yield Path(__file__).parent / "__pycache__"
+    if base := user_cache():
+        yield base / "kernels"
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Writes a file whole or not at all."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, scratch = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        os.replace(scratch, path)
+    except BaseException:
+        Path(scratch).unlink(missing_ok=True)
+        raise
