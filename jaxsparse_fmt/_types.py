@@ -9,7 +9,9 @@ import functools
 import math
 import numbers
 import operator
+import os
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import jax
@@ -303,6 +305,14 @@ def real_number(name: str, value: Any) -> float:
 
 def _is_bool(value: Any) -> bool:
     return isinstance(value, bool) or getattr(value, "dtype", None) == np.bool_
+
+
+def user_cache() -> Path | None:
+    """The folder of this library in the user's cache folder, by default `~/.cache`; None for a user without a home."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not folder.is_absolute():  # as the XDG specification asks
+        folder = Path(os.path.expanduser("~")) / ".cache"
+    return folder / "jaxsparse" if folder.is_absolute() else None
 
 
 def index_dtype(size: int) -> Any:

@@ -20,7 +20,7 @@ FLOORS = (
     "core",
     "formats",
     "choose",
-    "convert",
+    "convert compilation_cache",
     "distributed solvers",
     "cli jaxsparse_fmt",
     "benchmarks",
