@@ -14,6 +14,7 @@ from jaxsparse_fmt import choose, io
 from jaxsparse_fmt._types import exportable
 from jaxsparse_fmt._version import __version__ as __version__
 from jaxsparse_fmt.choose import Choice
+from jaxsparse_fmt.compilation_cache import cache
 from jaxsparse_fmt.convert import from_bcoo, from_coo, from_dense, from_scipy, read_mtx
 from jaxsparse_fmt.core.basis import Basis, Between
 from jaxsparse_fmt.core.matrix import SparseMatrix
@@ -78,6 +79,7 @@ __all__ = [
     "ShardedMatrix",
     "SparseMatrix",
     "Transposed",
+    "cache",
     "choose",
     "from_bcoo",
     "from_coo",

@@ -20,7 +20,7 @@ FLOORS = (
     "core",
     "formats",
     "choose",
-    "convert",
+    "convert compilation_cache",
     "distributed solvers",
     "cli jaxsparse_fmt",
     "benchmarks",
@@ -54,7 +54,7 @@ BY_NAME = ["jaxsparse_fmt", "jaxsparse_fmt.core.matrix"]
 # Imported where they are used, so that `import jaxsparse_fmt` and `import solvers` do not pay for them.
 LAZY = ("rich", "matplotlib", "pyamg", "pymetis", "jax.experimental", "jax._src", "numba", "llvmlite")
 # Modules that are themselves imported so, inside functions of their neighbours.
-LATE = {"jaxsparse_fmt.kernels.cpu.numba_kernels", "jaxsparse_fmt.kernels.cpu.xla_call"}
+LATE = {f"jaxsparse_fmt.kernels.cpu.{name}" for name in ("numba_kernels", "objects", "xla_call")}
 
 
 def modules(package: str) -> list[pathlib.Path]:

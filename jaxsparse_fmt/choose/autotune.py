@@ -27,7 +27,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxsparse_fmt._types import Csr, Target, readable_seconds
+from jaxsparse_fmt._types import Csr, Target, readable_seconds, user_cache
 from jaxsparse_fmt.choose import ranking
 from jaxsparse_fmt.choose.ranking import Choice
 from jaxsparse_fmt.choose.timing import seconds_per_product
@@ -113,11 +113,7 @@ def _signature(csr: Csr, target: Target) -> str:
 
 
 def _path() -> Path:
-    folder = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not folder.is_absolute():  # as the XDG specification asks
-        folder = Path(os.path.expanduser("~")) / ".cache"
-        folder = folder if folder.is_absolute() else Path(tempfile.gettempdir())  # a user without a home
-    return folder / "jaxsparse" / "tuned.json"
+    return (user_cache() or Path(tempfile.gettempdir()) / "jaxsparse") / "tuned.json"
 
 
 def _read(path: Path) -> dict[str, Any]:

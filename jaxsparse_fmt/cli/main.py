@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from io import TextIOWrapper
 
@@ -19,6 +20,7 @@ from jaxsparse_fmt._version import __version__
 from jaxsparse_fmt.cli import bench, demo, info, process, scale, solve
 from jaxsparse_fmt.cli.arguments import BadInput
 from jaxsparse_fmt.cli.tables import OutputLost
+from jaxsparse_fmt.compilation_cache import cache
 
 COMMANDS = {"solve": solve, "info": info, "bench": bench, "scale": scale, "demo": demo}
 
@@ -38,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return 2
     try:
+        _keep_programs()
         return args.run(args)
     except (BadInput, OutputLost) as error:
         process.complain(str(error))
@@ -50,6 +53,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise  # a fault of the library
         process.complain(_out_of_memory(args, error))
         return 2
+
+
+def _keep_programs() -> None:
+    """Has the next command load what this one compiles; where that cannot be, one line says why."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        cache()
+    for warning in told:
+        process.complain(str(warning.message))
 
 
 def _parser() -> argparse.ArgumentParser:
