@@ -262,9 +262,9 @@ def with_a_full_column(n: int) -> sp.csr_array:
 
 def test_auto_chooses_for_each_of_the_two():
     S = with_a_full_column(2000)
-    A = jsf.from_scipy(S, transpose=True)
+    A = jsf.from_scipy(S, transpose=True, backend="xla")
     assert isinstance(A, jsf.Paired)
-    chosen = [jsf.choose.rank(matrix)[0].format for matrix in (S, S.T)]
+    chosen = [jsf.choose.rank(matrix, backend="xla")[0].format for matrix in (S, S.T)]
     assert [A.own.name, A.across.name] == chosen and chosen[0] != chosen[1]
     y = np.arange(2000) / 8
     np.testing.assert_allclose(A.T @ y, S.T @ y)
@@ -275,7 +275,7 @@ def test_tune_measures_each_of_the_two(monkeypatch, tmp_path):
     timed = []
     monkeypatch.setattr(autotune, "seconds_per_product", lambda A: timed.append(A) or float(A.name != "hll"))
     S = with_a_full_column(50)
-    A = jsf.from_scipy(S, "tune", transpose=True)
+    A = jsf.from_scipy(S, "tune", transpose=True, backend="xla")
     assert isinstance(A, jsf.Paired)
     fastest = [B for B in timed if B.name == "hll"]
     assert (A.own.name, A.across.name, len(fastest)) == ("hll", "hll", 2)
