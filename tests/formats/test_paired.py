@@ -11,7 +11,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt.choose import autotune
+from jaxsparse_fmt.choose import tune
 from jaxsparse_fmt.formats import building
 from tests.lowering import SIGNATURES, lowered, quick_jit
 from tests.oracle import assert_close, assert_gradient_through_a_solve, assert_product, draw, magnitude, wide
@@ -273,7 +273,7 @@ def test_auto_chooses_for_each_of_the_two():
 def test_tune_measures_each_of_the_two(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     timed = []
-    monkeypatch.setattr(autotune, "seconds_per_product", lambda A: timed.append(A) or float(A.name != "hll"))
+    monkeypatch.setattr(tune, "seconds_per_product", lambda A: timed.append(A) or float(A.name != "hll"))
     S = with_a_full_column(50)
     A = jsf.from_scipy(S, "tune", transpose=True)
     assert isinstance(A, jsf.Paired)
