@@ -14,7 +14,7 @@ from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.kernels import sddmm, spmv
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
-from jaxsparse_fmt.kernels.layout.address import Address, Chunked
+from jaxsparse_fmt.kernels.layout.address import Address, Chunked, Slices
 from jaxsparse_fmt.kernels.layout.columns import ColumnRule, Delta, Diagonal, Explicit
 from jaxsparse_fmt.kernels.layout.rule import Rule
 
@@ -31,8 +31,9 @@ class ByRule(SparseMatrix):
 
     @property
     def address(self) -> Address:
-        """The rule that gives the places of a row's entries."""
-        raise NotImplementedError
+        """The rule that gives the places of a row's entries: here slices of `slice_size` rows, or one of all rows."""
+        n_rows = self.shape[0]
+        return Slices(n_rows, getattr(self, "slice_size", max(n_rows, 1)))
 
     @property
     def column(self) -> ColumnRule:

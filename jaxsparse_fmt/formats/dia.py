@@ -73,10 +73,6 @@ class DIA(WholeDiagonals):
 
     name = "dia"
 
-    @property
-    def address(self) -> Slices:
-        return Slices(self.shape[0], max(self.shape[0], 1))
-
     @classmethod
     def from_csr(cls, csr: Csr, target: Target) -> Self:
         offsets, values, pattern = arrays_of(csr, target, cls.name)

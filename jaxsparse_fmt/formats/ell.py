@@ -31,10 +31,6 @@ class ELL(ByRule):
     name = "ell"
     unread = ("row_lengths",)
 
-    @property
-    def address(self) -> Slices:
-        return Slices(self.shape[0], max(self.shape[0], 1))
-
     @classmethod
     def from_csr(cls, csr: Csr, target: Target) -> Self:
         rows, address = building.rows_of(csr), Slices(csr.shape[0], max(csr.shape[0], 1))

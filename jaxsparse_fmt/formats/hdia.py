@@ -51,10 +51,6 @@ class HDIA(ByRule):
     layout_options = ("slice_size", "sigma")
 
     @property
-    def address(self) -> Slices:
-        return Slices(self.shape[0], self.slice_size)
-
-    @property
     def column(self) -> Diagonal:
         return Diagonal()
 

@@ -43,10 +43,6 @@ class HLL(ByRule):
     unread = ("row_lengths",)
     layout_options = ("slice_size", "sigma")
 
-    @property
-    def address(self) -> Slices:
-        return Slices(self.shape[0], self.slice_size)
-
     @classmethod
     def from_csr(cls, csr: Csr, target: Target, *, slice_size: int = 128, sigma: int = 1) -> Self:
         """Builds the slices.

@@ -43,10 +43,6 @@ class HYB(long_rows.Split):
     name = "hyb"
     layout_options = ("width",)
 
-    @property
-    def address(self) -> Slices:
-        return Slices(self.shape[0], max(self.shape[0], 1))
-
     @classmethod
     def from_csr(cls, csr: Csr, target: Target, *, width: int | str = "third") -> Self:
         """Splits the rows.

@@ -64,10 +64,6 @@ class SELL(long_rows.Split):
     layout_options = ("slice_size", "sigma", "max_width")
 
     @property
-    def address(self) -> Slices:
-        return Slices(self.shape[0], self.slice_size)
-
-    @property
     def column(self) -> Delta | Explicit:
         return Explicit() if self.delta is None else Delta()
 
