@@ -310,8 +310,7 @@ class ShardedMatrix(Habits):
         """The matrix on one device, in a format of `FORMATS`, through the host."""
         return build(self.to_scipy(), name, Target(self.dtype, self.backend, max_bytes), **layout)
 
-    def _turned(self, name: str, *, max_bytes: int | None = None, **layout: Any) -> SparseMatrix:
-        return build(self.T.to_scipy(), name, Target(self.dtype, self.backend, max_bytes), **layout)
+    _turned = SparseMatrix._turned
 
 
 @jax.jit
