@@ -22,6 +22,7 @@ from jaxsparse_fmt.core.basis import Basis
 from solvers import _lanczos
 from solvers._lanczos import End, Limits, Options
 from solvers.core import arguments, iterate, opaque, program
+from solvers.core.adjoint import hermitian_solve
 from solvers.core.entry import Entry
 from solvers.core.scaling import Map
 from solvers.core.solve import steps_per_check
@@ -232,13 +233,7 @@ def differentiable(
         def K(Z):
             return jax.vmap(lambda value, x, z: _off(A, size, value, x)(z))(values, X, Z)
 
-        def solve(_, rhs):
-            return _solve_off(A, size, values, X, rhs)
-
-        def solve_transposed(_, rhs):  # Kᵀ is the conjugate of K
-            return jnp.conj(solve(_, jnp.conj(rhs)))
-
-        dX = lax.custom_linear_solve(K, -_outside(X, dA_X), solve, solve_transposed)
+        dX = hermitian_solve(K, lambda rhs: _solve_off(A, size, values, X, rhs), -_outside(X, dA_X))
         return (values, X, end), (d_values, _outside(X, dX), d_end)
 
     return run(A, frozen)
