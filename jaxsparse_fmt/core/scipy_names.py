@@ -15,7 +15,7 @@ from jaxsparse_fmt._types import as_floating, check_keeps_imaginary, owned, requ
 Array = jax.Array
 
 
-class Habits:
+class ScipyNames:
     """SciPy's names, which stored, transposed and sharded matrices derive from a few members of their own.
 
     A subclass provides `shape`, `dtype`, `nnz`, `T`, `matvec`, `_transposed` (Aᵀ·y without conjugation), `_each` (the
