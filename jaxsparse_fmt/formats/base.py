@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, Self, get_type_hints
+from typing import Any, Self, dataclass_transform, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -149,6 +149,8 @@ def array_fields(cls: type[Any]) -> tuple[str, ...]:
     return tuple(f.name for f in dataclasses.fields(cls) if hints[f.name] in (Array, Array | None))
 
 
-def register(cls: type[Any]) -> type[Any]:
-    """Makes a format a pytree: its `array_fields` are leaves, the rest is static."""
+@dataclass_transform(frozen_default=True, eq_default=False)
+def storage_format(cls: type[Any]) -> type[Any]:
+    """Makes a format a frozen dataclass and a pytree: its `array_fields` are leaves, the rest is static."""
+    cls = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
     return pytree(cls, array_fields(cls))

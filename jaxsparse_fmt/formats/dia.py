@@ -28,7 +28,7 @@ import numpy as np
 
 from jaxsparse_fmt._types import Csr, Target, index_dtype
 from jaxsparse_fmt.formats import building, footprint, merging, statistics
-from jaxsparse_fmt.formats.base import Array, ByRule, register
+from jaxsparse_fmt.formats.base import Array, ByRule, storage_format
 from jaxsparse_fmt.formats.fields import Offset
 from jaxsparse_fmt.formats.footprint import PatternCounts, Storage
 from jaxsparse_fmt.kernels import spmv
@@ -66,8 +66,7 @@ class WholeDiagonals(ByRule):
         return spmv.product(values, y, back, rule=rule, backend=backend)
 
 
-@register
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@storage_format
 class DIA(WholeDiagonals):
     pattern: Array | None
 

@@ -14,7 +14,6 @@ entry is zero.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterator
 from typing import Any, Self
@@ -25,7 +24,7 @@ import numpy as np
 
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building, footprint, merging, statistics
-from jaxsparse_fmt.formats.base import Array, ByRule, register
+from jaxsparse_fmt.formats.base import Array, ByRule, storage_format
 from jaxsparse_fmt.formats.fields import Offset, Pointer
 from jaxsparse_fmt.formats.footprint import PatternCounts, Storage
 from jaxsparse_fmt.kernels.layout.address import Slices
@@ -35,8 +34,7 @@ from jaxsparse_fmt.kernels.layout.rule import Rule
 BLOCK = 2**14  # chunks that the host works on at a time
 
 
-@register
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@storage_format
 class HDIA(ByRule):
     """HDIA with `slice_size` C rows a slice and a sort window of `sigma` rows; 1: the rows' own order."""
 
