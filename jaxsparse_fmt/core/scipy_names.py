@@ -155,7 +155,10 @@ class ScipyNames:
         raise TypeError("the length of a matrix is ambiguous; use A.shape[0] for its rows, A.nnz for its entries")
 
     def __bool__(self) -> bool:
-        raise ValueError("the truth of a matrix is ambiguous; compare with None, or ask A.nnz > 0")
+        raise ValueError(
+            "the truth value of a matrix is ambiguous; write `A is not None` if A may be None, or `A.nnz > 0` to learn "
+            "whether it has entries"
+        )
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
         raise TypeError("a sparse matrix is no array; use A @ x, A.todense() or A.to_scipy()")

@@ -43,7 +43,7 @@ class Adjoint:
         if self.rtol is not None:
             object.__setattr__(self, "rtol", float(arguments.tolerance(self.rtol, "rtol")))
         if self.maxiter is not None:
-            object.__setattr__(self, "maxiter", arguments.count(self.maxiter, "maxiter", 0))
+            object.__setattr__(self, "maxiter", arguments.int_at_least(self.maxiter, "maxiter", 0))
         if not isinstance(self.truncated, bool):
             raise TypeError(f"truncated must be True or False; got {self.truncated!r}")
         arguments.function_or_none(self.report, "report")
