@@ -30,7 +30,7 @@ from solvers.solution import Solution, Status
 
 
 class Work(NamedTuple):
-    """For several systems the numbers have one more axis, the last."""
+    """Vectors and numbers between steps; for several systems the numbers have one more axis, the last."""
 
     r: Array  # [n] residual that the cycle started from, from the left M·r
     V: Array  # [restart + 1, n] orthonormal basis of the Krylov space

@@ -31,7 +31,7 @@ ANGLE = 0.7
 
 
 class Work(NamedTuple):
-    """For several systems the numbers have one more axis, the last."""
+    """Vectors and numbers between steps; for several systems the numbers have one more axis, the last."""
 
     x: Array  # [n] what is added to x
     r: Array  # [n] residual

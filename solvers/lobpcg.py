@@ -26,7 +26,7 @@ SIGNS = {"SA": 1, "LA": -1}
 
 
 class Plan(NamedTuple):
-    """What is static: pairs, 1 for the smallest or −1, unknowns, vectors in a block, and their dtype."""
+    """The static arguments: pairs, 1 for the smallest or −1, unknowns, vectors in a block, and their dtype."""
 
     k: int
     sign: int

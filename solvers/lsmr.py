@@ -57,7 +57,7 @@ class Settled(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What is static: n is A's number of columns."""
+    """The static arguments; n is A's number of columns."""
 
     options: Options
     adjoint: Adjoint

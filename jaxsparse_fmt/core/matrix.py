@@ -86,7 +86,7 @@ class SparseMatrix(ScipyNames, Pattern):
         return self
 
     def read_at(self, place: Array) -> Array:
-        """Where a product reads the entries at `place` in `unshared`: at `place`, unless entries share places."""
+        """The places where a product reads the entries at `place` in `unshared`: `place`, if none share one."""
         return place
 
     def shared_out(self, derivatives: Array) -> Array:

@@ -68,7 +68,7 @@ class Part:
 
     @property
     def nbytes(self) -> int:
-        """Of a shard."""
+        """Bytes of a shard."""
         return sum(a.nbytes for a in next(iter(self.arrays.values())).values())
 
 

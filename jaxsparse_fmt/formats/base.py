@@ -62,7 +62,7 @@ class ByRule(SparseMatrix):
 
     @property
     def dots(self) -> bool:
-        """Not where rows are long, nor where a thread that works for two lanes has to shuffle them."""
+        """Whether `product_dot` pays: not where rows are long, nor where a thread of two lanes shuffles them."""
         short = 0 < self.n_stored < LAUNCH.long_rows * self.shape[0]
         return short and not isinstance(self.column, Delta)
 

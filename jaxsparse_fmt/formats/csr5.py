@@ -100,7 +100,7 @@ class CSR5(SparseMatrix):
 
     @property
     def tiles(self) -> Tiles:
-        """How the tiles lie."""
+        """The layout of the tiles."""
         (n_rows, n_cols), kept_rows = self.shape, self.tile_rows if self.tile_rows <= LAUNCH.most_kept else 0
         return Tiles((n_rows + self.n_pieces, n_cols), self.n_stored, *self.tile_shape, self.n_pieces, kept_rows)
 

@@ -66,7 +66,7 @@ class Raveled:
 
 
 def ravel(b: Any, A: Any) -> Ravel | None:
-    """How the unknowns of one system become a vector; None where b is a vector, or several as columns.
+    """The map from the unknowns of one system to a vector; None where b is a vector, or several as columns.
 
     Raises:
       TypeError: b is a pytree and A is not a function.

@@ -18,7 +18,7 @@ Result = TypeVar("Result", bound=Solution)
 
 @dataclasses.dataclass(frozen=True)
 class Adjoint:
-    """How the linear systems of a derivative are solved: A·dx = db − dA·x forward, Aᵀ·λ = x̄ backward.
+    """Options for the linear systems of a derivative: A·dx = db − dA·x forward, Aᵀ·λ = x̄ backward.
 
     They start from zero, with the method and M of the solve. A derivative is NaN if its system neither meets the
     tolerance nor comes as close to it as rounding allows.

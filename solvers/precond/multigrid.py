@@ -77,7 +77,7 @@ class Multigrid:
 
     @property
     def dtype(self) -> np.dtype:
-        """Of the numbers stored. The vectors of the cycle have this dtype too, but at least 32 bits."""
+        """The dtype of the stored numbers. The vectors of the cycle have this dtype too, but at least 32 bits."""
         return self.coarse_inverse.dtype
 
     @property
@@ -97,7 +97,7 @@ class Multigrid:
         return _cycled(self, operand(self, r, self.coarse_inverse, 2))
 
     def refreshed(self, A: Any) -> NoReturn:
-        """Not offered: the coarse matrices are products R·A·P, which are made on the host.
+        """Refuses, since the coarse matrices are products R·A·P, which are made on the host.
 
         Raises:
           NotImplementedError: always; it names the cure.
