@@ -109,7 +109,7 @@ def _on_host(csr: Csr, perm: Any, C: int, target: Target):
     csr, perm = building.on_host(csr), None if perm is None else np.asarray(perm)
     n_rows, span = csr.shape[0], sum(csr.shape)
     row, diagonal = _diagonals_of(csr)
-    storage_row = row if perm is None else _inverse(perm)[row]
+    storage_row = row if perm is None else np.argsort(perm)[row]
     kept, chunk = np.unique(storage_row // C * span + diagonal, return_inverse=True)
     slice_ptr = _sizes(csr, np.bincount(kept // span, minlength=-(-n_rows // C)), C, target)
     offsets = kept % span - (n_rows - 1)
@@ -141,12 +141,6 @@ def _inside(shape: tuple[int, int], first: np.ndarray, offsets: np.ndarray, perm
     matrix_row = row if perm is None else perm[np.minimum(row, n_rows - 1)]
     column = matrix_row + offsets[:, None]
     return (row < n_rows) & (column >= 0) & (column < n_cols)
-
-
-def _inverse(perm: np.ndarray) -> np.ndarray:
-    inverse = np.empty_like(perm)
-    inverse[perm] = np.arange(perm.size, dtype=perm.dtype)
-    return inverse
 
 
 def _diagonals_of(csr: Csr) -> tuple[np.ndarray, np.ndarray]:
