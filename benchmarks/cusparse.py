@@ -16,7 +16,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt.formats import bsr, statistics
+from jaxsparse_fmt.formats import bsr
+from jaxsparse_fmt.models import traffic
 
 # cusparseSpMVAlg_t.
 COO_ALG1, CSR_ALG1, CSR_ALG2, COO_ALG2, SELL_ALG1, BSR_ALG1 = 1, 2, 3, 4, 5, 6
@@ -229,7 +230,7 @@ class Opponent:
 
     def _sliced(self, dtype: Any, slice_size: int) -> Product:
         S, name = self.S, f"sliced {slice_size}"
-        places = int(statistics.slice_widths(np.diff(S.indptr), slice_size).sum()) * slice_size
+        places = traffic.sliced_places(np.diff(S.indptr), slice_size)
         if places > MOST_PADDING * S.nnz:
             raise Absent(f"{places / S.nnz:.0f} places an entry")
         library().function("cusparseCreateSlicedEll")  # before the conversion

@@ -43,9 +43,9 @@ from jax.experimental import sparse
 import jaxsparse_fmt as jsf
 from benchmarks import cusparse, report, suite, suite_table, timing
 from benchmarks.report import Row, log, reason
-from jaxsparse_fmt.choose import autotune
 from jaxsparse_fmt.choose import ranking as choose
 from jaxsparse_fmt.choose import timing as clock
+from jaxsparse_fmt.choose import tune
 
 Timer = Callable[..., float]  # seconds; arguments go to `timing.seconds_per_call`
 TRIPS = 8  # of the loop of a chain
@@ -139,7 +139,7 @@ class Run:
                     {"label": label(c), "model us": 1e6 * c.seconds, "moved": c.moved, "reason": c.reason}
                     for c in ranking
                 ]
-                looked_at = [label(c) for c in choose.best_layouts(ranking)[: autotune.CANDIDATES]]
+                looked_at = [label(c) for c in choose.best_layouts(ranking)[: tune.CANDIDATES]]
                 rows.append(row | compared(theirs, ours, looked_at))
                 log(f"  {dtype}: {suite_table.sentence(rows[-1])}")
                 both = {"opponent": rivals.get(rows[-1]["opponent"]), "auto": timers.get(rows[-1]["auto"])}

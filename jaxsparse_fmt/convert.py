@@ -45,7 +45,7 @@ def from_scipy(
     Args:
       S: scipy.sparse matrix or array of any format and numeric dtype, or a matrix of ours. Integers become floats.
       format: a name in `FORMATS`; "auto" for the first of `choose.rank` that fits the free memory; or "tune" for the
-        fastest of its first few, measured here once for every pattern and remembered on disk (`autotune.py`).
+        fastest of its first few, measured here once for every pattern and remembered on disk (`tune.py`).
       dtype: of the stored values; None keeps S's (narrowed to 32 bits unless `jax_enable_x64` is on).
       backend: "auto", "triton", "mosaic", "numba", "xla" or "interpret"; see `use_backend`.
       max_bytes: the largest padded storage to accept, bytes; None refuses a size out of proportion to the matrix. The
@@ -97,9 +97,9 @@ def _with_transpose(csr: Csr, name: str, target: Target, **layout: Any) -> Spars
 def chosen(csr: Csr, name: str, target: Target) -> SparseMatrix:
     """The canonical `csr` in the format that `name`, "auto" or "tune", chooses."""
     if name == "tune":
-        from jaxsparse_fmt.choose import autotune
+        from jaxsparse_fmt.choose import tune
 
-        return autotune.fastest(csr, target)[0]
+        return tune.fastest(csr, target)[0]
     return ranking.store(ranking.rank(csr, target.dtype, backend=target.backend), csr, target)[0]
 
 

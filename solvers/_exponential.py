@@ -62,7 +62,7 @@ class Walk(NamedTuple):
 
 
 class End(NamedTuple):
-    """How it ended, without exp(B)·v."""
+    """The result of the loop, without exp(B)·v."""
 
     code: Array
     steps: Array

@@ -57,7 +57,7 @@ class Limits(NamedTuple):
 
 
 class End(NamedTuple):
-    """How the loop ended, without the pairs."""
+    """The result of the loop, without the pairs."""
 
     code: Array
     cycles: Array

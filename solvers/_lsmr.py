@@ -100,7 +100,7 @@ class Outer(NamedTuple):
 
 
 class End(NamedTuple):
-    """How a solve ended, without its solution."""
+    """The result of a solve, without its solution."""
 
     k: Array
     norm: Array  # ‖r‖, true, of its first `rows`

@@ -54,7 +54,7 @@ def chebyshev(
     Raises:
       ValueError, TypeError: shapes that do not fit, or arguments that make no sense.
     """
-    given = () if bounds is None else arguments.interval(bounds, "bounds")
+    given = () if bounds is None else arguments.positive_interval(bounds, "bounds")
     return solve(METHOD, A, b, x0, settings, parameters=given)
 
 

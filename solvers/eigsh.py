@@ -22,6 +22,7 @@ from jaxsparse_fmt.core.basis import Basis
 from solvers import _lanczos
 from solvers._lanczos import End, Limits, Options
 from solvers.core import arguments, iterate, opaque, program
+from solvers.core.adjoint import hermitian_solve
 from solvers.core.entry import Entry
 from solvers.core.scaling import Map
 from solvers.core.solve import steps_per_check
@@ -133,15 +134,18 @@ def eigsh(
     n = v0.shape[0]
     inner, basis = arguments.in_basis(arguments.linear_map(A, n, "A"))
     v0 = basis.accept(v0).astype(jnp.promote_types(arguments.result_dtype(inner, v0, "A"), v0.dtype))
-    k = arguments.pairs(k, n)
+    k = arguments.eigenpair_count(k, n)
     if which not in WHICH:
         raise ValueError(f"which must be one of {', '.join(WHICH)}; got {which!r}")
     if sigma is not None and which != "LM":
-        raise ValueError(f"sigma asks for the eigenvalues nearest to it, with which='LM'; got which={which!r}")
+        raise ValueError(
+            f"sigma={sigma} selects the eigenvalues nearest to it and needs which='LM'; got which={which!r}; leave out "
+            "sigma or which"
+        )
     inside = sigma is not None or which == "SM"
     if ncv is None:
         ncv = min(n, max(2 * k + 1, NCV_INSIDE if inside else NCV))
-    ncv = arguments.count(ncv, "ncv", 1)
+    ncv = arguments.int_at_least(ncv, "ncv", 1)
     if not k < ncv <= n:
         raise ValueError(f"ncv must be above k = {k} and at most n = {n}; got {ncv}")
     limits = Limits(arguments.tolerance(tol, "tol"), arguments.maxiter(maxiter, MAXITER, 1), _real(sigma, "sigma"))
@@ -232,13 +236,7 @@ def differentiable(
         def K(Z):
             return jax.vmap(lambda value, x, z: _off(A, size, value, x)(z))(values, X, Z)
 
-        def solve(_, rhs):
-            return _solve_off(A, size, values, X, rhs)
-
-        def solve_transposed(_, rhs):  # Kᵀ is the conjugate of K
-            return jnp.conj(solve(_, jnp.conj(rhs)))
-
-        dX = lax.custom_linear_solve(K, -_outside(X, dA_X), solve, solve_transposed)
+        dX = hermitian_solve(K, lambda rhs: _solve_off(A, size, values, X, rhs), -_outside(X, dA_X))
         return (values, X, end), (d_values, _outside(X, dX), d_end)
 
     return run(A, frozen)

@@ -95,7 +95,7 @@ def expm_multiply(
     dtype = jnp.result_type(arguments.result_dtype(own, v, "A"), v.dtype, kind)
     limits = Limits(arguments.tolerance(rtol, "rtol"), arguments.maxiter(maxiter, MAXITER))
     v, t = v.astype(dtype), t.astype(dtype if jnp.iscomplexobj(t) else jnp.finfo(dtype).dtype)
-    return _solve(min(arguments.count(m, "m", 1), n), (own,), basis, v, t, limits)
+    return _solve(min(arguments.int_at_least(m, "m", 1), n), (own,), basis, v, t, limits)
 
 
 def _in_basis(m: int, maps: tuple[Any], basis: Basis, v: Array, t: Array, limits: Limits) -> ExponentialSolution:

@@ -30,7 +30,7 @@ from solvers.solution import Solution, Status
 
 
 class Work(NamedTuple):
-    """For several systems the numbers have one more axis, the last."""
+    """Vectors and numbers between steps; for several systems the numbers have one more axis, the last."""
 
     r: Array  # [n] residual that the cycle started from, from the left M·r
     V: Array  # [restart + 1, n] orthonormal basis of the Krylov space
@@ -78,9 +78,9 @@ def gmres(
     if flexible and side == "left":
         raise ValueError("side='left' needs the same M in every step; take flexible=True with side='right'")
     n, numbers = arguments.unknowns(A, b), jax.tree.leaves(b)
-    restart = min(arguments.count(restart, "restart", 1), n)
+    restart = min(arguments.int_at_least(restart, "restart", 1), n)
     vectors = (1 + bool(flexible)) * restart + 1
-    arguments.room(
+    arguments.check_free_memory(
         vectors * sum(map(np.size, numbers)) * jnp.result_type(*numbers, jnp.float32).itemsize,
         f"restart={restart}: {vectors} vectors of {n} unknowns",
         "take a smaller restart, or bicgstab, which needs no more vectors with every step",

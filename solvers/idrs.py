@@ -31,7 +31,7 @@ ANGLE = 0.7
 
 
 class Work(NamedTuple):
-    """For several systems the numbers have one more axis, the last."""
+    """Vectors and numbers between steps; for several systems the numbers have one more axis, the last."""
 
     x: Array  # [n] what is added to x
     r: Array  # [n] residual
@@ -62,7 +62,7 @@ def idrs(A: Any, b: Any, x0: Any = None, *, s: int = 4, **settings: Unpack[Setti
     Raises:
       ValueError, TypeError: shapes that do not fit, or arguments that make no sense.
     """
-    chosen = method(min(arguments.count(s, "s", 1), arguments.unknowns(A, b)))
+    chosen = method(min(arguments.int_at_least(s, "s", 1), arguments.unknowns(A, b)))
     return solve(chosen, A, b, x0, settings)
 
 

@@ -190,12 +190,15 @@ class Krylov(lx.AbstractLinearSolver):
         y0 = options.get("y0")
         if isinstance(M, lx.AbstractLinearOperator):
             if not _alike(M.in_structure(), vector) or not _alike(M.out_structure(), vector):
-                raise ValueError(f"the preconditioner must map what is like b to such, {vector}; got {M}")
+                raise ValueError(
+                    f"the preconditioner must take and return vectors like b, {_types(vector)}; got one from "
+                    f"{M.in_structure()} to {M.out_structure()}"
+                )
             M = _flat(lx.linearise(M), unravel, b.dtype)
         elif M is not None and not hasattr(M, "__matmul__"):
             raise TypeError(f"the preconditioner must be an operator of lineax or have @; got {type(M).__name__}")
         if y0 is not None and not _alike(y0 := jax.tree.map(owned, y0), vector):
-            raise ValueError(f"y0 must be like b, {vector}; got {y0}")
+            raise ValueError(f"y0 must have b's structure, shapes and dtypes, {_types(vector)}; got {_types(y0)}")
         A, x0 = _flat(state, unravel, b.dtype), None if y0 is None else ravel_pytree(y0)[0]
         if lx.is_negative_semidefinite(state):
             A, b = _negative(A), -b
@@ -260,7 +263,9 @@ class LeastSquares(lx.AbstractLinearSolver):
         zero, unravel = ravel_pytree(unknown)
         y0, M = options.get("y0"), options.get("preconditioner")
         if y0 is not None and not _alike(y0 := jax.tree.map(owned, y0), unknown):
-            raise ValueError(f"y0 must be like the unknowns, {state.in_structure()}; got {y0}")
+            raise ValueError(
+                f"y0 must have the structure, shapes and dtypes of the unknowns, {_types(unknown)}; got {_types(y0)}"
+            )
         adjoint = lx.conj(state).transpose()
         A = (
             state.matrix
@@ -328,6 +333,11 @@ def _conj(A: Any) -> Any:
     if isinstance(A, lx.AbstractLinearOperator):
         return lx.conj(A)
     return jax.tree.map(lambda a: jnp.conj(a) if jnp.iscomplexobj(a) else a, A)
+
+
+def _types(tree: Any) -> Any:
+    """The dtypes and shapes of the leaves, for messages."""
+    return jax.tree.map(jax.typeof, tree)
 
 
 def _alike(a: Any, b: Any) -> bool:

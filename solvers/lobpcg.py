@@ -26,7 +26,7 @@ SIGNS = {"SA": 1, "LA": -1}
 
 
 class Plan(NamedTuple):
-    """What is static: pairs, 1 for the smallest or −1, unknowns, vectors in a block, and their dtype."""
+    """The static arguments: pairs, 1 for the smallest or −1, unknowns, vectors in a block, and their dtype."""
 
     k: int
     sign: int
@@ -79,7 +79,7 @@ def lobpcg(
         raise ValueError("A is a function, whose size is unknown; pass X0, vectors to start from")
     n = X0.shape[0] if X0 is not None else shape[0] if shape else 1
     A = arguments.linear_map(A, n, "A")
-    k = arguments.pairs(k, n)
+    k = arguments.eigenpair_count(k, n)
     if X0 is not None and not k <= X0.shape[1] <= n:
         raise ValueError(f"X0 has {X0.shape[1]} columns; k = {k} and n = {n} need from {k} to {n}")
     if which not in SIGNS:

@@ -20,7 +20,7 @@ from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from solvers import _lsmr
 from solvers._lsmr import End, Maps, Problem
 from solvers.core import arguments, opaque, program
-from solvers.core.adjoint import TRUNCATED, Report
+from solvers.core.adjoint import TRUNCATED, Report, hermitian_solve
 from solvers.core.entry import Entry
 from solvers.core.iterate import Options
 from solvers.core.settings import Adjoint, Settings, solver
@@ -57,7 +57,7 @@ class Settled(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What is static: n is A's number of columns."""
+    """The static arguments; n is A's number of columns."""
 
     options: Options
     adjoint: Adjoint
@@ -237,13 +237,10 @@ def _differentiable(
         def matvec(yz):
             return jnp.concatenate([yz[:m] + H.apply(yz[m:]), H.adjoint(yz[:m])])
 
-        def solve(_, rhs):
+        def solve(rhs):
             return jnp.concatenate(_saddle(options_of_tangent, adjoint, H, inside == is_tall, rhs[:m], rhs[m:], frozen))
 
-        def solve_transposed(_, rhs):  # the transpose of a Hermitian system is its conjugate
-            return jnp.conj(solve(_, jnp.conj(rhs)))
-
-        dyz = lax.custom_linear_solve(matvec, rhs, solve, solve_transposed)
+        dyz = hermitian_solve(matvec, solve, rhs)
         return (x, end), (dyz[m:] if is_tall else dyz[:m], d_end)
 
     return solution(A, b, frozen)

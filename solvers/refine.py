@@ -77,7 +77,7 @@ def refine(
         narrow = arguments.narrow_dtype(dtype or "float32", DTYPES)
     if drop is None:
         drop = 0.03 if METHODS[method].keeps else 1e-4 if narrow == "float32" else 1e-2
-    drop = arguments.factor(drop, "drop")
+    drop = arguments.proper_fraction(drop, "drop")
     side = None if narrow is None else Narrow(narrow, inner, drop)
     return solve(METHODS[method], A, b, x0, settings, narrow=side)
 

@@ -17,7 +17,7 @@ from jaxsparse_fmt._types import pytree
 
 
 class Status(enum.IntEnum):
-    """How a solve ended, as an integer, so that jit can return it; `message` names the cause and the cure."""
+    """The outcome of a solve as an integer, so that jit can return it; `message` names the cause and the cure."""
 
     CONVERGED = 0
     MAXITER = 1

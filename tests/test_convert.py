@@ -13,7 +13,7 @@ from jax.experimental import sparse
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt import convert
-from jaxsparse_fmt.choose import autotune
+from jaxsparse_fmt.choose import tune
 from solvers import cg
 from tests.stopwatch import stopwatch
 from tests.zoo import CASES, FIRST_LAYOUTS, LAYOUTS
@@ -252,7 +252,7 @@ def test_auto_takes_the_first_of_the_ranking():
 @pytest.mark.parametrize("name", ["auto", "tune"])
 def test_a_stored_matrix_chooses_anew_as_one_from_outside_does(name, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(autotune, "seconds_per_product", lambda A: float(A.name != "hll"))
+    monkeypatch.setattr(tune, "seconds_per_product", lambda A: float(A.name != "hll"))
     for source in (A, jsf.from_scipy(S, "coo", "bfloat16", backend="xla")):
         want, got = jsf.from_scipy(S, name, source.dtype), source.asformat(name)
         assert (got.name == "hll") == (name == "tune")

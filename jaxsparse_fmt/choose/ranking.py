@@ -220,7 +220,7 @@ def best_layouts(choices: list[Choice]) -> list[Choice]:
 
 
 def fitting(choices: list[Choice], csr: Csr, dtype: Any, max_bytes: float | None = None) -> list[Choice]:
-    """Those of `choices` that take at most `max_bytes` and fit the memory that is free, in their order.
+    """The `choices` that take at most `max_bytes` and fit the free memory, in their order.
 
     Args:
       csr, dtype: what was ranked.

@@ -52,8 +52,9 @@ def _on_one_gpu(x: jax.Array) -> bool:
 
 
 def _chain(trips: int, A: SparseMatrix, x: jax.Array) -> jax.Array:
-    """What A makes of x in so many trips, or x where A·x is no vector like it. The products of a trip are unrolled:
-    between trips a GPU waits for the host, as long as for a small product.
+    """A·(A·(…·x)) with `trips` times `LOOP` products, or x where A·x is no vector like x.
+
+    The products of a trip are unrolled: between trips a GPU waits for the host, as long as for a small product.
     """
 
     def step(x: jax.Array, _: int) -> jax.Array:

@@ -13,7 +13,7 @@ import numpy as np
 import scipy.sparse
 
 from jaxsparse_fmt._types import Target
-from jaxsparse_fmt.choose import autotune, ranking
+from jaxsparse_fmt.choose import ranking, tune
 from jaxsparse_fmt.choose.timing import median_seconds, seconds_per_product
 from jaxsparse_fmt.convert import canonical, from_scipy
 from jaxsparse_fmt.core.matrix import SparseMatrix
@@ -81,7 +81,7 @@ def store(
         A = shard(csr, mesh, format=format, dtype=dtype, backend=backend, **options)
         return Stored(A, A.record.format, traffic.bytes_moved(A.nbytes, A.shape, dtype.itemsize))
     if format == "tune":
-        A, choice = autotune.fastest(csr, Target(dtype, backend))
+        A, choice = tune.fastest(csr, Target(dtype, backend))
         return Stored(A, choice.reason, choice.moved)
     choices = ranking.rank(csr, dtype, backend=backend)
     if format == "auto":

@@ -197,7 +197,7 @@ def _two_digits(efficiency: float) -> str:
 
 
 def _condition(step: traffic.Step) -> str:
-    """By Kreutzer's conditions (3), a product lasts as long as the exchange, and (4), ten times as long."""
+    """The cost of the exchange by Kreutzer's conditions (3), a product lasts as long, and (4), ten times as long."""
     if step.products == np.inf:
         return "nothing"
     return "> half" if step.products < 1 else "> a tenth" if step.products < 10 else "< a tenth"

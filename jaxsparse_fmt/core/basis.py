@@ -47,7 +47,7 @@ class Basis:
 
     @property
     def devices(self) -> int:
-        """How many devices hold the parts of a vector that has entered."""
+        """The number of devices that hold the parts of a vector that has entered."""
         return 1
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:

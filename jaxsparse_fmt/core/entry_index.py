@@ -1,4 +1,4 @@
-"""Where the entries of a matrix lie in its storage: the index behind `data` and `with_data`.
+"""The index of the entries in a matrix's storage, by which `data` and `with_data` gather.
 
 The index follows from the pattern alone, and products do not read it, so it is not a leaf of the matrix. The first use
 computes it, and a table keeps it as long as the index arrays live: 4 bytes an entry and 4 a stored place (8 from 2³¹
@@ -22,7 +22,7 @@ Array = jax.Array
 
 
 class Index(NamedTuple):
-    """Where the entries lie, and which entry lies at each place.
+    """The place of each entry, and the entry at each place.
 
     Attributes:
       place: [nnz], the place in `values` of each entry of `data`.

@@ -31,7 +31,7 @@ from jaxsparse_fmt._types import (
 from jaxsparse_fmt.core import entry_index, form, vector_passes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.core.pattern import Pattern
-from jaxsparse_fmt.core.scipy_names import Habits
+from jaxsparse_fmt.core.scipy_names import ScipyNames
 from jaxsparse_fmt.core.transposed import Transposed
 from jaxsparse_fmt.kernels.backends import selection
 from jaxsparse_fmt.kernels.layout.columns import is_read
@@ -45,7 +45,7 @@ CHOSEN = ("auto", "tune")
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class SparseMatrix(Habits, Pattern):
+class SparseMatrix(ScipyNames, Pattern):
     """A sparse matrix: a pytree whose leaves are its arrays, and a linear map.
 
     A format subclasses this with its index arrays and defines how it is built (`from_csr`), the three faces of the
@@ -86,7 +86,7 @@ class SparseMatrix(Habits, Pattern):
         return self
 
     def read_at(self, place: Array) -> Array:
-        """Where a product reads the entries at `place` in `unshared`: at `place`, unless entries share places."""
+        """The places where a product reads the entries at `place` in `unshared`: `place`, if none share one."""
         return place
 
     def shared_out(self, derivatives: Array) -> Array:

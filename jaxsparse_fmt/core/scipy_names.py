@@ -15,7 +15,7 @@ from jaxsparse_fmt._types import as_floating, check_keeps_imaginary, owned, requ
 Array = jax.Array
 
 
-class Habits:
+class ScipyNames:
     """SciPy's names, which stored, transposed and sharded matrices derive from a few members of their own.
 
     A subclass provides `shape`, `dtype`, `nnz`, `T`, `matvec`, `_transposed` (Aᵀ·y without conjugation), `_each` (the
@@ -155,7 +155,10 @@ class Habits:
         raise TypeError("the length of a matrix is ambiguous; use A.shape[0] for its rows, A.nnz for its entries")
 
     def __bool__(self) -> bool:
-        raise ValueError("the truth of a matrix is ambiguous; compare with None, or ask A.nnz > 0")
+        raise ValueError(
+            "the truth value of a matrix is ambiguous; write `A is not None` if A may be None, or `A.nnz > 0` to learn "
+            "whether it has entries"
+        )
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
         raise TypeError("a sparse matrix is no array; use A @ x, A.todense() or A.to_scipy()")

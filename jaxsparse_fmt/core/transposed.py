@@ -12,14 +12,14 @@ import scipy.sparse
 
 from jaxsparse_fmt._types import Csr, pytree
 from jaxsparse_fmt.core import entry_index
-from jaxsparse_fmt.core.scipy_names import Habits
+from jaxsparse_fmt.core.scipy_names import ScipyNames
 
 Array = jax.Array
 
 
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Transposed(Habits):
+class Transposed(ScipyNames):
     """The transpose of `A`, a view of the arrays of `A`."""
 
     A: Any  # a SparseMatrix, whose module imports this one

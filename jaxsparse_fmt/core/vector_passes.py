@@ -69,7 +69,7 @@ def total(a: Number) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class Distribution:
-    """How vectors are spread: device k of a mesh axis has piece k, `counts[k]` numbers and zeros up to `size`."""
+    """Vectors over a mesh axis: device k has piece k, `counts[k]` numbers and zeros up to `size`."""
 
     mesh: Mesh
     axis: str
@@ -217,7 +217,7 @@ def _sweep_over(over: Distribution, what: Pass, numbers: tuple[Number, ...], vec
 
 
 def _once(numbers: tuple[Number, ...]) -> tuple[tuple[Number, ...], list[int]]:
-    """Each of the numbers once, and the place of every number among them; inside shard_map identities are lost."""
+    """The distinct numbers, and the place of every number among them; inside shard_map identities are lost."""
     each = {id(a): a for a in numbers}
     places = list(each)
     return tuple(each.values()), [places.index(id(a)) for a in numbers]

@@ -14,7 +14,7 @@ import scipy.sparse
 from jax.sharding import Mesh
 
 from jaxsparse_fmt._types import Csr, Target
-from jaxsparse_fmt.choose import autotune, ranking
+from jaxsparse_fmt.choose import ranking, tune
 from jaxsparse_fmt.choose.ranking import Choice
 from jaxsparse_fmt.core.matrix import CHOSEN, FORMATS, SparseMatrix, build
 from jaxsparse_fmt.distributed import padding
@@ -68,7 +68,7 @@ class Part:
 
     @property
     def nbytes(self) -> int:
-        """Of a shard."""
+        """Bytes of a shard."""
         return sum(a.nbytes for a in next(iter(self.arrays.values())).values())
 
 
@@ -137,7 +137,7 @@ def _tuned(csrs: dict[int, Csr], largest: int, options: Options) -> list[Choice]
     def fastest() -> dict[int, Choice]:
         if largest not in csrs:
             return {}
-        choice = autotune.fastest(csrs[largest], options.target)[1]
+        choice = tune.fastest(csrs[largest], options.target)[1]
         if FORMATS[choice.format].shares_places:  # which shards do not: the same without
             choice = dataclasses.replace(choice, format="dia")
         return {largest: choice}

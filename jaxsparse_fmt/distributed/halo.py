@@ -109,7 +109,7 @@ def _reason(chosen: str, kind: str, price: dict[str, float], exchange: Exchange,
 
 
 def by_distance(received: np.ndarray) -> dict[int, int]:
-    """By rising distance source − target, the longest list between two devices at that distance."""
+    """The longest list between two devices at each distance source − target, by rising distance."""
     target, source = np.nonzero(received)
     distances, at = np.unique(source - target, return_inverse=True)
     longest = np.zeros(len(distances), np.int64)
@@ -118,7 +118,7 @@ def by_distance(received: np.ndarray) -> dict[int, int]:
 
 
 def boundaries(needs: list[np.ndarray], starts: np.ndarray) -> list[np.ndarray]:
-    """For each piece the places in it that any other device needs."""
+    """The places in each piece that any other device needs."""
     sent = np.unique(np.concatenate(needs))
     cuts = np.searchsorted(sent, starts)
     return [sent[a:b] - start for a, b, start in zip(cuts, cuts[1:], starts, strict=False)]

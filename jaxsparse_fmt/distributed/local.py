@@ -57,7 +57,7 @@ class Shards:
         return self._summed([y, more]), (partial + vector_passes.inner_product(at_rows, more))[None]
 
     def _terms(self, x: Array) -> list[tuple[SparseMatrix, Array]]:
-        """Each block with the vector that it multiplies."""
+        """The blocks, each with the vector that it multiplies."""
         if self.halo.kind == "none":
             return [(self.blocks[0], x)]
         h = exchange(x, self.send, self.halo, self.axis)

@@ -41,7 +41,7 @@ from jaxsparse_fmt._types import (
 from jaxsparse_fmt.core import entry_index, mesh_axes, vector_passes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.core.matrix import SparseMatrix, build
-from jaxsparse_fmt.core.scipy_names import Habits
+from jaxsparse_fmt.core.scipy_names import ScipyNames
 from jaxsparse_fmt.core.transposed import Transposed
 from jaxsparse_fmt.distributed import entries
 from jaxsparse_fmt.distributed.basis import EnteredBasis, ShardedBasis
@@ -69,7 +69,7 @@ class BuildRecord:
 
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class ShardedMatrix(Habits):
+class ShardedMatrix(ScipyNames):
     """A sparse matrix over the devices of a mesh axis: a pytree and a linear map, as every format is; made by `shard`.
 
     `A @ x` takes and gives vectors in the user's order. `A.in_basis` is the same matrix between sharded vectors that
@@ -141,7 +141,7 @@ class ShardedMatrix(Habits):
             f"{formats}, fill={self.fill:.3f}, {readable_bytes(self.nbytes / self.parts)} a device>"
         )
 
-    __copy__ = Habits.copy
+    __copy__ = ScipyNames.copy
 
     def __deepcopy__(self, memo: Any) -> Self:
         return self
@@ -310,8 +310,7 @@ class ShardedMatrix(Habits):
         """The matrix on one device, in a format of `FORMATS`, through the host."""
         return build(self.to_scipy(), name, Target(self.dtype, self.backend, max_bytes), **layout)
 
-    def _turned(self, name: str, *, max_bytes: int | None = None, **layout: Any) -> SparseMatrix:
-        return build(self.T.to_scipy(), name, Target(self.dtype, self.backend, max_bytes), **layout)
+    _turned = SparseMatrix._turned
 
 
 @jax.jit

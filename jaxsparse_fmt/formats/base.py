@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, Self, get_type_hints
+from typing import Any, Self, dataclass_transform, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.kernels import sddmm, spmv
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
-from jaxsparse_fmt.kernels.layout.address import Address, Chunked
+from jaxsparse_fmt.kernels.layout.address import Address, Chunked, Slices
 from jaxsparse_fmt.kernels.layout.columns import ColumnRule, Delta, Diagonal, Explicit
 from jaxsparse_fmt.kernels.layout.rule import Rule
 
@@ -31,8 +31,9 @@ class ByRule(SparseMatrix):
 
     @property
     def address(self) -> Address:
-        """The rule that gives the places of a row's entries."""
-        raise NotImplementedError
+        """The rule that gives the places of a row's entries: here slices of `slice_size` rows, or one of all rows."""
+        n_rows = self.shape[0]
+        return Slices(n_rows, getattr(self, "slice_size", max(n_rows, 1)))
 
     @property
     def column(self) -> ColumnRule:
@@ -61,7 +62,7 @@ class ByRule(SparseMatrix):
 
     @property
     def dots(self) -> bool:
-        """Not where rows are long, nor where a thread that works for two lanes has to shuffle them."""
+        """Whether `product_dot` pays: not where rows are long, nor where a thread of two lanes shuffles them."""
         short = 0 < self.n_stored < LAUNCH.long_rows * self.shape[0]
         return short and not isinstance(self.column, Delta)
 
@@ -148,6 +149,8 @@ def array_fields(cls: type[Any]) -> tuple[str, ...]:
     return tuple(f.name for f in dataclasses.fields(cls) if hints[f.name] in (Array, Array | None))
 
 
-def register(cls: type[Any]) -> type[Any]:
-    """Makes a format a pytree: its `array_fields` are leaves, the rest is static."""
+@dataclass_transform(frozen_default=True, eq_default=False)
+def storage_format(cls: type[Any]) -> type[Any]:
+    """Makes a format a frozen dataclass and a pytree: its `array_fields` are leaves, the rest is static."""
+    cls = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
     return pytree(cls, array_fields(cls))

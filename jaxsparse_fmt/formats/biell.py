@@ -29,7 +29,7 @@ import numpy as np
 
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.base import Array, ByRule, register
+from jaxsparse_fmt.formats.base import Array, ByRule, storage_format
 from jaxsparse_fmt.formats.fields import ColumnIndex, Pointer, ZeroPadded
 from jaxsparse_fmt.kernels.layout.address import GROUPS, WARP, Bisected
 
@@ -63,8 +63,7 @@ class BisectedGroups(ByRule):
         return building.made(cls, csr, target, values, **index)
 
 
-@register
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@storage_format
 class BIELL(BisectedGroups):
     name = "biell"
     window = WARP

@@ -17,13 +17,10 @@ A reproduction of its paper: `format="auto"` never takes it.
 
 from __future__ import annotations
 
-import dataclasses
-
-from jaxsparse_fmt.formats.base import register
+from jaxsparse_fmt.formats.base import storage_format
 from jaxsparse_fmt.formats.biell import BisectedGroups
 
 
-@register
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@storage_format
 class BIJAD(BisectedGroups):
     name = "bijad"

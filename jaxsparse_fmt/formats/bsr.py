@@ -19,7 +19,6 @@ where there are holes and some entry is zero.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Iterator
@@ -32,7 +31,7 @@ import scipy.sparse
 
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building, footprint, merging, statistics
-from jaxsparse_fmt.formats.base import Array, ByRule, register
+from jaxsparse_fmt.formats.base import Array, ByRule, storage_format
 from jaxsparse_fmt.formats.fields import Pointer, fill
 from jaxsparse_fmt.formats.footprint import PatternCounts, Storage
 from jaxsparse_fmt.kernels.layout.address import Slices
@@ -47,8 +46,7 @@ WINDOW = 120  # rows of a window; every candidate divides it
 SAMPLES, ENTRIES = 64, 2**17  # the number of windows sampled, fewer where rows are long
 
 
-@register
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@storage_format
 class BSR(ByRule):
     """BSR with blocks of `block_shape`."""
 

@@ -13,7 +13,6 @@ For exchange with other libraries: `format="auto"` never takes it.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, Self
 
 import jax
@@ -24,7 +23,7 @@ from jax import lax
 from jaxsparse_fmt._types import Csr, Target, index_dtype
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.base import Array, register
+from jaxsparse_fmt.formats.base import Array, storage_format
 from jaxsparse_fmt.formats.csr import csr_rule
 from jaxsparse_fmt.formats.fields import ColumnIndex, RowIndex
 from jaxsparse_fmt.kernels import coordinates, sddmm, spmv
@@ -32,8 +31,7 @@ from jaxsparse_fmt.kernels.layout.address import expand_ptr
 from jaxsparse_fmt.kernels.layout.columns import Explicit
 
 
-@register
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@storage_format
 class COO(SparseMatrix):
     row_idx: RowIndex
     col_idx: ColumnIndex

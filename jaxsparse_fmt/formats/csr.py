@@ -12,7 +12,6 @@ warp. The loads of one thread a row (CSRS) do not coalesce.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Self
 
@@ -20,7 +19,7 @@ import numpy as np
 
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building, footprint
-from jaxsparse_fmt.formats.base import Array, ByRule, register
+from jaxsparse_fmt.formats.base import Array, ByRule, storage_format
 from jaxsparse_fmt.formats.fields import ColumnIndex, Pointer
 from jaxsparse_fmt.formats.footprint import PatternCounts, Storage
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
@@ -32,8 +31,7 @@ from jaxsparse_fmt.models import traffic
 THREADS = (1, 2, 4, 8, 16, 32)
 
 
-@register
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@storage_format
 class CSR(ByRule):
     col_idx: ColumnIndex
     row_ptr: Pointer

@@ -49,7 +49,7 @@ from jaxsparse_fmt._types import Csr, Target, standard_promotion
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import building, csr5_tiles, statistics
 from jaxsparse_fmt.formats import long_rows as split
-from jaxsparse_fmt.formats.base import Array, array_fields, index_in_data, register
+from jaxsparse_fmt.formats.base import Array, array_fields, index_in_data, storage_format
 from jaxsparse_fmt.formats.csr5_tiles import CUT, tile_for
 from jaxsparse_fmt.formats.fields import ColumnIndex, Largest, LongRows, Pointer, ZeroPadded, fill
 from jaxsparse_fmt.formats.footprint import L1_ROWS, NO_TAIL, PatternCounts, Storage, Tail
@@ -70,8 +70,7 @@ KEPT_ROWS = LAUNCH.most_kept * 2 // 3  # mean rows of a tile, so that hardly any
 NOT_OF_TILES = ("values", "long_rows", "piece_ptr", "col_order")
 
 
-@register
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@storage_format
 class CSR5(SparseMatrix):
     """CSR5 with tiles of `tile_shape` = (lanes, entries a lane), its `hot` most used columns first."""
 
@@ -101,7 +100,7 @@ class CSR5(SparseMatrix):
 
     @property
     def tiles(self) -> Tiles:
-        """How the tiles lie."""
+        """The layout of the tiles."""
         (n_rows, n_cols), kept_rows = self.shape, self.tile_rows if self.tile_rows <= LAUNCH.most_kept else 0
         return Tiles((n_rows + self.n_pieces, n_cols), self.n_stored, *self.tile_shape, self.n_pieces, kept_rows)
 

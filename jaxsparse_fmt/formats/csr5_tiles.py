@@ -71,7 +71,7 @@ pytree(Segments, ["lengths", "source", "real", "cut", "piece_ptr"])
 
 
 def segments_of(csr: Csr, tile_shape: tuple[int, int]) -> Segments:
-    """All rows whole, if they are short enough for a tile; else rows cut into pieces of at most 1 / `CUT` of a tile.
+    """The rows of `csr`; where some are too long for a tile, cut into pieces of at most 1 / `CUT` of a tile.
 
     A sum over many lanes delays its tile; pieces cost one more kernel.
     """

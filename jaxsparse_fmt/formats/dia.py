@@ -28,7 +28,7 @@ import numpy as np
 
 from jaxsparse_fmt._types import Csr, Target, index_dtype
 from jaxsparse_fmt.formats import building, footprint, merging, statistics
-from jaxsparse_fmt.formats.base import Array, ByRule, register
+from jaxsparse_fmt.formats.base import Array, ByRule, storage_format
 from jaxsparse_fmt.formats.fields import Offset
 from jaxsparse_fmt.formats.footprint import PatternCounts, Storage
 from jaxsparse_fmt.kernels import spmv
@@ -66,16 +66,11 @@ class WholeDiagonals(ByRule):
         return spmv.product(values, y, back, rule=rule, backend=backend)
 
 
-@register
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@storage_format
 class DIA(WholeDiagonals):
     pattern: Array | None
 
     name = "dia"
-
-    @property
-    def address(self) -> Slices:
-        return Slices(self.shape[0], max(self.shape[0], 1))
 
     @classmethod
     def from_csr(cls, csr: Csr, target: Target) -> Self:

@@ -10,30 +10,24 @@ Bytes: K·n_rows·(value + 4) + 4·n_rows. Products run over all K columns; only
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Self
 
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building, footprint
-from jaxsparse_fmt.formats.base import ByRule, register
+from jaxsparse_fmt.formats.base import ByRule, storage_format
 from jaxsparse_fmt.formats.fields import ColumnIndex, ZeroPadded
 from jaxsparse_fmt.formats.footprint import PatternCounts, Storage
 from jaxsparse_fmt.kernels.layout.address import Slices
 
 
-@register
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@storage_format
 class ELL(ByRule):
     col_idx: ColumnIndex
     row_lengths: ZeroPadded
 
     name = "ell"
     unread = ("row_lengths",)
-
-    @property
-    def address(self) -> Slices:
-        return Slices(self.shape[0], max(self.shape[0], 1))
 
     @classmethod
     def from_csr(cls, csr: Csr, target: Target) -> Self:

@@ -16,20 +16,18 @@ A reproduction of its paper: `format="auto"` never takes it.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Self
 
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.base import ByRule, register
+from jaxsparse_fmt.formats.base import ByRule, storage_format
 from jaxsparse_fmt.formats.fields import ColumnIndex, ZeroPadded
 from jaxsparse_fmt.kernels.layout.address import Slices
 
 ALIGNMENT = 32  # rows: 128 bytes of the 4-byte column indices
 
 
-@register
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@storage_format
 class ELLR(ByRule):
     col_idx: ColumnIndex
     row_lengths: ZeroPadded

@@ -136,7 +136,7 @@ class PatternCounts:
     def slices(self) -> list[tuple[int, int, np.ndarray]]:
         """Slice sizes and sort windows worth a look, each with the longest row of every slice."""
         n_rows = self.csr.shape[0]
-        uneven = statistics.slice_widths(self.lengths, 128).sum() * 128 > WORTH_SORTING * self.csr.nnz
+        uneven = traffic.sliced_places(self.lengths, 128) > WORTH_SORTING * self.csr.nnz
         worth = [(min(C, max(n_rows, 1)), sigma) for C, sigma in SLICES[self.platform]]
         worth = [(C, sigma) for C, sigma in worth if sigma == 1 or (uneven and sigma <= n_rows)]
         return [(C, sigma, statistics.slice_widths(self.lengths, C, sigma)) for C, sigma in worth]

@@ -14,7 +14,6 @@ entry is zero.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterator
 from typing import Any, Self
@@ -25,7 +24,7 @@ import numpy as np
 
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building, footprint, merging, statistics
-from jaxsparse_fmt.formats.base import Array, ByRule, register
+from jaxsparse_fmt.formats.base import Array, ByRule, storage_format
 from jaxsparse_fmt.formats.fields import Offset, Pointer
 from jaxsparse_fmt.formats.footprint import PatternCounts, Storage
 from jaxsparse_fmt.kernels.layout.address import Slices
@@ -35,8 +34,7 @@ from jaxsparse_fmt.kernels.layout.rule import Rule
 BLOCK = 2**14  # chunks that the host works on at a time
 
 
-@register
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@storage_format
 class HDIA(ByRule):
     """HDIA with `slice_size` C rows a slice and a sort window of `sigma` rows; 1: the rows' own order."""
 
@@ -49,10 +47,6 @@ class HDIA(ByRule):
 
     name = "hdia"
     layout_options = ("slice_size", "sigma")
-
-    @property
-    def address(self) -> Slices:
-        return Slices(self.shape[0], self.slice_size)
 
     @property
     def column(self) -> Diagonal:
@@ -115,7 +109,7 @@ def _on_host(csr: Csr, perm: Any, C: int, target: Target):
     csr, perm = building.on_host(csr), None if perm is None else np.asarray(perm)
     n_rows, span = csr.shape[0], sum(csr.shape)
     row, diagonal = _diagonals_of(csr)
-    storage_row = row if perm is None else _inverse(perm)[row]
+    storage_row = row if perm is None else np.argsort(perm)[row]
     kept, chunk = np.unique(storage_row // C * span + diagonal, return_inverse=True)
     slice_ptr = _sizes(csr, np.bincount(kept // span, minlength=-(-n_rows // C)), C, target)
     offsets = kept % span - (n_rows - 1)
@@ -147,12 +141,6 @@ def _inside(shape: tuple[int, int], first: np.ndarray, offsets: np.ndarray, perm
     matrix_row = row if perm is None else perm[np.minimum(row, n_rows - 1)]
     column = matrix_row + offsets[:, None]
     return (row < n_rows) & (column >= 0) & (column < n_cols)
-
-
-def _inverse(perm: np.ndarray) -> np.ndarray:
-    inverse = np.empty_like(perm)
-    inverse[perm] = np.arange(perm.size, dtype=perm.dtype)
-    return inverse
 
 
 def _diagonals_of(csr: Csr) -> tuple[np.ndarray, np.ndarray]:

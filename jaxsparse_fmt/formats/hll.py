@@ -15,20 +15,18 @@ Bytes: n_stored·(value + 4) + 4·n_rows + 4·(n_slices + 1), and 4·n_rows for 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Self
 
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building, footprint
-from jaxsparse_fmt.formats.base import Array, ByRule, register
+from jaxsparse_fmt.formats.base import Array, ByRule, storage_format
 from jaxsparse_fmt.formats.fields import ColumnIndex, Pointer, ZeroPadded
 from jaxsparse_fmt.formats.footprint import PatternCounts, Storage
 from jaxsparse_fmt.kernels.layout.address import Slices
 
 
-@register
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@storage_format
 class HLL(ByRule):
     """HLL with `slice_size` C rows a slice and a sort window of `sigma` rows; 1: the rows' own order."""
 
@@ -42,10 +40,6 @@ class HLL(ByRule):
     name = "hll"
     unread = ("row_lengths",)
     layout_options = ("slice_size", "sigma")
-
-    @property
-    def address(self) -> Slices:
-        return Slices(self.shape[0], self.slice_size)
 
     @classmethod
     def from_csr(cls, csr: Csr, target: Target, *, slice_size: int = 128, sigma: int = 1) -> Self:

@@ -25,15 +25,14 @@ import numpy as np
 
 from jaxsparse_fmt._types import Csr, Target, index_dtype
 from jaxsparse_fmt.formats import building, footprint, long_rows
-from jaxsparse_fmt.formats.base import register
+from jaxsparse_fmt.formats.base import storage_format
 from jaxsparse_fmt.formats.fields import ColumnIndex
 from jaxsparse_fmt.formats.footprint import PatternCounts, Storage
 from jaxsparse_fmt.kernels.layout.address import Slices
 from jaxsparse_fmt.models import traffic
 
 
-@register
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@storage_format
 class HYB(long_rows.Split):
     """HYB with an ELL part of `width` columns."""
 
@@ -42,10 +41,6 @@ class HYB(long_rows.Split):
 
     name = "hyb"
     layout_options = ("width",)
-
-    @property
-    def address(self) -> Slices:
-        return Slices(self.shape[0], max(self.shape[0], 1))
 
     @classmethod
     def from_csr(cls, csr: Csr, target: Target, *, width: int | str = "third") -> Self:

@@ -23,7 +23,7 @@ import numpy as np
 
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.base import Array, ByRule, register
+from jaxsparse_fmt.formats.base import Array, ByRule, storage_format
 from jaxsparse_fmt.formats.fields import ColumnIndex, Pointer, ZeroPadded
 from jaxsparse_fmt.kernels.layout.address import Jagged
 
@@ -55,8 +55,7 @@ class SortedColumns(ByRule):
         return building.made(cls, csr, target, values, **index, **options)
 
 
-@register
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@storage_format
 class JDS(SortedColumns):
     name = "jds"
 

@@ -69,7 +69,7 @@ class Split(ByRule):
 
     @property
     def rule(self) -> Rule:
-        """Where the entries of the main storage lie."""
+        """The address rule and the column rule of the main storage."""
         return Rule(self.shape, self.n_main, self.address, self.column)
 
     @standard_promotion

@@ -141,7 +141,7 @@ pytree(Paired, ["values", "own", "across", "source"])
 
 @jax.jit
 def _entries(*matrices: SparseMatrix) -> list[Array]:
-    """For each matrix the index in its `data` of every stored place."""
+    """The index in `data` of every stored place, for each matrix."""
     return [A.coordinates()[2] for A in matrices]
 
 

@@ -16,12 +16,11 @@ A reproduction of its paper: `format="auto"` never takes it.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Self
 
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.base import Array, ByRule, register
+from jaxsparse_fmt.formats.base import Array, ByRule, storage_format
 from jaxsparse_fmt.formats.ellr import pitch_of
 from jaxsparse_fmt.formats.fields import ColumnIndex, ZeroPadded
 from jaxsparse_fmt.kernels.layout.address import WARP, Slices
@@ -29,8 +28,7 @@ from jaxsparse_fmt.kernels.layout.address import WARP, Slices
 LENGTHS = {"row": 1, "warp": WARP}
 
 
-@register
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@storage_format
 class PELLR(ByRule):
     col_idx: ColumnIndex
     row_lengths: ZeroPadded

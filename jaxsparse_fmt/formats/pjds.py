@@ -18,19 +18,17 @@ A reproduction of its paper: `format="auto"` never takes it.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Self
 
 import numpy as np
 
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.base import register
+from jaxsparse_fmt.formats.base import storage_format
 from jaxsparse_fmt.formats.jds import SortedColumns
 
 
-@register
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@storage_format
 class PJDS(SortedColumns):
     block_size: int
 

@@ -33,7 +33,7 @@ from jax.core import Tracer
 
 from jaxsparse_fmt._types import Csr, Target, concrete, index_dtype, standard_promotion
 from jaxsparse_fmt.formats import building, dia, footprint, statistics
-from jaxsparse_fmt.formats.base import Array, register
+from jaxsparse_fmt.formats.base import Array, storage_format
 from jaxsparse_fmt.formats.dia import DIA, WholeDiagonals
 from jaxsparse_fmt.formats.footprint import PatternCounts, Storage
 from jaxsparse_fmt.kernels import sddmm
@@ -42,8 +42,7 @@ from jaxsparse_fmt.kernels.layout.columns import Diagonal, unpack_pattern
 from jaxsparse_fmt.kernels.layout.rule import Rule
 
 
-@register
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@storage_format
 class SDIA(WholeDiagonals):
     start: Array
     pattern: Array | None

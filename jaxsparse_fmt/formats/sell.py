@@ -33,7 +33,7 @@ import numpy as np
 
 from jaxsparse_fmt._types import Csr, Target, index_dtype
 from jaxsparse_fmt.formats import building, footprint, long_rows, statistics
-from jaxsparse_fmt.formats.base import Array, register
+from jaxsparse_fmt.formats.base import Array, storage_format
 from jaxsparse_fmt.formats.fields import ColumnIndex, Pointer, ZeroPadded, fill
 from jaxsparse_fmt.formats.footprint import PatternCounts, Storage
 from jaxsparse_fmt.kernels.layout.address import Slices, take
@@ -45,8 +45,7 @@ WORTH = 0.1
 LONG = 2  # mean row lengths; no shorter row is cut
 
 
-@register
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@storage_format
 class SELL(long_rows.Split):
     """SELL with slices of `slice_size` C rows, a sort window of `sigma` rows and at most `max_width` entries a row."""
 
@@ -62,10 +61,6 @@ class SELL(long_rows.Split):
 
     name = "sell"
     layout_options = ("slice_size", "sigma", "max_width")
-
-    @property
-    def address(self) -> Slices:
-        return Slices(self.shape[0], self.slice_size)
 
     @property
     def column(self) -> Delta | Explicit:

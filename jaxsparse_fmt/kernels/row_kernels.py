@@ -155,7 +155,7 @@ def _flat(out: Any) -> Any:
 
 
 def _columns_of_block(rule: Rule, p: int, pack: Pack) -> tuple[int, int]:
-    """How many lanes share a row's right-hand sides, and how many right-hand sides they take together, in whole packs.
+    """The numbers of lanes that share a row's right-hand sides and of right-hand sides they take at once (whole packs).
 
     Each lane has some in registers, for an index and a value read once. One lane would read many of them a sector of
     32 bytes at a time, so neighbouring lanes take some each, and read whole sectors.

@@ -29,7 +29,7 @@ Array = jax.Array
 
 
 class Pass(NamedTuple):
-    """What a pass computes: static and hashable.
+    """The functions that a pass computes; static and hashable.
 
     Attributes:
       prepare: (*numbers) -> scalars.

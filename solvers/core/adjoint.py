@@ -143,6 +143,12 @@ def solved(
     return solution(A, b, (M, inner, system.x0, system.parameters), fixed)
 
 
+def hermitian_solve(matvec: Map, solve: Map, rhs: Array) -> Array:
+    """The z with matvec(z) = rhs by `solve`, differentiable; the transpose of a Hermitian system is its conjugate."""
+    of_conjugate = lambda _, rhs: jnp.conj(solve(jnp.conj(rhs)))  # noqa: E731
+    return lax.custom_linear_solve(matvec, rhs, lambda _, rhs: solve(rhs), of_conjugate)
+
+
 def product(transposed: bool, A: Map, like: Array) -> Map:
     """A, or Aᵀ if `transposed`, as a map of vectors like `like`."""
     return _transposed(A, like) if transposed else A

@@ -66,7 +66,7 @@ class Raveled:
 
 
 def ravel(b: Any, A: Any) -> Ravel | None:
-    """How the unknowns of one system become a vector; None where b is a vector, or several as columns.
+    """The map from the unknowns of one system to a vector; None where b is a vector, or several as columns.
 
     Raises:
       TypeError: b is a pytree and A is not a function.
@@ -119,9 +119,9 @@ def nonempty(a: Any, name: str, needs: str) -> Array:
     return a
 
 
-def pairs(k: Any, n: int) -> int:
+def eigenpair_count(k: Any, n: int) -> int:
     """A number of eigenpairs from 1 to n − 1. Raises TypeError, ValueError: it is not."""
-    if (k := count(k, "k", 1)) >= n:
+    if (k := int_at_least(k, "k", 1)) >= n:
         raise ValueError(f"k must be below n = {n}; got {k}. For all eigenpairs take jnp.linalg.eigh of a dense array")
     return k
 
@@ -241,7 +241,7 @@ def _check_traced(value: Tracer, name: str, *kinds: Any) -> None:
         raise TypeError(f"{name} must be one {kinds[0].__name__} number; got {value.dtype}{list(value.shape)}")
 
 
-def interval(value: Any, name: str) -> tuple[Array, Array]:
+def positive_interval(value: Any, name: str) -> tuple[Array, Array]:
     """Two numbers, the first at most the second, both positive.
 
     Raises:
@@ -252,11 +252,11 @@ def interval(value: Any, name: str) -> tuple[Array, Array]:
         raise TypeError(f"{name} must be two numbers, (least, largest); got {value!r}")
     least, largest = tolerance(value[0], name), tolerance(value[1], name)
     if not any(isinstance(v, Tracer) for v in (least, largest)) and not 0 < least <= largest:
-        raise ValueError(f"{name} must be positive, the least first; got ({value[0]}, {value[1]})")
+        raise ValueError(f"{name} must be (least, largest) with 0 < least ≤ largest; got ({value[0]}, {value[1]})")
     return least, largest
 
 
-def factor(value: Any, name: str) -> float:
+def proper_fraction(value: Any, name: str) -> float:
     """A number greater than 0 and less than 1.
 
     Raises:
@@ -283,7 +283,7 @@ def narrow_dtype(dtype: Any, allowed: tuple[str, ...]) -> Any:
     return jnp.dtype(dtype)
 
 
-def count(value: Any, name: str, least: int) -> int:
+def int_at_least(value: Any, name: str, least: int) -> int:
     """A whole number, at most the largest that 32 bits hold.
 
     Raises:
@@ -308,22 +308,22 @@ def maxiter(value: Any, otherwise: int, least: int = 0) -> Any:
     """A limit of iterations in 32 bits, traced or a NumPy scalar; `otherwise` for None.
 
     Raises:
-      TypeError, ValueError: as `count` and `integer`.
+      TypeError, ValueError: as `int_at_least` and `integer`.
     """
     value = otherwise if value is None else value
-    return integer(value if isinstance(value, Tracer) else count(value, "maxiter", least), "maxiter")
+    return integer(value if isinstance(value, Tracer) else int_at_least(value, "maxiter", least), "maxiter")
 
 
 def history_length(history: Any, maxiter: int | None, longest: int) -> int:
     """The number of residual norms to keep, that of the start included: 0 for False, at most `longest` + 1 for True."""
     if isinstance(history, (bool, np.bool_)):
         return (longest if maxiter is None else min(maxiter, longest)) + 1 if history else 0
-    length = count(history, "history", 0) + 1
-    room(8 * length, f"history={length - 1}", "keep fewer norms, or pass progress= to see them")
+    length = int_at_least(history, "history", 0) + 1
+    check_free_memory(8 * length, f"history={length - 1}", "keep fewer norms, or pass progress= to see them")
     return length
 
 
-def room(needed: int, what: str, cure: str) -> None:
+def check_free_memory(needed: int, what: str, cure: str) -> None:
     """Refuses arrays of `needed` bytes if less memory is free; arrays up to 1 GB are not checked.
 
     Args:
@@ -334,7 +334,9 @@ def room(needed: int, what: str, cure: str) -> None:
     """
     free = None if needed <= 10**9 else memory.free()
     if free is not None and needed > free:
-        raise ValueError(f"{what} take {readable_bytes(needed)}, and {readable_bytes(free)} are free; {cure}")
+        raise ValueError(
+            f"{what} take {readable_bytes(needed)}, and only {readable_bytes(free)} of memory are free; {cure}"
+        )
 
 
 def function_or_none(f: Any, name: str) -> Any:

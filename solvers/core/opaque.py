@@ -85,7 +85,10 @@ def _jvp(primals: Leaves, tangents: Leaves, *, call: Opaque) -> tuple[Leaves, Le
 def _transpose(cotangents: Leaves, *leaves: Any, call: Opaque) -> list[Any]:
     unknown = [ad.is_undefined_primal(leaf) for leaf in leaves]
     if call.transpose is None or any(unknown[: call.linear]):
-        raise TypeError("a solution is linear in b alone: jax.linear_transpose takes a function from b to x")
+        raise TypeError(
+            "jax.linear_transpose of a solve needs a function of b alone that returns x, such as lambda b: cg(A, b).x, "
+            "because x is linear in b and not in A, M or x0"
+        )
     first, *others = (None if _is_none(ct) else ct for ct in cotangents)
     result: list[Any] = [None] * len(leaves)
     if unknown[call.linear] and not (first is None and all(ct is None for ct in others)):

@@ -72,7 +72,10 @@ def inner_dtype(values: Any, wide: Any) -> Any:
             "narrower one, or float64 for A and b (with jax_enable_x64)"
         )
     if is_complex and jnp.finfo(values).bits < 32:
-        raise ValueError(f"complex matrices have no {jnp.dtype(values).name} kin; use dtype='float32'")
+        raise ValueError(
+            f"dtype={jnp.dtype(values).name!r} is for real A and b, since no complex dtype is that narrow; use "
+            "dtype='float32', which stores complex64"
+        )
     return jnp.dtype(jnp.complex64 if is_complex else jnp.float32)
 
 

@@ -18,7 +18,7 @@ Result = TypeVar("Result", bound=Solution)
 
 @dataclasses.dataclass(frozen=True)
 class Adjoint:
-    """How the linear systems of a derivative are solved: A·dx = db − dA·x forward, Aᵀ·λ = x̄ backward.
+    """Options for the linear systems of a derivative: A·dx = db − dA·x forward, Aᵀ·λ = x̄ backward.
 
     They start from zero, with the method and M of the solve. A derivative is NaN if its system neither meets the
     tolerance nor comes as close to it as rounding allows.
@@ -43,7 +43,7 @@ class Adjoint:
         if self.rtol is not None:
             object.__setattr__(self, "rtol", float(arguments.tolerance(self.rtol, "rtol")))
         if self.maxiter is not None:
-            object.__setattr__(self, "maxiter", arguments.count(self.maxiter, "maxiter", 0))
+            object.__setattr__(self, "maxiter", arguments.int_at_least(self.maxiter, "maxiter", 0))
         if not isinstance(self.truncated, bool):
             raise TypeError(f"truncated must be True or False; got {self.truncated!r}")
         arguments.function_or_none(self.report, "report")

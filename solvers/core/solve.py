@@ -111,7 +111,7 @@ def settled(settings: Any, n: int, most: int, drop: float = 0.0) -> tuple[Option
     known = None if isinstance(limit, Tracer) else int(limit)
     options = Options(
         arguments.history_length(settings["history"], known, MAX_HISTORY),
-        steps_per_check(n) if check_every is None else arguments.count(check_every, "check_every", 1),
+        steps_per_check(n) if check_every is None else arguments.int_at_least(check_every, "check_every", 1),
         arguments.function_or_none(settings["callback"], "callback"),
         arguments.function_or_none(settings["progress"], "progress"),
     )

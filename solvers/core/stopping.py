@@ -72,7 +72,7 @@ class Outer(NamedTuple):
 
 
 class End(NamedTuple):
-    """How a solve ended, without its solution."""
+    """The result of a solve, without its solution."""
 
     k: Array
     norm: Array  # true residual norm

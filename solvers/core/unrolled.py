@@ -35,7 +35,7 @@ def steps(settings: Any, narrow: Any) -> int:
     for name in ("callback", "progress"):
         if settings[name] is not None:
             raise ValueError(f"adjoint='unrolled' calls no {name}; pass history=True")
-    return arguments.count(settings["maxiter"], "maxiter", 0)
+    return arguments.int_at_least(settings["maxiter"], "maxiter", 0)
 
 
 def run(method: Method, options: Options, steps: int, system: System) -> tuple[Array, End]:

@@ -47,7 +47,7 @@ class Hierarchy(NamedTuple):
 
 
 class Coarsening(NamedTuple):
-    """How a hierarchy is built; see `multigrid` for the arguments."""
+    """The options with which a hierarchy is built; see `multigrid` for the arguments."""
 
     method: str
     near_null: np.ndarray | None  # [n, m]

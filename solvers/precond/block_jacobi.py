@@ -94,7 +94,7 @@ def block_jacobi(A: Any, block_size: int) -> BlockJacobi:
       TypeError: A is neither of the two, or the block size is not an integer.
     """
     n = checks.square(A, "a block Jacobi", "block_jacobi")
-    b = min(arguments.count(block_size, "block_size", 1), max(n, 1))
+    b = min(arguments.int_at_least(block_size, "block_size", 1), max(n, 1))
     if not hasattr(A, "coordinates") and hasattr(getattr(A, "T", None), "coordinates"):
         return block_jacobi(A.T, b).T
     if not hasattr(A, "coordinates") and not isinstance(A, (jax.Array, np.ndarray)):

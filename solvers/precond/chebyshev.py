@@ -147,7 +147,7 @@ def chebyshev(A: Any, degree: int = 4, bounds: Any = None, M: Any = None) -> Che
         without bounds and outside jit, A is not positive definite or holds a NaN. TypeError: A or M is a function.
     """
     n = checks.square(A, "a Chebyshev", "chebyshev")
-    degree = arguments.count(degree, "degree", 0)
+    degree = arguments.int_at_least(degree, "degree", 0)
     A, M = _operator(A, n, "A"), None if M is None else _operator(M, n, "M")
     if bounds is not None:
         return Chebyshev(A, M, _checked(bounds), IDENTITY, degree, estimated=False)

@@ -104,7 +104,10 @@ class Incomplete:
             reports as NON_FINITE. TypeError: not a matrix of jaxsparse_fmt, or a complex one where M is real.
         """
         if self.pattern is None:
-            raise ValueError("M.T keeps no pattern to be refreshed on; take M.refreshed(A).T")
+            raise ValueError(
+                "a transposed preconditioner cannot be refreshed, since it does not store the pattern of A; refresh M "
+                "and transpose the result, M.refreshed(A).T"
+            )
         maker = _maker(self.hermitian)
         stored = _stored(A, maker)
         checks.renewing(self, A.shape, A.dtype)
@@ -174,7 +177,8 @@ def _incomplete(
 ) -> Incomplete:
     maker = _maker(hermitian)
     n = checks.square(A, "an incomplete", maker)
-    sweeps, solve_sweeps = arguments.count(sweeps, "sweeps", 1), arguments.count(solve_sweeps, "solve_sweeps", 0)
+    sweeps = arguments.int_at_least(sweeps, "sweeps", 1)
+    solve_sweeps = arguments.int_at_least(solve_sweeps, "solve_sweeps", 0)
     first = arguments.tolerance(shift, "shift")
     stored = _stored(A, maker)
     known = _of_ones(A, stored, maker) if checks.is_traced(A) else A

@@ -32,7 +32,7 @@ from jax.core import Tracer
 from jaxsparse_fmt._types import floating_dtype, pytree, readable_bytes, requested_dtype, standard_promotion
 from jaxsparse_fmt.convert import from_scipy
 from jaxsparse_fmt.core.matrix import SparseMatrix
-from solvers.core.arguments import count, factor
+from solvers.core.arguments import int_at_least, proper_fraction
 from solvers.core.diagonal import operand
 from solvers.precond import _hierarchy
 
@@ -77,7 +77,7 @@ class Multigrid:
 
     @property
     def dtype(self) -> np.dtype:
-        """Of the numbers stored. The vectors of the cycle have this dtype too, but at least 32 bits."""
+        """The dtype of the stored numbers. The vectors of the cycle have this dtype too, but at least 32 bits."""
         return self.coarse_inverse.dtype
 
     @property
@@ -97,7 +97,7 @@ class Multigrid:
         return _cycled(self, operand(self, r, self.coarse_inverse, 2))
 
     def refreshed(self, A: Any) -> NoReturn:
-        """Not offered: the coarse matrices are products R·A·P, which are made on the host.
+        """Refuses, since the coarse matrices are products R·A·P, which are made on the host.
 
         Raises:
           NotImplementedError: always; it names the cure.
@@ -252,15 +252,15 @@ def multigrid(
         if value not in known:
             raise ValueError(f"unknown {name} {value!r}; choose one of {', '.join(known)}")
     usual_degree, usual_fraction = _hierarchy.SMOOTHERS[smoother]
-    degree = usual_degree if degree is None else count(degree, "degree", 1)
-    fraction = usual_fraction if fraction is None else factor(fraction, "fraction")
-    max_coarse, max_levels = count(max_coarse, "max_coarse", 1), count(max_levels, "max_levels", 1)
+    degree = usual_degree if degree is None else int_at_least(degree, "degree", 1)
+    fraction = usual_fraction if fraction is None else proper_fraction(fraction, "fraction")
+    max_coarse, max_levels = int_at_least(max_coarse, "max_coarse", 1), int_at_least(max_levels, "max_levels", 1)
     S = _host(A)
     stored = floating_dtype(A.dtype, "A") if dtype is None else requested_dtype(dtype)
     blocks = getattr(A, "block_shape", getattr(A, "blocksize", (None, None)))  # of our BSR, and of SciPy's
     if block_size is None and blocks[0] == blocks[1] and blocks[0] and S.shape[0] % blocks[0] == 0:
         block_size = blocks[0]
-    block_size = None if block_size is None else count(block_size, "block_size", 1)
+    block_size = None if block_size is None else int_at_least(block_size, "block_size", 1)
     if block_size is not None and S.shape[0] % block_size:
         raise ValueError(f"block_size {block_size} does not divide the {S.shape[0]} rows of A")
     B = None if near_null is None else _candidates(near_null, S)

@@ -76,7 +76,7 @@ def test_is_dot_the_product_with_vectors_and_matrices(layout, side, rng):
 
 REFUSED = {
     "length": (len, TypeError, r"length of a matrix is ambiguous; use A\.shape\[0\]"),
-    "truth": (bool, ValueError, "truth of a matrix is ambiguous"),
+    "truth": (bool, ValueError, "truth value of a matrix is ambiguous"),
     "times itself": (lambda A: A * A, TypeError, r"scales by one number.* A @ x.*A\.with_data\(A\.data \* B\.data\)"),
     "times its transpose": (lambda A: A * A.T, TypeError, "scales by one number"),
     "times SciPy's": (lambda A: A * REAL, TypeError, "scales by one number"),

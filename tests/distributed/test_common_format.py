@@ -9,7 +9,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt.choose import autotune, ranking
+from jaxsparse_fmt.choose import ranking, tune
 from tests.distributed.problems import MESH, irregular
 
 ROWS = 40  # of a device
@@ -73,7 +73,7 @@ def test_tune_measures_the_largest_shard(monkeypatch, tmp_path):
         timed.append((A.name, A.nnz))
         return 1.0 if A.name == "hll" else 2.0
 
-    monkeypatch.setattr(autotune, "seconds_per_product", seconds)
+    monkeypatch.setattr(tune, "seconds_per_product", seconds)
     S = irregular()
     B = jsf.shard(S, MESH, format="tune", mode="vector")
     assert {name for name, _ in timed} >= {"hll"} and {nnz for _, nnz in timed} == {B.record.imbalance.nnz.max()}

@@ -332,6 +332,8 @@ def test_the_transpose_becomes_a_matrix_of_its_own_and_arrays_come_by_scipys_nam
     B = jsf.shard(S, MESH, format="ell")
     A = B.T.asformat("csr")
     assert A.name == "csr" and abs(A.to_scipy() - S.T).max() == 0
+    with pytest.raises(ValueError, match=r"A\.T\.asformat\('csr'\) needs a matrix that is not traced"):
+        jax.jit(lambda B: B.T.asformat("csr"))(B)
     np.testing.assert_array_equal(B.toarray(), S.toarray())
 
 

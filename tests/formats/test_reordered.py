@@ -13,7 +13,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt.choose import autotune, ranking
+from jaxsparse_fmt.choose import ranking, tune
 from jaxsparse_fmt.formats.reordered import Reordered, cuthill_mckee, order_of, permuted
 from solvers import cg, precond
 from tests.lowering import SIGNATURES, lowered, quick_jit
@@ -388,7 +388,7 @@ def test_auto_and_tune_see_the_reordered_matrix(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     seen, rank = [], ranking.rank
     monkeypatch.setattr(ranking, "rank", lambda S, *args, **kw: seen.append(bandwidth(S)) or rank(S, *args, **kw))
-    monkeypatch.setattr(autotune, "seconds_per_product", lambda A: 1.0)
+    monkeypatch.setattr(tune, "seconds_per_product", lambda A: 1.0)
     for name in ("auto", "tune"):
         A = reordered(Layout(name), POISSON)
         np.testing.assert_array_equal(A.todense(), POISSON.toarray())

@@ -1,1 +1,1 @@
-"""How entries are stored: address rules, column rules (which decode 16-bit and 32-bit indices), and CSR5's tiles."""
+"""The layout of entries: address rules, column rules (which decode 16-bit and 32-bit indices), and CSR5's tiles."""

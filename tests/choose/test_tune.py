@@ -15,7 +15,7 @@ import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt._types import Target
-from jaxsparse_fmt.choose import autotune, ranking
+from jaxsparse_fmt.choose import ranking, tune
 from jaxsparse_fmt.formats import building, memory
 
 S = jsf.gallery.poisson(5)
@@ -44,13 +44,13 @@ def clock(monkeypatch) -> list[str]:
         timed.append(A.name)
         return 1e-3 if A.name == "hll" else 1.0
 
-    monkeypatch.setattr(autotune, "seconds_per_product", seconds)
+    monkeypatch.setattr(tune, "seconds_per_product", seconds)
     return timed
 
 
 def test_the_fastest_of_the_first_few_is_taken_and_right(file, clock):
     A = jsf.from_scipy(S, "tune")
-    few = list(dict.fromkeys(c.format for c in ranking.rank(S)))[: autotune.CANDIDATES]
+    few = list(dict.fromkeys(c.format for c in ranking.rank(S)))[: tune.CANDIDATES]
     assert "hll" in few and clock == few and A.name == "hll"
     np.testing.assert_allclose(A @ X, S @ X)
 
@@ -143,7 +143,7 @@ def test_a_broken_file_counts_as_empty_and_is_mended(file, clock, content):
     jsf.from_scipy(S, "tune")
     ((signature, answer),) = json.loads(file.read_text())["fastest"].items()
     clock.clear()
-    content = content.replace(b"SIGNATURE", signature.encode()).replace(b"VERSION", str(autotune.VERSION).encode())
+    content = content.replace(b"SIGNATURE", signature.encode()).replace(b"VERSION", str(tune.VERSION).encode())
     file.write_bytes(content.replace(b"ANSWER", json.dumps(answer | {"format": "csr", "layout": {}}).encode()))
     assert jsf.from_scipy(S, "tune").name == "hll" and clock
     assert json.loads(file.read_text())["fastest"][signature]["format"] == "hll"
@@ -154,15 +154,15 @@ def test_what_may_be_remembered_is_not_taken_for_broken():
         for platform in ("cpu", "gpu"):
             for c in ranking.rank(matrix, platform=platform):
                 answer = {"format": c.format, "layout": c.layout, "nbytes": c.nbytes, "moved": c.moved, "seconds": 1e-6}
-                assert autotune._sound(json.loads(json.dumps(answer))), answer
+                assert tune._sound(json.loads(json.dumps(answer))), answer
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "large"])
 def test_what_is_no_file_of_answers_is_not_read(kind, tmp_path, monkeypatch):
     path = tmp_path / "tuned.json"
-    monkeypatch.setattr(autotune, "LARGEST", 5)
+    monkeypatch.setattr(tune, "LARGEST", 5)
     {"folder": path.mkdir, "pipe": lambda: os.mkfifo(path), "large": lambda: path.write_text("{}" * 3)}[kind]()
-    assert autotune._read(path) == {}
+    assert tune._read(path) == {}
 
 
 def test_what_others_have_written_stays(file, clock):
@@ -173,7 +173,7 @@ def test_what_others_have_written_stays(file, clock):
 
 
 def test_only_the_newest_answers_are_kept(file, clock, monkeypatch):
-    monkeypatch.setattr(autotune, "KEPT", 1)
+    monkeypatch.setattr(tune, "KEPT", 1)
     jsf.from_scipy(S, "tune")
     (first,) = json.loads(file.read_text())["fastest"]
     jsf.from_scipy(jsf.gallery.poisson(3), "tune")
@@ -195,7 +195,7 @@ def test_a_folder_that_may_only_be_read_costs_a_warning_and_loses_nothing(file, 
     def refused(*_, **__):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(autotune.tempfile, "mkstemp", refused)
+    monkeypatch.setattr(tune.tempfile, "mkstemp", refused)
     with pytest.warns(UserWarning, match="cannot be remembered"):
         assert jsf.from_scipy(jsf.gallery.poisson(3), "tune").name == "hll"
     clock.clear()
@@ -205,7 +205,7 @@ def test_a_folder_that_may_only_be_read_costs_a_warning_and_loses_nothing(file, 
 def test_writers_at_the_same_time_leave_a_whole_file(file):
     answers = [f"matrix {k}" for k in range(40)]
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda name: autotune._remember(file, name, {"format": "csr"}), answers))
+        list(pool.map(lambda name: tune._remember(file, name, {"format": "csr"}), answers))
     kept = json.loads(file.read_text())["fastest"]
     assert kept and set(kept) <= set(answers)  # some may be lost, none is half written
     assert [p.name for p in file.parent.iterdir()] == ["tuned.json"]
@@ -244,7 +244,7 @@ def test_memory_that_runs_out_while_measuring_rules_a_format_out(file, monkeypat
 
     few = [c for c in ranking.rank(S) if c.format in ("ell", "csr")]
     monkeypatch.setattr(ranking, "rank", lambda *_, **__: few)
-    monkeypatch.setattr(autotune, "seconds_per_product", seconds)
+    monkeypatch.setattr(tune, "seconds_per_product", seconds)
     assert jsf.from_scipy(S, "tune").name == "csr"
 
 
@@ -257,7 +257,7 @@ def test_a_mistake_of_a_conversion_or_a_kernel_is_not_taken_for_a_refusal(file, 
 
         with monkeypatch.context() as broken:
             broken.setattr(ranking, "build", fail)
-            broken.setattr(autotune, "build", fail)
+            broken.setattr(tune, "build", fail)
             with pytest.raises(type(error), match="mistake"):  # what the file names
                 jsf.from_scipy(S, "tune")
             with pytest.raises(type(error), match="mistake"):  # what would be measured
@@ -265,21 +265,21 @@ def test_a_mistake_of_a_conversion_or_a_kernel_is_not_taken_for_a_refusal(file, 
 
 
 def test_what_was_passed_over_is_told(file, clock, monkeypatch):
-    build, refused = autotune.build, ["ell"]
+    build, refused = tune.build, ["ell"]
 
     def refuse(csr, name, target, **layout):
         if name in refused:
             raise building.TooLarge(f"{name} is too large")
         return build(csr, name, target, **layout)
 
-    monkeypatch.setattr(autotune, "build", refuse)
+    monkeypatch.setattr(tune, "build", refuse)
     few = [c for c in ranking.rank(S) if c.format in ("ell", "hll")]
     monkeypatch.setattr(ranking, "rank", lambda *_, **__: few)
-    _, choice = autotune.fastest(S, Target(np.dtype("float64")))
+    _, choice = tune.fastest(S, Target(np.dtype("float64")))
     assert choice.format == "hll" and choice.reason.endswith("'ell' was passed over: ell is too large")
     refused.append("hll")
     with pytest.raises(building.TooLarge) as caught:
-        autotune.fastest(S, Target(np.dtype("float32")))
+        tune.fastest(S, Target(np.dtype("float32")))
     assert all(f"{name!r} was passed over: {name} is too large" in caught.value.__notes__[0] for name in refused)
 
 
@@ -298,18 +298,18 @@ def test_the_question_names_the_device_on_which_it_is_measured(file, clock, monk
 def test_a_relative_cache_folder_is_not_heeded(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", "here")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert autotune._path() == tmp_path / ".cache" / "jaxsparse" / "tuned.json"
+    assert tune._path() == tmp_path / ".cache" / "jaxsparse" / "tuned.json"
 
 
 def test_a_refused_format_is_passed_over(file, clock, monkeypatch):
-    build = autotune.build
+    build = tune.build
 
     def refuse(csr, name, target, **layout):
         if name == "ell":
             raise building.TooLarge("too large")
         return build(csr, name, target, **layout)
 
-    monkeypatch.setattr(autotune, "build", refuse)
+    monkeypatch.setattr(tune, "build", refuse)
     assert jsf.from_scipy(S, "tune").name == "hll" and "ell" not in clock
 
 
