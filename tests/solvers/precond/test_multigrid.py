@@ -166,7 +166,7 @@ def test_a_nonsymmetric_matrix_has_a_transpose_that_is_one():
     np.testing.assert_allclose(dense(M.T), full.T, atol=1e-13)
     np.testing.assert_allclose(dense(M.T.T), full, atol=1e-13)
     assert np.abs(np.linalg.eigvals(np.eye(216) - full @ FLOW.toarray())).max() < 0.5
-    assert "ell" in repr(M.T) and M.T.products_per_cycle == pytest.approx(M.products_per_cycle)
+    assert "dia" in repr(M.T) and M.T.products_per_cycle == pytest.approx(M.products_per_cycle)
 
 
 # ------------------------------------------------------------------------------------------------- transformations
