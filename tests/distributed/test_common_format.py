@@ -15,7 +15,7 @@ from tests.distributed.problems import MESH, irregular
 ROWS = 40  # of a device
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def plain_xla():
     """Whose ranking of these matrices the tests know."""
     with jsf.use_backend("xla"):
@@ -31,7 +31,7 @@ def chain_with_a_long_row() -> sp.csr_array:
     return sp.csr_array(S)
 
 
-def test_all_take_what_is_fastest_for_the_slowest_though_it_is_not_the_largest():
+def test_all_take_what_is_fastest_for_the_slowest_though_it_is_not_the_largest(plain_xla):
     S = chain_with_a_long_row()
     block = S[-ROWS:, -ROWS:]
     assert jsf.choose.rank(S[:ROWS, :ROWS])[0].format == "ell" and block.nnz < S[:ROWS, :ROWS].nnz
@@ -61,7 +61,7 @@ def test_shards_are_not_promised_what_only_one_device_holds(monkeypatch):
     assert f"in {B.shards.blocks[0].name}, ranked first" in B.report() and "mirrored" not in B.report()
 
 
-def test_under_a_limit_all_take_the_best_that_fits():
+def test_under_a_limit_all_take_the_best_that_fits(plain_xla):
     S = jsf.gallery.poisson(64, dim=1)
     best = jsf.shard(S, MESH, mode="vector", by="rows")
     size = 8 * 3 * 12  # of a shard in "ell": 8 rows of 3 entries
@@ -72,7 +72,7 @@ def test_under_a_limit_all_take_the_best_that_fits():
         jsf.shard(S, MESH, max_bytes=10)
 
 
-def test_tune_measures_the_largest_shard(monkeypatch, tmp_path):
+def test_tune_measures_the_largest_shard(plain_xla, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     timed = []
 
