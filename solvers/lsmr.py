@@ -24,7 +24,7 @@ from solvers.core.adjoint import TRUNCATED, Report, hermitian_solve
 from solvers.core.entry import Entry
 from solvers.core.iterate import Options
 from solvers.core.settings import Adjoint, Settings, solver
-from solvers.core.solve import settled
+from solvers.core.solve import limits_of_derivatives, settled
 from solvers.core.stopping import Limits
 from solvers.core.vectors import length, ratio
 from solvers.solution import Solution
@@ -146,7 +146,7 @@ def _two_sided(A: Any, b: Array) -> tuple[tuple[Any, Any], Any, int]:
 
 
 def _compute(
-    plan: Plan, maps: tuple[Any, Any, Any], _: Basis, b: Array, x0: Any, damp: Any, limits: tuple[Limits, Limits]
+    plan: Plan, maps: tuple[Any, Any, Any], _: Basis, b: Array, x0: Any, damp: Any, limits: tuple[Limits, Any]
 ) -> LeastSquaresSolution:
     m, dtype, (forth, back, M) = b.shape[0], b.dtype, maps
     if back is None:
@@ -169,7 +169,7 @@ def _compute(
     if M is not None:
         precondition = M
         M = program.traced(lambda r: arguments.apply(precondition, r).astype(dtype), unknown)
-    settled = lax.stop_gradient(Settled(M, x0, *limits, factor))
+    settled = lax.stop_gradient(Settled(M, x0, limits[0], limits_of_derivatives(*limits), factor))
     x, end = _differentiable(plan.options, plan.adjoint, K, True, rows, settled, m)
     norms = end.norms if plan.options.history_length else None
     return LeastSquaresSolution(x, end.code, end.k, end.norm, norms, end.normal)

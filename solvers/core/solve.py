@@ -97,7 +97,9 @@ def solve(
 
 
 def settled(settings: Any, n: int, most: int, drop: float = 0.0) -> tuple[Options, Any, tuple[Limits, Any]]:
-    """The loop's options, the adjoint, and the limits of the solve and of its derivatives' systems.
+    """The loop's options, the adjoint, the limits of the solve, and rtol and maxiter of its derivatives' systems.
+
+    None stands there for the solve's own number, since each number is copied to the device.
 
     Args:
       settings: all `Settings`.
@@ -125,15 +127,26 @@ def settled(settings: Any, n: int, most: int, drop: float = 0.0) -> tuple[Option
         return options, adjoint, (limits, None)
     if not isinstance(adjoint, Adjoint):
         raise TypeError(f"adjoint must be a solvers.Adjoint or 'unrolled'; got {adjoint!r}")
-    of_derivative = limits._replace(atol=np.zeros_like(limits.rtol))
-    if adjoints.is_preconditioning():
-        return options, adjoints.Rough(report=adjoint.report), (limits, of_derivative)
     own, longest = adjoint.rtol, adjoint.maxiter
-    of_derivative = of_derivative._replace(
-        rtol=limits.rtol if own is None else arguments.tolerance(own, "rtol"),
-        maxiter=jnp.maximum(limits.maxiter, most) if longest is None else arguments.integer(longest, "maxiter"),
+    if adjoints.is_preconditioning():
+        return options, adjoints.Rough(report=adjoint.report), (limits, (None, None))
+    xp = jnp if isinstance(limit, Tracer) else np  # an operation on the device would cost 10 µs and more
+    of_derivatives = (
+        None if own is None else arguments.tolerance(own, "rtol"),
+        xp.maximum(limit, most) if longest is None else arguments.integer(longest, "maxiter"),
     )
-    return options, dataclasses.replace(adjoint, rtol=None, maxiter=None), (limits, of_derivative)
+    return options, dataclasses.replace(adjoint, rtol=None, maxiter=None), (limits, of_derivatives)
+
+
+def limits_of_derivatives(limits: Limits, own: tuple[Any, Any]) -> Limits:
+    """The limits of the systems that derivatives solve, from `settled`."""
+    rtol, maxiter = own
+    return Limits(
+        limits.rtol if rtol is None else rtol,
+        jnp.zeros_like(limits.atol),
+        limits.maxiter if maxiter is None else maxiter,
+        limits.drop,
+    )
 
 
 def steps_per_check(n: int) -> int:
@@ -155,7 +168,8 @@ def _in_basis(plan: Plan, maps: tuple[Any, ...], basis: Basis, b: Array, x0: Any
     else:
         one_pass = hasattr(A, "matvec_dot") and jnp.result_type(A.dtype, dtype) == dtype
         with_dot = program.traced(lambda v: A.matvec_dot(v, v), system.b) if one_pass else None
-        x, end = adjoints.solved(method, options, adjoint, basis, system, with_dot, limits[1])
+        of_derivatives = limits_of_derivatives(*limits)
+        x, end = adjoints.solved(method, options, adjoint, basis, system, with_dot, of_derivatives)
     return Solution(basis.leave(x), end.code, end.k, end.norm, end.norms if options.history_length else None)
 
 
