@@ -91,7 +91,7 @@ SOLVES = (("cg", ""), ("gmres", ""), ("bicgstab", ""), ("cg", "grad"), ("gmres",
 
 def child(code: str, cache: str | None = None) -> dict[str, float]:
     """The figures that a fresh process prints."""
-    own = {"JAX_ENABLE_COMPILATION_CACHE": "false" if cache is None else "true"}
+    own = {"JAX_ENABLE_COMPILATION_CACHE": "false" if cache is None else "true", "PYTHONDONTWRITEBYTECODE": ""}
     if cache is not None:
         own |= {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     run = subprocess.run(
