@@ -10,6 +10,7 @@ import math
 import numbers
 import operator
 import os
+import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, ParamSpec, TypeAlias, TypeVar
@@ -313,6 +314,17 @@ def user_cache() -> Path | None:
     if not folder.is_absolute():  # as the XDG specification asks
         folder = Path(os.path.expanduser("~")) / ".cache"
     return folder / "jaxsparse" if folder.is_absolute() else None
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Writes a file whole or not at all, also where several processes do."""
+    descriptor, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        os.replace(scratch, path)
+    finally:
+        Path(scratch).unlink(missing_ok=True)
 
 
 def index_dtype(size: int) -> Any:

@@ -202,7 +202,7 @@ def _kernels(dtype: np.dtype, platform: str | None, backend: str, device: Any) -
         platform = "gpu" if cuda else "cpu"
     backend = selection.active_backend(backend)
     if platform == "cpu":
-        wanted = "numba" if backend == "numba" else "auto" if backend == "auto" else "xla"
+        wanted = backend if backend in ("auto", "numba") else "xla"
         name = selection.resolve(wanted, "cpu")
         return name if name == "numba" and np.dtype(dtype) in FLOATS else None
     if jnp.issubdtype(dtype, jnp.complexfloating) or backend == "numba":

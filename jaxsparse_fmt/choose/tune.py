@@ -18,7 +18,6 @@ import functools
 import hashlib
 import inspect
 import json
-import os
 import tempfile
 import warnings
 from pathlib import Path
@@ -27,7 +26,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxsparse_fmt._types import Csr, Target, readable_seconds, user_cache
+from jaxsparse_fmt._types import Csr, Target, readable_seconds, user_cache, write_whole
 from jaxsparse_fmt.choose import ranking
 from jaxsparse_fmt.choose.ranking import Choice
 from jaxsparse_fmt.choose.timing import seconds_per_product
@@ -163,12 +162,6 @@ def _remember(path: Path, signature: str, answer: dict[str, Any]) -> None:
         known.pop(signature, None)
         newest = dict(list({**known, signature: answer}.items())[-KEPT:])
         text = json.dumps({"version": VERSION, "fastest": newest}, indent=1, ensure_ascii=False)
-        handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=".tuned-", text=True)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text + "\n")
-            os.replace(scratch, path)
-        finally:
-            Path(scratch).unlink(missing_ok=True)
+        write_whole(path, (text + "\n").encode())
     except OSError as error:
         warnings.warn(f"the fastest format cannot be remembered in {path}: {error}", stacklevel=4)

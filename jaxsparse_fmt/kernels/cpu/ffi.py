@@ -70,7 +70,6 @@ def call(
 # ----------------------------------------------------------------------------------------------------------- compiling
 
 _lock = threading.RLock()
-_kept: list[Any] = []  # objects whose addresses XLA holds
 _broken: list[Exception] = []
 _table = np.zeros(HANDLER + 1, np.int64)
 _table[MESSAGE] = MISSING.ctypes.data
@@ -157,7 +156,9 @@ def _word(address: Any, k: int) -> ctypes.c_int64:
 def _register() -> None:
     """Registers the jump to the handler's address in the table."""
     try:
-        from llvmlite import binding, ir
+        from llvmlite import ir
+
+        from jaxsparse_fmt.kernels.cpu import objects
     except ImportError:  # without it there is no Numba, and no program calls a kernel
         return
     word = ir.IntType(64)
@@ -166,11 +167,7 @@ def _register() -> None:
     builder = ir.IRBuilder(jump.append_basic_block())
     where = builder.inttoptr(word(_table[HANDLER:].ctypes.data), word.as_pointer())
     builder.ret(builder.call(builder.inttoptr(builder.load(where), jump.type), jump.args, tail=True))
-    binding.initialize_native_target()
-    binding.initialize_native_asmprinter()
-    machine = binding.Target.from_default_triple().create_target_machine()
-    engine = binding.create_mcjit_compiler(binding.parse_assembly(str(module)), machine)
-    _kept.append(engine)
+    engine = objects.engine(module)
     _table[COMPILE], _table[HANDLER] = (ctypes.cast(f, ctypes.c_void_p).value or 0 for f in (_address_of, _first_call))
     capsule = ctypes.pythonapi.PyCapsule_New
     capsule.restype, capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]

@@ -15,7 +15,6 @@ import functools
 import hashlib
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import Any
 
 from llvmlite import binding, ir
 
-from jaxsparse_fmt._types import user_cache
+from jaxsparse_fmt._types import user_cache, write_whole
 
 DIGEST = 16  # bytes
 SOURCES = ("abi.py", "numba_kernels.py", "xla_call.py", "objects.py")
@@ -55,7 +54,8 @@ def address(make: Callable[[], Any], signature: str, *key: Any, symbols: tuple[s
         content = _content(compiled, {*symbols, *FROM_C, *FROM_NUMBA})
         for folder in _folders():
             with contextlib.suppress(OSError):
-                _write(folder / name, content)
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                write_whole(folder / name, content)
                 break
     _engines.append(compiled)
     return compiled.address
@@ -93,17 +93,20 @@ def _linked(content: bytes) -> int:
     for symbol in FROM_NUMBA:  # until Numba is imported, which adds its own
         if binding.address_of_symbol(symbol) is None:
             binding.add_symbol(symbol, stand_in)
-    engine = binding.create_mcjit_compiler(binding.parse_assembly(str(ir.Module())), _target())
-    engine.add_object_file(binding.ObjectFileRef.from_data(code))
-    engine.finalize_object()
-    _engines.append(engine)
-    return engine.get_function_address(name.decode())
+    linked = engine(ir.Module())
+    linked.add_object_file(binding.ObjectFileRef.from_data(code))
+    linked.finalize_object()
+    return linked.get_function_address(name.decode())
 
 
-def _target() -> Any:
+def engine(module: ir.Module) -> Any:
+    """LLVM's engine that compiles the module; kept, since it owns the code."""
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
-    return binding.Target.from_default_triple().create_target_machine()
+    machine = binding.Target.from_default_triple().create_target_machine()
+    made = binding.create_mcjit_compiler(binding.parse_assembly(str(module)), machine)
+    _engines.append(made)
+    return made
 
 
 @functools.cache
@@ -122,16 +125,3 @@ def _folders() -> Iterator[Path]:
     yield Path(__file__).parent / "__pycache__"
     if base := user_cache():
         yield base / "kernels"
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Writes a file whole or not at all."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor, scratch = tempfile.mkstemp(dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        os.replace(scratch, path)
-    except BaseException:
-        Path(scratch).unlink(missing_ok=True)
-        raise

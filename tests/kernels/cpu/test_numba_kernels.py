@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import pathlib
 import subprocess
 import sys
 
@@ -377,6 +378,14 @@ def test_kernels_compile_where_no_folder_can_be_written(tmp_path):
     (tmp_path / "file").touch()
     total = float(wide(jsf.gallery.poisson(4).sum()))
     assert sums(tmp_path / "file" / "folder") == (total, "True", total)
+
+
+def test_what_is_kept_on_disk_is_of_the_same_sources():
+    """The name of a file has the hash of every module from which Numba compiles."""
+    from jaxsparse_fmt.kernels.cpu import objects
+
+    folder = pathlib.Path(objects.__file__).parent
+    assert {*objects.SOURCES} == {file.name for file in folder.glob("*.py")} - {"__init__.py", "ffi.py"}
 
 
 def test_code_that_refers_to_unknown_names_is_not_kept():
