@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 from jaxsparse_fmt import choose, io
 from jaxsparse_fmt._types import exportable
 from jaxsparse_fmt._version import __version__ as __version__
+from jaxsparse_fmt.algebra import plan
+from jaxsparse_fmt.algebra.operations import block, diags, eye, hstack, kron, vstack
+from jaxsparse_fmt.algebra.plans import assembly
 from jaxsparse_fmt.choose import Choice
 from jaxsparse_fmt.compilation_cache import cache
 from jaxsparse_fmt.convert import from_bcoo, from_coo, from_dense, from_scipy, read_mtx
@@ -79,14 +82,21 @@ __all__ = [
     "ShardedMatrix",
     "SparseMatrix",
     "Transposed",
+    "assembly",
+    "block",
     "cache",
     "choose",
+    "diags",
+    "eye",
     "from_bcoo",
     "from_coo",
     "from_dense",
     "from_scipy",
     "gallery",
+    "hstack",
     "io",
+    "kron",
+    "plan",
     "read_mtx",
     "save_rows",
     "saved_rows",
@@ -95,6 +105,7 @@ __all__ = [
     "spmv",
     "traffic",
     "use_backend",
+    "vstack",
 ]
 
 exportable(*FORMATS.values(), Basis, Between, Paired, Reordered, Transposed)

@@ -345,8 +345,8 @@ def as_vector(x: Any, A: Any, axis: int, what: str) -> jax.Array:
     """
     if hasattr(x, "to_scipy") or scipy.sparse.issparse(x) or of_jax_sparse(x):
         raise TypeError(
-            "the product of two sparse matrices is not offered here; multiply with SciPy and convert the result, "
-            "or apply them in turn: A @ (B @ x)"
+            f"the product with a sparse matrix takes one of this library, got {type(x).__name__}; convert it by "
+            "from_scipy or from_bcoo"
         )
     x, n = as_floating(x, "the vector", A.dtype), A.shape[axis]
     if x.ndim not in (1, 2) or x.shape[0] != n:

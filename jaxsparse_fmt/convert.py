@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse
+from jax.core import Tracer
 
 from jaxsparse_fmt._types import (
     Csr,
@@ -17,6 +18,7 @@ from jaxsparse_fmt._types import (
     requested_dtype,
     whole_number,
 )
+from jaxsparse_fmt.algebra.plans import assembly
 from jaxsparse_fmt.choose import ranking
 from jaxsparse_fmt.core.matrix import SparseMatrix, build
 from jaxsparse_fmt.formats import building
@@ -129,6 +131,8 @@ def from_coo(
 ) -> SparseMatrix:
     """A matrix from coordinates; duplicates are summed.
 
+    Inside jit, `data` may be traced, as in `assembly`, which keeps what the indices decide.
+
     Args:
       row, col, data: [k] arrays of indices and values.
       shape: (rows, columns).
@@ -137,6 +141,9 @@ def from_coo(
     Raises:
       ValueError: lengths differ, or an index lies outside `shape`. TypeError: indices that are not integers.
     """
+    if isinstance(data, Tracer):
+        data = data if dtype is None else data.astype(requested_dtype(dtype))
+        return assembly(row, col, shape, format, **options)(data)
     row, col, data = np.asarray(row), np.asarray(col), np.asarray(data)
     if not row.shape == col.shape == data.shape or row.ndim != 1:
         raise ValueError(

@@ -19,7 +19,7 @@ FLOORS = (
     "kernels models gallery",
     "core",
     "formats",
-    "choose",
+    "choose algebra",
     "convert compilation_cache",
     "distributed solvers",
     "cli jaxsparse_fmt",
@@ -50,7 +50,7 @@ SOLVERS_ALLOWED = {
 OPERATOR = {f"jaxsparse_fmt.{name}" for name in ("_types", "core.mesh_axes", "core.basis", "core.vector_passes")}
 # Modules that import others by name while they run: the package its lazy names, and the one import that runs up, of a
 # matrix that converts to the format that cost models choose for it.
-BY_NAME = ["jaxsparse_fmt", "jaxsparse_fmt.core.matrix"]
+BY_NAME = ["jaxsparse_fmt", "jaxsparse_fmt.core.matrix", "jaxsparse_fmt.core.operators"]
 # Imported where they are used, so that `import jaxsparse_fmt` and `import solvers` do not pay for them.
 LAZY = ("rich", "matplotlib", "pyamg", "pymetis", "jax.experimental", "jax._src", "numba", "llvmlite")
 # Modules that are themselves imported so, inside functions of their neighbours.

@@ -150,7 +150,8 @@ class SparseMatrix(ScipyNames, Pattern):
         """
         return _product(self, x if isinstance(x, jax.Array) else _columns(self, x))
 
-    __matmul__ = matvec
+    def __matmul__(self, x: Any) -> Any:
+        return _product(self, x) if isinstance(x, jax.Array) else super().__matmul__(x)
 
     def matvec_dot(self, x: Array, w: Array) -> tuple[Array, vector_passes.Number]:
         """A·x, and Re wᴴ·A·x from the same pass where that is a kernel. It has no derivative.
@@ -200,6 +201,16 @@ class SparseMatrix(ScipyNames, Pattern):
         if self.in_order:
             return self.values
         return entry_index.data(self)
+
+    @property
+    def row_ids(self) -> Array:
+        """The row of each entry of `data`, [nnz] int32; constant inside jit where only the values are traced."""
+        return entry_index.ids(self)[0]
+
+    @property
+    def col_ids(self) -> Array:
+        """The column of each entry of `data`, [nnz] int32; as `row_ids`."""
+        return entry_index.ids(self)[1]
 
     def with_data(self, data: Any) -> Self:
         """The same pattern with other entries, in the same format. Traceable and differentiable.

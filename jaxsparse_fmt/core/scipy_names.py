@@ -11,11 +11,12 @@ import numpy as np
 from jax.core import Tracer
 
 from jaxsparse_fmt._types import as_floating, check_keeps_imaginary, owned, requested_dtype
+from jaxsparse_fmt.core.operators import Operators
 
 Array = jax.Array
 
 
-class ScipyNames:
+class ScipyNames(Operators):
     """SciPy's names, which stored, transposed and sharded matrices derive from a few members of their own.
 
     A subclass provides `shape`, `dtype`, `nnz`, `T`, `matvec`, `_transposed` (Aᵀ·y without conjugation), `_each` (the
@@ -47,8 +48,8 @@ class ScipyNames:
         """
         return _conjugate(self._transposed(_conjugate(as_floating(y, "the vector"))))
 
-    def __matmul__(self, x: Any) -> Array:
-        return self.matvec(x)
+    def __matmul__(self, x: Any) -> Any:
+        return self._times_matrix(x) if isinstance(x, ScipyNames) else self.matvec(x)
 
     def __rmatmul__(self, x: Any) -> Array:
         return self._transposed(as_floating(x, "the vector").T).T
@@ -73,7 +74,7 @@ class ScipyNames:
         if np.ndim(scalar) != 0:
             raise TypeError(
                 "A * scales by one number; the product with a vector or a matrix is A @ x, and the product entry by "
-                "entry of two matrices of one pattern A.with_data(A.data * B.data)"
+                "entry of two matrices A.multiply(B)"
             )
         return self._each(lambda values: values * scalar)
 
@@ -162,17 +163,6 @@ class ScipyNames:
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
         raise TypeError("a sparse matrix is no array; use A @ x, A.todense() or A.to_scipy()")
-
-    def __add__(self, other: Any) -> NoReturn:
-        raise TypeError(
-            "A + B and A - B are not offered; matrices of one pattern add by A.with_data(A.data + B.data), others in "
-            "SciPy: from_scipy(A.to_scipy() + B.to_scipy())"
-        )
-
-    __radd__ = __sub__ = __rsub__ = __add__
-
-    def __getitem__(self, index: Any) -> NoReturn:
-        raise TypeError(f"a stored matrix is not indexed, here by {index!r}; use A.to_scipy(), or A @ e for a column")
 
 
 def spmv(A: Any, x: Any, y: Any = None, alpha: Any = 1.0, beta: Any = 0.0) -> Array:

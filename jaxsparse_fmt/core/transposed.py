@@ -68,6 +68,16 @@ class Transposed(ScipyNames):
         """The entries [nnz] in the canonical order of the transpose: by its rows, then by its columns."""
         return entry_index.take(self.A.data, entry_index.turned(self.A).place)
 
+    @property
+    def row_ids(self) -> Array:
+        """The row of each entry of `data`, [nnz] int32."""
+        return entry_index.take(self.A.col_ids, entry_index.turned(self.A).place)
+
+    @property
+    def col_ids(self) -> Array:
+        """The column of each entry of `data`, [nnz] int32."""
+        return entry_index.take(self.A.row_ids, entry_index.turned(self.A).place)
+
     def with_data(self, data: Any) -> Transposed:
         """The same pattern with other entries, as `SparseMatrix.with_data`.
 

@@ -1,0 +1,230 @@
+"""Plans and the operators over them: values against SciPy, derivatives against dense matrices, refusals."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import jaxsparse_fmt as jsf
+from jaxsparse_fmt.algebra import patterns, plans
+from jaxsparse_fmt.formats.building import TooLarge
+from jaxsparse_fmt.kernels.cpu import spgemm
+from tests.zoo import CASES, FIRST_LAYOUTS
+
+rng = np.random.default_rng(7)
+
+
+def random(rows: int, cols: int, density: float = 0.2) -> sp.csr_array:
+    return sp.csr_array(sp.random_array((rows, cols), density=density, rng=rng))
+
+
+S, Q, R = random(30, 20), random(30, 20), random(20, 25)
+W = random(25, 25)
+
+
+def same(A: jsf.SparseMatrix, expected: sp.sparray, rtol: float = 1e-5) -> None:
+    expected = sp.csr_array(expected)
+    np.testing.assert_allclose(A.todense(), expected.toarray(), rtol=rtol, atol=1e-6)
+    assert A.shape == expected.shape
+
+
+@pytest.mark.parametrize("layout", FIRST_LAYOUTS, ids=str)
+def test_every_format_adds_multiplies_and_slices(layout):
+    A, B, C = layout.of(S), layout.of(Q), layout.of(R)
+    same(A + B, S + Q)
+    same(A - B, S - Q)
+    same(A.multiply(B), S.multiply(Q))
+    product = A @ C
+    same(product, S @ R)
+    assert product.name == layout.format
+    same(A.T @ B, S.T @ Q)
+    same(A[3:25:2, ::-1], S[3:25:2, ::-1])
+    same(A.tril(-2), sp.tril(S, -2))
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=str)
+def test_peculiar_matrices_multiply_and_add(case):
+    D = case.dense(np.float32)
+    A = jsf.from_scipy(case.scipy(np.float32), "csr")
+    np.testing.assert_allclose((A @ A.T).todense(), D @ D.T, atol=1e-5)
+    np.testing.assert_allclose((A + A).todense(), 2 * D)
+    assert (A + A).nnz == A.nnz
+
+
+def test_entries_that_cancel_stay():
+    A = jsf.from_scipy(sp.csr_array(np.array([[1.0, 1.0], [0, 2]])), "csr")
+    B = jsf.from_scipy(sp.csr_array(np.array([[1.0, 0], [-1, 3]])), "csr")
+    assert (A @ B).nnz == 4
+    assert float((A @ B).data[0]) == 0
+    assert (A - A).nnz == A.nnz
+
+
+def test_the_symbolic_product_lists_each_pair_once():
+    A, B = random(200, 150, 0.05), random(150, 90, 0.05)
+    p = spgemm.products(A, B, lambda entries, pairs: None)
+    row_of = np.repeat(np.arange(200), np.diff(A.indptr))
+    inner = np.repeat(np.arange(150), np.diff(B.indptr))
+    assert np.array_equal(A.indices[p.left], inner[p.right])
+    entry = np.repeat(np.arange(p.indices.size), np.diff(p.first))
+    rows = np.repeat(np.arange(200), np.diff(p.indptr))
+    assert np.array_equal(rows[entry], row_of[p.left])
+    assert np.array_equal(p.indices[entry], B.indices[p.right])
+    counts = (A != 0).astype(np.int64) @ (B != 0).astype(np.int64)
+    assert p.left.size == counts.sum()
+    assert np.unique(np.stack([p.left, p.right]), axis=1).shape[1] == p.left.size
+    assert all(np.all(np.diff(p.indices[a:b]) > 0) for a, b in zip(p.indptr, p.indptr[1:], strict=False))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "complex64"])
+def test_other_dtypes_multiply(dtype):
+    A, B = (jsf.from_scipy(M, "csr").astype(dtype) for M in (S, R))
+    expected = np.asarray(A.todense(), np.complex64) @ np.asarray(B.todense(), np.complex64)
+    assert (A @ B).dtype == A.dtype
+    np.testing.assert_allclose(np.asarray((A @ B).todense(), np.complex64), expected, rtol=0.05, atol=0.02)
+
+
+def test_a_product_differentiates_twice_in_both_operands():
+    A, B = jsf.from_scipy(S[:6, :7], "csr"), jsf.from_scipy(R[:7, :5], "ell")
+    plan = plans.matmul(A, B)
+    place_a, place_b = (np.nonzero(np.asarray(M.todense())) for M in (A, B))
+
+    def ours(a, b):
+        return jnp.sum(jnp.sin(plan(A.with_data(a), B.with_data(b)).data))
+
+    def dense(a, b):
+        C = jnp.zeros(A.shape).at[place_a].set(a) @ jnp.zeros(B.shape).at[place_b].set(b)
+        return jnp.sum(jnp.sin(C))
+
+    hessians = [jax.jit(jax.hessian(f, (0, 1)))(A.data, B.data) for f in (ours, dense)]
+    for a, b in zip(*map(jax.tree.leaves, hessians), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_a_chain_of_operations_differentiates_by_all_that_it_holds():
+    A, P = jsf.from_scipy(W, "csr"), jsf.from_scipy(random(25, 6), "csr")
+    place_a, place_p = (np.nonzero(np.asarray(M.todense())) for M in (A, P))
+
+    def ours(a, p, s):
+        Pd = P.with_data(p)
+        return jnp.sum((Pd.T @ (A.with_data(a).shift(s) @ Pd)).data ** 2)
+
+    def dense(a, p, s):
+        D = jnp.zeros(A.shape).at[place_a].set(a) + s * jnp.eye(25)
+        Pd = jnp.zeros(P.shape).at[place_p].set(p)
+        return jnp.sum((Pd.T @ D @ Pd) ** 2)
+
+    for a, b in zip(*(jax.jit(jax.grad(f, (0, 1, 2)))(A.data, P.data, 0.5) for f in (ours, dense)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+
+
+def test_a_plan_runs_under_vmap_and_as_an_argument_of_jit():
+    A, B = jsf.from_scipy(S, "hll"), jsf.from_scipy(R, "csr")
+    plan = jsf.plan.matmul(A, B)
+    data = np.stack([np.asarray(A.data), 2 * np.asarray(A.data)])
+    both = jax.jit(lambda plan, d: jax.vmap(lambda v: plan(A.with_data(v), B).data)(d))(plan, data)
+    np.testing.assert_allclose(both[1], 2 * both[0], rtol=1e-5)
+    np.testing.assert_allclose(both[0], plan(A, B).data, rtol=1e-5)
+
+
+def test_the_triple_product_is_the_galerkin_product():
+    A, P = jsf.from_scipy(W, "csr"), jsf.from_scipy(random(25, 6), "csr")
+    expected = P.to_scipy().T @ W @ P.to_scipy()
+    same(jsf.plan.triple(P, A)(P, A), expected, rtol=1e-4)
+
+
+def test_eager_operations_keep_their_plan_and_drop_it_with_the_pattern(monkeypatch):
+    A, B = jsf.from_scipy(S, "csr"), jsf.from_scipy(R, "csr")
+    first = A @ B
+    monkeypatch.setattr(spgemm, "products", None)  # a second symbolic part would fail
+    again = A.with_data(2 * A.data) @ B
+    np.testing.assert_allclose(again.data, 2 * first.data, rtol=1e-5)
+    kept = len(patterns._kept)
+    del A, first, again
+    assert len(patterns._kept) < kept
+
+
+def test_repeated_sums_have_the_same_bits():
+    A = jsf.from_scipy(random(300, 300, 0.1), "csr")
+    assert np.array_equal((A @ A).data, (A @ A).data)
+
+
+# ------------------------------------------------------------------------------------------------------------ assembly
+
+ROW, COL = rng.integers(0, 40, 500), rng.integers(0, 33, 500)
+
+
+@pytest.mark.parametrize("layout", FIRST_LAYOUTS[::4], ids=str)
+def test_assembly_sums_duplicates_inside_jit(layout):
+    pattern = jsf.assembly(ROW, COL, (40, 33), layout.format)
+    values = rng.normal(size=500).astype(np.float32)
+    expected = np.zeros((40, 33))
+    np.add.at(expected, (ROW, COL), values)
+    np.testing.assert_allclose(jax.jit(lambda v: pattern(v).todense())(values), expected, atol=1e-5)
+    weight = np.random.default_rng(0).normal(size=(40, 33)).astype(np.float32)
+    slope = jax.jit(jax.grad(lambda v: jnp.sum(pattern(v).todense() * weight)))(values)
+    np.testing.assert_allclose(slope, weight[ROW, COL], rtol=1e-5)
+
+
+def test_assembly_takes_element_matrices_as_they_are():
+    nodes = np.array([[0, 1, 2], [1, 2, 3]])
+    rows, cols = np.broadcast_to(nodes[:, :, None], (2, 3, 3)), np.broadcast_to(nodes[:, None, :], (2, 3, 3))
+    K = rng.normal(size=(2, 3, 3)).astype(np.float32)
+    expected = np.zeros((4, 4))
+    for e in range(2):
+        expected[np.ix_(nodes[e], nodes[e])] += K[e]
+    np.testing.assert_allclose(jsf.assembly(rows, cols, (4, 4))(K).todense(), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("k", [0, 1])
+def test_assembly_of_few_coordinates(k):
+    A = jsf.assembly(np.zeros(k, int), np.full(k, 2), (3, 4), "csr")(np.ones(k, np.float32))
+    assert A.nnz == k
+    assert float(A.sum()) == k
+
+
+def test_coordinates_with_traced_values_make_a_matrix():
+    def total(v):
+        return (jsf.from_coo(ROW, COL, v, (40, 33), format="csr") @ jnp.ones(33)).sum()
+
+    values = rng.normal(size=500).astype(np.float32)
+    np.testing.assert_allclose(jax.jit(total)(values), values.sum(), rtol=1e-4)
+    np.testing.assert_allclose(jax.jit(jax.grad(total))(values), np.ones(500), rtol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------------------ refusals
+
+A, B = jsf.from_scipy(S, "csr"), jsf.from_scipy(R, "csr")
+REFUSED = {
+    "shapes of a sum": (lambda: A + B, ValueError, "one shape"),
+    "shapes of a product": (lambda: B @ A, ValueError, "as many columns"),
+    "a SciPy matrix": (lambda: A @ R, TypeError, "from_scipy"),
+    "a dense sum": (lambda: A + np.ones(A.shape), TypeError, "todense"),
+    "a number": (lambda: A + 1, TypeError, "shift"),
+    "a traced pattern": (lambda: jax.jit(lambda A: A + A)(A), ValueError, "traced"),
+    "another pattern": (lambda: plans.add(A, A)(B, B), ValueError, "the plan is for"),
+    "too large a plan": (
+        lambda: plans.matmul(jsf.from_scipy(W, "csr"), jsf.from_scipy(W, "csr"), max_bytes=10),
+        TooLarge,
+        "max_bytes=10",
+    ),
+    "a row out of range": (lambda: jsf.assembly([4], [0], (4, 4)), ValueError, "row index 4"),
+    "a fractional index": (lambda: jsf.assembly([0.5], [0], (4, 4)), TypeError, "integers"),
+    "traced coordinates": (lambda: jax.jit(lambda i: jsf.assembly(i, i, (4, 4)))(np.arange(4)), ValueError, "traced"),
+    "too few values": (lambda: jsf.assembly([0, 1], [0, 1], (4, 4))(np.ones(3)), ValueError, "2 numbers"),
+    "a slice out of range": (lambda: A[40], IndexError, "out of range"),
+    "three indices": (lambda: A[0, 1, 2], IndexError, "one index or two"),
+    "a traced prune": (lambda: jax.jit(lambda v: A.with_data(v).prune())(A.data), ValueError, "outside jit"),
+    "a matrix that is not square": (lambda: A.shift(1.0), ValueError, "square"),
+    "a scale of another length": (lambda: A.scale_rows(np.ones(3)), ValueError, "shape (30,)"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals_name_the_cure(case):
+    call, error, words = REFUSED[case]
+    with pytest.raises(error) as caught:
+        call()
+    assert words in str(caught.value)
