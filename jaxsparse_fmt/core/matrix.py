@@ -201,6 +201,16 @@ class SparseMatrix(ScipyNames, Pattern):
             return self.values
         return entry_index.data(self)
 
+    @property
+    def row_ids(self) -> Array:
+        """The row of each entry of `data`, [nnz] int32; constant inside jit where only the values are traced."""
+        return entry_index.ids(self)[0]
+
+    @property
+    def col_ids(self) -> Array:
+        """The column of each entry of `data`, [nnz] int32; as `row_ids`."""
+        return entry_index.ids(self)[1]
+
     def with_data(self, data: Any) -> Self:
         """The same pattern with other entries, in the same format. Traceable and differentiable.
 
