@@ -18,7 +18,7 @@ from jaxsparse_fmt.algebra.operations import block, diags, eye, hstack, kron, vs
 from jaxsparse_fmt.algebra.plans import assembly
 from jaxsparse_fmt.choose import Choice
 from jaxsparse_fmt.compilation_cache import cache
-from jaxsparse_fmt.convert import from_bcoo, from_coo, from_dense, from_scipy, read_mtx
+from jaxsparse_fmt.convert import from_coo, from_dense, from_scipy, read_mtx
 from jaxsparse_fmt.core.basis import Basis, Between
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.core.scipy_names import spmv
@@ -47,8 +47,10 @@ from jaxsparse_fmt.formats import (
 )
 from jaxsparse_fmt.formats.paired import Paired
 from jaxsparse_fmt.formats.reordered import Reordered
+from jaxsparse_fmt.interchange import from_bcoo, from_bcsr, to_bcoo, to_bcsr
 from jaxsparse_fmt.kernels.backends.selection import BACKENDS, use_backend
 from jaxsparse_fmt.models import traffic
+from jaxsparse_fmt.saved import load, save
 
 if TYPE_CHECKING:
     from jaxsparse_fmt import gallery
@@ -89,6 +91,7 @@ __all__ = [
     "diags",
     "eye",
     "from_bcoo",
+    "from_bcsr",
     "from_coo",
     "from_dense",
     "from_scipy",
@@ -96,13 +99,17 @@ __all__ = [
     "hstack",
     "io",
     "kron",
+    "load",
     "plan",
     "read_mtx",
+    "save",
     "save_rows",
     "saved_rows",
     "shard",
     "shard_from_rows",
     "spmv",
+    "to_bcoo",
+    "to_bcsr",
     "traffic",
     "use_backend",
     "vstack",

@@ -21,7 +21,7 @@ FLOORS = (
     "formats",
     "choose algebra",
     "convert compilation_cache",
-    "distributed solvers",
+    "distributed solvers interchange saved",
     "cli jaxsparse_fmt",
     "benchmarks",
 )

@@ -71,13 +71,15 @@ def _numbered(S: Csr) -> Csr:
     return scipy.sparse.csr_array((numbers, S.indices, S.indptr), shape=S.shape)
 
 
-def matrix(S: Csr, format: str, backend: str, max_bytes: float | None = None) -> SparseMatrix:
+def matrix(S: Csr, format: str, backend: str, max_bytes: float | None = None, **layout: Any) -> SparseMatrix:
     """A matrix of the pattern of S, without values; in "csr" where `format` would take far more memory."""
     ones = scipy.sparse.csr_array((np.ones(S.nnz, np.float32), S.indices, S.indptr), shape=S.shape)
     with concrete():
         try:
-            A = build(ones, format, Target(np.dtype(np.float32), backend, max_bytes))
+            A = build(ones, format, Target(np.dtype(np.float32), backend, max_bytes), **layout)
         except TooLarge:
+            if layout or max_bytes is not None:
+                raise
             A = build(ones, "csr", Target(np.dtype(np.float32), backend, max_bytes))
     return A._with_values(Absent(A.values.shape))  # pyright: ignore[reportArgumentType]
 

@@ -278,7 +278,14 @@ def triple(P: Any, A: Any, *, format: str | None = None) -> Triple:
 
 
 def assembly(
-    row: Any, col: Any, shape: tuple[int, int], format: str = "auto", *, backend: str = "auto", max_bytes: Any = None
+    row: Any,
+    col: Any,
+    shape: tuple[int, int],
+    format: str = "auto",
+    *,
+    backend: str = "auto",
+    max_bytes: float | None = None,
+    **layout: Any,
 ) -> Assembly:
     """A pattern from coordinates, which may repeat: `assembly(row, col, shape)(values)` is the matrix.
 
@@ -286,7 +293,7 @@ def assembly(
 
     Args:
       row, col: integers of any one shape, k numbers each, such as [elements, 8, 8].
-      shape, format, backend, max_bytes: as in `from_coo`.
+      shape, format, backend, max_bytes, **layout: as in `from_coo`.
 
     Raises:
       ValueError: lengths that differ, an index outside `shape`, or traced indices. TypeError: no integers.
@@ -313,7 +320,7 @@ def assembly(
     indptr = np.concatenate([[0], np.cumsum(np.bincount(rows[first], minlength=shape[0]))])
     S = scipy.sparse.csr_array((np.empty(first.size, np.int8), cols[first], indptr), shape=shape)
     duplicates = _csr(order.astype(np.int32), np.append(first, k), (first.size, k), backend)
-    return Assembly(patterns.matrix(S, format, backend, max_bytes=max_bytes), duplicates)
+    return Assembly(patterns.matrix(S, format, backend, max_bytes, **layout), duplicates)
 
 
 def _sorted_by(key: np.ndarray, n: int, order: np.ndarray | None) -> np.ndarray:

@@ -33,6 +33,9 @@ class Operators:
     def __sub__(self, other: Any) -> Any:
         return _operations("A - B", other).subtract(self, other)
 
+    def __rsub__(self, other: Any) -> Any:
+        return _operations("B - A", other).subtract(other, self)
+
     def _times_matrix(self, other: Any) -> Any:
         return _operations("A @ B", other).matmul(self, other)
 

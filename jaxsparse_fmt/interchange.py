@@ -1,0 +1,121 @@
+"""To and from the matrices of `jax.experimental.sparse`, outside jit and inside."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from jaxsparse_fmt import convert
+from jaxsparse_fmt._types import check_keeps_imaginary, concrete, floating_dtype, of_jax_sparse, requested_dtype
+from jaxsparse_fmt.core.matrix import SparseMatrix
+
+if TYPE_CHECKING:
+    from jax.experimental.sparse import BCOO, BCSR
+
+Array = jax.Array
+
+
+def from_bcoo(B: Any, format: str = "auto", dtype: Any = None, **options: Any) -> SparseMatrix:
+    """A matrix from one of `jax.experimental.sparse`; duplicates are summed, padding is left out.
+
+    Inside jit the data may be traced, and is differentiable; the indices may not. The format is then chosen as if all
+    data were 1, at trace time.
+
+    Args:
+      B: BCOO or BCSR, [rows, columns] without batch and dense dimensions.
+      format, dtype, **options: as in `from_scipy`.
+
+    Raises:
+      TypeError: not a BCOO or BCSR. ValueError: B has batch or dense dimensions, or its indices are traced. And as in
+        `from_scipy`.
+    """
+    name = type(B).__name__
+    if not of_jax_sparse(B) or name not in ("BCOO", "BCSR") or B.n_batch or B.n_dense or len(B.shape) != 2:
+        return convert.from_bcoo(B, format, dtype, **options)  # which refuses it
+    pointers = (B.indptr,) if name == "BCSR" else ()
+    if any(isinstance(a, Tracer) for a in (B.indices, *pointers)):
+        raise ValueError(
+            f"the indices of this {name} are traced, so the sizes of a matrix are unknown. Make its indices outside "
+            "jit, as JAX arrays (NumPy's become traced), and let the jitted function close over them; or make the "
+            "matrix outside jit and pass that: its data may be replaced inside by A.with_data"
+        )
+    if not isinstance(B.data, Tracer):
+        return convert.from_bcoo(B, format, dtype, **options)
+    stored = floating_dtype(B.data.dtype, "the matrix") if dtype is None else requested_dtype(dtype)
+    check_keeps_imaginary(B.data.dtype, stored)
+    rows, cols = _coordinates(B)
+    live = np.flatnonzero((rows < B.shape[0]) & (cols < B.shape[1]))
+    with concrete():
+        A = convert.from_coo(rows[live], cols[live], np.ones(live.size), B.shape, format, stored, **options)
+    keys = rows[live].astype(np.int64) * B.shape[1] + cols[live]
+    _, entry = np.unique(keys, return_inverse=True)
+    given = B.data[live].astype(jnp.promote_types(stored, np.float32))  # 16-bit duplicates are summed in 32 bits
+    return A.with_data(jnp.zeros(A.nnz, given.dtype).at[entry].add(given).astype(stored))
+
+
+def from_bcsr(B: Any, format: str = "auto", dtype: Any = None, **options: Any) -> SparseMatrix:
+    """`from_bcoo`, which takes both."""
+    return from_bcoo(B, format, dtype, **options)
+
+
+def to_bcoo(A: SparseMatrix) -> BCOO:
+    """The matrix as a BCOO, its entries in the order of `A.data`, on the device of A.
+
+    Inside jit too: the data is differentiable, and where only the values of A are traced the indices are constants.
+
+    Raises:
+      TypeError: not a matrix on one device, or a transpose.
+    """
+    from jax.experimental.sparse import BCOO
+
+    rows, cols = _ids(A, "to_bcoo")
+    with _at_once(rows):
+        indices = jnp.stack([rows, cols], 1)
+    return BCOO((A.data, indices), shape=A.shape, indices_sorted=_sorted(rows, cols), unique_indices=True)
+
+
+def to_bcsr(A: SparseMatrix) -> BCSR:
+    """The matrix as a BCSR; as `to_bcoo`."""
+    from jax.experimental.sparse import BCSR
+
+    rows, cols = _ids(A, "to_bcsr")
+    with _at_once(rows):
+        indptr = jnp.searchsorted(rows, jnp.arange(A.shape[0] + 1, dtype=jnp.int32)).astype(jnp.int32)
+    return BCSR((A.data, cols, indptr), shape=A.shape, indices_sorted=_sorted(rows, cols), unique_indices=True)
+
+
+def _ids(A: Any, name: str) -> tuple[Array, Array]:
+    if not isinstance(A, SparseMatrix):
+        raise TypeError(
+            f"{name} takes a matrix of this library on one device, got {type(A).__name__}; from_scipy makes one, and "
+            "A.T.asformat('csr') one of a transpose"
+        )
+    A.check_single()
+    return A.row_ids, A.col_ids
+
+
+def _at_once(rows: Array) -> contextlib.AbstractContextManager[Any]:
+    """Where `rows` are not traced, what follows from them is a constant inside jit."""
+    return contextlib.nullcontext() if isinstance(rows, Tracer) else concrete()
+
+
+def _sorted(rows: Array, cols: Array) -> bool:
+    """Whether the columns of each row are known to rise: those of `A.in_basis` may not."""
+    if isinstance(rows, Tracer):
+        return False
+    with concrete():
+        return bool(jnp.all((rows[1:] != rows[:-1]) | (cols[1:] > cols[:-1])))
+
+
+def _coordinates(B: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns of the concrete indices of a BCOO or BCSR, padding too."""
+    indices = np.asarray(B.indices)
+    if indices.ndim == 2:
+        rows, cols = indices.T
+        return rows, cols
+    return np.searchsorted(np.asarray(B.indptr)[1:], np.arange(indices.size), side="right"), indices

@@ -1,0 +1,167 @@
+"""To and from the matrices of JAX, and training of a whole matrix: every format, inside jit and outside."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.core import Tracer
+from jax.experimental import sparse
+
+import jaxsparse_fmt as jsf
+from tests.zoo import ALL, CASES, FIRST_LAYOUTS, Layout
+
+S = CASES["irregular"].scipy(np.float64).tocsr()
+every_format = pytest.mark.parametrize("layout", FIRST_LAYOUTS, ids=str)
+
+# [4, 4]: (1, 2) comes twice, and the last pair of indices is padding.
+INDICES = np.array([[3, 0], [1, 2], [0, 1], [1, 2], [4, 4]])
+DATA = np.array([1.0, 2, 3, 4, 99])
+DENSE = np.array([[0, 3, 0, 0], [0, 0, 6, 0], [0, 0, 0, 0], [1.0, 0, 0, 0]])
+
+
+def padded(data, indices=None):
+    return sparse.BCOO((data, jnp.asarray(INDICES) if indices is None else indices), shape=(4, 4))
+
+
+@every_format
+def test_row_ids_and_col_ids_are_the_places_of_data(layout):
+    A = layout.of(ALL.scipy())
+    rows, cols = ALL.places()
+    assert A.row_ids.dtype == A.col_ids.dtype == np.int32
+    np.testing.assert_array_equal(A.row_ids, rows)
+    np.testing.assert_array_equal(A.col_ids, cols)
+
+
+@pytest.mark.parametrize("options", [{"transpose": True}, {"reorder": "rcm"}], ids=str)
+def test_row_ids_of_a_wrapped_matrix_are_in_the_users_order(options):
+    P = jsf.gallery.poisson(4, dim=2).tocoo()
+    A = jsf.from_scipy(P, "hll", **options)
+    np.testing.assert_array_equal(np.stack([A.row_ids, A.col_ids]), np.stack(P.tocsr().tocoo().coords))
+
+
+@every_format
+def test_bcoo_and_bcsr_hold_the_matrix(layout):
+    A = layout.of(ALL.scipy())
+    for B in (jsf.to_bcoo(A), jsf.to_bcsr(A)):
+        np.testing.assert_array_equal(B.todense(), ALL.dense())
+        assert B.indices_sorted and B.unique_indices and B.nse == A.nnz
+        np.testing.assert_array_equal(jsf.from_bcoo(B, "csr").todense(), ALL.dense())
+
+
+def test_a_matrix_in_its_basis_is_not_called_sorted_where_it_is_not():
+    A = jsf.from_scipy(jsf.gallery.poisson(4, dim=2), "jds").in_basis
+    B = jsf.to_bcoo(A)
+    rows, cols = np.asarray(B.indices).T
+    assert B.indices_sorted == np.all((np.diff(rows) > 0) | (np.diff(cols) > 0))
+    np.testing.assert_array_equal(B.todense(), A.todense())
+
+
+def test_to_bcoo_under_jit_has_constant_indices_and_derivatives():
+    A = jsf.from_scipy(S, "hll", slice_size=4)
+    x = np.arange(S.shape[1]) / 8
+
+    @jax.jit
+    def loss(data):
+        B = jsf.to_bcoo(A.with_data(data))
+        assert not isinstance(B.indices, Tracer)
+        C = jsf.to_bcsr(A.with_data(data))
+        return jnp.sum(B @ x) + jnp.sum(C.todense() @ x)
+
+    np.testing.assert_allclose(jax.grad(loss)(A.data), 2 * x[S.indices], rtol=1e-12)
+
+
+def test_to_bcoo_of_a_matrix_that_is_traced_whole():
+    A = jsf.from_scipy(S, "hll", slice_size=4)
+    for convert in (jsf.to_bcoo, jsf.to_bcsr):
+        np.testing.assert_array_equal(jax.jit(convert)(A).todense(), S.toarray())
+
+
+@pytest.mark.some(layout=4)
+@every_format
+def test_from_bcoo_under_jit_sums_duplicates_and_differentiates(layout):
+    indices, weights = jnp.asarray(INDICES), np.arange(16.0).reshape(4, 4)
+
+    def dense(data):
+        return jsf.from_bcoo(padded(data, indices), layout.format, **dict(layout.options)).todense()
+
+    @jax.jit
+    def both(data):
+        return dense(data), jax.grad(lambda d: jnp.sum(weights * dense(d)))(data)
+
+    got, gradient = both(DATA)
+    np.testing.assert_array_equal(got, DENSE)
+    np.testing.assert_array_equal(gradient, [12, 6, 1, 6, 0])  # padding takes none
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex128"])
+def test_from_bcoo_under_jit_keeps_the_dtype(dtype):
+    indices = jnp.asarray(INDICES)
+    A = jax.jit(lambda d: jsf.from_bcoo(padded(d, indices), "csr"))(jnp.asarray(DATA, dtype))
+    assert A.dtype == dtype
+    np.testing.assert_array_equal(np.asarray(A.todense()).astype(complex), DENSE)
+
+
+def test_from_bcsr_under_jit():
+    B = sparse.BCSR.fromdense(jnp.asarray(DENSE))
+    got = jax.jit(lambda d: jsf.from_bcsr(sparse.BCSR((d, B.indices, B.indptr), shape=(4, 4)), "ell").todense())
+    np.testing.assert_array_equal(got(2 * B.data), 2 * DENSE)
+
+
+def test_traced_indices_are_refused_with_the_cure():
+    with pytest.raises(ValueError, match=r"indices of this BCOO are traced.*outside jit"):
+        jax.jit(jsf.from_bcoo)(padded(DATA))
+    with pytest.raises(ValueError, match=r"indices of this BCSR are traced"):
+        jax.jit(jsf.from_bcsr)(sparse.BCSR.fromdense(jnp.asarray(DENSE)))
+
+
+def test_what_is_no_matrix_on_one_device_is_refused_with_the_cure():
+    A = jsf.from_scipy(S, "csr")
+    for convert in (jsf.to_bcoo, jsf.to_bcsr):
+        with pytest.raises(TypeError, match=r"asformat"):
+            convert(A.T)  # pyright: ignore[reportArgumentType]
+        with pytest.raises(ValueError, match="stack of matrices"):
+            convert(jax.vmap(A.with_data)(np.ones((2, A.nnz))))
+
+
+# ------------------------------------------------------------------------------------------- training a whole matrix
+
+
+def adam(gradient, steps=5, rate=0.1):
+    """Adam (Kingma and Ba, 2015) in NumPy; `gradient` of the entries, from zero moments."""
+
+    def run(entries):
+        m = v = np.zeros_like(entries)
+        for t in range(1, steps + 1):
+            g = gradient(entries)
+            m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+            entries = entries - rate * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+        return entries
+
+    return run
+
+
+@pytest.mark.parametrize("layout", [Layout("csr"), Layout("hll", (("slice_size", 4),)), Layout("dia")], ids=str)
+def test_optax_trains_a_whole_matrix_on_its_pattern(layout):
+    optax = pytest.importorskip("optax")
+    A, x = layout.of(S), np.arange(1, S.shape[1] + 1) / 8
+    row = np.repeat(np.arange(S.shape[0]), np.diff(S.indptr))
+    optimizer = optax.adam(0.1)
+
+    @eqx.filter_jit
+    def step(A, state):
+        gradient = eqx.filter_grad(lambda A: jnp.sum((A @ x - 1) ** 2))(A)
+        updates, state = optimizer.update(gradient, state)
+        return eqx.apply_updates(A, updates), state
+
+    state = optimizer.init(eqx.filter(A, eqx.is_inexact_array))
+    B = A
+    for _ in range(5):
+        B, state = step(B, state)
+    assert jax.tree.structure(B) == jax.tree.structure(A)
+    residual = lambda data: np.bincount(row, data * x[S.indices], S.shape[0]) - 1  # noqa: E731
+    wanted = adam(lambda data: 2 * residual(data)[row] * x[S.indices])(S.data)
+    np.testing.assert_allclose(B.data, wanted, rtol=1e-6)
+    np.testing.assert_array_equal(B.todense()[S.toarray() == 0], 0)  # padding stays empty

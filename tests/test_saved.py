@@ -1,0 +1,222 @@
+"""Saved matrices: what comes back, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxsparse_fmt as jsf
+from jaxsparse_fmt import saved
+from tests.zoo import ALL, CASES, LAYOUTS
+
+S = jsf.gallery.poisson(4, dim=2)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "matrix.npz"
+
+
+def again(path, A):
+    jsf.save(path, A)
+    return jsf.load(path)
+
+
+def rewritten(path, compress=False, **changes):
+    """The file with other arrays, or with other words in its header."""
+    with np.load(path) as file:
+        arrays = dict(file)
+    header = json.loads(arrays["header"].tobytes())
+    header |= {k: v for k, v in changes.items() if k not in arrays and k != "perm"}
+    arrays |= {k: v for k, v in changes.items() if k in arrays or k == "perm"}
+    if "header" not in changes:
+        arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    (np.savez_compressed if compress else np.savez)(path, **arrays)
+
+
+# ----------------------------------------------------------------------------------------------------- what comes back
+
+
+@pytest.mark.some(layout=8)
+@pytest.mark.parametrize("options", [{}, {"transpose": True}], ids=["plain", "paired"])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_every_array_comes_back(layout, options, path):
+    A = layout.of(ALL.scipy(), **options)
+    B = again(path, A)
+    assert jax.tree.structure(A) == jax.tree.structure(B)
+    for a, b in zip(jax.tree.leaves(A), jax.tree.leaves(B), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.some(layout=4)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_reordered_matrix_keeps_its_order_and_its_entries(layout, path):
+    A = layout.of(S, reorder="rcm")
+    B = again(path, A)
+    assert jax.tree.structure(A) == jax.tree.structure(B)
+    np.testing.assert_array_equal(A.basis.perm, B.basis.perm)
+    np.testing.assert_array_equal(A.data, B.data)
+    np.testing.assert_array_equal(B.todense(), S.toarray())
+
+
+def test_a_reordered_pair_comes_back(path):
+    A = jsf.from_scipy(S, "csr", reorder="rcm", transpose=True)
+    B = again(path, A)
+    assert jax.tree.structure(A) == jax.tree.structure(B)
+    np.testing.assert_array_equal(B.T @ np.arange(16.0), S.T @ np.arange(16.0))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "complex64", "complex128"])
+def test_every_dtype_comes_back_to_the_bit(dtype, path):
+    A = jsf.from_scipy(CASES["irregular"].scipy(), "ell")
+    A = A.with_data(jnp.asarray(np.asarray(A.data) / 3, dtype))
+    B = again(path, A)
+    assert B.dtype == dtype
+    assert np.asarray(A.data).tobytes() == np.asarray(B.data).tobytes()
+
+
+@pytest.mark.parametrize("name", ["no_rows", "no_columns", "no_entries", "explicit_zero"])
+def test_odd_matrices_come_back(name, path):
+    B = again(path, jsf.from_scipy(CASES[name].scipy(), "csr"))
+    np.testing.assert_array_equal(B.todense(), CASES[name].dense())
+    assert B.nnz == CASES[name].pattern().sum()
+
+
+def test_a_file_of_64_bits_is_read_in_32_where_asked(path):
+    jsf.save(path, jsf.from_scipy(S, "hll"))
+    with jax.enable_x64(False):
+        with pytest.raises(ValueError, match="jax_enable_x64"):
+            jsf.load(path)
+        assert jsf.load(path, "float32").dtype == np.float32
+
+
+def test_a_failed_save_leaves_the_old_file(path, monkeypatch):
+    jsf.save(path, jsf.from_scipy(S, "csr"))
+    before = path.read_bytes()
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        jsf.save(path, jsf.from_scipy(2 * S, "csr"))
+    assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
+
+
+# ----------------------------------------------------------------------------------------------------- what is refused
+
+
+def test_save_names_the_cure_for_what_it_does_not_take(path):
+    A = jsf.from_scipy(S, "csr")
+    mesh = jax.make_mesh((1,), ("rows",))
+    for other in (jsf.shard(S, mesh), S, A.T):
+        with pytest.raises(TypeError, match=r"one device.*save_rows"):
+            jsf.save(path, other)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="outside jit"):
+        jax.jit(lambda A: jsf.save(path, A))(A)
+    with pytest.raises(ValueError, match="stack"):
+        jsf.save(path, jax.vmap(A.with_data)(np.ones((2, A.nnz))))
+    assert not path.exists()
+
+
+def moved(name, place, number):
+    """The array of a saved `S` with one other number."""
+    csr = S.tocsr()
+    array = {"indptr": csr.indptr, "indices": csr.indices}[name].astype(np.int32)
+    array[place] = number
+    return {name: array}
+
+
+STORED = [{"format": "hll", "layout": {"slice_size": 4, "sigma": 1}}]
+REFUSED = {
+    "newer": ({"version": 2}, "newer than 1.*update"),
+    "no version": ({"version": None}, "names no version"),
+    "a version of true": ({"version": True}, "names no version"),
+    "unknown format": ({"storage": [{"format": "abc", "layout": {}}]}, "'abc' is unknown.*update"),
+    "auto": ({"storage": [{"format": "auto", "layout": {}}]}, "'auto' is unknown"),
+    "options of another": ({"storage": [{"format": "csr", "layout": {"sigma": 1}}]}, "has the options"),
+    "an option that is a word": (
+        {"storage": [{"format": "hll", "layout": {"slice_size": "x", "sigma": 1}}]},
+        "slice_size",
+    ),
+    "a slice of minus one": ({"storage": [{"format": "hll", "layout": {"slice_size": -1, "sigma": 1}}]}, "slice_size"),
+    "three storages": ({"storage": STORED * 3}, "one or two formats"),
+    "no storage": ({"storage": 3}, "one or two formats"),
+    "shape": ({"shape": [16, -1]}, "no two numbers"),
+    "narrow": ({"shape": [16, 3]}, "out of range for a matrix with 3 columns"),
+    "rows": ({"shape": [15, 16]}, "15 rows"),
+    "dtype": ({"dtype": "object"}, "dtype 'object'"),
+    "another dtype": ({"dtype": "float32"}, "data has dtype float64"),
+    "backend": ({"backend": "abc"}, "abc"),
+    "a falling pointer": (moved("indptr", 3, 40), "broken row pointer"),
+    "a negative pointer": (moved("indptr", 0, -1), "broken row pointer"),
+    "a pointer past the end": (moved("indptr", -1, 10**6), "do not fit"),
+    "a column past the end": (moved("indices", 5, 16), "column index 16 is out of range"),
+    "a negative column": (moved("indices", 5, -1), "column index -1 is out of range"),
+    "an entry twice": (moved("indices", 1, 0), "an entry twice"),
+    "indices of floats": ({"indices": np.zeros(64, np.float32)}, "dtypes float32"),
+    "too few indices": ({"indices": np.zeros(3, np.int32)}, "do not fit"),
+    "two axes": ({"data": np.ones((8, 8))}, "no array of numbers"),
+    "objects": ({"data": np.array([{}] * 64)}, "no array"),
+    "no permutation": ({"perm": np.zeros(16, np.int32)}, "permutation"),
+    "a permutation past the end": ({"perm": np.full(16, 16, np.int32)}, "permutation"),
+}
+
+
+@pytest.mark.parametrize(("changes", "words"), REFUSED.values(), ids=REFUSED)
+def test_a_wrong_file_is_refused_in_words(changes, words, path):
+    jsf.save(path, jsf.from_scipy(S, "hll", slice_size=4))
+    assert jsf.load(path).nnz == S.nnz
+    rewritten(path, **changes)
+    with pytest.raises(ValueError, match=words) as refusal:
+        jsf.load(path)
+    assert str(path) in str(refusal.value)
+
+
+def test_a_compressed_file_is_refused_before_it_is_unpacked(path):
+    jsf.save(path, jsf.from_scipy(S, "csr"))
+    rewritten(path, compress=True)
+    with pytest.raises(ValueError, match="compressed"):
+        jsf.load(path)
+
+
+def test_a_size_that_the_bytes_do_not_have_is_refused_before_memory_is_taken(path):
+    jsf.save(path, jsf.from_scipy(S, "csr"))
+    with zipfile.ZipFile(path) as file:
+        members = {name: file.read(name) for name in file.namelist()}
+    huge = io.BytesIO()
+    np.lib.format.write_array_header_1_0(huge, {"descr": "<f8", "fortran_order": False, "shape": (10**15,)})
+    with zipfile.ZipFile(path, "w") as file:
+        for name, content in (members | {"data.npy": huge.getvalue()}).items():
+            file.writestr(name, content)
+    with pytest.raises(ValueError, match="no array of numbers"):
+        jsf.load(path)
+
+
+def test_no_damaged_file_is_read_and_no_other_error_is_raised(path):
+    jsf.save(path, jsf.from_scipy(S, "csr"))
+    whole = path.read_bytes()
+    rng = np.random.default_rng(0)
+    for cut in range(0, len(whole), 37):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(ValueError, match=r"matrix\.npz"):
+            jsf.load(path)
+    for place in rng.integers(0, len(whole), 300):
+        spoiled = bytearray(whole)
+        spoiled[place] ^= 1 << rng.integers(8)
+        path.write_bytes(spoiled)
+        try:
+            A = jsf.load(path)
+        except ValueError as error:
+            assert "matrix.npz" in str(error)
+        else:  # a byte that holds nothing, as of a date
+            np.testing.assert_array_equal(A.todense(), S.toarray())
+
+
+def test_the_version_is_written(path):
+    jsf.save(path, jsf.from_scipy(S, "csr"))
+    with np.load(path, allow_pickle=False) as file:
+        assert json.loads(file["header"].tobytes())["version"] == saved.VERSION
