@@ -35,10 +35,12 @@ def matmul(A: Any, B: Any) -> SparseMatrix:
 
 
 def scale_rows(A: Any, d: Any) -> Any:
+    patterns.check("scale_rows", A)
     return A.with_data(A.data * _diagonal(d, A.shape[0], "scale_rows")[A.row_ids])
 
 
 def scale_cols(A: Any, d: Any) -> Any:
+    patterns.check("scale_cols", A)
     return A.with_data(A.data * _diagonal(d, A.shape[1], "scale_cols")[A.col_ids])
 
 
@@ -58,6 +60,7 @@ def shift(A: Any, s: Any) -> SparseMatrix:
 
 
 def set_diagonal(A: Any, d: Any) -> SparseMatrix:
+    patterns.check("setdiag", A)
     n = _square(A, "setdiag")
     d = jnp.asarray(d)
     if d.ndim != 0 and d.shape != (n,):
@@ -133,6 +136,7 @@ def prune(A: Any, tol: float) -> SparseMatrix:
 
 
 def total(A: Any, axis: int | None) -> Array:
+    patterns.check("sum", A)
     axis = _axis(axis)
     if axis is None:
         return A.data.sum()
@@ -140,6 +144,7 @@ def total(A: Any, axis: int | None) -> Array:
 
 
 def extreme(A: Any, axis: int | None, largest: bool) -> Array:
+    patterns.check("max" if largest else "min", A)
     axis = _axis(axis)
     rows, cols = A.shape
     if rows == 0 or cols == 0:
@@ -157,6 +162,7 @@ def extreme(A: Any, axis: int | None, largest: bool) -> Array:
 
 
 def norm(A: Any, ord: Any) -> Array:
+    patterns.check("norm", A)
     size = jnp.abs(A.data)
     if ord is None or ord == "fro":
         scale = jnp.where(size.max(initial=0) > 0, size.max(initial=0), 1)

@@ -342,6 +342,8 @@ def selected(key: Any, choose: Any, *matrices: Any, format: str | None = None) -
       choose: called with a SciPy matrix for each operand, whose data are numbers of entries; returns one.
     """
 
+    patterns.check("this operation", *matrices)
+
     def make() -> Selection:
         numbered, before = [], 0
         for A in matrices:

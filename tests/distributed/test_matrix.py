@@ -287,6 +287,8 @@ def test_rows_made_in_pieces_are_stored_in_numbers_that_scipy_does_not_know():
 # What one matrix on one device has beyond a sharded one: a flat storage, its layout, its faces and their kernels.
 ONLY_ON_ONE_DEVICE = {
     "check_single",
+    "col_ids",
+    "row_ids",
     "in_order",
     "nbytes_read",
     "read_at",
