@@ -150,8 +150,8 @@ curvature = jax.jit(lambda data, A, x, v: jax.jvp(jax.grad(loss, argnums=2), (da
 
 
 def zeros(A):
-    one = lambda a: np.zeros(a.shape, jax.dtypes.float0 if not jnp.issubdtype(a.dtype, jnp.inexact) else a.dtype)  # noqa: E731
-    return jax.tree.map(one, A)
+    kind = lambda a: a.dtype if jnp.issubdtype(a.dtype, jnp.inexact) else jax.dtypes.float0  # noqa: E731
+    return jax.tree.map(lambda a: np.zeros(a.shape, kind(a)), A)
 
 
 def test_gradients_are_those_by_hand():
