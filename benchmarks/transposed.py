@@ -143,7 +143,8 @@ def theirs(
         A, T = S.astype(dtype), turned.S.astype(dtype)
         maps = [("SciPy A @ x", A, forth, "forth"), ("SciPy A.T @ y", A.T, back, "back")]
         for method, M, problem, rival in [*maps, ("SciPy, stored Aᵀ", T, back, "back")]:
-            seconds = lambda M=M: timing.seconds_per_call(lambda i: M @ xs[i % 3], lambda _: None, **run.rounds)  # noqa: E731
+            multiply = lambda i, M=M: M @ xs[i % 3]  # noqa: E731
+            seconds = lambda f=multiply: timing.seconds_per_call(f, lambda _: None, **run.rounds)  # noqa: E731
             yield Timed(method, seconds, lambda M=M: M @ xs[0], problem, nbytes, rival)
         return
     for what, methods, problem, rival in [

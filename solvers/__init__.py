@@ -19,7 +19,7 @@ from solvers.idrs import idrs
 from solvers.lobpcg import lobpcg
 from solvers.lsmr import LeastSquaresSolution, lsmr
 from solvers.minres import minres
-from solvers.precond._fine_grained import Pattern
+from solvers.precond._fine_grained import FactorPattern
 from solvers.precond.multigrid import Level
 from solvers.refine import refine
 from solvers.solution import Solution, SolverError, Status
@@ -48,5 +48,5 @@ __all__ = [
 ]
 
 exportable(Solution, EigenSolution, ExponentialSolution, LeastSquaresSolution)
-exportable(precond.BlockJacobi, precond.Chebyshev, precond.Incomplete, Pattern)
+exportable(precond.BlockJacobi, precond.Chebyshev, precond.Incomplete, FactorPattern)
 exportable(precond.Jacobi, precond.Multigrid, Level)

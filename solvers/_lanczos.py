@@ -40,8 +40,8 @@ SETTLED = 0.1
 NEAREST = 0.1
 
 
-class Options(NamedTuple):
-    """Static options. `which`: "SA", "LA", "LM", or "nearest" to sigma."""
+class Wanted(NamedTuple):
+    """The pairs to compute, and the size of the basis; static. `which`: "SA", "LA", "LM", or "nearest" to sigma."""
 
     k: int
     which: str
@@ -90,7 +90,7 @@ class Ritz(NamedTuple):
     direction: Array  # [ncv + 1], of all their residuals
 
 
-def run(options: Options, A: Map, v0: Array, limits: Limits) -> tuple[Array, Array, End]:
+def run(wanted: Wanted, A: Map, v0: Array, limits: Limits) -> tuple[Array, Array, End]:
     """k pairs of A: eigenvalues [k] ascending, eigenvectors [k, n] as rows, and how it ended.
 
     The loop scales A by a power of two, taken from the product of A with v0: this is exact, and no square under- or
@@ -102,8 +102,8 @@ def run(options: Options, A: Map, v0: Array, limits: Limits) -> tuple[Array, Arr
     exponent = exponent_of(A(v0))
     scaled = lambda v: scaled_by(A(v), -exponent)  # noqa: E731
     limits = limits._replace(sigma=scaled_by(limits.sigma.astype(length.dtype), -exponent))
-    cycle = lambda state: _cycle(options, scaled, limits, state)  # noqa: E731
-    state = lax.while_loop(lambda s: s.code == RUNNING, cycle, mesh_axes.varying(_start(options, v0), v0))
+    cycle = lambda state: _cycle(wanted, scaled, limits, state)  # noqa: E731
+    state = lax.while_loop(lambda s: s.code == RUNNING, cycle, mesh_axes.varying(_start(wanted, v0), v0))
     values, X, norms = _extract(scaled, state)
 
     finite = jnp.all(jnp.isfinite(values)) & jnp.all(jnp.isfinite(X)) & jnp.all(jnp.isfinite(norms))
@@ -114,13 +114,13 @@ def run(options: Options, A: Map, v0: Array, limits: Limits) -> tuple[Array, Arr
         otherwise=Status.STAGNATION,
     )
     values, X = jnp.where(finite, values, 0), jnp.where(finite, X, 0)
-    products = state.products + 1 + options.k
+    products = state.products + 1 + wanted.k
     norms, A_norm = scaled_by(norms, exponent), scaled_by(state.norm, exponent)
     return scaled_by(values, exponent), X, End(code, state.cycles, products, norms, A_norm)
 
 
-def _start(options: Options, v0: Array) -> State:
-    m, k, n = options.ncv, options.k, v0.shape[0]
+def _start(wanted: Wanted, v0: Array) -> State:
+    m, k, n = wanted.ncv, wanted.k, v0.shape[0]
     real = jnp.finfo(v0.dtype).dtype
     zero = jnp.int32(0)
     return State(
@@ -147,12 +147,12 @@ def _allowed(values: Array, limits: Limits, A_norm: Array, units: int | Array) -
 # ----------------------------------------------------------------------------------------------------------- steps
 
 
-def _cycle(options: Options, A: Map, limits: Limits, state: State) -> State:
+def _cycle(wanted: Wanted, A: Map, limits: Limits, state: State) -> State:
     """Takes steps until the basis is full or invariant; judges and shrinks a full one."""
     state = lax.cond(state.fresh, _draw, lambda s: s, state)
-    state = lax.while_loop(lambda s: (s.size < options.ncv) & ~s.fresh, lambda s: _step(A, s), state)
-    restart = lambda s: _restart(options, limits, s)  # noqa: E731
-    return lax.cond(state.size == options.ncv, restart, lambda s: s, state)
+    state = lax.while_loop(lambda s: (s.size < wanted.ncv) & ~s.fresh, lambda s: _step(A, s), state)
+    restart = lambda s: _restart(wanted, limits, s)  # noqa: E731
+    return lax.cond(state.size == wanted.ncv, restart, lambda s: s, state)
 
 
 def _step(A: Map, state: State) -> State:
@@ -196,18 +196,18 @@ def _draw(state: State) -> State:
 # -------------------------------------------------------------------------------------------------------- restarts
 
 
-def _restart(options: Options, limits: Limits, state: State) -> State:
+def _restart(wanted: Wanted, limits: Limits, state: State) -> State:
     """Judges the pairs, and keeps the best: `keep` of them and the direction of their residuals, or the k wanted alone.
 
     A Krylov space has one vector of each eigenspace. So the loop checks the wanted pairs once they have converged: a
     search starts from a random vector outside them, and when the best pair there is known to be no better, the wanted
     pairs are complete. One pair at an end of the spectrum needs no check, and neither does a basis of the whole space.
     """
-    m, k, n = options.ncv, options.k, state.V.shape[1]
+    m, k, n = wanted.ncv, wanted.k, state.V.shape[1]
     keep = k + (m - k) // 2
     T = jnp.where(jnp.isfinite(state.T), state.T, 0)
-    key = KEYS[options.which]
-    ritz = _harmonic(T, limits.sigma, state.norm) if options.which == "nearest" else _plain(T, key)
+    key = KEYS[wanted.which]
+    ritz = _harmonic(T, limits.sigma, state.norm) if wanted.which == "nearest" else _plain(T, key)
     A_norm = jnp.maximum(state.norm, jnp.max(jnp.abs(ritz.values)))
     allowed = _allowed(ritz.values, limits, A_norm, ESTIMATE)
     converged = ritz.residual_norms <= allowed
@@ -218,7 +218,7 @@ def _restart(options: Options, limits: Limits, state: State) -> State:
 
     found = jnp.all(converged[:k])
     same = state.checking & ~jnp.any(jnp.abs(keys[:k] - state.keys) > allowed[:k])
-    if m == n or (k == 1 and options.which != "nearest"):
+    if m == n or (k == 1 and wanted.which != "nearest"):
         checked = jnp.bool(True)
     else:
         checked = same & (residual_norms[k] <= jnp.maximum(allowed[k], SETTLED * (keys[k] - keys[k - 1])))

@@ -143,9 +143,9 @@ def _orthonormal(Z: Array, others: Array | None = None) -> Array:
         Z = _unit(Z)
         if others is not None:
             Z = _unit(Z - matmul(matmul(Z, jnp.conj(others).T), others))
-        shares, U = jnp.linalg.eigh(matmul(jnp.conj(Z), Z.T))
-        held = shares > LOST * jnp.finfo(Z.dtype).eps
-        Z = matmul(jnp.where(held, U / jnp.sqrt(jnp.where(held, shares, 1)), 0).T, Z)
+        weights, U = jnp.linalg.eigh(matmul(jnp.conj(Z), Z.T))
+        held = weights > LOST * jnp.finfo(Z.dtype).eps
+        Z = matmul(jnp.where(held, U / jnp.sqrt(jnp.where(held, weights, 1)), 0).T, Z)
     return Z
 
 

@@ -20,7 +20,7 @@ from jax.core import Tracer
 from jaxsparse_fmt._types import floating_dtype, pytree, real_number, standard_promotion
 from jaxsparse_fmt.core.basis import Basis
 from solvers import _lanczos
-from solvers._lanczos import End, Limits, Options
+from solvers._lanczos import End, Limits, Wanted
 from solvers.core import arguments, iterate, opaque, program
 from solvers.core.adjoint import hermitian_solve
 from solvers.core.entry import Entry
@@ -149,13 +149,13 @@ def eigsh(
     if not k < ncv <= n:
         raise ValueError(f"ncv must be above k = {k} and at most n = {n}; got {ncv}")
     limits = Limits(arguments.tolerance(tol, "tol"), arguments.maxiter(maxiter, MAXITER, 1), _real(sigma, "sigma"))
-    return _solve(Options(k, "nearest" if inside else which, ncv), (inner,), basis, v0, limits)
+    return _solve(Wanted(k, "nearest" if inside else which, ncv), (inner,), basis, v0, limits)
 
 
-def _in_basis(options: Options, maps: tuple[Any], basis: Basis, v0: Array, limits: Limits) -> EigenSolution:
+def _in_basis(wanted: Wanted, maps: tuple[Any], basis: Basis, v0: Array, limits: Limits) -> EigenSolution:
     start = basis.enter(v0)
     matvec = lambda v: arguments.apply(maps[0], v).astype(v0.dtype)  # noqa: E731
-    values, X, end = differentiable(functools.partial(_lanczos.run, options), basis, matvec, start, (start, limits))
+    values, X, end = differentiable(functools.partial(_lanczos.run, wanted), basis, matvec, start, (start, limits))
     return EigenSolution(values, basis.leave(X.T), end.code, end.cycles, end.products, end.residual_norms)
 
 

@@ -39,7 +39,6 @@ except ModuleNotFoundError:
     raise ImportError("solvers.lineax is for use with lineax, which is not installed; pip install lineax") from None
 
 Operator: TypeAlias = lx.AbstractLinearOperator
-Options: TypeAlias = dict[str, Any]
 
 SELF_ADJOINT = (cg, fcg, minres, chebyshev)
 # lineax's messages are fixed. Its "breakdown" advises another solver, which is what the last five need.
@@ -107,10 +106,7 @@ class SparseOperator(Operator):
           ValueError: the array would take more than 2 GiB.
         """
         A = self.matrix
-        cure = (
-            "choose an iterative solver instead of a direct one: "
-            "lineax.linear_solve(..., solver=solvers.lineax.Krylov(...)), or lineax.CG"
-        )
+        cure = "choose an iterative solver: lineax.linear_solve(..., solver=solvers.lineax.Krylov(...)), or lineax.CG"
         check_dense(A.shape, self.dtype, cure)
         dense = A.todense() if hasattr(A, "todense") else A @ jnp.eye(A.shape[1], dtype=self.dtype)
         return dense.astype(self.dtype)
@@ -150,7 +146,7 @@ class Krylov(lx.AbstractLinearSolver):
     """
 
     method: Callable[..., Solution] = eqx.field(static=True)
-    settings: Options
+    settings: dict[str, Any]
 
     def __init__(self, method: Callable[..., Solution] = cg, /, *, max_steps: int | None = None, **settings: Any):
         """Chooses a method.
@@ -175,7 +171,7 @@ class Krylov(lx.AbstractLinearSolver):
             )
         self.method, self.settings = method, settings
 
-    def init(self, operator: Operator, options: Options) -> Operator:
+    def init(self, operator: Operator, options: dict[str, Any]) -> Operator:
         del options
         if not _alike(operator.in_structure(), operator.out_structure()):
             raise ValueError(
@@ -184,7 +180,7 @@ class Krylov(lx.AbstractLinearSolver):
             )
         return lx.linearise(operator)
 
-    def compute(self, state: Operator, vector: Any, options: Options) -> tuple[Any, lx.RESULTS, dict[str, Any]]:
+    def compute(self, state: Operator, vector: Any, options: dict[str, Any]) -> tuple[Any, lx.RESULTS, dict[str, Any]]:
         b, unravel = ravel_pytree(vector)
         M: Any = options.get("preconditioner")
         y0 = options.get("y0")
@@ -205,14 +201,14 @@ class Krylov(lx.AbstractLinearSolver):
         sol = self.method(A, b, x0, M=M, **self.settings)
         return unravel(sol.x), _result(sol), _statistics(sol, self.settings)
 
-    def transpose(self, state: Operator, options: Options) -> tuple[Operator, Options]:
+    def transpose(self, state: Operator, options: dict[str, Any]) -> tuple[Operator, dict[str, Any]]:
         """The transposed system; the conjugate one, with the faster product, if the method assumes a Hermitian A."""
         hermitian = METHODS[self.settings.get("method", "cg")].self_adjoint if self.method is refine else None
         if hermitian or self.method in SELF_ADJOINT:
             return self.conj(state, options)
         return state.transpose(), _of_preconditioner(lambda M: M.T, options)
 
-    def conj(self, state: Operator, options: Options) -> tuple[Operator, Options]:
+    def conj(self, state: Operator, options: dict[str, Any]) -> tuple[Operator, dict[str, Any]]:
         return lx.conj(state), _of_preconditioner(_conj, options)
 
     def assume_full_rank(self) -> bool:
@@ -238,7 +234,7 @@ class LeastSquares(lx.AbstractLinearSolver):
       settings: keywords of `lsmr`.
     """
 
-    settings: Options
+    settings: dict[str, Any]
 
     def __init__(self, *, max_steps: int | None = None, **settings: Any):
         """Takes `lsmr`'s keywords except `callback`, `adjoint`, and `damp`, whose derivatives lineax does not compute.
@@ -253,11 +249,11 @@ class LeastSquares(lx.AbstractLinearSolver):
             raise TypeError(f"LeastSquares has no setting {unknown[0]!r}; {cure}")
         self.settings = settings
 
-    def init(self, operator: Operator, options: Options) -> Operator:
+    def init(self, operator: Operator, options: dict[str, Any]) -> Operator:
         del options
         return lx.linearise(operator)
 
-    def compute(self, state: Operator, vector: Any, options: Options) -> tuple[Any, lx.RESULTS, dict[str, Any]]:
+    def compute(self, state: Operator, vector: Any, options: dict[str, Any]) -> tuple[Any, lx.RESULTS, dict[str, Any]]:
         b, unravel_b = ravel_pytree(vector)
         unknown = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), state.in_structure())
         zero, unravel = ravel_pytree(unknown)
@@ -279,11 +275,11 @@ class LeastSquares(lx.AbstractLinearSolver):
         stats = _statistics(sol, self.settings) | {"normal_residual_norm": sol.normal_residual_norm}
         return unravel(sol.x.astype(zero.dtype)), _result(sol), stats
 
-    def transpose(self, state: Operator, options: Options) -> tuple[Operator, Options]:
+    def transpose(self, state: Operator, options: dict[str, Any]) -> tuple[Operator, dict[str, Any]]:
         del options
         return state.transpose(), {}
 
-    def conj(self, state: Operator, options: Options) -> tuple[Operator, Options]:
+    def conj(self, state: Operator, options: dict[str, Any]) -> tuple[Operator, dict[str, Any]]:
         return lx.conj(state), _of_preconditioner(_conj, options)
 
     def assume_full_rank(self) -> bool:
@@ -302,7 +298,7 @@ def _result(sol: Solution) -> lx.RESULTS:
     return result
 
 
-def _statistics(sol: Solution, settings: Options) -> dict[str, Any]:
+def _statistics(sol: Solution, settings: dict[str, Any]) -> dict[str, Any]:
     stats = {"num_steps": sol.n_iterations, "residual_norm": sol.residual_norm, "status": sol.code}
     stats |= {"max_steps": settings.get("maxiter")}  # as lineax's own solvers do
     return stats if sol.norms is None else stats | {"history": sol.history}
@@ -322,7 +318,7 @@ def _negative(A: Any) -> Any:
     return -A if hasattr(A, "__neg__") else lambda v: -(A @ v if hasattr(A, "__matmul__") else A(v))
 
 
-def _of_preconditioner(f: Callable[[Any], Any], options: Options) -> Options:
+def _of_preconditioner(f: Callable[[Any], Any], options: dict[str, Any]) -> dict[str, Any]:
     """The options for the system with f(A) instead of A, without y0, which is a start for A's system alone."""
     M = options.get("preconditioner")
     return {} if M is None else {"preconditioner": f(M)}

@@ -71,7 +71,7 @@ NARROW = {"triton": 0.82, "mosaic": 0.76}  # times that, for values of 2 bytes: 
 LONG_ROWS = 24  # entries, halfway between 7 and 81 in powers
 LAUNCH_SECONDS = 2e-6  # s of a kernel that does nothing: cg at 4,096 unknowns, 2026-11-21_solvers_h200.md
 # Fitted to 350 times of the standard suite on an H200: seconds that an entry takes whose x is in no L1 cache, and at
-# most; the share of misses that the tables' matrices have; and a hop of a tile.
+# most; the fraction of misses that the tables' matrices have; and a hop of a tile.
 MISS, MOST_MISS, USUAL, HOP = 7.0e-12, 5.8e-12, 0.1, 0.7e-9
 L2 = 5.7e12  # bytes/s through the L2, for which csr5 waits too: 0.9 to 1.4 of what the standard suite measured
 TAIL = 2.0  # times the time of its bytes that a tail takes: its rows are short, and each is summed by itself
@@ -81,7 +81,7 @@ LATENCY = 0.6e-6  # s between the loads of a thread and their use
 OVERLAP = 0.1  # of the shorter of two times that is not hidden behind the longer
 IDLE = 0.25  # what a thread that waits for a longer row costs, in entries
 
-# CPU, kernels of Numba on two cores: the share of COPY at which a product moves the bytes of a format, fitted to the
+# CPU, kernels of Numba on two cores: the fraction of COPY at which a product moves the bytes of a format, fitted to the
 # standard suite of a CPU (2026-11-22_suite_cpu.md), much of which stays in the caches; a row of a tail that XLA adds.
 NATIVE = {"csr": 0.9, "ell": 0.65, "hll": 0.65, "hyb": 0.6, "dia": 2.0}
 BESIDE = 3.0  # times what the model of plain XLA says, for formats that are not listed and run so there, too

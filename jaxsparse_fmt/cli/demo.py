@@ -78,7 +78,7 @@ class Side:
     name: str
     device: str
     format: str
-    stored: int
+    nbytes: int
     moved: int
     product: float
     setup: float
@@ -126,7 +126,7 @@ class Outcome:
         rows = [
             ("device", a.device, b.device, ""),
             ("format", a.format, b.format, ""),
-            ("stored", readable_bytes(a.stored), readable_bytes(b.stored), ""),
+            ("stored", readable_bytes(a.nbytes), readable_bytes(b.nbytes), ""),
             timed["product"],
             ("", tables.bandwidth(a.moved, a.product), tables.bandwidth(b.moved, b.product), ""),
             ("iterations", f"{a.iterations:,}", f"{b.iterations:,}", ""),

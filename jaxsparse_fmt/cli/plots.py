@@ -302,4 +302,4 @@ def _places(axes: Axes, S: scipy.sparse.csr_array) -> None:
         percent = FuncFormatter(lambda fraction, _: f"{100 * fraction:.3g}%")
         bar = axes.figure.colorbar(image, ax=axes, shrink=0.9, pad=0.02, format=percent)
         bar.outline.set_visible(False)
-        bar.set_label("share of places that hold an entry")
+        bar.set_label("fraction of places that hold an entry")

@@ -104,7 +104,8 @@ def console_on(stream: Any, strict: bool = False) -> Console:
     from rich.console import Console
 
     # In file names rich would find markup, emoji codes and numbers to colour.
-    console = Console(file=_Guarded(stream, strict), markup=False, emoji=False, highlight=False, soft_wrap=False)  # pyright: ignore[reportArgumentType]
+    guarded: Any = _Guarded(stream, strict)
+    console = Console(file=guarded, markup=False, emoji=False, highlight=False, soft_wrap=False)
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
     return console

@@ -17,7 +17,7 @@ from jaxsparse_fmt.convert import checked
 from jaxsparse_fmt.core.matrix import FORMATS
 from jaxsparse_fmt.core.vector_passes import Distribution
 from jaxsparse_fmt.distributed import basis, halo, padding, row_partition
-from jaxsparse_fmt.distributed.common_format import Options, in_one_format, taller
+from jaxsparse_fmt.distributed.common_format import Request, in_one_format, taller
 from jaxsparse_fmt.distributed.local import Shards
 from jaxsparse_fmt.distributed.matrix import BuildRecord, ShardedMatrix
 from jaxsparse_fmt.distributed.processes import alone, everyones, together
@@ -68,11 +68,11 @@ def shard(
     _check_keywords(layout, shard)
     parts, mesh = _placed(mesh, axis)
     csr, target = checked(S, dtype, backend, max_bytes)
-    options = Options(mesh, mode, format, layout, halo_format, target, exchange)
+    request = Request(mesh, mode, format, layout, halo_format, target, exchange)
     cuts = row_partition.partition(csr, parts, by, reorder)
     csr, entry = permuted(csr, cuts.perm)
     columns = cuts.starts if csr.shape[0] == csr.shape[1] else row_partition.equal(csr.shape[1], parts)
-    return assemble(lambda a, b: csr[a:b], cuts.starts, columns, axis, options, cuts.perm, entry)
+    return assemble(lambda a, b: csr[a:b], cuts.starts, columns, axis, request, cuts.perm, entry)
 
 
 def shard_from_rows(
@@ -124,9 +124,10 @@ def shard_from_rows(
             raise ValueError(f"rows_of({start}, {stop}) must give a matrix {(stop - start, n)}; got {csr.shape}")
         return csr
 
-    stored = requested_dtype(dtype) if dtype is not None else everyones(lambda: _dtype_of(rows_of, backend), mesh)[0]
+    of_none = lambda: {0: checked(rows_of(0, 0), None, backend)[1].dtype}  # noqa: E731
+    stored = requested_dtype(dtype) if dtype is not None else everyones(of_none, mesh)[0]
     target = Target(stored, backend, max_bytes)
-    return assemble(block, cuts, cuts, axis, Options(mesh, mode, format, layout, halo_format, target, exchange))
+    return assemble(block, cuts, cuts, axis, Request(mesh, mode, format, layout, halo_format, target, exchange))
 
 
 def _check_keywords(layout: dict[str, Any], function: Callable[..., Any]) -> None:
@@ -144,16 +145,12 @@ def _check_keywords(layout: dict[str, Any], function: Callable[..., Any]) -> Non
         )
 
 
-def _dtype_of(rows_of: Callable[[int, int], Any], backend: str) -> dict[int, Any]:
-    return {0: checked(rows_of(0, 0), None, backend)[1].dtype}
-
-
 def assemble(
     rows_of: Callable[[int, int], Csr],
     starts: np.ndarray,
     columns: np.ndarray,
     axis: str,
-    options: Options,
+    request: Request,
     perm: np.ndarray | None = None,
     entry: np.ndarray | None = None,
 ) -> ShardedMatrix:
@@ -165,7 +162,7 @@ def assemble(
       perm, entry: the user's unknown at each place, and the user's entry at each entry of the blocks
         (`reordered.permuted`).
     """
-    parts, mesh = len(starts) - 1, options.mesh
+    parts, mesh = len(starts) - 1, request.mesh
     over_rows = Distribution(mesh, axis, *_pieces(np.diff(starts)))
     over_columns = Distribution(mesh, axis, *_pieces(np.diff(columns)))
     mine = sorted(basis.local_parts(over_rows))
@@ -178,9 +175,10 @@ def assemble(
         return dict(zip(mine, zip(together(needed, mine), (blocks[k].nnz for k in mine), strict=True), strict=True))
 
     of_shard = everyones(halos, mesh)
-    unknown_bytes = max(options.target.dtype.itemsize, 4)  # values may be narrower than vectors
-    plan = halo.plan([of_shard[k][0] for k in range(parts)], columns, unknown_bytes, options.exchange)
-    split = lambda k: _split(blocks.pop(k), k, plan, over_rows.size, over_columns.size, columns, options.mode)  # noqa: E731
+    unknown_bytes = max(request.target.dtype.itemsize, 4)  # values may be narrower than vectors
+    plan = halo.plan([of_shard[k][0] for k in range(parts)], columns, unknown_bytes, request.exchange)
+    sizes = over_rows.size, over_columns.size
+    split = lambda k: _split(blocks.pop(k), k, plan, *sizes, columns, request.mode)  # noqa: E731
     cut: dict[int, Any] = {}
 
     def boundaries() -> dict[int, int]:
@@ -190,23 +188,21 @@ def assemble(
 
     longest = max(everyones(boundaries, mesh).values())
     made = [
-        in_one_format({k: cut[k][0][i] for k in mine}, options, is_halo=i == 1) for i in range(len(cut[mine[0]][0]))
+        in_one_format({k: cut[k][0][i] for k in mine}, request, is_halo=i == 1) for i in range(len(cut[mine[0]][0]))
     ]
     nnz = np.array([of_shard[k][1] for k in range(parts)])
     over_entries = Distribution(mesh, axis, *_pieces(nnz))
     for over, total in ((over_rows, starts[-1]), (over_columns, columns[-1]), (over_entries, nnz.sum())):
         building.check_addressable(int(total) + over.places)  # empty places have numbers of their own
-    has_boundary = options.mode == "overlap" and len(made) == 2
+    has_boundary = request.mode == "overlap" and len(made) == 2
     nbytes = sum(part.nbytes for part in made) + 4 * longest * has_boundary
     nbytes += 0 if plan.send is None else plan.send[0].nbytes
     nbytes += 0 if perm is None else sum(basis.bytes_of_order(over) for over in (over_columns, over_entries))
     everyones(lambda: _check_fits(nbytes, mesh), mesh)  # the last agreement: placing must not fail in one process only
     own = functools.partial(basis.sharded, over=over_rows)
     matrices = tuple(
-        padding.like(
-            part.like, {n: own(functools.partial(_of, part.arrays, n)) for n in part.arrays[mine[0]]}, part.form
-        )
-        for part in made
+        padding.like(p.like, {n: own(lambda k, n=n, of=p.arrays: of[k][n]) for n in p.arrays[mine[0]]}, p.form)
+        for p in made
     )
     boundary = None
     if has_boundary:
@@ -297,7 +293,3 @@ def _check_fits(nbytes: int, mesh: Mesh) -> dict[int, Any]:
             "device; use more devices, a narrower dtype, or a format with less padding"
         )
     return {}
-
-
-def _of(arrays: dict[int, dict[str, np.ndarray]], name: str, k: int) -> np.ndarray:
-    return arrays[k][name]

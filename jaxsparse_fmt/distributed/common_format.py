@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -27,7 +26,7 @@ MODES = ("overlap", "naive", "vector")
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class Request:
     """The arguments of `shard` that decide the format."""
 
     mesh: Mesh
@@ -72,7 +71,7 @@ class Part:
         return sum(a.nbytes for a in next(iter(self.arrays.values())).values())
 
 
-def in_one_format(csrs: dict[int, Csr], options: Options, is_halo: bool) -> Part:
+def in_one_format(csrs: dict[int, Csr], request: Request, is_halo: bool) -> Part:
     """The matrices of this process's shards, in one format, layout and shape with those of all others.
 
     Args:
@@ -82,14 +81,14 @@ def in_one_format(csrs: dict[int, Csr], options: Options, is_halo: bool) -> Part
     Raises:
       ValueError: as `from_scipy` does, in every process; with "auto" if no format suits all shards.
     """
-    sizes = everyones(lambda: {k: (csr.nnz, csr.shape[0]) for k, csr in csrs.items()}, options.mesh)
+    sizes = everyones(lambda: {k: (csr.nnz, csr.shape[0]) for k, csr in csrs.items()}, request.mesh)
     tallest = max(height for _, height in sizes.values())
     csrs = {k: taller(csr, tallest) for k, csr in csrs.items()}  # boundaries differ
     largest = max(sizes, key=lambda k: (sizes[k][0], -k))
-    name = options.halo_format if is_halo and options.halo_format else options.format
+    name = request.halo_format if is_halo and request.halo_format else request.format
     if name not in CHOSEN:
-        return _stored_as(name, options.layout if name == options.format else {}, csrs, largest, options, "asked for")
-    choices = _tuned(csrs, largest, options) if name == "tune" else _ranked(csrs, sizes, options)
+        return _stored_as(name, request.layout if name == request.format else {}, csrs, largest, request, "asked for")
+    choices = _tuned(csrs, largest, request) if name == "tune" else _ranked(csrs, sizes, request)
     for place, choice in enumerate(choices):
         why = choice.reason
         if name == "auto":
@@ -97,7 +96,7 @@ def in_one_format(csrs: dict[int, Csr], options: Options, is_halo: bool) -> Part
             why = f"ranked {first} of {len(choices)} for the slowest shard: {why}"
         # Sizes were estimated, and one format made alike may be too large for a shard that alone is not the slowest.
         with contextlib.suppress(TooLarge) if choice is not choices[-1] else contextlib.nullcontext():
-            return _stored_as(choice.format, choice.layout, csrs, largest, options, why)
+            return _stored_as(choice.format, choice.layout, csrs, largest, request, why)
     raise AssertionError("the last choice is taken or raises")
 
 
@@ -109,13 +108,13 @@ def taller(csr: Csr, n_rows: int) -> Csr:
     return out
 
 
-def _ranked(csrs: dict[int, Csr], sizes: dict[int, tuple[int, int]], options: Options) -> list[Choice]:
+def _ranked(csrs: dict[int, Csr], sizes: dict[int, tuple[int, int]], request: Request) -> list[Choice]:
     """Formats that suit every shard, by the time of the slowest shard, for which all wait and to whose size all pad."""
-    backend = selection.active_backend(options.target.backend)  # threads do not see `use_backend`
-    rank = functools.partial(ranking.rank, dtype=options.target.dtype, backend=backend)
+    backend = selection.active_backend(request.target.backend)  # threads do not see `use_backend`
+    rank = functools.partial(ranking.rank, dtype=request.target.dtype, backend=backend)
     held = lambda csr: [c for c in rank(csr) if not FORMATS[c.format].shares_places]  # noqa: E731
     ranks = lambda: together(lambda csr: ranking.best_layouts(held(csr)), [*csrs.values()])  # noqa: E731
-    of_shard = everyones(lambda: dict(zip(csrs, ranks(), strict=True)), options.mesh)
+    of_shard = everyones(lambda: dict(zip(csrs, ranks(), strict=True)), request.mesh)
     least = min(1, max(nnz for nnz, _ in sizes.values()))  # shards without entries are content with any format
     told = [{c.format: c for c in choices} for k, choices in of_shard.items() if sizes[k][0] >= least]
     common = [name for name in told[0] if all(name in of for of in told)]
@@ -124,45 +123,47 @@ def _ranked(csrs: dict[int, Csr], sizes: dict[int, tuple[int, int]], options: Op
 
     def fit() -> dict[int, set[str]]:
         first = min(csrs)
-        fitting = ranking.fitting(slowest, csrs[first], options.target.dtype, options.target.max_bytes)
+        fitting = ranking.fitting(slowest, csrs[first], request.target.dtype, request.target.max_bytes)
         return {first: {c.format for c in fitting}}
 
-    everywhere = set.intersection(*everyones(fit, options.mesh).values())
+    everywhere = set.intersection(*everyones(fit, request.mesh).values())
     return [c for c in slowest if c.format in everywhere] or slowest[-1:]
 
 
-def _tuned(csrs: dict[int, Csr], largest: int, options: Options) -> list[Choice]:
+def _tuned(csrs: dict[int, Csr], largest: int, request: Request) -> list[Choice]:
     """The format that is fastest for the largest shard, on a device of the process that has this shard."""
 
     def fastest() -> dict[int, Choice]:
         if largest not in csrs:
             return {}
-        choice = tune.fastest(csrs[largest], options.target)[1]
+        choice = tune.fastest(csrs[largest], request.target)[1]
         if FORMATS[choice.format].shares_places:  # which shards do not: the same without
             choice = dataclasses.replace(choice, format="dia")
         return {largest: choice}
 
-    return [everyones(fastest, options.mesh)[largest]]
+    return [everyones(fastest, request.mesh)[largest]]
 
 
 def _stored_as(
-    name: str, layout: dict[str, Any], csrs: dict[int, Csr], largest: int, options: Options, why: str
+    name: str, layout: dict[str, Any], csrs: dict[int, Csr], largest: int, request: Request, why: str
 ) -> Part:
-    convert = functools.partial(build, target=options.target)
-    agree = functools.partial(everyones, mesh=options.mesh)
+    agree = functools.partial(everyones, mesh=request.mesh)
     matrices: dict[int, SparseMatrix] = {}
+
+    def converted(csr: Csr) -> SparseMatrix:
+        with _on_host():  # a thread's own setting
+            return build(csr, name, request.target, **layout).unshared  # padded place by place, each of one entry
 
     def resolved() -> dict[int, dict[str, Any]]:
         """The layout that the largest shard gets by default."""
         if largest not in csrs:
             return {}
-        matrices[largest] = _on_its_host(functools.partial(convert, name=name, **layout), csrs[largest])
+        matrices[largest] = converted(csrs[largest])
         return {largest: matrices[largest].layout}
 
     def forms() -> dict[int, padding.Form]:
         rest = [k for k in csrs if k not in matrices]
-        made_of = functools.partial(_on_its_host, functools.partial(convert, name=name, **layout))
-        matrices.update(zip(rest, together(made_of, [csrs[k] for k in rest]), strict=True))
+        matrices.update(zip(rest, together(converted, [csrs[k] for k in rest]), strict=True))
         return {k: padding.Form.of(A) for k, A in matrices.items()}
 
     if not layout.keys() >= set(FORMATS[name].layout_options):
@@ -190,8 +191,3 @@ def _on_host() -> contextlib.AbstractContextManager[Any]:
         return jax.default_device(jax.local_devices(backend="cpu")[0])
     except RuntimeError:  # JAX_PLATFORMS leaves the CPU out
         return contextlib.nullcontext()
-
-
-def _on_its_host(convert: Callable[[Csr], SparseMatrix], csr: Csr) -> SparseMatrix:
-    with _on_host():  # a thread's own setting
-        return convert(csr).unshared  # shards are padded place by place, each of one entry

@@ -72,8 +72,8 @@ def arrays_in(A: SparseMatrix, form: Form) -> dict[str, np.ndarray]:
 
 def like(A: SparseMatrix, arrays: dict[str, Any], form: Form) -> SparseMatrix:
     """A with other arrays, for instance those of all shards."""
-    absent = {name: None for name in array_fields(type(A)) if name not in arrays}
-    return dataclasses.replace(A, **arrays, **absent, **form.counts, nnz=form.nnz)  # pyright: ignore[reportArgumentType]
+    fields: dict[str, Any] = dict.fromkeys(array_fields(type(A))) | arrays | dict(form.counts)
+    return dataclasses.replace(A, **fields, nnz=form.nnz)
 
 
 def general(A: SparseMatrix, forms: list[Form]) -> SparseMatrix:

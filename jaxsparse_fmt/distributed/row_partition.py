@@ -31,15 +31,6 @@ class Partition:
     starts: np.ndarray
     perm: np.ndarray | None = None
 
-    @property
-    def parts(self) -> int:
-        return len(self.starts) - 1
-
-    @property
-    def largest(self) -> int:
-        """Places of the largest piece."""
-        return int(np.diff(self.starts).max(initial=0))
-
 
 def partition(csr: Csr, parts: int, by: str = "nnz", reorder: Any = None) -> Partition:
     """Cuts the rows of a matrix.

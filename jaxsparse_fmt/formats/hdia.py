@@ -108,7 +108,8 @@ def _in_chunks(merged, slice_ptr, rule):
 def _on_host(csr: Csr, perm: Any, C: int, target: Target):
     csr, perm = building.on_host(csr), None if perm is None else np.asarray(perm)
     n_rows, span = csr.shape[0], sum(csr.shape)
-    row, diagonal = _diagonals_of(csr)
+    row = np.repeat(np.arange(n_rows), np.diff(csr.indptr))
+    diagonal = csr.indices.astype(np.int64) - row + (n_rows - 1)  # from 0 on
     storage_row = row if perm is None else np.argsort(perm)[row]
     kept, chunk = np.unique(storage_row // C * span + diagonal, return_inverse=True)
     slice_ptr = _sizes(csr, np.bincount(kept // span, minlength=-(-n_rows // C)), C, target)
@@ -141,9 +142,3 @@ def _inside(shape: tuple[int, int], first: np.ndarray, offsets: np.ndarray, perm
     matrix_row = row if perm is None else perm[np.minimum(row, n_rows - 1)]
     column = matrix_row + offsets[:, None]
     return (row < n_rows) & (column >= 0) & (column < n_cols)
-
-
-def _diagonals_of(csr: Csr) -> tuple[np.ndarray, np.ndarray]:
-    """The row and the diagonal, column − row + n_rows − 1, of every entry: [nnz] int64 each."""
-    row = np.repeat(np.arange(csr.shape[0]), np.diff(csr.indptr))
-    return row, csr.indices.astype(np.int64) - row + (csr.shape[0] - 1)

@@ -43,7 +43,7 @@ Group = tuple[int, int, int, int]
 
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
-class Pattern:
+class FactorPattern:
     """The entries to compute, in groups, the diagonal last; the arrays depend on A's pattern alone.
 
     Attributes:
@@ -89,7 +89,7 @@ class Lists(NamedTuple):
     n_long: Array
 
 
-def pattern_of(row: np.ndarray, col: np.ndarray, n: int, hermitian: bool) -> Pattern:
+def factor_pattern(row: np.ndarray, col: np.ndarray, n: int, hermitian: bool) -> FactorPattern:
     """The pattern of a matrix with every diagonal entry among its entries; on the host.
 
     Args:
@@ -130,7 +130,7 @@ def pattern_of(row: np.ndarray, col: np.ndarray, n: int, hermitian: bool) -> Pat
         "row_start": row_start,
         "col_start": None if hermitian else col_start,
     }
-    return Pattern(**jax.device_put(arrays), groups=groups[:n_groups], pivot_groups=groups[n_groups:], nnz=nnz)
+    return FactorPattern(**jax.device_put(arrays), groups=groups[:n_groups], pivot_groups=groups[n_groups:], nnz=nnz)
 
 
 def _starts(sorted_index: np.ndarray, n: int) -> np.ndarray:
@@ -138,7 +138,7 @@ def _starts(sorted_index: np.ndarray, n: int) -> np.ndarray:
     return np.searchsorted(sorted_index, np.arange(n + 1)).astype(np.int32)
 
 
-def _lists(pattern: Pattern) -> Lists:
+def _lists(pattern: FactorPattern) -> Lists:
     row_start, col_start, n_left = pattern.row_start, pattern.col_start, pattern.left.shape[0]
     row_k = pattern.col[pattern.left]
     if pattern.right is None or col_start is None:
@@ -159,7 +159,7 @@ def _lists(pattern: Pattern) -> Lists:
 
 
 def factored(
-    pattern: Pattern,
+    pattern: FactorPattern,
     a: Array,  # [n_entries] of A scaled to a diagonal of absolute value 1
     first: Array,  # the first α to try
     sweeps: int,
@@ -170,7 +170,7 @@ def factored(
     Its derivative is that of the sweeps with this α, to any order.
     """
 
-    def primal(pattern: Pattern, a: Array, first: Array) -> tuple[Array, Array, Array]:
+    def primal(pattern: FactorPattern, a: Array, first: Array) -> tuple[Array, Array, Array]:
         def attempt(state: tuple[Array, ...]) -> tuple[Array, ...]:
             tries, _, alpha, following, _ = state
             alpha = following
@@ -191,7 +191,7 @@ def factored(
     return opaque.apply(primal, tangent, pattern, a, first)
 
 
-def swept(pattern: Pattern, a: Array, shift: Array, sweeps: int) -> Array:
+def swept(pattern: FactorPattern, a: Array, shift: Array, sweeps: int) -> Array:
     """The entries of L and U of A + α·diag(A) after some sweeps from the triangles of A."""
     n_off = pattern.row.shape[0] - pattern.pivot.shape[0]
     lower = pattern.row[:n_off] > pattern.col[:n_off]
@@ -217,12 +217,12 @@ def swept(pattern: Pattern, a: Array, shift: Array, sweeps: int) -> Array:
     return lax.fori_loop(0, sweeps, sweep, start)
 
 
-def _diagonal(pattern: Pattern, x: Array) -> Array:
+def _diagonal(pattern: FactorPattern, x: Array) -> Array:
     d = x[pattern.pivot]
     return d.real.astype(d.dtype) if pattern.hermitian else d
 
 
-def _sound(pattern: Pattern, x: Array, shift: Array, solve_sweeps: int) -> Array:
+def _sound(pattern: FactorPattern, x: Array, shift: Array, solve_sweeps: int) -> Array:
     """Whether these entries of L and U make a preconditioner.
 
     They do not where one is not finite, a pivot is small (Hermitian: or not positive), or an entry is too large: of a
@@ -240,7 +240,7 @@ def _sound(pattern: Pattern, x: Array, shift: Array, solve_sweeps: int) -> Array
     return solvable & bounded & _solvable(pattern, pattern.right, upper_values, solve_sweeps)
 
 
-def _solvable(pattern: Pattern, entries: Array, values: Array, sweeps: int) -> Array:
+def _solvable(pattern: FactorPattern, entries: Array, values: Array, sweeps: int) -> Array:
     """Whether that many sweeps of Jacobi's method halve the errors of two systems (I + N)·y = r, if there are any.
 
     `values` are those of N at some of the entries. The error after s sweeps from r is (−N)ˢ⁺¹·y. It vanishes after n

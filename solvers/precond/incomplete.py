@@ -27,7 +27,7 @@ from jaxsparse_fmt.convert import from_coo
 from solvers.core import arguments
 from solvers.core.diagonal import operand, rows_scaled
 from solvers.precond import _checks as checks
-from solvers.precond._fine_grained import Pattern, factored, pattern_of
+from solvers.precond._fine_grained import FactorPattern, factor_pattern, factored
 
 # Faults in the values; 0: none.
 OTHER_PATTERN, BAD_VALUES, NO_FACTORS, OVERFLOW = 1, 2, 3, 4
@@ -57,7 +57,7 @@ class Incomplete:
     upper: Any
     inverse_pivots: Array
     shift: Array
-    pattern: Pattern | None
+    pattern: FactorPattern | None
     first_shift: Array
     sweeps: int = dataclasses.field(metadata={"static": True})
     solve_sweeps: int = dataclasses.field(metadata={"static": True})
@@ -109,7 +109,7 @@ class Incomplete:
                 "and transpose the result, M.refreshed(A).T"
             )
         maker = _maker(self.hermitian)
-        stored = _stored(A, maker)
+        stored = _untransposed(A, maker)
         checks.renewing(self, A.shape, A.dtype)
         if stored.nnz != self.pattern.nnz:
             raise ValueError(_elsewhere(f"A has {stored.nnz} entries, and the one of M {self.pattern.nnz}", maker))
@@ -180,13 +180,13 @@ def _incomplete(
     sweeps = arguments.int_at_least(sweeps, "sweeps", 1)
     solve_sweeps = arguments.int_at_least(solve_sweeps, "solve_sweeps", 0)
     first = arguments.tolerance(shift, "shift")
-    stored = _stored(A, maker)
+    stored = _untransposed(A, maker)
     known = _of_ones(A, stored, maker) if checks.is_traced(A) else A
     dtype = jnp.promote_types(A.dtype, jnp.float32)
     with concrete():  # a jitted function may close over A
         row, col, data = _entries(known, maker)
         _check_values(row, col, data, n, hermitian)
-        pattern = pattern_of(row, col, n, hermitian)
+        pattern = factor_pattern(row, col, n, hermitian)
         below, above = row > col, row < col
         below = row[below], col[below]
         above = below[::-1] if hermitian else (row[above], col[above])
@@ -203,9 +203,9 @@ def _incomplete(
 
 
 @jax.jit
-def _looked_up(pattern: Pattern, A: Any) -> tuple[Array, Array]:
+def _looked_up(pattern: FactorPattern, A: Any) -> tuple[Array, Array]:
     """A.data [nnz], or A.T.data of a transposed view, and whether its entries lie at the places of the pattern."""
-    stored = _stored(A, "")
+    stored = _untransposed(A, "")
     row, col, place = stored.unshared.coordinates()
     row, col = (row, col) if stored is A else (col, row)
     row, col = (jnp.zeros(stored.nnz, a.dtype).at[place].set(a, mode="drop")[pattern.entry] for a in (row, col))
@@ -274,7 +274,7 @@ def _elsewhere(what: str, maker: str) -> str:
     return f"M.refreshed(A) takes a matrix of the pattern that M was made of, but {what}; make M anew with {maker}(A)"
 
 
-def _stored(A: Any, maker: str) -> Any:
+def _untransposed(A: Any, maker: str) -> Any:
     """A, or the matrix of which A is a transposed view.
 
     Raises:
@@ -313,7 +313,7 @@ def _entries(A: Any, maker: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     Raises:
       ValueError: more entries than 32 bits count.
     """
-    stored = _stored(A, maker)
+    stored = _untransposed(A, maker)
     csr = stored.to_scipy()
     if csr.nnz >= 2**31:
         raise ValueError(f"{maker} counts entries in 32 bits; A has {csr.nnz}")

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 from jaxsparse_fmt.kernels.column_groups import Pack
-from tests.kernels.test_spmv import TALL, huge, jaxprs, kernels_in
+from tests.kernels.test_large_addresses import huge, jaxprs
+from tests.kernels.test_spmv import TALL, kernels_in
 from tests.lowering import lowered
 from tests.zoo import Layout
 

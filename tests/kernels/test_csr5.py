@@ -20,7 +20,8 @@ from jaxsparse_fmt.kernels.layout.tiles import Tiles
 from tests.distributed.problems import brought_together
 from tests.formats.test_csr5 import KINDS, MATRICES, N_COLS, TILE
 from tests.kernels.host import Host
-from tests.kernels.test_spmv import huge, kernels_in, vectors_in_kernels
+from tests.kernels.test_large_addresses import huge, vectors_in_kernels
+from tests.kernels.test_spmv import kernels_in
 from tests.lowering import SIGNATURES, lowered, quick_jit
 
 every_kind = pytest.mark.parametrize("kind", KINDS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import re
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +14,10 @@ import scipy.sparse as sp
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt import gallery
 from jaxsparse_fmt.core import vector_passes
-from jaxsparse_fmt.kernels import row_kernels, sddmm, spmv
+from jaxsparse_fmt.kernels import row_kernels, spmv
 from jaxsparse_fmt.kernels.backends import tuning
-from jaxsparse_fmt.kernels.layout.address import Bisected, Jagged, Slices, Subwarp
-from jaxsparse_fmt.kernels.layout.columns import Blocked, Delta, Diagonal, Explicit
+from jaxsparse_fmt.kernels.layout.address import Slices
+from jaxsparse_fmt.kernels.layout.columns import Delta, Explicit
 from jaxsparse_fmt.kernels.layout.rule import Rule
 from tests.lowering import SIGNATURES, lowered, quick_jit
 from tests.oracle import assert_close, draw, magnitude, wide
@@ -338,126 +337,3 @@ def test_complex_numbers_take_the_reference_on_the_gpu(layout):
         A = layout.of(TALL.scipy(np.complex128), backend=backend)
         text = lowered(lambda A, x, y: (A @ x, A.T @ y), A, np.ones(3), np.ones(150))
         assert not any(name in text for name in SIGNATURES.values())
-
-
-# --------------------------------------------------------------------------------------------------- large addresses
-
-
-def huge(*shape, dtype=jnp.float32):
-    return jax.ShapeDtypeStruct(shape, dtype)
-
-
-def rules(n_stored: int) -> dict[str, tuple[Rule, dict]]:
-    """Of every kind of storage one with 128 entries a row, and its arrays, which need not exist."""
-    n, ptr = n_stored // 128, jnp.int64 if n_stored >= 2**31 else jnp.int32
-    shape = (n, n)
-
-    def slices(length: int):
-        return {"slice_ptr": huge(length + 1, dtype=ptr)}
-
-    col_idx = {"col_idx": huge(n_stored, dtype=jnp.int32)}
-    lengths = {"row_lengths": huge(n, dtype=jnp.int32)}
-    diagonals = {"offsets": huge(128, dtype=jnp.int32), "pattern": huge(n_stored // 8, dtype=jnp.uint8)}
-    deltas = {"delta": huge(n_stored, dtype=jnp.uint16), "col_base": huge(n, dtype=jnp.int32)}
-    wide = {"index_start": huge(n // 128, dtype=ptr), **col_idx}
-    blocks = {"block_col": huge(n_stored // 16, dtype=jnp.int32)}
-    given = {
-        "csr": (Slices(n, 1), Explicit(), {**slices(n), **col_idx}),
-        "csr, 16 lanes a row": (Slices(n, 1, 16), Explicit(), {**slices(n), **col_idx}),
-        "ell": (Slices(n, n), Explicit(), col_idx),
-        "ellr, 4 lanes a row": (Slices(n, n, 4), Explicit(), {**lengths, **col_idx}),
-        "ellrt": (Subwarp(n, 2 * n, 2), Explicit(), {**lengths, **col_idx}),
-        "hll": (Slices(n, 128), Explicit(), {**slices(n // 128), **col_idx}),
-        "jds": (Jagged(n), Explicit(), {"col_start": huge(129, dtype=ptr), **lengths, **col_idx}),
-        "biell": (Bisected(n), Explicit(), {**slices(6 * n // 32), **col_idx}),
-        "dia": (Slices(n, n), Diagonal(), diagonals),
-        "sell": (Slices(n, 128), Delta(), {**slices(n // 128), **deltas}),
-        "sell with wide slices": (Slices(n, 128), Delta(), {**slices(n // 128), **deltas, **wide}),
-        "bsr": (Slices(n, 128), Blocked(4, 4), {**slices(n // 128), **blocks}),
-    }
-    return {name: (Rule(shape, n_stored, address, column), arrays) for name, (address, column, arrays) in given.items()}
-
-
-def jaxprs(jaxpr, inside: bool = False):
-    """The equations of a program and of those inside it, and whether they are in a Pallas call."""
-    for eqn in jaxpr.eqns:
-        within = inside or eqn.primitive.name == "pallas_call"
-        yield eqn, within
-        for inner in jax.tree.leaves(eqn.params, is_leaf=lambda p: hasattr(p, "eqns") or hasattr(p, "jaxpr")):
-            inner = getattr(inner, "jaxpr", inner)
-            if hasattr(inner, "eqns"):
-                yield from jaxprs(inner, within)
-
-
-def vectors_in_kernels(f, *args) -> set[str]:
-    """The signed integer dtypes of the vectors inside the Pallas calls of a program."""
-    out = (v.aval for eqn, within in jaxprs(jax.make_jaxpr(f)(*args).jaxpr) if within for v in eqn.outvars)
-    return {str(a.dtype) for a in out if getattr(a, "ndim", 0) == 1 and jnp.issubdtype(a.dtype, jnp.signedinteger)}
-
-
-def operands(face: str, rule: Rule):
-    x = huge(1, rule.shape[1], 1)
-    return (huge(1, rule.n_stored), x) if face == "product" else (x, x)
-
-
-@pytest.mark.parametrize("face", ["product", "outer"])
-@pytest.mark.parametrize("name", rules(2**31))
-def test_addresses_are_64_bit_from_two_to_the_31_on(name, face):
-    for n_stored, dtypes in ((2**31 - 2**14, {"int32"}), (2**31, {"int32", "int64"})):
-        rule, arrays = rules(n_stored)[name]
-        f = functools.partial(getattr(sddmm if face == "outer" else spmv, face), rule=rule)
-        assert vectors_in_kernels(functools.partial(f, backend="triton"), *operands(face, rule), arrays) == dtypes
-
-
-@pytest.mark.parametrize("dialect", SIGNATURES)
-@pytest.mark.parametrize("name", rules(2**31))
-def test_kernels_with_64_bit_addresses_lower_for_cuda(name, dialect):
-    rule, arrays = rules(2**31)[name]
-    f = functools.partial(spmv.product, rule=rule, backend=dialect)
-    assert kernels_in(lowered(f, *operands("product", rule), arrays), dialect) == 1
-
-
-def test_addresses_are_64_bit_when_only_the_batch_of_vectors_is_large():
-    A = Layout("ell").of(CASES["even_rows"].scipy(np.float32))
-    x = huge(2**18, 12, 1024)
-    found = vectors_in_kernels(lambda v, x: A.without_values.product_face(v, x, "triton"), huge(2**18, A.n_stored), x)
-    assert "int64" in found
-
-
-@pytest.mark.parametrize("face", ["product", "transposed", "outer"])
-@pytest.mark.parametrize("name", rules(2**31))
-def test_references_count_places_in_64_bits(name, face):
-    """No int32 runs over 2³¹ places or more."""
-    rule, arrays = rules(2**31)[name]
-    f = functools.partial(getattr(sddmm if face == "outer" else spmv, f"{face}_reference"), rule=rule)
-    jaxpr = jax.make_jaxpr(f)(*operands("outer" if face == "outer" else "product", rule), arrays).jaxpr
-    counters = (eqn.outvars[0].aval for eqn, _ in jaxprs(jaxpr) if eqn.primitive.name == "iota")
-    assert not [a for a in counters if max(a.shape) >= 2**31 and a.dtype == jnp.int32]
-
-
-def test_a_stride_beyond_31_bits_is_not_multiplied_in_32():
-    """ELL's stride is n_rows: the 17th column of 2²⁷ rows starts at 2³¹."""
-    n, width = 2**27, 17
-    rule = Rule((n, n), n * width, Slices(n, n), Explicit())
-    f = functools.partial(spmv.product, rule=rule, backend="triton")
-    program = str(jax.make_jaxpr(f)(*operands("product", rule), {"col_idx": huge(n * width, dtype=jnp.int32)}))
-    assert re.search(rf"i64\[\] = mul \w+ {n}", program)
-    assert not re.search(rf"i32\[\] = mul \w+ {n}", program)
-
-
-@pytest.mark.parametrize("backend", ["triton", "xla"])
-def test_a_tail_may_begin_beyond_two_to_the_31(backend):
-    """The addresses of a tail begin where the main storage ends, whatever integers its own pointers have."""
-    A = Layout("hyb", (("width", 2),)).of(CASES["irregular"].scipy(np.float32))
-    n_main, n_tail = 2**31, A.n_stored - A.n_main
-    values, col_idx = huge(n_main + n_tail), huge(n_main, dtype=jnp.int32)
-    n = n_main // 2
-    x = huge(1, A.shape[1], 1)
-
-    def f(values, col_idx, x):
-        B = jsf.HYB(
-            values, (n, A.shape[1]), A.nnz, backend, A.tail_ptr, A.tail_col, A.tail_rows, A.piece_ptr, col_idx, 2
-        )
-        return B.without_values.product_face(values[None], x, backend)
-
-    jax.eval_shape(f, values, col_idx, x)

@@ -14,7 +14,8 @@ from jax.extend.core import Literal
 
 import jaxsparse_fmt as jsf
 from solvers import cg, precond
-from tests.solvers.test_cg import dense_solution, spd
+from tests.solvers.test_cg import spd
+from tests.solvers.test_cg_transformed import dense_solution
 
 S = spd(seed=3)
 N = S.shape[0]

@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import scipy.sparse.linalg as spla
-from jax.test_util import check_grads
 
 import jaxsparse_fmt as jsf
 from solvers import SolverError, Status, cg, precond
-from tests.stopwatch import stopwatch
 
 N = 60
 
@@ -263,156 +261,6 @@ def test_a_permuted_basis_is_entered_once():
 
 
 # ------------------------------------------------------------------------------------------------- transformations
-
-
-def test_works_inside_jit_with_the_matrix_as_argument_and_compiles_once():
-    traces = []
-
-    @jax.jit
-    def solve(A, b):
-        traces.append(1)
-        return cg(A, b, rtol=1e-10)
-
-    _, A, b = system()
-    assert solve(A, b).success
-    other = A.with_data(2 * A.data)
-    np.testing.assert_allclose(solve(other, b).x, solve(A, b).x / 2, rtol=1e-7)
-    assert len(traces) == 1
-
-
-def test_an_array_as_M_is_the_diagonal_matrix_that_it_lists():
-    _, A, b = system()
-    d = 1 / (A.diagonal() + 0.5)
-    want = cg(lambda v: A @ v + 0.5 * v, b, M=lambda r: d * r, rtol=1e-10)
-    for M in (d, np.asarray(d), jnp.diag(d)):
-        sol = cg(lambda v: A @ v + 0.5 * v, b, M=M, rtol=1e-10)
-        assert sol.iterations == want.iterations
-        np.testing.assert_allclose(sol.x, want.x, rtol=1e-12)
-    assert np.all(cg(A, np.stack([b, 2 * b], axis=1), M=d).success)
-
-
-def test_a_second_solve_compiles_nothing():
-    _, A, b = system()
-    cg(A, b, rtol=1e-6).x.block_until_ready()
-    with jax.log_compiles(), pytest.MonkeyPatch.context() as patch:
-        import logging
-
-        records = []
-        patch.setattr(
-            logging.getLogger("jax._src.interpreters.pxla"), "handle", lambda r: records.append(r.getMessage())
-        )
-        cg(A.with_data(3 * A.data), b, rtol=1e-9, maxiter=77).x.block_until_ready()
-    assert not [r for r in records if "_solve" in r]
-
-
-def test_vmap_over_right_hand_sides_counts_each_by_itself():
-    _, A, _ = system()
-    B = np.random.default_rng(9).standard_normal((4, N))
-    B[2] = 0
-    sol = jax.vmap(lambda b: cg(A, b, rtol=1e-8))(B)
-    for i, b in enumerate(B):
-        alone = cg(A, b, rtol=1e-8)
-        assert sol.iterations[i] == alone.iterations
-        np.testing.assert_allclose(sol.x[i], alone.x, rtol=1e-9, atol=1e-12)
-    assert np.all(sol.success) and sol.raise_for_status() is sol
-
-
-def test_vmap_over_data_solves_every_matrix():
-    S, A, b = system()
-    scales = np.array([0.5, 1.0, 4.0])
-    x = jax.vmap(lambda s: cg(A.with_data(s * A.data), b, rtol=1e-10).x)(scales)
-    np.testing.assert_allclose(x, np.linalg.solve(S.toarray(), b) / scales[:, None], rtol=1e-7)
-
-
-def dense_solution(S, data, b):
-    row, col = S.nonzero()
-    return jnp.linalg.solve(jnp.zeros(S.shape, data.dtype).at[row, col].set(data), b)
-
-
-@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
-def test_gradient_is_that_of_the_dense_solution(dtype):
-    """With respect to data and b, at first order and for all four ways to the second."""
-    S, A, b = system(dtype=dtype)
-    w = jnp.asarray(np.random.default_rng(4).standard_normal(N))
-    ours = lambda d, b: jnp.sum(w * jnp.abs(cg(A.with_data(d), b, rtol=1e-14, maxiter=2000).x) ** 2)  # noqa: E731
-    dense = lambda d, b: jnp.sum(w * jnp.abs(dense_solution(S, d, b)) ** 2)  # noqa: E731
-    point = (A.data, b)
-    along = tuple(jnp.asarray(np.random.default_rng(6).standard_normal(p.shape), p.dtype) for p in point)
-
-    def derivatives(f, point):
-        grad = jax.grad(f, (0, 1))
-        along_gradient = lambda *p: sum(jnp.vdot(a, g).real for a, g in zip(along, grad(*p), strict=True))  # noqa: E731
-        forward = lambda *p: jax.jvp(f, p, along)[1]  # noqa: E731
-        return {
-            "gradient": grad(*point),
-            "forward": forward(*point),
-            "forward over reverse": jax.jvp(grad, point, along)[1],
-            "reverse over reverse": jax.grad(along_gradient, (0, 1))(*point),
-            "reverse over forward": jax.grad(forward, (0, 1))(*point),
-            "forward over forward": jax.jvp(forward, point, along)[1],
-        }
-
-    got, want = (jax.jit(derivatives, static_argnums=0)(f, point) for f in (ours, dense))
-    for name in want:
-        for g, w_ in zip(jax.tree.leaves(got[name]), jax.tree.leaves(want[name]), strict=True):
-            scale = float(jnp.max(jnp.abs(w_)))
-            np.testing.assert_allclose(g, w_, rtol=1e-6, atol=1e-8 * scale, err_msg=name)
-
-
-@pytest.mark.deep
-def test_gradients_hold_against_finite_differences():
-    _, A, b = system()
-    f = lambda d, b: cg(A.with_data(d), b, rtol=1e-13).x  # noqa: E731
-    symmetric = jax.jit(lambda s, b: f(A.data * (1 + s), b))
-    check_grads(symmetric, (jnp.float64(0.1), b), order=2, modes=("fwd", "rev"), rtol=1e-4)
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_tiny_cotangent_gives_a_tiny_gradient_and_no_nan(dtype):
-    _, A, b = system(dtype=dtype)
-    _, pull = jax.vjp(lambda d, b: cg(A.with_data(d), b, rtol=1e-6).x, A.data, b)
-    w = jnp.asarray(np.random.default_rng(8).standard_normal(N), dtype)
-    for tiny, full in zip(pull(w * 1e-13), pull(w), strict=True):
-        assert np.all(np.isfinite(tiny))
-        np.testing.assert_allclose(tiny / 1e-13, full, rtol=2e-3, atol=2e-3 * float(jnp.max(jnp.abs(full))))
-
-
-@pytest.mark.deep
-def test_x0_and_M_carry_no_derivative_and_a_far_x0_does_not_spoil_it():
-    _, A, b = system()
-    f = lambda b, x0, s: cg(A, b, x0, M=lambda r: s * r, rtol=1e-12).x.sum()  # noqa: E731
-    gb, gx, gs = jax.grad(f, (0, 1, 2))(b, 1e6 * jnp.ones(N), 2.0)
-    assert not np.any(gx) and gs == 0
-    np.testing.assert_allclose(gb, cg(A, jnp.ones(N), rtol=1e-12).x, rtol=1e-6)
-
-
-def test_parameters_inside_a_function_differentiate():
-    S, A, b = system()
-    f = lambda s: cg(lambda v: A @ v + s * v, b, rtol=1e-13).x.sum()  # noqa: E731
-    inverse = np.linalg.inv(S.toarray() + 0.7 * np.eye(N))
-    want = -np.sum(inverse @ (inverse @ np.asarray(b)))
-    assert jax.grad(f)(0.7) == pytest.approx(want, rel=1e-6)
-    assert jax.jit(jax.grad(f))(0.7) == pytest.approx(want, rel=1e-6)
-
-
-def test_a_function_is_not_remembered_by_name():
-    """What it closes over may change between calls."""
-    _, A, b = system()
-    scale = 1.0
-    f = lambda v: scale * (A @ v)  # noqa: E731
-    first = cg(f, b, rtol=1e-10)
-    scale = 4.0
-    np.testing.assert_allclose(cg(f, b, rtol=1e-10).x, first.x / 4, rtol=1e-7)
-
-
-@pytest.mark.clock
-def test_a_matrix_inside_a_function_costs_no_constant_folding():
-    """It is an argument of the compiled program, not a constant of it: XLA would fold for a minute."""
-    A = jsf.from_scipy(jsf.gallery.poisson(60), "csr")
-    seconds = stopwatch()
-    cg(lambda v: A @ v, np.ones(A.shape[0]), maxiter=2).x.block_until_ready()
-    assert seconds() < 10
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -21,7 +21,11 @@ SPARSE = jsf.from_dense(np.diag(D), "csr")
 def compiled():
     """Programs compiled by XLA so far."""
     count = []
-    listen = lambda event, *_, **__: count.append(event) if event.endswith("backend_compile_duration") else None  # noqa: E731
+
+    def listen(event, *_, **__):
+        if event.endswith("backend_compile_duration"):
+            count.append(event)
+
     jax.monitoring.register_event_duration_secs_listener(listen)
     yield lambda: len(count)
     jax.monitoring.unregister_event_duration_listener(listen)

@@ -9,7 +9,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from solvers.precond._fine_grained import factored, pattern_of
+from solvers.precond._fine_grained import factor_pattern, factored
 from solvers.precond.incomplete import incomplete_cholesky, incomplete_lu
 from solvers.precond.jacobi import jacobi
 from tests.solvers.precond.operators import apply, assert_near, dense, iterations, spd, unsymmetric
@@ -242,7 +242,7 @@ def test_the_setup_takes_memory_for_the_entries_and_not_for_their_pairs(hermitia
     )
     S = sp.csr_array(band)
     row, col = np.repeat(np.arange(n, dtype=np.int32), np.diff(S.indptr)), S.indices.astype(np.int32)
-    pattern = pattern_of(row, col, n, hermitian)
+    pattern = factor_pattern(row, col, n, hermitian)
     a = jnp.asarray(S.data)[pattern.entry]
     program = jax.make_jaxpr(lambda pattern, a: factored(pattern, a, jnp.float64(0), 3, 3))(pattern, a)
     assert max(sizes(program.jaxpr)) <= 2 * a.size
@@ -255,7 +255,7 @@ def test_the_setup_of_a_matrix_with_one_full_row_is_as_short_as_the_others():
     hub.setdiag(n)
     S = sp.csr_array(hub)
     row = np.repeat(np.arange(n, dtype=np.int32), np.diff(S.indptr))
-    pattern = pattern_of(row, S.indices.astype(np.int32), n, False)
+    pattern = factor_pattern(row, S.indices.astype(np.int32), n, False)
     assert sum((end - begin) * walk for begin, end, walk, _ in (*pattern.groups, *pattern.pivot_groups)) <= 4 * S.nnz
 
 

@@ -1,0 +1,29 @@
+"""Shared by the tests of the commands: no settings of the terminal in the environment, and a small system in a file."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+import scipy.sparse
+
+from jaxsparse_fmt import gallery
+from jaxsparse_fmt.io import files
+
+POISSON = gallery.poisson(6)
+
+
+@pytest.fixture
+def plain_environment(monkeypatch):
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def poisson(tmp_path: pathlib.Path) -> str:
+    return written(tmp_path / "poisson.mtx", POISSON)
+
+
+def written(path: pathlib.Path, S: scipy.sparse.sparray) -> str:
+    files.write_mtx(path, S)
+    return str(path)

@@ -1,0 +1,138 @@
+"""Bad input to a sharded matrix, and shards that do not fit, are refused in words."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+import jaxsparse_fmt as jsf
+from jaxsparse_fmt.distributed import basis, build, common_format
+from tests.distributed.problems import DEVICES, MESH, irregular
+from tests.distributed.test_matrix import S, X, close
+
+
+def test_starts_that_are_no_integers_are_refused():
+    with pytest.raises(TypeError, match="starts must be integers"):
+        jsf.shard_from_rows(lambda a, b: S[a:b], 90, MESH, starts=np.linspace(0, 90, 9))
+
+
+@pytest.mark.parametrize(("n", "error"), [(90.0, TypeError), ("90", TypeError), (-3, ValueError)], ids=str)
+def test_a_number_of_rows_that_is_none_is_refused(n, error):
+    with pytest.raises(error, match=r"^n must be"):
+        jsf.shard_from_rows(lambda a, b: S[a:b], n, MESH)
+
+
+def test_a_report_is_of_the_matrix_that_it_is_asked_of():
+    """Other values come from a program that serves all equal matrices."""
+    chosen = jsf.shard(S, MESH, mode="vector")
+    one = chosen.shards.blocks[0]
+    named = jsf.shard(S, MESH, format=one.name, mode="vector", **one.layout)
+    for B in (chosen, named):
+        assert B.with_data(B.data).report() == B.report()
+    assert chosen.report() != named.report()
+
+
+@pytest.mark.parametrize(
+    ("rows_of", "starts", "words"),
+    [
+        (lambda a, b: S[a:b, :50], None, r"rows_of\(0, 11\) must give a matrix \(11, 90\); got \(11, 50\)"),
+        (lambda a, b: S[a:b], [0, 90], "starts must be 9 numbers that rise from 0 to n = 90"),
+        (lambda a, b: S[a:b], [0, 9, 8, 20, 30, 40, 50, 60, 90], "starts must be 9 numbers that rise"),
+    ],
+    ids=["width", "count", "falling"],
+)
+def test_pieces_that_do_not_fit_are_refused(rows_of, starts, words):
+    with pytest.raises(ValueError, match=words):
+        jsf.shard_from_rows(rows_of, 90, MESH, format="ell", starts=starts)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"axis": "cols"}, ValueError, "the mesh has no axis 'cols'; it has 'rows'"),
+        ({"mode": "magic"}, ValueError, "mode must be one of overlap, naive, vector; got 'magic'"),
+        ({"exchange": "mail"}, ValueError, "exchange must be 'auto' or one of permute"),
+        ({"format": "elk"}, ValueError, "unknown format 'elk'"),
+        ({"format": "csr", "halo_format": "elk"}, ValueError, "unknown format 'elk'"),
+        ({"slice_size": 3}, ValueError, "format='auto' chooses the layout itself"),
+        ({"mesh": "all"}, TypeError, "mesh must be a jax.sharding.Mesh"),
+        ({"halo": 3}, TypeError, "shard has no keyword 'halo'; it has dtype, by, reorder"),
+        ({"by": np.arange(8)}, TypeError, "by must be one of the words nnz, rows, graph; got ndarray"),
+    ],
+    ids=str,
+)
+def test_options_that_make_no_sense_are_refused(options, error, words):
+    options = {"mesh": MESH, **options}
+    with pytest.raises(error, match=re.escape(words)):
+        jsf.shard(S, **options)
+
+
+def test_vectors_and_data_of_the_wrong_length_are_refused():
+    B = jsf.shard(S, MESH, format="ell")
+    with pytest.raises(ValueError, match=r"of shape \(90,\) or \(90, p\); got \(89,\)"):
+        B @ np.ones(89)
+    with pytest.raises(ValueError, match=rf"data must have shape \({S.nnz},\)"):
+        B.with_data(np.ones(3))
+    with pytest.raises(ValueError, match=rf"\({B.basis.places},\)"):
+        B.in_basis @ np.ones(90)
+
+
+def test_a_vector_outside_the_mesh_is_told_where_to_go():
+    mesh = jax.sharding.Mesh(jax.devices()[:4], ("rows",))
+    B = jsf.shard(S, mesh, format="ell")
+    x = jax.device_put(X[:, 0], jax.devices()[7])
+    with pytest.raises(ValueError, match=r"outside the mesh of the matrix; place it with"):
+        B @ x
+    close(B @ jax.device_put(X[:, 0], jax.devices()[2]), S @ X[:, 0])
+
+
+def test_vectors_sharded_by_the_user_are_taken_as_they_are():
+    T, x = irregular(96, 96), np.arange(96.0)
+    B = jsf.shard(T, MESH, format="ell")
+    close(B @ jax.device_put(x, NamedSharding(MESH, PartitionSpec("rows"))), T @ x)
+
+
+def test_a_shard_that_its_device_cannot_hold_is_refused(monkeypatch):
+    device = type(MESH.devices.flat[0])
+    monkeypatch.setattr(device, "memory_stats", lambda self: {"bytes_limit": 1000, "bytes_in_use": 0})
+    with pytest.raises(ValueError, match="more than the 1 kB that are free on its device; use more"):
+        jsf.shard(S, MESH, format="ell")
+
+
+def test_the_fullest_device_says_whether_a_shard_fits(monkeypatch):
+    free = lambda self: {"bytes_limit": 10**6, "bytes_in_use": 999_000 if self.id == 5 else 0}  # noqa: E731
+    monkeypatch.setattr(type(MESH.devices.flat[0]), "memory_stats", free)
+    with pytest.raises(ValueError, match="more than the 1 kB that are free on its device"):
+        jsf.shard(S, MESH, format="ell")
+
+
+@pytest.mark.parametrize("reorder", [None, np.arange(90)], ids=["as it is", "renumbered"])
+def test_what_must_be_free_is_what_a_device_will_hold(reorder, monkeypatch):
+    options = {"format": "ell", "exchange": "permute", "reorder": reorder}
+    each = jsf.shard(S, MESH, **options).nbytes // DEVICES
+    free = each
+    monkeypatch.setattr(type(MESH.devices.flat[0]), "memory_stats", lambda self: {"bytes_limit": free})
+    jsf.shard(S, MESH, **options)
+    free = each - 1
+    with pytest.raises(ValueError, match="use more devices"):
+        jsf.shard(S, MESH, **options)
+
+
+def test_nothing_is_placed_before_the_last_word_between_processes(monkeypatch):
+    """A process that fails to place an array would leave the others waiting."""
+    seen = []
+    for module, name in ((build, "everyones"), (common_format, "everyones"), (basis, "sharded")):
+        true = getattr(module, name)
+        noted = lambda *args, name=name, true=true, **options: seen.append(name) or true(*args, **options)  # noqa: E731
+        monkeypatch.setattr(module, name, noted)
+    jsf.shard(S, MESH, format="ell", reorder="rcm")
+    assert "everyones" in seen and "everyones" not in seen[seen.index("sharded") :]
+
+
+def test_a_format_that_would_pad_beyond_all_measure_is_refused():
+    with pytest.raises(ValueError, match="format 'ell' would take"):
+        jsf.shard(S, MESH, format="ell", max_bytes=10)
