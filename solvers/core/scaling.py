@@ -60,9 +60,18 @@ def balanced(A: Map, M: Map, b: Array) -> tuple[Scaled, Scaled, Array]:
     if is_identity(M, b):
         return Scaled(A, half), Scaled(M, half), finite
     # A loop of one trip or none: vmap would turn a condition into both of its branches.
-    measured = lax.fori_loop(0, far.astype(jnp.int32), lambda _, e: of_all(A(M(b))), jnp.zeros_like(size))
+    both = lambda trip, _: of_all(A(M(in_trip(trip, b))))  # noqa: E731
+    measured = lax.fori_loop(0, far.astype(jnp.int32), both, jnp.zeros_like(size))
     most = jnp.finfo(b.dtype).maxexp - 8
     return Scaled(A, half), Scaled(M, jnp.clip(-half - measured, -most, most)), finite
+
+
+def in_trip(trip: Array, a: Array) -> Array:
+    """`a` in the only trip, number 0, of a loop of one trip or none.
+
+    What does not depend on the trip's number XLA computes before the loop, and so also where there is no trip.
+    """
+    return jnp.where(trip == 0, a, 0)
 
 
 def unscaled(A: Map, dtype: Any) -> tuple[Map, Array]:
