@@ -20,7 +20,7 @@ from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from solvers.core import arguments, iterate, opaque, program
 from solvers.core.iterate import Method, Options, System
-from solvers.core.scaling import Map, Product
+from solvers.core.scaling import Map, Product, in_trip
 from solvers.core.settings import Adjoint
 from solvers.core.stopping import End, Limits
 from solvers.core.vectors import length, probe, ratio
@@ -166,9 +166,9 @@ def _or_nan(adjoint: Adjoint, A: Map, x: Array, c: Array, end: End, rtol: Array)
         return x
     excess = end.norm - rtol * length(c)
 
-    def look(_, met: Array) -> Array:
-        v = probe(c)
-        rounding = 100 * jnp.finfo(c.dtype).eps * (length(A(v)) / length(v)) * length(x)
+    def look(trip: Array, met: Array) -> Array:
+        v = in_trip(trip, probe(c))
+        rounding = 100 * jnp.finfo(c.dtype).eps * (length(A(v)) / length(v)) * length(in_trip(trip, x))
         return met | (excess <= rounding) & jnp.isfinite(rounding)
 
     met = excess <= 0

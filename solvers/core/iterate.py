@@ -129,7 +129,7 @@ def run(method: Method, options: Options, system: System, leave: Map) -> tuple[A
     of_b = exponent(b)
     b = scaled(b, -of_b)
     narrow = b.dtype if options.dtype is None else options.dtype
-    own, M, product = balanced(A if inner is None else inner, M, b.astype(narrow))
+    own, M, finite = balanced(A if inner is None else inner, M, b.astype(narrow))
     A, of_x = Scaled(A, own.exponent), of_b + own.exponent
     r, x = b, jnp.zeros_like(b)
     if x0 is not None:
@@ -181,7 +181,7 @@ def run(method: Method, options: Options, system: System, leave: Map) -> tuple[A
     k, running = jnp.zeros(now.shape, jnp.int32), jnp.full(now.shape, RUNNING, jnp.int32)
     norms = record(jnp.full((options.history_length, *now.shape), -1, now.dtype), k, now)
     code = verdict(rule, now, jnp.full_like(now, jnp.nan), Loop(None, k, now, running, norms))
-    code = jnp.where(jnp.all(jnp.isfinite(product), axis=0), code, Status.NON_FINITE)  # for b = 0 too: 0·NaN is NaN
+    code = jnp.where(finite, code, Status.NON_FINITE)  # for b = 0 too: 0·NaN is NaN
     work = None
     if method.keeps and inner is not None:  # a direction of zeros is none
         shapes = jax.eval_shape(lambda r: start(r, None, *parameters), r.astype(narrow))

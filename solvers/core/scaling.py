@@ -45,7 +45,7 @@ class Scaled:
 
 
 def balanced(A: Map, M: Map, b: Array) -> tuple[Scaled, Scaled, Array]:
-    """A and M scaled for the method, and A·b, which determines the scale of A.
+    """A and M scaled for the method, and whether A·b, which determines the scale of A, is finite, by column.
 
     This takes one product. Where A is far from 1 and there is an M, it also takes one use of M and a second product:
     D·A·M must be about 1, and the sizes of A and M do not determine its size, since their large numbers may not meet.
@@ -53,16 +53,25 @@ def balanced(A: Map, M: Map, b: Array) -> tuple[Scaled, Scaled, Array]:
     Args:
       b: [n] or [n, k], about 1.
     """
-    product = A(b)
-    size = of_all(product)
+    sizes = largest(A(b))
+    size, finite = _of_finite(sizes), jnp.isfinite(sizes)
     far = jnp.abs(size) > ORDINARY * jnp.finfo(b.dtype).maxexp
     half = jnp.where(far, -(size >> 1), 0)
     if is_identity(M, b):
-        return Scaled(A, half), Scaled(M, half), product
+        return Scaled(A, half), Scaled(M, half), finite
     # A loop of one trip or none: vmap would turn a condition into both of its branches.
-    measured = lax.fori_loop(0, far.astype(jnp.int32), lambda _, e: of_all(A(M(b))), jnp.zeros_like(size))
+    both = lambda trip, _: of_all(A(M(in_trip(trip, b))))  # noqa: E731
+    measured = lax.fori_loop(0, far.astype(jnp.int32), both, jnp.zeros_like(size))
     most = jnp.finfo(b.dtype).maxexp - 8
-    return Scaled(A, half), Scaled(M, jnp.clip(-half - measured, -most, most)), product
+    return Scaled(A, half), Scaled(M, jnp.clip(-half - measured, -most, most)), finite
+
+
+def in_trip(trip: Array, a: Array) -> Array:
+    """`a` in the only trip, number 0, of a loop of one trip or none.
+
+    What does not depend on the trip's number XLA computes before the loop, and so also where there is no trip.
+    """
+    return jnp.where(trip == 0, a, 0)
 
 
 def unscaled(A: Map, dtype: Any) -> tuple[Map, Array]:
@@ -95,8 +104,11 @@ def exponent(v: Array) -> Array:
 
 def of_all(v: Array) -> Array:
     """As `exponent`, but of all finite columns together."""
-    size = largest(v)
-    return _exponent_of(jnp.max(jnp.where(jnp.isfinite(size), size, 0)))
+    return _of_finite(largest(v))
+
+
+def _of_finite(sizes: Array) -> Array:
+    return _exponent_of(jnp.max(jnp.where(jnp.isfinite(sizes), sizes, 0)))
 
 
 def _exponent_of(size: Array) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -28,6 +29,9 @@ from solvers.solution import Solution
 STEPS_PER_CHECK = {"cpu": 1}
 STEPS_PER_CHECK_DEFAULT = 10
 STEPS_PER_CHECK_SMALL, SMALL = 40, 250_000  # unknowns, whose steps take less than 10 µs
+# Settings that are checked, and types of which a value is checked once: the checks cost 40 µs.
+CHECKED = ("rtol", "atol", "maxiter", "history", "check_every", "callback", "progress", "adjoint")
+PLAIN = (float, int, bool, type(None), Adjoint)
 # Iterations that `history=True` records.
 MAX_HISTORY = 10_000
 
@@ -83,9 +87,9 @@ def solve(
         )
     b, x0 = basis.accept(b), basis.accept(x0)
     dtype = arguments.result_dtype(own, b, "A")
-    dtype = jnp.result_type(dtype, b.dtype, *(() if x0 is None else (x0.dtype,)))
-    dtype = jnp.promote_types(dtype, jnp.float32)  # the square of b's norm may exceed 16 bits
-    b, x0 = b.astype(dtype), None if x0 is None else x0.astype(dtype)
+    # In 32 bits at least: the square of b's norm may exceed 16.
+    dtype = arguments.promoted(dtype, b.dtype, *(() if x0 is None else (x0.dtype,)), np.dtype(np.float32))
+    b, x0 = arguments.cast(b, dtype), None if x0 is None else arguments.cast(x0, dtype)
     if narrow is not None:
         options = options._replace(values=narrow.dtype, dtype=precision.inner_dtype(narrow.dtype, dtype))
     own, inner, M = map(arguments.over_columns, (own, inner, arguments.preconditioner(M, b)))
@@ -108,18 +112,32 @@ def settled(settings: Any, n: int, most: int, drop: float = 0.0) -> tuple[Option
     Raises:
       ValueError, TypeError: invalid settings.
     """
-    check_every, adjoint, most = settings["check_every"], settings["adjoint"], min(most, 2**31 - 1)
-    limit = arguments.maxiter(settings["maxiter"], most)
+    values: tuple[Any, ...] = *(settings[k] for k in CHECKED), n, most, drop
+    if any(type(v) not in PLAIN for v in values) or type(settings["history"]) is int:  # that needs free memory
+        return _settled(*values)
+    context = jax.default_backend(), jax.dtypes.canonicalize_dtype(float), adjoints.is_preconditioning()
+    return _settled_once(context, *values)
+
+
+@functools.lru_cache(maxsize=256, typed=True)
+def _settled_once(context: Any, *values: Any) -> Any:
+    del context  # what the result depends on beside the values
+    return _settled(*values)
+
+
+def _settled(rtol, atol, maxiter, history, check_every, callback, progress, adjoint, n, most, drop):
+    most = min(most, 2**31 - 1)
+    limit = arguments.maxiter(maxiter, most)
     known = None if isinstance(limit, Tracer) else int(limit)
     options = Options(
-        arguments.history_length(settings["history"], known, MAX_HISTORY),
+        arguments.history_length(history, known, MAX_HISTORY),
         steps_per_check(n) if check_every is None else arguments.int_at_least(check_every, "check_every", 1),
-        arguments.function_or_none(settings["callback"], "callback"),
-        arguments.function_or_none(settings["progress"], "progress"),
+        arguments.function_or_none(callback, "callback"),
+        arguments.function_or_none(progress, "progress"),
     )
     limits = Limits(
-        arguments.tolerance(settings["rtol"], "rtol"),
-        arguments.tolerance(settings["atol"], "atol"),
+        arguments.tolerance(rtol, "rtol"),
+        arguments.tolerance(atol, "atol"),
         limit,
         arguments.tolerance(drop, "drop"),
     )

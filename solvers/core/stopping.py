@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxsparse_fmt.core.vector_passes import inner_product
-from solvers.core.scaling import Map, Scaled, scaled
+from solvers.core.scaling import Map, Scaled, in_trip, scaled
 from solvers.core.vectors import dot, norm, probe
 from solvers.solution import Status
 
@@ -147,22 +147,24 @@ def diagnosis(method: Any, system: Examined, outer: Outer) -> tuple[Array, Array
     Args:
       method: an `iterate.Method`.
     """
-    A, _, b, tolerance, returned, narrow = system
+    A, tolerance, returned, narrow = system.A, system.tolerance, system.returned, system.narrow
     lost = jnp.any(returned != outer.x, axis=0)
 
-    def examined(_, known: tuple[Array, Array]) -> tuple[Array, Array]:
+    def examined(trip: Array, known: tuple[Array, Array]) -> tuple[Array, Array]:
         size, code = known
+        x, r, b, v = (in_trip(trip, a) for a in (outer.x, outer.r, system.b, probe(system.b)))
         # As for A·y with y = x / D, whose numbers are about 1.
-        x, Ax, v, eps = scaled(outer.x, -A.exponent), b - outer.r, probe(b), jnp.finfo(b.dtype).eps
+        x, Ax, eps = scaled(x, -A.exponent), b - r, jnp.finfo(b.dtype).eps
         Av = A(jnp.where(lost, returned, scaled(v, A.exponent)))
         size = jnp.where(lost, now := norm(b - Av), size)
         worse = (code == Status.CONVERGED) & ~(now <= tolerance)
         worse |= (code == Status.LEAST_SQUARES) & ~(now <= 1.1 * outer.norm)
         code = jnp.where(lost & worse, Status.OUT_OF_RANGE, code)
         if method.least_squares:
-            code = _least_squares(system, outer, norm(Av) / norm(v), code)
+            code = _least_squares(system, r, norm(Av) / norm(v), code)
         if narrow is not None:
-            code = _in_the_wide_type(system, outer, code)
+            direction = None if outer.work is None else in_trip(trip, outer.work.p)
+            code = _in_the_wide_type(system, r, direction, code)
         if method.self_adjoint:
             gap = jnp.abs(inner_product(v, Ax) - inner_product(Av, x))
             asymmetric = gap > 100 * eps * (norm(v) * (norm(Ax) + norm(b)) + norm(Av) * norm(x))
@@ -178,11 +180,11 @@ def diagnosis(method: Any, system: Examined, outer: Outer) -> tuple[Array, Array
     return lax.fori_loop(0, jnp.any(due).astype(jnp.int32), examined, (outer.norm, outer.code))
 
 
-def _least_squares(system: Examined, outer: Outer, A_norm: Array, code: Array) -> Array:
+def _least_squares(system: Examined, r: Array, A_norm: Array, code: Array) -> Array:
     """LEAST_SQUARES stays where A·M·r is about zero for the true r; else it becomes BREAKDOWN, or PRECISION."""
     A, narrow = system.A, system.narrow
-    own = narrow or outer.r.dtype
-    z, least = system.M(outer.r.astype(own)).astype(outer.r.dtype), LEAST_SQUARES * jnp.sqrt(jnp.finfo(own).eps)
+    own = narrow or r.dtype
+    z, least = system.M(r.astype(own)).astype(r.dtype), LEAST_SQUARES * jnp.sqrt(jnp.finfo(own).eps)
     is_solved = norm(A(z)) <= least * A_norm * norm(scaled(z, -A.exponent))
     if narrow is not None:
         is_solved &= A_norm > 0  # a narrow A may be zero where the wide one is not
@@ -190,11 +192,11 @@ def _least_squares(system: Examined, outer: Outer, A_norm: Array, code: Array) -
     return jnp.where((code == Status.LEAST_SQUARES) & ~is_solved, otherwise, code)
 
 
-def _in_the_wide_type(system: Examined, outer: Outer, code: Array) -> Array:
+def _in_the_wide_type(system: Examined, r: Array, direction: Array | None, code: Array) -> Array:
     """The failure of a narrow method if the wide type confirms it, else PRECISION."""
-    r, wide = outer.r, outer.r.dtype
+    wide = r.dtype
     z = system.M(r.astype(system.narrow)).astype(wide)
-    p = z if outer.work is None else outer.work.p.astype(wide)
+    p = z if direction is None else direction.astype(wide)
     Ap, eps = system.A(p), jnp.finfo(wide).eps
     curvature, rounding = dot(p, Ap), 100 * eps * norm(p) * norm(Ap)
     confirmed = [

@@ -79,3 +79,18 @@ def test_does_a_solution_unpack_as_scipys():
     assert int(info) == 0 and x.shape == (10,)
     x, info = jax.jit(lambda b: tuple(cg(MATRIX, b, maxiter=0)))(np.ones(10))
     assert int(info) > 0
+
+
+@pytest.mark.parametrize("M", [None, np.full(8, 0.5, np.float32)])
+def test_a_solve_that_converges_computes_no_product_to_examine_a_failure(M):
+    calls, d = [], np.arange(1, 9, dtype=np.float32)
+
+    def times(v):
+        calls.append(1)
+        return np.asarray(v) * d
+
+    A = lambda v: jax.pure_callback(times, jax.ShapeDtypeStruct(v.shape, v.dtype), v)  # noqa: E731
+    solution = cg(A, jnp.ones(8), M=M)
+    assert solution.success
+    jax.block_until_ready(solution.x)
+    assert len(calls) == 1 + solution.iterations + 1  # for the scale of A, in the steps, for the true residual
