@@ -54,7 +54,8 @@ BY_NAME = ["jaxsparse_fmt", "jaxsparse_fmt.core.matrix", "jaxsparse_fmt.core.ope
 # Imported where they are used, so that `import jaxsparse_fmt` and `import solvers` do not pay for them.
 LAZY = ("rich", "matplotlib", "pyamg", "pymetis", "jax.experimental", "jax._src", "numba", "llvmlite")
 # Modules that are themselves imported so, inside functions of their neighbours.
-LATE = {f"jaxsparse_fmt.kernels.cpu.{name}" for name in ("numba_kernels", "objects", "xla_call")}
+KERNELS = ("numba_kernels", "chunk_kernels", "tile_kernels", "objects", "xla_call", "xla_kernels")
+LATE = {f"jaxsparse_fmt.kernels.cpu.{name}" for name in KERNELS}
 
 
 def modules(package: str) -> list[pathlib.Path]:

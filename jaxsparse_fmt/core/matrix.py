@@ -151,7 +151,9 @@ class SparseMatrix(ScipyNames, Pattern):
         return _product(self, x if isinstance(x, jax.Array) else _columns(self, x))
 
     def __matmul__(self, x: Any) -> Any:
-        return _product(self, x) if isinstance(x, jax.Array) else super().__matmul__(x)
+        if isinstance(x, ScipyNames):
+            return self._times_matrix(x)
+        return _product(self, x if isinstance(x, jax.Array) else _columns(self, x))
 
     def matvec_dot(self, x: Array, w: Array) -> tuple[Array, vector_passes.Number]:
         """A·x, and Re wᴴ·A·x from the same pass where that is a kernel. It has no derivative.

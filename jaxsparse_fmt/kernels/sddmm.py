@@ -54,9 +54,12 @@ def outer_reference(y, x, arrays: Arrays, *, rule: Rule) -> Array:
 
 def outer_cpu(y: Array, x: Array, arrays: Arrays, *, rule: Rule) -> Array | None:
     """`outer` by a Numba kernel; None where there is none (`spmv_cpu.py`)."""
-    if not spmv_cpu.in_slices(rule):
+    if not spmv_cpu.storage(rule):
         return None
-    return spmv_cpu.call("outer", y, x, arrays, rule, (y.shape[0], rule.n_stored))
+    v = spmv_cpu.call("outer", y, x, arrays, rule, (y.shape[0], rule.n_stored))
+    return (
+        v if v is None or "pattern" not in arrays else jnp.where(unpack_pattern(arrays["pattern"], rule.n_stored), v, 0)
+    )
 
 
 def outer_kernel(

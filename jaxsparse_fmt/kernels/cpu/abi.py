@@ -11,11 +11,16 @@ TABLE = "jaxsparse_native_kernels"  # the symbol of the table of kernels' addres
 SIZES = (
     *("kernel", "pieces", "batch", "n_a", "n_b", "n_out"),
     *("n_rows", "n_cols", "p", "lanes", "n_index", "n_ptr", "n_perm", "masked"),
+    *("block_rows", "block_columns", "entries", "mixed"),
 )
 
+FACES = ("product", "transposed", "outer")
+CHUNKS = ("deltas", "offsets", "blocks", "jagged")  # the storages of `chunk_kernels.py`
 KINDS = (
     *("product rows", "product lanes", "product diagonals"),
     *("transposed rows", "transposed lanes", "outer rows", "outer lanes"),
+    *(f"{face} {chunks}" for chunks in CHUNKS for face in FACES),
+    *("product tiles", "product narrow-tiles"),
 )
 FLOATS = tuple(map(np.dtype, ("float32", "float64", "complex64", "complex128")))
 POINTERS = tuple(map(np.dtype, ("int32", "int64")))

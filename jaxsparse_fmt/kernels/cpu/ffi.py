@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxsparse_fmt.kernels.coordinates import accumulator
 from jaxsparse_fmt.kernels.cpu.abi import (
     COMPILE,
     HANDLER,
@@ -42,18 +43,21 @@ MISSING = np.frombuffer(b"Numba cannot compile a kernel for the CPU that this pr
 def call(
     kind: str,
     operands: tuple[Array, Array],  # [b, ...] each
-    index: tuple[Array, Array, Array | None],
+    index: tuple[Array | None, ...],
     shape: tuple[int, ...],
     **sizes: int,
 ) -> Array | None:
     """The result of the kernel `kind`; None where there is none for these dtypes, or after a warning that Numba failed.
 
     Args:
-      index: what all members of the batch share; the second are pointers, int32 or int64.
+      operands: those of 16 bits are widened first, since no CPU of Numba computes with them.
+      index: what all members of the batch share, in the order in which the kernel reads it; the second are pointers,
+        int32 or int64. None for what the kernel does not read.
       shape: of the result, whose dtype is that to which the operands promote.
       sizes: those of `SIZES` that the arrays do not give and that are not 0.
     """
-    (a, b), (columns, ptr, third) = operands, index
+    (a, b), (columns, ptr, third, *_) = (v.astype(accumulator(v.dtype)) for v in operands), index
+    assert columns is not None and ptr is not None
     number = NUMBERS.get((kind, np.dtype(a.dtype), np.dtype(b.dtype), np.dtype(ptr.dtype)))
     if number is None or not _ready(number):
         return None
@@ -61,10 +65,10 @@ def call(
     sizes |= {"kernel": number, "batch": batch, "n_a": a.size // batch, "n_b": b.size // batch}
     sizes |= {"n_index": columns.size, "n_ptr": ptr.size, "n_perm": 0 if third is None else third.size}
     assert sizes.keys() <= set(SIZES)
-    third = jnp.zeros(1, jnp.int32) if third is None else third  # which no kernel reads
     words = np.array([sizes.get(name, 0) for name in SIZES], np.int64)
+    given = (jnp.zeros(1, jnp.int32) if i is None else i for i in index)
     out = jax.ShapeDtypeStruct(shape, jnp.result_type(a, b))
-    return jax.ffi.ffi_call(TARGET, out)(a, b, columns, ptr, third, sizes=words)
+    return jax.ffi.ffi_call(TARGET, out)(a, b, *given, sizes=words).astype(jnp.result_type(*operands))
 
 
 # ----------------------------------------------------------------------------------------------------------- compiling
@@ -109,12 +113,12 @@ def _registered() -> np.ndarray:
 
 
 def _compiled(name: str, signature: str, *constants: Any) -> int:
-    """The address of the C function that `xla_call.NAME(*constants)` returns."""
+    """The address of the C function that NAME(*constants) of `xla_call` or `xla_kernels` returns."""
 
     def make() -> Any:
-        from jaxsparse_fmt.kernels.cpu import xla_call
+        from jaxsparse_fmt.kernels.cpu import xla_call, xla_kernels
 
-        return getattr(xla_call, name)(*constants)
+        return getattr(xla_kernels if name == "kernel" else xla_call, name)(*constants)
 
     from jaxsparse_fmt.kernels.cpu import objects
 

@@ -25,7 +25,10 @@ from llvmlite import binding, ir
 from jaxsparse_fmt._types import user_cache, write_whole
 
 DIGEST = 16  # bytes
-SOURCES = ("abi.py", "numba_kernels.py", "xla_call.py", "objects.py", "spgemm_kernels.py")
+SOURCES = (
+    *("abi.py", "objects.py", "xla_call.py", "xla_kernels.py"),
+    *("numba_kernels.py", "chunk_kernels.py", "tile_kernels.py", "spgemm_kernels.py"),
+)
 # What the code of a C function of Numba refers to beside Python's interface. Only an exception in a kernel would call
 # the functions of Numba among these, and kernels raise none.
 FROM_C = {"malloc", "free", "sched_yield", "SwitchToThread", "memset", "memcpy", "memmove"}

@@ -20,21 +20,17 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import numba
-import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic as numba_intrinsic
 
-from jaxsparse_fmt.kernels.cpu import numba_kernels as kernels
 from jaxsparse_fmt.kernels.cpu.abi import COMPILE, INTERNAL, MESSAGE, METADATA, SIZES, TABLE
-from jaxsparse_fmt.kernels.cpu.numba_kernels import Diagonals, Operands, U, compiled
+from jaxsparse_fmt.kernels.cpu.numba_kernels import compiled
 
 intrinsic: Any = numba_intrinsic  # whose first parameter no caller passes
-carray: Any = numba.carray  # pyright: ignore[reportPrivateImportUsage]
 
-KERNEL, PIECES, BATCH, N_A, N_B, N_OUT, N_ROWS, N_COLS, P, LANES, N_INDEX, N_PTR, N_PERM, MASKED = range(len(SIZES))
+KERNEL, PIECES = SIZES.index("kernel"), SIZES.index("pieces")
 EXECUTE = 3  # a stage
 
 
@@ -264,65 +260,3 @@ def handler() -> Callable:
         return 0
 
     return handler
-
-
-# --------------------------------------------------------------------------------------------- kernels, of given dtypes
-
-
-@numba.njit(error_model="numpy", nogil=True)
-def _array(frame, group, k, start, n, dtype, itemsize):
-    """n numbers from `start` on of argument or result k."""
-    return carray(_pointer(_data(frame, group, k) + start * itemsize), (n,), dtype)
-
-
-def kernel(kind: str, a: Any, b: Any, out: Any, ptr: Any) -> Callable:
-    """(frame, piece) -> nothing, for operands of dtypes `a` and `b`, a result of `out`, and pointers of `ptr`.
-
-    Args:
-      kind: one of `abi.KINDS`. The kernel of diagonals takes offsets, start and pattern, all others col_idx, ptr and
-        perm.
-    """
-    na, nb, no, ni = a.itemsize, b.itemsize, out.itemsize, ptr.itemsize
-    int32, third = np.dtype(np.int32), np.dtype(np.uint8 if kind == "product diagonals" else np.int32)
-    nt = third.itemsize
-
-    def kernel(frame, piece):
-        z = _sizes(frame)
-        n_rows, n_cols, p, lanes = _word(z, N_ROWS), _word(z, N_COLS), _word(z, P), _word(z, LANES)
-        pieces = _word(z, PIECES) // _word(z, BATCH)
-        i, piece = piece // pieces, piece % pieces
-        # Of a transposed product every piece has a result of its own.
-        member = i * pieces + piece if kind == "transposed rows" or kind == "transposed lanes" else i
-        first = _array(frame, 5, 0, i * _word(z, N_A), _word(z, N_A), a, na)
-        second = _array(frame, 5, 1, i * _word(z, N_B), _word(z, N_B), b, nb)
-        result = _array(frame, 10, 0, member * _word(z, N_OUT), _word(z, N_OUT), out, no)
-        index = _array(frame, 5, 2, 0, _word(z, N_INDEX), int32, 4)
-        pointers = _array(frame, 5, 3, 0, _word(z, N_PTR), ptr, ni)
-        mask = _array(frame, 5, 4, 0, _word(z, N_PERM), third, nt)
-        if kind == "product diagonals":
-            diagonals = Diagonals(first, second, result, index, pointers, mask, n_cols, p, _word(z, MASKED))
-            kernels.product_diagonals(diagonals, n_rows * piece // pieces, n_rows * (piece + 1) // pieces)
-            return
-        o = Operands(first, second, result, index, pointers, mask, U(n_rows), U(n_cols), U(p), U(lanes))
-        if kind == "product rows" or kind == "transposed rows" or kind == "outer rows":
-            begin = kernels.rows_before(pointers, n_rows, piece, pieces)
-            end = kernels.rows_before(pointers, n_rows, piece + 1, pieces)
-            if kind == "product rows":
-                kernels.product_rows(o, begin, end)
-            elif kind == "transposed rows":
-                kernels.transposed_rows(o, begin, end)
-            else:
-                kernels.outer_rows(o, begin, end)
-        else:
-            begin = kernels.lanes_before(pointers, lanes, piece, pieces)
-            end = kernels.lanes_before(pointers, lanes, piece + 1, pieces)
-            if kind == "product lanes":
-                kernels.product_lanes(o, begin, end)
-            elif kind == "transposed lanes":
-                kernels.transposed_lanes(o, begin, end)
-            else:
-                kernels.outer_lanes(o, begin, end)
-        if (kind == "outer rows" or kind == "outer lanes") and piece == pieces - 1:
-            result[pointers[_word(z, N_PTR) - 1] :] = 0  # behind the last row
-
-    return kernel

@@ -1,0 +1,249 @@
+"""Kernels for the CPU, in Numba, of storage in chunks whose columns are not one 32-bit index a place.
+
+A chunk has one place for each lane of its slice. A kernel first reads what the chunk's places share, its head:
+
+    (address of lane 0, place of lane 0 in `columns`, base of the columns, lanes that have a place)
+
+and then decodes the column of a place from the head, the lane and the row. `of_chunks` makes the three kernels from
+the two functions of a storage:
+
+    deltas     SELL: 16 bits above the chunk's least column; 32 bits in slices that are too wide
+    offsets    HDIA, DIA: row + offset
+    blocks     BSR: the column of a block of block_rows × block_columns
+    jagged     JDS, pJDS: one slice, whose chunks hold ever fewer rows; 32 bits
+
+Shapes, padding and the order of sums are those of `numba_kernels.py`, so results equal those of HLL to the last bit
+where no place lies between entries.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxsparse_fmt.kernels.cpu.numba_kernels import BLOCK, U, _inner, _lanes_of, _scatter, compiled, inlined
+
+PADDING = 0xFFFF  # `layout/columns.py`'s
+
+
+class Chunks(NamedTuple):
+    """The operands; from n_rows on uint64.
+
+    Attributes:
+      a, b, out: as in `numba_kernels.Operands`.
+      columns: delta, offsets, block_col or col_idx; wide: the `col_idx` of slices that are too wide for `delta`.
+      ptr: slice_ptr, or col_start of jagged chunks.
+      base: [n_chunks] col_base; start: [n_slices] index_start, read where `mixed`.
+      pattern, masked: as in `numba_kernels.Diagonals`.
+    """
+
+    a: Any
+    b: Any
+    out: Any
+    columns: Any
+    ptr: Any
+    perm: Any
+    pattern: Any
+    base: Any
+    start: Any
+    wide: Any
+    n_rows: Any
+    n_cols: Any
+    p: Any
+    lanes: Any
+    block_rows: Any
+    block_columns: Any
+    masked: Any
+    mixed: Any
+
+
+# ------------------------------------------------------------------------------------- the head of a chunk, the column
+
+
+@inlined
+def _head_of_deltas(o, s, k):
+    at = U(o.ptr[s]) + k * o.lanes
+    index, base = at, np.int64(o.base[at // o.lanes])
+    if o.mixed:
+        start = np.int64(o.start[s])
+        index = U(start if start >= 0 else -1 - start) + k * o.lanes
+        base = base if start >= 0 else -1  # no chunk's least column: 32 bits
+    return at, index, base, o.lanes
+
+
+@inlined
+def _column_of_deltas(o, head, lane, row):
+    if head[2] < 0:
+        return U(np.uint32(o.wide[head[1] + lane]))
+    delta = U(o.columns[head[1] + lane])
+    return o.n_cols if delta == U(PADDING) else U(head[2]) + delta
+
+
+@inlined
+def _head_of_offsets(o, s, k):
+    at = U(o.ptr[s]) + k * o.lanes
+    return at, at, np.int64(o.columns[at // o.lanes]), o.lanes
+
+
+@inlined
+def _column_of_offsets(o, head, lane, row):
+    return U(np.int64(row) + head[2])  # a negative one is very large
+
+
+@inlined
+def _head_of_blocks(o, s, k):
+    at = U(o.ptr[s]) + k * o.lanes
+    chunk = at // o.lanes
+    return at, chunk // o.block_columns * (o.lanes // o.block_rows), np.int64(chunk % o.block_columns), o.lanes
+
+
+@inlined
+def _column_of_blocks(o, head, lane, row):
+    block = head[1] + (U(np.uint32(lane) // np.uint32(o.block_rows)) if o.block_rows > U(1) else lane)
+    return U(np.uint32(o.columns[block])) * o.block_columns + U(head[2])
+
+
+@inlined
+def _head_of_jagged(o, s, k):
+    at = U(o.ptr[k])
+    return at, at, np.int64(0), U(o.ptr[k + U(1)]) - at
+
+
+@inlined
+def _column_of_jagged(o, head, lane, row):
+    return U(np.uint32(o.columns[head[1] + lane]))
+
+
+@inlined
+def _width(o, s):
+    return (U(o.ptr[s + 1]) - U(o.ptr[s])) // o.lanes
+
+
+@inlined
+def _width_of_jagged(o, s):
+    return U(len(o.ptr) - 1)
+
+
+# ------------------------------------------------------------------------------------------------------- three kernels
+
+
+def of_chunks(head_of: Any, column_of: Any, *, holes: bool = False, jagged: bool = False) -> tuple[Any, Any, Any]:
+    """The product, the transposed and the outer product of the lanes from `begin` to `end`, (slice, lane) each.
+
+    Args:
+      holes: whether places may have a valid column and hold no entry; jagged: whether chunks differ in length.
+    """
+    width = _width_of_jagged if jagged else _width
+
+    @inlined
+    def is_hole(o, at, v):
+        if not holes:
+            return False
+        if o.masked == U(2):
+            return (o.pattern[at >> U(3)] >> (at & U(7))) & U(1) == U(0)
+        return o.masked == U(1) and v == type(v)(0)
+
+    @inlined
+    def term(o, head, lane, row, q, zero):
+        if jagged and lane >= head[3]:
+            return zero
+        c = column_of(o, head, lane, row)
+        if c >= o.n_cols:
+            return zero
+        v = type(zero)(o.a[head[0] + lane])
+        product = v * type(zero)(o.b[c * o.p + q])  # before the test: no branch that holes make hard to predict
+        return zero if is_hole(o, head[0] + lane, v) else product
+
+    @compiled
+    def add_chunks(o, heads, count, first, lane, rows, q):
+        """Adds to y an entry of each of `count` chunks, in `rows` lanes from `lane` on of a slice at row `first`."""
+        zero = o.out.dtype.type(0)
+        for i in range(rows):
+            at, row = lane + i, first + lane + i
+            if len(o.perm):
+                row = U(o.perm[row])
+            total = term(o, heads[0], at, row, q, zero)
+            if count > U(1):
+                total += term(o, heads[1], at, row, q, zero)
+            if count == U(3):
+                total += term(o, heads[2], at, row, q, zero)
+            elif count > U(3):
+                total += term(o, heads[2], at, row, q, zero) + term(o, heads[3], at, row, q, zero)
+            o.out[row * o.p + q] += total
+
+    @compiled
+    def product(o, begin, end):
+        zero, lanes = o.out.dtype.type(0), np.int64(o.lanes)
+        for s in range(begin[0], end[0] + (end[1] > 0)):
+            n = width(o, s)
+            first, last = _lanes_of(o, s, begin, end)
+            last = min(last, np.int64(o.n_rows) - s * lanes)
+            for block in range(first, last, BLOCK):
+                lane, rows = U(block), U(min(BLOCK, last - block))
+                for q in range(o.p):
+                    for i in range(rows):
+                        row = U(s * lanes) + lane + i
+                        if len(o.perm):
+                            row = U(o.perm[row])
+                        o.out[row * o.p + q] = zero
+                    k = U(0)
+                    while k < n:
+                        h0 = head_of(o, s, k)
+                        if jagged and h0[3] <= lane:  # nor has a later chunk a place there
+                            break
+                        h1, h2 = head_of(o, s, min(k + U(1), n - U(1))), head_of(o, s, min(k + U(2), n - U(1)))
+                        heads = h0, h1, h2, head_of(o, s, min(k + U(3), n - U(1)))
+                        if k + U(4) <= n:
+                            add_chunks(o, heads, U(4), U(s * lanes), lane, rows, q)
+                        else:
+                            add_chunks(o, heads, n - k, U(s * lanes), lane, rows, q)
+                        k += U(4)
+
+    @compiled
+    def transposed(o, begin, end):
+        """Aᵀ·y of these lanes alone."""
+        values, y, x, p, lanes = o.a, o.b, o.out, o.p, np.int64(o.lanes)
+        x[:] = 0
+        for s in range(begin[0], end[0] + (end[1] > 0)):
+            first, last = _lanes_of(o, s, begin, end)
+            last = min(last, np.int64(o.n_rows) - s * lanes)
+            for k in range(width(o, s)):
+                head = head_of(o, s, U(k))
+                for lane in range(U(max(first, 0)), min(U(max(last, 0)), head[3])):
+                    row = U(s * lanes) + lane
+                    if len(o.perm):
+                        row = U(o.perm[row])
+                    c = column_of(o, head, lane, row)
+                    if c < o.n_cols:
+                        v = x.dtype.type(values[head[0] + lane])
+                        if not is_hole(o, head[0] + lane, v):
+                            _scatter(x, c, v, y, row, p)
+
+    @compiled
+    def outer(o, begin, end):
+        """Σ_p y[row, p]·x[col, p] at the entries of these lanes, zero in padding; holes are not told apart."""
+        zero, lanes = o.out.dtype.type(0), np.int64(o.lanes)
+        for s in range(begin[0], end[0] + (end[1] > 0)):
+            first, last = _lanes_of(o, s, begin, end)
+            for k in range(width(o, s)):
+                head = head_of(o, s, U(k))
+                for lane in range(U(first), min(U(last), head[3])):
+                    total, row = zero, U(s * lanes) + lane
+                    if row < o.n_rows:
+                        if len(o.perm):
+                            row = U(o.perm[row])
+                        c = column_of(o, head, lane, row)
+                        if c < o.n_cols:
+                            total = _inner(o, row, c, zero)
+                    o.out[head[0] + lane] = total
+
+    return product, transposed, outer
+
+
+KERNELS = {
+    "deltas": of_chunks(_head_of_deltas, _column_of_deltas),
+    "offsets": of_chunks(_head_of_offsets, _column_of_offsets, holes=True),
+    "blocks": of_chunks(_head_of_blocks, _column_of_blocks, holes=True),
+    "jagged": of_chunks(_head_of_jagged, _column_of_jagged, jagged=True),
+}
