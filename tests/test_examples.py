@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import pathlib
 import re
 import subprocess
@@ -37,11 +36,15 @@ def test_the_formats_example_reads_a_file_and_speaks_of_every_format(tmp_path):
     assert [line.split()[0] for line in done.stdout.splitlines()[2:]] == list(jsf.FORMATS)
 
 
-def test_the_readme_has_code_and_that_of_all_documents_runs():
+@pytest.mark.parametrize("name", [name for name, snippets in SNIPPETS.items() if snippets])
+def test_the_code_of_a_document_runs_from_top_to_bottom(name):
+    code = "\n".join(SNIPPETS[name])
+    done = run("-c", code)
+    assert done.returncode == 0, f"{code}\n{done.stderr}"
+
+
+def test_the_readme_has_code():
     assert SNIPPETS["README.md"]
-    for code in itertools.chain(*SNIPPETS.values()):
-        done = run("-c", code)
-        assert done.returncode == 0, f"{code}\n{done.stderr}"
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
