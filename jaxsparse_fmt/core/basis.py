@@ -58,6 +58,9 @@ class Basis:
         """Whether both are the same map, decided without reading arrays."""
         return type(self) is type(other) and self.perm is other.perm
 
+    def agree(self, **given: Any) -> None:
+        """Raises an error if concrete arguments of a solve differ between the processes that solve together."""
+
     def accept(self, x: Any) -> Any:
         """x, a concrete vector of the user; raises an error if the basis cannot take it."""
         return x

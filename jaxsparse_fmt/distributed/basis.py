@@ -26,6 +26,7 @@ from jaxsparse_fmt._types import index_dtype, pytree
 from jaxsparse_fmt.core import mesh_axes, vector_passes
 from jaxsparse_fmt.core.basis import Basis
 from jaxsparse_fmt.core.vector_passes import Distribution
+from jaxsparse_fmt.distributed.processes import agree
 
 Array = jax.Array
 
@@ -53,6 +54,10 @@ class DistributedBasis(Basis):
 
     def same(self, other: Basis) -> bool:
         return type(self) is type(other) and self.over == getattr(other, "over", None)
+
+    def agree(self, **given: Any) -> None:
+        if not any(isinstance(value, Tracer) for value in given.values()):
+            agree(lambda: given, self.over.mesh)
 
 
 @pytree
@@ -92,10 +97,13 @@ class ShardedBasis(DistributedBasis):
         """The user's vector, moved if necessary to where the devices of the mesh can reach it.
 
         Raises:
-          ValueError: it lies on other devices, or is spread over another mesh.
+          ValueError: it lies on other devices, is spread over another mesh, or is not the same in all processes.
         """
         mesh = self.over.mesh
-        if isinstance(x, Tracer) or not isinstance(x, jax.Array):
+        if x is None or isinstance(x, Tracer):
+            return x
+        self.agree(vector=x)
+        if not isinstance(x, jax.Array):
             return x
         ours = set(mesh.devices.flat)
         if x.committed and not x.sharding.device_set <= ours:

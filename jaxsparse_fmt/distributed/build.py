@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from jaxsparse_fmt.distributed import basis, halo, padding, row_partition
 from jaxsparse_fmt.distributed.common_format import Request, in_one_format, taller
 from jaxsparse_fmt.distributed.local import Shards
 from jaxsparse_fmt.distributed.matrix import BuildRecord, ShardedMatrix
-from jaxsparse_fmt.distributed.processes import alone, everyones, together
+from jaxsparse_fmt.distributed.processes import agree, alone, everyones, together
 from jaxsparse_fmt.distributed.row_partition import Imbalance
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.reordered import permuted
@@ -67,12 +68,17 @@ def shard(
     """
     _check_keywords(layout, shard)
     parts, mesh = _placed(mesh, axis)
-    csr, target = checked(S, dtype, backend, max_bytes)
-    request = Request(mesh, mode, format, layout, halo_format, target, exchange)
-    cuts = row_partition.partition(csr, parts, by, reorder)
-    csr, entry = permuted(csr, cuts.perm)
-    columns = cuts.starts if csr.shape[0] == csr.shape[1] else row_partition.equal(csr.shape[1], parts)
-    return assemble(lambda a, b: csr[a:b], cuts.starts, columns, axis, request, cuts.perm, entry)
+
+    def prepared() -> dict[str, Any]:
+        csr, target = checked(S, dtype, backend, max_bytes)
+        request = Request(mesh, mode, format, layout, halo_format, target, exchange)
+        return {"S": csr, "axis": axis, "request": request, "cuts": row_partition.partition(csr, parts, by, reorder)}
+
+    given = agree(prepared, mesh)
+    starts, perm = given["cuts"].starts, given["cuts"].perm
+    csr, entry = permuted(given["S"], perm)
+    columns = starts if csr.shape[0] == csr.shape[1] else row_partition.equal(csr.shape[1], parts)
+    return assemble(lambda a, b: csr[a:b], starts, columns, axis, given["request"], perm, entry)
 
 
 def shard_from_rows(
@@ -110,13 +116,15 @@ def shard_from_rows(
     """
     _check_keywords(layout, shard_from_rows)
     parts, mesh = _placed(mesh, axis)
-    n = whole_number("n", n)
-    cuts = row_partition.equal(n, parts) if starts is None else np.asarray(starts)
-    if not np.issubdtype(cuts.dtype, np.integer):
-        raise TypeError(f"starts must be integers, the numbers of rows; got {starts!r}")
-    cuts = cuts.astype(np.int64)
-    if cuts.shape != (parts + 1,) or cuts[0] != 0 or cuts[-1] != n or np.any(np.diff(cuts) < 0):
-        raise ValueError(f"starts must be {parts + 1} numbers that rise from 0 to n = {n}; got {starts!r}")
+
+    def prepared() -> dict[str, Any]:
+        stored, size = None if dtype is None else requested_dtype(dtype), whole_number("n", n)
+        target = Target(stored or np.dtype(float), backend, max_bytes)
+        request = Request(mesh, mode, format, layout, halo_format, target, exchange)
+        return {"n": size, "dtype": stored, "axis": axis, "request": request, "starts": _cuts(starts, size, parts)}
+
+    given = agree(prepared, mesh)
+    n, cuts, stored = given["n"], given["starts"], given["dtype"]
 
     def block(start: int, stop: int) -> Csr:
         csr, _ = checked(rows_of(start, stop), stored, backend)
@@ -124,10 +132,25 @@ def shard_from_rows(
             raise ValueError(f"rows_of({start}, {stop}) must give a matrix {(stop - start, n)}; got {csr.shape}")
         return csr
 
-    of_none = lambda: {0: checked(rows_of(0, 0), None, backend)[1].dtype}  # noqa: E731
-    stored = requested_dtype(dtype) if dtype is not None else everyones(of_none, mesh)[0]
-    target = Target(stored, backend, max_bytes)
-    return assemble(block, cuts, cuts, axis, Request(mesh, mode, format, layout, halo_format, target, exchange))
+    if stored is None:
+        stored = everyones(lambda: {0: checked(rows_of(0, 0), None, backend)[1].dtype}, mesh)[0]
+    request = dataclasses.replace(given["request"], target=Target(stored, backend, max_bytes))
+    return assemble(block, cuts, cuts, axis, request)
+
+
+def _cuts(starts: Any, n: int, parts: int) -> np.ndarray:
+    """Where the rows of each part begin, and n.
+
+    Raises:
+      ValueError, TypeError: `starts` does not rise from 0 to n, or holds no integers.
+    """
+    cuts = row_partition.equal(n, parts) if starts is None else np.asarray(starts)
+    if not np.issubdtype(cuts.dtype, np.integer):
+        raise TypeError(f"starts must be integers, the numbers of rows; got {starts!r}")
+    cuts = cuts.astype(np.int64)
+    if cuts.shape != (parts + 1,) or cuts[0] != 0 or cuts[-1] != n or np.any(np.diff(cuts) < 0):
+        raise ValueError(f"starts must be {parts + 1} numbers that rise from 0 to n = {n}; got {starts!r}")
+    return cuts
 
 
 def _check_keywords(layout: dict[str, Any], function: Callable[..., Any]) -> None:

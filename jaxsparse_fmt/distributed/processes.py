@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import os
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
 import numpy as np
+import scipy.sparse
 from jax.sharding import Mesh
 
 from jaxsparse_fmt._types import x64_enabled
@@ -21,6 +24,8 @@ def alone(mesh: Mesh) -> bool:
     Raises:
       ValueError: the mesh leaves out processes. JAX gathers over all, and would wait for those.
     """
+    if jax.process_count() == 1:
+        return True
     has, count = sorted({d.process_index for d in mesh.devices.flat}), jax.process_count()
     if has == [jax.process_index()]:
         return True
@@ -64,6 +69,57 @@ def everyones(make: Callable[[], dict[int, Any]], mesh: Mesh) -> dict[int, Any]:
             raise failure
         whole |= of_one
     return dict(sorted(whole.items()))
+
+
+def agree(make: Callable[[], dict[str, Any]], mesh: Mesh) -> dict[str, Any]:
+    """make(), whose values by name must be the same in all processes of the mesh, all of which must call this.
+
+    Otherwise the processes would wait for each other forever, or compute with parts of different matrices.
+
+    Args:
+      make: returns arrays, CSR matrices, dataclasses of them, and what has a `repr`.
+
+    Raises:
+      ValueError: a value differs between two processes; in all of them.
+      Whatever make() raises in one of them, in all.
+    """
+    if alone(mesh):
+        return make()
+    made: dict[str, Any] = {}
+
+    def described() -> dict[int, dict[str, str]]:
+        made.update(make())
+        return {jax.process_index(): dict(pair for item in made.items() for pair in _described(*item))}
+
+    (first, theirs), *others = everyones(described, mesh).items()
+    for process, ours in others:
+        for name, words in theirs.items():
+            if ours[name] != words:
+                raise ValueError(
+                    f"the processes disagree on {name}: {words} in process {first}, {ours[name]} in process {process}; "
+                    "pass the same to this function in all processes"
+                )
+    return made
+
+
+def _described(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """The value, or each field of a dataclass, in words; of arrays a digest."""
+    if dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from _described(field.name, getattr(value, field.name))
+    elif isinstance(value, Mesh):
+        yield name, f"{dict(value.shape)} of devices {_digest(value.device_ids)}"
+    elif scipy.sparse.issparse(value):
+        yield name, f"{value.shape} with {', '.join(map(_digest, (value.data, value.indices, value.indptr)))}"
+    else:
+        yield name, _digest(value) if isinstance(value, np.ndarray | jax.Array) else repr(value)
+
+
+def _digest(a: Any) -> str:
+    words = f"{a.dtype}{list(a.shape)}"
+    if isinstance(a, jax.Array) and not a.is_fully_addressable:  # one array of all processes
+        return words
+    return f"{words} {hashlib.blake2b(np.ascontiguousarray(a).tobytes(), digest_size=4).hexdigest()}"
 
 
 def _portable(error: Exception | None) -> Exception | None:

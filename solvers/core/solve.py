@@ -30,7 +30,8 @@ STEPS_PER_CHECK = {"cpu": 1}
 STEPS_PER_CHECK_DEFAULT = 10
 STEPS_PER_CHECK_SMALL, SMALL = 40, 250_000  # unknowns, whose steps take less than 10 µs
 # Settings that are checked, and types of which a value is checked once: the checks cost 40 µs.
-CHECKED = ("rtol", "atol", "maxiter", "history", "check_every", "callback", "progress", "adjoint")
+NUMBERS = ("rtol", "atol", "maxiter", "history", "check_every")
+CHECKED = (*NUMBERS, "callback", "progress", "adjoint")
 PLAIN = (float, int, bool, type(None), Adjoint)
 # Iterations that `history=True` records.
 MAX_HISTORY = 10_000
@@ -85,6 +86,7 @@ def solve(
         raise ValueError(
             f"A lies on {basis.devices} devices, over which JAX calls nothing in order; pass progress=, or history=True"
         )
+    basis.agree(b=b, x0=x0, **{name: settings[name] for name in NUMBERS})
     b, x0 = basis.accept(b), basis.accept(x0)
     dtype = arguments.result_dtype(own, b, "A")
     # In 32 bits at least: the square of b's norm may exceed 16.

@@ -112,6 +112,41 @@ def test_a_process_is_alone_on_a_mesh_of_its_devices_and_a_mesh_of_some_processe
         assert "refused: the mesh has devices of 2 of 3 processes, of number 0, 1; make the mesh of the" in out, out
 
 
+DISAGREE = """
+import sys, jax, numpy as np, jaxsparse_fmt as jsf
+from solvers import cg
+process = int(sys.argv[1])
+jax.distributed.initialize(f"127.0.0.1:{sys.argv[2]}", 2, process)
+mesh, S = jax.make_mesh((4,), ("rows",)), jsf.gallery.poisson(4)
+A, b = jsf.shard(S, mesh), np.ones(64)
+
+def refused(f):
+    try:
+        f()
+    except ValueError as error:
+        print("refused:", error, flush=True)
+
+refused(lambda: jsf.shard((1 + process) * S, mesh))
+refused(lambda: jsf.shard(S, mesh, exchange=("gather", "permute")[process]))
+refused(lambda: jsf.shard_from_rows(lambda a, b: S[a:b], 64, mesh, dtype=("float32", None)[process]))
+refused(lambda: jsf.shard_from_rows(lambda a, b: S[a:b], 64, mesh, starts=([0, 16, 32, 48, 64], [1])[process]))
+refused(lambda: A @ (b + process))
+refused(lambda: cg(A, b + process))
+refused(lambda: cg(A, b, rtol=(1e-3, 1e-5)[process]))
+refused(lambda: cg(A, b, x0=(None, b)[process]))
+print("solved", bool(cg(A, b).success))
+"""
+
+
+def test_what_differs_between_processes_is_named_and_nobody_hangs():
+    port = free_port()
+    for code, out, err in finished([started("-c", DISAGREE, str(k), str(port)) for k in range(2)]):
+        found = re.findall(r"refused: the processes disagree on (\w+): .* in process 0, .* in process 1;", out)
+        assert found == ["S", "exchange", "dtype", "vector", "b", "rtol", "x0"], (out, err)
+        assert "refused: starts must be 5 numbers" in out
+        assert code == 0 and "solved True" in out, (out, err)
+
+
 ONE_DIES = """
 import os, sys, jax, numpy, jaxsparse_fmt as jsf, solvers
 process = int(sys.argv[1])
