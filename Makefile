@@ -26,6 +26,10 @@ endif
 # Where there is no GPU, a process of tests for each core; on a GPU the first would take most of its memory.
 WORKERS := $(if $(filter cpu,$(ACCELERATOR)),auto,0)
 
+# Compiling is most of the time of the quick tests, so XLA tries less hard there: two fifths of the time. The deep tests
+# run programs as users get them, the quick ones among them.
+QUICK_XLA := $(if $(filter cpu,$(ACCELERATOR)),--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false)
+
 comma := ,
 EXTRAS := dev$(addprefix $(comma),$(filter cuda%,$(ACCELERATOR)))
 CREATED := $(VENV)/.created-for-$(ACCELERATOR)
@@ -49,7 +53,7 @@ demo: $(INSTALLED)
 	$(BIN)/jaxsparse demo $(DEMO_ARGS)
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+	XLA_FLAGS="$(QUICK_XLA) $$XLA_FLAGS" $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 # pyproject.toml leaves the deep tests out by -m "not deep"; an empty -m takes them all.
 test-all: $(INSTALLED)

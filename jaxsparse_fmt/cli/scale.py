@@ -19,8 +19,8 @@ from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.choose import ranking
 from jaxsparse_fmt.cli import arguments, measure, plots, process, tables
 from jaxsparse_fmt.cli.progress import Progress
-from jaxsparse_fmt.core.matrix import FORMATS
 from jaxsparse_fmt.distributed import estimate, row_partition
+from jaxsparse_fmt.distributed.common_format import for_shards
 from jaxsparse_fmt.formats.reordered import permuted
 from jaxsparse_fmt.models import traffic
 
@@ -119,7 +119,7 @@ def points(S: Csr, args: argparse.Namespace, dtype: np.dtype) -> list[Point]:
         memory=args.memory * 1e9, link=args.link * 1e9, network=args.network * 1e9, per_host=args.per_host
     )
     ranked, value = ranking.rank(S, dtype, "gpu"), dtype.itemsize
-    best, of_shards = ranked[0], next(c for c in ranked if not FORMATS[c.format].shares_places)
+    best, of_shards = ranked[0], for_shards(ranked)[0]
     entry_bytes = lambda count: (best if count == 1 else of_shards).nbytes / max(S.nnz, 1)  # noqa: E731
     one = traffic.Load(1, S.shape[0], S.nnz, entry_bytes=entry_bytes(1), value_bytes=value)
     alone, found = traffic.cg_step(one, machine).seconds, []

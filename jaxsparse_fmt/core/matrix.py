@@ -122,20 +122,23 @@ class SparseMatrix(ScipyNames, Pattern):
         return {option: getattr(self, option) for option in self.layout_options}
 
     def __repr__(self) -> str:
-        rows, cols = self.shape
+        name, *remarks = self._described
+        what, kind = f"{name} {self.shape[0]}×{self.shape[1]}", f"nnz={self.nnz}"
         leaves = self.values, *jax.tree.leaves(self)
         if not all(isinstance(leaf, (jax.Array, np.ndarray)) for leaf in leaves):
-            return f"<{self.name} {rows}×{cols}, nnz={self.nnz}, leaves {jax.tree.leaves(self)}>"
-        kind = f"nnz={self.nnz}, {jnp.dtype(self.dtype).name}"
+            return f"<{what}, {kind}, leaves {jax.tree.leaves(self)}>"
+        kind, size = f"{kind}, {jnp.dtype(self.dtype).name}", readable_bytes(self.nbytes)
         if self.values.ndim != 1:
-            return (
-                f"<{self.values.shape[:-1]} {self.name} {rows}×{cols} stacked, {kind}, {readable_bytes(self.nbytes)}>"
-            )
+            return f"<{self.values.shape[:-1]} {what} stacked, {kind}, {size}>"
         if not self._has_pattern:
-            return f"<{self.name} {rows}×{cols} without its pattern, {kind}>"
-        options = "".join(f", {k}={v}" for k, v in self.layout.items())
-        size = readable_bytes(self.nbytes)
-        return f"<{self.name} {rows}×{cols}, {kind}, fill={self.fill:.3f}, {size}{options}>"
+            return f"<{what} without its pattern, {kind}>"
+        options = (f"{k}={v}" for k, v in self.layout.items())
+        return f"<{', '.join((what, kind, f'fill={self.fill:.3f}', size, *options, *remarks))}>"
+
+    @property
+    def _described(self) -> tuple[str, ...]:
+        """The name of the format in the repr, and remarks at its end."""
+        return (self.name,)
 
     # --------------------------------------------------------------------------------------------------- products
 

@@ -100,6 +100,11 @@ def in_one_format(csrs: dict[int, Csr], request: Request, is_halo: bool) -> Part
     raise AssertionError("the last choice is taken or raises")
 
 
+def for_shards(choices: list[Choice]) -> list[Choice]:
+    """The choices whose format shards can have: those in which no two entries share a place."""
+    return [c for c in choices if not FORMATS[c.format].shares_places]
+
+
 def taller(csr: Csr, n_rows: int) -> Csr:
     """The matrix with empty rows below, as canonical as it is."""
     indptr = np.pad(csr.indptr, (0, n_rows - csr.shape[0]), mode="edge")
@@ -112,8 +117,7 @@ def _ranked(csrs: dict[int, Csr], sizes: dict[int, tuple[int, int]], request: Re
     """Formats that suit every shard, by the time of the slowest shard, for which all wait and to whose size all pad."""
     backend = selection.active_backend(request.target.backend)  # threads do not see `use_backend`
     rank = functools.partial(ranking.rank, dtype=request.target.dtype, backend=backend)
-    held = lambda csr: [c for c in rank(csr) if not FORMATS[c.format].shares_places]  # noqa: E731
-    ranks = lambda: together(lambda csr: ranking.best_layouts(held(csr)), [*csrs.values()])  # noqa: E731
+    ranks = lambda: together(lambda csr: ranking.best_layouts(for_shards(rank(csr))), [*csrs.values()])  # noqa: E731
     of_shard = everyones(lambda: dict(zip(csrs, ranks(), strict=True)), request.mesh)
     least = min(1, max(nnz for nnz, _ in sizes.values()))  # shards without entries are content with any format
     told = [{c.format: c for c in choices} for k, choices in of_shard.items() if sizes[k][0] >= least]
@@ -137,9 +141,7 @@ def _tuned(csrs: dict[int, Csr], largest: int, request: Request) -> list[Choice]
         if largest not in csrs:
             return {}
         choice = tune.fastest(csrs[largest], request.target)[1]
-        if FORMATS[choice.format].shares_places:  # which shards do not: the same without
-            choice = dataclasses.replace(choice, format="dia")
-        return {largest: choice}
+        return {largest: choice if for_shards([choice]) else dataclasses.replace(choice, format="dia")}
 
     return [everyones(fastest, request.mesh)[largest]]
 

@@ -8,13 +8,15 @@ from typing import Any, Self, dataclass_transform, get_type_hints
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jaxsparse_fmt._types import index_dtype, pytree, standard_promotion
+from jaxsparse_fmt._types import Csr, Target, index_dtype, pytree, standard_promotion
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.core.matrix import SparseMatrix
+from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.kernels import sddmm, spmv
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
-from jaxsparse_fmt.kernels.layout.address import Address, Chunked, Slices
+from jaxsparse_fmt.kernels.layout.address import Address, Chunked, Jagged, Slices
 from jaxsparse_fmt.kernels.layout.columns import ColumnRule, Delta, Diagonal, Explicit
 from jaxsparse_fmt.kernels.layout.rule import Rule
 
@@ -28,6 +30,23 @@ class ByRule(SparseMatrix):
     Where a format has a field `perm` [n_rows] int32, storage row k is row perm[k] of the matrix. Where `perm` is None
     or missing, the rows are stored in the matrix's own order.
     """
+
+    @classmethod
+    def _store(
+        cls, csr: Csr, target: Target, rows: building.Rows, address: Address, places: int | np.ndarray, **fields: Any
+    ) -> Self:
+        """The matrix with a column index at every place.
+
+        Args:
+          places: all of them; or those of each slice or jagged column, which then get pointers.
+        """
+        building.check_memory(cls.name, int(np.sum(places)), csr, target)
+        arrays, n_stored = {}, places
+        if isinstance(places, np.ndarray):
+            ptr = building.pointers(places)
+            arrays, n_stored = {"col_start" if isinstance(address, Jagged) else "slice_ptr": ptr}, ptr[-1]
+        values, col_idx = building.fill(csr, rows, address, arrays, int(n_stored), target.dtype)
+        return building.made(cls, csr, target, values, col_idx=col_idx, **arrays, **fields)
 
     @property
     def address(self) -> Address:

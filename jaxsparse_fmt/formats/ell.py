@@ -32,10 +32,7 @@ class ELL(ByRule):
     @classmethod
     def from_csr(cls, csr: Csr, target: Target) -> Self:
         rows, address = building.rows_of(csr), Slices(csr.shape[0], max(csr.shape[0], 1))
-        n_stored = _places(rows)
-        building.check_memory(cls.name, n_stored, csr, target)
-        values, col_idx = building.fill(csr, rows, address, {}, n_stored, target.dtype)
-        return building.made(cls, csr, target, values, col_idx=col_idx, row_lengths=rows.lengths)
+        return cls._store(csr, target, rows, address, _places(rows), row_lengths=rows.lengths)
 
     @classmethod
     def footprints(cls, pattern: PatternCounts) -> Iterator[Storage]:

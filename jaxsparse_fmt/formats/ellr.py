@@ -52,11 +52,8 @@ class ELLR(ByRule):
         """
         threads = building.threads(threads_per_row, (1, 2, 4), csr.shape[0])
         rows, address = building.rows_of(csr), Slices(csr.shape[0], pitch_of(csr.shape[0]))
-        n_stored = rows.longest * address.lanes
-        building.check_memory(cls.name, n_stored, csr, target)
-        values, col_idx = building.fill(csr, rows, address, {}, n_stored, target.dtype)
-        index = {"col_idx": col_idx, "row_lengths": rows.lengths}
-        return building.made(cls, csr, target, values, **index, threads_per_row=threads)
+        fields = {"row_lengths": rows.lengths, "threads_per_row": threads}
+        return cls._store(csr, target, rows, address, rows.longest * address.lanes, **fields)
 
 
 def pitch_of(n_rows: int) -> int:

@@ -49,11 +49,8 @@ class ELLRT(ByRule):
         """
         threads = building.threads(threads_per_row, (1, 2, 4, 8, 16, 32), csr.shape[0])
         rows, address = building.rows_of(csr), _address(csr.shape[0], threads)
-        n_stored = -(-rows.longest // threads) * address.lanes
-        building.check_memory(cls.name, n_stored, csr, target)
-        values, col_idx = building.fill(csr, rows, address, {}, n_stored, target.dtype)
-        index = {"col_idx": col_idx, "row_lengths": rows.lengths}
-        return building.made(cls, csr, target, values, **index, threads_per_row=threads)
+        fields = {"row_lengths": rows.lengths, "threads_per_row": threads}
+        return cls._store(csr, target, rows, address, -(-rows.longest // threads) * address.lanes, **fields)
 
 
 def _address(n_rows: int, threads: int) -> Subwarp:

@@ -55,11 +55,8 @@ class HLL(ByRule):
         slice_size, sigma = building.slices(slice_size, sigma)
         rows, address = building.rows_of(csr, sigma), Slices(csr.shape[0], slice_size)
         counts = building.longest_by_slice(rows.lengths, slice_size) * slice_size
-        building.check_memory(cls.name, int(counts.sum()), csr, target)
-        slice_ptr = building.pointers(counts)
-        values, col_idx = building.fill(csr, rows, address, {"slice_ptr": slice_ptr}, int(slice_ptr[-1]), target.dtype)
-        index = {"col_idx": col_idx, "slice_ptr": slice_ptr, "row_lengths": rows.lengths, "perm": rows.perm}
-        return building.made(cls, csr, target, values, **index, slice_size=slice_size, sigma=sigma)
+        fields = {"row_lengths": rows.lengths, "perm": rows.perm, "slice_size": slice_size, "sigma": sigma}
+        return cls._store(csr, target, rows, address, counts, **fields)
 
     @classmethod
     def footprints(cls, pattern: PatternCounts) -> Iterator[Storage]:

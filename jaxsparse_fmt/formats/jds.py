@@ -44,15 +44,10 @@ class SortedColumns(ByRule):
         return Jagged(self.shape[0])
 
     @classmethod
-    def _store(cls, csr: Csr, target: Target, rows: building.Rows, counts: np.ndarray, **options: Any) -> Self:
-        """The matrix stored in columns of `counts` [longest row] places."""
-        building.check_memory(cls.name, int(counts.sum()), csr, target)
-        col_start = building.pointers(counts)
-        values, col_idx = building.fill(
-            csr, rows, Jagged(csr.shape[0]), {"col_start": col_start}, int(col_start[-1]), target.dtype
-        )
-        index = {"col_idx": col_idx, "col_start": col_start, "row_lengths": rows.lengths, "perm": rows.perm}
-        return building.made(cls, csr, target, values, **index, **options)
+    def _sorted(cls, csr: Csr, target: Target, rows: building.Rows, counts: np.ndarray, **options: Any) -> Self:
+        """The matrix stored in jagged columns of `counts` [longest row] places."""
+        fields = {"row_lengths": rows.lengths, "perm": rows.perm, **options}
+        return cls._store(csr, target, rows, Jagged(csr.shape[0]), counts, **fields)
 
 
 @storage_format
@@ -63,4 +58,4 @@ class JDS(SortedColumns):
     def from_csr(cls, csr: Csr, target: Target) -> Self:
         rows = building.rows_of(csr, sigma=None)
         longer = building.longer_than(rows)
-        return cls._store(csr, target, rows, -(-longer // ALIGNMENT) * ALIGNMENT)
+        return cls._sorted(csr, target, rows, -(-longer // ALIGNMENT) * ALIGNMENT)

@@ -131,9 +131,9 @@ class Paired(SparseMatrix):
         """The layout options of A's own storage."""
         return self.own.layout
 
-    def __repr__(self) -> str:
-        text = super().__repr__().removeprefix(f"<{self.name}").removesuffix(">")
-        return f"<{self.own.name}{text}, transpose in {self.across.name}>"
+    @property
+    def _described(self) -> tuple[str, ...]:
+        return self.own.name, f"transpose in {self.across.name}"
 
 
 pytree(Paired, ["values", "own", "across", "source"])

@@ -55,9 +55,6 @@ class PELLR(ByRule):
         if not isinstance(lengths_per, str) or lengths_per not in LENGTHS:
             raise ValueError(f"lengths_per must be 'row' or 'warp'; got {lengths_per!r}")
         rows, address = building.rows_of(csr, sigma=None), Slices(csr.shape[0], pitch_of(csr.shape[0]))
-        n_stored = rows.longest * address.lanes
-        building.check_memory(cls.name, n_stored, csr, target)
-        values, col_idx = building.fill(csr, rows, address, {}, n_stored, target.dtype)
         lengths = rows.lengths[:: LENGTHS[lengths_per]]  # sorted: a warp's first row is its longest
-        index = {"col_idx": col_idx, "row_lengths": lengths, "perm": rows.perm}
-        return building.made(cls, csr, target, values, **index, lengths_per=lengths_per)
+        fields = {"row_lengths": lengths, "perm": rows.perm, "lengths_per": lengths_per}
+        return cls._store(csr, target, rows, address, rows.longest * address.lanes, **fields)

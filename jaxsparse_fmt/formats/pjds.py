@@ -49,4 +49,4 @@ class PJDS(SortedColumns):
         rows = building.rows_of(csr, sigma=None)
         blocks = -(-building.longer_than(rows) // block_size)  # a block is as long as its first row
         counts = np.minimum(blocks * block_size, csr.shape[0])
-        return cls._store(csr, target, rows, counts, block_size=block_size)
+        return cls._sorted(csr, target, rows, counts, block_size=block_size)

@@ -31,7 +31,6 @@ from jaxsparse_fmt.core.basis import Basis
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.base import index_in_data
-from jaxsparse_fmt.formats.paired import Paired
 
 Array = jax.Array
 
@@ -205,12 +204,9 @@ class Reordered(SparseMatrix):
         """The layout options of `own`."""
         return self.own.layout
 
-    def __repr__(self) -> str:
-        text = super().__repr__().removeprefix(f"<{self.name}").removesuffix(">")
-        own, across = self.own, ""
-        if isinstance(own, Paired):
-            own, across = own.own, f", transpose in {own.across.name}"
-        return f"<{own.name}{text}{across}, reordered>"
+    @property
+    def _described(self) -> tuple[str, ...]:
+        return *self.own._described, "reordered"
 
 
 def _pattern(A: SparseMatrix) -> SparseMatrix:

@@ -97,7 +97,7 @@ class Sizes:
         return None if values is None else d.load(values, at, live, 0, once=once)
 
 
-def run(
+def launch_rows(
     kernel: Callable[..., None],
     backend: str,
     inputs: Mapping[str, Any],

@@ -38,7 +38,7 @@ def outer(
         return outer_reference(y, x, arrays, rule=rule)
     inputs = {"y": y, "x": x, **{k: a for k, a in arrays.items() if k != "pattern"}}
     out = jax.ShapeDtypeStruct(shape, jnp.result_type(y, x))
-    (v,) = row_kernels.run(outer_kernel, backend, inputs, {"values": out}, rule, loops_over_columns=True)
+    (v,) = row_kernels.launch_rows(outer_kernel, backend, inputs, {"values": out}, rule, loops_over_columns=True)
     v = v.reshape(shape)
     if "pattern" in arrays:
         return jnp.where(unpack_pattern(arrays["pattern"], rule.n_stored), v, 0)

@@ -58,7 +58,8 @@ def product(
     if not selection.is_pallas(backend):
         return product_reference(values, x, arrays, rule=rule)
     out = {"y": jax.ShapeDtypeStruct(shape, jnp.result_type(*operands))}
-    return row_kernels.run(product_kernel, backend, {"values": values, "x": x, **arrays}, out, rule)[0].reshape(shape)
+    (y,) = row_kernels.launch_rows(product_kernel, backend, {"values": values, "x": x, **arrays}, out, rule)
+    return y.reshape(shape)
 
 
 def added(
@@ -78,7 +79,7 @@ def added(
         return y.at[:, rows].add(sums.astype(y.dtype), unique_indices=True, indices_are_sorted=True)
     kernel = functools.partial(product_kernel, adds_to=y.shape[1])
     inputs = {"values": values, "x": x, "perm": rows, **arrays}
-    return row_kernels.run(kernel, backend, inputs, {"y": y}, rule)[0].reshape(y.shape)
+    return row_kernels.launch_rows(kernel, backend, inputs, {"y": y}, rule)[0].reshape(y.shape)
 
 
 def product_dot(
@@ -94,7 +95,7 @@ def product_dot(
     dtype, warps = jnp.result_type(values, x), _warps(rule)
     inputs = {"values": values[None], "x": x[None, :, None], "w": w, **arrays}
     out = {"y": jax.ShapeDtypeStruct((rule.shape[0],), dtype), "sums_of_warps": jax.ShapeDtypeStruct((warps,), dtype)}
-    y, sums = row_kernels.run(product_kernel, backend, inputs, out, rule)
+    y, sums = row_kernels.launch_rows(product_kernel, backend, inputs, out, rule)
     return y, sums if parts(rule) == warps else jnp.sum(sums)[None]
 
 

@@ -150,6 +150,8 @@ def test_repr_is_one_short_line_that_says_so(layout):
         own = f"<{layout.format} 22×22, nnz={A.nnz}, float64"
         assert repr(A).startswith(own) and repr(A).endswith(", reordered>") and len(repr(A)) < 140
         assert ("transpose in" in repr(A)) == (layout.format != "sdia" and hasattr(A.own, "across"))
+        stack = jax.tree.map(lambda a: np.stack([a, a]), A)
+        assert repr(stack).startswith(f"<(2,) {layout.format} 22×22 stacked, nnz={A.nnz}")
     assert "leaves" in repr(jax.tree.map(jax.typeof, A))
 
 
