@@ -28,7 +28,8 @@ from jax.profiler import ProfileData
 
 from benchmarks import report
 from benchmarks.scaling import on, stencil
-from jaxsparse_fmt.cli import measure, plots
+from jaxsparse_fmt import plot
+from jaxsparse_fmt.cli import measure
 from jaxsparse_fmt.models import traffic
 from solvers import cg
 
@@ -153,7 +154,7 @@ def draw(path: Path, devices: list[list[Kernel]], title: str) -> None:
         main = max(busy, key=busy.__getitem__)
         rows.append((f"GPU {number}", [k for k in shown if k.stream == main]))
         rows.append(("other streams", [k for k in shown if k.stream != main]))
-    with matplotlib.rc_context(plots.STYLE):
+    with matplotlib.rc_context(plot.STYLE):
         figure = Figure(figsize=(11, 1.8 + 0.5 * len(rows)), layout="constrained")
         axes = figure.subplots()
         for kind, colour in COLOURS.items():
@@ -206,7 +207,7 @@ def main(argv: list[str] | None = None) -> int:
         row = {"problem": problem.name, "mode": mode, "unprofiled µs": took * 1e6}
         rows.append(row | {key: statistics.mean(one[key] for one in each) for key in each[0]})
         longest += [f"{mode}, on the first device, a step:", *by_name(devices[0], args.steps)]
-        if args.json and plots.available():
+        if args.json and plot.available():
             title = f"A step of cg on {args.devices} GPUs, mode {mode}: {problem.name}"
             args.json.parent.mkdir(parents=True, exist_ok=True)
             draw(args.json.with_name(f"{args.json.stem}_{mode}.png"), devices, title)

@@ -35,6 +35,7 @@ import jaxsparse_fmt as jsf
 from benchmarks import report
 from benchmarks.report import Row
 from benchmarks.solvers import seconds
+from jaxsparse_fmt import plot
 from jaxsparse_fmt.choose.timing import median_seconds
 from jaxsparse_fmt.cli import measure, plots
 from jaxsparse_fmt.distributed import estimate
@@ -265,7 +266,7 @@ def main(argv: list[str] | None = None) -> int:
             report.log(f"{name} {row}")
             report.write(args.json, header, rows, "\n".join(lines + report.section(name, of_section)))
         lines += report.section(name, of_section)
-        if args.json and plots.available():
+        if args.json and plot.available():
             pictures(args.json, name, rows)
     print("\n".join(lines))
     return 0

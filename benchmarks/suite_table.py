@@ -78,21 +78,22 @@ def draw(path: Path, rows: list[Row], title: str, copy: float) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    from jaxsparse_fmt.cli import plots
+    from jaxsparse_fmt import plot
 
     kinds = list(dict.fromkeys(r["class"] for r in rows))
-    with matplotlib.rc_context(plots.STYLE):
+    with matplotlib.rc_context(plot.STYLE):
         figure = Figure(figsize=(13, 5), layout="constrained")
         ratios, roof = figure.subplots(1, 2, width_ratios=(3, 2))
+        measured = {}
         for k, dtype in enumerate(dict.fromkeys(r["dtype"] for r in rows)):
-            look = {"s": 28, "color": plots.COLORS[k % 2], "label": dtype, "alpha": 0.85}
+            look = {"s": 28, "color": plot.COLORS[k % 2], "label": dtype, "alpha": 0.85}
             chosen = [r for r in rows if r["dtype"] == dtype and not math.isnan(r["ratio"])]
             x = [kinds.index(r["class"]) + 0.24 * (k - 0.5) for r in chosen]
             ratios.scatter(x, [r["ratio"] for r in chosen], **look)
             timed = [(r, r["ours"][0]) for r in rows if r["dtype"] == dtype and "moved" in r["ours"][0]]
-            flops_a_byte = [2 * r["nnz"] / auto["moved"] for r, auto in timed]
-            roof.scatter(flops_a_byte, [2e-3 * r["nnz"] / auto["us"] for r, auto in timed], **look)
-        ratios.axhline(1, color=plots.INK, linewidth=1)
+            figures = [(2 * r["nnz"], auto["moved"], auto["us"] * 1e-6) for r, auto in timed]
+            measured[dtype] = tuple(np.array(figures).reshape(-1, 3).T)
+        ratios.axhline(1, color=plot.STYLE["text.color"], linewidth=1)
         ratios.set_yscale("log", base=2)
         ratios.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         ratios.set_xticks(range(len(kinds)), kinds, rotation=35, ha="right")
@@ -100,16 +101,7 @@ def draw(path: Path, rows: list[Row], title: str, copy: float) -> None:
         ratios.set_title(title)
         ratios.grid(axis="y")
         ratios.legend(frameon=False)
-        ends = np.array([0.05, 1.0])
-        roof.plot(ends, ends * copy / 1e9, color=plots.INK, linewidth=1)
-        roof.set_xscale("log")
-        roof.set_yscale("log")
-        roof.set_xticks([0.05, 0.1, 0.2, 0.5], ["0.05", "0.1", "0.2", "0.5"])
-        roof.set_xticks([], minor=True)
-        roof.set_yticks([200, 500, 1000, 2000], ["200", "500", "1,000", "2,000"])
-        roof.set_yticks([], minor=True)
+        plot.roofline(measured, copy, roof)
         roof.set_xlabel("operations a byte that auto's format moves")
-        roof.set_ylabel("Gflop/s")
         roof.set_title("Under the roof of the copy")
-        roof.grid()
         figure.savefig(path, dpi=150)

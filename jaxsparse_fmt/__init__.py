@@ -53,7 +53,7 @@ from jaxsparse_fmt.models import traffic
 from jaxsparse_fmt.saved import load, save
 
 if TYPE_CHECKING:
-    from jaxsparse_fmt import gallery
+    from jaxsparse_fmt import gallery, plot
     from jaxsparse_fmt.distributed import ShardedMatrix, save_rows, saved_rows, shard, shard_from_rows
 
 __all__ = [
@@ -101,6 +101,7 @@ __all__ = [
     "kron",
     "load",
     "plan",
+    "plot",
     "read_mtx",
     "save",
     "save_rows",
@@ -119,9 +120,9 @@ exportable(*FORMATS.values(), Basis, Between, Paired, Reordered, Transposed)
 
 
 def __getattr__(name: str) -> Any:
-    """Imports `gallery` and the names of `distributed` at their first use; most programs need neither."""
-    if name == "gallery":
-        return importlib.import_module("jaxsparse_fmt.gallery")
+    """Imports `gallery`, `plot` and the names of `distributed` at their first use; most programs need none."""
+    if name in ("gallery", "plot"):
+        return importlib.import_module(f"jaxsparse_fmt.{name}")
     if name in __all__:
         return getattr(importlib.import_module("jaxsparse_fmt.distributed"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -21,7 +21,7 @@ FLOORS = (
     "formats",
     "choose algebra",
     "convert compilation_cache",
-    "distributed solvers interchange saved",
+    "distributed solvers interchange saved plot doctor",
     "cli jaxsparse_fmt",
     "benchmarks",
 )
@@ -37,6 +37,7 @@ ALLOWED = {
     "io": NUMERIC | {"numba"},
     "distributed": THIRD_PARTY | {"pymetis"},
     "cli": THIRD_PARTY | {"rich", "matplotlib"},
+    "plot": THIRD_PARTY | {"matplotlib"},
     "solvers": {"numpy", "jax"},
 }
 # Modules of the solvers that import more: SciPy, other libraries, and the functions that make matrices.
@@ -169,7 +170,7 @@ def test_importing_the_package_leaves_heavy_modules_alone():
         "jax.experimental.pallas",
         "solvers",
         "jaxsparse_fmt.cli.main",
-        "jaxsparse_fmt.cli.plots",
+        "jaxsparse_fmt.plot",
         "jaxsparse_fmt.distributed",
     )
     assert not [name for name in loaded if name.startswith(heavy)]

@@ -15,7 +15,7 @@ import numpy as np
 import scipy.sparse
 
 import solvers
-from jaxsparse_fmt import gallery
+from jaxsparse_fmt import gallery, plot
 from jaxsparse_fmt._types import readable_bytes
 from jaxsparse_fmt.cli import arguments, measure, plots, process, tables
 from jaxsparse_fmt.cli.progress import Progress
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    args.plot = args.plot or ("demo.png" if plots.available() else None)
+    args.plot = args.plot or ("demo.png" if plot.available() else None)
     arguments.check_outputs(args)
     load = os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else math.nan
     with Progress() as progress, jax.enable_x64(True):

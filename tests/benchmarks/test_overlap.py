@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import overlap
 from benchmarks.overlap import Kernel
-from jaxsparse_fmt.cli import plots
+from jaxsparse_fmt import plot
 
 # A step: an exchange of 4 µs of which 3 lie beside the product, a reduction, and 1 µs without any kernel.
 STEP = [
@@ -58,7 +58,7 @@ def test_a_usual_step_is_one_that_does_not_wait_for_the_host():
 
 
 def test_a_timeline_is_drawn(tmp_path):
-    if not plots.available():
+    if not plot.available():
         pytest.skip("matplotlib is not installed")
     overlap.draw(tmp_path / "t.png", [MANY, MANY], "made up")
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt.cli import demo, main, plots
+from jaxsparse_fmt import plot
+from jaxsparse_fmt.cli import demo, main
 from tests.cli.conftest import POISSON
 from tests.cli.test_main import fact
 
@@ -70,7 +71,7 @@ def test_a_demo_that_disagrees_with_scipy_fails(tmp_path, monkeypatch, capsys):
 
 def test_a_demo_without_matplotlib_goes_without_the_picture(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(plots, "available", lambda: False)
+    monkeypatch.setattr(plot, "available", lambda: False)
     assert main.main(["demo", "--n", "4"]) == 0
     assert list(tmp_path.iterdir()) == []
 

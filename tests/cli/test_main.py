@@ -12,6 +12,7 @@ import pytest
 import scipy.sparse
 
 import jaxsparse_fmt as jsf
+from jaxsparse_fmt import plot
 from jaxsparse_fmt.cli import arguments, demo, main, measure, plots
 from jaxsparse_fmt.io import files
 from tests.cli.conftest import POISSON, written
@@ -258,7 +259,7 @@ def test_a_gpu_backend_without_a_gpu_is_refused(poisson: str, capsys):
 
 
 def test_without_matplotlib_a_picture_is_refused_with_the_cure(poisson: str, monkeypatch, capsys):
-    monkeypatch.setattr(plots, "available", lambda: False)
+    monkeypatch.setattr(plot, "available", lambda: False)
     assert "pip install 'jaxsparse[plot]'" in refused(capsys, "solve", poisson, "--plot", "a.png")
 
 

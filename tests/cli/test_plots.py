@@ -1,4 +1,4 @@
-"""Pictures: what they show is counted against dense arithmetic, and files are whole or not there."""
+"""Files with pictures are whole or not there, and name what they show."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import warnings
 import numpy as np
 import pytest
 import scipy.sparse
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from jaxsparse_fmt import gallery
 from jaxsparse_fmt.cli import plots
@@ -25,45 +23,12 @@ def canonical(case: zoo.Case) -> scipy.sparse.csr_array:
     return S
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.integers(1, 30), st.integers(1, 30), st.integers(1, 12), st.integers(0, 2**32 - 1))
-def test_density_counts_every_entry_in_its_own_cell(rows: int, cols: int, cells: int, seed: int):
-    stored = np.random.default_rng(seed).random((rows, cols)) < 0.3
-    share = plots.density(scipy.sparse.csr_array(stored), cells)
-    assert share.shape == (min(rows, cells), min(cols, cells))
-    of_row = np.arange(rows) * share.shape[0] // rows
-    of_col = np.arange(cols) * share.shape[1] // cols
-    for i, j in np.ndindex(*share.shape):
-        cell = stored[np.ix_(of_row == i, of_col == j)]
-        assert share[i, j] == pytest.approx(cell.mean())
-
-
 @pytest.mark.parametrize("case", zoo.CASES.values(), ids=str)
 def test_every_shape_is_drawn_without_a_warning(case: zoo.Case, tmp_path: pathlib.Path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         plots.draw(tmp_path / "matrix.svg", canonical(case), case.name)
     assert "entries" in (tmp_path / "matrix.svg").read_text()
-
-
-@pytest.mark.parametrize("case", zoo.CASES.values(), ids=str)
-def test_the_histogram_loses_no_row(case: zoo.Case):
-    S = canonical(case)
-    axes = plots.figure(S, case.name).axes[0]
-    legend = [text.get_text() for text in axes.get_legend().get_texts()] if axes.get_legend() else []
-    empty = int(np.count_nonzero(np.diff(S.indptr) == 0))
-    drawn = sum(bar.get_height() for bar in axes.patches)
-    assert drawn == S.shape[0] or (drawn == S.shape[0] - empty and f"empty {empty:,}" in legend)
-
-
-def test_uneven_rows_are_all_in_the_histogram():
-    S = gallery.power_law(3000, mean=4)
-    axes = plots.figure(S, "power law").axes[0]
-    lengths = np.diff(S.indptr)
-    empty = np.count_nonzero(lengths == 0)
-    assert axes.get_xscale() == axes.get_yscale() == "log" and empty > 0
-    assert sum(bar.get_height() for bar in axes.patches) == lengths.size - empty
-    assert f"empty {empty:,}" in [text.get_text() for text in axes.get_legend().get_texts()]
 
 
 def test_both_curves_and_the_tolerance_are_named():
@@ -104,9 +69,3 @@ def test_an_unknown_suffix_names_the_known(tmp_path: pathlib.Path):
 def test_a_missing_folder_is_named(tmp_path: pathlib.Path):
     with pytest.raises(FileNotFoundError, match=r"no folder .*nowhere"):
         plots.check(tmp_path / "nowhere" / "a.png")
-
-
-def test_without_matplotlib_the_message_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(plots, "available", lambda: False)
-    with pytest.raises(ImportError, match=r"pip install 'jaxsparse\[plot\]'"):
-        plots.check("a.png")

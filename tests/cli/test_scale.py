@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from jaxsparse_fmt import gallery
+from jaxsparse_fmt import gallery, plot
 from jaxsparse_fmt.choose import ranking
-from jaxsparse_fmt.cli import main, measure, plots, scale
+from jaxsparse_fmt.cli import main, measure, scale
 from jaxsparse_fmt.io import files
 from jaxsparse_fmt.models import traffic
 
@@ -47,7 +47,7 @@ def test_scale_prints_the_models_steps(poisson, capsys):
 
 @pytest.mark.deep
 def test_scale_measures_where_devices_exist_and_draws(poisson, tmp_path, capsys):
-    picture = ["--plot", str(tmp_path / "scale.png")] if plots.available() else []
+    picture = ["--plot", str(tmp_path / "scale.png")] if plot.available() else []
     assert main.main(["scale", poisson, "--devices", "1,4,64", "--measure", *picture]) == 0
     rows = lines(capsys.readouterr().out)
     assert rows["1"][-1] == "1.00" and float(rows["4"][-1]) > 0 and rows["64"][-2:] == ["-", "-"]

@@ -1,0 +1,142 @@
+"""Pictures: what they show is counted against dense arithmetic and against what the formats store."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jaxsparse_fmt as jsf
+from jaxsparse_fmt import gallery, plot
+from solvers import cg
+from tests import zoo
+
+pytest.importorskip("matplotlib")
+
+SMALL = {"csr5": {"tile_shape": (128, 8)}, "hll": {"slice_size": 4}, "pjds": {"block_size": 4}, "hyb": {"width": 2}}
+
+
+def empty_axes():
+    from matplotlib.figure import Figure
+
+    return Figure().add_subplot()
+
+
+def canonical(case: zoo.Case) -> scipy.sparse.csr_array:
+    S = scipy.sparse.csr_array(case.scipy())
+    S.sum_duplicates()
+    return S
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 30), st.integers(1, 30), st.integers(1, 12), st.integers(0, 2**32 - 1))
+def test_density_counts_every_entry_in_its_own_cell(rows: int, cols: int, cells: int, seed: int):
+    stored = np.random.default_rng(seed).random((rows, cols)) < 0.3
+    share = plot.density(scipy.sparse.csr_array(stored), cells)
+    assert share.shape == (min(rows, cells), min(cols, cells))
+    of_row = np.arange(rows) * share.shape[0] // rows
+    of_col = np.arange(cols) * share.shape[1] // cols
+    for i, j in np.ndindex(*share.shape):
+        cell = stored[np.ix_(of_row == i, of_col == j)]
+        assert share[i, j] == pytest.approx(cell.mean())
+
+
+@pytest.mark.parametrize("case", zoo.CASES.values(), ids=str)
+def test_the_histogram_loses_no_row(case: zoo.Case):
+    S = canonical(case)
+    axes = plot.row_lengths(S, empty_axes())
+    legend = [text.get_text() for text in axes.get_legend().get_texts()] if axes.get_legend() else []
+    empty = int(np.count_nonzero(np.diff(S.indptr) == 0))
+    drawn = sum(bar.get_height() for bar in axes.patches)
+    assert drawn == S.shape[0] or (drawn == S.shape[0] - empty and f"empty {empty:,}" in legend)
+
+
+def test_uneven_rows_are_all_in_the_histogram():
+    S = gallery.power_law(3000, mean=4)
+    axes = plot.row_lengths(S, empty_axes())
+    lengths = np.diff(S.indptr)
+    empty = np.count_nonzero(lengths == 0)
+    assert axes.get_xscale() == axes.get_yscale() == "log" and empty > 0
+    assert sum(bar.get_height() for bar in axes.patches) == lengths.size - empty
+    assert f"empty {empty:,}" in [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+@pytest.mark.parametrize("format", jsf.FORMATS)
+def test_layout_shows_every_entry_once_with_its_value(format: str):
+    S = gallery.poisson(3, dim=2)
+    S.data = np.arange(1.0, S.nnz + 1)
+    axes = plot.layout(jsf.from_scipy(S, format, **SMALL.get(format, {})), empty_axes())
+    values = sorted(float(text.get_text()) for text in axes.texts if text.get_fontsize() == 8)
+    assert values == S.data.tolist()
+
+
+def test_layout_gives_each_row_of_hll_a_thread_and_each_slice_its_own_width():
+    lengths = np.array([1, 3, 2, 2])
+    S = scipy.sparse.csr_array(np.tri(4, 3)[[0, 2, 1, 1]])
+    axes = plot.layout(jsf.from_scipy(S, "hll", slice_size=2), empty_axes())
+    hatched = [p for p in axes.patches if p.get_hatch()]
+    places = sorted((round(p.get_y() + 0.44), round(p.get_x() + 0.44)) for p in axes.patches if not p.get_hatch())
+    assert places == [(row, step) for row in range(4) for step in range(lengths[row])]
+    assert len(hatched) == 2 * 3 + 2 * 2 - lengths.sum()
+
+
+def test_layout_of_sdia_pales_what_a_product_does_not_read():
+    S = scipy.sparse.diags_array([1.0, 2.0, 1.0], offsets=[-1, 0, 1], shape=(5, 5)).tocsr()
+    axes = plot.layout(jsf.from_scipy(S, "sdia"), empty_axes())
+    pale = [p for p in axes.patches if not p.get_hatch() and p.get_alpha() < 0.5]
+    assert len(pale) == 4  # the lower diagonal
+
+
+def test_layout_of_a_large_matrix_is_refused_with_the_cure():
+    with pytest.raises(ValueError, match=r"at most 3,000, and A has 6,400.*A\[:20, :20\]"):
+        plot.layout(jsf.from_scipy(gallery.poisson(10), "csr"))
+
+
+def test_convergence_draws_the_history_of_a_solve_relative_to_its_start():
+    A = jsf.from_scipy(gallery.poisson(4), "csr")
+    sol = cg(A, np.ones(64), history=True, rtol=1e-6)
+    axes = plot.convergence({"cg": sol}, empty_axes(), rtol=1e-6)
+    x, y = axes.lines[0].get_data()
+    assert x.tolist() == list(range(sol.iterations + 1))
+    np.testing.assert_allclose(y, np.asarray(sol.history) / 8)  # ‖b‖
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["cg", "asked for: 1e-06"]
+
+
+def test_a_solve_without_history_is_refused_with_the_cure():
+    with pytest.raises(ValueError, match="'cg' has no history: call the solver with history=True"):
+        plot.convergence({"cg": cg(jsf.from_scipy(gallery.poisson(4), "csr"), np.ones(64))}, empty_axes())
+
+
+def test_points_of_a_roofline_lie_at_flops_a_byte_and_flops_a_second():
+    axes = plot.roofline(
+        {"one": (2.0, 8.0, 0.5), "two": ([1.0, 4.0], [2.0, 2.0], [1.0, 2.0])}, 10.0, empty_axes(), peak=8
+    )
+    points = np.concatenate([np.asarray(c.get_offsets()) for c in axes.collections])
+    np.testing.assert_allclose(points, [[0.25, 4.0], [0.5, 1.0], [2.0, 2.0]])
+    x, y = axes.lines[0].get_data()
+    np.testing.assert_allclose(y, np.minimum(10 * np.asarray(x), 8))
+
+
+def test_scaling_sorts_the_devices_and_leaves_out_what_was_not_measured():
+    axes = plot.scaling([8, 1, 2], [0.5, 1.0, 0.9], [None, 1.0, 0.8], empty_axes())
+    assert [list(line.get_xdata()) for line in axes.lines] == [[1, 2, 8], [1, 2]]
+
+
+@pytest.mark.parametrize("draw", [plot.spy, plot.row_lengths, plot.layout])
+def test_a_picture_without_axes_makes_its_own(draw):
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    axes = draw(jsf.from_scipy(gallery.poisson(3, dim=2), "csr"))
+    assert axes is pyplot.gca() and axes.get_title()
+    pyplot.close(axes.figure)
+
+
+def test_without_matplotlib_the_message_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(plot, "available", lambda: False)
+    with pytest.raises(ImportError, match=r"pip install 'jaxsparse\[plot\]'"):
+        plot.spy(gallery.poisson(2))
