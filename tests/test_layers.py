@@ -15,7 +15,9 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 # A line may import what stands in a line above it; modules of one folder import each other, without circles.
 FLOORS = (
-    "_types _version io",
+    "_types _version",
+    "machine_code",
+    "io",
     "kernels models gallery",
     "core",
     "formats",
@@ -35,6 +37,7 @@ ALLOWED = {
     "models": NUMERIC,
     "gallery": NUMERIC,
     "io": NUMERIC | {"numba"},
+    "machine_code": {"numba", "llvmlite"},
     "distributed": THIRD_PARTY | {"pymetis"},
     "cli": THIRD_PARTY | {"rich", "matplotlib"},
     "plot": THIRD_PARTY | {"matplotlib"},
@@ -55,7 +58,7 @@ BY_NAME = ["jaxsparse_fmt", "jaxsparse_fmt.core.matrix", "jaxsparse_fmt.core.ope
 # Imported where they are used, so that `import jaxsparse_fmt` and `import solvers` do not pay for them.
 LAZY = ("rich", "matplotlib", "pyamg", "pymetis", "jax.experimental", "jax._src", "numba", "llvmlite")
 # Modules that are themselves imported so, inside functions of their neighbours.
-KERNELS = ("numba_kernels", "chunk_kernels", "tile_kernels", "objects", "xla_call", "xla_kernels")
+KERNELS = ("handler", "numba_kernels", "chunk_kernels", "tile_kernels", "xla_kernels")
 LATE = {f"jaxsparse_fmt.kernels.cpu.{name}" for name in KERNELS}
 
 

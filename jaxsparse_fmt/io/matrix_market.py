@@ -309,12 +309,11 @@ def _scanned(head: _Head, text: bytes, room: int | None = None) -> _Scanned:
     """The entries of whole lines up to the first fault, or to `room`."""
     n_index, n_value = head.parts
     room = len(text) // (2 * sum(head.parts)) + 1 if room is None else room  # an entry has at least so many bytes
-    place, value = np.empty((n_index, room), np.int64), np.empty(room * n_value)
-    late = np.empty((room * n_value, 2), np.int64)
-    given = head.parts, (head.rows, head.cols), place, value, late
-    entries, n_late, lines, ended, at = mtx_entries.read(text, *given)
+    written = mtx_entries.Room.of(n_index, n_value, room)
+    place, value = written.place.reshape(n_index, room), written.value
+    entries, n_late, lines, ended, at = mtx_entries.read(text, written, head.parts, (head.rows, head.cols))
 
-    for slot, start in late[:n_late].tolist():
+    for slot, start in written.late[:n_late].tolist():
         if slot >= entries * n_value:
             break  # this value belongs to the line at fault
         word = _word(text, start)

@@ -13,50 +13,85 @@ own reader skips (scanf in mmio.c), and a plus sign is read as in C and Fortran.
 meaning: comments after the head and behind entries, the D of Fortran's double precision, infinities and NaN, lines of
 up to 65,536 bytes. Values of integer files are read as reals.
 
-As Python the function reads some 7 MB a second without waiting for a compiler. Compiled it reads 500 MB a second on a
-core; compiling takes two seconds once a machine, and loading the code half a second in every later process.
+As Python the function reads some 7 MB a second without waiting for a compiler. Numba compiles it in two seconds, once a
+machine; `machine_code.py` keeps the code, and later processes link it in a few milliseconds.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import types
 import warnings
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxsparse_fmt import machine_code
+
 LONGEST = 65_536  # bytes of a line
-ENOUGH = 1 << 21  # bytes that take Python as long as it takes to load Numba
+ENOUGH = 1 << 20  # bytes that Python reads at most in a process, before it waits for a compiler
 DONE, MANY, LONG, SHAPE, RANGE = range(5)  # the end of a call: no fault, an entry too many, a fault of a line
 
 SMALLEST_POWER, LARGEST_POWER = -342, 308  # of ten: beyond, every 18-digit number is 0 or infinite
+POWERS = LARGEST_POWER - SMALLEST_POWER + 1
 TENS = 10.0 ** np.arange(23)  # the powers that are exact
-NO_FIVES = np.zeros((2, 0), np.uint64)
 BEYOND = 4 * 10**18  # larger than any index
 
 
+class Room(NamedTuple):
+    """What `scan` writes, of text with `most` entries.
+
+    Attributes:
+      place: [indices · most] int64, those of the rows, then those of the columns; they count from 0.
+      value: [most · numbers] float64.
+      late: [most · numbers, 2] int64: place in `value`, and start in the text, of the values left to the caller.
+      found: [5] int64: entries, values left to the caller, complete lines, the code that ended the call, the start of
+        the line at fault.
+    """
+
+    place: np.ndarray
+    value: np.ndarray
+    late: np.ndarray
+    found: np.ndarray
+
+    @classmethod
+    def of(cls, n_index: int, n_value: int, most: int) -> Room:
+        places, late = np.empty(n_index * most, np.int64), np.empty((most * n_value, 2), np.int64)
+        return cls(places, np.empty(most * n_value), late, np.zeros(5, np.int64))
+
+
 def scan(
-    text: Any,  # [bytes] uint8, or bytes; whole lines
-    counts: tuple[int, int],  # the indices of an entry, and the numbers of its value
-    shape: tuple[int, int],  # rows, columns
-    place: np.ndarray,  # [indices, room] int64, written: indices that count from 0
-    value: np.ndarray,  # [room · numbers] float64, written
-    late: np.ndarray,  # [room · numbers, 2] int64, written: place in value, and start, of the values left to the caller
-    fives: np.ndarray,  # of `powers_of_five`; an array without columns leaves all values to the caller
-) -> tuple[int, int, int, int, int]:
+    text: Any,  # [length] uint8; whole lines
+    fives: Any,  # of `powers_of_five`, flat
+    place: Any,  # what `Room` has, flat
+    value: Any,
+    late: Any,
+    found: Any,
+    length: int,
+    n_index: int,  # the indices of an entry
+    n_value: int,  # the numbers of its value
+    rows: int,
+    cols: int,
+    room: int,  # entries
+    rounds: int,  # 0: all values are left to the caller
+) -> None:
     """Reads the entries of a text up to the first fault, and at most as many as there is room for.
 
     A value is correctly rounded: by one product or quotient where decimal and power of ten are exact (Clinger, "How to
     read floating point numbers accurately", 1990), else by `nearest`. The caller must read the rest: subnormal and
     infinite results, words, and numbers that are decided by digits after the 18th.
-
-    Returns:
-      (entries, values left to the caller, complete lines, the code that ended the call, the start of the line at fault)
     """
+    found[0], found[1], found[2], found[3], found[4] = entries(
+        text, fives, place, value, late, length, n_index, n_value, rows, cols, room, rounds
+    )
+
+
+def entries(text, fives, place, value, late, length, n_index, n_value, rows, cols, room, rounds):
+    """The same; returns what `found` holds."""
     k, n_late, n_lines, at = 0, 0, 0, 0
-    (n_index, n_value), room = counts, place.shape[1]
-    while at < len(text):
+    while at < length:
         line = at
         at = blank(text, at)
         if text[at] != 10 and text[at] != 37:
@@ -67,28 +102,27 @@ def scan(
                 token = blank(text, at)
                 if field < n_index:
                     index, at = integer(text, token)
-                    outside |= index < 1 or index > shape[field]
-                    place[field, k] = index - 1
+                    outside |= index < 1 or index > (cols if field else rows)
+                    place[field * room + k] = index - 1
                 else:
                     negative, decimal, power, lost, at = number(text, token)
                     slot = k * n_value + field - n_index
-                    found = np.nan
-                    if fives.size == 0 or lost < 0:
+                    x = np.nan
+                    if rounds == 0 or lost < 0:
                         pass
                     elif decimal == 0:
-                        found = 0.0
+                        x = 0.0
                     elif lost == 0 and decimal <= 2**53 and -22 <= power <= 22:
-                        found = float(decimal)
-                        found = found * TENS[power] if power >= 0 else found / TENS[-power]
+                        x = float(decimal)
+                        x = x * TENS[power] if power >= 0 else x / TENS[-power]
                     elif SMALLEST_POWER <= power <= LARGEST_POWER:
-                        found = nearest(decimal, power, fives)
-                        if lost > 0 and found != nearest(decimal + 1, power, fives):
-                            found = np.nan
-                    if found == found:
-                        value[slot] = -found if negative else found
+                        x = nearest(decimal, power, fives)
+                        if lost > 0 and x != nearest(decimal + 1, power, fives):
+                            x = np.nan
+                    if x == x:
+                        value[slot] = -x if negative else x
                     else:
-                        late[n_late, 0] = slot
-                        late[n_late, 1] = token
+                        late[2 * n_late], late[2 * n_late + 1] = slot, token
                         n_late += 1
                 if at == token or not (text[at] <= 32 or text[at] == 37):
                     return k, n_late, n_lines, SHAPE, line
@@ -185,7 +219,7 @@ def number(text: Any, at: int) -> tuple[bool, int, int, int, int]:
     return negative, decimal, power, lost, at
 
 
-def nearest(decimal: int, power: int, fives: np.ndarray) -> float:
+def nearest(decimal: int, power: int, fives: Any) -> float:
     """decimal · 10^power as the nearest float64, by Lemire, "Number parsing at a gigabyte per second" (2021).
 
     Returns:
@@ -198,9 +232,9 @@ def nearest(decimal: int, power: int, fives: np.ndarray) -> float:
             wide <<= np.uint64(step)
             zeros += step
         step >>= 1
-    high, low = product(wide, fives[0, power - SMALLEST_POWER])
+    high, low = product(wide, fives[power - SMALLEST_POWER])
     if (high & np.uint64(511)) == np.uint64(511):
-        more = product(wide, fives[1, power - SMALLEST_POWER])[0]
+        more = product(wide, fives[power - SMALLEST_POWER + POWERS])[0]
         low += more
         if more > low:
             high += np.uint64(1)
@@ -244,31 +278,25 @@ def powers_of_five() -> np.ndarray:
     return np.array(table, np.uint64).T.copy()
 
 
-_ARGUMENTS = "Array(uint8, 1, 'C', readonly=True), UniTuple(int64, 2), UniTuple(int64, 2)"
-_WRITTEN = "int64[:, ::1], float64[::1], int64[:, ::1]"
-_SIGNATURE = f"UniTuple(int64, 5)({_ARGUMENTS}, {_WRITTEN}, uint64[:, ::1])"
+def _make() -> tuple[Any, str]:
+    """`scan` and its signature for Numba; the functions that it calls are compiled copies."""
+    import numba
+
+    njit: Any = numba.njit  # whose types do not know all options
+    scope = dict(globals())
+    for function in (blank, integer, number, product, nearest, entries):
+        copy = types.FunctionType(function.__code__, scope, function.__name__)
+        options = {"error_model": "numpy", "_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+        scope[function.__name__] = njit(**options)(copy)
+    arrays = ", ".join(f"CPointer({t})" for t in ("uint8", "uint64", "int64", "float64", "int64", "int64"))
+    return types.FunctionType(scan.__code__, scope, "scan"), f"void({arrays}, {', '.join(['int64'] * 7)})"
 
 
 @functools.cache
-def compiled() -> Any:
-    """`scan` as machine code that releases the GIL; None, after a warning, where Numba cannot make it.
-
-    Numba keeps the code beside this file, else in its folder of the user (NUMBA_CACHE_DIR names another). If neither
-    can be written, every process compiles.
-    """
+def compiled() -> Callable[..., None] | None:
+    """`scan` as machine code that releases the GIL; None, after a warning, where Numba cannot make it."""
     try:
-        import numba
-
-        options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
-        scope = dict(globals())
-        for function in (blank, integer, number, product, nearest):
-            copy = types.FunctionType(function.__code__, scope, function.__name__)
-            scope[function.__name__] = numba.njit(**options)(copy)
-        copy = types.FunctionType(scan.__code__, scope, "scan")
-        try:
-            return numba.njit(_SIGNATURE, cache=True, **options)(copy)
-        except Exception:  # no folder can be written, or the code kept there is damaged
-            return numba.njit(_SIGNATURE, **options)(copy)
+        address = machine_code.address(_make, "scan")
     except Exception as error:
         warnings.warn(
             f"Numba cannot compile the reader of Matrix Market files, which is a hundred times as slow without: "
@@ -276,20 +304,28 @@ def compiled() -> Any:
             stacklevel=2,
         )
         return None
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 6, *[ctypes.c_int64] * 7)(address)
 
 
 _as_python = 0  # bytes read so far
 
 
-def read(text: bytes, *given: Any) -> tuple[int, int, int, int, int]:
+def read(text: bytes, room: Room, counts: tuple[int, int], shape: tuple[int, int]) -> tuple[int, ...]:
     """`scan` as Python, until `compiled` was called or Python has read `ENOUGH` bytes in this process.
 
     Args:
-      given: the arguments of `scan` from `counts` to `late`.
+      counts: the indices of an entry, and the numbers of its value; shape: rows and columns.
+
+    Returns:
+      `Room.found`.
     """
     global _as_python
+    most = room.place.size // counts[0] if counts[0] else room.value.size // counts[1]
+    sizes = len(text), *counts, *shape, most
     if (compiled.cache_info().currsize or _as_python + len(text) > ENOUGH) and (quick := compiled()):
-        return quick(np.frombuffer(text, np.uint8), *given, powers_of_five())
-    _as_python += len(text)
-    arguments: list[Any] = [text, *given, NO_FIVES]
-    return scan(*arguments)
+        quick(*(a.ctypes.data for a in (np.frombuffer(text, np.uint8), powers_of_five(), *room)), *sizes, 1)
+    else:
+        _as_python += len(text)
+        place, value, late, found = room
+        scan(text, None, place, value, late.reshape(-1), found, *sizes, 0)
+    return tuple(room.found.tolist())

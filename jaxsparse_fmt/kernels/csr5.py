@@ -54,7 +54,7 @@ def product(
     shares = selection.shares_memory(backend)
     n_heads = tiles.lanes * (block_columns if shares else batch * tiles.n_tiles * p)
     backend = supported(backend, values, x, size=max(batch * n_rows * p, n_heads))
-    y = spmv_cpu.product_of_tiles(values, x, arrays, tiles=tiles) if backend == "numba" else None
+    y = spmv_cpu.of_tiles("product", values, x, arrays, tiles=tiles) if backend == "numba" else None
     if y is not None:
         return y[:, : n_rows - n_pieces], y[:, n_rows - n_pieces :]
     if not selection.is_pallas(backend):

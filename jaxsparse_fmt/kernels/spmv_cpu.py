@@ -6,7 +6,7 @@ A function here returns None where there is no kernel: for some rules, and where
     Jagged                                        every face: JDS, pJDS
     Subwarp, Bisected with Explicit columns        the product: sums of lanes, which XLA folds
     Slices, Starts with Diagonal columns          the product, of one slice: DIA, SDIA and their transposed
-    Tiles                                         the product: CSR5
+    Tiles                                         every face: CSR5
 
 The sizes of a call alone decide into how many pieces it is cut, so results are the same to the last bit with any number
 of threads. Below `LAUNCH.serial_entries` a call is one piece. Pieces of a transposed product add into copies of the
@@ -15,15 +15,12 @@ result, as many as cost little beside their entries, and XLA adds the copies in 
 
 from __future__ import annotations
 
-import math
-
 import jax
 import jax.numpy as jnp
 
 from jaxsparse_fmt._types import index_dtype
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
 from jaxsparse_fmt.kernels.cpu import ffi
-from jaxsparse_fmt.kernels.cpu.abi import CHUNKS
 from jaxsparse_fmt.kernels.layout.address import Arrays, Bisected, Jagged, Slices, Starts, Subwarp
 from jaxsparse_fmt.kernels.layout.columns import Blocked, Delta, Diagonal, Explicit, is_read
 from jaxsparse_fmt.kernels.layout.rule import Rule
@@ -59,9 +56,8 @@ def transposed(values: Array, y: Array, arrays: Arrays, *, rule: Rule) -> Array 
     if not storage(rule):
         return None
     (batch, _, p), n_cols = y.shape, rule.shape[1]
-    copies = min(rule.n_stored // max(LAUNCH.entries_a_copy * n_cols, 1), LAUNCH.most_copies, _pieces(rule, p))
-    x = call("transposed", values, y, arrays, rule, (batch, max(copies, 1), n_cols, p))
-    return None if x is None else x[:, 0] if copies <= 1 else jnp.sum(x, axis=1)
+    x = call("transposed", values, y, arrays, rule, (batch, _copies(rule, p), n_cols, p))
+    return None if x is None else jnp.sum(x, axis=1)
 
 
 def storage(rule: Rule) -> str | None:
@@ -83,31 +79,29 @@ def call(face: str, a: Array, b: Array, arrays: Arrays, rule: Rule, shape: tuple
       shape: of the result; a transposed product has one copy of it for each piece, [b, copies, n_cols, p].
     """
     address, p, kind = rule.address, b.shape[2], storage(rule) or "lanes"
+    if kind == "rows" and face == "product" and p > 1:
+        face = "columns"
     ptr = arrays.get("col_start" if kind == "jagged" else "slice_ptr")
     if ptr is None:
         ptr = jnp.array([0, rule.n_stored], index_dtype(rule.n_stored))
-    pieces = shape[1] if face == "transposed" else _pieces(rule, p)
-    columns = arrays[COLUMNS.get(kind, "col_idx")]
-    index, column, more = (columns, ptr, arrays.get("perm")), rule.column, {}
-    if kind in CHUNKS:
-        pattern, start = arrays.get("pattern"), arrays.get("index_start")
-        more = {"masked": _masked(pattern), "mixed": int(start is not None)}
-        if isinstance(column, Blocked):
-            more |= {"block_rows": column.rows, "block_columns": column.columns}
-        wide = None if start is None else arrays["col_idx"]
-        index += (pattern if more["masked"] == 2 else None, arrays.get("col_base"), start, wide)
+    pattern, start, column = arrays.get("pattern"), arrays.get("index_start"), rule.column
+    index = {"columns": arrays[COLUMNS.get(kind, "col_idx")], "ptr": ptr, "perm": arrays.get("perm")}
+    index |= {"base": arrays.get("col_base"), "start": start, "pattern": pattern if _masked(pattern) == 2 else None}
+    blocks = {"block_rows": column.rows, "block_columns": column.columns} if isinstance(column, Blocked) else {}
     return ffi.call(
         f"{face} {kind}",
         (a, b),
-        index,
+        index | {"wide": None if start is None else arrays["col_idx"]},
         shape,
-        n_out=math.prod(shape[2 if face == "transposed" else 1 :]),
         n_rows=shape[1] if face == "product" else rule.shape[0],
         n_cols=rule.shape[1],
+        n_places=rule.n_stored,
         p=p,
         lanes=0 if isinstance(address, Jagged) else address.lanes,
-        pieces=pieces * shape[0],
-        **more,
+        pieces=shape[1] if face == "transposed" else _pieces(rule, p),
+        masked=_masked(pattern),
+        mixed=int(start is not None),
+        **blocks,
     )
 
 
@@ -116,49 +110,50 @@ def _product_of_diagonals(values: Array, x: Array, arrays: Arrays, rule: Rule) -
     if not isinstance(address, Slices) or address.lanes < n_rows or "slice_ptr" in arrays or "perm" in arrays:
         return None
     pattern, start, (batch, _, p) = arrays.get("pattern"), arrays.get("start"), x.shape
-    masked = _masked(pattern)
     if start is None:
         start = jnp.arange(offsets.shape[0], dtype=index_dtype(rule.n_stored)) * address.lanes
     return ffi.call(
         "product diagonals",
         (values, x),
-        (offsets, start, pattern if masked == 2 else None),
+        {"columns": offsets, "ptr": start, "pattern": pattern if _masked(pattern) == 2 else None},
         (batch, n_rows, p),
-        n_out=n_rows * p,
         n_rows=n_rows,
         n_cols=n_cols,
         p=p,
-        masked=masked,
-        pieces=_pieces(rule, p, offsets.shape[0] * n_rows) * batch,
+        masked=_masked(pattern),
+        pieces=_pieces(rule, p, offsets.shape[0] * n_rows),
     )
 
 
-def product_of_tiles(values: Array, x: Array, arrays: Arrays, *, tiles: Tiles) -> Array | None:  # [b, n_rows, p]
-    """A·x of CSR5, pieces behind the rows."""
-    (batch, _, p), n_rows, narrow, start = x.shape, tiles.shape[0], "marked_delta" in arrays, arrays.get("index_start")
+def of_tiles(face: str, a: Array, b: Array, arrays: Arrays, *, tiles: Tiles) -> Array | None:
+    """A face of CSR5, with the operands of `call`; pieces of rows stand behind the rows."""
+    (batch, _, p), (n_rows, n_cols), start = b.shape, tiles.shape, arrays.get("index_start")
     if tiles.n_tiles == 0:
         return None
-    wide = None if start is None else arrays["marked_col"]
-    return ffi.call(
-        "product narrow-tiles" if narrow else "product tiles",
-        (values, x),
-        (
-            arrays["marked_delta" if narrow else "marked_col"],
-            jnp.zeros(1, jnp.int32) if start is None else start,
-            arrays["lane_row"],
-            arrays.get("col_base"),
-            wide,
-        ),
-        (batch, n_rows, p),
-        n_out=n_rows * p,
+    narrow, wide = arrays.get("marked_delta"), arrays.get("marked_col")
+    pieces = _copies(tiles, p) if face == "transposed" else _pieces(tiles, p)
+    shapes = {"product": (n_rows, p), "transposed": (pieces, n_cols, p), "outer": (tiles.n_stored,)}
+    out = ffi.call(
+        f"{face} tiles" if narrow is None else f"{face} narrow-tiles",
+        (a, b),
+        {
+            "columns": wide if narrow is None else narrow,
+            "ptr": jnp.zeros(1, jnp.int32) if start is None else start,
+            "perm": arrays["lane_row"],
+            "base": arrays.get("col_base"),
+            "start": start,
+            "wide": wide,
+        },
+        (batch, *shapes[face]),
         n_rows=n_rows,
-        n_cols=tiles.shape[1],
+        n_cols=n_cols,
         p=p,
         lanes=tiles.lanes,
         entries=tiles.entries,
         mixed=int(start is not None),
-        pieces=_pieces(tiles, p) * batch,
+        pieces=pieces,
     )
+    return out if out is None or face != "transposed" else jnp.sum(out, axis=1)
 
 
 def _masked(pattern: Array | None) -> int:
@@ -170,3 +165,9 @@ def _pieces(rule: Rule | Tiles, p: int, entries: int | None = None) -> int:
     """The number of pieces into which a member of the batch is cut."""
     work = ((rule.n_stored if entries is None else entries) + rule.shape[0]) * p
     return 1 if work < LAUNCH.serial_entries else min(max(work // LAUNCH.piece_entries, 1), LAUNCH.most_pieces)
+
+
+def _copies(rule: Rule | Tiles, p: int) -> int:
+    """The number of pieces of a transposed product, each of which adds into a copy of the result."""
+    most = rule.n_stored // max(LAUNCH.entries_a_copy * rule.shape[1], 1)
+    return max(min(most, LAUNCH.most_copies, _pieces(rule, p)), 1)

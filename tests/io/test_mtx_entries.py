@@ -112,15 +112,14 @@ def test_few_decimals_are_left_to_python():
     rng = np.random.default_rng(22)
     x = rng.standard_normal(4000) * 10.0 ** rng.integers(-200, 200, 4000)
     text = "".join(f"{v!r}\n{v:.6g}\n{v:.18e}\n{v:.40e}\n" for v in x.tolist()).encode()
-    quick = mtx_entries.compiled()
-    assert quick is not None
-    place, value, late = np.empty((0, 16_000), np.int64), np.empty(16_000), np.empty((16_000, 2), np.int64)
-    given = (0, 1), (16_000, 1), place, value, late, mtx_entries.powers_of_five()
-    entries, n_late, *_ = quick(np.frombuffer(text, np.uint8), *given)
+    assert mtx_entries.compiled() is not None
+    room = mtx_entries.Room.of(0, 1, 16_000)
+    entries, n_late, *_ = mtx_entries.read(text, room, (0, 1), (16_000, 1))
     assert entries == 16_000 and n_late < 16
 
 
-def test_without_numba_files_are_read_with_a_warning(monkeypatch):
+def test_without_numba_files_are_read_with_a_warning(monkeypatch, tmp_path):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))  # no kept code
     monkeypatch.setitem(sys.modules, "numba", None)
     monkeypatch.setattr(mtx_entries, "compiled", functools.cache(mtx_entries.compiled.__wrapped__))
     monkeypatch.setattr(matrix_market, "_PIECE", 16)

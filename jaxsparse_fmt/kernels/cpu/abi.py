@@ -1,34 +1,30 @@
-"""Names and numbers that XLA's programs, the handler that they call and the table of kernels must agree on."""
+"""Names and numbers that XLA's programs, the handler that they call and the kernels must agree on."""
 
 import itertools
 
 import numpy as np
 
 TARGET = "jaxsparse_native"  # the handler's name in XLA
-TABLE = "jaxsparse_native_kernels"  # the symbol of the table of kernels' addresses
-# The numbers of every call: the kernel, pieces, members of the batch, lengths of the two operands and of the result of
-# one member (of one piece in a transposed product), and what the kernels need.
+N_OPERANDS = 9  # arrays that a kernel gets beside its result: a, b, and those of `numba_kernels.Operands`
+# The numbers of every call. What the handler reads: the kernel, the members of the batch and the pieces of a member,
+# and the bytes from one member to the next of the two operands and of the result, and from piece to piece of the
+# result. What the kernel reads: the rest.
 SIZES = (
-    *("kernel", "pieces", "batch", "n_a", "n_b", "n_out"),
-    *("n_rows", "n_cols", "p", "lanes", "n_index", "n_ptr", "n_perm", "masked"),
-    *("block_rows", "block_columns", "entries", "mixed"),
+    *("kernel", "batch", "pieces", "a_bytes", "b_bytes", "out_bytes", "piece_bytes"),
+    *("n_rows", "n_cols", "p", "lanes", "n_ptr", "n_perm", "masked", "mixed"),
+    *("block_rows", "block_columns", "entries", "n_places"),
 )
 
 FACES = ("product", "transposed", "outer")
-CHUNKS = ("deltas", "offsets", "blocks", "jagged")  # the storages of `chunk_kernels.py`
+CHUNKS = ("lanes", "deltas", "offsets", "blocks", "jagged")  # the storages of `chunk_kernels.py`
 KINDS = (
-    *("product rows", "product lanes", "product diagonals"),
-    *("transposed rows", "transposed lanes", "outer rows", "outer lanes"),
+    *("product rows", "columns rows", "transposed rows", "outer rows", "product diagonals"),
     *(f"{face} {chunks}" for chunks in CHUNKS for face in FACES),
-    *("product tiles", "product narrow-tiles"),
+    *(f"{face} {tiles}" for tiles in ("tiles", "narrow-tiles") for face in FACES),
 )
 FLOATS = tuple(map(np.dtype, ("float32", "float64", "complex64", "complex128")))
 POINTERS = tuple(map(np.dtype, ("int32", "int64")))
-# A kernel has the same number in every process, since programs are kept on disk. 0 is the task that threads run.
-NUMBERS = {key: 1 + i for i, key in enumerate(itertools.product(KINDS, FLOATS, FLOATS, POINTERS))}
+# A kernel has the same number in every process, since programs are kept on disk.
+NUMBERS = {key: i for i, key in enumerate(itertools.product(KINDS, FLOATS, FLOATS, POINTERS))}
 KEYS = tuple(NUMBERS)
-# Behind the kernels the table holds the addresses of an error message, of `ffi._address_of` and of the handler.
-MESSAGE = 1 + len(NUMBERS)
-COMPILE = 1 + MESSAGE
-HANDLER = 1 + COMPILE
-METADATA, INTERNAL = 1, 13  # XLA's numbers of a type of extension and of a kind of error
+METADATA, INTERNAL, EXECUTE = 1, 13, 3  # XLA's numbers of a type of extension, of a kind of error, and of a stage

@@ -1,4 +1,4 @@
-"""Kernels for the CPU, in Numba, of storage in chunks whose columns are not one 32-bit index a place.
+"""Kernels for the CPU, in Numba, of storage in chunks: slices of rows, entry by entry.
 
 A chunk has one place for each lane of its slice. A kernel first reads what the chunk's places share, its head:
 
@@ -7,58 +7,60 @@ A chunk has one place for each lane of its slice. A kernel first reads what the 
 and then decodes the column of a place from the head, the lane and the row. `of_chunks` makes the three kernels from
 the two functions of a storage:
 
+    lanes      ELL to HLL: 32 bits
     deltas     SELL: 16 bits above the chunk's least column; 32 bits in slices that are too wide
     offsets    HDIA, DIA: row + offset
     blocks     BSR: the column of a block of block_rows × block_columns
     jagged     JDS, pJDS: one slice, whose chunks hold ever fewer rows; 32 bits
 
-Shapes, padding and the order of sums are those of `numba_kernels.py`, so results equal those of HLL to the last bit
+Operands, padding and the order of sums are those of `numba_kernels.py`, so results equal those of CSR to the last bit
 where no place lies between entries.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from jaxsparse_fmt.kernels.cpu.numba_kernels import BLOCK, U, _inner, _lanes_of, _scatter, compiled, inlined
+from jaxsparse_fmt.kernels.cpu.numba_kernels import BLOCK, U, clear, clear_behind, compiled, inlined, inner, scatter
 
 PADDING = 0xFFFF  # `layout/columns.py`'s
 
 
-class Chunks(NamedTuple):
-    """The operands; from n_rows on uint64.
-
-    Attributes:
-      a, b, out: as in `numba_kernels.Operands`.
-      columns: delta, offsets, block_col or col_idx; wide: the `col_idx` of slices that are too wide for `delta`.
-      ptr: slice_ptr, or col_start of jagged chunks.
-      base: [n_chunks] col_base; start: [n_slices] index_start, read where `mixed`.
-      pattern, masked: as in `numba_kernels.Diagonals`.
-    """
-
-    a: Any
-    b: Any
-    out: Any
-    columns: Any
-    ptr: Any
-    perm: Any
-    pattern: Any
-    base: Any
-    start: Any
-    wide: Any
-    n_rows: Any
-    n_cols: Any
-    p: Any
-    lanes: Any
-    block_rows: Any
-    block_columns: Any
-    masked: Any
-    mixed: Any
+@compiled
+def lanes_before(o, lanes, piece, pieces):
+    """The first slice of a piece, and its first lane in that slice; all pieces have equally many places."""
+    ptr, n_slices = o.ptr, np.int64(o.n_ptr) - 1
+    if piece == 0:
+        return 0, 0
+    if piece >= pieces:
+        return n_slices, 0
+    target = np.int64(ptr[n_slices]) * piece // pieces
+    low, high = 0, n_slices  # the last slice that begins at target or before
+    while low + 1 < high:
+        middle = (low + high) // 2
+        if np.int64(ptr[middle]) <= target:
+            low = middle
+        else:
+            high = middle
+    width = (np.int64(ptr[low + 1]) - np.int64(ptr[low])) // lanes
+    lane = 0 if width == 0 else min((target - np.int64(ptr[low])) // width, lanes)
+    return low, lane // 16 * 16  # whole cache lines
 
 
 # ------------------------------------------------------------------------------------- the head of a chunk, the column
+
+
+@inlined
+def _head_of_lanes(o, s, k):
+    at = U(o.ptr[s]) + k * o.lanes
+    return at, at, np.int64(0), o.lanes
+
+
+@inlined
+def _column_in_full(o, head, lane, row):
+    return U(np.uint32(o.columns[head[1] + lane]))
 
 
 @inlined
@@ -110,31 +112,30 @@ def _head_of_jagged(o, s, k):
     return at, at, np.int64(0), U(o.ptr[k + U(1)]) - at
 
 
-@inlined
-def _column_of_jagged(o, head, lane, row):
-    return U(np.uint32(o.columns[head[1] + lane]))
-
-
-@inlined
-def _width(o, s):
-    return (U(o.ptr[s + 1]) - U(o.ptr[s])) // o.lanes
-
-
-@inlined
-def _width_of_jagged(o, s):
-    return U(len(o.ptr) - 1)
-
-
 # ------------------------------------------------------------------------------------------------------- three kernels
 
 
 def of_chunks(head_of: Any, column_of: Any, *, holes: bool = False, jagged: bool = False) -> tuple[Any, Any, Any]:
-    """The product, the transposed and the outer product of the lanes from `begin` to `end`, (slice, lane) each.
+    """The product, the transposed and the outer product of the lanes of a piece.
 
     Args:
       holes: whether places may have a valid column and hold no entry; jagged: whether chunks differ in length.
     """
-    width = _width_of_jagged if jagged else _width
+
+    @compiled
+    def bounds(o, piece, pieces):
+        """The lanes of a slice; the begin and the end of a piece, (slice, lane) each."""
+        lanes = np.int64(o.lanes)
+        if jagged:
+            lanes = np.int64(o.n_rows)  # and the padding of the first chunk, the longest
+            if o.n_ptr > U(1):
+                lanes = max(lanes, np.int64(o.ptr[1]) - np.int64(o.ptr[0]))
+            return lanes, (0, lanes * piece // pieces), (0, lanes * (piece + 1) // pieces)
+        return lanes, lanes_before(o, lanes, piece, pieces), lanes_before(o, lanes, piece + 1, pieces)
+
+    @inlined
+    def width(o, s):
+        return o.n_ptr - U(1) if jagged else (U(o.ptr[s + 1]) - U(o.ptr[s])) // o.lanes
 
     @inlined
     def is_hole(o, at, v):
@@ -142,51 +143,50 @@ def of_chunks(head_of: Any, column_of: Any, *, holes: bool = False, jagged: bool
             return False
         if o.masked == U(2):
             return (o.pattern[at >> U(3)] >> (at & U(7))) & U(1) == U(0)
-        return o.masked == U(1) and v == type(v)(0)
+        return o.masked == U(1) and v == o.zero
 
     @inlined
-    def term(o, head, lane, row, q, zero):
+    def term(o, head, lane, row, q):
         if jagged and lane >= head[3]:
-            return zero
+            return o.zero
         c = column_of(o, head, lane, row)
         if c >= o.n_cols:
-            return zero
-        v = type(zero)(o.a[head[0] + lane])
-        product = v * type(zero)(o.b[c * o.p + q])  # before the test: no branch that holes make hard to predict
-        return zero if is_hole(o, head[0] + lane, v) else product
+            return o.zero
+        v = type(o.zero)(o.a[head[0] + lane])
+        product = v * type(o.zero)(o.b[c * o.p + q])  # before the test: no branch that holes make hard to predict
+        return o.zero if is_hole(o, head[0] + lane, v) else product
 
     @compiled
     def add_chunks(o, heads, count, first, lane, rows, q):
         """Adds to y an entry of each of `count` chunks, in `rows` lanes from `lane` on of a slice at row `first`."""
-        zero = o.out.dtype.type(0)
         for i in range(rows):
             at, row = lane + i, first + lane + i
-            if len(o.perm):
+            if o.n_perm:
                 row = U(o.perm[row])
-            total = term(o, heads[0], at, row, q, zero)
+            total = term(o, heads[0], at, row, q)
             if count > U(1):
-                total += term(o, heads[1], at, row, q, zero)
+                total += term(o, heads[1], at, row, q)
             if count == U(3):
-                total += term(o, heads[2], at, row, q, zero)
+                total += term(o, heads[2], at, row, q)
             elif count > U(3):
-                total += term(o, heads[2], at, row, q, zero) + term(o, heads[3], at, row, q, zero)
+                total += term(o, heads[2], at, row, q) + term(o, heads[3], at, row, q)
             o.out[row * o.p + q] += total
 
     @compiled
-    def product(o, begin, end):
-        zero, lanes = o.out.dtype.type(0), np.int64(o.lanes)
+    def product(o, piece, pieces):
+        lanes, begin, end = bounds(o, piece, pieces)
         for s in range(begin[0], end[0] + (end[1] > 0)):
             n = width(o, s)
-            first, last = _lanes_of(o, s, begin, end)
+            first, last = begin[1] if s == begin[0] else 0, end[1] if s == end[0] else lanes
             last = min(last, np.int64(o.n_rows) - s * lanes)
             for block in range(first, last, BLOCK):
                 lane, rows = U(block), U(min(BLOCK, last - block))
                 for q in range(o.p):
                     for i in range(rows):
                         row = U(s * lanes) + lane + i
-                        if len(o.perm):
+                        if o.n_perm:
                             row = U(o.perm[row])
-                        o.out[row * o.p + q] = zero
+                        o.out[row * o.p + q] = o.zero
                     k = U(0)
                     while k < n:
                         h0 = head_of(o, s, k)
@@ -201,49 +201,51 @@ def of_chunks(head_of: Any, column_of: Any, *, holes: bool = False, jagged: bool
                         k += U(4)
 
     @compiled
-    def transposed(o, begin, end):
+    def transposed(o, piece, pieces):
         """Aᵀ·y of these lanes alone."""
-        values, y, x, p, lanes = o.a, o.b, o.out, o.p, np.int64(o.lanes)
-        x[:] = 0
+        clear(o)
+        lanes, begin, end = bounds(o, piece, pieces)
         for s in range(begin[0], end[0] + (end[1] > 0)):
-            first, last = _lanes_of(o, s, begin, end)
+            first, last = begin[1] if s == begin[0] else 0, end[1] if s == end[0] else lanes
             last = min(last, np.int64(o.n_rows) - s * lanes)
             for k in range(width(o, s)):
                 head = head_of(o, s, U(k))
                 for lane in range(U(max(first, 0)), min(U(max(last, 0)), head[3])):
                     row = U(s * lanes) + lane
-                    if len(o.perm):
+                    if o.n_perm:
                         row = U(o.perm[row])
                     c = column_of(o, head, lane, row)
                     if c < o.n_cols:
-                        v = x.dtype.type(values[head[0] + lane])
+                        v = type(o.zero)(o.a[head[0] + lane])
                         if not is_hole(o, head[0] + lane, v):
-                            _scatter(x, c, v, y, row, p)
+                            scatter(o, c, v, row)
 
     @compiled
-    def outer(o, begin, end):
+    def outer(o, piece, pieces):
         """Σ_p y[row, p]·x[col, p] at the entries of these lanes, zero in padding; holes are not told apart."""
-        zero, lanes = o.out.dtype.type(0), np.int64(o.lanes)
+        lanes, begin, end = bounds(o, piece, pieces)
         for s in range(begin[0], end[0] + (end[1] > 0)):
-            first, last = _lanes_of(o, s, begin, end)
+            first, last = begin[1] if s == begin[0] else 0, end[1] if s == end[0] else lanes
             for k in range(width(o, s)):
                 head = head_of(o, s, U(k))
                 for lane in range(U(first), min(U(last), head[3])):
-                    total, row = zero, U(s * lanes) + lane
+                    total, row = o.zero, U(s * lanes) + lane
                     if row < o.n_rows:
-                        if len(o.perm):
+                        if o.n_perm:
                             row = U(o.perm[row])
                         c = column_of(o, head, lane, row)
                         if c < o.n_cols:
-                            total = _inner(o, row, c, zero)
+                            total = inner(o, row, c)
                     o.out[head[0] + lane] = total
+        clear_behind(o, piece, pieces)
 
     return product, transposed, outer
 
 
 KERNELS = {
+    "lanes": of_chunks(_head_of_lanes, _column_in_full),
     "deltas": of_chunks(_head_of_deltas, _column_of_deltas),
     "offsets": of_chunks(_head_of_offsets, _column_of_offsets, holes=True),
     "blocks": of_chunks(_head_of_blocks, _column_of_blocks, holes=True),
-    "jagged": of_chunks(_head_of_jagged, _column_of_jagged, jagged=True),
+    "jagged": of_chunks(_head_of_jagged, _column_in_full, jagged=True),
 }

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxsparse_fmt import machine_code
+
 ROWS = 16_384  # of a task
 
 
@@ -57,10 +59,9 @@ def products(A: Any, B: Any, room: Callable[[int, int], None]) -> Products:
 
 def _over_rows(name: str, n_rows: int, n_cols: int, *arrays: np.ndarray) -> None:
     """Calls the kernel `name` for all rows, a task of `ROWS` at a time; each thread has marks of its own."""
-    from jaxsparse_fmt.kernels.cpu import objects
-
     pointers = ", ".join(f"CPointer({a.dtype})" for a in arrays)
-    address = objects.address(lambda: _kernel(name), f"void(int64, int64, CPointer(int64), {pointers})", "spgemm", name)
+    signature = f"void(int64, int64, CPointer(int64), {pointers})"
+    address = machine_code.address(lambda: (_kernel(name), signature), "spgemm", name, signature)
     function = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, *[ctypes.c_void_p] * (1 + len(arrays)))(address)
     starts = range(0, n_rows, ROWS)
     threads = max(1, min(len(starts), os.cpu_count() or 1))

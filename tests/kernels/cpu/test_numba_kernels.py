@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import importlib
 import os
-import pathlib
 import subprocess
 import sys
 
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, PartitionSpec
 
 import jaxsparse_fmt as jsf
+from jaxsparse_fmt import machine_code
 from jaxsparse_fmt.kernels import spmv_cpu
 from jaxsparse_fmt.kernels.backends import selection, tuning
 from jaxsparse_fmt.kernels.cpu import ffi
@@ -288,7 +290,7 @@ def test_a_kernel_that_only_another_process_has_is_compiled_or_missed_in_words(m
     """A null pointer must not be called."""
     A, x = jsf.from_scipy(CASES["irregular"].scipy(), "csr", backend="numba"), np.ones(13)
     program = jax.jit(lambda A, x: A @ x).lower(A, x).compile()
-    wanted, table = np.asarray(program(A, x)), ffi._registered()
+    wanted, table = np.asarray(program(A, x)), ffi._table
     number = ffi.NUMBERS["product rows", np.dtype(A.dtype), np.dtype(x.dtype), np.dtype(A.row_ptr.dtype)]
     address, table[number] = table[number], 0
     try:
@@ -329,7 +331,8 @@ def test_a_numba_that_fails_costs_one_warning_and_no_product(monkeypatch, rng):
     def fail(*_):
         raise RuntimeError("no LLVM here")
 
-    monkeypatch.setattr(ffi, "_registered", fail)
+    monkeypatch.setattr(ffi, "_address_of", fail)
+    monkeypatch.setattr(ffi, "_table", np.zeros_like(ffi._table))
     case, x = CASES["irregular"], rng.standard_normal(13)
     with pytest.warns(
         UserWarning, match="plain XLA, most of them several times slower: RuntimeError: no LLVM here"
@@ -367,7 +370,7 @@ def test_a_kept_kernel_needs_no_numba_and_a_damaged_one_is_compiled_anew(tmp_pat
     for imported in ("True", "False"):
         assert sums(tmp_path) == (total, imported, total)
     kept = [*tmp_path.glob("*.o")]
-    assert len(kept) == 4  # two kernels, the handler and the task
+    assert len(kept) == 2  # the product and the transposed one
     for file in kept:
         file.write_bytes(file.read_bytes()[:-100])
     assert sums(tmp_path) == (total, "True", total)
@@ -381,21 +384,23 @@ def test_kernels_compile_where_no_folder_can_be_written(tmp_path):
     assert sums(tmp_path / "file" / "folder") == (total, "True", total)
 
 
-def test_what_is_kept_on_disk_is_of_the_same_sources():
+def test_what_is_kept_on_disk_is_of_the_same_sources(tmp_path, monkeypatch):
     """The name of a file has the hash of every module from which Numba compiles."""
-    from jaxsparse_fmt.kernels.cpu import objects
-
-    callers = {"__init__.py", "ffi.py", "spgemm.py"}
-    folder = pathlib.Path(objects.__file__).parent
-    assert {*objects.SOURCES} == {file.name for file in folder.glob("*.py")} - callers
+    (tmp_path / "kernels.py").write_text("def make():\n    return (lambda: 1), 'int64()'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kept"))
+    make = importlib.import_module("kernels").make
+    for change, files in (("", 1), ("", 1), ("# another", 2)):
+        (tmp_path / "beside.py").write_text(change)
+        machine_code._machine.cache_clear()
+        assert ctypes.CFUNCTYPE(ctypes.c_int64)(machine_code.address(make))() == 1
+        assert len([*(tmp_path / "kept").glob("*.o")]) == files
 
 
 def test_code_that_refers_to_unknown_names_is_not_kept():
     """LLVM ends the process where it cannot resolve a name."""
     import numba
 
-    from jaxsparse_fmt.kernels.cpu import objects
-
     made = numba.cfunc("float64(float64)")(lambda x: np.cosh(x))
     with pytest.raises(ValueError, match="unknown names"):
-        objects._content(made, set())
+        machine_code._content(made, set())

@@ -1,4 +1,4 @@
-"""Machine code of the kernels for the CPU, kept on disk: Numba is imported only to compile what no file holds.
+"""Machine code of functions that Numba compiles, kept on disk: Numba is imported only for what no file holds.
 
 Numba's own cache needs Numba, which takes half a second to import and as long again to load a first function. A file
 here is the digest of what follows, the name of the C function, and the object file that LLVM made, from which llvmlite
@@ -20,15 +20,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from llvmlite import binding, ir
-
 from jaxsparse_fmt._types import user_cache, write_whole
 
 DIGEST = 16  # bytes
-SOURCES = (
-    *("abi.py", "objects.py", "xla_call.py", "xla_kernels.py"),
-    *("numba_kernels.py", "chunk_kernels.py", "tile_kernels.py", "spgemm_kernels.py"),
-)
 # What the code of a C function of Numba refers to beside Python's interface. Only an exception in a kernel would call
 # the functions of Numba among these, and kernels raise none.
 FROM_C = {"malloc", "free", "sched_yield", "SwitchToThread", "memset", "memcpy", "memmove"}
@@ -40,34 +34,33 @@ FROM_NUMBA = {
 _engines: list[Any] = []  # which own the code
 
 
-def address(make: Callable[[], Any], signature: str, *key: Any, symbols: tuple[str, ...] = ()) -> int:
-    """The address of the C function that `make` returns in Python, linked from its file or compiled.
+def address(make: Callable[[], tuple[Any, str]], *key: str) -> int:
+    """The address of a C function, linked from its file or compiled.
 
     Args:
-      signature: Numba's, as "void(int64)".
-      key: what tells this function from others of the same sources.
-      symbols: the names that the code may refer to, of `llvmlite.binding.add_symbol`.
+      make: gives the function in Python and its signature in Numba's words, as "void(int64)". What Numba compiles must
+        stand in the folder of `make`, whose files name the kept code.
+      key: what tells this function from others of the folder.
     """
-    name = hashlib.blake2b(repr((_machine(), signature, key)).encode(), digest_size=DIGEST).hexdigest() + ".o"
-    for folder in _folders():
+    folder = Path(make.__code__.co_filename).parent
+    name = hashlib.blake2b(repr((_machine(folder), key)).encode(), digest_size=DIGEST).hexdigest() + ".o"
+    for kept in _folders():
         with contextlib.suppress(OSError, ValueError, RuntimeError):  # no file, damaged, or not LLVM's
-            return _linked((folder / name).read_bytes())
-    compiled = _compiled(make(), signature)
+            return _linked((kept / name).read_bytes())
+    import numba
+
+    function, signature = make()
+    cfunc: Any = numba.cfunc  # whose types do not know all options
+    compiled = cfunc(signature, nogil=True, error_model="numpy", _nrt=False, no_cpython_wrapper=True)(function)
     with contextlib.suppress(Exception):  # Numba may change what `_content` reads
-        content = _content(compiled, {*symbols, *FROM_C, *FROM_NUMBA})
-        for folder in _folders():
+        content = _content(compiled, {*FROM_C, *FROM_NUMBA})
+        for kept in _folders():
             with contextlib.suppress(OSError):
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                write_whole(folder / name, content)
+                kept.mkdir(mode=0o700, parents=True, exist_ok=True)
+                write_whole(kept / name, content)
                 break
     _engines.append(compiled)
     return compiled.address
-
-
-def _compiled(function: Any, signature: str) -> Any:
-    import numba
-
-    return numba.cfunc(signature, nogil=True, error_model="numpy")(function)
 
 
 def _content(compiled: Any, known: set[str]) -> bytes:
@@ -87,6 +80,8 @@ def _content(compiled: Any, known: set[str]) -> bytes:
 
 
 def _linked(content: bytes) -> int:
+    from llvmlite import binding, ir
+
     digest, rest = content[:DIGEST], content[DIGEST:]
     if hashlib.blake2b(rest, digest_size=DIGEST).digest() != digest:
         raise ValueError("a damaged file")
@@ -102,8 +97,10 @@ def _linked(content: bytes) -> int:
     return linked.get_function_address(name.decode())
 
 
-def engine(module: ir.Module) -> Any:
-    """LLVM's engine that compiles the module; kept, since it owns the code."""
+def engine(module: Any) -> Any:
+    """LLVM's engine that compiles a module of llvmlite; kept, since it owns the code."""
+    from llvmlite import binding
+
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     machine = binding.Target.from_default_triple().create_target_machine()
@@ -113,9 +110,11 @@ def engine(module: ir.Module) -> Any:
 
 
 @functools.cache
-def _machine() -> tuple[Any, ...]:
-    """What the machine code depends on."""
-    sources = b"".join((Path(__file__).parent / name).read_bytes() for name in SOURCES)
+def _machine(folder: Path) -> tuple[Any, ...]:
+    """What the machine code of the sources in a folder depends on."""
+    from llvmlite import binding
+
+    sources = b"".join(file.read_bytes() for file in (Path(__file__), *sorted(folder.glob("*.py"))))
     cpu = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
     versions = sys.version, metadata.version("numba"), metadata.version("llvmlite")
     return hashlib.blake2b(sources, digest_size=DIGEST).hexdigest(), sys.platform, *versions, *cpu

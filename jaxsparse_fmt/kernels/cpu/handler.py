@@ -1,0 +1,189 @@
+"""The function by which XLA calls the kernels, written in LLVM's own instructions, which compile in milliseconds.
+
+XLA passes a call frame. A frame and all that it points to are structures of 8-byte words, laid out in
+xla/ffi/api/c_api.h, which jaxlib ships and keeps stable: versions only add fields at the end.
+
+    frame       0 size, 1 extensions, 2 api, 3 context, 4 stage, 5.. arguments, 10.. results, 15.. attributes
+    group       +2 how many, +4 pointers to them; of attributes +5, since they also have names
+    buffer      3 the data
+    api         4 its version, 6 Error_Create, 8 Error_Destroy, 17 ThreadPool_Schedule, 18 ThreadPool_NumThreads
+
+The one attribute is `sizes`, int64, the numbers that `abi.SIZES` lists: among them the number of the kernel, so that
+one handler serves all, and the number of pieces of the work. XLA's own threads and the caller compute the pieces: each
+takes the next that is left, and the caller never waits for a thread that has not begun. So any number of devices may
+call at the same time, and no second pool of threads competes with XLA's. A piece has the same bits on any thread.
+
+A kernel is a C function of 12 words: the data of a, b, the result and the other operands (`abi.N_OPERANDS`), of one
+member of the batch; the sizes; and the piece.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from llvmlite import ir
+
+from jaxsparse_fmt.kernels.cpu.abi import EXECUTE, INTERNAL, METADATA, N_OPERANDS, SIZES, TARGET
+
+WORD = ir.IntType(64)
+YIELD = "SwitchToThread" if sys.platform == "win32" else "sched_yield"
+# The words of a job: the next piece, how many are done, how many there are, how many threads still hold the job (the
+# last of them frees it, perhaps long after the call), the frame and the kernel.
+NEXT, DONE, COUNT, HOLDERS, FRAME, KERNEL, JOB_WORDS = range(7)
+SCRATCH = 6  # words
+
+
+def module(
+    table: int,  # the address of the addresses of the kernels, 0 for those that are not compiled
+    compiles: int,  # the address of a function: (number of a kernel) -> its address, or 0
+    message: int,  # the address of the text of the error where that gives 0
+) -> ir.Module:
+    """A module with the handler, a function `abi.TARGET`: (frame) -> an error of XLA, or 0."""
+    made = ir.Module(TARGET)
+    outside = {name: _function(made, name, n) for name, n in (("malloc", 1), ("free", 1), (YIELD, 0))}
+
+    take = _Code(made, "take", 1)  # (job): computes piece after piece, until none is left
+    job = take.arguments[0]
+    with take.loop() as leave_if:
+        piece = take.add_to(job, NEXT, 1)
+        leave_if(take.icmp_signed(">=", piece, take.word(job, COUNT)))
+        take.call_address(take.word(job, KERNEL), *_kernel_arguments(take, take.word(job, FRAME), piece))
+        take.add_to(job, DONE, 1)
+    take.ret(WORD(0))
+
+    leave = _Code(made, "leave", 1)  # (job)
+    with leave.if_then(leave.icmp_signed("==", leave.add_to(leave.arguments[0], HOLDERS, -1), WORD(1))):
+        leave.call(outside["free"], leave.arguments)
+    leave.ret(WORD(0))
+
+    task = _Code(made, "task", 1)  # what a thread of XLA runs: (job)
+    task.call(take.function, task.arguments)
+    task.call(leave.function, task.arguments)
+    task.ret(WORD(0))
+
+    run = _Code(made, "run", 4)  # (frame, kernel, pieces, scratch): computes all pieces
+    frame, kernel, pieces, scratch = run.arguments
+    job, api, context = run.call(outside["malloc"], [WORD(8 * JOB_WORDS)]), run.word(frame, 2), run.word(frame, 3)
+    run.put(scratch, 32, 0, context, run.address(scratch, 4), 1)
+    with run.if_then(run.icmp_signed(">", pieces, WORD(1))):
+        _fails(run, api, run.call_address(run.word(api, 18), scratch), scratch)
+    threads, others = run.word(scratch, 4), run.sub(pieces, WORD(1))
+    helpers = run.sub(threads, WORD(1))
+    helpers = run.select(run.icmp_signed("<", helpers, others), helpers, others)
+    run.put(job, 0, 0, pieces, run.add(helpers, WORD(1)), frame, kernel)
+    run.put(run.address(scratch, 5), helpers)
+    with run.loop() as leave_if:  # wakes a thread at a time
+        left = run.word(scratch, 5)
+        leave_if(run.icmp_signed("<=", left, WORD(0)))
+        run.put(run.address(scratch, 5), run.sub(left, WORD(1)))
+        run.put(scratch, 40, 0, context, run.ptrtoint(task.function, WORD), job)
+        with run.if_then(_fails(run, api, run.call_address(run.word(api, 17), scratch), scratch)):
+            run.call(leave.function, [job])
+    run.call(take.function, [job])
+    with run.loop() as leave_if:
+        leave_if(run.icmp_signed(">=", run.add_to(job, DONE, 0), pieces))
+        run.call(outside[YIELD], [])
+    run.call(leave.function, [job])
+    run.ret(WORD(0))
+
+    code = _Code(made, TARGET, 1)
+    frame, scratch = code.arguments[0], code.ptrtoint(code.alloca(WORD, SCRATCH), WORD)
+    extension, api = code.word(frame, 1), code.word(frame, 2)
+    given = code.if_then(code.icmp_signed("!=", extension, WORD(0)))
+    with given, code.if_then(code.icmp_signed("==", code.low(code.word(extension, 1)), WORD(METADATA))):
+        code.put(code.address(code.word(extension, 3), 3), code.word(api, 4))  # XLA's own version
+        code.ret(WORD(0))
+    with code.if_then(code.icmp_signed("!=", code.low(code.word(frame, 4)), WORD(EXECUTE))):
+        code.ret(WORD(0))
+    sizes = _sizes(code, frame)
+    number, size = code.word(sizes, 0), lambda name: code.word(sizes, SIZES.index(name))
+    slot = code.add(WORD(table), code.mul(number, WORD(8)))
+    missing = code.if_then(code.icmp_signed("==", code.word(slot), WORD(0)))
+    with missing, code.if_then(code.icmp_signed("==", code.call_address(WORD(compiles), number), WORD(0))):
+        code.put(scratch, 32, 0, WORD(message), INTERNAL)
+        code.ret(code.call_address(code.word(api, 6), scratch))
+    code.call(run.function, [frame, code.word(slot), code.mul(size("batch"), size("pieces")), scratch])
+    code.ret(WORD(0))
+    return made
+
+
+class _Code(ir.IRBuilder):
+    """Writes a function of words; an address is a word too."""
+
+    def __init__(self, module: ir.Module, name: str, n_arguments: int):
+        function = _function(module, name, n_arguments)
+        super().__init__(function.append_basic_block())
+        self.arguments = list(function.args)
+
+    def address(self, of: Any, k: int) -> Any:
+        """That of the k-th word from an address on."""
+        return self.add(of, WORD(8 * k))
+
+    def word(self, of: Any, k: int = 0) -> Any:
+        return self.load(self.inttoptr(self.address(of, k), WORD.as_pointer()))
+
+    def low(self, word: Any) -> Any:
+        """The lower four bytes of a word, an int of C."""
+        return self.and_(word, WORD(0xFFFFFFFF))
+
+    def put(self, of: Any, *words: Any) -> None:
+        """Stores words from an address on."""
+        for k, word in enumerate(words):
+            word = WORD(word) if isinstance(word, int) else word
+            self.store(word, self.inttoptr(self.address(of, k), WORD.as_pointer()))
+
+    def add_to(self, of: Any, k: int, value: int) -> Any:
+        """Adds to a word, atomically; the word before."""
+        return self.atomic_rmw("add", self.inttoptr(self.address(of, k), WORD.as_pointer()), WORD(value), "seq_cst")
+
+    def call_address(self, function: Any, *arguments: Any) -> Any:
+        kind = ir.FunctionType(WORD, [WORD] * len(arguments))
+        return self.call(self.inttoptr(function, kind.as_pointer()), arguments)
+
+    @contextlib.contextmanager
+    def loop(self) -> Iterator[Callable[[Any], None]]:
+        """Repeats the block of the `with` statement; the function that it gets leaves the loop where its word holds."""
+        again, after = self.append_basic_block(), self.append_basic_block()
+        self.branch(again)
+        self.position_at_end(again)
+
+        def leave_if(holds: Any) -> None:
+            rest = self.append_basic_block()
+            self.cbranch(holds, after, rest)
+            self.position_at_end(rest)
+
+        yield leave_if
+        self.branch(again)
+        self.position_at_end(after)
+
+
+def _function(module: ir.Module, name: str, n_arguments: int) -> ir.Function:
+    return ir.Function(module, ir.FunctionType(WORD, [WORD] * n_arguments), name)
+
+
+def _fails(code: _Code, api: Any, error: Any, scratch: Any) -> Any:
+    """Whether a function of XLA returned an error, which is freed."""
+    failed = code.icmp_signed("!=", error, WORD(0))
+    with code.if_then(failed):
+        code.put(scratch, 24, 0, error)
+        code.call_address(code.word(api, 8), scratch)
+    return failed
+
+
+def _sizes(code: _Code, frame: Any) -> Any:
+    return code.word(code.word(code.word(frame, 20)), 2)  # an array is its dtype, its length and its data
+
+
+def _kernel_arguments(code: _Code, frame: Any, piece: Any) -> list[Any]:
+    """Those of a kernel for one piece of all members of the batch."""
+    sizes = _sizes(code, frame)
+    size = lambda name: code.word(sizes, SIZES.index(name))  # noqa: E731
+    member, part = code.sdiv(piece, size("pieces")), code.srem(piece, size("pieces"))
+    data = lambda group, k: code.word(code.word(code.word(frame, group + 4), k), 3)  # noqa: E731
+    a, b, *rest = (data(5, k) for k in range(N_OPERANDS))
+    a, b = (code.add(x, code.mul(member, size(name))) for x, name in ((a, "a_bytes"), (b, "b_bytes")))
+    out = code.add(data(10, 0), code.mul(member, size("out_bytes")))
+    return [a, b, code.add(out, code.mul(piece, size("piece_bytes"))), *rest, sizes, part]
