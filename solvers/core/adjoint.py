@@ -79,7 +79,9 @@ def solved(
     M = program.traced(as_preconditioner(system.M), narrow)
     inner = program.traced(inner, narrow) if arguments.is_function(inner) else inner
     shown = IDENTITY if options.callback is None else basis
-    of_tangent = options._replace(history_length=0, callback=None, progress=None)
+    # Whether a derivative is NaN depends on its residual, not on the cause of a failure, except in a refinement.
+    examined = adjoint.truncated or adjoint.report is not None or inner is not None
+    of_tangent = options._replace(history_length=0, callback=None, progress=None, examined=examined)
 
     def run(options, system, with_dot, shown=IDENTITY):
         A = system.A if with_dot is None else Product(system.A, with_dot)
@@ -125,16 +127,15 @@ def solved(
             if not transposed:
                 x, end = run(of_tangent, system, with_dot)
             elif method.self_adjoint:
-                # For a Hermitian A, Aᵀ is the conjugate of A, so the fast product solves Aᵀ·x = c as A·x̄ = c̄. The
-                # check takes the residual of Aᵀ all the same: A may not be Hermitian, and a derivative may change a
-                # single entry without its mirror image.
+                # For a Hermitian A, Aᵀ is the conjugate of A, so the fast product solves Aᵀ·x = c as A·x̄ = c̄. A may not
+                # be Hermitian, and a derivative may change a single entry without its mirror image.
                 x, end = run(of_tangent, system._replace(b=jnp.conj(c)), with_dot)
                 x = jnp.conj(x)
-                end = end._replace(norm=length(c - product(True, A, c)(x)))
             else:
                 inner = None if inner is None else inner.T if hasattr(inner, "T") else _transposed(inner, narrow)
                 system = system._replace(A=product(True, A, c), M=_transposed(M, narrow), inner=inner)
                 x, end = run(of_tangent, system, None)
+            end = end._replace(norm=length(c - product(transposed, A, c)(x)))
             return _or_nan(adjoint, A, x, c, end, limits.rtol)
 
         return opaque.apply(of_inverse, jvp, A, c, others, transpose=transpose)
