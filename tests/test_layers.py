@@ -48,13 +48,13 @@ SOLVERS_ALLOWED = {
     "solvers.lineax": {"lineax", "equinox"},
 }
 OPERATOR = {f"jaxsparse_fmt.{name}" for name in ("_types", "core.mesh_axes", "core.basis", "core.vector_passes")}
-# Modules that import others by name while they run: the package its lazy names, and the one import that runs up, of a
-# matrix that converts to the format that cost models choose for it.
-BY_NAME = ["jaxsparse_fmt", "jaxsparse_fmt.core.matrix", "jaxsparse_fmt.core.operators"]
+# Modules that import others by name while they run: the package its lazy names, a matrix the cost models and the
+# algebra, which lie above it, and the interchange CuPy.
+BY_NAME = [*("jaxsparse_fmt", "jaxsparse_fmt.core.matrix", "jaxsparse_fmt.core.operators"), "jaxsparse_fmt.interchange"]
 # Imported where they are used, so that `import jaxsparse_fmt` and `import solvers` do not pay for them.
 LAZY = ("rich", "matplotlib", "pyamg", "pymetis", "jax.experimental", "jax._src", "numba", "llvmlite")
 # Modules that are themselves imported so, inside functions of their neighbours.
-KERNELS = ("numba_kernels", "chunk_kernels", "tile_kernels", "objects", "xla_call", "xla_kernels")
+KERNELS = ("numba_kernels", "chunk_kernels", "tile_kernels", "spgemm_kernels", "objects", "xla_call", "xla_kernels")
 LATE = {f"jaxsparse_fmt.kernels.cpu.{name}" for name in KERNELS}
 
 

@@ -21,6 +21,7 @@ KINDS = (
     *("transposed rows", "transposed lanes", "outer rows", "outer lanes"),
     *(f"{face} {chunks}" for chunks in CHUNKS for face in FACES),
     *("product tiles", "product narrow-tiles"),
+    *(f"{face} pairs" for face in FACES),  # of two sparse matrices, `spgemm_kernels.py`
 )
 FLOATS = tuple(map(np.dtype, ("float32", "float64", "complex64", "complex128")))
 POINTERS = tuple(map(np.dtype, ("int32", "int64")))

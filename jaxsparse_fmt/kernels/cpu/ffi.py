@@ -45,6 +45,7 @@ def call(
     operands: tuple[Array, Array],  # [b, ...] each
     index: tuple[Array | None, ...],
     shape: tuple[int, ...],
+    scratch: int = 0,
     **sizes: int,
 ) -> Array | None:
     """The result of the kernel `kind`; None where there is none for these dtypes, or after a warning that Numba failed.
@@ -54,6 +55,7 @@ def call(
       index: what all members of the batch share, in the order in which the kernel reads it; the second are pointers,
         int32 or int64. None for what the kernel does not read.
       shape: of the result, whose dtype is that to which the operands promote.
+      scratch: numbers of that dtype that each piece has to itself while it runs.
       sizes: those of `SIZES` that the arrays do not give and that are not 0.
     """
     (a, b), (columns, ptr, third, *_) = (v.astype(accumulator(v.dtype)) for v in operands), index
@@ -68,7 +70,8 @@ def call(
     words = np.array([sizes.get(name, 0) for name in SIZES], np.int64)
     given = (jnp.zeros(1, jnp.int32) if i is None else i for i in index)
     out = jax.ShapeDtypeStruct(shape, jnp.result_type(a, b))
-    return jax.ffi.ffi_call(TARGET, out)(a, b, *given, sizes=words).astype(jnp.result_type(*operands))
+    outs = [out, jax.ShapeDtypeStruct((sizes["pieces"], scratch), out.dtype)] if scratch else [out]
+    return jax.ffi.ffi_call(TARGET, outs)(a, b, *given, sizes=words)[0].astype(jnp.result_type(*operands))
 
 
 # ----------------------------------------------------------------------------------------------------------- compiling

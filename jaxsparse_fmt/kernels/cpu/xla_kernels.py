@@ -12,7 +12,7 @@ import numba
 import numpy as np
 
 from jaxsparse_fmt.kernels.cpu import numba_kernels as kernels
-from jaxsparse_fmt.kernels.cpu import tile_kernels
+from jaxsparse_fmt.kernels.cpu import spgemm_kernels, tile_kernels
 from jaxsparse_fmt.kernels.cpu.abi import CHUNKS, FACES, SIZES
 from jaxsparse_fmt.kernels.cpu.chunk_kernels import KERNELS, Chunks
 from jaxsparse_fmt.kernels.cpu.numba_kernels import Diagonals, Operands, U
@@ -41,6 +41,8 @@ def kernel(kind: str, a: Any, b: Any, out: Any, ptr: Any) -> Callable:
     if kind.split()[1] in CHUNKS:
         face, chunks = kind.split()
         return _kernel_of_chunks(face, chunks, a, b, out, ptr)
+    if kind.endswith("pairs"):
+        return _kernel_of_pairs(kind.split()[0], a, b, out, ptr)
     if kind in TILES:
         return _kernel_of_tiles(TILES[kind], a, b, out, ptr)
     na, nb, no, ni = a.itemsize, b.itemsize, out.itemsize, ptr.itemsize
@@ -172,5 +174,36 @@ def _kernel_of_tiles(run: Any, a: Any, b: Any, out: Any, ptr: Any) -> Callable:
             U(_word(z, MIXED)),
         )
         run(o, n_tiles * piece // pieces, n_tiles * (piece + 1) // pieces, n_tiles)
+
+    return kernel
+
+
+def _kernel_of_pairs(face: str, a: Any, b: Any, out: Any, ptr: Any) -> Callable:
+    """The same for two sparse matrices, which takes a_col, a_ptr, cuts, b_col, b_ptr, c_col and c_ptr.
+
+    Piece k of n takes the rows from cuts[k·m // n] on, with m cuts.
+    """
+    na, nb, no, ni, int32 = a.itemsize, b.itemsize, out.itemsize, ptr.itemsize, np.dtype(np.int32)
+    run = getattr(spgemm_kernels, f"{face}_pairs")
+
+    def kernel(frame, piece):
+        z = _sizes(frame)
+        pieces, n_cols, cuts = _word(z, PIECES) // _word(z, BATCH), _word(z, N_COLS), _word(z, N_PERM) - 1
+        rows = _array(frame, 5, 4, 0, cuts + 1, int32, 4)
+        i, part = piece // pieces, piece % pieces
+        member = piece if face == "transposed" else i
+        o = spgemm_kernels.Pairs(
+            _array(frame, 5, 0, i * _word(z, N_A), _word(z, N_A), a, na),
+            _array(frame, 5, 1, i * _word(z, N_B), _word(z, N_B), b, nb),
+            _array(frame, 10, 0, member * _word(z, N_OUT), _word(z, N_OUT), out, no),
+            _array(frame, 10, 1, piece * n_cols, n_cols, out, no),
+            _array(frame, 5, 3, 0, _word(z, N_PTR), ptr, ni),
+            _array(frame, 5, 2, 0, _word(z, N_INDEX), int32, 4),
+            _array(frame, 5, 6, 0, 1, ptr, ni),  # the lengths of the rest are not read
+            _array(frame, 5, 5, 0, 1, int32, 4),
+            _array(frame, 5, 8, 0, 1, ptr, ni),
+            _array(frame, 5, 7, 0, 1, int32, 4),
+        )
+        run(o, np.int64(rows[U(cuts * part // pieces)]), np.int64(rows[U(cuts * (part + 1) // pieces)]))
 
     return kernel
