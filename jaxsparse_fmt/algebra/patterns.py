@@ -98,6 +98,34 @@ def matrix(S: Csr, format: str, backend: str, max_bytes: float | None = None, **
     return A._with_values(Absent(A.values.shape))  # pyright: ignore[reportArgumentType]
 
 
+def filled(indptr: Any, indices: Any, first: Any, shape: tuple[int, int], nnz_max: int) -> tuple[np.ndarray, ...]:
+    """The pattern and its lists with empty lists at free places, spread over the rows, up to `nnz_max` entries.
+
+    Raises:
+      ValueError: the pattern has more entries, or the matrix fewer places.
+    """
+    (n_rows, n_cols), missing = shape, nnz_max - indices.size
+    if missing < 0 or nnz_max > n_rows * n_cols:
+        raise ValueError(
+            f"nnz_max={nnz_max} must be at least the {indices.size} different places of the coordinates, and at most "
+            f"the {n_rows * n_cols} places of a matrix of shape {shape}"
+        )
+    free = n_cols - np.diff(indptr)
+    more = np.minimum(free, missing // max(n_rows, 1))
+    left = free - more
+    more += np.clip(missing - more.sum() - np.cumsum(left) + left, 0, left)
+    row = np.repeat(np.arange(n_rows), more)
+    number = np.arange(missing) - np.repeat(np.cumsum(more) - more, more)  # of the place among the free ones of its row
+    row_of = np.repeat(np.arange(n_rows), np.diff(indptr))
+    free_before = row_of * (n_cols + 1) + indices - (np.arange(indices.size) - indptr[:-1][row_of])
+    passed = np.searchsorted(free_before, row * (n_cols + 1) + number, side="right") - indptr[:-1][row]
+    keys = np.concatenate([row_of * n_cols + indices, row * n_cols + number + passed])
+    order = np.argsort(keys, kind="stable")
+    lengths = np.concatenate([np.diff(first), np.zeros(missing, np.int64)])[order]
+    added = np.concatenate([[0], np.cumsum(more)])
+    return indptr + added, (keys[order] % n_cols).astype(np.int32), np.concatenate([[0], np.cumsum(lengths)])
+
+
 def format_of(*operands: Any) -> str:
     """The format of the operands, if it is the same for all, else "csr"."""
     names = {getattr(A, "name", "csr") for A in operands}
