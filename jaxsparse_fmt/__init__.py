@@ -47,7 +47,7 @@ from jaxsparse_fmt.formats import (
 )
 from jaxsparse_fmt.formats.paired import Paired
 from jaxsparse_fmt.formats.reordered import Reordered
-from jaxsparse_fmt.interchange import from_bcoo, from_bcsr, to_bcoo, to_bcsr
+from jaxsparse_fmt.interchange import from_bcoo, from_bcsr, from_cupy, to_bcoo, to_bcsr, to_cupy
 from jaxsparse_fmt.kernels.backends.selection import BACKENDS, use_backend
 from jaxsparse_fmt.models import traffic
 from jaxsparse_fmt.saved import load, save
@@ -93,6 +93,7 @@ __all__ = [
     "from_bcoo",
     "from_bcsr",
     "from_coo",
+    "from_cupy",
     "from_dense",
     "from_scipy",
     "gallery",
@@ -111,6 +112,7 @@ __all__ = [
     "spmv",
     "to_bcoo",
     "to_bcsr",
+    "to_cupy",
     "traffic",
     "use_backend",
     "vstack",

@@ -136,14 +136,15 @@ def from_coo(
     Args:
       row, col, data: [k] arrays of indices and values.
       shape: (rows, columns).
-      format, dtype, **options: as in `from_scipy`.
+      format, dtype, **options: as in `from_scipy`; and `nnz_max` as in `assembly`.
 
     Raises:
       ValueError: lengths differ, or an index lies outside `shape`. TypeError: indices that are not integers.
     """
-    if isinstance(data, Tracer):
+    if isinstance(data, Tracer) or options.get("nnz_max") is not None:
         data = data if dtype is None else data.astype(requested_dtype(dtype))
         return assembly(row, col, shape, format, **options)(data)
+    options.pop("nnz_max", None)
     row, col, data = np.asarray(row), np.asarray(col), np.asarray(data)
     if not row.shape == col.shape == data.shape or row.ndim != 1:
         raise ValueError(

@@ -1,8 +1,10 @@
-"""To and from the matrices of `jax.experimental.sparse`, outside jit and inside."""
+"""To and from the matrices of `jax.experimental.sparse`, outside jit and inside, and those of CuPy on the device."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -11,8 +13,19 @@ import numpy as np
 from jax.core import Tracer
 
 from jaxsparse_fmt import convert
-from jaxsparse_fmt._types import check_keeps_imaginary, concrete, floating_dtype, of_jax_sparse, requested_dtype
-from jaxsparse_fmt.core.matrix import SparseMatrix
+from jaxsparse_fmt._types import (
+    CsrArrays,
+    Target,
+    check_keeps_imaginary,
+    concrete,
+    floating_dtype,
+    index_dtype,
+    of_jax_sparse,
+    requested_dtype,
+)
+from jaxsparse_fmt.core.matrix import CHOSEN, SparseMatrix, build
+from jaxsparse_fmt.formats import building
+from jaxsparse_fmt.kernels.backends import selection
 
 if TYPE_CHECKING:
     from jax.experimental.sparse import BCOO, BCSR
@@ -45,6 +58,10 @@ def from_bcoo(B: Any, format: str = "auto", dtype: Any = None, **options: Any) -
             "matrix outside jit and pass that: its data may be replaced inside by A.with_data"
         )
     if not isinstance(B.data, Tracer):
+        if B.indices_sorted and B.unique_indices and _platform(B.data) != "cpu":
+            indices = B.indices if pointers else B.indices[:, 1]
+            indptr = B.indptr if pointers else _pointers(B.indices[:, 0], B.shape[0])
+            return _on_device(B.data, indices, indptr, B.shape, format, dtype, **options)
         return convert.from_bcoo(B, format, dtype, **options)
     stored = floating_dtype(B.data.dtype, "the matrix") if dtype is None else requested_dtype(dtype)
     check_keeps_imaginary(B.data.dtype, stored)
@@ -85,8 +102,78 @@ def to_bcsr(A: SparseMatrix) -> BCSR:
 
     rows, cols = _ids(A, "to_bcsr")
     with _at_once(rows):
-        indptr = jnp.searchsorted(rows, jnp.arange(A.shape[0] + 1, dtype=jnp.int32)).astype(jnp.int32)
+        indptr = _pointers(rows, A.shape[0])
     return BCSR((A.data, cols, indptr), shape=A.shape, indices_sorted=_sorted(rows, cols), unique_indices=True)
+
+
+def from_cupy(S: Any, format: str = "csr", dtype: Any = None, **options: Any) -> SparseMatrix:
+    """A matrix from one in CSR of CuPy, or of any library whose arrays have `__dlpack__`, without a copy on the host.
+
+    The arrays are shared where format, dtype and the library's strides allow: do not change S afterwards.
+
+    Args:
+      S: `data`, `indices`, `indptr` and `shape`, as `cupyx.scipy.sparse.csr_matrix`, with sorted rows and without
+        duplicates.
+      format: a name in `FORMATS`; "auto" and "tune" go through the host.
+      dtype, **options: as `backend`, `max_bytes` and the layout in `from_scipy`.
+
+    Raises:
+      TypeError: S is not in CSR. ValueError: rows that are not sorted, duplicates, an index out of range; and as in
+        `from_scipy`.
+    """
+    if getattr(S, "format", "csr") != "csr" or not all(hasattr(S, a) for a in ("data", "indices", "indptr", "shape")):
+        raise TypeError(f"from_cupy takes a matrix in CSR, got {type(S).__name__}; S.tocsr() makes one")
+    arrays = (jnp.from_dlpack(a) for a in (S.data, S.indices, S.indptr))
+    return _on_device(*arrays, tuple(S.shape), format, dtype, **options)
+
+
+def to_cupy(A: SparseMatrix) -> Any:
+    """The matrix as CuPy's `csr_matrix` on the same GPU; its arrays are those of A.csr_arrays(), not copies.
+
+    JAX's arrays must not change: do not write into the result.
+
+    Raises:
+      ImportError: CuPy is not installed. TypeError: not a matrix on one device.
+    """
+    _ids(A, "to_cupy")
+    cupy, sparse = map(importlib.import_module, ("cupy", "cupyx.scipy.sparse"))
+    return sparse.csr_matrix(tuple(map(cupy.from_dlpack, A.csr_arrays())), shape=A.shape)
+
+
+def _on_device(data, indices, indptr, shape, format, dtype, backend="auto", max_bytes=None, **layout):
+    """A matrix from canonical CSR arrays of JAX, of which only the result of one check comes to the host.
+
+    Raises:
+      ValueError: rows that are not sorted, duplicates, or a broken pointer or index.
+    """
+    n, nnz = (int(a.shape[0]) for a in (indptr, indices))
+    if n != shape[0] + 1 or data.shape != (nnz,) or not (nnz == 0 or bool(_is_canonical(indices, indptr, shape[1]))):
+        raise ValueError(
+            f"the arrays are no CSR matrix of shape {shape} with sorted rows, without duplicates; "
+            "S.sum_duplicates() sorts the rows and sums duplicates"
+        )
+    stored = floating_dtype(data.dtype, "the matrix") if dtype is None else requested_dtype(dtype)
+    check_keeps_imaginary(data.dtype, stored)
+    target = Target(stored, selection.check_backend(backend), max_bytes)
+    csr = CsrArrays(data, indices.astype(jnp.int32), indptr.astype(index_dtype(nnz)), shape)
+    return build(building.on_host(csr) if format in CHOSEN else csr, format, target, **layout)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _is_canonical(indices: Array, indptr: Array, n_cols: int) -> Array:
+    nnz = indices.shape[0]
+    first = jnp.zeros(nnz + 1, bool).at[indptr].set(True, mode="drop")[1:nnz]
+    rises = jnp.all((indices[1:] > indices[:-1]) | first)
+    pointers = jnp.all(indptr[1:] >= indptr[:-1]) & (indptr[0] == 0) & (indptr[-1] == nnz)
+    return rises & pointers & jnp.all((indices >= 0) & (indices < n_cols))
+
+
+def _pointers(rows: Array, n_rows: int) -> Array:
+    return jnp.searchsorted(rows, jnp.arange(n_rows + 1, dtype=jnp.int32)).astype(jnp.int32)
+
+
+def _platform(a: Any) -> str:
+    return next(iter(a.devices())).platform if isinstance(a, jax.Array) else "cpu"
 
 
 def _ids(A: Any, name: str) -> tuple[Array, Array]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import types
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -165,3 +168,58 @@ def test_optax_trains_a_whole_matrix_on_its_pattern(layout):
     wanted = adam(lambda data: 2 * residual(data)[row] * x[S.indices])(S.data)
     np.testing.assert_allclose(B.data, wanted, rtol=1e-6)
     np.testing.assert_array_equal(B.todense()[S.toarray() == 0], 0)  # padding stays empty
+
+
+# ------------------------------------------------------------------------------- arrays of other libraries, by dlpack
+
+
+class Foreign:
+    """A CSR matrix as CuPy's, with NumPy's arrays in its place: they have `__dlpack__` too."""
+
+    format = "csr"
+
+    def __init__(self, arrays, shape):
+        self.data, self.indices, self.indptr = arrays
+        self.shape = shape
+
+
+def aligned(a):
+    """A copy that XLA can share: its address is a multiple of 64."""
+    room = np.zeros(a.nbytes + 64, np.uint8)
+    copy = room[-room.ctypes.data % 64 :][: a.nbytes].view(a.dtype)
+    copy[:] = a
+    return copy
+
+
+def test_csr_arrays_come_in_by_dlpack_without_a_copy():
+    arrays = tuple(map(aligned, (S.data, S.indices.astype(np.int32), S.indptr.astype(np.int32))))
+    A = jsf.from_cupy(Foreign(arrays, S.shape))
+    np.testing.assert_array_equal(A.todense(), S.toarray())
+    shared = [a.unsafe_buffer_pointer() for a in (A.values, A.col_idx, A.row_ptr)]
+    assert shared == [a.ctypes.data for a in arrays]
+    np.testing.assert_array_equal(jsf.from_cupy(Foreign(arrays, S.shape), "ell").todense(), S.toarray())
+
+
+def test_csr_arrays_go_out_by_dlpack_without_a_copy(monkeypatch):
+    stand_in = types.SimpleNamespace(from_dlpack=np.from_dlpack)
+    monkeypatch.setitem(sys.modules, "cupy", stand_in)
+    monkeypatch.setitem(sys.modules, "cupyx.scipy.sparse", types.SimpleNamespace(csr_matrix=Foreign))
+    A = jsf.from_scipy(S, "csr")
+    F = jsf.to_cupy(A)
+    assert F.data.ctypes.data == A.values.unsafe_buffer_pointer()
+    np.testing.assert_array_equal(F.indices, S.indices)
+
+
+@pytest.mark.parametrize(
+    ("indices", "indptr"),
+    [([1, 0, 2], [0, 2, 3]), ([0, 0, 2], [0, 2, 3]), ([0, 1, 3], [0, 2, 3]), ([0, 1, 2], [0, 2, 4])],
+)
+def test_csr_arrays_that_are_not_canonical_are_refused(indices, indptr):
+    arrays = np.ones(3, np.float32), np.array(indices, np.int32), np.array(indptr, np.int32)
+    with pytest.raises(ValueError, match="sum_duplicates"):
+        jsf.from_cupy(Foreign(arrays, (2, 3)))
+
+
+def test_a_matrix_in_another_format_is_refused_with_the_cure():
+    with pytest.raises(TypeError, match="tocsr"):
+        jsf.from_cupy(S.tocsc())

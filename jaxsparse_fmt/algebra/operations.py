@@ -13,9 +13,12 @@ from jax.core import Tracer
 
 from jaxsparse_fmt._types import as_floating, requested_dtype, whole_number
 from jaxsparse_fmt.algebra import patterns, plans
+from jaxsparse_fmt.algebra.patterns import entries_of_equal
 from jaxsparse_fmt.core.matrix import SparseMatrix
 
 Array = jax.Array
+
+__all__ = ["entries_of_equal"]  # which `core.operators` finds here with the functions below
 
 
 def add(A: Any, B: Any) -> SparseMatrix:

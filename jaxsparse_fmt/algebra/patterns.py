@@ -11,14 +11,17 @@ import numpy as np
 import scipy.sparse
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import Csr, Target, concrete
+from jaxsparse_fmt._types import Csr, Target, concrete, index_dtype
 from jaxsparse_fmt.core.matrix import FORMATS, SparseMatrix, build
 from jaxsparse_fmt.core.pattern import Absent
 from jaxsparse_fmt.core.transposed import Transposed
-from jaxsparse_fmt.formats.building import TooLarge
+from jaxsparse_fmt.formats import building
+from jaxsparse_fmt.formats.csr import CSR, threads_for
 
 KEPT = 16  # plans that eager operations keep
 _kept: dict[Any, tuple[Any, list[weakref.ref[Any]]]] = {}
+_digests: dict[Any, tuple[Any, list[weakref.ref[Any]]]] = {}
+_plans: dict[int, tuple[list[int], weakref.ref[Any]]] = {}  # by an array of the plan's result
 
 
 def check(operation: str, *operands: Any) -> None:
@@ -47,7 +50,7 @@ def is_traced(A: Any) -> bool:
 
 
 def pattern_of(A: Any) -> Csr:
-    """A's pattern in canonical order, on the host. The data are the numbers of the entries, from 1 up, int64.
+    """A's pattern in canonical order, on the host; its data are not to be read.
 
     Raises:
       ValueError: the pattern is traced.
@@ -59,29 +62,68 @@ def pattern_of(A: Any) -> Csr:
             "plan outside and call it inside"
         )
     if isinstance(A, Transposed):
-        return _numbered(scipy.sparse.csr_array(pattern_of(A.A).T))
+        return scipy.sparse.csr_array(pattern_of(A.A).T)
     with concrete():
-        stand_in = A._each(lambda v: np.ones(v.shape, np.float32))
-        _, indices, indptr = map(np.asarray, stand_in.csr_arrays())
-    return _numbered(scipy.sparse.csr_array((np.empty(A.nnz, np.int8), indices, indptr), shape=A.shape))
+        if type(A) is CSR:
+            return csr(np.asarray(A.row_ptr), np.asarray(A.col_idx), A.shape)
+        _, indices, indptr = A._each(lambda v: np.ones(v.shape, np.float32)).csr_arrays()
+    return csr(np.asarray(indptr), np.asarray(indices), A.shape)
 
 
-def _numbered(S: Csr) -> Csr:
-    numbers = np.arange(1, S.nnz + 1)
-    return scipy.sparse.csr_array((numbers, S.indices, S.indptr), shape=S.shape)
+def csr(indptr: np.ndarray, indices: np.ndarray, shape: tuple[int, int]) -> Csr:
+    """A pattern, with data that take no memory until somebody writes to them."""
+    indptr = indptr.astype(index_dtype(indices.size), copy=False)
+    return scipy.sparse.csr_array((np.empty(indices.size, np.int8), indices, indptr), shape=shape)
+
+
+def numbered(S: Csr, before: int) -> Csr:
+    """The pattern with the numbers of its entries as data, int64, from `before` + 1 up."""
+    return scipy.sparse.csr_array((np.arange(before + 1, before + S.nnz + 1), S.indices, S.indptr), shape=S.shape)
 
 
 def matrix(S: Csr, format: str, backend: str, max_bytes: float | None = None, **layout: Any) -> SparseMatrix:
     """A matrix of the pattern of S, without values; in "csr" where `format` would take far more memory."""
+    if format == "csr" and not layout and max_bytes is None:
+        with concrete():
+            arrays = [building.on_device(a) for a in (S.indices.astype(np.int32, copy=False), S.indptr)]
+        return CSR(Absent((S.nnz,)), S.shape, S.nnz, backend, *arrays, threads_for(S.nnz, S.shape[0]))
     ones = scipy.sparse.csr_array((np.ones(S.nnz, np.float32), S.indices, S.indptr), shape=S.shape)
     with concrete():
         try:
             A = build(ones, format, Target(np.dtype(np.float32), backend, max_bytes), **layout)
-        except TooLarge:
+        except building.TooLarge:
             if layout or max_bytes is not None:
                 raise
-            A = build(ones, "csr", Target(np.dtype(np.float32), backend, max_bytes))
+            return matrix(S, "csr", backend)
     return A._with_values(Absent(A.values.shape))  # pyright: ignore[reportArgumentType]
+
+
+def filled(indptr: Any, indices: Any, first: Any, shape: tuple[int, int], nnz_max: int) -> tuple[np.ndarray, ...]:
+    """The pattern and its lists with empty lists at free places, spread over the rows, up to `nnz_max` entries.
+
+    Raises:
+      ValueError: the pattern has more entries, or the matrix fewer places.
+    """
+    (n_rows, n_cols), missing = shape, nnz_max - indices.size
+    if missing < 0 or nnz_max > n_rows * n_cols:
+        raise ValueError(
+            f"nnz_max={nnz_max} must be at least the {indices.size} different places of the coordinates, and at most "
+            f"the {n_rows * n_cols} places of a matrix of shape {shape}"
+        )
+    free = n_cols - np.diff(indptr)
+    more = np.minimum(free, missing // max(n_rows, 1))
+    left = free - more
+    more += np.clip(missing - more.sum() - np.cumsum(left) + left, 0, left)
+    row = np.repeat(np.arange(n_rows), more)
+    number = np.arange(missing) - np.repeat(np.cumsum(more) - more, more)  # of the place among the free ones of its row
+    row_of = np.repeat(np.arange(n_rows), np.diff(indptr))
+    free_before = row_of * (n_cols + 1) + indices - (np.arange(indices.size) - indptr[:-1][row_of])
+    passed = np.searchsorted(free_before, row * (n_cols + 1) + number, side="right") - indptr[:-1][row]
+    keys = np.concatenate([row_of * n_cols + indices, row * n_cols + number + passed])
+    order = np.argsort(keys, kind="stable")
+    lengths = np.concatenate([np.diff(first), np.zeros(missing, np.int64)])[order]
+    added = np.concatenate([[0], np.cumsum(more)])
+    return indptr + added, (keys[order] % n_cols).astype(np.int32), np.concatenate([[0], np.cumsum(lengths)])
 
 
 def format_of(*operands: Any) -> str:
@@ -95,18 +137,76 @@ def backend_of(*operands: Any) -> str:
     return (operands[0].A if isinstance(operands[0], Transposed) else operands[0]).backend
 
 
-def kept(make: Callable[[], Any], key: Any, *operands: Any) -> Any:
-    """`make()`, or what an earlier call made for the same key and the same index arrays; the last `KEPT` are kept."""
+def kept(make: Callable[[], Any], key: Any, *operands: Any, table: Any = _kept, most: int = KEPT) -> Any:
+    """`make()`, or what an earlier call made for the same key and the same index arrays; the last `most` are kept."""
     arrays = [a for A in operands for a in index_arrays(A)]
     if not arrays or any(isinstance(a, Tracer) or not isinstance(a, jax.Array) for a in arrays):
-        return make()
+        return _at_once(make)
     kinds = [(type(A), type(getattr(A, "A", None)), A.shape, A.nnz) for A in operands]
     key = (key, *kinds, *map(id, arrays))
-    found = _kept.pop(key, None)
+    found = table.pop(key, None)
     if found is None:
-        forget = lambda _, table=_kept: table.pop(key, None)  # noqa: E731
-        found = make(), [weakref.ref(a, forget) for a in arrays]
-        while len(_kept) >= KEPT:
-            _kept.pop(next(iter(_kept)))
-    _kept[key] = found  # the newest last
+        forget = lambda _: table.pop(key, None)  # noqa: E731
+        found = _at_once(make), [weakref.ref(a, forget) for a in arrays]
+        while len(table) >= most:
+            table.pop(next(iter(table)))
+    table[key] = found  # the newest last
     return found[0]
+
+
+def _at_once(make: Callable[[], Any]) -> Any:
+    """`make()`, whose arrays are constants where jit traces the caller."""
+    with concrete():
+        return make()
+
+
+# ------------------------------------------------------------------------------------------------- equal patterns
+
+
+def digest(A: Any) -> int:
+    """A number that tells A's pattern from others in this process, whatever its format; kept with the pattern."""
+
+    def make() -> int:
+        S = pattern_of(A)
+        return hash((S.shape, S.indptr.astype(np.int64).tobytes(), S.indices.astype(np.int32).tobytes()))
+
+    return kept(make, "digest", A, table=_digests, most=1024)
+
+
+def remember(plan: Any, *operands: Any) -> Any:
+    """`plan`, whose calls from now on compare the patterns of their operands with these."""
+    array = index_arrays(plan.result)[0]
+    key, found = id(array), [digest(A) for A in operands]
+    _plans[key] = found, weakref.ref(array, lambda _: _plans.pop(key, None))
+    return plan
+
+
+def check_same(result: SparseMatrix, operands: Any) -> None:
+    """Compares the patterns of operands that are not traced with those of the plan whose result this is.
+
+    Raises:
+      ValueError: another pattern.
+    """
+    expected, _ = _plans.get(id(index_arrays(result)[0]), ((), None))
+    for number, (A, wanted) in enumerate(zip(operands, expected, strict=False)):
+        if not is_traced(A) and digest(A) != wanted:
+            raise ValueError(
+                f"operand {number} of the plan, of shape {A.shape} with {A.nnz} entries, has these entries in other "
+                "places than the matrix for which the plan was made; make a plan for this pattern"
+            )
+
+
+def entries_of_equal(A: Any, B: Any) -> jax.Array:
+    """The entries of B, a matrix of the same pattern as A.
+
+    Raises:
+      ValueError: another pattern, or a traced one.
+    """
+    check("with_data", A, B)
+    if A.shape != B.shape or A.nnz != B.nnz or digest(A) != digest(B):
+        raise ValueError(
+            f"with_data takes the entries of a matrix of the same pattern; A has shape {A.shape} and {A.nnz} entries, "
+            f"and the other matrix shape {B.shape} and {B.nnz}, not all in the same places; A + B and A.multiply(B) "
+            "combine matrices of different patterns"
+        )
+    return B.data

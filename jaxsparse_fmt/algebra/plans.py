@@ -3,10 +3,11 @@
     plan = jsf.plan.matmul(A, B)
     C = plan(A, B)               # under jit, grad and vmap too
 
-The values of C = A·B are sums of products a[i]·b[j] over a list of pairs, in canonical order. With b[j] as its values
-this list is itself a sparse matrix T, [entries of C, entries of A], and C's values are T·a: so the product that
-multiplies matrices with vectors computes them, and its rules give every derivative. An assembly is such a product too,
-with ones as values. A sum needs no list: each of its entries is at most one of A's and one of B's.
+On a CPU a product walks the patterns anew in every call (`gustavson.py`). Elsewhere a kernel reads a list of the
+products a[i]·b[j], in the order of C's entries: with b[j] as its values this list is itself a sparse matrix T, [entries
+of C, entries of A], and C's values are T·a. So the product that multiplies matrices with vectors computes them, and its
+rules give every derivative. Lists of more than `LISTED` bytes are not made. An assembly is such a product too, with
+ones as values. A sum needs no list: each of its entries is at most one of A's and one of B's.
 """
 
 from __future__ import annotations
@@ -21,16 +22,19 @@ import numpy as np
 import scipy.sparse
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import Target, as_floating, concrete, index_dtype, pytree, standard_promotion, whole_number
-from jaxsparse_fmt.algebra import patterns
+from jaxsparse_fmt._types import as_floating, index_dtype, pytree, standard_promotion, whole_number
+from jaxsparse_fmt.algebra import gustavson, patterns
 from jaxsparse_fmt.core import form
 from jaxsparse_fmt.core.entry_index import take
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.csr import CSR
+from jaxsparse_fmt.kernels.backends import selection
 from jaxsparse_fmt.kernels.cpu import spgemm
 
 Array = jax.Array
+
+LISTED = 2**30  # bytes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -49,20 +53,21 @@ class Plan:
         """The values of the operands [nnz] each.
 
         Raises:
-          ValueError: an operand has another shape or another number of entries than the plan's. The arrays of the
-            patterns are not compared.
+          ValueError: an operand has another shape or number of entries than the plan's, or another pattern, where the
+            patterns are not traced.
         """
-        given = tuple((A.shape, A.nnz) for A in matrices)
+        given = _operands(*matrices)
         if given != self.operands:
             raise ValueError(
                 f"the plan is for matrices of (shape, nnz) {self.operands}, got {given}; make a plan for these patterns"
             )
+        patterns.check_same(self.result, matrices)
         return [A.data for A in matrices]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the plan's arrays."""
-        return sum(a.nbytes for a in jax.tree.leaves(self))
+        """Bytes of the plan's arrays, those of the result's pattern too."""
+        return sum(a.nbytes for a in {id(a): a for a in jax.tree.leaves(self)}.values())
 
     def __repr__(self) -> str:
         (rows, cols), nnz = self.result.shape, self.result.nnz
@@ -91,11 +96,11 @@ class Sum(Plan):
     """A ± B, or any function of two entries that is 0 where both are: a missing entry counts as 0.
 
     Attributes:
-      left, right: [nnz of the result], the entry of A and of B; nnz of A or of B where it has none.
+      left, right: [nnz of the result], the entry of A and of B; nnz of A or of B where it has none. None: its own.
     """
 
-    left: Array
-    right: Array
+    left: Array | None
+    right: Array | None
 
     def __call__(self, A: Any, B: Any, combine: Any = jnp.add) -> SparseMatrix:
         """A + B, or `combine` of the entries.
@@ -113,16 +118,18 @@ class Product(Plan):
     """A @ B.
 
     Attributes:
-      pairs: [nnz of the result, nnz of A], the products that each entry sums, without values.
-      right: [products], the entry of B in each.
+      terms: the form of the product; or, with `right`, [nnz of the result, nnz of A], the products that each entry
+        sums, without values.
+      right: [products], the entry of B in each; None: no list.
     """
 
-    pairs: CSR
-    right: Array
+    terms: Any
+    right: Array | None
 
     def __call__(self, A: Any, B: Any) -> SparseMatrix:
         a, b = self._data(A, B)
-        return self.result.with_data(_sums(self.pairs, take(b, self.right), a))
+        v, x = (a, b) if self.right is None else (take(b, self.right), a)
+        return self.result.with_data(_sums(self.terms, v, x))
 
 
 @pytree
@@ -145,10 +152,12 @@ class Assembly:
     Attributes:
       result: the matrix, without values.
       duplicates: [nnz, k], the values that each entry sums; without values.
+      permutes: whether each entry is one value.
     """
 
     result: SparseMatrix
     duplicates: CSR
+    permutes: bool = dataclasses.field(metadata={"static": True})
 
     def __repr__(self) -> str:
         (rows, cols), nnz = self.result.shape, self.result.nnz
@@ -164,21 +173,21 @@ class Assembly:
         k = self.duplicates.shape[1]
         if values.shape != (k,):
             raise ValueError(f"values must have {k} numbers, one a coordinate; got {values.shape[0]}")
-        if k == self.result.nnz:  # no duplicates: a permutation
+        if self.permutes:
             return self.result.with_data(take(values, self.duplicates.col_idx))
         return self.result.with_data(_sums(self.duplicates, jnp.ones(k, values.dtype), values))
 
 
 @jax.jit
 @standard_promotion
-def _sums(lists: CSR, values: Array, x: Array) -> Array:
-    return form.product(lists, values, x)
+def _sums(terms: Any, values: Array, x: Array) -> Array:
+    return form.product(terms, values, x)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 @standard_promotion
-def _combined(combine: Any, a: Array, left: Array, b: Array, right: Array) -> Array:
-    return combine(take(a, left), take(b, right))
+def _combined(combine: Any, a: Array, left: Array | None, b: Array, right: Array | None) -> Array:
+    return combine(*(v if at is None else take(v, at) for v, at in ((a, left), (b, right))))
 
 
 # ------------------------------------------------------------------------------------------------------ public plans
@@ -217,8 +226,9 @@ def _paired(operation: str, A: Any, B: Any, format: str | None, overlap: bool) -
             ptr = np.concatenate([[0], np.cumsum(left & right)])[both.indptr]
             both = scipy.sparse.csr_array((both.data[here], both.indices[here], ptr), shape=A.shape)
             places = [place[here] for place in places]
-        result = _result(both, format, A, B)
-        return Sum(result, _operands(A, B), *map(building.on_device, places))
+        # Without an index where the operand has just the entries of the result.
+        found = (None if M.nnz == both.nnz else building.on_device(p) for M, p in zip((A, B), places, strict=True))
+        return Sum(_result(both, format, A, B), _operands(A, B), *found)
 
     return patterns.kept(make, ("sum", overlap, format), A, B)
 
@@ -234,14 +244,14 @@ def _before(here: np.ndarray, n: int) -> np.ndarray:
 
 
 def matmul(A: Any, B: Any, *, format: str | None = None, max_bytes: float | None = None) -> Product:
-    """The plan of A @ B.
+    """The plan of A @ B. Sums that cancel stay entries.
 
-    It holds 8 bytes for each product of two entries and 12 or more for each entry of the result. Sums that cancel stay
-    entries.
+    On a CPU it holds the three patterns, and elsewhere 8 bytes for each product of two entries, up to `max_bytes`.
+    Beyond, and where Numba is not installed or the backend is "xla" as on a GPU, the call finds these products anew.
 
     Args:
       format: of the result; None: that of A and B if they have the same, else "csr".
-      max_bytes: the largest plan to accept; None: the free memory.
+      max_bytes: the largest plan to accept; None: the free memory, and 1 GiB of lists.
 
     Raises:
       ValueError: shapes that do not fit, more than 2³¹ entries of an operand, a traced pattern, or too large a plan.
@@ -250,29 +260,35 @@ def matmul(A: Any, B: Any, *, format: str | None = None, max_bytes: float | None
     patterns.check("A @ B", A, B)
     if A.shape[1] != B.shape[0]:
         raise ValueError(f"A @ B needs as many columns of A as rows of B, got shapes {A.shape} and {B.shape}")
+    most = LISTED if max_bytes is None else max_bytes
+    backend = patterns.backend_of(A)
+    native = jax.default_backend() == "cpu" and selection.native_importable()
+    native = native and selection.active_backend(backend) in ("auto", "numba")
 
     def room(entries: int, products: int) -> None:
         takes = f"the plan of A @ B, with {products} products of two entries for {entries} entries,"
-        needed = 8 * products + 12 * entries
+        needed = 12 * entries + 4 * (A.nnz + B.nnz)
         if max_bytes is not None and needed > max_bytes:
             raise building.TooLarge(f"{takes} would take {needed} bytes; max_bytes={max_bytes} allows fewer")
         building.check_free(needed, f"{takes} would take {needed} bytes")
 
     def make() -> Product:
         a, b = patterns.pattern_of(A), patterns.pattern_of(B)
-        p = spgemm.products(a, b, room)
-        C = scipy.sparse.csr_array(
-            (np.empty(p.indices.size, np.int8), p.indices, p.indptr), shape=(A.shape[0], B.shape[1])
-        )
-        pairs = _csr(p.left, p.first, (C.nnz, A.nnz), patterns.backend_of(A))
-        return Product(_result(C, format, A, B), _operands(A, B), pairs, building.on_device(p.right))
+        p = spgemm.product(a, b, room)
+        products, C = int(p.before[-1]), patterns.csr(p.indptr, p.indices, (A.shape[0], B.shape[1]))
+        result = _result(C, format, A, B)
+        if not native and 8 * products + 12 * C.nnz <= most:
+            first, left, right = spgemm.pairs(a, b, p)
+            listed = _csr(left, first, (C.nnz, A.nnz), backend)
+            return Product(result, _operands(A, B), listed, building.on_device(right))
+        return Product(result, _operands(A, B), gustavson.made(a, b, C, p.before, result), None)
 
-    return patterns.kept(make, ("matmul", format), A, B)
+    return patterns.kept(make, ("matmul", format, native, max_bytes), A, B)
 
 
 def triple(P: Any, A: Any, *, format: str | None = None) -> Triple:
     """The plan of P.T @ A @ P, the Galerkin product; `plan(P, A)` computes it. Arguments as for `matmul`."""
-    inner = matmul(A, P, format="csr")
+    inner = patterns.remember(matmul(A, P, format="csr"), A, P)
     middle = inner.result._with_values(jnp.ones(inner.result.nnz, jnp.float32))
     return Triple(inner, matmul(P.T, middle, format=format or patterns.format_of(A, P)))
 
@@ -285,6 +301,7 @@ def assembly(
     *,
     backend: str = "auto",
     max_bytes: float | None = None,
+    nnz_max: int | None = None,
     **layout: Any,
 ) -> Assembly:
     """A pattern from coordinates, which may repeat: `assembly(row, col, shape)(values)` is the matrix.
@@ -294,9 +311,12 @@ def assembly(
     Args:
       row, col: integers of any one shape, k numbers each, such as [elements, 8, 8].
       shape, format, backend, max_bytes, **layout: as in `from_coo`.
+      nnz_max: the number of entries that the matrix shall have: places that no coordinate names are added as entries
+        of value 0. Patterns of different sizes then share compiled programs, in "csr", "coo" and "csc".
 
     Raises:
-      ValueError: lengths that differ, an index outside `shape`, or traced indices. TypeError: no integers.
+      ValueError: lengths that differ, an index outside `shape`, traced indices, or more places than `nnz_max`.
+      TypeError: no integers.
     """
     if any(isinstance(a, Tracer) for a in (row, col)):
         raise ValueError(
@@ -314,21 +334,13 @@ def assembly(
         if k and not (index.min() >= 0 and index.max() < bound):
             bad = index.min() if index.min() < 0 else index.max()
             raise ValueError(f"{name} index {bad} is out of range for shape {shape}; indices count from 0")
-    order = _sorted_by(row, shape[0], _sorted_by(col, shape[1], None))
-    rows, cols = row[order], col[order]
-    first = np.flatnonzero(np.concatenate([[True], (np.diff(rows) != 0) | (np.diff(cols) != 0)])[:k])
-    indptr = np.concatenate([[0], np.cumsum(np.bincount(rows[first], minlength=shape[0]))])
-    S = scipy.sparse.csr_array((np.empty(first.size, np.int8), cols[first], indptr), shape=shape)
-    duplicates = _csr(order.astype(np.int32), np.append(first, k), (first.size, k), backend)
-    return Assembly(patterns.matrix(S, format, backend, max_bytes, **layout), duplicates)
-
-
-def _sorted_by(key: np.ndarray, n: int, order: np.ndarray | None) -> np.ndarray:
-    """`order` sorted stably by key[order], by SciPy's counting sort; None: the order of the arrays."""
-    k = key.size
-    columns = (np.ones(k, np.int8), key if order is None else key[order], np.arange(k + 1))
-    place = scipy.sparse.csc_array(columns, shape=(n, k)).tocsr().indices
-    return place if order is None else order[place]
+    indptr, indices, first, order = spgemm.coordinates(row, col, shape[0])
+    if nnz_max is not None:
+        indptr, indices, first = patterns.filled(indptr, indices, first, shape, whole_number("nnz_max", nnz_max))
+    S = patterns.csr(indptr, indices, shape)
+    duplicates = _csr(order, first, (indices.size, k), backend)
+    result = patterns.matrix(S, format, backend, max_bytes, **layout)
+    return Assembly(result, duplicates, nnz_max is None and indices.size == k)
 
 
 # ---------------------------------------------------------------------------------------------------------- their parts
@@ -347,16 +359,14 @@ def selected(key: Any, choose: Any, *matrices: Any, format: str | None = None) -
     def make() -> Selection:
         numbered, before = [], 0
         for A in matrices:
-            S = patterns.pattern_of(A)
-            S.data = S.data + before
-            numbered.append(S)
-            before += S.nnz
+            numbered.append(patterns.numbered(patterns.pattern_of(A), before))
+            before += A.nnz
         chosen = scipy.sparse.csr_array(choose(*numbered))
         chosen.sort_indices()
         entry = (chosen.data - 1).astype(index_dtype(before))
         return Selection(_result(chosen, format, *matrices), _operands(*matrices), building.on_device(entry))
 
-    return make() if key is None else patterns.kept(make, (key, format), *matrices)
+    return patterns.kept(make, None) if key is None else patterns.kept(make, (key, format), *matrices)
 
 
 def _operands(*matrices: Any) -> Any:
@@ -375,7 +385,6 @@ def _csr(col_idx: np.ndarray, row_ptr: np.ndarray, shape: tuple[int, int], backe
     """
     if shape[1] >= 2**31:
         raise ValueError(f"{shape[1]} entries exceed what 32-bit indices address, {2**31 - 1}")
-    S = scipy.sparse.csr_array((np.empty(col_idx.size, np.int8), col_idx, row_ptr), shape=shape)
-    with concrete():
-        built = CSR.from_csr(S, Target(np.dtype(np.float32), backend))
-    return built.without_values
+    made = patterns.matrix(patterns.csr(row_ptr, col_idx, shape), "csr", backend)
+    assert isinstance(made, CSR)
+    return made

@@ -224,13 +224,13 @@ class SparseMatrix(ScipyNames, Pattern):
         dtypes: a loop may carry it.
 
         Args:
-          data: [nnz] in canonical order.
+          data: [nnz] in canonical order, or a matrix of the same pattern, whose entries it takes.
 
         Raises:
-          ValueError: another shape.
+          ValueError: another shape, or a matrix of another pattern or of a traced one.
         """
         self.check_single()
-        data = entry_index.checked(data, self.nnz)
+        data = entry_index.checked(self._entries_of_equal(data), self.nnz)
         if self.in_order:
             return self._with_values(data)
         return self._refilled(entry_index.stored(self, data))

@@ -138,6 +138,10 @@ class Operators:
         """
         return _operations().item(self, index)
 
+    def _entries_of_equal(self, data: Any) -> Any:
+        """`data`, or the entries of `data` if it is a matrix of the same pattern."""
+        return _operations().entries_of_equal(self, data) if isinstance(data, Operators) else data
+
     __iter__ = None  # else Python would iterate by A[0], A[1], …
 
 

@@ -44,6 +44,7 @@ from jaxsparse_fmt.core.matrix import SparseMatrix, build
 from jaxsparse_fmt.core.scipy_names import ScipyNames
 from jaxsparse_fmt.core.transposed import Transposed
 from jaxsparse_fmt.distributed import entries
+from jaxsparse_fmt.distributed.algebra import ShardedAlgebra
 from jaxsparse_fmt.distributed.basis import EnteredBasis, ShardedBasis
 from jaxsparse_fmt.distributed.local import Shards, on_each_device
 from jaxsparse_fmt.distributed.row_partition import Imbalance
@@ -69,7 +70,7 @@ class BuildRecord:
 
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class ShardedMatrix(ScipyNames):
+class ShardedMatrix(ShardedAlgebra):
     """A sparse matrix over the devices of a mesh axis: a pytree and a linear map, as every format is; made by `shard`.
 
     `A @ x` takes and gives vectors in the user's order. `A.in_basis` is the same matrix between sharded vectors that

@@ -9,7 +9,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt.algebra import patterns, plans
+from jaxsparse_fmt.algebra import gustavson, plans
 from jaxsparse_fmt.formats.building import TooLarge
 from jaxsparse_fmt.kernels.cpu import spgemm
 from tests.zoo import CASES, FIRST_LAYOUTS
@@ -64,17 +64,18 @@ def test_entries_that_cancel_stay():
 
 def test_the_symbolic_product_lists_each_pair_once():
     A, B = random(200, 150, 0.05), random(150, 90, 0.05)
-    p = spgemm.products(A, B, lambda entries, pairs: None)
+    p = spgemm.product(A, B, lambda entries, pairs: None)
+    first, left, right = spgemm.pairs(A, B, p)
     row_of = np.repeat(np.arange(200), np.diff(A.indptr))
     inner = np.repeat(np.arange(150), np.diff(B.indptr))
-    assert np.array_equal(A.indices[p.left], inner[p.right])
-    entry = np.repeat(np.arange(p.indices.size), np.diff(p.first))
+    assert np.array_equal(A.indices[left], inner[right])
+    entry = np.repeat(np.arange(p.indices.size), np.diff(first))
     rows = np.repeat(np.arange(200), np.diff(p.indptr))
-    assert np.array_equal(rows[entry], row_of[p.left])
-    assert np.array_equal(p.indices[entry], B.indices[p.right])
+    assert np.array_equal(rows[entry], row_of[left])
+    assert np.array_equal(p.indices[entry], B.indices[right])
     counts = (A != 0).astype(np.int64) @ (B != 0).astype(np.int64)
-    assert p.left.size == counts.sum()
-    assert np.unique(np.stack([p.left, p.right]), axis=1).shape[1] == p.left.size
+    assert left.size == counts.sum() == p.before[-1]
+    assert np.unique(np.stack([left, right]), axis=1).shape[1] == left.size
     assert all(np.all(np.diff(p.indices[a:b]) > 0) for a, b in zip(p.indptr, p.indptr[1:], strict=False))
 
 
@@ -135,15 +136,12 @@ def test_the_triple_product_is_the_galerkin_product():
     same(jsf.plan.triple(P, A)(P, A), expected, rtol=1e-4)
 
 
-def test_eager_operations_keep_their_plan_and_drop_it_with_the_pattern(monkeypatch):
+def test_eager_operations_keep_their_plan(monkeypatch):
     A, B = jsf.from_scipy(S, "csr"), jsf.from_scipy(R, "csr")
     first = A @ B
-    monkeypatch.setattr(spgemm, "products", None)  # a second symbolic part would fail
+    monkeypatch.setattr(spgemm, "product", None)  # a second symbolic part would fail
     again = A.with_data(2 * A.data) @ B
     np.testing.assert_allclose(again.data, 2 * first.data, rtol=1e-5)
-    kept = len(patterns._kept)
-    del A, first, again
-    assert len(patterns._kept) < kept
 
 
 def test_repeated_sums_have_the_same_bits():
@@ -194,9 +192,73 @@ def test_coordinates_with_traced_values_make_a_matrix():
     np.testing.assert_allclose(jax.jit(jax.grad(total))(values), np.ones(500), rtol=1e-6)
 
 
+def test_a_capacity_gives_patterns_of_different_sizes_one_program():
+    traces = []
+
+    @jax.jit
+    def total(pattern, values, x):
+        traces.append(1)
+        return pattern(values) @ x
+
+    x = np.arange(33, dtype=np.float32)
+    for row in (ROW, ROW // 2, np.zeros_like(ROW)):
+        pattern = jsf.assembly(row, COL, (40, 33), "csr", nnz_max=1000)
+        values = rng.normal(size=500).astype(np.float32)
+        expected = np.zeros((40, 33))
+        np.add.at(expected, (row, COL), values)
+        np.testing.assert_allclose(total(pattern, values, x), expected @ x, rtol=1e-3, atol=1e-3)
+        A = pattern(values)
+        assert A.nnz == 1000 and A.to_scipy().has_canonical_format
+        np.testing.assert_allclose(A.todense(), expected, atol=1e-5)
+    assert len(traces) == 1
+    assert jsf.from_coo([1], [2], np.ones(1), (3, 3), "csr", nnz_max=4).nnz == 4
+
+
+@pytest.mark.parametrize("way", ["walked", "listed", "blocks"])
+def test_every_way_of_the_numeric_product_agrees(way, monkeypatch):
+    """Compiled code, a list of the products, and blocks of products without one: values and both derivatives."""
+    A, B = jsf.from_scipy(S, "csr"), jsf.from_scipy(R, "csr")
+    monkeypatch.setattr(gustavson, "BLOCK", 100)
+    place_a, place_b = (np.nonzero(M.toarray()) for M in (S, R))
+    weight = np.random.default_rng(1).normal(size=(30, 25)).astype(np.float32)
+    with jsf.use_backend("auto" if way == "walked" else "xla"):
+        plan = jsf.plan.matmul(A, B, max_bytes=9000 if way == "blocks" else None)
+        assert (plan.right is not None) == (way == "listed")
+        rows, cols = plan.result.row_ids, plan.result.col_ids
+
+        def ours(a, b):
+            return jnp.sum(plan(A.with_data(a), B.with_data(b)).data * weight[rows, cols])
+
+        got = jax.jit(jax.grad(ours, (0, 1)))(A.data, B.data)
+        same(plan(A, B), S @ R)
+
+    np.testing.assert_allclose(got[0], (weight @ R.toarray().T)[place_a], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(got[1], (S.toarray().T @ weight)[place_b], rtol=1e-4, atol=1e-5)
+
+
+def test_a_plan_says_what_it_holds_and_lists_no_products():
+    n = 300
+    M = sp.csr_array(sp.random_array((n, n), density=0.3, rng=rng))
+    A = jsf.from_scipy(M, "csr")
+    plan = jsf.plan.matmul(A, A)
+    products = int(np.diff(M.indptr) @ np.bincount(M.indices, minlength=n))
+    assert plan.nbytes == 4 * (2 * (A.nnz + n + 1) + plan.result.nnz + n + 1 + gustavson.PIECES + 1)
+    assert plan.nbytes < products
+
+
+def test_data_may_come_from_a_matrix_of_the_same_pattern_in_any_format():
+    A, B = jsf.from_scipy(S, "csr"), jsf.from_scipy(2 * S, "hll")
+    same(A.with_data(B), 2 * S)
+    with pytest.raises(ValueError, match="same pattern"):
+        A.with_data(jsf.from_scipy(MOVED, "csr"))
+
+
 # ------------------------------------------------------------------------------------------------------------ refusals
 
+MOVED = sp.csr_array(S[::-1])  # as many entries, in other rows
+
 A, B = jsf.from_scipy(S, "csr"), jsf.from_scipy(R, "csr")
+MATMUL = jsf.plan.matmul(A, B)
 REFUSED = {
     "shapes of a sum": (lambda: A + B, ValueError, "one shape"),
     "shapes of a product": (lambda: B @ A, ValueError, "as many columns"),
@@ -205,6 +267,21 @@ REFUSED = {
     "a number": (lambda: A + 1, TypeError, "shift"),
     "a traced pattern": (lambda: jax.jit(lambda A: A + A)(A), ValueError, "traced"),
     "another pattern": (lambda: plans.add(A, A)(B, B), ValueError, "the plan is for"),
+    "a pattern of the same size": (
+        lambda: jsf.plan.add(A, A)(A, jsf.from_scipy(MOVED, "csr")),
+        ValueError,
+        "operand 1 of the plan",
+    ),
+    "the same inside jit": (
+        lambda: jax.jit(lambda v: MATMUL(jsf.from_scipy(MOVED, "csr").with_data(v), B).data)(A.data),
+        ValueError,
+        "operand 0 of the plan",
+    ),
+    "too small a capacity": (
+        lambda: jsf.assembly([0, 1], [0, 1], (4, 4), nnz_max=1),
+        ValueError,
+        "nnz_max=1 must be at least the 2 different places",
+    ),
     "too large a plan": (
         lambda: plans.matmul(jsf.from_scipy(W, "csr"), jsf.from_scipy(W, "csr"), max_bytes=10),
         TooLarge,

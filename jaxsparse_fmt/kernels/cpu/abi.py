@@ -8,9 +8,9 @@ TARGET = "jaxsparse_native"  # the handler's name in XLA
 N_OPERANDS = 9  # arrays that a kernel gets beside its result: a, b, and those of `numba_kernels.Operands`
 # The numbers of every call. What the handler reads: the kernel, the members of the batch and the pieces of a member,
 # and the bytes from one member to the next of the two operands and of the result, and from piece to piece of the
-# result. What the kernel reads: the rest.
+# result and of the scratch. What the kernel reads: the rest.
 SIZES = (
-    *("kernel", "batch", "pieces", "a_bytes", "b_bytes", "out_bytes", "piece_bytes"),
+    *("kernel", "batch", "pieces", "a_bytes", "b_bytes", "out_bytes", "piece_bytes", "scratch_bytes"),
     *("n_rows", "n_cols", "p", "lanes", "n_ptr", "n_perm", "masked", "mixed"),
     *("block_rows", "block_columns", "entries", "n_places"),
 )
@@ -21,6 +21,7 @@ KINDS = (
     *("product rows", "columns rows", "transposed rows", "outer rows", "product diagonals"),
     *(f"{face} {chunks}" for chunks in CHUNKS for face in FACES),
     *(f"{face} {tiles}" for tiles in ("tiles", "narrow-tiles") for face in FACES),
+    *(f"{face} pairs" for face in FACES),  # of two sparse matrices, `spgemm_kernels.py`
 )
 FLOATS = tuple(map(np.dtype, ("float32", "float64", "complex64", "complex128")))
 POINTERS = tuple(map(np.dtype, ("int32", "int64")))

@@ -34,6 +34,7 @@ def call(
     operands: tuple[Array, Array],  # [b, ...] each
     index: dict[str, Array | None],
     shape: tuple[int, ...],
+    scratch: int = 0,
     **sizes: int,
 ) -> Array | None:
     """The result of the kernel `kind`; None where there is none for these dtypes, or after a warning that Numba failed.
@@ -44,6 +45,7 @@ def call(
         int32 or int64.
       shape: of the result, whose dtype is that to which the operands promote: [b, ...], or [b, pieces, ...] where every
         piece has a result of its own, in a transposed product.
+      scratch: numbers of that dtype that each piece has to itself while it runs.
       sizes: those of `SIZES` that the arrays do not give and that are not 0.
     """
     a, b = (v.astype(accumulator(v.dtype)) for v in operands)
@@ -58,11 +60,13 @@ def call(
     sizes |= {"kernel": number, "batch": batch, "a_bytes": bytes_of(a, 1), "b_bytes": bytes_of(b, 1)}
     sizes |= {"piece_bytes": bytes_of(out, 2)} if apart else {"out_bytes": bytes_of(out, 1)}
     sizes |= {"n_ptr": ptr.size, "n_perm": 0 if perm is None else perm.size}
+    sizes |= {"scratch_bytes": scratch * np.dtype(out.dtype).itemsize}
     assert sizes.keys() <= set(SIZES)
     words = np.array([sizes.get(name, 0) for name in SIZES], np.int64)
     given = [index.get(name) for name in ("columns", "ptr", "perm", "pattern", "base", "start", "wide")]
     given = (columns if i is None else i for i in given)  # which no kernel reads
-    return jax.ffi.ffi_call(TARGET, out)(a, b, *given, sizes=words).astype(jnp.result_type(*operands))
+    outs = [out, jax.ShapeDtypeStruct((batch * sizes["pieces"], scratch), out.dtype)] if scratch else [out]
+    return jax.ffi.ffi_call(TARGET, outs)(a, b, *given, sizes=words)[0].astype(jnp.result_type(*operands))
 
 
 # ----------------------------------------------------------------------------------------------------------- compiling

@@ -13,8 +13,8 @@ one handler serves all, and the number of pieces of the work. XLA's own threads 
 takes the next that is left, and the caller never waits for a thread that has not begun. So any number of devices may
 call at the same time, and no second pool of threads competes with XLA's. A piece has the same bits on any thread.
 
-A kernel is a C function of 12 words: the data of a, b, the result and the other operands (`abi.N_OPERANDS`), of one
-member of the batch; the sizes; and the piece.
+A kernel is a C function of 13 words: the data of a, b, the result and the other operands (`abi.N_OPERANDS`), of one
+member of the batch; the scratch of the piece, which is the second result where there is one; the sizes; and the piece.
 """
 
 from __future__ import annotations
@@ -186,4 +186,7 @@ def _kernel_arguments(code: _Code, frame: Any, piece: Any) -> list[Any]:
     a, b, *rest = (data(5, k) for k in range(N_OPERANDS))
     a, b = (code.add(x, code.mul(member, size(name))) for x, name in ((a, "a_bytes"), (b, "b_bytes")))
     out = code.add(data(10, 0), code.mul(member, size("out_bytes")))
-    return [a, b, code.add(out, code.mul(piece, size("piece_bytes"))), *rest, sizes, part]
+    results, count = code.word(frame, 14), code.word(frame, 12)
+    last = code.word(code.add(results, code.mul(WORD(8), code.sub(count, WORD(1)))))
+    scratch = code.add(code.word(last, 3), code.mul(piece, size("scratch_bytes")))
+    return [a, b, code.add(out, code.mul(piece, size("piece_bytes"))), *rest, scratch, sizes, part]

@@ -1,8 +1,8 @@
-"""The pattern of a product of two sparse matrices, in compiled code over all cores of the host.
+"""The pattern of a product of two sparse matrices, and of coordinates, in compiled code over all cores of the host.
 
 Gustavson, "Two fast algorithms for sparse matrices" (1978), row by row: the first pass counts the entries of each row
-of C = A·B and the products a[i]·b[j] that they sum; the second writes them down. Each thread takes its own rows, and
-has one number for every column of C, which marks the columns that a row has met. Nothing depends on the number of
+of C = A·B and the products a[i]·b[j] that they sum; the second writes the columns down. Each thread takes its own rows,
+and has one number for every column of C, which marks the columns that a row has met. Nothing depends on the number of
 threads.
 """
 
@@ -21,55 +21,91 @@ from jaxsparse_fmt import machine_code
 ROWS = 16_384  # of a task
 
 
-class Products(NamedTuple):
-    """The entries of C = A·B, and the products that they sum.
+class Product(NamedTuple):
+    """The entries of C = A·B.
 
     Attributes:
-      indptr, indices: [n_rows + 1], [nnz of C]: C's pattern, with sorted rows.
-      first: [nnz of C + 1]: entry k of C sums the products from first[k] to first[k + 1], by rising column of A.
-      left, right: [products] int32: the entries of A and of B that each multiplies.
+      indptr, indices: [n_rows + 1] int64, [nnz of C] int32: C's pattern, with sorted rows.
+      before: [n_rows + 1] int64, the products a[i]·b[j] in the rows before.
     """
 
     indptr: np.ndarray
     indices: np.ndarray
-    first: np.ndarray
-    left: np.ndarray
-    right: np.ndarray
+    before: np.ndarray
 
 
-def products(A: Any, B: Any, room: Callable[[int, int], None]) -> Products:
+def product(A: Any, B: Any, room: Callable[[int, int], None]) -> Product:
     """The symbolic part of A·B.
 
     Args:
       A, B: patterns with sorted rows: `indptr`, `indices` and `shape`.
-      room: called with the numbers of entries and of products before they are allocated; raises if they are too many.
+      room: called with the numbers of entries and of products before memory is allocated; raises if they are too many.
     """
     (n_rows, _), n_cols = A.shape, B.shape[1]
-    given = [np.ascontiguousarray(a, t) for M in (A, B) for a, t in ((M.indptr, np.int64), (M.indices, np.int32))]
     entries, summed = np.zeros(n_rows + 1, np.int64), np.zeros(n_rows + 1, np.int64)
-    _over_rows("count", n_rows, n_cols, *given, entries, summed)
+    _over_rows("count", n_rows, n_cols, *_arrays(A, B), entries, summed)
     indptr, before = np.cumsum(entries), np.cumsum(summed)
     room(int(indptr[-1]), int(before[-1]))
-    indices, first = np.empty(indptr[-1], np.int32), np.empty(indptr[-1] + 1, np.int64)
-    left, right = np.empty(before[-1], np.int32), np.empty(before[-1], np.int32)
-    first[-1] = before[-1]
-    _over_rows("fill", n_rows, n_cols, *given, indptr, before, indices, first, left, right)
-    return Products(indptr, indices, first, left, right)
+    indices = np.empty(indptr[-1], np.int32)
+    _over_rows("columns", n_rows, n_cols, *_arrays(A, B), indptr, indices)
+    return Product(indptr, indices, before)
 
 
-def _over_rows(name: str, n_rows: int, n_cols: int, *arrays: np.ndarray) -> None:
-    """Calls the kernel `name` for all rows, a task of `ROWS` at a time; each thread has marks of its own."""
+def pairs(A: Any, B: Any, C: Product) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The products that each entry of C sums, by rising column of A.
+
+    Returns:
+      first [nnz of C + 1], left, right [products] int32: entry n sums the products a[left[k]]·b[right[k]] for k from
+      first[n] to first[n + 1].
+    """
+    products = int(C.before[-1])
+    first = np.full(C.indices.size + 1, products, np.int64)
+    left, right = np.empty(products, np.int32), np.empty(products, np.int32)
+    _over_rows("pairs", A.shape[0], B.shape[1], *_arrays(A, B), *C[:2], C.before, first, left, right)
+    return first, left, right
+
+
+def coordinates(row: np.ndarray, col: np.ndarray, n_rows: int) -> tuple[np.ndarray, ...]:
+    """Coordinates [k] as a pattern with sorted rows, each place once.
+
+    Returns:
+      indptr [n_rows + 1], indices [nnz] int32; first [nnz + 1] and order [k] int32: entry n comes from the coordinates
+      order[first[n]:first[n + 1]], in the order given.
+    """
+    row, col = (np.ascontiguousarray(a, np.int32) for a in (row, col))
+    ptr = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=n_rows))])
+    order, sorted_col = np.empty(row.size, np.int32), np.empty(row.size, np.int32)
+    # Each task reads all keys and writes those of its own rows.
+    _over_rows("place", n_rows, n_rows, np.array([row.size]), row, ptr, order, rows=-(-n_rows // _threads()) or 1)
+    entries = np.zeros(n_rows + 1, np.int64)
+    _over_rows("sort_rows", n_rows, 0, ptr, col, order, sorted_col, entries)
+    indptr = np.cumsum(entries)
+    indices, first = np.empty(indptr[-1], np.int32), np.full(indptr[-1] + 1, row.size, np.int64)
+    _over_rows("first_of_each", n_rows, 0, ptr, sorted_col, indptr, indices, first)
+    return indptr, indices, first, order
+
+
+def _arrays(*matrices: Any) -> list[np.ndarray]:
+    return [np.ascontiguousarray(a, t) for M in matrices for a, t in ((M.indptr, np.int64), (M.indices, np.int32))]
+
+
+def _threads() -> int:
+    return min(os.cpu_count() or 1, 8)
+
+
+def _over_rows(name: str, n_rows: int, n_marks: int, *arrays: np.ndarray, rows: int = ROWS) -> None:
+    """Calls the kernel `name` for all rows, a task of `rows` at a time; each thread has `n_marks` marks of its own."""
     pointers = ", ".join(f"CPointer({a.dtype})" for a in arrays)
     signature = f"void(int64, int64, CPointer(int64), {pointers})"
     address = machine_code.address(lambda: (_kernel(name), signature), "spgemm", name, signature)
     function = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, *[ctypes.c_void_p] * (1 + len(arrays)))(address)
-    starts = range(0, n_rows, ROWS)
+    starts = range(0, n_rows, rows)
     threads = max(1, min(len(starts), os.cpu_count() or 1))
 
     def thread(k: int) -> None:
-        marks = np.full(n_cols, -1, np.int64)
+        marks = np.full(n_marks, -1, np.int64)
         for start in starts[k::threads]:
-            function(start, min(start + ROWS, n_rows), marks.ctypes.data, *(a.ctypes.data for a in arrays))
+            function(start, min(start + rows, n_rows), marks.ctypes.data, *(a.ctypes.data for a in arrays))
 
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(thread, range(threads)))

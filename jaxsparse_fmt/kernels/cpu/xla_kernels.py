@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxsparse_fmt.kernels.cpu import chunk_kernels, numba_kernels
+from jaxsparse_fmt.kernels.cpu import chunk_kernels, numba_kernels, spgemm_kernels
 from jaxsparse_fmt.kernels.cpu.abi import FACES, SIZES
 from jaxsparse_fmt.kernels.cpu.numba_kernels import Operands, U
 from jaxsparse_fmt.kernels.cpu.tile_kernels import of_tiles
@@ -22,15 +22,18 @@ OF_ROWS = {
 
 
 def kernel(kind: str, a: np.dtype, b: np.dtype, out: np.dtype, ptr: np.dtype) -> tuple[Any, str]:
-    """The function of a kind of `abi.KINDS` and its signature in Numba's words: (operands, sizes, piece) -> nothing."""
+    """The function of a kind of `abi.KINDS`, (operands, scratch, sizes, piece) -> nothing, and its signature."""
     face, storage = kind.split()
     zero = out.type(0)
+    if storage == "pairs":
+        of = (a, b, out, "int32", ptr, "int32", ptr, "int32", ptr, "int32", out)
+        return spgemm_kernels.of_pairs(face, zero, SIZES), _signature(of)
     if storage.endswith("tiles"):
         run = of_tiles(face, storage == "narrow-tiles")
     else:
         run = OF_ROWS.get(kind) or chunk_kernels.KERNELS[storage][FACES.index(face)]
 
-    def kernel(a, b, out, columns, ptr, perm, pattern, base, start, wide, sizes, piece):
+    def kernel(a, b, out, columns, ptr, perm, pattern, base, start, wide, scratch, sizes, piece):
         o = Operands(
             a,
             b,
@@ -59,6 +62,10 @@ def kernel(kind: str, a: np.dtype, b: np.dtype, out: np.dtype, ptr: np.dtype) ->
         run(o, piece, sizes[PIECES])
 
     columns = "uint16" if storage in ("deltas", "narrow-tiles") else "int32"
-    of = (a, b, out, columns, ptr, "int32", "uint8", "int32", ptr, "int32")
+    return kernel, _signature((a, b, out, columns, ptr, "int32", "uint8", "int32", ptr, "int32", out))
+
+
+def _signature(of: tuple[Any, ...]) -> str:
+    """That of a kernel of pointers to numbers of these dtypes, the sizes, and the piece."""
     pointers = ", ".join(f"CPointer({dtype})" for dtype in (*of, "int64"))
-    return kernel, f"void({pointers}, int64)"
+    return f"void({pointers}, int64)"

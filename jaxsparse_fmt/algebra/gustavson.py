@@ -1,0 +1,162 @@
+"""The values of a product of two sparse matrices, as a trilinear form of its own.
+
+    t(a, b, c) = Σ a[i]·b[j]·c[n]    over all products of an entry i of A, in row r and column k, with an entry j of B
+                                     in row k and column s; n is the entry of C = A·B in row r and column s
+
+Its faces are the values of C and both derivatives, so the primitives of `core/form.py` give every order and `vmap`. No
+list of the products is stored: the three patterns decide them, and every call walks them anew (Gustavson, 1978), on a
+CPU in compiled code with a row of C in scratch, elsewhere `BLOCK` products at a time. A row of C is summed by rising
+column of A.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxsparse_fmt._types import Csr, index_dtype, pytree
+from jaxsparse_fmt.core.matrix import SparseMatrix
+from jaxsparse_fmt.core.pattern import Absent, Pattern
+from jaxsparse_fmt.formats import building
+from jaxsparse_fmt.formats.csr import CSR
+from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
+from jaxsparse_fmt.kernels.coordinates import accumulator, gather
+from jaxsparse_fmt.kernels.cpu import ffi
+
+Array = jax.Array
+
+BLOCK = 2**20  # products of which the reference holds indices at a time
+PIECES = 32  # of the rows, for threads; each has n_cols numbers of scratch
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Gustavson(Pattern):
+    """The form of one A·B; its `values` are those of A [nnz], x those of B and y those of C.
+
+    Attributes:
+      a_ptr, a_col: [n_rows + 1], [nnz of A] int32; b_ptr and b_col, c_ptr and c_col likewise.
+      cuts: [PIECES + 1] int32, the rows where pieces of equally many products begin.
+      n_cols: of C.
+      products: how many there are.
+    """
+
+    a_ptr: Array
+    a_col: Array
+    b_ptr: Array
+    b_col: Array
+    c_ptr: Array
+    c_col: Array
+    cuts: Array
+    n_cols: int
+    products: int
+
+    def product_face(self, values: Array, x: Array, backend: str) -> Array:
+        return self._face("product", (_columns(values, x), _flat(x)), x, backend)
+
+    def transposed_face(self, values: Array, y: Array, backend: str) -> Array:
+        return self._face("transposed", (_columns(values, y), _flat(y)), y, backend)
+
+    def outer_face(self, y: Array, x: Array, backend: str) -> Array:
+        return jnp.sum(self._face("outer", (_flat(y), _flat(x)), x, backend), axis=2)
+
+    def _face(self, face: str, operands: tuple[Array, Array], like: Array, backend: str) -> Array:
+        """The face of operands [b·p, …] as [b, …, p], with b and p of `like`."""
+        out = self._by_kernel(face, *operands) if backend == "numba" else None
+        out = self._by_blocks(face, *operands) if out is None else out
+        return jnp.moveaxis(out.reshape(like.shape[0], like.shape[2], -1), 1, 2)
+
+    def _by_kernel(self, face: str, a: Array, b: Array) -> Array | None:
+        batch, (nnz_c, nnz_b), nnz_a = a.shape[0], self.shape, self.a_col.shape[0]
+        pieces = 1 if self.products < LAUNCH.serial_entries else max(PIECES // batch, 1)
+        if face == "transposed":  # pieces add into copies of the result
+            pieces = max(min(self.products // nnz_b, LAUNCH.most_copies, pieces), 1)
+        n_out = {"product": nnz_c, "transposed": nnz_b, "outer": nnz_a}[face]
+        out = ffi.call(
+            f"{face} pairs",
+            (a, b),
+            {
+                "columns": self.a_col, "ptr": self.a_ptr, "perm": self.cuts, "pattern": self.c_ptr,
+                "base": self.b_col, "start": self.b_ptr, "wide": self.c_col,
+            },
+            (batch, pieces if face == "transposed" else 1, n_out),
+            scratch=self.n_cols,
+            n_places=n_out,
+            pieces=pieces,
+        )  # fmt: skip
+        return None if out is None else jnp.sum(out, axis=1) if out.shape[1] > 1 else out[:, 0]
+
+    def _by_blocks(self, face: str, a: Array, b: Array) -> Array:
+        """The reference, in plain jnp: scatter-adds, on a GPU in no fixed order."""
+        n, dtype = {"product": self.shape[0], "transposed": self.shape[1], "outer": self.a_col.shape[0]}[face], a.dtype
+        lengths = self.b_ptr[self.a_col + 1] - self.b_ptr[self.a_col]
+        index = index_dtype(self.products + BLOCK)
+        before = jnp.concatenate([jnp.zeros(1, index), jnp.cumsum(lengths, dtype=index)])
+        acc = accumulator(a.dtype, b.dtype)
+        first, second, target = {"product": "abc", "transposed": "acb", "outer": "cba"}[face]
+
+        def add(k: Array, out: Array) -> Array:
+            at, live = self._products(before, k)
+            one = lambda u, v: gather(u, at[first], live).astype(acc) * gather(v, at[second], live).astype(acc)  # noqa: E731
+            to = jnp.where(live, at[target], n)
+            return out.at[:, to].add(jax.vmap(one)(a, b), mode="drop")
+
+        out = lax.fori_loop(0, -(-self.products // BLOCK), add, jnp.zeros((a.shape[0], n), acc))
+        return out.astype(jnp.result_type(dtype, b.dtype))
+
+    def _products(self, before: Array, k: Array) -> tuple[dict[str, Array], Array]:
+        """The entries of A, B and C in the products of block k, and which of these are products at all."""
+        size = min(BLOCK, self.products)
+        p = k.astype(before.dtype) * size + jnp.arange(size, dtype=before.dtype)
+        live = p < self.products
+        p = jnp.where(live, p, 0)
+        i = jnp.searchsorted(before, p, side="right").astype(self.a_col.dtype) - 1
+        j = self.b_ptr[self.a_col[i]] + (p - before[i]).astype(self.b_ptr.dtype)
+        row = jnp.searchsorted(self.a_ptr, i, side="right") - 1
+        col, low, high = self.b_col[j], self.c_ptr[row], self.c_ptr[row + 1]
+
+        def halve(_: Any, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+            low, high = bounds
+            middle = (low + high) // 2
+            right = self.c_col[jnp.minimum(middle, self.c_col.shape[0] - 1)] <= col
+            return jnp.where(right, middle, low), jnp.where(right, high, middle)
+
+        steps = max(int(np.ceil(np.log2(max(self.n_cols, 2)))), 1)
+        low, _ = lax.fori_loop(0, steps, halve, (low, high))
+        return {"a": i, "b": j, "c": low}, live
+
+
+pytree(Gustavson, ("values", "a_ptr", "a_col", "b_ptr", "b_col", "c_ptr", "c_col", "cuts"))
+
+
+def made(A: Csr, B: Csr, C: Csr, before: np.ndarray, result: SparseMatrix) -> Gustavson:
+    """The form of A·B = C.
+
+    Args:
+      A, B, C: patterns on the host.
+      before: [n_rows + 1], the products in the rows before.
+      result: C as a matrix, whose arrays the form shares in "csr".
+    """
+    cuts = np.searchsorted(before, before[-1] * np.arange(PIECES + 1) // PIECES)  # of equally many products
+    cuts[-1], index = A.shape[0], index_dtype(max(A.nnz, B.nnz, C.nnz))
+    arrays = [
+        a for S in (A, B, C) for a in (S.indptr.astype(index, copy=False), S.indices.astype(np.int32, copy=False))
+    ]
+    if isinstance(result, CSR) and result.row_ptr.dtype == index:
+        arrays[4:] = result.row_ptr, result.col_idx
+    arrays = map(building.on_device, (*arrays, cuts.astype(np.int32)))
+    return Gustavson(Absent((A.nnz,)), (C.nnz, B.nnz), A.nnz, result.backend, *arrays, B.shape[1], int(before[-1]))
+
+
+def _flat(v: Array) -> Array:
+    """[b, n, p] as [b·p, n]."""
+    return jnp.moveaxis(v, 2, 1).reshape(-1, v.shape[1])
+
+
+def _columns(values: Array, v: Array) -> Array:
+    """The values [b, n_stored] once for each column of v [b, n, p]."""
+    return jnp.repeat(values, v.shape[2], axis=0)

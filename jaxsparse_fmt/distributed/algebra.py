@@ -1,0 +1,167 @@
+"""Sums, scalings and diagonal shifts of sharded matrices, whose entries stay on their devices.
+
+Only numbers a row or a column travel: `scale_cols` exchanges the halo of its vector, as a product does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.core import Tracer
+
+from jaxsparse_fmt._types import as_floating, concrete
+from jaxsparse_fmt.core.scipy_names import ScipyNames
+from jaxsparse_fmt.distributed.halo_exchange import exchange
+from jaxsparse_fmt.distributed.local import Shards, on_each_device
+
+Array = jax.Array
+
+
+class ShardedAlgebra(ScipyNames):
+    """The operations of `core.operators` that keep the pattern of a sharded matrix; the others are refused."""
+
+    shards: Any
+    domain: Any
+    range: Any
+    entered: bool
+
+    def __add__(self, other: Any) -> Any:
+        return self._combined(other, jnp.add) if isinstance(other, ShardedAlgebra) else super().__add__(other)
+
+    def __sub__(self, other: Any) -> Any:
+        return self._combined(other, jnp.subtract) if isinstance(other, ShardedAlgebra) else super().__sub__(other)
+
+    def multiply(self, other: Any) -> Any:
+        return self._combined(other, jnp.multiply) if isinstance(other, ShardedAlgebra) else super().multiply(other)
+
+    def _combined(self, other: Any, f: Callable[[Array, Array], Array]) -> Any:
+        """f of the values of two matrices of one pattern, shard by shard.
+
+        Raises:
+          ValueError: the patterns or their distributions differ, or are traced and not the same arrays.
+        """
+        mine, others = _index_arrays(self), _index_arrays(other)
+        same = jax.tree.structure(self) == jax.tree.structure(other)
+        if same and any(a is not b for a, b in zip(mine, others, strict=True)):
+            same = not any(isinstance(a, Tracer) for a in (*mine, *others)) and _equal(mine, others)
+        if not same:
+            raise ValueError(
+                f"sharded matrices of shapes {self.shape} and {other.shape} are combined entry by entry only where "
+                "they have the same pattern, cut and stored alike; make one from the other by with_data, or combine "
+                "the matrices before `shard`. Inside jit close over the matrices and pass their data"
+            )
+        values = (f(a.values, b.values) for a, b in zip(self.shards.blocks, other.shards.blocks, strict=True))
+        return _with_values(self, tuple(values))
+
+    def scale_rows(self, d: Any) -> Any:
+        """diag(d)·A, of the same pattern; d is [n_rows]."""
+        return _with_values(self, _by_rows(self, self._vector(d, self.range, 0, "scale_rows")))
+
+    def scale_cols(self, d: Any) -> Any:
+        """A·diag(d), of the same pattern; d is [n_cols]."""
+        return _with_values(self, _by_columns(self, self._vector(d, self.domain, 1, "scale_cols")))
+
+    def shift(self, s: Any) -> Any:
+        """A + s·I, of the same pattern, which must have the whole diagonal.
+
+        Args:
+          s: a number, or [n] for diag(s); may be traced.
+
+        Raises:
+          ValueError: the diagonal is not whole, or the pattern is traced; A is not square, or s has another shape.
+        """
+        n = self.shape[0]
+        if n != self.shape[1]:
+            raise ValueError(f"shift needs a square matrix, got shape {self.shape}")
+        if any(isinstance(a, Tracer) for a in _index_arrays(self)):
+            raise ValueError(
+                "shift compares the pattern of a sharded matrix with the diagonal, and the pattern is traced here; let "
+                "the jitted function close over A and take A.data"
+            )
+        with concrete():
+            block = self.shards.blocks[0]
+            found = int(_on_diagonal(block._with_values(jnp.zeros(block.values.shape, bool))))
+        if found != self.range.n:
+            raise ValueError(
+                f"shift(s) of a sharded matrix needs all {self.range.n} entries of the diagonal, and the pattern has "
+                f"{found}; use `shard` with the matrix after A.shift(0)"
+            )
+        s = self._vector(jnp.broadcast_to(s, (n,)) if jnp.ndim(s) == 0 else s, self.range, 0, "shift")
+        return _with_values(self, _shifted(self, s))
+
+    def _vector(self, d: Any, basis: Any, axis: int, name: str) -> Array:
+        d = as_floating(d, "d")
+        if d.shape != (self.shape[axis],):
+            raise ValueError(f"{name}(d) takes d of shape ({self.shape[axis]},), got {d.shape}")
+        d = basis.accept(d)
+        return d if self.entered else basis.enter(d)
+
+
+def _with_values(A: Any, values: tuple[Array, ...]) -> Any:
+    blocks = tuple(block._with_values(v) for block, v in zip(A.shards.blocks, values, strict=True))
+    return dataclasses.replace(A, shards=dataclasses.replace(A.shards, blocks=blocks))
+
+
+def _index_arrays(A: Any) -> list[Array]:
+    values = [block.values for block in A.shards.blocks]
+    return [a for a in jax.tree.leaves(A) if not any(a is v for v in values)]
+
+
+def _equal(a: list[Array], b: list[Array]) -> bool:
+    if any(x.shape != y.shape or x.dtype != y.dtype for x, y in zip(a, b, strict=True)):
+        return False
+    with concrete():
+        return bool(np.all([jnp.array_equal(x, y) for x, y in zip(a, b, strict=True) if x is not y]))
+
+
+def _places(shards: Shards) -> list[tuple[Array, Array, Array]]:
+    return shards.places(lax.axis_index(shards.axis))
+
+
+@jax.jit
+def _on_diagonal(blocks: Any) -> Array:
+    """How many entries lie on the diagonal. Without shard_map, which cannot run while jit traces."""
+
+    def count(block: Any) -> Array:
+        row, col, _ = block.coordinates()
+        return jnp.sum((row == col) & (row < block.shape[0]) & (col < block.shape[1]))
+
+    return jnp.sum(jax.vmap(count)(blocks))
+
+
+@jax.jit
+def _by_rows(A: Any, d: Array) -> tuple[Array, ...]:
+    def scaled(shards: Shards, d: Array) -> tuple[Array, ...]:
+        rows = (row for row, _, _ in _places(shards))
+        return tuple((A.values * d.at[row].get(mode="clip"))[None] for A, row in zip(shards.blocks, rows, strict=True))
+
+    return on_each_device(scaled, A.shards, A.range.over, d)
+
+
+@jax.jit
+def _by_columns(A: Any, d: Array) -> tuple[Array, ...]:
+    def scaled(shards: Shards, d: Array) -> tuple[Array, ...]:
+        if shards.halo.kind != "none":
+            d = jnp.concatenate([d, exchange(d, shards.send, shards.halo, shards.axis)])
+        cols = (col for _, col, _ in _places(shards))
+        return tuple((A.values * d.at[col].get(mode="clip"))[None] for A, col in zip(shards.blocks, cols, strict=True))
+
+    return on_each_device(scaled, A.shards, A.range.over, d)
+
+
+@jax.jit
+def _shifted(A: Any, s: Array) -> tuple[Array, ...]:
+    def shifted(shards: Shards, s: Array) -> tuple[Array, ...]:
+        (row, col, place), *_ = _places(shards)
+        own, *beyond = (block.values for block in shards.blocks)
+        here = (row == col) & (place < jnp.iinfo(place.dtype).max)
+        added = jnp.where(here, s.at[row].get(mode="clip"), 0)
+        return tuple(v[None] for v in (own + added, *beyond))
+
+    return on_each_device(shifted, A.shards, A.range.over, s)

@@ -1,0 +1,93 @@
+"""Sums, scalings and shifts of sharded matrices against SciPy, and what their programs send."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import jaxsparse_fmt as jsf
+from tests.distributed.problems import MESH, irregular
+
+S = sp.csr_array(irregular() + sp.eye_array(90))
+A = jsf.shard(S, MESH, format="csr", reorder="rcm")
+B = A.with_data(np.random.default_rng(3).normal(size=A.nnz))
+d = np.random.default_rng(4).normal(size=90)
+COLLECTIVE = re.compile(r"\w+\[([\d,]*)\]\S* (?:all-gather|all-to-all|all-reduce|collective-permute|reduce-scatter)\(")
+
+CASES = {
+    "sum": (lambda M, N: M + N, lambda M, N: M + N),
+    "difference": (lambda M, N: M - N, lambda M, N: M - N),
+    "product entry by entry": (lambda M, N: M.multiply(N), lambda M, N: M.multiply(N)),
+    "scaling": (lambda M, N: 2.5 * M, lambda M, N: 2.5 * M),
+    "rows": (lambda M, N: M.scale_rows(d), lambda M, N: sp.diags_array(d) @ M),
+    "columns": (lambda M, N: M.scale_cols(d), lambda M, N: M @ sp.diags_array(d)),
+    "shift": (lambda M, N: M.shift(3.0), lambda M, N: M + 3 * sp.eye_array(90)),
+    "shift by a diagonal": (lambda M, N: M.shift(d), lambda M, N: M + sp.diags_array(d)),
+}
+
+
+@pytest.mark.parametrize("mode", ["overlap", "vector"])
+@pytest.mark.parametrize("case", CASES)
+def test_an_operation_is_scipys(case, mode):
+    ours, scipys = CASES[case]
+    M = jsf.shard(S, MESH, format="csr", mode=mode)
+    N = M.with_data(np.asarray(B.data))
+    got = ours(M, N)
+    assert isinstance(got, jsf.ShardedMatrix)
+    np.testing.assert_allclose(got.to_scipy().toarray(), scipys(S, N.to_scipy()).toarray(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_collective_has_the_size_of_the_matrix(case):
+    """Entries stay where they are; numbers a row or a column may travel."""
+    ours, _ = CASES[case]
+    blocks = [block.values for block in A.shards.blocks]
+
+    def run(values, others):
+        M, N = (_refilled(v) for v in (values, others))
+        return [block.values for block in ours(M, N).shards.blocks]
+
+    text = jax.jit(run).lower(blocks, [block.values for block in B.shards.blocks]).compile().as_text()
+    sizes = [np.prod([int(n) for n in shape.split(",") if n]) for shape in COLLECTIVE.findall(text)]
+    assert all(size <= 4 * 90 for size in sizes) and A.nnz > 4 * 90
+
+
+def _refilled(values):
+    left = iter(values)
+    return A._each(lambda _: next(left))
+
+
+def test_operations_differentiate_inside_jit():
+    x = np.random.default_rng(5).normal(size=90)
+
+    def ours(data, s, d):
+        return jnp.sum((A.with_data(data).shift(s).scale_rows(d).scale_cols(d) @ x) ** 2)
+
+    rows, cols = S.tocoo().coords
+
+    def dense(data, s, d):
+        D = jnp.zeros((90, 90)).at[rows, cols].set(data) + s * jnp.eye(90)
+        return jnp.sum((d[:, None] * D * d @ x) ** 2)
+
+    got, wanted = (jax.jit(jax.grad(f, (0, 1, 2)))(S.data, 0.5, d) for f in (ours, dense))
+    for a, b in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9)
+
+
+def test_refusals_name_the_cure():
+    with pytest.raises(ValueError, match="make one from the other by with_data"):
+        A + jsf.shard(sp.csr_array(S[::-1]), MESH, format="csr")
+    gone = sp.csr_array(S)
+    gone.setdiag(0)
+    gone.eliminate_zeros()
+    with pytest.raises(ValueError, match=r"all 90 entries of the diagonal, and the pattern has 0.*A\.shift\(0\)"):
+        jsf.shard(gone, MESH, format="csr").shift(1.0)
+    with pytest.raises(ValueError, match=r"shape \(90,\), got \(3,\)"):
+        A.scale_rows(np.ones(3))
+    with pytest.raises(ValueError, match="close over A"):
+        jax.jit(lambda A: A.shift(1.0))(A)
