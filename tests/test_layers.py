@@ -43,7 +43,11 @@ ALLOWED = {
 SOLVERS_ALLOWED = {
     "solvers.core.arguments": {"jaxsparse_fmt.formats.memory"},
     "solvers.precond.multigrid": {"scipy", "jaxsparse_fmt.core.matrix", "jaxsparse_fmt.convert"},
-    "solvers.precond._hierarchy": {"scipy", "pyamg"},
+    "solvers.precond._hierarchy": {"scipy", "jaxsparse_fmt.kernels.cpu.aggregation"},
+    "solvers.precond._refresh": {
+        *("scipy", "jaxsparse_fmt.algebra.plans", "jaxsparse_fmt.convert"),
+        *("jaxsparse_fmt.kernels.cpu.aggregation", "jaxsparse_fmt.kernels.cpu.spgemm"),
+    },
     "solvers.precond.incomplete": {"jaxsparse_fmt.convert"},
     "solvers.lineax": {"lineax", "equinox"},
 }

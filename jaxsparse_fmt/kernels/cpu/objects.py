@@ -28,6 +28,7 @@ DIGEST = 16  # bytes
 SOURCES = (
     *("abi.py", "objects.py", "xla_call.py", "xla_kernels.py"),
     *("numba_kernels.py", "chunk_kernels.py", "tile_kernels.py", "spgemm_kernels.py"),
+    "aggregation_kernels.py",
 )
 # What the code of a C function of Numba refers to beside Python's interface. Only an exception in a kernel would call
 # the functions of Numba among these, and kernels raise none.
