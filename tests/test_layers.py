@@ -47,7 +47,11 @@ ALLOWED = {
 SOLVERS_ALLOWED = {
     "solvers.core.arguments": {"jaxsparse_fmt.formats.memory"},
     "solvers.precond.multigrid": {"scipy", "jaxsparse_fmt.core.matrix", "jaxsparse_fmt.convert"},
-    "solvers.precond._hierarchy": {"scipy", "pyamg"},
+    "solvers.precond._hierarchy": {"scipy", "jaxsparse_fmt.kernels.cpu.aggregation"},
+    "solvers.precond._refresh": {
+        *("scipy", "jaxsparse_fmt.algebra.plans", "jaxsparse_fmt.convert"),
+        *("jaxsparse_fmt.kernels.cpu.aggregation", "jaxsparse_fmt.kernels.cpu.spgemm"),
+    },
     "solvers.precond.incomplete": {"jaxsparse_fmt.convert"},
     "solvers.lineax": {"lineax", "equinox"},
 }
@@ -58,7 +62,15 @@ BY_NAME = ["jaxsparse_fmt", "jaxsparse_fmt.core.matrix", "jaxsparse_fmt.core.ope
 # Imported where they are used, so that `import jaxsparse_fmt` and `import solvers` do not pay for them.
 LAZY = ("rich", "matplotlib", "pyamg", "pymetis", "jax.experimental", "jax._src", "numba", "llvmlite")
 # Modules that are themselves imported so, inside functions of their neighbours.
-KERNELS = ("handler", "numba_kernels", "chunk_kernels", "tile_kernels", "spgemm_kernels", "xla_kernels")
+KERNELS = (
+    "handler",
+    "numba_kernels",
+    "chunk_kernels",
+    "tile_kernels",
+    "spgemm_kernels",
+    "aggregation_kernels",
+    "xla_kernels",
+)
 LATE = {f"jaxsparse_fmt.kernels.cpu.{name}" for name in KERNELS}
 
 

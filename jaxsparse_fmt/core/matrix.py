@@ -24,7 +24,6 @@ from jaxsparse_fmt._types import (
     as_vector,
     check_dense,
     concrete,
-    index_dtype,
     readable_bytes,
     standard_promotion,
 )
@@ -275,12 +274,8 @@ class SparseMatrix(ScipyNames, Pattern):
         row, col, entry = (np.asarray(a) for a in jax.jit(type(A).coordinates)(A))
         live = entry < self.nnz
         values = np.asarray(A.values)
-        data = np.empty(self.nnz, np.promote_types(values.dtype, np.float32) if values.itemsize == 2 else values.dtype)
-        indices = np.empty(self.nnz, col.dtype)
-        data[entry[live]], indices[entry[live]] = values[live], col[live]
-        indptr = np.concatenate([[0], np.cumsum(np.bincount(row[live], minlength=self.shape[0]))])
-        indptr = indptr.astype(index_dtype(self.nnz))
-        csr = scipy.sparse.csr_array((data, indices.astype(indptr.dtype), indptr), shape=self.shape)
+        values = values.astype(np.promote_types(values.dtype, np.float32)) if values.itemsize == 2 else values
+        csr = scipy.sparse.coo_array((values[live], (row[live], col[live])), shape=self.shape).tocsr()
         csr.sort_indices()  # `in_basis` renumbers columns
         return csr
 

@@ -1,13 +1,21 @@
 """Model problems: the matrices that tests, examples and benchmarks use.
 
-Every function returns a canonical `scipy.sparse.csr_array` of float64: columns sorted within a row,
-no entry twice, indices int32 wherever they fit. Random matrices are the same for the same seed.
+Every function but `rigid_body_modes` returns a canonical `scipy.sparse.csr_array` of float64: columns
+sorted within a row, no entry twice, indices int32 wherever they fit. Random matrices are the same for the same seed.
 This package imports only NumPy and SciPy.
 """
 
 from jaxsparse_fmt.gallery.hubbard import holstein_hubbard
 from jaxsparse_fmt.gallery.meshes import adaptive_poisson, cfd
-from jaxsparse_fmt.gallery.problems import convection_diffusion, elasticity, hpcg, irregular, poisson, power_law
+from jaxsparse_fmt.gallery.problems import (
+    convection_diffusion,
+    elasticity,
+    hpcg,
+    irregular,
+    poisson,
+    power_law,
+    rigid_body_modes,
+)
 
 __all__ = [
     "adaptive_poisson",
@@ -19,4 +27,5 @@ __all__ = [
     "irregular",
     "poisson",
     "power_law",
+    "rigid_body_modes",
 ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -136,6 +137,32 @@ def _brick_stiffness(
     mu = 0.5 / (1 + poisson_ratio)
     lame = 2 * mu * poisson_ratio / (1 - 2 * poisson_ratio)
     return lame * outer + mu * (inner + np.swapaxes(outer, 1, 3))
+
+
+def rigid_body_modes(points: Any) -> np.ndarray:
+    """The motions without strain, the near-null space of elasticity: translations, and rotations about the centre.
+
+    Args:
+        points: [k, d] coordinates, d = 2 or 3; the unit of length does not matter.
+
+    Returns:
+        [k·d, 3] or [k·d, 6], for displacements numbered point by point.
+
+    Raises:
+        ValueError: another shape, or numbers that are not finite.
+    """
+    x = np.asarray(points, np.float64)
+    if x.ndim != 2 or x.shape[1] not in (2, 3) or not np.all(np.isfinite(x)) or x.shape[0] == 0:
+        raise ValueError(f"points must be finite, of shape (k, 2) or (k, 3), got {x.shape}")
+    k, d = x.shape
+    x = x - x.mean(axis=0)
+    x = x / (np.max(np.abs(x)) or 1)  # as large as the translations
+    planes = [(i, j) for i in range(d) for j in range(i)]
+    modes = np.zeros((k, d, d + len(planes)))
+    modes[:, range(d), range(d)] = 1
+    for m, (i, j) in enumerate(planes, d):
+        modes[:, i, m], modes[:, j, m] = x[:, j], -x[:, i]
+    return modes.reshape(k * d, -1)
 
 
 def power_law(n: int, mean: float = 16.0, exponent: float = 2.5, seed: int = 0) -> sp.csr_array:

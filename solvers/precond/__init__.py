@@ -4,7 +4,7 @@ from solvers.precond.block_jacobi import BlockJacobi, block_jacobi
 from solvers.precond.chebyshev import Chebyshev, chebyshev
 from solvers.precond.incomplete import Incomplete, incomplete_cholesky, incomplete_lu
 from solvers.precond.jacobi import Jacobi, jacobi
-from solvers.precond.multigrid import Multigrid, multigrid, rigid_body_modes
+from solvers.precond.multigrid import Multigrid, multigrid
 
 __all__ = [
     "BlockJacobi",
@@ -18,5 +18,4 @@ __all__ = [
     "incomplete_lu",
     "jacobi",
     "multigrid",
-    "rigid_body_modes",
 ]

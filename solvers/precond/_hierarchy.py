@@ -1,35 +1,55 @@
-"""The set-up of multigrid on the host, in float64: coarsening by PyAMG, smoothers, the inverse of the coarsest level.
+"""The set-up of multigrid on the host: smoothed aggregation, smoothers, the inverse of the coarsest level.
+
+On each level (Vaněk, Mandel and Brezina 1996, §5):
+
+    |a[i, j]| ≥ θ·√(a[i, i]·a[j, j])    i and j are coupled strongly; θ = 0.08 on the finest level, then a quarter
+    aggregates                          points with their strong neighbours
+    B = T·B'                            QR of the near-null space on each aggregate; B' is that of the next level
+    P = (I − ω/λ·D⁻¹·A')·T              λ ≈ the largest eigenvalue of D⁻¹A; A' is A, its weak couplings on the diagonal
+    R·A·P                               the matrix of the next level, R = Pᵀ
+
+A' is A itself where B is not the same at all points, on coarser levels as a rule, since A'·B would differ from A·B. The
+paper divides by the diagonal of A', which is zero where weak couplings sum up to it; D is that of A. A point without
+strong neighbours is in no aggregate: the smoother alone treats it. For an unsymmetric A, R is the transpose of the
+prolongation of Aᵀ (Sala and Tuminaro 2008).
 
 The result consists of SciPy's matrices and NumPy's arrays; `multigrid` stores them in formats for the device.
 """
 
 from __future__ import annotations
 
-import contextlib
-import inspect
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy.linalg
 import scipy.sparse
 
+from jaxsparse_fmt.kernels.cpu import aggregation
 from solvers.core.spectrum import chebyshev_step
 
 Matrix = Any  # scipy.sparse; SciPy ships no types
 
-METHODS = {"smoothed_aggregation": "smoothed_aggregation_solver", "ruge_stuben": "ruge_stuben_solver"}
-# Arguments of PyAMG's builders that this module sets, or that only PyAMG's own cycle would use.
-DECIDED = ("A", "B", "symmetry", "presmoother", "postsmoother", "max_levels", "max_coarse", "keep", "kwargs")
 # Degree, and the lower end of the spectrum to smooth as a fraction of the upper. Of degrees 1 to 4 and fractions 1/30
 # to 1/2 these move the fewest bytes, or nearly, on 7-point Poisson and elasticity alike.
-SMOOTHERS = {"chebyshev": (2, 0.15), "jacobi": (1, 1 / 3)}
-STRENGTH = 0.08  # of couplings on the finest level, halved from level to level (Vaněk, Mandel and Brezina 1996)
-# Of the step that smooths aggregates, over the spectral radius. With the usual 4/3 the iterations grow twice as fast
-# from 10⁵ to 10⁶ unknowns of 7-point Poisson; elsewhere they are the same.
+SMOOTHERS = {"chebyshev": (2, 0.15), "jacobi": (1, 1 / 3), "l1_jacobi": (1, 1.0)}
+# The paper halves θ from level to level; with a quarter 7-point Poisson has 5% fewer entries and as many iterations.
+WEAKER = 0.25
+# ω. With the usual 4/3 the iterations grow twice as fast from 10⁵ to 10⁶ unknowns of 7-point Poisson; elsewhere they
+# are the same.
 DAMPING = 1.5
-LANCZOS_STEPS, SAFETY = 15, 1.1
-LARGEST_INVERSE = 4000  # rows: 128 MB in float64, and about a minute of the host
+LANCZOS_STEPS, SAFETY = 10, 1.1
+LARGEST_INVERSE = 4000  # rows: 128 MB in float64
+ROUNDING = 1e-6  # a Ritz value may lie this far below zero, relative to the largest
 NULL = 1e-12  # of the sums of absolute values behind a coarse entry: smaller entries are rounding and count as zero
+PIVOT = 1e-8  # the least square of a pivot for which Cholesky's factor serves; else the inverse is a generalized one
+
+
+class Transfer(NamedTuple):
+    """What P is made of: P = T − ω/λ·D⁻¹·S·T."""
+
+    S: Matrix  # [n, n], A with the columns that `aggregation.lumped` gives it
+    T: Matrix  # [n, m]
+    k: int  # columns of an aggregate
 
 
 class HostLevel(NamedTuple):
@@ -38,199 +58,239 @@ class HostLevel(NamedTuple):
     P: Matrix  # [n, m]
     inverse_diagonal: np.ndarray  # [n]
     recurrence: np.ndarray  # [degree, 2]
+    transfer: Transfer | None  # None where somebody else made P
 
 
 class Hierarchy(NamedTuple):
     levels: list[HostLevel]  # without the coarsest
     coarse_inverse: np.ndarray  # [m, m]
-    symmetric: bool  # R = Pᵀ and every matrix its own transpose
+    kind: str  # of A: "hermitian", "symmetric" (and complex) or "nonsymmetric"
+    definite: bool  # Hermitian, and nothing was found that a positive definite or semidefinite matrix does not have
 
 
-class Coarsening(NamedTuple):
-    """The options with which a hierarchy is built; see `multigrid` for the arguments."""
-
-    method: str
-    near_null: np.ndarray | None  # [n, m]
-    block_size: int | None
-    max_coarse: int
-    max_levels: int
-    options: dict[str, Any]
+class Smoother(NamedTuple):
+    name: str
+    degree: int
+    fraction: float
 
 
-def build(S: Matrix, coarsening: Coarsening, smoother: tuple[str, int, float]) -> Hierarchy:
-    """A hierarchy for the canonical CSR matrix S, already checked.
+class Step(NamedTuple):
+    """What a coarsening makes of a level."""
+
+    R: Matrix
+    P: Matrix
+    A: Matrix  # [m, m], of the next level
+    transfer: Transfer | None
+
+
+class Aggregation:
+    """Smoothed aggregation.
 
     Args:
-      smoother: name, degree, fraction.
+      B: [n, k], the near-null space.
+      b: unknowns of a point.
     """
-    method, near_null, block_size, max_coarse, max_levels, options = coarsening
-    solver = getattr(_pyamg(), METHODS[method])
-    known = [name for name in inspect.signature(solver).parameters if name not in DECIDED]
-    if unknown := [name for name in options if name not in known]:
-        raise TypeError(f"multigrid has no option {unknown[0]!r}; those of PyAMG's {method} are {', '.join(known)}")
-    kind, points, given = _symmetry(S), max_coarse, S
-    if method == "smoothed_aggregation":
-        block_size = _block_size(S) if block_size is None else block_size
-        given = S if block_size == 1 else S.tobsr(blocksize=(block_size, block_size))
-        # PyAMG counts the points of a level; it has a block of as many rows as there are candidates at each.
-        points = max(max_coarse // max(block_size, 1 if near_null is None else near_null.shape[1]), 1)
-        strength = [("symmetric", {"theta": STRENGTH * 0.5**level}) for level in range(max_levels)]
-        smooth = ("jacobi", {"omega": DAMPING})
-        options = {"B": near_null, "symmetry": kind, "strength": strength, "smooth": smooth, **options}
-    with _reproducible():
-        limits = {"max_levels": 1 if S.shape[0] <= max_coarse else max_levels, "max_coarse": points}
-        ladder = solver(given, presmoother=None, postsmoother=None, **limits, **options).levels
-    coarsest = ladder[-1].A
-    if coarsest.shape[0] > max(LARGEST_INVERSE, max_coarse):
+
+    def __init__(self, B: np.ndarray, b: int, theta: float, max_coarse: int, max_levels: int):
+        self.B, self.b, self.theta, self.max_coarse, self.left = B, b, theta, max_coarse, max_levels - 1
+
+    def ends(self, A: Matrix) -> bool:
+        return A.shape[0] <= self.max_coarse or self.left <= 0 or A.nnz == 0
+
+    def __call__(self, A: Matrix, scale: np.ndarray, kind: str) -> Step:
+        k = self.B.shape[1]
+        graph, chosen = aggregation.strength(A, self.b, self.theta)
+        agg, count = aggregation.aggregates(graph, chosen)
+        Q, below = aggregation.tentative(agg, count, self.B)
+        T = aggregation.placed(agg, count, Q)
+        constant = not np.any(np.diff(self.B.reshape(len(agg), -1), axis=0))
+        S = aggregation.lumped(A, self.b, graph, chosen) if constant else A
+        P = aggregation.prolongation(S, T, k, scale)
+        R = _transposed(P, kind)
+        if kind == "nonsymmetric":
+            H = _transposed(A, kind)
+            if constant:
+                H = aggregation.lumped(H, self.b, *aggregation.strength(H, self.b, self.theta))
+            R = _transposed(aggregation.prolongation(H, T, k, scale.conj()), kind)
+        self.B, self.b, self.theta, self.left = below, k, WEAKER * self.theta, self.left - 1
+        below = aggregation.multiply(R, aggregation.multiply(A, P, k, sort=False), k)
+        return Step(R, P, below, Transfer(S, T, k))
+
+
+class Given:
+    """The levels that somebody else made: each has A, R and P, but for the last, which has A."""
+
+    def __init__(self, levels: Any):
+        self.levels = list(levels)
+
+    def ends(self, A: Matrix) -> bool:
+        return len(self.levels) <= 1
+
+    def __call__(self, A: Matrix, scale: np.ndarray, kind: str) -> Step:
+        step = self.levels.pop(0)
+        R, P, below = (_sorted(matrix) for matrix in (step.R, step.P, self.levels[0].A))
+        if P.shape != (A.shape[0], below.shape[0]) or R.shape != P.shape[::-1]:
+            raise ValueError(f"a level of {A.shape[0]} rows has P of shape {P.shape} and R of shape {R.shape}")
+        for matrix in (R, P, below):
+            if not np.all(np.isfinite(matrix.data)):
+                raise ValueError(f"the levels have a NaN or an infinity, between {P.shape[1]} and {P.shape[0]} rows")
+            matrix.eliminate_zeros()
+        return Step(R, P, below, None)
+
+
+def build(S: Matrix, coarsening: Any, smoother: Smoother) -> Hierarchy:
+    """A hierarchy for the canonical CSR matrix S, already checked, by an `Aggregation` or what is `Given`."""
+    A, kind = S, _symmetry(S)
+    levels, unit, definite = [], np.abs(S.diagonal()), kind == "hermitian"
+    while not coarsening.ends(A):
+        inverse = inverse_diagonal(A, unit, kind)
+        upper, lowest = spectrum(A, inverse, kind)
+        definite = definite and bool(np.min(inverse) >= 0) and lowest >= -ROUNDING * upper
+        step = coarsening(A, DAMPING / upper * inverse, kind)
+        if abs(step.R - _transposed(step.P, kind)).max() > 1e-12:
+            kind, definite = "nonsymmetric", False
+        if smoother.name == "l1_jacobi":
+            sums = aggregation.sums(A)
+            inverse, upper = np.divide(1, sums, out=np.zeros_like(sums), where=inverse != 0), 1.0
+        levels.append(HostLevel(A, step.R, step.P, inverse, recurrence(smoother) / (1, upper), step.transfer))
+        A, unit = step.A, _squared(step.R) @ unit
+    if A.shape[0] > LARGEST_INVERSE:
         raise ValueError(
-            f"coarsening stopped at {coarsest.shape[0]} rows after {len(ladder)} of max_levels={max_levels}, too many "
-            f"to invert densely; raise max_levels, or loosen the strength of connection, for example strength=None"
+            f"coarsening stopped at {A.shape[0]} rows after {len(levels) + 1} levels, too many to invert densely; "
+            "raise max_levels, or lower theta"
         )
-    levels, unit = [], np.abs(S.diagonal())
-    for k, step in enumerate(ladder[:-1]):
-        levels.append(_level(step.A if k else S, step.R, step.P, unit, kind, smoother))
-        unit = abs(levels[-1].P).power(2).T @ unit
-    symmetric = kind == "symmetric" or (kind == "hermitian" and S.dtype.kind == "f")
-    return Hierarchy(levels, _coarse_inverse(coarsest, unit, kind), symmetric)
-
-
-def _pyamg() -> Any:
-    try:
-        import pyamg
-    except ImportError:
-        raise ImportError("multigrid is set up by PyAMG, which is not installed; pip install pyamg") from None
-    return pyamg
-
-
-@contextlib.contextmanager
-def _reproducible() -> Iterator[None]:
-    """A context that seeds NumPy's global generator for PyAMG, so that a matrix always has the same hierarchy."""
-    state = np.random.get_state()  # noqa: NPY002
-    np.random.seed(0)  # noqa: NPY002
-    try:
-        yield
-    finally:
-        np.random.set_state(state)  # noqa: NPY002
+    inverse, positive = coarse_inverse(A, unit, kind)
+    return Hierarchy(levels, inverse, kind, definite and positive)
 
 
 def _symmetry(S: Matrix) -> str:
-    """PyAMG's name: "hermitian", "symmetric" (complex) or "nonsymmetric", to 1e-12 of the largest entry."""
-    allowed = 1e-12 * abs(S).max()
-    for kind, other in (("hermitian", S.T.conj()), ("symmetric", S.T)):
-        if abs(S - other).max() <= allowed:
-            return kind
-    return "nonsymmetric"
+    """See `Hierarchy.kind`; to 1e-12 of the largest entry."""
+    allowed = 1e-12 * np.max(np.abs(S.data), initial=0)
+    if aggregation.asymmetry(S) <= allowed:
+        return "hermitian"
+    return "symmetric" if S.dtype.kind == "c" and aggregation.asymmetry(S, False) <= allowed else "nonsymmetric"
 
 
-def _block_size(S: Matrix) -> int:
-    """Unknowns of a point, where SciPy finds dense blocks."""
-    rows, columns = S.tobsr().blocksize
-    return rows if rows == columns else 1
+def _sorted(A: Matrix) -> Matrix:
+    """A in CSR with sorted rows."""
+    A = scipy.sparse.csr_array(A)
+    A.sort_indices()
+    return A
 
 
-# --------------------------------------------------------------------------------------------------------- smoother
+def _transposed(P: Matrix, kind: str) -> Matrix:
+    return _sorted(P.T if kind == "symmetric" or P.dtype.kind == "f" else P.conj().T)
 
 
-def _level(
+def _squared(A: Matrix) -> Matrix:
+    return scipy.sparse.csr_array((np.abs(A.data) ** 2, A.indices, A.indptr), shape=A.shape)
+
+
+# --------------------------------------------------------------------------------------------------------- smoothers
+
+
+def inverse_diagonal(
     A: Matrix,
-    R: Matrix,
-    P: Matrix,
     unit: np.ndarray,  # [n] size of the sums behind A's diagonal
     kind: str,
-    smoother: tuple[str, int, float],
-) -> HostLevel:
-    """One of PyAMG's levels with its smoother, without the zeros that fill blocks.
+) -> np.ndarray:  # [n]
+    """1 / A's diagonal.
 
-    A zero on the diagonal of a coarse matrix, or rounding in place of one, belongs to a candidate that vanished there
+    A zero on the diagonal of a coarse matrix, or rounding in place of one, belongs to a column of B that vanished there
     or that A annihilates. Its inverse is set to zero, and the smoother does not change that unknown.
     """
-    if not np.all(np.isfinite(P.data)):
-        raise ValueError(
-            f"PyAMG's interpolation from {P.shape[1]} to {P.shape[0]} rows has numbers that are not finite: the matrix "
-            "is none for which its method is made; try the other method, or other options"
-        )
-    if A.format != "csr":
-        A = scipy.sparse.csr_array(A)
-        A.eliminate_zeros()
-    R, P = scipy.sparse.csr_array(R), scipy.sparse.csr_array(P)
-    R.eliminate_zeros()
-    P.eliminate_zeros()
     diagonal = A.diagonal()
     diagonal = diagonal.real if kind == "hermitian" else diagonal
-    inverse = np.divide(1, diagonal, out=np.zeros_like(diagonal), where=np.abs(diagonal) > NULL * unit)
-    name, degree, fraction = smoother
-    upper = largest_eigenvalue(A, inverse, kind)
-    return HostLevel(A, R, P, inverse, recurrence(name, degree, fraction * upper, upper))
+    return np.divide(1, diagonal, out=np.zeros_like(diagonal), where=np.abs(diagonal) > NULL * unit)
 
 
-def recurrence(name: str, degree: int, lower: float, upper: float) -> np.ndarray:
-    """[degree, 2] numbers (a, c) of z ← a·z + c·D⁻¹·r, x ← x + z for eigenvalues of D⁻¹A in [lower, upper].
+def recurrence(smoother: Smoother) -> np.ndarray:
+    """[degree, 2] numbers (a, c) of z ← a·z + c/λ·D⁻¹·r, x ← x + z for eigenvalues of D⁻¹A up to λ.
 
     The best damping of Jacobi is Chebyshev's first step.
     """
-    middle, half = (upper + lower) / 2, (upper - lower) / 2
-    rows = [(0.0, 1 / middle)]
-    rho = half / middle
+    name, degree, fraction = smoother
+    middle, half = (1 + fraction) / 2, (1 - fraction) / 2
+    rows, rho = [(0.0, 1 / middle)], half / middle
     for _ in range(degree - 1):
-        if name == "jacobi":
+        if name == "chebyshev":
+            rho, *numbers = chebyshev_step(rho, middle, half)
+            rows.append(tuple(numbers))
+        else:
             rows.append((0.0, 1 / middle))
-            continue
-        rho, *numbers = chebyshev_step(rho, middle, half)
-        rows.append(tuple(numbers))
     return np.array(rows)
 
 
-def largest_eigenvalue(A: Matrix, inverse_diagonal: np.ndarray, kind: str) -> float:
-    """A bound of the largest real part of an eigenvalue of D⁻¹A.
+def spectrum(A: Matrix, inverse_diagonal: np.ndarray, kind: str) -> tuple[float, float]:
+    """A bound of the largest real part of an eigenvalue of D⁻¹A, and the least Ritz value.
 
-    The smaller of ‖D⁻¹A‖∞, which is a sure bound, and 1.1 times the largest Ritz value after 15 Lanczos steps on the
-    Hermitian part of |D|^½·D⁻¹A·|D|^-½, which is close (Adams et al. 2003 scale such an estimate by 1.1 too).
+    The bound is the smaller of ‖D⁻¹A‖∞, which is a sure bound, and 1.1 times the largest Ritz value of 10 Lanczos steps
+    on the Hermitian part of |D|^½·D⁻¹A·|D|^-½, which is close (Adams et al. 2003 scale such an estimate by 1.1 too).
     """
     size = np.sqrt(np.abs(inverse_diagonal))  # |D|^-½
     left = np.divide(inverse_diagonal, size, out=np.zeros_like(inverse_diagonal), where=size != 0)
-    bound = float(np.max(np.abs(inverse_diagonal) * abs(A).sum(axis=1)))
+    bound = float(np.max(np.abs(inverse_diagonal) * aggregation.sums(A)))
     hermitian = kind == "hermitian" and bool(np.min(inverse_diagonal) >= 0)
+    H = None if hermitian else _transposed(A, "nonsymmetric")
 
     def product(v: np.ndarray) -> np.ndarray:
-        w = left * (A @ (size * v))
-        return w if hermitian else 0.5 * (w + size * (A.T @ (left * v.conj())).conj())
+        w = left * aggregation.product(A, size * v)
+        return w if H is None else 0.5 * (w + size * aggregation.product(H, left.conj() * v))
 
-    rng = np.random.default_rng(0)
-    v = rng.standard_normal(A.shape[0]) + (1j * rng.standard_normal(A.shape[0]) if A.dtype.kind == "c" else 0)
+    v = _noise(A.shape[0]).astype(A.dtype) * (size != 0)
     v, before, beta = v / np.linalg.norm(v), np.zeros_like(v), 0.0
     alphas: list[float] = []
     betas: list[float] = []
     for _ in range(min(LANCZOS_STEPS, A.shape[0])):
-        w = product(v) - beta * before
+        w = product(v)
+        w -= beta * before
         alphas.append(float(np.vdot(v, w).real))
         w -= alphas[-1] * v
         beta = float(np.linalg.norm(w))
         if beta <= 1e-10 * bound:  # an invariant subspace
             break
         betas.append(beta)
-        v, before = w / beta, v
+        w /= beta
+        v, before = w, v
     off = betas[: len(alphas) - 1]
-    ritz = float(np.linalg.eigvalsh(np.diag(alphas) + np.diag(off, 1) + np.diag(off, -1))[-1])
-    return min(SAFETY * ritz, bound) if ritz > 0 else bound
+    ritz = np.linalg.eigvalsh(np.diag(alphas) + np.diag(off, 1) + np.diag(off, -1))
+    return min(SAFETY * float(ritz[-1]), bound) if ritz[-1] > 0 else bound, float(ritz[0])
+
+
+def _noise(n: int) -> np.ndarray:
+    """The numbers of `vector_passes.noise` [n], so that a refresh estimates the same eigenvalues."""
+    h = np.arange(1, n + 1, dtype=np.uint32)
+    for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
+        h = (h ^ (h >> shift)) * np.uint32(factor)
+    return (h ^ (h >> 15)).view(np.int32) * 2.0**-31
 
 
 # ---------------------------------------------------------------------------------------------------------- coarsest
 
 
-def _coarse_inverse(
+def coarse_inverse(
     A: Matrix,
     unit: np.ndarray,  # [m] size of the sums behind the diagonal
     kind: str,
-) -> np.ndarray:  # [m, m]
-    """A generalized inverse of the coarsest matrix, which counts as singular if only rounding makes it regular.
+) -> tuple[np.ndarray, bool]:
+    """An inverse [m, m] of the coarsest matrix, by Cholesky's factor where that exists, else a generalized one; and
+    whether the matrix is positive semidefinite up to rounding.
 
-    In a pure Neumann problem the constant leaves 1e-16 of the sums behind it; in a regular matrix the reciprocal of a
-    condition number remains.
+    The matrix counts as singular if only rounding makes it regular. In a pure Neumann problem the constant leaves 1e-16
+    of the sums behind it; in a regular matrix the reciprocal of a condition number remains.
     """
     scale = np.divide(1, np.sqrt(unit), out=np.zeros_like(unit), where=unit > 0)
-    U, s, Vh = np.linalg.svd(scale[:, None] * scipy.sparse.csr_array(A).toarray() * scale)
+    dense = scale[:, None] * A.toarray() * scale
+    if kind == "hermitian":
+        dense = (dense + dense.conj().T) / 2
+        L, failed = scipy.linalg.lapack.get_lapack_funcs("potrf", (dense,))(dense, lower=True)
+        if not failed and np.min(np.abs(np.diag(L))) ** 2 > PIVOT:
+            half = scipy.linalg.solve_triangular(L, np.diag(scale), lower=True)
+            return half.conj().T @ half, True
+        values, V = np.linalg.eigh(dense)
+        inverse = (V * np.divide(1, values, out=np.zeros_like(values), where=np.abs(values) > NULL)) @ V.conj().T
+        return scale[:, None] * inverse * scale, bool(np.min(values) >= -NULL)
+    U, s, Vh = np.linalg.svd(dense)
     inverse = (Vh.conj().T * np.divide(1, s, out=np.zeros_like(s), where=s > NULL)) @ U.conj().T
     inverse = scale[:, None] * inverse * scale
-    if kind == "nonsymmetric":
-        return inverse
-    return (inverse + (inverse.conj().T if kind == "hermitian" else inverse.T)) / 2
+    return (inverse + inverse.T) / 2 if kind == "symmetric" else inverse, False

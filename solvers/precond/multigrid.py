@@ -1,26 +1,23 @@
-"""Algebraic multigrid: one V-cycle as an operator (Trottenberg, Oosterlee, Schüller 2001, Multigrid, §2.4 and App. A).
+"""Algebraic multigrid: a cycle as an operator, by smoothed aggregation (Vaněk, Mandel and Brezina 1996).
 
-Smoothed aggregation (Vaněk, Mandel, Brezina 1996) or classical coarsening (Ruge and Stüben 1987) by PyAMG on the host,
-once; every cycle runs on the device, in a number of operations that depends on sizes alone.
-
-    level 0    r ─ smooth ─ r − A·x ─╮ R                        P ╭─ x + e ─ smooth ─ x
-    level 1                          ╰ smooth ─╮ R      P ╭ smooth ╯
-    coarsest                                   ╰ A⁺, dense ╯
+The host sets it up, in compiled code over all cores (`_hierarchy`); every cycle runs on the device (`_cycles`), in a
+number of operations that depends on sizes alone, and so does a refresh (`_refresh`).
 
 A smoother is a polynomial in D⁻¹A: Chebyshev's for the upper part of the spectrum, or damped Jacobi (Adams, Brezina, Hu
 and Tuminaro 2003, Parallel multigrid smoothing: polynomial versus Gauss–Seidel). Such a polynomial is self-adjoint in
 the inner product of D, so the same before and after the coarse correction, with R = Pᴴ, makes the cycle symmetric.
 
-Traffic of a cycle at a level of n rows, for a smoother of degree d: 2·d products with A, one with R, one with P, and
+Traffic of a V-cycle at a level of n rows, for a smoother of degree d: 2·d products with A, one with R, one with P, and
 16·d − 4 vectors of n as XLA fuses them. The first step from zero needs no product, and no residual is formed after the
-last. With d = 2 that is four products a level: on 7-point Poisson, where all levels together have 1.7 times the entries
+last. With d = 2 that is four products a level: on 7-point Poisson, where all levels together have 1.6 times the entries
 of the finest, 9 fine products a cycle, and more where formats pad; see `products_per_cycle`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NoReturn
+import warnings
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,45 +26,43 @@ import scipy.sparse
 from jax import Array, lax
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import floating_dtype, pytree, readable_bytes, requested_dtype, standard_promotion
+from jaxsparse_fmt._types import (
+    floating_dtype,
+    pytree,
+    readable_bytes,
+    real_number,
+    requested_dtype,
+    standard_promotion,
+)
 from jaxsparse_fmt.convert import from_scipy
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from solvers.core.arguments import int_at_least, proper_fraction
 from solvers.core.diagonal import operand
-from solvers.precond import _hierarchy
+from solvers.core.vectors import norm, probe
+from solvers.precond import _checks as checks
+from solvers.precond import _hierarchy, _refresh
+from solvers.precond._cycles import Level, cycled
 
-# ------------------------------------------------------------------------------------------------------ the operator
-
-
-@pytree
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Level:
-    """A level above the coarsest: its matrix, its smoother, and the way down and up."""
-
-    A: Any  # [n, n]
-    R: Any  # [m, n]; stored apart from P, whose transposed product would add by atomics
-    P: Any  # [n, m]
-    inverse_diagonal: Array  # [n]
-    recurrence: Array  # [degree, 2]: step k is z ← a·z + c·D⁻¹·r, x ← x + z, with (a, c) of row k
-
-    @property
-    def T(self) -> Level:
-        return dataclasses.replace(self, A=self.A.T, R=self.P.T, P=self.R.T)
+CHECKED = 6  # cycles whose growth warns
 
 
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Multigrid:
-    """M ≈ A⁻¹, one V-cycle from zero: `M @ r`. Linear in r; hierarchies of one shape share compiled code.
+    """M ≈ A⁻¹, one cycle from zero: `M @ r`. Linear in r, but for K-cycles; hierarchies of one shape share programs.
 
     Attributes:
       levels: from the finest down, without the coarsest.
       coarse_inverse: [m, m], generalized inverse of the coarsest matrix, which is A itself where A is small.
+      renewals: what `refreshed` needs of each level; None without `refreshable=True`.
+      cycle: "V", "W", "F" or "K".
       symmetric: whether the operator is its own transpose.
     """
 
     levels: tuple[Level, ...]
     coarse_inverse: Array
+    renewals: tuple[_refresh.Renewal, ...] | None
+    cycle: str = dataclasses.field(metadata={"static": True})
     symmetric: bool = dataclasses.field(metadata={"static": True})
 
     @property
@@ -85,7 +80,8 @@ class Multigrid:
         """The transposed operator: itself where it is symmetric, else a view that makes transposed products."""
         if self.symmetric:
             return self
-        return Multigrid(tuple(level.T for level in self.levels), self.coarse_inverse.T, False)
+        cycle = self.cycle.swapcase() if self.cycle in "Ff" else self.cycle
+        return Multigrid(tuple(level.T for level in self.levels), self.coarse_inverse.T, None, cycle, False)
 
     @standard_promotion
     def __matmul__(self, r: Any) -> Array:
@@ -96,16 +92,29 @@ class Multigrid:
         """
         return _cycled(self, operand(self, r, self.coarse_inverse, 2))
 
-    def refreshed(self, A: Any) -> NoReturn:
-        """Refuses, since the coarse matrices are products R·A·P, which are made on the host.
+    @standard_promotion
+    def refreshed(self, A: Any) -> Multigrid:
+        """The same hierarchy for new values on A's pattern; inside jit too, on the device, and differentiable.
+
+        Aggregates and strong couplings stay, as does the near-null space; prolongations, coarse matrices, smoothers and
+        the coarsest inverse are those of the new values, by plans made with `refreshable=True`.
+
+        Args:
+          A: [n, n], in any format. Outside jit only its shape and its number of entries are compared with the pattern.
 
         Raises:
-          NotImplementedError: always; it names the cure.
+          ValueError: another shape or number of entries, or an M made without `refreshable=True`. TypeError: A is
+            complex and M is not.
         """
-        raise NotImplementedError(
-            "multigrid cannot be refreshed: its coarse matrices are made on the host; make it anew outside jit with "
-            "precond.multigrid(A), or keep this one while A changes little, since a preconditioner may be approximate"
-        )
+        checks.square(A, "a multigrid", "multigrid")
+        checks.renewing(self, A.shape, A.dtype)
+        if self.renewals is None:
+            raise ValueError(
+                "M holds no plans to be refreshed by; make it with precond.multigrid(A, refreshable=True), or keep M "
+                "while A changes little, since a preconditioner may be approximate"
+            )
+        levels, coarse_inverse = _refresh.renewed(self.levels, self.coarse_inverse, self.renewals, A)
+        return dataclasses.replace(self, levels=levels, coarse_inverse=coarse_inverse)
 
     # --------------------------------------------------------------------------------------------------- measures
 
@@ -167,31 +176,8 @@ def _cycled(M: Multigrid, r: Array) -> Array:
     inside = jnp.promote_types(M.dtype, jnp.float32)
     if jnp.issubdtype(r.dtype, jnp.complexfloating):
         inside = jnp.result_type(inside, jnp.complex64)
-    return _cycle(M.levels, M.coarse_inverse, r.astype(inside)).astype(jnp.result_type(M.dtype, r.dtype))
-
-
-def _cycle(levels: tuple[Level, ...], coarse_inverse: Array, r: Array) -> Array:
-    """x ≈ A⁻¹·r for the A of the first level."""
-    if not levels:
-        # By default a GPU would round float32 to 11 bits here.
-        return jnp.matmul(coarse_inverse, r, precision=lax.Precision.HIGHEST)
-    level = levels[0]
-    x, z, r = _smoothed(level, r)
-    r = r - level.A @ z
-    e = level.P @ _cycle(levels[1:], coarse_inverse, level.R @ r)
-    correction, _, _ = _smoothed(level, r - level.A @ e)
-    return x + e + correction
-
-
-def _smoothed(level: Level, r: Array) -> tuple[Array, Array, Array]:
-    """x ≈ A⁻¹·r from zero, its last step z, and the residual before that step: r − A·x is this residual less A·z."""
-    inverse = level.inverse_diagonal if r.ndim == 1 else level.inverse_diagonal[:, None]
-    x = z = level.recurrence[0, 1] * inverse * r
-    for a, c in level.recurrence[1:]:
-        r = r - level.A @ z
-        z = a * z + c * inverse * r
-        x = x + z
-    return x, z, r
+    x = cycled(M.levels, M.coarse_inverse, M.cycle, r.astype(inside))
+    return x.astype(jnp.result_type(M.dtype, r.dtype))
 
 
 def _nbytes(matrix: Any) -> int:
@@ -201,104 +187,110 @@ def _nbytes(matrix: Any) -> int:
 @standard_promotion
 def multigrid(
     A: Any,
-    method: str = "smoothed_aggregation",
+    B: Any = None,
     *,
-    near_null: Any = None,
     block_size: int | None = None,
+    cycle: str = "V",
     smoother: str = "chebyshev",
     degree: int | None = None,
     fraction: float | None = None,
+    theta: float = 0.08,
     format: str = "auto",
     dtype: Any = None,
     max_coarse: int = 500,
     max_levels: int = 20,
-    **options: Any,
+    refreshable: bool = False,
+    setup: Any = None,
 ) -> Multigrid:
-    """Algebraic multigrid as a preconditioner, set up on the host by PyAMG (`pip install pyamg`) in float64.
+    """Algebraic multigrid as a preconditioner, set up on the host in float64.
+
+    The method is made for symmetric positive definite matrices of elliptic equations; it also works for singular ones
+    and for convection with diffusion. The symmetry of A is detected.
 
     Args:
-      A: [n, n] matrix of jaxsparse_fmt or scipy.sparse. The method is made for symmetric positive definite matrices of
-        elliptic equations; it also works for singular and mildly nonsymmetric ones. The symmetry of A is detected.
-      method: "smoothed_aggregation" takes systems of equations, near-null candidates and complex numbers, and little
-        memory. "ruge_stuben" takes fewer iterations and about twice the memory, for M-matrices and matrices close to
-        them.
-      near_null: [n, m] columns that A maps almost to zero, boundaries apart, for smoothed aggregation: in elasticity
-        the `rigid_body_modes`. None takes a constant for each unknown of a point.
+      A: [n, n] matrix of jaxsparse_fmt or scipy.sparse.
+      B: [n, k], the near-null space: columns that A maps almost to zero, boundaries apart. In elasticity
+        `gallery.rigid_body_modes(points)`. None takes a constant for each unknown of a point.
       block_size: unknowns of a point, numbered together. None takes the blocks of a BSR matrix, or looks for dense
         ones; matrices of systems whose blocks have holes need it.
-      smoother: "chebyshev", or "jacobi" for `degree` damped steps.
-      degree: of the polynomial in D⁻¹A; None takes 2 for "chebyshev" and 1 for "jacobi".
+      cycle: "V", "W", "F" or "K". "F" and "K" want a flexible method, such as `fcg`.
+      smoother: "chebyshev"; "jacobi" for `degree` damped steps; or "l1_jacobi", which needs no eigenvalue and divides
+        by the sums of absolute values in the rows (Baker, Falgout, Kolev and Yang 2011).
+      degree: of the polynomial in D⁻¹A; None takes 2 for "chebyshev" and 1 for the others.
       fraction: the smoother acts on the eigenvalues of D⁻¹A from this fraction of the largest up to the largest. None
-        takes 0.15 for "chebyshev", and 1/3 for "jacobi", which means damping by 1.5 over the largest.
+        takes 0.15 for "chebyshev", 1/3 for "jacobi", which means damping by 1.5 over the largest; "l1_jacobi" takes 1.
+      theta: a[i, j] is a strong coupling where |a[i, j]| ≥ theta·√(a[i, i]·a[j, j]), on the finest level; the next
+        level takes a quarter of it. Larger values follow stronger anisotropy and coarsen less.
       format: of coarser levels and of R and P, as in `from_scipy`. With "auto" the finest level keeps the format of a
         jaxsparse_fmt matrix, unless that format sorts rows, and shares its arrays if the dtype is the same.
       dtype: of the numbers stored and the vectors inside the cycle: "float32" under a float64 solver moves about half
         the bytes. None takes A's.
       max_coarse: rows from which a level is inverted densely instead of coarsened.
       max_levels: levels at most, the coarsest included.
-      **options: those of PyAMG's `smoothed_aggregation_solver` or `ruge_stuben_solver`: strength, aggregate, smooth,
-        improve_candidates, CF, interpolation. Unless given, smoothed aggregation takes strength ("symmetric", theta)
-        with theta 0.08·2⁻ˡ on level l (Vaněk, Mandel and Brezina 1996) and smooth ("jacobi", {"omega": 1.5}); the rest
-        are PyAMG's defaults.
+      refreshable: make the plans that `M.refreshed` needs, which take 20 to 70 times the memory of A.
+      setup: levels that somebody else made, instead of aggregation: a solver of PyAMG, such as
+        `pyamg.ruge_stuben_solver(S)`, or another object whose `levels` have A, R and P.
 
     Raises:
-      ImportError: PyAMG is not installed.
-      TypeError: A is not a sparse matrix, or is traced; an unknown option; an input that Ruge and Stüben's method
-        cannot take.
+      TypeError: A is not a sparse matrix, or is traced.
       ValueError: A is empty, not square, has a zero on its diagonal or a number that is not finite; an argument out of
         range; a hierarchy that stops coarsening too early or that `dtype` cannot hold.
+
+    Warns:
+      RuntimeWarning: the cycle diverges, found by a power iteration on I − M·A. A hierarchy of a matrix that is
+        Hermitian and, as far as the set-up saw, positive semidefinite is not examined: its V-cycle converges in
+        the norm of A.
     """
-    for name, value, known in (("method", method, _hierarchy.METHODS), ("smoother", smoother, _hierarchy.SMOOTHERS)):
+    S = _host(A)
+    for name, value, known in (("cycle", cycle, "VWFK"), ("smoother", smoother, list(_hierarchy.SMOOTHERS))):
         if value not in known:
             raise ValueError(f"unknown {name} {value!r}; choose one of {', '.join(known)}")
     usual_degree, usual_fraction = _hierarchy.SMOOTHERS[smoother]
     degree = usual_degree if degree is None else int_at_least(degree, "degree", 1)
     fraction = usual_fraction if fraction is None else proper_fraction(fraction, "fraction")
+    chosen = _hierarchy.Smoother(smoother, degree, fraction)
     max_coarse, max_levels = int_at_least(max_coarse, "max_coarse", 1), int_at_least(max_levels, "max_levels", 1)
-    S = _host(A)
+    theta = real_number("theta", theta)
+    if not 0 <= theta < 1:
+        raise ValueError(f"theta must be at least 0 and below 1; got {theta:g}")
     stored = floating_dtype(A.dtype, "A") if dtype is None else requested_dtype(dtype)
-    blocks = getattr(A, "block_shape", getattr(A, "blocksize", (None, None)))  # of our BSR, and of SciPy's
-    if block_size is None and blocks[0] == blocks[1] and blocks[0] and S.shape[0] % blocks[0] == 0:
-        block_size = blocks[0]
-    block_size = None if block_size is None else int_at_least(block_size, "block_size", 1)
-    if block_size is not None and S.shape[0] % block_size:
-        raise ValueError(f"block_size {block_size} does not divide the {S.shape[0]} rows of A")
-    B = None if near_null is None else _candidates(near_null, S)
-    if method == "ruge_stuben" and (S.dtype.kind == "c" or B is not None):
-        given = "a complex matrix" if S.dtype.kind == "c" else "near_null"
-        raise TypeError(f"ruge_stuben cannot take {given}; use method='smoothed_aggregation'")
+    if setup is not None:
+        coarsening = _hierarchy.Given(getattr(setup, "levels", setup))
+    else:
+        b = _block_size(A, S) if block_size is None else int_at_least(block_size, "block_size", 1)
+        if S.shape[0] % b:
+            raise ValueError(f"block_size {b} does not divide the {S.shape[0]} rows of A")
+        near = np.tile(np.eye(b, dtype=S.dtype), (S.shape[0] // b, 1)) if B is None else _near_null(B, S)
+        coarsening = _hierarchy.Aggregation(near, b, theta, max_coarse, max_levels)
 
-    coarsening = _hierarchy.Coarsening(method, B, block_size, max_coarse, max_levels, options)
-    built = _hierarchy.build(S, coarsening, (smoother, degree, fraction))
+    built = _hierarchy.build(S, coarsening, chosen)
+    symmetric = cycle != "F" and (built.kind == "symmetric" or (built.kind == "hermitian" and S.dtype.kind == "f"))
     levels = tuple(_on_device(step, None if k else A, format, stored, k) for k, step in enumerate(built.levels))
     _check_range(built.coarse_inverse, stored, "the inverse of the coarsest level")
-    return Multigrid(levels, jnp.asarray(built.coarse_inverse, stored), built.symmetric)
+    renewals = _refresh.renewals(built, chosen) if refreshable else None
+    M = Multigrid(levels, jnp.asarray(built.coarse_inverse, stored), renewals, cycle, symmetric)
+    if levels and not built.definite and (rate := float(_growth(M))) > 1:
+        warnings.warn(
+            f"this multigrid cycle diverges: the error grows by a factor of {rate:.3g} a cycle, so that only gmres may "
+            "gain from it. For an indefinite or strongly convective A take incomplete_lu, or more smoothing by degree=",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return M
 
 
-def rigid_body_modes(coordinates: Any) -> np.ndarray:
-    """The motions without strain, for the `near_null` of elasticity: translations, and rotations about the centre.
+@jax.jit
+def _growth(M: Multigrid) -> Array:
+    """The factor by which I − M·A magnifies a vector after some cycles."""
+    A = M.levels[0].A
 
-    Args:
-      coordinates: [points, d], d = 2 or 3; the unit of length does not matter.
+    def step(x: Array, _: None) -> tuple[Array, Array]:
+        x = x / norm(x)
+        x = x - M @ (A @ x)
+        return x, norm(x)
 
-    Returns:
-      [points·d, 3] or [points·d, 6], for displacements numbered point by point.
-
-    Raises:
-      ValueError: another shape, or numbers that are not finite.
-    """
-    x = np.asarray(coordinates, np.float64)
-    if x.ndim != 2 or x.shape[1] not in (2, 3) or not np.all(np.isfinite(x)) or x.shape[0] == 0:
-        raise ValueError(f"coordinates must be finite, of shape (points, 2) or (points, 3); got {x.shape}")
-    points, d = x.shape
-    x = x - x.mean(axis=0)
-    x = x / (np.max(np.abs(x)) or 1)  # as large as the translations
-    planes = [(i, j) for i in range(d) for j in range(i)]
-    modes = np.zeros((points, d, d + len(planes)))
-    modes[:, range(d), range(d)] = 1
-    for k, (i, j) in enumerate(planes, d):
-        modes[:, i, k], modes[:, j, k] = x[:, j], -x[:, i]
-    return modes.reshape(points * d, -1)
+    start = probe(jnp.zeros(M.shape[0], jnp.promote_types(M.dtype, jnp.float32)))
+    return lax.scan(step, start, length=CHECKED)[1][-1]
 
 
 def _on_device(step: _hierarchy.HostLevel, given: Any, format: str, dtype: Any, k: int) -> Level:
@@ -310,6 +302,8 @@ def _on_device(step: _hierarchy.HostLevel, given: Any, format: str, dtype: Any, 
         A = given if given.dtype == dtype else given.astype(dtype)
     else:
         A = from_scipy(step.A, format, dtype)
+    if format == "auto" and jax.default_backend() == "cpu":  # which takes it anyway
+        format = "csr"
     R, P = (from_scipy(matrix, format, dtype) for matrix in (step.R, step.P))
     narrow = jnp.finfo(wide).dtype
     d = jnp.asarray(step.inverse_diagonal, wide if step.inverse_diagonal.dtype.kind == "c" else narrow)
@@ -317,7 +311,7 @@ def _on_device(step: _hierarchy.HostLevel, given: Any, format: str, dtype: Any, 
 
 
 def _host(A: Any) -> Any:
-    """A as a canonical CSR array of float64 or complex128, after all checks that PyAMG does not make."""
+    """A as a canonical CSR array of float64 or complex128, after all checks."""
     ours = hasattr(A, "to_scipy")
     if ours and any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(A)):
         raise TypeError(
@@ -328,12 +322,14 @@ def _host(A: Any) -> Any:
     if len(A.shape) != 2 or A.shape[0] != A.shape[1] or A.shape[0] == 0:
         raise ValueError(f"multigrid needs a square matrix with at least one row; got shape {A.shape}")
     kind = np.complex128 if floating_dtype(A.dtype, "A").kind == "c" else np.float64
-    S = scipy.sparse.csr_array(A.to_scipy() if ours else A).astype(kind)
+    if getattr(A, "name", None) == "csr":  # its arrays, without a copy
+        data, indices, indptr = map(np.asarray, A.csr_arrays())
+        S = scipy.sparse.csr_array((data, indices, indptr), shape=A.shape)
+    else:
+        S = scipy.sparse.csr_array(A.to_scipy() if ours else A)
+    S = S.astype(kind, copy=not S.has_canonical_format)
     S.check_format(full_check=True)
     S.sum_duplicates()
-    if S.nnz >= 2**31:
-        raise ValueError(f"PyAMG counts entries in 32 bits; A has {S.nnz}")
-    S.indices, S.indptr = S.indices.astype(np.int32), S.indptr.astype(np.int32)
     if not np.all(np.isfinite(S.data)):
         raise ValueError("A has a NaN or an infinity among its entries; look for it where A is assembled")
     if np.any(zeros := S.diagonal() == 0):
@@ -344,21 +340,36 @@ def _host(A: Any) -> Any:
     return S
 
 
-def _candidates(near_null: Any, S: Any) -> np.ndarray:
-    B = np.asarray(near_null)
-    if B.ndim == 1:
-        B = B[:, None]
+def _near_null(B: Any, S: Any) -> np.ndarray:
+    B = np.asarray(B)
+    B = B[:, None] if B.ndim == 1 else B
     if B.ndim != 2 or B.shape[0] != S.shape[0] or B.shape[1] == 0:
-        raise ValueError(f"near_null must hold one row an unknown, shape ({S.shape[0]}, m); got {np.shape(near_null)}")
+        raise ValueError(f"B must hold one row an unknown, shape ({S.shape[0]}, k); got {B.shape}")
     if not np.all(np.isfinite(B)):
-        raise ValueError("near_null has a NaN or an infinity among its entries")
+        raise ValueError("B has a NaN or an infinity among its entries")
     if B.dtype.kind == "c" and S.dtype.kind != "c":
-        raise TypeError(f"near_null is complex and A is not; pass real candidates, or A.astype({B.dtype})")
-    return B.astype(S.dtype)
+        raise TypeError(f"B is complex and A is not; pass real columns, or A.astype({B.dtype})")
+    return np.ascontiguousarray(B, S.dtype)
+
+
+def _block_size(A: Any, S: Any) -> int:
+    """Unknowns of a point: the blocks of a BSR matrix, ours or SciPy's, or the largest dense ones of at most 6."""
+    rows, columns = getattr(A, "block_shape", getattr(A, "blocksize", (None, None)))
+    n, lengths = S.shape[0], np.diff(S.indptr)
+    if rows and rows == columns and n % rows == 0:
+        return rows
+    for b in (6, 5, 4, 3, 2):
+        if n % b or np.any(lengths % b):
+            continue
+        runs = S.indices.reshape(-1, b)
+        if not np.any(runs[:, 0] % b) and np.all(np.diff(runs, axis=1) == 1):
+            return b
+    return 1
 
 
 def _check_range(numbers: np.ndarray, dtype: Any, what: str) -> None:
-    largest, limit = np.max(np.abs(numbers), initial=0), float(jnp.finfo(dtype).max)
+    numbers, limit = np.abs(numbers) if numbers.dtype.kind == "c" else numbers, float(jnp.finfo(dtype).max)
+    largest = max(np.max(numbers, initial=0), -np.min(numbers, initial=0))
     if not largest <= limit:
         raise ValueError(
             f"{what} has numbers up to {largest:.3g}, and dtype {jnp.dtype(dtype).name} holds none above {limit:.3g}; "

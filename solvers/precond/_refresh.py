@@ -1,0 +1,182 @@
+"""New values in the hierarchy of `multigrid`: prolongations, coarse matrices and smoothers as functions of A's entries.
+
+T and the strong couplings of a level depend on the pattern and on the near-null space alone, so the entries of
+
+    P = T − ω/λ·D⁻¹·A'·T
+
+are linear in those of A but for D and λ, and R·A·P is one of the products whose plans `jsf.plan` makes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+from jax import Array, lax
+
+from jaxsparse_fmt._types import index_dtype, pytree
+from jaxsparse_fmt.algebra import plans
+from jaxsparse_fmt.convert import from_scipy
+from jaxsparse_fmt.kernels.cpu import aggregation, spgemm
+from solvers.core.vectors import dot, matmul, norm, probe, ratio
+from solvers.precond import _checks as checks
+from solvers.precond import _hierarchy
+from solvers.precond._cycles import Level
+
+
+@pytree
+@dataclasses.dataclass(frozen=True, eq=False)
+class Renewal:
+    """What a level's new values are made of.
+
+    Attributes:
+      tentative: [nnz of P], T on the pattern of P.
+      sums: [nnz of P, nnz of A], with T's entries as values: (A'·T).data = sums @ A.data.
+      row: [nnz of P], the row of each entry.
+      transposed: [nnz of P], R.data = P.data[transposed].
+      inner, outer: the plans of A·P and R·(A·P).
+      unit_recurrence: [degree, 2], the smoother for λ = 1.
+      l1: whether the smoother divides by sums of absolute values.
+    """
+
+    tentative: Array
+    sums: Any
+    row: Array
+    transposed: Array
+    inner: Any
+    outer: Any
+    unit_recurrence: Array
+    l1: bool = dataclasses.field(metadata={"static": True})
+
+
+class _Entries(NamedTuple):
+    """As much of a matrix as a plan asks for."""
+
+    shape: tuple[int, int]
+    data: Array
+
+    @property
+    def nnz(self) -> int:
+        return self.data.shape[0]
+
+
+def renewals(built: _hierarchy.Hierarchy, smoother: _hierarchy.Smoother) -> tuple[Renewal, ...]:
+    """The plans for all levels of a hierarchy.
+
+    Raises:
+      ValueError: the matrix is not Hermitian, or somebody else made the hierarchy.
+    """
+    if built.kind != "hermitian" or any(level.transfer is None for level in built.levels):
+        raise ValueError(
+            "refreshable=True needs a Hermitian matrix and the set-up of this library; set M up anew instead"
+        )
+    return tuple(_renewal(level, smoother) for level in built.levels)
+
+
+def _renewal(level: _hierarchy.HostLevel, smoother: _hierarchy.Smoother) -> Renewal:
+    assert level.transfer is not None
+    S, T, k = level.transfer
+    P = level.P
+    first, left, right = spgemm.pairs(S, T, spgemm.product(S, T, lambda entries, products: None))
+    terms = T.data[right], left, first.astype(index_dtype(left.size))
+    sums = from_scipy(scipy.sparse.csr_array(terms, shape=(P.nnz, S.nnz)), "csr")
+    tentative = aggregation.prolongation(S, T, k, np.zeros(P.shape[0])).data
+    row = np.repeat(np.arange(P.shape[0], dtype=np.int32), np.diff(P.indptr))
+    number = scipy.sparse.csr_array((np.arange(P.nnz), P.indices, P.indptr), shape=P.shape).T.tocsr().data
+    A, fine, R = (from_scipy(matrix, "csr") for matrix in (level.A, P, level.R))
+    inner = plans.matmul(A, fine)
+    outer = plans.matmul(R, inner(A, fine))
+    arrays = tentative, row, number.astype(index_dtype(P.nnz)), _hierarchy.recurrence(smoother)
+    tentative, row, number, unit = map(jnp.asarray, arrays)
+    return Renewal(tentative, sums, row, number, inner, outer, unit, smoother.name == "l1_jacobi")
+
+
+@jax.jit
+def renewed(
+    levels: tuple[Level, ...],
+    coarse_inverse: Array,
+    renewals: tuple[Renewal, ...],
+    A: Any,
+) -> tuple[tuple[Level, ...], Array]:
+    """The levels and the coarsest inverse for the values of A."""
+    new = []
+    unit = jnp.abs(A.diagonal())
+    for level, renewal in zip(levels, renewals, strict=True):
+        diagonal = A.diagonal().real
+        live = jnp.abs(diagonal) > _hierarchy.NULL * unit
+        inverse = jnp.where(live, 1 / jnp.where(live, diagonal, 1), 0)
+        sums = A.with_data(jnp.abs(A.data)) @ jnp.ones_like(unit)
+        upper = _largest_eigenvalue(A, inverse, jnp.max(jnp.abs(inverse) * sums))
+        step = _hierarchy.DAMPING / upper * inverse
+        p = renewal.tentative - step[renewal.row] * (renewal.sums @ A.data)
+        r = jnp.conj(p[renewal.transposed])
+        below = renewal.outer(_Entries(level.R.shape, r), renewal.inner(A, _Entries(level.P.shape, p)))
+        if renewal.l1:
+            inverse, upper = jnp.where(live, 1 / jnp.where(live, sums, 1), 0), jnp.ones_like(upper)
+        recurrence = renewal.unit_recurrence / jnp.stack([jnp.ones_like(upper), upper])
+        matrices = zip((level.A, level.R, level.P), (A.data, r, p), strict=True)
+        stored = [matrix.with_data(data.astype(matrix.dtype)) for matrix, data in matrices]
+        new.append(Level(*stored, *checks.like((inverse, recurrence), (level.inverse_diagonal, level.recurrence))))
+        unit = new[-1].R.with_data(jnp.abs(r) ** 2) @ unit
+        A = below
+    return tuple(new), _coarse_inverse(A.todense(), lax.stop_gradient(unit)).astype(coarse_inverse.dtype)
+
+
+def _largest_eigenvalue(A: Any, inverse_diagonal: Array, bound: Array) -> Array:
+    """As `_hierarchy.spectrum` estimates it, for a Hermitian A."""
+    size = jnp.sqrt(jnp.abs(inverse_diagonal))
+
+    def step(state: tuple[Array, ...], _: None) -> tuple[tuple[Array, ...], tuple[Array, Array]]:
+        v, before, beta = state
+        w = size * (A @ (size * v)) - beta * before
+        alpha = dot(v, w)
+        w = w - alpha * v
+        after = norm(w)
+        after = jnp.where(after <= 1e-10 * bound, 0, after)
+        return (ratio(w, after), v, after), (alpha, after)
+
+    v = probe(jnp.zeros(A.shape[0], A.dtype)) * (size != 0)
+    v = v / norm(v)
+    steps = min(_hierarchy.LANCZOS_STEPS, A.shape[0])
+    _, (alpha, beta) = lax.scan(step, (v, jnp.zeros_like(v), jnp.zeros_like(norm(v))), length=steps)
+    alpha = jnp.where(
+        jnp.append(True, beta[:-1] != 0), alpha, alpha[0]
+    )  # after an invariant subspace: a Ritz value too
+    largest = jnp.linalg.eigvalsh(jnp.diag(alpha) + jnp.diag(beta[:-1], 1) + jnp.diag(beta[:-1], -1))[-1]
+    return jnp.where(largest > 0, jnp.minimum(_hierarchy.SAFETY * largest, bound), bound)
+
+
+def _coarse_inverse(
+    A: Array,  # [m, m]
+    unit: Array,  # [m]
+) -> Array:
+    """As `_hierarchy.coarse_inverse`, for a Hermitian A."""
+    scale = jnp.where(unit > 0, 1 / jnp.sqrt(jnp.where(unit > 0, unit, 1)), 0)
+    dense = scale[:, None] * A * scale
+    return scale[:, None] * _inverse((dense + dense.conj().T) / 2) * scale
+
+
+@jax.custom_jvp
+def _inverse(A: Array) -> Array:
+    L = jnp.linalg.cholesky(A)
+
+    def regular() -> Array:
+        half = jax.scipy.linalg.solve_triangular(L, jnp.eye(len(A), dtype=A.dtype), lower=True)
+        return matmul(half.conj().T, half)
+
+    def generalized() -> Array:
+        values, V = jnp.linalg.eigh(A)
+        live = jnp.abs(values) > _hierarchy.NULL
+        return matmul(V * jnp.where(live, 1 / jnp.where(live, values, 1), 0), V.conj().T)
+
+    return lax.cond(jnp.all(jnp.diagonal(L).real ** 2 > _hierarchy.PIVOT), regular, generalized)
+
+
+@_inverse.defjvp
+def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    X = _inverse(primals[0])
+    return X, -matmul(X, matmul(tangents[0], X))

@@ -1,0 +1,79 @@
+"""New values in a hierarchy of multigrid: against a set-up anew, inside jit, and derivatives against differences."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import jaxsparse_fmt as jsf
+from solvers.precond.multigrid import multigrid
+from tests.solvers.precond.test_multigrid import CUBE, grid, neumann, random_vector
+
+refresh = jax.jit(lambda M, A, data: M.refreshed(A.with_data(data)))
+
+
+def scaled(S: sp.csr_array) -> sp.csr_array:
+    """S with other values and the same strong couplings: each unknown in a unit of its own."""
+    d = sp.diags_array(1 + 0.3 * np.cos(np.arange(S.shape[0])))
+    return sp.csr_array(d @ S @ d)
+
+
+def assert_alike(M, N, rtol: float = 1e-9):
+    for a, b in zip(jax.tree.leaves(M), jax.tree.leaves(N), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol * max(float(np.max(np.abs(b), initial=0)), 1e-300))
+
+
+@pytest.mark.parametrize("options", [{}, {"smoother": "l1_jacobi", "format": "csr"}])
+def test_new_values_give_the_hierarchy_of_a_set_up_anew(options):
+    A, other = jsf.from_scipy(CUBE, "dia"), scaled(CUBE)
+    M = multigrid(A, max_coarse=30, refreshable=True, **options)
+    assert len(M.levels) >= 1
+    assert_alike(refresh(M, A, A.data), M)
+    anew = multigrid(jsf.from_scipy(other, "dia"), max_coarse=30, refreshable=True, **options)
+    assert_alike(refresh(M, A, other.data), anew)
+
+
+def test_rigid_body_modes_stay():
+    S = jsf.gallery.elasticity((8, 3, 3))
+    A = jsf.from_scipy(S, "csr")
+    M = multigrid(A, jsf.gallery.rigid_body_modes(grid(8, 3, 3)), max_coarse=60, refreshable=True)
+    assert_alike(refresh(M, A, A.data), M)
+
+
+def test_a_singular_matrix_is_refreshed_with_a_generalized_inverse():
+    S = neumann(6)
+    A = jsf.from_scipy(S, "csr")
+    M = multigrid(A, max_coarse=30, refreshable=True)
+    r = random_vector(216)
+    np.testing.assert_allclose(refresh(M, A, 2 * A.data) @ r, np.asarray(M @ r) / 2, rtol=1e-6, atol=1e-8)
+
+
+def test_the_derivative_by_the_values_is_that_of_differences():
+    A, r, w = jsf.from_scipy(CUBE, "csr"), random_vector(216), random_vector(216, seed=1)
+    M = multigrid(A, max_coarse=60, refreshable=True)
+    B = scaled(CUBE)
+    direction = (B - CUBE).data
+    loss = jax.jit(lambda data: jnp.dot(w, M.refreshed(A.with_data(data)) @ r))
+    _, forward = jax.jit(lambda data: jax.jvp(loss, (data,), (direction,)))(B.data)
+    h = 1e-5
+    want = (loss(B.data + h * direction) - loss(B.data - h * direction)) / (2 * h)
+    np.testing.assert_allclose(forward, want, rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(jax.grad(loss))(B.data) @ direction, forward, rtol=1e-9)
+
+
+def test_a_nan_among_new_values_shows():
+    A = jsf.from_scipy(CUBE, "csr")
+    M = multigrid(A, max_coarse=30, refreshable=True)
+    assert np.all(np.isnan(refresh(M, A, A.data.at[100].set(np.nan)) @ np.ones(216)))
+
+
+def test_other_numbers_of_entries_are_refused():
+    M = multigrid(CUBE, max_coarse=30, refreshable=True)
+    with pytest.raises(ValueError, match="of M's shape"):
+        M.refreshed(jsf.from_scipy(jsf.gallery.poisson(3)))
+    with pytest.raises((ValueError, TypeError)):
+        M.refreshed(jsf.from_scipy(sp.csr_array(sp.diags_array(np.ones(216)))))
