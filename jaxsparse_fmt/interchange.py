@@ -123,8 +123,8 @@ def from_cupy(S: Any, format: str = "csr", dtype: Any = None, **options: Any) ->
     """
     if getattr(S, "format", "csr") != "csr" or not all(hasattr(S, a) for a in ("data", "indices", "indptr", "shape")):
         raise TypeError(f"from_cupy takes a matrix in CSR, got {type(S).__name__}; S.tocsr() makes one")
-    arrays = (jnp.from_dlpack(a) for a in (S.data, S.indices, S.indptr))
-    return _on_device(*arrays, tuple(S.shape), format, dtype, **options)
+    data, indices, indptr = (jnp.from_dlpack(a) for a in (S.data, S.indices, S.indptr))
+    return _on_device(data, indices, indptr, tuple(S.shape), format, dtype, **options)
 
 
 def to_cupy(A: SparseMatrix) -> Any:

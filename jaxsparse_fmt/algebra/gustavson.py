@@ -148,8 +148,12 @@ def made(A: Csr, B: Csr, C: Csr, before: np.ndarray, result: SparseMatrix) -> Gu
     ]
     if isinstance(result, CSR) and result.row_ptr.dtype == index:
         arrays[4:] = result.row_ptr, result.col_idx
-    arrays = map(building.on_device, (*arrays, cuts.astype(np.int32)))
-    return Gustavson(Absent((A.nnz,)), (C.nnz, B.nnz), A.nnz, result.backend, *arrays, B.shape[1], int(before[-1]))
+    a_ptr, a_col, b_ptr, b_col, c_ptr, c_col = map(building.on_device, arrays)
+    rows = building.on_device(cuts.astype(np.int32))
+    sizes = {"n_cols": B.shape[1], "products": int(before[-1])}
+    form: Any = Gustavson  # its values are absent
+    pattern = Absent((A.nnz,)), (C.nnz, B.nnz), A.nnz, result.backend
+    return form(*pattern, a_ptr, a_col, b_ptr, b_col, c_ptr, c_col, rows, **sizes)
 
 
 def _flat(v: Array) -> Array:

@@ -85,8 +85,9 @@ def matrix(S: Csr, format: str, backend: str, max_bytes: float | None = None, **
     """A matrix of the pattern of S, without values; in "csr" where `format` would take far more memory."""
     if format == "csr" and not layout and max_bytes is None:
         with concrete():
-            arrays = [building.on_device(a) for a in (S.indices.astype(np.int32, copy=False), S.indptr)]
-        return CSR(Absent((S.nnz,)), S.shape, S.nnz, backend, *arrays, threads_for(S.nnz, S.shape[0]))
+            col_idx, row_ptr = map(building.on_device, (S.indices.astype(np.int32, copy=False), S.indptr))
+        threads, absent = threads_for(S.nnz, S.shape[0]), Absent((S.nnz,))
+        return CSR(absent, S.shape, S.nnz, backend, col_idx, row_ptr, threads)  # pyright: ignore[reportArgumentType]
     ones = scipy.sparse.csr_array((np.ones(S.nnz, np.float32), S.indices, S.indptr), shape=S.shape)
     with concrete():
         try:
