@@ -26,9 +26,9 @@ endif
 # Where there is no GPU, a process of tests for each core; on a GPU the first would take most of its memory.
 WORKERS := $(if $(filter cpu,$(ACCELERATOR)),auto,0)
 
-# Compiling is most of the time of the quick tests, so XLA tries less hard there: two fifths of the time. The deep tests
+# Compiling is most of the time of the quick tests, so XLA tries less hard there: half the time. The deep tests
 # run programs as users get them, the quick ones among them.
-QUICK_XLA := $(if $(filter cpu,$(ACCELERATOR)),--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false)
+QUICK_XLA := $(if $(filter cpu,$(ACCELERATOR)),--xla_backend_optimization_level=0)
 
 comma := ,
 EXTRAS := dev$(addprefix $(comma),$(filter cuda%,$(ACCELERATOR)))

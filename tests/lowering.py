@@ -11,8 +11,8 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_me
 # What the text of a lowered program calls the kernels of each dialect.
 SIGNATURES = {"triton": "xla.gpu.triton", "mosaic": "mosaic_gpu"}
 
-# The same program from a compiler that tries less hard: two fifths of the time, and compiling is most of a test's.
-QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+# The same program from a compiler that tries less hard: half of the time, and compiling is most of a test's.
+QUICK = {"xla_backend_optimization_level": 0}
 quick_jit = functools.partial(jax.jit, compiler_options=QUICK)
 
 

@@ -143,9 +143,8 @@ def made(A: Csr, B: Csr, C: Csr, before: np.ndarray, result: SparseMatrix) -> Gu
     """
     cuts = np.searchsorted(before, before[-1] * np.arange(PIECES + 1) // PIECES)  # of equally many products
     cuts[-1], index = A.shape[0], index_dtype(max(A.nnz, B.nnz, C.nnz))
-    arrays = [
-        a for S in (A, B, C) for a in (S.indptr.astype(index, copy=False), S.indices.astype(np.int32, copy=False))
-    ]
+    # Copies of A's and B's arrays: a plan that shared their memory would keep the operands alive.
+    arrays = [a for S in (A, B, C) for a in (S.indptr.astype(index), S.indices.astype(np.int32))]
     if isinstance(result, CSR) and result.row_ptr.dtype == index:
         arrays[4:] = result.row_ptr, result.col_idx
     a_ptr, a_col, b_ptr, b_col, c_ptr, c_col = map(building.on_device, arrays)
