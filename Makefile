@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all lint format bench clean
+.PHONY: help venv demo test test-all lint format bench docs clean
 
 # One line "driver version, compute capability" per NVIDIA GPU. A container may lack nvidia-smi and
 # still have the GPU, or show its host's kernel module without having the GPU: hence /dev.
@@ -41,6 +41,7 @@ help:
 	@echo 'make test-all run all tests: those and the deep ones'
 	@echo 'make lint     ruff and pyright          make format lets ruff repair what it can'
 	@echo 'make bench    time the products         BENCH_ARGS="--help" passes options to it'
+	@echo 'make docs     build the site into build/docs/html'
 	@echo 'make venv     only install into $(VENV)'
 	@echo 'make clean    remove $(VENV) and caches'
 	@echo
@@ -71,8 +72,22 @@ format: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.spmv $(BENCH_ARGS)
 
+# The site has an environment of its own, so that the tests' does not grow.
+SITE := build/docs
+SITE_INSTALLED := $(SITE)/.installed
+
+docs: $(SITE_INSTALLED)
+	JAX_PLATFORMS=cpu $(SITE)/venv/bin/python docs/assemble.py $(SITE)/source
+	$(SITE)/venv/bin/sphinx-build -W --keep-going -q -c docs $(SITE)/source $(SITE)/html
+	@echo 'The site begins at $(SITE)/html/index.html'
+
+$(SITE_INSTALLED): pyproject.toml
+	$(PYTHON) -m venv --clear $(SITE)/venv
+	$(SITE)/venv/bin/python -m pip install --editable '.[docs]'
+	@touch $@
+
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Wheels for different accelerators do not mix: a change of accelerator starts with an empty .venv.

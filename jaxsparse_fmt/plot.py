@@ -333,7 +333,8 @@ def _axes(ax: Axes | None, size: tuple[float, float] | None = None) -> Axes:
     import matplotlib
     from matplotlib import pyplot
 
-    with matplotlib.rc_context(STYLE):
+    unset = {k: v for k, v in STYLE.items() if matplotlib.rcParams[k] == matplotlib.rcParamsDefault[k]}
+    with matplotlib.rc_context(unset):  # what the user has set stays
         return pyplot.subplots(figsize=size, layout="constrained")[1]
 
 

@@ -1,0 +1,46 @@
+"""Sphinx's settings for the site; `assemble.py` writes its sources."""
+
+import re
+
+from jaxsparse_fmt import __version__
+
+project, release, copyright = "jaxsparse", __version__, "the jaxsparse developers"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+myst_heading_anchors = 3
+html_theme, html_title, html_show_sourcelink, html_copy_source = "furo", f"jaxsparse {__version__}", False, False
+default_role = "code"  # docstrings write `x` as Markdown does
+autodoc_typehints = "none"
+autodoc_member_order = "bysource"
+toc_object_entries_show_parents = "hide"
+exclude_patterns = ["files"]
+html_css_files = ["site.css"]
+html_static_path = ["static"]
+
+
+def as_rest(app, what, name, obj, options, lines: list[str]) -> None:
+    """Docstrings are plain text: signs of reStructuredText lose their meaning, and indented paragraphs are code."""
+    code, before = False, ""
+    found: list[str] = []
+    for line in lines:
+        indented = line.startswith("    ")
+        if indented and not code and not before and found and not re.fullmatch(r"[A-Z]\w*:", _last(found)):
+            found += ["::", ""]
+            code = True
+        elif line and not indented:
+            code = False
+        found.append(line if code else _escaped(line))
+        before = line.strip()
+    lines[:] = found
+
+
+def _last(lines: list[str]) -> str:
+    return next((line for line in reversed(lines) if line), "")
+
+
+def _escaped(line: str) -> str:
+    parts = line.split("`")
+    return "`".join(part if i % 2 else re.sub(r"\*\*|\|", r"\\\g<0>", part) for i, part in enumerate(parts))
+
+
+def setup(app) -> None:
+    app.connect("autodoc-process-docstring", as_rest, priority=100)  # before napoleon
