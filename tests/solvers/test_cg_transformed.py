@@ -62,7 +62,7 @@ def test_vmap_over_right_hand_sides_counts_each_by_itself():
     for i, b in enumerate(B):
         alone = cg(A, b, rtol=1e-8)
         assert sol.iterations[i] == alone.iterations
-        np.testing.assert_allclose(sol.x[i], alone.x, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(sol.x[i], alone.x, rtol=1e-7, atol=1e-8)  # both end at 1e-8
     assert np.all(sol.success) and sol.raise_for_status() is sol
 
 
