@@ -26,8 +26,8 @@ endif
 # Where there is no GPU, a process of tests for each core; on a GPU the first would take most of its memory.
 WORKERS := $(if $(filter cpu,$(ACCELERATOR)),auto,0)
 
-# Compiling is most of the time of the quick tests, so XLA tries less hard there: half the time. The deep tests
-# run programs as users get them, the quick ones among them.
+# Compiling is most of the time of the quick tests, so XLA tries less hard there: half the time. `make test-all` runs
+# them and the deep ones on programs as users get them.
 QUICK_XLA := $(if $(filter cpu,$(ACCELERATOR)),--xla_backend_optimization_level=0)
 
 comma := ,
