@@ -7,20 +7,16 @@ on the number of threads. Matrices are SciPy's, in CSR with sorted rows.
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import os
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import scipy.sparse
 
-from jaxsparse_fmt import machine_code
 from jaxsparse_fmt._types import index_dtype
+from jaxsparse_fmt.kernels.cpu.over_rows import over_rows
 
 Matrix = Any  # scipy.sparse.csr_array
-ROWS = 16_384  # of a task
 
 
 def strength(
@@ -49,7 +45,9 @@ def strength(
 def aggregates(graph: Matrix, chosen: np.ndarray) -> tuple[np.ndarray, int]:
     """The aggregate of each point [points] int32, -1 for points without strong neighbours, and their number."""
     agg, count = np.full(graph.shape[0], -1, np.int32), np.zeros(1, np.int64)
-    _over_rows("aggregate", graph.shape[0], 0, *_arrays(graph)[:2], chosen.view(np.uint8), agg, count, whole=True)
+    _over_rows(
+        "aggregate", graph.shape[0], 0, *_arrays(graph)[:2], chosen.view(np.uint8), agg, count, rows=graph.shape[0]
+    )
     return agg, int(count[0])
 
 
@@ -84,8 +82,15 @@ def lumped(A: Matrix, b: int, graph: Matrix, chosen: np.ndarray) -> Matrix:
 def multiply(A: Matrix, B: Matrix, k: int = 1, sort: bool = True) -> Matrix:
     """A·B, where the rows of B consist of groups of k entries, the first in a column that k divides."""
     n_rows, n_cols = A.shape[0], B.shape[1]
-    given = *_arrays(A), *_arrays(B)
-    return _in_two_passes(("multiply", k), (n_rows, n_cols), B, n_rows, n_cols, given, 2 if sort else 1)
+    run = functools.partial(_over_rows, ("multiply", k), n_rows, n_cols)
+    given, lengths = (*_arrays(A), *_arrays(B)), np.zeros(n_rows + 1, np.int64)
+    run(0, *given, lengths, np.zeros(1, B.indices.dtype), np.zeros(1, B.data.dtype))
+    ptr = np.cumsum(lengths)
+    col, val = np.empty(ptr[-1], B.indices.dtype), np.empty(ptr[-1], B.data.dtype)
+    run(2 if sort else 1, *given, ptr, col, val)
+    made = scipy.sparse.csr_array((val, col, ptr.astype(index_dtype(val.size))), shape=(n_rows, n_cols))
+    made.has_canonical_format = True
+    return made
 
 
 def placed(
@@ -138,62 +143,10 @@ def _arrays(A: Matrix) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return A.indptr, A.indices, A.data
 
 
-def _in_two_passes(
-    name: Any, shape: tuple[int, int], like: Matrix, rows: int, marks: int, given: Any, write: int = 1
-) -> Matrix:
-    """The matrix that a kernel first counts and then writes."""
-    lengths = np.zeros(shape[0] + 1, np.int64)
-    none = np.zeros(1, like.indices.dtype), np.zeros(1, like.data.dtype)
-    _over_rows(name, rows, marks, 0, *given, lengths, *none)
-    ptr = np.cumsum(lengths)
-    col, val = np.empty(ptr[-1], like.indices.dtype), np.empty(ptr[-1], like.data.dtype)
-    _over_rows(name, rows, marks, write, *given, ptr, col, val)
-    made = scipy.sparse.csr_array((val, col, ptr.astype(index_dtype(val.size))), shape=shape)
-    made.has_canonical_format = True
-    return made
+def _kernels() -> Any:
+    from jaxsparse_fmt.kernels.cpu import aggregation_kernels
+
+    return aggregation_kernels
 
 
-def _over_rows(name: Any, n_rows: int, n_marks: int, *arguments: Any, whole: bool = False) -> None:
-    """Calls the kernel `name`, or the one that name[0] makes of name[1], `ROWS` rows at a time or all at once.
-
-    Each thread has marks of its own.
-    """
-    kinds = tuple(
-        f"CPointer({a.dtype})" if isinstance(a, np.ndarray) else "double" if isinstance(a, float) else "int64"
-        for a in arguments
-    )
-    assert all(a.flags.c_contiguous for a in arguments if isinstance(a, np.ndarray))
-    function = _function(name, kinds)
-    values = [a.ctypes.data if isinstance(a, np.ndarray) else a for a in arguments]
-    starts = range(0, n_rows, n_rows if whole else ROWS) if n_rows else range(0)
-    threads = max(1, min(len(starts), os.cpu_count() or 1))
-
-    def thread(t: int) -> None:
-        marks = np.full(n_marks, -1, np.int64)
-        for start in starts[t::threads]:
-            function(start, min(start + starts.step, n_rows), marks.ctypes.data, *values)
-
-    if threads == 1:
-        thread(0)
-    else:
-        list(_threads().map(thread, range(threads)))
-
-
-@functools.cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(os.cpu_count())
-
-
-@functools.cache
-def _function(name: Any, kinds: tuple[str, ...]) -> Any:
-    """The compiled kernel, whose arguments after the marks are of these kinds."""
-    signature = f"void(int64, int64, CPointer(int64), {', '.join(kinds)})"
-
-    def made() -> tuple[Any, str]:
-        from jaxsparse_fmt.kernels.cpu import aggregation_kernels as kernels
-
-        return getattr(kernels, name) if isinstance(name, str) else getattr(kernels, name[0])(name[1]), signature
-
-    types = (ctypes.c_double if kind == "double" else ctypes.c_int64 for kind in kinds)
-    address = machine_code.address(made, "aggregation", str(name), signature)
-    return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 3, *types)(address)
+_over_rows = functools.partial(over_rows, _kernels)

@@ -8,17 +8,14 @@ threads.
 
 from __future__ import annotations
 
-import ctypes
+import functools
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxsparse_fmt import machine_code
-
-ROWS = 16_384  # of a task
+from jaxsparse_fmt.kernels.cpu.over_rows import over_rows
 
 
 class Product(NamedTuple):
@@ -42,12 +39,12 @@ def product(A: Any, B: Any, room: Callable[[int, int], None]) -> Product:
       room: called with the numbers of entries and of products before memory is allocated; raises if they are too many.
     """
     (n_rows, _), n_cols = A.shape, B.shape[1]
-    entries, summed = np.zeros(n_rows + 1, np.int64), np.zeros(n_rows + 1, np.int64)
-    _over_rows("count", n_rows, n_cols, *_arrays(A, B), entries, summed)
+    given, entries, summed = _arrays(A, B), np.zeros(n_rows + 1, np.int64), np.zeros(n_rows + 1, np.int64)
+    _over_rows("count", n_rows, n_cols, *given, entries, summed)
     indptr, before = np.cumsum(entries), np.cumsum(summed)
     room(int(indptr[-1]), int(before[-1]))
     indices = np.empty(indptr[-1], np.int32)
-    _over_rows("columns", n_rows, n_cols, *_arrays(A, B), indptr, indices)
+    _over_rows("columns", n_rows, n_cols, *given, indptr, indices)
     return Product(indptr, indices, before)
 
 
@@ -93,25 +90,10 @@ def _threads() -> int:
     return min(os.cpu_count() or 1, 8)
 
 
-def _over_rows(name: str, n_rows: int, n_marks: int, *arrays: np.ndarray, rows: int = ROWS) -> None:
-    """Calls the kernel `name` for all rows, a task of `rows` at a time; each thread has `n_marks` marks of its own."""
-    pointers = ", ".join(f"CPointer({a.dtype})" for a in arrays)
-    signature = f"void(int64, int64, CPointer(int64), {pointers})"
-    address = machine_code.address(lambda: (_kernel(name), signature), "spgemm", name, signature)
-    function = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, *[ctypes.c_void_p] * (1 + len(arrays)))(address)
-    starts = range(0, n_rows, rows)
-    threads = max(1, min(len(starts), os.cpu_count() or 1))
-
-    def thread(k: int) -> None:
-        marks = np.full(n_marks, -1, np.int64)
-        for start in starts[k::threads]:
-            function(start, min(start + rows, n_rows), marks.ctypes.data, *(a.ctypes.data for a in arrays))
-
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(thread, range(threads)))
-
-
-def _kernel(name: str) -> Any:
+def _kernels() -> Any:
     from jaxsparse_fmt.kernels.cpu import spgemm_kernels
 
-    return getattr(spgemm_kernels, name)
+    return spgemm_kernels
+
+
+_over_rows = functools.partial(over_rows, _kernels)
