@@ -6,6 +6,7 @@ Only numbers a row or a column travel: `scale_cols` exchanges the halo of its ve
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -57,15 +58,15 @@ class ShardedAlgebra(ScipyNames):
                 "the matrices before `shard`. Inside jit close over the matrices and pass their data"
             )
         values = (f(a.values, b.values) for a, b in zip(self.shards.blocks, other.shards.blocks, strict=True))
-        return _with_values(self, tuple(values))
+        return with_values(self, tuple(values))
 
     def scale_rows(self, d: Any) -> Any:
         """diag(d)·A, of the same pattern; d is [n_rows]."""
-        return _with_values(self, _by_rows(self, self._vector(d, self.range, 0, "scale_rows")))
+        return with_values(self, _scaled(self, self._vector(d, self.range, 0, "scale_rows"), 0))
 
     def scale_cols(self, d: Any) -> Any:
         """A·diag(d), of the same pattern; d is [n_cols]."""
-        return _with_values(self, _by_columns(self, self._vector(d, self.domain, 1, "scale_cols")))
+        return with_values(self, _scaled(self, self._vector(d, self.domain, 1, "scale_cols"), 1))
 
     def shift(self, s: Any) -> Any:
         """A + s·I, of the same pattern, which must have the whole diagonal.
@@ -93,7 +94,7 @@ class ShardedAlgebra(ScipyNames):
                 f"{found}; use `shard` with the matrix after A.shift(0)"
             )
         s = self._vector(jnp.broadcast_to(s, (n,)) if jnp.ndim(s) == 0 else s, self.range, 0, "shift")
-        return _with_values(self, _shifted(self, s))
+        return with_values(self, _shifted(self, s))
 
     def _vector(self, d: Any, basis: Any, axis: int, name: str) -> Array:
         d = as_floating(d, "d")
@@ -103,7 +104,8 @@ class ShardedAlgebra(ScipyNames):
         return d if self.entered else basis.enter(d)
 
 
-def _with_values(A: Any, values: tuple[Array, ...]) -> Any:
+def with_values(A: Any, values: tuple[Array, ...]) -> Any:
+    """The sharded matrix with other values of its blocks."""
     blocks = tuple(block._with_values(v) for block, v in zip(A.shards.blocks, values, strict=True))
     return dataclasses.replace(A, shards=dataclasses.replace(A.shards, blocks=blocks))
 
@@ -135,22 +137,15 @@ def _on_diagonal(blocks: Any) -> Array:
     return jnp.sum(jax.vmap(count)(blocks))
 
 
-@jax.jit
-def _by_rows(A: Any, d: Array) -> tuple[Array, ...]:
+@functools.partial(jax.jit, static_argnums=2)
+def _scaled(A: Any, d: Array, axis: int) -> tuple[Array, ...]:
+    """The values of all blocks, times the number of d that belongs to the row (axis 0) or the column of each."""
+
     def scaled(shards: Shards, d: Array) -> tuple[Array, ...]:
-        rows = (row for row, _, _ in _places(shards))
-        return tuple((A.values * d.at[row].get(mode="clip"))[None] for A, row in zip(shards.blocks, rows, strict=True))
-
-    return on_each_device(scaled, A.shards, A.range.over, d)
-
-
-@jax.jit
-def _by_columns(A: Any, d: Array) -> tuple[Array, ...]:
-    def scaled(shards: Shards, d: Array) -> tuple[Array, ...]:
-        if shards.halo.kind != "none":
+        if axis == 1 and shards.halo.kind != "none":
             d = jnp.concatenate([d, exchange(d, shards.send, shards.halo, shards.axis)])
-        cols = (col for _, col, _ in _places(shards))
-        return tuple((A.values * d.at[col].get(mode="clip"))[None] for A, col in zip(shards.blocks, cols, strict=True))
+        at = (place[axis] for place in _places(shards))
+        return tuple((A.values * d.at[k].get(mode="clip"))[None] for A, k in zip(shards.blocks, at, strict=True))
 
     return on_each_device(scaled, A.shards, A.range.over, d)
 

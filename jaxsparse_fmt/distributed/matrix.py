@@ -44,7 +44,7 @@ from jaxsparse_fmt.core.matrix import SparseMatrix, build
 from jaxsparse_fmt.core.scipy_names import ScipyNames
 from jaxsparse_fmt.core.transposed import Transposed
 from jaxsparse_fmt.distributed import entries
-from jaxsparse_fmt.distributed.algebra import ShardedAlgebra
+from jaxsparse_fmt.distributed.algebra import ShardedAlgebra, with_values
 from jaxsparse_fmt.distributed.basis import EnteredBasis, ShardedBasis
 from jaxsparse_fmt.distributed.local import Shards, on_each_device
 from jaxsparse_fmt.distributed.row_partition import Imbalance
@@ -221,8 +221,7 @@ class ShardedMatrix(ShardedAlgebra):
     def _each(self, f: Callable[[Array], Array]) -> Self:
         """The same matrix with f applied to the values of every block."""
         here = self.range.over.placed
-        blocks = tuple(block._with_values(f(here(block.values))) for block in self.shards.blocks)
-        return dataclasses.replace(self, shards=dataclasses.replace(self.shards, blocks=blocks))
+        return with_values(self, tuple(f(here(block.values)) for block in self.shards.blocks))
 
     @property
     def data(self) -> Array:
