@@ -16,8 +16,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxsparse_fmt._types import user_cache
 from jaxsparse_fmt._version import __version__
+from jaxsparse_fmt.choose import tune
 from jaxsparse_fmt.convert import from_scipy
 from jaxsparse_fmt.gallery import poisson
 from jaxsparse_fmt.kernels.backends import selection
@@ -47,10 +47,9 @@ def versions() -> Iterator[str]:
 
 
 def caches() -> Iterator[str]:
-    base, programs = user_cache(), SETTINGS.jax_compilation_cache_dir
+    programs, tuned = SETTINGS.jax_compilation_cache_dir, tune.answers_file()
     yield f"compiled programs: {programs or 'not kept by this process; jsf.cache() keeps them'}"
-    tuned = None if base is None else base / "tuned.json"
-    yield f"answers of format='tune': {tuned}{'' if tuned and tuned.exists() else ' (none yet)'}"
+    yield f"answers of format='tune': {tuned}{'' if tuned.exists() else ' (none yet)'}"
 
 
 def product_on(device: Any) -> tuple[str, bool]:

@@ -24,6 +24,7 @@ from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.core.pattern import Absent, Pattern
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.csr import CSR
+from jaxsparse_fmt.formats.merging import prefix_length
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
 from jaxsparse_fmt.kernels.coordinates import accumulator, gather
 from jaxsparse_fmt.kernels.cpu import ffi
@@ -70,12 +71,15 @@ class Gustavson(Pattern):
         out = self._by_blocks(face, *operands) if out is None else out
         return jnp.moveaxis(out.reshape(like.shape[0], like.shape[2], -1), 1, 2)
 
+    def _length(self, face: str) -> int:
+        """Numbers of the result of a face: entries of C, B or A."""
+        return {"product": self.shape[0], "transposed": self.shape[1], "outer": self.a_col.shape[0]}[face]
+
     def _by_kernel(self, face: str, a: Array, b: Array) -> Array | None:
-        batch, (nnz_c, nnz_b), nnz_a = a.shape[0], self.shape, self.a_col.shape[0]
+        batch, n_out = a.shape[0], self._length(face)
         pieces = 1 if self.products < LAUNCH.serial_entries else max(PIECES // batch, 1)
         if face == "transposed":  # pieces add into copies of the result
-            pieces = max(min(self.products // nnz_b, LAUNCH.most_copies, pieces), 1)
-        n_out = {"product": nnz_c, "transposed": nnz_b, "outer": nnz_a}[face]
+            pieces = max(min(self.products // n_out, LAUNCH.most_copies, pieces), 1)
         out = ffi.call(
             f"{face} pairs",
             (a, b),
@@ -92,7 +96,7 @@ class Gustavson(Pattern):
 
     def _by_blocks(self, face: str, a: Array, b: Array) -> Array:
         """The reference, in plain jnp: scatter-adds, on a GPU in no fixed order."""
-        n, dtype = {"product": self.shape[0], "transposed": self.shape[1], "outer": self.a_col.shape[0]}[face], a.dtype
+        n = self._length(face)
         lengths = self.b_ptr[self.a_col + 1] - self.b_ptr[self.a_col]
         index = index_dtype(self.products + BLOCK)
         before = jnp.concatenate([jnp.zeros(1, index), jnp.cumsum(lengths, dtype=index)])
@@ -106,7 +110,7 @@ class Gustavson(Pattern):
             return out.at[:, to].add(jax.vmap(one)(a, b), mode="drop")
 
         out = lax.fori_loop(0, -(-self.products // BLOCK), add, jnp.zeros((a.shape[0], n), acc))
-        return out.astype(jnp.result_type(dtype, b.dtype))
+        return out.astype(jnp.result_type(a.dtype, b.dtype))
 
     def _products(self, before: Array, k: Array) -> tuple[dict[str, Array], Array]:
         """The entries of A, B and C in the products of block k, and which of these are products at all."""
@@ -118,16 +122,8 @@ class Gustavson(Pattern):
         j = self.b_ptr[self.a_col[i]] + (p - before[i]).astype(self.b_ptr.dtype)
         row = jnp.searchsorted(self.a_ptr, i, side="right") - 1
         col, low, high = self.b_col[j], self.c_ptr[row], self.c_ptr[row + 1]
-
-        def halve(_: Any, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
-            low, high = bounds
-            middle = (low + high) // 2
-            right = self.c_col[jnp.minimum(middle, self.c_col.shape[0] - 1)] <= col
-            return jnp.where(right, middle, low), jnp.where(right, high, middle)
-
-        steps = max(int(np.ceil(np.log2(max(self.n_cols, 2)))), 1)
-        low, _ = lax.fori_loop(0, steps, halve, (low, high))
-        return {"a": i, "b": j, "c": low}, live
+        before_it = prefix_length(lambda k: self.c_col[low + k] < col, high - low, self.n_cols)
+        return {"a": i, "b": j, "c": low + before_it}, live
 
 
 pytree(Gustavson, ("values", "a_ptr", "a_col", "b_ptr", "b_col", "c_ptr", "c_col", "cuts"))

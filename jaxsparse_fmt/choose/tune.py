@@ -50,7 +50,7 @@ def fastest(csr: Csr, target: Target) -> tuple[SparseMatrix, Choice]:
     Raises:
       ValueError: no format fits `target.max_bytes` or the memory that is free.
     """
-    path, signature = _path(), _signature(csr, target)
+    path, signature = answers_file(), _signature(csr, target)
     known = _read(path).get(signature)
     with contextlib.suppress(ValueError):  # refused: what the file names no longer fits, or has been edited
         if known is not None:
@@ -111,7 +111,8 @@ def _signature(csr: Csr, target: Target) -> str:
     )
 
 
-def _path() -> Path:
+def answers_file() -> Path:
+    """The file of the answers, which may not exist yet."""
     return (user_cache() or Path(tempfile.gettempdir()) / "jaxsparse") / "tuned.json"
 
 

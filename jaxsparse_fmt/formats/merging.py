@@ -88,7 +88,7 @@ def _merge(at, indptr, indices, perm, group, column, steps):
         hit = ahead == least[:, None]
         at, more = at + (hit & (at < end)), column.unit - 1
         if more:
-            with_it = _count(lambda i: index(at + i) == ahead, jnp.minimum(end - at, more), more)
+            with_it = prefix_length(lambda i: index(at + i) == ahead, jnp.minimum(end - at, more), more)
             at += jnp.where(hit, with_it, 0)
         ahead = jnp.where(hit, jnp.where(at < end, index(at), NONE), ahead)
         return (at, ahead), least
@@ -98,7 +98,7 @@ def _merge(at, indptr, indices, perm, group, column, steps):
     return at, jnp.any(at < end), found
 
 
-def _count(holds: Callable[[Any], Any], count: Any, most: int) -> Any:
+def prefix_length(holds: Callable[[Any], Any], count: Any, most: int) -> Any:
     """Length of the prefix of range(count) on which the monotone predicate `holds`; branch-free binary search.
 
     `most` is an upper bound of `count`. The search sets one bit of the result at a time and carries one array.
@@ -169,7 +169,7 @@ def _find(indptr, indices, arrays, rule, most):
     def column(i):
         return take(indices, jnp.clip(first + low + i, 0, indices.shape[0] - 1))
 
-    before = _count(lambda i: column(i) < col, high - low, most)
+    before = prefix_length(lambda i: column(i) < col, high - low, most)
     found = (length > 0) & (column(before) == col)
     return jnp.where(found, first + low + before, jnp.where(col < rule.shape[1], HOLE, OUTSIDE))
 

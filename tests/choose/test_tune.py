@@ -298,7 +298,7 @@ def test_the_question_names_the_device_on_which_it_is_measured(file, clock, monk
 def test_a_relative_cache_folder_is_not_heeded(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", "here")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert tune._path() == tmp_path / ".cache" / "jaxsparse" / "tuned.json"
+    assert tune.answers_file() == tmp_path / ".cache" / "jaxsparse" / "tuned.json"
 
 
 def test_a_refused_format_is_passed_over(file, clock, monkeypatch):
