@@ -61,9 +61,13 @@ class Basis:
     def agree(self, **given: Any) -> None:
         """Raises an error if concrete arguments of a solve differ between the processes that solve together."""
 
-    def accept(self, x: Any) -> Any:
-        """x, a concrete vector of the user; raises an error if the basis cannot take it."""
+    def placed(self, x: Any) -> Any:
+        """x, a concrete vector of the user, where the basis can take it; raises an error if it cannot."""
         return x
+
+    def accept(self, x: Any) -> Any:
+        """`placed(x)`, of a vector on which all processes `agree`."""
+        return self.placed(x)
 
 
 @pytree

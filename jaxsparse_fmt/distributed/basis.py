@@ -94,16 +94,23 @@ class ShardedBasis(DistributedBasis):
         return _leave(self, y)
 
     def accept(self, x: Any) -> Any:
+        """The user's vector, moved as by `placed`.
+
+        Raises:
+          ValueError: as `placed`, or the vector is not the same in all processes.
+        """
+        if x is not None:
+            self.agree(vector=x)
+        return self.placed(x)
+
+    def placed(self, x: Any) -> Any:
         """The user's vector, moved if necessary to where the devices of the mesh can reach it.
 
         Raises:
-          ValueError: it lies on other devices, is spread over another mesh, or is not the same in all processes.
+          ValueError: it lies on other devices, or is spread over another mesh.
         """
         mesh = self.over.mesh
-        if x is None or isinstance(x, Tracer):
-            return x
-        self.agree(vector=x)
-        if not isinstance(x, jax.Array):
+        if isinstance(x, Tracer) or not isinstance(x, jax.Array):
             return x
         ours = set(mesh.devices.flat)
         if x.committed and not x.sharding.device_set <= ours:

@@ -87,7 +87,7 @@ def solve(
             f"A lies on {basis.devices} devices, over which JAX calls nothing in order; pass progress=, or history=True"
         )
     basis.agree(b=b, x0=x0, **{name: settings[name] for name in NUMBERS})
-    b, x0 = basis.accept(b), basis.accept(x0)
+    b, x0 = basis.placed(b), basis.placed(x0)
     dtype = arguments.result_dtype(own, b, "A")
     # In 32 bits at least: the square of b's norm may exceed 16.
     dtype = arguments.promoted(dtype, b.dtype, *(() if x0 is None else (x0.dtype,)), np.dtype(np.float32))
