@@ -273,3 +273,13 @@ def test_nonsense_is_refused_by_name(make, said):
 def test_a_fractional_extent_is_a_type_error():
     with pytest.raises(TypeError):
         gallery.poisson(2.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("d", [2, 3])
+def test_rigid_body_modes_strain_nothing_and_are_independent(d):
+    x = np.random.default_rng(0).standard_normal((7, d))
+    B = gallery.rigid_body_modes(x)
+    assert B.shape == (7 * d, d * (d + 1) // 2) and np.linalg.matrix_rank(B) == B.shape[1]
+    for u in B.T.reshape(-1, 7, d):
+        for i, j in itertools.combinations(range(7), 2):
+            assert abs((x[i] - x[j]) @ (u[i] - u[j])) < 1e-12

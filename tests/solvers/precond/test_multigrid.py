@@ -324,16 +324,6 @@ def test_a_candidate_too_many_does_no_harm():
     np.testing.assert_allclose(M @ np.ones(216), one @ np.ones(216), rtol=1e-8)
 
 
-@pytest.mark.parametrize("d", [2, 3])
-def test_rigid_body_modes_strain_nothing_and_are_independent(d):
-    x = random_vector(7, d)
-    B = rigid_body_modes(x)
-    assert B.shape == (7 * d, d * (d + 1) // 2) and np.linalg.matrix_rank(B) == B.shape[1]
-    for u in B.T.reshape(-1, 7, d):
-        for i, j in itertools.combinations(range(7), 2):
-            assert abs((x[i] - x[j]) @ (u[i] - u[j])) < 1e-12
-
-
 # ------------------------------------------------------------------------------------------------------------ doors
 
 
