@@ -283,3 +283,8 @@ def test_rigid_body_modes_strain_nothing_and_are_independent(d):
     for u in B.T.reshape(-1, 7, d):
         for i, j in itertools.combinations(range(7), 2):
             assert abs((x[i] - x[j]) @ (u[i] - u[j])) < 1e-12
+
+
+def test_points_of_another_shape_have_no_rigid_body_modes():
+    with pytest.raises(ValueError, match=r"\(k, 2\) or \(k, 3\), got \(7,\)"):
+        gallery.rigid_body_modes(np.ones(7))

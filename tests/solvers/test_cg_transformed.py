@@ -54,6 +54,7 @@ def test_a_second_solve_compiles_nothing():
     assert not [r for r in records if "_solve" in r]
 
 
+@pytest.mark.deep  # the compiler of the quick tests rounds the sums of a batch otherwise
 def test_vmap_over_right_hand_sides_counts_each_by_itself():
     _, A, _ = system()
     B = np.random.default_rng(9).standard_normal((4, N))
@@ -61,8 +62,8 @@ def test_vmap_over_right_hand_sides_counts_each_by_itself():
     sol = jax.vmap(lambda b: cg(A, b, rtol=1e-8))(B)
     for i, b in enumerate(B):
         alone = cg(A, b, rtol=1e-8)
-        assert abs(int(sol.iterations[i]) - int(alone.iterations)) <= (i != 2)  # sums of a batch round otherwise
-        np.testing.assert_allclose(sol.x[i], alone.x, rtol=1e-6, atol=1e-7)  # both end at 1e-8
+        assert sol.iterations[i] == alone.iterations
+        np.testing.assert_allclose(sol.x[i], alone.x, rtol=1e-9, atol=1e-12)
     assert np.all(sol.success) and sol.raise_for_status() is sol
 
 
