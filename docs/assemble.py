@@ -193,7 +193,7 @@ def reference(title: str, modules: list[types.ModuleType]) -> str:
             if isinstance(value, type):
                 own = value not in jsf.FORMATS.values()
                 lines += [f".. autoclass:: {name}.{public}", *["   :members:"] * own, ""]
-            elif isinstance(value, types.FunctionType) or callable(value):
+            elif callable(value):
                 lines += [f".. autofunction:: {name}.{public}", ""]
         lines += ["```", ""]
     return "\n".join(lines)
