@@ -1,7 +1,7 @@
 """A training run that stops and goes on: a whole matrix, its optimizer's state, and a checkpoint of both.
 
-The matrix is a pytree, so Equinox writes it as it writes any model. `jsf.save` writes the matrix alone, for other
-programs.
+The matrix is a pytree, so Equinox writes it as it writes any model, and so does Orbax. `jsf.save` writes the matrix
+alone, for other programs.
 
     python examples/checkpoint.py
 """
@@ -10,9 +10,11 @@ import pathlib
 import tempfile
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 
 import jaxsparse_fmt as jsf
 
@@ -38,6 +40,7 @@ def main():
     A, state = fresh()
     for _ in range(50):
         A, state, loss = step(A, state)
+    saved = A.values
     print(f"after 50 steps: loss {loss:.4f}")
 
     with tempfile.TemporaryDirectory() as folder:
@@ -45,12 +48,17 @@ def main():
         eqx.tree_serialise_leaves(path / "run.eqx", (A, state))
         jsf.save(path / "matrix.npz", A)
         B, restored = eqx.tree_deserialise_leaves(path / "run.eqx", fresh())
+        with ocp.StandardCheckpointer() as checkpointer:
+            checkpointer.save(path / "orbax", (A, state))
+            checkpointer.wait_until_finished()
+            C, _ = checkpointer.restore(path / "orbax", jax.eval_shape(fresh))
         alone = jsf.load(path / "matrix.npz")
 
     for _ in range(50):
         A, state, loss = step(A, state)
         B, restored, again = step(B, restored)
     assert np.array_equal(A.data, B.data)
+    assert np.array_equal(C.values, saved)
     assert alone.nnz == S.nnz
     print(f"after 100 steps: loss {loss:.4f}, from the checkpoint {again:.4f}")
 
