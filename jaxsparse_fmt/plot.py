@@ -159,7 +159,7 @@ def convergence(
         if name in dots:
             some = slice(None, None, max(1, len(iterations) // 40))
             iterations, norms = iterations[some], norms[some]
-            look |= {"ls": "none", "marker": "o", "ms": 5.5, "mfc": "white", "mew": 1.5}
+            look |= {"ls": "none", "marker": "o", "ms": 5.5, "mfc": ax.get_facecolor(), "mew": 1.5}
         ax.semilogy(iterations, norms, **look)
     if rtol:
         ax.axhline(rtol, color=_ink(), lw=1, ls=(0, (5, 4)), label=f"asked for: {rtol:.0e}", zorder=1)
@@ -280,7 +280,7 @@ def scaling(
     ax.plot(at, np.asarray(predicted)[order], color=COLORS[0], lw=2, marker=".", label="the model")
     real = [(n, e) for n, e in zip(devices, measured, strict=False) if e is not None]
     if real:
-        ax.plot(*zip(*real, strict=True), "o", color=COLORS[1], mfc="white", mew=1.5, ms=7, label="measured")
+        ax.plot(*zip(*real, strict=True), "o", color=COLORS[1], mfc=ax.get_facecolor(), mew=1.5, ms=7, label="measured")
     ax.set_xscale("log", base=2)
     ax.xaxis.set_minor_locator(NullLocator())
     ax.set_xticks(at)
