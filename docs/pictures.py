@@ -21,7 +21,7 @@ matplotlib.use("agg")
 jax.config.update("jax_enable_x64", True)
 
 CONVERGENCE = {
-    "positive_definite": "Diffusion through a material of two decades (positive definite): cg with four preconditioners",
+    "positive_definite": "Diffusion, conductivities from 0.1 to 10 (positive definite): cg with four preconditioners",
     "nonsymmetric": "Convection and diffusion (nonsymmetric): three methods, and gmres with a preconditioner",
 }
 LIGHT = plot.STYLE
