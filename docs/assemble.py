@@ -28,7 +28,7 @@ from benchmarks import report, suite_table  # noqa: E402
 from jaxsparse_fmt.models import traffic  # noqa: E402
 
 LEARN = "start which-format which-solver differentiate algebra many-gpus mixed-precision command-line other-libraries"
-DEPTH = "formats solvers files how-it-works papers performance results"
+DEPTH = "formats solvers files how-it-works add-a-format add-a-method papers performance results"
 PROJECT = "troubleshooting versions"
 # The pages of the reference: a module, and what of it.
 API = {
