@@ -47,6 +47,39 @@ IN_PERFORMANCE = {
     "columns anywhere": "random",
     "ten shapes like published matrices": "stand-in",
 }
+ON_A_CPU = {
+    "all": ALL,
+    "stencils": "stencil",
+    "optimality system (KKT)": "KKT",
+    "Holstein-Hubbard": "quantum",
+    "stencil in the L2 cache": "in L2",
+    "a few dense rows and columns": "dense rows",
+    "FEM, 3 unknowns a point": "FEM",
+    "columns anywhere": "random",
+    "shapes like published matrices": "stand-in",
+    "irregular": "irregular",
+    "blocks of 5 × 5": "CFD",
+    "power law (R-MAT)": "power law",
+    "adaptive mesh": "adaptive mesh",
+    "1,000 to 2,000 entries a row": "long rows",
+    "1 to 3 entries a row": "short rows",
+}
+# The rows of the table of formats: a name, and the label of the method in float32 and in float64.
+OF_FORMATS = {
+    "`dia`": ("dia", "dia"),
+    "`hdia`": ("hdia", "hdia"),
+    "`bsr`, 3 × 3 blocks": ("bsr block_shape=(3, 3)", "bsr block_shape=(3, 3)"),
+    "`sell`, values of half the width": ("sell values bfloat16", "sell values float32"),
+    "`sell`": ("sell", "sell"),
+    "`ell`": ("ell", "ell"),
+    "`hll`": ("hll slice_size=128", "hll slice_size=128"),
+    "`pjds`": ("pjds", "pjds"),
+    "`biell`": ("biell", "biell"),
+    "`csr`": ("csr", "csr"),
+    "`csr`, one thread a row": ("csr threads_per_row=1", "csr threads_per_row=1"),
+    "`coo`": ("coo", "coo"),
+    "JAX's BCSR": ("JAX BCSR", "JAX BCSR"),
+}
 
 
 def newest(what: str) -> dict[str, Any]:
@@ -64,17 +97,38 @@ def speeds(rows: list[dict[str, Any]], of: str = ALL) -> dict[str, float]:
     return {dtype: geometric_mean(ratios) for dtype, ratios in found.items()}
 
 
-def suite(names: dict[str, str]) -> Iterator[str]:
-    rows = newest("suite_h200")["rows"]
-    yield "| | float32 | float64 |\n|---|---:|---:|"
+def suite(names: dict[str, str], place: str = "h200", heads: str = "float32 | float64") -> Iterator[str]:
+    rows = newest(f"suite_{place}")["rows"]
+    yield f"| | {heads} |\n|---|---:|---:|"
     for name, of in names.items():
         means = speeds(rows, of)
         yield f"| {name} | {means['float32']:.2f} | {means['float64']:.2f} |"
 
 
+def formats(matrices: tuple[str, ...]) -> Iterator[str]:
+    """Speeds in Triton / Mosaic GPU as multiples of the best of cuSPARSE's CSR."""
+    rows = newest("spmv_h200")["rows"]
+
+    def cell(labels: tuple[str, str], key: str, matrix: str, k: int) -> str:
+        dtype = ("float32", "float64")[k]
+        of = [r for r in rows if (r["matrix"], r["dtype"], r["method"]) == (matrix, dtype, labels[k])]
+        return " / ".join(f"{r[key]:.2f}" for r in of)
+
+    columns = [(matrix, k) for matrix in matrices for k in (0, 1)]
+    heads = [f"{matrix}, f32" if k == 0 else "f64" for matrix, k in columns]
+    yield f"| | {' | '.join(heads)} |\n|---|{'---:|' * len(columns)}"
+    yield f"| cuSPARSE CSR | {' | '.join(['1.00'] * len(columns))} |"
+    for name, labels in OF_FORMATS.items():
+        yield f"| {name} | {' | '.join(cell(labels, 'ratio', *column) for column in columns)} |"
+    shares = (cell(OF_FORMATS["`hll`"], "share", *column) for column in columns)
+    yield f"| `hll`: share of copy bandwidth | {' | '.join(shares)} |"
+
+
 TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "suite in short": lambda: suite(IN_README),
     "suite": lambda: suite(IN_PERFORMANCE),
+    "suite on a CPU": lambda: suite(ON_A_CPU, "cpu", "f32 | f64"),
+    "formats": lambda: formats(("7-point 200³", "27-point × 3 dof 64³")),
 }
 
 
