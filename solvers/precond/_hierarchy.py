@@ -26,6 +26,7 @@ import scipy.sparse
 
 from jaxsparse_fmt.kernels.cpu import aggregation
 from solvers.core.spectrum import chebyshev_step
+from solvers.precond._inverse import LARGEST, NULL, PIVOT
 
 Matrix = Any  # scipy.sparse; SciPy ships no types
 
@@ -38,10 +39,7 @@ WEAKER = 0.25
 # are the same.
 DAMPING = 1.5
 LANCZOS_STEPS, SAFETY = 10, 1.1
-LARGEST_INVERSE = 4000  # rows: 128 MB in float64
 ROUNDING = 1e-6  # a Ritz value may lie this far below zero, relative to the largest
-NULL = 1e-12  # of the sums of absolute values behind a coarse entry: smaller entries are rounding and count as zero
-PIVOT = 1e-8  # the least square of a pivot for which Cholesky's factor serves; else the inverse is a generalized one
 
 
 class Transfer(NamedTuple):
@@ -154,7 +152,7 @@ def build(S: Matrix, coarsening: Any, smoother: Smoother) -> Hierarchy:
             inverse, upper = np.divide(1, sums, out=np.zeros_like(sums), where=inverse != 0), 1.0
         levels.append(HostLevel(A, step.R, step.P, inverse, recurrence(smoother) / (1, upper), step.transfer))
         A, unit = step.A, _squared(step.R) @ unit
-    if A.shape[0] > LARGEST_INVERSE:
+    if A.shape[0] > LARGEST:
         raise ValueError(
             f"coarsening stopped at {A.shape[0]} rows after {len(levels) + 1} levels, too many to invert densely; "
             "raise max_levels, or lower theta"
