@@ -14,9 +14,11 @@ import numpy as np
 import scipy.sparse
 
 from jaxsparse_fmt._types import index_dtype
-from jaxsparse_fmt.kernels.cpu.over_rows import over_rows
+from jaxsparse_fmt.kernels.cpu.over_rows import ROWS, over_rows
 
 Matrix = Any  # scipy.sparse.csr_array
+
+TASKS = 64  # at least, of a product with so many rows
 
 
 def strength(
@@ -82,7 +84,8 @@ def lumped(A: Matrix, b: int, graph: Matrix, chosen: np.ndarray) -> Matrix:
 def multiply(A: Matrix, B: Matrix, k: int = 1, sort: bool = True) -> Matrix:
     """A·B, where the rows of B consist of groups of k entries, the first in a column that k divides."""
     n_rows, n_cols = A.shape[0], B.shape[1]
-    run = functools.partial(_over_rows, ("multiply", k), n_rows, n_cols)
+    # Rows of coarse levels are few and long, so that tasks of the usual size would keep one core busy.
+    run = functools.partial(_over_rows, ("multiply", k), n_rows, n_cols, rows=min(ROWS, 1 + n_rows // TASKS))
     given, lengths = (*_arrays(A), *_arrays(B)), np.zeros(n_rows + 1, np.int64)
     run(0, *given, lengths, np.zeros(1, B.indices.dtype), np.zeros(1, B.data.dtype))
     ptr = np.cumsum(lengths)
@@ -119,10 +122,17 @@ def prolongation(
     return P
 
 
-def product(A: Matrix, x: np.ndarray) -> np.ndarray:
-    y = np.empty(A.shape[0], A.dtype)
-    _over_rows("product", A.shape[0], 0, *_arrays(A), x, y)
-    return y
+def add_product(
+    y: np.ndarray,  # [n]
+    c: float,
+    f: float,
+    left: np.ndarray,  # [n]
+    A: Matrix,
+    right: np.ndarray,  # [n]
+    x: np.ndarray,  # [n]
+) -> None:
+    """Writes c·y + f·diag(left)·A·diag(right)·x over y."""
+    _over_rows("add_product", A.shape[0], 0, float(c), float(f), left, *_arrays(A), right, x, y)
 
 
 def sums(A: Matrix) -> np.ndarray:
