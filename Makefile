@@ -79,6 +79,7 @@ SITE_INSTALLED := $(SITE)/.installed
 docs: $(SITE_INSTALLED)
 	JAX_PLATFORMS=cpu $(SITE)/venv/bin/python docs/assemble.py $(SITE)/source
 	$(SITE)/venv/bin/sphinx-build -W --keep-going -q -c docs $(SITE)/source $(SITE)/html
+	$(SITE)/venv/bin/python docs/check_links.py $(SITE)/html
 	@echo 'The site begins at $(SITE)/html/index.html'
 
 $(SITE_INSTALLED): pyproject.toml

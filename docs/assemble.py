@@ -225,7 +225,7 @@ def assemble(folder: Path) -> None:
         "Learn": LEARN.split(),
         "Examples": [f"examples/{path.stem}" for path in examples],
         "In depth": DEPTH.split(),
-        "Reference": list(API),
+        "Reference": ["reference", *API],
         "Project": [*PROJECT.split(), "contributing", "changelog", "security"],
     }
     for caption, names in trees.items():

@@ -9,8 +9,6 @@ import sys
 
 import pytest
 
-import jaxsparse_fmt as jsf
-
 ROOT = pathlib.Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -27,13 +25,6 @@ def test_example_runs(path):
     done = run(str(path))
     assert done.returncode == 0, done.stderr
     assert done.stdout
-
-
-def test_the_formats_example_reads_a_file_and_speaks_of_every_format(tmp_path):
-    jsf.io.write_mtx(tmp_path / "small.mtx", jsf.gallery.poisson(4))
-    done = run("examples/formats.py", str(tmp_path / "small.mtx"))
-    assert done.returncode == 0, done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()[2:]] == list(jsf.FORMATS)
 
 
 @pytest.mark.parametrize("name", [name for name, snippets in SNIPPETS.items() if snippets])

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxsparse_fmt import convert
+from jaxsparse_fmt import convert, saved
 from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.cli import plots
 from jaxsparse_fmt.cli.progress import Progress
@@ -29,7 +29,7 @@ class BadInput(Exception):
 
 
 def add_file(parser: Any, what: str = "") -> None:
-    text = f"{what}Matrix Market: .mtx or .mtx.gz; - for standard input"
+    text = f"{what}Matrix Market, .mtx or .mtx.gz, or the .npz of jsf.save; - for Matrix Market from standard input"
     parser.add_argument("file", type=lambda name: STDIN if name == "-" else name, metavar="FILE", help=text)
 
 
@@ -80,6 +80,9 @@ def blaming(path: str) -> Iterator[None]:
 def read_matrix(args: argparse.Namespace) -> Csr:
     """The matrix of FILE as canonical CSR; standard input and pipes are read once."""
     with blaming(args.file):
+        if args.file.lower().endswith(".npz"):
+            with jax.enable_x64(True):
+                return convert.canonical(saved.load(args.file).to_scipy())
         if args.file != STDIN:
             return convert.canonical(files.read_mtx(args.file))
         if sys.stdin is None:
@@ -99,18 +102,21 @@ def check_outputs(args: argparse.Namespace) -> None:
     if args.plot:
         with blaming(args.plot):
             plots.check(args.plot)
-    out = getattr(args, "out", None)
-    if out:
-        folder = Path(out).parent
-        if Path(out).is_dir():
-            raise BadInput(f"{out}: is a folder; name a file in it")
-        if Path(out).resolve() in (Path(args.file).resolve(), Path(args.rhs or args.file).resolve()):
-            raise BadInput(f"{out}: --out would overwrite the input; give it another name")
-        if not out.lower().endswith(files.VECTOR_SUFFIXES):
-            known = ", ".join(files.VECTOR_SUFFIXES)
-            raise BadInput(f"{out}: the name decides the format of x; end it in {known}")
-        if not folder.is_dir() or not os.access(folder, os.W_OK):
-            raise BadInput(f"{out}: no folder {folder} that can be written to; create it first")
+    if getattr(args, "out", None):
+        check_output(args.out, files.VECTOR_SUFFIXES, args.file, args.rhs or args.file)
+
+
+def check_output(out: str, suffixes: tuple[str, ...], *inputs: str) -> None:
+    """Refuses a name without one of the suffixes, and a file that cannot be written or that is one of the inputs."""
+    folder = Path(out).parent
+    if Path(out).is_dir():
+        raise BadInput(f"{out}: is a folder; name a file in it")
+    if Path(out).resolve() in (Path(name).resolve() for name in inputs):
+        raise BadInput(f"{out}: would overwrite the input; give it another name")
+    if not out.lower().endswith(suffixes):
+        raise BadInput(f"{out}: the name decides the kind of file; end it in {', '.join(suffixes)}")
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise BadInput(f"{out}: no folder {folder} that can be written to; create it first")
 
 
 def check_backend(args: argparse.Namespace) -> None:

@@ -46,10 +46,12 @@ def run(args: argparse.Namespace) -> int:
             bars = {"SciPy": (of_scipy, None), **{c.format: (s, c.seconds) for c, s in timed}}
             with arguments.drawing(args, progress):
                 plots.draw_times(args.plot, bars, f"{Path(args.file).name}, {where}")
-    rows = []
+    rows, formats = [], []
     for c, seconds in timed:
         times = tables.duration(seconds), tables.duration(c.seconds), tables.bandwidth(c.moved, seconds)
         rows.append((c.format, tables.layout(c), *times, f"{of_scipy / seconds:.2f}"))
+        formats.append({"measured": seconds, **tables.as_record(c)})
     columns = ("format", "layout", "measured", "predicted", "bandwidth", "× SciPy here")
-    tables.print_out(tables.comparison(f"{where}, fastest first", columns, rows))
+    record = {"file": args.file, "device": measure.device(), "dtype": str(dtype), "scipy": of_scipy, "formats": formats}
+    tables.report(args.json, record, tables.comparison(f"{where}, fastest first", columns, rows))
     return 0

@@ -51,12 +51,14 @@ def run(args: argparse.Namespace) -> int:
                 plots.draw(args.plot, outcome.S, title, [outcome.ours.curve, outcome.theirs.curve], args.rtol)
     agree = "do not agree" if outcome.faults else "agree"
     busy = f" The machine was busy before the start, {load:.1f} processes a core: distrust the times."
-    tables.print_out(
+    tables.report(
+        args.json,
+        outcome.record,
         outcome.table(title),
         f"The answers {agree}: they differ by {outcome.difference:.1e} of their norm; two that meet rtol may differ by "
         f"{outcome.bound:.1e}.{busy if load > BUSY else ''}",
     )
-    if args.plot:
+    if args.plot and not args.json:
         tables.print_out(f"The picture is in {args.plot}.")
     for fault in outcome.faults:
         process.complain(fault)
@@ -114,6 +116,13 @@ class Outcome:
     difference: float
     bound: float
     faults: list[str]
+
+    @property
+    def record(self) -> dict[str, Any]:
+        names = [f.name for f in dataclasses.fields(Side) if f.name not in ("x", "trace")] + ["iterations"]
+        sides = [{name: getattr(side, name) for name in names} for side in (self.ours, self.theirs)]
+        found = {"difference": self.difference, "bound": self.bound, "faults": self.faults}
+        return {"rows": self.S.shape[0], "nnz": self.S.nnz, "sides": sides, **found}
 
     def table(self, title: str) -> RenderableType:
         a, b = self.ours, self.theirs

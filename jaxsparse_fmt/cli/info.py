@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -34,45 +35,59 @@ def run(args: argparse.Namespace) -> int:
         with progress.stage("read", args.file):
             S = arguments.read_matrix(args)
         with progress.stage("look", "at rows, diagonals and symmetry"):
-            facts = describe(S)
+            described = describe(S)
         with progress.stage("rank", "the formats"), jax.enable_x64(True):
             choices = choose.rank(S)
         if args.plot:
             with arguments.drawing(args, progress):
                 plots.draw(args.plot, S, Path(args.file).name)
     title = f"Formats by what a product on {measure.device()} costs, cheapest first"
-    tables.print_out(tables.facts(Path(args.file).name, facts), tables.ranking(title, choices))
+    name, formats = Path(args.file).name, [tables.as_record(choice) for choice in choices]
+    record = {"file": args.file, "device": measure.device(), **described, "formats": formats}
+    tables.report(args.json, record, tables.facts(name, facts(described)), tables.ranking(title, choices))
     return 0
 
 
-def describe(S: scipy.sparse.csr_array) -> list[tuple[str, str]]:
-    """Rows for `tables.facts`: size, symmetry, row lengths, diagonals and bandwidth of a canonical matrix."""
+def describe(S: scipy.sparse.csr_array) -> dict[str, Any]:
+    """Size, symmetry, row lengths, diagonals and bandwidth of a canonical matrix, as `--json` prints them."""
     rows, cols = S.shape
     lengths = np.diff(S.indptr)
-    facts = [
-        ("rows × columns", f"{rows:,} × {cols:,}"),
-        ("nnz", f"{S.nnz:,}, {S.nnz / max(rows * cols, 1):.2g} of all places"),
-        ("dtype", str(S.dtype)),
-        ("symmetry", _symmetry(S)),
-    ]
+    found: dict[str, Any] = {"rows": rows, "columns": cols, "nnz": S.nnz, "dtype": str(S.dtype)}
+    found["symmetry"] = _symmetry(S)
     if rows:
-        extremes = f"min {lengths.min():,}, mean {lengths.mean():.4g}, max {lengths.max():,}"
-        facts += [
-            ("row lengths", f"{extremes}, standard deviation {lengths.std():.3g}"),
-            ("empty rows", f"{np.count_nonzero(lengths == 0):,}"),
-        ]
+        found["row_lengths"] = {f.__name__: f(lengths) for f in (np.min, np.mean, np.max, np.std)}
+        found["empty_rows"] = np.count_nonzero(lengths == 0)
     if S.nnz:
         offsets = S.indices - np.repeat(np.arange(rows), lengths)
-        below, above = max(-int(offsets.min()), 0), max(int(offsets.max()), 0)
-        facts += [
-            ("diagonals", f"{_distinct(offsets):,} of {rows + cols - 1:,} hold entries"),
-            ("bandwidth", f"{below:,} below the main diagonal, {above:,} above"),
-        ]
+        found["diagonals"] = _distinct(offsets)
+        found["bandwidth"] = {"below": max(-int(offsets.min()), 0), "above": max(int(offsets.max()), 0)}
         if rows == cols and S.nnz <= QUICKLY_ORDERED:
             place = np.argsort(cuthill_mckee(S))  # the inverse permutation
-            before, after = (np.abs(d).mean() for d in (offsets, place[S.indices] - np.repeat(place, lengths)))
-            facts += [("mean distance", f"{before:,.1f} from the diagonal, {after:,.1f} with reorder='rcm'")]
-    return facts
+            reordered = place[S.indices] - np.repeat(place, lengths)
+            found["mean_distance"] = {"now": np.abs(offsets).mean(), "rcm": np.abs(reordered).mean()}
+    return found
+
+
+def facts(described: dict[str, Any]) -> list[tuple[str, str]]:
+    """Rows for `tables.facts` of what `describe` found."""
+    rows, cols, nnz = (described[name] for name in ("rows", "columns", "nnz"))
+    lines = [
+        ("rows × columns", f"{rows:,} × {cols:,}"),
+        ("nnz", f"{nnz:,}, {nnz / max(rows * cols, 1):.2g} of all places"),
+        ("dtype", described["dtype"]),
+        ("symmetry", described["symmetry"]),
+    ]
+    if of_rows := described.get("row_lengths"):
+        extremes = f"min {of_rows['min']:,}, mean {of_rows['mean']:.4g}, max {of_rows['max']:,}"
+        lines.append(("row lengths", f"{extremes}, standard deviation {of_rows['std']:.3g}"))
+        lines.append(("empty rows", f"{described['empty_rows']:,}"))
+    if band := described.get("bandwidth"):
+        lines.append(("diagonals", f"{described['diagonals']:,} of {rows + cols - 1:,} hold entries"))
+        lines.append(("bandwidth", f"{band['below']:,} below the main diagonal, {band['above']:,} above"))
+    if distance := described.get("mean_distance"):
+        before, after = distance["now"], distance["rcm"]
+        lines.append(("mean distance", f"{before:,.1f} from the diagonal, {after:,.1f} with reorder='rcm'"))
+    return lines
 
 
 def _distinct(numbers: np.ndarray) -> int:

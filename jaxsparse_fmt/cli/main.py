@@ -1,8 +1,6 @@
 """The command `jaxsparse`: its parser, its exit codes, and its handling of errors. Each command has its own module.
 
-A FILE of "-" is standard input. Results go to standard output; progress, remarks and errors to standard error.
-Exit code 0: done; 1: the solver did not converge, or the demonstration disagrees with SciPy; 2: bad input, or results
-that cannot be written, such as when the reader of standard output is gone; 130: interrupted.
+Results go to standard output; progress, remarks and errors to standard error. `CODES` lists the exit codes.
 """
 
 from __future__ import annotations
@@ -10,19 +8,46 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import textwrap
 import warnings
 from collections.abc import Sequence
 from io import TextIOWrapper
+from typing import Any
 
 import jax
 
 from jaxsparse_fmt._version import __version__
-from jaxsparse_fmt.cli import bench, demo, info, process, scale, solve
+from jaxsparse_fmt.cli import bench, completion, convert, demo, formats, info, process, scale, solve
 from jaxsparse_fmt.cli.arguments import BadInput
 from jaxsparse_fmt.cli.tables import OutputLost
 from jaxsparse_fmt.compilation_cache import cache
 
-COMMANDS = {"solve": solve, "info": info, "bench": bench, "scale": scale, "demo": demo}
+COMMANDS = {
+    "solve": solve,
+    "info": info,
+    "formats": formats,
+    "bench": bench,
+    "scale": scale,
+    "convert": convert,
+    "demo": demo,
+    "completion": completion,
+}
+EXAMPLES = {
+    "solve": ["matrix.mtx.gz --rhs b.mtx --rtol 1e-8 --out x.npy", "matrix.mtx --method gmres --precond incomplete_lu --plot solve.png"],
+    "info": ["matrix.mtx.gz", "- --json < matrix.mtx"],
+    "formats": ["matrix.mtx --dtype float32"],
+    "bench": ["matrix.mtx.gz --dtype float32 --plot times.png"],
+    "scale": ["matrix.mtx.gz --devices 1,8,64 --link 25"],
+    "convert": ["matrix.mtx.gz matrix.npz --format sell", "matrix.npz - | gzip > matrix.mtx.gz"],
+    "demo": ["--n 64"],
+    "completion": ["bash > ~/.local/share/bash-completion/completions/jaxsparse"],
+}
+CODES = """\
+exit codes:
+  0    done
+  1    a solve did not converge, or the demonstration disagrees with SciPy
+  2    bad input, or results that cannot be written: a full disk, a reader of standard output that is gone
+  130  interrupted"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,15 +90,20 @@ def _keep_programs() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "jaxsparse", description="Sparse matrices and Krylov solvers on JAX.", allow_abbrev=False
-    )
+    look: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter}
+    about = "Sparse matrices and Krylov solvers on JAX. Results go to standard output, progress to standard error."
+    parser = argparse.ArgumentParser("jaxsparse", description=about, epilog=CODES, allow_abbrev=False, **look)
     parser.add_argument("--version", action="version", version=f"jaxsparse {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, module in COMMANDS.items():
-        command = commands.add_parser(name, help=module.HELP, description=module.ABOUT)
-        command.set_defaults(run=module.run)
+        examples = "\n".join(["examples:", *(f"  jaxsparse {name} {example}" for example in EXAMPLES[name])])
+        command = commands.add_parser(
+            name, help=module.HELP, description=textwrap.fill(module.ABOUT, 100), epilog=examples, **look
+        )
+        command.set_defaults(run=module.run, parser=parser)
         module.add_arguments(command)
+        if module is not completion:
+            command.add_argument("--json", action="store_true", help="print the results as one line of JSON")
     return parser
 
 

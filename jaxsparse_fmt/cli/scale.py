@@ -102,7 +102,8 @@ def run(args: argparse.Namespace) -> int:
                 plots.draw_scaling(args.plot, title, [p.devices for p in found], predicted, efficiencies(found))
     for remark in remarks:
         process.complain(f"{args.file}: {remark}")
-    tables.print_out(table(f"{title}; predicted for {args.memory:g} GB/s of memory", found))
+    record = {"file": args.file, "dtype": str(dtype), "mode": args.mode, "points": found}
+    tables.report(args.json, record, table(f"{title}; predicted for {args.memory:g} GB/s of memory", found))
     return 0
 
 

@@ -100,7 +100,9 @@ def run(args: argparse.Namespace) -> int:
             except arguments.BadInput as error:
                 faults.append(str(error))
     rows += [("status", f"{status.name}: {status.message}"), ("wall time", wall)]
-    tables.print_out(tables.facts(name, rows))
+    record = {"file": args.file, "format": stored.A.name, "device": measure.device(), "iterations": sol.iterations}
+    record |= {"status": status.name, "residual_norm": sol.residual_norm, "b_norm": b_norm, "seconds": progress.seconds}
+    tables.report(args.json, record | {"seconds_per_product": product}, tables.facts(name, rows))
     for fault in (*faults, *([f"{args.file}: {failure}"] if failure else [])):
         process.complain(fault)
     return 2 if faults else 1 if failure else 0

@@ -6,9 +6,15 @@ rich, which draws them and heeds NO_COLOR, is imported inside functions.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
+import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
 
 from jaxsparse_fmt._types import readable_bytes
 from jaxsparse_fmt._types import readable_seconds as duration
@@ -81,6 +87,40 @@ def _table(
 
 class OutputLost(Exception):
     """Standard output is full, or its reader is gone."""
+
+
+def report(as_json: bool, record: dict[str, Any], *renderables: Any) -> None:
+    """Prints the results of a command: its record as one line of JSON, or its tables and texts. Raises `OutputLost`."""
+    if as_json:
+        write_out(json.dumps(_plain(record)))
+    else:
+        print_out(*renderables)
+
+
+def write_out(text: str) -> None:
+    """Writes a line of any length to standard output as it is. Raises `OutputLost`."""
+    out = _Guarded(sys.stdout, strict=True)
+    out.write(f"{text}\n")
+    out.flush()
+
+
+def as_record(choice: Choice) -> dict[str, Any]:
+    """What `--json` prints of a choice: the format, its layout, the bytes that it stores and moves, its time."""
+    names = ("format", "layout", "nbytes", "moved", "seconds", "reason")
+    return {name: getattr(choice, name) for name in names}
+
+
+def _plain(value: Any) -> Any:
+    """The value in JSON's types; what is no finite number is null."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(name): _plain(part) for name, part in value.items()}
+    if isinstance(value, np.ndarray | np.generic | jax.Array):
+        value = np.asarray(value).tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def print_out(*renderables: Any) -> None:

@@ -13,6 +13,10 @@ from hypothesis import strategies as st
 from jaxsparse_fmt.cli import info
 
 
+def facts(S: scipy.sparse.csr_array) -> dict[str, str]:
+    return dict(info.facts(info.describe(S)))
+
+
 def random_matrix(seed: int, n: int = 6, is_complex: bool = False) -> np.ndarray:
     rng = np.random.default_rng(seed)
     a = rng.integers(-2, 3, (n, n)).astype(float)
@@ -52,13 +56,13 @@ def test_describe_agrees_with_dense_arithmetic():
     a = random_matrix(5, n=9)
     a[4] = 0
     row, col = np.nonzero(a)
-    facts = dict(info.describe(scipy.sparse.csr_array(a)))
+    told = facts(scipy.sparse.csr_array(a))
     lengths = (a != 0).sum(axis=1)
-    assert facts["nnz"].startswith(f"{row.size},")
-    assert facts["row lengths"].startswith(f"min 0, mean {lengths.mean():.4g}, max {lengths.max()}")
-    assert facts["empty rows"] == str((lengths == 0).sum())
-    assert facts["diagonals"].startswith(f"{len(set(col - row))} of 17")
-    assert facts["bandwidth"] == f"{(row - col).max()} below the main diagonal, {(col - row).max()} above"
+    assert told["nnz"].startswith(f"{row.size},")
+    assert told["row lengths"].startswith(f"min 0, mean {lengths.mean():.4g}, max {lengths.max()}")
+    assert told["empty rows"] == str((lengths == 0).sum())
+    assert told["diagonals"].startswith(f"{len(set(col - row))} of 17")
+    assert told["bandwidth"] == f"{(row - col).max()} below the main diagonal, {(col - row).max()} above"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +79,7 @@ def test_describe_agrees_with_dense_arithmetic():
     ],
 )
 def test_symmetry_is_named(a: list[list[complex]], word: str):
-    assert dict(info.describe(scipy.sparse.csr_array(np.array(a))))["symmetry"] == word
+    assert facts(scipy.sparse.csr_array(np.array(a)))["symmetry"] == word
 
 
 def test_describe_tells_what_an_order_would_bring():
@@ -84,9 +88,9 @@ def test_describe_tells_what_an_order_would_bring():
     shuffled = np.random.default_rng(0).permutation(n)
     a = chain[shuffled][:, shuffled]
     row, col = np.nonzero(a)
-    told = dict(info.describe(scipy.sparse.csr_array(a)))["mean distance"]
+    told = facts(scipy.sparse.csr_array(a))["mean distance"]
     assert told == f"{np.abs(row - col).mean():.1f} from the diagonal, 1.0 with reorder='rcm'"
-    assert "mean distance" not in dict(info.describe(scipy.sparse.csr_array(a[:3])))
+    assert "mean distance" not in facts(scipy.sparse.csr_array(a[:3]))
 
 
 def test_few_entries_in_two_billion_columns_are_described_in_little_memory():
@@ -94,12 +98,12 @@ def test_few_entries_in_two_billion_columns_are_described_in_little_memory():
     wide = scipy.sparse.csr_array((np.ones(3), (np.array([0, 1, 2]), np.array([0, 1, n - 1]))), (3, n))
     tracemalloc.start()
     try:
-        facts = dict(info.describe(wide))
+        told = facts(wide)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert peak < 10**6
-    assert facts["diagonals"] == f"2 of {n + 2:,} hold entries"
+    assert told["diagonals"] == f"2 of {n + 2:,} hold entries"
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (0, 3), (3, 0), (3, 3)])

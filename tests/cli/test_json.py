@@ -1,0 +1,67 @@
+"""`--json` prints one line that scripts can read, and nothing else to standard output."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jaxsparse_fmt as jsf
+from jaxsparse_fmt.cli import main, tables
+from tests.cli.conftest import POISSON
+
+pytestmark = pytest.mark.usefixtures("plain_environment")
+
+
+@pytest.fixture
+def record(poisson: str, capsys):
+    def run(command: str, *options: str) -> dict[str, Any]:
+        file = [] if command == "demo" else [poisson]
+        assert main.main([command, *file, *options, "--json"]) == 0
+        out = capsys.readouterr().out
+        assert out.count("\n") == 1 and out.endswith("\n")
+        return json.loads(out)
+
+    return run
+
+
+def test_info_has_the_numbers_of_its_table(record):
+    found = record("info")
+    assert (found["rows"], found["nnz"], found["symmetry"]) == (216, POISSON.nnz, "symmetric")
+    assert found["row_lengths"]["mean"] == POISSON.nnz / 216
+    assert [c["format"] for c in found["formats"]] == [c.format for c in jsf.choose.rank(POISSON)]
+
+
+def test_solve_has_its_status_and_its_residual(record):
+    found = record("solve", "--rtol", "1e-7")
+    assert found["status"] == "CONVERGED" and found["iterations"] > 1
+    assert found["residual_norm"] <= 1e-7 * found["b_norm"] * (1 + 1e-6)
+    assert found["seconds"]["solve"] > 0
+
+
+def test_bench_has_a_time_for_each_format_and_for_scipy(record):
+    found = record("bench", "--formats", "1")
+    assert found["scipy"] > 0 and [c["measured"] > 0 for c in found["formats"]] == [True]
+
+
+def test_scale_has_a_point_for_each_number_of_devices(record):
+    points = record("scale", "--devices", "1,8")["points"]
+    assert [p["devices"] for p in points] == [1, 8]
+    assert 0 < points[1]["efficiency"] < points[0]["efficiency"]
+
+
+def test_demo_has_both_sides(record, tmp_path):
+    found = record("demo", "--n", "6", "--plot", str(tmp_path / "a.png"))
+    assert found["rows"] == 216 and found["faults"] == []
+    assert all(side["residual"] <= 1e-8 and side["iterations"] > 1 for side in found["sides"])
+
+
+def test_convert_tells_what_it_wrote(record, tmp_path):
+    assert record("convert", str(tmp_path / "a.mtx"))["nnz"] == POISSON.nnz
+
+
+def test_numbers_that_json_lacks_are_null():
+    given = {"a": np.inf, "b": np.float32(0.5), "c": (np.arange(2), np.nan), "d": np.int64(3)}
+    assert tables._plain(given) == {"a": None, "b": 0.5, "c": [[0, 1], None], "d": 3}
