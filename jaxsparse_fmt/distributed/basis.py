@@ -252,7 +252,7 @@ def _in_blocks(x: Array, over: Distribution) -> Array:
     return jnp.pad(x, ((0, behind), *((0, 0),) * (x.ndim - 1)))
 
 
-def _on_pieces(f: Callable[[Array, Distribution], Array], x: Array, over: Distribution) -> Array:
+def _on_pieces(f: Callable[..., Array], x: Array, over: Distribution) -> Array:
     piece = PartitionSpec(over.axis)
     if len({even_blocks.block_size(over), over.size, *over.counts}) == 1:
         return constrained(x, over)  # every block is a piece
