@@ -14,11 +14,9 @@ import numpy as np
 import scipy.sparse
 
 from jaxsparse_fmt._types import index_dtype
-from jaxsparse_fmt.kernels.cpu.over_rows import ROWS, over_rows
+from jaxsparse_fmt.kernels.cpu.over_rows import over_rows
 
 Matrix = Any  # scipy.sparse.csr_array
-
-TASKS = 64  # at least, of a product with so many rows
 
 
 def strength(
@@ -83,8 +81,7 @@ def lumped(A: Matrix, b: int, graph: Matrix, chosen: np.ndarray) -> Matrix:
 def multiply(A: Matrix, B: Matrix, k: int = 1, sort: bool = True) -> Matrix:
     """A·B, where the rows of B consist of groups of k entries, the first in a column that k divides."""
     n_rows, n_cols = A.shape[0], B.shape[1]
-    # Rows of coarse levels are few and long, so that tasks of the usual size would keep one core busy.
-    run = functools.partial(_over_rows, ("multiply", k), n_rows, n_cols, rows=min(ROWS, 1 + n_rows // TASKS))
+    run = functools.partial(_over_rows, ("multiply", k), n_rows, n_cols, before=A.indptr)
     given, lengths = (*_arrays(A), *_arrays(B)), np.zeros(n_rows + 1, np.int64)
     run(0, *given, lengths, np.zeros(1, B.indices.dtype), np.zeros(1, B.data.dtype))
     ptr = np.cumsum(lengths)
