@@ -26,9 +26,10 @@ endif
 # Where there is no GPU, a process of tests for each core; on a GPU the first would take most of its memory.
 WORKERS := $(if $(filter cpu,$(ACCELERATOR)),auto,0)
 
-# Compiling is most of the time of the quick tests, so XLA tries less hard there: half the time. `make test-all` runs
-# them and the deep ones on programs as users get them.
-QUICK_XLA := $(if $(filter cpu,$(ACCELERATOR)),--xla_backend_optimization_level=0)
+# Compiling is most of the time of the quick tests. There LLVM does not optimize and XLA emits a fusion without MLIR, whose
+# passes take three quarters of a compilation. `make test-all` runs them and the deep ones on programs as users get them.
+LESS := --xla_backend_optimization_level=0 --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters
+QUICK_XLA := $(if $(filter cpu,$(ACCELERATOR)),$(LESS))
 
 comma := ,
 EXTRAS := dev$(addprefix $(comma),$(filter cuda%,$(ACCELERATOR)))

@@ -14,8 +14,8 @@ from jaxsparse_fmt import choose, io
 from jaxsparse_fmt._types import exportable
 from jaxsparse_fmt._version import __version__ as __version__
 from jaxsparse_fmt.algebra import plan
+from jaxsparse_fmt.algebra.assembly import assembly
 from jaxsparse_fmt.algebra.operations import block, diags, eye, hstack, kron, vstack
-from jaxsparse_fmt.algebra.plans import assembly
 from jaxsparse_fmt.choose import Choice
 from jaxsparse_fmt.compilation_cache import cache
 from jaxsparse_fmt.convert import from_coo, from_dense, from_scipy, read_mtx

@@ -18,7 +18,7 @@ from jaxsparse_fmt._types import (
     requested_dtype,
     whole_number,
 )
-from jaxsparse_fmt.algebra.plans import assembly
+from jaxsparse_fmt.algebra.assembly import assembly
 from jaxsparse_fmt.choose import ranking
 from jaxsparse_fmt.core.matrix import SparseMatrix, build
 from jaxsparse_fmt.formats import building

@@ -61,7 +61,7 @@ def from_bcoo(B: Any, format: str = "auto", dtype: Any = None, **options: Any) -
         if B.indices_sorted and B.unique_indices and _platform(B.data) != "cpu":
             indices = B.indices if pointers else B.indices[:, 1]
             indptr = B.indptr if pointers else _pointers(B.indices[:, 0], B.shape[0])
-            return _on_device(B.data, indices, indptr, B.shape, format, dtype, **options)
+            return _on_device(CsrArrays(B.data, indices, indptr, B.shape), format, dtype, **options)
         return convert.from_bcoo(B, format, dtype, **options)
     stored = floating_dtype(B.data.dtype, "the matrix") if dtype is None else requested_dtype(dtype)
     check_keeps_imaginary(B.data.dtype, stored)
@@ -124,7 +124,7 @@ def from_cupy(S: Any, format: str = "csr", dtype: Any = None, **options: Any) ->
     if getattr(S, "format", "csr") != "csr" or not all(hasattr(S, a) for a in ("data", "indices", "indptr", "shape")):
         raise TypeError(f"from_cupy takes a matrix in CSR, got {type(S).__name__}; S.tocsr() makes one")
     data, indices, indptr = (jnp.from_dlpack(a) for a in (S.data, S.indices, S.indptr))
-    return _on_device(data, indices, indptr, tuple(S.shape), format, dtype, **options)
+    return _on_device(CsrArrays(data, indices, indptr, tuple(S.shape)), format, dtype, **options)
 
 
 def to_cupy(A: SparseMatrix) -> Any:
@@ -140,12 +140,13 @@ def to_cupy(A: SparseMatrix) -> Any:
     return sparse.csr_matrix(tuple(map(cupy.from_dlpack, A.csr_arrays())), shape=A.shape)
 
 
-def _on_device(data, indices, indptr, shape, format, dtype, backend="auto", max_bytes=None, **layout):
+def _on_device(given: CsrArrays, format: str, dtype: Any, backend: str = "auto", max_bytes: Any = None, **layout: Any):
     """A matrix from canonical CSR arrays of JAX, of which only the result of one check comes to the host.
 
     Raises:
       ValueError: rows that are not sorted, duplicates, or a broken pointer or index.
     """
+    data, indices, indptr, shape = given.data, given.indices, given.indptr, given.shape
     n, nnz = (int(a.shape[0]) for a in (indptr, indices))
     if n != shape[0] + 1 or data.shape != (nnz,) or not (nnz == 0 or bool(_is_canonical(indices, indptr, shape[1]))):
         raise ValueError(

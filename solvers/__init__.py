@@ -48,5 +48,5 @@ __all__ = [
 ]
 
 exportable(Solution, EigenSolution, ExponentialSolution, LeastSquaresSolution)
-exportable(precond.BlockJacobi, precond.Chebyshev, precond.Incomplete, FactorPattern)
+exportable(precond.BlockJacobi, precond.Chebyshev, precond.CoarseSpace, precond.Incomplete, FactorPattern)
 exportable(precond.Jacobi, precond.Multigrid, Level)

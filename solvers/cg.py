@@ -19,6 +19,7 @@ from solvers.core.settings import Settings, solver
 from solvers.core.solve import solve
 from solvers.core.stopping import status_of
 from solvers.core.vectors import ratio
+from solvers.precond.coarse_space import deflating
 from solvers.solution import Solution, Status
 
 
@@ -48,6 +49,7 @@ def cg(
     b: Any,
     x0: Any = None,
     *,
+    deflated: Any = None,
     one_reduction: bool = False,
     **settings: Unpack[Settings],
 ) -> Solution:
@@ -70,6 +72,8 @@ def cg(
         number is 1024 times that of b or more.
       M: an approximation of A⁻¹, positive definite: anything with `@`, a function r -> M·r, or the [n] numbers of a
         diagonal M.
+      deflated: [n, m], modes that A makes small, dense or sparse: M becomes `precond.coarse_space(A, deflated, M)`,
+        which see; then A is no function, and an M of None is `precond.jacobi(A)`.
       rtol, atol: stop when ‖b − A·x‖₂ ≤ max(rtol·‖b‖₂, atol), by the true residual.
       maxiter: most iterations; None allows 10·n.
       history: keep the residual norms; True keeps up to 10,000, a number keeps up to that many.
@@ -94,7 +98,7 @@ def cg(
       ValueError, TypeError: shapes that do not fit, or invalid arguments.
     """
     method = ONE_REDUCTION if one_reduction else METHOD
-    return solve(method, A, b, x0, settings)
+    return solve(method, A, b, x0, deflating(settings, A, deflated))
 
 
 def start(A: Map, M: Map, r: Array, last: Work | None) -> Work:

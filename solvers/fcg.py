@@ -17,11 +17,12 @@ from solvers.core.scaling import Map
 from solvers.core.settings import Settings, solver
 from solvers.core.solve import solve
 from solvers.core.vectors import dot, norm
+from solvers.precond.coarse_space import deflating
 from solvers.solution import Solution
 
 
 @solver()
-def fcg(A: Any, b: Any, x0: Any = None, **settings: Unpack[Settings]) -> Solution:
+def fcg(A: Any, b: Any, x0: Any = None, *, deflated: Any = None, **settings: Unpack[Settings]) -> Solution:
     """Solves A·x = b for a symmetric (Hermitian) positive definite A with a preconditioner that may change.
 
     Args:
@@ -35,7 +36,7 @@ def fcg(A: Any, b: Any, x0: Any = None, **settings: Unpack[Settings]) -> Solutio
     Raises:
       ValueError, TypeError: shapes that do not fit, or arguments that make no sense.
     """
-    return solve(METHOD, A, b, x0, settings)
+    return solve(METHOD, A, b, x0, deflating(settings, A, deflated))
 
 
 def step(A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:

@@ -26,6 +26,7 @@ from solvers.core.solve import solve
 from solvers.fcg import METHOD as FCG
 from solvers.gmres import method as gmres_method
 from solvers.minres import METHOD as MINRES
+from solvers.precond.coarse_space import deflating
 from solvers.solution import Solution
 
 METHODS: dict[str, Method] = {"cg": CG, "fcg": FCG, "minres": MINRES, "bicgstab": BICGSTAB, "gmres": gmres_method(30)}
@@ -43,6 +44,7 @@ def refine(
     method: str = "cg",
     inner: Any = None,
     drop: float | None = None,
+    deflated: Any = None,
     **settings: Unpack[Settings],
 ) -> Solution:
     """Solves A·x = b to the accuracy of b's dtype, with most of the work in a narrower dtype.
@@ -79,7 +81,7 @@ def refine(
         drop = 0.03 if METHODS[method].keeps else 1e-4 if narrow == "float32" else 1e-2
     drop = arguments.proper_fraction(drop, "drop")
     side = None if narrow is None else Narrow(narrow, inner, drop)
-    return solve(METHODS[method], A, b, x0, settings, narrow=side)
+    return solve(METHODS[method], A, b, x0, deflating(settings, A, deflated), narrow=side)
 
 
 def _is_worthwhile(A: Any, b: Any) -> bool:

@@ -46,6 +46,7 @@ ALLOWED = {
 # Modules of the solvers that import more: SciPy, other libraries, and the functions that make matrices.
 SOLVERS_ALLOWED = {
     "solvers.core.arguments": {"jaxsparse_fmt.formats.memory"},
+    "solvers.precond.coarse_space": {"scipy", "jaxsparse_fmt.convert", "jaxsparse_fmt.kernels.cpu.aggregation"},
     "solvers.precond.multigrid": {"scipy", "jaxsparse_fmt.core.matrix", "jaxsparse_fmt.convert"},
     "solvers.precond._hierarchy": {"scipy", "jaxsparse_fmt.kernels.cpu.aggregation"},
     "solvers.precond._refresh": {

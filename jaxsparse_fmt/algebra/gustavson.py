@@ -20,7 +20,6 @@ import numpy as np
 from jax import lax
 
 from jaxsparse_fmt._types import Csr, index_dtype, pytree
-from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.core.pattern import Absent, Pattern
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.csr import CSR
@@ -28,6 +27,7 @@ from jaxsparse_fmt.formats.merging import prefix_length
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
 from jaxsparse_fmt.kernels.coordinates import accumulator, gather
 from jaxsparse_fmt.kernels.cpu import ffi
+from jaxsparse_fmt.kernels.cpu.over_rows import equal_pieces
 
 Array = jax.Array
 
@@ -40,7 +40,8 @@ class Gustavson(Pattern):
     """The form of one A·B; its `values` are those of A [nnz], x those of B and y those of C.
 
     Attributes:
-      a_ptr, a_col: [n_rows + 1], [nnz of A] int32; b_ptr and b_col, c_ptr and c_col likewise.
+      a_ptr, a_col: [n_rows + 1], [nnz of A] int32; b_ptr and b_col, c_ptr and c_col likewise. None in a kept plan: the
+        operand's own.
       cuts: [PIECES + 1] int32, the rows where pieces of equally many products begin.
       n_cols: of C.
       products: how many there are.
@@ -129,26 +130,39 @@ class Gustavson(Pattern):
 pytree(Gustavson, ("values", "a_ptr", "a_col", "b_ptr", "b_col", "c_ptr", "c_col", "cuts"))
 
 
-def made(A: Csr, B: Csr, C: Csr, before: np.ndarray, result: SparseMatrix) -> Gustavson:
-    """The form of A·B = C.
+def made(A: tuple[Any, Csr], B: tuple[Any, Csr], C: tuple[Any, Csr], before: np.ndarray) -> Gustavson:
+    """The form of A·B = C, without the arrays of those operands that store their pattern as it does (`completed`).
+
+    So the form does not keep its operands alive.
 
     Args:
-      A, B, C: patterns on the host.
+      A, B, C: matrices, and their patterns on the host; of C the values do not matter.
       before: [n_rows + 1], the products in the rows before.
-      result: C as a matrix, whose arrays the form shares in "csr".
     """
-    cuts = np.searchsorted(before, before[-1] * np.arange(PIECES + 1) // PIECES)  # of equally many products
-    cuts[-1], index = A.shape[0], index_dtype(max(A.nnz, B.nnz, C.nnz))
-    # Copies of A's and B's arrays: a plan that shared their memory would keep the operands alive.
-    arrays = [a for S in (A, B, C) for a in (S.indptr.astype(index), S.indices.astype(np.int32))]
-    if isinstance(result, CSR) and result.row_ptr.dtype == index:
-        arrays[4:] = result.row_ptr, result.col_idx
-    a_ptr, a_col, b_ptr, b_col, c_ptr, c_col = map(building.on_device, arrays)
-    rows = building.on_device(cuts.astype(np.int32))
-    sizes = {"n_cols": B.shape[1], "products": int(before[-1])}
+    index = index_dtype(max(M.nnz for M, _ in (A, B, C)))
+    arrays: list[Any] = [a for M, S in (A, B) for a in ((None, None) if _own(M, index) else _copied(S, index))]
+    arrays += _own(C[0], index) or _copied(C[1], index)
+    cuts = equal_pieces(before, PIECES).astype(np.int32)
+    a_ptr, a_col, b_ptr, b_col, c_ptr, c_col, cuts = map(building.on_device, (*arrays, cuts))
     form: Any = Gustavson  # its values are absent
-    pattern = Absent((A.nnz,)), (C.nnz, B.nnz), A.nnz, result.backend
-    return form(*pattern, a_ptr, a_col, b_ptr, b_col, c_ptr, c_col, rows, **sizes)
+    pattern = Absent((A[0].nnz,)), (C[0].nnz, B[0].nnz), A[0].nnz, C[0].backend
+    return form(*pattern, a_ptr, a_col, b_ptr, b_col, c_ptr, c_col, cuts, B[0].shape[1], int(before[-1]))
+
+
+def completed(form: Gustavson, A: Any, B: Any) -> Gustavson:
+    """The form with the arrays of the operands that it lacks."""
+    of_a = {"a_ptr": A.row_ptr, "a_col": A.col_idx} if form.a_ptr is None else {}
+    of_b = {"b_ptr": B.row_ptr, "b_col": B.col_idx} if form.b_ptr is None else {}
+    return dataclasses.replace(form, **of_a, **of_b)
+
+
+def _own(M: Any, index: Any) -> tuple[Array, Array] | None:
+    """The arrays of a matrix that stores its pattern as the form does."""
+    return (M.row_ptr, M.col_idx) if isinstance(M, CSR) and M.row_ptr.dtype == index else None
+
+
+def _copied(S: Csr, index: Any) -> tuple[np.ndarray, np.ndarray]:
+    return S.indptr.astype(index), S.indices.astype(np.int32)
 
 
 def _flat(v: Array) -> Array:

@@ -13,6 +13,7 @@ from jax.core import Tracer
 
 from jaxsparse_fmt._types import as_floating, requested_dtype, whole_number
 from jaxsparse_fmt.algebra import patterns, plans
+from jaxsparse_fmt.algebra.assembly import assembly
 from jaxsparse_fmt.algebra.patterns import entries_of_equal
 from jaxsparse_fmt.core.matrix import SparseMatrix
 
@@ -22,11 +23,11 @@ __all__ = ["entries_of_equal"]  # which `core.operators` finds here with the fun
 
 
 def add(A: Any, B: Any) -> SparseMatrix:
-    return plans.add(A, B)(A, B)
+    return plans.combined(A, B, 1)
 
 
 def subtract(A: Any, B: Any) -> SparseMatrix:
-    return plans.add(A, B)(A, B, jnp.subtract)
+    return plans.combined(A, B, -1)
 
 
 def multiply(A: Any, B: Any) -> SparseMatrix:
@@ -34,7 +35,8 @@ def multiply(A: Any, B: Any) -> SparseMatrix:
 
 
 def matmul(A: Any, B: Any) -> SparseMatrix:
-    return plans.matmul(A, B)(A, B)
+    plan, values = plans.product(A, B, with_values=True)
+    return plan(A, B) if values is None else plan.result.with_data(values)
 
 
 def scale_rows(A: Any, d: Any) -> Any:
@@ -200,7 +202,7 @@ def eye(m: int, n: int | None = None, *, dtype: Any = None, format: str = "csr")
     m = whole_number("m", m)
     n = m if n is None else whole_number("n", n)
     k = np.arange(min(m, n))
-    return plans.assembly(k, k, (m, n), format)(jnp.ones(k.size, dtype or float))
+    return assembly(k, k, (m, n), format)(jnp.ones(k.size, dtype or float))
 
 
 def diags(
@@ -242,7 +244,7 @@ def diags(
         values.append(jnp.broadcast_to(d, (n,)))
     data = as_floating(jnp.concatenate(values), "the diagonals")
     data = data if dtype is None else data.astype(requested_dtype(dtype))
-    return plans.assembly(np.concatenate(rows), np.concatenate(cols), shape, format)(data)
+    return assembly(np.concatenate(rows), np.concatenate(cols), shape, format)(data)
 
 
 def block(blocks: Sequence[Sequence[Any]], *, format: str | None = None) -> SparseMatrix:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from jaxsparse_fmt._types import Parameters, Result
 from jaxsparse_fmt.algebra import patterns, plans
-from jaxsparse_fmt.algebra.plans import assembly as assemble
+from jaxsparse_fmt.algebra.assembly import assembly as assemble
 from jaxsparse_fmt.algebra.plans import triple
 
 __all__ = ["add", "assemble", "matmul", "multiply", "triple"]

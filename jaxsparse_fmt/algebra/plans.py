@@ -6,8 +6,10 @@
 On a CPU a product walks the patterns anew in every call (`gustavson.py`). Elsewhere a kernel reads a list of the
 products a[i]·b[j], in the order of C's entries: with b[j] as its values this list is itself a sparse matrix T, [entries
 of C, entries of A], and C's values are T·a. So the product that multiplies matrices with vectors computes them, and its
-rules give every derivative. Lists of more than `LISTED` bytes are not made. An assembly is such a product too, with
-ones as values. A sum needs no list: each of its entries is at most one of A's and one of B's.
+rules give every derivative. Lists of more than `LISTED` bytes are not made. A sum needs no list: each of its entries is
+at most one of A's and one of B's.
+
+Outside jit, where the values are at hand, one pass of compiled code finds pattern and values together.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import numpy as np
 import scipy.sparse
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import as_floating, index_dtype, pytree, standard_promotion, whole_number
+from jaxsparse_fmt._types import index_dtype, pytree, standard_promotion
 from jaxsparse_fmt.algebra import gustavson, patterns
 from jaxsparse_fmt.core import form
 from jaxsparse_fmt.core.entry_index import take
@@ -30,6 +32,7 @@ from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.csr import CSR
 from jaxsparse_fmt.kernels.backends import selection
+from jaxsparse_fmt.kernels.coordinates import accumulator
 from jaxsparse_fmt.kernels.cpu import spgemm
 
 Array = jax.Array
@@ -144,40 +147,6 @@ class Triple:
         return self.outer(P.T, self.inner(A, P))
 
 
-@pytree
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Assembly:
-    """A pattern from coordinates, whose call sums the values of equal coordinates, in the order given.
-
-    Attributes:
-      result: the matrix, without values.
-      duplicates: [nnz, k], the values that each entry sums; without values.
-      permutes: whether each entry is one value.
-    """
-
-    result: SparseMatrix
-    duplicates: CSR
-    permutes: bool = dataclasses.field(metadata={"static": True})
-
-    def __repr__(self) -> str:
-        (rows, cols), nnz = self.result.shape, self.result.nnz
-        return f"<Assembly of {self.result.name} {rows}×{cols}, nnz={nnz}, from {self.duplicates.shape[1]} values>"
-
-    def __call__(self, values: Any) -> SparseMatrix:
-        """The matrix of the values [k], or any shape of k numbers, in the order of the coordinates.
-
-        Raises:
-          ValueError: another number of values.
-        """
-        values = as_floating(values, "values").reshape(-1)
-        k = self.duplicates.shape[1]
-        if values.shape != (k,):
-            raise ValueError(f"values must have {k} numbers, one a coordinate; got {values.shape[0]}")
-        if self.permutes:
-            return self.result.with_data(take(values, self.duplicates.col_idx))
-        return self.result.with_data(_sums(self.duplicates, jnp.ones(k, values.dtype), values))
-
-
 @jax.jit
 @standard_promotion
 def _sums(terms: Any, values: Array, x: Array) -> Array:
@@ -211,21 +180,11 @@ def multiply(A: Any, B: Any, *, format: str | None = None) -> Sum:
 
 
 def _paired(operation: str, A: Any, B: Any, format: str | None, overlap: bool) -> Sum:
-    patterns.check(operation, A, B)
-    if A.shape != B.shape:
-        raise ValueError(f"{operation} needs matrices of one shape, got {A.shape} and {B.shape}")
+    _check_pair(operation, A, B)
 
     def make() -> Sum:
-        a, b = (_marked(M, mark) for M, mark in ((A, 1), (B, 2)))
-        both = scipy.sparse.csr_array(a + b)
-        both.sort_indices()
-        left, right = ((both.data & mark).astype(bool) for mark in (1, 2))
-        places = [_before(here, n) for here, n in ((left, A.nnz), (right, B.nnz))]
-        if overlap:
-            here = np.flatnonzero(left & right)
-            ptr = np.concatenate([[0], np.cumsum(left & right)])[both.indptr]
-            both = scipy.sparse.csr_array((both.data[here], both.indices[here], ptr), shape=A.shape)
-            places = [place[here] for place in places]
+        indptr, indices, *places = spgemm.merged(patterns.pattern_of(A), patterns.pattern_of(B), overlap)
+        both = patterns.csr(indptr, indices, A.shape)
         # Without an index where the operand has just the entries of the result.
         found = (None if M.nnz == both.nnz else building.on_device(p) for M, p in zip((A, B), places, strict=True))
         return Sum(_result(both, format, A, B), _operands(A, B), *found)
@@ -233,14 +192,43 @@ def _paired(operation: str, A: Any, B: Any, format: str | None, overlap: bool) -
     return patterns.kept(make, ("sum", overlap, format), A, B)
 
 
-def _marked(A: Any, mark: int) -> Any:
-    S = patterns.pattern_of(A)
-    return scipy.sparse.csr_array((np.full(S.nnz, mark, np.int8), S.indices, S.indptr), shape=S.shape)
+def _check_pair(operation: str, A: Any, B: Any) -> None:
+    patterns.check(operation, A, B)
+    if A.shape != B.shape:
+        raise ValueError(f"{operation} needs matrices of one shape, got {A.shape} and {B.shape}")
 
 
-def _before(here: np.ndarray, n: int) -> np.ndarray:
-    """The number of places before each that are `here`; n at those that are not."""
-    return np.where(here, np.cumsum(here) - 1, n).astype(index_dtype(n))
+def combined(A: Any, B: Any, sign: int) -> SparseMatrix:
+    """A + sign·B; of "csr" matrices at hand in one pass over both, which is faster than a plan's gathers."""
+    operation = "A + B" if sign > 0 else "A - B"
+    _check_pair(operation, A, B)
+    values = _at_hand(A, B) if isinstance(A, CSR) and isinstance(B, CSR) else None
+    if values is None:
+        return add(A, B)(A, B, jnp.add if sign > 0 else jnp.subtract)
+    indptr, indices, out = spgemm.added(patterns.pattern_of(A), patterns.pattern_of(B), sign, *values)
+    make = lambda: _result(patterns.csr(indptr, indices, A.shape), None, A, B)  # noqa: E731
+    result = patterns.kept(make, "combined", A, B)
+    return result.with_data(_on_device(out, A, B))
+
+
+def _at_hand(A: Any, B: Any) -> list[np.ndarray] | None:
+    """The values of A and B, of one dtype that kernels for the CPU know; None where traced, or on another device."""
+    if not _is_native(A) or patterns.is_traced(A) or patterns.is_traced(B):
+        return None
+    data = A.data, B.data
+    if any(isinstance(v, Tracer) for v in data):
+        return None
+    return [np.asarray(v).astype(accumulator(*data), copy=False) for v in data]
+
+
+def _on_device(values: np.ndarray, A: Any, B: Any) -> Array:
+    return building.on_device(values.astype(jnp.result_type(A.dtype, B.dtype), copy=False))
+
+
+def _is_native(A: Any) -> bool:
+    """Whether compiled code for the CPU computes A's products."""
+    native = jax.default_backend() == "cpu" and selection.native_importable()
+    return native and selection.active_backend(patterns.backend_of(A)) in ("auto", "numba")
 
 
 def matmul(A: Any, B: Any, *, format: str | None = None, max_bytes: float | None = None) -> Product:
@@ -257,13 +245,18 @@ def matmul(A: Any, B: Any, *, format: str | None = None, max_bytes: float | None
       ValueError: shapes that do not fit, more than 2³¹ entries of an operand, a traced pattern, or too large a plan.
       TypeError: no matrix of this library on one device.
     """
+    return product(A, B, format, max_bytes)[0]
+
+
+def product(
+    A: Any, B: Any, format: str | None = None, max_bytes: float | None = None, with_values: bool = False
+) -> tuple[Product, Array | None]:
+    """The plan of A @ B as `matmul` makes it, and with `with_values` the values of C, where one pass finds both."""
     patterns.check("A @ B", A, B)
     if A.shape[1] != B.shape[0]:
         raise ValueError(f"A @ B needs as many columns of A as rows of B, got shapes {A.shape} and {B.shape}")
     most = LISTED if max_bytes is None else max_bytes
-    backend = patterns.backend_of(A)
-    native = jax.default_backend() == "cpu" and selection.native_importable()
-    native = native and selection.active_backend(backend) in ("auto", "numba")
+    native = _is_native(A)
 
     def room(entries: int, products: int) -> None:
         takes = f"the plan of A @ B, with {products} products of two entries for {entries} entries,"
@@ -274,16 +267,22 @@ def matmul(A: Any, B: Any, *, format: str | None = None, max_bytes: float | None
 
     def make() -> Product:
         a, b = patterns.pattern_of(A), patterns.pattern_of(B)
-        p = spgemm.product(a, b, room)
+        p = spgemm.product(a, b, room, given)
         products, C = int(p.before[-1]), patterns.csr(p.indptr, p.indices, (A.shape[0], B.shape[1]))
         result = _result(C, format, A, B)
+        if p.values is not None:
+            values.append(_on_device(p.values, A, B))
         if not native and 8 * products + 12 * C.nnz <= most:
             first, left, right = spgemm.pairs(a, b, p)
-            listed = _csr(left, first, (C.nnz, A.nnz), backend)
+            listed = listed_sums(left, first, (C.nnz, A.nnz), patterns.backend_of(A))
             return Product(result, _operands(A, B), listed, building.on_device(right))
-        return Product(result, _operands(A, B), gustavson.made(a, b, C, p.before, result), None)
+        return Product(result, _operands(A, B), gustavson.made((A, a), (B, b), (result, C), p.before), None)
 
-    return patterns.kept(make, ("matmul", format, native, max_bytes), A, B)
+    given, values = _at_hand(A, B) if with_values else None, []
+    plan = patterns.kept(make, ("matmul", format, native, max_bytes), A, B)
+    if plan.right is None:
+        plan = dataclasses.replace(plan, terms=gustavson.completed(plan.terms, A, B))
+    return plan, values[0] if values else None
 
 
 def triple(P: Any, A: Any, *, format: str | None = None) -> Triple:
@@ -291,56 +290,6 @@ def triple(P: Any, A: Any, *, format: str | None = None) -> Triple:
     inner = patterns.remember(matmul(A, P, format="csr"), A, P)
     middle = inner.result._with_values(jnp.ones(inner.result.nnz, jnp.float32))
     return Triple(inner, matmul(P.T, middle, format=format or patterns.format_of(A, P)))
-
-
-def assembly(
-    row: Any,
-    col: Any,
-    shape: tuple[int, int],
-    format: str = "auto",
-    *,
-    backend: str = "auto",
-    max_bytes: float | None = None,
-    nnz_max: int | None = None,
-    **layout: Any,
-) -> Assembly:
-    """A pattern from coordinates, which may repeat: `assembly(row, col, shape)(values)` is the matrix.
-
-    The call is traceable and differentiable; it sums the values of equal coordinates in the order in which they stand.
-
-    Args:
-      row, col: integers of any one shape, k numbers each, such as [elements, 8, 8].
-      shape, format, backend, max_bytes, **layout: as in `from_coo`.
-      nnz_max: the number of entries that the matrix shall have: places that no coordinate names are added as entries
-        of value 0. Patterns of different sizes then share compiled programs, in "csr", "coo" and "csc".
-
-    Raises:
-      ValueError: lengths that differ, an index outside `shape`, traced indices, or more places than `nnz_max`.
-      TypeError: no integers.
-    """
-    if any(isinstance(a, Tracer) for a in (row, col)):
-        raise ValueError(
-            "assembly needs the indices themselves, which are traced here; call it outside jit, and inside call the "
-            "pattern that it returns with traced values"
-        )
-    row, col = np.asarray(row), np.asarray(col)
-    if row.shape != col.shape:
-        raise ValueError(f"row and col must have one shape, got {row.shape} and {col.shape}")
-    shape = (whole_number("shape", shape[0]), whole_number("shape", shape[1]))
-    row, col, k = row.reshape(-1), col.reshape(-1), row.size
-    for name, index, bound in (("row", row, shape[0]), ("col", col, shape[1])):
-        if not np.issubdtype(index.dtype, np.integer) and k:
-            raise TypeError(f"{name} must hold integers, got dtype {index.dtype}")
-        if k and not (index.min() >= 0 and index.max() < bound):
-            bad = index.min() if index.min() < 0 else index.max()
-            raise ValueError(f"{name} index {bad} is out of range for shape {shape}; indices count from 0")
-    indptr, indices, first, order = spgemm.coordinates(row, col, shape[0])
-    if nnz_max is not None:
-        indptr, indices, first = patterns.filled(indptr, indices, first, shape, whole_number("nnz_max", nnz_max))
-    S = patterns.csr(indptr, indices, shape)
-    duplicates = _csr(order, first, (indices.size, k), backend)
-    result = patterns.matrix(S, format, backend, max_bytes, **layout)
-    return Assembly(result, duplicates, nnz_max is None and indices.size == k)
 
 
 # ---------------------------------------------------------------------------------------------------------- their parts
@@ -377,7 +326,7 @@ def _result(S: Any, format: str | None, *operands: Any) -> SparseMatrix:
     return patterns.matrix(S, format or patterns.format_of(*operands), patterns.backend_of(*operands))
 
 
-def _csr(col_idx: np.ndarray, row_ptr: np.ndarray, shape: tuple[int, int], backend: str) -> CSR:
+def listed_sums(col_idx: np.ndarray, row_ptr: np.ndarray, shape: tuple[int, int], backend: str) -> CSR:
     """A list of sums: row k adds the numbers of the vector at `col_idx`; without values.
 
     Raises:

@@ -6,17 +6,15 @@
 A signature is the device, the version of JAX, the dtype, the backend, a hash of the pattern, and whether the values are
 mirrored or some are zero: a matrix with other values of that kind is not measured anew. The file is replaced whole, so
 that a reader never sees half of it; of two processes that write at the same moment one may lose its answer, and
-measures it another time. An unreadable file and a malformed
-answer count as absent; a file that cannot be written causes a warning.
+measures it another time. An unreadable file counts as absent, and so does an answer that no format takes; a file that
+cannot be written causes a warning.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
-import inspect
 import json
 import tempfile
 import warnings
@@ -52,8 +50,8 @@ def fastest(csr: Csr, target: Target) -> tuple[SparseMatrix, Choice]:
     """
     path, signature = answers_file(), _signature(csr, target)
     known = _read(path).get(signature)
-    with contextlib.suppress(ValueError):  # refused: what the file names no longer fits, or has been edited
-        if known is not None:
+    if known is not None:
+        with contextlib.suppress(TypeError, ValueError):  # what the file names no longer fits, or has been edited
             return ranking.store([_choice(**known)], csr, target)
     A, choice = _measured(csr, target)
     answer = {name: getattr(choice, name) for name in ("format", "layout", "nbytes", "moved", "seconds")}
@@ -62,6 +60,9 @@ def fastest(csr: Csr, target: Target) -> tuple[SparseMatrix, Choice]:
 
 
 def _choice(format: str, layout: dict[str, Any], nbytes: int, moved: int, seconds: float) -> Choice:
+    costs = all(type(v) in (int, float) and 0 <= v < np.inf for v in (nbytes, moved, seconds))
+    if format not in FORMATS or not isinstance(layout, dict) or not costs:
+        raise ValueError("an answer has a format of FORMATS, its layout, and finite costs")
     layout = {k: tuple(v) if isinstance(v, list) else v for k, v in layout.items()}
     reason = f"the fastest of those measured, {readable_seconds(seconds)} a product"
     return Choice(format, layout, nbytes, moved, seconds, reason, seconds)
@@ -117,7 +118,7 @@ def answers_file() -> Path:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The answers in the file, without malformed ones, which an editor may have left there."""
+    """The answers in the file by signature; nobody has checked them."""
     try:
         if not path.is_file() or path.stat().st_size > LARGEST:
             return {}
@@ -127,32 +128,7 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or content.get("version") != VERSION:
         return {}
     fastest = content.get("fastest")
-    return {key: answer for key, answer in fastest.items() if _sound(answer)} if isinstance(fastest, dict) else {}
-
-
-def _sound(answer: Any) -> bool:
-    """Whether this names a format (not one that chooses), its options with values of their types, and costs."""
-    if not isinstance(answer, dict) or answer.keys() != {"format", "layout", "nbytes", "moved", "seconds"}:
-        return False
-    format, layout, *costs = (answer[name] for name in ("format", "layout", "nbytes", "moved", "seconds"))
-    if not isinstance(format, str) or format not in FORMATS or not isinstance(layout, dict):
-        return False
-    types = _option_types(format)
-    options = all(name in types and _json_type(value) in types[name] for name, value in layout.items())
-    return options and all(type(cost) in (int, float) and 0 <= cost < float("inf") for cost in costs)
-
-
-@functools.cache
-def _option_types(format: str) -> dict[str, list[str]]:
-    """The types of a format's options, as its `from_csr` is annotated."""
-    parameters = inspect.signature(FORMATS[format].from_csr).parameters
-    return {name: str(parameters[name].annotation).split(" | ") for name in FORMATS[format].layout_options}
-
-
-def _json_type(value: Any) -> str:
-    if isinstance(value, list):
-        return f"tuple[{', '.join(type(item).__name__ for item in value)}]"
-    return "None" if value is None else type(value).__name__
+    return fastest if isinstance(fastest, dict) else {}
 
 
 def _remember(path: Path, signature: str, answer: dict[str, Any]) -> None:

@@ -33,7 +33,7 @@ COMMANDS = {
     "completion": completion,
 }
 EXAMPLES = {
-    "solve": ["matrix.mtx.gz --rhs b.mtx --rtol 1e-8 --out x.npy", "matrix.mtx --precond jacobi --plot solve.png"],
+    "solve": ["matrix.mtx.gz --rhs b.mtx --rtol 1e-8 --out x.npy", "matrix.mtx --method gmres --precond incomplete_lu"],
     "info": ["matrix.mtx.gz", "- --json < matrix.mtx"],
     "formats": ["matrix.mtx --dtype float32"],
     "bench": ["matrix.mtx.gz --dtype float32 --plot times.png"],

@@ -113,12 +113,11 @@ def prepare(
     solver: Callable[..., Any],
     stored: Stored,
     b: np.ndarray,  # [n]
-    precondition: Callable[[SparseMatrix], Any] | None = None,
+    M: Any = None,
     **options: Any,
 ) -> System:
-    """Compiles the solver, called inside jit as solver(A, b, M=precondition(A), **options)."""
+    """Compiles the solver, called inside jit as solver(A, b, M=M, **options)."""
     A, on_device = stored.A, jnp.asarray(b, stored.A.dtype)
-    M = None if precondition is None else jax.jit(precondition)(A)  # one by one its operations compile for seconds
     compiled = jax.jit(functools.partial(solver, **options)).lower(A, on_device, M=M).compile()
     return System(stored, on_device, M, compiled)
 

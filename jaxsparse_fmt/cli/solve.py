@@ -1,10 +1,11 @@
-"""`jaxsparse solve`: solves A·x = b by conjugate gradients, with A and b from files."""
+"""`jaxsparse solve`: solves A·x = b by a Krylov method, with A and b from files."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
+import jax
 import numpy as np
 import scipy.sparse
 
@@ -18,7 +19,14 @@ from jaxsparse_fmt.io import files
 from jaxsparse_fmt.models import traffic
 
 HELP = "solve A·x = b"
-ABOUT = "Solves A·x = b by conjugate gradients, for a symmetric positive definite A."
+ABOUT = "Solves A·x = b: by conjugate gradients, for a symmetric positive definite A, or by another method."
+SYMMETRIC, GENERAL = ("cg", "fcg", "minres"), ("gmres", "bicgstab", "idrs")
+PRECONDITIONERS = {
+    "jacobi": jax.jit(solvers.precond.jacobi),  # one by one its operations compile for seconds
+    "incomplete_cholesky": solvers.precond.incomplete_cholesky,
+    "incomplete_lu": solvers.precond.incomplete_lu,
+    "multigrid": solvers.precond.multigrid,
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_plot(parser)
     parser.add_argument("--format", choices=known, default="auto", help="storage (auto: ranked; tune: measured)")
     arguments.add_dtype(parser)
-    parser.add_argument("--precond", choices=("none", "jacobi"), default="none", help="default none")
+    parser.add_argument("--method", choices=(*SYMMETRIC, *GENERAL), default="cg", help="default cg")
+    parser.add_argument("--precond", choices=("none", *PRECONDITIONERS), default="none", help="default none")
     arguments.add_backend(parser)
     arguments.add_rtol(parser, 1e-6)
     parser.add_argument(
@@ -47,11 +56,11 @@ def run(args: argparse.Namespace) -> int:
         with progress.stage("read", args.file):
             S = arguments.read_matrix(args)
             b = _right_hand_side(args, S)
-        with progress.stage("check", "whether the matrix is symmetric, as cg needs"):
-            _check_symmetric(args.file, S)
+        if args.method in SYMMETRIC:
+            with progress.stage("check", f"whether the matrix is symmetric, as {args.method} needs"):
+                _check_symmetric(args, S)
         b_norm = float(np.linalg.norm(b))
         options = {
-            "precondition": solvers.precond.jacobi if args.precond == "jacobi" else None,
             "rtol": args.rtol,
             "maxiter": args.maxiter,
             "history": bool(args.plot),
@@ -61,8 +70,12 @@ def run(args: argparse.Namespace) -> int:
         with arguments.word_length(dtype):
             with progress.stage("convert", f"{S.nnz:,} entries to {dtype}"), arguments.blaming(args.file):
                 stored = measure.store(S, dtype, args.format, args.backend, args.devices)
-            with progress.stage("compile", f"cg on {stored.A.name} for {measure.device()}"):
-                system = measure.prepare(solvers.cg, stored, b, **options)
+            M = None
+            if args.precond != "none":
+                with progress.stage("precondition", args.precond), arguments.blaming(f"--precond {args.precond}"):
+                    M = jax.block_until_ready(PRECONDITIONERS[args.precond](stored.A))
+            with progress.stage("compile", f"{args.method} on {stored.A.name} for {measure.device()}"):
+                system = measure.prepare(getattr(solvers, args.method), stored, b, M, **options)
             with progress.stage("solve", "iteration 0"):
                 sol = system.solve()
             wall = tables.durations(progress.seconds)
@@ -117,15 +130,15 @@ def _right_hand_side(args: argparse.Namespace, S: scipy.sparse.csr_array) -> np.
     return b
 
 
-def _check_symmetric(file: str, S: scipy.sparse.csr_array) -> None:
+def _check_symmetric(args: argparse.Namespace, S: scipy.sparse.csr_array) -> None:
     """Refuses a matrix that is not Hermitian. A NaN passes, and the solver's status reports it."""
     i, j, excess = asymmetry(S)
     if excess > 0:
         kind = "Hermitian" if np.iscomplexobj(S) else "symmetric"
         raise arguments.BadInput(
-            f"{file}: cg needs a {kind} matrix, but entry ({i + 1}, {j + 1}) is {S[i, j]:g} where its "
+            f"{args.file}: {args.method} needs a {kind} matrix, but entry ({i + 1}, {j + 1}) is {S[i, j]:g} where its "
             f"mirror image, entry ({j + 1}, {i + 1}), implies {np.conj(S[j, i]):g}; repair the file, or "
-            "use a method for such systems, for example scipy.sparse.linalg.gmres"
+            "take a method for such systems: --method gmres"
         )
 
 
@@ -150,6 +163,7 @@ def _answer_rows(
     norm, b_norm = float(sol.residual_norm), float(np.linalg.norm(b)) or 1.0
     wide = np.result_type(S, b)
     rows = [
+        ("method", args.method if args.precond == "none" else f"{args.method} with {args.precond}"),
         ("b", args.rhs or "A·1, since no --rhs was given"),
         ("iterations", f"{sol.iterations:,}"),
         ("true residual", f"{norm:.3e}; {norm / b_norm:.2e} of ‖b‖, where {args.rtol:.0e} was asked"),

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
 from jax import lax
 from jax.core import Tracer
 
@@ -79,12 +81,21 @@ def _index(A: Any) -> Index:
     return Index(A.read_at(place), entry)
 
 
-@jax.jit
 def _turned(A: Any) -> Index:
-    _, col, entry = A.coordinates()
-    cols = jnp.zeros(A.nnz, col.dtype).at[entry].set(col, mode="drop", unique_indices=True)
-    place = jnp.argsort(cols, stable=True)
-    number = jnp.arange(A.nnz, dtype=index_dtype(A.nnz))
+    _, col, ptr = A.csr_arrays()
+    index = index_dtype(A.nnz)
+    if jax.default_backend() == "cpu" and not isinstance(col, Tracer):  # SciPy counts; XLA would sort
+        number = np.arange(A.nnz, dtype=index)
+        place = scipy.sparse.csr_array((number, np.asarray(col), np.asarray(ptr)), shape=A.shape).tocsc().data
+        entry = np.empty_like(number)
+        entry[place] = number
+        return Index(jax.device_put(place), jax.device_put(entry))
+    return _turned_by_sorting(col)
+
+
+@jax.jit
+def _turned_by_sorting(col: Array) -> Index:
+    place, number = jnp.argsort(col, stable=True), jnp.arange(col.size, dtype=index_dtype(col.size))
     return Index(place, jnp.zeros_like(number).at[place].set(number, unique_indices=True))
 
 

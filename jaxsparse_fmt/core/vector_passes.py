@@ -88,15 +88,22 @@ class Distribution:
         Raises:
           ValueError: the context's is another mesh.
         """
+        self.check_context()
         here = jax.sharding.get_abstract_mesh()
-        if here.empty:
-            return self.mesh
-        if here.shape_tuple != self.mesh.shape_tuple:
+        return self.mesh if here.empty else here
+
+    def check_context(self) -> None:
+        """Refuses a context with another mesh.
+
+        Raises:
+          ValueError: the context has one.
+        """
+        here = jax.sharding.get_abstract_mesh()
+        if not here.empty and here.shape_tuple != self.mesh.shape_tuple:
             raise ValueError(
                 f"the matrix lies on the mesh {dict(self.mesh.shape)}, but jax.set_mesh or shard_map has set "
                 f"{dict(here.shape)}; use it on its own mesh, or shard it anew"
             )
-        return here
 
     @property
     def is_manual(self) -> bool:

@@ -3,7 +3,9 @@
     user's order      0 1 2 3 4 5 6            n = 7, three devices with 3, 3 and 1 of them
     inner order     | 0 1 2 | 3 4 5 | 6 · · |  [parts·size], zero where ·
 
-A vector in the inner order is one array whose first axis is sharded over the mesh axis.
+A vector in the inner order is one array whose first axis is sharded over the mesh axis. A user's vector lies in blocks
+of equal size on the same devices where their number divides n, since JAX has no other blocks. Between the two it moves
+in runs (`even_blocks.py`) or, if the order is not the user's, along a `Route`. No device holds a whole vector.
 """
 
 from __future__ import annotations
@@ -26,6 +28,9 @@ from jaxsparse_fmt._types import index_dtype, pytree
 from jaxsparse_fmt.core import mesh_axes, vector_passes
 from jaxsparse_fmt.core.basis import Basis
 from jaxsparse_fmt.core.vector_passes import Distribution
+from jaxsparse_fmt.distributed import even_blocks, halo
+from jaxsparse_fmt.distributed.halo import Halo
+from jaxsparse_fmt.distributed.halo_exchange import Exchange, exchange, returned
 from jaxsparse_fmt.distributed.processes import agree
 
 Array = jax.Array
@@ -62,15 +67,59 @@ class DistributedBasis(Basis):
 
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
+class Route:
+    """The exchange between even blocks of the user's vectors and pieces in another order.
+
+    Attributes:
+      slots: [parts·size] for every place of a piece its place in [block | received], one past the end in empty places.
+      send: [parts·k] the places of each block that its device sends; None: none, or the whole block.
+      how: the collective.
+    """
+
+    slots: Array
+    send: Array | None
+    how: Exchange = dataclasses.field(metadata={"static": True})
+
+    def to_pieces(self, over: Distribution, x: Array) -> Array:
+        """The pieces of a vector in even blocks."""
+
+        def piece(slots: Array, send: Array | None, x: Array) -> Array:
+            if self.how.kind != "none":
+                x = jnp.concatenate([x, exchange(x, send, self.how, over.axis)])
+            return x.at[slots].get(mode="fill", fill_value=0)
+
+        return self._on_each_device(over, piece, x)
+
+    def to_blocks(self, over: Distribution, y: Array) -> Array:
+        """The even blocks of a vector in pieces."""
+        m = even_blocks.block_size(over)
+
+        def block(slots: Array, send: Array | None, y: Array) -> Array:
+            out = jnp.zeros((m + self.how.width, *y.shape[1:]), y.dtype).at[slots].add(y, mode="drop")
+            if self.how.kind == "none":
+                return out
+            return out[:m] + returned(out[m:], send, self.how, over.axis, m)
+
+        return self._on_each_device(over, block, y)
+
+    def _on_each_device(self, over: Distribution, f: Callable[..., Array], v: Array) -> Array:
+        piece = PartitionSpec(over.axis)
+        return over.mapped(f, (piece, piece, piece), piece)(self.slots, self.send, v)
+
+
+@pytree
+@dataclasses.dataclass(frozen=True, eq=False)
 class ShardedBasis(DistributedBasis):
     """Pieces of n unknowns over a mesh axis.
 
     Attributes:
       perm: [parts·size] the user's unknown at each place, at least n in empty places; None: the user's order.
+      route: of vectors to that order and back; without it every device receives whole vectors.
       key: a digest of perm; 0 without perm.
     """
 
     perm: Array | None = None
+    route: Route | None = None
     key: int = dataclasses.field(default=0, kw_only=True, metadata={"static": True})
 
     @property
@@ -82,6 +131,11 @@ class ShardedBasis(DistributedBasis):
         """Places of the inner order, with the empty ones."""
         return self.over.places
 
+    @property
+    def has_even_blocks(self) -> bool:
+        """Whether the user's vectors can lie on the devices in blocks of equal size, the only ones that JAX has."""
+        return self.n % self.devices == 0
+
     def same(self, other: Basis) -> bool:
         return super().same(other) and self.key == getattr(other, "key", None)
 
@@ -89,9 +143,14 @@ class ShardedBasis(DistributedBasis):
         """The user's vector [n] or [n, p] in the inner order, with zeros in empty places."""
         return _enter(self, x)
 
-    def leave(self, y: Array) -> Array:
-        """A vector in the inner order, back in the user's."""
-        return _leave(self, y)
+    def leave(self, y: Array, like: Any = None) -> Array:
+        """A vector in the inner order, back in the user's.
+
+        It lies in even blocks if there are such. On explicit mesh axes it does so only if `like`, a vector of the user,
+        does: the types of sharded vectors forbid some of what whole vectors allow, such as an inner product.
+        """
+        blocks = self.has_even_blocks and like is not None and self.over.axis in mesh_axes.axes_of(like)[0]
+        return _leave(self, y, self.over.axis if blocks else None)
 
     def accept(self, x: Any) -> Any:
         """The user's vector, moved as by `placed`.
@@ -110,10 +169,12 @@ class ShardedBasis(DistributedBasis):
           ValueError: it lies on other devices, or is spread over another mesh.
         """
         mesh = self.over.mesh
-        if isinstance(x, Tracer) or not isinstance(x, jax.Array):
+        if x is None or isinstance(x, Tracer):
             return x
+        if not isinstance(x, jax.Array) or not x.committed:
+            return self._in_blocks(x)
         ours = set(mesh.devices.flat)
-        if x.committed and not x.sharding.device_set <= ours:
+        if not x.sharding.device_set <= ours:
             elsewhere = sorted(map(str, x.sharding.device_set - ours))
             raise ValueError(
                 f"the vector lies on {', '.join(elsewhere[:4])}, outside the mesh of the matrix; place it with "
@@ -121,7 +182,18 @@ class ShardedBasis(DistributedBasis):
             )
         if isinstance(x.sharding, NamedSharding) and x.sharding.device_set == ours:
             return x if _is_here(x.sharding.mesh, mesh) else _on_auto_axes(x)
-        return jax.device_put(x, NamedSharding(mesh, PartitionSpec())) if x.committed else x
+        return jax.device_put(x, NamedSharding(mesh, PartitionSpec()))
+
+    def _in_blocks(self, x: Any) -> Any:
+        """A vector that is nowhere yet, or anywhere, in its even blocks if there are such."""
+        if not self.has_even_blocks or self.n == 0:
+            return x
+        self.over.check_context()
+        blocks = NamedSharding(placing_mesh(self.over.mesh), PartitionSpec(self.over.axis))
+        if blocks.is_fully_addressable:
+            return jax.device_put(x, blocks)
+        x = np.asarray(x)
+        return jax.make_array_from_callback(x.shape, blocks, lambda block: x[block])
 
     def unknowns(self) -> Array:
         """[places] the user's unknown at each place; distinct numbers from n on in empty places."""
@@ -148,20 +220,43 @@ class EnteredBasis(DistributedBasis):
 @jax.jit
 def _enter(basis: ShardedBasis, x: Array) -> Array:
     def entered(basis: ShardedBasis, x: Array) -> Array:
-        if basis.n == 0:
-            return jnp.zeros((basis.places, *x.shape[1:]), x.dtype)
-        return constrained(x.at[basis.unknowns()].get(mode="fill", fill_value=0), basis.over)
+        if basis.route is not None:
+            return basis.route.to_pieces(basis.over, _in_blocks(x, basis.over))
+        if basis.perm is None:
+            return _on_pieces(even_blocks.to_pieces, _in_blocks(x, basis.over), basis.over)
+        return constrained(x.at[basis.perm].get(mode="fill", fill_value=0), basis.over)
 
     return basis.over.by_xla(entered, (basis, x), mesh_axes.spec_like(x, basis.over.axis))
 
 
-@jax.jit
-def _leave(basis: ShardedBasis, y: Array) -> Array:
-    def left(basis: ShardedBasis, y: Array) -> Array:
-        out = jnp.zeros((basis.n, *y.shape[1:]), y.dtype)
-        return out.at[basis.unknowns()].set(y, mode="drop", unique_indices=True)
+@functools.partial(jax.jit, static_argnums=2)
+def _leave(basis: ShardedBasis, y: Array, explicit: str | None) -> Array:
+    over = basis.over
 
-    return basis.over.by_xla(left, (basis, y), mesh_axes.spec_like(y, None))
+    def left(basis: ShardedBasis, y: Array) -> Array:
+        if basis.route is not None:
+            out = basis.route.to_blocks(over, y)[: basis.n]
+        elif basis.perm is None:
+            out = _on_pieces(even_blocks.to_blocks, y, over)[: basis.n]
+        else:
+            out = jnp.zeros((basis.n, *y.shape[1:]), y.dtype)
+            out = out.at[basis.perm].set(y, mode="drop", unique_indices=True)
+        return constrained(out, over) if basis.has_even_blocks else out
+
+    return over.by_xla(left, (basis, y), mesh_axes.spec_like(y, explicit))
+
+
+def _in_blocks(x: Array, over: Distribution) -> Array:
+    """The user's vector, padded to blocks of equal size."""
+    behind = len(over.counts) * even_blocks.block_size(over) - x.shape[0]
+    return jnp.pad(x, ((0, behind), *((0, 0),) * (x.ndim - 1)))
+
+
+def _on_pieces(f: Callable[..., Array], x: Array, over: Distribution) -> Array:
+    piece = PartitionSpec(over.axis)
+    if len({even_blocks.block_size(over), over.size, *over.counts}) == 1:
+        return constrained(x, over)  # every block is a piece
+    return over.mapped(functools.partial(f, over=over), (piece,), piece)(x)
 
 
 def _is_here(mesh: Any, own: Mesh) -> bool:
@@ -177,28 +272,57 @@ def _on_auto_axes(x: Array) -> Array:
 
 def constrained(x: Array, over: Distribution) -> Array:
     """x with its first axis over the mesh axis."""
-    return lax.with_sharding_constraint(x, NamedSharding(over.mesh_here, PartitionSpec(over.axis)))
+    free = (PartitionSpec.UNCONSTRAINED,) * (x.ndim - 1)
+    return lax.with_sharding_constraint(x, NamedSharding(over.mesh_here, PartitionSpec(over.axis, *free)))
 
 
-def make(over: Distribution, perm: np.ndarray | None) -> ShardedBasis:
-    """The basis for an order of the unknowns, None for the user's own."""
+def plan_of_order(over: Distribution, perm: np.ndarray) -> Halo:
+    """The plan by which every device receives the unknowns of its piece from the devices in whose blocks they lie."""
+    blocks = np.minimum(np.arange(len(over.counts) + 1) * even_blocks.block_size(over), len(perm))
+    needs = [halo.needed(own, blocks[k], blocks[k + 1]) for k, own in enumerate(_own(over, perm))]
+    return halo.plan(needs, blocks)
+
+
+def make(over: Distribution, perm: np.ndarray | None, plan: Halo | None = None) -> ShardedBasis:
+    """The basis for an order of the unknowns, None for the user's own, with the route that is planned."""
     if perm is None:
         return ShardedBasis(over=over)
-    n, kind, ends = len(perm), _kind(over), np.cumsum(over.counts)
-    starts = ends - over.counts
+    n, kind, own = len(perm), _kind(over), _own(over, perm)
 
     def piece(part: int) -> np.ndarray:
         out = n + part * over.size + np.arange(over.size)
-        out[: over.counts[part]] = perm[starts[part] : ends[part]]
+        out[: over.counts[part]] = own[part]
         return out.astype(kind)
 
     digest = hashlib.blake2b(perm.tobytes(), digest_size=8).digest()
-    return ShardedBasis(sharded(piece, over).reshape(-1), over=over, key=int.from_bytes(digest))
+    route = None if plan is None else _route(over, own, plan)
+    return ShardedBasis(sharded(piece, over).reshape(-1), route, over=over, key=int.from_bytes(digest))
 
 
-def bytes_of_order(over: Distribution) -> int:
-    """Bytes of the unknowns of a piece, which a device holds if their order is not the user's."""
-    return over.size * np.dtype(_kind(over)).itemsize
+def _route(over: Distribution, own: list[np.ndarray], plan: Halo) -> Route:
+    m, send = even_blocks.block_size(over), plan.send
+
+    def slots(part: int) -> np.ndarray:
+        unknown, needs = own[part], plan.needs[part]
+        out = np.full(over.size, m + plan.exchange.width)
+        out[: len(unknown)] = unknown - part * m
+        away = np.flatnonzero(unknown // m != part)
+        out[away] = m + plan.slots[part][np.searchsorted(needs, unknown[away])]
+        return out.astype(np.int32)
+
+    sent = None if send is None else sharded(lambda part: send[part], over).reshape(-1)
+    return Route(sharded(slots, over).reshape(-1), sent, plan.exchange)
+
+
+def _own(over: Distribution, perm: np.ndarray) -> list[np.ndarray]:
+    """The unknowns of each piece."""
+    return np.split(perm, np.cumsum(over.counts)[:-1])
+
+
+def bytes_of_order(over: Distribution, plan: Halo | None = None) -> int:
+    """Bytes on a device of an order that is not the user's, and of its route."""
+    route = 0 if plan is None else 4 * over.size + (0 if plan.send is None else plan.send[0].nbytes)
+    return over.size * np.dtype(_kind(over)).itemsize + route
 
 
 def _kind(over: Distribution) -> Any:

@@ -220,7 +220,9 @@ def assemble(
     has_boundary = request.mode == "overlap" and len(made) == 2
     nbytes = sum(part.nbytes for part in made) + 4 * longest * has_boundary
     nbytes += 0 if plan.send is None else plan.send[0].nbytes
-    nbytes += 0 if perm is None else sum(basis.bytes_of_order(over) for over in (over_columns, over_entries))
+    order = None if perm is None else basis.plan_of_order(over_columns, perm)
+    if order is not None:
+        nbytes += basis.bytes_of_order(over_columns, order) + basis.bytes_of_order(over_entries)
     everyones(lambda: _check_fits(nbytes, mesh), mesh)  # the last agreement: placing must not fail in one process only
     own = functools.partial(basis.sharded, over=over_rows)
     matrices = tuple(
@@ -233,7 +235,7 @@ def assemble(
         boundary = own(lambda k: np.concatenate([cut[k][1], beyond[: longest - len(cut[k][1])]]).astype(np.int32))
     sent = plan.send
     send = None if sent is None else own(lambda k: sent[k])
-    domain = basis.make(over_columns, perm)
+    domain = basis.make(over_columns, perm, order)
     received = plan.received
     imbalance = Imbalance(np.diff(starts), nnz, received.sum(axis=1), (received > 0).sum(axis=1))
     return ShardedMatrix(

@@ -66,7 +66,10 @@ def plan(needs: list[np.ndarray], starts: np.ndarray, itemsize: int = 8, kind: s
     boundary = boundaries(needs, starts)
     piece = int(np.diff(starts).max())
     price = costs(moved, max(map(len, boundary)), piece, itemsize)
-    chosen = min(price, key=lambda k: price[k]) if kind == "auto" else kind
+    width = buffers(moved, max(map(len, boundary)), piece)
+    least = min(width.values())
+    fair = [k for k in KINDS if width[k] <= max(piece, least)]  # a buffer larger than the piece would grow with parts
+    chosen = min(fair, key=lambda k: price[k]) if kind == "auto" else kind
     if chosen == "permute":
         exchange, send, slots = _permute(needs, owners, moved, starts)
     elif chosen == "all_to_all":
@@ -91,12 +94,18 @@ def costs(received: np.ndarray, boundary: int, piece: int, itemsize: int) -> dic
       piece: the most unknowns of one device.
       itemsize: bytes of an unknown.
     """
-    parts, sizes = len(received), np.array([*by_distance(received).values()])
-    seconds = lambda rounds, places: rounds * MACHINE.collective + places * itemsize / MACHINE.link  # noqa: E731
+    rounds = {"permute": len(by_distance(received)), "all_to_all": 1, "gather": 1}
+    places = buffers(received, boundary, piece)
+    return {k: rounds[k] * MACHINE.collective + places[k] * itemsize / MACHINE.link for k in KINDS}
+
+
+def buffers(received: np.ndarray, boundary: int, piece: int) -> dict[str, int]:
+    """Places of each kind's buffer on a device; arguments as of `costs`."""
+    parts = len(received)
     return {
-        "permute": seconds(len(sizes), sizes.sum()),
-        "all_to_all": seconds(1, parts * received.max()),
-        "gather": seconds(1, parts * min(boundary, piece)),
+        "permute": sum(by_distance(received).values()),
+        "all_to_all": parts * int(received.max()),
+        "gather": parts * min(boundary, piece),
     }
 
 

@@ -75,6 +75,22 @@ def exchange(x: Array, send: Array | None, how: Exchange, axis: str) -> Array:
     return jnp.concatenate([lax.ppermute(a, axis, pairs) for a, pairs in zip(pieces, how.pairs, strict=True)])
 
 
+def returned(h: Array, send: Array | None, how: Exchange, axis: str, n: int) -> Array:
+    """The transpose of `exchange`: every device adds up what the others return to its piece [n] or [n, p].
+
+    Written out for integers, for which JAX has no transposes.
+    """
+    if how.kind == "gather":
+        out = lax.psum_scatter(h, axis, tiled=True)
+    elif how.kind == "all_to_all":
+        out = lax.all_to_all(h, axis, 0, 0, tiled=True)
+    else:
+        pieces = jnp.split(h, np.cumsum(how.sizes)[:-1])
+        home = [tuple((target, source) for source, target in pairs) for pairs in how.pairs]
+        out = jnp.concatenate([lax.ppermute(a, axis, pairs) for a, pairs in zip(pieces, home, strict=True)])
+    return out if send is None else jnp.zeros((n, *h.shape[1:]), h.dtype).at[send].add(out)
+
+
 def exchange_on_host(x: np.ndarray, send: np.ndarray | None, how: Exchange, part: int) -> np.ndarray:
     """The result of `exchange` on device `part`, computed in NumPy from all pieces x [parts, m]."""
     if how.kind == "none":

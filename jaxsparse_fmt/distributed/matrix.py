@@ -167,7 +167,7 @@ class ShardedMatrix(ShardedAlgebra):
         if self.domain.over.is_manual:
             return self._piece_of_product(x)
         x = self.domain.accept(as_vector(x, self, 1, f"A @ x with A of shape {self.shape} takes x"))
-        return _product(self, x) if self.entered else self.range.leave(_product(self, self.domain.enter(x)))
+        return _product(self, x) if self.entered else self.range.leave(_product(self, self.domain.enter(x)), x)
 
     def _piece_of_product(self, x: Any) -> Array:
         over, held = self.domain.over, self.shards.blocks[0].values.shape[0]
@@ -191,7 +191,7 @@ class ShardedMatrix(ShardedAlgebra):
 
     def _transposed(self, y: Any) -> Array:
         y = self.range.accept(as_vector(y, self, 0, f"A.T @ y, or yᵀ @ A, with A of shape {self.shape} takes y"))
-        return _back(self, y) if self.entered else self.domain.leave(_back(self, self.range.enter(y)))
+        return _back(self, y) if self.entered else self.domain.leave(_back(self, self.range.enter(y)), y)
 
     @property
     def T(self) -> Transposed:

@@ -114,32 +114,32 @@ def settled(settings: Any, n: int, most: int, drop: float = 0.0) -> tuple[Option
     Raises:
       ValueError, TypeError: invalid settings.
     """
-    values: tuple[Any, ...] = *(settings[k] for k in CHECKED), n, most, drop
-    if any(type(v) not in PLAIN for v in values) or type(settings["history"]) is int:  # that needs free memory
-        return _settled(*values)
+    values = [settings[k] for k in CHECKED]
+    if any(type(v) not in PLAIN for v in (*values, drop)) or type(settings["history"]) is int:  # that needs free memory
+        return _settled(settings, n, most, drop)
     context = jax.default_backend(), jax.dtypes.canonicalize_dtype(float), adjoints.is_preconditioning()
-    return _settled_once(context, *values)
+    return _settled_once(context, n, most, drop, *values)
 
 
 @functools.lru_cache(maxsize=256, typed=True)
-def _settled_once(context: Any, *values: Any) -> Any:
+def _settled_once(context: Any, n: int, most: int, drop: float, *values: Any) -> Any:
     del context  # what the result depends on beside the values
-    return _settled(*values)
+    return _settled(dict(zip(CHECKED, values, strict=True)), n, most, drop)
 
 
-def _settled(rtol, atol, maxiter, history, check_every, callback, progress, adjoint, n, most, drop):
-    most = min(most, 2**31 - 1)
-    limit = arguments.maxiter(maxiter, most)
+def _settled(settings: Any, n: int, most: int, drop: float) -> tuple[Options, Any, tuple[Limits, Any]]:
+    most, every, adjoint = min(most, 2**31 - 1), settings["check_every"], settings["adjoint"]
+    limit = arguments.maxiter(settings["maxiter"], most)
     known = None if isinstance(limit, Tracer) else int(limit)
     options = Options(
-        arguments.history_length(history, known, MAX_HISTORY),
-        steps_per_check(n) if check_every is None else arguments.int_at_least(check_every, "check_every", 1),
-        arguments.function_or_none(callback, "callback"),
-        arguments.function_or_none(progress, "progress"),
+        arguments.history_length(settings["history"], known, MAX_HISTORY),
+        steps_per_check(n) if every is None else arguments.int_at_least(every, "check_every", 1),
+        arguments.function_or_none(settings["callback"], "callback"),
+        arguments.function_or_none(settings["progress"], "progress"),
     )
     limits = Limits(
-        arguments.tolerance(rtol, "rtol"),
-        arguments.tolerance(atol, "atol"),
+        arguments.tolerance(settings["rtol"], "rtol"),
+        arguments.tolerance(settings["atol"], "atol"),
         limit,
         arguments.tolerance(drop, "drop"),
     )

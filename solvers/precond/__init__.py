@@ -2,6 +2,7 @@
 
 from solvers.precond.block_jacobi import BlockJacobi, block_jacobi
 from solvers.precond.chebyshev import Chebyshev, chebyshev
+from solvers.precond.coarse_space import CoarseSpace, coarse_space, subdomains
 from solvers.precond.incomplete import Incomplete, incomplete_cholesky, incomplete_lu
 from solvers.precond.jacobi import Jacobi, jacobi
 from solvers.precond.multigrid import Multigrid, multigrid
@@ -9,13 +10,16 @@ from solvers.precond.multigrid import Multigrid, multigrid
 __all__ = [
     "BlockJacobi",
     "Chebyshev",
+    "CoarseSpace",
     "Incomplete",
     "Jacobi",
     "Multigrid",
     "block_jacobi",
     "chebyshev",
+    "coarse_space",
     "incomplete_cholesky",
     "incomplete_lu",
     "jacobi",
     "multigrid",
+    "subdomains",
 ]

@@ -26,6 +26,7 @@ import scipy.sparse
 
 from jaxsparse_fmt.kernels.cpu import aggregation
 from solvers.core.spectrum import chebyshev_step
+from solvers.precond._inverse import LARGEST, NULL, PIVOT
 
 Matrix = Any  # scipy.sparse; SciPy ships no types
 
@@ -38,10 +39,7 @@ WEAKER = 0.25
 # are the same.
 DAMPING = 1.5
 LANCZOS_STEPS, SAFETY = 10, 1.1
-LARGEST_INVERSE = 4000  # rows: 128 MB in float64
 ROUNDING = 1e-6  # a Ritz value may lie this far below zero, relative to the largest
-NULL = 1e-12  # of the sums of absolute values behind a coarse entry: smaller entries are rounding and count as zero
-PIVOT = 1e-8  # the least square of a pivot for which Cholesky's factor serves; else the inverse is a generalized one
 
 
 class Transfer(NamedTuple):
@@ -147,14 +145,14 @@ def build(S: Matrix, coarsening: Any, smoother: Smoother) -> Hierarchy:
         upper, lowest = spectrum(A, inverse, kind)
         definite = definite and bool(np.min(inverse) >= 0) and lowest >= -ROUNDING * upper
         step = coarsening(A, DAMPING / upper * inverse, kind)
-        if abs(step.R - _transposed(step.P, kind)).max() > 1e-12:
+        if step.transfer is None and abs(step.R - _transposed(step.P, kind)).max() > 1e-12:
             kind, definite = "nonsymmetric", False
         if smoother.name == "l1_jacobi":
             sums = aggregation.sums(A)
             inverse, upper = np.divide(1, sums, out=np.zeros_like(sums), where=inverse != 0), 1.0
         levels.append(HostLevel(A, step.R, step.P, inverse, recurrence(smoother) / (1, upper), step.transfer))
         A, unit = step.A, _squared(step.R) @ unit
-    if A.shape[0] > LARGEST_INVERSE:
+    if A.shape[0] > LARGEST:
         raise ValueError(
             f"coarsening stopped at {A.shape[0]} rows after {len(levels) + 1} levels, too many to invert densely; "
             "raise max_levels, or lower theta"
@@ -233,25 +231,22 @@ def spectrum(A: Matrix, inverse_diagonal: np.ndarray, kind: str) -> tuple[float,
     hermitian = kind == "hermitian" and bool(np.min(inverse_diagonal) >= 0)
     H = None if hermitian else _transposed(A, "nonsymmetric")
 
-    def product(v: np.ndarray) -> np.ndarray:
-        w = left * aggregation.product(A, size * v)
-        return w if H is None else 0.5 * (w + size * aggregation.product(H, left.conj() * v))
-
     v = _noise(A.shape[0]).astype(A.dtype) * (size != 0)
-    v, before, beta = v / np.linalg.norm(v), np.zeros_like(v), 0.0
+    v, w, scratch, beta = v / np.linalg.norm(v), np.zeros_like(v), np.empty_like(v), 0.0
     alphas: list[float] = []
     betas: list[float] = []
-    for _ in range(min(LANCZOS_STEPS, A.shape[0])):
-        w = product(v)
-        w -= beta * before
+    for _ in range(min(LANCZOS_STEPS, A.shape[0])):  # w holds the vector before v, and then the next one
+        aggregation.add_product(w, -beta, 1 if H is None else 0.5, left, A, size, v)
+        if H is not None:
+            aggregation.add_product(w, 1, 0.5, size, H, left.conj(), v)
         alphas.append(float(np.vdot(v, w).real))
-        w -= alphas[-1] * v
+        w -= np.multiply(alphas[-1], v, out=scratch)
         beta = float(np.linalg.norm(w))
         if beta <= 1e-10 * bound:  # an invariant subspace
             break
         betas.append(beta)
         w /= beta
-        v, before = w, v
+        v, w = w, v
     off = betas[: len(alphas) - 1]
     ritz = np.linalg.eigvalsh(np.diag(alphas) + np.diag(off, 1) + np.diag(off, -1))
     return min(SAFETY * float(ritz[-1]), bound) if ritz[-1] > 0 else bound, float(ritz[0])

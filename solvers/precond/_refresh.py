@@ -22,10 +22,11 @@ from jaxsparse_fmt._types import index_dtype, pytree
 from jaxsparse_fmt.algebra import plans
 from jaxsparse_fmt.convert import from_scipy
 from jaxsparse_fmt.kernels.cpu import aggregation, spgemm
-from solvers.core.vectors import dot, matmul, norm, probe, ratio
+from solvers.core.vectors import dot, norm, probe, ratio
 from solvers.precond import _checks as checks
 from solvers.precond import _hierarchy
 from solvers.precond._cycles import Level
+from solvers.precond._inverse import NULL, generalized_inverse
 
 
 @pytree
@@ -107,7 +108,7 @@ def renewed(
     unit = jnp.abs(A.diagonal())
     for level, renewal in zip(levels, renewals, strict=True):
         diagonal = A.diagonal().real
-        live = jnp.abs(diagonal) > _hierarchy.NULL * unit
+        live = jnp.abs(diagonal) > NULL * unit
         inverse = jnp.where(live, 1 / jnp.where(live, diagonal, 1), 0)
         sums = A.with_data(jnp.abs(A.data)) @ jnp.ones_like(unit)
         upper = _largest_eigenvalue(A, inverse, jnp.max(jnp.abs(inverse) * sums))
@@ -123,7 +124,7 @@ def renewed(
         new.append(Level(*stored, *checks.like((inverse, recurrence), (level.inverse_diagonal, level.recurrence))))
         unit = new[-1].R.with_data(jnp.abs(r) ** 2) @ unit
         A = below
-    return tuple(new), _coarse_inverse(A.todense(), lax.stop_gradient(unit)).astype(coarse_inverse.dtype)
+    return tuple(new), generalized_inverse(A.todense(), lax.stop_gradient(unit)).astype(coarse_inverse.dtype)
 
 
 def _largest_eigenvalue(A: Any, inverse_diagonal: Array, bound: Array) -> Array:
@@ -148,35 +149,3 @@ def _largest_eigenvalue(A: Any, inverse_diagonal: Array, bound: Array) -> Array:
     )  # after an invariant subspace: a Ritz value too
     largest = jnp.linalg.eigvalsh(jnp.diag(alpha) + jnp.diag(beta[:-1], 1) + jnp.diag(beta[:-1], -1))[-1]
     return jnp.where(largest > 0, jnp.minimum(_hierarchy.SAFETY * largest, bound), bound)
-
-
-def _coarse_inverse(
-    A: Array,  # [m, m]
-    unit: Array,  # [m]
-) -> Array:
-    """As `_hierarchy.coarse_inverse`, for a Hermitian A."""
-    scale = jnp.where(unit > 0, 1 / jnp.sqrt(jnp.where(unit > 0, unit, 1)), 0)
-    dense = scale[:, None] * A * scale
-    return scale[:, None] * _inverse((dense + dense.conj().T) / 2) * scale
-
-
-@jax.custom_jvp
-def _inverse(A: Array) -> Array:
-    L = jnp.linalg.cholesky(A)
-
-    def regular() -> Array:
-        half = jax.scipy.linalg.solve_triangular(L, jnp.eye(len(A), dtype=A.dtype), lower=True)
-        return matmul(half.conj().T, half)
-
-    def generalized() -> Array:
-        values, V = jnp.linalg.eigh(A)
-        live = jnp.abs(values) > _hierarchy.NULL
-        return matmul(V * jnp.where(live, 1 / jnp.where(live, values, 1), 0), V.conj().T)
-
-    return lax.cond(jnp.all(jnp.diagonal(L).real ** 2 > _hierarchy.PIVOT), regular, generalized)
-
-
-@_inverse.defjvp
-def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    X = _inverse(primals[0])
-    return X, -matmul(X, matmul(tangents[0], X))

@@ -68,6 +68,17 @@ def test_without_rhs_the_solution_is_known_and_the_error_told(poisson: str, tmp_
     np.testing.assert_allclose(x, 1, rtol=1e-4)
 
 
+@pytest.mark.parametrize("method", ["cg", "fcg", "minres", "gmres"])
+def test_multigrid_serves_every_method(method: str, tmp_path, capsys):
+    S = jsf.gallery.convection_diffusion(9, diffusion=0.1) if method == "gmres" else jsf.gallery.poisson(9)
+    path = written(tmp_path / "A.mtx", S)
+    assert main.main(["solve", path, "--precond", "multigrid", "--method", method]) == 0
+    out = capsys.readouterr().out
+    assert fact(out, "method") == f"{method} with multigrid"
+    assert int(fact(out, "iterations")) <= 10
+    assert "precondition" in fact(out, "wall time")
+
+
 def test_auto_gives_the_reason_for_its_format(poisson: str, capsys):
     best = jsf.choose.rank(POISSON)[0]
     assert main.main(["solve", poisson]) == 0
@@ -188,6 +199,12 @@ def test_a_matrix_that_is_not_symmetric_is_refused_with_the_place(tmp_path, caps
     path = written(tmp_path / "A.mtx", scipy.sparse.csr_array(S))
     line = refused(capsys, "solve", path)
     assert "entry (5, 8) is 0.5" in line and "entry (8, 5), implies 0" in line and "gmres" in line
+
+
+def test_what_a_preconditioner_refuses_is_told_with_its_name(tmp_path, capsys):
+    S = scipy.sparse.csr_array(scipy.sparse.diags_array([1.0, 0.0, 2.0]))
+    line = refused(capsys, "solve", written(tmp_path / "A.mtx", S), "--precond", "multigrid")
+    assert "--precond multigrid: A has a zero on its diagonal, first in row 1" in line
 
 
 def test_a_complex_symmetric_matrix_is_not_taken_for_hermitian(tmp_path, capsys):

@@ -45,9 +45,8 @@ def strength(
 def aggregates(graph: Matrix, chosen: np.ndarray) -> tuple[np.ndarray, int]:
     """The aggregate of each point [points] int32, -1 for points without strong neighbours, and their number."""
     agg, count = np.full(graph.shape[0], -1, np.int32), np.zeros(1, np.int64)
-    _over_rows(
-        "aggregate", graph.shape[0], 0, *_arrays(graph)[:2], chosen.view(np.uint8), agg, count, rows=graph.shape[0]
-    )
+    given = *_arrays(graph)[:2], chosen.view(np.uint8), agg, count
+    _over_rows("aggregate", graph.shape[0], 0, *given, serial=True)
     return agg, int(count[0])
 
 
@@ -82,7 +81,7 @@ def lumped(A: Matrix, b: int, graph: Matrix, chosen: np.ndarray) -> Matrix:
 def multiply(A: Matrix, B: Matrix, k: int = 1, sort: bool = True) -> Matrix:
     """A·B, where the rows of B consist of groups of k entries, the first in a column that k divides."""
     n_rows, n_cols = A.shape[0], B.shape[1]
-    run = functools.partial(_over_rows, ("multiply", k), n_rows, n_cols)
+    run = functools.partial(_over_rows, ("multiply", k), n_rows, n_cols, before=A.indptr)
     given, lengths = (*_arrays(A), *_arrays(B)), np.zeros(n_rows + 1, np.int64)
     run(0, *given, lengths, np.zeros(1, B.indices.dtype), np.zeros(1, B.data.dtype))
     ptr = np.cumsum(lengths)
@@ -119,10 +118,17 @@ def prolongation(
     return P
 
 
-def product(A: Matrix, x: np.ndarray) -> np.ndarray:
-    y = np.empty(A.shape[0], A.dtype)
-    _over_rows("product", A.shape[0], 0, *_arrays(A), x, y)
-    return y
+def add_product(
+    y: np.ndarray,  # [n]
+    c: float,
+    f: float,
+    left: np.ndarray,  # [n]
+    A: Matrix,
+    right: np.ndarray,  # [n]
+    x: np.ndarray,  # [n]
+) -> None:
+    """Writes c·y + f·diag(left)·A·diag(right)·x over y."""
+    _over_rows("add_product", A.shape[0], 0, float(c), float(f), left, *_arrays(A), right, x, y)
 
 
 def sums(A: Matrix) -> np.ndarray:

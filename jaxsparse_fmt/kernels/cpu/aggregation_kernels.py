@@ -176,13 +176,13 @@ def smooth(begin, end, marks, k, t_ptr, t_col, t_val, scale, ptr, col, val):
                     val[j + m] += t_val[own + m]
 
 
-def product(begin, end, marks, ptr, col, val, x, y):
-    """y = A·x."""
+def add_product(begin, end, marks, c, f, left, ptr, col, val, right, x, y):
+    """y = c·y + f·diag(left)·A·diag(right)·x."""
     for row in range(begin, end):
-        total = 0 * val[0]
+        total = 0 * y[0]
         for i in range(ptr[row], ptr[row + 1]):
-            total += val[i] * x[col[i]]
-        y[row] = total
+            total += val[i] * (right[col[i]] * x[col[i]])
+        y[row] = c * y[row] + f * left[row] * total
 
 
 def sums(begin, end, marks, ptr, val, y):

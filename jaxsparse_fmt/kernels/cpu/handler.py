@@ -15,11 +15,15 @@ call at the same time, and no second pool of threads competes with XLA's. A piec
 
 A kernel is a C function of 13 words: the data of a, b, the result and the other operands (`abi.N_OPERANDS`), of one
 member of the batch; the scratch of the piece, which is the second result where there is one; the sizes; and the piece.
+
+XLA takes fresh memory for a large result, and the first write to each page of it costs more than a kernel's work on
+that page. So the handler asks Linux for huge pages there, as NumPy does for its arrays.
 """
 
 from __future__ import annotations
 
 import contextlib
+import mmap
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -34,6 +38,7 @@ YIELD = "SwitchToThread" if sys.platform == "win32" else "sched_yield"
 # last of them frees it, perhaps long after the call), the frame and the kernel.
 NEXT, DONE, COUNT, HOLDERS, FRAME, KERNEL, JOB_WORDS = range(7)
 SCRATCH = 6  # words
+HUGE = 4 * 2**20  # bytes of a result from which on it gets huge pages
 
 
 def module(
@@ -43,7 +48,8 @@ def module(
 ) -> ir.Module:
     """A module with the handler, a function `abi.TARGET`: (frame) -> an error of XLA, or 0."""
     made = ir.Module(TARGET)
-    outside = {name: _function(made, name, n) for name, n in (("malloc", 1), ("free", 1), (YIELD, 0))}
+    called = [("malloc", 1), ("free", 1), (YIELD, 0)] + [("madvise", 3)] * (sys.platform == "linux")
+    outside = {name: _function(made, name, n) for name, n in called}
 
     take = _Code(made, "take", 1)  # (job): computes piece after piece, until none is left
     job = take.arguments[0]
@@ -105,7 +111,12 @@ def module(
     with missing, code.if_then(code.icmp_signed("==", code.call_address(WORD(compiles), number), WORD(0))):
         code.put(scratch, 32, 0, WORD(message), INTERNAL)
         code.ret(code.call_address(code.word(api, 6), scratch))
-    code.call(run.function, [frame, code.word(slot), code.mul(size("batch"), size("pieces")), scratch])
+    pieces = code.mul(size("batch"), size("pieces"))
+    if "madvise" in outside:
+        of_pieces = code.mul(pieces, size("piece_bytes"))
+        _take_huge_pages(code, outside, frame, 0, code.add(code.mul(size("batch"), size("out_bytes")), of_pieces))
+        _take_huge_pages(code, outside, frame, -1, code.mul(pieces, size("scratch_bytes")))
+    code.call(run.function, [frame, code.word(slot), pieces, scratch])
     code.ret(WORD(0))
     return made
 
@@ -173,6 +184,23 @@ def _fails(code: _Code, api: Any, error: Any, scratch: Any) -> Any:
     return failed
 
 
+def _take_huge_pages(code: _Code, outside: dict[str, Any], frame: Any, result: int, n_bytes: Any) -> None:
+    """Asks for huge pages for a result, 0 or the last, -1, if it is large."""
+    with code.if_then(code.icmp_signed(">=", n_bytes, WORD(HUGE))):
+        page = mmap.PAGESIZE
+        data = _result(code, frame, result)
+        first = code.and_(code.add(data, WORD(page - 1)), WORD(-page))
+        code.call(
+            outside["madvise"], [first, code.and_(code.sub(code.add(data, n_bytes), first), WORD(-page)), WORD(14)]
+        )
+
+
+def _result(code: _Code, frame: Any, k: int) -> Any:
+    """The data of result 0 or of the last, -1."""
+    last = code.sub(code.word(frame, 12), WORD(1)) if k else WORD(0)
+    return code.word(code.word(code.add(code.word(frame, 14), code.mul(WORD(8), last))), 3)
+
+
 def _sizes(code: _Code, frame: Any) -> Any:
     return code.word(code.word(code.word(frame, 20)), 2)  # an array is its dtype, its length and its data
 
@@ -182,11 +210,9 @@ def _kernel_arguments(code: _Code, frame: Any, piece: Any) -> list[Any]:
     sizes = _sizes(code, frame)
     size = lambda name: code.word(sizes, SIZES.index(name))  # noqa: E731
     member, part = code.sdiv(piece, size("pieces")), code.srem(piece, size("pieces"))
-    data = lambda group, k: code.word(code.word(code.word(frame, group + 4), k), 3)  # noqa: E731
-    a, b, *rest = (data(5, k) for k in range(N_OPERANDS))
+    data = lambda k: code.word(code.word(code.word(frame, 9), k), 3)  # noqa: E731
+    a, b, *rest = (data(k) for k in range(N_OPERANDS))
     a, b = (code.add(x, code.mul(member, size(name))) for x, name in ((a, "a_bytes"), (b, "b_bytes")))
-    out = code.add(data(10, 0), code.mul(member, size("out_bytes")))
-    results, count = code.word(frame, 14), code.word(frame, 12)
-    last = code.word(code.add(results, code.mul(WORD(8), code.sub(count, WORD(1)))))
-    scratch = code.add(code.word(last, 3), code.mul(piece, size("scratch_bytes")))
+    out = code.add(_result(code, frame, 0), code.mul(member, size("out_bytes")))
+    scratch = code.add(_result(code, frame, -1), code.mul(piece, size("scratch_bytes")))
     return [a, b, code.add(out, code.mul(piece, size("piece_bytes"))), *rest, scratch, sizes, part]

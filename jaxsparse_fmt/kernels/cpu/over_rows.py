@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,36 +14,70 @@ import numpy as np
 
 from jaxsparse_fmt import machine_code
 
-ROWS = 16_384  # of a task
+ROWS = 16_384  # of a task, where nothing else is known
+ALIGNED = 64  # bytes: XLA's own arrays for a CPU begin at a multiple of it
+PIECES, SERIAL = 32, 2**15  # tasks of equal work; less work than that is one task
 
 
 def over_rows(
-    kernels: Callable[[], Any], name: Any, n_rows: int, n_marks: int, *arguments: Any, rows: int = ROWS
+    kernels: Callable[[], Any],
+    name: Any,
+    n_rows: int,
+    n_marks: int,
+    *arguments: Any,
+    before: np.ndarray | None = None,
+    serial: bool = False,
 ) -> None:
     """Calls a kernel (begin, end, marks, *arguments) for all rows, on all cores; each thread has marks of its own.
+
+    A thread takes its tasks by rising rows, so that a kernel may tell the marks of earlier rows from its own.
 
     Args:
       kernels: imports the module with the kernel, which stands in this folder.
       name: of the kernel; or a pair, the name of a function and what it makes the kernel of.
       n_marks: int64 numbers of a thread, -1 at first.
       arguments: contiguous arrays, integers and floats.
-      rows: of a task.
+      before: [n_rows + 1], the work in the rows before, which shapes the tasks; None: they have `ROWS` rows each.
+      serial: whether one task takes all rows.
     """
     assert all(a.flags.c_contiguous for a in arguments if isinstance(a, np.ndarray))
     function = _function(kernels, name, tuple(map(_kind, arguments)))
     values = [a.ctypes.data if isinstance(a, np.ndarray) else a for a in arguments]
-    starts = range(0, n_rows, max(rows, 1))
-    threads = max(1, min(len(starts), os.cpu_count() or 1))
+    if serial:
+        cuts = [0, n_rows]
+    elif before is None:
+        cuts = [*range(0, n_rows, ROWS), n_rows]
+    else:
+        cuts = equal_pieces(before, PIECES if before[-1] > SERIAL else 1).tolist()
+    threads, tasks = min(len(cuts) - 1, os.cpu_count() or 1), iter(list(itertools.pairwise(cuts)))
 
-    def thread(t: int) -> None:
+    def thread(_: int) -> None:
         marks = np.full(n_marks, -1, np.int64)
-        for start in starts[t::threads]:
-            function(start, min(start + rows, n_rows), marks.ctypes.data, *values)
+        for begin, end in tasks:
+            function(begin, end, marks.ctypes.data, *values)
 
-    if threads == 1:
+    if threads <= 1:
         thread(0)
     else:
         list(_threads().map(thread, range(threads)))
+
+
+def equal_pieces(
+    before: np.ndarray,  # [n_rows + 1], the work in the rows before
+    count: int,
+) -> np.ndarray:
+    """The rows [count + 1] at which `count` pieces of about equal work begin and end."""
+    cuts = np.searchsorted(before, before[-1] * np.arange(count + 1) // count)
+    cuts[-1] = before.size - 1
+    return cuts
+
+
+def empty(n: int, dtype: Any) -> np.ndarray:
+    """An array [n] at such an address that `jax.device_put` takes it without a copy, on a CPU."""
+    spare = ALIGNED // np.dtype(dtype).itemsize
+    room = np.empty(n + spare, dtype)
+    start = -room.ctypes.data % ALIGNED // room.itemsize
+    return room[start : start + n]
 
 
 def _kind(a: Any) -> str:

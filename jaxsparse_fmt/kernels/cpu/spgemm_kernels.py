@@ -27,26 +27,66 @@ def count(begin, end, marks, a_ptr, a_col, b_ptr, b_col, entries, summed):
             k = a_col[i]
             products += b_ptr[k + 1] - b_ptr[k]
             for j in range(b_ptr[k], b_ptr[k + 1]):
-                if marks[b_col[j]] != row:
-                    marks[b_col[j]] = row
-                    found += 1
+                found += marks[b_col[j]] != row
+                marks[b_col[j]] = row
         entries[row + 1], summed[row + 1] = found, products
 
 
 def columns(begin, end, marks, a_ptr, a_col, b_ptr, b_col, indptr, indices):
     """Writes the sorted columns of the rows of C."""
     for row in range(begin, end):
-        start = indptr[row]
-        stop = start
+        _columns_of(row, marks, a_ptr, a_col, b_ptr, b_col, indptr, indices)
+
+
+def columns_and_values(begin, end, marks, a_ptr, a_col, b_ptr, b_col, indptr, indices, a, b, out):
+    """Writes the sorted columns of the rows of C, and their values."""
+    for row in range(begin, end):
+        start, stop = indptr[row], indptr[row + 1]
+        _columns_of(row, marks, a_ptr, a_col, b_ptr, b_col, indptr, indices)
+        for n in range(start, stop):
+            marks[indices[n]] = n
+            out[n] = 0
         for i in range(a_ptr[row], a_ptr[row + 1]):
-            k = a_col[i]
+            k, value = a_col[i], a[i]
             for j in range(b_ptr[k], b_ptr[k + 1]):
-                col = b_col[j]
-                if marks[col] != row:
-                    marks[col] = row
-                    indices[stop] = col
-                    stop += 1
+                out[marks[b_col[j]]] += value * b[j]
+
+
+@inlined
+def _columns_of(row, marks, a_ptr, a_col, b_ptr, b_col, indptr, indices):
+    """Writes the sorted columns of a row of C; those of rows before have smaller marks than `indptr[row]`."""
+    start, stop = indptr[row], indptr[row + 1]
+    at, i = start, a_ptr[row]
+    while at < stop:
+        k = a_col[i]
+        for j in range(b_ptr[k], b_ptr[k + 1]):
+            col = b_col[j]
+            if marks[col] < start:
+                marks[col] = start
+                indices[at] = col
+                at += 1
+        i += 1
+    low, high = _bounds(indices, start, stop)
+    if high - low > 8 * (stop - start):
         _sort(indices, start, stop)
+    else:
+        at = start
+        for col in range(low, high):
+            indices[at] = col
+            at += marks[col] >= start
+        if at < stop:
+            indices[at] = high
+
+
+@compiled
+def _bounds(keys, start, stop):
+    """The smallest and the largest of keys from `start` to `stop`; 0 and 0 of none."""
+    if start == stop:
+        return np.int32(0), np.int32(0)
+    low = high = keys[start]
+    for n in range(start + 1, stop):
+        low, high = min(low, keys[n]), max(high, keys[n])
+    return low, high
 
 
 def pairs(begin, end, marks, a_ptr, a_col, b_ptr, b_col, indptr, indices, before, first, left, right):
@@ -172,52 +212,106 @@ def of_pairs(face, zero, sizes):
     return kernel
 
 
+# ------------------------------------------------------------------------------------------------------------- sums
+
+
+def count_sum(begin, end, marks, a_ptr, a_col, b_ptr, b_col, shared, entries):
+    """Counts the columns that a row of A or of B has; with `shared` = 1 those that both have."""
+    for row in range(begin, end):
+        found, of_both = 0, a_ptr[row + 1] - a_ptr[row] + b_ptr[row + 1] - b_ptr[row]
+        for i in range(a_ptr[row], a_ptr[row + 1]):
+            marks[a_col[i]] = row
+        for j in range(b_ptr[row], b_ptr[row + 1]):
+            found += marks[b_col[j]] == row
+        entries[row + 1] = found if shared else of_both - found
+
+
+def merge(begin, end, marks, a_ptr, a_col, b_ptr, b_col, shared, n_a, n_b, indptr, indices, left, right):
+    """Writes those columns, and the entries of A and B there, n_a or n_b where one has none."""
+    for row in range(begin, end):
+        i, j, at = a_ptr[row], b_ptr[row], indptr[row]
+        while at < indptr[row + 1]:
+            in_a, in_b = _smaller(i, a_ptr[row + 1], a_col, j, b_ptr[row + 1], b_col)
+            indices[at] = a_col[i] if in_a else b_col[j]
+            left[at] = i if in_a else n_a
+            right[at] = j if in_b else n_b
+            i, j, at = i + in_a, j + in_b, at + ((in_a & in_b) if shared else True)
+
+
+def add(begin, end, marks, a_ptr, a_col, b_ptr, b_col, sign, indptr, indices, a, b, out):
+    """Writes the columns and the values of A + sign·B."""
+    for row in range(begin, end):
+        i, j = a_ptr[row], b_ptr[row]
+        for at in range(indptr[row], indptr[row + 1]):
+            in_a, in_b = _smaller(i, a_ptr[row + 1], a_col, j, b_ptr[row + 1], b_col)
+            indices[at] = a_col[i] if in_a else b_col[j]
+            out[at] = (a[i] if in_a else 0) + (sign * b[j] if in_b else 0)
+            i, j = i + in_a, j + in_b
+
+
+@inlined
+def _smaller(i, end_i, a_col, j, end_j, b_col):
+    """Which of the next columns of two rows comes next, perhaps both."""
+    if i == end_i or j == end_j:
+        return i < end_i, j < end_j
+    return a_col[i] <= b_col[j], b_col[j] <= a_col[i]
+
+
 # ------------------------------------------------------------------------------------------------------- coordinates
 
 
-def place(begin, end, marks, k, key, ptr, order):
-    """Writes the numbers of the coordinates whose key is from `begin` to `end`, by key; `ptr` [n + 1] counts them."""
-    for row in range(begin, end):
-        marks[row] = ptr[row]
-    for e in range(k[0]):
-        row = key[e]
-        if begin <= row and row < end:
-            order[marks[row]] = e
+def tally(begin, end, marks, ends, row, col, n_rows, n_cols, shift, n_buckets, counts, outside):
+    """Counts the coordinates of pieces, `ends` [pieces + 1], by bucket of 2^shift rows; and those out of range."""
+    for piece in range(begin, end):
+        for e in range(ends[piece], ends[piece + 1]):
+            if row[e] >= 0 and row[e] < n_rows and col[e] >= 0 and col[e] < n_cols:
+                counts[piece * n_buckets + (row[e] >> shift)] += 1
+            else:
+                outside[piece] += 1
+
+
+def spread(begin, end, marks, ends, row, col, shift, n_buckets, place, key, number):
+    """Writes row and column, and the number, of each coordinate into its bucket, from `place` on."""
+    for piece in range(begin, end):
+        for e in range(ends[piece], ends[piece + 1]):
+            k = piece * n_buckets + (row[e] >> shift)
+            at = place[k]
+            place[k] = at + 1
+            key[at] = (np.int64(row[e]) << 32) + np.int64(col[e])
+            number[at] = e
+
+
+def sort_buckets(begin, end, marks, ends, key, number, n_rows, shift, ptr, placed, entries):
+    """Sorts coordinates by row, column and number: column and number of each, `ptr` and the columns of each row."""
+    for bucket in range(begin, end):
+        first, last = bucket << shift, min((bucket + 1) << shift, n_rows)
+        for row in range(first, last):
+            marks[row - first] = 0
+        for e in range(ends[bucket], ends[bucket + 1]):
+            marks[(key[e] >> 32) - first] += 1
+        place = ends[bucket]
+        for row in range(first, last):
+            place, marks[row - first] = place + marks[row - first], place
+            ptr[row + 1] = place
+        for e in range(ends[bucket], ends[bucket + 1]):
+            row = (key[e] >> 32) - first
+            placed[marks[row]] = (key[e] << 32) + number[e]
             marks[row] += 1
+        start = ends[bucket]
+        for row in range(first, last):
+            stop, found = ptr[row + 1], 0
+            _sort(placed, start, stop)
+            for n in range(start, stop):
+                found += n == start or placed[n] >> 32 != placed[n - 1] >> 32
+            entries[row + 1], start = found, stop
 
 
-def sort_rows(begin, end, marks, ptr, col, order, sorted_col, entries):
-    """Sorts each row's coordinates by column, equal ones by number, and counts the columns."""
-    for row in range(begin, end):
-        start, stop = ptr[row], ptr[row + 1]
-        gap = 1
-        while gap < (stop - start) // 3:
-            gap = 3 * gap + 1
-        for n in range(start, stop):
-            sorted_col[n] = col[order[n]]
-        while gap > 0:
-            for n in range(start + gap, stop):
-                key, number, at = sorted_col[n], order[n], n
-                while at >= start + gap:
-                    before, other = sorted_col[at - gap], order[at - gap]
-                    if before < key or (before == key and other < number):
-                        break
-                    sorted_col[at], order[at] = before, other
-                    at -= gap
-                sorted_col[at], order[at] = key, number
-            gap //= 3
-        found = 0
-        for n in range(start, stop):
-            if n == start or sorted_col[n] != sorted_col[n - 1]:
-                found += 1
-        entries[row + 1] = found
-
-
-def first_of_each(begin, end, marks, ptr, sorted_col, indptr, indices, first):
-    """Writes the columns of each row once, and the place of the first coordinate of each."""
+def first_of_each(begin, end, marks, ptr, placed, indptr, indices, first, order):
+    """Writes the columns of each row once, the place of the first coordinate of each, and the numbers."""
     for row in range(begin, end):
         at = indptr[row]
         for n in range(ptr[row], ptr[row + 1]):
-            if n == ptr[row] or sorted_col[n] != sorted_col[n - 1]:
-                indices[at], first[at] = sorted_col[n], n
+            order[n] = np.int32(placed[n])
+            if n == ptr[row] or placed[n] >> 32 != placed[n - 1] >> 32:
+                indices[at], first[at] = placed[n] >> 32, n
                 at += 1

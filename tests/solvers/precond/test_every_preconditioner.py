@@ -14,6 +14,7 @@ import jaxsparse_fmt as jsf
 from solvers import cg
 from solvers.precond.block_jacobi import block_jacobi
 from solvers.precond.chebyshev import chebyshev
+from solvers.precond.coarse_space import coarse_space
 from solvers.precond.incomplete import incomplete_cholesky, incomplete_lu
 from solvers.precond.jacobi import jacobi
 from tests.solvers.precond.operators import apply, assert_near, dense, one_by_one, spd, unsymmetric
@@ -23,6 +24,7 @@ SYMMETRIC = {
     "block_jacobi": lambda A: block_jacobi(A, 3),
     "chebyshev": lambda A: chebyshev(A, 2, M=jacobi(A)),
     "incomplete_cholesky": lambda A: incomplete_cholesky(A, solve_sweeps=2, format="csr"),
+    "coarse_space": lambda A: coarse_space(A, np.eye(81, 4) + 0.1),
 }
 GENERAL = {
     "block_jacobi": lambda A: block_jacobi(A, 5),

@@ -1,0 +1,110 @@
+"""Assembly: a pattern from coordinates that may repeat, once, and matrices of their values, often.
+
+A list of the values that each entry sums is a sparse matrix of ones, [entries, values]. So the product of matrices with
+vectors assembles, in the order given, and its rules give every derivative.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+
+from jaxsparse_fmt._types import as_floating, pytree, whole_number
+from jaxsparse_fmt.algebra import patterns, plans
+from jaxsparse_fmt.core.entry_index import take
+from jaxsparse_fmt.core.matrix import SparseMatrix
+from jaxsparse_fmt.formats import building
+from jaxsparse_fmt.formats.csr import CSR
+from jaxsparse_fmt.kernels.cpu import over_rows, spgemm
+
+Array = jax.Array
+
+
+@pytree
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Assembly:
+    """A pattern from coordinates, whose call sums the values of equal coordinates, in the order given.
+
+    Attributes:
+      result: the matrix, without values.
+      duplicates: [nnz, k], with ones at the values that each entry sums; in float32, which loses no bit of them.
+      permutes: whether each entry is one value.
+    """
+
+    result: SparseMatrix
+    duplicates: CSR
+    permutes: bool = dataclasses.field(metadata={"static": True})
+
+    def __repr__(self) -> str:
+        (rows, cols), nnz = self.result.shape, self.result.nnz
+        return f"<Assembly of {self.result.name} {rows}×{cols}, nnz={nnz}, from {self.duplicates.shape[1]} values>"
+
+    def __call__(self, values: Any) -> SparseMatrix:
+        """The matrix of the values [k], or any shape of k numbers, in the order of the coordinates.
+
+        Raises:
+          ValueError: another number of values.
+        """
+        values = as_floating(values, "values").reshape(-1)
+        k = self.duplicates.shape[1]
+        if values.shape != (k,):
+            raise ValueError(f"values must have {k} numbers, one a coordinate; got {values.shape[0]}")
+        if self.permutes:
+            return self.result.with_data(take(values, self.duplicates.col_idx))
+        return self.result.with_data((self.duplicates @ values).astype(values.dtype))
+
+
+def assembly(
+    row: Any,
+    col: Any,
+    shape: tuple[int, int],
+    format: str = "auto",
+    *,
+    backend: str = "auto",
+    max_bytes: float | None = None,
+    nnz_max: int | None = None,
+    **layout: Any,
+) -> Assembly:
+    """A pattern from coordinates, which may repeat: `assembly(row, col, shape)(values)` is the matrix.
+
+    The call is traceable and differentiable; it sums the values of equal coordinates in the order in which they stand.
+
+    Args:
+      row, col: integers of any one shape, k numbers each, such as [elements, 8, 8].
+      shape, format, backend, max_bytes, **layout: as in `from_coo`.
+      nnz_max: the number of entries that the matrix shall have: places that no coordinate names are added as entries
+        of value 0. Patterns of different sizes then share compiled programs, in "csr", "coo" and "csc".
+
+    Raises:
+      ValueError: lengths that differ, an index outside `shape`, traced indices, or more places than `nnz_max`.
+      TypeError: no integers.
+    """
+    if any(isinstance(a, Tracer) for a in (row, col)):
+        raise ValueError(
+            "assembly needs the indices themselves, which are traced here; call it outside jit, and inside call the "
+            "pattern that it returns with traced values"
+        )
+    row, col = np.asarray(row), np.asarray(col)
+    if row.shape != col.shape:
+        raise ValueError(f"row and col must have one shape, got {row.shape} and {col.shape}")
+    shape = (whole_number("shape", shape[0]), whole_number("shape", shape[1]))
+    row, col, k = row.reshape(-1), col.reshape(-1), row.size
+    for name, index in (("row", row), ("col", col)):
+        if not np.issubdtype(index.dtype, np.integer) and k:
+            raise TypeError(f"{name} must hold integers, got dtype {index.dtype}")
+    indptr, indices, first, order = spgemm.coordinates(row, col, shape)
+    if nnz_max is not None:
+        indptr, indices, first = patterns.filled(indptr, indices, first, shape, whole_number("nnz_max", nnz_max))
+    S = patterns.csr(indptr, indices, shape)
+    duplicates = plans.listed_sums(order, first, (indices.size, k), backend)
+    permutes = nnz_max is None and indices.size == k
+    if not permutes:
+        ones = over_rows.empty(k, np.float32)
+        ones.fill(1)
+        duplicates = duplicates._with_values(building.on_device(ones))
+    result = patterns.matrix(S, format, backend, max_bytes, **layout)
+    return Assembly(result, duplicates, permutes)

@@ -1,0 +1,63 @@
+"""Vectors stay in pieces: entering, leaving, products, solves and derivatives in the user's order."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+import jaxsparse_fmt as jsf
+from solvers import cg
+from tests.distributed.problems import MESH
+
+S = jsf.gallery.poisson(32, dim=2)  # 1024 unknowns, 128 a device
+N = S.shape[0]
+STRIDED = np.concatenate([np.arange(N)[k::8] for k in range(8)])  # every device has unknowns of every block
+
+
+@jax.jit
+def product(A, x):
+    return A @ x, A.T @ x
+
+
+@jax.jit
+def solved(A, data, b):
+    def loss(data, b):
+        return jnp.sum(cg(A.with_data(data), b, rtol=1e-10).x ** 2)
+
+    return cg(A, b, rtol=1e-10).x, jax.grad(loss, argnums=(0, 1))(data, b)
+
+
+@pytest.mark.parametrize("reorder", [None, "rcm", STRIDED], ids=["users order", "rcm", "strided"])
+def test_a_users_vectors_lie_in_blocks_and_keep_their_order(reorder):
+    A = jsf.shard(S, MESH, format="ell", reorder=reorder)
+    x = np.random.default_rng(0).standard_normal(N)
+    for y in product(A, x):
+        assert y.sharding.spec == PartitionSpec("rows")
+        np.testing.assert_allclose(y, S @ x, atol=1e-12)
+    unknowns = jnp.arange(N)
+    np.testing.assert_array_equal(A.basis.leave(A.basis.enter(unknowns)), unknowns)
+
+
+def longest(f, *args):
+    """The most numbers of any array with one axis in the compiled program."""
+    text = f.lower(*args).compile().as_text()
+    return max(int(n) for n in re.findall(r"\b[a-z]\w*\[(\d+)\]", text))
+
+
+@pytest.mark.parametrize("f", [product, pytest.param(solved, marks=pytest.mark.deep)])
+def test_no_device_holds_a_vector_of_all_unknowns(f):
+    A = jsf.shard(S, MESH, format="dia")
+    b = A.basis.placed(np.ones(N))
+    args = (A, b) if f is product else (A, A.data, b)
+    stored = max(block.values.shape[1] for block in A.shards.blocks)
+    entries = 2 * -(-A.nnz // 8)  # a block of entries, and a run that goes to another device
+    assert longest(f, *args) <= max(stored, 4 * N // 8, 0 if f is product else entries + 8)
+
+
+def test_a_device_receives_no_more_than_a_few_blocks_where_every_other_has_unknowns_for_it():
+    assert jsf.shard(S, MESH, format="dia", reorder=STRIDED).basis.route.how.width <= 2 * N // 8

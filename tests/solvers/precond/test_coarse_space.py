@@ -1,0 +1,234 @@
+"""Deflation: the operator against its formula, subdomains, steps in two precisions, Ritz vectors, derivatives."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.linalg
+import scipy.sparse as sp
+
+import jaxsparse_fmt as jsf
+from jaxsparse_fmt.models import traffic
+from solvers import Status, cg, eigsh, fcg, minres, refine
+from solvers.precond.coarse_space import coarse_space, subdomains
+from solvers.precond.jacobi import jacobi
+from tests.solvers.precond.operators import assert_near, dense, spd
+
+BODY = (8, 8, 8)
+POINTS = np.array(list(itertools.product(*map(range, BODY))), float)
+PARTS = (POINTS >= 4) @ np.array([4, 2, 1])  # octants
+W = np.linalg.qr(np.random.default_rng(0).standard_normal((81, 5)))[0]
+
+deflated_cg = jax.jit(lambda A, b, W: cg(A, b, deflated=W, rtol=1e-12))
+
+
+def body(dtype: str = "float64", clamped: bool = True):
+    return jsf.from_scipy(jsf.gallery.elasticity(BODY, 0.45, clamped), "bsr", dtype, block_shape=(3, 3))
+
+
+def modes():
+    return subdomains(jsf.gallery.rigid_body_modes(POINTS), PARTS)
+
+
+def right_hand_side(n: int) -> np.ndarray:
+    return np.random.default_rng(1).standard_normal(n)
+
+
+# --------------------------------------------------------------------------------------------------------- operator
+
+
+@pytest.mark.parametrize(("dtype", "sparse"), [(np.float64, True), (np.complex128, False), (np.complex128, True)])
+def test_it_is_the_inverse_of_the_diagonal_and_of_the_coarse_matrix(dtype, sparse):
+    S = spd(dtype)
+    V = W.astype(dtype)
+    V[:9] *= np.exp(1j) if V.dtype.kind == "c" else 1
+    A = S.toarray()
+    M = coarse_space(jsf.from_scipy(S, "csr"), sp.csr_array(V) if sparse else V)
+    coarse = V @ np.linalg.inv(V.conj().T @ A @ V) @ V.conj().T
+    added = dense(M) - np.diag(1 / np.diag(A))
+    theta = np.vdot(coarse, added).real / np.vdot(coarse, coarse).real
+    assert_near(added, theta * coarse, 1e4)
+    scaled = A / np.sqrt(np.outer(np.diag(A), np.diag(A)))
+    smallest, *_, largest = np.linalg.eigvalsh(scaled)
+    assert smallest < theta < largest
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1e9])
+def test_the_scale_of_the_matrix_changes_no_step_but_by_rounding(scale):
+    A, b = jsf.from_scipy(spd(), "csr"), right_hand_side(81)
+    ones = np.ones(81)
+    low = scipy.linalg.eigh(spd().toarray(), subset_by_index=[0, 4])[1]
+    one, other = (cg(matrix, b, M=ones, deflated=low, rtol=1e-8) for matrix in (A, A.with_data(scale * A.data)))
+    assert one.success and abs(one.iterations - other.iterations) <= 1
+    assert one.iterations < cg(A, b, M=ones, rtol=1e-8).iterations
+
+
+def test_a_refresh_is_a_set_up_anew():
+    A = jsf.from_scipy(spd(), "csr")
+    M = coarse_space(A, W)
+    other = A.with_data(A.data * 3)
+    for got, want in zip(jax.tree.leaves(M.refreshed(other)), jax.tree.leaves(coarse_space(other, W)), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-12)
+
+
+# ------------------------------------------------------------------------------------------------------- subdomains
+
+
+def test_the_modes_of_each_subdomain_stand_apart_and_are_orthonormal():
+    B = jsf.gallery.rigid_body_modes(POINTS)
+    Z = modes().toarray()
+    assert Z.shape == (len(B), 48)
+    np.testing.assert_allclose(Z.T @ Z, np.eye(48), atol=1e-12)
+    for part in range(8):
+        rows = np.repeat(part == PARTS, 3)
+        inside = Z[:, 6 * part : 6 * part + 6]
+        assert not np.any(inside[~rows])
+        Q, _ = np.linalg.qr(B[rows])
+        np.testing.assert_allclose(inside[rows] @ inside[rows].T, Q @ Q.T, atol=1e-12)
+
+
+def test_points_may_be_left_out_and_numbers_may_have_gaps():
+    got = subdomains(np.ones(6), np.array([7, -1, 7, 2, 2, 2])).toarray()
+    want = np.array([[0, 0, 0, 1, 1, 1], [1, 0, 1, 0, 0, 0]]).T / np.sqrt([3, 2])
+    np.testing.assert_allclose(got, want)
+
+
+def test_a_subdomain_of_one_point_has_only_its_translations():
+    assert subdomains(jsf.gallery.rigid_body_modes(POINTS[:1]), np.zeros(1, int)).shape == (3, 3)
+
+
+# ------------------------------------------------------------------------------------------------------------ steps
+
+
+def test_steps_are_a_half_and_as_many_in_float32_so_that_a_solve_moves_half_the_bytes():
+    A, Z = body(), modes()
+    b = right_hand_side(A.shape[0])
+    without, wide = cg(A, b, M=jacobi(A), rtol=1e-8), cg(A, b, deflated=Z, rtol=1e-8)
+    narrow = refine(A, b, deflated=Z, rtol=1e-8, dtype="float32")
+    assert wide.success and narrow.success
+    assert 2 * wide.iterations <= without.iterations
+    assert narrow.iterations <= 1.03 * wide.iterations + 1
+
+    def step(dtype: str) -> int:
+        word = np.dtype(dtype).itemsize
+        M = coarse_space(A.astype(dtype), Z.astype(dtype))
+        space = traffic.bytes_moved(M.W.nbytes + M.R.nbytes, (len(b), 2 * Z.shape[1] + len(b)), word)
+        return traffic.bytes_moved(A.astype(dtype).nbytes, A.shape, word) + space + 10 * len(b) * word
+
+    residuals = 2 + int(np.ceil(np.log(1e-8) / np.log(0.03)))  # refine's: a product and 6 vectors, in float64
+    moved = narrow.iterations * step("float32")
+    moved += residuals * (traffic.bytes_moved(A.nbytes, A.shape) + 6 * len(b) * 8)
+    assert moved <= 0.65 * wide.iterations * step("float64")
+
+
+@pytest.mark.parametrize("solver", [fcg, minres])
+def test_other_methods_take_as_few_steps(solver):
+    A, Z = body(), modes()
+    b = right_hand_side(A.shape[0])
+    sol = solver(A, b, deflated=Z, rtol=1e-8)
+    assert sol.success and sol.iterations <= cg(A, b, deflated=Z, rtol=1e-8).iterations + 1
+
+
+def test_ritz_vectors_of_one_matrix_serve_the_next():
+    S = jsf.gallery.poisson(12, dim=2)
+    A, b = jsf.from_scipy(S, "csr"), right_hand_side(144)
+    V = eigsh(A, 8, which="SA", tol=0.1).eigenvectors
+    near = A.with_data(A.data * 1.1).astype("float64")
+    plain, deflated = cg(near, b, M=jacobi(near), rtol=1e-8), cg(near, b, deflated=V, rtol=1e-8)
+    assert deflated.success and deflated.iterations <= 0.75 * plain.iterations
+
+
+def test_a_floating_body_is_solved_though_its_rigid_motions_are_null_vectors():
+    A, Z = body(clamped=False), modes()
+    b = np.asarray(A @ right_hand_side(A.shape[0]))
+    sol = cg(A, b, deflated=Z, rtol=1e-8)
+    assert sol.success and sol.iterations <= 150
+    rigid = jsf.gallery.rigid_body_modes(POINTS)
+    only = cg(A, b, deflated=rigid, rtol=1e-6, maxiter=2000)  # the coarse matrix is all rounding
+    assert only.success
+
+
+# ------------------------------------------------------------------------------------------------------ derivatives
+
+
+def test_derivatives_are_those_of_the_solution():
+    A, b, w = jsf.from_scipy(spd(), "csr"), right_hand_side(81), np.cos(np.arange(81.0))
+    loss = lambda data, b: w @ deflated_cg(A.with_data(data), b, W).x  # noqa: E731
+    by_data, by_b = jax.jit(jax.grad(loss, argnums=(0, 1)))(A.data, b)
+    x, adjoint = (np.linalg.solve(spd().toarray(), v) for v in (b, w))
+    np.testing.assert_allclose(by_b, adjoint, rtol=1e-8, atol=1e-10)
+    S = spd().tocoo()
+    np.testing.assert_allclose(by_data, -adjoint[S.row] * x[S.col], rtol=1e-6, atol=1e-8)
+
+
+def test_steps_unrolled_are_differentiated_through_the_coarse_matrix():
+    A, b, w = jsf.from_scipy(spd(), "csr"), right_hand_side(81), np.cos(np.arange(81.0))
+
+    @jax.jit
+    def loss(t):
+        return w @ cg(A.with_data(A.data * (1 + t * c)), b, deflated=W, maxiter=4, adjoint="unrolled").x
+
+    S = spd().tocoo()
+    c = np.cos(S.row + 1.0) * np.cos(S.col + 1.0)
+    h = 1e-5
+    np.testing.assert_allclose(jax.jit(jax.grad(loss))(0.0), (loss(h) - loss(-h)) / (2 * h), rtol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------------------ doors
+
+
+def test_inside_jit_a_dependent_column_counts_once_and_a_nan_shows():
+    A, b = jsf.from_scipy(spd(), "csr"), right_hand_side(81)
+    one, two = deflated_cg(A, b, W), deflated_cg(A, b, np.concatenate([W, W[:, :1]], axis=1))
+    assert two.success and abs(one.iterations - two.iterations) <= 1
+    assert deflated_cg(A, b, np.where(W > 0.3, np.nan, W)).status is Status.NON_FINITE
+
+
+@pytest.mark.parametrize(
+    ("Z", "M", "error", "message"),
+    [
+        (W[:7], None, ValueError, r"shape \(81, m\) with m from 1 to 81; got \(7, 5\)"),
+        (W[:, 0], None, ValueError, r"got \(81,\)"),
+        (W[:, :0], None, ValueError, r"got \(81, 0\)"),
+        (np.where(W > 0.3, np.nan, W), None, ValueError, "W has a NaN or an infinity"),
+        (sp.csr_array(np.where(W > 0.3, np.inf, W)), None, ValueError, "W has a NaN or an infinity"),
+        (W @ np.ones((5, 2)), None, ValueError, "2 columns of rank 1; leave out those that others span"),
+        (np.zeros((81, 1)), None, ValueError, "1 columns of rank 0"),
+        (sp.csr_array(W[:, [0, 1, 0]]), None, ValueError, "3 columns of rank 2"),
+        (W * 1j, None, TypeError, r"W is complex and A is not; pass real columns, or A.astype\(complex128\)"),
+        (W, lambda r: r, TypeError, "M must be a pytree with a shape and @"),
+        (W, np.eye(3), ValueError, r"M has shape \(3, 3\)"),
+        (np.full((81, 2), "a"), None, TypeError, "dtype|type"),
+    ],
+)
+def test_bad_input_is_refused_with_the_cure(Z, M, error, message):
+    with pytest.raises(error, match=message):
+        cg(jsf.from_scipy(spd(), "csr"), np.ones(81), M=M, deflated=Z)
+
+
+def test_a_function_or_a_rectangle_is_refused():
+    with pytest.raises(ValueError, match="a coarse space preconditioner needs a square matrix; got function"):
+        cg(lambda v: 2 * v, jnp.ones(3), deflated=np.ones((3, 1)))
+    with pytest.raises(ValueError, match=r"square matrix; got \(81, 5\)"):
+        coarse_space(W, W)
+    M = coarse_space(jsf.from_scipy(spd(), "csr"), W)
+    with pytest.raises(ValueError, match=r"takes a matrix of M's shape \(81, 81\); got \(64, 64\)"):
+        M.refreshed(jsf.from_scipy(jsf.gallery.poisson(4), "csr"))
+
+
+@pytest.mark.parametrize(
+    ("B", "parts", "error", "message"),
+    [
+        (np.ones(6), np.zeros(4, int), ValueError, r"got \(6, 1\) and \(4,\)"),
+        (np.ones(6), np.zeros(6), TypeError, "parts must be whole numbers; got float64"),
+        (np.full(6, np.nan), np.zeros(6, int), ValueError, "B has a NaN"),
+        (np.ones(6), np.full(6, -1), ValueError, "no point is in a subdomain"),
+    ],
+)
+def test_subdomains_that_do_not_fit_are_refused(B, parts, error, message):
+    with pytest.raises(error, match=message):
+        subdomains(B, parts)
