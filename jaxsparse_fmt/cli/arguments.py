@@ -102,7 +102,7 @@ def check_outputs(args: argparse.Namespace) -> None:
     if args.plot:
         with blaming(args.plot):
             plots.check(args.plot)
-    if getattr(args, "out", None):
+    if getattr(args, "out", None) not in (None, "-"):
         check_output(args.out, files.VECTOR_SUFFIXES, args.file, args.rhs or args.file)
 
 

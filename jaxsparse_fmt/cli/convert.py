@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 
 import scipy.io
@@ -41,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     record = {"file": args.file, "out": args.out, "rows": S.shape[0], "columns": S.shape[1], "nnz": S.nnz}
     where = "standard output" if is_piped else args.out
     text = f"{where}: {S.shape[0]:,} × {S.shape[1]:,}, {S.nnz:,} entries, {S.dtype}"
-    with contextlib.redirect_stdout(sys.stderr) if is_piped else contextlib.nullcontext():
+    with tables.making_way(args.out):
         tables.report(args.json, record, text)
     return 0
 

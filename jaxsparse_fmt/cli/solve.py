@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 from pathlib import Path
 
 import jax
@@ -33,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     known = ("auto", "tune", *FORMATS)
     arguments.add_file(parser, "A, ")
     parser.add_argument("--rhs", metavar="FILE", help="b: .mtx, .mtx.gz, .npy or .txt; without: A·1")
-    parser.add_argument("--out", metavar="FILE", help="write x here: .mtx, .mtx.gz, .npy or .txt")
+    parser.add_argument("--out", metavar="FILE", help="write x here: .mtx, .mtx.gz, .npy or .txt; -: standard output")
     arguments.add_plot(parser)
     parser.add_argument("--format", choices=known, default="auto", help="storage (auto: ranked; tune: measured)")
     arguments.add_dtype(parser)
@@ -89,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     rows = [*_matrix_rows(S, stored, product), *_answer_rows(args, S, b, x, sol)]
     faults = []
     for what, path, write in (
-        ("x written to", args.out, lambda: files.write_vector(args.out, x)),
+        ("x written to", args.out, lambda: _write(args.out, x)),
         ("drawn in", args.plot, lambda: plots.draw(args.plot, S, name, [curve], args.rtol)),
     ):
         if path:
@@ -102,10 +103,20 @@ def run(args: argparse.Namespace) -> int:
     rows += [("status", f"{status.name}: {status.message}"), ("wall time", wall)]
     record = {"file": args.file, "format": stored.A.name, "device": measure.device(), "iterations": sol.iterations}
     record |= {"status": status.name, "residual_norm": sol.residual_norm, "b_norm": b_norm, "seconds": progress.seconds}
-    tables.report(args.json, record | {"seconds_per_product": product}, tables.facts(name, rows))
+    with tables.making_way(args.out):
+        tables.report(args.json, record | {"seconds_per_product": product}, tables.facts(name, rows))
     for fault in (*faults, *([f"{args.file}: {failure}"] if failure else [])):
         process.complain(fault)
     return 2 if faults else 1 if failure else 0
+
+
+def _write(out: str, x: np.ndarray) -> None:
+    if out == "-":
+        lines = io.StringIO()
+        np.savetxt(lines, x, fmt="%.17g")
+        tables.write_out(lines.getvalue().rstrip())
+    else:
+        files.write_vector(out, x)
 
 
 def _failure(sol: solvers.Solution) -> str:

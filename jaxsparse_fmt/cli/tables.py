@@ -104,6 +104,11 @@ def write_out(text: str) -> None:
     out.flush()
 
 
+def making_way(output: str | None) -> contextlib.AbstractContextManager[Any]:
+    """A context in which reports go to standard error if the command's `output` is "-", standard output."""
+    return contextlib.redirect_stdout(sys.stderr) if output == "-" else contextlib.nullcontext()
+
+
 def as_record(choice: Choice) -> dict[str, Any]:
     """What `--json` prints of a choice: the format, its layout, the bytes that it stores and moves, its time."""
     names = ("format", "layout", "nbytes", "moved", "seconds", "reason")

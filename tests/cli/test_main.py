@@ -79,6 +79,14 @@ def test_multigrid_serves_every_method(method: str, tmp_path, capsys):
     assert "precondition" in fact(out, "wall time")
 
 
+def test_x_goes_to_standard_output_and_the_table_beside_it(poisson: str, capsys):
+    assert main.main(["solve", poisson, "--out", "-"]) == 0
+    captured = capsys.readouterr()
+    np.testing.assert_allclose([float(line) for line in captured.out.splitlines()], 1, rtol=1e-4)
+    assert captured.out.count("\n") == POISSON.shape[0]
+    assert "CONVERGED" in captured.err
+
+
 def test_auto_gives_the_reason_for_its_format(poisson: str, capsys):
     best = jsf.choose.rank(POISSON)[0]
     assert main.main(["solve", poisson]) == 0
