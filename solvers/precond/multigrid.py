@@ -232,7 +232,8 @@ def multigrid(
         the bytes. None takes A's.
       max_coarse: rows from which a level is inverted densely instead of coarsened.
       max_levels: levels at most, the coarsest included.
-      refreshable: make the plans that `M.refreshed` needs, which take 20 to 70 times the memory of A.
+      refreshable: make the plans that `M.refreshed` needs, which take 10 to 15 times the memory of A on a CPU and 20
+        to 70 times on a GPU.
       setup: levels that somebody else made, instead of aggregation: a solver of PyAMG, such as
         `pyamg.ruge_stuben_solver(S)`, or another object whose `levels` have A, R and P.
 
