@@ -16,6 +16,7 @@ of the finest, 9 fine products a cycle, and more where formats pad; see `product
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
 from typing import Any
 
@@ -189,6 +190,7 @@ def multigrid(
     A: Any,
     B: Any = None,
     *,
+    candidates: str = "constant",
     block_size: int | None = None,
     cycle: str = "V",
     smoother: str = "chebyshev",
@@ -210,7 +212,10 @@ def multigrid(
     Args:
       A: [n, n] matrix of jaxsparse_fmt or scipy.sparse.
       B: [n, k], the near-null space: columns that A maps almost to zero, boundaries apart. In elasticity
-        `gallery.rigid_body_modes(points)`. None takes a constant for each unknown of a point.
+        `gallery.rigid_body_modes(points)`. None takes `candidates`.
+      candidates: "constant" takes a constant for each unknown of a point; "adaptive" finds as many columns as a body of
+        so many displacements has rigid motions. Take it for unknowns that have units of their own, and where nobody
+        knows the near-null space; the set-up then takes several times as long.
       block_size: unknowns of a point, numbered together. None takes the blocks of a BSR matrix, or looks for dense
         ones; matrices of systems whose blocks have holes need it.
       cycle: "V", "W", "F" or "K". "F" and "K" want a flexible method, such as `fcg`.
@@ -227,7 +232,8 @@ def multigrid(
         the bytes. None takes A's.
       max_coarse: rows from which a level is inverted densely instead of coarsened.
       max_levels: levels at most, the coarsest included.
-      refreshable: make the plans that `M.refreshed` needs, which take 20 to 70 times the memory of A.
+      refreshable: make the plans that `M.refreshed` needs, which take 10 to 15 times the memory of A on a CPU and 20
+        to 70 times on a GPU.
       setup: levels that somebody else made, instead of aggregation: a solver of PyAMG, such as
         `pyamg.ruge_stuben_solver(S)`, or another object whose `levels` have A, R and P.
 
@@ -242,7 +248,8 @@ def multigrid(
         the norm of A.
     """
     S = _host(A)
-    for name, value, known in (("cycle", cycle, "VWFK"), ("smoother", smoother, list(_hierarchy.SMOOTHERS))):
+    names = ("cycle", cycle, "VWFK"), ("smoother", smoother, list(_hierarchy.SMOOTHERS))
+    for name, value, known in (*names, ("candidates", candidates, ("constant", "adaptive"))):
         if value not in known:
             raise ValueError(f"unknown {name} {value!r}; choose one of {', '.join(known)}")
     usual_degree, usual_fraction = _hierarchy.SMOOTHERS[smoother]
@@ -260,8 +267,16 @@ def multigrid(
         b = _block_size(A, S) if block_size is None else int_at_least(block_size, "block_size", 1)
         if S.shape[0] % b:
             raise ValueError(f"block_size {b} does not divide the {S.shape[0]} rows of A")
-        near = np.tile(np.eye(b, dtype=S.dtype), (S.shape[0] // b, 1)) if B is None else _near_null(B, S)
-        coarsening = _hierarchy.Aggregation(near, b, theta, max_coarse, max_levels)
+        aggregation = functools.partial(
+            _hierarchy.Aggregation, b=b, theta=theta, max_coarse=max_coarse, max_levels=max_levels
+        )
+        if B is not None:
+            near = _near_null(B, S)
+        elif candidates == "adaptive":
+            near = _hierarchy.adapted(S, b * (b + 1) // 2, aggregation, chosen)
+        else:
+            near = np.tile(np.eye(b, dtype=S.dtype), (S.shape[0] // b, 1))
+        coarsening = aggregation(near)
 
     built = _hierarchy.build(S, coarsening, chosen)
     symmetric = cycle != "F" and (built.kind == "symmetric" or (built.kind == "hermitian" and S.dtype.kind == "f"))

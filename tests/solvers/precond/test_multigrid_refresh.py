@@ -9,6 +9,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
+from solvers import Adjoint, cg
 from solvers.precond.multigrid import multigrid
 from tests.solvers.precond.test_multigrid import CUBE, grid, neumann, random_vector
 
@@ -63,6 +64,27 @@ def test_the_derivative_by_the_values_is_that_of_differences():
     want = (loss(B.data + h * direction) - loss(B.data - h * direction)) / (2 * h)
     np.testing.assert_allclose(forward, want, rtol=1e-5)
     np.testing.assert_allclose(jax.jit(jax.grad(loss))(B.data) @ direction, forward, rtol=1e-9)
+
+
+def test_a_solve_with_a_refreshed_hierarchy_has_the_derivative_of_differences_for_one_more_solve():
+    A, b, w = jsf.from_scipy(CUBE, "csr"), random_vector(216), random_vector(216, seed=1)
+    M = multigrid(A, max_coarse=60, refreshable=True)
+    other = scaled(CUBE)
+    told = []
+    report = Adjoint(rtol=1e-10, report=lambda status, steps, residual: told.append(int(steps)))
+
+    def solve(data):
+        near = A.with_data(data)
+        return cg(near, b, M=M.refreshed(near), rtol=1e-10, adjoint=report)
+
+    steps, gradient = jax.jit(lambda data: (solve(data).n_iterations, jax.grad(lambda d: w @ solve(d).x)(data)))(
+        other.data
+    )
+    jax.effects_barrier()
+    assert len(told) == 1 and told[0] <= 1.2 * int(steps)  # and so the two together cost at most 2.2 solves
+    direction = (other - CUBE).data
+    h, x = 1e-6, lambda t: np.linalg.solve((other + t * (other - CUBE)).toarray(), b)
+    np.testing.assert_allclose(gradient @ direction, w @ (x(h) - x(-h)) / (2 * h), rtol=1e-6)
 
 
 def test_a_nan_among_new_values_shows():

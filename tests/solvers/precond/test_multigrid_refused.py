@@ -29,6 +29,7 @@ def with_entry(value: float) -> sp.csr_array:
         (with_entry(np.nan), {}, ValueError, "NaN or an infinity"),
         (sp.csr_array(CUBE - sp.diags_array(6.0 * (np.arange(216) == 7))), {}, ValueError, "diagonal, first in row 7"),
         (CUBE, {"cycle": "X"}, ValueError, "unknown cycle 'X'; choose one of V, W, F, K"),
+        (CUBE, {"candidates": "random"}, ValueError, "unknown candidates 'random'; choose one of constant, adaptive"),
         (CUBE, {"theta": 1.0}, ValueError, "theta must be at least 0 and below 1; got 1"),
         (CUBE, {"smoother": "sor"}, ValueError, "unknown smoother 'sor'; choose one of chebyshev"),
         (CUBE, {"degree": 0}, ValueError, "degree must be at least 1; got 0"),
