@@ -26,8 +26,8 @@ endif
 # Where there is no GPU, a process of tests for each core; on a GPU the first would take most of its memory.
 WORKERS := $(if $(filter cpu,$(ACCELERATOR)),auto,0)
 
-# Compiling is most of the time of the quick tests. There LLVM does not optimize and XLA emits a fusion without MLIR, whose
-# passes take three quarters of a compilation. `make test-all` runs them and the deep ones on programs as users get them.
+# Compiling is most of the time of the quick tests. There LLVM does not optimize, and XLA emits fusions without MLIR,
+# whose passes take two thirds of a compilation. `make test-all` runs all tests on programs as users get them.
 LESS := --xla_backend_optimization_level=0 --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters
 QUICK_XLA := $(if $(filter cpu,$(ACCELERATOR)),$(LESS))
 

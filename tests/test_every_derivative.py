@@ -41,6 +41,7 @@ def test_derivatives_to_second_order_agree_with_differences(layout, dtype, rng):
     check_grads(product_of(A), (x, A.data), order=2, modes=("fwd", "rev"))
 
 
+@pytest.mark.some(layout=2)  # as above
 @every_format
 def test_mixed_second_derivatives_equal_those_of_the_dense_product(layout, rng):
     case = CASES["full_row"]

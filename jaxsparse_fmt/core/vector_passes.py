@@ -25,25 +25,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxsparse_fmt._types import pytree, standard_promotion, x64_enabled
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.kernels.backends import jax_versions, selection
-from jaxsparse_fmt.kernels.vector_pass import Pass, inner_product, parts, sweep_reference
+from jaxsparse_fmt.kernels.vector_pass import Pass, parts, sweep_reference
+from jaxsparse_fmt.kernels.vector_pass import inner_product as inner_product  # for solvers
 from jaxsparse_fmt.kernels.vector_pass import sweep as sweep_by_kernel
-
-__all__ = [
-    "Distribution",
-    "Number",
-    "Parts",
-    "Pass",
-    "by_kernel",
-    "distributed",
-    "dot",
-    "inner_product",
-    "joined",
-    "noise",
-    "normal",
-    "platform_primitive",
-    "sweep",
-    "total",
-]
 
 Array = jax.Array
 

@@ -117,8 +117,7 @@ def csr_bytes(csr: Csr, value_bytes: int) -> int:
 
 def ell_places(row_lengths: np.ndarray, alignment: int = 1) -> int:
     """Places of ELL, and of ELLPACK-R with columns at multiples of `alignment` rows: Barbieri et al., §2.4 and §3.1."""
-    longest = int(np.max(row_lengths, initial=0))
-    return longest * _round_up(len(row_lengths), alignment)
+    return int(np.max(row_lengths, initial=0)) * (-(-len(row_lengths) // alignment) * alignment)
 
 
 def sliced_places(row_lengths: np.ndarray, slice_size: int) -> int:
@@ -128,13 +127,6 @@ def sliced_places(row_lengths: np.ndarray, slice_size: int) -> int:
     (b_r + 1)·N - b_r places in pJDS where b_r divides N.
     """
     return slice_size * int(longest_by_slice(row_lengths, slice_size).sum())
-
-
-def jds_places(row_lengths: np.ndarray, alignment: int = 16) -> int:
-    """Places of JDS, jagged diagonals padded to multiples of `alignment` entries: Cevahir et al., §3.1."""
-    rows_of_length = np.bincount(row_lengths)
-    diagonals = np.cumsum(rows_of_length[:0:-1])  # rows of at least K entries, K - 1, ... 1
-    return int(_round_up(diagonals, alignment).sum())
 
 
 def hyb_width(row_lengths: Any, rule: str = "third") -> int:
@@ -156,12 +148,6 @@ def hyb_width(row_lengths: Any, rule: str = "third") -> int:
         return round(int(row_lengths.sum()) / n_rows)
     xp = row_lengths.__array_namespace__()
     return int(xp.sort(row_lengths)[n_rows - -(-n_rows // 3)])
-
-
-def hyb_places(row_lengths: np.ndarray, width: int) -> tuple[int, int]:
-    """Places in HYB's ELL part of `width` columns, and entries in its COO part."""
-    rest = np.sum(np.maximum(row_lengths - width, 0), dtype=np.int64)
-    return width * len(row_lengths), int(rest)
 
 
 def pieces(row_lengths: np.ndarray, width: int, piece: int) -> np.ndarray:
@@ -193,10 +179,6 @@ def diagonals(csr: Csr, slice_size: int | None = None) -> int:
     if slice_size is not None:
         diagonal += row // slice_size * (n_rows + n_cols)
     return np.unique(diagonal).size
-
-
-def _round_up(n, multiple: int):
-    return -(-n // multiple) * multiple
 
 
 # ------------------------------------------------------------------------------------------------ many devices

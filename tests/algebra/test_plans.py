@@ -12,7 +12,7 @@ import jaxsparse_fmt as jsf
 from jaxsparse_fmt.algebra import gustavson, patterns, plans
 from jaxsparse_fmt.formats.building import TooLarge
 from jaxsparse_fmt.kernels.cpu import spgemm
-from tests.zoo import CASES, FIRST_LAYOUTS
+from tests.zoo import ALL, CASES, FIRST_LAYOUTS
 
 rng = np.random.default_rng(7)
 
@@ -31,6 +31,7 @@ def same(A: jsf.SparseMatrix, expected: sp.sparray, rtol: float = 1e-5) -> None:
     assert A.shape == expected.shape
 
 
+@pytest.mark.some(layout=4)  # formats only give and take entries, for which `tests/test_every_format.py` asks
 @pytest.mark.parametrize("layout", FIRST_LAYOUTS, ids=str)
 def test_every_format_adds_multiplies_and_slices(layout):
     A, B, C = layout.of(S), layout.of(Q), layout.of(R)
@@ -45,7 +46,7 @@ def test_every_format_adds_multiplies_and_slices(layout):
     same(A.tril(-2), sp.tril(S, -2))
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=str)
+@pytest.mark.parametrize("case", [ALL, *map(CASES.get, ("no_rows", "no_columns", "no_entries", "one_by_one"))], ids=str)
 def test_peculiar_matrices_multiply_and_add(case):
     D = case.dense(np.float32)
     A = jsf.from_scipy(case.scipy(np.float32), "csr")

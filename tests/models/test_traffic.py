@@ -71,20 +71,6 @@ def test_places_are_those_of_the_padded_rectangles(lengths, size):
     assert traffic.sliced_places(lengths, size) == sum(max(rows) * size for rows in slices(lengths, size))
 
 
-@given(row_lengths, sizes)
-def test_a_jagged_diagonal_holds_one_entry_of_every_long_enough_row(lengths, alignment):
-    places = 0
-    for j in range(max(lengths.tolist(), default=0)):
-        entries = sum(length > j for length in lengths.tolist())
-        places += entries + -entries % alignment
-    assert traffic.jds_places(lengths, alignment) == places
-
-
-def test_jagged_diagonals_are_padded_to_cevahirs_16():
-    assert traffic.jds_places(np.array([1, 2, 0])) == 16 + 16
-    assert traffic.jds_places(np.full(17, 3)) == 3 * 32
-
-
 @given(row_lengths)
 def test_hyb_is_as_wide_as_a_third_of_the_rows(lengths):
     reach = [k for k in range(41) if 3 * sum(length >= k for length in lengths.tolist()) >= len(lengths)]
@@ -107,13 +93,6 @@ def test_the_width_of_hyb_is_the_same_for_lengths_on_a_device(lengths, rule):
 def test_an_unknown_rule_of_width_is_refused_by_name():
     with pytest.raises(ValueError, match="'third' or 'mean', got 'half'"):
         traffic.hyb_width(np.array([1]), "half")
-
-
-@given(row_lengths, st.integers(0, 45))
-def test_hyb_keeps_in_coo_what_its_width_cuts_off(lengths, width):
-    in_ell, in_coo = traffic.hyb_places(lengths, width)
-    assert in_ell == width * len(lengths)
-    assert in_coo == sum(max(length - width, 0) for length in lengths.tolist())
 
 
 @given(st.integers(1, 30), st.integers(1, 30), st.floats(0, 1), sizes, st.integers(0, 9))
@@ -139,7 +118,6 @@ def test_counts_beyond_32_bits_are_right():
     lengths = np.full(3, 2**30, np.int32)
     assert traffic.ell_places(lengths) == traffic.warp_iterations(lengths, 1) == 3 * 2**30
     assert traffic.work(lengths) == 6 * 2**30 - 3
-    assert traffic.hyb_places(lengths, 1) == (3, 3 * 2**30 - 3)
 
 
 @pytest.mark.parametrize("size", [0, -32])
