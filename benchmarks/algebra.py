@@ -3,11 +3,11 @@
     python -m benchmarks.algebra --json out.json            some three minutes on two cores
 
 Each figure is the best of several calls, in which all sides take turns; nothing compiles in them. "Eager" finds the
-pattern of the result and its values, "pattern" makes the plan of an assembly, "new values" is the jitted numeric step of
-a plan, "CPU" sums the seconds of all threads, and a ratio is SciPy's seconds by the side's. Memory is that of the
-result; of jitted calls it includes what XLA allocates beside it, and of plans what they hold. All is in float64. BCOO's
-product of two sparse matrices takes memory for each pair of entries, so it and BCOO's other operations run on smaller
-matrices; BCSR has none of them.
+pattern of the result and its values, "pattern" makes the plan of an assembly, and "new values" is the jitted numeric
+step of a plan. "CPU" sums the seconds of all threads; a ratio is SciPy's seconds by the side's. Memory is that of the
+result; of jitted calls it includes what XLA allocates beside it, and of plans what they hold. All is in float64.
+BCOO's product of two sparse matrices takes memory for each pair of entries, so it and BCOO's other operations run on
+smaller matrices; BCSR has none of them.
 """
 
 from __future__ import annotations
