@@ -202,7 +202,7 @@ def combined(A: Any, B: Any, sign: int) -> SparseMatrix:
     """A + sign·B; of "csr" matrices at hand in one pass over both, which is faster than a plan's gathers."""
     operation = "A + B" if sign > 0 else "A - B"
     _check_pair(operation, A, B)
-    values = _at_hand(A, B) if isinstance(A, CSR) and isinstance(B, CSR) else None
+    values = _at_hand(A, B) if isinstance(A, CSR) and isinstance(B, CSR) and _is_native(A) else None
     if values is None:
         return add(A, B)(A, B, jnp.add if sign > 0 else jnp.subtract)
     indptr, indices, out = spgemm.added(patterns.pattern_of(A), patterns.pattern_of(B), sign, *values)
@@ -212,8 +212,8 @@ def combined(A: Any, B: Any, sign: int) -> SparseMatrix:
 
 
 def _at_hand(A: Any, B: Any) -> list[np.ndarray] | None:
-    """The values of A and B, of one dtype that kernels for the CPU know; None where traced, or on another device."""
-    if not _is_native(A) or patterns.is_traced(A) or patterns.is_traced(B):
+    """The values of A and B, of one dtype that kernels for the CPU know; None where traced."""
+    if patterns.is_traced(A) or patterns.is_traced(B):
         return None
     data = A.data, B.data
     if any(isinstance(v, Tracer) for v in data):
@@ -278,7 +278,7 @@ def product(
             return Product(result, _operands(A, B), listed, building.on_device(right))
         return Product(result, _operands(A, B), gustavson.made((A, a), (B, b), (result, C), p.before), None)
 
-    given, values = _at_hand(A, B) if with_values else None, []
+    given, values = _at_hand(A, B) if with_values and native else None, []
     plan = patterns.kept(make, ("matmul", format, native, max_bytes), A, B)
     if plan.right is None:
         plan = dataclasses.replace(plan, terms=gustavson.completed(plan.terms, A, B))

@@ -91,6 +91,7 @@ def is_pallas(resolved: str) -> bool:
     return resolved not in ("xla", "numba")
 
 
+@functools.cache
 def native_importable() -> bool:
     """Whether Numba is installed; it is not imported."""
     return importlib.util.find_spec("numba") is not None

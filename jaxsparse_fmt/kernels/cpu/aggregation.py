@@ -45,8 +45,9 @@ def strength(
 def aggregates(graph: Matrix, chosen: np.ndarray) -> tuple[np.ndarray, int]:
     """The aggregate of each point [points] int32, -1 for points without strong neighbours, and their number."""
     agg, count = np.full(graph.shape[0], -1, np.int32), np.zeros(1, np.int64)
-    given = *_arrays(graph)[:2], chosen.view(np.uint8), agg, count
-    _over_rows("aggregate", graph.shape[0], 0, *given, serial=True)
+    _over_rows(
+        "aggregate", graph.shape[0], 0, *_arrays(graph)[:2], chosen.view(np.uint8), agg, count, rows=graph.shape[0]
+    )
     return agg, int(count[0])
 
 

@@ -25,8 +25,8 @@ def over_rows(
     n_rows: int,
     n_marks: int,
     *arguments: Any,
+    rows: int = ROWS,
     before: np.ndarray | None = None,
-    serial: bool = False,
 ) -> None:
     """Calls a kernel (begin, end, marks, *arguments) for all rows, on all cores; each thread has marks of its own.
 
@@ -37,16 +37,14 @@ def over_rows(
       name: of the kernel; or a pair, the name of a function and what it makes the kernel of.
       n_marks: int64 numbers of a thread, -1 at first.
       arguments: contiguous arrays, integers and floats.
-      before: [n_rows + 1], the work in the rows before, which shapes the tasks; None: they have `ROWS` rows each.
-      serial: whether one task takes all rows.
+      rows: of a task, without `before`.
+      before: [n_rows + 1], the work in the rows before; tasks then have about equal work.
     """
     assert all(a.flags.c_contiguous for a in arguments if isinstance(a, np.ndarray))
     function = _function(kernels, name, tuple(map(_kind, arguments)))
     values = [a.ctypes.data if isinstance(a, np.ndarray) else a for a in arguments]
-    if serial:
-        cuts = [0, n_rows]
-    elif before is None:
-        cuts = [*range(0, n_rows, ROWS), n_rows]
+    if before is None:
+        cuts = [*range(0, n_rows, max(rows, 1)), n_rows]
     else:
         cuts = equal_pieces(before, PIECES if before[-1] > SERIAL else 1).tolist()
     threads, tasks = min(len(cuts) - 1, os.cpu_count() or 1), iter(list(itertools.pairwise(cuts)))

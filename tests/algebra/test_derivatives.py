@@ -1,0 +1,135 @@
+"""Second derivatives of every operation, by all that it holds, against dense matrices; chains, loops and batches."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import jaxsparse_fmt as jsf
+from solvers import cg
+
+rng = np.random.default_rng(5)
+S = rng.normal(size=(4, 4)) * np.array([[1, 0, 1, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 1, 0, 1]])
+R = rng.normal(size=(4, 4)) * np.array([[0, 0, 1, 1], [1, 0, 0, 0], [0, 1, 0, 0], [1, 0, 0, 0]])
+A, B = (jsf.from_scipy(sp.csr_array(M.astype(np.float32)), "csr") for M in (S, R))
+I4 = np.eye(4)
+MASK = np.array([True, False, True, True])
+ROW, COL = np.array([0, 2, 2, 2]), np.array([1, 0, 0, 3])  # one place comes twice
+SPLIT = A.nnz + B.nnz
+
+
+def scattered(v):
+    return jnp.zeros((3, 4)).at[ROW, COL].add(v)
+
+
+# Of A, B, and a vector d [4]: the operation, and the same of dense matrices.
+OPERATIONS = {
+    "A + B": (lambda A, B, d: A + B, lambda a, b, d: a + b),
+    "A - B": (lambda A, B, d: A - B, lambda a, b, d: a - b),
+    "A @ B": (lambda A, B, d: A @ B, lambda a, b, d: a @ b),
+    "A.T @ B": (lambda A, B, d: A.T @ B, lambda a, b, d: a.T @ b),
+    "A.T @ A": (lambda A, B, d: A.T @ A, lambda a, b, d: a.T @ a),
+    "triple": (lambda A, B, d: B.T @ A @ B, lambda a, b, d: b.T @ a @ b),
+    "A.multiply(B)": (lambda A, B, d: A.multiply(B), lambda a, b, d: a * b),
+    "A * s": (lambda A, B, d: A * d[0], lambda a, b, d: a * d[0]),
+    "scale_rows": (lambda A, B, d: A.scale_rows(d), lambda a, b, d: d[:, None] * a),
+    "scale_cols": (lambda A, B, d: A.scale_cols(d), lambda a, b, d: a * d),
+    "shift": (lambda A, B, d: A.shift(d[0]), lambda a, b, d: a + d[0] * I4),
+    "shift by a diagonal": (lambda A, B, d: A.shift(d), lambda a, b, d: a + jnp.diag(d)),
+    "setdiag": (lambda A, B, d: A.setdiag(d), lambda a, b, d: a * (1 - I4) + jnp.diag(d)),
+    "block": (
+        lambda A, B, d: jsf.block([[A, B], [None, A.T]]),
+        lambda a, b, d: jnp.block([[a, b], [jnp.zeros((4, 4)), a.T]]),
+    ),
+    "hstack": (lambda A, B, d: jsf.hstack([A, B]), lambda a, b, d: jnp.hstack([a, b])),
+    "vstack": (lambda A, B, d: jsf.vstack([A, B]), lambda a, b, d: jnp.vstack([a, b])),
+    "kron": (lambda A, B, d: jsf.kron(A, B), lambda a, b, d: jnp.kron(a, b)),
+    "diags": (lambda A, B, d: jsf.diags([d, d[:3]], [0, 1]), lambda a, b, d: jnp.diag(d) + jnp.diag(d[:3], 1)),
+    "assembly": (lambda A, B, d: jsf.assembly(ROW, COL, (3, 4), "csr")(d**2), lambda a, b, d: scattered(d**2)),
+    "from_coo": (
+        lambda A, B, d: jsf.from_coo(ROW, COL, d**2, (3, 4), format="csr"),
+        lambda a, b, d: scattered(d**2),
+    ),
+    "rows": (lambda A, B, d: A[[2, 0, 0]], lambda a, b, d: a[np.array([2, 0, 0])]),
+    "columns": (lambda A, B, d: A[:, 1:], lambda a, b, d: a[:, 1:]),
+    "mask": (lambda A, B, d: A[MASK], lambda a, b, d: a[MASK]),
+    "tril": (lambda A, B, d: A.tril(), lambda a, b, d: jnp.tril(a)),
+    "triu": (lambda A, B, d: A.triu(1), lambda a, b, d: jnp.triu(a, 1)),
+    "abs": (lambda A, B, d: abs(A), lambda a, b, d: jnp.abs(a)),
+    "sum": (lambda A, B, d: A.sum(), lambda a, b, d: a.sum()),
+    "sum of columns": (lambda A, B, d: A.sum(axis=0), lambda a, b, d: a.sum(axis=0)),
+    "sum of rows": (lambda A, B, d: A.sum(axis=1), lambda a, b, d: a.sum(axis=1)),
+    "max": (lambda A, B, d: A.max(axis=1), lambda a, b, d: a.max(axis=1)),
+    "min": (lambda A, B, d: A.min(), lambda a, b, d: a.min()),
+    "norm": (lambda A, B, d: A.norm(), lambda a, b, d: jnp.sqrt(jnp.sum(a**2))),
+    "norm 1": (lambda A, B, d: A.norm(1), lambda a, b, d: jnp.abs(a).sum(axis=0).max()),
+}
+
+
+@pytest.mark.some(name=10)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_hessian_by_all_values_is_that_of_dense_matrices(name):
+    sparse, dense = OPERATIONS[name]
+
+    def filled(M, v):
+        return jnp.zeros(M.shape).at[M.row_ids, M.col_ids].set(v)
+
+    def ours(v):
+        a, b, d = jnp.split(v, [A.nnz, SPLIT])
+        out = sparse(A.with_data(a), B.with_data(b), d)
+        return jnp.sum(jnp.sin(getattr(out, "data", out)))  # other places are 0
+
+    def theirs(v):
+        a, b, d = jnp.split(v, [A.nnz, SPLIT])
+        return jnp.sum(jnp.sin(dense(filled(A, a), filled(B, b), d)))
+
+    v = np.concatenate([A.data, B.data, rng.normal(size=4)]).astype(np.float32)
+    got, expected = jax.jit(lambda v: (jax.hessian(ours)(v), jax.hessian(theirs)(v)))(v)
+    np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4)
+    assert np.any(got)
+
+
+def test_a_solve_with_a_chain_of_operations_differentiates_by_all_that_it_holds():
+    n = 30
+    L = sp.csr_array(sp.diags_array([-1.0, 2.5, -1.0], offsets=[-1, 0, 1], shape=(n, n)).astype(np.float32))
+    T = sp.csr_array((rng.uniform(1, 2, n).astype(np.float32), (np.arange(n), np.arange(n) // 2)))
+    K, P = jsf.from_scipy(L, "csr"), jsf.from_scipy(T, "csr")
+    b, place, place_p = rng.normal(size=n // 2).astype(np.float32), np.nonzero(L.toarray()), np.nonzero(T.toarray())
+
+    def ours(k, p, s):
+        Pp = P.with_data(p)
+        coarse = Pp.T @ (K.with_data(k).shift(s) @ Pp)
+        return jnp.sum(jnp.sin(cg(coarse, b, rtol=1e-7).x))
+
+    def dense(k, p, s):
+        D, Pp = jnp.zeros((n, n)).at[place].set(k) + s * jnp.eye(n), jnp.zeros((n, n // 2)).at[place_p].set(p)
+        return jnp.sum(jnp.sin(jnp.linalg.solve(Pp.T @ D @ Pp, b)))
+
+    slopes = (jax.jit(jax.grad(f, (0, 1, 2)))(K.data, P.data, 0.3) for f in (ours, dense))
+    for got, expected in zip(*slopes, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_plans_run_in_a_scan_and_under_vmap_of_a_derivative():
+    product, total = jsf.plan.matmul(A, B), jsf.plan.add(A, B)
+
+    def power(a):  # two steps of A ← (A·B + A) on A's places
+        def step(v, _):
+            C = product(A.with_data(v), B)
+            return v + C.todense()[A.row_ids, A.col_ids] + total(A.with_data(v), B).data.sum(), None
+
+        return jnp.sum(jax.lax.scan(step, a, length=2)[0])
+
+    def dense(a):
+        place = np.nonzero(S)
+        for _ in range(2):
+            D = jnp.zeros((4, 4)).at[place].set(a)
+            a = a + (D @ R)[place] + D.sum() + R.sum()
+        return jnp.sum(a)
+
+    batch = np.stack([A.data, 2 * np.asarray(A.data), -np.asarray(A.data)])
+    got, expected = (jax.jit(jax.vmap(jax.grad(f)))(batch) for f in (power, dense))
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)

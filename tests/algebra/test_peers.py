@@ -1,0 +1,157 @@
+"""Questions of SciPy's and BCOO's own tests of these operations, with NumPy as the oracle; and the zoo in all dtypes.
+
+Results are read from the arrays of "csr", so that nothing compiles.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import jaxsparse_fmt as jsf
+from tests.zoo import CASES
+
+DTYPES = {"float32": 1e-6, "bfloat16": 0.02, "float16": 2e-3, "complex64": 1e-6}
+
+
+def dense(A: jsf.SparseMatrix) -> np.ndarray:
+    """A without SciPy's or XLA's help, after a check that its rows are sorted and their columns differ."""
+    assert isinstance(A, jsf.CSR)
+    ptr, col, data = np.asarray(A.row_ptr), np.asarray(A.col_idx), np.asarray(A.data)
+    out = np.zeros(A.shape, np.result_type(data.dtype, np.float32) if data.dtype.kind == "c" else np.float64)
+    for row, (start, stop) in enumerate(itertools.pairwise(ptr)):
+        assert np.all(np.diff(col[start:stop]) > 0)
+        out[row, col[start:stop]] = data[start:stop]
+    return out
+
+
+def csr(a) -> jsf.SparseMatrix:
+    return jsf.from_scipy(sp.csr_array(np.asarray(a, np.float32)), "csr")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", CASES.values(), ids=str)
+def test_the_zoo_adds_and_multiplies_in_every_dtype(case, dtype):
+    A = jsf.from_scipy(case.scipy(np.complex64 if dtype == "complex64" else np.float32), "csr").astype(dtype)
+    D, P = case.dense(dtype if dtype == "complex64" else np.float32), case.pattern()
+    T = A.T.asformat("csr")
+    for got, expected, places in (
+        (A @ T, D @ D.T, P.astype(int) @ P.T.astype(int)),
+        (A + A, 2 * D, P),
+        (A - 2 * A, -D, P),
+        (A.multiply(A), D * D, P),
+    ):
+        assert got.dtype == A.dtype
+        assert got.nnz == np.count_nonzero(places)  # zeros and cancelled sums stay
+        np.testing.assert_allclose(dense(got), expected, rtol=DTYPES[dtype], atol=DTYPES[dtype] * abs(D).max(initial=1))
+
+
+def test_eager_planned_and_jitted_results_have_the_same_bits():
+    rng = np.random.default_rng(3)
+    S, R = (sp.csr_array(sp.random_array((500, 500), density=0.1, rng=rng)) for _ in range(2))
+    A, B = jsf.from_scipy(S, "csr"), jsf.from_scipy(R, "csr")
+    first, again = (A @ B).data, (A @ B).data  # in one pass; by the kept plan
+    assert np.array_equal(first, again)
+    assert np.array_equal(first, jax.jit(lambda a, b: (A.with_data(a) @ B.with_data(b)).data)(A.data, B.data))
+    plan = jsf.plan.add(A, B)
+    assert np.array_equal((A + B).data, plan(A, B).data)
+    assert np.array_equal((A - B).data, plan(A, B, jnp.subtract).data)
+    row, col, v = rng.integers(0, 50, 10_000), rng.integers(0, 50, 10_000), rng.normal(size=10_000)
+    one, two = (jsf.assembly(row, col, (50, 50), "csr")(v).data for _ in range(2))
+    assert np.array_equal(one, two)
+
+
+# ------------------------------------------------------------------------------------------------------------- SciPy's
+
+
+def test_a_product_with_the_identity_is_the_matrix():
+    D = np.array([[1, 0, 0, 2], [3, 0, 1, 0], [0, 2, 0, 0]], np.float32)
+    np.testing.assert_array_equal(dense(jsf.eye(3) @ csr(D)), D)
+    np.testing.assert_array_equal(dense(csr(D) @ jsf.eye(4)), D)
+
+
+def test_a_product_of_a_column_and_a_row_is_their_outer_product():
+    a, b = np.array([[1.0], [0], [3]]), np.array([[2.0, 0, 4, 0]])
+    np.testing.assert_array_equal(dense(csr(a) @ csr(b)), a @ b)
+    assert (csr(b.T).T @ csr(b).T).shape == (1, 1)
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(0, 3, 4), (3, 0, 4), (3, 4, 0), (0, 0, 0)])
+def test_products_without_rows_or_columns_are_empty(m, k, n):
+    C = csr(np.zeros((m, k))) @ csr(np.zeros((k, n)))
+    assert (C.shape, C.nnz) == ((m, n), 0)
+
+
+KRON = [[[0]], [[-1]], [[4]], [[0], [0]], [[1, 2], [3, 4]], [[0, 2], [5, 0]], [[0, 2, 8], [5, 0, 3], [4, 3, 1]]]
+
+
+@pytest.mark.parametrize(("a", "b"), list(itertools.product(KRON[::2], KRON[1::2])))
+def test_kron_of_small_matrices_is_numpys(a, b):
+    np.testing.assert_array_equal(dense(jsf.kron(csr(a), csr(b))), np.kron(a, b))
+
+
+@pytest.mark.parametrize("k", [-4, -2, -1, 0, 1, 2, 5])
+def test_triangles_about_any_diagonal_are_numpys(k):
+    D = np.array([[2, 0, 1, 0], [0, 3, 0, 6], [-5, 0, 0, 7]], np.float32)
+    np.testing.assert_array_equal(dense(csr(D).tril(k)), np.tril(D, k))
+    np.testing.assert_array_equal(dense(csr(D).triu(k)), np.triu(D, k))
+
+
+def test_a_sum_of_disjoint_of_nested_and_of_equal_patterns():
+    D = np.array([[1, 0, 2], [0, 0, 0], [0, 4, 0]], np.float32)
+    for E in (np.ones((3, 3)) - (D != 0), np.ones((3, 3)), D, np.zeros((3, 3))):
+        np.testing.assert_array_equal(dense(csr(D) + csr(E)), D + E)
+        np.testing.assert_array_equal(dense(csr(E) - csr(D)), E - D)
+        np.testing.assert_array_equal(dense(csr(D).multiply(csr(E))), D * E)
+
+
+def test_indices_that_repeat_and_fall_take_rows_and_columns_as_often():
+    D = np.arange(12.0).reshape(3, 4)
+    np.testing.assert_array_equal(dense(csr(D)[[2, 2, 0, -3]]), D[[2, 2, 0, -3]])
+    np.testing.assert_array_equal(dense(csr(D)[::-1, [3, 0, 3]]), D[::-1, [3, 0, 3]])
+    assert csr(D)[[], :].shape == (0, 4)
+
+
+# -------------------------------------------------------------------------------------------------------------- BCOO's
+
+
+@pytest.mark.parametrize("k", [0, 1, 100])
+def test_coordinates_that_all_name_one_place_make_one_entry(k):
+    made = jsf.assembly(np.full(k, 2), np.full(k, 1), (4, 3), "csr")(np.arange(k, dtype=np.float32))
+    assert made.nnz == min(k, 1)
+    assert dense(made)[2, 1] == np.arange(k).sum()
+
+
+def test_coordinates_in_any_order_make_sorted_rows():
+    rng = np.random.default_rng(1)
+    row, col = rng.integers(0, 2000, 5000), rng.integers(0, 30, 5000)  # several buckets of rows
+    v = rng.integers(-9, 9, 5000).astype(np.float32)
+    expected = np.zeros((2000, 30))
+    np.add.at(expected, (row, col), v)
+    for of in (np.int64, np.int32, np.uint8):
+        inside = row < 256 if of is np.uint8 else row >= 0
+        made = jsf.assembly(row[inside].astype(of), col[inside].astype(of), (2000, 30), "csr")(v[inside])
+        rows = 256 if of is np.uint8 else 2000
+        np.testing.assert_array_equal(dense(made)[:rows], expected[:rows])
+
+
+@pytest.mark.parametrize("bad", [-1, 3, 2**40])
+def test_a_coordinate_out_of_range_is_refused_by_its_number(bad):
+    with pytest.raises(ValueError, match=f"col index {bad} is out of range"):
+        jsf.assembly([0, 1], np.array([0, bad]), (2, 3))
+
+
+def test_many_columns_and_few_entries_multiply():
+    rng = np.random.default_rng(2)
+    S = sp.csr_array(sp.random_array((60, 100_000), density=1e-3, rng=rng))
+    R = sp.csr_array(sp.random_array((100_000, 80_000), density=5e-5, rng=rng))
+    C = jsf.from_scipy(S, "csr") @ jsf.from_scipy(R, "csr")
+    expected = S @ R
+    expected.sort_indices()
+    np.testing.assert_array_equal(C.col_idx, expected.indices)
+    np.testing.assert_allclose(C.data, expected.data, rtol=1e-5)
