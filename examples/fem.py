@@ -81,9 +81,9 @@ def main():
         u[plate.inside] = better.x
         figure, axes = pyplot.subplots(1, 2, figsize=(10, 4.5), layout="constrained")
         area = np.abs(np.linalg.det(plate.mesh.mapping().A.transpose(2, 0, 1))) / 2
-        shades = {"temperature": u, "what a better conductor there would take away": -slope / area}
+        shades = {"temperature": u, "cooling by a better conductor there": -slope / area}
         for ax, (title, values) in zip(axes, shades.items(), strict=True):
-            image = ax.tripcolor(*plate.mesh.p, plate.mesh.t.T, values, cmap="magma")
+            image = ax.tripcolor(*plate.mesh.p, plate.mesh.t.T, values, cmap="magma", vmax=np.quantile(values, 0.995))
             ax.set(title=title, aspect="equal")
             figure.colorbar(image, ax=ax)
         figure.savefig(sys.argv[1])
