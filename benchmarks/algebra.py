@@ -178,6 +178,7 @@ def measure(case: str, sides: list[Side], repeats: int) -> list[Row]:
             wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
             row = best.setdefault(side.name, {"case": case, "side": side.name, "wall": np.inf, "cpu": np.inf})
             row["memory"] = side.memory(result) / 2**20
+            del result  # so that no call frees the result of another
             if again:  # the first call may compile
                 row["wall"], row["cpu"] = min(wall, row["wall"]), min(cpu, row["cpu"])
     for row in best.values():
