@@ -81,6 +81,7 @@ def solved(
     shown = IDENTITY if options.callback is None else basis
     # Whether a derivative is NaN depends on its residual, not on the cause of a failure, except in a refinement.
     examined = adjoint.truncated or adjoint.report is not None or inner is not None
+    native = b.ndim == 1
     of_tangent = options._replace(history_length=0, callback=None, progress=None, examined=examined)
 
     def run(options, system, with_dot, shown=IDENTITY):
@@ -90,7 +91,9 @@ def solved(
             return iterate.run(method, options, system._replace(A=A, inner=inner), shown.leave)
 
     def solution(A, b, given, fixed):
-        return opaque.apply(of_solution, jvp_of_solution, A, b, given, fixed, transpose=transpose_of_solution)
+        return opaque.apply(
+            of_solution, jvp_of_solution, A, b, given, fixed, transpose=transpose_of_solution, native=native
+        )
 
     def of_solution(A, b, given, fixed):
         (M, inner, x0, parameters), (with_dot, limits, _, shown) = given, fixed
@@ -138,7 +141,7 @@ def solved(
             end = end._replace(norm=length(c - product(transposed, A, c)(x)))
             return _or_nan(adjoint, A, x, c, end, limits.rtol)
 
-        return opaque.apply(of_inverse, jvp, A, c, others, transpose=transpose)
+        return opaque.apply(of_inverse, jvp, A, c, others, transpose=transpose, native=native)
 
     fixed = lax.stop_gradient((with_dot, system.limits, of_derivative, shown))
     return solution(A, b, (M, inner, system.x0, system.parameters), fixed)
