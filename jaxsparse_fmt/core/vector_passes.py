@@ -147,6 +147,7 @@ def normal(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
     return _emptied(jax.random.normal(key, shape, dtype))
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def noise(n: int, dtype: Any, seed: int = 0) -> Array:
     """n numbers between −1 and 1 without a pattern, the same at every call with a seed; zero in empty places too.
 
@@ -258,10 +259,16 @@ def runs_natively() -> bool:
 def on_cpu(program: ClosedJaxpr, ctx: Any) -> Callable[..., list[Any]]:
     """A program over vectors [n] as a function, for the lowering with `ctx`: in few calls of native code on one CPU."""
     if jax_versions.is_of_one_device(ctx) and jax_versions.lowering_platform("cpu", ctx):
-        from jaxsparse_fmt.kernels.cpu.fusion import fused
-
-        return functools.partial(fused, program)
+        return _native(program)
     return jaxpr_as_fun(program)
+
+
+@functools.lru_cache(maxsize=64)
+def _native(program: ClosedJaxpr) -> Callable[..., list[Any]]:
+    """Jitted, so that solves with the same program, as in a Hessian, are lowered once."""
+    from jaxsparse_fmt.kernels.cpu.fusion import fused
+
+    return jax.jit(functools.partial(fused, program))
 
 
 def _alike(*vectors: Array) -> bool:

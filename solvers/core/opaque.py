@@ -60,7 +60,7 @@ def apply(
       native: all vectors of f are [n], so that one kernel of native code can compute what lies between two products.
     """
     leaves, inside = jax.tree.flatten(args)
-    program, shape = jax.make_jaxpr(lambda *leaves: f(*jax.tree.unflatten(inside, leaves)), return_shape=True)(*leaves)
+    traced = jax.jit(f).trace(*args)  # which JAX keeps by f and the types of the arguments
     of_leaves = lambda leaves: jax.tree.unflatten(inside, leaves)  # noqa: E731
     out_leaves = lambda tree: tuple(jax.tree.leaves(tree, is_leaf=lambda a: a is None))  # noqa: E731
 
@@ -70,8 +70,8 @@ def apply(
 
     transposed = None if transpose is None else lambda leaves, ct: transpose(of_leaves(leaves), ct)
     native = native and vector_passes.runs_natively()
-    call = Opaque(program, jvp_of_leaves, transposed, len(jax.tree.leaves(args[:1])), native)
-    return jax.tree.unflatten(jax.tree.structure(shape), opaque_p.bind(*leaves, call=call))
+    call = Opaque(traced.jaxpr, jvp_of_leaves, transposed, len(jax.tree.leaves(args[:1])), native)
+    return jax.tree.unflatten(jax.tree.structure(traced.out_info), opaque_p.bind(*leaves, call=call))
 
 
 def _is_none(tangent: Any) -> bool:
