@@ -66,6 +66,7 @@ KERNELS = (
     "handler",
     "fusion",
     "fusion_code",
+    "fusion_operations",
     "numba_kernels",
     "chunk_kernels",
     "tile_kernels",

@@ -1,7 +1,7 @@
 """Programs of JAX with few kernels: what lies between two products of a solver becomes one call of native code.
 
-`fused` evaluates a program operation by operation, as JAX would, but collects those that `fusion_code.py` has code for:
-first it lists the operations, those of inner functions too, then it finds for each the group to which it belongs. Group
+`fused` evaluates a program operation by operation, as JAX would, but collects those for which `fusion_operations.py`
+has code: first it lists the operations, those of inner functions too, then it finds the group of each. Group
 h holds what must wait for an operation of another kind that group h − 1 made possible, and what is not needed earlier.
 Bodies of loops and branches are such lists themselves. A loop computes its condition with the numbers of a trip.
 
@@ -22,7 +22,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
 from jaxsparse_fmt.kernels.cpu import ffi
-from jaxsparse_fmt.kernels.cpu.fusion_code import SUMS, Atom, Group, Known, Op, Value, has_code, text_of
+from jaxsparse_fmt.kernels.cpu.fusion_code import Group, text_of
+from jaxsparse_fmt.kernels.cpu.fusion_operations import SUMS, Atom, Known, Op, Value, has_code
 
 
 class Body(NamedTuple):
