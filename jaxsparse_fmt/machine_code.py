@@ -98,12 +98,13 @@ def _linked(content: bytes) -> int:
 
 
 def engine(module: Any) -> Any:
-    """LLVM's engine that compiles a module of llvmlite; kept, since it owns the code."""
+    """LLVM's engine that compiles a module of llvmlite, or its text; kept, since it owns the code."""
     from llvmlite import binding
 
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
-    machine = binding.Target.from_default_triple().create_target_machine()
+    features = binding.get_host_cpu_features().flatten()
+    machine = binding.Target.from_default_triple().create_target_machine(binding.get_host_cpu_name(), features)
     made = binding.create_mcjit_compiler(binding.parse_assembly(str(module)), machine)
     _engines.append(made)
     return made

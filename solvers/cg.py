@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Unpack
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -151,12 +152,14 @@ DESCEND = Pass(_descend, _descend_each)
 TURN = Pass(_turn, _turn_each)
 
 
+@jax.jit
 def definite(gamma: Array, curvature: Array) -> Array:
     """Whether `code` is RUNNING."""
     largest = jnp.finfo(gamma.dtype).max
     return (gamma > 0) & (curvature > 0) & (gamma <= largest) & (curvature <= largest)
 
 
+@jax.jit
 def code(gamma: Array, curvature: Array) -> Array:
     """RUNNING while rᵀ·M·r and pᵀ·A·p are positive, as with a definite A and M; else the Status of the failure."""
     return status_of(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextvars
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -81,6 +82,7 @@ def solved(
     shown = IDENTITY if options.callback is None else basis
     # Whether a derivative is NaN depends on its residual, not on the cause of a failure, except in a refinement.
     examined = adjoint.truncated or adjoint.report is not None or inner is not None
+    native = b.ndim == 1
     of_tangent = options._replace(history_length=0, callback=None, progress=None, examined=examined)
 
     def run(options, system, with_dot, shown=IDENTITY):
@@ -90,7 +92,9 @@ def solved(
             return iterate.run(method, options, system._replace(A=A, inner=inner), shown.leave)
 
     def solution(A, b, given, fixed):
-        return opaque.apply(of_solution, jvp_of_solution, A, b, given, fixed, transpose=transpose_of_solution)
+        return opaque.apply(
+            of_solution, jvp_of_solution, A, b, given, fixed, transpose=transpose_of_solution, native=native
+        )
 
     def of_solution(A, b, given, fixed):
         (M, inner, x0, parameters), (with_dot, limits, _, shown) = given, fixed
@@ -111,6 +115,26 @@ def solved(
         rhs = db if dA_x is None else -dA_x if db is None else db - dA_x
         return None if rhs is None else inverse(transposed, A, rhs, others)
 
+    def of_inverse(transposed, A, c, others):
+        (M, inner, _, parameters), (with_dot, _, limits, _) = others
+        system = System(A, M, c, None, limits, inner, parameters)
+        if not transposed:
+            x, end = run(of_tangent, system, with_dot)
+        elif method.self_adjoint:
+            # For a Hermitian A, Aᵀ is the conjugate of A, so the fast product solves Aᵀ·x = c as A·x̄ = c̄. A may not
+            # be Hermitian, and a derivative may change a single entry without its mirror image.
+            x, end = run(of_tangent, system._replace(b=jnp.conj(c)), with_dot)
+            x = jnp.conj(x)
+        else:
+            inner = None if inner is None else inner.T if hasattr(inner, "T") else _transposed(inner, narrow)
+            system = system._replace(A=product(True, A, c), M=_transposed(M, narrow), inner=inner)
+            x, end = run(of_tangent, system, None)
+        end = end._replace(norm=length(c - product(transposed, A, c)(x)))
+        return _or_nan(adjoint, A, x, c, end, limits.rtol)
+
+    # Kept, since JAX traces a function once.
+    of_inverses = {way: functools.partial(of_inverse, way) for way in (False, True)}
+
     def inverse(transposed, A, c, others):
         """A⁻¹·c, or A⁻ᵀ·c if `transposed`; NaN where that system is not solved (`_or_nan`)."""
 
@@ -121,24 +145,7 @@ def solved(
         def transpose(primals, cotangent):
             return inverse(not transposed, primals[0], cotangent, primals[2])
 
-        def of_inverse(A, c, others):
-            (M, inner, _, parameters), (with_dot, _, limits, _) = others
-            system = System(A, M, c, None, limits, inner, parameters)
-            if not transposed:
-                x, end = run(of_tangent, system, with_dot)
-            elif method.self_adjoint:
-                # For a Hermitian A, Aᵀ is the conjugate of A, so the fast product solves Aᵀ·x = c as A·x̄ = c̄. A may not
-                # be Hermitian, and a derivative may change a single entry without its mirror image.
-                x, end = run(of_tangent, system._replace(b=jnp.conj(c)), with_dot)
-                x = jnp.conj(x)
-            else:
-                inner = None if inner is None else inner.T if hasattr(inner, "T") else _transposed(inner, narrow)
-                system = system._replace(A=product(True, A, c), M=_transposed(M, narrow), inner=inner)
-                x, end = run(of_tangent, system, None)
-            end = end._replace(norm=length(c - product(transposed, A, c)(x)))
-            return _or_nan(adjoint, A, x, c, end, limits.rtol)
-
-        return opaque.apply(of_inverse, jvp, A, c, others, transpose=transpose)
+        return opaque.apply(of_inverses[transposed], jvp, A, c, others, transpose=transpose, native=native)
 
     fixed = lax.stop_gradient((with_dot, system.limits, of_derivative, shown))
     return solution(A, b, (M, inner, system.x0, system.parameters), fixed)

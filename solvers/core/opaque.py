@@ -9,6 +9,7 @@ solve that took no step) and an error in reverse mode. A primitive keeps its rul
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
 from jaxsparse_fmt._types import standard_promotion
+from jaxsparse_fmt.core import vector_passes
 
 Leaves = tuple[Any, ...]
 
@@ -32,12 +34,14 @@ class Opaque:
       transpose: (leaves, cotangent of the first output) -> cotangent of leaf `linear`, in which that output is linear;
         it reads no other number of that leaf. None: linear in nothing.
       linear: the number of that leaf. The first output may depend on the leaves before it, but not on those after it.
+      native: whether a CPU runs the program as native code (`vector_passes.on_cpu`).
     """
 
     program: ClosedJaxpr
     jvp: Callable[[Leaves, Leaves], tuple[Leaves, Leaves]]
     transpose: Callable[[Leaves, Any], Any] | None
     linear: int
+    native: bool
 
 
 def apply(
@@ -45,6 +49,7 @@ def apply(
     jvp: Callable[[Any, Any], tuple[Any, Any]],
     *args: Any,
     transpose: Callable[..., Array] | None = None,
+    native: bool = False,
 ) -> Any:
     """f(*args) for pytrees. f, `jvp` and `transpose` must not close over arrays that JAX transforms.
 
@@ -52,9 +57,10 @@ def apply(
       jvp: (args, tangents) -> (result, its tangent), None for a leaf whose tangent is zero or has no meaning.
       transpose: (args, cotangent) -> cotangent of args[1], an array, where the first leaf of the result is an array
         linear in args[1], which it does not read, and independent of what follows.
+      native: all vectors of f are [n], so that one kernel of native code can compute what lies between two products.
     """
     leaves, inside = jax.tree.flatten(args)
-    program, shape = jax.make_jaxpr(lambda *leaves: f(*jax.tree.unflatten(inside, leaves)), return_shape=True)(*leaves)
+    traced = jax.jit(f).trace(*args)  # which JAX keeps by f and the types of the arguments
     of_leaves = lambda leaves: jax.tree.unflatten(inside, leaves)  # noqa: E731
     out_leaves = lambda tree: tuple(jax.tree.leaves(tree, is_leaf=lambda a: a is None))  # noqa: E731
 
@@ -63,8 +69,9 @@ def apply(
         return out_leaves(out), out_leaves(tangent)
 
     transposed = None if transpose is None else lambda leaves, ct: transpose(of_leaves(leaves), ct)
-    call = Opaque(program, jvp_of_leaves, transposed, len(jax.tree.leaves(args[:1])))
-    return jax.tree.unflatten(jax.tree.structure(shape), opaque_p.bind(*leaves, call=call))
+    native = native and vector_passes.runs_natively()
+    call = Opaque(traced.jaxpr, jvp_of_leaves, transposed, len(jax.tree.leaves(args[:1])), native)
+    return jax.tree.unflatten(jax.tree.structure(traced.out_info), opaque_p.bind(*leaves, call=call))
 
 
 def _is_none(tangent: Any) -> bool:
@@ -111,7 +118,7 @@ def _batch(leaves: Leaves, dims: tuple[Any, ...], *, call: Opaque) -> tuple[list
             return jnp.sum(every, 0) if dim is None else jnp.moveaxis(every, 0, dim)
 
         transpose = transpose_each
-    out = opaque_p.bind(*leaves, call=Opaque(jax.make_jaxpr(f)(*leaves), jvp, transpose, call.linear))
+    out = opaque_p.bind(*leaves, call=Opaque(jax.make_jaxpr(f)(*leaves), jvp, transpose, call.linear, False))
     return out, (0,) * len(out)
 
 
@@ -150,6 +157,11 @@ def _undefined(tangent: Array) -> Array:
     return jnp.where(tangent == 0, 0, nothing).astype(tangent.dtype)
 
 
+def _lower_on_cpu(ctx: Any, *leaves: Any, call: Opaque) -> Any:
+    f = vector_passes.on_cpu(call.program, ctx) if call.native else functools.partial(_compute, call=call)
+    return mlir.lower_fun(f, multiple_results=True)(ctx, *leaves)
+
+
 opaque_p = Primitive("opaque")
 opaque_p.multiple_results = True
 opaque_p.def_impl(_compute)
@@ -158,6 +170,7 @@ ad.primitive_jvps[opaque_p] = standard_promotion(_jvp)
 ad.primitive_transposes[opaque_p] = standard_promotion(_transpose)
 batching.primitive_batchers[opaque_p] = standard_promotion(_batch)
 mlir.register_lowering(opaque_p, mlir.lower_fun(_compute, multiple_results=True))
+mlir.register_lowering(opaque_p, _lower_on_cpu, platform="cpu")
 
 undefined_p = Primitive("undefined_derivative")
 undefined_p.def_impl(_undefined)

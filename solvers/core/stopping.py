@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -92,6 +93,11 @@ def goes_on(loop: Loop, goal: Array, maxiter: Any) -> Array:
 
 def verdict(rule: Rule, now: Array, before: Array, loop: Loop) -> Array:
     """RUNNING or how the solve ended, by the true residual norm `now`, the one `before`, and the method's code."""
+    return _verdict(rule, now, before, loop._replace(work=None, norms=None))
+
+
+@jax.jit
+def _verdict(rule: Rule, now: Array, before: Array, loop: Loop) -> Array:
     asked_to = (loop.code == RESTART) | (loop.code == FULL)
     # The residual may rise until a method starts again, as in bicgstab: then maxiter, or a first step that may not be
     # taken, ends the solve. Rounding may hide the gain of a full cycle by the recursion, and the next may gain more.
@@ -208,5 +214,6 @@ def _in_the_wide_type(system: Examined, r: Array, direction: Array | None, code:
     return jnp.where(of_the_method & ~functools.reduce(jnp.logical_or, confirmed), Status.PRECISION, code)
 
 
+@jax.jit
 def _is_failure(code: Array) -> Array:
     return (code != Status.CONVERGED) & (code != Status.NON_FINITE) & (code != Status.OUT_OF_RANGE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -25,12 +26,14 @@ def norm(x: Array) -> Array:
     return jnp.sqrt(dot(x, x))
 
 
+@jax.jit
 def length(x: Array) -> Array:
     """‖x‖₂; no square over- or underflows."""
     size = exponent(x)
     return scaled(norm(scaled(x, -size)), size)
 
 
+@jax.jit
 def ratio(a: Array, b: Array) -> Array:
     """a / b, and 0 where b is 0."""
     return jnp.where(b == 0, 0, a / jnp.where(b == 0, 1, b))

@@ -134,7 +134,7 @@ def test_a_preconditioner_cuts_iterations():
     plain, jacobi = cg(A, b, rtol=1e-8, maxiter=5000), cg(A, b, M=precond.jacobi(A), rtol=1e-8)
     assert jacobi.success and jacobi.iterations < plain.iterations / 2
     by_function = cg(A, b, M=lambda r: r / A.diagonal(), rtol=1e-8)
-    assert by_function.iterations == jacobi.iterations
+    assert abs(by_function.iterations - jacobi.iterations) <= 1  # a quotient rounds otherwise than a product
 
 
 # ----------------------------------------------------------------------------------------------------------- status

@@ -27,6 +27,11 @@ def lowering_platform(platform: str | None, ctx: Any) -> str | None:
     return None if platform == "cpu" and getattr(parameters, "for_export", False) else platform
 
 
+def is_of_one_device(ctx: Any) -> bool:
+    """Whether a program that is lowered runs on one device, outside of shard_map."""
+    return getattr(ctx.module_context.axis_context, "num_devices", None) == 1
+
+
 def bare(ctx: Any) -> Any:
     """The context of a lowering without the mesh axes over which arrays vary; one device's body ignores them."""
     stripped = lambda avals: [ShapedArray(a.shape, a.dtype) for a in avals]  # noqa: E731

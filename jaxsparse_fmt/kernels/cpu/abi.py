@@ -5,6 +5,8 @@ import itertools
 import numpy as np
 
 TARGET = "jaxsparse_native"  # the handler's name in XLA
+FUSED = "jaxsparse_fused"  # that of the handler of groups (`fusion.py`), whose sizes are a key, the pieces and a text
+SLOTS = 2**16  # places for functions of groups
 N_OPERANDS = 9  # arrays that a kernel gets beside its result: a, b, and those of `numba_kernels.Operands`
 # The numbers of every call. What the handler reads: the kernel, the members of the batch and the pieces of a member,
 # and the bytes from one member to the next of the two operands and of the result, and from piece to piece of the

@@ -11,9 +11,13 @@ which llvmlite compiles in 25 ms. The handler links a kernel that only another p
 from __future__ import annotations
 
 import ctypes
+import functools
+import hashlib
 import math
 import threading
 import warnings
+import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -22,7 +26,7 @@ import numpy as np
 
 from jaxsparse_fmt import machine_code
 from jaxsparse_fmt.kernels.coordinates import accumulator
-from jaxsparse_fmt.kernels.cpu.abi import KEYS, NUMBERS, SIZES, TARGET
+from jaxsparse_fmt.kernels.cpu.abi import FUSED, KEYS, NUMBERS, SIZES, SLOTS, TARGET
 
 Array = jax.Array
 
@@ -67,6 +71,24 @@ def call(
     given = (columns if i is None else i for i in given)  # which no kernel reads
     outs = [out, jax.ShapeDtypeStruct((batch * sizes["pieces"], scratch), out.dtype)] if scratch else [out]
     return jax.ffi.ffi_call(TARGET, outs)(a, b, *given, sizes=words)[0].astype(jnp.result_type(*operands))
+
+
+def call_text(
+    text: str, operands: Sequence[Any], results: Sequence[Any], pieces: int, aliases: dict[int, int]
+) -> Sequence[Array]:
+    """Calls a function of `fusion_code.text_of`, whose text the program contains, so that any process can run it.
+
+    Args:
+      aliases: the numbers of operands whose memory results may take, and the numbers of these results.
+    """
+    return jax.ffi.ffi_call(FUSED, results, input_output_aliases=aliases)(*operands, sizes=_words(text, pieces))
+
+
+def _words(text: str, pieces: int) -> np.ndarray:
+    packed = zlib.compress(text.encode())
+    key = int.from_bytes(hashlib.blake2b(packed, digest_size=7).digest()) or 1
+    content = np.frombuffer(packed.ljust(-(-len(packed) // 8) * 8, b"\0"), np.int64)
+    return np.concatenate([np.array([key, pieces, len(packed)], np.int64), content])
 
 
 # ----------------------------------------------------------------------------------------------------------- compiling
@@ -115,16 +137,50 @@ def _compiled(number: int) -> int:
         return 0
 
 
-def _register() -> None:
+_groups = np.zeros((SLOTS, 2), np.int64)  # keys, and the addresses of the functions
+
+
+@ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
+def _linked(sizes: int) -> int:
+    """The address of the function of a group, from the text that its call contains; 0 if there is no room for it."""
+    try:
+        key, _, length = np.ctypeslib.as_array(ctypes.cast(sizes, ctypes.POINTER(ctypes.c_int64)), (3,)).tolist()
+        with _lock:
+            at = next(i % SLOTS for i in range(key % SLOTS, key % SLOTS + SLOTS) if _groups[i % SLOTS, 0] in (0, key))
+            if _groups[at, 0] == 0:
+                text = zlib.decompress(ctypes.string_at(sizes + 24, length)).decode()
+                address = machine_code.engine(text).get_function_address("group")
+                _publish()(_groups[at].ctypes.data, key, address)
+            return int(_groups[at, 1])
+    except BaseException:  # no exception may pass through XLA
+        return 0
+
+
+@functools.cache
+def _handlers() -> Any:
+    """LLVM's engine of the handlers; None without llvmlite, where there is no Numba, and no program calls a kernel."""
     try:
         from jaxsparse_fmt.kernels.cpu import handler
-    except ImportError:  # without llvmlite there is no Numba, and no program calls a kernel
+    except ImportError:
+        return None
+    compiles, links = (ctypes.cast(f, ctypes.c_void_p).value or 0 for f in (_compiled, _linked))
+    addresses = _table.ctypes.data, compiles, MISSING.ctypes.data, _groups.ctypes.data, links
+    return machine_code.engine(handler.module(*addresses))
+
+
+@functools.cache
+def _publish() -> Any:
+    return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 3)(_handlers().get_function_address("publish"))
+
+
+def _register() -> None:
+    if _handlers() is None:
         return
-    compiles = ctypes.cast(_compiled, ctypes.c_void_p).value or 0
-    engine = machine_code.engine(handler.module(_table.ctypes.data, compiles, MISSING.ctypes.data))
     capsule = ctypes.pythonapi.PyCapsule_New
     capsule.restype, capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    jax.ffi.register_ffi_target(TARGET, capsule(engine.get_function_address(TARGET), None, None), platform="cpu")
+    for target in (TARGET, FUSED):
+        address = _handlers().get_function_address(target)
+        jax.ffi.register_ffi_target(target, capsule(address, None, None), platform="cpu")
 
 
 _register()

@@ -30,7 +30,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from jaxsparse_fmt.kernels.cpu.abi import EXECUTE, INTERNAL, METADATA, N_OPERANDS, SIZES, TARGET
+from jaxsparse_fmt.kernels.cpu.abi import EXECUTE, FUSED, INTERNAL, METADATA, N_OPERANDS, SIZES, SLOTS, TARGET
 
 WORD = ir.IntType(64)
 YIELD = "SwitchToThread" if sys.platform == "win32" else "sched_yield"
@@ -45,8 +45,10 @@ def module(
     table: int,  # the address of the addresses of the kernels, 0 for those that are not compiled
     compiles: int,  # the address of a function: (number of a kernel) -> its address, or 0
     message: int,  # the address of the text of the error where that gives 0
+    groups: int,  # the address of `SLOTS` pairs, a key and the address of the group's function, 0 in empty places
+    links: int,  # the address of a function: (the sizes of a call of a group) -> the address of its function, or 0
 ) -> ir.Module:
-    """A module with the handler, a function `abi.TARGET`: (frame) -> an error of XLA, or 0."""
+    """A module with the handlers, functions `abi.TARGET` and `abi.FUSED`: (frame) -> an error of XLA, or 0."""
     made = ir.Module(TARGET)
     called = [("malloc", 1), ("free", 1), (YIELD, 0)] + [("madvise", 3)] * (sys.platform == "linux")
     outside = {name: _function(made, name, n) for name, n in called}
@@ -56,7 +58,7 @@ def module(
     with take.loop() as leave_if:
         piece = take.add_to(job, NEXT, 1)
         leave_if(take.icmp_signed(">=", piece, take.word(job, COUNT)))
-        take.call_address(take.word(job, KERNEL), *_kernel_arguments(take, take.word(job, FRAME), piece))
+        take.call_address(take.word(job, KERNEL), take.word(job, FRAME), piece)
         take.add_to(job, DONE, 1)
     take.ret(WORD(0))
 
@@ -70,8 +72,17 @@ def module(
     task.call(leave.function, task.arguments)
     task.ret(WORD(0))
 
-    run = _Code(made, "run", 4)  # (frame, kernel, pieces, scratch): computes all pieces
+    one = _Code(made, "one", 2)  # a piece of a product: (frame, piece)
+    frame, piece = one.arguments
+    slot = one.add(WORD(table), one.mul(one.word(_sizes(one, frame), 0), WORD(8)))
+    one.call_address(one.word(slot), *_kernel_arguments(one, frame, piece))
+    one.ret(WORD(0))
+
+    run = _Code(made, "run", 4)  # (frame, function of (frame, piece), pieces, scratch): computes all pieces
     frame, kernel, pieces, scratch = run.arguments
+    with run.if_then(run.icmp_signed("==", pieces, WORD(1))):
+        run.call_address(kernel, frame, WORD(0))
+        run.ret(WORD(0))
     job, api, context = run.call(outside["malloc"], [WORD(8 * JOB_WORDS)]), run.word(frame, 2), run.word(frame, 3)
     run.put(scratch, 32, 0, context, run.address(scratch, 4), 1)
     with run.if_then(run.icmp_signed(">", pieces, WORD(1))):
@@ -95,7 +106,49 @@ def module(
     run.call(leave.function, [job])
     run.ret(WORD(0))
 
-    code = _Code(made, TARGET, 1)
+    code, frame, scratch = _handler(made, TARGET)
+    sizes = _sizes(code, frame)
+    number, size = code.word(sizes, 0), lambda name: code.word(sizes, SIZES.index(name))
+    missing = code.if_then(code.icmp_signed("==", code.word(code.add(WORD(table), code.mul(number, WORD(8)))), WORD(0)))
+    with missing, code.if_then(code.icmp_signed("==", code.call_address(WORD(compiles), number), WORD(0))):
+        _refuse(code, frame, scratch, message)
+    pieces = code.mul(size("batch"), size("pieces"))
+    if "madvise" in outside:
+        of_pieces = code.mul(pieces, size("piece_bytes"))
+        _take_huge_pages(code, outside, frame, 0, code.add(code.mul(size("batch"), size("out_bytes")), of_pieces))
+        _take_huge_pages(code, outside, frame, -1, code.mul(pieces, size("scratch_bytes")))
+    code.call(run.function, [frame, code.ptrtoint(one.function, WORD), pieces, scratch])
+    code.ret(WORD(0))
+
+    code, frame, scratch = _handler(made, FUSED)
+    sizes = _sizes(code, frame)
+    key, pieces = code.word(sizes, 0), code.word(sizes, 1)
+    code.put(scratch, code.and_(key, WORD(SLOTS - 1)))
+    with code.loop() as leave_if:  # until the key, or an empty place, which no thread ever empties again
+        slot = code.add(WORD(groups), code.mul(code.word(scratch), WORD(16)))
+        found = code.load_atomic(code.inttoptr(slot, WORD.as_pointer()), "acquire", 8)
+        code.put(code.address(scratch, 1), slot)
+        leave_if(code.or_(code.icmp_signed("==", found, key), code.icmp_signed("==", found, WORD(0))))
+        code.put(scratch, code.and_(code.add(code.word(scratch), WORD(1)), WORD(SLOTS - 1)))
+    code.put(scratch, code.word(code.word(scratch, 1), 1))
+    with code.if_then(code.icmp_signed("==", code.word(scratch), WORD(0))):
+        code.put(scratch, code.call_address(WORD(links), sizes))
+        with code.if_then(code.icmp_signed("==", code.word(scratch), WORD(0))):
+            _refuse(code, frame, scratch, message)
+    code.call(run.function, [frame, code.word(scratch), pieces, scratch])
+    code.ret(WORD(0))
+
+    publish = _Code(made, "publish", 3)  # (place of a key and an address, key, address)
+    slot, key, found = publish.arguments
+    publish.put(publish.address(slot, 1), found)
+    publish.store_atomic(key, publish.inttoptr(slot, WORD.as_pointer()), "release", 8)
+    publish.ret(WORD(0))
+    return made
+
+
+def _handler(module: ir.Module, name: str) -> tuple[_Code, Any, Any]:
+    """A handler that has answered what XLA asks beside a call; its frame and `SCRATCH` words."""
+    code = _Code(module, name, 1)
     frame, scratch = code.arguments[0], code.ptrtoint(code.alloca(WORD, SCRATCH), WORD)
     extension, api = code.word(frame, 1), code.word(frame, 2)
     given = code.if_then(code.icmp_signed("!=", extension, WORD(0)))
@@ -104,21 +157,12 @@ def module(
         code.ret(WORD(0))
     with code.if_then(code.icmp_signed("!=", code.low(code.word(frame, 4)), WORD(EXECUTE))):
         code.ret(WORD(0))
-    sizes = _sizes(code, frame)
-    number, size = code.word(sizes, 0), lambda name: code.word(sizes, SIZES.index(name))
-    slot = code.add(WORD(table), code.mul(number, WORD(8)))
-    missing = code.if_then(code.icmp_signed("==", code.word(slot), WORD(0)))
-    with missing, code.if_then(code.icmp_signed("==", code.call_address(WORD(compiles), number), WORD(0))):
-        code.put(scratch, 32, 0, WORD(message), INTERNAL)
-        code.ret(code.call_address(code.word(api, 6), scratch))
-    pieces = code.mul(size("batch"), size("pieces"))
-    if "madvise" in outside:
-        of_pieces = code.mul(pieces, size("piece_bytes"))
-        _take_huge_pages(code, outside, frame, 0, code.add(code.mul(size("batch"), size("out_bytes")), of_pieces))
-        _take_huge_pages(code, outside, frame, -1, code.mul(pieces, size("scratch_bytes")))
-    code.call(run.function, [frame, code.word(slot), pieces, scratch])
-    code.ret(WORD(0))
-    return made
+    return code, frame, scratch
+
+
+def _refuse(code: _Code, frame: Any, scratch: Any, message: int) -> None:
+    code.put(scratch, 32, 0, WORD(message), INTERNAL)
+    code.ret(code.call_address(code.word(code.word(frame, 2), 6), scratch))
 
 
 class _Code(ir.IRBuilder):
