@@ -35,6 +35,7 @@ from jaxsparse_fmt._types import (
     standard_promotion,
 )
 from jaxsparse_fmt.convert import from_scipy
+from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from solvers.core.arguments import int_at_least, proper_fraction
 from solvers.core.diagonal import operand
@@ -57,6 +58,7 @@ class Multigrid:
       renewals: what `refreshed` needs of each level; None without `refreshable=True`.
       cycle: "V", "W", "F" or "K".
       symmetric: whether the operator is its own transpose.
+      order: of the vectors inside the cycle, those of a sharded matrix.
     """
 
     levels: tuple[Level, ...]
@@ -64,10 +66,11 @@ class Multigrid:
     renewals: tuple[_refresh.Renewal, ...] | None
     cycle: str = dataclasses.field(metadata={"static": True})
     symmetric: bool = dataclasses.field(metadata={"static": True})
+    order: Basis = IDENTITY
 
     @property
     def shape(self) -> tuple[int, int]:
-        n = (self.levels[0].A if self.levels else self.coarse_inverse).shape[0]
+        n = getattr(self.order, "n", (self.levels[0].A if self.levels else self.coarse_inverse).shape[0])
         return n, n
 
     @property
@@ -81,7 +84,13 @@ class Multigrid:
         if self.symmetric:
             return self
         cycle = self.cycle.swapcase() if self.cycle in "Ff" else self.cycle
-        return Multigrid(tuple(level.T for level in self.levels), self.coarse_inverse.T, None, cycle, False)
+        levels = tuple(level.T for level in self.levels)
+        return Multigrid(levels, self.coarse_inverse.T, None, cycle, False, self.order)
+
+    def entered(self, basis: Basis) -> Any:
+        """The same operator between vectors that have entered `basis`; without exchanges if the cycle runs there."""
+        inside = dataclasses.replace(self, order=IDENTITY)
+        return inside if basis.same(self.order) else lambda r: basis.enter(self @ basis.leave(r))
 
     @standard_promotion
     def __matmul__(self, r: Any) -> Array:
@@ -122,7 +131,8 @@ class Multigrid:
     def sizes(self) -> list[tuple[int, int]]:
         """Rows and stored entries of every level; the coarsest is dense."""
         m = self.coarse_inverse.shape[0]
-        return [(level.A.shape[0], level.A.nnz) for level in self.levels] + [(m, m * m)]
+        rows = lambda A: getattr(getattr(A, "range", None), "n", A.shape[0])  # noqa: E731
+        return [(rows(level.A), level.A.nnz) for level in self.levels] + [(m, m * m)]
 
     @property
     def grid_complexity(self) -> float:
@@ -176,7 +186,7 @@ def _cycled(M: Multigrid, r: Array) -> Array:
     inside = jnp.promote_types(M.dtype, jnp.float32)
     if jnp.issubdtype(r.dtype, jnp.complexfloating):
         inside = jnp.result_type(inside, jnp.complex64)
-    x = cycled(M.levels, M.coarse_inverse, M.cycle, r.astype(inside))
+    x = M.order.leave(cycled(M.levels, M.coarse_inverse, M.cycle, M.order.enter(r.astype(inside))))
     return x.astype(jnp.result_type(M.dtype, r.dtype))
 
 
@@ -208,7 +218,7 @@ def multigrid(
     and for convection with diffusion. The symmetry of A is detected.
 
     Args:
-      A: [n, n] matrix of jaxsparse_fmt or scipy.sparse.
+      A: [n, n] matrix of jaxsparse_fmt or scipy.sparse. A sharded one must be Hermitian; aggregates lie in its shards.
       B: [n, k], the near-null space: columns that A maps almost to zero, boundaries apart. In elasticity
         `gallery.rigid_body_modes(points)`. None takes a constant for each unknown of a point.
       block_size: unknowns of a point, numbered together. None takes the blocks of a BSR matrix, or looks for dense
@@ -241,7 +251,6 @@ def multigrid(
         Hermitian and, as far as the set-up saw, positive semidefinite is not examined: its V-cycle converges in
         the norm of A.
     """
-    S = _host(A)
     for name, value, known in (("cycle", cycle, "VWFK"), ("smoother", smoother, list(_hierarchy.SMOOTHERS))):
         if value not in known:
             raise ValueError(f"unknown {name} {value!r}; choose one of {', '.join(known)}")
@@ -253,7 +262,16 @@ def multigrid(
     theta = real_number("theta", theta)
     if not 0 <= theta < 1:
         raise ValueError(f"theta must be at least 0 and below 1; got {theta:g}")
+    S = None if getattr(A, "name", None) == "sharded" and A.shape[0] > max_coarse else _host(A)
     stored = floating_dtype(A.dtype, "A") if dtype is None else requested_dtype(dtype)
+    if S is None:
+        from solvers.precond import _sharded  # with the code for many devices
+
+        if refreshable or setup is not None or block_size not in (None, 1):
+            raise ValueError("multigrid of a sharded matrix takes no refreshable=, setup= or block_size=; pass B=")
+        wanted = _sharded.Setup(theta, chosen, format, stored, max_coarse, max_levels)
+        levels, inverse, definite = _sharded.build(A, B, wanted)
+        return _examined(Multigrid(levels, inverse, None, cycle, cycle != "F", A.domain), definite)
     if setup is not None:
         coarsening = _hierarchy.Given(getattr(setup, "levels", setup))
     else:
@@ -268,13 +286,18 @@ def multigrid(
     levels = tuple(_on_device(step, None if k else A, format, stored, k) for k, step in enumerate(built.levels))
     _check_range(built.coarse_inverse, stored, "the inverse of the coarsest level")
     renewals = _refresh.renewals(built, chosen) if refreshable else None
-    M = Multigrid(levels, jnp.asarray(built.coarse_inverse, stored), renewals, cycle, symmetric)
-    if levels and not built.definite and (rate := float(_growth(M))) > 1:
+    inverse = jnp.asarray(built.coarse_inverse, stored)
+    return _examined(Multigrid(levels, inverse, renewals, cycle, symmetric), built.definite)
+
+
+def _examined(M: Multigrid, definite: bool) -> Multigrid:
+    """M, with a warning if its cycle diverges."""
+    if M.levels and not definite and (rate := float(_growth(dataclasses.replace(M, order=IDENTITY)))) > 1:
         warnings.warn(
             f"this multigrid cycle diverges: the error grows by a factor of {rate:.3g} a cycle, so that only gmres may "
             "gain from it. For an indefinite or strongly convective A take incomplete_lu, or more smoothing by degree=",
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
     return M
 
