@@ -23,7 +23,8 @@ FLOORS = (
     "formats",
     "choose algebra",
     "convert compilation_cache",
-    "distributed solvers interchange saved plot doctor",
+    "distributed interchange saved plot doctor",
+    "solvers",
     "cli jaxsparse_fmt",
     "benchmarks",
 )
@@ -47,11 +48,16 @@ ALLOWED = {
 SOLVERS_ALLOWED = {
     "solvers.core.arguments": {"jaxsparse_fmt.formats.memory"},
     "solvers.precond.coarse_space": {"scipy", "jaxsparse_fmt.convert", "jaxsparse_fmt.kernels.cpu.aggregation"},
-    "solvers.precond.multigrid": {"scipy", "jaxsparse_fmt.core.matrix", "jaxsparse_fmt.convert"},
+    "solvers.precond.multigrid": {"jaxsparse_fmt.core.matrix", "jaxsparse_fmt.convert"},
+    "solvers.precond._finest": {"scipy"},
     "solvers.precond._hierarchy": {"scipy", "jaxsparse_fmt.kernels.cpu.aggregation"},
     "solvers.precond._refresh": {
         *("scipy", "jaxsparse_fmt.algebra.plans", "jaxsparse_fmt.convert"),
         *("jaxsparse_fmt.kernels.cpu.aggregation", "jaxsparse_fmt.kernels.cpu.spgemm"),
+    },
+    "solvers.precond._sharded": {
+        *("scipy", "jaxsparse_fmt.kernels.cpu.aggregation"),
+        *(f"jaxsparse_fmt.distributed.{name}" for name in ("basis", "build", "common_format", "pieces", "processes")),
     },
     "solvers.precond.incomplete": {"jaxsparse_fmt.convert"},
     "solvers.lineax": {"lineax", "equinox"},
@@ -59,7 +65,10 @@ SOLVERS_ALLOWED = {
 OPERATOR = {f"jaxsparse_fmt.{name}" for name in ("_types", "core.mesh_axes", "core.basis", "core.vector_passes")}
 # Modules that import others of ours by name while they run: the package its lazy names, a matrix the cost models and
 # the algebra, which lie above it.
-BY_NAME = ["jaxsparse_fmt", "jaxsparse_fmt.core.matrix", "jaxsparse_fmt.core.operators"]
+BY_NAME = [
+    *("jaxsparse_fmt", "jaxsparse_fmt.core.matrix", "jaxsparse_fmt.core.operators"),
+    "jaxsparse_fmt.distributed.algebra",
+]
 # Imported where they are used, so that `import jaxsparse_fmt` and `import solvers` do not pay for them.
 LAZY = ("rich", "matplotlib", "pyamg", "pymetis", "jax.experimental", "jax._src", "numba", "llvmlite")
 # Modules that are themselves imported so, inside functions of their neighbours.
@@ -134,7 +143,7 @@ def modules_imported(own: str) -> set[str]:
     return found - {own}
 
 
-def test_three_modules_import_ours_by_name():
+def test_few_modules_import_ours_by_name():
     by_name = re.compile(r'import_module\("jaxsparse_fmt')
     assert [own for own, path in FILES.items() if by_name.search(path.read_text())] == BY_NAME
 

@@ -60,6 +60,9 @@ class Transposed(ScipyNames):
     def _transposed(self, x: Any) -> Array:
         return self.A.matvec(x)
 
+    def _times_matrix(self, other: Any) -> Any:
+        return type(self.A)._times_matrix(self, other)  # an operation of one device, or of several
+
     def _each(self, f: Callable[[Array], Array]) -> Transposed:
         return Transposed(self.A._each(f))
 

@@ -1,12 +1,14 @@
 """Sums, scalings and diagonal shifts of sharded matrices, whose entries stay on their devices.
 
-Only numbers a row or a column travel: `scale_cols` exchanges the halo of its vector, as a product does.
+Only numbers a row or a column travel: `scale_cols` exchanges the halo of its vector, as a product does. `product.py`
+has A @ B and stored transposes, for which entries travel.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -25,12 +27,24 @@ Array = jax.Array
 
 
 class ShardedAlgebra(ScipyNames):
-    """The operations of `core.operators` that keep the pattern of a sharded matrix; the others are refused."""
+    """The operations of `core.operators` that keep the pattern of a sharded matrix, and A @ B; others are refused."""
 
     shards: Any
     domain: Any
     range: Any
     entered: bool
+
+    def _times_matrix(self, other: Any) -> Any:
+        return _product().matmul(self, other)
+
+    def transpose(self, axes: tuple[int, int] | None = None, copy: bool = False) -> Any:
+        """`T`, by SciPy's name; with `copy` a sharded matrix of its own, whose rows lie where A's columns lie.
+
+        Raises:
+          ValueError: axes in another order than (1, 0); with `copy` a traced pattern, or `in_basis`.
+        """
+        view = super().transpose(axes)
+        return _product().transpose(self) if copy else view
 
     def __add__(self, other: Any) -> Any:
         return self._combined(other, jnp.add) if isinstance(other, ShardedAlgebra) else super().__add__(other)
@@ -102,6 +116,11 @@ class ShardedAlgebra(ScipyNames):
             raise ValueError(f"{name}(d) takes d of shape ({self.shape[axis]},), got {d.shape}")
         d = basis.accept(d)
         return d if self.entered else basis.enter(d)
+
+
+def _product() -> Any:
+    """The module that computes products; it lies above, since it builds matrices of results."""
+    return importlib.import_module("jaxsparse_fmt.distributed.product")
 
 
 def with_values(A: Any, values: tuple[Array, ...]) -> Any:

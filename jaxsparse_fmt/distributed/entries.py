@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -23,26 +22,28 @@ Sharded = Any  # a ShardedMatrix, whose module imports this one
 def data(A: Sharded) -> Array:
     """The values [nnz]."""
 
-    def gathered(shards: Shards) -> Array:
-        out = jnp.zeros(A.entries.over.size, A.dtype)
-        for (_, _, place), block in zip(shards.places(lax.axis_index(shards.axis)), shards.blocks, strict=True):
-            out = out.at[place].set(block.values, mode="drop", unique_indices=True)
-        return out
+    size = A.entries.over.size
+    return A.entries.leave(on_each_device(lambda shards: gathered(shards, size), A.shards, A.range.over))
 
-    return A.entries.leave(on_each_device(gathered, A.shards, A.range.over))
+
+def gathered(shards: Shards, size: int) -> Array:
+    """The entries of one shard [size] in their order, on its device."""
+    out = jnp.zeros(size, shards.blocks[0].dtype)
+    for (_, _, place), block in zip(shards.places(lax.axis_index(shards.axis)), shards.blocks, strict=True):
+        out = out.at[place].set(block.values, mode="drop", unique_indices=True)
+    return out
+
+
+def stored(shards: Shards, own: Array) -> tuple[Array, ...]:
+    """The values [1, n_stored] of one shard's blocks, from its entries in their order."""
+    places = (place for _, _, place in shards.places(lax.axis_index(shards.axis)))
+    return tuple(own.at[place].get(mode="fill", fill_value=0)[None] for place in places)
 
 
 @jax.jit
-def with_data(A: Sharded, data: Array) -> Sharded:
-    """The same pattern with the values `data` [nnz]."""
-
-    def stored(shards: Shards, own: Array) -> tuple[Array, ...]:
-        places = (place for _, _, place in shards.places(lax.axis_index(shards.axis)))
-        return tuple(own.at[place].get(mode="fill", fill_value=0)[None] for place in places)
-
-    values = on_each_device(stored, A.shards, A.range.over, A.entries.enter(data))
-    blocks = tuple(block._with_values(v) for block, v in zip(A.shards.blocks, values, strict=True))
-    return dataclasses.replace(A, shards=dataclasses.replace(A.shards, blocks=blocks))
+def values_of(A: Sharded, data: Array) -> tuple[Array, ...]:
+    """The values of A's blocks where its entries are `data` [nnz]."""
+    return on_each_device(stored, A.shards, A.range.over, A.entries.enter(data))
 
 
 @jax.jit

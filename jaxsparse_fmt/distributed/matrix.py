@@ -243,8 +243,7 @@ class ShardedMatrix(ShardedAlgebra):
           ValueError: another shape.
         """
         data = self.entries.accept(entry_index.checked(data, self.nnz))
-        # All equal matrices share one compiled program, which returns the record of the first.
-        return dataclasses.replace(entries.with_data(self, data), record=self.record)
+        return with_values(self, entries.values_of(self, data))
 
     def data_of(self, gradient: Self) -> Array:
         """The entries [nnz] of a gradient by this whole matrix, in the order of `data`; as `SparseMatrix.data_of`."""

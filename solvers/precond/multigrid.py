@@ -23,9 +23,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.sparse
 from jax import Array, lax
-from jax.core import Tracer
 
 from jaxsparse_fmt._types import (
     floating_dtype,
@@ -36,12 +34,13 @@ from jaxsparse_fmt._types import (
     standard_promotion,
 )
 from jaxsparse_fmt.convert import from_scipy
+from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from solvers.core.arguments import int_at_least, proper_fraction
 from solvers.core.diagonal import operand
 from solvers.core.vectors import norm, probe
 from solvers.precond import _checks as checks
-from solvers.precond import _hierarchy, _refresh
+from solvers.precond import _finest, _hierarchy, _refresh
 from solvers.precond._cycles import Level, cycled
 
 CHECKED = 6  # cycles whose growth warns
@@ -58,6 +57,7 @@ class Multigrid:
       renewals: what `refreshed` needs of each level; None without `refreshable=True`.
       cycle: "V", "W", "F" or "K".
       symmetric: whether the operator is its own transpose.
+      order: of the vectors inside the cycle, those of a sharded matrix.
     """
 
     levels: tuple[Level, ...]
@@ -65,10 +65,11 @@ class Multigrid:
     renewals: tuple[_refresh.Renewal, ...] | None
     cycle: str = dataclasses.field(metadata={"static": True})
     symmetric: bool = dataclasses.field(metadata={"static": True})
+    order: Basis = IDENTITY
 
     @property
     def shape(self) -> tuple[int, int]:
-        n = (self.levels[0].A if self.levels else self.coarse_inverse).shape[0]
+        n = getattr(self.order, "n", (self.levels[0].A if self.levels else self.coarse_inverse).shape[0])
         return n, n
 
     @property
@@ -82,7 +83,13 @@ class Multigrid:
         if self.symmetric:
             return self
         cycle = self.cycle.swapcase() if self.cycle in "Ff" else self.cycle
-        return Multigrid(tuple(level.T for level in self.levels), self.coarse_inverse.T, None, cycle, False)
+        levels = tuple(level.T for level in self.levels)
+        return Multigrid(levels, self.coarse_inverse.T, None, cycle, False, self.order)
+
+    def entered(self, basis: Basis) -> Any:
+        """The same operator between vectors that have entered `basis`; without exchanges if the cycle runs there."""
+        inside = dataclasses.replace(self, order=IDENTITY)
+        return inside if basis.same(self.order) else lambda r: basis.enter(self @ basis.leave(r))
 
     @standard_promotion
     def __matmul__(self, r: Any) -> Array:
@@ -123,7 +130,8 @@ class Multigrid:
     def sizes(self) -> list[tuple[int, int]]:
         """Rows and stored entries of every level; the coarsest is dense."""
         m = self.coarse_inverse.shape[0]
-        return [(level.A.shape[0], level.A.nnz) for level in self.levels] + [(m, m * m)]
+        rows = lambda A: getattr(getattr(A, "range", None), "n", A.shape[0])  # noqa: E731
+        return [(rows(level.A), level.A.nnz) for level in self.levels] + [(m, m * m)]
 
     @property
     def grid_complexity(self) -> float:
@@ -177,7 +185,7 @@ def _cycled(M: Multigrid, r: Array) -> Array:
     inside = jnp.promote_types(M.dtype, jnp.float32)
     if jnp.issubdtype(r.dtype, jnp.complexfloating):
         inside = jnp.result_type(inside, jnp.complex64)
-    x = cycled(M.levels, M.coarse_inverse, M.cycle, r.astype(inside))
+    x = M.order.leave(cycled(M.levels, M.coarse_inverse, M.cycle, M.order.enter(r.astype(inside))))
     return x.astype(jnp.result_type(M.dtype, r.dtype))
 
 
@@ -210,7 +218,7 @@ def multigrid(
     and for convection with diffusion. The symmetry of A is detected.
 
     Args:
-      A: [n, n] matrix of jaxsparse_fmt or scipy.sparse.
+      A: [n, n] matrix of jaxsparse_fmt or scipy.sparse. A sharded one must be Hermitian; aggregates lie in its shards.
       B: [n, k], the near-null space: columns that A maps almost to zero, boundaries apart. In elasticity
         `gallery.rigid_body_modes(points)`. None takes `candidates`.
       candidates: "constant" takes a constant for each unknown of a point; "adaptive" finds as many columns as a body of
@@ -247,7 +255,6 @@ def multigrid(
         Hermitian and, as far as the set-up saw, positive semidefinite is not examined: its V-cycle converges in
         the norm of A.
     """
-    S = _host(A)
     names = ("cycle", cycle, "VWFK"), ("smoother", smoother, list(_hierarchy.SMOOTHERS))
     for name, value, known in (*names, ("candidates", candidates, ("constant", "adaptive"))):
         if value not in known:
@@ -260,18 +267,29 @@ def multigrid(
     theta = real_number("theta", theta)
     if not 0 <= theta < 1:
         raise ValueError(f"theta must be at least 0 and below 1; got {theta:g}")
+    S = None if getattr(A, "name", None) == "sharded" and A.shape[0] > max_coarse else _finest.host(A)
     stored = floating_dtype(A.dtype, "A") if dtype is None else requested_dtype(dtype)
+    if S is None:
+        from solvers.precond import _sharded  # with the code for many devices
+
+        if refreshable or setup is not None or block_size not in (None, 1) or candidates != "constant":
+            raise ValueError(
+                "multigrid of a sharded matrix takes no refreshable=, setup=, block_size= or candidates=; pass B="
+            )
+        wanted = _sharded.Setup(theta, chosen, format, stored, max_coarse, max_levels)
+        levels, inverse, definite = _sharded.build(A, B, wanted)
+        return _examined(Multigrid(levels, inverse, None, cycle, cycle != "F", A.domain), definite)
     if setup is not None:
         coarsening = _hierarchy.Given(getattr(setup, "levels", setup))
     else:
-        b = _block_size(A, S) if block_size is None else int_at_least(block_size, "block_size", 1)
+        b = _finest.block_size(A, S) if block_size is None else int_at_least(block_size, "block_size", 1)
         if S.shape[0] % b:
             raise ValueError(f"block_size {b} does not divide the {S.shape[0]} rows of A")
         aggregation = functools.partial(
             _hierarchy.Aggregation, b=b, theta=theta, max_coarse=max_coarse, max_levels=max_levels
         )
         if B is not None:
-            near = _near_null(B, S)
+            near = _finest.near_null(B, S)
         elif candidates == "adaptive":
             near = _hierarchy.adapted(S, b * (b + 1) // 2, aggregation, chosen)
         else:
@@ -283,13 +301,18 @@ def multigrid(
     levels = tuple(_on_device(step, None if k else A, format, stored, k) for k, step in enumerate(built.levels))
     _check_range(built.coarse_inverse, stored, "the inverse of the coarsest level")
     renewals = _refresh.renewals(built, chosen) if refreshable else None
-    M = Multigrid(levels, jnp.asarray(built.coarse_inverse, stored), renewals, cycle, symmetric)
-    if levels and not built.definite and (rate := float(_growth(M))) > 1:
+    inverse = jnp.asarray(built.coarse_inverse, stored)
+    return _examined(Multigrid(levels, inverse, renewals, cycle, symmetric), built.definite)
+
+
+def _examined(M: Multigrid, definite: bool) -> Multigrid:
+    """M, with a warning if its cycle diverges."""
+    if M.levels and not definite and (rate := float(_growth(dataclasses.replace(M, order=IDENTITY)))) > 1:
         warnings.warn(
             f"this multigrid cycle diverges: the error grows by a factor of {rate:.3g} a cycle, so that only gmres may "
             "gain from it. For an indefinite or strongly convective A take incomplete_lu, or more smoothing by degree=",
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
     return M
 
@@ -323,63 +346,6 @@ def _on_device(step: _hierarchy.HostLevel, given: Any, format: str, dtype: Any, 
     narrow = jnp.finfo(wide).dtype
     d = jnp.asarray(step.inverse_diagonal, wide if step.inverse_diagonal.dtype.kind == "c" else narrow)
     return Level(A, R, P, d, jnp.asarray(step.recurrence, narrow))
-
-
-def _host(A: Any) -> Any:
-    """A as a canonical CSR array of float64 or complex128, after all checks."""
-    ours = hasattr(A, "to_scipy")
-    if ours and any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(A)):
-        raise TypeError(
-            "multigrid is set up on the host and A is traced; build M outside jit and pass it as an argument"
-        )
-    if not ours and not scipy.sparse.issparse(A):
-        raise TypeError(f"multigrid needs a matrix of jaxsparse_fmt or scipy.sparse; got {type(A).__name__}")
-    if len(A.shape) != 2 or A.shape[0] != A.shape[1] or A.shape[0] == 0:
-        raise ValueError(f"multigrid needs a square matrix with at least one row; got shape {A.shape}")
-    kind = np.complex128 if floating_dtype(A.dtype, "A").kind == "c" else np.float64
-    if getattr(A, "name", None) == "csr":  # its arrays, without a copy
-        data, indices, indptr = map(np.asarray, A.csr_arrays())
-        S = scipy.sparse.csr_array((data, indices, indptr), shape=A.shape)
-    else:
-        S = scipy.sparse.csr_array(A.to_scipy() if ours else A)
-    S = S.astype(kind, copy=not S.has_canonical_format)
-    S.check_format(full_check=True)
-    S.sum_duplicates()
-    if not np.all(np.isfinite(S.data)):
-        raise ValueError("A has a NaN or an infinity among its entries; look for it where A is assembled")
-    if np.any(zeros := S.diagonal() == 0):
-        raise ValueError(
-            f"A has a zero on its diagonal, first in row {np.flatnonzero(zeros)[0]}, and multigrid's smoothers divide "
-            "by the diagonal; eliminate such unknowns (constraints, empty rows), or take another preconditioner"
-        )
-    return S
-
-
-def _near_null(B: Any, S: Any) -> np.ndarray:
-    B = np.asarray(B)
-    B = B[:, None] if B.ndim == 1 else B
-    if B.ndim != 2 or B.shape[0] != S.shape[0] or B.shape[1] == 0:
-        raise ValueError(f"B must hold one row an unknown, shape ({S.shape[0]}, k); got {B.shape}")
-    if not np.all(np.isfinite(B)):
-        raise ValueError("B has a NaN or an infinity among its entries")
-    if B.dtype.kind == "c" and S.dtype.kind != "c":
-        raise TypeError(f"B is complex and A is not; pass real columns, or A.astype({B.dtype})")
-    return np.ascontiguousarray(B, S.dtype)
-
-
-def _block_size(A: Any, S: Any) -> int:
-    """Unknowns of a point: the blocks of a BSR matrix, ours or SciPy's, or the largest dense ones of at most 6."""
-    rows, columns = getattr(A, "block_shape", getattr(A, "blocksize", (None, None)))
-    n, lengths = S.shape[0], np.diff(S.indptr)
-    if rows and rows == columns and n % rows == 0:
-        return rows
-    for b in (6, 5, 4, 3, 2):
-        if n % b or np.any(lengths % b):
-            continue
-        runs = S.indices.reshape(-1, b)
-        if not np.any(runs[:, 0] % b) and np.all(np.diff(runs, axis=1) == 1):
-            return b
-    return 1
 
 
 def _check_range(numbers: np.ndarray, dtype: Any, what: str) -> None:

@@ -1,0 +1,148 @@
+"""The rows of each shard on the host of its process, as canonical CSR of all columns, and what travels between shards.
+
+Rows and columns have the numbers of the inner order without its empty places: those of shard k are `starts[k]` to
+`starts[k + 1]` − 1. Processes exchange only rows and entries that cross from one shard to another.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+from jax.sharding import Mesh
+
+from jaxsparse_fmt._types import Csr, concrete
+from jaxsparse_fmt.core.vector_passes import Distribution
+from jaxsparse_fmt.distributed.basis import local_parts
+from jaxsparse_fmt.distributed.halo_exchange import exchange_on_host
+from jaxsparse_fmt.distributed.local import Shards
+from jaxsparse_fmt.distributed.processes import everyones
+
+Pieces = dict[int, Csr]  # by shard
+
+
+def starts_of(over: Distribution) -> np.ndarray:
+    """[parts + 1], where the numbers of each piece begin, and their total."""
+    return np.concatenate([[0], np.cumsum(over.counts, dtype=np.int64)])
+
+
+def pieces(A: Any, dtype: Any = None) -> Pieces:
+    """The rows of a sharded matrix, of the shards of this process.
+
+    Args:
+      dtype: of the entries as data; None: the data are the numbers of the entries.
+    """
+    over, columns, entries = A.range.over, starts_of(A.domain.over), starts_of(A.entries.over)
+    blocks = A.shards.blocks
+    mine, given = sorted(local_parts(over)), [np.zeros(b.values.shape, bool) for b in blocks]
+    shards = Shards(
+        tuple(block._with_values(v) for block, v in zip(blocks, given, strict=True)),
+        *(A.shards.send, A.shards.boundary, A.shards.halo, A.shards.axis),
+    )
+    send = None if shards.send is None else everyones(lambda: {k: piece_of(shards.send, k) for k in mine}, over.mesh)
+    send = None if send is None else np.stack([*send.values()])
+    numbers = columns[:-1, None] + np.arange(A.domain.over.size)
+
+    def rows_of(k: int) -> Csr:
+        with concrete():
+            one = jax.tree.map(lambda a: jnp.asarray(piece_of(a, k)), shards)
+            found = [tuple(map(np.asarray, place)) for place in _places(one, k)]
+        unknowns = np.concatenate([numbers[k], exchange_on_host(numbers, send, shards.halo, k)])
+        nnz, n_rows = A.entries.over.counts[k], over.counts[k]
+        col, data = np.zeros(nnz, np.int32), np.arange(entries[k], entries[k + 1])
+        data = data if dtype is None else np.zeros(nnz, dtype)
+        lengths = np.zeros(n_rows + 1, np.int64)
+        for number, (row, column, place) in enumerate(found):
+            live = place < nnz
+            col[place[live]] = unknowns[column[live]]
+            lengths[1:] += np.bincount(row[live], minlength=n_rows)[:n_rows]
+            if dtype is not None:
+                data[place[live]] = piece_of(blocks[number].values, k)[live]
+        out = scipy.sparse.csr_array((data, col, np.cumsum(lengths)), shape=(n_rows, A.domain.n))
+        out.has_canonical_format = True
+        return out
+
+    return {k: rows_of(k) for k in mine}
+
+
+_places = jax.jit(Shards.places)
+
+
+def piece_of(a: Any, k: int) -> np.ndarray:
+    """The part of shard k of an array [parts, ...], on the host of a process that has this shard."""
+    if not isinstance(a, jax.Array) or a.is_fully_addressable:
+        return np.asarray(a)[k]
+    found = (s for s in a.addressable_shards if k in range(*s.index[0].indices(a.shape[0])))
+    shard = next(found)
+    return np.asarray(shard.data)[k - (shard.index[0].start or 0)]
+
+
+def beyond(A: Pieces, starts: np.ndarray) -> dict[int, np.ndarray]:
+    """The columns of each shard's rows that other shards own, rising."""
+    outside = lambda S, a, b: np.unique(S.indices[(S.indices < a) | (S.indices >= b)])  # noqa: E731
+    return {k: outside(S, starts[k], starts[k + 1]) for k, S in A.items()}
+
+
+def fetched(wanted: dict[int, np.ndarray], B: Pieces, starts: np.ndarray, mesh: Mesh) -> Pieces:
+    """The rows of B with the numbers that each shard wants, rising."""
+    every = np.unique(np.concatenate([*everyones(lambda: wanted, mesh).values()])).astype(np.int64)
+    cuts = np.searchsorted(every, starts)
+
+    def sent() -> dict[int, tuple[np.ndarray, Csr]]:
+        rows = {k: every[cuts[k] : cuts[k + 1]] for k in B}
+        return {k: (rows[k], S[rows[k] - starts[k]]) for k, S in B.items()}
+
+    rows, parts = zip(*everyones(sent, mesh).values(), strict=True)
+    rows, whole = np.concatenate(rows), _stacked(*parts)
+    return {k: whole[np.searchsorted(rows, numbers)] for k, numbers in wanted.items()}
+
+
+def meeting(A: Pieces, B: Pieces, starts: np.ndarray, mesh: Mesh) -> dict[int, tuple[Csr, Csr]]:
+    """For each shard its rows of A and the rows of B that they name, in rising order, so that A·B is their product.
+
+    Args:
+      starts: [parts + 1] of A's columns and B's rows.
+    """
+    wanted = beyond(A, starts)
+    others = fetched(wanted, B, starts, mesh)
+
+    def met(k: int, S: Csr) -> tuple[Csr, Csr]:
+        (start, stop), first = starts[k : k + 2], np.searchsorted(wanted[k], starts[k])
+        own, above = (S.indices >= start) & (S.indices < stop), S.indices >= stop
+        col = np.searchsorted(wanted[k], S.indices) + np.where(above, stop - start, 0)
+        col[own] = S.indices[own] - start + first
+        rows = _stacked(others[k][:first], B[k], others[k][first:])
+        left = scipy.sparse.csr_array((S.data, col.astype(np.int32), S.indptr), shape=(S.shape[0], rows.shape[0]))
+        left.has_canonical_format = True
+        return left, rows
+
+    return {k: met(k, S) for k, S in A.items()}
+
+
+def turned(A: Pieces, rows: np.ndarray, columns: np.ndarray, mesh: Mesh) -> Pieces:
+    """The rows of Aᵀ of each shard, those of its columns; entries of other shards' columns travel."""
+    away: dict[int, Any] = {}
+    own: dict[int, Any] = {}
+    for k, S in A.items():
+        row = np.repeat(np.arange(rows[k], rows[k + 1]), np.diff(S.indptr))
+        here = (S.indices >= columns[k]) & (S.indices < columns[k + 1])
+        own[k], away[k] = ((row[m], S.indices[m], S.data[m]) for m in (here, ~here))
+    moved = [np.concatenate(a) for a in zip(*everyones(lambda: away, mesh).values(), strict=True)]
+
+    def turn(k: int) -> Csr:
+        here = (moved[1] >= columns[k]) & (moved[1] < columns[k + 1])
+        row, col, data = (np.concatenate([mine, m[here]]) for mine, m in zip(own[k], moved, strict=True))
+        order, count = np.lexsort((row, col)), int(columns[k + 1] - columns[k])
+        ptr = np.concatenate([[0], np.cumsum(np.bincount(col - columns[k], minlength=count))])
+        out = scipy.sparse.csr_array((data[order], row[order].astype(np.int32), ptr), shape=(count, int(rows[-1])))
+        out.has_canonical_format = True
+        return out
+
+    return {k: turn(k) for k in A}
+
+
+def _stacked(*parts: Csr) -> Csr:
+    return scipy.sparse.csr_array(scipy.sparse.vstack(parts, format="csr"))

@@ -1,0 +1,269 @@
+"""A·B and Aᵀ of sharded matrices, stored anew: rows of the result lie where the rows of A, or its columns, lie.
+
+             A                   B              a device multiplies its rows of A by its own rows of B and by those that
+    device 0 ■■■■ · h ·    own   ■■■■           its halo names; the patterns of these rows travel once, on the host
+    device 1 h · ■■■■      halo  h              while planning, and their entries in one exchange for each product
+
+The numeric part differentiates: a device's entries of C = A·B are T·a, with a sparse matrix T of the products' factors
+b (`algebra/plans.py`), and exchanges are linear.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+from jax.core import Tracer
+
+from jaxsparse_fmt._types import Csr, Target, concrete, pytree, standard_promotion
+from jaxsparse_fmt.algebra import patterns
+from jaxsparse_fmt.core.pattern import Absent
+from jaxsparse_fmt.core.transposed import Transposed
+from jaxsparse_fmt.distributed import basis, entries, halo, padding
+from jaxsparse_fmt.distributed.build import assemble
+from jaxsparse_fmt.distributed.common_format import Request, in_one_format
+from jaxsparse_fmt.distributed.halo_exchange import Exchange, exchange
+from jaxsparse_fmt.distributed.local import Shards, on_each_device
+from jaxsparse_fmt.distributed.pieces import Pieces, meeting, piece_of, pieces, starts_of, turned
+from jaxsparse_fmt.distributed.processes import everyones
+from jaxsparse_fmt.formats import building
+from jaxsparse_fmt.kernels.cpu import spgemm
+
+Array = jax.Array
+
+
+@pytree
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plan:
+    """What the patterns decide of a product or a transpose.
+
+    Attributes:
+      result: the matrix of the result; its values are not read.
+      send: [parts, k], the entries that each device sends; None: none, or all.
+      source: [parts, m], the places among a device's own entries of the last operand, then the buffer, that it reads.
+      terms: [parts, ...], a CSR matrix [entries of C, entries of A] a device, whose values are the entries of B at
+        `source`; None: those at `source` are the result, a transpose.
+      halo: how entries travel.
+    """
+
+    result: Any
+    send: Array | None
+    source: Array
+    terms: Any
+    halo: Exchange = dataclasses.field(metadata={"static": True})
+
+
+@jax.jit
+@standard_promotion
+def _entries(plan: Plan, matrices: tuple[Any, ...]) -> tuple[Array, ...]:
+    """The values of the result's blocks."""
+    result, axis = plan.result, plan.result.shards.axis
+
+    def computed(shards: Shards, source: Array, operands: tuple[Shards, ...], terms: Any, send: Any):
+        operands, terms, send = jax.tree.map(lambda a: a[0], (operands, terms, send))
+        each = [entries.gathered(s, M.entries.over.size) for s, M in zip(operands, matrices, strict=True)]
+        values = each[-1]
+        if plan.halo.kind != "none":
+            values = jnp.concatenate([values, exchange(values, send, plan.halo, axis)])
+        values = values.at[source[0]].get(mode="clip")
+        own = values if terms is None else terms._with_values(values).matvec(each[0])
+        return entries.stored(shards, own)
+
+    operands = tuple(M.shards for M in matrices)
+    return on_each_device(computed, result.shards, result.range.over, plan.source, operands, plan.terms, plan.send)
+
+
+def _result(plan: Plan, *matrices: Any) -> Any:
+    values = _entries(plan, matrices)
+    blocks = tuple(block._with_values(v) for block, v in zip(plan.result.shards.blocks, values, strict=True))
+    return dataclasses.replace(plan.result, shards=dataclasses.replace(plan.result.shards, blocks=blocks))
+
+
+def matmul(A: Any, B: Any) -> Any:
+    """A·B, of A's rows; sums that cancel stay entries. Its format is that of A and B if they have the same, else "csr".
+
+    The plan, 8 bytes for each product of two entries, is kept for matrices of the same index arrays. Inside jit close
+    over A and B and pass their data.
+
+    Args:
+      A, B: sharded over one mesh axis, or views of transposes of such matrices; the rows of B are cut as A's columns.
+
+    Raises:
+      TypeError: another kind of matrix. ValueError: shapes or cuts that do not fit, or a traced pattern.
+    """
+    A, B = (transpose(M.A) if isinstance(M, Transposed) and hasattr(M.A, "shards") else M for M in (A, B))
+    for M in (A, B):
+        if not hasattr(M, "shards"):
+            raise TypeError(
+                f"A @ B of a sharded matrix takes another sharded one, got {type(M).__name__}; make it one by "
+                "jsf.shard(S, mesh), or multiply on one device by from_scipy(A.to_scipy())"
+            )
+        M._check_users_order("products")
+    if A.shape[1] != B.shape[0]:
+        raise ValueError(f"A @ B needs as many columns of A as rows of B, got shapes {A.shape} and {B.shape}")
+    if not A.domain.same(B.range):
+        raise ValueError(
+            f"A @ B of sharded matrices needs the rows of B, cut into {_counts(B.range)}, where the columns of A are, "
+            f"cut into {_counts(A.domain)}, on the same mesh and in the same order; cut both evenly, by "
+            'jsf.shard(S, mesh, by="rows") without reorder='
+        )
+    return _result(_kept(lambda: _product_plan(A, B), "matmul", A, B), A, B)
+
+
+def transpose(A: Any) -> Any:
+    """Aᵀ as a sharded matrix with arrays of its own, whose rows lie where A's columns lie; in A's format."""
+    A._check_users_order("transpose")
+    return _result(_kept(lambda: _transpose_plan(A), "transpose", A), A)
+
+
+def _counts(of: Any) -> str:
+    counts = [*map(str, of.over.counts)]
+    return ", ".join(counts if len(counts) < 9 else [*counts[:8], "…"])
+
+
+@pytree
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Indices:
+    """The index arrays of a sharded matrix, by which plans are kept."""
+
+    arrays: Any
+    shape: tuple[int, int] = dataclasses.field(metadata={"static": True})
+    nnz: int = dataclasses.field(metadata={"static": True})
+    values = None
+
+
+def _kept(make: Any, key: str, *matrices: Any) -> Plan:
+    indices = []
+    for M in matrices:
+        values = [block.values for block in M.shards.blocks]
+        arrays = [a for a in jax.tree.leaves(M) if not any(a is v for v in values)]
+        if any(isinstance(a, Tracer) for a in arrays):
+            raise ValueError(
+                f"this operation needs the pattern of a sharded matrix of shape {M.shape}, which is traced here; let "
+                "the jitted function close over the matrix and take its data, as in A.with_data(data)"
+            )
+        indices.append(_Indices(arrays, M.shape, M.nnz))
+    return patterns.kept(make, ("sharded " + key, *(M.shards.halo for M in matrices)), *indices)
+
+
+def _product_plan(A: Any, B: Any) -> Plan:
+    over, mesh = A.range.over, A.range.over.mesh
+    met = meeting(pieces(A), pieces(B), starts_of(A.domain.over), mesh)
+    C: Pieces = {}
+    terms: Pieces = {}
+    read: dict[int, np.ndarray] = {}
+
+    def multiplied(k: int) -> None:
+        left, rows = met[k]
+        columns, at = np.unique(rows.indices, return_inverse=True)  # so that scratch is of the shard's size
+        near = scipy.sparse.csr_array((rows.data, at.astype(np.int32), rows.indptr), (rows.shape[0], columns.size))
+
+        def room(nnz: int, products: int) -> None:
+            takes = f"the plan of A @ B takes {8 * products + 24 * nnz} bytes on shard {k}, for {products} products"
+            building.check_free(8 * products + 24 * nnz, takes)
+
+        p = spgemm.product(left, near, room)
+        first, factor, right = spgemm.pairs(left, near, p)
+        C[k] = _csr(columns[p.indices], p.indptr, (left.shape[0], B.domain.n))
+        terms[k] = _csr(factor, first, (p.indices.size, A.entries.over.size))
+        read[k] = rows.data[right]
+
+    def sizes() -> dict[int, int]:
+        for k in met:
+            multiplied(k)
+        return {k: len(read[k]) for k in read}
+
+    longest = max(everyones(sizes, mesh).values())
+    result = _assembled(C, A, B, A.range, B.domain)
+    part = in_one_format(terms, _request(A, B, "csr", np.dtype(np.float32)), is_halo=False)
+    arrays = {name: basis.sharded(lambda k, n=name: part.arrays[k][n], over) for name in part.arrays[min(terms)]}
+    absent: Any = Absent((part.form.sizes["values"],))
+    rows = padding.like(part.like, arrays, part.form)._with_values(absent)
+    return _plan(result, read, rows, B, max(longest, part.form.sizes["values"]))
+
+
+def _transpose_plan(A: Any) -> Plan:
+    at = turned(pieces(A), starts_of(A.range.over), starts_of(A.domain.over), A.range.over.mesh)
+    made = {k: _csr(S.indices, S.indptr, S.shape) for k, S in at.items()}
+    result = _assembled(made, A, A, A.domain, A.range)
+    return _plan(result, {k: S.data for k, S in at.items()}, None, A, result.entries.over.size)
+
+
+def _plan(result: Any, read: dict[int, np.ndarray], terms: Any, last: Any, length: int) -> Plan:
+    """The plan whose devices read the entries of these numbers of its last operand."""
+    over, starts = last.entries.over, starts_of(last.entries.over)
+    needs = everyones(lambda: {k: halo.needed(n, starts[k], starts[k + 1]) for k, n in read.items()}, over.mesh)
+    how = halo.plan([*needs.values()], starts, last.dtype.itemsize)
+
+    def source(k: int) -> np.ndarray:
+        own = (read[k] >= starts[k]) & (read[k] < starts[k + 1])
+        at = read[k] - starts[k]
+        at[~own] = over.size + how.slots[k][np.searchsorted(needs[k], read[k][~own])]
+        return np.pad(at, (0, length - len(at))).astype(np.int32)
+
+    building.check_addressable(over.size + how.exchange.width)
+    with concrete():
+        send = None if how.send is None else basis.sharded(lambda k: how.send[k], over)  # pyright: ignore[reportOptionalSubscript]
+        return Plan(result, send, basis.sharded(source, result.range.over), terms, how.exchange)
+
+
+def _csr(indices: np.ndarray, indptr: np.ndarray, shape: tuple[int, int]) -> Csr:
+    """A pattern in CSR, with ones."""
+    S = scipy.sparse.csr_array((np.ones(len(indices), np.float32), indices, indptr), shape=shape)
+    S.has_canonical_format = True
+    return S
+
+
+def _request(A: Any, B: Any, format: str, dtype: Any) -> Request:
+    shards = A.shards
+    mode = "vector" if len(shards.blocks) == 1 and shards.halo.kind != "none" else "overlap"
+    mode = "naive" if len(shards.blocks) == 2 and shards.boundary is None else mode
+    return Request(A.range.over.mesh, mode, format, {}, None, Target(dtype, B.backend, None), "auto")
+
+
+def _assembled(C: Pieces, A: Any, B: Any, rows: Any, columns: Any) -> Any:
+    """The sharded matrix of a pattern, between the given bases."""
+    names, over = {M.shards.blocks[0].name for M in (A, B)}, (rows.over, columns.over)
+    starts, cuts = map(starts_of, over)
+    of_rows = {(int(starts[k]), int(starts[k + 1])): S for k, S in C.items()}
+    format = names.pop() if len(names) == 1 else "csr"
+    block = lambda a, b: of_rows[a, b]  # noqa: E731
+    dtype = jnp.promote_types(A.dtype, B.dtype)
+    with concrete():
+        try:
+            made = assemble(block, starts, cuts, A.shards.axis, _request(A, B, format, dtype))
+        except building.TooLarge:  # as on one device
+            made = assemble(block, starts, cuts, A.shards.axis, _request(A, B, "csr", dtype))
+        order = made.entries
+        if rows.perm is not None or columns.perm is not None:
+            order = basis.make(order.over, _users_order(C, rows, columns))
+    return dataclasses.replace(made, range=rows, domain=columns, entries=order)
+
+
+def _users_order(C: Pieces, rows: Any, columns: Any) -> np.ndarray:
+    """[nnz] for each entry in the inner order its number in canonical order; a renumbered matrix is whole on hosts."""
+    users = [_users(of) for of in (rows, columns)]
+    starts = starts_of(rows.over)
+
+    def named() -> dict[int, tuple[np.ndarray, np.ndarray]]:
+        row = {k: np.repeat(np.arange(starts[k], starts[k + 1]), np.diff(S.indptr)) for k, S in C.items()}
+        return {k: (users[0][row[k]], users[1][S.indices]) for k, S in C.items()}
+
+    row, col = (np.concatenate(a) for a in zip(*everyones(named, rows.over.mesh).values(), strict=True))
+    out = np.empty(len(row), np.int64)
+    out[np.lexsort((col, row))] = np.arange(len(row))
+    return out
+
+
+def _users(of: Any) -> np.ndarray:
+    """[n] the user's number of each unknown in the inner order."""
+    if of.perm is None:
+        return np.arange(of.n)
+    by_part = of.perm.reshape(of.devices, -1)
+    mine = sorted(basis.local_parts(of.over))
+    own = everyones(lambda: {k: piece_of(by_part, k)[: of.over.counts[k]] for k in mine}, of.over.mesh)
+    return np.concatenate([*own.values()])

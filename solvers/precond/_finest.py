@@ -1,0 +1,69 @@
+"""What the set-up of multigrid is given: A on the host, its near-null space, and the size of its blocks, checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import scipy.sparse
+from jax.core import Tracer
+
+from jaxsparse_fmt._types import floating_dtype
+
+
+def host(A: Any) -> Any:
+    """A as a canonical CSR array of float64 or complex128, after all checks."""
+    ours = hasattr(A, "to_scipy")
+    if ours and any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(A)):
+        raise TypeError(
+            "multigrid is set up on the host and A is traced; build M outside jit and pass it as an argument"
+        )
+    if not ours and not scipy.sparse.issparse(A):
+        raise TypeError(f"multigrid needs a matrix of jaxsparse_fmt or scipy.sparse; got {type(A).__name__}")
+    if len(A.shape) != 2 or A.shape[0] != A.shape[1] or A.shape[0] == 0:
+        raise ValueError(f"multigrid needs a square matrix with at least one row; got shape {A.shape}")
+    kind = np.complex128 if floating_dtype(A.dtype, "A").kind == "c" else np.float64
+    if getattr(A, "name", None) == "csr":  # its arrays, without a copy
+        data, indices, indptr = map(np.asarray, A.csr_arrays())
+        S = scipy.sparse.csr_array((data, indices, indptr), shape=A.shape)
+    else:
+        S = scipy.sparse.csr_array(A.to_scipy() if ours else A)
+    S = S.astype(kind, copy=not S.has_canonical_format)
+    S.check_format(full_check=True)
+    S.sum_duplicates()
+    if not np.all(np.isfinite(S.data)):
+        raise ValueError("A has a NaN or an infinity among its entries; look for it where A is assembled")
+    if np.any(zeros := S.diagonal() == 0):
+        raise ValueError(
+            f"A has a zero on its diagonal, first in row {np.flatnonzero(zeros)[0]}, and multigrid's smoothers divide "
+            "by the diagonal; eliminate such unknowns (constraints, empty rows), or take another preconditioner"
+        )
+    return S
+
+
+def near_null(B: Any, S: Any) -> np.ndarray:
+    B = np.asarray(B)
+    B = B[:, None] if B.ndim == 1 else B
+    if B.ndim != 2 or B.shape[0] != S.shape[0] or B.shape[1] == 0:
+        raise ValueError(f"B must hold one row an unknown, shape ({S.shape[0]}, k); got {B.shape}")
+    if not np.all(np.isfinite(B)):
+        raise ValueError("B has a NaN or an infinity among its entries")
+    if B.dtype.kind == "c" and S.dtype.kind != "c":
+        raise TypeError(f"B is complex and A is not; pass real columns, or A.astype({B.dtype})")
+    return np.ascontiguousarray(B, S.dtype)
+
+
+def block_size(A: Any, S: Any) -> int:
+    """Unknowns of a point: the blocks of a BSR matrix, ours or SciPy's, or the largest dense ones of at most 6."""
+    rows, columns = getattr(A, "block_shape", getattr(A, "blocksize", (None, None)))
+    n, lengths = S.shape[0], np.diff(S.indptr)
+    if rows and rows == columns and n % rows == 0:
+        return rows
+    for b in (6, 5, 4, 3, 2):
+        if n % b or np.any(lengths % b):
+            continue
+        runs = S.indices.reshape(-1, b)
+        if not np.any(runs[:, 0] % b) and np.all(np.diff(runs, axis=1) == 1):
+            return b
+    return 1

@@ -1,0 +1,311 @@
+"""The set-up of multigrid for a matrix over several devices: every shard coarsens its own rows.
+
+    shard 0  ■■■■■■■■ → ■■ ╮                 aggregates lie inside a shard, so T is block diagonal;
+    shard 1  ■■■■■■■■ → ■■ ┴ ■■■■ → dense    P = T − ω/λ·D⁻¹·A'·T and R·A·P fetch rows that the halo names
+
+A process works on the rows of its own shards, as `_hierarchy` on all rows, and fetches rows of others. Where a level
+has few rows a device, neighbours are joined on one device, and the others rest. The coarsest level is inverted densely
+and kept whole on every device; all other arrays of a device have its share of the rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+from jax import Array
+from jax.core import Tracer
+
+from jaxsparse_fmt._types import Target, pytree
+from jaxsparse_fmt.core.basis import Basis
+from jaxsparse_fmt.distributed import basis
+from jaxsparse_fmt.distributed.build import assemble
+from jaxsparse_fmt.distributed.common_format import Request
+from jaxsparse_fmt.distributed.pieces import Pieces, beyond, meeting, piece_of, pieces, starts_of, turned
+from jaxsparse_fmt.distributed.processes import everyones
+from jaxsparse_fmt.kernels.cpu import aggregation
+from solvers.precond import _checks as checks
+from solvers.precond import _hierarchy, _refresh
+from solvers.precond._cycles import Level
+from solvers.precond._inverse import LARGEST
+
+FEWEST = 100  # rows a device, below which neighbours are joined
+
+
+@pytree
+@dataclasses.dataclass(frozen=True, eq=False)
+class Whole:
+    """The way between the last sharded level and the coarsest, whose vectors are whole on every device."""
+
+    A: Any
+    order: Basis  # of the coarsest level's vectors
+    down: bool = dataclasses.field(metadata={"static": True})
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.A.shape
+
+    @property
+    def T(self) -> Whole:
+        return Whole(self.A.T, self.order, not self.down)
+
+    def __matmul__(self, v: Array) -> Array:
+        return self.order.leave(self.A @ v) if self.down else self.A @ self.order.enter(v)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """The arguments of `multigrid` that this set-up takes."""
+
+    theta: float
+    smoother: _hierarchy.Smoother
+    format: str
+    dtype: Any
+    max_coarse: int
+    max_levels: int
+
+
+def build(A: Any, B: Any, setup: Setup) -> tuple[tuple[Level, ...], Array, bool]:
+    """The levels, between vectors that have entered A's basis; the inverse of the coarsest matrix; whether nothing was
+    found that a positive semidefinite matrix does not have.
+
+    Args:
+      A: ShardedMatrix with more than `max_coarse` rows.
+      B: [n, k] near-null space, or None for constants.
+
+    Raises:
+      TypeError: A is traced.
+      ValueError: A is not Hermitian, has a zero on its diagonal or a number that is not finite; coarsening stops early.
+    """
+    checks.square(A, "a multigrid", "multigrid")
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(A)):
+        raise TypeError(
+            "multigrid is set up on the host and A is traced; build M outside jit and pass it as an argument"
+        )
+    over = A.range.over
+    mesh, axis = over.mesh, A.shards.axis
+    wide = np.dtype(np.complex128 if A.dtype.kind == "c" else np.float64)
+    held, starts = pieces(A, wide), starts_of(over)
+    _check(held, starts, mesh)
+    near = _near_null(A, B, wide)
+    unit = {k: _column(np.abs(S.diagonal(int(starts[k])))) for k, S in held.items()}
+    levels: list[Level] = []
+    lowest, narrow = 0.0, jnp.finfo(jnp.promote_types(setup.dtype, jnp.float32)).dtype
+    theta, given = setup.theta, A if A.dtype == setup.dtype and setup.format == "auto" else None
+
+    def placed(matrix: Pieces, rows: np.ndarray, columns: np.ndarray) -> Any:
+        everyones(lambda: _check_range(matrix, setup.dtype), mesh)
+        of = {(int(rows[k]), int(rows[k + 1])): S for k, S in matrix.items()}
+        target = Target(np.dtype(setup.dtype), A.backend, None)
+        request = Request(mesh, "overlap", setup.format, {}, None, target, "auto")
+        return dataclasses.replace(assemble(lambda a, b: of[a, b], rows, columns, axis, request), entered=True)
+
+    while starts[-1] > setup.max_coarse and len(levels) < setup.max_levels - 1:
+        stored = placed(held, starts, starts) if levels or given is None else given.in_basis
+        inverse = {
+            k: _hierarchy.inverse_diagonal(S[:, starts[k] : starts[k + 1]], unit[k].toarray()[:, 0], "hermitian")
+            for k, S in held.items()
+        }
+        sums = {k: aggregation.sums(S) for k, S in held.items()}
+        ends = {k: (_largest(np.abs(v) * sums[k]), float(np.min(v, initial=0))) for k, v in inverse.items()}
+        bounds, least = zip(*everyones(lambda ends=ends: ends, mesh).values(), strict=True)
+        lowest = min(lowest, *least)
+        d = _spread({k: np.real(v) for k, v in inverse.items()}, stored.range.over)
+        at_least = stored.astype(jnp.promote_types(setup.dtype, jnp.float32))
+        upper = float(_largest_eigenvalue(at_least, d.astype(narrow), jnp.asarray(max(bounds), narrow)))
+        scale = {k: _hierarchy.DAMPING / upper * v for k, v in inverse.items()}
+        T, below = _tentative(held, near, starts, theta)
+        counts = _cuts(T, mesh)
+        if counts[-1] >= starts[-1] or counts[-1] == 0:
+            break
+        T = {k: _renumbered(S, np.arange(counts[k], counts[k + 1]), counts[-1]) for k, S in T.items()}
+        constant = not levels and _is_constant(near, mesh)
+        S = _lumped(held, starts, theta, mesh) if constant else held
+        smooth = _times(S, T, starts, mesh)
+        P = {k: _canonical(T[k] - scipy.sparse.diags_array(scale[k]) @ smooth[k]) for k in T}
+        cuts = _joined(counts)
+        R = turned(P, starts, cuts, mesh)
+        R = {k: v.conj() for k, v in R.items()}
+        if setup.smoother.name == "l1_jacobi":
+            d, upper = _spread({k: 1 / np.where(s > 0, s, 1) for k, s in sums.items()}, stored.range.over), 1.0
+        recurrence = _hierarchy.recurrence(setup.smoother) / (1, upper)
+        down, up = placed(R, cuts, starts), placed(P, starts, cuts)
+        levels.append(Level(stored, down, up, d.astype(narrow), jnp.asarray(recurrence, narrow)))
+        held = _times(R, _times(held, P, starts, mesh), starts, mesh)
+        unit = _times({k: abs(v).power(2) for k, v in R.items()}, unit, starts, mesh)
+        near = below
+        if not np.array_equal(cuts, counts):
+            whole = np.concatenate([*everyones(lambda near=near: near, mesh).values()])
+            near = {k: whole[cuts[k] : cuts[k + 1]] for k in near}
+        starts, theta = cuts, _hierarchy.WEAKER * theta
+    if starts[-1] > LARGEST or not levels:
+        raise ValueError(
+            f"coarsening stopped at {starts[-1]} rows after {len(levels) + 1} levels, too many to invert densely; "
+            "raise max_levels, or lower theta"
+        )
+    rows = scipy.sparse.csr_array(scipy.sparse.vstack([*everyones(lambda: held, mesh).values()], format="csr"))
+    sizes = scipy.sparse.vstack([*everyones(lambda: unit, mesh).values()]).toarray()[:, 0]
+    inverse, positive = _hierarchy.coarse_inverse(rows, sizes, "hermitian")
+    last = levels[-1]
+    ends = Whole(last.R, last.R.range, True), Whole(last.P, last.P.domain, False)
+    levels[-1] = dataclasses.replace(last, R=ends[0], P=ends[1])
+    return tuple(levels), jnp.asarray(inverse, setup.dtype), positive and lowest >= 0
+
+
+_largest_eigenvalue = jax.jit(_refresh._largest_eigenvalue)
+
+
+def _largest(a: np.ndarray) -> float:
+    return float(np.max(a, initial=0))
+
+
+def _check(held: Pieces, starts: np.ndarray, mesh: Any) -> None:
+    """Refuses what the smoothers and the cycle cannot treat, in all processes."""
+
+    def look() -> dict[int, float]:
+        for k, S in held.items():
+            if not np.all(np.isfinite(S.data)):
+                raise ValueError("A has a NaN or an infinity among its entries; look for it where A is assembled")
+            if np.any(zeros := S.diagonal(int(starts[k])) == 0):
+                row = starts[k] + np.flatnonzero(zeros)[0]
+                raise ValueError(
+                    f"A has a zero on its diagonal, first in row {row} of its own order, and multigrid's smoothers "
+                    "divide by the diagonal; eliminate such unknowns (constraints, empty rows), or take "
+                    "another preconditioner"
+                )
+        return {k: _largest(np.abs(S.data)) for k, S in held.items()}
+
+    largest = max(everyones(look, mesh).values())
+    other = turned(held, starts, starts, mesh)
+    apart = everyones(lambda: {k: _largest(abs(S - other[k].conj()).data) for k, S in held.items()}, mesh)
+    if max(apart.values()) > 1e-12 * largest:
+        raise ValueError(
+            f"multigrid of a sharded matrix needs a Hermitian one, and |A − Aᴴ| is up to {max(apart.values()):.3g} "
+            "here; set it up by precond.multigrid(from_scipy(A.to_scipy())), or take another preconditioner"
+        )
+
+
+def _check_range(matrix: Pieces, dtype: Any) -> dict[int, Any]:
+    largest, limit = max(_largest(np.abs(S.data)) for S in matrix.values()), float(jnp.finfo(dtype).max)
+    if not largest <= limit:
+        raise ValueError(
+            f"a level has numbers up to {largest:.3g}, and dtype {jnp.dtype(dtype).name} holds none above {limit:.3g}; "
+            "scale A, or take a wider dtype"
+        )
+    return {}
+
+
+def _near_null(A: Any, B: Any, wide: np.dtype) -> dict[int, np.ndarray]:
+    """The rows of the near-null space of this process's shards."""
+    over, mine = A.range.over, sorted(basis.local_parts(A.range.over))
+    if B is None:
+        return {k: np.ones((over.counts[k], 1), wide) for k in mine}
+    B = jnp.asarray(B)
+    B = B[:, None] if B.ndim == 1 else B
+    if B.ndim != 2 or B.shape[0] != A.shape[0] or B.shape[1] == 0:
+        raise ValueError(f"B must hold one row an unknown, shape ({A.shape[0]}, k); got {B.shape}")
+    if jnp.iscomplexobj(B) and wide.kind != "c":
+        raise TypeError(f"B is complex and A is not; pass real columns, or A.astype({B.dtype})")
+    entered = A.domain.enter(A.domain.accept(B))
+    by_part = entered.reshape(len(over.counts), over.size, -1)
+    near = {k: np.ascontiguousarray(piece_of(by_part, k)[: over.counts[k]], wide) for k in mine}
+
+    def finite() -> dict[int, bool]:
+        if not all(np.all(np.isfinite(v)) for v in near.values()):
+            raise ValueError("B has a NaN or an infinity among its entries")
+        return {}
+
+    everyones(finite, over.mesh)
+    return near
+
+
+def _is_constant(near: dict[int, np.ndarray], mesh: Any) -> bool:
+    numbers = everyones(lambda: {k: (v.shape[1], np.unique(v)[:2]) for k, v in near.items()}, mesh).values()
+    columns, found = zip(*numbers, strict=True)
+    return max(columns) == 1 and np.unique(np.concatenate(found)).size == 1
+
+
+def _tentative(
+    held: Pieces, near: dict[int, np.ndarray], starts: np.ndarray, theta: float
+) -> tuple[Pieces, dict[int, np.ndarray]]:
+    """T of each shard, in columns of its own, and the near-null space of the next level."""
+    T: Pieces = {}
+    below: dict[int, np.ndarray] = {}
+    for k, S in held.items():
+        if not S.shape[0]:  # a device that rests
+            T[k], below[k] = scipy.sparse.csr_array((0, 0)), near[k]
+            continue
+        own = _canonical(S[:, starts[k] : starts[k + 1]])
+        agg, count = aggregation.aggregates(*aggregation.strength(own, 1, theta))
+        Q, below[k] = aggregation.tentative(agg, count, near[k])
+        placed = aggregation.placed(agg, count, Q)
+        T[k] = placed[:, : below[k].shape[0]]
+    return T, below
+
+
+def _cuts(T: Pieces, mesh: Any) -> np.ndarray:
+    counts = [*everyones(lambda: {k: S.shape[1] for k, S in T.items()}, mesh).values()]
+    return np.concatenate([[0], np.cumsum(counts)])
+
+
+def _joined(starts: np.ndarray) -> np.ndarray:
+    """Cuts with the rows of 2, 4, … neighbours on the first of them, so that active devices have `FEWEST` rows each."""
+    parts, group = len(starts) - 1, 1
+    while group < parts and starts[-1] * group < FEWEST * parts:
+        group *= 2
+    first = -(-np.arange(parts + 1) // group) * group
+    return starts[np.minimum(first, parts)]
+
+
+def _lumped(held: Pieces, starts: np.ndarray, theta: float, mesh: Any) -> Pieces:
+    """A with its weak couplings on the diagonal, as `aggregation.lumped`; those to other shards too."""
+    diagonal = {k: S.diagonal(int(starts[k])) for k, S in held.items()}
+    alone = {k: _column(d) for k, d in diagonal.items()}
+    out: Pieces = {}
+    known = beyond(held, starts)
+    for k, (left, rows) in meeting(held, alone, starts, mesh).items():
+        first = int(np.searchsorted(known[k], starts[k]))
+        stop, d = first + left.shape[0], rows.toarray()[:, 0]
+        # The square matrix of all rows that are known here, of which those of other shards have a diagonal only.
+        others = scipy.sparse.csr_array(scipy.sparse.diags_array(d))
+        square = _canonical(scipy.sparse.vstack([others[:first], left, others[stop:]], format="csr"))
+        lumped = aggregation.lumped(square, 1, *aggregation.strength(square, 1, theta))[first:stop]
+        numbers = np.concatenate([known[k][:first], np.arange(starts[k], starts[k + 1]), known[k][first:]])
+        out[k] = _canonical(_renumbered(lumped, numbers, held[k].shape[1]))
+    return out
+
+
+def _times(A: Pieces, B: Pieces, starts: np.ndarray, mesh: Any) -> Pieces:
+    """A·B by the rows of A; scratch has the size of a shard."""
+
+    def product(left: Any, rows: Any) -> Any:
+        columns, at = np.unique(rows.indices, return_inverse=True)
+        near = scipy.sparse.csr_array((rows.data, at.astype(np.int32), rows.indptr), (rows.shape[0], columns.size))
+        return _renumbered(_canonical(left @ near), columns, rows.shape[1])
+
+    return {k: product(*pair) for k, pair in meeting(A, B, starts, mesh).items()}
+
+
+def _column(v: np.ndarray) -> Any:
+    return scipy.sparse.csr_array((v, np.zeros(v.size, np.int32), np.arange(v.size + 1)), shape=(v.size, 1))
+
+
+def _canonical(A: Any) -> Any:
+    A = scipy.sparse.csr_array(A)
+    A.sum_duplicates()
+    return A
+
+
+def _renumbered(S: Any, columns: np.ndarray, width: int) -> Any:
+    """S with the numbers of its columns, rising, among `width`."""
+    col = columns[S.indices].astype(np.int32)
+    return scipy.sparse.csr_array((S.data, col, S.indptr), shape=(S.shape[0], int(width)))
+
+
+def _spread(parts: dict[int, np.ndarray], over: Any) -> Array:
+    """[places], zero in empty ones."""
+    return basis.sharded(lambda k: np.pad(parts[k], (0, over.size - len(parts[k]))), over).reshape(-1)

@@ -1,0 +1,118 @@
+"""Multigrid of matrices over several devices: iterations beside one device, the sizes of all arrays, refusals."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import jaxsparse_fmt as jsf
+from solvers import Status, cg, precond
+from solvers.precond import _sharded
+from tests.distributed.problems import MESH
+
+THREE = jax.make_mesh((3,), ("rows",), devices=jax.devices("cpu")[:3])
+L = sp.csr_array(jsf.gallery.poisson(16))
+N = L.shape[0]
+b = np.random.default_rng(0).normal(size=N)
+ALONE = jsf.from_scipy(L, "csr")
+
+
+def solved(A, M):
+    return cg(A, b, M=M, rtol=1e-8, maxiter=100)
+
+
+@pytest.fixture(scope="module")
+def built():
+    A = jsf.shard(L, MESH, format="csr")
+    return A, precond.multigrid(A, max_coarse=100)
+
+
+def test_eight_devices_need_at_most_15_percent_more_iterations_than_one(built):
+    A, M = built
+    alone, sol = solved(ALONE, precond.multigrid(ALONE, max_coarse=100)), solved(A, M)
+    assert sol.status == Status.CONVERGED and sol.iterations <= 1.15 * alone.iterations
+    np.testing.assert_allclose(L @ np.asarray(sol.x), b, rtol=0, atol=1e-7 * np.linalg.norm(b))
+
+
+def test_every_array_of_a_device_has_its_share_of_the_rows(built):
+    """But for the coarsest inverse. With two planes of points a device, halos and padding weigh as much as its rows."""
+    A, M = built
+    inside = jax.tree.leaves(M.levels)
+    held = [max(shard.data.size for shard in leaf.addressable_shards) for leaf in inside]
+    assert max(held) <= 2 * A.nnz / MESH.size
+    alone = sum(leaf.size for leaf in jax.tree.leaves(precond.multigrid(ALONE, max_coarse=100).levels))
+    assert sum(held) <= 4 * alone / MESH.size
+    assert len(M.levels) >= 2 and M.coarse_inverse.shape[0] <= 100
+
+
+def test_the_set_up_multiplies_no_more_than_a_shard(monkeypatch):
+    """No matrix on the host has more rows than a device and its halo."""
+    sizes, times = [], _sharded.meeting
+
+    def meeting(*arguments):
+        met = times(*arguments)
+        sizes.extend(S.nnz for pair in met.values() for S in pair)
+        return met
+
+    monkeypatch.setattr(_sharded, "meeting", meeting)
+    precond.multigrid(jsf.shard(L, MESH, format="csr"), max_coarse=1000)
+    plane = 16 * 16 * 7  # entries of a halo on one side
+    assert sizes and max(sizes) <= 3 * (L.nnz / MESH.size + 2 * plane)
+
+
+def test_few_rows_are_joined_on_fewer_devices(built):
+    _, M = built
+    last = M.levels[-1].A.range.over.counts
+    assert sum(last) < 8 * _sharded.FEWEST and sum(c > 0 for c in last) < MESH.size
+    np.testing.assert_array_equal(_sharded._joined(np.arange(0, 90, 10)), [0, 80, 80, 80, 80, 80, 80, 80, 80])
+    np.testing.assert_array_equal(_sharded._joined(np.array([0, 90, 180, 270])), [0, 180, 180, 270])
+    np.testing.assert_array_equal(_sharded._joined(np.array([0, 100, 200, 300])), [0, 100, 200, 300])
+
+
+def test_the_operator_is_symmetric_and_the_same_in_the_users_order_and_inside():
+    A = jsf.shard(L, THREE, format="csr", reorder="rcm")
+    narrow, M = precond.multigrid(A, dtype="float32"), precond.multigrid(A, np.ones((N, 1)))
+    assert narrow.dtype == np.float32 and narrow.levels[0].A.dtype == np.float32
+    np.testing.assert_allclose(narrow @ b, M @ b, rtol=0, atol=1e-4 * np.abs(M @ b).max())
+    x, y = np.random.default_rng(1).normal(size=(2, N))
+    np.testing.assert_allclose(y @ (M @ x), x @ (M @ y), rtol=1e-10)
+    inner = M.entered(A.basis) @ A.basis.enter(jnp.asarray(x))
+    np.testing.assert_allclose(A.basis.leave(inner), M @ x, rtol=1e-10)
+    assert solved(A, M).status == Status.CONVERGED
+    assert f"multigrid {N}×{N}" in repr(M) and "sharded" in repr(M)
+
+
+def test_a_near_null_space_may_be_sharded_and_gradients_pass_through_the_solve(built):
+    A, M = built
+    B = jax.device_put(np.ones(N), jax.sharding.NamedSharding(MESH, jax.sharding.PartitionSpec("rows")))
+    again = precond.multigrid(A, B, max_coarse=100)
+    np.testing.assert_allclose(again @ b, M @ b, rtol=1e-9, atol=1e-9)
+    f = lambda b: jnp.sum(cg(A, b, M=M, rtol=1e-10).x ** 2)  # noqa: E731
+    x = sp.linalg.spsolve(L.tocsc(), b)
+    np.testing.assert_allclose(jax.grad(f)(b), 2 * sp.linalg.spsolve(L.tocsc(), x), rtol=0, atol=1e-6 * abs(x).max())
+
+
+def test_refusals_name_the_cure(built):
+    A, _ = built
+    convection = L + sp.diags_array(np.ones(N - 1), offsets=1)
+    with pytest.raises(ValueError, match=r"needs a Hermitian one.*from_scipy\(A\.to_scipy\(\)\)"):
+        precond.multigrid(jsf.shard(convection, MESH, format="csr"))
+    with pytest.raises(ValueError, match="takes no refreshable="):
+        precond.multigrid(A, refreshable=True)
+    with pytest.raises(ValueError, match=rf"shape \({N}, k\); got \(3, 1\)"):
+        precond.multigrid(A, np.ones(3))
+    with pytest.raises(ValueError, match="B has a NaN"):
+        precond.multigrid(A, np.full(N, np.nan))
+    with pytest.raises(ValueError, match="A has a NaN or an infinity"):
+        precond.multigrid(A * np.nan)
+    with pytest.raises(ValueError, match="float16 holds none above"):
+        precond.multigrid(A * 1e6, dtype="float16")
+    with pytest.warns(RuntimeWarning, match="cycle diverges"):
+        precond.multigrid(A.shift(-2.0), max_coarse=1000)
+    with pytest.raises(TypeError, match="A is traced"):
+        jax.jit(lambda A: precond.multigrid(A, max_coarse=100) @ b)(A)
+    with pytest.raises(ValueError, match="zero on its diagonal, first in row 0"):
+        precond.multigrid(A.shift(-6.0))
