@@ -31,7 +31,7 @@ def by_power_method(P, d, tol=1e-12):
     def step(state):
         r, _, count = state
         moved = d * (P @ r)
-        new = moved + (1 - moved.sum()) / n  # who finds no link goes anywhere
+        new = moved + (1 - moved.sum()) / n  # from a page without links a visitor goes anywhere
         return new, jnp.abs(new - r).sum(), count + 1
 
     start = jnp.full(n, 1 / n), 1.0, 0

@@ -121,7 +121,7 @@ def checked(S: Any, dtype: Any, backend: str, max_bytes: float | None = None) ->
     check_keeps_imaginary(S.dtype, stored)
     selection.check_backend(backend)
     target = Target(stored, backend, max_bytes)
-    _check_bound("rows", S.shape[0])
+    building.check_bound("rows", S.shape[0])
     building.check_pointers(S.shape[0], "rows", S.nnz, target)
     return canonical(S), target
 
@@ -237,8 +237,8 @@ def canonical(S: Any) -> Csr:
     elif S.format == "coo":
         for name, index, bound in zip(("row", "col"), S.coords, S.shape, strict=True):
             _check_range(name, index, bound)
-    _check_bound("columns", S.shape[1])
-    _check_bound("rows", S.shape[0])
+    building.check_bound("columns", S.shape[1])
+    building.check_bound("rows", S.shape[0])
     whole = S.dtype.kind in "iub"  # SciPy would sum such duplicates modulo 2⁸, and booleans not at all
     csr = scipy.sparse.csr_array(S.astype(np.float64) if whole and S.format == "coo" else S)
     if S.format not in ("csr", "csc", "bsr", "coo"):
@@ -272,11 +272,6 @@ def _check_range(name: str, index: np.ndarray, bound: int) -> None:
     if low < 0 or high >= bound:
         bad = low if low < 0 else high
         raise ValueError(f"{name} index {bad} is out of range for a matrix with {bound} {name}s; indices count from 0")
-
-
-def _check_bound(name: str, n: int) -> None:
-    if n >= 2**31:
-        raise ValueError(f"{n} {name} exceed what 32-bit {name[:-1]} indices address, {2**31 - 1}; split the matrix")
 
 
 def _shape(shape: Any) -> tuple[int, int]:

@@ -74,7 +74,7 @@ def cg(
       M: an approximation of A⁻¹, positive definite: anything with `@`, a function r -> M·r, or the [n] numbers of a
         diagonal M.
       deflated: [n, m], modes that A makes small, dense or sparse: M becomes `precond.coarse_space(A, deflated, M)`,
-        which see; then A is no function, and an M of None is `precond.jacobi(A)`.
+        see there. A must then be a matrix, and M=None means `precond.jacobi(A)`.
       rtol, atol: stop when ‖b − A·x‖₂ ≤ max(rtol·‖b‖₂, atol), by the true residual.
       maxiter: most iterations; None allows 10·n.
       history: keep the residual norms; True keeps up to 10,000, a number keeps up to that many.

@@ -80,6 +80,8 @@ def refine(
     if drop is None:
         drop = 0.03 if METHODS[method].keeps else 1e-4 if narrow == "float32" else 1e-2
     drop = arguments.proper_fraction(drop, "drop")
+    if deflated is not None and method in ("gmres", "bicgstab"):
+        raise ValueError(f"deflated= is for symmetric positive A, and method={method!r} for others; take method='cg'")
     side = None if narrow is None else Narrow(narrow, inner, drop)
     return solve(METHODS[method], A, b, x0, deflating(settings, A, deflated), narrow=side)
 

@@ -58,7 +58,7 @@ VALUE_ERRORS = {
     "bsr column index": (lambda: jsf.from_scipy(spoiled(sp.bsr_array, indices=int32(0, 7, 1))), "column index 7"),
     "coo row index": (lambda: jsf.from_scipy(broken_coo()), "row index 5 is out of range for a matrix with 2 rows"),
     "lil column index": (lambda: jsf.from_scipy(broken_lil()), "column index 9 is out of range"),
-    "too many rows": (lambda: coo([], [], [], (2**31, 1)), "2147483648 rows exceed what 32-bit row indices address"),
+    "too many rows": (lambda: coo([], [], [], (2**31, 1)), "2147483648 rows exceed what 32-bit indices address"),
     "too many columns": (lambda: jsf.from_scipy(sp.csr_array((1, 2**31))), "2147483648 columns exceed"),
     "unknown format": (lambda: jsf.from_scipy(S, "elll"), "unknown format 'elll'; choose one of coo, csr, csr5, csc"),
     "unknown format later": (lambda: A.asformat("jad"), "unknown format 'jad'; choose one of"),

@@ -32,7 +32,7 @@ class Assembly:
     Attributes:
       result: the matrix, without values.
       duplicates: [nnz, k], with ones at the values that each entry sums; in float32, which loses no bit of them.
-      permutes: whether each entry is one value.
+      permutes: whether every entry comes from exactly one value.
     """
 
     result: SparseMatrix
@@ -96,6 +96,8 @@ def assembly(
     for name, index in (("row", row), ("col", col)):
         if not np.issubdtype(index.dtype, np.integer) and k:
             raise TypeError(f"{name} must hold integers, got dtype {index.dtype}")
+    for name, n in (("rows", shape[0]), ("columns", shape[1]), ("entries", k)):
+        building.check_bound(name, n)
     indptr, indices, first, order = spgemm.coordinates(row, col, shape)
     if nnz_max is not None:
         indptr, indices, first = patterns.filled(indptr, indices, first, shape, whole_number("nnz_max", nnz_max))

@@ -146,7 +146,7 @@ def kept(make: Callable[[], Any], key: Any, *operands: Any, table: Any = _kept, 
     kinds = [(type(A), type(getattr(A, "A", None)), A.shape, A.nnz) for A in operands]
     key = (key, *kinds, *map(id, arrays))
     found = table.pop(key, None)
-    if found is None:
+    if found is None or any(isinstance(a, jax.Array) and a.is_deleted() for a in jax.tree.leaves(found[0])):  # donated
         forget = lambda _: table.pop(key, None)  # noqa: E731
         found = _at_once(make), [weakref.ref(a, forget) for a in arrays]
         while len(table) >= most:

@@ -198,6 +198,7 @@ def _check_pair(operation: str, A: Any, B: Any) -> None:
         raise ValueError(f"{operation} needs matrices of one shape, got {A.shape} and {B.shape}")
 
 
+@standard_promotion
 def combined(A: Any, B: Any, sign: int) -> SparseMatrix:
     """A + sign·B; of "csr" matrices at hand in one pass over both, which is faster than a plan's gathers."""
     operation = "A + B" if sign > 0 else "A - B"
@@ -248,6 +249,7 @@ def matmul(A: Any, B: Any, *, format: str | None = None, max_bytes: float | None
     return product(A, B, format, max_bytes)[0]
 
 
+@standard_promotion
 def product(
     A: Any, B: Any, format: str | None = None, max_bytes: float | None = None, with_values: bool = False
 ) -> tuple[Product, Array | None]:
@@ -255,6 +257,7 @@ def product(
     patterns.check("A @ B", A, B)
     if A.shape[1] != B.shape[0]:
         raise ValueError(f"A @ B needs as many columns of A as rows of B, got shapes {A.shape} and {B.shape}")
+    building.check_bound("entries", max(A.nnz, B.nnz))
     most = LISTED if max_bytes is None else max_bytes
     native = _is_native(A)
 
@@ -332,8 +335,7 @@ def listed_sums(col_idx: np.ndarray, row_ptr: np.ndarray, shape: tuple[int, int]
     Raises:
       ValueError: 2³¹ columns or more.
     """
-    if shape[1] >= 2**31:
-        raise ValueError(f"{shape[1]} entries exceed what 32-bit indices address, {2**31 - 1}")
+    building.check_bound("entries", shape[1])
     made = patterns.matrix(patterns.csr(row_ptr, col_idx, shape), "csr", backend)
     assert isinstance(made, CSR)
     return made

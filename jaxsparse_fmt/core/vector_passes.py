@@ -2,7 +2,7 @@
 
 On a GPU a pass over real vectors of [n] is one kernel (`kernels/vector_pass.py`), and a sum stays in parts until
 it is needed, perhaps by the next pass. Elsewhere, and for complex numbers and [n, k] columns, a pass is plain jnp; on
-one CPU a whole solve of vectors [n] then becomes native code (`on_cpu`), which fuses more than passes.
+one CPU what a solve of vectors [n] computes between products becomes native code (`on_cpu`).
 
 For vectors spread over devices (`distributed`), every device passes over its own piece, since XLA cannot partition a
 kernel. A sum then stays in parts on every device, and one collective adds up all sums that the next pass needs.

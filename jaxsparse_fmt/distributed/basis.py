@@ -5,7 +5,7 @@
 
 A vector in the inner order is one array whose first axis is sharded over the mesh axis. A user's vector lies in blocks
 of equal size on the same devices where their number divides n, since JAX has no other blocks. Between the two it moves
-in runs (`even_blocks.py`) or, if the order is not the user's, along a `Route`. No device holds a whole vector.
+in runs (`even_blocks.py`) or, if the order is not the user's, along a `Route`, and no device holds it whole.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class ShardedBasis(DistributedBasis):
         if x is None or isinstance(x, Tracer):
             return x
         if not isinstance(x, jax.Array) or not x.committed:
-            return self._in_blocks(x)
+            return self._spread(x)
         ours = set(mesh.devices.flat)
         if not x.sharding.device_set <= ours:
             elsewhere = sorted(map(str, x.sharding.device_set - ours))
@@ -182,9 +182,9 @@ class ShardedBasis(DistributedBasis):
             )
         if isinstance(x.sharding, NamedSharding) and x.sharding.device_set == ours:
             return x if _is_here(x.sharding.mesh, mesh) else _on_auto_axes(x)
-        return jax.device_put(x, NamedSharding(mesh, PartitionSpec()))
+        return jax.device_put(x, NamedSharding(mesh, PartitionSpec(self.over.axis if self.has_even_blocks else None)))
 
-    def _in_blocks(self, x: Any) -> Any:
+    def _spread(self, x: Any) -> Any:
         """A vector that is nowhere yet, or anywhere, in its even blocks if there are such."""
         if not self.has_even_blocks or self.n == 0:
             return x

@@ -5,8 +5,8 @@
 
 Both orders rise, so a block and a piece share a run of unknowns, and blocks and pieces together have fewer than
 2·parts such runs. Every run travels from the device of its block to the device of its piece, or back. Runs that share
-no sender and no receiver travel in one round, a `ppermute`. The number of rounds is the largest number of runs of a
-block or piece, and a device holds no more than its block, its piece, and the runs of one round.
+no sender and no receiver travel in one round, a `ppermute`. There are at most as many rounds as a block or piece has
+runs, and one more, and a device holds no more than its block, its piece, and the runs of one round.
 """
 
 from __future__ import annotations

@@ -10,7 +10,9 @@ b (`algebra/plans.py`), and exchanges are linear.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -34,6 +36,8 @@ from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.kernels.cpu import spgemm
 
 Array = jax.Array
+
+_plans: dict[Any, Any] = {}
 
 
 @pytree
@@ -136,7 +140,7 @@ class _Indices:
     values = None
 
 
-def _kept(make: Any, key: str, *matrices: Any) -> Plan:
+def _kept(make: Any, key: Any, *matrices: Any) -> Plan:
     indices = []
     for M in matrices:
         values = [block.values for block in M.shards.blocks]
@@ -147,7 +151,21 @@ def _kept(make: Any, key: str, *matrices: Any) -> Plan:
                 "the jitted function close over the matrix and take its data, as in A.with_data(data)"
             )
         indices.append(_Indices(arrays, M.shape, M.nnz))
-    return patterns.kept(make, ("sharded " + key, *(M.shards.halo for M in matrices)), *indices)
+    found, keep = [], functools.partial(patterns.kept, table=_plans)
+    key = key, *(M.shards.halo for M in matrices)
+
+    def missing() -> Any:
+        raise LookupError
+
+    def look() -> dict[int, bool]:
+        with contextlib.suppress(LookupError):
+            found.append(keep(missing, key, *indices))
+        return {jax.process_index(): bool(found)}
+
+    if all(everyones(look, matrices[0].range.over.mesh).values()):
+        return found[0]
+    _plans.clear()  # in all processes, which make plans together
+    return keep(make, key, *indices)
 
 
 def _product_plan(A: Any, B: Any) -> Plan:
@@ -178,12 +196,28 @@ def _product_plan(A: Any, B: Any) -> Plan:
         return {k: len(read[k]) for k in read}
 
     longest = max(everyones(sizes, mesh).values())
-    result = _assembled(C, A, B, A.range, B.domain)
+    result = _assembled(C, A, B, A.range, _columns(A, B))
     part = in_one_format(terms, _request(A, B, "csr", np.dtype(np.float32)), is_halo=False)
     arrays = {name: basis.sharded(lambda k, n=name: part.arrays[k][n], over) for name in part.arrays[min(terms)]}
     absent: Any = Absent((part.form.sizes["values"],))
     rows = padding.like(part.like, arrays, part.form)._with_values(absent)
     return _plan(result, read, rows, B, max(longest, part.form.sizes["values"]))
+
+
+def _columns(A: Any, B: Any) -> Any:
+    """The basis of the columns of A·B: that of the rows where the result is square.
+
+    Raises:
+      ValueError: the result is square, and its rows and columns have different orders.
+    """
+    if A.shape[0] != B.shape[1] or A.range.same(B.domain):
+        return B.domain
+    if A.range.perm is None and B.domain.perm is None:
+        return A.range
+    raise ValueError(
+        f"A @ B of shape {(A.shape[0], B.shape[1])} would have its rows and columns in different orders; shard A and B "
+        "with the same reorder= and by="
+    )
 
 
 def _transpose_plan(A: Any) -> Plan:

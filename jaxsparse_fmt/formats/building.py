@@ -123,6 +123,16 @@ def picked(a: Any, which: np.ndarray) -> Any:
 _taken = jax.jit(take)
 
 
+def check_bound(name: str, n: int) -> None:
+    """Refuses more rows, columns or entries than 32-bit indices address.
+
+    Raises:
+      ValueError: 2³¹ or more.
+    """
+    if n >= 2**31:
+        raise ValueError(f"{n} {name} exceed what 32-bit indices address, {2**31 - 1}; split the matrix")
+
+
 def check_addressable(n_stored: int) -> None:
     """Refuses more places than 32-bit JAX can count.
 

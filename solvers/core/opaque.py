@@ -57,7 +57,7 @@ def apply(
       jvp: (args, tangents) -> (result, its tangent), None for a leaf whose tangent is zero or has no meaning.
       transpose: (args, cotangent) -> cotangent of args[1], an array, where the first leaf of the result is an array
         linear in args[1], which it does not read, and independent of what follows.
-      native: all vectors of f are [n], so that one kernel of native code can compute what lies between two products.
+      native: all vectors of f are [n], so that native code can compute what lies between two products.
     """
     leaves, inside = jax.tree.flatten(args)
     traced = jax.jit(f).trace(*args)  # which JAX keeps by f and the types of the arguments

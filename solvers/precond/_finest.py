@@ -19,6 +19,8 @@ def host(A: Any) -> Any:
         raise TypeError(
             "multigrid is set up on the host and A is traced; build M outside jit and pass it as an argument"
         )
+    if not all(getattr(leaf, "is_fully_addressable", True) for leaf in jax.tree.leaves(A)):
+        raise ValueError(f"A has {A.shape[0]} rows on several processes; pass max_coarse= below that number")
     if not ours and not scipy.sparse.issparse(A):
         raise TypeError(f"multigrid needs a matrix of jaxsparse_fmt or scipy.sparse; got {type(A).__name__}")
     if len(A.shape) != 2 or A.shape[0] != A.shape[1] or A.shape[0] == 0:

@@ -19,8 +19,9 @@ import numpy as np
 import scipy.sparse
 from jax import Array
 from jax.core import Tracer
+from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxsparse_fmt._types import Target, pytree
+from jaxsparse_fmt._types import Target, check_keeps_imaginary, pytree
 from jaxsparse_fmt.core.basis import Basis
 from jaxsparse_fmt.distributed import basis
 from jaxsparse_fmt.distributed.build import assemble
@@ -70,8 +71,8 @@ class Setup:
 
 
 def build(A: Any, B: Any, setup: Setup) -> tuple[tuple[Level, ...], Array, bool]:
-    """The levels, between vectors that have entered A's basis; the inverse of the coarsest matrix; whether nothing was
-    found that a positive semidefinite matrix does not have.
+    """The levels, between vectors that have entered A's basis; the inverse of the coarsest matrix; whether A looked
+    positive semidefinite.
 
     Args:
       A: ShardedMatrix with more than `max_coarse` rows.
@@ -82,6 +83,8 @@ def build(A: Any, B: Any, setup: Setup) -> tuple[tuple[Level, ...], Array, bool]
       ValueError: A is not Hermitian, has a zero on its diagonal or a number that is not finite; coarsening stops early.
     """
     checks.square(A, "a multigrid", "multigrid")
+    check_keeps_imaginary(A.dtype, setup.dtype)
+    A._check_users_order("multigrid")
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(A)):
         raise TypeError(
             "multigrid is set up on the host and A is traced; build M outside jit and pass it as an argument"
@@ -131,7 +134,8 @@ def build(A: Any, B: Any, setup: Setup) -> tuple[tuple[Level, ...], Array, bool]
         R = turned(P, starts, cuts, mesh)
         R = {k: v.conj() for k, v in R.items()}
         if setup.smoother.name == "l1_jacobi":
-            d, upper = _spread({k: 1 / np.where(s > 0, s, 1) for k, s in sums.items()}, stored.range.over), 1.0
+            l1 = {k: np.where(inverse[k] != 0, 1 / np.where(s > 0, s, 1), 0) for k, s in sums.items()}
+            d, upper = _spread(l1, stored.range.over), 1.0
         recurrence = _hierarchy.recurrence(setup.smoother) / (1, upper)
         down, up = placed(R, cuts, starts), placed(P, starts, cuts)
         levels.append(Level(stored, down, up, d.astype(narrow), jnp.asarray(recurrence, narrow)))
@@ -142,7 +146,12 @@ def build(A: Any, B: Any, setup: Setup) -> tuple[tuple[Level, ...], Array, bool]
             whole = np.concatenate([*everyones(lambda near=near: near, mesh).values()])
             near = {k: whole[cuts[k] : cuts[k + 1]] for k in near}
         starts, theta = cuts, _hierarchy.WEAKER * theta
-    if starts[-1] > LARGEST or not levels:
+    if not levels:
+        raise ValueError(
+            f"no shard found strong couplings among its own rows, of {starts[-1]} in all, or max_levels is 1; take "
+            "precond.jacobi, or fewer devices"
+        )
+    if starts[-1] > LARGEST:
         raise ValueError(
             f"coarsening stopped at {starts[-1]} rows after {len(levels) + 1} levels, too many to invert densely; "
             "raise max_levels, or lower theta"
@@ -150,10 +159,12 @@ def build(A: Any, B: Any, setup: Setup) -> tuple[tuple[Level, ...], Array, bool]
     rows = scipy.sparse.csr_array(scipy.sparse.vstack([*everyones(lambda: held, mesh).values()], format="csr"))
     sizes = scipy.sparse.vstack([*everyones(lambda: unit, mesh).values()]).toarray()[:, 0]
     inverse, positive = _hierarchy.coarse_inverse(rows, sizes, "hermitian")
+    everyones(lambda: _check_range({0: scipy.sparse.csr_array(inverse)}, setup.dtype), mesh)
+    definite = all(everyones(lambda: {jax.process_index(): positive and lowest >= 0}, mesh).values())
     last = levels[-1]
     ends = Whole(last.R, last.R.range, True), Whole(last.P, last.P.domain, False)
     levels[-1] = dataclasses.replace(last, R=ends[0], P=ends[1])
-    return tuple(levels), jnp.asarray(inverse, setup.dtype), positive and lowest >= 0
+    return tuple(levels), _on_every_device(inverse.astype(setup.dtype), mesh), definite
 
 
 _largest_eigenvalue = jax.jit(_refresh._largest_eigenvalue)
@@ -304,6 +315,11 @@ def _renumbered(S: Any, columns: np.ndarray, width: int) -> Any:
     """S with the numbers of its columns, rising, among `width`."""
     col = columns[S.indices].astype(np.int32)
     return scipy.sparse.csr_array((S.data, col, S.indptr), shape=(S.shape[0], int(width)))
+
+
+def _on_every_device(a: np.ndarray, mesh: Any) -> Array:
+    copies = NamedSharding(mesh, PartitionSpec())
+    return jax.make_array_from_callback(a.shape, copies, lambda _: a)
 
 
 def _spread(parts: dict[int, np.ndarray], over: Any) -> Array:

@@ -23,7 +23,7 @@ import numpy as np
 import scipy.sparse
 from jax import Array, lax
 
-from jaxsparse_fmt._types import floating_dtype, owned, pytree, standard_promotion
+from jaxsparse_fmt._types import concrete, floating_dtype, owned, pytree, standard_promotion
 from jaxsparse_fmt.convert import from_scipy
 from jaxsparse_fmt.kernels.cpu import aggregation
 from solvers.core import arguments
@@ -103,6 +103,8 @@ def coarse_space(A: Any, W: Any, M: Any = None) -> CoarseSpace:
         jit a column that others span changes nothing, and a NaN makes M @ r NaN. TypeError: A or M is a function, or W
         is complex where A is not.
     """
+    if callable(A):
+        raise TypeError("a coarse space and deflated= need a matrix A; pass M=precond.coarse_space(matrix, W)")
     n = checks.square(A, "a coarse space", "coarse_space")
     sparse = scipy.sparse.issparse(W) or hasattr(W, "to_scipy")
     W = W if sparse else owned(W)
@@ -115,13 +117,15 @@ def coarse_space(A: Any, W: Any, M: Any = None) -> CoarseSpace:
         raise TypeError(f"W is complex and A is not; pass real columns, or A.astype({given})")
     if sparse:
         S = scipy.sparse.csr_array(W.to_scipy() if hasattr(W, "to_scipy") else W)
-        _check_columns(S.data, lambda: (S.conj().T @ S).toarray())
+        with concrete():
+            _check_columns(S.data, lambda: (S.conj().T @ S).toarray())
         W, R = (from_scipy(scipy.sparse.csr_array(matrix), dtype=dtype) for matrix in (S, S.conj().T))
     else:
         W = W.astype(dtype)
         R = W.conj().T
         if not checks.is_traced(W):
-            _check_columns(W, lambda: matmul(R, W))
+            with concrete():
+                _check_columns(W, lambda: matmul(R, W))
     M = jacobi(A) if M is None else arguments.linear_map(M, n, "M")
     if arguments.is_function(M):
         raise TypeError("M must be a pytree with a shape and @, which a preconditioner can hold; got a function")

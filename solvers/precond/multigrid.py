@@ -118,8 +118,8 @@ class Multigrid:
         checks.renewing(self, A.shape, A.dtype)
         if self.renewals is None:
             raise ValueError(
-                "M holds no plans to be refreshed by; make it with precond.multigrid(A, refreshable=True), or keep M "
-                "while A changes little, since a preconditioner may be approximate"
+                "M holds no plans to be refreshed by; make it with precond.multigrid(A, refreshable=True), which takes "
+                "no sharded A, make M anew, or keep M while A changes little, since a preconditioner may be approximate"
             )
         levels, coarse_inverse = _refresh.renewed(self.levels, self.coarse_inverse, self.renewals, A)
         return dataclasses.replace(self, levels=levels, coarse_inverse=coarse_inverse)
@@ -218,12 +218,14 @@ def multigrid(
     and for convection with diffusion. The symmetry of A is detected.
 
     Args:
-      A: [n, n] matrix of jaxsparse_fmt or scipy.sparse. A sharded one must be Hermitian; aggregates lie in its shards.
+      A: [n, n] matrix of jaxsparse_fmt or scipy.sparse. A sharded one must be Hermitian; aggregates lie in its
+        shards, unknowns are not grouped to points, and of the options below it takes no block_size, candidates,
+        refreshable and setup.
       B: [n, k], the near-null space: columns that A maps almost to zero, boundaries apart. In elasticity
         `gallery.rigid_body_modes(points)`. None takes `candidates`.
-      candidates: "constant" takes a constant for each unknown of a point; "adaptive" finds as many columns as a body of
-        so many displacements has rigid motions. Take it for unknowns that have units of their own, and where nobody
-        knows the near-null space; the set-up then takes several times as long.
+      candidates: "constant" takes a constant for each unknown of a point; "adaptive" finds b·(b + 1)/2 columns for
+        b unknowns a point, as many as an elastic body has rigid motions. Take it for unknowns that have units of their
+        own, and if you do not know the near-null space; the set-up then takes several times as long.
       block_size: unknowns of a point, numbered together. None takes the blocks of a BSR matrix, or looks for dense
         ones; matrices of systems whose blocks have holes need it.
       cycle: "V", "W", "F" or "K". "F" and "K" want a flexible method, such as `fcg`.
@@ -272,13 +274,17 @@ def multigrid(
     if S is None:
         from solvers.precond import _sharded  # with the code for many devices
 
-        if refreshable or setup is not None or block_size not in (None, 1) or candidates != "constant":
-            raise ValueError(
-                "multigrid of a sharded matrix takes no refreshable=, setup=, block_size= or candidates=; pass B="
-            )
+        options = {"refreshable": refreshable, "setup": setup, "candidates": candidates, "block_size": block_size or 1}
+        for name, usual in (("refreshable", False), ("setup", None), ("candidates", "constant"), ("block_size", 1)):
+            if options[name] is not usual and options[name] != usual:
+                raise ValueError(
+                    f"multigrid of a sharded matrix takes no {name}={options[name]!r}; leave it out, and pass B= for a "
+                    "system"
+                )
         wanted = _sharded.Setup(theta, chosen, format, stored, max_coarse, max_levels)
         levels, inverse, definite = _sharded.build(A, B, wanted)
-        return _examined(Multigrid(levels, inverse, None, cycle, cycle != "F", A.domain), definite)
+        symmetric = cycle != "F" and stored.kind != "c"
+        return _examined(Multigrid(levels, inverse, None, cycle, symmetric, A.domain), definite)
     if setup is not None:
         coarsening = _hierarchy.Given(getattr(setup, "levels", setup))
     else:

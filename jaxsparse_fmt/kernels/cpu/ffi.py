@@ -31,6 +31,7 @@ from jaxsparse_fmt.kernels.cpu.abi import FUSED, KEYS, NUMBERS, SIZES, SLOTS, TA
 Array = jax.Array
 
 MISSING = np.frombuffer(b"Numba cannot compile a kernel for the CPU that this program calls\0", np.uint8)
+UNLINKED = np.frombuffer(b'no native code for a part of a solver; jsf.use_backend("xla") does without\0', np.uint8)
 
 
 def call(
@@ -148,6 +149,8 @@ def _linked(sizes: int) -> int:
         with _lock:
             at = next(i % SLOTS for i in range(key % SLOTS, key % SLOTS + SLOTS) if _groups[i % SLOTS, 0] in (0, key))
             if _groups[at, 0] == 0:
+                if np.count_nonzero(_groups[:, 0]) >= SLOTS - 1:  # the search ends at an empty place
+                    return 0
                 text = zlib.decompress(ctypes.string_at(sizes + 24, length)).decode()
                 address = machine_code.engine(text).get_function_address("group")
                 _publish()(_groups[at].ctypes.data, key, address)
@@ -164,7 +167,7 @@ def _handlers() -> Any:
     except ImportError:
         return None
     compiles, links = (ctypes.cast(f, ctypes.c_void_p).value or 0 for f in (_compiled, _linked))
-    addresses = _table.ctypes.data, compiles, MISSING.ctypes.data, _groups.ctypes.data, links
+    addresses = _table.ctypes.data, compiles, MISSING.ctypes.data, _groups.ctypes.data, links, UNLINKED.ctypes.data
     return machine_code.engine(handler.module(*addresses))
 
 

@@ -1,12 +1,13 @@
-"""Programs of JAX with few kernels: what lies between two products of a solver becomes one call of native code.
+"""Programs of JAX with few kernels: what a solver computes between two products becomes a few calls of native code.
 
-`fused` evaluates a program operation by operation, as JAX would, but collects those for which `fusion_operations.py`
-has code: first it lists the operations, those of inner functions too, then it finds the group of each. Group
-h holds what must wait for an operation of another kind that group h − 1 made possible, and what is not needed earlier.
-Bodies of loops and branches are such lists themselves. A loop computes its condition with the numbers of a trip.
+`fused` evaluates a program as JAX would, operation by operation, but collects those for which `fusion_operations.py`
+has code into groups. It lists all operations first, those of inner functions too, then assigns each to a group. Group h
+holds what depends on another kind of operation that needed group h − 1, and what is not needed earlier. Bodies of loops
+and branches are such lists themselves. A loop computes its condition with the numbers of a trip.
 
-Where arrays are small, a group is one call. Else each stage of it is a call that XLA's threads share, since all pieces
-of a sum must be known before the next stage begins.
+A group of short arrays is one call. Otherwise each stage is a call of its own, shared by XLA's threads, since a sum
+must be complete before the next stage begins. JAX keeps no count of the programs that use a group, so that the native
+code of a group stays until the process ends.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def _listed(
                 outs = _listed(inner.jaxpr, inner.consts, of, ops, values)
             else:
                 ops.append(Op(name, params, tuple(of), tuple(outs), _body_of(inner.jaxpr, inner.consts, values)))
-        elif name == "while":
+        elif name == "while" and not params["cond_jaxpr"].out_avals[0].shape:  # vmap makes others
             outs = _while(params, of, ops, values)
         elif name == "cond":
             branches = [_body_of(b.jaxpr, b.consts, values) for b in params["branches"]]
@@ -121,7 +122,7 @@ def _while(params: dict[str, Any], of: list[Any], ops: list[Op], values: dict[Va
 
 
 def _simplified(ops: list[Op], ins: list[Value], outs: list[Any]) -> Body:
-    """A body without operations that nothing depends on, and each of the others once.
+    """A body without dead operations and without duplicates.
 
     Operations on arrays take a number where they would read an array of it.
     """

@@ -144,10 +144,10 @@ class _Code:
         return lambda x, y: compute(self.b, one, (x, y), TYPES[dtype], None)
 
     def _nothing(self, op: Op, lanes: int) -> Any:
-        """The sum of no numbers."""
+        """The neutral element of a sum."""
         dtype = op.outs[0].dtype
         of = TYPES[dtype] if lanes == 1 else ir.VectorType(TYPES[dtype], lanes)
-        number: Any = -0.0 if is_float(dtype) else 0
+        number: Any = 0
         if op.name in ("reduce_max", "reduce_min"):
             sign = -1 if op.name == "reduce_max" else 1
             limits = None if is_float(dtype) else np.iinfo(dtype)

@@ -1,4 +1,4 @@
-"""The operations of JAX that `fusion_code.py` has code for, in LLVM's instructions, on numbers and on LANES numbers."""
+"""JAX operations in LLVM instructions, on one number and on LANES numbers, for `fusion_code.py`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ TYPES = {
 
 
 class Value:
-    """A number or an array; equal to itself only."""
+    """A number or an array, compared by identity."""
 
     def __init__(self, aval: Any):
         self.shape: tuple[int, ...] = tuple(aval.shape)
-        self.dtype = np.dtype(aval.dtype)
+        self.dtype: Any = aval.dtype  # JAX's own for random keys
 
     @property
     def size(self) -> int:
@@ -169,11 +169,16 @@ def compute(b: ir.IRBuilder, op: Op, of: Sequence[Any], to: Any, index: Any) -> 
 
 def has_code(op: Op) -> bool:
     """Whether `compute`, or the sums of a pass, can make the results of an operation."""
-    if any(a.dtype not in TYPES or 0 in a.shape for a in (*op.ins, *op.outs)) or len(op.outs) != 1:
+    if any(getattr(a, "dtype", None) not in TYPES or 0 in a.shape for a in (*op.ins, *op.outs)) or len(op.outs) != 1:
         return False
     (out,), name = op.outs, op.name
     if name in SUMS:
-        return out.shape == () and op.ins[0].shape != () and out.dtype == op.ins[0].dtype and _is_whole_sum(op)
+        return (
+            out.shape == ()
+            and op.ins[0].shape != ()
+            and all(a.dtype == out.dtype for a in op.ins)
+            and _is_whole_sum(op)
+        )
     if name == "iota":
         return len(out.shape) == 1
     if name == "broadcast_in_dim":
@@ -200,7 +205,7 @@ def _is_choice(op: Op) -> bool:
 
 def _is_whole_sum(op: Op) -> bool:
     if op.name != "dot_general":
-        return op.outs[0].dtype.kind != "b" or op.name in ("reduce_and", "reduce_or")
+        return (op.outs[0].dtype.kind == "b") == (op.name in ("reduce_and", "reduce_or"))
     return op.params["dimension_numbers"] == (((0,), (0,)), ((), ())) and is_float(op.outs[0].dtype)
 
 

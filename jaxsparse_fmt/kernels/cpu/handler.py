@@ -47,6 +47,7 @@ def module(
     message: int,  # the address of the text of the error where that gives 0
     groups: int,  # the address of `SLOTS` pairs, a key and the address of the group's function, 0 in empty places
     links: int,  # the address of a function: (the sizes of a call of a group) -> the address of its function, or 0
+    unlinked: int,  # the address of the text of the error where that gives 0
 ) -> ir.Module:
     """A module with the handlers, functions `abi.TARGET` and `abi.FUSED`: (frame) -> an error of XLA, or 0."""
     made = ir.Module(TARGET)
@@ -130,11 +131,13 @@ def module(
         code.put(code.address(scratch, 1), slot)
         leave_if(code.or_(code.icmp_signed("==", found, key), code.icmp_signed("==", found, WORD(0))))
         code.put(scratch, code.and_(code.add(code.word(scratch), WORD(1)), WORD(SLOTS - 1)))
-    code.put(scratch, code.word(code.word(scratch, 1), 1))
+    # The address only with its key: another thread may publish one of another key since.
+    address = code.select(code.icmp_signed("==", found, key), code.word(slot, 1), WORD(0))
+    code.put(scratch, address)
     with code.if_then(code.icmp_signed("==", code.word(scratch), WORD(0))):
         code.put(scratch, code.call_address(WORD(links), sizes))
         with code.if_then(code.icmp_signed("==", code.word(scratch), WORD(0))):
-            _refuse(code, frame, scratch, message)
+            _refuse(code, frame, scratch, unlinked)
     code.call(run.function, [frame, code.word(scratch), pieces, scratch])
     code.ret(WORD(0))
 

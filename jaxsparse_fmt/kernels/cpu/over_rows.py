@@ -49,7 +49,7 @@ def over_rows(
         cuts = equal_pieces(before, PIECES if before[-1] > SERIAL else 1).tolist()
     threads, tasks = min(len(cuts) - 1, os.cpu_count() or 1), iter(list(itertools.pairwise(cuts)))
 
-    def thread(_: int) -> None:
+    def thread(_: int, held: Any = arguments) -> None:  # the arrays live as long as the threads that write to them
         marks = np.full(n_marks, -1, np.int64)
         for begin, end in tasks:
             function(begin, end, marks.ctypes.data, *values)
@@ -85,6 +85,9 @@ def _kind(a: Any) -> str:
 @functools.cache
 def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(os.cpu_count())
+
+
+os.register_at_fork(after_in_child=_threads.cache_clear)  # a child has none of its parent's threads
 
 
 @functools.cache

@@ -245,7 +245,7 @@ def add(begin, end, marks, a_ptr, a_col, b_ptr, b_col, sign, indptr, indices, a,
         for at in range(indptr[row], indptr[row + 1]):
             in_a, in_b = _smaller(i, a_ptr[row + 1], a_col, j, b_ptr[row + 1], b_col)
             indices[at] = a_col[i] if in_a else b_col[j]
-            out[at] = (a[i] if in_a else 0) + (sign * b[j] if in_b else 0)
+            out[at] = (a[i] if in_a else 0) + (b[j] if in_b and sign > 0 else -b[j] if in_b else 0)
             i, j = i + in_a, j + in_b
 
 

@@ -211,10 +211,12 @@ def test_bad_input_is_refused_with_the_cure(Z, M, error, message):
 
 
 def test_a_function_or_a_rectangle_is_refused():
-    with pytest.raises(ValueError, match="a coarse space preconditioner needs a square matrix; got function"):
+    with pytest.raises(TypeError, match=r"deflated= need a matrix A; pass M=precond.coarse_space\(matrix, W\)"):
         cg(lambda v: 2 * v, jnp.ones(3), deflated=np.ones((3, 1)))
     with pytest.raises(ValueError, match=r"square matrix; got \(81, 5\)"):
         coarse_space(W, W)
+    with pytest.raises(ValueError, match="deflated= is for symmetric positive A, and method='gmres' for others"):
+        refine(jsf.from_scipy(spd(), "csr"), np.ones(81), deflated=W, method="gmres")
     M = coarse_space(jsf.from_scipy(spd(), "csr"), W)
     with pytest.raises(ValueError, match=r"takes a matrix of M's shape \(81, 81\); got \(64, 64\)"):
         M.refreshed(jsf.from_scipy(jsf.gallery.poisson(4), "csr"))
