@@ -43,6 +43,6 @@ def script(parser: argparse.ArgumentParser) -> Iterator[str]:
     yield "    esac ;;"
     yield "  esac"
     yield '  if [[ $words ]]; then COMPREPLY=($(compgen -W "$words" -- "$word"))'
-    yield '  else COMPREPLY=($(compgen -f -- "$word")); fi'
+    yield "  else local IFS=$'\\n'; COMPREPLY=($(compgen -f -- \"$word\")); fi"
     yield "}"
     yield "complete -o filenames -F _jaxsparse jaxsparse"

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
                 records.append(_record(S, name, dtype))
     title = f"{Path(args.file).name}: {S.shape[0]:,} × {S.shape[1]:,}, {S.nnz:,} entries, in {dtype}"
     columns = ("format", "places", "fill", "bytes", "÷ CSR", "refused")
-    in_csr = next(record["nbytes"] for record in records if record["format"] == "csr")
+    in_csr = next(record.get("nbytes") for record in records if record["format"] == "csr")
     lines = [_line(record, S.nnz, in_csr) for record in records]
     record = {"file": args.file, "dtype": str(dtype), "nnz": S.nnz, "formats": records}
     tables.report(args.json, record, tables.comparison(title, columns, lines))
@@ -51,10 +51,10 @@ def _record(S: Csr, name: str, dtype: np.dtype) -> dict[str, Any]:
     return {"format": name, "layout": A.layout, "n_stored": A.n_stored, "nbytes": A.nbytes}
 
 
-def _line(record: dict[str, Any], nnz: int, in_csr: int) -> tuple[str, ...]:
+def _line(record: dict[str, Any], nnz: int, in_csr: int | None) -> tuple[str, ...]:
     name = record["format"]
     if "refused" in record:
         return name, "", "", "", "", record["refused"]
     places, size = record["n_stored"], record["nbytes"]
     fill = f"{nnz / places:.3f}" if places else "1"
-    return name, f"{places:,}", fill, readable_bytes(size), f"{size / in_csr:.2f}", ""
+    return name, f"{places:,}", fill, readable_bytes(size), f"{size / in_csr:.2f}" if in_csr else "", ""

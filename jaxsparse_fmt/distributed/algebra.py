@@ -61,7 +61,7 @@ class ShardedAlgebra(ScipyNames):
         Raises:
           ValueError: the patterns or their distributions differ, or are traced and not the same arrays.
         """
-        mine, others = _index_arrays(self), _index_arrays(other)
+        mine, others = index_arrays(self), index_arrays(other)
         same = jax.tree.structure(self) == jax.tree.structure(other)
         if same and any(a is not b for a, b in zip(mine, others, strict=True)):
             same = not any(isinstance(a, Tracer) for a in (*mine, *others)) and _equal(mine, others)
@@ -94,7 +94,7 @@ class ShardedAlgebra(ScipyNames):
         n = self.shape[0]
         if n != self.shape[1]:
             raise ValueError(f"shift needs a square matrix, got shape {self.shape}")
-        if any(isinstance(a, Tracer) for a in _index_arrays(self)):
+        if any(isinstance(a, Tracer) for a in index_arrays(self)):
             raise ValueError(
                 "shift compares the pattern of a sharded matrix with the diagonal, and the pattern is traced here; let "
                 "the jitted function close over A and take A.data"
@@ -129,7 +129,7 @@ def with_values(A: Any, values: tuple[Array, ...]) -> Any:
     return dataclasses.replace(A, shards=dataclasses.replace(A.shards, blocks=blocks))
 
 
-def _index_arrays(A: Any) -> list[Array]:
+def index_arrays(A: Any) -> list[Array]:
     values = [block.values for block in A.shards.blocks]
     return [a for a in jax.tree.leaves(A) if not any(a is v for v in values)]
 

@@ -72,7 +72,7 @@ def to_scipy(A: Sharded) -> Csr:
     for k in range(A.parts):
         one = jax.tree.map(lambda a, k=k: jnp.asarray(a[k]), shards)
         all_cols = np.concatenate([cols[k], exchange_on_host(cols, shards.send, A.shards.halo, k)])
-        for (row, col, place), block in zip(_places(one, k), one.blocks, strict=True):
+        for (row, col, place), block in zip(places(one, k), one.blocks, strict=True):
             live = np.asarray(place) < np.iinfo(place.dtype).max
             row, col = np.asarray(row)[live], np.asarray(col)[live]
             found.append((rows[k][row], all_cols[col], np.asarray(block.values)[live]))
@@ -83,4 +83,4 @@ def to_scipy(A: Sharded) -> Csr:
     return csr
 
 
-_places = jax.jit(Shards.places)
+places = jax.jit(Shards.places)

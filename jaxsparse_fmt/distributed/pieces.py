@@ -17,6 +17,8 @@ from jax.sharding import Mesh
 from jaxsparse_fmt._types import Csr, concrete
 from jaxsparse_fmt.core.vector_passes import Distribution
 from jaxsparse_fmt.distributed.basis import local_parts
+from jaxsparse_fmt.distributed.entries import places
+from jaxsparse_fmt.distributed.halo import needed
 from jaxsparse_fmt.distributed.halo_exchange import exchange_on_host
 from jaxsparse_fmt.distributed.local import Shards
 from jaxsparse_fmt.distributed.processes import everyones
@@ -49,7 +51,7 @@ def pieces(A: Any, dtype: Any = None) -> Pieces:
     def rows_of(k: int) -> Csr:
         with concrete():
             one = jax.tree.map(lambda a: jnp.asarray(piece_of(a, k)), shards)
-            found = [tuple(map(np.asarray, place)) for place in _places(one, k)]
+            found = [tuple(map(np.asarray, place)) for place in places(one, k)]
         unknowns = np.concatenate([numbers[k], exchange_on_host(numbers, send, shards.halo, k)])
         nnz, n_rows = A.entries.over.counts[k], over.counts[k]
         col, data = np.zeros(nnz, np.int32), np.arange(entries[k], entries[k + 1])
@@ -68,9 +70,6 @@ def pieces(A: Any, dtype: Any = None) -> Pieces:
     return {k: rows_of(k) for k in mine}
 
 
-_places = jax.jit(Shards.places)
-
-
 def piece_of(a: Any, k: int) -> np.ndarray:
     """The part of shard k of an array [parts, ...], on the host of a process that has this shard."""
     if not isinstance(a, jax.Array):
@@ -82,8 +81,7 @@ def piece_of(a: Any, k: int) -> np.ndarray:
 
 def beyond(A: Pieces, starts: np.ndarray) -> dict[int, np.ndarray]:
     """The columns of each shard's rows that other shards own, rising."""
-    outside = lambda S, a, b: np.unique(S.indices[(S.indices < a) | (S.indices >= b)])  # noqa: E731
-    return {k: outside(S, starts[k], starts[k + 1]) for k, S in A.items()}
+    return {k: needed(S.indices, starts[k], starts[k + 1]) for k, S in A.items()}
 
 
 def fetched(wanted: dict[int, np.ndarray], B: Pieces, starts: np.ndarray, mesh: Mesh) -> Pieces:

@@ -26,6 +26,7 @@ from jaxsparse_fmt.algebra import patterns
 from jaxsparse_fmt.core.pattern import Absent
 from jaxsparse_fmt.core.transposed import Transposed
 from jaxsparse_fmt.distributed import basis, entries, halo, padding
+from jaxsparse_fmt.distributed.algebra import index_arrays
 from jaxsparse_fmt.distributed.build import assemble
 from jaxsparse_fmt.distributed.common_format import Request, in_one_format
 from jaxsparse_fmt.distributed.halo_exchange import Exchange, exchange
@@ -143,8 +144,7 @@ class _Indices:
 def _kept(make: Any, key: Any, *matrices: Any) -> Plan:
     indices = []
     for M in matrices:
-        values = [block.values for block in M.shards.blocks]
-        arrays = [a for a in jax.tree.leaves(M) if not any(a is v for v in values)]
+        arrays = index_arrays(M)
         if any(isinstance(a, Tracer) for a in arrays):
             raise ValueError(
                 f"this operation needs the pattern of a sharded matrix of shape {M.shape}, which is traced here; let "
