@@ -99,12 +99,15 @@ def coarse_space(A: Any, W: Any, M: Any = None) -> CoarseSpace:
       M: a positive definite preconditioner, a pytree with `@` or the [n] numbers of a diagonal; None takes `jacobi(A)`.
 
     Raises:
-      ValueError: A is not square; W has another shape or, outside jit, a NaN, an infinity or dependent columns. Inside
-        jit a column that others span changes nothing, and a NaN makes M @ r NaN. TypeError: A or M is a function, or W
-        is complex where A is not.
+      ValueError: A is a function or not square; W has another shape or, outside jit, a NaN, an infinity or dependent
+        columns. Inside jit a column that others span changes nothing, and a NaN makes M @ r NaN. TypeError: M is a
+        function, or W is complex where A is not.
     """
     if callable(A):
-        raise TypeError("a coarse space and deflated= need a matrix A; pass M=precond.coarse_space(matrix, W)")
+        raise ValueError(
+            f"a coarse space, and so deflated=, needs a square matrix; got {type(A).__name__}. Beside a function A pass "
+            "M=precond.coarse_space(matrix, W)"
+        )
     n = checks.square(A, "a coarse space", "coarse_space")
     sparse = scipy.sparse.issparse(W) or hasattr(W, "to_scipy")
     W = W if sparse else owned(W)
