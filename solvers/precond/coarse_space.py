@@ -105,8 +105,8 @@ def coarse_space(A: Any, W: Any, M: Any = None) -> CoarseSpace:
     """
     if callable(A):
         raise ValueError(
-            f"a coarse space, and so deflated=, needs a square matrix; got {type(A).__name__}. Beside a function A pass "
-            "M=precond.coarse_space(matrix, W)"
+            f"a coarse space, and so deflated=, needs a square matrix; got {type(A).__name__}. Beside a function "
+            "A pass M=precond.coarse_space(matrix, W)"
         )
     n = checks.square(A, "a coarse space", "coarse_space")
     sparse = scipy.sparse.issparse(W) or hasattr(W, "to_scipy")
