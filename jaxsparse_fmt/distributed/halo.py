@@ -65,10 +65,10 @@ def plan(needs: list[np.ndarray], starts: np.ndarray, itemsize: int = 8, kind: s
         return Halo(Exchange("none", parts=parts), None, needs, needs, moved, "no device needs unknowns of another")
     boundary = boundaries(needs, starts)
     piece = int(np.diff(starts).max())
-    price = costs(moved, max(map(len, boundary)), piece, itemsize)
-    width = buffers(moved, max(map(len, boundary)), piece)
-    least = min(width.values())
-    fair = [k for k in KINDS if width[k] <= max(piece, least)]  # a buffer larger than the piece would grow with parts
+    most = max(map(len, boundary))
+    price, width = costs(moved, most, piece, itemsize), buffers(moved, most, piece)
+    largest = max(piece, min(width.values()))  # of a buffer: one larger than the piece would grow with the parts
+    fair = [k for k in KINDS if width[k] <= largest]
     chosen = min(fair, key=lambda k: price[k]) if kind == "auto" else kind
     if chosen == "permute":
         exchange, send, slots = _permute(needs, owners, moved, starts)
