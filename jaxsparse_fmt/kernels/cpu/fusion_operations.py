@@ -72,18 +72,18 @@ def _compared(b: ir.IRBuilder, sign: str, dtype: np.dtype, x: Any, y: Any) -> An
 
 
 def _extreme(b: ir.IRBuilder, sign: str, dtype: np.dtype, x: Any, y: Any) -> Any:
-    """The larger or smaller of two; NaN if either is."""
-    result = b.select(_compared(b, sign, dtype, x, y), x, y)
-    return b.select(b.fcmp_unordered("uno", x, x), x, result) if is_float(dtype) else result
+    """The larger or smaller of two; NaN if either is, and 0.0 is larger than -0.0."""
+    if is_float(dtype):
+        return _intrinsic(b, "maximum" if sign == ">" else "minimum", x, y)
+    return b.select(_compared(b, sign, dtype, x, y), x, y)
 
 
-def _intrinsic(b: ir.IRBuilder, name: str, x: Any) -> Any:
-    of = x.type
-    suffix = f"v{of.count}{'f32' if of.element == ir.FloatType() else 'f64'}" if isinstance(of, ir.VectorType) else None
-    suffix = suffix or ("f32" if of == ir.FloatType() else "f64")
-    full, module = f"llvm.{name}.{suffix}", b.module
-    function = module.globals.get(full) or ir.Function(module, ir.FunctionType(of, [of]), full)
-    return b.call(function, [x])
+def _intrinsic(b: ir.IRBuilder, name: str, *of: Any) -> Any:
+    to = of[0].type
+    lanes, number = (f"v{to.count}", to.element) if isinstance(to, ir.VectorType) else ("", to)
+    full, module = f"llvm.{name}.{lanes}{'f32' if number == ir.FloatType() else 'f64'}", b.module
+    kind = ir.FunctionType(to, [x.type for x in of])
+    return b.call(module.globals.get(full) or ir.Function(module, kind, full), of)
 
 
 def _converted(b: ir.IRBuilder, x: Any, old: np.dtype, new: np.dtype, to: Any) -> Any:
@@ -143,7 +143,7 @@ def compute(b: ir.IRBuilder, op: Op, of: Sequence[Any], to: Any, index: Any) -> 
             return b.fneg(of[0]) if is_float(dtype) else b.neg(of[0])
         case "abs" if is_float(dtype):
             return _intrinsic(b, "fabs", of[0])
-        case "abs":
+        case "abs" if dtype.kind == "i":
             negative = b.neg(of[0])
             return b.select(b.icmp_signed("<", of[0], negative), negative, of[0])
         case "sqrt":

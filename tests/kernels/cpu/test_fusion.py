@@ -56,7 +56,9 @@ def test_integers_and_signs_of_zero_are_those_of_xla():
         ends = jnp.max(k), jnp.min(k), jnp.sum(k), jnp.max(k.astype(jnp.uint32))
         bits = lax.bitcast_convert_type(x, jnp.int32), (k >> 3) + (k << 2), ~k ^ 5, -k, jnp.abs(k)
         masks = lax.reduce_and(k, (0,)), lax.reduce_or(k, (0,)), jnp.all(k > 5), jnp.any(k == 3)
-        return *ends, *bits, *masks, k.astype(jnp.float32), (k > 4).astype(jnp.int32), 1 / jnp.sum(0 * x)
+        zeros = jnp.stack([1 / jnp.maximum(0.0, 0 * x[:1]), 1 / jnp.minimum(0 * x[:1], 0.0), 1 / jnp.max(0 * x)[None]])
+        others = k.astype(jnp.float32), (k > 4).astype(jnp.int32), jnp.abs(k.astype(jnp.uint32))
+        return *ends, *bits, *masks, *others, zeros, 1 / jnp.sum(0 * x)
 
     k, x = np.array([7, 3, 15, -9, 2**31 - 1, -(2**31)], np.int32), -np.ones(6, np.float32)
     for a, b in zip(run(f, k, x), f(jnp.asarray(k), jnp.asarray(x)), strict=True):
