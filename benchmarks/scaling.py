@@ -1,7 +1,8 @@
-"""The scaling of cg over GPUs: weak, strong and irregular, beside the model, and the advantage of refinement.
+"""The scaling of cg over GPUs: weak, strong and irregular, beside the model; refinement, multigrid, exchanges, memory.
 
     python -m benchmarks.scaling --devices 1,8 --json benchmarks/results/scaling.json
     python -m benchmarks.scaling --only weak --modes overlap
+    python -m benchmarks.scaling --only large --devices 8
     XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m benchmarks.scaling --small
 
 The time of a step comes from 200 more of them. On one device the matrix is not sharded and in the format of "auto", as
@@ -9,7 +10,8 @@ for a user: in the format of the shards it could be slower, which would flatter 
 same work on every device (weak) and T(1) / (N·T(N)) with the same work in all (strong). The model is `traffic.cg_step`
 with bandwidth, latencies and launches that the same run measures first, and the overlap of `traffic.Machine`. Each
 shard makes its own rows, scaled by factors of 10^±1.5 so that no solve ends before its count of steps. Every figure is
-written at once. With --json the table and a picture of each case lie beside it.
+written at once. With --json the table and a picture of each case lie beside it. `large` solves a system of 350 million
+unknowns a device in the memory of each, 20 GB of stored entries; no array of the host holds a whole vector.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 from jax import lax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxsparse_fmt as jsf
 from benchmarks import report
@@ -40,7 +42,7 @@ from jaxsparse_fmt.choose.timing import median_seconds
 from jaxsparse_fmt.cli import measure, plots
 from jaxsparse_fmt.distributed import estimate
 from jaxsparse_fmt.models import traffic
-from solvers import Status, cg, refine
+from solvers import Status, cg, precond, refine
 
 STENCIL = {"format": "dia", "halo_format": "ell"}
 
@@ -103,13 +105,13 @@ def irregular(name: str, S: scipy.sparse.csr_array) -> Problem:
     return Problem(name, S.shape[0], lambda a, b: S[a:b], {"format": "sell"}, cut)
 
 
-def on(problem: Problem, devices: list[Any], mode: str) -> Any:
+def on(problem: Problem, devices: list[Any], mode: str, **layout: Any) -> Any:
     """The matrix on these devices; on one, unsharded and in the format that "auto" takes."""
     if len(devices) == 1:
         with jax.default_device(devices[0]):
             return jsf.from_scipy(problem.rows_of(0, problem.n), "auto")
     mesh, starts = Mesh(np.array(devices), ("rows",)), problem.starts(len(devices))
-    return jsf.shard_from_rows(problem.rows_of, problem.n, mesh, mode=mode, starts=starts, **problem.layout)
+    return jsf.shard_from_rows(problem.rows_of, problem.n, mesh, mode=mode, starts=starts, **problem.layout | layout)
 
 
 def machine(devices: list[Any], small: bool) -> traffic.Machine:
@@ -127,7 +129,7 @@ def machine(devices: list[Any], small: bool) -> traffic.Machine:
         body = lambda x: lax.fori_loop(0, times, lambda _, x: f(x), x)  # noqa: E731
         spec = PartitionSpec("rows")
         mapped = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
-        x = jax.device_put(jnp.ones(parts * size), jax.sharding.NamedSharding(mesh, spec))
+        x = jax.device_put(jnp.ones(parts * size), NamedSharding(mesh, spec))
         return median_seconds(lambda: mapped(x)) / times
 
     moved = functools.partial(lax.ppermute, axis_name="rows", perm=ring)
@@ -218,6 +220,45 @@ class Bench:
                 "of one device's": wide / narrow / first, "status": Status(int(got.status)).name,
             }  # fmt: skip
 
+    def multigrid(self) -> Iterator[Row]:
+        edge, first = 8 if self.small else 128, None
+        for count in self.counts:
+            A = on(stencil((count * edge, edge, edge), 7, scaled=False), self.devices[:count], "overlap")
+            b = jnp.asarray(np.random.default_rng(0).standard_normal(A.shape[0]))
+            start = time.perf_counter()
+            M = precond.multigrid(A)
+            setup = time.perf_counter() - start
+            took, found = seconds(cg, A, b, M=M, rtol=1e-8)
+            first = first or took
+            yield {"unknowns": A.shape[0], "devices": count, "set-up s": setup, "ms": took * 1e3} | {
+                "iterations": int(found.iterations), "efficiency": first / took if self.counts[0] == 1 else None,
+                "status": Status(int(found.status)).name,
+            }  # fmt: skip
+
+    def exchanges(self) -> Iterator[Row]:
+        edge, depth = (12, 8) if self.small else (512, 64)
+        for count in (count for count in self.counts if count > 1):
+            problem = stencil((count * depth, edge, edge), 7)
+            for kind in ("auto", "permute", "all_to_all"):
+                A = on(problem, self.devices[:count], "overlap", exchange=kind)
+                b = jnp.asarray(np.random.default_rng(0).standard_normal(problem.n))
+                took = measure.seconds_per_step(cg, A, b, steps=250)
+                yield {"problem": problem.name, "devices": count, "asked": kind, "exchange": A.shards.halo.kind} | {
+                    "µs a step": took * 1e6
+                }
+
+    def large(self) -> Iterator[Row]:
+        count, (edge, depth) = max(self.counts), (8, 4) if self.small else (1000, 350)
+        problem = stencil((count * depth, edge, edge), 7)
+        A = on(problem, self.devices[:count], "overlap")
+        of_b = NamedSharding(Mesh(np.array(self.devices[:count]), ("rows",)), PartitionSpec("rows"))
+        b = jax.jit(lambda: jnp.ones(problem.n), out_shardings=of_b)()
+        took = measure.seconds_per_step(cg, A, b, steps=250)
+        peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in self.devices[:count]]
+        yield {"problem": problem.name, "devices": count, "GB stored": A.nbytes / 1e9, "µs a step": took * 1e6} | {
+            "peak GB a device": max(peaks) / 1e9
+        }
+
 
 def pictures(path: Path, section: str, rows: list[Row]) -> None:
     """Draws efficiency over devices for the first mode of each case, by the model and measured.
@@ -237,12 +278,14 @@ def pictures(path: Path, section: str, rows: list[Row]) -> None:
         )
 
 
-SECTIONS = ("weak", "strong", "irregular", "refinement")
+SECTIONS = ("weak", "strong", "irregular", "refinement", "multigrid", "exchanges", "large")
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = report.arguments(__doc__, dtypes=False)
-    parser.add_argument("--only", nargs="+", default=list(SECTIONS), choices=SECTIONS)
+    parser.add_argument(
+        "--only", nargs="+", default=list(SECTIONS[:-1]), choices=SECTIONS, help="default: all but large"
+    )
     counts = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
     parser.add_argument("--devices", type=counts, help="such as 1,8; default: those of 1, 2, 4, 8 that are there")
     parser.add_argument("--modes", nargs="+", default=list(traffic.MODES), choices=traffic.MODES)

@@ -31,3 +31,11 @@ def test_efficiencies_are_against_that_one(is_weak, efficiency, monkeypatch):
     assert [row["efficiency"] for row in rows] == [1.0, efficiency, efficiency]
     first = ranking.rank(POISSON.rows_of(0, POISSON.n))[0].format
     assert [row["format"] for row in rows] == [first, "dia + ell", "dia + ell"]
+
+
+@pytest.mark.deep
+def test_multigrid_exchanges_and_a_large_system_run_on_several_devices(monkeypatch, capsys):
+    monkeypatch.setattr(scaling, "machine", lambda devices, small: scaling.traffic.Machine())
+    assert scaling.main(["--small", "--only", "multigrid", "exchanges", "large", "--devices", "1,2"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("CONVERGED") == 2 and "| permute | permute |" in printed and "GB stored" in printed
