@@ -154,7 +154,7 @@ def tiles_kernel(
         sums_of = _Sums(d, put, begins, arrays["heads"], own, pack, [inside for _, inside in of_p])
     else:
         rows = d.load(lane_row, tile * jnp.int32(C)), _row_after(d, arrays, tile, tiles)
-        sums_of = _KeptSums(d, put, begins, kept, rows, tiles.kept_rows)
+        sums_of = _KeptSums(d, put, begins, kept, rows, C)
 
     def trip(t, carry):
         sums, state = carry
@@ -258,19 +258,22 @@ class _Sums:
 class _KeptSums:
     """As `_Sums`, but sums of one right-hand side stay in shared memory until the block writes them to y together:
 
-    kept    [row by row, kept_rows of them | head by lane]
+    kept    [head by lane | row by row, kept_rows of them]
+
+    A masked load of Mosaic GPU reads place 0 for a dead lane: a head, which no warp writes after the barrier.
     """
 
-    def __init__(self, d, put, begins, kept, rows, kept_rows):
+    def __init__(self, d, put, begins, kept, rows, lanes):
         self._d, self._put, self._begins, self._kept = d, put, begins, kept
-        self._first, self._n, self._heads = rows[0], rows[1] - rows[0], jnp.int32(kept_rows)
+        self._heads, self._n = jnp.int32(lanes), rows[1] - rows[0]
+        self._first = rows[0] - self._heads  # the row at place 0, if rows went on before the first
 
     def begin(self, zero):
         """The state of a lane: the place of its next sum, and the place after that."""
         del zero
         place = self._begins - self._first
         following = jnp.where(self._begins < 0, -self._begins - self._first, place + 1)
-        return jnp.where(self._begins < 0, self._heads + self._d.lanes(), place), following
+        return jnp.where(self._begins < 0, self._d.lanes(), place), following
 
     def ended(self, state, sums, last):
         place, following = state
@@ -279,14 +282,11 @@ class _KeptSums:
 
     def store_heads(self, state, sums):
         place, _ = state
-        # A lane of padding is in row n_rows, at any place; no lane reads the head that it may store.
-        self._d.store(self._kept, place, sums[0], place == self._heads + self._d.lanes())
-        return place + self._first, place < self._heads
+        self._d.store(self._kept, place, sums[0], place == self._d.lanes())
+        return place + self._first, place >= self._heads
 
     def head(self, lanes_on, live):
-        # Where not `live`, Mosaic GPU reads place 0 and drops it, though another warp may be writing there in `finish`:
-        # compute-sanitizer's racecheck reports that.
-        return (self._d.load(self._kept, self._heads + self._d.lanes() + lanes_on, live, 0),)
+        return (self._d.load(self._kept, self._d.lanes() + lanes_on, live, 0),)
 
     def finish(self, row, sums, open_row):
         d = self._d
@@ -294,8 +294,8 @@ class _KeptSums:
         d.barrier()
 
         def copy(t, _):
-            place = t * jnp.int32(d.rows) + d.lanes()
-            live = place < self._n
+            nth = t * jnp.int32(d.rows) + d.lanes()
+            live, place = nth < self._n, self._heads + nth
             self._put(self._first + place, (d.load(self._kept, place, live, 0),), live)
             return ()
 

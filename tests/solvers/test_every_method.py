@@ -290,7 +290,7 @@ def test_callback_and_progress_see_the_iterates(case: Case):
     S, b = case.system()
     seen, reports = [], []
     options = {"callback": lambda x: seen.append(np.array(x)), "progress": lambda k, r: reports.append((k, r))}
-    sol = case.solver(dense(S), b, rtol=1e-9, history=True, **options)
+    sol = case.solver(dense(S), b, rtol=1e-9, history=True, check_every=1, **options)
     jax.effects_barrier()
     assert len(seen) == sol.iterations and all(k % 16 == 0 for k, _ in reports)
     assert len(reports) == sol.iterations // 16

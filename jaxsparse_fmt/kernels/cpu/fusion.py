@@ -21,6 +21,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
+from jaxsparse_fmt.kernels.backends.jax_versions import consts_of_loop
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
 from jaxsparse_fmt.kernels.cpu import ffi
 from jaxsparse_fmt.kernels.cpu.fusion_code import Group, text_of
@@ -80,12 +81,13 @@ def _listed(
         if name in ("jit", "pjit", "closed_call"):
             inner = params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"]
             outs = _listed(inner.jaxpr, inner.consts, of, ops, values)
-        elif name == "scan" and len(of) - params["num_consts"] == params["num_carry"] == len(outs):
+        elif name == "scan" and (n_consts := consts_of_loop(params, len(of), len(outs))) is not None:
             inner = params["jaxpr"]
             if params["length"] == 1:
                 outs = _listed(inner.jaxpr, inner.consts, of, ops, values)
             else:
-                ops.append(Op(name, params, tuple(of), tuple(outs), _body_of(inner.jaxpr, inner.consts, values)))
+                made = _body_of(inner.jaxpr, inner.consts, values)
+                ops.append(Op(name, params | {"num_consts": n_consts}, tuple(of), tuple(outs), made))
         elif name == "while" and not params["cond_jaxpr"].out_avals[0].shape:  # vmap makes others
             outs = _while(params, of, ops, values)
         elif name == "cond":
