@@ -9,6 +9,7 @@ import math
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -51,7 +52,7 @@ def machine(small: bool = False) -> tuple[float, dict[str, str]]:
 
 
 def provenance() -> dict[str, str]:
-    """Date, hardware and versions, without which a figure cannot be compared."""
+    """Date, hardware, versions and commit, without which a figure cannot be compared."""
     device, versions = jax.devices()[0], {}
     for name in ("jax", "jaxlib", "numpy", "scipy", "cupy"):
         try:
@@ -63,7 +64,17 @@ def provenance() -> dict[str, str]:
         "device": device.device_kind if device.platform != "cpu" else _cpu_name(),
         "python": platform.python_version(),
         **versions,
+        **commit(),
     }
+
+
+def commit() -> dict[str, str]:
+    """The commit that is measured, with "-dirty" where files differ from it; empty outside of a repository."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        return {"commit": subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()}
+    except (OSError, subprocess.CalledProcessError):
+        return {}
 
 
 def _cpu_name() -> str:

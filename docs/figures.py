@@ -1,7 +1,7 @@
-"""Writes the figures of README.md and docs/performance.md anew from benchmarks/results: python docs/figures.py
+"""Writes the figures of README.md and docs/ anew from benchmarks/results: python docs/figures.py
 
-A table between `<!-- figures: NAME -->` and `<!-- end -->` is replaced by that of `TABLES[NAME]`. A test asks that the
-files are as this script would write them.
+Between `<!-- figures: NAME -->` and `<!-- end -->` it writes what `TABLES[NAME]` makes: hardware, date, versions, files
+and command of a measurement, and its table. A test asks that the files are as this script would write them.
 """
 
 from __future__ import annotations
@@ -9,27 +9,23 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
 FILES = ("README.md", "docs/performance.md")
-BLOCK = re.compile(r"(<!-- figures: (.*?) -->\n)(.*?)(\n<!-- end -->)", re.DOTALL)
+RESULTS = ROOT / "benchmarks/results"
+BLOCK = re.compile(r"(<!-- figures: (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 ALL = ""
+DTYPES = ("float32", "float64")
+Row = dict[str, Any]
+QUIET = "2026-11-23_first_calls_cpu"  # later runs shared the machine
+COUNTERS = ("2026-11-22_counters_h200", "2026-11-23_counters_h200")  # of different matrices
 
 # The rows of the tables: a name, and the class or the matrix that it stands for.
-IN_README = {
-    "all 25": ALL,
-    "stencils": "stencil",
-    "FEM, 3 unknowns a point": "FEM",
-    "adaptive mesh": "adaptive mesh",
-    "power law (R-MAT)": "power law",
-    "ten shapes like published matrices": "stand-in",
-    "columns anywhere": "random",
-}
-IN_PERFORMANCE = {
+CLASSES = {
     "all": ALL,
     "stencils": "stencil",
     "optimality system (KKT)": "KKT",
@@ -47,23 +43,9 @@ IN_PERFORMANCE = {
     "columns anywhere": "random",
     "ten shapes like published matrices": "stand-in",
 }
-ON_A_CPU = {
-    "all": ALL,
-    "stencils": "stencil",
-    "optimality system (KKT)": "KKT",
-    "Holstein-Hubbard": "quantum",
-    "stencil in the L2 cache": "in L2",
-    "a few dense rows and columns": "dense rows",
-    "FEM, 3 unknowns a point": "FEM",
-    "columns anywhere": "random",
-    "shapes like published matrices": "stand-in",
-    "irregular": "irregular",
-    "blocks of 5 × 5": "CFD",
-    "power law (R-MAT)": "power law",
-    "adaptive mesh": "adaptive mesh",
-    "1,000 to 2,000 entries a row": "long rows",
-    "1 to 3 entries a row": "short rows",
-}
+SHORT = ("all", "stencils", "FEM, 3 unknowns a point", "power law (R-MAT)", "adaptive mesh", "columns anywhere")
+SHORT += ("ten shapes like published matrices",)
+
 # The rows of the table of formats: a name, and the label of the method in float32 and in float64.
 OF_FORMATS = {
     "`dia`": ("dia", "dia"),
@@ -82,13 +64,46 @@ OF_FORMATS = {
 }
 
 
-def newest(what: str) -> dict[str, Any]:
-    """The newest results of a benchmark: a file of benchmarks/results, named by its date."""
-    path = max((ROOT / "benchmarks/results").glob(f"*_{what}.json"))
+def newest(what: str) -> Path:
+    """The newest file of benchmarks/results whose name, which begins with its date, ends so."""
+    return max(RESULTS.glob(f"*{what}.json"))
+
+
+def read(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def speeds(rows: list[dict[str, Any]], of: str = ALL) -> dict[str, float]:
+def rows_of(what: str, **of: Any) -> list[Row]:
+    """The rows of the newest results that have all of these values."""
+    return [row for row in read(newest(what))["rows"] if of.items() <= row.items()]
+
+
+def row_of(what: str, **of: Any) -> Row:
+    (row,) = rows_of(what, **of)
+    return row
+
+
+def source(command: str, *whats: str) -> Iterator[str]:
+    """Where the table below comes from: hardware, date, versions, commit where the results have it, files, command."""
+    paths = [newest(what) for what in whats]
+    headers = [read(path)["header"] for path in paths]
+    first, dates = headers[0], " and ".join(dict.fromkeys(header["date"] for header in headers))
+    count = f"{first.get('devices', 1)} × " if "NVIDIA" in first["device"] else ""
+    commit = f", commit {first['commit']}" if "commit" in first else ""
+    files = ", ".join(f"[{path.stem}](../benchmarks/results/{path.stem}.md)" for path in paths)
+    yield f"{count}{first['device']}, {dates}, JAX {first['jax']}, Python {first['python']}{commit}."
+    yield f"All rows: {files}. Made by `python -m benchmarks.{command}`."
+    yield ""
+
+
+def table(heads: str, rows: Iterable[Iterable[str]]) -> Iterator[str]:
+    """A Markdown table with a name in the first column and numbers in the others."""
+    yield f"| | {heads} |"
+    yield "|---|" + "---:|" * (heads.count("|") + 1)
+    yield from (f"| {' | '.join(row)} |" for row in rows)
+
+
+def speeds(rows: list[Row], of: str = ALL) -> dict[str, float]:
     """Geometric means by dtype of auto's speed as a multiple of the best opponent's."""
     found: dict[str, list[float]] = {}
     for row in rows:
@@ -97,44 +112,286 @@ def speeds(rows: list[dict[str, Any]], of: str = ALL) -> dict[str, float]:
     return {dtype: geometric_mean(ratios) for dtype, ratios in found.items()}
 
 
-def suite(names: dict[str, str], place: str = "h200", heads: str = "float32 | float64") -> Iterator[str]:
-    rows = newest(f"suite_{place}")["rows"]
-    yield f"| | {heads} |\n|---|---:|---:|"
-    for name, of in names.items():
-        means = speeds(rows, of)
-        yield f"| {name} | {means['float32']:.2f} | {means['float64']:.2f} |"
+def by_class(rows: list[Row], names: Iterable[str] = CLASSES) -> Iterator[str]:
+    """Means over the classes that the rows have, all of them first and then the fastest."""
+    means = {name: speeds(rows, CLASSES[name]) for name in names}
+    known = sorted((name for name in means if means[name]), key=lambda n: (CLASSES[n] != ALL, -means[n]["float32"]))
+    return table("float32 | float64", ((name, *(f"{means[name][d]:.2f}" for d in DTYPES)) for name in known))
+
+
+def counts() -> Iterator[str]:
+    """In how many cases of the suite the choice is as good as can be, and the worst case."""
+    rows = rows_of("suite_h200")
+
+    def line(name: str, key: str, bound: float) -> tuple[str, ...]:
+        worst = min(rows, key=lambda row: row[key])
+        met = sum(row[key] >= bound for row in rows)
+        return name, f"{met} of {len(rows)}", f"{worst[key]:.3f}", f"{worst['matrix']}, {worst['dtype']}"
+
+    return table(
+        "cases | worst | where",
+        [
+            line('"auto" is no slower than the best of cuSPARSE', "ratio", 1.0),
+            line('"auto" is within 5% of the best of our formats that were timed', "auto vs best", 0.95),
+            line('"tune" is within 5% of the best of those', "tune vs best", 0.95),
+        ],
+    )
+
+
+def beside_csr() -> Iterator[str]:
+    """JAX's BCSR and our choice as multiples of cuSPARSE's CSR."""
+
+    def cell(key: str | None, matrix: str, dtype: str) -> str:
+        row = row_of("suite_h200", matrix=matrix, dtype=dtype)
+        times = row["opponents"]
+        us = row["auto us"] if key is None else times[key]
+        return f"{min(times[f'cuSPARSE CSR ALG{k}'] for k in (1, 2)) / us:.2f}"
+
+    columns = [(matrix, dtype) for matrix in ("7-point", "27-point × 3 dof") for dtype in DTYPES]
+    methods = {"cuSPARSE's CSR": "cuSPARSE CSR ALG1", "JAX's BCSR": "JAX BCSR", '"auto"': None}
+    return table(
+        "7-point, f32 | f64 | 27-point × 3 dof, f32 | f64",
+        ((name, *(cell(key, *column) for column in columns)) for name, key in methods.items()),
+    )
 
 
 def formats(matrices: tuple[str, ...]) -> Iterator[str]:
     """Speeds in Triton / Mosaic GPU as multiples of the best of cuSPARSE's CSR."""
-    rows = newest("spmv_h200")["rows"]
+    columns = [(matrix, k) for matrix in matrices for k in (0, 1)]
 
     def cell(labels: tuple[str, str], key: str, matrix: str, k: int) -> str:
-        dtype = ("float32", "float64")[k]
-        of = [r for r in rows if (r["matrix"], r["dtype"], r["method"]) == (matrix, dtype, labels[k])]
-        return " / ".join(f"{r[key]:.2f}" for r in of)
+        return " / ".join(
+            f"{row[key]:.2f}" for row in rows_of("spmv_h200", matrix=matrix, dtype=DTYPES[k], method=labels[k])
+        )
 
-    columns = [(matrix, k) for matrix in matrices for k in (0, 1)]
-    heads = [f"{matrix}, f32" if k == 0 else "f64" for matrix, k in columns]
-    yield f"| | {' | '.join(heads)} |\n|---|{'---:|' * len(columns)}"
-    yield f"| cuSPARSE CSR | {' | '.join(['1.00'] * len(columns))} |"
-    for name, labels in OF_FORMATS.items():
-        yield f"| {name} | {' | '.join(cell(labels, 'ratio', *column) for column in columns)} |"
-    shares = (cell(OF_FORMATS["`hll`"], "share", *column) for column in columns)
-    yield f"| `hll`: share of copy bandwidth | {' | '.join(shares)} |"
+    def line(name: str, labels: tuple[str, str], key: str = "ratio") -> tuple[str, ...]:
+        return name, *(cell(labels, key, *column) for column in columns)
+
+    heads = " | ".join(f"{matrix}, f32" if k == 0 else "f64" for matrix, k in columns)
+    lines = [("cuSPARSE CSR", *["1.00"] * len(columns)), *(line(*of) for of in OF_FORMATS.items())]
+    return table(heads, [*lines, line("`hll`: share of copy bandwidth", OF_FORMATS["`hll`"], "share")])
+
+
+def formats_on_a_cpu() -> Iterator[str]:
+    names = {"`dia`": "dia", "`csr`": "csr", "`ell`": "ell", "`ellr`": "ellr"}
+    names |= {"`hll`, slices of 1024": "hll slice_size=1024", "`sell`, plain XLA": "sell slice_size=1024"}
+    columns = [(matrix, dtype) for matrix in ("7-point 100³", "27-point × 3 dof 40³") for dtype in DTYPES]
+    return table(
+        "7-point 100³, f32 | f64 | 27-point × 3 dof 40³, f32 | f64",
+        (
+            (name, *(f"{row_of('spmv_cpu', matrix=m, dtype=d, method=method)['ratio']:.2f}" for m, d in columns))
+            for name, method in (names | {"JAX's BCSR": "JAX BCSR"}).items()
+        ),
+    )
+
+
+def counters() -> Iterator[str]:
+    """What Nsight Compute counted, as shares of each unit's peak."""
+    rows = [row for what in COUNTERS for row in rows_of(what)]
+    name = lambda row: f"{row['matrix']}, {row['dtype']}: {row['product'].partition(' tile')[0]}"  # noqa: E731
+    return table("L2 cache | DRAM", ((name(row), f"{row['L2']:.2f}", f"{row['DRAM']:.2f}") for row in rows))
+
+
+def sdia() -> Iterator[str]:
+    """The speed of sdia as a multiple of dia's, in the suite."""
+
+    def cell(matrix: str, dtype: str) -> str:
+        ours = {o["label"]: o["us"] for o in row_of("suite_h200", matrix=matrix, dtype=dtype)["ours"]}
+        return f"{ours['dia'] / ours['sdia']:.2f}"
+
+    return table("float32 | float64", ((m, *(cell(m, d) for d in DTYPES)) for m in ("7-point", "27-point")))
+
+
+def columns() -> Iterator[str]:
+    """The time of k columns in times of one, and their throughput as a multiple of one column's."""
+    formats = {row["matrix"]: row["format"].partition(" ")[0] for row in rows_of("columns_h200")}
+    for k in (8, 32):
+        of = {(r["matrix"], r["dtype"]): r["throughput"] for r in rows_of("columns_h200", columns=k)}
+        lines = (
+            (
+                f"{matrix} in `{name}`",
+                *(f"{k / of[matrix, d]:.1f}" for d in DTYPES),
+                *(f"{of[matrix, d]:.2f}" for d in DTYPES),
+            )
+            for matrix, name in formats.items()
+        )
+        yield from table(f"{k} columns: time, f32 | f64 | throughput, f32 | f64", lines)
+        yield ""
+
+
+def transposed() -> Iterator[str]:
+    """Times of transposed products as multiples of the same format's product, and speeds beside cuSPARSE's."""
+
+    def line(matrix: str, format: str, method: str, dtype: str) -> tuple[str, ...]:
+        of = lambda method, format="": min(  # noqa: E731
+            row["us"]
+            for row in rows_of("transposed_h200", matrix=matrix, dtype=dtype, format=format)
+            if method in row["method"]
+        )
+        ours = row_of("transposed_h200", matrix=matrix, dtype=dtype, format=format, method=method)
+        yes = "yes" if ours["repeats"] else "no"
+        product = ours["us"] / of("A @ x", format)
+        rivals = of("A.T @ y") / ours["us"], of("stored Aᵀ") / ours["us"]
+        return f"{matrix}, {dtype}: `{format}`, `{method}`", f"{product:.1f}", *(f"{r:.2f}" for r in rivals), yes
+
+    ours = [row for row in rows_of("transposed_h200") if row["format"] and "A.T" in row["method"]]
+    return table(
+        "in products | × cuSPARSE's `A.T @ y` | × its product with a stored Aᵀ | repeats to the bit",
+        (line(row["matrix"], row["format"], row["method"], row["dtype"]) for row in ours),
+    )
+
+
+def reordered() -> Iterator[str]:
+    """Times of an FEM product in other orders, as multiples of the time in the order of the mesh."""
+    of = {(r["order"], r["dtype"]): r for r in rows_of("reordered_h200")}
+    keys = [("shuffled", "us"), ("rcm", "inside us"), ("rcm", "us")]
+    names = ["shuffled", '`reorder="rcm"`, inside the basis, as in solvers', '`reorder="rcm"`, outside']
+    return table(
+        "float32 | float64",
+        (
+            (name, *(f"{of[order, d][key] / of['as made', d][key]:.2f}" for d in DTYPES))
+            for name, (order, key) in zip(names, keys, strict=True)
+        ),
+    )
+
+
+def steps() -> Iterator[str]:
+    """A step of cg, its shares of the copy, and what 500 steps take longer than 500 times a step, the start."""
+
+    def line(row: Row) -> tuple[str, ...]:
+        step, start = row["µs a step"], (row["µs a step of 500"] - row["µs a step"]) * 500
+        shares = (f"{row[key]:.2f}" if row["unknowns"] > 500_000 else "" for key in ("share", "own share"))
+        name = f"{row['problem']} in `{row['format']}`, {row['dtype']}, {row['method']}"
+        return name, f"{step:.3g}", *shares, f"{start / 1e3:.1f}"
+
+    heads = "a step, µs | of CSR's bytes | of its own | the start, ms"
+    return table(heads, map(line, rows_of("solvers_h200", section="steps")))
+
+
+def solves() -> Iterator[str]:
+    problems = ("7-point 200³", "27-point × 3 dof 64³")
+
+    def line(name: str, key: str, section: str, **of: Any) -> tuple[str, ...]:
+        found = [row_of("solvers_h200", section=section, problem=problem, **of) for problem in problems]
+        ended = [row.get("status", "CONVERGED") for row in found]
+        return name, *(f"{r[key]:.2f}" if e == "CONVERGED" else e for r, e in zip(found, ended, strict=True))
+
+    return table(
+        " | ".join(problems),
+        [
+            line("`refine` to 1e-12, × the speed of `cg` in float64", "× cg", "refinement", method="refine"),
+            line(
+                "`refine` with bfloat16 values to 1e-8, × the speed of `cg`", "× cg", "refinement", method="refine bf16"
+            ),
+            line("`cg` with eight columns, × the speed of eight solves", "× eight alone", "columns"),
+            line("value and gradient of a solve, in solves", "solves", "gradient"),
+        ],
+    )
+
+
+def two_gpus() -> Iterator[str]:
+    """Efficiencies of a step of cg on two GPUs."""
+    rows = [r for r in rows_of("scaling_2xh200", method="cg") if r["devices"] == 2]
+    of = {(r["section"], r["problem"], r["mode"]): r for r in rows}
+    kinds = {"weak": "with the same work a GPU", "strong": "with all of the work", "irregular": "with all of the work"}
+
+    def line(section: str, problem: str) -> tuple[str, ...]:
+        found = {mode: of[section, problem, mode] for mode in ("overlap", "vector")}
+        measured = (f"{row['efficiency']:.2f}" for row in found.values())
+        return f"{problem}, {kinds[section]}", *measured, f"{found['overlap']['model efficiency']:.2f}"
+
+    cases = dict.fromkeys((r["section"], r["problem"]) for r in rows)
+    return table("overlap | vector | the model of `jaxsparse scale`", (line(*case) for case in cases))
+
+
+def algebra() -> Iterator[str]:
+    """CPU milliseconds of sums, products and assembly, and of BCOO where it was measured."""
+    rows = [row for row in rows_of("algebra_cpu") if not row["case"].startswith("A @ x")]
+    of = {(row["case"], "first" if row["side"] in ("eager", "pattern") else row["side"]): row["cpu"] for row in rows}
+    cell = lambda key: (f"{1e3 * of[key]:,.0f}" if of[key] > 0.01 else f"{1e3 * of[key]:.1f}") if key in of else ""  # noqa: E731
+    sides = ("SciPy", "first", "new values", "BCOO")
+    cases = dict.fromkeys(case for case, _ in of)
+    return table(
+        "SciPy | pattern and values | new values | BCOO", ((c, *(cell((c, side)) for side in sides)) for c in cases)
+    )
+
+
+def first_calls() -> Iterator[str]:
+    """CPU seconds of first calls in fresh processes, and milliseconds of starts and warm calls."""
+    rows = [row for row in rows_of("first_calls_cpu") if "ours" in row and "jax.scipy" in row]
+    keys = ("ours", "jax.scipy", "lineax")
+    return table("here | `jax.scipy` | lineax", ((row["call"], *(f"{row[key]:.2f}" for key in keys)) for row in rows))
+
+
+def starts() -> Iterator[str]:
+    rows = [row for row in rows_of(QUIET) if "what" in row]
+    return table("ms", ((row["what"], f"{1e3 * row['seconds']:,.3g}") for row in rows))
+
+
+def multigrid_on_a_gpu() -> Iterator[str]:
+    rows = rows_of("2026-11-21_solvers_h200", section="multigrid")
+    keys = {
+        "cg ms": ".3g",
+        "cg iterations": "d",
+        "multigrid-cg ms": ".3g",
+        "iterations": "d",
+        "× cg": ".2f",
+        "set-up s": ".1f",
+    }
+    return table(
+        "`cg`, ms | steps | with multigrid, ms | steps | × the speed | set-up, s",
+        ((row["problem"], *(format(row[key], spec) for key, spec in keys.items())) for row in rows),
+    )
+
+
+def multigrid() -> Iterator[str]:
+    """CPU seconds of a set-up and of a solve, beside PyAMG's, where both were measured."""
+    of = {(row["case"], row["side"]): row for row in rows_of("multigrid_cpu")}
+    cases = [case for case, side in of if side == "PyAMG"]
+    keys = [(side, key) for key in ("setup_cpu", "solve_cpu", "iterations") for side in ("ours, warm", "PyAMG")]
+
+    def cell(case: str, side: str, key: str) -> str:
+        return f"{of[case, side][key]:.2f}" if key != "iterations" else str(of[case, side][key])
+
+    return table(
+        "set-up, CPU s | PyAMG's | solve, CPU s | PyAMG's | iterations | PyAMG's",
+        ((case, *(cell(case, *key) for key in keys)) for case in cases),
+    )
+
+
+def sourced(made: Callable[[], Iterator[str]], command: str, *whats: str) -> Callable[[], Iterator[str]]:
+    """A table below the line that tells its source."""
+    return lambda: iter([*source(command, *whats), *made()])
 
 
 TABLES: dict[str, Callable[[], Iterator[str]]] = {
-    "suite in short": lambda: suite(IN_README),
-    "suite": lambda: suite(IN_PERFORMANCE),
-    "suite on a CPU": lambda: suite(ON_A_CPU, "cpu", "f32 | f64"),
-    "formats": lambda: formats(("7-point 200³", "27-point × 3 dof 64³")),
+    "suite in short": lambda: by_class(rows_of("suite_h200"), SHORT),
+    "formats": sourced(lambda: formats(("7-point 200³", "27-point × 3 dof 64³")), "spmv", "spmv_h200"),
+    "suite": sourced(lambda: by_class(rows_of("suite_h200")), "spmv --suite standard --others 2", "suite_h200"),
+    "counts": counts,
+    "beside CSR": beside_csr,
+    "counters": sourced(counters, "counters", *COUNTERS),
+    "sdia": sdia,
+    "dialects": sourced(lambda: by_class(rows_of("dialects_h200")), "dialects", "dialects_h200"),
+    "columns": sourced(columns, "columns", "columns_h200"),
+    "transposed": sourced(transposed, "transposed", "transposed_h200"),
+    "reordered": sourced(reordered, "transposed", "reordered_h200"),
+    "steps": sourced(steps, "solvers", "solvers_h200"),
+    "solves": solves,
+    "multigrid on a GPU": sourced(multigrid_on_a_gpu, "solvers", "2026-11-21_solvers_h200"),
+    "two GPUs": sourced(two_gpus, "scaling", "scaling_2xh200"),
+    "formats on a CPU": sourced(formats_on_a_cpu, "spmv", "spmv_cpu"),
+    "suite on a CPU": sourced(lambda: by_class(rows_of("suite_cpu")), "spmv --suite standard", "suite_cpu"),
+    "algebra": sourced(algebra, "algebra", "algebra_cpu"),
+    "first calls": sourced(first_calls, "first_calls", "first_calls_cpu"),
+    "starts": sourced(starts, "first_calls", QUIET),
+    "multigrid": sourced(multigrid, "multigrid", "multigrid_cpu"),
 }
 
 
 def written_anew(text: str) -> str:
     """The text with every table of figures as the results have it."""
-    return BLOCK.sub(lambda m: m[1] + "\n".join(TABLES[m[2]]()) + m[4], text)
+    return BLOCK.sub(lambda m: m[1] + "\n".join(TABLES[m[2]]()).rstrip() + "\n" + m[4], text)
 
 
 if __name__ == "__main__":

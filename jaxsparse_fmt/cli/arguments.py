@@ -13,14 +13,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxsparse_fmt import convert, saved
+from jaxsparse_fmt import convert, plot, saved
 from jaxsparse_fmt._types import Csr
-from jaxsparse_fmt.cli import plots
 from jaxsparse_fmt.cli.progress import Progress
 from jaxsparse_fmt.io import files
 from jaxsparse_fmt.kernels.backends import selection
 
 DTYPES = ("float32", "float64", "complex64", "complex128")
+PICTURES = (".png", ".pdf", ".svg")
 STDIN = "<stdin>"  # how messages name a FILE of "-"
 
 
@@ -34,8 +34,7 @@ def add_file(parser: Any, what: str = "") -> None:
 
 
 def add_plot(parser: Any, default: str = "") -> None:
-    suffixes = " or ".join(plots.SUFFIXES)
-    parser.add_argument("--plot", metavar="FILE", help=f"draw a picture, {suffixes}{default}")
+    parser.add_argument("--plot", metavar="FILE", help=f"draw a picture, {' or '.join(PICTURES)}{default}")
 
 
 def add_dtype(parser: Any) -> None:
@@ -100,10 +99,16 @@ def drawing(args: argparse.Namespace, progress: Progress) -> Iterator[None]:
 def check_outputs(args: argparse.Namespace) -> None:
     """Refuses --plot and --out where their files could not be written."""
     if args.plot:
-        with blaming(args.plot):
-            plots.check(args.plot)
+        check_picture(args.plot, *([args.file] if "file" in args else []))
     if getattr(args, "out", None) not in (None, "-"):
         check_output(args.out, files.VECTOR_SUFFIXES, args.file, args.rhs or args.file)
+
+
+def check_picture(out: str, *inputs: str) -> None:
+    """Refuses a picture that cannot be drawn or written."""
+    with blaming(out):
+        plot.check_available()
+    check_output(out, PICTURES, *inputs)
 
 
 def check_output(out: str, suffixes: tuple[str, ...], *inputs: str) -> None:

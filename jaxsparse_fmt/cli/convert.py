@@ -23,7 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_file(parser)
     text = f"{', '.join(SUFFIXES)}; - for Matrix Market to standard output"
     parser.add_argument("out", metavar="OUT", help=text)
-    parser.add_argument("--format", choices=("auto", *FORMATS), default="csr", help="of an .npz; default csr")
+    known, text = ("auto", *FORMATS), "the storage format in an .npz; default csr"
+    parser.add_argument("--format", choices=known, default="csr", metavar="NAME", help=text)
     arguments.add_dtype(parser)
 
 

@@ -48,18 +48,17 @@ def run(args: argparse.Namespace) -> int:
         title = f"7-point Poisson problem on {args.n}³ points"
         if args.plot:
             with arguments.drawing(args, progress):
-                plots.draw(args.plot, outcome.S, title, [outcome.ours.curve, outcome.theirs.curve], args.rtol)
-    agree = "do not agree" if outcome.faults else "agree"
-    busy = f" The machine was busy before the start, {load:.1f} processes a core: distrust the times."
-    tables.report(
-        args.json,
-        outcome.record,
-        outcome.table(title),
-        f"The answers {agree}: they differ by {outcome.difference:.1e} of their norm; two that meet rtol may differ by "
-        f"{outcome.bound:.1e}.{busy if load > BUSY else ''}",
-    )
-    if args.plot and not args.json:
-        tables.print_out(f"The picture is in {args.plot}.")
+                curves = {side.label: side.trace for side in (outcome.ours, outcome.theirs)}
+                plots.draw(args.plot, outcome.S, title, curves, args.rtol)
+    remarks = [
+        f"The answers {'do not agree' if outcome.faults else 'agree'}: they differ by {outcome.difference:.1e} of "
+        f"their norm; two that meet rtol may differ by {outcome.bound:.1e}."
+    ]
+    if load > BUSY:
+        remarks.append(f"The machine was busy before the start, {load:.1f} processes a core: distrust the times.")
+    if args.plot:
+        remarks.append(f"The picture is in {args.plot}.")
+    tables.report(args.json, outcome.record, outcome.table(title), *remarks)
     for fault in outcome.faults:
         process.complain(fault)
     return 1 if outcome.faults else 0
@@ -94,9 +93,8 @@ class Side:
         return int(self.trace[0][-1])
 
     @property
-    def curve(self) -> plots.Curve:
-        how = f"{self.iterations:,} iterations, {tables.duration(self.solve)}"
-        return plots.Curve(f"{self.name} on {self.device}: {how}", *self.trace)
+    def label(self) -> str:
+        return f"{self.name} on {self.device}: {self.iterations:,} iterations, {tables.duration(self.solve)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,21 +124,16 @@ class Outcome:
 
     def table(self, title: str) -> RenderableType:
         a, b = self.ours, self.theirs
-        times = {
-            "product": (a.product, b.product),
-            "solve": (a.solve, b.solve),
-            "  with conversion, compilation": (a.solve + a.setup, b.solve + b.setup),
-        }
-        timed = {k: (k, tables.duration(x), tables.duration(y), f"{y / x:.2f} ×") for k, (x, y) in times.items()}
+        times = lambda x, y: (tables.duration(x), tables.duration(y), f"{y / x:.2f} ×")  # noqa: E731
         rows = [
             ("device", a.device, b.device, ""),
             ("format", a.format, b.format, ""),
             ("stored", readable_bytes(a.nbytes), readable_bytes(b.nbytes), ""),
-            timed["product"],
+            ("product", *times(a.product, b.product)),
             ("", tables.bandwidth(a.moved, a.product), tables.bandwidth(b.moved, b.product), ""),
             ("iterations", f"{a.iterations:,}", f"{b.iterations:,}", ""),
-            timed["solve"],
-            timed["  with conversion, compilation"],
+            ("solve", *times(a.solve, b.solve)),
+            ("  with conversion, compilation", *times(a.solve + a.setup, b.solve + b.setup)),
             ("true residual / ‖b‖", f"{a.residual:.2e}", f"{b.residual:.2e}", ""),
         ]
         size = f"{self.S.shape[0]:,} unknowns, {self.S.nnz:,} entries, float64"
@@ -162,10 +155,10 @@ def compare(solver: Callable[..., Any], n: int, rtol: float, progress: Progress)
     with progress.stage("convert", f"{S.nnz:,} entries"):
         stored = measure.store(S, dtype)
     with progress.stage("compile", f"cg on {stored.A.name} for {measure.device()}"):
-        system = measure.prepare(solver, stored, b, rtol=rtol, history=True)
+        solve = measure.prepare(solver, stored, b, rtol=rtol, history=True)
     setup = progress.seconds["convert"] + progress.seconds["compile"]
     (our_seconds, sol), (their_seconds, (x_scipy, info)) = _in_turns(
-        {"solve": system.solve, "SciPy": lambda: scipy_cg(S, b, rtol)}, progress
+        {"solve": solve, "SciPy": lambda: scipy_cg(S, b, rtol)}, progress
     )
     with progress.stage("measure", "the products"):
         our_product, their_product = stored.seconds_per_product(), measure.median_seconds(lambda: S @ b)

@@ -11,7 +11,7 @@ import numpy as np
 import scipy.sparse
 
 from jaxsparse_fmt import choose
-from jaxsparse_fmt.cli import arguments, measure, plots, tables
+from jaxsparse_fmt.cli import arguments, measure, tables
 from jaxsparse_fmt.cli.progress import Progress
 from jaxsparse_fmt.formats.reordered import cuthill_mckee
 
@@ -26,11 +26,9 @@ QUICKLY_ORDERED = 5_000_000  # entries for which reverse Cuthill-McKee takes at 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_file(parser)
-    arguments.add_plot(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    arguments.check_outputs(args)
     with Progress() as progress:
         with progress.stage("read", args.file):
             S = arguments.read_matrix(args)
@@ -38,9 +36,6 @@ def run(args: argparse.Namespace) -> int:
             described = describe(S)
         with progress.stage("rank", "the formats"), jax.enable_x64(True):
             choices = choose.rank(S)
-        if args.plot:
-            with arguments.drawing(args, progress):
-                plots.draw(args.plot, S, Path(args.file).name)
     title = f"Formats by what a product on {measure.device()} costs, cheapest first"
     name, formats = Path(args.file).name, [tables.as_record(choice) for choice in choices]
     record = {"file": args.file, "device": measure.device(), **described, "formats": formats}

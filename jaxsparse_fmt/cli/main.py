@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from jaxsparse_fmt._version import __version__
-from jaxsparse_fmt.cli import bench, completion, convert, demo, formats, info, process, scale, solve
+from jaxsparse_fmt.cli import bench, completion, convert, demo, formats, info, plots, process, scale, solve
 from jaxsparse_fmt.cli.arguments import BadInput
 from jaxsparse_fmt.cli.tables import OutputLost
 from jaxsparse_fmt.compilation_cache import cache
@@ -26,6 +26,7 @@ COMMANDS = {
     "solve": solve,
     "info": info,
     "formats": formats,
+    "plot": plots,
     "bench": bench,
     "scale": scale,
     "convert": convert,
@@ -36,11 +37,15 @@ EXAMPLES = {
     "solve": ["matrix.mtx.gz --rhs b.mtx --rtol 1e-8 --out x.npy", "matrix.mtx --method gmres --precond incomplete_lu"],
     "info": ["matrix.mtx.gz", "- --json < matrix.mtx"],
     "formats": ["matrix.mtx --dtype float32"],
+    "plot": ["matrix.mtx.gz matrix.png", "small.mtx layout.svg --format sell"],
     "bench": ["matrix.mtx.gz --dtype float32 --plot times.png"],
     "scale": ["matrix.mtx.gz --devices 1,8,64 --link 25"],
     "convert": ["matrix.mtx.gz matrix.npz --format sell", "matrix.npz - | gzip > matrix.mtx.gz"],
     "demo": ["--n 64"],
-    "completion": ["bash > ~/.local/share/bash-completion/completions/jaxsparse"],
+    "completion": [
+        "bash > ~/.local/share/bash-completion/completions/jaxsparse",
+        "zsh > ~/.jaxsparse.zsh  # and in ~/.zshrc: source ~/.jaxsparse.zsh",
+    ],
 }
 CODES = """\
 exit codes:

@@ -42,22 +42,6 @@ class Stored:
         return seconds_per_product(self.A.in_basis, self.A.basis.enter(ones))
 
 
-@dataclasses.dataclass(frozen=True)
-class System:
-    """A·x = b on the device, and a solver compiled for it, called as solver(A, b, M=M)."""
-
-    stored: Stored
-    b: jax.Array  # [n]
-    M: Any
-    solver: Callable[..., Any]
-
-    def solve(self) -> Any:
-        """The solver's result, complete on the device."""
-        solution = jax.block_until_ready(self.solver(self.stored.A, self.b, M=self.M))
-        jax.effects_barrier()  # the last progress report
-        return solution
-
-
 def store(
     S: scipy.sparse.csr_array,
     dtype: np.dtype,
@@ -115,11 +99,21 @@ def prepare(
     b: np.ndarray,  # [n]
     M: Any = None,
     **options: Any,
-) -> System:
-    """Compiles the solver, called inside jit as solver(A, b, M=M, **options)."""
+) -> Callable[[], Any]:
+    """Compiles the solver, called inside jit as solver(A, b, M=M, **options).
+
+    Returns:
+      A function that solves and returns the solver's result, complete on the device.
+    """
     A, on_device = stored.A, jnp.asarray(b, stored.A.dtype)
     compiled = jax.jit(functools.partial(solver, **options)).lower(A, on_device, M=M).compile()
-    return System(stored, on_device, M, compiled)
+
+    def solve() -> Any:
+        solution = jax.block_until_ready(compiled(A, on_device, M=M))
+        jax.effects_barrier()  # the last progress report
+        return solution
+
+    return solve
 
 
 def seconds_per_step(solver: Callable[..., Any], A: Any, b: Any, steps: int = 200) -> float:

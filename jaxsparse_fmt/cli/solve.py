@@ -31,12 +31,12 @@ PRECONDITIONERS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    known = ("auto", "tune", *FORMATS)
+    known, text = ("auto", "tune", *FORMATS), "a storage format, or auto (ranked), the default, or tune (measured)"
     arguments.add_file(parser, "A, ")
     parser.add_argument("--rhs", metavar="FILE", help="b: .mtx, .mtx.gz, .npy or .txt; without: A·1")
     parser.add_argument("--out", metavar="FILE", help="write x here: .mtx, .mtx.gz, .npy or .txt; -: standard output")
     arguments.add_plot(parser)
-    parser.add_argument("--format", choices=known, default="auto", help="storage (auto: ranked; tune: measured)")
+    parser.add_argument("--format", choices=known, default="auto", metavar="NAME", help=text)
     arguments.add_dtype(parser)
     parser.add_argument("--method", choices=(*SYMMETRIC, *GENERAL), default="cg", help="default cg")
     parser.add_argument("--precond", choices=("none", *PRECONDITIONERS), default="none", help="default none")
@@ -76,22 +76,26 @@ def run(args: argparse.Namespace) -> int:
                 with progress.stage("precondition", args.precond), arguments.blaming(f"--precond {args.precond}"):
                     M = jax.block_until_ready(PRECONDITIONERS[args.precond](stored.A))
             with progress.stage("compile", f"{args.method} on {stored.A.name} for {measure.device()}"):
-                system = measure.prepare(getattr(solvers, args.method), stored, b, M, **options)
+                solve = measure.prepare(getattr(solvers, args.method), stored, b, M, **options)
             with progress.stage("solve", "iteration 0"):
-                sol = system.solve()
+                sol = solve()
             wall = tables.durations(progress.seconds)
             with progress.stage("measure", "the product"):
                 product = stored.seconds_per_product()
-            failure = _failure(sol)
+            failures = []
+            try:
+                sol.raise_for_status()
+            except solvers.SolverError as error:
+                failures.append(f"{args.file}: {error}")
         x = np.asarray(sol.x)
     norms = np.asarray(sol.history) / (b_norm or 1.0) if args.plot else np.zeros(0)
-    curve = plots.Curve(f"{sol.iterations:,} iterations", np.arange(len(norms)), norms)
+    curves = {f"{sol.iterations:,} iterations": (np.arange(len(norms)), norms)}
     name, status = Path(args.file).name, solvers.Status(sol.status)
     rows = [*_matrix_rows(S, stored, product), *_answer_rows(args, S, b, x, sol)]
     faults = []
     for what, path, write in (
         ("x written to", args.out, lambda: _write(args.out, x)),
-        ("drawn in", args.plot, lambda: plots.draw(args.plot, S, name, [curve], args.rtol)),
+        ("drawn in", args.plot, lambda: plots.draw(args.plot, S, name, curves, args.rtol)),
     ):
         if path:
             try:  # a file that cannot be written must not cost the table
@@ -105,9 +109,9 @@ def run(args: argparse.Namespace) -> int:
     record |= {"status": status.name, "residual_norm": sol.residual_norm, "b_norm": b_norm, "seconds": progress.seconds}
     with tables.making_way(args.out):
         tables.report(args.json, record | {"seconds_per_product": product}, tables.facts(name, rows))
-    for fault in (*faults, *([f"{args.file}: {failure}"] if failure else [])):
+    for fault in (*faults, *failures):
         process.complain(fault)
-    return 2 if faults else 1 if failure else 0
+    return 2 if faults else 1 if failures else 0
 
 
 def _write(out: str, x: np.ndarray) -> None:
@@ -117,14 +121,6 @@ def _write(out: str, x: np.ndarray) -> None:
         tables.write_out(lines.getvalue().rstrip())
     else:
         files.write_vector(out, x)
-
-
-def _failure(sol: solvers.Solution) -> str:
-    try:
-        sol.raise_for_status()
-    except solvers.SolverError as error:
-        return str(error)
-    return ""
 
 
 def _right_hand_side(args: argparse.Namespace, S: scipy.sparse.csr_array) -> np.ndarray:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from jaxsparse_fmt.choose.ranking import Choice
 
 PLAIN_WIDTH = 160  # columns, without a terminal
+WORDS = ("", "layout", "reason", "refused")  # columns that hold words
 
 
 def durations(seconds: dict[str, float]) -> str:
@@ -45,41 +46,34 @@ def layout(choice: Choice) -> str:
 
 def facts(title: str, rows: Iterable[tuple[str, str]]) -> RenderableType:
     """A table of names and their values, without a header."""
-    return _table(
-        title, [("", {"style": "bold", "no_wrap": True}), ("", {"overflow": "fold"})], rows, show_header=False
-    )
-
-
-def comparison(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableType:
-    """A table with a name in the first column and numbers in the others."""
-    first = columns[0], {"style": "bold", "overflow": "fold"}
-    return _table(title, [first, *((name, {"justify": "right", "overflow": "fold"}) for name in columns[1:])], rows)
+    return comparison(title, ("", ""), rows, show_header=False)
 
 
 def ranking(title: str, choices: Sequence[Choice]) -> RenderableType:
-    """A table of the choices of `choose.rank`, best first and that one emphasised."""
-    columns = [("format", {}), ("layout", {})]
-    columns += [(name, {"justify": "right"}) for name in ("stored", "÷ CSR", "moved")]
+    """A table of the choices of `choose.rank`, best first."""
     in_csr = min(c.nbytes for c in choices if c.format == "csr")
     rows = [
         (c.format, layout(c), readable_bytes(c.nbytes), f"{c.nbytes / in_csr:.2f}", readable_bytes(c.moved), c.reason)
         for c in choices
     ]
-    return _table(title, [*columns, ("reason", {"overflow": "fold"})], rows, row_styles=["bold", *[""] * len(rows)])
+    return comparison(title, ("format", "layout", "stored", "÷ CSR", "moved", "reason"), rows)
 
 
-def _table(
-    title: str, columns: Sequence[tuple[str, dict[str, Any]]], rows: Iterable[Sequence[str]], **options: Any
-) -> RenderableType:
-    """A table under its title; rich's own titles may not be wider than their tables."""
+def comparison(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], **options: Any) -> RenderableType:
+    """A table under its title: a name in the first column, numbers in the others but those of `WORDS`.
+
+    rich's own titles may not be wider than their tables.
+    """
     from rich import box
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim", **options)
-    for name, style in columns:
-        table.add_column(name, **style)
+    for number, name in enumerate(columns):
+        left = number == 0 or name in WORDS
+        style = None if number else "bold"
+        table.add_column(name, style=style, justify="left" if left else "right", overflow="fold")
     for row in rows:
         table.add_row(*row)
     return Group(Text(title, style="bold"), table)
@@ -93,8 +87,10 @@ def report(as_json: bool, record: dict[str, Any], *renderables: Any) -> None:
     """Prints the results of a command: its record as one line of JSON, or its tables and texts. Raises `OutputLost`."""
     if as_json:
         write_out(json.dumps(_plain(record)))
-    else:
-        print_out(*renderables)
+        return
+    console = console_on(sys.stdout, strict=True)
+    for renderable in renderables:
+        console.print(renderable)
 
 
 def write_out(text: str) -> None:
@@ -126,17 +122,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def print_out(*renderables: Any) -> None:
-    """Prints tables and texts to standard output.
-
-    Raises:
-      OutputLost: standard output cannot be written.
-    """
-    console = console_on(sys.stdout, strict=True)
-    for renderable in renderables:
-        console.print(renderable)
 
 
 def show_cursor() -> None:

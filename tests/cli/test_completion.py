@@ -1,7 +1,8 @@
-"""The printed script completes commands, options, values and files in a real bash."""
+"""The printed script completes commands, options, values and files in a real bash, and zsh loads it."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 
@@ -45,3 +46,12 @@ def test_a_word_is_completed(words, found, completed):
 def test_the_command_prints_the_script(capsys):
     assert main.main(["completion", "bash"]) == 0
     assert capsys.readouterr().out.splitlines() == list(main.completion.script(main._parser()))
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
+def test_zsh_completes_with_the_script(tmp_path, capsys):
+    assert main.main(["completion", "zsh"]) == 0
+    ask = capsys.readouterr().out + "print -r -- $_comps[jaxsparse]"
+    env = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    done = subprocess.run(["zsh", "-fc", ask], capture_output=True, text=True, env=env, timeout=60)
+    assert "-F _jaxsparse" in done.stdout and not done.stderr

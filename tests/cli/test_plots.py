@@ -1,7 +1,8 @@
-"""Files with pictures are whole or not there, and name what they show."""
+"""Files with pictures are whole or not there, and name what they show; `plot` draws a matrix or a format."""
 
 from __future__ import annotations
 
+import json
 import pathlib
 import warnings
 
@@ -10,11 +11,11 @@ import pytest
 import scipy.sparse
 
 from jaxsparse_fmt import gallery
-from jaxsparse_fmt.cli import plots
+from jaxsparse_fmt.cli import main, plots
 from tests import zoo
+from tests.cli.conftest import written
 
-CURVE = plots.Curve("one", np.arange(30), np.exp(-np.arange(30.0)))
-SECOND = plots.Curve("two", np.arange(0, 30, 10), np.exp(-np.arange(0, 30, 10.0)))
+CURVES = {name: (np.arange(0, 30, k), np.exp(-np.arange(0.0, 30, k))) for name, k in (("one", 1), ("two", 10))}
 
 
 def canonical(case: zoo.Case) -> scipy.sparse.csr_array:
@@ -31,16 +32,15 @@ def test_every_shape_is_drawn_without_a_warning(case: zoo.Case, tmp_path: pathli
     assert "entries" in (tmp_path / "matrix.svg").read_text()
 
 
-def test_both_curves_and_the_tolerance_are_named():
-    fig = plots.figure(gallery.poisson(4), "Poisson", [CURVE, SECOND], rtol=1e-8)
-    labels = [text.get_text() for text in fig.axes[0].get_legend().get_texts()]
-    assert labels == ["one", "two", "asked for: 1e-08"]
-    assert fig.axes[0].get_yscale() == "log"
-    assert all(axes.get_xlabel() and axes.get_ylabel() for axes in fig.axes[:3])
+def test_both_curves_and_the_tolerance_are_named(tmp_path: pathlib.Path):
+    plots.draw(tmp_path / "a.svg", gallery.poisson(4), "Poisson", CURVES, rtol=1e-8)
+    drawn = (tmp_path / "a.svg").read_text()
+    for text in ("Poisson  ·  64 × 64", "one", "two", "asked for: 1e-08", "iteration", "entries in a row", "column"):
+        assert f"{text}" in drawn
 
 
 def test_a_png_is_written(tmp_path: pathlib.Path):
-    plots.draw(tmp_path / "a.png", gallery.poisson(4), "Poisson", [CURVE], 1e-8)
+    plots.draw(tmp_path / "a.png", gallery.poisson(4), "Poisson", CURVES, 1e-8)
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert [p.name for p in tmp_path.iterdir()] == ["a.png"]
 
@@ -61,11 +61,29 @@ def test_a_failure_leaves_the_old_picture_and_nothing_else(tmp_path: pathlib.Pat
     assert [p.name for p in tmp_path.iterdir()] == ["a.png"]
 
 
-def test_an_unknown_suffix_names_the_known(tmp_path: pathlib.Path):
-    with pytest.raises(ValueError, match=r"a\.bmp.*\.png, \.pdf, \.svg"):
-        plots.check(tmp_path / "a.bmp")
+def test_plot_draws_a_matrix(poisson: str, tmp_path, capsys):
+    assert main.main(["plot", poisson, str(tmp_path / "a.svg")]) == 0
+    assert "poisson.mtx  ·  216 × 216  ·  1,296 entries" in (tmp_path / "a.svg").read_text()
+    assert str(tmp_path / "a.svg") in capsys.readouterr().out
 
 
-def test_a_missing_folder_is_named(tmp_path: pathlib.Path):
-    with pytest.raises(FileNotFoundError, match=r"no folder .*nowhere"):
-        plots.check(tmp_path / "nowhere" / "a.png")
+def test_plot_draws_how_a_format_stores_a_small_matrix(tmp_path, capsys):
+    path, out = written(tmp_path / "small.mtx", gallery.poisson(3, dim=2)), tmp_path / "a.svg"
+    assert main.main(["plot", path, str(out), "--format", "ell", "--json"]) == 0
+    assert "45 places" in out.read_text()
+    assert json.loads(capsys.readouterr().out)["format"] == "ell"
+
+
+@pytest.mark.parametrize(
+    ("out", "options", "text"),
+    [
+        ("a.bmp", [], "a.bmp: the name decides the kind of file; end it in .png, .pdf, .svg"),
+        ("nowhere/a.png", [], "no folder nowhere"),
+        ("a.png", ["--format", "hll"], "poisson.mtx: layout draws every place, at most 3,000"),
+    ],
+)
+def test_what_plot_cannot_draw_is_refused(out: str, options, text: str, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    path = written(tmp_path / "poisson.mtx", gallery.poisson(9))
+    assert main.main(["plot", path, out, *options]) == 2
+    assert text in capsys.readouterr().err and not (tmp_path / "a.png").exists()

@@ -52,7 +52,7 @@ def test_bandwidth_counts_in_powers_of_ten():
 
 def test_tables_are_plain_in_a_pipe_and_take_file_names_as_they_are(capsys):
     name = "[bold]:smile: " + "long " * 20
-    tables.print_out(tables.facts(name, [("key", name)]))
+    tables.report(False, {}, tables.facts(name, [("key", name)]))
     out = capsys.readouterr().out
     assert out.count(name.strip()) == 2
     assert "\x1b" not in out
@@ -61,7 +61,7 @@ def test_tables_are_plain_in_a_pipe_and_take_file_names_as_they_are(capsys):
 def test_the_ranking_lists_every_choice_with_its_bytes(capsys):
     S = gallery.poisson(5)
     choices = ranking.rank(S)
-    tables.print_out(tables.ranking("Formats", choices))
+    tables.report(False, {}, tables.ranking("Formats", choices))
     lines = capsys.readouterr().out.splitlines()
     for choice in choices:
         assert any(line.split()[:1] == [choice.format] and choice.reason in line for line in lines)
@@ -77,5 +77,5 @@ def test_no_color_is_heeded_on_a_terminal(monkeypatch):
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("NO_COLOR", "1")
-    tables.print_out(tables.ranking("Formats", ranking.rank(gallery.poisson(3))))
+    tables.report(False, {}, tables.ranking("Formats", ranking.rank(gallery.poisson(3))))
     assert "\x1b[3" not in terminal.getvalue() and "\x1b[9" not in terminal.getvalue()

@@ -8,27 +8,60 @@ import pytest
 
 from docs import figures
 
-README = (figures.ROOT / "README.md").read_text(encoding="utf-8")
+TEXTS = {name: (figures.ROOT / name).read_text(encoding="utf-8") for name in figures.FILES}
+WORDS = {
+    name: " ".join((figures.ROOT / name).read_text(encoding="utf-8").split()) for name in (*TEXTS, "docs/formats.md")
+}
 
 
 @pytest.mark.parametrize("name", figures.FILES)
 def test_the_tables_are_those_of_the_results(name):
-    text = (figures.ROOT / name).read_text(encoding="utf-8")
-    assert len(figures.BLOCK.findall(text)) == text.count("<!-- figures:") > 0
-    assert figures.written_anew(text) == text, "run python docs/figures.py"
+    assert len(figures.BLOCK.findall(TEXTS[name])) == TEXTS[name].count("<!-- figures:") > 0
+    assert figures.written_anew(TEXTS[name]) == TEXTS[name], "run python docs/figures.py"
 
 
-def test_the_sentences_of_the_readme_have_the_figures_of_the_results():
-    words = " ".join(README.split())
-    ratios = [row["ratio"] for row in figures.newest("suite_h200")["rows"]]
-    slower = [ratio for ratio in ratios if ratio < 1]
-    assert f"In {len(ratios) - len(slower)} of the {len(ratios)} cases" in words
-    assert f"in the other it runs at {slower[0]:.3f}" in words and len(slower) == 1
-    means = figures.speeds(figures.newest("suite_cpu")["rows"])
-    assert f"runs at {means['float32']:.2f} (f32) and {means['float64']:.2f} (f64) times the speed of SciPy" in words
+def test_every_table_of_figures_is_shown_and_every_table_shown_is_of_figures():
+    shown = {match[2] for text in TEXTS.values() for match in figures.BLOCK.finditer(text)}
+    assert shown == set(figures.TABLES)
+    outside = figures.BLOCK.sub("", TEXTS["docs/performance.md"])
+    assert "|---" not in outside, "a table by hand"
+
+
+def test_a_table_tells_date_hardware_versions_and_command():
+    gpu, cpu = ("\n".join(figures.TABLES[name]()) for name in ("formats", "algebra"))
+    assert re.match(r"1 × NVIDIA H200, 20\d\d-\d\d-\d\d, JAX [\d.]+, Python [\d.]+\.\nAll rows: \[", gpu)
+    assert re.match(r"AMD EPYC, 2 cores, 20\d\d-", cpu) and "`python -m benchmarks.algebra`" in cpu
+
+
+def sentences() -> list[tuple[str, str]]:
+    """The figures in sentences: the file, and the words with what the results have."""
+    rows = figures.rows_of("suite_h200")
+    (slower,) = (row["ratio"] for row in rows if row["ratio"] < 1)
+    on_cpu = figures.speeds(figures.rows_of("suite_cpu"))
+    steps = {r["problem"]: r for r in figures.rows_of("solvers_h200", section="steps", dtype="float64", method="cg")}
+    shares = [steps[problem]["own share"] for problem in ("7-point 200³", "27-point × 3 dof 64³")]
+    hidden = figures.row_of("overlap_2xh200")["hidden"]
+    kept = figures.row_of("scaling_refine_2xh200", devices=2)["of one device's"]
+    cpu = f"runs at {on_cpu['float32']:.2f} (f32) and {on_cpu['float64']:.2f} (f64) times the speed of SciPy"
+    quick = sum(row["conversion"] <= 50 for row in rows)
+    return [
+        ("docs/formats.md", f"at most 50 in {quick} of {len(rows)} cases"),
+        ("README.md", f"In {len(rows) - 1} of the {len(rows)} cases"),
+        ("README.md", f"in the other it runs at {slower:.3f}"),
+        ("README.md", cpu),
+        ("README.md", f"moves its bytes at {shares[0]:.2f} and {shares[1]:.2f} of the copy bandwidth"),
+        ("docs/performance.md", f"In the first line {hidden:.2f} of the exchange"),
+        ("docs/performance.md", f"keeps {kept:.2f} of its advantage"),
+    ]
+
+
+@pytest.mark.parametrize(("name", "words"), sentences())
+def test_a_sentence_has_the_figures_of_the_results(name, words):
+    assert words in WORDS[name]
 
 
 def test_the_dates_of_the_readme_are_those_of_its_tables():
     for what in ("suite_h200", "suite_cpu"):
-        date = figures.newest(what)["header"]["date"]
-        assert re.search(rf"benchmarks/results/{date}_{what}\.md", README) and README.count(date) >= 2
+        path = figures.newest(what)
+        date = figures.read(path)["header"]["date"]
+        assert f"benchmarks/results/{path.stem}.md" in TEXTS["README.md"] and TEXTS["README.md"].count(date) >= 2
