@@ -155,10 +155,7 @@ def standard_promotion(f: Callable[Parameters, Result]) -> Callable[Parameters, 
 def floating_dtype(dtype: Any, what: str) -> np.dtype:
     """The dtype that stores numbers of `dtype`: floats and complex unchanged, integers and booleans as default floats.
 
-    Without `jax_enable_x64` 64-bit input is narrowed to 32 bits, as in `jnp.asarray`.
-
-    Raises:
-      TypeError: `dtype` is not numeric; `what` names whose dtype it is.
+    Without `jax_enable_x64` 64-bit input is narrowed to 32 bits, as in `jnp.asarray`. TypeError: not numeric.
     """
     dtype = np.dtype(dtype)
     if dtype.char in "gG" and dtype not in (np.float64, np.complex128):
@@ -173,12 +170,7 @@ def floating_dtype(dtype: Any, what: str) -> np.dtype:
 
 
 def requested_dtype(dtype: Any) -> np.dtype:
-    """The dtype that the user names; JAX must be able to hold it at present.
-
-    Raises:
-      TypeError: not a floating or complex dtype.
-      ValueError: 64 bits while `jax_enable_x64` is off.
-    """
+    """The dtype that the user names. TypeError: not float or complex. ValueError: 64 bits while JAX has 32."""
     dtype = np.dtype(dtype)
     if dtype.name not in STORABLE:
         raise TypeError(f"dtype {dtype} cannot hold matrix values; ask for one of {', '.join(STORABLE)}")
@@ -191,13 +183,10 @@ def requested_dtype(dtype: Any) -> np.dtype:
 
 
 def owned(a: Any, dtype: Any = None) -> jax.Array:
-    """`a` as a JAX array that shares no memory with NumPy.
+    """`a` as a JAX array that shares no memory with NumPy. TypeError: a sparse matrix of JAX's.
 
     `jnp.asarray` may keep reading NumPy's memory, which the caller may overwrite; `jnp.array` copies a large array only
     after it has returned.
-
-    Raises:
-      TypeError: a sparse matrix of JAX's.
     """
     refuse_bcoo(a)
     return jnp.asarray(np.array(a, dtype) if isinstance(a, np.ndarray) else a, dtype)
@@ -209,11 +198,7 @@ def of_jax_sparse(a: Any) -> bool:
 
 
 def refuse_bcoo(a: Any) -> None:
-    """Refuses a sparse matrix of JAX's as an array: `jnp.asarray` would iterate over it for minutes.
-
-    Raises:
-      TypeError: `a` is one.
-    """
+    """Raises TypeError for a sparse matrix of JAX's, over which `jnp.asarray` would iterate for minutes."""
     if of_jax_sparse(a):
         raise TypeError(
             f"got a sparse matrix of jax.experimental.sparse, {type(a).__name__}, where an array is asked for; "
@@ -222,22 +207,14 @@ def refuse_bcoo(a: Any) -> None:
 
 
 def check_dense(shape: tuple[int, int], dtype: Any, cure: str, max_bytes: float = MAX_DENSE_BYTES) -> None:
-    """Refuses a dense array that is too large, since XLA would abort the process for lack of memory.
-
-    Raises:
-      ValueError: it would take more than `max_bytes`; the message ends with `cure`.
-    """
+    """Raises ValueError, which ends with `cure`, for a dense array so large that XLA would abort the process."""
     (rows, cols), itemsize = shape, np.dtype(dtype).itemsize
     if rows * cols * itemsize > max_bytes:
         raise ValueError(f"a dense {rows} × {cols} matrix takes {readable_bytes(rows * cols * itemsize)}; {cure}")
 
 
 def as_floating(x: Any, what: str, dtype: Any = None) -> jax.Array:
-    """x as an array of floats or complex numbers; integers become `dtype`, or JAX's default float.
-
-    Raises:
-      TypeError: x is not numeric, or a sparse matrix of JAX's.
-    """
+    """x as an array of floats or complex numbers; integers become `dtype` or a float. TypeError: not numeric."""
     if isinstance(x, jax.Array) and x.dtype in _FLOATING and jax.dtypes.canonicalize_dtype(x.dtype) == x.dtype:
         return x
     refuse_bcoo(x)
@@ -250,11 +227,7 @@ def as_floating(x: Any, what: str, dtype: Any = None) -> jax.Array:
 
 
 def check_keeps_imaginary(given: Any, dtype: Any) -> None:
-    """Refuses to store numbers of the dtype `given` as `dtype` if that drops imaginary parts.
-
-    Raises:
-      TypeError: it does.
-    """
+    """Raises TypeError if numbers of the dtype `given`, stored as `dtype`, would lose their imaginary parts."""
     if jnp.issubdtype(given, jnp.complexfloating) and not jnp.issubdtype(dtype, jnp.complexfloating):
         raise TypeError(
             f"dtype {dtype} would drop the imaginary parts of a {given} matrix; take its real part, or a complex dtype"
@@ -264,8 +237,7 @@ def check_keeps_imaginary(given: Any, dtype: Any) -> None:
 def whole_number(name: str, value: Any, least: int | None = 0) -> int:
     """The argument `name` as an int, from an integer of Python, NumPy or JAX, or an array without dimensions.
 
-    Raises:
-      TypeError: another value, such as 125.0 or True. ValueError: it is less than `least`.
+    TypeError: another value, such as 125.0 or True. ValueError: below `least`.
     """
     try:
         if _is_bool(value):
@@ -279,11 +251,7 @@ def whole_number(name: str, value: Any, least: int | None = 0) -> int:
 
 
 def check_max_bytes(max_bytes: Any) -> None:
-    """Checks the argument `max_bytes`.
-
-    Raises:
-      TypeError: no number. ValueError: NaN or negative. (With infinity only the free memory is a limit.)
-    """
+    """Raises TypeError if `max_bytes` is no number, ValueError if it is NaN or negative; infinity is allowed."""
     if isinstance(max_bytes, bool | np.bool_) or not isinstance(max_bytes, numbers.Real | None):
         raise TypeError(f"max_bytes must be a number of bytes, say 10**9; got {max_bytes!r}")
     if max_bytes is not None and (math.isnan(max_bytes) or max_bytes < 0):
@@ -293,8 +261,7 @@ def check_max_bytes(max_bytes: Any) -> None:
 def real_number(name: str, value: Any) -> float:
     """The argument `name` as a float, from a real number of Python, NumPy or JAX, or an array without dimensions.
 
-    Raises:
-      TypeError: another value, such as None, "1e-6", True, 1j or [1e-6].
+    TypeError: another value, such as None, "1e-6", True, 1j or [1e-6].
     """
     try:
         if _is_bool(value) or isinstance(value, (str, bytes)) or np.ndim(value) != 0 or np.iscomplexobj(value):
@@ -340,8 +307,7 @@ def x64_enabled() -> bool:
 def as_vector(x: Any, A: Any, axis: int, what: str) -> jax.Array:
     """x as an array that the matrix A, or with axis 0 its transpose, can multiply.
 
-    Raises:
-      ValueError: another shape; the message begins with `what`. TypeError: not a numeric array.
+    ValueError, which begins with `what`: another shape. TypeError: not a numeric array.
     """
     if hasattr(x, "to_scipy") or scipy.sparse.issparse(x) or of_jax_sparse(x):
         raise TypeError(

@@ -8,9 +8,8 @@ several kinds may share a folder.
 JAX can bound the size by itself, but needs the package filelock for it. Under a lock that other processes wait for, it
 then reads a small file of every stored program whenever it stores one, so that thousands of programs cost more than
 compiling. In JAX 0.10 it stores nothing more once a process has ended between two writes. So `cache` bounds the size,
-once a call and without a lock: of two processes that do so at once each passes over what the other has deleted. A
-program that is deleted, or still being written, while another process reads it costs a warning of JAX's, and that
-process compiles it.
+once a call and without a lock: where two processes do so at once, each passes over what the other has deleted. Where a
+program is deleted, or still being written, while another process reads it, JAX warns and that process compiles it.
 """
 
 from __future__ import annotations
@@ -45,19 +44,19 @@ def cache(folder: str | os.PathLike[str] | None = None, *, max_bytes: float | No
     Python, as a solve with `callback` or `progress` does. `JAX_ENABLE_COMPILATION_CACHE=false` in the environment
     switches everything off.
 
-    JAX runs what it finds in the folder: use none to which people can write whom you do not trust.
+    JAX runs what it finds in the folder, so only people whom you trust should be able to write to it.
 
     Args:
       folder: where to keep the programs. None: the folder that JAX's `jax_compilation_cache_dir` (or the environment's
         `JAX_COMPILATION_CACHE_DIR`) names, and where it names none, `$XDG_CACHE_HOME/jaxsparse/xla` or
         `~/.cache/jaxsparse/xla`.
-      max_bytes: at the call, programs are deleted until the rest takes no more, those first whose last use is longest
-        ago by the file system, which may note it once a day. What the process then compiles comes on top. None: delete
-        nothing. In a folder that JAX's configuration names nothing is deleted.
+      max_bytes: the call deletes programs, the least recently used first, until the rest takes no more; the file
+        system may note a use only once a day. Programs that the process then compiles come on top. None, or a folder
+        that JAX's configuration names: it deletes nothing.
 
     Returns:
-      The folder. None where nothing is kept: JAX's cache is switched off, or the folder cannot be written, of which a
-      warning tells.
+      The folder. None where nothing is kept: JAX's cache is switched off, or, with a warning, the folder cannot be
+      written.
 
     Raises:
       TypeError: `folder` is no path, or `max_bytes` no number.

@@ -1,4 +1,4 @@
-"""Tells what a bug report needs, and whether products run in a kernel here: python -m jaxsparse_fmt.doctor
+"""Prints what a bug report needs, and whether products run in a kernel here: python -m jaxsparse_fmt.doctor
 
 Lines on standard output: versions, the caches, and for each device of JAX the kernel that a product ran in, and how
 far the result is from SciPy's. The exit code is 0 if all results agree, else 1.

@@ -141,10 +141,9 @@ def to_cupy(A: SparseMatrix) -> Any:
 
 
 def _on_device(given: CsrArrays, format: str, dtype: Any, backend: str = "auto", max_bytes: Any = None, **layout: Any):
-    """A matrix from canonical CSR arrays of JAX, of which only the result of one check comes to the host.
+    """A matrix from CSR arrays of JAX, of which only the result of one check comes to the host.
 
-    Raises:
-      ValueError: rows that are not sorted, duplicates, or a broken pointer or index.
+    ValueError: rows that are not sorted, duplicates, or a broken pointer or index.
     """
     data, indices, indptr, shape = given.data, given.indices, given.indptr, given.shape
     n, nnz = (int(a.shape[0]) for a in (indptr, indices))

@@ -271,9 +271,9 @@ def _harmonic(T: Array, sigma: Array, A_norm: Array) -> Ritz:
 
     In the basis of Ritz vectors T is diagonal, and with D = T − σ and S = [D; bᵀ] the condition is SᵀS·y = μ·D·y. From
     S = QR follows the symmetric problem R·D⁻¹·Rᵀ·z = μ·z for z = R·y, and the residuals are multiples of [−D⁻¹b; 1],
-    which is orthogonal to S's range. The largest |μ| sets the rounding. It is large where D is small, and σ moves away
-    from such values (|μ| less that way is still a lower bound); those without coupling, which have converged, stand
-    aside.
+    which is orthogonal to S's range. The rounding is that of the largest |μ|, which is large where D is small. So σ
+    moves away from such Ritz values; |μ| less the distance of that move is still a lower bound. Ritz values without
+    coupling have converged, and take no part.
     """
     m = T.shape[0] - 1
     ritz, W = jnp.linalg.eigh(T[:m, :m])

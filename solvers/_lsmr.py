@@ -144,7 +144,7 @@ def run(options: Options, problem: Problem, inside: bool, rows: int | None = Non
     real = b_norm.dtype
     tolerance = jnp.maximum(limits.rtol * b_norm, scaled(jnp.asarray(limits.atol, real), -e_b)).astype(real)
     rtol_normal = jnp.asarray(rtol_normal, real)
-    least = jnp.finfo(real).eps / 16  # a recursion that fell by more proves nothing
+    least = jnp.finfo(real).eps / 16  # a recursion that fell by more is rounding
     out = e_b - e_A
 
     def claims(work: Work, goal: Array) -> Array:

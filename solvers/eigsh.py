@@ -163,11 +163,7 @@ _solve = Entry(_in_basis, lambda _, v0: (v0,))
 
 
 def _start_vector(A: Any, v0: Any) -> Array:
-    """v0, or random numbers of A's size and dtype.
-
-    Raises:
-      ValueError: A is not square, not Hermitian as a NumPy array, or v0 has another length or is missing.
-    """
+    """v0, or random numbers of A's size and dtype; checks that A is square and, where it is NumPy's, Hermitian."""
     v0 = None if v0 is None else arguments.vector(v0, "v0")
     shape = getattr(A, "shape", None)
     if shape is None:

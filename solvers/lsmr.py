@@ -113,11 +113,7 @@ def lsmr(A: Any, b: Any, x0: Any = None, *, damp: float = 0.0, **settings: Unpac
 
 
 def _two_sided(A: Any, b: Array) -> tuple[tuple[Any, Any], Any, int]:
-    """A matrix and None or a pair of functions, the dtype of their products, and the number of columns.
-
-    Raises:
-      TypeError: A is neither. ValueError: A does not have as many rows as b.
-    """
+    """A matrix and None or a pair of functions, the dtype of their products, and the number of columns."""
     m = b.shape[0]
     if isinstance(A, (tuple, list)) and len(A) == 2 and all(callable(f) for f in A):
         column = jax.ShapeDtypeStruct((m,), b.dtype)

@@ -220,13 +220,9 @@ def best_layouts(choices: list[Choice]) -> list[Choice]:
 
 
 def fitting(choices: list[Choice], csr: Csr, dtype: Any, max_bytes: float | None = None) -> list[Choice]:
-    """The `choices` that take at most `max_bytes` and fit the free memory, in their order.
+    """The `choices` that take at most `max_bytes` and fit the free memory, in their order, for what was ranked.
 
-    Args:
-      csr, dtype: what was ranked.
-
-    Raises:
-      TooLarge: none does. Says how much the smallest would take, and what would fit.
+    TooLarge: none does; the message names what the smallest would take, and what would fit.
     """
     free = memory.free()
     held = lambda c: c.nbytes + c.unread  # noqa: E731
@@ -253,11 +249,7 @@ def fitting(choices: list[Choice], csr: Csr, dtype: Any, max_bytes: float | None
 
 
 def store(choices: list[Choice], csr: Csr, target: Target) -> tuple[SparseMatrix, Choice]:
-    """The canonical `csr` in the first of `choices` that fits, and which that is.
-
-    Raises:
-      TooLarge: none does.
-    """
+    """The canonical `csr` in the first of `choices` that fits, and which that is. TooLarge: none does."""
     *others, last = fitting(choices, csr, target.dtype, target.max_bytes)
     for choice in others:
         with contextlib.suppress(building.TooLarge):  # where a size was estimated, too low

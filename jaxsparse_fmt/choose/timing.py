@@ -18,9 +18,9 @@ from jax import lax
 from jaxsparse_fmt.core.matrix import SparseMatrix
 
 IN_FLIGHT = 16  # results that are awaited together
-LOOP = 16  # products of a program for a GPU, where Python takes longer to call one than a small one takes
-SMALL = 32e6  # bytes that a product reads, below which it takes Python longer to call a program of so many too
-TRIPS = 8  # times so many products of a small matrix
+LOOP = 16  # products of a program for a GPU: Python takes longer to call a program than one small product takes
+SMALL = 32e6  # bytes that a product reads, below which Python takes longer than `LOOP` products
+TRIPS = 8  # times `LOOP` products of such a small matrix
 
 
 def seconds_per_product(A: SparseMatrix, x: jax.Array | None = None) -> float:
@@ -28,7 +28,7 @@ def seconds_per_product(A: SparseMatrix, x: jax.Array | None = None) -> float:
 
     On a GPU it times several products in a row, each dependent on the one before; if A is not square, by one number.
     """
-    with jax.disable_jit(False):  # what is timed is compiled, whatever the caller's switch
+    with jax.disable_jit(False):  # the product is compiled even where the caller has switched that off
         run, products = repeated(A, x)
         return median_seconds(run) / products
 
@@ -65,8 +65,7 @@ def _chain(trips: int, A: SparseMatrix, x: jax.Array) -> jax.Array:
 
 
 def median_seconds(run: Callable[[], Any], rounds: int = 7, seconds: float = 0.02) -> float:
-    """The median time of one `run()`, warmed up. A round makes as many as take `seconds`, so that
-    the wait for the device is shared among them."""
+    """The median time of one `run()`, warmed up; the calls of a round, which takes `seconds`, share one wait."""
     jax.block_until_ready(run())
     start = time.perf_counter()
     jax.block_until_ready(run())

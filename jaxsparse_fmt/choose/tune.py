@@ -40,13 +40,9 @@ LARGEST = 10_000_000  # bytes of the file
 
 
 def fastest(csr: Csr, target: Target) -> tuple[SparseMatrix, Choice]:
-    """The canonical `csr` in the format that the file names, or else in the fastest of those timed now.
+    """The canonical `csr` in the format that the file names, or in the fastest of those timed now, and that choice.
 
-    Returns:
-      The matrix, and the choice with the seconds that were measured.
-
-    Raises:
-      ValueError: no format fits `target.max_bytes` or the memory that is free.
+    ValueError: no format fits `target.max_bytes` or the free memory.
     """
     path, signature = answers_file(), _signature(csr, target)
     known = _read(path).get(signature)
@@ -118,7 +114,7 @@ def answers_file() -> Path:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The answers in the file by signature; nobody has checked them."""
+    """The answers in the file by signature, unchecked."""
     try:
         if not path.is_file() or path.stat().st_size > LARGEST:
             return {}

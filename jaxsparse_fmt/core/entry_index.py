@@ -164,11 +164,7 @@ def _canonical(row: Array, col: Array, entry: Array, nnz: int) -> Array:
 
 
 def checked(data: Any, nnz: int) -> Array:
-    """New entries, as floats.
-
-    Raises:
-      ValueError: another shape than [nnz].
-    """
+    """New entries, as floats. ValueError: another shape than [nnz]."""
     data = as_floating(data, "data")
     if data.shape != (nnz,):
         raise ValueError(f"data must have shape ({nnz},), one number an entry in canonical order; got {data.shape}")

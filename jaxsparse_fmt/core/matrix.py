@@ -341,11 +341,7 @@ class SparseMatrix(ScipyNames, Pattern):
 
 @standard_promotion
 def build(csr: Csr, name: str, target: Target, **layout: Any) -> SparseMatrix:
-    """The canonical `csr` in the format `name`, or in the one that "auto" or "tune" chooses; checks name and layout.
-
-    Raises:
-      ValueError: unknown format or layout option.
-    """
+    """The canonical `csr` in the format `name`, or in the one that "auto" or "tune" chooses; checks name and layout."""
     if name in CHOSEN:
         if layout:
             raise ValueError(f"format={name!r} chooses the layout itself; name a format to set {', '.join(layout)}")

@@ -146,11 +146,7 @@ class Operators:
 
 
 def _operations(operation: str = "", *others: Any) -> Any:
-    """The module that computes; it lies above, since it builds matrices of results.
-
-    Raises:
-      TypeError: an operand that is no matrix of this library.
-    """
+    """The module that computes, which lies above, since it builds matrices. TypeError: an operand of another kind."""
     for other in others:
         if not isinstance(other, Operators):
             raise TypeError(

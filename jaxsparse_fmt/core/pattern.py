@@ -98,11 +98,7 @@ class Pattern(abc.ABC):
         return bool(leaves) and not any(a.dtype == jax.dtypes.float0 for a in leaves if hasattr(a, "dtype"))
 
     def check_single(self) -> None:
-        """Refuses a stack of matrices.
-
-        Raises:
-          ValueError: `values` have more axes than that of the places.
-        """
+        """Raises ValueError for a stack of matrices."""
         if len(self.values.shape) != 1:
             raise ValueError(
                 f"this is a stack of matrices of shape {self.shape}: `values` have the shape {self.values.shape}, with "

@@ -68,21 +68,13 @@ class Distribution:
 
     @property
     def mesh_here(self) -> Any:
-        """The mesh for code that is traced here: the context's if there is one, else `mesh`.
-
-        Raises:
-          ValueError: the context's is another mesh.
-        """
+        """The mesh for code that is traced here: the context's if there is one, like `mesh`; else `mesh`."""
         self.check_context()
         here = jax.sharding.get_abstract_mesh()
         return self.mesh if here.empty else here
 
     def check_context(self) -> None:
-        """Refuses a context with another mesh.
-
-        Raises:
-          ValueError: the context has one.
-        """
+        """Raises ValueError in a context with another mesh."""
         here = jax.sharding.get_abstract_mesh()
         if not here.empty and here.shape_tuple != self.mesh.shape_tuple:
             raise ValueError(

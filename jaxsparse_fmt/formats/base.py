@@ -81,7 +81,7 @@ class ByRule(SparseMatrix):
 
     @property
     def dots(self) -> bool:
-        """Whether `product_dot` pays: not where rows are long, nor where a thread of two lanes shuffles them."""
+        """Whether `product_dot` pays: not where rows are long, nor where a thread shuffles the sums of two lanes."""
         short = 0 < self.n_stored < LAUNCH.long_rows * self.shape[0]
         return short and not isinstance(self.column, Delta)
 

@@ -20,11 +20,8 @@ A reproduction of its paper: `format="auto"` never takes it.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any, Self
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxsparse_fmt._types import Csr, Target
@@ -53,9 +50,7 @@ class BisectedGroups(ByRule):
     @classmethod
     def from_csr(cls, csr: Csr, target: Target) -> Self:
         rows = building.rows_of(csr, cls.window)
-        on_host = building.namespace(rows.lengths) is np
-        counts = WARP * (_columns(np, rows.lengths) if on_host else _columns_on_device(rows.lengths))
-        slice_ptr = building.pointers(counts)
+        slice_ptr = building.pointers(WARP * _columns(building.namespace(rows.lengths), rows.lengths))
         building.check_memory(cls.name, int(slice_ptr[-1]), csr, target)
         arrays = {"slice_ptr": slice_ptr}
         values, col_idx = building.fill(csr, rows, Bisected(csr.shape[0]), arrays, int(slice_ptr[-1]), target.dtype)
@@ -69,6 +64,7 @@ class BIELL(BisectedGroups):
     window = WARP
 
 
+@building.on_either()
 def _columns(xp: Any, lengths: Any) -> Any:
     """Columns of 32 places in every group of every warp, int32 [6·warps], from the sorted row lengths."""
     warps = xp.pad(lengths, (0, -lengths.shape[0] % WARP)).reshape(-1, WARP)
@@ -79,6 +75,3 @@ def _columns(xp: Any, lengths: Any) -> Any:
         columns.append((left + (1 << g) - 1) >> g)
         taken = taken + (columns[-1] << g)
     return xp.stack(columns, axis=1).reshape(-1)
-
-
-_columns_on_device = jax.jit(functools.partial(_columns, jnp))

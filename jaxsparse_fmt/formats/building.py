@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
@@ -56,6 +57,22 @@ def namespace(a: Any) -> Any:
     return np if isinstance(a, np.ndarray) else jnp
 
 
+def on_either(*static: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator for f(xp, ...): with NumPy f runs as it is, with jax.numpy as one compiled program.
+
+    Operation by operation, Python's calls would take longer than a GPU's work.
+
+    Args:
+      static: the numbers of further arguments that are static.
+    """
+
+    def decorate(f: Callable[..., Any]) -> Callable[..., Any]:
+        compiled = jax.jit(f, static_argnums=(0, *static))
+        return functools.wraps(f)(lambda xp, *args: (f if xp is np else compiled)(xp, *args))
+
+    return decorate
+
+
 def rows_of(csr: Csr, sigma: int | None = 1) -> Rows:
     """The rows, sorted by falling length inside windows of `sigma` rows, stably; None sorts all of them."""
     xp, n_rows = namespace(csr.indptr), csr.shape[0]
@@ -64,9 +81,10 @@ def rows_of(csr: Csr, sigma: int | None = 1) -> Rows:
         return Rows(lengths)
     window = max(n_rows if sigma is None else min(sigma, n_rows), 1)
     one_key = (n_rows // window + 1) * (Rows(lengths).longest + 1) < 2**31
-    return Rows(*(_sorted if xp is np else _sorted_on_device)(xp, lengths, window, one_key))
+    return Rows(*_sorted(xp, lengths, window, one_key))
 
 
+@on_either(3)
 def _sorted(xp: Any, lengths: Any, window: int, one_key: bool) -> tuple[Any, Any]:
     """The sorted lengths, and their order. A GPU sorts by one key several times faster than by two."""
     of_window, longest = xp.arange(lengths.shape[0], dtype=np.int32) // window, lengths.max(initial=0)
@@ -76,9 +94,6 @@ def _sorted(xp: Any, lengths: Any, window: int, one_key: bool) -> tuple[Any, Any
         perm = xp.lexsort((-lengths, of_window))
     perm = perm.astype(np.int32)
     return take(lengths, perm), perm
-
-
-_sorted_on_device = jax.jit(_sorted, static_argnums=(0, 3))
 
 
 def longest_by_slice(lengths: Any, slice_size: int) -> np.ndarray:
@@ -124,21 +139,13 @@ _taken = jax.jit(take)
 
 
 def check_bound(name: str, n: int) -> None:
-    """Refuses more rows, columns or entries than 32-bit indices address.
-
-    Raises:
-      ValueError: 2³¹ or more.
-    """
+    """Raises ValueError for more rows, columns or entries than 32-bit indices address."""
     if n >= 2**31:
         raise ValueError(f"{n} {name} exceed what 32-bit indices address, {2**31 - 1}; split the matrix")
 
 
 def check_addressable(n_stored: int) -> None:
-    """Refuses more places than 32-bit JAX can count.
-
-    Raises:
-      ValueError: 2³¹ places or more.
-    """
+    """Raises ValueError for more places than 32-bit JAX can count."""
     if n_stored >= 2**31 and not x64_enabled():
         raise ValueError(
             f"the format would store {n_stored} places, which needs 64-bit offsets; call "
@@ -236,8 +243,7 @@ def check_memory(
       cause: the reason for the storage's size, in words; None: the longest row.
 
     Raises:
-      TooLarge: names the bytes, CSR's bytes, and a format that fits. ValueError: 32-bit JAX cannot count so many
-        places.
+      TooLarge: names the bytes, CSR's bytes, and a format that fits.
     """
     itemsize, max_bytes = target.dtype.itemsize, target.max_bytes
     needed = int(n_stored * (itemsize + index))
@@ -265,13 +271,10 @@ def check_memory(
 
 
 def check_pointers(n: int, what: str, nnz: int, target: Target) -> None:
-    """Refuses a matrix most of whose rows, or columns, have no entries, before pointers to them are allocated.
+    """Raises TooLarge for a matrix most of whose rows or columns have no entries, before their pointers are allocated.
 
     Args:
       n, what: the number of rows or columns, and which of the two.
-
-    Raises:
-      TooLarge: names the bytes of the pointers.
     """
     pointers, entries, max_bytes = 4 * (n + 1), nnz * (target.dtype.itemsize + 4), target.max_bytes
     takes = f"pointers to {n} {what} would take {readable_bytes(pointers)}"
@@ -284,11 +287,7 @@ def check_pointers(n: int, what: str, nnz: int, target: Target) -> None:
 
 
 def check_free(needed: int, takes: str) -> None:
-    """Refuses more bytes than the memory can hold.
-
-    Raises:
-      TooLarge: begins with `takes`, a clause that names what takes them.
-    """
+    """Raises TooLarge, which begins with the clause `takes`, for more bytes than the memory can hold."""
     free = memory.free() if needed > SMALL_CHANGE else None
     if free is not None and needed > free:
         raise TooLarge(
@@ -298,11 +297,7 @@ def check_free(needed: int, takes: str) -> None:
 
 
 def positive(option: str, value: Any, unit: str = "row", least: int = 1) -> int:
-    """A layout option as an int.
-
-    Raises:
-      TypeError: no integer. ValueError: below `least`.
-    """
+    """A layout option as an int. TypeError: no integer. ValueError: below `least`."""
     units = "entries" if unit == "entry" else f"{unit}s"
     try:
         number = whole_number(option, value, None)
@@ -314,11 +309,7 @@ def positive(option: str, value: Any, unit: str = "row", least: int = 1) -> int:
 
 
 def slices(slice_size: Any, sigma: Any) -> tuple[int, int]:
-    """The layout options of a sliced format.
-
-    Raises:
-      ValueError: slice_size below 1, or sigma between 1 and slice_size, where sorting could not change a slice.
-    """
+    """The layout options of a sliced format. ValueError: not positive, or a sigma that would change no slice."""
     slice_size, sigma = positive("slice_size", slice_size), positive("sigma", sigma)
     if 1 < sigma < slice_size:
         raise ValueError(
@@ -329,11 +320,7 @@ def slices(slice_size: Any, sigma: Any) -> tuple[int, int]:
 
 
 def threads(value: Any, allowed: tuple[int, ...], n_rows: int) -> int:
-    """The layout option `threads_per_row`.
-
-    Raises:
-      ValueError: not one of `allowed`, or more threads in all than a kernel counts.
-    """
+    """The layout option `threads_per_row`. ValueError: not one of `allowed`, or more threads than a kernel counts."""
     try:
         number = whole_number("threads_per_row", value)
     except (TypeError, ValueError):

@@ -15,9 +15,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from jaxsparse_fmt._types import Csr, Target, index_dtype
@@ -63,15 +61,12 @@ class COO(SparseMatrix):
     @classmethod
     def from_csr(cls, csr: Csr, target: Target) -> Self:
         building.check_memory(cls.name, csr.nnz, csr, target, index=8)
-        values, col_idx, row_ptr = building.csr_arrays(csr, target.dtype)
-        if building.namespace(csr.data) is np:
-            row_idx = expand_ptr(np, csr.indptr, csr.nnz)
-        else:
-            row_idx = _rows_on_device(jnp, row_ptr, csr.nnz)
+        values, col_idx, _ = building.csr_arrays(csr, target.dtype)
+        row_idx = _rows(building.namespace(csr.data), csr.indptr, csr.nnz)
         return building.made(cls, csr, target, values, row_idx=row_idx, col_idx=col_idx)
 
 
-_rows_on_device = jax.jit(expand_ptr, static_argnums=(0, 2))
+_rows = building.on_either(2)(expand_ptr)
 
 
 def row_pointers(row: Array, n_rows: int) -> Array:

@@ -10,7 +10,7 @@ cross-platform sparse matrix-vector multiplication", ICS 2015).
 
 Tiles of `lanes` × `entries` places, stored entry by entry; every lane takes the next `entries` of CSR's order. A mark
 in the highest bit of an index, ' here, ends a row; a row without entries has one place, for its mark. The second lane
-takes 4 and 5 and so begins in row 2, which began in a lane before: hence −1 − 2 in `lane_row`, and one hop.
+takes 4 and 5, and so begins in row 2, which began in an earlier lane: hence −1 − 2 in `lane_row`, and one hop.
 
 All threads do the same work, so that uneven rows cost no time. A block works on neighbouring rows, so that the part of
 x that it reads stays in the L1 cache. `kernels/csr5.py` describes how the kernel separates the sums of rows without
@@ -61,10 +61,10 @@ from jaxsparse_fmt.kernels.layout.tiles import NARROW_PADDING, WIDE_MARK, Tiles
 # The row behind the last one, as the tile before holds the rows up to there; and padding in 16 bits.
 LaneRow = Annotated[Array, fill(lambda A: A.shape[0] + A.n_pieces)]
 MarkedDelta = Annotated[Array, fill(lambda A: NARROW_PADDING)]
-HOT_BYTES = 2**18  # of x that a product gathers first; the L1 cache of an H100 or H200 holds so many
+HOT_BYTES = 2**18  # of x that a product gathers first: as many as the L1 cache of an H100 or H200 holds
 SMALL_X = 2**20  # bytes of x, below which neither hot columns nor kept sums pay
-# Of an entry's x, from which sums that are kept do not take an L1 cache that is needed. By hand on an H200: 0.9 to 1.0
-# of the time of sums written one by one from 0.40 on, but 2.3 times as much at 0.05, where all of x could be there.
+# Misses of an entry's x from which the L1 cache can spare the memory of kept sums. By hand on an H200: 0.9 to 1.0 of
+# the time of sums written one by one from 0.40 on, but 2.3 times as much at 0.05, where all of x could be there.
 KEPT_MISSES = 0.35
 KEPT_ROWS = LAUNCH.most_kept * 2 // 3  # mean rows of a tile, so that hardly any tile has too many
 NOT_OF_TILES = ("values", "long_rows", "piece_ptr", "col_order")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -78,24 +77,25 @@ def segments_of(csr: Csr, tile_shape: tuple[int, int]) -> Segments:
     xp, (lanes, depth) = building.namespace(csr.indptr), tile_shape
     if csr.shape[0] == 0:
         return Segments(xp.zeros(0, np.int32), None, None, 0, 0, 0)
-    count, lay = (_counted, _laid) if xp is np else (_counted_on_device, _laid_on_device)
-    longest, last, empty = map(int, np.asarray(count(xp, csr.indptr)))
+    longest, last, empty = map(int, np.asarray(_counted(xp, csr.indptr)))
     most, fits = lanes * depth // CUT, longest <= min(MOST_HOPS * depth, lanes * depth // MOST_PART)
     pieces = None if fits else long_rows.pieces_beyond(csr, most, most)
     total = csr.nnz + empty
     if pieces is None:
-        lengths, source, real = lay(xp, csr.indptr, max(longest, 1))
+        lengths, source, real = _laid(xp, csr.indptr, max(longest, 1))
         return Segments(lengths, source, real, max(longest, 1), max(last, 1), total)
-    lengths, source, real = lay(xp, csr.indptr, most, pieces.lengths, pieces.source)
+    lengths, source, real = _laid(xp, csr.indptr, most, pieces.lengths, pieces.source)
     return Segments(lengths, source, real, most, pieces.last, total, pieces.rows, pieces.piece_ptr)
 
 
+@building.on_either()
 def _counted(xp: Any, indptr: Any) -> Any:
     """The entries of the longest and of the last row, and the number of rows without entries."""
     lengths = xp.diff(indptr)
     return xp.stack([lengths.max(), lengths[-1], (lengths == 0).sum(dtype=indptr.dtype)])
 
 
+@building.on_either()
 def _laid(xp: Any, indptr: Any, most: int, *of_pieces: Any) -> tuple[Any, Any, Any]:
     """`lengths`, `source` and `real` of the rows, cut at `most`, and of the pieces behind them."""
     lengths = xp.diff(indptr).astype(np.int32)
@@ -106,28 +106,21 @@ def _laid(xp: Any, indptr: Any, most: int, *of_pieces: Any) -> tuple[Any, Any, A
     return tuple(xp.concatenate(pair) for pair in zip(own, behind, strict=True))
 
 
-_counted_on_device = jax.jit(_counted, static_argnums=0)
-_laid_on_device = jax.jit(_laid, static_argnums=0)
-
-
 def hot_first(csr: Csr, hot: int) -> tuple[Any, Csr]:
     """`col_order`, and the matrix with its columns in that order; None where no column is hot."""
     if hot == 0:
         return None, csr
-    xp = building.namespace(csr.indices)
-    order, indices = (_by_use if xp is np else _by_use_on_device)(xp, csr.indices, csr.shape[1], hot)
+    order, indices = _by_use(building.namespace(csr.indices), csr.indices, csr.shape[1], hot)
     return order, CsrArrays(csr.data, indices, csr.indptr, csr.shape)
 
 
+@building.on_either(2, 3)
 def _by_use(xp: Any, indices: Any, n_cols: int, hot: int) -> tuple[Any, Any]:
     """The order of the columns, the `hot` most used first, and the indices in that order."""
     used = np.bincount(indices, minlength=n_cols) if xp is np else jnp.bincount(indices, length=n_cols)
     by_use = xp.argsort(-used, stable=True)
     order = xp.concatenate([by_use[:hot], xp.sort(by_use[hot:])]).astype(np.int32)
     return order, take(xp.argsort(order).astype(np.int32), indices)
-
-
-_by_use_on_device = jax.jit(_by_use, static_argnums=(0, 2, 3))
 
 
 def arrays_of(
@@ -141,8 +134,7 @@ def arrays_of(
         return np.zeros(0, dtype), 0, {"lane_row": nothing, "hops": nothing, "marked_col": nothing, **none}
     if csr.nnz == 0:  # an entry to read where rows have none
         csr = CsrArrays(xp.zeros(1, dtype), xp.zeros(1, np.int32), csr.indptr, csr.shape)
-    deal = _dealt if xp is np else _dealt_on_device
-    values, col, last, lane_row, hops, most_rows = deal(xp, csr, segments, n_tiles, shape, dtype)
+    values, col, last, lane_row, hops, most_rows = _dealt(xp, csr, segments, n_tiles, shape, dtype)
     index = _narrowed(xp, col, last, n_tiles, csr.shape[1])
     return values, most_rows, {"lane_row": lane_row, "hops": hops, **index}
 
@@ -153,6 +145,7 @@ def rounded(n: int) -> int:
     return power // 4 * 3 if n <= power // 4 * 3 else power
 
 
+@building.on_either(3, 4, 5)
 def _dealt(xp: Any, csr: Csr, segments: Segments, n_tiles: int, shape: tuple[int, int], dtype: np.dtype) -> Any:
     """The entry of every place.
 
@@ -199,13 +192,9 @@ def _dealt(xp: Any, csr: Csr, segments: Segments, n_tiles: int, shape: tuple[int
     return values, col, last, lane_row, hops, xp.diff(first_row, append=n).max()
 
 
-_dealt_on_device = jax.jit(_dealt, static_argnums=(0, 3, 4, 5))
-
-
 def _narrowed(xp: Any, col: Any, last: Any, n_tiles: int, n_cols: int) -> dict[str, Any]:
     """The columns with their marks; a tile whose columns fit stores them in 16 bits above its least column."""
-    mark = _marked if xp is np else _marked_on_device
-    wide, delta, base, fits = mark(xp, col, last, n_tiles, n_cols)
+    wide, delta, base, fits = _marked(xp, col, last, n_tiles, n_cols)
     fits = np.asarray(fits)
     if fits.all():
         return {"marked_delta": delta, "col_base": base, "marked_col": None, "index_start": None}
@@ -218,6 +207,7 @@ def _narrowed(xp: Any, col: Any, last: Any, n_tiles: int, n_cols: int) -> dict[s
     return {"marked_delta": narrow, "col_base": base, "marked_col": rest, "index_start": start}
 
 
+@building.on_either(3, 4)
 def _marked(xp: Any, col: Any, last: Any, n_tiles: int, n_cols: int) -> tuple[Any, Any, Any, Any]:
     """[n_stored] columns -> marked; as marked differences; [n_tiles] their bases; and whether those fit."""
     col, last = col.reshape(n_tiles, -1), last.reshape(n_tiles, -1)
@@ -229,6 +219,3 @@ def _marked(xp: Any, col: Any, last: Any, n_tiles: int, n_cols: int) -> tuple[An
     delta = xp.where(live, difference, NARROW_PADDING) | last * np.int32(MARK)
     wide = xp.where(last, col | np.int32(WIDE_MARK), col)
     return wide.reshape(-1), delta.astype(np.uint16).reshape(-1), base, fits
-
-
-_marked_on_device = jax.jit(_marked, static_argnums=(0, 3, 4))

@@ -123,7 +123,7 @@ def _on_host(csr: Csr, target: Target, name: str):
 def _on_device(csr: Csr, target: Target, name: str):
     """As `arrays_of`; None where the host must do it.
 
-    It first tries the diagonals of some rows. These are mostly all diagonals, and then no pass over the entries is due.
+    It first tries the diagonals of some rows. Mostly these are all diagonals, and no pass over the entries is needed.
     """
     n_rows = csr.shape[0]
     some = [np.linspace(0, n_rows - 1, SOME_ROWS).astype(np.int32)] if n_rows > SOME_ROWS else []

@@ -1,7 +1,7 @@
 """The size of a storage in bytes, places and threads' steps, counted before anything is stored.
 
-Every format that `format="auto"` may take yields a `Storage` for each layout worth a look, from `footprints` beside its
-`from_csr`; `choose/ranking.py` turns these into seconds.
+Every format that `format="auto"` may take yields a `Storage` for each layout that may be fast, from `footprints` beside
+its `from_csr`; `choose/ranking.py` turns these into seconds.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class Storage:
       rows: of a slice.
       rate: key of the ranking's table of speeds; empty: the format's name.
       walked: places that XLA passes by columns, all slices to the end of the longest; None: `places`.
-      idle: places that the GPU's threads pass over to keep step with others, where that moves no bytes.
+      idle: places over which the GPU's threads wait for others, where that moves no bytes.
       by_columns: whether XLA goes by columns (`kernels/spmv_reference.py`).
       sorted: by length, in windows.
-      misses: of an entry's x in the L1 cache, 0 to 1; before the ranking has counted, the fraction that is left.
+      misses: of the L1 cache for an entry's x, 0 to 1; as `footprints` yields it, the factor on the pattern's misses.
       written: rows that are written one by one, when their sums are complete.
       hops: of all tiles of CSR5, scaled to tiles of 512 lanes, since more of the smaller tiles run at once.
       copied: numbers of x that a separate kernel copies into another order before the product.
@@ -134,7 +134,7 @@ class PatternCounts:
 
     @functools.cached_property
     def slices(self) -> list[tuple[int, int, np.ndarray]]:
-        """Slice sizes and sort windows worth a look, each with the longest row of every slice."""
+        """Slice sizes and sort windows that may be fast, each with the longest row of every slice."""
         n_rows = self.csr.shape[0]
         uneven = traffic.sliced_places(self.lengths, 128) > WORTH_SORTING * self.csr.nnz
         worth = [(min(C, max(n_rows, 1)), sigma) for C, sigma in SLICES[self.platform]]

@@ -20,7 +20,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Self
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -166,14 +165,14 @@ class Pieces:
 def pieces_beyond(csr: Csr, width: int, most: int) -> Pieces | None:
     """The entries of each row after its first `width`, `most` a piece; None where no row is longer."""
     xp = building.namespace(csr.indptr)
-    count, cut = (_counted, _cut) if xp is np else (_counted_on_device, _cut_on_device)
-    n_long, n_pieces, entries, of_last = map(int, np.asarray(count(xp, csr.indptr, width, most)))
+    n_long, n_pieces, entries, of_last = map(int, np.asarray(_counted(xp, csr.indptr, width, most)))
     if n_long == 0:
         return None
-    rows, piece_ptr, lengths, source = cut(xp, csr.indptr, width, most, n_long, n_pieces)
+    rows, piece_ptr, lengths, source = _cut(xp, csr.indptr, width, most, n_long, n_pieces)
     return Pieces(rows, piece_ptr, lengths, source, entries, (of_last - 1) % most + 1)
 
 
+@building.on_either()
 def _counted(xp: Any, indptr: Any, width: int, most: int) -> Any:
     """The numbers of long rows, of their pieces, of entries in all pieces, and of entries in the last row's pieces."""
     rest = xp.maximum(xp.diff(indptr) - width, 0)
@@ -182,6 +181,7 @@ def _counted(xp: Any, indptr: Any, width: int, most: int) -> Any:
     return xp.stack([*sums, rest[last]]) if rest.shape[0] else xp.zeros(4, indptr.dtype)
 
 
+@building.on_either(4, 5)
 def _cut(xp: Any, indptr: Any, width: int, most: int, n_long: int, n_pieces: int) -> tuple[Any, Any, Any, Any]:
     rest = xp.diff(indptr) - width
     if xp is np:
@@ -197,18 +197,13 @@ def _cut(xp: Any, indptr: Any, width: int, most: int, n_long: int, n_pieces: int
     return rows.astype(np.int32), piece_ptr, lengths, (indptr[rows][owner] + width + before).astype(indptr.dtype)
 
 
-# One program each: operation by operation, Python's calls take longer than the GPU's work.
-_counted_on_device = jax.jit(_counted, static_argnums=0)
-_cut_on_device = jax.jit(_cut, static_argnums=(0, 4, 5))
-
-
 def tail_of(csr: Csr, width: int, dtype: Any) -> tuple[Any, dict[str, Any]]:
     """The values of the entries of rows beyond `width`, and the arrays of the tail (None without a tail)."""
     xp, pieces = building.namespace(csr.data), pieces_beyond(csr, width, PIECE)
     if pieces is None:
         return xp.zeros(0, dtype), dict.fromkeys(TAIL)
-    gather, of_pieces = _gathered if xp is np else _gathered_on_device, (pieces.lengths, pieces.source)
-    values, col, ptr = gather(xp, csr.data, csr.indices, *of_pieces, pieces.entries, np.dtype(dtype))
+    of_pieces = pieces.lengths, pieces.source, pieces.entries
+    values, col, ptr = _gathered(xp, csr.data, csr.indices, *of_pieces, np.dtype(dtype))
     piece_ptr = None if pieces.lengths.shape == pieces.rows.shape else pieces.piece_ptr
     return values, {"tail_ptr": ptr, "tail_col": col, "tail_rows": pieces.rows, "piece_ptr": piece_ptr}
 
@@ -219,6 +214,7 @@ def with_tail(values: Any, csr: Csr, width: int) -> tuple[Any, dict[str, Any]]:
     return building.namespace(tail).concatenate([values, tail]) if tail.size else values, arrays
 
 
+@building.on_either(5, 6)
 def _gathered(xp: Any, data, indices, lengths, source, n_tail: int, dtype) -> tuple[Any, Any, Any]:
     """Values and columns of the pieces, one behind the other, and the place where each piece begins."""
     index = index_dtype(n_tail)
@@ -226,6 +222,3 @@ def _gathered(xp: Any, data, indices, lengths, source, n_tail: int, dtype) -> tu
     piece = expand_ptr(xp, ptr, n_tail)
     at = source[piece] + (xp.arange(n_tail, dtype=index) - ptr[piece]).astype(source.dtype)
     return take(data, at).astype(dtype), take(indices, at).astype(np.int32), ptr
-
-
-_gathered_on_device = jax.jit(_gathered, static_argnums=(0, 5, 6))

@@ -54,13 +54,9 @@ class Paired(SparseMatrix):
 
     @classmethod
     def from_csr(cls, csr: Csr, *, A: SparseMatrix, across: Callable[[Csr], SparseMatrix]) -> Self:
-        """`A`, which stores `csr`, paired with a storage of its transpose.
+        """`A`, which stores `csr`, paired with the storage `across(csr.T)` of its transpose.
 
-        Args:
-          across: stores a CSR matrix in the format of the transpose.
-
-        Raises:
-          TooLarge: as `across` does; the message names the transpose.
+        TooLarge: as `across` raises it; the message names the transpose.
         """
         A, csr = A.unshared, building.on_host(csr)
         numbers = np.arange(csr.nnz, dtype=index_dtype(csr.nnz))

@@ -36,17 +36,9 @@ Array = jax.Array
 
 
 def order_of(csr: Csr, reorder: Any) -> np.ndarray:
-    """The permutation of the user's `reorder`: place k gets unknown perm[k].
+    """The permutation [n] int64 of the user's `reorder`, "rcm" or a permutation: place k gets unknown perm[k].
 
-    Args:
-      csr: canonical CSR on the host.
-      reorder: "rcm", or the permutation [n].
-
-    Returns:
-      [n] int64.
-
-    Raises:
-      ValueError: a matrix that is not square, another word, or numbers that are no permutation. TypeError: no integers.
+    ValueError: a matrix that is not square, another word, or numbers that are no permutation. TypeError: no integers.
     """
     rows, cols = csr.shape
     if isinstance(reorder, str) and reorder != "rcm":
@@ -128,12 +120,7 @@ class Reordered(SparseMatrix):
 
     @classmethod
     def from_csr(cls, csr: Csr, *, perm: np.ndarray, store: Callable[[Csr], SparseMatrix]) -> Self:
-        """The canonical `csr` on the host, its unknowns in the order `perm`.
-
-        Args:
-          perm: [n] int64, a permutation.
-          store: makes a matrix of a format from the reordered CSR matrix.
-        """
+        """The canonical `csr` with its unknowns in the order `perm` [n]; `store` stores the reordered CSR."""
         moved, entry = permuted(csr, perm)
         A = store(moved)
         longest = np.diff(csr.indptr).max(initial=1)

@@ -27,7 +27,6 @@ import math
 from collections.abc import Iterator
 from typing import Annotated, Any, Self
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -167,9 +166,7 @@ def best_cut(csr: Csr, widths: np.ndarray, C: int) -> int:
 
 def _narrow(col_idx: Array, slice_ptr: Any, widths: np.ndarray, C: int, n_cols: int) -> dict[str, Any]:
     """The index arrays, with `col_idx` [n_main] as differences in the slices all of whose chunks fit 16 bits."""
-    on_host = isinstance(slice_ptr, np.ndarray)
-    xp, find = (np, _differences) if on_host else (jnp, _differences_on_device)
-    base, delta, wide, n_wide = find(xp, col_idx, slice_ptr, C, n_cols)
+    base, delta, wide, n_wide = _differences(building.namespace(slice_ptr), col_idx, slice_ptr, C, n_cols)
     n_wide = int(n_wide)
     if n_wide == 0:
         return {"delta": delta, "col_idx": None, "index_start": None, "col_base": base}
@@ -187,6 +184,7 @@ def _narrow(col_idx: Array, slice_ptr: Any, widths: np.ndarray, C: int, n_cols: 
     }
 
 
+@building.on_either(3, 4)
 def _differences(xp: Any, col_idx: Any, slice_ptr: Any, C: int, n_cols: int) -> tuple[Any, Any, Any, Any]:
     """The least column of every chunk, the differences to it [n_main], which slices are wide, and their chunks' number.
 
@@ -202,6 +200,3 @@ def _differences(xp: Any, col_idx: Any, slice_ptr: Any, C: int, n_cols: int) -> 
     wide = take(before, chunks[1:]) > take(before, chunks[:-1])
     n_wide = xp.sum(xp.where(wide, xp.diff(chunks), 0))
     return base, (delta * live + PADDING * ~live).astype(np.uint16).reshape(-1), wide, n_wide
-
-
-_differences_on_device = jax.jit(_differences, static_argnums=(0, 3, 4))

@@ -26,13 +26,12 @@ def holstein_hubbard(
         H = -t Σ (c†ᵢσ cⱼσ + c†ⱼσ cᵢσ) + U Σ nᵢ↑ nᵢ↓ + ω Σ b†ᵢ bᵢ - g ω Σ (b†ᵢ + bᵢ) (nᵢ↑ + nᵢ↓)
               neighbours i, j; σ = ↑ ↓
 
-    with ħ = 1, so that H has the unit of its energies t, U and omega. Site i's phonons are taken
-    to the chain's normal modes, bᵢ = Σ_q Q_iq b_q with Q_iq = (cos θ + sin θ)/√sites and θ = 2π·i·q/sites:
-    real Fourier modes, all of the sites' frequency. Mode q = 0 couples only to the
-    number of electrons N. It is left out, since it is a displaced oscillator that only adds ω·b†b - g²ω·N²/sites
-    to H. Of the other sites - 1 modes, those states are kept that hold at most `phonons` phonons
-    between them (Jeckelmann and Fehske, Exact numerical methods for electron-phonon problems,
-    arXiv:cond-mat/0510637).
+    with ħ = 1, so that H has the unit of its energies t, U and omega. The phonons are those of the chain's
+    normal modes, bᵢ = Σ_q Q_iq b_q with Q_iq = (cos θ + sin θ)/√sites and θ = 2π·i·q/sites: real Fourier
+    modes, which all have the sites' frequency. Mode q = 0 couples only to the number of electrons N. It is
+    left out, since it is a displaced oscillator that only adds ω·b†b - g²ω·N²/sites to H. The states of the
+    other sites - 1 modes are those with at most `phonons` phonons in all (Jeckelmann and Fehske, Exact
+    numerical methods for electron-phonon problems, arXiv:cond-mat/0510637).
 
     The rows are electrons ⊗ phonons, and the electrons ↑ ⊗ ↓, the last running fastest: electron
     states by the number whose bit i is site i's occupation, phonon states in lexicographic order.

@@ -14,9 +14,9 @@ from jaxsparse_fmt._types import whole_number
 def adaptive_poisson(n: int, levels: int = 3, bodies: int = 10, seed: int = 0) -> sp.csr_array:
     """The negative Laplacian on cubes that shrink towards the surfaces of random balls: 4 to 25 entries in a row.
 
-    n³ cubes fill a cube with u = 0 outside. A cube whose centre is within 5/3 of its edge of a
-    surface is split into eight, `levels` times over. Finite volumes: -area/distance of the centres
-    for two cubes that share a face, and their sum on the diagonal, in units of the smallest edge.
+    n³ cubes fill a cube with u = 0 outside. A cube whose centre is nearer to a surface than 5/3 of its
+    edge is split into eight, `levels` times. Finite volumes, in units of the smallest edge: two cubes that
+    share a face have the entry -area / (distance of their centres), and the diagonal holds the sums.
     Cubes are numbered along Morton's curve; without levels this is `poisson(n)` so renumbered.
     Symmetric positive definite, with no entry above 0 outside the diagonal.
 
@@ -111,18 +111,18 @@ def _morton(points: np.ndarray, extent: int) -> np.ndarray:
 def cfd(n: int, block_size: int = 5, neighbours: float = 62.0, spread: float = 0.1, seed: int = 0) -> sp.csr_array:
     """A flow Jacobian on scattered points: dense blocks, one for each point and each of its neighbours.
 
-    n³ points stand off a lattice, by 5% of its spacing along each axis (standard deviation). Each has
-    a reach, lognormal with deviation `spread`, and the round(n³·neighbours/2) pairs that are closest
-    in units of their mean reach are neighbours of each other. Values off the diagonal are uniform in
-    [-1, 0), and every row sums to 1, like an implicit time step that leaves a uniform flow alone: a
-    nonsymmetric M-matrix, strictly diagonally dominant.
+    n³ points lie near those of a lattice, off by 5% of its spacing along each axis (standard deviation).
+    Each has a reach, lognormal with deviation `spread`. The round(n³·neighbours/2) pairs that are closest
+    in units of their mean reach are neighbours. Values off the diagonal are uniform in [-1, 0), and every
+    row sums to 1, as in an implicit time step that does not change a uniform flow: an unsymmetric
+    M-matrix, strictly diagonally dominant.
 
     Shaped after the blocks and row lengths of the DLR matrices (Kreutzer et al. 2012, §I-C and
     Fig. 3), not after their equations. The defaults are for DLR2: dense 5 × 5 blocks, 63 to a row on
-    average, and `spread` set so that pJDS saves 44% to 57% of ELLPACK's places, by seed and size (48.0%
-    there). `cfd(20, 6, 23, spread=0)` is for DLR1: 6 × 6 blocks, 24 to a row, three rows in four within a
-    fifth of the longest, and 17% saved (17.5%). Its few shortest, in the corners of the lattice, are shorter
-    than DLR1's.
+    average, and a `spread` with which pJDS saves 44% to 57% of ELLPACK's places, by seed and size (48.0%
+    in the paper). `cfd(20, 6, 23, spread=0)` is for DLR1: 6 × 6 blocks, 24 to a row, 80% of the longest row
+    or more in three rows of four, and 17% saved (17.5%). Its few shortest rows, in the corners of the
+    lattice, are shorter than DLR1's.
 
     Args:
         n: points along each axis of the lattice.

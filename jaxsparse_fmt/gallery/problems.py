@@ -170,8 +170,8 @@ def power_law(n: int, mean: float = 16.0, exponent: float = 2.5, seed: int = 0) 
 
     Row i and column j are drawn in proportion to w_i·w_j, w the weights i**(-1/(exponent - 1)) of
     Chung and Lu (Annals of Combinatorics 6, 2002) in random order, until round(n·mean) different
-    places are found; then P(length ≥ k) falls like k**(1 - exponent). A node that many rows point
-    to also has a long row. Values are uniform in (0, 1].
+    places are found; then P(length ≥ k) falls like k**(1 - exponent). Where a column is long, the row of
+    that number is long too. Values are uniform in (0, 1].
 
     Args:
         n: rows and columns.
@@ -206,9 +206,8 @@ def power_law(n: int, mean: float = 16.0, exponent: float = 2.5, seed: int = 0) 
 def irregular(n: int, mean: float = 14.0, spread: int = 50_000, sigma: float = 0.6, seed: int = 0) -> sp.csr_array:
     """A random n × n matrix with lognormal row lengths near the diagonal, like an adaptive mesh.
 
-    The columns of a row are drawn one from each of as many equal parts of the window
-    [row - spread, row + spread] as it has entries, so none comes twice. Values are uniform in
-    (0, 1].
+    The window [row - spread, row + spread] of a row has as many equal parts as the row has entries,
+    and each part gives one column, drawn at random: none occurs twice. Values are uniform in (0, 1].
 
     Args:
         n: rows and columns.

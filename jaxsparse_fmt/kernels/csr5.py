@@ -1,13 +1,13 @@
 """Kernel and reference of CSR5, whose storage `layout/tiles.py` describes: one block a tile.
 
-A row that goes on in further lanes is added up, in order, by the lane in which it begins: every lane leaves the sum of
-what it has of an earlier lane's row in `heads`. A row never leaves its tile, so every run gives the same bits. The
-kernel stores each sum in y when it is complete, or keeps sums in shared memory (`kept_rows`) and writes them together.
+Every lane stores in `heads` its sum of the row that began in an earlier lane. The lane in which that row began adds up
+these sums, in order. A row never leaves its tile, so every run gives the same bits. The kernel stores each sum in y
+when it is complete, or keeps the sums in shared memory (`kept_rows`) and writes them together.
 
     values      [b, n_stored]
     x           [b, n_cols, p]
     y, pieces   [b, n_rows − n_pieces, p], [b, n_pieces, p]: the last rows may be pieces of others, whose sums the
-                caller adds; cut out of one array, y would be copied
+                caller adds; two arrays, since y would be a copy of a part of one
 
 Traffic of a product, bytes: n_stored·(value + index) + 4·n_tiles·lanes + x + y, and heads: n_stored / entries numbers
 for each column of x, of the dtype of sums, written once and read where rows go on, in shared memory if there is any. A
@@ -36,7 +36,7 @@ from jaxsparse_fmt.kernels.row_kernels import supported
 
 Array = jax.Array
 
-HOPS = 4  # lanes further on that a lane asks together whether its row goes on there; one where sums are wide
+HOPS = 4  # further lanes that a lane examines at once for the rest of its row; one where sums are wide
 
 
 def product(

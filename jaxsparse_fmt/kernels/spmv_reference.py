@@ -19,7 +19,7 @@ from jaxsparse_fmt.kernels.layout.rule import Rule
 
 Array = jax.Array
 
-# Columns that one pass adds. With one column a pass would read and write y for each: 16 bytes beside 20 (f64).
+# Columns that one pass adds. With one, every pass would read and write y: 16 bytes an entry beside 20 (f64).
 UNROLL = 4
 
 

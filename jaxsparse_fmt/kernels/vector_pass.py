@@ -1,8 +1,8 @@
 """One pass over vectors: new vectors and sums from old ones, number by number, in one kernel.
 
-Beside its products a Krylov method makes a few such passes; on a GPU their time is their traffic and their number. XLA
-alone fuses otherwise: it computes a residual twice rather than store it, and gives every reduction and every few
-scalars a kernel of its own. Here the author of a pass decides what one kernel computes:
+Beside its products a Krylov method makes a few such passes; on a GPU each takes the time of its traffic and of a
+launch. XLA alone computes a residual twice rather than store it, and makes a kernel of every reduction and of every few
+scalars. Here the author of a pass decides what one kernel computes:
 
     numbers     scalars, or [m] partial sums, which every block adds up for itself
     scalars     of `prepare(*numbers)`, computed by every block alike, returned once
@@ -40,12 +40,12 @@ class Pass(NamedTuple):
     each: Callable[..., tuple[tuple[Any, ...], tuple[tuple[Any, Any], ...]]]
 
 
-# Partial sums that a block leaves of each sum: the warps of a Mosaic block.
+# Partial sums of each sum that a block stores: one for each warp of a Mosaic block.
 PARTS = tuning.LAUNCH.rows // tuning.LAUNCH.warp
 
 
 def parts(n: int) -> int:
-    """The partial sums that a pass over vectors of n leaves of each sum."""
+    """The number of partial sums of each sum that a pass over vectors of n stores."""
     return PARTS * min(-(-n // tuning.LAUNCH.sweep_rows), tuning.LAUNCH.sweep_blocks)
 
 

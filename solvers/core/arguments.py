@@ -41,11 +41,7 @@ class Ravel:
     shapes: tuple[tuple[int, ...], ...]
 
     def vector(self, a: Any, name: str) -> Array:
-        """The leaves of `a` as one vector [n].
-
-        Raises:
-          ValueError: `a` has another structure or other shapes.
-        """
+        """The leaves of `a` as one vector [n]. ValueError: another structure or other shapes."""
         leaves, tree = jax.tree.flatten(a)
         if (tree, tuple(map(jnp.shape, leaves))) != (self.tree, self.shapes):
             like = jax.tree.unflatten(self.tree, self.shapes)
@@ -77,8 +73,7 @@ class Raveled:
 def ravel(b: Any, A: Any) -> Ravel | None:
     """The map from the unknowns of one system to a vector; None where b is a vector, or several as columns.
 
-    Raises:
-      TypeError: b is a pytree and A is not a function.
+    TypeError: b is a pytree and A is not a function.
     """
     if isinstance(b, jax.Array) and not is_function(A):
         return None
@@ -102,8 +97,7 @@ def unknowns(A: Any, b: Any) -> int:
 def vectors(a: Any, name: str) -> Array:
     """`a` as a vector, or several as columns, of floats or complex numbers.
 
-    Raises:
-      ValueError: neither one- nor two-dimensional. TypeError: not numeric.
+    ValueError: neither one- nor two-dimensional. TypeError: not numeric.
     """
     known = isinstance(a, jax.Array) and jax.dtypes.canonicalize_dtype(a.dtype, allow_extended_dtype=True) == a.dtype
     a = a if known else owned(a)  # which takes 30 µs
@@ -113,11 +107,7 @@ def vectors(a: Any, name: str) -> Array:
 
 
 def nonempty(a: Any, name: str, needs: str) -> Array:
-    """`a` as `vectors` returns it.
-
-    Raises:
-      TypeError: `a` is a pytree. ValueError: it is empty, while the solver `needs` more.
-    """
+    """`a` as `vectors` returns it. TypeError: a pytree. ValueError: empty, while the solver `needs` more."""
     leaves = jax.tree.leaves(a)
     is_list = isinstance(a, (list, tuple)) and leaves and not any(hasattr(leaf, "dtype") for leaf in leaves)
     if not is_list and not jax.tree_util.all_leaves([a]):
@@ -132,7 +122,7 @@ def nonempty(a: Any, name: str, needs: str) -> Array:
 
 
 def eigenpair_count(k: Any, n: int) -> int:
-    """A number of eigenpairs from 1 to n − 1. Raises TypeError, ValueError: it is not."""
+    """A number of eigenpairs from 1 to n − 1."""
     if (k := int_at_least(k, "k", 1)) >= n:
         raise ValueError(f"k must be below n = {n}; got {k}. For all eigenpairs take jnp.linalg.eigh of a dense array")
     return k
@@ -151,10 +141,7 @@ def vector(a: Any, name: str) -> Array:
 
 def linear_map(A: Any, n: int, name: str) -> Any:
     """A itself where it is a pytree with a shape and `@`; for an M of shape (n,) the matrix with that diagonal;
-    otherwise a function v -> A·v.
-
-    Raises:
-      TypeError: neither a function nor something with a shape and `@`. ValueError: not square, or not of b's size.
+    otherwise a function v -> A·v. ValueError: not square, or not of b's size. TypeError: none of these.
     """
     shape = getattr(A, "shape", None)
     if shape is None:
@@ -206,8 +193,7 @@ def in_basis(A: Any) -> tuple[Any, Basis]:
 def preconditioner(M: Any, like: Any, cure: str = "make b complex") -> Any:
     """M as `linear_map` returns it, for vectors like `like`; None unchanged.
 
-    Raises:
-      TypeError, ValueError: as `linear_map`; M·r is complex and `like` is not, for which the message advises `cure`.
+    TypeError, which advises `cure`: M·r is complex and `like` is not.
     """
     if M is None:
         return None
@@ -219,11 +205,7 @@ def preconditioner(M: Any, like: Any, cure: str = "make b complex") -> Any:
 
 
 def result_dtype(A: Any, v: Array, name: str) -> Any:
-    """The dtype of A·v.
-
-    Raises:
-      ValueError: A·v does not have v's shape.
-    """
+    """The dtype of A·v. ValueError: A·v does not have v's shape."""
     if hasattr(A, "dtype") and hasattr(A, "shape"):
         return promoted(A.dtype, v.dtype)  # a trace of A·v would cost a millisecond
     out = jax.eval_shape(lambda v: apply(A, v if v.ndim == 1 else v[:, 0]), v)
@@ -251,8 +233,7 @@ def cast(a: Array, dtype: Any) -> Array:
 def tolerance(value: Any, name: str) -> Any:
     """A number from 0 up in JAX's default float, traced or a NumPy scalar: an array on the device would cost 50 µs.
 
-    Raises:
-      ValueError: it is negative, NaN or infinite. TypeError: it is not one number.
+    ValueError: negative, NaN or infinite. TypeError: not one number.
     """
     if isinstance(value, Tracer):
         _check_traced(value, name, np.floating, np.integer)
@@ -270,11 +251,7 @@ def _check_traced(value: Tracer, name: str, *kinds: Any) -> None:
 
 
 def positive_interval(value: Any, name: str) -> tuple[Array, Array]:
-    """Two numbers, the first at most the second, both positive.
-
-    Raises:
-      TypeError: not two numbers. ValueError: not in order, or not positive.
-    """
+    """Two numbers, (least, largest). TypeError: not two numbers. ValueError: not in order, or not positive."""
     is_pair = isinstance(value, (tuple, list, np.ndarray, jax.Array)) and getattr(value, "ndim", 1) == 1
     if not is_pair or len(value) != 2:
         raise TypeError(f"{name} must be two numbers, (least, largest); got {value!r}")
@@ -285,11 +262,7 @@ def positive_interval(value: Any, name: str) -> tuple[Array, Array]:
 
 
 def proper_fraction(value: Any, name: str) -> float:
-    """A number greater than 0 and less than 1.
-
-    Raises:
-      TypeError: not a number. ValueError: not between 0 and 1.
-    """
+    """A number greater than 0 and less than 1."""
     number = real_number(name, value)
     if not 0 < number < 1:
         raise ValueError(f"{name} must lie between 0 and 1; got {value}")
@@ -297,11 +270,7 @@ def proper_fraction(value: Any, name: str) -> float:
 
 
 def narrow_dtype(dtype: Any, allowed: tuple[str, ...]) -> Any:
-    """`dtype` as NumPy's.
-
-    Raises:
-      ValueError: not one of `allowed`.
-    """
+    """`dtype` as NumPy's. ValueError: not one of `allowed`."""
     try:
         name = jnp.dtype(dtype).name
     except TypeError:
@@ -312,20 +281,12 @@ def narrow_dtype(dtype: Any, allowed: tuple[str, ...]) -> Any:
 
 
 def int_at_least(value: Any, name: str, least: int) -> int:
-    """A whole number, at most the largest that 32 bits hold.
-
-    Raises:
-      TypeError: not a whole number. ValueError: below `least`.
-    """
+    """A whole number from `least` up, at most the largest that 32 bits hold."""
     return min(whole_number(name, value, least), 2**31 - 1)
 
 
 def integer(value: Any, name: str) -> Any:
-    """`value` in 32 bits, traced or a NumPy scalar.
-
-    Raises:
-      TypeError: a traced array, or one that is not of integers.
-    """
+    """`value` in 32 bits, traced or a NumPy scalar."""
     if isinstance(value, Tracer):
         _check_traced(value, name, np.integer)
         return jnp.asarray(value, jnp.int32)
@@ -333,11 +294,7 @@ def integer(value: Any, name: str) -> Any:
 
 
 def maxiter(value: Any, otherwise: int, least: int = 0) -> Any:
-    """A limit of iterations in 32 bits, traced or a NumPy scalar; `otherwise` for None.
-
-    Raises:
-      TypeError, ValueError: as `int_at_least` and `integer`.
-    """
+    """A limit of iterations in 32 bits, traced or a NumPy scalar; `otherwise` for None."""
     value = otherwise if value is None else value
     return integer(value if isinstance(value, Tracer) else int_at_least(value, "maxiter", least), "maxiter")
 
@@ -352,13 +309,10 @@ def history_length(history: Any, maxiter: int | None, longest: int) -> int:
 
 
 def check_free_memory(needed: int, what: str, cure: str) -> None:
-    """Refuses arrays of `needed` bytes if less memory is free; arrays up to 1 GB are not checked.
+    """Raises ValueError for arrays of `needed` bytes if less memory is free; arrays up to 1 GB are not checked.
 
     Args:
       what, cure: for the message: which arrays, and what to do instead.
-
-    Raises:
-      ValueError: less is free.
     """
     free = None if needed <= 10**9 else memory.free()
     if free is not None and needed > free:

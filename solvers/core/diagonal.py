@@ -15,12 +15,7 @@ from jaxsparse_fmt.core.basis import Basis
 def operand(M: Any, r: Any, leaf: Array, ndim: int) -> Array:
     """r in the form in which M multiplies it: [n] or [n, k], of floats or complex numbers.
 
-    Args:
-      leaf: an array of M.
-      ndim: the dimensions of this array in a single operator; in a stack of operators it has more.
-
-    Raises:
-      ValueError: another shape, or a stack of operators. TypeError: not numeric.
+    ValueError: another shape, or a stack of operators, whose array `leaf` has more than `ndim` dimensions.
     """
     if leaf.ndim != ndim:
         raise ValueError(

@@ -37,7 +37,7 @@ from solvers.core.stopping import (
 from solvers.core.vectors import norm
 from solvers.solution import Status
 
-FAR = 1024  # times b: an x0 with such a residual is not used
+FAR = 1024  # times b: an x0 with a residual of that size is not used
 STEPS_UNROLLED = 20
 STEPS_PER_CHECK = 1000  # at most, since all but one of them may be wasted
 STEPS_PER_REPORT = 16  # a report costs about 0.1 ms
@@ -151,7 +151,7 @@ def run(method: Method, options: Options, system: System, leave: Map) -> tuple[A
         """The method, from a true residual until its recursion meets the tolerance."""
         r = outer.r.astype(narrow)
         work = start(r, outer.work, *parameters)
-        drop = jnp.maximum(limits.drop, jnp.finfo(narrow).eps / 16)  # a recursion that fell by more proves nothing
+        drop = jnp.maximum(limits.drop, jnp.finfo(narrow).eps / 16)  # a recursion that fell by more is rounding
         goal = jnp.maximum(rule.tolerance, drop * outer.norm).astype(r.real.dtype)
 
         is_checked = options.steps_per_check == 1 and r.ndim == 1  # by the loop, whose only column goes on
@@ -180,7 +180,7 @@ def run(method: Method, options: Options, system: System, leave: Map) -> tuple[A
         code = verdict(rule._replace(level=level) if method.estimates else rule, now, outer.norm, loop)
         code = jnp.where(outer.code == RUNNING, code, outer.code)
         kept = None
-        if method.keeps and inner is not None:  # after a step or two there is no direction worth it
+        if method.keeps and inner is not None:  # the direction after a step or two is not worth keeping
             few = (code == RUNNING) & (loop.k - outer.k <= 2)
             kept = jax.tree.map(lambda a: jnp.where(few, 0, a), loop.work)
         return Outer(x, r, now, loop.k, code, loop.norms, kept)

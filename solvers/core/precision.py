@@ -60,11 +60,7 @@ class ColumnScaled:
 
 
 def inner_dtype(values: Any, wide: Any) -> Any:
-    """The dtype of the vectors over narrow values: float32, or complex64.
-
-    Raises:
-      ValueError: `values` are not narrower than `wide`.
-    """
+    """The dtype of the vectors over narrow values: float32, or complex64. ValueError: not narrower than `wide`."""
     is_complex = jnp.issubdtype(wide, jnp.complexfloating)
     if jnp.finfo(values).bits >= jnp.finfo(wide).bits:
         raise ValueError(
@@ -80,11 +76,7 @@ def inner_dtype(values: Any, wide: Any) -> Any:
 
 
 def given(A: Any, inner: Any, n: int) -> Any:
-    """The inner matrix that the user gave, if any.
-
-    Raises:
-      TypeError: `inner` is missing and A is a function, which cannot be stored in a narrower type.
-    """
+    """The inner matrix that the user gave, if any. TypeError: none, and A is a function, without narrower values."""
     if inner is not None:
         return arguments.linear_map(inner, n, "inner")
     if arguments.is_function(A) or not hasattr(A, "astype"):

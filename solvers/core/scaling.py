@@ -48,7 +48,7 @@ def balanced(A: Map, M: Map, b: Array) -> tuple[Scaled, Scaled, Array]:
     """A and M scaled for the method, and whether A·b, which determines the scale of A, is finite, by column.
 
     This takes one product. Where A is far from 1 and there is an M, it also takes one use of M and a second product:
-    D·A·M must be about 1, and the sizes of A and M do not determine its size, since their large numbers may not meet.
+    D·A·M must be about 1, and the sizes of A and M do not determine that: large numbers of A may meet small ones of M.
 
     Args:
       b: [n] or [n, k], about 1.

@@ -29,7 +29,7 @@ from solvers.solution import Solution
 STEPS_PER_CHECK = {"cpu": 1}
 STEPS_PER_CHECK_DEFAULT = 10
 STEPS_PER_CHECK_SMALL, SMALL = 40, 250_000  # unknowns, whose steps take less than 10 µs
-# Settings that are checked, and types of which a value is checked once: the checks cost 40 µs.
+# Settings that are checked, and the types of values that are checked only once: the checks cost 40 µs.
 NUMBERS = ("rtol", "atol", "maxiter", "history", "check_every")
 CHECKED = (*NUMBERS, "callback", "progress", "adjoint")
 PLAIN = (float, int, bool, type(None), Adjoint)
@@ -110,9 +110,6 @@ def settled(settings: Any, n: int, most: int, drop: float = 0.0) -> tuple[Option
     Args:
       settings: all `Settings`.
       n, most: unknowns, and the iterations that a maxiter of None allows.
-
-    Raises:
-      ValueError, TypeError: invalid settings.
     """
     values = [settings[k] for k in CHECKED]
     if any(type(v) not in PLAIN for v in (*values, drop)) or type(settings["history"]) is int:  # that needs free memory

@@ -23,11 +23,7 @@ from solvers.solution import Status
 
 
 def steps(settings: Any, narrow: Any) -> int:
-    """The number of steps.
-
-    Raises:
-      ValueError: maxiter is not given, or traced; or a setting or method that cannot be unrolled.
-    """
+    """The number of steps. ValueError: no maxiter, or a setting or method that cannot be unrolled."""
     if settings["maxiter"] is None or isinstance(settings["maxiter"], Tracer):
         raise ValueError(f"adjoint='unrolled' needs maxiter=, the number of steps; got {settings['maxiter']!r}")
     if narrow is not None:
@@ -51,7 +47,7 @@ def run(method: Method, options: Options, steps: int, system: System) -> tuple[A
     b, r, x = (scaled(v, -of_b) for v in (b, r, x))
     b_norm, first = norm(b), _norm(r)
     tolerance = jnp.maximum(limits.rtol * b_norm, scaled(limits.atol.astype(b_norm.dtype), -of_b))
-    # A recursion that fell further proves nothing, and a residual of zeros has no derivative.
+    # A recursion that fell further is rounding, and a residual of zeros has no derivative.
     goal = lax.stop_gradient(jnp.maximum(tolerance, jnp.finfo(b.dtype).eps / 16 * first)).astype(first.dtype)
     r = jnp.where(first <= goal, probe(b), r)  # a system that takes no step needs any residual but zero
     parameters = method.prepare(A, M, r, *parameters)

@@ -11,13 +11,10 @@ from jaxsparse_fmt._types import check_keeps_imaginary
 
 
 def square(A: Any, name: str, maker: str) -> int:
-    """The number of unknowns of a square matrix.
+    """The number of unknowns of a square matrix. ValueError: A is not square.
 
     Args:
       name: the preconditioner's name, with its article. maker: the name of the function that makes it.
-
-    Raises:
-      ValueError: A is not square.
     """
     shape = getattr(A, "shape", ())
     if len(shape) != 2 or shape[0] != shape[1]:
@@ -29,11 +26,7 @@ def square(A: Any, name: str, maker: str) -> int:
 
 
 def renewing(M: Any, shape: tuple[int, ...], dtype: Any) -> None:
-    """Checks that M can be made anew from a matrix of this shape and dtype.
-
-    Raises:
-      ValueError: another shape than M's. TypeError: the matrix is complex and M is not.
-    """
+    """Raises ValueError unless the shape is M's, TypeError if the dtype is complex and M is not."""
     if tuple(shape) != M.shape:
         raise ValueError(f"M.refreshed(A) takes a matrix of M's shape {M.shape}; got {tuple(shape)}")
     check_keeps_imaginary(dtype, M.dtype)

@@ -68,6 +68,7 @@ def test_without_rhs_the_solution_is_known_and_the_error_told(poisson: str, tmp_
     np.testing.assert_allclose(x, 1, rtol=1e-4)
 
 
+@pytest.mark.some(method=1)
 @pytest.mark.parametrize("method", ["cg", "fcg", "minres", "gmres"])
 def test_multigrid_serves_every_method(method: str, tmp_path, capsys):
     S = jsf.gallery.convection_diffusion(9, diffusion=0.1) if method == "gmres" else jsf.gallery.poisson(9)

@@ -24,6 +24,7 @@ def canonical(case: zoo.Case) -> scipy.sparse.csr_array:
     return S
 
 
+@pytest.mark.some(case=5)
 @pytest.mark.parametrize("case", zoo.CASES.values(), ids=str)
 def test_every_shape_is_drawn_without_a_warning(case: zoo.Case, tmp_path: pathlib.Path):
     with warnings.catch_warnings():

@@ -146,6 +146,7 @@ def without_pattern(A: jsf.SparseMatrix) -> int:
     return A.nbytes - (0 if pattern is None else pattern.nbytes)
 
 
+@pytest.mark.some(problem=8)  # the formulas are asked for every number
 @table_5
 def test_barbieris_table_5_is_what_the_formats_take(problem, format, printed):
     """But for HYB, where the table's figure is CSR's and ours is a real HYB: its ELL part has padding."""

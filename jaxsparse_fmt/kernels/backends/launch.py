@@ -51,10 +51,10 @@ def launch(
     """Runs `kernel(d, **refs)` in each of `blocks`, with `inputs` that are not None and `outputs`, all flat.
 
     Args:
-      kernel: a function or a `functools.partial` of one, whose name the GPU's kernel gets.
+      kernel: a function or a `functools.partial` of one; the GPU's kernel gets the function's name.
       dialect: "triton", "mosaic" or "interpret".
       block: the shape of one block.
-      blocks: how many; one axis, since CUDA allows only 65,535 along the others.
+      blocks: their number; one axis, since CUDA allows only 65,535 along the others.
       outputs: or one array alone, which is updated in place.
       scratch: memory by which the lanes of a block exchange numbers: one block's where the lanes of a block share
         memory (`selection.shares_memory`), else that of all blocks, of which `d.own` gives a block its part.

@@ -175,8 +175,8 @@ def _loaded(ref, index, dtype, live, other, once: bool):
     """`ref[index]` where `live` (None: everywhere), else `other`; unsigned numbers of 8 and 16 bits widened to 32.
 
     Dead lanes access no global memory: the load is a predicated instruction in inline assembly, since Mosaic GPU has
-    none. LLVM does not see that the assembly reads, nor does the L1 keep what is read `once` coherent, so the kernel
-    must not have written there.
+    none. LLVM does not see that the assembly reads memory, and the L1 cache does not keep data that is read `once`
+    coherent. So the kernel must not have written to that memory.
     """
     from jax.experimental.mosaic.gpu import utils
     from jaxlib.mlir import ir

@@ -18,11 +18,7 @@ _backend = jax.make_user_context("auto")
 
 
 def check_backend(name: str) -> str:
-    """`name`, checked.
-
-    Raises:
-      ValueError: `name` is no backend; the message lists the backends.
-    """
+    """`name`; ValueError, which lists the backends, if it is none."""
     if name not in BACKENDS:
         raise ValueError(f"unknown backend {name!r}; choose one of {', '.join(BACKENDS)}")
     return name
@@ -56,10 +52,7 @@ def resolve(backend: str, platform: str | None, shared: bool = False) -> str:
       shared: whether the kernel is faster where the lanes of a block share memory.
 
     Returns:
-      "xla", "triton", "mosaic", "numba" or "interpret".
-
-    Raises:
-      ValueError: `backend` names a GPU dialect on another platform, or Numba where it cannot run.
+      "xla", "triton", "mosaic", "numba" or "interpret". ValueError: `backend` cannot run there.
     """
     if backend == "numba":
         if platform != "cpu":

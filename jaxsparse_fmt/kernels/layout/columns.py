@@ -57,8 +57,8 @@ class Explicit:
 class Delta:
     """A 16-bit index: `delta` uint16 above the chunk's `col_base` [n_chunks] int32.
 
-    Where some slices are too wide for 16 bits, `index_start` [n_slices] is where the deltas of a slice begin, or
-    −1 − start where its columns begin at `start` in `col_idx`.
+    Where some slices are too wide for 16 bits, `index_start` [n_slices] is the start of a slice's deltas, or −1 − the
+    start of its columns in `col_idx`.
     """
 
     unit = 1
@@ -197,7 +197,7 @@ def pack_pattern(present: Any, zeros_stored: Any) -> Any:
 
 
 def packed(present: Any, zeros_stored: Any) -> tuple[Any, int]:
-    """`pack_pattern`, and how many places hold no entry."""
+    """`pack_pattern`, and the number of places that hold no entry."""
     on_host = isinstance(present, np.ndarray)
     if on_host:
         bits, n_holes = np.packbits(present, bitorder="little"), int(np.count_nonzero(~present))

@@ -1,15 +1,15 @@
 """The tiles of CSR5: storage in which every lane has as many entries, whatever rows they belong to.
 
-A tile is `entries` × `lanes` places, stored entry by entry, so that loads coalesce. Its lanes take the entries of the
-tile's rows in CSR's order, `entries` each: neighbours in a row lie in one lane, one behind the other. The index of a
-row's last entry is marked, so a lane knows where to write a sum and begin the next:
+A tile is `entries` × `lanes` places, stored entry by entry, so that loads coalesce. Each of its lanes holds the next
+`entries` entries of the tile's rows in CSR's order: neighbours in a row lie in one lane, one behind the other. A mark
+in the index of a row's last entry is where a lane writes a sum and begins the next one:
 
     lane_row      [n_tiles·lanes] int32, the row of a lane's first entry; −1 − row where it began in a lane before
-    hops          [n_tiles] int32, how many lanes the longest chain of lanes in a row's sum goes on for
+    hops          [n_tiles] int32, the most lanes over which a row continues after the lane in which it begins
     marked_col    [n_stored] int32, columns; the sign bit marks the last entry of a row; n_cols in padding
     marked_delta  [n_stored] uint16 instead, above the tile's least column `col_base` [n_tiles]: 0x8000 is the mark,
-                  0x7FFF padding. Where some tiles are too wide for that, `index_start` [n_tiles] is where the deltas
-                  of a tile begin, or −1 − start where in `marked_col` its columns begin
+                  0x7FFF padding. Where some tiles are too wide for that, `index_start` [n_tiles] is the start of a
+                  tile's deltas, or −1 − the start of its columns in `marked_col`
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Tiles:
       shape: of the stored matrix, in which a piece of a cut row counts as a row.
       n_stored: places.
       lanes, entries: of a tile.
-      n_pieces: how many rows, the last ones, are pieces.
+      n_pieces: the number of rows, the last ones, that are pieces.
       kept_rows: at least the rows of any tile, if a block keeps its sums of one right-hand side in shared memory until
         it has them all; else 0.
     """
