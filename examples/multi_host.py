@@ -5,17 +5,14 @@ On every host, with the address of the first one and a free port of its:
     python examples/multi_host.py --coordinator 10.0.0.1:12345 --processes 2 --process 0     on the first
     python examples/multi_host.py --coordinator 10.0.0.1:12345 --processes 2 --process 1     on the second
 
-Under Slurm or Open MPI JAX finds all three by itself: `srun python examples/multi_host.py --cluster`. To try it on one
-machine, start both in two shells with 127.0.0.1 for the address. Without any of these options one process runs alone.
+Slurm and Open MPI give all three: `srun python examples/multi_host.py`. To try it on one machine, start both in two
+shells with 127.0.0.1 for the address. Without options or launcher one process runs alone.
 With --saved each process reads its rows of a matrix that `jsf.save_rows` wrote, from a folder that all processes see.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import sys
-import threading
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +23,6 @@ import jaxsparse_fmt as jsf
 import solvers
 
 N = 60  # points an axis
-PATIENCE = 60  # seconds to wait for the other processes
 
 
 def poisson_rows(n: int, start: int, stop: int) -> sp.csr_array:
@@ -40,44 +36,17 @@ def poisson_rows(n: int, start: int, stop: int) -> sp.csr_array:
     return sp.csr_array((data[inside], col[inside], indptr), shape=(stop - start, n**3))
 
 
-def join(coordinator: str | None, processes: int | None, process: int | None, patience: int) -> None:
-    """Connects to the other processes, or ends with a message; JAX itself would abort with a stack trace."""
-
-    def give_up() -> None:
-        print(
-            f"process {process} of {processes} did not meet the others at {coordinator} within {patience} s; is each "
-            "of them started, with the same --coordinator and --processes, and can that address be reached?",
-            file=sys.stderr,
-            flush=True,
-        )
-        os._exit(1)  # the main thread waits outside Python
-
-    watch = threading.Timer(patience, give_up)
-    watch.daemon = True
-    watch.start()
-    jax.distributed.initialize(
-        coordinator,
-        processes,
-        process,
-        initialization_timeout=patience + 10,
-        heartbeat_timeout_seconds=max(patience, 10),
-    )
-    watch.cancel()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--coordinator", metavar="ADDRESS:PORT")
     parser.add_argument("--processes", type=int)
     parser.add_argument("--process", type=int)
-    parser.add_argument("--cluster", action="store_true", help="let JAX find the other processes")
     parser.add_argument("--saved", metavar="FOLDER", help="a symmetric positive definite matrix, of jsf.save_rows")
     parser.add_argument("--n", type=int, default=N)
-    parser.add_argument("--patience", type=int, default=PATIENCE, metavar="SECONDS")
+    parser.add_argument("--patience", type=int, default=60, metavar="SECONDS", help="to wait for the others")
     args = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
-    if args.coordinator or args.cluster:
-        join(args.coordinator, args.processes, args.process, args.patience)
+    jsf.connect_processes(args.coordinator, args.processes, args.process, timeout=args.patience)
 
     mesh = jax.make_mesh((jax.device_count(),), ("rows",))
     saved, made = jsf.saved_rows(args.saved) if args.saved else None, []

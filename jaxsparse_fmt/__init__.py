@@ -54,7 +54,14 @@ from jaxsparse_fmt.saved import load, save
 
 if TYPE_CHECKING:
     from jaxsparse_fmt import gallery, plot
-    from jaxsparse_fmt.distributed import ShardedMatrix, save_rows, saved_rows, shard, shard_from_rows
+    from jaxsparse_fmt.distributed import (
+        ShardedMatrix,
+        connect_processes,
+        save_rows,
+        saved_rows,
+        shard,
+        shard_from_rows,
+    )
 
 __all__ = [
     "BACKENDS",
@@ -88,6 +95,7 @@ __all__ = [
     "block",
     "cache",
     "choose",
+    "connect_processes",
     "diags",
     "eye",
     "from_bcoo",

@@ -175,6 +175,7 @@ def test_every_door_is_open_under(switch, tmp_path, monkeypatch):
 METHODS = {
     "cg": (solvers.cg, DEFINITE, {}),
     "cg in one reduction": (solvers.cg, DEFINITE, {"one_reduction": True}),
+    "pipelined cg": (solvers.cg, DEFINITE, {"one_reduction": "pipelined"}),
     "fcg": (solvers.fcg, DEFINITE, {}),
     "chebyshev": (solvers.chebyshev, DEFINITE, {}),
     "minres": (solvers.minres, DEFINITE, {}),

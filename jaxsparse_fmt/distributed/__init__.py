@@ -6,11 +6,12 @@ local          the shard and the product of one device   common_format  one form
 halo           the plan: who needs which unknowns        padding        shards of equal shape
 halo_exchange  the collectives that move them            processes      agreement while a matrix is built
 entries        the entries in canonical order            estimate       loads of a partition that is not built
-files          a matrix in a folder, read in pieces
+files          a matrix in a folder, read in pieces      connect        processes that begin and end together
 """
 
 from jaxsparse_fmt.distributed.build import shard, shard_from_rows
+from jaxsparse_fmt.distributed.connect import connect_processes
 from jaxsparse_fmt.distributed.files import save_rows, saved_rows
 from jaxsparse_fmt.distributed.matrix import ShardedMatrix
 
-__all__ = ["ShardedMatrix", "save_rows", "saved_rows", "shard", "shard_from_rows"]
+__all__ = ["ShardedMatrix", "connect_processes", "save_rows", "saved_rows", "shard", "shard_from_rows"]

@@ -22,6 +22,7 @@ from jax import Array, lax
 from jaxsparse_fmt.core import mesh_axes
 from solvers.core.scaling import Map, Scaled, balanced, exponent, largest, scaled
 from solvers.core.stopping import (
+    RESTART,
     RUNNING,
     End,
     Examined,
@@ -62,6 +63,8 @@ class Method(NamedTuple):
       self_adjoint: the method assumes that A is its own adjoint, so that it solves systems with the adjoint too.
       keeps: a restart continues in the last direction.
       estimates: the residual norm of `step` is only an estimate: the method minimises another residual.
+      pipelined: `step` gives the residual norm of the vectors that it takes, so that one more is taken; and a restart,
+        which `start` makes from the last direction, replaces vectors whose recursions drift from their definitions.
       least_squares: the method may end with LEAST_SQUARES, which the loop checks by the true residual.
       prepare: (A, M, b, *parameters) -> parameters, once in a solve.
     """
@@ -73,6 +76,7 @@ class Method(NamedTuple):
     keeps: bool = False
     estimates: bool = False
     least_squares: bool = False
+    pipelined: bool = False
     prepare: Callable[..., tuple[Any, ...]] = lambda A, M, b, *parameters: parameters
 
 
@@ -146,12 +150,15 @@ def run(method: Method, options: Options, system: System, leave: Map) -> tuple[A
     level = 10 * jnp.finfo(b_norm.dtype).eps * b_norm  # of rounding errors in a residual, at least
     parameters = method.prepare(own, M, r.astype(narrow), *parameters)
     start = functools.partial(method.start, own, M)
+    keeps = method.pipelined or (method.keeps and inner is not None)
 
     def trip(outer: Outer) -> Outer:
         """The method, from a true residual until its recursion meets the tolerance."""
         r = outer.r.astype(narrow)
         work = start(r, outer.work, *parameters)
-        drop = jnp.maximum(limits.drop, jnp.finfo(narrow).eps / 16)  # a recursion that fell by more is rounding
+        eps = jnp.finfo(narrow).eps
+        least = eps**0.25 if method.pipelined else eps / 16
+        drop = jnp.maximum(limits.drop, least)  # a recursion that fell by more is rounding
         goal = jnp.maximum(rule.tolerance, drop * outer.norm).astype(r.real.dtype)
 
         is_checked = options.steps_per_check == 1 and r.ndim == 1  # by the loop, whose only column goes on
@@ -168,7 +175,7 @@ def run(method: Method, options: Options, system: System, leave: Map) -> tuple[A
             if options.callback is not None:
                 x = outer.x + method.iterate(M, work).astype(outer.x.dtype)
                 show(options.callback, moves, leave(scaled(x, of_x)))
-            norms = record(loop.norms, jnp.where(moves, k, -1), new_norm)
+            norms = record(loop.norms, jnp.where(moves, loop.k if method.pipelined else k, -1), new_norm)
             code = jnp.where(active, code, loop.code).astype(jnp.int32)
             return Loop(work, k, jnp.where(moves, new_norm, loop.norm), code, norms)
 
@@ -177,13 +184,16 @@ def run(method: Method, options: Options, system: System, leave: Map) -> tuple[A
         x = outer.x + jnp.where(outer.code == RUNNING, method.iterate(M, loop.work).astype(b.dtype), 0)
         r = b - A(x)
         now = norm(r)
+        if method.pipelined:
+            loop = checked(loop, 2 * norm(r - loop.work.r) <= now)
         code = verdict(rule._replace(level=level) if method.estimates else rule, now, outer.norm, loop)
         code = jnp.where(outer.code == RUNNING, code, outer.code)
         kept = None
-        if method.keeps and inner is not None:  # the direction after a step or two is not worth keeping
+        if keeps:  # the direction after a step or two is not worth keeping
             few = (code == RUNNING) & (loop.k - outer.k <= 2)
-            kept = jax.tree.map(lambda a: jnp.where(few, 0, a), loop.work)
-        return Outer(x, r, now, loop.k, code, loop.norms, kept)
+            kept = jax.tree.map(lambda a: jnp.where(few, jnp.zeros_like(a), a), loop.work)
+        norms = record(loop.norms, loop.k, now) if method.pipelined else loop.norms
+        return Outer(x, r, now, loop.k, code, norms, kept)
 
     now = norm(r)
     k, running = jnp.zeros(now.shape, jnp.int32), jnp.full(now.shape, RUNNING, jnp.int32)
@@ -191,7 +201,7 @@ def run(method: Method, options: Options, system: System, leave: Map) -> tuple[A
     code = verdict(rule, now, jnp.full_like(now, jnp.nan), Loop(None, k, now, running, norms))
     code = jnp.where(finite, code, Status.NON_FINITE)  # for b = 0 too: 0·NaN is NaN
     work = None
-    if method.keeps and inner is not None:  # a direction of zeros is none
+    if keeps:  # a direction of zeros is none
         shapes = jax.eval_shape(lambda r: start(r, None, *parameters), r.astype(narrow))
         work = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     outer = mesh_axes.varying(Outer(x, r, now, k, code, norms, work), r)
@@ -205,6 +215,12 @@ def run(method: Method, options: Options, system: System, leave: Map) -> tuple[A
     code = jnp.where(jnp.all(jnp.isfinite(outer.x), axis=0), code, Status.NON_FINITE).astype(jnp.int32)
     norms = jnp.where(outer.norms < 0, outer.norms, scaled(outer.norms, of_b))
     return x, End(outer.k, scaled(norm_, of_b), code, norms)
+
+
+def checked(loop: Loop, is_true: Array) -> Loop:
+    """RESTART in the place of RUNNING where the residual of the recursion is mostly the true one, and vice versa."""
+    ended = (loop.code == RUNNING) | (loop.code == RESTART)
+    return loop._replace(code=jnp.where(ended, jnp.where(is_true, RESTART, RUNNING), loop.code).astype(jnp.int32))
 
 
 def unless_far(A: Map, b: Array, x: Array, finite: Array) -> tuple[Array, Array]:

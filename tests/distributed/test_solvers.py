@@ -40,15 +40,23 @@ def test_every_method_solves(case):
 
 
 def in_loops(compiled) -> tuple[list[dict[str, int]], list[dict[str, int]]]:
-    """The collectives in the body of each loop that has any: of loops within another loop, and of all others."""
+    """The collectives in the body of each loop that has any: of loops within another loop, and of all others.
+
+    "waits" counts those that read what another one has given in the same trip.
+    """
     text = compiled.as_text()
     found, name = collections.defaultdict(collections.Counter), ""
     around: dict[str, str] = {}  # the computation in which a loop with this body stands
+    given: set[str] = set()  # what depends on a collective
     for line in text.splitlines():
         if head := re.match(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$", line):
-            name = head.group(1)
-        elif operation := OPERATION.search(line):
-            found[name][operation.group(1)] += 1
+            name, given = head.group(1), set()
+        result, *read = re.findall(r"%([\w.\-]+)", line) or [""]
+        if waits := not given.isdisjoint(read):
+            given.add(result)
+        if operation := OPERATION.search(line):
+            found[name].update([operation.group(1)] + ["waits"] * waits)
+            given.add(result)
         if body := re.search(r"body=%?([\w.\-]+)", line):
             around[body.group(1)] = name
     bodies = [body for body in around if body in found]
@@ -57,7 +65,14 @@ def in_loops(compiled) -> tuple[list[dict[str, int]], list[dict[str, int]]]:
 
 
 @pytest.mark.parametrize(
-    ("one_reduction", "reductions", "backend"), [(False, 2, "xla"), (True, 1, "xla"), (True, 1, "interpret")]
+    ("one_reduction", "reductions", "backend"),
+    [
+        (False, 2, "xla"),
+        (True, 1, "xla"),
+        (True, 1, "interpret"),
+        ("pipelined", 1, "xla"),
+        ("pipelined", 1, "interpret"),
+    ],
 )
 def test_a_step_of_cg_takes_one_exchange_and_as_few_reductions_as_its_form_has(one_reduction, reductions, backend):
     """A step is the only loop within a loop; restarts and the examination of a failure compute true residuals."""
@@ -66,7 +81,8 @@ def test_a_step_of_cg_takes_one_exchange_and_as_few_reductions_as_its_form_has(o
     with jsf.use_backend(backend):
         program = jax.jit(lambda A, b: cg(A, b, one_reduction=one_reduction, rtol=1e-10)).lower(B, b).compile()
     steps, others = in_loops(program)
-    assert steps == [{"all-gather": 1, "all-reduce": reductions}]
+    waits = {} if one_reduction == "pipelined" else {"waits": reductions}
+    assert steps == [{"all-gather": 1, "all-reduce": reductions} | waits]
     assert all(loop["all-gather"] >= 1 for loop in others) and len(others) <= 2
     check(program(B, b), S, b)
 

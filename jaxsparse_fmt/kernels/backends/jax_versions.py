@@ -73,3 +73,11 @@ def varying_like(out: jax.ShapeDtypeStruct, a: jax.Array) -> jax.ShapeDtypeStruc
     if manual is None:
         return out
     return jax.ShapeDtypeStruct(out.shape, out.dtype, sharding=out.sharding, manual_axis_type=manual)
+
+
+def coordination() -> tuple[Any, str, int, int]:
+    """After `jax.distributed.initialize`: the processes' key-value store, the host of process 0, and both numbers."""
+    from jax._src.distributed import global_state as state
+
+    host = str(state.coordinator_address).rsplit(":", 1)[0]
+    return state.client, host.strip("[]"), state.process_id, state.num_processes

@@ -1,0 +1,182 @@
+"""Several processes that begin together and end together, as Slurm or mpirun starts them.
+
+Every process holds a connection to process 0. The kernel closes it when its process dies, however busy Python is; where
+a host or the network fails, it does so after some unanswered probes. Process 0 passes on what it hears, so that each
+process has one connection and process 0 one for every other.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import selectors
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jaxsparse_fmt._types import whole_number
+from jaxsparse_fmt.kernels.backends import jax_versions
+
+# The variables in which launchers write the number of this process and that of all.
+LAUNCHERS = (
+    ("JAX_PROCESS_ID", "JAX_NUM_PROCESSES"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+)
+PATIENCE = 1  # second for which an error waits: if it is of a collective, the watch knows which process is gone
+GOODBYE = "goodbye"
+
+
+def connect_processes(
+    coordinator: str | None = None, processes: int | None = None, process: int | None = None, *, timeout: int = 60
+) -> None:
+    """Makes this process one of several, by `jax.distributed.initialize`; where one fails or is killed, all end.
+
+    Call it before anything else of JAX, in every process. Under Slurm and mpirun of Open MPI 4 JAX finds all arguments.
+    Under other launchers set JAX_COORDINATOR_ADDRESS, or pass `coordinator`; the two numbers then come from
+    JAX_PROCESS_ID and JAX_NUM_PROCESSES, from Open MPI or from PMI (MPICH, Intel MPI). Without arguments or launcher
+    the process stays alone, so that a program needs no other lines for one machine.
+
+    An exception that nobody catches, in any process, ends all with its text; a killed process ends the others at once
+    with its number. All exit with code 1, without handlers of `atexit`.
+
+    Args:
+      coordinator: "host:port", an address of process 0 that all can reach, and a free port.
+      processes, process: how many there are, and the number of this one, from 0.
+      timeout: seconds that a process waits for the others to start, and about as many until the others end where a host
+        or the network fails.
+
+    Raises:
+      ValueError: one of several processes without the address of process 0; numbers that do not fit.
+    """
+    timeout, launcher = whole_number("timeout", timeout, 1), _launcher()
+    coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
+    if coordinator is not None and launcher is not None:
+        process, processes = (n if n is not None else k for n, k in zip((process, processes), launcher, strict=True))
+    peers: dict[int, socket.socket] = {}
+    atexit.register(lambda: _tell(peers, GOODBYE))  # before JAX registers its own: called after it
+    name = "this process" if coordinator is None else f"process {process} of {processes}"
+    with _deadline(timeout, f"{name} did not meet the others at {coordinator or 'the address that JAX found'}"):
+        try:
+            jax.distributed.initialize(
+                coordinator,
+                processes,
+                process,
+                initialization_timeout=timeout + 10,
+                heartbeat_timeout_seconds=2 * max(timeout, 10),
+            )
+        except ValueError as error:
+            if coordinator is not None or "coordinator_address" not in str(error):
+                raise
+            if launcher is not None and launcher[1] > 1:
+                raise ValueError(
+                    f"this is process {launcher[0]} of {launcher[1]}, and the address of process 0 is unknown; set "
+                    "JAX_COORDINATOR_ADDRESS to its host:port"
+                ) from None
+            return
+        store, host, mine, count = jax_versions.coordination()
+        peers |= _connected(store, host, mine, count, timeout)
+    threading.Thread(target=_watch, args=(peers, count), daemon=True).start()
+    sys.excepthook = _ending_all(peers, f"process {mine} of {count}", sys.excepthook)
+
+
+def _launcher() -> tuple[int, int] | None:
+    """The number of this process and of all, as its launcher has set them."""
+    found = next((names for names in LAUNCHERS if all(name in os.environ for name in names)), None)
+    return None if found is None else (int(os.environ[found[0]]), int(os.environ[found[1]]))
+
+
+@contextlib.contextmanager
+def _deadline(seconds: int, what: str):
+    """Ends this process with a message, where JAX would abort with a stack trace."""
+    cure = "is each of them started, with the same address and number of processes, and can that address be reached?"
+    timer = threading.Timer(seconds, _end, [f"{what} within {seconds} s; {cure}"])  # Python's main thread waits
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _connected(store: Any, host: str, process: int, processes: int, timeout: int) -> dict[int, socket.socket]:
+    """The connections of this process: process 0 has one to each other, which has one to process 0."""
+    if process > 0:
+        port = int(store.blocking_key_value_get("jaxsparse_fmt/watch", 1000 * timeout))
+        peer = socket.create_connection((host, port), timeout)
+        _tell({0: peer}, str(process))
+        return {0: _watched(peer, timeout)}
+    peers = {}
+    with socket.create_server(("", 0), backlog=processes) as server:
+        store.key_value_set("jaxsparse_fmt/watch", str(server.getsockname()[1]))
+        while len(peers) < processes - 1:
+            peer, _ = server.accept()
+            if (number := _heard(peer)).isdigit() and 0 < int(number) < processes:  # else a stranger
+                peers[int(number)] = _watched(peer, timeout)
+    return peers
+
+
+def _watched(peer: socket.socket, timeout: int) -> socket.socket:
+    """A connection that fails about `timeout` seconds after its other end has stopped to answer."""
+    peer.settimeout(None)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = {"TCP_KEEPIDLE": max(timeout // 2, 1), "TCP_KEEPINTVL": max(timeout // 6, 1), "TCP_KEEPCNT": 3}
+    for name, value in options.items():
+        if hasattr(socket, name):  # not on every system
+            peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return peer
+
+
+def _watch(peers: dict[int, socket.socket], processes: int) -> None:
+    with selectors.DefaultSelector() as waiting:
+        for process, peer in peers.items():
+            waiting.register(peer, selectors.EVENT_READ, process)
+        while waiting.get_map():
+            for key, _ in waiting.select():
+                heard = _heard(peers[key.data])
+                if heard == GOODBYE:
+                    waiting.unregister(key.fileobj)
+                    continue
+                gone = f"process {key.data} of {processes} is gone: killed, or its host or the network failed"
+                _tell(peers, heard or gone)
+                _end(heard or gone)
+
+
+def _ending_all(peers: dict[int, socket.socket], name: str, shown: Callable[..., Any]) -> Callable[..., Any]:
+    """A `sys.excepthook` that ends all processes."""
+
+    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        time.sleep(PATIENCE)
+        shown(kind, error, trace)
+        _tell(peers, f"{name} ended with {kind.__name__}: {error}")
+        os._exit(1)
+
+    return hook
+
+
+def _end(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def _tell(peers: dict[int, socket.socket], text: str) -> None:
+    for peer in peers.values():
+        with contextlib.suppress(OSError):
+            peer.sendall(json.dumps(text).encode() + b"\n")
+
+
+def _heard(peer: socket.socket) -> str:
+    """A line of the other end; "" where it is gone. Read by bytes, so that `select` sees what follows the line."""
+    line = b""
+    with contextlib.suppress(OSError, ValueError):
+        while not line.endswith(b"\n") and (byte := peer.recv(1)):
+            line += byte
+        return str(json.loads(line))
+    return ""
