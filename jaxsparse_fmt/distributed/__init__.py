@@ -5,6 +5,8 @@ basis          unknowns in pieces of equal size          row_partition  which de
 local          the shard and the product of one device   common_format  one format for all shards
 halo           the plan: who needs which unknowns        padding        shards of equal shape
 halo_exchange  the collectives that move them            processes      agreement while a matrix is built
+rounds         neighbours that exchange at a time        delivery       messages from shard to shard on the host
+placement      arrays from the host to their devices     pieces         rows of each shard on the host
 entries        the entries in canonical order            estimate       loads of a partition that is not built
 files          a matrix in a folder, read in pieces      connect        processes that begin and end together
 """

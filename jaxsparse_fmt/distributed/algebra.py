@@ -162,7 +162,7 @@ def _scaled(A: Any, d: Array, axis: int) -> tuple[Array, ...]:
 
     def scaled(shards: Shards, d: Array) -> tuple[Array, ...]:
         if axis == 1 and shards.halo.kind != "none":
-            d = jnp.concatenate([d, exchange(d, shards.send, shards.halo, shards.axis)])
+            d = jnp.concatenate([d, exchange(d, shards.halo, shards.axis)])
         at = (place[axis] for place in _places(shards))
         return tuple((A.values * d.at[k].get(mode="clip"))[None] for A, k in zip(shards.blocks, at, strict=True))
 

@@ -31,6 +31,7 @@ from jaxsparse_fmt.core.vector_passes import Distribution
 from jaxsparse_fmt.distributed import even_blocks, halo
 from jaxsparse_fmt.distributed.halo import Halo
 from jaxsparse_fmt.distributed.halo_exchange import Exchange, exchange, returned
+from jaxsparse_fmt.distributed.placement import auto_mesh, local_parts, placing_mesh, sharded
 from jaxsparse_fmt.distributed.processes import agree
 
 Array = jax.Array
@@ -72,39 +73,35 @@ class Route:
 
     Attributes:
       slots: [parts·size] for every place of a piece its place in [block | received], one past the end in empty places.
-      send: [parts·k] the places of each block that its device sends; None: none, or the whole block.
-      how: the collective.
+      how: the exchange, its lists [parts·k].
     """
 
     slots: Array
-    send: Array | None
-    how: Exchange = dataclasses.field(metadata={"static": True})
+    how: Exchange
 
     def to_pieces(self, over: Distribution, x: Array) -> Array:
         """The pieces of a vector in even blocks."""
 
-        def piece(slots: Array, send: Array | None, x: Array) -> Array:
-            if self.how.kind != "none":
-                x = jnp.concatenate([x, exchange(x, send, self.how, over.axis)])
+        def piece(slots: Array, how: Exchange, x: Array) -> Array:
+            if how.kind != "none":
+                x = jnp.concatenate([x, exchange(x, how, over.axis)])
             return x.at[slots].get(mode="fill", fill_value=0)
 
         return self._on_each_device(over, piece, x)
 
     def to_blocks(self, over: Distribution, y: Array) -> Array:
         """The even blocks of a vector in pieces."""
-        m = even_blocks.block_size(over)
+        m = even_blocks.block_size(over.counts)
 
-        def block(slots: Array, send: Array | None, y: Array) -> Array:
-            out = jnp.zeros((m + self.how.width, *y.shape[1:]), y.dtype).at[slots].add(y, mode="drop")
-            if self.how.kind == "none":
-                return out
-            return out[:m] + returned(out[m:], send, self.how, over.axis, m)
+        def block(slots: Array, how: Exchange, y: Array) -> Array:
+            out = jnp.zeros((m + how.width, *y.shape[1:]), y.dtype).at[slots].add(y, mode="drop")
+            return out if how.kind == "none" else out[:m] + returned(out[m:], how, over.axis, m)
 
         return self._on_each_device(over, block, y)
 
     def _on_each_device(self, over: Distribution, f: Callable[..., Array], v: Array) -> Array:
         piece = PartitionSpec(over.axis)
-        return over.mapped(f, (piece, piece, piece), piece)(self.slots, self.send, v)
+        return over.mapped(f, (piece, piece, piece), piece)(self.slots, self.how, v)
 
 
 @pytree
@@ -248,13 +245,13 @@ def _leave(basis: ShardedBasis, y: Array, explicit: str | None) -> Array:
 
 def _in_blocks(x: Array, over: Distribution) -> Array:
     """The user's vector, padded to blocks of equal size."""
-    behind = len(over.counts) * even_blocks.block_size(over) - x.shape[0]
+    behind = len(over.counts) * even_blocks.block_size(over.counts) - x.shape[0]
     return jnp.pad(x, ((0, behind), *((0, 0),) * (x.ndim - 1)))
 
 
 def _on_pieces(f: Callable[..., Array], x: Array, over: Distribution) -> Array:
     piece = PartitionSpec(over.axis)
-    if len({even_blocks.block_size(over), over.size, *over.counts}) == 1:
+    if len({even_blocks.block_size(over.counts), over.size, *over.counts}) == 1:
         return constrained(x, over)  # every block is a piece
     return over.mapped(functools.partial(f, over=over), (piece,), piece)(x)
 
@@ -278,9 +275,10 @@ def constrained(x: Array, over: Distribution) -> Array:
 
 def plan_of_order(over: Distribution, perm: np.ndarray) -> Halo:
     """The plan by which every device receives the unknowns of its piece from the devices in whose blocks they lie."""
-    blocks = np.minimum(np.arange(len(over.counts) + 1) * even_blocks.block_size(over), len(perm))
-    needs = [halo.needed(own, blocks[k], blocks[k + 1]) for k, own in enumerate(_own(over, perm))]
-    return halo.plan(needs, blocks)
+    blocks = np.minimum(np.arange(len(over.counts) + 1) * even_blocks.block_size(over.counts), len(perm))
+    own = _own(over, perm)
+    needs = {k: halo.needed(own[k], blocks[k], blocks[k + 1]) for k in sorted(local_parts(over))}
+    return halo.plan(needs, blocks, over.mesh)
 
 
 def make(over: Distribution, perm: np.ndarray | None, plan: Halo | None = None) -> ShardedBasis:
@@ -300,18 +298,18 @@ def make(over: Distribution, perm: np.ndarray | None, plan: Halo | None = None) 
 
 
 def _route(over: Distribution, own: list[np.ndarray], plan: Halo) -> Route:
-    m, send = even_blocks.block_size(over), plan.send
+    m = even_blocks.block_size(over.counts)
 
     def slots(part: int) -> np.ndarray:
         unknown, needs = own[part], plan.needs[part]
-        out = np.full(over.size, m + plan.exchange.width)
+        out = np.full(over.size, m + plan.how.width)
         out[: len(unknown)] = unknown - part * m
         away = np.flatnonzero(unknown // m != part)
         out[away] = m + plan.slots[part][np.searchsorted(needs, unknown[away])]
         return out.astype(np.int32)
 
-    sent = None if send is None else sharded(lambda part: send[part], over).reshape(-1)
-    return Route(sharded(slots, over).reshape(-1), sent, plan.exchange)
+    place = lambda of: sharded(of, over).reshape(-1)  # noqa: E731
+    return Route(place(slots), plan.placed(place))
 
 
 def _own(over: Distribution, perm: np.ndarray) -> list[np.ndarray]:
@@ -321,46 +319,10 @@ def _own(over: Distribution, perm: np.ndarray) -> list[np.ndarray]:
 
 def bytes_of_order(over: Distribution, plan: Halo | None = None) -> int:
     """Bytes on a device of an order that is not the user's, and of its route."""
-    route = 0 if plan is None else 4 * over.size + (0 if plan.send is None else plan.send[0].nbytes)
+    route = 0 if plan is None else 4 * over.size + plan.nbytes
     return over.size * np.dtype(_kind(over)).itemsize + route
 
 
 def _kind(over: Distribution) -> Any:
     """The dtype of unknowns, which also number the empty places."""
     return index_dtype(sum(over.counts) + over.places)
-
-
-def sharded(piece: Callable[[int], np.ndarray], over: Distribution) -> Array:
-    """An array [parts, ...] of the pieces piece(part), each made on the host and put directly on its device."""
-    like = piece(next(iter(local_parts(over))))
-    made = functools.cache(piece)
-    sharding = NamedSharding(over.mesh, PartitionSpec(over.axis))
-    shape = (len(over.counts), *like.shape)
-    return jax.make_array_from_callback(shape, sharding, lambda index: made(_first(index))[None])
-
-
-def _first(index: Any) -> int:
-    return index[0].start or 0
-
-
-def local_parts(over: Distribution) -> set[int]:
-    """The pieces that lie on devices of this process."""
-    axis, me = over.mesh.axis_names.index(over.axis), jax.process_index()
-    by_part = np.moveaxis(over.mesh.devices, axis, 0).reshape(len(over.counts), -1)
-    return {k for k, devices in enumerate(by_part) if any(d.process_index == me for d in devices)}
-
-
-def placing_mesh(mesh: Mesh) -> Mesh:
-    """The mesh with the axis types that `jax.set_mesh` has set; without a mesh in the context, with auto axes.
-
-    Outside `jax.set_mesh` most functions of JAX refuse arrays on explicit axes.
-    """
-    here = jax.sharding.get_abstract_mesh()
-    same = not here.empty and here.shape_tuple == mesh.shape_tuple
-    kinds = here.axis_types if same else (jax.sharding.AxisType.Auto,) * len(mesh.axis_names)
-    return mesh if mesh.axis_types == kinds else Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
-
-
-def auto_mesh(mesh: Mesh) -> Mesh:
-    """The mesh with all axes left to XLA."""
-    return Mesh(mesh.devices, mesh.axis_names)

@@ -54,7 +54,8 @@ def shard(
       mode: "overlap", "naive" or "vector"; see `ShardedMatrix`.
       dtype, backend, **layout: as in `from_scipy`.
       by, reorder: how rows are cut and renumbered, as in `row_partition.partition`.
-      exchange: of the halo, "permute", "all_to_all" or "gather"; "auto" for the cheapest by bytes and latency.
+      exchange: of the halo, "permute", "all_to_all" or "gather"; "auto" for the cheapest by the
+        bandwidths and latencies within and between hosts that `traffic.Machine` lists.
       halo_format: of the other devices' columns; None: `format` with its layout. Mode "vector" ignores it.
       max_bytes: the largest padded storage of one shard's part to accept.
 
@@ -185,21 +186,24 @@ def assemble(
       perm, entry: the user's unknown at each place, and the user's entry at each entry of the blocks
         (`reordered.permuted`).
     """
-    parts, mesh = len(starts) - 1, request.mesh
+    mesh = request.mesh
     over_rows = Distribution(mesh, axis, *_pieces(np.diff(starts)))
     over_columns = Distribution(mesh, axis, *_pieces(np.diff(columns)))
     mine = sorted(basis.local_parts(over_rows))
     blocks: dict[int, Csr] = {}
 
-    def halos() -> dict[int, tuple[np.ndarray, int]]:
-        """The halo of each shard, and its number of entries."""
+    needs: dict[int, np.ndarray] = {}
+
+    def halos() -> dict[int, int]:
+        """The number of entries of each shard."""
         blocks.update(zip(mine, together(lambda k: rows_of(int(starts[k]), int(starts[k + 1])), mine), strict=True))
         needed = lambda k: halo.needed(blocks[k].indices, int(columns[k]), int(columns[k + 1]))  # noqa: E731
-        return dict(zip(mine, zip(together(needed, mine), (blocks[k].nnz for k in mine), strict=True), strict=True))
+        needs.update(zip(mine, together(needed, mine), strict=True))
+        return {k: blocks[k].nnz for k in mine}
 
-    of_shard = everyones(halos, mesh)
+    nnz = np.array([*everyones(halos, mesh).values()])
     unknown_bytes = max(request.target.dtype.itemsize, 4)  # values may be narrower than vectors
-    plan = halo.plan([of_shard[k][0] for k in range(parts)], columns, unknown_bytes, request.exchange)
+    plan = halo.plan(needs, columns, mesh, unknown_bytes, request.exchange)
     sizes = over_rows.size, over_columns.size
     split = lambda k: _split(blocks.pop(k), k, plan, *sizes, columns, request.mode)  # noqa: E731
     cut: dict[int, Any] = {}
@@ -213,13 +217,12 @@ def assemble(
     made = [
         in_one_format({k: cut[k][0][i] for k in mine}, request, is_halo=i == 1) for i in range(len(cut[mine[0]][0]))
     ]
-    nnz = np.array([of_shard[k][1] for k in range(parts)])
     over_entries = Distribution(mesh, axis, *_pieces(nnz))
     for over, total in ((over_rows, starts[-1]), (over_columns, columns[-1]), (over_entries, nnz.sum())):
         building.check_addressable(int(total) + over.places)  # empty places have numbers of their own
     has_boundary = request.mode == "overlap" and len(made) == 2
     nbytes = sum(part.nbytes for part in made) + 4 * longest * has_boundary
-    nbytes += 0 if plan.send is None else plan.send[0].nbytes
+    nbytes += plan.nbytes
     order = None if perm is None else basis.plan_of_order(over_columns, perm)
     if order is not None:
         nbytes += basis.bytes_of_order(over_columns, order) + basis.bytes_of_order(over_entries)
@@ -233,13 +236,10 @@ def assemble(
     if has_boundary:
         beyond = over_rows.size + np.arange(longest)
         boundary = own(lambda k: np.concatenate([cut[k][1], beyond[: longest - len(cut[k][1])]]).astype(np.int32))
-    sent = plan.send
-    send = None if sent is None else own(lambda k: sent[k])
     domain = basis.make(over_columns, perm, order)
-    received = plan.received
-    imbalance = Imbalance(np.diff(starts), nnz, received.sum(axis=1), (received > 0).sum(axis=1))
+    imbalance = Imbalance(np.diff(starts), nnz, plan.neighbours.halo, plan.neighbours.senders)
     return ShardedMatrix(
-        Shards(matrices, send, boundary, plan.exchange, axis),
+        Shards(matrices, boundary, plan.placed(own), axis),
         domain,
         domain if perm is not None or np.array_equal(starts, columns) else basis.make(over_rows, None),
         basis.make(over_entries, entry),
@@ -289,11 +289,11 @@ def _split(
     block: Csr, k: int, plan: halo.Halo, n_rows: int, n_own: int, columns: np.ndarray, mode: str
 ) -> tuple[list[Csr], np.ndarray]:
     """The blocks of a device's rows, with columns in its piece of x and in its halo buffer, and the boundary rows."""
-    width = plan.exchange.width
+    width = plan.how.width
     is_own = (block.indices >= columns[k]) & (block.indices < columns[k + 1])
     col = np.where(is_own, block.indices - columns[k], n_own)
     col[~is_own] += plan.slots[k][np.searchsorted(plan.needs[k], block.indices[~is_own])]
-    if mode == "vector" or plan.exchange.kind == "none":
+    if mode == "vector" or plan.how.kind == "none":
         whole = scipy.sparse.csr_array((block.data, col, block.indptr), shape=(block.shape[0], n_own + width))
         whole.sort_indices()
         return [taller(whole, n_rows)], np.zeros(0, np.int64)

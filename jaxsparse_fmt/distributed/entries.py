@@ -52,7 +52,7 @@ def coordinates(A: Sharded) -> tuple[Array, Array]:
 
     def found(shards: Shards, rows: Array, cols: Array) -> tuple[Array, Array]:
         if shards.halo.kind != "none":
-            cols = jnp.concatenate([cols, exchange(cols, shards.send, shards.halo, shards.axis)])
+            cols = jnp.concatenate([cols, exchange(cols, shards.halo, shards.axis)])
         row_of, col_of = jnp.zeros(A.entries.over.size, rows.dtype), jnp.zeros(A.entries.over.size, cols.dtype)
         for row, col, place in shards.places(lax.axis_index(shards.axis)):
             row_of = row_of.at[place].set(jnp.take(rows, row, mode="clip"), mode="drop", unique_indices=True)
@@ -68,10 +68,11 @@ def to_scipy(A: Sharded) -> Csr:
     shards = jax.tree.map(np.asarray, A.shards)
     cols = np.asarray(A.domain.unknowns()).reshape(A.parts, -1)
     rows = np.asarray(A.range.unknowns()).reshape(A.parts, -1)
+    buffers = exchange_on_host(dict(enumerate(cols)), shards.halo, A.range.over.mesh)
     found = []
     for k in range(A.parts):
         one = jax.tree.map(lambda a, k=k: jnp.asarray(a[k]), shards)
-        all_cols = np.concatenate([cols[k], exchange_on_host(cols, shards.send, A.shards.halo, k)])
+        all_cols = np.concatenate([cols[k], buffers[k]])
         for (row, col, place), block in zip(places(one, k), one.blocks, strict=True):
             live = np.asarray(place) < np.iinfo(place.dtype).max
             row, col = np.asarray(row)[live], np.asarray(col)[live]

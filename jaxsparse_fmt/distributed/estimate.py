@@ -63,30 +63,17 @@ def with_halo(held: Load, needs: list[np.ndarray], starts: np.ndarray, per_host:
     """The load with its halo, for each kind of exchange; {"none": held} without a halo.
 
     Args:
-      needs, starts: as in `halo.plan`.
+      needs, starts: the halo of every device, and the pieces of x, as in `halo.plan`.
     """
-    parts = held.parts
-    received = halo.received(needs, starts)
-    if not received.any():
+    hosts = np.arange(held.parts) // per_host
+    between = halo.neighbours(
+        {k: (str(hosts[k]), {s: len(u) for s, u in halo.by_owner(of, starts).items()}) for k, of in enumerate(needs)}
+    )
+    if not len(between.count):
         return {"none": held}
-    host = np.arange(parts) // per_host
-    target, source = np.nonzero(received)
-    sizes = halo.by_distance(received)
-    piece = np.array([sizes[d] for d in (source - target).tolist()])
-    same = host[target] == host[source]
-    from_near, from_far = (np.bincount(target[w], piece[w], minlength=parts) for w in (same, ~same))
-    near_others = np.bincount(host)[host] - 1
-    sent = min(max(map(len, halo.boundaries(needs, starts))), int(np.diff(starts).max()))
-
-    def of_all(size: int) -> Load:
-        far = size * (parts - 1 - near_others)
-        return dataclasses.replace(held, near=size * near_others, far=far, collectives=1, among_all=True)
-
-    return {
-        "permute": dataclasses.replace(held, near=from_near, far=from_far, collectives=len(sizes)),
-        "all_to_all": of_all(int(received.max())),
-        "gather": of_all(sent),
-    }
+    moved = halo.exchanges(between, int(np.diff(starts).max()))
+    names = ("near", "far", "collectives", "among_all")
+    return {kind: dataclasses.replace(held, **{n: getattr(of, n) for n in names}) for kind, of in moved.items()}
 
 
 def cheapest(loads: dict[str, Load], machine: Machine) -> tuple[str, Load]:
@@ -102,7 +89,7 @@ def load_of(A: Any) -> Load:
     held, how, parts = A.record.imbalance, A.shards.halo, A.parts
     boundary = A.shards.boundary
     boundary = 0 if boundary is None else (np.asarray(boundary) < A.range.over.size).sum(axis=1)
-    others = how.width if how.kind == "permute" else how.width - how.width // parts
+    others = sum(how.sizes) if how.kind == "permute" else how.width - how.width // parts
     collectives = 0 if how.kind == "none" else len(how.sizes) if how.kind == "permute" else 1
     entry = sum(block.nbytes_read for block in A.shards.blocks) / parts / max(int(held.nnz.max()), 1)
     return Load(parts, held.rows, held.nnz, others, 0, boundary, collectives, how.kind != "permute", entry, vectors)

@@ -4,9 +4,8 @@
     pieces             | 0 1 · · | 2 3 4 5 | 6 · · · |   of 2, 4 and 1 unknowns
 
 Both orders rise, so a block and a piece share a run of unknowns, and blocks and pieces together have fewer than
-2·parts such runs. Every run travels from the device of its block to the device of its piece, or back. Runs that share
-no sender and no receiver travel in one round, a `ppermute`. There are at most as many rounds as a block or piece has
-runs, and one more, and a device holds no more than its block, its piece, and the runs of one round.
+2·parts such runs. Every run travels from the device of its block to the device of its piece, or back, in as many rounds
+(`rounds.py`) as a block or piece has runs. A device holds no more than its block, its piece, and the runs of one round.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ import numpy as np
 from jax import lax
 
 from jaxsparse_fmt.core.vector_passes import Distribution
+from jaxsparse_fmt.distributed.rounds import in_rounds
 
 Array = jax.Array
 
@@ -44,9 +44,9 @@ class Round:
     received: np.ndarray
 
 
-def block_size(over: Distribution) -> int:
-    """Unknowns of a block."""
-    return -(-sum(over.counts) // len(over.counts))
+def block_size(counts: tuple[int, ...]) -> int:
+    """Unknowns of a block, for pieces of these lengths."""
+    return -(-sum(counts) // len(counts))
 
 
 def to_pieces(x: Array, over: Distribution) -> Array:
@@ -58,7 +58,7 @@ def to_pieces(x: Array, over: Distribution) -> Array:
 def to_blocks(y: Array, over: Distribution) -> Array:
     """A device's block [m, ...] from the pieces y [size, ...]; for use inside shard_map."""
     back = [(tuple((b, a) for a, b in r.pairs), r.size, r.piece, r.received, r.block) for r in _rounds(over.counts)]
-    return _moved(y, block_size(over), over.axis, back)
+    return _moved(y, block_size(over.counts), over.axis, back)
 
 
 def _moved(a: Array, n: int, axis: str, runs: list[tuple[Any, int, np.ndarray, np.ndarray, np.ndarray]]) -> Array:
@@ -84,18 +84,14 @@ def _moved(a: Array, n: int, axis: str, runs: list[tuple[Any, int, np.ndarray, n
 @functools.lru_cache(maxsize=64)
 def _rounds(counts: tuple[int, ...]) -> list[Round]:
     """The rounds for pieces of these lengths; first the runs that stay on their device."""
-    parts, m = len(counts), -(-sum(counts) // len(counts))
+    parts, m = len(counts), block_size(counts)
     ends = np.cumsum(counts)
     cuts = np.unique(np.concatenate([[0], ends, np.minimum(np.arange(1, parts + 1) * m, ends[-1])]))
     first, length = cuts[:-1], np.diff(cuts)
     block, piece = first // max(m, 1), np.searchsorted(ends, first, side="right")
     number = np.zeros(len(first), np.int64)
-    taken: dict[tuple[str, int], set[int]] = {}
-    for i in np.flatnonzero(block != piece).tolist():  # consecutive runs share a device, so this needs no more rounds
-        here = taken.setdefault(("block", block[i]), {0}), taken.setdefault(("piece", piece[i]), {0})
-        number[i] = next(c for c in range(1, 2 * parts) if c not in here[0] and c not in here[1])
-        here[0].add(int(number[i]))
-        here[1].add(int(number[i]))
+    moves = block != piece
+    number[moves] = 1 + in_rounds(block[moves], piece[moves], length[moves])
 
     def made(runs: np.ndarray) -> Round:
         of_block, of_piece = block[runs], piece[runs]

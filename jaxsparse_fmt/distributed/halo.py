@@ -2,41 +2,99 @@
 
 A device owns a contiguous piece of x and needs some unknowns of others, its halo. The exchange (`halo_exchange.py`)
 puts them into one buffer in rising order, with gaps where one neighbour sends less than another: every device runs one
-program, so all buffers have one size. `costs` weighs bytes against the latency of collectives.
+program, so all buffers have one size.
+
+A process holds the halos of its own devices and what their neighbours ask of them. All processes know which devices
+are neighbours and how many unknowns each needs of the other, since that decides the program, which they share.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import socket
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxsparse_fmt._types import readable_bytes
+from jaxsparse_fmt.distributed.delivery import Messages, delivered
 from jaxsparse_fmt.distributed.halo_exchange import KINDS, Exchange
+from jaxsparse_fmt.distributed.processes import everyones
+from jaxsparse_fmt.distributed.rounds import in_rounds
 from jaxsparse_fmt.models import traffic
+from jaxsparse_fmt.models.traffic import Load
 
 MACHINE = traffic.Machine()
 
 
 @dataclasses.dataclass(frozen=True)
-class Halo:
-    """A plan.
+class Neighbours:
+    """Which devices need unknowns of which others, and how many; one number for each such pair.
 
     Attributes:
-      send: [parts, k] int32, the places in its piece of x that each device sends, in the order of the buffers; None
-        where the devices send nothing or everything.
-      needs: for each device the unknowns that it needs, rising.
+      source, target, count: [pairs], the device that sends, that receives, and how many unknowns.
+      host: [parts], the number of each device's host.
+    """
+
+    source: np.ndarray
+    target: np.ndarray
+    count: np.ndarray
+    host: np.ndarray
+
+    @property
+    def parts(self) -> int:
+        return len(self.host)
+
+    @property
+    def halo(self) -> np.ndarray:
+        """[parts], how many unknowns of others each device needs."""
+        return np.bincount(self.target, self.count, self.parts).astype(np.int64)
+
+    @property
+    def senders(self) -> np.ndarray:
+        """[parts], from how many others each device receives."""
+        return np.bincount(self.target, minlength=self.parts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Halo:
+    """A plan, with the lists of this process's devices.
+
+    Attributes:
+      how: the exchange, without its lists.
+      send, order: the lists of `Exchange`, by device; None: the exchange has none.
+      needs: the unknowns that each device needs, rising.
       slots: for each of these its place in the buffer.
-      received: [parts, parts], how many unknowns each device (row) needs from each (column).
+      neighbours: of all devices.
       reason: for this kind of exchange, in words.
     """
 
-    exchange: Exchange
-    send: np.ndarray | None
-    needs: list[np.ndarray]
-    slots: list[np.ndarray]
-    received: np.ndarray
+    how: Exchange
+    send: dict[int, np.ndarray] | None
+    order: dict[int, np.ndarray] | None
+    needs: dict[int, np.ndarray]
+    slots: dict[int, np.ndarray]
+    neighbours: Neighbours
     reason: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a device's lists."""
+        return sum(next(iter(lists.values())).nbytes for lists in (self.send, self.order) if lists is not None)
+
+    def placed(self, place: Callable[[Callable[[int], np.ndarray]], Any]) -> Exchange:
+        """The exchange with its lists on the devices.
+
+        Args:
+          place: makes an array of all devices from a function that gives each its own.
+        """
+        lists = {"send": self.send, "order": self.order}
+        return dataclasses.replace(
+            self.how, **{name: None if of is None else place(of.__getitem__) for name, of in lists.items()}
+        )
 
 
 def needed(indices: np.ndarray, start: int, stop: int) -> np.ndarray:
@@ -44,138 +102,153 @@ def needed(indices: np.ndarray, start: int, stop: int) -> np.ndarray:
     return np.unique(indices[(indices < start) | (indices >= stop)])
 
 
-def plan(needs: list[np.ndarray], starts: np.ndarray, itemsize: int = 8, kind: str = "auto") -> Halo:
-    """The plan by which every device receives the unknowns that it needs.
+def by_owner(needs: np.ndarray, starts: np.ndarray) -> dict[int, np.ndarray]:
+    """The parts of a rising list of unknowns that each device owns; devices without any are left out."""
+    owner = np.searchsorted(starts, needs, side="right") - 1
+    owners, first = np.unique(owner, return_index=True)
+    return dict(zip(owners.tolist(), np.split(needs, first)[1:], strict=True))
+
+
+def plan(needs: dict[int, np.ndarray], starts: np.ndarray, mesh: Mesh, itemsize: int = 8, kind: str = "auto") -> Halo:
+    """The plan by which every device receives the unknowns that it needs; all processes must call this.
 
     Args:
-      needs: for each device its halo, as from `needed`.
+      needs: for each device of this process its halo, as from `needed`.
       starts: [parts + 1], the pieces of x.
       itemsize: bytes of an unknown.
-      kind: one of `KINDS`; "auto" takes the cheapest by `costs`.
+      kind: one of `KINDS`; "auto" takes the cheapest by `traffic.cg_step`.
 
     Raises:
       ValueError: another kind.
     """
     if kind not in ("auto", *KINDS):
         raise ValueError(f"exchange must be 'auto' or one of {', '.join(KINDS)}; got {kind!r}")
-    parts = len(starts) - 1
-    owners = [np.searchsorted(starts, columns, side="right") - 1 for columns in needs]
-    moved = received(needs, starts)
-    if not moved.any():
-        return Halo(Exchange("none", parts=parts), None, needs, needs, moved, "no device needs unknowns of another")
-    boundary = boundaries(needs, starts)
-    piece = int(np.diff(starts).max())
-    most = max(map(len, boundary))
-    price, width = costs(moved, most, piece, itemsize), buffers(moved, most, piece)
-    largest = max(piece, min(width.values()))  # of a buffer: one larger than the piece would grow with the parts
-    fair = [k for k in KINDS if width[k] <= largest]
-    chosen = min(fair, key=lambda k: price[k]) if kind == "auto" else kind
-    if chosen == "permute":
-        exchange, send, slots = _permute(needs, owners, moved, starts)
-    elif chosen == "all_to_all":
-        exchange, send, slots = _all_to_all(needs, owners, moved, starts)
-    else:
-        exchange, send, slots = _gather(needs, owners, boundary, starts)
-    return Halo(exchange, send, needs, slots, moved, _reason(chosen, kind, price, exchange, itemsize))
+    name = socket.gethostname()
+    told = everyones(
+        lambda: {k: (name, {s: len(of) for s, of in by_owner(n, starts).items()}) for k, n in needs.items()}, mesh
+    )
+    return planned(needs, starts, neighbours(told), functools.partial(delivered, mesh=mesh), itemsize, kind)
 
 
-def received(needs: list[np.ndarray], starts: np.ndarray) -> np.ndarray:
-    """[parts, parts], how many unknowns each device (row) needs from each (column)."""
-    cuts = [np.searchsorted(columns, starts) for columns in needs]
-    return np.stack([np.diff(cut) for cut in cuts])
+def neighbours(told: dict[int, tuple[str, dict[int, int]]]) -> Neighbours:
+    """Of all devices, from the host of each, and how many unknowns it needs of which others."""
+    pairs = [(source, target, count) for target, (_, of) in told.items() for source, count in of.items()]
+    _, host = np.unique([name for name, _ in told.values()], return_inverse=True)
+    source, target, count = np.array(pairs, np.int64).reshape(-1, 3).T
+    return Neighbours(source, target, count, host)
 
 
-def costs(received: np.ndarray, boundary: int, piece: int, itemsize: int) -> dict[str, float]:
-    """Seconds of each kind: collectives times latency, and the bytes that a device receives over the bandwidth.
+def planned(
+    needs: dict[int, np.ndarray],
+    starts: np.ndarray,
+    between: Neighbours,
+    deliver: Callable[[Callable[[], Messages]], Messages],
+    itemsize: int = 8,
+    kind: str = "auto",
+) -> Halo:
+    """As `plan`, where all devices' neighbours are known.
 
     Args:
-      received: [parts, parts], unknowns that each device (row) needs from each (column).
-      boundary: the most unknowns that one device sends to any others.
-      piece: the most unknowns of one device.
-      itemsize: bytes of an unknown.
+      deliver: `delivered` on the mesh; what it delivers are the requests of each device's neighbours.
     """
-    rounds = {"permute": len(by_distance(received)), "all_to_all": 1, "gather": 1}
-    places = buffers(received, boundary, piece)
-    return {k: rounds[k] * MACHINE.collective + places[k] * itemsize / MACHINE.link for k in KINDS}
+    parts, size = between.parts, int(np.diff(starts).max())
+    if not len(between.count):
+        how = Exchange(before=(0,) * parts)
+        return Halo(how, None, None, needs, needs, between, "no device needs unknowns of another")
+    loads, machine = exchanges(between, size), machine_of(between)
+    price = {k: traffic.cg_step(load, machine, "vector").exchange for k, load in loads.items()}
+    number, longest, rises = rounds(between)
+    most = int(between.count.max())
+    width = {"permute": int(longest.sum()), "all_to_all": parts * most, "gather": parts * size}
+    largest = max(size, min(width.values()))  # of a buffer: one larger than the piece would grow with the devices
+    fair = [k for k in KINDS if width[k] <= largest]
+    chosen = min(fair, key=price.__getitem__) if kind == "auto" else kind
+    if chosen == "permute":
+        how = _permute(between, number, longest, rises)
+    else:
+        each = most if chosen == "all_to_all" else size
+        how = Exchange(None, None, chosen, (each,), (), width[chosen], tuple(range(0, parts * each, each)))
+    reason = _reason(how, kind, price, itemsize)
+    wanted = {k: by_owner(of, starts) for k, of in needs.items()}
+    if chosen == "gather":
+        at = {k: [s * size + of - starts[s] for s, of in owned.items()] for k, owned in wanted.items()}
+        return Halo(how, None, None, needs, _joined(at), between, reason)
+    send = {k: np.zeros(int(longest.sum()) if chosen == "permute" else how.width, np.int32) for k in needs}
+    for k, asked in deliver(lambda: _requests(wanted, starts)).items():
+        for t, places in asked.items():
+            send[k][how.lists(k)[0][t].start :][: len(places)] = places
+    at = {k: [how.lists(k)[1][s].start + np.arange(len(of)) for s, of in owned.items()] for k, owned in wanted.items()}
+    slots = _joined(at)
+    if chosen != "permute" or rises:
+        return Halo(how, send, None, needs, slots, between, reason)
+    order = {k: np.pad(a, (0, how.width - len(a))).astype(np.int32) for k, a in slots.items()}
+    return Halo(how, send, order, needs, {k: np.arange(len(a)) for k, a in slots.items()}, between, reason)
 
 
-def buffers(received: np.ndarray, boundary: int, piece: int) -> dict[str, int]:
-    """Places of each kind's buffer on a device; arguments as of `costs`."""
-    parts = len(received)
-    return {
-        "permute": sum(by_distance(received).values()),
-        "all_to_all": parts * int(received.max()),
-        "gather": parts * min(boundary, piece),
-    }
+def exchanges(between: Neighbours, size: int) -> dict[str, Load]:
+    """What each kind of exchange moves to every device, from its host and from others; without rows and entries.
+
+    Args:
+      size: the most unknowns of one device.
+    """
+    parts, host = between.parts, between.host
+    number, longest, _ = rounds(between)
+    same = host[between.target] == host[between.source]
+    near, far = (np.bincount(between.target[w], longest[number[w]], parts) for w in (same, ~same))
+    beside = np.bincount(host)[host] - 1
+
+    def of_all(size: int) -> Load:
+        return Load(parts, 0, 0, size * beside, size * (parts - 1 - beside), collectives=1, among_all=True)
+
+    permute = Load(parts, 0, 0, near, far, collectives=len(longest))
+    return {"permute": permute, "all_to_all": of_all(int(between.count.max())), "gather": of_all(size)}
 
 
-def _reason(chosen: str, kind: str, price: dict[str, float], exchange: Exchange, itemsize: int) -> str:
-    moved = readable_bytes(exchange.width * itemsize)
-    all_of_x = ": all of x, since nearly all of it is needed" if exchange.whole else ""
+def rounds(between: Neighbours) -> tuple[np.ndarray, np.ndarray, bool]:
+    """The round [pairs] of each pair, the longest list of each round, and whether senders rise with the rounds.
+
+    A round for every distance source − target does with strips, and with boxes of a grid that has inner ones; there as
+    elsewhere the number of rounds is the most neighbours of a device.
+    """
+    distances, number = np.unique(between.source - between.target, return_inverse=True)
+    most = max(np.bincount(ends).max() for ends in (between.source, between.target))
+    rises = len(distances) == most
+    number = number if rises else in_rounds(between.source, between.target, between.count)
+    longest = np.zeros(most, np.int64)
+    np.maximum.at(longest, number, between.count)
+    return number, longest, rises
+
+
+def machine_of(between: Neighbours) -> traffic.Machine:
+    """The machine of the model, with as many devices on a host as these have."""
+    return dataclasses.replace(MACHINE, per_host=int(np.bincount(between.host).max()))
+
+
+def _permute(between: Neighbours, number: np.ndarray, longest: np.ndarray, rises: bool) -> Exchange:
+    source, target, count = between.source, between.target, between.count
+    members = [number == c for c in range(len(longest))]
+    pairs = tuple(tuple(zip(source[m].tolist(), target[m].tolist(), strict=True)) for m in members)
+    if rises:
+        width = int(longest.sum())
+        before = [sum(int(n) for n, ((s, t), *_) in zip(longest, pairs, strict=True) if s < t)] * between.parts
+    else:
+        width = int(between.halo.max())
+        before = np.bincount(target, count * (source < target), between.parts).astype(int).tolist()
+    return Exchange(None, None, "permute", tuple(longest.tolist()), pairs, width, tuple(before))
+
+
+def _requests(wanted: dict[int, dict[int, np.ndarray]], starts: np.ndarray) -> Messages:
+    """What each device asks of each owner: places in the owner's piece."""
+    return {k: {s: (of - starts[s]).astype(np.int32) for s, of in owned.items()} for k, owned in wanted.items()}
+
+
+def _joined(of: dict[int, list[np.ndarray]]) -> dict[int, np.ndarray]:
+    return {k: np.concatenate(lists) if lists else np.zeros(0, np.int64) for k, lists in of.items()}
+
+
+def _reason(how: Exchange, kind: str, price: dict[str, float], itemsize: int) -> str:
+    all_of_x = ": all of x" if how.kind == "gather" else ""
+    in_rounds = f" in {len(how.sizes)} rounds" if how.kind == "permute" else ""
     prices = ", ".join(f"{k} {1e6 * seconds:.0f} µs" for k, seconds in price.items())
     why = "as asked for" if kind != "auto" else f"the cheapest of {prices} by the model"
-    return f"{chosen}{all_of_x}, {moved} to each device; {why}"
-
-
-def by_distance(received: np.ndarray) -> dict[int, int]:
-    """The longest list between two devices at each distance source − target, by rising distance."""
-    target, source = np.nonzero(received)
-    distances, at = np.unique(source - target, return_inverse=True)
-    longest = np.zeros(len(distances), np.int64)
-    np.maximum.at(longest, at, received[target, source])
-    return dict(zip(distances.tolist(), longest.tolist(), strict=True))
-
-
-def boundaries(needs: list[np.ndarray], starts: np.ndarray) -> list[np.ndarray]:
-    """The places in each piece that any other device needs."""
-    sent = np.unique(np.concatenate(needs))
-    cuts = np.searchsorted(sent, starts)
-    return [sent[a:b] - start for a, b, start in zip(cuts, cuts[1:], starts, strict=False)]
-
-
-def _ranks(owner: np.ndarray) -> np.ndarray:
-    """The number of each unknown among those from the same device; owners rise."""
-    return np.arange(len(owner)) - np.searchsorted(owner, owner)
-
-
-def _permute(needs, owners, received, starts):
-    parts, sizes = len(needs), by_distance(received)
-    base = dict(zip(sizes, np.cumsum([0, *sizes.values()])[:-1].tolist(), strict=True))
-    pairs: dict[int, list[tuple[int, int]]] = {distance: [] for distance in sizes}
-    for t, s in np.argwhere(received).tolist():
-        pairs[s - t].append((s, t))
-    send = np.zeros((parts, sum(sizes.values())), np.int32)
-    slots = []
-    for t in range(parts):
-        start_of = np.array([base.get(s - t, 0) for s in range(parts)])
-        slots.append(start_of[owners[t]] + _ranks(owners[t]))
-        send[owners[t], slots[t]] = needs[t] - starts[owners[t]]
-    of_distance = tuple(map(tuple, pairs.values()))
-    return Exchange("permute", tuple(sizes.values()), tuple(sizes), of_distance, parts), send, slots
-
-
-def _all_to_all(needs, owners, received, starts):
-    parts, size = len(needs), int(received.max())
-    send = np.zeros((parts, parts * size), np.int32)
-    slots = []
-    for t in range(parts):
-        rank = _ranks(owners[t])
-        slots.append(owners[t] * size + rank)
-        send[owners[t], t * size + rank] = needs[t] - starts[owners[t]]
-    return Exchange("all_to_all", (size,), parts=parts), send, slots
-
-
-def _gather(needs, owners, boundary, starts):
-    parts, piece = len(needs), int(np.diff(starts).max())
-    size = max(map(len, boundary))
-    whole = size >= piece
-    if whole:
-        slots = [owner * piece + columns - starts[owner] for columns, owner in zip(needs, owners, strict=True)]
-        return Exchange("gather", (piece,), parts=parts, whole=True), None, slots
-    send = np.zeros((parts, size), np.int32)
-    for t in range(parts):
-        send[t, : len(boundary[t])] = boundary[t]
-    sent = np.concatenate([b + start for b, start in zip(boundary, starts, strict=False)])  # rises
-    first = np.cumsum([0, *map(len, boundary)])
-    slots = [o * size + np.searchsorted(sent, c) - first[o] for c, o in zip(needs, owners, strict=True)]
-    return Exchange("gather", (size,), parts=parts), send, slots
+    return f"{how.kind}{in_rounds}{all_of_x}, {readable_bytes(how.width * itemsize)} to each device; {why}"

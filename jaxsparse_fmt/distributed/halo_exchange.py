@@ -1,104 +1,138 @@
 """The exchange of a halo on the devices, by one of three kinds of collective; `halo.py` plans it.
 
-permute      a ppermute for each distance between neighbours, as large as the longest list at that distance
+permute      ppermutes in rounds: in each a device sends to one neighbour at most, and receives from one
 all_to_all   one collective with a list for every pair, all as long as the longest
-gather       one collective: every device sends all others what any of them needs (or all of its piece)
+gather       one collective: every device receives all of x
 
-device 1:  | from 0        | from 2        |  permute, distances −1 and +1
-           | 0 | 1 (unused)| 2 | 3         |  gather, the boundary of each
+device 1:  | from 0        | from 2        |  permute, one round for each
+           | 0 | 1 (unused)| 2 | 3         |  gather
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import functools
+import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import Mesh
+
+from jaxsparse_fmt._types import pytree
+from jaxsparse_fmt.distributed.delivery import delivered
 
 Array = jax.Array
 
 KINDS = ("permute", "all_to_all", "gather")
 
 
-@dataclasses.dataclass(frozen=True)
+def _static(default: Any) -> Any:
+    return dataclasses.field(default=default, metadata={"static": True})
+
+
+@pytree
+@dataclasses.dataclass(frozen=True, eq=False)
 class Exchange:
-    """The collective that exchanges a halo: static and hashable.
+    """The collective that exchanges a halo, and the lists of each device.
 
     Attributes:
+      send: [parts, sum(sizes)] int32, the places in its piece of x that each device sends; None: none, or all. A
+        device's own row inside shard_map; so for `order`.
+      order: [parts, width] int32, where each place of the buffer is among what a device receives; None: all in order.
       kind: one of `KINDS`, or "none".
-      sizes: of the buffer's pieces: one for each distance ("permute"), or the one size that all have.
-      distances: of a permute: piece i comes from device k + distances[i] to device k.
-      pairs: of a permute: for each distance the (source, target) pairs.
-      parts: devices.
-      whole: a gather sends all of x, without a list.
+      sizes: of the lists that a device sends: one for each round ("permute"), or the one size that all have.
+      pairs: of a permute: for each round the (source, target) pairs.
+      width: places of the buffer.
+      before: [parts], how many places of each device's buffer belong to devices that precede it.
     """
 
-    kind: str
-    sizes: tuple[int, ...] = ()
-    distances: tuple[int, ...] = ()
-    pairs: tuple[tuple[tuple[int, int], ...], ...] = ()
-    parts: int = 1
-    whole: bool = False
+    send: Array | None = None
+    order: Array | None = None
+    kind: str = _static("none")
+    sizes: tuple[int, ...] = _static(())
+    pairs: tuple[tuple[tuple[int, int], ...], ...] = _static(())
+    width: int = _static(0)
+    before: tuple[int, ...] = _static(())
 
-    @property
-    def width(self) -> int:
-        """Places of the buffer."""
-        return sum(self.sizes) * (1 if self.kind == "permute" else self.parts)
-
-    def before(self, part):
-        """Places of the buffer whose unknowns precede those of device `part`, a number or traced."""
+    def lists(self, part: int) -> tuple[dict[int, slice], dict[int, slice]]:
+        """Where a device has the list for each other one in what it sends, and that from each in what it receives."""
         if self.kind == "permute":
-            return sum(size for size, distance in zip(self.sizes, self.distances, strict=True) if distance < 0)
-        return part * sum(self.sizes)
+            return _lists(self.sizes, self.pairs)[part]
+        size = sum(self.sizes)
+        each = {k: slice(k * size, (k + 1) * size) for k in range(len(self.before))}
+        return (dict.fromkeys(each, slice(0, size)) if self.kind == "gather" else each), each
 
 
-def exchange(x: Array, send: Array | None, how: Exchange, axis: str) -> Array:
+@functools.lru_cache(maxsize=64)
+def _lists(
+    sizes: tuple[int, ...], pairs: tuple[tuple[tuple[int, int], ...], ...]
+) -> dict[int, tuple[dict[int, slice], dict[int, slice]]]:
+    """`Exchange.lists` of a permute, of every device that takes part."""
+    of: dict[int, Any] = collections.defaultdict(lambda: ({}, {}))
+    for size, end, pairs_of_round in zip(sizes, itertools.accumulate(sizes), pairs, strict=True):
+        for source, target in pairs_of_round:
+            of[source][0][target] = of[target][1][source] = slice(end - size, end)
+    return of
+
+
+def exchange(x: Array, how: Exchange, axis: str) -> Array:
     """The halo buffer of this device, for use inside shard_map; linear in x, and JAX knows its transpose.
 
     Args:
       x: [m] or [m, p], the device's piece.
-      send: [k] int32, the device's row of `Halo.send`.
       axis: the mesh axis.
 
     Returns:
       [width] or [width, p].
     """
-    out = x if send is None else x.at[send].get(mode="promise_in_bounds")
+    out = x if how.send is None else x.at[how.send].get(mode="promise_in_bounds")
     if how.kind == "gather":
         return lax.all_gather(out, axis, tiled=True)
     if how.kind == "all_to_all":
         return lax.all_to_all(out, axis, 0, 0, tiled=True)
-    ends = np.cumsum(how.sizes)
-    pieces = [out[end - size : end] for size, end in zip(how.sizes, ends, strict=True)]
-    return jnp.concatenate([lax.ppermute(a, axis, pairs) for a, pairs in zip(pieces, how.pairs, strict=True)])
+    lists = jnp.split(out, np.cumsum(how.sizes)[:-1])
+    h = jnp.concatenate([lax.ppermute(a, axis, pairs) for a, pairs in zip(lists, how.pairs, strict=True)])
+    return h if how.order is None else h.at[how.order].get(mode="promise_in_bounds")
 
 
-def returned(h: Array, send: Array | None, how: Exchange, axis: str, n: int) -> Array:
+def returned(h: Array, how: Exchange, axis: str, n: int) -> Array:
     """The transpose of `exchange`: every device adds up what the others return to its piece [n] or [n, p].
 
     Written out for integers, for which JAX has no transposes.
     """
     if how.kind == "gather":
-        out = lax.psum_scatter(h, axis, tiled=True)
-    elif how.kind == "all_to_all":
+        return lax.psum_scatter(h, axis, tiled=True)
+    if how.kind == "all_to_all":
         out = lax.all_to_all(h, axis, 0, 0, tiled=True)
     else:
-        pieces = jnp.split(h, np.cumsum(how.sizes)[:-1])
+        if how.order is not None:
+            h = jnp.zeros((sum(how.sizes), *h.shape[1:]), h.dtype).at[how.order].add(h)
+        lists = jnp.split(h, np.cumsum(how.sizes)[:-1])
         home = [tuple((target, source) for source, target in pairs) for pairs in how.pairs]
-        out = jnp.concatenate([lax.ppermute(a, axis, pairs) for a, pairs in zip(pieces, home, strict=True)])
-    return out if send is None else jnp.zeros((n, *h.shape[1:]), h.dtype).at[send].add(out)
+        out = jnp.concatenate([lax.ppermute(a, axis, pairs) for a, pairs in zip(lists, home, strict=True)])
+    return jnp.zeros((n, *h.shape[1:]), h.dtype).at[how.send].add(out)
 
 
-def exchange_on_host(x: np.ndarray, send: np.ndarray | None, how: Exchange, part: int) -> np.ndarray:
-    """The result of `exchange` on device `part`, computed in NumPy from all pieces x [parts, m]."""
-    if how.kind == "none":
-        return x[part, :0]
-    sent = x if send is None else np.take_along_axis(x, send, axis=1)
-    if how.kind == "gather":
-        return sent.reshape(-1)
-    if how.kind == "all_to_all":
-        return sent.reshape(how.parts, how.parts, -1)[:, part].reshape(-1)
-    source = np.repeat(part + np.array(how.distances), how.sizes)
-    return sent[np.clip(source, 0, how.parts - 1), np.arange(how.width)]  # clipped places are never read
+def exchange_on_host(x: dict[int, np.ndarray], how: Exchange, mesh: Mesh) -> dict[int, np.ndarray]:
+    """The buffers that `exchange` gives the devices of this process, made in NumPy; all processes must call this.
+
+    Args:
+      x: the pieces of this process's devices.
+      how: with lists that can be indexed by the number of a device.
+    """
+
+    def sent() -> dict[int, dict[int, np.ndarray]]:
+        lists = x if how.send is None else {k: x[k][np.asarray(how.send[k])] for k in x}
+        return {k: {t: lists[k][at] for t, at in how.lists(k)[0].items()} for k in x}
+
+    out = {}
+    for k, received in delivered(sent, mesh).items():
+        h = np.zeros(sum(how.sizes) if how.kind == "permute" else how.width, x[k].dtype)
+        for s, at in how.lists(k)[1].items():
+            h[at] = received[s]
+        out[k] = h if how.order is None else h[np.asarray(how.order[k])]
+    return out

@@ -27,14 +27,12 @@ class Shards:
 
     Attributes:
       blocks: the local and the halo block; in mode "vector", or without a halo, one for all columns.
-      send: [shards, k] int32, the places in its piece of x that each device sends; None: none, or all.
       boundary: [shards, b] int32, the rows of the halo block, from n_rows on in padding; None: all rows.
     """
 
     blocks: tuple[SparseMatrix, ...]
-    send: Array | None
     boundary: Array | None
-    halo: Exchange = dataclasses.field(metadata={"static": True})
+    halo: Exchange
     axis: str = dataclasses.field(metadata={"static": True})
 
     def product(self, x: Array) -> Array:
@@ -60,7 +58,7 @@ class Shards:
         """The blocks, each with the vector that it multiplies."""
         if self.halo.kind == "none":
             return [(self.blocks[0], x)]
-        h = exchange(x, self.send, self.halo, self.axis)
+        h = exchange(x, self.halo, self.axis)
         if len(self.blocks) == 1:
             return [(self.blocks[0], jnp.concatenate([x, h]))]
         local, beyond = self.blocks
@@ -93,7 +91,7 @@ class Shards:
             live = (col < A.shape[1]) & (row < A.shape[0])
             row = row if k == 0 or self.boundary is None else jnp.take(self.boundary, row, mode="clip")
             found.append((jnp.where(live, row, n_rows), col + n_own * k, entry, live))
-        before = n_own + self.halo.before(part)
+        before = n_own + jnp.asarray(self.halo.before, index_dtype(self.halo.width))[part]
 
         def count(which: Callable[[Array], Array], k: int) -> Array:
             row, col, *_ = found[k]

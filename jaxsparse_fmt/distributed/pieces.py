@@ -6,6 +6,8 @@ Rows and columns have the numbers of the inner order without its empty places: t
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -16,11 +18,11 @@ from jax.sharding import Mesh
 
 from jaxsparse_fmt._types import Csr, concrete
 from jaxsparse_fmt.core.vector_passes import Distribution
-from jaxsparse_fmt.distributed.basis import local_parts
+from jaxsparse_fmt.distributed.delivery import Messages, delivered
 from jaxsparse_fmt.distributed.entries import places
-from jaxsparse_fmt.distributed.halo import needed
+from jaxsparse_fmt.distributed.halo import by_owner, needed
 from jaxsparse_fmt.distributed.halo_exchange import exchange_on_host
-from jaxsparse_fmt.distributed.local import Shards
+from jaxsparse_fmt.distributed.placement import local_parts
 from jaxsparse_fmt.distributed.processes import everyones
 
 Pieces = dict[int, Csr]  # by shard
@@ -40,19 +42,17 @@ def pieces(A: Any, dtype: Any = None) -> Pieces:
     over, columns, entries = A.range.over, starts_of(A.domain.over), starts_of(A.entries.over)
     blocks = A.shards.blocks
     mine, given = sorted(local_parts(over)), [np.zeros(b.values.shape, bool) for b in blocks]
-    shards = Shards(
-        tuple(block._with_values(v) for block, v in zip(blocks, given, strict=True)),
-        *(A.shards.send, A.shards.boundary, A.shards.halo, A.shards.axis),
-    )
-    send = None if shards.send is None else everyones(lambda: {k: piece_of(shards.send, k) for k in mine}, over.mesh)
-    send = None if send is None else np.stack([*send.values()])
-    numbers = columns[:-1, None] + np.arange(A.domain.over.size)
+    with_zeros = tuple(block._with_values(v) for block, v in zip(blocks, given, strict=True))
+    shards = dataclasses.replace(A.shards, blocks=with_zeros)
+    own = {k: np.arange(columns[k], columns[k] + A.domain.over.size) for k in mine}
+    halo = jax.tree.map(lambda a: {k: piece_of(a, k) for k in mine}, shards.halo)
+    buffers = exchange_on_host(own, halo, over.mesh)
 
     def rows_of(k: int) -> Csr:
         with concrete():
             one = jax.tree.map(lambda a: jnp.asarray(piece_of(a, k)), shards)
             found = [tuple(map(np.asarray, place)) for place in places(one, k)]
-        unknowns = np.concatenate([numbers[k], exchange_on_host(numbers, send, shards.halo, k)])
+        unknowns = np.concatenate([own[k], buffers[k]])
         nnz, n_rows = A.entries.over.counts[k], over.counts[k]
         col, data = np.zeros(nnz, np.int32), np.arange(entries[k], entries[k + 1])
         data = data if dtype is None else np.zeros(nnz, dtype)
@@ -67,7 +67,19 @@ def pieces(A: Any, dtype: Any = None) -> Pieces:
         out.has_canonical_format = True
         return out
 
-    return {k: rows_of(k) for k in mine}
+    return _of_each(rows_of, mine, over.mesh)
+
+
+def _of_each(f: Callable[[int], Any], shards: Iterable[int], mesh: Mesh) -> dict[int, Any]:
+    """f of each shard of this process; what it raises in one process, it raises in all."""
+    made: dict[int, Any] = {}
+
+    def make() -> dict[int, Any]:
+        made.update({k: f(k) for k in shards})
+        return {}
+
+    everyones(make, mesh)
+    return made
 
 
 def piece_of(a: Any, k: int) -> np.ndarray:
@@ -86,16 +98,10 @@ def beyond(A: Pieces, starts: np.ndarray) -> dict[int, np.ndarray]:
 
 def fetched(wanted: dict[int, np.ndarray], B: Pieces, starts: np.ndarray, mesh: Mesh) -> Pieces:
     """The rows of B with the numbers that each shard wants, rising."""
-    every = np.unique(np.concatenate([*everyones(lambda: wanted, mesh).values()])).astype(np.int64)
-    cuts = np.searchsorted(every, starts)
-
-    def sent() -> dict[int, tuple[np.ndarray, Csr]]:
-        rows = {k: every[cuts[k] : cuts[k + 1]] for k in B}
-        return {k: (rows[k], S[rows[k] - starts[k]]) for k, S in B.items()}
-
-    rows, parts = zip(*everyones(sent, mesh).values(), strict=True)
-    rows, whole = np.concatenate(rows), _stacked(*parts)
-    return {k: whole[np.searchsorted(rows, numbers)] for k, numbers in wanted.items()}
+    asked = delivered(lambda: {k: by_owner(rows, starts) for k, rows in wanted.items()}, mesh)
+    sent = lambda: {k: {t: B[k][rows - starts[k]] for t, rows in of.items()} for k, of in asked.items()}  # noqa: E731
+    of = delivered(sent, mesh)
+    return _of_each(lambda k: _stacked(B[k][:0], *of[k].values()), of, mesh)
 
 
 def meeting(A: Pieces, B: Pieces, starts: np.ndarray, mesh: Mesh) -> dict[int, tuple[Csr, Csr]]:
@@ -107,7 +113,8 @@ def meeting(A: Pieces, B: Pieces, starts: np.ndarray, mesh: Mesh) -> dict[int, t
     wanted = beyond(A, starts)
     others = fetched(wanted, B, starts, mesh)
 
-    def met(k: int, S: Csr) -> tuple[Csr, Csr]:
+    def met(k: int) -> tuple[Csr, Csr]:
+        S = A[k]
         (start, stop), first = starts[k : k + 2], np.searchsorted(wanted[k], starts[k])
         own, above = (S.indices >= start) & (S.indices < stop), S.indices >= stop
         col = np.searchsorted(wanted[k], S.indices) + np.where(above, stop - start, 0)
@@ -117,29 +124,33 @@ def meeting(A: Pieces, B: Pieces, starts: np.ndarray, mesh: Mesh) -> dict[int, t
         left.has_canonical_format = True
         return left, rows
 
-    return {k: met(k, S) for k, S in A.items()}
+    return _of_each(met, A, mesh)
 
 
 def turned(A: Pieces, rows: np.ndarray, columns: np.ndarray, mesh: Mesh) -> Pieces:
     """The rows of Aᵀ of each shard, those of its columns; entries of other shards' columns travel."""
-    away: dict[int, Any] = {}
-    own: dict[int, Any] = {}
-    for k, S in A.items():
-        row = np.repeat(np.arange(rows[k], rows[k + 1]), np.diff(S.indptr))
-        here = (S.indices >= columns[k]) & (S.indices < columns[k + 1])
-        own[k], away[k] = ((row[m], S.indices[m], S.data[m]) for m in (here, ~here))
-    moved = [np.concatenate(a) for a in zip(*everyones(lambda: away, mesh).values(), strict=True)]
+
+    def moved() -> Messages:
+        away: Messages = {}
+        for k, S in A.items():
+            row = np.repeat(np.arange(rows[k], rows[k + 1]), np.diff(S.indptr))
+            owner = np.searchsorted(columns, S.indices, side="right") - 1
+            each = ((t, owner == t) for t in np.unique(owner).tolist())
+            away[k] = {t: (row[m], S.indices[m], S.data[m]) for t, m in each}
+        return away
+
+    parts = delivered(moved, mesh)
 
     def turn(k: int) -> Csr:
-        here = (moved[1] >= columns[k]) & (moved[1] < columns[k + 1])
-        row, col, data = (np.concatenate([mine, m[here]]) for mine, m in zip(own[k], moved, strict=True))
+        none = A[k].indices[:0], A[k].indices[:0], A[k].data[:0]
+        row, col, data = (np.concatenate(a) for a in zip(none, *parts[k].values(), strict=True))
         order, count = np.lexsort((row, col)), int(columns[k + 1] - columns[k])
         ptr = np.concatenate([[0], np.cumsum(np.bincount(col - columns[k], minlength=count))])
         out = scipy.sparse.csr_array((data[order], row[order].astype(np.int32), ptr), shape=(count, int(rows[-1])))
         out.has_canonical_format = True
         return out
 
-    return {k: turn(k) for k in A}
+    return _of_each(turn, A, mesh)
 
 
 def _stacked(*parts: Csr) -> Csr:

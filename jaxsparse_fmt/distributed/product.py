@@ -48,7 +48,6 @@ class Plan:
 
     Attributes:
       result: the matrix of the result; its values are not read.
-      send: [parts, k], the entries that each device sends; None: none, or all.
       source: [parts, m], the places among a device's own entries of the last operand, then the buffer, that it reads.
       terms: [parts, ...], a CSR matrix [entries of C, entries of A] a device, whose values are the entries of B at
         `source`; None: those at `source` are the result, a transpose.
@@ -56,10 +55,9 @@ class Plan:
     """
 
     result: Any
-    send: Array | None
     source: Array
     terms: Any
-    halo: Exchange = dataclasses.field(metadata={"static": True})
+    halo: Exchange
 
 
 @jax.jit
@@ -68,18 +66,18 @@ def _entries(plan: Plan, matrices: tuple[Any, ...]) -> tuple[Array, ...]:
     """The values of the result's blocks."""
     result, axis = plan.result, plan.result.shards.axis
 
-    def computed(shards: Shards, source: Array, operands: tuple[Shards, ...], terms: Any, send: Any):
-        operands, terms, send = jax.tree.map(lambda a: a[0], (operands, terms, send))
+    def computed(shards: Shards, source: Array, operands: tuple[Shards, ...], terms: Any, halo: Exchange):
+        operands, terms, halo = jax.tree.map(lambda a: a[0], (operands, terms, halo))
         each = [entries.gathered(s, M.entries.over.size) for s, M in zip(operands, matrices, strict=True)]
         values = each[-1]
-        if plan.halo.kind != "none":
-            values = jnp.concatenate([values, exchange(values, send, plan.halo, axis)])
+        if halo.kind != "none":
+            values = jnp.concatenate([values, exchange(values, halo, axis)])
         values = values.at[source[0]].get(mode="clip")
         own = values if terms is None else terms._with_values(values).matvec(each[0])
         return entries.stored(shards, own)
 
     operands = tuple(M.shards for M in matrices)
-    return on_each_device(computed, result.shards, result.range.over, plan.source, operands, plan.terms, plan.send)
+    return on_each_device(computed, result.shards, result.range.over, plan.source, operands, plan.terms, plan.halo)
 
 
 def _result(plan: Plan, *matrices: Any) -> Any:
@@ -152,7 +150,7 @@ def _kept(make: Any, key: Any, *matrices: Any) -> Plan:
             )
         indices.append(_Indices(arrays, M.shape, M.nnz))
     found, keep = [], functools.partial(patterns.kept, table=_plans)
-    key = key, *(M.shards.halo for M in matrices)
+    key = key, *(jax.tree.structure(M.shards.halo) for M in matrices)
 
     def missing() -> Any:
         raise LookupError
@@ -230,19 +228,19 @@ def _transpose_plan(A: Any) -> Plan:
 def _plan(result: Any, read: dict[int, np.ndarray], terms: Any, last: Any, length: int) -> Plan:
     """The plan whose devices read the entries of these numbers of its last operand."""
     over, starts = last.entries.over, starts_of(last.entries.over)
-    needs = everyones(lambda: {k: halo.needed(n, starts[k], starts[k + 1]) for k, n in read.items()}, over.mesh)
-    how = halo.plan([*needs.values()], starts, last.dtype.itemsize)
+    needs = {k: halo.needed(n, starts[k], starts[k + 1]) for k, n in read.items()}
+    plan = halo.plan(needs, starts, over.mesh, last.dtype.itemsize)
 
     def source(k: int) -> np.ndarray:
         own = (read[k] >= starts[k]) & (read[k] < starts[k + 1])
         at = read[k] - starts[k]
-        at[~own] = over.size + how.slots[k][np.searchsorted(needs[k], read[k][~own])]
+        at[~own] = over.size + plan.slots[k][np.searchsorted(needs[k], read[k][~own])]
         return np.pad(at, (0, length - len(at))).astype(np.int32)
 
-    building.check_addressable(over.size + how.exchange.width)
+    building.check_addressable(over.size + plan.how.width)
     with concrete():
-        send = None if how.send is None else basis.sharded(lambda k: how.send[k], over)  # pyright: ignore[reportOptionalSubscript]
-        return Plan(result, send, basis.sharded(source, result.range.over), terms, how.exchange)
+        how = plan.placed(functools.partial(basis.sharded, over=over))
+        return Plan(result, basis.sharded(source, result.range.over), terms, how)
 
 
 def _csr(indices: np.ndarray, indptr: np.ndarray, shape: tuple[int, int]) -> Csr:

@@ -23,7 +23,7 @@ CUTS = {
 @pytest.mark.parametrize("counts", CUTS.values(), ids=CUTS)
 def test_runs_take_every_unknown_to_its_piece_and_home(counts):
     over, n = Distribution(MESH, "rows", counts, max(*counts, 1)), sum(counts)
-    piece, m = PartitionSpec("rows"), even_blocks.block_size(over)
+    piece, m = PartitionSpec("rows"), even_blocks.block_size(counts)
 
     @jax.jit
     def both_ways(x):

@@ -1,0 +1,84 @@
+"""Messages from shard to shard on the host while a matrix is built: only a process that needs one receives it."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxsparse_fmt.distributed.processes import alone, everyones
+from jaxsparse_fmt.distributed.rounds import in_rounds
+
+Messages = dict[int, dict[int, Any]]  # by shard, then by the other shard
+
+
+def delivered(make: Callable[[], Messages], mesh: Mesh) -> Messages:
+    """For each shard of this process the messages to it, by rising sender; all processes must call this.
+
+    All processes learn the sizes of all messages. The messages travel as bytes between one device of each process.
+
+    Args:
+      make: returns for each shard of this process its messages, by receiver; whatever can be pickled.
+
+    Raises:
+      Whatever make() raises in one process, in all.
+    """
+    if alone(mesh):
+        made = make()
+        return {t: {s: made[s][t] for s in sorted(made) if t in made[s]} for t in made}
+    made, packed, me = {}, {}, jax.process_index()
+
+    def sizes() -> dict[int, Any]:
+        made.update(make())
+        packed.update({(s, t): pickle.dumps(message) for s, to in made.items() for t, message in to.items() if s != t})
+        return {me: {s: {t: len(packed[s, t]) for t in sorted(to) if s != t} for s, to in made.items()}}
+
+    told = everyones(sizes, mesh)
+    home = {s: process for process, of in told.items() for s in of}  # the last of those that have the shard
+    sent: dict[tuple[int, int], dict[tuple[int, int], int]] = {}  # by processes, then by shards: the size
+    for s, process in sorted(home.items()):
+        for t, size in told[process][s].items():
+            for other in (p for p, of in told.items() if t in of and s not in of):
+                sent.setdefault((process, other), {})[s, t] = size
+    own = {t: {s: made[s][t] for s in made if t in made[s]} for t in made}
+    for messages, received in _travelled(sent, packed, mesh):
+        for (s, t), end in zip(messages, itertools.accumulate(messages.values()), strict=True):
+            own[t][s] = pickle.loads(received[end - messages[s, t] : end])
+    return {t: dict(sorted(of.items())) for t, of in own.items()}
+
+
+def _travelled(sent: dict[tuple[int, int], dict[tuple[int, int], int]], packed: dict[tuple[int, int], bytes], mesh):
+    """Pairs of the messages and the bytes that this process receives from each other one."""
+    if not sent:
+        return []
+    me, pairs = jax.process_index(), np.array([*sent])
+    total = np.array([sum(messages.values()) for messages in sent.values()])
+    number = in_rounds(pairs[:, 0], pairs[:, 1], total)
+    longest = np.zeros(number.max() + 1, np.int64)
+    np.maximum.at(longest, number, total)
+    first = {d.process_index: d for d in mesh.devices.flat}
+    spec = PartitionSpec("process")
+    over = NamedSharding(Mesh([first[p] for p in sorted(first)], ("process",)), spec)
+
+    @jax.jit
+    @functools.partial(jax.shard_map, mesh=over.mesh, in_specs=spec, out_specs=spec)
+    def travelled(messages):
+        to = (tuple(map(tuple, pairs[number == c].tolist())) for c in range(len(longest)))
+        return [lax.ppermute(a, "process", pairs) for a, pairs in zip(messages, to, strict=True)]
+
+    given = [np.zeros((1, size), np.uint8) for size in longest]
+    for (sender, _), messages, c in zip(sent, sent.values(), number, strict=True):
+        if sender == me:
+            message = b"".join(packed[pair] for pair in messages)
+            given[c][0, : len(message)] = np.frombuffer(message, np.uint8)
+    arrays = [jax.make_array_from_callback((len(first), a.shape[1]), over, lambda index, a=a: a) for a in given]
+    received = [np.asarray(a.addressable_shards[0].data).tobytes() for a in travelled(arrays)]
+    mine = [(messages, c) for (_, to), messages, c in zip(sent, sent.values(), number, strict=True) if to == me]
+    return [(messages, received[c]) for messages, c in mine]

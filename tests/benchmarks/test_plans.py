@@ -1,0 +1,40 @@
+"""The plan of one process from its own rows and its neighbours' requests, against the plan from all rows."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks import plans
+from jaxsparse_fmt.distributed import halo
+from tests.distributed.problems import MESH
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("kind", ["permute", "all_to_all"])
+def test_a_share_needs_only_its_own_rows_and_its_neighbours_requests(kind, shuffled):
+    boxes = plans.Boxes((4, 3, 2), (3, 2, 4), shuffled)
+    starts, parts = np.arange(25) * boxes.size, range(24)
+    needs = {k: halo.needed(boxes.rows(k).indices, starts[k], starts[k + 1]) for k in parts}
+    whole = halo.plan(needs, starts, MESH, kind=kind)
+    assert len(whole.how.sizes) == (5 if kind == "permute" else 1)  # of 2 boxes on an axis one has no inner neighbour
+    between = halo.neighbours(boxes.told())
+    for k in parts:
+        asked = boxes.requests(k)
+        share = halo.planned({k: needs[k]}, starts, between, lambda make, k=k, asked=asked: {k: asked}, kind=kind)
+        assert vars(share.how) == vars(whole.how)
+        for mine, all_of_them in ((share.send, whole.send), (share.slots, whole.slots), (share.order, whole.order)):
+            assert (mine is None) == (all_of_them is None)
+            if mine is not None and all_of_them is not None:
+                np.testing.assert_array_equal(mine[k], all_of_them[k])
+
+
+@pytest.mark.deep
+def test_a_run_writes_a_row_for_each_case_and_number_of_parts(tmp_path):
+    assert plans.main(["--small", "--json", str(tmp_path / "plans.json")]) == 0
+    rows = json.loads((tmp_path / "plans.json").read_text())["rows"]
+    assert [row["parts"] for row in rows] == [64, 256] * len(plans.CASES)
+    assert all(row["halo"] > 0 and row["neighbours"] == 6 == row["rounds"] for row in rows)
+    assert all(0 < row["held"] <= row["most"] for row in rows)
