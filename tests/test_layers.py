@@ -48,8 +48,10 @@ ALLOWED = {
 SOLVERS_ALLOWED = {
     "solvers.core.arguments": {"jaxsparse_fmt.formats.memory"},
     "solvers.precond.coarse_space": {"scipy", "jaxsparse_fmt.convert", "jaxsparse_fmt.kernels.cpu.aggregation"},
-    "solvers.precond.multigrid": {"jaxsparse_fmt.core.matrix", "jaxsparse_fmt.convert"},
-    "solvers.precond._finest": {"scipy"},
+    "solvers.precond.multigrid": {
+        *("jaxsparse_fmt.core.matrix", "jaxsparse_fmt.convert", "jaxsparse_fmt.algebra.patterns"),
+    },
+    "solvers.precond._finest": {"scipy", "jaxsparse_fmt.kernels.cpu.aggregation"},
     "solvers.precond._hierarchy": {"scipy", "jaxsparse_fmt.kernels.cpu.aggregation"},
     "solvers.precond._refresh": {
         *("scipy", "jaxsparse_fmt.algebra.plans", "jaxsparse_fmt.convert"),

@@ -25,6 +25,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.sparse
 
 from jaxsparse_fmt._types import Csr, Target, index_dtype
 from jaxsparse_fmt.formats import building, footprint, merging, statistics
@@ -71,6 +72,18 @@ class DIA(WholeDiagonals):
     pattern: Array | None
 
     name = "dia"
+
+    def to_scipy(self) -> Csr:
+        n, n_cols = self.shape
+        if n != n_cols or self.dtype.itemsize == 2 or self.nnz == 0:
+            return super().to_scipy()
+        offsets = np.asarray(self.offsets)
+        by_column = np.zeros((offsets.size, n), self.dtype)  # as SciPy stores them
+        for offset, out, diagonal in zip(offsets, by_column, np.asarray(self.values).reshape(-1, n), strict=True):
+            first, end = max(-offset, 0), n - max(offset, 0)
+            out[first + offset : end + offset] = diagonal[first:end]
+        S = scipy.sparse.csr_array(scipy.sparse.dia_array((by_column, offsets), shape=self.shape))
+        return S if S.nnz == self.nnz else super().to_scipy()  # SciPy leaves zeros out
 
     @classmethod
     def from_csr(cls, csr: Csr, target: Target) -> Self:

@@ -10,6 +10,7 @@ import scipy.sparse
 from jax.core import Tracer
 
 from jaxsparse_fmt._types import floating_dtype
+from jaxsparse_fmt.kernels.cpu import aggregation
 
 
 def host(A: Any) -> Any:
@@ -62,10 +63,5 @@ def block_size(A: Any, S: Any) -> int:
     n, lengths = S.shape[0], np.diff(S.indptr)
     if rows and rows == columns and n % rows == 0:
         return rows
-    for b in (6, 5, 4, 3, 2):
-        if n % b or np.any(lengths % b):
-            continue
-        runs = S.indices.reshape(-1, b)
-        if not np.any(runs[:, 0] % b) and np.all(np.diff(runs, axis=1) == 1):
-            return b
-    return 1
+    whole = (b for b in (6, 5, 4, 3, 2) if not n % b and not np.any(lengths % b) and not aggregation.has_holes(S, b))
+    return next(whole, 1)

@@ -48,11 +48,14 @@ ROUNDING = 1e-6  # a Ritz value may lie this far below zero, relative to the lar
 
 
 class Transfer(NamedTuple):
-    """What P is made of: P = T − ω/λ·D⁻¹·S·T."""
+    """What P is made of: P = T − ω/λ·D⁻¹·A'·T, the arguments of `aggregation.prolongation`."""
 
-    S: Matrix  # [n, n], A with the columns that `aggregation.lumped` gives it
-    T: Matrix  # [n, m]
-    k: int  # columns of an aggregate
+    A: Matrix  # [n, n], with whole blocks
+    b: int
+    chosen: np.ndarray
+    agg: np.ndarray
+    count: int
+    Q: np.ndarray
 
 
 class HostLevel(NamedTuple):
@@ -65,7 +68,7 @@ class HostLevel(NamedTuple):
 
 
 class Hierarchy(NamedTuple):
-    levels: list[HostLevel]  # without the coarsest
+    levels: list[Any]  # without the coarsest: what `keep` made of each HostLevel
     coarse_inverse: np.ndarray  # [m, m]
     kind: str  # of A: "hermitian", "symmetric" (and complex) or "nonsymmetric"
     definite: bool  # Hermitian, and nothing was found that a positive definite or semidefinite matrix does not have
@@ -104,23 +107,22 @@ class Aggregation:
         return A.shape[0] <= self.max_coarse or self.left <= 0 or A.nnz == 0
 
     def __call__(self, A: Matrix, scale: np.ndarray, kind: str) -> Step:
-        k = self.B.shape[1]
-        graph, chosen = aggregation.strength(A, self.b, self.theta)
-        agg, count = aggregation.aggregates(graph, chosen)
+        k, b = self.B.shape[1], self.b
+        filled = aggregation.filled(A, b)
+        whole = aggregation.blocks(filled, b, b)
+        chosen = aggregation.strength(whole, b, self.theta)
+        agg, count = aggregation.aggregates(whole, chosen)
         Q, below = aggregation.tentative(agg, count, self.B)
-        T = aggregation.placed(agg, count, Q)
-        constant = not np.any(np.diff(self.B.reshape(len(agg), -1), axis=0))
-        S = aggregation.lumped(A, self.b, graph, chosen) if constant else A
-        P = aggregation.prolongation(S, T, k, scale)
+        if np.any(np.diff(self.B.reshape(len(agg), -1), axis=0)):  # not the same at all points
+            chosen = np.ones_like(chosen)
+        P = aggregation.prolongation(whole, b, chosen, agg, count, Q, scale)
         R = _transposed(P, kind)
         if kind == "nonsymmetric":
-            H = _transposed(A, kind)
-            if constant:
-                H = aggregation.lumped(H, self.b, *aggregation.strength(H, self.b, self.theta))
-            R = _transposed(aggregation.prolongation(H, T, k, scale.conj()), kind)
+            H = aggregation.blocks(_transposed(filled, kind), b, b)
+            kept = chosen if np.all(chosen) else aggregation.strength(H, b, self.theta)
+            R = _transposed(aggregation.prolongation(H, b, kept, agg, count, Q, scale.conj()), kind)
         self.B, self.b, self.theta, self.left = below, k, WEAKER * self.theta, self.left - 1
-        below = aggregation.multiply(R, aggregation.multiply(A, P, k, sort=False), k)
-        return Step(R, P, below, Transfer(S, T, k))
+        return Step(R, P, aggregation.galerkin(R, whole, P, b, k), Transfer(filled, b, chosen, agg, count, Q))
 
 
 class Given:
@@ -144,8 +146,16 @@ class Given:
         return Step(R, P, below, None)
 
 
-def build(S: Matrix, coarsening: Any, smoother: Smoother) -> Hierarchy:
-    """A hierarchy for the canonical CSR matrix S, already checked, by an `Aggregation` or what is `Given`."""
+def build(
+    S: Matrix,
+    coarsening: Any,
+    smoother: Smoother,
+    keep: Callable[[HostLevel, int], Any] = lambda level, k: level,
+) -> Hierarchy:
+    """A hierarchy for the canonical CSR matrix S, already checked, by an `Aggregation` or what is `Given`.
+
+    Of each level only what `keep` makes of it is held, so that few copies live at once.
+    """
     A, kind = S, _symmetry(S)
     levels, unit, definite = [], np.abs(S.diagonal()), kind == "hermitian"
     while not coarsening.ends(A):
@@ -158,8 +168,9 @@ def build(S: Matrix, coarsening: Any, smoother: Smoother) -> Hierarchy:
         if smoother.name == "l1_jacobi":
             sums = aggregation.sums(A)
             inverse, upper = np.divide(1, sums, out=np.zeros_like(sums), where=inverse != 0), 1.0
-        levels.append(HostLevel(A, step.R, step.P, inverse, recurrence(smoother) / (1, upper), step.transfer))
-        A, unit = step.A, _squared(step.R) @ unit
+        level = HostLevel(A, step.R, step.P, inverse, recurrence(smoother) / (1, upper), step.transfer)
+        levels.append(keep(level, len(levels)))
+        A, unit = step.A, aggregation.squares(step.R, unit)
     if A.shape[0] > LARGEST:
         raise ValueError(
             f"coarsening stopped at {A.shape[0]} rows after {len(levels) + 1} levels, too many to invert densely; "
@@ -198,10 +209,16 @@ def adapted(
 
 def _symmetry(S: Matrix) -> str:
     """See `Hierarchy.kind`; to 1e-12 of the largest entry."""
-    allowed = 1e-12 * np.max(np.abs(S.data), initial=0)
+    allowed = 1e-12 * largest(S.data)
     if aggregation.asymmetry(S) <= allowed:
         return "hermitian"
     return "symmetric" if S.dtype.kind == "c" and aggregation.asymmetry(S, False) <= allowed else "nonsymmetric"
+
+
+def largest(a: np.ndarray) -> float:
+    """The largest absolute value; of real numbers without a copy."""
+    a = np.abs(a) if a.dtype.kind == "c" else a
+    return float(max(np.max(a, initial=0), -np.min(a, initial=0)))
 
 
 def _sorted(A: Matrix) -> Matrix:
@@ -213,10 +230,6 @@ def _sorted(A: Matrix) -> Matrix:
 
 def _transposed(P: Matrix, kind: str) -> Matrix:
     return _sorted(P.T if kind == "symmetric" or P.dtype.kind == "f" else P.conj().T)
-
-
-def _squared(A: Matrix) -> Matrix:
-    return scipy.sparse.csr_array((np.abs(A.data) ** 2, A.indices, A.indptr), shape=A.shape)
 
 
 # --------------------------------------------------------------------------------------------------------- smoothers
@@ -266,24 +279,25 @@ def spectrum(A: Matrix, inverse_diagonal: np.ndarray, kind: str) -> tuple[float,
     hermitian = kind == "hermitian" and bool(np.min(inverse_diagonal) >= 0)
     H = None if hermitian else _transposed(A, "nonsymmetric")
 
-    v = _noise(A.shape[0]).astype(A.dtype) * (size != 0)
-    v, w, scratch, beta = v / np.linalg.norm(v), np.zeros_like(v), np.empty_like(v), 0.0
+    v, before, scaled = (np.zeros(A.shape[0], A.dtype) for _ in range(3))
+    v += _noise(A.shape[0]) * (size != 0)
+    norm, last = aggregation.subtract(v, 0, v, size, scaled), 1.0
     alphas: list[float] = []
-    betas: list[float] = []
-    for _ in range(min(LANCZOS_STEPS, A.shape[0])):  # w holds the vector before v, and then the next one
-        aggregation.add_product(w, -beta, 1 if H is None else 0.5, left, A, size, v)
+    ritz = np.zeros(1)
+    betas: list[float] = [0.0]
+    for _ in range(min(LANCZOS_STEPS, A.shape[0])):  # v has this norm, and the vector before it the last
+        half, w = 1 if H is None else 0.5, before
+        inner = aggregation.add_product(w, -betas[-1] / last, half / norm, left, A, scaled, v)
         if H is not None:
-            aggregation.add_product(w, 1, 0.5, size, H, left.conj(), v)
-        alphas.append(float(np.vdot(v, w).real))
-        w -= np.multiply(alphas[-1], v, out=scratch)
-        beta = float(np.linalg.norm(w))
-        if beta <= 1e-10 * bound:  # an invariant subspace
-            break
+            inner = aggregation.add_product(w, 1, half / norm, size.astype(left.dtype), H, left.conj() * v, v)
+        alphas.append(float(inner.real) / norm)
+        last, beta = norm, aggregation.subtract(w, alphas[-1] / norm, v, size, scaled)
+        off = betas[1:]
+        ritz = np.linalg.eigvalsh(np.diag(alphas) + np.diag(off, 1) + np.diag(off, -1))
         betas.append(beta)
-        w /= beta
-        v, w = w, v
-    off = betas[: len(alphas) - 1]
-    ritz = np.linalg.eigvalsh(np.diag(alphas) + np.diag(off, 1) + np.diag(off, -1))
+        if beta <= 1e-10 * bound or SAFETY * ritz[-1] >= bound:  # an invariant subspace, or no smaller bound to find
+            break
+        v, before, norm = w, v, beta
     return min(SAFETY * float(ritz[-1]), bound) if ritz[-1] > 0 else bound, float(ritz[0])
 
 

@@ -65,27 +65,34 @@ class _Entries(NamedTuple):
         return self.data.shape[0]
 
 
-def renewals(built: _hierarchy.Hierarchy, smoother: _hierarchy.Smoother) -> tuple[Renewal, ...]:
-    """The plans for all levels of a hierarchy.
+def renewals(kind: str, levels: list[_hierarchy.HostLevel], smoother: _hierarchy.Smoother) -> tuple[Renewal, ...]:
+    """The plans for all levels of a hierarchy of this kind.
 
     Raises:
       ValueError: the matrix is not Hermitian, or somebody else made the hierarchy.
     """
-    if built.kind != "hermitian" or any(level.transfer is None for level in built.levels):
+    if kind != "hermitian" or any(level.transfer is None for level in levels):
         raise ValueError(
             "refreshable=True needs a Hermitian matrix and the set-up of this library; set M up anew instead"
         )
-    return tuple(_renewal(level, smoother) for level in built.levels)
+    return tuple(_renewal(level, smoother) for level in levels)
 
 
 def _renewal(level: _hierarchy.HostLevel, smoother: _hierarchy.Smoother) -> Renewal:
     assert level.transfer is not None
-    S, T, k = level.transfer
+    filled, b, chosen, agg, count, Q = level.transfer
     P = level.P
+    S, T = aggregation.lumped(filled, b, chosen), aggregation.placed(agg, count, Q)
     first, left, right = spgemm.pairs(S, T, spgemm.product(S, T, lambda entries, products: None))
-    terms = T.data[right], left, first.astype(index_dtype(left.size))
-    sums = from_scipy(scipy.sparse.csr_array(terms, shape=(P.nnz, S.nnz)), "csr")
-    tentative = aggregation.prolongation(S, T, k, np.zeros(P.shape[0])).data
+    values = T.data[right]
+    if filled.nnz > level.A.nnz:  # the entries of A, where blocks have holes
+        numbers = scipy.sparse.csr_array((np.arange(1.0, level.A.nnz + 1), level.A.indices, level.A.indptr))
+        left = aggregation.filled(numbers, b).data.astype(np.int64)[left]
+        values, left = np.where(left > 0, values, 0), np.maximum(left - 1, 0)
+    terms = values, left, first.astype(index_dtype(left.size))
+    sums = from_scipy(scipy.sparse.csr_array(terms, shape=(P.nnz, level.A.nnz)), "csr")
+    whole = aggregation.blocks(filled, b, b)
+    tentative = aggregation.prolongation(whole, *level.transfer[1:], np.zeros(P.shape[0])).data
     row = np.repeat(np.arange(P.shape[0], dtype=np.int32), np.diff(P.indptr))
     number = scipy.sparse.csr_array((np.arange(P.nnz), P.indices, P.indptr), shape=P.shape).T.tocsr().data
     A, fine, R = (from_scipy(matrix, "csr") for matrix in (level.A, P, level.R))

@@ -251,7 +251,8 @@ def _tentative(
             T[k], below[k] = scipy.sparse.csr_array((0, 0)), near[k]
             continue
         own = _canonical(S[:, starts[k] : starts[k + 1]])
-        agg, count = aggregation.aggregates(*aggregation.strength(own, 1, theta))
+        graph = aggregation.blocks(own, 1, 1)
+        agg, count = aggregation.aggregates(graph, aggregation.strength(graph, 1, theta))
         Q, below[k] = aggregation.tentative(agg, count, near[k])
         placed = aggregation.placed(agg, count, Q)
         T[k] = placed[:, : below[k].shape[0]]
@@ -284,7 +285,8 @@ def _lumped(held: Pieces, starts: np.ndarray, theta: float, mesh: Any) -> Pieces
         # The square matrix of all rows that are known here, of which those of other shards have a diagonal only.
         others = scipy.sparse.csr_array(scipy.sparse.diags_array(d))
         square = _canonical(scipy.sparse.vstack([others[:first], left, others[stop:]], format="csr"))
-        lumped = aggregation.lumped(square, 1, *aggregation.strength(square, 1, theta))[first:stop]
+        chosen = aggregation.strength(aggregation.blocks(square, 1, 1), 1, theta)
+        lumped = aggregation.lumped(square, 1, chosen)[first:stop]
         numbers = np.concatenate([known[k][:first], np.arange(starts[k], starts[k + 1]), known[k][first:]])
         out[k] = _canonical(_renumbered(lumped, numbers, held[k].shape[1]))
     return out

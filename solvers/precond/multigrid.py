@@ -33,6 +33,7 @@ from jaxsparse_fmt._types import (
     requested_dtype,
     standard_promotion,
 )
+from jaxsparse_fmt.algebra import patterns
 from jaxsparse_fmt.convert import from_scipy
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.core.matrix import SparseMatrix
@@ -302,13 +303,20 @@ def multigrid(
             near = np.tile(np.eye(b, dtype=S.dtype), (S.shape[0] // b, 1))
         coarsening = aggregation(near)
 
-    built = _hierarchy.build(S, coarsening, chosen)
+    host_levels: list[_hierarchy.HostLevel] = []
+    finest = A if isinstance(A, SparseMatrix) and format == "auto" and A.basis.perm is None else None
+
+    def keep(step: _hierarchy.HostLevel, k: int) -> Level:
+        if refreshable:
+            host_levels.append(step)
+        return _on_device(step, None if k else finest, format, stored, k)
+
+    built = _hierarchy.build(S, coarsening, chosen, keep)
     symmetric = cycle != "F" and (built.kind == "symmetric" or (built.kind == "hermitian" and S.dtype.kind == "f"))
-    levels = tuple(_on_device(step, None if k else A, format, stored, k) for k, step in enumerate(built.levels))
     _check_range(built.coarse_inverse, stored, "the inverse of the coarsest level")
-    renewals = _refresh.renewals(built, chosen) if refreshable else None
+    renewals = _refresh.renewals(built.kind, host_levels, chosen) if refreshable else None
     inverse = jnp.asarray(built.coarse_inverse, stored)
-    return _examined(Multigrid(levels, inverse, renewals, cycle, symmetric), built.definite)
+    return _examined(Multigrid(tuple(built.levels), inverse, renewals, cycle, symmetric), built.definite)
 
 
 def _examined(M: Multigrid, definite: bool) -> Multigrid:
@@ -338,25 +346,32 @@ def _growth(M: Multigrid) -> Array:
 
 
 def _on_device(step: _hierarchy.HostLevel, given: Any, format: str, dtype: Any, k: int) -> Level:
-    """A level on the device; `given` is the user's matrix at the finest level, perhaps stored already, else None."""
+    """A level on the device; `given` is the user's matrix at the finest level where that serves, else None."""
     _check_range(step.A.data, dtype, f"level {k}")
     _check_range(step.inverse_diagonal, dtype, f"the inverse diagonal of level {k}")
     wide = jnp.promote_types(dtype, jnp.float32)
-    if isinstance(given, SparseMatrix) and format == "auto" and given.basis.perm is None:
+    store = functools.partial(from_scipy, format=format, dtype=dtype)
+    if format == "auto" and jax.default_backend() == "cpu":  # which takes CSR anyway
+        store = functools.partial(_in_csr, dtype=dtype, owned=step.transfer is not None)
+    if given is not None:
         A = given if given.dtype == dtype else given.astype(dtype)
     else:
-        A = from_scipy(step.A, format, dtype)
-    if format == "auto" and jax.default_backend() == "cpu":  # which takes it anyway
-        format = "csr"
-    R, P = (from_scipy(matrix, format, dtype) for matrix in (step.R, step.P))
+        A = store(step.A) if k else from_scipy(step.A, format, dtype)
+    R, P = map(store, (step.R, step.P))
     narrow = jnp.finfo(wide).dtype
     d = jnp.asarray(step.inverse_diagonal, wide if step.inverse_diagonal.dtype.kind == "c" else narrow)
     return Level(A, R, P, d, jnp.asarray(step.recurrence, narrow))
 
 
+def _in_csr(S: Any, dtype: Any, owned: bool) -> SparseMatrix:
+    """S in CSR; on a CPU without a copy of arrays that nobody else has."""
+    if not owned or S.dtype != dtype:
+        return from_scipy(S, "csr", dtype)
+    return patterns.matrix(S, "csr", "auto").with_data(jax.device_put(S.data))
+
+
 def _check_range(numbers: np.ndarray, dtype: Any, what: str) -> None:
-    numbers, limit = np.abs(numbers) if numbers.dtype.kind == "c" else numbers, float(jnp.finfo(dtype).max)
-    largest = max(np.max(numbers, initial=0), -np.min(numbers, initial=0))
+    largest, limit = _hierarchy.largest(numbers), float(jnp.finfo(dtype).max)
     if not largest <= limit:
         raise ValueError(
             f"{what} has numbers up to {largest:.3g}, and dtype {jnp.dtype(dtype).name} holds none above {limit:.3g}; "

@@ -2,52 +2,76 @@
 
 Vaněk, Mandel and Brezina, "Algebraic multigrid by smoothed aggregation for second and fourth order elliptic problems"
 (1996). Only the aggregation itself, a greedy algorithm, runs on one core: 1% of the time of a set-up. Nothing depends
-on the number of threads. Matrices are SciPy's, in CSR with sorted rows.
+on the number of threads. Matrices are SciPy's, in CSR with sorted rows; where a point has b unknowns their rows hold
+whole blocks, so that the same arrays are a matrix of blocks, too.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+import itertools
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse
 
 from jaxsparse_fmt._types import index_dtype
+from jaxsparse_fmt.kernels.cpu import over_rows as host
 from jaxsparse_fmt.kernels.cpu.over_rows import over_rows
 
 Matrix = Any  # scipy.sparse.csr_array
 
 
-def strength(
-    A: Matrix,
-    b: int,
-    theta: float,
-) -> tuple[Matrix, np.ndarray]:
-    """The couplings of the points of A [points, points], b unknowns each, and whether they are strong [couplings]."""
-    if b == 1:
-        graph = scipy.sparse.csr_array((np.abs(A.data), A.indices, A.indptr), shape=A.shape)
-    else:
-        points = A.shape[0] // b
-        ptr = np.zeros(points + 1, A.indptr.dtype)
-        size = np.zeros(1)
-        _over_rows("couplings", points, points, 0, b, *_arrays(A), ptr, A.indices[:1], size)
-        np.cumsum(ptr, out=ptr)
-        col, size = np.empty(ptr[-1], A.indices.dtype), np.empty(ptr[-1])
-        _over_rows("couplings", points, points, 1, b, *_arrays(A), ptr, col, size)
-        graph = scipy.sparse.csr_array((np.sqrt(size), col, ptr), shape=(points, points))
-    chosen = np.empty(graph.nnz, bool)
-    root = np.sqrt(graph.diagonal())
-    _over_rows("strong", graph.shape[0], 0, float(theta), *_arrays(graph)[:2], graph.data, root, chosen.view(np.uint8))
-    return graph, chosen
+class Blocks(NamedTuple):
+    """A matrix in CSR as one of whole blocks b×c: the point i has the blocks from ptr[i] to ptr[i + 1]."""
+
+    ptr: np.ndarray  # [points + 1]
+    col: np.ndarray  # [blocks], the points of the columns
+    val: np.ndarray  # [blocks·b·c], in the order of CSR
 
 
-def aggregates(graph: Matrix, chosen: np.ndarray) -> tuple[np.ndarray, int]:
+def blocks(A: Matrix, b: int, c: int) -> Blocks:
+    if b == c == 1:
+        return Blocks(*_arrays(A))
+    ptr = np.ascontiguousarray(A.indptr[::b] // (b * c))
+    col = np.empty(ptr[-1], A.indices.dtype)
+    _over_rows(("points", (b, c)), ptr.size - 1, 0, A.indptr, A.indices, ptr, col)
+    return Blocks(ptr, col, A.data)
+
+
+def has_holes(A: Matrix, b: int) -> bool:
+    """Whether A differs from a matrix of whole blocks b×b."""
+    points = A.shape[0] // b
+    if b == 1 or np.any(np.diff(A.indptr[::b]) % (b * b)):
+        return b > 1
+    missing = np.empty(points, np.int32)
+    _over_rows(("holes", b), points, 0, A.indptr, A.indices, missing)
+    return bool(np.any(missing))
+
+
+def filled(A: Matrix, b: int) -> Matrix:
+    """A with zeros in the holes of its blocks b×b."""
+    if not has_holes(A, b):
+        return A
+    whole = scipy.sparse.bsr_array(A, blocksize=(b, b))
+    whole.sort_indices()
+    return scipy.sparse.csr_array(whole)
+
+
+def strength(A: Blocks, b: int, theta: float) -> np.ndarray:
+    """Whether each coupling of two points is strong [blocks]."""
+    points = A.ptr.size - 1
+    root, chosen = np.empty(points), np.empty(A.col.size, bool)
+    _over_rows(("roots", b), points, 0, *A, root)
+    _over_rows(("strong", b), points, 0, float(theta), *A, root, chosen.view(np.uint8))
+    return chosen
+
+
+def aggregates(A: Blocks, chosen: np.ndarray) -> tuple[np.ndarray, int]:
     """The aggregate of each point [points] int32, -1 for points without strong neighbours, and their number."""
-    agg, count = np.full(graph.shape[0], -1, np.int32), np.zeros(1, np.int64)
-    _over_rows(
-        "aggregate", graph.shape[0], 0, *_arrays(graph)[:2], chosen.view(np.uint8), agg, count, rows=graph.shape[0]
-    )
+    points = A.ptr.size - 1
+    agg, count = np.full(points, -1, np.int32), np.zeros(1, np.int64)
+    _over_rows("aggregate", points, 0, *A[:2], chosen.view(np.uint8), agg, count, rows=points)
     return agg, int(count[0])
 
 
@@ -65,7 +89,7 @@ def tentative(
     return Q, R
 
 
-def lumped(A: Matrix, b: int, graph: Matrix, chosen: np.ndarray) -> Matrix:
+def lumped(A: Matrix, b: int, chosen: np.ndarray) -> Matrix:
     """A with its weak couplings moved to the diagonal block, to the same unknown of the row's point.
 
     Rows keep their sums. Without weak couplings it is A. The result shares A's values, so it has several entries of one
@@ -73,24 +97,10 @@ def lumped(A: Matrix, b: int, graph: Matrix, chosen: np.ndarray) -> Matrix:
     """
     if np.all(chosen):
         return A
-    col = np.empty_like(A.indices)
-    given = *_arrays(A)[:2], *_arrays(graph)[:2], chosen.view(np.uint8)
-    _over_rows("lump", graph.shape[0], graph.shape[0], b, *given, col)
+    col, points = np.empty_like(A.indices), A.shape[0] // b
+    ptr = np.ascontiguousarray(A.indptr[::b] // (b * b))
+    _over_rows(("lump", b), points, 0, ptr, chosen.view(np.uint8), A.indices, col)
     return scipy.sparse.csr_array((A.data, col, A.indptr), shape=A.shape)
-
-
-def multiply(A: Matrix, B: Matrix, k: int = 1, sort: bool = True) -> Matrix:
-    """A·B, where the rows of B consist of groups of k entries, the first in a column that k divides."""
-    n_rows, n_cols = A.shape[0], B.shape[1]
-    run = functools.partial(_over_rows, ("multiply", k), n_rows, n_cols, before=A.indptr)
-    given, lengths = (*_arrays(A), *_arrays(B)), np.zeros(n_rows + 1, np.int64)
-    run(0, *given, lengths, np.zeros(1, B.indices.dtype), np.zeros(1, B.data.dtype))
-    ptr = np.cumsum(lengths)
-    col, val = np.empty(ptr[-1], B.indices.dtype), np.empty(ptr[-1], B.data.dtype)
-    run(2 if sort else 1, *given, ptr, col, val)
-    made = scipy.sparse.csr_array((val, col, ptr.astype(index_dtype(val.size))), shape=(n_rows, n_cols))
-    made.has_canonical_format = True
-    return made
 
 
 def placed(
@@ -104,19 +114,63 @@ def placed(
     inside = of_row >= 0
     ptr = np.append(0, np.cumsum(k * inside, dtype=index_dtype(Q.size)))
     col = (k * of_row[inside, None] + np.arange(k, dtype=np.int32)).ravel()
-    return scipy.sparse.csr_array((Q[inside].ravel(), col, ptr), shape=(n, max(count * k, 1)))
+    return scipy.sparse.csr_array((Q[inside].ravel(), col, ptr), shape=(n, max(count, 1) * k))
 
 
 def prolongation(
-    A: Matrix,
-    T: Matrix,
-    k: int,
+    A: Blocks,
+    b: int,
+    chosen: np.ndarray,  # [blocks] the couplings that are not lumped
+    agg: np.ndarray,  # [points]
+    count: int,
+    Q: np.ndarray,  # [n, k]
     scale: np.ndarray,  # [n]
 ) -> Matrix:
-    """P = T - diag(scale)·A·T, for a T as `placed` makes it."""
-    P = multiply(A, T, k)
-    _over_rows("smooth", P.shape[0], 0, k, *_arrays(T), scale, *_arrays(P))
-    return P
+    """P = T - diag(scale)·A'·T, for A' as `lumped` and T as `placed` make it; neither is formed."""
+    (n, k), points = Q.shape, agg.size
+    ptr, chosen = np.zeros(n + 1, np.int64), chosen.view(np.uint8)
+    run = functools.partial(_over_rows, ("prolong", (b, k)), points, count, before=A.ptr)
+    given = *A, chosen, agg, Q, scale
+    run(0, *given, ptr, np.empty(1, np.int32), np.empty(1, Q.dtype))
+    ptr = np.cumsum(ptr, dtype=index_dtype(int(ptr.sum())))
+    col, val = host.empty(ptr[-1], np.int32), host.empty(ptr[-1], Q.dtype)
+    run(1, *given, ptr, col, val)
+    return _canonical(val, col, ptr, (n, max(count, 1) * k))
+
+
+def galerkin(R: Matrix, A: Blocks, P: Matrix, b: int, k: int) -> Matrix:
+    """R·A·P, for blocks of R k×b, of A b×b and of P b×k, by rows and without a matrix in between.
+
+    Each piece of the rows takes as many chunks of memory as it needs, so that nothing is counted before.
+    """
+    left, right, points, m = blocks(R, k, b), blocks(P, b, k), A.ptr.size - 1, P.shape[1] // k
+    cuts = host.equal_pieces(left.ptr, host.PIECES if left.ptr[-1] > host.SERIAL else 1)
+    lengths, made = np.zeros(m * k + 1, np.int64), [[] for _ in cuts[1:]]
+    pieces = iter(list(zip(made, itertools.pairwise(cuts.tolist()), strict=True)))
+
+    def thread() -> None:
+        marks, met, found = np.full(points + m, -1, np.int64), np.empty(points, np.int32), np.empty(m, np.int32)
+        near, sums, reached = np.empty(points * b * k, A.val.dtype), np.empty(m * k * k, A.val.dtype), np.zeros(2, int)
+        scratch = met, near, found, sums
+        for chunks, (begin, end) in pieces:
+            room = int(2 * (left.ptr[end] - left.ptr[begin]))
+            while begin < end:
+                col, val = np.empty(room * k * k, np.int32), np.empty(room * k * k, A.val.dtype)
+                given = points, *left, *A, *right, *scratch, room, lengths, col, val, reached
+                host.call(_kernels, ("galerkin", (b, k)), begin, end, marks, *given)
+                room = room if reached[0] > begin else 2 * room
+                begin, used = int(reached[0]), int(reached[1]) * k * k
+                chunks.append((col[:used], val[:used]))
+
+    host.in_threads(thread, len(made))
+    ptr = np.cumsum(lengths, dtype=index_dtype(int(lengths.sum())))
+    col, val, at = host.empty(ptr[-1], np.int32), host.empty(ptr[-1], A.val.dtype), 0
+    for chunks in made:
+        while chunks:  # one after the other is freed
+            piece = chunks.pop(0)
+            stop = at + piece[0].size
+            col[at:stop], val[at:stop], at = *piece, stop
+    return _canonical(val, col, ptr, (m * k, m * k))
 
 
 def add_product(
@@ -125,11 +179,26 @@ def add_product(
     f: float,
     left: np.ndarray,  # [n]
     A: Matrix,
-    right: np.ndarray,  # [n]
     x: np.ndarray,  # [n]
-) -> None:
-    """Writes c·y + f·diag(left)·A·diag(right)·x over y."""
-    _over_rows("add_product", A.shape[0], 0, float(c), float(f), left, *_arrays(A), right, x, y)
+    v: np.ndarray,  # [n]
+) -> Any:
+    """Writes c·y + f·diag(left)·A·x over y; the inner product of v and the new y."""
+    part = np.empty(-(-y.size // host.ROWS), y.dtype)
+    _over_rows("add_product", y.size, 0, float(c), float(f), left, *_arrays(A), x, y, host.ROWS, v, part)
+    return part.sum()
+
+
+def subtract(
+    y: np.ndarray,  # [n]
+    c: float,
+    v: np.ndarray,  # [n]
+    scale: np.ndarray,  # [n]
+    x: np.ndarray,  # [n]
+) -> float:
+    """Writes y - c·v over y and diag(scale)·y over x; the norm of y."""
+    part = np.empty(-(-y.size // host.ROWS))
+    _over_rows("subtract", y.size, 0, float(c), v, y, scale, x, host.ROWS, part)
+    return float(np.sqrt(part.sum()))
 
 
 def sums(A: Matrix) -> np.ndarray:
@@ -139,11 +208,27 @@ def sums(A: Matrix) -> np.ndarray:
     return y
 
 
+def squares(
+    A: Matrix,
+    x: np.ndarray,  # [n_cols] float64
+) -> np.ndarray:  # [n_rows]
+    """S·x, where S has the squares of the absolute values of A."""
+    y = np.empty(A.shape[0])
+    _over_rows("squares", A.shape[0], 0, *_arrays(A), x, y)
+    return y
+
+
 def asymmetry(A: Matrix, conjugate: bool = True) -> float:
     """The largest |A - Aᴴ|, or |A - Aᵀ|."""
     largest = np.empty(A.shape[0])
-    _over_rows("asymmetry", A.shape[0], 0, int(conjugate), *_arrays(A), largest)
+    _over_rows("asymmetry", A.shape[0], A.shape[0], int(conjugate), *_arrays(A), largest)
     return float(np.max(largest, initial=0))
+
+
+def _canonical(val: np.ndarray, col: np.ndarray, ptr: np.ndarray, shape: tuple[int, int]) -> Matrix:
+    made = scipy.sparse.csr_array((val, col, ptr), shape=shape)
+    made.has_canonical_format = True
+    return made
 
 
 def _arrays(A: Matrix) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

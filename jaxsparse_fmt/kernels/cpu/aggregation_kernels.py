@@ -1,44 +1,82 @@
-"""The kernels of `aggregation.py`, which Numba compiles, each over the rows from `begin` to `end`; arrays are pointers.
+"""The kernels of `aggregation.py`, which Numba compiles, each over the rows or points from `begin` to `end`.
 
-Kernels with an argument `write` run twice: at 0 they write the length of row i at ptr[i + 1]; at 1, with the sums of
-the lengths in `ptr`, they write the row. `marks` are -1 at first and belong to one thread, whose rows ascend; so a mark
-that is below what the row at hand writes is an old one.
+All arrays are pointers. A function that makes a kernel takes the sizes of blocks, so that Numba unrolls loops over
+them. `marks` are -1 at first and belong to one thread, whose rows ascend.
 
-ptr, col, val      a matrix in CSR; `a_` and `b_` before the names tell the operands apart
-point, b           unknowns of a point have consecutive rows, b of them
+ptr, col, val      a matrix in CSR, or in blocks of b×c as `aggregation.Blocks`: row r of the point i has the n blocks
+                   from ptr[i] on side by side, the first at val[b·c·ptr[i] + r·n·c]. `a_`, `r_` and `p_` before the
+                   names tell the operands apart
+chosen             [blocks] whether a coupling is strong
 agg                [points] the aggregate of a point; -1 where it is in none
-k                  columns of an aggregate, consecutive too: a row of P has groups of k entries
+Q                  [points·b, k] a row for each unknown, in the columns of its aggregate
 """
 
 from __future__ import annotations
 
-
-def couplings(begin, end, marks, write, b, a_ptr, a_col, a_val, ptr, col, size):
-    """Couples points whose rows have an entry for one another; `size` is the Frobenius norm of the block, squared."""
-    for point in range(begin, end):
-        base = ptr[point] if write else point
-        found = 0
-        for row in range(point * b, (point + 1) * b):
-            for i in range(a_ptr[row], a_ptr[row + 1]):
-                other = a_col[i] // b
-                if marks[other] < base:
-                    marks[other] = base
-                    if write:
-                        marks[other] = base + found
-                        col[base + found] = other
-                        size[base + found] = 0
-                    found += 1
-                if write:
-                    size[marks[other]] += abs(a_val[i]) ** 2
-        if not write:
-            ptr[point + 1] = found
+from jaxsparse_fmt.kernels.cpu.spgemm_kernels import sort
 
 
-def strong(begin, end, marks, theta, ptr, col, size, root, chosen):
-    """Chooses |a[i, j]| >= theta·√(a[i, i]·a[j, j]), and the diagonal; `root` is the square root of the diagonal."""
-    for i in range(begin, end):
-        for e in range(ptr[i], ptr[i + 1]):
-            chosen[e] = col[e] == i or size[e] >= theta * root[i] * root[col[e]]
+def holes(b):
+    """Counts for each point in how many places its rows differ from blocks of b×b without holes."""
+
+    def kernel(begin, end, marks, ptr, col, missing):
+        for point in range(begin, end):
+            first, length = ptr[point * b], ptr[point * b + 1] - ptr[point * b]
+            missing[point] = length % b != 0
+            for row in range(point * b, point * b + b):
+                missing[point] += ptr[row + 1] - ptr[row] != length
+            for row in range(point * b, point * b + b if missing[point] == 0 else 0):
+                for i in range(0, length, b):
+                    for c in range(b):
+                        missing[point] += col[ptr[row] + i + c] != col[first + i] + c
+                    missing[point] += col[first + i] % b != 0
+
+    return kernel
+
+
+def points(sizes):
+    """The columns of the blocks, of b×c in `sizes`."""
+    b, c = sizes
+
+    def kernel(begin, end, marks, ptr, col, block_ptr, block_col):
+        for point in range(begin, end):
+            for e in range(block_ptr[point], block_ptr[point + 1]):
+                block_col[e] = col[ptr[point * b] + (e - block_ptr[point]) * c] // c
+
+    return kernel
+
+
+def roots(b):
+    """The root of the Frobenius norm of each point's diagonal block."""
+
+    def kernel(begin, end, marks, ptr, col, val, root):
+        for point in range(begin, end):
+            n, square = ptr[point + 1] - ptr[point], 0.0
+            for e in range(n):
+                if col[ptr[point] + e] == point:
+                    for r in range(b):
+                        for c in range(b):
+                            square += abs(val[b * b * ptr[point] + (r * n + e) * b + c]) ** 2
+            root[point] = square**0.25
+
+    return kernel
+
+
+def strong(b):
+    """Chooses |a[i, j]| >= theta·√(|a[i, i]|·|a[j, j]|), in Frobenius norms of blocks, and the diagonal."""
+
+    def kernel(begin, end, marks, theta, ptr, col, val, root, chosen):
+        for point in range(begin, end):
+            n = ptr[point + 1] - ptr[point]
+            for e in range(n):
+                other, square = col[ptr[point] + e], 0.0
+                for r in range(b):
+                    for c in range(b):
+                        square += abs(val[b * b * ptr[point] + (r * n + e) * b + c]) ** 2
+                least = theta * root[point] * root[other]
+                chosen[ptr[point] + e] = other == point or square >= least * least
+
+    return kernel
 
 
 def aggregate(begin, end, marks, ptr, col, chosen, agg, count):
@@ -113,76 +151,163 @@ def orthonormalize(begin, end, marks, b, k, first, members, B, Q, R):
                     Q[row * k + c] = Q[row * k + c] / size if size > 0 else 0 * B[0]
 
 
-def lump(begin, end, marks, b, a_ptr, a_col, p_ptr, p_col, chosen, lumped):
+def lump(b):
     """The columns of A, that of a weak coupling replaced by that of the same unknown of the row's own point."""
-    for point in range(begin, end):
-        for e in range(p_ptr[point], p_ptr[point + 1]):
-            marks[p_col[e]] = chosen[e]
-        for i in range(a_ptr[point * b], a_ptr[(point + 1) * b]):
-            lumped[i] = a_col[i] if marks[a_col[i] // b] else point * b + a_col[i] % b
 
-
-def multiply(k):
-    """The kernel of C = A·B, row by row (Gustavson 1978), where the rows of B have groups of k entries.
-
-    At `write` 1 the columns of a row come in the order in which the products meet them, at 2 sorted.
-    """
-
-    def kernel(begin, end, marks, write, a_ptr, a_col, a_val, b_ptr, b_col, b_val, ptr, col, val):
-        for row in range(begin, end):
-            base = ptr[row] if write else row
-            n = base
-            for i in range(a_ptr[row], a_ptr[row + 1]):
-                v, stop = a_val[i], b_ptr[a_col[i] + 1]
-                for j in range(b_ptr[a_col[i]], stop, k):
-                    at = marks[b_col[j]]
-                    if write and at >= base:
-                        for m in range(k):
-                            val[at + m] += v * b_val[j + m]
-                    elif at < base:
-                        marks[b_col[j]] = n if write else base
-                        if write:
-                            for m in range(k):
-                                col[n + m] = b_col[j] + m
-                                val[n + m] = v * b_val[j + m]
-                        n += k
-            if not write:
-                ptr[row + 1] = n - base
-            gap = k if write == 2 else 0
-            while gap < (n - base) // 3 and gap > 0:
-                gap = 3 * gap + k
-            while gap > 0:  # Shell's sort of the groups, by gaps of Knuth
-                for at in range(base + gap, n, k):
-                    place = at
-                    while place >= base + gap and col[place - gap] > col[place]:
-                        for m in range(place, place + k):
-                            col[m], col[m - gap] = col[m - gap], col[m]
-                            val[m], val[m - gap] = val[m - gap], val[m]
-                        place -= gap
-                gap = gap // k // 3 * k
+    def kernel(begin, end, marks, ptr, chosen, a_col, lumped):
+        for point in range(begin, end):
+            n = ptr[point + 1] - ptr[point]
+            for r in range(b):
+                for e in range(n):
+                    for c in range(b):
+                        at = b * b * ptr[point] + (r * n + e) * b + c
+                        lumped[at] = a_col[at] if chosen[ptr[point] + e] else point * b + c
 
     return kernel
 
 
-def smooth(begin, end, marks, k, t_ptr, t_col, t_val, scale, ptr, col, val):
-    """P = T - diag(scale)·V, written over V = A·T, where a row of T has one group or none."""
-    for row in range(begin, end):
-        own = t_ptr[row]
-        for j in range(ptr[row], ptr[row + 1], k):
-            here = own < t_ptr[row + 1] and col[j] == t_col[own]
-            for m in range(k):
-                val[j + m] *= -scale[row]
-                if here:
-                    val[j + m] += t_val[own + m]
+def prolong(sizes):
+    """P = T - diag(scale)·A'·T, where T has the rows of Q and A' is A with its weak couplings on the diagonal.
+
+    At `write` 0 it writes the lengths of the rows at ptr[row + 1]; at 1, with their sums in `ptr`, the rows, sorted.
+    """
+    b, k = sizes
+
+    def kernel(begin, end, marks, write, a_ptr, a_col, a_val, chosen, agg, Q, scale, ptr, col, val):
+        for point in range(begin, end):
+            base = ptr[point * b] if write else point
+            own, n, m = agg[point], 0, a_ptr[point + 1] - a_ptr[point]
+            for e in range(-1, m):  # the aggregates, once each
+                here = own
+                if e >= 0 and chosen[a_ptr[point] + e]:
+                    here = agg[a_col[a_ptr[point] + e]]
+                if here >= 0 and marks[here] < base:
+                    marks[here] = base
+                    if write:
+                        col[base + n] = here
+                    n += 1
+            if not write:
+                for r in range(b):
+                    ptr[point * b + r + 1] = n * k
+                continue
+            sort(col, base, base + n)
+            for g in range(n - 1, -1, -1):
+                here = col[base + g]
+                marks[here] = base + g
+                for c in range(k):
+                    for r in range(b):
+                        col[base + (r * n + g) * k + c] = here * k + c
+                        val[base + (r * n + g) * k + c] = Q[(point * b + r) * k + c] if here == own else 0 * Q[0]
+            for e in range(m):
+                source = a_col[a_ptr[point] + e] if chosen[a_ptr[point] + e] else point
+                if agg[source] < 0:
+                    continue
+                g = marks[agg[source]] - base
+                for r in range(b):
+                    for q in range(b):
+                        v = scale[point * b + r] * a_val[b * b * a_ptr[point] + (r * m + e) * b + q]
+                        for c in range(k):
+                            val[base + (r * n + g) * k + c] -= v * Q[(source * b + q) * k + c]
+
+    return kernel
 
 
-def add_product(begin, end, marks, c, f, left, ptr, col, val, right, x, y):
-    """y = c·y + f·diag(left)·A·diag(right)·x."""
+def galerkin(sizes):
+    """R·A·P, for blocks of k×b, b×b and b×k: a row of R·A, in scratch, and its product with P (Gustavson 1978, twice).
+
+    It stops before a row that does not fit: `reached` is that row, or `end`, and the number of blocks written.
+
+    marks              [points + aggregates] -1, left so
+    met, near          the points of a row of R·A, [points], and its blocks b×k, transposed
+    found, sums        the aggregates of a row of R·A·P, and its blocks k×k
+    lengths            [aggregates·k + 1], written at row + 1
+    col, val           of `room` blocks
+    """
+    b, k = sizes
+
+    def kernel(
+        begin, end, marks, n_points, r_ptr, r_col, r_val, a_ptr, a_col, a_val, p_ptr, p_col, p_val,
+        met, near, found, sums, room, lengths, col, val, reached,
+    ):  # fmt: skip
+        used, zero = 0, 0 * r_val[0]
+        for row in range(begin, end):
+            n_met, n_found, from_r, width = 0, 0, r_ptr[row], r_ptr[row + 1] - r_ptr[row]
+            for e in range(width):
+                i, at_r = r_col[from_r + e], b * (k * from_r + e)
+                from_a, m = a_ptr[i], a_ptr[i + 1] - a_ptr[i]
+                for f in range(m):
+                    j, at_a = a_col[from_a + f], b * (b * from_a + f)
+                    at = marks[j]
+                    if at < 0:
+                        at = n_met
+                        marks[j], met[at] = at, j
+                        n_met += 1
+                        for x in range(b * k):
+                            near[at * b * k + x] = zero
+                    for c in range(b):
+                        for r in range(k):
+                            total = near[(at * b + c) * k + r]
+                            for q in range(b):
+                                total += r_val[at_r + r * width * b + q] * a_val[at_a + q * m * b + c]
+                            near[(at * b + c) * k + r] = total
+            for s in range(n_met):
+                j = met[s]
+                marks[j] = -1
+                from_p, m = p_ptr[j], p_ptr[j + 1] - p_ptr[j]
+                for f in range(m):
+                    d, at_p = p_col[from_p + f], k * (b * from_p + f)
+                    at = marks[n_points + d]
+                    if at < 0:
+                        at = n_found
+                        marks[n_points + d], found[at] = at, d
+                        n_found += 1
+                        for x in range(k * k):
+                            sums[at * k * k + x] = zero
+                    for r in range(k):
+                        for c in range(k):
+                            total = sums[(at * k + r) * k + c]
+                            for q in range(b):
+                                total += near[(s * b + q) * k + r] * p_val[at_p + q * m * k + c]
+                            sums[(at * k + r) * k + c] = total
+            fits = used + n_found <= room
+            if fits:
+                sort(found, 0, n_found)
+            for g in range(n_found):
+                at = marks[n_points + found[g]]
+                marks[n_points + found[g]] = -1
+                for r in range(k if fits else 0):
+                    for c in range(k):
+                        to = used * k * k + (r * n_found + g) * k + c
+                        col[to], val[to] = found[g] * k + c, sums[(at * k + r) * k + c]
+            if not fits:
+                reached[0], reached[1] = row, used
+                return
+            for r in range(k):
+                lengths[row * k + r + 1] = n_found * k
+            used += n_found
+        reached[0], reached[1] = end, used
+
+    return kernel
+
+
+def add_product(begin, end, marks, c, f, left, ptr, col, val, x, y, rows, v, part):
+    """y = c·y + f·diag(left)·A·x, and the sums of conj(v)·y for every `rows` rows."""
+    part[begin // rows] = 0
     for row in range(begin, end):
         total = 0 * y[0]
         for i in range(ptr[row], ptr[row + 1]):
-            total += val[i] * (right[col[i]] * x[col[i]])
+            total += val[i] * x[col[i]]
         y[row] = c * y[row] + f * left[row] * total
+        part[begin // rows] += v[row].conjugate() * y[row]
+
+
+def subtract(begin, end, marks, c, v, y, scale, x, rows, part):
+    """y = y - c·v and x = diag(scale)·y, and the sums of |y|² for every `rows` rows."""
+    part[begin // rows] = 0
+    for row in range(begin, end):
+        y[row] -= c * v[row]
+        x[row] = scale[row] * y[row]
+        part[begin // rows] += abs(y[row]) ** 2
 
 
 def sums(begin, end, marks, ptr, val, y):
@@ -193,20 +318,27 @@ def sums(begin, end, marks, ptr, val, y):
             y[row] += abs(val[i])
 
 
+def squares(begin, end, marks, ptr, col, val, x, y):
+    """y = S·x, where S has the squares of the absolute values of A."""
+    for row in range(begin, end):
+        y[row] = 0
+        for i in range(ptr[row], ptr[row + 1]):
+            y[row] += abs(val[i]) ** 2 * x[col[i]]
+
+
 def asymmetry(begin, end, marks, conjugate, ptr, col, val, largest):
-    """The largest |a[i, j] - a[j, i]| of each row, or with the conjugate of a[j, i]."""
+    """The largest |a[i, j] - a[j, i]| of each row, or with the conjugate of a[j, i].
+
+    The rows ascend, so the search for a[j, i] in row j goes on where it stopped; `marks` holds that place.
+    """
     for row in range(begin, end):
         largest[row] = 0
         for i in range(ptr[row], ptr[row + 1]):
-            low, high = ptr[col[i]], ptr[col[i] + 1]
-            stop = high
-            while low < high:
-                middle = (low + high) // 2
-                if col[middle] < row:
-                    low = middle + 1
-                else:
-                    high = middle
+            at, stop = max(marks[col[i]], ptr[col[i]]), ptr[col[i] + 1]
+            while at < stop and col[at] < row:
+                at += 1
+            marks[col[i]] = at
             other = 0 * val[i]
-            if low < stop and col[low] == row:
-                other = val[low].conjugate() if conjugate else val[low]
+            if at < stop and col[at] == row:
+                other = val[at].conjugate() if conjugate else val[at]
             largest[row] = max(largest[row], abs(val[i] - other))

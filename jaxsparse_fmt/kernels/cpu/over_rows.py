@@ -40,24 +40,35 @@ def over_rows(
       rows: of a task, without `before`.
       before: [n_rows + 1], the work in the rows before; tasks then have about equal work.
     """
-    assert all(a.flags.c_contiguous for a in arguments if isinstance(a, np.ndarray))
-    function = _function(kernels, name, tuple(map(_kind, arguments)))
-    values = [a.ctypes.data if isinstance(a, np.ndarray) else a for a in arguments]
     if before is None:
         cuts = [*range(0, n_rows, max(rows, 1)), n_rows]
     else:
         cuts = equal_pieces(before, PIECES if before[-1] > SERIAL else 1).tolist()
-    threads, tasks = min(len(cuts) - 1, os.cpu_count() or 1), iter(list(itertools.pairwise(cuts)))
+    tasks = iter(list(itertools.pairwise(cuts)))
 
-    def thread(_: int, held: Any = arguments) -> None:  # the arrays live as long as the threads that write to them
+    def thread() -> None:
         marks = np.full(n_marks, -1, np.int64)
         for begin, end in tasks:
-            function(begin, end, marks.ctypes.data, *values)
+            call(kernels, name, begin, end, marks, *arguments)
 
+    in_threads(thread, len(cuts) - 1)
+
+
+def in_threads(thread: Callable[[], None], tasks: int) -> None:
+    """Calls `thread` on every core, but not more often than there are tasks, which the calls share."""
+    threads = min(tasks, os.cpu_count() or 1)
     if threads <= 1:
-        thread(0)
+        thread()
     else:
-        list(_threads().map(thread, range(threads)))
+        list(_threads().map(lambda _: thread(), range(threads)))
+
+
+def call(kernels: Callable[[], Any], name: Any, begin: int, end: int, marks: np.ndarray, *arguments: Any) -> None:
+    """Calls a kernel for the rows from `begin` to `end`; arguments as in `over_rows`."""
+    assert all(a.flags.c_contiguous for a in arguments if isinstance(a, np.ndarray))
+    function = _function(kernels, name, tuple(map(_kind, arguments)))
+    values = [a.ctypes.data if isinstance(a, np.ndarray) else a for a in arguments]
+    function(begin, end, marks.ctypes.data, *values)
 
 
 def equal_pieces(

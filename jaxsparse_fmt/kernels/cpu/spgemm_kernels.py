@@ -68,7 +68,7 @@ def _columns_of(row, marks, a_ptr, a_col, b_ptr, b_col, indptr, indices):
         i += 1
     low, high = _bounds(indices, start, stop)
     if high - low > 8 * (stop - start):
-        _sort(indices, start, stop)
+        sort(indices, start, stop)
     else:
         at = start
         for col in range(low, high):
@@ -110,7 +110,7 @@ def pairs(begin, end, marks, a_ptr, a_col, b_ptr, b_col, indptr, indices, before
 
 
 @compiled
-def _sort(keys, start, stop):
+def sort(keys, start, stop):
     """Shell's sort, by gaps of Knuth."""
     gap = 1
     while gap < (stop - start) // 3:
@@ -300,7 +300,7 @@ def sort_buckets(begin, end, marks, ends, key, number, n_rows, shift, ptr, place
         start = ends[bucket]
         for row in range(first, last):
             stop, found = ptr[row + 1], 0
-            _sort(placed, start, stop)
+            sort(placed, start, stop)
             for n in range(start, stop):
                 found += n == start or placed[n] >> 32 != placed[n - 1] >> 32
             entries[row + 1], start = found, stop

@@ -45,6 +45,15 @@ def test_rigid_body_modes_stay():
     assert_alike(refresh(M, A, A.data), M)
 
 
+def test_blocks_with_holes_are_refreshed_on_the_entries_that_they_have():
+    S = sp.csr_array(sp.kron(CUBE, np.array([[2.0, 0], [0, 1]])) + sp.kron(sp.eye_array(216), np.ones((2, 2))))
+    S.eliminate_zeros()
+    A = jsf.from_scipy(S, "csr")
+    M = multigrid(A, block_size=2, max_coarse=60, refreshable=True)
+    assert M.levels[0].A.nnz == S.nnz < 4 * CUBE.nnz
+    assert_alike(refresh(M, A, A.data), M)
+
+
 def test_a_singular_matrix_is_refreshed_with_a_generalized_inverse():
     S = neumann(6)
     A = jsf.from_scipy(S, "csr")
