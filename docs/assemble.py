@@ -223,7 +223,7 @@ def assemble(folder: Path) -> None:
         pages[f"{page}.md"] = reference(title, modules)
     trees = {
         "Learn": LEARN.split(),
-        "Examples": [f"examples/{path.stem}" for path in examples],
+        "Examples": ["examples", *(f"examples/{path.stem}" for path in examples)],
         "In depth": DEPTH.split(),
         "Reference": ["reference", *API],
         "Project": [*PROJECT.split(), "contributing", "changelog", "security"],

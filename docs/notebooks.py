@@ -11,10 +11,15 @@ from typing import Any
 EXAMPLES = Path(__file__).parent.parent / "examples"
 NAMES = ("fem", "training", "pagerank")
 INSTALL = """\
-# Build a wheel in a checkout (pip wheel --no-deps .) and upload it here, or drop it beside this notebook.
+# "pip wheel --no-deps ." in a checkout builds the wheel. Put it beside this notebook; in Colab, upload it.
 %pip install -q jaxsparse-*.whl optax scikit-fem matplotlib
 import sys
-sys.argv = sys.argv[:1]"""
+sys.argv = ["notebook"]"""
+SHOW = """\
+sys.argv.append("picture.png")
+main()
+from IPython.display import Image
+Image("picture.png")"""
 
 
 def cells(source: str) -> Iterator[tuple[str, str]]:
@@ -31,7 +36,8 @@ def cells(source: str) -> Iterator[tuple[str, str]]:
     ]
     for start, end in zip(cut, [*cut[1:], len(lines) + 1], strict=True):
         text = "\n".join(lines[start - 1 : end - 1]).strip()
-        yield "code", "main()" if text.startswith("if __name__") else text
+        last = SHOW if "savefig(sys.argv[1])" in source else "main()"
+        yield "code", last if text.startswith("if __name__") else text
 
 
 def _is_main(node: ast.stmt) -> bool:

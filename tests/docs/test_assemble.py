@@ -40,7 +40,7 @@ def test_a_link_to_a_missing_file_is_an_error():
 
 
 def test_every_page_of_docs_is_in_the_menu_once():
-    menu = [*assemble.LEARN.split(), *assemble.DEPTH.split(), *assemble.PROJECT.split(), "reference"]
+    menu = [*assemble.LEARN.split(), *assemble.DEPTH.split(), *assemble.PROJECT.split(), "examples", "reference"]
     pages = sorted(path.stem for path in (assemble.ROOT / "docs").glob("*.md"))
     assert sorted(menu) == pages
 
