@@ -125,7 +125,8 @@ def step(A: Map, M: Map, work: Work, now: Now) -> tuple[Work, Now]:
     rz = rr if z is r else dot(r, z)
     numbers = gamma, curvature, alpha, rr, rz, of_M, *now
     (x, p), (gamma, *then), _ = sweep(TURN, numbers, (x, p, z))
-    return Work(x, r, p, gamma), Now(*then[:3], now.goal, now.maxiter)
+    k, size, ended, *_ = then
+    return Work(x, r, p, gamma), now._replace(k=k, norm=size, code=ended)
 
 
 def _descend(gamma, curvature, of_A, *now):
