@@ -1,6 +1,7 @@
-"""Sums, products and assembly of sparse matrices against SciPy and jax.experimental.sparse: seconds and memory.
+"""Sums, products and assembly of sparse matrices against SciPy, jax.experimental.sparse, and on a GPU CuPy.
 
     python -m benchmarks.algebra --json out.json            some three minutes on two cores
+    python -m benchmarks.algebra --first 7                  the first cases only
 
 Each figure is the best of several calls, in which all sides take turns; nothing compiles in them. "Eager" finds the
 pattern of the result and its values, "pattern" makes the plan of an assembly, and "new values" is the jitted numeric
@@ -12,6 +13,8 @@ smaller matrices; BCSR has none of them.
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -95,7 +98,23 @@ def sides(S: Any, R: Any, operation: Callable[[Any, Any], Any], make: Callable[[
         Side("SciPy", lambda: operation(S, R), size_of),
         Side("eager", eager, size_of),
         Side("new values", lambda: step(plan, A.data, B.data), lambda _: holds + program(step)),
+        *of_cupy(S, R, operation),
     ]
+
+
+def of_cupy(S: Any, R: Any, operation: Callable[[Any, Any], Any]) -> list[Side]:
+    """CuPy's operation on CSR, which finds the pattern anew in every call; none where there is no GPU."""
+    if report.platform_here() == "cpu":
+        return []
+    cupy, theirs = importlib.import_module("cupy"), importlib.import_module("cupyx.scipy.sparse")
+    A, B = (theirs.csr_matrix(sp.csr_matrix(M)) for M in (S, R))
+
+    def run() -> Any:
+        result = operation(A, B)
+        cupy.cuda.Device().synchronize()
+        return result
+
+    return [Side("CuPy", run, lambda M: M.data.nbytes + M.indices.nbytes + M.indptr.nbytes)]
 
 
 def scattered(k: int) -> tuple[np.ndarray, np.ndarray, int]:
@@ -189,18 +208,19 @@ def measure(case: str, sides: list[Side], repeats: int) -> list[Row]:
 def main(argv: list[str] | None = None) -> int:
     parser = report.arguments(__doc__, dtypes=False)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--first", type=int, help="so many cases; default: all")
     args = parser.parse_args(argv)
     jax.config.update("jax_enable_x64", True)
-    header, rows = report.provenance(), []
-    for name, of in cases(args.small):
-        report.log(name)
-        rows += measure(name, of, args.repeats)
+    header, rows, text = report.provenance(), [], ""
     columns = [
         *(("case", "case"), ("", "side"), ("seconds", "wall:.4f"), ("ratio", "ratio:.2f")),
         *(("CPU seconds", "cpu:.4f"), ("ratio", "cpu_ratio:.2f"), ("MiB", "memory:.1f")),
     ]
-    text = "\n".join([report.line(header), "", *report.markdown(rows, columns)])
-    report.write(args.json, header, rows, text)
+    for name, of in itertools.islice(cases(args.small), args.first):
+        report.log(name)
+        rows += measure(name, of, args.repeats)
+        text = "\n".join([report.line(header), "", *report.markdown(rows, columns)])
+        report.write(args.json, header, rows, text)
     print(text)
     return 0
 

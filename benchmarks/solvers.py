@@ -11,6 +11,7 @@ names a folder of matrices for refinement.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
@@ -61,7 +62,7 @@ def steps(copy: float, small: bool) -> Iterator[Row]:
         floor = (S.nnz * (b.itemsize + 4) + vectors) / copy
         own = (A.nbytes_read + vectors) / copy
         for label, merged in (("cg", False), ("cg, one reduction", True)):
-            (few, did), (many, did_more) = (seconds(_fixed(n, merged), A, b) for n in (100, 500))
+            (few, did), (many, did_more) = (seconds(_taken, A, b, n, merged) for n in (100, 500))
             if (int(did), int(did_more)) != (100, 500):
                 raise RuntimeError(f"{name}, {dtype}: {did} and {did_more} steps, not 100 and 500")
             step = (many - few) / 400
@@ -71,8 +72,9 @@ def steps(copy: float, small: bool) -> Iterator[Row]:
             }  # fmt: skip
 
 
-def _fixed(iterations: int, merged: bool) -> Callable[..., Any]:
-    return jax.jit(lambda A, b: cg(A, b, rtol=0.0, maxiter=iterations, one_reduction=merged).iterations)
+@functools.partial(jax.jit, static_argnames="merged")
+def _taken(A: Any, b: jax.Array, steps: int, merged: bool) -> Any:
+    return cg(A, b, rtol=0.0, maxiter=steps, one_reduction=merged).iterations
 
 
 def refinement(copy: float, small: bool) -> Iterator[Row]:

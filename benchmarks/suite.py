@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import multiprocessing
+import os
 import tempfile
 from collections.abc import Callable, Generator
 from concurrent.futures import ProcessPoolExecutor
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy.io
 import scipy.sparse as sp
 
 from jaxsparse_fmt import gallery
@@ -158,6 +160,18 @@ def _long_rows(n: int) -> sp.csr_array:
     return _in_band(rng.integers(2 * mean // 3, 4 * mean // 3, n), n - 1, rng)
 
 
+def tamed(S: Any) -> Any:
+    """S times a power of two with which no chain of products overflows or vanishes."""
+    if S.shape[0] != S.shape[1]:
+        return S
+    x, size = np.ones(S.shape[1]), 1.0
+    for _ in range(8):
+        y = S @ x
+        size = float(np.linalg.norm(y) / np.linalg.norm(x)) or 1.0
+        x = y / (np.linalg.norm(y) or 1.0)
+    return S * 2.0 ** -np.rint(np.log2(size))
+
+
 def _csr(lengths: np.ndarray, column: np.ndarray, n: int, rng: np.random.Generator) -> sp.csr_array:
     indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     data = rng.random(column.size)
@@ -218,14 +232,57 @@ PUBLISHED = {
 }
 
 
-def _stand_in(scale: float, name: str) -> sp.csr_array:
-    rows, nnz, bandwidth, spread = PUBLISHED[name]
+def _stand_in(scale: float, of: tuple[int, int, int, float]) -> sp.csr_array:
+    rows, nnz, bandwidth, spread = of
     mean, n = nnz / rows, max(round(rows * scale), round(2 * nnz / rows))
     return banded(n, max(round(mean * n), n), max(round(bandwidth * n / rows), round(mean)), spread)
 
 
-STAND_INS = tuple(Case(f"like {name}", "stand-in", functools.partial(_stand_in, name=name)) for name in PUBLISHED)
-SUITES = {"standard": SYNTHETIC + STAND_INS}
+def _stand_ins(published: dict[str, tuple[int, int, int, float]]) -> tuple[Case, ...]:
+    return tuple(
+        Case(f"like {name}", "stand-in", functools.partial(_stand_in, of=of)) for name, of in published.items()
+    )
+
+
+# What `choose` was not fitted on: stand-ins for other matrices (rows, entries, bandwidth, spread), other problems of
+# the gallery, and files of the folder JAXSPARSE_MATRICES, which fit a GPU's L2 cache.
+UNKNOWN = {
+    "atmosmodd": (1_270_432, 8_814_880, 21_904, 0.05),
+    "cop20k_A": (121_192, 2_624_331, 121_040, 0.5),
+    "scircuit": (170_998, 958_936, 170_976, 0.8),
+    "consph": (83_334, 6_010_480, 44_024, 0.3),
+    "amazon0601": (403_394, 3_387_388, 403_331, 0.4),
+    "af_shell10": (1_508_065, 52_259_885, 2_634, 0.05),
+    "roadNet-CA": (1_971_281, 5_533_214, 1_902_223, 0.3),
+    "torso1": (116_158, 8_516_500, 112_127, 1.0),
+    "ecology2": (999_999, 4_995_991, 1_000, 0.02),
+    "offshore": (259_789, 4_242_673, 237_738, 0.3),
+    "mc2depi": (525_825, 2_100_225, 513, 0.02),
+    "xenon2": (157_464, 3_866_688, 17_777, 0.2),
+    "rajat31": (4_690_002, 20_316_253, 4_688_751, 0.6),
+}
+FILES = ("boyd1", "bcsstk29", "cvxbqp1", "memplus", "wiki-Vote", "bcsstk16", "utm5940", "cavity14", "orani678", "add32")
+
+
+def _file(scale: float, name: str) -> sp.csr_array:
+    del scale
+    return sp.csr_array(scipy.io.mmread(Path(os.environ["JAXSPARSE_MATRICES"], f"{name}.mtx.gz"))).astype(np.float64)
+
+
+OTHERS = (
+    Case("5-point", "stencil", lambda s: gallery.poisson(_side(3000, s), dim=2)),
+    Case("R-MAT, 2¹⁸", "power law", lambda s: r_mat(max(_bits(s) - 2, 6), round(7e6 * s), seed=3)),
+    Case("27-point × 3 dof, 30³", "FEM", lambda s: gallery.elasticity(_side(30, s))),
+    Case("irregular, 40 a row", "irregular", lambda s: gallery.irregular(_rows(600_000, s), 40, 10_000, seed=5)),
+    Case("irregular, 5 a row", "irregular", lambda s: gallery.irregular(_rows(4_000_000, s), 5, 500, seed=6)),
+    Case("circuit of 1,000,000", "dense rows", lambda s: circuit(_rows(1_000_000, s), seed=7)),
+)
+HELD_OUT = (
+    *OTHERS,
+    *_stand_ins(UNKNOWN),
+    *(Case(name, "real", functools.partial(_file, name=name)) for name in FILES if "JAXSPARSE_MATRICES" in os.environ),
+)
+SUITES = {"standard": SYNTHETIC + _stand_ins(PUBLISHED), "held-out": HELD_OUT}
 PARTS = ("data", "indices", "indptr", "shape")
 
 

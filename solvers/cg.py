@@ -18,7 +18,7 @@ from solvers.core.iterate import Method
 from solvers.core.scaling import Map, product_dot, unscaled
 from solvers.core.settings import Settings, solver
 from solvers.core.solve import solve
-from solvers.core.stopping import RESTART, RUNNING, status_of
+from solvers.core.stopping import RESTART, RUNNING, Now, is_finite, root, status_of
 from solvers.core.vectors import ratio
 from solvers.precond.coarse_space import deflating
 from solvers.solution import Solution, Status
@@ -136,21 +136,24 @@ def start(A: Map, M: Map, r: Array, last: Work | None) -> Work:
     return Work(jnp.zeros_like(r), r, p, gamma)
 
 
-def step(A: Map, M: Map, work: Work, active: Array) -> tuple[Work, Array, Array]:
+def step(A: Map, M: Map, work: Work, now: Now) -> tuple[Work, Now]:
+    """Three kernels: the passes compute the numbers of the loop too, for which XLA would launch others."""
     x, r, p, gamma = work
     (A, of_A), (M, of_M) = unscaled(A, r.dtype), unscaled(M, r.dtype)
     q, curvature = product_dot(A, p)
-    (r,), (curvature, alpha, moves, _), (rr,) = sweep(DESCEND, (gamma, curvature, active, of_A), (r, q))
+    (r,), (curvature, alpha, *_), (rr,) = sweep(DESCEND, (gamma, curvature, of_A, *now), (r, q))
     z = M(r)
     rz = rr if z is r else dot(r, z)
-    (x, p), (squared, gamma_new, *_), _ = sweep(TURN, (gamma, alpha, moves, rr, rz, of_M), (x, p, z))
-    return Work(x, r, p, gamma_new), jnp.sqrt(squared), code(gamma, curvature)
+    numbers = gamma, curvature, alpha, rr, rz, of_M, *now
+    (x, p), (gamma, *then), _ = sweep(TURN, numbers, (x, p, z))
+    k, size, ended, *_ = then
+    return Work(x, r, p, gamma), now._replace(k=k, norm=size, code=ended)
 
 
-def _descend(gamma, curvature, active, of_A):
+def _descend(gamma, curvature, of_A, *now):
     curvature = of_A * curvature
     alpha = gamma / curvature
-    return curvature, alpha, active & definite(gamma, curvature), of_A * alpha
+    return curvature, alpha, Now(*now).active & definite(gamma, curvature), of_A * alpha
 
 
 def _descend_each(scalars, r, q):
@@ -159,13 +162,16 @@ def _descend_each(scalars, r, q):
     return (r,), ((r, r),)
 
 
-def _turn(gamma, alpha, moves, rr, rz, of_M):
+def _turn(gamma, curvature, alpha, rr, rz, of_M, *now):
+    now = Now(*now)
+    moves = now.active & definite(gamma, curvature)
+    then = now.after(root(rr), code(gamma, curvature))
     # β / of_M, since the scaling comes last: exact, so that the sum rounds as it would without.
-    return rr, jnp.where(moves, of_M * rz, gamma), alpha, moves, rz / gamma, of_M
+    return jnp.where(moves, of_M * rz, gamma), then.k, then.norm, then.code, alpha, moves, rz / gamma, of_M
 
 
 def _turn_each(scalars, x, p, z):
-    _, _, alpha, moves, beta, of_M = scalars
+    *_, alpha, moves, beta, of_M = scalars
     return (jnp.where(moves, x + alpha * p, x), jnp.where(moves, of_M * (z + beta * p), p)), ()
 
 
@@ -176,18 +182,17 @@ TURN = Pass(_turn, _turn_each)
 @jax.jit
 def definite(gamma: Array, curvature: Array) -> Array:
     """Whether `code` is RUNNING."""
-    largest = jnp.finfo(gamma.dtype).max
-    return (gamma > 0) & (curvature > 0) & (gamma <= largest) & (curvature <= largest)
+    return (gamma > 0) & (curvature > 0) & is_finite(gamma) & is_finite(curvature)
 
 
 @jax.jit
 def code(gamma: Array, curvature: Array) -> Array:
     """RUNNING while rᵀ·M·r and pᵀ·A·p are positive, as with a definite A and M; else the Status of the failure."""
-    return status_of(
-        (~jnp.isfinite(gamma) | ~jnp.isfinite(curvature), Status.NON_FINITE),
+    of_finite = status_of(
         ((gamma < 0) | (curvature < 0), Status.NOT_POSITIVE_DEFINITE),
         ((gamma == 0) | (curvature == 0), Status.BREAKDOWN),
     )
+    return jnp.where(is_finite(gamma) & is_finite(curvature), of_finite, jnp.int32(Status.NON_FINITE))
 
 
 def start_merged(A: Map, M: Map, r: Array, last: None) -> MergedWork:
@@ -201,19 +206,20 @@ def start_merged(A: Map, M: Map, r: Array, last: None) -> MergedWork:
     return MergedWork(zero, r, zero, zero, u, w, gamma, delta, jnp.inf * one, one)
 
 
-def step_merged(A: Map, M: Map, work: MergedWork, active: Array) -> tuple[MergedWork, Array, Array]:
+def step_merged(A: Map, M: Map, work: MergedWork, now: Now) -> tuple[MergedWork, Now]:
     """Chronopoulos and Gear 1989, §2; pᵀ·A·p = δ − β·γ / α of the last step. Devices exchange all sums at once.
 
     Only x is scaled; scaling p would take another pass.
     """
     x, r, p, s, u, w, gamma, delta, last_gamma, last_alpha = work
     (A, of_A), (M, _) = unscaled(A, r.dtype), unscaled(M, r.dtype)
-    numbers = gamma, delta, last_gamma, last_alpha, active, of_A
+    numbers = gamma, delta, last_gamma, last_alpha, now.active, of_A  # `now` in a pass would cost XLA two kernels more
     (x, r, p, s), (gamma, curvature, last_gamma, last_alpha, *_), (rr,) = sweep(ADVANCE, numbers, (x, r, p, s, u, w))
     u = M(r)
     w, delta = product_dot(A, u)
     rr, rz, delta = joined(rr, rr if u is r else dot(r, u), delta)
-    return MergedWork(x, r, p, s, u, w, rz, delta, last_gamma, last_alpha), jnp.sqrt(total(rr)), code(gamma, curvature)
+    now = now.after(jnp.sqrt(total(rr)), code(gamma, curvature))
+    return MergedWork(x, r, p, s, u, w, rz, delta, last_gamma, last_alpha), now
 
 
 def _advance(gamma, delta, last_gamma, last_alpha, active, of_A):
@@ -256,7 +262,7 @@ def start_pipelined(A: Map, M: Map, r: Array, last: PipelinedWork | None) -> Pip
     return PipelinedWork(zero, r, p, s, w, z, others, sums, last_gamma, last_alpha, age)
 
 
-def step_pipelined(A: Map, M: Map, work: PipelinedWork, active: Array) -> tuple[PipelinedWork, Array, Array]:
+def step_pipelined(A: Map, M: Map, work: PipelinedWork, now: Now) -> tuple[PipelinedWork, Now]:
     """Ghysels and Vanroose 2014, Algorithm 3: the devices exchange the sums while they compute M·w and A·M·w.
 
     Only a first step can prove that A or M is not positive definite; later ones may compute so from rounding errors.
@@ -264,16 +270,16 @@ def step_pipelined(A: Map, M: Map, work: PipelinedWork, active: Array) -> tuple[
     *vectors, others, sums, last_gamma, last_alpha, age = work
     (A, of_A), (M, of_M) = unscaled(A, work.r.dtype), unscaled(M, work.r.dtype)
     m, is_due = M(work.w), age >= REPLACED_EVERY
-    numbers = *sums, last_gamma, last_alpha, active & ~is_due, of_A, of_M
+    numbers = *sums, last_gamma, last_alpha, now.active & ~is_due, of_A, of_M
     every = *vectors, A(m), *((*others, m) if others else ())
     new, scalars, sums = sweep(PIPELINED_ADVANCE, numbers, every)
     x, r, p, s, w, z, *others = new
     rr, gamma, curvature, last_gamma, last_alpha, *_ = scalars
     found = code(gamma, curvature)
     found = jnp.where(is_due | ((age > 0) & (found != RUNNING)), RESTART, found)
-    age = age + (active & ~is_due)
+    age = age + (now.active & ~is_due)
     work = PipelinedWork(x, r, p, s, w, z, tuple(others), sums, last_gamma, last_alpha, age)
-    return work, jnp.sqrt(rr), found
+    return work, now.after(jnp.sqrt(rr), found)
 
 
 def _advance_pipelined(rr, gamma, delta, last_gamma, last_alpha, active, of_A, of_M):

@@ -26,7 +26,7 @@ from solvers.core.adjoint import hermitian_solve
 from solvers.core.entry import Entry
 from solvers.core.scaling import Map
 from solvers.core.solve import steps_per_check
-from solvers.core.stopping import RUNNING, Loop, goes_on
+from solvers.core.stopping import RUNNING, Loop, Now
 from solvers.core.vectors import matmul, norm
 from solvers.minres import METHOD as MINRES
 from solvers.solution import Outcome, Status, is_one_number
@@ -282,19 +282,18 @@ def _minres(K: Map, b: Array) -> Array:
     """
     eps, most, same = jnp.finfo(b.dtype).eps, min(10 * b.size, 2**31 - 1), lambda v: v
 
-    def continues(loop: Loop) -> Array:
+    def numbers(loop: Loop) -> Now:
         rounding = ROUNDING * eps * loop.work.A_norm * norm(loop.work.x)
-        return goes_on(loop, jnp.maximum(eps, rounding), most)
+        return Now(loop.k, loop.norm, loop.code, jnp.maximum(eps, rounding), most)
 
     def advance(loop: Loop) -> Loop:
-        moves = continues(loop)
-        work, size, code = MINRES.step(K, same, loop.work, moves)
-        moves, code = moves & (code == RUNNING), jnp.where(moves, code, loop.code)
-        return Loop(work, loop.k + moves, jnp.where(moves, size, loop.norm), code, loop.norms)
+        work, now = MINRES.step(K, same, loop.work, numbers(loop))
+        return Loop(work, now.k, now.norm, now.code, loop.norms)
 
     options = iterate.Options(0, steps_per_check(b.size), None, None)
     number = jnp.int32
     loop = Loop(MINRES.start(K, same, b, None), number(0), norm(b), number(RUNNING), jnp.zeros(0, b.real.dtype))
+    continues = lambda loop: numbers(loop).active  # noqa: E731
     return MINRES.iterate(same, iterate.advance_while(continues, advance, loop, options, number(0), unroll=1).work)
 
 

@@ -262,7 +262,7 @@ def _sweep(*operands: Array, counts: int, what: Pass, backend: str):
     numbers, vectors = operands[:counts], operands[counts:]
     if selection.is_pallas(backend):
         return sweep_by_kernel(numbers, vectors, what, backend)
-    summed = tuple(jnp.sum(a) if a.ndim else a for a in numbers)
+    summed = tuple(jnp.sum(a) if jnp.ndim(a) else a for a in numbers)
     new, scalars, sums = sweep_reference(summed, vectors, what)
     count = parts(vectors[0].shape[0])
     return new, scalars, tuple(jnp.zeros(count, s.dtype).at[0].set(s) for s in sums)

@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxsparse_fmt.kernels import row_kernels, spmv_cpu
+from jaxsparse_fmt.kernels import row_kernels, spmv_cpu, vector_pass
 from jaxsparse_fmt.kernels.backends import selection, tuning
 from jaxsparse_fmt.kernels.column_groups import LaneGroups
 from jaxsparse_fmt.kernels.layout.address import Arrays
@@ -91,17 +91,20 @@ def product_dot(
     rule: Rule,
     backend: str,
 ) -> tuple[Array, Array]:  # [n_rows], [parts]
-    """A·x, and wᵀ·A·x in parts: one for each warp of lanes, or their sum where they are many."""
+    """A·x, and wᵀ·A·x in parts: one for each warp of lanes, or those of a pass over them where they are many."""
     dtype, warps = jnp.result_type(values, x), _warps(rule)
     inputs = {"values": values[None], "x": x[None, :, None], "w": w, **arrays}
     out = {"y": jax.ShapeDtypeStruct((rule.shape[0],), dtype), "sums_of_warps": jax.ShapeDtypeStruct((warps,), dtype)}
     y, sums = row_kernels.launch_rows(product_kernel, backend, inputs, out, rule)
-    return y, sums if parts(rule) == warps else jnp.sum(sums)[None]
+    return y, sums if parts(rule) == warps else vector_pass.sweep((), (sums,), SUM, backend)[2][0]
 
 
 def parts(rule: Rule) -> int:
     """The number of partial sums of wᵀ·A·x that `product_dot` returns."""
-    return _warps(rule) if _warps(rule) <= tuning.LAUNCH.most_parts else 1
+    return _warps(rule) if _warps(rule) <= tuning.LAUNCH.most_parts else vector_pass.parts(_warps(rule))
+
+
+SUM = vector_pass.Pass(lambda: (), lambda _, v: ((), ((v, jnp.ones_like(v)),)))
 
 
 def _warps(rule: Rule) -> int:

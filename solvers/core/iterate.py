@@ -28,10 +28,10 @@ from solvers.core.stopping import (
     Examined,
     Limits,
     Loop,
+    Now,
     Outer,
     Rule,
     diagnosis,
-    goes_on,
     is_taken,
     verdict,
 )
@@ -55,10 +55,10 @@ class Method(NamedTuple):
 
     Attributes:
       start: (A, M, r, last, *parameters) -> work. `last` is the previous work if the method `keeps` it, else None.
-      step: (A, M, work, active) -> (work, residual norm, code). The code is RUNNING; FULL for the last step before a
-        restart; or RESTART or a Status for a step that must not be taken. In the last two cases, and where a column is
-        not `active`, the work must not change (`holding` does that). These codes may depend only on scalars of the old
-        vectors, so that XLA fuses the selects into the updates and reads nothing more.
+      step: (A, M, work, now) -> (work, now.after(residual norm, code)). The code is RUNNING; FULL for the last step
+        before a restart; or RESTART or a Status for a step that must not be taken. In the last two cases, and where a
+        column is not active, the work must not change (`holding` does that). These codes may depend only on scalars of
+        the old vectors, so that XLA fuses the selects into the updates and reads nothing more.
       iterate: (M, work) -> the vector to add to x.
       self_adjoint: the method assumes that A is its own adjoint, so that it solves systems with the adjoint too.
       keeps: a restart continues in the last direction.
@@ -70,7 +70,7 @@ class Method(NamedTuple):
     """
 
     start: Callable[..., Any]
-    step: Callable[[Map, Map, Any, Array], tuple[Any, Array, Array]]
+    step: Callable[[Map, Map, Any, Now], tuple[Any, Now]]
     iterate: Callable[[Map, Any], Array] = x_of
     self_adjoint: bool = True
     keeps: bool = False
@@ -83,11 +83,11 @@ class Method(NamedTuple):
 def holding(step: Callable[[Map, Map, Any], tuple[Any, Array, Array]], scratch: tuple[str, ...] = ()) -> Any:
     """A method's step, made from one that always moves; the fields `scratch` may change in a step that is not taken."""
 
-    def held(A: Map, M: Map, work: Any, active: Array) -> tuple[Any, Array, Array]:
+    def held(A: Map, M: Map, work: Any, now: Now) -> tuple[Any, Now]:
         new, size, code = step(A, M, work)
-        moves = active & is_taken(code)
+        moves = now.active & is_taken(code)
         kept = jax.tree.map(lambda new, old: jnp.where(moves, new, old), new, work)
-        return kept._replace(**{name: getattr(new, name) for name in scratch}), size, code
+        return kept._replace(**{name: getattr(new, name) for name in scratch}), now.after(size, code)
 
     return held
 
@@ -161,26 +161,21 @@ def run(method: Method, options: Options, system: System, leave: Map) -> tuple[A
         drop = jnp.maximum(limits.drop, least)  # a recursion that fell by more is rounding
         goal = jnp.maximum(rule.tolerance, drop * outer.norm).astype(r.real.dtype)
 
-        is_checked = options.steps_per_check == 1 and r.ndim == 1  # by the loop, whose only column goes on
+        def numbers(loop: Loop) -> Now:
+            return Now(loop.k, loop.norm, loop.code, goal, limits.maxiter)
 
         def advance(loop: Loop) -> Loop:
             """One step, or none in the columns that are over."""
-            active = jnp.ones((), bool) if is_checked else goes_on(loop, goal, limits.maxiter)
-            work, new_norm, code = method.step(own, M, loop.work, active)
-            moves = active & is_taken(code)
-            most = jnp.finfo(new_norm.dtype).eps ** -1.5  # of a right-hand side of about 1
-            blown_up = jnp.where(jnp.isfinite(new_norm), Status.DIVERGED, Status.NON_FINITE)
-            code = jnp.where(moves & ~(new_norm <= most), blown_up, code)
-            k = loop.k + moves.astype(jnp.int32)
+            work, now = method.step(own, M, loop.work, numbers(loop))
+            moves = now.k > loop.k
             if options.callback is not None:
                 x = outer.x + method.iterate(M, work).astype(outer.x.dtype)
                 show(options.callback, moves, leave(scaled(x, of_x)))
-            norms = record(loop.norms, jnp.where(moves, loop.k if method.pipelined else k, -1), new_norm)
-            code = jnp.where(active, code, loop.code).astype(jnp.int32)
-            return Loop(work, k, jnp.where(moves, new_norm, loop.norm), code, norms)
+            norms = record(loop.norms, jnp.where(moves, loop.k if method.pipelined else now.k, -1), now.norm)
+            return Loop(work, now.k, now.norm, now.code, norms)
 
         loop = Loop(work, outer.k, outer.norm.astype(goal.dtype), outer.code, outer.norms)
-        loop = advance_while(lambda loop: goes_on(loop, goal, limits.maxiter), advance, loop, options, of_b)
+        loop = advance_while(lambda loop: numbers(loop).active, advance, loop, options, of_b)
         x = outer.x + jnp.where(outer.code == RUNNING, method.iterate(M, loop.work).astype(b.dtype), 0)
         r = b - A(x)
         now = norm(r)

@@ -1,6 +1,6 @@
 """The stopping rule, ‖b − A·x‖ ≤ max(rtol·‖b‖, atol) by the true residual, and the causes of failures.
 
-`goes_on` ends the method by the residual of its recursion. `verdict` then judges the true residual: CONVERGED, another
+`Now` ends the method by the residual of its recursion. `verdict` then judges the true residual: CONVERGED, another
 start of the method, or a failure. `diagnosis` examines a failure once, after the loop, and names its cause. `iterate`
 computes the tolerance; `lsmr` has a rule of its own.
 """
@@ -81,14 +81,46 @@ class End(NamedTuple):
     norms: Array
 
 
+class Now(NamedTuple):
+    """The numbers of a loop and what ends it, by column too.
+
+    A pass over vectors may take and return them; kernels in Mosaic GPU have no ~ of flags.
+    """
+
+    k: Array
+    norm: Array
+    code: Array
+    goal: Array  # the norm at which the method ends
+    maxiter: Any
+
+    @property
+    def active(self) -> Array:
+        """Whether the method takes another step, by the residual norm of its recursion."""
+        return (self.code == RUNNING) & (self.norm > self.goal) & (self.k < self.maxiter)
+
+    def after(self, norm: Array, code: Array) -> Now:
+        """The numbers after a step with this norm and code; as they were where the method is not active."""
+        active, most = self.active, jnp.finfo(norm.dtype).eps ** -1.5  # of a right-hand side of about 1
+        moves = active & is_taken(code)
+        blown_up = jnp.where(is_finite(norm), jnp.int32(Status.DIVERGED), jnp.int32(Status.NON_FINITE))
+        code = jnp.where(moves, jnp.where(norm <= most, code, blown_up), code)
+        new = self.k + moves.astype(jnp.int32), jnp.where(moves, norm, self.norm), jnp.where(active, code, self.code)
+        return Now(*new, self.goal, self.maxiter)
+
+
 def is_taken(code: Array) -> Array:
     """Whether a step with this code counts."""
     return (code == RUNNING) | (code == FULL)
 
 
-def goes_on(loop: Loop, goal: Array, maxiter: Any) -> Array:
-    """Whether the method takes another step, by the residual norm of its recursion."""
-    return (loop.code == RUNNING) & (loop.norm > goal) & (loop.k < maxiter)
+def is_finite(a: Array) -> Array:
+    """As jnp.isfinite, which kernels in Mosaic GPU do not have."""
+    return jnp.abs(a) <= jnp.finfo(a.dtype).max
+
+
+def root(a: Array) -> Array:
+    """The square root of a ≥ 0, and a itself where that is denormal. Mosaic GPU has jnp.sqrt since JAX 0.11."""
+    return jnp.where(a >= jnp.finfo(a.dtype).tiny, a * lax.rsqrt(a), a)
 
 
 def verdict(rule: Rule, now: Array, before: Array, loop: Loop) -> Array:

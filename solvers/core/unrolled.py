@@ -17,7 +17,7 @@ from jax.core import Tracer
 from solvers.core import arguments
 from solvers.core.iterate import Method, Options, System
 from solvers.core.scaling import exponent, scaled
-from solvers.core.stopping import FULL, RESTART, RUNNING, End, is_taken, status_of
+from solvers.core.stopping import FULL, RESTART, RUNNING, End, Now, status_of
 from solvers.core.vectors import dot, norm, probe
 from solvers.solution import Status
 
@@ -55,18 +55,17 @@ def run(method: Method, options: Options, steps: int, system: System) -> tuple[A
 
     def step(state, _):
         x, work, size, code, k = state
-        active = (code == RUNNING) & (size > goal)
+        now = Now(k, size, code, goal, steps)
+        active = now.active
         # A step that is not taken is computed all the same; its derivative is multiplied by zero and must be finite.
         safe = jax.tree.map(lambda now, then: jnp.where(active, now, then), work, beginning)
-        new, new_size, new_code = method.step(A, M, safe, active)
-        moves = active & is_taken(new_code)
+        new, now = method.step(A, M, safe, now)
+        moves, asked_to = now.k > k, (now.code == FULL) | (now.code == RESTART)
         work = jax.tree.map(lambda new, old: jnp.where(moves, new, old), new, work)
-        size = jnp.where(moves, new_size, size)
-        anew = active & ((new_code == FULL) | (new_code == RESTART)) & (size > goal)
+        anew = active & asked_to & (now.norm > goal)
         x, work = lax.cond(jnp.any(anew), restarted, lambda x, work, _: (x, work), x, work, anew)
-        code = jnp.where(active & ~is_taken(new_code) & (new_code != RESTART), new_code, code).astype(jnp.int32)
-        k = k + moves.astype(jnp.int32)
-        return (x, work, size, code, k), jnp.where(moves, size, -1)
+        code = jnp.where(asked_to, jnp.int32(RUNNING), now.code)
+        return (x, work, now.norm, code, now.k), jnp.where(moves, now.norm, -1)
 
     def restarted(x, work, anew):
         closer = x + jnp.where(anew, method.iterate(M, work), 0)

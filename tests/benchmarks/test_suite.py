@@ -97,8 +97,17 @@ def test_an_optimality_system_is_symmetric_and_not_definite():
 
 
 def test_stand_ins_have_the_published_size_at_full_scale():
-    S = suite._stand_in(1.0, "lung2")
+    S = suite._stand_in(1.0, suite.PUBLISHED["lung2"])
     assert (S.shape[0], S.nnz) == suite.PUBLISHED["lung2"][:2]
+
+
+def test_a_chain_of_a_tamed_matrix_neither_overflows_nor_vanishes():
+    for case in (suite.SUITES["standard"][0], suite.SUITES["held-out"][2]):
+        S = suite.tamed(case.make(TINY)).astype(np.float32)
+        x = np.ones(S.shape[0], np.float32)
+        for _ in range(128):
+            x = S @ x
+        assert 1e-30 < np.abs(x).max() < 1e30
 
 
 def test_matrices_made_ahead_are_those_made_in_turn():

@@ -10,6 +10,7 @@ import pytest
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.core import vector_passes
 from jaxsparse_fmt.core.vector_passes import Pass, dot, sweep, total
+from jaxsparse_fmt.kernels import vector_pass
 from tests.lowering import SIGNATURES, lowered
 from tests.zoo import CASES, FIRST_LAYOUTS
 
@@ -75,7 +76,7 @@ def test_a_product_gives_its_inner_product_too(layout, rng):
         np.testing.assert_allclose(s, np.asarray(w) @ a @ np.asarray(x), rtol=1e-11)
 
 
-def test_an_inner_product_that_needs_many_parts_is_summed_first(rng, monkeypatch):
+def test_an_inner_product_in_many_parts_is_left_in_the_few_of_a_pass_over_them(rng, monkeypatch):
     from jaxsparse_fmt.kernels.backends import tuning
 
     monkeypatch.setattr(tuning, "LAUNCH", tuning.dataclasses.replace(tuning.LAUNCH, most_parts=3))
@@ -83,8 +84,8 @@ def test_an_inner_product_that_needs_many_parts_is_summed_first(rng, monkeypatch
     A, x = jsf.from_scipy(S, "ell"), rng.standard_normal(216)
     with jsf.use_backend("interpret"):
         _, s = jax.jit(lambda A, x: A.matvec_dot(x, x))(A, jnp.asarray(x))
-    assert s.of.shape == (1,)
-    np.testing.assert_allclose(s.of[0], x @ (S @ x))
+    assert s.of.shape == (vector_pass.parts(7),)
+    np.testing.assert_allclose(total(s), x @ (S @ x))
 
 
 @pytest.mark.parametrize("backend", ["triton", "mosaic"])

@@ -117,7 +117,8 @@ BINARY = {
 }
 COMPARED = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 EXTREMES = {"max": ">", "min": "<"}
-UNARY = ("neg", "abs", "sqrt", "not", "is_finite", "square", "copy", "convert_element_type", "bitcast_convert_type")
+UNARY = ("neg", "abs", "sqrt", "rsqrt", "not", "is_finite", "square", "copy")
+UNARY += ("convert_element_type", "bitcast_convert_type")
 # Sums and the like of all numbers of an array, and the operation that adds one.
 SUMS = {"reduce_sum": "add", "reduce_max": "max", "reduce_min": "min", "reduce_and": "and", "reduce_or": "or"}
 SUMS["dot_general"] = "add"
@@ -148,6 +149,8 @@ def compute(b: ir.IRBuilder, op: Op, of: Sequence[Any], to: Any, index: Any) -> 
             return b.select(b.icmp_signed("<", of[0], negative), negative, of[0])
         case "sqrt":
             return _intrinsic(b, "sqrt", of[0])
+        case "rsqrt":
+            return b.fdiv(constant(of[0].type, 1.0), _intrinsic(b, "sqrt", of[0]))
         case "not":
             return b.not_(of[0])
         case "is_finite":

@@ -28,7 +28,7 @@ def run(f, *operands):
 
 def numbers_and_sums(x, y, k):
     """Operations of every kind that solvers use; two stages of sums."""
-    size = jnp.sqrt(jnp.vdot(x, x)) + jnp.max(jnp.abs(y))
+    size = jnp.sqrt(jnp.vdot(x, x)) + jnp.max(jnp.abs(y)) + lax.rsqrt(jnp.vdot(y, y))
     z = jnp.where((x > 0) & ~(y <= x), x / size, y * 2 - x)
     bits = lax.bitcast_convert_type(size, jnp.int64 if x.dtype == jnp.float64 else jnp.int32)
     least = jnp.min(jnp.minimum(z, y)) + jnp.sum(jnp.maximum(z, 0.5))
