@@ -70,6 +70,18 @@ def test_shards_are_predicted_in_a_format_that_they_can_have():
     assert two.load.entry_bytes == of_shards.nbytes / S.nnz > one.load.entry_bytes
 
 
+def test_each_form_of_cg_is_predicted_and_cycles_add_to_it():
+    """On eight devices with a slow network, where sums and exchanges dominate."""
+    of = {m: scale.points(POISSON, asked("--devices", "1,8", "--method", m), np.dtype(float)) for m in scale.METHODS}
+    cg, merged, pipelined, multigrid = ([p.step for p in points] for points in of.values())
+    assert pipelined[1].seconds < merged[1].seconds < cg[1].seconds < multigrid[1].seconds
+    assert merged[1].reductions == cg[1].reductions / 2 and pipelined[1].reductions == 0
+    assert all(point.halo_share == 0 for point, _ in of.values()) and all(0 < p.halo_share < 1 for _, p in of.values())
+    one, eight = of["cg"]
+    assert one.memory == one.load.nnz * one.load.entry_bytes + 8 * 7 * 512
+    assert one.memory / 8 < eight.memory < one.memory / 4  # 64 rows a device, and a halo of two planes of 64
+
+
 @pytest.fixture
 def timed(monkeypatch) -> list:
     """What would be timed: the solver's options and the matrix. A step takes a millisecond."""
@@ -80,7 +92,7 @@ def timed(monkeypatch) -> list:
 
 
 def test_one_device_is_timed_as_it_is_predicted_with_two_reductions(timed):
-    args = asked("--devices", "1,2", "--one-reduction")
+    args = asked("--devices", "1,2", "--method", "one_reduction")
     found = scale.measured(scale.points(POISSON, args, np.dtype(float)), POISSON, args, np.dtype(float))
     assert [options["one_reduction"] for options, _ in timed] == [False, True]
     assert found[0].efficiency == 1 and scale.efficiencies(found) == [1, 0.5]
