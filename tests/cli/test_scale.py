@@ -7,15 +7,18 @@ import dataclasses
 import pathlib
 import re
 
+import jax
 import numpy as np
 import pytest
 import scipy.sparse as sp
 
+import jaxsparse_fmt as jsf
 from jaxsparse_fmt import gallery, plot
 from jaxsparse_fmt.choose import ranking
 from jaxsparse_fmt.cli import main, measure, scale
 from jaxsparse_fmt.io import files
 from jaxsparse_fmt.models import traffic
+from solvers import cg
 
 POISSON = gallery.poisson(8)
 
@@ -78,8 +81,17 @@ def test_each_form_of_cg_is_predicted_and_cycles_add_to_it():
     assert merged[1].reductions == cg[1].reductions / 2 and pipelined[1].reductions == 0
     assert all(point.halo_share == 0 for point, _ in of.values()) and all(0 < p.halo_share < 1 for _, p in of.values())
     one, eight = of["cg"]
-    assert one.memory == one.load.nnz * one.load.entry_bytes + 8 * 7 * 512
+    assert one.memory == one.load.nnz * one.load.entry_bytes + 8 * 9 * 512
     assert one.memory / 8 < eight.memory < one.memory / 4  # 64 rows a device, and a halo of two planes of 64
+
+
+@pytest.mark.parametrize("method", ["cg", "one_reduction", "pipelined"])
+def test_a_solve_holds_as_many_vectors_as_the_prediction_counts(method):
+    S = gallery.poisson(24)
+    (form, vectors), A, b = scale.METHODS[method], jsf.from_scipy(S, "csr"), np.ones(S.shape[0])
+    found = jax.jit(lambda A, b: cg(A, b, one_reduction=form)).lower(A, b).compile().memory_analysis()
+    held = found.argument_size_in_bytes + found.output_size_in_bytes + found.temp_size_in_bytes - A.nbytes
+    assert held / b.nbytes == pytest.approx(vectors, abs=0.5)
 
 
 @pytest.fixture
