@@ -215,7 +215,7 @@ def run(method: Method, options: Options, system: System, leave: Map) -> tuple[A
         norm_, code = diagnosis(method, examined, outer)
     code = jnp.where(jnp.all(jnp.isfinite(outer.x), axis=0), code, Status.NON_FINITE).astype(jnp.int32)
     norms = jnp.where(outer.norms < 0, outer.norms, scaled(outer.norms, of_b))
-    return x, End(outer.k, scaled(norm_, of_b), code, norms, None if system.direction is None else outer.direction)
+    return x, End(outer.k, scaled(norm_, of_b), code, norms, () if system.direction is None else outer.direction)
 
 
 def checked(loop: Loop, is_true: Array) -> Loop:

@@ -79,7 +79,7 @@ class End(NamedTuple):
     norm: Array  # true residual norm
     code: Array
     norms: Array
-    direction: Any = None  # the last one, if the system had one
+    direction: Any = ()  # the last one, if the system had one; no leaf else
 
 
 def is_taken(code: Array) -> Array:
