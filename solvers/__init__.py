@@ -10,6 +10,7 @@ from solvers import precond
 from solvers.bicgstab import bicgstab
 from solvers.cg import cg
 from solvers.chebyshev import chebyshev
+from solvers.checkpointed_cg import checkpointed_cg
 from solvers.core.settings import Adjoint
 from solvers.eigsh import EigenSolution, eigsh
 from solvers.expm_multiply import ExponentialSolution, expm_multiply
@@ -35,6 +36,7 @@ __all__ = [
     "bicgstab",
     "cg",
     "chebyshev",
+    "checkpointed_cg",
     "eigsh",
     "expm_multiply",
     "fcg",

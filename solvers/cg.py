@@ -123,8 +123,8 @@ def cg(
     return solve(method, A, b, x0, deflating(settings, A, deflated))
 
 
-def start(A: Map, M: Map, r: Array, last: Work | None) -> Work:
-    """The first vectors: the direction is M·r, or `last.p` with its part along M·r replaced, so that rᵀ·p = rᵀ·M·r.
+def start(A: Map, M: Map, r: Array, last: Array | None) -> Work:
+    """The first vectors: the direction is M·r, or `last` with its part along M·r replaced, so that rᵀ·p = rᵀ·M·r.
 
     The second choice is a reliable update (Clark et al. 2010, §5): a restart from M·r would lose the conjugacy to
     earlier directions and converge as slowly as from the start.
@@ -132,7 +132,7 @@ def start(A: Map, M: Map, r: Array, last: Work | None) -> Work:
     del A
     z = M(r)
     gamma = total(dot(r, z))
-    p = z if last is None else last.p + ratio(gamma - total(dot(r, last.p)), gamma).astype(r.dtype) * z
+    p = z if last is None else last + ratio(gamma - total(dot(r, last)), gamma).astype(r.dtype) * z
     return Work(jnp.zeros_like(r), r, p, gamma)
 
 
@@ -237,7 +237,7 @@ def _advance_each(scalars, x, r, p, s, u, w):
     return (x, r, p, s), ((r, r),)
 
 
-def start_pipelined(A: Map, M: Map, r: Array, last: PipelinedWork | None) -> PipelinedWork:
+def start_pipelined(A: Map, M: Map, r: Array, last: Array | None) -> PipelinedWork:
     """From r and the last direction alone: residual replacement (Cools et al. 2018, §4).
 
     β and α of the last direction are computed from sums, so that the next one is conjugate to it to rounding.
@@ -251,7 +251,7 @@ def start_pipelined(A: Map, M: Map, r: Array, last: PipelinedWork | None) -> Pip
     one = jnp.ones_like(gamma)
     p, s, q, z, last_gamma, last_alpha = zero, zero, zero, zero, jnp.inf * one, one
     if last is not None:
-        p, s = last.p, product(last.p)
+        p, s = last, product(last)
         q = s if u is r else M(s)
         z = product(q)
         ps, us = joined(dot(p, s), dot(u, s))

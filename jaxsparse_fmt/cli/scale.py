@@ -1,4 +1,5 @@
-"""`jaxsparse scale`: predicts a step of cg on more devices by the model of `traffic`, and times it where they exist."""
+"""`jaxsparse scale`: predicts a step of a form of cg on more devices by the model of `traffic`, and times it where they
+exist."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import solvers
-from jaxsparse_fmt._types import Csr
+from jaxsparse_fmt._types import Csr, readable_bytes
 from jaxsparse_fmt.choose import ranking
 from jaxsparse_fmt.cli import arguments, measure, plots, process, tables
 from jaxsparse_fmt.cli.progress import Progress
@@ -33,6 +34,9 @@ ABOUT = (
     "partition's entries and halo; bandwidths and latencies are those of H200s with NVLink unless given."
 )
 COUNTS = [1, 2, 4, 8, 64, 1024]
+# Each form's `one_reduction`, and the vectors that a solve holds, b and x among them, as XLA allocates them on a CPU.
+NAMES = {"one_reduction": "cg in one reduction", "pipelined": "pipelined cg", "multigrid": "cg with multigrid"}
+METHODS = {"cg": (False, 9), "one_reduction": (True, 11), "pipelined": ("pipelined", 11), "multigrid": (False, 11)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +47,8 @@ class Point:
       exchange: the kind of exchange that the model finds cheapest.
       step: by the model.
       efficiency: T(1) / (devices·T(devices)) by the model.
+      memory: bytes of the device that holds most, without the hierarchy of multigrid.
+      halo_share: the part of the step that exchanges take beside no product.
       measured: seconds; None: not measured.
     """
 
@@ -51,6 +57,8 @@ class Point:
     load: traffic.Load
     step: traffic.Step
     efficiency: float
+    memory: float
+    halo_share: float
     measured: float | None = None
 
 
@@ -61,7 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     counts = lambda text: [arguments.at_least_one(part) for part in text.split(",")]  # noqa: E731
     add("--devices", type=counts, default=COUNTS, metavar="N,N", help=f"default {','.join(map(str, COUNTS))}")
     add("--mode", choices=traffic.MODES, default="overlap", help="order of exchange and product; default overlap")
-    add("--one-reduction", action="store_true", help="cg with one reduction a step")
+    text = "form of cg, or cg with multigrid, which is set up for that; default cg"
+    add("--method", choices=METHODS, default="cg", help=text)
     add("--by", choices=row_partition.CUTS, default="nnz", help="how rows are cut; default nnz")
     add("--reorder", choices=("rcm",), help="renumber the unknowns first")
     for name, text in (("memory", "of a device's memory"), ("link", "within a host"), ("network", "between hosts")):
@@ -95,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
         if args.measure or jax.default_backend() == "gpu":
             with progress.stage("measure", "cg"), arguments.word_length(dtype), arguments.blaming(args.file):
                 found = measured(found, S, args, dtype, progress.show, remarks.append)
-        title = f"{Path(args.file).name}: cg in {dtype}, mode {args.mode}"
+        title = f"{Path(args.file).name}: {NAMES.get(args.method, 'cg')} in {dtype}, mode {args.mode}"
         if args.plot:
             with arguments.drawing(args, progress):
                 predicted = [p.efficiency for p in found]
@@ -122,14 +131,26 @@ def points(S: Csr, args: argparse.Namespace, dtype: np.dtype) -> list[Point]:
     ranked, value = ranking.rank(S, dtype, "gpu"), dtype.itemsize
     best, of_shards = ranked[0], for_shards(ranked)[0]
     entry_bytes = lambda count: (best if count == 1 else of_shards).nbytes / max(S.nnz, 1)  # noqa: E731
-    one = traffic.Load(1, S.shape[0], S.nnz, entry_bytes=entry_bytes(1), value_bytes=value)
-    alone, found = traffic.cg_step(one, machine).seconds, []
-    for count in args.devices:
+    form, vectors = METHODS[args.method]
+    M = solvers.precond.multigrid(S) if args.method == "multigrid" else None
+    coarser = [] if M is None else [level.A.to_scipy() for level in M.levels[1:]]
+
+    def point(count: int) -> Point:
         sizes = {"entry_bytes": entry_bytes(count), "value_bytes": value, "per_host": args.per_host}
-        kind, load = estimate.cheapest(estimate.loads(S, count, args.by, **sizes), machine)
-        step = traffic.cg_step(load, machine, args.mode, args.one_reduction and count > 1)
-        found.append(Point(count, kind, load, step, alone / (count * step.seconds)))
-    return found
+        of = lambda S: estimate.cheapest(estimate.loads(S, count, args.by, **sizes), machine)  # noqa: E731
+        kind, load = of(S)
+        step = traffic.cg_step(load, machine, args.mode, form if count > 1 else False)
+        if M is not None and M.levels:
+            pairs = [(level.R.nbytes + level.P.nbytes) / count for level in M.levels]
+            levels = list(zip([load, *(of(S)[1] for S in coarser)], pairs, strict=True))
+            step = step + traffic.cycle(levels, M.coarse_inverse.shape[0], machine, args.mode)
+        places = vectors * np.asarray(load.rows) + load.near + load.far
+        memory = float(np.max(load.nnz * load.entry_bytes + places * value))
+        return Point(count, kind, load, step, 0, memory, (step.exchange - step.hidden) / step.seconds)
+
+    alone = point(1).step.seconds
+    of_counts = map(point, args.devices)
+    return [dataclasses.replace(p, efficiency=alone / (p.devices * p.step.seconds)) for p in of_counts]
 
 
 def measured(
@@ -157,7 +178,9 @@ def measured(
                 exchange = "auto" if point.exchange == "none" else point.exchange
                 options = {"mode": args.mode, "by": args.by, "exchange": exchange}
             stored = measure.store(S, dtype, devices=point.devices, **options)
-            cg = functools.partial(solvers.cg, one_reduction=args.one_reduction and is_sharded)
+            cg = functools.partial(solvers.cg, one_reduction=METHODS[args.method][0] if is_sharded else False)
+            if args.method == "multigrid":
+                cg = functools.partial(cg, M=solvers.precond.multigrid(stored.A))
             try:
                 point = dataclasses.replace(point, measured=measure.seconds_per_step(cg, stored.A, b))
             except ValueError as error:
@@ -173,6 +196,7 @@ def efficiencies(found: Sequence[Point]) -> list[float | None]:
 
 
 COLUMNS = ("devices", "rows", "halo", "nnz most / mean", "exchange", "product", "exchange takes", "hidden", "sums")
+ENDS = ("exchange costs", "a step", "of it halo", "memory", "efficiency")
 
 
 def table(title: str, found: Sequence[Point]) -> RenderableType:
@@ -184,12 +208,13 @@ def table(title: str, found: Sequence[Point]) -> RenderableType:
         times = (step.product, step.exchange, step.hidden, step.reductions)
         row = [f"{point.devices:,}", f"{int(np.max(load.rows)):,}", f"{int(np.max(np.add(load.near, load.far))):,}"]
         row += [f"{nnz.max() / (nnz.mean() or 1):.2f}", point.exchange, *map(tables.duration, times)]
-        row += [_condition(step), tables.duration(step.seconds), _two_digits(point.efficiency)]
+        row += [_condition(step), tables.duration(step.seconds), f"{100 * point.halo_share:.0f} %"]
+        row += [readable_bytes(point.memory), _two_digits(point.efficiency)]
         if has_measured:
             row += ["-" if point.measured is None else tables.duration(point.measured)]
             row += ["-" if real is None else _two_digits(real)]
         lines.append(row)
-    heads = [*COLUMNS, "exchange costs", "a step", "efficiency"]
+    heads = [*COLUMNS, *ENDS]
     return tables.comparison(title, heads + ["measured", "efficiency measured"] * has_measured, lines)
 
 

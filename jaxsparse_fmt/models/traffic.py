@@ -185,7 +185,7 @@ def diagonals(csr: Csr, slice_size: int | None = None) -> int:
 
 MODES = ("overlap", "naive", "vector")
 # Vectors that a step of cg reads and writes: `solvers/cg.py`.
-VECTORS, VECTORS_ONE_REDUCTION = 10, 14
+VECTORS, VECTORS_ONE_REDUCTION, VECTORS_PIPELINED = 10, 14, 15
 
 
 @dataclasses.dataclass(frozen=True)
@@ -258,7 +258,7 @@ class Step:
       vectors: memory traffic of the rest, and launches.
       exchange: of the halo.
       hidden: the part of the exchange that runs beside the product.
-      reductions: sums over all devices.
+      reductions: sums over all devices, without those that run beside the product and the exchange.
     """
 
     product: float
@@ -271,22 +271,26 @@ class Step:
     def seconds(self) -> float:
         return self.product + self.vectors + self.exchange - self.hidden + self.reductions
 
+    def __add__(self, other: Step) -> Step:
+        """Both, one after the other."""
+        return Step(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
+
     @property
     def products(self) -> float:
         """Product over exchange: 1 in Kreutzer's condition (3), 10 in (4), with latency counted."""
         return self.product / self.exchange if self.exchange else math.inf
 
 
-def cg_step(load: Load, machine: Machine, mode: str = "overlap", one_reduction: bool = False) -> Step:
+def cg_step(load: Load, machine: Machine, mode: str = "overlap", one_reduction: bool | str = False) -> Step:
     """The time of a step of cg; all devices wait for the slowest, in the product and in the exchange.
 
         product   (nnz·entry + 2·rows·value) / memory
-        vectors   launches + (8 or 12 vectors, and what the mode copies) / memory
+        vectors   launches + (8, 12 or 13 vectors, and what the mode copies) / memory
         exchange  collectives·(collective + hops·hop) + value·(near / link + far / network)
         sums      2 or 1, each reduction + hop·log₂ hosts
 
     Copies by mode: "vector" [x | halo], "naive" a second y and the sum of both, "overlap" the rows on the boundary. In
-    "vector" no part of the exchange is hidden.
+    "vector" no part of the exchange is hidden. With one_reduction="pipelined" the sum runs beside product and exchange.
 
     Raises:
       ValueError: another mode.
@@ -296,7 +300,8 @@ def cg_step(load: Load, machine: Machine, mode: str = "overlap", one_reduction: 
     value, rows = load.value_bytes, np.asarray(load.rows, float)
     product = (load.nnz * load.entry_bytes + 2 * rows * value) / machine.memory
     alone, hosts = load.parts == 1, -(-load.parts // machine.per_host)
-    vectors = VECTORS_ONE_REDUCTION if one_reduction else VECTORS
+    is_pipelined = one_reduction == "pipelined"
+    vectors = VECTORS_PIPELINED if is_pipelined else VECTORS_ONE_REDUCTION if one_reduction else VECTORS
     received = np.add(load.near, load.far)
     copied = {"vector": 2 * (rows + received), "naive": 4 * rows, "overlap": 4 * np.asarray(load.boundary)}[mode]
     moved = (vectors - 2) * rows + (copied if load.collectives else 0)
@@ -306,6 +311,32 @@ def cg_step(load: Load, machine: Machine, mode: str = "overlap", one_reduction: 
     sums = 0 if alone else (1 if one_reduction else 2) * (machine.reduction + machine.hop * math.log2(hosts))
     longest = float(np.max(product))
     hidden = 0.0 if mode == "vector" else min(machine.overlap * float(exchange), longest)
+    if is_pipelined:
+        sums = max(0.0, sums - (longest + float(exchange) - hidden))
     return Step(
         longest, machine.launches + float(np.max(moved)) * value / machine.memory, float(exchange), hidden, sums
+    )
+
+
+def cycle(levels: list[tuple[Load, float]], coarsest: int, machine: Machine, mode: str = "overlap") -> Step:
+    """The time of a V-cycle of `precond.multigrid`, with two steps of Chebyshev's polynomial before and after.
+
+    A level takes 4 products with its matrix, one each with R and P, six exchanges, 28 vectors, and as many launches as
+    two steps of cg. Devices gather the residual of the coarsest level, and each multiplies with the whole inverse.
+    No such cycle has been measured on several devices.
+
+    Args:
+      levels: for each level above the coarsest its load, and the bytes of a device's R and P.
+      coarsest: its unknowns.
+    """
+    steps, gathered = [cg_step(load, machine, mode) for load, _ in levels], levels[0][0].value_bytes * coarsest
+    inverse = gathered * coarsest / machine.memory
+    passes = sum(28 * np.max(load.rows) * load.value_bytes + pair for load, pair in levels) / machine.memory
+    alone = levels[0][0].parts == 1
+    return Step(
+        4 * sum(step.product for step in steps) + inverse,
+        float(passes) + (2 * len(levels) + 1) * machine.launches,
+        6 * sum(step.exchange for step in steps) + (0 if alone else machine.collective + gathered / machine.link),
+        4 * sum(step.hidden for step in steps),
+        0.0,
     )

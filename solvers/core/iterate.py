@@ -54,7 +54,7 @@ class Method(NamedTuple):
     """A Krylov method: static and hashable.
 
     Attributes:
-      start: (A, M, r, last, *parameters) -> work. `last` is the previous work if the method `keeps` it, else None.
+      start: (A, M, r, last, *parameters) -> work. `last` is the last direction if the method `keeps` it, else None.
       step: (A, M, work, now) -> (work, now.after(residual norm, code)). The code is RUNNING; FULL for the last step
         before a restart; or RESTART or a Status for a step that must not be taken. In the last two cases, and where a
         column is not active, the work must not change (`holding` does that). These codes may depend only on scalars of
@@ -118,6 +118,7 @@ class System(NamedTuple):
       inner: the A that the method multiplies with, in `Options.dtype`; M then takes vectors of that dtype too. None: A
         itself.
       parameters: of the method, arrays.
+      direction: in which a method that `keeps` it begins, in the loop's scale; the end then has the last one.
     """
 
     A: Any
@@ -127,6 +128,7 @@ class System(NamedTuple):
     limits: Limits
     inner: Any = None
     parameters: tuple[Any, ...] = ()
+    direction: Any = None
 
 
 def run(method: Method, options: Options, system: System, leave: Map) -> tuple[Array, End]:
@@ -135,7 +137,7 @@ def run(method: Method, options: Options, system: System, leave: Map) -> tuple[A
     Args:
       leave: maps x out of the basis, for a callback.
     """
-    A, M, b, x0, limits, inner, parameters = system
+    A, M, b, x0, limits, inner, parameters, _ = system
     of_b = exponent(b)
     b = scaled(b, -of_b)
     narrow = b.dtype if options.dtype is None else options.dtype
@@ -150,12 +152,12 @@ def run(method: Method, options: Options, system: System, leave: Map) -> tuple[A
     level = 10 * jnp.finfo(b_norm.dtype).eps * b_norm  # of rounding errors in a residual, at least
     parameters = method.prepare(own, M, r.astype(narrow), *parameters)
     start = functools.partial(method.start, own, M)
-    keeps = method.pipelined or (method.keeps and inner is not None)
+    keeps = method.pipelined or (method.keeps and (inner is not None or system.direction is not None))
 
     def trip(outer: Outer) -> Outer:
         """The method, from a true residual until its recursion meets the tolerance."""
         r = outer.r.astype(narrow)
-        work = start(r, outer.work, *parameters)
+        work = start(r, outer.direction, *parameters)
         eps = jnp.finfo(narrow).eps
         least = eps**0.25 if method.pipelined else eps / 16
         drop = jnp.maximum(limits.drop, least)  # a recursion that fell by more is rounding
@@ -186,7 +188,7 @@ def run(method: Method, options: Options, system: System, leave: Map) -> tuple[A
         kept = None
         if keeps:  # the direction after a step or two is not worth keeping
             few = (code == RUNNING) & (loop.k - outer.k <= 2)
-            kept = jax.tree.map(lambda a: jnp.where(few, jnp.zeros_like(a), a), loop.work)
+            kept = jnp.where(few, 0, loop.work.p)
         norms = record(loop.norms, loop.k, now) if method.pipelined else loop.norms
         return Outer(x, r, now, loop.k, code, norms, kept)
 
@@ -195,11 +197,10 @@ def run(method: Method, options: Options, system: System, leave: Map) -> tuple[A
     norms = record(jnp.full((options.history_length, *now.shape), -1, now.dtype), k, now)
     code = verdict(rule, now, jnp.full_like(now, jnp.nan), Loop(None, k, now, running, norms))
     code = jnp.where(finite, code, Status.NON_FINITE)  # for b = 0 too: 0·NaN is NaN
-    work = None
-    if keeps:  # a direction of zeros is none
-        shapes = jax.eval_shape(lambda r: start(r, None, *parameters), r.astype(narrow))
-        work = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    outer = mesh_axes.varying(Outer(x, r, now, k, code, norms, work), r)
+    direction = system.direction
+    if keeps and direction is None:  # a direction of zeros is none
+        direction = jnp.zeros_like(r, narrow)
+    outer = mesh_axes.varying(Outer(x, r, now, k, code, norms, direction), r)
     outer = lax.while_loop(lambda outer: jnp.any(outer.code == RUNNING), trip, outer)
     x = scaled(outer.x, of_x)
     x = jnp.where(jnp.isfinite(x), x, 0)
@@ -209,7 +210,7 @@ def run(method: Method, options: Options, system: System, leave: Map) -> tuple[A
         norm_, code = diagnosis(method, examined, outer)
     code = jnp.where(jnp.all(jnp.isfinite(outer.x), axis=0), code, Status.NON_FINITE).astype(jnp.int32)
     norms = jnp.where(outer.norms < 0, outer.norms, scaled(outer.norms, of_b))
-    return x, End(outer.k, scaled(norm_, of_b), code, norms)
+    return x, End(outer.k, scaled(norm_, of_b), code, norms, () if system.direction is None else outer.direction)
 
 
 def checked(loop: Loop, is_true: Array) -> Loop:

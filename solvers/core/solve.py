@@ -16,10 +16,11 @@ from jax.sharding import PartitionSpec
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from solvers.core import adjoint as adjoints
-from solvers.core import arguments, precision, program, unrolled
+from solvers.core import arguments, iterate, precision, program, unrolled
 from solvers.core.entry import Entry, entered
 from solvers.core.iterate import Method, Options, System
 from solvers.core.precision import Narrow
+from solvers.core.scaling import Product
 from solvers.core.settings import Adjoint
 from solvers.core.stopping import Limits
 from solvers.solution import Solution
@@ -54,13 +55,16 @@ def solve(
     *,
     parameters: tuple[Any, ...] = (),
     narrow: Narrow | None = None,
-) -> Solution:
+    direction: Any = None,
+) -> Any:
     """Checks the arguments, enters the matrix's basis, solves, and leaves it. See `cg` for the arguments.
 
     Args:
       settings: all `Settings`, as the decorator `solver` completes them.
       parameters: of the method, arrays.
       narrow: of a refinement, its inner side.
+      direction: the last one of a solve that goes on here, or zeros, in the user's order and the loop's scale; the
+        result is then the solution, which has no derivatives, and the last direction.
     """
     M, callback, inner = settings["M"], settings["callback"], None if narrow is None else narrow.inner
     ravel = arguments.ravel(b, A)
@@ -98,7 +102,9 @@ def solve(
     # JAX differentiates unrolled steps through M, so that M's own solves must be as accurate as any other.
     if isinstance(adjoint, Adjoint) and arguments.is_function(M):
         M = adjoints.as_preconditioner(M)
-    sol = _solve(Plan(method, options, adjoint), (own, inner, M), basis, b, x0, limits, parameters)
+    sol, last = _solve(Plan(method, options, adjoint), (own, inner, M), basis, b, x0, limits, parameters, direction)
+    if direction is not None:
+        return sol, last
     return sol if ravel is None else dataclasses.replace(sol, x=ravel.pytree(sol.x))
 
 
@@ -172,7 +178,8 @@ def steps_per_check(n: int) -> int:
     return STEPS_PER_CHECK.get(jax.default_backend(), many)
 
 
-def _in_basis(plan: Plan, maps: tuple[Any, ...], basis: Basis, b: Array, x0: Any, limits: Any, parameters: Any):
+def _in_basis(plan: Plan, maps: tuple[Any, ...], basis: Basis, b: Array, *others: Any) -> tuple[Solution, Any]:
+    x0, limits, parameters, direction = others
     (method, options, adjoint), (A, inner, M), dtype = plan, maps, b.dtype
     matvec = lambda v: arguments.apply(A, v).astype(dtype)  # noqa: E731
     start = None if x0 is None else basis.enter(x0)
@@ -185,9 +192,15 @@ def _in_basis(plan: Plan, maps: tuple[Any, ...], basis: Basis, b: Array, x0: Any
     else:
         one_pass = hasattr(A, "matvec_dot") and jnp.result_type(A.dtype, dtype) == dtype
         with_dot = program.traced(lambda v: A.matvec_dot(v, v), system.b) if one_pass else None
+        if direction is not None:
+            system = system._replace(A=system.A if with_dot is None else Product(system.A, with_dot))
+            x, end = iterate.run(method, options, system._replace(direction=basis.enter(direction)), basis.leave)
+            sol = Solution(basis.leave(x), end.code, end.k, end.norm, None)
+            return sol, basis.leave(end.direction)
         of_derivatives = limits_of_derivatives(*limits)
         x, end = adjoints.solved(method, options, adjoint, basis, system, with_dot, of_derivatives)
-    return Solution(basis.leave(x), end.code, end.k, end.norm, end.norms if options.history_length else None)
+    norms = end.norms if options.history_length else None
+    return Solution(basis.leave(x), end.code, end.k, end.norm, norms), None
 
 
 def _examples(plan: Plan, b: Array) -> tuple[Any, Any, Any]:
@@ -195,11 +208,11 @@ def _examples(plan: Plan, b: Array) -> tuple[Any, Any, Any]:
     return b, narrow, narrow
 
 
-def _shardings(plan: Plan, b: Array) -> Solution:
+def _shardings(plan: Plan, b: Array) -> tuple[Solution, Any]:
     x: Any = mesh_axes.spec_like(b)
     columns: Any = mesh_axes.spec_like(b, None)
     one: Any = PartitionSpec(*columns[1:])
-    return Solution(x, one, one, one, columns if plan.options.history_length else None)
+    return Solution(x, one, one, one, columns if plan.options.history_length else None), x
 
 
 _solve = Entry(_in_basis, _examples, _shardings)

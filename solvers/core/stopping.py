@@ -69,7 +69,7 @@ class Outer(NamedTuple):
     k: Array
     code: Array  # RUNNING or how it ended
     norms: Array
-    work: Any  # where the method keeps it
+    direction: Any  # the last one, where the method keeps it
 
 
 class End(NamedTuple):
@@ -79,6 +79,7 @@ class End(NamedTuple):
     norm: Array  # true residual norm
     code: Array
     norms: Array
+    direction: Any = ()  # the last one, if the system had one; no leaf else
 
 
 class Now(NamedTuple):
@@ -201,7 +202,7 @@ def diagnosis(method: Any, system: Examined, outer: Outer) -> tuple[Array, Array
         if method.least_squares:
             code = _least_squares(system, r, norm(Av) / norm(v), code)
         if narrow is not None:
-            direction = None if outer.work is None else in_trip(trip, outer.work.p)
+            direction = None if outer.direction is None else in_trip(trip, outer.direction)
             code = _in_the_wide_type(system, r, direction, code)
         if method.self_adjoint:
             gap = jnp.abs(inner_product(v, Ax) - inner_product(Av, x))

@@ -7,15 +7,18 @@ import dataclasses
 import pathlib
 import re
 
+import jax
 import numpy as np
 import pytest
 import scipy.sparse as sp
 
+import jaxsparse_fmt as jsf
 from jaxsparse_fmt import gallery, plot
 from jaxsparse_fmt.choose import ranking
 from jaxsparse_fmt.cli import main, measure, scale
 from jaxsparse_fmt.io import files
 from jaxsparse_fmt.models import traffic
+from solvers import cg
 
 POISSON = gallery.poisson(8)
 
@@ -70,6 +73,27 @@ def test_shards_are_predicted_in_a_format_that_they_can_have():
     assert two.load.entry_bytes == of_shards.nbytes / S.nnz > one.load.entry_bytes
 
 
+def test_each_form_of_cg_is_predicted_and_cycles_add_to_it():
+    """On eight devices with a slow network, where sums and exchanges dominate."""
+    of = {m: scale.points(POISSON, asked("--devices", "1,8", "--method", m), np.dtype(float)) for m in scale.METHODS}
+    cg, merged, pipelined, multigrid = ([p.step for p in points] for points in of.values())
+    assert pipelined[1].seconds < merged[1].seconds < cg[1].seconds < multigrid[1].seconds
+    assert merged[1].reductions == cg[1].reductions / 2 and pipelined[1].reductions == 0
+    assert all(point.halo_share == 0 for point, _ in of.values()) and all(0 < p.halo_share < 1 for _, p in of.values())
+    one, eight = of["cg"]
+    assert one.memory == one.load.nnz * one.load.entry_bytes + 8 * 9 * 512
+    assert one.memory / 8 < eight.memory < one.memory / 4  # 64 rows a device, and a halo of two planes of 64
+
+
+@pytest.mark.parametrize("method", ["cg", "one_reduction", "pipelined"])
+def test_a_solve_holds_as_many_vectors_as_the_prediction_counts(method):
+    S = gallery.poisson(24)
+    (form, vectors), A, b = scale.METHODS[method], jsf.from_scipy(S, "csr"), np.ones(S.shape[0])
+    found = jax.jit(lambda A, b: cg(A, b, one_reduction=form)).lower(A, b).compile().memory_analysis()
+    held = found.argument_size_in_bytes + found.output_size_in_bytes + found.temp_size_in_bytes - A.nbytes
+    assert held / b.nbytes == pytest.approx(vectors, abs=0.5)
+
+
 @pytest.fixture
 def timed(monkeypatch) -> list:
     """What would be timed: the solver's options and the matrix. A step takes a millisecond."""
@@ -80,7 +104,7 @@ def timed(monkeypatch) -> list:
 
 
 def test_one_device_is_timed_as_it_is_predicted_with_two_reductions(timed):
-    args = asked("--devices", "1,2", "--one-reduction")
+    args = asked("--devices", "1,2", "--method", "one_reduction")
     found = scale.measured(scale.points(POISSON, args, np.dtype(float)), POISSON, args, np.dtype(float))
     assert [options["one_reduction"] for options, _ in timed] == [False, True]
     assert found[0].efficiency == 1 and scale.efficiencies(found) == [1, 0.5]

@@ -1,0 +1,61 @@
+"""A solve that is interrupted and goes on from disk: the same bits as without an interruption, and nothing else's."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import numpy as np
+import pytest
+
+import jaxsparse_fmt as jsf
+from solvers import Status, cg, checkpointed_cg, precond
+from tests.distributed.problems import MESH
+
+S = jsf.gallery.poisson(16, dim=2)  # 256 unknowns
+A = jsf.from_scipy(S, "csr")
+B = np.random.default_rng(0).standard_normal(256)
+MATRICES = {"one device": A, "eight devices": jsf.shard(S, MESH, format="ell", reorder="rcm")}
+
+
+@pytest.mark.parametrize("matrix", MATRICES.values(), ids=MATRICES)
+def test_a_solve_that_goes_on_from_disk_has_the_bits_of_one_without_an_interruption(matrix, tmp_path):
+    options = {"every": 12, "rtol": 1e-10, "M": precond.jacobi(matrix)}
+    whole = checkpointed_cg(matrix, B, tmp_path / "whole", **options)
+    first = checkpointed_cg(matrix, B, tmp_path / "parts", **options, maxiter=24)
+    assert first.status is Status.MAXITER and first.iterations == 24
+    again = checkpointed_cg(matrix, B, tmp_path / "parts", **options)
+    assert whole.success and again.iterations == whole.iterations
+    np.testing.assert_array_equal(again.x, whole.x)
+    assert np.linalg.norm(B - S @ np.asarray(whole.x)) <= 1.01e-10 * np.linalg.norm(B)
+    assert whole.iterations <= 1.1 * cg(matrix, B, M=options["M"], rtol=1e-10).iterations
+    assert len(list((tmp_path / "parts").iterdir())) == 2  # the last two states
+    done = checkpointed_cg(matrix, B, tmp_path / "parts", **options)
+    assert done.success and done.iterations == whole.iterations
+
+
+def test_a_state_that_is_damaged_or_of_another_system_is_refused(tmp_path):
+    checkpointed_cg(A, B, tmp_path, every=5, maxiter=10)
+    with pytest.raises(ValueError, match=r"is the state of another system: its residual norm was \S+ and is \S+ with"):
+        checkpointed_cg(A, B + 1, tmp_path, every=5)
+    before, newest = sorted(tmp_path.iterdir())
+    content = bytearray(newest.read_bytes())
+    content[content.find(b"x (0,)") + 400] ^= 1
+    newest.write_bytes(content)
+    with pytest.raises(
+        ValueError, match=re.escape(str(newest)) + r" is damaged \(Bad CRC.*goes on from the state before"
+    ):
+        checkpointed_cg(A, B, tmp_path, every=5)
+    newest.unlink()
+    assert checkpointed_cg(A, B, tmp_path, every=5, maxiter=5).iterations == 5 and before.exists()
+
+
+def test_a_state_of_other_devices_is_refused(tmp_path):
+    checkpointed_cg(MATRICES["eight devices"], B, tmp_path, every=5, maxiter=5)
+    with pytest.raises(ValueError, match="other devices or dtypes; start the solve as before"):
+        checkpointed_cg(A, jax.device_put(B), tmp_path)
+
+
+def test_several_columns_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"b must be one vector, \[n\]; got shape \(256, 2\)"):
+        checkpointed_cg(A, np.ones((256, 2)), tmp_path)
