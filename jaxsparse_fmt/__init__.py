@@ -54,7 +54,7 @@ from jaxsparse_fmt.saved import load, save
 
 if TYPE_CHECKING:
     from jaxsparse_fmt import gallery, plot
-    from jaxsparse_fmt.distributed import ShardedMatrix, save_rows, saved_rows, shard, shard_from_rows
+    from jaxsparse_fmt.distributed import ShardedMatrix, boxes, save_rows, saved_rows, shard, shard_from_rows
 
 __all__ = [
     "BACKENDS",
@@ -86,6 +86,7 @@ __all__ = [
     "Transposed",
     "assembly",
     "block",
+    "boxes",
     "cache",
     "choose",
     "diags",

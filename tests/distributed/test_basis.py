@@ -32,9 +32,17 @@ def solved(A, data, b):
     return cg(A, b, rtol=1e-10).x, jax.grad(loss, argnums=(0, 1))(data, b)
 
 
-@pytest.mark.parametrize("reorder", [None, "rcm", STRIDED], ids=["users order", "rcm", "strided"])
-def test_a_users_vectors_lie_in_blocks_and_keep_their_order(reorder):
-    A = jsf.shard(S, MESH, format="ell", reorder=reorder)
+ORDERS = {
+    "users order": {},
+    "rcm": {"reorder": "rcm"},
+    "strided": {"reorder": STRIDED},
+    "boxes": {"by": jsf.boxes((32, 32), 8)},
+}
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+def test_a_users_vectors_lie_in_blocks_and_keep_their_order(order):
+    A = jsf.shard(S, MESH, format="ell", **order)
     x = np.random.default_rng(0).standard_normal(N)
     for y in product(A, x):
         assert y.sharding.spec == PartitionSpec("rows")
