@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from jaxsparse_fmt import gallery, plot
     from jaxsparse_fmt.distributed import (
         ShardedMatrix,
+        boxes,
         connect_processes,
         save_rows,
         saved_rows,
@@ -93,6 +94,7 @@ __all__ = [
     "Transposed",
     "assembly",
     "block",
+    "boxes",
     "cache",
     "choose",
     "connect_processes",

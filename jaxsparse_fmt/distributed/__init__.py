@@ -15,5 +15,6 @@ from jaxsparse_fmt.distributed.build import shard, shard_from_rows
 from jaxsparse_fmt.distributed.connect import connect_processes
 from jaxsparse_fmt.distributed.files import save_rows, saved_rows
 from jaxsparse_fmt.distributed.matrix import ShardedMatrix
+from jaxsparse_fmt.distributed.row_partition import boxes
 
-__all__ = ["ShardedMatrix", "connect_processes", "save_rows", "saved_rows", "shard", "shard_from_rows"]
+__all__ = ["ShardedMatrix", "boxes", "connect_processes", "save_rows", "saved_rows", "shard", "shard_from_rows"]

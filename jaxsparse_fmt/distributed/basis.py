@@ -110,9 +110,10 @@ class ShardedBasis(DistributedBasis):
     """Pieces of n unknowns over a mesh axis.
 
     Attributes:
-      perm: [parts·size] the user's unknown at each place, at least n in empty places; None: the user's order.
-      route: of vectors to that order and back; without it every device receives whole vectors.
-      key: a digest of perm; 0 without perm.
+      perm: [parts·size] the user's unknown at each place, at least n in empty places; None: the user's order, or the
+        numbers of unknowns in another order are not needed.
+      route: of vectors to another order and back; None: the user's order.
+      key: a digest of the order; 0 of the user's.
     """
 
     perm: Array | None = None
@@ -219,9 +220,7 @@ def _enter(basis: ShardedBasis, x: Array) -> Array:
     def entered(basis: ShardedBasis, x: Array) -> Array:
         if basis.route is not None:
             return basis.route.to_pieces(basis.over, _in_blocks(x, basis.over))
-        if basis.perm is None:
-            return _on_pieces(even_blocks.to_pieces, _in_blocks(x, basis.over), basis.over)
-        return constrained(x.at[basis.perm].get(mode="fill", fill_value=0), basis.over)
+        return _on_pieces(even_blocks.to_pieces, _in_blocks(x, basis.over), basis.over)
 
     return basis.over.by_xla(entered, (basis, x), mesh_axes.spec_like(x, basis.over.axis))
 
@@ -233,11 +232,8 @@ def _leave(basis: ShardedBasis, y: Array, explicit: str | None) -> Array:
     def left(basis: ShardedBasis, y: Array) -> Array:
         if basis.route is not None:
             out = basis.route.to_blocks(over, y)[: basis.n]
-        elif basis.perm is None:
-            out = _on_pieces(even_blocks.to_blocks, y, over)[: basis.n]
         else:
-            out = jnp.zeros((basis.n, *y.shape[1:]), y.dtype)
-            out = out.at[basis.perm].set(y, mode="drop", unique_indices=True)
+            out = _on_pieces(even_blocks.to_blocks, y, over)[: basis.n]
         return constrained(out, over) if basis.has_even_blocks else out
 
     return over.by_xla(left, (basis, y), mesh_axes.spec_like(y, explicit))
@@ -281,9 +277,14 @@ def plan_of_order(over: Distribution, perm: np.ndarray) -> Halo:
     return halo.plan(needs, blocks, over.mesh)
 
 
-def make(over: Distribution, perm: np.ndarray | None, plan: Halo | None = None) -> ShardedBasis:
-    """The basis for an order of the unknowns, None for the user's own, with the route that is planned."""
-    if perm is None:
+def make(over: Distribution, perm: np.ndarray | None, plan: Halo | None = None, numbered: bool = True) -> ShardedBasis:
+    """The basis for an order of the unknowns; None and None for the user's own.
+
+    Args:
+      plan: of `plan_of_order`.
+      numbered: whether `unknowns` is called, for which a device holds their numbers.
+    """
+    if perm is None or plan is None:
         return ShardedBasis(over=over)
     n, kind, own = len(perm), _kind(over), _own(over, perm)
 
@@ -293,8 +294,8 @@ def make(over: Distribution, perm: np.ndarray | None, plan: Halo | None = None) 
         return out.astype(kind)
 
     digest = hashlib.blake2b(perm.tobytes(), digest_size=8).digest()
-    route = None if plan is None else _route(over, own, plan)
-    return ShardedBasis(sharded(piece, over).reshape(-1), route, over=over, key=int.from_bytes(digest))
+    numbers = sharded(piece, over).reshape(-1) if numbered else None
+    return ShardedBasis(numbers, _route(over, own, plan), over=over, key=int.from_bytes(digest))
 
 
 def _route(over: Distribution, own: list[np.ndarray], plan: Halo) -> Route:
@@ -317,10 +318,9 @@ def _own(over: Distribution, perm: np.ndarray) -> list[np.ndarray]:
     return np.split(perm, np.cumsum(over.counts)[:-1])
 
 
-def bytes_of_order(over: Distribution, plan: Halo | None = None) -> int:
-    """Bytes on a device of an order that is not the user's, and of its route."""
-    route = 0 if plan is None else 4 * over.size + plan.nbytes
-    return over.size * np.dtype(_kind(over)).itemsize + route
+def bytes_of_order(over: Distribution, plan: Halo, numbered: bool = True) -> int:
+    """Bytes on a device of a basis that `make` makes with this plan."""
+    return over.size * np.dtype(_kind(over)).itemsize * numbered + 4 * over.size + plan.nbytes
 
 
 def _kind(over: Distribution) -> Any:

@@ -53,7 +53,9 @@ def shard(
         the slowest shard least time, "tune" for the one measured to be fastest on the shard with the most entries.
       mode: "overlap", "naive" or "vector"; see `ShardedMatrix`.
       dtype, backend, **layout: as in `from_scipy`.
-      by, reorder: how rows are cut and renumbered, as in `row_partition.partition`.
+      by: "nnz" for equally many entries a device, "rows" for equally many rows, "graph" for few entries between devices
+        (METIS), or integers [n], the device of each unknown, as from `boxes`.
+      reorder: "rcm" or a permutation [n], an order of the unknowns that is cut then.
       exchange: of the halo, "permute", "all_to_all" or "gather"; "auto" for the cheapest by the
         bandwidths and latencies within and between hosts that `traffic.Machine` lists.
       halo_format: of the other devices' columns; None: `format` with its layout. Mode "vector" ignores it.
@@ -224,8 +226,10 @@ def assemble(
     nbytes = sum(part.nbytes for part in made) + 4 * longest * has_boundary
     nbytes += plan.nbytes
     order = None if perm is None else basis.plan_of_order(over_columns, perm)
-    if order is not None:
-        nbytes += basis.bytes_of_order(over_columns, order) + basis.bytes_of_order(over_entries)
+    order_of_entries = None if entry is None else basis.plan_of_order(over_entries, entry)
+    if order is not None and order_of_entries is not None:
+        nbytes += basis.bytes_of_order(over_columns, order)
+        nbytes += basis.bytes_of_order(over_entries, order_of_entries, numbered=False)
     everyones(lambda: _check_fits(nbytes, mesh), mesh)  # the last agreement: placing must not fail in one process only
     own = functools.partial(basis.sharded, over=over_rows)
     matrices = tuple(
@@ -242,7 +246,7 @@ def assemble(
         Shards(matrices, boundary, plan.placed(own), axis),
         domain,
         domain if perm is not None or np.array_equal(starts, columns) else basis.make(over_rows, None),
-        basis.make(over_entries, entry),
+        basis.make(over_entries, entry, order_of_entries, numbered=False),
         int(nnz.sum()),
         False,
         BuildRecord(imbalance, plan.reason, "; the halo ".join(part.why for part in made)),

@@ -21,7 +21,7 @@ from jaxsparse_fmt.models.traffic import Load, Machine
 def loads(
     csr: Csr,
     parts: int,
-    by: str = "nnz",
+    by: Any = "nnz",
     reorder: Any = None,
     *,
     entry_bytes: float | None = None,

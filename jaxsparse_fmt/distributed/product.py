@@ -272,7 +272,8 @@ def _assembled(C: Pieces, A: Any, B: Any, rows: Any, columns: Any) -> Any:
             made = assemble(block, starts, cuts, A.shards.axis, _request(A, B, "csr", dtype))
         order = made.entries
         if rows.perm is not None or columns.perm is not None:
-            order = basis.make(order.over, _users_order(C, rows, columns))
+            users = _users_order(C, rows, columns)
+            order = basis.make(order.over, users, basis.plan_of_order(order.over, users), numbered=False)
     return dataclasses.replace(made, range=rows, domain=columns, entries=order)
 
 

@@ -1,19 +1,20 @@
-"""Which device gets which rows: contiguous pieces of equal work, or a graph partition that makes them contiguous.
+"""Which device gets which rows: contiguous pieces of equal work, or parts that a new numbering makes contiguous.
 
 Cevahir et al. (2009), §4, cut the rows so that every device has equally many entries, and report the imbalance of
-rows, entries and exchanged unknowns. A graph partition (METIS) or reverse Cuthill-McKee renumbers the unknowns
-first; the basis of the matrix hides the new numbers from the user.
+rows, entries and exchanged unknowns. A graph partition (METIS), a part vector of the user's, such as the `boxes` of a
+grid, or reverse Cuthill-McKee renumbers the unknowns first; the basis of the matrix hides the new numbers.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import scipy.sparse
 
-from jaxsparse_fmt._types import Csr
+from jaxsparse_fmt._types import Csr, whole_number
 from jaxsparse_fmt.formats.reordered import order_of
 
 CUTS = ("nnz", "rows", "graph")
@@ -32,38 +33,35 @@ class Partition:
     perm: np.ndarray | None = None
 
 
-def partition(csr: Csr, parts: int, by: str = "nnz", reorder: Any = None) -> Partition:
+def partition(csr: Csr, parts: int, by: Any = "nnz", reorder: Any = None) -> Partition:
     """Cuts the rows of a matrix.
 
     Args:
       csr: canonical CSR on the host.
       parts: how many pieces; some are empty where there are fewer rows.
       by: "nnz" for equally many entries, "rows" for equally many rows, "graph" for few entries between pieces of about
-        equally many (METIS, from pymetis).
+        equally many (METIS, from pymetis); or integers [n], the part of each unknown of a square matrix, as `boxes`.
       reorder: "rcm" renumbers by reverse Cuthill-McKee first, which gathers the entries around the diagonal; or a
         permutation [n], as in `from_scipy`.
 
     Raises:
-      TypeError: `by` is not a string.
-      ValueError: another word, no permutation, or both ways of renumbering, or one for a matrix that is not square.
+      TypeError: `by` is neither a word nor integers.
+      ValueError: another word, other numbers than those of the parts, no permutation, or both ways of renumbering, or
+        one for a matrix that is not square.
       ImportError: by="graph" without pymetis.
     """
-    if not isinstance(by, str):
-        raise TypeError(
-            f"by must be one of the words {', '.join(CUTS)}; got {type(by).__name__}. An order of the rows is "
-            "reorder=, and where each device's rows begin is starts= of shard_from_rows"
-        )
-    if by not in CUTS:
-        raise ValueError(f"by must be one of {', '.join(CUTS)}; got {by!r}")
-    if by == "graph":
+    if isinstance(by, str) and by not in CUTS:
+        raise ValueError(f"by must be one of {', '.join(CUTS)}, or the part of each unknown; got {by!r}")
+    if not isinstance(by, str) or by == "graph":
+        name = "by='graph'" if isinstance(by, str) else "by= with the part of each unknown"
         if reorder is not None:
-            raise ValueError("by='graph' renumbers the unknowns itself; leave reorder out")
+            raise ValueError(f"{name} renumbers the unknowns itself; leave reorder out")
         if csr.shape[0] != csr.shape[1]:
             raise ValueError(
-                f"by='graph' renumbers rows and columns alike, which a {csr.shape[0]} × {csr.shape[1]} matrix does not "
+                f"{name} renumbers rows and columns alike, which a {csr.shape[0]} × {csr.shape[1]} matrix does not "
                 "allow; use by='nnz' or by='rows'"
             )
-        return _by_graph(csr, parts)
+        return _by_graph(csr, parts) if isinstance(by, str) else _by_parts(by, csr.shape[0], parts)
     perm = None if reorder is None else order_of(csr, reorder)
     if by == "rows":
         return Partition(equal(csr.shape[0], parts), perm)
@@ -109,9 +107,69 @@ def _by_graph(csr: Csr, parts: int) -> Partition:
         return Partition(equal(csr.shape[0], parts))
     weights = np.maximum(np.diff(csr.indptr), 1)
     _, piece = pymetis.part_graph(parts, pymetis.CSRAdjacency(graph.indptr, graph.indices), vweights=weights)
-    piece = np.asarray(piece)
-    starts = np.concatenate([[0], np.cumsum(np.bincount(piece, minlength=parts))])
-    return Partition(starts.astype(np.int64), np.argsort(piece, kind="stable"))
+    return _by_parts(piece, csr.shape[0], parts)
+
+
+def _by_parts(by: Any, n: int, parts: int) -> Partition:
+    """The pieces that a part vector describes; inside a piece the order is kept."""
+    part = np.asarray(by)
+    if part.dtype.kind not in "iu":
+        raise TypeError(
+            f"by must be one of the words {', '.join(CUTS)}, or integers, the part of each unknown; got {by!r}"
+        )
+    if part.shape != (n,) or (n and not 0 <= part.min() <= part.max() < parts):
+        low, high = (part.min(), part.max()) if part.size else (0, 0)
+        raise ValueError(
+            f"by must give each of {n} unknowns one of the parts 0 to {parts - 1}; got shape {part.shape}, and numbers "
+            f"from {low} to {high}. An order of the rows is reorder="
+        )
+    starts = np.concatenate([[0], np.cumsum(np.bincount(part, minlength=parts))])
+    return Partition(starts.astype(np.int64), np.argsort(part, kind="stable"))
+
+
+def boxes(shape: Sequence[int], parts: int | Sequence[int]) -> np.ndarray:
+    """The part [points] of each point of a grid that is cut into boxes, for `by=` of `shard`.
+
+    Boxes have a smaller halo than the strips that `shard` cuts otherwise.
+
+    The points count along the last axis first, as in `gallery.poisson(shape)`.
+
+    Args:
+      shape: points along each axis.
+      parts: how many boxes, cut where the fewest neighbours part; or how many along each axis.
+
+    Raises:
+      ValueError: an extent or a number of parts below 1, or not one for each axis.
+    """
+    extents = [whole_number("an extent of the grid", n, 1) for n in shape]
+    if isinstance(parts, Sequence):
+        along = [whole_number("the parts along an axis", p, 1) for p in parts]
+        if len(along) != len(extents):
+            raise ValueError(f"parts must be one number, or one for each of {len(extents)} axes; got {parts!r}")
+    else:
+        along = _fewest_cut(extents, whole_number("parts", parts, 1))
+    out = np.zeros((), np.int64)
+    for n, p in zip(extents, along, strict=True):
+        box = np.searchsorted(equal(n, p), np.arange(n), side="right") - 1
+        out = out[..., None] * p + box
+    return out.ravel().astype(np.int32)
+
+
+def _fewest_cut(extents: list[int], parts: int) -> list[int]:
+    """Parts along each axis that cut the fewest pairs of neighbours, and leave no box empty if that can be."""
+
+    def factors(count: int, axes: int) -> Iterator[list[int]]:
+        if axes == 1:
+            yield [count]
+        else:
+            divisors = (d for d in range(count, 0, -1) if count % d == 0)
+            yield from ([d, *rest] for d in divisors for rest in factors(count // d, axes - 1))
+
+    def cost(along: list[int]) -> tuple[bool, float]:
+        pairs = [*zip(extents, along, strict=True)]
+        return any(p > n for n, p in pairs), sum((p - 1) / n for n, p in pairs)
+
+    return min(factors(parts, len(extents)), key=cost)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.sparse as sp
 from jax.sharding import PartitionSpec
 
 import jaxsparse_fmt as jsf
 from solvers import cg
 from tests.distributed.problems import MESH
 
-S = jsf.gallery.poisson(32, dim=2)  # 1024 unknowns, 128 a device
+S = sp.csr_array(jsf.gallery.poisson(32, dim=2))  # 1024 unknowns, 128 a device
 N = S.shape[0]
 STRIDED = np.concatenate([np.arange(N)[k::8] for k in range(8)])  # every device has unknowns of every block
 
@@ -32,9 +33,17 @@ def solved(A, data, b):
     return cg(A, b, rtol=1e-10).x, jax.grad(loss, argnums=(0, 1))(data, b)
 
 
-@pytest.mark.parametrize("reorder", [None, "rcm", STRIDED], ids=["users order", "rcm", "strided"])
-def test_a_users_vectors_lie_in_blocks_and_keep_their_order(reorder):
-    A = jsf.shard(S, MESH, format="ell", reorder=reorder)
+ORDERS = {
+    "users order": {},
+    "rcm": {"reorder": "rcm"},
+    "strided": {"reorder": STRIDED},
+    "boxes": {"by": jsf.boxes((32, 32), 8)},
+}
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+def test_a_users_vectors_lie_in_blocks_and_keep_their_order(order):
+    A = jsf.shard(S, MESH, format="ell", **order)
     x = np.random.default_rng(0).standard_normal(N)
     for y in product(A, x):
         assert y.sharding.spec == PartitionSpec("rows")
@@ -61,3 +70,26 @@ def test_no_device_holds_a_vector_of_all_unknowns(f):
 
 def test_a_device_receives_no_more_than_a_few_blocks_where_every_other_has_unknowns_for_it():
     assert jsf.shard(S, MESH, format="dia", reorder=STRIDED).basis.route.how.width <= 2 * N // 8
+
+
+def test_a_reversal_takes_one_round():
+    how = jsf.shard(S, MESH, format="dia", by="rows", reorder=np.arange(N)[::-1]).basis.route.how
+    assert how.kind == "permute" and how.sizes == (N // 8,) and how.width == N // 8
+
+
+@pytest.mark.parametrize(
+    ("devices", "format"),
+    [(7, "csr"), *(pytest.param(*case, marks=pytest.mark.deep) for case in ((3, "sell"), (5, "dia"), (7, "bsr")))],
+)
+def test_odd_numbers_of_devices_give_what_one_gives(devices, format):
+    mesh = jax.make_mesh((devices,), ("rows",), devices=MESH.devices[:devices])
+    by, rng = jsf.boxes((32, 32), devices), np.random.default_rng(1)
+    by[rng.integers(0, N, 40)] = rng.integers(0, devices, 40)  # parts of any shape, with neighbours at any distance
+    A, x = jsf.shard(S, mesh, format=format, by=by), rng.standard_normal(N)
+    assert A.shards.halo.order is not None or A.shards.halo.kind != "permute"
+    data = rng.standard_normal(S.nnz)
+    T = sp.csr_array((data, S.indices, S.indptr), shape=S.shape)
+    np.testing.assert_array_equal(A.data, S.data)
+    for y, wanted in zip(product(A.with_data(data), x), (T @ x, T.T @ x), strict=True):
+        np.testing.assert_allclose(y, wanted, atol=1e-12)
+    np.testing.assert_array_equal(A.to_scipy().toarray(), S.toarray())

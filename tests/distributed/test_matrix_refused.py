@@ -61,7 +61,9 @@ def test_pieces_that_do_not_fit_are_refused(rows_of, starts, words):
         ({"slice_size": 3}, ValueError, "format='auto' chooses the layout itself"),
         ({"mesh": "all"}, TypeError, "mesh must be a jax.sharding.Mesh"),
         ({"halo": 3}, TypeError, "shard has no keyword 'halo'; it has dtype, by, reorder"),
-        ({"by": np.arange(8)}, TypeError, "by must be one of the words nnz, rows, graph; got ndarray"),
+        ({"by": np.arange(8)}, ValueError, "by must give each of 90 unknowns one of the parts 0 to 7; got shape (8,)"),
+        ({"by": np.arange(90)}, ValueError, "got shape (90,), and numbers from 0 to 89"),
+        ({"by": np.zeros(90)}, TypeError, "by must be one of the words nnz, rows, graph, or integers"),
     ],
     ids=str,
 )

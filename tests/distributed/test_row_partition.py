@@ -11,7 +11,7 @@ import scipy.sparse as sp
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.distributed import row_partition
 from jaxsparse_fmt.formats.reordered import permuted
-from tests.distributed.problems import irregular
+from tests.distributed.problems import MESH, irregular
 
 
 def nnz_of(S, cut):
@@ -67,6 +67,34 @@ def test_metis_cuts_few_entries():
     assert np.diff(cut.starts).max() <= 1.1 * 64
 
 
+@pytest.mark.parametrize(
+    ("shape", "parts", "along"),
+    [((8, 8), 4, (2, 2)), ((6, 100), 4, (1, 4)), ((5, 5, 5), 7, (7, 1, 1)), ((4, 9, 2), (2, 3, 1), (2, 3, 1))],
+)
+def test_boxes_are_cut_where_the_fewest_neighbours_part(shape, parts, along):
+    part = row_partition.boxes(shape, parts).reshape(shape)
+    assert part.dtype == np.int32 and part.max() == np.prod(along) - 1
+    for box in range(part.max() + 1):
+        inside = np.argwhere(part == box)
+        assert inside.size == 0 or np.prod(np.ptp(inside, axis=0) + 1) == len(inside)  # all points between its corners
+    for axis, p in enumerate(along):
+        line = np.moveaxis(part, axis, 0).reshape(shape[axis], -1)[:, 0]
+        assert np.count_nonzero(np.diff(line)) == min(p, shape[axis]) - 1
+
+
+def test_boxes_of_a_grid_have_a_smaller_halo_than_strips():
+    S = sp.csr_array(jsf.gallery.poisson((24, 24)))
+    halo = lambda by: jsf.shard(S, MESH, format="csr", by=by).record.imbalance.halo.max()  # noqa: E731
+    assert halo(jsf.boxes((24, 24), 8)) == 6 + 12 + 12 and halo("rows") == 48  # 2 × 4 boxes of 12 × 6 points
+
+
+def test_boxes_that_do_not_fit_the_grid_are_refused():
+    with pytest.raises(ValueError, match=r"parts must be one number, or one for each of 3 axes; got \(2, 2\)"):
+        jsf.boxes((4, 4, 4), (2, 2))
+    with pytest.raises(ValueError, match="an extent of the grid must be at least 1; got 0"):
+        jsf.boxes((4, 0), 2)
+
+
 def test_metis_that_is_not_there_is_told_with_the_cure(monkeypatch):
     monkeypatch.setitem(sys.modules, "pymetis", None)
     with pytest.raises(ImportError, match="pip install pymetis"):
@@ -76,10 +104,11 @@ def test_metis_that_is_not_there_is_told_with_the_cure(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"by": "columns"}, "by must be one of nnz, rows, graph; got 'columns'"),
+        ({"by": "columns"}, "by must be one of nnz, rows, graph, or the part of each unknown; got 'columns'"),
         ({"reorder": "amd"}, "reorder must be 'rcm', a permutation or None; got 'amd'"),
         ({"reorder": "rcm"}, "which a 90 × 40 matrix does not allow"),
         ({"by": "graph"}, "which a 90 × 40 matrix does not allow"),
+        ({"by": np.zeros(90, int)}, "which a 90 × 40 matrix does not allow"),
         ({"by": "graph", "reorder": "rcm"}, "renumbers the unknowns itself; leave reorder out"),
     ],
 )

@@ -1,0 +1,85 @@
+"""Compiles a product, solves and a gradient for many devices of the CPU and prints what their programs hold, as JSON.
+
+    python -m tests.distributed.programs 64 strips
+
+Runs in a process of its own, since XLA counts the devices of the CPU once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import sys
+from typing import Any
+
+COLLECTIVES = ("all-reduce", "all-gather", "collective-permute", "all-to-all", "reduce-scatter")
+
+
+def counted(lines: list[str]) -> dict[str, int]:
+    """How many of each collective."""
+    text = "\n".join(lines)
+    return {name: len(re.findall(rf" {name}(?:-start)?\(", text)) for name in COLLECTIVES}
+
+
+def facts(text: str) -> dict[str, Any]:
+    """The longest array, the longest that a collective moves, and the collectives of each loop that has any."""
+    computations: dict[str, list[str]] = {}
+    name = ""
+    for line in text.splitlines():
+        if line.endswith("{") and "(" in line and not line.startswith((" ", "HloModule")):
+            name = line.removeprefix("ENTRY ").split()[0].lstrip("%")
+            computations[name] = []
+        elif name:
+            computations[name].append(line)
+
+    def lengths(lines: list[str]) -> list[int]:
+        found = re.findall(r"\b(?:pred|[sufc]\d+)\[([\d,]*)\]", "\n".join(lines))
+        return [math.prod(int(n) for n in dims.split(",") if n) for dims in found]
+
+    bodies = re.findall(r"body=%?([\w.\-]+)", text)
+    moves = [
+        line.split(" = ")[1].split("(")[0] for line in text.splitlines() if any(f" {c}" in line for c in COLLECTIVES)
+    ]
+    return {
+        "longest": max(lengths(text.splitlines())),
+        "moved": max(lengths(moves), default=0),
+        "collectives": counted(text.splitlines()),
+        "loops": [c for c in (counted(computations[body]) for body in bodies) if any(c.values())],
+    }
+
+
+def main(devices: int, order: str) -> dict[str, Any]:
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    import jaxsparse_fmt as jsf
+    from solvers import cg
+
+    jax.config.update("jax_enable_x64", True)
+    mesh = jax.make_mesh((devices,), ("rows",))
+    side = 64
+    S = jsf.gallery.poisson((side, side))
+    by = "rows" if order == "strips" else jsf.boxes((side, side), devices)
+    A = jsf.shard(S, mesh, format="ell", by=by, exchange="permute")
+    b = A.basis.placed(np.ones(S.shape[0]))
+
+    def loss(A, data, b):
+        return jnp.sum(cg(A.with_data(data), b).x ** 2)
+
+    programs = {
+        "product": (lambda A, b: A @ b, (A, b)),
+        "cg": (lambda A, b: cg(A, b).x, (A, b)),
+        "one reduction": (lambda A, b: cg(A, b, one_reduction=True).x, (A, b)),
+        "gradient": (jax.grad(loss, argnums=(1, 2)), (A, A.data, b)),
+    }
+    texts = {name: str(jax.jit(f).lower(*args).compile().as_text()) for name, (f, args) in programs.items()}
+    rounds = len(A.shards.halo.sizes)
+    return {"n": S.shape[0], "rounds": rounds, "programs": {name: facts(text) for name, text in texts.items()}}
+
+
+if __name__ == "__main__":
+    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={sys.argv[1]}"
+    print(json.dumps(main(int(sys.argv[1]), sys.argv[2])))

@@ -1,0 +1,45 @@
+"""The compiled programs for 8 and 64 devices: nothing grows with the devices, and a step waits as seldom as it can."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module", params=[(8, "boxes"), (64, "strips"), (64, "boxes")], ids=str)
+def compiled(request):
+    devices, order = request.param
+    env = os.environ | {"JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", "tests.distributed.programs", str(devices), order]
+    told = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=900)
+    assert told.returncode == 0, told.stderr
+    facts = json.loads(told.stdout)
+    return facts["n"] // devices, facts["rounds"], facts["programs"]
+
+
+@pytest.mark.deep
+def test_no_device_holds_or_moves_more_than_its_share(compiled):
+    """A row has 5 entries; a gradient by them holds two blocks of entries."""
+    share, _, programs = compiled
+    for name, of in programs.items():
+        assert of["collectives"]["all-gather"] == of["collectives"]["all-to-all"] == 0
+        assert of["moved"] <= 4 * share, name
+        assert of["longest"] <= (10 if name == "gradient" else 6) * share, name
+
+
+@pytest.mark.deep
+def test_a_step_exchanges_once_and_adds_up_twice_or_once(compiled):
+    _, rounds, programs = compiled
+    for name, sums in {"cg": 2, "one reduction": 1}.items():
+        step = min(programs[name]["loops"], key=lambda of: of["all-reduce"])  # the other loop restarts
+        assert step["all-reduce"] == sums and step["collective-permute"] == rounds
+    for step in programs["gradient"]["loops"]:
+        assert step["all-reduce"] <= 2 and step["collective-permute"] == rounds
+    assert rounds <= 4  # as many as a box has neighbours
