@@ -116,11 +116,11 @@ class Aggregation:
         if np.any(np.diff(self.B.reshape(len(agg), -1), axis=0)):  # not the same at all points
             chosen = np.ones_like(chosen)
         P = aggregation.prolongation(whole, b, chosen, agg, count, Q, scale)
-        R = _transposed(P, kind)
+        R = aggregation.transposed(P, kind != "symmetric")
         if kind == "nonsymmetric":
-            H = aggregation.blocks(_transposed(filled, kind), b, b)
+            H = aggregation.blocks(aggregation.transposed(filled), b, b)
             kept = chosen if np.all(chosen) else aggregation.strength(H, b, self.theta)
-            R = _transposed(aggregation.prolongation(H, b, kept, agg, count, Q, scale.conj()), kind)
+            R = aggregation.transposed(aggregation.prolongation(H, b, kept, agg, count, Q, scale.conj()))
         self.B, self.b, self.theta, self.left = below, k, WEAKER * self.theta, self.left - 1
         return Step(R, P, aggregation.galerkin(R, whole, P, b, k), Transfer(filled, b, chosen, agg, count, Q))
 
@@ -163,7 +163,7 @@ def build(
         upper, lowest = spectrum(A, inverse, kind)
         definite = definite and bool(np.min(inverse) >= 0) and lowest >= -ROUNDING * upper
         step = coarsening(A, DAMPING / upper * inverse, kind)
-        if step.transfer is None and abs(step.R - _transposed(step.P, kind)).max() > 1e-12:
+        if step.transfer is None and abs(step.R - aggregation.transposed(step.P, kind != "symmetric")).max() > 1e-12:
             kind, definite = "nonsymmetric", False
         if smoother.name == "l1_jacobi":
             sums = aggregation.sums(A)
@@ -228,10 +228,6 @@ def _sorted(A: Matrix) -> Matrix:
     return A
 
 
-def _transposed(P: Matrix, kind: str) -> Matrix:
-    return _sorted(P.T if kind == "symmetric" or P.dtype.kind == "f" else P.conj().T)
-
-
 # --------------------------------------------------------------------------------------------------------- smoothers
 
 
@@ -277,7 +273,7 @@ def spectrum(A: Matrix, inverse_diagonal: np.ndarray, kind: str) -> tuple[float,
     left = np.divide(inverse_diagonal, size, out=np.zeros_like(inverse_diagonal), where=size != 0)
     bound = float(np.max(np.abs(inverse_diagonal) * aggregation.sums(A)))
     hermitian = kind == "hermitian" and bool(np.min(inverse_diagonal) >= 0)
-    H = None if hermitian else _transposed(A, "nonsymmetric")
+    H = None if hermitian else aggregation.transposed(A)
 
     v, before, scaled = (np.zeros(A.shape[0], A.dtype) for _ in range(3))
     v += _noise(A.shape[0]) * (size != 0)

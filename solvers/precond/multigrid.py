@@ -45,6 +45,7 @@ from solvers.precond import _finest, _hierarchy, _refresh
 from solvers.precond._cycles import Level, cycled
 
 CHECKED = 6  # cycles whose growth warns
+MAX_COARSE = 500
 
 
 @pytree
@@ -208,7 +209,7 @@ def multigrid(
     theta: float = 0.08,
     format: str = "auto",
     dtype: Any = None,
-    max_coarse: int = 500,
+    max_coarse: int | None = None,
     max_levels: int = 20,
     refreshable: bool = False,
     setup: Any = None,
@@ -241,7 +242,8 @@ def multigrid(
         jaxsparse_fmt matrix, unless that format sorts rows, and shares its arrays if the dtype is the same.
       dtype: of the numbers stored and the vectors inside the cycle: "float32" under a float64 solver moves about half
         the bytes. None takes A's.
-      max_coarse: rows from which a level is inverted densely instead of coarsened.
+      max_coarse: rows up to which a level is inverted densely instead of coarsened. None takes 500; for an A of more
+        rows on one device fewer, but at least 50, where 500² are more than a tenth of A's entries.
       max_levels: levels at most, the coarsest included.
       refreshable: make the plans that `M.refreshed` needs, which take 10 to 15 times the memory of A on a CPU and 20
         to 70 times on a GPU.
@@ -266,11 +268,12 @@ def multigrid(
     degree = usual_degree if degree is None else int_at_least(degree, "degree", 1)
     fraction = usual_fraction if fraction is None else proper_fraction(fraction, "fraction")
     chosen = _hierarchy.Smoother(smoother, degree, fraction)
-    max_coarse, max_levels = int_at_least(max_coarse, "max_coarse", 1), int_at_least(max_levels, "max_levels", 1)
+    most = MAX_COARSE if max_coarse is None else int_at_least(max_coarse, "max_coarse", 1)
+    max_levels = int_at_least(max_levels, "max_levels", 1)
     theta = real_number("theta", theta)
     if not 0 <= theta < 1:
         raise ValueError(f"theta must be at least 0 and below 1; got {theta:g}")
-    S = None if getattr(A, "name", None) == "sharded" and A.shape[0] > max_coarse else _finest.host(A)
+    S = None if getattr(A, "name", None) == "sharded" and A.shape[0] > most else _finest.host(A)
     stored = floating_dtype(A.dtype, "A") if dtype is None else requested_dtype(dtype)
     if S is None:
         from solvers.precond import _sharded  # with the code for many devices
@@ -282,18 +285,20 @@ def multigrid(
                     f"multigrid of a sharded matrix takes no {name}={options[name]!r}; leave it out, and pass B= for a "
                     "system"
                 )
-        wanted = _sharded.Setup(theta, chosen, format, stored, max_coarse, max_levels)
+        wanted = _sharded.Setup(theta, chosen, format, stored, most, max_levels)
         levels, inverse, definite = _sharded.build(A, B, wanted)
         symmetric = cycle != "F" and stored.kind != "c"
         return _examined(Multigrid(levels, inverse, None, cycle, symmetric, A.domain), definite)
     if setup is not None:
         coarsening = _hierarchy.Given(getattr(setup, "levels", setup))
     else:
+        if max_coarse is None and S.shape[0] > most:
+            most = min(most, max(50, int((S.nnz / 10) ** 0.5)))
         b = _finest.block_size(A, S) if block_size is None else int_at_least(block_size, "block_size", 1)
         if S.shape[0] % b:
             raise ValueError(f"block_size {b} does not divide the {S.shape[0]} rows of A")
         aggregation = functools.partial(
-            _hierarchy.Aggregation, b=b, theta=theta, max_coarse=max_coarse, max_levels=max_levels
+            _hierarchy.Aggregation, b=b, theta=theta, max_coarse=most, max_levels=max_levels
         )
         if B is not None:
             near = _finest.near_null(B, S)

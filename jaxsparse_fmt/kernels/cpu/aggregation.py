@@ -173,6 +173,15 @@ def galerkin(R: Matrix, A: Blocks, P: Matrix, b: int, k: int) -> Matrix:
     return _canonical(val, col, ptr, (m * k, m * k))
 
 
+def transposed(A: Matrix, conjugate: bool = True) -> Matrix:
+    """Aᴴ, or Aᵀ, on one core: SciPy's algorithm, into arrays that a device takes without a copy."""
+    ptr = np.zeros(A.shape[1] + 1, A.indptr.dtype)
+    np.cumsum(np.bincount(A.indices, minlength=A.shape[1]), out=ptr[1:])
+    col, val = host.empty(A.nnz, np.int32), host.empty(A.nnz, A.dtype)
+    _over_rows("transpose", A.shape[0], 0, int(conjugate), *_arrays(A), ptr.copy(), col, val, rows=A.shape[0])
+    return _canonical(val, col, ptr, A.shape[::-1])
+
+
 def add_product(
     y: np.ndarray,  # [n]
     c: float,

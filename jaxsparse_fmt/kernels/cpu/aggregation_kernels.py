@@ -238,15 +238,14 @@ def galerkin(sizes):
                 for f in range(m):
                     j, at_a = a_col[from_a + f], b * (b * from_a + f)
                     at = marks[j]
-                    if at < 0:
-                        at = n_met
-                        marks[j], met[at] = at, j
-                        n_met += 1
-                        for x in range(b * k):
-                            near[at * b * k + x] = zero
+                    new = at < 0  # without a branch, which would be mispredicted often
+                    at = n_met if new else at
+                    marks[j], met[at] = at, j
+                    n_met += new
                     for c in range(b):
                         for r in range(k):
                             total = near[(at * b + c) * k + r]
+                            total = zero if new else total
                             for q in range(b):
                                 total += r_val[at_r + r * width * b + q] * a_val[at_a + q * m * b + c]
                             near[(at * b + c) * k + r] = total
@@ -257,15 +256,14 @@ def galerkin(sizes):
                 for f in range(m):
                     d, at_p = p_col[from_p + f], k * (b * from_p + f)
                     at = marks[n_points + d]
-                    if at < 0:
-                        at = n_found
-                        marks[n_points + d], found[at] = at, d
-                        n_found += 1
-                        for x in range(k * k):
-                            sums[at * k * k + x] = zero
+                    new = at < 0
+                    at = n_found if new else at
+                    marks[n_points + d], found[at] = at, d
+                    n_found += new
                     for r in range(k):
                         for c in range(k):
                             total = sums[(at * k + r) * k + c]
+                            total = zero if new else total
                             for q in range(b):
                                 total += near[(s * b + q) * k + r] * p_val[at_p + q * m * k + c]
                             sums[(at * k + r) * k + c] = total
@@ -288,6 +286,15 @@ def galerkin(sizes):
         reached[0], reached[1] = end, used
 
     return kernel
+
+
+def transpose(begin, end, marks, conjugate, ptr, col, val, place, to_col, to_val):
+    """The transpose of A, or with conjugates; `place` holds where its rows begin, and afterwards where they end."""
+    for row in range(begin, end):
+        for i in range(ptr[row], ptr[row + 1]):
+            at = place[col[i]]
+            place[col[i]] = at + 1
+            to_col[at], to_val[at] = row, val[i].conjugate() if conjugate else val[i]
 
 
 def add_product(begin, end, marks, c, f, left, ptr, col, val, x, y, rows, v, part):

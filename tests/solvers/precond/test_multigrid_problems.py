@@ -78,3 +78,8 @@ def test_points_that_are_all_neighbours_make_one_aggregate():
     np.testing.assert_allclose(P, np.full((8, 1), P[0, 0]), rtol=1e-12)
     assert P[0, 0] > 0
     assert scipy_iterations(S, random_vector(8), M, 1e-10) <= 3
+
+
+def test_the_coarsest_inverse_has_at_most_a_tenth_of_the_entries():
+    S = jsf.gallery.poisson(16)
+    assert multigrid(S).sizes[-1][1] <= S.nnz / 10 < multigrid(S, max_coarse=1000).sizes[-1][1]
