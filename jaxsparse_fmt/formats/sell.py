@@ -86,9 +86,6 @@ class SELL(long_rows.Split):
           sigma: rows of a window in which rows are sorted by falling length; 1 or at least `slice_size`.
           max_width: the most entries of a row in its slice, the rest goes to the tail; None: the power of two that
             stores the fewest places, or no cut where a cut saves little.
-
-        Raises:
-          ValueError: slice_size or max_width below 1, or sigma between 1 and slice_size.
         """
         C, sigma = building.slices(slice_size, sigma)
         rows = building.rows_of(csr, sigma)
