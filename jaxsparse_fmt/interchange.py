@@ -58,7 +58,8 @@ def from_bcoo(B: Any, format: str = "auto", dtype: Any = None, **options: Any) -
             "matrix outside jit and pass that: its data may be replaced inside by A.with_data"
         )
     if not isinstance(B.data, Tracer):
-        if B.indices_sorted and B.unique_indices and _platform(B.data) != "cpu":
+        on_host = not isinstance(B.data, jax.Array) or next(iter(B.data.devices())).platform == "cpu"
+        if B.indices_sorted and B.unique_indices and not on_host:
             indices = B.indices if pointers else B.indices[:, 1]
             indptr = B.indptr if pointers else _pointers(B.indices[:, 0], B.shape[0])
             return _on_device(CsrArrays(B.data, indices, indptr, B.shape), format, dtype, **options)
@@ -170,10 +171,6 @@ def _is_canonical(indices: Array, indptr: Array, n_cols: int) -> Array:
 
 def _pointers(rows: Array, n_rows: int) -> Array:
     return jnp.searchsorted(rows, jnp.arange(n_rows + 1, dtype=jnp.int32)).astype(jnp.int32)
-
-
-def _platform(a: Any) -> str:
-    return next(iter(a.devices())).platform if isinstance(a, jax.Array) else "cpu"
 
 
 def _ids(A: Any, name: str) -> tuple[Array, Array]:

@@ -164,7 +164,9 @@ _solve = Entry(_in_basis, lambda _, v0: (v0,))
 
 def _start_vector(A: Any, v0: Any) -> Array:
     """v0, or random numbers of A's size and dtype; checks that A is square and, where it is NumPy's, Hermitian."""
-    v0 = None if v0 is None else arguments.vector(v0, "v0")
+    if v0 is not None and jnp.ndim(v0) != 1:
+        raise ValueError(f"v0 must be one vector of shape (n,); got {jnp.shape(v0)}")
+    v0 = None if v0 is None else arguments.vectors(v0, "v0")
     shape = getattr(A, "shape", None)
     if shape is None:
         if v0 is None and callable(A):

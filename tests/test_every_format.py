@@ -147,6 +147,7 @@ def both_ways(single, double, x, y):
     return [(A @ x.astype(A.dtype), A.T @ y.astype(A.dtype)) for A in (single, double)]
 
 
+@pytest.mark.some(layout=5)
 @every_format
 def test_complex_products_equal_scipys(layout, rng):
     dtypes = (np.complex64, np.complex128)

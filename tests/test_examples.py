@@ -29,6 +29,7 @@ def test_example_runs(path):
     assert done.stdout
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", [name for name, snippets in SNIPPETS.items() if snippets])
 def test_the_code_of_a_document_runs_from_top_to_bottom(name):
     code = "\n".join(SNIPPETS[name])

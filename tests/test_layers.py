@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import pathlib
 import re
@@ -97,28 +98,33 @@ def dotted(path: pathlib.Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def imports(path: pathlib.Path, lazy: bool | None = None) -> set[str]:
-    """The dotted names that a file imports: all, only inside functions (lazy), or only at the top (not lazy).
+@functools.cache
+def statements(path: pathlib.Path) -> list[tuple[str, bool]]:
+    """Each dotted name that a file imports, and whether it does so inside a function.
 
     What stands under `if TYPE_CHECKING` is never run and does not count.
     """
-    tree = ast.parse(path.read_text())
-    inside, skipped = set(), set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            inside |= {id(n) for n in ast.walk(node)}
+    found = []
+
+    def visit(node: ast.AST, inside: bool) -> None:
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            skipped |= {id(n) for n in ast.walk(node)}
-    names = set()
-    for node in ast.walk(tree):
-        if id(node) in skipped or (lazy is not None and (id(node) in inside) != lazy):
-            continue
+            return
         if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
+            found.extend((alias.name, inside) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
+            found.extend((f"{node.module}.{alias.name}", inside) for alias in node.names)
+        inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for child in ast.iter_child_nodes(node):
+            visit(child, inside)
+
+    visit(ast.parse(path.read_text()), False)
+    return found
+
+
+def imports(path: pathlib.Path, lazy: bool | None = None) -> set[str]:
+    """The dotted names that a file imports: all, only inside functions (lazy), or only at the top (not lazy)."""
+    return {name for name, inside in statements(path) if lazy in (None, inside)}
 
 
 def top(name: str) -> str:

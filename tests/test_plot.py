@@ -63,6 +63,7 @@ def test_uneven_rows_are_all_in_the_histogram():
     assert f"empty {empty:,}" in [text.get_text() for text in axes.get_legend().get_texts()]
 
 
+@pytest.mark.some(format=6)
 @pytest.mark.parametrize("format", jsf.FORMATS)
 def test_layout_shows_every_entry_once_with_its_value(format: str):
     S = gallery.poisson(3, dim=2)

@@ -90,6 +90,7 @@ OUTSIDE = {
 }
 
 
+@pytest.mark.some(layout=6)
 @every_way
 def test_is_every_use_of_a_stack_outside_vmap_refused_with_the_cure(layout, options):
     A = made(layout, **options)

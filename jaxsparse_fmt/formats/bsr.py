@@ -72,9 +72,6 @@ class BSR(ByRule):
 
         Args:
           block_shape: (rows, columns) of a block; None: the square block up to 8 × 8 that takes the fewest bytes.
-
-        Raises:
-          ValueError: a block without rows or columns, or of more than 32 columns. TypeError: not two integers.
         """
         r, c = _shape(block_shape) if block_shape is not None else best_block(csr, target.dtype.itemsize)
         merged = merging.distinct(csr, None, r, Blocked(r, c))

@@ -55,9 +55,6 @@ class CSR(ByRule):
 
         Args:
           threads_per_row: 1, 2, 4, 8, 16 or 32, on a GPU; None: the most that a row of mean length keeps busy.
-
-        Raises:
-          ValueError: another number of threads.
         """
         chosen = threads_for(csr.nnz, csr.shape[0]) if threads_per_row is None else threads_per_row
         chosen = building.threads(chosen, THREADS, csr.shape[0])

@@ -197,9 +197,6 @@ class CSR5(SparseMatrix):
           keep_sums: on a GPU with Mosaic, the block of a tile keeps the sums of a product with one vector in shared
             memory, which leaves less L1 cache, and writes them together, if no tile has more than 4,096 rows. This
             pays where rows are short and x is mostly read from the L2 cache.
-
-        Raises:
-          ValueError: another shape, or hot below 0. TypeError: hot is no integer, or keep_sums no bool.
         """
         if not isinstance(keep_sums, bool | np.bool_):
             raise TypeError(f"keep_sums must be True or False; got {keep_sums!r}")

@@ -46,9 +46,6 @@ class ELLR(ByRule):
 
         Args:
           threads_per_row: 1, 2 or 4, on a GPU.
-
-        Raises:
-          ValueError: another number of threads.
         """
         threads = building.threads(threads_per_row, (1, 2, 4), csr.shape[0])
         rows, address = building.rows_of(csr), Slices(csr.shape[0], pitch_of(csr.shape[0]))

@@ -43,9 +43,6 @@ class ELLRT(ByRule):
 
         Args:
           threads_per_row: 1, 2, 4, 8, 16 or 32; a row is padded to a multiple of it.
-
-        Raises:
-          ValueError: another number of threads.
         """
         threads = building.threads(threads_per_row, (1, 2, 4, 8, 16, 32), csr.shape[0])
         rows, address = building.rows_of(csr), _address(csr.shape[0], threads)

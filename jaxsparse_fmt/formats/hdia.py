@@ -59,9 +59,6 @@ class HDIA(ByRule):
         Args:
           slice_size: rows of a slice; 128 suits the GPU kernels, the paper's hack is a multiple of 32.
           sigma: rows of a window in which rows are sorted by falling length; 1 or at least `slice_size`.
-
-        Raises:
-          ValueError: slice_size below 1, or sigma between 1 and slice_size.
         """
         C, sigma = building.slices(slice_size, sigma)
         perm = None if sigma == 1 else building.rows_of(csr, sigma).perm

@@ -48,9 +48,6 @@ class HLL(ByRule):
         Args:
           slice_size: rows of a slice; 128 suits the GPU kernels, the paper's hack is 32.
           sigma: rows of a sort window; 1 or at least `slice_size`.
-
-        Raises:
-          ValueError: slice_size below 1, or sigma between 1 and slice_size, where sorting could not change a slice.
         """
         slice_size, sigma = building.slices(slice_size, sigma)
         rows, address = building.rows_of(csr, sigma), Slices(csr.shape[0], slice_size)

@@ -48,9 +48,6 @@ class HYB(long_rows.Split):
 
         Args:
           width: K, a number of columns from 0 up, "third" or "mean".
-
-        Raises:
-          ValueError: a negative number or another word.
         """
         rows, address = building.rows_of(csr), Slices(csr.shape[0], max(csr.shape[0], 1))
         K = _width(width, rows.lengths)

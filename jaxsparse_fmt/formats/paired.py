@@ -69,7 +69,10 @@ class Paired(SparseMatrix):
             raise building.TooLarge(f"for the transpose, which transpose=True stores too: {error}") from None
         with concrete():
             own, over = map(np.asarray, _entries(A, B))
-            source = building.on_device(_source(own, entries.data, over, csr.nnz))
+            place = np.empty(csr.nnz + 1, index_dtype(own.size))  # of each entry of A
+            place[own] = np.arange(own.size, dtype=place.dtype)
+            place[csr.nnz] = own.size  # padding also wrote to this element
+            source = building.on_device(place[np.append(entries.data, csr.nnz)][over])
         pattern, other = (dataclasses.replace(a, values=None) for a in (A, B))
         return cls(A.values, A.shape, A.nnz, A.backend, pattern, other, source)
 
@@ -139,16 +142,3 @@ pytree(Paired, ["values", "own", "across", "source"])
 def _entries(*matrices: SparseMatrix) -> list[Array]:
     """The index in `data` of every stored place, for each matrix."""
     return [A.coordinates()[2] for A in matrices]
-
-
-def _source(
-    own: np.ndarray,  # [n_stored], the entry of A in each place, nnz in padding
-    entry: np.ndarray,  # [nnz], the entry of A that each of Aᵀ is
-    across: np.ndarray,  # [n_stored of Aᵀ], the entry of Aᵀ in each place, nnz in padding
-    nnz: int,
-) -> np.ndarray:
-    n_stored = own.shape[0]
-    place = np.empty(nnz + 1, index_dtype(n_stored))
-    place[own] = np.arange(n_stored, dtype=place.dtype)
-    place[nnz] = n_stored  # padding also wrote to this element
-    return place[np.append(entry, nnz)][across]

@@ -48,9 +48,6 @@ class PELLR(ByRule):
 
         Args:
           lengths_per: "row", or "warp" for the longest row of every 32.
-
-        Raises:
-          ValueError: another word.
         """
         if not isinstance(lengths_per, str) or lengths_per not in LENGTHS:
             raise ValueError(f"lengths_per must be 'row' or 'warp'; got {lengths_per!r}")

@@ -41,9 +41,6 @@ class PJDS(SortedColumns):
 
         Args:
           block_size: b_r, rows that are padded together; the paper's is the warp, 32.
-
-        Raises:
-          ValueError: block_size below 1.
         """
         block_size = building.positive("block_size", block_size)
         rows = building.rows_of(csr, sigma=None)

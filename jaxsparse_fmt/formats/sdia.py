@@ -115,7 +115,8 @@ class SDIA(WholeDiagonals):
         A = building.made(DIA, csr, target, values, offsets=offsets.astype(np.int32), pattern=pattern)
         start = np.arange(offsets.size) * n_rows
         if n_rows == n_cols:
-            below, above = _pairs(offsets)
+            sides = np.where(offsets < 0, -offsets, 0), np.where(offsets > 0, offsets, -1)
+            _, below, above = np.intersect1d(*sides, return_indices=True)  # diagonals and their images
             if below.size:
                 mirrored = np.asarray(_mirrored(A, below, above, offsets[above]))
                 below, above = below[mirrored], above[mirrored]
@@ -167,14 +168,6 @@ def _each(of_diagonals: Array, n_stored: int) -> Array:
     """A flag of each diagonal, repeated for each of its places: [n_stored]."""
     count = of_diagonals.shape[0]
     return jnp.broadcast_to(of_diagonals[:, None], (count, n_stored // max(count, 1))).reshape(-1)
-
-
-def _pairs(offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The diagonals below the main one that have an image above it, and their images."""
-    _, below, above = np.intersect1d(
-        np.where(offsets < 0, -offsets, 0), np.where(offsets > 0, offsets, -1), return_indices=True
-    )
-    return below, above
 
 
 @jax.jit

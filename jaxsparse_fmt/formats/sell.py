@@ -67,15 +67,13 @@ class SELL(long_rows.Split):
 
     def with_arrays(self, names: set[str]) -> Self:
         """The same storage with the arrays of both narrow and wide slices, if other shards have both."""
-        A = super().with_arrays(names)
-        return A._with_both_widths() if {"delta", "col_idx"} <= names and A.index_start is None else A
-
-    def _with_both_widths(self) -> Self:
-        C, starts = self.slice_size, self.slice_ptr[:-1]
-        if self.delta is None:
-            base, delta = jnp.zeros(self.n_main // C, jnp.int32), jnp.full(C, PADDING, jnp.uint16)
-            return dataclasses.replace(self, delta=delta, col_base=base, index_start=-1 - starts)
-        return dataclasses.replace(self, col_idx=jnp.full(C, self.shape[1], jnp.int32), index_start=starts)
+        A, C, starts = super().with_arrays(names), self.slice_size, self.slice_ptr[:-1]
+        if not {"delta", "col_idx"} <= names or A.index_start is not None:
+            return A
+        if A.delta is None:
+            base, delta = jnp.zeros(A.n_main // C, jnp.int32), jnp.full(C, PADDING, jnp.uint16)
+            return dataclasses.replace(A, delta=delta, col_base=base, index_start=-1 - starts)
+        return dataclasses.replace(A, col_idx=jnp.full(C, A.shape[1], jnp.int32), index_start=starts)
 
     @classmethod
     def from_csr(
@@ -88,9 +86,6 @@ class SELL(long_rows.Split):
           sigma: rows of a window in which rows are sorted by falling length; 1 or at least `slice_size`.
           max_width: the most entries of a row in its slice, the rest goes to the tail; None: the power of two that
             stores the fewest places, or no cut where a cut saves little.
-
-        Raises:
-          ValueError: slice_size or max_width below 1, or sigma between 1 and slice_size.
         """
         C, sigma = building.slices(slice_size, sigma)
         rows = building.rows_of(csr, sigma)

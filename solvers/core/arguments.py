@@ -128,17 +128,6 @@ def eigenpair_count(k: Any, n: int) -> int:
     return k
 
 
-def vector(a: Any, name: str) -> Array:
-    """`a` as one vector of floats or complex numbers.
-
-    Raises:
-      ValueError: not one-dimensional. TypeError: not numeric.
-    """
-    if jnp.ndim(a) != 1:
-        raise ValueError(f"{name} must be one vector of shape (n,); got {jnp.shape(a)}")
-    return vectors(a, name)
-
-
 def linear_map(A: Any, n: int, name: str) -> Any:
     """A itself where it is a pytree with a shape and `@`; for an M of shape (n,) the matrix with that diagonal;
     otherwise a function v -> A·v. ValueError: not square, or not of b's size. TypeError: none of these.

@@ -85,6 +85,7 @@ def written(tmp_path_factory):
     return path, picture
 
 
+@pytest.mark.deep
 def test_a_run_writes_figures_a_table_and_a_picture(written):
     path, picture = written
     content = json.loads(path.read_text())

@@ -160,7 +160,7 @@ def test_linearize_and_remat_agree_with_the_product(A, rng):
 # ------------------------------------------------------------------------------------------------------ mixed dtypes
 
 
-@pytest.mark.some(stored=2)
+@pytest.mark.some(stored=1)
 @pytest.mark.parametrize(
     "stored, vector",
     [

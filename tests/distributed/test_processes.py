@@ -128,6 +128,7 @@ except ValueError as error:
 """
 
 
+@pytest.mark.deep
 def test_a_process_is_alone_on_a_mesh_of_its_devices_and_a_mesh_of_some_processes_is_refused():
     port = free_port()
     for code, out, err in finished([started("-c", MESHES_OF_SOME, str(k), str(port)) for k in range(3)]):
@@ -161,6 +162,7 @@ print("solved", bool(cg(A, b).success))
 """
 
 
+@pytest.mark.deep
 def test_what_differs_between_processes_is_named_and_nobody_hangs():
     port = free_port()
     for code, out, err in finished([started("-c", DISAGREE, str(k), str(port)) for k in range(2)]):

@@ -64,6 +64,7 @@ def in_loops(compiled) -> tuple[list[dict[str, int]], list[dict[str, int]]]:
     return inner, [dict(found[body]) for body in bodies if around[body] not in around]
 
 
+@pytest.mark.some(backend=2)
 @pytest.mark.parametrize(
     ("one_reduction", "reductions", "backend"),
     [

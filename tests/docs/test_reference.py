@@ -24,6 +24,7 @@ def test_every_public_name_occurs_in_an_example():
     assert sorted(name for name in last if not re.search(rf"\b{name}\b", RUN)) == []
 
 
+@pytest.mark.deep  # 240 programs
 def test_the_examples_run_as_printed(capsys):
     blocks = doctest.DocTestParser().get_doctest(CODE, {}, "docs/reference.md", None, 0)
     wide, folder = jax.config.jax_enable_x64, jax.config.jax_compilation_cache_dir

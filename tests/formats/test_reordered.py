@@ -247,6 +247,7 @@ B = jnp.asarray(np.random.default_rng(4).standard_normal(N))
 SOLVED = [Layout("dia"), Layout("pjds", (("block_size", 8),))]
 
 
+@pytest.mark.some(layout=1)
 @pytest.mark.parametrize("layout", SOLVED, ids=str)
 def test_the_loop_permutes_nothing(layout):
     A, plain = reordered(layout, POISSON), layout.of(permuted(POISSON, cuthill_mckee(POISSON))[0])

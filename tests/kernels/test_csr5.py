@@ -46,7 +46,7 @@ def both(values, x, arrays, tiles_: Tiles):
     return jnp.concatenate(kernel, axis=1), jnp.concatenate(reference, axis=1)  # rows, and behind them pieces
 
 
-@pytest.mark.some(kind=2)
+@pytest.mark.some(kind=1)
 @pytest.mark.parametrize(
     ("kind", "dtype", "batch", "p", "tile_shape"),
     [

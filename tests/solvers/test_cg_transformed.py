@@ -80,6 +80,7 @@ def dense_solution(S, data, b):
     return jnp.linalg.solve(jnp.zeros(S.shape, data.dtype).at[row, col].set(data), b)
 
 
+@pytest.mark.some(dtype=1)
 @pytest.mark.parametrize("dtype", [np.float64, np.complex128])
 def test_gradient_is_that_of_the_dense_solution(dtype):
     """With respect to data and b, at first order and for all four ways to the second."""

@@ -69,6 +69,7 @@ def test_finds_what_which_and_sigma_ask_for_as_scipy_does(options):
     assert sol.eigenvectors.shape == (N, K) and np.all(np.diff(sol.eigenvalues) >= 0)
 
 
+@pytest.mark.some(dtype=1)
 @pytest.mark.parametrize(
     ("dtype", "options"),
     [(np.float32, {"sigma": 1.3}), (np.complex64, {"which": "SA"}), (np.complex128, {"sigma": 1.3})],
@@ -287,6 +288,7 @@ def by_eigh(p, case):
 gradient, dense_gradient = (jax.jit(jax.grad(f), static_argnums=1) for f in (by_eigsh, by_eigh))
 
 
+@pytest.mark.some(case=1)
 @pytest.mark.parametrize(("dtype", "case"), [(np.float64, "inside"), (np.complex128, "smallest")])
 def test_the_gradient_of_values_and_vectors_is_that_of_dense_pairs(dtype, case):
     p = jnp.asarray(hermitian(dtype, SMALL, seed=3))

@@ -81,6 +81,7 @@ def test_does_a_solution_unpack_as_scipys():
     assert int(info) > 0
 
 
+@pytest.mark.some(M=1)
 @pytest.mark.parametrize("M", [None, np.full(8, 0.5, np.float32)])
 def test_a_solve_that_converges_computes_no_product_to_examine_a_failure(M):
     calls, d = [], np.arange(1, 9, dtype=np.float32)

@@ -104,6 +104,7 @@ def test_a_subdomain_of_one_point_has_only_its_translations():
 # ------------------------------------------------------------------------------------------------------------ steps
 
 
+@pytest.mark.deep
 def test_steps_are_a_half_and_as_many_in_float32_so_that_a_solve_moves_half_the_bytes():
     A, Z = body(), modes()
     b = right_hand_side(A.shape[0])

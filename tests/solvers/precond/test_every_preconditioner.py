@@ -52,13 +52,14 @@ def vectors(M, *shape: int, seed: int = 3):
     return jnp.asarray(real + 1j * imaginary if jnp.iscomplexobj(jnp.zeros(0, M.dtype)) else real, M.dtype)
 
 
+@pytest.mark.some(dtype=1)
+@pytest.mark.parametrize("dtype", DTYPES)
 @every
-def test_it_has_the_shape_and_dtype_of_its_matrix(name):
-    for dtype in DTYPES:
-        M = made(name, dtype)
-        n = 81 if name in SYMMETRIC else 64
-        assert M.shape == (n, n) and M.dtype == dtype
-        assert jax.eval_shape(lambda M, r: M @ r, M, vectors(M)).dtype == dtype
+def test_it_has_the_shape_and_dtype_of_its_matrix(name, dtype):
+    M = made(name, dtype)
+    n = 81 if name in SYMMETRIC else 64
+    assert M.shape == (n, n) and M.dtype == dtype
+    assert jax.eval_shape(lambda M, r: M @ r, M, vectors(M)).dtype == dtype
 
 
 @pytest.mark.some(dtype=1)

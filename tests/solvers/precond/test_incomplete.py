@@ -56,6 +56,7 @@ def test_many_sweeps_lead_to_ilu0(S):
         assert_near(got, want)
 
 
+@pytest.mark.some(dtype=1)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex128])
 def test_many_sweeps_lead_to_ic0(dtype):
     """IC(0) of a Hermitian matrix is its ILU(0), U = D·Lᴴ."""

@@ -178,6 +178,7 @@ def test_columns_vmap_and_the_linear_transpose_agree_with_single_vectors():
     np.testing.assert_allclose(transposed, M.T @ R[:, 1], atol=1e-14)
 
 
+@pytest.mark.deep
 def test_a_complex_vector_goes_through_a_real_cycle():
     M = multigrid(CUBE, max_coarse=50, dtype="float32", degree=1)
     r = random_vector(216) + 1j * random_vector(216, seed=1)

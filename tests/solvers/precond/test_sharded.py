@@ -30,6 +30,7 @@ def built():
     return A, precond.multigrid(A, max_coarse=100)
 
 
+@pytest.mark.deep
 def test_eight_devices_need_at_most_15_percent_more_iterations_than_one(built):
     A, M = built
     alone, sol = solved(ALONE, precond.multigrid(ALONE, max_coarse=100)), solved(A, M)
@@ -85,6 +86,7 @@ def test_the_operator_is_symmetric_and_the_same_in_the_users_order_and_inside():
     assert f"multigrid {N}×{N}" in repr(M) and "sharded" in repr(M)
 
 
+@pytest.mark.deep
 def test_a_near_null_space_may_be_sharded_and_gradients_pass_through_the_solve(built):
     A, M = built
     B = jax.device_put(np.ones(N), jax.sharding.NamedSharding(MESH, jax.sharding.PartitionSpec("rows")))
