@@ -207,7 +207,7 @@ def layout(A: SparseMatrix, ax: Axes | None = None) -> Axes:
     if start is not None:
         read = np.isin(np.arange(A.n_stored), np.asarray(start)[:, None] + np.arange(A.shape[0]))
     tall, wide = len(numbers), int(step.max(initial=0)) + 1
-    ax = _axes(ax, (max(2.7, 0.9 + 0.32 * wide), 1.4 + 0.32 * tall))
+    ax = _axes(ax, (max(3.3, 0.9 + 0.32 * wide), 1.4 + 0.32 * tall))
     shades = matplotlib.colormaps["viridis"]
     has_columns = not (isinstance(stored, ByRule) and isinstance(stored.column, Blocked | Diagonal))
     ax.plot(step, line, color=FAINT, lw=0.6, alpha=0.8, zorder=3)
