@@ -105,8 +105,6 @@ def row_lengths(A: Any, ax: Axes | None = None) -> Axes:
     ax, lengths = _axes(ax), np.diff(_canonical(A).indptr)
     ax.set(title="Row lengths", xlabel="entries in a row", ylabel="rows")
     ax.grid(True, axis="y")
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_formatter("{x:,.0f}")
     if not lengths.size:
         return ax
     low, high, mean = int(lengths.min()), int(lengths.max()), lengths.mean()
@@ -120,6 +118,8 @@ def row_lengths(A: Any, ax: Axes | None = None) -> Axes:
         ax.set_xscale("log")
     else:
         ax.locator_params(axis="x", integer=True)
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_formatter("{x:,.0f}")
     ax.axvline(mean, color=COLORS[1], lw=1.8, label=f"mean {mean:.3g}")
     ax.plot([], [], " ", label=f"longest {high:,}")
     if low == 0:
@@ -232,7 +232,7 @@ def roofline(
       peak: flop/s that the device computes at most.
     """
     ax = _axes(ax)
-    from matplotlib.ticker import EngFormatter
+    from matplotlib.ticker import EngFormatter, LogLocator
 
     intensities = []
     for number, (name, (flops, moved, seconds)) in enumerate(points.items()):
@@ -243,9 +243,10 @@ def roofline(
     ends = np.geomspace(all_of_them.min() / 2, all_of_them.max() * 2, 64)
     ax.plot(ends, np.minimum(ends * bandwidth, np.inf if peak is None else peak), color=_ink(), lw=1)
     ax.set(xscale="log", yscale="log", xlabel="flops a byte")
-    ax.xaxis.set_major_formatter("{x:g}")
-    ax.xaxis.set_minor_formatter("{x:g}")
-    ax.yaxis.set_major_formatter(EngFormatter("flop/s"))
+    ax.minorticks_off()
+    for axis, look in ((ax.xaxis, "{x:g}"), (ax.yaxis, EngFormatter("flop/s"))):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(look)
     ax.set_title(f"Under the roof of {EngFormatter('B/s')(bandwidth)}")
     ax.grid(True)
     ax.legend(frameon=False)
