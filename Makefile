@@ -32,8 +32,9 @@ LESS := --xla_backend_optimization_level=0 --xla_backend_extra_options=xla_cpu_d
 QUICK_XLA := $(if $(filter cpu,$(ACCELERATOR)),$(LESS))
 
 comma := ,
-EXTRAS := dev$(addprefix $(comma),$(filter cuda%,$(ACCELERATOR)))
+WHEELS := $(addprefix $(comma),$(filter cuda%,$(ACCELERATOR)))
 CREATED := $(VENV)/.created-for-$(ACCELERATOR)
+RUNNABLE := $(VENV)/.runnable
 INSTALLED := $(VENV)/.installed
 
 help:
@@ -51,7 +52,7 @@ help:
 
 venv: $(INSTALLED)
 
-demo: $(INSTALLED)
+demo: $(RUNNABLE)
 	$(BIN)/jaxsparse demo $(DEMO_ARGS)
 
 test: $(INSTALLED)
@@ -106,8 +107,12 @@ $(CREATED):
 	$(PYTHON) -m venv --clear $(VENV)
 	@touch $@
 
-# The stamp comes last, so that an interrupted installation is taken up again.
-$(INSTALLED): $(CREATED) pyproject.toml jaxsparse_fmt/cli/command.py
+# A stamp comes last, so that an interrupted installation is taken up again. The demo needs less than the tests.
+$(RUNNABLE): $(CREATED) pyproject.toml jaxsparse_fmt/cli/command.py
 	@echo 'Installing jaxsparse with JAX for $(ACCELERATOR) into $(VENV)'
-	$(BIN)/python -m pip install --editable '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install --editable '.[plot$(WHEELS)]'
+	@touch $@
+
+$(INSTALLED): $(RUNNABLE)
+	$(BIN)/python -m pip install --editable '.[dev$(WHEELS)]'
 	@touch $@

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import math
 import re
 import shutil
 import sys
@@ -24,7 +23,7 @@ import pictures  # noqa: E402
 
 import jaxsparse_fmt as jsf  # noqa: E402
 import solvers  # noqa: E402
-from benchmarks import report, suite_table  # noqa: E402
+from benchmarks import report  # noqa: E402
 from jaxsparse_fmt.models import traffic  # noqa: E402
 
 LEARN = "start which-format which-solver differentiate algebra many-gpus mixed-precision command-line other-libraries"
@@ -151,14 +150,6 @@ def results() -> list[Path]:
     return sorted([*folder.glob("*.md"), *folder.glob("*.txt")], reverse=True)
 
 
-def of_suite(place: str) -> Iterator[str]:
-    """The means by class of the newest suite of matrices, from its JSON."""
-    newest = max((ROOT / "benchmarks/results").glob(f"*_suite_{place}.json"))
-    found = json.loads(newest.read_text(encoding="utf-8"))
-    yield f"`{newest.name}`: {report.line(found['header'])}"
-    yield from suite_table.summary([{"tune vs best": math.nan} | row for row in found["rows"]])
-
-
 def of_results() -> Iterator[str]:
     for path in results():
         data = path.with_suffix(".json")
@@ -173,8 +164,6 @@ GENERATED = {
     "convergence": of_convergence,
     "reductions": of_reductions,
     "memory": of_memory,
-    "suite on a GPU": lambda: of_suite("h200"),
-    "suite on a CPU": lambda: of_suite("cpu"),
     "results": of_results,
 }
 

@@ -71,15 +71,13 @@ def spy(A: Any, ax: Axes | None = None) -> Axes:
     """
     ax, S = _axes(ax), _canonical(A)
     from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
-    from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
+    from matplotlib.ticker import EngFormatter
 
-    ax.set_title("Where the entries lie")
-    ax.set_xlabel("column")
-    ax.set_ylabel("row")
+    ax.set(title="Where the entries lie", xlabel="column", ylabel="row")
     ax.spines[:].set_visible(True)
+    ax.locator_params(nbins=5, integer=True)
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_formatter(EngFormatter(sep=""))
-        axis.set_major_locator(MaxNLocator(5, integer=True))
     filled = density(S)
     if not S.nnz:
         ax.text(0.5, 0.5, "no entries", transform=ax.transAxes, ha="center", color=FAINT)
@@ -96,8 +94,7 @@ def spy(A: Any, ax: Axes | None = None) -> Axes:
     )
     ax.set_anchor("NW")
     if low < high:
-        percent = FuncFormatter(lambda fraction, _: f"{100 * fraction:.3g}%")
-        bar = ax.figure.colorbar(image, ax=ax, shrink=0.9, pad=0.02, format=percent)
+        bar = ax.figure.colorbar(image, ax=ax, shrink=0.9, pad=0.02, format=lambda share, _: f"{100 * share:.3g}%")
         bar.outline.set_visible(False)
         bar.set_label("fraction of places that hold an entry")
     return ax
@@ -106,14 +103,8 @@ def spy(A: Any, ax: Axes | None = None) -> Axes:
 def row_lengths(A: Any, ax: Axes | None = None) -> Axes:
     """Draws a histogram of the entries a row. A: as of `spy`."""
     ax, lengths = _axes(ax), np.diff(_canonical(A).indptr)
-    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
-
-    ax.set_title("Row lengths")
-    ax.set_xlabel("entries in a row")
-    ax.set_ylabel("rows")
+    ax.set(title="Row lengths", xlabel="entries in a row", ylabel="rows")
     ax.grid(True, axis="y")
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     if not lengths.size:
         return ax
     low, high, mean = int(lengths.min()), int(lengths.max()), lengths.mean()
@@ -126,7 +117,9 @@ def row_lengths(A: Any, ax: Axes | None = None) -> Axes:
     if edges[-1] > 40 * edges[0] > 0 and len(edges) < high - low:
         ax.set_xscale("log")
     else:
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.locator_params(axis="x", integer=True)
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_formatter("{x:,.0f}")
     ax.axvline(mean, color=COLORS[1], lw=1.8, label=f"mean {mean:.3g}")
     ax.plot([], [], " ", label=f"longest {high:,}")
     if low == 0:
@@ -150,8 +143,6 @@ def convergence(
       ValueError: a result has no history.
     """
     ax = _axes(ax)
-    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
-
     single = not isinstance(curves, Mapping)
     for number, (name, curve) in enumerate({"": curves}.items() if single else curves.items()):
         iterations, norms = _curve(name, curve)
@@ -163,11 +154,9 @@ def convergence(
         ax.semilogy(iterations, norms, **look)
     if rtol:
         ax.axhline(rtol, color=_ink(), lw=1, ls=(0, (5, 4)), label=f"asked for: {rtol:.0e}", zorder=1)
-    ax.set_title("Convergence")
-    ax.set_xlabel("iteration")
-    ax.set_ylabel("relative residual  ‖b − A·x‖ / ‖b‖")
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    ax.set(title="Convergence", xlabel="iteration", ylabel="relative residual  ‖b − A·x‖ / ‖b‖")
+    ax.locator_params(axis="x", integer=True)
+    ax.xaxis.set_major_formatter("{x:,.0f}")
     ax.margins(x=0.01)
     ax.grid(True)
     if not single or rtol:
@@ -207,7 +196,7 @@ def layout(A: SparseMatrix, ax: Axes | None = None) -> Axes:
     if start is not None:
         read = np.isin(np.arange(A.n_stored), np.asarray(start)[:, None] + np.arange(A.shape[0]))
     tall, wide = len(numbers), int(step.max(initial=0)) + 1
-    ax = _axes(ax, (max(2.7, 0.9 + 0.32 * wide), 1.4 + 0.32 * tall))
+    ax = _axes(ax, (max(3.3, 0.9 + 0.32 * wide), 1.4 + 0.32 * tall))
     shades = matplotlib.colormaps["viridis"]
     has_columns = not (isinstance(stored, ByRule) and isinstance(stored.column, Blocked | Diagonal))
     ax.plot(step, line, color=FAINT, lw=0.6, alpha=0.8, zorder=3)
@@ -222,16 +211,13 @@ def layout(A: SparseMatrix, ax: Axes | None = None) -> Axes:
         ax.text(j, i + (0.04 if has_columns else 0.15), f"{value:.3g}", fontsize=8, **ink)
         if has_columns:
             ax.text(j, i + 0.34, f"{c}", fontsize=5.5, **ink)
-    ax.set_xlim(-0.6, wide - 0.4)
-    ax.set_ylim(tall - 0.4, -0.6)
-    ax.set_aspect("equal")
+    ax.set(xlim=(-0.6, wide - 0.4), ylim=(tall - 0.4, -0.6), aspect="equal")
     ax.spines[:].set_visible(False)
     ax.tick_params(length=0)
     across, down = (np.arange(0, n, 1 if n <= 16 else 4) for n in (wide, tall))
     ax.set_xticks(across)
     ax.set_yticks(down, [str(numbers[i]) for i in down])
-    ax.set_xlabel("step")
-    ax.set_ylabel("column" if A.name == "csc" else "thread")
+    ax.set(xlabel="step", ylabel="column" if A.name == "csc" else "thread")
     ax.set_title(f"{A.name}\n{A.n_stored:,} places, {A.nbytes:,} bytes")
     return ax
 
@@ -246,7 +232,7 @@ def roofline(
       peak: flop/s that the device computes at most.
     """
     ax = _axes(ax)
-    from matplotlib.ticker import EngFormatter, StrMethodFormatter
+    from matplotlib.ticker import EngFormatter, LogLocator
 
     intensities = []
     for number, (name, (flops, moved, seconds)) in enumerate(points.items()):
@@ -256,12 +242,11 @@ def roofline(
     all_of_them = np.concatenate(intensities) if intensities else np.ones(1)
     ends = np.geomspace(all_of_them.min() / 2, all_of_them.max() * 2, 64)
     ax.plot(ends, np.minimum(ends * bandwidth, np.inf if peak is None else peak), color=_ink(), lw=1)
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    ax.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    ax.xaxis.set_minor_formatter(StrMethodFormatter("{x:g}"))
-    ax.yaxis.set_major_formatter(EngFormatter("flop/s"))
-    ax.set_xlabel("flops a byte")
+    ax.set(xscale="log", yscale="log", xlabel="flops a byte")
+    ax.minorticks_off()
+    for axis, look in ((ax.xaxis, "{x:g}"), (ax.yaxis, EngFormatter("flop/s"))):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(look)
     ax.set_title(f"Under the roof of {EngFormatter('B/s')(bandwidth)}")
     ax.grid(True)
     ax.legend(frameon=False)
@@ -273,8 +258,6 @@ def scaling(
 ) -> Axes:
     """Draws parallel efficiency, 1 at best, over the number of devices; None: not measured."""
     ax = _axes(ax)
-    from matplotlib.ticker import NullLocator, StrMethodFormatter
-
     order = np.argsort(devices)
     at = np.asarray(devices)[order]
     ax.plot(at, np.asarray(predicted)[order], color=COLORS[0], lw=2, marker=".", label="the model")
@@ -282,12 +265,11 @@ def scaling(
     if real:
         ax.plot(*zip(*real, strict=True), "o", color=COLORS[1], mfc=ax.get_facecolor(), mew=1.5, ms=7, label="measured")
     ax.set_xscale("log", base=2)
-    ax.xaxis.set_minor_locator(NullLocator())
+    ax.minorticks_off()
     ax.set_xticks(at)
-    ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    ax.set_ylim(0, max(1.05, *(1.05 * e for e in predicted), *(1.05 * e for _, e in real)))
-    ax.set_xlabel("devices")
-    ax.set_ylabel("efficiency  T(1) / (N·T(N))")
+    ax.xaxis.set_major_formatter("{x:,.0f}")
+    best = max(1.0, *predicted, *(e for _, e in real))
+    ax.set(ylim=(0, 1.05 * best), xlabel="devices", ylabel="efficiency  T(1) / (N·T(N))")
     ax.grid(True)
     ax.legend(frameon=False)
     return ax
@@ -303,18 +285,11 @@ def density(S: scipy.sparse.csr_array, cells: int = 400) -> np.ndarray:
     Returns:
       float64 [min(rows, cells), min(columns, cells)], from 0 to 1.
     """
-    rows, cols = S.shape
-    high, wide = min(rows, cells), min(cols, cells)
-    height, width = _cell_sizes(rows, high), _cell_sizes(cols, wide)
-    down = np.arange(rows) * high // max(rows, 1)
-    cell = np.repeat(down * wide, np.diff(S.indptr)) + S.indices.astype(np.int64) * wide // max(cols, 1)
-    entries = np.bincount(cell, minlength=len(height) * len(width))
-    return entries.reshape(len(height), len(width)) / np.outer(height, width)
-
-
-def _cell_sizes(n: int, cells: int) -> np.ndarray:
-    """[cells] the count of numbers j in range(n) for which j·cells // n is that cell."""
-    return np.diff(-(-np.arange(cells + 1) * n // max(cells, 1)))
+    high, wide = (min(n, cells) for n in S.shape)
+    down, across = (np.arange(n) * min(n, cells) // max(n, 1) for n in S.shape)  # the cell of each row and column
+    cell = np.repeat(down * wide, np.diff(S.indptr)) + across[S.indices]
+    entries = np.bincount(cell, minlength=high * wide).reshape(high, wide)
+    return entries / np.outer(np.bincount(down, minlength=high), np.bincount(across, minlength=wide))
 
 
 def _bins(low: int, high: int, mean: float) -> np.ndarray:

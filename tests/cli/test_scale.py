@@ -151,7 +151,7 @@ def test_solve_on_four_devices_gives_the_answer_of_one(poisson, tmp_path, capsys
     ("command", "words"),
     [
         (["solve", "--devices", "99"], "99 devices were asked for, and JAX sees 8: the CPU; XLA_FLAGS="),
-        (["scale", "--devices", "1", "--plot", "picture.txt"], "its name must end in"),
+        (["scale", "--devices", "1", "--plot", "picture.txt"], "end it in"),
     ],
     ids=str,
 )
