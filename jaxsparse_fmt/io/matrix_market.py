@@ -61,7 +61,7 @@ _NOT_MATRIX_MARKET = (
     ),
 )
 
-_PIECE = 1 << 21  # bytes that a thread parses at a time
+_PIECE = 1 << 20  # bytes that a thread parses at a time
 _THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 _PACKING = 1100  # times smaller that a compressed file may be; deflate ends at 1032
 _EMPTY_ROWS = 10**8  # rows that a small file may claim: 0.8 GB of row pointers
@@ -92,6 +92,13 @@ class _Head:
         """The names of the words of an entry."""
         n_index, n_value = self.parts
         return ["row", "column"][:n_index] + [[], ["value"], ["real part", "imaginary part"]][n_value]
+
+    def room(self, text: memoryview, free: list[mtx_entries.Room]) -> mtx_entries.Room:
+        """Room for the entries of a text: the last one that is free, if it is large enough."""
+        numbers = len(text) // 2 + 1  # at most, each with a blank behind it
+        if free and (last := free.pop()).numbers >= numbers:
+            return last
+        return mtx_entries.Room.of(*self.parts, (numbers + numbers // 8) // len(self.entry) + 1)
 
 
 def parse(source: Any) -> sp.coo_array | np.ndarray:
@@ -226,8 +233,7 @@ class _Scanned(NamedTuple):
     """The entries of a piece of text, and where and why the reader stopped."""
 
     entries: int
-    place: np.ndarray  # [2 or 0, room] int64; they count from 0
-    value: np.ndarray  # [room · numbers of a value] float64
+    room: mtx_entries.Room  # whose places and values begin with those of the entries
     lines: int  # complete ones before the end
     ended: int  # a code of `mtx_entries`, or `_HUGE`
     at: int
@@ -247,29 +253,33 @@ def _read_entries(path: str, file: BinaryIO, head: _Head, room: int | None) -> t
     index = np.int32 if max(head.rows, head.cols) < 2**31 else np.int64
     place, value = np.empty((n_index, room or 0), index), np.empty((room or 0) * n_value)
     entries, lines, size = 0, head.lines, 0
+    buffers: list[Any] = []  # to be used again: new memory takes longer to get than to fill
+    rooms: list[mtx_entries.Room] = []
 
-    def take(text: bytes, block: _Scanned) -> None:
+    def take(text: memoryview, block: _Scanned) -> None:
         nonlocal place, value, entries, lines, size
         if entries + block.entries > head.entries:
-            block = _scanned(head, text, head.entries - entries)
+            block = _scanned(head, text, mtx_entries.Room.of(n_index, n_value, head.entries - entries))
         if block.ended:
             raise _explained(path, head, lines + block.lines + 1, text, block)
         stop = entries + block.entries
         if stop > place.shape[1]:
             more = min(max(2 * place.shape[1], stop), head.entries)
             place, value = _longer(place, more), _longer(value, more * n_value)
-        place[:, entries:stop] = block.place[:, : block.entries]
-        value[entries * n_value : stop * n_value] = block.value[: block.entries * n_value]
+        place[:, entries:stop] = block.room.place[:, : block.entries]
+        value[entries * n_value : stop * n_value] = block.room.value[: block.entries * n_value]
         entries, lines, size = stop, lines + block.lines, size + len(text)
+        buffers.append(text.obj)
+        rooms.append(block.room)
 
-    running: collections.deque[tuple[bytes, Future[_Scanned]]] = collections.deque()
+    running: collections.deque[tuple[memoryview, Future[_Scanned]]] = collections.deque()
     with ThreadPoolExecutor(_THREADS) as pool:
-        for text, whole in _texts(file):
+        for text, whole in _texts(file, buffers):
             if whole:
-                take(text, _scanned(head, text))
+                take(text, _scanned(head, text, head.room(text, rooms)))
                 continue
             mtx_entries.compiled()  # once, before the other threads need it
-            running.append((text, pool.submit(_scanned, head, text)))
+            running.append((text, pool.submit(_scanned, head, text, head.room(text, rooms))))
             if len(running) > 2 * _THREADS:
                 text, block = running.popleft()
                 take(text, block.result())
@@ -289,52 +299,53 @@ def _longer(a: np.ndarray, length: int) -> np.ndarray:
     return longer
 
 
-def _texts(file: BinaryIO) -> Iterator[tuple[bytes, bool]]:
-    """The rest of a file in pieces of whole lines, each with whether it is all of the rest."""
-    rest, whole, last = b"", True, False
+def _texts(file: BinaryIO, free: list[Any]) -> Iterator[tuple[memoryview, bool]]:
+    """The rest of a file in pieces of whole lines, each with `PAD` and with whether it is all of the rest.
+
+    Args:
+        free: buffers of pieces that are no longer needed, which are used again.
+    """
+    whole, last, pad = True, False, mtx_entries.PAD
     while not last:
-        data = file.read(_PIECE)
-        last = len(data) < _PIECE
-        rest += data
-        cut = rest.rfind(b"\n") + 1
-        if cut < len(rest) and (last or len(rest) - cut > LONGEST):  # the last line, or one too long
-            rest += b"\n"
-            cut = len(rest)
-        if cut or (whole and last):
-            yield rest[:cut], whole and last
-        rest, whole = rest[cut:], False
+        buffer = memoryview(free.pop() if free else cast(Any, np.empty(_PIECE + LONGEST + 1 + len(pad), np.uint8)))
+        size = cast(Any, file).readinto(buffer[:_PIECE])
+        last = size < _PIECE
+        end = b"" if last else file.readline(LONGEST + 1)  # which makes a line that is too long no shorter than that
+        stop = size + len(end) + len(pad)
+        buffer[size:stop] = end + pad
+        if size or whole:
+            yield buffer[:stop], whole and last
+        whole = False
 
 
-def _scanned(head: _Head, text: bytes, room: int | None = None) -> _Scanned:
-    """The entries of whole lines up to the first fault, or to `room`."""
-    n_index, n_value = head.parts
-    room = len(text) // (2 * sum(head.parts)) + 1 if room is None else room  # an entry has at least so many bytes
-    written = mtx_entries.Room.of(n_index, n_value, room)
-    place, value = written.place.reshape(n_index, room), written.value
-    entries, n_late, lines, ended, at = mtx_entries.read(text, written, head.parts, (head.rows, head.cols))
+def _scanned(head: _Head, text: memoryview, room: mtx_entries.Room) -> _Scanned:
+    """The entries of whole lines up to the first fault, or until the room is full."""
+    n_value = head.parts[1]
+    entries, n_late, lines, ended, at = mtx_entries.read(text, room, head.parts, (head.rows, head.cols))
+    value = room.value
 
-    for slot, start in written.late[:n_late].tolist():
+    for slot, start in room.late[:n_late].tolist():
         if slot >= entries * n_value:
             break  # this value belongs to the line at fault
         word = _word(text, start)
         if word[-1:].isalpha() and not re.fullmatch(rb"(?i)[-+]?(inf|infinity|nan)", word):
-            entries, lines, ended, at = slot // n_value, text.count(b"\n", 0, start), mtx_entries.SHAPE, start
+            entries, lines, ended, at = slot // n_value, bytes(text[:start]).count(b"\n"), mtx_entries.SHAPE, start
             break
         value[slot] = float(re.sub(rb"[dD]", b"e", word))
         if np.isinf(value[slot]) and not word[-1:].isalpha():
-            entries, lines, ended, at = slot // n_value, text.count(b"\n", 0, start), _HUGE, start
+            entries, lines, ended, at = slot // n_value, bytes(text[:start]).count(b"\n"), _HUGE, start
             break
-    return _Scanned(entries, place, value, lines, ended, at)
+    return _Scanned(entries, room, lines, ended, at)
 
 
-def _word(text: bytes, at: int) -> bytes:
+def _word(text: memoryview, at: int) -> bytes:
     return cast(re.Match[bytes], _WORD.match(text, at))[0]
 
 
-def _explained(path: str, head: _Head, number: int, text: bytes, block: _Scanned) -> ValueError:
+def _explained(path: str, head: _Head, number: int, text: memoryview, block: _Scanned) -> ValueError:
     """The fault of the line at which a block ends, and a cure."""
-    start = text.rfind(b"\n", 0, block.at) + 1
-    line = text[start : start + LONGEST]
+    start = bytes(text[: block.at]).rfind(b"\n") + 1
+    line = bytes(text[start : start + LONGEST])
     shown = _shown(line)
     if block.ended == mtx_entries.SHAPE:
         message = f"{shown} is not '{', '.join(head.entry)}'; correct the line, or the banner"

@@ -108,8 +108,11 @@ def test_every_field_and_symmetry_expands(write, banner, body, expected):
     np.testing.assert_array_equal(matrix.toarray(), expected)
 
 
-def test_explicit_zeros_stay_and_duplicates_are_summed(write):
-    matrix = files.read_mtx(write(BANNER + "2 2 4\n2 2 1\n1 2 0\n2 2 0.5\n2 1 3\n"))
+@pytest.mark.parametrize(
+    "lines", ["2 2 1\n1 2 0\n2 2 0.5\n2 1 3\n", "1 2 0\n2 2 1\n2 1 3\n2 2 0.5\n"]
+)  # rows rise, or not
+def test_explicit_zeros_stay_and_duplicates_are_summed(write, lines):
+    matrix = files.read_mtx(write(f"{BANNER}2 2 4\n{lines}"))
     assert matrix.has_canonical_format
     np.testing.assert_array_equal(matrix.indptr, [0, 1, 3])
     np.testing.assert_array_equal(matrix.indices, [1, 0, 1])

@@ -111,7 +111,7 @@ def test_few_decimals_are_left_to_python():
     # They take fifty times as long: of what writers write, there must be next to none.
     rng = np.random.default_rng(22)
     x = rng.standard_normal(4000) * 10.0 ** rng.integers(-200, 200, 4000)
-    text = "".join(f"{v!r}\n{v:.6g}\n{v:.18e}\n{v:.40e}\n" for v in x.tolist()).encode()
+    text = "".join(f"{v!r}\n{v:.6g}\n{v:.18e}\n{v:.40e}\n" for v in x.tolist()).encode() + mtx_entries.PAD
     assert mtx_entries.compiled() is not None
     room = mtx_entries.Room.of(0, 1, 16_000)
     entries, n_late, *_ = mtx_entries.read(text, room, (0, 1), (16_000, 1))
@@ -140,7 +140,7 @@ def test_a_process_that_reads_many_small_files_compiles_the_reader(monkeypatch):
 
 @pytest.mark.parametrize("symmetry", ["general", "symmetric"])
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
-def test_reading_takes_at_most_three_times_the_memory_of_the_file(symmetry, pack, tmp_path, monkeypatch):
+def test_reading_takes_little_more_memory_than_the_file(symmetry, pack, tmp_path, monkeypatch):
     monkeypatch.setattr(matrix_market, "_PIECE", 1 << 16)
     monkeypatch.setattr(matrix_market, "_THREADS", 2)  # each holds a few pieces, and the file has only 20
     n = 40_000
@@ -158,4 +158,6 @@ def test_reading_takes_at_most_three_times_the_memory_of_the_file(symmetry, pack
     finally:
         tracemalloc.stop()
     assert S.nnz == n * (1 + (symmetry == "symmetric"))
-    assert peak < 3 * max(len(text), S.data.nbytes + S.indices.nbytes + S.indptr.nbytes)
+    assert peak < (2 if symmetry == "general" else 3) * max(
+        len(text), S.data.nbytes + S.indices.nbytes + S.indptr.nbytes
+    )
