@@ -99,13 +99,10 @@ def block(dialect: str, load: str, slice_size: int) -> Block:
 
 
 def tile_block(lanes: int, p: int, kept_bytes: int = 0) -> Block:
-    """The block for a tile of `lanes` and p right-hand sides.
+    """The block for a tile of `lanes` and p right-hand sides; `kept_bytes`: of a sum, if the block keeps its sums.
 
     In Mosaic GPU it may have several warpgroups. A sum or maximum over lanes would be that of one warpgroup, so the
     kernel has none, and lanes exchange numbers through scratch and barriers.
-
-    Args:
-      kept_bytes: bytes of a sum, if the block keeps its sums; else 0.
     """
     per_thread, unroll = LAUNCH.loads["tiles" if p == 1 else "columns"]
     return Block(lanes, per_thread, LAUNCH.kept_loads // kept_bytes if kept_bytes else unroll)
