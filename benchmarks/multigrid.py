@@ -5,12 +5,12 @@
 Each figure is of a second call, so that nothing compiles; "cold" is the first set-up and solve of the process, which
 compile or load kernels and programs. "CPU" sums the seconds of all threads. "Peak" is the memory that the set-up took
 at most, with the hierarchy, over the bytes of the matrix, and is empty where the process held enough freed memory;
-"refresh" the CPU seconds of a refresh over those of a
-set-up.
+"refresh" the CPU seconds of a refresh over those of a set-up.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import gc
 import itertools
@@ -97,6 +97,7 @@ def peak(f: Callable[[], Any]) -> tuple[Any, float]:
         return next(1024 * float(line.split()[1]) for line in lines if line.startswith(name))
 
     gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # freed memory that the process keeps would serve the set-up unseen
     pathlib.Path("/proc/self/clear_refs").write_text("5")
     before = status("VmRSS")
     result = jax.block_until_ready(f())
