@@ -145,8 +145,7 @@ def step(A: Map, M: Map, work: Work, now: Now) -> tuple[Work, Now]:
     z = M(r)
     rz = rr if z is r else dot(r, z)
     numbers = gamma, curvature, alpha, rr, rz, of_M, *now
-    (x, p), (gamma, *then), _ = sweep(TURN, numbers, (x, p, z))
-    k, size, ended, *_ = then
+    (x, p), (gamma, k, size, ended, *_), _ = sweep(TURN, numbers, (x, p, z))
     return Work(x, r, p, gamma), now._replace(k=k, norm=size, code=ended)
 
 
