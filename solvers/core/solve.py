@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from solvers.core import adjoint as adjoints
-from solvers.core import arguments, precision, program, unrolled
+from solvers.core import arguments, host_calls, precision, program, unrolled
 from solvers.core.entry import Entry, entered
 from solvers.core.iterate import Method, Options, System
 from solvers.core.precision import Narrow
@@ -98,7 +98,9 @@ def solve(
     # JAX differentiates unrolled steps through M, so that M's own solves must be as accurate as any other.
     if isinstance(adjoint, Adjoint) and arguments.is_function(M):
         M = adjoints.as_preconditioner(M)
-    sol = _solve(Plan(method, options, adjoint), (own, inner, M), basis, b, x0, limits, parameters)
+    with host_calls.numbered(options, limits[0]) as (options, first):
+        plan = Plan(method, options, adjoint)
+        sol = _solve(plan, (own, inner, M), basis, b, x0, (first, limits[1]), parameters)
     return sol if ravel is None else dataclasses.replace(sol, x=ravel.pytree(sol.x))
 
 
