@@ -96,7 +96,8 @@ def cg(
       history: keep the residual norms; True keeps up to 10,000, a number keeps up to that many.
       callback: called as callback(x) after every iteration, as in SciPy; copies x to the host each time. Not available
         for a matrix over several devices.
-      progress: called as progress(iterations, residual_norm) about every 16 iterations.
+      progress: called as progress(iterations, residual_norm) about every 16 iterations. Outside jit a solve with a
+        callback or progress returns after the last call, and a new function compiles nothing.
       check_every: iterations between checks, at most 1000; None takes 1 on a CPU and 10 or 40 on a GPU, where a check
         waits for a copy to the host. The number changes neither the answer nor the reported iterations.
       adjoint: how derivatives are computed: an `Adjoint`, with a tolerance, maxiter and report of its own; or

@@ -19,7 +19,7 @@ from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from solvers import _lsmr
 from solvers._lsmr import End, Maps, Problem
-from solvers.core import arguments, opaque, program
+from solvers.core import arguments, host_calls, opaque, program
 from solvers.core.adjoint import TRUNCATED, Report, hermitian_solve
 from solvers.core.entry import Entry
 from solvers.core.iterate import Options
@@ -109,7 +109,8 @@ def lsmr(A: Any, b: Any, x0: Any = None, *, damp: float = 0.0, **settings: Unpac
     if adjoint == "unrolled":
         raise TypeError("adjoint must be a solvers.Adjoint for lsmr, which is not unrolled; got 'unrolled'")
     forth, back, M = map(arguments.over_columns, (*maps, M))
-    return _solve(Plan(options, adjoint, n), (forth, back, M), IDENTITY, b, x0, factor, limits)
+    with host_calls.numbered(options, limits[0]) as (options, own):
+        return _solve(Plan(options, adjoint, n), (forth, back, M), IDENTITY, b, x0, factor, (own, limits[1]))
 
 
 def _two_sided(A: Any, b: Array) -> tuple[tuple[Any, Any], Any, int]:

@@ -96,14 +96,15 @@ class Options(NamedTuple):
     """Static options of the loop.
 
     Attributes:
+      callback, progress: the user's functions, or takers of `Limits.calls` and the same arguments (`host_calls`).
       dtype, values: in a refinement, the dtype of the inner vectors, and that of the inner matrix.
       examined: name the cause of a failure (`diagnosis`), and take the residual of x as returned.
     """
 
     history_length: int
     steps_per_check: int
-    callback: Callable[[Array], None] | None
-    progress: Callable[[int, float], None] | None
+    callback: Callable[..., None] | None
+    progress: Callable[..., None] | None
     dtype: Any = None
     values: Any = None
     examined: bool = True
@@ -172,12 +173,12 @@ def run(method: Method, options: Options, system: System, leave: Map) -> tuple[A
             moves = now.k > loop.k
             if options.callback is not None:
                 x = outer.x + method.iterate(M, work).astype(outer.x.dtype)
-                show(options.callback, moves, leave(scaled(x, of_x)))
+                show(options.callback, limits.calls, moves, leave(scaled(x, of_x)))
             norms = record(loop.norms, jnp.where(moves, loop.k if method.pipelined else now.k, -1), now.norm)
             return Loop(work, now.k, now.norm, now.code, norms)
 
         loop = Loop(work, outer.k, outer.norm.astype(goal.dtype), outer.code, outer.norms)
-        loop = advance_while(lambda loop: numbers(loop).active, advance, loop, options, of_b)
+        loop = advance_while(lambda loop: numbers(loop).active, advance, loop, options, of_b, limits.calls)
         x = outer.x + jnp.where(outer.code == RUNNING, method.iterate(M, loop.work).astype(b.dtype), 0)
         r = b - A(x)
         now = norm(r)
@@ -238,12 +239,14 @@ def advance_while(
     loop: Loop,
     options: Options,
     of_norm: Array,
+    calls: tuple[Any, ...] = (),
     unroll: int = STEPS_UNROLLED,
 ) -> Loop:
     """Advances while any column goes on, `steps_per_check` steps at a time.
 
     Args:
       of_norm: e, where 2ᵉ times the loop's norm is the norm in the user's scale, for `progress`.
+      calls: as in `Limits`.
     """
     steps = min(options.steps_per_check, STEPS_PER_CHECK)
     loop = mesh_axes.varying(loop, loop)
@@ -251,11 +254,11 @@ def advance_while(
     def trip(loop: Loop) -> Loop:
         loop = lax.fori_loop(0, steps, lambda _, loop: advance(loop), loop, unroll=min(steps, unroll))
         if (progress := options.progress) is not None:
-            called = lambda k, value: progress(int(k), float(value))  # noqa: E731
+            called = lambda k, value, *calls: progress(*calls, int(k), float(value))  # noqa: E731
             k = jnp.max(loop.k)
             due = k % STEPS_PER_REPORT < steps
             report = functools.partial(jax.debug.callback, called)
-            lax.cond(due, report, lambda *_: None, k, jnp.max(scaled(loop.norm, of_norm)))
+            lax.cond(due, report, lambda *_: None, k, jnp.max(scaled(loop.norm, of_norm)), *calls)
         return loop
 
     return lax.while_loop(lambda loop: jnp.any(goes_on(loop)), trip, loop)
@@ -270,6 +273,7 @@ def record(norms: Array, k: Array, value: Array) -> Array:
     return norms.at[index].set(value.astype(norms.dtype), mode="drop")
 
 
-def show(callback: Callable[[Array], None], moves: Array, x: Array) -> None:
-    """Calls callback(x) on the host where any column moves."""
-    jax.debug.callback(lambda moved, x: callback(x) if moved else None, jnp.any(moves), x, ordered=True)
+def show(callback: Callable[..., None], calls: tuple[Any, ...], moves: Array, x: Array) -> None:
+    """Calls callback(*calls, x) on the host where any column moves."""
+    called = lambda moved, x, *calls: callback(*calls, x) if moved else None  # noqa: E731
+    jax.debug.callback(called, jnp.any(moves), x, *calls, ordered=True)

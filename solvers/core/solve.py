@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from solvers.core import adjoint as adjoints
-from solvers.core import arguments, iterate, precision, program, unrolled
+from solvers.core import arguments, host_calls, iterate, precision, program, unrolled
 from solvers.core.entry import Entry, entered
 from solvers.core.iterate import Method, Options, System
 from solvers.core.precision import Narrow
@@ -102,7 +102,9 @@ def solve(
     # JAX differentiates unrolled steps through M, so that M's own solves must be as accurate as any other.
     if isinstance(adjoint, Adjoint) and arguments.is_function(M):
         M = adjoints.as_preconditioner(M)
-    sol, last = _solve(Plan(method, options, adjoint), (own, inner, M), basis, b, x0, limits, parameters, direction)
+    with host_calls.numbered(options, limits[0]) as (options, first):
+        plan = Plan(method, options, adjoint)
+        sol, last = _solve(plan, (own, inner, M), basis, b, x0, (first, limits[1]), parameters, direction)
     if direction is not None:
         return sol, last
     return sol if ravel is None else dataclasses.replace(sol, x=ravel.pytree(sol.x))

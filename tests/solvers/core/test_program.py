@@ -8,27 +8,13 @@ import numpy as np
 import pytest
 
 import jaxsparse_fmt as jsf
-from solvers import cg, eigsh
+from solvers import cg, eigsh, gmres
 from solvers.core import program
 
 N = 9
 D = np.arange(1.0, N + 1)
 B = np.ones(N)
 SPARSE = jsf.from_dense(np.diag(D), "csr")
-
-
-@pytest.fixture
-def compiled():
-    """Programs compiled by XLA so far."""
-    count = []
-
-    def listen(event, *_, **__):
-        if event.endswith("backend_compile_duration"):
-            count.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield lambda: len(count)
-    jax.monitoring.unregister_event_duration_listener(listen)
 
 
 @pytest.mark.deep
@@ -87,3 +73,19 @@ def test_are_programs_told_apart_by_constants_parameters_and_equations():
 
 def test_is_what_compiled_functions_keep_bounded():
     assert program.jit.cache_info().maxsize == program.PROGRAMS
+
+
+@pytest.mark.parametrize("solver", [cg, gmres])
+def test_do_second_calls_and_eager_gradients_compile_nothing(solver, compiled):
+    def answers(scale):
+        A = SPARSE.with_data(jnp.asarray(scale * D))
+        total = lambda data, b: solver(A.with_data(data), b, rtol=1e-10).x.sum()  # noqa: E731
+        return solver(A, scale * B).x, *jax.grad(total, (0, 1))(A.data, B)
+
+    answers(1.0)
+    before = compiled()
+    x, d_data, d_b = answers(2.0)
+    assert compiled() == before
+    np.testing.assert_allclose(x, 1 / D, rtol=1e-5)
+    np.testing.assert_allclose(d_data, -1 / (2 * D) ** 2, rtol=1e-5)
+    np.testing.assert_allclose(d_b, 1 / (2 * D), rtol=1e-5)

@@ -306,3 +306,15 @@ def test_what_it_cannot_read_is_refused():
 def test_options_that_make_no_sense_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         incomplete_lu(jsf.from_dense(np.eye(3), "csr"), **options)
+
+
+@pytest.mark.parametrize("make, n", [(incomplete_cholesky, 137), (incomplete_lu, 139)])  # sizes of no other test
+def test_setting_up_compiles_at_most_three_programs_and_other_values_none(make, n, compiled):
+    S = jsf.gallery.poisson(n, dim=1)
+    A, other = jsf.from_scipy(S, "csr"), jsf.from_scipy(2 * S, "csr")
+    before = compiled()
+    make(A)
+    once = compiled()
+    assert 0 < once - before <= 3
+    make(other)
+    assert compiled() == once
