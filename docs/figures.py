@@ -22,6 +22,8 @@ ALL = ""
 DTYPES = ("float32", "float64")
 Row = dict[str, Any]
 QUIET = "2026-11-23_first_calls_cpu"  # later runs shared the machine
+ON_A_GPU = ("CuPy", "pattern and values", "new values")
+ON_A_CPU = ("SciPy", *ON_A_GPU[1:], "BCOO")
 COUNTERS = ("2026-11-22_counters_h200", "2026-11-23_counters_h200")  # of different matrices
 
 # The rows of the tables: a name, and the class or the matrix that it stands for.
@@ -103,6 +105,11 @@ def table(heads: str, rows: Iterable[Iterable[str]]) -> Iterator[str]:
     yield from (f"| {' | '.join(row)} |" for row in rows)
 
 
+def of_keys(rows: Iterable[Row], name: str, heads: str, **keys: str) -> Iterator[str]:
+    """A table of rows: how a name is made, the heads of the columns, and each key with the format of its number."""
+    return table(heads, ((name.format_map(row), *(format(row[k], spec) for k, spec in keys.items())) for row in rows))
+
+
 def speeds(rows: list[Row], of: str = ALL) -> dict[str, float]:
     """Geometric means by dtype of auto's speed as a multiple of the best opponent's."""
     found: dict[str, list[float]] = {}
@@ -119,40 +126,53 @@ def by_class(rows: list[Row], names: Iterable[str] = CLASSES) -> Iterator[str]:
     return table("float32 | float64", ((name, *(f"{means[name][d]:.2f}" for d in DTYPES)) for name in known))
 
 
-def counts() -> Iterator[str]:
-    """In how many cases of the suite the choice is as good as can be, and the worst case."""
-    rows = rows_of("suite_h200")
+def counts(rows: list[Row]) -> Iterator[str]:
+    """In how many cases of a suite the choice is as good as can be, and the worst case."""
+    bounds = {
+        '"auto" is no slower than the best of cuSPARSE': ("ratio", 1.0),
+        '"auto" is within 5% of the best of our formats that were timed': ("auto vs best", 0.95),
+        '"tune" is within 5% of the best of those': ("tune vs best", 0.95),
+    }
+    lines = []
+    for name, (key, bound) in bounds.items():
+        worst, met = min(rows, key=lambda row: row[key]), sum(row[key] >= bound for row in rows)
+        lines += [(name, f"{met} of {len(rows)}", f"{worst[key]:.3f}", f"{worst['matrix']}, {worst['dtype']}")]
+    return table("cases | worst | where", lines)
 
-    def line(name: str, key: str, bound: float) -> tuple[str, ...]:
-        worst = min(rows, key=lambda row: row[key])
-        met = sum(row[key] >= bound for row in rows)
-        return name, f"{met} of {len(rows)}", f"{worst[key]:.3f}", f"{worst['matrix']}, {worst['dtype']}"
 
-    return table(
-        "cases | worst | where",
-        [
-            line('"auto" is no slower than the best of cuSPARSE', "ratio", 1.0),
-            line('"auto" is within 5% of the best of our formats that were timed', "auto vs best", 0.95),
-            line('"tune" is within 5% of the best of those', "tune vs best", 0.95),
-        ],
-    )
+def held_out() -> Iterator[str]:
+    """The choice for every matrix that the ranking was not fitted on, the fastest beside cuSPARSE first, and means."""
+    rows = sorted(rows_of("suite_held_out_h200"), key=lambda row: -row["ratio"])
+    for row in rows:
+        row |= {"name": f"{row['matrix']} in `{row['auto'].split()[0]}`", "entries": f"{row['nnz'] / 1e6:.1f}"}
+    specs = dict.fromkeys(("ratio", "auto vs best", "tune vs best"), ".2f")
+    mean = {"name": "geometric mean", "entries": ""} | {k: geometric_mean(row[k] for row in rows) for k in specs}
+    heads = '10⁶ entries | × cuSPARSE | × the best of ours | "tune" × the best of ours'
+    return of_keys([mean, *rows], "{name}", heads, entries="", **specs)
+
+
+def sustained() -> Iterator[str]:
+    """The speed of "auto" as a multiple of cuSPARSE's after a rest and under load, and the clocks under load."""
+    ours, theirs = "auto sustained us", "opponent sustained us"
+    rows = [row | {"loaded": row[theirs] / row[ours]} for row in rows_of("suite_sustained_h200")]
+    heads = "× cuSPARSE after a rest | after two seconds of load | MHz then, ours | cuSPARSE's"
+    clocks = dict.fromkeys(("auto sustained MHz", "opponent sustained MHz"), ",.0f")
+    return of_keys(rows, "{matrix}, {dtype}", heads, ratio=".2f", loaded=".2f", **clocks)
 
 
 def beside_csr() -> Iterator[str]:
     """JAX's BCSR and our choice as multiples of cuSPARSE's CSR."""
 
-    def cell(key: str | None, matrix: str, dtype: str) -> str:
+    def speed(of: str, matrix: str, dtype: str) -> str:
         row = row_of("suite_h200", matrix=matrix, dtype=dtype)
-        times = row["opponents"]
-        us = row["auto us"] if key is None else times[key]
-        return f"{min(times[f'cuSPARSE CSR ALG{k}'] for k in (1, 2)) / us:.2f}"
+        us = row["opponents"] | {'"auto"': row["auto us"]}
+        us["CSR"] = min(us[f"cuSPARSE CSR ALG{k}"] for k in (1, 2))
+        return f"{us['CSR'] / us[of]:.2f}"
 
     columns = [(matrix, dtype) for matrix in ("7-point", "27-point × 3 dof") for dtype in DTYPES]
-    methods = {"cuSPARSE's CSR": "cuSPARSE CSR ALG1", "JAX's BCSR": "JAX BCSR", '"auto"': None}
-    return table(
-        "7-point, f32 | f64 | 27-point × 3 dof, f32 | f64",
-        ((name, *(cell(key, *column) for column in columns)) for name, key in methods.items()),
-    )
+    methods = {"cuSPARSE's CSR": "CSR", "JAX's BCSR": "JAX BCSR", '"auto"': '"auto"'}
+    heads = "7-point, f32 | f64 | 27-point × 3 dof, f32 | f64"
+    return table(heads, ((name, *(speed(of, *column) for column in columns)) for name, of in methods.items()))
 
 
 def formats(matrices: tuple[str, ...]) -> Iterator[str]:
@@ -176,20 +196,16 @@ def formats_on_a_cpu() -> Iterator[str]:
     names = {"`dia`": "dia", "`csr`": "csr", "`ell`": "ell", "`ellr`": "ellr"}
     names |= {"`hll`, slices of 1024": "hll slice_size=1024", "`sell`, plain XLA": "sell slice_size=1024"}
     columns = [(matrix, dtype) for matrix in ("7-point 100³", "27-point × 3 dof 40³") for dtype in DTYPES]
-    return table(
-        "7-point 100³, f32 | f64 | 27-point × 3 dof 40³, f32 | f64",
-        (
-            (name, *(f"{row_of('spmv_cpu', matrix=m, dtype=d, method=method)['ratio']:.2f}" for m, d in columns))
-            for name, method in (names | {"JAX's BCSR": "JAX BCSR"}).items()
-        ),
-    )
+    names |= {"JAX's BCSR": "JAX BCSR"}
+    cell = lambda method, m, d: f"{row_of('spmv_cpu', matrix=m, dtype=d, method=method)['ratio']:.2f}"  # noqa: E731
+    heads = "7-point 100³, f32 | f64 | 27-point × 3 dof 40³, f32 | f64"
+    return table(heads, ((name, *(cell(method, *of) for of in columns)) for name, method in names.items()))
 
 
 def counters() -> Iterator[str]:
     """What Nsight Compute counted, as shares of each unit's peak."""
-    rows = [row for what in COUNTERS for row in rows_of(what)]
-    name = lambda row: f"{row['matrix']}, {row['dtype']}: {row['product'].partition(' tile')[0]}"  # noqa: E731
-    return table("L2 cache | DRAM", ((name(row), f"{row['L2']:.2f}", f"{row['DRAM']:.2f}") for row in rows))
+    rows = [row | {"of": row["product"].partition(" tile")[0]} for what in COUNTERS for row in rows_of(what)]
+    return of_keys(rows, "{matrix}, {dtype}: {of}", "L2 cache | DRAM", L2=".2f", DRAM=".2f")
 
 
 def sdia() -> Iterator[str]:
@@ -244,15 +260,13 @@ def transposed() -> Iterator[str]:
 def reordered() -> Iterator[str]:
     """Times of an FEM product in other orders, as multiples of the time in the order of the mesh."""
     of = {(r["order"], r["dtype"]): r for r in rows_of("reordered_h200")}
-    keys = [("shuffled", "us"), ("rcm", "inside us"), ("rcm", "us")]
-    names = ["shuffled", '`reorder="rcm"`, inside the basis, as in solvers', '`reorder="rcm"`, outside']
-    return table(
-        "float32 | float64",
-        (
-            (name, *(f"{of[order, d][key] / of['as made', d][key]:.2f}" for d in DTYPES))
-            for name, (order, key) in zip(names, keys, strict=True)
-        ),
-    )
+    of_order = lambda order, key: (f"{of[order, d][key] / of['as made', d][key]:.2f}" for d in DTYPES)  # noqa: E731
+    lines = {
+        "shuffled": ("shuffled", "us"),
+        '`reorder="rcm"`, inside the basis, as in solvers': ("rcm", "inside us"),
+        '`reorder="rcm"`, outside': ("rcm", "us"),
+    }
+    return table("float32 | float64", ((name, *of_order(*key)) for name, key in lines.items()))
 
 
 def steps() -> Iterator[str]:
@@ -270,23 +284,18 @@ def steps() -> Iterator[str]:
 
 def solves() -> Iterator[str]:
     problems = ("7-point 200³", "27-point × 3 dof 64³")
+    lines = {
+        "`refine` to 1e-12, × the speed of `cg` in float64": ("× cg", {"method": "refine"}),
+        "`refine` with bfloat16 values to 1e-8, × the speed of `cg`": ("× cg", {"method": "refine bf16"}),
+        "`cg` with eight columns, × the speed of eight solves": ("× eight alone", {"section": "columns"}),
+        "value and gradient of a solve, in solves": ("solves", {"section": "gradient"}),
+    }
 
-    def line(name: str, key: str, section: str, **of: Any) -> tuple[str, ...]:
-        found = [row_of("solvers_h200", section=section, problem=problem, **of) for problem in problems]
-        ended = [row.get("status", "CONVERGED") for row in found]
-        return name, *(f"{r[key]:.2f}" if e == "CONVERGED" else e for r, e in zip(found, ended, strict=True))
+    def cell(problem: str, key: str, of: Row) -> str:
+        row = row_of("solvers_h200", problem=problem, **of)
+        return f"{row[key]:.2f}" if row.get("status", "CONVERGED") == "CONVERGED" else row["status"]
 
-    return table(
-        " | ".join(problems),
-        [
-            line("`refine` to 1e-12, × the speed of `cg` in float64", "× cg", "refinement", method="refine"),
-            line(
-                "`refine` with bfloat16 values to 1e-8, × the speed of `cg`", "× cg", "refinement", method="refine bf16"
-            ),
-            line("`cg` with eight columns, × the speed of eight solves", "× eight alone", "columns"),
-            line("value and gradient of a solve, in solves", "solves", "gradient"),
-        ],
-    )
+    return table(" | ".join(problems), ((name, *(cell(p, *of) for p in problems)) for name, of in lines.items()))
 
 
 def two_gpus() -> Iterator[str]:
@@ -304,59 +313,44 @@ def two_gpus() -> Iterator[str]:
     return table("overlap | vector | the model of `jaxsparse scale`", (line(*case) for case in cases))
 
 
-def algebra() -> Iterator[str]:
-    """CPU milliseconds of sums, products and assembly, and of BCOO where it was measured."""
-    rows = [row for row in rows_of("algebra_cpu") if not row["case"].startswith("A @ x")]
-    of = {(row["case"], "first" if row["side"] in ("eager", "pattern") else row["side"]): row["cpu"] for row in rows}
-    cell = lambda key: (f"{1e3 * of[key]:,.0f}" if of[key] > 0.01 else f"{1e3 * of[key]:.1f}") if key in of else ""  # noqa: E731
-    sides = ("SciPy", "first", "new values", "BCOO")
+def algebra(what: str, key: str, *sides: str) -> Iterator[str]:
+    """Milliseconds of sums, products and assembly, `key` being "cpu" or "wall"; empty where a side was not measured."""
+    rows = [row for row in rows_of(what) if not row["case"].startswith("A @ x")]
+    names = {"eager": "pattern and values", "pattern": "pattern and values"}
+    of = {(row["case"], names.get(row["side"], row["side"])): row[key] for row in rows}
+    ms = lambda s: f"{1e3 * s:,.0f}" if s > 0.01 else f"{1e3 * s:.1f}"  # noqa: E731
+    cell = lambda *key: ms(of[key]) if key in of else ""  # noqa: E731
     cases = dict.fromkeys(case for case, _ in of)
-    return table(
-        "SciPy | pattern and values | new values | BCOO", ((c, *(cell((c, side)) for side in sides)) for c in cases)
-    )
+    return table(" | ".join(sides), ((case, *(cell(case, side) for side in sides)) for case in cases))
 
 
 def first_calls() -> Iterator[str]:
-    """CPU seconds of first calls in fresh processes, and milliseconds of starts and warm calls."""
-    rows = [row for row in rows_of("first_calls_cpu") if "ours" in row and "jax.scipy" in row]
-    keys = ("ours", "jax.scipy", "lineax")
-    return table("here | `jax.scipy` | lineax", ((row["call"], *(f"{row[key]:.2f}" for key in keys)) for row in rows))
+    """CPU seconds of first calls in fresh processes."""
+    keys = dict.fromkeys(("ours", "jax.scipy", "lineax"), ".2f")
+    rows = [row for row in rows_of("first_calls_cpu") if "jax.scipy" in row]
+    return of_keys(rows, "{call}", "here | `jax.scipy` | lineax", **keys)
 
 
 def starts() -> Iterator[str]:
-    rows = [row for row in rows_of(QUIET) if "what" in row]
-    return table("ms", ((row["what"], f"{1e3 * row['seconds']:,.3g}") for row in rows))
+    rows = [row | {"ms": 1e3 * row["seconds"]} for row in rows_of(QUIET) if "what" in row]
+    return of_keys(rows, "{what}", "ms", ms=",.3g")
 
 
 def multigrid_on_a_gpu() -> Iterator[str]:
-    rows = rows_of("2026-11-21_solvers_h200", section="multigrid")
-    keys = {
-        "cg ms": ".3g",
-        "cg iterations": "d",
-        "multigrid-cg ms": ".3g",
-        "iterations": "d",
-        "× cg": ".2f",
-        "set-up s": ".1f",
-    }
-    return table(
-        "`cg`, ms | steps | with multigrid, ms | steps | × the speed | set-up, s",
-        ((row["problem"], *(format(row[key], spec) for key, spec in keys.items())) for row in rows),
-    )
+    keys = {"cg ms": ".3g", "cg iterations": "", "multigrid-cg ms": ".3g", "iterations": "", "× cg": ".2f"}
+    heads = "`cg`, ms | steps | with multigrid, ms | steps | × the speed | set-up, s"
+    return of_keys(rows_of("solvers_h200", section="multigrid"), "{problem}", heads, **keys, **{"set-up s": ".1f"})
 
 
 def multigrid() -> Iterator[str]:
     """CPU seconds of a set-up and of a solve, beside PyAMG's, where both were measured."""
     of = {(row["case"], row["side"]): row for row in rows_of("multigrid_cpu")}
     cases = [case for case, side in of if side == "PyAMG"]
-    keys = [(side, key) for key in ("setup_cpu", "solve_cpu", "iterations") for side in ("ours, warm", "PyAMG")]
-
-    def cell(case: str, side: str, key: str) -> str:
-        return f"{of[case, side][key]:.2f}" if key != "iterations" else str(of[case, side][key])
-
-    return table(
-        "set-up, CPU s | PyAMG's | solve, CPU s | PyAMG's | iterations | PyAMG's",
-        ((case, *(cell(case, *key) for key in keys)) for case in cases),
-    )
+    rows = [of[case, "ours, warm"] | {f"PyAMG {k}": v for k, v in of[case, "PyAMG"].items()} for case in cases]
+    specs = {"setup_cpu": ".2f", "solve_cpu": ".2f", "iterations": ""}
+    keys = {key: spec for ours, spec in specs.items() for key in (ours, f"PyAMG {ours}")}
+    heads = "set-up, CPU s | PyAMG's | solve, CPU s | PyAMG's | iterations | PyAMG's"
+    return of_keys(rows, "{case}", heads, **keys)
 
 
 def sourced(made: Callable[[], Iterator[str]], command: str, *whats: str) -> Callable[[], Iterator[str]]:
@@ -368,7 +362,10 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "suite in short": lambda: by_class(rows_of("suite_h200"), SHORT),
     "formats": sourced(lambda: formats(("7-point 200³", "27-point × 3 dof 64³")), "spmv", "spmv_h200"),
     "suite": sourced(lambda: by_class(rows_of("suite_h200")), "spmv --suite standard --others 2", "suite_h200"),
-    "counts": counts,
+    "counts": lambda: counts(rows_of("suite_h200")),
+    "held out": sourced(held_out, "spmv --suite held-out --dtypes float64", "suite_held_out_h200"),
+    "counts of held out": lambda: counts(rows_of("suite_held_out_h200")),
+    "sustained": sourced(sustained, "spmv --suite standard --cases 0 1 --sustained 2", "suite_sustained_h200"),
     "beside CSR": beside_csr,
     "counters": sourced(counters, "counters", *COUNTERS),
     "sdia": sdia,
@@ -378,11 +375,14 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "reordered": sourced(reordered, "transposed", "reordered_h200"),
     "steps": sourced(steps, "solvers", "solvers_h200"),
     "solves": solves,
-    "multigrid on a GPU": sourced(multigrid_on_a_gpu, "solvers", "2026-11-21_solvers_h200"),
+    "multigrid on a GPU": multigrid_on_a_gpu,
     "two GPUs": sourced(two_gpus, "scaling", "scaling_2xh200"),
     "formats on a CPU": sourced(formats_on_a_cpu, "spmv", "spmv_cpu"),
     "suite on a CPU": sourced(lambda: by_class(rows_of("suite_cpu")), "spmv --suite standard", "suite_cpu"),
-    "algebra": sourced(algebra, "algebra", "algebra_cpu"),
+    "algebra": sourced(lambda: algebra("algebra_cpu", "cpu", *ON_A_CPU), "algebra", "algebra_cpu"),
+    "algebra on a GPU": sourced(
+        lambda: algebra("algebra_h200", "wall", *ON_A_GPU), "algebra --first 6", "algebra_h200"
+    ),
     "first calls": sourced(first_calls, "first_calls", "first_calls_cpu"),
     "starts": sourced(starts, "first_calls", QUIET),
     "multigrid": sourced(multigrid, "multigrid", "multigrid_cpu"),
