@@ -3,6 +3,7 @@
 A function here returns None where there is no kernel: for some rules, and where Numba fails.
 
     Slices with any columns but Consecutive       every face: CSR, ELL, HLL, SELL, HDIA, BSR, and formats that use these
+    Slices of one row, with `row_idx`             every face: COO
     Jagged                                        every face: JDS, pJDS
     Subwarp, Bisected with Explicit columns        the product: sums of lanes, which XLA folds
     Slices, Starts with Diagonal columns          the product, of one slice: DIA, SDIA and their transposed
@@ -78,10 +79,11 @@ def call(face: str, a: Array, b: Array, arrays: Arrays, rule: Rule, shape: tuple
     Args:
       shape: of the result; a transposed product has one copy of it for each piece, [b, copies, n_cols, p].
     """
-    address, p, kind = rule.address, b.shape[2], storage(rule) or "lanes"
-    if kind == "rows" and face == "product" and p > 1:
+    address, p = rule.address, b.shape[2]
+    kind = "coordinates" if "row_idx" in arrays else storage(rule) or "lanes"
+    if kind in ("rows", "coordinates") and face == "product" and p > 1:
         face = "columns"
-    ptr = arrays.get("col_start" if kind == "jagged" else "slice_ptr")
+    ptr = arrays.get({"jagged": "col_start", "coordinates": "row_idx"}.get(kind, "slice_ptr"))
     if ptr is None:
         ptr = jnp.array([0, rule.n_stored], index_dtype(rule.n_stored))
     pattern, start, column = arrays.get("pattern"), arrays.get("index_start"), rule.column

@@ -237,7 +237,7 @@ def of_chunks(head_of: Any, column_of: Any, *, holes: bool = False, jagged: bool
                         if c < o.n_cols:
                             total = inner(o, row, c)
                     o.out[head[0] + lane] = total
-        clear_behind(o, piece, pieces)
+        clear_behind(o, U(o.ptr[o.n_ptr - U(1)]), piece, pieces)
 
     return product, transposed, outer
 

@@ -9,12 +9,13 @@ batch:
     values             [n_stored]
     x, y               [n_cols·p], [n_rows·p]
     columns            [n_stored] int32 in rows; from n_cols on in padding, whose x is never read
-    ptr                [n_slices + 1] int32 or int64; with one row a slice, `row_ptr`
+    ptr                [n_slices + 1] int32 or int64; with one row a slice, `row_ptr`; of coordinates
+                       `row_idx` [n_stored], rising, and n_rows in padding
     perm               [n_rows]: storage row k is row perm[k] of the matrix; n_perm = 0: the matrix's own order
 
 A kernel adds the entries of a row in fours, (e0 + e1) + (e2 + e3), and the fours in storage order, in slices as in
 rows: four loads are in flight, and neither threads nor formats change a bit. The caller cuts the rows into pieces, by
-`rows_before` or `lanes_before`.
+`_first_by_pointers`, `_first_by_indices` or `lanes_before`.
 
 Loops over rows test `n_perm` themselves, and the product has one kernel for one right-hand side and one for several:
 LLVM moves the test out of such a loop, but not out of a larger loop or a function, which costs a tenth of the speed.
@@ -44,7 +45,7 @@ class Operands(NamedTuple):
     Attributes:
       a, b, out: values, x, y for a product; values, y, x for a transposed product; y, x, values for an outer product.
       columns: the array from which columns are decoded, or the offsets of diagonals.
-      ptr: slice_ptr, or col_start of jagged chunks, or of diagonals the place of each diagonal's row 0.
+      ptr: slice_ptr, or col_start of jagged chunks, or of diagonals the place of each diagonal's row 0, or row_idx.
       perm: or lane_row of tiles.
       pattern: bits of the places that hold an entry, read only where `masked` is 2.
       base: col_base; start: index_start, read where `mixed`; wide: the columns of slices too wide for 16 bits.
@@ -78,11 +79,11 @@ class Operands(NamedTuple):
     zero: Any
 
 
-# --------------------------------------------------------------------------------------------------- pieces of the rows
+# --------------------------------------------------------------------------------------------- where rows begin and end
 
 
 @compiled
-def rows_before(o, piece, pieces):
+def _first_by_pointers(o, piece, pieces):
     """The first row of a piece; all pieces have equally many entries, a row counted as one more."""
     ptr, n_rows = o.ptr, np.int64(o.n_rows)
     if piece >= pieces:
@@ -99,14 +100,55 @@ def rows_before(o, piece, pieces):
 
 
 @inlined
-def clear_behind(o, piece, pieces):
-    """Zeros of an outer product behind the last row or chunk."""
-    if piece == pieces - 1:
-        for k in range(U(o.ptr[o.n_ptr - U(1)]), o.n_places):
-            o.out[k] = o.zero
+def _begin_by_pointers(o, row):
+    return U(o.ptr[row])
 
 
-# --------------------------------------------------------------------------------------------------------- rows of CSR
+@inlined
+def _end_by_pointers(o, row, begin):
+    return U(o.ptr[row + U(1)])
+
+
+@compiled
+def _first_by_indices(o, piece, pieces):
+    """That of `_first_by_pointers`, from the row of each entry."""
+    rows, n_rows, low, high = o.ptr, np.int64(o.n_rows), 0, np.int64(o.n_ptr)
+    target = (high + n_rows) * piece // pieces
+    while low < high:  # the first entry with so many entries and rows before it
+        middle = (low + high) // 2
+        if np.int64(rows[middle]) + middle < target:
+            low = middle + 1
+        else:
+            high = middle
+    return min(n_rows, max(target - low, np.int64(rows[low - 1]) + 1 if low > 0 else 0))
+
+
+@compiled
+def _begin_by_indices(o, row):
+    low, high = U(0), o.n_ptr
+    while low < high:
+        middle = (low + high) // U(2)
+        if U(o.ptr[middle]) < U(row):
+            low = middle + U(1)
+        else:
+            high = middle
+    return low
+
+
+@inlined
+def _end_by_indices(o, row, begin):
+    """Four entries at a time, and the last three without a branch for each."""
+    rows, end, n = o.ptr, begin, o.n_ptr
+    while end + U(4) <= n and U(rows[end + U(3)]) == row:
+        end += U(4)
+    if end + U(3) <= n:
+        return end + U(U(rows[end]) == row) + U(U(rows[end + U(1)]) == row) + U(U(rows[end + U(2)]) == row)
+    while end < n and U(rows[end]) == row:
+        end += U(1)
+    return end
+
+
+# -------------------------------------------------------------------------------------------------- rows of CSR and COO
 
 
 @inlined
@@ -142,55 +184,6 @@ def _row_sum(o, begin, end, p, q):
     return total
 
 
-@compiled
-def product_rows(o, piece, pieces):
-    """A·x of the rows of a piece, for one right-hand side."""
-    first, last = rows_before(o, piece, pieces), rows_before(o, piece + 1, pieces)
-    begin = U(o.ptr[first])
-    for r in range(U(first), U(last)):
-        end, row = U(o.ptr[r + U(1)]), r
-        if o.n_perm:
-            row = U(o.perm[r])
-        o.out[row] = _row_sum(o, begin, end, U(1), U(0))
-        begin = end
-
-
-@compiled
-def product_of_columns(o, piece, pieces):
-    """The same for several right-hand sides, each added as `_row_sum` adds it, but four rows of x side by side."""
-    cast, columns, values, x, y, p, n_cols = type(o.zero), o.columns, o.a, o.b, o.out, o.p, o.n_cols
-    for r in range(U(rows_before(o, piece, pieces)), U(rows_before(o, piece + 1, pieces))):
-        row, k, end = r, U(o.ptr[r]), U(o.ptr[r + U(1)])
-        if o.n_perm:
-            row = U(o.perm[r])
-        at = row * p
-        for q in range(p):
-            y[at + q] = o.zero
-        while k < end:
-            last = end - U(1)
-            k1, k2, k3 = min(k + U(1), last), min(k + U(2), last), min(k + U(3), last)
-            c0, c1 = U(np.uint32(columns[k])), U(np.uint32(columns[k1]))
-            c2, c3 = U(np.uint32(columns[k2])), U(np.uint32(columns[k3]))
-            v0, v1, v2, v3 = cast(values[k]), cast(values[k1]), cast(values[k2]), cast(values[k3])
-            if max(max(c0, c1), max(c2, c3)) >= n_cols:
-                for q in range(p):
-                    y[at + q] += _row_sum(o, k, min(k + U(4), end), p, q)
-            elif k2 < k3:
-                for q in range(p):
-                    a = v0 * cast(x[c0 * p + q]) + v1 * cast(x[c1 * p + q])
-                    y[at + q] += a + (v2 * cast(x[c2 * p + q]) + v3 * cast(x[c3 * p + q]))
-            elif k1 < k2:
-                for q in range(p):
-                    y[at + q] += (v0 * cast(x[c0 * p + q]) + v1 * cast(x[c1 * p + q])) + v2 * cast(x[c2 * p + q])
-            elif k < k1:
-                for q in range(p):
-                    y[at + q] += v0 * cast(x[c0 * p + q]) + v1 * cast(x[c1 * p + q])
-            else:
-                for q in range(p):
-                    y[at + q] += v0 * cast(x[c0 * p + q])
-            k += U(4)
-
-
 @inlined
 def clear(o):
     for i in range(o.n_cols * o.p):
@@ -218,31 +211,109 @@ def inner(o, row, c):
     return total
 
 
-@compiled
-def transposed_rows(o, piece, pieces):
-    """x = Aᵀ·y of the rows of a piece alone."""
-    clear(o)
-    for r in range(U(rows_before(o, piece, pieces)), U(rows_before(o, piece + 1, pieces))):
-        row = r
-        if o.n_perm:
-            row = U(o.perm[r])
-        for k in range(U(o.ptr[r]), U(o.ptr[r + U(1)])):
-            c = U(np.uint32(o.columns[k]))
-            if c < o.n_cols:
-                scatter(o, c, type(o.zero)(o.a[k]), row)
+@inlined
+def clear_behind(o, last, piece, pieces):
+    """Zeros of an outer product from place `last` on, behind the last row or chunk."""
+    if piece == pieces - 1:
+        for k in range(last, o.n_places):
+            o.out[k] = o.zero
 
 
-@compiled
-def outer_rows(o, piece, pieces):
-    """Σ_p y[row, p]·x[col, p] at the entries of the rows of a piece."""
-    for r in range(U(rows_before(o, piece, pieces)), U(rows_before(o, piece + 1, pieces))):
-        row = r
-        if o.n_perm:
-            row = U(o.perm[r])
-        for k in range(U(o.ptr[r]), U(o.ptr[r + U(1)])):
-            c = U(np.uint32(o.columns[k]))
-            o.out[k] = inner(o, row, c) if c < o.n_cols else o.zero
-    clear_behind(o, piece, pieces)
+def of_rows(first_of: Any, begin_of: Any, end_of: Any) -> tuple[Any, Any, Any, Any]:
+    """The kernels of `abi.FACES_OF_ROWS`.
+
+    Args:
+      first_of: the first row of a piece; begin_of: the first place of a row; end_of: the place behind its last.
+    """
+
+    @compiled
+    def product(o, piece, pieces):
+        """A·x of the rows of a piece, for one right-hand side."""
+        first, last = first_of(o, piece, pieces), first_of(o, piece + 1, pieces)
+        begin = begin_of(o, first)
+        for r in range(U(first), U(last)):
+            end, row = end_of(o, r, begin), r
+            if o.n_perm:
+                row = U(o.perm[r])
+            o.out[row] = _row_sum(o, begin, end, U(1), U(0))
+            begin = end
+
+    @compiled
+    def columns(o, piece, pieces):
+        """The same for several right-hand sides, each added as `_row_sum` adds it, but four rows of x side by side."""
+        cast, columns, values, x, y, p, n_cols = type(o.zero), o.columns, o.a, o.b, o.out, o.p, o.n_cols
+        first, last_row = first_of(o, piece, pieces), first_of(o, piece + 1, pieces)
+        k = begin_of(o, first)
+        for r in range(U(first), U(last_row)):
+            end, row = end_of(o, r, k), r
+            if o.n_perm:
+                row = U(o.perm[r])
+            at = row * p
+            for q in range(p):
+                y[at + q] = o.zero
+            while k < end:
+                last = end - U(1)
+                k1, k2, k3 = min(k + U(1), last), min(k + U(2), last), min(k + U(3), last)
+                c0, c1 = U(np.uint32(columns[k])), U(np.uint32(columns[k1]))
+                c2, c3 = U(np.uint32(columns[k2])), U(np.uint32(columns[k3]))
+                v0, v1, v2, v3 = cast(values[k]), cast(values[k1]), cast(values[k2]), cast(values[k3])
+                if max(max(c0, c1), max(c2, c3)) >= n_cols:
+                    for q in range(p):
+                        y[at + q] += _row_sum(o, k, min(k + U(4), end), p, q)
+                elif k2 < k3:
+                    for q in range(p):
+                        a = v0 * cast(x[c0 * p + q]) + v1 * cast(x[c1 * p + q])
+                        y[at + q] += a + (v2 * cast(x[c2 * p + q]) + v3 * cast(x[c3 * p + q]))
+                elif k1 < k2:
+                    for q in range(p):
+                        y[at + q] += (v0 * cast(x[c0 * p + q]) + v1 * cast(x[c1 * p + q])) + v2 * cast(x[c2 * p + q])
+                elif k < k1:
+                    for q in range(p):
+                        y[at + q] += v0 * cast(x[c0 * p + q]) + v1 * cast(x[c1 * p + q])
+                else:
+                    for q in range(p):
+                        y[at + q] += v0 * cast(x[c0 * p + q])
+                k += U(4)
+            k = end
+
+    @compiled
+    def transposed(o, piece, pieces):
+        """x = Aᵀ·y of the rows of a piece alone."""
+        clear(o)
+        first, last = first_of(o, piece, pieces), first_of(o, piece + 1, pieces)
+        begin = begin_of(o, first)
+        for r in range(U(first), U(last)):
+            end, row = end_of(o, r, begin), r
+            if o.n_perm:
+                row = U(o.perm[r])
+            for k in range(begin, end):
+                c = U(np.uint32(o.columns[k]))
+                if c < o.n_cols:
+                    scatter(o, c, type(o.zero)(o.a[k]), row)
+            begin = end
+
+    @compiled
+    def outer(o, piece, pieces):
+        """Σ_p y[row, p]·x[col, p] at the entries of the rows of a piece."""
+        first, last = first_of(o, piece, pieces), first_of(o, piece + 1, pieces)
+        begin = begin_of(o, first)
+        for r in range(U(first), U(last)):
+            end, row = end_of(o, r, begin), r
+            if o.n_perm:
+                row = U(o.perm[r])
+            for k in range(begin, end):
+                c = U(np.uint32(o.columns[k]))
+                o.out[k] = inner(o, row, c) if c < o.n_cols else o.zero
+            begin = end
+        clear_behind(o, begin_of(o, o.n_rows), piece, pieces)
+
+    return product, transposed, outer, columns
+
+
+KERNELS = {
+    "rows": of_rows(_first_by_pointers, _begin_by_pointers, _end_by_pointers),
+    "coordinates": of_rows(_first_by_indices, _begin_by_indices, _end_by_indices),
+}
 
 
 # --------------------------------------------------------------------------------------------------- whole diagonals

@@ -7,18 +7,12 @@ from typing import Any
 import numpy as np
 
 from jaxsparse_fmt.kernels.cpu import chunk_kernels, numba_kernels, spgemm_kernels
-from jaxsparse_fmt.kernels.cpu.abi import FACES, SIZES
+from jaxsparse_fmt.kernels.cpu.abi import FACES_OF_ROWS, SIZES
 from jaxsparse_fmt.kernels.cpu.numba_kernels import Operands, U
 from jaxsparse_fmt.kernels.cpu.tile_kernels import of_tiles
 
+KERNELS = numba_kernels.KERNELS | chunk_kernels.KERNELS
 PIECES, FIRST = SIZES.index("pieces"), SIZES.index("n_rows")
-OF_ROWS = {
-    "product rows": numba_kernels.product_rows,
-    "columns rows": numba_kernels.product_of_columns,
-    "transposed rows": numba_kernels.transposed_rows,
-    "outer rows": numba_kernels.outer_rows,
-    "product diagonals": numba_kernels.product_diagonals,
-}
 
 
 def kernel(kind: str, a: np.dtype, b: np.dtype, out: np.dtype, ptr: np.dtype) -> tuple[Any, str]:
@@ -30,8 +24,10 @@ def kernel(kind: str, a: np.dtype, b: np.dtype, out: np.dtype, ptr: np.dtype) ->
         return spgemm_kernels.of_pairs(face, zero, SIZES), _signature(of)
     if storage.endswith("tiles"):
         run = of_tiles(face, storage == "narrow-tiles")
+    elif storage == "diagonals":
+        run = numba_kernels.product_diagonals
     else:
-        run = OF_ROWS.get(kind) or chunk_kernels.KERNELS[storage][FACES.index(face)]
+        run = KERNELS[storage][FACES_OF_ROWS.index(face)]
 
     def kernel(a, b, out, columns, ptr, perm, pattern, base, start, wide, scratch, sizes, piece):
         o = Operands(

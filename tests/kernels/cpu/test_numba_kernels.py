@@ -139,7 +139,7 @@ def test_pointers_may_have_64_bits(lanes, rng):
 @settings(max_examples=10, deadline=None)
 @given(
     st.lists(st.integers(0, 12), min_size=1, max_size=40),
-    st.sampled_from(["csr", "hll", "dia"]),
+    st.sampled_from(["csr", "coo", "hll", "dia"]),
     st.integers(1, 3),
     st.integers(1, 9),
 )
@@ -193,6 +193,7 @@ def test_bits_are_the_same_serial_parallel_again_and_in_other_formats(monkeypatc
         np.testing.assert_array_equal(A @ x, product)
         np.testing.assert_array_equal(A.T @ y, transposed)
     np.testing.assert_array_equal(jsf.from_scipy(S, "hll", slice_size=64, sigma=256) @ x, product)
+    np.testing.assert_array_equal(jsf.from_scipy(S, "coo") @ x, product)
     monkeypatch.setattr(spmv_cpu, "_pieces", lambda *_: 1)
     np.testing.assert_array_equal(jax.jit(lambda A, x: A @ x)(A, x), product)
 
