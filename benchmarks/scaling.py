@@ -45,6 +45,7 @@ from jaxsparse_fmt.models import traffic
 from solvers import Status, cg, precond, refine
 
 STENCIL = {"format": "dia", "halo_format": "ell"}
+FORMS = {"cg": False, "cg, one reduction": True, "cg, pipelined": "pipelined"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,14 +168,14 @@ class Bench:
                 setup = time.perf_counter() - start
                 b = jnp.asarray(np.random.default_rng(0).standard_normal(problem.n))
                 load = estimate.load_of(A)
-                for merged in (False, True) if count > 1 else (False,):
-                    took = measure.seconds_per_step(functools.partial(cg, one_reduction=merged), A, b, steps=250)
-                    step = traffic.cg_step(load, self.machine, "vector" if count == 1 else mode, merged)
+                for label, form in FORMS.items() if count > 1 else [("cg", False)]:
+                    took = measure.seconds_per_step(functools.partial(cg, one_reduction=form), A, b, steps=250)
+                    step = traffic.cg_step(load, self.machine, "vector" if count == 1 else mode, form)
                     alone, predicted_alone = alone or took, predicted_alone or step.seconds
                     work = 1 if is_weak else count
                     yield {
                         "problem": problem.name, "devices": count, "mode": mode, "format": _format(A),
-                        "method": "cg, one reduction" if merged else "cg",
+                        "method": label,
                         "rows a device": int(np.max(load.rows)), "nnz a device": int(np.max(load.nnz)),
                         "GB a device": A.nbytes / count / 1e9, "exchange": A.shards.halo.kind if count > 1 else "-",
                         "µs a step": took * 1e6, "efficiency": alone / (work * took) if self.counts[0] == 1 else None,

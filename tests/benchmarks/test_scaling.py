@@ -27,10 +27,10 @@ def test_efficiencies_are_against_that_one(is_weak, efficiency, monkeypatch):
     monkeypatch.setattr(scaling, "machine", lambda devices, small: scaling.traffic.Machine())
     monkeypatch.setattr(measure, "seconds_per_step", lambda *args, **options: 1e-3)
     rows = list(scaling.Bench([1, 2], ["overlap"], small=True).steps(lambda count: POISSON, is_weak))
-    assert [row["devices"] for row in rows] == [1, 2, 2]
-    assert [row["efficiency"] for row in rows] == [1.0, efficiency, efficiency]
+    assert [row["devices"] for row in rows] == [1, 2, 2, 2]
+    assert [row["efficiency"] for row in rows] == [1.0, *[efficiency] * 3]
     first = ranking.rank(POISSON.rows_of(0, POISSON.n))[0].format
-    assert [row["format"] for row in rows] == [first, "dia + ell", "dia + ell"]
+    assert [row["format"] for row in rows] == [first, *["dia + ell"] * 3]
 
 
 @pytest.mark.deep
