@@ -82,6 +82,7 @@ KERNELS = (
     "fusion_operations",
     "numba_kernels",
     "chunk_kernels",
+    "block_kernels",
     "tile_kernels",
     "spgemm_kernels",
     "aggregation_kernels",

@@ -82,7 +82,7 @@ class BSR(ByRule):
     @classmethod
     def footprints(cls, pattern: PatternCounts) -> Iterator[Storage]:
         csr = pattern.csr
-        r, c = best_block(csr, pattern.itemsize) if pattern.on_gpu else (1, 1)  # blocks are far slower on a CPU
+        r, c = best_block(csr, pattern.itemsize) if pattern.on_gpu else (1, 1)  # on a CPU, CSR is as fast
         C = slice_rows(csr.shape[0], r)
         counted = statistics.blocks(csr, (r, c), C) if r * c > 1 else None
         if counted is not None and pattern.is_padding_few(counted):

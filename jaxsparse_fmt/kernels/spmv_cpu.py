@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jaxsparse_fmt._types import index_dtype
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
 from jaxsparse_fmt.kernels.cpu import ffi
+from jaxsparse_fmt.kernels.cpu.abi import BLOCK_SIZES
 from jaxsparse_fmt.kernels.layout.address import Arrays, Bisected, Jagged, Slices, Starts, Subwarp
 from jaxsparse_fmt.kernels.layout.columns import Blocked, Delta, Diagonal, Explicit, is_read
 from jaxsparse_fmt.kernels.layout.rule import Rule
@@ -87,7 +88,10 @@ def call(face: str, a: Array, b: Array, arrays: Arrays, rule: Rule, shape: tuple
     if ptr is None:
         ptr = jnp.array([0, rule.n_stored], index_dtype(rule.n_stored))
     pattern, start, column = arrays.get("pattern"), arrays.get("index_start"), rule.column
-    index = {"columns": arrays[COLUMNS.get(kind, "col_idx")], "ptr": ptr, "perm": arrays.get("perm")}
+    columns = arrays[COLUMNS.get(kind, "col_idx")]
+    if isinstance(column, Blocked) and face == "product" and p == 1 and column.rows == column.columns:
+        kind = f"{column.rows}x{column.rows}-blocks" if column.rows in BLOCK_SIZES else kind
+    index = {"columns": columns, "ptr": ptr, "perm": arrays.get("perm")}
     index |= {"base": arrays.get("col_base"), "start": start, "pattern": pattern if _masked(pattern) == 2 else None}
     blocks = {"block_rows": column.rows, "block_columns": column.columns} if isinstance(column, Blocked) else {}
     return ffi.call(

@@ -29,8 +29,8 @@ PADDING = 0xFFFF  # `layout/columns.py`'s
 
 
 @compiled
-def lanes_before(o, lanes, piece, pieces):
-    """The first slice of a piece, and its first lane in that slice; all pieces have equally many places."""
+def lanes_before(o, lanes, piece, pieces, step):
+    """The first slice of a piece, and its first lane there, of every `step`; pieces have equally many places."""
     ptr, n_slices = o.ptr, np.int64(o.n_ptr) - 1
     if piece == 0:
         return 0, 0
@@ -46,7 +46,7 @@ def lanes_before(o, lanes, piece, pieces):
             high = middle
     width = (np.int64(ptr[low + 1]) - np.int64(ptr[low])) // lanes
     lane = 0 if width == 0 else min((target - np.int64(ptr[low])) // width, lanes)
-    return low, lane // 16 * 16  # whole cache lines
+    return low, lane // step * step
 
 
 # ------------------------------------------------------------------------------------- the head of a chunk, the column
@@ -115,6 +115,14 @@ def _head_of_jagged(o, s, k):
 # ------------------------------------------------------------------------------------------------------- three kernels
 
 
+@inlined
+def is_hole(o, at, v):
+    """Whether the place `at`, with a valid column, holds no entry."""
+    if o.masked == U(2):
+        return (o.pattern[at >> U(3)] >> (at & U(7))) & U(1) == U(0)
+    return o.masked == U(1) and v == o.zero
+
+
 def of_chunks(head_of: Any, column_of: Any, *, holes: bool = False, jagged: bool = False) -> tuple[Any, Any, Any]:
     """The product, the transposed and the outer product of the lanes of a piece.
 
@@ -131,19 +139,11 @@ def of_chunks(head_of: Any, column_of: Any, *, holes: bool = False, jagged: bool
             if o.n_ptr > U(1):
                 lanes = max(lanes, np.int64(o.ptr[1]) - np.int64(o.ptr[0]))
             return lanes, (0, lanes * piece // pieces), (0, lanes * (piece + 1) // pieces)
-        return lanes, lanes_before(o, lanes, piece, pieces), lanes_before(o, lanes, piece + 1, pieces)
+        return lanes, lanes_before(o, lanes, piece, pieces, 16), lanes_before(o, lanes, piece + 1, pieces, 16)
 
     @inlined
     def width(o, s):
         return o.n_ptr - U(1) if jagged else (U(o.ptr[s + 1]) - U(o.ptr[s])) // o.lanes
-
-    @inlined
-    def is_hole(o, at, v):
-        if not holes:
-            return False
-        if o.masked == U(2):
-            return (o.pattern[at >> U(3)] >> (at & U(7))) & U(1) == U(0)
-        return o.masked == U(1) and v == o.zero
 
     @inlined
     def term(o, head, lane, row, q):
@@ -154,7 +154,7 @@ def of_chunks(head_of: Any, column_of: Any, *, holes: bool = False, jagged: bool
             return o.zero
         v = type(o.zero)(o.a[head[0] + lane])
         product = v * type(o.zero)(o.b[c * o.p + q])  # before the test: no branch that holes make hard to predict
-        return o.zero if is_hole(o, head[0] + lane, v) else product
+        return o.zero if holes and is_hole(o, head[0] + lane, v) else product
 
     @compiled
     def add_chunks(o, heads, count, first, lane, rows, q):
@@ -217,7 +217,7 @@ def of_chunks(head_of: Any, column_of: Any, *, holes: bool = False, jagged: bool
                     c = column_of(o, head, lane, row)
                     if c < o.n_cols:
                         v = type(o.zero)(o.a[head[0] + lane])
-                        if not is_hole(o, head[0] + lane, v):
+                        if not (holes and is_hole(o, head[0] + lane, v)):
                             scatter(o, c, v, row)
 
     @compiled

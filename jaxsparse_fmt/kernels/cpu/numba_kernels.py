@@ -29,7 +29,7 @@ import numba
 import numpy as np
 
 U = np.uint64
-BLOCK = 128  # lanes whose sums stay in the L1 cache while the kernel adds their columns
+BLOCK = 512  # lanes whose sums stay in the L1 cache while the kernel adds their columns, each a run of memory
 DIAGONAL_ROWS = 1024  # the same for diagonals
 
 # Without reference counts of arrays, since no kernel makes one, and without what Python would call: each such wrapper

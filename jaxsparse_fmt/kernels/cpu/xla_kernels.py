@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxsparse_fmt.kernels.cpu import chunk_kernels, numba_kernels, spgemm_kernels
 from jaxsparse_fmt.kernels.cpu.abi import FACES_OF_ROWS, SIZES
+from jaxsparse_fmt.kernels.cpu.block_kernels import of_blocks
 from jaxsparse_fmt.kernels.cpu.numba_kernels import Operands, U
 from jaxsparse_fmt.kernels.cpu.tile_kernels import of_tiles
 
@@ -24,6 +25,8 @@ def kernel(kind: str, a: np.dtype, b: np.dtype, out: np.dtype, ptr: np.dtype) ->
         return spgemm_kernels.of_pairs(face, zero, SIZES), _signature(of)
     if storage.endswith("tiles"):
         run = of_tiles(face, storage == "narrow-tiles")
+    elif storage.endswith("-blocks"):
+        run = of_blocks(int(storage[0]))
     elif storage == "diagonals":
         run = numba_kernels.product_diagonals
     else:

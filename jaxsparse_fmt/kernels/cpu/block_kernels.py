@@ -1,0 +1,90 @@
+"""The product of BSR with one right-hand side, in Numba: whole blocks of one size, which is known when it is compiled.
+
+A block loads its columns of x once, and its rows are added side by side. Blocks with a column of x that is not finite,
+or beyond the matrix, are added place by place, since a hole does not read x; in the others a hole adds 0·x = 0. Storage
+is that of `chunk_kernels.py`; a row adds its entries in a block from left to right, then the blocks in order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jaxsparse_fmt.kernels.cpu.chunk_kernels import is_hole, lanes_before
+from jaxsparse_fmt.kernels.cpu.numba_kernels import U, compiled, inlined
+
+
+def _tuple_of(n: int, item: Any) -> Any:
+    """The function that gives (item(0, ...), ..., item(n - 1, ...)), which LLVM keeps in registers."""
+    if n == 1:
+        return inlined(lambda *a: (item(U(0), *a),))
+    before, last = _tuple_of(n - 1, item), U(n - 1)
+    return inlined(lambda *a: (*before(*a), item(last, *a)))
+
+
+def of_blocks(size: int) -> Any:
+    """The product of the rows of a piece, in blocks of size × size."""
+
+    load = _tuple_of(size, inlined(lambda j, o, column: type(o.zero)(o.b[column + j])))
+
+    @inlined
+    def row_total(i, o, at, xs):
+        total, place = type(o.zero)(o.a[at + i]) * xs[0], at + i
+        for x in xs[1:]:
+            place += o.lanes
+            total += type(o.zero)(o.a[place]) * x
+        return total
+
+    totals = _tuple_of(size, row_total)
+
+    @compiled
+    def add_place_by_place(o, at, column, row, rows):
+        for i in range(rows):
+            total, place = o.zero, at + i
+            for j in range(U(size)):
+                if column + j < o.n_cols:
+                    v = type(o.zero)(o.a[place])
+                    total += o.zero if is_hole(o, place, v) else v * type(o.zero)(o.b[column + j])
+                place += o.lanes
+            o.out[row + i] += total
+
+    @compiled
+    def add_column(o, block, at, row, rows):
+        """Adds a block to each block row of `rows` rows: the first has the index `block` and the place `at`."""
+        whole = rows // U(size)
+        for b in range(whole + U(rows > whole * U(size))):
+            column = U(np.uint32(o.columns[block + b])) * U(size)
+            if b < whole and column + U(size) <= o.n_cols:
+                xs = load(o, column)
+                total = xs[0]
+                for x in xs[1:]:
+                    total += x
+                if o.masked == U(0) or total * o.zero == o.zero:  # else some x may be infinite, or not a number
+                    sums = totals(o, at, xs)
+                    for i in range(size):
+                        o.out[row + U(i)] += sums[i]
+                    at += U(size)
+                    row += U(size)
+                    continue
+            if column < o.n_cols:
+                add_place_by_place(o, at, column, row, min(U(size), rows - b * U(size)))
+            at += U(size)
+            row += U(size)
+
+    @compiled
+    def product(o, piece, pieces):
+        n, lanes, wide = U(size), np.int64(o.lanes), o.lanes * U(size)
+        begin = lanes_before(o, lanes, piece, pieces, 16 * size)
+        end = lanes_before(o, lanes, piece + 1, pieces, 16 * size)
+        for s in range(begin[0], end[0] + (end[1] > 0)):
+            first, last = begin[1] if s == begin[0] else 0, end[1] if s == end[0] else lanes
+            last = min(last, np.int64(o.n_rows) - s * lanes)
+            row, rows = U(s * lanes + first), U(max(last - first, 0))
+            for r in range(row, row + rows):
+                o.out[r] = o.zero
+            for k in range((U(o.ptr[s + 1]) - U(o.ptr[s])) // wide):
+                at = U(o.ptr[s]) + k * wide
+                add_column(o, (at // n + U(first)) // n, at + U(first), row, rows)
+
+    return product
