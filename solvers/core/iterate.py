@@ -186,9 +186,10 @@ def run(method: Method, options: Options, system: System, leave: Map) -> tuple[A
             loop = checked(loop, 2 * norm(r - loop.work.r) <= now)
         code = verdict(rule._replace(level=level) if method.estimates else rule, now, outer.norm, loop)
         code = jnp.where(outer.code == RUNNING, code, outer.code)
-        kept = loop.work.p if keeps else None
-        if keeps and not method.pipelined:  # after a step or two it is not worth keeping, unless a restart judges it
-            kept = jnp.where((code == RUNNING) & (loop.k - outer.k <= 2), 0, kept)
+        kept = None
+        if keeps:  # the direction after a step or two is not worth keeping, unless the next start must judge it
+            few = (code == RUNNING) & (loop.k - outer.k <= 2)
+            kept = loop.work.p if method.pipelined else jnp.where(few, 0, loop.work.p)
         norms = record(loop.norms, loop.k, now) if method.pipelined else loop.norms
         return Outer(x, r, now, loop.k, code, norms, kept)
 
