@@ -187,9 +187,9 @@ def run(method: Method, options: Options, system: System, leave: Map) -> tuple[A
         code = verdict(rule._replace(level=level) if method.estimates else rule, now, outer.norm, loop)
         code = jnp.where(outer.code == RUNNING, code, outer.code)
         kept = None
-        if keeps:  # the direction after a step or two is not worth keeping
+        if keeps:  # the direction after a step or two is not worth keeping, unless the next start must judge it
             few = (code == RUNNING) & (loop.k - outer.k <= 2)
-            kept = jnp.where(few, 0, loop.work.p)
+            kept = loop.work.p if method.pipelined else jnp.where(few, 0, loop.work.p)
         norms = record(loop.norms, loop.k, now) if method.pipelined else loop.norms
         return Outer(x, r, now, loop.k, code, norms, kept)
 

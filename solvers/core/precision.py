@@ -76,7 +76,7 @@ def inner_dtype(values: Any, wide: Any) -> Any:
 
 
 def given(A: Any, inner: Any, n: int) -> Any:
-    """The inner matrix that the user gave, if any. TypeError: none, and A is a function, without narrower values."""
+    """The inner matrix of the user, if any. TypeError: there is none, and A is a function, without values."""
     if inner is not None:
         return arguments.linear_map(inner, n, "inner")
     if arguments.is_function(A) or not hasattr(A, "astype"):

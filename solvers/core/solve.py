@@ -95,7 +95,7 @@ def solve(
     dtype = arguments.result_dtype(own, b, "A")
     # In 32 bits at least: the square of b's norm may exceed 16.
     dtype = arguments.promoted(dtype, b.dtype, *(() if x0 is None else (x0.dtype,)), np.dtype(np.float32))
-    b, x0 = arguments.cast(b, dtype), None if x0 is None else arguments.cast(x0, dtype)
+    b, x0, direction = (None if a is None else arguments.cast(a, dtype) for a in (b, x0, direction))
     if narrow is not None:
         options = options._replace(values=narrow.dtype, dtype=precision.inner_dtype(narrow.dtype, dtype))
     own, inner, M = map(arguments.over_columns, (own, inner, arguments.preconditioner(M, b)))

@@ -138,6 +138,13 @@ def test_a_preconditioner_cuts_iterations():
     assert by_function.iterations == jacobi.iterations
 
 
+@pytest.mark.parametrize("form", [False, True, "pipelined"])
+def test_no_form_steps_along_a_negative_curvature_that_is_found_after_two_steps(form):
+    S = sp.csr_array(jsf.gallery.poisson(14, dim=2) - 2 * sp.eye_array(196))
+    sol = cg(jsf.from_scipy(S, "csr"), np.sin(np.arange(196) ** 1.3), one_reduction=form)
+    assert sol.status is Status.NOT_POSITIVE_DEFINITE and sol.iterations == 2
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_pipelined_replaces_what_rounding_has_changed(dtype):
     """Without replacement A² takes 1.6 times the steps in float64, and is NOT_POSITIVE_DEFINITE in float32."""

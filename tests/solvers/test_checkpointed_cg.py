@@ -7,6 +7,7 @@ import re
 import jax
 import numpy as np
 import pytest
+import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from solvers import Status, cg, checkpointed_cg, precond
@@ -54,6 +55,46 @@ def test_a_state_of_other_devices_is_refused(tmp_path):
     checkpointed_cg(MATRICES["eight devices"], B, tmp_path, every=5, maxiter=5)
     with pytest.raises(ValueError, match="other devices or dtypes; start the solve as before"):
         checkpointed_cg(A, jax.device_put(B), tmp_path)
+
+
+@pytest.mark.parametrize("at", [b"version.npy", b"PK\x01\x02", b"PK\x05\x06"], ids=["name", "directory", "end"])
+def test_no_damage_to_a_state_raises_anything_but_that_it_is_damaged(at, tmp_path):
+    checkpointed_cg(A, B, tmp_path, every=5, maxiter=5)
+    (path,) = tmp_path.iterdir()
+    content = path.read_bytes()
+    place = content.rfind(at)
+    for offset in range(6, 20):
+        path.write_bytes(
+            content[: place + offset] + bytes([content[place + offset] ^ 0x81]) + content[place + offset + 1 :]
+        )
+        try:
+            checkpointed_cg(A, B, tmp_path, every=5, maxiter=5)  # no check covers the date of a file
+        except ValueError as error:
+            assert "is damaged" in str(error) or "other devices or dtypes" in str(error)
+
+
+@pytest.mark.parametrize("b", [B.astype(np.float32), np.arange(256), B + 1j], ids=["narrow", "integers", "complex"])
+def test_b_may_have_another_dtype_than_the_matrix(b, tmp_path):
+    first = checkpointed_cg(A, b, tmp_path, every=20, maxiter=20)
+    again = checkpointed_cg(A, b, tmp_path, every=20)
+    assert first.iterations == 20 and again.success and again.x.dtype == cg(A, b).x.dtype
+
+
+def test_a_matrix_of_complex_numbers_may_have_a_real_b(tmp_path):
+    hermitian = jsf.from_scipy(S + sp.diags_array([0.3j, -0.3j], offsets=[1, -1], shape=S.shape).tocsr() + S, "csr")
+    assert checkpointed_cg(hermitian, B, tmp_path, every=20).success
+
+
+def test_the_state_of_another_system_is_refused_at_any_scale(tmp_path):
+    checkpointed_cg(A, 1e200 * B, tmp_path, every=5, maxiter=10)
+    with pytest.raises(ValueError, match="is the state of another system"):
+        checkpointed_cg(A, 1e200 * (B + 1), tmp_path, every=5)
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.grad, lambda f: lambda b: jax.vmap(f)(b[None])])
+def test_jit_grad_and_vmap_are_refused(transform, tmp_path):
+    with pytest.raises(TypeError, match="works outside jit, vmap and grad only"):
+        transform(lambda b: checkpointed_cg(A, b, tmp_path).x.sum())(jax.numpy.asarray(B))
 
 
 def test_several_columns_are_refused(tmp_path):
