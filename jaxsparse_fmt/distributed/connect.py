@@ -136,7 +136,7 @@ def _connected(store: Any, host: str, process: int, processes: int, timeout: int
 
 
 def _watched(peer: socket.socket, timeout: int) -> socket.socket:
-    """A connection that fails about `timeout` seconds after its other end has stopped to answer."""
+    """A connection that fails about `timeout` seconds after its other end has stopped answering."""
     peer.settimeout(None)
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     options = {"TCP_KEEPIDLE": max(timeout // 2, 1), "TCP_KEEPINTVL": max(timeout // 6, 1), "TCP_KEEPCNT": 3}
