@@ -6,7 +6,7 @@ On every host, with the address of the first one and a free port of its:
     python examples/multi_host.py --coordinator 10.0.0.1:12345 --processes 2 --process 1     on the second
 
 Slurm and Open MPI give all three: `srun python examples/multi_host.py`. To try it on one machine, start both in two
-shells with 127.0.0.1 for the address. Without options or launcher one process runs alone.
+shells with 127.0.0.1 for the address. Without these options and without a launcher one process runs alone.
 With --saved each process reads its rows of a matrix that `jsf.save_rows` wrote, from a folder that all processes see.
 """
 

@@ -19,6 +19,7 @@ from jax import lax
 from jax.core import Tracer
 
 from jaxsparse_fmt._types import as_floating, concrete
+from jaxsparse_fmt.core.pattern import Absent
 from jaxsparse_fmt.core.scipy_names import ScipyNames
 from jaxsparse_fmt.distributed.halo_exchange import exchange
 from jaxsparse_fmt.distributed.local import Shards, on_each_device
@@ -101,7 +102,8 @@ class ShardedAlgebra(ScipyNames):
             )
         with concrete():
             block = self.shards.blocks[0]
-            found = int(_on_diagonal(block._with_values(jnp.zeros(block.values.shape, bool))))
+            absent: Any = Absent(block.values.shape[1:])  # values may be traced
+            found = int(_on_diagonal(block._with_values(absent)))
         if found != self.range.n:
             raise ValueError(
                 f"shift(s) of a sharded matrix needs all {self.range.n} entries of the diagonal, and the pattern has "

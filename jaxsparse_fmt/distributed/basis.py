@@ -284,7 +284,7 @@ def make(over: Distribution, perm: np.ndarray | None, plan: Halo | None = None, 
       plan: of `plan_of_order`.
       numbered: whether `unknowns` is called, for which a device holds their numbers.
     """
-    if perm is None or plan is None:
+    if perm is None or plan is None or not len(perm):
         return ShardedBasis(over=over)
     n, kind, own = len(perm), _kind(over), _own(over, perm)
 

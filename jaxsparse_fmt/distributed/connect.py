@@ -31,6 +31,7 @@ LAUNCHERS = (
     ("PMI_RANK", "PMI_SIZE"),
 )
 PATIENCE = 1  # second for which an error waits: if it is of a collective, the watch knows which process is gone
+INTRODUCTION = 5  # seconds for which process 0 waits until what has connected says who it is
 GOODBYE = "goodbye"
 
 
@@ -56,10 +57,11 @@ def connect_processes(
     Raises:
       ValueError: one of several processes without the address of process 0; numbers that do not fit.
     """
-    timeout, launcher = whole_number("timeout", timeout, 1), _launcher()
+    timeout = whole_number("timeout", timeout, 1)
     coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
-    if coordinator is not None and launcher is not None:
-        process, processes = (n if n is not None else k for n, k in zip((process, processes), launcher, strict=True))
+    number, of = (n if n is not None else k for n, k in zip((process, processes), _launcher(), strict=True))
+    if coordinator is not None:
+        process, processes = number, of
     peers: dict[int, socket.socket] = {}
     atexit.register(lambda: _tell(peers, GOODBYE))  # before JAX registers its own: called after it
     name = "this process" if coordinator is None else f"process {process} of {processes}"
@@ -75,9 +77,9 @@ def connect_processes(
         except ValueError as error:
             if coordinator is not None or "coordinator_address" not in str(error):
                 raise
-            if launcher is not None and launcher[1] > 1:
+            if of is not None and of > 1:
                 raise ValueError(
-                    f"this is process {launcher[0]} of {launcher[1]}, and the address of process 0 is unknown; set "
+                    f"this is one of {of} processes, and the address of process 0 is unknown; set "
                     "JAX_COORDINATOR_ADDRESS to its host:port"
                 ) from None
             return
@@ -87,10 +89,19 @@ def connect_processes(
     sys.excepthook = _ending_all(peers, f"process {mine} of {count}", sys.excepthook)
 
 
-def _launcher() -> tuple[int, int] | None:
+def _launcher() -> list[int | None]:
     """The number of this process and of all, as its launcher has set them."""
-    found = next((names for names in LAUNCHERS if all(name in os.environ for name in names)), None)
-    return None if found is None else (int(os.environ[found[0]]), int(os.environ[found[1]]))
+
+    def number(name: str) -> int | None:
+        if name not in os.environ:
+            return None
+        try:
+            return int(os.environ[name])
+        except ValueError:
+            raise ValueError(f"{name} must be a whole number; got {os.environ[name]!r}") from None
+
+    found = next((names for names in LAUNCHERS if any(name in os.environ for name in names)), LAUNCHERS[0])
+    return [number(name) for name in found]
 
 
 @contextlib.contextmanager
@@ -118,13 +129,14 @@ def _connected(store: Any, host: str, process: int, processes: int, timeout: int
         store.key_value_set("jaxsparse_fmt/watch", str(server.getsockname()[1]))
         while len(peers) < processes - 1:
             peer, _ = server.accept()
+            peer.settimeout(INTRODUCTION)
             if (number := _heard(peer)).isdigit() and 0 < int(number) < processes:  # else a stranger
                 peers[int(number)] = _watched(peer, timeout)
     return peers
 
 
 def _watched(peer: socket.socket, timeout: int) -> socket.socket:
-    """A connection that fails about `timeout` seconds after its other end has stopped to answer."""
+    """A connection that fails about `timeout` seconds after its other end has stopped answering."""
     peer.settimeout(None)
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     options = {"TCP_KEEPIDLE": max(timeout // 2, 1), "TCP_KEEPINTVL": max(timeout // 6, 1), "TCP_KEEPCNT": 3}

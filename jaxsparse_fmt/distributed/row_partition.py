@@ -115,7 +115,8 @@ def _by_parts(by: Any, n: int, parts: int) -> Partition:
     part = np.asarray(by)
     if part.dtype.kind not in "iu":
         raise TypeError(
-            f"by must be one of the words {', '.join(CUTS)}, or integers, the part of each unknown; got {by!r}"
+            f"by must be one of the words {', '.join(CUTS)}, or integers, the part of each unknown; got "
+            f"{type(by).__name__} of {part.dtype}"
         )
     if part.shape != (n,) or (n and not 0 <= part.min() <= part.max() < parts):
         low, high = (part.min(), part.max()) if part.size else (0, 0)
@@ -142,6 +143,8 @@ def boxes(shape: Sequence[int], parts: int | Sequence[int]) -> np.ndarray:
       ValueError: an extent or a number of parts below 1, or not one for each axis.
     """
     extents = [whole_number("an extent of the grid", n, 1) for n in shape]
+    if not extents:
+        raise ValueError("the grid has no axis; shape is the number of points along each, as in (100, 100)")
     if isinstance(parts, Sequence):
         along = [whole_number("the parts along an axis", p, 1) for p in parts]
         if len(along) != len(extents):

@@ -268,7 +268,10 @@ def spectrum(A: Matrix, inverse_diagonal: np.ndarray, kind: str) -> tuple[float,
 
     The bound is the smaller of ‖D⁻¹A‖∞, which is a sure bound, and 1.1 times the largest Ritz value of 10 Lanczos steps
     on the Hermitian part of |D|^½·D⁻¹A·|D|^-½, which is close (Adams et al. 2003 scale such an estimate by 1.1 too).
+    Where the inverse diagonal is zero, as where A annihilates B, the bound is 1.
     """
+    if not np.any(inverse_diagonal):
+        return 1.0, 0.0
     size = np.sqrt(np.abs(inverse_diagonal))  # |D|^-½
     left = np.divide(inverse_diagonal, size, out=np.zeros_like(inverse_diagonal), where=size != 0)
     bound = float(np.max(np.abs(inverse_diagonal) * aggregation.sums(A)))

@@ -148,11 +148,12 @@ def _largest_eigenvalue(A: Any, inverse_diagonal: Array, bound: Array) -> Array:
         return (ratio(w, after), v, after), (alpha, after)
 
     v = probe(jnp.zeros(A.shape[0], A.dtype)) * (size != 0)
-    v = v / norm(v)
+    v = ratio(v, norm(v))
     steps = min(_hierarchy.LANCZOS_STEPS, A.shape[0])
     _, (alpha, beta) = lax.scan(step, (v, jnp.zeros_like(v), jnp.zeros_like(norm(v))), length=steps)
     alpha = jnp.where(
         jnp.append(True, beta[:-1] != 0), alpha, alpha[0]
     )  # after an invariant subspace: a Ritz value too
     largest = jnp.linalg.eigvalsh(jnp.diag(alpha) + jnp.diag(beta[:-1], 1) + jnp.diag(beta[:-1], -1))[-1]
-    return jnp.where(largest > 0, jnp.minimum(_hierarchy.SAFETY * largest, bound), bound)
+    close = jnp.where(largest > 0, jnp.minimum(_hierarchy.SAFETY * largest, bound), bound)
+    return jnp.where(bound > 0, close, 1)

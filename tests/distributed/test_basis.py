@@ -93,3 +93,9 @@ def test_odd_numbers_of_devices_give_what_one_gives(devices, format):
     for y, wanted in zip(product(A.with_data(data), x), (T @ x, T.T @ x), strict=True):
         np.testing.assert_allclose(y, wanted, atol=1e-12)
     np.testing.assert_array_equal(A.to_scipy().toarray(), S.toarray())
+
+
+def test_a_matrix_without_entries_keeps_a_given_order():
+    A = jsf.shard(sp.csr_array((16, 16)), MESH, format="csr", by=np.arange(16) % 8)
+    y, _ = product(A.with_data(jnp.zeros(0)), np.ones(16))
+    assert A.data.shape == (0,) and not y.any()

@@ -104,10 +104,14 @@ def test_a_process_that_waits_in_vain_ends_within_its_time():
 
 @pytest.mark.deep
 def test_a_process_without_a_launcher_stays_alone_and_one_of_several_needs_an_address():
-    alone = "import jax, jaxsparse_fmt as jsf; jsf.connect_processes(); print(jax.process_count())"
+    alone = "import jax, jaxsparse_fmt as jsf; jsf.connect_processes({}); print(jax.process_count())"
     clean = {k: v for k, v in os.environ.items() if k != "JAX_COORDINATOR_ADDRESS"} | {"PYTHONPATH": str(ROOT)}
-    run = lambda **more: subprocess.run(  # noqa: E731
-        [sys.executable, "-c", alone], env=clean | more, capture_output=True, text=True, timeout=120
+    run = lambda given="", **more: subprocess.run(  # noqa: E731
+        [sys.executable, "-c", alone.format(given)], env=clean | more, capture_output=True, text=True, timeout=120
     )
     assert run().stdout.strip() == "1"
-    assert "this is process 1 of 2, and the address of process 0 is unknown" in run(PMI_RANK="1", PMI_SIZE="2").stderr
+    needed = "this is one of 2 processes, and the address of process 0 is unknown"
+    assert needed in run(PMI_RANK="1", PMI_SIZE="2").stderr
+    assert needed in run(JAX_NUM_PROCESSES="2").stderr
+    assert needed in run("None, 2, 0").stderr
+    assert "JAX_PROCESS_ID must be a whole number; got 'one'" in run(JAX_PROCESS_ID="one").stderr

@@ -93,6 +93,8 @@ def test_boxes_that_do_not_fit_the_grid_are_refused():
         jsf.boxes((4, 4, 4), (2, 2))
     with pytest.raises(ValueError, match="an extent of the grid must be at least 1; got 0"):
         jsf.boxes((4, 0), 2)
+    with pytest.raises(ValueError, match="the grid has no axis"):
+        jsf.boxes((), 1)
 
 
 def test_metis_that_is_not_there_is_told_with_the_cure(monkeypatch):
@@ -115,3 +117,8 @@ def test_metis_that_is_not_there_is_told_with_the_cure(monkeypatch):
 def test_options_that_make_no_sense_are_refused(options, words):
     with pytest.raises(ValueError, match=words):
         row_partition.partition(irregular(90, 40), 4, **options)
+
+
+def test_parts_that_are_no_integers_are_refused_without_a_list_of_them():
+    with pytest.raises(TypeError, match=r"the part of each unknown; got list of float64$"):
+        row_partition.partition(irregular(90, 90), 4, by=[0.0] * 90)

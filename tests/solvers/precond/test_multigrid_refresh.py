@@ -11,7 +11,7 @@ import scipy.sparse as sp
 import jaxsparse_fmt as jsf
 from solvers import Adjoint, cg
 from solvers.precond.multigrid import multigrid
-from tests.solvers.precond.test_multigrid import CUBE, grid, neumann, random_vector
+from tests.solvers.precond.test_multigrid import CUBE, grid, neumann, random_vector, scipy_iterations
 
 refresh = jax.jit(lambda M, A, data: M.refreshed(A.with_data(data)))
 
@@ -60,6 +60,17 @@ def test_a_singular_matrix_is_refreshed_with_a_generalized_inverse():
     M = multigrid(A, max_coarse=30, refreshable=True)
     r = random_vector(216)
     np.testing.assert_allclose(refresh(M, A, 2 * A.data) @ r, np.asarray(M @ r) / 2, rtol=1e-6, atol=1e-8)
+
+
+def test_a_level_that_is_zero_is_set_up_and_refreshed():
+    """Each part keeps its constant, which A maps to zero, so the last level but one has no diagonal to divide by."""
+    S = sp.csr_array(sp.block_diag([neumann(4)] * 3))
+    A, r = jsf.from_scipy(S, "csr"), random_vector(192)
+    M = multigrid(A, max_coarse=2, refreshable=True)
+    assert M.sizes[-2:] == [(3, 3), (1, 1)]
+    np.testing.assert_allclose(refresh(M, A, 2 * A.data) @ r, np.asarray(M @ r) / 2, rtol=1e-6, atol=1e-8)
+    assert scipy_iterations(S, S @ r, M, 1e-8) < 15
+    assert np.all(np.isfinite(multigrid(CUBE, np.zeros(216), max_coarse=30) @ random_vector(216)))
 
 
 def test_the_derivative_by_the_values_is_that_of_differences():

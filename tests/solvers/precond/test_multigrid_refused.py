@@ -5,13 +5,14 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pyamg
 import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from solvers.precond.multigrid import multigrid
 from tests.solvers.precond.test_multigrid import CUBE, FLOW
+
+pyamg = pytest.importorskip("pyamg")
 
 
 def with_entry(value: float) -> sp.csr_array:
