@@ -200,11 +200,13 @@ def assemble(folder: Path) -> None:
         page = page_of(path)
         assert page is not None
         text = re.sub(r"<!-- generated: (.*?) -->", lambda m: generated(m[1]), (ROOT / path).read_text("utf-8"))
-        text = text if text.startswith("#") else f"# {Path(path).stem}\n\n{text}"
+        text = text if text.startswith("#") else f"# {Path(path).stem.replace('_', ' ')}\n\n{text}"
         pages[page] = text if path == "docs/results.md" else linked(text, path, page, copied)
     for path in results():
         if path.suffix == ".txt":
-            pages[f"results/{path.stem}.md"] = f"# {path.stem}\n\n```text\n{path.read_text('utf-8')}\n```\n"
+            pages[f"results/{path.stem}.md"] = (
+                f"# {path.stem.replace('_', ' ')}\n\n```text\n{path.read_text('utf-8')}\n```\n"
+            )
     examples = sorted((ROOT / "examples").glob("*.py"))
     for path in examples:
         pages[f"examples/{path.stem}.md"] = f"# {path.name}\n\n```python\n{path.read_text('utf-8')}\n```\n"

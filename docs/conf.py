@@ -9,7 +9,10 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_heading_anchors = 3
 html_theme, html_title, html_show_sourcelink, html_copy_source = "furo", f"jaxsparse {__version__}", False, False
 default_role = "code"  # docstrings write `x` as Markdown does
+highlight_language = "none"  # for blocks that name none: text, shell
 autodoc_typehints = "none"
+add_module_names = False  # a heading has the module
+napoleon_use_rtype = napoleon_attr_annotations = False  # docstrings tell shapes and types in words
 autodoc_member_order = "bysource"
 toc_object_entries_show_parents = "hide"
 exclude_patterns = ["files"]
@@ -20,8 +23,9 @@ html_static_path = ["static"]
 def as_rest(app, what, name, obj, options, lines: list[str]) -> None:
     """Docstrings are plain text: signs of reStructuredText lose their meaning, and indented paragraphs are code."""
     code, before = False, ""
-    found: list[str] = []
+    found = [""] * (what == "property")  # napoleon takes what stands before a colon in the first line for a type
     for line in lines:
+        line = re.sub(r"^( +)The (others|rest):? as", r"\1others: as", line)  # arguments, as one
         indented = line.startswith("    ")
         if indented and not code and not before and found and not re.fullmatch(r"[A-Z]\w*:", _last(found)):
             found += ["::", ""]
