@@ -128,25 +128,24 @@ def _by_parts(by: Any, n: int, parts: int) -> Partition:
     return Partition(starts.astype(np.int64), np.argsort(part, kind="stable"))
 
 
-def boxes(shape: Sequence[int], parts: int | Sequence[int]) -> np.ndarray:
+def boxes(shape: int | Sequence[int], parts: int | Sequence[int]) -> np.ndarray:
     """The part [points] of each point of a grid that is cut into boxes, for `by=` of `shard`.
 
-    Boxes have a smaller halo than the strips that `shard` cuts otherwise.
-
-    The points count along the last axis first, as in `gallery.poisson(shape)`.
+    Boxes have a smaller halo than the strips that `shard` cuts otherwise. The points count along the last axis first,
+    as in `gallery.poisson(shape)`.
 
     Args:
-      shape: points along each axis.
+      shape: points along each axis; a number for one axis.
       parts: how many boxes, cut where the fewest neighbours part; or how many along each axis.
 
     Raises:
       ValueError: an extent or a number of parts below 1, or not one for each axis.
     """
-    extents = [whole_number("an extent of the grid", n, 1) for n in shape]
+    extents = [whole_number("an extent of the grid", n, 1) for n in np.atleast_1d(shape)]
     if not extents:
         raise ValueError("the grid has no axis; shape is the number of points along each, as in (100, 100)")
-    if isinstance(parts, Sequence):
-        along = [whole_number("the parts along an axis", p, 1) for p in parts]
+    if np.ndim(parts):
+        along = [whole_number("the parts along an axis", p, 1) for p in np.atleast_1d(parts)]
         if len(along) != len(extents):
             raise ValueError(f"parts must be one number, or one for each of {len(extents)} axes; got {parts!r}")
     else:

@@ -88,6 +88,10 @@ def test_boxes_of_a_grid_have_a_smaller_halo_than_strips():
     assert halo(jsf.boxes((24, 24), 8)) == 6 + 12 + 12 and halo("rows") == 48  # 2 × 4 boxes of 12 × 6 points
 
 
+def test_a_grid_of_one_axis_may_be_a_number_and_parts_an_array():
+    assert jsf.boxes(5, 2).tolist() == jsf.boxes((5,), np.array([2])).tolist() == [0, 0, 1, 1, 1]
+
+
 def test_boxes_that_do_not_fit_the_grid_are_refused():
     with pytest.raises(ValueError, match=r"parts must be one number, or one for each of 3 axes; got \(2, 2\)"):
         jsf.boxes((4, 4, 4), (2, 2))
