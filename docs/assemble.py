@@ -104,9 +104,10 @@ def of_formats() -> Iterator[str]:
     yield from ["### The matrix", "", *picture("matrix", "the small matrix")]
     for name, cls in jsf.FORMATS.items():
         doc = inspect.getdoc(sys.modules[cls.__module__]) or ""
-        size = next((part for part in doc.split("\n\n") if part.startswith("Bytes")), "")
+        head, *parts = (part.replace("\n", " ") for part in doc.split("\n\n"))
+        size = next((part for part in parts if part.startswith("Bytes")), "")
         taken = '"auto" may take it.' if "footprints" in vars(cls) else "Taken only by name."
-        yield from [f"### {name}", "", f"{doc.splitlines()[0]} {taken}", "", size.replace("\n", " "), ""]
+        yield from [f"### {name}", "", f"{head} {taken}", "", size, ""]
         yield from picture(f"layout_{name}", f"the small matrix in {name}")
 
 

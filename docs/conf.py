@@ -1,8 +1,10 @@
 """Sphinx's settings for the site; `assemble.py` writes its sources."""
 
+import inspect
 import re
+import sys
 
-from jaxsparse_fmt import __version__
+from jaxsparse_fmt import FORMATS, __version__
 
 project, release, copyright = "jaxsparse", __version__, "the jaxsparse developers"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
@@ -37,6 +39,17 @@ def as_rest(app, what, name, obj, options, lines: list[str]) -> None:
     lines[:] = found
 
 
+def without_fields(app, what, name, obj, options, signature, returned):
+    """A format is made by its name, so the page leaves out the fields that its class takes."""
+    return ("", None) if what == "class" and obj in FORMATS.values() else None
+
+
+def from_module(app, what, name, obj, options, lines: list[str]) -> None:
+    """The head of its module describes a format."""
+    if what == "class" and obj in FORMATS.values():
+        lines[:] = (inspect.getdoc(sys.modules[obj.__module__]) or "").split("\n\n")[0].splitlines()
+
+
 def _last(lines: list[str]) -> str:
     return next((line for line in reversed(lines) if line), "")
 
@@ -47,4 +60,6 @@ def _escaped(line: str) -> str:
 
 
 def setup(app) -> None:
+    app.connect("autodoc-process-signature", without_fields)
+    app.connect("autodoc-process-docstring", from_module, priority=50)
     app.connect("autodoc-process-docstring", as_rest, priority=100)  # before napoleon
