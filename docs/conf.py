@@ -25,7 +25,7 @@ html_static_path = ["static"]
 def as_rest(app, what, name, obj, options, lines: list[str]) -> None:
     """Docstrings are plain text: signs of reStructuredText lose their meaning, and indented paragraphs are code."""
     code, before = False, ""
-    found = [""] * (what == "property")  # napoleon takes what stands before a colon in the first line for a type
+    found = ["\\"] * (what == "property")  # an empty line: napoleon takes what precedes a colon in the first for a type
     for line in lines:
         line = re.sub(r"^( +)The (others|rest):? as", r"\1others: as", line)  # arguments, as one
         indented = line.startswith("    ")
