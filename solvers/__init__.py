@@ -1,8 +1,8 @@
 """Krylov solvers for JAX, for use inside jit, vmap and grad; each result has a status based on the true residual.
 
-from solvers import cg
-sol = cg(A, b, rtol=1e-8)
-sol.x, sol.status, sol.iterations, sol.residual_norm
+    from solvers import cg
+    sol = cg(A, b, rtol=1e-8)
+    sol.x, sol.status, sol.iterations, sol.residual_norm
 """
 
 from jaxsparse_fmt._types import exportable
