@@ -2,14 +2,14 @@
 
     $XDG_CACHE_HOME/jaxsparse/xla/NAME-HASH-cache      ~/.cache where that is not set
 
-JAX's keys have the program, the versions, the flags, the device and the instructions of the CPU, so machines of
+JAX's keys contain the program, the versions, the flags, the device and the instructions of the CPU, so machines of
 several kinds may share a folder.
 
 JAX can bound the size by itself, but needs the package filelock for it. Under a lock that other processes wait for, it
 then reads a small file of every stored program whenever it stores one, so that thousands of programs cost more than
 compiling. In JAX 0.10 it stores nothing more once a process has ended between two writes. So `cache` bounds the size,
-once a call and without a lock: where two processes do so at once, each passes over what the other has deleted. Where a
-program is deleted, or still being written, while another process reads it, JAX warns and that process compiles it.
+once a call and without a lock: where two processes do so at once, each skips what the other has deleted. If a program
+is deleted, or still being written, while another process reads it, JAX warns and that process compiles it.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def cache(folder: str | os.PathLike[str] | None = None, *, max_bytes: float | No
         import jaxsparse_fmt as jsf
         jsf.cache()  # once, at the start of a program
 
-    This switches on JAX's persistent compilation cache for all programs that the process compiles from now on, also for
-    those that are not of this library and for those that compile in less than a second. What has been compiled before
-    the call is not stored. The call itself lists the folder. Afterwards each program costs one file: to write where it
-    is new, to read where it is not. Tracing and lowering are not saved, and JAX 0.10 does not store programs that call
+    This switches on JAX's persistent compilation cache for all programs that the process compiles from now on, even
+    those of other libraries and those that compile in less than a second. Programs compiled before the call are not
+    stored. The call itself lists the folder. Afterwards each program costs one file, which is written if the program is
+    new, and read if it is not. Tracing and lowering are not saved, and JAX 0.10 does not store programs that call
     Python, as a solve with `callback` or `progress` does. `JAX_ENABLE_COMPILATION_CACHE=false` in the environment
-    switches everything off.
+    switches the cache off.
 
     JAX runs what it finds in the folder, so only people whom you trust should be able to write to it.
 
@@ -51,15 +51,15 @@ def cache(folder: str | os.PathLike[str] | None = None, *, max_bytes: float | No
         `JAX_COMPILATION_CACHE_DIR`) names, and where it names none, `$XDG_CACHE_HOME/jaxsparse/xla` or
         `~/.cache/jaxsparse/xla`.
       max_bytes: the call deletes programs, the least recently used first, until the rest takes no more; the file
-        system may note a use only once a day. Programs that the process then compiles come on top. None, or a folder
-        that JAX's configuration names: it deletes nothing.
+        system may note a use only once a day. Programs that the process then compiles come on top. With None, or in
+        a folder that JAX's configuration names, it deletes nothing.
 
     Returns:
       The folder. None where nothing is kept: JAX's cache is switched off, or, with a warning, the folder cannot be
       written.
 
     Raises:
-      TypeError: `folder` is no path, or `max_bytes` no number.
+      TypeError: `folder` is not a path, or `max_bytes` not a number.
       ValueError: `folder` is empty or an address elsewhere, or `max_bytes` is negative or NaN.
     """
     check_max_bytes(max_bytes)
@@ -105,7 +105,7 @@ def _local(folder: str | os.PathLike[str]) -> Path:
 
 
 def _refused(path: Path | None) -> str:
-    """Why nothing can be written to the folder, which is made where it is missing; empty where something can."""
+    """Why the folder, which is made if it is missing, cannot be written; empty if it can."""
     if path is None:
         return "there is no home folder"
     try:
@@ -119,7 +119,7 @@ def _refused(path: Path | None) -> str:
 def _shrink(path: Path, max_bytes: float) -> None:
     """Deletes the programs that were used longest ago, until the rest takes no more than `max_bytes`.
 
-    An empty file is of a process that ended while it wrote; JAX would neither read nor replace it.
+    It also deletes empty files, left by processes that ended while writing: JAX would neither read nor replace them.
     """
     found = []
     with contextlib.suppress(OSError), os.scandir(path) as files:

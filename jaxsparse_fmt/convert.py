@@ -45,31 +45,31 @@ def from_scipy(
     Duplicates are summed; an explicit zero stays an entry. `S` is not changed.
 
     Args:
-      S: scipy.sparse matrix or array of any format and numeric dtype, or a matrix of ours. Integers become floats.
+      S: scipy.sparse matrix or array of any format and numeric dtype, or one of this library. Integers become floats.
       format: a name in `FORMATS`; "auto" for the first of `choose.rank` that fits the free memory; or "tune" for the
         fastest of its first few, measured here once for every pattern and remembered on disk (`tune.py`).
       dtype: of the stored values; None keeps S's (narrowed to 32 bits unless `jax_enable_x64` is on).
       backend: "auto", "triton", "mosaic", "numba", "xla" or "interpret"; see `use_backend`.
-      max_bytes: the largest padded storage to accept, bytes; None refuses a size out of proportion to the matrix. The
-        free memory is a limit in any case, and with infinity the only limit.
-      transpose: whether the matrix carries its transpose, so that `A.T @ y` is no scatter-add but a product, as fast as
-        one but for a gather of the values, and bit-reproducible on a GPU. It costs the index arrays of a second storage
-        and 4 bytes for each of its places, which must fit the memory too (`paired.py`). That is in the same format with
-        the same options ("bsr" turns its blocks); "auto" and "tune" choose for each of the two. Matrices in "csc",
-        "dia" and "sdia" need no second storage, and do not change.
-      reorder: another order of the unknowns to store a square matrix in: "rcm" for reverse Cuthill-McKee, which gathers
-        the entries around the diagonal, or a permutation [n] of your own, such as a nested dissection's, whose place
-        k takes unknown reorder[k]. Arguments and results stay in your order: a product gathers x and scatters y, and
-        solvers do that once a solve. "auto" and "tune" choose for the reordered matrix (`reordered.py`).
+      max_bytes: the largest padded storage to accept, in bytes; None refuses a size out of proportion to the matrix.
+        The free memory is always a limit, and with infinity the only one.
+      transpose: whether the matrix carries its transpose, so that `A.T @ y` is a product and not a scatter-add: as fast
+        as `A @ x` except for a gather of the values, and bit-reproducible on a GPU. It costs the index arrays of a
+        second storage and 4 bytes for each of its places, which must fit the memory too (`paired.py`). The second
+        storage has the same format and options ("bsr" turns its blocks); "auto" and "tune" choose for each of the two.
+        Matrices in "csc", "dia" and "sdia" need no second storage, and do not change.
+      reorder: another order of the unknowns in which to store a square matrix: "rcm" for reverse Cuthill-McKee, which
+        gathers the entries around the diagonal, or a permutation [n] of your own, such as a nested dissection's, whose
+        place k takes unknown reorder[k]. Arguments and results stay in your order: a product gathers x and scatters y,
+        and solvers do that once a solve. "auto" and "tune" choose for the reordered matrix (`reordered.py`).
       **layout: the format's options, for example slice_size and sigma of "hll".
 
     Raises:
-      TypeError: S is not a SciPy sparse matrix, its dtype is not numeric, `max_bytes` is no number, or `reorder` holds
-        no integers.
+      TypeError: S is not a SciPy sparse matrix, its dtype is not numeric, `max_bytes` is not a number, or `reorder`
+        does not hold integers.
       ValueError: an index out of range, a broken row pointer, an unknown format, backend or layout option, a dtype that
-        JAX cannot hold at present, an order that is no permutation or of a matrix that is not square, a format that
-        would take far more memory than the matrix, or with "auto" and "tune" a matrix that fits the memory in no
-        format; the message says what would.
+        JAX cannot hold at present, an order that is not a permutation, a reordered matrix that is not square, a
+        format that would take far more memory than the matrix, or with "auto" and "tune" a matrix that fits the memory
+        in no format; the message names a cure.
     """
     csr, target = checked(S, dtype, backend, max_bytes)
     store = functools.partial(_with_transpose if transpose else build, name=format, target=target, **layout)
@@ -131,7 +131,7 @@ def from_coo(
 ) -> SparseMatrix:
     """A matrix from coordinates; duplicates are summed.
 
-    Inside jit, `data` may be traced, as in `assembly`, which keeps what the indices decide.
+    Inside jit, `data` may be traced, as for `assembly`, which keeps what the indices decide.
 
     Args:
       row, col, data: [k] arrays of indices and values.
@@ -194,8 +194,8 @@ def from_dense(a: Any, format: str = "auto", dtype: Any = None, **options: Any) 
     """A matrix from the non-zeros of a dense two-dimensional array.
 
     Raises:
-      ValueError: not two-dimensional. TypeError: not numeric, or sparse; the message says what takes it. And as in
-        `from_scipy`.
+      ValueError: not two-dimensional. TypeError: not numeric, or sparse; the message names the function that takes it.
+        And as in `from_scipy`.
     """
     if scipy.sparse.issparse(a) or hasattr(a, "to_scipy") or of_jax_sparse(a):
         cure = "from_bcoo" if of_jax_sparse(a) else "from_scipy"
@@ -227,7 +227,7 @@ def _for_scipy(a: np.ndarray, dtype: Any, what: str) -> tuple[np.ndarray, Any]:
 def canonical(S: Any) -> Csr:
     """S as CSR with sorted rows, no duplicates and checked indices; shares the arrays of an S that is canonical.
 
-    Where there may be duplicates integers and booleans become float64, in which they are summed.
+    If there may be duplicates, integers and booleans become float64, in which duplicates are summed.
 
     Raises:
       ValueError: an index out of range or a broken row pointer.
@@ -251,7 +251,7 @@ def canonical(S: Any) -> Csr:
 
 
 def _check_compressed(S: Any) -> None:
-    """Checks a compressed matrix, since SciPy builds it from unread arrays, and bad ones cause access out of bounds."""
+    """Checks a compressed matrix, since SciPy does not check its arrays, and bad ones cause access out of bounds."""
     major, minor = S.shape if S.format != "csc" else S.shape[::-1]
     if S.format == "bsr":
         major, minor = major // S.blocksize[0], minor // S.blocksize[1]

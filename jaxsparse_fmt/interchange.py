@@ -1,4 +1,4 @@
-"""To and from the matrices of `jax.experimental.sparse`, outside jit and inside, and those of CuPy on the device."""
+"""Conversion to and from matrices of `jax.experimental.sparse`, outside jit and inside, and of CuPy on the device."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ Array = jax.Array
 def from_bcoo(B: Any, format: str = "auto", dtype: Any = None, **options: Any) -> SparseMatrix:
     """A matrix from one of `jax.experimental.sparse`; duplicates are summed, padding is left out.
 
-    Inside jit the data may be traced, and is differentiable; the indices may not. The format is then chosen as if all
-    data were 1, at trace time.
+    Inside jit the data may be traced and differentiated; the indices may not be traced. The format is then chosen as if
+    all data were 1, at trace time.
 
     Args:
       B: BCOO or BCSR, [rows, columns] without batch and dense dimensions.
@@ -77,14 +77,14 @@ def from_bcoo(B: Any, format: str = "auto", dtype: Any = None, **options: Any) -
 
 
 def from_bcsr(B: Any, format: str = "auto", dtype: Any = None, **options: Any) -> SparseMatrix:
-    """`from_bcoo`, which takes both."""
+    """A matrix from a BCSR; as `from_bcoo`, which takes both."""
     return from_bcoo(B, format, dtype, **options)
 
 
 def to_bcoo(A: SparseMatrix) -> BCOO:
     """The matrix as a BCOO, its entries in the order of `A.data`, on the device of A.
 
-    Inside jit too: the data is differentiable, and where only the values of A are traced the indices are constants.
+    It works inside jit too: the data is differentiable, and if only A's values are traced, the indices are constants.
 
     Raises:
       TypeError: not a matrix on one device, or a transpose.
@@ -108,7 +108,7 @@ def to_bcsr(A: SparseMatrix) -> BCSR:
 
 
 def from_cupy(S: Any, format: str = "csr", dtype: Any = None, **options: Any) -> SparseMatrix:
-    """A matrix from one in CSR of CuPy, or of any library whose arrays have `__dlpack__`, without a copy on the host.
+    """A matrix from a CSR matrix of CuPy, or of any library whose arrays have `__dlpack__`, without a copy on the host.
 
     The arrays are shared where format, dtype and the library's strides allow: do not change S afterwards.
 
@@ -116,7 +116,7 @@ def from_cupy(S: Any, format: str = "csr", dtype: Any = None, **options: Any) ->
       S: `data`, `indices`, `indptr` and `shape`, as `cupyx.scipy.sparse.csr_matrix`, with sorted rows and without
         duplicates.
       format: a name in `FORMATS`; "auto" and "tune" go through the host.
-      dtype, **options: as `backend`, `max_bytes` and the layout in `from_scipy`.
+      dtype, **options: `backend`, `max_bytes` and the layout, as in `from_scipy`.
 
     Raises:
       TypeError: S is not in CSR. ValueError: rows that are not sorted, duplicates, an index out of range; and as in
@@ -142,15 +142,16 @@ def to_cupy(A: SparseMatrix) -> Any:
 
 
 def _on_device(given: CsrArrays, format: str, dtype: Any, backend: str = "auto", max_bytes: Any = None, **layout: Any):
-    """A matrix from CSR arrays of JAX, of which only the result of one check comes to the host.
+    """A matrix from CSR arrays of JAX; only the result of one check comes to the host.
 
-    ValueError: rows that are not sorted, duplicates, or a broken pointer or index.
+    Raises:
+      ValueError: rows that are not sorted, duplicates, or a broken pointer or index.
     """
     data, indices, indptr, shape = given.data, given.indices, given.indptr, given.shape
     n, nnz = (int(a.shape[0]) for a in (indptr, indices))
     if n != shape[0] + 1 or data.shape != (nnz,) or not (nnz == 0 or bool(_is_canonical(indices, indptr, shape[1]))):
         raise ValueError(
-            f"the arrays are no CSR matrix of shape {shape} with sorted rows, without duplicates; "
+            f"the arrays are not a CSR matrix of shape {shape} with sorted rows, without duplicates; "
             "S.sum_duplicates() sorts the rows and sums duplicates"
         )
     stored = floating_dtype(data.dtype, "the matrix") if dtype is None else requested_dtype(dtype)
@@ -184,7 +185,7 @@ def _ids(A: Any, name: str) -> tuple[Array, Array]:
 
 
 def _at_once(rows: Array) -> contextlib.AbstractContextManager[Any]:
-    """Where `rows` are not traced, what follows from them is a constant inside jit."""
+    """A context for computing from `rows`; if these are not traced, the results are constants inside jit."""
     return contextlib.nullcontext() if isinstance(rows, Tracer) else concrete()
 
 

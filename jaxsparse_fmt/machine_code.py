@@ -1,7 +1,7 @@
 """Machine code of functions that Numba compiles, kept on disk: Numba is imported only for what no file holds.
 
 Numba's own cache needs Numba, which takes half a second to import and as long again to load a first function. A file
-here is the digest of what follows, the name of the C function, and the object file that LLVM made, from which llvmlite
+here holds a digest of the rest, the name of the C function, and the object file that LLVM made, from which llvmlite
 links a function in a few milliseconds. The file's name is a hash of the sources, the versions and the CPU.
 
     $NUMBA_CACHE_DIR/HASH.o, else __pycache__ beside this file, else kernels/ in the user's folder (`user_cache`)
@@ -23,8 +23,8 @@ from typing import Any
 from jaxsparse_fmt._types import user_cache, write_whole
 
 DIGEST = 16  # bytes
-# What the code of a C function of Numba refers to beside Python's interface. Only an exception in a kernel would call
-# the functions of Numba among these, and kernels raise none.
+# What the code of a C function of Numba refers to besides Python's interface. Only an exception in a kernel would call
+# Numba's own functions, and kernels raise none.
 FROM_C = {"malloc", "free", "sched_yield", "SwitchToThread", "memset", "memcpy", "memmove"}
 FROM_NUMBA = {
     *("numba_gil_ensure", "numba_gil_release", "numba_do_raise", "numba_unpickle"),
@@ -38,9 +38,9 @@ def address(make: Callable[[], tuple[Any, str]], *key: str) -> int:
     """The address of a C function, linked from its file or compiled.
 
     Args:
-      make: gives the function in Python and its signature in Numba's words, as "void(int64)". What Numba compiles must
-        stand in the folder of `make`, whose files name the kept code.
-      key: what tells this function from others of the folder.
+      make: returns the Python function and its signature for Numba, such as "void(int64)". The sources of what Numba
+        compiles must lie in the folder of `make`, since the hash covers the files of that folder.
+      key: what distinguishes this function from others of the folder.
     """
     folder = Path(make.__code__.co_filename).parent
     name = hashlib.blake2b(repr((_machine(folder), key)).encode(), digest_size=DIGEST).hexdigest() + ".o"

@@ -34,16 +34,16 @@ LONGEST = 10_000  # bytes of the header
 
 
 def save(path: str | os.PathLike[str], A: SparseMatrix) -> None:
-    """Writes a matrix in any format to one file, for `load`: whole or not at all.
+    """Writes a matrix in any format to one file, which `load` reads; the file is written whole or not at all.
 
-    The file is held in memory once. Its entries are in canonical order, also those of `A.in_basis`.
+    Memory must hold the file once. Its entries are in canonical order, even those of `A.in_basis`.
 
     Args:
       path: the file, conventionally `.npz`; one that exists is replaced.
-      A: a matrix on one device, also one that carries its transpose or is reordered.
+      A: a matrix on one device; it may carry its transpose or be reordered.
 
     Raises:
-      TypeError: a sharded matrix, a transpose, or no matrix of this library. ValueError: a stack, a gradient, or a
+      TypeError: a sharded matrix, a transpose, or not a matrix of this library. ValueError: a stack, a gradient, or a
         traced matrix.
     """
     if not isinstance(A, SparseMatrix):
@@ -70,8 +70,8 @@ def save(path: str | os.PathLike[str], A: SparseMatrix) -> None:
 def load(path: str | os.PathLike[str], dtype: Any = None, *, max_bytes: float | None = None) -> SparseMatrix:
     """The matrix that `save` wrote, in the same format with the same options, and `data` to the bit.
 
-    The arrays are those that were saved too, except that a reordered matrix in a format that sorts rows may hold the
-    entries of a row in another order, and so round its sums otherwise.
+    Its arrays are those of the saved matrix, except that a reordered matrix in a format that sorts rows may hold the
+    entries of a row in another order, and so round its sums differently.
 
     Nothing in the file is trusted: sizes, pointers, indices and options are checked, and no object is unpickled.
 
@@ -80,8 +80,8 @@ def load(path: str | os.PathLike[str], dtype: Any = None, *, max_bytes: float | 
       max_bytes: as in `from_scipy`.
 
     Raises:
-      FileNotFoundError. ValueError: no such file, damaged, of a newer version or a format unknown here, a dtype that
-        JAX cannot hold at present, or a storage too large; the message names the file and the cure.
+      FileNotFoundError: no such file. ValueError: a file that is damaged, of a newer version or of a format unknown
+        here, a dtype that JAX cannot hold at present, or a storage too large; the message names the file and the cure.
     """
     path = Path(path)
     try:
@@ -113,13 +113,13 @@ def _store(csr: Csr, storage: list[dict[str, Any]], target: Target) -> SparseMat
 
 
 def _header(path: Path, file: zipfile.ZipFile) -> dict[str, Any]:
-    """The header, checked word by word; tuples for lists in the options."""
+    """The header, with every field checked, and lists in the options as tuples."""
     if file.getinfo("header.npy").file_size > LONGEST:
         raise _broken(path, "its header is too long")
     try:
         header = json.loads(_array(path, file, "header").tobytes())
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
-        raise _broken(path, "its header is no JSON") from None
+        raise _broken(path, "its header is not JSON") from None
     version = header.get("version") if isinstance(header, dict) else None
     if type(version) is not int or version < 1:
         raise _broken(path, f"its header names no version: {version!r}")
@@ -131,7 +131,7 @@ def _header(path: Path, file: zipfile.ZipFile) -> dict[str, Any]:
     if header.get("dtype") not in STORABLE or not isinstance(header.get("backend"), str):
         raise _broken(path, f"dtype {header.get('dtype')!r} or backend {header.get('backend')!r} is unknown")
     if not (isinstance(storage, list) and len(storage) in (1, 2) and all(isinstance(s, dict) for s in storage)):
-        raise _broken(path, f"storage {storage!r} is no list of one or two formats")
+        raise _broken(path, f"storage {storage!r} is not a list of one or two formats")
     for one in storage:
         name, layout = one.get("format"), one.get("layout")
         if not isinstance(name, str) or name not in FORMATS:
@@ -140,7 +140,7 @@ def _header(path: Path, file: zipfile.ZipFile) -> dict[str, Any]:
             raise _broken(path, f"format {name!r} has the options {FORMATS[name].layout_options}, not {layout!r}")
         one["layout"] = {k: tuple(v) if isinstance(v, list) else v for k, v in layout.items()}
         if not all(_option(v) for v in one["layout"].values()):
-            raise _broken(path, f"options of format {name!r} are no numbers or words: {layout!r}")
+            raise _broken(path, f"options of format {name!r} are not numbers or words: {layout!r}")
     return header
 
 
@@ -183,7 +183,7 @@ def _array(path: Path, file: zipfile.ZipFile, name: str) -> np.ndarray:
 
 
 def _foreign(dtype: np.dtype) -> bool:
-    """Whether NumPy's files have no name for the dtype: bfloat16."""
+    """Whether NumPy's files have no name for the dtype, as for bfloat16."""
     return dtype.kind == "V" or dtype.name == "bfloat16"
 
 

@@ -1,7 +1,7 @@
-"""Assembly: a pattern from coordinates that may repeat, once, and matrices of their values, often.
+"""Assembly: makes a pattern once from coordinates that may repeat, then matrices from their values.
 
-A list of the values that each entry sums is a sparse matrix of ones, [entries, values]. So the product of matrices with
-vectors assembles, in the order given, and its rules give every derivative.
+A sparse matrix of ones, [entries, values], lists the values that each entry sums. So a matrix-vector product
+assembles, in the order given, and its rules give every derivative.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Assembly:
         values = as_floating(values, "values").reshape(-1)
         k = self.duplicates.shape[1]
         if values.shape != (k,):
-            raise ValueError(f"values must have {k} numbers, one a coordinate; got {values.shape[0]}")
+            raise ValueError(f"values must have {k} numbers, one for each coordinate; got {values.shape[0]}")
         if self.permutes:
             return self.result.with_data(take(values, self.duplicates.col_idx))
         return self.result.with_data((self.duplicates @ values).astype(values.dtype))
@@ -76,17 +76,17 @@ def assembly(
     Args:
       row, col: integers of any one shape, k numbers each, such as [elements, 8, 8].
       shape, format, backend, max_bytes, **layout: as in `from_coo`.
-      nnz_max: the number of entries that the matrix shall have: places that no coordinate names are added as entries
-        of value 0. Patterns of different sizes then share compiled programs, in "csr", "coo" and "csc".
+      nnz_max: the number of entries that the matrix gets: places that no coordinate names become entries of
+        value 0. Patterns of different sizes then share compiled programs, in "csr", "coo" and "csc".
 
     Raises:
       ValueError: lengths that differ, an index outside `shape`, traced indices, or more places than `nnz_max`.
-      TypeError: no integers.
+      TypeError: indices that are not integers.
     """
     if any(isinstance(a, Tracer) for a in (row, col)):
         raise ValueError(
-            "assembly needs the indices themselves, which are traced here; call it outside jit, and inside call the "
-            "pattern that it returns with traced values"
+            "assembly needs the indices themselves, which are traced here; call it outside jit, and call the "
+            "pattern that it returns inside, with traced values"
         )
     row, col = np.asarray(row), np.asarray(col)
     if row.shape != col.shape:

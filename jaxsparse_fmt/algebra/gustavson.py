@@ -4,9 +4,9 @@
                                      in row k and column s; n is the entry of C = A·B in row r and column s
 
 Its faces are the values of C and both derivatives, so the primitives of `core/form.py` give every order and `vmap`. No
-list of the products is stored: the three patterns decide them, and every call walks them anew (Gustavson, 1978), on a
-CPU in compiled code with a row of C in scratch, elsewhere `BLOCK` products at a time. A row of C is summed by rising
-column of A.
+list of the products is stored: every call walks the three patterns anew (Gustavson, 1978). On a CPU compiled code walks
+them with a row of C in scratch; elsewhere jnp takes `BLOCK` products at a time. The terms of a row of C are added by
+rising column of A.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Gustavson(Pattern):
     """The form of one A·B; its `values` are those of A [nnz], x those of B and y those of C.
 
     Attributes:
-      a_ptr, a_col: [n_rows + 1], [nnz of A] int32; b_ptr and b_col, c_ptr and c_col likewise. None in a kept plan: the
-        operand's own.
+      a_ptr, a_col: [n_rows + 1], [nnz of A] int32; b_ptr and b_col, c_ptr and c_col likewise. None in a kept plan,
+        which takes the operand's own.
       cuts: [PIECES + 1] int32, the rows where pieces of equally many products begin.
       n_cols: of C.
       products: how many there are.
@@ -73,7 +73,7 @@ class Gustavson(Pattern):
         return jnp.moveaxis(out.reshape(like.shape[0], like.shape[2], -1), 1, 2)
 
     def _length(self, face: str) -> int:
-        """Numbers of the result of a face: entries of C, B or A."""
+        """How many numbers a face returns: the entries of C, B or A."""
         return {"product": self.shape[0], "transposed": self.shape[1], "outer": self.a_col.shape[0]}[face]
 
     def _by_kernel(self, face: str, a: Array, b: Array) -> Array | None:
@@ -131,12 +131,12 @@ pytree(Gustavson, ("values", "a_ptr", "a_col", "b_ptr", "b_col", "c_ptr", "c_col
 
 
 def made(A: tuple[Any, Csr], B: tuple[Any, Csr], C: tuple[Any, Csr], before: np.ndarray) -> Gustavson:
-    """The form of A·B = C, without the arrays of those operands that store their pattern as it does (`completed`).
+    """The form of A·B = C, without the arrays of operands that store their pattern as the form does.
 
-    So the form does not keep its operands alive.
+    So the form does not keep its operands alive. `completed` adds these arrays.
 
     Args:
-      A, B, C: matrices, and their patterns on the host; of C the values do not matter.
+      A, B, C: matrices, and their patterns on the host; C's values do not matter.
       before: [n_rows + 1], the products in the rows before.
     """
     index = index_dtype(max(M.nnz for M, _ in (A, B, C)))

@@ -1,4 +1,4 @@
-"""The operations behind `A + B`, `A @ B`, `A[rows]` and their like: a plan, made or kept, and its call."""
+"""The operations behind `A + B`, `A @ B`, `A[rows]` and their like: each makes or finds a plan, and calls it."""
 
 from __future__ import annotations
 
@@ -217,11 +217,11 @@ def diags(
 
     Args:
       diagonals: an array, or a list of arrays, one for each offset: as long as the diagonal, or a number for all of it.
-      offsets: an integer, or as many as there are diagonals: above 0 above the main diagonal.
+      offsets: an integer, or one for each diagonal; positive above the main diagonal.
       shape: None: square, as large as the first diagonal requires.
 
     Raises:
-      ValueError: a diagonal of another length, an offset outside the matrix, or one that comes twice.
+      ValueError: a diagonal of another length, an offset outside the matrix, or the same offset twice.
     """
     if np.ndim(offsets) == 0:
         offsets, diagonals = [offsets], [diagonals]
@@ -254,7 +254,7 @@ def block(blocks: Sequence[Sequence[Any]], *, format: str | None = None) -> Spar
       format: of the result; None: that of the blocks if it is the same for all, else "csr".
 
     Raises:
-      ValueError: sizes that do not fit. TypeError: a block that is no matrix of this library on one device.
+      ValueError: sizes that do not fit. TypeError: a block that is not a matrix of this library on one device.
     """
     rows = [list(row) for row in blocks]
     given = [A for row in rows for A in row if A is not None]
@@ -284,7 +284,7 @@ def kron(A: Any, B: Any, *, format: str | None = None) -> SparseMatrix:
     """The Kronecker product, whose block (i, j) is A[i, j]·B.
 
     Raises:
-      TypeError: no matrix of this library on one device.
+      TypeError: not a matrix of this library on one device.
     """
     patterns.check("kron", A, B)
 

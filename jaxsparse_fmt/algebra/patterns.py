@@ -25,7 +25,7 @@ _plans: dict[int, tuple[list[int], weakref.ref[Any]]] = {}  # by an array of the
 
 
 def check(operation: str, *operands: Any) -> None:
-    """Refuses what is no matrix of this library on one device.
+    """Refuses anything but matrices of this library on one device.
 
     Raises:
       TypeError: names the type and the function that converts it.
@@ -39,7 +39,7 @@ def check(operation: str, *operands: Any) -> None:
 
 
 def index_arrays(A: Any) -> list[Any]:
-    """The arrays of A's pattern, whose identities tell patterns apart."""
+    """The arrays of A's pattern, whose identities distinguish patterns."""
     stored = A.A if isinstance(A, Transposed) else A
     values = stored.values
     return [a for a in jax.tree.leaves(stored) if a is not values]
@@ -50,7 +50,7 @@ def is_traced(A: Any) -> bool:
 
 
 def pattern_of(A: Any) -> Csr:
-    """A's pattern in canonical order, on the host; its data are not to be read.
+    """A's pattern in canonical order, on the host; do not read its data.
 
     Raises:
       ValueError: the pattern is traced.
@@ -100,7 +100,7 @@ def matrix(S: Csr, format: str, backend: str, max_bytes: float | None = None, **
 
 
 def filled(indptr: Any, indices: Any, first: Any, shape: tuple[int, int], nnz_max: int) -> tuple[np.ndarray, ...]:
-    """The pattern and its lists with empty lists at free places, spread over the rows, up to `nnz_max` entries.
+    """The pattern and its lists, with `nnz_max` entries: free places, spread over the rows, get empty lists.
 
     Raises:
       ValueError: the pattern has more entries, or the matrix fewer places.
@@ -165,7 +165,7 @@ def _at_once(make: Callable[[], Any]) -> Any:
 
 
 def digest(A: Any) -> int:
-    """A number that tells A's pattern from others in this process, whatever its format; kept with the pattern."""
+    """A hash of A's pattern, whatever the format, for comparisons in this process; kept with the pattern."""
 
     def make() -> int:
         S = pattern_of(A)
@@ -175,7 +175,7 @@ def digest(A: Any) -> int:
 
 
 def remember(plan: Any, *operands: Any) -> Any:
-    """`plan`, whose calls from now on compare the patterns of their operands with these."""
+    """`plan`, whose calls from now on compare the patterns of their operands with those given here."""
     array = index_arrays(plan.result)[0]
     key, found = id(array), [digest(A) for A in operands]
     _plans[key] = found, weakref.ref(array, lambda _: _plans.pop(key, None))

@@ -5,9 +5,9 @@
 
 On a CPU a product walks the patterns anew in every call (`gustavson.py`). Elsewhere a kernel reads a list of the
 products a[i]·b[j], in the order of C's entries: with b[j] as its values this list is itself a sparse matrix T, [entries
-of C, entries of A], and C's values are T·a. So the product that multiplies matrices with vectors computes them, and its
-rules give every derivative. Lists of more than `LISTED` bytes are not made. A sum needs no list: each of its entries is
-at most one of A's and one of B's.
+of C, entries of A], and C's values are T·a. So the product of a matrix with a vector computes them, and its rules
+give every derivative. Lists of more than `LISTED` bytes are not made. A sum needs no list: each of its entries adds at
+most one entry of A and one of B.
 
 Outside jit, where the values are at hand, one pass of compiled code finds pattern and values together.
 """
@@ -80,7 +80,7 @@ class Plan:
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Selection(Plan):
-    """A result each of whose entries is an entry of one operand: slices, triangles, blocks.
+    """A result in which each entry is an entry of one operand: slices, triangles, blocks.
 
     Attributes:
       entry: [nnz of the result], the entry among those of all operands, one after the other.
@@ -96,10 +96,11 @@ class Selection(Plan):
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Sum(Plan):
-    """A ± B, or any function of two entries that is 0 where both are: a missing entry counts as 0.
+    """A ± B, or any function of two entries that is 0 where both are 0: a missing entry counts as 0.
 
     Attributes:
-      left, right: [nnz of the result], the entry of A and of B; nnz of A or of B where it has none. None: its own.
+      left, right: [nnz of the result], the entry of A and of B; nnz of A or of B where it has none. None: the
+        operand has the entries of the result.
     """
 
     left: Array | None
@@ -163,13 +164,13 @@ def _combined(combine: Any, a: Array, left: Array | None, b: Array, right: Array
 
 
 def add(A: Any, B: Any, *, format: str | None = None) -> Sum:
-    """The plan of A + B, whose entries are those of either.
+    """The plan of A + B, whose entries are those of A and those of B.
 
     Args:
       format: of the result; None: that of A and B if they have the same, else "csr".
 
     Raises:
-      ValueError: different shapes, or a traced pattern. TypeError: no matrix of this library on one device.
+      ValueError: different shapes, or a traced pattern. TypeError: not a matrix of this library on one device.
     """
     return _paired("A + B", A, B, format, overlap=False)
 
@@ -185,7 +186,7 @@ def _paired(operation: str, A: Any, B: Any, format: str | None, overlap: bool) -
     def make() -> Sum:
         indptr, indices, *places = spgemm.merged(patterns.pattern_of(A), patterns.pattern_of(B), overlap)
         both = patterns.csr(indptr, indices, A.shape)
-        # Without an index where the operand has just the entries of the result.
+        # No index for an operand that has just the entries of the result.
         found = (None if M.nnz == both.nnz else building.on_device(p) for M, p in zip((A, B), places, strict=True))
         return Sum(_result(both, format, A, B), _operands(A, B), *found)
 
@@ -200,7 +201,7 @@ def _check_pair(operation: str, A: Any, B: Any) -> None:
 
 @standard_promotion
 def combined(A: Any, B: Any, sign: int) -> SparseMatrix:
-    """A + sign·B; of "csr" matrices at hand in one pass over both, which is faster than a plan's gathers."""
+    """A + sign·B; one pass over both if they are "csr" and at hand, which is faster than a plan's gathers."""
     operation = "A + B" if sign > 0 else "A - B"
     _check_pair(operation, A, B)
     values = _at_hand(A, B) if isinstance(A, CSR) and isinstance(B, CSR) and _is_native(A) else None
@@ -235,8 +236,9 @@ def _is_native(A: Any) -> bool:
 def matmul(A: Any, B: Any, *, format: str | None = None, max_bytes: float | None = None) -> Product:
     """The plan of A @ B. Sums that cancel stay entries.
 
-    On a CPU it holds the three patterns, and elsewhere 8 bytes for each product of two entries, up to `max_bytes`.
-    Beyond, and where Numba is not installed or the backend is "xla" as on a GPU, the call finds these products anew.
+    With compiled code on a CPU it holds the three patterns, and every call finds the products of two entries anew.
+    On a GPU, without Numba or with the backend "xla", it holds 8 bytes for each product, up to `max_bytes`; beyond
+    that, every call finds the products anew there too.
 
     Args:
       format: of the result; None: that of A and B if they have the same, else "csr".
@@ -244,7 +246,7 @@ def matmul(A: Any, B: Any, *, format: str | None = None, max_bytes: float | None
 
     Raises:
       ValueError: shapes that do not fit, more than 2³¹ entries of an operand, a traced pattern, or too large a plan.
-      TypeError: no matrix of this library on one device.
+      TypeError: not a matrix of this library on one device.
     """
     return product(A, B, format, max_bytes)[0]
 
@@ -299,10 +301,10 @@ def triple(P: Any, A: Any, *, format: str | None = None) -> Triple:
 
 
 def selected(key: Any, choose: Any, *matrices: Any, format: str | None = None) -> Selection:
-    """The plan of a result that SciPy's function `choose` makes of the operands, whose entries it only moves.
+    """The plan of a result that `choose`, a function of SciPy matrices, makes by moving entries of the operands.
 
     Args:
-      key: a hashable value that tells `choose` from other functions; None: the plan is not kept.
+      key: a hashable value that distinguishes `choose` from other functions; None: the plan is not kept.
       choose: called with a SciPy matrix for each operand, whose data are numbers of entries; returns one.
     """
 

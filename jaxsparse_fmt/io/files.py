@@ -30,9 +30,9 @@ VECTOR_SUFFIXES = (".mtx", ".mtx.gz", ".npy", ".txt")
 def read_mtx(path: PathLike | BinaryIO) -> sp.csr_array:
     """Read a Matrix Market file (Boisvert, Pozo, Remington, NISTIR 5935, 1996) as canonical CSR.
 
-    Symmetric, skew-symmetric and Hermitian files are expanded, entries that occur twice are summed,
-    explicit zeros of a coordinate file are entries, a pattern has ones, and an array (dense) file
-    keeps its nonzeros. Every value is the float64 nearest to its decimal.
+    Symmetric, skew-symmetric and Hermitian files are expanded, and entries that occur twice are summed.
+    Explicit zeros of a coordinate file are entries, entries of a pattern are 1, and only the nonzeros
+    of an array (dense) file are entries. Every value is the float64 nearest to its decimal.
 
     Blanks are spaces, tabs, vertical tabs, form feeds and carriage returns. A plus sign may stand
     before a number. Beyond the standard, a file may have comments and blank lines anywhere behind the
@@ -40,20 +40,20 @@ def read_mtx(path: PathLike | BinaryIO) -> sp.csr_array:
     mark, lines of up to 65,536 bytes, and integers of any size, which become the nearest float64.
     Any other content is refused (`mtx_entries.py` states the grammar).
 
-    Large files are parsed by all cores that the process may use. At the peak the function holds at most
-    twice the unpacked file or the matrix, whichever is larger, three times where the file has one triangle; and 50 MB.
+    All cores that the process may use parse a large file. At its peak the function holds at most 50 MB and
+    twice the unpacked file or the matrix, whichever is larger; three times if the file stores one triangle.
 
     Args:
         path: of a file, plain, gzip or bzip2 by its content; or a binary file that is open for
-            reading. It is read once, from front to end, so that it may be a pipe.
+            reading. The file may be a pipe, since it is read once, from front to end.
 
     Returns:
         [rows, cols] float64, or complex128 when the field is complex.
 
     Raises:
         FileNotFoundError, IsADirectoryError: no such file; a folder.
-        ValueError: not Matrix Market, or malformed: names the file, the line and the cure. Sizes
-            that a file of this length cannot hold are refused before anything is allocated.
+        ValueError: not Matrix Market, or malformed; the message names the file, the line and the cure.
+            Sizes that a file of this length cannot hold are refused before anything is allocated.
     """
     S: Any = parse(path)
     if not sp.issparse(S) or np.any(S.row[1:] < S.row[:-1]):
@@ -85,7 +85,7 @@ def read_vector(path: PathLike) -> np.ndarray:
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: another extension, a shape that is no vector's, or a malformed file.
+        ValueError: another extension, a shape that is not a vector's, or a malformed file.
     """
     path = os.fspath(path)
     kind = _kind(path, *VECTOR_SUFFIXES)
@@ -135,7 +135,7 @@ def write_mtx(path: PathLike, matrix: Any) -> None:
     The file appears, or takes an old one's place, only when it is complete.
 
     Args:
-        matrix: of scipy.sparse, or one of ours.
+        matrix: a matrix of scipy.sparse or of this library.
 
     Raises:
         ValueError: another extension, or a matrix that is not sparse, two-dimensional and numeric.

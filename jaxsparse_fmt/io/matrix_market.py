@@ -1,7 +1,7 @@
-"""Matrix Market files into arrays: the head, and pieces of whole lines that several threads parse.
+"""Reads Matrix Market files into arrays: the head, then pieces of whole lines, which several threads parse.
 
-A file is read once, from front to end, so that it may be a pipe. Arrays get the size that the head promises if the file
-is long enough for that, and else grow with the entries read. `mtx_entries.py` has the grammar of a line,
+A file may be a pipe, since it is read once, from front to end. Arrays get the size that the head states if the file is
+long enough for it; otherwise they grow with the entries read. `mtx_entries.py` has the grammar of a line, and
 `mtx_symmetry.py` adds the other triangle.
 """
 
@@ -63,9 +63,9 @@ _NOT_MATRIX_MARKET = (
 
 _PIECE = 1 << 20  # bytes that a thread parses at a time
 _THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-_PACKING = 1100  # times smaller that a compressed file may be; deflate ends at 1032
+_PACKING = 1100  # how many times smaller a compressed file may be; deflate reaches 1032
 _EMPTY_ROWS = 10**8  # rows that a small file may claim: 0.8 GB of row pointers
-_HUGE = -1  # a fault beside those of `mtx_entries`: a number beyond float64
+_HUGE = -1  # a fault in addition to those of `mtx_entries`: a number beyond float64
 _CUT = "it is cut short, or the size line is wrong"
 _WORD = re.compile(rb"[^\s%]+")
 
@@ -94,7 +94,7 @@ class _Head:
         return ["row", "column"][:n_index] + [[], ["value"], ["real part", "imaginary part"]][n_value]
 
     def room(self, text: memoryview, free: list[mtx_entries.Room]) -> mtx_entries.Room:
-        """Room for the entries of a text: the last one that is free, if it is large enough."""
+        """Room for the entries of a text: the last free one, if it is large enough."""
         numbers = len(text) // 2 + 1  # at most, each with a blank behind it
         if free and (last := free.pop()).numbers >= numbers:
             return last
@@ -108,11 +108,11 @@ def parse(source: Any) -> sp.coo_array | np.ndarray:
         source: a path, or a binary file that is open for reading.
 
     Returns:
-        [rows, cols]: a coordinate file's entries, each mirrored one behind its original, or an array file's array.
+        [rows, cols]: a coordinate file's entries, each mirror image behind its original, or an array file's array.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: not Matrix Market, or malformed; names the file, the line and the cure.
+        ValueError: not Matrix Market, or malformed; the message names the file, the line and the cure.
     """
     with _opened(source) as (path, file, size, packed):
         try:
@@ -131,7 +131,7 @@ def parse(source: Any) -> sp.coo_array | np.ndarray:
 
 @contextlib.contextmanager
 def _opened(source: Any) -> Iterator[tuple[str, BinaryIO, int | None, bool]]:
-    """The name of a file, its unpacked content, the most bytes of this if known, and whether the file was packed."""
+    """The name of a file, its unpacked content, a bound on its bytes if known, and whether the file was packed."""
     with contextlib.ExitStack() as stack:
         path = str(getattr(source, "name", "the stream")) if hasattr(source, "read") else os.fspath(source)
         file: Any = source if hasattr(source, "read") else stack.enter_context(open(path, "rb"))
@@ -253,7 +253,7 @@ def _read_entries(path: str, file: BinaryIO, head: _Head, room: int | None) -> t
     index = np.int32 if max(head.rows, head.cols) < 2**31 else np.int64
     place, value = np.empty((n_index, room or 0), index), np.empty((room or 0) * n_value)
     entries, lines, size = 0, head.lines, 0
-    buffers: list[Any] = []  # to be used again: new memory takes longer to get than to fill
+    buffers: list[Any] = []  # for reuse: it takes longer to get new memory than to fill it
     rooms: list[mtx_entries.Room] = []
 
     def take(text: memoryview, block: _Scanned) -> None:
@@ -287,7 +287,7 @@ def _read_entries(path: str, file: BinaryIO, head: _Head, room: int | None) -> t
             text, block = running.popleft()
             take(text, block.result())
     if entries < head.entries:
-        what = f"the file ends {head.entries - entries} short of the {head.entries} entries it promises"
+        what = f"the file ends {head.entries - entries} short of the {head.entries} entries in its size line"
         raise fault(path, lines, f"{what}; fetch it again or correct the size line")
     _check_rows(path, head, size)
     return place[:, :entries], (value.view(np.complex128) if n_value == 2 else value)[:entries]
@@ -300,7 +300,7 @@ def _longer(a: np.ndarray, length: int) -> np.ndarray:
 
 
 def _texts(file: BinaryIO, free: list[Any]) -> Iterator[tuple[memoryview, bool]]:
-    """The rest of a file in pieces of whole lines, each with `PAD` and with whether it is all of the rest.
+    """The rest of a file in pieces of whole lines, each with `PAD` behind it, and whether it is all of the rest.
 
     Args:
         free: buffers of pieces that are no longer needed, which are used again.
@@ -310,7 +310,7 @@ def _texts(file: BinaryIO, free: list[Any]) -> Iterator[tuple[memoryview, bool]]
         buffer = memoryview(free.pop() if free else cast(Any, np.empty(_PIECE + LONGEST + 1 + len(pad), np.uint8)))
         size = cast(Any, file).readinto(buffer[:_PIECE])
         last = size < _PIECE
-        end = b"" if last else file.readline(LONGEST + 1)  # which makes a line that is too long no shorter than that
+        end = b"" if last else file.readline(LONGEST + 1)  # a line that is too long stays too long
         stop = size + len(end) + len(pad)
         buffer[size:stop] = end + pad
         if size or whole:

@@ -6,15 +6,15 @@
     value   = [sign] (digit+ ["." digit*] | "." digit+) [("e" | "d") [sign] digit+]
             | [sign] ("inf" | "infinity" | "nan")
 
-Letters are of either case. NISTIR 5935 (Boisvert, Pozo, Remington, 1996) requires numbers separated by blanks, decimals
+Case is ignored. NISTIR 5935 (Boisvert, Pozo, Remington, 1996) requires numbers separated by blanks, decimals
 with or without the exponential notation that C and Fortran share, and lines of at most 1024 characters, and allows
 blank lines anywhere after the first. It does not define a blank: here that is the white space of C, which the authors'
 own reader skips (scanf in mmio.c), and a plus sign is read as in C and Fortran. Extensions, each with one possible
 meaning: comments after the head and behind entries, the D of Fortran's double precision, infinities and NaN, lines of
 up to 65,536 bytes. Values of integer files are read as reals.
 
-As Python the function reads some 7 MB a second without waiting for a compiler. Numba compiles it in two seconds, once a
-machine; `machine_code.py` keeps the code, and later processes link it in a few milliseconds.
+As Python the function reads some 7 MB a second without waiting for a compiler. Numba compiles it in two seconds, once
+on each machine; `machine_code.py` keeps the code, and later processes link it in a few milliseconds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from jaxsparse_fmt import machine_code
 LONGEST = 65_536  # bytes of a line
 PAD = b"\n" * 8  # behind a text, since digits are read eight at a time
 ENOUGH = 1 << 20  # bytes that Python reads at most in a process, before it waits for a compiler
-DONE, MANY, LONG, SHAPE, RANGE = range(5)  # the end of a call: no fault, an entry too many, a fault of a line
+DONE, MANY, LONG, SHAPE, RANGE = range(5)  # how a call ends: no fault, an entry too many, a faulty line
 
 SMALLEST_POWER, LARGEST_POWER = -342, 308  # of ten: beyond, every 18-digit number is 0 or infinite
 POWERS = LARGEST_POWER - SMALLEST_POWER + 1
@@ -43,7 +43,7 @@ COMPILED = False  # true where Numba compiles the functions here
 
 
 class Room(NamedTuple):
-    """What `scan` writes, of text with `most` entries.
+    """The arrays that `scan` writes for a text of at most `most` entries.
 
     Attributes:
       place: [indices, most] int64, rows and columns, which count from 0.
@@ -72,7 +72,7 @@ class Room(NamedTuple):
 def scan(
     text: Any,  # [length] uint8; whole lines, with `PAD` behind them
     fives: Any,  # of `powers_of_five`, flat
-    place: Any,  # what `Room` has, flat
+    place: Any,  # the arrays of `Room`, flat
     value: Any,
     late: Any,
     found: Any,
@@ -88,7 +88,7 @@ def scan(
 
     A value is correctly rounded: by one product or quotient where decimal and power of ten are exact (Clinger, "How to
     read floating point numbers accurately", 1990), else by `nearest`. The caller must read the rest: subnormal and
-    infinite results, words, and numbers that are decided by digits after the 18th.
+    infinite results, words, and numbers that digits after the 18th decide.
     """
     found[0], found[1], found[2], found[3], found[4] = entries(
         text, fives, place, value, late, length, n_index, n_value, rows, cols, room, rounds
@@ -96,7 +96,7 @@ def scan(
 
 
 def entries(text, fives, place, value, late, length, n_index, n_value, rows, cols, room, rounds):
-    """The same; returns what `found` holds."""
+    """As `scan`; returns the numbers of `found`."""
     k, n_late, n_lines, at = 0, 0, 0, 0
     while at < length:
         line = at
@@ -127,7 +127,7 @@ def entries(text, fives, place, value, late, length, n_index, n_value, rows, col
                         if lost > 0 and x != nearest(found + 1, power, fives):
                             x = np.nan
                     if x == x:
-                        value[slot] = x * (1.0 - 2.0 * negative)  # not a branch, which would go wrong half of the time
+                        value[slot] = x * (1.0 - 2.0 * negative)  # a branch would be mispredicted half of the time
                     else:
                         late[2 * n_late], late[2 * n_late + 1] = slot, token
                         n_late += 1
@@ -205,7 +205,7 @@ def eight(text: Any, at: int) -> Any:
 
 
 def decimal(text: Any, at: int) -> tuple[int, int, int, int, int]:
-    """The digits at a place, with a point or none: found · 10^power. Lost is 1 if digits beyond the 18th were dropped.
+    """The digits at a place, with or without a point: found · 10^power. Lost is 1 if digits behind the 18th are lost.
 
     Returns:
       (found, power, lost, digits, the place behind them)
@@ -279,7 +279,7 @@ def nearest(found: int, power: int, fives: Any) -> float:
     Returns:
       The float64; NaN where the algorithm does not decide, and where the result is subnormal or infinite.
     """
-    zeros = 1086 - (np.float64(found).view(np.int64) >> 52)  # before its bits; one fewer where it is rounded up
+    zeros = 1086 - (np.float64(found).view(np.int64) >> 52)  # zeros before its bits; one too few where it is rounded up
     wide = np.uint64(found) << np.uint64(zeros)
     missed = np.uint64(1) - (wide >> np.uint64(63))
     wide <<= missed
@@ -313,7 +313,7 @@ def product(a: Any, b: Any) -> tuple[Any, Any]:
 
 @functools.cache
 def powers_of_five() -> np.ndarray:
-    """The 128 leading bits of 5^q, below q = 0 those of 1 / 5^-q and one more, as Lemire defines them.
+    """The 128 leading bits of 5^q; for q < 0 those of 1 / 5^-q, plus one; as Lemire defines them.
 
     Returns:
       [2, powers] uint64: the upper halves and the lower halves.
@@ -351,7 +351,7 @@ def compiled() -> Callable[..., None] | None:
         address = machine_code.address(_make, "scan")
     except Exception as error:
         warnings.warn(
-            f"Numba cannot compile the reader of Matrix Market files, which is a hundred times as slow without: "
+            f"Numba cannot compile the reader of Matrix Market files, which is a hundred times slower in Python: "
             f"{type(error).__name__}: {error}",
             stacklevel=2,
         )

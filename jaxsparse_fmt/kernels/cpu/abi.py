@@ -5,12 +5,12 @@ import itertools
 import numpy as np
 
 TARGET = "jaxsparse_native"  # the handler's name in XLA
-FUSED = "jaxsparse_fused"  # that of the handler of groups (`fusion.py`), whose sizes are a key, the pieces and a text
+FUSED = "jaxsparse_fused"  # the handler of groups (`fusion.py`), whose sizes are a key, the pieces and a text
 SLOTS = 2**16  # places for functions of groups
 N_OPERANDS = 9  # arrays that a kernel gets beside its result: a, b, and those of `numba_kernels.Operands`
-# The numbers of every call. What the handler reads: the kernel, the members of the batch and the pieces of a member,
-# and the bytes from one member to the next of the two operands and of the result, and from piece to piece of the
-# result and of the scratch. What the kernel reads: the rest.
+# The numbers of every call. The handler reads the first line: the kernel, the members of the batch, the pieces of a
+# member, the bytes from one member to the next of the two operands and of the result, and the bytes from one piece to
+# the next of the result and of the scratch. The kernel reads the pieces and the rest.
 SIZES = (
     *("kernel", "batch", "pieces", "a_bytes", "b_bytes", "out_bytes", "piece_bytes", "scratch_bytes"),
     *("n_rows", "n_cols", "p", "lanes", "n_ptr", "n_perm", "masked", "mixed"),
@@ -31,7 +31,7 @@ KINDS = (
 )
 FLOATS = tuple(map(np.dtype, ("float32", "float64", "complex64", "complex128")))
 POINTERS = tuple(map(np.dtype, ("int32", "int64")))
-# A kernel has the same number in every process, since programs are kept on disk.
+# Programs kept on disk contain these numbers, so a kernel has the same number in every process.
 NUMBERS = {key: i for i, key in enumerate(itertools.product(KINDS, FLOATS, FLOATS, POINTERS))}
 KEYS = tuple(NUMBERS)
 METADATA, INTERNAL, EXECUTE = 1, 13, 3  # XLA's numbers of a type of extension, of a kind of error, and of a stage

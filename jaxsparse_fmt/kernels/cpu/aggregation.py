@@ -1,9 +1,9 @@
 """Smoothed aggregation on the host: aggregates, prolongations and coarse matrices in compiled code over all cores.
 
 Vaněk, Mandel and Brezina, "Algebraic multigrid by smoothed aggregation for second and fourth order elliptic problems"
-(1996). Only the aggregation itself, a greedy algorithm, runs on one core: 1% of the time of a set-up. Nothing depends
-on the number of threads. Matrices are SciPy's, in CSR with sorted rows; where a point has b unknowns their rows hold
-whole blocks, so that the same arrays are a matrix of blocks, too.
+(1996). The aggregation itself, a greedy algorithm, runs on one core and takes 1% of the time of a set-up. The results
+do not depend on the number of threads. Matrices are SciPy's, in CSR with sorted rows. Where a point has b unknowns, its
+rows hold whole blocks, so the same arrays also describe a matrix of blocks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Matrix = Any  # scipy.sparse.csr_array
 
 
 class Blocks(NamedTuple):
-    """A matrix in CSR as one of whole blocks b×c: the point i has the blocks from ptr[i] to ptr[i + 1]."""
+    """A matrix in CSR as a matrix of whole blocks b×c: point i has the blocks from ptr[i] to ptr[i + 1]."""
 
     ptr: np.ndarray  # [points + 1]
     col: np.ndarray  # [blocks], the points of the columns
@@ -68,7 +68,7 @@ def strength(A: Blocks, b: int, theta: float) -> np.ndarray:
 
 
 def aggregates(A: Blocks, chosen: np.ndarray) -> tuple[np.ndarray, int]:
-    """The aggregate of each point [points] int32, -1 for points without strong neighbours, and their number."""
+    """The aggregate of each point [points] int32, -1 without strong neighbours, and the number of aggregates."""
     points = A.ptr.size - 1
     agg, count = np.full(points, -1, np.int32), np.zeros(1, np.int64)
     _over_rows("aggregate", points, 0, *A[:2], chosen.view(np.uint8), agg, count, rows=points)
@@ -80,7 +80,7 @@ def tentative(
     count: int,
     B: np.ndarray,  # [n, k]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Q [n, k], with columns orthonormal on each aggregate and zero outside of all, and R [count·k, k]: B = Q·R."""
+    """Q [n, k] and R [count·k, k] with B = Q·R: Q is orthonormal on each aggregate and zero elsewhere."""
     (n, k), points = B.shape, agg.size
     inside = np.flatnonzero(agg >= 0)
     sorted_ = scipy.sparse.csr_array((np.ones(inside.size, np.int8), (agg[inside], inside)), shape=(count, points))
@@ -92,8 +92,8 @@ def tentative(
 def lumped(A: Matrix, b: int, chosen: np.ndarray) -> Matrix:
     """A with its weak couplings moved to the diagonal block, to the same unknown of the row's point.
 
-    Rows keep their sums. Without weak couplings it is A. The result shares A's values, so it has several entries of one
-    place.
+    The sums of the rows do not change. The result shares A's values, so it may have several entries in one place.
+    Without weak couplings it is A itself.
     """
     if np.all(chosen):
         return A
@@ -126,7 +126,7 @@ def prolongation(
     Q: np.ndarray,  # [n, k]
     scale: np.ndarray,  # [n]
 ) -> Matrix:
-    """P = T - diag(scale)·A'·T, for A' as `lumped` and T as `placed` make it; neither is formed."""
+    """P = T - diag(scale)·A'·T, for the A' of `lumped` and the T of `placed`; neither is formed."""
     (n, k), points = Q.shape, agg.size
     ptr, chosen = np.zeros(n + 1, np.int64), chosen.view(np.uint8)
     run = functools.partial(_over_rows, ("prolong", (b, k)), points, count, before=A.ptr)
@@ -139,9 +139,9 @@ def prolongation(
 
 
 def galerkin(R: Matrix, A: Blocks, P: Matrix, b: int, k: int) -> Matrix:
-    """R·A·P, for blocks of R k×b, of A b×b and of P b×k, by rows and without a matrix in between.
+    """R·A·P, row by row and without an intermediate matrix; blocks of R are k×b, of A b×b, of P b×k.
 
-    Each piece of the rows takes as many chunks of memory as it needs, so that nothing is counted before.
+    Each piece of the rows takes as many chunks of memory as it needs, so no entries are counted first.
     """
     left, right, points, m = blocks(R, k, b), blocks(P, b, k), A.ptr.size - 1, P.shape[1] // k
     cuts = host.equal_pieces(left.ptr, host.PIECES if left.ptr[-1] > host.SERIAL else 1)
@@ -166,7 +166,7 @@ def galerkin(R: Matrix, A: Blocks, P: Matrix, b: int, k: int) -> Matrix:
     ptr = np.cumsum(lengths, dtype=index_dtype(int(lengths.sum())))
     col, val, at = host.empty(ptr[-1], np.int32), host.empty(ptr[-1], A.val.dtype), 0
     for chunks in made:
-        while chunks:  # one after the other is freed
+        while chunks:  # each is freed once it is copied
             piece = chunks.pop(0)
             stop = at + piece[0].size
             col[at:stop], val[at:stop], at = *piece, stop
@@ -174,7 +174,7 @@ def galerkin(R: Matrix, A: Blocks, P: Matrix, b: int, k: int) -> Matrix:
 
 
 def transposed(A: Matrix, conjugate: bool = True) -> Matrix:
-    """Aᴴ, or Aᵀ, on one core: SciPy's algorithm, into arrays that a device takes without a copy."""
+    """Aᴴ, or Aᵀ, by SciPy's algorithm on one core, in arrays that a device takes without a copy."""
     ptr = np.zeros(A.shape[1] + 1, A.indptr.dtype)
     np.cumsum(np.bincount(A.indices, minlength=A.shape[1]), out=ptr[1:])
     col, val = host.empty(A.nnz, np.int32), host.empty(A.nnz, A.dtype)
@@ -191,7 +191,7 @@ def add_product(
     x: np.ndarray,  # [n]
     v: np.ndarray,  # [n]
 ) -> Any:
-    """Writes c·y + f·diag(left)·A·x over y; the inner product of v and the new y."""
+    """Writes c·y + f·diag(left)·A·x over y; returns the inner product of v and the new y."""
     part = np.empty(-(-y.size // host.ROWS), y.dtype)
     _over_rows("add_product", y.size, 0, float(c), float(f), left, *_arrays(A), x, y, host.ROWS, v, part)
     return part.sum()
@@ -204,14 +204,14 @@ def subtract(
     scale: np.ndarray,  # [n]
     x: np.ndarray,  # [n]
 ) -> float:
-    """Writes y - c·v over y and diag(scale)·y over x; the norm of y."""
+    """Writes y - c·v over y and diag(scale)·y over x; returns the norm of y."""
     part = np.empty(-(-y.size // host.ROWS))
     _over_rows("subtract", y.size, 0, float(c), v, y, scale, x, host.ROWS, part)
     return float(np.sqrt(part.sum()))
 
 
 def sums(A: Matrix) -> np.ndarray:
-    """The sums of the absolute values in the rows [n]."""
+    """The sum of the absolute values in each row [n]."""
     y = np.empty(A.shape[0])
     _over_rows("sums", A.shape[0], 0, A.indptr, A.data, y)
     return y
@@ -228,7 +228,7 @@ def squares(
 
 
 def asymmetry(A: Matrix, conjugate: bool = True) -> float:
-    """The largest |A - Aᴴ|, or |A - Aᵀ|."""
+    """The largest entry of |A - Aᴴ|, or of |A - Aᵀ|."""
     largest = np.empty(A.shape[0])
     _over_rows("asymmetry", A.shape[0], A.shape[0], int(conjugate), *_arrays(A), largest)
     return float(np.max(largest, initial=0))

@@ -1,11 +1,11 @@
-"""The kernels of `aggregation.py`, which Numba compiles, each over the rows or points from `begin` to `end`.
+"""The kernels of `aggregation.py`, which Numba compiles; each runs over the rows or points from `begin` to `end`.
 
 All arrays are pointers. A function that makes a kernel takes the sizes of blocks, so that Numba unrolls loops over
-them. `marks` are -1 at first and belong to one thread, whose rows ascend.
+them. `marks` start at -1 and belong to one thread, which takes its rows in ascending order.
 
-ptr, col, val      a matrix in CSR, or in blocks of b×c as `aggregation.Blocks`: row r of the point i has the n blocks
-                   from ptr[i] on side by side, the first at val[b·c·ptr[i] + r·n·c]. `a_`, `r_` and `p_` before the
-                   names tell the operands apart
+ptr, col, val      a matrix in CSR, or in blocks of b×c as `aggregation.Blocks`: point i has the n blocks from
+                   ptr[i] on, and its row r holds them side by side from val[b·c·ptr[i] + r·n·c] on. The prefixes
+                   `a_`, `r_` and `p_` distinguish the operands
 chosen             [blocks] whether a coupling is strong
 agg                [points] the aggregate of a point; -1 where it is in none
 Q                  [points·b, k] a row for each unknown, in the columns of its aggregate
@@ -17,7 +17,7 @@ from jaxsparse_fmt.kernels.cpu.spgemm_kernels import sort
 
 
 def holes(b):
-    """Counts for each point in how many places its rows differ from blocks of b×b without holes."""
+    """Counts for each point the places in which its rows differ from blocks of b×b without holes."""
 
     def kernel(begin, end, marks, ptr, col, missing):
         for point in range(begin, end):
@@ -35,7 +35,7 @@ def holes(b):
 
 
 def points(sizes):
-    """The columns of the blocks, of b×c in `sizes`."""
+    """Writes the columns of the blocks; `sizes` is (b, c)."""
     b, c = sizes
 
     def kernel(begin, end, marks, ptr, col, block_ptr, block_col):
@@ -47,7 +47,7 @@ def points(sizes):
 
 
 def roots(b):
-    """The root of the Frobenius norm of each point's diagonal block."""
+    """The square root of the Frobenius norm of each point's diagonal block."""
 
     def kernel(begin, end, marks, ptr, col, val, root):
         for point in range(begin, end):
@@ -63,7 +63,7 @@ def roots(b):
 
 
 def strong(b):
-    """Chooses |a[i, j]| >= theta·√(|a[i, i]|·|a[j, j]|), in Frobenius norms of blocks, and the diagonal."""
+    """Chooses the diagonal, and blocks with |a[i, j]| >= theta·√(|a[i, i]|·|a[j, j]|) in Frobenius norms."""
 
     def kernel(begin, end, marks, theta, ptr, col, val, root, chosen):
         for point in range(begin, end):
@@ -80,9 +80,9 @@ def strong(b):
 
 
 def aggregate(begin, end, marks, ptr, col, chosen, agg, count):
-    """Vaněk, Mandel and Brezina 1996, Algorithm 5.1, row after row. `agg` is -1 at first, `count` [1] is 0."""
+    """Algorithm 5.1 of Vaněk, Mandel and Brezina (1996), row by row; `agg` starts at -1, `count` [1] at 0."""
     n = 0
-    for i in range(begin, end):  # a point none of whose neighbours has an aggregate, with all of them
+    for i in range(begin, end):  # a point and its neighbours form one, if none of them is in another
         free, alone = agg[i] == -1, True
         for e in range(ptr[i], ptr[i + 1]):
             if chosen[e] and col[e] != i:
@@ -96,7 +96,7 @@ def aggregate(begin, end, marks, ptr, col, chosen, agg, count):
                 if chosen[e]:
                     agg[col[e]] = n
             n += 1
-    for i in range(begin, end):  # the rest joins a neighbour's; -2 - a marks the aggregate a until all have looked
+    for i in range(begin, end):  # the rest join a neighbour's aggregate a, marked -2 - a until the pass ends
         if agg[i] == -1:
             for e in range(ptr[i], ptr[i + 1]):
                 if chosen[e] and col[e] != i and agg[col[e]] >= 0:
@@ -105,7 +105,7 @@ def aggregate(begin, end, marks, ptr, col, chosen, agg, count):
     for i in range(begin, end):
         if agg[i] < -1:
             agg[i] = -2 - agg[i]
-        elif agg[i] == -1:  # what is left, where the couplings are one-sided
+        elif agg[i] == -1:  # left over where couplings are one-sided
             alone = True
             for e in range(ptr[i], ptr[i + 1]):
                 if chosen[e] and col[e] != i:
@@ -119,7 +119,7 @@ def aggregate(begin, end, marks, ptr, col, chosen, agg, count):
 
 
 def orthonormalize(begin, end, marks, b, k, first, members, B, Q, R):
-    """Q·R = B on the unknowns of each aggregate [b·members, k], by Gram and Schmidt, each step twice.
+    """Q·R = B on the unknowns of each aggregate [b·members, k], by Gram-Schmidt, each step twice.
 
     A column that the columns before it nearly span becomes zero, and so does its row of R.
     """
@@ -152,7 +152,7 @@ def orthonormalize(begin, end, marks, b, k, first, members, B, Q, R):
 
 
 def lump(b):
-    """The columns of A, that of a weak coupling replaced by that of the same unknown of the row's own point."""
+    """Writes A's columns; a weak coupling gets the column of the same unknown of the row's own point."""
 
     def kernel(begin, end, marks, ptr, chosen, a_col, lumped):
         for point in range(begin, end):
@@ -169,7 +169,8 @@ def lump(b):
 def prolong(sizes):
     """P = T - diag(scale)·A'·T, where T has the rows of Q and A' is A with its weak couplings on the diagonal.
 
-    At `write` 0 it writes the lengths of the rows at ptr[row + 1]; at 1, with their sums in `ptr`, the rows, sorted.
+    With `write` = 0 it writes the length of each row to ptr[row + 1]. With `write` = 1, `ptr` holds the sums of these
+    lengths, and it writes the sorted rows.
     """
     b, k = sizes
 
@@ -213,11 +214,11 @@ def prolong(sizes):
 
 
 def galerkin(sizes):
-    """R·A·P, for blocks of k×b, b×b and b×k: a row of R·A, in scratch, and its product with P (Gustavson 1978, twice).
+    """R·A·P, for blocks of k×b, b×b and b×k, by Gustavson (1978): each row of R·A, in scratch, then its product with P.
 
-    It stops before a row that does not fit: `reached` is that row, or `end`, and the number of blocks written.
+    It stops before the first row that does not fit; `reached` gets that row, or `end`, and the number of blocks.
 
-    marks              [points + aggregates] -1, left so
+    marks              [points + aggregates] -1 before and after
     met, near          the points of a row of R·A, [points], and its blocks b×k, transposed
     found, sums        the aggregates of a row of R·A·P, and its blocks k×k
     lengths            [aggregates·k + 1], written at row + 1
@@ -289,7 +290,7 @@ def galerkin(sizes):
 
 
 def transpose(begin, end, marks, conjugate, ptr, col, val, place, to_col, to_val):
-    """The transpose of A, or with conjugates; `place` holds where its rows begin, and afterwards where they end."""
+    """Writes Aᵀ, or Aᴴ; `place` holds where the rows of the result begin, and afterwards where they end."""
     for row in range(begin, end):
         for i in range(ptr[row], ptr[row + 1]):
             at = place[col[i]]
@@ -336,7 +337,7 @@ def squares(begin, end, marks, ptr, col, val, x, y):
 def asymmetry(begin, end, marks, conjugate, ptr, col, val, largest):
     """The largest |a[i, j] - a[j, i]| of each row, or with the conjugate of a[j, i].
 
-    The rows ascend, so the search for a[j, i] in row j goes on where it stopped; `marks` holds that place.
+    The rows ascend, so the search for a[j, i] in row j continues where it stopped; `marks` holds that place.
     """
     for row in range(begin, end):
         largest[row] = 0

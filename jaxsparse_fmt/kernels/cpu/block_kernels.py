@@ -1,8 +1,9 @@
-"""The product of BSR with one right-hand side, in Numba: whole blocks of one size, which is known when it is compiled.
+"""The product of BSR with one right-hand side, in Numba, for whole blocks of a size that is known to the compiler.
 
-A block loads its columns of x once, and its rows are added side by side. Blocks with a column of x that is not finite,
-or beyond the matrix, are added place by place, since a hole does not read x; in the others a hole adds 0·x = 0. Storage
-is that of `chunk_kernels.py`; a row adds its entries in a block from left to right, then the blocks in order.
+The kernel loads the numbers of x for a block once, and adds the block's rows side by side. Where such a number is not
+finite, or its column lies beyond the matrix, the kernel adds the block place by place, since a hole does not read x; in
+other blocks a hole adds 0·x = 0. The storage is that of `chunk_kernels.py`. A row adds its entries in a block from left
+to right, then the blocks in order.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from jaxsparse_fmt.kernels.cpu.numba_kernels import U, compiled, inlined
 
 
 def _tuple_of(n: int, item: Any) -> Any:
-    """The function that gives (item(0, ...), ..., item(n - 1, ...)), which LLVM keeps in registers."""
+    """The function that returns (item(0, ...), ..., item(n - 1, ...)), which LLVM keeps in registers."""
     if n == 1:
         return inlined(lambda *a: (item(U(0), *a),))
     before, last = _tuple_of(n - 1, item), U(n - 1)
@@ -51,7 +52,7 @@ def of_blocks(size: int) -> Any:
 
     @compiled
     def add_column(o, block, at, row, rows):
-        """Adds a block to each block row of `rows` rows: the first has the index `block` and the place `at`."""
+        """Adds a block to each block row of `rows` rows; the first block has the index `block` and the place `at`."""
         whole = rows // U(size)
         for b in range(whole + U(rows > whole * U(size))):
             column = U(np.uint32(o.columns[block + b])) * U(size)

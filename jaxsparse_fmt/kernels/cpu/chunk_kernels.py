@@ -1,6 +1,6 @@
-"""Kernels for the CPU, in Numba, of storage in chunks: slices of rows, entry by entry.
+"""Numba kernels for the CPU, for storage in chunks: a chunk holds one entry of each row of a slice.
 
-A chunk has one place for each lane of its slice. A kernel first reads what the chunk's places share, its head:
+A chunk has one place for each lane of its slice. A kernel first reads the chunk's head, which its places share:
 
     (address of lane 0, place of lane 0 in `columns`, base of the columns, lanes that have a place)
 
@@ -14,7 +14,7 @@ the two functions of a storage:
     jagged     JDS, pJDS: one slice, whose chunks hold ever fewer rows; 32 bits
 
 Operands, padding and the order of sums are those of `numba_kernels.py`, so results equal those of CSR to the last bit
-where no place lies between entries.
+where no padding lies between entries.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PADDING = 0xFFFF  # `layout/columns.py`'s
 
 @compiled
 def lanes_before(o, lanes, piece, pieces, step):
-    """The first slice of a piece, and its first lane there, of every `step`; pieces have equally many places."""
+    """The first slice of a piece, and its first lane there, a multiple of `step`; pieces have equally many places."""
     ptr, n_slices = o.ptr, np.int64(o.n_ptr) - 1
     if piece == 0:
         return 0, 0
@@ -70,7 +70,7 @@ def _head_of_deltas(o, s, k):
     if o.mixed:
         start = np.int64(o.start[s])
         index = U(start if start >= 0 else -1 - start) + k * o.lanes
-        base = base if start >= 0 else -1  # no chunk's least column: 32 bits
+        base = base if start >= 0 else -1  # not a least column: stands for 32 bits
     return at, index, base, o.lanes
 
 
@@ -90,7 +90,7 @@ def _head_of_offsets(o, s, k):
 
 @inlined
 def _column_of_offsets(o, head, lane, row):
-    return U(np.int64(row) + head[2])  # a negative one is very large
+    return U(np.int64(row) + head[2])  # a negative column becomes a very large one
 
 
 @inlined
@@ -117,14 +117,14 @@ def _head_of_jagged(o, s, k):
 
 @inlined
 def is_hole(o, at, v):
-    """Whether the place `at`, with a valid column, holds no entry."""
+    """Whether the place `at`, whose column is valid, holds no entry."""
     if o.masked == U(2):
         return (o.pattern[at >> U(3)] >> (at & U(7))) & U(1) == U(0)
     return o.masked == U(1) and v == o.zero
 
 
 def of_chunks(head_of: Any, column_of: Any, *, holes: bool = False, jagged: bool = False) -> tuple[Any, Any, Any]:
-    """The product, the transposed and the outer product of the lanes of a piece.
+    """The kernels of a storage: the product, transposed product and outer product of the lanes of a piece.
 
     Args:
       holes: whether places may have a valid column and hold no entry; jagged: whether chunks differ in length.
@@ -132,7 +132,7 @@ def of_chunks(head_of: Any, column_of: Any, *, holes: bool = False, jagged: bool
 
     @compiled
     def bounds(o, piece, pieces):
-        """The lanes of a slice; the begin and the end of a piece, (slice, lane) each."""
+        """The number of lanes of a slice; the begin and the end of a piece, each as (slice, lane)."""
         lanes = np.int64(o.lanes)
         if jagged:
             lanes = np.int64(o.n_rows)  # and the padding of the first chunk, the longest
@@ -153,12 +153,12 @@ def of_chunks(head_of: Any, column_of: Any, *, holes: bool = False, jagged: bool
         if c >= o.n_cols:
             return o.zero
         v = type(o.zero)(o.a[head[0] + lane])
-        product = v * type(o.zero)(o.b[c * o.p + q])  # before the test: no branch that holes make hard to predict
+        product = v * type(o.zero)(o.b[c * o.p + q])  # before the test, since holes would make a branch hard to predict
         return o.zero if holes and is_hole(o, head[0] + lane, v) else product
 
     @compiled
     def add_chunks(o, heads, count, first, lane, rows, q):
-        """Adds to y an entry of each of `count` chunks, in `rows` lanes from `lane` on of a slice at row `first`."""
+        """Adds an entry of each of `count` chunks to y, in `rows` lanes from `lane` on; row `first` is lane 0."""
         for i in range(rows):
             at, row = lane + i, first + lane + i
             if o.n_perm:
@@ -190,7 +190,7 @@ def of_chunks(head_of: Any, column_of: Any, *, holes: bool = False, jagged: bool
                     k = U(0)
                     while k < n:
                         h0 = head_of(o, s, k)
-                        if jagged and h0[3] <= lane:  # nor has a later chunk a place there
+                        if jagged and h0[3] <= lane:  # later chunks have no place there either
                             break
                         h1, h2 = head_of(o, s, min(k + U(1), n - U(1))), head_of(o, s, min(k + U(2), n - U(1)))
                         heads = h0, h1, h2, head_of(o, s, min(k + U(3), n - U(1)))
@@ -222,7 +222,7 @@ def of_chunks(head_of: Any, column_of: Any, *, holes: bool = False, jagged: bool
 
     @compiled
     def outer(o, piece, pieces):
-        """Σ_p y[row, p]·x[col, p] at the entries of these lanes, zero in padding; holes are not told apart."""
+        """Σ_p y[row, p]·x[col, p] at the entries of these lanes, zero in padding; holes count as entries."""
         lanes, begin, end = bounds(o, piece, pieces)
         for s in range(begin[0], end[0] + (end[1] > 0)):
             first, last = begin[1] if s == begin[0] else 0, end[1] if s == end[0] else lanes

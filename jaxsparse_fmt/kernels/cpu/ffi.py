@@ -1,11 +1,11 @@
 """Calls of the Numba kernels from XLA's programs for the CPU.
 
-A kernel is linked from the file in which `machine_code.py` keeps it, in a few milliseconds. Where there is none, Numba
-compiles the kernel in one to two seconds, after half a second to import Numba.
+Linking a kernel from the file in which `machine_code.py` keeps it takes a few milliseconds. If there is no file, Numba
+compiles the kernel in one to two seconds; importing Numba takes half a second more.
 
 XLA loads a program that another process has compiled (`jax.experimental.serialize_executable`) only if the handler is
-registered, and no function of this library need have run before. So the import of this module registers the handler,
-which llvmlite compiles in 25 ms. The handler links a kernel that only another process has called.
+registered, possibly before any function of this library has run. So importing this module registers the handler, which
+llvmlite compiles in 25 ms. The handler links the kernels that only another process has called.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from jaxsparse_fmt.kernels.cpu.abi import FUSED, KEYS, NUMBERS, SIZES, SLOTS, TA
 Array = jax.Array
 
 MISSING = np.frombuffer(b"Numba cannot compile a kernel for the CPU that this program calls\0", np.uint8)
-UNLINKED = np.frombuffer(b'no native code for a part of a solver; jsf.use_backend("xla") does without\0', np.uint8)
+UNLINKED = np.frombuffer(b'no native code for a part of a solver; jsf.use_backend("xla") needs none\0', np.uint8)
 
 
 def call(
@@ -42,14 +42,14 @@ def call(
     scratch: int = 0,
     **sizes: int,
 ) -> Array | None:
-    """The result of the kernel `kind`; None where there is none for these dtypes, or after a warning that Numba failed.
+    """The result of the kernel `kind`; None if these dtypes have no kernel, or after a warning that Numba failed.
 
     Args:
-      operands: those of 16 bits are widened first, since no CPU of Numba computes with them.
-      index: what all members of the batch share, by the names of `numba_kernels.Operands`; at least columns, and ptr,
-        int32 or int64.
-      shape: of the result, whose dtype is that to which the operands promote: [b, ...], or [b, pieces, ...] where every
-        piece has a result of its own, in a transposed product.
+      operands: those of 16 bits are widened first, since Numba does not compute with them on a CPU.
+      index: the arrays that all members of the batch share, by their names in `numba_kernels.Operands`; at least
+        columns, and ptr, int32 or int64.
+      shape: of the result, in the dtype to which the operands promote: [b, ...], or [b, pieces, ...] for a transposed
+        product, where every piece has a result of its own.
       scratch: numbers of that dtype that each piece has to itself while it runs.
       sizes: those of `SIZES` that the arrays do not give and that are not 0.
     """
@@ -69,7 +69,7 @@ def call(
     assert sizes.keys() <= set(SIZES)
     words = np.array([sizes.get(name, 0) for name in SIZES], np.int64)
     given = [index.get(name) for name in ("columns", "ptr", "perm", "pattern", "base", "start", "wide")]
-    given = (columns if i is None else i for i in given)  # which no kernel reads
+    given = (columns if i is None else i for i in given)  # in place of None; no kernel reads it
     outs = [out, jax.ShapeDtypeStruct((batch * sizes["pieces"], scratch), out.dtype)] if scratch else [out]
     return jax.ffi.ffi_call(TARGET, outs)(a, b, *given, sizes=words)[0].astype(jnp.result_type(*operands))
 
@@ -77,10 +77,10 @@ def call(
 def call_text(
     text: str, operands: Sequence[Any], results: Sequence[Any], pieces: int, aliases: dict[int, int]
 ) -> Sequence[Array]:
-    """Calls a function of `fusion_code.text_of`, whose text the program contains, so that any process can run it.
+    """Calls a function of `fusion_code.text_of`; the program contains its text, so any process can run it.
 
     Args:
-      aliases: the numbers of operands whose memory results may take, and the numbers of these results.
+      aliases: for the number of an operand, the number of the result that may take its memory.
     """
     return jax.ffi.ffi_call(FUSED, results, input_output_aliases=aliases)(*operands, sizes=_words(text, pieces))
 
@@ -100,7 +100,7 @@ _table = np.zeros(len(KEYS), np.int64)  # the addresses of the kernels
 
 
 def _ready(number: int) -> bool:
-    """Whether the kernel is in the table, after compiling it if it was not."""
+    """Whether the kernel is in the table; compiles it first if it is missing."""
     with _lock:
         if _broken:
             return False
@@ -131,7 +131,7 @@ def _address_of(number: int) -> int:
 
 @ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
 def _compiled(number: int) -> int:
-    """The address of a kernel that a program calls, compiled if it was not; 0 if Numba cannot compile it."""
+    """The address of a kernel that a program calls, compiled if it is missing; 0 if Numba cannot compile it."""
     try:
         return int(_table[number]) if _ready(number) else 0
     except BaseException:  # no exception may pass through XLA; `_ready` has warned
@@ -161,7 +161,7 @@ def _linked(sizes: int) -> int:
 
 @functools.cache
 def _handlers() -> Any:
-    """LLVM's engine of the handlers; None without llvmlite, where there is no Numba, and no program calls a kernel."""
+    """LLVM's engine with the handlers; None without llvmlite, when there is no Numba and no program calls a kernel."""
     try:
         from jaxsparse_fmt.kernels.cpu import handler
     except ImportError:

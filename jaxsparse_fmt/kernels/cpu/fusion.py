@@ -1,13 +1,13 @@
 """Programs of JAX with few kernels: what a solver computes between two products becomes a few calls of native code.
 
 `fused` evaluates a program as JAX would, operation by operation, but collects those for which `fusion_operations.py`
-has code into groups. It lists all operations first, those of inner functions too, then assigns each to a group. Group h
-holds what depends on another kind of operation that needed group h − 1, and what is not needed earlier. Bodies of loops
-and branches are such lists themselves. A loop computes its condition with the numbers of a trip.
+has code into groups. It first lists all operations, including those of inner functions, then assigns each to a group.
+Group h holds the operations that depend on one without code that needs group h − 1, and those not needed earlier.
+Bodies of loops and branches are lists of their own. A loop computes its condition together with the numbers of a trip.
 
 A group of short arrays is one call. Otherwise each stage is a call of its own, shared by XLA's threads, since a sum
-must be complete before the next stage begins. JAX keeps no count of the programs that use a group, so that the native
-code of a group stays until the process ends.
+must be complete before the next stage begins. JAX keeps no count of the programs that use a group, so the native code
+of a group stays in memory until the process ends.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _body_of(jaxpr: Jaxpr, consts: Sequence[Any], values: dict[Value, Any]) -> B
 def _listed(
     jaxpr: Jaxpr, consts: Sequence[Any], ins: Sequence[Any], ops: list[Op], values: dict[Value, Any]
 ) -> list[Any]:
-    """Appends the operations of a program; -> its results.
+    """Appends the operations of a program to `ops`; returns the results of the program.
 
     Args:
       values: gets the arrays that the program contains.
@@ -88,7 +88,7 @@ def _listed(
             else:
                 made = _body_of(inner.jaxpr, inner.consts, values)
                 ops.append(Op(name, params | {"num_consts": n_consts}, tuple(of), tuple(outs), made))
-        elif name == "while" and not params["cond_jaxpr"].out_avals[0].shape:  # vmap makes others
+        elif name == "while" and not params["cond_jaxpr"].out_avals[0].shape:  # vmap makes conditions with a shape
             outs = _while(params, of, ops, values)
         elif name == "cond":
             branches = [_body_of(b.jaxpr, b.consts, values) for b in params["branches"]]
@@ -107,7 +107,7 @@ def _append(ops: list[Op], equation: Any, of: Sequence[Any], outs: Sequence[Any]
 
 
 def _while(params: dict[str, Any], of: list[Any], ops: list[Op], values: dict[Value, Any]) -> list[Value]:
-    """Appends a loop whose first carried number is whether it goes on."""
+    """Appends a loop whose first carried number is true while the loop goes on."""
     condition, body = params["cond_jaxpr"], params["body_jaxpr"]
     n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
     of_cond, of_body, first = of[:n_cond], of[n_cond : n_cond + n_body], of[n_cond + n_body :]
@@ -126,7 +126,7 @@ def _while(params: dict[str, Any], of: list[Any], ops: list[Op], values: dict[Va
 def _simplified(ops: list[Op], ins: list[Value], outs: list[Any]) -> Body:
     """A body without dead operations and without duplicates.
 
-    Operations on arrays take a number where they would read an array of it.
+    Operations on arrays take a number in place of an array that repeats it.
     """
     seen: dict[Any, Value] = {}
     same: dict[Any, Any] = {}
@@ -168,12 +168,13 @@ def _has_effect(op: Op) -> bool:
 def _levels(body: Body, native: list[bool]) -> tuple[list[int], int]:
     """The group of every operation, and the last group.
 
-    What has no code runs after the group of its number, as early as it can; what has code joins the latest group.
+    An operation without code runs after the group of its number, as early as it can; one with code joins the latest
+    group that it can.
     """
     made: dict[Value, tuple[int, bool]] = {}
     levels, last_effect = [], -1
     for op, is_native in zip(body.ops, native, strict=True):
-        # What group h makes others may read at h, and what others make at h the groups from h + 1 on.
+        # Operations without code at h may read what group h makes; groups from h + 1 on may read their results.
         level = max((made[a][0] + (is_native and not made[a][1]) for a in op.ins if a in made), default=-1 + is_native)
         if not is_native and _has_effect(op):
             level = last_effect = max(level, last_effect)
@@ -262,7 +263,7 @@ def _call(ops: list[Op], outs: list[Value], env: dict[Value, Any], pairs: dict[A
         now, totals = totals + [op for op in stage if op.name not in SUMS], []
         written = [v for op in now for v in op.outs if v in later]
         for op in stage:
-            if op.name in SUMS:  # every piece leaves a part
+            if op.name in SUMS:  # every piece writes a part
                 parts = Value(jax.ShapeDtypeStruct((pieces,), op.outs[0].dtype))
                 now.append(op._replace(of=parts))
                 totals.append(Op("total", {}, (parts,), op.outs, op))
@@ -281,7 +282,7 @@ def _call_stages(
         stages = [[op if op.name == "total" else op._replace(of=None) for op in stage] for stage in stages]
     made = {v for op in ops for v in op.outs}
     ins = list(dict.fromkeys(a for op in ops for a in op.ins if isinstance(a, Value) and a not in made))
-    # Arrays that a later stage reads are written, beside the results.
+    # The call writes the results, and the arrays that a later stage reads.
     at = {v: k for k, stage in enumerate(stages) for op in stage for v in op.outs}
     last_read: dict[Atom, int] = {a: k for k, stage in enumerate(stages) for op in stage for a in op.ins}
     between = [v for v in made if v.shape != () and last_read.get(v, 0) > at[v] and v not in outs]
@@ -293,7 +294,7 @@ def _call_stages(
         old = pairs.get(v)
         if old is None or old not in ins or (old.shape, old.dtype) != (v.shape, v.dtype):
             continue
-        # One piece reads all numbers before it writes any; an array is free where its last reader writes.
+        # One piece reads all numbers before it writes any; the last stage that reads an array may overwrite it.
         if pieces == 1 if v.shape == () else last_read[old] <= at[v]:
             aliases[ins.index(old)] = k
     results = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in outs]

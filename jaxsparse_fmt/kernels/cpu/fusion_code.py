@@ -1,12 +1,12 @@
-"""Code in LLVM's instructions for operations of JAX on scalars and on arrays, number by number: one function a group.
+"""LLVM instructions for elementwise operations and sums of JAX: one function for each group.
 
-XLA makes a module of LLVM of every few operations and compiles each in 20 to 28 ms. Here the scalars, updates and sums
+XLA makes an LLVM module of every few operations and compiles each in 20 to 28 ms. Here the scalars, updates and sums
 between two products of a solver are one function, which compiles in a few milliseconds, and a pass over memory computes
 all that it can. `fusion.py` chooses the groups.
 
 A group is a list of stages. A stage computes its scalars first, then passes once over arrays of each shape: it loads
-what it needs, eight numbers at a time, and leaves the sums to the next stage. The order of a sum depends on the length
-of its array and the number of pieces alone: eight sums, those of each BLOCK apart, and what is left over one by one.
+what it needs, eight numbers at a time, and leaves the sums to the next stage. The order of a sum depends only on the
+length of its array and the number of pieces: eight partial sums for each BLOCK, then the other numbers one by one.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from jaxsparse_fmt.kernels.cpu.fusion_operations import (
     splat,
 )
 
-BLOCK = 1024  # numbers whose sums are added to the totals together, since long chains lose digits
+BLOCK = 1024  # numbers that are summed before they are added to the totals, since long chains lose digits
 
 
 def _of_lanes(b: ir.IRBuilder, add: Callable[[Any, Any], Any], x: Any) -> Any:
-    """The sum of a vector's numbers, halves added first."""
+    """The sum of a vector's numbers, by adding its halves until one number is left."""
     parts = [b.extract_element(x, ir.Constant(ir.IntType(32), k)) for k in range(LANES)]
     while len(parts) > 1:
         half = len(parts) // 2
@@ -57,7 +57,7 @@ class Group(NamedTuple):
 
 
 def text_of(group: Group) -> str:
-    """A module of LLVM with the function `NAME` of (XLA's call frame, piece)."""
+    """An LLVM module with the function `NAME`, which takes (XLA's call frame, piece)."""
     return _Code(group).text()
 
 
@@ -123,7 +123,7 @@ class _Code:
     # ------------------------------------------------------------------------------------------------- numbers
 
     def _computed(self, op: Op, known: dict[Value, Any], index: Any, lanes: int) -> Any:
-        """The result of an operation for `lanes` places of an array, 0 for a scalar."""
+        """The result of an operation for `lanes` places of an array; `lanes` is 0 for a scalar."""
         is_array = op.outs[0].shape != () or op.name in SUMS
         wide = lambda dtype: ir.VectorType(TYPES[dtype], LANES) if is_array and lanes > 1 else TYPES[dtype]  # noqa: E731
         of = [self._operand(a, known, index, lanes if is_array else 0) for a in op.ins]
@@ -155,7 +155,7 @@ class _Code:
         return constant(of, int(op.name == "reduce_and") if dtype.kind == "b" else number)
 
     def _total(self, op: Op) -> None:
-        """The sum of what all pieces left."""
+        """Adds up the parts that all pieces wrote."""
         add = self._add(op.of)
 
         def more(k: Any, total: list[Any]) -> list[Any]:
@@ -167,7 +167,7 @@ class _Code:
     # -------------------------------------------------------------------------------------------------- passes
 
     def _pass(self, ops: list[Op], written: set[Value]) -> None:
-        """One pass over the arrays of a shape: this piece of them."""
+        """One pass over this piece of the arrays of a shape."""
         b, pieces = self.b, self.group.pieces
         size = (ops[0].ins if ops[0].name in SUMS else ops[0].outs)[0].size
         cut = lambda k: b.mul(b.sdiv(b.mul(k, WORD(-(-size // LANES))), WORD(pieces)), WORD(LANES))  # noqa: E731
@@ -226,7 +226,7 @@ class _Code:
     def _loop(
         self, begin: Any, end: Any, lanes: int, totals: list[Any], step: Callable[..., list[Any]], by: int | None = None
     ) -> tuple[Any, list[Any]]:
-        """Steps from begin on while `lanes` more places lie before the end; -> (the next place, the totals)."""
+        """Steps from begin on while `lanes` more places lie before the end; returns (the next place, the totals)."""
         b, before = self.b, self.b.block
         head, body, after = (b.append_basic_block() for _ in range(3))
         b.branch(head)

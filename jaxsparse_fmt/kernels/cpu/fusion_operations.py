@@ -45,7 +45,7 @@ Atom = Value | Known
 
 
 class Op(NamedTuple):
-    """An operation: the name of JAX's primitive, its parameters, operands and results; `of` has what else to bind."""
+    """An operation: the name of JAX's primitive, its parameters, operands and results; `of` holds the rest."""
 
     name: str
     params: dict[str, Any]
@@ -72,7 +72,7 @@ def _compared(b: ir.IRBuilder, sign: str, dtype: np.dtype, x: Any, y: Any) -> An
 
 
 def _extreme(b: ir.IRBuilder, sign: str, dtype: np.dtype, x: Any, y: Any) -> Any:
-    """The larger or smaller of two; NaN if either is, and 0.0 is larger than -0.0."""
+    """The larger or smaller of two numbers; NaN if either is NaN, and 0.0 is larger than -0.0."""
     if is_float(dtype):
         return _intrinsic(b, "maximum" if sign == ">" else "minimum", x, y)
     return b.select(_compared(b, sign, dtype, x, y), x, y)
@@ -119,7 +119,7 @@ COMPARED = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="
 EXTREMES = {"max": ">", "min": "<"}
 UNARY = ("neg", "abs", "sqrt", "rsqrt", "not", "is_finite", "square", "copy")
 UNARY += ("convert_element_type", "bitcast_convert_type")
-# Sums and the like of all numbers of an array, and the operation that adds one.
+# Reductions of all numbers of an array, each with the operation that adds one number.
 SUMS = {"reduce_sum": "add", "reduce_max": "max", "reduce_min": "min", "reduce_and": "and", "reduce_or": "or"}
 SUMS["dot_general"] = "add"
 

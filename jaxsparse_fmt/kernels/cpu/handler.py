@@ -1,4 +1,4 @@
-"""The function by which XLA calls the kernels, written in LLVM's own instructions, which compile in milliseconds.
+"""The function by which XLA calls the kernels, written in LLVM instructions, which compile in milliseconds.
 
 XLA passes a call frame. A frame and all that it points to are structures of 8-byte words, laid out in
 xla/ffi/api/c_api.h, which jaxlib ships and keeps stable: versions only add fields at the end.
@@ -8,10 +8,11 @@ xla/ffi/api/c_api.h, which jaxlib ships and keeps stable: versions only add fiel
     buffer      3 the data
     api         4 its version, 6 Error_Create, 8 Error_Destroy, 17 ThreadPool_Schedule, 18 ThreadPool_NumThreads
 
-The one attribute is `sizes`, int64, the numbers that `abi.SIZES` lists: among them the number of the kernel, so that
-one handler serves all, and the number of pieces of the work. XLA's own threads and the caller compute the pieces: each
-takes the next that is left, and the caller never waits for a thread that has not begun. So any number of devices may
-call at the same time, and no second pool of threads competes with XLA's. A piece has the same bits on any thread.
+The only attribute is `sizes`, the int64 numbers that `abi.SIZES` lists. They include the number of the kernel, so that
+one handler serves all kernels, and the number of pieces of the work. XLA's own threads and the caller compute the
+pieces: each takes the next that is left, and the caller never waits for a thread that has not begun. So any number of
+devices may call at the same time, and no second pool of threads competes with XLA's. A piece gives the same bits on any
+thread.
 
 A kernel is a C function of 13 words: the data of a, b, the result and the other operands (`abi.N_OPERANDS`), of one
 member of the batch; the scratch of the piece, which is the second result where there is one; the sizes; and the piece.
@@ -38,16 +39,16 @@ YIELD = "SwitchToThread" if sys.platform == "win32" else "sched_yield"
 # last of them frees it, perhaps long after the call), the frame and the kernel.
 NEXT, DONE, COUNT, HOLDERS, FRAME, KERNEL, JOB_WORDS = range(7)
 SCRATCH = 6  # words
-HUGE = 4 * 2**20  # bytes of a result from which on it gets huge pages
+HUGE = 4 * 2**20  # bytes; a result of at least this size gets huge pages
 
 
 def module(
     table: int,  # the address of the addresses of the kernels, 0 for those that are not compiled
     compiles: int,  # the address of a function: (number of a kernel) -> its address, or 0
-    message: int,  # the address of the text of the error where that gives 0
+    message: int,  # the address of the text of the error if `compiles` gives 0
     groups: int,  # the address of `SLOTS` pairs, a key and the address of the group's function, 0 in empty places
     links: int,  # the address of a function: (the sizes of a call of a group) -> the address of its function, or 0
-    unlinked: int,  # the address of the text of the error where that gives 0
+    unlinked: int,  # the address of the text of the error if `links` gives 0
 ) -> ir.Module:
     """A module with the handlers, functions `abi.TARGET` and `abi.FUSED`: (frame) -> an error of XLA, or 0."""
     made = ir.Module(TARGET)
@@ -93,7 +94,7 @@ def module(
     helpers = run.select(run.icmp_signed("<", helpers, others), helpers, others)
     run.put(job, 0, 0, pieces, run.add(helpers, WORD(1)), frame, kernel)
     run.put(run.address(scratch, 5), helpers)
-    with run.loop() as leave_if:  # wakes a thread at a time
+    with run.loop() as leave_if:  # wakes one thread at a time
         left = run.word(scratch, 5)
         leave_if(run.icmp_signed("<=", left, WORD(0)))
         run.put(run.address(scratch, 5), run.sub(left, WORD(1)))
@@ -125,13 +126,13 @@ def module(
     sizes = _sizes(code, frame)
     key, pieces = code.word(sizes, 0), code.word(sizes, 1)
     code.put(scratch, code.and_(key, WORD(SLOTS - 1)))
-    with code.loop() as leave_if:  # until the key, or an empty place, which no thread ever empties again
+    with code.loop() as leave_if:  # until the key or an empty place; no thread ever empties a place
         slot = code.add(WORD(groups), code.mul(code.word(scratch), WORD(16)))
         found = code.load_atomic(code.inttoptr(slot, WORD.as_pointer()), "acquire", 8)
         code.put(code.address(scratch, 1), slot)
         leave_if(code.or_(code.icmp_signed("==", found, key), code.icmp_signed("==", found, WORD(0))))
         code.put(scratch, code.and_(code.add(code.word(scratch), WORD(1)), WORD(SLOTS - 1)))
-    # The address only with its key: another thread may publish one of another key since.
+    # The address counts only with its key: another thread may have filled the empty place with another key since.
     address = code.select(code.icmp_signed("==", found, key), code.word(slot, 1), WORD(0))
     code.put(scratch, address)
     with code.if_then(code.icmp_signed("==", code.word(scratch), WORD(0))):
@@ -150,7 +151,7 @@ def module(
 
 
 def _handler(module: ir.Module, name: str) -> tuple[_Code, Any, Any]:
-    """A handler that has answered what XLA asks beside a call; its frame and `SCRATCH` words."""
+    """Begins a handler, which goes on only when XLA executes it; returns its code, frame and `SCRATCH` words."""
     code = _Code(module, name, 1)
     frame, scratch = code.arguments[0], code.ptrtoint(code.alloca(WORD, SCRATCH), WORD)
     extension, api = code.word(frame, 1), code.word(frame, 2)
@@ -177,7 +178,7 @@ class _Code(ir.IRBuilder):
         self.arguments = list(function.args)
 
     def address(self, of: Any, k: int) -> Any:
-        """That of the k-th word from an address on."""
+        """The address of the k-th word from an address on."""
         return self.add(of, WORD(8 * k))
 
     def word(self, of: Any, k: int = 0) -> Any:
@@ -194,7 +195,7 @@ class _Code(ir.IRBuilder):
             self.store(word, self.inttoptr(self.address(of, k), WORD.as_pointer()))
 
     def add_to(self, of: Any, k: int, value: int) -> Any:
-        """Adds to a word, atomically; the word before."""
+        """Adds to a word atomically; returns the word before."""
         return self.atomic_rmw("add", self.inttoptr(self.address(of, k), WORD.as_pointer()), WORD(value), "seq_cst")
 
     def call_address(self, function: Any, *arguments: Any) -> Any:
@@ -203,7 +204,7 @@ class _Code(ir.IRBuilder):
 
     @contextlib.contextmanager
     def loop(self) -> Iterator[Callable[[Any], None]]:
-        """Repeats the block of the `with` statement; the function that it gets leaves the loop where its word holds."""
+        """Repeats the block of the `with` statement, which gets a function that leaves the loop if its word is true."""
         again, after = self.append_basic_block(), self.append_basic_block()
         self.branch(again)
         self.position_at_end(again)
@@ -232,7 +233,7 @@ def _fails(code: _Code, api: Any, error: Any, scratch: Any) -> Any:
 
 
 def _take_huge_pages(code: _Code, outside: dict[str, Any], frame: Any, result: int, n_bytes: Any) -> None:
-    """Asks for huge pages for a result, 0 or the last, -1, if it is large."""
+    """Asks for huge pages for result 0, or with -1 for the last, if it is large."""
     with code.if_then(code.icmp_signed(">=", n_bytes, WORD(HUGE))):
         page = mmap.PAGESIZE
         data = _result(code, frame, result)
@@ -243,7 +244,7 @@ def _take_huge_pages(code: _Code, outside: dict[str, Any], frame: Any, result: i
 
 
 def _result(code: _Code, frame: Any, k: int) -> Any:
-    """The data of result 0 or of the last, -1."""
+    """The data of result 0, or with -1 of the last."""
     last = code.sub(code.word(frame, 12), WORD(1)) if k else WORD(0)
     return code.word(code.word(code.add(code.word(frame, 14), code.mul(WORD(8), last))), 3)
 
@@ -253,7 +254,7 @@ def _sizes(code: _Code, frame: Any) -> Any:
 
 
 def _kernel_arguments(code: _Code, frame: Any, piece: Any) -> list[Any]:
-    """Those of a kernel for one piece of all members of the batch."""
+    """The arguments of a kernel for one of the pieces of all members of the batch."""
     sizes = _sizes(code, frame)
     size = lambda name: code.word(sizes, SIZES.index(name))  # noqa: E731
     member, part = code.sdiv(piece, size("pieces")), code.srem(piece, size("pieces"))

@@ -1,24 +1,24 @@
-"""Kernels for the CPU in Numba, of rows and of whole diagonals, and what all kernels for the CPU share.
+"""Numba kernels for the CPU, for rows and for whole diagonals, and what all kernels for the CPU share.
 
-`spmv_reference.py` and `sddmm.py` compute the same in jnp. This file imports Numba, which takes half a second, so only
-`ffi.py` imports it, when a program first calls a kernel that no file holds.
+`spmv_reference.py` and `sddmm.py` compute the same in jnp. This module imports Numba, which takes half a second,
+so `ffi.py` imports this module only when a program first calls a kernel that no file holds.
 
-Operands are pointers, which cost Numba half the time that arrays take to compile. A kernel computes one member of a
+Operands are pointers, which Numba compiles in half the time that arrays take. A kernel computes one member of a
 batch:
 
     values             [n_stored]
     x, y               [n_cols·p], [n_rows·p]
-    columns            [n_stored] int32 in rows; from n_cols on in padding, whose x is never read
-    ptr                [n_slices + 1] int32 or int64; with one row a slice, `row_ptr`; of coordinates
-                       `row_idx` [n_stored], rising, and n_rows in padding
+    columns            [n_stored] int32 in rows; n_cols or more in padding, for which x is not read
+    ptr                [n_slices + 1] int32 or int64: `row_ptr` if each slice is one row; for coordinates
+                       `row_idx` [n_stored], which rises, and is n_rows in padding
     perm               [n_rows]: storage row k is row perm[k] of the matrix; n_perm = 0: the matrix's own order
 
 A kernel adds the entries of a row in fours, (e0 + e1) + (e2 + e3), and the fours in storage order, in slices as in
-rows: four loads are in flight, and neither threads nor formats change a bit. The caller cuts the rows into pieces, by
-`_first_by_pointers`, `_first_by_indices` or `lanes_before`.
+rows: four loads are in flight, and neither the number of threads nor the format changes a bit. `_first_by_pointers`,
+`_first_by_indices` or `lanes_before` cuts the rows into pieces.
 
 Loops over rows test `n_perm` themselves, and the product has one kernel for one right-hand side and one for several:
-LLVM moves the test out of such a loop, but not out of a larger loop or a function, which costs a tenth of the speed.
+LLVM moves the test out of such a loop, but not out of a larger loop or a function, where it costs a tenth of the speed.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ U = np.uint64
 BLOCK = 512  # lanes whose sums stay in the L1 cache while the kernel adds their columns, each a run of memory
 DIAGONAL_ROWS = 1024  # the same for diagonals
 
-# Without reference counts of arrays, since no kernel makes one, and without what Python would call: each such wrapper
-# costs Numba as much as a small function.
+# Without reference counts of arrays, since no kernel makes an array, and without wrappers for calls from Python, each
+# of which takes Numba as long as a small function.
 njit: Any = numba.njit  # whose types do not know all options
 OPTIONS = {"error_model": "numpy", "nogil": True, "_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 compiled, inlined = njit(**OPTIONS), njit(forceinline=True, **OPTIONS)
@@ -45,13 +45,13 @@ class Operands(NamedTuple):
     Attributes:
       a, b, out: values, x, y for a product; values, y, x for a transposed product; y, x, values for an outer product.
       columns: the array from which columns are decoded, or the offsets of diagonals.
-      ptr: slice_ptr, or col_start of jagged chunks, or of diagonals the place of each diagonal's row 0, or row_idx.
-      perm: or lane_row of tiles.
+      ptr: slice_ptr; col_start of jagged chunks; the place of row 0 of each diagonal; or row_idx of coordinates.
+      perm: perm, or lane_row of tiles.
       pattern: bits of the places that hold an entry, read only where `masked` is 2.
       base: col_base; start: index_start, read where `mixed`; wide: the columns of slices too wide for 16 bits.
       n_ptr, n_perm, n_places: the lengths of ptr, perm and the values.
       zero: of the dtype of sums and of the result.
-      masked: 0: all places hold entries; 1: a value of zero is padding, whose x does not count; 2: `pattern` decides.
+      masked: 0: all places hold entries; 1: a value of zero is padding and adds nothing; 2: `pattern` decides.
     """
 
     a: Any
@@ -84,7 +84,7 @@ class Operands(NamedTuple):
 
 @compiled
 def _first_by_pointers(o, piece, pieces):
-    """The first row of a piece; all pieces have equally many entries, a row counted as one more."""
+    """The first row of a piece; all pieces have equally many entries, where a row counts as one more."""
     ptr, n_rows = o.ptr, np.int64(o.n_rows)
     if piece >= pieces:
         return n_rows
@@ -111,7 +111,7 @@ def _end_by_pointers(o, row, begin):
 
 @compiled
 def _first_by_indices(o, piece, pieces):
-    """That of `_first_by_pointers`, from the row of each entry."""
+    """The same row as `_first_by_pointers` gives, from the row of each entry."""
     rows, n_rows, low, high = o.ptr, np.int64(o.n_rows), 0, np.int64(o.n_ptr)
     target = (high + n_rows) * piece // pieces
     while low < high:  # the first entry with so many entries and rows before it
@@ -137,7 +137,7 @@ def _begin_by_indices(o, row):
 
 @inlined
 def _end_by_indices(o, row, begin):
-    """Four entries at a time, and the last three without a branch for each."""
+    """Tests four entries at a time, and the last three without a branch for each."""
     rows, end, n = o.ptr, begin, o.n_ptr
     while end + U(4) <= n and U(rows[end + U(3)]) == row:
         end += U(4)
@@ -175,7 +175,7 @@ def _row_sum(o, begin, end, p, q):
             a, b = _term(o, k, p, q), _term(o, k + U(1), p, q)
             total += (a + b) + (_term(o, k + U(2), p, q) + _term(o, k + U(3), p, q))
         k += U(4)
-    if k < end:  # without a branch for each: how many are left is different in every row
+    if k < end:  # without a branch for each, since the number left varies from row to row
         last = end - U(1)
         k1, k2 = min(k + U(1), last), min(k + U(2), last)
         b, c = _term(o, k1, p, q), _term(o, k2, p, q)
@@ -192,7 +192,7 @@ def clear(o):
 
 @inlined
 def scatter(o, c, v, row):
-    """x[c] += v·y[row], of p columns. One is not worth a loop, which would take four times as long."""
+    """x[c] += v·y[row], for p columns. For one column a loop would take four times as long."""
     if o.p == U(1):
         o.out[c] += v * type(o.zero)(o.b[row])
     else:
@@ -213,7 +213,7 @@ def inner(o, row, c):
 
 @inlined
 def clear_behind(o, last, piece, pieces):
-    """Zeros of an outer product from place `last` on, behind the last row or chunk."""
+    """Writes zeros to an outer product from place `last` on, behind the last row or chunk."""
     if piece == pieces - 1:
         for k in range(last, o.n_places):
             o.out[k] = o.zero
@@ -240,7 +240,7 @@ def of_rows(first_of: Any, begin_of: Any, end_of: Any) -> tuple[Any, Any, Any, A
 
     @compiled
     def columns(o, piece, pieces):
-        """The same for several right-hand sides, each added as `_row_sum` adds it, but four rows of x side by side."""
+        """A·x for several right-hand sides, each added as `_row_sum` adds it, from four rows of x side by side."""
         cast, columns, values, x, y, p, n_cols = type(o.zero), o.columns, o.a, o.b, o.out, o.p, o.n_cols
         first, last_row = first_of(o, piece, pieces), first_of(o, piece + 1, pieces)
         k = begin_of(o, first)

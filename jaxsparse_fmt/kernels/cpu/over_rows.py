@@ -1,4 +1,4 @@
-"""Calls of compiled kernels over the rows of arrays on the host, outside of XLA's programs: set-ups and plans."""
+"""Calls of compiled kernels over the rows of arrays on the host, outside XLA's programs: set-ups and plans."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import numpy as np
 
 from jaxsparse_fmt import machine_code
 
-ROWS = 16_384  # of a task, where nothing else is known
+ROWS = 16_384  # rows of a task by default
 ALIGNED = 64  # bytes: XLA's own arrays for a CPU begin at a multiple of it
-PIECES, SERIAL = 32, 2**15  # tasks of equal work; less work than that is one task
+PIECES, SERIAL = 32, 2**15  # how many tasks of equal work; less work than SERIAL is one task
 
 
 def over_rows(
@@ -30,14 +30,14 @@ def over_rows(
 ) -> None:
     """Calls a kernel (begin, end, marks, *arguments) for all rows, on all cores; each thread has marks of its own.
 
-    A thread takes its tasks by rising rows, so that a kernel may tell the marks of earlier rows from its own.
+    A thread takes its tasks in the order of their rows, so a kernel can distinguish earlier rows' marks from its own.
 
     Args:
-      kernels: imports the module with the kernel, which stands in this folder.
-      name: of the kernel; or a pair, the name of a function and what it makes the kernel of.
-      n_marks: int64 numbers of a thread, -1 at first.
+      kernels: imports and returns the module with the kernel, which lies in this folder.
+      name: of the kernel; or a pair, the name of the function that makes the kernel, and its argument.
+      n_marks: how many marks a thread has, int64; they start at -1.
       arguments: contiguous arrays, integers and floats.
-      rows: of a task, without `before`.
+      rows: of a task, if `before` is None.
       before: [n_rows + 1], the work in the rows before; tasks then have about equal work.
     """
     if before is None:
@@ -55,7 +55,7 @@ def over_rows(
 
 
 def in_threads(thread: Callable[[], None], tasks: int) -> None:
-    """Calls `thread` on every core, but not more often than there are tasks, which the calls share."""
+    """Calls `thread` on every core, at most once for each task; the calls share the tasks."""
     threads = min(tasks, os.cpu_count() or 1)
     if threads <= 1:
         thread()
@@ -82,7 +82,7 @@ def equal_pieces(
 
 
 def empty(n: int, dtype: Any) -> np.ndarray:
-    """An array [n] at such an address that `jax.device_put` takes it without a copy, on a CPU."""
+    """An array [n] at an address from which `jax.device_put` takes it without a copy, on a CPU."""
     spare = ALIGNED // np.dtype(dtype).itemsize
     room = np.empty(n + spare, dtype)
     start = -room.ctypes.data % ALIGNED // room.itemsize
@@ -103,7 +103,7 @@ os.register_at_fork(after_in_child=_threads.cache_clear)  # a child has none of 
 
 @functools.cache
 def _function(kernels: Callable[[], Any], name: Any, kinds: tuple[str, ...]) -> Any:
-    """The compiled kernel, whose arguments after the marks are of these kinds."""
+    """The compiled kernel for arguments of these kinds behind the marks."""
     signature = f"void(int64, int64, CPointer(int64), {', '.join(kinds)})"
 
     def made() -> tuple[Any, str]:

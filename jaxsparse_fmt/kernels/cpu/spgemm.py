@@ -1,8 +1,8 @@
 """The pattern of a product of two sparse matrices, and of coordinates, in compiled code over all cores of the host.
 
 Gustavson, "Two fast algorithms for sparse matrices" (1978), row by row: the first pass counts the entries of each row
-of C = A·B and the products a[i]·b[j] that they sum; the second writes the columns down. Each thread takes its own rows,
-and has one number for every column of C, which marks the columns that a row has met. Nothing depends on the number of
+of C = A·B and the products a[i]·b[j] that they sum; the second writes the columns. Each thread takes its own rows, and
+has one number for every column of C, to mark the columns that a row has met. The results do not depend on the number of
 threads.
 """
 
@@ -76,8 +76,8 @@ def merged(A: Any, B: Any, shared: bool) -> tuple[np.ndarray, ...]:
     """The entries of A + B; with `shared` only those that A and B both have.
 
     Returns:
-      indptr [n_rows + 1] int64, indices [nnz] int32; left, right [nnz] int32 or int64, the entries of A and of B there,
-      and their number where there is none.
+      indptr [n_rows + 1] int64, indices [nnz] int32; left, right [nnz] int32 or int64, the entries of A and of B there;
+      where A or B has none, its number of entries.
     """
     given, work, indptr = _counted_sum(A, B, shared)
     index = index_dtype(max(A.nnz, B.nnz))
@@ -106,7 +106,7 @@ def _counted_sum(A: Any, B: Any, shared: bool) -> tuple[list[np.ndarray], np.nda
 def coordinates(row: np.ndarray, col: np.ndarray, shape: tuple[int, int]) -> tuple[np.ndarray, ...]:
     """Coordinates [k] as a pattern with sorted rows, each place once.
 
-    The coordinates are first spread over buckets of rows, which fit the cache, and each bucket is sorted there.
+    It first spreads the coordinates over buckets of rows, which fit the cache, and then sorts each bucket.
 
     Returns:
       indptr [n_rows + 1], indices [nnz] int32; first [nnz + 1] and order [k] int32: entry n comes from the coordinates

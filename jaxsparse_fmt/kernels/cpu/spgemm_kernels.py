@@ -1,4 +1,4 @@
-"""The kernels of `spgemm.py`, and of the values of a product of sparse matrices, which Numba compiles.
+"""Numba kernels for `spgemm.py`, and for the values of a product of sparse matrices.
 
 Those of the first group run over the rows from `begin` to `end`; all arrays are pointers:
 
@@ -54,7 +54,7 @@ def columns_and_values(begin, end, marks, a_ptr, a_col, b_ptr, b_col, indptr, in
 
 @inlined
 def _columns_of(row, marks, a_ptr, a_col, b_ptr, b_col, indptr, indices):
-    """Writes the sorted columns of a row of C; those of rows before have smaller marks than `indptr[row]`."""
+    """Writes the sorted columns of a row of C; marks of earlier rows are less than `indptr[row]`."""
     start, stop = indptr[row], indptr[row + 1]
     at, i = start, a_ptr[row]
     while at < stop:
@@ -80,7 +80,7 @@ def _columns_of(row, marks, a_ptr, a_col, b_ptr, b_col, indptr, indices):
 
 @compiled
 def _bounds(keys, start, stop):
-    """The smallest and the largest of keys from `start` to `stop`; 0 and 0 of none."""
+    """The smallest and the largest of keys from `start` to `stop`; 0 and 0 if there are none."""
     if start == stop:
         return np.int32(0), np.int32(0)
     low = high = keys[start]
@@ -111,7 +111,7 @@ def pairs(begin, end, marks, a_ptr, a_col, b_ptr, b_col, indptr, indices, before
 
 @compiled
 def sort(keys, start, stop):
-    """Shell's sort, by gaps of Knuth."""
+    """Shell sort with Knuth's gaps."""
     gap = 1
     while gap < (stop - start) // 3:
         gap = 3 * gap + 1
@@ -129,10 +129,10 @@ def sort(keys, start, stop):
 
 
 class Pairs(NamedTuple):
-    """The operands of the three faces of Σ a[i]·b[j]·c[n]: `out` is that which `x` and `y` are not.
+    """The operands of the three faces of Σ a[i]·b[j]·c[n]: `x` and `y` are two of a, b and c, `out` the third.
 
     Attributes:
-      sums: [n_cols] scratch, whose numbers at the columns of a row of C are that row while the kernel is there.
+      sums: [n_cols] scratch, which holds the current row of C at the columns of that row.
       zero: of the dtype of sums and of the result.
     """
 
@@ -197,7 +197,7 @@ FACES = {"product": product_pairs, "transposed": transposed_pairs, "outer": oute
 
 
 def of_pairs(face, zero, sizes):
-    """The kernel of a face: piece k of n takes the rows from cuts[k·m // n] on, with m cuts."""
+    """The kernel of a face: with m + 1 cuts, piece k of n takes the rows from cuts[k·m // n] on."""
     run, adds = FACES[face], face == "transposed"
     pieces, n_perm, n_places = (sizes.index(name) for name in ("pieces", "n_perm", "n_places"))
 
@@ -216,7 +216,7 @@ def of_pairs(face, zero, sizes):
 
 
 def count_sum(begin, end, marks, a_ptr, a_col, b_ptr, b_col, shared, entries):
-    """Counts the columns that a row of A or of B has; with `shared` = 1 those that both have."""
+    """Counts, for each row, the columns that A or B has; with `shared` = 1 those that both have."""
     for row in range(begin, end):
         found, of_both = 0, a_ptr[row + 1] - a_ptr[row] + b_ptr[row + 1] - b_ptr[row]
         for i in range(a_ptr[row], a_ptr[row + 1]):
@@ -227,7 +227,7 @@ def count_sum(begin, end, marks, a_ptr, a_col, b_ptr, b_col, shared, entries):
 
 
 def merge(begin, end, marks, a_ptr, a_col, b_ptr, b_col, shared, n_a, n_b, indptr, indices, left, right):
-    """Writes those columns, and the entries of A and B there, n_a or n_b where one has none."""
+    """Writes the columns of `count_sum`, and the entries of A and B there, n_a or n_b where one has none."""
     for row in range(begin, end):
         i, j, at = a_ptr[row], b_ptr[row], indptr[row]
         while at < indptr[row + 1]:
@@ -251,7 +251,7 @@ def add(begin, end, marks, a_ptr, a_col, b_ptr, b_col, sign, indptr, indices, a,
 
 @inlined
 def _smaller(i, end_i, a_col, j, end_j, b_col):
-    """Which of the next columns of two rows comes next, perhaps both."""
+    """Whether the next column of each of two rows comes first; both do if they are equal."""
     if i == end_i or j == end_j:
         return i < end_i, j < end_j
     return a_col[i] <= b_col[j], b_col[j] <= a_col[i]
@@ -271,7 +271,7 @@ def tally(begin, end, marks, ends, row, col, n_rows, n_cols, shift, n_buckets, c
 
 
 def spread(begin, end, marks, ends, row, col, shift, n_buckets, place, key, number):
-    """Writes row and column, and the number, of each coordinate into its bucket, from `place` on."""
+    """Writes the row, column and number of each coordinate into its bucket, from `place` on."""
     for piece in range(begin, end):
         for e in range(ends[piece], ends[piece + 1]):
             k = piece * n_buckets + (row[e] >> shift)
@@ -282,7 +282,7 @@ def spread(begin, end, marks, ends, row, col, shift, n_buckets, place, key, numb
 
 
 def sort_buckets(begin, end, marks, ends, key, number, n_rows, shift, ptr, placed, entries):
-    """Sorts coordinates by row, column and number: column and number of each, `ptr` and the columns of each row."""
+    """Sorts by row, column and number; writes column and number, `ptr`, and how many columns each row has."""
     for bucket in range(begin, end):
         first, last = bucket << shift, min((bucket + 1) << shift, n_rows)
         for row in range(first, last):
@@ -307,7 +307,7 @@ def sort_buckets(begin, end, marks, ends, key, number, n_rows, shift, ptr, place
 
 
 def first_of_each(begin, end, marks, ptr, placed, indptr, indices, first, order):
-    """Writes the columns of each row once, the place of the first coordinate of each, and the numbers."""
+    """Writes each column of a row once, the place of its first coordinate, and the numbers of all coordinates."""
     for row in range(begin, end):
         at = indptr[row]
         for n in range(ptr[row], ptr[row + 1]):

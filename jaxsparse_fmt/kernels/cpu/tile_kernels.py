@@ -34,7 +34,7 @@ def _wide(columns, base, n_cols, at):
 def _rows_of(column_of: Any, face: str) -> Any:
     @compiled
     def rows(o, columns, index, base, tile, row, q):
-        """One face of a tile's rows, of which `row` is the first; returns the row behind the last."""
+        """Computes one face of a tile's rows, of which `row` is the first; returns the row behind the last."""
         total, first = o.zero, tile * o.lanes * o.entries
         for lane in range(o.lanes):
             for e in range(o.entries):
@@ -60,7 +60,7 @@ def _rows_of(column_of: Any, face: str) -> Any:
 
 
 def of_tiles(face: str, narrow: bool) -> Any:
-    """The kernel of a face, of tiles whose columns are deltas or not."""
+    """The kernel of a face; `narrow`: tiles may store columns as 16-bit deltas."""
     narrow_rows, wide_rows = _rows_of(_narrow, face), _rows_of(_wide, face)
 
     @compiled

@@ -1,4 +1,4 @@
-"""The kernels for the CPU as C functions of one kind of operands and of dtypes, which Numba compiles."""
+"""The kernels for the CPU as C functions that Numba compiles, one for each kind and each set of dtypes."""
 
 from __future__ import annotations
 
@@ -65,6 +65,6 @@ def kernel(kind: str, a: np.dtype, b: np.dtype, out: np.dtype, ptr: np.dtype) ->
 
 
 def _signature(of: tuple[Any, ...]) -> str:
-    """That of a kernel of pointers to numbers of these dtypes, the sizes, and the piece."""
+    """The signature of a kernel that takes pointers to numbers of these dtypes, the sizes and the piece."""
     pointers = ", ".join(f"CPointer({dtype})" for dtype in (*of, "int64"))
     return f"void({pointers}, int64)"
