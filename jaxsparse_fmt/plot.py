@@ -58,7 +58,7 @@ def available() -> bool:
 
 
 def check_available() -> None:
-    """Raises an ImportError that names the cure, where matplotlib is not installed."""
+    """Raises an ImportError that names the cure if matplotlib is not installed."""
     if not available():
         raise ImportError("pictures need matplotlib: pip install 'jaxsparse[plot]'")
 
@@ -101,7 +101,7 @@ def spy(A: Any, ax: Axes | None = None) -> Axes:
 
 
 def row_lengths(A: Any, ax: Axes | None = None) -> Axes:
-    """Draws a histogram of the entries a row. A: as of `spy`."""
+    """Draws a histogram of the entries a row. A: as in `spy`."""
     ax, lengths = _axes(ax), np.diff(_canonical(A).indptr)
     ax.set(title="Row lengths", xlabel="entries in a row", ylabel="rows")
     ax.grid(True, axis="y")
@@ -137,7 +137,7 @@ def convergence(
       curves: by name; or a single one. A result of a solver called with `history=True`, residual norms [k + 1] by
         iteration, or a pair (iterations, norms relative to ‖b‖), which is drawn as it is.
       rtol: drawn as the line to reach.
-      dots: names of curves to draw as dots, which show where curves lie upon one another.
+      dots: names of curves to draw as dots, which show where curves coincide.
 
     Raises:
       ValueError: a result has no history.
@@ -167,7 +167,7 @@ def convergence(
 def layout(A: SparseMatrix, ax: Axes | None = None) -> Axes:
     """Draws how a format stores a small matrix: every stored place, at the thread and the step that reads it.
 
-    A place shows its value and below it its column, if the format stores columns. Its colour tells the row of the
+    A place shows its value and below it its column, if the format stores columns. Its colour shows the row of the
     matrix; hatched places are padding, and pale ones are stored but not read by a product. The thin line goes through
     the places in the order of memory: where it runs down a step, neighbouring threads read neighbouring places.
     Threads behind the last entry are left out. `coo` is drawn as its product runs, a thread for each row, and `csc`

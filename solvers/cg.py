@@ -2,7 +2,7 @@
 
 Traffic of a step without preconditioner, in vectors of n: the product reads p, writes q and computes pᵀq in the same
 pass where rows are short (elsewhere pᵀq takes 2n more); the update of r reads 2, writes 1 and computes rᵀr; the update
-of x and p reads 3 and writes 2. 10n in passes.
+of x and p reads 3 and writes 2. Together they move 10n.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from solvers.core.vectors import ratio
 from solvers.precond.coarse_space import deflating
 from solvers.solution import Solution, Status
 
-REPLACED_EVERY = 50  # steps of the pipelined form; a replacement takes 4 products and, with an M, M twice more
+REPLACED_EVERY = 50  # steps of the pipelined form; a replacement takes 4 products and, with an M, applies M twice
 
 
 class Work(NamedTuple):
@@ -85,12 +85,12 @@ def cg(
       b: [n], or [n, k] for k systems at once: they share every product, and each starts, counts its iterations and ends
         separately. If A is a function, b may also be a pytree of arrays, or one array of another shape: a single
         system, whose A and M are functions of such pytrees. Pass a grid of two axes as `[grid]`.
-      x0: the start, of the shape of b. The solve starts from zero for None, and for an x0 with a residual whose largest
-        number is 1024 times that of b or more.
+      x0: the start, of the shape of b. The solve starts from zero for None, and if the largest number of x0's
+        residual is at least 1024 times that of b.
       M: an approximation of A⁻¹, positive definite: anything with `@`, a function r -> M·r, or the [n] numbers of a
         diagonal M.
-      deflated: [n, m], modes that A makes small, dense or sparse: M becomes `precond.coarse_space(A, deflated, M)`,
-        see there. A must then be a matrix, and M=None means `precond.jacobi(A)`.
+      deflated: [n, m], modes that A makes small, dense or sparse: M becomes `precond.coarse_space(A, deflated, M)`.
+        A must then be a matrix, and M=None means `precond.jacobi(A)`.
       rtol, atol: stop when ‖b − A·x‖₂ ≤ max(rtol·‖b‖₂, atol), by the true residual.
       maxiter: most iterations; None allows 10·n.
       history: keep the residual norms; True keeps up to 10,000, a number keeps up to that many.
@@ -109,7 +109,7 @@ def cg(
         as a difference, which in float32 may become negative from a condition number of about 1e7:
         NOT_POSITIVE_DEFINITE.
         With "pipelined" the devices add up while they compute the next product (Ghysels and Vanroose 2014). A step
-        reads and writes 1 vector more than with True, 6 with an M; a solve takes a step more, and every 50 steps 4
+        reads and writes 1 vector more than with True, 6 with an M; a solve takes one step more, and every 50 steps 4
         products that replace what rounding has changed (Cools et al. 2018).
 
     Returns:
@@ -138,7 +138,7 @@ def start(A: Map, M: Map, r: Array, last: Array | None) -> Work:
 
 
 def step(A: Map, M: Map, work: Work, now: Now) -> tuple[Work, Now]:
-    """Three kernels: the passes compute the numbers of the loop too, for which XLA would launch others."""
+    """One step in three kernels: the passes also compute the loop's numbers, for which XLA would launch others."""
     x, r, p, gamma = work
     (A, of_A), (M, of_M) = unscaled(A, r.dtype), unscaled(M, r.dtype)
     q, curvature = product_dot(A, p)
@@ -166,7 +166,7 @@ def _turn(gamma, curvature, alpha, rr, rz, of_M, *now):
     now = Now(*now)
     moves = now.active & definite(gamma, curvature)
     then = now.after(root(rr), code(gamma, curvature))
-    # β / of_M, since the scaling comes last: exact, so that the sum rounds as it would without.
+    # β / of_M, since the scaling by of_M comes last: it is exact, so the sum rounds as it would without it.
     return jnp.where(moves, of_M * rz, gamma), then.k, then.norm, then.code, alpha, moves, rz / gamma, of_M
 
 
@@ -238,7 +238,7 @@ def _advance_each(scalars, x, r, p, s, u, w):
 
 
 def start_pipelined(A: Map, M: Map, r: Array, last: Array | None) -> PipelinedWork:
-    """From r and the last direction alone: residual replacement (Cools et al. 2018, §4).
+    """Starts from r and the last direction alone: residual replacement (Cools et al. 2018, §4).
 
     β and α of the last direction are computed from sums, so that the next one is conjugate to it to rounding.
     """
@@ -265,7 +265,7 @@ def start_pipelined(A: Map, M: Map, r: Array, last: Array | None) -> PipelinedWo
 def step_pipelined(A: Map, M: Map, work: PipelinedWork, now: Now) -> tuple[PipelinedWork, Now]:
     """Ghysels and Vanroose 2014, Algorithm 3: the devices exchange the sums while they compute M·w and A·M·w.
 
-    Only a first step can prove that A or M is not positive definite; later ones may compute so from rounding errors.
+    Only a first step can prove that A or M is not positive definite; later, rounding alone may make a sum negative.
     """
     *vectors, others, sums, last_gamma, last_alpha, age = work
     (A, of_A), (M, of_M) = unscaled(A, work.r.dtype), unscaled(M, work.r.dtype)

@@ -3,8 +3,8 @@
     folder/000000002000-3.npz    process 3 after 2000 iterations: its pieces of x and p, and the residual norm
 
 A state is x and the last direction p alone: each run of `every` iterations begins with the true residual and a
-direction conjugate to p (a reliable update, Clark et al. 2010, §5). So a solve that goes on from disk computes what it
-would have computed without an interruption, to the last bit.
+direction conjugate to p (a reliable update, Clark et al. 2010, §5). A solve that continues from disk therefore gives
+the result of an uninterrupted one, to the last bit.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def checkpointed_cg(
 ) -> Solution:
     """Solves A·x = b as `cg` does, and writes its state to a folder every `every` iterations.
 
-    Where the folder has a state the solve goes on from there; so call it in the same way after an interruption. Each
-    process writes what its devices hold, whole or not at all, and keeps its last two states. Not for use inside jit.
+    If the folder has a state, the solve continues from it; so call it in the same way after an interruption. Each
+    process writes what its devices hold, whole or not at all, and keeps its last two states. Does not work inside jit.
 
     Args:
       A, b, M, rtol, atol, maxiter: as in `cg`; b is [n].
-      folder: of this solve alone; all processes may share it.
-      every: iterations between two states; enough of them for the residual to fall, since a run of a few never notices
-        that rounding keeps it from falling.
+      folder: a folder for this solve alone; all processes may share it.
+      every: iterations between two states; choose enough for the residual to fall, since a run of only a few does not
+        detect that rounding keeps the residual from falling.
 
     Returns:
       A `Solution` without derivatives; its iterations count those before an interruption.
@@ -60,7 +60,7 @@ def checkpointed_cg(
       TypeError: inside jit, vmap or grad.
     """
     if is_traced((A, b, M)) or isinstance(jax.device_put(0.0), Tracer):
-        raise TypeError("checkpointed_cg writes files, so it works outside jit, vmap and grad only; take cg there")
+        raise TypeError("checkpointed_cg writes files, so it works outside jit, vmap and grad only; use cg there")
     folder, every = Path(folder), whole_number("every", every, 1)
     folder.mkdir(parents=True, exist_ok=True)
     settings = DEFAULTS | {"M": M, "rtol": rtol, "atol": atol}
@@ -127,19 +127,19 @@ def _write(folder: Path, k: int, norm: Any, **vectors: jax.Array) -> None:
     file = io.BytesIO()
     np.savez(file, version=np.array(VERSION), processes=np.array(jax.process_count()), norm=np.asarray(norm), **arrays)
     write_whole(_path(folder, k), file.getvalue())
-    for old in _own(folder)[:-2]:  # another process may have the last but one alone
+    for old in _own(folder)[:-2]:  # another process may have only the last but one
         _path(folder, old).unlink(missing_ok=True)
 
 
 def _read(path: Path, **like: jax.Array) -> tuple[list[jax.Array], float]:
-    """The vectors, each on the devices of its like, and the residual norm; NumPy compares all with their checksums."""
+    """The vectors, placed and typed as those of `like`, and the residual norm; NumPy verifies the checksums."""
     with open(path, "rb") as content:
         try:
             arrays = dict(np.load(content, allow_pickle=False))
             found, norm = (int(arrays["version"]), int(arrays["processes"])), float(arrays["norm"])
         except (
             Exception
-        ) as error:  # damaged bytes may mean an encrypted file, another version of zip or a negative place
+        ) as error:  # damaged bytes may look like an encrypted file, another version of zip or a negative offset
             raise ValueError(
                 f"{path} is damaged ({error}); remove it, and the solve goes on from the state before"
             ) from None

@@ -1,1 +1,1 @@
-"""The command `jaxsparse`: main has the parser, each command its module, tables prints its tables."""
+"""The command `jaxsparse`: `main` has the parser, each command has a module, `tables` prints tables."""

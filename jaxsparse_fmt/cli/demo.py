@@ -69,7 +69,7 @@ class Side:
     """One of the two solvers with its results: times in seconds, sizes in bytes.
 
     Attributes:
-      moved: by a product, by the model of `choose`.
+      moved: bytes that a product moves by the model of `choose`.
       setup, solve: conversion and compilation; the solve.
       x: [n], the answer.
       residual: ‖b − A·x‖ / ‖b‖, by SciPy's product for both.
@@ -146,7 +146,7 @@ def compare(solver: Callable[..., Any], n: int, rtol: float, progress: Progress)
     Each solver runs alone and without callbacks while it is timed. One more run of SciPy's records its residuals.
 
     Args:
-      solver: of the contract of `solvers.cg`.
+      solver: a function called as `solvers.cg` is.
     """
     with progress.stage("build", f"the 7-point Poisson problem on {n}³ points"):
         S = gallery.poisson(n)

@@ -1,4 +1,4 @@
-"""`jaxsparse formats`: what a matrix takes in every format."""
+"""`jaxsparse formats`: the storage of a matrix in every format."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _record(S: Csr, name: str, dtype: np.dtype) -> dict[str, Any]:
-    """What S takes in a format, or why the format refuses it: its storage would be out of proportion to S."""
+    """The storage of S in a format, or why the format refuses S: its storage would be out of proportion."""
     try:
         A = convert.from_scipy(S, name, dtype)
     except ValueError as error:

@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _keep_programs() -> None:
-    """Has the next command load what this one compiles; where that cannot be, one line says why."""
+    """Lets the next command load the programs that this one compiles; if it cannot, prints one line with the reason."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         cache()

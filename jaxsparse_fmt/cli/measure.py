@@ -53,7 +53,7 @@ def store(
     """S in the given format; on one device in the layout that `choose.rank` finds best for it.
 
     Args:
-      devices: how many hold the rows, the first that JAX sees.
+      devices: how many devices hold the rows: the first that JAX sees.
       options: of `shard`, for more than one device.
 
     Raises:
@@ -117,9 +117,9 @@ def prepare(
 
 
 def seconds_per_step(solver: Callable[..., Any], A: Any, b: Any, steps: int = 200) -> float:
-    """Seconds of an iteration of solver(A, b, rtol, maxiter): from the difference of many and a fifth of them.
+    """Seconds of an iteration of solver(A, b, rtol, maxiter), from runs of `steps` and of a fifth as many.
 
-    Where noise hides the difference, the mean over the many.
+    Where noise hides the difference of the runs, the result is the mean over `steps`.
 
     Raises:
       ValueError: the solver ends after fewer than 10 iterations.

@@ -15,7 +15,7 @@ from jaxsparse_fmt.cli import tables
 
 INTERRUPTED = 130  # the exit code of shells for SIGINT
 GRACE = 0.3  # seconds for an interrupted command to clean up
-STACK = 64 << 20  # bytes: what some systems give to all threads but the first is too little for XLA's compiler
+STACK = 64 << 20  # bytes: some systems give all threads but the first too little for XLA's compiler
 
 
 def run(command: Callable[[], int]) -> NoReturn:
@@ -23,7 +23,7 @@ def run(command: Callable[[], int]) -> NoReturn:
 
     Python calls signal handlers in the first thread only, and not while that thread waits for XLA. This function raises
     an interruption in the command's thread too, so that the command can remove its display and half-written files. If
-    XLA holds that thread for `GRACE` seconds, the process ends without this.
+    XLA holds that thread for `GRACE` seconds, the process ends without that clean-up.
     """
     code, interrupted, done = 1, False, threading.Event()  # 1: of an error that Python shows
 
@@ -71,6 +71,6 @@ def run(command: Callable[[], int]) -> NoReturn:
 
 
 def complain(text: str) -> None:
-    """One line on standard error."""
+    """Prints one line on standard error."""
     with contextlib.suppress(OSError):
         print(f"jaxsparse: {text}", file=sys.stderr)

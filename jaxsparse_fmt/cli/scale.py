@@ -48,7 +48,7 @@ class Point:
       step: by the model.
       efficiency: T(1) / (devices·T(devices)) by the model.
       memory: bytes of the device that holds most, without the hierarchy of multigrid.
-      halo_share: the part of the step that exchanges take beside no product.
+      halo_share: the fraction of the step in which exchanges run without a product beside them.
       measured: seconds; None: not measured.
     """
 

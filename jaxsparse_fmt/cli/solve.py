@@ -23,7 +23,7 @@ HELP = "solve A·x = b"
 ABOUT = "Solves A·x = b: by conjugate gradients, for a symmetric positive definite A, or by another method."
 SYMMETRIC, GENERAL = ("cg", "fcg", "minres"), ("gmres", "bicgstab", "idrs")
 PRECONDITIONERS = {
-    "jacobi": jax.jit(solvers.precond.jacobi),  # one by one its operations compile for seconds
+    "jacobi": jax.jit(solvers.precond.jacobi),  # without jit its operations compile one by one, for seconds
     "incomplete_cholesky": solvers.precond.incomplete_cholesky,
     "incomplete_lu": solvers.precond.incomplete_lu,
     "multigrid": solvers.precond.multigrid,
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
         ("drawn in", args.plot, lambda: plots.draw(args.plot, S, name, curves, args.rtol)),
     ):
         if path:
-            try:  # a file that cannot be written must not cost the table
+            try:  # print the table even if a file cannot be written
                 with arguments.blaming(path):
                     write()
                 rows.append((what, path))

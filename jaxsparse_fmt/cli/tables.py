@@ -60,9 +60,9 @@ def ranking(title: str, choices: Sequence[Choice]) -> RenderableType:
 
 
 def comparison(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], **options: Any) -> RenderableType:
-    """A table under its title: a name in the first column, numbers in the others but those of `WORDS`.
+    """A table under its title: a name in the first column, numbers in the others except those of `WORDS`.
 
-    rich's own titles may not be wider than their tables.
+    rich would break a title that is wider than its table.
     """
     from rich import box
     from rich.console import Group
@@ -112,7 +112,7 @@ def as_record(choice: Choice) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """The value in JSON's types; what is no finite number is null."""
+    """The value in JSON's types; numbers that are not finite become null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, dict):
@@ -133,7 +133,7 @@ def console_on(stream: Any, strict: bool = False) -> Console:
     """rich's console on a stream; writing to a lost stream raises `OutputLost` if strict, and else does nothing."""
     from rich.console import Console
 
-    # In file names rich would find markup, emoji codes and numbers to colour.
+    # rich would find markup, emoji codes and numbers to colour in file names.
     guarded: Any = _Guarded(stream, strict)
     console = Console(file=guarded, markup=False, emoji=False, highlight=False, soft_wrap=False)
     if not console.is_terminal:
@@ -142,7 +142,7 @@ def console_on(stream: Any, strict: bool = False) -> Console:
 
 
 class _Guarded:
-    """A stream that raises `OutputLost`, or if not strict loses in silence, what cannot be written."""
+    """A stream whose failed writes raise `OutputLost` if strict, and are ignored otherwise."""
 
     def __init__(self, stream: Any, strict: bool) -> None:
         self._stream, self._strict = stream, strict

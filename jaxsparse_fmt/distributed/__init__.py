@@ -3,12 +3,12 @@
 matrix         the sharded matrix                        build          shard and shard_from_rows
 basis          unknowns in pieces of equal size          row_partition  which device has which rows
 local          the shard and the product of one device   common_format  one format for all shards
-halo           the plan: who needs which unknowns        padding        shards of equal shape
+halo           the plan: unknowns that devices need      padding        shards of equal shape
 halo_exchange  the collectives that move them            processes      agreement while a matrix is built
-rounds         neighbours that exchange at a time        delivery       messages from shard to shard on the host
+rounds         which messages travel together            delivery       messages from shard to shard on the host
 placement      arrays from the host to their devices     pieces         rows of each shard on the host
 entries        the entries in canonical order            estimate       loads of a partition that is not built
-files          a matrix in a folder, read in pieces      connect        processes that begin and end together
+files          a matrix in a folder, read by rows        connect        processes that begin and end together
 """
 
 from jaxsparse_fmt.distributed.build import shard, shard_from_rows

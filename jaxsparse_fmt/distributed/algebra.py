@@ -1,7 +1,7 @@
 """Sums, scalings and diagonal shifts of sharded matrices, whose entries stay on their devices.
 
-Only numbers a row or a column travel: `scale_cols` exchanges the halo of its vector, as a product does. `product.py`
-has A @ B and stored transposes, for which entries travel.
+Only one number for each row or column travels: `scale_cols` exchanges the halo of its vector, as a product does.
+`product.py` has A @ B and stored transposes, for which entries travel.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class ShardedAlgebra(ScipyNames):
         return _product().matmul(self, other)
 
     def transpose(self, axes: tuple[int, int] | None = None, copy: bool = False) -> Any:
-        """`T`, by SciPy's name; with `copy` a sharded matrix of its own, whose rows lie where A's columns lie.
+        """`T` by SciPy's name; with `copy`, a new sharded matrix whose rows lie where A's columns lie.
 
         Raises:
-          ValueError: axes in another order than (1, 0); with `copy` a traced pattern, or `in_basis`.
+          ValueError: axes other than (1, 0); with `copy` a traced pattern, or `in_basis`.
         """
         view = super().transpose(axes)
         return _product().transpose(self) if copy else view
@@ -57,7 +57,7 @@ class ShardedAlgebra(ScipyNames):
         return self._combined(other, jnp.multiply) if isinstance(other, ShardedAlgebra) else super().multiply(other)
 
     def _combined(self, other: Any, f: Callable[[Array, Array], Array]) -> Any:
-        """f of the values of two matrices of one pattern, shard by shard.
+        """f applied, shard by shard, to the values of two matrices with the same pattern.
 
         Raises:
           ValueError: the patterns or their distributions differ, or are traced and not the same arrays.
@@ -68,9 +68,9 @@ class ShardedAlgebra(ScipyNames):
             same = not any(isinstance(a, Tracer) for a in (*mine, *others)) and _equal(mine, others)
         if not same:
             raise ValueError(
-                f"sharded matrices of shapes {self.shape} and {other.shape} are combined entry by entry only where "
-                "they have the same pattern, cut and stored alike; make one from the other by with_data, or combine "
-                "the matrices before `shard`. Inside jit close over the matrices and pass their data"
+                f"sharded matrices of shapes {self.shape} and {other.shape} can be combined only if they "
+                "have the same pattern, cut and stored in the same way; make one from the other by with_data, or "
+                "combine the matrices before `shard`. Inside jit close over the matrices and pass their data"
             )
         values = (f(a.values, b.values) for a, b in zip(self.shards.blocks, other.shards.blocks, strict=True))
         return with_values(self, tuple(values))
@@ -84,13 +84,13 @@ class ShardedAlgebra(ScipyNames):
         return with_values(self, _scaled(self, self._vector(d, self.domain, 1, "scale_cols"), 1))
 
     def shift(self, s: Any) -> Any:
-        """A + s·I, of the same pattern, which must have the whole diagonal.
+        """A + s·I, of the same pattern, which must contain the whole diagonal.
 
         Args:
           s: a number, or [n] for diag(s); may be traced.
 
         Raises:
-          ValueError: the diagonal is not whole, or the pattern is traced; A is not square, or s has another shape.
+          ValueError: the pattern lacks an entry of the diagonal, or is traced; A is not square, or s has another shape.
         """
         n = self.shape[0]
         if n != self.shape[1]:
@@ -121,7 +121,7 @@ class ShardedAlgebra(ScipyNames):
 
 
 def _product() -> Any:
-    """The module that computes products; it lies above, since it builds matrices of results."""
+    """The module that computes products; imported here, since it lies in a higher layer."""
     return importlib.import_module("jaxsparse_fmt.distributed.product")
 
 
@@ -149,7 +149,7 @@ def _places(shards: Shards) -> list[tuple[Array, Array, Array]]:
 
 @jax.jit
 def _on_diagonal(blocks: Any) -> Array:
-    """How many entries lie on the diagonal. Without shard_map, which cannot run while jit traces."""
+    """The number of entries on the diagonal, counted without shard_map, which cannot run while jit traces."""
 
     def count(block: Any) -> Array:
         row, col, _ = block.coordinates()
@@ -160,7 +160,7 @@ def _on_diagonal(blocks: Any) -> Array:
 
 @functools.partial(jax.jit, static_argnums=2)
 def _scaled(A: Any, d: Array, axis: int) -> tuple[Array, ...]:
-    """The values of all blocks, times the number of d that belongs to the row (axis 0) or the column of each."""
+    """The values of all blocks, each times the number of d for its row (axis 0) or its column (axis 1)."""
 
     def scaled(shards: Shards, d: Array) -> tuple[Array, ...]:
         if axis == 1 and shards.halo.kind != "none":

@@ -1,11 +1,12 @@
-"""The basis of a sharded matrix: unknowns in pieces of equal size, one a device, each with empty places at its end.
+"""The basis of a sharded matrix: one piece of the unknowns a device, padded at its end with empty places.
 
     user's order      0 1 2 3 4 5 6            n = 7, three devices with 3, 3 and 1 of them
     inner order     | 0 1 2 | 3 4 5 | 6 · · |  [parts·size], zero where ·
 
-A vector in the inner order is one array whose first axis is sharded over the mesh axis. A user's vector lies in blocks
-of equal size on the same devices where their number divides n, since JAX has no other blocks. Between the two it moves
-in runs (`even_blocks.py`) or, if the order is not the user's, along a `Route`, and no device holds it whole.
+A vector in the inner order is one array whose first axis is sharded over the mesh axis. A user's vector lies on the
+same devices in even blocks, blocks of equal size, if the number of devices divides n; JAX has no other blocks. A vector
+moves between even blocks and pieces in runs (`even_blocks.py`) or, if the inner order is not the user's, along a
+`Route`; no device holds the whole vector.
 """
 
 from __future__ import annotations
@@ -72,15 +73,15 @@ class Route:
     """The exchange between even blocks of the user's vectors and pieces in another order.
 
     Attributes:
-      slots: [parts·size] for every place of a piece its place in [block | received], one past the end in empty places.
-      how: the exchange, its lists [parts·k].
+      slots: [parts·size] the source in [even block | received] of each place of a piece; past the end for empty places.
+      how: the exchange, with lists [parts·k].
     """
 
     slots: Array
     how: Exchange
 
     def to_pieces(self, over: Distribution, x: Array) -> Array:
-        """The pieces of a vector in even blocks."""
+        """The pieces of a vector that lies in even blocks."""
 
         def piece(slots: Array, how: Exchange, x: Array) -> Array:
             if how.kind != "none":
@@ -90,7 +91,7 @@ class Route:
         return self._on_each_device(over, piece, x)
 
     def to_blocks(self, over: Distribution, y: Array) -> Array:
-        """The even blocks of a vector in pieces."""
+        """The even blocks of a vector that lies in pieces."""
         m = even_blocks.block_size(over.counts)
 
         def block(slots: Array, how: Exchange, y: Array) -> Array:
@@ -107,13 +108,13 @@ class Route:
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
 class ShardedBasis(DistributedBasis):
-    """Pieces of n unknowns over a mesh axis.
+    """The basis of n unknowns that lie in pieces over a mesh axis.
 
     Attributes:
-      perm: [parts·size] the user's unknown at each place, at least n in empty places; None: the user's order, or the
-        numbers of unknowns in another order are not needed.
-      route: of vectors to another order and back; None: the user's order.
-      key: a digest of the order; 0 of the user's.
+      perm: [parts·size] the user's unknown at each place, at least n in empty places; None: the order is the
+        user's, or nothing needs the numbers of the unknowns.
+      route: the exchange that takes vectors to another order and back; None: the order is the user's.
+      key: a digest of the order; 0 for the user's.
     """
 
     perm: Array | None = None
@@ -131,7 +132,7 @@ class ShardedBasis(DistributedBasis):
 
     @property
     def has_even_blocks(self) -> bool:
-        """Whether the user's vectors can lie on the devices in blocks of equal size, the only ones that JAX has."""
+        """Whether the user's vectors can lie on the devices in even blocks, the only blocks that JAX has."""
         return self.n % self.devices == 0
 
     def same(self, other: Basis) -> bool:
@@ -142,16 +143,17 @@ class ShardedBasis(DistributedBasis):
         return _enter(self, x)
 
     def leave(self, y: Array, like: Any = None) -> Array:
-        """A vector in the inner order, back in the user's.
+        """A vector in the inner order, brought back to the user's.
 
-        It lies in even blocks if there are such. On explicit mesh axes it does so only if `like`, a vector of the user,
-        does: the types of sharded vectors forbid some of what whole vectors allow, such as an inner product.
+        The result lies in even blocks if n allows them. On explicit mesh axes it does so only if `like`, a vector of
+        the user's, does: JAX's types of sharded vectors forbid some operations that whole vectors allow, such as an
+        inner product.
         """
         blocks = self.has_even_blocks and like is not None and self.over.axis in mesh_axes.axes_of(like)[0]
         return _leave(self, y, self.over.axis if blocks else None)
 
     def accept(self, x: Any) -> Any:
-        """The user's vector, moved as by `placed`.
+        """The user's vector, moved to the mesh as by `placed`.
 
         Raises:
           ValueError: as `placed`, or the vector is not the same in all processes.
@@ -161,10 +163,10 @@ class ShardedBasis(DistributedBasis):
         return self.placed(x)
 
     def placed(self, x: Any) -> Any:
-        """The user's vector, moved if necessary to where the devices of the mesh can reach it.
+        """The user's vector, moved to the devices of the mesh if it does not lie on all of them.
 
         Raises:
-          ValueError: it lies on other devices, or is spread over another mesh.
+          ValueError: the vector lies on devices outside the mesh, or is spread over another mesh.
         """
         mesh = self.over.mesh
         if x is None or isinstance(x, Tracer):
@@ -183,7 +185,7 @@ class ShardedBasis(DistributedBasis):
         return jax.device_put(x, NamedSharding(mesh, PartitionSpec(self.over.axis if self.has_even_blocks else None)))
 
     def _spread(self, x: Any) -> Any:
-        """A vector that is nowhere yet, or anywhere, in its even blocks if there are such."""
+        """A vector that is not committed to devices, spread over the mesh in even blocks if n allows them."""
         if not self.has_even_blocks or self.n == 0:
             return x
         self.over.check_context()
@@ -209,7 +211,7 @@ class ShardedBasis(DistributedBasis):
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
 class EnteredBasis(DistributedBasis):
-    """The basis of `A.in_basis`: vectors are in the inner order already, and `enter` only empties the empty places."""
+    """The basis of `A.in_basis`: vectors are in the inner order already; `enter` only sets empty places to zero."""
 
     def enter(self, x: Array) -> Array:
         return self.over.emptied(x)
@@ -240,7 +242,7 @@ def _leave(basis: ShardedBasis, y: Array, explicit: str | None) -> Array:
 
 
 def _in_blocks(x: Array, over: Distribution) -> Array:
-    """The user's vector, padded to blocks of equal size."""
+    """The user's vector, padded to even blocks."""
     behind = len(over.counts) * even_blocks.block_size(over.counts) - x.shape[0]
     return jnp.pad(x, ((0, behind), *((0, 0),) * (x.ndim - 1)))
 
@@ -248,17 +250,17 @@ def _in_blocks(x: Array, over: Distribution) -> Array:
 def _on_pieces(f: Callable[..., Array], x: Array, over: Distribution) -> Array:
     piece = PartitionSpec(over.axis)
     if len({even_blocks.block_size(over.counts), over.size, *over.counts}) == 1:
-        return constrained(x, over)  # every block is a piece
+        return constrained(x, over)  # every even block is a piece
     return over.mapped(functools.partial(f, over=over), (piece,), piece)(x)
 
 
 def _is_here(mesh: Any, own: Mesh) -> bool:
-    """Whether vectors on `mesh` can meet a matrix on `own`: it is that mesh, or the context's."""
+    """Whether a matrix on `own` can multiply vectors on `mesh`: `mesh` is `own`, or the mesh of the context."""
     return mesh == own or mesh.abstract_mesh == jax.sharding.get_abstract_mesh()
 
 
 def _on_auto_axes(x: Array) -> Array:
-    """The same pieces on the same devices, of a mesh whose axes are left to XLA."""
+    """The same vector on the same devices, on a mesh whose axes are left to XLA."""
     assert isinstance(x.sharding, NamedSharding) and isinstance(x.sharding.mesh, Mesh)
     return jax.device_put(x, NamedSharding(auto_mesh(x.sharding.mesh), x.sharding.spec))
 
@@ -270,7 +272,7 @@ def constrained(x: Array, over: Distribution) -> Array:
 
 
 def plan_of_order(over: Distribution, perm: np.ndarray) -> Halo:
-    """The plan by which every device receives the unknowns of its piece from the devices in whose blocks they lie."""
+    """The plan by which devices receive the unknowns of their pieces from the devices whose even blocks have them."""
     blocks = np.minimum(np.arange(len(over.counts) + 1) * even_blocks.block_size(over.counts), len(perm))
     own = _own(over, perm)
     needs = {k: halo.needed(own[k], blocks[k], blocks[k + 1]) for k in sorted(local_parts(over))}
@@ -281,8 +283,8 @@ def make(over: Distribution, perm: np.ndarray | None, plan: Halo | None = None, 
     """The basis for an order of the unknowns; None and None for the user's own.
 
     Args:
-      plan: of `plan_of_order`.
-      numbered: whether `unknowns` is called, for which a device holds their numbers.
+      plan: the plan of `plan_of_order`.
+      numbered: whether the basis stores the numbers of the unknowns, which `unknowns` needs.
     """
     if perm is None or plan is None or not len(perm):
         return ShardedBasis(over=over)
@@ -324,5 +326,5 @@ def bytes_of_order(over: Distribution, plan: Halo, numbered: bool = True) -> int
 
 
 def _kind(over: Distribution) -> Any:
-    """The dtype of unknowns, which also number the empty places."""
+    """The dtype for the numbers of unknowns and of empty places."""
     return index_dtype(sum(over.counts) + over.places)

@@ -1,4 +1,4 @@
-"""Builds a sharded matrix, from a matrix on the host or from its rows in pieces."""
+"""Builds a sharded matrix from a matrix on the host, or from rows that each process makes for its own devices."""
 
 from __future__ import annotations
 
@@ -49,23 +49,24 @@ def shard(
       S: scipy.sparse matrix or array, or a matrix in a format of `FORMATS`.
       mesh: a `jax.sharding.Mesh`, whose other axes hold copies. Under `jax.set_mesh` its axes keep their types.
       axis: the name of the mesh axis.
-      format: of each shard's own columns, a name in `FORMATS`; "auto" for the one of `choose.rank` that takes
-        the slowest shard least time, "tune" for the one measured to be fastest on the shard with the most entries.
+      format: the format of each shard's own columns, a name in `FORMATS`; "auto" for the one of `choose.rank` in which
+        the slowest shard takes the least time, "tune" for the one measured to be fastest on the shard with the most
+        entries.
       mode: "overlap", "naive" or "vector"; see `ShardedMatrix`.
       dtype, backend, **layout: as in `from_scipy`.
       by: "nnz" for equally many entries a device, "rows" for equally many rows, "graph" for few entries between devices
         (METIS), or integers [n], the device of each unknown, as from `boxes`.
-      reorder: "rcm" or a permutation [n], an order of the unknowns that is cut then.
-      exchange: of the halo, "permute", "all_to_all" or "gather"; "auto" for the cheapest by the
+      reorder: "rcm" or a permutation [n]: a new order of the unknowns, applied before the cut.
+      exchange: the exchange of the halo: "permute", "all_to_all" or "gather"; "auto" for the cheapest by the
         bandwidths and latencies within and between hosts that `traffic.Machine` lists.
-      halo_format: of the other devices' columns; None: `format` with its layout. Mode "vector" ignores it.
+      halo_format: the format of other devices' columns; None: `format` with its layout. Mode "vector" ignores it.
       max_bytes: the largest padded storage of one shard's part to accept.
 
     Returns:
       A `ShardedMatrix`; its `report()` shows the imbalance.
 
     Raises:
-      ValueError: an unknown mesh axis, mode or other word, a mesh that covers some other processes and not all, a shard
+      ValueError: an unknown mesh axis, mode or other word, a mesh that covers several processes but not all, a shard
         that its device cannot hold, and as in `from_scipy`.
       TypeError: `mesh` is no mesh, or S no matrix. ImportError: by="graph" without pymetis.
     """
@@ -102,8 +103,8 @@ def shard_from_rows(
 ) -> ShardedMatrix:
     """A square matrix that no host holds whole: each process makes and holds only the rows of its own devices.
 
-    With several processes (`jax.distributed`) all of them must call this function alike; they exchange the unknowns of
-    the halos and the sizes of the shards. On a mesh of its own devices a process exchanges nothing.
+    With several processes (`jax.distributed`) all of them must call this function in the same way; they exchange
+    the unknowns of the halos and the sizes of the shards. On a mesh of its own devices a process exchanges nothing.
 
     Args:
       rows_of: rows_of(start, stop) gives the rows from start to stop, a scipy.sparse matrix [stop − start, n]. Called
@@ -114,8 +115,8 @@ def shard_from_rows(
       The rest as in `shard`.
 
     Raises:
-      ValueError: blocks of another shape, starts that do not rise from 0 to n, and as in `shard`.
-      TypeError: `mesh` is no mesh, a block no matrix, or n or `starts` no integers.
+      ValueError: rows of another shape, `starts` that do not rise from 0 to n, and as in `shard`.
+      TypeError: `mesh` is no mesh, `rows_of` returns no matrix, or n or `starts` are no integers.
     """
     _check_keywords(layout, shard_from_rows)
     parts, mesh = _placed(mesh, axis)
@@ -160,7 +161,7 @@ def _check_keywords(layout: dict[str, Any], function: Callable[..., Any]) -> Non
     """Refuses a keyword that is no option of any format's layout.
 
     Raises:
-      TypeError: it is none.
+      TypeError: the keyword is no such option.
     """
     known = {option for cls in FORMATS.values() for option in cls.layout_options}
     for name in layout.keys() - known:
@@ -180,11 +181,11 @@ def assemble(
     perm: np.ndarray | None = None,
     entry: np.ndarray | None = None,
 ) -> ShardedMatrix:
-    """The sharded matrix from blocks of rows of this process's devices, canonical CSR of all columns.
+    """The sharded matrix from the rows of this process's devices, in canonical CSR with all columns.
 
     Args:
-      rows_of: the rows from the first number to the second.
-      starts, columns: [parts + 1], where the rows and the columns of each begin.
+      rows_of: rows_of(start, stop) gives the rows from start to stop.
+      starts, columns: [parts + 1], where the rows and the columns of each part begin.
       perm, entry: the user's unknown at each place, and the user's entry at each entry of the blocks
         (`reordered.permuted`).
     """
@@ -197,7 +198,7 @@ def assemble(
     needs: dict[int, np.ndarray] = {}
 
     def halos() -> dict[int, int]:
-        """The number of entries of each shard."""
+        """Computes the halos, and returns the number of entries of each shard."""
         blocks.update(zip(mine, together(lambda k: rows_of(int(starts[k]), int(starts[k + 1])), mine), strict=True))
         needed = lambda k: halo.needed(blocks[k].indices, int(columns[k]), int(columns[k + 1]))  # noqa: E731
         needs.update(zip(mine, together(needed, mine), strict=True))
@@ -211,7 +212,7 @@ def assemble(
     cut: dict[int, Any] = {}
 
     def boundaries() -> dict[int, int]:
-        """The number of boundary rows of each shard."""
+        """Cuts the rows into blocks, and returns the number of boundary rows of each shard."""
         cut.update(zip(mine, together(split, mine), strict=True))
         return {k: len(cut[k][1]) for k in mine}
 
@@ -230,7 +231,7 @@ def assemble(
     if order is not None and order_of_entries is not None:
         nbytes += basis.bytes_of_order(over_columns, order)
         nbytes += basis.bytes_of_order(over_entries, order_of_entries, numbered=False)
-    everyones(lambda: _check_fits(nbytes, mesh), mesh)  # the last agreement: placing must not fail in one process only
+    everyones(lambda: _check_fits(nbytes, mesh), mesh)  # the last agreement: no process may fail alone after it
     own = functools.partial(basis.sharded, over=over_rows)
     matrices = tuple(
         padding.like(p.like, {n: own(lambda k, n=n, of=p.arrays: of[k][n]) for n in p.arrays[mine[0]]}, p.form)
@@ -263,36 +264,39 @@ def _placed(mesh: Any, axis: Any) -> tuple[int, Mesh]:
         concrete = jax.sharding.get_mesh()
         if concrete.empty or concrete.shape_tuple != mesh.shape_tuple:
             raise TypeError(
-                f"mesh is abstract, {dict(mesh.shape)}, without devices; pass the jax.sharding.Mesh that it is of, or "
-                "set that with jax.set_mesh(mesh)"
+                f"mesh is abstract, {dict(mesh.shape)}, without devices; pass the jax.sharding.Mesh that it "
+                "describes, or set that with jax.set_mesh(mesh)"
             )
         mesh = concrete
     if not isinstance(mesh, Mesh):
         raise TypeError(f"mesh must be a jax.sharding.Mesh, such as jax.make_mesh((8,), ('rows',)); got {mesh!r}")
     if isinstance(axis, (tuple, list)):
         raise ValueError(
-            f"axis must be one mesh axis; got {axis!r}. Make one of several: "
+            f"axis must be one mesh axis; got {axis!r}. Make one axis of several: "
             "jax.sharding.Mesh(mesh.devices.reshape(-1), ('rows',))"
         )
     if axis not in mesh.axis_names:
         known = ", ".join(map(repr, mesh.axis_names)) or "none"
-        raise ValueError(f"the mesh has no axis {axis!r}; it has {known}. Pass axis= one of them")
+        raise ValueError(f"the mesh has no axis {axis!r}; it has {known}. Pass one of them as axis=")
     alone(mesh)  # refuses a mesh that leaves out processes, before any of them waits
     return mesh.shape[axis], basis.placing_mesh(mesh)
 
 
 def _pieces(counts: np.ndarray) -> tuple[tuple[int, ...], int]:
-    """The counts of the devices, and the size of a piece, at least one place."""
+    """The count of each device, and the length to which pieces are padded, at least 1."""
     return tuple(counts.tolist()), max(int(counts.max()), 1)
 
 
-# ------------------------------------------------------------------------------------------------ cutting a block
+# ---------------------------------------------------------------------------------- cutting the rows of a device
 
 
 def _split(
     block: Csr, k: int, plan: halo.Halo, n_rows: int, n_own: int, columns: np.ndarray, mode: str
 ) -> tuple[list[Csr], np.ndarray]:
-    """The blocks of a device's rows, with columns in its piece of x and in its halo buffer, and the boundary rows."""
+    """The local and the halo block of a device's rows, and the boundary rows.
+
+    The columns of the blocks are places in the device's piece of x and in its halo buffer.
+    """
     width = plan.how.width
     is_own = (block.indices >= columns[k]) & (block.indices < columns[k + 1])
     col = np.where(is_own, block.indices - columns[k], n_own)

@@ -1,4 +1,4 @@
-"""One format for all shards: chosen for the slowest of them, converted on the host, and made alike."""
+"""One format for all shards: chosen for the slowest shard, converted on the host, and padded to the same shapes."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class Part:
     Attributes:
       like: one of its matrices; the others differ in their arrays only.
       arrays: of every shard of this process, by name, on the host.
-      form: of all.
-      why: this format, in words.
+      form: the form of all shards' matrices.
+      why: the reason for this format, in words.
     """
 
     like: SparseMatrix
@@ -72,18 +72,18 @@ class Part:
 
 
 def in_one_format(csrs: dict[int, Csr], request: Request, is_halo: bool) -> Part:
-    """The matrices of this process's shards, in one format, layout and shape with those of all others.
+    """The matrices of this process's shards, in the format, layout and shape that all shards share.
 
     Args:
-      csrs: canonical, of all columns of the part.
-      is_halo: whether `halo_format` counts.
+      csrs: canonical, with all columns of the part.
+      is_halo: whether `halo_format` applies.
 
     Raises:
-      ValueError: as `from_scipy` does, in every process; with "auto" if no format suits all shards.
+      ValueError: as in `from_scipy`, in every process; or with "auto" no format suits all shards.
     """
     sizes = everyones(lambda: {k: (csr.nnz, csr.shape[0]) for k, csr in csrs.items()}, request.mesh)
     tallest = max(height for _, height in sizes.values())
-    csrs = {k: taller(csr, tallest) for k, csr in csrs.items()}  # boundaries differ
+    csrs = {k: taller(csr, tallest) for k, csr in csrs.items()}  # shards differ in boundary rows
     largest = max(sizes, key=lambda k: (sizes[k][0], -k))
     name = request.halo_format if is_halo and request.halo_format else request.format
     if name not in CHOSEN:
@@ -94,7 +94,7 @@ def in_one_format(csrs: dict[int, Csr], request: Request, is_halo: bool) -> Part
         if name == "auto":
             first = "first" if place == 0 else f"{place + 1}, the first that suits every shard,"
             why = f"ranked {first} of {len(choices)} for the slowest shard: {why}"
-        # Sizes were estimated, and one format made alike may be too large for a shard that alone is not the slowest.
+        # Sizes were estimated: padded to equal shapes, a format may be too large for a shard that is not the slowest.
         with contextlib.suppress(TooLarge) if choice is not choices[-1] else contextlib.nullcontext():
             return _stored_as(choice.format, choice.layout, csrs, largest, request, why)
     raise AssertionError("the last choice is taken or raises")
@@ -106,7 +106,7 @@ def for_shards(choices: list[Choice]) -> list[Choice]:
 
 
 def taller(csr: Csr, n_rows: int) -> Csr:
-    """The matrix with empty rows below, as canonical as it is."""
+    """The matrix with empty rows added below; canonical if it was."""
     indptr = np.pad(csr.indptr, (0, n_rows - csr.shape[0]), mode="edge")
     out = scipy.sparse.csr_array((csr.data, csr.indices, indptr), shape=(n_rows, csr.shape[1]))
     out.has_canonical_format = True
@@ -114,12 +114,12 @@ def taller(csr: Csr, n_rows: int) -> Csr:
 
 
 def _ranked(csrs: dict[int, Csr], sizes: dict[int, tuple[int, int]], request: Request) -> list[Choice]:
-    """Formats that suit every shard, by the time of the slowest shard, for which all wait and to whose size all pad."""
+    """Formats that suit every shard, by the time of the slowest shard: all others wait for it, padded to its size."""
     backend = selection.active_backend(request.target.backend)  # threads do not see `use_backend`
     rank = functools.partial(ranking.rank, dtype=request.target.dtype, backend=backend)
     ranks = lambda: together(lambda csr: ranking.best_layouts(for_shards(rank(csr))), [*csrs.values()])  # noqa: E731
     of_shard = everyones(lambda: dict(zip(csrs, ranks(), strict=True)), request.mesh)
-    least = min(1, max(nnz for nnz, _ in sizes.values()))  # shards without entries are content with any format
+    least = min(1, max(nnz for nnz, _ in sizes.values()))  # any format suits a shard without entries
     told = [{c.format: c for c in choices} for k, choices in of_shard.items() if sizes[k][0] >= least]
     common = [name for name in told[0] if all(name in of for of in told)]
     slowest = [max((of[name] for of in told), key=lambda c: c.cost) for name in common]
@@ -154,7 +154,7 @@ def _stored_as(
 
     def converted(csr: Csr) -> SparseMatrix:
         with _on_host():  # a thread's own setting
-            return build(csr, name, request.target, **layout).unshared  # padded place by place, each of one entry
+            return build(csr, name, request.target, **layout).unshared  # padding needs one entry a place
 
     def resolved() -> dict[int, dict[str, Any]]:
         """The layout that the largest shard gets by default."""
@@ -188,7 +188,7 @@ def _stored_as(
 
 
 def _on_host() -> contextlib.AbstractContextManager[Any]:
-    """A context in which conversions stay on the host, so that no shard passes through another's device."""
+    """A context in which conversions stay on the host, so that no shard passes through another shard's device."""
     try:
         return jax.default_device(jax.local_devices(backend="cpu")[0])
     except RuntimeError:  # JAX_PLATFORMS leaves the CPU out

@@ -1,8 +1,8 @@
 """Several processes that begin together and end together, as Slurm or mpirun starts them.
 
-Every process holds a connection to process 0. The kernel closes it when its process dies, however busy Python is; where
-a host or the network fails, it does so after some unanswered probes. Process 0 passes on what it hears, so that each
-process has one connection and process 0 one for every other.
+Every other process holds a connection to process 0. The kernel closes the connection when a process dies, however busy
+Python is, and after some unanswered probes when a host or the network fails. Process 0 passes messages on, so that no
+other process needs a second connection.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ import jax
 from jaxsparse_fmt._types import whole_number
 from jaxsparse_fmt.kernels.backends import jax_versions
 
-# The variables in which launchers write the number of this process and that of all.
+# The variables in which launchers store the number of this process and the number of processes.
 LAUNCHERS = (
     ("JAX_PROCESS_ID", "JAX_NUM_PROCESSES"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
 )
-PATIENCE = 1  # second for which an error waits: if it is of a collective, the watch knows which process is gone
-INTRODUCTION = 5  # seconds for which process 0 waits until what has connected says who it is
+PATIENCE = 1  # second that an error waits: if a collective failed, the watch then knows which process is gone
+INTRODUCTION = 5  # seconds that process 0 waits for the number of a process that has connected
 GOODBYE = "goodbye"
 
 
 def connect_processes(
     coordinator: str | None = None, processes: int | None = None, process: int | None = None, *, timeout: int = 60
 ) -> None:
-    """Makes this process one of several, by `jax.distributed.initialize`; where one fails or is killed, all end.
+    """Makes this process one of several, by `jax.distributed.initialize`; if one fails or is killed, all end.
 
-    Call it before anything else of JAX, in every process. Under Slurm and mpirun of Open MPI 4 JAX finds all arguments.
-    Under other launchers set JAX_COORDINATOR_ADDRESS, or pass `coordinator`; the two numbers then come from
-    JAX_PROCESS_ID and JAX_NUM_PROCESSES, from Open MPI or from PMI (MPICH, Intel MPI). Without arguments or launcher
-    the process stays alone, so that a program needs no other lines for one machine.
+    Call it before any other function of JAX, in every process. Under Slurm and Open MPI 4's mpirun JAX finds all
+    arguments. Under other launchers set JAX_COORDINATOR_ADDRESS, or pass `coordinator`; `process` and `processes` then
+    come from JAX_PROCESS_ID and JAX_NUM_PROCESSES, from Open MPI or from PMI (MPICH, Intel MPI). Without arguments and
+    without a launcher the process stays alone, so that the same program runs on one machine.
 
-    An exception that nobody catches, in any process, ends all with its text; a killed process ends the others at once
-    with its number. All exit with code 1, without handlers of `atexit`.
+    An uncaught exception in one process ends all processes, which print its text. When a process is killed, the others
+    print its number and end at once. All exit with code 1 and run no `atexit` handlers.
 
     Args:
       coordinator: "host:port", an address of process 0 that all can reach, and a free port.
-      processes, process: how many there are, and the number of this one, from 0.
-      timeout: seconds that a process waits for the others to start, and about as many until the others end where a host
-        or the network fails.
+      processes, process: how many processes there are, and the number of this one, from 0.
+      timeout: seconds that a process waits for the others to start, and about the time in which the others end after
+        a host or the network has failed.
 
     Raises:
-      ValueError: one of several processes without the address of process 0; numbers that do not fit.
+      ValueError: this is one of several processes, without the address of process 0; or a number is invalid.
     """
     timeout = whole_number("timeout", timeout, 1)
     coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
@@ -63,7 +63,7 @@ def connect_processes(
     if coordinator is not None:
         process, processes = number, of
     peers: dict[int, socket.socket] = {}
-    atexit.register(lambda: _tell(peers, GOODBYE))  # before JAX registers its own: called after it
+    atexit.register(lambda: _tell(peers, GOODBYE))  # before JAX registers its handler, so called after it
     name = "this process" if coordinator is None else f"process {process} of {processes}"
     with _deadline(timeout, f"{name} did not meet the others at {coordinator or 'the address that JAX found'}"):
         try:
@@ -90,7 +90,7 @@ def connect_processes(
 
 
 def _launcher() -> list[int | None]:
-    """The number of this process and of all, as its launcher has set them."""
+    """The number of this process and the number of processes, as the launcher has set them."""
 
     def number(name: str) -> int | None:
         if name not in os.environ:
@@ -106,9 +106,9 @@ def _launcher() -> list[int | None]:
 
 @contextlib.contextmanager
 def _deadline(seconds: int, what: str):
-    """Ends this process with a message, where JAX would abort with a stack trace."""
+    """Ends this process with a message after `seconds`; JAX would abort with a stack trace."""
     cure = "is each of them started, with the same address and number of processes, and can that address be reached?"
-    timer = threading.Timer(seconds, _end, [f"{what} within {seconds} s; {cure}"])  # Python's main thread waits
+    timer = threading.Timer(seconds, _end, [f"{what} within {seconds} s; {cure}"])  # a thread, since the main one waits
     timer.daemon = True
     timer.start()
     try:
@@ -118,7 +118,7 @@ def _deadline(seconds: int, what: str):
 
 
 def _connected(store: Any, host: str, process: int, processes: int, timeout: int) -> dict[int, socket.socket]:
-    """The connections of this process: process 0 has one to each other, which has one to process 0."""
+    """The connections of this process: process 0 has one to every other process, and the others one to process 0."""
     if process > 0:
         port = int(store.blocking_key_value_get("jaxsparse_fmt/watch", 1000 * timeout))
         peer = socket.create_connection((host, port), timeout)
@@ -130,7 +130,7 @@ def _connected(store: Any, host: str, process: int, processes: int, timeout: int
         while len(peers) < processes - 1:
             peer, _ = server.accept()
             peer.settimeout(INTRODUCTION)
-            if (number := _heard(peer)).isdigit() and 0 < int(number) < processes:  # else a stranger
+            if (number := _heard(peer)).isdigit() and 0 < int(number) < processes:  # else no process of this run
                 peers[int(number)] = _watched(peer, timeout)
     return peers
 
@@ -185,7 +185,7 @@ def _tell(peers: dict[int, socket.socket], text: str) -> None:
 
 
 def _heard(peer: socket.socket) -> str:
-    """A line of the other end; "" where it is gone. Read by bytes, so that `select` sees what follows the line."""
+    """A line from the other end, or "" if that is gone; read byte by byte, so that `select` sees what follows."""
     line = b""
     with contextlib.suppress(OSError, ValueError):
         while not line.endswith(b"\n") and (byte := peer.recv(1)):

@@ -1,4 +1,4 @@
-"""Messages from shard to shard on the host while a matrix is built: only a process that needs one receives it."""
+"""Messages from shard to shard on the host while a matrix is built: a process receives only those that it needs."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ Messages = dict[int, dict[int, Any]]  # by shard, then by the other shard
 
 
 def delivered(make: Callable[[], Messages], mesh: Mesh) -> Messages:
-    """For each shard of this process the messages to it, by rising sender; all processes must call this.
+    """The messages to each shard of this process, by rising sender; all processes must call this.
 
     All processes learn the sizes of all messages. The messages travel as bytes between one device of each process.
 
     Args:
-      make: returns for each shard of this process its messages, by receiver; whatever can be pickled.
+      make: returns the messages from each shard of this process, by receiver: any objects that can be pickled.
 
     Raises:
-      Whatever make() raises in one process, in all.
+      What make() raises in one process, all processes raise.
     """
     if alone(mesh):
         made = make()
@@ -55,7 +55,7 @@ def delivered(make: Callable[[], Messages], mesh: Mesh) -> Messages:
 
 
 def _travelled(sent: dict[tuple[int, int], dict[tuple[int, int], int]], packed: dict[tuple[int, int], bytes], mesh):
-    """Pairs of the messages and the bytes that this process receives from each other one."""
+    """The messages that this process receives from each other one, paired with their bytes."""
     if not sent:
         return []
     me, pairs = jax.process_index(), np.array([*sent])

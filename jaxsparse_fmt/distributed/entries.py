@@ -42,7 +42,7 @@ def stored(shards: Shards, own: Array) -> tuple[Array, ...]:
 
 @jax.jit
 def values_of(A: Sharded, data: Array) -> tuple[Array, ...]:
-    """The values of A's blocks where its entries are `data` [nnz]."""
+    """The values of A's blocks if its entries are `data` [nnz]."""
     return on_each_device(stored, A.shards, A.range.over, A.entries.enter(data))
 
 
@@ -64,7 +64,7 @@ def coordinates(A: Sharded) -> tuple[Array, Array]:
 
 
 def to_scipy(A: Sharded) -> Csr:
-    """Canonical CSR on the host; 16-bit floats become float32. Without shard_map, which cannot run while jit traces."""
+    """Canonical CSR on the host; 16-bit floats become float32. Uses no shard_map, which cannot run while jit traces."""
     shards = jax.tree.map(np.asarray, A.shards)
     cols = np.asarray(A.domain.unknowns()).reshape(A.parts, -1)
     rows = np.asarray(A.range.unknowns()).reshape(A.parts, -1)

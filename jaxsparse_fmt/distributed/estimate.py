@@ -35,7 +35,7 @@ def loads(
       parts: devices.
       by, reorder: as in `row_partition.partition`.
       entry_bytes: storage of an entry; None: a value and a 32-bit index.
-      value_bytes: of a vector element; None: of the matrix's dtype.
+      value_bytes: bytes of a vector element; None: those of the matrix's dtype.
       per_host: devices of a host.
     """
     cuts = row_partition.partition(csr, parts, by, reorder)

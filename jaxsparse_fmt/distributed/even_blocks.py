@@ -1,11 +1,11 @@
-"""Between the user's order, in blocks of equal size over the devices, and the pieces of a basis in that order.
+"""Moves vectors between the user's even blocks and the pieces of a basis in the user's order.
 
-    blocks of m = 3    | 0 1 2   | 3 4 5   | 6 · ·   |   n = 7 unknowns, the user's vector padded to parts·m
+    even blocks, m = 3 | 0 1 2   | 3 4 5   | 6 · ·   |   n = 7 unknowns, the user's vector padded to parts·m
     pieces             | 0 1 · · | 2 3 4 5 | 6 · · · |   of 2, 4 and 1 unknowns
 
-Both orders rise, so a block and a piece share a run of unknowns, and blocks and pieces together have fewer than
-2·parts such runs. Every run travels from the device of its block to the device of its piece, or back, in as many rounds
-(`rounds.py`) as a block or piece has runs. A device holds no more than its block, its piece, and the runs of one round.
+An even block and a piece share at most one run of consecutive unknowns, and there are fewer than 2·parts runs. A run
+travels from the device of its even block to the device of its piece, or back. There are as many rounds (`rounds.py`) as
+the most runs that one block or piece has. A device holds its even block, its piece, and the runs of one round.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Round:
 
     Attributes:
       pairs: (device of the block, device of the piece) of each run.
-      size: of the longest run.
-      block, piece: [parts], where the run of each device begins in its block, and in its piece.
-      sent, received: [parts], the lengths of the runs that each device has in its block, and in its piece.
+      size: the length of the longest run.
+      block, piece: [parts], where the run of each device begins in its even block, and in its piece.
+      sent, received: [parts], the lengths of the runs that each device has in its even block, and in its piece.
     """
 
     pairs: tuple[tuple[int, int], ...]
@@ -45,24 +45,24 @@ class Round:
 
 
 def block_size(counts: tuple[int, ...]) -> int:
-    """Unknowns of a block, for pieces of these lengths."""
+    """The size of an even block, for pieces of these lengths."""
     return -(-sum(counts) // len(counts))
 
 
 def to_pieces(x: Array, over: Distribution) -> Array:
-    """A device's piece [size, ...] from the blocks x [m, ...], zero in its empty places; for use inside shard_map."""
+    """A device's piece [size, ...] of the even blocks x [m, ...], zero in empty places; for use inside shard_map."""
     rounds = _rounds(over.counts)
     return _moved(x, over.size, over.axis, [(r.pairs, r.size, r.block, r.sent, r.piece) for r in rounds])
 
 
 def to_blocks(y: Array, over: Distribution) -> Array:
-    """A device's block [m, ...] from the pieces y [size, ...]; for use inside shard_map."""
+    """A device's even block [m, ...] of the pieces y [size, ...]; for use inside shard_map."""
     back = [(tuple((b, a) for a, b in r.pairs), r.size, r.piece, r.received, r.block) for r in _rounds(over.counts)]
     return _moved(y, block_size(over.counts), over.axis, back)
 
 
 def _moved(a: Array, n: int, axis: str, runs: list[tuple[Any, int, np.ndarray, np.ndarray, np.ndarray]]) -> Array:
-    """[n, ...] the sum of runs of `a`.
+    """[n, ...] the runs that this device receives, added to zeros.
 
     Args:
       runs: of each round the (sender, receiver) pairs, the size of the longest run, and [parts] where the run of each
@@ -70,7 +70,7 @@ def _moved(a: Array, n: int, axis: str, runs: list[tuple[Any, int, np.ndarray, n
     """
     k = lax.axis_index(axis)
     longest = max((size for _, size, *_ in runs), default=0)
-    behind = ((0, longest), *((0, 0),) * (a.ndim - 1))  # a slice never reaches beyond the end, where XLA would move it
+    behind = ((0, longest), *((0, 0),) * (a.ndim - 1))  # so no slice reaches beyond the end: XLA would shift it
     a, out = jnp.pad(a, behind), jnp.zeros((n + longest, *a.shape[1:]), a.dtype)
     for pairs, size, start, count, to in runs:
         start, count, to = (jnp.asarray(table, np.int32)[k] for table in (start, count, to))
@@ -83,7 +83,7 @@ def _moved(a: Array, n: int, axis: str, runs: list[tuple[Any, int, np.ndarray, n
 
 @functools.lru_cache(maxsize=64)
 def _rounds(counts: tuple[int, ...]) -> list[Round]:
-    """The rounds for pieces of these lengths; first the runs that stay on their device."""
+    """The rounds for pieces of these lengths; the first has the runs that stay on their device."""
     parts, m = len(counts), block_size(counts)
     ends = np.cumsum(counts)
     cuts = np.unique(np.concatenate([[0], ends, np.minimum(np.arange(1, parts + 1) * m, ends[-1])]))

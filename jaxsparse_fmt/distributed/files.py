@@ -1,4 +1,4 @@
-"""A matrix in a folder, of which each process reads its own rows: three flat files mapped into memory, and their sizes.
+"""A matrix in a folder, of which each process reads its own rows: three flat files mapped into memory, and a header.
 
     matrix.json   rows, columns, nnz and the dtypes
     indptr.bin    [n_rows + 1] int64          indices.bin   [nnz]          data.bin   [nnz]
@@ -32,10 +32,10 @@ DTYPES = tuple(
 
 @dataclasses.dataclass(frozen=True)
 class SavedRows:
-    """The rows of a saved matrix, an argument `rows_of` of `shard_from_rows`.
+    """The rows of a saved matrix, for use as `rows_of` of `shard_from_rows`.
 
     Attributes:
-      indptr, indices, data: mapped files, read where they are used.
+      indptr, indices, data: mapped files, read when they are used.
     """
 
     shape: tuple[int, int]
@@ -90,15 +90,15 @@ def save_rows(folder: str | os.PathLike[str], S: Any, n: int | None = None, piec
 
     Args:
       folder: new or empty.
-      S: a scipy.sparse matrix, one of ours, or a function `rows_of` of `shard_from_rows`, of which this function holds
-        one piece at a time.
+      S: a scipy.sparse matrix, one of this library, or a function such as `rows_of` of `shard_from_rows`; its pieces,
+        each the rows of one call, are held one at a time.
       n: rows and columns, for a function.
       pieces: the number of calls of the function.
 
     Raises:
-      FileExistsError: the folder is not empty. ValueError: a function without n, no pieces, or a piece of another
-        shape, or of a dtype that the first piece's does not hold. TypeError: S or a piece is no matrix, n or pieces no
-        whole number.
+      FileExistsError: the folder is not empty. ValueError: a function without n, fewer than one piece, or a piece of
+        another shape, or of a dtype that the dtype of the first piece cannot hold. TypeError: S or a piece is no
+        matrix, or n or pieces no whole number.
     """
     pieces = whole_number("pieces", pieces, 1)
     if callable(S):
@@ -107,7 +107,7 @@ def save_rows(folder: str | os.PathLike[str], S: Any, n: int | None = None, piec
         n = whole_number("n", n)
         shape, rows_of = (n, n), S
     else:
-        whole = _sparse(S, "save_rows takes a scipy.sparse matrix, one of ours, or a function that makes rows")
+        whole = _sparse(S, "save_rows takes a scipy.sparse matrix, one of this library, or a function that makes rows")
         shape, rows_of, pieces = whole.shape, lambda a, b: whole[a:b], 1
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -157,7 +157,7 @@ def _written(
 
 
 def saved_rows(folder: str | os.PathLike[str]) -> SavedRows:
-    """The matrix that `save_rows` wrote; its entries are read when a piece is used.
+    """The matrix that `save_rows` wrote; its entries are read when their rows are used.
 
     Raises:
       FileNotFoundError: the folder has no matrix, or an incomplete one.

@@ -1,11 +1,11 @@
-"""The halo plan, made on the host in NumPy: which device needs which unknowns from whom, and by which collective.
+"""The halo plan, made on the host in NumPy: the unknowns that each device needs of others, and the collective.
 
-A device owns a contiguous piece of x and needs some unknowns of others, its halo. The exchange (`halo_exchange.py`)
-puts them into one buffer in rising order, with gaps where one neighbour sends less than another: every device runs one
-program, so all buffers have one size.
+A device owns a contiguous piece of x and needs some unknowns of other devices, its halo. The exchange
+(`halo_exchange.py`) puts them into one buffer in rising order, with gaps where one neighbour sends less than another:
+all devices run the same program, so all buffers have the same size.
 
-A process holds the halos of its own devices and what their neighbours ask of them. All processes know which devices
-are neighbours and how many unknowns each needs of the other, since that decides the program, which they share.
+A process holds the halos of its own devices and the requests of their neighbours. All processes know which devices are
+neighbours and how many unknowns each needs of the other, since these numbers decide the program that all share.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ MACHINE = traffic.Machine()
 
 @dataclasses.dataclass(frozen=True)
 class Neighbours:
-    """Which devices need unknowns of which others, and how many; one number for each such pair.
+    """The pairs of devices of which one needs unknowns of the other, and how many.
 
     Attributes:
-      source, target, count: [pairs], the device that sends, that receives, and how many unknowns.
+      source, target, count: [pairs], the device that sends, the device that receives, and the number of unknowns.
       host: [parts], the number of each device's host.
     """
 
@@ -61,13 +61,13 @@ class Neighbours:
 
 @dataclasses.dataclass(frozen=True)
 class Halo:
-    """A plan, with the lists of this process's devices.
+    """The plan of an exchange, with the lists of this process's devices.
 
     Attributes:
       how: the exchange, without its lists.
       send, order: the lists of `Exchange`, by device; None: the exchange has none.
       needs: the unknowns that each device needs, rising.
-      slots: for each of these its place in the buffer.
+      slots: the places of `needs` in the buffer.
       neighbours: of all devices.
       reason: for this kind of exchange, in words.
     """
@@ -89,7 +89,7 @@ class Halo:
         """The exchange with its lists on the devices.
 
         Args:
-          place: makes an array of all devices from a function that gives each its own.
+          place: makes an array over all devices from a function that returns the list of one device.
         """
         lists = {"send": self.send, "order": self.order}
         return dataclasses.replace(
@@ -98,7 +98,7 @@ class Halo:
 
 
 def needed(indices: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """The halo of a device that owns [start, stop): the columns in `indices` outside, rising and each once."""
+    """The halo of a device that owns [start, stop): the columns in `indices` outside that range, rising and unique."""
     return np.unique(indices[(indices < start) | (indices >= stop)])
 
 
@@ -131,7 +131,7 @@ def plan(needs: dict[int, np.ndarray], starts: np.ndarray, mesh: Mesh, itemsize:
 
 
 def neighbours(told: dict[int, tuple[str, dict[int, int]]]) -> Neighbours:
-    """Of all devices, from the host of each, and how many unknowns it needs of which others."""
+    """The neighbours of all devices, from the host of each and the number of unknowns that it needs of each other."""
     pairs = [(source, target, count) for target, (_, of) in told.items() for source, count in of.items()]
     _, host = np.unique([name for name, _ in told.values()], return_inverse=True)
     source, target, count = np.array(pairs, np.int64).reshape(-1, 3).T
@@ -149,7 +149,7 @@ def planned(
     """As `plan`, where all devices' neighbours are known.
 
     Args:
-      deliver: `delivered` on the mesh; what it delivers are the requests of each device's neighbours.
+      deliver: `delivered` on the mesh; it delivers the requests of each device's neighbours.
     """
     parts, size = between.parts, int(np.diff(starts).max())
     if not len(between.count):
@@ -160,7 +160,7 @@ def planned(
     number, longest, rises = rounds(between)
     most = int(between.count.max())
     width = {"permute": int(longest.sum()), "all_to_all": parts * most, "gather": parts * size}
-    largest = max(size, min(width.values()))  # of a buffer: one larger than the piece would grow with the devices
+    largest = max(size, min(width.values()))  # a buffer larger than the piece would grow with the devices
     fair = [k for k in KINDS if width[k] <= largest]
     chosen = min(fair, key=price.__getitem__) if kind == "auto" else kind
     if chosen == "permute":
@@ -186,7 +186,7 @@ def planned(
 
 
 def exchanges(between: Neighbours, size: int) -> dict[str, Load]:
-    """What each kind of exchange moves to every device, from its host and from others; without rows and entries.
+    """The load of each kind of exchange on every device, from its own host and others; without rows and entries.
 
     Args:
       size: the most unknowns of one device.
@@ -207,8 +207,8 @@ def exchanges(between: Neighbours, size: int) -> dict[str, Load]:
 def rounds(between: Neighbours) -> tuple[np.ndarray, np.ndarray, bool]:
     """The round [pairs] of each pair, the longest list of each round, and whether senders rise with the rounds.
 
-    A round for every distance source − target does with strips, and with boxes of a grid that has inner ones; there as
-    elsewhere the number of rounds is the most neighbours of a device.
+    One round for each distance source − target suffices for strips, and for boxes of a grid with inner boxes. In every
+    case there are as many rounds as the most neighbours of one device.
     """
     distances, number = np.unique(between.source - between.target, return_inverse=True)
     most = max(np.bincount(ends).max() for ends in (between.source, between.target))
@@ -220,7 +220,7 @@ def rounds(between: Neighbours) -> tuple[np.ndarray, np.ndarray, bool]:
 
 
 def machine_of(between: Neighbours) -> traffic.Machine:
-    """The machine of the model, with as many devices on a host as these have."""
+    """The machine of the model, with as many devices on a host as these hosts have."""
     return dataclasses.replace(MACHINE, per_host=int(np.bincount(between.host).max()))
 
 
@@ -238,7 +238,7 @@ def _permute(between: Neighbours, number: np.ndarray, longest: np.ndarray, rises
 
 
 def _requests(wanted: dict[int, dict[int, np.ndarray]], starts: np.ndarray) -> Messages:
-    """What each device asks of each owner: places in the owner's piece."""
+    """The requests of each device to each owner: places in the owner's piece."""
     return {k: {s: (of - starts[s]).astype(np.int32) for s, of in owned.items()} for k, owned in wanted.items()}
 
 

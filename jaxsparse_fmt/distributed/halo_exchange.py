@@ -1,6 +1,6 @@
 """The exchange of a halo on the devices, by one of three kinds of collective; `halo.py` plans it.
 
-permute      ppermutes in rounds: in each a device sends to one neighbour at most, and receives from one
+permute      ppermutes in rounds: in each a device sends to at most one neighbour, and receives from at most one
 all_to_all   one collective with a list for every pair, all as long as the longest
 gather       one collective: every device receives all of x
 
@@ -40,12 +40,13 @@ class Exchange:
     """The collective that exchanges a halo, and the lists of each device.
 
     Attributes:
-      send: [parts, sum(sizes)] int32, the places in its piece of x that each device sends; None: none, or all. A
-        device's own row inside shard_map; so for `order`.
-      order: [parts, width] int32, where each place of the buffer is among what a device receives; None: all in order.
+      send: [parts, sum(sizes)] int32, the places of its piece of x that each device sends; None: it sends none, or all.
+        Inside shard_map, `send` and `order` are the device's own rows.
+      order: [parts, width] int32, the index of each place of the buffer among the unknowns that a device receives;
+        None: they are in order.
       kind: one of `KINDS`, or "none".
-      sizes: of the lists that a device sends: one for each round ("permute"), or the one size that all have.
-      pairs: of a permute: for each round the (source, target) pairs.
+      sizes: the sizes of the lists that a device sends: one for each round ("permute"), or one that all lists have.
+      pairs: for each round of a permute its (source, target) pairs.
       width: places of the buffer.
       before: [parts], how many places of each device's buffer belong to devices that precede it.
     """
@@ -59,7 +60,7 @@ class Exchange:
     before: tuple[int, ...] = _static(())
 
     def lists(self, part: int) -> tuple[dict[int, slice], dict[int, slice]]:
-        """Where a device has the list for each other one in what it sends, and that from each in what it receives."""
+        """The slices of what device `part` sends to each other one, and of what it receives from each, by device."""
         if self.kind == "permute":
             return _lists(self.sizes, self.pairs)[part]
         size = sum(self.sizes)
@@ -71,7 +72,7 @@ class Exchange:
 def _lists(
     sizes: tuple[int, ...], pairs: tuple[tuple[tuple[int, int], ...], ...]
 ) -> dict[int, tuple[dict[int, slice], dict[int, slice]]]:
-    """`Exchange.lists` of a permute, of every device that takes part."""
+    """`Exchange.lists` of a permute, for every device that takes part."""
     of: dict[int, Any] = collections.defaultdict(lambda: ({}, {}))
     for size, end, pairs_of_round in zip(sizes, itertools.accumulate(sizes), pairs, strict=True):
         for source, target in pairs_of_round:
@@ -100,9 +101,9 @@ def exchange(x: Array, how: Exchange, axis: str) -> Array:
 
 
 def returned(h: Array, how: Exchange, axis: str, n: int) -> Array:
-    """The transpose of `exchange`: every device adds up what the others return to its piece [n] or [n, p].
+    """The transpose of `exchange`: a device's piece [n] or [n, p] of the sum of what the others return.
 
-    Written out for integers, for which JAX has no transposes.
+    It serves integers too, for which JAX has no transposes.
     """
     if how.kind == "gather":
         return lax.psum_scatter(h, axis, tiled=True)

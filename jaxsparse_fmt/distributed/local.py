@@ -1,4 +1,4 @@
-"""The shard of one device: its blocks, its product, and the `shard_map` that runs a function on every device."""
+"""The shard of one device: its local and halo blocks, its product, and the `shard_map` of a function over devices."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Shards:
     """The arrays of all devices, [shards, ...]; inside shard_map those of one shard.
 
     Attributes:
-      blocks: the local and the halo block; in mode "vector", or without a halo, one for all columns.
+      blocks: the local and the halo block; in mode "vector", or without a halo, one block for all columns.
       boundary: [shards, b] int32, the rows of the halo block, from n_rows on in padding; None: all rows.
     """
 
@@ -42,7 +42,7 @@ class Shards:
     def product_dot(self, x: Array, w: Array) -> tuple[Array, Array]:
         """The device's piece of A·x, and its summand [1] of wᵀ·A·x, for pieces of real vectors [m].
 
-        The halo block adds its part of the sum by itself, so y is not read again.
+        The product with the halo block adds its own part of the sum, so y is not read again.
         """
         (A, v), *beyond = self._terms(x)
         y, partial = A.matvec_dot(v, w)

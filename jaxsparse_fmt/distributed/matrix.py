@@ -8,13 +8,13 @@
 The three modes are those of Kreutzer et al. (2012), §III:
 
     vector    exchange, then one product with [x | halo], for which x is copied
-    naive     y = local·x + halo·h, all rows in both: the exchange may run beside the first product
+    naive     y = local·x + halo·h, both with all rows: the exchange may run beside the first product
     overlap   y = local·x while the halo travels; then the rows on the boundary, the only rows of the halo block
 
-Both blocks are matrices in formats of `FORMATS`, of one shape and size on all devices (`padding.py`), their arrays with
-a leading axis over the devices. A vector in `basis` is sharded likewise (`basis.py`). A product is a `shard_map` over
-the pieces (`local.py`), so JAX derives its derivatives and batching. Between products XLA partitions a solver's
-arithmetic on sharded vectors by itself, and `vector_passes.sweep` partitions its own passes.
+Both blocks are matrices in formats of `FORMATS`, of one shape and size on all devices (`padding.py`); their arrays have
+a leading axis over the devices. A vector in `basis` lies in pieces over this axis (`basis.py`). A product is a
+`shard_map` over the pieces (`local.py`), so JAX derives its derivatives and batching. Between products XLA partitions a
+solver's arithmetic on sharded vectors by itself, and `vector_passes.sweep` partitions its own passes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Array = jax.Array
 
 
 class BuildRecord:
-    """Facts of the build of a sharded matrix, for `report`. All records are equal, so none causes a new compilation.
+    """Facts about the build of a sharded matrix, for `report`. All records compare equal, so none causes a compilation.
 
     A matrix that comes out of a user's jit has the record of the matrix with which the function was traced.
     """
@@ -74,7 +74,7 @@ class ShardedMatrix(ShardedAlgebra):
     """A sparse matrix over the devices of a mesh axis: a pytree and a linear map, as every format is; made by `shard`.
 
     `A @ x` takes and gives vectors in the user's order. `A.in_basis` is the same matrix between sharded vectors that
-    have entered `A.basis`; solvers use it, and enter once a solve.
+    have entered `A.basis`; solvers use it, and enter each vector once a solve.
 
     Attributes:
       shards: the arrays on the devices.
@@ -182,7 +182,7 @@ class ShardedMatrix(ShardedAlgebra):
         return on_each_device(Shards.product, self.shards, over, as_floating(x, "the vector"))
 
     def matvec_dot(self, x: Array, w: Array) -> tuple[Array, vector_passes.Number]:
-        """A·x, and Re wᴴ·A·x from the same passes where those are kernels. It has no derivative."""
+        """A·x, and Re wᴴ·A·x from the same passes if those are kernels; without a derivative."""
         if self.entered and x.ndim == 1 and x.dtype == w.dtype == self.dtype and not jnp.iscomplexobj(x):
             y, sums = _product_dot(self, self.domain.accept(x), self.range.accept(w))
             return y, vector_passes.Parts(sums)
@@ -225,7 +225,7 @@ class ShardedMatrix(ShardedAlgebra):
 
     @property
     def data(self) -> Array:
-        """The entries [nnz] in canonical order of the user's rows, then columns; of `in_basis` too."""
+        """The entries [nnz] in canonical order of the user's rows, then columns; for `in_basis` too."""
         return entries.data(self)
 
     @property
@@ -265,7 +265,7 @@ class ShardedMatrix(ShardedAlgebra):
         return d if self.entered else self.range.leave(d)
 
     def _check_users_order(self, what: str) -> None:
-        """Refuses `in_basis`, for results that only the user's rows and columns can name.
+        """Refuses `in_basis`, for results in the user's rows and columns.
 
         Raises:
           ValueError: this is `in_basis`.
@@ -285,7 +285,7 @@ class ShardedMatrix(ShardedAlgebra):
         """For every entry [nnz] in canonical order: its row, its column, its index in `data`.
 
         Raises:
-          ValueError: of `in_basis`, as of all conversions.
+          ValueError: this is `in_basis`, as for all conversions.
         """
         self._check_users_order("coordinates")
         return *entries.coordinates(self), jnp.arange(self.nnz, dtype=index_dtype(self.nnz))
@@ -294,7 +294,7 @@ class ShardedMatrix(ShardedAlgebra):
         """The matrix as a dense array [rows, columns].
 
         Raises:
-          ValueError: it would take more than `max_bytes`.
+          ValueError: the array would take more than `max_bytes`.
         """
         check_dense(self.shape, self.dtype, "use A @ x", max_bytes)
         row, col, _ = self.coordinates()
@@ -330,7 +330,7 @@ def _product_dot(A: ShardedMatrix, x: Array, w: Array) -> tuple[Array, Array]:
 
 @jax.jit
 def _back(A: ShardedMatrix, y: Array) -> Array:
-    """Aᵀ·y: JAX transposes the exchange too, so contributions to the halo travel home."""
+    """Aᵀ·y: JAX transposes the exchange too, so contributions to the halo travel back to their owners."""
 
     def back(A: ShardedMatrix, y: Array) -> Array:
         dtype = jnp.result_type(A.dtype, y.dtype)

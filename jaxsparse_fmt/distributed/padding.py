@@ -1,7 +1,7 @@
-"""Matrices of one format made alike, so that one program serves all shards: equal statics, equal shapes of all arrays.
+"""Pads matrices of one format to the same static fields and array shapes, so that one program serves all shards.
 
-The pattern of a matrix decides the sizes of its arrays. The annotation of each field holds how its array is lengthened
-(`formats/fields.py`), so that a format needs no line here. Values and bits of `pattern` are zero in padding.
+The pattern of a matrix decides the sizes of its arrays. The annotation of each field holds the rule that lengthens its
+array (`formats/fields.py`), so that a format needs no line here. Values and bits of `pattern` are zero in padding.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Form:
     """The sizes, dtype and counts on which the matrices of all shards must agree; `agreed` joins those of several.
 
     Attributes:
-      sizes: of every array that is there, the longest; of `values` what comes before a tail, and the tail.
+      sizes: the length of every array; for `values` the length before the tail, and that of the tail.
       pattern: its dtype, which decides whether it holds bits or places (`kernels/layout/columns.py`). Bits where some
         matrix has bits, or has no pattern, since any of its places may hold a zero; None: no matrix has one.
-      nnz: the most.
-      counts: the most of each number that sets a size, by the name of its field.
+      nnz: the number of entries.
+      counts: each number that sets a size, by the name of its field.
     """
 
     sizes: dict[str, int]
@@ -48,7 +48,7 @@ class Form:
 
 
 def agreed(forms: list[Form]) -> Form:
-    """The form that all can be brought into."""
+    """The form to which the matrices of all these forms can be padded: the largest sizes and counts."""
     names = {name for form in forms for name in form.sizes}
     sizes = {name: max(form.sizes.get(name, 0) for form in forms) for name in names}
     kinds = {form.pattern for form in forms}
@@ -62,7 +62,7 @@ def agreed(forms: list[Form]) -> Form:
 
 
 def arrays_in(A: SparseMatrix, form: Form) -> dict[str, np.ndarray]:
-    """The arrays of A, on the host, in that form."""
+    """The arrays of A on the host, padded to that form."""
     arrays = _arrays(A)
     padded = {name: _padded(name, a, A, form) for name, a in arrays.items() if name != "pattern"}
     if form.pattern is not None:
@@ -96,7 +96,7 @@ def _padded(name: str, a: np.ndarray, A: SparseMatrix, form: Form) -> np.ndarray
         return a
     paddings = noted(type(A), Padding)
     if name not in paddings:
-        raise TypeError(f"format {A.name!r} has no padding for its array {name!r}; shards of it cannot be of one size")
+        raise TypeError(f"format {A.name!r} has no padding for its array {name!r}; its shards cannot have one size")
     return paddings[name].extend(a, size, A)
 
 
@@ -107,7 +107,7 @@ def _filled(a: np.ndarray, size: int, value: int) -> np.ndarray:
 
 
 def _pattern(pattern: np.ndarray | None, A: SparseMatrix, form: Form) -> np.ndarray:
-    """Bits of all places, 0 for places that are added; or a list of holes, added ones lying beyond the end."""
+    """Bits of all places, 0 for places that are added; or a list of holes, in which added ones lie beyond the end."""
     n_stored = form.sizes["values"]
     assert form.pattern is not None
     if form.pattern.itemsize == 1:

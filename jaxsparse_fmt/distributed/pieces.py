@@ -1,7 +1,8 @@
-"""The rows of each shard on the host of its process, as canonical CSR of all columns, and what travels between shards.
+"""The rows of each shard on its process's host, in canonical CSR with all columns, and what travels between shards.
 
-Rows and columns have the numbers of the inner order without its empty places: those of shard k are `starts[k]` to
-`starts[k + 1]` − 1. Processes exchange only rows and entries that cross from one shard to another.
+In this module a piece is the rows of one shard. Rows and columns are numbered as in the inner order without its empty
+places: those of shard k are `starts[k]` to `starts[k + 1]` − 1. Processes exchange only rows and entries that cross
+from one shard to another.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ Pieces = dict[int, Csr]  # by shard
 
 
 def starts_of(over: Distribution) -> np.ndarray:
-    """[parts + 1], where the numbers of each piece begin, and their total."""
+    """[parts + 1], the first number of each shard, and the total."""
     return np.concatenate([[0], np.cumsum(over.counts, dtype=np.int64)])
 
 
 def pieces(A: Any, dtype: Any = None) -> Pieces:
-    """The rows of a sharded matrix, of the shards of this process.
+    """The rows of each shard of this process.
 
     Args:
-      dtype: of the entries as data; None: the data are the numbers of the entries.
+      dtype: the dtype of the entries; None: the data are the numbers of the entries instead.
     """
     over, columns, entries = A.range.over, starts_of(A.domain.over), starts_of(A.entries.over)
     blocks = A.shards.blocks
@@ -71,7 +72,7 @@ def pieces(A: Any, dtype: Any = None) -> Pieces:
 
 
 def _of_each(f: Callable[[int], Any], shards: Iterable[int], mesh: Mesh) -> dict[int, Any]:
-    """f of each shard of this process; what it raises in one process, it raises in all."""
+    """f(k) for each shard k of this process; what f raises in one process, all processes raise."""
     made: dict[int, Any] = {}
 
     def make() -> dict[int, Any]:
@@ -105,7 +106,7 @@ def fetched(wanted: dict[int, np.ndarray], B: Pieces, starts: np.ndarray, mesh: 
 
 
 def meeting(A: Pieces, B: Pieces, starts: np.ndarray, mesh: Mesh) -> dict[int, tuple[Csr, Csr]]:
-    """For each shard its rows of A and the rows of B that they name, in rising order, so that A·B is their product.
+    """For each shard its rows of A and the rows of B that their columns name, rising: the factors of its rows of A·B.
 
     Args:
       starts: [parts + 1] of A's columns and B's rows.
@@ -128,7 +129,7 @@ def meeting(A: Pieces, B: Pieces, starts: np.ndarray, mesh: Mesh) -> dict[int, t
 
 
 def turned(A: Pieces, rows: np.ndarray, columns: np.ndarray, mesh: Mesh) -> Pieces:
-    """The rows of Aᵀ of each shard, those of its columns; entries of other shards' columns travel."""
+    """The rows of Aᵀ of each shard, which are A's columns there; entries in columns of other shards travel."""
 
     def moved() -> Messages:
         away: Messages = {}

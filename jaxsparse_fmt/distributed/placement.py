@@ -1,4 +1,4 @@
-"""Where the pieces of arrays lie: which are on this process's devices, and how they get there from the host."""
+"""Places arrays on devices: which parts this process's devices hold, and how parts get there from the host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Array = jax.Array
 
 
 def sharded(piece: Callable[[int], np.ndarray], over: Distribution) -> Array:
-    """An array [parts, ...] of the pieces piece(part), each made on the host and put directly on its device."""
+    """An array [parts, ...] of the parts piece(part), each made on the host and put directly on its device."""
     like = piece(next(iter(local_parts(over))))
     made = functools.cache(piece)
     sharding = NamedSharding(over.mesh, PartitionSpec(over.axis))
@@ -29,7 +29,7 @@ def _first(index: Any) -> int:
 
 
 def local_parts(over: Distribution) -> set[int]:
-    """The pieces that lie on devices of this process."""
+    """The numbers of the parts that lie on devices of this process."""
     axis, me = over.mesh.axis_names.index(over.axis), jax.process_index()
     by_part = np.moveaxis(over.mesh.devices, axis, 0).reshape(len(over.counts), -1)
     return {k for k, devices in enumerate(by_part) if any(d.process_index == me for d in devices)}

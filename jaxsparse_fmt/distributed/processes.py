@@ -22,7 +22,7 @@ def alone(mesh: Mesh) -> bool:
     """Whether this process has all devices of the mesh, and need not agree with others.
 
     Raises:
-      ValueError: the mesh leaves out processes. JAX gathers over all, and would wait for those.
+      ValueError: the mesh leaves out processes. JAX gathers over all processes, and would wait for those left out.
     """
     if jax.process_count() == 1:
         return True
@@ -43,7 +43,7 @@ def everyones(make: Callable[[], dict[int, Any]], mesh: Mesh) -> dict[int, Any]:
     All processes must call it.
 
     Raises:
-      Whatever make() raises in one of them, in all, so that none waits forever for one that has left.
+      What make() raises in one process, all raise, so that none waits forever for one that has left.
       ValueError: as `alone`.
     """
     if alone(mesh):
@@ -72,16 +72,16 @@ def everyones(make: Callable[[], dict[int, Any]], mesh: Mesh) -> dict[int, Any]:
 
 
 def agree(make: Callable[[], dict[str, Any]], mesh: Mesh) -> dict[str, Any]:
-    """make(), whose values by name must be the same in all processes of the mesh, all of which must call this.
+    """make(), after a check that its values agree in all processes of the mesh, all of which must call this.
 
-    Otherwise the processes would wait for each other forever, or compute with parts of different matrices.
+    Processes that disagree would wait for each other forever, or compute with parts of different matrices.
 
     Args:
-      make: returns arrays, CSR matrices, dataclasses of them, and what has a `repr`.
+      make: returns by name arrays, CSR matrices, dataclasses of them, and objects with a `repr`.
 
     Raises:
-      ValueError: a value differs between two processes; in all of them.
-      Whatever make() raises in one of them, in all.
+      ValueError: a value differs between two processes; all raise it.
+      What make() raises in one process, all raise.
     """
     if alone(mesh):
         return make()
@@ -103,7 +103,7 @@ def agree(make: Callable[[], dict[str, Any]], mesh: Mesh) -> dict[str, Any]:
 
 
 def _described(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """The value, or each field of a dataclass, in words; of arrays a digest."""
+    """The value, or each field of a dataclass, in words; for arrays a digest."""
     if dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
             yield from _described(field.name, getattr(value, field.name))
@@ -126,12 +126,12 @@ def _portable(error: Exception | None) -> Exception | None:
     """The error, or one with its text if the error cannot be pickled and read again."""
     try:
         return pickle.loads(pickle.dumps(error))
-    except Exception:  # of any class, from its constructor
+    except Exception:  # the error's constructor may raise anything
         return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def together(f: Callable[[Any], Any], inputs: Sequence[Any]) -> list[Any]:
-    """f of each input, in threads that have this thread's word length of JAX; NumPy releases the GIL."""
+    """f of each input, in threads with this thread's word length of JAX; NumPy releases the GIL."""
     workers = min(len(inputs), os.cpu_count() or 1)
     if workers < 2:
         return [f(each) for each in inputs]

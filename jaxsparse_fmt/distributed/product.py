@@ -1,11 +1,11 @@
-"""A·B and Aᵀ of sharded matrices, stored anew: rows of the result lie where the rows of A, or its columns, lie.
+"""A·B and Aᵀ as new sharded matrices: rows of the result lie where the rows of A, or its columns, lie.
 
              A                   B              a device multiplies its rows of A by its own rows of B and by those that
     device 0 ■■■■ · h ·    own   ■■■■           its halo names; the patterns of these rows travel once, on the host
     device 1 h · ■■■■      halo  h              while planning, and their entries in one exchange for each product
 
-The numeric part differentiates: a device's entries of C = A·B are T·a, with a sparse matrix T of the products' factors
-b (`algebra/plans.py`), and exchanges are linear.
+The numeric part is differentiable: a device's entries of C = A·B are T·a, with a sparse matrix T of the products'
+factors b (`algebra/plans.py`), and exchanges are linear.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _plans: dict[Any, Any] = {}
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
-    """What the patterns decide of a product or a transpose.
+    """The part of a product or a transpose that depends on the patterns alone.
 
     Attributes:
       result: the matrix of the result; its values are not read.
-      source: [parts, m], the places among a device's own entries of the last operand, then the buffer, that it reads.
+      source: [parts, m], the places that a device reads among its own entries of the last operand, then the buffer.
       terms: [parts, ...], a CSR matrix [entries of C, entries of A] a device, whose values are the entries of B at
-        `source`; None: those at `source` are the result, a transpose.
-      halo: how entries travel.
+        `source`; None: a transpose, whose entries are those at `source`.
+      halo: the exchange of entries.
     """
 
     result: Any
@@ -87,13 +87,13 @@ def _result(plan: Plan, *matrices: Any) -> Any:
 
 
 def matmul(A: Any, B: Any) -> Any:
-    """A·B, of A's rows; sums that cancel stay entries. Its format is that of A and B if they have the same, else "csr".
+    """A·B, cut as A's rows; sums that cancel stay entries. Its format is that of A and B if they share one, else "csr".
 
-    The plan, 8 bytes for each product of two entries, is kept for matrices of the same index arrays. Inside jit close
+    The plan, 8 bytes for each product of two entries, is kept for matrices with the same index arrays. Inside jit close
     over A and B and pass their data.
 
     Args:
-      A, B: sharded over one mesh axis, or views of transposes of such matrices; the rows of B are cut as A's columns.
+      A, B: sharded over one mesh axis, or transposed views of such matrices; the rows of B are cut as A's columns.
 
     Raises:
       TypeError: another kind of matrix. ValueError: shapes or cuts that do not fit, or a traced pattern.
@@ -131,7 +131,7 @@ def _counts(of: Any) -> str:
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Indices:
-    """The index arrays of a sharded matrix, by which plans are kept."""
+    """The index arrays of a sharded matrix, the keys of kept plans."""
 
     arrays: Any
     shape: tuple[int, int] = dataclasses.field(metadata={"static": True})
@@ -226,7 +226,7 @@ def _transpose_plan(A: Any) -> Plan:
 
 
 def _plan(result: Any, read: dict[int, np.ndarray], terms: Any, last: Any, length: int) -> Plan:
-    """The plan whose devices read the entries of these numbers of its last operand."""
+    """The plan in which each device reads the entries of the last operand that have these numbers."""
     over, starts = last.entries.over, starts_of(last.entries.over)
     needs = {k: halo.needed(n, starts[k], starts[k + 1]) for k, n in read.items()}
     plan = halo.plan(needs, starts, over.mesh, last.dtype.itemsize)
@@ -278,7 +278,7 @@ def _assembled(C: Pieces, A: Any, B: Any, rows: Any, columns: Any) -> Any:
 
 
 def _users_order(C: Pieces, rows: Any, columns: Any) -> np.ndarray:
-    """[nnz] for each entry in the inner order its number in canonical order; a renumbered matrix is whole on hosts."""
+    """[nnz] the canonical number of each entry in the inner order; each host holds the coordinates of all entries."""
     users = [_users(of) for of in (rows, columns)]
     starts = starts_of(rows.over)
 

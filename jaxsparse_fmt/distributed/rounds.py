@@ -1,4 +1,4 @@
-"""Messages between pairs of devices in rounds, in each of which a device sends at most one and receives at most one."""
+"""Puts messages between devices into rounds, in each of which a device sends and receives at most one."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import numpy as np
 
 
 def in_rounds(source: np.ndarray, target: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """The number of the round of each message; as many rounds as the most messages that one device sends or receives.
+    """The round of each message; there are as many rounds as the most messages that one device sends or receives.
 
     Senders and receivers are the two sides of a bipartite graph, messages are its edges and rounds the edges' colours;
-    that so many suffice is Kőnig's theorem (1916), and this is its proof: where no round is free at both ends, the
-    messages on the path that alternates between a round free at one end and a round free at the other swap rounds.
+    by Kőnig's theorem (1916) so many suffice. The algorithm is that of its proof: where no round is free at both ends,
+    the messages on the path that alternates between a round free at one end and a round free at the other swap rounds.
     Large messages come first, so that those of one round differ little in size. Takes about messages·neighbours steps.
 
     Args:
@@ -34,7 +34,7 @@ def in_rounds(source: np.ndarray, target: np.ndarray, size: np.ndarray) -> np.nd
 
 
 def _swap(e: int | None, a: int, b: int, ends, sent, received, number: np.ndarray) -> None:
-    """Swaps rounds a and b on the path that leaves the receiver of message e, of round a, by this message."""
+    """Swaps rounds a and b on the path that begins with message e, which is in round a, at its receiver."""
     path = []
     while e is not None:
         path.append(e)

@@ -22,7 +22,7 @@ CUTS = ("nnz", "rows", "graph")
 
 @dataclasses.dataclass(frozen=True)
 class Partition:
-    """Contiguous pieces of the unknowns, in an order of their own.
+    """Contiguous pieces of the unknowns, in the user's order or a new one.
 
     Attributes:
       starts: [parts + 1] int64; piece k has the places starts[k] to starts[k + 1] − 1.
@@ -46,8 +46,8 @@ def partition(csr: Csr, parts: int, by: Any = "nnz", reorder: Any = None) -> Par
 
     Raises:
       TypeError: `by` is neither a word nor integers.
-      ValueError: another word, other numbers than those of the parts, no permutation, or both ways of renumbering, or
-        one for a matrix that is not square.
+      ValueError: an unknown word, a number that is not that of a part, a `reorder` that is no permutation, two ways of
+        renumbering, or one for a matrix that is not square.
       ImportError: by="graph" without pymetis.
     """
     if isinstance(by, str) and by not in CUTS:
@@ -77,7 +77,7 @@ def equal(n: int, parts: int) -> np.ndarray:
 def equal_nnz(row_lengths: np.ndarray, parts: int) -> np.ndarray:
     """[parts + 1] cuts that give each piece as nearly as possible the same number of entries.
 
-    Among equally good cuts, as in a run of empty rows, the one nearest to equal rows.
+    Among equally good cuts, as in a run of empty rows, it takes the one nearest to equal rows.
     """
     n = len(row_lengths)
     before = np.concatenate([[0], np.cumsum(row_lengths, dtype=np.int64)])
@@ -122,7 +122,7 @@ def _by_parts(by: Any, n: int, parts: int) -> Partition:
         low, high = (part.min(), part.max()) if part.size else (0, 0)
         raise ValueError(
             f"by must give each of {n} unknowns one of the parts 0 to {parts - 1}; got shape {part.shape}, and numbers "
-            f"from {low} to {high}. An order of the rows is reorder="
+            f"from {low} to {high}. Pass an order of the rows as reorder="
         )
     starts = np.concatenate([[0], np.cumsum(np.bincount(part, minlength=parts))])
     return Partition(starts.astype(np.int64), np.argsort(part, kind="stable"))
@@ -136,7 +136,7 @@ def boxes(shape: int | Sequence[int], parts: int | Sequence[int]) -> np.ndarray:
 
     Args:
       shape: points along each axis; a number for one axis.
-      parts: how many boxes, cut where the fewest neighbours part; or how many along each axis.
+      parts: how many boxes, cut to separate the fewest neighbours; or how many along each axis.
 
     Raises:
       ValueError: an extent or a number of parts below 1, or not one for each axis.
@@ -158,7 +158,7 @@ def boxes(shape: int | Sequence[int], parts: int | Sequence[int]) -> np.ndarray:
 
 
 def _fewest_cut(extents: list[int], parts: int) -> list[int]:
-    """Parts along each axis that cut the fewest pairs of neighbours, and leave no box empty if that can be."""
+    """Parts along each axis that cut the fewest pairs of neighbours, and leave no box empty if that is possible."""
 
     def factors(count: int, axes: int) -> Iterator[list[int]]:
         if axes == 1:
@@ -176,7 +176,7 @@ def _fewest_cut(extents: list[int], parts: int) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class Imbalance:
-    """The imbalance of a partition, by device, each [parts]: Cevahir et al., Table 2.
+    """The imbalance of a partition, by device, each [parts] (Cevahir et al., Table 2).
 
     Attributes:
       halo: unknowns of other devices that each needs.

@@ -1,7 +1,7 @@
-"""A user's callback and progress, which a compiled loop calls on the host.
+"""The user's `callback` and `progress`, which a compiled loop calls on the host.
 
 A program that holds such a function is compiled anew for every lambda. A solve outside of jit passes a number instead,
-under which the host finds the two functions while the solve runs, so that one program serves all of them.
+by which the host finds the two functions while the solve runs, so that one program serves all of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _numbers = itertools.count()
 
 @dataclasses.dataclass(frozen=True)
 class ByNumber:
-    """In place of a function of one solve: takes the number of the solve before the function's arguments."""
+    """Stands for a function of one solve; takes the number of the solve before the function's arguments."""
 
     place: int  # among the solve's functions
 
@@ -34,7 +34,7 @@ class ByNumber:
 
 @contextlib.contextmanager
 def numbered(options: Any, limits: Any) -> Iterator[tuple[Any, Any]]:
-    """The options and limits of a solve with its functions by number; the context ends after their last call.
+    """A context with the options and limits of a solve, its functions by number; it ends after their last call.
 
     Both stay as they are inside jit, over several processes, whose numbers may differ, and in a callback, which must
     not wait for itself.

@@ -27,7 +27,7 @@ CYCLES = {"V": "V", "W": "WW", "F": "FV", "f": "Vf", "K": "K"}
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Level:
-    """A level above the coarsest: its matrix, its smoother, and the way down and up."""
+    """A level above the coarsest: its matrix, its smoother, its restriction and its prolongation."""
 
     A: Any  # [n, n]
     R: Any  # [m, n]; stored apart from P, whose transposed product would add by atomics
@@ -54,7 +54,7 @@ def cycled(levels: tuple[Level, ...], coarse_inverse: Array, cycle: str, r: Arra
 
 
 def _below(levels: tuple[Level, ...], coarse_inverse: Array, cycle: str, r: Array) -> Array:
-    """x ≈ A⁻¹·r on the next level, by as many cycles as `cycle` asks for; one solve on the coarsest."""
+    """x ≈ A⁻¹·r on the next level, by as many cycles as `cycle` sets; one solve on the coarsest."""
     first, *second = CYCLES[cycle]
     if not levels or cycle == "V":
         return cycled(levels, coarse_inverse, first, r)

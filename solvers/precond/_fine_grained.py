@@ -84,7 +84,7 @@ class Lists(NamedTuple):
 
     k: Array  # [n_left + n_right] the columns of `left`, then the rows of `right`
     short: Array  # [n_entries] where in `k` the shorter list of an entry starts
-    long: Array  # [n_entries] and the longer
+    long: Array  # [n_entries] where the longer one starts
     n_short: Array  # [n_entries] their lengths
     n_long: Array
 
@@ -134,7 +134,7 @@ def factor_pattern(row: np.ndarray, col: np.ndarray, n: int, hermitian: bool) ->
 
 
 def _starts(sorted_index: np.ndarray, n: int) -> np.ndarray:
-    """[n + 1] where each of 0 to n − 1 starts among them."""
+    """[n + 1] where each of 0 to n − 1 starts in the sorted indices, and their number."""
     return np.searchsorted(sorted_index, np.arange(n + 1)).astype(np.int32)
 
 
@@ -225,9 +225,9 @@ def _diagonal(pattern: FactorPattern, x: Array) -> Array:
 def _sound(pattern: FactorPattern, x: Array, shift: Array, solve_sweeps: int) -> Array:
     """Whether these entries of L and U make a preconditioner.
 
-    They do not where one is not finite, a pivot is small (Hermitian: or not positive), or an entry is too large: of a
-    Hermitian matrix |lᵢⱼ|²·dⱼ is at most the diagonal, 1 + α, of any other |lᵢⱼ| and |uᵢⱼ| may reach the inverse of the
-    smallest pivot. Nor where the triangular solves that are to use them would diverge: see `_solvable`.
+    They do not where an entry is not finite, a pivot is small (Hermitian: or not positive), an entry is too large, or
+    triangular solves with the factors would diverge (`_solvable`). For a Hermitian matrix |lᵢⱼ|²·dⱼ is at most the
+    diagonal, 1 + α; for any other, |lᵢⱼ| and |uᵢⱼ| may reach the inverse of the smallest pivot.
     """
     n_off = pattern.row.shape[0] - pattern.pivot.shape[0]
     d = _diagonal(pattern, x)

@@ -1,4 +1,4 @@
-"""What the set-up of multigrid is given: A on the host, its near-null space, and the size of its blocks, checked."""
+"""The checked inputs of multigrid's set-up: A on the host, its near-null space, and the size of its blocks."""
 
 from __future__ import annotations
 

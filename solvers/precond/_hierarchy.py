@@ -8,7 +8,7 @@ On each level (Vaněk, Mandel and Brezina 1996, §5):
     P = (I − ω/λ·D⁻¹·A')·T              λ ≈ the largest eigenvalue of D⁻¹A; A' is A, its weak couplings on the diagonal
     R·A·P                               the matrix of the next level, R = Pᵀ
 
-A' is A itself where B is not the same at all points, on coarser levels as a rule, since A'·B would differ from A·B. The
+A' is A itself where B is not the same at all points, as a rule on coarser levels, since A'·B would differ from A·B. The
 paper divides by the diagonal of A', which is zero where weak couplings sum up to it; D is that of A. A point without
 strong neighbours is in no aggregate: the smoother alone treats it. For an unsymmetric A, R is the transpose of the
 prolongation of Aᵀ (Sala and Tuminaro 2008).
@@ -48,7 +48,7 @@ ROUNDING = 1e-6  # a Ritz value may lie this far below zero, relative to the lar
 
 
 class Transfer(NamedTuple):
-    """What P is made of: P = T − ω/λ·D⁻¹·A'·T, the arguments of `aggregation.prolongation`."""
+    """The parts of P: P = T − ω/λ·D⁻¹·A'·T, the arguments of `aggregation.prolongation`."""
 
     A: Matrix  # [n, n], with whole blocks
     b: int
@@ -64,14 +64,14 @@ class HostLevel(NamedTuple):
     P: Matrix  # [n, m]
     inverse_diagonal: np.ndarray  # [n]
     recurrence: np.ndarray  # [degree, 2]
-    transfer: Transfer | None  # None where somebody else made P
+    transfer: Transfer | None  # None where the user gave P
 
 
 class Hierarchy(NamedTuple):
     levels: list[Any]  # without the coarsest: what `keep` made of each HostLevel
     coarse_inverse: np.ndarray  # [m, m]
     kind: str  # of A: "hermitian", "symmetric" (and complex) or "nonsymmetric"
-    definite: bool  # Hermitian, and nothing was found that a positive definite or semidefinite matrix does not have
+    definite: bool  # Hermitian, and the set-up found no sign that it is indefinite
 
 
 class Smoother(NamedTuple):
@@ -84,7 +84,7 @@ NOISE = Smoother("chebyshev", 10, 0.03)  # of the noise from which an adaptive s
 
 
 class Step(NamedTuple):
-    """What a coarsening makes of a level."""
+    """The result of coarsening a level."""
 
     R: Matrix
     P: Matrix
@@ -126,7 +126,7 @@ class Aggregation:
 
 
 class Given:
-    """The levels that somebody else made: each has A, R and P, but for the last, which has A."""
+    """The levels that the user gives: each has A, R and P, except the last, which has A."""
 
     def __init__(self, levels: Any):
         self.levels = list(levels)
@@ -154,7 +154,7 @@ def build(
 ) -> Hierarchy:
     """A hierarchy for the canonical CSR matrix S, already checked, by an `Aggregation` or what is `Given`.
 
-    Of each level only what `keep` makes of it is held, so that few copies live at once.
+    Only the result of `keep` is held of each level, so that few copies live at once.
     """
     A, kind = S, _symmetry(S)
     levels, unit, definite = [], np.abs(S.diagonal()), kind == "hermitian"
@@ -189,8 +189,8 @@ def adapted(
     """Columns that a hierarchy leaves as errors: a near-null space found without knowledge of the problem.
 
     The general set-up stage of Brezina, Falgout, MacLachlan, Manteuffel, McCormick and Ruge (2005, Adaptive smoothed
-    aggregation, §3.1), with all columns at once: smoothed noise makes a first hierarchy, and what its cycles leave of
-    other noise is slow for it.
+    aggregation, §3.1), with all columns at once: smoothed noise makes a first hierarchy, and its cycles reduce
+    other noise to the columns, which are the errors that they reduce slowly.
     """
     random, A = np.random.default_rng(0), S
     inverse = inverse_diagonal(A, np.abs(A.diagonal()), kind := _symmetry(A))

@@ -10,8 +10,8 @@ from solvers.core.vectors import matmul
 
 LARGEST = 4000  # rows: 128 MB in float64
 NULL = 1e-12  # of the sums of absolute values behind an entry: smaller entries are rounding and count as zero
-PIVOT = 1e-8  # the least square of a pivot for which Cholesky's factor serves; else the inverse is a generalized one
-ROUNDING = 10  # times eps: what NULL and PIVOT are at least in a narrow type
+PIVOT = 1e-8  # the smallest squared pivot for which Cholesky's factor serves; else the inverse is a generalized one
+ROUNDING = 10  # times eps: the least NULL and PIVOT in a narrow type
 
 
 def generalized_inverse(

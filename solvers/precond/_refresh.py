@@ -32,7 +32,7 @@ from solvers.precond._inverse import NULL, generalized_inverse
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
 class Renewal:
-    """What a level's new values are made of.
+    """The parts from which a level's new values are computed.
 
     Attributes:
       tentative: [nnz of P], T on the pattern of P.
@@ -55,7 +55,7 @@ class Renewal:
 
 
 class _Entries(NamedTuple):
-    """As much of a matrix as a plan asks for."""
+    """The part of a matrix that a plan needs."""
 
     shape: tuple[int, int]
     data: Array
@@ -69,7 +69,7 @@ def renewals(kind: str, levels: list[_hierarchy.HostLevel], smoother: _hierarchy
     """The plans for all levels of a hierarchy of this kind.
 
     Raises:
-      ValueError: the matrix is not Hermitian, or somebody else made the hierarchy.
+      ValueError: the matrix is not Hermitian, or the user gave the levels.
     """
     if kind != "hermitian" or any(level.transfer is None for level in levels):
         raise ValueError(

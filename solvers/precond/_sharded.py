@@ -3,9 +3,9 @@
     shard 0  ■■■■■■■■ → ■■ ╮                 aggregates lie inside a shard, so T is block diagonal;
     shard 1  ■■■■■■■■ → ■■ ┴ ■■■■ → dense    P = T − ω/λ·D⁻¹·A'·T and R·A·P fetch rows that the halo names
 
-A process works on the rows of its own shards, as `_hierarchy` on all rows, and fetches rows of others. Where a level
-has few rows a device, neighbours are joined on one device, and the others rest. The coarsest level is inverted densely
-and kept whole on every device; all other arrays of a device have its share of the rows.
+A process works on the rows of its own shards, as `_hierarchy` does on all rows, and fetches rows of others. Where a
+level has few rows a device, shards of neighbours are joined on one device, and the others idle. The coarsest level is
+inverted densely and kept whole on every device; all other arrays of a device have its share of the rows.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def _largest(a: np.ndarray) -> float:
 
 
 def _check(held: Pieces, starts: np.ndarray, mesh: Any) -> None:
-    """Refuses what the smoothers and the cycle cannot treat, in all processes."""
+    """Refuses, in all processes, a matrix that the smoothers and the cycle cannot treat."""
 
     def look() -> dict[int, float]:
         for k, S in held.items():
@@ -247,7 +247,7 @@ def _tentative(
     T: Pieces = {}
     below: dict[int, np.ndarray] = {}
     for k, S in held.items():
-        if not S.shape[0]:  # a device that rests
+        if not S.shape[0]:  # an idle device
             T[k], below[k] = scipy.sparse.csr_array((0, 0)), near[k]
             continue
         own = _canonical(S[:, starts[k] : starts[k + 1]])

@@ -69,7 +69,7 @@ class Chebyshev:
 
     @standard_promotion
     def __matmul__(self, r: Any) -> Array:
-        if self.order.is_identity:  # else r has entered another basis, with empty places perhaps
+        if self.order.is_identity:  # else r has entered another basis, possibly with empty places
             r = operand(self, r, self.bounds, 1)
         r = self.order.enter(r.astype(jnp.result_type(self.dtype, r.dtype)))
         low, high = self.bounds.astype(jnp.result_type(self.bounds, jnp.finfo(r.dtype).dtype))

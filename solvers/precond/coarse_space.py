@@ -6,9 +6,9 @@ AD of §2.3.1). The sum is Hermitian positive definite if M is, for any start an
 balancing form (BNN, §2.3.3) takes 8% fewer steps on elasticity, but reads W four times instead of twice, or A·W in
 place of two of them.
 
-θ is a Rayleigh quotient of M·A, and makes A·x = b and any multiple of it, or of M, take the same steps.
+θ is a Rayleigh quotient of M·A; with it the steps do not depend on the scale of A or M.
 
-Bytes of an application beside those of M: W twice, and vectors of n. With the modes of each subdomain apart
+Bytes of an application beside those of M: W twice, and vectors of n. With separate modes for each subdomain
 (`subdomains`), W has k numbers a row, however many subdomains there are.
 """
 
@@ -88,8 +88,8 @@ class CoarseSpace:
 def coarse_space(A: Any, W: Any, M: Any = None) -> CoarseSpace:
     """M with a coarse space, so that a solver need not find the modes in the span of W step by step.
 
-    A is symmetric (Hermitian) and positive definite or semidefinite. `cg(A, b, deflated=W)` makes M so for one solve.
-    The set-up takes a product of A with each column of W. It works inside jit where W is dense.
+    A is symmetric (Hermitian) and positive definite or semidefinite. `cg(A, b, deflated=W)` makes such an M for one
+    solve. The set-up takes a product of A with each column of W. It works inside jit where W is dense.
 
     Args:
       A: [n, n], a pytree with a shape and `@`: a jaxsparse_fmt format, or a dense array.
@@ -144,7 +144,7 @@ def subdomains(
     B: Any,
     parts: Any,
 ) -> Any:
-    """The near-null space of each subdomain apart, as a sparse matrix W for `coarse_space` and `deflated=`.
+    """The near-null space of each subdomain by itself, as a sparse matrix W for `coarse_space` and `deflated=`.
 
     Args:
       B: [n, k], the near-null space, such as `gallery.rigid_body_modes(points)`; [n] is one column.

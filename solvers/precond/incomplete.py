@@ -7,9 +7,9 @@ Dongarra 2015, Iterative sparse triangular solves for preconditioning), that is 
 
     M = P(V)·D⁻¹·P(N)
 
-an operator of 2s products with strictly triangular matrices. For a Hermitian A it is V = Nᴴ, so M = P(N)ᴴ·D⁻¹·P(N) is
-positive definite for any s as soon as D is: P(N) is triangular with a diagonal of 1. The solve would be exact for s = n
-− 1.
+an operator of 2s products with strictly triangular matrices. For a Hermitian A, V = Nᴴ, so M = P(N)ᴴ·D⁻¹·P(N) is
+positive definite for any s as soon as D is: P(N) is triangular with a diagonal of 1. The solve would be exact for
+s = n − 1.
 """
 
 from __future__ import annotations
@@ -124,10 +124,10 @@ def incomplete_cholesky(
     """The preconditioner of incomplete Cholesky factors without fill, IC(0); symmetric (Hermitian) positive definite.
 
     Factors of A need not exist, even where A is positive definite; those of A + α·diag(A) do once α is large enough
-    (Manteuffel 1980). α is 0, or from 0.01 doubled until pivots are positive, no entry of the Cholesky factor exceeds
-    what the diagonal of its row allows, and `solve_sweeps` halve the error of a random triangular system: if the matrix
-    is far from diagonally dominant, these sweeps would make the error grow, whatever the factors. The derivative of `M
-    @ r` with respect to A's values is that of the sweeps with this α.
+    (Manteuffel 1980). α is the first of 0, 0.01, 0.02, 0.04, … for which pivots are positive, no entry of the Cholesky
+    factor exceeds what the diagonal of its row allows, and `solve_sweeps` halve the error of a random triangular
+    system: if the matrix is far from diagonally dominant, these sweeps would make the error grow, whatever the factors.
+    The derivative of `M @ r` with respect to A's values is that of the sweeps with this α.
 
     Args:
       A: [n, n] symmetric (Hermitian) positive definite jaxsparse_fmt matrix; only its lower triangle and the real part

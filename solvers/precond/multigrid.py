@@ -1,11 +1,12 @@
 """Algebraic multigrid: a cycle as an operator, by smoothed aggregation (Vaněk, Mandel and Brezina 1996).
 
-The host sets it up, in compiled code over all cores (`_hierarchy`); every cycle runs on the device (`_cycles`), in a
-number of operations that depends on sizes alone, and so does a refresh (`_refresh`).
+The host sets the hierarchy up, in compiled code over all cores (`_hierarchy`); every cycle runs on the device
+(`_cycles`), in a number of operations that depends on sizes alone, and so does a refresh (`_refresh`).
 
 A smoother is a polynomial in D⁻¹A: Chebyshev's for the upper part of the spectrum, or damped Jacobi (Adams, Brezina, Hu
 and Tuminaro 2003, Parallel multigrid smoothing: polynomial versus Gauss–Seidel). Such a polynomial is self-adjoint in
-the inner product of D, so the same before and after the coarse correction, with R = Pᴴ, makes the cycle symmetric.
+the inner product of D, so the same smoother before and after the coarse correction, with R = Pᴴ, makes the cycle
+symmetric.
 
 Traffic of a V-cycle at a level of n rows, for a smoother of degree d: 2·d products with A, one with R, one with P, and
 16·d − 4 vectors of n as XLA fuses them. The first step from zero needs no product, and no residual is formed after the
@@ -51,7 +52,7 @@ MAX_COARSE = 500
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Multigrid:
-    """M ≈ A⁻¹, one cycle from zero: `M @ r`. Linear in r, but for K-cycles; hierarchies of one shape share programs.
+    """M ≈ A⁻¹, one cycle from zero: `M @ r`. Linear in r, except for K-cycles; equal shapes share programs.
 
     Attributes:
       levels: from the finest down, without the coarsest.
@@ -120,7 +121,7 @@ class Multigrid:
         checks.renewing(self, A.shape, A.dtype)
         if self.renewals is None:
             raise ValueError(
-                "M holds no plans to be refreshed by; make it with precond.multigrid(A, refreshable=True), which takes "
+                "M holds no plans for a refresh; make it with precond.multigrid(A, refreshable=True), which takes "
                 "no sharded A, make M anew, or keep M while A changes little, since a preconditioner may be approximate"
             )
         levels, coarse_inverse = _refresh.renewed(self.levels, self.coarse_inverse, self.renewals, A)
@@ -222,15 +223,15 @@ def multigrid(
     Args:
       A: [n, n] matrix of jaxsparse_fmt or scipy.sparse. A sharded one must be Hermitian; aggregates lie in its
         shards, unknowns are not grouped to points, and of the options below it takes no block_size, candidates,
-        refreshable and setup.
-      B: [n, k], the near-null space: columns that A maps almost to zero, boundaries apart. In elasticity
+        refreshable or setup.
+      B: [n, k], the near-null space: columns that A maps almost to zero, except at boundaries. In elasticity
         `gallery.rigid_body_modes(points)`. None takes `candidates`.
       candidates: "constant" takes a constant for each unknown of a point; "adaptive" finds b·(b + 1)/2 columns for
         b unknowns a point, as many as an elastic body has rigid motions. Take it for unknowns that have units of their
         own, and if you do not know the near-null space; the set-up then takes several times as long.
       block_size: unknowns of a point, numbered together. None takes the blocks of a BSR matrix, or looks for dense
         ones; matrices of systems whose blocks have holes need it.
-      cycle: "V", "W", "F" or "K". "F" and "K" want a flexible method, such as `fcg`.
+      cycle: "V", "W", "F" or "K". "F" and "K" call for a flexible method, such as `fcg`.
       smoother: "chebyshev"; "jacobi" for `degree` damped steps; or "l1_jacobi", which needs no eigenvalue and divides
         by the sums of absolute values in the rows (Baker, Falgout, Kolev and Yang 2011).
       degree: of the polynomial in D⁻¹A; None takes 2 for "chebyshev" and 1 for the others.
@@ -242,12 +243,12 @@ def multigrid(
         jaxsparse_fmt matrix, unless that format sorts rows, and shares its arrays if the dtype is the same.
       dtype: of the numbers stored and the vectors inside the cycle: "float32" under a float64 solver moves about half
         the bytes. None takes A's.
-      max_coarse: rows up to which a level is inverted densely instead of coarsened. None takes 500; for an A of more
-        rows on one device fewer, but at least 50, where 500² are more than a tenth of A's entries.
+      max_coarse: rows up to which a level is inverted densely instead of coarsened. None takes 500; or fewer, but at
+        least 50, for an A of more rows on one device where 500² is more than a tenth of A's entries.
       max_levels: levels at most, the coarsest included.
       refreshable: make the plans that `M.refreshed` needs, which take 10 to 15 times the memory of A on a CPU and 20
         to 70 times on a GPU.
-      setup: levels that somebody else made, instead of aggregation: a solver of PyAMG, such as
+      setup: levels made elsewhere, instead of aggregation: a solver of PyAMG, such as
         `pyamg.ruge_stuben_solver(S)`, or another object whose `levels` have A, R and P.
 
     Raises:
@@ -369,7 +370,7 @@ def _on_device(step: _hierarchy.HostLevel, given: Any, format: str, dtype: Any, 
 
 
 def _in_csr(S: Any, dtype: Any, owned: bool) -> SparseMatrix:
-    """S in CSR; on a CPU without a copy of arrays that nobody else has."""
+    """S in CSR; on a CPU without a copy of arrays that nothing else holds."""
     if not owned or S.dtype != dtype:
         return from_scipy(S, "csr", dtype)
     return patterns.matrix(S, "csr", "auto").with_data(jax.device_put(S.data))
