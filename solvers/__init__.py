@@ -1,5 +1,7 @@
 """Krylov solvers for JAX, for use inside jit, vmap and grad; each result has a status based on the true residual.
 
+A solve of A·x = b:
+
     from solvers import cg
     sol = cg(A, b, rtol=1e-8)
     sol.x, sol.status, sol.iterations, sol.residual_norm
