@@ -53,6 +53,21 @@ class Neighbours:
         """[parts], how many unknowns of others each device needs."""
         return np.bincount(self.target, self.count, self.parts).astype(np.int64)
 
+    @functools.cached_property
+    def rounds(self) -> tuple[np.ndarray, np.ndarray, bool]:
+        """The round [pairs] of each pair, the longest list of each round, and whether senders rise with the rounds.
+
+        One round for each distance source − target suffices for strips, and for boxes of a grid with inner boxes. In
+        every case there are as many rounds as the most neighbours of one device.
+        """
+        distances, number = np.unique(self.source - self.target, return_inverse=True)
+        most = max(np.bincount(ends).max() for ends in (self.source, self.target))
+        rises = len(distances) == most
+        number = number if rises else in_rounds(self.source, self.target, self.count)
+        longest = np.zeros(most, np.int64)
+        np.maximum.at(longest, number, self.count)
+        return number, longest, rises
+
     @property
     def senders(self) -> np.ndarray:
         """[parts], from how many others each device receives."""
@@ -157,14 +172,14 @@ def planned(
         return Halo(how, None, None, needs, needs, between, "no device needs unknowns of another")
     loads, machine = exchanges(between, size), machine_of(between)
     price = {k: traffic.cg_step(load, machine, "vector").exchange for k, load in loads.items()}
-    number, longest, rises = rounds(between)
+    _, longest, rises = between.rounds
     most = int(between.count.max())
     width = {"permute": int(longest.sum()), "all_to_all": parts * most, "gather": parts * size}
     largest = max(size, min(width.values()))  # a buffer larger than the piece would grow with the devices
     fair = [k for k in KINDS if width[k] <= largest]
     chosen = min(fair, key=price.__getitem__) if kind == "auto" else kind
     if chosen == "permute":
-        how = _permute(between, number, longest, rises)
+        how = _permute(between)
     else:
         each = most if chosen == "all_to_all" else size
         how = Exchange(None, None, chosen, (each,), (), width[chosen], tuple(range(0, parts * each, each)))
@@ -192,7 +207,7 @@ def exchanges(between: Neighbours, size: int) -> dict[str, Load]:
       size: the most unknowns of one device.
     """
     parts, host = between.parts, between.host
-    number, longest, _ = rounds(between)
+    number, longest, _ = between.rounds
     same = host[between.target] == host[between.source]
     near, far = (np.bincount(between.target[w], longest[number[w]], parts) for w in (same, ~same))
     beside = np.bincount(host)[host] - 1
@@ -204,28 +219,14 @@ def exchanges(between: Neighbours, size: int) -> dict[str, Load]:
     return {"permute": permute, "all_to_all": of_all(int(between.count.max())), "gather": of_all(size)}
 
 
-def rounds(between: Neighbours) -> tuple[np.ndarray, np.ndarray, bool]:
-    """The round [pairs] of each pair, the longest list of each round, and whether senders rise with the rounds.
-
-    One round for each distance source − target suffices for strips, and for boxes of a grid with inner boxes. In every
-    case there are as many rounds as the most neighbours of one device.
-    """
-    distances, number = np.unique(between.source - between.target, return_inverse=True)
-    most = max(np.bincount(ends).max() for ends in (between.source, between.target))
-    rises = len(distances) == most
-    number = number if rises else in_rounds(between.source, between.target, between.count)
-    longest = np.zeros(most, np.int64)
-    np.maximum.at(longest, number, between.count)
-    return number, longest, rises
-
-
 def machine_of(between: Neighbours) -> traffic.Machine:
     """The machine of the model, with as many devices on a host as these hosts have."""
     return dataclasses.replace(MACHINE, per_host=int(np.bincount(between.host).max()))
 
 
-def _permute(between: Neighbours, number: np.ndarray, longest: np.ndarray, rises: bool) -> Exchange:
+def _permute(between: Neighbours) -> Exchange:
     source, target, count = between.source, between.target, between.count
+    number, longest, rises = between.rounds
     members = [number == c for c in range(len(longest))]
     pairs = tuple(tuple(zip(source[m].tolist(), target[m].tolist(), strict=True)) for m in members)
     if rises:
