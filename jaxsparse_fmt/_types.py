@@ -127,14 +127,18 @@ class Target:
         object.__setattr__(self, "dtype", np.dtype(self.dtype))
 
 
+def in_trace() -> bool:
+    """Whether operations are traced here, by jit, vmap or a derivative; compiles nothing."""
+    return isinstance(jax.device_put(0.0), Tracer)
+
+
 def concrete() -> contextlib.AbstractContextManager[Any]:
     """A context in which arrays are computed at once, also while a jitted function that closes over them is traced.
 
     Outside a trace it does nothing: otherwise arrays that a conversion computes from sizes alone would become constants
     of its program, as large as a matrix.
     """
-    traced = isinstance(jax.device_put(0.0), Tracer)  # compiles nothing
-    return jax.ensure_compile_time_eval() if traced else contextlib.nullcontext()
+    return jax.ensure_compile_time_eval() if in_trace() else contextlib.nullcontext()
 
 
 def standard_promotion(f: Callable[Parameters, Result]) -> Callable[Parameters, Result]:

@@ -17,9 +17,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
-from jaxsparse_fmt._types import standard_promotion, whole_number, write_whole
+from jaxsparse_fmt._types import in_trace, standard_promotion, whole_number, write_whole
 from solvers.cg import METHOD
 from solvers.core.settings import DEFAULTS
 from solvers.core.solve import solve
@@ -59,7 +58,7 @@ def checkpointed_cg(
       ValueError: the folder has a damaged state, one of another number of processes, or one of another system.
       TypeError: inside jit, vmap or grad.
     """
-    if is_traced((A, b, M)) or isinstance(jax.device_put(0.0), Tracer):
+    if is_traced((A, b, M)) or in_trace():
         raise TypeError("checkpointed_cg writes files, so it works outside jit, vmap and grad only; use cg there")
     folder, every = Path(folder), whole_number("every", every, 1)
     folder.mkdir(parents=True, exist_ok=True)
@@ -137,9 +136,8 @@ def _read(path: Path, **like: jax.Array) -> tuple[list[jax.Array], float]:
         try:
             arrays = dict(np.load(content, allow_pickle=False))
             found, norm = (int(arrays["version"]), int(arrays["processes"])), float(arrays["norm"])
-        except (
-            Exception
-        ) as error:  # damaged bytes may look like an encrypted file, another version of zip or a negative offset
+        # Damaged bytes may look like an encrypted file, another version of zip or a negative offset.
+        except Exception as error:
             raise ValueError(
                 f"{path} is damaged ({error}); remove it, and the solve goes on from the state before"
             ) from None

@@ -14,7 +14,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.core import Tracer
+
+from jaxsparse_fmt._types import in_trace
 
 _functions: dict[int, tuple[Callable[..., None] | None, ...]] = {}  # of the solves that run now
 _numbers = itertools.count()
@@ -40,7 +41,7 @@ def numbered(options: Any, limits: Any) -> Iterator[tuple[Any, Any]]:
     not wait for itself.
     """
     functions = options.callback, options.progress
-    if functions == (None, None) or _functions or jax.process_count() > 1 or isinstance(jax.device_put(0.0), Tracer):
+    if functions == (None, None) or _functions or jax.process_count() > 1 or in_trace():
         yield options, limits
         return
     number = next(_numbers)

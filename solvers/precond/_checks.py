@@ -37,5 +37,13 @@ def like(new: Any, old: Any) -> Any:
     return jax.tree.map(lambda a, b: a.astype(b.dtype), new, old)
 
 
+def untraced(A: Any) -> None:
+    """Raises TypeError where A is traced, which multigrid's set-up on the host cannot be."""
+    if is_traced(A):
+        raise TypeError(
+            "multigrid is set up on the host and A is traced; build M outside jit and pass it as an argument"
+        )
+
+
 def is_traced(*trees: Any) -> bool:
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees))

@@ -7,19 +7,17 @@ from typing import Any
 import jax
 import numpy as np
 import scipy.sparse
-from jax.core import Tracer
 
 from jaxsparse_fmt._types import floating_dtype
 from jaxsparse_fmt.kernels.cpu import aggregation
+from solvers.precond import _checks as checks
 
 
 def host(A: Any) -> Any:
     """A as a canonical CSR array of float64 or complex128, after all checks."""
     ours = hasattr(A, "to_scipy")
-    if ours and any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(A)):
-        raise TypeError(
-            "multigrid is set up on the host and A is traced; build M outside jit and pass it as an argument"
-        )
+    if ours:
+        checks.untraced(A)
     if not all(getattr(leaf, "is_fully_addressable", True) for leaf in jax.tree.leaves(A)):
         raise ValueError(f"A has {A.shape[0]} rows on several processes; pass max_coarse= below that number")
     if not ours and not scipy.sparse.issparse(A):

@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 from jax import Array
-from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxsparse_fmt._types import Target, check_keeps_imaginary, pytree
@@ -85,10 +84,7 @@ def build(A: Any, B: Any, setup: Setup) -> tuple[tuple[Level, ...], Array, bool]
     checks.square(A, "a multigrid", "multigrid")
     check_keeps_imaginary(A.dtype, setup.dtype)
     A._check_users_order("multigrid")
-    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(A)):
-        raise TypeError(
-            "multigrid is set up on the host and A is traced; build M outside jit and pass it as an argument"
-        )
+    checks.untraced(A)
     over = A.range.over
     mesh, axis = over.mesh, A.shards.axis
     wide = np.dtype(np.complex128 if A.dtype.kind == "c" else np.float64)
