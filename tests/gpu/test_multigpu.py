@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import jaxsparse_fmt as jsf
+from jaxsparse_fmt.distributed.halo_exchange import KINDS
 from solvers import cg, precond, refine
 from tests import zoo
 from tests.distributed.problems import irregular
@@ -45,13 +46,32 @@ def test_every_format_agrees_with_scipy(layout, backend, mesh):
     close(times(A, X[:, 0]), S @ X[:, 0])
 
 
-@pytest.mark.parametrize("exchange", ["permute", "all_to_all", "gather"])
+@pytest.mark.parametrize("exchange", KINDS)
 @pytest.mark.parametrize("mode", ["overlap", "naive", "vector"])
 def test_every_mode_and_exchange_agrees_with_scipy(mode, exchange, mesh):
     for matrix, x in ((S, X[:, 0]), (POISSON, B)):
         A = jsf.shard(matrix, mesh, format="hll", mode=mode, exchange=exchange)
         assert A.shards.halo.kind == exchange
         close(times(A, x), matrix @ x)
+
+
+gradients = jax.jit(jax.grad(lambda A, data, x: jnp.sum(jnp.sin(A.with_data(data) @ x)), argnums=(1, 2)))
+of_columns = jax.jit(jax.vmap(lambda A, x: A @ x, in_axes=(None, 1), out_axes=1))
+
+
+@pytest.mark.parametrize("exchange", KINDS)
+@pytest.mark.parametrize("reorder", [None, "rcm"])
+def test_every_exchange_goes_home_and_has_derivatives(exchange, reorder, mesh):
+    A, x = jsf.shard(S, mesh, format="csr", exchange=exchange, reorder=reorder), X[:, 0]
+    product, transposed = both_ways(A, X)
+    close(product, S @ X)
+    close(transposed, S.T @ X)
+    close(of_columns(A, X), S @ X)
+    of_data, of_x = gradients(A, S.data, x)
+    slope = np.cos(S @ x)
+    row, col = S.tocoo().coords
+    close(of_data, slope[row] * x[col])
+    close(of_x, S.T @ slope)
 
 
 def test_products_repeat_to_the_last_bit(mesh):
