@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -80,7 +80,7 @@ class Halo:
 
     Attributes:
       how: the exchange, without its lists.
-      lists: those of `send`, `order` and `runs` of `Exchange` that it has, by name, then by device.
+      send, order: the lists of `Exchange`, by device; None: the exchange has none.
       needs: the unknowns that each device needs, rising.
       slots: the places of `needs` in the buffer.
       neighbours: of all devices.
@@ -88,7 +88,8 @@ class Halo:
     """
 
     how: Exchange
-    lists: dict[str, dict[int, np.ndarray]]
+    send: dict[int, np.ndarray] | None
+    order: dict[int, np.ndarray] | None
     needs: dict[int, np.ndarray]
     slots: dict[int, np.ndarray]
     neighbours: Neighbours
@@ -97,7 +98,7 @@ class Halo:
     @property
     def nbytes(self) -> int:
         """Bytes of a device's lists."""
-        return sum(next(iter(of.values())).nbytes for of in self.lists.values())
+        return sum(next(iter(lists.values())).nbytes for lists in (self.send, self.order) if lists is not None)
 
     def placed(self, place: Callable[[Callable[[int], np.ndarray]], Any]) -> Exchange:
         """The exchange with its lists on the devices.
@@ -105,8 +106,10 @@ class Halo:
         Args:
           place: makes an array over all devices from a function that returns the list of one device.
         """
-        lists: Any = {name: place(of.__getitem__) for name, of in self.lists.items()}
-        return dataclasses.replace(self.how, **lists)
+        lists = {"send": self.send, "order": self.order}
+        return dataclasses.replace(
+            self.how, **{name: None if of is None else place(of.__getitem__) for name, of in lists.items()}
+        )
 
 
 def needed(indices: np.ndarray, start: int, stop: int) -> np.ndarray:
@@ -165,43 +168,36 @@ def planned(
     """
     parts, size = between.parts, int(np.diff(starts).max())
     if not len(between.count):
-        return Halo(Exchange(before=(0,) * parts), {}, needs, needs, between, "no device needs unknowns of another")
+        how = Exchange(before=(0,) * parts)
+        return Halo(how, None, None, needs, needs, between, "no device needs unknowns of another")
     loads, machine = exchanges(between, size), machine_of(between)
     price = {k: traffic.cg_step(load, machine, "vector").exchange for k, load in loads.items()}
     _, longest, rises = between.rounds
     most = int(between.count.max())
     width = {"permute": int(longest.sum()), "all_to_all": parts * most, "gather": parts * size}
     largest = max(size, min(width.values()))  # a buffer larger than the piece would grow with the devices
-    fair = [k for k in price if width[k] <= largest]
+    fair = [k for k in KINDS if width[k] <= largest]
     chosen = min(fair, key=price.__getitem__) if kind == "auto" else kind
-    lists: dict[str, dict[int, np.ndarray]] = {}
     if chosen == "permute":
         how = _permute(between)
-    elif chosen == "ragged":
-        sent = int(np.bincount(between.source, between.count).max())
-        how = Exchange(None, None, None, chosen, (sent,), (), int(between.halo.max()), _before(between))
-        lists["runs"] = _runs(between, needs)
     else:
         each = most if chosen == "all_to_all" else size
-        how = Exchange(None, None, None, chosen, (each,), (), parts * each, tuple(range(0, parts * each, each)))
+        how = Exchange(None, None, chosen, (each,), (), width[chosen], tuple(range(0, parts * each, each)))
     reason = _reason(how, kind, price, itemsize)
     wanted = {k: by_owner(of, starts) for k, of in needs.items()}
     if chosen == "gather":
         at = {k: [s * size + of - starts[s] for s, of in owned.items()] for k, owned in wanted.items()}
-        return Halo(how, {}, needs, _joined(at), between, reason)
-    places: Any = dataclasses.replace(how, runs=lists.get("runs"))
-    length = parts * most if chosen == "all_to_all" else sum(how.sizes)
-    send = lists["send"] = {k: np.zeros(length, np.int32) for k in needs}
+        return Halo(how, None, None, needs, _joined(at), between, reason)
+    send = {k: np.zeros(int(longest.sum()) if chosen == "permute" else how.width, np.int32) for k in needs}
     for k, asked in deliver(lambda: _requests(wanted, starts)).items():
-        for t, rows in asked.items():
-            send[k][places.lists(k)[0][t].start :][: len(rows)] = rows
-    first = {k: places.lists(k)[1] for k in needs}
-    at = {k: [first[k][s].start + np.arange(len(of)) for s, of in owned.items()] for k, owned in wanted.items()}
+        for t, places in asked.items():
+            send[k][how.lists(k)[0][t].start :][: len(places)] = places
+    at = {k: [how.lists(k)[1][s].start + np.arange(len(of)) for s, of in owned.items()] for k, owned in wanted.items()}
     slots = _joined(at)
-    if chosen == "permute" and not rises:
-        lists["order"] = {k: np.pad(a, (0, how.width - len(a))).astype(np.int32) for k, a in slots.items()}
-        slots = {k: np.arange(len(a)) for k, a in slots.items()}
-    return Halo(how, lists, needs, slots, between, reason)
+    if chosen != "permute" or rises:
+        return Halo(how, send, None, needs, slots, between, reason)
+    order = {k: np.pad(a, (0, how.width - len(a))).astype(np.int32) for k, a in slots.items()}
+    return Halo(how, send, order, needs, {k: np.arange(len(a)) for k, a in slots.items()}, between, reason)
 
 
 def exchanges(between: Neighbours, size: int) -> dict[str, Load]:
@@ -229,7 +225,7 @@ def machine_of(between: Neighbours) -> traffic.Machine:
 
 
 def _permute(between: Neighbours) -> Exchange:
-    source, target = between.source, between.target
+    source, target, count = between.source, between.target, between.count
     number, longest, rises = between.rounds
     members = [number == c for c in range(len(longest))]
     pairs = tuple(tuple(zip(source[m].tolist(), target[m].tolist(), strict=True)) for m in members)
@@ -237,34 +233,9 @@ def _permute(between: Neighbours) -> Exchange:
         width = int(longest.sum())
         before = [sum(int(n) for n, ((s, t), *_) in zip(longest, pairs, strict=True) if s < t)] * between.parts
     else:
-        width, before = int(between.halo.max()), _before(between)
-    return Exchange(None, None, None, "permute", tuple(longest.tolist()), pairs, width, tuple(before))
-
-
-def _before(of: Neighbours) -> tuple[int, ...]:
-    """How many unknowns each device needs of those that precede it."""
-    return tuple(np.bincount(of.target, of.count * (of.source < of.target), of.parts).astype(int).tolist())
-
-
-def _runs(of: Neighbours, devices: Iterable[int]) -> dict[int, np.ndarray]:
-    """`Exchange.runs` of these devices: runs lie one behind another, in the order of the devices at their other end."""
-
-    def starts(end: np.ndarray, other: np.ndarray) -> np.ndarray:
-        order = np.lexsort((other, end))
-        before = np.cumsum(of.count[order]) - of.count[order]
-        first = np.searchsorted(end[order], end[order])
-        out = np.empty_like(before)
-        out[order] = before - before[first]
-        return out
-
-    sent, received = starts(of.source, of.target), starts(of.target, of.source)
-    found = {}
-    for k in devices:
-        table, out, into = np.zeros((6, of.parts), np.int32), of.source == k, of.target == k
-        table[:3, of.target[out]] = sent[out], of.count[out], received[out]
-        table[3:, of.source[into]] = received[into], of.count[into], sent[into]
-        found[k] = table.reshape(-1)
-    return found
+        width = int(between.halo.max())
+        before = np.bincount(target, count * (source < target), between.parts).astype(int).tolist()
+    return Exchange(None, None, "permute", tuple(longest.tolist()), pairs, width, tuple(before))
 
 
 def _requests(wanted: dict[int, dict[int, np.ndarray]], starts: np.ndarray) -> Messages:
