@@ -14,8 +14,7 @@ import numpy as np
 from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.distributed import halo, row_partition
 from jaxsparse_fmt.formats.reordered import permuted
-from jaxsparse_fmt.models import traffic
-from jaxsparse_fmt.models.traffic import Load, Machine
+from jaxsparse_fmt.models.traffic import Load
 
 
 def loads(
@@ -74,11 +73,6 @@ def with_halo(held: Load, needs: list[np.ndarray], starts: np.ndarray, per_host:
     moved = halo.exchanges(between, int(np.diff(starts).max()))
     names = ("near", "far", "collectives", "among_all")
     return {kind: dataclasses.replace(held, **{n: getattr(of, n) for n in names}) for kind, of in moved.items()}
-
-
-def cheapest(loads: dict[str, Load], machine: Machine) -> tuple[str, Load]:
-    """The kind of exchange that takes the least time on that machine."""
-    return min(loads.items(), key=lambda item: traffic.cg_step(item[1], machine, "vector").exchange)
 
 
 def load_of(A: Any) -> Load:

@@ -121,24 +121,29 @@ def by_owner(needs: np.ndarray, starts: np.ndarray) -> dict[int, np.ndarray]:
     return dict(zip(owners.tolist(), np.split(needs, first)[1:], strict=True))
 
 
-def plan(needs: dict[int, np.ndarray], starts: np.ndarray, mesh: Mesh, itemsize: int = 8, kind: str = "auto") -> Halo:
+def plan(
+    make: Callable[[], dict[int, np.ndarray]], starts: np.ndarray, mesh: Mesh, itemsize: int = 8, kind: str = "auto"
+) -> Halo:
     """The plan by which every device receives the unknowns that it needs; all processes must call this.
 
     Args:
-      needs: for each device of this process its halo, as from `needed`.
+      make: returns for each device of this process its halo, as from `needed`.
       starts: [parts + 1], the pieces of x.
       itemsize: bytes of an unknown.
       kind: one of `KINDS`; "auto" takes the cheapest by `traffic.cg_step`.
 
     Raises:
-      ValueError: another kind.
+      ValueError: another kind. What make() raises in one process, all processes raise.
     """
     if kind not in ("auto", *KINDS):
         raise ValueError(f"exchange must be 'auto' or one of {', '.join(KINDS)}; got {kind!r}")
-    name = socket.gethostname()
-    told = everyones(
-        lambda: {k: (name, {s: len(of) for s, of in by_owner(n, starts).items()}) for k, n in needs.items()}, mesh
-    )
+    name, needs = socket.gethostname(), {}
+
+    def tell() -> dict[int, tuple[str, dict[int, int]]]:
+        needs.update(make())
+        return {k: (name, {s: len(of) for s, of in by_owner(n, starts).items()}) for k, n in needs.items()}
+
+    told = everyones(tell, mesh)
     return planned(needs, starts, neighbours(told), functools.partial(delivered, mesh=mesh), itemsize, kind)
 
 
@@ -166,14 +171,9 @@ def planned(
     parts, size = between.parts, int(np.diff(starts).max())
     if not len(between.count):
         return Halo(Exchange(before=(0,) * parts), {}, needs, needs, between, "no device needs unknowns of another")
-    loads, machine = exchanges(between, size), machine_of(between)
-    price = {k: traffic.cg_step(load, machine, "vector").exchange for k, load in loads.items()}
-    _, longest, rises = between.rounds
+    cheapest, price = traffic.cheapest(exchanges(between, size), machine_of(between))
     most = int(between.count.max())
-    width = {"permute": int(longest.sum()), "all_to_all": parts * most, "gather": parts * size}
-    largest = max(size, min(width.values()))  # a buffer larger than the piece would grow with the devices
-    fair = [k for k in price if width[k] <= largest]
-    chosen = min(fair, key=price.__getitem__) if kind == "auto" else kind
+    chosen = cheapest if kind == "auto" else kind
     lists: dict[str, dict[int, np.ndarray]] = {}
     if chosen == "permute":
         how = _permute(between)
@@ -198,28 +198,28 @@ def planned(
     first = {k: places.lists(k)[1] for k in needs}
     at = {k: [first[k][s].start + np.arange(len(of)) for s, of in owned.items()] for k, owned in wanted.items()}
     slots = _joined(at)
-    if chosen == "permute" and not rises:
+    if chosen == "permute" and not between.rounds[2]:
         lists["order"] = {k: np.pad(a, (0, how.width - len(a))).astype(np.int32) for k, a in slots.items()}
         slots = {k: np.arange(len(a)) for k, a in slots.items()}
     return Halo(how, lists, needs, slots, between, reason)
 
 
 def exchanges(between: Neighbours, size: int) -> dict[str, Load]:
-    """The load of each kind of exchange on every device, from its own host and others; without rows and entries.
+    """The load of each kind of exchange on every device, from its own host and others; without entries.
 
     Args:
       size: the most unknowns of one device.
     """
-    parts, host = between.parts, between.host
+    parts, host, rows = between.parts, between.host, size
     number, longest, _ = between.rounds
     same = host[between.target] == host[between.source]
     near, far = (np.bincount(between.target[w], longest[number[w]], parts) for w in (same, ~same))
     beside = np.bincount(host)[host] - 1
 
     def of_all(size: int) -> Load:
-        return Load(parts, 0, 0, size * beside, size * (parts - 1 - beside), collectives=1, among_all=True)
+        return Load(parts, rows, 0, size * beside, size * (parts - 1 - beside), collectives=1, among_all=True)
 
-    permute = Load(parts, 0, 0, near, far, collectives=len(longest))
+    permute = Load(parts, rows, 0, near, far, collectives=len(longest))
     return {"permute": permute, "all_to_all": of_all(int(between.count.max())), "gather": of_all(size)}
 
 
