@@ -11,10 +11,8 @@ not checked, and a new format needs no line here.
 from __future__ import annotations
 
 import functools
-import io
 import json
 import os
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +21,12 @@ import numpy as np
 import scipy.sparse
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import STORABLE, Csr, Target, index_dtype, requested_dtype, write_whole
+from jaxsparse_fmt._types import STORABLE, Csr, Target, index_dtype, requested_dtype
 from jaxsparse_fmt.convert import checked
 from jaxsparse_fmt.core.matrix import FORMATS, SparseMatrix, build
 from jaxsparse_fmt.formats.paired import Paired
 from jaxsparse_fmt.formats.reordered import Reordered, order_of
+from jaxsparse_fmt.io.arrays import broken, read_arrays, write_arrays
 
 VERSION = 1
 LONGEST = 10_000  # bytes of the header
@@ -62,9 +61,7 @@ def save(path: str | os.PathLike[str], A: SparseMatrix) -> None:
         arrays["perm"], stored = np.asarray(stored.perm), stored.own
     pair = (stored.own, stored.across) if isinstance(stored, Paired) else (stored,)
     header["storage"] = [{"format": B.name, "layout": B.layout} for B in pair]
-    file = io.BytesIO()
-    np.savez(file, header=np.frombuffer(json.dumps(header).encode(), np.uint8), **arrays)
-    write_whole(Path(path), file.getvalue())
+    write_arrays(Path(path), header=np.frombuffer(json.dumps(header).encode(), np.uint8), **arrays)
 
 
 def load(path: str | os.PathLike[str], dtype: Any = None, *, max_bytes: float | None = None) -> SparseMatrix:
@@ -84,19 +81,14 @@ def load(path: str | os.PathLike[str], dtype: Any = None, *, max_bytes: float | 
         here, a dtype that JAX cannot hold at present, or a storage too large; the message names the file and the cure.
     """
     path = Path(path)
-    try:
-        with zipfile.ZipFile(path) as file:
-            header = _header(path, file)
-            wanted = ("indptr", "indices", "data", *(["perm"] if "perm.npy" in file.namelist() else []))
-            arrays = {name: _array(path, file, name) for name in wanted}
-    except (zipfile.BadZipFile, EOFError, KeyError, NotImplementedError, RuntimeError) as error:
-        raise _broken(path, f"it is not a whole file of jaxsparse_fmt.save ({error})") from None
+    arrays = read_arrays(path, "header", "indptr", "indices", "data", optional="perm")
+    header = _header(path, arrays.pop("header"))
     stored = requested_dtype(header["dtype"] if dtype is None else dtype)
     S = _csr(path, header, arrays)
     try:
         csr, target = checked(S, stored, header["backend"], max_bytes)
         if csr.nnz != arrays["data"].size:
-            raise _broken(path, "it lists an entry twice")
+            raise broken(path, "it lists an entry twice")
         store = functools.partial(_store, storage=header["storage"], target=target)
         if "perm" not in arrays:
             return store(csr)
@@ -112,35 +104,35 @@ def _store(csr: Csr, storage: list[dict[str, Any]], target: Target) -> SparseMat
     return Paired.from_csr(csr, A=A, across=lambda turned: _store(turned, storage[1:], target))
 
 
-def _header(path: Path, file: zipfile.ZipFile) -> dict[str, Any]:
+def _header(path: Path, text: np.ndarray) -> dict[str, Any]:
     """The header, with every field checked, and lists in the options as tuples."""
-    if file.getinfo("header.npy").file_size > LONGEST:
-        raise _broken(path, "its header is too long")
+    if text.size > LONGEST:
+        raise broken(path, "its header is too long")
     try:
-        header = json.loads(_array(path, file, "header").tobytes())
+        header = json.loads(text.tobytes())
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
-        raise _broken(path, "its header is not JSON") from None
+        raise broken(path, "its header is not JSON") from None
     version = header.get("version") if isinstance(header, dict) else None
     if type(version) is not int or version < 1:
-        raise _broken(path, f"its header names no version: {version!r}")
+        raise broken(path, f"its header names no version: {version!r}")
     if version > VERSION:
         raise ValueError(f"{path}: version {version} is newer than {VERSION}, the newest read here; update jaxsparse")
     shape, storage = header.get("shape"), header.get("storage")
     if not (isinstance(shape, list) and len(shape) == 2 and all(type(n) is int and 0 <= n < 2**31 for n in shape)):
-        raise _broken(path, f"shape {shape!r} is no two numbers from 0 to {2**31 - 1}")
+        raise broken(path, f"shape {shape!r} is no two numbers from 0 to {2**31 - 1}")
     if header.get("dtype") not in STORABLE or not isinstance(header.get("backend"), str):
-        raise _broken(path, f"dtype {header.get('dtype')!r} or backend {header.get('backend')!r} is unknown")
+        raise broken(path, f"dtype {header.get('dtype')!r} or backend {header.get('backend')!r} is unknown")
     if not (isinstance(storage, list) and len(storage) in (1, 2) and all(isinstance(s, dict) for s in storage)):
-        raise _broken(path, f"storage {storage!r} is not a list of one or two formats")
+        raise broken(path, f"storage {storage!r} is not a list of one or two formats")
     for one in storage:
         name, layout = one.get("format"), one.get("layout")
         if not isinstance(name, str) or name not in FORMATS:
             raise ValueError(f"{path}: format {name!r} is unknown here; update jaxsparse, or save in another format")
         if not isinstance(layout, dict) or set(layout) != set(FORMATS[name].layout_options):
-            raise _broken(path, f"format {name!r} has the options {FORMATS[name].layout_options}, not {layout!r}")
+            raise broken(path, f"format {name!r} has the options {FORMATS[name].layout_options}, not {layout!r}")
         one["layout"] = {k: tuple(v) if isinstance(v, list) else v for k, v in layout.items()}
         if not all(_option(v) for v in one["layout"].values()):
-            raise _broken(path, f"options of format {name!r} are not numbers or words: {layout!r}")
+            raise broken(path, f"options of format {name!r} are not numbers or words: {layout!r}")
     return header
 
 
@@ -149,37 +141,19 @@ def _csr(path: Path, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> C
     dtype, (n_rows, n_cols) = np.dtype(header["dtype"]), header["shape"]
     data, indices, indptr = arrays["data"], arrays["indices"], arrays["indptr"]
     if data.dtype != (np.uint16 if _foreign(dtype) else dtype):
-        raise _broken(path, f"data has dtype {data.dtype}, where the header names {dtype}")
+        raise broken(path, f"data has dtype {data.dtype}, where the header names {dtype}")
     if not indices.dtype == indptr.dtype == index_dtype(data.size):
-        raise _broken(path, f"indices and indptr have dtypes {indices.dtype} and {indptr.dtype}")
+        raise broken(path, f"indices and indptr have dtypes {indices.dtype} and {indptr.dtype}")
     if indices.size != data.size or indptr.size != n_rows + 1 or indptr[-1] != data.size:
-        raise _broken(
+        raise broken(
             path, f"{n_rows} rows and {data.size} entries do not fit {indptr.size} pointers and {indices.size} indices"
         )
     if "perm" in arrays and arrays["perm"].dtype != np.int32:
-        raise _broken(path, f"perm has dtype {arrays['perm'].dtype}")
+        raise broken(path, f"perm has dtype {arrays['perm'].dtype}")
     data = data.view(dtype) if _foreign(dtype) else data
     S = scipy.sparse.csr_array((n_rows, n_cols), dtype=np.promote_types(dtype, np.float32))
     S.data, S.indices, S.indptr = data.astype(S.dtype), indices, indptr
     return S
-
-
-def _array(path: Path, file: zipfile.ZipFile, name: str) -> np.ndarray:
-    """A member, [n]; its size is bounded by the file's, since it must be stored without compression."""
-    info = file.getinfo(f"{name}.npy")
-    if info.compress_type != zipfile.ZIP_STORED or info.file_size > path.stat().st_size:
-        raise _broken(path, f"{name} is compressed, or larger than the file")
-    raw = file.read(info)
-    stream = io.BytesIO(raw)
-    try:
-        if np.lib.format.read_magic(stream) != (1, 0):
-            raise ValueError
-        shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
-    except (ValueError, EOFError):
-        raise _broken(path, f"{name} is no array") from None
-    if dtype.hasobject or len(shape) != 1 or len(raw) - stream.tell() != shape[0] * dtype.itemsize or shape[0] < 0:
-        raise _broken(path, f"{name} is no array of numbers of shape {shape}")
-    return np.frombuffer(raw, dtype, shape[0], stream.tell()).copy()  # SciPy sorts in place
 
 
 def _foreign(dtype: np.dtype) -> bool:
@@ -190,7 +164,3 @@ def _foreign(dtype: np.dtype) -> bool:
 def _option(value: Any) -> bool:
     single = isinstance(value, bool | int | str | None)
     return single or (isinstance(value, tuple) and all(type(n) is int for n in value))
-
-
-def _broken(path: Path, what: str) -> ValueError:
-    return ValueError(f"{path}: {what}; save the matrix anew")

@@ -137,7 +137,12 @@ def points(S: Csr, args: argparse.Namespace, dtype: np.dtype) -> list[Point]:
 
     def point(count: int) -> Point:
         sizes = {"entry_bytes": entry_bytes(count), "value_bytes": value, "per_host": args.per_host}
-        of = lambda S: estimate.cheapest(estimate.loads(S, count, args.by, **sizes), machine)  # noqa: E731
+
+        def of(S: Csr) -> tuple[str, traffic.Load]:
+            loads = estimate.loads(S, count, args.by, **sizes)
+            kind, _ = traffic.cheapest(loads, machine)
+            return kind, loads[kind]
+
         kind, load = of(S)
         step = traffic.cg_step(load, machine, args.mode, form if count > 1 else False)
         if M is not None and M.levels:

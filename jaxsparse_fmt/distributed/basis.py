@@ -275,8 +275,8 @@ def plan_of_order(over: Distribution, perm: np.ndarray) -> Halo:
     """The plan by which devices receive the unknowns of their pieces from the devices whose even blocks have them."""
     blocks = np.minimum(np.arange(len(over.counts) + 1) * even_blocks.block_size(over.counts), len(perm))
     own = _own(over, perm)
-    needs = {k: halo.needed(own[k], blocks[k], blocks[k + 1]) for k in sorted(local_parts(over))}
-    return halo.plan(needs, blocks, over.mesh)
+    mine = sorted(local_parts(over))
+    return halo.plan(lambda: {k: halo.needed(own[k], blocks[k], blocks[k + 1]) for k in mine}, blocks, over.mesh)
 
 
 def make(over: Distribution, perm: np.ndarray | None, plan: Halo | None = None, numbered: bool = True) -> ShardedBasis:

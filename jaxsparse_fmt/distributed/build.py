@@ -195,28 +195,26 @@ def assemble(
     mine = sorted(basis.local_parts(over_rows))
     blocks: dict[int, Csr] = {}
 
-    needs: dict[int, np.ndarray] = {}
-
-    def halos() -> dict[int, int]:
-        """Computes the halos, and returns the number of entries of each shard."""
+    def halos() -> dict[int, np.ndarray]:
+        """Makes the rows, and returns the halos."""
         blocks.update(zip(mine, together(lambda k: rows_of(int(starts[k]), int(starts[k + 1])), mine), strict=True))
         needed = lambda k: halo.needed(blocks[k].indices, int(columns[k]), int(columns[k + 1]))  # noqa: E731
-        needs.update(zip(mine, together(needed, mine), strict=True))
-        return {k: blocks[k].nnz for k in mine}
+        return dict(zip(mine, together(needed, mine), strict=True))
 
-    nnz = np.array([*everyones(halos, mesh).values()])
     unknown_bytes = max(request.target.dtype.itemsize, 4)  # values may be narrower than vectors
-    plan = halo.plan(needs, columns, mesh, unknown_bytes, request.exchange)
+    plan = halo.plan(halos, columns, mesh, unknown_bytes, request.exchange)
+    entries = {k: blocks[k].nnz for k in mine}
     sizes = over_rows.size, over_columns.size
     split = lambda k: _split(blocks.pop(k), k, plan, *sizes, columns, request.mode)  # noqa: E731
     cut: dict[int, Any] = {}
 
-    def boundaries() -> dict[int, int]:
-        """Cuts the rows into blocks, and returns the number of boundary rows of each shard."""
+    def counts() -> dict[int, tuple[int, int]]:
+        """Cuts the rows into blocks, and returns the numbers of entries and of boundary rows of each shard."""
         cut.update(zip(mine, together(split, mine), strict=True))
-        return {k: len(cut[k][1]) for k in mine}
+        return {k: (entries[k], len(cut[k][1])) for k in mine}
 
-    longest = max(everyones(boundaries, mesh).values())
+    nnz, boundary_rows = np.array([*everyones(counts, mesh).values()]).T
+    longest = int(boundary_rows.max())
     made = [
         in_one_format({k: cut[k][0][i] for k in mine}, request, is_halo=i == 1) for i in range(len(cut[mine[0]][0]))
     ]

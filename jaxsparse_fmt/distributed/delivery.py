@@ -64,21 +64,23 @@ def _travelled(sent: dict[tuple[int, int], dict[tuple[int, int], int]], packed: 
     longest = np.zeros(number.max() + 1, np.int64)
     np.maximum.at(longest, number, total)
     first = {d.process_index: d for d in mesh.devices.flat}
-    spec = PartitionSpec("process")
-    over = NamedSharding(Mesh([first[p] for p in sorted(first)], ("process",)), spec)
-
-    @jax.jit
-    @functools.partial(jax.shard_map, mesh=over.mesh, in_specs=spec, out_specs=spec)
-    def travelled(messages):
-        to = (tuple(map(tuple, pairs[number == c].tolist())) for c in range(len(longest)))
-        return [lax.ppermute(a, "process", pairs) for a, pairs in zip(messages, to, strict=True)]
-
+    over = NamedSharding(Mesh([first[p] for p in sorted(first)], ("process",)), PartitionSpec("process"))
+    longest = 1 << np.ceil(np.log2(longest)).astype(np.int64)  # so that few sizes are compiled
     given = [np.zeros((1, size), np.uint8) for size in longest]
     for (sender, _), messages, c in zip(sent, sent.values(), number, strict=True):
         if sender == me:
             message = b"".join(packed[pair] for pair in messages)
             given[c][0, : len(message)] = np.frombuffer(message, np.uint8)
     arrays = [jax.make_array_from_callback((len(first), a.shape[1]), over, lambda index, a=a: a) for a in given]
-    received = [np.asarray(a.addressable_shards[0].data).tobytes() for a in travelled(arrays)]
+    ends = (tuple(map(tuple, pairs[number == c].tolist())) for c in range(len(longest)))
+    moved = [_permuted(a, to, over) for a, to in zip(arrays, ends, strict=True)]
+    received = [np.asarray(a.addressable_shards[0].data).tobytes() for a in moved]
     mine = [(messages, c) for (_, to), messages, c in zip(sent, sent.values(), number, strict=True) if to == me]
     return [(messages, received[c]) for messages, c in mine]
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _permuted(messages: jax.Array, pairs: tuple[tuple[int, int], ...], over: NamedSharding) -> jax.Array:
+    """The messages [processes, size] of one round, each with its receiver."""
+    permute = functools.partial(lax.ppermute, axis_name="process", perm=pairs)
+    return jax.shard_map(permute, mesh=over.mesh, in_specs=over.spec, out_specs=over.spec)(messages)

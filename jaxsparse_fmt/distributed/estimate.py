@@ -14,8 +14,7 @@ import numpy as np
 from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.distributed import halo, row_partition
 from jaxsparse_fmt.formats.reordered import permuted
-from jaxsparse_fmt.models import traffic
-from jaxsparse_fmt.models.traffic import Load, Machine
+from jaxsparse_fmt.models.traffic import Load
 
 
 def loads(
@@ -76,11 +75,6 @@ def with_halo(held: Load, needs: list[np.ndarray], starts: np.ndarray, per_host:
     return {kind: dataclasses.replace(held, **{n: getattr(of, n) for n in names}) for kind, of in moved.items()}
 
 
-def cheapest(loads: dict[str, Load], machine: Machine) -> tuple[str, Load]:
-    """The kind of exchange that takes the least time on that machine."""
-    return min(loads.items(), key=lambda item: traffic.cg_step(item[1], machine, "vector").exchange)
-
-
 def load_of(A: Any) -> Load:
     """The load of the devices of a matrix `A`, sharded or not; all are taken to lie on one host."""
     vectors = max(A.dtype.itemsize, 4)  # values may be narrower
@@ -89,7 +83,7 @@ def load_of(A: Any) -> Load:
     held, how, parts = A.record.imbalance, A.shards.halo, A.parts
     boundary = A.shards.boundary
     boundary = 0 if boundary is None else (np.asarray(boundary) < A.range.over.size).sum(axis=1)
-    others = sum(how.sizes) if how.kind == "permute" else how.width - how.width // parts
+    others = how.width - how.width // parts * (how.kind in ("all_to_all", "gather"))
     collectives = 0 if how.kind == "none" else len(how.sizes) if how.kind == "permute" else 1
     entry = sum(block.nbytes_read for block in A.shards.blocks) / parts / max(int(held.nnz.max()), 1)
     return Load(parts, held.rows, held.nnz, others, 0, boundary, collectives, how.kind != "permute", entry, vectors)

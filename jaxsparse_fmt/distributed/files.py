@@ -1,17 +1,21 @@
-"""A matrix in a folder, of which each process reads its own rows: three flat files mapped into memory, and a header.
+"""A matrix in a folder, of which each process reads its own rows: parts, each the next rows, and a header.
 
-    matrix.json   rows, columns, nnz and the dtypes
-    indptr.bin    [n_rows + 1] int64          indices.bin   [nnz]          data.bin   [nnz]
+    matrix.json         rows, columns, the dtype of the entries, and the number of parts
+    000000000000.npz    indptr [rows + 1] from 0, indices and data [nnz] of the part whose first row is 0
+    000000131072.npz    of the next part
 
-The files do not depend on the number of devices.
+Parts have equally many rows. Each is written whole or not at all, and its arrays have checksums (`io/arrays.py`). The
+files do not depend on the number of devices.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import os
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,86 +23,95 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from jaxsparse_fmt._types import Csr, index_dtype, whole_number
+from jaxsparse_fmt._types import Csr, index_dtype, whole_number, write_whole
 from jaxsparse_fmt.convert import canonical
 from jaxsparse_fmt.distributed import row_partition
+from jaxsparse_fmt.io.arrays import broken, read_arrays, write_arrays
 
-FORMAT = "jaxsparse rows 1"
+FORMAT = "jaxsparse rows 2"
 LONGEST = 10_000  # bytes of matrix.json
-DTYPES = tuple(
-    dict.fromkeys(np.dtype(letter).name for letter in "?bhilqBHILQfdgFDG")
-)  # of data.bin: all that scipy.sparse holds
+PART = 2**26  # bytes of a part of a matrix that is held whole
+DTYPES = tuple(dict.fromkeys(np.dtype(letter).name for letter in "?bhilqBHILQfdgFDG"))  # all that scipy.sparse holds
 
 
 @dataclasses.dataclass(frozen=True)
 class SavedRows:
-    """The rows of a saved matrix, for use as `rows_of` of `shard_from_rows`.
+    """The rows of a saved matrix, for use as `rows_of` of `shard_from_rows`; a part is read when its rows are used.
 
     Attributes:
-      indptr, indices, data: mapped files, read when they are used.
+      cuts: the first row of each part, and the number of rows.
     """
 
     shape: tuple[int, int]
-    indptr: np.ndarray
-    indices: np.ndarray
-    data: np.ndarray
+    dtype: np.dtype
+    cuts: np.ndarray
     folder: Path
 
     def __call__(self, start: int, stop: int) -> Csr:
-        """The rows from start to stop, copied into memory.
+        """The rows from start to stop; memory also holds the parts in which they begin and end.
 
         Raises:
-          ValueError: there are no such rows, or the files do not hold a matrix.
+          ValueError: there are no such rows, or a part is damaged or holds no rows of this matrix.
         """
         n_rows, n_cols = self.shape
         if not 0 <= start <= stop <= n_rows:
             raise ValueError(f"rows {start} to {stop} were asked for, and {self.folder} holds rows 0 to {n_rows}")
-        pointers = self._pointers(start, stop)
-        a, b = int(pointers[0]), int(pointers[-1])
-        indices = np.array(self.indices[a:b])
-        if indices.size and not (indices.min() >= 0 and indices.max() < n_cols):
-            raise _broken(
-                self.folder / "indices.bin", f"a column of rows {start} to {stop} is outside 0 to {n_cols - 1}"
-            )
-        arrays = np.array(self.data[a:b]), indices, pointers - a
-        return scipy.sparse.csr_array(arrays, shape=(stop - start, n_cols))
+        used = np.flatnonzero((self.cuts[:-1] < stop) & (self.cuts[1:] > start)).tolist()
+        rows = [self._part(k)[max(start - self.cuts[k], 0) : stop - self.cuts[k]] for k in used]
+        none = scipy.sparse.csr_array((0, n_cols), dtype=self.dtype)
+        return rows[0] if len(rows) == 1 else scipy.sparse.csr_array(scipy.sparse.vstack([none, *rows], format="csr"))
 
     def starts(self, parts: int) -> np.ndarray:
-        """[parts + 1] cuts that give each device about the same number of entries.
+        """[parts + 1] cuts that give each device about the same number of entries; reads all row pointers.
 
         Raises:
-          ValueError: the file of row pointers is broken.
+          ValueError: a part is damaged.
         """
-        return row_partition.equal_nnz(np.diff(self._pointers(0, self.shape[0])), parts)
+        lengths = [np.diff(self._pointers(k, read_arrays(self._path(k), "indptr"))) for k in range(len(self.cuts) - 1)]
+        return row_partition.equal_nnz(np.concatenate(lengths), parts)
 
-    def _pointers(self, start: int, stop: int) -> np.ndarray:
-        pointers = np.array(self.indptr[start : stop + 1])
-        nnz = self.data.size
-        lowest, highest = (0 if start == 0 else pointers[0]), (nnz if stop == self.shape[0] else pointers[-1])
-        if pointers[0] != max(lowest, 0) or pointers[-1] != min(highest, nnz) or np.any(pointers[1:] < pointers[:-1]):
-            rising = f"do not rise from 0 to {nnz}"
-            raise _broken(self.folder / "indptr.bin", f"the pointers of rows {start} to {stop} {rising}")
+    def _path(self, k: int) -> Path:
+        return self.folder / _name(self.cuts[k])
+
+    def _part(self, k: int) -> Csr:
+        path, arrays = self._path(k), read_arrays(self._path(k), "indptr", "indices", "data")
+        pointers, indices, data = self._pointers(k, arrays), arrays["indices"], arrays["data"]
+        if data.dtype != self.dtype or indices.dtype != index_dtype(self.shape[1]):
+            raise broken(path, f"it has {data.dtype} at {indices.dtype} columns, and matrix.json {self.dtype}")
+        if not pointers[-1] == data.size == indices.size:
+            raise broken(path, f"{pointers[-1]} entries do not fit {data.size} values and {indices.size} columns")
+        if indices.size and not (indices.min() >= 0 and indices.max() < self.shape[1]):
+            raise broken(path, f"a column is outside 0 to {self.shape[1] - 1}")
+        return scipy.sparse.csr_array((data, indices, pointers), shape=(len(pointers) - 1, self.shape[1]))
+
+    def _pointers(self, k: int, arrays: dict[str, np.ndarray]) -> np.ndarray:
+        pointers, n_rows = arrays["indptr"], self.cuts[k + 1] - self.cuts[k]
+        if pointers.dtype != np.int64 or pointers.size != n_rows + 1:
+            raise broken(self._path(k), f"{pointers.size} row pointers of {pointers.dtype} do not fit {n_rows} rows")
+        if pointers[0] != 0 or np.any(pointers[1:] < pointers[:-1]):
+            raise broken(self._path(k), "the row pointers do not rise from 0")
         return pointers
 
 
-def _broken(path: Path, what: str) -> ValueError:
-    return ValueError(f"{path}: {what}; save the matrix anew")
+def _name(first: int) -> str:
+    return f"{first:012d}.npz"
 
 
 def save_rows(folder: str | os.PathLike[str], S: Any, n: int | None = None, pieces: int = 1) -> None:
-    """Writes a matrix for `saved_rows`.
+    """Writes a matrix for `saved_rows`; the same call continues one that was interrupted.
 
     Args:
-      folder: new or empty.
+      folder: new or empty, or as an interrupted call has left it.
       S: a scipy.sparse matrix, one of this library, or a function such as `rows_of` of `shard_from_rows`; its pieces,
-        each the rows of one call, are held one at a time.
+        each the rows of one call and one file, are held one at a time.
       n: rows and columns, for a function.
-      pieces: the number of calls of the function.
+      pieces: the number of calls of the function. A process later reads whole pieces, so they should be no larger than
+        a device's share.
 
     Raises:
-      FileExistsError: the folder is not empty. ValueError: a function without n, fewer than one piece, or a piece of
-        another shape, or of a dtype that the dtype of the first piece cannot hold. TypeError: S or a piece is no
-        matrix, or n or pieces no whole number.
+      FileExistsError: the folder is not empty, and holds no part of this matrix or all of it. ValueError: a function
+        without n, fewer than one piece, or a piece of another shape, or of a dtype that the dtype of the first piece
+        cannot hold. TypeError: S or a piece is no matrix, or n or pieces no whole number.
     """
     pieces = whole_number("pieces", pieces, 1)
     if callable(S):
@@ -108,16 +121,30 @@ def save_rows(folder: str | os.PathLike[str], S: Any, n: int | None = None, piec
         shape, rows_of = (n, n), S
     else:
         whole = _sparse(S, "save_rows takes a scipy.sparse matrix, one of this library, or a function that makes rows")
-        shape, rows_of, pieces = whole.shape, lambda a, b: whole[a:b], 1
+        nbytes = sum(a.nbytes for a in (whole.data, whole.indices, whole.indptr))
+        shape, rows_of, pieces = whole.shape, lambda a, b: whole[a:b], -(-nbytes // PART)
+    cuts = row_partition.equal(shape[0], max(1, min(pieces, shape[0])))
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.iterdir()):
+    header, there = folder / "matrix.json", {path.name for path in folder.glob("*")}
+    if header.name not in there and any(not name.startswith(".") for name in there):
         raise FileExistsError(f"{folder} is not empty; name another folder, or remove what is in it")
-    index = np.dtype(index_dtype(shape[1]))
-    dtype = _written(folder, rows_of, row_partition.equal(shape[0], pieces), shape[1], index)
-    nnz = (folder / "indices.bin").stat().st_size // index.itemsize
-    header = {"format": FORMAT, "shape": shape, "nnz": nnz, "dtype": dtype.name, "index": index.name}
-    (folder / "matrix.json").write_text(json.dumps(header) + "\n")  # last: it marks the folder as complete
+    first = _piece(rows_of, 0, int(cuts[1]), shape[1])
+    dtype = first.data.dtype
+    crc = functools.reduce(lambda crc, a: zlib.crc32(a.tobytes(), crc), (first.indptr, first.indices, first.data), 0)
+    text = json.dumps(
+        {"format": FORMAT, "shape": shape, "dtype": dtype.name, "parts": len(cuts) - 1, "crc32 of part 0": crc}
+    )
+    if header.name in there and (header.read_text() != text or {_name(a) for a in cuts[:-1]} <= there):
+        raise FileExistsError(f"{folder} holds this matrix already, or another; name another folder, or remove it")
+    folder.mkdir(parents=True, exist_ok=True)
+    for scratch in folder.glob(".*"):  # of a call that was killed
+        scratch.unlink()
+    write_whole(header, text.encode())
+    for start, stop in itertools.pairwise(cuts.tolist()):
+        if not (path := folder / _name(start)).exists():
+            csr = _piece(rows_of, start, stop, shape[1], dtype)
+            indices, data = csr.indices.astype(index_dtype(shape[1])), csr.data.astype(dtype)
+            write_arrays(path, indptr=csr.indptr.astype(np.int64), indices=indices, data=data)
 
 
 def _sparse(S: Any, wanted: str) -> Csr:
@@ -128,80 +155,55 @@ def _sparse(S: Any, wanted: str) -> Csr:
     return canonical(S)
 
 
-def _written(
-    folder: Path, rows_of: Callable[[int, int], Any], cuts: np.ndarray, n_cols: int, index: np.dtype
-) -> np.dtype:
-    dtype, before = None, 0
-    with (
-        open(folder / "indptr.bin", "wb") as indptr,
-        open(folder / "indices.bin", "wb") as indices,
-        open(folder / "data.bin", "wb") as data,
-    ):
-        np.zeros(1, np.int64).tofile(indptr)
-        for start, stop in itertools.pairwise(cuts.tolist()):
-            csr = _sparse(rows_of(start, stop), f"S({start}, {stop}) must give a scipy.sparse matrix")
-            dtype = csr.data.dtype if dtype is None else dtype
-            if csr.shape != (stop - start, n_cols):
-                raise ValueError(f"S({start}, {stop}) must give a matrix {(stop - start, n_cols)}; got {csr.shape}")
-            if not np.can_cast(csr.data.dtype, dtype, "safe"):
-                raise ValueError(
-                    f"S({start}, {stop}) gives {csr.data.dtype} where the first rows were {dtype}, which does not hold "
-                    f"it; let S give all its rows as {np.result_type(csr.data.dtype, dtype)}"
-                )
-            (csr.indptr[1:].astype(np.int64) + before).tofile(indptr)
-            csr.indices.astype(index).tofile(indices)
-            csr.data.astype(dtype).tofile(data)
-            before += csr.nnz
-    assert dtype is not None
-    return dtype
+def _piece(rows_of: Callable[[int, int], Any], start: int, stop: int, n_cols: int, dtype: Any = None) -> Csr:
+    """The rows of one part, of values that `dtype` can hold; None: of any."""
+    csr = _sparse(rows_of(start, stop), f"S({start}, {stop}) must give a scipy.sparse matrix")
+    if csr.shape != (stop - start, n_cols):
+        raise ValueError(f"S({start}, {stop}) must give a matrix {(stop - start, n_cols)}; got {csr.shape}")
+    if dtype is not None and not np.can_cast(csr.data.dtype, dtype, "safe"):
+        raise ValueError(
+            f"S({start}, {stop}) gives {csr.data.dtype} where the first rows were {dtype}, which does not hold "
+            f"it; let S give all its rows as {np.result_type(csr.data.dtype, dtype)}"
+        )
+    return csr
 
 
 def saved_rows(folder: str | os.PathLike[str]) -> SavedRows:
     """The matrix that `save_rows` wrote; its entries are read when their rows are used.
 
     Raises:
-      FileNotFoundError: the folder has no matrix, or an incomplete one.
-      ValueError: matrix.json is not as `save_rows` writes it, or the other files do not fit it. Sizes are compared
-        before any array is allocated.
+      FileNotFoundError: the folder has no matrix, or an incomplete one. ValueError: matrix.json is not as `save_rows`
+        writes it.
     """
     folder = Path(folder)
-    shape, nnz, dtypes = _header(folder / "matrix.json")
-    arrays = {}
-    for name, length in {"indptr": shape[0] + 1, "indices": nnz, "data": nnz}.items():
-        path, wanted = folder / f"{name}.bin", length * dtypes[name].itemsize
-        size = _size(path)
-        if size != wanted:
-            raise _broken(path, f"{size:,} bytes where {wanted:,} belong")
-        arrays[name] = np.memmap(path, dtypes[name], "r", shape=(length,)) if length else np.zeros(0, dtypes[name])
-    return SavedRows(shape, **arrays, folder=folder)
+    shape, dtype, parts = _header(folder / "matrix.json")
+    written = sum(1 for _ in folder.glob("[0-9]*.npz"))
+    if written < parts:
+        raise FileNotFoundError(
+            f"{folder} has {written} of {parts} parts; call save_rows as before, and it writes the rest"
+        )
+    return SavedRows(shape, dtype, row_partition.equal(shape[0], parts), folder)
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        raise FileNotFoundError(f"there is no {path}; was the matrix saved there, and to the end?") from None
-
-
-def _header(path: Path) -> tuple[tuple[int, int], int, dict[str, np.dtype]]:
-    """The shape, the number of entries and the dtypes in matrix.json."""
-    if _size(path) > LONGEST:
-        raise _broken(path, f"more than {LONGEST:,} bytes")
+def _header(path: Path) -> tuple[tuple[int, int], np.dtype, int]:
+    """The shape, the dtype of the entries and the number of parts in matrix.json."""
+    if not path.exists():
+        raise FileNotFoundError(f"there is no {path}; was the matrix saved there?")
+    if path.stat().st_size > LONGEST:
+        raise broken(path, f"more than {LONGEST:,} bytes")
     try:
         header = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise _broken(path, f"not JSON: {error}") from None
+        raise broken(path, f"not JSON: {error}") from None
     given = header if isinstance(header, dict) else {}
     if given.get("format") != FORMAT:
-        raise ValueError(f"{path} has the format {given.get('format')!r}, not {FORMAT!r}; save the matrix anew")
-    shape, nnz, index, dtype = (given.get(name) for name in ("shape", "nnz", "index", "dtype"))
-    sizes: list[Any] = [*shape, nnz] if isinstance(shape, list) else [nnz]
+        raise broken(path, f"the format {given.get('format')!r} is not {FORMAT!r}")
+    shape, dtype, parts = (given.get(name) for name in ("shape", "dtype", "parts"))
+    sizes: list[Any] = [*shape, parts] if isinstance(shape, list) else [parts]
     if len(sizes) != 3 or not all(type(size) is int and size >= 0 for size in sizes):
-        raise _broken(path, f"shape {shape!r} and nnz {nnz!r} are not the sizes of a matrix")
-    wanted = np.dtype(index_dtype(sizes[1])).name
-    if index != wanted:
-        raise _broken(path, f"index {index!r}, where {sizes[1]:,} columns are counted in {wanted}")
+        raise broken(path, f"shape {shape!r} and {parts!r} parts are not the sizes of a matrix")
+    if not 1 <= sizes[2] <= max(sizes[0], 1) or max(sizes[0] * sizes[2], sizes[1]) >= 2**63:
+        raise broken(path, f"{parts!r} parts do not fit {sizes[0]} rows")
     if dtype not in DTYPES:
-        raise _broken(path, f"dtype {dtype!r} is none of {', '.join(DTYPES)}")
-    dtypes = {"indptr": np.dtype(np.int64), "indices": np.dtype(index), "data": np.dtype(dtype)}
-    return (sizes[0], sizes[1]), sizes[2], dtypes
+        raise broken(path, f"dtype {dtype!r} is none of {', '.join(DTYPES)}")
+    return (sizes[0], sizes[1]), np.dtype(dtype), sizes[2]

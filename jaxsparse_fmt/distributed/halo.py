@@ -80,7 +80,7 @@ class Halo:
 
     Attributes:
       how: the exchange, without its lists.
-      send, order: the lists of `Exchange`, by device; None: the exchange has none.
+      lists: those of `send` and `order` of `Exchange` that it has, by name, then by device.
       needs: the unknowns that each device needs, rising.
       slots: the places of `needs` in the buffer.
       neighbours: of all devices.
@@ -88,8 +88,7 @@ class Halo:
     """
 
     how: Exchange
-    send: dict[int, np.ndarray] | None
-    order: dict[int, np.ndarray] | None
+    lists: dict[str, dict[int, np.ndarray]]
     needs: dict[int, np.ndarray]
     slots: dict[int, np.ndarray]
     neighbours: Neighbours
@@ -98,7 +97,7 @@ class Halo:
     @property
     def nbytes(self) -> int:
         """Bytes of a device's lists."""
-        return sum(next(iter(lists.values())).nbytes for lists in (self.send, self.order) if lists is not None)
+        return sum(next(iter(of.values())).nbytes for of in self.lists.values())
 
     def placed(self, place: Callable[[Callable[[int], np.ndarray]], Any]) -> Exchange:
         """The exchange with its lists on the devices.
@@ -106,10 +105,8 @@ class Halo:
         Args:
           place: makes an array over all devices from a function that returns the list of one device.
         """
-        lists = {"send": self.send, "order": self.order}
-        return dataclasses.replace(
-            self.how, **{name: None if of is None else place(of.__getitem__) for name, of in lists.items()}
-        )
+        lists: Any = {name: place(of.__getitem__) for name, of in self.lists.items()}
+        return dataclasses.replace(self.how, **lists)
 
 
 def needed(indices: np.ndarray, start: int, stop: int) -> np.ndarray:
@@ -124,24 +121,29 @@ def by_owner(needs: np.ndarray, starts: np.ndarray) -> dict[int, np.ndarray]:
     return dict(zip(owners.tolist(), np.split(needs, first)[1:], strict=True))
 
 
-def plan(needs: dict[int, np.ndarray], starts: np.ndarray, mesh: Mesh, itemsize: int = 8, kind: str = "auto") -> Halo:
+def plan(
+    make: Callable[[], dict[int, np.ndarray]], starts: np.ndarray, mesh: Mesh, itemsize: int = 8, kind: str = "auto"
+) -> Halo:
     """The plan by which every device receives the unknowns that it needs; all processes must call this.
 
     Args:
-      needs: for each device of this process its halo, as from `needed`.
+      make: returns for each device of this process its halo, as from `needed`.
       starts: [parts + 1], the pieces of x.
       itemsize: bytes of an unknown.
       kind: one of `KINDS`; "auto" takes the cheapest by `traffic.cg_step`.
 
     Raises:
-      ValueError: another kind.
+      ValueError: another kind. What make() raises in one process, all processes raise.
     """
     if kind not in ("auto", *KINDS):
         raise ValueError(f"exchange must be 'auto' or one of {', '.join(KINDS)}; got {kind!r}")
-    name = socket.gethostname()
-    told = everyones(
-        lambda: {k: (name, {s: len(of) for s, of in by_owner(n, starts).items()}) for k, n in needs.items()}, mesh
-    )
+    name, needs = socket.gethostname(), {}
+
+    def tell() -> dict[int, tuple[str, dict[int, int]]]:
+        needs.update(make())
+        return {k: (name, {s: len(of) for s, of in by_owner(n, starts).items()}) for k, n in needs.items()}
+
+    told = everyones(tell, mesh)
     return planned(needs, starts, neighbours(told), functools.partial(delivered, mesh=mesh), itemsize, kind)
 
 
@@ -168,40 +170,36 @@ def planned(
     """
     parts, size = between.parts, int(np.diff(starts).max())
     if not len(between.count):
-        how = Exchange(before=(0,) * parts)
-        return Halo(how, None, None, needs, needs, between, "no device needs unknowns of another")
-    loads, machine = exchanges(between, size), machine_of(between)
-    price = {k: traffic.cg_step(load, machine, "vector").exchange for k, load in loads.items()}
-    _, longest, rises = between.rounds
+        return Halo(Exchange(before=(0,) * parts), {}, needs, needs, between, "no device needs unknowns of another")
+    cheapest, price = traffic.cheapest(exchanges(between, size), machine_of(between))
     most = int(between.count.max())
-    width = {"permute": int(longest.sum()), "all_to_all": parts * most, "gather": parts * size}
-    largest = max(size, min(width.values()))  # a buffer larger than the piece would grow with the devices
-    fair = [k for k in KINDS if width[k] <= largest]
-    chosen = min(fair, key=price.__getitem__) if kind == "auto" else kind
+    chosen = cheapest if kind == "auto" else kind
     if chosen == "permute":
         how = _permute(between)
     else:
         each = most if chosen == "all_to_all" else size
-        how = Exchange(None, None, chosen, (each,), (), width[chosen], tuple(range(0, parts * each, each)))
+        how = Exchange(None, None, chosen, (each,), (), parts * each, tuple(range(0, parts * each, each)))
     reason = _reason(how, kind, price, itemsize)
     wanted = {k: by_owner(of, starts) for k, of in needs.items()}
     if chosen == "gather":
         at = {k: [s * size + of - starts[s] for s, of in owned.items()] for k, owned in wanted.items()}
-        return Halo(how, None, None, needs, _joined(at), between, reason)
-    send = {k: np.zeros(int(longest.sum()) if chosen == "permute" else how.width, np.int32) for k in needs}
+        return Halo(how, {}, needs, _joined(at), between, reason)
+    length = parts * most if chosen == "all_to_all" else sum(how.sizes)
+    send = {k: np.zeros(length, np.int32) for k in needs}
+    lists = {"send": send}
     for k, asked in deliver(lambda: _requests(wanted, starts)).items():
         for t, places in asked.items():
             send[k][how.lists(k)[0][t].start :][: len(places)] = places
     at = {k: [how.lists(k)[1][s].start + np.arange(len(of)) for s, of in owned.items()] for k, owned in wanted.items()}
     slots = _joined(at)
-    if chosen != "permute" or rises:
-        return Halo(how, send, None, needs, slots, between, reason)
-    order = {k: np.pad(a, (0, how.width - len(a))).astype(np.int32) for k, a in slots.items()}
-    return Halo(how, send, order, needs, {k: np.arange(len(a)) for k, a in slots.items()}, between, reason)
+    if chosen == "permute" and not between.rounds[2]:
+        lists["order"] = {k: np.pad(a, (0, how.width - len(a))).astype(np.int32) for k, a in slots.items()}
+        slots = {k: np.arange(len(a)) for k, a in slots.items()}
+    return Halo(how, lists, needs, slots, between, reason)
 
 
 def exchanges(between: Neighbours, size: int) -> dict[str, Load]:
-    """The load of each kind of exchange on every device, from its own host and others; without rows and entries.
+    """The load of each kind of exchange on every device, from its own host and others; without entries.
 
     Args:
       size: the most unknowns of one device.
@@ -212,10 +210,10 @@ def exchanges(between: Neighbours, size: int) -> dict[str, Load]:
     near, far = (np.bincount(between.target[w], longest[number[w]], parts) for w in (same, ~same))
     beside = np.bincount(host)[host] - 1
 
-    def of_all(size: int) -> Load:
-        return Load(parts, 0, 0, size * beside, size * (parts - 1 - beside), collectives=1, among_all=True)
+    def of_all(each: int) -> Load:
+        return Load(parts, size, 0, each * beside, each * (parts - 1 - beside), collectives=1, among_all=True)
 
-    permute = Load(parts, 0, 0, near, far, collectives=len(longest))
+    permute = Load(parts, size, 0, near, far, collectives=len(longest))
     return {"permute": permute, "all_to_all": of_all(int(between.count.max())), "gather": of_all(size)}
 
 

@@ -97,9 +97,9 @@ def beyond(A: Pieces, starts: np.ndarray) -> dict[int, np.ndarray]:
     return {k: needed(S.indices, starts[k], starts[k + 1]) for k, S in A.items()}
 
 
-def fetched(wanted: dict[int, np.ndarray], B: Pieces, starts: np.ndarray, mesh: Mesh) -> Pieces:
+def fetched(want: Callable[[], dict[int, np.ndarray]], B: Pieces, starts: np.ndarray, mesh: Mesh) -> Pieces:
     """The rows of B with the numbers that each shard wants, rising."""
-    asked = delivered(lambda: {k: by_owner(rows, starts) for k, rows in wanted.items()}, mesh)
+    asked = delivered(lambda: {k: by_owner(rows, starts) for k, rows in want().items()}, mesh)
     sent = lambda: {k: {t: B[k][rows - starts[k]] for t, rows in of.items()} for k, of in asked.items()}  # noqa: E731
     of = delivered(sent, mesh)
     return _of_each(lambda k: _stacked(B[k][:0], *of[k].values()), of, mesh)
@@ -111,8 +111,13 @@ def meeting(A: Pieces, B: Pieces, starts: np.ndarray, mesh: Mesh) -> dict[int, t
     Args:
       starts: [parts + 1] of A's columns and B's rows.
     """
-    wanted = beyond(A, starts)
-    others = fetched(wanted, B, starts, mesh)
+    wanted: dict[int, np.ndarray] = {}
+
+    def want() -> dict[int, np.ndarray]:
+        wanted.update(beyond(A, starts))
+        return wanted
+
+    others = fetched(want, B, starts, mesh)
 
     def met(k: int) -> tuple[Csr, Csr]:
         S = A[k]

@@ -228,13 +228,13 @@ def _transpose_plan(A: Any) -> Plan:
 def _plan(result: Any, read: dict[int, np.ndarray], terms: Any, last: Any, length: int) -> Plan:
     """The plan in which each device reads the entries of the last operand that have these numbers."""
     over, starts = last.entries.over, starts_of(last.entries.over)
-    needs = {k: halo.needed(n, starts[k], starts[k + 1]) for k, n in read.items()}
+    needs = lambda: {k: halo.needed(n, starts[k], starts[k + 1]) for k, n in read.items()}  # noqa: E731
     plan = halo.plan(needs, starts, over.mesh, last.dtype.itemsize)
 
     def source(k: int) -> np.ndarray:
         own = (read[k] >= starts[k]) & (read[k] < starts[k + 1])
         at = read[k] - starts[k]
-        at[~own] = over.size + plan.slots[k][np.searchsorted(needs[k], read[k][~own])]
+        at[~own] = over.size + plan.slots[k][np.searchsorted(plan.needs[k], read[k][~own])]
         return np.pad(at, (0, length - len(at))).astype(np.int32)
 
     building.check_addressable(over.size + plan.how.width)

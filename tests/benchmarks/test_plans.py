@@ -18,7 +18,7 @@ def test_a_share_needs_only_its_own_rows_and_its_neighbours_requests(kind, shuff
     boxes = plans.Boxes((4, 3, 2), (3, 2, 4), shuffled)
     starts, parts = np.arange(25) * boxes.size, range(24)
     needs = {k: halo.needed(boxes.rows(k).indices, starts[k], starts[k + 1]) for k in parts}
-    whole = halo.plan(needs, starts, MESH, kind=kind)
+    whole = halo.plan(lambda: needs, starts, MESH, kind=kind)
     assert len(whole.how.sizes) == (5 if kind == "permute" else 1)  # of 2 boxes on an axis one has no inner neighbour
     between = halo.neighbours(boxes.told())
     for k in parts:

@@ -60,7 +60,7 @@ def main(devices: int, order: str) -> dict[str, Any]:
 
     jax.config.update("jax_enable_x64", True)
     mesh = jax.make_mesh((devices,), ("rows",))
-    side = 64
+    side = 64 if devices <= 64 else 128  # so that the devices divide the entries
     S = jsf.gallery.poisson((side, side))
     by = "rows" if order == "strips" else jsf.boxes((side, side), devices)
     A = jsf.shard(S, mesh, format="ell", by=by, exchange="permute")

@@ -60,7 +60,7 @@ def test_a_thousand_devices_of_a_plane_cost_what_a_hand_count_says():
     times = {kind: traffic.cg_step(load, machine).exchange for kind, load in loads.items()}
     assert times["permute"] == pytest.approx(4 * 58e-6 + 8 * (64 / machine.link + 66 / machine.network), rel=1e-3)
     assert times["all_to_all"] == pytest.approx(48e-6 + 70e-6 + 8 * 64 * (7 / machine.link + 1016 / machine.network))
-    assert estimate.cheapest(loads, machine) == ("all_to_all", loads["all_to_all"])
+    assert traffic.cheapest(loads, machine)[0] == "permute"  # the other two bring more than a device has
 
 
 def test_without_a_halo_nothing_travels():

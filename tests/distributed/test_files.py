@@ -9,7 +9,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt.distributed import row_partition
+from jaxsparse_fmt.distributed import files, row_partition
 from tests.distributed.problems import MESH, irregular
 
 S = irregular()
@@ -42,20 +42,52 @@ def test_corner_cases_come_back(T, tmp_path):
 
 
 def test_what_is_broken_or_in_the_way_is_told(tmp_path):
-    with pytest.raises(FileNotFoundError, match="was the matrix saved there, and to the end"):
+    with pytest.raises(FileNotFoundError, match="was the matrix saved there"):
         jsf.saved_rows(tmp_path)
     with pytest.raises(ValueError, match="n, the number of rows"):
         jsf.save_rows(tmp_path, lambda a, b: S[a:b])
     jsf.save_rows(tmp_path, S)
-    with pytest.raises(FileExistsError, match="is not empty"):
-        jsf.save_rows(tmp_path, S)
-    (tmp_path / "data.bin").write_bytes(b"12345678")
-    with pytest.raises(ValueError, match=r"data.bin: 8 bytes where [\d,]+ belong; save the matrix anew"):
-        jsf.saved_rows(tmp_path)
+    for T in (S, 2 * S):
+        with pytest.raises(FileExistsError, match="holds this matrix already, or another"):
+            jsf.save_rows(tmp_path, T)
     told = json.loads((tmp_path / "matrix.json").read_text()) | {"format": "other"}
     (tmp_path / "matrix.json").write_text(json.dumps(told))
-    with pytest.raises(ValueError, match="has the format 'other'"):
+    with pytest.raises(ValueError, match="the format 'other' is not 'jaxsparse rows 2'"):
         jsf.saved_rows(tmp_path)
+    (tmp_path / "matrix.json").unlink()
+    with pytest.raises(FileExistsError, match="is not empty"):
+        jsf.save_rows(tmp_path, S)
+
+
+def test_an_interrupted_call_is_continued(tmp_path):
+    calls = []
+
+    def rows_of(a, b):
+        calls.append(a)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return S[a:b]
+
+    with pytest.raises(KeyboardInterrupt):
+        jsf.save_rows(tmp_path, rows_of, n=90, pieces=6)
+    (tmp_path / ".000000000045.npz-1a2b3c").write_bytes(b"half a part, of a process that was killed")
+    with pytest.raises(FileNotFoundError, match="has 3 of 6 parts; call save_rows as before"):
+        jsf.saved_rows(tmp_path)
+    with pytest.raises(FileExistsError, match="or another"):
+        jsf.save_rows(tmp_path, lambda a, b: 2 * S[a:b], n=90, pieces=6)
+    calls[:] = range(7)
+    jsf.save_rows(tmp_path, rows_of, n=90, pieces=6)
+    assert calls[7:] == [0, 45, 60, 75]  # the first part shows that the matrix is the same
+    assert abs(jsf.saved_rows(tmp_path)(0, 90) - S).max() == 0
+    assert len(list(tmp_path.iterdir())) == 7
+
+
+def test_a_matrix_held_whole_is_cut_into_parts_of_a_bounded_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "PART", 1000)
+    jsf.save_rows(tmp_path, S)
+    sizes = [path.stat().st_size for path in tmp_path.glob("*.npz")]
+    assert len(sizes) >= 4 and max(sizes) <= 1000 + 1000  # the heads of three arrays
+    assert abs(jsf.saved_rows(tmp_path)(0, 90) - S).max() == 0
 
 
 def test_pieces_that_do_not_fit_the_others_are_refused(tmp_path):
@@ -73,7 +105,7 @@ def test_pieces_that_the_first_ones_numbers_do_not_hold_are_refused(first, then,
     words = rf"S\(5, 10\) gives {then} where the first rows were {first}.*let S give all its rows as \w+"
     with pytest.raises(ValueError, match=words):
         jsf.save_rows(tmp_path, lambda a, b: T[a:b].astype(then if a else first), n=10, pieces=2)
-    assert (tmp_path / "data.bin").stat().st_size == 5 * np.dtype(first).itemsize  # nothing of that piece
+    assert {path.name for path in tmp_path.iterdir()} == {"matrix.json", "000000000000.npz"}  # nothing of that piece
 
 
 def test_narrower_pieces_than_the_first_come_back(tmp_path):
@@ -114,7 +146,7 @@ def test_a_description_that_is_none_is_refused_by_file_and_cure(text, tmp_path):
         jsf.saved_rows(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["format", "shape", "nnz", "dtype", "index"])
+@pytest.mark.parametrize("name", ["format", "shape", "dtype", "parts"])
 @pytest.mark.parametrize(
     "value", [None, -1, 1e400, True, 10**30, "O", "U9", "<i4,<f8", [], [3], [3, 4, 5], [90, -1], {}]
 )
@@ -123,50 +155,62 @@ def test_a_description_with_another_value_is_refused_before_anything_is_allocate
     told = json.loads((tmp_path / "matrix.json").read_text())
     for changed in (told | {name: value}, {key: told[key] for key in told if key != name}):
         (tmp_path / "matrix.json").write_text(json.dumps(changed))
-        with pytest.raises(ValueError, match=rf"^{tmp_path}/\w+\.(json|bin).*save the matrix anew"):
+        with pytest.raises(ValueError, match=rf"^{tmp_path}/matrix\.json.*save the matrix anew"):
             jsf.saved_rows(tmp_path)
 
 
-@pytest.mark.parametrize("shape", [[10**15, 90], [89, 90], [90, 2**40]])
-def test_a_shape_that_the_files_do_not_fit_is_refused(shape, tmp_path):
+@pytest.mark.parametrize(
+    "change", [{"shape": [10**15, 90]}, {"shape": [89, 90]}, {"shape": [90, 2**40]}, {"dtype": "float32"}], ids=str
+)
+def test_a_description_that_the_parts_do_not_fit_is_refused(change, tmp_path):
     jsf.save_rows(tmp_path, S)
     told = json.loads((tmp_path / "matrix.json").read_text())
-    (tmp_path / "matrix.json").write_text(json.dumps(told | {"shape": shape}))
+    (tmp_path / "matrix.json").write_text(json.dumps(told | change))
     with pytest.raises(ValueError, match="save the matrix anew"):
-        jsf.saved_rows(tmp_path)
+        jsf.saved_rows(tmp_path)(0, 80)
 
 
-@pytest.mark.parametrize("name", ["indptr", "indices", "data"])
-@pytest.mark.parametrize("change", ["gone", "cut", "longer"])
-def test_a_file_of_another_length_is_refused_by_name(name, change, tmp_path):
+def test_more_parts_than_there_are_files_are_refused_before_anything_is_allocated(tmp_path):
     jsf.save_rows(tmp_path, S)
-    path = tmp_path / f"{name}.bin"
-    content = path.read_bytes()
-    path.unlink()
-    if change != "gone":
-        path.write_bytes(content[:-3] if change == "cut" else content + b"\0")
-    with pytest.raises(FileNotFoundError if change == "gone" else ValueError, match=rf"{name}\.bin"):
+    told = json.loads((tmp_path / "matrix.json").read_text()) | {"shape": [10**12, 90], "parts": 10**6}
+    (tmp_path / "matrix.json").write_text(json.dumps(told))
+    with pytest.raises(FileNotFoundError, match="1 of 1000000 parts"):
         jsf.saved_rows(tmp_path)
+
+
+@pytest.mark.parametrize("at", range(40, 2400, 120))
+def test_a_damaged_part_is_refused_by_name(at, tmp_path):
+    jsf.save_rows(tmp_path, lambda a, b: S[a:b], n=90, pieces=2)
+    path = tmp_path / "000000000045.npz"
+    content = bytearray(path.read_bytes())
+    content[at] ^= 4
+    path.write_bytes(content)
+    saved = jsf.saved_rows(tmp_path)
+    assert abs(saved(0, 45) - S[:45]).max() == 0
+    try:
+        assert abs(saved(40, 60) - S[40:60]).max() == 0  # no check covers the date of a file
+    except ValueError as error:
+        assert str(error).startswith(str(path))
+    path.write_bytes(content[:at])
+    with pytest.raises(ValueError, match=rf"^{path}: .*save the matrix anew"):
+        saved(80, 90)
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "place", "value"),
+    ("name", "place", "value"),
     [
-        *(("indptr", np.int64, place, value) for place in (0, 40, 90) for value in (-1, 10**12)),
-        *(("indices", np.int32, 5, value) for value in (-1, 90, 2**31 - 1)),
+        *(("indptr", place, value) for place in (0, 40, 90) for value in (-1, 10**12)),
+        *(("indices", 5, value) for value in (-1, 90, 2**31 - 1)),
     ],
 )
-def test_content_that_is_no_matrix_is_refused_where_it_is_read(name, dtype, place, value, tmp_path):
+def test_content_that_is_no_matrix_is_refused_where_it_is_read(name, place, value, tmp_path):
     jsf.save_rows(tmp_path, S)
-    content = np.fromfile(tmp_path / f"{name}.bin", dtype)
-    content[place] = value
-    content.tofile(tmp_path / f"{name}.bin")
-    saved = jsf.saved_rows(tmp_path)
-    with pytest.raises(ValueError, match=rf"^{tmp_path}/{name}\.bin: .*save the matrix anew"):
-        saved(0, 90)
-    if name == "indptr":
-        with pytest.raises(ValueError, match="save the matrix anew"):
-            saved.starts(3)
+    path = tmp_path / "000000000000.npz"
+    arrays = dict(np.load(path))
+    arrays[name][place] = value
+    np.savez(path, **arrays)
+    with pytest.raises(ValueError, match=rf"^{path}: .*save the matrix anew"):
+        jsf.saved_rows(tmp_path)(0, 90)
 
 
 @pytest.mark.parametrize(("start", "stop"), [(-1, 3), (0, 91), (5, 4)])

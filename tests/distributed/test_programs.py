@@ -1,4 +1,4 @@
-"""The compiled programs for 8 and 64 devices: nothing grows with the devices, and a step waits as seldom as it can."""
+"""The compiled programs for 8, 64 and 512 devices: nothing grows with them, and a step waits as seldom as it can."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module", params=[(8, "boxes"), (64, "strips"), (64, "boxes")], ids=str)
+@pytest.fixture(scope="module", params=[(8, "boxes"), (64, "strips"), (64, "boxes"), (512, "boxes")], ids=str)
 def compiled(request):
     devices, order = request.param
     env = os.environ | {"JAX_PLATFORMS": "cpu"}
@@ -26,12 +26,12 @@ def compiled(request):
 
 @pytest.mark.deep
 def test_no_device_holds_or_moves_more_than_its_share(compiled):
-    """A row has 5 entries; a gradient by them holds two blocks of entries."""
+    """A row has 5 entries; a gradient by them holds two blocks of entries. Those of small boxes move in more rounds."""
     share, _, programs = compiled
     for name, of in programs.items():
         assert of["collectives"]["all-gather"] == of["collectives"]["all-to-all"] == 0
         assert of["moved"] <= 4 * share, name
-        assert of["longest"] <= (10 if name == "gradient" else 6) * share, name
+        assert of["longest"] <= (10 if name == "gradient" or share < 64 else 6) * share, name
 
 
 @pytest.mark.deep
