@@ -21,7 +21,6 @@ from jaxsparse_fmt.choose import ranking
 from jaxsparse_fmt.cli import arguments, measure, plots, process, tables
 from jaxsparse_fmt.cli.progress import Progress
 from jaxsparse_fmt.distributed import estimate, row_partition
-from jaxsparse_fmt.distributed.common_format import for_shards
 from jaxsparse_fmt.formats.reordered import permuted
 from jaxsparse_fmt.models import traffic
 
@@ -119,8 +118,7 @@ def run(args: argparse.Namespace) -> int:
 def points(S: Csr, args: argparse.Namespace, dtype: np.dtype) -> list[Point]:
     """The model's prediction for each number of devices, in the format that ranks first on GPUs.
 
-    On more than one device it is the first of those formats that shards can have. T(1) is plain cg's, since one device
-    waits for no reductions.
+    T(1) is plain cg's, since one device waits for no reductions.
 
     Args:
       S: square, its unknowns in their final order.
@@ -128,15 +126,14 @@ def points(S: Csr, args: argparse.Namespace, dtype: np.dtype) -> list[Point]:
     machine = traffic.Machine(
         memory=args.memory * 1e9, link=args.link * 1e9, network=args.network * 1e9, per_host=args.per_host
     )
-    ranked, value = ranking.rank(S, dtype, "gpu"), dtype.itemsize
-    best, of_shards = ranked[0], for_shards(ranked)[0]
-    entry_bytes = lambda count: (best if count == 1 else of_shards).nbytes / max(S.nnz, 1)  # noqa: E731
+    best, value = ranking.rank(S, dtype, "gpu")[0], dtype.itemsize
+    entry_bytes, unread = best.nbytes / max(S.nnz, 1), best.unread / max(S.nnz, 1)
     form, vectors = METHODS[args.method]
     M = solvers.precond.multigrid(S) if args.method == "multigrid" else None
     coarser = [] if M is None else [level.A.to_scipy() for level in M.levels[1:]]
 
     def point(count: int) -> Point:
-        sizes = {"entry_bytes": entry_bytes(count), "value_bytes": value, "per_host": args.per_host}
+        sizes = {"entry_bytes": entry_bytes, "value_bytes": value, "per_host": args.per_host}
 
         def of(S: Csr) -> tuple[str, traffic.Load]:
             loads = estimate.loads(S, count, args.by, **sizes)
@@ -150,7 +147,7 @@ def points(S: Csr, args: argparse.Namespace, dtype: np.dtype) -> list[Point]:
             levels = list(zip([load, *(of(S)[1] for S in coarser)], pairs, strict=True))
             step = step + traffic.cycle(levels, M.coarse_inverse.shape[0], machine, args.mode)
         places = vectors * np.asarray(load.rows) + load.near + load.far
-        memory = float(np.max(load.nnz * load.entry_bytes + places * value))
+        memory = float(np.max(load.nnz * (load.entry_bytes + unread) + places * value))
         return Point(count, kind, load, step, 0, memory, (step.exchange - step.hidden) / step.seconds)
 
     alone = point(1).step.seconds

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -72,8 +72,7 @@ class ShardedAlgebra(ScipyNames):
                 "have the same pattern, cut and stored in the same way; make one from the other by with_data, or "
                 "combine the matrices before `shard`. Inside jit close over the matrices and pass their data"
             )
-        values = (f(a.values, b.values) for a, b in zip(self.shards.blocks, other.shards.blocks, strict=True))
-        return with_values(self, tuple(values))
+        return with_values(self, tuple(f(a, b) for a, b in zip(_own(self), _own(other), strict=True)))
 
     def scale_rows(self, d: Any) -> Any:
         """diag(d)·A, of the same pattern; d is [n_rows]."""
@@ -126,14 +125,31 @@ def _product() -> Any:
 
 
 def with_values(A: Any, values: tuple[Array, ...]) -> Any:
-    """The sharded matrix with other values of its blocks."""
-    blocks = tuple(block._with_values(v) for block, v in zip(A.shards.blocks, values, strict=True))
-    return dataclasses.replace(A, shards=dataclasses.replace(A.shards, blocks=blocks))
+    """The sharded matrix with other values of its blocks, each entry in a place of its own."""
+    return with_blocks(A, (block._refilled(v) for block, v in zip(A.shards.blocks, values, strict=True)))
+
+
+def with_blocks(A: Any, blocks: Iterable[Any]) -> Any:
+    return dataclasses.replace(A, shards=dataclasses.replace(A.shards, blocks=tuple(blocks)))
 
 
 def index_arrays(A: Any) -> list[Array]:
-    values = [block.values for block in A.shards.blocks]
-    return [a for a in jax.tree.leaves(A) if not any(a is v for v in values)]
+    """The arrays that depend on the pattern alone."""
+    others = [a for block in A.shards.blocks for a in (block.values, getattr(block, "start", None))]
+    return [a for a in jax.tree.leaves(A) if not any(a is other for other in others)]
+
+
+def _own(A: Any) -> tuple[Array, ...]:
+    """The values of all blocks, [parts, n_stored], with every entry in its own place."""
+    return of_blocks(A, lambda block: block.unshared.values)
+
+
+def of_blocks(A: Any, f: Callable[[Any], Array]) -> tuple[Array, ...]:
+    """f(block) [n_stored] on each device for the blocks whose entries share places; of other blocks the values."""
+    if not any(block.shares_places for block in A.shards.blocks):
+        return tuple(block.values for block in A.shards.blocks)
+    own = lambda shards: tuple(f(block)[None] for block in shards.blocks)  # noqa: E731
+    return on_each_device(own, A.shards, A.range.over)
 
 
 def _equal(a: list[Array], b: list[Array]) -> bool:
@@ -165,8 +181,8 @@ def _scaled(A: Any, d: Array, axis: int) -> tuple[Array, ...]:
     def scaled(shards: Shards, d: Array) -> tuple[Array, ...]:
         if axis == 1 and shards.halo.kind != "none":
             d = jnp.concatenate([d, exchange(d, shards.halo, shards.axis)])
-        at = (place[axis] for place in _places(shards))
-        return tuple((A.values * d.at[k].get(mode="clip"))[None] for A, k in zip(shards.blocks, at, strict=True))
+        placed = zip(shards.blocks, (place[axis] for place in _places(shards)), strict=True)
+        return tuple((A.unshared.values * d.at[k].get(mode="clip"))[None] for A, k in placed)
 
     return on_each_device(scaled, A.shards, A.range.over, d)
 
@@ -175,7 +191,7 @@ def _scaled(A: Any, d: Array, axis: int) -> tuple[Array, ...]:
 def _shifted(A: Any, s: Array) -> tuple[Array, ...]:
     def shifted(shards: Shards, s: Array) -> tuple[Array, ...]:
         (row, col, place), *_ = _places(shards)
-        own, *beyond = (block.values for block in shards.blocks)
+        own, *beyond = (block.unshared.values for block in shards.blocks)
         here = (row == col) & (place < jnp.iinfo(place.dtype).max)
         added = jnp.where(here, s.at[row].get(mode="clip"), 0)
         return tuple(v[None] for v in (own + added, *beyond))

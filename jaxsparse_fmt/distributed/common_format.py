@@ -100,11 +100,6 @@ def in_one_format(csrs: dict[int, Csr], request: Request, is_halo: bool) -> Part
     raise AssertionError("the last choice is taken or raises")
 
 
-def for_shards(choices: list[Choice]) -> list[Choice]:
-    """The choices whose format shards can have: those in which no two entries share a place."""
-    return [c for c in choices if not FORMATS[c.format].shares_places]
-
-
 def taller(csr: Csr, n_rows: int) -> Csr:
     """The matrix with empty rows added below; canonical if it was."""
     indptr = np.pad(csr.indptr, (0, n_rows - csr.shape[0]), mode="edge")
@@ -117,7 +112,7 @@ def _ranked(csrs: dict[int, Csr], sizes: dict[int, tuple[int, int]], request: Re
     """Formats that suit every shard, by the time of the slowest shard: all others wait for it, padded to its size."""
     backend = selection.active_backend(request.target.backend)  # threads do not see `use_backend`
     rank = functools.partial(ranking.rank, dtype=request.target.dtype, backend=backend)
-    ranks = lambda: together(lambda csr: ranking.best_layouts(for_shards(rank(csr))), [*csrs.values()])  # noqa: E731
+    ranks = lambda: together(lambda csr: ranking.best_layouts(rank(csr)), [*csrs.values()])  # noqa: E731
     of_shard = everyones(lambda: dict(zip(csrs, ranks(), strict=True)), request.mesh)
     least = min(1, max(nnz for nnz, _ in sizes.values()))  # any format suits a shard without entries
     told = [{c.format: c for c in choices} for k, choices in of_shard.items() if sizes[k][0] >= least]
@@ -140,8 +135,7 @@ def _tuned(csrs: dict[int, Csr], largest: int, request: Request) -> list[Choice]
     def fastest() -> dict[int, Choice]:
         if largest not in csrs:
             return {}
-        choice = tune.fastest(csrs[largest], request.target)[1]
-        return {largest: choice if for_shards([choice]) else dataclasses.replace(choice, format="dia")}
+        return {largest: tune.fastest(csrs[largest], request.target)[1]}
 
     return [everyones(fastest, request.mesh)[largest]]
 
@@ -154,7 +148,7 @@ def _stored_as(
 
     def converted(csr: Csr) -> SparseMatrix:
         with _on_host():  # a thread's own setting
-            return build(csr, name, request.target, **layout).unshared  # padding needs one entry a place
+            return build(csr, name, request.target, **layout)
 
     def resolved() -> dict[int, dict[str, Any]]:
         """The layout that the largest shard gets by default."""

@@ -30,7 +30,7 @@ def gathered(shards: Shards, size: int) -> Array:
     """The entries of one shard [size] in their order, on its device."""
     out = jnp.zeros(size, shards.blocks[0].dtype)
     for (_, _, place), block in zip(shards.places(lax.axis_index(shards.axis)), shards.blocks, strict=True):
-        out = out.at[place].set(block.values, mode="drop", unique_indices=True)
+        out = out.at[place].set(block.unshared.values, mode="drop", unique_indices=True)
     return out
 
 
@@ -76,7 +76,7 @@ def to_scipy(A: Sharded) -> Csr:
         for (row, col, place), block in zip(places(one, k), one.blocks, strict=True):
             live = np.asarray(place) < np.iinfo(place.dtype).max
             row, col = np.asarray(row)[live], np.asarray(col)[live]
-            found.append((rows[k][row], all_cols[col], np.asarray(block.values)[live]))
+            found.append((rows[k][row], all_cols[col], np.asarray(block.unshared.values)[live]))
     row, col, values = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
     values = values.astype(np.float32) if values.itemsize == 2 else values
     csr = scipy.sparse.coo_array((values, (row, col)), shape=A.shape).tocsr()

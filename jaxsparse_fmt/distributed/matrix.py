@@ -44,7 +44,7 @@ from jaxsparse_fmt.core.matrix import SparseMatrix, build
 from jaxsparse_fmt.core.scipy_names import ScipyNames
 from jaxsparse_fmt.core.transposed import Transposed
 from jaxsparse_fmt.distributed import entries
-from jaxsparse_fmt.distributed.algebra import ShardedAlgebra, with_values
+from jaxsparse_fmt.distributed.algebra import ShardedAlgebra, of_blocks, with_blocks, with_values
 from jaxsparse_fmt.distributed.basis import EnteredBasis, ShardedBasis
 from jaxsparse_fmt.distributed.local import Shards, on_each_device
 from jaxsparse_fmt.distributed.row_partition import Imbalance
@@ -221,7 +221,7 @@ class ShardedMatrix(ShardedAlgebra):
     def _each(self, f: Callable[[Array], Array]) -> Self:
         """The same matrix with f applied to the values of every block."""
         here = self.range.over.placed
-        return with_values(self, tuple(f(here(block.values)) for block in self.shards.blocks))
+        return with_blocks(self, (block._with_values(f(here(block.values))) for block in self.shards.blocks))
 
     @property
     def data(self) -> Array:
@@ -249,7 +249,10 @@ class ShardedMatrix(ShardedAlgebra):
         """The entries [nnz] of a gradient by this whole matrix, in the order of `data`; as `SparseMatrix.data_of`."""
         pairs = zip(jax.tree.leaves(self), jax.tree.leaves(gradient), strict=True)
         leaves = [g if jnp.issubdtype(g.dtype, jnp.inexact) else a for a, g in pairs]
-        return jax.tree.unflatten(jax.tree.structure(self), leaves).data
+        of_all = jax.tree.unflatten(jax.tree.structure(self), leaves)
+        values = of_blocks(of_all, lambda block: block.shared_out(block.values))
+        blocks = zip(of_all.shards.blocks, values, strict=True)
+        return with_blocks(of_all, (block._with_values(v) for block, v in blocks)).data
 
     # ------------------------------------------------------------------------------------------------- conversions
 
@@ -278,7 +281,7 @@ class ShardedMatrix(ShardedAlgebra):
 
     @property
     def unshared(self) -> Self:
-        """The matrix itself, since in shards no entries share a place."""
+        """The matrix itself, whose methods read every entry of its shards."""
         return self
 
     def coordinates(self) -> tuple[Array, Array, Array]:

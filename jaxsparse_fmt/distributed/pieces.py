@@ -63,7 +63,10 @@ def pieces(A: Any, dtype: Any = None) -> Pieces:
             col[place[live]] = unknowns[column[live]]
             lengths[1:] += np.bincount(row[live], minlength=n_rows)[:n_rows]
             if dtype is not None:
-                data[place[live]] = piece_of(blocks[number].values, k)[live]
+                values = piece_of(blocks[number].values, k)
+                if blocks[number].shares_places:
+                    values = np.asarray(one.blocks[number]._with_values(jnp.asarray(values)).unshared.values)
+                data[place[live]] = values[live]
         out = scipy.sparse.csr_array((data, col, np.cumsum(lengths)), shape=(n_rows, A.domain.n))
         out.has_canonical_format = True
         return out

@@ -26,7 +26,7 @@ from jaxsparse_fmt.algebra import patterns
 from jaxsparse_fmt.core.pattern import Absent
 from jaxsparse_fmt.core.transposed import Transposed
 from jaxsparse_fmt.distributed import basis, entries, halo, padding
-from jaxsparse_fmt.distributed.algebra import index_arrays
+from jaxsparse_fmt.distributed.algebra import index_arrays, with_values
 from jaxsparse_fmt.distributed.build import assemble
 from jaxsparse_fmt.distributed.common_format import Request, in_one_format
 from jaxsparse_fmt.distributed.halo_exchange import Exchange, exchange
@@ -81,9 +81,7 @@ def _entries(plan: Plan, matrices: tuple[Any, ...]) -> tuple[Array, ...]:
 
 
 def _result(plan: Plan, *matrices: Any) -> Any:
-    values = _entries(plan, matrices)
-    blocks = tuple(block._with_values(v) for block, v in zip(plan.result.shards.blocks, values, strict=True))
-    return dataclasses.replace(plan.result, shards=dataclasses.replace(plan.result.shards, blocks=blocks))
+    return with_values(plan.result, _entries(plan, matrices))
 
 
 def matmul(A: Any, B: Any) -> Any:

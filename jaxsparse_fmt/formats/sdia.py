@@ -35,6 +35,7 @@ from jaxsparse_fmt._types import Csr, Target, concrete, index_dtype, standard_pr
 from jaxsparse_fmt.formats import building, dia, footprint, statistics
 from jaxsparse_fmt.formats.base import Array, storage_format
 from jaxsparse_fmt.formats.dia import DIA, WholeDiagonals
+from jaxsparse_fmt.formats.fields import Start
 from jaxsparse_fmt.formats.footprint import PatternCounts, Storage
 from jaxsparse_fmt.kernels import sddmm
 from jaxsparse_fmt.kernels.layout.address import Slices, Starts, take
@@ -44,7 +45,7 @@ from jaxsparse_fmt.kernels.layout.rule import Rule
 
 @storage_format
 class SDIA(WholeDiagonals):
-    start: Array
+    start: Start
     pattern: Array | None
 
     name = "sdia"
@@ -141,8 +142,8 @@ class SDIA(WholeDiagonals):
 
 @jax.jit
 def _own(A: SDIA) -> Array:
-    """The `start` that points every diagonal to its own places."""
-    return jnp.arange(A.start.shape[0], dtype=A.start.dtype) * A.shape[0]
+    """The `start` that points every diagonal to its own places; of stacked matrices, too."""
+    return jnp.zeros_like(A.start) + A.shape[0] * jnp.arange(A.start.shape[-1], dtype=A.start.dtype)
 
 
 @jax.jit
