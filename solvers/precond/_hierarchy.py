@@ -163,6 +163,8 @@ def build(
         upper, lowest = spectrum(A, inverse, kind)
         definite = definite and bool(np.min(inverse) >= 0) and lowest >= -ROUNDING * upper
         step = coarsening(A, DAMPING / upper * inverse, kind)
+        if step.P.shape[1] >= A.shape[0]:  # no smaller: aggregates of fewer points than B has columns
+            break
         if step.transfer is None and abs(step.R - aggregation.transposed(step.P, kind != "symmetric")).max() > 1e-12:
             kind, definite = "nonsymmetric", False
         if smoother.name == "l1_jacobi":

@@ -80,6 +80,14 @@ def test_points_that_are_all_neighbours_make_one_aggregate():
     assert scipy_iterations(S, random_vector(8), M, 1e-10) <= 3
 
 
+def test_a_matrix_whose_aggregates_have_fewer_points_than_columns_is_inverted():
+    S = sp.csr_array(jsf.gallery.poisson(3))
+    M = multigrid(S, np.random.default_rng(0).normal(size=(27, 20)), max_coarse=5)
+    assert [n for n, _ in M.sizes] == [27]
+    r = random_vector(27)
+    np.testing.assert_allclose(M @ r, np.linalg.solve(S.toarray(), r), rtol=1e-9)
+
+
 def test_the_coarsest_inverse_has_at_most_a_tenth_of_the_entries():
     S = jsf.gallery.poisson(16)
     assert multigrid(S).sizes[-1][1] <= S.nnz / 10 < multigrid(S, max_coarse=1000).sizes[-1][1]
