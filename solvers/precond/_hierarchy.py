@@ -344,10 +344,11 @@ def coarse_inverse(
     dense = scale[:, None] * A.toarray() * scale
     if kind == "hermitian":
         dense = (dense + dense.conj().T) / 2
-        L, failed = scipy.linalg.lapack.get_lapack_funcs("potrf", (dense,))(dense, lower=True)
+        factor, invert = scipy.linalg.lapack.get_lapack_funcs(("potrf", "potri"), (dense,))
+        L, failed = factor(dense, lower=True)
         if not failed and np.min(np.abs(np.diag(L))) ** 2 > PIVOT:
-            half = scipy.linalg.solve_triangular(L, np.diag(scale), lower=True)
-            return half.conj().T @ half, True
+            lower = np.tril(invert(L, lower=True)[0])
+            return scale[:, None] * (lower + np.tril(lower, -1).conj().T) * scale, True
         values, V = np.linalg.eigh(dense)
         inverse = (V * np.divide(1, values, out=np.zeros_like(values), where=np.abs(values) > NULL)) @ V.conj().T
         return scale[:, None] * inverse * scale, bool(np.min(values) >= -NULL)
