@@ -114,7 +114,7 @@ def renewed(
 ) -> tuple[tuple[Level, ...], Array]:
     """The levels and the coarsest inverse for the values of A."""
     data = A.data  # here, where the index of the entries is known, unless the pattern is traced
-    if levels and _kind(A) != _kind(levels[0].A):
+    if levels and not _alike(A, levels[0].A):
         A = levels[0].A.with_data(data)
     new, inverse = _renewed(levels, coarse_inverse, renewals, A, data)
     if levels:
@@ -122,8 +122,12 @@ def renewed(
     return new, inverse
 
 
-def _kind(A: Any) -> Any:
-    return jax.tree.structure(A), [(a.shape, a.dtype) for a in jax.tree.leaves(A.without_values)]
+def _alike(A: Any, B: Any) -> bool:
+    """Whether A and B have the same type and layout, so that a scan can carry one in place of the other."""
+    if jax.tree.structure(A) != jax.tree.structure(B):
+        return False
+    leaves = zip(jax.tree.leaves(A.without_values), jax.tree.leaves(B.without_values), strict=True)
+    return all(a.shape == b.shape and a.dtype == b.dtype for a, b in leaves)
 
 
 @jax.jit
