@@ -82,7 +82,7 @@ def cases(small: bool) -> dict[str, Callable[[], tuple[Any, Any]]]:
         f"jumps of 10⁶ {k}³": lambda: (diffusion([10.0 ** (6 * blocks)] * 3), None),
         f"power-law graph {k**3 // 5}": lambda: (graph(k**3 // 5), None),
     }
-    for size in () if small else (46, 126):
+    for size in () if small else (46, 126, 200):
         made[f"7 points {size}³"] = lambda size=size: (jsf.gallery.poisson(size), None)
     for size in () if small else (12, 22):
         made[f"elasticity {size}³"] = lambda size=size: elastic(size)

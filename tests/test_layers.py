@@ -55,7 +55,7 @@ SOLVERS_ALLOWED = {
     "solvers.precond._finest": {"scipy", "jaxsparse_fmt.kernels.cpu.aggregation"},
     "solvers.precond._hierarchy": {"scipy", "jaxsparse_fmt.kernels.cpu.aggregation"},
     "solvers.precond._refresh": {
-        *("scipy", "jaxsparse_fmt.algebra.plans", "jaxsparse_fmt.convert"),
+        *("scipy", "jaxsparse_fmt.algebra.patterns", "jaxsparse_fmt.algebra.plans", "jaxsparse_fmt.convert"),
         *("jaxsparse_fmt.kernels.cpu.aggregation", "jaxsparse_fmt.kernels.cpu.spgemm"),
     },
     "solvers.precond._sharded": {

@@ -19,7 +19,7 @@ import scipy.sparse
 from jax import Array, lax
 
 from jaxsparse_fmt._types import index_dtype, pytree
-from jaxsparse_fmt.algebra import plans
+from jaxsparse_fmt.algebra import patterns, plans
 from jaxsparse_fmt.convert import from_scipy
 from jaxsparse_fmt.kernels.cpu import aggregation, spgemm
 from solvers.core.vectors import dot, norm, probe, ratio
@@ -37,6 +37,7 @@ class Renewal:
     Attributes:
       tentative: [nnz of P], T on the pattern of P.
       sums: [nnz of P, nnz of A], with T's entries as values: (A'·T).data = sums @ A.data.
+      diagonal: [n], the entry of A on the diagonal of each row, nnz where there is none.
       row: [nnz of P], the row of each entry.
       transposed: [nnz of P], R.data = P.data[transposed].
       inner, outer: the plans of A·P and R·(A·P).
@@ -46,6 +47,7 @@ class Renewal:
 
     tentative: Array
     sums: Any
+    diagonal: Array
     row: Array
     transposed: Array
     inner: Any
@@ -81,29 +83,29 @@ def renewals(kind: str, levels: list[_hierarchy.HostLevel], smoother: _hierarchy
 def _renewal(level: _hierarchy.HostLevel, smoother: _hierarchy.Smoother) -> Renewal:
     assert level.transfer is not None
     filled, b, chosen, agg, count, Q = level.transfer
-    P = level.P
+    P, numbers = level.P, patterns.numbered(level.A, 0)
     S, T = aggregation.lumped(filled, b, chosen), aggregation.placed(agg, count, Q)
     first, left, right = spgemm.pairs(S, T, spgemm.product(S, T, lambda entries, products: None))
     values = T.data[right]
     if filled.nnz > level.A.nnz:  # the entries of A, where blocks have holes
-        numbers = scipy.sparse.csr_array((np.arange(1.0, level.A.nnz + 1), level.A.indices, level.A.indptr))
-        left = aggregation.filled(numbers, b).data.astype(np.int64)[left]
+        left = aggregation.filled(numbers, b).data[left]
         values, left = np.where(left > 0, values, 0), np.maximum(left - 1, 0)
     terms = values, left, first.astype(index_dtype(left.size))
     sums = from_scipy(scipy.sparse.csr_array(terms, shape=(P.nnz, level.A.nnz)), "csr")
     whole = aggregation.blocks(filled, b, b)
     tentative = aggregation.prolongation(whole, *level.transfer[1:], np.zeros(P.shape[0])).data
+    diagonal = numbers.diagonal()
+    diagonal = np.where(diagonal > 0, diagonal - 1, level.A.nnz).astype(index_dtype(level.A.nnz))
     row = np.repeat(np.arange(P.shape[0], dtype=np.int32), np.diff(P.indptr))
-    number = scipy.sparse.csr_array((np.arange(P.nnz), P.indices, P.indptr), shape=P.shape).T.tocsr().data
+    transposed = patterns.numbered(P, -1).T.tocsr().data.astype(index_dtype(P.nnz))
     A, fine, R = (from_scipy(matrix, "csr") for matrix in (level.A, P, level.R))
     inner = plans.matmul(A, fine)
     outer = plans.matmul(R, inner(A, fine))
-    arrays = tentative, row, number.astype(index_dtype(P.nnz)), _hierarchy.recurrence(smoother)
-    tentative, row, number, unit = map(jnp.asarray, arrays)
-    return Renewal(tentative, sums, row, number, inner, outer, unit, smoother.name == "l1_jacobi")
+    arrays = tentative, diagonal, row, transposed, _hierarchy.recurrence(smoother)
+    tentative, diagonal, row, transposed, unit = map(jnp.asarray, arrays)
+    return Renewal(tentative, sums, diagonal, row, transposed, inner, outer, unit, smoother.name == "l1_jacobi")
 
 
-@jax.jit
 def renewed(
     levels: tuple[Level, ...],
     coarse_inverse: Array,
@@ -111,27 +113,59 @@ def renewed(
     A: Any,
 ) -> tuple[tuple[Level, ...], Array]:
     """The levels and the coarsest inverse for the values of A."""
+    data = A.data  # here, where the index of the entries is known, unless the pattern is traced
+    if levels and not _alike(A, levels[0].A):
+        A = levels[0].A.with_data(data)
+    new, inverse = _renewed(levels, coarse_inverse, renewals, A, data)
+    if levels:
+        new = dataclasses.replace(new[0], A=A.astype(levels[0].A.dtype)), *new[1:]
+    return new, inverse
+
+
+def _alike(A: Any, B: Any) -> bool:
+    """Whether A and B have the same type and layout, so that a scan can carry one in place of the other."""
+    if jax.tree.structure(A) != jax.tree.structure(B):
+        return False
+    leaves = zip(jax.tree.leaves(A.without_values), jax.tree.leaves(B.without_values), strict=True)
+    return all(a.shape == b.shape and a.dtype == b.dtype for a, b in leaves)
+
+
+@jax.jit
+def _renewed(
+    levels: tuple[Level, ...],
+    coarse_inverse: Array,
+    renewals: tuple[Renewal, ...],
+    A: Any,
+    data: Array,  # [nnz], the entries of A
+) -> tuple[tuple[Level, ...], Array]:
+    """As `renewed`, without the finest matrix, which XLA would copy."""
     new = []
-    unit = jnp.abs(A.diagonal())
+    unit = jnp.abs(_at(renewals[0].diagonal, data) if levels else A.diagonal())
     for level, renewal in zip(levels, renewals, strict=True):
-        diagonal = A.diagonal().real
+        diagonal = _at(renewal.diagonal, data).real
         live = jnp.abs(diagonal) > NULL * unit
         inverse = jnp.where(live, 1 / jnp.where(live, diagonal, 1), 0)
-        sums = A.with_data(jnp.abs(A.data)) @ jnp.ones_like(unit)
+        sums = A._each(jnp.abs) @ jnp.ones_like(unit)
         upper = _largest_eigenvalue(A, inverse, jnp.max(jnp.abs(inverse) * sums))
         step = _hierarchy.DAMPING / upper * inverse
-        p = renewal.tentative - step[renewal.row] * (renewal.sums @ A.data)
+        p = renewal.tentative - step[renewal.row] * (renewal.sums @ data)
         r = jnp.conj(p[renewal.transposed])
-        below = renewal.outer(_Entries(level.R.shape, r), renewal.inner(A, _Entries(level.P.shape, p)))
+        product = renewal.inner(_Entries(A.shape, data), _Entries(level.P.shape, p))
+        below = renewal.outer(_Entries(level.R.shape, r), product)
         if renewal.l1:
             inverse, upper = jnp.where(live, 1 / jnp.where(live, sums, 1), 0), jnp.ones_like(upper)
         recurrence = renewal.unit_recurrence / jnp.stack([jnp.ones_like(upper), upper])
-        matrices = zip((level.A, level.R, level.P), (A.data, r, p), strict=True)
-        stored = [matrix.with_data(data.astype(matrix.dtype)) for matrix, data in matrices]
-        new.append(Level(*stored, *checks.like((inverse, recurrence), (level.inverse_diagonal, level.recurrence))))
-        unit = new[-1].R.with_data(jnp.abs(r) ** 2) @ unit
-        A = below
+        R, P = (matrix.with_data(data.astype(matrix.dtype)) for matrix, data in ((level.R, r), (level.P, p)))
+        smoother = checks.like((inverse, recurrence), (level.inverse_diagonal, level.recurrence))
+        new.append(Level(A.astype(level.A.dtype) if new else None, R, P, *smoother))
+        unit = R.with_data(jnp.abs(r) ** 2) @ unit
+        data = below.data
+        A = below if len(new) == len(levels) else levels[len(new)].A.with_data(data)
     return tuple(new), generalized_inverse(A.todense(), lax.stop_gradient(unit)).astype(coarse_inverse.dtype)
+
+
+def _at(entry: Array, data: Array) -> Array:
+    return data.at[entry].get(mode="fill", fill_value=0)
 
 
 def _largest_eigenvalue(A: Any, inverse_diagonal: Array, bound: Array) -> Array:

@@ -138,8 +138,10 @@ def prolongation(
     return _canonical(val, col, ptr, (n, max(count, 1) * k))
 
 
-def galerkin(R: Matrix, A: Blocks, P: Matrix, b: int, k: int) -> Matrix:
+def galerkin(R: Matrix, A: Blocks, P: Matrix, b: int, k: int, most: float = np.inf) -> Matrix | None:
     """R·A·P, row by row and without an intermediate matrix; blocks of R are k×b, of A b×b, of P b×k.
+
+    None if it has more than `most` blocks.
 
     Each piece of the rows takes as many chunks of memory as it needs, so no entries are counted first.
     """
@@ -153,6 +155,8 @@ def galerkin(R: Matrix, A: Blocks, P: Matrix, b: int, k: int) -> Matrix:
         near, sums, reached = np.empty(points * b * k, A.val.dtype), np.empty(m * k * k, A.val.dtype), np.zeros(2, int)
         scratch = met, near, found, sums
         for chunks, (begin, end) in pieces:
+            if sum(len(val) for piece in made for _, val in piece) > most * k * k:
+                return
             room = int(2 * (left.ptr[end] - left.ptr[begin]))
             while begin < end:
                 col, val = np.empty(room * k * k, np.int32), np.empty(room * k * k, A.val.dtype)
@@ -163,6 +167,8 @@ def galerkin(R: Matrix, A: Blocks, P: Matrix, b: int, k: int) -> Matrix:
                 chunks.append((col[:used], val[:used]))
 
     host.in_threads(thread, len(made))
+    if lengths.sum() > most * k * k:
+        return None
     ptr = np.cumsum(lengths, dtype=index_dtype(int(lengths.sum())))
     col, val, at = host.empty(ptr[-1], np.int32), host.empty(ptr[-1], A.val.dtype), 0
     for chunks in made:

@@ -80,6 +80,26 @@ def test_points_that_are_all_neighbours_make_one_aggregate():
     assert scipy_iterations(S, random_vector(8), M, 1e-10) <= 3
 
 
+def test_a_graph_of_short_diameter_keeps_its_levels_sparse():
+    """Its aggregates are all neighbours of one another, so that a coarse matrix of all couplings is nearly dense."""
+    random, points = np.random.default_rng(0), np.arange(3000)
+    to = np.concatenate([random.permutation(points) for _ in range(3)])
+    W = sp.coo_array((np.ones(to.size), (np.tile(points, 3), to)), shape=(3000, 3000)).tocsr()
+    S = sp.csr_array(sp.csgraph.laplacian(W + W.T) + 1e-3 * sp.eye_array(3000))
+    b = random_vector(3000)
+    M, all_couplings = multigrid(S, max_coarse=50), multigrid(S, max_coarse=50, theta=0.0)
+    assert M.operator_complexity < 1.6 and all_couplings.operator_complexity > 2.5
+    assert scipy_iterations(S, b, M, 1e-8) <= 15
+
+
+def test_a_matrix_whose_aggregates_have_fewer_points_than_columns_is_inverted():
+    S = sp.csr_array(jsf.gallery.poisson(3))
+    M = multigrid(S, np.random.default_rng(0).normal(size=(27, 20)), max_coarse=5)
+    assert [n for n, _ in M.sizes] == [27]
+    r = random_vector(27)
+    np.testing.assert_allclose(M @ r, np.linalg.solve(S.toarray(), r), rtol=1e-9)
+
+
 def test_the_coarsest_inverse_has_at_most_a_tenth_of_the_entries():
     S = jsf.gallery.poisson(16)
     assert multigrid(S).sizes[-1][1] <= S.nnz / 10 < multigrid(S, max_coarse=1000).sizes[-1][1]

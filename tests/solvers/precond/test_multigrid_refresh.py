@@ -34,6 +34,7 @@ def test_new_values_give_the_hierarchy_of_a_set_up_anew(options):
     M = multigrid(A, max_coarse=30, refreshable=True, **options)
     assert len(M.levels) >= 1
     assert_alike(refresh(M, A, A.data), M)
+    assert_alike(M.refreshed(A.T), M)
     anew = multigrid(jsf.from_scipy(other, "dia"), max_coarse=30, refreshable=True, **options)
     assert_alike(refresh(M, A, other.data), anew)
 

@@ -86,6 +86,17 @@ def test_the_operator_is_symmetric_and_the_same_in_the_users_order_and_inside():
     assert f"multigrid {N}×{N}" in repr(M) and "sharded" in repr(M)
 
 
+@pytest.mark.parametrize("dense", [False, pytest.param(True, marks=pytest.mark.deep)])
+def test_a_deflated_solve_takes_as_many_steps_as_on_one_device(dense):
+    octant = (np.indices((16, 16, 16)).reshape(3, -1).T >= 8) @ np.array([4, 2, 1])
+    W = precond.subdomains(np.ones(N), octant)
+    alone = cg(ALONE, b, deflated=W, rtol=1e-8)
+    sol = cg(jsf.shard(L, THREE, format="csr", reorder="rcm"), b, deflated=W.toarray() if dense else W, rtol=1e-8)
+    assert sol.success and abs(int(sol.iterations) - int(alone.iterations)) <= 1
+    assert sol.iterations < cg(ALONE, b, M=precond.jacobi(ALONE), rtol=1e-8).iterations
+    np.testing.assert_allclose(L @ np.asarray(sol.x), b, rtol=0, atol=1e-7 * np.linalg.norm(b))
+
+
 @pytest.mark.deep
 def test_a_near_null_space_may_be_sharded_and_gradients_pass_through_the_solve(built):
     A, M = built
