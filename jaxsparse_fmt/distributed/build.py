@@ -57,8 +57,8 @@ def shard(
       by: "nnz" for equally many entries a device, "rows" for equally many rows, "graph" for few entries between devices
         (METIS), or integers [n], the device of each unknown, as from `boxes`.
       reorder: "rcm" or a permutation [n]: a new order of the unknowns, applied before the cut.
-      exchange: the exchange of the halo: "permute", "all_to_all", "gather" or, on GPUs, "ragged"; "auto" for the
-        cheapest of the first three by the bandwidths and latencies within and between hosts in `traffic.Machine`.
+      exchange: the exchange of the halo: "permute", "all_to_all" or "gather"; "auto" for the cheapest by the
+        bandwidths and latencies within and between hosts that `traffic.Machine` lists.
       halo_format: the format of other devices' columns; None: `format` with its layout. Mode "vector" ignores it.
       max_bytes: the largest padded storage of one shard's part to accept.
 

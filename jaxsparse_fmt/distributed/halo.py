@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -80,7 +80,7 @@ class Halo:
 
     Attributes:
       how: the exchange, without its lists.
-      lists: those of `send`, `order` and `runs` of `Exchange` that it has, by name, then by device.
+      lists: those of `send` and `order` of `Exchange` that it has, by name, then by device.
       needs: the unknowns that each device needs, rising.
       slots: the places of `needs` in the buffer.
       neighbours: of all devices.
@@ -174,29 +174,23 @@ def planned(
     cheapest, price = traffic.cheapest(exchanges(between, size), machine_of(between))
     most = int(between.count.max())
     chosen = cheapest if kind == "auto" else kind
-    lists: dict[str, dict[int, np.ndarray]] = {}
     if chosen == "permute":
         how = _permute(between)
-    elif chosen == "ragged":
-        sent = int(np.bincount(between.source, between.count).max())
-        how = Exchange(None, None, None, chosen, (sent,), (), int(between.halo.max()), _before(between))
-        lists["runs"] = _runs(between, needs)
     else:
         each = most if chosen == "all_to_all" else size
-        how = Exchange(None, None, None, chosen, (each,), (), parts * each, tuple(range(0, parts * each, each)))
+        how = Exchange(None, None, chosen, (each,), (), parts * each, tuple(range(0, parts * each, each)))
     reason = _reason(how, kind, price, itemsize)
     wanted = {k: by_owner(of, starts) for k, of in needs.items()}
     if chosen == "gather":
         at = {k: [s * size + of - starts[s] for s, of in owned.items()] for k, owned in wanted.items()}
         return Halo(how, {}, needs, _joined(at), between, reason)
-    places: Any = dataclasses.replace(how, runs=lists.get("runs"))
     length = parts * most if chosen == "all_to_all" else sum(how.sizes)
-    send = lists["send"] = {k: np.zeros(length, np.int32) for k in needs}
+    send = {k: np.zeros(length, np.int32) for k in needs}
+    lists = {"send": send}
     for k, asked in deliver(lambda: _requests(wanted, starts)).items():
-        for t, rows in asked.items():
-            send[k][places.lists(k)[0][t].start :][: len(rows)] = rows
-    first = {k: places.lists(k)[1] for k in needs}
-    at = {k: [first[k][s].start + np.arange(len(of)) for s, of in owned.items()] for k, owned in wanted.items()}
+        for t, places in asked.items():
+            send[k][how.lists(k)[0][t].start :][: len(places)] = places
+    at = {k: [how.lists(k)[1][s].start + np.arange(len(of)) for s, of in owned.items()] for k, owned in wanted.items()}
     slots = _joined(at)
     if chosen == "permute" and not between.rounds[2]:
         lists["order"] = {k: np.pad(a, (0, how.width - len(a))).astype(np.int32) for k, a in slots.items()}
@@ -210,16 +204,16 @@ def exchanges(between: Neighbours, size: int) -> dict[str, Load]:
     Args:
       size: the most unknowns of one device.
     """
-    parts, host, rows = between.parts, between.host, size
+    parts, host = between.parts, between.host
     number, longest, _ = between.rounds
     same = host[between.target] == host[between.source]
     near, far = (np.bincount(between.target[w], longest[number[w]], parts) for w in (same, ~same))
     beside = np.bincount(host)[host] - 1
 
-    def of_all(size: int) -> Load:
-        return Load(parts, rows, 0, size * beside, size * (parts - 1 - beside), collectives=1, among_all=True)
+    def of_all(each: int) -> Load:
+        return Load(parts, size, 0, each * beside, each * (parts - 1 - beside), collectives=1, among_all=True)
 
-    permute = Load(parts, rows, 0, near, far, collectives=len(longest))
+    permute = Load(parts, size, 0, near, far, collectives=len(longest))
     return {"permute": permute, "all_to_all": of_all(int(between.count.max())), "gather": of_all(size)}
 
 
@@ -229,7 +223,7 @@ def machine_of(between: Neighbours) -> traffic.Machine:
 
 
 def _permute(between: Neighbours) -> Exchange:
-    source, target = between.source, between.target
+    source, target, count = between.source, between.target, between.count
     number, longest, rises = between.rounds
     members = [number == c for c in range(len(longest))]
     pairs = tuple(tuple(zip(source[m].tolist(), target[m].tolist(), strict=True)) for m in members)
@@ -237,34 +231,9 @@ def _permute(between: Neighbours) -> Exchange:
         width = int(longest.sum())
         before = [sum(int(n) for n, ((s, t), *_) in zip(longest, pairs, strict=True) if s < t)] * between.parts
     else:
-        width, before = int(between.halo.max()), _before(between)
-    return Exchange(None, None, None, "permute", tuple(longest.tolist()), pairs, width, tuple(before))
-
-
-def _before(of: Neighbours) -> tuple[int, ...]:
-    """How many unknowns each device needs of those that precede it."""
-    return tuple(np.bincount(of.target, of.count * (of.source < of.target), of.parts).astype(int).tolist())
-
-
-def _runs(of: Neighbours, devices: Iterable[int]) -> dict[int, np.ndarray]:
-    """`Exchange.runs` of these devices: runs lie one behind another, in the order of the devices at their other end."""
-
-    def starts(end: np.ndarray, other: np.ndarray) -> np.ndarray:
-        order = np.lexsort((other, end))
-        before = np.cumsum(of.count[order]) - of.count[order]
-        first = np.searchsorted(end[order], end[order])
-        out = np.empty_like(before)
-        out[order] = before - before[first]
-        return out
-
-    sent, received = starts(of.source, of.target), starts(of.target, of.source)
-    found = {}
-    for k in devices:
-        table, out, into = np.zeros((6, of.parts), np.int32), of.source == k, of.target == k
-        table[:3, of.target[out]] = sent[out], of.count[out], received[out]
-        table[3:, of.source[into]] = received[into], of.count[into], sent[into]
-        found[k] = table.reshape(-1)
-    return found
+        width = int(between.halo.max())
+        before = np.bincount(target, count * (source < target), between.parts).astype(int).tolist()
+    return Exchange(None, None, "permute", tuple(longest.tolist()), pairs, width, tuple(before))
 
 
 def _requests(wanted: dict[int, dict[int, np.ndarray]], starts: np.ndarray) -> Messages:

@@ -1,13 +1,14 @@
-"""The exchange of a halo on the devices, by one of four kinds of collective; `halo.py` plans it.
+"""The exchange of a halo on the devices, by one of three kinds of collective; `halo.py` plans it.
 
 permute      ppermutes in rounds: in each a device sends to at most one neighbour, and receives from at most one
 all_to_all   one collective with a list for every pair, all as long as the longest
-ragged       one collective with a list for every pair, each of its own length; XLA has it on GPUs alone
 gather       one collective: every device receives all of x
 
 device 1:  | from 0        | from 2        |  permute, one round for each
-           | from 0 | from 2 |                ragged
            | 0 | 1 (unused)| 2 | 3         |  gather
+
+`lax.ragged_all_to_all` is not among them: XLA has it on GPUs alone, and on two H200s a step of cg took 1.65 times as
+long with it as with permutes (benchmarks/results/2026-11-24_exchanges_2xh200.md, JAX 0.11.2).
 """
 
 from __future__ import annotations
@@ -22,17 +23,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
 from jax.sharding import Mesh
 
 from jaxsparse_fmt._types import pytree
-from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.distributed.delivery import delivered
 
 Array = jax.Array
 
-KINDS = ("permute", "all_to_all", "ragged", "gather")
+KINDS = ("permute", "all_to_all", "gather")
 
 
 def _static(default: Any) -> Any:
@@ -46,15 +44,11 @@ class Exchange:
 
     Attributes:
       send: [parts, sum(sizes)] int32, the places of its piece of x that each device sends; None: it sends none, or all.
-        Inside shard_map, `send`, `order` and `runs` are the device's own rows.
+        Inside shard_map, `send` and `order` are the device's own rows.
       order: [parts, width] int32, the index of each place of the buffer among the unknowns that a device receives;
         None: they are in order.
-      runs: [parts, 6·parts] int32, for a ragged exchange the first place and the length of the run that a device sends
-        to each other one, and the place where it arrives there; then the same for what it receives, and the place where
-        the sender has it. None: another kind.
       kind: one of `KINDS`, or "none".
-      sizes: the sizes of the lists that a device sends: one for each round ("permute"), one for all together
-        ("ragged"), or one that all lists have.
+      sizes: the sizes of the lists that a device sends: one for each round ("permute"), or one that all lists have.
       pairs: for each round of a permute its (source, target) pairs.
       width: places of the buffer.
       before: [parts], how many places of each device's buffer belong to devices that precede it.
@@ -62,7 +56,6 @@ class Exchange:
 
     send: Array | None = None
     order: Array | None = None
-    runs: Array | None = None
     kind: str = _static("none")
     sizes: tuple[int, ...] = _static(())
     pairs: tuple[tuple[tuple[int, int], ...], ...] = _static(())
@@ -73,16 +66,9 @@ class Exchange:
         """The slices of what device `part` sends to each other one, and of what it receives from each, by device."""
         if self.kind == "permute":
             return _lists(self.sizes, self.pairs)[part]
-        if self.runs is not None:
-            start, size, _, at, received, _ = np.reshape(self.runs[part], (6, -1)).tolist()
-            return _slices(start, size), _slices(at, received)
         size = sum(self.sizes)
         each = {k: slice(k * size, (k + 1) * size) for k in range(len(self.before))}
         return (dict.fromkeys(each, slice(0, size)) if self.kind == "gather" else each), each
-
-
-def _slices(starts: list[int], sizes: list[int]) -> dict[int, slice]:
-    return {k: slice(start, start + size) for k, (start, size) in enumerate(zip(starts, sizes, strict=True)) if size}
 
 
 @functools.lru_cache(maxsize=64)
@@ -112,8 +98,6 @@ def exchange(x: Array, how: Exchange, axis: str) -> Array:
         return lax.all_gather(out, axis, tiled=True)
     if how.kind == "all_to_all":
         return lax.all_to_all(out, axis, 0, 0, tiled=True)
-    if how.kind == "ragged":
-        return ragged_p.bind(*mesh_axes.varying((out, _runs(how))), width=how.width, axis=axis)
     lists = jnp.split(out, np.cumsum(how.sizes)[:-1])
     h = jnp.concatenate([lax.ppermute(a, axis, pairs) for a, pairs in zip(lists, how.pairs, strict=True)])
     return h if how.order is None else h.at[how.order].get(mode="promise_in_bounds")
@@ -128,8 +112,6 @@ def returned(h: Array, how: Exchange, axis: str, n: int) -> Array:
         return lax.psum_scatter(h, axis, tiled=True)
     if how.kind == "all_to_all":
         out = lax.all_to_all(h, axis, 0, 0, tiled=True)
-    elif how.kind == "ragged":
-        out = ragged_p.bind(*mesh_axes.varying((h, _home(_runs(how)))), width=sum(how.sizes), axis=axis)
     else:
         if how.order is not None:
             h = jnp.zeros((sum(how.sizes), *h.shape[1:]), h.dtype).at[how.order].add(h)
@@ -137,52 +119,6 @@ def returned(h: Array, how: Exchange, axis: str, n: int) -> Array:
         home = [tuple((target, source) for source, target in pairs) for pairs in how.pairs]
         out = jnp.concatenate([lax.ppermute(a, axis, pairs) for a, pairs in zip(lists, home, strict=True)])
     return jnp.zeros((n, *h.shape[1:]), h.dtype).at[how.send].add(out)
-
-
-def _runs(how: Exchange) -> Array:
-    """[6, parts], the runs of this device."""
-    assert how.runs is not None
-    return how.runs.reshape(6, -1)
-
-
-def _home(runs: Array) -> Array:
-    """The runs of the way back."""
-    return jnp.roll(runs, 3, axis=0)
-
-
-def _ragged(a: Array, runs: Array, *, width: int, axis: str) -> Array:
-    """[width, ...] the runs that the devices send one another, and zeros where none arrives."""
-    out = mesh_axes.varying(jnp.zeros((width, *a.shape[1:]), a.dtype), a)
-    start, size, to, _, received, _ = runs
-    return lax.ragged_all_to_all(a, out, start, size, to, received, axis_name=axis)
-
-
-# JAX's own primitive has no batching for runs that all of a batch share (0.10 and 0.11), and exchanges the places of
-# the runs anew in its transpose.
-ragged_p = Primitive("ragged_exchange")
-ragged_p.def_abstract_eval(lambda a, runs, *, width, axis: a.update(shape=(width, *a.shape[1:])))
-mlir.register_lowering(ragged_p, mlir.lower_fun(_ragged, multiple_results=False))
-
-
-def _ragged_jvp(primals: Any, tangents: Any, **how: Any) -> Any:
-    moved = functools.partial(ragged_p.bind, **how)
-    (a, runs), (slope, _) = primals, tangents
-    return moved(a, runs), moved(ad.instantiate_zeros(slope), runs)
-
-
-def _ragged_transpose(cotangent: Any, a: Any, runs: Array, *, width: int, axis: str) -> Any:
-    del width
-    return ragged_p.bind(ad.instantiate_zeros(cotangent), _home(runs), width=a.aval.shape[0], axis=axis), None
-
-
-def _ragged_batched(operands: Any, places: Any, **how: Any) -> Any:
-    (a, runs), (place, _) = operands, places
-    return ragged_p.bind(jnp.moveaxis(a, place, -1), runs, **how), a.ndim - 1
-
-
-ad.primitive_jvps[ragged_p] = _ragged_jvp
-ad.primitive_transposes[ragged_p] = _ragged_transpose
-batching.primitive_batchers[ragged_p] = _ragged_batched
 
 
 def exchange_on_host(x: dict[int, np.ndarray], how: Exchange, mesh: Mesh) -> dict[int, np.ndarray]:

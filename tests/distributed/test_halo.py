@@ -16,7 +16,6 @@ from jaxsparse_fmt.distributed.placement import auto_mesh
 from jaxsparse_fmt.gallery import poisson
 from jaxsparse_fmt.models import traffic
 from tests.distributed.problems import DEVICES, MESH, irregular
-from tests.lowering import gpus, lowered
 
 STARTS = np.array([0, 11, 11, 30, 41, 52, 80, 84, 90])  # one piece is empty
 
@@ -31,21 +30,8 @@ def pieces(x, starts):
     return np.stack([np.pad(x[a:b], (0, size - (b - a))) for a, b in itertools.pairwise(starts)])
 
 
-def ragged_by_gather(operand, output, input_offsets, send_sizes, output_offsets, recv_sizes, *, axis_name):
-    """`lax.ragged_all_to_all` as its documentation defines it, which XLA does not run on CPUs."""
-    k = jax.lax.axis_index(axis_name)
-    all_of = functools.partial(jax.lax.all_gather, axis_name=axis_name)
-    sent, start, size, to = map(all_of, (operand, input_offsets, send_sizes, output_offsets))
-    for s in range(DEVICES):
-        place = jnp.arange(len(output)) - to[s, k]
-        arrives = (place >= 0) & (place < jnp.minimum(size[s, k], recv_sizes[s]))
-        output = jnp.where(arrives, sent[s].at[start[s, k] + place].get(mode="clip"), output)
-    return output
-
-
 @pytest.mark.parametrize("kind", [*halo_exchange.KINDS, "strips"])
-def test_every_needed_unknown_arrives_where_the_plan_says_and_goes_home(kind, monkeypatch):
-    monkeypatch.setattr(jax.lax, "ragged_all_to_all", ragged_by_gather)
+def test_every_needed_unknown_arrives_where_the_plan_says_and_goes_home(kind):
     S, starts = (poisson(90, dim=1), np.arange(9) * 90 // 8) if kind == "strips" else (irregular(), STARTS)
     needs = needs_of(S, starts)
     plan = halo.plan(lambda: needs, starts, MESH, kind="permute" if kind == "strips" else kind)
@@ -112,43 +98,11 @@ def test_a_halo_of_nearly_everything_is_gathered_whole_and_says_so():
     assert not plan.lists and "all of x" in plan.reason
 
 
-@functools.cache
-def on_gpus():
-    """A halo that travels by a ragged exchange, on a mesh of GPUs that need not exist."""
-    S, mesh = irregular(), gpus(rows=DEVICES)
-    how = halo.plan(lambda: needs_of(S, STARTS), STARTS, MESH, kind="ragged").placed(
-        lambda of: np.stack([of(k) for k in range(DEVICES)])
-    )
-    spec = PartitionSpec("rows")
-
-    def mapped(f):
-        one = lambda x, how: f(x[0], jax.tree.map(lambda a: a[0], how))[None]  # noqa: E731
-        return jax.shard_map(one, mesh=mesh, in_specs=(spec, spec), out_specs=spec)
-
-    return how, mesh, mapped
-
-
-@pytest.mark.parametrize("way", ["there", "gradient", "several", "home"])
-def test_a_ragged_exchange_lowers_for_gpus(way):
-    how, mesh, mapped = on_gpus()
-    there = mapped(lambda x, how: halo_exchange.exchange(x, how, "rows"))
-    home = mapped(lambda h, how: halo_exchange.returned(h, how, "rows", 28))
-    f = {
-        "there": there,
-        "several": jax.vmap(there, in_axes=(2, None)),
-        "gradient": jax.grad(lambda x, how: jnp.sum(there(x, how) ** 2)),
-        "home": home,
-    }[way]
-    x = np.ones((DEVICES, how.width if way == "home" else 28, *(3,) * (way == "several")))
-    text = lowered(f, x, how, mesh=mesh)
-    assert text.count("@ragged_all_to_all") == (2 if way == "gradient" else 1)
-
-
 def test_no_halo_needs_no_exchange():
     plan = halo.plan(lambda: dict.fromkeys(range(3), np.zeros(0, int)), np.array([0, 4, 8, 9]), MESH)
     assert plan.how.kind == "none" and plan.how.width == 0
 
 
 def test_an_unknown_kind_is_refused():
-    with pytest.raises(ValueError, match="one of permute, all_to_all, ragged, gather; got 'mail'"):
+    with pytest.raises(ValueError, match="one of permute, all_to_all, gather; got 'mail'"):
         halo.plan(lambda: {0: np.array([1]), 1: np.array([0])}, np.array([0, 1, 2]), MESH, kind="mail")

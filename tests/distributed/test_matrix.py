@@ -17,6 +17,7 @@ from jaxsparse_fmt.core import vector_passes
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.distributed import ShardedMatrix
 from jaxsparse_fmt.distributed.common_format import MODES
+from jaxsparse_fmt.distributed.halo_exchange import KINDS
 from solvers import precond
 from tests import zoo
 from tests.distributed.problems import DEVICES, MESH, irregular
@@ -30,7 +31,6 @@ LAYOUTS = [*zoo.FIRST_LAYOUTS, zoo.Layout("sell", (("slice_size", 4),)), zoo.Lay
 # Compiling takes nearly all the time, so a format meets one other and one way only; a halo's format has no options.
 LOCAL = [layout for layout in LAYOUTS if layout.options]
 HALO = [layout.format for layout in LAYOUTS if not layout.options]
-KINDS = "permute", "all_to_all", "gather"  # those of CPUs
 WAYS = zip(*map(itertools.cycle, (LOCAL, HALO, ["overlap", "overlap", "naive", "overlap"], KINDS)), strict=True)
 
 

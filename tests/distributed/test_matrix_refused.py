@@ -56,7 +56,6 @@ def test_pieces_that_do_not_fit_are_refused(rows_of, starts, words):
         ({"axis": "cols"}, ValueError, "the mesh has no axis 'cols'; it has 'rows'"),
         ({"mode": "magic"}, ValueError, "mode must be one of overlap, naive, vector; got 'magic'"),
         ({"exchange": "mail"}, ValueError, "exchange must be 'auto' or one of permute"),
-        ({"exchange": "ragged"}, ValueError, "exchange='ragged' needs GPUs"),
         ({"format": "elk"}, ValueError, "unknown format 'elk'"),
         ({"format": "csr", "halo_format": "elk"}, ValueError, "unknown format 'elk'"),
         ({"slice_size": 3}, ValueError, "format='auto' chooses the layout itself"),
