@@ -301,8 +301,8 @@ def _split(
     col[~is_own] += plan.slots[k][np.searchsorted(plan.needs[k], block.indices[~is_own])]
     if mode == "vector" or plan.how.kind == "none":
         whole = scipy.sparse.csr_array((block.data, col, block.indptr), shape=(block.shape[0], n_own + width))
-        whole.sort_indices()
-        return [taller(whole, n_rows)], np.zeros(0, np.int64)
+        # A copy: the block may be the caller's own.
+        return [taller(whole.sorted_indices(), n_rows)], np.zeros(0, np.int64)
     before = np.concatenate([[0], np.cumsum(is_own)])[block.indptr]
     local = scipy.sparse.csr_array((block.data[is_own], col[is_own], before), shape=(block.shape[0], n_own))
     rest = block.indptr - before

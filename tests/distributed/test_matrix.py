@@ -277,6 +277,15 @@ def test_rows_made_in_pieces_are_the_same_matrix():
     close(times(B, X[:, 0]), S @ X[:, 0])
 
 
+@pytest.mark.parametrize("mode", ["overlap", "naive", "vector"])
+def test_rows_that_a_function_keeps_stay_as_they_were(mode):
+    kept = {}
+    rows_of = lambda start, stop: kept.setdefault((start, stop), S[start:stop])  # noqa: E731
+    B = jsf.shard_from_rows(rows_of, 90, MESH, format="ell", mode=mode)
+    assert abs(B.to_scipy() - S).max() == 0
+    assert all(abs(rows - S[start:stop]).max() == 0 for (start, stop), rows in kept.items() if stop > start)
+
+
 def test_rows_made_in_pieces_are_stored_in_numbers_that_scipy_does_not_know():
     eighths = sp.csr_array(np.round(8 * S.todense()) / 8)
     B = jsf.shard_from_rows(lambda a, b: eighths[a:b], 90, MESH, format="ell", dtype="bfloat16")
