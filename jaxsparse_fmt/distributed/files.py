@@ -1,10 +1,10 @@
 """A matrix in a folder, of which each process reads its own rows: parts, each the next rows, and a header.
 
-    matrix.json         rows, columns, the dtype of the entries, and the number of parts
+    matrix.json         rows, columns, the dtype of the entries, and where the rows of each part begin
     000000000000.npz    indptr [rows + 1] from 0, indices and data [nnz] of the part whose first row is 0
     000000131072.npz    of the next part
 
-Parts have equally many rows. Each is written whole or not at all, and its arrays have checksums (`io/arrays.py`). The
+Each part is written whole or not at all, and its arrays have checksums (`io/arrays.py`). The
 files do not depend on the number of devices.
 """
 
@@ -26,10 +26,13 @@ import scipy.sparse
 from jaxsparse_fmt._types import Csr, index_dtype, whole_number, write_whole
 from jaxsparse_fmt.convert import canonical
 from jaxsparse_fmt.distributed import row_partition
+from jaxsparse_fmt.distributed.pieces import pieces as rows_of_shards
+from jaxsparse_fmt.distributed.pieces import starts_of
+from jaxsparse_fmt.distributed.processes import alone, everyones
 from jaxsparse_fmt.io.arrays import broken, read_arrays, write_arrays
 
 FORMAT = "jaxsparse rows 2"
-LONGEST = 10_000  # bytes of matrix.json
+LONGEST = 10_000_000  # bytes of matrix.json
 PART = 2**26  # bytes of a part of a matrix that is held whole
 DTYPES = tuple(dict.fromkeys(np.dtype(letter).name for letter in "?bhilqBHILQfdgFDG"))  # all that scipy.sparse holds
 
@@ -97,8 +100,61 @@ def _name(first: int) -> str:
     return f"{first:012d}.npz"
 
 
+@dataclasses.dataclass(frozen=True)
+class _Mine:
+    """The parts that this process writes.
+
+    Attributes:
+      cuts: of all parts.
+      first: the first rows of its own.
+      mesh: of a sharded matrix, which all processes write together; else None.
+    """
+
+    shape: tuple[int, int]
+    rows_of: Callable[[int, int], Any]
+    cuts: np.ndarray
+    first: set[int]
+    mesh: Any = None
+
+    def part(self, start: int, stop: int, dtype: Any = None) -> Csr:
+        """The rows of one part, of values that `dtype` can hold; None: of any."""
+        csr = _sparse(self.rows_of(start, stop), f"S({start}, {stop}) must give a scipy.sparse matrix")
+        if csr.shape != (stop - start, self.shape[1]):
+            raise ValueError(f"S({start}, {stop}) must give a matrix {(stop - start, self.shape[1])}; got {csr.shape}")
+        if dtype is not None and not np.can_cast(csr.data.dtype, dtype, "safe"):
+            raise ValueError(
+                f"S({start}, {stop}) gives {csr.data.dtype} where the first rows were {dtype}, which does not hold "
+                f"it; let S give all its rows as {np.result_type(csr.data.dtype, dtype)}"
+            )
+        return csr
+
+
+def _mine(S: Any, n: int | None, pieces: int) -> _Mine:
+    if hasattr(S, "shards"):
+        over, in_users_order = S.range.over, S.range.perm is None and S.domain.perm is None
+        if in_users_order and S.range.n:
+            starts, own = starts_of(over), rows_of_shards(S, np.promote_types(S.dtype, np.float32))
+            rows = {int(starts[k]): of for k, of in own.items() if of.shape[0]}
+            return _Mine((S.range.n, S.domain.n), lambda a, b: rows[a], np.unique(starts), set(rows), over.mesh)
+        if not alone(over.mesh):
+            raise ValueError("several processes save a sharded matrix in the user's order only; shard without reorder=")
+    if callable(S):
+        if n is None:
+            raise ValueError("n, the number of rows and columns, must be given with a function that makes rows")
+        n = whole_number("n", n)
+        cuts = row_partition.equal(n, max(1, min(pieces, n)))
+        return _Mine((n, n), S, cuts, set(cuts[:-1].tolist()))
+    whole = _sparse(S, "save_rows takes a scipy.sparse matrix, one of this library, or a function that makes rows")
+    nbytes = sum(a.nbytes for a in (whole.data, whole.indices, whole.indptr))
+    cuts = row_partition.equal(whole.shape[0], max(1, min(-(-nbytes // PART), whole.shape[0])))
+    return _Mine(whole.shape, lambda a, b: whole[a:b], cuts, set(cuts[:-1].tolist()))
+
+
 def save_rows(folder: str | os.PathLike[str], S: Any, n: int | None = None, pieces: int = 1) -> None:
     """Writes a matrix for `saved_rows`; the same call continues one that was interrupted.
+
+    Of a sharded matrix in the user's order each process writes the rows of its devices; all must call this, and see
+    the folder.
 
     Args:
       folder: new or empty, or as an interrupted call has left it.
@@ -110,41 +166,49 @@ def save_rows(folder: str | os.PathLike[str], S: Any, n: int | None = None, piec
 
     Raises:
       FileExistsError: the folder is not empty, and holds no part of this matrix or all of it. ValueError: a function
-        without n, fewer than one piece, or a piece of another shape, or of a dtype that the dtype of the first piece
-        cannot hold. TypeError: S or a piece is no matrix, or n or pieces no whole number.
+        without n, fewer than one piece, a piece of another shape, or of a dtype that the dtype of the first piece
+        cannot hold, or a reordered matrix of several processes. TypeError: S or a piece is no matrix, or n or pieces no
+        whole number.
     """
-    pieces = whole_number("pieces", pieces, 1)
-    if callable(S):
-        if n is None:
-            raise ValueError("n, the number of rows and columns, must be given with a function that makes rows")
-        n = whole_number("n", n)
-        shape, rows_of = (n, n), S
-    else:
-        whole = _sparse(S, "save_rows takes a scipy.sparse matrix, one of this library, or a function that makes rows")
-        nbytes = sum(a.nbytes for a in (whole.data, whole.indices, whole.indptr))
-        shape, rows_of, pieces = whole.shape, lambda a, b: whole[a:b], -(-nbytes // PART)
-    cuts = row_partition.equal(shape[0], max(1, min(pieces, shape[0])))
-    folder = Path(folder)
-    header, there = folder / "matrix.json", {path.name for path in folder.glob("*")}
-    if header.name not in there and any(not name.startswith(".") for name in there):
-        raise FileExistsError(f"{folder} is not empty; name another folder, or remove what is in it")
-    first = _piece(rows_of, 0, int(cuts[1]), shape[1])
-    dtype = first.data.dtype
-    crc = functools.reduce(lambda crc, a: zlib.crc32(a.tobytes(), crc), (first.indptr, first.indices, first.data), 0)
-    text = json.dumps(
-        {"format": FORMAT, "shape": shape, "dtype": dtype.name, "parts": len(cuts) - 1, "crc32 of part 0": crc}
-    )
-    if header.name in there and (header.read_text() != text or {_name(a) for a in cuts[:-1]} <= there):
-        raise FileExistsError(f"{folder} holds this matrix already, or another; name another folder, or remove it")
-    folder.mkdir(parents=True, exist_ok=True)
-    for scratch in folder.glob(".*"):  # of a call that was killed
-        scratch.unlink()
-    write_whole(header, text.encode())
-    for start, stop in itertools.pairwise(cuts.tolist()):
-        if not (path := folder / _name(start)).exists():
-            csr = _piece(rows_of, start, stop, shape[1], dtype)
-            indices, data = csr.indices.astype(index_dtype(shape[1])), csr.data.astype(dtype)
-            write_arrays(path, indptr=csr.indptr.astype(np.int64), indices=indices, data=data)
+    mine, folder = _mine(S, n, whole_number("pieces", pieces, 1)), Path(folder)
+    shape, cuts = mine.shape, mine.cuts
+    agreed = functools.partial(everyones, mesh=mine.mesh) if mine.mesh else lambda make: make()
+
+    def first() -> dict[int, tuple[np.dtype, int]]:
+        """The dtype of the first part and a checksum, from the process that has it."""
+        if 0 not in mine.first:
+            return {}
+        csr = mine.part(0, int(cuts[1]))
+        arrays = (csr.indptr, csr.indices, csr.data)
+        return {0: (csr.data.dtype, functools.reduce(lambda crc, a: zlib.crc32(a.tobytes(), crc), arrays, 0))}
+
+    dtype, crc = agreed(first)[0]
+    told = {"format": FORMAT, "shape": shape, "dtype": dtype.name, "starts": cuts.tolist(), "crc32 of part 0": crc}
+    header, text = folder / "matrix.json", json.dumps(told)
+
+    def prepare() -> dict[int, Any]:
+        there = {path.name for path in folder.glob("*")}
+        if header.name not in there and any(not name.startswith(".") for name in there):
+            raise FileExistsError(f"{folder} is not empty; name another folder, or remove what is in it")
+        if header.name in there and (header.read_text() != text or {_name(a) for a in cuts[:-1]} <= there):
+            raise FileExistsError(f"{folder} holds this matrix already, or another; name another folder, or remove it")
+        for scratch in [*folder.glob(".matrix.json-*"), *folder.glob(".[0-9]*.npz-*")]:  # of a call that was killed
+            scratch.unlink(missing_ok=True)
+        return {}
+
+    def write() -> dict[int, Any]:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(header, text.encode())
+        for start, stop in itertools.pairwise(cuts.tolist()):
+            path = folder / _name(start)
+            if start in mine.first and not path.exists():
+                csr = mine.part(start, stop, dtype)
+                indices, data = csr.indices.astype(index_dtype(shape[1])), csr.data.astype(dtype)
+                write_arrays(path, indptr=csr.indptr.astype(np.int64), indices=indices, data=data)
+        return {}
+
+    agreed(prepare)
+    agreed(write)
 
 
 def _sparse(S: Any, wanted: str) -> Csr:
@@ -155,19 +219,6 @@ def _sparse(S: Any, wanted: str) -> Csr:
     return canonical(S)
 
 
-def _piece(rows_of: Callable[[int, int], Any], start: int, stop: int, n_cols: int, dtype: Any = None) -> Csr:
-    """The rows of one part, of values that `dtype` can hold; None: of any."""
-    csr = _sparse(rows_of(start, stop), f"S({start}, {stop}) must give a scipy.sparse matrix")
-    if csr.shape != (stop - start, n_cols):
-        raise ValueError(f"S({start}, {stop}) must give a matrix {(stop - start, n_cols)}; got {csr.shape}")
-    if dtype is not None and not np.can_cast(csr.data.dtype, dtype, "safe"):
-        raise ValueError(
-            f"S({start}, {stop}) gives {csr.data.dtype} where the first rows were {dtype}, which does not hold "
-            f"it; let S give all its rows as {np.result_type(csr.data.dtype, dtype)}"
-        )
-    return csr
-
-
 def saved_rows(folder: str | os.PathLike[str]) -> SavedRows:
     """The matrix that `save_rows` wrote; its entries are read when their rows are used.
 
@@ -176,17 +227,16 @@ def saved_rows(folder: str | os.PathLike[str]) -> SavedRows:
         writes it.
     """
     folder = Path(folder)
-    shape, dtype, parts = _header(folder / "matrix.json")
+    shape, dtype, cuts = _header(folder / "matrix.json")
     written = sum(1 for _ in folder.glob("[0-9]*.npz"))
-    if written < parts:
-        raise FileNotFoundError(
-            f"{folder} has {written} of {parts} parts; call save_rows as before, and it writes the rest"
-        )
-    return SavedRows(shape, dtype, row_partition.equal(shape[0], parts), folder)
+    if written < len(cuts) - 1:
+        cure = "call save_rows as before, and it writes the rest"
+        raise FileNotFoundError(f"{folder} has {written} of {len(cuts) - 1} parts; {cure}")
+    return SavedRows(shape, dtype, cuts, folder)
 
 
-def _header(path: Path) -> tuple[tuple[int, int], np.dtype, int]:
-    """The shape, the dtype of the entries and the number of parts in matrix.json."""
+def _header(path: Path) -> tuple[tuple[int, int], np.dtype, np.ndarray]:
+    """The shape, the dtype of the entries, and the first row of each part and the number of rows, in matrix.json."""
     if not path.exists():
         raise FileNotFoundError(f"there is no {path}; was the matrix saved there?")
     if path.stat().st_size > LONGEST:
@@ -198,12 +248,16 @@ def _header(path: Path) -> tuple[tuple[int, int], np.dtype, int]:
     given = header if isinstance(header, dict) else {}
     if given.get("format") != FORMAT:
         raise broken(path, f"the format {given.get('format')!r} is not {FORMAT!r}")
-    shape, dtype, parts = (given.get(name) for name in ("shape", "dtype", "parts"))
-    sizes: list[Any] = [*shape, parts] if isinstance(shape, list) else [parts]
-    if len(sizes) != 3 or not all(type(size) is int and size >= 0 for size in sizes):
-        raise broken(path, f"shape {shape!r} and {parts!r} parts are not the sizes of a matrix")
-    if not 1 <= sizes[2] <= max(sizes[0], 1) or max(sizes[0] * sizes[2], sizes[1]) >= 2**63:
-        raise broken(path, f"{parts!r} parts do not fit {sizes[0]} rows")
+    shape, dtype, starts = (given.get(name) for name in ("shape", "dtype", "starts"))
+    lists = [
+        of if isinstance(of, list) and all(type(n) is int and 0 <= n < 2**63 for n in of) else []
+        for of in (shape, starts)
+    ]
+    if len(lists[0]) != 2 or len(lists[1]) < 2:
+        raise broken(path, f"shape {shape!r} or starts {starts!r} are not those of a matrix")
+    (n_rows, n_cols), cuts = lists[0], np.array(lists[1], np.int64)
+    if cuts[0] != 0 or cuts[-1] != n_rows or np.any(np.diff(cuts) < (n_rows > 0)):
+        raise broken(path, f"starts do not rise from 0 to {n_rows}")
     if dtype not in DTYPES:
         raise broken(path, f"dtype {dtype!r} is none of {', '.join(DTYPES)}")
-    return (sizes[0], sizes[1]), np.dtype(dtype), sizes[2]
+    return (n_rows, n_cols), np.dtype(dtype), cuts

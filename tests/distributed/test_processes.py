@@ -73,15 +73,18 @@ jax.distributed.initialize(f"127.0.0.1:{sys.argv[2]}", 2, int(sys.argv[1]))
 S = jsf.gallery.poisson(12).tocsr()
 A = jsf.shard_from_rows(lambda a, b: S[a:b], 1728, jax.make_mesh((4,), ("rows",)), format="csr")
 ones = np.ones(1728)
+jsf.save_rows(sys.argv[3], A)
+saved = jsf.saved_rows(sys.argv[3])
+assert len(saved.cuts) == 5 and abs(saved(0, 1728) - S).max() == 0
 y, sol = (A @ A) @ ones, cg(A, ones, M=precond.multigrid(A, max_coarse=100), rtol=1e-8)
 print("wrong by", float(abs(y - S @ (S @ ones)).max()), "status", int(sol.status), "steps", int(sol.iterations))
 """
 
 
 @pytest.mark.deep
-def test_processes_multiply_and_set_up_multigrid_together():
-    port = free_port()
-    ended = finished([started("-c", PRODUCT_AND_MULTIGRID, str(k), str(port)) for k in range(2)])
+def test_processes_save_multiply_and_set_up_multigrid_together(tmp_path):
+    port, folder = free_port(), str(tmp_path / "rows")
+    ended = finished([started("-c", PRODUCT_AND_MULTIGRID, str(k), str(port), folder) for k in range(2)])
     assert [code for code, *_ in ended] == [0, 0], ended
     for _, out, _ in ended:
         ((wrong, status, steps),) = re.findall(r"wrong by (\S+) status (\d+) steps (\d+)", out)
