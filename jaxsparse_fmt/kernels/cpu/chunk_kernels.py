@@ -23,7 +23,17 @@ from typing import Any
 
 import numpy as np
 
-from jaxsparse_fmt.kernels.cpu.numba_kernels import BLOCK, U, clear, clear_behind, compiled, inlined, inner, scatter
+from jaxsparse_fmt.kernels.cpu.numba_kernels import (
+    BLOCK,
+    U,
+    clear,
+    clear_behind,
+    compiled,
+    inlined,
+    inner,
+    is_hole,
+    scatter,
+)
 
 PADDING = 0xFFFF  # `layout/columns.py`'s
 
@@ -113,14 +123,6 @@ def _head_of_jagged(o, s, k):
 
 
 # ------------------------------------------------------------------------------------------------------- three kernels
-
-
-@inlined
-def is_hole(o, at, v):
-    """Whether the place `at`, whose column is valid, holds no entry."""
-    if o.masked == U(2):
-        return (o.pattern[at >> U(3)] >> (at & U(7))) & U(1) == U(0)
-    return o.masked == U(1) and v == o.zero
 
 
 def of_chunks(head_of: Any, column_of: Any, *, holes: bool = False, jagged: bool = False) -> tuple[Any, Any, Any]:
