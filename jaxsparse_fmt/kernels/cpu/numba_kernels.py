@@ -13,9 +13,9 @@ batch:
                        `row_idx` [n_stored], which rises, and is n_rows in padding
     perm               [n_rows]: storage row k is row perm[k] of the matrix; n_perm = 0: the matrix's own order
 
-A kernel adds the entries of a row in fours, (e0 + e1) + (e2 + e3), and the fours in storage order, in slices as in
-rows: four loads are in flight, and neither the number of threads nor the format changes a bit. `_first_by_pointers`,
-`_first_by_indices` or `lanes_before` cuts the rows into pieces.
+A kernel adds the entries of a row of CSR or COO in fours, (e0 + e1) + (e2 + e3), and the fours in storage order, so
+that four loads are in flight; the number of threads changes no bit. `_first_by_pointers`, `_first_by_indices` or
+`lanes_before` cuts the rows into pieces.
 
 Loops over rows test `n_perm` themselves, and the product has one kernel for one right-hand side and one for several:
 LLVM moves the test out of such a loop, but not out of a larger loop or a function, where it costs a tenth of the speed.
@@ -29,7 +29,6 @@ import numba
 import numpy as np
 
 U = np.uint64
-BLOCK = 512  # lanes whose sums stay in the L1 cache while the kernel adds their columns, each a run of memory
 DIAGONAL_ROWS = (
     4096  # whose sums stay in the L1 or L2 cache while the kernel adds their diagonals, each a run of memory
 )
