@@ -1,9 +1,9 @@
 """The product of BSR with one right-hand side, in Numba, for whole blocks of a size that is known to the compiler.
 
-The kernel loads the numbers of x for a block once, and adds the block's rows side by side. Where a column lies beyond
-the matrix it adds the block place by place. It adds rows that get an infinity or a NaN anew, place by place, since a
-hole does not read x; in other rows a hole has added 0·x = 0. The storage is that of `chunk_kernels.py`. A row adds its
-entries in a block from left to right, then the blocks in order.
+The kernel loads the numbers of x for a block once, and adds the block's rows side by side. Where such a number is not
+finite, or its column lies beyond the matrix, the kernel adds the block place by place, since a hole does not read x; in
+other blocks a hole adds 0·x = 0. The storage is that of `chunk_kernels.py`. A row adds its entries in a block from left
+to right, then the blocks in order.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxsparse_fmt.kernels.cpu.chunk_kernels import lanes_before
-from jaxsparse_fmt.kernels.cpu.numba_kernels import U, compiled, finite, inlined, is_hole
+from jaxsparse_fmt.kernels.cpu.numba_kernels import U, compiled, inlined, is_hole
 
 
 def _tuple_of(n: int, item: Any) -> Any:
@@ -51,18 +51,23 @@ def of_blocks(size: int) -> Any:
             o.out[row + i] += total
 
     @compiled
-    def add_column(o, block, at, row, rows, tested):
+    def add_column(o, block, at, row, rows):
         """Adds a block to each block row of `rows` rows; the first block has the index `block` and the place `at`."""
         whole = rows // U(size)
         for b in range(whole + U(rows > whole * U(size))):
             column = U(np.uint32(o.columns[block + b])) * U(size)
-            if b < whole and column + U(size) <= o.n_cols and not tested:
-                sums = totals(o, at, load(o, column))
-                for i in range(size):
-                    o.out[row + U(i)] += sums[i]
-                at += U(size)
-                row += U(size)
-                continue
+            if b < whole and column + U(size) <= o.n_cols:
+                xs = load(o, column)
+                total = xs[0]
+                for x in xs[1:]:
+                    total += x
+                if o.masked == U(0) or total * o.zero == o.zero:  # else some x may be infinite, or not a number
+                    sums = totals(o, at, xs)
+                    for i in range(size):
+                        o.out[row + U(i)] += sums[i]
+                    at += U(size)
+                    row += U(size)
+                    continue
             if column < o.n_cols:
                 add_place_by_place(o, at, column, row, min(U(size), rows - b * U(size)))
             at += U(size)
@@ -77,15 +82,10 @@ def of_blocks(size: int) -> Any:
             first, last = begin[1] if s == begin[0] else 0, end[1] if s == end[0] else lanes
             last = min(last, np.int64(o.n_rows) - s * lanes)
             row, rows = U(s * lanes + first), U(max(last - first, 0))
-            tested = False
-            while True:
-                for r in range(row, row + rows):
-                    o.out[r] = o.zero
-                for k in range((U(o.ptr[s + 1]) - U(o.ptr[s])) // wide):
-                    at = U(o.ptr[s]) + k * wide
-                    add_column(o, (at // n + U(first)) // n, at + U(first), row, rows, tested)
-                if tested or o.masked == U(0) or finite(o, row, row + rows):
-                    break
-                tested = True
+            for r in range(row, row + rows):
+                o.out[r] = o.zero
+            for k in range((U(o.ptr[s + 1]) - U(o.ptr[s])) // wide):
+                at = U(o.ptr[s]) + k * wide
+                add_column(o, (at // n + U(first)) // n, at + U(first), row, rows)
 
     return product
