@@ -61,14 +61,15 @@ FORMATS: dict[str, list[Method]] = {
     ],
     "cpu": [
         ("csr", {}, {}),
+        ("coo", {}, {}),
         ("ell", {}, {}),
-        ("ellr", {}, {}),
-        ("hll", {"slice_size": 1024}, {}),
-        ("hll", {"slice_size": 128}, {}),
+        ("hll", {}, {}),
         ("pjds", {}, {}),
         ("dia", {}, {}),
+        ("hdia", {}, {}),
         ("bsr", {"block_shape": (3, 3)}, {}),
-        ("sell", {"slice_size": 1024}, {}),
+        ("sell", {}, {}),
+        ("csr5", {}, {}),
     ],
 }
 EQUAL_ROWS: list[Method] = [("hll", {}, {}), ("jds", {}, {}), ("pjds", {}, {}), ("pellr", {}, {})]
@@ -135,6 +136,10 @@ def measure(name: str, S: Any, platform: str, backends: list[str], copy: float, 
     if platform == "cpu":
         seconds = timing.seconds_per_call(lambda i: S @ xs[i % 3], lambda _: None)
         yield row("SciPy csr @ x", "scipy", seconds, csr_bytes, S @ xs[0])
+        for format in ("coo", "dia", "bsr"):  # beside ours; no opponents of "auto"
+            T = S.asformat(format)
+            seconds = timing.seconds_per_call(lambda i, T=T: T @ xs[i % 3], lambda _: None)
+            yield row(f"SciPy {format} @ x", f"scipy {format}", seconds, csr_bytes, T @ xs[0])
     for method, make in cusparse.products(S).items():
         yield of_cupy(method, make())
     if not equal_rows:

@@ -6,7 +6,7 @@ A function here returns None where there is no kernel: for some rules, and where
     Slices of one row, with `row_idx`             every face: COO
     Jagged                                        every face: JDS, pJDS
     Subwarp, Bisected with Explicit columns        the product: sums of lanes, which XLA folds
-    Slices, Starts with Diagonal columns          the product, of one slice: DIA, SDIA and their transposed
+    Slices, Starts with Diagonal columns          the product by runs, in the matrix's own order: DIA, SDIA, HDIA
     Tiles                                         every face: CSR5
 
 The sizes of a call alone decide into how many pieces it is cut, so results are the same to the last bit with any number
@@ -113,21 +113,25 @@ def call(face: str, a: Array, b: Array, arrays: Arrays, rule: Rule, shape: tuple
 
 def _product_of_diagonals(values: Array, x: Array, arrays: Arrays, rule: Rule) -> Array | None:
     address, offsets, (n_rows, n_cols) = rule.address, arrays["offsets"], rule.shape
-    if not isinstance(address, Slices) or address.lanes < n_rows or "slice_ptr" in arrays or "perm" in arrays:
+    pattern, ptr, (batch, _, p) = arrays.get("pattern"), arrays.get("slice_ptr"), x.shape
+    if not isinstance(address, Slices) or "perm" in arrays or (ptr is None and address.lanes < n_rows):
         return None
-    pattern, start, (batch, _, p) = arrays.get("pattern"), arrays.get("start"), x.shape
-    if start is None:
-        start = jnp.arange(offsets.shape[0], dtype=index_dtype(rule.n_stored)) * address.lanes
+    lanes, entries = (0, offsets.shape[0] * n_rows) if ptr is None else (address.lanes, rule.n_stored)
+    if ptr is None:
+        ptr = arrays.get("start")
+    if ptr is None:
+        ptr = jnp.arange(offsets.shape[0], dtype=index_dtype(rule.n_stored)) * address.lanes
     return ffi.call(
         "product diagonals",
         (values, x),
-        {"columns": offsets, "ptr": start, "pattern": pattern if _masked(pattern) == 2 else None},
+        {"columns": offsets, "ptr": ptr, "pattern": pattern if _masked(pattern) == 2 else None},
         (batch, n_rows, p),
         n_rows=n_rows,
         n_cols=n_cols,
         p=p,
+        lanes=lanes,
         masked=_masked(pattern),
-        pieces=_pieces(rule, p, offsets.shape[0] * n_rows),
+        pieces=_pieces(rule, p, entries),
     )
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxsparse_fmt.kernels.cpu.chunk_kernels import is_hole, lanes_before
-from jaxsparse_fmt.kernels.cpu.numba_kernels import U, compiled, inlined
+from jaxsparse_fmt.kernels.cpu.chunk_kernels import lanes_before
+from jaxsparse_fmt.kernels.cpu.numba_kernels import U, compiled, inlined, is_hole
 
 
 def _tuple_of(n: int, item: Any) -> Any:

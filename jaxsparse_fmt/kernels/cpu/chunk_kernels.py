@@ -1,11 +1,11 @@
 """Numba kernels for the CPU, for storage in chunks: a chunk holds one entry of each row of a slice.
 
-A chunk has one place for each lane of its slice. A kernel first reads the chunk's head, which its places share:
+A chunk has one place for each lane of its slice. A storage is two functions: `slice_of` reads what the places of a
+slice share,
 
-    (address of lane 0, place of lane 0 in `columns`, base of the columns, lanes that have a place)
+    (its first place, the first in `columns`, the number of its first chunk, whether `columns` holds deltas)
 
-and then decodes the column of a place from the head, the lane and the row. `of_chunks` makes the three kernels from
-the two functions of a storage:
+and another reads the column of a place from that, the chunk, the lane and the row. `of_chunks` makes the three kernels:
 
     lanes      ELL to HLL: 32 bits
     deltas     SELL: 16 bits above the chunk's least column; 32 bits in slices that are too wide
@@ -13,8 +13,9 @@ the two functions of a storage:
     blocks     BSR: the column of a block of block_rows × block_columns
     jagged     JDS, pJDS: one slice, whose chunks hold ever fewer rows; 32 bits
 
-Operands, padding and the order of sums are those of `numba_kernels.py`, so results equal those of CSR to the last bit
-where no padding lies between entries.
+Operands and padding are those of `numba_kernels.py`. The product goes through memory in order, chunk after chunk, and
+keeps the sums of a block of lanes in the L1 cache: rows that jump from chunk to chunk, or four chunks at a time, take
+twice as long, since the CPU fetches ahead along few streams. A row adds its entries one by one.
 """
 
 from __future__ import annotations
@@ -22,10 +23,29 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
-from jaxsparse_fmt.kernels.cpu.numba_kernels import BLOCK, U, clear, clear_behind, compiled, inlined, inner, scatter
+from jaxsparse_fmt.kernels.cpu.numba_kernels import U, clear, clear_behind, compiled, inlined, inner, is_hole, scatter
 
-PADDING = 0xFFFF  # `layout/columns.py`'s
+LARGEST = 0xFFFE  # delta; one more is padding
+BLOCK = 2048  # lanes whose sums stay in the L1 cache
+
+
+@intrinsic
+def _room(typing, zero):
+    """A pointer to `BLOCK` numbers on the stack, which LLVM knows to lie apart from all operands."""
+    number = types.unliteral(zero)
+
+    def code(context, builder, signature, args):
+        return cgutils.alloca_once(builder, context.get_data_type(number), ir.IntType(64)(BLOCK))
+
+    return types.CPointer(number)(number), code
+
+
+room: Any = _room  # callers leave out `typing`
 
 
 @compiled
@@ -49,86 +69,89 @@ def lanes_before(o, lanes, piece, pieces, step):
     return low, lane // step * step
 
 
-# ------------------------------------------------------------------------------------- the head of a chunk, the column
+# --------------------------------------------------------------------------------------------- slices and their columns
 
 
 @inlined
-def _head_of_lanes(o, s, k):
-    at = U(o.ptr[s]) + k * o.lanes
-    return at, at, np.int64(0), o.lanes
+def _slice(o, s):
+    first = U(o.ptr[s])
+    return first, first, first // o.lanes, False
 
 
 @inlined
-def _column_in_full(o, head, lane, row):
-    return U(np.uint32(o.columns[head[1] + lane]))
+def _column_in_full(o, of, k, lane, row):
+    return np.uint32(o.columns[of[1] + k * o.lanes + lane])
 
 
 @inlined
-def _head_of_deltas(o, s, k):
-    at = U(o.ptr[s]) + k * o.lanes
-    index, base = at, np.int64(o.base[at // o.lanes])
-    if o.mixed:
-        start = np.int64(o.start[s])
-        index = U(start if start >= 0 else -1 - start) + k * o.lanes
-        base = base if start >= 0 else -1  # not a least column: stands for 32 bits
-    return at, index, base, o.lanes
+def _slice_of_deltas(o, s):
+    first = U(o.ptr[s])
+    if not o.mixed:
+        return first, first, first // o.lanes, True
+    start = np.int64(o.start[s])
+    return first, U(start if start >= 0 else -1 - start), first // o.lanes, start >= 0
 
 
 @inlined
-def _column_of_deltas(o, head, lane, row):
-    if head[2] < 0:
-        return U(np.uint32(o.wide[head[1] + lane]))
-    delta = U(o.columns[head[1] + lane])
-    return o.n_cols if delta == U(PADDING) else U(head[2]) + delta
+def _column_in_32_bits(o, of, k, lane, row):
+    return np.uint32(o.wide[of[1] + k * o.lanes + lane])
 
 
 @inlined
-def _head_of_offsets(o, s, k):
-    at = U(o.ptr[s]) + k * o.lanes
-    return at, at, np.int64(o.columns[at // o.lanes]), o.lanes
+def _delta(o, of, k, lane, row):
+    return np.uint32(o.columns[of[1] + k * o.lanes + lane])
 
 
 @inlined
-def _column_of_offsets(o, head, lane, row):
-    return U(np.int64(row) + head[2])  # a negative column becomes a very large one
+def _column_of_offsets(o, of, k, lane, row):
+    return np.uint32(np.int32(row) + o.columns[of[2] + k])  # a negative column becomes a very large one
 
 
 @inlined
-def _head_of_blocks(o, s, k):
-    at = U(o.ptr[s]) + k * o.lanes
-    chunk = at // o.lanes
-    return at, chunk // o.block_columns * (o.lanes // o.block_rows), np.int64(chunk % o.block_columns), o.lanes
+def _column_of_blocks(o, of, k, lane, row):
+    across = np.uint32(k) // np.uint32(o.block_columns)
+    first = of[0] // (o.block_rows * o.block_columns)
+    block = first + U(across) * (o.lanes // o.block_rows) + U(np.uint32(lane) // np.uint32(o.block_rows))
+    return np.uint32(U(np.uint32(o.columns[block])) * o.block_columns + (k - U(across) * o.block_columns))
 
 
 @inlined
-def _column_of_blocks(o, head, lane, row):
-    block = head[1] + (U(np.uint32(lane) // np.uint32(o.block_rows)) if o.block_rows > U(1) else lane)
-    return U(np.uint32(o.columns[block])) * o.block_columns + U(head[2])
+def _whole(o, s):
+    return U(0), U(0), U(0), False
 
 
 @inlined
-def _head_of_jagged(o, s, k):
-    at = U(o.ptr[k])
-    return at, at, np.int64(0), U(o.ptr[k + U(1)]) - at
+def _column_of_jagged(o, of, k, lane, row):
+    return np.uint32(o.columns[U(o.ptr[k]) + lane])
 
 
 # ------------------------------------------------------------------------------------------------------- three kernels
 
 
-@inlined
-def is_hole(o, at, v):
-    """Whether the place `at`, whose column is valid, holds no entry."""
-    if o.masked == U(2):
-        return (o.pattern[at >> U(3)] >> (at & U(7))) & U(1) == U(0)
-    return o.masked == U(1) and v == o.zero
-
-
-def of_chunks(head_of: Any, column_of: Any, *, holes: bool = False, jagged: bool = False) -> tuple[Any, Any, Any]:
+def of_chunks(slice_of: Any, *columns_of: Any, holes: bool = False, jagged: bool = False) -> tuple[Any, Any, Any]:
     """The kernels of a storage: the product, transposed product and outer product of the lanes of a piece.
 
     Args:
+      columns_of: reads a column; or two functions, the second for slices of deltas.
       holes: whether places may have a valid column and hold no entry; jagged: whether chunks differ in length.
     """
+    in_full, narrow = columns_of[0], columns_of[-1]
+
+    @inlined
+    def range_of(o, of, k, deltas):
+        """The least column of a chunk, and the largest number there that is no padding; there are columns."""
+        last = o.n_cols - U(1)
+        if deltas:
+            least = min(U(np.uint32(o.base[of[2] + k])), last)
+            return least, np.uint32(min(last - least, U(LARGEST)))
+        return U(0), np.uint32(last)
+
+    @inlined
+    def column_of(o, of, k, lane, row):
+        """The column of a place; n_cols in padding."""
+        least, largest = range_of(o, of, k, of[3])
+        c = narrow(o, of, k, lane, row) if of[3] else in_full(o, of, k, lane, row)
+        return least + U(c) if c <= largest and o.n_cols > U(0) else o.n_cols
 
     @compiled
     def bounds(o, piece, pieces):
@@ -146,59 +169,77 @@ def of_chunks(head_of: Any, column_of: Any, *, holes: bool = False, jagged: bool
         return o.n_ptr - U(1) if jagged else (U(o.ptr[s + 1]) - U(o.ptr[s])) // o.lanes
 
     @inlined
-    def term(o, head, lane, row, q):
-        if jagged and lane >= head[3]:
-            return o.zero
-        c = column_of(o, head, lane, row)
-        if c >= o.n_cols:
-            return o.zero
-        v = type(o.zero)(o.a[head[0] + lane])
-        product = v * type(o.zero)(o.b[c * o.p + q])  # before the test, since holes would make a branch hard to predict
-        return o.zero if holes and is_hole(o, head[0] + lane, v) else product
+    def length(o, k):
+        return U(o.ptr[k + U(1)]) - U(o.ptr[k]) if jagged else o.lanes
+
+    @inlined
+    def place(o, of, k, lane):
+        return U(o.ptr[k]) + lane if jagged else of[0] + k * o.lanes + lane
+
+    def of_columns(decoded: Any, deltas: bool) -> Any:
+        @inlined
+        def term(o, of, k, lane, row, least, largest):
+            """values[at]·x[col] without a branch, so that LLVM adds vectors of lanes; padding reads some other x."""
+            at, c = place(o, of, k, lane), decoded(o, of, k, lane, row)
+            v = type(o.zero)(o.a[at])
+            product = v * type(o.zero)(o.b[least + U(min(c, largest))])
+            return o.zero if c > largest or (holes and is_hole(o, at, v)) else product
+
+        @compiled
+        def add_chunks(o, of, n, first, begin, end):
+            """The product of the lanes from `begin` to `end`, chunk after chunk; row `first` is lane 0."""
+            sums = room(o.zero)
+            for i in range(end - begin):
+                sums[i] = o.zero
+            for k in range(n if o.n_cols else U(0)):
+                least, largest = range_of(o, of, k, deltas)
+                for i in range(max(min(end, length(o, k)), begin) - begin):
+                    row = first + begin + i
+                    if holes and o.n_perm:  # columns follow from rows
+                        row = U(o.perm[row])
+                    sums[i] += term(o, of, k, begin + i, row, least, largest)
+            for i in range(end - begin):
+                row = first + begin + i
+                if o.n_perm:
+                    row = U(o.perm[row])
+                o.out[row] = sums[i]
+
+        return add_chunks
+
+    add_in_full, add_narrow = of_columns(in_full, False), of_columns(narrow, len(columns_of) > 1)
 
     @compiled
-    def add_chunks(o, heads, count, first, lane, rows, q):
-        """Adds an entry of each of `count` chunks to y, in `rows` lanes from `lane` on; row `first` is lane 0."""
-        for i in range(rows):
-            at, row = lane + i, first + lane + i
-            if o.n_perm:
-                row = U(o.perm[row])
-            total = term(o, heads[0], at, row, q)
-            if count > U(1):
-                total += term(o, heads[1], at, row, q)
-            if count == U(3):
-                total += term(o, heads[2], at, row, q)
-            elif count > U(3):
-                total += term(o, heads[2], at, row, q) + term(o, heads[3], at, row, q)
-            o.out[row * o.p + q] += total
+    def add_columns(o, of, n, first, begin, end):
+        """The same for several right-hand sides."""
+        for lane in range(begin, end):
+            row = U(o.perm[first + lane]) if o.n_perm else first + lane
+            for q in range(o.p):
+                o.out[row * o.p + q] = o.zero
+        for k in range(n):
+            for lane in range(begin, min(end, length(o, k))):
+                row = U(o.perm[first + lane]) if o.n_perm else first + lane
+                c, at = column_of(o, of, k, lane, row), place(o, of, k, lane)
+                if c < o.n_cols:
+                    v = type(o.zero)(o.a[at])
+                    if not (holes and is_hole(o, at, v)):
+                        for q in range(o.p):
+                            o.out[row * o.p + q] += v * type(o.zero)(o.b[c * o.p + q])
 
     @compiled
     def product(o, piece, pieces):
         lanes, begin, end = bounds(o, piece, pieces)
         for s in range(begin[0], end[0] + (end[1] > 0)):
-            n = width(o, s)
+            n, of, row = width(o, s), slice_of(o, s), U(s * lanes)
             first, last = begin[1] if s == begin[0] else 0, end[1] if s == end[0] else lanes
             last = min(last, np.int64(o.n_rows) - s * lanes)
             for block in range(first, last, BLOCK):
-                lane, rows = U(block), U(min(BLOCK, last - block))
-                for q in range(o.p):
-                    for i in range(rows):
-                        row = U(s * lanes) + lane + i
-                        if o.n_perm:
-                            row = U(o.perm[row])
-                        o.out[row * o.p + q] = o.zero
-                    k = U(0)
-                    while k < n:
-                        h0 = head_of(o, s, k)
-                        if jagged and h0[3] <= lane:  # later chunks have no place there either
-                            break
-                        h1, h2 = head_of(o, s, min(k + U(1), n - U(1))), head_of(o, s, min(k + U(2), n - U(1)))
-                        heads = h0, h1, h2, head_of(o, s, min(k + U(3), n - U(1)))
-                        if k + U(4) <= n:
-                            add_chunks(o, heads, U(4), U(s * lanes), lane, rows, q)
-                        else:
-                            add_chunks(o, heads, n - k, U(s * lanes), lane, rows, q)
-                        k += U(4)
+                lane, stop = U(block), U(min(block + BLOCK, last))
+                if o.p > U(1):
+                    add_columns(o, of, n, row, lane, stop)
+                elif of[3]:
+                    add_narrow(o, of, n, row, lane, stop)
+                else:
+                    add_in_full(o, of, n, row, lane, stop)
 
     @compiled
     def transposed(o, piece, pieces):
@@ -206,18 +247,17 @@ def of_chunks(head_of: Any, column_of: Any, *, holes: bool = False, jagged: bool
         clear(o)
         lanes, begin, end = bounds(o, piece, pieces)
         for s in range(begin[0], end[0] + (end[1] > 0)):
-            first, last = begin[1] if s == begin[0] else 0, end[1] if s == end[0] else lanes
+            of, first, last = slice_of(o, s), begin[1] if s == begin[0] else 0, end[1] if s == end[0] else lanes
             last = min(last, np.int64(o.n_rows) - s * lanes)
             for k in range(width(o, s)):
-                head = head_of(o, s, U(k))
-                for lane in range(U(max(first, 0)), min(U(max(last, 0)), head[3])):
+                for lane in range(U(max(first, 0)), min(U(max(last, 0)), length(o, U(k)))):
                     row = U(s * lanes) + lane
                     if o.n_perm:
                         row = U(o.perm[row])
-                    c = column_of(o, head, lane, row)
+                    c, at = column_of(o, of, U(k), lane, row), place(o, of, U(k), lane)
                     if c < o.n_cols:
-                        v = type(o.zero)(o.a[head[0] + lane])
-                        if not (holes and is_hole(o, head[0] + lane, v)):
+                        v = type(o.zero)(o.a[at])
+                        if not (holes and is_hole(o, at, v)):
                             scatter(o, c, v, row)
 
     @compiled
@@ -225,27 +265,26 @@ def of_chunks(head_of: Any, column_of: Any, *, holes: bool = False, jagged: bool
         """Σ_p y[row, p]·x[col, p] at the entries of these lanes, zero in padding; holes count as entries."""
         lanes, begin, end = bounds(o, piece, pieces)
         for s in range(begin[0], end[0] + (end[1] > 0)):
-            first, last = begin[1] if s == begin[0] else 0, end[1] if s == end[0] else lanes
+            of, first, last = slice_of(o, s), begin[1] if s == begin[0] else 0, end[1] if s == end[0] else lanes
             for k in range(width(o, s)):
-                head = head_of(o, s, U(k))
-                for lane in range(U(first), min(U(last), head[3])):
+                for lane in range(U(first), min(U(last), length(o, U(k)))):
                     total, row = o.zero, U(s * lanes) + lane
                     if row < o.n_rows:
                         if o.n_perm:
                             row = U(o.perm[row])
-                        c = column_of(o, head, lane, row)
+                        c = column_of(o, of, U(k), lane, row)
                         if c < o.n_cols:
                             total = inner(o, row, c)
-                    o.out[head[0] + lane] = total
+                    o.out[place(o, of, U(k), lane)] = total
         clear_behind(o, U(o.ptr[o.n_ptr - U(1)]), piece, pieces)
 
     return product, transposed, outer
 
 
 KERNELS = {
-    "lanes": of_chunks(_head_of_lanes, _column_in_full),
-    "deltas": of_chunks(_head_of_deltas, _column_of_deltas),
-    "offsets": of_chunks(_head_of_offsets, _column_of_offsets, holes=True),
-    "blocks": of_chunks(_head_of_blocks, _column_of_blocks, holes=True),
-    "jagged": of_chunks(_head_of_jagged, _column_in_full, jagged=True),
+    "lanes": of_chunks(_slice, _column_in_full),
+    "deltas": of_chunks(_slice_of_deltas, _column_in_32_bits, _delta),
+    "offsets": of_chunks(_slice, _column_of_offsets, holes=True),
+    "blocks": of_chunks(_slice, _column_of_blocks, holes=True),
+    "jagged": of_chunks(_whole, _column_of_jagged, jagged=True),
 }

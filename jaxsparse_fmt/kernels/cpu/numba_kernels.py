@@ -13,9 +13,9 @@ batch:
                        `row_idx` [n_stored], which rises, and is n_rows in padding
     perm               [n_rows]: storage row k is row perm[k] of the matrix; n_perm = 0: the matrix's own order
 
-A kernel adds the entries of a row in fours, (e0 + e1) + (e2 + e3), and the fours in storage order, in slices as in
-rows: four loads are in flight, and neither the number of threads nor the format changes a bit. `_first_by_pointers`,
-`_first_by_indices` or `lanes_before` cuts the rows into pieces.
+A kernel adds the entries of a row of CSR or COO in fours, (e0 + e1) + (e2 + e3), and the fours in storage order, so
+that four loads are in flight; the number of threads changes no bit. `_first_by_pointers`, `_first_by_indices` or
+`lanes_before` cuts the rows into pieces.
 
 Loops over rows test `n_perm` themselves, and the product has one kernel for one right-hand side and one for several:
 LLVM moves the test out of such a loop, but not out of a larger loop or a function, where it costs a tenth of the speed.
@@ -29,8 +29,9 @@ import numba
 import numpy as np
 
 U = np.uint64
-BLOCK = 512  # lanes whose sums stay in the L1 cache while the kernel adds their columns, each a run of memory
-DIAGONAL_ROWS = 1024  # the same for diagonals
+DIAGONAL_ROWS = (
+    4096  # whose sums stay in the L1 or L2 cache while the kernel adds their diagonals, each a run of memory
+)
 
 # Without reference counts of arrays, since no kernel makes an array, and without wrappers for calls from Python, each
 # of which takes Numba as long as a small function.
@@ -316,36 +317,63 @@ KERNELS = {
 }
 
 
-# --------------------------------------------------------------------------------------------------- whole diagonals
+# --------------------------------------------------------------------------------------------------------- diagonals
+
+
+@inlined
+def is_hole(o, at, v):
+    """Whether the place `at`, whose column is valid, holds no entry."""
+    if o.masked == U(2):
+        return (o.pattern[at >> U(3)] >> (at & U(7))) & U(1) == U(0)
+    return o.masked == U(1) and v == o.zero
+
+
+@compiled
+def _add_run(o, at, row, column, count, tested):
+    """Adds `count` places of a diagonal to y, from the place `at`, the row `row` and the column `column` on."""
+    values, x, y, p = o.a, o.b, o.out, o.p
+    if p == U(1) and not tested:
+        for i in range(count):
+            y[row + i] += type(o.zero)(values[at + i]) * type(o.zero)(x[column + i])
+        return
+    for i in range(count):
+        v = type(o.zero)(values[at + i])
+        if not (tested and is_hole(o, at + i, v)):
+            for q in range(p):
+                y[(row + i) * p + q] += v * type(o.zero)(x[(column + i) * p + q])
+
+
+@inlined
+def finite(o, begin, end):
+    """Whether the numbers of the result from `begin` to `end` are finite: then holes have added 0·x = 0 to them."""
+    found = True
+    for i in range(begin, end):
+        found &= o.out[i] * o.zero == o.zero
+    return found
 
 
 @compiled
 def product_diagonals(o, piece, pieces):
-    """A·x of the rows of a piece: entry d of row r is at ptr[d] + r, in column r + columns[d]."""
-    values, x, y, p, zero, n_rows = o.a, o.b, o.out, o.p, o.zero, np.int64(o.n_rows)
-    last = n_rows * (piece + 1) // pieces
-    for block in range(n_rows * piece // pieces, last, DIAGONAL_ROWS):
-        stop = min(block + DIAGONAL_ROWS, last)
-        for i in range(U(block) * p, U(stop) * p):
-            y[i] = zero
-        for d in range(o.n_ptr):
-            offset = np.int64(o.columns[d])
-            begin, end = max(block, -offset), min(stop, np.int64(o.n_cols) - offset)
-            if begin >= end:
-                continue
-            base, shifted = U(np.int64(o.ptr[d]) + begin), U(begin + offset)
-            row, count = U(begin), U(end - begin)
-            if p == U(1) and o.masked < U(2):
-                for i in range(count):
-                    v = type(zero)(values[base + i])
-                    term = v * type(zero)(x[shifted + i])
-                    y[row + i] += zero if o.masked and v == zero else term
-            else:
-                for i in range(count):
-                    v, at = type(zero)(values[base + i]), base + i
-                    entry = v != zero
-                    if o.masked == U(2):
-                        entry = (o.pattern[at >> U(3)] >> (at & U(7))) & U(1) != U(0)
-                    if entry or o.masked == U(0):
-                        for q in range(p):
-                            y[(row + i) * p + q] += v * type(zero)(x[(shifted + i) * p + q])
+    """A·x of the rows of a piece; rows that get an infinity or a NaN are added anew with a test for each place.
+
+    Entry d of row r is in column r + columns[d] at ptr[d] + r. With `lanes`, diagonals are those of slices of so many
+    rows, whose entries begin at ptr[slice], diagonal after diagonal.
+    """
+    n_rows, lanes = np.int64(o.n_rows), np.int64(o.lanes)
+    row, last, tested = n_rows * piece // pieces, n_rows * (piece + 1) // pieces, False
+    while row < last:
+        stop, n, chunk, first = min(row + DIAGONAL_ROWS, last), np.int64(o.n_ptr), 0, 0
+        if lanes:
+            s = row // lanes
+            stop, first = min(stop, (s + 1) * lanes), np.int64(o.ptr[s])
+            n, chunk = (np.int64(o.ptr[s + 1]) - first) // lanes, first // lanes
+            first -= s * lanes
+        for i in range(U(row) * o.p, U(stop) * o.p):
+            o.out[i] = o.zero
+        for d in range(n):
+            offset, at = np.int64(o.columns[chunk + d]), first + d * lanes if lanes else np.int64(o.ptr[d])
+            begin, end = max(row, -offset), min(stop, np.int64(o.n_cols) - offset)
+            if begin < end:
+                _add_run(o, U(at + begin), U(begin), U(begin + offset), U(end - begin), tested)
+        tested = not (tested or o.masked == U(0) or finite(o, U(row) * o.p, U(stop) * o.p))
+        row = row if tested else stop
