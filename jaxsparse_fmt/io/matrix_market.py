@@ -249,12 +249,14 @@ def _read_entries(path: str, file: BinaryIO, head: _Head, known: bool) -> tuple[
     arrays = empty(head.entries if known else 0)
     entries, reserved, lines, size = 0, 0, head.lines, 0
     buffers: list[Any] = []  # for reuse: it takes longer to get new memory than to fill it
+    is_end = np.empty(_PIECE + LONGEST + 1, bool)
 
     def place(text: memoryview) -> tuple[int, Room]:
         """The number of the first entry of a text if all lines are entries, and room for its entries."""
         nonlocal reserved
         body = np.frombuffer(text, np.uint8)[: -len(mtx_entries.PAD)]
-        first, reserved = reserved, reserved + int(np.sum(body == 10)) + int(np.any(body[-1:] != 10))
+        ends = np.equal(body, 10, out=is_end[: body.size])
+        first, reserved = reserved, reserved + int(np.count_nonzero(ends)) + (not ends[-1:].all())
         if known and reserved <= head.entries:
             return first, Room.of(*(a[first:reserved] for a in arrays))
         return -1, Room.of(*empty(reserved - first))

@@ -40,6 +40,7 @@ POWERS = LARGEST_POWER - SMALLEST_POWER + 1
 TENS = 10.0 ** np.arange(23)  # the powers that are exact
 BEYOND = 4 * 10**18  # larger than any index
 COMPILED = False  # true where Numba compiles the functions here
+loaded: Any = None  # and then (text, at) -> the eight bytes at a place as one uint64, the first in the lowest bits
 
 
 class Room(NamedTuple):
@@ -203,11 +204,6 @@ def eight(text: Any, at: int) -> Any:
     return np.int64((word * np.uint64(10000) + (word >> np.uint64(32))) & np.uint64(0xFFFFFFFF))
 
 
-def loaded(text: Any, at: int) -> Any:
-    """The eight bytes at a place, the first in the lowest bits; LLVM makes one load of them."""
-    return np.uint64(int.from_bytes(text[at : at + 8], "little"))
-
-
 def decimal(text: Any, at: int) -> tuple[int, int, int, int, int]:
     """The digits at a place, with or without a point: found · 10^power. Lost is 1 if digits behind the 18th are lost.
 
@@ -345,13 +341,12 @@ def powers_of_five() -> np.ndarray:
 def _make(index: str) -> tuple[Any, str]:
     """`scan` and its signature for Numba, for indices of a type; the functions that it calls are compiled copies."""
     import numba
-    from llvmlite import ir
     from numba.extending import intrinsic
 
     def load(_: Any, text: Any, at: Any) -> Any:
-        def code(context: Any, b: ir.IRBuilder, signature: Any, of: Any) -> Any:
-            del context, signature
-            return b.load(b.bitcast(b.gep(of[0], [of[1]]), ir.IntType(64).as_pointer()), align=1)
+        def code(context: Any, b: Any, _: Any, of: Any) -> Any:
+            word = context.get_value_type(numba.uint64).as_pointer()
+            return b.load(b.bitcast(b.gep(of[0], [of[1]]), word), align=1)
 
         return numba.uint64(text, at), code
 
@@ -361,8 +356,8 @@ def _make(index: str) -> tuple[Any, str]:
         copy = types.FunctionType(function.__code__, scope, function.__name__)
         options = {"error_model": "numpy", "_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
         scope[function.__name__] = njit(forceinline=True, **options)(copy)
-    arrays = ", ".join(f"CPointer({t})" for t in ("uint8", "uint64", index, index, "float64", "int64", "int64"))
-    return types.FunctionType(scan.__code__, scope, "scan"), f"void({arrays}, {', '.join(['int64'] * 7)})"
+    pointers = ", ".join(f"CPointer({t})" for t in ("uint8", "uint64", index, index, "float64", "int64", "int64"))
+    return types.FunctionType(scan.__code__, scope, "scan"), f"void({pointers}, {', '.join(['int64'] * 7)})"
 
 
 @functools.cache
@@ -401,6 +396,5 @@ def read(text: memoryview | bytes, room: Room, counts: tuple[int, int], shape: t
         quick(*(a.ctypes.data for a in (np.frombuffer(text, np.uint8), powers_of_five(), *room)), *sizes, 1)
     else:
         _as_python += length
-        row, col, value, late, found = room
-        scan(text, None, row, col, value.reshape(-1), late.reshape(-1), found, *sizes, 0)
+        scan(text, None, *(a.reshape(-1) for a in room), *sizes, 0)
     return tuple(room.found.tolist())

@@ -73,7 +73,7 @@ def test_where_a_file_is_cut_into_pieces_changes_nothing(engine, monkeypatch):
 
 @pytest.mark.parametrize("piece", [7, 40, 300])
 def test_do_lines_without_entries_leave_all_entries_in_their_places(piece, monkeypatch, tmp_path):
-    # Threads write where entries stay if all lines are entries; here every third is a comment, and every ninth is blank.
+    # Threads write where entries stay if all lines are entries. Comments follow every third, blank lines every ninth.
     monkeypatch.setattr(matrix_market, "_PIECE", piece)
     n, path = 60, tmp_path / "a.mtx"
     lines = [f"{k + 1} {n - k} {k}.5\n" + "% no entry\n" * (k % 3 == 0) + " \n" * (k % 9 == 0) for k in range(n)]
