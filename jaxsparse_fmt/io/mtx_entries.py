@@ -379,14 +379,11 @@ _as_python = 0  # bytes read so far
 
 
 def read(text: memoryview | bytes, room: Room, counts: tuple[int, int], shape: tuple[int, int]) -> tuple[int, ...]:
-    """`scan` as Python, until `compiled` was called or Python has read `ENOUGH` bytes in this process.
+    """`Room.found` after `scan`: as Python, until `compiled` was called or Python has read `ENOUGH` bytes.
 
     Args:
       text: with `PAD` behind its lines.
       counts: the indices of an entry, and the numbers of its value; shape: rows and columns.
-
-    Returns:
-      `Room.found`.
     """
     global _as_python
     length = len(text) - len(PAD)
@@ -396,5 +393,6 @@ def read(text: memoryview | bytes, room: Room, counts: tuple[int, int], shape: t
         quick(*(a.ctypes.data for a in (np.frombuffer(text, np.uint8), powers_of_five(), *room)), *sizes, 1)
     else:
         _as_python += length
-        scan(text, None, *(a.reshape(-1) for a in room), *sizes, 0)
+        row, col, value, late, found = (a.reshape(-1) for a in room)
+        scan(text, None, row, col, value, late, found, *sizes, 0)
     return tuple(room.found.tolist())
