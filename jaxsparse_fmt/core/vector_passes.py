@@ -119,7 +119,7 @@ _over = jax.make_user_context(None)
 @contextlib.contextmanager
 def distributed(over: Distribution | None) -> Iterator[None]:
     """A context for code on vectors that are spread as `over` describes; None: on one device, or inside shard_map."""
-    with _over(over):
+    with contextlib.nullcontext() if over is _over.value else _over(over):  # JAX traces anew in a new context
         yield
 
 

@@ -69,7 +69,7 @@ def _pointers(
 ) -> np.ndarray:
     """[rows + 1] int64: where each row begins, and the end."""
     ptr = np.zeros(n_rows + 1, np.int64)
-    piece = 1 << 20  # since `bincount` copies to 64 bits
+    piece = 1 << 18  # since `bincount` copies to 64 bits, and larger copies would be cleared by Linux first
     for rows in (row[start : start + piece] for start in range(0, row.size, piece)):
         count = np.bincount(rows - rows[0])
         ptr[rows[0] + 1 :][: count.size] += count

@@ -10,6 +10,7 @@ from __future__ import annotations
 import bz2
 import collections
 import contextlib
+import functools
 import gzip
 import io
 import os
@@ -25,7 +26,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from jaxsparse_fmt.io import mtx_entries, mtx_symmetry
-from jaxsparse_fmt.io.mtx_entries import LONGEST
+from jaxsparse_fmt.io.mtx_entries import LONGEST, Room
 
 __all__ = ["fault", "parse"]
 
@@ -93,13 +94,6 @@ class _Head:
         n_index, n_value = self.parts
         return ["row", "column"][:n_index] + [[], ["value"], ["real part", "imaginary part"]][n_value]
 
-    def room(self, text: memoryview, free: list[mtx_entries.Room]) -> mtx_entries.Room:
-        """Room for the entries of a text: the last free one, if it is large enough."""
-        numbers = len(text) // 2 + 1  # at most, each with a blank behind it
-        if free and (last := free.pop()).numbers >= numbers:
-            return last
-        return mtx_entries.Room.of(*self.parts, (numbers + numbers // 8) // len(self.entry) + 1)
-
 
 def parse(source: Any) -> sp.coo_array | np.ndarray:
     """The matrix of a file, expanded, float64 or complex128, with duplicates not yet summed.
@@ -117,7 +111,7 @@ def parse(source: Any) -> sp.coo_array | np.ndarray:
     with _opened(source) as (path, file, size, packed):
         try:
             head = _read_head(path, file, size)
-            place, value = _read_entries(path, file, head, None if size is None or packed else head.entries)
+            row, col, value = _read_entries(path, file, head, size is not None and not packed)
         except (EOFError, zlib.error, OSError) as error:
             if getattr(error, "errno", None):
                 raise
@@ -126,7 +120,7 @@ def parse(source: Any) -> sp.coo_array | np.ndarray:
     if head.format == "array":
         return mtx_symmetry.array(path, head.symmetry, shape, value)
     value = value if len(head.entry) > 2 else np.ones(head.entries)
-    return mtx_symmetry.coordinates(path, head.symmetry, shape, place, value)
+    return mtx_symmetry.coordinates(path, head.symmetry, shape, (row, col), value)
 
 
 @contextlib.contextmanager
@@ -233,70 +227,79 @@ class _Scanned(NamedTuple):
     """The entries of a piece of text, and where and why the reader stopped."""
 
     entries: int
-    room: mtx_entries.Room  # whose places and values begin with those of the entries
+    room: Room  # whose arrays begin with those of the entries
     lines: int  # complete ones before the end
     ended: int  # a code of `mtx_entries`, or `_HUGE`
     at: int
 
 
-def _read_entries(path: str, file: BinaryIO, head: _Head, room: int | None) -> tuple[np.ndarray, np.ndarray]:
+def _read_entries(path: str, file: BinaryIO, head: _Head, known: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """All entries, parsed by several threads while the next lines are read.
 
     Args:
-        room: the number of entries, if the file is large enough for them; None lets arrays grow.
+        known: the file is large enough for all entries. Then a thread writes the entries of a piece where they stay
+            if every line before them is an entry; otherwise the arrays grow.
 
     Returns:
-        places [2 or 0, entries] int32, or int64 where the matrix needs it, which count from 0; values [entries],
-        float64 or complex128, none in a pattern.
+        rows and columns [entries] int32, or int64 where the matrix needs it, which count from 0, none of an array file;
+        values [entries], float64 or complex128, none of a pattern.
     """
-    n_index, n_value = head.parts
     index = np.int32 if max(head.rows, head.cols) < 2**31 else np.int64
-    place, value = np.empty((n_index, room or 0), index), np.empty((room or 0) * n_value)
-    entries, lines, size = 0, head.lines, 0
+    empty = functools.partial(mtx_entries.arrays, *head.parts, index)
+    arrays = empty(head.entries if known else 0)
+    entries, reserved, lines, size = 0, 0, head.lines, 0
     buffers: list[Any] = []  # for reuse: it takes longer to get new memory than to fill it
-    rooms: list[mtx_entries.Room] = []
+    is_end = np.empty(_PIECE + LONGEST + 1, bool)
 
-    def take(text: memoryview, block: _Scanned) -> None:
-        nonlocal place, value, entries, lines, size
+    def place(text: memoryview) -> tuple[int, Room]:
+        """The number of the first entry of a text if all lines are entries, and room for its entries."""
+        nonlocal reserved
+        body = np.frombuffer(text, np.uint8)[: -len(mtx_entries.PAD)]
+        ends = np.equal(body, 10, out=is_end[: body.size])
+        first, reserved = reserved, reserved + int(np.count_nonzero(ends)) + (not ends[-1:].all())
+        if known and reserved <= head.entries:
+            return first, Room.of(*(a[first:reserved] for a in arrays))
+        return -1, Room.of(*empty(reserved - first))
+
+    def take(text: memoryview, first: int, block: _Scanned) -> None:
+        nonlocal arrays, entries, lines, size
         if entries + block.entries > head.entries:
-            block = _scanned(head, text, mtx_entries.Room.of(n_index, n_value, head.entries - entries))
+            block = _scanned(head, text, Room.of(*empty(head.entries - entries)))
         if block.ended:
             raise _explained(path, head, lines + block.lines + 1, text, block)
         stop = entries + block.entries
-        if stop > place.shape[1]:
-            more = min(max(2 * place.shape[1], stop), head.entries)
-            place, value = _longer(place, more), _longer(value, more * n_value)
-        place[:, entries:stop] = block.room.place[:, : block.entries]
-        value[entries * n_value : stop * n_value] = block.room.value[: block.entries * n_value]
+        if stop > len(arrays[0]):
+            longer = empty(min(2 * stop, head.entries))
+            for a, old in zip(longer, arrays, strict=True):
+                a[:entries] = old[:entries]
+            arrays = longer
+        if first != entries:
+            for a, new in zip(arrays, block.room[:3], strict=True):
+                a[entries:stop] = new[: block.entries]
         entries, lines, size = stop, lines + block.lines, size + len(text)
         buffers.append(text.obj)
-        rooms.append(block.room)
 
-    running: collections.deque[tuple[memoryview, Future[_Scanned]]] = collections.deque()
+    running: collections.deque[tuple[memoryview, int, Future[_Scanned]]] = collections.deque()
     with ThreadPoolExecutor(_THREADS) as pool:
         for text, whole in _texts(file, buffers):
+            first, own = place(text)
             if whole:
-                take(text, _scanned(head, text, head.room(text, rooms)))
+                take(text, first, _scanned(head, text, own))
                 continue
-            mtx_entries.compiled()  # once, before the other threads need it
-            running.append((text, pool.submit(_scanned, head, text, head.room(text, rooms))))
+            mtx_entries.compiled(index.__name__)  # once, before the other threads need it
+            running.append((text, first, pool.submit(_scanned, head, text, own)))
             if len(running) > 2 * _THREADS:
-                text, block = running.popleft()
-                take(text, block.result())
+                text, first, block = running.popleft()
+                take(text, first, block.result())
         while running:
-            text, block = running.popleft()
-            take(text, block.result())
+            text, first, block = running.popleft()
+            take(text, first, block.result())
     if entries < head.entries:
         what = f"the file ends {head.entries - entries} short of the {head.entries} entries in its size line"
         raise fault(path, lines, f"{what}; fetch it again or correct the size line")
     _check_rows(path, head, size)
-    return place[:, :entries], (value.view(np.complex128) if n_value == 2 else value)[:entries]
-
-
-def _longer(a: np.ndarray, length: int) -> np.ndarray:
-    longer = np.empty((*a.shape[:-1], length), a.dtype)
-    longer[..., : a.shape[-1]] = a
-    return longer
+    row, col, value = (a[:entries] for a in arrays)
+    return row, col, value.view(np.complex128)[:, 0] if head.field == "complex" else value.ravel()
 
 
 def _texts(file: BinaryIO, free: list[Any]) -> Iterator[tuple[memoryview, bool]]:
@@ -318,11 +321,11 @@ def _texts(file: BinaryIO, free: list[Any]) -> Iterator[tuple[memoryview, bool]]
         whole = False
 
 
-def _scanned(head: _Head, text: memoryview, room: mtx_entries.Room) -> _Scanned:
+def _scanned(head: _Head, text: memoryview, room: Room) -> _Scanned:
     """The entries of whole lines up to the first fault, or until the room is full."""
     n_value = head.parts[1]
     entries, n_late, lines, ended, at = mtx_entries.read(text, room, head.parts, (head.rows, head.cols))
-    value = room.value
+    value = room.value.reshape(-1)
 
     for slot, start in room.late[:n_late].tolist():
         if slot >= entries * n_value:

@@ -40,39 +40,42 @@ POWERS = LARGEST_POWER - SMALLEST_POWER + 1
 TENS = 10.0 ** np.arange(23)  # the powers that are exact
 BEYOND = 4 * 10**18  # larger than any index
 COMPILED = False  # true where Numba compiles the functions here
+loaded: Any = None  # and then (text, at) -> the eight bytes at a place as one uint64, the first in the lowest bits
 
 
 class Room(NamedTuple):
     """The arrays that `scan` writes for a text of at most `most` entries.
 
     Attributes:
-      place: [indices, most] int64, rows and columns, which count from 0.
-      value: [most · numbers] float64.
+      row, col: [most] int32 or int64, which count from 0; in an array file [most, 0].
+      value: [most, numbers] float64.
       late: [most · numbers, 2] int64: place in `value`, and start in the text, of the values left to the caller.
       found: [5] int64: entries, values left to the caller, complete lines, the code that ended the call, the start of
         the line at fault.
     """
 
-    place: np.ndarray
+    row: np.ndarray
+    col: np.ndarray
     value: np.ndarray
     late: np.ndarray
     found: np.ndarray
 
     @classmethod
-    def of(cls, n_index: int, n_value: int, most: int) -> Room:
-        places, late = np.empty((n_index, most), np.int64), np.empty((most * n_value, 2), np.int64)
-        return cls(places, np.empty(most * n_value), late, np.zeros(5, np.int64))
+    def of(cls, row: np.ndarray, col: np.ndarray, value: np.ndarray) -> Room:
+        return cls(row, col, value, np.empty((value.size, 2), np.int64), np.zeros(5, np.int64))
 
-    @property
-    def numbers(self) -> int:
-        """How many indices and numbers of values there is room for."""
-        return self.place.size + self.value.size
+
+def arrays(n_index: int, n_value: int, index: Any, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`row`, `col` and `value` of a `Room`, with indices of the type `index`."""
+    places = (most,) if n_index else (most, 0)
+    return np.empty(places, index), np.empty(places, index), np.empty((most, n_value))
 
 
 def scan(
     text: Any,  # [length] uint8; whole lines, with `PAD` behind them
     fives: Any,  # of `powers_of_five`, flat
-    place: Any,  # the arrays of `Room`, flat
+    row: Any,  # the arrays of `Room`, flat
+    col: Any,
     value: Any,
     late: Any,
     found: Any,
@@ -91,11 +94,11 @@ def scan(
     infinite results, words, and numbers that digits after the 18th decide.
     """
     found[0], found[1], found[2], found[3], found[4] = entries(
-        text, fives, place, value, late, length, n_index, n_value, rows, cols, room, rounds
+        text, fives, row, col, value, late, length, n_index, n_value, rows, cols, room, rounds
     )
 
 
-def entries(text, fives, place, value, late, length, n_index, n_value, rows, cols, room, rounds):
+def entries(text, fives, row, col, value, late, length, n_index, n_value, rows, cols, room, rounds):
     """As `scan`; returns the numbers of `found`."""
     k, n_late, n_lines, at = 0, 0, 0, 0
     while at < length:
@@ -105,32 +108,36 @@ def entries(text, fives, place, value, late, length, n_index, n_value, rows, col
             if k == room:
                 return k, n_late, n_lines, MANY, line
             outside = False
-            for field in range(n_index + n_value):
+            if n_index:
+                i, end = integer(text, at)
+                token = blank(text, end)
+                j, last = integer(text, token)
+                if end == at or token == end or last == token or not (text[last] <= 32 or text[last] == 37):
+                    return k, n_late, n_lines, SHAPE, line
+                at = last
+                outside = i < 1 or i > rows or j < 1 or j > cols
+                if not outside:
+                    row[k], col[k] = i - 1, j - 1
+            for slot in range(k * n_value, (k + 1) * n_value):
                 token = blank(text, at)
-                if field < n_index:
-                    index, at = integer(text, token)
-                    outside |= index < 1 or index > (cols if field else rows)
-                    place[field * room + k] = index - 1
+                negative, found, power, lost, at = number(text, token)
+                x = np.nan
+                if rounds == 0 or lost < 0:
+                    pass
+                elif found == 0:
+                    x = 0.0
+                elif lost == 0 and found <= 2**53 and -22 <= power <= 22:
+                    x = float(found)
+                    x = x * TENS[power] if power >= 0 else x / TENS[-power]
+                elif SMALLEST_POWER <= power <= LARGEST_POWER:
+                    x = nearest(found, power, fives)
+                    if lost > 0 and x != nearest(found + 1, power, fives):
+                        x = np.nan
+                if x == x:
+                    value[slot] = x * (1.0 - 2.0 * negative)  # a branch would be mispredicted half of the time
                 else:
-                    negative, found, power, lost, at = number(text, token)
-                    slot = k * n_value + field - n_index
-                    x = np.nan
-                    if rounds == 0 or lost < 0:
-                        pass
-                    elif found == 0:
-                        x = 0.0
-                    elif lost == 0 and found <= 2**53 and -22 <= power <= 22:
-                        x = float(found)
-                        x = x * TENS[power] if power >= 0 else x / TENS[-power]
-                    elif SMALLEST_POWER <= power <= LARGEST_POWER:
-                        x = nearest(found, power, fives)
-                        if lost > 0 and x != nearest(found + 1, power, fives):
-                            x = np.nan
-                    if x == x:
-                        value[slot] = x * (1.0 - 2.0 * negative)  # a branch would be mispredicted half of the time
-                    else:
-                        late[2 * n_late], late[2 * n_late + 1] = slot, token
-                        n_late += 1
+                    late[2 * n_late], late[2 * n_late + 1] = slot, token
+                    n_late += 1
                 if at == token or not (text[at] <= 32 or text[at] == 37):
                     return k, n_late, n_lines, SHAPE, line
             at = blank(text, at)
@@ -159,30 +166,26 @@ def blank(text: Any, at: int) -> int:
 
 def integer(text: Any, at: int) -> tuple[int, int]:
     """The integer at a place, and the place behind it: `at` if there is no integer. `BEYOND` from 10¹⁸ on."""
-    start, found = at, 0
+    start, negative = at, False
     c = text[at]
-    negative = c == 45
-    at += negative or c == 43
+    if not 48 <= c <= 57:
+        negative = c == 45
+        if not negative and c != 43:
+            return 0, start
+        at += 1
     first = at
     while text[at] == 48:
         at += 1
-    leading, c = at, text[at]
-    while 48 <= c <= 57:
-        found = found * 10 + (c - 48)
-        at += 1
-        c = text[at]
-    if at - leading > 18:
+    found, end = digits(text, at, 0)
+    if end == first:
+        return 0, start
+    if end - at > 18:
         found = BEYOND
-    return -found if negative else found, at if at > first else start
+    return -found if negative else found, end
 
 
 def digits(text: Any, at: int, found: int) -> tuple[int, int]:
     """The number whose last digits stand at a place, and whose first are `found`, modulo 2⁶⁴; the place behind it."""
-    more = eight(text, at)
-    while more >= 0:
-        found = found * 10**8 + more
-        at += 8
-        more = eight(text, at)
     c = text[at]
     while 48 <= c <= 57:
         found = found * 10 + (c - 48)
@@ -193,10 +196,7 @@ def digits(text: Any, at: int, found: int) -> tuple[int, int]:
 
 def eight(text: Any, at: int) -> Any:
     """The number that eight digits make, all at once in one register; −1 if one of them is no digit."""
-    word = np.uint64(0)
-    for k in range(8):  # LLVM makes one load of this
-        word |= np.uint64(text[at + k]) << np.uint64(8 * k)
-    word ^= np.uint64(0x3030303030303030)
+    word = loaded(text, at) ^ np.uint64(0x3030303030303030)
     if (word | (word + np.uint64(0x7676767676767676))) & np.uint64(0x8080808080808080):
         return -1
     word = (word * np.uint64(10) + (word >> np.uint64(8))) & np.uint64(0x00FF00FF00FF00FF)
@@ -214,8 +214,12 @@ def decimal(text: Any, at: int) -> tuple[int, int, int, int, int]:
         found, end = digits(text, at, 0)
         power, count = 0, end - at
         if text[end] == 46:
-            first = end + 1
-            found, end = digits(text, first, found)
+            first = end = end + 1
+            more = eight(text, end)
+            while more >= 0:
+                found, end = found * 10**8 + more, end + 8
+                more = eight(text, end)
+            found, end = digits(text, end, found)
             power, count = first - end, count + end - first
         if count < 19 or (count == 19 and found >= 0):
             return found, power, 0, count, end
@@ -258,9 +262,13 @@ def number(text: Any, at: int) -> tuple[bool, int, int, int, int]:
         return negative, 0, 0, 0, start
     c = text[at]
     if c == 69 or c == 101 or c == 68 or c == 100:
-        c = text[at + 1]
-        down = c == 45
-        at += 2 if down or c == 43 else 1
+        at += 1
+        c, down = text[at], False
+        if not 48 <= c <= 57:
+            down = c == 45
+            if not down and c != 43:
+                return negative, 0, 0, 0, start
+            at += 1
         exponent, first, c = 0, at, text[at]
         while 48 <= c <= 57:
             if exponent < 10**6:
@@ -330,25 +338,33 @@ def powers_of_five() -> np.ndarray:
     return np.array(table, np.uint64).T.copy()
 
 
-def _make() -> tuple[Any, str]:
-    """`scan` and its signature for Numba; the functions that it calls are compiled copies."""
+def _make(index: str) -> tuple[Any, str]:
+    """`scan` and its signature for Numba, for indices of a type; the functions that it calls are compiled copies."""
     import numba
+    from numba.extending import intrinsic
+
+    def load(_: Any, text: Any, at: Any) -> Any:
+        def code(context: Any, b: Any, _: Any, of: Any) -> Any:
+            word = context.get_value_type(numba.uint64).as_pointer()
+            return b.load(b.bitcast(b.gep(of[0], [of[1]]), word), align=1)
+
+        return numba.uint64(text, at), code
 
     njit: Any = numba.njit  # whose types do not know all options
-    scope = globals() | {"COMPILED": True}
+    scope = globals() | {"COMPILED": True, "loaded": intrinsic(load)}
     for function in (blank, integer, eight, digits, decimal, number, product, nearest, entries):
         copy = types.FunctionType(function.__code__, scope, function.__name__)
         options = {"error_model": "numpy", "_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
         scope[function.__name__] = njit(forceinline=True, **options)(copy)
-    arrays = ", ".join(f"CPointer({t})" for t in ("uint8", "uint64", "int64", "float64", "int64", "int64"))
-    return types.FunctionType(scan.__code__, scope, "scan"), f"void({arrays}, {', '.join(['int64'] * 7)})"
+    pointers = ", ".join(f"CPointer({t})" for t in ("uint8", "uint64", index, index, "float64", "int64", "int64"))
+    return types.FunctionType(scan.__code__, scope, "scan"), f"void({pointers}, {', '.join(['int64'] * 7)})"
 
 
 @functools.cache
-def compiled() -> Callable[..., None] | None:
-    """`scan` as machine code that releases the GIL; None, after a warning, where Numba cannot make it."""
+def compiled(index: str) -> Callable[..., None] | None:
+    """`scan` for indices of a type, as machine code without the GIL; None, after a warning, where Numba fails."""
     try:
-        address = machine_code.address(_make, "scan")
+        address = machine_code.address(lambda: _make(index), "scan", index)
     except Exception as error:
         warnings.warn(
             f"Numba cannot compile the reader of Matrix Market files, which is a hundred times slower in Python: "
@@ -356,29 +372,27 @@ def compiled() -> Callable[..., None] | None:
             stacklevel=2,
         )
         return None
-    return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 6, *[ctypes.c_int64] * 7)(address)
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 7, *[ctypes.c_int64] * 7)(address)
 
 
 _as_python = 0  # bytes read so far
 
 
 def read(text: memoryview | bytes, room: Room, counts: tuple[int, int], shape: tuple[int, int]) -> tuple[int, ...]:
-    """`scan` as Python, until `compiled` was called or Python has read `ENOUGH` bytes in this process.
+    """`Room.found` after `scan`: as Python, until `compiled` was called or Python has read `ENOUGH` bytes.
 
     Args:
       text: with `PAD` behind its lines.
       counts: the indices of an entry, and the numbers of its value; shape: rows and columns.
-
-    Returns:
-      `Room.found`.
     """
     global _as_python
     length = len(text) - len(PAD)
-    sizes = length, *counts, *shape, room.numbers // sum(counts)
-    if (compiled.cache_info().currsize or _as_python + length > ENOUGH) and (quick := compiled()):
+    sizes = length, *counts, *shape, len(room.row)
+    native = compiled.cache_info().currsize or _as_python + length > ENOUGH
+    if native and (quick := compiled(room.row.dtype.name)):
         quick(*(a.ctypes.data for a in (np.frombuffer(text, np.uint8), powers_of_five(), *room)), *sizes, 1)
     else:
         _as_python += length
-        place, value, late, found = room
-        scan(text, None, place.reshape(-1), value, late.reshape(-1), found, *sizes, 0)
+        row, col, value, late, found = (a.reshape(-1) for a in room)
+        scan(text, None, row, col, value, late, found, *sizes, 0)
     return tuple(room.found.tolist())

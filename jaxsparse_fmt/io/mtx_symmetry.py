@@ -10,7 +10,7 @@ def coordinates(
     path: str,
     symmetry: str,
     shape: tuple[int, int],
-    place: np.ndarray,  # [2, entries] rows and columns, from 0
+    place: tuple[np.ndarray, np.ndarray],  # rows and columns [entries], from 0
     value: np.ndarray,  # [entries]
 ) -> sp.coo_array:
     """All entries, each mirror image behind its original; rows are then sorted in most files.

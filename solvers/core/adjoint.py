@@ -119,11 +119,11 @@ def solved(
         (M, inner, _, parameters), (with_dot, _, limits, _) = others
         system = System(A, M, c, None, limits, inner, parameters)
         if not transposed:
-            x, end = run(of_tangent, system, with_dot)
+            x, end = of_system(system, with_dot)
         elif method.self_adjoint:
             # For a Hermitian A, Aᵀ is the conjugate of A, so the fast product solves Aᵀ·x = c as A·x̄ = c̄. A may not
             # be Hermitian, and a derivative may change a single entry without its mirror image.
-            x, end = run(of_tangent, system._replace(b=jnp.conj(c)), with_dot)
+            x, end = of_system(system._replace(b=jnp.conj(c)), with_dot)
             x = jnp.conj(x)
         else:
             inner = None if inner is None else inner.T if hasattr(inner, "T") else _transposed(inner, narrow)
@@ -132,7 +132,8 @@ def solved(
         end = end._replace(norm=length(c - product(transposed, A, c)(x)))
         return _or_nan(adjoint, A, x, c, end, limits.rtol)
 
-    # Kept, since JAX traces a function once.
+    # Kept, and one loop for both, since JAX traces a function once.
+    of_system = jax.jit(lambda system, with_dot: run(of_tangent, system, with_dot))
     of_inverses = {way: functools.partial(of_inverse, way) for way in (False, True)}
 
     def inverse(transposed, A, c, others):

@@ -60,7 +60,9 @@ def apply(
       native: all vectors of f are [n], so that native code can compute what lies between two products.
     """
     leaves, inside = jax.tree.flatten(args)
-    traced = jax.jit(f).trace(*args)  # which JAX keeps by f and the types of the arguments
+    # JAX keeps a trace by f, the types of the arguments and the context, in which JAX's own rules name the mesh.
+    with jax.sharding.use_abstract_mesh(jax.sharding.get_abstract_mesh()):
+        traced = jax.jit(f).trace(*args)
     of_leaves = lambda leaves: jax.tree.unflatten(inside, leaves)  # noqa: E731
     out_leaves = lambda tree: tuple(jax.tree.leaves(tree, is_leaf=lambda a: a is None))  # noqa: E731
 

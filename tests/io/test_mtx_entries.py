@@ -24,9 +24,9 @@ MUTATIONS = int(os.environ.get("JAXSPARSE_MUTATIONS", 3000))  # a million takes 
 @pytest.fixture(params=["python", "compiled"])
 def engine(request, monkeypatch) -> str:
     if request.param == "python":
-        monkeypatch.setattr(mtx_entries, "compiled", functools.cache(lambda: None))
+        monkeypatch.setattr(mtx_entries, "compiled", functools.cache(lambda index: None))
     else:
-        assert mtx_entries.compiled() is not None
+        assert mtx_entries.compiled("int32") is not None
     return request.param
 
 
@@ -71,6 +71,17 @@ def test_where_a_file_is_cut_into_pieces_changes_nothing(engine, monkeypatch):
             agrees(oracle.mutated(rng))
 
 
+@pytest.mark.parametrize("piece", [7, 40, 300])
+def test_do_lines_without_entries_leave_all_entries_in_their_places(piece, monkeypatch, tmp_path):
+    # Threads write where entries stay if all lines are entries. Comments follow every third, blank lines every ninth.
+    monkeypatch.setattr(matrix_market, "_PIECE", piece)
+    n, path = 60, tmp_path / "a.mtx"
+    lines = [f"{k + 1} {n - k} {k}.5\n" + "% no entry\n" * (k % 3 == 0) + " \n" * (k % 9 == 0) for k in range(n)]
+    path.write_text(f"%%MatrixMarket matrix coordinate real general\n{n} {n} {n}\n" + "".join(lines).rstrip())
+    got = matrix_market.parse(path)
+    np.testing.assert_array_equal([got.row, got.col, got.data], [range(n), range(n)[::-1], np.arange(n) + 0.5])
+
+
 @pytest.mark.parametrize("file", oracle.FILES)
 def test_the_files_that_are_mutated_are_legal(file, engine):
     assert agrees(file)
@@ -112,8 +123,8 @@ def test_few_decimals_are_left_to_python():
     rng = np.random.default_rng(22)
     x = rng.standard_normal(4000) * 10.0 ** rng.integers(-200, 200, 4000)
     text = "".join(f"{v!r}\n{v:.6g}\n{v:.18e}\n{v:.40e}\n" for v in x.tolist()).encode() + mtx_entries.PAD
-    assert mtx_entries.compiled() is not None
-    room = mtx_entries.Room.of(0, 1, 16_000)
+    assert mtx_entries.compiled("int32") is not None
+    room = mtx_entries.Room.of(*mtx_entries.arrays(0, 1, np.int32, 16_000))
     entries, n_late, *_ = mtx_entries.read(text, room, (0, 1), (16_000, 1))
     assert entries == 16_000 and n_late < 16
 
@@ -131,7 +142,7 @@ def test_a_process_that_reads_many_small_files_compiles_the_reader(monkeypatch):
     calls = []
     monkeypatch.setattr(mtx_entries, "_as_python", 0)
     monkeypatch.setattr(mtx_entries, "ENOUGH", 10 * len(oracle.FILES[0]))
-    monkeypatch.setattr(mtx_entries, "compiled", functools.cache(lambda: calls.append(1)))
+    monkeypatch.setattr(mtx_entries, "compiled", functools.cache(lambda index: calls.append(1)))
     assert agrees(oracle.FILES[0]) and not calls
     for _ in range(30):
         agrees(oracle.FILES[0])
@@ -150,7 +161,7 @@ def test_reading_takes_little_more_memory_than_the_file(symmetry, pack, tmp_path
     text = (head + "".join(lines)).encode()
     path = tmp_path / "a.mtx"
     path.write_bytes(pack(text))
-    mtx_entries.compiled()
+    mtx_entries.compiled("int32")
     tracemalloc.start()
     try:
         S = jsf.io.read_mtx(path)

@@ -56,9 +56,29 @@ class Group(NamedTuple):
     pieces: int
 
 
+_texts: dict[Any, str] = {}
+
+
 def text_of(group: Group) -> str:
-    """An LLVM module with the function `NAME`, which takes (XLA's call frame, piece)."""
-    return _Code(group).text()
+    """An LLVM module with the function `NAME`, which takes (XLA's call frame, piece).
+
+    The text is kept for equal groups, since a derivative's solve has most groups of the solve.
+    """
+    numbers: dict[Value, int] = {}
+
+    def atom(a: Any) -> Any:
+        own = (repr(a.number),) if isinstance(a, Known) else (numbers.setdefault(a, len(numbers)), a.shape)
+        return *own, a.dtype
+
+    def one(op: Op) -> Any:
+        of = one(op.of) if isinstance(op.of, Op) else atom(op.of) if isinstance(op.of, Value) else None
+        return op.name, *map(atom, (*op.ins, *op.outs)), of
+
+    stages = tuple(tuple(map(one, stage)) for stage in group.stages)
+    key = stages, *(tuple(map(atom, vs)) for vs in (group.ins, group.outs)), group.pieces
+    if key not in _texts:
+        _texts[key] = _Code(group).text()
+    return _texts[key]
 
 
 class _Code:
