@@ -82,10 +82,12 @@ OVERLAP = 0.1  # of the shorter of two times that is not hidden behind the longe
 IDLE = 0.25  # what a thread that waits for a longer row costs, in entries
 
 # CPU, kernels of Numba on two cores: the fraction of COPY at which a product moves the bytes of a format, fitted to the
-# standard suite of a CPU (2026-11-22_suite_cpu.md), much of which stays in the caches; a row of a tail that XLA adds.
-NATIVE = {"csr": 0.9, "ell": 0.65, "hll": 0.65, "hyb": 0.6, "dia": 2.0}
+# suites of a CPU (2026-11-24_suite_cpu.md and 2026-11-24_suite_held_out_cpu.md), much of which stays in the caches; a
+# row of "csr" that is not as long as the row before it, since the CPU mispredicts its end; a row of a tail that XLA adds.
+NATIVE = {"csr": 0.86, "ell": 0.79, "hll": 0.77, "hyb": 0.79, "dia": 1.2}
+UNEVEN = 7e-9  # s of such a row
 BESIDE = 3.0  # times what the model of plain XLA says, for formats that are not listed and run so there, too
-ADDED = 5e-9  # s of a row of a tail
+ADDED = 4e-8  # s of a row of a tail
 BY_BITS = 12.0  # times that, on diagonals with holes where some entry is zero: a bit tells them apart
 
 # CPU, plain XLA, in places of ELL: a place that XLA passes as it walks the columns of a format; an entry that it
@@ -313,6 +315,7 @@ def _rate(kernels: str, name: str, nnz: int, n_rows: int, itemsize: int) -> floa
 
 def _seconds_natively(s: Storage, moved: int, csr: Csr) -> float:
     seconds = moved / (NATIVE[s.format] * COPY["cpu"]) + ADDED * s.tail.rows
+    seconds += UNEVEN * np.count_nonzero(np.diff(csr.indptr, 2)) * (s.format == "csr")
     by_bits = s.format == "dia" and s.places > csr.nnz and bool(np.any(csr.data == 0))
     return seconds * (BY_BITS if by_bits else 1.0)
 

@@ -29,9 +29,8 @@ import numba
 import numpy as np
 
 U = np.uint64
-DIAGONAL_ROWS = (
-    4096  # whose sums stay in the L1 or L2 cache while the kernel adds their diagonals, each a run of memory
-)
+# Rows whose sums stay in the L1 or L2 cache while the kernel adds their diagonals, each a run of memory.
+DIAGONAL_ROWS = 4096
 
 # Without reference counts of arrays, since no kernel makes an array, and without wrappers for calls from Python, each
 # of which takes Numba as long as a small function.
