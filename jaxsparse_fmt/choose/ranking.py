@@ -316,7 +316,8 @@ def _rate(kernels: str, name: str, nnz: int, n_rows: int, itemsize: int) -> floa
 
 def _seconds_natively(s: Storage, moved: int, csr: Csr) -> float:
     seconds = moved / (NATIVE[s.format] * COPY["cpu"]) + ADDED * s.tail.rows
-    seconds += UNEVEN * np.count_nonzero(np.diff(csr.indptr, 2)) * (s.format == "csr")
+    if s.format == "csr":
+        seconds += UNEVEN * np.count_nonzero(np.diff(csr.indptr, 2))
     by_bits = s.format == "dia" and s.places > csr.nnz and bool(np.any(csr.data == 0))
     return seconds * (BY_BITS if by_bits else 1.0)
 

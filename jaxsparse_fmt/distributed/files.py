@@ -4,8 +4,8 @@
     000000000000.npz    indptr [rows + 1] from 0, indices and data [nnz] of the part whose first row is 0
     000000131072.npz    of the next part
 
-Each part is written whole or not at all, and its arrays have checksums (`io/arrays.py`). The
-files do not depend on the number of devices.
+Each part is written whole or not at all, and its arrays have checksums (`io/arrays.py`). The files do not depend on the
+number of devices.
 """
 
 from __future__ import annotations
@@ -131,6 +131,7 @@ class _Mine:
 
 def _mine(S: Any, n: int | None, pieces: int) -> _Mine:
     if hasattr(S, "shards"):
+        S._check_users_order("rows")
         over, in_users_order = S.range.over, S.range.perm is None and S.domain.perm is None
         if in_users_order and S.range.n:
             starts, own = starts_of(over), rows_of_shards(S, np.promote_types(S.dtype, np.float32))
@@ -153,6 +154,8 @@ def _mine(S: Any, n: int | None, pieces: int) -> _Mine:
 def save_rows(folder: str | os.PathLike[str], S: Any, n: int | None = None, pieces: int = 1) -> None:
     """Writes a matrix for `saved_rows`; the same call continues one that was interrupted.
 
+    Before it continues, it compares the shape, the parts, the dtype and the first part, but not the other parts.
+
     Of a sharded matrix in the user's order each process writes the rows of its devices; all must call this, and see
     the folder.
 
@@ -161,11 +164,11 @@ def save_rows(folder: str | os.PathLike[str], S: Any, n: int | None = None, piec
       S: a scipy.sparse matrix, one of this library, or a function such as `rows_of` of `shard_from_rows`; its pieces,
         each the rows of one call and one file, are held one at a time.
       n: rows and columns, for a function.
-      pieces: the number of calls of the function. A process later reads whole pieces, so they should be no larger than
-        a device's share.
+      pieces: the number of parts; the function is called once for each, and once more for the first. A process later
+        reads whole parts, so they should be no larger than a device's share.
 
     Raises:
-      FileExistsError: the folder is not empty, and holds no part of this matrix or all of it. ValueError: a function
+      FileExistsError: the folder holds other files, all parts, or parts of another matrix. ValueError: a function
         without n, fewer than one piece, a piece of another shape, or of a dtype that the dtype of the first piece
         cannot hold, or a reordered matrix of several processes. TypeError: S or a piece is no matrix, or n or pieces no
         whole number.
@@ -180,7 +183,9 @@ def save_rows(folder: str | os.PathLike[str], S: Any, n: int | None = None, piec
             return {}
         csr = mine.part(0, int(cuts[1]))
         arrays = (csr.indptr, csr.indices, csr.data)
-        return {0: (csr.data.dtype, functools.reduce(lambda crc, a: zlib.crc32(a.tobytes(), crc), arrays, 0))}
+        return {
+            0: (csr.data.dtype, functools.reduce(lambda crc, a: zlib.crc32(np.ascontiguousarray(a), crc), arrays, 0))
+        }
 
     dtype, crc = agreed(first)[0]
     told = {"format": FORMAT, "shape": shape, "dtype": dtype.name, "starts": cuts.tolist(), "crc32 of part 0": crc}

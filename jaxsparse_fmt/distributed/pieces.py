@@ -49,10 +49,18 @@ def pieces(A: Any, dtype: Any = None) -> Pieces:
     halo = jax.tree.map(lambda a: {k: piece_of(a, k) for k in mine}, shards.halo)
     buffers = exchange_on_host(own, halo, over.mesh)
 
+    def own_values(one: Any, number: int, k: int) -> np.ndarray:
+        """The values of a block of shard k, each entry in its own place."""
+        values = piece_of(blocks[number].values, k)
+        if not blocks[number].shares_places:
+            return values
+        return np.asarray(one.blocks[number]._with_values(jnp.asarray(values)).unshared.values)
+
     def rows_of(k: int) -> Csr:
         with concrete():
             one = jax.tree.map(lambda a: jnp.asarray(piece_of(a, k)), shards)
             found = [tuple(map(np.asarray, place)) for place in places(one, k)]
+            values = [] if dtype is None else [own_values(one, number, k) for number in range(len(blocks))]
         unknowns = np.concatenate([own[k], buffers[k]])
         nnz, n_rows = A.entries.over.counts[k], over.counts[k]
         col, data = np.zeros(nnz, np.int32), np.arange(entries[k], entries[k + 1])
@@ -63,10 +71,7 @@ def pieces(A: Any, dtype: Any = None) -> Pieces:
             col[place[live]] = unknowns[column[live]]
             lengths[1:] += np.bincount(row[live], minlength=n_rows)[:n_rows]
             if dtype is not None:
-                values = piece_of(blocks[number].values, k)
-                if blocks[number].shares_places:
-                    values = np.asarray(one.blocks[number]._with_values(jnp.asarray(values)).unshared.values)
-                data[place[live]] = values[live]
+                data[place[live]] = values[number][live]
         out = scipy.sparse.csr_array((data, col, np.cumsum(lengths)), shape=(n_rows, A.domain.n))
         out.has_canonical_format = True
         return out

@@ -48,9 +48,7 @@ RowIndex = Annotated[Array, fill(lambda A: A.shape[0])]
 ZeroPadded = Annotated[Array, fill(lambda A: 0)]
 Pointer = Annotated[Array, Padding(lambda a, size, A: np.pad(a, (0, size - a.shape[0]), mode="edge"))]
 # First places of diagonals of n_rows places each.
-Start = Annotated[
-    Array, Padding(lambda a, size, A: np.append(a, A.shape[0] * np.arange(a.shape[0], size, dtype=a.dtype)))
-]
+Start = Annotated[Array, Padding(lambda a, size, A: np.append(a, A.shape[0] * np.arange(a.shape[0], size)))]
 # Rows that continue elsewhere; padding adds rows beyond the matrix, each once.
 LongRows = Annotated[
     Array, Padding(lambda a, size, A: np.concatenate([a, A.shape[0] + np.arange(size - a.shape[0], dtype=a.dtype)]))

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import Self
 
@@ -100,7 +101,7 @@ class SDIA(WholeDiagonals):
     def _own_start(self) -> Array:
         traced = isinstance(self.start, Tracer)
         with contextlib.nullcontext() if traced else concrete():
-            return _own(self)
+            return _own(self.start, self.shape[0])
 
     def _refilled(self, values: Array) -> Self:
         return dataclasses.replace(self, values=values, start=self._own_start())
@@ -140,10 +141,10 @@ class SDIA(WholeDiagonals):
             yield Storage(cls.name, {}, nbytes, half.places, trips, n_rows, unread=unread, words=(words,))
 
 
-@jax.jit
-def _own(A: SDIA) -> Array:
+@functools.partial(jax.jit, static_argnums=1)
+def _own(start: Array, n_rows: int) -> Array:
     """The `start` that points every diagonal to its own places; of stacked matrices, too."""
-    return jnp.zeros_like(A.start) + A.shape[0] * jnp.arange(A.start.shape[-1], dtype=A.start.dtype)
+    return jnp.zeros_like(start) + n_rows * jnp.arange(start.shape[-1], dtype=start.dtype)
 
 
 @jax.jit

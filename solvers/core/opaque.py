@@ -60,7 +60,8 @@ def apply(
       native: all vectors of f are [n], so that native code can compute what lies between two products.
     """
     leaves, inside = jax.tree.flatten(args)
-    # JAX keeps a trace by f, the types of the arguments and the context, in which JAX's own rules name the mesh.
+    # JAX keys a trace by f, the types of the arguments and the ambient mesh, which its rules set; without this it would
+    # trace f twice.
     with jax.sharding.use_abstract_mesh(jax.sharding.get_abstract_mesh()):
         traced = jax.jit(f).trace(*args)
     of_leaves = lambda leaves: jax.tree.unflatten(inside, leaves)  # noqa: E731

@@ -238,8 +238,9 @@ def multigrid(
       fraction: the smoother acts on the eigenvalues of D⁻¹A from this fraction of the largest up to the largest. None
         takes 0.15 for "chebyshev", 1/3 for "jacobi", which means damping by 1.5 over the largest; "l1_jacobi" takes 1.
       theta: a[i, j] is a strong coupling where |a[i, j]| ≥ theta·√(a[i, i]·a[j, j]), on the finest level; the next
-        level takes a quarter of it. Larger values follow stronger anisotropy and coarsen less. A level takes 3, 9, …
-        times as much, unless theta is 0, where the next one would have more than twice its entries, as in many graphs.
+        level takes a quarter of it. Larger values follow stronger anisotropy and coarsen less. Where the next level
+        would have more than twice as many blocks, as in many graphs, theta is multiplied by 3 until it has not; not for
+        theta=0, and not for a sharded A.
       format: of coarser levels and of R and P, as in `from_scipy`. With "auto" the finest level keeps the format of a
         jaxsparse_fmt matrix, unless that format sorts rows, and shares its arrays if the dtype is the same.
       dtype: of the numbers stored and the vectors inside the cycle: "float32" under a float64 solver moves about half

@@ -314,6 +314,8 @@ def test_shards_that_read_half_of_a_symmetric_matrix_read_all_of_other_entries()
     ):
         close(times(M, x), T @ x)
     close(B.diagonal(), uneven.diagonal())
+    shifted = jax.jit(lambda data, x: A.with_data(data).scale_rows(x).shift(1.0) @ x)
+    close(shifted(uneven.data, x), x * (uneven @ x) + x)
 
     slopes = sp.csr_array((np.cos(P @ x)[row] * x[col], P.indices, P.indptr))
     close(of_data(P.data, A, x), slopes.data)

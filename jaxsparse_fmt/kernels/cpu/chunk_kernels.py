@@ -14,8 +14,8 @@ and another reads the column of a place from that, the chunk, the lane and the r
     jagged     JDS, pJDS: one slice, whose chunks hold ever fewer rows; 32 bits
 
 Operands and padding are those of `numba_kernels.py`. The product goes through memory in order, chunk after chunk, and
-keeps the sums of a block of lanes in the L1 cache: rows that jump from chunk to chunk, or four chunks at a time, take
-twice as long, since the CPU fetches ahead along few streams. A row adds its entries one by one.
+keeps the sums of a block of lanes in the L1 cache, since the CPU fetches ahead along few streams: four chunks at a time
+took longer. A row adds its entries one by one.
 """
 
 from __future__ import annotations
@@ -192,8 +192,10 @@ def of_chunks(slice_of: Any, *columns_of: Any, holes: bool = False, jagged: bool
             for i in range(end - begin):
                 sums[i] = o.zero
             for k in range(n if o.n_cols else U(0)):
+                if jagged and length(o, k) <= begin:  # later chunks have no place there either
+                    break
                 least, largest = range_of(o, of, k, deltas)
-                for i in range(max(min(end, length(o, k)), begin) - begin):
+                for i in range(min(end, length(o, k)) - begin):
                     row = first + begin + i
                     if holes and o.n_perm:  # columns follow from rows
                         row = U(o.perm[row])
@@ -216,6 +218,8 @@ def of_chunks(slice_of: Any, *columns_of: Any, holes: bool = False, jagged: bool
             for q in range(o.p):
                 o.out[row * o.p + q] = o.zero
         for k in range(n):
+            if jagged and length(o, k) <= begin:
+                break
             for lane in range(begin, min(end, length(o, k))):
                 row = U(o.perm[first + lane]) if o.n_perm else first + lane
                 c, at = column_of(o, of, k, lane, row), place(o, of, k, lane)

@@ -56,6 +56,7 @@ class Group(NamedTuple):
     pieces: int
 
 
+KEPT = 1000  # texts
 _texts: dict[Any, str] = {}
 
 
@@ -77,6 +78,8 @@ def text_of(group: Group) -> str:
     stages = tuple(tuple(map(one, stage)) for stage in group.stages)
     key = stages, *(tuple(map(atom, vs)) for vs in (group.ins, group.outs)), group.pieces
     if key not in _texts:
+        if len(_texts) >= KEPT:
+            _texts.clear()
         _texts[key] = _Code(group).text()
     return _texts[key]
 

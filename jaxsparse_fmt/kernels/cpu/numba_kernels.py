@@ -1,4 +1,4 @@
-"""Numba kernels for the CPU, for rows and for whole diagonals, and what all kernels for the CPU share.
+"""Numba kernels for the CPU, for rows and for diagonals, and what all kernels for the CPU share.
 
 `spmv_reference.py` and `sddmm.py` compute the same in jnp. This module imports Numba, which takes half a second,
 so `ffi.py` imports this module only when a program first calls a kernel that no file holds.
