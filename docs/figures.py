@@ -195,9 +195,8 @@ def formats(matrices: tuple[str, ...]) -> Iterator[str]:
 def formats_on_a_cpu() -> Iterator[str]:
     ours = ("csr", "coo", "dia", "hdia", "ell", "hll", "sell", "pjds", "csr5")
     names = {f"`{name}`": name for name in ours} | {"`bsr`, blocks of 3 × 3": "bsr block_shape=(3, 3)"}
-    names |= {f"SciPy's {name}": f"SciPy {name} @ x" for name in ("coo", "dia", "bsr")}
+    names |= {f"SciPy's {name}": f"SciPy {name} @ x" for name in ("coo", "dia", "bsr")} | {"JAX's BCSR": "JAX BCSR"}
     columns = [(matrix, dtype) for matrix in ("7-point 100³", "27-point × 3 dof 40³") for dtype in DTYPES]
-    names |= {"JAX's BCSR": "JAX BCSR"}
     cell = lambda method, m, d: f"{row_of('spmv_cpu', matrix=m, dtype=d, method=method)['ratio']:.2f}"  # noqa: E731
     heads = "7-point 100³, f32 | f64 | 27-point × 3 dof 40³, f32 | f64"
     return table(heads, ((name, *(cell(method, *of) for of in columns)) for name, method in names.items()))
@@ -303,12 +302,12 @@ def two_gpus() -> Iterator[str]:
     """Efficiencies of a step of cg on two GPUs."""
     rows = [r for r in rows_of("scaling_2xh200", devices=2, mode="overlap") if "method" in r]
     of = {(r["section"], r["problem"], r["method"]): r for r in rows}
-    kinds = {"weak": "with the same work a GPU", "strong": "with all of the work", "irregular": "with all of the work"}
 
     def line(section: str, problem: str) -> tuple[str, ...]:
         usual, *others = (of[section, problem, method] for method in dict.fromkeys(r["method"] for r in rows))
         figures = usual["efficiency"], usual["model efficiency"], *(row["efficiency"] for row in others)
-        return f"{problem}, {kinds[section]}", *(f"{figure:.2f}" for figure in figures)
+        work = "the same work a GPU" if section == "weak" else "all of the work"
+        return f"{problem}, with {work}", *(f"{figure:.2f}" for figure in figures)
 
     cases = dict.fromkeys((r["section"], r["problem"]) for r in rows)
     return table("`cg` | the model of `jaxsparse scale` | one reduction | pipelined", (line(*case) for case in cases))

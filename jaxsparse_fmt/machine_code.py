@@ -15,6 +15,7 @@ import functools
 import hashlib
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
@@ -32,10 +33,13 @@ FROM_NUMBA = {
 }
 
 _engines: list[Any] = []  # which own the code
+_addresses: dict[str, int] = {}
+_lock = threading.RLock()  # without it every thread that needs a new function would compile it
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 def address(make: Callable[[], tuple[Any, str]], *key: str) -> int:
-    """The address of a C function, linked from its file or compiled.
+    """The address of a C function, linked from its file or compiled, once a process.
 
     Args:
       make: returns the Python function and its signature for Numba, such as "void(int64)". The sources of what Numba
@@ -44,6 +48,14 @@ def address(make: Callable[[], tuple[Any, str]], *key: str) -> int:
     """
     folder = Path(make.__code__.co_filename).parent
     name = hashlib.blake2b(repr((_machine(folder), key)).encode(), digest_size=DIGEST).hexdigest() + ".o"
+    with _lock:
+        if name not in _addresses:
+            _addresses[name] = _made(make, name)
+        return _addresses[name]
+
+
+def _made(make: Callable[[], tuple[Any, str]], name: str) -> int:
+    """The address of the function whose file has this name."""
     for kept in _folders():
         with contextlib.suppress(OSError, ValueError, RuntimeError):  # no file, damaged, or not LLVM's
             return _linked((kept / name).read_bytes())

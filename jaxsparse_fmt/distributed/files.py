@@ -91,6 +91,9 @@ class SavedRows:
         pointers, n_rows = arrays["indptr"], self.cuts[k + 1] - self.cuts[k]
         if pointers.dtype != np.int64 or pointers.size != n_rows + 1:
             raise broken(self._path(k), f"{pointers.size} row pointers of {pointers.dtype} do not fit {n_rows} rows")
+        held = self._path(k).stat().st_size // (self.dtype.itemsize + np.dtype(index_dtype(self.shape[1])).itemsize)
+        if pointers[-1] > held:
+            raise broken(self._path(k), f"{pointers[-1]} entries are more than the {held} that such a file can hold")
         if pointers[0] != 0 or np.any(pointers[1:] < pointers[:-1]):
             raise broken(self._path(k), "the row pointers do not rise from 0")
         return pointers
@@ -182,10 +185,10 @@ def save_rows(folder: str | os.PathLike[str], S: Any, n: int | None = None, piec
         if 0 not in mine.first:
             return {}
         csr = mine.part(0, int(cuts[1]))
-        arrays = (csr.indptr, csr.indices, csr.data)
-        return {
-            0: (csr.data.dtype, functools.reduce(lambda crc, a: zlib.crc32(np.ascontiguousarray(a), crc), arrays, 0))
-        }
+        crc = 0
+        for a in (csr.indptr, csr.indices, csr.data):
+            crc = zlib.crc32(np.ascontiguousarray(a).data, crc)
+        return {0: (csr.data.dtype, crc)}
 
     dtype, crc = agreed(first)[0]
     told = {"format": FORMAT, "shape": shape, "dtype": dtype.name, "starts": cuts.tolist(), "crc32 of part 0": crc}

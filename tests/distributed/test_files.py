@@ -217,8 +217,12 @@ def test_content_that_is_no_matrix_is_refused_where_it_is_read(name, place, valu
     arrays = dict(np.load(path))
     arrays[name][place] = value
     np.savez(path, **arrays)
+    saved = jsf.saved_rows(tmp_path)
     with pytest.raises(ValueError, match=rf"^{path}: .*save the matrix anew"):
-        jsf.saved_rows(tmp_path)(0, 90)
+        saved(0, 90)
+    if name == "indptr":
+        with pytest.raises(ValueError, match="save the matrix anew"):
+            saved.starts(3)
 
 
 @pytest.mark.parametrize(("start", "stop"), [(-1, 3), (0, 91), (5, 4)])

@@ -15,6 +15,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
+from jaxsparse_fmt import machine_code
 from jaxsparse_fmt.io import matrix_market, mtx_entries
 from tests.io import oracle
 
@@ -131,6 +132,7 @@ def test_few_decimals_are_left_to_python():
 
 def test_without_numba_files_are_read_with_a_warning(monkeypatch, tmp_path):
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))  # no kept code
+    monkeypatch.setattr(machine_code, "_addresses", {})
     monkeypatch.setitem(sys.modules, "numba", None)
     monkeypatch.setattr(mtx_entries, "compiled", functools.cache(mtx_entries.compiled.__wrapped__))
     monkeypatch.setattr(matrix_market, "_PIECE", 16)

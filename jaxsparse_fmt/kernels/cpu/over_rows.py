@@ -6,7 +6,6 @@ import ctypes
 import functools
 import itertools
 import os
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -67,8 +66,7 @@ def in_threads(thread: Callable[[], None], tasks: int) -> None:
 def call(kernels: Callable[[], Any], name: Any, begin: int, end: int, marks: np.ndarray, *arguments: Any) -> None:
     """Calls a kernel for the rows from `begin` to `end`; arguments as in `over_rows`."""
     assert all(a.flags.c_contiguous for a in arguments if isinstance(a, np.ndarray))
-    with _compiling:
-        function = _function(kernels, name, tuple(map(_kind, arguments)))
+    function = _function(kernels, name, tuple(map(_kind, arguments)))
     values = [a.ctypes.data if isinstance(a, np.ndarray) else a for a in arguments]
     function(begin, end, marks.ctypes.data, *values)
 
@@ -100,8 +98,6 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(os.cpu_count())
 
 
-_compiling = threading.RLock()  # without it every thread would compile a new kernel
-os.register_at_fork(before=_compiling.acquire, after_in_parent=_compiling.release, after_in_child=_compiling.release)
 os.register_at_fork(after_in_child=_threads.cache_clear)  # a child has none of its parent's threads
 
 

@@ -172,7 +172,8 @@ def test_padding_and_holes_never_read_x(name):
     for col, bad in itertools.product(range(case.shape[1]), (np.nan, np.inf)):
         x = np.ones(case.shape[1])
         x[col] = bad
-        np.testing.assert_array_equal(~np.isfinite(A @ x), case.pattern()[:, col])
+        read = np.isnan if np.isnan(bad) else lambda y: ~np.isfinite(y)  # ∞·0 is NaN
+        np.testing.assert_array_equal(read(A @ x), case.pattern()[:, col])
 
 
 @pytest.mark.parametrize("name", ["no_rows", "no_columns", "no_entries", "one_by_one"])
