@@ -1,7 +1,8 @@
 """The opponent: cuSPARSE's generic product in each of its formats, set up once, with int32 indices.
 
-CuPy holds the arrays. Its binding lacks sliced ELL, blocks, and the preprocessing that makes ALG2 fast, so this module
-calls the C functions of the library that CuPy has loaded. `Absent` is raised for what a library does not offer.
+CuPy holds the arrays. Its binding lacks sliced ELL, blocks, SpMVOp, and the preprocessing that makes ALG2 fast, so this
+module calls the C functions of the newest library that the process has loaded; `LD_PRELOAD` loads another than CuPy's.
+`Absent` is raised for what a library does not offer.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from jaxsparse_fmt.models import traffic
 
 # cusparseSpMVAlg_t.
 COO_ALG1, CSR_ALG1, CSR_ALG2, COO_ALG2, SELL_ALG1, BSR_ALG1 = 1, 2, 3, 4, 5, 6
+SPMV_OP = 0  # cusparseSpMVOpAlg_t, the default
 INT32, BASE_ZERO, ROW_MAJOR, NO_TRANSPOSE, TRANSPOSE = 2, 0, 2, 0, 1
 _TYPES = {"float32": 0, "float64": 1}  # cudaDataType: CUDA_R_32F, CUDA_R_64F
+SORT_WINDOW = 4096  # rows that sorted sliced ELL sorts by length, which keeps neighbouring rows near each other
 MOST_PADDING = 4  # places an entry, above which sliced ELL is not tried
 
 Converted: TypeAlias = tuple[list[np.ndarray], np.ndarray]  # index arrays, and values
@@ -79,7 +82,12 @@ def library() -> Library:
 
 
 class Product:
-    """y = A·x or Aᵀ·x by one algorithm; descriptors, workspace and preprocessing are made once."""
+    """y = A·x or Aᵀ·x by one algorithm; descriptors, workspace and preprocessing are made once.
+
+    `perm`: the row of A behind each number of y; None: y is in the order of the rows.
+    """
+
+    perm: np.ndarray | None = None
 
     def __init__(
         self,
@@ -130,6 +138,14 @@ class Product:
                     preprocess(*call, ctypes.c_void_p(self._workspace.ptr))
         return *call, ctypes.c_void_p(self._workspace.ptr)
 
+    def in_order(self, y: np.ndarray) -> np.ndarray:
+        """A result in the order of the matrix's rows."""
+        if self.perm is None:
+            return y
+        out = np.empty_like(y)
+        out[self.perm] = y
+        return out
+
     def _vector(self, a: Any) -> ctypes.c_void_p:
         if a.data.ptr not in self._vectors:
             self._vectors[a.data.ptr] = vector = ctypes.c_void_p()
@@ -177,6 +193,26 @@ class Product:
         self._lib.cupy.cuda.Device().synchronize()
 
 
+class Planned(Product):
+    """A·x by SpMVOp, which plans the product of a matrix; cuSPARSE has it since 12.7."""
+
+    def _prepared(self, x: Any, y: Any) -> tuple[Any, ...]:
+        handle, of_x, of_y = self._lib.handle, self._vector(x), self._vector(y)
+        if self._workspace is None:
+            size, descriptor, self._plan = ctypes.c_size_t(), ctypes.c_void_p(), ctypes.c_void_p()
+            types = ctypes.c_int(_TYPES[self.dtype.name]), ctypes.c_int(self._algorithm)
+            described = ctypes.c_int(self._operation), self._matrix, of_x, of_y, of_y, *types
+            self._lib.function("cusparseSpMVOp_bufferSize")(handle, *described, ctypes.byref(size))
+            self._workspace = self._lib.cupy.cuda.alloc(max(size.value, 1))
+            workspace = ctypes.c_void_p(self._workspace.ptr)
+            self._lib.function("cusparseSpMVOp_createDescr")(handle, ctypes.byref(descriptor), *described, workspace)
+            plan = handle, descriptor, ctypes.byref(self._plan), None, ctypes.c_size_t(0)
+            self._lib.function("cusparseSpMVOp_createPlan")(*plan)
+            self._spmv = self._lib.function("cusparseSpMVOp")
+        one, zero = (ctypes.c_void_p(scalar.ctypes.data) for scalar in self._scalars)
+        return handle, self._plan, one, zero, of_x, of_y, of_y
+
+
 class Opponent:
     """One matrix in the formats of cuSPARSE; index arrays go to the device once for all dtypes."""
 
@@ -191,10 +227,12 @@ class Opponent:
         self.methods: dict[str, Callable[[Any], Product]] = {
             "CSR ALG1": lambda dtype: self._csr(dtype, CSR_ALG1),
             "CSR ALG2": lambda dtype: self._csr(dtype, CSR_ALG2),
+            "CSR SpMVOp": lambda dtype: self._csr(dtype, SPMV_OP, kind=Planned),
             "COO ALG1": lambda dtype: self._coo(dtype, COO_ALG1),
             "COO ALG2": lambda dtype: self._coo(dtype, COO_ALG2),
             "sliced ELL 32": lambda dtype: self._sliced(dtype, 32),
             "sliced ELL 128": lambda dtype: self._sliced(dtype, 128),
+            "sliced ELL 32, rows sorted": lambda dtype: self._sliced(dtype, 32, is_sorted=True),
         }
         # Of Aᵀ·x, from the arrays of A.
         self.transposed: dict[str, Callable[[Any], Product]] = {
@@ -215,11 +253,11 @@ class Opponent:
             self._on_device[key] = to_device(self._values[name].astype(dtype, copy=False))
         return [*self._index[name], self._on_device[key]]
 
-    def _csr(self, dtype: Any, algorithm: int, operation: int = NO_TRANSPOSE) -> Product:
+    def _csr(self, dtype: Any, algorithm: int, operation: int = NO_TRANSPOSE, kind: type[Product] = Product) -> Product:
         S = self.S
         arrays = self._arrays("csr", dtype, lambda: ([S.indptr, S.indices], S.data))
         types = (INT32, INT32, BASE_ZERO, _TYPES[np.dtype(dtype).name])
-        return Product("cusparseCreateCsr", (*S.shape, S.nnz), arrays, types, S.shape, algorithm, operation)
+        return kind("cusparseCreateCsr", (*S.shape, S.nnz), arrays, types, S.shape, algorithm, operation)
 
     def _coo(self, dtype: Any, algorithm: int) -> Product:
         S = self.S
@@ -228,16 +266,24 @@ class Opponent:
         types = (INT32, BASE_ZERO, _TYPES[np.dtype(dtype).name])
         return Product("cusparseCreateCoo", (*S.shape, S.nnz), arrays, types, S.shape, algorithm)
 
-    def _sliced(self, dtype: Any, slice_size: int) -> Product:
-        S, name = self.S, f"sliced {slice_size}"
-        places = traffic.sliced_places(np.diff(S.indptr), slice_size)
+    def _sliced(self, dtype: Any, slice_size: int, is_sorted: bool = False) -> Product:
+        S, name, lengths, perm = self.S, f"sliced {slice_size} {is_sorted}", np.diff(self.S.indptr), None
+        places = traffic.sliced_places(lengths, slice_size)
+        if is_sorted:
+            perm = np.lexsort((-lengths, np.arange(S.shape[0]) // SORT_WINDOW))
+            unsorted, places = places, traffic.sliced_places(lengths[perm], slice_size)
+            if places > 0.98 * unsorted:
+                raise Absent("sorting saves less than 2% of the places")
         if places > MOST_PADDING * S.nnz:
             raise Absent(f"{places / S.nnz:.0f} places an entry")
         library().function("cusparseCreateSlicedEll")  # before the conversion
-        arrays = self._arrays(name, dtype, lambda: sliced_ell(self._A, S, slice_size))
+        make = lambda: sliced_ell(self._A, S, slice_size) if perm is None else sliced_ell(None, S[perm], slice_size)  # noqa: E731
+        arrays = self._arrays(name, dtype, make)
         sizes = (*S.shape, S.nnz, arrays[-1].size, slice_size)
         types = (INT32, INT32, BASE_ZERO, _TYPES[np.dtype(dtype).name])
-        return Product("cusparseCreateSlicedEll", sizes, arrays, types, S.shape, SELL_ALG1)
+        product = Product("cusparseCreateSlicedEll", sizes, arrays, types, S.shape, SELL_ALG1)
+        product.perm = perm
+        return product
 
     def _bsr(self, dtype: Any) -> Product:
         (r, c), (n_rows, n_cols) = self._block, self.S.shape

@@ -5,13 +5,13 @@
     python -m benchmarks.scaling --only large --devices 8
     XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m benchmarks.scaling --small
 
-The time of a step comes from 200 more of them. On one device the matrix is not sharded and in the format of "auto", as
-for a user: in the format of the shards it could be slower, which would flatter them. Efficiency is T(1) / T(N) with the
-same work on every device (weak) and T(1) / (N·T(N)) with the same work in all (strong). The model is `traffic.cg_step`
-with bandwidth, latencies and launches that the same run measures first, and the overlap of `traffic.Machine`. Each
-shard makes its own rows, scaled by factors of 10^±1.5 so that no solve ends before its count of steps. Every figure is
-written at once. With --json the table and a picture of each case lie beside it. `large` solves a system of 350 million
-unknowns a device in the memory of each, 20 GB of stored entries; no array of the host holds a whole vector.
+The time of a step comes from 200 more of them. All formats are those that "auto" takes, as for a user; on one device
+the matrix is not sharded. Efficiency is T(1) / T(N) with the same work on every device (weak) and T(1) / (N·T(N)) with
+the same work in all (strong). The model is `traffic.cg_step` with bandwidth, latencies and launches that the same run
+measures first, and the overlap of `traffic.Machine`. Each shard makes its own rows, scaled by factors of 10^±1.5 so
+that no solve ends before its count of steps. Every figure is written at once. With --json the table and a picture of
+each case lie beside it. `large` solves a system of 350 million unknowns a device in the memory of each, 20 GB of stored
+entries; no array of the host holds a whole vector.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ from jaxsparse_fmt.distributed import estimate
 from jaxsparse_fmt.models import traffic
 from solvers import Status, cg, precond, refine
 
-STENCIL = {"format": "dia", "halo_format": "ell"}
 FORMS = {"cg": False, "cg, one reduction": True, "cg, pipelined": "pipelined"}
 
 
@@ -55,7 +54,6 @@ class Problem:
     name: str
     n: int
     rows_of: Callable[[int, int], Any]
-    layout: dict[str, Any]
     starts: Callable[[int], Any] = lambda parts: None
 
 
@@ -92,7 +90,7 @@ def stencil(extents: tuple[int, int, int], points: int, scaled: bool = True) -> 
         csr.has_canonical_format = True
         return csr
 
-    return Problem(f"{points}-point {'×'.join(map(str, extents))}", n, rows_of, STENCIL)
+    return Problem(f"{points}-point {'×'.join(map(str, extents))}", n, rows_of)
 
 
 def irregular(name: str, S: scipy.sparse.csr_array) -> Problem:
@@ -103,16 +101,16 @@ def irregular(name: str, S: scipy.sparse.csr_array) -> Problem:
     S = scipy.sparse.csr_array(D @ S @ D)
     S.sort_indices()
     cut = lambda parts: estimate.row_partition.partition(S, parts).starts  # noqa: E731
-    return Problem(name, S.shape[0], lambda a, b: S[a:b], {"format": "sell"}, cut)
+    return Problem(name, S.shape[0], lambda a, b: S[a:b], cut)
 
 
 def on(problem: Problem, devices: list[Any], mode: str, **layout: Any) -> Any:
-    """The matrix on these devices; on one, unsharded and in the format that "auto" takes."""
+    """The matrix on these devices, in the format that "auto" takes; on one, unsharded."""
     if len(devices) == 1:
         with jax.default_device(devices[0]):
             return jsf.from_scipy(problem.rows_of(0, problem.n), "auto")
     mesh, starts = Mesh(np.array(devices), ("rows",)), problem.starts(len(devices))
-    return jsf.shard_from_rows(problem.rows_of, problem.n, mesh, mode=mode, starts=starts, **problem.layout | layout)
+    return jsf.shard_from_rows(problem.rows_of, problem.n, mesh, mode=mode, starts=starts, **layout)
 
 
 def machine(devices: list[Any], small: bool) -> traffic.Machine:
@@ -266,7 +264,7 @@ def pictures(path: Path, section: str, rows: list[Row]) -> None:
 
     Rows of a case follow each other; a case of weak scaling has one number of rows a device.
     """
-    of = [row for row in rows if row["section"] == section and row.get("efficiency") and row["method"] == "cg"]
+    of = [row for row in rows if row["section"] == section and row.get("efficiency") and row.get("method") == "cg"]
     for name, case in itertools.groupby(of, key=lambda row: row["rows a device" if section == "weak" else "problem"]):
         best: dict[int, Row] = {}
         for row in case:

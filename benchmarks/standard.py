@@ -4,11 +4,12 @@
     python -m benchmarks.spmv --suite standard --small        a minute or two on a CPU, to try it
     python -m benchmarks.spmv --suite standard --join a.json b.json --json out.json     of two runs, --cases of each
 
-The opponent is the fastest of cuSPARSE's CSR (ALG1, ALG2, both preprocessed), COO, sliced ELL and BSR where there are
-blocks, and of JAX's BCSR; on a CPU SciPy's csr @ x takes cuSPARSE's place. On a GPU products of square matrices are
-timed in chains, x ← A·x, in one program of ours and one CUDA graph of theirs, since a single call waits for Python:
-theirs 5 µs and ours up to 90. JSON and table are written after every matrix, so an interrupted run keeps its results. A
-matrix is left out if the run would pass the limit with a matrix that takes as long as the longest so far.
+The opponent is the fastest of cuSPARSE's CSR (ALG1, ALG2, both preprocessed, and SpMVOp where the library has it), COO,
+sliced ELL (also with its rows sorted by length, so that y is in their order) and BSR where there are blocks, and of
+JAX's BCSR; on a CPU SciPy's csr @ x takes cuSPARSE's place. On a GPU products of square matrices are timed in chains,
+x ← A·x, in one program of ours and one CUDA graph of theirs, since a single call waits for Python: theirs 5 µs and ours
+up to 90. JSON and table are written after every matrix, so an interrupted run keeps its results. A matrix is left out
+if the run would pass the limit with a matrix that takes as long as the longest so far.
 
 The fastest opponent and all of our formats are timed several times in turn. The median counts; `spread` is the range of
 the times of auto's choice over their median. The card rests between the rounds of a timing
@@ -223,7 +224,7 @@ class Run:
             product.wait(y)
             launch()
             product.wait(y)
-        if not (error := problem.off(y.get())) <= WRONG:
+        if not (error := problem.off(product.in_order(y.get()))) <= WRONG:
             raise cusparse.Absent(f"its result is off by {error:.0e}")
         if not problem.chained:
             one = lambda i: product(inputs[i % 3])  # noqa: E731

@@ -23,7 +23,7 @@ from solvers.core.vectors import ratio
 from solvers.precond.coarse_space import deflating
 from solvers.solution import Solution, Status
 
-REPLACED_EVERY = 50  # steps of the pipelined form; a replacement takes 4 products and, with an M, applies M twice
+REPLACED_EVERY = 79  # steps of the pipelined form: with the one that ends it, a multiple of the steps between checks
 
 
 class Work(NamedTuple):

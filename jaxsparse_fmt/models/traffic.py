@@ -196,7 +196,7 @@ class Machine:
     4,096 unknowns, all launches, took 10 µs; two psums added 34 µs; a permute alone took 45 to 54 µs, and two in the
     loop, one beside the product, added 48 to 53 µs. 300 GB/s lies between larger faces in permutes (about 100) and in a
     gather (about 400). `benchmarks.scaling` measures all but the overlap anew. The product hides nearly all of an
-    exchange (2026-11-22_overlap_2xh200.md); 0.5 leaves room for the kernels that pack what is sent and add what is
+    exchange (2026-11-25_overlap_2xh200.md); 0.5 leaves room for the kernels that pack what is sent and add what is
     received. The network is assumed, not measured: 400 Gb/s a device, and 10 µs for each doubling of the hosts.
 
     Attributes:

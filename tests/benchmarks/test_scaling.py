@@ -14,11 +14,11 @@ from jaxsparse_fmt.cli import measure
 POISSON = scaling.stencil((16, 16, 16), 7)
 
 
-def test_one_device_has_what_auto_takes_and_shards_what_they_can_have(monkeypatch):
+def test_one_device_and_shards_have_what_auto_takes(monkeypatch):
     """On a GPU half of the diagonals, as the model of one ranks them."""
     monkeypatch.setattr(ranking, "rank", functools.partial(ranking.rank, platform="gpu"))
     one, two = (scaling.on(POISSON, jax.devices("cpu")[:count], "overlap") for count in (1, 2))
-    assert one.name == "sdia" and [part.name for part in two.shards.blocks] == ["dia", "ell"]
+    assert one.name == "sdia" and two.shards.blocks[0].name == "sdia"
     assert abs(one.to_scipy() - two.to_scipy()).max() == 0
 
 
@@ -30,7 +30,7 @@ def test_efficiencies_are_against_that_one(is_weak, efficiency, monkeypatch):
     assert [row["devices"] for row in rows] == [1, 2, 2, 2]
     assert [row["efficiency"] for row in rows] == [1.0, *[efficiency] * 3]
     first = ranking.rank(POISSON.rows_of(0, POISSON.n))[0].format
-    assert [row["format"] for row in rows] == [first, *["dia + ell"] * 3]
+    assert [row["format"].partition(" ")[0] for row in rows] == [first] * 4
 
 
 @pytest.mark.deep

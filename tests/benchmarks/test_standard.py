@@ -257,15 +257,18 @@ class OnDevice(np.ndarray):
 class FakeProduct:
     """cuSPARSE's, which works when called, and as a graph writes what it is told to."""
 
-    def __init__(self, graph_writes: float):
-        self.factor, self.made = graph_writes, []
+    in_order = cusparse.Product.in_order
+
+    def __init__(self, graph_writes: float, perm: np.ndarray | None = None):
+        self.factor, self.perm, self.made = graph_writes, perm, []
 
     def to_device(self, x):
         return x.astype(float).view(OnDevice)
 
     def __call__(self, x):
         self.made.append("called")
-        return (S @ x).view(OnDevice)
+        y = S @ x
+        return (y if self.perm is None else y[self.perm]).view(OnDevice)
 
     def captured(self, x0, pairs):
         def graph() -> None:
@@ -295,6 +298,14 @@ def test_a_rival_is_timed_as_a_graph_where_it_is_chained(chained, monkeypatch):
 def test_a_graph_that_writes_something_else_is_absent(writes):
     with pytest.raises(cusparse.Absent, match="its result is off"):
         RUN.cupy(FakeProduct(writes), PROBLEM.xs, dataclasses.replace(PROBLEM, chained=2))
+
+
+def test_a_rival_with_sorted_rows_is_compared_row_by_row():
+    problem, product = standard.Problem.of(S, "cpu"), FakeProduct(1.0, np.random.default_rng(0).permutation(S.shape[0]))
+    RUN.cupy(product, problem.xs, problem)
+    product.in_order = lambda y: y
+    with pytest.raises(cusparse.Absent, match="its result is off"):
+        RUN.cupy(product, problem.xs, problem)
 
 
 @pytest.mark.parametrize("slice_size", [4, 32])
