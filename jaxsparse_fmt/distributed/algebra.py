@@ -179,7 +179,7 @@ def _scaled(A: Any, d: Array, axis: int) -> tuple[Array, ...]:
     """The values of all blocks, each times the number of d for its row (axis 0) or its column (axis 1)."""
 
     def scaled(shards: Shards, d: Array) -> tuple[Array, ...]:
-        if axis == 1 and shards.halo.kind != "none":
+        if axis == 1:
             d = jnp.concatenate([d, exchange(d, shards.halo, shards.axis)])
         placed = zip(shards.blocks, (place[axis] for place in _places(shards)), strict=True)
         return tuple((A.unshared.values * d.at[k].get(mode="clip"))[None] for A, k in placed)

@@ -84,8 +84,7 @@ class Route:
         """The pieces of a vector that lies in even blocks."""
 
         def piece(slots: Array, how: Exchange, x: Array) -> Array:
-            if how.kind != "none":
-                x = jnp.concatenate([x, exchange(x, how, over.axis)])
+            x = jnp.concatenate([x, exchange(x, how, over.axis)])
             return x.at[slots].get(mode="fill", fill_value=0)
 
         return self._on_each_device(over, piece, x)
@@ -96,7 +95,7 @@ class Route:
 
         def block(slots: Array, how: Exchange, y: Array) -> Array:
             out = jnp.zeros((m + how.width, *y.shape[1:]), y.dtype).at[slots].add(y, mode="drop")
-            return out if how.kind == "none" else out[:m] + returned(out[m:], how, over.axis, m)
+            return out[:m] + returned(out[m:], how, over.axis, m)
 
         return self._on_each_device(over, block, y)
 

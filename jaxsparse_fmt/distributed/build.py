@@ -57,8 +57,8 @@ def shard(
       by: "nnz" for equally many entries a device, "rows" for equally many rows, "graph" for few entries between devices
         (METIS), or integers [n], the device of each unknown, as from `boxes`.
       reorder: "rcm" or a permutation [n]: a new order of the unknowns, applied before the cut.
-      exchange: the exchange of the halo: "permute", "all_to_all" or "gather"; "auto" for the cheapest by the
-        bandwidths and latencies within and between hosts that `traffic.Machine` lists.
+      exchange: the exchange of the halo: "permute" or "all_to_all"; "auto" for the cheapest by the bandwidths and
+        latencies within and between hosts that `traffic.Machine` lists.
       halo_format: the format of other devices' columns; None: `format` with its layout. Mode "vector" ignores it.
       max_bytes: the largest padded storage of one shard's part to accept.
 
@@ -299,7 +299,7 @@ def _split(
     is_own = (block.indices >= columns[k]) & (block.indices < columns[k + 1])
     col = np.where(is_own, block.indices - columns[k], n_own)
     col[~is_own] += plan.slots[k][np.searchsorted(plan.needs[k], block.indices[~is_own])]
-    if mode == "vector" or plan.how.kind == "none":
+    if mode == "vector" or not width:
         whole = scipy.sparse.csr_array((block.data, col, block.indptr), shape=(block.shape[0], n_own + width))
         # A copy: the block may be the caller's own.
         return [taller(whole.sorted_indices(), n_rows)], np.zeros(0, np.int64)

@@ -51,8 +51,7 @@ def coordinates(A: Sharded) -> tuple[Array, Array]:
     """Rows and columns [nnz]; the columns of the halo come from an exchange of the unknowns' numbers."""
 
     def found(shards: Shards, rows: Array, cols: Array) -> tuple[Array, Array]:
-        if shards.halo.kind != "none":
-            cols = jnp.concatenate([cols, exchange(cols, shards.halo, shards.axis)])
+        cols = jnp.concatenate([cols, exchange(cols, shards.halo, shards.axis)])
         row_of, col_of = jnp.zeros(A.entries.over.size, rows.dtype), jnp.zeros(A.entries.over.size, cols.dtype)
         for row, col, place in shards.places(lax.axis_index(shards.axis)):
             row_of = row_of.at[place].set(jnp.take(rows, row, mode="clip"), mode="drop", unique_indices=True)

@@ -56,8 +56,6 @@ class Shards:
 
     def _terms(self, x: Array) -> list[tuple[SparseMatrix, Array]]:
         """The blocks, each with the vector that it multiplies."""
-        if self.halo.kind == "none":
-            return [(self.blocks[0], x)]
         h = exchange(x, self.halo, self.axis)
         if len(self.blocks) == 1:
             return [(self.blocks[0], jnp.concatenate([x, h]))]

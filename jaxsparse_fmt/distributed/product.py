@@ -69,9 +69,7 @@ def _entries(plan: Plan, matrices: tuple[Any, ...]) -> tuple[Array, ...]:
     def computed(shards: Shards, source: Array, operands: tuple[Shards, ...], terms: Any, halo: Exchange):
         operands, terms, halo = jax.tree.map(lambda a: a[0], (operands, terms, halo))
         each = [entries.gathered(s, M.entries.over.size) for s, M in zip(operands, matrices, strict=True)]
-        values = each[-1]
-        if halo.kind != "none":
-            values = jnp.concatenate([values, exchange(values, halo, axis)])
+        values = jnp.concatenate([each[-1], exchange(each[-1], halo, axis)])
         values = values.at[source[0]].get(mode="clip")
         own = values if terms is None else terms._with_values(values).matvec(each[0])
         return entries.stored(shards, own)
@@ -250,7 +248,7 @@ def _csr(indices: np.ndarray, indptr: np.ndarray, shape: tuple[int, int]) -> Csr
 
 def _request(A: Any, B: Any, format: str, dtype: Any) -> Request:
     shards = A.shards
-    mode = "vector" if len(shards.blocks) == 1 and shards.halo.kind != "none" else "overlap"
+    mode = "vector" if len(shards.blocks) == 1 and shards.halo.width else "overlap"
     mode = "naive" if len(shards.blocks) == 2 and shards.boundary is None else mode
     return Request(A.range.over.mesh, mode, format, {}, None, Target(dtype, B.backend, None), "auto")
 

@@ -154,7 +154,7 @@ def refused(f):
         print("refused:", error, flush=True)
 
 refused(lambda: jsf.shard((1 + process) * S, mesh))
-refused(lambda: jsf.shard(S, mesh, exchange=("gather", "permute")[process]))
+refused(lambda: jsf.shard(S, mesh, exchange=("all_to_all", "permute")[process]))
 refused(lambda: jsf.shard_from_rows(lambda a, b: S[a:b], 64, mesh, dtype=("float32", None)[process]))
 refused(lambda: jsf.shard_from_rows(lambda a, b: S[a:b], 64, mesh, starts=([0, 16, 32, 48, 64], [1])[process]))
 refused(lambda: A @ (b + process))
