@@ -6,12 +6,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import scipy.sparse
 from jax import lax
 
-from jaxsparse_fmt._types import Csr
-from jaxsparse_fmt.distributed.halo_exchange import exchange, exchange_on_host
+from jaxsparse_fmt.distributed.halo_exchange import exchange
 from jaxsparse_fmt.distributed.local import Shards, on_each_device
 
 Array = jax.Array
@@ -60,27 +57,6 @@ def coordinates(A: Sharded) -> tuple[Array, Array]:
 
     rows, cols = on_each_device(found, A.shards, A.range.over, A.range.unknowns(), A.domain.unknowns())
     return A.entries.leave(rows), A.entries.leave(cols)
-
-
-def to_scipy(A: Sharded) -> Csr:
-    """Canonical CSR on the host; 16-bit floats become float32. Uses no shard_map, which cannot run while jit traces."""
-    shards = jax.tree.map(np.asarray, A.shards)
-    cols = np.asarray(A.domain.unknowns()).reshape(A.parts, -1)
-    rows = np.asarray(A.range.unknowns()).reshape(A.parts, -1)
-    buffers = exchange_on_host(dict(enumerate(cols)), shards.halo, A.range.over.mesh)
-    found = []
-    for k in range(A.parts):
-        one = jax.tree.map(lambda a, k=k: jnp.asarray(a[k]), shards)
-        all_cols = np.concatenate([cols[k], buffers[k]])
-        for (row, col, place), block in zip(places(one, k), one.blocks, strict=True):
-            live = np.asarray(place) < np.iinfo(place.dtype).max
-            row, col = np.asarray(row)[live], np.asarray(col)[live]
-            found.append((rows[k][row], all_cols[col], np.asarray(block.unshared.values)[live]))
-    row, col, values = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
-    values = values.astype(np.float32) if values.itemsize == 2 else values
-    csr = scipy.sparse.coo_array((values, (row, col)), shape=A.shape).tocsr()
-    csr.sort_indices()
-    return csr
 
 
 places = jax.jit(Shards.places)

@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 
 from jaxsparse_fmt._types import readable_bytes
 from jaxsparse_fmt.distributed.delivery import Messages, delivered
-from jaxsparse_fmt.distributed.halo_exchange import KINDS, Exchange
+from jaxsparse_fmt.distributed.halo_exchange import Exchange
 from jaxsparse_fmt.distributed.processes import everyones
 from jaxsparse_fmt.distributed.rounds import in_rounds
 from jaxsparse_fmt.models import traffic
@@ -130,13 +130,11 @@ def plan(
       make: returns for each device of this process its halo, as from `needed`.
       starts: [parts + 1], the pieces of x.
       itemsize: bytes of an unknown.
-      kind: one of `KINDS`; "auto" takes the cheapest by `traffic.cg_step`.
+      kind: one of `halo_exchange.KINDS`; "auto" takes the cheapest by `traffic.cg_step`.
 
     Raises:
-      ValueError: another kind. What make() raises in one process, all processes raise.
+      What make() raises in one process, all processes raise.
     """
-    if kind not in ("auto", *KINDS):
-        raise ValueError(f"exchange must be 'auto' or one of {', '.join(KINDS)}; got {kind!r}")
     name, needs = socket.gethostname(), {}
 
     def tell() -> dict[int, tuple[str, dict[int, int]]]:

@@ -79,6 +79,26 @@ def pieces(A: Any, dtype: Any = None) -> Pieces:
     return _of_each(rows_of, mine, over.mesh)
 
 
+def to_scipy(A: Any) -> Csr:
+    """All rows in canonical CSR in the user's order, on the host of each process, all of which must call this."""
+    own = pieces(A, np.promote_types(A.dtype, np.float32))
+    S = _stacked(*everyones(lambda: own, A.range.over.mesh).values())
+    if A.range.perm is None and A.domain.perm is None:
+        return S
+    S = S.tocoo()
+    csr = scipy.sparse.coo_array((S.data, (users_unknowns(A.range)[S.row], users_unknowns(A.domain)[S.col])), S.shape)
+    return scipy.sparse.csr_array(csr).sorted_indices()
+
+
+def users_unknowns(of: Any) -> np.ndarray:
+    """[n] the user's number of each unknown of a basis, in the inner order; all processes must call this."""
+    if of.perm is None:
+        return np.arange(of.n)
+    by_part = of.perm.reshape(of.devices, -1)
+    own = {k: piece_of(by_part, k)[: of.over.counts[k]] for k in sorted(local_parts(of.over))}
+    return np.concatenate([*everyones(lambda: own, of.over.mesh).values()])
+
+
 def _of_each(f: Callable[[int], Any], shards: Iterable[int], mesh: Mesh) -> dict[int, Any]:
     """f(k) for each shard k of this process; what f raises in one process, all processes raise."""
     made: dict[int, Any] = {}

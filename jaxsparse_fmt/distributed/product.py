@@ -31,7 +31,7 @@ from jaxsparse_fmt.distributed.build import assemble
 from jaxsparse_fmt.distributed.common_format import Request, in_one_format
 from jaxsparse_fmt.distributed.halo_exchange import Exchange, exchange
 from jaxsparse_fmt.distributed.local import Shards, on_each_device
-from jaxsparse_fmt.distributed.pieces import Pieces, meeting, piece_of, pieces, starts_of, turned
+from jaxsparse_fmt.distributed.pieces import Pieces, meeting, pieces, starts_of, turned, users_unknowns
 from jaxsparse_fmt.distributed.processes import everyones
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.kernels.cpu import spgemm
@@ -275,7 +275,7 @@ def _assembled(C: Pieces, A: Any, B: Any, rows: Any, columns: Any) -> Any:
 
 def _users_order(C: Pieces, rows: Any, columns: Any) -> np.ndarray:
     """[nnz] the canonical number of each entry in the inner order; each host holds the coordinates of all entries."""
-    users = [_users(of) for of in (rows, columns)]
+    users = [users_unknowns(of) for of in (rows, columns)]
     starts = starts_of(rows.over)
 
     def named() -> dict[int, tuple[np.ndarray, np.ndarray]]:
@@ -286,13 +286,3 @@ def _users_order(C: Pieces, rows: Any, columns: Any) -> np.ndarray:
     out = np.empty(len(row), np.int64)
     out[np.lexsort((col, row))] = np.arange(len(row))
     return out
-
-
-def _users(of: Any) -> np.ndarray:
-    """[n] the user's number of each unknown in the inner order."""
-    if of.perm is None:
-        return np.arange(of.n)
-    by_part = of.perm.reshape(of.devices, -1)
-    mine = sorted(basis.local_parts(of.over))
-    own = everyones(lambda: {k: piece_of(by_part, k)[: of.over.counts[k]] for k in mine}, of.over.mesh)
-    return np.concatenate([*own.values()])

@@ -94,11 +94,3 @@ def test_a_network_between_the_devices_counts():
 def test_no_halo_needs_no_exchange():
     plan = halo.plan(lambda: dict.fromkeys(range(3), np.zeros(0, int)), np.array([0, 4, 8, 9]), MESH)
     assert plan.how.sizes == () and plan.how.width == 0
-
-
-UNKNOWN = "exchange must be 'auto' or one of permute, all_to_all; got 'mail'"
-
-
-def test_an_unknown_kind_is_refused():
-    with pytest.raises(ValueError, match=UNKNOWN):
-        halo.plan(lambda: {0: np.array([1]), 1: np.array([0])}, np.array([0, 1, 2]), MESH, kind="mail")
