@@ -54,10 +54,13 @@ def total(a: Number) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class Distribution:
-    """Vectors over a mesh axis: device k has piece k, `counts[k]` numbers and zeros up to `size`."""
+    """Vectors over a mesh axis: device k has piece k, `counts[k]` numbers and zeros up to `size`.
+
+    `axis` may be a tuple of mesh axes, which together count as one, the last of them fastest.
+    """
 
     mesh: Mesh
-    axis: str
+    axis: Any
     counts: tuple[int, ...]
     size: int
 
@@ -85,7 +88,7 @@ class Distribution:
     @property
     def is_manual(self) -> bool:
         """Whether the code that is traced here is inside a shard_map over the axis, and sees one device's pieces."""
-        return self.axis in jax.sharding.get_abstract_mesh().manual_axes
+        return {*mesh_axes.names(self.axis)} <= {*jax.sharding.get_abstract_mesh().manual_axes}
 
     def mapped(self, f: Callable[..., Any], in_specs: Any, out_specs: Any, check_vma: bool = True) -> Any:
         """shard_map over the axis; see `mesh_axes.axes_to_map`."""
@@ -97,15 +100,15 @@ class Distribution:
 
     def by_xla(self, f: Callable[..., Any], operands: tuple[Any, ...], out: Any) -> Any:
         """f(*operands) with the axis as an auto axis; see `mesh_axes.by_xla`."""
-        return mesh_axes.by_xla(f, operands, out, self.mesh.abstract_mesh, (self.axis,))
+        return mesh_axes.by_xla(f, operands, out, self.mesh.abstract_mesh, mesh_axes.names(self.axis))
 
     def placed(self, a: Array) -> Array:
         """An array of pieces on the mesh of the context, whose axes may be explicit where its own are auto."""
         here = jax.sharding.get_abstract_mesh()
         if here.empty or here == jax.typeof(a).sharding.mesh or self.is_manual:
             return a
-        kept = PartitionSpec(self.axis if self.axis in mesh_axes.explicit_axes(here) else None)
-        return jax.reshard(a, NamedSharding(self.mesh_here, kept))
+        kept = tuple(axis for axis in mesh_axes.names(self.axis) if axis in mesh_axes.explicit_axes(here))
+        return jax.reshard(a, NamedSharding(self.mesh_here, PartitionSpec(kept or None)))
 
     def emptied(self, x: Array) -> Array:
         """x [places, ...] with zeros in the empty places."""

@@ -148,7 +148,8 @@ class ShardedBasis(DistributedBasis):
         the user's, does: JAX's types of sharded vectors forbid some operations that whole vectors allow, such as an
         inner product.
         """
-        blocks = self.has_even_blocks and like is not None and self.over.axis in mesh_axes.axes_of(like)[0]
+        axes = {*mesh_axes.names(self.over.axis)}
+        blocks = self.has_even_blocks and like is not None and axes <= {*mesh_axes.axes_of(like)[0]}
         return _leave(self, y, self.over.axis if blocks else None)
 
     def accept(self, x: Any) -> Any:
@@ -227,7 +228,7 @@ def _enter(basis: ShardedBasis, x: Array) -> Array:
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def _leave(basis: ShardedBasis, y: Array, explicit: str | None) -> Array:
+def _leave(basis: ShardedBasis, y: Array, explicit: Any) -> Array:
     over = basis.over
 
     def left(basis: ShardedBasis, y: Array) -> Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from jaxsparse_fmt._types import Csr, Target, readable_bytes, requested_dtype, whole_number
 from jaxsparse_fmt.convert import checked
+from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.matrix import FORMATS
 from jaxsparse_fmt.core.vector_passes import Distribution
 from jaxsparse_fmt.distributed import basis, halo, padding, row_partition
@@ -30,7 +32,7 @@ from jaxsparse_fmt.formats.reordered import permuted
 def shard(
     S: Any,
     mesh: Mesh,
-    axis: str = "rows",
+    axis: Any = "rows",
     format: str = "auto",
     mode: str = "overlap",
     *,
@@ -48,7 +50,7 @@ def shard(
     Args:
       S: scipy.sparse matrix or array, or a matrix in a format of `FORMATS`.
       mesh: a `jax.sharding.Mesh`, whose other axes hold copies. Under `jax.set_mesh` its axes keep their types.
-      axis: the name of the mesh axis.
+      axis: the name of the mesh axis, or a tuple of names, whose axes together count as one.
       format: the format of each shard's own columns, a name in `FORMATS`; "auto" for the one of `choose.rank` in which
         the slowest shard takes the least time, "tune" for the one measured to be fastest on the shard with the most
         entries.
@@ -89,7 +91,7 @@ def shard_from_rows(
     rows_of: Callable[[int, int], Any],
     n: int,
     mesh: Mesh,
-    axis: str = "rows",
+    axis: Any = "rows",
     format: str = "auto",
     mode: str = "overlap",
     *,
@@ -176,7 +178,7 @@ def assemble(
     rows_of: Callable[[int, int], Csr],
     starts: np.ndarray,
     columns: np.ndarray,
-    axis: str,
+    axis: Any,
     request: Request,
     perm: np.ndarray | None = None,
     entry: np.ndarray | None = None,
@@ -268,16 +270,15 @@ def _placed(mesh: Any, axis: Any) -> tuple[int, Mesh]:
         mesh = concrete
     if not isinstance(mesh, Mesh):
         raise TypeError(f"mesh must be a jax.sharding.Mesh, such as jax.make_mesh((8,), ('rows',)); got {mesh!r}")
-    if isinstance(axis, (tuple, list)):
-        raise ValueError(
-            f"axis must be one mesh axis; got {axis!r}. Make one axis of several: "
-            "jax.sharding.Mesh(mesh.devices.reshape(-1), ('rows',))"
-        )
-    if axis not in mesh.axis_names:
+    axes = mesh_axes.names(axis)
+    # A collective over several axes counts devices in the order of the mesh.
+    if not axes or axes != tuple(name for name in mesh.axis_names if name in axes):
         known = ", ".join(map(repr, mesh.axis_names)) or "none"
-        raise ValueError(f"the mesh has no axis {axis!r}; it has {known}. Pass one of them as axis=")
+        raise ValueError(
+            f"axis must name an axis of the mesh, or several as a tuple in the mesh's order: {known}; got {axis!r}"
+        )
     alone(mesh)  # refuses a mesh that leaves out processes, before any of them waits
-    return mesh.shape[axis], basis.placing_mesh(mesh)
+    return math.prod(mesh.shape[axis] for axis in axes), basis.placing_mesh(mesh)
 
 
 def _pieces(counts: np.ndarray) -> tuple[tuple[int, ...], int]:

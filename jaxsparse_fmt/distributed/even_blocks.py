@@ -61,7 +61,7 @@ def to_blocks(y: Array, over: Distribution) -> Array:
     return _moved(y, block_size(over.counts), over.axis, back)
 
 
-def _moved(a: Array, n: int, axis: str, runs: list[tuple[Any, int, np.ndarray, np.ndarray, np.ndarray]]) -> Array:
+def _moved(a: Array, n: int, axis: Any, runs: list[tuple[Any, int, np.ndarray, np.ndarray, np.ndarray]]) -> Array:
     """[n, ...] the runs that this device receives, added to zeros.
 
     Args:

@@ -82,12 +82,12 @@ def _lists(
     return of
 
 
-def exchange(x: Array, how: Exchange, axis: str) -> Array:
+def exchange(x: Array, how: Exchange, axis: Any) -> Array:
     """The halo buffer of this device, for use inside shard_map; linear in x, and JAX knows its transpose.
 
     Args:
       x: [m] or [m, p], the device's piece.
-      axis: the mesh axis.
+      axis: the mesh axis, or a tuple of them.
 
     Returns:
       [width] or [width, p].
@@ -102,7 +102,7 @@ def exchange(x: Array, how: Exchange, axis: str) -> Array:
     return h if how.order is None else h.at[how.order].get(mode="promise_in_bounds")
 
 
-def returned(h: Array, how: Exchange, axis: str, n: int) -> Array:
+def returned(h: Array, how: Exchange, axis: Any, n: int) -> Array:
     """The transpose of `exchange`: a device's piece [n] or [n, p] of the sum of what the others return.
 
     It serves integers too, for which JAX has no transposes.
@@ -127,13 +127,13 @@ def exchange_on_host(x: dict[int, np.ndarray], how: Exchange, mesh: Mesh) -> dic
       x: the pieces of this process's devices.
       how: with lists that can be indexed by the number of a device.
     """
+    if (send := how.send) is None:
+        return {k: a[:0] for k, a in x.items()}
 
     def sent() -> dict[int, dict[int, np.ndarray]]:
-        lists = {k: x[k][np.asarray(how.send[k])] for k in x}
+        lists = {k: x[k][np.asarray(send[k])] for k in x}
         return {k: {t: lists[k][at] for t, at in how.lists(k)[0].items()} for k in x}
 
-    if how.send is None:
-        return {k: a[:0] for k, a in x.items()}
     out = {}
     for k, received in delivered(sent, mesh).items():
         h = np.zeros(sum(how.sizes) if how.kind == "permute" else how.width, x[k].dtype)

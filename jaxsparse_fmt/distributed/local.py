@@ -33,7 +33,7 @@ class Shards:
     blocks: tuple[SparseMatrix, ...]
     boundary: Array | None
     halo: Exchange
-    axis: str = dataclasses.field(metadata={"static": True})
+    axis: Any = dataclasses.field(metadata={"static": True})
 
     def product(self, x: Array) -> Array:
         """The device's piece of A·x, from its piece of x [m] or [m, p]."""

@@ -53,7 +53,8 @@ def test_pieces_that_do_not_fit_are_refused(rows_of, starts, words):
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"axis": "cols"}, ValueError, "the mesh has no axis 'cols'; it has 'rows'"),
+        ({"axis": "cols"}, ValueError, "a tuple in the mesh's order: 'rows'; got 'cols'"),
+        ({"axis": ()}, ValueError, "a tuple in the mesh's order: 'rows'; got ()"),
         ({"mode": "magic"}, ValueError, "mode must be one of overlap, naive, vector; got 'magic'"),
         ({"exchange": "mail"}, ValueError, "exchange must be 'auto' or one of permute"),
         ({"format": "elk"}, ValueError, "unknown format 'elk'"),
