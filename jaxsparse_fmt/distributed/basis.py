@@ -100,8 +100,8 @@ class Route:
         return self._on_each_device(over, block, y)
 
     def _on_each_device(self, over: Distribution, f: Callable[..., Array], v: Array) -> Array:
-        piece = PartitionSpec(over.axis)
-        return over.mapped(f, (piece, piece, piece), piece)(self.slots, self.how, v)
+        own, piece = PartitionSpec(over.axis), over.piece_of(v)
+        return over.mapped(f, (own, own, piece), piece)(self.slots, self.how, v)
 
 
 @pytree
@@ -248,10 +248,9 @@ def _in_blocks(x: Array, over: Distribution) -> Array:
 
 
 def _on_pieces(f: Callable[..., Array], x: Array, over: Distribution) -> Array:
-    piece = PartitionSpec(over.axis)
     if len({even_blocks.block_size(over.counts), over.size, *over.counts}) == 1:
         return constrained(x, over)  # every even block is a piece
-    return over.mapped(functools.partial(f, over=over), (piece,), piece)(x)
+    return over.mapped(functools.partial(f, over=over), (over.piece_of(x),), over.piece_of(x))(x)
 
 
 def _is_here(mesh: Any, own: Mesh) -> bool:

@@ -113,13 +113,18 @@ class Shards:
 
 
 def on_each_device(
-    f: Callable[..., Any], shards: Shards, over: Distribution, *args: Any, check_vma: bool = True
+    f: Callable[..., Any],
+    shards: Shards,
+    over: Distribution,
+    *args: Any,
+    columns: bool = False,
+    check_vma: bool = True,
 ) -> Any:
     """f(shard, *args) on every device, for args and results that are sharded over the axis of `over`.
 
-    Columns of args that lie on other explicit axes stay there; XLA places the columns of results.
+    Args:
+      columns: whether args and results are vectors [m] or [m, p], whose columns may be spread (`over.piece_of`).
     """
-    piece = PartitionSpec(shards.axis)
 
     def body(shards: Shards, *args: Any) -> Any:
         one = jax.tree.map(lambda a: a[0], shards)
@@ -130,7 +135,9 @@ def on_each_device(
         return body(shards, *args)
 
     def of_whole(shards: Shards, *args: Any) -> Any:
-        return over.mapped(body, (piece, *(piece for _ in args)), piece, check_vma)(shards, *args)
+        own = PartitionSpec(over.axis)
+        piece = over.piece_of(args[0]) if columns else own
+        return over.mapped(body, (own, *(piece for _ in args)), piece, check_vma)(shards, *args)
 
-    out = mesh_axes.spec_like(args[0], over.axis) if args else piece
+    out = mesh_axes.spec_like(args[0], over.axis) if args else PartitionSpec(over.axis)
     return over.by_xla(of_whole, (shards, *args), out)

@@ -325,7 +325,7 @@ def _diagonal(A: ShardedMatrix) -> Array:
 
 @jax.jit
 def _product(A: ShardedMatrix, x: Array) -> Array:
-    return on_each_device(Shards.product, A.shards, A.range.over, x)
+    return on_each_device(Shards.product, A.shards, A.range.over, x, columns=True)
 
 
 @jax.jit

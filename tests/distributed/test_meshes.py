@@ -10,6 +10,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxsparse_fmt as jsf
 from solvers import cg, gmres, precond
+from tests.distributed import programs
 
 KINDS = {
     "explicit": (AxisType.Explicit, AxisType.Explicit),
@@ -79,6 +80,20 @@ def test_a_batch_over_another_axis_stays_there(kind):
         if kind == "explicit":
             for a in (out, by_Y):
                 assert jax.typeof(a).sharding.spec == PartitionSpec("batch", None)
+
+
+@pytest.mark.parametrize("kind", ["explicit", "auto"])
+def test_devices_of_another_axis_compute_columns_of_their_own(kind):
+    """No column travels."""
+    mesh = MESHES[kind]
+    with jax.set_mesh(mesh):
+        b = placed(mesh, X, "rows", "batch")
+        solve = jax.jit(lambda B, b: cg(B, b, rtol=1e-12).x).lower(shard(mesh, exchange="permute"), b).compile()
+        found = programs.facts(solve.as_text())
+        x = solve(shard(mesh, exchange="permute"), b)
+    assert found["collectives"]["all-gather"] == 0 < found["collectives"]["collective-permute"]
+    assert x.sharding.spec == PartitionSpec("rows", "batch")
+    close(x, np.linalg.solve(D, X), 1e-8)
 
 
 def test_a_batch_may_be_given_its_axis_by_name():
