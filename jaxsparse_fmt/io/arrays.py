@@ -14,9 +14,14 @@ from jaxsparse_fmt._types import write_whole
 
 def write_arrays(path: Path, **arrays: Any) -> None:
     """Writes arrays by name. Memory must hold the file once."""
+    write_whole(path, content_of(**arrays))
+
+
+def content_of(**arrays: Any) -> bytes:
+    """The content of a file of arrays; the same arrays give the same bytes."""
     file = io.BytesIO()
     np.savez(file, **arrays)
-    write_whole(path, file.getvalue())
+    return file.getvalue()
 
 
 def read_arrays(path: Path, *names: str, optional: str = "") -> dict[str, np.ndarray]:
