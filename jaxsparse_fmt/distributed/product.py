@@ -170,7 +170,7 @@ def _product_plan(A: Any, B: Any) -> Plan:
     read: dict[int, np.ndarray] = {}
 
     def multiplied(k: int) -> None:
-        left, rows = met[k]
+        left, rows, _ = met[k]
         columns, at = np.unique(rows.indices, return_inverse=True)  # so that scratch is of the shard's size
         near = scipy.sparse.csr_array((rows.data, at.astype(np.int32), rows.indptr), (rows.shape[0], columns.size))
 
