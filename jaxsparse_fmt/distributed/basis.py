@@ -32,7 +32,7 @@ from jaxsparse_fmt.core.vector_passes import Distribution
 from jaxsparse_fmt.distributed import even_blocks, halo
 from jaxsparse_fmt.distributed.halo import Halo
 from jaxsparse_fmt.distributed.halo_exchange import Exchange, exchange, returned
-from jaxsparse_fmt.distributed.placement import auto_mesh, local_parts, placing_mesh, sharded
+from jaxsparse_fmt.distributed.placement import local_parts, placing_mesh, sharded
 from jaxsparse_fmt.distributed.processes import agree
 
 Array = jax.Array
@@ -181,7 +181,10 @@ class ShardedBasis(DistributedBasis):
                 "jax.device_put(x, jax.sharding.NamedSharding(mesh, PartitionSpec()))"
             )
         if isinstance(x.sharding, NamedSharding) and x.sharding.device_set == ours:
-            return x if _is_here(x.sharding.mesh, mesh) else _on_auto_axes(x)
+            its: Any = x.sharding.mesh
+            if its == mesh or its.abstract_mesh == jax.sharding.get_abstract_mesh():
+                return x
+            return jax.device_put(x, NamedSharding(Mesh(its.devices, its.axis_names), x.sharding.spec))
         return jax.device_put(x, NamedSharding(mesh, PartitionSpec(self.over.axis if self.has_even_blocks else None)))
 
     def _spread(self, x: Any) -> Any:
@@ -251,17 +254,6 @@ def _on_pieces(f: Callable[..., Array], x: Array, over: Distribution) -> Array:
     if len({even_blocks.block_size(over.counts), over.size, *over.counts}) == 1:
         return constrained(x, over)  # every even block is a piece
     return over.mapped(functools.partial(f, over=over), (over.piece_of(x),), over.piece_of(x))(x)
-
-
-def _is_here(mesh: Any, own: Mesh) -> bool:
-    """Whether a matrix on `own` can multiply vectors on `mesh`: `mesh` is `own`, or the mesh of the context."""
-    return mesh == own or mesh.abstract_mesh == jax.sharding.get_abstract_mesh()
-
-
-def _on_auto_axes(x: Array) -> Array:
-    """The same vector on the same devices, on a mesh whose axes are left to XLA."""
-    assert isinstance(x.sharding, NamedSharding) and isinstance(x.sharding.mesh, Mesh)
-    return jax.device_put(x, NamedSharding(auto_mesh(x.sharding.mesh), x.sharding.spec))
 
 
 def constrained(x: Array, over: Distribution) -> Array:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +16,6 @@ from jax.sharding import AbstractMesh, Mesh
 from jaxsparse_fmt._types import Csr, Target, readable_bytes, requested_dtype, whole_number
 from jaxsparse_fmt.convert import checked
 from jaxsparse_fmt.core import mesh_axes
-from jaxsparse_fmt.core.matrix import FORMATS
 from jaxsparse_fmt.core.vector_passes import Distribution
 from jaxsparse_fmt.distributed import basis, halo, padding, row_partition
 from jaxsparse_fmt.distributed.common_format import Request, in_one_format, taller
@@ -72,7 +70,6 @@ def shard(
         that its device cannot hold, and as in `from_scipy`.
       TypeError: `mesh` is no mesh, or S no matrix. ImportError: by="graph" without pymetis.
     """
-    _check_keywords(layout, shard)
     parts, mesh = _placed(mesh, axis)
 
     def prepared() -> dict[str, Any]:
@@ -120,7 +117,6 @@ def shard_from_rows(
       ValueError: rows of another shape, `starts` that do not rise from 0 to n, and as in `shard`.
       TypeError: `mesh` is no mesh, `rows_of` returns no matrix, or n or `starts` are no integers.
     """
-    _check_keywords(layout, shard_from_rows)
     parts, mesh = _placed(mesh, axis)
 
     def prepared() -> dict[str, Any]:
@@ -157,21 +153,6 @@ def _cuts(starts: Any, n: int, parts: int) -> np.ndarray:
     if cuts.shape != (parts + 1,) or cuts[0] != 0 or cuts[-1] != n or np.any(np.diff(cuts) < 0):
         raise ValueError(f"starts must be {parts + 1} numbers that rise from 0 to n = {n}; got {starts!r}")
     return cuts
-
-
-def _check_keywords(layout: dict[str, Any], function: Callable[..., Any]) -> None:
-    """Refuses a keyword that is no option of any format's layout.
-
-    Raises:
-      TypeError: the keyword is no such option.
-    """
-    known = {option for cls in FORMATS.values() for option in cls.layout_options}
-    for name in layout.keys() - known:
-        own = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
-        raise TypeError(
-            f"{function.__name__} has no keyword {name!r}; it has {', '.join(own)}, and layout options of formats: "
-            f"{', '.join(sorted(known))}"
-        )
 
 
 def assemble(

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxsparse_fmt.distributed.halo_exchange import exchange
 from jaxsparse_fmt.distributed.local import Shards, on_each_device
@@ -26,14 +25,14 @@ def data(A: Sharded) -> Array:
 def gathered(shards: Shards, size: int) -> Array:
     """The entries of one shard [size] in their order, on its device."""
     out = jnp.zeros(size, shards.blocks[0].dtype)
-    for (_, _, place), block in zip(shards.places(lax.axis_index(shards.axis)), shards.blocks, strict=True):
+    for (_, _, place), block in zip(shards.places(), shards.blocks, strict=True):
         out = out.at[place].set(block.unshared.values, mode="drop", unique_indices=True)
     return out
 
 
 def stored(shards: Shards, own: Array) -> tuple[Array, ...]:
     """The values [1, n_stored] of one shard's blocks, from its entries in their order."""
-    places = (place for _, _, place in shards.places(lax.axis_index(shards.axis)))
+    places = (place for _, _, place in shards.places())
     return tuple(own.at[place].get(mode="fill", fill_value=0)[None] for place in places)
 
 
@@ -50,7 +49,7 @@ def coordinates(A: Sharded) -> tuple[Array, Array]:
     def found(shards: Shards, rows: Array, cols: Array) -> tuple[Array, Array]:
         cols = jnp.concatenate([cols, exchange(cols, shards.halo, shards.axis)])
         row_of, col_of = jnp.zeros(A.entries.over.size, rows.dtype), jnp.zeros(A.entries.over.size, cols.dtype)
-        for row, col, place in shards.places(lax.axis_index(shards.axis)):
+        for row, col, place in shards.places():
             row_of = row_of.at[place].set(jnp.take(rows, row, mode="clip"), mode="drop", unique_indices=True)
             col_of = col_of.at[place].set(jnp.take(cols, col, mode="clip"), mode="drop", unique_indices=True)
         return row_of, col_of

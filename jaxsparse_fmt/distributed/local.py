@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxsparse_fmt._types import index_dtype, pytree
@@ -71,7 +72,7 @@ class Shards:
             return y + more
         return y.at[self.boundary].add(more, mode="drop", unique_indices=True, indices_are_sorted=True)
 
-    def places(self, part: Array | int) -> list[tuple[Array, Array, Array]]:
+    def places(self, part: Array | int | None = None) -> list[tuple[Array, Array, Array]]:
         """For every stored place of each block, on one device: its row, its column among [x | halo], and its index in
         the shard's entries by row, then by unknown; the largest integer in padding.
 
@@ -79,10 +80,11 @@ class Shards:
         unknowns lie in the halo and precede the device's own.
 
         Args:
-          part: the number of this shard.
+          part: the number of this shard; None: inside shard_map, that of the device.
         """
         n_rows = self.blocks[0].shape[0]
         n_own = self.blocks[0].shape[1] - (self.halo.width if len(self.blocks) == 1 else 0)
+        part = lax.axis_index(self.axis) if part is None else part
         found = []
         for k, A in enumerate(self.blocks):
             row, col, entry = A.coordinates()

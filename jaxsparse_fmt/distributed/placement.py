@@ -45,8 +45,3 @@ def placing_mesh(mesh: Mesh) -> Mesh:
     same = not here.empty and here.shape_tuple == mesh.shape_tuple
     kinds = here.axis_types if same else (jax.sharding.AxisType.Auto,) * len(mesh.axis_names)
     return mesh if mesh.axis_types == kinds else Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
-
-
-def auto_mesh(mesh: Mesh) -> Mesh:
-    """The mesh with all axes left to XLA."""
-    return Mesh(mesh.devices, mesh.axis_names)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import jaxsparse_fmt as jsf
+from benchmarks import scaling
 from jaxsparse_fmt.distributed import estimate
 from jaxsparse_fmt.models import traffic
 from tests.distributed.problems import DEVICES, MESH, irregular
@@ -32,14 +33,14 @@ def test_counts_are_those_of_the_matrix_that_is_built(kind):
 def test_a_matrix_that_is_built_tells_the_same_load(kind):
     S = jsf.gallery.poisson(64, dim=1)
     counted = estimate.loads(S, DEVICES, "rows")[kind]
-    told = estimate.load_of(jsf.shard(S, MESH, format="ell", exchange=kind, by="rows"))
+    told = scaling.load_of(jsf.shard(S, MESH, format="ell", exchange=kind, by="rows"))
     assert (told.parts, told.collectives, told.among_all) == (8, counted.collectives, counted.among_all)
     for name in ("rows", "nnz", "boundary"):
         np.testing.assert_array_equal(getattr(told, name), getattr(counted, name))
     assert told.near == np.max(counted.near + counted.far)
     # 8 rows of 3 places and halo rows of 1 place, 12 bytes each, for at most 24 entries
     assert told.entry_bytes == pytest.approx((8 * 3 + 2) * 12 / 24)
-    one = estimate.load_of(jsf.from_scipy(S, "ell"))
+    one = scaling.load_of(jsf.from_scipy(S, "ell"))
     assert (one.parts, one.rows, one.nnz, one.entry_bytes) == (1, 64, 190, pytest.approx(64 * 3 * 12 / 190))
 
 

@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from jaxsparse_fmt.distributed import halo, halo_exchange
-from jaxsparse_fmt.distributed.placement import auto_mesh
 from jaxsparse_fmt.gallery import poisson
 from jaxsparse_fmt.models import traffic
 from tests.distributed.problems import DEVICES, MESH, irregular
@@ -41,7 +40,7 @@ def test_every_needed_unknown_arrives_where_the_plan_says_and_goes_home(kind):
     x = pieces(np.arange(90) + 100, starts)
 
     @jax.jit
-    @functools.partial(jax.shard_map, mesh=auto_mesh(MESH), in_specs=(spec, spec), out_specs=spec)
+    @functools.partial(jax.shard_map, mesh=Mesh(MESH.devices, MESH.axis_names), in_specs=(spec, spec), out_specs=spec)
     def travel(x, how):
         how = jax.tree.map(lambda a: a[0], how)
         h = halo_exchange.exchange(x[0], how, "rows")

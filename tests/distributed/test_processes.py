@@ -180,26 +180,6 @@ def test_what_differs_between_processes_is_named_and_nobody_hangs():
         assert code == 0 and "solved True" in out, (out, err)
 
 
-ONE_DIES = """
-import os, sys, jax, numpy, jaxsparse_fmt as jsf, solvers
-process = int(sys.argv[1])
-jax.distributed.initialize(f"127.0.0.1:{sys.argv[2]}", 2, process, heartbeat_timeout_seconds=10)
-A = jsf.shard_from_rows(lambda a, b: jsf.gallery.poisson(4)[a:b], 64, jax.make_mesh((4,), ("rows",)))
-if process == 1:
-    os._exit(9)
-print("solved", solvers.cg(A, numpy.ones(64)).status)
-"""
-
-
-@pytest.mark.deep
-def test_a_process_that_dies_is_told_of_and_nobody_hangs():
-    """JAX's runtime sees to that, once a heartbeat is missing."""
-    port = free_port()
-    (code, out, err), (died, *_) = finished([started("-c", ONE_DIES, str(k), str(port)) for k in range(2)])
-    assert died == 9 and code != 0 and "solved" not in out, (out, err)
-    assert "another task died" in err, err
-
-
 def test_the_examples_rows_are_the_gallerys():
     sys.path.insert(0, str(ROOT / "examples"))
     try:
