@@ -234,5 +234,5 @@ def _requests(wanted: dict[int, dict[int, np.ndarray]], starts: np.ndarray) -> M
 def _reason(how: Exchange, kind: str, price: dict[str, float], itemsize: int) -> str:
     in_rounds = f" in {len(how.sizes)} rounds" if how.kind == "permute" else ""
     prices = ", ".join(f"{k} {1e6 * seconds:.0f} µs" for k, seconds in price.items())
-    why = "as asked for" if kind != "auto" else f"the cheapest of {prices} by the model"
+    why = "as asked for" if kind != "auto" else f"by the model {prices}"
     return f"{how.kind}{in_rounds}, {readable_bytes(how.width * itemsize)} to each device; {why}"

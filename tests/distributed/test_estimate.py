@@ -61,7 +61,15 @@ def test_a_thousand_devices_of_a_plane_cost_what_a_hand_count_says():
     times = {kind: traffic.cg_step(load, machine).exchange for kind, load in loads.items()}
     assert times["permute"] == pytest.approx(4 * 58e-6 + 8 * (64 / machine.link + 66 / machine.network), rel=1e-3)
     assert times["all_to_all"] == pytest.approx(48e-6 + 70e-6 + 8 * 64 * (7 / machine.link + 1016 / machine.network))
-    assert traffic.cheapest(loads, machine)[0] == "permute"  # the other kind brings more than a device has
+    assert traffic.cheapest(loads, machine)[0] == "permute"  # the other kind brings 1023 times what a device has
+
+
+def test_a_graph_in_which_all_devices_are_neighbours_takes_one_collective():
+    """15 rounds bring about as much; both bring more than a device has."""
+    loads = estimate.loads(jsf.gallery.power_law(20_000), 16)
+    kind, seconds = traffic.cheapest(loads, traffic.Machine())
+    assert loads["permute"].collectives == 15 and loads["all_to_all"].near.max() > loads["permute"].rows.max()
+    assert kind == "all_to_all" and seconds[kind] < 0.2 * seconds["permute"]
 
 
 def test_without_a_halo_nothing_travels():
