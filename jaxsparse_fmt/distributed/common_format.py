@@ -21,8 +21,7 @@ from jaxsparse_fmt.distributed.halo_exchange import KINDS
 from jaxsparse_fmt.distributed.processes import everyones, together
 from jaxsparse_fmt.formats.building import TooLarge
 from jaxsparse_fmt.kernels.backends import selection
-
-MODES = ("overlap", "naive", "vector")
+from jaxsparse_fmt.models.traffic import MODES
 
 
 @dataclasses.dataclass(frozen=True)

@@ -52,20 +52,16 @@ from jaxsparse_fmt.distributed.row_partition import Imbalance
 Array = jax.Array
 
 
+@dataclasses.dataclass(frozen=True)
 class BuildRecord:
     """Facts about the build of a sharded matrix, for `report`. All records compare equal, so none causes a compilation.
 
     A matrix that comes out of a user's jit has the record of the matrix with which the function was traced.
     """
 
-    def __init__(self, imbalance: Imbalance, exchange: str, format: str):
-        self.imbalance, self.exchange, self.format = imbalance, exchange, format
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, BuildRecord)
-
-    def __hash__(self) -> int:
-        return 0
+    imbalance: Imbalance = dataclasses.field(compare=False)
+    exchange: str = dataclasses.field(compare=False)
+    format: str = dataclasses.field(compare=False)
 
 
 @pytree

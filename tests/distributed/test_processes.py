@@ -75,7 +75,7 @@ A = jsf.shard_from_rows(lambda a, b: S[a:b], 1728, jax.make_mesh((4,), ("rows",)
 ones = np.ones(1728)
 jsf.save_rows(sys.argv[3], A)
 saved = jsf.saved_rows(sys.argv[3])
-assert len(saved.cuts) == 5 and abs(saved(0, 1728) - S).max() == 0
+assert len(saved.cuts) == 5 and abs(saved(0, 1728) - S).max() == 0 == abs(A.to_scipy() - S).max()
 y, sol = (A @ A) @ ones, cg(A, ones, M=precond.multigrid(A, max_coarse=100), rtol=1e-8)
 print("wrong by", float(abs(y - S @ (S @ ones)).max()), "status", int(sol.status), "steps", int(sol.iterations))
 """
