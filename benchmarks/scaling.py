@@ -142,6 +142,21 @@ def machine(devices: list[Any], small: bool) -> traffic.Machine:
     )
 
 
+def load_of(A: Any) -> traffic.Load:
+    """The load of the devices of a matrix `A`, sharded or not; all are taken to lie on one host."""
+    vectors = max(A.dtype.itemsize, 4)  # values may be narrower
+    if not hasattr(A, "shards"):
+        return traffic.Load(1, A.shape[0], A.nnz, entry_bytes=A.nbytes_read / max(A.nnz, 1), value_bytes=vectors)
+    held, how, parts = A.record.imbalance, A.shards.halo, A.parts
+    boundary = A.shards.boundary
+    boundary = 0 if boundary is None else (np.asarray(boundary) < A.range.over.size).sum(axis=1)
+    others = how.width - how.width // parts * (how.kind == "all_to_all")
+    entry = sum(block.nbytes_read for block in A.shards.blocks) / parts / max(int(held.nnz.max()), 1)
+    return traffic.Load(
+        parts, held.rows, held.nnz, others, 0, boundary, len(how.sizes), how.kind != "permute", entry, vectors
+    )
+
+
 def _format(A: Any) -> str:
     return " + ".join(part.name for part in A.shards.blocks) if hasattr(A, "shards") else A.name
 
@@ -165,7 +180,7 @@ class Bench:
                 A = on(problem, self.devices[:count], mode)
                 setup = time.perf_counter() - start
                 b = jnp.asarray(np.random.default_rng(0).standard_normal(problem.n))
-                load = estimate.load_of(A)
+                load = load_of(A)
                 for label, form in FORMS.items() if count > 1 else [("cg", False)]:
                     took = measure.seconds_per_step(functools.partial(cg, one_reduction=form), A, b, steps=250)
                     step = traffic.cg_step(load, self.machine, "vector" if count == 1 else mode, form)

@@ -9,7 +9,6 @@ the result of an uninterrupted one, to the last bit.
 
 from __future__ import annotations
 
-import io
 import os
 from pathlib import Path
 from typing import Any
@@ -18,14 +17,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsparse_fmt._types import in_trace, standard_promotion, whole_number, write_whole
+from jaxsparse_fmt._types import in_trace, standard_promotion, whole_number
+from jaxsparse_fmt.io.arrays import read_arrays, write_arrays
 from solvers.cg import METHOD
 from solvers.core.settings import DEFAULTS
 from solvers.core.solve import solve
 from solvers.precond._checks import is_traced
 from solvers.solution import Solution, Status
 
-VERSION = 1
+VERSION = 2
 
 
 @standard_promotion
@@ -120,35 +120,28 @@ def _start(index: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _write(folder: Path, k: int, norm: Any, **vectors: jax.Array) -> None:
-    arrays: dict[str, Any] = {
-        f"{name} {at}": np.asarray(piece) for name, a in vectors.items() for at, piece in _pieces(a)
-    }
-    file = io.BytesIO()
-    np.savez(file, version=np.array(VERSION), processes=np.array(jax.process_count()), norm=np.asarray(norm), **arrays)
-    write_whole(_path(folder, k), file.getvalue())
+    arrays = {f"{name} {at}": piece for name, a in vectors.items() for at, piece in _pieces(a)}
+    write_arrays(_path(folder, k), state=[VERSION, jax.process_count(), float(norm)], **arrays)
     for old in _own(folder)[:-2]:  # another process may have only the last but one
         _path(folder, old).unlink(missing_ok=True)
 
 
 def _read(path: Path, **like: jax.Array) -> tuple[list[jax.Array], float]:
-    """The vectors, placed and typed as those of `like`, and the residual norm; NumPy verifies the checksums."""
-    with open(path, "rb") as content:
-        try:
-            arrays = dict(np.load(content, allow_pickle=False))
-            found, norm = (int(arrays["version"]), int(arrays["processes"])), float(arrays["norm"])
-        # Damaged bytes may look like an encrypted file, another version of zip or a negative offset.
-        except Exception as error:
-            raise ValueError(
-                f"{path} is damaged ({error}); remove it, and the solve goes on from the state before"
-            ) from None
-    ours = VERSION, jax.process_count()
+    """The vectors, placed and typed as those of `like`, and the residual norm."""
+    wanted = {f"{name} {at}": piece for name, a in like.items() for at, piece in _pieces(a)}
     form = lambda a: (a.dtype, a.shape)  # noqa: E731
-    wanted = {f"{name} {at}": form(piece) for name, a in like.items() for at, piece in _pieces(a)}
-    if found != ours or wanted != {key: form(arrays[key]) for key in wanted if key in arrays}:
+    try:
+        arrays = read_arrays(path, "state", *wanted)
+        version, processes, norm = arrays["state"].tolist()
+        if (version, processes) != (VERSION, jax.process_count()) or any(
+            form(arrays[name]) != form(piece) for name, piece in wanted.items()
+        ):
+            raise ValueError(f"its format is {version}, its processes are {processes}, or its pieces are others")
+    except ValueError as error:
         raise ValueError(
-            f"{path} has format {found[0]}, of {found[1]} processes, and this is format {ours[0]} with {ours[1]}, or "
-            "with other devices or dtypes; start the solve as before, or name another folder"
-        )
+            f"{path} is damaged, or of other processes, devices or dtypes; start the solve as before, or remove that "
+            "file, and the solve goes on from the state before"
+        ) from error
 
     def vector(name: str, a: jax.Array) -> jax.Array:
         return jax.make_array_from_callback(a.shape, a.sharding, lambda at: arrays[f"{name} {_start(at, a.shape)}"])

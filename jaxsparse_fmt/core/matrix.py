@@ -342,20 +342,24 @@ class SparseMatrix(ScipyNames, Pattern):
 @standard_promotion
 def build(csr: Csr, name: str, target: Target, **layout: Any) -> SparseMatrix:
     """The canonical `csr` in the format `name`, or in the one that "auto" or "tune" chooses; checks name and layout."""
+    check_format(name, layout)
     if name in CHOSEN:
-        if layout:
-            raise ValueError(f"format={name!r} chooses the layout itself; name a format to set {', '.join(layout)}")
         # The only import from a higher layer: the cost models that choose a format import the formats.
         return importlib.import_module("jaxsparse_fmt.convert").chosen(csr, name, target)
-    if name not in FORMATS:
-        raise ValueError(f"unknown format {name!r}; choose one of {', '.join((*FORMATS, *CHOSEN))}")
-    cls = FORMATS[name]
-    for option in layout:
-        if option not in cls.layout_options:
-            known = ", ".join(cls.layout_options) or "none"
-            raise ValueError(f"format {name!r} has no layout option {option!r}; it has: {known}")
     with contextlib.nullcontext() if isinstance(csr.data, Tracer) else concrete():
-        return cls.from_csr(csr, target, **layout)
+        return FORMATS[name].from_csr(csr, target, **layout)
+
+
+def check_format(name: str, layout: dict[str, Any]) -> None:
+    """Raises ValueError for an unknown format, and for options that it does not have."""
+    if name in CHOSEN and layout:
+        raise ValueError(f"format={name!r} chooses the layout itself; name a format to set {', '.join(layout)}")
+    if name not in (*FORMATS, *CHOSEN):
+        raise ValueError(f"unknown format {name!r}; choose one of {', '.join((*FORMATS, *CHOSEN))}")
+    for option in layout:
+        if option not in FORMATS[name].layout_options:
+            known = ", ".join(FORMATS[name].layout_options) or "none"
+            raise ValueError(f"format {name!r} has no layout option {option!r}; it has: {known}")
 
 
 def _place(a: Any) -> Any:

@@ -27,10 +27,11 @@ Array = jax.Array
 
 def axes_of(a: Any) -> tuple[tuple[str, ...], ...]:
     """For each axis of the array, the explicit mesh axes over which that axis is sharded."""
-    return tuple(_names(entry) for entry in jax.typeof(a).sharding.spec)
+    return tuple(names(entry) for entry in jax.typeof(a).sharding.spec)
 
 
-def _names(entry: Any) -> tuple[str, ...]:
+def names(entry: Any) -> tuple[str, ...]:
+    """The mesh axes of an entry of a PartitionSpec."""
     return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
 
 
@@ -55,9 +56,10 @@ def resharded(a: Any, mesh: Any, axes: Sequence[tuple[str, ...]]) -> Array:
     return jax.reshard(a, NamedSharding(mesh, _spec(axes)))
 
 
-def spec_like(a: Any, *first: str | None) -> PartitionSpec:
+def spec_like(a: Any, *first: Any) -> PartitionSpec:
     """The sharding over explicit axes of an array: `first` for its first axes, that of `a` for the others."""
-    rest = [tuple(axis for axis in axes if axis not in first) for axes in axes_of(a)[len(first) :]]
+    taken = {axis for entry in first for axis in names(entry)}
+    rest = [tuple(axis for axis in axes if axis not in taken) for axes in axes_of(a)[len(first) :]]
     return PartitionSpec(*first, *(axes or None for axes in rest))
 
 
@@ -115,7 +117,7 @@ def by_xla(f: Callable[..., Any], operands: Sequence[Any], out: Any, mesh: Any =
     axis types differ from the context's.
 
     Args:
-      out: PartitionSpecs, as a prefix of f's result: its sharding over explicit axes.
+      out: PartitionSpecs, as a prefix of f's result: its sharding, of which explicit axes count.
       mesh: where the operands lie, if the context has no mesh; None takes theirs.
     """
     named = all_axes(*operands)
@@ -125,8 +127,9 @@ def by_xla(f: Callable[..., Any], operands: Sequence[Any], out: Any, mesh: Any =
     meshes = (jax.typeof(a).sharding.mesh for a in jax.tree.leaves(operands))
     if not {*axes, *named} & {*taken} and not (taken and any(not m.empty and m != mesh for m in meshes)):
         return f(*operands)
+    kept = lambda spec: _spec([tuple(a for a in names(entry) if a in taken) for entry in spec])  # noqa: E731
     shardings = jax.tree.map(
-        lambda spec: NamedSharding(mesh, spec), out, is_leaf=lambda a: isinstance(a, PartitionSpec)
+        lambda spec: NamedSharding(mesh, kept(spec)), out, is_leaf=lambda a: isinstance(a, PartitionSpec)
     )
 
     def inside(*operands: Any) -> Any:
@@ -154,12 +157,12 @@ def outside(f: Callable[[Array], Any], like: Any) -> Callable[[Array], Any]:
     return called
 
 
-def axes_to_map(mesh: Any, axis: str) -> frozenset[str]:
+def axes_to_map(mesh: Any, axis: Any) -> frozenset[str]:
     """The axes that a shard_map over `axis` makes manual: all auto axes, so that kernels see no other.
 
     Inside `by_xla` only `axis`, since axes that were explicit before stay sharded.
     """
-    return frozenset({axis}) if _in_auto.value else auto_axes(mesh)
+    return frozenset(names(axis)) if _in_auto.value else auto_axes(mesh)
 
 
 def explicit_axes(mesh: Any) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -54,10 +55,13 @@ def total(a: Number) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class Distribution:
-    """Vectors over a mesh axis: device k has piece k, `counts[k]` numbers and zeros up to `size`."""
+    """Vectors over a mesh axis: device k has piece k, `counts[k]` numbers and zeros up to `size`.
+
+    `axis` may be a tuple of mesh axes, which together count as one, the last of them fastest.
+    """
 
     mesh: Mesh
-    axis: str
+    axis: Any
     counts: tuple[int, ...]
     size: int
 
@@ -85,27 +89,39 @@ class Distribution:
     @property
     def is_manual(self) -> bool:
         """Whether the code that is traced here is inside a shard_map over the axis, and sees one device's pieces."""
-        return self.axis in jax.sharding.get_abstract_mesh().manual_axes
+        return {*mesh_axes.names(self.axis)} <= {*jax.sharding.get_abstract_mesh().manual_axes}
+
+    def piece_of(self, x: Array) -> PartitionSpec:
+        """How vectors [m] or [m, p] lie: pieces over the axis, columns over the mesh's other axes if these divide p.
+
+        The devices along those axes hold copies of a matrix, so each multiplies its own columns.
+        """
+        sizes, free = self.mesh_here.shape, mesh_axes.auto_axes(self.mesh_here) - {*mesh_axes.names(self.axis)}
+        others = tuple(axis for axis in sizes if axis in free)
+        divides = x.ndim == 2 and x.shape[1] % math.prod(sizes[axis] for axis in others) == 0
+        return PartitionSpec(self.axis, others) if divides and others else PartitionSpec(self.axis)
 
     def mapped(self, f: Callable[..., Any], in_specs: Any, out_specs: Any, check_vma: bool = True) -> Any:
-        """shard_map over the axis; see `mesh_axes.axes_to_map`."""
+        """shard_map over the axis, and over the other axes of `out_specs`; see `mesh_axes.axes_to_map`."""
         mesh = self.mesh_here
-        names = mesh_axes.axes_to_map(mesh, self.axis)
+        specs = jax.tree.leaves(out_specs, is_leaf=lambda spec: isinstance(spec, PartitionSpec))
+        others = {axis for spec in specs for entry in spec for axis in mesh_axes.names(entry)}
+        names = mesh_axes.axes_to_map(mesh, self.axis) | others
         return jax.shard_map(
             f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=names, check_vma=check_vma
         )
 
     def by_xla(self, f: Callable[..., Any], operands: tuple[Any, ...], out: Any) -> Any:
         """f(*operands) with the axis as an auto axis; see `mesh_axes.by_xla`."""
-        return mesh_axes.by_xla(f, operands, out, self.mesh.abstract_mesh, (self.axis,))
+        return mesh_axes.by_xla(f, operands, out, self.mesh.abstract_mesh, mesh_axes.names(self.axis))
 
     def placed(self, a: Array) -> Array:
         """An array of pieces on the mesh of the context, whose axes may be explicit where its own are auto."""
         here = jax.sharding.get_abstract_mesh()
         if here.empty or here == jax.typeof(a).sharding.mesh or self.is_manual:
             return a
-        kept = PartitionSpec(self.axis if self.axis in mesh_axes.explicit_axes(here) else None)
-        return jax.reshard(a, NamedSharding(self.mesh_here, kept))
+        kept = tuple(axis for axis in mesh_axes.names(self.axis) if axis in mesh_axes.explicit_axes(here))
+        return jax.reshard(a, NamedSharding(self.mesh_here, PartitionSpec(kept or None)))
 
     def emptied(self, x: Array) -> Array:
         """x [places, ...] with zeros in the empty places."""

@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.core import Tracer
 
 from jaxsparse_fmt._types import as_floating, concrete
@@ -159,10 +158,6 @@ def _equal(a: list[Array], b: list[Array]) -> bool:
         return bool(np.all([jnp.array_equal(x, y) for x, y in zip(a, b, strict=True) if x is not y]))
 
 
-def _places(shards: Shards) -> list[tuple[Array, Array, Array]]:
-    return shards.places(lax.axis_index(shards.axis))
-
-
 @jax.jit
 def _on_diagonal(blocks: Any) -> Array:
     """The number of entries on the diagonal, counted without shard_map, which cannot run while jit traces."""
@@ -179,9 +174,9 @@ def _scaled(A: Any, d: Array, axis: int) -> tuple[Array, ...]:
     """The values of all blocks, each times the number of d for its row (axis 0) or its column (axis 1)."""
 
     def scaled(shards: Shards, d: Array) -> tuple[Array, ...]:
-        if axis == 1 and shards.halo.kind != "none":
+        if axis == 1:
             d = jnp.concatenate([d, exchange(d, shards.halo, shards.axis)])
-        placed = zip(shards.blocks, (place[axis] for place in _places(shards)), strict=True)
+        placed = zip(shards.blocks, (place[axis] for place in shards.places()), strict=True)
         return tuple((A.unshared.values * d.at[k].get(mode="clip"))[None] for A, k in placed)
 
     return on_each_device(scaled, A.shards, A.range.over, d)
@@ -190,7 +185,7 @@ def _scaled(A: Any, d: Array, axis: int) -> tuple[Array, ...]:
 @jax.jit
 def _shifted(A: Any, s: Array) -> tuple[Array, ...]:
     def shifted(shards: Shards, s: Array) -> tuple[Array, ...]:
-        (row, col, place), *_ = _places(shards)
+        (row, col, place), *_ = shards.places()
         own, *beyond = (block.unshared.values for block in shards.blocks)
         here = (row == col) & (place < jnp.iinfo(place.dtype).max)
         added = jnp.where(here, s.at[row].get(mode="clip"), 0)

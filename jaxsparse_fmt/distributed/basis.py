@@ -32,7 +32,7 @@ from jaxsparse_fmt.core.vector_passes import Distribution
 from jaxsparse_fmt.distributed import even_blocks, halo
 from jaxsparse_fmt.distributed.halo import Halo
 from jaxsparse_fmt.distributed.halo_exchange import Exchange, exchange, returned
-from jaxsparse_fmt.distributed.placement import auto_mesh, local_parts, placing_mesh, sharded
+from jaxsparse_fmt.distributed.placement import local_parts, placing_mesh, sharded
 from jaxsparse_fmt.distributed.processes import agree
 
 Array = jax.Array
@@ -84,8 +84,7 @@ class Route:
         """The pieces of a vector that lies in even blocks."""
 
         def piece(slots: Array, how: Exchange, x: Array) -> Array:
-            if how.kind != "none":
-                x = jnp.concatenate([x, exchange(x, how, over.axis)])
+            x = jnp.concatenate([x, exchange(x, how, over.axis)])
             return x.at[slots].get(mode="fill", fill_value=0)
 
         return self._on_each_device(over, piece, x)
@@ -96,13 +95,13 @@ class Route:
 
         def block(slots: Array, how: Exchange, y: Array) -> Array:
             out = jnp.zeros((m + how.width, *y.shape[1:]), y.dtype).at[slots].add(y, mode="drop")
-            return out if how.kind == "none" else out[:m] + returned(out[m:], how, over.axis, m)
+            return out[:m] + returned(out[m:], how, over.axis, m)
 
         return self._on_each_device(over, block, y)
 
     def _on_each_device(self, over: Distribution, f: Callable[..., Array], v: Array) -> Array:
-        piece = PartitionSpec(over.axis)
-        return over.mapped(f, (piece, piece, piece), piece)(self.slots, self.how, v)
+        own, piece = PartitionSpec(over.axis), over.piece_of(v)
+        return over.mapped(f, (own, own, piece), piece)(self.slots, self.how, v)
 
 
 @pytree
@@ -149,7 +148,8 @@ class ShardedBasis(DistributedBasis):
         the user's, does: JAX's types of sharded vectors forbid some operations that whole vectors allow, such as an
         inner product.
         """
-        blocks = self.has_even_blocks and like is not None and self.over.axis in mesh_axes.axes_of(like)[0]
+        axes = {*mesh_axes.names(self.over.axis)}
+        blocks = self.has_even_blocks and like is not None and axes <= {*mesh_axes.axes_of(like)[0]}
         return _leave(self, y, self.over.axis if blocks else None)
 
     def accept(self, x: Any) -> Any:
@@ -181,7 +181,10 @@ class ShardedBasis(DistributedBasis):
                 "jax.device_put(x, jax.sharding.NamedSharding(mesh, PartitionSpec()))"
             )
         if isinstance(x.sharding, NamedSharding) and x.sharding.device_set == ours:
-            return x if _is_here(x.sharding.mesh, mesh) else _on_auto_axes(x)
+            its: Any = x.sharding.mesh
+            if its == mesh or its.abstract_mesh == jax.sharding.get_abstract_mesh():
+                return x
+            return jax.device_put(x, NamedSharding(Mesh(its.devices, its.axis_names), x.sharding.spec))
         return jax.device_put(x, NamedSharding(mesh, PartitionSpec(self.over.axis if self.has_even_blocks else None)))
 
     def _spread(self, x: Any) -> Any:
@@ -228,7 +231,7 @@ def _enter(basis: ShardedBasis, x: Array) -> Array:
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def _leave(basis: ShardedBasis, y: Array, explicit: str | None) -> Array:
+def _leave(basis: ShardedBasis, y: Array, explicit: Any) -> Array:
     over = basis.over
 
     def left(basis: ShardedBasis, y: Array) -> Array:
@@ -248,21 +251,9 @@ def _in_blocks(x: Array, over: Distribution) -> Array:
 
 
 def _on_pieces(f: Callable[..., Array], x: Array, over: Distribution) -> Array:
-    piece = PartitionSpec(over.axis)
     if len({even_blocks.block_size(over.counts), over.size, *over.counts}) == 1:
         return constrained(x, over)  # every even block is a piece
-    return over.mapped(functools.partial(f, over=over), (piece,), piece)(x)
-
-
-def _is_here(mesh: Any, own: Mesh) -> bool:
-    """Whether a matrix on `own` can multiply vectors on `mesh`: `mesh` is `own`, or the mesh of the context."""
-    return mesh == own or mesh.abstract_mesh == jax.sharding.get_abstract_mesh()
-
-
-def _on_auto_axes(x: Array) -> Array:
-    """The same vector on the same devices, on a mesh whose axes are left to XLA."""
-    assert isinstance(x.sharding, NamedSharding) and isinstance(x.sharding.mesh, Mesh)
-    return jax.device_put(x, NamedSharding(auto_mesh(x.sharding.mesh), x.sharding.spec))
+    return over.mapped(functools.partial(f, over=over), (over.piece_of(x),), over.piece_of(x))(x)
 
 
 def constrained(x: Array, over: Distribution) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from jaxsparse_fmt._types import Csr, Target, readable_bytes, requested_dtype, whole_number
 from jaxsparse_fmt.convert import checked
-from jaxsparse_fmt.core.matrix import FORMATS
+from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.vector_passes import Distribution
 from jaxsparse_fmt.distributed import basis, halo, padding, row_partition
 from jaxsparse_fmt.distributed.common_format import Request, in_one_format, taller
@@ -30,7 +30,7 @@ from jaxsparse_fmt.formats.reordered import permuted
 def shard(
     S: Any,
     mesh: Mesh,
-    axis: str = "rows",
+    axis: Any = "rows",
     format: str = "auto",
     mode: str = "overlap",
     *,
@@ -48,7 +48,7 @@ def shard(
     Args:
       S: scipy.sparse matrix or array, or a matrix in a format of `FORMATS`.
       mesh: a `jax.sharding.Mesh`, whose other axes hold copies. Under `jax.set_mesh` its axes keep their types.
-      axis: the name of the mesh axis.
+      axis: the name of the mesh axis, or a tuple of names, whose axes together count as one.
       format: the format of each shard's own columns, a name in `FORMATS`; "auto" for the one of `choose.rank` in which
         the slowest shard takes the least time, "tune" for the one measured to be fastest on the shard with the most
         entries.
@@ -57,8 +57,8 @@ def shard(
       by: "nnz" for equally many entries a device, "rows" for equally many rows, "graph" for few entries between devices
         (METIS), or integers [n], the device of each unknown, as from `boxes`.
       reorder: "rcm" or a permutation [n]: a new order of the unknowns, applied before the cut.
-      exchange: the exchange of the halo: "permute", "all_to_all" or "gather"; "auto" for the cheapest by the
-        bandwidths and latencies within and between hosts that `traffic.Machine` lists.
+      exchange: the exchange of the halo: "permute" or "all_to_all"; "auto" for the cheapest by the bandwidths and
+        latencies within and between hosts that `traffic.Machine` lists.
       halo_format: the format of other devices' columns; None: `format` with its layout. Mode "vector" ignores it.
       max_bytes: the largest padded storage of one shard's part to accept.
 
@@ -70,7 +70,6 @@ def shard(
         that its device cannot hold, and as in `from_scipy`.
       TypeError: `mesh` is no mesh, or S no matrix. ImportError: by="graph" without pymetis.
     """
-    _check_keywords(layout, shard)
     parts, mesh = _placed(mesh, axis)
 
     def prepared() -> dict[str, Any]:
@@ -89,7 +88,7 @@ def shard_from_rows(
     rows_of: Callable[[int, int], Any],
     n: int,
     mesh: Mesh,
-    axis: str = "rows",
+    axis: Any = "rows",
     format: str = "auto",
     mode: str = "overlap",
     *,
@@ -118,7 +117,6 @@ def shard_from_rows(
       ValueError: rows of another shape, `starts` that do not rise from 0 to n, and as in `shard`.
       TypeError: `mesh` is no mesh, `rows_of` returns no matrix, or n or `starts` are no integers.
     """
-    _check_keywords(layout, shard_from_rows)
     parts, mesh = _placed(mesh, axis)
 
     def prepared() -> dict[str, Any]:
@@ -157,26 +155,11 @@ def _cuts(starts: Any, n: int, parts: int) -> np.ndarray:
     return cuts
 
 
-def _check_keywords(layout: dict[str, Any], function: Callable[..., Any]) -> None:
-    """Refuses a keyword that is no option of any format's layout.
-
-    Raises:
-      TypeError: the keyword is no such option.
-    """
-    known = {option for cls in FORMATS.values() for option in cls.layout_options}
-    for name in layout.keys() - known:
-        own = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
-        raise TypeError(
-            f"{function.__name__} has no keyword {name!r}; it has {', '.join(own)}, and layout options of formats: "
-            f"{', '.join(sorted(known))}"
-        )
-
-
 def assemble(
     rows_of: Callable[[int, int], Csr],
     starts: np.ndarray,
     columns: np.ndarray,
-    axis: str,
+    axis: Any,
     request: Request,
     perm: np.ndarray | None = None,
     entry: np.ndarray | None = None,
@@ -268,16 +251,15 @@ def _placed(mesh: Any, axis: Any) -> tuple[int, Mesh]:
         mesh = concrete
     if not isinstance(mesh, Mesh):
         raise TypeError(f"mesh must be a jax.sharding.Mesh, such as jax.make_mesh((8,), ('rows',)); got {mesh!r}")
-    if isinstance(axis, (tuple, list)):
-        raise ValueError(
-            f"axis must be one mesh axis; got {axis!r}. Make one axis of several: "
-            "jax.sharding.Mesh(mesh.devices.reshape(-1), ('rows',))"
-        )
-    if axis not in mesh.axis_names:
+    axes = mesh_axes.names(axis)
+    # A collective over several axes counts devices in the order of the mesh.
+    if not axes or axes != tuple(name for name in mesh.axis_names if name in axes):
         known = ", ".join(map(repr, mesh.axis_names)) or "none"
-        raise ValueError(f"the mesh has no axis {axis!r}; it has {known}. Pass one of them as axis=")
+        raise ValueError(
+            f"axis must name an axis of the mesh, or several as a tuple in the mesh's order: {known}; got {axis!r}"
+        )
     alone(mesh)  # refuses a mesh that leaves out processes, before any of them waits
-    return mesh.shape[axis], basis.placing_mesh(mesh)
+    return math.prod(mesh.shape[axis] for axis in axes), basis.placing_mesh(mesh)
 
 
 def _pieces(counts: np.ndarray) -> tuple[tuple[int, ...], int]:
@@ -299,7 +281,7 @@ def _split(
     is_own = (block.indices >= columns[k]) & (block.indices < columns[k + 1])
     col = np.where(is_own, block.indices - columns[k], n_own)
     col[~is_own] += plan.slots[k][np.searchsorted(plan.needs[k], block.indices[~is_own])]
-    if mode == "vector" or plan.how.kind == "none":
+    if mode == "vector" or not width:
         whole = scipy.sparse.csr_array((block.data, col, block.indptr), shape=(block.shape[0], n_own + width))
         # A copy: the block may be the caller's own.
         return [taller(whole.sorted_indices(), n_rows)], np.zeros(0, np.int64)

@@ -15,14 +15,13 @@ from jax.sharding import Mesh
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.choose import ranking, tune
 from jaxsparse_fmt.choose.ranking import Choice
-from jaxsparse_fmt.core.matrix import CHOSEN, FORMATS, SparseMatrix, build
+from jaxsparse_fmt.core.matrix import CHOSEN, FORMATS, SparseMatrix, build, check_format
 from jaxsparse_fmt.distributed import padding
 from jaxsparse_fmt.distributed.halo_exchange import KINDS
 from jaxsparse_fmt.distributed.processes import everyones, together
 from jaxsparse_fmt.formats.building import TooLarge
 from jaxsparse_fmt.kernels.backends import selection
-
-MODES = ("overlap", "naive", "vector")
+from jaxsparse_fmt.models.traffic import MODES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,11 +41,8 @@ class Request:
             raise ValueError(f"mode must be one of {', '.join(MODES)}; got {self.mode!r}")
         if self.exchange not in ("auto", *KINDS):
             raise ValueError(f"exchange must be 'auto' or one of {', '.join(KINDS)}; got {self.exchange!r}")
-        for name in {self.format, self.halo_format or self.format} - {*FORMATS, *CHOSEN}:
-            raise ValueError(f"unknown format {name!r}; choose one of {', '.join((*CHOSEN, *FORMATS))}")
-        if self.format in CHOSEN and self.layout:
-            given = ", ".join(self.layout)
-            raise ValueError(f"format={self.format!r} chooses the layout itself; name a format to set {given}")
+        check_format(self.format, self.layout)
+        check_format(self.halo_format or self.format, {})
 
 
 @dataclasses.dataclass(frozen=True)

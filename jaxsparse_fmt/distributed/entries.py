@@ -6,12 +6,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import scipy.sparse
-from jax import lax
 
-from jaxsparse_fmt._types import Csr
-from jaxsparse_fmt.distributed.halo_exchange import exchange, exchange_on_host
+from jaxsparse_fmt.distributed.halo_exchange import exchange
 from jaxsparse_fmt.distributed.local import Shards, on_each_device
 
 Array = jax.Array
@@ -29,14 +25,14 @@ def data(A: Sharded) -> Array:
 def gathered(shards: Shards, size: int) -> Array:
     """The entries of one shard [size] in their order, on its device."""
     out = jnp.zeros(size, shards.blocks[0].dtype)
-    for (_, _, place), block in zip(shards.places(lax.axis_index(shards.axis)), shards.blocks, strict=True):
+    for (_, _, place), block in zip(shards.places(), shards.blocks, strict=True):
         out = out.at[place].set(block.unshared.values, mode="drop", unique_indices=True)
     return out
 
 
 def stored(shards: Shards, own: Array) -> tuple[Array, ...]:
     """The values [1, n_stored] of one shard's blocks, from its entries in their order."""
-    places = (place for _, _, place in shards.places(lax.axis_index(shards.axis)))
+    places = (place for _, _, place in shards.places())
     return tuple(own.at[place].get(mode="fill", fill_value=0)[None] for place in places)
 
 
@@ -51,37 +47,15 @@ def coordinates(A: Sharded) -> tuple[Array, Array]:
     """Rows and columns [nnz]; the columns of the halo come from an exchange of the unknowns' numbers."""
 
     def found(shards: Shards, rows: Array, cols: Array) -> tuple[Array, Array]:
-        if shards.halo.kind != "none":
-            cols = jnp.concatenate([cols, exchange(cols, shards.halo, shards.axis)])
+        cols = jnp.concatenate([cols, exchange(cols, shards.halo, shards.axis)])
         row_of, col_of = jnp.zeros(A.entries.over.size, rows.dtype), jnp.zeros(A.entries.over.size, cols.dtype)
-        for row, col, place in shards.places(lax.axis_index(shards.axis)):
+        for row, col, place in shards.places():
             row_of = row_of.at[place].set(jnp.take(rows, row, mode="clip"), mode="drop", unique_indices=True)
             col_of = col_of.at[place].set(jnp.take(cols, col, mode="clip"), mode="drop", unique_indices=True)
         return row_of, col_of
 
     rows, cols = on_each_device(found, A.shards, A.range.over, A.range.unknowns(), A.domain.unknowns())
     return A.entries.leave(rows), A.entries.leave(cols)
-
-
-def to_scipy(A: Sharded) -> Csr:
-    """Canonical CSR on the host; 16-bit floats become float32. Uses no shard_map, which cannot run while jit traces."""
-    shards = jax.tree.map(np.asarray, A.shards)
-    cols = np.asarray(A.domain.unknowns()).reshape(A.parts, -1)
-    rows = np.asarray(A.range.unknowns()).reshape(A.parts, -1)
-    buffers = exchange_on_host(dict(enumerate(cols)), shards.halo, A.range.over.mesh)
-    found = []
-    for k in range(A.parts):
-        one = jax.tree.map(lambda a, k=k: jnp.asarray(a[k]), shards)
-        all_cols = np.concatenate([cols[k], buffers[k]])
-        for (row, col, place), block in zip(places(one, k), one.blocks, strict=True):
-            live = np.asarray(place) < np.iinfo(place.dtype).max
-            row, col = np.asarray(row)[live], np.asarray(col)[live]
-            found.append((rows[k][row], all_cols[col], np.asarray(block.unshared.values)[live]))
-    row, col, values = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
-    values = values.astype(np.float32) if values.itemsize == 2 else values
-    csr = scipy.sparse.coo_array((values, (row, col)), shape=A.shape).tocsr()
-    csr.sort_indices()
-    return csr
 
 
 places = jax.jit(Shards.places)

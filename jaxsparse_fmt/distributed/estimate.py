@@ -21,7 +21,6 @@ def loads(
     csr: Csr,
     parts: int,
     by: Any = "nnz",
-    reorder: Any = None,
     *,
     entry_bytes: float | None = None,
     value_bytes: int | None = None,
@@ -29,15 +28,17 @@ def loads(
 ) -> dict[str, Load]:
     """The entries that each device of a partition holds and the halo that it receives, for each kind of exchange.
 
+    Without a halo the only kind is "none".
+
     Args:
       csr: canonical CSR on the host, square.
       parts: devices.
-      by, reorder: as in `row_partition.partition`.
+      by: as in `row_partition.partition`.
       entry_bytes: storage of an entry; None: a value and a 32-bit index.
       value_bytes: bytes of a vector element; None: those of the matrix's dtype.
       per_host: devices of a host.
     """
-    cuts = row_partition.partition(csr, parts, by, reorder)
+    cuts = row_partition.partition(csr, parts, by)
     csr, _ = permuted(csr, cuts.perm)
     starts, boundary = cuts.starts, np.zeros(parts, np.int64)
     needs = []
@@ -55,35 +56,11 @@ def loads(
         entry_bytes=value + 4 if entry_bytes is None else entry_bytes,
         value_bytes=value,
     )
-    return with_halo(held, needs, starts, per_host)
-
-
-def with_halo(held: Load, needs: list[np.ndarray], starts: np.ndarray, per_host: int) -> dict[str, Load]:
-    """The load with its halo, for each kind of exchange; {"none": held} without a halo.
-
-    Args:
-      needs, starts: the halo of every device, and the pieces of x, as in `halo.plan`.
-    """
-    hosts = np.arange(held.parts) // per_host
-    between = halo.neighbours(
-        {k: (str(hosts[k]), {s: len(u) for s, u in halo.by_owner(of, starts).items()}) for k, of in enumerate(needs)}
-    )
+    hosts = [str(k // per_host) for k in range(parts)]
+    counts = [{s: len(u) for s, u in halo.by_owner(of, starts).items()} for of in needs]
+    between = halo.neighbours(dict(enumerate(zip(hosts, counts, strict=True))))
     if not len(between.count):
         return {"none": held}
     moved = halo.exchanges(between, int(np.diff(starts).max()))
     names = ("near", "far", "collectives", "among_all")
     return {kind: dataclasses.replace(held, **{n: getattr(of, n) for n in names}) for kind, of in moved.items()}
-
-
-def load_of(A: Any) -> Load:
-    """The load of the devices of a matrix `A`, sharded or not; all are taken to lie on one host."""
-    vectors = max(A.dtype.itemsize, 4)  # values may be narrower
-    if not hasattr(A, "shards"):
-        return Load(1, A.shape[0], A.nnz, entry_bytes=A.nbytes_read / max(A.nnz, 1), value_bytes=vectors)
-    held, how, parts = A.record.imbalance, A.shards.halo, A.parts
-    boundary = A.shards.boundary
-    boundary = 0 if boundary is None else (np.asarray(boundary) < A.range.over.size).sum(axis=1)
-    others = how.width - how.width // parts * (how.kind in ("all_to_all", "gather"))
-    collectives = 0 if how.kind == "none" else len(how.sizes) if how.kind == "permute" else 1
-    entry = sum(block.nbytes_read for block in A.shards.blocks) / parts / max(int(held.nnz.max()), 1)
-    return Load(parts, held.rows, held.nnz, others, 0, boundary, collectives, how.kind != "permute", entry, vectors)

@@ -30,18 +30,17 @@ class Round:
     """Runs that travel together.
 
     Attributes:
-      pairs: (device of the block, device of the piece) of each run.
+      pairs: (sender, receiver) of each run.
       size: the length of the longest run.
-      block, piece: [parts], where the run of each device begins in its even block, and in its piece.
-      sent, received: [parts], the lengths of the runs that each device has in its even block, and in its piece.
+      start, count: [parts], where the run that each device sends begins, and its length.
+      to: [parts], where the run that each device receives begins.
     """
 
     pairs: tuple[tuple[int, int], ...]
     size: int
-    block: np.ndarray
-    piece: np.ndarray
-    sent: np.ndarray
-    received: np.ndarray
+    start: np.ndarray
+    count: np.ndarray
+    to: np.ndarray
 
 
 def block_size(counts: tuple[int, ...]) -> int:
@@ -51,39 +50,32 @@ def block_size(counts: tuple[int, ...]) -> int:
 
 def to_pieces(x: Array, over: Distribution) -> Array:
     """A device's piece [size, ...] of the even blocks x [m, ...], zero in empty places; for use inside shard_map."""
-    rounds = _rounds(over.counts)
-    return _moved(x, over.size, over.axis, [(r.pairs, r.size, r.block, r.sent, r.piece) for r in rounds])
+    return _moved(x, over.size, over.axis, _rounds(over.counts, False))
 
 
 def to_blocks(y: Array, over: Distribution) -> Array:
     """A device's even block [m, ...] of the pieces y [size, ...]; for use inside shard_map."""
-    back = [(tuple((b, a) for a, b in r.pairs), r.size, r.piece, r.received, r.block) for r in _rounds(over.counts)]
-    return _moved(y, block_size(over.counts), over.axis, back)
+    return _moved(y, block_size(over.counts), over.axis, _rounds(over.counts, True))
 
 
-def _moved(a: Array, n: int, axis: str, runs: list[tuple[Any, int, np.ndarray, np.ndarray, np.ndarray]]) -> Array:
-    """[n, ...] the runs that this device receives, added to zeros.
-
-    Args:
-      runs: of each round the (sender, receiver) pairs, the size of the longest run, and [parts] where the run of each
-        device begins in `a`, its length there, and where the run that it receives begins in the result.
-    """
+def _moved(a: Array, n: int, axis: Any, rounds: list[Round]) -> Array:
+    """[n, ...] the runs that this device receives, added to zeros."""
     k = lax.axis_index(axis)
-    longest = max((size for _, size, *_ in runs), default=0)
+    longest = max((of.size for of in rounds), default=0)
     behind = ((0, longest), *((0, 0),) * (a.ndim - 1))  # so no slice reaches beyond the end: XLA would shift it
     a, out = jnp.pad(a, behind), jnp.zeros((n + longest, *a.shape[1:]), a.dtype)
-    for pairs, size, start, count, to in runs:
-        start, count, to = (jnp.asarray(table, np.int32)[k] for table in (start, count, to))
-        live = (lax.iota(np.int32, size) < count).reshape(-1, *(1,) * (a.ndim - 1))
-        run = jnp.where(live, lax.dynamic_slice_in_dim(a, start, size), 0)
-        run = run if all(source == target for source, target in pairs) else lax.ppermute(run, axis, pairs)
-        out = lax.dynamic_update_slice_in_dim(out, lax.dynamic_slice_in_dim(out, to, size) + run, to, 0)
+    for of in rounds:
+        start, count, to = (jnp.asarray(table, np.int32)[k] for table in (of.start, of.count, of.to))
+        live = (lax.iota(np.int32, of.size) < count).reshape(-1, *(1,) * (a.ndim - 1))
+        run = jnp.where(live, lax.dynamic_slice_in_dim(a, start, of.size), 0)
+        run = run if all(sender == receiver for sender, receiver in of.pairs) else lax.ppermute(run, axis, of.pairs)
+        out = lax.dynamic_update_slice_in_dim(out, lax.dynamic_slice_in_dim(out, to, of.size) + run, to, 0)
     return out[:n]
 
 
 @functools.lru_cache(maxsize=64)
-def _rounds(counts: tuple[int, ...]) -> list[Round]:
-    """The rounds for pieces of these lengths; the first has the runs that stay on their device."""
+def _rounds(counts: tuple[int, ...], back: bool) -> list[Round]:
+    """The rounds from even blocks to pieces of these lengths, or back; the first has the runs that stay."""
     parts, m = len(counts), block_size(counts)
     ends = np.cumsum(counts)
     cuts = np.unique(np.concatenate([[0], ends, np.minimum(np.arange(1, parts + 1) * m, ends[-1])]))
@@ -92,13 +84,14 @@ def _rounds(counts: tuple[int, ...]) -> list[Round]:
     number = np.zeros(len(first), np.int64)
     moves = block != piece
     number[moves] = 1 + in_rounds(block[moves], piece[moves], length[moves])
+    sides = (block, first - block * m), (piece, first - (ends - counts)[piece])
+    (sender, begin), (receiver, to) = sides[::-1] if back else sides
 
     def made(runs: np.ndarray) -> Round:
-        of_block, of_piece = block[runs], piece[runs]
-        tables = np.zeros((4, parts), np.int64)
-        tables[0, of_block], tables[1, of_piece] = first[runs] - of_block * m, (first - (ends - counts)[piece])[runs]
-        tables[2, of_block] = tables[3, of_piece] = length[runs]
-        pairs = tuple(zip(of_block.tolist(), of_piece.tolist(), strict=True))
+        tables = np.zeros((3, parts), np.int64)
+        tables[:2, sender[runs]] = begin[runs], length[runs]
+        tables[2, receiver[runs]] = to[runs]
+        pairs = tuple(zip(sender[runs].tolist(), receiver[runs].tolist(), strict=True))
         return Round(pairs, int(length[runs].max()), *tables)
 
     return [made(number == c) for c in np.unique(number)]

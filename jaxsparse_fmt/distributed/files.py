@@ -1,6 +1,6 @@
 """A matrix in a folder, of which each process reads its own rows: parts, each the next rows, and a header.
 
-    matrix.json         rows, columns, the dtype of the entries, and where the rows of each part begin
+    matrix.npz          rows, columns, an empty array in the dtype of the entries, and where the rows of each part begin
     000000000000.npz    indptr [rows + 1] from 0, indices and data [nnz] of the part whose first row is 0
     000000131072.npz    of the next part
 
@@ -13,9 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import json
 import os
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,10 +27,10 @@ from jaxsparse_fmt.distributed import row_partition
 from jaxsparse_fmt.distributed.pieces import pieces as rows_of_shards
 from jaxsparse_fmt.distributed.pieces import starts_of
 from jaxsparse_fmt.distributed.processes import alone, everyones
-from jaxsparse_fmt.io.arrays import broken, read_arrays, write_arrays
+from jaxsparse_fmt.io.arrays import broken, content_of, read_arrays
 
-FORMAT = "jaxsparse rows 2"
-LONGEST = 10_000_000  # bytes of matrix.json
+VERSION = 3
+HEADER = "matrix.npz"
 PART = 2**26  # bytes of a part of a matrix that is held whole
 DTYPES = tuple(dict.fromkeys(np.dtype(letter).name for letter in "?bhilqBHILQfdgFDG"))  # all that scipy.sparse holds
 
@@ -80,7 +78,7 @@ class SavedRows:
         path, arrays = self._path(k), read_arrays(self._path(k), "indptr", "indices", "data")
         pointers, indices, data = self._pointers(k, arrays), arrays["indices"], arrays["data"]
         if data.dtype != self.dtype or indices.dtype != index_dtype(self.shape[1]):
-            raise broken(path, f"it has {data.dtype} at {indices.dtype} columns, and matrix.json {self.dtype}")
+            raise broken(path, f"it has {data.dtype} at {indices.dtype} columns, and {HEADER} {self.dtype}")
         if not pointers[-1] == data.size == indices.size:
             raise broken(path, f"{pointers[-1]} entries do not fit {data.size} values and {indices.size} columns")
         if indices.size and not (indices.min() >= 0 and indices.max() < self.shape[1]):
@@ -110,6 +108,7 @@ class _Mine:
     Attributes:
       cuts: of all parts.
       first: the first rows of its own.
+      held: whether rows_of gives rows that lie in memory, so that parts are written again rather than trusted.
       mesh: of a sharded matrix, which all processes write together; else None.
     """
 
@@ -117,6 +116,7 @@ class _Mine:
     rows_of: Callable[[int, int], Any]
     cuts: np.ndarray
     first: set[int]
+    held: bool
     mesh: Any = None
 
     def part(self, start: int, stop: int, dtype: Any = None) -> Csr:
@@ -139,7 +139,7 @@ def _mine(S: Any, n: int | None, pieces: int) -> _Mine:
         if in_users_order and S.range.n:
             starts, own = starts_of(over), rows_of_shards(S, np.promote_types(S.dtype, np.float32))
             rows = {int(starts[k]): of for k, of in own.items() if of.shape[0]}
-            return _Mine((S.range.n, S.domain.n), lambda a, b: rows[a], np.unique(starts), set(rows), over.mesh)
+            return _Mine((S.range.n, S.domain.n), lambda a, b: rows[a], np.unique(starts), set(rows), True, over.mesh)
         if not alone(over.mesh):
             raise ValueError("several processes save a sharded matrix in the user's order only; shard without reorder=")
     if callable(S):
@@ -147,17 +147,18 @@ def _mine(S: Any, n: int | None, pieces: int) -> _Mine:
             raise ValueError("n, the number of rows and columns, must be given with a function that makes rows")
         n = whole_number("n", n)
         cuts = row_partition.equal(n, max(1, min(pieces, n)))
-        return _Mine((n, n), S, cuts, set(cuts[:-1].tolist()))
+        return _Mine((n, n), S, cuts, set(cuts[:-1].tolist()), False)
     whole = _sparse(S, "save_rows takes a scipy.sparse matrix, one of this library, or a function that makes rows")
     nbytes = sum(a.nbytes for a in (whole.data, whole.indices, whole.indptr))
     cuts = row_partition.equal(whole.shape[0], max(1, min(-(-nbytes // PART), whole.shape[0])))
-    return _Mine(whole.shape, lambda a, b: whole[a:b], cuts, set(cuts[:-1].tolist()))
+    return _Mine(whole.shape, lambda a, b: whole[a:b], cuts, set(cuts[:-1].tolist()), True)
 
 
 def save_rows(folder: str | os.PathLike[str], S: Any, n: int | None = None, pieces: int = 1) -> None:
     """Writes a matrix for `saved_rows`; the same call continues one that was interrupted.
 
-    Before it continues, it compares the shape, the parts, the dtype and the first part, but not the other parts.
+    Before it continues, it compares the shape, the parts, the dtype and the first part. It keeps the parts of a
+    function that are written already, and writes those of a matrix again.
 
     Of a sharded matrix in the user's order each process writes the rows of its devices; all must call this, and see
     the folder.
@@ -167,8 +168,8 @@ def save_rows(folder: str | os.PathLike[str], S: Any, n: int | None = None, piec
       S: a scipy.sparse matrix, one of this library, or a function such as `rows_of` of `shard_from_rows`; its pieces,
         each the rows of one call and one file, are held one at a time.
       n: rows and columns, for a function.
-      pieces: the number of parts; the function is called once for each, and once more for the first. A process later
-        reads whole parts, so they should be no larger than a device's share.
+      pieces: the number of parts; the function is called once for each. A process later reads whole parts, so they
+        should be no larger than a device's share.
 
     Raises:
       FileExistsError: the folder holds other files, all parts, or parts of another matrix. ValueError: a function
@@ -179,40 +180,42 @@ def save_rows(folder: str | os.PathLike[str], S: Any, n: int | None = None, piec
     mine, folder = _mine(S, n, whole_number("pieces", pieces, 1)), Path(folder)
     shape, cuts = mine.shape, mine.cuts
     agreed = functools.partial(everyones, mesh=mine.mesh) if mine.mesh else lambda make: make()
+    parts: dict[int, bytes] = {}
 
-    def first() -> dict[int, tuple[np.dtype, int]]:
-        """The dtype of the first part and a checksum, from the process that has it."""
+    def content(csr: Csr, dtype: np.dtype) -> bytes:
+        indices, data = csr.indices.astype(index_dtype(shape[1])), csr.data.astype(dtype)
+        return content_of(indptr=csr.indptr.astype(np.int64), indices=indices, data=data)
+
+    def first() -> dict[int, np.dtype]:
+        """Makes the first part in the process that has it, and returns its dtype."""
         if 0 not in mine.first:
             return {}
         csr = mine.part(0, int(cuts[1]))
-        crc = 0
-        for a in (csr.indptr, csr.indices, csr.data):
-            crc = zlib.crc32(np.ascontiguousarray(a).data, crc)
-        return {0: (csr.data.dtype, crc)}
+        parts[0] = content(csr, csr.data.dtype)
+        return {0: csr.data.dtype}
 
-    dtype, crc = agreed(first)[0]
-    told = {"format": FORMAT, "shape": shape, "dtype": dtype.name, "starts": cuts.tolist(), "crc32 of part 0": crc}
-    header, text = folder / "matrix.json", json.dumps(told)
+    dtype = agreed(first)[0]
+    header = content_of(version=[VERSION], shape=np.array(shape, np.int64), starts=cuts, dtype=np.zeros(0, dtype))
 
     def prepare() -> dict[int, Any]:
         there = {path.name for path in folder.glob("*")}
-        if header.name not in there and any(not name.startswith(".") for name in there):
+        if HEADER not in there and any(not name.startswith(".") for name in there):
             raise FileExistsError(f"{folder} is not empty; name another folder, or remove what is in it")
-        if header.name in there and (header.read_text() != text or {_name(a) for a in cuts[:-1]} <= there):
+        told = {HEADER: header} | {_name(start): of for start, of in parts.items()}
+        differs = any((folder / name).read_bytes() != of for name, of in told.items() if name in there)
+        if differs or {HEADER, *map(_name, cuts[:-1])} <= there:
             raise FileExistsError(f"{folder} holds this matrix already, or another; name another folder, or remove it")
-        for scratch in [*folder.glob(".matrix.json-*"), *folder.glob(".[0-9]*.npz-*")]:  # of a call that was killed
+        for scratch in [*folder.glob(f".{HEADER}-*"), *folder.glob(".[0-9]*.npz-*")]:  # of a call that was killed
             scratch.unlink(missing_ok=True)
         return {}
 
     def write() -> dict[int, Any]:
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(header, text.encode())
+        write_whole(folder / HEADER, header)
         for start, stop in itertools.pairwise(cuts.tolist()):
             path = folder / _name(start)
-            if start in mine.first and not path.exists():
-                csr = mine.part(start, stop, dtype)
-                indices, data = csr.indices.astype(index_dtype(shape[1])), csr.data.astype(dtype)
-                write_arrays(path, indptr=csr.indptr.astype(np.int64), indices=indices, data=data)
+            if start in mine.first and (mine.held or not path.exists()):
+                write_whole(path, parts.pop(start, None) or content(mine.part(start, stop, dtype), dtype))
         return {}
 
     agreed(prepare)
@@ -231,11 +234,10 @@ def saved_rows(folder: str | os.PathLike[str]) -> SavedRows:
     """The matrix that `save_rows` wrote; its entries are read when their rows are used.
 
     Raises:
-      FileNotFoundError: the folder has no matrix, or an incomplete one. ValueError: matrix.json is not as `save_rows`
-        writes it.
+      FileNotFoundError: the folder has no matrix, or an incomplete one. ValueError: the header is damaged.
     """
     folder = Path(folder)
-    shape, dtype, cuts = _header(folder / "matrix.json")
+    shape, dtype, cuts = _header(folder / HEADER)
     written = sum(1 for _ in folder.glob("[0-9]*.npz"))
     if written < len(cuts) - 1:
         cure = "call save_rows as before, and it writes the rest"
@@ -244,28 +246,17 @@ def saved_rows(folder: str | os.PathLike[str]) -> SavedRows:
 
 
 def _header(path: Path) -> tuple[tuple[int, int], np.dtype, np.ndarray]:
-    """The shape, the dtype of the entries, and the first row of each part and the number of rows, in matrix.json."""
+    """The shape, the dtype of the entries, and the first row of each part and the number of rows."""
     if not path.exists():
         raise FileNotFoundError(f"there is no {path}; was the matrix saved there?")
-    if path.stat().st_size > LONGEST:
-        raise broken(path, f"more than {LONGEST:,} bytes")
-    try:
-        header = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise broken(path, f"not JSON: {error}") from None
-    given = header if isinstance(header, dict) else {}
-    if given.get("format") != FORMAT:
-        raise broken(path, f"the format {given.get('format')!r} is not {FORMAT!r}")
-    shape, dtype, starts = (given.get(name) for name in ("shape", "dtype", "starts"))
-    lists = [
-        of if isinstance(of, list) and all(type(n) is int and 0 <= n < 2**63 for n in of) else []
-        for of in (shape, starts)
-    ]
-    if len(lists[0]) != 2 or len(lists[1]) < 2:
-        raise broken(path, f"shape {shape!r} or starts {starts!r} are not those of a matrix")
-    (n_rows, n_cols), cuts = lists[0], np.array(lists[1], np.int64)
+    version, shape, cuts, like = read_arrays(path, "version", "shape", "starts", "dtype").values()
+    if version.tolist() != [VERSION]:
+        raise broken(path, f"the version {version.tolist()} is not {VERSION}")
+    if not (shape.dtype == cuts.dtype == np.int64 and shape.size == 2 and np.all(shape >= 0) and cuts.size > 1):
+        raise broken(path, f"shape {shape.tolist()} or {cuts.size} starts are not those of a matrix")
+    n_rows, n_cols = shape.tolist()
     if cuts[0] != 0 or cuts[-1] != n_rows or np.any(np.diff(cuts) < (n_rows > 0)):
         raise broken(path, f"starts do not rise from 0 to {n_rows}")
-    if dtype not in DTYPES:
-        raise broken(path, f"dtype {dtype!r} is none of {', '.join(DTYPES)}")
-    return (n_rows, n_cols), np.dtype(dtype), cuts
+    if like.dtype.name not in DTYPES:
+        raise broken(path, f"dtype {like.dtype} is none of {', '.join(DTYPES)}")
+    return (n_rows, n_cols), like.dtype, cuts

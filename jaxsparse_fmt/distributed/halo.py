@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 
 from jaxsparse_fmt._types import readable_bytes
 from jaxsparse_fmt.distributed.delivery import Messages, delivered
-from jaxsparse_fmt.distributed.halo_exchange import KINDS, Exchange
+from jaxsparse_fmt.distributed.halo_exchange import Exchange
 from jaxsparse_fmt.distributed.processes import everyones
 from jaxsparse_fmt.distributed.rounds import in_rounds
 from jaxsparse_fmt.models import traffic
@@ -130,13 +130,11 @@ def plan(
       make: returns for each device of this process its halo, as from `needed`.
       starts: [parts + 1], the pieces of x.
       itemsize: bytes of an unknown.
-      kind: one of `KINDS`; "auto" takes the cheapest by `traffic.cg_step`.
+      kind: one of `halo_exchange.KINDS`; "auto" takes the cheapest by `traffic.cg_step`.
 
     Raises:
-      ValueError: another kind. What make() raises in one process, all processes raise.
+      What make() raises in one process, all processes raise.
     """
-    if kind not in ("auto", *KINDS):
-        raise ValueError(f"exchange must be 'auto' or one of {', '.join(KINDS)}; got {kind!r}")
     name, needs = socket.gethostname(), {}
 
     def tell() -> dict[int, tuple[str, dict[int, int]]]:
@@ -172,30 +170,25 @@ def planned(
     if not len(between.count):
         return Halo(Exchange(before=(0,) * parts), {}, needs, needs, between, "no device needs unknowns of another")
     cheapest, price = traffic.cheapest(exchanges(between, size), machine_of(between))
-    most = int(between.count.max())
     chosen = cheapest if kind == "auto" else kind
     if chosen == "permute":
-        how = _permute(between)
+        how, length = _permute(between), int(between.rounds[1].sum())
     else:
-        each = most if chosen == "all_to_all" else size
-        how = Exchange(None, None, chosen, (each,), (), parts * each, tuple(range(0, parts * each, each)))
-    reason = _reason(how, kind, price, itemsize)
+        each = int(between.count.max())
+        length = parts * each
+        how = Exchange(None, None, chosen, (each,), (), length, tuple(range(0, length, each)))
     wanted = {k: by_owner(of, starts) for k, of in needs.items()}
-    if chosen == "gather":
-        at = {k: [s * size + of - starts[s] for s, of in owned.items()] for k, owned in wanted.items()}
-        return Halo(how, {}, needs, _joined(at), between, reason)
-    length = parts * most if chosen == "all_to_all" else sum(how.sizes)
     send = {k: np.zeros(length, np.int32) for k in needs}
     lists = {"send": send}
     for k, asked in deliver(lambda: _requests(wanted, starts)).items():
         for t, places in asked.items():
             send[k][how.lists(k)[0][t].start :][: len(places)] = places
     at = {k: [how.lists(k)[1][s].start + np.arange(len(of)) for s, of in owned.items()] for k, owned in wanted.items()}
-    slots = _joined(at)
+    slots = {k: np.concatenate([np.zeros(0, np.int64), *lists]) for k, lists in at.items()}
     if chosen == "permute" and not between.rounds[2]:
         lists["order"] = {k: np.pad(a, (0, how.width - len(a))).astype(np.int32) for k, a in slots.items()}
         slots = {k: np.arange(len(a)) for k, a in slots.items()}
-    return Halo(how, lists, needs, slots, between, reason)
+    return Halo(how, lists, needs, slots, between, _reason(how, kind, price, itemsize))
 
 
 def exchanges(between: Neighbours, size: int) -> dict[str, Load]:
@@ -208,13 +201,10 @@ def exchanges(between: Neighbours, size: int) -> dict[str, Load]:
     number, longest, _ = between.rounds
     same = host[between.target] == host[between.source]
     near, far = (np.bincount(between.target[w], longest[number[w]], parts) for w in (same, ~same))
-    beside = np.bincount(host)[host] - 1
-
-    def of_all(each: int) -> Load:
-        return Load(parts, size, 0, each * beside, each * (parts - 1 - beside), collectives=1, among_all=True)
-
+    beside, each = np.bincount(host)[host] - 1, int(between.count.max())
     permute = Load(parts, size, 0, near, far, collectives=len(longest))
-    return {"permute": permute, "all_to_all": of_all(int(between.count.max())), "gather": of_all(size)}
+    to_all = Load(parts, size, 0, each * beside, each * (parts - 1 - beside), collectives=1, among_all=True)
+    return {"permute": permute, "all_to_all": to_all}
 
 
 def machine_of(between: Neighbours) -> traffic.Machine:
@@ -241,13 +231,8 @@ def _requests(wanted: dict[int, dict[int, np.ndarray]], starts: np.ndarray) -> M
     return {k: {s: (of - starts[s]).astype(np.int32) for s, of in owned.items()} for k, owned in wanted.items()}
 
 
-def _joined(of: dict[int, list[np.ndarray]]) -> dict[int, np.ndarray]:
-    return {k: np.concatenate(lists) if lists else np.zeros(0, np.int64) for k, lists in of.items()}
-
-
 def _reason(how: Exchange, kind: str, price: dict[str, float], itemsize: int) -> str:
-    all_of_x = ": all of x" if how.kind == "gather" else ""
     in_rounds = f" in {len(how.sizes)} rounds" if how.kind == "permute" else ""
     prices = ", ".join(f"{k} {1e6 * seconds:.0f} µs" for k, seconds in price.items())
-    why = "as asked for" if kind != "auto" else f"the cheapest of {prices} by the model"
-    return f"{how.kind}{in_rounds}{all_of_x}, {readable_bytes(how.width * itemsize)} to each device; {why}"
+    why = "as asked for" if kind != "auto" else f"by the model {prices}"
+    return f"{how.kind}{in_rounds}, {readable_bytes(how.width * itemsize)} to each device; {why}"

@@ -1,11 +1,10 @@
-"""The exchange of a halo on the devices, by one of three kinds of collective; `halo.py` plans it.
+"""The exchange of a halo on the devices, by one of two kinds of collective; `halo.py` plans it.
 
 permute      ppermutes in rounds: in each a device sends to at most one neighbour, and receives from at most one
 all_to_all   one collective with a list for every pair, all as long as the longest
-gather       one collective: every device receives all of x
 
 device 1:  | from 0        | from 2        |  permute, one round for each
-           | 0 | 1 (unused)| 2 | 3         |  gather
+           | 0 | 1 (unused)| 2 | 3         |  all_to_all
 
 `lax.ragged_all_to_all` is not among them: XLA has it on GPUs alone, and on two H200s a step of cg took 1.65 times as
 long with a prototype of it as with permutes (2026-11-25_scaling_2xh200.md, JAX 0.11.2).
@@ -30,7 +29,7 @@ from jaxsparse_fmt.distributed.delivery import delivered
 
 Array = jax.Array
 
-KINDS = ("permute", "all_to_all", "gather")
+KINDS = ("permute", "all_to_all")
 
 
 def _static(default: Any) -> Any:
@@ -43,11 +42,11 @@ class Exchange:
     """The collective that exchanges a halo, and the lists of each device.
 
     Attributes:
-      send: [parts, sum(sizes)] int32, the places of its piece of x that each device sends; None: it sends none, or all.
+      send: [parts, sum(sizes)] int32, the places of its piece of x that each device sends; None: nothing is exchanged.
         Inside shard_map, `send` and `order` are the device's own rows.
       order: [parts, width] int32, the index of each place of the buffer among the unknowns that a device receives;
         None: they are in order.
-      kind: one of `KINDS`, or "none".
+      kind: one of `KINDS`.
       sizes: the sizes of the lists that a device sends: one for each round ("permute"), or one that all lists have.
       pairs: for each round of a permute its (source, target) pairs.
       width: places of the buffer.
@@ -56,7 +55,7 @@ class Exchange:
 
     send: Array | None = None
     order: Array | None = None
-    kind: str = _static("none")
+    kind: str = _static("permute")
     sizes: tuple[int, ...] = _static(())
     pairs: tuple[tuple[tuple[int, int], ...], ...] = _static(())
     width: int = _static(0)
@@ -66,9 +65,9 @@ class Exchange:
         """The slices of what device `part` sends to each other one, and of what it receives from each, by device."""
         if self.kind == "permute":
             return _lists(self.sizes, self.pairs)[part]
-        size = sum(self.sizes)
+        (size,) = self.sizes
         each = {k: slice(k * size, (k + 1) * size) for k in range(len(self.before))}
-        return (dict.fromkeys(each, slice(0, size)) if self.kind == "gather" else each), each
+        return each, each
 
 
 @functools.lru_cache(maxsize=64)
@@ -83,19 +82,19 @@ def _lists(
     return of
 
 
-def exchange(x: Array, how: Exchange, axis: str) -> Array:
+def exchange(x: Array, how: Exchange, axis: Any) -> Array:
     """The halo buffer of this device, for use inside shard_map; linear in x, and JAX knows its transpose.
 
     Args:
       x: [m] or [m, p], the device's piece.
-      axis: the mesh axis.
+      axis: the mesh axis, or a tuple of them.
 
     Returns:
       [width] or [width, p].
     """
-    out = x if how.send is None else x.at[how.send].get(mode="promise_in_bounds")
-    if how.kind == "gather":
-        return lax.all_gather(out, axis, tiled=True)
+    if how.send is None:
+        return x[:0]
+    out = x.at[how.send].get(mode="promise_in_bounds")
     if how.kind == "all_to_all":
         return lax.all_to_all(out, axis, 0, 0, tiled=True)
     lists = jnp.split(out, np.cumsum(how.sizes)[:-1])
@@ -103,13 +102,13 @@ def exchange(x: Array, how: Exchange, axis: str) -> Array:
     return h if how.order is None else h.at[how.order].get(mode="promise_in_bounds")
 
 
-def returned(h: Array, how: Exchange, axis: str, n: int) -> Array:
+def returned(h: Array, how: Exchange, axis: Any, n: int) -> Array:
     """The transpose of `exchange`: a device's piece [n] or [n, p] of the sum of what the others return.
 
     It serves integers too, for which JAX has no transposes.
     """
-    if how.kind == "gather":
-        return lax.psum_scatter(h, axis, tiled=True)
+    if how.send is None:
+        return jnp.zeros((n, *h.shape[1:]), h.dtype)
     if how.kind == "all_to_all":
         out = lax.all_to_all(h, axis, 0, 0, tiled=True)
     else:
@@ -128,9 +127,11 @@ def exchange_on_host(x: dict[int, np.ndarray], how: Exchange, mesh: Mesh) -> dic
       x: the pieces of this process's devices.
       how: with lists that can be indexed by the number of a device.
     """
+    if (send := how.send) is None:
+        return {k: a[:0] for k, a in x.items()}
 
     def sent() -> dict[int, dict[int, np.ndarray]]:
-        lists = x if how.send is None else {k: x[k][np.asarray(how.send[k])] for k in x}
+        lists = {k: x[k][np.asarray(send[k])] for k in x}
         return {k: {t: lists[k][at] for t, at in how.lists(k)[0].items()} for k in x}
 
     out = {}

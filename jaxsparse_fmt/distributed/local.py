@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxsparse_fmt._types import index_dtype, pytree
@@ -33,7 +34,7 @@ class Shards:
     blocks: tuple[SparseMatrix, ...]
     boundary: Array | None
     halo: Exchange
-    axis: str = dataclasses.field(metadata={"static": True})
+    axis: Any = dataclasses.field(metadata={"static": True})
 
     def product(self, x: Array) -> Array:
         """The device's piece of A·x, from its piece of x [m] or [m, p]."""
@@ -56,8 +57,6 @@ class Shards:
 
     def _terms(self, x: Array) -> list[tuple[SparseMatrix, Array]]:
         """The blocks, each with the vector that it multiplies."""
-        if self.halo.kind == "none":
-            return [(self.blocks[0], x)]
         h = exchange(x, self.halo, self.axis)
         if len(self.blocks) == 1:
             return [(self.blocks[0], jnp.concatenate([x, h]))]
@@ -73,7 +72,7 @@ class Shards:
             return y + more
         return y.at[self.boundary].add(more, mode="drop", unique_indices=True, indices_are_sorted=True)
 
-    def places(self, part: Array | int) -> list[tuple[Array, Array, Array]]:
+    def places(self, part: Array | int | None = None) -> list[tuple[Array, Array, Array]]:
         """For every stored place of each block, on one device: its row, its column among [x | halo], and its index in
         the shard's entries by row, then by unknown; the largest integer in padding.
 
@@ -81,10 +80,11 @@ class Shards:
         unknowns lie in the halo and precede the device's own.
 
         Args:
-          part: the number of this shard.
+          part: the number of this shard; None: inside shard_map, that of the device.
         """
         n_rows = self.blocks[0].shape[0]
         n_own = self.blocks[0].shape[1] - (self.halo.width if len(self.blocks) == 1 else 0)
+        part = lax.axis_index(self.axis) if part is None else part
         found = []
         for k, A in enumerate(self.blocks):
             row, col, entry = A.coordinates()
@@ -115,13 +115,18 @@ class Shards:
 
 
 def on_each_device(
-    f: Callable[..., Any], shards: Shards, over: Distribution, *args: Any, check_vma: bool = True
+    f: Callable[..., Any],
+    shards: Shards,
+    over: Distribution,
+    *args: Any,
+    columns: bool = False,
+    check_vma: bool = True,
 ) -> Any:
     """f(shard, *args) on every device, for args and results that are sharded over the axis of `over`.
 
-    Columns of args that lie on other explicit axes stay there; XLA places the columns of results.
+    Args:
+      columns: whether args and results are vectors [m] or [m, p], whose columns may be spread (`over.piece_of`).
     """
-    piece = PartitionSpec(shards.axis)
 
     def body(shards: Shards, *args: Any) -> Any:
         one = jax.tree.map(lambda a: a[0], shards)
@@ -132,7 +137,9 @@ def on_each_device(
         return body(shards, *args)
 
     def of_whole(shards: Shards, *args: Any) -> Any:
-        return over.mapped(body, (piece, *(piece for _ in args)), piece, check_vma)(shards, *args)
+        own = PartitionSpec(over.axis)
+        piece = over.piece_of(args[0]) if columns else own
+        return over.mapped(body, (own, *(piece for _ in args)), piece, check_vma)(shards, *args)
 
-    out = mesh_axes.spec_like(args[0], over.axis) if args else piece
+    out = mesh_axes.spec_like(args[0], over.axis) if args else PartitionSpec(over.axis)
     return over.by_xla(of_whole, (shards, *args), out)

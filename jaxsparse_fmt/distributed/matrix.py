@@ -43,7 +43,7 @@ from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.core.matrix import SparseMatrix, build
 from jaxsparse_fmt.core.scipy_names import ScipyNames
 from jaxsparse_fmt.core.transposed import Transposed
-from jaxsparse_fmt.distributed import entries
+from jaxsparse_fmt.distributed import entries, pieces
 from jaxsparse_fmt.distributed.algebra import ShardedAlgebra, of_blocks, with_blocks, with_values
 from jaxsparse_fmt.distributed.basis import EnteredBasis, ShardedBasis
 from jaxsparse_fmt.distributed.local import Shards, on_each_device
@@ -52,20 +52,16 @@ from jaxsparse_fmt.distributed.row_partition import Imbalance
 Array = jax.Array
 
 
+@dataclasses.dataclass(frozen=True)
 class BuildRecord:
     """Facts about the build of a sharded matrix, for `report`. All records compare equal, so none causes a compilation.
 
     A matrix that comes out of a user's jit has the record of the matrix with which the function was traced.
     """
 
-    def __init__(self, imbalance: Imbalance, exchange: str, format: str):
-        self.imbalance, self.exchange, self.format = imbalance, exchange, format
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, BuildRecord)
-
-    def __hash__(self) -> int:
-        return 0
+    imbalance: Imbalance = dataclasses.field(compare=False)
+    exchange: str = dataclasses.field(compare=False)
+    format: str = dataclasses.field(compare=False)
 
 
 @pytree
@@ -304,9 +300,12 @@ class ShardedMatrix(ShardedAlgebra):
         return jnp.zeros(self.shape, self.dtype).at[row, col].add(self.data)
 
     def to_scipy(self) -> Csr:
-        """The matrix on the host as a canonical CSR array, in the user's order; 16-bit floats become float32."""
+        """The matrix on the host as a canonical CSR array, in the user's order; 16-bit floats become float32.
+
+        Several processes must all call this, and each receives the whole matrix.
+        """
         self._check_users_order("entries")
-        return entries.to_scipy(self)
+        return pieces.to_scipy(self)
 
     def asformat(self, name: str, *, max_bytes: int | None = None, **layout: Any) -> SparseMatrix:
         """The matrix on one device, in a format of `FORMATS`, through the host."""
@@ -322,7 +321,7 @@ def _diagonal(A: ShardedMatrix) -> Array:
 
 @jax.jit
 def _product(A: ShardedMatrix, x: Array) -> Array:
-    return on_each_device(Shards.product, A.shards, A.range.over, x)
+    return on_each_device(Shards.product, A.shards, A.range.over, x, columns=True)
 
 
 @jax.jit

@@ -76,10 +76,30 @@ def pieces(A: Any, dtype: Any = None) -> Pieces:
         out.has_canonical_format = True
         return out
 
-    return _of_each(rows_of, mine, over.mesh)
+    return of_each(rows_of, mine, over.mesh)
 
 
-def _of_each(f: Callable[[int], Any], shards: Iterable[int], mesh: Mesh) -> dict[int, Any]:
+def to_scipy(A: Any) -> Csr:
+    """All rows in canonical CSR in the user's order, on the host of each process, all of which must call this."""
+    own = pieces(A, np.promote_types(A.dtype, np.float32))
+    S = _stacked(*everyones(lambda: own, A.range.over.mesh).values())
+    if A.range.perm is None and A.domain.perm is None:
+        return S
+    S = S.tocoo()
+    csr = scipy.sparse.coo_array((S.data, (users_unknowns(A.range)[S.row], users_unknowns(A.domain)[S.col])), S.shape)
+    return scipy.sparse.csr_array(csr).sorted_indices()
+
+
+def users_unknowns(of: Any) -> np.ndarray:
+    """[n] the user's number of each unknown of a basis, in the inner order; all processes must call this."""
+    if of.perm is None:
+        return np.arange(of.n)
+    by_part = of.perm.reshape(of.devices, -1)
+    own = {k: piece_of(by_part, k)[: of.over.counts[k]] for k in sorted(local_parts(of.over))}
+    return np.concatenate([*everyones(lambda: own, of.over.mesh).values()])
+
+
+def of_each(f: Callable[[int], Any], shards: Iterable[int], mesh: Mesh) -> dict[int, Any]:
     """f(k) for each shard k of this process; what f raises in one process, all processes raise."""
     made: dict[int, Any] = {}
 
@@ -100,21 +120,18 @@ def piece_of(a: Any, k: int) -> np.ndarray:
     return np.asarray(shard.data)[k - (shard.index[0].start or 0)]
 
 
-def beyond(A: Pieces, starts: np.ndarray) -> dict[int, np.ndarray]:
-    """The columns of each shard's rows that other shards own, rising."""
-    return {k: needed(S.indices, starts[k], starts[k + 1]) for k, S in A.items()}
-
-
 def fetched(want: Callable[[], dict[int, np.ndarray]], B: Pieces, starts: np.ndarray, mesh: Mesh) -> Pieces:
     """The rows of B with the numbers that each shard wants, rising."""
     asked = delivered(lambda: {k: by_owner(rows, starts) for k, rows in want().items()}, mesh)
     sent = lambda: {k: {t: B[k][rows - starts[k]] for t, rows in of.items()} for k, of in asked.items()}  # noqa: E731
     of = delivered(sent, mesh)
-    return _of_each(lambda k: _stacked(B[k][:0], *of[k].values()), of, mesh)
+    return of_each(lambda k: _stacked(B[k][:0], *of[k].values()), of, mesh)
 
 
-def meeting(A: Pieces, B: Pieces, starts: np.ndarray, mesh: Mesh) -> dict[int, tuple[Csr, Csr]]:
-    """For each shard its rows of A and the rows of B that their columns name, rising: the factors of its rows of A·B.
+def meeting(A: Pieces, B: Pieces, starts: np.ndarray, mesh: Mesh) -> dict[int, tuple[Csr, Csr, np.ndarray]]:
+    """For each shard its rows of A, the rows of B that their columns name, and the numbers of these rows, rising.
+
+    The two matrices are the factors of its rows of A·B.
 
     Args:
       starts: [parts + 1] of A's columns and B's rows.
@@ -122,12 +139,12 @@ def meeting(A: Pieces, B: Pieces, starts: np.ndarray, mesh: Mesh) -> dict[int, t
     wanted: dict[int, np.ndarray] = {}
 
     def want() -> dict[int, np.ndarray]:
-        wanted.update(beyond(A, starts))
+        wanted.update({k: needed(S.indices, starts[k], starts[k + 1]) for k, S in A.items()})
         return wanted
 
     others = fetched(want, B, starts, mesh)
 
-    def met(k: int) -> tuple[Csr, Csr]:
+    def met(k: int) -> tuple[Csr, Csr, np.ndarray]:
         S = A[k]
         (start, stop), first = starts[k : k + 2], np.searchsorted(wanted[k], starts[k])
         own, above = (S.indices >= start) & (S.indices < stop), S.indices >= stop
@@ -136,9 +153,9 @@ def meeting(A: Pieces, B: Pieces, starts: np.ndarray, mesh: Mesh) -> dict[int, t
         rows = _stacked(others[k][:first], B[k], others[k][first:])
         left = scipy.sparse.csr_array((S.data, col.astype(np.int32), S.indptr), shape=(S.shape[0], rows.shape[0]))
         left.has_canonical_format = True
-        return left, rows
+        return left, rows, np.concatenate([wanted[k][:first], np.arange(start, stop), wanted[k][first:]])
 
-    return _of_each(met, A, mesh)
+    return of_each(met, A, mesh)
 
 
 def turned(A: Pieces, rows: np.ndarray, columns: np.ndarray, mesh: Mesh) -> Pieces:
@@ -164,7 +181,7 @@ def turned(A: Pieces, rows: np.ndarray, columns: np.ndarray, mesh: Mesh) -> Piec
         out.has_canonical_format = True
         return out
 
-    return _of_each(turn, A, mesh)
+    return of_each(turn, A, mesh)
 
 
 def _stacked(*parts: Csr) -> Csr:

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxsparse_fmt.core.mesh_axes import names
 from jaxsparse_fmt.core.vector_passes import Distribution
 
 Array = jax.Array
@@ -30,8 +31,8 @@ def _first(index: Any) -> int:
 
 def local_parts(over: Distribution) -> set[int]:
     """The numbers of the parts that lie on devices of this process."""
-    axis, me = over.mesh.axis_names.index(over.axis), jax.process_index()
-    by_part = np.moveaxis(over.mesh.devices, axis, 0).reshape(len(over.counts), -1)
+    axes, me = [over.mesh.axis_names.index(axis) for axis in names(over.axis)], jax.process_index()
+    by_part = np.moveaxis(over.mesh.devices, axes, range(len(axes))).reshape(len(over.counts), -1)
     return {k for k, devices in enumerate(by_part) if any(d.process_index == me for d in devices)}
 
 
@@ -44,8 +45,3 @@ def placing_mesh(mesh: Mesh) -> Mesh:
     same = not here.empty and here.shape_tuple == mesh.shape_tuple
     kinds = here.axis_types if same else (jax.sharding.AxisType.Auto,) * len(mesh.axis_names)
     return mesh if mesh.axis_types == kinds else Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
-
-
-def auto_mesh(mesh: Mesh) -> Mesh:
-    """The mesh with all axes left to XLA."""
-    return Mesh(mesh.devices, mesh.axis_names)

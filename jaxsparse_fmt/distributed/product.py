@@ -31,7 +31,7 @@ from jaxsparse_fmt.distributed.build import assemble
 from jaxsparse_fmt.distributed.common_format import Request, in_one_format
 from jaxsparse_fmt.distributed.halo_exchange import Exchange, exchange
 from jaxsparse_fmt.distributed.local import Shards, on_each_device
-from jaxsparse_fmt.distributed.pieces import Pieces, meeting, piece_of, pieces, starts_of, turned
+from jaxsparse_fmt.distributed.pieces import Pieces, meeting, pieces, starts_of, turned, users_unknowns
 from jaxsparse_fmt.distributed.processes import everyones
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.kernels.cpu import spgemm
@@ -69,9 +69,7 @@ def _entries(plan: Plan, matrices: tuple[Any, ...]) -> tuple[Array, ...]:
     def computed(shards: Shards, source: Array, operands: tuple[Shards, ...], terms: Any, halo: Exchange):
         operands, terms, halo = jax.tree.map(lambda a: a[0], (operands, terms, halo))
         each = [entries.gathered(s, M.entries.over.size) for s, M in zip(operands, matrices, strict=True)]
-        values = each[-1]
-        if halo.kind != "none":
-            values = jnp.concatenate([values, exchange(values, halo, axis)])
+        values = jnp.concatenate([each[-1], exchange(each[-1], halo, axis)])
         values = values.at[source[0]].get(mode="clip")
         own = values if terms is None else terms._with_values(values).matvec(each[0])
         return entries.stored(shards, own)
@@ -172,7 +170,7 @@ def _product_plan(A: Any, B: Any) -> Plan:
     read: dict[int, np.ndarray] = {}
 
     def multiplied(k: int) -> None:
-        left, rows = met[k]
+        left, rows, _ = met[k]
         columns, at = np.unique(rows.indices, return_inverse=True)  # so that scratch is of the shard's size
         near = scipy.sparse.csr_array((rows.data, at.astype(np.int32), rows.indptr), (rows.shape[0], columns.size))
 
@@ -250,7 +248,7 @@ def _csr(indices: np.ndarray, indptr: np.ndarray, shape: tuple[int, int]) -> Csr
 
 def _request(A: Any, B: Any, format: str, dtype: Any) -> Request:
     shards = A.shards
-    mode = "vector" if len(shards.blocks) == 1 and shards.halo.kind != "none" else "overlap"
+    mode = "vector" if len(shards.blocks) == 1 and shards.halo.width else "overlap"
     mode = "naive" if len(shards.blocks) == 2 and shards.boundary is None else mode
     return Request(A.range.over.mesh, mode, format, {}, None, Target(dtype, B.backend, None), "auto")
 
@@ -277,7 +275,7 @@ def _assembled(C: Pieces, A: Any, B: Any, rows: Any, columns: Any) -> Any:
 
 def _users_order(C: Pieces, rows: Any, columns: Any) -> np.ndarray:
     """[nnz] the canonical number of each entry in the inner order; each host holds the coordinates of all entries."""
-    users = [_users(of) for of in (rows, columns)]
+    users = [users_unknowns(of) for of in (rows, columns)]
     starts = starts_of(rows.over)
 
     def named() -> dict[int, tuple[np.ndarray, np.ndarray]]:
@@ -288,13 +286,3 @@ def _users_order(C: Pieces, rows: Any, columns: Any) -> np.ndarray:
     out = np.empty(len(row), np.int64)
     out[np.lexsort((col, row))] = np.arange(len(row))
     return out
-
-
-def _users(of: Any) -> np.ndarray:
-    """[n] the user's number of each unknown in the inner order."""
-    if of.perm is None:
-        return np.arange(of.n)
-    by_part = of.perm.reshape(of.devices, -1)
-    mine = sorted(basis.local_parts(of.over))
-    own = everyones(lambda: {k: piece_of(by_part, k)[: of.over.counts[k]] for k in mine}, of.over.mesh)
-    return np.concatenate([*own.values()])

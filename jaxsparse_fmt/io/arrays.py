@@ -14,9 +14,14 @@ from jaxsparse_fmt._types import write_whole
 
 def write_arrays(path: Path, **arrays: Any) -> None:
     """Writes arrays by name. Memory must hold the file once."""
+    write_whole(path, content_of(**arrays))
+
+
+def content_of(**arrays: Any) -> bytes:
+    """The content of a file of arrays; the same arrays give the same bytes."""
     file = io.BytesIO()
     np.savez(file, **arrays)
-    write_whole(path, file.getvalue())
+    return file.getvalue()
 
 
 def read_arrays(path: Path, *names: str, optional: str = "") -> dict[str, np.ndarray]:
@@ -25,12 +30,14 @@ def read_arrays(path: Path, *names: str, optional: str = "") -> dict[str, np.nda
     Raises:
       FileNotFoundError: no such file. ValueError: the file is damaged, or has no such arrays.
     """
-    try:
-        with zipfile.ZipFile(path) as file:
-            wanted = (*names, *([optional] if f"{optional}.npy" in file.namelist() else []))
-            return {name: _array(path, file, name) for name in wanted}
-    except (zipfile.BadZipFile, EOFError, KeyError, NotImplementedError, RuntimeError) as error:
-        raise broken(path, f"it is not a whole file of this library ({error})") from None
+    with open(path, "rb") as content:
+        try:
+            with zipfile.ZipFile(content) as file:
+                wanted = (*names, *([optional] if f"{optional}.npy" in file.namelist() else []))
+                return {name: _array(path, file, name) for name in wanted}
+        # Damaged bytes may look like an encrypted file, another version of zip or an offset before the file.
+        except (zipfile.BadZipFile, EOFError, KeyError, NotImplementedError, OSError, RuntimeError) as error:
+            raise broken(path, f"it is not a whole file of this library ({error})") from None
 
 
 def broken(path: Path, what: str) -> ValueError:

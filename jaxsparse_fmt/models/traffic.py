@@ -321,11 +321,12 @@ def cg_step(load: Load, machine: Machine, mode: str = "overlap", one_reduction: 
 def cheapest(loads: dict[str, Load], machine: Machine) -> tuple[str, dict[str, float]]:
     """The kind of exchange that takes the least time, and the seconds of each.
 
-    A kind that brings a device more unknowns than it owns must bring the fewest: its buffer may grow with the devices.
+    The buffers and lists of some kinds grow with the devices. None is taken that brings a device more unknowns than it
+    owns, and more than three times those that the other kind brings.
     """
     seconds = {kind: cg_step(load, machine, "vector").exchange for kind, load in loads.items()}
     received = {kind: float(np.max(np.add(load.near, load.far))) for kind, load in loads.items()}
-    most = max(min(received.values()), *(float(np.max(load.rows)) for load in loads.values()))
+    most = max(3 * min(received.values()), *(float(np.max(load.rows)) for load in loads.values()))
     return min((kind for kind in loads if received[kind] <= most), key=seconds.__getitem__), seconds
 
 

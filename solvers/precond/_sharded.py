@@ -25,7 +25,7 @@ from jaxsparse_fmt.core.basis import Basis
 from jaxsparse_fmt.distributed import basis
 from jaxsparse_fmt.distributed.build import assemble
 from jaxsparse_fmt.distributed.common_format import Request
-from jaxsparse_fmt.distributed.pieces import Pieces, beyond, meeting, piece_of, pieces, starts_of, turned
+from jaxsparse_fmt.distributed.pieces import Pieces, meeting, of_each, piece_of, pieces, starts_of, turned
 from jaxsparse_fmt.distributed.processes import everyones
 from jaxsparse_fmt.kernels.cpu import aggregation
 from solvers.precond import _checks as checks
@@ -117,7 +117,8 @@ def build(A: Any, B: Any, setup: Setup) -> tuple[tuple[Level, ...], Array, bool]
         at_least = stored.astype(jnp.promote_types(setup.dtype, jnp.float32))
         upper = float(_largest_eigenvalue(at_least, d.astype(narrow), jnp.asarray(max(bounds), narrow)))
         scale = {k: _hierarchy.DAMPING / upper * v for k, v in inverse.items()}
-        T, below = _tentative(held, near, starts, theta)
+        made = of_each(lambda k, given=(held, near, starts, theta): _tentative(k, *given), held, mesh)
+        T, below = ({k: pair[i] for k, pair in made.items()} for i in (0, 1))
         counts = _cuts(T, mesh)
         if counts[-1] >= starts[-1] or counts[-1] == 0:
             break
@@ -237,22 +238,16 @@ def _is_constant(near: dict[int, np.ndarray], mesh: Any) -> bool:
 
 
 def _tentative(
-    held: Pieces, near: dict[int, np.ndarray], starts: np.ndarray, theta: float
-) -> tuple[Pieces, dict[int, np.ndarray]]:
-    """T of each shard, in columns of its own, and the near-null space of the next level."""
-    T: Pieces = {}
-    below: dict[int, np.ndarray] = {}
-    for k, S in held.items():
-        if not S.shape[0]:  # an idle device
-            T[k], below[k] = scipy.sparse.csr_array((0, 0)), near[k]
-            continue
-        own = _canonical(S[:, starts[k] : starts[k + 1]])
-        graph = aggregation.blocks(own, 1, 1)
-        agg, count = aggregation.aggregates(graph, aggregation.strength(graph, 1, theta))
-        Q, below[k] = aggregation.tentative(agg, count, near[k])
-        placed = aggregation.placed(agg, count, Q)
-        T[k] = placed[:, : below[k].shape[0]]
-    return T, below
+    k: int, held: Pieces, near: dict[int, np.ndarray], starts: np.ndarray, theta: float
+) -> tuple[Any, np.ndarray]:
+    """T of shard k, in columns of its own, and the near-null space of the next level."""
+    if not held[k].shape[0]:  # an idle device
+        return scipy.sparse.csr_array((0, 0)), near[k]
+    own = _canonical(held[k][:, starts[k] : starts[k + 1]])
+    graph = aggregation.blocks(own, 1, 1)
+    agg, count = aggregation.aggregates(graph, aggregation.strength(graph, 1, theta))
+    Q, below = aggregation.tentative(agg, count, near[k])
+    return aggregation.placed(agg, count, Q)[:, : below.shape[0]], below
 
 
 def _cuts(T: Pieces, mesh: Any) -> np.ndarray:
@@ -271,32 +266,34 @@ def _joined(starts: np.ndarray) -> np.ndarray:
 
 def _lumped(held: Pieces, starts: np.ndarray, theta: float, mesh: Any) -> Pieces:
     """A with its weak couplings on the diagonal, as `aggregation.lumped`; those to other shards too."""
-    diagonal = {k: S.diagonal(int(starts[k])) for k, S in held.items()}
-    alone = {k: _column(d) for k, d in diagonal.items()}
-    out: Pieces = {}
-    known = beyond(held, starts)
-    for k, (left, rows) in meeting(held, alone, starts, mesh).items():
-        first = int(np.searchsorted(known[k], starts[k]))
+    met = meeting(held, {k: _column(S.diagonal(int(starts[k]))) for k, S in held.items()}, starts, mesh)
+
+    def lumped(k: int) -> Any:
+        left, rows, numbers = met[k]
+        first = int(np.searchsorted(numbers, starts[k]))
         stop, d = first + left.shape[0], rows.toarray()[:, 0]
         # The square matrix of all rows that are known here, of which those of other shards have a diagonal only.
         others = scipy.sparse.csr_array(scipy.sparse.diags_array(d))
         square = _canonical(scipy.sparse.vstack([others[:first], left, others[stop:]], format="csr"))
         chosen = aggregation.strength(aggregation.blocks(square, 1, 1), 1, theta)
-        lumped = aggregation.lumped(square, 1, chosen)[first:stop]
-        numbers = np.concatenate([known[k][:first], np.arange(starts[k], starts[k + 1]), known[k][first:]])
-        out[k] = _canonical(_renumbered(lumped, numbers, held[k].shape[1]))
-    return out
+        own = aggregation.lumped(square, 1, chosen)[first:stop]
+        return _canonical(_renumbered(own, numbers, held[k].shape[1]))
+
+    return of_each(lumped, met, mesh)
 
 
 def _times(A: Pieces, B: Pieces, starts: np.ndarray, mesh: Any) -> Pieces:
     """A·B by the rows of A; scratch has the size of a shard."""
 
-    def product(left: Any, rows: Any) -> Any:
+    met = meeting(A, B, starts, mesh)
+
+    def product(k: int) -> Any:
+        left, rows, _ = met[k]
         columns, at = np.unique(rows.indices, return_inverse=True)
         near = scipy.sparse.csr_array((rows.data, at.astype(np.int32), rows.indptr), (rows.shape[0], columns.size))
         return _renumbered(_canonical(left @ near), columns, rows.shape[1])
 
-    return {k: product(*pair) for k, pair in meeting(A, B, starts, mesh).items()}
+    return of_each(product, met, mesh)
 
 
 def _column(v: np.ndarray) -> Any:

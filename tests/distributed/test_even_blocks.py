@@ -43,7 +43,7 @@ def test_runs_take_every_unknown_to_its_piece_and_home(counts):
 def test_a_thousand_devices_need_no_more_rounds_than_a_device_has_runs(seed):
     random = np.random.default_rng(seed)
     counts = tuple((1000 * random.pareto(1.2, 1000)).astype(int).tolist())
-    rounds = even_blocks._rounds(counts)
+    rounds = even_blocks._rounds(counts, back=False)
     m = -(-sum(counts) // 1000)
     starts = np.cumsum(counts) - counts
     runs_of_piece = [(s + c - 1) // m - s // m + 1 if c else 0 for s, c in zip(starts, counts, strict=True)]
@@ -53,6 +53,5 @@ def test_a_thousand_devices_need_no_more_rounds_than_a_device_has_runs(seed):
     for r in rounds:
         for side in zip(*r.pairs, strict=True):
             assert len(set(side)) == len(side)  # each device sends one run and receives one
-        moved += r.sent.sum()
-        np.testing.assert_array_equal(r.sent[[a for a, _ in r.pairs]], r.received[[b for _, b in r.pairs]])
+        moved += r.count.sum()
     assert moved == sum(counts)

@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from jaxsparse_fmt.distributed import halo, halo_exchange
-from jaxsparse_fmt.distributed.placement import auto_mesh
 from jaxsparse_fmt.gallery import poisson
 from jaxsparse_fmt.models import traffic
 from tests.distributed.problems import DEVICES, MESH, irregular
@@ -41,7 +40,7 @@ def test_every_needed_unknown_arrives_where_the_plan_says_and_goes_home(kind):
     x = pieces(np.arange(90) + 100, starts)
 
     @jax.jit
-    @functools.partial(jax.shard_map, mesh=auto_mesh(MESH), in_specs=(spec, spec), out_specs=spec)
+    @functools.partial(jax.shard_map, mesh=Mesh(MESH.devices, MESH.axis_names), in_specs=(spec, spec), out_specs=spec)
     def travel(x, how):
         how = jax.tree.map(lambda a: a[0], how)
         h = halo_exchange.exchange(x[0], how, "rows")
@@ -91,21 +90,6 @@ def test_a_network_between_the_devices_counts():
     assert price(40_000, 10**9, per_host=4)["all_to_all"] == pytest.approx(58e-6 + 8 * 40_000 * (3 / 300e9 + 4 / 50e9))
 
 
-def test_a_halo_of_nearly_everything_is_gathered_whole_and_says_so():
-    starts = np.arange(9) * 10
-    needs = {k: np.setdiff1d(np.arange(80), np.arange(a, b)) for k, (a, b) in enumerate(itertools.pairwise(starts))}
-    plan = halo.plan(lambda: needs, starts, MESH, kind="gather")
-    assert not plan.lists and "all of x" in plan.reason
-
-
 def test_no_halo_needs_no_exchange():
     plan = halo.plan(lambda: dict.fromkeys(range(3), np.zeros(0, int)), np.array([0, 4, 8, 9]), MESH)
-    assert plan.how.kind == "none" and plan.how.width == 0
-
-
-UNKNOWN = "exchange must be 'auto' or one of permute, all_to_all, gather; got 'mail'"
-
-
-def test_an_unknown_kind_is_refused():
-    with pytest.raises(ValueError, match=UNKNOWN):
-        halo.plan(lambda: {0: np.array([1]), 1: np.array([0])}, np.array([0, 1, 2]), MESH, kind="mail")
+    assert plan.how.sizes == () and plan.how.width == 0

@@ -73,7 +73,7 @@ def test_a_row_in_pieces_beside_devices_with_more_rows_in_one_piece():
     close(times(B, np.arange(600.0)), T @ np.arange(600.0))
 
 
-@pytest.mark.parametrize(("mode", "exchange"), [*zip(MODES, KINDS, strict=True)])
+@pytest.mark.parametrize(("mode", "exchange"), [*zip(MODES, [*KINDS, "auto"], strict=True)])
 def test_every_mode_and_exchange_agrees_with_scipy_both_ways(mode, exchange):
     B = jsf.shard(S, MESH, format="ell", mode=mode, exchange=exchange)
     product, transposed = both_ways(B, X)
@@ -239,7 +239,7 @@ def test_the_report_counts_what_the_matrix_has():
 
 
 def test_an_order_of_the_unknowns_costs_its_bytes_once():
-    options = {"format": "ell", "mode": "vector", "exchange": "gather"}
+    options = {"format": "ell", "mode": "vector", "exchange": "all_to_all"}
     plain, B = jsf.shard(S, MESH, **options), jsf.shard(S, MESH, reorder=np.arange(90), **options)
     routes = B.domain.route, B.entries.route  # a slot for every place, and lists
     order = 4 * (B.domain.places + sum(a.size for a in jax.tree.leaves(routes)))

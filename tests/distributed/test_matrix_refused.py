@@ -53,14 +53,16 @@ def test_pieces_that_do_not_fit_are_refused(rows_of, starts, words):
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"axis": "cols"}, ValueError, "the mesh has no axis 'cols'; it has 'rows'"),
+        ({"axis": "cols"}, ValueError, "a tuple in the mesh's order: 'rows'; got 'cols'"),
+        ({"axis": ()}, ValueError, "a tuple in the mesh's order: 'rows'; got ()"),
         ({"mode": "magic"}, ValueError, "mode must be one of overlap, naive, vector; got 'magic'"),
         ({"exchange": "mail"}, ValueError, "exchange must be 'auto' or one of permute"),
         ({"format": "elk"}, ValueError, "unknown format 'elk'"),
         ({"format": "csr", "halo_format": "elk"}, ValueError, "unknown format 'elk'"),
         ({"slice_size": 3}, ValueError, "format='auto' chooses the layout itself"),
         ({"mesh": "all"}, TypeError, "mesh must be a jax.sharding.Mesh"),
-        ({"halo": 3}, TypeError, "shard has no keyword 'halo'; it has dtype, by, reorder"),
+        ({"halo": 3}, ValueError, "format='auto' chooses the layout itself; name a format to set halo"),
+        ({"format": "ell", "halo": 3}, ValueError, "format 'ell' has no layout option 'halo'; it has: none"),
         ({"by": np.arange(8)}, ValueError, "by must give each of 90 unknowns one of the parts 0 to 7; got shape (8,)"),
         ({"by": np.arange(90)}, ValueError, "got shape (90,), and numbers from 0 to 89"),
         ({"by": np.zeros(90)}, TypeError, "by must be one of the words nnz, rows, graph, or integers"),

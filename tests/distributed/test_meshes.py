@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxsparse_fmt as jsf
 from solvers import cg, gmres, precond
+from tests.distributed import programs
 
 KINDS = {
     "explicit": (AxisType.Explicit, AxisType.Explicit),
@@ -79,6 +80,20 @@ def test_a_batch_over_another_axis_stays_there(kind):
         if kind == "explicit":
             for a in (out, by_Y):
                 assert jax.typeof(a).sharding.spec == PartitionSpec("batch", None)
+
+
+@pytest.mark.parametrize("kind", ["explicit", "auto"])
+def test_devices_of_another_axis_compute_columns_of_their_own(kind):
+    """No column travels."""
+    mesh = MESHES[kind]
+    with jax.set_mesh(mesh):
+        b = placed(mesh, X, "rows", "batch")
+        solve = jax.jit(lambda B, b: cg(B, b, rtol=1e-12).x).lower(shard(mesh, exchange="permute"), b).compile()
+        found = programs.facts(solve.as_text())
+        x = solve(shard(mesh, exchange="permute"), b)
+    assert found["collectives"]["all-gather"] == 0 < found["collectives"]["collective-permute"]
+    assert x.sharding.spec == PartitionSpec("rows", "batch")
+    close(x, np.linalg.solve(D, X), 1e-8)
 
 
 def test_a_batch_may_be_given_its_axis_by_name():
@@ -172,8 +187,19 @@ def test_an_explicit_mesh_without_a_context_works_as_an_auto_one():
         close(B @ placed(MESHES["explicit"], X, *axes), D @ X)
 
 
-def test_several_axes_as_one_are_made_one_of_by_the_cure():
-    mesh = MESHES["auto"]
-    with pytest.raises(ValueError, match=r"axis must be one mesh axis; got \('rows', 'batch'\).*reshape\(-1\)"):
-        shard(mesh, axis=("rows", "batch"))
-    close(shard(Mesh(mesh.devices.reshape(-1), ("rows",))) @ X, D @ X)
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_axes_together_count_as_one(kind):
+    """Boxes of 4 × 2 devices; x lies over both axes, and the result and its cotangent as x does."""
+    mesh, both = MESHES[kind], ("rows", "batch")
+    B = shard(mesh, axis=both, by=jsf.boxes((4, 4), (4, 2)), exchange="permute")
+    assert B.parts == 8 and len(B.shards.halo.sizes) == 3
+    np.testing.assert_array_equal(B.to_scipy().todense(), D)
+    with jax.set_mesh(mesh):
+        x = placed(mesh, X, both)
+        y, transposed, (_, by_x) = both_ways(B, x)
+        for got, wanted in ((y, D @ X), (transposed, D.T @ X), (by_x, D.T @ D @ X)):
+            close(got, wanted)
+        assert jax.typeof(by_x).sharding == jax.typeof(x).sharding
+    close(cg(B, X[:, 0], rtol=1e-12, one_reduction=True).x, np.linalg.solve(D, X[:, 0]), 1e-8)
+    with pytest.raises(ValueError, match=r"a tuple in the mesh's order: 'rows', 'batch'; got \('batch', 'rows'\)"):
+        shard(mesh, axis=both[::-1])

@@ -75,7 +75,7 @@ A = jsf.shard_from_rows(lambda a, b: S[a:b], 1728, jax.make_mesh((4,), ("rows",)
 ones = np.ones(1728)
 jsf.save_rows(sys.argv[3], A)
 saved = jsf.saved_rows(sys.argv[3])
-assert len(saved.cuts) == 5 and abs(saved(0, 1728) - S).max() == 0
+assert len(saved.cuts) == 5 and abs(saved(0, 1728) - S).max() == 0 == abs(A.to_scipy() - S).max()
 y, sol = (A @ A) @ ones, cg(A, ones, M=precond.multigrid(A, max_coarse=100), rtol=1e-8)
 print("wrong by", float(abs(y - S @ (S @ ones)).max()), "status", int(sol.status), "steps", int(sol.iterations))
 """
@@ -141,7 +141,8 @@ def test_a_process_is_alone_on_a_mesh_of_its_devices_and_a_mesh_of_some_processe
 
 DISAGREE = """
 import sys, jax, numpy as np, jaxsparse_fmt as jsf
-from solvers import cg
+from solvers import cg, precond
+from solvers.precond import _sharded
 process = int(sys.argv[1])
 jax.distributed.initialize(f"127.0.0.1:{sys.argv[2]}", 2, process)
 mesh, S = jax.make_mesh((4,), ("rows",)), jsf.gallery.poisson(4)
@@ -150,17 +151,20 @@ A, b = jsf.shard(S, mesh), np.ones(64)
 def refused(f):
     try:
         f()
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         print("refused:", error, flush=True)
 
 refused(lambda: jsf.shard((1 + process) * S, mesh))
-refused(lambda: jsf.shard(S, mesh, exchange=("gather", "permute")[process]))
+refused(lambda: jsf.shard(S, mesh, exchange=("all_to_all", "permute")[process]))
 refused(lambda: jsf.shard_from_rows(lambda a, b: S[a:b], 64, mesh, dtype=("float32", None)[process]))
 refused(lambda: jsf.shard_from_rows(lambda a, b: S[a:b], 64, mesh, starts=([0, 16, 32, 48, 64], [1])[process]))
 refused(lambda: A @ (b + process))
 refused(lambda: cg(A, b + process))
 refused(lambda: cg(A, b, rtol=(1e-3, 1e-5)[process]))
 refused(lambda: cg(A, b, x0=(None, b)[process]))
+if process == 1:
+    _sharded.aggregation.lumped = None
+refused(lambda: precond.multigrid(A, max_coarse=10))
 print("solved", bool(cg(A, b).success))
 """
 
@@ -172,27 +176,8 @@ def test_what_differs_between_processes_is_named_and_nobody_hangs():
         found = re.findall(r"refused: the processes disagree on (\w+): .* in process 0, .* in process 1;", out)
         assert found == ["S", "exchange", "dtype", "vector", "b", "rtol", "x0"], (out, err)
         assert "refused: starts must be 5 numbers" in out
+        assert "refused: 'NoneType' object is not callable" in out  # of process 1 alone, in the set-up of multigrid
         assert code == 0 and "solved True" in out, (out, err)
-
-
-ONE_DIES = """
-import os, sys, jax, numpy, jaxsparse_fmt as jsf, solvers
-process = int(sys.argv[1])
-jax.distributed.initialize(f"127.0.0.1:{sys.argv[2]}", 2, process, heartbeat_timeout_seconds=10)
-A = jsf.shard_from_rows(lambda a, b: jsf.gallery.poisson(4)[a:b], 64, jax.make_mesh((4,), ("rows",)))
-if process == 1:
-    os._exit(9)
-print("solved", solvers.cg(A, numpy.ones(64)).status)
-"""
-
-
-@pytest.mark.deep
-def test_a_process_that_dies_is_told_of_and_nobody_hangs():
-    """JAX's runtime sees to that, once a heartbeat is missing."""
-    port = free_port()
-    (code, out, err), (died, *_) = finished([started("-c", ONE_DIES, str(k), str(port)) for k in range(2)])
-    assert died == 9 and code != 0 and "solved" not in out, (out, err)
-    assert "another task died" in err, err
 
 
 def test_the_examples_rows_are_the_gallerys():

@@ -78,13 +78,13 @@ def in_loops(compiled) -> tuple[list[dict[str, int]], list[dict[str, int]]]:
 def test_a_step_of_cg_takes_one_exchange_and_as_few_reductions_as_its_form_has(one_reduction, reductions, backend):
     """A step is the only loop within a loop; restarts and the examination of a failure compute true residuals."""
     S, b = matrix("definite"), right_hand_side()
-    B = on_mesh(S, exchange="gather")
+    B = on_mesh(S, exchange="all_to_all")
     with jsf.use_backend(backend):
         program = jax.jit(lambda A, b: cg(A, b, one_reduction=one_reduction, rtol=1e-10)).lower(B, b).compile()
     steps, others = in_loops(program)
     waits = {} if one_reduction == "pipelined" else {"waits": reductions}
-    assert steps == [{"all-gather": 1, "all-reduce": reductions} | waits]
-    assert all(loop["all-gather"] >= 1 for loop in others) and len(others) <= 2
+    assert steps == [{"all-to-all": 1, "all-reduce": reductions} | waits]
+    assert all(loop["all-to-all"] >= 1 for loop in others) and len(others) <= 2
     check(program(B, b), S, b)
 
 

@@ -43,21 +43,20 @@ def test_a_state_that_is_damaged_or_of_another_system_is_refused(tmp_path):
     content = bytearray(newest.read_bytes())
     content[content.find(b"x (0,)") + 400] ^= 1
     newest.write_bytes(content)
-    with pytest.raises(
-        ValueError, match=re.escape(str(newest)) + r" is damaged \(Bad CRC.*goes on from the state before"
-    ):
+    with pytest.raises(ValueError, match=re.escape(str(newest)) + " is damaged, .*goes on from the state be") as told:
         checkpointed_cg(A, B, tmp_path, every=5)
+    assert "Bad CRC" in str(told.value.__cause__)
     newest.unlink()
     assert checkpointed_cg(A, B, tmp_path, every=5, maxiter=5).iterations == 5 and before.exists()
 
 
 def test_a_state_of_other_devices_is_refused(tmp_path):
     checkpointed_cg(MATRICES["eight devices"], B, tmp_path, every=5, maxiter=5)
-    with pytest.raises(ValueError, match="other devices or dtypes; start the solve as before"):
+    with pytest.raises(ValueError, match="of other processes, devices or dtypes; start the solve as before"):
         checkpointed_cg(A, jax.device_put(B), tmp_path)
 
 
-@pytest.mark.parametrize("at", [b"version.npy", b"PK\x01\x02", b"PK\x05\x06"], ids=["name", "directory", "end"])
+@pytest.mark.parametrize("at", [b"state.npy", b"PK\x01\x02", b"PK\x05\x06"], ids=["name", "directory", "end"])
 def test_no_damage_to_a_state_raises_anything_but_that_it_is_damaged(at, tmp_path):
     checkpointed_cg(A, B, tmp_path, every=5, maxiter=5)
     (path,) = tmp_path.iterdir()
@@ -70,7 +69,7 @@ def test_no_damage_to_a_state_raises_anything_but_that_it_is_damaged(at, tmp_pat
         try:
             checkpointed_cg(A, B, tmp_path, every=5, maxiter=5)  # no check covers the date of a file
         except ValueError as error:
-            assert "is damaged" in str(error) or "other devices or dtypes" in str(error)
+            assert "is damaged" in str(error)
 
 
 @pytest.mark.parametrize("b", [B.astype(np.float32), np.arange(256), B + 1j], ids=["narrow", "integers", "complex"])

@@ -55,7 +55,7 @@ def test_the_set_up_multiplies_no_more_than_a_shard(monkeypatch):
 
     def meeting(*arguments):
         met = times(*arguments)
-        sizes.extend(S.nnz for pair in met.values() for S in pair)
+        sizes.extend(S.nnz for pair in met.values() for S in pair[:2])
         return met
 
     monkeypatch.setattr(_sharded, "meeting", meeting)
