@@ -1,7 +1,5 @@
 """The helpers of all layers: pytrees, CSR on a device, dtypes, checks of arguments, and sizes and times as text."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import dataclasses

@@ -12,8 +12,6 @@ once a call and without a lock: where two processes do so at once, each skips wh
 is deleted, or still being written, while another process reads it, JAX warns and that process compiles it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -1,7 +1,5 @@
 """Conversion from SciPy, coordinates, dense arrays and files into a format, with all validation of user input."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -7,8 +7,6 @@ links a function in a few milliseconds. The file's name is a hash of the sources
     $NUMBA_CACHE_DIR/HASH.o, else __pycache__ beside this file, else kernels/ in the user's folder (`user_cache`)
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

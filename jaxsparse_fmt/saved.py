@@ -8,8 +8,6 @@
 not checked, and a new format needs no line here.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

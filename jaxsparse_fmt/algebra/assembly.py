@@ -4,8 +4,6 @@ A sparse matrix of ones, [entries, values], lists the values that each entry sum
 assembles, in the order given, and its rules give every derivative.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

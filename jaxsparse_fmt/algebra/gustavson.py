@@ -9,8 +9,6 @@ them with a row of C in scratch; elsewhere jnp takes `BLOCK` products at a time.
 rising column of A.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The operations behind `A + B`, `A @ B`, `A[rows]` and their like: each makes or finds a plan, and calls it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -12,8 +12,6 @@ most one entry of A and one of B.
 Outside jit, where the values are at hand, one pass of compiled code finds pattern and values together.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any

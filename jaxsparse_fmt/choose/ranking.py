@@ -5,8 +5,6 @@ tables of `benchmarks.spmv`. On a GPU a product takes the longer of two times: t
 longest row, which one thread walks a few entries at a time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Iterator

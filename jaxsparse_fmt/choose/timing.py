@@ -1,7 +1,5 @@
 """Clocks: the median time of a product, or of any call, on the device."""
 
-from __future__ import annotations
-
 import collections
 import functools
 import operator

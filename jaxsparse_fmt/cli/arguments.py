@@ -1,7 +1,5 @@
 """Arguments that several commands share, and the checks that refuse bad input before any long work."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

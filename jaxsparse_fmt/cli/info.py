@@ -1,7 +1,5 @@
 """`jaxsparse info`: describes a matrix and ranks the formats for it."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any

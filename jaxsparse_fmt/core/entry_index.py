@@ -6,8 +6,6 @@ on). With the index, `data` and `with_data` are one gather. Inside jit this hold
 over; if the matrix is an argument, its pattern is traced, and the program computes the index.
 """
 
-from __future__ import annotations
-
 import weakref
 from typing import Any, NamedTuple
 

@@ -19,8 +19,6 @@ the arrays of the pattern are further operands, its tree is a parameter. The low
 and calls its method `product_face`, `transposed_face` or `outer_face`.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -9,8 +9,6 @@ The types of such arrays name the axes over which they are sharded. There are tw
 explicit.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Pattern: a matrix without its values, and the faces of the trilinear form that it computes for the primitives."""
 
-from __future__ import annotations
-
 import abc
 import dataclasses
 from typing import ClassVar, Self

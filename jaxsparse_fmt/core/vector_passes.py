@@ -8,8 +8,6 @@ For vectors spread over devices (`distributed`), every device passes over its ow
 kernel. A sum then stays in parts on every device, and one collective adds up all sums that the next pass needs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

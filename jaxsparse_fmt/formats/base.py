@@ -1,7 +1,5 @@
 """The base of the formats whose products, coordinates and basis follow from an address rule and a column rule."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any, Self, dataclass_transform, get_type_hints

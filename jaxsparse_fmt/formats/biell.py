@@ -17,8 +17,6 @@ Bytes: n_stored·(value + 4) + 24·⌈n_rows / 32⌉ + 4 + 8·n_rows. A product 
 A reproduction of its paper: `format="auto"` never takes it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, Self
 

@@ -17,8 +17,6 @@ Bytes: n_stored·(value + 4 / (r·c)) + 4·(n_slices + 1), and for the pattern m
 where there are holes and some entry is zero.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterator

@@ -11,8 +11,6 @@ for CPUs in one pass, elsewhere after a pass that makes row pointers: atomics wo
 For exchange with other libraries: `format="auto"` never takes it.
 """
 
-from __future__ import annotations
-
 from typing import Self
 
 import jax.numpy as jnp

@@ -11,8 +11,6 @@ bit-reproducible; its product scatters.
 For exchange with other libraries: `format="auto"` never takes it.
 """
 
-from __future__ import annotations
-
 from typing import Any, Self
 
 import jax

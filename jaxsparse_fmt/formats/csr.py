@@ -10,8 +10,6 @@ neighbouring threads walk a row together, so that their loads coalesce (Wang and
 warp. The loads of one thread a row (CSRS) do not coalesce.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Self
 

@@ -35,8 +35,6 @@ Bytes: n_stored·(value + 4) + 4·n_tiles·(lanes + 1); in narrow tiles 2 less f
 there are both kinds 4·n_tiles; where rows are cut, 4·n_long + 4·(n_long + 1); with `hot` columns, 4·n_cols.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterator

@@ -15,8 +15,6 @@ Bytes: diagonals·(n_rows·value + 4), and for the pattern min(⌈diagonals·n_r
 are holes and some entry is zero.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Iterator

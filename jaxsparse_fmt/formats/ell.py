@@ -8,8 +8,6 @@
 Bytes: K·n_rows·(value + 4) + 4·n_rows. Products run over all K columns; only conversions read the row lengths.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Self
 

@@ -12,8 +12,6 @@ Bytes: K·pitch·T·(value + 4) + 4·n_rows.
 A reproduction of its paper: `format="auto"` never takes it.
 """
 
-from __future__ import annotations
-
 from typing import Self
 
 from jaxsparse_fmt._types import Csr, Target

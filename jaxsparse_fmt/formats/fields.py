@@ -6,8 +6,6 @@ field's annotation. No product reads a place behind the last pointer, and its in
 plain `Array` must have equal sizes in all shards.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import typing

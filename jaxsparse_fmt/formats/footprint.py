@@ -4,8 +4,6 @@ Every format that `format="auto"` may take yields a `Storage` for each layout th
 its `from_csr`; `choose/ranking.py` turns these into seconds.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

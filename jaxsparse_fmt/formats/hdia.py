@@ -12,8 +12,6 @@ places · inside the matrix that hold no entry, min(⌈n_stored / 8⌉, 4·holes
 entry is zero.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from typing import Any, Self

@@ -13,8 +13,6 @@ Bytes: n_stored·(value + 4) + 4·n_rows + 4·(n_slices + 1), and 4·n_rows for 
 `row_lengths`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Self
 

@@ -15,8 +15,6 @@ number that at least a third of the rows reach (`width="third"`, cuSPARSE's choi
 Bytes: K·n_rows·(value + 4) + n_tail·(value + 4) + 4·n_long + 4·(n_pieces + 1) [+ 4·(n_long + 1)].
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from typing import Any, Self

@@ -14,8 +14,6 @@ Bytes: n_stored·(value + 4) + 4·(longest row + 1) + 8·n_rows, with n_stored =
 A reproduction of its paper: `format="auto"` never takes it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, Self
 

@@ -15,8 +15,6 @@ Bytes beside the main storage: n_tail·(value + 4) + 4·n_long + 4·(n_pieces + 
 where a row has several pieces; none where no row is cut. n_pieces = Σ ⌈n / 256⌉, n a row's entries in the tail.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, Self
 

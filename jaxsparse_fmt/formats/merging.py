@@ -7,8 +7,6 @@ at every place, bounds narrow the search to one entry. One pass over the places 
 another gathers the entries.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

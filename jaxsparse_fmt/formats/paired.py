@@ -14,8 +14,6 @@ gathers the values: for each place it reads 4 bytes and a value, at scattered ad
 takes the time of a product. Symmetric matrices are no exception.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any, Self

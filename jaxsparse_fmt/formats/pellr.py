@@ -14,8 +14,6 @@ Bytes: K·pitch·(value + 4) + 8·n_rows, or 4·n_rows + 4·⌈n_rows / 32⌉ in
 A reproduction of its paper: `format="auto"` never takes it.
 """
 
-from __future__ import annotations
-
 from typing import Self
 
 from jaxsparse_fmt._types import Csr, Target

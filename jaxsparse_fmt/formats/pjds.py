@@ -16,8 +16,6 @@ and otherwise single entries stores (b_r + 1)·n_rows − b_r places. A product 
 A reproduction of its paper: `format="auto"` never takes it.
 """
 
-from __future__ import annotations
-
 from typing import Self
 
 import numpy as np

@@ -15,8 +15,6 @@ five vectors more, two of them at scattered addresses, 32 bytes for each number.
 `in_basis`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any, Self

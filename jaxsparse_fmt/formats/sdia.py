@@ -18,8 +18,6 @@ Bytes: n_stored·value + 8·diagonals, 4·diagonals more from 2³¹ places on, a
 n_rows·value less for each mirrored diagonal.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -20,8 +20,6 @@ and 4·n_slices for `index_start`; where all are, n_main·(value + 4) + 4·(n_sl
 `perm`, and for a tail n_tail·(value + 4) + 4·n_long + 4·(n_pieces + 1) [+ 4·(n_long + 1)], as in `long_rows.py`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterator

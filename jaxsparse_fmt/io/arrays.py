@@ -1,7 +1,5 @@
 """Arrays of numbers in one uncompressed `.npz` file, written whole or not at all; each has a checksum (CRC-32)."""
 
-from __future__ import annotations
-
 import io
 import zipfile
 from pathlib import Path

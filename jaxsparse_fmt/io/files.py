@@ -3,8 +3,6 @@
 A malformed file raises a ValueError that names the file and the line. Files are written whole or not at all.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import os

@@ -5,8 +5,6 @@ long enough for it; otherwise they grow with the entries read. `mtx_entries.py` 
 `mtx_symmetry.py` adds the other triangle.
 """
 
-from __future__ import annotations
-
 import bz2
 import collections
 import contextlib

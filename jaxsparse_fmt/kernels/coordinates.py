@@ -7,8 +7,6 @@
 No function here makes an n_stored × p array: each goes through the vectors column by column.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jax import lax

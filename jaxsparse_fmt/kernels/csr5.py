@@ -14,8 +14,6 @@ for each column of x, of the dtype of sums, written once and read where rows go 
 sum written by itself takes a sector of 32 bytes to the L2 cache.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

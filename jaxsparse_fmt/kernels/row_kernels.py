@@ -4,8 +4,6 @@ A block is a tile of lanes. Each lane follows one storage row through the storag
 `Walk`), and loads several entries a trip before it uses the first.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping

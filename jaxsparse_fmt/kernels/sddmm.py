@@ -3,8 +3,6 @@
 Its Pallas kernel, its reference in plain jnp and its call of the Numba kernels. Shapes are those of `spmv.py`.
 """
 
-from __future__ import annotations
-
 import math
 
 import jax

@@ -18,8 +18,6 @@ sums its entries in storage order in both kernel dialects: results repeat to the
 with one thread a row agree to the last bit.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any

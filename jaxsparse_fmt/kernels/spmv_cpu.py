@@ -14,8 +14,6 @@ of threads. Below `LAUNCH.serial_entries` a call is one piece. Pieces of a trans
 result, as many as cost little beside their entries, and XLA adds the copies in order.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

@@ -3,8 +3,6 @@
 On a GPU the transposed product has no kernel; that of whole diagonals is itself a product.
 """
 
-from __future__ import annotations
-
 import functools
 
 import jax

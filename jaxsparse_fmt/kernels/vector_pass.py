@@ -12,8 +12,6 @@ scalars. Here the author of a pass decides what one kernel computes:
 Traffic: each vector once. The order of every sum is fixed by n alone: runs repeat to the last bit.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Differences between versions of JAX, and JAX's types of arrays inside shard_map."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Iterator, Sequence

@@ -23,8 +23,6 @@ The same body lowers through both of Pallas' GPU dialects: Triton (`triton.py`),
 deprecated since JAX 0.11; and Mosaic GPU (`mosaic.py`), from Hopper on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

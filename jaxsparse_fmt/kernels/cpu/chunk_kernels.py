@@ -18,8 +18,6 @@ keeps the sums of a block of lanes in the L1 cache, since the CPU fetches ahead 
 took longer. A row adds its entries one by one.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

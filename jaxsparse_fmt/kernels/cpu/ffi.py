@@ -8,8 +8,6 @@ registered, possibly before any function of this library has run. So importing t
 llvmlite compiles in 25 ms. The handler links the kernels that only another process has called.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import hashlib

@@ -10,8 +10,6 @@ must be complete before the next stage begins. JAX keeps no count of the program
 of a group stays in memory until the process ends.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

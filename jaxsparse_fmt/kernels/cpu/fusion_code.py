@@ -9,8 +9,6 @@ what it needs, eight numbers at a time, and leaves the sums to the next stage. T
 length of its array and the number of pieces: eight partial sums for each BLOCK, then the other numbers one by one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

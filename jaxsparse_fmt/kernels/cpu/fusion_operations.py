@@ -1,7 +1,5 @@
 """JAX operations in LLVM instructions, on one number and on LANES numbers, for `fusion_code.py`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

@@ -21,8 +21,6 @@ Loops over rows test `n_perm` themselves, and the product has one kernel for one
 LLVM moves the test out of such a loop, but not out of a larger loop or a function, where it costs a tenth of the speed.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numba

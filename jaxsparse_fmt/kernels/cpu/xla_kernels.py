@@ -1,7 +1,5 @@
 """The kernels for the CPU as C functions that Numba compiles, one for each kind and each set of dtypes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -16,8 +16,6 @@ with these and with a list a kernel takes every value of zero for padding, even 
 `with_data`, or in `astype` where it underflows.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any, TypeAlias

@@ -1,7 +1,5 @@
 """A storage rule: an address rule and a column rule for a matrix of a given size; the coordinates of stored places."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

@@ -12,8 +12,6 @@ in the index of a row's last entry is where a lane writes a sum and begins the n
                   tile's deltas, or −1 − the start of its columns in `marked_col`
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
