@@ -17,7 +17,7 @@ from jaxsparse_fmt.core.matrix import SparseMatrix
 
 Array = jax.Array
 
-__all__ = ["entries_of_equal"]  # which `core.operators` finds here with the functions below
+__all__ = ["entries_of_equal"]  # which `core.scipy_names` finds here with the functions below
 
 
 def add(A: Any, B: Any) -> SparseMatrix:

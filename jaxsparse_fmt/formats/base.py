@@ -15,8 +15,7 @@ from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.kernels import sddmm, spmv
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
 from jaxsparse_fmt.kernels.layout.address import Address, Chunked, Jagged, Slices
-from jaxsparse_fmt.kernels.layout.columns import ColumnRule, Delta, Diagonal, Explicit
-from jaxsparse_fmt.kernels.layout.rule import Rule
+from jaxsparse_fmt.kernels.layout.columns import ColumnRule, Delta, Diagonal, Explicit, Rule
 
 Array = jax.Array
 

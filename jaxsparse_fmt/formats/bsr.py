@@ -33,8 +33,7 @@ from jaxsparse_fmt.formats.base import Array, ByRule, storage_format
 from jaxsparse_fmt.formats.fields import Pointer, fill
 from jaxsparse_fmt.formats.footprint import PatternCounts, Storage
 from jaxsparse_fmt.kernels.layout.address import Slices
-from jaxsparse_fmt.kernels.layout.columns import Blocked, pack_pattern
-from jaxsparse_fmt.kernels.layout.rule import Rule
+from jaxsparse_fmt.kernels.layout.columns import Blocked, Rule, pack_pattern
 
 BlockColumn = Annotated[Array, fill(lambda A: -(-A.shape[1] // A.block_shape[1]))]
 SLICE_ROWS = 128  # rows that the GPU kernels take at a time

@@ -24,8 +24,7 @@ from jaxsparse_fmt.formats.csr import csr_rule
 from jaxsparse_fmt.formats.fields import ColumnIndex, RowIndex
 from jaxsparse_fmt.kernels import coordinates, sddmm, spmv, spmv_cpu
 from jaxsparse_fmt.kernels.layout.address import expand_ptr
-from jaxsparse_fmt.kernels.layout.columns import Explicit
-from jaxsparse_fmt.kernels.layout.rule import Rule
+from jaxsparse_fmt.kernels.layout.columns import Explicit, Rule
 
 
 @storage_format

@@ -22,8 +22,7 @@ from jaxsparse_fmt.formats.fields import ColumnIndex, Pointer
 from jaxsparse_fmt.formats.footprint import PatternCounts, Storage
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
 from jaxsparse_fmt.kernels.layout.address import Slices
-from jaxsparse_fmt.kernels.layout.columns import ColumnRule
-from jaxsparse_fmt.kernels.layout.rule import Rule
+from jaxsparse_fmt.kernels.layout.columns import ColumnRule, Rule
 from jaxsparse_fmt.models import traffic
 
 THREADS = (1, 2, 4, 8, 16, 32)

@@ -32,8 +32,7 @@ from jaxsparse_fmt.formats.fields import Offset
 from jaxsparse_fmt.formats.footprint import PatternCounts, Storage
 from jaxsparse_fmt.kernels import spmv
 from jaxsparse_fmt.kernels.layout.address import Slices, Starts
-from jaxsparse_fmt.kernels.layout.columns import Diagonal, pack_pattern, packed
-from jaxsparse_fmt.kernels.layout.rule import Rule
+from jaxsparse_fmt.kernels.layout.columns import Diagonal, Rule, pack_pattern, packed
 
 SOME_ROWS = 4096  # the rows whose diagonals are found first
 SLICE_ROWS = 128

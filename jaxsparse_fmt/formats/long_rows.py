@@ -29,8 +29,7 @@ from jaxsparse_fmt.formats.fields import ColumnIndex, LongRows, Pointer
 from jaxsparse_fmt.kernels import coordinates, spmv
 from jaxsparse_fmt.kernels.backends import selection
 from jaxsparse_fmt.kernels.layout.address import Slices, expand_ptr, take
-from jaxsparse_fmt.kernels.layout.columns import Consecutive, Explicit
-from jaxsparse_fmt.kernels.layout.rule import Rule
+from jaxsparse_fmt.kernels.layout.columns import Consecutive, Explicit, Rule
 
 PIECE = 256  # entries: eight for each thread of a warp
 JOINING = 2**20  # threads in all that sum the pieces, if each row then gets several

@@ -19,8 +19,7 @@ from jax import lax
 from jaxsparse_fmt._types import Csr, index_dtype
 from jaxsparse_fmt.formats.building import namespace
 from jaxsparse_fmt.kernels.layout.address import Arrays, Chunked, take
-from jaxsparse_fmt.kernels.layout.columns import Blocked, Diagonal, pack_pattern
-from jaxsparse_fmt.kernels.layout.rule import Rule
+from jaxsparse_fmt.kernels.layout.columns import Blocked, Diagonal, Rule, pack_pattern
 
 STEPS = 8  # indices of a group found before the host checks for more
 MOST_AT_ONCE = 4  # times `STEPS`, before the host's first check

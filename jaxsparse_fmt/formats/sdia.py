@@ -38,8 +38,7 @@ from jaxsparse_fmt.formats.fields import Start
 from jaxsparse_fmt.formats.footprint import PatternCounts, Storage
 from jaxsparse_fmt.kernels import sddmm
 from jaxsparse_fmt.kernels.layout.address import Slices, Starts, take
-from jaxsparse_fmt.kernels.layout.columns import Diagonal, unpack_pattern
-from jaxsparse_fmt.kernels.layout.rule import Rule
+from jaxsparse_fmt.kernels.layout.columns import Diagonal, Rule, unpack_pattern
 
 
 @storage_format

@@ -26,11 +26,10 @@ from jax import lax
 from jaxsparse_fmt._types import index_dtype
 from jaxsparse_fmt.kernels import coordinates, spmv_cpu
 from jaxsparse_fmt.kernels.backends import launch, selection, tuning
-from jaxsparse_fmt.kernels.column_groups import Pack
 from jaxsparse_fmt.kernels.coordinates import accumulator
 from jaxsparse_fmt.kernels.layout.address import Arrays
 from jaxsparse_fmt.kernels.layout.tiles import Tiles
-from jaxsparse_fmt.kernels.row_kernels import supported
+from jaxsparse_fmt.kernels.row_kernels import Pack, supported
 
 Array = jax.Array
 

@@ -12,8 +12,7 @@ from jax import lax
 from jaxsparse_fmt.kernels import coordinates, row_kernels, spmv_cpu
 from jaxsparse_fmt.kernels.backends import selection
 from jaxsparse_fmt.kernels.layout.address import Arrays
-from jaxsparse_fmt.kernels.layout.columns import unpack_pattern
-from jaxsparse_fmt.kernels.layout.rule import Rule
+from jaxsparse_fmt.kernels.layout.columns import Rule, unpack_pattern
 
 Array = jax.Array
 

@@ -22,8 +22,7 @@ from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
 from jaxsparse_fmt.kernels.cpu import ffi
 from jaxsparse_fmt.kernels.cpu.abi import BLOCK_SIZES
 from jaxsparse_fmt.kernels.layout.address import Arrays, Bisected, Jagged, Slices, Starts, Subwarp
-from jaxsparse_fmt.kernels.layout.columns import Blocked, Delta, Diagonal, Explicit, is_read
-from jaxsparse_fmt.kernels.layout.rule import Rule
+from jaxsparse_fmt.kernels.layout.columns import Blocked, Delta, Diagonal, Explicit, Rule, is_read
 from jaxsparse_fmt.kernels.layout.tiles import Tiles
 
 Array = jax.Array

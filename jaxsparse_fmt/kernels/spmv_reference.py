@@ -12,8 +12,7 @@ from jax import lax
 from jaxsparse_fmt.kernels import coordinates
 from jaxsparse_fmt.kernels.coordinates import accumulator
 from jaxsparse_fmt.kernels.layout.address import Arrays, Jagged, Slices, Starts, take
-from jaxsparse_fmt.kernels.layout.columns import unpack_pattern
-from jaxsparse_fmt.kernels.layout.rule import Rule
+from jaxsparse_fmt.kernels.layout.columns import Rule, unpack_pattern
 
 Array = jax.Array
 

@@ -2,7 +2,7 @@
 
 A kernel is a function `kernel(d, **refs)` over flat arrays. It computes with vectors of lanes, one storage row a lane,
 and accesses memory only through its dialect `d`. In Triton, `load`, `store` and `sum_threads` also take a second axis:
-the right-hand sides that a lane loads at once (`column_groups.py`).
+the right-hand sides that a lane loads at once (`row_kernels.py`).
 
     d.program_id()                     the number of the block
     d.lanes()                          0, 1, ..., rows - 1 as int32
