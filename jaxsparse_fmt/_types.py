@@ -23,6 +23,7 @@ from jax.core import Tracer
 # A canonical CSR matrix: rows sorted, no duplicates, indices in range. A scipy.sparse.csr_array (SciPy ships no types)
 # or `CsrArrays`.
 Csr: TypeAlias = Any
+Array: TypeAlias = jax.Array
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")

@@ -14,6 +14,7 @@ from jax.core import Tracer
 
 from jaxsparse_fmt import convert
 from jaxsparse_fmt._types import (
+    Array,
     CsrArrays,
     Target,
     check_keeps_imaginary,
@@ -29,8 +30,6 @@ from jaxsparse_fmt.kernels.backends import selection
 
 if TYPE_CHECKING:
     from jax.experimental.sparse import BCOO, BCSR
-
-Array = jax.Array
 
 
 def from_bcoo(B: Any, format: str = "auto", dtype: Any = None, **options: Any) -> SparseMatrix:

@@ -3,19 +3,16 @@
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import as_floating, requested_dtype, whole_number
+from jaxsparse_fmt._types import Array, as_floating, requested_dtype, whole_number
 from jaxsparse_fmt.algebra import patterns, plans
 from jaxsparse_fmt.algebra.assembly import assembly
 from jaxsparse_fmt.algebra.patterns import entries_of_equal
 from jaxsparse_fmt.core.matrix import SparseMatrix
-
-Array = jax.Array
 
 __all__ = ["entries_of_equal"]  # which `core.scipy_names` finds here with the functions below
 

@@ -11,13 +11,10 @@ import contextlib
 import dataclasses
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
-from jaxsparse_fmt._types import pytree
+from jaxsparse_fmt._types import Array, pytree
 from jaxsparse_fmt.core import vector_passes
-
-Array = jax.Array
 
 
 @pytree

@@ -16,9 +16,7 @@ import scipy.sparse
 from jax import lax
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import as_floating, concrete, index_dtype
-
-Array = jax.Array
+from jaxsparse_fmt._types import Array, as_floating, concrete, index_dtype
 
 
 class Index(NamedTuple):

@@ -28,12 +28,10 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jaxsparse_fmt._types import standard_promotion
+from jaxsparse_fmt._types import Array, standard_promotion
 from jaxsparse_fmt.core import mesh_axes, vector_passes
 from jaxsparse_fmt.core.pattern import Pattern
 from jaxsparse_fmt.kernels.backends import jax_versions, selection
-
-Array = jax.Array
 
 # The two arguments of the form that each face takes, and the one that it yields. All rules below follow from these.
 OPERANDS = {"product": ("v", "x", "y"), "transposed": ("v", "y", "x"), "outer": ("y", "x", "v")}

@@ -18,6 +18,7 @@ from jax.core import Tracer
 
 from jaxsparse_fmt._types import (
     MAX_DENSE_BYTES,
+    Array,
     Csr,
     CsrArrays,
     Target,
@@ -34,8 +35,6 @@ from jaxsparse_fmt.core.scipy_names import ScipyNames
 from jaxsparse_fmt.core.transposed import Transposed
 from jaxsparse_fmt.kernels.backends import selection
 from jaxsparse_fmt.kernels.layout.columns import is_read
-
-Array = jax.Array
 
 # Every storage scheme by name; `formats/__init__.py` fills it.
 FORMATS: dict[str, type[SparseMatrix]] = {}

@@ -18,9 +18,8 @@ import jax
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from jaxsparse_fmt._types import Array
 from jaxsparse_fmt.kernels.backends import jax_versions
-
-Array = jax.Array
 
 
 def axes_of(a: Any) -> tuple[tuple[str, ...], ...]:

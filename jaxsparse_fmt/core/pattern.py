@@ -6,7 +6,7 @@ from typing import ClassVar, Self
 
 import jax
 
-Array = jax.Array
+from jaxsparse_fmt._types import Array
 
 
 @jax.tree_util.register_static

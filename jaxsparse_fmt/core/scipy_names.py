@@ -9,14 +9,11 @@ import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import as_floating, check_keeps_imaginary, owned, requested_dtype
-
-Array = jax.Array
+from jaxsparse_fmt._types import Array, as_floating, check_keeps_imaginary, owned, requested_dtype
 
 
 class ScipyNames:

@@ -19,7 +19,6 @@ where there are holes and some entry is zero.
 
 import functools
 import math
-from collections.abc import Iterator
 from typing import Annotated, Any, Self
 
 import jax
@@ -29,9 +28,7 @@ import scipy.sparse
 
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building, footprint, merging, statistics
-from jaxsparse_fmt.formats.base import Array, ByRule, storage_format
-from jaxsparse_fmt.formats.fields import Pointer, fill
-from jaxsparse_fmt.formats.footprint import PatternCounts, Storage
+from jaxsparse_fmt.formats.base import Array, ByRule, Pointer, fill, storage_format
 from jaxsparse_fmt.kernels.layout.address import Slices
 from jaxsparse_fmt.kernels.layout.columns import Blocked, Rule, pack_pattern
 
@@ -77,7 +74,7 @@ class BSR(ByRule):
         return building.made(cls, csr, target, values, **index, pattern=pattern, block_shape=(r, c))
 
     @classmethod
-    def footprints(cls, pattern: PatternCounts) -> Iterator[Storage]:
+    def footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
         csr = pattern.csr
         r, c = best_block(csr, pattern.itemsize) if pattern.on_gpu else (1, 1)  # on a CPU, CSR is as fast
         C = slice_rows(csr.shape[0], r)
@@ -87,7 +84,7 @@ class BSR(ByRule):
             longest = pattern.lengths.max(initial=0)
             trips = footprint.trips(longest / max(c / footprint.UNROLL, 1))  # a thread loads its whole row of a block
             layout, words = {"block_shape": (r, c)}, f"dense blocks of {r} × {c}"
-            yield Storage(cls.name, layout, nbytes, counted.places, trips, C, words=(words,))
+            yield footprint.Storage(cls.name, layout, nbytes, counted.places, trips, C, words=(words,))
 
 
 def _sizes(csr: Csr, lengths: Any, block_shape: tuple[int, int], target: Target) -> np.ndarray:

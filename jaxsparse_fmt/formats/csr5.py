@@ -47,9 +47,19 @@ from jaxsparse_fmt._types import Csr, Target, standard_promotion
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import building, csr5_tiles, statistics
 from jaxsparse_fmt.formats import long_rows as split
-from jaxsparse_fmt.formats.base import Array, array_fields, index_in_data, storage_format
+from jaxsparse_fmt.formats.base import (
+    Array,
+    ColumnIndex,
+    Largest,
+    LongRows,
+    Pointer,
+    ZeroPadded,
+    array_fields,
+    fill,
+    index_in_data,
+    storage_format,
+)
 from jaxsparse_fmt.formats.csr5_tiles import CUT, tile_for
-from jaxsparse_fmt.formats.fields import ColumnIndex, Largest, LongRows, Pointer, ZeroPadded, fill
 from jaxsparse_fmt.formats.footprint import L1_ROWS, NO_TAIL, PatternCounts, Storage, Tail
 from jaxsparse_fmt.kernels import coordinates, csr5, spmv, spmv_cpu
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH

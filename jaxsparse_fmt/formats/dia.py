@@ -17,7 +17,6 @@ are holes and some entry is zero.
 
 import dataclasses
 import functools
-from collections.abc import Iterator
 from typing import Any, Self
 
 import jax
@@ -27,9 +26,7 @@ import scipy.sparse
 
 from jaxsparse_fmt._types import Csr, Target, index_dtype
 from jaxsparse_fmt.formats import building, footprint, merging, statistics
-from jaxsparse_fmt.formats.base import Array, ByRule, storage_format
-from jaxsparse_fmt.formats.fields import Offset
-from jaxsparse_fmt.formats.footprint import PatternCounts, Storage
+from jaxsparse_fmt.formats.base import Array, ByRule, Offset, storage_format
 from jaxsparse_fmt.kernels import spmv
 from jaxsparse_fmt.kernels.layout.address import Slices, Starts
 from jaxsparse_fmt.kernels.layout.columns import Diagonal, Rule, pack_pattern, packed
@@ -88,11 +85,13 @@ class DIA(WholeDiagonals):
         return building.made(cls, csr, target, values, offsets=offsets.astype(np.int32), pattern=pattern)
 
     @classmethod
-    def footprints(cls, pattern: PatternCounts) -> Iterator[Storage]:
+    def footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
         counted, n_rows = pattern.diagonals, max(pattern.csr.shape[0], 1)
         if counted is not None:
             nbytes, trips = pattern.implied_bytes(counted), footprint.trips(counted.indices)
-            yield Storage(cls.name, {}, nbytes, counted.places, trips, n_rows, words=(f"{counted.indices} diagonals",))
+            yield footprint.Storage(
+                cls.name, {}, nbytes, counted.places, trips, n_rows, words=(f"{counted.indices} diagonals",)
+            )
 
 
 def _check(csr: Csr, offsets: np.ndarray, target: Target, name: str) -> None:

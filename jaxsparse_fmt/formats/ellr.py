@@ -18,8 +18,7 @@ from typing import Self
 
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.base import ByRule, storage_format
-from jaxsparse_fmt.formats.fields import ColumnIndex, ZeroPadded
+from jaxsparse_fmt.formats.base import ByRule, ColumnIndex, ZeroPadded, storage_format
 from jaxsparse_fmt.kernels.layout.address import Slices
 
 ALIGNMENT = 32  # rows: 128 bytes of the 4-byte column indices

@@ -7,7 +7,7 @@ its `from_csr`; `choose/ranking.py` turns these into seconds.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -85,6 +85,9 @@ class Storage:
     copied: int = 0
     unread: int = 0
     words: tuple[str, ...] = ()
+
+
+Storages = Iterator[Storage]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -21,8 +21,7 @@ import numpy as np
 
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.base import Array, ByRule, storage_format
-from jaxsparse_fmt.formats.fields import ColumnIndex, Pointer, ZeroPadded
+from jaxsparse_fmt.formats.base import Array, ByRule, ColumnIndex, Pointer, ZeroPadded, storage_format
 from jaxsparse_fmt.kernels.layout.address import Jagged
 
 ALIGNMENT = 16  # places of a jagged diagonal

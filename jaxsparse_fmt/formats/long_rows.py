@@ -23,9 +23,8 @@ import numpy as np
 
 from jaxsparse_fmt._types import Csr, index_dtype, standard_promotion
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.base import Array, ByRule, index_in_data
+from jaxsparse_fmt.formats.base import Array, ByRule, ColumnIndex, LongRows, Pointer, index_in_data
 from jaxsparse_fmt.formats.csr import THREADS, csr_rule
-from jaxsparse_fmt.formats.fields import ColumnIndex, LongRows, Pointer
 from jaxsparse_fmt.kernels import coordinates, spmv
 from jaxsparse_fmt.kernels.backends import selection
 from jaxsparse_fmt.kernels.layout.address import Slices, expand_ptr, take

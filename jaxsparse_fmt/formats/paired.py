@@ -23,11 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 
-from jaxsparse_fmt._types import Csr, concrete, index_dtype, pytree
+from jaxsparse_fmt._types import Array, Csr, concrete, index_dtype, pytree
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import building
-
-Array = jax.Array
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

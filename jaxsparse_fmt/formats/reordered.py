@@ -19,18 +19,15 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Self
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 
-from jaxsparse_fmt._types import Csr, concrete, pytree
+from jaxsparse_fmt._types import Array, Csr, concrete, pytree
 from jaxsparse_fmt.core.basis import Basis
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.base import index_in_data
-
-Array = jax.Array
 
 
 def order_of(csr: Csr, reorder: Any) -> np.ndarray:

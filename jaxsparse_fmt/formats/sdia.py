@@ -21,7 +21,6 @@ n_rows·value less for each mirrored diagonal.
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator
 from typing import Self
 
 import jax
@@ -32,10 +31,8 @@ from jax.core import Tracer
 
 from jaxsparse_fmt._types import Csr, Target, concrete, index_dtype, standard_promotion
 from jaxsparse_fmt.formats import building, dia, footprint, statistics
-from jaxsparse_fmt.formats.base import Array, storage_format
+from jaxsparse_fmt.formats.base import Array, Start, storage_format
 from jaxsparse_fmt.formats.dia import DIA, WholeDiagonals
-from jaxsparse_fmt.formats.fields import Start
-from jaxsparse_fmt.formats.footprint import PatternCounts, Storage
 from jaxsparse_fmt.kernels import sddmm
 from jaxsparse_fmt.kernels.layout.address import Slices, Starts, take
 from jaxsparse_fmt.kernels.layout.columns import Diagonal, Rule, unpack_pattern
@@ -124,7 +121,7 @@ class SDIA(WholeDiagonals):
         return building.made(cls, csr, target, A.values, offsets=A.offsets, start=start, pattern=A.pattern)
 
     @classmethod
-    def footprints(cls, pattern: PatternCounts) -> Iterator[Storage]:
+    def footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
         counted, csr, n_rows = pattern.diagonals, pattern.csr, max(pattern.csr.shape[0], 1)
         # Kernels that distinguish holes from zeros by bits would read the bits for both entries of a place.
         if counted is None or not pattern.on_gpu or counted.indices < 2 or (counted.holes and pattern.has_zeros):
@@ -135,7 +132,7 @@ class SDIA(WholeDiagonals):
             nbytes, trips = pattern.implied_bytes(half), footprint.trips(counted.indices)
             unread = (counted.indices - read) * n_rows * pattern.itemsize
             words = f"{counted.indices} diagonals, {counted.indices - read} of them mirrored"
-            yield Storage(cls.name, {}, nbytes, half.places, trips, n_rows, unread=unread, words=(words,))
+            yield footprint.Storage(cls.name, {}, nbytes, half.places, trips, n_rows, unread=unread, words=(words,))
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-Array = jax.Array
+from jaxsparse_fmt._types import Array
 
 
 def accumulator(*dtypes) -> jnp.dtype:

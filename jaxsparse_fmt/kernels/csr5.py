@@ -23,15 +23,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxsparse_fmt._types import index_dtype
+from jaxsparse_fmt._types import Array, index_dtype
 from jaxsparse_fmt.kernels import coordinates, spmv_cpu
 from jaxsparse_fmt.kernels.backends import launch, selection, tuning
 from jaxsparse_fmt.kernels.coordinates import accumulator
 from jaxsparse_fmt.kernels.layout.address import Arrays
 from jaxsparse_fmt.kernels.layout.tiles import Tiles
 from jaxsparse_fmt.kernels.row_kernels import Pack, supported
-
-Array = jax.Array
 
 HOPS = 4  # further lanes that a lane examines at once for the rest of its row; one where sums are wide
 

@@ -14,13 +14,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxsparse_fmt._types import index_dtype, x64_enabled
+from jaxsparse_fmt._types import Array, index_dtype, x64_enabled
 from jaxsparse_fmt.kernels.backends import launch, tuning
 from jaxsparse_fmt.kernels.coordinates import accumulator
 from jaxsparse_fmt.kernels.layout.address import Bisected, Slices, Starts, Subwarp
 from jaxsparse_fmt.kernels.layout.columns import Delta, Diagonal, Rule
-
-Array = jax.Array
 
 
 def supported(backend: str, *operands: Array, size: int = 0) -> str:

@@ -9,12 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxsparse_fmt._types import Array
 from jaxsparse_fmt.kernels import coordinates, row_kernels, spmv_cpu
 from jaxsparse_fmt.kernels.backends import selection
 from jaxsparse_fmt.kernels.layout.address import Arrays
 from jaxsparse_fmt.kernels.layout.columns import Rule, unpack_pattern
-
-Array = jax.Array
 
 
 def outer(

@@ -26,14 +26,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxsparse_fmt._types import Array
 from jaxsparse_fmt.kernels import row_kernels, spmv_cpu, vector_pass
 from jaxsparse_fmt.kernels.backends import selection, tuning
 from jaxsparse_fmt.kernels.layout.address import Arrays
 from jaxsparse_fmt.kernels.layout.columns import Rule, alive
 from jaxsparse_fmt.kernels.row_kernels import LaneGroups, supported
 from jaxsparse_fmt.kernels.spmv_reference import product_reference, transposed_reference
-
-Array = jax.Array
 
 
 def product(

@@ -17,15 +17,13 @@ result, as many as cost little beside their entries, and XLA adds the copies in 
 import jax
 import jax.numpy as jnp
 
-from jaxsparse_fmt._types import index_dtype
+from jaxsparse_fmt._types import Array, index_dtype
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
 from jaxsparse_fmt.kernels.cpu import ffi
 from jaxsparse_fmt.kernels.cpu.abi import BLOCK_SIZES
 from jaxsparse_fmt.kernels.layout.address import Arrays, Bisected, Jagged, Slices, Starts, Subwarp
 from jaxsparse_fmt.kernels.layout.columns import Blocked, Delta, Diagonal, Explicit, Rule, is_read
 from jaxsparse_fmt.kernels.layout.tiles import Tiles
-
-Array = jax.Array
 
 COLUMNS = {"deltas": "delta", "offsets": "offsets", "blocks": "block_col"}  # else "col_idx"
 

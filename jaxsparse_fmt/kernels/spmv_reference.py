@@ -9,12 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxsparse_fmt._types import Array
 from jaxsparse_fmt.kernels import coordinates
 from jaxsparse_fmt.kernels.coordinates import accumulator
 from jaxsparse_fmt.kernels.layout.address import Arrays, Jagged, Slices, Starts, take
 from jaxsparse_fmt.kernels.layout.columns import Rule, unpack_pattern
-
-Array = jax.Array
 
 # Columns that one pass adds. With one, every pass would read and write y: 16 bytes an entry beside 20 (f64).
 UNROLL = 4

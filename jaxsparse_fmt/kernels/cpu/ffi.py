@@ -23,10 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsparse_fmt import machine_code
+from jaxsparse_fmt._types import Array
 from jaxsparse_fmt.kernels.coordinates import accumulator
 from jaxsparse_fmt.kernels.cpu.abi import FUSED, KEYS, NUMBERS, SIZES, SLOTS, TARGET
-
-Array = jax.Array
 
 MISSING = np.frombuffer(b"Numba cannot compile a kernel for the CPU that this program calls\0", np.uint8)
 UNLINKED = np.frombuffer(b'no native code for a part of a solver; jsf.use_backend("xla") needs none\0', np.uint8)

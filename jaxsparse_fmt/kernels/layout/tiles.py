@@ -15,14 +15,11 @@ in the index of a row's last entry is where a lane writes a sum and begins the n
 import dataclasses
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxsparse_fmt._types import index_dtype
+from jaxsparse_fmt._types import Array, index_dtype
 from jaxsparse_fmt.kernels.layout.address import Arrays, take
-
-Array = jax.Array
 
 MARK, NARROW_PADDING = 0x8000, 0x7FFF  # of a delta
 WIDE_MARK, COLUMN = -(2**31), 2**31 - 1  # of a column
