@@ -6,9 +6,7 @@
          ⎣ 7 8 . 1 ⎦      slice_ptr  [0 16]                                       [n_slices + 1] int32
                           pattern    [-1 -73]                                     [⌈n_stored / 8⌉] int8, 0-bits: holes
 
-Holes are the places of stored blocks, inside the matrix, that hold no entry. `pattern` marks them as in DIA (`dia.py`):
-by bits, or by a list [holes] int32 (int64 from 2³¹ places) where a list is shorter and no entry is zero. It is None
-where all blocks are full.
+Holes are the places of stored blocks, inside the matrix, that hold no entry; `pattern` marks them as in DIA (`dia.py`).
 
 One thread walks a row. The r threads of a block row read the same block indices, so that a product with full 3 × 3
 blocks reads 4/9 byte of index an entry. Slices have lcm(r, 128) rows. Blocks that reach beyond the matrix are padded.

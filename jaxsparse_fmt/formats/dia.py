@@ -6,10 +6,8 @@
          ⎣ . . . . ⎦
 
 Entry k of a row lies on diagonal k, in the column row + offsets[k]. A hole is a place inside the matrix that holds no
-entry; a zero may be an entry. `pattern` has a bit for every place, little-endian, 0 at holes. Where a list is shorter
-and no entry is zero, `pattern` lists the holes instead, [holes] int32 (int64 from 2³¹ places); it is None without holes
-(`kernels/layout/columns.py`). Where some entry is zero, the bits are uint8 and products read them; otherwise products
-skip values of zero.
+entry; `kernels/layout/columns.py` describes how `pattern` tells holes from entries that are zero. It is None without
+holes.
 
 Bytes: diagonals·(n_rows·value + 4), and for the pattern min(⌈diagonals·n_rows / 8⌉, 4·holes), the former where there
 are holes and some entry is zero.

@@ -3,8 +3,7 @@
          row r   ■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■
                  main ─────┘└ piece ─┘└ piece ─┘└┘      one warp sums a piece, a second pass the pieces of a row
 
-A row of 200,000 entries then needs neither 200,000 steps of one thread nor atomic additions: every piece has a fixed
-place in the second sum, so that runs repeat to the last bit. `hyb` and `sell` use this storage.
+Every piece has a fixed place in the second sum, so that runs repeat to the last bit. `hyb` and `sell` use this storage.
 
     tail_ptr    [n_pieces + 1] int32 (int64 from 2³¹ entries), where each piece begins behind the main storage
     tail_col    [n_tail] int32, the columns there

@@ -6,12 +6,8 @@
                           source          [0 3 2 1 4 5]      [across' n_stored] int32, int64 from 2³¹ places of A
 
 `source` maps each place of the second storage to the place of its value in `values`; in padding, which reads no value,
-it is A's n_stored. So there is one set of values to replace and to differentiate by, and the form's primitives do not
-change.
-
-Bytes beside A's own storage: the index arrays of the second, and 4 for each of its places. A transposed product first
-gathers the values: for each place it reads 4 bytes and a value, at scattered addresses, and writes a value. Then it
-takes the time of a product. Symmetric matrices are no exception.
+it is A's n_stored. Bytes beside A's own storage: the index arrays of the second, and 4 for each of its places. A
+transposed product first gathers the values, at scattered addresses, and then takes the time of a product.
 """
 
 import dataclasses

@@ -10,9 +10,8 @@ below the main one is mirrored if its entries equal, place by place, those of th
 product does not read it: it reads the entry (r, r − d) at (r − d, r), d places before in the image, which it read some
 d rows before and which is still in the cache. It reads all other diagonals at their own places.
 
-New entries by `with_data` need not be symmetric, so `start` then points every diagonal to its own places, and a product
-reads as much as in DIA. Type and shapes stay, so that a loop may carry such a matrix. A derivative by `values` treats
-entries that share a place as one number; a derivative by `data`, through `with_data`, as two.
+New entries by `with_data` need not be symmetric, so `start` then points every diagonal to its own places. A derivative
+by `values` treats entries that share a place as one number; a derivative by `data`, through `with_data`, as two.
 
 Bytes: n_stored·value + 8·diagonals, 4·diagonals more from 2³¹ places on, and the pattern's as in DIA. A product reads
 n_rows·value less for each mirrored diagonal.

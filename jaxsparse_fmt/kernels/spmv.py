@@ -9,13 +9,9 @@ its column; the kernels take any pair of rules:
 
 `spmv_reference.py` computes the same in plain jnp, `spmv_cpu.py` by Numba, `sddmm.py` the sampled outer product.
 
-Padding has value 0 and column index n_cols, one past the end. The kernel would read x at a valid column, and 0·NaN is
-NaN; column n_cols is masked without reading row lengths, which would cost 4 bytes a row: 7% of a 7-point product in
-f32. Diagonals and blocks have padding with a valid column, which `pattern` masks.
-
-Traffic of a product, bytes: n_stored·(value + index) + slice pointers + n_cols·x + n_rows·y, x counted once. A lane
-sums its entries in storage order in both kernel dialects: results repeat to the last bit, and within a dialect formats
-with one thread a row agree to the last bit.
+Padding has value 0 and column index n_cols, one past the end, which masks itself. Diagonals and blocks have padding
+with a valid column, which `pattern` masks. Traffic of a product, bytes: n_stored·(value + index) + slice pointers +
+n_cols·x + n_rows·y, x counted once.
 """
 
 import functools

@@ -9,8 +9,7 @@ A function here returns None where there is no kernel: for some rules, and where
     Slices, Starts with Diagonal columns          the product by runs, in the matrix's own order: DIA, SDIA, HDIA
     Tiles                                         every face: CSR5
 
-The sizes of a call alone decide into how many pieces it is cut, so results are the same to the last bit with any number
-of threads. Below `LAUNCH.serial_entries` a call is one piece. Pieces of a transposed product add into copies of the
+The sizes of a call alone decide into how many pieces it is cut. Pieces of a transposed product add into copies of the
 result, as many as cost little beside their entries, and XLA adds the copies in order.
 """
 

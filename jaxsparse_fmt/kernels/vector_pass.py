@@ -1,7 +1,6 @@
 """One pass over vectors: new vectors and sums from old ones, number by number, in one kernel.
 
-Beside its products a Krylov method makes a few such passes; on a GPU each takes the time of its traffic and of a
-launch. XLA alone computes a residual twice rather than store it, and makes a kernel of every reduction and of every few
+XLA alone computes a residual twice rather than store it, and makes a kernel of every reduction and of every few
 scalars. Here the author of a pass decides what one kernel computes:
 
     numbers     scalars, or [m] partial sums, which every block adds up for itself

@@ -14,8 +14,7 @@ and another reads the column of a place from that, the chunk, the lane and the r
     jagged     JDS, pJDS: one slice, whose chunks hold ever fewer rows; 32 bits
 
 Operands and padding are those of `numba_kernels.py`. The product goes through memory in order, chunk after chunk, and
-keeps the sums of a block of lanes in the L1 cache, since the CPU fetches ahead along few streams: four chunks at a time
-took longer. A row adds its entries one by one.
+keeps the sums of a block of lanes in the L1 cache. A row adds its entries one by one.
 """
 
 from typing import Any

@@ -1,8 +1,5 @@
 """Calls of the Numba kernels from XLA's programs for the CPU.
 
-Linking a kernel from the file in which `machine_code.py` keeps it takes a few milliseconds. If there is no file, Numba
-compiles the kernel in one to two seconds; importing Numba takes half a second more.
-
 XLA loads a program that another process has compiled (`jax.experimental.serialize_executable`) only if the handler is
 registered, possibly before any function of this library has run. So importing this module registers the handler, which
 llvmlite compiles in 25 ms. The handler links the kernels that only another process has called.

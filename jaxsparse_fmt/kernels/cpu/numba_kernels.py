@@ -1,10 +1,8 @@
 """Numba kernels for the CPU, for rows and for diagonals, and what all kernels for the CPU share.
 
-`spmv_reference.py` and `sddmm.py` compute the same in jnp. This module imports Numba, which takes half a second,
-so `ffi.py` imports this module only when a program first calls a kernel that no file holds.
-
-Operands are pointers, which Numba compiles in half the time that arrays take. A kernel computes one member of a
-batch:
+`ffi.py` imports this module only when a program first calls a kernel that no file holds, since Numba takes half a
+second to import. Operands are pointers, which compile in half the time that arrays take. A kernel computes one member
+of a batch:
 
     values             [n_stored]
     x, y               [n_cols·p], [n_rows·p]
@@ -17,8 +15,8 @@ A kernel adds the entries of a row of CSR or COO in fours, (e0 + e1) + (e2 + e3)
 that four loads are in flight; the number of threads changes no bit. `_first_by_pointers`, `_first_by_indices` or
 `lanes_before` cuts the rows into pieces.
 
-Loops over rows test `n_perm` themselves, and the product has one kernel for one right-hand side and one for several:
-LLVM moves the test out of such a loop, but not out of a larger loop or a function, where it costs a tenth of the speed.
+Loops over rows test `n_perm` themselves, since LLVM moves the test out of such a loop, but not out of a larger one,
+where it costs a tenth of the speed.
 """
 
 from typing import Any, NamedTuple

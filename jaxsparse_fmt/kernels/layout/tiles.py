@@ -1,8 +1,7 @@
 """The tiles of CSR5: storage in which every lane has as many entries, whatever rows they belong to.
 
 A tile is `entries` × `lanes` places, stored entry by entry, so that loads coalesce. Each of its lanes holds the next
-`entries` entries of the tile's rows in CSR's order: neighbours in a row lie in one lane, one behind the other. A mark
-in the index of a row's last entry is where a lane writes a sum and begins the next one:
+`entries` entries of the tile's rows in CSR's order. A lane writes a sum where the index of an entry has a mark:
 
     lane_row      [n_tiles·lanes] int32, the row of a lane's first entry; −1 − row where it began in a lane before
     hops          [n_tiles] int32, the most lanes over which a row continues after the lane in which it begins
