@@ -63,7 +63,6 @@ class HLL(ByRule):
                 footprint.trips(longest),
                 C,
                 rate="hll 32" if C == 32 else "hll",
-                walked=longest * widths.size * C,
                 by_columns=footprint.are_even(widths),
                 sorted=sigma > 1,
             )

@@ -133,7 +133,6 @@ class SELL(long_rows.Split):
             C,
             tail,
             rate=("sell" if wide < 1 else "hll") + (" 32" if C == 32 else ""),
-            walked=longest * widths.size * C,
             by_columns=footprint.are_even(widths),
             words=(f"{1 - wide:.0%} of columns in 16 bits",),
         )

@@ -76,6 +76,7 @@ def call(face: str, a: Array, b: Array, arrays: Arrays, rule: Rule, shape: tuple
     """
     address, p = rule.address, b.shape[2]
     kind = "coordinates" if "row_idx" in arrays else storage(rule) or "lanes"
+    kind = "lanes" if kind == "rows" and "perm" in arrays else kind
     if kind in ("rows", "coordinates") and face == "product" and p > 1:
         face = "columns"
     ptr = arrays.get({"jagged": "col_start", "coordinates": "row_idx"}.get(kind, "slice_ptr"))
