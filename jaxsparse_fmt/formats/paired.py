@@ -94,17 +94,6 @@ class Paired(SparseMatrix):
     def outer_face(self, y: Array, x: Array, backend: str) -> Array:
         return self._forward.outer_face(y, x, backend)
 
-    @property
-    def dots(self) -> bool:
-        return self._forward.dots
-
-    @property
-    def sums(self) -> int:
-        return self._forward.sums
-
-    def product_dot(self, values: Array, x: Array, w: Array, backend: str) -> tuple[Array, Array]:
-        return self._forward.product_dot(values, x, w, backend)
-
     def wants_shared_memory(self, face: str, p: int) -> bool:
         if face == "transposed":
             return self._backward.wants_shared_memory("product", p)
