@@ -52,13 +52,11 @@ def from_scipy(
         The free memory is always a limit, and with infinity the only one.
       transpose: whether the matrix carries its transpose, so that `A.T @ y` is a product and not a scatter-add: as fast
         as `A @ x` except for a gather of the values, and bit-reproducible on a GPU. It costs the index arrays of a
-        second storage and 4 bytes for each of its places, which must fit the memory too (`paired.py`). The second
-        storage has the same format and options ("bsr" turns its blocks); "auto" and "tune" choose for each of the two.
-        Matrices in "csc", "dia" and "sdia" need no second storage, and do not change.
+        second storage, of the same format and options, and 4 bytes for each of its places (`paired.py`); "auto" and
+        "tune" choose for each of the two. Matrices in "csc", "dia" and "sdia" do not change.
       reorder: another order of the unknowns in which to store a square matrix: "rcm" for reverse Cuthill-McKee, which
         gathers the entries around the diagonal, or a permutation [n] of your own, such as a nested dissection's, whose
-        place k takes unknown reorder[k]. Arguments and results stay in your order: a product gathers x and scatters y,
-        and solvers do that once a solve. "auto" and "tune" choose for the reordered matrix (`reordered.py`).
+        place k takes unknown reorder[k]. Arguments and results stay in your order (`reordered.py`).
       **layout: the format's options, for example slice_size and sigma of "hll".
 
     Raises:

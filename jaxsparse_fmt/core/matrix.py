@@ -285,11 +285,10 @@ class SparseMatrix(ScipyNames, Pattern):
     def asformat(self, name: str, *, max_bytes: int | None = None, **layout: Any) -> SparseMatrix:
         """The same matrix in another format, through CSR.
 
-        On an accelerator the conversion runs there. It runs on the host for "auto" and "tune", and for "dia", "hdia"
-        and "bsr" of a matrix with very many diagonals or blocks in a row (`formats/merging.py`). The result lies on the
-        device to which `jax.device_put` has committed the matrix. Inside jit a matrix of which only the values are
-        traced converts as outside, and the choice assumes that all values are 1; a matrix that is traced whole converts
-        to "coo", "csr" and "csc", whose sizes are known.
+        On an accelerator the conversion runs there, but for "auto" and "tune". The result lies on the device to which
+        `jax.device_put` has committed the matrix. Inside jit a matrix of which only the values are traced converts as
+        outside, and the choice assumes that all values are 1; a matrix that is traced whole converts to "coo", "csr"
+        and "csc", whose sizes are known.
 
         Args:
           name, max_bytes, layout: as in `from_scipy`, "auto" and "tune" too.

@@ -5,8 +5,7 @@ The types of such arrays name the axes over which they are sharded. There are tw
     by_pieces   manual axes: the function is many independent ones along them, and every device computes its own
     by_xla      auto axes: XLA partitions the function
 
-`by_pieces` leaves axes alone that no operand's type names, so that axes over which the caller maps (`vmap`) stay
-explicit.
+`by_pieces` leaves axes alone that no operand's type names, over which the caller may map (`vmap`).
 """
 
 import functools

@@ -1,10 +1,8 @@
 """Conversion into diagonals and blocks on a device, by merging and searching rows; no array of nnz numbers is sorted.
 
 The columns of a row rise, and so do the diagonals and the blocks of its entries. `distinct` merges the rows of a group:
-the least of the rows' next indices is the group's next index. A step reads one sector of every row, so that it reads a
-row of 7 entries 7 times. Then `place` searches the row of every place for the place's entry. Where the row has an entry
-at every place, bounds narrow the search to one entry. One pass over the places writes the index of each entry, and
-another gathers the entries.
+the least of the rows' next indices is the group's next index. Then `place` searches the row of every place for the
+place's entry. Where the row has an entry at every place, bounds narrow the search to one entry.
 """
 
 import functools

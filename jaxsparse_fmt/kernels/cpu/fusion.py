@@ -6,8 +6,7 @@ Group h holds the operations that depend on one without code that needs group h 
 Bodies of loops and branches are lists of their own. A loop computes its condition together with the numbers of a trip.
 
 A group of short arrays is one call. Otherwise each stage is a call of its own, shared by XLA's threads, since a sum
-must be complete before the next stage begins. JAX keeps no count of the programs that use a group, so the native code
-of a group stays in memory until the process ends.
+must be complete before the next stage begins. Native code stays in memory until the process ends.
 """
 
 from collections.abc import Sequence
