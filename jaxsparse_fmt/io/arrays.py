@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from jaxsparse_fmt._types import write_whole
+from jaxsparse_fmt._types import replacing
 
 
 def write_arrays(path: Path, **arrays: Any) -> None:
-    """Writes arrays by name. Memory must hold the file once."""
-    file = io.BytesIO()
-    np.savez(file, **arrays)
-    write_whole(path, file.getvalue())
+    """Writes arrays by name."""
+    with replacing(path) as file:
+        np.savez(file, **arrays)
 
 
 def read_arrays(path: Path, *names: str, optional: str = "") -> dict[str, np.ndarray]:
