@@ -26,6 +26,7 @@ from jaxsparse_fmt._types import (
 )
 from jaxsparse_fmt.core.matrix import CHOSEN, SparseMatrix, build
 from jaxsparse_fmt.formats import building
+from jaxsparse_fmt.formats.coo import row_pointers
 from jaxsparse_fmt.kernels.backends import selection
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def from_bcoo(B: Any, format: str = "auto", dtype: Any = None, **options: Any) -
         on_host = not isinstance(data, jax.Array) or next(iter(data.devices())).platform == "cpu"
         if B.indices_sorted and B.unique_indices and not on_host:
             indices = B.indices if is_bcsr else B.indices[:, 1]
-            indptr = B.indptr if is_bcsr else _pointers(B.indices[:, 0], B.shape[0])
+            indptr = B.indptr if is_bcsr else row_pointers(B.indices[:, 0], B.shape[0])
             return _on_device(CsrArrays(data, indices, indptr, B.shape), format, dtype, **options)
         data = np.asarray(data)
     col = np.asarray(B.indices)
@@ -105,7 +106,7 @@ def to_bcsr(A: SparseMatrix) -> BCSR:
 
     rows, cols = _ids(A, "to_bcsr")
     with _at_once(rows):
-        indptr = _pointers(rows, A.shape[0])
+        indptr = row_pointers(rows, A.shape[0])
     return BCSR((A.data, cols, indptr), shape=A.shape, indices_sorted=_sorted(rows, cols), unique_indices=True)
 
 
@@ -170,10 +171,6 @@ def _is_canonical(indices: Array, indptr: Array, n_cols: int) -> Array:
     rises = jnp.all((indices[1:] > indices[:-1]) | first)
     pointers = jnp.all(indptr[1:] >= indptr[:-1]) & (indptr[0] == 0) & (indptr[-1] == nnz)
     return rises & pointers & jnp.all((indices >= 0) & (indices < n_cols))
-
-
-def _pointers(rows: Array, n_rows: int) -> Array:
-    return jnp.searchsorted(rows, jnp.arange(n_rows + 1, dtype=jnp.int32)).astype(jnp.int32)
 
 
 def _ids(A: Any, name: str) -> tuple[Array, Array]:
