@@ -3,11 +3,8 @@
 `jaxsparse_fmt.algebra` computes sums, products and slices.
 """
 
-from __future__ import annotations
-
 import importlib
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
+from typing import Any, ClassVar, NoReturn, Self
 
 import jax.numpy as jnp
 import numpy as np
@@ -31,17 +28,15 @@ class ScipyNames:
     ndim: ClassVar[int] = 2
     __array_ufunc__ = None  # NumPy then leaves x @ A to `__rmatmul__`
 
-    if TYPE_CHECKING:
-        T: Any
-        dtype: Any
-        shape: Any
-        nnz: Any
-
-        def matvec(self, x: Any) -> Array: ...
-        def _transposed(self, y: Any) -> Array: ...
-        def _each(self, f: Callable[[Array], Array]) -> Self: ...
-        def asformat(self, name: str) -> Any: ...
-        def todense(self) -> Array: ...
+    T: Any
+    dtype: Any
+    shape: Any
+    nnz: Any
+    matvec: Any
+    _transposed: Any
+    _each: Any
+    asformat: Any
+    todense: Any
 
     # --------------------------------------------------------------------------------------------------- products
 

@@ -14,14 +14,12 @@ As Python the function reads some 7 MB a second without waiting for a compiler. 
 on each machine; `machine_code.py` keeps the code, and later processes link it in a few milliseconds.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import types
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -58,7 +56,7 @@ class Room(NamedTuple):
     found: np.ndarray
 
     @classmethod
-    def of(cls, row: np.ndarray, col: np.ndarray, value: np.ndarray) -> Room:
+    def of(cls, row: np.ndarray, col: np.ndarray, value: np.ndarray) -> Self:
         return cls(row, col, value, np.empty((value.size, 2), np.int64), np.zeros(5, np.int64))
 
 
