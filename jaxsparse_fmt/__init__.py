@@ -64,69 +64,13 @@ if TYPE_CHECKING:
         shard_from_rows,
     )
 
-__all__ = [
-    "BACKENDS",
-    "BIELL",
-    "BIJAD",
-    "BSR",
-    "COO",
-    "CSC",
-    "CSR",
-    "CSR5",
-    "DIA",
-    "ELL",
-    "ELLR",
-    "ELLRT",
-    "FORMATS",
-    "HDIA",
-    "HLL",
-    "HYB",
-    "JDS",
-    "PELLR",
-    "PJDS",
-    "SDIA",
-    "SELL",
-    "Basis",
-    "Choice",
-    "Paired",
-    "ShardedMatrix",
-    "SparseMatrix",
-    "Transposed",
-    "assembly",
-    "block",
-    "boxes",
-    "cache",
-    "choose",
-    "connect_processes",
-    "diags",
-    "eye",
-    "from_bcoo",
-    "from_bcsr",
-    "from_coo",
-    "from_cupy",
-    "from_dense",
-    "from_scipy",
-    "gallery",
-    "hstack",
-    "io",
-    "kron",
-    "load",
-    "plan",
-    "plot",
-    "read_mtx",
-    "save",
-    "save_rows",
-    "saved_rows",
-    "shard",
-    "shard_from_rows",
-    "spmv",
-    "to_bcoo",
-    "to_bcsr",
-    "to_cupy",
-    "traffic",
-    "use_backend",
-    "vstack",
-]
+__all__ = ["BIELL", "BIJAD", "BSR", "COO", "CSC", "CSR", "CSR5", "DIA", "ELL", "ELLR", "ELLRT", "FORMATS", "HDIA"]
+__all__ += ["HLL", "HYB", "JDS", "PELLR", "PJDS", "SDIA", "SELL"]
+__all__ += ["Basis", "Choice", "Paired", "SparseMatrix", "Transposed", "spmv"]
+__all__ += ["from_bcoo", "from_bcsr", "from_coo", "from_cupy", "from_dense", "from_scipy", "load", "read_mtx", "save"]
+__all__ += ["assembly", "block", "diags", "eye", "hstack", "kron", "plan", "to_bcoo", "to_bcsr", "to_cupy", "vstack"]
+__all__ += ["BACKENDS", "cache", "choose", "gallery", "io", "plot", "traffic", "use_backend"]
+__all__ += ["ShardedMatrix", "boxes", "connect_processes", "save_rows", "saved_rows", "shard", "shard_from_rows"]
 
 exportable(*FORMATS.values(), Basis, Between, Paired, Reordered, Transposed)
 

@@ -1,7 +1,5 @@
 """The helpers of all layers: pytrees, CSR on a device, dtypes, checks of arguments, and sizes and times as text."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import dataclasses
@@ -10,10 +8,10 @@ import math
 import numbers
 import operator
 import os
-import tempfile
-from collections.abc import Callable, Iterable
+import uuid
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, ParamSpec, TypeAlias, TypeVar
+from typing import Any, BinaryIO, ParamSpec, TypeAlias, TypeVar
 
 import jax
 import jax.export
@@ -25,6 +23,7 @@ from jax.core import Tracer
 # A canonical CSR matrix: rows sorted, no duplicates, indices in range. A scipy.sparse.csr_array (SciPy ships no types)
 # or `CsrArrays`.
 Csr: TypeAlias = Any
+Array: TypeAlias = jax.Array
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -289,13 +288,21 @@ def user_cache() -> Path | None:
 
 def write_whole(path: Path, content: bytes) -> None:
     """Writes a file whole or not at all, also where several processes do."""
-    descriptor, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    with replacing(path) as file:
+        file.write(content)
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A file beside `path` that replaces it when the block succeeds, and is removed when the block fails."""
+    target = Path(os.path.realpath(path))  # a link stays a link
+    scratch = target.with_name(f".{target.name}-{uuid.uuid4().hex[:8]}")
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        os.replace(scratch, path)
+        with open(scratch, "xb") as file:
+            yield file
+        os.replace(scratch, target)
     finally:
-        Path(scratch).unlink(missing_ok=True)
+        scratch.unlink(missing_ok=True)
 
 
 def index_dtype(size: int) -> Any:

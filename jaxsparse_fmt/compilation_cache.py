@@ -5,14 +5,11 @@
 JAX's keys contain the program, the versions, the flags, the device and the instructions of the CPU, so machines of
 several kinds may share a folder.
 
-JAX can bound the size by itself, but needs the package filelock for it. Under a lock that other processes wait for, it
-then reads a small file of every stored program whenever it stores one, so that thousands of programs cost more than
-compiling. In JAX 0.10 it stores nothing more once a process has ended between two writes. So `cache` bounds the size,
-once a call and without a lock: where two processes do so at once, each skips what the other has deleted. If a program
-is deleted, or still being written, while another process reads it, JAX warns and that process compiles it.
+JAX can bound the size by itself, but then reads a small file of every stored program whenever it stores one, under a
+lock, so that thousands of programs cost more than compiling. So `cache` bounds the size, once a call and without a
+lock. If a program is deleted, or still being written, while another process reads it, JAX warns and that process
+compiles it.
 """
-
-from __future__ import annotations
 
 import contextlib
 import math

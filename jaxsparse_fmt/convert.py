@@ -1,7 +1,5 @@
 """Conversion from SciPy, coordinates, dense arrays and files into a format, with all validation of user input."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
@@ -54,13 +52,11 @@ def from_scipy(
         The free memory is always a limit, and with infinity the only one.
       transpose: whether the matrix carries its transpose, so that `A.T @ y` is a product and not a scatter-add: as fast
         as `A @ x` except for a gather of the values, and bit-reproducible on a GPU. It costs the index arrays of a
-        second storage and 4 bytes for each of its places, which must fit the memory too (`paired.py`). The second
-        storage has the same format and options ("bsr" turns its blocks); "auto" and "tune" choose for each of the two.
-        Matrices in "csc", "dia" and "sdia" need no second storage, and do not change.
+        second storage, of the same format and options, and 4 bytes for each of its places (`paired.py`); "auto" and
+        "tune" choose for each of the two. Matrices in "csc", "dia" and "sdia" do not change.
       reorder: another order of the unknowns in which to store a square matrix: "rcm" for reverse Cuthill-McKee, which
         gathers the entries around the diagonal, or a permutation [n] of your own, such as a nested dissection's, whose
-        place k takes unknown reorder[k]. Arguments and results stay in your order: a product gathers x and scatters y,
-        and solvers do that once a solve. "auto" and "tune" choose for the reordered matrix (`reordered.py`).
+        place k takes unknown reorder[k]. Arguments and results stay in your order (`reordered.py`).
       **layout: the format's options, for example slice_size and sigma of "hll".
 
     Raises:
@@ -142,7 +138,9 @@ def from_coo(
       ValueError: lengths differ, or an index lies outside `shape`. TypeError: indices that are not integers.
     """
     if isinstance(data, Tracer) or options.get("nnz_max") is not None:
-        data = data if dtype is None else data.astype(requested_dtype(dtype))
+        if dtype is not None:
+            check_keeps_imaginary(data.dtype, requested_dtype(dtype))
+            data = data.astype(dtype)
         return assembly(row, col, shape, format, **options)(data)
     options.pop("nnz_max", None)
     row, col, data = np.asarray(row), np.asarray(col), np.asarray(data)
@@ -159,35 +157,6 @@ def from_coo(
     data, dtype = _for_scipy(data, dtype, "data")
     S = scipy.sparse.coo_array((data, (row.astype(np.int64), col.astype(np.int64))), shape=shape)
     return from_scipy(S, format, dtype, **options)
-
-
-def from_bcoo(B: Any, format: str = "auto", dtype: Any = None, **options: Any) -> SparseMatrix:
-    """A matrix from one of `jax.experimental.sparse`; duplicates are summed, padding is left out.
-
-    Args:
-      B: BCOO or BCSR, [rows, columns] without batch and dense dimensions.
-      format, dtype, **options: as in `from_scipy`.
-
-    Raises:
-      TypeError: not a BCOO or BCSR. ValueError: B has batch or dense dimensions. And as in `from_scipy`.
-    """
-    name = type(B).__name__
-    if not of_jax_sparse(B) or name not in ("BCOO", "BCSR"):
-        raise TypeError(f"from_bcoo takes a BCOO or BCSR of jax.experimental.sparse, got {name}")
-    if B.n_batch or B.n_dense or len(B.shape) != 2:
-        raise ValueError(
-            f"from_bcoo takes a matrix without batch and dense dimensions; got shape {B.shape} with "
-            f"n_batch={B.n_batch} and n_dense={B.n_dense}. Convert one member, and map over the data of all: "
-            "jax.vmap(lambda d: A.with_data(d) @ x)(D)"
-        )
-    data, indices = np.asarray(B.data), np.asarray(B.indices)
-    if name == "BCOO":
-        row, col = indices.T
-    else:
-        ends = np.asarray(B.indptr)[1:]
-        row, col = np.searchsorted(ends, np.arange(indices.size), side="right"), indices
-    live = (row < B.shape[0]) & (col < B.shape[1])
-    return from_coo(row[live], col[live], data[live], B.shape, format, dtype, **options)
 
 
 def from_dense(a: Any, format: str = "auto", dtype: Any = None, **options: Any) -> SparseMatrix:

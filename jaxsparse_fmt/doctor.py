@@ -4,8 +4,6 @@ Lines on standard output: versions, the caches, and for each device of JAX the k
 far the result is from SciPy's. The exit code is 0 if all results agree, else 1.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import platform
 import re

@@ -14,6 +14,7 @@ from jax.core import Tracer
 
 from jaxsparse_fmt import convert
 from jaxsparse_fmt._types import (
+    Array,
     CsrArrays,
     Target,
     check_keeps_imaginary,
@@ -25,12 +26,11 @@ from jaxsparse_fmt._types import (
 )
 from jaxsparse_fmt.core.matrix import CHOSEN, SparseMatrix, build
 from jaxsparse_fmt.formats import building
+from jaxsparse_fmt.formats.coo import row_pointers
 from jaxsparse_fmt.kernels.backends import selection
 
 if TYPE_CHECKING:
     from jax.experimental.sparse import BCOO, BCSR
-
-Array = jax.Array
 
 
 def from_bcoo(B: Any, format: str = "auto", dtype: Any = None, **options: Any) -> SparseMatrix:
@@ -48,32 +48,35 @@ def from_bcoo(B: Any, format: str = "auto", dtype: Any = None, **options: Any) -
         `from_scipy`.
     """
     name = type(B).__name__
-    if not of_jax_sparse(B) or name not in ("BCOO", "BCSR") or B.n_batch or B.n_dense or len(B.shape) != 2:
-        return convert.from_bcoo(B, format, dtype, **options)  # which refuses it
-    pointers = (B.indptr,) if name == "BCSR" else ()
-    if any(isinstance(a, Tracer) for a in (B.indices, *pointers)):
+    if not of_jax_sparse(B) or name not in ("BCOO", "BCSR"):
+        raise TypeError(f"from_bcoo takes a BCOO or BCSR of jax.experimental.sparse, got {name}")
+    if B.n_batch or B.n_dense or len(B.shape) != 2:
+        raise ValueError(
+            f"from_bcoo takes a matrix without batch and dense dimensions; got shape {B.shape} with "
+            f"n_batch={B.n_batch} and n_dense={B.n_dense}. Convert one member, and map over the data of all: "
+            "jax.vmap(lambda d: A.with_data(d) @ x)(D)"
+        )
+    is_bcsr, data = name == "BCSR", B.data
+    if any(isinstance(a, Tracer) for a in (B.indices, *((B.indptr,) if is_bcsr else ()))):
         raise ValueError(
             f"the indices of this {name} are traced, so the sizes of a matrix are unknown. Make its indices outside "
             "jit, as JAX arrays (NumPy's become traced), and let the jitted function close over them; or make the "
             "matrix outside jit and pass that: its data may be replaced inside by A.with_data"
         )
-    if not isinstance(B.data, Tracer):
-        on_host = not isinstance(B.data, jax.Array) or next(iter(B.data.devices())).platform == "cpu"
+    if not isinstance(data, Tracer):
+        on_host = not isinstance(data, jax.Array) or next(iter(data.devices())).platform == "cpu"
         if B.indices_sorted and B.unique_indices and not on_host:
-            indices = B.indices if pointers else B.indices[:, 1]
-            indptr = B.indptr if pointers else _pointers(B.indices[:, 0], B.shape[0])
-            return _on_device(CsrArrays(B.data, indices, indptr, B.shape), format, dtype, **options)
-        return convert.from_bcoo(B, format, dtype, **options)
-    stored = floating_dtype(B.data.dtype, "the matrix") if dtype is None else requested_dtype(dtype)
-    check_keeps_imaginary(B.data.dtype, stored)
-    rows, cols = _coordinates(B)
-    live = np.flatnonzero((rows < B.shape[0]) & (cols < B.shape[1]))
-    with concrete():
-        A = convert.from_coo(rows[live], cols[live], np.ones(live.size), B.shape, format, stored, **options)
-    keys = rows[live].astype(np.int64) * B.shape[1] + cols[live]
-    _, entry = np.unique(keys, return_inverse=True)
-    given = B.data[live].astype(jnp.promote_types(stored, np.float32))  # 16-bit duplicates are summed in 32 bits
-    return A.with_data(jnp.zeros(A.nnz, given.dtype).at[entry].add(given).astype(stored))
+            indices = B.indices if is_bcsr else B.indices[:, 1]
+            indptr = B.indptr if is_bcsr else row_pointers(B.indices[:, 0], B.shape[0])
+            return _on_device(CsrArrays(data, indices, indptr, B.shape), format, dtype, **options)
+        data = np.asarray(data)
+    col = np.asarray(B.indices)
+    if is_bcsr:
+        row = np.searchsorted(np.asarray(B.indptr)[1:], np.arange(col.size), side="right")
+    else:
+        row, col = col.T
+    live = np.flatnonzero((row < B.shape[0]) & (col < B.shape[1]))
+    return convert.from_coo(row[live], col[live], data[live], B.shape, format, dtype, **options)
 
 
 def from_bcsr(B: Any, format: str = "auto", dtype: Any = None, **options: Any) -> SparseMatrix:
@@ -103,7 +106,7 @@ def to_bcsr(A: SparseMatrix) -> BCSR:
 
     rows, cols = _ids(A, "to_bcsr")
     with _at_once(rows):
-        indptr = _pointers(rows, A.shape[0])
+        indptr = row_pointers(rows, A.shape[0])
     return BCSR((A.data, cols, indptr), shape=A.shape, indices_sorted=_sorted(rows, cols), unique_indices=True)
 
 
@@ -170,10 +173,6 @@ def _is_canonical(indices: Array, indptr: Array, n_cols: int) -> Array:
     return rises & pointers & jnp.all((indices >= 0) & (indices < n_cols))
 
 
-def _pointers(rows: Array, n_rows: int) -> Array:
-    return jnp.searchsorted(rows, jnp.arange(n_rows + 1, dtype=jnp.int32)).astype(jnp.int32)
-
-
 def _ids(A: Any, name: str) -> tuple[Array, Array]:
     if not isinstance(A, SparseMatrix):
         raise TypeError(
@@ -195,12 +194,3 @@ def _sorted(rows: Array, cols: Array) -> bool:
         return False
     with concrete():
         return bool(jnp.all((rows[1:] != rows[:-1]) | (cols[1:] > cols[:-1])))
-
-
-def _coordinates(B: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and columns of the concrete indices of a BCOO or BCSR, padding too."""
-    indices = np.asarray(B.indices)
-    if indices.ndim == 2:
-        rows, cols = indices.T
-        return rows, cols
-    return np.searchsorted(np.asarray(B.indptr)[1:], np.arange(indices.size), side="right"), indices

@@ -1,13 +1,11 @@
 """Machine code of functions that Numba compiles, kept on disk: Numba is imported only for what no file holds.
 
-Numba's own cache needs Numba, which takes half a second to import and as long again to load a first function. A file
-here holds a digest of the rest, the name of the C function, and the object file that LLVM made, from which llvmlite
-links a function in a few milliseconds. The file's name is a hash of the sources, the versions and the CPU.
+Numba's own cache needs Numba, which takes a second to import and to load a first function. A file here holds a digest
+of the rest, the name of the C function, and the object file that LLVM made, from which llvmlite links a function in a
+few milliseconds. The file's name is a hash of the sources, the versions and the CPU.
 
     $NUMBA_CACHE_DIR/HASH.o, else __pycache__ beside this file, else kernels/ in the user's folder (`user_cache`)
 """
-
-from __future__ import annotations
 
 import contextlib
 import ctypes

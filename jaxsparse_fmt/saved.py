@@ -8,8 +8,6 @@
 not checked, and a new format needs no line here.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os
@@ -35,7 +33,7 @@ LONGEST = 10_000  # bytes of the header
 def save(path: str | os.PathLike[str], A: SparseMatrix) -> None:
     """Writes a matrix in any format to one file, which `load` reads; the file is written whole or not at all.
 
-    Memory must hold the file once. Its entries are in canonical order, even those of `A.in_basis`.
+    Its entries are in canonical order, even those of `A.in_basis`.
 
     Args:
       path: the file, conventionally `.npz`; one that exists is replaced.

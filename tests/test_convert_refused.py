@@ -164,3 +164,9 @@ def test_bad_types_are_named(name):
 def test_bad_vectors_are_named_inside_jit_too():
     with pytest.raises(ValueError, match=r"takes x of shape \(3,\)"):
         jax.jit(lambda A, x: A @ x)(A, np.ones(2))
+
+
+def test_traced_data_do_not_lose_their_imaginary_parts():
+    make = jax.jit(lambda data: jsf.from_coo([0], [0], data, (1, 1), "csr", "float32").data)
+    with pytest.raises(TypeError, match="imaginary parts of a complex128 matrix"):
+        make(np.ones(1, complex))

@@ -70,7 +70,7 @@ OPERATOR = {f"jaxsparse_fmt.{name}" for name in ("_types", "core.mesh_axes", "co
 # Modules that import others of ours by name while they run: the package its lazy names, a matrix the cost models and
 # the algebra, which lie above it.
 BY_NAME = [
-    *("jaxsparse_fmt", "jaxsparse_fmt.core.matrix", "jaxsparse_fmt.core.operators"),
+    *("jaxsparse_fmt", "jaxsparse_fmt.core.matrix", "jaxsparse_fmt.core.scipy_names"),
     "jaxsparse_fmt.distributed.algebra",
 ]
 # Imported where they are used, so that `import jaxsparse_fmt` and `import solvers` do not pay for them.

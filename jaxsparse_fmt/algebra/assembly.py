@@ -4,12 +4,9 @@ A sparse matrix of ones, [entries, values], lists the values that each entry sum
 assembles, in the order given, and its rules give every derivative.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
-import jax
 import numpy as np
 from jax.core import Tracer
 
@@ -20,8 +17,6 @@ from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.csr import CSR
 from jaxsparse_fmt.kernels.cpu import over_rows, spgemm
-
-Array = jax.Array
 
 
 @pytree

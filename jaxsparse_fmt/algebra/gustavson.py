@@ -9,8 +9,6 @@ them with a row of C in scratch; elsewhere jnp takes `BLOCK` products at a time.
 rising column of A.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
@@ -19,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxsparse_fmt._types import Csr, index_dtype, pytree
+from jaxsparse_fmt._types import Array, Csr, index_dtype, pytree
 from jaxsparse_fmt.core.pattern import Absent, Pattern
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.csr import CSR
@@ -28,8 +26,6 @@ from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
 from jaxsparse_fmt.kernels.coordinates import accumulator, gather
 from jaxsparse_fmt.kernels.cpu import ffi
 from jaxsparse_fmt.kernels.cpu.over_rows import equal_pieces
-
-Array = jax.Array
 
 BLOCK = 2**20  # products of which the reference holds indices at a time
 PIECES = 32  # of the rows, for threads; each has n_cols numbers of scratch

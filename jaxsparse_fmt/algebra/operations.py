@@ -1,33 +1,21 @@
 """The operations behind `A + B`, `A @ B`, `A[rows]` and their like: each makes or finds a plan, and calls it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import as_floating, requested_dtype, whole_number
+from jaxsparse_fmt._types import Array, as_floating, requested_dtype, whole_number
 from jaxsparse_fmt.algebra import patterns, plans
 from jaxsparse_fmt.algebra.assembly import assembly
 from jaxsparse_fmt.algebra.patterns import entries_of_equal
+from jaxsparse_fmt.algebra.plans import combined
 from jaxsparse_fmt.core.matrix import SparseMatrix
 
-Array = jax.Array
-
-__all__ = ["entries_of_equal"]  # which `core.operators` finds here with the functions below
-
-
-def add(A: Any, B: Any) -> SparseMatrix:
-    return plans.combined(A, B, 1)
-
-
-def subtract(A: Any, B: Any) -> SparseMatrix:
-    return plans.combined(A, B, -1)
+__all__ = ["combined", "entries_of_equal"]  # which `core.scipy_names` finds here with the functions below
 
 
 def multiply(A: Any, B: Any) -> SparseMatrix:
@@ -61,7 +49,7 @@ def shift(A: Any, s: Any) -> SparseMatrix:
     s = jnp.asarray(s, jnp.result_type(A.dtype, s))
     if s.ndim != 0 and s.shape != (n,):
         raise ValueError(f"shift(s) takes a number or an array of shape ({n},), got shape {s.shape}")
-    return add(A, diags(jnp.broadcast_to(s, (n,))))
+    return combined(A, diags(jnp.broadcast_to(s, (n,))), 1)
 
 
 def set_diagonal(A: Any, d: Any) -> SparseMatrix:
@@ -72,7 +60,7 @@ def set_diagonal(A: Any, d: Any) -> SparseMatrix:
         raise ValueError(f"setdiag(d) takes a number or an array of shape ({n},), got shape {d.shape}")
     D = diags(jnp.broadcast_to(d, (n,)), dtype=A.dtype)
     off = jnp.where(A.row_ids == A.col_ids, 0, A.data)
-    return add(A.with_data(off), D)
+    return combined(A.with_data(off), D, 1)
 
 
 def _square(A: Any, name: str) -> int:

@@ -1,7 +1,5 @@
 """Patterns of operands on the host, and the matrices of results."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 from typing import Any

@@ -12,8 +12,6 @@ most one entry of A and one of B.
 Outside jit, where the values are at hand, one pass of compiled code finds pattern and values together.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any
@@ -24,7 +22,7 @@ import numpy as np
 import scipy.sparse
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import index_dtype, pytree, standard_promotion
+from jaxsparse_fmt._types import Array, index_dtype, pytree, standard_promotion
 from jaxsparse_fmt.algebra import gustavson, patterns
 from jaxsparse_fmt.core import form
 from jaxsparse_fmt.core.entry_index import take
@@ -34,8 +32,6 @@ from jaxsparse_fmt.formats.csr import CSR
 from jaxsparse_fmt.kernels.backends import selection
 from jaxsparse_fmt.kernels.coordinates import accumulator
 from jaxsparse_fmt.kernels.cpu import spgemm
-
-Array = jax.Array
 
 LISTED = 2**30  # bytes
 

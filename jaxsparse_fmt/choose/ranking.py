@@ -5,8 +5,6 @@ tables of `benchmarks.spmv`. On a GPU a product takes the longer of two times: t
 longest row, which one thread walks a few entries at a time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Iterator
@@ -95,8 +93,6 @@ BY_BITS = 12.0  # times that, on diagonals with holes where some entry is zero: 
 # scatters to its row, in CSR, in the tail of cut rows and wherever slices are too uneven for columns; a row that is
 # cut. An index saved is arithmetic added, so that bytes do not count. From 2026-11-20_spmv_cpu.md and suites like it.
 WALKED = {"ell": 1.0, "hyb": 1.05, "hll": 1.1, "sell": 1.1, "dia": 1.25}
-ODD_ROWS = 2.5  # times that, in slices of an odd number of rows
-SPLIT_SELL = 4.0  # times that, in "sell" with cut rows
 SCATTERED, CUT = 14.0, 64.0
 
 MISJUDGED = 1.4  # times the estimated bytes that a product may read for a choice to stand
@@ -323,9 +319,6 @@ def _seconds_natively(s: Storage, moved: int, csr: Csr) -> float:
 
 
 def _seconds_on_cpu(s: Storage, csr: Csr, itemsize: int) -> float:
-    places = SCATTERED * s.places
-    if s.by_columns:
-        places = WALKED[s.format] * (ODD_ROWS if s.rows % 2 else 1.0) * (s.places if s.walked is None else s.walked)
-        places *= SPLIT_SELL if s.format == "sell" and s.tail.entries else 1.0
+    places = (WALKED[s.format] if s.by_columns else SCATTERED) * s.places
     places += SCATTERED * s.tail.entries + CUT * s.tail.rows
     return (places * (itemsize + 4) + sum(csr.shape) * itemsize) / COPY["cpu"]

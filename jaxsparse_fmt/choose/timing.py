@@ -1,7 +1,5 @@
 """Clocks: the median time of a product, or of any call, on the device."""
 
-from __future__ import annotations
-
 import collections
 import functools
 import operator
@@ -38,8 +36,7 @@ def repeated(A: SparseMatrix, x: jax.Array | None = None) -> tuple[Callable[[], 
     if x is None:
         with jax.ensure_compile_time_eval():  # numbers also where a program is traced; no kernel can be traced in here
             x = jnp.ones(A.shape[1], A.dtype)
-    function: Callable[..., Any] = operator.matmul
-    products = 1
+    function, products = operator.matmul, 1
     if _on_one_gpu(x) and min(A.shape) > 0:
         trips = TRIPS if A.nbytes_read < SMALL else 1
         function, products = functools.partial(_chain, trips), trips * LOOP

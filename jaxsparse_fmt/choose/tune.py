@@ -10,8 +10,6 @@ measures it another time. An unreadable file counts as absent, and so does an an
 cannot be written causes a warning.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

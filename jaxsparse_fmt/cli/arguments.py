@@ -1,12 +1,10 @@
 """Arguments that several commands share, and the checks that refuse bad input before any long work."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,18 +48,21 @@ def add_rtol(parser: Any, default: float) -> None:
     parser.add_argument("--rtol", type=rtol, default=default, metavar="R", help=text)
 
 
-def rtol(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if 0 < float(text) < 1:
-            return float(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number between 0 and 1")
+def _number(of: Callable[[str], Any], allowed: Callable[[Any], bool], words: str) -> Callable[[str], Any]:
+    """The type of an argument, whose error says that a text is not `words`."""
+
+    def parse(text: str) -> Any:
+        with contextlib.suppress(ValueError):
+            if allowed(of(text)):
+                return of(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is not {words}")
+
+    return parse
 
 
-def at_least_one(text: str) -> int:
-    with contextlib.suppress(ValueError):
-        if int(text) >= 1:
-            return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
+rtol = _number(float, lambda x: 0 < x < 1, "a number between 0 and 1")
+positive = _number(float, lambda x: 0 < x < np.inf, "a number above 0")
+at_least_one = _number(int, lambda n: n >= 1, "a whole number from 1 up")
 
 
 @contextlib.contextmanager

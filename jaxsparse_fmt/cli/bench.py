@@ -1,7 +1,5 @@
 """`jaxsparse bench`: times the product in the formats that rank first, and compares with prediction and SciPy."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

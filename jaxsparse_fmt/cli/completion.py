@@ -3,8 +3,6 @@
 The script is made from the parser and calls nothing, since starting this program takes a second.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """`jaxsparse convert`: reads a matrix and writes it as another kind of file."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 

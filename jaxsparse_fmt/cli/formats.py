@@ -1,7 +1,5 @@
 """`jaxsparse formats`: the storage of a matrix in every format."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`jaxsparse info`: describes a matrix and ranks the formats for it."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ import scipy.sparse
 from jaxsparse_fmt import choose
 from jaxsparse_fmt.cli import arguments, measure, tables
 from jaxsparse_fmt.cli.progress import Progress
-from jaxsparse_fmt.formats.reordered import cuthill_mckee
 
 HELP = "describe a matrix"
 ABOUT = "Describes a matrix and ranks the formats by the predicted time of a product."
@@ -21,7 +18,6 @@ ABOUT = "Describes a matrix and ranks the formats by the predicted time of a pro
 # Two entries that should be equal may differ by this fraction of the largest entry in their row and column, since a
 # file may hold few digits. The true residual shows what such a difference costs.
 ASYMMETRY = 1e-8
-QUICKLY_ORDERED = 5_000_000  # entries for which reverse Cuthill-McKee takes at most a second
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,10 +52,6 @@ def describe(S: scipy.sparse.csr_array) -> dict[str, Any]:
         offsets = S.indices - np.repeat(np.arange(rows), lengths)
         found["diagonals"] = _distinct(offsets)
         found["bandwidth"] = {"below": max(-int(offsets.min()), 0), "above": max(int(offsets.max()), 0)}
-        if rows == cols and S.nnz <= QUICKLY_ORDERED:
-            place = np.argsort(cuthill_mckee(S))  # the inverse permutation
-            reordered = place[S.indices] - np.repeat(place, lengths)
-            found["mean_distance"] = {"now": np.abs(offsets).mean(), "rcm": np.abs(reordered).mean()}
     return found
 
 
@@ -79,9 +71,6 @@ def facts(described: dict[str, Any]) -> list[tuple[str, str]]:
     if band := described.get("bandwidth"):
         lines.append(("diagonals", f"{described['diagonals']:,} of {rows + cols - 1:,} hold entries"))
         lines.append(("bandwidth", f"{band['below']:,} below the main diagonal, {band['above']:,} above"))
-    if distance := described.get("mean_distance"):
-        before, after = distance["now"], distance["rcm"]
-        lines.append(("mean distance", f"{before:,.1f} from the diagonal, {after:,.1f} with reorder='rcm'"))
     return lines
 
 

@@ -3,8 +3,6 @@
 Results go to standard output; progress, remarks and errors to standard error. `CODES` lists the exit codes.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -1,7 +1,5 @@
 """The objects that commands time: a matrix stored on one or several devices, its compiled solver, products, steps."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import scipy.sparse
 
 from jaxsparse_fmt import convert, plot
+from jaxsparse_fmt._types import replacing
 from jaxsparse_fmt.cli import arguments, tables
 from jaxsparse_fmt.cli.progress import Progress
 from jaxsparse_fmt.formats import FORMATS
@@ -123,10 +124,5 @@ def _figure(path: str | os.PathLike[str], size: tuple[float, float]) -> Iterator
 
 def write(path: str | os.PathLike[str], fig: Any) -> None:
     """Writes a figure in the format that the path's suffix names."""
-    path = Path(path)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        fig.savefig(scratch, format=path.suffix[1:].lower(), dpi=150)
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
+    with replacing(path) as file:
+        fig.savefig(file, format=Path(path).suffix[1:].lower(), dpi=150)

@@ -1,7 +1,5 @@
 """A command as a process: an interruption ends it at once, and lost output ends it with one line of error."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -1,12 +1,11 @@
 """The progress that commands show on standard error: a live display on a terminal, plain lines elsewhere."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Self
 
 from jaxsparse_fmt.cli.tables import console_on
 
@@ -32,7 +31,7 @@ class Progress:
             columns = (name, bar, elapsed, text("{task.fields[detail]}"))
             self._live = progress.Progress(*columns, console=self._console, transient=True)
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         if self._live is not None:
             self._live.start()
         return self

@@ -4,7 +4,6 @@ exist."""
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -74,19 +73,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--reorder", choices=("rcm",), help="renumber the unknowns first")
     for name, text in (("memory", "of a device's memory"), ("link", "within a host"), ("network", "between hosts")):
         default = getattr(usual, name) / 1e9
-        add(f"--{name}", type=_positive, default=default, metavar="B", help=f"GB/s {text}; default {default:g}")
+        add(
+            f"--{name}", type=arguments.positive, default=default, metavar="B", help=f"GB/s {text}; default {default:g}"
+        )
     text = f"devices of a host; default {usual.per_host}"
     add("--per-host", type=arguments.at_least_one, default=usual.per_host, metavar="N", help=text)
     add("--measure", action="store_true", help="time steps on the CPU too; on GPUs they always are")
     arguments.add_dtype(parser)
     arguments.add_plot(parser)
-
-
-def _positive(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if 0 < float(text) < np.inf:
-            return float(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
 
 
 def run(args: argparse.Namespace) -> int:

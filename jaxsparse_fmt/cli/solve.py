@@ -1,7 +1,5 @@
 """`jaxsparse solve`: solves A·x = b by a Krylov method, with A and b from files."""
 
-from __future__ import annotations
-
 import argparse
 import io
 from pathlib import Path

@@ -1,7 +1,6 @@
 """A basis: a matrix's own order of unknowns, which a solver enters once.
 
-A matrix whose rows are sorted, padded or spread over devices works fastest on vectors in its own order. A solver
-enters that order once, iterates with `A.in_basis @ p`, and leaves once. The loop permutes nothing, unless a
+A solver enters that order once, iterates with `A.in_basis @ p`, and leaves once. The loop permutes nothing, unless a
 preconditioner works in the user's order.
 """
 
@@ -11,13 +10,10 @@ import contextlib
 import dataclasses
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
-from jaxsparse_fmt._types import pytree
+from jaxsparse_fmt._types import Array, pytree
 from jaxsparse_fmt.core import vector_passes
-
-Array = jax.Array
 
 
 @pytree

@@ -1,12 +1,9 @@
 """The index of the entries in a matrix's storage, by which `data` and `with_data` gather.
 
-The index follows from the pattern alone, and products do not read it, so it is not a leaf of the matrix. The first use
-computes it, and a table keeps it as long as the index arrays live: 4 bytes an entry and 4 a stored place (8 from 2³¹
-on). With the index, `data` and `with_data` are one gather. Inside jit this holds for a matrix that the function closes
-over; if the matrix is an argument, its pattern is traced, and the program computes the index.
+The first use computes the index, and a table keeps it as long as the pattern's arrays live: 4 bytes an entry and 4 a
+stored place (8 from 2³¹ on). `data` and `with_data` are then one gather. Inside jit this holds for a matrix that the
+function closes over; if the matrix is an argument, its pattern is traced, and the program computes the index.
 """
-
-from __future__ import annotations
 
 import weakref
 from typing import Any, NamedTuple
@@ -18,9 +15,7 @@ import scipy.sparse
 from jax import lax
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import as_floating, concrete, index_dtype
-
-Array = jax.Array
+from jaxsparse_fmt._types import Array, as_floating, concrete, index_dtype
 
 
 class Index(NamedTuple):

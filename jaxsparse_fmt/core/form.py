@@ -11,15 +11,13 @@ three: the face that yields that operand's kind of array from the two others. So
 are made of faces, and derivatives of every order exist, forward, reverse and mixed.
 
 Operands have two more axes: v [b, n_stored], x [b, n_cols, p], y [b, n_rows, p]. A batch over vectors alone becomes
-part of the column axis p, so that one reading of A serves all of them; a batch over values becomes part of b. `vmap` is
-thus no loop, unless it maps over index arrays too, as over a whole stack of matrices: then one product follows another.
+part of the column axis p, so that one reading of A serves all of them; a batch over values becomes part of b. A batch
+over index arrays, as over a whole stack of matrices, is a loop.
 
 Beside its two operands a primitive takes the pattern, the matrix without its values (`Pattern.without_values`):
 the arrays of the pattern are further operands, its tree is a parameter. The lowering puts the pattern together again
 and calls its method `product_face`, `transposed_face` or `outer_face`.
 """
-
-from __future__ import annotations
 
 import functools
 from typing import Any
@@ -30,12 +28,10 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jaxsparse_fmt._types import standard_promotion
+from jaxsparse_fmt._types import Array, standard_promotion
 from jaxsparse_fmt.core import mesh_axes, vector_passes
 from jaxsparse_fmt.core.pattern import Pattern
 from jaxsparse_fmt.kernels.backends import jax_versions, selection
-
-Array = jax.Array
 
 # The two arguments of the form that each face takes, and the one that it yields. All rules below follow from these.
 OPERANDS = {"product": ("v", "x", "y"), "transposed": ("v", "y", "x"), "outer": ("y", "x", "v")}

@@ -18,6 +18,7 @@ from jax.core import Tracer
 
 from jaxsparse_fmt._types import (
     MAX_DENSE_BYTES,
+    Array,
     Csr,
     CsrArrays,
     Target,
@@ -34,8 +35,6 @@ from jaxsparse_fmt.core.scipy_names import ScipyNames
 from jaxsparse_fmt.core.transposed import Transposed
 from jaxsparse_fmt.kernels.backends import selection
 from jaxsparse_fmt.kernels.layout.columns import is_read
-
-Array = jax.Array
 
 # Every storage scheme by name; `formats/__init__.py` fills it.
 FORMATS: dict[str, type[SparseMatrix]] = {}
@@ -286,11 +285,10 @@ class SparseMatrix(ScipyNames, Pattern):
     def asformat(self, name: str, *, max_bytes: int | None = None, **layout: Any) -> SparseMatrix:
         """The same matrix in another format, through CSR.
 
-        On an accelerator the conversion runs there. It runs on the host for "auto" and "tune", and for "dia", "hdia"
-        and "bsr" of a matrix with very many diagonals or blocks in a row (`formats/merging.py`). The result lies on the
-        device to which `jax.device_put` has committed the matrix. Inside jit a matrix of which only the values are
-        traced converts as outside, and the choice assumes that all values are 1; a matrix that is traced whole converts
-        to "coo", "csr" and "csc", whose sizes are known.
+        On an accelerator the conversion runs there, but for "auto" and "tune". The result lies on the device to which
+        `jax.device_put` has committed the matrix. Inside jit a matrix of which only the values are traced converts as
+        outside, and the choice assumes that all values are 1; a matrix that is traced whole converts to "coo", "csr"
+        and "csc", whose sizes are known.
 
         Args:
           name, max_bytes, layout: as in `from_scipy`, "auto" and "tune" too.

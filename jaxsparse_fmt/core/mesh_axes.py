@@ -5,11 +5,8 @@ The types of such arrays name the axes over which they are sharded. There are tw
     by_pieces   manual axes: the function is many independent ones along them, and every device computes its own
     by_xla      auto axes: XLA partitions the function
 
-`by_pieces` leaves axes alone that no operand's type names, so that axes over which the caller maps (`vmap`) stay
-explicit.
+`by_pieces` leaves axes alone that no operand's type names, over which the caller may map (`vmap`).
 """
-
-from __future__ import annotations
 
 import functools
 import itertools
@@ -20,9 +17,8 @@ import jax
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from jaxsparse_fmt._types import Array
 from jaxsparse_fmt.kernels.backends import jax_versions
-
-Array = jax.Array
 
 
 def axes_of(a: Any) -> tuple[tuple[str, ...], ...]:

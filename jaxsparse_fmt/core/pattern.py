@@ -1,14 +1,12 @@
 """Pattern: a matrix without its values, and the faces of the trilinear form that it computes for the primitives."""
 
-from __future__ import annotations
-
 import abc
 import dataclasses
 from typing import ClassVar, Self
 
 import jax
 
-Array = jax.Array
+from jaxsparse_fmt._types import Array
 
 
 @jax.tree_util.register_static

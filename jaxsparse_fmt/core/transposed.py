@@ -6,15 +6,12 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 import scipy.sparse
 
-from jaxsparse_fmt._types import Csr, pytree
+from jaxsparse_fmt._types import Array, Csr, pytree
 from jaxsparse_fmt.core import entry_index
 from jaxsparse_fmt.core.scipy_names import ScipyNames
-
-Array = jax.Array
 
 
 @pytree

@@ -8,8 +8,6 @@ For vectors spread over devices (`distributed`), every device passes over its ow
 kernel. A sum then stays in parts on every device, and one collective adds up all sums that the next pass needs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
@@ -24,14 +22,12 @@ from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxsparse_fmt._types import pytree, standard_promotion, x64_enabled
+from jaxsparse_fmt._types import Array, pytree, standard_promotion, x64_enabled
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.kernels.backends import jax_versions, selection
 from jaxsparse_fmt.kernels.vector_pass import Pass, parts, sweep_reference
 from jaxsparse_fmt.kernels.vector_pass import inner_product as inner_product  # for solvers
 from jaxsparse_fmt.kernels.vector_pass import sweep as sweep_by_kernel
-
-Array = jax.Array
 
 
 @pytree

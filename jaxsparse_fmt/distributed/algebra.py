@@ -27,7 +27,7 @@ Array = jax.Array
 
 
 class ShardedAlgebra(ScipyNames):
-    """The operations of `core.operators` that keep the pattern of a sharded matrix, and A @ B; others are refused."""
+    """The operations of `core.scipy_names` that keep the pattern of a sharded matrix, and A @ B; others are refused."""
 
     shards: Any
     domain: Any

@@ -1,7 +1,7 @@
 """Pads matrices of one format to the same static fields and array shapes, so that one program serves all shards.
 
 The pattern of a matrix decides the sizes of its arrays. The annotation of each field holds the rule that lengthens its
-array (`formats/fields.py`), so that a format needs no line here. Values and bits of `pattern` are zero in padding.
+array (`formats/base.py`), so that a format needs no line here. Values and bits of `pattern` are zero in padding.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxsparse_fmt.core.matrix import SparseMatrix
-from jaxsparse_fmt.formats.base import array_fields
-from jaxsparse_fmt.formats.fields import Most, Padding, noted
+from jaxsparse_fmt.formats.base import Most, Padding, array_fields, noted
 from jaxsparse_fmt.kernels.layout.columns import is_bits
 
 

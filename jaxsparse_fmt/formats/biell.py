@@ -17,8 +17,6 @@ Bytes: n_stored·(value + 4) + 24·⌈n_rows / 32⌉ + 4 + 8·n_rows. A product 
 A reproduction of its paper: `format="auto"` never takes it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, Self
 
@@ -26,8 +24,7 @@ import numpy as np
 
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.base import Array, ByRule, storage_format
-from jaxsparse_fmt.formats.fields import ColumnIndex, Pointer, ZeroPadded
+from jaxsparse_fmt.formats.base import Array, ByRule, ColumnIndex, Pointer, ZeroPadded, storage_format
 from jaxsparse_fmt.kernels.layout.address import GROUPS, WARP, Bisected
 
 

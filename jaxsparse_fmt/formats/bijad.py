@@ -15,8 +15,6 @@ Bytes: n_stored·(value + 4) + 24·⌈n_rows / 32⌉ + 4 + 8·n_rows. A product 
 A reproduction of its paper: `format="auto"` never takes it.
 """
 
-from __future__ import annotations
-
 from jaxsparse_fmt.formats.base import storage_format
 from jaxsparse_fmt.formats.biell import BisectedGroups
 

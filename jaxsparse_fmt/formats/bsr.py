@@ -6,9 +6,7 @@
          ⎣ 7 8 . 1 ⎦      slice_ptr  [0 16]                                       [n_slices + 1] int32
                           pattern    [-1 -73]                                     [⌈n_stored / 8⌉] int8, 0-bits: holes
 
-Holes are the places of stored blocks, inside the matrix, that hold no entry. `pattern` marks them as in DIA (`dia.py`):
-by bits, or by a list [holes] int32 (int64 from 2³¹ places) where a list is shorter and no entry is zero. It is None
-where all blocks are full.
+Holes are the places of stored blocks, inside the matrix, that hold no entry; `pattern` marks them as in DIA (`dia.py`).
 
 One thread walks a row. The r threads of a block row read the same block indices, so that a product with full 3 × 3
 blocks reads 4/9 byte of index an entry. Slices have lcm(r, 128) rows. Blocks that reach beyond the matrix are padded.
@@ -17,11 +15,8 @@ Bytes: n_stored·(value + 4 / (r·c)) + 4·(n_slices + 1), and for the pattern m
 where there are holes and some entry is zero.
 """
 
-from __future__ import annotations
-
 import functools
 import math
-from collections.abc import Iterator
 from typing import Annotated, Any, Self
 
 import jax
@@ -31,12 +26,9 @@ import scipy.sparse
 
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building, footprint, merging, statistics
-from jaxsparse_fmt.formats.base import Array, ByRule, storage_format
-from jaxsparse_fmt.formats.fields import Pointer, fill
-from jaxsparse_fmt.formats.footprint import PatternCounts, Storage
+from jaxsparse_fmt.formats.base import Array, ByRule, Pointer, fill, storage_format
 from jaxsparse_fmt.kernels.layout.address import Slices
-from jaxsparse_fmt.kernels.layout.columns import Blocked, pack_pattern
-from jaxsparse_fmt.kernels.layout.rule import Rule
+from jaxsparse_fmt.kernels.layout.columns import Blocked, Rule, pack_pattern
 
 BlockColumn = Annotated[Array, fill(lambda A: -(-A.shape[1] // A.block_shape[1]))]
 SLICE_ROWS = 128  # rows that the GPU kernels take at a time
@@ -80,7 +72,7 @@ class BSR(ByRule):
         return building.made(cls, csr, target, values, **index, pattern=pattern, block_shape=(r, c))
 
     @classmethod
-    def footprints(cls, pattern: PatternCounts) -> Iterator[Storage]:
+    def footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
         csr = pattern.csr
         r, c = best_block(csr, pattern.itemsize) if pattern.on_gpu else (1, 1)  # on a CPU, CSR is as fast
         C = slice_rows(csr.shape[0], r)
@@ -90,7 +82,7 @@ class BSR(ByRule):
             longest = pattern.lengths.max(initial=0)
             trips = footprint.trips(longest / max(c / footprint.UNROLL, 1))  # a thread loads its whole row of a block
             layout, words = {"block_shape": (r, c)}, f"dense blocks of {r} × {c}"
-            yield Storage(cls.name, layout, nbytes, counted.places, trips, C, words=(words,))
+            yield footprint.Storage(cls.name, layout, nbytes, counted.places, trips, C, words=(words,))
 
 
 def _sizes(csr: Csr, lengths: Any, block_shape: tuple[int, int], target: Target) -> np.ndarray:

@@ -4,8 +4,6 @@
 runs in NumPy and in JAX. Only counts, which set the shapes, come from a device to the host; nnz numbers never do.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

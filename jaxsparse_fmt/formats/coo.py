@@ -11,8 +11,6 @@ for CPUs in one pass, elsewhere after a pass that makes row pointers: atomics wo
 For exchange with other libraries: `format="auto"` never takes it.
 """
 
-from __future__ import annotations
-
 from typing import Self
 
 import jax.numpy as jnp
@@ -21,13 +19,11 @@ from jax import lax
 from jaxsparse_fmt._types import Csr, Target, index_dtype
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.base import Array, storage_format
+from jaxsparse_fmt.formats.base import Array, ColumnIndex, RowIndex, storage_format
 from jaxsparse_fmt.formats.csr import csr_rule
-from jaxsparse_fmt.formats.fields import ColumnIndex, RowIndex
 from jaxsparse_fmt.kernels import coordinates, sddmm, spmv, spmv_cpu
 from jaxsparse_fmt.kernels.layout.address import expand_ptr
-from jaxsparse_fmt.kernels.layout.columns import Explicit
-from jaxsparse_fmt.kernels.layout.rule import Rule
+from jaxsparse_fmt.kernels.layout.columns import Explicit, Rule
 
 
 @storage_format

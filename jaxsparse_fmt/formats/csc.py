@@ -11,8 +11,6 @@ bit-reproducible; its product scatters.
 For exchange with other libraries: `format="auto"` never takes it.
 """
 
-from __future__ import annotations
-
 from typing import Any, Self
 
 import jax
@@ -22,9 +20,8 @@ import numpy as np
 from jaxsparse_fmt._types import Csr, Target, index_dtype, standard_promotion
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.base import Array, storage_format
+from jaxsparse_fmt.formats.base import Array, Pointer, RowIndex, storage_format
 from jaxsparse_fmt.formats.csr import csr_rule
-from jaxsparse_fmt.formats.fields import Pointer, RowIndex
 from jaxsparse_fmt.kernels import coordinates, sddmm, spmv
 from jaxsparse_fmt.kernels.layout.address import expand_ptr
 from jaxsparse_fmt.kernels.layout.columns import Explicit

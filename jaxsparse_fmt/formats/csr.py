@@ -10,22 +10,16 @@ neighbouring threads walk a row together, so that their loads coalesce (Wang and
 warp. The loads of one thread a row (CSRS) do not coalesce.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from typing import Self
 
 import numpy as np
 
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building, footprint
-from jaxsparse_fmt.formats.base import Array, ByRule, storage_format
-from jaxsparse_fmt.formats.fields import ColumnIndex, Pointer
-from jaxsparse_fmt.formats.footprint import PatternCounts, Storage
+from jaxsparse_fmt.formats.base import Array, ByRule, ColumnIndex, Pointer, storage_format
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
 from jaxsparse_fmt.kernels.layout.address import Slices
-from jaxsparse_fmt.kernels.layout.columns import ColumnRule
-from jaxsparse_fmt.kernels.layout.rule import Rule
+from jaxsparse_fmt.kernels.layout.columns import ColumnRule, Rule
 from jaxsparse_fmt.models import traffic
 
 THREADS = (1, 2, 4, 8, 16, 32)
@@ -63,11 +57,11 @@ class CSR(ByRule):
         return building.made(cls, csr, target, values, col_idx=col_idx, row_ptr=row_ptr, threads_per_row=chosen)
 
     @classmethod
-    def footprints(cls, pattern: PatternCounts) -> Iterator[Storage]:
+    def footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
         csr, longest = pattern.csr, int(pattern.lengths.max(initial=0))
         threads = threads_for(csr.nnz, csr.shape[0])
         very_long = csr.nnz >= LAUNCH.very_long_rows * csr.shape[0]
-        yield Storage(
+        yield footprint.Storage(
             cls.name,
             {"threads_per_row": threads},
             traffic.csr_bytes(csr, pattern.itemsize),

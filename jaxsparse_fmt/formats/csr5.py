@@ -12,30 +12,22 @@ Tiles of `lanes` × `entries` places, stored entry by entry; every lane takes th
 in the highest bit of an index, ' here, ends a row; a row without entries has one place, for its mark. The second lane
 takes 4 and 5, and so begins in row 2, which began in an earlier lane: hence −1 − 2 in `lane_row`, and one hop.
 
-All threads do the same work, so that uneven rows cost no time. A block works on neighbouring rows, so that the part of
-x that it reads stays in the L1 cache. `kernels/csr5.py` describes how the kernel separates the sums of rows without
-atomics. A tile whose columns span less than 2¹⁵ stores their differences to its least column in 16 bits; other tiles
-store 32-bit columns.
+All threads do the same work, so that uneven rows cost no time; `kernels/csr5.py` describes how the kernel separates the
+sums of rows without atomics. A tile whose columns span less than 2¹⁵ stores differences of 16 bits (`layout/tiles.py`).
 
 Each tile begins with a row, unlike the paper's tiles: it holds the rows whose first entry falls into its window of the
 entries, and padding after the end of the last row. So no row is in two tiles. Where some rows are longer than an eighth
 of a tile, or 32 lanes, the rows longer than a 32nd of a tile continue in pieces. A piece is a segment behind all rows,
 and a second pass adds its sum to its row (`long_rows.py`).
 
-Where few columns hold most entries, as in power-law graphs, the `hot` most used columns can come first; the other
-columns keep their order. Storage column k is column `col_order`[k] of the matrix, [n_cols] int32, and a product first
-copies x into that order. Each sector of 32 bytes in the L1 cache then holds 4 or 8 useful numbers instead of one. The
-entries of a row stay in their order.
-
-Where much of x comes from the L2 cache, a product waits for that cache, and every sum that a lane writes costs it one
-more sector; short rows make many sums. With `keep_sums` the block of a tile keeps the sums in shared memory and writes
-them side by side.
+Where few columns hold most entries, as in power-law graphs, the `hot` most used columns can come first, so that the L1
+cache holds them; the other columns keep their order. Storage column k is column `col_order`[k] of the matrix, [n_cols]
+int32, and a product first copies x into that order. With `keep_sums` the block of a tile keeps its sums in shared
+memory and writes them side by side, which saves sectors of the L2 cache where short rows make many sums.
 
 Bytes: n_stored·(value + 4) + 4·n_tiles·(lanes + 1); in narrow tiles 2 less for each place, and 4·n_tiles, and where
 there are both kinds 4·n_tiles; where rows are cut, 4·n_long + 4·(n_long + 1); with `hot` columns, 4·n_cols.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import math
@@ -49,9 +41,19 @@ from jaxsparse_fmt._types import Csr, Target, standard_promotion
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import building, csr5_tiles, statistics
 from jaxsparse_fmt.formats import long_rows as split
-from jaxsparse_fmt.formats.base import Array, array_fields, index_in_data, storage_format
+from jaxsparse_fmt.formats.base import (
+    Array,
+    ColumnIndex,
+    Largest,
+    LongRows,
+    Pointer,
+    ZeroPadded,
+    array_fields,
+    fill,
+    index_in_data,
+    storage_format,
+)
 from jaxsparse_fmt.formats.csr5_tiles import CUT, tile_for
-from jaxsparse_fmt.formats.fields import ColumnIndex, Largest, LongRows, Pointer, ZeroPadded, fill
 from jaxsparse_fmt.formats.footprint import L1_ROWS, NO_TAIL, PatternCounts, Storage, Tail
 from jaxsparse_fmt.kernels import coordinates, csr5, spmv, spmv_cpu
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH

@@ -1,7 +1,5 @@
 """Building of CSR5's tiles: cuts rows into segments and distributes their entries over lanes (`csr5.py`)."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

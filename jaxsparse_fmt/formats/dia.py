@@ -6,20 +6,15 @@
          ⎣ . . . . ⎦
 
 Entry k of a row lies on diagonal k, in the column row + offsets[k]. A hole is a place inside the matrix that holds no
-entry; a zero may be an entry. `pattern` has a bit for every place, little-endian, 0 at holes. Where a list is shorter
-and no entry is zero, `pattern` lists the holes instead, [holes] int32 (int64 from 2³¹ places); it is None without holes
-(`kernels/layout/columns.py`). Where some entry is zero, the bits are uint8 and products read them; otherwise products
-skip values of zero.
+entry; `kernels/layout/columns.py` describes how `pattern` tells holes from entries that are zero. It is None without
+holes.
 
 Bytes: diagonals·(n_rows·value + 4), and for the pattern min(⌈diagonals·n_rows / 8⌉, 4·holes), the former where there
 are holes and some entry is zero.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
-from collections.abc import Iterator
 from typing import Any, Self
 
 import jax
@@ -29,13 +24,10 @@ import scipy.sparse
 
 from jaxsparse_fmt._types import Csr, Target, index_dtype
 from jaxsparse_fmt.formats import building, footprint, merging, statistics
-from jaxsparse_fmt.formats.base import Array, ByRule, storage_format
-from jaxsparse_fmt.formats.fields import Offset
-from jaxsparse_fmt.formats.footprint import PatternCounts, Storage
+from jaxsparse_fmt.formats.base import Array, ByRule, Offset, storage_format
 from jaxsparse_fmt.kernels import spmv
 from jaxsparse_fmt.kernels.layout.address import Slices, Starts
-from jaxsparse_fmt.kernels.layout.columns import Diagonal, pack_pattern, packed
-from jaxsparse_fmt.kernels.layout.rule import Rule
+from jaxsparse_fmt.kernels.layout.columns import Diagonal, Rule, pack_pattern, packed
 
 SOME_ROWS = 4096  # the rows whose diagonals are found first
 SLICE_ROWS = 128
@@ -91,11 +83,13 @@ class DIA(WholeDiagonals):
         return building.made(cls, csr, target, values, offsets=offsets.astype(np.int32), pattern=pattern)
 
     @classmethod
-    def footprints(cls, pattern: PatternCounts) -> Iterator[Storage]:
+    def footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
         counted, n_rows = pattern.diagonals, max(pattern.csr.shape[0], 1)
         if counted is not None:
             nbytes, trips = pattern.implied_bytes(counted), footprint.trips(counted.indices)
-            yield Storage(cls.name, {}, nbytes, counted.places, trips, n_rows, words=(f"{counted.indices} diagonals",))
+            yield footprint.Storage(
+                cls.name, {}, nbytes, counted.places, trips, n_rows, words=(f"{counted.indices} diagonals",)
+            )
 
 
 def _check(csr: Csr, offsets: np.ndarray, target: Target, name: str) -> None:

@@ -8,16 +8,11 @@
 Bytes: K·n_rows·(value + 4) + 4·n_rows. Products run over all K columns; only conversions read the row lengths.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from typing import Self
 
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building, footprint
-from jaxsparse_fmt.formats.base import ByRule, storage_format
-from jaxsparse_fmt.formats.fields import ColumnIndex, ZeroPadded
-from jaxsparse_fmt.formats.footprint import PatternCounts, Storage
+from jaxsparse_fmt.formats.base import ByRule, ColumnIndex, ZeroPadded, storage_format
 from jaxsparse_fmt.kernels.layout.address import Slices
 
 
@@ -35,10 +30,12 @@ class ELL(ByRule):
         return cls._store(csr, target, rows, address, _places(rows), row_lengths=rows.lengths)
 
     @classmethod
-    def footprints(cls, pattern: PatternCounts) -> Iterator[Storage]:
+    def footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
         rows, n_rows = building.Rows(pattern.lengths), pattern.csr.shape[0]
         places = _places(rows)
-        yield Storage(cls.name, {}, places * (pattern.itemsize + 4), places, footprint.trips(rows.longest), n_rows)
+        yield footprint.Storage(
+            cls.name, {}, places * (pattern.itemsize + 4), places, footprint.trips(rows.longest), n_rows
+        )
 
 
 def _places(rows: building.Rows) -> int:

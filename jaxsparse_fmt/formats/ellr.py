@@ -14,14 +14,11 @@ Bytes: K·pitch·(value + 4) + 4·n_rows.
 A reproduction of its paper: `format="auto"` never takes it.
 """
 
-from __future__ import annotations
-
 from typing import Self
 
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.base import ByRule, storage_format
-from jaxsparse_fmt.formats.fields import ColumnIndex, ZeroPadded
+from jaxsparse_fmt.formats.base import ByRule, ColumnIndex, ZeroPadded, storage_format
 from jaxsparse_fmt.kernels.layout.address import Slices
 
 ALIGNMENT = 32  # rows: 128 bytes of the 4-byte column indices

@@ -4,12 +4,10 @@ Every format that `format="auto"` may take yields a `Storage` for each layout th
 its `from_csr`; `choose/ranking.py` turns these into seconds.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -57,9 +55,8 @@ class Storage:
       trips: rounds of loads that the thread of the longest row makes.
       rows: of a slice.
       rate: key of the ranking's table of speeds; empty: the format's name.
-      walked: places that XLA passes by columns, all slices to the end of the longest; None: `places`.
       idle: places over which the GPU's threads wait for others, where that moves no bytes.
-      by_columns: whether XLA goes by columns (`kernels/spmv_reference.py`).
+      by_columns: whether XLA goes by columns (`kernels/spmv.py`).
       sorted: by length, in windows.
       misses: of the L1 cache for an entry's x, 0 to 1; as `footprints` yields it, the factor on the pattern's misses.
       written: rows that are written one by one, when their sums are complete.
@@ -77,7 +74,6 @@ class Storage:
     rows: int
     tail: Tail = NO_TAIL
     rate: str = ""
-    walked: int | None = None
     idle: int = 0
     by_columns: bool = True
     sorted: bool = False
@@ -87,6 +83,9 @@ class Storage:
     copied: int = 0
     unread: int = 0
     words: tuple[str, ...] = ()
+
+
+Storages = Iterator[Storage]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

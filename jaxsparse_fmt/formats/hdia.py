@@ -12,10 +12,7 @@ places · inside the matrix that hold no entry, min(⌈n_stored / 8⌉, 4·holes
 entry is zero.
 """
 
-from __future__ import annotations
-
 import functools
-from collections.abc import Iterator
 from typing import Any, Self
 
 import jax
@@ -24,12 +21,9 @@ import numpy as np
 
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building, footprint, merging, statistics
-from jaxsparse_fmt.formats.base import Array, ByRule, storage_format
-from jaxsparse_fmt.formats.fields import Offset, Pointer
-from jaxsparse_fmt.formats.footprint import PatternCounts, Storage
+from jaxsparse_fmt.formats.base import Array, ByRule, Offset, Pointer, storage_format
 from jaxsparse_fmt.kernels.layout.address import Slices
-from jaxsparse_fmt.kernels.layout.columns import Diagonal, pack_pattern
-from jaxsparse_fmt.kernels.layout.rule import Rule
+from jaxsparse_fmt.kernels.layout.columns import Diagonal, Rule, pack_pattern
 
 BLOCK = 2**14  # chunks that the host works on at a time
 
@@ -68,7 +62,7 @@ class HDIA(ByRule):
         return building.made(cls, csr, target, values, **index, pattern=pattern, slice_size=C, sigma=sigma)
 
     @classmethod
-    def footprints(cls, pattern: PatternCounts) -> Iterator[Storage]:
+    def footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
         C, n_rows = 128, pattern.csr.shape[0]
         counted = statistics.diagonals_by_slice(pattern.csr, C) if pattern.on_gpu else None  # far slower on a CPU
         if counted is not None and pattern.is_padding_few(counted):
@@ -76,7 +70,7 @@ class HDIA(ByRule):
             mean = counted.indices / max(n_slices, 1)
             nbytes = pattern.implied_bytes(counted) + footprint.pointer_bytes(n_slices, counted.places)
             layout, words = {"slice_size": C, "sigma": 1}, f"{mean:.3g} diagonals a slice"
-            yield Storage(cls.name, layout, nbytes, counted.places, footprint.trips(mean), C, words=(words,))
+            yield footprint.Storage(cls.name, layout, nbytes, counted.places, footprint.trips(mean), C, words=(words,))
 
 
 def _sizes(csr: Csr, counts: np.ndarray, C: int, target: Target) -> np.ndarray:

@@ -13,16 +13,11 @@ Bytes: n_stored·(value + 4) + 4·n_rows + 4·(n_slices + 1), and 4·n_rows for 
 `row_lengths`.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from typing import Self
 
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building, footprint
-from jaxsparse_fmt.formats.base import Array, ByRule, storage_format
-from jaxsparse_fmt.formats.fields import ColumnIndex, Pointer, ZeroPadded
-from jaxsparse_fmt.formats.footprint import PatternCounts, Storage
+from jaxsparse_fmt.formats.base import Array, ByRule, ColumnIndex, Pointer, ZeroPadded, storage_format
 from jaxsparse_fmt.kernels.layout.address import Slices
 
 
@@ -56,11 +51,11 @@ class HLL(ByRule):
         return cls._store(csr, target, rows, address, counts, **fields)
 
     @classmethod
-    def footprints(cls, pattern: PatternCounts) -> Iterator[Storage]:
+    def footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
         for C, sigma, widths in pattern.slices:
             places, longest = int(widths.sum()) * C, int(widths.max(initial=0))
             index = footprint.pointer_bytes(widths.size, places) + (4 * pattern.csr.shape[0] if sigma > 1 else 0)
-            yield Storage(
+            yield footprint.Storage(
                 cls.name,
                 {"slice_size": C, "sigma": sigma},
                 places * (pattern.itemsize + 4) + index,
@@ -68,7 +63,6 @@ class HLL(ByRule):
                 footprint.trips(longest),
                 C,
                 rate="hll 32" if C == 32 else "hll",
-                walked=longest * widths.size * C,
                 by_columns=footprint.are_even(widths),
                 sorted=sigma > 1,
             )

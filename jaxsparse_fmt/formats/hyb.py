@@ -15,19 +15,14 @@ number that at least a third of the rows reach (`width="third"`, cuSPARSE's choi
 Bytes: K·n_rows·(value + 4) + n_tail·(value + 4) + 4·n_long + 4·(n_pieces + 1) [+ 4·(n_long + 1)].
 """
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Iterator
 from typing import Any, Self
 
 import numpy as np
 
 from jaxsparse_fmt._types import Csr, Target, index_dtype
 from jaxsparse_fmt.formats import building, footprint, long_rows
-from jaxsparse_fmt.formats.base import storage_format
-from jaxsparse_fmt.formats.fields import ColumnIndex
-from jaxsparse_fmt.formats.footprint import PatternCounts, Storage
+from jaxsparse_fmt.formats.base import ColumnIndex, storage_format
 from jaxsparse_fmt.kernels.layout.address import Slices
 from jaxsparse_fmt.models import traffic
 
@@ -60,12 +55,12 @@ class HYB(long_rows.Split):
         return building.made(cls, csr, target, values, **tail, col_idx=col_idx, width=K)
 
     @classmethod
-    def footprints(cls, pattern: PatternCounts) -> Iterator[Storage]:
+    def footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
         lengths, itemsize = pattern.lengths, pattern.itemsize
         for K in _widths(lengths):
             places, tail = K * lengths.size, footprint.tail(lengths, K, itemsize, long_rows.PIECE)
             nbytes = places * (itemsize + 4) + tail.nbytes
-            yield Storage(cls.name, {"width": K}, nbytes, places, footprint.trips(K), lengths.size, tail)
+            yield footprint.Storage(cls.name, {"width": K}, nbytes, places, footprint.trips(K), lengths.size, tail)
 
 
 def _widths(lengths: np.ndarray) -> list[int]:

@@ -14,8 +14,6 @@ Bytes: n_stored·(value + 4) + 4·(longest row + 1) + 8·n_rows, with n_stored =
 A reproduction of its paper: `format="auto"` never takes it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, Self
 
@@ -23,8 +21,7 @@ import numpy as np
 
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.base import Array, ByRule, storage_format
-from jaxsparse_fmt.formats.fields import ColumnIndex, Pointer, ZeroPadded
+from jaxsparse_fmt.formats.base import Array, ByRule, ColumnIndex, Pointer, ZeroPadded, storage_format
 from jaxsparse_fmt.kernels.layout.address import Jagged
 
 ALIGNMENT = 16  # places of a jagged diagonal

@@ -3,8 +3,7 @@
          row r   ■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■
                  main ─────┘└ piece ─┘└ piece ─┘└┘      one warp sums a piece, a second pass the pieces of a row
 
-A row of 200,000 entries then needs neither 200,000 steps of one thread nor atomic additions: every piece has a fixed
-place in the second sum, so that runs repeat to the last bit. `hyb` and `sell` use this storage.
+Every piece has a fixed place in the second sum, so that runs repeat to the last bit. `hyb` and `sell` use this storage.
 
     tail_ptr    [n_pieces + 1] int32 (int64 from 2³¹ entries), where each piece begins behind the main storage
     tail_col    [n_tail] int32, the columns there
@@ -15,8 +14,6 @@ Bytes beside the main storage: n_tail·(value + 4) + 4·n_long + 4·(n_pieces + 
 where a row has several pieces; none where no row is cut. n_pieces = Σ ⌈n / 256⌉, n a row's entries in the tail.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, Self
 
@@ -25,14 +22,12 @@ import numpy as np
 
 from jaxsparse_fmt._types import Csr, index_dtype, standard_promotion
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.base import Array, ByRule, index_in_data
+from jaxsparse_fmt.formats.base import Array, ByRule, ColumnIndex, LongRows, Pointer, index_in_data
 from jaxsparse_fmt.formats.csr import THREADS, csr_rule
-from jaxsparse_fmt.formats.fields import ColumnIndex, LongRows, Pointer
 from jaxsparse_fmt.kernels import coordinates, spmv
 from jaxsparse_fmt.kernels.backends import selection
 from jaxsparse_fmt.kernels.layout.address import Slices, expand_ptr, take
-from jaxsparse_fmt.kernels.layout.columns import Consecutive, Explicit
-from jaxsparse_fmt.kernels.layout.rule import Rule
+from jaxsparse_fmt.kernels.layout.columns import Consecutive, Explicit, Rule
 
 PIECE = 256  # entries: eight for each thread of a warp
 JOINING = 2**20  # threads in all that sum the pieces, if each row then gets several

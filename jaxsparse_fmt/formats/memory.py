@@ -1,7 +1,5 @@
 """The free memory of the device on which JAX puts its arrays."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 from typing import Any

@@ -1,13 +1,9 @@
 """Conversion into diagonals and blocks on a device, by merging and searching rows; no array of nnz numbers is sorted.
 
 The columns of a row rise, and so do the diagonals and the blocks of its entries. `distinct` merges the rows of a group:
-the least of the rows' next indices is the group's next index. A step reads one sector of every row, so that it reads a
-row of 7 entries 7 times. Then `place` searches the row of every place for the place's entry. Where the row has an entry
-at every place, bounds narrow the search to one entry. One pass over the places writes the index of each entry, and
-another gathers the entries.
+the least of the rows' next indices is the group's next index. Then `place` searches the row of every place for the
+place's entry. Where the row has an entry at every place, bounds narrow the search to one entry.
 """
-
-from __future__ import annotations
 
 import functools
 from collections.abc import Callable
@@ -21,8 +17,7 @@ from jax import lax
 from jaxsparse_fmt._types import Csr, index_dtype
 from jaxsparse_fmt.formats.building import namespace
 from jaxsparse_fmt.kernels.layout.address import Arrays, Chunked, take
-from jaxsparse_fmt.kernels.layout.columns import Blocked, Diagonal, pack_pattern
-from jaxsparse_fmt.kernels.layout.rule import Rule
+from jaxsparse_fmt.kernels.layout.columns import Blocked, Diagonal, Rule, pack_pattern
 
 STEPS = 8  # indices of a group found before the host checks for more
 MOST_AT_ONCE = 4  # times `STEPS`, before the host's first check

@@ -6,15 +6,9 @@
                           source          [0 3 2 1 4 5]      [across' n_stored] int32, int64 from 2³¹ places of A
 
 `source` maps each place of the second storage to the place of its value in `values`; in padding, which reads no value,
-it is A's n_stored. So there is one set of values to replace and to differentiate by, and the form's primitives do not
-change.
-
-Bytes beside A's own storage: the index arrays of the second, and 4 for each of its places. A transposed product first
-gathers the values: for each place it reads 4 bytes and a value, at scattered addresses, and writes a value. Then it
-takes the time of a product. Symmetric matrices are no exception.
+it is A's n_stored. Bytes beside A's own storage: the index arrays of the second, and 4 for each of its places. A
+transposed product first gathers the values, at scattered addresses, and then takes the time of a product.
 """
-
-from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
@@ -25,11 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 
-from jaxsparse_fmt._types import Csr, concrete, index_dtype, pytree
+from jaxsparse_fmt._types import Array, Csr, concrete, index_dtype, pytree
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import building
-
-Array = jax.Array
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -101,17 +93,6 @@ class Paired(SparseMatrix):
 
     def outer_face(self, y: Array, x: Array, backend: str) -> Array:
         return self._forward.outer_face(y, x, backend)
-
-    @property
-    def dots(self) -> bool:
-        return self._forward.dots
-
-    @property
-    def sums(self) -> int:
-        return self._forward.sums
-
-    def product_dot(self, values: Array, x: Array, w: Array, backend: str) -> tuple[Array, Array]:
-        return self._forward.product_dot(values, x, w, backend)
 
     def wants_shared_memory(self, face: str, p: int) -> bool:
         if face == "transposed":

@@ -14,15 +14,12 @@ Bytes: K·pitch·(value + 4) + 8·n_rows, or 4·n_rows + 4·⌈n_rows / 32⌉ in
 A reproduction of its paper: `format="auto"` never takes it.
 """
 
-from __future__ import annotations
-
 from typing import Self
 
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.base import Array, ByRule, storage_format
+from jaxsparse_fmt.formats.base import Array, ByRule, ColumnIndex, ZeroPadded, storage_format
 from jaxsparse_fmt.formats.ellr import pitch_of
-from jaxsparse_fmt.formats.fields import ColumnIndex, ZeroPadded
 from jaxsparse_fmt.kernels.layout.address import WARP, Slices
 
 LENGTHS = {"row": 1, "warp": WARP}

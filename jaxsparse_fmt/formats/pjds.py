@@ -7,16 +7,14 @@
                           row_lengths  [3 2 1 0]                  [n_rows] int32, in storage order (rowmax)
                           perm         [2 0 1 3]                  [n_rows] int32
 
-The paper multiplies in the permuted basis: `basis.enter`, `in_basis @ x`, `basis.leave`; solvers enter and leave it
-once a solve. `A @ x` takes and gives the user's order: columns keep their numbers, and sums go directly to their rows.
+The paper multiplies in the permuted basis: `basis.enter`, `in_basis @ x`, `basis.leave`. `A @ x` takes and gives the
+user's order: columns keep their numbers, and sums go directly to their rows.
 
 Bytes: n_stored·(value + 4) + 4·(longest row + 1) + 8·n_rows. A matrix of one full row
 and otherwise single entries stores (b_r + 1)·n_rows − b_r places. A product reads one row length a tile of rows.
 
 A reproduction of its paper: `format="auto"` never takes it.
 """
-
-from __future__ import annotations
 
 from typing import Self
 

@@ -5,34 +5,26 @@
              ⎢ . 3 6 . ⎥     (own)     ⎢ . 2 7 1 ⎥                                     of A, from which `data` follows
              ⎣ 1 2 . 7 ⎦               ⎣ . . 1 4 ⎦
 
-Reverse Cuthill-McKee (Cuthill and McKee, 1969; George, 1971) numbers a graph breadth first from a node of low degree,
-and then reverses the order, so that neighbours get near numbers. The columns of neighbouring rows then lie together:
+In reverse Cuthill-McKee order (Cuthill and McKee, 1969; George, 1971) the columns of neighbouring rows lie together:
 the part of x that a product reads stays in the L1 cache, differences of columns fit 16 bits, and diagonals may appear.
 
 Bytes beside `own`: 4·n of `perm`, and 1 an entry of `rank` (2 where a row has more than 256 entries, 4 from 65,537 on),
-which products do not read. A product in the user's order gathers x and scatters y: it moves 8·n bytes of `perm` and
-five vectors more, two of them at scattered addresses, 32 bytes for each number. A solver pays that once, by `basis` and
-`in_basis`.
+which products do not read. A product in the user's order gathers x and scatters y; a solver does so once.
 """
-
-from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
 from typing import Any, Self
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 
-from jaxsparse_fmt._types import Csr, concrete, pytree
+from jaxsparse_fmt._types import Array, Csr, concrete, pytree
 from jaxsparse_fmt.core.basis import Basis
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.base import index_in_data
-
-Array = jax.Array
 
 
 def order_of(csr: Csr, reorder: Any) -> np.ndarray:

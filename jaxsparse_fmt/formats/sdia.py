@@ -10,20 +10,16 @@ below the main one is mirrored if its entries equal, place by place, those of th
 product does not read it: it reads the entry (r, r − d) at (r − d, r), d places before in the image, which it read some
 d rows before and which is still in the cache. It reads all other diagonals at their own places.
 
-New entries by `with_data` need not be symmetric, so `start` then points every diagonal to its own places, and a product
-reads as much as in DIA. Type and shapes stay, so that a loop may carry such a matrix. A derivative by `values` treats
-entries that share a place as one number; a derivative by `data`, through `with_data`, as two.
+New entries by `with_data` need not be symmetric, so `start` then points every diagonal to its own places. A derivative
+by `values` treats entries that share a place as one number; a derivative by `data`, through `with_data`, as two.
 
 Bytes: n_stored·value + 8·diagonals, 4·diagonals more from 2³¹ places on, and the pattern's as in DIA. A product reads
 n_rows·value less for each mirrored diagonal.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator
 from typing import Self
 
 import jax
@@ -34,14 +30,11 @@ from jax.core import Tracer
 
 from jaxsparse_fmt._types import Csr, Target, concrete, index_dtype, standard_promotion
 from jaxsparse_fmt.formats import building, dia, footprint, statistics
-from jaxsparse_fmt.formats.base import Array, storage_format
+from jaxsparse_fmt.formats.base import Array, Start, storage_format
 from jaxsparse_fmt.formats.dia import DIA, WholeDiagonals
-from jaxsparse_fmt.formats.fields import Start
-from jaxsparse_fmt.formats.footprint import PatternCounts, Storage
 from jaxsparse_fmt.kernels import sddmm
 from jaxsparse_fmt.kernels.layout.address import Slices, Starts, take
-from jaxsparse_fmt.kernels.layout.columns import Diagonal, unpack_pattern
-from jaxsparse_fmt.kernels.layout.rule import Rule
+from jaxsparse_fmt.kernels.layout.columns import Diagonal, Rule, unpack_pattern
 
 
 @storage_format
@@ -127,7 +120,7 @@ class SDIA(WholeDiagonals):
         return building.made(cls, csr, target, A.values, offsets=A.offsets, start=start, pattern=A.pattern)
 
     @classmethod
-    def footprints(cls, pattern: PatternCounts) -> Iterator[Storage]:
+    def footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
         counted, csr, n_rows = pattern.diagonals, pattern.csr, max(pattern.csr.shape[0], 1)
         # Kernels that distinguish holes from zeros by bits would read the bits for both entries of a place.
         if counted is None or not pattern.on_gpu or counted.indices < 2 or (counted.holes and pattern.has_zeros):
@@ -138,7 +131,7 @@ class SDIA(WholeDiagonals):
             nbytes, trips = pattern.implied_bytes(half), footprint.trips(counted.indices)
             unread = (counted.indices - read) * n_rows * pattern.itemsize
             words = f"{counted.indices} diagonals, {counted.indices - read} of them mirrored"
-            yield Storage(cls.name, {}, nbytes, half.places, trips, n_rows, unread=unread, words=(words,))
+            yield footprint.Storage(cls.name, {}, nbytes, half.places, trips, n_rows, unread=unread, words=(words,))
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -20,11 +20,8 @@ and 4·n_slices for `index_start`; where all are, n_main·(value + 4) + 4·(n_sl
 `perm`, and for a tail n_tail·(value + 4) + 4·n_long + 4·(n_pieces + 1) [+ 4·(n_long + 1)], as in `long_rows.py`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
-from collections.abc import Iterator
 from typing import Annotated, Any, Self
 
 import jax.numpy as jnp
@@ -32,9 +29,7 @@ import numpy as np
 
 from jaxsparse_fmt._types import Csr, Target, index_dtype
 from jaxsparse_fmt.formats import building, footprint, long_rows, statistics
-from jaxsparse_fmt.formats.base import Array, storage_format
-from jaxsparse_fmt.formats.fields import ColumnIndex, Pointer, ZeroPadded, fill
-from jaxsparse_fmt.formats.footprint import PatternCounts, Storage
+from jaxsparse_fmt.formats.base import Array, ColumnIndex, Pointer, ZeroPadded, fill, storage_format
 from jaxsparse_fmt.kernels.layout.address import Slices, take
 from jaxsparse_fmt.kernels.layout.columns import PADDING, Delta, Explicit
 
@@ -115,13 +110,13 @@ class SELL(long_rows.Split):
         )
 
     @classmethod
-    def footprints(cls, pattern: PatternCounts) -> Iterator[Storage]:
+    def footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
         for C, sigma, widths in pattern.slices:
             if sigma == 1:  # the x of a block of sorted rows would not fit the L1 cache: up to three times as long
                 yield cls._footprint(pattern, C, widths)
 
     @classmethod
-    def _footprint(cls, pattern: PatternCounts, C: int, widths: np.ndarray) -> Storage:
+    def _footprint(cls, pattern: footprint.PatternCounts, C: int, widths: np.ndarray) -> footprint.Storage:
         csr, itemsize, cut = pattern.csr, pattern.itemsize, best_cut(pattern.csr, widths, C)
         widths, tail = np.minimum(widths, cut), footprint.tail(pattern.lengths, cut, itemsize, long_rows.PIECE)
         columns, longest = int(widths.sum()), int(widths.max(initial=0))
@@ -129,7 +124,7 @@ class SELL(long_rows.Split):
         index = 4 * places  # indices of 32 bits, or of 16 with a base for each column of a slice
         if wide < 1:
             index = round((2 + 2 * wide) * places) + 4 * columns + (4 * widths.size if wide else 0)
-        return Storage(
+        return footprint.Storage(
             cls.name,
             {"slice_size": C, "sigma": 1, "max_width": max(cut, 1)},
             places * itemsize + index + footprint.pointer_bytes(widths.size, places) + tail.nbytes,
@@ -138,7 +133,6 @@ class SELL(long_rows.Split):
             C,
             tail,
             rate=("sell" if wide < 1 else "hll") + (" 32" if C == 32 else ""),
-            walked=longest * widths.size * C,
             by_columns=footprint.are_even(widths),
             words=(f"{1 - wide:.0%} of columns in 16 bits",),
         )

@@ -5,8 +5,6 @@ matrix, some `ENTRIES` entries in all, and scale up; where the windows cover the
 too. No function loops over rows, and only `diagonals` makes an array as long as the entries.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 

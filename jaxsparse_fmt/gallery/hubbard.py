@@ -1,7 +1,5 @@
 """The Holstein–Hubbard Hamiltonian: electrons on a chain, coupled to its vibrations."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

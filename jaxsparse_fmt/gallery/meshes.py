@@ -1,7 +1,5 @@
 """Matrices of irregular meshes: cubes refined towards surfaces, and points scattered in space."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -3,8 +3,6 @@
 Grid points are numbered in C order (the last axis runs fastest), and the unknowns of a point are consecutive.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Arrays of numbers in one uncompressed `.npz` file, written whole or not at all; each has a checksum (CRC-32)."""
 
-from __future__ import annotations
-
 import io
 import zipfile
 from pathlib import Path
@@ -9,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from jaxsparse_fmt._types import write_whole
+from jaxsparse_fmt._types import replacing
 
 
 def write_arrays(path: Path, **arrays: Any) -> None:
-    """Writes arrays by name. Memory must hold the file once."""
-    write_whole(path, content_of(**arrays))
+    """Writes arrays by name."""
+    with replacing(path) as file:
+        np.savez(file, **arrays)
 
 
 def content_of(**arrays: Any) -> bytes:

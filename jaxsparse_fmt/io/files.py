@@ -3,21 +3,17 @@
 A malformed file raises a ValueError that names the file and the line. Files are written whole or not at all.
 """
 
-from __future__ import annotations
-
-import contextlib
 import gzip
 import os
 import tokenize
-import uuid
 import warnings
-from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import ArrayLike
 
+from jaxsparse_fmt._types import replacing
 from jaxsparse_fmt.io.matrix_market import fault, parse
 
 __all__ = ["VECTOR_SUFFIXES", "read_mtx", "read_vector", "write_mtx", "write_vector"]
@@ -120,7 +116,7 @@ def write_vector(
     x = _numbers(np.asarray(x), "x")
     if x.ndim != 1:
         raise ValueError(f"x must be one-dimensional, got shape {x.shape}; write x.ravel()")
-    with _replacing(path) as file:
+    with replacing(path) as file:
         if kind == ".npy":
             np.save(file, x)
         elif kind == ".txt":
@@ -149,7 +145,7 @@ def write_mtx(path: PathLike, matrix: Any) -> None:
     if entries.ndim != 2:
         raise ValueError(f"write_mtx needs two dimensions, got shape {entries.shape}")
     entries.data = _numbers(entries.data, "the matrix")
-    with _replacing(path) as file:
+    with replacing(path) as file:
         _mmwrite(file, kind, entries)
 
 
@@ -194,18 +190,3 @@ def _mmwrite(file: BinaryIO, kind: str, matrix: np.ndarray | sp.coo_array) -> No
     else:
         with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
             mmwrite(packed, matrix, symmetry="general")
-
-
-@contextlib.contextmanager
-def _replacing(path: str) -> Iterator[BinaryIO]:
-    """A file beside `path` that replaces it when the block succeeds, and is removed when the block fails."""
-    target = os.path.realpath(path)  # a link stays a link
-    part = f"{target}.{uuid.uuid4().hex[:8]}.part"
-    try:
-        with open(part, "xb") as file:
-            yield file
-        os.replace(part, target)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(part)
-        raise

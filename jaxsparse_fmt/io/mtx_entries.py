@@ -6,25 +6,20 @@
     value   = [sign] (digit+ ["." digit*] | "." digit+) [("e" | "d") [sign] digit+]
             | [sign] ("inf" | "infinity" | "nan")
 
-Case is ignored. NISTIR 5935 (Boisvert, Pozo, Remington, 1996) requires numbers separated by blanks, decimals
-with or without the exponential notation that C and Fortran share, and lines of at most 1024 characters, and allows
-blank lines anywhere after the first. It does not define a blank: here that is the white space of C, which the authors'
-own reader skips (scanf in mmio.c), and a plus sign is read as in C and Fortran. Extensions, each with one possible
-meaning: comments after the head and behind entries, the D of Fortran's double precision, infinities and NaN, lines of
-up to 65,536 bytes. Values of integer files are read as reals.
+Case is ignored. NISTIR 5935 (Boisvert, Pozo, Remington, 1996) does not define a blank: here that is the white space of
+C, which the authors' own reader skips (scanf in mmio.c), and a plus sign is read as in C and Fortran. `files.read_mtx`
+lists the extensions, each of which has one possible meaning. Values of integer files are read as reals.
 
 As Python the function reads some 7 MB a second without waiting for a compiler. Numba compiles it in two seconds, once
 on each machine; `machine_code.py` keeps the code, and later processes link it in a few milliseconds.
 """
-
-from __future__ import annotations
 
 import ctypes
 import functools
 import types
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -61,7 +56,7 @@ class Room(NamedTuple):
     found: np.ndarray
 
     @classmethod
-    def of(cls, row: np.ndarray, col: np.ndarray, value: np.ndarray) -> Room:
+    def of(cls, row: np.ndarray, col: np.ndarray, value: np.ndarray) -> Self:
         return cls(row, col, value, np.empty((value.size, 2), np.int64), np.zeros(5, np.int64))
 
 

@@ -1,7 +1,5 @@
 """Symmetric Matrix Market files: adds the other triangle, and refuses entries that the symmetry excludes."""
 
-from __future__ import annotations
-
 import numpy as np
 import scipy.sparse as sp
 

@@ -1,6 +1,6 @@
 """Kernels over plain arrays, each with a plain-jnp reference of the same signature.
 
-spmv              A·x and Aᵀ·y by a storage rule; twins `spmv_reference` (jnp) and `spmv_cpu` (Numba)
+spmv              A·x and Aᵀ·y by a storage rule; its twin `spmv_cpu` (Numba)
 sddmm             the sampled outer product by a storage rule, with its twins
 row_kernels       the common part of spmv and sddmm: tiles, trips, the choice of blocks
 csr5              the product over tiles

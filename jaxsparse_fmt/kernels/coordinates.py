@@ -7,13 +7,11 @@
 No function here makes an n_stored × p array: each goes through the vectors column by column.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-Array = jax.Array
+from jaxsparse_fmt._types import Array
 
 
 def accumulator(*dtypes) -> jnp.dtype:

@@ -14,8 +14,6 @@ for each column of x, of the dtype of sums, written once and read where rows go 
 sum written by itself takes a sector of 32 bytes to the L2 cache.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -25,16 +23,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxsparse_fmt._types import index_dtype
+from jaxsparse_fmt._types import Array, index_dtype
 from jaxsparse_fmt.kernels import coordinates, spmv_cpu
 from jaxsparse_fmt.kernels.backends import launch, selection, tuning
-from jaxsparse_fmt.kernels.column_groups import Pack
 from jaxsparse_fmt.kernels.coordinates import accumulator
 from jaxsparse_fmt.kernels.layout.address import Arrays
 from jaxsparse_fmt.kernels.layout.tiles import Tiles
-from jaxsparse_fmt.kernels.row_kernels import supported
-
-Array = jax.Array
+from jaxsparse_fmt.kernels.row_kernels import Pack, supported
 
 HOPS = 4  # further lanes that a lane examines at once for the rest of its row; one where sums are wide
 

@@ -3,21 +3,17 @@
 Its Pallas kernel, its reference in plain jnp and its call of the Numba kernels. Shapes are those of `spmv.py`.
 """
 
-from __future__ import annotations
-
 import math
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxsparse_fmt._types import Array
 from jaxsparse_fmt.kernels import coordinates, row_kernels, spmv_cpu
 from jaxsparse_fmt.kernels.backends import selection
 from jaxsparse_fmt.kernels.layout.address import Arrays
-from jaxsparse_fmt.kernels.layout.columns import unpack_pattern
-from jaxsparse_fmt.kernels.layout.rule import Rule
-
-Array = jax.Array
+from jaxsparse_fmt.kernels.layout.columns import Rule, unpack_pattern
 
 
 def outer(

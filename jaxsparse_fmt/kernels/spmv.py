@@ -7,18 +7,12 @@ its column; the kernels take any pair of rules:
     x, y               [b, n_cols, p], [b, n_rows, p]: a batch axis b for the values, a column axis p for the vectors
     arrays             what the rules read, by name; and perm [n_rows]: storage row k is row perm[k] of the matrix
 
-`spmv_reference.py` computes the same in plain jnp, `spmv_cpu.py` by Numba, `sddmm.py` the sampled outer product.
+`spmv_cpu.py` computes the same by Numba, and `*_reference` in plain jnp, which runs where no kernel does.
 
-Padding has value 0 and column index n_cols, one past the end. The kernel would read x at a valid column, and 0·NaN is
-NaN; column n_cols is masked without reading row lengths, which would cost 4 bytes a row: 7% of a 7-point product in
-f32. Diagonals and blocks have padding with a valid column, which `pattern` masks.
-
-Traffic of a product, bytes: n_stored·(value + index) + slice pointers + n_cols·x + n_rows·y, x counted once. A lane
-sums its entries in storage order in both kernel dialects: results repeat to the last bit, and within a dialect formats
-with one thread a row agree to the last bit.
+Padding has value 0 and column index n_cols, one past the end, which masks itself. Diagonals and blocks have padding
+with a valid column, which `pattern` masks. Traffic of a product, bytes: n_stored·(value + index) + slice pointers +
+n_cols·x + n_rows·y, x counted once.
 """
-
-from __future__ import annotations
 
 import functools
 import math
@@ -28,16 +22,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxsparse_fmt.kernels import row_kernels, spmv_cpu, vector_pass
+from jaxsparse_fmt._types import Array
+from jaxsparse_fmt.kernels import coordinates, row_kernels, spmv_cpu, vector_pass
 from jaxsparse_fmt.kernels.backends import selection, tuning
-from jaxsparse_fmt.kernels.column_groups import LaneGroups
-from jaxsparse_fmt.kernels.layout.address import Arrays
-from jaxsparse_fmt.kernels.layout.columns import alive
-from jaxsparse_fmt.kernels.layout.rule import Rule
-from jaxsparse_fmt.kernels.row_kernels import supported
-from jaxsparse_fmt.kernels.spmv_reference import product_reference, transposed_reference
-
-Array = jax.Array
+from jaxsparse_fmt.kernels.coordinates import accumulator
+from jaxsparse_fmt.kernels.layout.address import Arrays, Jagged, Slices, Starts, take
+from jaxsparse_fmt.kernels.layout.columns import Rule, alive, unpack_pattern
+from jaxsparse_fmt.kernels.row_kernels import LaneGroups, supported
 
 
 def product(
@@ -189,3 +180,124 @@ def product_kernel(
         terms = jnp.where(live, d.load(w, base, live, 0) * totals[0], jnp.zeros_like(totals[0]))
         leads = (lax.rem(lane, warp) == 0) & (lane < rule.address.width)
         d.store(arrays["sums_of_warps"], lax.div(lane, warp), d.sum_threads(terms, tuning.LAUNCH.warp, 1), leads)
+
+
+# ---------------------------------------------------------------------------------------------------- in plain jnp
+
+# Columns that one pass adds. With one, every pass would read and write y: 16 bytes an entry beside 20 (f64).
+UNROLL = 4
+
+
+def product_reference(values, x, arrays: Arrays, *, rule: Rule) -> Array:
+    """`product` in plain jnp, in memory for n_stored + O(rows·p) numbers."""
+    dtype = x.dtype if values is None else jnp.result_type(values, x)
+    in_chunks = not isinstance(rule.address, Jagged | Starts)
+    by_columns, by_slots = (
+        functools.partial(f, arrays=arrays, rule=rule, acc=accumulator(dtype))
+        for f in (_by_chunks if in_chunks else _by_columns, _by_slots)
+    )
+
+    def one(values, x):
+        if isinstance(rule.address, Starts):
+            y = by_columns(values, x)
+        else:
+            y = lax.cond(_is_even(arrays, rule), by_columns, by_slots, values, x)
+        y = y.astype(dtype)
+        return y.at[arrays["perm"]].set(y, unique_indices=True) if "perm" in arrays else y
+
+    return jax.vmap(one, in_axes=(None if values is None else 0, 0))(values, x)
+
+
+def _is_even(arrays: Arrays, rule: Rule) -> Array | bool:
+    """Whether the longest row or slice is at most twice the mean: then columns take at most twice the time of slots."""
+    if isinstance(rule.address, Jagged):
+        return arrays["col_start"].shape[0] - 1 <= 2 * (rule.n_stored / rule.shape[0])
+    _, widths = rule.address.bounds(jnp, arrays, rule.n_stored)
+    return jnp.max(widths) <= 2 * ((rule.n_stored // rule.address.lanes) // widths.shape[0])
+
+
+def _by_chunks(values, x, arrays: Arrays, rule: Rule, acc) -> Array:
+    """Adds entry j of every row at once, for each j; takes the time of n_slices·longest chunks."""
+    address, n_cols = rule.address, rule.shape[1]
+    assert not isinstance(address, Jagged)
+    C, last = address.lanes, rule.n_stored // address.lanes - 1
+    starts, widths = address.bounds(jnp, arrays, rule.n_stored)
+    owner = jnp.arange(starts.shape[0], dtype=jnp.int32)
+    present = unpack_pattern(arrays["pattern"], rule.n_stored).reshape(-1, C) if "pattern" in arrays else None
+
+    def term(j):
+        chunk = jnp.minimum(starts + j, last)
+        c = rule.column.of_chunks(arrays, C, chunk, owner, rule.shape)
+        live = (c < n_cols) & (j < widths)[:, None]
+        live = live if present is None else live & take(present, chunk)
+        xs = coordinates.gather(x, c, live).astype(acc)
+        if values is None:
+            return xs
+        # Behind its end a slice would read the values of the next, which may be NaN.
+        v = jnp.where(live, take(values.reshape(-1, C), chunk), 0)
+        return v[..., None].astype(acc) * xs
+
+    return address.fold(_sum_terms(term, jnp.max(widths), jnp.zeros((starts.shape[0], C, x.shape[1]), acc)))
+
+
+def _by_columns(values, x, arrays: Arrays, rule: Rule, acc) -> Array:
+    """The same for Jagged and Starts, which store no chunks; takes the time of n_rows·longest places."""
+    (n_rows, n_cols), jagged = rule.shape, isinstance(rule.address, Jagged)
+    start = arrays["col_start" if jagged else "start"]
+    last = start.shape[0] - (2 if jagged else 1)
+    row = jnp.arange(n_rows, dtype=start.dtype)
+    present = unpack_pattern(arrays["pattern"], rule.n_stored) if "pattern" in arrays else None
+
+    def term(j):
+        k = jnp.minimum(j, last)
+        at = jnp.clip(start[k] + row, 0, rule.n_stored - 1)
+        c = take(arrays["col_idx"], at) if jagged else row + arrays["offsets"][k]
+        live = (c < n_cols) & (j <= last) & (row < start[k + 1] - start[k] if jagged else c >= 0)
+        live = live if present is None else live & take(present, at)
+        v = jnp.where(live, take(values, at), 0)
+        return v[:, None].astype(acc) * coordinates.gather(x, c, live).astype(acc)
+
+    return _sum_terms(term, jnp.int32(last + 1), jnp.zeros((n_rows, x.shape[1]), acc))
+
+
+def _sum_terms(term, count, zero) -> Array:
+    """term(0) + term(1) + …, in this order; terms from `count` on are zero."""
+
+    def trip(t, y):
+        for u in range(UNROLL):
+            y = y + term(t * UNROLL + u)
+        return y
+
+    trips = (count + UNROLL - 1) // UNROLL
+    return lax.fori_loop(jnp.zeros_like(trips), trips, trip, zero)
+
+
+def _by_slots(values, x, arrays: Arrays, rule: Rule, acc) -> Array:
+    """Adds all entries at once to their rows: slower for even rows, but one long row does not slow it."""
+    (n_rows, n_cols), address = rule.shape, rule.address
+    row, _ = address.slots(jnp, arrays, rule.n_stored)
+    cols = rule.col_idx(arrays)
+    live = cols < n_cols
+    if "pattern" in arrays:
+        live &= unpack_pattern(arrays["pattern"], rule.n_stored)
+    rows_rise = isinstance(address, Slices) and address.lanes == 1
+
+    def column(xq):
+        terms = coordinates.gather(xq, cols, live).astype(acc)
+        terms = terms if values is None else values.astype(acc) * terms
+        return _segment_sum(jnp.where(live, terms, 0), row, n_rows, rows_rise)
+
+    return jnp.moveaxis(lax.map(column, jnp.moveaxis(x, -1, 0)), 0, -1)
+
+
+def _segment_sum(terms, row, n: int, rows_rise: bool):
+    """Sums by row; complex ones by parts, since XLA for CUDA crashes on a sorted sum of complex64 (JAX 0.11.2)."""
+    if jnp.issubdtype(terms.dtype, jnp.complexfloating):
+        return lax.complex(_segment_sum(terms.real, row, n, rows_rise), _segment_sum(terms.imag, row, n, rows_rise))
+    return jax.ops.segment_sum(terms, row, n, indices_are_sorted=rows_rise, mode=lax.GatherScatterMode.FILL_OR_DROP)
+
+
+def transposed_reference(values, y, arrays: Arrays, *, rule: Rule) -> Array:  # [b, n_cols, p]
+    """Aᵀ·y in plain jnp; on a GPU it adds by atomics, in no fixed order."""
+    row, col, _ = rule.places(arrays)
+    return coordinates.transposed_reference(values, y, row, col, n_cols=rule.shape[1])

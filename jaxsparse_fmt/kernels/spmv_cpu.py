@@ -9,26 +9,20 @@ A function here returns None where there is no kernel: for some rules, and where
     Slices, Starts with Diagonal columns          the product by runs, in the matrix's own order: DIA, SDIA, HDIA
     Tiles                                         every face: CSR5
 
-The sizes of a call alone decide into how many pieces it is cut, so results are the same to the last bit with any number
-of threads. Below `LAUNCH.serial_entries` a call is one piece. Pieces of a transposed product add into copies of the
+The sizes of a call alone decide into how many pieces it is cut. Pieces of a transposed product add into copies of the
 result, as many as cost little beside their entries, and XLA adds the copies in order.
 """
-
-from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 
-from jaxsparse_fmt._types import index_dtype
+from jaxsparse_fmt._types import Array, index_dtype
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
 from jaxsparse_fmt.kernels.cpu import ffi
 from jaxsparse_fmt.kernels.cpu.abi import BLOCK_SIZES
 from jaxsparse_fmt.kernels.layout.address import Arrays, Bisected, Jagged, Slices, Starts, Subwarp
-from jaxsparse_fmt.kernels.layout.columns import Blocked, Delta, Diagonal, Explicit, is_read
-from jaxsparse_fmt.kernels.layout.rule import Rule
+from jaxsparse_fmt.kernels.layout.columns import Blocked, Delta, Diagonal, Explicit, Rule, is_read
 from jaxsparse_fmt.kernels.layout.tiles import Tiles
-
-Array = jax.Array
 
 COLUMNS = {"deltas": "delta", "offsets": "offsets", "blocks": "block_col"}  # else "col_idx"
 
@@ -82,6 +76,7 @@ def call(face: str, a: Array, b: Array, arrays: Arrays, rule: Rule, shape: tuple
     """
     address, p = rule.address, b.shape[2]
     kind = "coordinates" if "row_idx" in arrays else storage(rule) or "lanes"
+    kind = "lanes" if kind == "rows" and "perm" in arrays else kind
     if kind in ("rows", "coordinates") and face == "product" and p > 1:
         face = "columns"
     ptr = arrays.get({"jagged": "col_start", "coordinates": "row_idx"}.get(kind, "slice_ptr"))

@@ -1,7 +1,6 @@
 """One pass over vectors: new vectors and sums from old ones, number by number, in one kernel.
 
-Beside its products a Krylov method makes a few such passes; on a GPU each takes the time of its traffic and of a
-launch. XLA alone computes a residual twice rather than store it, and makes a kernel of every reduction and of every few
+XLA alone computes a residual twice rather than store it, and makes a kernel of every reduction and of every few
 scalars. Here the author of a pass decides what one kernel computes:
 
     numbers     scalars, or [m] partial sums, which every block adds up for itself
@@ -12,8 +11,6 @@ scalars. Here the author of a pass decides what one kernel computes:
 Traffic: each vector once. The order of every sum is fixed by n alone: runs repeat to the last bit.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -22,10 +19,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxsparse_fmt._types import index_dtype
+from jaxsparse_fmt._types import Array, index_dtype
 from jaxsparse_fmt.kernels.backends import launch, tuning
-
-Array = jax.Array
 
 
 class Pass(NamedTuple):

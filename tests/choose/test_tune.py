@@ -195,7 +195,7 @@ def test_a_folder_that_may_only_be_read_costs_a_warning_and_loses_nothing(file, 
     def refused(*_, **__):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(tune.tempfile, "mkstemp", refused)
+    monkeypatch.setattr(tune, "write_whole", refused)
     with pytest.warns(UserWarning, match="cannot be remembered"):
         assert jsf.from_scipy(jsf.gallery.poisson(3), "tune").name == "hll"
     clock.clear()

@@ -82,17 +82,6 @@ def test_symmetry_is_named(a: list[list[complex]], word: str):
     assert facts(scipy.sparse.csr_array(np.array(a)))["symmetry"] == word
 
 
-def test_describe_tells_what_an_order_would_bring():
-    n = 40
-    chain = scipy.sparse.diags_array([np.ones(n - 1), np.ones(n - 1)], offsets=[-1, 1]).toarray()
-    shuffled = np.random.default_rng(0).permutation(n)
-    a = chain[shuffled][:, shuffled]
-    row, col = np.nonzero(a)
-    told = facts(scipy.sparse.csr_array(a))["mean distance"]
-    assert told == f"{np.abs(row - col).mean():.1f} from the diagonal, 1.0 with reorder='rcm'"
-    assert "mean distance" not in facts(scipy.sparse.csr_array(a[:3]))
-
-
 def test_few_entries_in_two_billion_columns_are_described_in_little_memory():
     n = 2 * 10**9
     wide = scipy.sparse.csr_array((np.ones(3), (np.array([0, 1, 2]), np.array([0, 1, n - 1]))), (3, n))

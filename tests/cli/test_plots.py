@@ -49,8 +49,8 @@ def test_a_png_is_written(tmp_path: pathlib.Path):
 def test_a_failure_leaves_the_old_picture_and_nothing_else(tmp_path: pathlib.Path, monkeypatch):
     from matplotlib.figure import Figure
 
-    def half(self, path, **options):
-        pathlib.Path(path).write_bytes(b"half")
+    def half(self, file, **options):
+        file.write(b"half")
         raise OSError("disk full")
 
     path = tmp_path / "a.png"

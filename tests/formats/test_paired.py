@@ -260,12 +260,12 @@ def test_auto_chooses_for_each_of_the_two():
 def test_tune_measures_each_of_the_two(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     timed = []
-    monkeypatch.setattr(tune, "seconds_per_product", lambda A: timed.append(A) or float(A.name != "hll"))
+    monkeypatch.setattr(tune, "seconds_per_product", lambda A: timed.append(A) or float(A.name != "hyb"))
     S = with_a_full_column(50)
     A = jsf.from_scipy(S, "tune", transpose=True, backend="xla")
     assert isinstance(A, jsf.Paired)
-    fastest = [B for B in timed if B.name == "hll"]
-    assert (A.own.name, A.across.name, len(fastest)) == ("hll", "hll", 2)
+    fastest = [B for B in timed if B.name == "hyb"]
+    assert (A.own.name, A.across.name, len(fastest)) == ("hyb", "hyb", 2)
     for B, dense in zip(fastest, (S.toarray(), S.toarray().T), strict=True):
         np.testing.assert_array_equal(B.to_scipy().toarray(), dense)
 

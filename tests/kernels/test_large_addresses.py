@@ -13,8 +13,7 @@ import pytest
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.kernels import sddmm, spmv
 from jaxsparse_fmt.kernels.layout.address import Bisected, Jagged, Slices, Subwarp
-from jaxsparse_fmt.kernels.layout.columns import Blocked, Delta, Diagonal, Explicit
-from jaxsparse_fmt.kernels.layout.rule import Rule
+from jaxsparse_fmt.kernels.layout.columns import Blocked, Delta, Diagonal, Explicit, Rule
 from tests.kernels.test_spmv import kernels_in
 from tests.lowering import SIGNATURES, lowered
 from tests.zoo import CASES, Layout

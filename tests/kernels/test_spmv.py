@@ -17,8 +17,7 @@ from jaxsparse_fmt.core import vector_passes
 from jaxsparse_fmt.kernels import row_kernels, spmv
 from jaxsparse_fmt.kernels.backends import tuning
 from jaxsparse_fmt.kernels.layout.address import Slices
-from jaxsparse_fmt.kernels.layout.columns import Delta, Explicit
-from jaxsparse_fmt.kernels.layout.rule import Rule
+from jaxsparse_fmt.kernels.layout.columns import Delta, Explicit, Rule
 from tests.lowering import SIGNATURES, lowered, quick_jit
 from tests.oracle import assert_close, draw, magnitude, wide
 from tests.stopwatch import stopwatch

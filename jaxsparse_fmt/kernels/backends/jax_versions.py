@@ -1,7 +1,5 @@
 """Differences between versions of JAX, and JAX's types of arrays inside shard_map."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Iterator, Sequence
@@ -49,9 +47,8 @@ def bare(ctx: Any) -> Any:
 
 def varying_axes(a: jax.Array) -> frozenset[Any]:
     """The mesh axes over which `a` varies inside shard_map."""
-    aval = jax.typeof(a)
-    manual = getattr(aval, "manual_axis_type", None)  # JAX 0.10 and later; before and perhaps after: `vma`
-    return manual.varying if manual is not None else getattr(aval, "vma", frozenset())
+    aval: Any = jax.typeof(a)
+    return aval.manual_axis_type.varying
 
 
 def vary(a: jax.Array, axes: frozenset[Any]) -> jax.Array:
@@ -69,10 +66,8 @@ def abstract_like(avals: Sequence[Any], shape: tuple[int, ...], dtype: Any) -> A
 
 def varying_like(out: jax.ShapeDtypeStruct, a: jax.Array) -> jax.ShapeDtypeStruct:
     """`out`, declared to vary over the mesh axes of `a`; Pallas requires this inside shard_map."""
-    manual = getattr(jax.typeof(a), "manual_axis_type", None)
-    if manual is None:
-        return out
-    return jax.ShapeDtypeStruct(out.shape, out.dtype, sharding=out.sharding, manual_axis_type=manual)
+    aval: Any = jax.typeof(a)
+    return jax.ShapeDtypeStruct(out.shape, out.dtype, sharding=out.sharding, manual_axis_type=aval.manual_axis_type)
 
 
 def coordination() -> tuple[Any, str, int, int]:

@@ -2,7 +2,7 @@
 
 A kernel is a function `kernel(d, **refs)` over flat arrays. It computes with vectors of lanes, one storage row a lane,
 and accesses memory only through its dialect `d`. In Triton, `load`, `store` and `sum_threads` also take a second axis:
-the right-hand sides that a lane loads at once (`column_groups.py`).
+the right-hand sides that a lane loads at once (`row_kernels.py`).
 
     d.program_id()                     the number of the block
     d.lanes()                          0, 1, ..., rows - 1 as int32
@@ -22,8 +22,6 @@ the right-hand sides that a lane loads at once (`column_groups.py`).
 The same body lowers through both of Pallas' GPU dialects: Triton (`triton.py`), from Ampere on, which works but is
 deprecated since JAX 0.11; and Mosaic GPU (`mosaic.py`), from Hopper on.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -4,8 +4,6 @@ Mosaic GPU has no array-indexed loads and no sums over neighbouring lanes, so th
 shuffle a register at a time: in the layout, WG_STRIDED with vec_size 1, every lane has registers of one element.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

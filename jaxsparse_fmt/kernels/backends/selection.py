@@ -1,7 +1,5 @@
 """Selection of the backend: `use_backend`, and the meaning of "auto" on each platform."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

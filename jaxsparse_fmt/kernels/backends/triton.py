@@ -3,8 +3,6 @@
 Kernels are the same in every dialect: `layout/columns.py` decodes column indices of 16 and 32 bits for Triton too.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Tuning constants of the kernels, and the shapes of blocks that follow from them."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 

@@ -6,8 +6,6 @@ other blocks a hole adds 0·x = 0. The storage is that of `chunk_kernels.py`. A 
 to right, then the blocks in order.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

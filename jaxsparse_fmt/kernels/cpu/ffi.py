@@ -1,14 +1,9 @@
 """Calls of the Numba kernels from XLA's programs for the CPU.
 
-Linking a kernel from the file in which `machine_code.py` keeps it takes a few milliseconds. If there is no file, Numba
-compiles the kernel in one to two seconds; importing Numba takes half a second more.
-
 XLA loads a program that another process has compiled (`jax.experimental.serialize_executable`) only if the handler is
 registered, possibly before any function of this library has run. So importing this module registers the handler, which
 llvmlite compiles in 25 ms. The handler links the kernels that only another process has called.
 """
-
-from __future__ import annotations
 
 import ctypes
 import functools
@@ -25,10 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsparse_fmt import machine_code
+from jaxsparse_fmt._types import Array
 from jaxsparse_fmt.kernels.coordinates import accumulator
 from jaxsparse_fmt.kernels.cpu.abi import FUSED, KEYS, NUMBERS, SIZES, SLOTS, TARGET
-
-Array = jax.Array
 
 MISSING = np.frombuffer(b"Numba cannot compile a kernel for the CPU that this program calls\0", np.uint8)
 UNLINKED = np.frombuffer(b'no native code for a part of a solver; jsf.use_backend("xla") needs none\0', np.uint8)

@@ -6,11 +6,8 @@ Group h holds the operations that depend on one without code that needs group h 
 Bodies of loops and branches are lists of their own. A loop computes its condition together with the numbers of a trip.
 
 A group of short arrays is one call. Otherwise each stage is a call of its own, shared by XLA's threads, since a sum
-must be complete before the next stage begins. JAX keeps no count of the programs that use a group, so the native code
-of a group stays in memory until the process ends.
+must be complete before the next stage begins. Native code stays in memory until the process ends.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -96,14 +93,9 @@ def _listed(
         elif name in ("reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_sum") and not params["axes"]:
             outs = of
         else:
-            outs = _append(ops, e, of, outs)
+            ops.append(Op(name, params, tuple(of), tuple(outs), e))
         env |= zip(e.outvars, outs, strict=True)
     return [atom(a) for a in jaxpr.outvars]
-
-
-def _append(ops: list[Op], equation: Any, of: Sequence[Any], outs: Sequence[Any]) -> Sequence[Any]:
-    ops.append(Op(equation.primitive.name, equation.params, tuple(of), tuple(outs), equation))
-    return outs
 
 
 def _while(params: dict[str, Any], of: list[Any], ops: list[Op], values: dict[Value, Any]) -> list[Value]:

@@ -1,9 +1,7 @@
 """JAX operations in LLVM instructions, on one number and on LANES numbers, for `fusion_code.py`."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,10 +57,6 @@ class Op(NamedTuple):
 
 def is_float(dtype: np.dtype) -> bool:
     return dtype.kind == "f"
-
-
-def _typed(b: ir.IRBuilder, of_float: str, of_int: str) -> Callable[..., Any]:
-    return lambda dtype, x, y: getattr(b, of_float if is_float(dtype) else of_int)(x, y)
 
 
 def _compared(b: ir.IRBuilder, sign: str, dtype: np.dtype, x: Any, y: Any) -> Any:
@@ -134,7 +128,7 @@ def compute(b: ir.IRBuilder, op: Op, of: Sequence[Any], to: Any, index: Any) -> 
     """
     name, dtype = op.name, op.ins[0].dtype if op.ins else op.outs[0].dtype
     if name in BINARY:
-        return _typed(b, *BINARY[name])(dtype, *of)
+        return getattr(b, BINARY[name][not is_float(dtype)])(*of)
     if name in COMPARED:
         return _compared(b, COMPARED[name], dtype, *of)
     if name in EXTREMES:
@@ -199,11 +193,9 @@ def has_code(op: Op) -> bool:
         return op.params["y"] == 2
     if name == "bitcast_convert_type":
         return op.ins[0].dtype.itemsize == out.dtype.itemsize
-    return name in COMPARED or name in EXTREMES or name in UNARY or (name == "select_n" and _is_choice(op))
-
-
-def _is_choice(op: Op) -> bool:
-    return len(op.ins) == 3 and op.ins[0].dtype.kind == "b"
+    if name == "select_n":
+        return len(op.ins) == 3 and op.ins[0].dtype.kind == "b"
+    return name in COMPARED or name in EXTREMES or name in UNARY
 
 
 def _is_whole_sum(op: Op) -> bool:

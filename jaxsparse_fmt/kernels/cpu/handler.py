@@ -8,17 +8,15 @@ xla/ffi/api/c_api.h, which jaxlib ships and keeps stable: versions only add fiel
     buffer      3 the data
     api         4 its version, 6 Error_Create, 8 Error_Destroy, 17 ThreadPool_Schedule, 18 ThreadPool_NumThreads
 
-The only attribute is `sizes`, the int64 numbers that `abi.SIZES` lists. They include the number of the kernel, so that
-one handler serves all kernels, and the number of pieces of the work. XLA's own threads and the caller compute the
-pieces: each takes the next that is left, and the caller never waits for a thread that has not begun. So any number of
-devices may call at the same time, and no second pool of threads competes with XLA's. A piece gives the same bits on any
-thread.
+The only attribute is `sizes`, the int64 numbers that `abi.SIZES` lists, among them the numbers of the kernel and of the
+pieces of the work. XLA's own threads and the caller compute the pieces: each takes the next that is left, and the
+caller never waits for a thread that has not begun. So any number of devices may call at the same time.
 
 A kernel is a C function of 13 words: the data of a, b, the result and the other operands (`abi.N_OPERANDS`), of one
 member of the batch; the scratch of the piece, which is the second result where there is one; the sizes; and the piece.
 
 XLA takes fresh memory for a large result, and the first write to each page of it costs more than a kernel's work on
-that page. So the handler asks Linux for huge pages there, as NumPy does for its arrays.
+that page. So the handler asks Linux for huge pages there.
 """
 
 from __future__ import annotations

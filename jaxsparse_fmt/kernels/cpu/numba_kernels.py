@@ -1,27 +1,19 @@
 """Numba kernels for the CPU, for rows and for diagonals, and what all kernels for the CPU share.
 
-`spmv_reference.py` and `sddmm.py` compute the same in jnp. This module imports Numba, which takes half a second,
-so `ffi.py` imports this module only when a program first calls a kernel that no file holds.
-
-Operands are pointers, which Numba compiles in half the time that arrays take. A kernel computes one member of a
-batch:
+`ffi.py` imports this module only when a program first calls a kernel that no file holds, since Numba takes half a
+second to import. Operands are pointers, which compile in half the time that arrays take. A kernel computes one member
+of a batch:
 
     values             [n_stored]
     x, y               [n_cols·p], [n_rows·p]
     columns            [n_stored] int32 in rows; n_cols or more in padding, for which x is not read
     ptr                [n_slices + 1] int32 or int64: `row_ptr` if each slice is one row; for coordinates
                        `row_idx` [n_stored], which rises, and is n_rows in padding
-    perm               [n_rows]: storage row k is row perm[k] of the matrix; n_perm = 0: the matrix's own order
 
 A kernel adds the entries of a row of CSR or COO in fours, (e0 + e1) + (e2 + e3), and the fours in storage order, so
 that four loads are in flight; the number of threads changes no bit. `_first_by_pointers`, `_first_by_indices` or
 `lanes_before` cuts the rows into pieces.
-
-Loops over rows test `n_perm` themselves, and the product has one kernel for one right-hand side and one for several:
-LLVM moves the test out of such a loop, but not out of a larger loop or a function, where it costs a tenth of the speed.
 """
-
-from __future__ import annotations
 
 from typing import Any, NamedTuple
 
@@ -46,7 +38,7 @@ class Operands(NamedTuple):
       a, b, out: values, x, y for a product; values, y, x for a transposed product; y, x, values for an outer product.
       columns: the array from which columns are decoded, or the offsets of diagonals.
       ptr: slice_ptr; col_start of jagged chunks; the place of row 0 of each diagonal; or row_idx of coordinates.
-      perm: perm, or lane_row of tiles.
+      perm: [n_rows], storage row k is row perm[k] of the matrix, or n_perm = 0 for its own order; or lane_row of tiles.
       pattern: bits of the places that hold an entry, read only where `masked` is 2.
       base: col_base; start: index_start, read where `mixed`; wide: the columns of slices too wide for 16 bits.
       n_ptr, n_perm, n_places: the lengths of ptr, perm and the values.
@@ -231,10 +223,8 @@ def of_rows(first_of: Any, begin_of: Any, end_of: Any) -> tuple[Any, Any, Any, A
         """A·x of the rows of a piece, for one right-hand side."""
         first, last = first_of(o, piece, pieces), first_of(o, piece + 1, pieces)
         begin = begin_of(o, first)
-        for r in range(U(first), U(last)):
-            end, row = end_of(o, r, begin), r
-            if o.n_perm:
-                row = U(o.perm[r])
+        for row in range(U(first), U(last)):
+            end = end_of(o, row, begin)
             o.out[row] = _row_sum(o, begin, end, U(1), U(0))
             begin = end
 
@@ -244,10 +234,8 @@ def of_rows(first_of: Any, begin_of: Any, end_of: Any) -> tuple[Any, Any, Any, A
         cast, columns, values, x, y, p, n_cols = type(o.zero), o.columns, o.a, o.b, o.out, o.p, o.n_cols
         first, last_row = first_of(o, piece, pieces), first_of(o, piece + 1, pieces)
         k = begin_of(o, first)
-        for r in range(U(first), U(last_row)):
-            end, row = end_of(o, r, k), r
-            if o.n_perm:
-                row = U(o.perm[r])
+        for row in range(U(first), U(last_row)):
+            end = end_of(o, row, k)
             at = row * p
             for q in range(p):
                 y[at + q] = o.zero
@@ -282,10 +270,8 @@ def of_rows(first_of: Any, begin_of: Any, end_of: Any) -> tuple[Any, Any, Any, A
         clear(o)
         first, last = first_of(o, piece, pieces), first_of(o, piece + 1, pieces)
         begin = begin_of(o, first)
-        for r in range(U(first), U(last)):
-            end, row = end_of(o, r, begin), r
-            if o.n_perm:
-                row = U(o.perm[r])
+        for row in range(U(first), U(last)):
+            end = end_of(o, row, begin)
             for k in range(begin, end):
                 c = U(np.uint32(o.columns[k]))
                 if c < o.n_cols:
@@ -297,10 +283,8 @@ def of_rows(first_of: Any, begin_of: Any, end_of: Any) -> tuple[Any, Any, Any, A
         """Σ_p y[row, p]·x[col, p] at the entries of the rows of a piece."""
         first, last = first_of(o, piece, pieces), first_of(o, piece + 1, pieces)
         begin = begin_of(o, first)
-        for r in range(U(first), U(last)):
-            end, row = end_of(o, r, begin), r
-            if o.n_perm:
-                row = U(o.perm[r])
+        for row in range(U(first), U(last)):
+            end = end_of(o, row, begin)
             for k in range(begin, end):
                 c = U(np.uint32(o.columns[k]))
                 o.out[k] = inner(o, row, c) if c < o.n_cols else o.zero

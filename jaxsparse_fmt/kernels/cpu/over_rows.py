@@ -1,7 +1,5 @@
 """Calls of compiled kernels over the rows of arrays on the host, outside XLA's programs: set-ups and plans."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import itertools

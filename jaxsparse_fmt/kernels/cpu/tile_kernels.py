@@ -7,8 +7,6 @@ The operands (`numba_kernels.Operands`): `columns` is marked_delta (uint16) or m
 of tiles too wide for deltas, `perm` lane_row; `lanes` and `entries` are those of a tile.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The kernels for the CPU as C functions that Numba compiles, one for each kind and each set of dtypes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -33,31 +31,10 @@ def kernel(kind: str, a: np.dtype, b: np.dtype, out: np.dtype, ptr: np.dtype) ->
         run = KERNELS[storage][FACES_OF_ROWS.index(face)]
 
     def kernel(a, b, out, columns, ptr, perm, pattern, base, start, wide, scratch, sizes, piece):
-        o = Operands(
-            a,
-            b,
-            out,
-            columns,
-            ptr,
-            perm,
-            pattern,
-            base,
-            start,
-            wide,
-            U(sizes[FIRST]),
-            U(sizes[FIRST + 1]),
-            U(sizes[FIRST + 2]),
-            U(sizes[FIRST + 3]),
-            U(sizes[FIRST + 4]),
-            U(sizes[FIRST + 5]),
-            U(sizes[FIRST + 6]),
-            U(sizes[FIRST + 7]),
-            U(sizes[FIRST + 8]),
-            U(sizes[FIRST + 9]),
-            U(sizes[FIRST + 10]),
-            U(sizes[FIRST + 11]),
-            zero,
-        )
+        numbers = (U(sizes[FIRST]), U(sizes[FIRST + 1]), U(sizes[FIRST + 2]), U(sizes[FIRST + 3]))
+        more = (U(sizes[FIRST + 4]), U(sizes[FIRST + 5]), U(sizes[FIRST + 6]), U(sizes[FIRST + 7]))
+        rest = (U(sizes[FIRST + 8]), U(sizes[FIRST + 9]), U(sizes[FIRST + 10]), U(sizes[FIRST + 11]))
+        o = Operands(a, b, out, columns, ptr, perm, pattern, base, start, wide, *numbers, *more, *rest, zero)
         run(o, piece, sizes[PIECES])
 
     columns = "uint16" if storage in ("deltas", "narrow-tiles") else "int32"

@@ -11,8 +11,6 @@ the row and the j of every stored place (for conversion, references and coordina
 lanes of a kernel visit. All rules but Jagged store in chunks of C places, one for each lane of a slice.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias

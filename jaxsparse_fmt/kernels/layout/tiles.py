@@ -1,8 +1,7 @@
 """The tiles of CSR5: storage in which every lane has as many entries, whatever rows they belong to.
 
 A tile is `entries` × `lanes` places, stored entry by entry, so that loads coalesce. Each of its lanes holds the next
-`entries` entries of the tile's rows in CSR's order: neighbours in a row lie in one lane, one behind the other. A mark
-in the index of a row's last entry is where a lane writes a sum and begins the next one:
+`entries` entries of the tile's rows in CSR's order. A lane writes a sum where the index of an entry has a mark:
 
     lane_row      [n_tiles·lanes] int32, the row of a lane's first entry; −1 − row where it began in a lane before
     hops          [n_tiles] int32, the most lanes over which a row continues after the lane in which it begins
@@ -12,19 +11,14 @@ in the index of a row's last entry is where a lane writes a sum and begins the n
                   tile's deltas, or −1 − the start of its columns in `marked_col`
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxsparse_fmt._types import index_dtype
+from jaxsparse_fmt._types import Array, index_dtype
 from jaxsparse_fmt.kernels.layout.address import Arrays, take
-
-Array = jax.Array
 
 MARK, NARROW_PADDING = 0x8000, 0x7FFF  # of a delta
 WIDE_MARK, COLUMN = -(2**31), 2**31 - 1  # of a column

@@ -23,8 +23,7 @@ from jaxsparse_fmt.kernels import spmv_cpu
 from jaxsparse_fmt.kernels.backends import selection, tuning
 from jaxsparse_fmt.kernels.cpu import ffi
 from jaxsparse_fmt.kernels.layout.address import Slices
-from jaxsparse_fmt.kernels.layout.columns import Explicit
-from jaxsparse_fmt.kernels.layout.rule import Rule
+from jaxsparse_fmt.kernels.layout.columns import Explicit, Rule
 from solvers import cg
 from tests.lowering import lowered, quick_jit
 from tests.oracle import assert_close, assert_product, draw

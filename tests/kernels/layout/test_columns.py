@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.kernels import spmv
 from jaxsparse_fmt.kernels.layout.address import Slices, Walk
-from jaxsparse_fmt.kernels.layout.columns import PADDING, Consecutive, alive, pack_pattern, unpack_pattern
-from jaxsparse_fmt.kernels.layout.rule import Rule
+from jaxsparse_fmt.kernels.layout.columns import PADDING, Consecutive, Rule, alive, pack_pattern, unpack_pattern
 from tests.kernels.host import Host, visits
 from tests.oracle import assert_close, magnitude
 from tests.zoo import CASES, LAYOUTS, by_rule

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxsparse_fmt.kernels.column_groups import Pack
+from jaxsparse_fmt.kernels.row_kernels import Pack
 from tests.kernels.test_large_addresses import huge, jaxprs
 from tests.kernels.test_spmv import TALL, kernels_in
 from tests.lowering import lowered
