@@ -45,7 +45,7 @@ DENSEST, STRICTER = 2, 3
 # ω. With the usual 4/3 the iterations grow twice as fast from 10⁵ to 10⁶ unknowns of 7-point Poisson; elsewhere they
 # are the same.
 DAMPING = 1.5
-LANCZOS_STEPS, SAFETY = 10, 1.1
+LANCZOS_STEPS, SAFETY = 8, 1.1
 # Cycles whose errors are the near-null space of an adaptive set-up. On elasticity in random units 5 lead to 23
 # iterations and 10 to 19; constants take 45 and rigid motions 13.
 ADAPTING = 10
@@ -107,12 +107,14 @@ class Aggregation:
 
     def __init__(self, B: np.ndarray, b: int, theta: float, max_coarse: int, max_levels: int):
         self.B, self.b, self.theta, self.max_coarse, self.left = B, b, theta, max_coarse, max_levels - 1
+        self.finest = True
 
     def ends(self, A: Matrix) -> bool:
         return A.shape[0] <= self.max_coarse or self.left <= 0 or A.nnz == 0
 
     def __call__(self, A: Matrix, scale: np.ndarray, kind: str) -> Step:
-        filled = aggregation.filled(A, self.b)
+        filled = aggregation.filled(A, self.b) if self.finest else A  # a product of blocks has whole ones
+        self.finest = False
         whole = aggregation.blocks(filled, self.b, self.b)
         most = DENSEST * whole.col.size
         while (step := self._coarsened(filled, whole, scale, kind, most if 0 < self.theta < 1 else np.inf)) is None:
@@ -134,7 +136,7 @@ class Aggregation:
             H = aggregation.blocks(aggregation.transposed(filled), b, b)
             kept = chosen if np.all(chosen) else aggregation.strength(H, b, self.theta)
             R = aggregation.transposed(aggregation.prolongation(H, b, kept, agg, count, Q, scale.conj()))
-        product = aggregation.galerkin(R, whole, P, b, k, most)
+        product = aggregation.galerkin(R, whole, P, b, k, kind, most)
         if product is None:
             return None
         self.B, self.b = below, k

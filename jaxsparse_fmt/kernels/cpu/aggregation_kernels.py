@@ -218,21 +218,23 @@ def galerkin(sizes):
 
     It stops before the first row that does not fit; `reached` gets that row, or `end`, and the number of blocks.
 
+    half               1: only the blocks on the diagonal and right of it
     marks              [points + aggregates] -1 before and after
     met, near          the points of a row of R·A, [points], and its blocks b×k, transposed
     found, sums        the aggregates of a row of R·A·P, and its blocks k×k
-    lengths            [aggregates·k + 1], written at row + 1
-    col, val           of `room` blocks
+    lengths            [aggregates + 1], written at row + 1
+    col, val           [room] and [room·k·k]: aggregates, and one block k×k after the other
     """
     b, k = sizes
 
     def kernel(
-        begin, end, marks, n_points, r_ptr, r_col, r_val, a_ptr, a_col, a_val, p_ptr, p_col, p_val,
+        begin, end, marks, half, n_points, r_ptr, r_col, r_val, a_ptr, a_col, a_val, p_ptr, p_col, p_val,
         met, near, found, sums, room, lengths, col, val, reached,
     ):  # fmt: skip
         used, zero = 0, 0 * r_val[0]
         for row in range(begin, end):
             n_met, n_found, from_r, width = 0, 0, r_ptr[row], r_ptr[row + 1] - r_ptr[row]
+            first = row if half else 0
             for e in range(width):
                 i, at_r = r_col[from_r + e], b * (k * from_r + e)
                 from_a, m = a_ptr[i], a_ptr[i + 1] - a_ptr[i]
@@ -254,8 +256,10 @@ def galerkin(sizes):
                 j = met[s]
                 marks[j] = -1
                 from_p, m = p_ptr[j], p_ptr[j + 1] - p_ptr[j]
-                for f in range(m):
+                for f in range(m - 1, -1, -1):
                     d, at_p = p_col[from_p + f], k * (b * from_p + f)
+                    if d < first:
+                        break
                     at = marks[n_points + d]
                     new = at < 0
                     at = n_found if new else at
@@ -274,17 +278,50 @@ def galerkin(sizes):
             for g in range(n_found):
                 at = marks[n_points + found[g]]
                 marks[n_points + found[g]] = -1
-                for r in range(k if fits else 0):
-                    for c in range(k):
-                        to = used * k * k + (r * n_found + g) * k + c
-                        col[to], val[to] = found[g] * k + c, sums[(at * k + r) * k + c]
+                if fits:
+                    col[used + g] = found[g]
+                    for c in range(k * k):
+                        val[(used + g) * k * k + c] = sums[at * k * k + c]
             if not fits:
                 reached[0], reached[1] = row, used
                 return
-            for r in range(k):
-                lengths[row * k + r + 1] = n_found * k
+            lengths[row + 1] = n_found
             used += n_found
         reached[0], reached[1] = end, used
+
+    return kernel
+
+
+def assemble(k):
+    """Writes rows of blocks k×k as CSR; with `mirror` the blocks left of the diagonal too, by rising rows.
+
+    mirror             1: of a Hermitian matrix, 2: of a symmetric one
+    lengths            [aggregates + 1], of the given rows
+    ptr                [aggregates + 1], blocks of the result in the rows before
+    place              [aggregates], blocks written in each row
+    """
+
+    def kernel(begin, end, marks, mirror, lengths, block_col, block, ptr, place, col, val):
+        at = 0
+        for row in range(begin, end):
+            n = ptr[row + 1] - ptr[row]
+            for _g in range(lengths[row + 1]):
+                other = block_col[at]
+                base, width, to = k * k * ptr[row], k * n, k * place[row]
+                place[row] += 1
+                for r in range(k):
+                    for c in range(k):
+                        col[base + r * width + to + c] = other * k + c
+                        val[base + r * width + to + c] = block[(at * k + r) * k + c]
+                if mirror > 0 and other != row:
+                    base, width, to = k * k * ptr[other], k * (ptr[other + 1] - ptr[other]), k * place[other]
+                    place[other] += 1
+                    for r in range(k):
+                        for c in range(k):
+                            v = block[(at * k + c) * k + r]
+                            col[base + r * width + to + c] = row * k + c
+                            val[base + r * width + to + c] = v.conjugate() if mirror == 1 else v
+                at += 1
 
     return kernel
 
