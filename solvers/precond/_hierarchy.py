@@ -181,9 +181,7 @@ def build(
         upper, lowest = spectrum(A, inverse, kind)
         definite = definite and bool(np.min(inverse) >= 0) and lowest >= -ROUNDING * upper
         step = coarsening(A, DAMPING / upper * inverse, kind)
-        if (
-            step.transfer is not None and step.P.shape[1] >= A.shape[0]
-        ):  # no smaller: aggregates of fewer points than B has columns
+        if step.transfer is not None and step.P.shape[1] >= A.shape[0]:  # aggregates of fewer points than B has columns
             break
         if step.transfer is None and abs(step.R - aggregation.transposed(step.P, kind != "symmetric")).max() > 1e-12:
             kind, definite = "nonsymmetric", False
@@ -288,7 +286,7 @@ def recurrence(smoother: Smoother) -> np.ndarray:
 def spectrum(A: Matrix, inverse_diagonal: np.ndarray, kind: str) -> tuple[float, float]:
     """A bound of the largest real part of an eigenvalue of D⁻¹A, and the least Ritz value.
 
-    The bound is the smaller of ‖D⁻¹A‖∞, which is a sure bound, and 1.1 times the largest Ritz value of 10 Lanczos steps
+    The bound is the smaller of ‖D⁻¹A‖∞, which is a sure bound, and 1.1 times the largest Ritz value of 8 Lanczos steps
     on the Hermitian part of |D|^½·D⁻¹A·|D|^-½, which is close (Adams et al. 2003 scale such an estimate by 1.1 too).
     Where the inverse diagonal is zero, as where A annihilates B, the bound is 1.
     """

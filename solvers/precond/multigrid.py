@@ -248,8 +248,8 @@ def multigrid(
       max_coarse: rows up to which a level is inverted densely instead of coarsened. None takes 500; or fewer, but at
         least 50, for an A of more rows on one device where 500² is more than a tenth of A's entries.
       max_levels: levels at most, the coarsest included.
-      refreshable: make the plans that `M.refreshed` needs, which take 10 to 15 times the memory of A on a CPU and 20
-        to 70 times on a GPU.
+      refreshable: make the plans that `M.refreshed` needs. On a CPU they take 1 to 7 times the memory of A, least where
+        unknowns form blocks; on a GPU 20 to 70 times.
       setup: levels made elsewhere, instead of aggregation: a solver of PyAMG, such as
         `pyamg.ruge_stuben_solver(S)`, or another object whose `levels` have A, R and P.
 
