@@ -79,15 +79,13 @@ def _renewal(level: _hierarchy.HostLevel, smoother: _hierarchy.Smoother, last: b
     A, R, P, k = level.A, level.R, level.P, Q.shape[1]
     p, q = (b, k) if k in plans.block_widths() else (1, 1)
     T = aggregation.placed(agg, count, Q)
-    lumped = _grouped(aggregation.lumped(filled, b, chosen), p, p)
-    smooth, _ = plans.terms(lumped, _grouped(T, p, q), (p, p, q))
+    whole = aggregation.blocks(filled, b, b)
+    points = whole.ptr.size - 1
+    lumped = patterns.csr(whole.ptr, aggregation.lumped(whole, chosen), (points, points))
+    smooth, _ = plans.terms(lumped if p == b else _of_numbers(lumped, b), _grouped(T, p, q), (p, p, q))
     inner, product = plans.terms(_grouped(filled, p, p), _grouped(P, p, q), (p, p, q))
     outer, below = plans.terms(_grouped(R, q, p), product, (q, p, q))
-    if last:
-        ones = np.ones((below.nnz, q, q), np.int8)
-        below = scipy.sparse.bsr_array((ones, below.indices, below.indptr), shape=(R.shape[0],) * 2).tocsr()
-    of_points = aggregation.blocks(filled, b, b)
-    tentative = aggregation.prolongation(of_points, *level.transfer[1:], np.zeros(P.shape[0])).data
+    tentative = aggregation.prolongation(whole, *level.transfer[1:], np.zeros(P.shape[0])).data
     numbers = patterns.numbered(A, 0)
     entry = lambda number: jnp.asarray(np.where(number > 0, number - 1, A.nnz).astype(index_dtype(A.nnz)))  # noqa: E731
     row = np.repeat(np.arange(P.shape[0], dtype=np.int32), np.diff(P.indptr))
@@ -99,7 +97,7 @@ def _renewal(level: _hierarchy.HostLevel, smoother: _hierarchy.Smoother, last: b
         smooth=smooth,
         inner=inner,
         outer=outer,
-        below=patterns.matrix(below, "csr", "auto") if last else None,
+        below=patterns.matrix(_of_numbers(below, q), "csr", "auto") if last else None,
         diagonal=entry(numbers.diagonal()),
         row=jnp.asarray(row),
         transposed=jnp.asarray(transposed),
@@ -112,6 +110,12 @@ def _grouped(S: Any, b: int, c: int) -> Any:
     """The pattern of the blocks b×c of S."""
     ptr, col, _ = aggregation.blocks(S, b, c)
     return patterns.csr(ptr, col, (S.shape[0] // b, S.shape[1] // c))
+
+
+def _of_numbers(S: Any, b: int) -> Any:
+    """The pattern of the numbers in the blocks b×b of S."""
+    blocks = np.ones((S.nnz, b, b), np.int8), S.indices, S.indptr
+    return scipy.sparse.bsr_array(blocks, shape=(b * S.shape[0], b * S.shape[1])).tocsr()
 
 
 def renewed(

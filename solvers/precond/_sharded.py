@@ -269,8 +269,9 @@ def _lumped(held: Pieces, starts: np.ndarray, theta: float, mesh: Any) -> Pieces
         # The square matrix of all rows that are known here, of which those of other shards have a diagonal only.
         others = scipy.sparse.csr_array(scipy.sparse.diags_array(d))
         square = _canonical(scipy.sparse.vstack([others[:first], left, others[stop:]], format="csr"))
-        chosen = aggregation.strength(aggregation.blocks(square, 1, 1), 1, theta)
-        lumped = aggregation.lumped(square, 1, chosen)[first:stop]
+        graph = aggregation.blocks(square, 1, 1)
+        col = aggregation.lumped(graph, aggregation.strength(graph, 1, theta))
+        lumped = scipy.sparse.csr_array((square.data, col, square.indptr), shape=square.shape)[first:stop]
         numbers = np.concatenate([known[k][:first], np.arange(starts[k], starts[k + 1]), known[k][first:]])
         out[k] = _canonical(_renumbered(lumped, numbers, held[k].shape[1]))
     return out

@@ -89,18 +89,9 @@ def tentative(
     return Q, R
 
 
-def lumped(A: Matrix, b: int, chosen: np.ndarray) -> Matrix:
-    """A with its weak couplings moved to the diagonal block, to the same unknown of the row's point.
-
-    The sums of the rows do not change. The result shares A's values, so it may have several entries in one place.
-    Without weak couplings it is A itself.
-    """
-    if np.all(chosen):
-        return A
-    col, points = np.empty_like(A.indices), A.shape[0] // b
-    ptr = np.ascontiguousarray(A.indptr[::b] // (b * b))
-    _over_rows(("lump", b), points, 0, ptr, chosen.view(np.uint8), A.indices, col)
-    return scipy.sparse.csr_array((A.data, col, A.indptr), shape=A.shape)
+def lumped(A: Blocks, chosen: np.ndarray) -> np.ndarray:
+    """The columns of A' [blocks], which is A with its weak couplings moved to the diagonal: rows keep their sums."""
+    return np.where(chosen, A.col, np.repeat(np.arange(A.ptr.size - 1, dtype=np.int32), np.diff(A.ptr)))
 
 
 def placed(

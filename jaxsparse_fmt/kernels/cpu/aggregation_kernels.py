@@ -151,21 +151,6 @@ def orthonormalize(begin, end, marks, b, k, first, members, B, Q, R):
                     Q[row * k + c] = Q[row * k + c] / size if size > 0 else 0 * B[0]
 
 
-def lump(b):
-    """Writes A's columns; a weak coupling gets the column of the same unknown of the row's own point."""
-
-    def kernel(begin, end, marks, ptr, chosen, a_col, lumped):
-        for point in range(begin, end):
-            n = ptr[point + 1] - ptr[point]
-            for r in range(b):
-                for e in range(n):
-                    for c in range(b):
-                        at = b * b * ptr[point] + (r * n + e) * b + c
-                        lumped[at] = a_col[at] if chosen[ptr[point] + e] else point * b + c
-
-    return kernel
-
-
 def prolong(sizes):
     """P = T - diag(scale)·A'·T, where T has the rows of Q and A' is A with its weak couplings on the diagonal.
 

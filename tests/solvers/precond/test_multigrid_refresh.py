@@ -60,11 +60,12 @@ def assert_derivative(M, A, B):
     np.testing.assert_allclose(jax.jit(jax.grad(loss))(B.data) @ direction, forward, rtol=1e-9)
 
 
-def test_blocks_with_holes_are_refreshed_on_the_entries_that_they_have():
+@pytest.mark.parametrize("B", [None, np.ones(432)])
+def test_blocks_with_holes_are_refreshed_on_the_entries_that_they_have(B):
     S = sp.csr_array(sp.kron(CUBE, np.array([[2.0, 0], [0, 1]])) + sp.kron(sp.eye_array(216), np.ones((2, 2))))
     S.eliminate_zeros()
     A = jsf.from_scipy(S, "csr")
-    M = multigrid(A, block_size=2, max_coarse=60, refreshable=True)
+    M = multigrid(A, B, block_size=2, max_coarse=60, refreshable=True)
     assert M.levels[0].A.nnz == S.nnz < 4 * CUBE.nnz
     assert_alike(refresh(M, A, A.data), M)
 
