@@ -13,6 +13,8 @@ Q                  [points·b, k] a row for each unknown, in the columns of its 
 
 from __future__ import annotations
 
+from math import sqrt
+
 from jaxsparse_fmt.kernels.cpu.spgemm_kernels import sort
 
 
@@ -57,7 +59,7 @@ def roots(b):
                     for r in range(b):
                         for c in range(b):
                             square += abs(val[b * b * ptr[point] + (r * n + e) * b + c]) ** 2
-            root[point] = square**0.25
+            root[point] = sqrt(sqrt(square))
 
     return kernel
 
