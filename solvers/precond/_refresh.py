@@ -60,13 +60,13 @@ class Renewal:
     l1: bool = dataclasses.field(metadata={"static": True})
 
 
-def renewals(kind: str, levels: list[_hierarchy.HostLevel], smoother: _hierarchy.Smoother) -> tuple[Renewal, ...]:
-    """The plans for all levels of a hierarchy of this kind.
+def renewals(hermitian: bool, levels: list[_hierarchy.HostLevel], smoother: _hierarchy.Smoother) -> tuple[Renewal, ...]:
+    """The plans for all levels of a hierarchy.
 
     Raises:
       ValueError: the matrix is not Hermitian, or the user gave the levels.
     """
-    if kind != "hermitian" or any(level.transfer is None for level in levels):
+    if not hermitian or any(level.transfer is None for level in levels):
         raise ValueError(
             "refreshable=True needs a Hermitian matrix and the set-up of this library; set M up anew instead"
         )

@@ -67,9 +67,9 @@ def build(
     dtype: Any,
     max_coarse: int,
     max_levels: int,
-) -> tuple[tuple[Level, ...], Array, bool, str]:
+) -> tuple[tuple[Level, ...], Array, bool, bool]:
     """The levels, between vectors that have entered A's basis; the inverse of the coarsest matrix; whether A looked
-    positive semidefinite; and A's kind as in `_hierarchy`.
+    positive semidefinite; and whether it is Hermitian.
 
     Args:
       A: ShardedMatrix with more than `max_coarse` rows.
@@ -88,7 +88,7 @@ def build(
     mesh, axis = over.mesh, A.shards.axis
     wide = np.dtype(np.complex128 if A.dtype.kind == "c" else np.float64)
     held, starts = pieces(A, wide), starts_of(over)
-    kind = _kind(held, starts, mesh)
+    hermitian = _is_hermitian(held, starts, mesh)
     near = _near_null(A, B, wide)
     unit = {k: _column(np.abs(S.diagonal(int(starts[k])))) for k, S in held.items()}
     levels: list[Level] = []
@@ -105,7 +105,7 @@ def build(
     while starts[-1] > max_coarse and len(levels) < max_levels - 1:
         stored = placed(held, starts, starts) if levels or given is None else given.in_basis
         inverse = {
-            k: _hierarchy.inverse_diagonal(S[:, starts[k] : starts[k + 1]], unit[k].toarray()[:, 0], kind)
+            k: _hierarchy.inverse_diagonal(S[:, starts[k] : starts[k + 1]], unit[k].toarray()[:, 0], hermitian)
             for k, S in held.items()
         }
         sums = {k: aggregation.sums(S) for k, S in held.items()}
@@ -115,7 +115,7 @@ def build(
         d = _spread({k: np.real(v) for k, v in inverse.items()}, stored.range.over)
         at_least = stored.astype(jnp.promote_types(dtype, jnp.float32))
         upper = max(bounds) or 1.0
-        if kind == "hermitian":
+        if hermitian:
             upper = float(_largest_eigenvalue(at_least, d.astype(narrow), jnp.asarray(upper, narrow)))
         scale = {k: _hierarchy.DAMPING / upper * v for k, v in inverse.items()}
         T, below = _tentative(held, near, starts, theta)
@@ -126,7 +126,7 @@ def build(
         weak = theta if not levels and _is_constant(near, mesh) else None
         P = _smoothed(held, T, scale, weak, starts, mesh)
         cuts = _joined(counts)
-        other = P if kind == "hermitian" else turned(held, starts, starts, mesh)
+        other = P if hermitian else turned(held, starts, starts, mesh)
         R = turned(P if other is P else _smoothed(other, T, scale, weak, starts, mesh), starts, cuts, mesh)
         R = {k: v.conj() for k, v in R.items()}
         if smoother.name == "l1_jacobi":
@@ -154,20 +154,20 @@ def build(
         )
     rows = scipy.sparse.csr_array(scipy.sparse.vstack([*everyones(lambda: held, mesh).values()], format="csr"))
     sizes = scipy.sparse.vstack([*everyones(lambda: unit, mesh).values()]).toarray()[:, 0]
-    inverse, positive = _hierarchy.coarse_inverse(rows, sizes, kind)
+    inverse, positive = _hierarchy.coarse_inverse(rows, sizes, hermitian)
     everyones(lambda: _check_range({0: scipy.sparse.csr_array(inverse)}, dtype), mesh)
     definite = all(everyones(lambda: {jax.process_index(): positive and lowest >= 0}, mesh).values())
     last = levels[-1]
     ends = Whole(last.R, last.R.range, True), Whole(last.P, last.P.domain, False)
     levels[-1] = dataclasses.replace(last, R=ends[0], P=ends[1])
-    return tuple(levels), _on_every_device(inverse.astype(dtype), mesh), definite, kind
+    return tuple(levels), _on_every_device(inverse.astype(dtype), mesh), definite, hermitian
 
 
 _largest_eigenvalue = jax.jit(_refresh._largest_eigenvalue)
 
 
-def _kind(held: Pieces, starts: np.ndarray, mesh: Any) -> str:
-    """See `_hierarchy.Hierarchy.kind`; refuses, in all processes, a matrix that multigrid cannot treat."""
+def _is_hermitian(held: Pieces, starts: np.ndarray, mesh: Any) -> bool:
+    """As in `_hierarchy`; refuses, in all processes, a matrix that multigrid cannot treat."""
 
     def look() -> dict[int, float]:
         for k, S in held.items():
@@ -177,14 +177,13 @@ def _kind(held: Pieces, starts: np.ndarray, mesh: Any) -> str:
     largest = max(everyones(look, mesh).values())
     other = turned(held, starts, starts, mesh)
     apart = everyones(lambda: {k: _hierarchy.largest(abs(S - other[k].conj()).data) for k, S in held.items()}, mesh)
-    if max(apart.values()) <= 1e-12 * largest:
-        return "hermitian"
-    if any(S.dtype.kind == "c" for S in held.values()):
+    hermitian = max(apart.values()) <= 1e-12 * largest
+    if not hermitian and any(S.dtype.kind == "c" for S in held.values()):
         raise ValueError(
             f"multigrid of a sharded complex matrix needs a Hermitian one, and |A − Aᴴ| is up to "
             f"{max(apart.values()):.3g} here; gather A by from_scipy(A.to_scipy()), or take another preconditioner"
         )
-    return "nonsymmetric"
+    return hermitian
 
 
 def _check_range(matrix: Pieces, dtype: Any) -> dict[int, Any]:

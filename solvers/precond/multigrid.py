@@ -289,10 +289,10 @@ def multigrid(
                     f"multigrid of a sharded matrix takes no {name}={value!r}; leave it out, pass B= for a system, or "
                     "gather A by from_scipy(A.to_scipy())"
                 )
-        levels, inverse, definite, kind = _sharded.build(
+        levels, inverse, definite, hermitian = _sharded.build(
             A, B, theta=theta, smoother=chosen, format=format, dtype=stored, max_coarse=most, max_levels=max_levels
         )
-        symmetric = cycle != "F" and kind == "hermitian" and stored.kind != "c"
+        symmetric = cycle != "F" and hermitian and A.dtype.kind == "f"
         return _examined(Multigrid(levels, inverse, None, cycle, symmetric, A.domain), definite)
     if setup is not None:
         coarsening = _hierarchy.Given(getattr(setup, "levels", setup))
@@ -322,9 +322,9 @@ def multigrid(
         return _on_device(step, None if k else finest, format, stored, k)
 
     built = _hierarchy.build(S, coarsening, chosen, keep)
-    symmetric = cycle != "F" and (built.kind == "symmetric" or (built.kind == "hermitian" and S.dtype.kind == "f"))
+    symmetric = cycle != "F" and built.hermitian and S.dtype.kind == "f"
     checks.fits(_hierarchy.largest(built.coarse_inverse), stored, "the inverse of the coarsest level")
-    renewals = _refresh.renewals(built.kind, host_levels, chosen) if refreshable else None
+    renewals = _refresh.renewals(built.hermitian, host_levels, chosen) if refreshable else None
     inverse = jnp.asarray(built.coarse_inverse, stored)
     return _examined(Multigrid(tuple(built.levels), inverse, renewals, cycle, symmetric), built.definite)
 

@@ -282,7 +282,7 @@ def galerkin(sizes):
 def assemble(k):
     """Writes rows of blocks k×k as CSR; with `mirror` the blocks left of the diagonal too, by rising rows.
 
-    mirror             1: of a Hermitian matrix, 2: of a symmetric one
+    mirror             1: of a Hermitian matrix, which the blocks lack left of the diagonal
     lengths            [aggregates + 1], of the given rows
     ptr                [aggregates + 1], blocks of the result in the rows before
     place              [aggregates], blocks written in each row
@@ -307,19 +307,19 @@ def assemble(k):
                         for c in range(k):
                             v = block[(at * k + c) * k + r]
                             col[base + r * width + to + c] = row * k + c
-                            val[base + r * width + to + c] = v.conjugate() if mirror == 1 else v
+                            val[base + r * width + to + c] = v.conjugate()
                 at += 1
 
     return kernel
 
 
-def transpose(begin, end, marks, conjugate, ptr, col, val, place, to_col, to_val):
-    """Writes Aᵀ, or Aᴴ; `place` holds where the rows of the result begin, and afterwards where they end."""
+def transpose(begin, end, marks, ptr, col, val, place, to_col, to_val):
+    """Writes Aᴴ; `place` holds where the rows of the result begin, and afterwards where they end."""
     for row in range(begin, end):
         for i in range(ptr[row], ptr[row + 1]):
             at = place[col[i]]
             place[col[i]] = at + 1
-            to_col[at], to_val[at] = row, val[i].conjugate() if conjugate else val[i]
+            to_col[at], to_val[at] = row, val[i].conjugate()
 
 
 def add_product(begin, end, marks, c, f, left, ptr, col, val, x, y, rows, v, part):
@@ -358,8 +358,8 @@ def squares(begin, end, marks, ptr, col, val, x, y):
             y[row] += abs(val[i]) ** 2 * x[col[i]]
 
 
-def asymmetry(begin, end, marks, conjugate, ptr, col, val, largest):
-    """The largest |a[i, j] - a[j, i]| of each row, or with the conjugate of a[j, i].
+def asymmetry(begin, end, marks, ptr, col, val, largest):
+    """The largest |a[i, j] - conj(a[j, i])| of each row.
 
     The rows ascend, so the search for a[j, i] in row j continues where it stopped; `marks` holds that place.
     """
@@ -372,5 +372,5 @@ def asymmetry(begin, end, marks, conjugate, ptr, col, val, largest):
             marks[col[i]] = at
             other = 0 * val[i]
             if at < stop and col[at] == row:
-                other = val[at].conjugate() if conjugate else val[at]
+                other = val[at].conjugate()
             largest[row] = max(largest[row], abs(val[i] - other))
