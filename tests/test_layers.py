@@ -57,7 +57,7 @@ SOLVERS_ALLOWED = {
     "solvers.precond._hierarchy": {"scipy", "jaxsparse_fmt.kernels.cpu.aggregation"},
     "solvers.precond._refresh": {
         *("scipy", "jaxsparse_fmt.algebra.patterns", "jaxsparse_fmt.algebra.plans", "jaxsparse_fmt.convert"),
-        *("jaxsparse_fmt.kernels.cpu.aggregation", "jaxsparse_fmt.kernels.cpu.spgemm"),
+        "jaxsparse_fmt.kernels.cpu.aggregation",
     },
     "solvers.precond._sharded": {
         *("scipy", "jaxsparse_fmt.kernels.cpu.aggregation"),

@@ -10,7 +10,7 @@ rising column of A.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -39,8 +39,9 @@ class Gustavson(Pattern):
       a_ptr, a_col: [n_rows + 1], [nnz of A] int32; b_ptr and b_col, c_ptr and c_col likewise. None in a kept plan,
         which takes the operand's own.
       cuts: [PIECES + 1] int32, the rows where pieces of equally many products begin.
-      n_cols: of C.
-      products: how many there are.
+      n_cols: of C's pattern.
+      products: how many there are in the patterns.
+      sizes: (m, q, w) of patterns of whole blocks m×q of A, q×w of B and m×w of C; the values are in the order of CSR.
     """
 
     a_ptr: Array
@@ -52,6 +53,7 @@ class Gustavson(Pattern):
     cuts: Array
     n_cols: int
     products: int
+    sizes: tuple[int, int, int] = (1, 1, 1)
 
     def product_face(self, values: Array, x: Array, backend: str) -> Array:
         return self._face("product", (_columns(values, x), _flat(x)), x, backend)
@@ -70,29 +72,33 @@ class Gustavson(Pattern):
 
     def _length(self, face: str) -> int:
         """How many numbers a face returns: the entries of C, B or A."""
-        return {"product": self.shape[0], "transposed": self.shape[1], "outer": self.a_col.shape[0]}[face]
+        m, q, _ = self.sizes
+        return {"product": self.shape[0], "transposed": self.shape[1], "outer": m * q * self.a_col.shape[0]}[face]
 
     def _by_kernel(self, face: str, a: Array, b: Array) -> Array | None:
-        batch, n_out = a.shape[0], self._length(face)
+        batch, n_out, (m, q, w) = a.shape[0], self._length(face), self.sizes
         pieces = 1 if self.products < LAUNCH.serial_entries else max(PIECES // batch, 1)
         if face == "transposed":  # pieces add into copies of the result
-            pieces = max(min(self.products // n_out, LAUNCH.most_copies, pieces), 1)
+            pieces = max(min(m * q * w * self.products // n_out, LAUNCH.most_copies, pieces), 1)
         out = ffi.call(
-            f"{face} pairs",
+            f"{face} {'' if w == 1 else f'{w}-'}pairs",
             (a, b),
             {
                 "columns": self.a_col, "ptr": self.a_ptr, "perm": self.cuts, "pattern": self.c_ptr,
                 "base": self.b_col, "start": self.b_ptr, "wide": self.c_col,
             },
             (batch, pieces if face == "transposed" else 1, n_out),
-            scratch=self.n_cols,
+            scratch=w * self.n_cols,
             n_places=n_out,
             pieces=pieces,
+            **({} if w == 1 else {"block_rows": m, "block_columns": q}),
         )  # fmt: skip
         return None if out is None else jnp.sum(out, axis=1) if out.shape[1] > 1 else out[:, 0]
 
     def _by_blocks(self, face: str, a: Array, b: Array) -> Array:
         """The reference, in plain jnp: scatter-adds, on a GPU in no fixed order."""
+        if self.sizes != (1, 1, 1):
+            return self._of_numbers()._by_blocks(face, a, b)
         n = self._length(face)
         lengths = self.b_ptr[self.a_col + 1] - self.b_ptr[self.a_col]
         index = index_dtype(self.products + BLOCK)
@@ -108,6 +114,16 @@ class Gustavson(Pattern):
 
         out = lax.fori_loop(0, -(-self.products // BLOCK), add, jnp.zeros((a.shape[0], n), acc))
         return out.astype(jnp.result_type(a.dtype, b.dtype))
+
+    def _of_numbers(self) -> Self:
+        """The same form with patterns of numbers instead of blocks."""
+        m, q, w = self.sizes
+        named = (("a", m, q), ("b", q, w), ("c", m, w))
+        arrays: dict[str, Array] = {}
+        for name, rows, columns in named:
+            arrays |= _in_numbers(name, getattr(self, f"{name}_ptr"), getattr(self, f"{name}_col"), rows, columns)
+        counts = {"n_cols": w * self.n_cols, "products": m * q * w * self.products}
+        return dataclasses.replace(self, **arrays, **counts, sizes=(1, 1, 1))
 
     def _products(self, before: Array, k: Array) -> tuple[dict[str, Array], Array]:
         """The entries of A, B and C in the products of block k, and which of these are products at all."""
@@ -126,23 +142,42 @@ class Gustavson(Pattern):
 pytree(Gustavson, ("values", "a_ptr", "a_col", "b_ptr", "b_col", "c_ptr", "c_col", "cuts"))
 
 
-def made(A: tuple[Any, Csr], B: tuple[Any, Csr], C: tuple[Any, Csr], before: np.ndarray) -> Gustavson:
+def _in_numbers(name: str, ptr: Array, col: Array, rows: int, columns: int) -> dict[str, Array]:
+    """The pattern of the numbers in blocks rows×columns."""
+    lengths = jnp.repeat(columns * jnp.diff(ptr), rows)
+    to = jnp.concatenate([jnp.zeros(1, ptr.dtype), jnp.cumsum(lengths, dtype=ptr.dtype)])
+    number = jnp.arange(rows * columns * col.shape[0], dtype=ptr.dtype)
+    row = jnp.searchsorted(to, number, side="right") - 1
+    at = number - to[row]
+    return {f"{name}_ptr": to, f"{name}_col": columns * col[ptr[row // rows] + at // columns] + at % columns}
+
+
+def made(
+    A: tuple[Any, Csr],
+    B: tuple[Any, Csr],
+    C: tuple[Any, Csr],
+    before: np.ndarray,
+    backend: str,
+    sizes: tuple[int, int, int] = (1, 1, 1),
+) -> Gustavson:
     """The form of A·B = C, without the arrays of operands that store their pattern as the form does.
 
     So the form does not keep its operands alive. `completed` adds these arrays.
 
     Args:
-      A, B, C: matrices, and their patterns on the host; C's values do not matter.
+      A, B, C: matrices or None, and their patterns on the host; C's values do not matter.
       before: [n_rows + 1], the products in the rows before.
+      sizes: as in `Gustavson`.
     """
-    index = index_dtype(max(M.nnz for M, _ in (A, B, C)))
-    arrays: list[Any] = [a for M, S in (A, B) for a in ((None, None) if _own(M, index) else _copied(S, index))]
+    (m, q, w), patterns = sizes, (A[1], B[1], C[1])
+    a, b, c = (S.nnz * size for S, size in zip(patterns, (m * q, q * w, m * w), strict=True))
+    index = index_dtype(max(a, b, c))
+    arrays: list[Any] = [x for M, S in (A, B) for x in ((None, None) if _own(M, index) else _copied(S, index))]
     arrays += _own(C[0], index) or _copied(C[1], index)
     cuts = equal_pieces(before, PIECES).astype(np.int32)
-    a_ptr, a_col, b_ptr, b_col, c_ptr, c_col, cuts = map(building.on_device, (*arrays, cuts))
+    arrays = [*map(building.on_device, (*arrays, cuts))]
     form: Any = Gustavson  # its values are absent
-    pattern = Absent((A[0].nnz,)), (C[0].nnz, B[0].nnz), A[0].nnz, C[0].backend
-    return form(*pattern, a_ptr, a_col, b_ptr, b_col, c_ptr, c_col, cuts, B[0].shape[1], int(before[-1]))
+    return form(Absent((a,)), (c, b), a, backend, *arrays, B[1].shape[1], int(before[-1]), sizes)
 
 
 def completed(form: Gustavson, A: Any, B: Any) -> Gustavson:

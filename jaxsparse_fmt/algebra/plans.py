@@ -22,7 +22,7 @@ import numpy as np
 import scipy.sparse
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import Array, index_dtype, pytree, standard_promotion
+from jaxsparse_fmt._types import Array, Csr, index_dtype, pytree, standard_promotion
 from jaxsparse_fmt.algebra import gustavson, patterns
 from jaxsparse_fmt.core import form
 from jaxsparse_fmt.core.entry_index import take
@@ -32,6 +32,7 @@ from jaxsparse_fmt.formats.csr import CSR
 from jaxsparse_fmt.kernels.backends import selection
 from jaxsparse_fmt.kernels.coordinates import accumulator
 from jaxsparse_fmt.kernels.cpu import spgemm
+from jaxsparse_fmt.kernels.cpu.abi import PAIR_WIDTHS
 
 LISTED = 2**30  # bytes
 
@@ -113,23 +114,32 @@ class Sum(Plan):
 
 
 @pytree
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Product(Plan):
-    """A @ B.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Terms:
+    """The values of A @ B, by those of A and of B.
 
     Attributes:
-      terms: the form of the product; or, with `right`, [nnz of the result, nnz of A], the products that each entry
-        sums, without values.
+      form: of the product; or, with `right`, [nnz of the result, nnz of A], the products that each entry sums, without
+        values.
       right: [products], the entry of B in each; None: no list.
     """
 
-    terms: Any
+    form: Any
     right: Array | None
 
+    def __call__(self, a: Array, b: Array) -> Array:
+        return _sums(self.form, a, b) if self.right is None else _sums(self.form, take(b, self.right), a)
+
+
+@pytree
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Product(Plan):
+    """A @ B."""
+
+    terms: Terms
+
     def __call__(self, A: Any, B: Any) -> SparseMatrix:
-        a, b = self._data(A, B)
-        v, x = (a, b) if self.right is None else (take(b, self.right), a)
-        return self.result.with_data(_sums(self.terms, v, x))
+        return self.result.with_data(self.terms(*self._data(A, B)))
 
 
 @pytree
@@ -200,7 +210,7 @@ def combined(A: Any, B: Any, sign: int) -> SparseMatrix:
     """A + sign·B; one pass over both if they are "csr" and at hand, which is faster than a plan's gathers."""
     operation = "A + B" if sign > 0 else "A - B"
     _check_pair(operation, A, B)
-    values = _at_hand(A, B) if isinstance(A, CSR) and isinstance(B, CSR) and _is_native(A) else None
+    values = _at_hand(A, B) if isinstance(A, CSR) and isinstance(B, CSR) and is_native(patterns.backend_of(A)) else None
     if values is None:
         return add(A, B)(A, B, jnp.add if sign > 0 else jnp.subtract)
     indptr, indices, out = spgemm.added(patterns.pattern_of(A), patterns.pattern_of(B), sign, *values)
@@ -223,10 +233,10 @@ def _on_device(values: np.ndarray, A: Any, B: Any) -> Array:
     return building.on_device(values.astype(jnp.result_type(A.dtype, B.dtype), copy=False))
 
 
-def _is_native(A: Any) -> bool:
-    """Whether compiled code for the CPU computes A's products."""
+def is_native(backend: str) -> bool:
+    """Whether compiled code for the CPU computes the products of matrices with this backend."""
     native = jax.default_backend() == "cpu" and selection.native_importable()
-    return native and selection.active_backend(patterns.backend_of(A)) in ("auto", "numba")
+    return native and selection.active_backend(backend) in ("auto", "numba")
 
 
 def matmul(A: Any, B: Any, *, format: str | None = None, max_bytes: float | None = None) -> Product:
@@ -257,7 +267,7 @@ def product(
         raise ValueError(f"A @ B needs as many columns of A as rows of B, got shapes {A.shape} and {B.shape}")
     building.check_bound("entries", max(A.nnz, B.nnz))
     most = LISTED if max_bytes is None else max_bytes
-    native = _is_native(A)
+    native = is_native(patterns.backend_of(A))
 
     def room(entries: int, products: int) -> None:
         takes = f"the plan of A @ B, with {products} products of two entries for {entries} entries,"
@@ -269,21 +279,46 @@ def product(
     def make() -> Product:
         a, b = patterns.pattern_of(A), patterns.pattern_of(B)
         p = spgemm.product(a, b, room, given)
-        products, C = int(p.before[-1]), patterns.csr(p.indptr, p.indices, (A.shape[0], B.shape[1]))
+        C = patterns.csr(p.indptr, p.indices, (A.shape[0], B.shape[1]))
         result = _result(C, format, A, B)
         if p.values is not None:
             values.append(_on_device(p.values, A, B))
-        if not native and 8 * products + 12 * C.nnz <= most:
-            first, left, right = spgemm.pairs(a, b, p)
-            listed = listed_sums(left, first, (C.nnz, A.nnz), patterns.backend_of(A))
-            return Product(result, _operands(A, B), listed, building.on_device(right))
-        return Product(result, _operands(A, B), gustavson.made((A, a), (B, b), (result, C), p.before), None)
+        found = _terms((A, a), (B, b), (result, C), p, patterns.backend_of(A), -1 if native else most - 12 * C.nnz)
+        return Product(result, _operands(A, B), found)
 
     given, values = _at_hand(A, B) if with_values and native else None, []
     plan = patterns.kept(make, ("matmul", format, native, max_bytes), A, B)
-    if plan.right is None:
-        plan = dataclasses.replace(plan, terms=gustavson.completed(plan.terms, A, B))
+    if plan.terms.right is None:
+        form = gustavson.completed(plan.terms.form, A, B)
+        plan = dataclasses.replace(plan, terms=dataclasses.replace(plan.terms, form=form))
     return plan, values[0] if values else None
+
+
+def _terms(A: Any, B: Any, C: Any, p: spgemm.Product, backend: str, room: int, sizes: Any = (1, 1, 1)) -> Terms:
+    """Of matrices and patterns as `gustavson.made` takes them; as a list where that takes at most `room` bytes."""
+    (_, a), (_, b), (_, c) = A, B, C
+    if 8 * int(p.before[-1]) > room:
+        return Terms(gustavson.made(A, B, C, p.before, backend, sizes), None)
+    first, left, right = spgemm.pairs(a, b, p)
+    return Terms(listed_sums(left, first, (c.nnz, a.nnz), backend), building.on_device(right))
+
+
+def block_widths() -> tuple[int, ...]:
+    """The widths w for which `terms` takes blocks; none where no compiled code computes products."""
+    return PAIR_WIDTHS if is_native("auto") else ()
+
+
+def terms(a: Csr, b: Csr, sizes: tuple[int, int, int] = (1, 1, 1)) -> tuple[Terms, Csr]:
+    """The values of the product of two patterns on the host, and its pattern.
+
+    Args:
+      sizes: (m, q, w), if the patterns are of whole blocks m×q and q×w, with w of `block_widths`; the values are those
+        of the numbers, in the order of CSR.
+    """
+    p = spgemm.product(a, b, lambda entries, products: None)
+    c = patterns.csr(p.indptr, p.indices, (a.shape[0], b.shape[1]))
+    room = -1 if is_native("auto") else LISTED - 12 * c.nnz
+    return _terms((None, a), (None, b), (None, c), p, "auto", room, sizes), c
 
 
 def triple(P: Any, A: Any, *, format: str | None = None) -> Triple:

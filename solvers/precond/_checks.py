@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 
 from jaxsparse_fmt._types import check_keeps_imaginary
@@ -47,3 +49,40 @@ def untraced(A: Any) -> None:
 
 def is_traced(*trees: Any) -> bool:
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees))
+
+
+def entries(data: np.ndarray, diagonal: np.ndarray, first: int = 0, order: str = "") -> None:
+    """Refuses a matrix with these entries, and this diagonal from row `first` on, that multigrid cannot treat."""
+    if not np.all(np.isfinite(data)):
+        raise ValueError("A has a NaN or an infinity among its entries; look for it where A is assembled")
+    if np.any(zeros := diagonal == 0):
+        raise ValueError(
+            f"A has a zero on its diagonal, first in row {first + np.flatnonzero(zeros)[0]}{order}, and multigrid's "
+            "smoothers divide by the diagonal; eliminate such unknowns (constraints, empty rows), or take another "
+            "preconditioner"
+        )
+
+
+def near_null(B: Any, n: int, dtype: Any) -> Any:
+    """The near-null space as [n, k], whose numbers are not checked yet."""
+    B = B[:, None] if B.ndim == 1 else B
+    if B.ndim != 2 or B.shape[0] != n or B.shape[1] == 0:
+        raise ValueError(f"B must hold one row an unknown, shape ({n}, k); got {B.shape}")
+    if B.dtype.kind == "c" and np.dtype(dtype).kind != "c":
+        raise TypeError(f"B is complex and A is not; pass real columns, or A.astype({B.dtype})")
+    return B
+
+
+def finite_near_null(B: np.ndarray) -> None:
+    if not np.all(np.isfinite(B)):
+        raise ValueError("B has a NaN or an infinity among its entries")
+
+
+def fits(largest: float, dtype: Any, what: str) -> None:
+    """Refuses numbers up to `largest` that are not finite in this dtype."""
+    limit = float(jnp.finfo(dtype).max)
+    if not largest <= limit:
+        raise ValueError(
+            f"{what} has numbers up to {largest:.3g}, and dtype {jnp.dtype(dtype).name} holds none above {limit:.3g}; "
+            "scale A, or take a wider dtype"
+        )

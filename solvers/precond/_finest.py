@@ -33,25 +33,13 @@ def host(A: Any) -> Any:
     S = S.astype(kind, copy=not S.has_canonical_format)
     S.check_format(full_check=True)
     S.sum_duplicates()
-    if not np.all(np.isfinite(S.data)):
-        raise ValueError("A has a NaN or an infinity among its entries; look for it where A is assembled")
-    if np.any(zeros := S.diagonal() == 0):
-        raise ValueError(
-            f"A has a zero on its diagonal, first in row {np.flatnonzero(zeros)[0]}, and multigrid's smoothers divide "
-            "by the diagonal; eliminate such unknowns (constraints, empty rows), or take another preconditioner"
-        )
+    checks.entries(S.data, S.diagonal())
     return S
 
 
 def near_null(B: Any, S: Any) -> np.ndarray:
-    B = np.asarray(B)
-    B = B[:, None] if B.ndim == 1 else B
-    if B.ndim != 2 or B.shape[0] != S.shape[0] or B.shape[1] == 0:
-        raise ValueError(f"B must hold one row an unknown, shape ({S.shape[0]}, k); got {B.shape}")
-    if not np.all(np.isfinite(B)):
-        raise ValueError("B has a NaN or an infinity among its entries")
-    if B.dtype.kind == "c" and S.dtype.kind != "c":
-        raise TypeError(f"B is complex and A is not; pass real columns, or A.astype({B.dtype})")
+    B = checks.near_null(np.asarray(B), S.shape[0], S.dtype)
+    checks.finite_near_null(B)
     return np.ascontiguousarray(B, S.dtype)
 
 

@@ -45,7 +45,7 @@ DENSEST, STRICTER = 2, 3
 # ω. With the usual 4/3 the iterations grow twice as fast from 10⁵ to 10⁶ unknowns of 7-point Poisson; elsewhere they
 # are the same.
 DAMPING = 1.5
-LANCZOS_STEPS, SAFETY = 10, 1.1
+LANCZOS_STEPS, SAFETY = 8, 1.1
 # Cycles whose errors are the near-null space of an adaptive set-up. On elasticity in random units 5 lead to 23
 # iterations and 10 to 19; constants take 45 and rigid motions 13.
 ADAPTING = 10
@@ -75,7 +75,7 @@ class HostLevel(NamedTuple):
 class Hierarchy(NamedTuple):
     levels: list[Any]  # without the coarsest: what `keep` made of each HostLevel
     coarse_inverse: np.ndarray  # [m, m]
-    kind: str  # of A: "hermitian", "symmetric" (and complex) or "nonsymmetric"
+    hermitian: bool  # A = Aᴴ, and the levels are as symmetric
     definite: bool  # Hermitian, and the set-up found no sign that it is indefinite
 
 
@@ -107,20 +107,24 @@ class Aggregation:
 
     def __init__(self, B: np.ndarray, b: int, theta: float, max_coarse: int, max_levels: int):
         self.B, self.b, self.theta, self.max_coarse, self.left = B, b, theta, max_coarse, max_levels - 1
+        self.finest = True
 
     def ends(self, A: Matrix) -> bool:
         return A.shape[0] <= self.max_coarse or self.left <= 0 or A.nnz == 0
 
-    def __call__(self, A: Matrix, scale: np.ndarray, kind: str) -> Step:
-        filled = aggregation.filled(A, self.b)
+    def __call__(self, A: Matrix, scale: np.ndarray, hermitian: bool) -> Step:
+        filled = aggregation.filled(A, self.b) if self.finest else A  # a product of blocks has whole ones
+        self.finest = False
         whole = aggregation.blocks(filled, self.b, self.b)
         most = DENSEST * whole.col.size
-        while (step := self._coarsened(filled, whole, scale, kind, most if 0 < self.theta < 1 else np.inf)) is None:
+        while (
+            step := self._coarsened(filled, whole, scale, hermitian, most if 0 < self.theta < 1 else np.inf)
+        ) is None:
             self.theta *= STRICTER
         self.theta, self.left = WEAKER * self.theta, self.left - 1
         return step
 
-    def _coarsened(self, filled: Matrix, whole: Any, scale: np.ndarray, kind: str, most: float) -> Step | None:
+    def _coarsened(self, filled: Matrix, whole: Any, scale: np.ndarray, hermitian: bool, most: float) -> Step | None:
         """None if the next level would have more than `most` blocks."""
         k, b = self.B.shape[1], self.b
         chosen = aggregation.strength(whole, b, self.theta)
@@ -129,12 +133,12 @@ class Aggregation:
         if np.any(np.diff(self.B.reshape(len(agg), -1), axis=0)):  # not the same at all points
             chosen = np.ones_like(chosen)
         P = aggregation.prolongation(whole, b, chosen, agg, count, Q, scale)
-        R = aggregation.transposed(P, kind != "symmetric")
-        if kind == "nonsymmetric":
+        R = aggregation.transposed(P)
+        if not hermitian:
             H = aggregation.blocks(aggregation.transposed(filled), b, b)
             kept = chosen if np.all(chosen) else aggregation.strength(H, b, self.theta)
             R = aggregation.transposed(aggregation.prolongation(H, b, kept, agg, count, Q, scale.conj()))
-        product = aggregation.galerkin(R, whole, P, b, k, most)
+        product = aggregation.galerkin(R, whole, P, b, k, hermitian, most)
         if product is None:
             return None
         self.B, self.b = below, k
@@ -150,7 +154,7 @@ class Given:
     def ends(self, A: Matrix) -> bool:
         return len(self.levels) <= 1
 
-    def __call__(self, A: Matrix, scale: np.ndarray, kind: str) -> Step:
+    def __call__(self, A: Matrix, scale: np.ndarray, hermitian: bool) -> Step:
         step = self.levels.pop(0)
         R, P, below = (_sorted(matrix) for matrix in (step.R, step.P, self.levels[0].A))
         if P.shape != (A.shape[0], below.shape[0]) or R.shape != P.shape[::-1]:
@@ -172,19 +176,17 @@ def build(
 
     Only the result of `keep` is held of each level, so that few copies live at once.
     """
-    A, kind = S, _symmetry(S)
-    levels, unit, definite = [], np.abs(S.diagonal()), kind == "hermitian"
+    A, hermitian = S, _is_hermitian(S)
+    levels, unit, definite = [], np.abs(S.diagonal()), hermitian
     while not coarsening.ends(A):
-        inverse = inverse_diagonal(A, unit, kind)
-        upper, lowest = spectrum(A, inverse, kind)
+        inverse = inverse_diagonal(A, unit, hermitian)
+        upper, lowest = spectrum(A, inverse, hermitian)
         definite = definite and bool(np.min(inverse) >= 0) and lowest >= -ROUNDING * upper
-        step = coarsening(A, DAMPING / upper * inverse, kind)
-        if (
-            step.transfer is not None and step.P.shape[1] >= A.shape[0]
-        ):  # no smaller: aggregates of fewer points than B has columns
+        step = coarsening(A, DAMPING / upper * inverse, hermitian)
+        if step.transfer is not None and step.P.shape[1] >= A.shape[0]:  # aggregates of fewer points than B has columns
             break
-        if step.transfer is None and abs(step.R - aggregation.transposed(step.P, kind != "symmetric")).max() > 1e-12:
-            kind, definite = "nonsymmetric", False
+        if step.transfer is None and abs(step.R - aggregation.transposed(step.P)).max() > 1e-12:
+            hermitian = definite = False
         if smoother.name == "l1_jacobi":
             sums = aggregation.sums(A)
             inverse, upper = np.divide(1, sums, out=np.zeros_like(sums), where=inverse != 0), 1.0
@@ -196,8 +198,8 @@ def build(
             f"coarsening stopped at {A.shape[0]} rows after {len(levels) + 1} levels, too many to invert densely; "
             "raise max_levels, or lower theta"
         )
-    inverse, positive = coarse_inverse(A, unit, kind)
-    return Hierarchy(levels, inverse, kind, definite and positive)
+    inverse, positive = coarse_inverse(A, unit, hermitian)
+    return Hierarchy(levels, inverse, hermitian, definite and positive)
 
 
 def adapted(
@@ -213,8 +215,8 @@ def adapted(
     other noise to the columns, which are the errors that they reduce slowly.
     """
     random, A = np.random.default_rng(0), S
-    inverse = inverse_diagonal(A, np.abs(A.diagonal()), kind := _symmetry(A))
-    upper, _ = spectrum(A, inverse, kind)
+    inverse = inverse_diagonal(A, np.abs(A.diagonal()), hermitian := _is_hermitian(A))
+    upper, _ = spectrum(A, inverse, hermitian)
     near, x = random.standard_normal((2, A.shape[0], k)) * np.sqrt(np.abs(inverse))[:, None]
     r, z = -(A @ near), np.zeros_like(near)
     for a, c in recurrence(NOISE) / (1, upper):
@@ -227,12 +229,9 @@ def adapted(
     return np.ascontiguousarray(x, S.dtype)
 
 
-def _symmetry(S: Matrix) -> str:
-    """See `Hierarchy.kind`; to 1e-12 of the largest entry."""
-    allowed = 1e-12 * largest(S.data)
-    if aggregation.asymmetry(S) <= allowed:
-        return "hermitian"
-    return "symmetric" if S.dtype.kind == "c" and aggregation.asymmetry(S, False) <= allowed else "nonsymmetric"
+def _is_hermitian(S: Matrix) -> bool:
+    """To 1e-12 of the largest entry."""
+    return aggregation.asymmetry(S) <= 1e-12 * largest(S.data)
 
 
 def largest(a: np.ndarray) -> float:
@@ -254,7 +253,7 @@ def _sorted(A: Matrix) -> Matrix:
 def inverse_diagonal(
     A: Matrix,
     unit: np.ndarray,  # [n] size of the sums behind A's diagonal
-    kind: str,
+    hermitian: bool,
 ) -> np.ndarray:  # [n]
     """1 / A's diagonal.
 
@@ -262,7 +261,7 @@ def inverse_diagonal(
     or that A annihilates. Its inverse is set to zero, and the smoother does not change that unknown.
     """
     diagonal = A.diagonal()
-    diagonal = diagonal.real if kind == "hermitian" else diagonal
+    diagonal = diagonal.real if hermitian else diagonal
     return np.divide(1, diagonal, out=np.zeros_like(diagonal), where=np.abs(diagonal) > NULL * unit)
 
 
@@ -283,10 +282,10 @@ def recurrence(smoother: Smoother) -> np.ndarray:
     return np.array(rows)
 
 
-def spectrum(A: Matrix, inverse_diagonal: np.ndarray, kind: str) -> tuple[float, float]:
+def spectrum(A: Matrix, inverse_diagonal: np.ndarray, hermitian: bool) -> tuple[float, float]:
     """A bound of the largest real part of an eigenvalue of D⁻¹A, and the least Ritz value.
 
-    The bound is the smaller of ‖D⁻¹A‖∞, which is a sure bound, and 1.1 times the largest Ritz value of 10 Lanczos steps
+    The bound is the smaller of ‖D⁻¹A‖∞, which is a sure bound, and 1.1 times the largest Ritz value of 8 Lanczos steps
     on the Hermitian part of |D|^½·D⁻¹A·|D|^-½, which is close (Adams et al. 2003 scale such an estimate by 1.1 too).
     Where the inverse diagonal is zero, as where A annihilates B, the bound is 1.
     """
@@ -295,7 +294,7 @@ def spectrum(A: Matrix, inverse_diagonal: np.ndarray, kind: str) -> tuple[float,
     size = np.sqrt(np.abs(inverse_diagonal))  # |D|^-½
     left = np.divide(inverse_diagonal, size, out=np.zeros_like(inverse_diagonal), where=size != 0)
     bound = float(np.max(np.abs(inverse_diagonal) * aggregation.sums(A)))
-    hermitian = kind == "hermitian" and bool(np.min(inverse_diagonal) >= 0)
+    hermitian = hermitian and bool(np.min(inverse_diagonal) >= 0)
     H = None if hermitian else aggregation.transposed(A)
 
     v, before, scaled = (np.zeros(A.shape[0], A.dtype) for _ in range(3))
@@ -334,7 +333,7 @@ def _noise(n: int) -> np.ndarray:
 def coarse_inverse(
     A: Matrix,
     unit: np.ndarray,  # [m] size of the sums behind the diagonal
-    kind: str,
+    hermitian: bool,
 ) -> tuple[np.ndarray, bool]:
     """An inverse [m, m] of the coarsest matrix, by Cholesky's factor where that exists, else a generalized one; and
     whether the matrix is positive semidefinite up to rounding.
@@ -344,7 +343,7 @@ def coarse_inverse(
     """
     scale = np.divide(1, np.sqrt(unit), out=np.zeros_like(unit), where=unit > 0)
     dense = scale[:, None] * A.toarray() * scale
-    if kind == "hermitian":
+    if hermitian:
         dense = (dense + dense.conj().T) / 2
         factor, invert = scipy.linalg.lapack.get_lapack_funcs(("potrf", "potri"), (dense,))
         L, failed = factor(dense, lower=True)
@@ -356,5 +355,4 @@ def coarse_inverse(
         return scale[:, None] * inverse * scale, bool(np.min(values) >= -NULL)
     U, s, Vh = np.linalg.svd(dense)
     inverse = (Vh.conj().T * np.divide(1, s, out=np.zeros_like(s), where=s > NULL)) @ U.conj().T
-    inverse = scale[:, None] * inverse * scale
-    return (inverse + inverse.T) / 2 if kind == "symmetric" else inverse, False
+    return scale[:, None] * inverse * scale, False

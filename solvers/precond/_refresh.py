@@ -4,13 +4,14 @@ T and the strong couplings of a level depend on the pattern and on the near-null
 
     P = T − ω/λ·D⁻¹·A'·T
 
-are linear in those of A but for D and λ, and R·A·P is one of the products whose plans `jsf.plan` makes.
+are linear in those of A but for D and λ. A'·T, A·P and R·(A·P) are products with plans as `jsf.plan` makes
+them, by blocks where compiled code computes them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +21,7 @@ from jax import Array, lax
 
 from jaxsparse_fmt._types import index_dtype, pytree
 from jaxsparse_fmt.algebra import patterns, plans
-from jaxsparse_fmt.convert import from_scipy
-from jaxsparse_fmt.kernels.cpu import aggregation, spgemm
+from jaxsparse_fmt.kernels.cpu import aggregation
 from solvers.core.vectors import dot, norm, probe, ratio
 from solvers.precond import _checks as checks
 from solvers.precond import _hierarchy
@@ -35,75 +35,87 @@ class Renewal:
     """The parts from which a level's new values are computed.
 
     Attributes:
-      tentative: [nnz of P], T on the pattern of P.
-      sums: [nnz of P, nnz of A], with T's entries as values: (A'·T).data = sums @ A.data.
+      place: the entry of A at each place of its blocks, nnz in a hole; None without holes.
+      T: [nnz of T]; tentative: [nnz of P], T on the pattern of P.
+      smooth, inner, outer: the values of A'·T, A·P and R·(A·P).
+      below: the pattern of the coarsest matrix, on the last level.
       diagonal: [n], the entry of A on the diagonal of each row, nnz where there is none.
       row: [nnz of P], the row of each entry.
       transposed: [nnz of P], R.data = P.data[transposed].
-      inner, outer: the plans of A·P and R·(A·P).
       unit_recurrence: [degree, 2], the smoother for λ = 1.
       l1: whether the smoother divides by sums of absolute values.
     """
 
+    place: Array | None
+    T: Array
     tentative: Array
-    sums: Any
+    smooth: plans.Terms
+    inner: plans.Terms
+    outer: plans.Terms
+    below: Any
     diagonal: Array
     row: Array
     transposed: Array
-    inner: Any
-    outer: Any
     unit_recurrence: Array
     l1: bool = dataclasses.field(metadata={"static": True})
 
 
-class _Entries(NamedTuple):
-    """The part of a matrix that a plan needs."""
-
-    shape: tuple[int, int]
-    data: Array
-
-    @property
-    def nnz(self) -> int:
-        return self.data.shape[0]
-
-
-def renewals(kind: str, levels: list[_hierarchy.HostLevel], smoother: _hierarchy.Smoother) -> tuple[Renewal, ...]:
-    """The plans for all levels of a hierarchy of this kind.
+def renewals(hermitian: bool, levels: list[_hierarchy.HostLevel], smoother: _hierarchy.Smoother) -> tuple[Renewal, ...]:
+    """The plans for all levels of a hierarchy.
 
     Raises:
       ValueError: the matrix is not Hermitian, or the user gave the levels.
     """
-    if kind != "hermitian" or any(level.transfer is None for level in levels):
+    if not hermitian or any(level.transfer is None for level in levels):
         raise ValueError(
             "refreshable=True needs a Hermitian matrix and the set-up of this library; set M up anew instead"
         )
-    return tuple(_renewal(level, smoother) for level in levels)
+    return tuple(_renewal(level, smoother, level is levels[-1]) for level in levels)
 
 
-def _renewal(level: _hierarchy.HostLevel, smoother: _hierarchy.Smoother) -> Renewal:
+def _renewal(level: _hierarchy.HostLevel, smoother: _hierarchy.Smoother, last: bool) -> Renewal:
     assert level.transfer is not None
     filled, b, chosen, agg, count, Q = level.transfer
-    P, numbers = level.P, patterns.numbered(level.A, 0)
-    S, T = aggregation.lumped(filled, b, chosen), aggregation.placed(agg, count, Q)
-    first, left, right = spgemm.pairs(S, T, spgemm.product(S, T, lambda entries, products: None))
-    values = T.data[right]
-    if filled.nnz > level.A.nnz:  # the entries of A, where blocks have holes
-        left = aggregation.filled(numbers, b).data[left]
-        values, left = np.where(left > 0, values, 0), np.maximum(left - 1, 0)
-    terms = values, left, first.astype(index_dtype(left.size))
-    sums = from_scipy(scipy.sparse.csr_array(terms, shape=(P.nnz, level.A.nnz)), "csr")
+    A, R, P, k = level.A, level.R, level.P, Q.shape[1]
+    p, q = (b, k) if k in plans.block_widths() else (1, 1)
+    T = aggregation.placed(agg, count, Q)
     whole = aggregation.blocks(filled, b, b)
+    points = whole.ptr.size - 1
+    lumped = patterns.csr(whole.ptr, aggregation.lumped(whole, chosen), (points, points))
+    smooth, _ = plans.terms(lumped if p == b else _of_numbers(lumped, b), _grouped(T, p, q), (p, p, q))
+    inner, product = plans.terms(_grouped(filled, p, p), _grouped(P, p, q), (p, p, q))
+    outer, below = plans.terms(_grouped(R, q, p), product, (q, p, q))
     tentative = aggregation.prolongation(whole, *level.transfer[1:], np.zeros(P.shape[0])).data
-    diagonal = numbers.diagonal()
-    diagonal = np.where(diagonal > 0, diagonal - 1, level.A.nnz).astype(index_dtype(level.A.nnz))
+    numbers = patterns.numbered(A, 0)
+    entry = lambda number: jnp.asarray(np.where(number > 0, number - 1, A.nnz).astype(index_dtype(A.nnz)))  # noqa: E731
     row = np.repeat(np.arange(P.shape[0], dtype=np.int32), np.diff(P.indptr))
     transposed = patterns.numbered(P, -1).T.tocsr().data.astype(index_dtype(P.nnz))
-    A, fine, R = (from_scipy(matrix, "csr") for matrix in (level.A, P, level.R))
-    inner = plans.matmul(A, fine)
-    outer = plans.matmul(R, inner(A, fine))
-    arrays = tentative, diagonal, row, transposed, _hierarchy.recurrence(smoother)
-    tentative, diagonal, row, transposed, unit = map(jnp.asarray, arrays)
-    return Renewal(tentative, sums, diagonal, row, transposed, inner, outer, unit, smoother.name == "l1_jacobi")
+    return Renewal(
+        place=None if filled.nnz == A.nnz else entry(aggregation.filled(numbers, b).data),
+        T=jnp.asarray(T.data),
+        tentative=jnp.asarray(tentative),
+        smooth=smooth,
+        inner=inner,
+        outer=outer,
+        below=patterns.matrix(_of_numbers(below, q), "csr", "auto") if last else None,
+        diagonal=entry(numbers.diagonal()),
+        row=jnp.asarray(row),
+        transposed=jnp.asarray(transposed),
+        unit_recurrence=jnp.asarray(_hierarchy.recurrence(smoother)),
+        l1=smoother.name == "l1_jacobi",
+    )
+
+
+def _grouped(S: Any, b: int, c: int) -> Any:
+    """The pattern of the blocks b×c of S."""
+    ptr, col, _ = aggregation.blocks(S, b, c)
+    return patterns.csr(ptr, col, (S.shape[0] // b, S.shape[1] // c))
+
+
+def _of_numbers(S: Any, b: int) -> Any:
+    """The pattern of the numbers in the blocks b×b of S."""
+    blocks = np.ones((S.nnz, b, b), np.int8), S.indices, S.indptr
+    return scipy.sparse.bsr_array(blocks, shape=(b * S.shape[0], b * S.shape[1])).tocsr()
 
 
 def renewed(
@@ -148,10 +160,9 @@ def _renewed(
         sums = A._each(jnp.abs) @ jnp.ones_like(unit)
         upper = _largest_eigenvalue(A, inverse, jnp.max(jnp.abs(inverse) * sums))
         step = _hierarchy.DAMPING / upper * inverse
-        p = renewal.tentative - step[renewal.row] * (renewal.sums @ data)
+        whole = data if renewal.place is None else _at(renewal.place, data)
+        p = renewal.tentative - step[renewal.row] * renewal.smooth(whole, renewal.T)
         r = jnp.conj(p[renewal.transposed])
-        product = renewal.inner(_Entries(A.shape, data), _Entries(level.P.shape, p))
-        below = renewal.outer(_Entries(level.R.shape, r), product)
         if renewal.l1:
             inverse, upper = jnp.where(live, 1 / jnp.where(live, sums, 1), 0), jnp.ones_like(upper)
         recurrence = renewal.unit_recurrence / jnp.stack([jnp.ones_like(upper), upper])
@@ -159,8 +170,8 @@ def _renewed(
         smoother = checks.like((inverse, recurrence), (level.inverse_diagonal, level.recurrence))
         new.append(Level(A.astype(level.A.dtype) if new else None, R, P, *smoother))
         unit = R.with_data(jnp.abs(r) ** 2) @ unit
-        data = below.data
-        A = below if len(new) == len(levels) else levels[len(new)].A.with_data(data)
+        data = renewal.outer(r, renewal.inner(whole, p))
+        A = (renewal.below if len(new) == len(levels) else levels[len(new)].A).with_data(data)
     return tuple(new), generalized_inverse(A.todense(), lax.stop_gradient(unit)).astype(coarse_inverse.dtype)
 
 

@@ -57,21 +57,19 @@ class Whole:
         return self.order.leave(self.A @ v) if self.down else self.A @ self.order.enter(v)
 
 
-@dataclasses.dataclass(frozen=True)
-class Setup:
-    """The arguments of `multigrid` that this set-up takes."""
-
-    theta: float
-    smoother: _hierarchy.Smoother
-    format: str
-    dtype: Any
-    max_coarse: int
-    max_levels: int
-
-
-def build(A: Any, B: Any, setup: Setup) -> tuple[tuple[Level, ...], Array, bool]:
+def build(
+    A: Any,
+    B: Any,
+    *,
+    theta: float,
+    smoother: _hierarchy.Smoother,
+    format: str,
+    dtype: Any,
+    max_coarse: int,
+    max_levels: int,
+) -> tuple[tuple[Level, ...], Array, bool, bool]:
     """The levels, between vectors that have entered A's basis; the inverse of the coarsest matrix; whether A looked
-    positive semidefinite.
+    positive semidefinite; and whether it is Hermitian.
 
     Args:
       A: ShardedMatrix with more than `max_coarse` rows.
@@ -79,43 +77,46 @@ def build(A: Any, B: Any, setup: Setup) -> tuple[tuple[Level, ...], Array, bool]
 
     Raises:
       TypeError: A is traced.
-      ValueError: A is not Hermitian, has a zero on its diagonal or a number that is not finite; coarsening stops early.
+      ValueError: A is complex and not Hermitian, has a zero on its diagonal or a number that is not finite; coarsening
+        stops early.
     """
     checks.square(A, "a multigrid", "multigrid")
-    check_keeps_imaginary(A.dtype, setup.dtype)
+    check_keeps_imaginary(A.dtype, dtype)
     A._check_users_order("multigrid")
     checks.untraced(A)
     over = A.range.over
     mesh, axis = over.mesh, A.shards.axis
     wide = np.dtype(np.complex128 if A.dtype.kind == "c" else np.float64)
     held, starts = pieces(A, wide), starts_of(over)
-    _check(held, starts, mesh)
+    hermitian = _is_hermitian(held, starts, mesh)
     near = _near_null(A, B, wide)
     unit = {k: _column(np.abs(S.diagonal(int(starts[k])))) for k, S in held.items()}
     levels: list[Level] = []
-    lowest, narrow = 0.0, jnp.finfo(jnp.promote_types(setup.dtype, jnp.float32)).dtype
-    theta, given = setup.theta, A if A.dtype == setup.dtype and setup.format == "auto" else None
+    lowest, narrow = 0.0, jnp.finfo(jnp.promote_types(dtype, jnp.float32)).dtype
+    given = A if A.dtype == dtype and format == "auto" else None
 
     def placed(matrix: Pieces, rows: np.ndarray, columns: np.ndarray) -> Any:
-        everyones(lambda: _check_range(matrix, setup.dtype), mesh)
+        everyones(lambda: _check_range(matrix, dtype), mesh)
         of = {(int(rows[k]), int(rows[k + 1])): S for k, S in matrix.items()}
-        target = Target(np.dtype(setup.dtype), A.backend, None)
-        request = Request(mesh, "overlap", setup.format, {}, None, target, "auto")
+        target = Target(np.dtype(dtype), A.backend, None)
+        request = Request(mesh, "overlap", format, {}, None, target, "auto")
         return dataclasses.replace(assemble(lambda a, b: of[a, b], rows, columns, axis, request), entered=True)
 
-    while starts[-1] > setup.max_coarse and len(levels) < setup.max_levels - 1:
+    while starts[-1] > max_coarse and len(levels) < max_levels - 1:
         stored = placed(held, starts, starts) if levels or given is None else given.in_basis
         inverse = {
-            k: _hierarchy.inverse_diagonal(S[:, starts[k] : starts[k + 1]], unit[k].toarray()[:, 0], "hermitian")
+            k: _hierarchy.inverse_diagonal(S[:, starts[k] : starts[k + 1]], unit[k].toarray()[:, 0], hermitian)
             for k, S in held.items()
         }
         sums = {k: aggregation.sums(S) for k, S in held.items()}
-        ends = {k: (_largest(np.abs(v) * sums[k]), float(np.min(v, initial=0))) for k, v in inverse.items()}
+        ends = {k: (_hierarchy.largest(v * sums[k]), float(np.min(v, initial=0))) for k, v in inverse.items()}
         bounds, least = zip(*everyones(lambda ends=ends: ends, mesh).values(), strict=True)
         lowest = min(lowest, *least)
         d = _spread({k: np.real(v) for k, v in inverse.items()}, stored.range.over)
-        at_least = stored.astype(jnp.promote_types(setup.dtype, jnp.float32))
-        upper = float(_largest_eigenvalue(at_least, d.astype(narrow), jnp.asarray(max(bounds), narrow)))
+        at_least = stored.astype(jnp.promote_types(dtype, jnp.float32))
+        upper = max(bounds) or 1.0
+        if hermitian:
+            upper = float(_largest_eigenvalue(at_least, d.astype(narrow), jnp.asarray(upper, narrow)))
         scale = {k: _hierarchy.DAMPING / upper * v for k, v in inverse.items()}
         made = of_each(lambda k, given=(held, near, starts, theta): _tentative(k, *given), held, mesh)
         T, below = ({k: pair[i] for k, pair in made.items()} for i in (0, 1))
@@ -123,17 +124,16 @@ def build(A: Any, B: Any, setup: Setup) -> tuple[tuple[Level, ...], Array, bool]
         if counts[-1] >= starts[-1] or counts[-1] == 0:
             break
         T = {k: _renumbered(S, np.arange(counts[k], counts[k + 1]), counts[-1]) for k, S in T.items()}
-        constant = not levels and _is_constant(near, mesh)
-        S = _lumped(held, starts, theta, mesh) if constant else held
-        smooth = _times(S, T, starts, mesh)
-        P = {k: _canonical(T[k] - scipy.sparse.diags_array(scale[k]) @ smooth[k]) for k in T}
+        weak = theta if not levels and _is_constant(near, mesh) else None
+        P = _smoothed(held, T, scale, weak, starts, mesh)
         cuts = _joined(counts)
-        R = turned(P, starts, cuts, mesh)
+        other = P if hermitian else turned(held, starts, starts, mesh)
+        R = turned(P if other is P else _smoothed(other, T, scale, weak, starts, mesh), starts, cuts, mesh)
         R = {k: v.conj() for k, v in R.items()}
-        if setup.smoother.name == "l1_jacobi":
+        if smoother.name == "l1_jacobi":
             l1 = {k: np.where(inverse[k] != 0, 1 / np.where(s > 0, s, 1), 0) for k, s in sums.items()}
             d, upper = _spread(l1, stored.range.over), 1.0
-        recurrence = _hierarchy.recurrence(setup.smoother) / (1, upper)
+        recurrence = _hierarchy.recurrence(smoother) / (1, upper)
         down, up = placed(R, cuts, starts), placed(P, starts, cuts)
         levels.append(Level(stored, down, up, d.astype(narrow), jnp.asarray(recurrence, narrow)))
         held = _times(R, _times(held, P, starts, mesh), starts, mesh)
@@ -155,55 +155,40 @@ def build(A: Any, B: Any, setup: Setup) -> tuple[tuple[Level, ...], Array, bool]
         )
     rows = scipy.sparse.csr_array(scipy.sparse.vstack([*everyones(lambda: held, mesh).values()], format="csr"))
     sizes = scipy.sparse.vstack([*everyones(lambda: unit, mesh).values()]).toarray()[:, 0]
-    inverse, positive = _hierarchy.coarse_inverse(rows, sizes, "hermitian")
-    everyones(lambda: _check_range({0: scipy.sparse.csr_array(inverse)}, setup.dtype), mesh)
+    inverse, positive = _hierarchy.coarse_inverse(rows, sizes, hermitian)
+    everyones(lambda: _check_range({0: scipy.sparse.csr_array(inverse)}, dtype), mesh)
     definite = all(everyones(lambda: {jax.process_index(): positive and lowest >= 0}, mesh).values())
     last = levels[-1]
     ends = Whole(last.R, last.R.range, True), Whole(last.P, last.P.domain, False)
     levels[-1] = dataclasses.replace(last, R=ends[0], P=ends[1])
-    return tuple(levels), _on_every_device(inverse.astype(setup.dtype), mesh), definite
+    return tuple(levels), _on_every_device(inverse.astype(dtype), mesh), definite, hermitian
 
 
 _largest_eigenvalue = jax.jit(_refresh._largest_eigenvalue)
 
 
-def _largest(a: np.ndarray) -> float:
-    return float(np.max(a, initial=0))
-
-
-def _check(held: Pieces, starts: np.ndarray, mesh: Any) -> None:
-    """Refuses, in all processes, a matrix that the smoothers and the cycle cannot treat."""
+def _is_hermitian(held: Pieces, starts: np.ndarray, mesh: Any) -> bool:
+    """As in `_hierarchy`; refuses, in all processes, a matrix that multigrid cannot treat."""
 
     def look() -> dict[int, float]:
         for k, S in held.items():
-            if not np.all(np.isfinite(S.data)):
-                raise ValueError("A has a NaN or an infinity among its entries; look for it where A is assembled")
-            if np.any(zeros := S.diagonal(int(starts[k])) == 0):
-                row = starts[k] + np.flatnonzero(zeros)[0]
-                raise ValueError(
-                    f"A has a zero on its diagonal, first in row {row} of its own order, and multigrid's smoothers "
-                    "divide by the diagonal; eliminate such unknowns (constraints, empty rows), or take "
-                    "another preconditioner"
-                )
-        return {k: _largest(np.abs(S.data)) for k, S in held.items()}
+            checks.entries(S.data, S.diagonal(int(starts[k])), int(starts[k]), " of its own order")
+        return {k: _hierarchy.largest(S.data) for k, S in held.items()}
 
     largest = max(everyones(look, mesh).values())
     other = turned(held, starts, starts, mesh)
-    apart = everyones(lambda: {k: _largest(abs(S - other[k].conj()).data) for k, S in held.items()}, mesh)
-    if max(apart.values()) > 1e-12 * largest:
+    apart = everyones(lambda: {k: _hierarchy.largest(abs(S - other[k].conj()).data) for k, S in held.items()}, mesh)
+    hermitian = max(apart.values()) <= 1e-12 * largest
+    if not hermitian and any(S.dtype.kind == "c" for S in held.values()):
         raise ValueError(
-            f"multigrid of a sharded matrix needs a Hermitian one, and |A − Aᴴ| is up to {max(apart.values()):.3g} "
-            "here; set it up by precond.multigrid(from_scipy(A.to_scipy())), or take another preconditioner"
+            f"multigrid of a sharded complex matrix needs a Hermitian one, and |A − Aᴴ| is up to "
+            f"{max(apart.values()):.3g} here; gather A by from_scipy(A.to_scipy()), or take another preconditioner"
         )
+    return hermitian
 
 
 def _check_range(matrix: Pieces, dtype: Any) -> dict[int, Any]:
-    largest, limit = max(_largest(np.abs(S.data)) for S in matrix.values()), float(jnp.finfo(dtype).max)
-    if not largest <= limit:
-        raise ValueError(
-            f"a level has numbers up to {largest:.3g}, and dtype {jnp.dtype(dtype).name} holds none above {limit:.3g}; "
-            "scale A, or take a wider dtype"
-        )
+    checks.fits(max(_hierarchy.largest(S.data) for S in matrix.values()), dtype, "a level")
     return {}
 
 
@@ -212,19 +197,14 @@ def _near_null(A: Any, B: Any, wide: np.dtype) -> dict[int, np.ndarray]:
     over, mine = A.range.over, sorted(basis.local_parts(A.range.over))
     if B is None:
         return {k: np.ones((over.counts[k], 1), wide) for k in mine}
-    B = jnp.asarray(B)
-    B = B[:, None] if B.ndim == 1 else B
-    if B.ndim != 2 or B.shape[0] != A.shape[0] or B.shape[1] == 0:
-        raise ValueError(f"B must hold one row an unknown, shape ({A.shape[0]}, k); got {B.shape}")
-    if jnp.iscomplexobj(B) and wide.kind != "c":
-        raise TypeError(f"B is complex and A is not; pass real columns, or A.astype({B.dtype})")
+    B = checks.near_null(jnp.asarray(B), A.shape[0], wide)
     entered = A.domain.enter(A.domain.accept(B))
     by_part = entered.reshape(len(over.counts), over.size, -1)
     near = {k: np.ascontiguousarray(piece_of(by_part, k)[: over.counts[k]], wide) for k in mine}
 
     def finite() -> dict[int, bool]:
-        if not all(np.all(np.isfinite(v)) for v in near.values()):
-            raise ValueError("B has a NaN or an infinity among its entries")
+        for v in near.values():
+            checks.finite_near_null(v)
         return {}
 
     everyones(finite, over.mesh)
@@ -264,6 +244,13 @@ def _joined(starts: np.ndarray) -> np.ndarray:
     return starts[np.minimum(first, parts)]
 
 
+def _smoothed(A: Pieces, T: Pieces, scale: dict[int, np.ndarray], weak: float | None, starts: Any, mesh: Any) -> Pieces:
+    """T − diag(scale)·A'·T, where A' has lumped what is weaker than `weak`; None: A itself."""
+    A = A if weak is None else _lumped(A, starts, weak, mesh)
+    smooth = _times(A, T, starts, mesh)
+    return {k: _canonical(T[k] - scipy.sparse.diags_array(scale[k]) @ v) for k, v in smooth.items()}
+
+
 def _lumped(held: Pieces, starts: np.ndarray, theta: float, mesh: Any) -> Pieces:
     """A with its weak couplings on the diagonal, as `aggregation.lumped`; those to other shards too."""
     met = meeting(held, {k: _column(S.diagonal(int(starts[k]))) for k, S in held.items()}, starts, mesh)
@@ -275,8 +262,9 @@ def _lumped(held: Pieces, starts: np.ndarray, theta: float, mesh: Any) -> Pieces
         # The square matrix of all rows that are known here, of which those of other shards have a diagonal only.
         others = scipy.sparse.csr_array(scipy.sparse.diags_array(d))
         square = _canonical(scipy.sparse.vstack([others[:first], left, others[stop:]], format="csr"))
-        chosen = aggregation.strength(aggregation.blocks(square, 1, 1), 1, theta)
-        own = aggregation.lumped(square, 1, chosen)[first:stop]
+        graph = aggregation.blocks(square, 1, 1)
+        col = aggregation.lumped(graph, aggregation.strength(graph, 1, theta))
+        own = scipy.sparse.csr_array((square.data, col, square.indptr), shape=square.shape)[first:stop]
         return _canonical(_renumbered(own, numbers, held[k].shape[1]))
 
     return of_each(lumped, met, mesh)

@@ -93,9 +93,9 @@ def coarse_space(A: Any, W: Any, M: Any = None) -> CoarseSpace:
 
     Args:
       A: [n, n], a pytree with a shape and `@`: a jaxsparse_fmt format, or a dense array.
-      W: [n, m], columns that A makes small: a near-null space, that of each subdomain (`subdomains`), or Ritz vectors
-        of an earlier matrix (`eigsh(A, m, which="SA", tol=0.1).eigenvectors`). A dense array, or a matrix of
-        scipy.sparse or jaxsparse_fmt.
+      W: [n, m], columns that A makes small: a near-null space, that of each subdomain (`subdomains`), or, in a
+        sequence of systems, Ritz vectors of an earlier one (`eigsh(A, m, which="SA", tol=0.1).eigenvectors`). A dense
+        array, or a matrix of scipy.sparse or jaxsparse_fmt.
       M: a positive definite preconditioner, a pytree with `@` or the [n] numbers of a diagonal; None takes `jacobi(A)`.
 
     Raises:

@@ -221,8 +221,8 @@ def multigrid(
     and for convection with diffusion. The symmetry of A is detected.
 
     Args:
-      A: [n, n] matrix of jaxsparse_fmt or scipy.sparse. A sharded one must be Hermitian; aggregates lie in its
-        shards, unknowns are not grouped to points, and of the options below it takes no block_size, candidates,
+      A: [n, n] matrix of jaxsparse_fmt or scipy.sparse. A sharded one must be real or Hermitian; aggregates lie in
+        its shards, unknowns are not grouped to points, and of the options below it takes no block_size, candidates,
         refreshable or setup.
       B: [n, k], the near-null space: columns that A maps almost to zero, except at boundaries. In elasticity
         `gallery.rigid_body_modes(points)`. None takes `candidates`.
@@ -248,8 +248,8 @@ def multigrid(
       max_coarse: rows up to which a level is inverted densely instead of coarsened. None takes 500; or fewer, but at
         least 50, for an A of more rows on one device where 500² is more than a tenth of A's entries.
       max_levels: levels at most, the coarsest included.
-      refreshable: make the plans that `M.refreshed` needs, which take 10 to 15 times the memory of A on a CPU and 20
-        to 70 times on a GPU.
+      refreshable: make the plans that `M.refreshed` needs. On a CPU they take 1 to 7 times the memory of A, least where
+        unknowns form blocks; on a GPU 20 to 70 times.
       setup: levels made elsewhere, instead of aggregation: a solver of PyAMG, such as
         `pyamg.ruge_stuben_solver(S)`, or another object whose `levels` have A, R and P.
 
@@ -281,16 +281,18 @@ def multigrid(
     if S is None:
         from solvers.precond import _sharded  # with the code for many devices
 
-        options = {"refreshable": refreshable, "setup": setup, "candidates": candidates, "block_size": block_size or 1}
-        for name, usual in (("refreshable", False), ("setup", None), ("candidates", "constant"), ("block_size", 1)):
-            if options[name] is not usual and options[name] != usual:
+        usual = {"refreshable": False, "setup": None, "candidates": "constant", "block_size": None}
+        given = {"refreshable": refreshable, "setup": setup, "candidates": candidates, "block_size": block_size}
+        for name, value in given.items():
+            if value is not usual[name] and value != usual[name] and (name, value) != ("block_size", 1):
                 raise ValueError(
-                    f"multigrid of a sharded matrix takes no {name}={options[name]!r}; leave it out, and pass B= for a "
-                    "system"
+                    f"multigrid of a sharded matrix takes no {name}={value!r}; leave it out, pass B= for a system, or "
+                    "gather A by from_scipy(A.to_scipy())"
                 )
-        wanted = _sharded.Setup(theta, chosen, format, stored, most, max_levels)
-        levels, inverse, definite = _sharded.build(A, B, wanted)
-        symmetric = cycle != "F" and stored.kind != "c"
+        levels, inverse, definite, hermitian = _sharded.build(
+            A, B, theta=theta, smoother=chosen, format=format, dtype=stored, max_coarse=most, max_levels=max_levels
+        )
+        symmetric = cycle != "F" and hermitian and A.dtype.kind == "f"
         return _examined(Multigrid(levels, inverse, None, cycle, symmetric, A.domain), definite)
     if setup is not None:
         coarsening = _hierarchy.Given(getattr(setup, "levels", setup))
@@ -320,9 +322,9 @@ def multigrid(
         return _on_device(step, None if k else finest, format, stored, k)
 
     built = _hierarchy.build(S, coarsening, chosen, keep)
-    symmetric = cycle != "F" and (built.kind == "symmetric" or (built.kind == "hermitian" and S.dtype.kind == "f"))
-    _check_range(built.coarse_inverse, stored, "the inverse of the coarsest level")
-    renewals = _refresh.renewals(built.kind, host_levels, chosen) if refreshable else None
+    symmetric = cycle != "F" and built.hermitian and S.dtype.kind == "f"
+    checks.fits(_hierarchy.largest(built.coarse_inverse), stored, "the inverse of the coarsest level")
+    renewals = _refresh.renewals(built.hermitian, host_levels, chosen) if refreshable else None
     inverse = jnp.asarray(built.coarse_inverse, stored)
     return _examined(Multigrid(tuple(built.levels), inverse, renewals, cycle, symmetric), built.definite)
 
@@ -355,8 +357,8 @@ def _growth(M: Multigrid) -> Array:
 
 def _on_device(step: _hierarchy.HostLevel, given: Any, format: str, dtype: Any, k: int) -> Level:
     """A level on the device; `given` is the user's matrix at the finest level where that serves, else None."""
-    _check_range(step.A.data, dtype, f"level {k}")
-    _check_range(step.inverse_diagonal, dtype, f"the inverse diagonal of level {k}")
+    checks.fits(_hierarchy.largest(step.A.data), dtype, f"level {k}")
+    checks.fits(_hierarchy.largest(step.inverse_diagonal), dtype, f"the inverse diagonal of level {k}")
     wide = jnp.promote_types(dtype, jnp.float32)
     store = functools.partial(from_scipy, format=format, dtype=dtype)
     if format == "auto" and jax.default_backend() == "cpu":  # which takes CSR anyway
@@ -376,12 +378,3 @@ def _in_csr(S: Any, dtype: Any, owned: bool) -> SparseMatrix:
     if not owned or S.dtype != dtype:
         return from_scipy(S, "csr", dtype)
     return patterns.matrix(S, "csr", "auto").with_data(jax.device_put(S.data))
-
-
-def _check_range(numbers: np.ndarray, dtype: Any, what: str) -> None:
-    largest, limit = _hierarchy.largest(numbers), float(jnp.finfo(dtype).max)
-    if not largest <= limit:
-        raise ValueError(
-            f"{what} has numbers up to {largest:.3g}, and dtype {jnp.dtype(dtype).name} holds none above {limit:.3g}; "
-            "scale A, or take a wider dtype"
-        )

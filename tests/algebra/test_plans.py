@@ -230,7 +230,7 @@ def test_every_way_of_the_numeric_product_agrees(way, monkeypatch):
     weight = np.random.default_rng(1).normal(size=(30, 25)).astype(np.float32)
     with jsf.use_backend("auto" if way == "walked" else "xla"):
         plan = jsf.plan.matmul(A, B, max_bytes=9000 if way == "blocks" else None)
-        assert (plan.right is not None) == (way == "listed")
+        assert (plan.terms.right is not None) == (way == "listed")
         rows, cols = plan.result.row_ids, plan.result.col_ids
 
         def ours(a, b):
@@ -241,6 +241,25 @@ def test_every_way_of_the_numeric_product_agrees(way, monkeypatch):
 
     np.testing.assert_allclose(got[0], (weight @ R.toarray().T)[place_a], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(got[1], (S.toarray().T @ weight)[place_b], rtol=1e-4, atol=1e-5)
+
+
+@on_a_cpu
+@pytest.mark.parametrize("backend", ["auto", "xla"])
+def test_a_product_of_blocks_is_that_of_their_numbers(backend):
+    (m, q, w), draw = (2, 3, 3), np.random.default_rng(2)
+    A, B = (sp.csr_array(sp.random_array(shape, density=0.4, rng=draw)) for shape in ((7, 5), (5, 6)))
+    a, b = (sp.csr_array(sp.kron(M, np.ones(block))) for M, block in ((A, (m, q)), (B, (q, w))))
+    a.data, b.data = draw.normal(size=a.nnz), draw.normal(size=b.nnz)
+    weight, place_a, place_b = draw.normal(size=(7 * m, 6 * w)), np.nonzero(a.toarray()), np.nonzero(b.toarray())
+    assert w in plans.block_widths()
+    terms, C = plans.terms(A, B, (m, q, w))
+    with jax.enable_x64(True), jsf.use_backend(backend):
+        C = sp.csr_array(sp.kron(sp.csr_array((np.ones(C.nnz), C.indices, C.indptr), shape=C.shape), np.ones((m, w))))
+        at = np.nonzero(C.toarray())
+        np.testing.assert_allclose(terms(jnp.asarray(a.data), jnp.asarray(b.data)), (a @ b).toarray()[at], rtol=1e-12)
+        got = jax.jit(jax.grad(lambda a, b: terms(a, b) @ weight[at], (0, 1)))(a.data, b.data)
+        np.testing.assert_allclose(got[0], (weight @ b.toarray().T)[place_a], rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(got[1], (a.toarray().T @ weight)[place_b], rtol=1e-12, atol=1e-12)
 
 
 @on_a_cpu

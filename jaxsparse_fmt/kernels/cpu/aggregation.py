@@ -89,18 +89,9 @@ def tentative(
     return Q, R
 
 
-def lumped(A: Matrix, b: int, chosen: np.ndarray) -> Matrix:
-    """A with its weak couplings moved to the diagonal block, to the same unknown of the row's point.
-
-    The sums of the rows do not change. The result shares A's values, so it may have several entries in one place.
-    Without weak couplings it is A itself.
-    """
-    if np.all(chosen):
-        return A
-    col, points = np.empty_like(A.indices), A.shape[0] // b
-    ptr = np.ascontiguousarray(A.indptr[::b] // (b * b))
-    _over_rows(("lump", b), points, 0, ptr, chosen.view(np.uint8), A.indices, col)
-    return scipy.sparse.csr_array((A.data, col, A.indptr), shape=A.shape)
+def lumped(A: Blocks, chosen: np.ndarray) -> np.ndarray:
+    """The columns of A' [blocks], which is A with its weak couplings moved to the diagonal: rows keep their sums."""
+    return np.where(chosen, A.col, np.repeat(np.arange(A.ptr.size - 1, dtype=np.int32), np.diff(A.ptr)))
 
 
 def placed(
@@ -138,16 +129,18 @@ def prolongation(
     return _canonical(val, col, ptr, (n, max(count, 1) * k))
 
 
-def galerkin(R: Matrix, A: Blocks, P: Matrix, b: int, k: int, most: float = np.inf) -> Matrix | None:
+def galerkin(R: Matrix, A: Blocks, P: Matrix, b: int, k: int, hermitian: bool, most: float = np.inf) -> Matrix | None:
     """R·A·P, row by row and without an intermediate matrix; blocks of R are k×b, of A b×b, of P b×k.
 
-    None if it has more than `most` blocks.
+    None if it has more than `most` blocks. Of a Hermitian product, with R = Pᴴ, only the blocks from the diagonal on
+    are computed; a row that has blocks then has one on the diagonal.
 
     Each piece of the rows takes as many chunks of memory as it needs, so no entries are counted first.
     """
     left, right, points, m = blocks(R, k, b), blocks(P, b, k), A.ptr.size - 1, P.shape[1] // k
+    most = (most + m) / 2 if hermitian else most
     cuts = host.equal_pieces(left.ptr, host.PIECES if left.ptr[-1] > host.SERIAL else 1)
-    lengths, made = np.zeros(m * k + 1, np.int64), [[] for _ in cuts[1:]]
+    lengths, made = np.zeros(m + 1, np.int64), [[] for _ in cuts[1:]]
     pieces = iter(list(zip(made, itertools.pairwise(cuts.tolist()), strict=True)))
 
     def thread() -> None:
@@ -155,36 +148,42 @@ def galerkin(R: Matrix, A: Blocks, P: Matrix, b: int, k: int, most: float = np.i
         near, sums, reached = np.empty(points * b * k, A.val.dtype), np.empty(m * k * k, A.val.dtype), np.zeros(2, int)
         scratch = met, near, found, sums
         for chunks, (begin, end) in pieces:
-            if sum(len(val) for piece in made for _, val in piece) > most * k * k:
+            if sum(len(col) for piece in made for _, _, col, _ in piece) > most:
                 return
-            room = int(2 * (left.ptr[end] - left.ptr[begin]))
+            room = int((1 if hermitian else 2) * (left.ptr[end] - left.ptr[begin]))
             while begin < end:
-                col, val = np.empty(room * k * k, np.int32), np.empty(room * k * k, A.val.dtype)
-                given = points, *left, *A, *right, *scratch, room, lengths, col, val, reached
+                col, val = np.empty(room, np.int32), np.empty(room * k * k, A.val.dtype)
+                given = int(hermitian), points, *left, *A, *right, *scratch, room, lengths, col, val, reached
                 host.call(_kernels, ("galerkin", (b, k)), begin, end, marks, *given)
                 room = room if reached[0] > begin else 2 * room
-                begin, used = int(reached[0]), int(reached[1]) * k * k
-                chunks.append((col[:used], val[:used]))
+                start, begin, used = begin, int(reached[0]), int(reached[1])
+                chunks.append((start, begin, col[:used], val[: used * k * k]))
 
     host.in_threads(thread, len(made))
-    if lengths.sum() > most * k * k:
+    if lengths.sum() > most:
         return None
-    ptr = np.cumsum(lengths, dtype=index_dtype(int(lengths.sum())))
-    col, val, at = host.empty(ptr[-1], np.int32), host.empty(ptr[-1], A.val.dtype), 0
-    for chunks in made:
-        while chunks:  # each is freed once it is copied
-            piece = chunks.pop(0)
-            stop = at + piece[0].size
-            col[at:stop], val[at:stop], at = *piece, stop
-    return _canonical(val, col, ptr, (m * k, m * k))
+    chunks = [chunk for piece in made for chunk in piece]
+    made.clear()
+    whole = lengths[1:].copy()
+    if hermitian:
+        for _, _, col, _ in chunks:
+            whole += np.bincount(col, minlength=m)
+        whole -= lengths[1:] > 0
+    ptr, entries = np.append(0, np.cumsum(whole)), k * k * int(whole.sum())
+    col, val, place = host.empty(entries, np.int32), host.empty(entries, A.val.dtype), np.zeros(m, np.int64)
+    while chunks:  # each is freed once it is copied
+        begin, end, *given = chunks.pop(0)
+        host.call(_kernels, ("assemble", k), begin, end, place, int(hermitian), lengths, *given, ptr, place, col, val)
+    indptr = np.append(0, np.cumsum(np.repeat(k * whole, k))).astype(index_dtype(entries))
+    return _canonical(val, col, indptr, (m * k, m * k))
 
 
-def transposed(A: Matrix, conjugate: bool = True) -> Matrix:
-    """Aᴴ, or Aᵀ, by SciPy's algorithm on one core, in arrays that a device takes without a copy."""
+def transposed(A: Matrix) -> Matrix:
+    """Aᴴ, by SciPy's algorithm on one core, in arrays that a device takes without a copy."""
     ptr = np.zeros(A.shape[1] + 1, A.indptr.dtype)
     np.cumsum(np.bincount(A.indices, minlength=A.shape[1]), out=ptr[1:])
     col, val = host.empty(A.nnz, np.int32), host.empty(A.nnz, A.dtype)
-    _over_rows("transpose", A.shape[0], 0, int(conjugate), *_arrays(A), ptr.copy(), col, val, rows=A.shape[0])
+    _over_rows("transpose", A.shape[0], 0, *_arrays(A), ptr.copy(), col, val, rows=A.shape[0])
     return _canonical(val, col, ptr, A.shape[::-1])
 
 
@@ -233,10 +232,10 @@ def squares(
     return y
 
 
-def asymmetry(A: Matrix, conjugate: bool = True) -> float:
-    """The largest entry of |A - Aᴴ|, or of |A - Aᵀ|."""
+def asymmetry(A: Matrix) -> float:
+    """The largest entry of |A - Aᴴ|."""
     largest = np.empty(A.shape[0])
-    _over_rows("asymmetry", A.shape[0], A.shape[0], int(conjugate), *_arrays(A), largest)
+    _over_rows("asymmetry", A.shape[0], A.shape[0], *_arrays(A), largest)
     return float(np.max(largest, initial=0))
 
 

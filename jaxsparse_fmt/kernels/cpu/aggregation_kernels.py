@@ -13,6 +13,8 @@ Q                  [points·b, k] a row for each unknown, in the columns of its 
 
 from __future__ import annotations
 
+from math import sqrt
+
 from jaxsparse_fmt.kernels.cpu.spgemm_kernels import sort
 
 
@@ -57,7 +59,7 @@ def roots(b):
                     for r in range(b):
                         for c in range(b):
                             square += abs(val[b * b * ptr[point] + (r * n + e) * b + c]) ** 2
-            root[point] = square**0.25
+            root[point] = sqrt(sqrt(square))
 
     return kernel
 
@@ -151,21 +153,6 @@ def orthonormalize(begin, end, marks, b, k, first, members, B, Q, R):
                     Q[row * k + c] = Q[row * k + c] / size if size > 0 else 0 * B[0]
 
 
-def lump(b):
-    """Writes A's columns; a weak coupling gets the column of the same unknown of the row's own point."""
-
-    def kernel(begin, end, marks, ptr, chosen, a_col, lumped):
-        for point in range(begin, end):
-            n = ptr[point + 1] - ptr[point]
-            for r in range(b):
-                for e in range(n):
-                    for c in range(b):
-                        at = b * b * ptr[point] + (r * n + e) * b + c
-                        lumped[at] = a_col[at] if chosen[ptr[point] + e] else point * b + c
-
-    return kernel
-
-
 def prolong(sizes):
     """P = T - diag(scale)·A'·T, where T has the rows of Q and A' is A with its weak couplings on the diagonal.
 
@@ -218,21 +205,23 @@ def galerkin(sizes):
 
     It stops before the first row that does not fit; `reached` gets that row, or `end`, and the number of blocks.
 
+    half               1: only the blocks on the diagonal and right of it
     marks              [points + aggregates] -1 before and after
     met, near          the points of a row of R·A, [points], and its blocks b×k, transposed
     found, sums        the aggregates of a row of R·A·P, and its blocks k×k
-    lengths            [aggregates·k + 1], written at row + 1
-    col, val           of `room` blocks
+    lengths            [aggregates + 1], written at row + 1
+    col, val           [room] and [room·k·k]: aggregates, and one block k×k after the other
     """
     b, k = sizes
 
     def kernel(
-        begin, end, marks, n_points, r_ptr, r_col, r_val, a_ptr, a_col, a_val, p_ptr, p_col, p_val,
+        begin, end, marks, half, n_points, r_ptr, r_col, r_val, a_ptr, a_col, a_val, p_ptr, p_col, p_val,
         met, near, found, sums, room, lengths, col, val, reached,
     ):  # fmt: skip
         used, zero = 0, 0 * r_val[0]
         for row in range(begin, end):
             n_met, n_found, from_r, width = 0, 0, r_ptr[row], r_ptr[row + 1] - r_ptr[row]
+            first = row if half else 0
             for e in range(width):
                 i, at_r = r_col[from_r + e], b * (k * from_r + e)
                 from_a, m = a_ptr[i], a_ptr[i + 1] - a_ptr[i]
@@ -254,8 +243,10 @@ def galerkin(sizes):
                 j = met[s]
                 marks[j] = -1
                 from_p, m = p_ptr[j], p_ptr[j + 1] - p_ptr[j]
-                for f in range(m):
+                for f in range(m - 1, -1, -1):
                     d, at_p = p_col[from_p + f], k * (b * from_p + f)
+                    if d < first:
+                        break
                     at = marks[n_points + d]
                     new = at < 0
                     at = n_found if new else at
@@ -274,28 +265,61 @@ def galerkin(sizes):
             for g in range(n_found):
                 at = marks[n_points + found[g]]
                 marks[n_points + found[g]] = -1
-                for r in range(k if fits else 0):
-                    for c in range(k):
-                        to = used * k * k + (r * n_found + g) * k + c
-                        col[to], val[to] = found[g] * k + c, sums[(at * k + r) * k + c]
+                if fits:
+                    col[used + g] = found[g]
+                    for c in range(k * k):
+                        val[(used + g) * k * k + c] = sums[at * k * k + c]
             if not fits:
                 reached[0], reached[1] = row, used
                 return
-            for r in range(k):
-                lengths[row * k + r + 1] = n_found * k
+            lengths[row + 1] = n_found
             used += n_found
         reached[0], reached[1] = end, used
 
     return kernel
 
 
-def transpose(begin, end, marks, conjugate, ptr, col, val, place, to_col, to_val):
-    """Writes Aᵀ, or Aᴴ; `place` holds where the rows of the result begin, and afterwards where they end."""
+def assemble(k):
+    """Writes rows of blocks k×k as CSR; with `mirror` the blocks left of the diagonal too, by rising rows.
+
+    mirror             1: of a Hermitian matrix, which the blocks lack left of the diagonal
+    lengths            [aggregates + 1], of the given rows
+    ptr                [aggregates + 1], blocks of the result in the rows before
+    place              [aggregates], blocks written in each row
+    """
+
+    def kernel(begin, end, marks, mirror, lengths, block_col, block, ptr, place, col, val):
+        at = 0
+        for row in range(begin, end):
+            n = ptr[row + 1] - ptr[row]
+            for _g in range(lengths[row + 1]):
+                other = block_col[at]
+                base, width, to = k * k * ptr[row], k * n, k * place[row]
+                place[row] += 1
+                for r in range(k):
+                    for c in range(k):
+                        col[base + r * width + to + c] = other * k + c
+                        val[base + r * width + to + c] = block[(at * k + r) * k + c]
+                if mirror > 0 and other != row:
+                    base, width, to = k * k * ptr[other], k * (ptr[other + 1] - ptr[other]), k * place[other]
+                    place[other] += 1
+                    for r in range(k):
+                        for c in range(k):
+                            v = block[(at * k + c) * k + r]
+                            col[base + r * width + to + c] = row * k + c
+                            val[base + r * width + to + c] = v.conjugate()
+                at += 1
+
+    return kernel
+
+
+def transpose(begin, end, marks, ptr, col, val, place, to_col, to_val):
+    """Writes Aᴴ; `place` holds where the rows of the result begin, and afterwards where they end."""
     for row in range(begin, end):
         for i in range(ptr[row], ptr[row + 1]):
             at = place[col[i]]
             place[col[i]] = at + 1
-            to_col[at], to_val[at] = row, val[i].conjugate() if conjugate else val[i]
+            to_col[at], to_val[at] = row, val[i].conjugate()
 
 
 def add_product(begin, end, marks, c, f, left, ptr, col, val, x, y, rows, v, part):
@@ -334,8 +358,8 @@ def squares(begin, end, marks, ptr, col, val, x, y):
             y[row] += abs(val[i]) ** 2 * x[col[i]]
 
 
-def asymmetry(begin, end, marks, conjugate, ptr, col, val, largest):
-    """The largest |a[i, j] - a[j, i]| of each row, or with the conjugate of a[j, i].
+def asymmetry(begin, end, marks, ptr, col, val, largest):
+    """The largest |a[i, j] - conj(a[j, i])| of each row.
 
     The rows ascend, so the search for a[j, i] in row j continues where it stopped; `marks` holds that place.
     """
@@ -348,5 +372,5 @@ def asymmetry(begin, end, marks, conjugate, ptr, col, val, largest):
             marks[col[i]] = at
             other = 0 * val[i]
             if at < stop and col[at] == row:
-                other = val[at].conjugate() if conjugate else val[at]
+                other = val[at].conjugate()
             largest[row] = max(largest[row], abs(val[i] - other))

@@ -131,6 +131,8 @@ def sort(keys, start, stop):
 class Pairs(NamedTuple):
     """The operands of the three faces of Σ a[i]·b[j]·c[n]: `x` and `y` are two of a, b and c, `out` the third.
 
+    The patterns are of blocks: m×q of A, q×w of B, m×w of C, in the order of CSR as in `aggregation.Blocks`.
+
     Attributes:
       sums: [n_cols] scratch, which holds the current row of C at the columns of that row.
       zero: of the dtype of sums and of the result.
@@ -147,67 +149,107 @@ class Pairs(NamedTuple):
     c_ptr: Any
     c_col: Any
     zero: Any
-
-
-@compiled
-def product_pairs(o, begin, end):
-    """c[n] = Σ a[i]·b[j]: x is a, y is b."""
-    for row in range(begin, end):
-        first, last = U(o.c_ptr[U(row)]), U(o.c_ptr[U(row + 1)])
-        for n in range(first, last):
-            o.sums[U(np.uint32(o.c_col[n]))] = o.zero
-        for i in range(U(o.a_ptr[U(row)]), U(o.a_ptr[U(row + 1)])):
-            k, value = U(np.uint32(o.a_col[i])), type(o.zero)(o.x[i])
-            for j in range(U(o.b_ptr[k]), U(o.b_ptr[k + U(1)])):
-                o.sums[U(np.uint32(o.b_col[j]))] += value * type(o.zero)(o.y[j])
-        for n in range(first, last):
-            o.out[n] = o.sums[U(np.uint32(o.c_col[n]))]
+    m: Any
+    q: Any
+    w: Any
 
 
 @inlined
-def _load_row(o, row, c):
-    for n in range(U(o.c_ptr[U(row)]), U(o.c_ptr[U(row + 1)])):
-        o.sums[U(np.uint32(o.c_col[n]))] = type(o.zero)(c[n])
+def _ends(ptr, k):
+    return U(ptr[k]), U(ptr[k + U(1)])
 
 
-@compiled
-def transposed_pairs(o, begin, end):
-    """b[j] = Σ a[i]·c[n], added to `out`: x is a, y is c."""
-    for row in range(begin, end):
-        _load_row(o, row, o.y)
-        for i in range(U(o.a_ptr[U(row)]), U(o.a_ptr[U(row + 1)])):
-            k, value = U(np.uint32(o.a_col[i])), type(o.zero)(o.x[i])
-            for j in range(U(o.b_ptr[k]), U(o.b_ptr[k + U(1)])):
-                o.out[j] += value * o.sums[U(np.uint32(o.b_col[j]))]
+@inlined
+def _copy_row(o, first, last, at, face):
+    """Clears the sums of a row of C for the product, or loads them."""
+    for n in range(first, last):
+        to = o.w * U(np.uint32(o.c_col[n]))
+        for c in range(o.w):
+            o.sums[to + U(c)] = o.zero if face == 0 else type(o.zero)(o.x[at] if face == 2 else o.y[at])
+            at += U(1)
 
 
-@compiled
-def outer_pairs(o, begin, end):
-    """a[i] = Σ c[n]·b[j]: x is c, y is b."""
-    for row in range(begin, end):
-        _load_row(o, row, o.x)
-        for i in range(U(o.a_ptr[U(row)]), U(o.a_ptr[U(row + 1)])):
-            k, total = U(np.uint32(o.a_col[i])), o.zero
-            for j in range(U(o.b_ptr[k]), U(o.b_ptr[k + U(1)])):
-                total += type(o.zero)(o.y[j]) * o.sums[U(np.uint32(o.b_col[j]))]
-            o.out[i] = total
+def _sums_of(width):
+    """(load, add): the sums of `width` columns side by side as a tuple, which LLVM keeps in registers."""
+    if width == 0:
+        return inlined(lambda o, at: ()), inlined(lambda o, sums, value, at: ())
+    last = width - 1
+    load, add = _sums_of(last)
+    return inlined(lambda o, at: (*load(o, at), o.sums[at + U(last)])), inlined(
+        lambda o, sums, value, at: (*add(o, sums, value, at), sums[last] + value * type(o.zero)(o.y[at + U(last)]))
+    )
 
 
-FACES = {"product": product_pairs, "transposed": transposed_pairs, "outer": outer_pairs}
+def _walk(face, width):
+    """Face 0 is c[n] = Σ a[i]·b[j], of x = a and y = b. Face 1 adds a[i]·c[n] to b[j], of x = a and y = c; face 2 is
+    a[i] = Σ c[n]·b[j], of x = c and y = b.
+    """
+    load, add = _sums_of(width)
+
+    @inlined
+    def walk(o, begin, end):
+        for block_row in range(begin, end):
+            first, last = _ends(o.c_ptr, U(block_row))
+            start, stop = _ends(o.a_ptr, U(block_row))
+            for r in range(o.m):
+                at_c = o.w * (o.m * first + U(r) * (last - first))
+                _copy_row(o, first, last, at_c, face)
+                at_a = o.q * (o.m * start + U(r) * (stop - start))
+                for i in range(start, stop):
+                    low, high = _ends(o.b_ptr, U(np.uint32(o.a_col[i])))
+                    at_b, step = o.w * o.q * low, o.w * (high - low)
+                    if face == 2:
+                        for q in range(o.q):
+                            o.out[at_a + U(q)] = o.zero
+                    for j in range(low, high):
+                        to = o.w * U(np.uint32(o.b_col[j]))
+                        at = at_b
+                        if face == 0:
+                            sums = load(o, to)
+                            for q in range(o.q):
+                                sums = add(o, sums, type(o.zero)(o.x[at_a + U(q)]), at)
+                                at += step
+                            c = to
+                            for total in sums:
+                                o.sums[c] = total
+                                c += U(1)
+                        else:
+                            for q in range(o.q):
+                                total = o.zero
+                                for c in range(o.w):
+                                    if face == 1:
+                                        o.out[at + U(c)] += type(o.zero)(o.x[at_a + U(q)]) * o.sums[to + U(c)]
+                                    else:
+                                        total += type(o.zero)(o.y[at + U(c)]) * o.sums[to + U(c)]
+                                if face == 2:
+                                    o.out[at_a + U(q)] += total
+                                at += step
+                        at_b += o.w
+                    at_a += o.q
+                for n in range(first, last if face == 0 else first):
+                    to = o.w * U(np.uint32(o.c_col[n]))
+                    for c in range(o.w):
+                        o.out[at_c] = o.sums[to + U(c)]
+                        at_c += U(1)
+
+    return walk
 
 
-def of_pairs(face, zero, sizes):
+def of_pairs(face, zero, sizes, width):
     """The kernel of a face: with m + 1 cuts, piece k of n takes the rows from cuts[k·m // n] on."""
-    run, adds = FACES[face], face == "transposed"
+    face = ("product", "transposed", "outer").index(face)
     pieces, n_perm, n_places = (sizes.index(name) for name in ("pieces", "n_perm", "n_places"))
+    walk = _walk(face, width)
+    block_rows, block_columns = sizes.index("block_rows"), sizes.index("block_columns")
 
     def kernel(x, y, out, a_col, a_ptr, cuts, c_ptr, b_col, b_ptr, c_col, sums, words, piece):
-        if adds:
+        if face == 1:
             for j in range(U(words[n_places])):
                 out[j] = zero
-        m, n = words[n_perm] - 1, words[pieces]
-        o = Pairs(x, y, out, sums, a_ptr, a_col, b_ptr, b_col, c_ptr, c_col, zero)
-        run(o, np.int64(cuts[U(m * piece // n)]), np.int64(cuts[U(m * (piece + 1) // n)]))
+        parts, n = words[n_perm] - 1, words[pieces]
+        rows, inner = (U(1), U(1)) if width == 1 else (U(words[block_rows]), U(words[block_columns]))
+        o = Pairs(x, y, out, sums, a_ptr, a_col, b_ptr, b_col, c_ptr, c_col, zero, rows, inner, U(width))
+        walk(o, np.int64(cuts[U(parts * piece // n)]), np.int64(cuts[U(parts * (piece + 1) // n)]))
 
     return kernel
 

@@ -18,9 +18,10 @@ def kernel(kind: str, a: np.dtype, b: np.dtype, out: np.dtype, ptr: np.dtype) ->
     """The function of a kind of `abi.KINDS`, (operands, scratch, sizes, piece) -> nothing, and its signature."""
     face, storage = kind.split()
     zero = out.type(0)
-    if storage == "pairs":
+    if storage.endswith("pairs"):
         of = (a, b, out, "int32", ptr, "int32", ptr, "int32", ptr, "int32", out)
-        return spgemm_kernels.of_pairs(face, zero, SIZES), _signature(of)
+        width = 1 if storage == "pairs" else int(storage[0])
+        return spgemm_kernels.of_pairs(face, zero, SIZES, width), _signature(of)
     if storage.endswith("tiles"):
         run = of_tiles(face, storage == "narrow-tiles")
     elif storage.endswith("-blocks"):

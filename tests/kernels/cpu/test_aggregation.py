@@ -24,10 +24,25 @@ def test_a_triple_product_needs_no_room_known_before(b, k, dtype):
     A, P = whole(np.ones((n, n)), b, b, 0, dtype), whole(np.eye(n, m) + np.eye(n, m, -m), b, k, 1, dtype)
     for rows in (np.eye(m, n), np.eye(m, n) * (np.arange(m) == 5)[:, None]):
         R = whole(rows, k, b, 2, dtype)
-        C = aggregation.galerkin(R, aggregation.blocks(A, b, b), P, b, k)
+        C = aggregation.galerkin(R, aggregation.blocks(A, b, b), P, b, k, False)
         assert C.nnz == (R @ A @ P).nnz
         np.testing.assert_allclose(C.toarray(), (R @ A @ P).toarray(), rtol=1e-13)
         assert np.array_equal(C.indices, sp.csr_array(C.tocoo()).indices)
+
+
+@pytest.mark.parametrize(("b", "k"), [(1, 1), (2, 3)])
+def test_the_half_of_a_triple_product_that_is_computed_gives_the_rest(b, k):
+    n, m = 40, 12
+    A = whole(np.eye(n) + np.eye(n, k=3) + np.eye(n, k=-3), b, b, 0, np.complex128)
+    A, P = sp.csr_array(A + A.conj().T), whole(np.eye(n, m) + np.eye(n, m, -7), b, k, 1, np.complex128)
+    R = sp.csr_array(P.conj().T)
+    C = aggregation.galerkin(R, aggregation.blocks(A, b, b), P, b, k, True)
+    np.testing.assert_allclose(C.toarray(), (R @ A @ P).toarray(), rtol=1e-12, atol=1e-12)
+    assert abs(C - C.conj().T).max() < 1e-12
+    assert np.array_equal(C.indices, sp.csr_array(C.tocoo()).indices)
+    blocks = C.nnz // k**2
+    assert aggregation.galerkin(R, aggregation.blocks(A, b, b), P, b, k, True, blocks).nnz == C.nnz
+    assert aggregation.galerkin(R, aggregation.blocks(A, b, b), P, b, k, True, blocks - 1) is None
 
 
 def test_which_blocks_have_holes():

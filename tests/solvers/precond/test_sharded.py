@@ -9,7 +9,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from solvers import Status, cg, precond
+from solvers import Status, cg, gmres, precond
 from solvers.precond import _sharded
 from tests.distributed.problems import MESH
 
@@ -18,6 +18,9 @@ L = sp.csr_array(jsf.gallery.poisson(16))
 N = L.shape[0]
 b = np.random.default_rng(0).normal(size=N)
 ALONE = jsf.from_scipy(L, "csr")
+CONVECTION = sp.csr_array(
+    L + sp.diags_array(np.full(N - 1, 0.6), offsets=1) - sp.diags_array(np.full(N - 1, 0.6), offsets=-1)
+)
 
 
 def solved(A, M):
@@ -86,6 +89,16 @@ def test_the_operator_is_symmetric_and_the_same_in_the_users_order_and_inside():
     assert f"multigrid {N}×{N}" in repr(M) and "sharded" in repr(M)
 
 
+def test_convection_takes_as_many_iterations_as_on_one_device():
+    A, alone = jsf.shard(CONVECTION, THREE, format="csr"), jsf.from_scipy(CONVECTION, "csr")
+    M, one = precond.multigrid(A), precond.multigrid(alone)
+    sol, wanted = gmres(A, b, M=M, rtol=1e-8), gmres(alone, b, M=one, rtol=1e-8)
+    assert sol.success and sol.iterations <= 1.15 * wanted.iterations + 1
+    np.testing.assert_allclose(CONVECTION @ np.asarray(sol.x), b, rtol=0, atol=1e-7 * np.linalg.norm(b))
+    x, y = np.random.default_rng(1).normal(size=(2, N))
+    np.testing.assert_allclose(y @ (M @ x), x @ (M.T @ y), rtol=1e-10)
+
+
 @pytest.mark.parametrize("dense", [False, pytest.param(True, marks=pytest.mark.deep)])
 def test_a_deflated_solve_takes_as_many_steps_as_on_one_device(dense):
     octant = (np.indices((16, 16, 16)).reshape(3, -1).T >= 8) @ np.array([4, 2, 1])
@@ -110,11 +123,11 @@ def test_a_near_null_space_may_be_sharded_and_gradients_pass_through_the_solve(b
 
 def test_refusals_name_the_cure(built):
     A, _ = built
-    convection = L + sp.diags_array(np.ones(N - 1), offsets=1)
     with pytest.raises(ValueError, match=r"needs a Hermitian one.*from_scipy\(A\.to_scipy\(\)\)"):
-        precond.multigrid(jsf.shard(convection, MESH, format="csr"))
-    with pytest.raises(ValueError, match="takes no refreshable="):
-        precond.multigrid(A, refreshable=True)
+        precond.multigrid(jsf.shard(CONVECTION * (1 + 1j), MESH, format="csr"))
+    for option in ({"refreshable": True}, {"block_size": 2}, {"candidates": "adaptive"}):
+        with pytest.raises(ValueError, match=rf"takes no {next(iter(option))}=.*from_scipy\(A\.to_scipy\(\)\)"):
+            precond.multigrid(A, **option)
     with pytest.raises(ValueError, match=rf"shape \({N}, k\); got \(3, 1\)"):
         precond.multigrid(A, np.ones(3))
     with pytest.raises(ValueError, match="B has a NaN"):
