@@ -12,7 +12,8 @@ of a group stays in memory until the process ends.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -36,11 +37,15 @@ class Body(NamedTuple):
     outs: list[Any]
 
 
-def fused(program: ClosedJaxpr, *operands: Any) -> list[Any]:
-    """The results of a program for one CPU."""
-    values: dict[Value, Any] = {}
-    body = _body_of(program.jaxpr, program.consts, values)
-    return _run(body, values, operands)
+@functools.lru_cache(maxsize=64)
+def fused(program: ClosedJaxpr) -> Callable[..., list[Any]]:
+    """A program as a function for one CPU; jitted, so that all its calls are lowered once."""
+
+    def run(*operands: Any) -> list[Any]:
+        values: dict[Value, Any] = {}
+        return _run(_body_of(program.jaxpr, program.consts, values), values, operands)
+
+    return jax.jit(run)
 
 
 # ------------------------------------------------------------------------------------------------------- the operations
@@ -80,7 +85,10 @@ def _listed(
         outs: Sequence[Any] = [Value(v.aval) if hasattr(v.aval, "dtype") else v for v in e.outvars]
         if name in ("jit", "pjit", "closed_call"):
             inner = params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"]
-            outs = _listed(inner.jaxpr, inner.consts, of, ops, values)
+            if any(e.primitive.name == "while" for e in inner.eqns):
+                ops.append(Op(name, params, tuple(of), tuple(outs), inner))
+            else:
+                outs = _listed(inner.jaxpr, inner.consts, of, ops, values)
         elif name == "scan" and (n_consts := consts_of_loop(params, len(of), len(outs))) is not None:
             inner = params["jaxpr"]
             if params["length"] == 1:
@@ -244,6 +252,8 @@ def _evaluated(op: Op, of: list[Any], values: dict[Value, Any]) -> Sequence[Any]
         branches = [lambda *of, body=body: _run(body, values, of) for body in op.of]
         which = of[0].astype(jnp.int32)
         return lax.switch(which, branches, *of[1:])
+    if isinstance(op.of, ClosedJaxpr):
+        return fused(op.of)(*of)
     primitive = op.of.primitive
     with op.of.ctx.manager:
         found = primitive.bind(*of, **primitive.get_bind_params(op.params))
