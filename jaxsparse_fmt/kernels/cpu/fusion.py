@@ -85,7 +85,7 @@ def _listed(
         outs: Sequence[Any] = [Value(v.aval) if hasattr(v.aval, "dtype") else v for v in e.outvars]
         if name in ("jit", "pjit", "closed_call"):
             inner = params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"]
-            if any(e.primitive.name == "while" for e in inner.eqns):
+            if any(e.primitive.name in ("while", "cond") for e in inner.eqns):  # JAX lowers it once for all calls
                 ops.append(Op(name, params, tuple(of), tuple(outs), inner))
             else:
                 outs = _listed(inner.jaxpr, inner.consts, of, ops, values)
