@@ -86,7 +86,7 @@ def call_text(
 
 
 def _words(text: str, pieces: int) -> np.ndarray:
-    packed = zlib.compress(text.encode())
+    packed = zlib.compress(text.encode(), 1)
     key = int.from_bytes(hashlib.blake2b(packed, digest_size=7).digest()) or 1
     content = np.frombuffer(packed.ljust(-(-len(packed) // 8) * 8, b"\0"), np.int64)
     return np.concatenate([np.array([key, pieces, len(packed)], np.int64), content])
