@@ -32,7 +32,7 @@ FROM_NUMBA = {
     *("numba_runtime_build_excinfo_struct", "NRT_Free", "NRT_MemInfo_call_dtor", "NRT_incref", "NRT_decref"),
 }
 
-_compiled: list[Any] = []  # by Numba, which owns the code
+_owners: list[Any] = []  # of the code: functions of Numba, and engines of LLVM
 _addresses: dict[str, int] = {}
 _lock = threading.RLock()  # without it every thread that needs a new function would compile it
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
@@ -71,7 +71,7 @@ def _made(make: Callable[[], tuple[Any, str]], name: str) -> int:
                 kept.mkdir(mode=0o700, parents=True, exist_ok=True)
                 write_whole(kept / name, content)
                 break
-    _compiled.append(compiled)
+    _owners.append(compiled)
     return compiled.address
 
 
@@ -103,14 +103,14 @@ def _linked(content: bytes) -> int:
     for symbol in FROM_NUMBA:  # until Numba is imported, which adds its own
         if binding.address_of_symbol(symbol) is None:
             binding.add_symbol(symbol, stand_in)
-    linked = _engine(2)
+    linked = _engine(2)  # of its own: Numba may give functions of two files one name
     linked.add_object_file(binding.ObjectFileRef.from_data(code))
     linked.finalize_object()
     return linked.get_function_address(name.decode())
 
 
 def compiled(text: str, *names: str, effort: int = 2) -> list[int]:
-    """The addresses of functions of a module, given as text.
+    """The addresses of functions of a module, given as text; no other text may define the same names.
 
     Args:
       effort: of LLVM, from 0 to 3.
@@ -118,22 +118,26 @@ def compiled(text: str, *names: str, effort: int = 2) -> list[int]:
     from llvmlite import binding
 
     with _lock:
-        engine = _engine(effort)
+        engine = _shared(effort)
         engine.add_module(binding.parse_assembly(text))
         engine.finalize_object()
         return [engine.get_function_address(name) for name in names]
 
 
-@functools.cache
 def _engine(effort: int) -> Any:
-    """LLVM's engine, which owns the code that it compiled or linked; to make one for each module takes 2 ms."""
+    """LLVM's engine without code; kept, since it owns what it compiles or links."""
     from llvmlite import binding
 
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     cpu, features = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
     machine = binding.Target.from_default_triple().create_target_machine(cpu, features, opt=effort)
-    return binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
+    made = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
+    _owners.append(made)
+    return made
+
+
+_shared = functools.cache(_engine)  # to make an engine for each text would take 2 ms
 
 
 @functools.cache

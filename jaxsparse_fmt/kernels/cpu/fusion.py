@@ -104,14 +104,9 @@ def _listed(
         elif name in ("reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_sum") and not params["axes"]:
             outs = of
         else:
-            outs = _append(ops, e, of, outs)
+            ops.append(Op(name, params, tuple(of), tuple(outs), e))
         env |= zip(e.outvars, outs, strict=True)
     return [atom(a) for a in jaxpr.outvars]
-
-
-def _append(ops: list[Op], equation: Any, of: Sequence[Any], outs: Sequence[Any]) -> Sequence[Any]:
-    ops.append(Op(equation.primitive.name, equation.params, tuple(of), tuple(outs), equation))
-    return outs
 
 
 def _while(params: dict[str, Any], of: list[Any], ops: list[Op], values: dict[Value, Any]) -> list[Value]:

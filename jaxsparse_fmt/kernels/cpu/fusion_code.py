@@ -60,32 +60,9 @@ class Group(NamedTuple):
     pieces: int
 
 
-KEPT = 1000  # texts
-_texts: dict[Any, str] = {}
-
-
 def text_of(group: Group) -> str:
-    """An LLVM module with the function `NAME`, which takes (XLA's call frame, piece).
-
-    The text is kept for equal groups, since a derivative's solve has most groups of the solve.
-    """
-    numbers: dict[Value, int] = {}
-
-    def atom(a: Any) -> Any:
-        own = (repr(a.number),) if isinstance(a, Known) else (numbers.setdefault(a, len(numbers)), a.shape)
-        return *own, a.dtype
-
-    def one(op: Op) -> Any:
-        of = one(op.of) if isinstance(op.of, Op) else atom(op.of) if isinstance(op.of, Value) else None
-        return op.name, *map(atom, (*op.ins, *op.outs)), of
-
-    stages = tuple(tuple(map(one, stage)) for stage in group.stages)
-    key = stages, *(tuple(map(atom, vs)) for vs in (group.ins, group.outs)), group.pieces
-    if key not in _texts:
-        if len(_texts) >= KEPT:
-            _texts.clear()
-        _texts[key] = _Code(group).text()
-    return _texts[key]
+    """An LLVM module with the function `NAME`, which takes (XLA's call frame, piece)."""
+    return _Code(group).text()
 
 
 class _Code:
