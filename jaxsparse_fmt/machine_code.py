@@ -30,7 +30,7 @@ FROM_NUMBA = {
     *("numba_runtime_build_excinfo_struct", "NRT_Free", "NRT_MemInfo_call_dtor", "NRT_incref", "NRT_decref"),
 }
 
-_engines: list[Any] = []  # which own the code
+_owners: list[Any] = []  # of the code: functions of Numba, and engines of LLVM
 _addresses: dict[str, int] = {}
 _lock = threading.RLock()  # without it every thread that needs a new function would compile it
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
@@ -69,7 +69,7 @@ def _made(make: Callable[[], tuple[Any, str]], name: str) -> int:
                 kept.mkdir(mode=0o700, parents=True, exist_ok=True)
                 write_whole(kept / name, content)
                 break
-    _engines.append(compiled)
+    _owners.append(compiled)
     return compiled.address
 
 
@@ -90,7 +90,7 @@ def _content(compiled: Any, known: set[str]) -> bytes:
 
 
 def _linked(content: bytes) -> int:
-    from llvmlite import binding, ir
+    from llvmlite import binding
 
     digest, rest = content[:DIGEST], content[DIGEST:]
     if hashlib.blake2b(rest, digest_size=DIGEST).digest() != digest:
@@ -101,23 +101,41 @@ def _linked(content: bytes) -> int:
     for symbol in FROM_NUMBA:  # until Numba is imported, which adds its own
         if binding.address_of_symbol(symbol) is None:
             binding.add_symbol(symbol, stand_in)
-    linked = engine(ir.Module())
+    linked = _engine(2)  # of its own: Numba may give functions of two files one name
     linked.add_object_file(binding.ObjectFileRef.from_data(code))
     linked.finalize_object()
     return linked.get_function_address(name.decode())
 
 
-def engine(module: Any) -> Any:
-    """LLVM's engine that compiles a module of llvmlite, or its text; kept, since it owns the code."""
+def compiled(text: str, *names: str, effort: int = 2) -> list[int]:
+    """The addresses of functions of a module, given as text; no other text may define the same names.
+
+    Args:
+      effort: of LLVM, from 0 to 3.
+    """
+    from llvmlite import binding
+
+    with _lock:
+        engine = _shared(effort)
+        engine.add_module(binding.parse_assembly(text))
+        engine.finalize_object()
+        return [engine.get_function_address(name) for name in names]
+
+
+def _engine(effort: int) -> Any:
+    """LLVM's engine without code; kept, since it owns what it compiles or links."""
     from llvmlite import binding
 
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
-    features = binding.get_host_cpu_features().flatten()
-    machine = binding.Target.from_default_triple().create_target_machine(binding.get_host_cpu_name(), features)
-    made = binding.create_mcjit_compiler(binding.parse_assembly(str(module)), machine)
-    _engines.append(made)
+    cpu, features = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
+    machine = binding.Target.from_default_triple().create_target_machine(cpu, features, opt=effort)
+    made = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
+    _owners.append(made)
     return made
+
+
+_shared = functools.cache(_engine)  # to make an engine for each text would take 2 ms
 
 
 @functools.cache

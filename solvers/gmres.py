@@ -30,15 +30,22 @@ from solvers.solution import Solution, Status
 
 
 class Work(NamedTuple):
-    """Vectors and numbers between steps; for several systems the numbers have one more axis, the last."""
+    """Vectors and numbers between steps, m = restart + 1; for several systems the numbers have one more axis, the last.
 
-    r: Array  # [n] residual that the cycle started from, from the left M·r
-    V: Array  # [restart + 1, n] orthonormal basis of the Krylov space
-    Z: Array | None  # [restart, n] M·V, where M changes
-    Q: Array  # [restart + 1, restart + 1] the rotations, multiplied
-    R: Array  # [restart, restart] upper triangle: Q·H
+    Row by row, rotations make the matrix H of the orthogonalisation triangular: Q·H = R. Row j of Q is unfinished.
+    """
+
+    V: Array  # [m, n] orthonormal basis of the Krylov space
+    Z: Array | None  # [m, n] M·V, where M changes
+    Q: Array  # [m, m] the rotations, multiplied; zero from row j on
+    row: Array  # [m] row j of Q before its rotation
+    first: Array  # row[0], of the size of the residual if ‖r‖ is 1
+    columns: Array  # [m, m] the columns of R above the diagonal, each divided by its diagonal number
+    diagonal: Array  # [m] of R; 1 from place j on
+    most: Array  # the largest number of R
+    g: Array  # [m] the column Q[:, 0]
     j: Array  # steps done
-    size: Array  # ‖r‖, from the left ‖M·r‖
+    size: Array  # ‖r‖ of the residual that the cycle started from, from the left ‖M·r‖
     r_size: Array  # ‖r‖
 
 
@@ -79,7 +86,7 @@ def gmres(
         raise ValueError("side='left' needs the same M in every step; take flexible=True with side='right'")
     n, numbers = arguments.unknowns(A, b), jax.tree.leaves(b)
     restart = min(arguments.int_at_least(restart, "restart", 1), n)
-    vectors = (1 + bool(flexible)) * restart + 1
+    vectors = (1 + bool(flexible)) * (restart + 1)
     arguments.check_free_memory(
         vectors * sum(map(np.size, numbers)) * jnp.result_type(*numbers, jnp.float32).itemsize,
         f"restart={restart}: {vectors} vectors of {n} unknowns",
@@ -99,49 +106,59 @@ def start(A: Map, M: Map, r: Array, last: None, *, restart: int, flexible: bool,
     del A, last
     r_size = norm(r)
     r = M(r) if left else r
-    size = norm(r)
-    V = jnp.zeros((restart + 1, *r.shape), r.dtype).at[0].set(ratio(r, size))
-    Z = jnp.zeros((restart, *r.shape), r.dtype) if flexible else None
-    identity = jnp.eye(restart + 1, dtype=r.dtype).reshape(restart + 1, restart + 1, *(1,) * size.ndim)
-    Q = jnp.broadcast_to(identity, (restart + 1, restart + 1, *size.shape))
-    R = jnp.zeros((restart, restart, *size.shape), r.dtype)
-    return Work(r, V, Z, Q, R, jnp.zeros(size.shape, jnp.int32), size, r_size)
+    size, m = norm(r), restart + 1
+    zeros = jnp.zeros((m, *size.shape), r.dtype)
+    none = jnp.zeros((m, *r.shape), r.dtype)
+    square, zero = jnp.zeros((m, *zeros.shape), r.dtype), jnp.zeros_like(size)
+    V, Z, j = _put(none, ratio(r, size), 0), none if flexible else None, zero.astype(jnp.int32)
+    row, one = zeros + _at(0, zeros), 1 + zero.astype(r.dtype)
+    return Work(V, Z, square, row, one, square, zeros + 1, zero, zeros, j, size, r_size)
+
+
+def _at(t: Any, like: Array) -> Array:
+    """Whether a place is t, for the places of `like`, [m] or [m, k]."""
+    return (lax.iota(jnp.int32, like.shape[0]) == t).reshape(-1, *(1,) * (like.ndim - 1))
+
+
+def _put(rows: Array, row: Array, at: Any) -> Array:
+    """`rows` with a new row; the last one after the end, where no step counts."""
+    return lax.dynamic_update_index_in_dim(rows, row, at, 0)
 
 
 def step(A: Map, M: Map, work: Work, *, left: bool) -> tuple[Work, Array, Array]:
-    r, V, Z, Q, R, j, size, r_size = work
-    t, restart = jnp.max(j), R.shape[0]  # every column that still moves is at step t
+    V, Z, Q, row, first, columns, diagonal, most, g, j, size, r_size = work
+    t, restart = jnp.max(j), V.shape[0] - 1  # every column that still moves is at step t
     v = lax.dynamic_index_in_dim(V, t, keepdims=False)
     z = v if left else M(v)
     w, h = orthogonal(V, M(A(z)) if left else A(z), t)
     below = norm(w)
-    V = V.at[t + 1].set(ratio(w, below), mode="drop")
-    Z = None if Z is None else Z.at[t].set(z, mode="drop")
-    column = jnp.einsum("ij...,j...->i...", Q, h.at[t + 1].set(below.astype(h.dtype), mode="drop"))
-    # Another rotation, of rows t and t + 1, makes the entry below the diagonal zero.
-    a, upper, lower = column[t], Q[t], Q[jnp.minimum(t + 1, restart)]
+    V = _put(V, ratio(w, below), t + 1)
+    Z = None if Z is None else _put(Z, z, t)
+    column, a = jnp.einsum("ij...,j...->i...", Q, h), jnp.einsum("j...,j...->...", row, h)
+    # The rotation of rows t and t + 1, of which the second is a row of the identity, makes `below` zero.
     length = jnp.hypot(jnp.abs(a), below)
-    Q = Q.at[t].set(ratio(jnp.conj(a) * upper + below * lower, length))
-    Q = Q.at[t + 1].set(ratio(a * lower - below * upper, length), mode="drop")
-    R = R.at[:, t].set(column[:restart].at[t].set(length.astype(R.dtype)), mode="drop")
+    cos, sin = ratio(a, length), ratio(below, length)
+    here, following = _at(t, row), _at(t + 1, row)
+    Q = _put(Q, jnp.conj(cos) * row + jnp.where(following, sin, 0), t)
+    columns = _put(columns, ratio(column, length), t)
+    g, diagonal = jnp.where(here, jnp.conj(cos) * first, g), jnp.where(here, length.astype(V.dtype), diagonal)
+    row, first = jnp.where(following, cos, 0) - sin * row, -sin * first
+    most = jnp.maximum(most, jnp.maximum(length, jnp.max(jnp.abs(column), axis=0)))
     code = status_of(
         (~jnp.isfinite(length), Status.NON_FINITE),
-        (length <= jnp.finfo(r.dtype).eps * jnp.max(jnp.abs(R), axis=(0, 1)), Status.BREAKDOWN),
+        (length <= jnp.finfo(V.dtype).eps * most, Status.BREAKDOWN),
         (j + 1 >= restart, FULL),
     )
-    return Work(r, V, Z, Q, R, j + 1, size, r_size), jnp.abs(Q[jnp.minimum(t + 1, restart), 0]) * r_size, code
+    work = Work(V, Z, Q, row, first, columns, diagonal, most, g, j + 1, size, r_size)
+    return work, jnp.abs(first) * r_size, code
 
 
 def iterate(M: Map, work: Work, *, left: bool) -> Array:
     """M·V·y, from the left V·y, or Z·y if flexible, with the y that minimises the residual: R·y = Q·e₁·‖r‖."""
-    restart = work.R.shape[0]
-    done = jnp.arange(restart) < work.j[..., None]  # [..., restart]
-    R, g = jnp.moveaxis(work.R, (0, 1), (-2, -1)), jnp.moveaxis(work.Q[:restart, 0], 0, -1) * work.size[..., None]
-    R = jnp.where(done[..., None, :] & done[..., :, None], R, jnp.eye(restart, dtype=R.dtype))
-    y = jnp.where(done, g, 0)[..., None]
-    y = jax.scipy.linalg.solve_triangular(R, y)[..., 0]
-    y = jnp.moveaxis(y, -1, 0)
+    R, g = jnp.moveaxis(work.columns, (0, 1), (-1, -2)), jnp.moveaxis(work.g * work.size, 0, -1)[..., None]
+    y = jax.scipy.linalg.solve_triangular(R, g, unit_diagonal=True)[..., 0]
+    y = jnp.moveaxis(y, -1, 0) / work.diagonal
     if work.Z is not None:
         return combined(work.Z, y)
-    x = combined(work.V[:restart], y)
+    x = combined(work.V, y)
     return x if left else M(x)

@@ -252,16 +252,10 @@ def runs_natively() -> bool:
 def on_cpu(program: ClosedJaxpr, ctx: Any) -> Callable[..., list[Any]]:
     """A program over vectors [n] as a function, for the lowering with `ctx`: in few calls of native code on one CPU."""
     if jax_versions.is_of_one_device(ctx) and jax_versions.lowering_platform("cpu", ctx):
-        return _native(program)
+        from jaxsparse_fmt.kernels.cpu.fusion import fused
+
+        return fused(program)
     return jaxpr_as_fun(program)
-
-
-@functools.lru_cache(maxsize=64)
-def _native(program: ClosedJaxpr) -> Callable[..., list[Any]]:
-    """Jitted, so that solves with the same program, as in a Hessian, are lowered once."""
-    from jaxsparse_fmt.kernels.cpu.fusion import fused
-
-    return jax.jit(functools.partial(fused, program))
 
 
 def _alike(*vectors: Array) -> bool:

@@ -125,7 +125,8 @@ def _on_host(csr: Csr, block_shape: tuple[int, int], target: Target):
     slice_ptr = _sizes(csr, rows.lengths, block_shape, target)
     blocks, entries = _blocks(csr, csr.data, padded, (r, c)), _blocks(csr, np.ones(csr.nnz, bool), padded, (r, c))
     n_blocks = int(slice_ptr[-1]) // (r * c)
-    source, live = building.source(np, blocks.indptr, rows, {"slice_ptr": slice_ptr // (r * c)}, address, n_blocks)
+    row, j = address.slots(np, {"slice_ptr": slice_ptr // (r * c)}, n_blocks)
+    source, live = building.source(np, rows.first(blocks.indptr), rows.lengths, row, j)
     source = source[live]
     block_col = np.full(n_blocks, padded[1] // c, np.int32)
     block_col[live] = blocks.indices[source]

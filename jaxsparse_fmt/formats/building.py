@@ -17,6 +17,7 @@ import scipy.sparse
 from jaxsparse_fmt._types import Csr, Target, index_dtype, pytree, readable_bytes, whole_number, x64_enabled
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import memory
+from jaxsparse_fmt.kernels.cpu.over_rows import in_pieces
 from jaxsparse_fmt.kernels.layout.address import Address, Arrays, take
 from jaxsparse_fmt.models import traffic
 
@@ -45,6 +46,10 @@ class Rows:
     @property
     def longest(self) -> int:
         return int(self.lengths.max()) if self.lengths.shape[0] else 0
+
+    def first(self, indptr: Any) -> Any:
+        """The place in CSR of the first entry of each row."""
+        return indptr[:-1] if self.perm is None else indptr[:-1][self.perm]
 
 
 pytree(Rows)
@@ -153,32 +158,43 @@ def check_addressable(n_stored: int) -> None:
 
 def fill(csr: Csr, rows: Rows, address: Address, arrays: Arrays, n_stored: int, dtype: Any) -> tuple[Any, Any]:
     """`values` and `col_idx` [n_stored] of a storage, with 0 and n_cols in padding; on the host or device, as `csr`."""
-    if namespace(csr.data) is jnp and csr.nnz and n_stored:
+    if not (csr.nnz and n_stored):
+        return np.zeros(n_stored, dtype), np.full(n_stored, csr.shape[1], np.int32)
+    if namespace(csr.data) is jnp:
         return _fill_on_device(csr, rows, arrays, address, n_stored, dtype)
-    values, col_idx = np.zeros(n_stored, dtype), np.full(n_stored, csr.shape[1], np.int32)
-    if csr.nnz and n_stored:
-        place, live = source(np, csr.indptr, rows, arrays, address, n_stored)
-        place = place[live]
-        values[live], col_idx[live] = csr.data[place], csr.indices[place]
+    values, col_idx = np.empty(n_stored, dtype), np.empty(n_stored, np.int32)
+    (row, j), first = address.slots(np, arrays, n_stored), rows.first(csr.indptr)
+
+    def copy(begin: int, end: int) -> None:
+        here = slice(begin, end)
+        values[here], col_idx[here] = _stored(np, csr, first, rows.lengths, row[here], j[here])
+
+    in_pieces(copy, n_stored)
     return values, col_idx
-
-
-def source(xp: Any, indptr: Any, rows: Rows, arrays: Arrays, address: Address, n_stored: int) -> tuple[Any, Any]:
-    """The index in CSR of the entry of each place, and whether the place holds an entry: [n_stored] each."""
-    row, j = address.slots(xp, arrays, n_stored)
-    lengths, perm = rows.lengths, rows.perm
-    at = xp.minimum(row, lengths.shape[0] - 1)
-    live = (row < lengths.shape[0]) & (j < lengths[at])
-    first = indptr[:-1] if perm is None else indptr[:-1][perm]
-    return first[at] + j, live
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4, 5))
 def _fill_on_device(csr, rows, arrays, address, n_stored, dtype):
-    place, live = source(jnp, csr.indptr, rows, arrays, address, n_stored)
-    place = jnp.where(live, place, 0)
-    values, cols = take(csr.data, place).astype(dtype), take(csr.indices, place).astype(jnp.int32)
-    return jnp.where(live, values, 0), jnp.where(live, cols, csr.shape[1])
+    values, col_idx = _stored(jnp, csr, rows.first(csr.indptr), rows.lengths, *address.slots(jnp, arrays, n_stored))
+    return values.astype(dtype), col_idx.astype(jnp.int32)
+
+
+def _stored(xp: Any, csr: Csr, first: Any, lengths: Any, row: Any, j: Any) -> tuple[Any, Any]:
+    """The value and the column of places, from the row of storage and the j of each."""
+    place, live = source(xp, first, lengths, row, j)
+    place = xp.where(live, place, 0)
+    return xp.where(live, take(csr.data, place), 0), xp.where(live, take(csr.indices, place), csr.shape[1])
+
+
+def source(xp: Any, first: Any, lengths: Any, row: Any, j: Any) -> tuple[Any, Any]:
+    """The index in CSR of the entry of each place, and whether the place holds an entry.
+
+    Args:
+      first, lengths: of the rows of storage.
+      row, j: of the places.
+    """
+    at = xp.minimum(row, lengths.shape[0] - 1)
+    return take(first, at) + j, (row < lengths.shape[0]) & (j < take(lengths, at))
 
 
 def csr_arrays(csr: Csr, dtype: Any) -> tuple[jax.Array, ...]:

@@ -19,7 +19,7 @@ from jax import Array, lax
 
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
-from solvers.core import arguments, iterate, opaque, program
+from solvers.core import iterate, opaque, program
 from solvers.core.iterate import Method, Options, System
 from solvers.core.scaling import Map, Product, in_trip
 from solvers.core.settings import Adjoint
@@ -60,7 +60,6 @@ def solved(
     adjoint: Adjoint,
     basis: Basis,
     system: System,
-    with_dot: Any,
     of_derivative: Limits,
 ) -> tuple[Array, End]:
     """x with A·x = b, and how the solve ended, both in the basis.
@@ -70,26 +69,27 @@ def solved(
     a differentiable function: its derivative is NaN.
 
     Args:
-      system: `inner` is a matrix or a function.
-      with_dot: v -> A·v and vᴴ·A·v in one pass; or None.
       of_derivative: limits for the systems that the derivatives solve.
     """
     b, inner = system.b, system.inner
     narrow = mesh_axes.shaped_like(b, b.dtype if options.dtype is None else options.dtype)
-    A = program.traced(system.A, b)
-    M = program.traced(as_preconditioner(system.M), narrow)
-    inner = program.traced(inner, narrow) if arguments.is_function(inner) else inner
+    A, M = _traced(system.A, b), _traced(as_preconditioner(system.M), narrow)
+    inner = None if inner is None else _traced(inner, narrow)
     shown = IDENTITY if options.callback is None else basis
     # Whether a derivative is NaN depends on its residual, not on the cause of a failure, except in a refinement.
     examined = adjoint.truncated or adjoint.report is not None or inner is not None
     native = b.ndim == 1
-    of_tangent = options._replace(history_length=0, callback=None, progress=None, examined=examined)
+    of_tangent = options._replace(history_length=0, callback=None, progress=None)
 
-    def run(options, system, with_dot, shown=IDENTITY):
-        A = system.A if with_dot is None else Product(system.A, with_dot)
-        inner = None if system.inner is None else _map_of(system.inner)
+    # JAX traces and lowers it once for the solve and its derivatives, which differ in `ended`.
+    @functools.partial(jax.jit, static_argnums=0)
+    def loop(options, system, shown):
+        return iterate.run(method, options, system, shown.leave)
+
+    def run(options, system, shown=IDENTITY, examined=True):
         with basis.scope():  # a derivative is traced later, when the caller has left its scope
-            return iterate.run(method, options, system._replace(A=A, inner=inner), shown.leave)
+            found = loop(options, system, shown)
+            return found.x, iterate.ended(method, options, system, found, examined)
 
     def solution(A, b, given, fixed):
         return opaque.apply(
@@ -97,8 +97,8 @@ def solved(
         )
 
     def of_solution(A, b, given, fixed):
-        (M, inner, x0, parameters), (with_dot, limits, _, shown) = given, fixed
-        return run(options, System(A, M, b, x0, limits, inner, parameters), with_dot, shown)
+        (M, inner, x0, parameters), (limits, _, shown) = given, fixed
+        return run(options, System(A, M, b, x0, limits, inner, parameters), shown)
 
     def jvp_of_solution(primals, tangents):
         x, end = solution(*primals)
@@ -111,29 +111,29 @@ def solved(
     def moved(transposed, x, A, others, tangents):
         """dx of A·x = b, or of Aᵀ·x = b."""
         dA, db = tangents[:2]
-        dA_x = opaque.moved(lambda A: product(transposed, A, x)(x), A, dA)
-        rhs = db if dA_x is None else -dA_x if db is None else db - dA_x
-        return None if rhs is None else inverse(transposed, A, rhs, others)
+        dA_x = opaque.moved(lambda A: _transposed(A, x)(x) if transposed else A(x), A, dA)
+        if dA_x is None:
+            return None if db is None else inverse(transposed, A, db, others)
+        # The sign stands outside, where XLA fuses it with what follows.
+        return -inverse(transposed, A, dA_x if db is None else dA_x - db, others)
 
     def of_inverse(transposed, A, c, others):
-        (M, inner, _, parameters), (with_dot, _, limits, _) = others
+        (M, inner, _, parameters), (_, limits, _) = others
+        own = _transposed(A, c) if transposed else A
         system = System(A, M, c, None, limits, inner, parameters)
-        if not transposed:
-            x, end = of_system(system, with_dot)
-        elif method.self_adjoint:
+        if transposed and method.self_adjoint:
             # For a Hermitian A, Aᵀ is the conjugate of A, so the fast product solves Aᵀ·x = c as A·x̄ = c̄. A may not
             # be Hermitian, and a derivative may change a single entry without its mirror image.
-            x, end = of_system(system._replace(b=jnp.conj(c)), with_dot)
-            x = jnp.conj(x)
-        else:
-            inner = None if inner is None else inner.T if hasattr(inner, "T") else _transposed(inner, narrow)
-            system = system._replace(A=product(True, A, c), M=_transposed(M, narrow), inner=inner)
-            x, end = run(of_tangent, system, None)
-        end = end._replace(norm=length(c - product(transposed, A, c)(x)))
+            system = system._replace(b=jnp.conj(c))
+        elif transposed:
+            M, inner = _transposed(M, narrow), None if inner is None else _transposed(inner, narrow)
+            system = system._replace(A=own, M=M, inner=inner)
+        x, end = run(of_tangent, system, examined=examined)
+        x = jnp.conj(x) if transposed and method.self_adjoint else x
+        end = end._replace(norm=length(c - own(x)))
         return _or_nan(adjoint, A, x, c, end, limits.rtol)
 
-    # Kept, and one loop for both, since JAX traces a function once.
-    of_system = jax.jit(lambda system, with_dot: run(of_tangent, system, with_dot))
+    # Kept, since JAX traces a function once.
     of_inverses = {way: functools.partial(of_inverse, way) for way in (False, True)}
 
     def inverse(transposed, A, c, others):
@@ -148,7 +148,7 @@ def solved(
 
         return opaque.apply(of_inverses[transposed], jvp, A, c, others, transpose=transpose, native=native)
 
-    fixed = lax.stop_gradient((with_dot, system.limits, of_derivative, shown))
+    fixed = lax.stop_gradient((system.limits, of_derivative, shown))
     return solution(A, b, (M, inner, system.x0, system.parameters), fixed)
 
 
@@ -158,15 +158,17 @@ def hermitian_solve(matvec: Map, solve: Map, rhs: Array) -> Array:
     return lax.custom_linear_solve(matvec, rhs, lambda _, rhs: solve(rhs), of_conjugate)
 
 
-def product(transposed: bool, A: Map, like: Array) -> Map:
-    """A, or Aᵀ if `transposed`, as a map of vectors like `like`."""
-    return _transposed(A, like) if transposed else A
+def _traced(f: Any, like: Any) -> Any:
+    """f, a map of vectors like `like`, as a pytree."""
+    if isinstance(f, Product):  # whose two functions read the same arrays; derivatives are those of the first
+        return Product(_traced(f.apply, like), lax.stop_gradient(_traced(f.with_dot, like)))
+    return program.traced(f, like)
 
 
 def _transposed(f: Map, example: Any) -> Map:
-    """v -> fᵀ·v of a linear f from and to vectors like `example`."""
+    """v -> fᵀ·v of a linear f from and to vectors like `example`, as a pytree."""
     like = mesh_axes.shaped_like(example, example.dtype)
-    return lambda v: jax.linear_transpose(f, like)(v)[0]
+    return program.traced(lambda v: jax.linear_transpose(f, like)(v)[0], example)
 
 
 def _or_nan(adjoint: Adjoint, A: Map, x: Array, c: Array, end: End, rtol: Array) -> Array:
@@ -202,9 +204,3 @@ class Report:
             self.to(code, iterations, residual)
         else:
             self.to(Status(int(code)), int(iterations), float(residual))
-
-
-def _map_of(A: Any) -> Map:
-    """A matrix or a function as the `Map` that a method calls."""
-    apply = lambda v: arguments.apply(A, v).astype(v.dtype)  # noqa: E731
-    return Product(apply, lambda v: A.matvec_dot(v, v)) if hasattr(A, "matvec_dot") else apply

@@ -98,7 +98,6 @@ class Options(NamedTuple):
     Attributes:
       callback, progress: the user's functions, or takers of `Limits.calls` and the same arguments (`host_calls`).
       dtype, values: in a refinement, the dtype of the inner vectors, and that of the inner matrix.
-      examined: name the cause of a failure (`diagnosis`), and take the residual of x as returned.
     """
 
     history_length: int
@@ -107,7 +106,6 @@ class Options(NamedTuple):
     progress: Callable[..., None] | None
     dtype: Any = None
     values: Any = None
-    examined: bool = True
 
 
 class System(NamedTuple):
@@ -132,7 +130,22 @@ class System(NamedTuple):
     direction: Any = None
 
 
-def run(method: Method, options: Options, system: System, leave: Map) -> tuple[Array, End]:
+class Found(NamedTuple):
+    """A solve before its failure is examined.
+
+    Attributes:
+      x: in the user's scale, and finite. The others are in the scale of the loop.
+      exponents: of A, M and b.
+    """
+
+    x: Array
+    outer: Outer
+    b: Array
+    tolerance: Array
+    exponents: tuple[Array, Array, Array]
+
+
+def run(method: Method, options: Options, system: System, leave: Map) -> Found:
     """Solves A·x = b with b scaled by a power of two, and where A is far from 1 A and M too (`scaling`).
 
     Args:
@@ -205,13 +218,23 @@ def run(method: Method, options: Options, system: System, leave: Map) -> tuple[A
     outer = lax.while_loop(lambda outer: jnp.any(outer.code == RUNNING), trip, outer)
     x = scaled(outer.x, of_x)
     x = jnp.where(jnp.isfinite(x), x, 0)
-    norm_, code = outer.norm, outer.code
-    if options.examined:
-        examined = Examined(A, M, b, rule.tolerance, scaled(x, -of_x), narrow if inner is not None else None)
-        norm_, code = diagnosis(method, examined, outer)
+    return Found(x, outer, b, rule.tolerance, (own.exponent, M.exponent, of_b))
+
+
+def ended(method: Method, options: Options, system: System, found: Found, examined: bool = True) -> End:
+    """How a solve ended.
+
+    Args:
+      examined: name the cause of a failure (`diagnosis`), and take the residual of x as returned.
+    """
+    outer, (of_A, of_M, of_b) = found.outer, found.exponents
+    size, code = outer.norm, outer.code
+    if examined:
+        A, M, returned = Scaled(system.A, of_A), Scaled(system.M, of_M), scaled(found.x, -(of_b + of_A))
+        size, code = diagnosis(method, Examined(A, M, found.b, found.tolerance, returned, options.dtype), outer)
     code = jnp.where(jnp.all(jnp.isfinite(outer.x), axis=0), code, Status.NON_FINITE).astype(jnp.int32)
     norms = jnp.where(outer.norms < 0, outer.norms, scaled(outer.norms, of_b))
-    return x, End(outer.k, scaled(norm_, of_b), code, norms, () if system.direction is None else outer.direction)
+    return End(outer.k, scaled(size, of_b), code, norms, () if system.direction is None else outer.direction)
 
 
 def checked(loop: Loop, is_true: Array) -> Loop:

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from jaxsparse_fmt._types import pytree
 from jaxsparse_fmt.core import vector_passes
 
 Map = Callable[[Array], Array]
@@ -22,6 +23,7 @@ Map = Callable[[Array], Array]
 ORDINARY = 1 / 8  # of the dtype's exponents: products with A between 2⁻¹⁶ and 2¹⁶ in float32 are left alone
 
 
+@pytree
 @dataclasses.dataclass(frozen=True)
 class Product:
     """v -> A·v, with vᴴ·A·v from the same pass."""

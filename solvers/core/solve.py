@@ -16,11 +16,11 @@ from jax.sharding import PartitionSpec
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from solvers.core import adjoint as adjoints
-from solvers.core import arguments, host_calls, iterate, precision, program, unrolled
+from solvers.core import arguments, host_calls, iterate, precision, unrolled
 from solvers.core.entry import Entry, entered
 from solvers.core.iterate import Method, Options, System
 from solvers.core.precision import Narrow
-from solvers.core.scaling import Product
+from solvers.core.scaling import Map, Product
 from solvers.core.settings import Adjoint
 from solvers.core.stopping import Limits
 from solvers.solution import Solution
@@ -183,26 +183,32 @@ def steps_per_check(n: int) -> int:
 def _in_basis(plan: Plan, maps: tuple[Any, ...], basis: Basis, b: Array, *others: Any) -> tuple[Solution, Any]:
     x0, limits, parameters, direction = others
     (method, options, adjoint), (A, inner, M), dtype = plan, maps, b.dtype
-    matvec = lambda v: arguments.apply(A, v).astype(dtype)  # noqa: E731
     start = None if x0 is None else basis.enter(x0)
     if options.values is not None:
         inner = precision.narrowed(A, options.values, options.dtype) if inner is None else inner
-        M = precision.cast(M, options.dtype)
-    system = System(matvec, entered(M, basis), basis.enter(b), start, limits[0], inner, parameters)
-    if isinstance(adjoint, int):
+        inner, M = _product(inner, options.dtype), precision.cast(M, options.dtype)
+    unroll = isinstance(adjoint, int)
+    system = System(
+        _product(A, dtype, not unroll), entered(M, basis), basis.enter(b), start, limits[0], inner, parameters
+    )
+    if direction is not None:
+        system = system._replace(direction=basis.enter(direction))
+        found = iterate.run(method, options, system, basis.leave)
+        end = iterate.ended(method, options, system, found)
+        return Solution(basis.leave(found.x), end.code, end.k, end.norm, None), basis.leave(end.direction)
+    if unroll:
         x, end = unrolled.run(method, options, adjoint, system)
     else:
-        one_pass = hasattr(A, "matvec_dot") and jnp.result_type(A.dtype, dtype) == dtype
-        with_dot = program.traced(lambda v: A.matvec_dot(v, v), system.b) if one_pass else None
-        if direction is not None:
-            system = system._replace(A=system.A if with_dot is None else Product(system.A, with_dot))
-            x, end = iterate.run(method, options, system._replace(direction=basis.enter(direction)), basis.leave)
-            sol = Solution(basis.leave(x), end.code, end.k, end.norm, None)
-            return sol, basis.leave(end.direction)
-        of_derivatives = limits_of_derivatives(*limits)
-        x, end = adjoints.solved(method, options, adjoint, basis, system, with_dot, of_derivatives)
+        x, end = adjoints.solved(method, options, adjoint, basis, system, limits_of_derivatives(*limits))
     norms = end.norms if options.history_length else None
     return Solution(basis.leave(x), end.code, end.k, end.norm, norms), None
+
+
+def _product(A: Any, dtype: Any, in_one_pass: bool = True) -> Map:
+    """v -> A·v in `dtype`, with vᴴ·A·v from the same pass if `in_one_pass` and A can compute it."""
+    apply = lambda v: arguments.apply(A, v).astype(dtype)  # noqa: E731
+    in_one_pass &= hasattr(A, "matvec_dot") and jnp.result_type(A.dtype, dtype) == dtype
+    return Product(apply, lambda v: A.matvec_dot(v, v)) if in_one_pass else apply
 
 
 def _examples(plan: Plan, b: Array) -> tuple[Any, Any, Any]:

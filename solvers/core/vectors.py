@@ -55,6 +55,7 @@ def combined(V: Array, c: Array) -> Array:
     return jnp.einsum("in...,i...->n...", V, c)
 
 
+@jax.jit
 def orthogonal(V: Array, w: Array, t: Array) -> tuple[Array, Array]:
     """w without its parts along V[0], …, V[t], and those parts [m], by classical Gram-Schmidt, applied twice.
 
@@ -68,7 +69,7 @@ def orthogonal(V: Array, w: Array, t: Array) -> tuple[Array, Array]:
         once = _parts(V, w)
         w = w - combined(V, once)
         again = _parts(V, w)
-        h = jnp.zeros((m, *once.shape[1:]), w.dtype).at[:size].set(once + again)
+        h = jnp.concatenate([once + again, jnp.zeros((m - size, *once.shape[1:]), w.dtype)])
         return w - combined(V, again), h
 
     which = jnp.sum(t + 1 > jnp.array(sizes[:-1], jnp.int32)) if len(sizes) > 1 else jnp.int32(0)

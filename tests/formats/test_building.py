@@ -15,6 +15,7 @@ import scipy.sparse as sp
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt._types import CsrArrays
 from jaxsparse_fmt.formats import building
+from jaxsparse_fmt.kernels.cpu import over_rows
 from jaxsparse_fmt.kernels.layout.address import Jagged, Slices, Subwarp
 from tests.formats.pictures import LENGTHS, LONGER, RAGGED
 from tests.stopwatch import stopwatch
@@ -252,3 +253,9 @@ print(compiled.count("{COMPILED}"))
 """
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "0"
+
+
+@pytest.mark.parametrize("name", ["ell", "pjds", "biell", "sell"])
+def test_places_are_filled_piece_by_piece(name, monkeypatch):
+    monkeypatch.setattr(over_rows, "PLACES", 7)
+    np.testing.assert_array_equal(jsf.from_scipy(RAGGED, name).todense(), RAGGED.toarray())

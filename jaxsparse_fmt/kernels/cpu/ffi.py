@@ -2,7 +2,7 @@
 
 XLA loads a program that another process has compiled (`jax.experimental.serialize_executable`) only if the handler is
 registered, possibly before any function of this library has run. So importing this module registers the handler, which
-llvmlite compiles in 25 ms. The handler links the kernels that only another process has called.
+LLVM compiles in 6 ms. The handler links the kernels that only another process has called.
 """
 
 import ctypes
@@ -80,7 +80,7 @@ def call_text(
 
 
 def _words(text: str, pieces: int) -> np.ndarray:
-    packed = zlib.compress(text.encode())
+    packed = zlib.compress(text.encode(), 1)
     key = int.from_bytes(hashlib.blake2b(packed, digest_size=7).digest()) or 1
     content = np.frombuffer(packed.ljust(-(-len(packed) // 8) * 8, b"\0"), np.int64)
     return np.concatenate([np.array([key, pieces, len(packed)], np.int64), content])
@@ -146,7 +146,8 @@ def _linked(sizes: int) -> int:
                 if np.count_nonzero(_groups[:, 0]) >= SLOTS - 1:  # the search ends at an empty place
                     return 0
                 text = zlib.decompress(ctypes.string_at(sizes + 24, length)).decode()
-                address = machine_code.engine(text).get_function_address("group")
+                own = f"group{key}"
+                (address,) = machine_code.compiled(text.replace("@group", f"@{own}"), own)
                 _publish()(_groups[at].ctypes.data, key, address)
             return int(_groups[at, 1])
     except BaseException:  # no exception may pass through XLA
@@ -154,29 +155,32 @@ def _linked(sizes: int) -> int:
 
 
 @functools.cache
-def _handlers() -> Any:
-    """LLVM's engine with the handlers; None without llvmlite, when there is no Numba and no program calls a kernel."""
+def _handlers() -> list[int] | None:
+    """The addresses of `TARGET`, `FUSED` and `publish`; None without llvmlite, when no program calls a kernel."""
     try:
         from jaxsparse_fmt.kernels.cpu import handler
     except ImportError:
         return None
     compiles, links = (ctypes.cast(f, ctypes.c_void_p).value or 0 for f in (_compiled, _linked))
     addresses = _table.ctypes.data, compiles, MISSING.ctypes.data, _groups.ctypes.data, links, UNLINKED.ctypes.data
-    return machine_code.engine(handler.module(*addresses))
+    # Without effort LLVM takes 6 ms instead of 17, at each import; the handlers only pass calls on.
+    return machine_code.compiled(str(handler.module(*addresses)), TARGET, FUSED, "publish", effort=0)
 
 
 @functools.cache
 def _publish() -> Any:
-    return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 3)(_handlers().get_function_address("publish"))
+    handlers = _handlers()
+    assert handlers is not None
+    return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 3)(handlers[2])
 
 
 def _register() -> None:
-    if _handlers() is None:
+    handlers = _handlers()
+    if handlers is None:
         return
     capsule = ctypes.pythonapi.PyCapsule_New
     capsule.restype, capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    for target in (TARGET, FUSED):
-        address = _handlers().get_function_address(target)
+    for target, address in zip((TARGET, FUSED), handlers, strict=False):
         jax.ffi.register_ffi_target(target, capsule(address, None, None), platform="cpu")
 
 

@@ -9,7 +9,8 @@ A group of short arrays is one call. Otherwise each stage is a call of its own, 
 must be complete before the next stage begins. Native code stays in memory until the process ends.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -33,11 +34,15 @@ class Body(NamedTuple):
     outs: list[Any]
 
 
-def fused(program: ClosedJaxpr, *operands: Any) -> list[Any]:
-    """The results of a program for one CPU."""
-    values: dict[Value, Any] = {}
-    body = _body_of(program.jaxpr, program.consts, values)
-    return _run(body, values, operands)
+@functools.lru_cache(maxsize=64)
+def fused(program: ClosedJaxpr) -> Callable[..., list[Any]]:
+    """A program as a function for one CPU; jitted, so that all its calls are lowered once."""
+
+    def run(*operands: Any) -> list[Any]:
+        values: dict[Value, Any] = {}
+        return _run(_body_of(program.jaxpr, program.consts, values), values, operands)
+
+    return jax.jit(run)
 
 
 # ------------------------------------------------------------------------------------------------------- the operations
@@ -77,7 +82,10 @@ def _listed(
         outs: Sequence[Any] = [Value(v.aval) if hasattr(v.aval, "dtype") else v for v in e.outvars]
         if name in ("jit", "pjit", "closed_call"):
             inner = params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"]
-            outs = _listed(inner.jaxpr, inner.consts, of, ops, values)
+            if any(e.primitive.name in ("while", "cond") for e in inner.eqns):  # JAX lowers it once for all calls
+                ops.append(Op(name, params, tuple(of), tuple(outs), inner))
+            else:
+                outs = _listed(inner.jaxpr, inner.consts, of, ops, values)
         elif name == "scan" and (n_consts := consts_of_loop(params, len(of), len(outs))) is not None:
             inner = params["jaxpr"]
             if params["length"] == 1:
@@ -236,6 +244,8 @@ def _evaluated(op: Op, of: list[Any], values: dict[Value, Any]) -> Sequence[Any]
         branches = [lambda *of, body=body: _run(body, values, of) for body in op.of]
         which = of[0].astype(jnp.int32)
         return lax.switch(which, branches, *of[1:])
+    if isinstance(op.of, ClosedJaxpr):
+        return fused(op.of)(*of)
     primitive = op.of.primitive
     with op.of.ctx.manager:
         found = primitive.bind(*of, **primitive.get_bind_params(op.params))

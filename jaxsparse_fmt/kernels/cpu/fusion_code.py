@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from llvmlite import ir
 
 from jaxsparse_fmt.kernels.cpu.fusion_operations import (
     LANES,
@@ -21,20 +20,25 @@ from jaxsparse_fmt.kernels.cpu.fusion_operations import (
     WORD,
     Atom,
     Known,
+    Number,
     Op,
+    Text,
     Value,
     compute,
     constant,
     is_float,
     splat,
+    wide,
+    word,
 )
 
 BLOCK = 1024  # numbers that are summed before they are added to the totals, since long chains lose digits
 
 
-def _of_lanes(b: ir.IRBuilder, add: Callable[[Any, Any], Any], x: Any) -> Any:
+def _of_lanes(b: Text, add: Callable[[Any, Any], Any], x: Number) -> Number:
     """The sum of a vector's numbers, by adding its halves until one number is left."""
-    parts = [b.extract_element(x, ir.Constant(ir.IntType(32), k)) for k in range(LANES)]
+    of = x.type.strip("<>").removeprefix(f"{LANES} x ")
+    parts = [b.new(of, f"extractelement {x.type} {x.name}, i32 {k}") for k in range(LANES)]
     while len(parts) > 1:
         half = len(parts) // 2
         parts = [add(u, v) for u, v in zip(parts[:half], parts[half:], strict=True)]
@@ -53,50 +57,28 @@ class Group(NamedTuple):
     pieces: int
 
 
-KEPT = 1000  # texts
-_texts: dict[Any, str] = {}
-
-
 def text_of(group: Group) -> str:
-    """An LLVM module with the function `NAME`, which takes (XLA's call frame, piece).
-
-    The text is kept for equal groups, since a derivative's solve has most groups of the solve.
-    """
-    numbers: dict[Value, int] = {}
-
-    def atom(a: Any) -> Any:
-        own = (repr(a.number),) if isinstance(a, Known) else (numbers.setdefault(a, len(numbers)), a.shape)
-        return *own, a.dtype
-
-    def one(op: Op) -> Any:
-        of = one(op.of) if isinstance(op.of, Op) else atom(op.of) if isinstance(op.of, Value) else None
-        return op.name, *map(atom, (*op.ins, *op.outs)), of
-
-    stages = tuple(tuple(map(one, stage)) for stage in group.stages)
-    key = stages, *(tuple(map(atom, vs)) for vs in (group.ins, group.outs)), group.pieces
-    if key not in _texts:
-        if len(_texts) >= KEPT:
-            _texts.clear()
-        _texts[key] = _Code(group).text()
-    return _texts[key]
+    """An LLVM module with the function `NAME`, which takes (XLA's call frame, piece)."""
+    return _Code(group).text()
 
 
 class _Code:
     def __init__(self, group: Group):
         self.group = group
-        self.module = ir.Module(NAME)
-        function = ir.Function(self.module, ir.FunctionType(WORD, [WORD, WORD]), NAME)
-        self.b = ir.IRBuilder(function.append_basic_block())
-        self.frame, self.piece = function.args
+        self.b = Text(f"{WORD} @{NAME}({WORD} %frame, {WORD} %piece)")
+        self.piece = Number(WORD, "%piece")
         self.known: dict[Value, Any] = {}  # scalars
-        self.address: dict[Value, Any] = {}
+        self.pointer: dict[Value, Number] = {}
 
     def text(self) -> str:
         b, group = self.b, self.group
+        frame = b.cast("inttoptr", Number(WORD, "%frame"), f"{WORD}*")
         for of, start in ((group.ins, 9), (group.outs, 14)):  # words of the frame, see `handler.py`
-            buffers = self._word(self.frame, start)
-            self.address |= {v: self._word(self._word(buffers, k), 3) for k, v in enumerate(of)}
-        self.known |= {v: self._load(v, WORD(0), 1) for v in group.ins if v.shape == ()}
+            buffers = b.cast("inttoptr", b.load(b.at(frame, word(start))), f"{WORD}**")
+            for k, v in enumerate(of):
+                data = b.load(b.at(b.load(b.at(buffers, word(k))), word(3)))
+                self.pointer[v] = b.cast("inttoptr", data, f"{'i8' if v.dtype.kind == 'b' else TYPES[v.dtype]}*")
+        self.known |= {v: self._load(v, word(0), 1) for v in group.ins if v.shape == ()}
         written = set(group.outs)
         for stage in group.stages:
             for op in stage:
@@ -111,48 +93,45 @@ class _Code:
                     passes.setdefault(shape, []).append(op)
             for ops in passes.values():
                 self._pass(ops, written)
-        first = b.icmp_signed("==", self.piece, WORD(0))
-        with b.if_then(first):
-            for v in group.outs:
-                if v.shape == ():
-                    self._store(v, WORD(0), self.known[v])
-        b.ret(WORD(0))
-        return str(self.module)
+        b.branch(b.compare("icmp eq", self.piece, word(0)), "first", "end")
+        b.begin("first")
+        for v in group.outs:
+            if v.shape == ():
+                self._store(v, word(0), self.known[v])
+        b.jump("end")
+        b.begin("end")
+        b.lines.append(f"ret {WORD} 0")
+        return str(b)
 
     # ------------------------------------------------------------------------------------------------- memory
 
-    def _word(self, of: Any, k: int) -> Any:
-        return self.b.load(self.b.inttoptr(self.b.add(of, WORD(8 * k)), WORD.as_pointer()))
+    def _at(self, v: Value, index: Number, lanes: int) -> Number:
+        pointer = self.pointer[v]
+        pointer = pointer if index.name == "0" else self.b.at(pointer, index)
+        return pointer if lanes == 1 else self.b.cast("bitcast", pointer, f"{wide(pointer.type.removesuffix('*'))}*")
 
-    def _pointer(self, v: Value, index: Any, lanes: int) -> Any:
-        of = ir.IntType(8) if v.dtype.kind == "b" else TYPES[v.dtype]
-        of = of if lanes == 1 else ir.VectorType(of, lanes)
-        at = self.b.add(self.address[v], self.b.mul(index, WORD(v.dtype.itemsize)))
-        return self.b.inttoptr(at, of.as_pointer())
+    def _load(self, v: Value, index: Number, lanes: int) -> Number:
+        x = self.b.load(self._at(v, index, lanes), v.dtype.itemsize)
+        return self.b.compare("icmp ne", x, constant(x.type, 0)) if v.dtype.kind == "b" else x
 
-    def _load(self, v: Value, index: Any, lanes: int) -> Any:
-        x = self.b.load(self._pointer(v, index, lanes), align=v.dtype.itemsize)
-        return self.b.icmp_unsigned("!=", x, constant(x.type, 0)) if v.dtype.kind == "b" else x
-
-    def _store(self, v: Value, index: Any, x: Any) -> None:
-        lanes = LANES if isinstance(x.type, ir.VectorType) else 1
-        pointer = self._pointer(v, index, lanes)
-        x = self.b.zext(x, pointer.type.pointee) if v.dtype.kind == "b" else x
-        self.b.store(x, pointer, align=v.dtype.itemsize)
+    def _store(self, v: Value, index: Number, x: Number) -> None:
+        pointer = self._at(v, index, LANES if x.type.startswith("<") else 1)
+        x = self.b.cast("zext", x, pointer.type.removesuffix("*")) if v.dtype.kind == "b" else x
+        self.b.store(x, pointer, v.dtype.itemsize)
 
     # ------------------------------------------------------------------------------------------------- numbers
 
     def _computed(self, op: Op, known: dict[Value, Any], index: Any, lanes: int) -> Any:
         """The result of an operation for `lanes` places of an array; `lanes` is 0 for a scalar."""
         is_array = op.outs[0].shape != () or op.name in SUMS
-        wide = lambda dtype: ir.VectorType(TYPES[dtype], LANES) if is_array and lanes > 1 else TYPES[dtype]  # noqa: E731
         of = [self._operand(a, known, index, lanes if is_array else 0) for a in op.ins]
-        return compute(self.b, op, of, wide(op.outs[0].dtype), index)
+        to = TYPES[op.outs[0].dtype]
+        return compute(self.b, op, of, wide(to) if is_array and lanes > 1 else to, index)
 
     def _operand(self, a: Atom, known: dict[Value, Any], index: Any, lanes: int) -> Any:
         if isinstance(a, Known):
             of = TYPES[a.dtype]
-            return constant(ir.VectorType(of, LANES) if lanes > 1 else of, np.asarray(a.number, a.dtype).item())
+            return constant(wide(of) if lanes > 1 else of, np.asarray(a.number, a.dtype).item())
         if a not in known and a.shape == ():
             known[a] = splat(self.b, self.known[a]) if lanes > 1 else self.known[a]
         if a not in known:
@@ -166,7 +145,7 @@ class _Code:
     def _nothing(self, op: Op, lanes: int) -> Any:
         """The neutral element of a sum."""
         dtype = op.outs[0].dtype
-        of = TYPES[dtype] if lanes == 1 else ir.VectorType(TYPES[dtype], lanes)
+        of = TYPES[dtype] if lanes == 1 else wide(TYPES[dtype])
         number: Any = 0
         if op.name in ("reduce_max", "reduce_min"):
             sign = -1 if op.name == "reduce_max" else 1
@@ -181,7 +160,7 @@ class _Code:
         def more(k: Any, total: list[Any]) -> list[Any]:
             return [add(total[0], self._load(op.ins[0], k, 1))]
 
-        _, (total,) = self._loop(WORD(0), WORD(op.ins[0].size), 1, [self._nothing(op.of, 1)], more)
+        _, (total,) = self._loop(word(0), word(op.ins[0].size), 1, [self._nothing(op.of, 1)], more)
         self.known[op.outs[0]] = total
 
     # -------------------------------------------------------------------------------------------------- passes
@@ -190,11 +169,10 @@ class _Code:
         """One pass over this piece of the arrays of a shape."""
         b, pieces = self.b, self.group.pieces
         size = (ops[0].ins if ops[0].name in SUMS else ops[0].outs)[0].size
-        cut = lambda k: b.mul(b.sdiv(b.mul(k, WORD(-(-size // LANES))), WORD(pieces)), WORD(LANES))  # noqa: E731
-        begin, end = WORD(0), WORD(size)
+        begin, end = word(0), word(size)
         if pieces > 1:
-            begin, last = cut(self.piece), cut(b.add(self.piece, WORD(1)))
-            end = b.select(b.icmp_signed("<", last, WORD(size)), last, WORD(size))
+            begin, last = self._cut(self.piece, size), self._cut(b.op("add", self.piece, word(1)), size)
+            end = b.select(b.compare("icmp slt", last, word(size)), last, word(size))
         sums = [op for op in ops if op.name in SUMS]
 
         def step(lanes: int) -> Callable[[Any, list[Any]], list[Any]]:
@@ -208,7 +186,7 @@ class _Code:
                             new.append(op.outs[0])
                         continue
                     of = [self._operand(a, known, index, lanes) for a in op.ins]
-                    term = b.fmul(*of) if op.name == "dot_general" else of[0]
+                    term = b.op("fmul", *of) if op.name == "dot_general" else of[0]
                     out.append(self._add(op)(totals[len(out)], term))
                 for v in new:  # after all loads, since XLA may give a result the memory of an operand
                     self._store(v, index, known[v])
@@ -216,19 +194,20 @@ class _Code:
 
             return body
 
-        wide = [self._nothing(op, LANES) for op in sums]
+        nothing = [self._nothing(op, LANES) for op in sums]
         at = begin
-        if size >= LANES and wide:
+        if size >= LANES and sums:
 
             def block(index: Any, totals: list[Any]) -> list[Any]:
-                last = b.add(index, WORD(BLOCK))
-                last = b.select(b.icmp_signed("<", last, end), last, end)
-                _, found = self._loop(index, last, LANES, wide, step(LANES))
+                last = b.op("add", index, word(BLOCK))
+                last = b.select(b.compare("icmp slt", last, end), last, end)
+                _, found = self._loop(index, last, LANES, nothing, step(LANES))
                 return [self._add(op)(x, y) for op, x, y in zip(sums, totals, found, strict=True)]
 
             # The last block may be short: all whole steps of LANES up to `whole` are in some block.
-            whole = b.add(begin, b.mul(b.sdiv(b.sub(end, begin), WORD(LANES)), WORD(LANES)))
-            _, found = self._loop(begin, whole, 1, wide, block, by=BLOCK)
+            steps = b.op("sdiv", b.op("sub", end, begin), word(LANES))
+            whole = b.op("add", begin, b.op("mul", steps, word(LANES)))
+            _, found = self._loop(begin, whole, 1, nothing, block, by=BLOCK)
             at = whole
             narrow = [_of_lanes(b, self._add(op), x) for op, x in zip(sums, found, strict=True)]
         else:
@@ -247,18 +226,22 @@ class _Code:
         self, begin: Any, end: Any, lanes: int, totals: list[Any], step: Callable[..., list[Any]], by: int | None = None
     ) -> tuple[Any, list[Any]]:
         """Steps from begin on while `lanes` more places lie before the end; returns (the next place, the totals)."""
-        b, before = self.b, self.b.block
-        head, body, after = (b.append_basic_block() for _ in range(3))
-        b.branch(head)
-        b.position_at_end(head)
-        index, sums = b.phi(WORD), [b.phi(t.type) for t in totals]
-        b.cbranch(b.icmp_signed("<=", b.add(index, WORD(lanes)), end), body, after)
-        b.position_at_end(body)
-        found = step(index, list(sums))
-        following = b.add(index, WORD(by or lanes))
-        for phi, first, new in zip((index, *sums), (begin, *totals), (following, *found), strict=True):
-            phi.add_incoming(first, before)
-            phi.add_incoming(new, b.block)
-        b.branch(head)
-        b.position_at_end(after)
-        return index, list(sums)
+        b, before, k = self.b, self.b.block, len(self.b.lines)
+        head, body, after = f"head{k}", f"body{k}", f"after{k}"
+        b.jump(head)
+        b.begin(head)
+        phis = [b.phi(x, before) for x in (begin, *totals)]
+        index, *sums = (x for x, _ in phis)
+        b.branch(b.compare("icmp sle", b.op("add", index, word(lanes)), end), body, after)
+        b.begin(body)
+        found = step(index, sums)
+        for (_, place), x in zip(phis, (b.op("add", index, word(by or lanes)), *found), strict=True):
+            b.phi_from(place, x)
+        b.jump(head)
+        b.begin(after)
+        return index, sums
+
+    def _cut(self, piece: Number, size: int) -> Number:
+        """The place of an array at which a piece begins."""
+        b, steps = self.b, word(-(-size // LANES))
+        return b.op("mul", b.op("sdiv", b.op("mul", piece, steps), word(self.group.pieces)), word(LANES))

@@ -1,19 +1,110 @@
-"""JAX operations in LLVM instructions, on one number and on LANES numbers, for `fusion_code.py`."""
+"""JAX operations in LLVM instructions, on one number and on LANES numbers, for `fusion_code.py`.
+
+The instructions are written as text: objects of `llvmlite.ir` for each would cost a first solve 0.1 s.
+"""
 
 import math
+import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from llvmlite import ir
 
 LANES = 8  # numbers that an instruction takes; LLVM divides them among the registers that the CPU has
-WORD = ir.IntType(64)
+WORD = "i64"
 TYPES = {
-    **{np.dtype(np.float32): ir.FloatType(), np.dtype(np.float64): ir.DoubleType(), np.dtype(bool): ir.IntType(1)},
-    **{np.dtype(name): ir.IntType(32) for name in ("int32", "uint32")},
-    **{np.dtype(name): ir.IntType(64) for name in ("int64", "uint64")},
+    **{np.dtype(np.float32): "float", np.dtype(np.float64): "double", np.dtype(bool): "i1"},
+    **{np.dtype(name): "i32" for name in ("int32", "uint32")},
+    **{np.dtype(name): "i64" for name in ("int64", "uint64")},
 }
+
+
+class Number(NamedTuple):
+    """An operand of instructions, as LLVM writes it."""
+
+    type: str
+    name: str
+
+
+def wide(of: str) -> str:
+    """The type of LANES numbers."""
+    return f"<{LANES} x {of}>"
+
+
+def word(number: int) -> Number:
+    return Number(WORD, str(number))
+
+
+class Text:
+    """A function of LLVM, written instruction by instruction.
+
+    Attributes:
+      block: the label of the block in which the next instruction stands.
+    """
+
+    def __init__(self, signature: str):
+        self.signature, self.block = signature, "begin"
+        self.lines, self.declared = ["begin:"], dict[str, str]()
+
+    def new(self, of: str, instruction: str) -> Number:
+        """The result, of type `of`, of an instruction."""
+        name = f"%v{len(self.lines)}"
+        self.lines.append(f"{name} = {instruction}")
+        return Number(of, name)
+
+    def op(self, name: str, x: Number, *others: Number) -> Number:
+        """The result of an instruction whose operands and result are of one type."""
+        return self.new(x.type, f"{name} {x.type} {', '.join(v.name for v in (x, *others))}")
+
+    def compare(self, how: str, x: Number, y: Number) -> Number:
+        return self.op(how, x, y)._replace(type=wide("i1") if x.type.startswith("<") else "i1")
+
+    def select(self, *of: Number) -> Number:
+        return self.new(of[1].type, "select " + ", ".join(f"{x.type} {x.name}" for x in of))
+
+    def cast(self, name: str, x: Number, to: str) -> Number:
+        return self.new(to, f"{name} {x.type} {x.name} to {to}")
+
+    def intrinsic(self, name: str, *of: Number) -> Number:
+        """A function of LLVM whose operands and result are of one type."""
+        to = of[0].type
+        suffix = to.strip("<>").replace(f"{LANES} x ", f"v{LANES}").replace("float", "f32").replace("double", "f64")
+        full = f"@llvm.{name}.{suffix}"
+        self.declared[full] = f"declare {to} {full}({', '.join(x.type for x in of)})"
+        return self.new(to, f"call {to} {full}({', '.join(f'{x.type} {x.name}' for x in of)})")
+
+    def at(self, pointer: Number, index: Number) -> Number:
+        """The address of an array's number at `index`."""
+        of = pointer.type.removesuffix("*")
+        return self.new(pointer.type, f"getelementptr {of}, {pointer.type} {pointer.name}, {WORD} {index.name}")
+
+    def load(self, pointer: Number, align: int = 8) -> Number:
+        of = pointer.type.removesuffix("*")
+        return self.new(of, f"load {of}, {pointer.type} {pointer.name}, align {align}")
+
+    def store(self, x: Number, pointer: Number, align: int) -> None:
+        self.lines.append(f"store {x.type} {x.name}, {pointer.type} {pointer.name}, align {align}")
+
+    def begin(self, label: str) -> None:
+        self.block = label
+        self.lines.append(f"{label}:")
+
+    def branch(self, condition: Number, first: str, second: str) -> None:
+        self.lines.append(f"br i1 {condition.name}, label %{first}, label %{second}")
+
+    def jump(self, label: str) -> None:
+        self.lines.append(f"br label %{label}")
+
+    def phi(self, first: Number, before: str) -> tuple[Number, int]:
+        """A number that is `first` after the block `before`, and the place of its line, for `phi_from`."""
+        return self.new(first.type, f"phi {first.type} [ {first.name}, %{before} ]"), len(self.lines) - 1
+
+    def phi_from(self, place: int, x: Number) -> None:
+        """The number is x after the present block."""
+        self.lines[place] += f", [ {x.name}, %{self.block} ]"
+
+    def __str__(self) -> str:
+        return "\n".join([*self.declared.values(), f"define {self.signature} {{", *self.lines, "}", ""])
 
 
 class Value:
@@ -59,41 +150,27 @@ def is_float(dtype: np.dtype) -> bool:
     return dtype.kind == "f"
 
 
-def _compared(b: ir.IRBuilder, sign: str, dtype: np.dtype, x: Any, y: Any) -> Any:
+def _compared(b: Text, sign: str, dtype: np.dtype, x: Number, y: Number) -> Number:
     if is_float(dtype):
-        return b.fcmp_unordered("!=", x, y) if sign == "!=" else b.fcmp_ordered(sign, x, y)
-    return b.icmp_signed(sign, x, y) if dtype.kind == "i" else b.icmp_unsigned(sign, x, y)
+        return b.compare("fcmp une" if sign == "ne" else f"fcmp o{sign}", x, y)
+    signed = "" if sign in ("eq", "ne") else "s" if dtype.kind == "i" else "u"
+    return b.compare(f"icmp {signed}{sign}", x, y)
 
 
-def _extreme(b: ir.IRBuilder, sign: str, dtype: np.dtype, x: Any, y: Any) -> Any:
-    """The larger or smaller of two numbers; NaN if either is NaN, and 0.0 is larger than -0.0."""
-    if is_float(dtype):
-        return _intrinsic(b, "maximum" if sign == ">" else "minimum", x, y)
-    return b.select(_compared(b, sign, dtype, x, y), x, y)
-
-
-def _intrinsic(b: ir.IRBuilder, name: str, *of: Any) -> Any:
-    to = of[0].type
-    lanes, number = (f"v{to.count}", to.element) if isinstance(to, ir.VectorType) else ("", to)
-    full, module = f"llvm.{name}.{lanes}{'f32' if number == ir.FloatType() else 'f64'}", b.module
-    kind = ir.FunctionType(to, [x.type for x in of])
-    return b.call(module.globals.get(full) or ir.Function(module, kind, full), of)
-
-
-def _converted(b: ir.IRBuilder, x: Any, old: np.dtype, new: np.dtype, to: Any) -> Any:
+def _converted(b: Text, x: Number, old: np.dtype, new: np.dtype, to: str) -> Number:
     if old == new:
         return x
     if new.kind == "b":
-        return _compared(b, "!=", old, x, constant(x.type, 0))
+        return _compared(b, "ne", old, x, constant(x.type, 0))
     if is_float(old):
-        return (b.fpext if new.itemsize > old.itemsize else b.fptrunc)(x, to)
+        return b.cast("fpext" if new.itemsize > old.itemsize else "fptrunc", x, to)
     if is_float(new):
-        return (b.sitofp if old.kind == "i" else b.uitofp)(x, to)
+        return b.cast("sitofp" if old.kind == "i" else "uitofp", x, to)
     if old.kind != "b" and new.itemsize == old.itemsize:
         return x
     if old.kind != "b" and new.itemsize < old.itemsize:
-        return b.trunc(x, to)
-    return (b.sext if old.kind == "i" else b.zext)(x, to)
+        return b.cast("trunc", x, to)
+    return b.cast("sext" if old.kind == "i" else "zext", x, to)
 
 
 BINARY = {
@@ -101,16 +178,16 @@ BINARY = {
     "add_any": ("fadd", "add"),
     "sub": ("fsub", "sub"),
     "mul": ("fmul", "mul"),
-    "and": ("", "and_"),
-    "or": ("", "or_"),
+    "and": ("", "and"),
+    "or": ("", "or"),
     "xor": ("", "xor"),
     "div": ("fdiv", ""),
     "shift_left": ("", "shl"),
     "shift_right_logical": ("", "lshr"),
     "shift_right_arithmetic": ("", "ashr"),
 }
-COMPARED = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-EXTREMES = {"max": ">", "min": "<"}
+COMPARED = ("eq", "ne", "lt", "le", "gt", "ge")
+EXTREMES = {"max": ("maximum", "gt"), "min": ("minimum", "lt")}  # NaN if either is, and 0.0 is larger than -0.0
 UNARY = ("neg", "abs", "sqrt", "rsqrt", "not", "is_finite", "square", "copy")
 UNARY += ("convert_element_type", "bitcast_convert_type")
 # Reductions of all numbers of an array, each with the operation that adds one number.
@@ -118,7 +195,7 @@ SUMS = {"reduce_sum": "add", "reduce_max": "max", "reduce_min": "min", "reduce_a
 SUMS["dot_general"] = "add"
 
 
-def compute(b: ir.IRBuilder, op: Op, of: Sequence[Any], to: Any, index: Any) -> Any:
+def compute(b: Text, op: Op, of: Sequence[Number], to: str, index: Any) -> Number:
     """The result of an operation that `has_code` accepts.
 
     Args:
@@ -128,39 +205,41 @@ def compute(b: ir.IRBuilder, op: Op, of: Sequence[Any], to: Any, index: Any) -> 
     """
     name, dtype = op.name, op.ins[0].dtype if op.ins else op.outs[0].dtype
     if name in BINARY:
-        return getattr(b, BINARY[name][not is_float(dtype)])(*of)
+        return b.op(BINARY[name][not is_float(dtype)], *of)
     if name in COMPARED:
-        return _compared(b, COMPARED[name], dtype, *of)
+        return _compared(b, name, dtype, *of)
     if name in EXTREMES:
-        return _extreme(b, EXTREMES[name], dtype, *of)
+        of_floats, sign = EXTREMES[name]
+        return b.intrinsic(of_floats, *of) if is_float(dtype) else b.select(_compared(b, sign, dtype, *of), *of)
     match name:
         case "neg":
-            return b.fneg(of[0]) if is_float(dtype) else b.neg(of[0])
+            return b.op("fneg", of[0]) if is_float(dtype) else b.op("sub", constant(to, 0), of[0])
         case "abs" if is_float(dtype):
-            return _intrinsic(b, "fabs", of[0])
+            return b.intrinsic("fabs", of[0])
         case "abs" if dtype.kind == "i":
-            negative = b.neg(of[0])
-            return b.select(b.icmp_signed("<", of[0], negative), negative, of[0])
+            negative = b.op("sub", constant(to, 0), of[0])
+            return b.select(b.compare("icmp slt", of[0], negative), negative, of[0])
         case "sqrt":
-            return _intrinsic(b, "sqrt", of[0])
+            return b.intrinsic("sqrt", of[0])
         case "rsqrt":
-            return b.fdiv(constant(of[0].type, 1.0), _intrinsic(b, "sqrt", of[0]))
+            return b.op("fdiv", constant(to, 1.0), b.intrinsic("sqrt", of[0]))
         case "not":
-            return b.not_(of[0])
+            return b.op("xor", of[0], constant(to, -1))
         case "is_finite":
-            size = _intrinsic(b, "fabs", of[0])
-            return b.fcmp_ordered("<", size, constant(size.type, np.inf))
+            return b.compare("fcmp olt", b.intrinsic("fabs", of[0]), constant(of[0].type, np.inf))
         case "square" | "integer_pow":
-            return (b.fmul if is_float(dtype) else b.mul)(of[0], of[0])
+            return b.op("fmul" if is_float(dtype) else "mul", of[0], of[0])
         case "select_n":
             return b.select(*(of[k] for k in (0, 2, 1)))
         case "convert_element_type":
             return _converted(b, of[0], dtype, op.outs[0].dtype, to)
         case "bitcast_convert_type":
-            return b.bitcast(of[0], to)
+            return b.cast("bitcast", of[0], to)
         case "iota":
-            places = index if not isinstance(to, ir.VectorType) else _lanes_from(b, index)
-            return _converted(b, places, np.dtype(np.int64), op.outs[0].dtype, to)
+            if to.startswith("<"):
+                places = ", ".join(f"{WORD} {k}" for k in range(LANES))
+                index = b.op("add", splat(b, index), Number(wide(WORD), f"<{places}>"))
+            return _converted(b, index, np.dtype(np.int64), op.outs[0].dtype, to)
     return of[0]  # copies, and numbers that become arrays
 
 
@@ -204,18 +283,16 @@ def _is_whole_sum(op: Op) -> bool:
     return op.params["dimension_numbers"] == (((0,), (0,)), ((), ())) and is_float(op.outs[0].dtype)
 
 
-def constant(of: Any, number: Any) -> Any:
-    if isinstance(of, ir.VectorType):
-        return ir.Constant(of, [constant(of.element, number)] * of.count)
-    return ir.Constant(of, int(number) if isinstance(of, ir.IntType) else float(number))
+def constant(of: str, number: Any) -> Number:
+    if of.startswith("<"):
+        one = constant(of.strip("<>").removeprefix(f"{LANES} x "), number)
+        return Number(of, f"<{', '.join([' '.join(one)] * LANES)}>")
+    if of in ("float", "double"):
+        return Number(of, f"0x{struct.pack('>d', number).hex()}")
+    return Number(of, str(int(number)))
 
 
-def _lanes_from(b: ir.IRBuilder, index: Any) -> Any:
-    return b.add(splat(b, index), ir.Constant(ir.VectorType(WORD, LANES), list(range(LANES))))
-
-
-def splat(b: ir.IRBuilder, x: Any) -> Any:
-    of = ir.VectorType(x.type, LANES)
-    first = b.insert_element(ir.Constant(of, ir.Undefined), x, ir.Constant(ir.IntType(32), 0))
-    places = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
-    return b.shuffle_vector(first, ir.Constant(of, ir.Undefined), places)
+def splat(b: Text, x: Number) -> Number:
+    of = wide(x.type)
+    first = b.new(of, f"insertelement {of} undef, {x.type} {x.name}, i32 0")
+    return b.new(of, f"shufflevector {of} {first.name}, {of} undef, <{LANES} x i32> zeroinitializer")

@@ -14,6 +14,7 @@ from jaxsparse_fmt import machine_code
 
 ROWS = 16_384  # rows of a task by default
 ALIGNED = 64  # bytes: XLA's own arrays for a CPU begin at a multiple of it
+PLACES = 65_536  # places of a piece for NumPy
 PIECES, SERIAL = 32, 2**15  # how many tasks of equal work; less work than SERIAL is one task
 
 
@@ -59,6 +60,17 @@ def in_threads(thread: Callable[[], None], tasks: int) -> None:
         thread()
     else:
         list(_threads().map(lambda _: thread(), range(threads)))
+
+
+def in_pieces(work: Callable[[int, int], None], n: int) -> None:
+    """Calls work(begin, end) for pieces of range(n), on every core: NumPy keeps a piece in the cache of a core."""
+    begins = iter(range(0, n, PLACES))
+
+    def thread() -> None:
+        for begin in begins:
+            work(begin, min(begin + PLACES, n))
+
+    in_threads(thread, -(-n // PLACES))
 
 
 def call(kernels: Callable[[], Any], name: Any, begin: int, end: int, marks: np.ndarray, *arguments: Any) -> None:

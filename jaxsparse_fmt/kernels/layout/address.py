@@ -317,7 +317,7 @@ def expand_ptr(xp: Any, ptr: Any, total: int) -> Any:
 
 def take(a: Any, idx: Any) -> Any:
     """a[idx] for an array of NumPy or JAX; no index may lie outside."""
-    return a[idx] if isinstance(a, np.ndarray) else a.at[idx].get(mode="promise_in_bounds")
+    return a.take(idx, 0, mode="clip") if isinstance(a, np.ndarray) else a.at[idx].get(mode="promise_in_bounds")
 
 
 def _flat(xp: Any, row: Any, j: Any) -> tuple[Any, Any]:

@@ -285,3 +285,9 @@ def test_is_a_solve_inside_a_preconditioner_told_from_the_same_solve_outside():
     for _ in range(2):
         np.testing.assert_allclose(jax.grad(outer)(b), np.linalg.solve(C.T, 2 * x), rtol=1e-4)
         assert np.isnan(jax.grad(alone)(b)).all()
+
+
+def test_a_solve_and_its_derivative_share_one_lowered_loop():
+    loss = lambda A: jnp.sum(cg(A, RHS).x ** 2)  # noqa: E731
+    solve, gradient = (jax.jit(f).lower(S).as_text().count("stablehlo.while") for f in (loss, jax.grad(loss)))
+    assert gradient == solve + 1  # the one of `_or_nan`
