@@ -52,7 +52,7 @@ def matmul(a: Array, b: Array) -> Array:
 
 def combined(V: Array, c: Array) -> Array:
     """Σᵢ c[i]·V[i], column by column."""
-    return jnp.einsum("in...,i...->n...", V, c)
+    return jnp.einsum("in...,i...->n...", V, c, precision=EXACT)
 
 
 def orthogonal(V: Array, w: Array, t: Array) -> tuple[Array, Array]:
@@ -76,4 +76,4 @@ def orthogonal(V: Array, w: Array, t: Array) -> tuple[Array, Array]:
 
 
 def _parts(V: Array, w: Array) -> Array:
-    return jnp.einsum("in...,n...->i...", jnp.conj(V), w)
+    return jnp.einsum("in...,n...->i...", jnp.conj(V), w, precision=EXACT)

@@ -104,7 +104,7 @@ def test_derivatives_and_vmap_are_eigshs():
         (np.eye(5), 2, {"X0": np.ones((5, 1))}, "from 2 to 5"),
         (np.eye(5), 2, {"X0": np.ones(5)}, "as columns"),
         (np.eye(5), 2, {"M": np.eye(4)}, "M has shape"),
-        (np.ones((5, 4)), 2, {}, "A has shape"),
+        (np.ones((5, 4)), 2, {}, "A must be square"),
         (lambda v: v, 2, {}, "pass X0"),
     ],
 )
