@@ -56,23 +56,14 @@ def lobpcg(
     vmap, and is differentiable as `eigsh` is.
 
     Args:
-      A: [n, n] matrix: a jaxsparse_fmt format, a dense array, anything with a shape and `@`; or a function v -> A·v,
-        which needs X0.
-      k: the number of pairs, below n.
+      A, k: as in `eigsh`; a function needs X0.
       M: a positive definite approximation of A⁻¹, or of (A − σ)⁻¹ with σ below the wanted values: anything with `@`,
         or a function r -> M·r. None: the identity.
       which: "SA" smallest, "LA" largest.
       X0: [n, p] to start from, p ≥ k; None draws k + 3 vectors, the same at every call. Vectors beyond k make the
         others converge faster.
       maxiter: most steps, each of p products and uses of M; None allows 1000.
-      tol: pairs are done when ‖A·v − λ·v‖₂ ≤ tol·|λ|, or when the residual is rounding, a few eps·‖A‖₂; 0 iterates down
-        to rounding.
-
-    Returns:
-      An `EigenSolution`, also `w, v = lobpcg(A)`; it counts steps as iterations.
-
-    Raises:
-      ValueError, TypeError: invalid arguments.
+      tol, the `EigenSolution` and the errors: as in `eigsh`; steps count as iterations.
     """
     if which not in SIGNS:
         raise ValueError(f"which must be one of {', '.join(SIGNS)}; got {which!r}")
