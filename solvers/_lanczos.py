@@ -105,14 +105,12 @@ def run(wanted: Wanted, A: Map, v0: Array, limits: Limits) -> tuple[Array, Array
     state = lax.while_loop(lambda s: s.code == RUNNING, cycle, mesh_axes.varying(_start(wanted, v0), v0))
     values, X, norms = _extract(scaled, state)
 
-    finite = jnp.all(jnp.isfinite(values)) & jnp.all(jnp.isfinite(X)) & jnp.all(jnp.isfinite(norms))
     code = status_of(
-        (~finite | (state.code == Status.NON_FINITE), Status.NON_FINITE),
+        (state.code == Status.NON_FINITE, Status.NON_FINITE),
         (state.code == Status.MAXITER, Status.MAXITER),
         (jnp.all(norms <= _allowed(values, limits, state.norm, TRUE + state.cycles)), Status.CONVERGED),
         otherwise=Status.STAGNATION,
     )
-    values, X = jnp.where(finite, values, 0), jnp.where(finite, X, 0)
     products = state.products + 1 + wanted.k
     norms, A_norm = scaled_by(norms, exponent), scaled_by(state.norm, exponent)
     return scaled_by(values, exponent), X, End(code, state.cycles, products, norms, A_norm)

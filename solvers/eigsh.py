@@ -211,9 +211,10 @@ def differentiable(
 ) -> tuple[Array, Array, End]:
     """Eigenvalues [k], eigenvectors [k, n] and how it ended, differentiable in whatever `matvec` depends on.
 
-    The loop is not differentiated. From A·v = λ·v follow dλ = vᴴ·dA·v and (A − λ)·dv = −P·dA·v with P = 1 − v·vᴴ. The
-    systems are singular in the direction of v alone. K = P·(A − λ)·P + ‖A‖·v·vᴴ is regular, and a solution with K has
-    no component along v (Magnus 1985, Theorem 1). The pairs do not depend on `frozen`.
+    All are zero where one number is not finite. The loop is not differentiated. From A·v = λ·v follow dλ = vᴴ·dA·v and
+    (A − λ)·dv = −P·dA·v with P = 1 − v·vᴴ. The systems are singular in the direction of v alone.
+    K = P·(A − λ)·P + ‖A‖·v·vᴴ is regular, and a solution with K has no component along v (Magnus 1985, Theorem 1). The
+    pairs do not depend on `frozen`.
 
     Args:
       loop: (A, *frozen) -> eigenvalues, eigenvectors, how it ended.
@@ -224,7 +225,10 @@ def differentiable(
 
     def primal(A, frozen):
         with basis.scope():
-            return loop(A, *frozen)
+            values, X, end = loop(A, *frozen)
+        finite = functools.reduce(jnp.logical_and, [jnp.all(jnp.isfinite(a)) for a in (values, X, end.residual_norms)])
+        code = jnp.where(finite, end.code, Status.NON_FINITE).astype(jnp.int32)
+        return jnp.where(finite, values, 0), jnp.where(finite, X, 0), end._replace(code=code)
 
     def run(A, frozen):
         return opaque.apply(primal, tangent, A, frozen)

@@ -192,10 +192,7 @@ def _run(k: int, sign: int, A: Map, X: Array, limits: Limits, M: Map | None) -> 
     values, X = sign * state.values[:k], state.X[:k]
     if sign < 0:
         values, X, norms = values[::-1], X[::-1], norms[::-1]
-    finite = jnp.all(jnp.isfinite(values)) & jnp.all(jnp.isfinite(X))
-    code = jnp.where(finite, state.code, Status.NON_FINITE).astype(jnp.int32)
-    values, X = jnp.where(finite, values, 0), jnp.where(finite, X, 0)
-    end = End(code, state.steps, state.products, scaled(norms, e_A), scaled(state.norm, e_A))
+    end = End(state.code, state.steps, state.products, scaled(norms, e_A), scaled(state.norm, e_A))
     return scaled(values, e_A), X, end
 
 

@@ -52,24 +52,13 @@ def test_every_method_solves_our_operator_and_its_statistics_are_true(method):
 @pytest.mark.some(solver=1)
 @pytest.mark.parametrize(
     "solver",
-    [
-        THEIRS,
-        lx.BiCGStab(rtol=1e-10, atol=1e-10),
-        lx.GMRES(rtol=1e-10, atol=1e-10),
-        lx.AutoLinearSolver(well_posed=True),
-    ],
+    [THEIRS, *(f(rtol=1e-10, atol=1e-10) for f in (lx.BiCGStab, lx.GMRES)), lx.AutoLinearSolver(well_posed=True)],
     ids=lambda solver: type(solver).__name__,
 )
 def test_their_solvers_take_our_operator_and_our_preconditioner(solver):
     A = stored(DEFINITE)
     options = {"preconditioner": SparseOperator(precond.jacobi(A), POSITIVE)}
     assert_near(lx.linear_solve(SparseOperator(A, POSITIVE), B, solver, options=options).value, EXACT)
-
-
-def test_our_solver_takes_their_operators():
-    operator = lx.MatrixLinearOperator(jnp.asarray(GENERAL.toarray())) + 0.5 * SparseOperator(stored(GENERAL))
-    value = lx.linear_solve(operator, B, Krylov(bicgstab, rtol=1e-11)).value
-    assert_near(value, np.linalg.solve(1.5 * GENERAL.toarray(), B))
 
 
 def test_vectors_and_the_preconditioner_may_be_of_pytrees():
