@@ -68,10 +68,10 @@ def orthogonal(V: Array, w: Array, t: Array) -> tuple[Array, Array]:
         once = _parts(V, w)
         w = w - combined(V, once)
         again = _parts(V, w)
-        h = jnp.zeros((m, *once.shape[1:]), w.dtype).at[:size].set(once + again)
-        return w - combined(V, again), h
+        parts = jnp.pad(once + again, ((0, m - size), *((0, 0) for _ in once.shape[1:])))
+        return w - combined(V, again), parts
 
-    which = jnp.sum(t + 1 > jnp.array(sizes[:-1], jnp.int32)) if len(sizes) > 1 else jnp.int32(0)
+    which = sum(((t >= s).astype(jnp.int32) for s in sizes[:-1]), jnp.int32(0))
     return lax.switch(which, [functools.partial(against, size) for size in sizes], V, w)
 
 
