@@ -77,13 +77,7 @@ def lsmr(A: Any, b: Any, x0: Any = None, *, damp: float = 0.0, **settings: Unpac
       maxiter: most iterations, of two products each; None allows 10·min(m, n).
       history: keep the normal residual norms.
       adjoint: an `Adjoint`; "unrolled" is refused.
-      The others: as in `cg`.
-
-    Returns:
-      A `LeastSquaresSolution`.
-
-    Raises:
-      ValueError, TypeError: shapes that do not fit, or invalid arguments.
+      The others and the errors: as in `cg`.
     """
     b = arguments.nonempty(b, "b", "least squares needs at least one equation")
     maps, dtype, n = _two_sided(A, b)
