@@ -183,7 +183,7 @@ def _exp(X: Array) -> Array:
 # ---------------------------------------------------------------------------------------------------- reverse mode
 
 
-def sensitivity(B: Any, v: Array, cotangent: Array, m: int, limits: Limits, numbers: Any) -> tuple[Any, Array]:
+def sensitivity(B: Any, v: Array, cotangent: Array, m: int, limits: Limits, numbers: Array) -> tuple[Array, Array]:
     """The cotangent of `numbers` in exp(B(numbers))·v, and whether every step met its tolerance.
 
     Args:
@@ -198,7 +198,7 @@ def sensitivity(B: Any, v: Array, cotangent: Array, m: int, limits: Limits, numb
     if shared := mesh_axes.varies_beyond(v, numbers):
         trips = lax.pmax(trips, shared)  # devices sum their cotangents, so all must make as many steps
 
-    def back(i: Array, state: tuple[Any, Array, Array]) -> tuple[Any, Array, Array]:
+    def back(i: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
         total, u, worst = state
         at = jnp.maximum(walk.steps - 1 - i, 0)
         tau = jnp.where(i < walk.steps, lengths[at], 0)
@@ -210,9 +210,9 @@ def sensitivity(B: Any, v: Array, cotangent: Array, m: int, limits: Limits, numb
         along = scaled(jnp.einsum("ij,jn->in", X, ahead.V, precision=EXACT), ahead.e + behind.e)
         part = jax.vjp(lambda numbers: jax.vmap(lambda x: B(numbers, x))(along), numbers)[1](behind.V)[0]
         bound = 100 * jnp.maximum(tau * limits.rtol, ROUNDING * eps).astype(worst.dtype)
-        return jax.tree.map(jnp.add, total, part), u, jnp.maximum(worst, error / bound)
+        return total + part, u, jnp.maximum(worst, error / bound)
 
-    nothing = jax.tree.map(lambda a: mesh_axes.varying(jnp.zeros_like(a), a), numbers)
+    nothing = mesh_axes.varying(jnp.zeros_like(numbers), numbers)
     start = nothing, *mesh_axes.varying((cotangent, jnp.zeros_like(walk.s)), v)
     total, _, worst = lax.fori_loop(0, trips, back, start)
     return total, (walk.code == Status.CONVERGED) & (walk.steps <= KEPT) & (worst <= 1)

@@ -28,7 +28,7 @@ from solvers.core.scaling import Map
 from solvers.core.scaling import exponent as exponent_of
 from solvers.core.scaling import scaled as scaled_by
 from solvers.core.stopping import RUNNING, status_of
-from solvers.core.vectors import matmul, norm
+from solvers.core.vectors import matmul, norm, orthogonal, ratio
 from solvers.solution import Status
 
 # In units of eps·‖A‖: the length that remains, after a step, of a vector in the span of the basis; the residual norm
@@ -97,23 +97,20 @@ def run(wanted: Wanted, A: Map, v0: Array, limits: Limits) -> tuple[Array, Array
     overflows.
     """
     v0 = scaled_by(v0, -exponent_of(v0))
-    length = norm(v0)
-    v0 = v0 / jnp.where(length == 0, 1, length)
+    v0 = ratio(v0, norm(v0))
     exponent = exponent_of(A(v0))
     scaled = lambda v: scaled_by(A(v), -exponent)  # noqa: E731
-    limits = limits._replace(sigma=scaled_by(limits.sigma.astype(length.dtype), -exponent))
+    limits = limits._replace(sigma=scaled_by(limits.sigma.astype(v0.real.dtype), -exponent))
     cycle = lambda state: _cycle(wanted, scaled, limits, state)  # noqa: E731
     state = lax.while_loop(lambda s: s.code == RUNNING, cycle, mesh_axes.varying(_start(wanted, v0), v0))
     values, X, norms = _extract(scaled, state)
 
-    finite = jnp.all(jnp.isfinite(values)) & jnp.all(jnp.isfinite(X)) & jnp.all(jnp.isfinite(norms))
     code = status_of(
-        (~finite | (state.code == Status.NON_FINITE), Status.NON_FINITE),
+        (state.code == Status.NON_FINITE, Status.NON_FINITE),
         (state.code == Status.MAXITER, Status.MAXITER),
         (jnp.all(norms <= _allowed(values, limits, state.norm, TRUE + state.cycles)), Status.CONVERGED),
         otherwise=Status.STAGNATION,
     )
-    values, X = jnp.where(finite, values, 0), jnp.where(finite, X, 0)
     products = state.products + 1 + wanted.k
     norms, A_norm = scaled_by(norms, exponent), scaled_by(state.norm, exponent)
     return scaled_by(values, exponent), X, End(code, state.cycles, products, norms, A_norm)
@@ -160,13 +157,12 @@ def _step(A: Map, state: State) -> State:
     j = state.size
     w = A(state.V[j])
     A_norm = jnp.maximum(state.norm, norm(w))
-    w, h = _orthogonal(state.V, w)
+    w, h = orthogonal(state.V, w, j)
     beta = norm(w)
     invariant = beta <= BREAKDOWN * jnp.finfo(beta.dtype).eps * A_norm
     beta = jnp.where(invariant, 0, beta)
-    v = jnp.where(invariant, 0, w / jnp.where(invariant, 1, beta))
     return state._replace(
-        V=state.V.at[j + 1].set(v),
+        V=state.V.at[j + 1].set(ratio(w, beta)),
         T=state.T.at[j, j].set(h[j].real).at[j + 1, j].set(beta).at[j, j + 1].set(beta),
         size=j + 1,
         fresh=invariant,
@@ -175,21 +171,11 @@ def _step(A: Map, state: State) -> State:
     )
 
 
-def _orthogonal(V: Array, w: Array) -> tuple[Array, Array]:
-    """w less its components along V's rows, and these: classical Gram-Schmidt, applied twice (Giraud et al. 2005)."""
-    h = jnp.zeros(V.shape[0], V.dtype)
-    for _ in range(2):
-        part = jnp.conj(matmul(V, jnp.conj(w)))
-        w = w - matmul(part, V)
-        h = h + part
-    return w, h
-
-
 def _draw(state: State) -> State:
     """A random direction outside an invariant space: row `size`, coupled to nothing."""
     V, j = state.V, state.size
     key = jax.random.fold_in(jax.random.key(1), state.products)
-    w, _ = _orthogonal(V, normal(key, V.shape[1:], V.dtype))
+    w, _ = orthogonal(V, normal(key, V.shape[1:], V.dtype), j)
     return state._replace(V=V.at[j].set(w / norm(w)), fresh=mesh_axes.varying(jnp.bool(False), V))
 
 

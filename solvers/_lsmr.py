@@ -68,23 +68,20 @@ class Work(NamedTuple):
     r_norm: Array
 
 
-class Problem(NamedTuple):
-    """The problem, and the numbers of the two rules.
+class Given(NamedTuple):
+    """What a solve is given beside A and b, and is not differentiated by.
 
     Attributes:
-      A: between [n] and [m].
-      b: [m] or [m, k].
       M: a definite map, or None.
       x0: [n] or [n, k], or None.
+      of_derivative: the limits of the systems that derivatives solve.
       damp: λ if λ·I is part of A, since Aᴴ·b need not depend on it; or None.
     """
 
-    A: Maps
-    b: Array
     M: Any
     x0: Any
     limits: Limits
-    rtol_normal: Array
+    of_derivative: Limits
     damp: Any = None
 
 
@@ -112,17 +109,20 @@ class End(NamedTuple):
     consistent: Array
 
 
-def run(options: Options, problem: Problem, inside: bool, rows: int | None = None) -> tuple[Array, End]:
+def run(
+    options: Options, A: Maps, b: Array, given: Given, inside: bool, rows: int | None = None, rtol_normal: Any = None
+) -> tuple[Array, End]:
     """x with the least ‖b − A·x‖, and from x0 = 0 the shortest such x. Powers of two scale A, b and M.
 
     Args:
       inside: whether M approximates (AᴴA)⁻¹; if not, it approximates (AAᴴ)⁻¹.
       rows: the first rows of b, of which the residual norm is returned; None: all.
+      rtol_normal: of the second rule; None: that of the first.
 
     Returns:
       x [n] or [n, k], zero wherever it is not finite, and how the solve ended.
     """
-    A, b, M, x0, limits, rtol_normal, damp = problem
+    M, x0, limits, _, damp = given
     unscaled, r = A, b
     x = jnp.zeros_like(unscaled.adjoint(b))
     if x0 is not None:
@@ -143,13 +143,15 @@ def run(options: Options, problem: Problem, inside: bool, rows: int | None = Non
     b_norm = norm(b)
     real = b_norm.dtype
     tolerance = jnp.maximum(limits.rtol * b_norm, scaled(jnp.asarray(limits.atol, real), -e_b)).astype(real)
-    rtol_normal = jnp.asarray(rtol_normal, real)
+    rtol_normal = jnp.asarray(limits.rtol if rtol_normal is None else rtol_normal, real)
     least = jnp.finfo(real).eps / 16  # a recursion that fell by more is rounding
     out = e_b - e_A
 
+    def normal(work: Work) -> Array:
+        return norm(work.s) if work.s is not None else jnp.abs(work.zeta_bar)
+
     def claims(work: Work, goal: Array) -> Array:
-        size = norm(work.s) if work.s is not None else jnp.abs(work.zeta_bar)
-        return (work.r_norm <= goal) | (size <= jnp.maximum(rtol_normal, least) * work.A_norm * work.r_norm)
+        return (work.r_norm <= goal) | (normal(work) <= jnp.maximum(rtol_normal, least) * work.A_norm * work.r_norm)
 
     def trip(outer: Outer) -> Outer:
         """LSMR from a true residual until its recurrences meet a rule."""
@@ -164,7 +166,7 @@ def run(options: Options, problem: Problem, inside: bool, rows: int | None = Non
             new, code = _step(A, E, N, loop.work)
             work = jax.tree.map(lambda new, old: jnp.where(moves & (code == RUNNING), new, old), new, loop.work)
             k = loop.k + (moves & (code == RUNNING))
-            size = norm(work.s) if work.s is not None else jnp.abs(work.zeta_bar)
+            size = normal(work)
             if options.callback is not None:
                 iterate.show(options.callback, limits.calls, moves, scaled(outer.x + work.x, out))
             norms = iterate.record(loop.norms, jnp.where(moves, k, -1), size)
@@ -216,12 +218,12 @@ def run(options: Options, problem: Problem, inside: bool, rows: int | None = Non
     outer = lax.fori_loop(0, jnp.any(lost).astype(jnp.int32), returned, outer)
     own = outer.r_norm if rows is None else norm(outer.r[:rows])
     norms = jnp.where(outer.norms < 0, outer.norms, scaled(outer.norms, e_b + e_A))
-    normal = scaled(outer.s_norm, e_b + e_A), norms
     rounding = 100 * jnp.finfo(real).eps * (outer.A_norm * norm(outer.x) + b_norm)
     sound = (outer.code == Status.STAGNATION) & (outer.s_norm <= outer.A_norm * rounding)
     sound |= outer.code == Status.CONVERGED
     consistent = outer.r_norm <= jnp.maximum(tolerance, rounding)
-    return x, End(outer.k, scaled(own, e_b), normal[0], outer.code, normal[1], sound, consistent)
+    s_norm = scaled(outer.s_norm, e_b + e_A)
+    return x, End(outer.k, scaled(own, e_b), s_norm, outer.code, norms, sound, consistent)
 
 
 def _start(A: Maps, E: Map, N: Map, outer: Outer, hides: bool) -> Work:

@@ -40,13 +40,7 @@ def bicgstab(A: Any, b: Any, x0: Any = None, **settings: Unpack[Settings]) -> So
 
     Args:
       M: an approximation of A⁻¹: anything with `@`, or a function r -> M·r.
-      The others: as in `cg`.
-
-    Returns:
-      A `Solution`, differentiable as that of `cg`; a derivative solves with the transposes of A and M.
-
-    Raises:
-      ValueError, TypeError: shapes that do not fit, or arguments that make no sense.
+      The others, the `Solution` and the errors: as in `cg`; a derivative solves with the transposes of A and M.
     """
     return solve(METHOD, A, b, x0, settings)
 

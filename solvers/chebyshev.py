@@ -46,13 +46,7 @@ def chebyshev(
       M: an approximation of A⁻¹, positive definite: anything with `@`, or a function r -> M·r.
       bounds: the least and the largest eigenvalue of M·A. If the first number is too large, the solve takes more steps;
         if the second is too small, it diverges (DIVERGED). None estimates both with 12 steps of Lanczos' method.
-      The others: as in `cg`.
-
-    Returns:
-      A `Solution`, differentiable as that of `cg`.
-
-    Raises:
-      ValueError, TypeError: shapes that do not fit, or arguments that make no sense.
+      The others, the `Solution` and the errors: as in `cg`.
     """
     given = () if bounds is None else arguments.positive_interval(bounds, "bounds")
     return solve(METHOD, A, b, x0, settings, parameters=given)

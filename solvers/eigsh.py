@@ -19,15 +19,15 @@ from jax.core import Tracer
 
 from jaxsparse_fmt._types import floating_dtype, pytree, real_number, standard_promotion
 from jaxsparse_fmt.core.basis import Basis
+from jaxsparse_fmt.core.vector_passes import noise
 from solvers import _lanczos
 from solvers._lanczos import End, Limits, Wanted
-from solvers.core import arguments, iterate, opaque, program
+from solvers.core import arguments, iterate, opaque, program, stopping
 from solvers.core.adjoint import hermitian_solve
 from solvers.core.entry import Entry
 from solvers.core.scaling import Map
 from solvers.core.solve import steps_per_check
-from solvers.core.stopping import RUNNING, Loop, Now
-from solvers.core.vectors import matmul, norm
+from solvers.core.vectors import matmul, norm, ratio
 from solvers.minres import METHOD as MINRES
 from solvers.solution import Outcome, Status, is_one_number
 
@@ -35,7 +35,6 @@ WHICH = ("LM", "SM", "LA", "SA")
 # Vectors in the basis by default: SciPy's number, and more for eigenvalues inside the spectrum.
 NCV, NCV_INSIDE = 20, 60
 MAXITER = 1000
-ROUNDING = 4  # times eps·‖K‖·‖x‖: a residual of K·x = b that is rounding
 
 MESSAGES = {
     Status.MAXITER: "maxiter restarts did not bring every pair to the tolerance; raise ncv or maxiter, or loosen tol",
@@ -117,7 +116,7 @@ def eigsh(
       k: the number of pairs, below n.
       sigma: find the eigenvalues nearest to this number, with which="LM".
       which: "LM" largest in magnitude, "LA" largest, "SA" smallest, "SM" smallest in magnitude, that is nearest to 0.
-      v0: [n], start vector; None draws one from a fixed key, the same at every call.
+      v0: [n], start vector; None draws one, the same at every call.
       ncv: vectors in the basis, k < ncv ≤ n, and as many again at a restart; None takes max(2·k + 1, 20), or 60 for 20
         near sigma.
       maxiter: most restarts, each after about (ncv − k)/2 products; None allows 1000.
@@ -130,11 +129,8 @@ def eigsh(
     Raises:
       ValueError, TypeError: invalid arguments.
     """
-    v0 = _start_vector(A, v0)
+    inner, basis, k, v0 = eigenproblem(A, k, v0, "v0", ())
     n = v0.shape[0]
-    inner, basis = arguments.in_basis(arguments.linear_map(A, n, "A"))
-    v0 = basis.accept(v0).astype(jnp.promote_types(arguments.result_dtype(inner, v0, "A"), v0.dtype))
-    k = arguments.eigenpair_count(k, n)
     if which not in WHICH:
         raise ValueError(f"which must be one of {', '.join(WHICH)}; got {which!r}")
     if sigma is not None and which != "LM":
@@ -162,28 +158,41 @@ def _in_basis(wanted: Wanted, maps: tuple[Any], basis: Basis, v0: Array, limits:
 _solve = Entry(_in_basis, lambda _, v0: (v0,))
 
 
-def _start_vector(A: Any, v0: Any) -> Array:
-    """v0, or random numbers of A's size and dtype; checks that A is square and, where it is NumPy's, Hermitian."""
-    if v0 is not None and jnp.ndim(v0) != 1:
-        raise ValueError(f"v0 must be one vector of shape (n,); got {jnp.shape(v0)}")
-    v0 = None if v0 is None else arguments.vectors(v0, "v0")
+def eigenproblem(A: Any, k: Any, start: Any, name: str, more: tuple[int, ...]) -> tuple[Any, Basis, int, Array]:
+    """A between vectors in its basis, that basis, k, and the start: `start`, or numbers that are always the same.
+
+    Checks that A is square and, where it is NumPy's, Hermitian.
+
+    Args:
+      start, name: the user's v0 [n] or X0 [n, p], or None, and its name.
+      more: vectors to draw beyond k, of which the start is a block; () for one vector.
+    """
     shape = getattr(A, "shape", None)
-    if shape is None:
-        if v0 is None and callable(A):
-            raise ValueError("A is a function, whose size is unknown; pass v0, a vector to start from")
-        return jnp.ones(1) if v0 is None else v0
-    if len(shape) != 2 or shape[0] != shape[1]:
+    if start is not None:
+        start = arguments.vectors(start, name)
+        if start.ndim != 1 + len(more):
+            raise ValueError(
+                f"{name} must be {'vectors as columns' if more else 'one vector'}; got shape {start.shape}"
+            )
+    elif shape is None and callable(A):
+        raise ValueError(f"A is a function, whose size is unknown; pass {name} to start from")
+    if shape is not None and (len(shape) != 2 or shape[0] != shape[1]):
         raise ValueError(f"A must be square; got shape {tuple(shape)}")
-    if v0 is not None and v0.shape != (shape[0],):
-        raise ValueError(f"v0 has shape {v0.shape}; A of shape {tuple(shape)} needs ({shape[0]},)")
+    n = shape[0] if shape else 1 if start is None else start.shape[0]
+    if start is not None and start.shape[0] != n:
+        raise ValueError(f"{name} has shape {start.shape}; A of shape {(n, n)} needs vectors of length {n}")
     if isinstance(A, np.ndarray) and A.dtype.kind in "fiuc":
         off = np.abs(A - A.conj().T).max(initial=0)
         if off > 1e-3 * np.abs(A).max(initial=0):
             raise ValueError(f"A must be symmetric, or Hermitian if complex; A and its adjoint differ by {off:.3g}")
-    if v0 is not None:
-        return v0
-    dtype = floating_dtype(getattr(A, "dtype", float), "A")
-    return jax.random.normal(jax.random.key(0), shape[:1], jnp.promote_types(dtype, jnp.float32))
+    inner, basis = arguments.in_basis(arguments.linear_map(A, n, "A"))
+    k = arguments.eigenpair_count(k, n)
+    if start is None:
+        dtype = jnp.finfo(jnp.promote_types(floating_dtype(getattr(A, "dtype", float), "A"), jnp.float32)).dtype
+        places = n, *(min(k + guards, n) for guards in more)
+        start = noise(math.prod(places), dtype).reshape(places)
+    dtype = jnp.result_type(arguments.result_dtype(inner, start, "A"), start.dtype, jnp.float32)
+    return inner, basis, k, basis.accept(start).astype(dtype)
 
 
 def _real(value: Any, name: str) -> Array:
@@ -202,9 +211,10 @@ def differentiable(
 ) -> tuple[Array, Array, End]:
     """Eigenvalues [k], eigenvectors [k, n] and how it ended, differentiable in whatever `matvec` depends on.
 
-    The loop is not differentiated. From A·v = λ·v follow dλ = vᴴ·dA·v and (A − λ)·dv = −P·dA·v with P = 1 − v·vᴴ. The
-    systems are singular in the direction of v alone. K = P·(A − λ)·P + ‖A‖·v·vᴴ is regular, and a solution with K has
-    no component along v (Magnus 1985, Theorem 1). The pairs do not depend on `frozen`.
+    All are zero where one number is not finite. The loop is not differentiated. From A·v = λ·v follow dλ = vᴴ·dA·v and
+    (A − λ)·dv = −P·dA·v with P = 1 − v·vᴴ. The systems are singular in the direction of v alone.
+    K = P·(A − λ)·P + ‖A‖·v·vᴴ is regular, and a solution with K has no component along v (Magnus 1985, Theorem 1). The
+    pairs do not depend on `frozen`.
 
     Args:
       loop: (A, *frozen) -> eigenvalues, eigenvectors, how it ended.
@@ -215,7 +225,10 @@ def differentiable(
 
     def primal(A, frozen):
         with basis.scope():
-            return loop(A, *frozen)
+            values, X, end = loop(A, *frozen)
+        finite = functools.reduce(jnp.logical_and, [jnp.all(jnp.isfinite(a)) for a in (values, X, end.residual_norms)])
+        code = jnp.where(finite, end.code, Status.NON_FINITE).astype(jnp.int32)
+        return jnp.where(finite, values, 0), jnp.where(finite, X, 0), end._replace(code=code)
 
     def run(A, frozen):
         return opaque.apply(primal, tangent, A, frozen)
@@ -231,23 +244,17 @@ def differentiable(
         d_values = jnp.sum(jnp.conj(X) * dA_X, axis=1).real
         size = lax.stop_gradient(jnp.where(end.norm == 0, 1, end.norm))
 
-        def K(Z):
-            return jax.vmap(lambda value, x, z: _off(A, size, value, x)(z))(values, X, Z)
-
+        K = lambda Z: jax.vmap(functools.partial(_off, A, size))(values, X, Z)  # noqa: E731
         dX = hermitian_solve(K, lambda rhs: _solve_off(A, size, values, X, rhs), -_outside(X, dA_X))
         return (values, X, end), (d_values, _outside(X, dX), d_end)
 
     return run(A, frozen)
 
 
-def _off(A: Map, size: Array, value: Array, x: Array) -> Map:
-    """K = P·(A − λ)·P + ‖A‖·x·xᴴ with P = 1 − x·xᴴ."""
-
-    def K(z: Array) -> Array:
-        inside = _outside(x, z)
-        return _outside(x, A(inside) - value * inside) + size * (z - inside)
-
-    return K
+def _off(A: Map, size: Array, value: Array, x: Array, z: Array) -> Array:
+    """K·z with K = P·(A − λ)·P + ‖A‖·x·xᴴ and P = 1 − x·xᴴ."""
+    inside = _outside(x, z)
+    return _outside(x, A(inside) - value * inside) + size * (z - inside)
 
 
 def _solve_off(A: Map, size: Array, values: Array, X: Array, rhs: Array) -> Array:
@@ -256,47 +263,23 @@ def _solve_off(A: Map, size: Array, values: Array, X: Array, rhs: Array) -> Arra
     The components along the other eigenvectors are known. They are subtracted first, since they make a system slow to
     solve.
     """
-    eps = jnp.finfo(values.dtype).eps
+    eps, n = jnp.finfo(values.dtype).eps, rhs.shape[1]
     gaps = values - values[:, None]  # [system, eigenvector]
     gaps = jnp.where(jnp.eye(values.size, dtype=bool), size, gaps)
-    equal = jnp.abs(gaps) <= eps**0.75 * size
-    along = matmul(rhs, jnp.conj(X).T)
-    known = matmul(jnp.where(equal, 0, along / jnp.where(equal, 1, gaps)), X)
+    gaps = jnp.where(jnp.abs(gaps) <= eps**0.75 * size, 0, gaps)
+    known = matmul(ratio(matmul(rhs, jnp.conj(X).T), gaps), X)
+    options = iterate.Options(0, steps_per_check(n), None, None)
+    zero = jnp.zeros((), values.dtype)
+    limits, same = stopping.Limits(eps**0.75 + zero, zero, jnp.int32(min(10 * n, 2**31 - 1)), zero), lambda v: v
 
     def one(value, x, rhs, known):
-        K = _off(A, size, value, x)
-        rest = rhs - K(known)
-        length = norm(rest)
-        unit = rest / jnp.where(length == 0, 1, length)
-        z = known + _minres(lambda z: K(z) / size, unit) * (length / size)
+        K = functools.partial(_off, A, size, value, x)
+        z = known + iterate.run(MINRES, options, iterate.System(K, same, rhs - K(known), None, limits), same).x
         solved = norm(rhs - K(z)) <= jnp.sqrt(eps) * norm(rhs)
         bounded = eps**0.75 * size * norm(z) <= norm(rhs)
         return jnp.where(solved & bounded, z, jnp.nan)
 
     return jax.vmap(one)(values, X, rhs, known)
-
-
-def _minres(K: Map, b: Array) -> Array:
-    """x with K·x = b by the steps of `minres`, for a Hermitian K of any sign and a b of length 1 or 0.
-
-    It ends once x is the exact solution of a system whose matrix differs from K by rounding: further steps could not
-    help, even where K is nearly singular, as in eigenproblems.
-    """
-    eps, most, same = jnp.finfo(b.dtype).eps, min(10 * b.size, 2**31 - 1), lambda v: v
-
-    def numbers(loop: Loop) -> Now:
-        rounding = ROUNDING * eps * loop.work.A_norm * norm(loop.work.x)
-        return Now(loop.k, loop.norm, loop.code, jnp.maximum(eps, rounding), most)
-
-    def advance(loop: Loop) -> Loop:
-        work, now = MINRES.step(K, same, loop.work, numbers(loop))
-        return Loop(work, now.k, now.norm, now.code, loop.norms)
-
-    options = iterate.Options(0, steps_per_check(b.size), None, None)
-    number = jnp.int32
-    loop = Loop(MINRES.start(K, same, b, None), number(0), norm(b), number(RUNNING), jnp.zeros(0, b.real.dtype))
-    continues = lambda loop: numbers(loop).active  # noqa: E731
-    return MINRES.iterate(same, iterate.advance_while(continues, advance, loop, options, number(0), unroll=1).work)
 
 
 def _outside(x: Array, z: Array) -> Array:

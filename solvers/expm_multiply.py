@@ -158,23 +158,22 @@ def _changed(m: int, B: Any, v: Array, dB: Any, limits: Limits) -> Array:
 
     Forward it is the upper half of exp([[B, dB], [0, B]])·(0, v) (Van Loan 1978); backward, `_exponential.sensitivity`.
     """
-    inside = jax.tree.structure(B)
-    given = jax.tree.leaves(dB, is_leaf=lambda a: a is None)
-    moving = [i for i, d in enumerate(given) if d is not None]
-    flat, split = ravel_pytree([given[i] for i in moving])
+    inside, moves = jax.tree.structure(B), [d is not None for d in jax.tree.leaves(dB, is_leaf=lambda a: a is None)]
+    flat, split = ravel_pytree(dB)
 
-    def rebuilt(B: Any, numbers: list[Array]) -> Any:
-        now = dict(zip(moving, numbers, strict=True))
-        return jax.tree.unflatten(inside, [now.get(i, leaf) for i, leaf in enumerate(jax.tree.leaves(B))])
+    def rebuilt(B: Any, numbers: Array) -> Any:
+        new = iter(jax.tree.leaves(split(numbers)))
+        leaves = zip(moves, jax.tree.leaves(B), strict=True)
+        return jax.tree.unflatten(inside, [next(new) if moving else leaf for moving, leaf in leaves])
 
-    def numbers_of(B: Any) -> list[Array]:
-        return [jax.tree.leaves(B)[i] for i in moving]
+    def numbers_of(B: Any) -> Array:
+        return ravel_pytree([leaf for moving, leaf in zip(moves, jax.tree.leaves(B), strict=True) if moving])[0]
 
-    def doubled(B: Any, v: Array, flat: Array, limits: Limits) -> Array:
-        n = v.shape[0]
+    def forward(Bv: Any, flat: Array, limits: Limits) -> Array:
+        (B, v), n = Bv, Bv[1].shape[0]
 
         def moved(x: Array) -> Array:
-            return jax.jvp(lambda numbers: rebuilt(B, numbers)(x), (numbers_of(B),), (split(flat),))[1]
+            return jax.jvp(lambda numbers: rebuilt(B, numbers)(x), (numbers_of(B),), (flat,))[1]
 
         # Both halves of about one size, so that the tolerance holds for the upper one.
         sizes = lax.stop_gradient((v, moved(v)))
@@ -185,13 +184,10 @@ def _changed(m: int, B: Any, v: Array, dB: Any, limits: Limits) -> Array:
         w = jnp.concatenate([jnp.zeros_like(v), v])
         return _sound(m, program.traced(both, w), w, limits)[:n] / scale
 
-    def forward(Bv, flat, limits):
-        return doubled(Bv[0], Bv[1], flat, limits)
-
     def tangent_forward(primals, tangents):
         (Bv, flat, limits), (dBv, dflat, _) = primals, tangents
-        f = lambda args: doubled(args[0][0], args[0][1], args[1], limits)  # noqa: E731
-        return changed(Bv, flat, limits), opaque.moved(f, (Bv, flat), (dBv, dflat))
+        moved = opaque.moved(lambda args: forward(args[0], args[1], limits), (Bv, flat), (dBv, dflat))
+        return changed(Bv, flat, limits), moved
 
     def changed(Bv, flat, limits):
         return opaque.apply(forward, tangent_forward, Bv, flat, limits, transpose=lambda a, c: pulled(a[0], c, a[2]))
@@ -200,7 +196,7 @@ def _changed(m: int, B: Any, v: Array, dB: Any, limits: Limits) -> Array:
         B, v = Bv
         of = lambda numbers, x: rebuilt(B, numbers)(x)  # noqa: E731
         found, trusted = _exponential.sensitivity(of, v, cotangent, m, limits, numbers_of(B))
-        return jnp.where(trusted, ravel_pytree(found)[0], jnp.nan)
+        return jnp.where(trusted, found, jnp.nan)
 
     def tangent_backward(primals, tangents):
         (Bv, cotangent, limits), (dBv, dcotangent, _) = primals, tangents
@@ -211,7 +207,7 @@ def _changed(m: int, B: Any, v: Array, dB: Any, limits: Limits) -> Array:
                 f = lambda Bv: _sound(m, Bv[0], Bv[1], limits)  # noqa: E731
                 return opaque.moved(f, (rebuilt(Bv[0], numbers), Bv[1]), dBv)
 
-            parts.append(ravel_pytree(jax.vjp(along, numbers_of(Bv[0]))[1](cotangent)[0])[0])
+            parts.append(jax.vjp(along, numbers_of(Bv[0]))[1](cotangent)[0])
         return pulled(Bv, cotangent, limits), sum(parts) if parts else None
 
     def pulled(Bv, cotangent, limits):

@@ -28,13 +28,7 @@ def fcg(A: Any, b: Any, x0: Any = None, *, deflated: Any = None, **settings: Unp
     Args:
       M: an approximation of A⁻¹, roughly symmetric and positive definite; it may change from step to step and need not
         be linear: anything with `@`, or a function r -> M·r such as an inner solve.
-      The others: as in `cg`.
-
-    Returns:
-      A `Solution`, differentiable as that of `cg`.
-
-    Raises:
-      ValueError, TypeError: shapes that do not fit, or arguments that make no sense.
+      The others, the `Solution` and the errors: as in `cg`.
     """
     return solve(METHOD, A, b, x0, deflating(settings, A, deflated))
 

@@ -25,9 +25,9 @@ from jax.flatten_util import ravel_pytree
 from jaxsparse_fmt._types import check_dense, owned, requested_dtype
 from solvers.cg import cg
 from solvers.chebyshev import chebyshev
-from solvers.core.arguments import refuse_scipy
+from solvers.core.arguments import is_function, refuse_scipy
 from solvers.fcg import fcg
-from solvers.lsmr import lsmr
+from solvers.lsmr import LeastSquaresSolution, lsmr
 from solvers.minres import minres
 from solvers.refine import METHODS, refine
 from solvers.solution import Solution, Status
@@ -41,7 +41,7 @@ except ModuleNotFoundError:
 Operator: TypeAlias = lx.AbstractLinearOperator
 
 SELF_ADJOINT = (cg, fcg, minres, chebyshev)
-# lineax's messages are fixed. Its "breakdown" advises another solver, which is what the last five need.
+# lineax's messages are fixed. Its "breakdown" advises another solver, which is what all other statuses need.
 RESULTS = {
     Status.CONVERGED: lx.RESULTS.successful,
     Status.MAXITER: lx.RESULTS.max_steps_reached,
@@ -49,15 +49,10 @@ RESULTS = {
     Status.PRECISION: lx.RESULTS.stagnation,
     Status.NON_FINITE: lx.RESULTS.nonfinite_input,
     Status.OUT_OF_RANGE: lx.RESULTS.nonfinite_input,
-    Status.BREAKDOWN: lx.RESULTS.breakdown,
-    Status.NOT_POSITIVE_DEFINITE: lx.RESULTS.breakdown,
-    Status.NOT_SYMMETRIC: lx.RESULTS.breakdown,
-    Status.DIVERGED: lx.RESULTS.breakdown,
-    Status.LEAST_SQUARES: lx.RESULTS.breakdown,
 }
 # Arguments that lineax passes on or differentiates, that refine makes by itself, or, as callback, that must run in
 # order, which lineax cannot guarantee.
-NOT_SETTINGS = ("A", "b", "x0", "M", "inner", "callback", "adjoint")
+NOT_SETTINGS = ("A", "b", "x0", "M", "damp", "inner", "callback", "adjoint")
 
 
 class SparseOperator(Operator):
@@ -124,7 +119,80 @@ class SparseOperator(Operator):
         return jax.ShapeDtypeStruct(self.matrix.shape[:1], self.dtype)
 
 
-class Krylov(lx.AbstractLinearSolver):
+class _Solver(lx.AbstractLinearSolver):
+    """A function of this package as a solver of lineax, over pytrees of vectors.
+
+    Attributes:
+      method: the function.
+      settings: its keywords.
+    """
+
+    method: Callable[..., Solution] = eqx.field(static=True)
+    settings: dict[str, Any]
+
+    def __init__(self, method: Callable[..., Solution], max_steps: int | None, settings: dict[str, Any]):
+        settings = settings if max_steps is None else settings | {"maxiter": max_steps}
+        known = [name for name in inspect.signature(method).parameters if name not in NOT_SETTINGS]
+        if unknown := [name for name in settings if name not in known]:
+            raise TypeError(
+                f"{getattr(method, '__name__', method)} has no setting {unknown[0]!r} here; it has {', '.join(known)}. "
+                "M and x0 go to lineax.linear_solve, as options={'preconditioner': M, 'y0': x0}"
+            )
+        self.method, self.settings = method, settings
+
+    def init(self, operator: Operator, options: dict[str, Any]) -> Operator:
+        del options
+        return lx.linearise(operator)
+
+    def compute(self, state: Operator, vector: Any, options: dict[str, Any]) -> tuple[Any, lx.RESULTS, dict[str, Any]]:
+        b, unravel_b = ravel_pytree(vector)
+        unknown = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), state.in_structure())
+        zero, unravel = ravel_pytree(unknown)
+        M: Any = options.get("preconditioner")
+        y0 = options.get("y0")
+        if isinstance(M, Operator):
+            if not _alike(M.in_structure(), unknown) or not _alike(M.out_structure(), unknown):
+                raise ValueError(
+                    f"the preconditioner must take and return vectors like the unknowns, {_types(unknown)}; got one "
+                    f"from {M.in_structure()} to {M.out_structure()}"
+                )
+            M = _flat(lx.linearise(M), unravel, zero.dtype)
+        elif M is not None and not hasattr(M, "__matmul__"):
+            raise TypeError(f"the preconditioner must be an operator of lineax or have @; got {type(M).__name__}")
+        if y0 is not None and not _alike(y0 := jax.tree.map(owned, y0), unknown):
+            raise ValueError(
+                f"y0 must have the structure, shapes and dtypes of the unknowns, {_types(unknown)}; got {_types(y0)}"
+            )
+        A = _flat(state, unravel, zero.dtype)
+        if self.method is lsmr and is_function(A):
+            A = A, _flat(lx.conj(state).transpose(), unravel_b, b.dtype)
+        if lx.is_negative_semidefinite(state) and self.method is not lsmr:
+            A, b = _negative(A), -b
+        sol = self.method(A, b, None if y0 is None else ravel_pytree(y0)[0], M=M, **self.settings)
+        stats = {"num_steps": sol.n_iterations, "residual_norm": sol.residual_norm, "status": sol.code}
+        stats |= {"max_steps": self.settings.get("maxiter")}  # as lineax's own solvers do
+        if isinstance(sol, LeastSquaresSolution):
+            stats |= {"normal_residual_norm": sol.normal_residual_norm}
+        if sol.norms is not None:
+            stats |= {"history": sol.history}
+        result = lx.RESULTS.breakdown
+        for status, meaning in RESULTS.items():
+            result = lx.RESULTS.where(sol.code == status, meaning, result)
+        return unravel(sol.x.astype(zero.dtype)), result, stats
+
+    def conj(self, state: Operator, options: dict[str, Any]) -> tuple[Operator, dict[str, Any]]:
+        return lx.conj(state), _of_preconditioner(_conj, options)
+
+    def assume_full_rank(self) -> bool:
+        return self.method is not lsmr
+
+    def allow_dependent_columns(self, operator: Operator) -> bool:  # the name in lineax before 0.1
+        return self.method is lsmr
+
+    allow_dependent_rows = allow_dependent_columns
+
+
+class Krylov(_Solver):
     """A method of this package as a solver of lineax, for square operators.
 
     It stops when ‖b − A·x‖₂ ≤ max(rtol·‖b‖₂, atol), by the true residual, over all leaves of b together. `linear_solve`
@@ -139,14 +207,7 @@ class Krylov(lx.AbstractLinearSolver):
 
     The solution's `stats` hold "num_steps", "max_steps", "residual_norm" (true), the `Status` as a number in "status",
     which is more detailed than lineax's result, and "history" if it was requested.
-
-    Attributes:
-      method: the function.
-      settings: its keywords.
     """
-
-    method: Callable[..., Solution] = eqx.field(static=True)
-    settings: dict[str, Any]
 
     def __init__(self, method: Callable[..., Solution] = cg, /, *, max_steps: int | None = None, **settings: Any):
         """Chooses a method.
@@ -162,44 +223,15 @@ class Krylov(lx.AbstractLinearSolver):
         """
         if callable(settings.get("method")):  # refine has a keyword of that name, a string
             method = settings.pop("method")
-        settings = settings if max_steps is None else settings | {"maxiter": max_steps}
-        known = [name for name in inspect.signature(method).parameters if name not in NOT_SETTINGS]
-        if unknown := [name for name in settings if name not in known]:
-            raise TypeError(
-                f"{getattr(method, '__name__', method)} has no setting {unknown[0]!r} here; it has {', '.join(known)}. "
-                "M and x0 go to lineax.linear_solve, as options={'preconditioner': M, 'y0': x0}"
-            )
-        self.method, self.settings = method, settings
+        super().__init__(method, max_steps, settings)
 
     def init(self, operator: Operator, options: dict[str, Any]) -> Operator:
-        del options
         if not _alike(operator.in_structure(), operator.out_structure()):
             raise ValueError(
                 f"Krylov needs b and x of one structure; the operator maps {operator.in_structure()} to "
                 f"{operator.out_structure()}. For least squares take LeastSquares()"
             )
-        return lx.linearise(operator)
-
-    def compute(self, state: Operator, vector: Any, options: dict[str, Any]) -> tuple[Any, lx.RESULTS, dict[str, Any]]:
-        b, unravel = ravel_pytree(vector)
-        M: Any = options.get("preconditioner")
-        y0 = options.get("y0")
-        if isinstance(M, lx.AbstractLinearOperator):
-            if not _alike(M.in_structure(), vector) or not _alike(M.out_structure(), vector):
-                raise ValueError(
-                    f"the preconditioner must take and return vectors like b, {_types(vector)}; got one from "
-                    f"{M.in_structure()} to {M.out_structure()}"
-                )
-            M = _flat(lx.linearise(M), unravel, b.dtype)
-        elif M is not None and not hasattr(M, "__matmul__"):
-            raise TypeError(f"the preconditioner must be an operator of lineax or have @; got {type(M).__name__}")
-        if y0 is not None and not _alike(y0 := jax.tree.map(owned, y0), vector):
-            raise ValueError(f"y0 must have b's structure, shapes and dtypes, {_types(vector)}; got {_types(y0)}")
-        A, x0 = _flat(state, unravel, b.dtype), None if y0 is None else ravel_pytree(y0)[0]
-        if lx.is_negative_semidefinite(state):
-            A, b = _negative(A), -b
-        sol = self.method(A, b, x0, M=M, **self.settings)
-        return unravel(sol.x), _result(sol), _statistics(sol, self.settings)
+        return super().init(operator, options)
 
     def transpose(self, state: Operator, options: dict[str, Any]) -> tuple[Operator, dict[str, Any]]:
         """The transposed system; the conjugate one, with the faster product, if the method assumes a Hermitian A."""
@@ -208,100 +240,29 @@ class Krylov(lx.AbstractLinearSolver):
             return self.conj(state, options)
         return state.transpose(), _of_preconditioner(lambda M: M.T, options)
 
-    def conj(self, state: Operator, options: dict[str, Any]) -> tuple[Operator, dict[str, Any]]:
-        return lx.conj(state), _of_preconditioner(_conj, options)
 
-    def assume_full_rank(self) -> bool:
-        return True
-
-    def allow_dependent_columns(self, operator: Operator) -> bool:  # the name in lineax before 0.1
-        return False
-
-    allow_dependent_rows = allow_dependent_columns
-
-
-class LeastSquares(lx.AbstractLinearSolver):
+class LeastSquares(_Solver):
     """`lsmr` as a solver of lineax, for operators of any shape and rank: the shortest least-squares solution.
 
-    It stops as `lsmr` does. `linear_solve` takes "y0" as an option, where to start, and "preconditioner": a positive
-    definite approximation of (AᴴA)⁻¹ as anything with `@`, over the raveled unknowns. lineax computes derivatives by
-    solves with A and Aᴴ; the solves with A use the preconditioner. Derivatives hold at every rank, for changes that
-    keep the rank.
+    It stops as `lsmr` does. `linear_solve` takes the options of `Krylov`; the preconditioner is a positive definite
+    approximation of (AᴴA)⁻¹. lineax computes derivatives by solves with A and Aᴴ; the solves with A use the
+    preconditioner. Derivatives hold at every rank, for changes that keep the rank.
 
     The solution's `stats` are those of `Krylov`, and "normal_residual_norm".
-
-    Attributes:
-      settings: keywords of `lsmr`.
     """
 
-    settings: dict[str, Any]
-
     def __init__(self, *, max_steps: int | None = None, **settings: Any):
-        """Takes `lsmr`'s keywords except `callback`, `adjoint`, and `damp`, whose derivatives lineax does not compute.
+        """Takes `lsmr`'s keywords except `callback`, `adjoint`, and `damp`, whose derivatives lineax does not compute:
+        stack λ·I below the operator instead.
 
         Raises:
           TypeError: another keyword.
         """
-        settings = settings if max_steps is None else settings | {"maxiter": max_steps}
-        known = [k for k in inspect.signature(lsmr).parameters if k not in (*NOT_SETTINGS, "damp")]
-        if unknown := [name for name in settings if name not in known]:
-            cure = "stack λ·I below the operator" if unknown[0] == "damp" else f"it has {', '.join(known)}"
-            raise TypeError(f"LeastSquares has no setting {unknown[0]!r}; {cure}")
-        self.settings = settings
-
-    def init(self, operator: Operator, options: dict[str, Any]) -> Operator:
-        del options
-        return lx.linearise(operator)
-
-    def compute(self, state: Operator, vector: Any, options: dict[str, Any]) -> tuple[Any, lx.RESULTS, dict[str, Any]]:
-        b, unravel_b = ravel_pytree(vector)
-        unknown = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), state.in_structure())
-        zero, unravel = ravel_pytree(unknown)
-        y0, M = options.get("y0"), options.get("preconditioner")
-        if y0 is not None and not _alike(y0 := jax.tree.map(owned, y0), unknown):
-            raise ValueError(
-                f"y0 must have the structure, shapes and dtypes of the unknowns, {_types(unknown)}; got {_types(y0)}"
-            )
-        adjoint = lx.conj(state).transpose()
-        A = (
-            state.matrix
-            if isinstance(state, SparseOperator)
-            else (
-                lambda v: ravel_pytree(state.mv(unravel(v)))[0],
-                lambda u: ravel_pytree(adjoint.mv(unravel_b(u)))[0],
-            )
-        )
-        sol = lsmr(A, b, None if y0 is None else ravel_pytree(y0)[0], M=M, **self.settings)
-        stats = _statistics(sol, self.settings) | {"normal_residual_norm": sol.normal_residual_norm}
-        return unravel(sol.x.astype(zero.dtype)), _result(sol), stats
+        super().__init__(lsmr, max_steps, settings)
 
     def transpose(self, state: Operator, options: dict[str, Any]) -> tuple[Operator, dict[str, Any]]:
         del options
         return state.transpose(), {}
-
-    def conj(self, state: Operator, options: dict[str, Any]) -> tuple[Operator, dict[str, Any]]:
-        return lx.conj(state), _of_preconditioner(_conj, options)
-
-    def assume_full_rank(self) -> bool:
-        return False
-
-    def allow_dependent_columns(self, operator: Operator) -> bool:  # the name in lineax before 0.1
-        return True
-
-    allow_dependent_rows = allow_dependent_columns
-
-
-def _result(sol: Solution) -> lx.RESULTS:
-    result = lx.RESULTS.successful
-    for status, meaning in RESULTS.items():
-        result = lx.RESULTS.where(sol.code == status, meaning, result)
-    return result
-
-
-def _statistics(sol: Solution, settings: dict[str, Any]) -> dict[str, Any]:
-    stats = {"num_steps": sol.n_iterations, "residual_norm": sol.residual_norm, "status": sol.code}
-    stats |= {"max_steps": settings.get("maxiter")}  # as lineax's own solvers do
-    return stats if sol.norms is None else stats | {"history": sol.history}
 
 
 def _flat(operator: Operator, unravel: Callable[[Array], Any], dtype: Any) -> Any:

@@ -22,14 +22,13 @@ from jax import Array, lax
 from jaxsparse_fmt._types import standard_promotion
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import Basis
-from jaxsparse_fmt.core.vector_passes import noise
 from solvers._lanczos import TRUE, End, Limits
 from solvers.core import arguments, program
 from solvers.core.entry import Entry, entered
 from solvers.core.scaling import Map, exponent, scaled
 from solvers.core.stopping import RUNNING, status_of
-from solvers.core.vectors import matmul, norm
-from solvers.eigsh import EigenSolution, differentiable
+from solvers.core.vectors import matmul, norm, ratio
+from solvers.eigsh import EigenSolution, differentiable, eigenproblem
 from solvers.solution import Status
 
 GUARDS, MAXITER = 3, 1000
@@ -37,16 +36,6 @@ SIGNS = {"SA": 1, "LA": -1}
 LOST = 100  # times eps: a direction whose eigenvalue of the Gram matrix is at most this is rounding
 CLAIM = TRUE // 2  # the residual norm, in units of eps·‖A‖, at which the recursion counts as converged
 REFRESHED = 20  # steps after which true products replace A·X and A·P, which gather rounding errors
-
-
-class Plan(NamedTuple):
-    """The static arguments: pairs, 1 for the smallest or −1, unknowns, vectors in a block, and their dtype."""
-
-    k: int
-    sign: int
-    n: int
-    count: int
-    dtype: Any
 
 
 @standard_promotion
@@ -67,68 +56,37 @@ def lobpcg(
     vmap, and is differentiable as `eigsh` is.
 
     Args:
-      A: [n, n] matrix: a jaxsparse_fmt format, a dense array, anything with a shape and `@`; or a function v -> A·v,
-        which needs X0.
-      k: the number of pairs, below n.
+      A, k: as in `eigsh`; a function needs X0.
       M: a positive definite approximation of A⁻¹, or of (A − σ)⁻¹ with σ below the wanted values: anything with `@`,
         or a function r -> M·r. None: the identity.
       which: "SA" smallest, "LA" largest.
       X0: [n, p] to start from, p ≥ k; None draws k + 3 vectors, the same at every call. Vectors beyond k make the
         others converge faster.
       maxiter: most steps, each of p products and uses of M; None allows 1000.
-      tol: pairs are done when ‖A·v − λ·v‖₂ ≤ tol·|λ|, or when the residual is rounding, a few eps·‖A‖₂; 0 iterates down
-        to rounding.
-
-    Returns:
-      An `EigenSolution`, also `w, v = lobpcg(A)`; it counts steps as iterations.
-
-    Raises:
-      ValueError, TypeError: invalid arguments.
+      tol, the `EigenSolution` and the errors: as in `eigsh`; steps count as iterations.
     """
-    shape = getattr(A, "shape", None)
-    X0 = None if X0 is None else arguments.vectors(X0, "X0")
-    if X0 is not None and X0.ndim != 2:
-        raise ValueError(f"X0 must be vectors as columns, (n, p); got shape {X0.shape}")
-    if X0 is None and shape is None and callable(A):
-        raise ValueError("A is a function, whose size is unknown; pass X0, vectors to start from")
-    n = X0.shape[0] if X0 is not None else shape[0] if shape else 1
-    A = arguments.linear_map(A, n, "A")
-    k = arguments.eigenpair_count(k, n)
-    if X0 is not None and not k <= X0.shape[1] <= n:
-        raise ValueError(f"X0 has {X0.shape[1]} columns; k = {k} and n = {n} need from {k} to {n}")
     if which not in SIGNS:
         raise ValueError(f"which must be one of {', '.join(SIGNS)}; got {which!r}")
-    own, basis = arguments.in_basis(A)
-    like = jnp.zeros(n, getattr(A, "dtype", None)) if X0 is None else X0[:, 0]
-    dtype = jnp.promote_types(arguments.result_dtype(own, arguments.vectors(like, "X0"), "A"), jnp.float32)
-    M = arguments.preconditioner(M, jax.ShapeDtypeStruct((n,), dtype), "make X0 complex")
+    own, basis, k, X0 = eigenproblem(A, k, X0, "X0", (GUARDS,))
+    n, p = X0.shape
+    if not k <= p <= n:
+        raise ValueError(f"X0 has {p} columns; k = {k} and n = {n} need from {k} to {n}")
+    M = arguments.preconditioner(M, X0[:, 0], "make X0 complex")
     limits = Limits(arguments.tolerance(tol, "tol"), arguments.maxiter(maxiter, MAXITER))
-    X0 = None if X0 is None else basis.accept(X0).astype(dtype)
-    plan = Plan(k, SIGNS[which], n, min(k + GUARDS, n) if X0 is None else X0.shape[1], jnp.dtype(dtype))
-    return _solve(plan, (own, M), basis, X0, limits)
+    return _solve((k, SIGNS[which]), (own, M), basis, X0, limits)
 
 
-def _in_basis(plan: Plan, maps: tuple[Any, Any], basis: Basis, X0: Any, limits: Limits) -> EigenSolution:
+def _in_basis(plan: Any, maps: tuple[Any, Any], basis: Basis, X0: Array, limits: Limits) -> EigenSolution:
     A, M = maps
-    if X0 is None:
-        n = basis.enter(jnp.zeros(plan.n, plan.dtype)).shape[0]
-        noises = [noise(n, jnp.finfo(plan.dtype).dtype, seed) for seed in range(plan.count)]
-        X = mesh_axes.varying(jnp.stack(noises).astype(plan.dtype), limits)  # as do all operands
-    else:
-        X = basis.enter(X0).T
-    matvec = lambda v: arguments.apply(A, v).astype(plan.dtype)  # noqa: E731
+    X = basis.enter(X0).T
+    matvec = lambda v: arguments.apply(A, v).astype(X.dtype)  # noqa: E731
     M = None if M is None else program.traced(entered(M, basis), X[0])
-    loop = functools.partial(_run, plan.k, plan.sign)
+    loop = functools.partial(_run, *plan)
     values, V, end = differentiable(loop, basis, matvec, X[0], (X, limits, M))
     return EigenSolution(values, basis.leave(V.T), end.code, end.cycles, end.products, end.residual_norms)
 
 
-def _examples(plan: Plan, X0: Any) -> tuple[Any, Any]:
-    column = jax.ShapeDtypeStruct((plan.n,), plan.dtype) if X0 is None else X0[:, 0]
-    return column, column
-
-
-_solve = Entry(_in_basis, _examples)
+_solve = Entry(_in_basis, lambda _, X0: (X0[:, 0], X0[:, 0]))
 
 
 # -------------------------------------------------------------------------------------------------------- the loop
@@ -166,7 +124,7 @@ def _run(k: int, sign: int, A: Map, X: Array, limits: Limits, M: Map | None) -> 
         R = state.AX - state.values[:, None] * state.X
         relative = limits.tol.astype(state.norm.dtype) * jnp.abs(state.values)
         allowed = jnp.maximum(relative, units * eps * state.norm)
-        return R, jnp.where(allowed > 0, jax.vmap(norm)(R) / jnp.where(allowed > 0, allowed, 1), 0)
+        return R, ratio(jax.vmap(norm)(R), allowed)
 
     def fresh(state: State) -> State:
         X = _orthonormal(state.X)
@@ -206,14 +164,13 @@ def _run(k: int, sign: int, A: Map, X: Array, limits: Limits, M: Map | None) -> 
         C = C[:, :p]
         # What the new X has outside the old one, made orthogonal to it, in coordinates of S.
         D = _orthonormal(C.at[:p].set(0).T, C.T).T
-        return State(
+        return state._replace(
             X=matmul(C.T, S),
             AX=matmul(C.T, AS),
             P=matmul(D.T, S),
             AP=matmul(D.T, AS),
             values=values[:p],
             norm=jnp.maximum(state.norm, jnp.max(jax.vmap(norm)(AW))),
-            worst=state.worst,
             indefinite=indefinite,
             code=jnp.where(finite, state.code, Status.NON_FINITE).astype(jnp.int32),
             steps=state.steps + 1,
@@ -235,10 +192,7 @@ def _run(k: int, sign: int, A: Map, X: Array, limits: Limits, M: Map | None) -> 
     values, X = sign * state.values[:k], state.X[:k]
     if sign < 0:
         values, X, norms = values[::-1], X[::-1], norms[::-1]
-    finite = jnp.all(jnp.isfinite(values)) & jnp.all(jnp.isfinite(X))
-    code = jnp.where(finite, state.code, Status.NON_FINITE).astype(jnp.int32)
-    values, X = jnp.where(finite, values, 0), jnp.where(finite, X, 0)
-    end = End(code, state.steps, state.products, scaled(norms, e_A), scaled(state.norm, e_A))
+    end = End(state.code, state.steps, state.products, scaled(norms, e_A), scaled(state.norm, e_A))
     return scaled(values, e_A), X, end
 
 
@@ -260,11 +214,9 @@ def _ritz(S: Array, AS: Array) -> tuple[Array, Array]:
     H = (H + jnp.conj(H.T)) / 2
     dead = jnp.sum(jnp.abs(S) ** 2, axis=1) < 0.5
     last = 4 * jnp.max(jnp.sum(jnp.abs(H), axis=1)) + 1
-    values, C = jnp.linalg.eigh(jnp.where(dead[:, None] | dead, 0, H) + jnp.diag(jnp.where(dead, last, 0)))
-    return values, C
+    return jnp.linalg.eigh(jnp.where(dead[:, None] | dead, 0, H) + jnp.diag(jnp.where(dead, last, 0)))
 
 
 def _unit(Z: Array) -> Array:
     """Rows of length 1, or 0."""
-    lengths = jax.vmap(norm)(Z)[:, None]
-    return jnp.where(lengths > 0, Z / jnp.where(lengths > 0, lengths, 1), 0)
+    return ratio(Z, jax.vmap(norm)(Z)[:, None])

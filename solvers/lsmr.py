@@ -18,7 +18,7 @@ from jaxsparse_fmt._types import owned, pytree
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from solvers import _lsmr
-from solvers._lsmr import End, Maps, Problem
+from solvers._lsmr import End, Given, Maps
 from solvers.core import arguments, host_calls, opaque, program
 from solvers.core.adjoint import TRUNCATED, Report, hermitian_solve
 from solvers.core.entry import Entry
@@ -44,16 +44,6 @@ class LeastSquaresSolution(Solution):
     """
 
     normal_residual_norm: Array
-
-
-class Settled(NamedTuple):
-    """Arrays that are not differentiated."""
-
-    M: Any
-    x0: Any
-    limits: Limits
-    of_derivative: Limits
-    damp: Any = None
 
 
 class Plan(NamedTuple):
@@ -87,13 +77,7 @@ def lsmr(A: Any, b: Any, x0: Any = None, *, damp: float = 0.0, **settings: Unpac
       maxiter: most iterations, of two products each; None allows 10·min(m, n).
       history: keep the normal residual norms.
       adjoint: an `Adjoint`; "unrolled" is refused.
-      The others: as in `cg`.
-
-    Returns:
-      A `LeastSquaresSolution`.
-
-    Raises:
-      ValueError, TypeError: shapes that do not fit, or invalid arguments.
+      The others and the errors: as in `cg`.
     """
     b = arguments.nonempty(b, "b", "least squares needs at least one equation")
     maps, dtype, n = _two_sided(A, b)
@@ -149,16 +133,15 @@ def _compute(
     if back is None:
         A = forth
         forth, back = (lambda v: A @ v), (lambda u: jnp.conj(A.T @ jnp.conj(u)))
-    rows, factor = b, None
+    rows, factor, shape = b, None, (plan.n, *b.shape[1:])
     if damp is not None:
         # The damped problem is the plain one with λ·I below A and zeros below b.
         factor = damp.astype(jnp.finfo(dtype).dtype)
         above, below = forth, back
         forth = lambda v: jnp.concatenate([above(v).astype(dtype), factor * v])  # noqa: E731
         back = lambda u: below(u[:m]).astype(dtype) + factor * u[m:]  # noqa: E731
-        rows = jnp.concatenate([b, jnp.zeros(jax.eval_shape(below, b).shape, dtype)])
-    unknown = jax.eval_shape(back, rows)
-    unknown = mesh_axes.varying(jnp.zeros(unknown.shape, dtype), rows)
+        rows = jnp.concatenate([b, jnp.zeros(shape, dtype)])
+    unknown = mesh_axes.varying(jnp.zeros(shape, dtype), rows)
     K = Maps(
         program.traced(lambda v: forth(v).astype(dtype), unknown),
         program.traced(lambda u: back(u).astype(dtype), rows),
@@ -166,7 +149,7 @@ def _compute(
     if M is not None:
         precondition = M
         M = program.traced(lambda r: arguments.apply(precondition, r).astype(dtype), unknown)
-    settled = lax.stop_gradient(Settled(M, x0, limits[0], limits_of_derivatives(*limits), factor))
+    settled = lax.stop_gradient(Given(M, x0, limits[0], limits_of_derivatives(*limits), factor))
     x, end = _differentiable(plan.options, plan.adjoint, K, True, rows, settled, m)
     norms = end.norms if plan.options.history_length else None
     return LeastSquaresSolution(x, end.code, end.k, end.norm, norms, end.normal)
@@ -185,7 +168,7 @@ _solve = Entry(_compute, _examples)
 
 
 def _differentiable(
-    options: Options, adjoint: Adjoint, A: Maps, inside: bool, b: Array, frozen: Settled, rows: int | None = None
+    options: Options, adjoint: Adjoint, A: Maps, inside: bool, b: Array, given: Given, rows: int | None = None
 ) -> tuple[Array, End]:
     """The shortest x with the least ‖b − A·x‖, differentiable in b and in whatever A depends on, to any order.
 
@@ -205,23 +188,22 @@ def _differentiable(
     is_tall = b.shape[0] >= jax.eval_shape(A.adjoint, b).shape[0]
     options_of_tangent = options._replace(history_length=0, callback=None, progress=None)
 
-    def primal(A, b, frozen):
-        M, x0, limits, _, damp = frozen
-        return _lsmr.run(options, Problem(A, b, M, x0, limits, limits.rtol, damp), inside, rows)
+    def primal(A, b, given):
+        return _lsmr.run(options, A, b, given, inside, rows)
 
-    def solution(A, b, frozen):
-        return opaque.apply(primal, tangent, A, b, frozen)
+    def solution(A, b, given):
+        return opaque.apply(primal, tangent, A, b, given)
 
     def tangent(primals, tangents):
-        (A, b, frozen), (dA, db, _) = primals, tangents
-        x, end = solution(A, b, frozen)
+        (A, b, given), (dA, db, _) = primals, tangents
+        x, end = solution(A, b, given)
+        of_derivative = given._replace(x0=None, limits=given.of_derivative)
         d_end = opaque.undefined(end, tangents[:2])
         H, dH = (A, dA) if is_tall else (A.H, dA.H)
         if is_tall:
             y, z = b - A.apply(x), x
         else:
-            dual = frozen._replace(x0=None, limits=frozen.of_derivative)
-            y, z = x, _differentiable(options_of_tangent, adjoint, H, not inside, -x, dual)[0]
+            y, z = x, _differentiable(options_of_tangent, adjoint, H, not inside, -x, of_derivative)[0]
         df, dg = (db, None) if is_tall else (None, db)
         df = _less(df, opaque.moved(lambda f: f(z), H.apply, dH.apply))
         dg = _less(dg, opaque.moved(lambda f: f(y), H.adjoint, dH.adjoint))
@@ -235,12 +217,13 @@ def _differentiable(
             return jnp.concatenate([yz[:m] + H.apply(yz[m:]), H.adjoint(yz[:m])])
 
         def solve(rhs):
-            return jnp.concatenate(_saddle(options_of_tangent, adjoint, H, inside == is_tall, rhs[:m], rhs[m:], frozen))
+            f, g = rhs[:m], rhs[m:]
+            return jnp.concatenate(_saddle(options_of_tangent, adjoint, H, inside == is_tall, f, g, of_derivative))
 
         dyz = hermitian_solve(matvec, solve, rhs)
         return (x, end), (dyz[m:] if is_tall else dyz[:m], d_end)
 
-    return solution(A, b, frozen)
+    return solution(A, b, given)
 
 
 def _less(a: Array | None, b: Array | None) -> Array | None:
@@ -249,18 +232,17 @@ def _less(a: Array | None, b: Array | None) -> Array | None:
 
 
 def _saddle(
-    options: Options, adjoint: Adjoint, H: Maps, inside: bool, f: Array, g: Array, frozen: Settled
+    options: Options, adjoint: Adjoint, H: Maps, inside: bool, f: Array, g: Array, given: Given
 ) -> tuple[Array, Array]:
     """y and z with y + H·z = f and Hᴴ·y = g; NaN where a solve fails.
 
     Where H has dependent columns, g may lie outside the range of Hᴴ. Then y is the least-squares solution,
     and z is NaN.
     """
-    M, _, _, limits, damp = frozen
     eps = jnp.finfo(f.dtype).eps
-    exact = jnp.maximum(jnp.sqrt(eps) * limits.rtol, 32 * eps)  # the second rule is only for a g out of range
-    y, end = _lsmr.run(options, Problem(H.H, g, M, None, limits, exact, damp), not inside)
-    z, end_z = _lsmr.run(options, Problem(H, f - y, M, None, limits, limits.rtol, damp), inside)
+    exact = jnp.maximum(jnp.sqrt(eps) * given.limits.rtol, 32 * eps)  # the second rule is only for a g out of range
+    y, end = _lsmr.run(options, H.H, g, given, not inside, rtol_normal=exact)
+    z, end_z = _lsmr.run(options, H, f - y, given, inside)
     if adjoint.report is not None:
         for e, rhs in ((end, g), (end_z, f)):
             jax.debug.callback(Report(adjoint.report), e.code, e.k, ratio(e.norm, length(rhs)))

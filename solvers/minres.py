@@ -59,13 +59,7 @@ def minres(A: Any, b: Any, x0: Any = None, *, deflated: Any = None, **settings: 
 
     Args:
       M: an approximation of |A|⁻¹, positive definite: anything with `@`, or a function r -> M·r.
-      The others: as in `cg`.
-
-    Returns:
-      A `Solution`, differentiable as that of `cg`.
-
-    Raises:
-      ValueError, TypeError: shapes that do not fit, or arguments that make no sense.
+      The others, the `Solution` and the errors: as in `cg`.
     """
     return solve(METHOD, A, b, x0, deflating(settings, A, deflated))
 

@@ -69,8 +69,7 @@ def refine(
       for the narrow type, and it is differentiable as that of `cg`.
 
     Raises:
-      ValueError, TypeError: shapes that do not fit, or arguments that make no sense, such as a dtype that is not
-        narrower than that of A and b.
+      ValueError, TypeError: as `cg`, or a dtype that is not narrower than that of A and b.
     """
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}; got {method!r}")

@@ -52,7 +52,7 @@ def matmul(a: Array, b: Array) -> Array:
 
 def combined(V: Array, c: Array) -> Array:
     """Σᵢ c[i]·V[i], column by column."""
-    return jnp.einsum("in...,i...->n...", V, c)
+    return jnp.einsum("in...,i...->n...", V, c, precision=EXACT)
 
 
 @jax.jit
@@ -69,12 +69,12 @@ def orthogonal(V: Array, w: Array, t: Array) -> tuple[Array, Array]:
         once = _parts(V, w)
         w = w - combined(V, once)
         again = _parts(V, w)
-        h = jnp.concatenate([once + again, jnp.zeros((m - size, *once.shape[1:]), w.dtype)])
-        return w - combined(V, again), h
+        parts = jnp.pad(once + again, ((0, m - size), *((0, 0) for _ in once.shape[1:])))
+        return w - combined(V, again), parts
 
-    which = jnp.sum(t + 1 > jnp.array(sizes[:-1], jnp.int32)) if len(sizes) > 1 else jnp.int32(0)
+    which = sum(((t >= s).astype(jnp.int32) for s in sizes[:-1]), jnp.int32(0))
     return lax.switch(which, [functools.partial(against, size) for size in sizes], V, w)
 
 
 def _parts(V: Array, w: Array) -> Array:
-    return jnp.einsum("in...,n...->i...", jnp.conj(V), w)
+    return jnp.einsum("in...,n...->i...", jnp.conj(V), w, precision=EXACT)

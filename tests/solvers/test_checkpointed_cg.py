@@ -35,10 +35,12 @@ def test_a_solve_that_goes_on_from_disk_has_the_bits_of_one_without_an_interrupt
     assert done.success and done.iterations == whole.iterations
 
 
-def test_a_state_that_is_damaged_or_of_another_system_is_refused(tmp_path):
+@pytest.mark.parametrize("scale", [1, 1e200])
+def test_a_state_that_is_damaged_or_of_another_system_is_refused(scale, tmp_path):
+    B = scale * np.random.default_rng(0).standard_normal(256)
     checkpointed_cg(A, B, tmp_path, every=5, maxiter=10)
     with pytest.raises(ValueError, match=r"is the state of another system: its residual norm was \S+ and is \S+ with"):
-        checkpointed_cg(A, B + 1, tmp_path, every=5)
+        checkpointed_cg(A, B + scale, tmp_path, every=5)
     before, newest = sorted(tmp_path.iterdir())
     content = bytearray(newest.read_bytes())
     content[content.find(b"x (0,)") + 400] ^= 1
@@ -72,22 +74,14 @@ def test_no_damage_to_a_state_raises_anything_but_that_it_is_damaged(at, tmp_pat
             assert "is damaged" in str(error)
 
 
-@pytest.mark.parametrize("b", [B.astype(np.float32), np.arange(256), B + 1j], ids=["narrow", "integers", "complex"])
-def test_b_may_have_another_dtype_than_the_matrix(b, tmp_path):
+COMPLEX = jsf.from_scipy(2 * S + sp.diags_array([0.3j, -0.3j], offsets=[1, -1], shape=S.shape).tocsr(), "csr")
+
+
+@pytest.mark.parametrize(("A", "b"), [(A, B.astype(np.float32)), (A, np.arange(256)), (A, B + 1j), (COMPLEX, B)])
+def test_b_may_have_another_dtype_than_the_matrix(A, b, tmp_path):
     first = checkpointed_cg(A, b, tmp_path, every=20, maxiter=20)
     again = checkpointed_cg(A, b, tmp_path, every=20)
     assert first.iterations == 20 and again.success and again.x.dtype == cg(A, b).x.dtype
-
-
-def test_a_matrix_of_complex_numbers_may_have_a_real_b(tmp_path):
-    hermitian = jsf.from_scipy(S + sp.diags_array([0.3j, -0.3j], offsets=[1, -1], shape=S.shape).tocsr() + S, "csr")
-    assert checkpointed_cg(hermitian, B, tmp_path, every=20).success
-
-
-def test_the_state_of_another_system_is_refused_at_any_scale(tmp_path):
-    checkpointed_cg(A, 1e200 * B, tmp_path, every=5, maxiter=10)
-    with pytest.raises(ValueError, match="is the state of another system"):
-        checkpointed_cg(A, 1e200 * (B + 1), tmp_path, every=5)
 
 
 @pytest.mark.parametrize("transform", [jax.jit, jax.grad, lambda f: lambda b: jax.vmap(f)(b[None])])

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.sparse as sp
-import scipy.sparse.linalg as spla
 
 import jaxsparse_fmt as jsf
 from solvers import EigenSolution, SolverError, Status, eigsh
@@ -56,64 +55,52 @@ def assert_pairs(sol: EigenSolution, a: np.ndarray, want: np.ndarray, units: flo
 # ---------------------------------------------------------------------------------------------------------- answers
 
 
-@pytest.mark.some(options=2)
-@pytest.mark.parametrize(
-    "options", [{"which": "LM"}, {"which": "SM"}, {"which": "LA"}, {"which": "SA"}, {"sigma": 1.3}, {"sigma": -40.0}]
-)
-def test_finds_what_which_and_sigma_ask_for_as_scipy_does(options):
-    a = hermitian()
-    sol = eigsh(jnp.asarray(a), K, **options)
-    assert_pairs(sol, a, wanted(a, K, **options))
-    scipys = options | ({"sigma": 0.0, "which": "LM"} if options.get("which") == "SM" else {})
-    np.testing.assert_allclose(sol.eigenvalues, np.sort(spla.eigsh(a, K, **scipys)[0]), rtol=1e-10, atol=1e-10)
-    assert sol.eigenvectors.shape == (N, K) and np.all(np.diff(sol.eigenvalues) >= 0)
+THREE = np.diag(np.repeat([1.0, 2.0, -3.0], N // 3))
+GRAPH = np.diag(4 - LAPLACIAN.sum(axis=1)) - 4 * np.eye(144) + LAPLACIAN.toarray()  # its Laplacian, which is singular
 
 
-@pytest.mark.some(dtype=1)
+@pytest.mark.some(dtype=2)
 @pytest.mark.parametrize(
     ("dtype", "options"),
-    [(np.float32, {"sigma": 1.3}), (np.complex64, {"which": "SA"}), (np.complex128, {"sigma": 1.3})],
+    [
+        (np.float64, {"which": "LM"}),
+        (np.float64, {"which": "SM"}),
+        (np.float64, {"which": "LA"}),
+        (np.float64, {"which": "SA"}),
+        (np.float64, {"sigma": 1.3}),
+        (np.float64, {"sigma": -40.0}),
+        (np.float32, {"sigma": 1.3}),
+        (np.complex64, {"which": "SA"}),
+        (np.complex128, {"sigma": 1.3}),
+    ],
 )
-def test_finds_them_in_every_dtype(dtype, options):
+def test_finds_what_which_and_sigma_ask_for_in_every_dtype(dtype, options):
     a = hermitian(dtype)
     sol = eigsh(jnp.asarray(a), K, **options)
+    assert_pairs(sol, a, wanted(a, K, **options))
+    assert sol.eigenvectors.shape == (N, K) and np.all(np.diff(sol.eigenvalues) >= 0)
     assert sol.eigenvectors.dtype == dtype and sol.eigenvalues.dtype == np.finfo(dtype).dtype
-    assert_pairs(sol, a, wanted(a, K, which=options.get("which", "LM"), sigma=options.get("sigma")))
 
 
-def test_finds_the_ground_state_of_the_holstein_hubbard_chain():
-    sol = eigsh(jsf.from_scipy(HUBBARD, "pjds"), 1, which="SA")
-    assert_pairs(sol, HUBBARD.toarray(), wanted(HUBBARD.toarray(), 1, "SA"))
-
-
-@pytest.mark.some(options=1)
-@pytest.mark.parametrize("options", [{"which": "SA"}, {"sigma": 2.9}, {"sigma": 4.0}, {"sigma": 8.0}])
-def test_finds_every_copy_also_of_an_eigenvalue_at_sigma(options):
-    sol = eigsh(jsf.from_scipy(LAPLACIAN, "csr"), 5, **options)
-    assert_pairs(sol, LAPLACIAN.toarray(), wanted(LAPLACIAN.toarray(), 5, **options))
-
-
-def test_smallest_in_magnitude_of_a_singular_matrix_are_found():
-    """A graph's Laplacian: sigma = 0 is an eigenvalue."""
-    adjacency = -(LAPLACIAN - 4 * sp.eye_array(144))
-    S = sp.csr_array(sp.diags_array(adjacency.sum(axis=1)) - adjacency)
-    sol = eigsh(jsf.from_scipy(S, "csr"), 5, which="SM")
-    assert_pairs(sol, S.toarray(), wanted(S.toarray(), 5, "SM"))
-    np.testing.assert_allclose(abs(sol.eigenvectors[:, 0]), 1 / 12, rtol=1e-10)
-
-
-@pytest.mark.parametrize("which", ["SA", "SM"])
+@pytest.mark.some(a=5)
 @pytest.mark.parametrize(
-    "a", [np.eye(N), np.zeros((N, N)), np.diag(np.repeat([1.0, 2.0, -3.0], N // 3))], ids=["one", "zero", "three"]
+    ("a", "k", "options"),
+    [
+        (HUBBARD.toarray(), 1, {"which": "SA"}),
+        (LAPLACIAN.toarray(), 5, {"which": "SA"}),
+        (LAPLACIAN.toarray(), 5, {"sigma": 2.9}),
+        (LAPLACIAN.toarray(), 5, {"sigma": 4.0}),
+        (LAPLACIAN.toarray(), 5, {"sigma": 8.0}),
+        (GRAPH, 5, {"which": "SM"}),
+        (np.eye(N), K, {"which": "SA"}),
+        (np.zeros((N, N)), K, {"which": "SM"}),
+        (THREE, K, {"which": "SA"}),
+        (THREE, K, {"which": "SM"}),
+        (np.diag([1.0, 2.0]), 1, {"which": "SA"}),
+        (np.diag(np.arange(1.0, 13.0)), 11, {"sigma": 7.0}),
+    ],
 )
-def test_invariant_subspaces_are_left_for_fresh_directions(a, which):
-    assert_pairs(eigsh(jnp.asarray(a), K, which=which), a, wanted(a, K, which))
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize(("n", "k", "options"), [(2, 1, {"which": "SA"}), (12, 11, {"sigma": 7.0})])
-def test_nearly_all_pairs_of_a_small_matrix(n, k, options):
-    a = np.diag(np.arange(1.0, n + 1))
+def test_finds_every_copy_also_at_sigma_and_in_invariant_subspaces(a, k, options):
     assert_pairs(eigsh(jnp.asarray(a), k, **options), a, wanted(a, k, **options))
 
 
@@ -232,19 +219,14 @@ def test_the_basis_is_entered_once_left_once_and_not_read_in_between(monkeypatch
 # ------------------------------------------------------------------------------------------------- transformations
 
 
-def test_another_matrix_tolerance_or_sigma_does_not_recompile():
+def test_other_numbers_do_not_recompile_and_may_be_traced():
     a = hermitian()
     eigsh(jnp.asarray(a), K, sigma=1.3)
     compiled = _solve.compiled._cache_size()
     eigsh(jnp.asarray(2 * a), K, sigma=0.7, tol=1e-9, maxiter=77)
     assert _solve.compiled._cache_size() == compiled
-
-
-def test_works_inside_jit_with_traced_limits():
-    a = hermitian()
     inside = jax.jit(lambda a, sigma, tol, maxiter: eigsh(a, K, sigma=sigma, tol=tol, maxiter=maxiter))
-    sol = inside(jnp.asarray(a), 1.3, 0.0, 100)
-    assert_pairs(sol, a, wanted(a, K, sigma=1.3))
+    assert_pairs(inside(jnp.asarray(a), 1.3, 0.0, 100), a, wanted(a, K, sigma=1.3))
 
 
 def test_vmap_over_values_solves_every_matrix():
@@ -296,14 +278,10 @@ def test_the_gradient_of_values_and_vectors_is_that_of_dense_pairs(dtype, case):
     np.testing.assert_allclose(got, want, rtol=1e-7, atol=1e-9 * float(jnp.max(jnp.abs(want))))
 
 
-def test_forward_and_reverse_derivatives_hold_against_differences():
+def test_the_forward_derivative_is_the_reverse_one():
     p, along = (jnp.asarray(hermitian(n=SMALL, seed=seed)) for seed in (3, 4))
-    f = lambda t: by_eigsh(p + t * along, "smallest")  # noqa: E731
-    both = jax.jit(lambda t: (f(t), jax.jvp(f, (t,), (1.0,))[1], jax.grad(f)(t)))
-    h = 1e-5
-    difference = (both(h)[0] - both(-h)[0]) / (2 * h)
-    for derivative in both(0.0)[1:]:
-        assert derivative == pytest.approx(float(difference), rel=1e-6)
+    forward = jax.jit(lambda p: jax.jvp(lambda p: by_eigsh(p, "inside"), (p,), (along,))[1])(p)
+    assert forward == pytest.approx(float(jnp.vdot(gradient(p, "inside"), along)), rel=1e-7)
 
 
 @pytest.mark.deep
@@ -368,18 +346,14 @@ EYE = np.eye(5)
     ("arguments", "options", "error", "text"),
     [
         ((np.ones((3, 4)), 1), {}, ValueError, r"A must be square; got shape \(3, 4\)"),
-        ((np.ones(4), 1), {}, ValueError, "must be square"),
         ((sp.eye_array(5), 1), {}, TypeError, "from_scipy"),
         (("matrix", 1), {}, TypeError, "got str"),
         ((lambda v: v, 1), {}, ValueError, "pass v0"),
         ((lambda v: v[:2], 1), {"v0": np.ones(5)}, ValueError, r"A·v must be a vector of shape \(5,\)"),
         ((np.triu(np.ones((5, 5))), 1), {}, ValueError, "differ by 1"),
-        ((1j * np.ones((5, 5)), 1), {}, ValueError, "Hermitian if complex"),
         ((EYE, 0), {}, ValueError, "k must be at least 1; got 0"),
-        ((EYE, 2.5), {}, TypeError, "k must be a whole number"),
         ((EYE, 5), {}, ValueError, r"k must be below n = 5; got 5. For all eigenpairs take jnp.linalg.eigh"),
         ((EYE, 2), {"ncv": 2}, ValueError, "ncv must be above k = 2 and at most n = 5; got 2"),
-        ((EYE, 2), {"ncv": 6}, ValueError, "got 6"),
         ((EYE, 2), {"which": "BE"}, ValueError, "which must be one of LM, SM, LA, SA; got 'BE'"),
         ((EYE, 2), {"which": "SA", "sigma": 1.0}, ValueError, "got which='SA'"),
         ((EYE, 2), {"sigma": np.inf}, ValueError, "sigma must be finite"),

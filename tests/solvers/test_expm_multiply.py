@@ -23,7 +23,7 @@ def exact(A, v, t=1.0):
     return scipy.linalg.expm(t * np.asarray(A)) @ v
 
 
-@pytest.mark.some(A=2)
+@pytest.mark.some(A=3)
 @pytest.mark.parametrize(
     ("A", "t"),
     [
@@ -35,11 +35,12 @@ def exact(A, v, t=1.0):
         (20 * np.triu(GENERAL, 1), 1.0),
         (0 * GENERAL, 1.0),
         (GENERAL, 0.0),
+        *((GENERAL[:n, :n], 3.0) for n in (1, 2, 5)),
     ],
-    ids=["general", "backwards", "diffusion", "Schrödinger", "skew", "nilpotent", "zero", "no time"],
 )
 def test_the_answer_is_the_dense_one_and_the_estimate_bounds_the_error(A, t):
-    sol, want = expm_multiply(jnp.asarray(A), V, t, rtol=1e-8), exact(A, V, t)
+    v = V[: len(A)]
+    sol, want = expm_multiply(jnp.asarray(A), v, t, rtol=1e-8), exact(A, v, t)
     size = np.linalg.norm(want)
     error = np.linalg.norm(sol.x - want)
     assert sol.status is Status.CONVERGED, sol
@@ -63,13 +64,6 @@ def test_formats_functions_and_columns_agree(kind):
     np.testing.assert_allclose(sol.x / want, 1, rtol=1e-3 if kind == "narrow" else 1e-7)
 
 
-@pytest.mark.parametrize("n", [1, 2, 5])
-def test_matrices_smaller_than_the_space_are_exact(n):
-    sol = expm_multiply(jnp.asarray(GENERAL[:n, :n]), V[:n], 3.0, rtol=1e-12)
-    assert sol.success
-    np.testing.assert_allclose(sol.x, exact(GENERAL[:n, :n], V[:n], 3.0), rtol=1e-12)
-
-
 @pytest.mark.some(A=2)
 @pytest.mark.parametrize(
     ("A", "v", "options", "status"),
@@ -82,7 +76,6 @@ def test_matrices_smaller_than_the_space_are_exact(n):
         (GENERAL, V, {"maxiter": 0}, Status.MAXITER),
         (GENERAL, V, {"rtol": 1e-20}, Status.STAGNATION),
     ],
-    ids=["zero", "NaN in A", "NaN in v", "overflow", "two steps", "no step", "beyond rounding"],
 )
 def test_endings_have_their_status(A, v, options, status):
     sol = expm_multiply(jnp.asarray(A), v, **options)
@@ -139,6 +132,7 @@ def test_a_derivative_that_takes_more_steps_than_are_remembered_is_nan():
         (GENERAL, V, {"m": 0}, ValueError, "m must be"),
         (GENERAL, V, {"rtol": -1.0}, ValueError, "rtol must be"),
         (GENERAL, np.zeros(0), {}, ValueError, "v is empty"),
+        (lambda v: v, {"a": V}, {}, TypeError, r"v must be one array.*ravel_pytree"),
     ],
 )
 def test_what_makes_no_sense_is_refused(A, v, options, error, match):
@@ -172,9 +166,3 @@ def test_vectors_and_cotangents_may_be_of_any_size(size):
         check(large[k], plain[k], of_size)
     for k in (3, 4):
         check(steep[k], plain[k], size)
-
-
-def test_a_pytree_is_refused_in_words():
-    for v in ({"a": V}, (V, V)):
-        with pytest.raises(TypeError, match=r"v must be one array.*ravel_pytree"):
-            expm_multiply(lambda v: v, v)

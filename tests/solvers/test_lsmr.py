@@ -76,22 +76,19 @@ def test_other_dtypes_are_solved_in_their_own(dtype):
 
 
 @pytest.mark.some(kind=1)
-@pytest.mark.parametrize("kind", ["csr", "pjds", "transposed", "functions", "columns alone"])
+@pytest.mark.parametrize("kind", ["pjds", "transposed", "functions"])
 def test_every_kind_of_matrix_gives_the_same_solution(kind):
     S = sp.random_array((M_, N_), density=0.2, rng=np.random.default_rng(2), format="csr")
-    A = jsf.from_scipy(S, "pjds" if kind == "pjds" else "csr")
+    A = jsf.from_scipy(S, "pjds")
     if kind == "transposed":
         A = jsf.from_scipy(sp.csr_array(S.T), "csr").T
-    elif kind == "functions":
-        stored, A = A, (lambda v: stored @ v, lambda u: stored.T @ u)
-    elif kind == "columns alone":
+    elif kind == "functions":  # of one vector alone
         stored, A = A, (lambda v: stored @ v.reshape(N_), lambda u: stored.T @ u.reshape(M_))
     b = np.stack([B, 0 * B, 1e-100 * B[::-1]], 1)
     sol = lsmr(A, b, rtol=1e-10)
     assert np.all(sol.success) and sol.iterations[1] == 0 and sol.normal_residual_norm.shape == (3,)
-    want = shortest(S.toarray(), b)
     scale = np.array([1, 1, 1e100])
-    np.testing.assert_allclose(sol.x * scale, want * scale, rtol=0, atol=1e-7)
+    np.testing.assert_allclose(sol.x * scale, shortest(S.toarray(), b) * scale, rtol=0, atol=1e-7)
 
 
 def test_a_preconditioner_for_columns_of_all_sizes_saves_most_steps():
@@ -140,18 +137,6 @@ def test_a_start_at_the_solution_takes_no_step_and_one_far_off_is_left():
         (TALL, B, {"M": lambda r: -r}, Status.NOT_POSITIVE_DEFINITE),
         (TALL, B, {"M": lambda r: np.nan * r}, Status.NON_FINITE),
     ],
-    ids=[
-        "zero b",
-        "zero A",
-        "NaN in b",
-        "NaN in A",
-        "NaN in A, zero b",
-        "two steps",
-        "no step",
-        "zero rtol",
-        "-M",
-        "NaN",
-    ],
 )
 def test_endings_have_their_status(A, b, options, status):
     sol = lsmr(jnp.asarray(A), b, **options)
@@ -159,18 +144,14 @@ def test_endings_have_their_status(A, b, options, status):
     assert isinstance(sol, LeastSquaresSolution)
 
 
-@pytest.mark.some(of_A=1)
-@pytest.mark.parametrize(("of_A", "of_b"), [(1e-200, 1e-100), (1e200, 1e100), (1e-150, 1e-300), (1.0, 1e-290)])
-def test_numbers_of_any_size_are_solved_as_those_about_one(of_A, of_b):
-    plain, sol = lsmr(jnp.asarray(TALL), B, rtol=1e-10), lsmr(jnp.asarray(of_A * TALL), of_b * B, rtol=1e-10)
+@pytest.mark.parametrize("size", [1e-200, 1e200])
+def test_numbers_of_any_size_are_solved_as_those_about_one_unless_x_is_outside_the_dtype(size):
+    A = jnp.asarray(size * TALL)
+    plain, sol = lsmr(jnp.asarray(TALL), B, rtol=1e-10), lsmr(A, size**0.5 * B, rtol=1e-10)
     assert sol.status is Status.CONVERGED and sol.iterations == pytest.approx(plain.iterations, abs=1)
-    np.testing.assert_allclose(sol.x * (of_A / of_b), plain.x, rtol=1e-7)
-
-
-def test_a_solution_outside_the_dtype_is_never_called_converged():
-    for of_A, of_b in ((1e200, 1e-200), (1e-200, 1e200)):
-        sol = lsmr(jnp.asarray(of_A * TALL), of_b * B, rtol=1e-10)
-        assert not sol.success and np.all(np.isfinite(sol.x))
+    np.testing.assert_allclose(sol.x * size**0.5, plain.x, rtol=1e-7)
+    outside = lsmr(A, B / size, rtol=1e-10)
+    assert not outside.success and np.all(np.isfinite(outside.x))
 
 
 # ----------------------------------------------------------------------------------------------------- derivatives
@@ -252,11 +233,19 @@ def test_vmap_over_matrices_and_right_hand_sides_agrees_with_one_by_one():
         (np.zeros((0, 3)), np.zeros(0), {}, ValueError, "b is empty"),
         (np.zeros((3, 0)), np.zeros(3), {}, ValueError, "at least one unknown"),
         (TALL, B, {"tol": 1e-3}, TypeError, "rtol"),
+        (TALL, B, {"M": 1j * np.ones(N_)}, TypeError, "drop its imaginary part; make b complex"),
+        (TALL, B, {"M": lambda r: 1j * r}, TypeError, "drop its imaginary part; make b complex"),
+        (TALL, {"a": B}, {}, TypeError, r"b must be one array.*ravel_pytree"),
+        (TALL, (B, B), {}, TypeError, r"b must be one array.*ravel_pytree"),
     ],
 )
 def test_what_makes_no_sense_is_refused(A, b, options, error, match):
     with pytest.raises(error, match=match):
         lsmr(A, b, **options)
+
+
+def test_a_list_of_numbers_is_a_vector():
+    np.testing.assert_allclose(lsmr(jnp.eye(2), [1.0, 2.0]).x, [1, 2])
 
 
 def test_steps_between_two_looks_are_not_copied_out():
@@ -281,17 +270,3 @@ def test_a_damp_far_above_the_matrix_is_within_range(dtype, damp, shape):
         by_b = jax.grad(lambda b: jnp.sum(lsmr(A, b, damp=damp, rtol=1e-4).x))(size * b)
         np.testing.assert_allclose(sol.x, A.T @ b, rtol=1e-3)
         np.testing.assert_allclose(size * by_b, jnp.sum(A, axis=1), rtol=1e-3)
-
-
-def test_a_complex_preconditioner_of_a_real_system_is_refused():
-    for M in (1j * np.ones(N_), lambda r: 1j * r):
-        with pytest.raises(TypeError, match="drop its imaginary part; make b complex"):
-            lsmr(jnp.asarray(TALL), B, M=M)
-
-
-def test_a_pytree_is_refused_in_words():
-    same = lambda v: v  # noqa: E731
-    for b in ({"a": B}, (B, B), None):
-        with pytest.raises(TypeError, match=r"b must be one array.*ravel_pytree"):
-            lsmr((same, same), b)
-    assert lsmr(jnp.eye(2), [1.0, 2.0]).success

@@ -93,11 +93,6 @@ def test_is_a_shifted_matrix_solved_where_the_shift_is_no_eigenvalue():
     assert minres(lambda v: A @ v - 0.5 * v, b, rtol=1e-9).status is Status.LEAST_SQUARES
 
 
-def test_is_zero_the_answer_to_a_zero_right_hand_side_of_a_singular_matrix():
-    sol = minres(jnp.asarray(SINGULAR["indefinite"]), np.zeros(N))
-    assert sol.status is Status.CONVERGED and sol.iterations == 0 and not np.any(sol.x)
-
-
 def test_is_zero_the_least_squares_solution_of_the_zero_matrix():
     sol = minres(jnp.zeros((N, N)), vector())
     assert sol.status is Status.LEAST_SQUARES and not np.any(sol.x)
@@ -117,6 +112,7 @@ def test_are_columns_with_and_without_solution_told_apart():
     A = SINGULAR["indefinite"]
     B = np.stack([A @ vector(), vector(2), np.zeros(N)], 1)
     sol = minres(jnp.asarray(A), B, rtol=1e-9)
+    assert sol.iterations[2] == 0 and not np.any(sol.x[:, 2])
     assert [Status(int(c)) for c in sol.status] == [Status.CONVERGED, Status.LEAST_SQUARES, Status.CONVERGED]
 
 

@@ -16,6 +16,7 @@ from solvers.core import solve as door
 from solvers.core.precision import Narrow
 from solvers.core.settings import DEFAULTS
 from solvers.refine import METHODS
+from tests.solvers.test_basis_in_cg import in_loops
 
 POISSON = sp.csr_array(jsf.gallery.poisson(12))
 RHS = np.random.default_rng(0).standard_normal(POISSON.shape[0])
@@ -44,28 +45,9 @@ def test_narrow_iterations_reach_double_accuracy_in_about_as_many_steps(dtype):
 def test_the_inner_loop_carries_narrow_vectors_only(dtype):
     A = jsf.from_scipy(POISSON, "csr")
     program = jax.make_jaxpr(lambda A, b: refine(A, b, dtype=dtype).x)(A, RHS)
-    outer = [body for body in _loops(program.jaxpr) if list(_loops(body))]
-    carried = [v.aval for body in outer for loop in _loops(body) for v in loop.outvars if v.aval.shape == RHS.shape]
-    assert len(outer) == 1 and len(carried) >= 3 and all(a.dtype == np.float32 for a in carried)
-
-
-def _loops(jaxpr):
-    return [e.params["body_jaxpr"].jaxpr for e in _equations(jaxpr) if e.primitive.name == "while"]
-
-
-def _equations(jaxpr):
-    for eqn in jaxpr.eqns:
-        yield eqn
-        if eqn.primitive.name == "while":
-            continue
-        if eqn.primitive.name == "opaque":
-            yield from _equations(eqn.params["call"].program.jaxpr)
-            continue
-        for value in eqn.params.values():
-            for part in value if isinstance(value, (tuple, list)) else [value]:
-                part = getattr(part, "jaxpr", part)
-                if hasattr(part, "eqns"):
-                    yield from _equations(part)
+    inner = [eqn for eqn, _ in in_loops(program.jaxpr) if eqn.primitive.name == "while"]
+    carried = [v.aval for eqn in inner for v in eqn.outvars if v.aval.shape == RHS.shape]
+    assert len(carried) >= 3 and all(a.dtype == np.float32 for a in carried)
 
 
 def test_keeping_the_direction_takes_fewer_steps_than_starting_anew():
@@ -143,13 +125,6 @@ def test_float16_rows_of_any_size_are_scaled_into_its_range():
     assert sol.success and relative_residual(S, sol.x, RHS) <= 1.001e-10
 
 
-@every_dtype
-def test_dense_matrices_are_refined_too(dtype):
-    S = spd_with_condition(50)
-    b = np.ones(50)
-    np.testing.assert_allclose(refine(S, b, rtol=1e-13, dtype=dtype).x, np.linalg.solve(S, b), rtol=1e-10)
-
-
 def test_values_exact_in_float32_are_held_once():
     A = jsf.from_scipy(POISSON, "csr", dtype="float32")
     sol = refine(A, RHS, rtol=1e-12, dtype="float32")
@@ -165,11 +140,6 @@ def test_a_function_needs_its_narrow_likeness():
     assert sol.success and relative_residual(POISSON, sol.x, RHS) <= 1.001e-12
     with pytest.raises(TypeError, match="pass inner="):
         refine(lambda v: A @ v, RHS)
-
-
-def test_a_wide_preconditioner_is_made_narrow():
-    A = jsf.from_scipy(POISSON, "csr")
-    assert refine(A, RHS, M=precond.jacobi(A), rtol=1e-12).success
 
 
 def test_a_sorted_matrix_is_refined_in_its_basis():
