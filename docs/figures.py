@@ -44,10 +44,10 @@ CLASSES = {
     "Holstein-Hubbard": "quantum",
     "irregular, in a band of ±50,000": "irregular, ±50,000",
     "columns anywhere": "random",
-    "ten shapes like published matrices": "stand-in",
+    "shapes like published matrices": "stand-in",
 }
 SHORT = ("all", "stencils", "FEM, 3 unknowns a point", "power law (R-MAT)", "adaptive mesh", "columns anywhere")
-SHORT += ("ten shapes like published matrices",)
+SHORT += ("shapes like published matrices",)
 
 # The rows of the table of formats: a name, and the label of the method in float32 and in float64.
 OF_FORMATS = {

@@ -23,7 +23,9 @@ from solvers.core.vectors import ratio
 from solvers.precond.coarse_space import deflating
 from solvers.solution import Solution, Status
 
-REPLACED_EVERY = 79  # steps of the pipelined form: with the one that ends it, a multiple of the steps between checks
+# Steps of the pipelined form between replacements, each of 4 products and, with an M, 2 products with M. With the step
+# that ends them they are a multiple of the 1, 10 or 40 steps between checks, so that no step runs idle.
+REPLACED_EVERY = 79
 
 
 class Work(NamedTuple):
@@ -109,7 +111,7 @@ def cg(
         as a difference, which in float32 may become negative from a condition number of about 1e7:
         NOT_POSITIVE_DEFINITE.
         With "pipelined" the devices add up while they compute the next product (Ghysels and Vanroose 2014). A step
-        reads and writes 1 vector more than with True, 6 with an M; a solve takes one step more, and every 50 steps 4
+        reads and writes 1 vector more than with True, 6 with an M; a solve takes one step more, and every 79 steps 4
         products that replace what rounding has changed (Cools et al. 2018).
 
     Returns:

@@ -131,17 +131,23 @@ def _read(path: Path, **like: jax.Array) -> tuple[list[jax.Array], float]:
     wanted = {f"{name} {at}": piece for name, a in like.items() for at, piece in _pieces(a)}
     form = lambda a: (a.dtype, a.shape)  # noqa: E731
     try:
-        arrays = read_arrays(path, "state", *wanted)
-        version, processes, norm = arrays["state"].tolist()
-        if (version, processes) != (VERSION, jax.process_count()) or any(
-            form(arrays[name]) != form(piece) for name, piece in wanted.items()
-        ):
-            raise ValueError(f"its format is {version}, its processes are {processes}, or its pieces are others")
+        version, processes, norm = read_arrays(path, "state")["state"].tolist()
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged; remove it, and the solve goes on from the state before") from error
+    ours, cure = (VERSION, jax.process_count()), "start the solve as before, or name another folder"
+    if (version, processes) != ours:
+        raise ValueError(
+            f"{path} has format {version:g}, of {processes:g} processes; this is {ours[0]}, of {ours[1]}; {cure}"
+        )
+    try:
+        arrays = read_arrays(path, *wanted)
     except ValueError as error:
         raise ValueError(
-            f"{path} is damaged, or of other processes, devices or dtypes; start the solve as before, or remove that "
-            "file, and the solve goes on from the state before"
+            f"{path} is damaged, or of other devices; {cure}; if it is damaged, remove it, and the solve goes on from "
+            "the state before"
         ) from error
+    if any(form(arrays[name]) != form(piece) for name, piece in wanted.items()):
+        raise ValueError(f"{path} is of other devices or dtypes; {cure}")
 
     def vector(name: str, a: jax.Array) -> jax.Array:
         return jax.make_array_from_callback(a.shape, a.sharding, lambda at: arrays[f"{name} {_start(at, a.shape)}"])

@@ -64,7 +64,6 @@ VALUE_ERRORS = {
     "unknown format later": (lambda: A.asformat("jad"), "unknown format 'jad'; choose one of"),
     "unknown backend": (lambda: jsf.from_scipy(S, backend="gpu"), "unknown backend 'gpu'; choose one of auto, triton"),
     "unknown option": (lambda: jsf.from_scipy(S, "coo", sigma=4), "'coo' has no layout option 'sigma'; it has: none"),
-    "misspelt option": (lambda: jsf.from_scipy(S, "hll", slicesize=4), "it has: slice_size, sigma"),
     "auto with options": (lambda: jsf.from_scipy(S, slice_size=4), "name a format to set slice_size"),
     "auto with options later": (lambda: A.asformat("auto", sigma=2), "chooses the layout itself; name a format to set"),
     "slice_size 0": (lambda: jsf.from_scipy(S, "hll", slice_size=0), "slice_size must be at least 1 row; got 0"),
@@ -108,6 +107,10 @@ VALUE_ERRORS = {
 }
 
 TYPE_ERRORS = {
+    "misspelt option": (
+        lambda: jsf.from_scipy(S, "hll", slicesize=4),
+        "no keyword or layout option 'slicesize'; formats",
+    ),
     "dense into from_scipy": (lambda: jsf.from_scipy(S.toarray()), "got ndarray; use from_dense"),
     "nothing": (lambda: jsf.from_scipy(None), "got NoneType"),
     "complex into real": (lambda: jsf.from_scipy(S * 1j, dtype=np.float64), "would drop the imaginary parts"),

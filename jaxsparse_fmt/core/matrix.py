@@ -349,7 +349,16 @@ def build(csr: Csr, name: str, target: Target, **layout: Any) -> SparseMatrix:
 
 
 def check_format(name: str, layout: dict[str, Any]) -> None:
-    """Raises ValueError for an unknown format, and for options that it does not have."""
+    """Refuses an unknown format, and options that it does not have.
+
+    Raises:
+      ValueError: such a format or option. TypeError: an option of no format.
+    """
+    options = {option for cls in FORMATS.values() for option in cls.layout_options}
+    if unknown := sorted(layout.keys() - options):
+        raise TypeError(
+            f"there is no keyword or layout option {unknown[0]!r}; formats have {', '.join(sorted(options))}"
+        )
     if name in CHOSEN and layout:
         raise ValueError(f"format={name!r} chooses the layout itself; name a format to set {', '.join(layout)}")
     if name not in (*FORMATS, *CHOSEN):

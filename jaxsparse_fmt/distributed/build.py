@@ -68,7 +68,7 @@ def shard(
     Raises:
       ValueError: an unknown mesh axis, mode or other word, a mesh that covers several processes but not all, a shard
         that its device cannot hold, and as in `from_scipy`.
-      TypeError: `mesh` is no mesh, or S no matrix. ImportError: by="graph" without pymetis.
+      TypeError: `mesh` is no mesh, S no matrix, or an unknown keyword. ImportError: by="graph" without pymetis.
     """
     parts, mesh = _placed(mesh, axis)
 

@@ -7,7 +7,7 @@ device 1:  | from 0        | from 2        |  permute, one round for each
            | 0 | 1 (unused)| 2 | 3         |  all_to_all
 
 `lax.ragged_all_to_all` is not among them: XLA has it on GPUs alone, and on two H200s a step of cg took 1.65 times as
-long with a prototype of it as with permutes (2026-11-25_scaling_2xh200.md, JAX 0.11.2).
+long with a prototype of it as with permutes (2026-11-25_scaling_2xh200.md, measured the day before, JAX 0.11.2).
 """
 
 from __future__ import annotations

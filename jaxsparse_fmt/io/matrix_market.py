@@ -131,17 +131,36 @@ def _opened(source: Any) -> Iterator[tuple[str, BinaryIO, int | None, bool]]:
         with contextlib.suppress(AttributeError, OSError):  # not a file of the system
             status = os.fstat(file.fileno())
             size = status.st_size or None if stat.S_ISREG(status.st_mode) else None  # those of /proc have size 0
-        if isinstance(file, io.TextIOBase):
-            raise TypeError(f"{path} must be open for reading bytes, mode 'rb'; it is open as text")
-        if not hasattr(file, "peek"):
-            file = io.BufferedReader(file)
-            stack.callback(file.detach)  # else the end of the reader would close the user's stream
-        start = file.peek(3)
+        start = file.read(LONGEST)
+        if not isinstance(start, bytes):
+            raise TypeError(
+                f"{path} must be open for reading bytes, mode 'rb'; its read() gives {type(start).__name__}"
+            )
+        if size is not None:
+            file.seek(-len(start), os.SEEK_CUR)
+        else:
+            file = io.BufferedReader(_Joined(start, file))
         for magic, unpack in ((b"\x1f\x8b", gzip.open), (b"BZh", bz2.open)):
             if start.startswith(magic):
                 yield path, cast(BinaryIO, stack.enter_context(unpack(file, "rb"))), size and size * _PACKING, True
                 return
         yield path, file, size, False
+
+
+class _Joined(io.RawIOBase):
+    """Bytes that were read from a stream, and then the rest of the stream, which may be a pipe."""
+
+    def __init__(self, start: bytes, rest: BinaryIO):
+        self._start, self._rest = start, rest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._start[: len(buffer)] or self._rest.read(len(buffer)) or b""
+        self._start = self._start[len(buffer) :]
+        buffer[: len(data)] = data
+        return len(data)
 
 
 def _read_head(path: str, file: BinaryIO, size: int | None) -> _Head:

@@ -232,7 +232,7 @@ class Load:
       near, far: unknowns that a device receives from its host and from others, padding included.
       boundary: rows of a device that need any of these.
       collectives: in one exchange.
-      among_all: whether they are all-to-all or a gather, whose hops grow with the hosts; a permute takes one.
+      among_all: whether all devices exchange with all, so that hops grow with the hosts; a permute takes one.
       entry_bytes: storage of an entry; 12 for CSR in doubles, 8 for diagonals.
       value_bytes: of a vector element.
     """
@@ -335,7 +335,6 @@ def cycle(levels: list[tuple[Load, float]], coarsest: int, machine: Machine, mod
 
     A level takes 4 products with its matrix, one each with R and P, six exchanges, 28 vectors, and as many launches as
     two steps of cg. Devices gather the residual of the coarsest level, and each multiplies with the whole inverse.
-    No such cycle has been measured on several devices.
 
     Args:
       levels: for each level above the coarsest its load, and the bytes of a device's R and P.

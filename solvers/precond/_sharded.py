@@ -199,6 +199,7 @@ def _near_null(A: Any, B: Any, wide: np.dtype) -> dict[int, np.ndarray]:
         return {k: np.ones((over.counts[k], 1), wide) for k in mine}
     B = checks.near_null(jnp.asarray(B), A.shape[0], wide)
     entered = A.domain.enter(A.domain.accept(B))
+    entered = jax.device_put(entered, NamedSharding(over.mesh, PartitionSpec(over.axis)))  # all columns in each piece
     by_part = entered.reshape(len(over.counts), over.size, -1)
     near = {k: np.ascontiguousarray(piece_of(by_part, k)[: over.counts[k]], wide) for k in mine}
 

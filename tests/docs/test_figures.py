@@ -49,7 +49,9 @@ def sentences() -> list[tuple[str, str]]:
     shares = [steps[problem]["own share"] for problem in ("7-point 200³", "27-point × 3 dof 64³")]
     unseen = figures.rows_of("suite_held_out_h200")
     worst = min(row["ratio"] for row in unseen)
-    hidden = figures.row_of("overlap_2xh200", mode="overlap")["hidden"]
+    profile = figures.row_of("overlap_2xh200", mode="overlap")
+    hidden, idle, step, sums = (profile[key] for key in ("hidden", "idle µs", "µs a step", "reduction µs"))
+    cycles = figures.row_of("scaling_2xh200", section="multigrid", devices=2)["efficiency"]
     kept = figures.row_of("scaling_2xh200", section="refinement", devices=2)["of one device's"]
     cpu = f"runs at {on_cpu['float32']:.2f} (f32) and {on_cpu['float64']:.2f} (f64) times the speed of SciPy"
     quick = sum(row["conversion"] <= 50 for row in rows)
@@ -64,6 +66,8 @@ def sentences() -> list[tuple[str, str]]:
         ("README.md", f"moves its bytes at {shares[0]:.2f} and {shares[1]:.2f} of the copy bandwidth"),
         ("docs/performance.md", f"the means would be {before[0]:.2f} and {before[1]:.2f}"),
         ("docs/performance.md", f"{hidden:.2f} of the exchange ran beside"),
+        ("docs/performance.md", f"ran for {idle:.0f} of the {step:.0f} µs of a step, and the sums took {sums:.0f}"),
+        ("docs/performance.md", f"`cg` with multigrid keeps {cycles:.2f} with"),
         ("docs/performance.md", f"keeps {kept:.2f} of its advantage"),
     ]
 

@@ -54,8 +54,14 @@ def test_a_state_that_is_damaged_or_of_another_system_is_refused(scale, tmp_path
 
 def test_a_state_of_other_devices_is_refused(tmp_path):
     checkpointed_cg(MATRICES["eight devices"], B, tmp_path, every=5, maxiter=5)
-    with pytest.raises(ValueError, match="of other processes, devices or dtypes; start the solve as before"):
+    with pytest.raises(ValueError, match="is of other devices or dtypes; start the solve as before, or name another"):
         checkpointed_cg(A, jax.device_put(B), tmp_path)
+
+
+def test_a_state_of_another_dtype_is_not_called_damaged(tmp_path):
+    checkpointed_cg(A, B, tmp_path, every=5, maxiter=5)
+    with pytest.raises(ValueError, match="is of other devices or dtypes; start the solve as before"):
+        checkpointed_cg(A.astype(np.float32), B.astype(np.float32), tmp_path)
 
 
 @pytest.mark.parametrize("at", [b"state.npy", b"PK\x01\x02", b"PK\x05\x06"], ids=["name", "directory", "end"])

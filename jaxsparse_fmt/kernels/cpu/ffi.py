@@ -180,7 +180,7 @@ def _register() -> None:
         return
     capsule = ctypes.pythonapi.PyCapsule_New
     capsule.restype, capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    for target, address in zip((TARGET, FUSED), handlers, strict=False):
+    for target, address in zip((TARGET, FUSED), handlers[:2], strict=True):
         jax.ffi.register_ffi_target(target, capsule(address, None, None), platform="cpu")
 
 

@@ -121,6 +121,12 @@ def test_a_near_null_space_may_be_sharded_and_gradients_pass_through_the_solve(b
     np.testing.assert_allclose(jax.grad(f)(b), 2 * sp.linalg.spsolve(L.tocsc(), x), rtol=0, atol=1e-6 * abs(x).max())
 
 
+def test_all_near_null_columns_reach_a_shard_on_a_mesh_with_another_axis():
+    mesh = jax.make_mesh((4, 2), ("rows", "batch"), devices=jax.devices("cpu")[:8])
+    near = _sharded._near_null(jsf.shard(L, mesh, format="csr"), np.ones((N, 2)) * [1, 2], np.dtype(float))
+    assert all(v.shape[1] == 2 and np.all(v == [1, 2]) for v in near.values()) and len(near) == 4
+
+
 def test_refusals_name_the_cure(built):
     A, _ = built
     with pytest.raises(ValueError, match=r"needs a Hermitian one.*from_scipy\(A\.to_scipy\(\)\)"):
