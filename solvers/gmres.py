@@ -6,7 +6,7 @@ residual until the cycle ends. Either side may stagnate where the other converge
 reductions for each, whereas the modified process takes one for every vector of the basis.
 
 Beside the product and M, step j of a cycle moves about 4·j vectors of n, with j rounded up to a power of two. The
-memory is `restart` vectors, twice that when flexible. One product more, for the true residual, ends a cycle.
+memory is `restart` + 1 vectors, twice that when flexible. One product more, for the true residual, ends a cycle.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Work(NamedTuple):
     Z: Array | None  # [m, n] M·V, where M changes
     Q: Array  # [m, m] the rotations, multiplied; zero from row j on
     row: Array  # [m] row j of Q before its rotation
-    first: Array  # row[0], of the size of the residual if ‖r‖ is 1
+    first: Array  # row[0]; |first|·‖r‖ is the residual norm
     columns: Array  # [m, m] the columns of R above the diagonal, each divided by its diagonal number
     diagonal: Array  # [m] of R; 1 from place j on
     most: Array  # the largest number of R
@@ -121,7 +121,7 @@ def _at(t: Any, like: Array) -> Array:
 
 
 def _put(rows: Array, row: Array, at: Any) -> Array:
-    """`rows` with a new row; the last one after the end, where no step counts."""
+    """`rows` with row `at` replaced; an index past the end replaces the last row, which no result reads."""
     return lax.dynamic_update_index_in_dim(rows, row, at, 0)
 
 

@@ -220,7 +220,7 @@ def _once(numbers: tuple[Number, ...]) -> tuple[tuple[Number, ...], list[int]]:
     return tuple(each.values()), [places.index(id(a)) for a in numbers]
 
 
-def _sums_over(numbers: tuple[Number, ...], axis: str) -> tuple[Array, ...]:
+def _sums_over(numbers: tuple[Number, ...], axis: Any) -> tuple[Array, ...]:
     """The numbers, in shard_map, with one collective for all that are in parts."""
     local = [jnp.sum(a.of) for a in numbers if isinstance(a, Parts)]
     if not local:

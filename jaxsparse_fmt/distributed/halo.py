@@ -132,8 +132,7 @@ def plan(
       itemsize: bytes of an unknown.
       kind: one of `halo_exchange.KINDS`; "auto" takes the cheapest by `traffic.cg_step`.
 
-    Raises:
-      What make() raises in one process, all processes raise.
+    What make() raises in one process, all processes raise.
     """
     name, needs = socket.gethostname(), {}
 

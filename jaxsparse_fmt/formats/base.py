@@ -195,7 +195,7 @@ class Most:
     """Marks a number that sets a size: all shards take the largest number of any shard."""
 
 
-def fill(value: Callable[[Any], int]) -> Padding:
+def padded_with(value: Callable[[Any], int]) -> Padding:
     """Padding by one number, value(A) of the matrix A."""
 
     def extend(a: np.ndarray, size: int, A: Any) -> np.ndarray:
@@ -204,10 +204,10 @@ def fill(value: Callable[[Any], int]) -> Padding:
     return Padding(extend)
 
 
-ColumnIndex = Annotated[Array, fill(lambda A: A.shape[1])]
+ColumnIndex = Annotated[Array, padded_with(lambda A: A.shape[1])]
 Offset = ColumnIndex  # column minus row of a diagonal; n_cols lies beyond the matrix
-RowIndex = Annotated[Array, fill(lambda A: A.shape[0])]
-ZeroPadded = Annotated[Array, fill(lambda A: 0)]
+RowIndex = Annotated[Array, padded_with(lambda A: A.shape[0])]
+ZeroPadded = Annotated[Array, padded_with(lambda A: 0)]
 Pointer = Annotated[Array, Padding(lambda a, size, A: np.pad(a, (0, size - a.shape[0]), mode="edge"))]
 # First places of diagonals of n_rows places each.
 Start = Annotated[Array, Padding(lambda a, size, A: np.append(a, A.shape[0] * np.arange(a.shape[0], size)))]

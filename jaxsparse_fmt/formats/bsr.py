@@ -26,11 +26,11 @@ import scipy.sparse
 
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building, footprint, merging, statistics
-from jaxsparse_fmt.formats.base import Array, ByRule, Pointer, fill, storage_format
+from jaxsparse_fmt.formats.base import Array, ByRule, Pointer, padded_with, storage_format
 from jaxsparse_fmt.kernels.layout.address import Slices
 from jaxsparse_fmt.kernels.layout.columns import Blocked, Rule, pack_pattern
 
-BlockColumn = Annotated[Array, fill(lambda A: -(-A.shape[1] // A.block_shape[1]))]
+BlockColumn = Annotated[Array, padded_with(lambda A: -(-A.shape[1] // A.block_shape[1]))]
 SLICE_ROWS = 128  # rows that the GPU kernels take at a time
 MAX_COLUMNS = 32
 CANDIDATES = (8, 6, 5, 4, 3, 2)

@@ -49,8 +49,8 @@ from jaxsparse_fmt.formats.base import (
     Pointer,
     ZeroPadded,
     array_fields,
-    fill,
     index_in_data,
+    padded_with,
     storage_format,
 )
 from jaxsparse_fmt.formats.csr5_tiles import CUT, tile_for
@@ -61,8 +61,8 @@ from jaxsparse_fmt.kernels.layout.address import expand_ptr
 from jaxsparse_fmt.kernels.layout.tiles import NARROW_PADDING, WIDE_MARK, Tiles
 
 # The row behind the last one, as the tile before holds the rows up to there; and padding in 16 bits.
-LaneRow = Annotated[Array, fill(lambda A: A.shape[0] + A.n_pieces)]
-MarkedDelta = Annotated[Array, fill(lambda A: NARROW_PADDING)]
+LaneRow = Annotated[Array, padded_with(lambda A: A.shape[0] + A.n_pieces)]
+MarkedDelta = Annotated[Array, padded_with(lambda A: NARROW_PADDING)]
 HOT_BYTES = 2**18  # of x that a product gathers first: as many as the L1 cache of an H100 or H200 holds
 SMALL_X = 2**20  # bytes of x, below which neither hot columns nor kept sums pay
 # Misses of an entry's x from which the L1 cache can spare the memory of kept sums. By hand on an H200: 0.9 to 1.0 of

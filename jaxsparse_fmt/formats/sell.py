@@ -29,11 +29,11 @@ import numpy as np
 
 from jaxsparse_fmt._types import Csr, Target, index_dtype
 from jaxsparse_fmt.formats import building, footprint, long_rows, statistics
-from jaxsparse_fmt.formats.base import Array, ColumnIndex, Pointer, ZeroPadded, fill, storage_format
+from jaxsparse_fmt.formats.base import Array, ColumnIndex, Pointer, ZeroPadded, padded_with, storage_format
 from jaxsparse_fmt.kernels.layout.address import Slices, take
 from jaxsparse_fmt.kernels.layout.columns import PADDING, Delta, Explicit
 
-Difference = Annotated[Array, fill(lambda A: PADDING)]  # between a column and the least column of its chunk
+Difference = Annotated[Array, padded_with(lambda A: PADDING)]  # between a column and the least column of its chunk
 # A cut is worth its second pass if it saves this fraction of the places.
 WORTH = 0.1
 LONG = 2  # mean row lengths; no shorter row is cut
