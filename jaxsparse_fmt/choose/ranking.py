@@ -80,7 +80,7 @@ OVERLAP = 0.1  # of the shorter of two times that is not hidden behind the longe
 IDLE = 0.25  # what a thread that waits for a longer row costs, in entries
 
 # CPU, kernels of Numba on two cores: the fraction of COPY at which a product moves the bytes of a format, fitted to the
-# suites of a CPU (2026-11-24_suite_cpu.md and 2026-11-24_suite_held_out_cpu.md), much of which stays in the caches; a
+# suites of a CPU (2026-11-24, tables in commit 7ea8790), much of which stays in the caches; a
 # row of "csr" that is longer or shorter than the row before it, whose end the CPU mispredicts; a row of a tail, which
 # XLA adds.
 NATIVE = {"csr": 0.86, "ell": 0.79, "hll": 0.77, "hyb": 0.79, "dia": 1.2}
