@@ -24,6 +24,8 @@ from jax.core import Tracer
 # or `CsrArrays`.
 Csr: TypeAlias = Any
 Array: TypeAlias = jax.Array
+# Cores that this process may use.
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")

@@ -79,11 +79,11 @@ LATENCY = 0.6e-6  # s between the loads of a thread and their use
 OVERLAP = 0.1  # of the shorter of two times that is not hidden behind the longer
 IDLE = 0.25  # what a thread that waits for a longer row costs, in entries
 
-# CPU, kernels of Numba on two cores: the fraction of COPY at which a product moves the bytes of a format, fitted to the
-# suites of a CPU (2026-11-24, tables in commit 7ea8790), much of which stays in the caches; a
-# row of "csr" that is longer or shorter than the row before it, whose end the CPU mispredicts; a row of a tail, which
-# XLA adds.
-NATIVE = {"csr": 0.86, "ell": 0.79, "hll": 0.77, "hyb": 0.79, "dia": 1.2}
+# CPU, kernels of Numba on two cores: the fraction of COPY at which a product moves the bytes of a format, fitted to
+# suites on two CPUs (tables in commit 7ea8790, and 2026-11-25_suite_cpu.md), much of which stays in the caches; a row
+# of "csr" that is longer or shorter than the row before it, whose end the CPU mispredicts; a row of a tail, which XLA
+# adds.
+NATIVE = {"csr": 0.86, "ell": 0.79, "hll": 0.96, "hyb": 0.79, "dia": 0.9}
 UNEVEN = 7e-9  # s of such a row
 BESIDE = 3.0  # times what the model of plain XLA says, for formats that are not listed and run so there, too
 ADDED = 4e-8  # s of a row of a tail

@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 import numpy as np
 import scipy.sparse as sp
 
+from jaxsparse_fmt._types import CORES
 from jaxsparse_fmt.io import mtx_entries, mtx_symmetry
 from jaxsparse_fmt.io.mtx_entries import LONGEST, Room
 
@@ -61,7 +62,6 @@ _NOT_MATRIX_MARKET = (
 )
 
 _PIECE = 1 << 20  # bytes that a thread parses at a time
-_THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 _PACKING = 1100  # how many times smaller a compressed file may be; deflate reaches 1032
 _EMPTY_ROWS = 10**8  # rows that a small file may claim: 0.8 GB of row pointers
 _HUGE = -1  # a fault in addition to those of `mtx_entries`: a number beyond float64
@@ -278,7 +278,7 @@ def _read_entries(path: str, file: BinaryIO, head: _Head, known: bool) -> tuple[
         buffers.append(text.obj)
 
     running: collections.deque[tuple[memoryview, int, Future[_Scanned]]] = collections.deque()
-    with ThreadPoolExecutor(_THREADS) as pool:
+    with ThreadPoolExecutor(CORES) as pool:
         for text, whole in _texts(file, buffers):
             first, own = place(text)
             if whole:
@@ -286,7 +286,7 @@ def _read_entries(path: str, file: BinaryIO, head: _Head, known: bool) -> tuple[
                 continue
             mtx_entries.compiled(index.__name__)  # once, before the other threads need it
             running.append((text, first, pool.submit(_scanned, head, text, own)))
-            if len(running) > 2 * _THREADS:
+            if len(running) > 2 * CORES:
                 text, first, block = running.popleft()
                 take(text, first, block.result())
         while running:

@@ -9,14 +9,15 @@ A function here returns None where there is no kernel: for some rules, and where
     Slices, Starts with Diagonal columns          the product by runs, in the matrix's own order: DIA, SDIA, HDIA
     Tiles                                         every face: CSR5
 
-The sizes of a call alone decide into how many pieces it is cut. Pieces of a transposed product add into copies of the
-result, as many as cost little beside their entries, and XLA adds the copies in order.
+The sizes of a call and the cores decide into how many pieces a product is cut, which changes no bit of it. Pieces of a
+transposed product, of a number that only the sizes decide, add into copies of the result, as many as cost little beside
+their entries, and XLA adds the copies in order.
 """
 
 import jax
 import jax.numpy as jnp
 
-from jaxsparse_fmt._types import Array, index_dtype
+from jaxsparse_fmt._types import CORES, Array, index_dtype
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
 from jaxsparse_fmt.kernels.cpu import ffi
 from jaxsparse_fmt.kernels.cpu.abi import BLOCK_SIZES
@@ -167,12 +168,22 @@ def _masked(pattern: Array | None) -> int:
 
 
 def _pieces(rule: Rule | Tiles, p: int, entries: int | None = None) -> int:
-    """The number of pieces into which a member of the batch is cut."""
+    """The number of pieces into which a member of the batch is cut, which changes no bit of the result.
+
+    With two pieces a core, a core finds much of them in its own cache at the next product.
+    """
     work = ((rule.n_stored if entries is None else entries) + rule.shape[0]) * p
+    return max(min(_most_pieces(work), 2 * CORES), min(work // LAUNCH.long_piece, LAUNCH.most_pieces))
+
+
+def _most_pieces(work: int) -> int:
     return 1 if work < LAUNCH.serial_entries else min(max(work // LAUNCH.piece_entries, 1), LAUNCH.most_pieces)
 
 
 def _copies(rule: Rule | Tiles, p: int) -> int:
-    """The number of pieces of a transposed product, each of which adds into a copy of the result."""
+    """The number of pieces of a transposed product, each of which adds into a copy of the result.
+
+    It does not depend on the cores, since it decides the order of the sums.
+    """
     most = rule.n_stored // max(LAUNCH.entries_a_copy * rule.shape[1], 1)
-    return max(min(most, LAUNCH.most_copies, _pieces(rule, p)), 1)
+    return max(min(most, LAUNCH.most_copies, _most_pieces((rule.n_stored + rule.shape[0]) * p)), 1)

@@ -155,7 +155,7 @@ def test_a_process_that_reads_many_small_files_compiles_the_reader(monkeypatch):
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
 def test_reading_takes_little_more_memory_than_the_file(symmetry, pack, tmp_path, monkeypatch):
     monkeypatch.setattr(matrix_market, "_PIECE", 1 << 16)
-    monkeypatch.setattr(matrix_market, "_THREADS", 2)  # each holds a few pieces, and the file has only 20
+    monkeypatch.setattr(matrix_market, "CORES", 2)  # each holds a few pieces, and the file has only 20
     n = 40_000
     values = np.random.default_rng(23).standard_normal(n).tolist()
     lines = [f"{100_000 + k} {k + 1} {v!r}\n" for k, v in enumerate(values)]

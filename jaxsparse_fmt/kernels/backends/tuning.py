@@ -59,7 +59,8 @@ class Launch:
     most_parts: int = 4096  # the most partial sums, since every block of a later pass adds them up for itself
     # The CPU.
     serial_entries: int = 2**15  # a product of fewer, 10 µs of work, is not worth waking a thread for
-    piece_entries: int = 2**15  # entries that a thread takes at a time
+    piece_entries: int = 2**15  # entries that a thread takes at a time, at least
+    long_piece: int = 2**18  # and at most, unless `most_pieces` are not enough
     most_pieces: int = 64
     most_copies: int = 8  # copies of the result, into which pieces of a transposed product add
     entries_a_copy: int = 4  # least entries of a piece, times n_cols, since each copy is written and read
