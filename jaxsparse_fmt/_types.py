@@ -105,6 +105,12 @@ class CsrArrays:
     def nnz(self) -> int:
         return self.data.shape[0]
 
+    def to_scipy(self) -> Csr:
+        """A copy on the host; 16-bit floats, which SciPy lacks, become float32."""
+        dtype = np.promote_types(self.data.dtype, np.float32) if self.data.dtype.itemsize == 2 else self.data.dtype
+        arrays = np.array(self.data, dtype), np.array(self.indices), np.array(self.indptr)
+        return scipy.sparse.csr_array(arrays, shape=self.shape)
+
 
 @dataclasses.dataclass(frozen=True)
 class Target:

@@ -15,7 +15,7 @@ import scipy.sparse
 from jax import lax
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import Array, as_floating, concrete, index_dtype
+from jaxsparse_fmt._types import Array, Csr, CsrArrays, as_floating, concrete, index_dtype
 
 
 class Index(NamedTuple):
@@ -137,6 +137,30 @@ def csr_arrays(A: Any) -> tuple[Array, Array, Array]:
     indices = jnp.zeros(A.nnz, jnp.int32).at[entry].set(col, mode="drop", unique_indices=True)
     counts = jnp.zeros(n_rows, index).at[jnp.where(entry < A.nnz, row, n_rows)].add(1, mode="drop")
     return data, indices, jnp.concatenate([jnp.zeros(1, index), jnp.cumsum(counts, dtype=index)])
+
+
+def to_scipy(A: Any) -> Csr:
+    """As `SparseMatrix.to_scipy`, for a matrix whose entries share no places."""
+    if not is_on_cpu(A):  # a GPU sorts faster, and sends no padding
+        return CsrArrays(*A.csr_arrays(), shape=A.shape).to_scipy()
+    values = np.asarray(A.values)
+    values = values.astype(np.promote_types(values.dtype, np.float32)) if values.itemsize == 2 else values
+    row, col, *live = map(np.asarray, _places(A))
+    values, row, col = (a[tuple(live)] for a in (values, row, col))
+    csr = scipy.sparse.coo_array((values, (row, col)), shape=A.shape).tocsr()
+    csr.sort_indices()  # `in_basis` renumbers columns
+    return csr
+
+
+def is_on_cpu(A: Any) -> bool:
+    return isinstance(A.values, np.ndarray) or {d.platform for d in A.values.devices()} == {"cpu"}
+
+
+@jax.jit
+def _places(A: Any) -> tuple[Array, ...]:
+    """Row and column of every place and, where there is padding, whether it holds an entry."""
+    row, col, entry = A.coordinates()
+    return (row, col) if A.nnz == row.shape[0] else (row, col, entry < A.nnz)
 
 
 def _canonical(row: Array, col: Array, entry: Array, nnz: int) -> Array:

@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.sparse
 from jax.core import Tracer
 
 from jaxsparse_fmt._types import (
@@ -269,14 +268,7 @@ class SparseMatrix(ScipyNames, Pattern):
 
     def to_scipy(self) -> Csr:
         """The matrix on the host as a canonical CSR array; 16-bit floats become float32."""
-        A = self.unshared
-        row, col, entry = (np.asarray(a) for a in jax.jit(type(A).coordinates)(A))
-        live = entry < self.nnz
-        values = np.asarray(A.values)
-        values = values.astype(np.promote_types(values.dtype, np.float32)) if values.itemsize == 2 else values
-        csr = scipy.sparse.coo_array((values[live], (row[live], col[live])), shape=self.shape).tocsr()
-        csr.sort_indices()  # `in_basis` renumbers columns
-        return csr
+        return entry_index.to_scipy(self.unshared)
 
     def csr_arrays(self) -> tuple[Array, Array, Array]:
         """`data` [nnz], `indices` [nnz] and `indptr` [n_rows + 1] in canonical order, on the device."""
@@ -311,9 +303,7 @@ class SparseMatrix(ScipyNames, Pattern):
         place = _place(self.values)
         there = contextlib.nullcontext() if place is None else jax.default_device(place)
         with contextlib.nullcontext() if traced else concrete(), there:
-            values = self.values
-            on_host = name in CHOSEN or isinstance(values, np.ndarray)
-            on_host = on_host or (not traced and {d.platform for d in values.devices()} == {"cpu"})
+            on_host = name in CHOSEN or (not traced and entry_index.is_on_cpu(self))
             csr = self.to_scipy() if on_host else CsrArrays(*self.csr_arrays(), shape=self.shape)
             A = build(csr, name, Target(self.dtype, self.backend, max_bytes), **layout)
         return A if place is None else jax.device_put(A, place)

@@ -160,30 +160,25 @@ def fill(csr: Csr, rows: Rows, address: Address, arrays: Arrays, n_stored: int, 
     """`values` and `col_idx` [n_stored] of a storage, with 0 and n_cols in padding; on the host or device, as `csr`."""
     if not (csr.nnz and n_stored):
         return np.zeros(n_stored, dtype), np.full(n_stored, csr.shape[1], np.int32)
-    if namespace(csr.data) is jnp:
-        return _fill_on_device(csr, rows, arrays, address, n_stored, dtype)
-    values, col_idx = np.empty(n_stored, dtype), np.empty(n_stored, np.int32)
-    (row, j), first = address.slots(np, arrays, n_stored), rows.first(csr.indptr)
-
-    def copy(begin: int, end: int) -> None:
-        here = slice(begin, end)
-        values[here], col_idx[here] = _stored(np, csr, first, rows.lengths, row[here], j[here])
-
-    in_pieces(copy, n_stored)
-    return values, col_idx
+    return _filled(namespace(csr.data), csr, rows, arrays, address, n_stored, dtype)
 
 
-@functools.partial(jax.jit, static_argnums=(3, 4, 5))
-def _fill_on_device(csr, rows, arrays, address, n_stored, dtype):
-    values, col_idx = _stored(jnp, csr, rows.first(csr.indptr), rows.lengths, *address.slots(jnp, arrays, n_stored))
-    return values.astype(dtype), col_idx.astype(jnp.int32)
+@on_either(4, 5, 6)
+def _filled(xp: Any, csr: Csr, rows: Rows, arrays: Arrays, address: Address, n_stored: int, dtype: Any):
+    first = rows.first(csr.indptr)
+
+    def stored(row: Any, j: Any) -> tuple[Any, Any]:
+        place, live = source(xp, first, rows.lengths, row, j)
+        place = xp.where(live, place, 0)
+        values, columns = take(csr.data, place), take(csr.indices, place)
+        return xp.where(live, values, 0).astype(dtype), xp.where(live, columns, csr.shape[1]).astype(np.int32)
+
+    return by_rows(xp, stored, *address.slots(xp, arrays, n_stored))
 
 
-def _stored(xp: Any, csr: Csr, first: Any, lengths: Any, row: Any, j: Any) -> tuple[Any, Any]:
-    """The value and the column of places, from the row of storage and the j of each."""
-    place, live = source(xp, first, lengths, row, j)
-    place = xp.where(live, place, 0)
-    return xp.where(live, take(csr.data, place), 0), xp.where(live, take(csr.indices, place), csr.shape[1])
+def by_rows(xp: Any, f: Callable[..., tuple[Any, ...]], *arrays: Any) -> tuple[Any, ...]:
+    """f(*arrays), for an f that computes row by row; on the host piece by piece, on all cores."""
+    return in_pieces(f, *arrays) if xp is np else f(*arrays)
 
 
 def source(xp: Any, first: Any, lengths: Any, row: Any, j: Any) -> tuple[Any, Any]:
@@ -207,11 +202,7 @@ def csr_arrays(csr: Csr, dtype: Any) -> tuple[jax.Array, ...]:
 
 def on_host(csr: Csr) -> Csr:
     """The matrix in NumPy arrays, for conversions that only the host can do (`merging.distinct` gives None)."""
-    if namespace(csr.data) is np:
-        return csr
-    data, indices, indptr = (np.asarray(a) for a in (csr.data, csr.indices, csr.indptr))
-    data = data.astype(np.float32) if data.itemsize == 2 else data  # SciPy holds no 16-bit floats
-    return scipy.sparse.csr_array((data, indices, indptr), shape=csr.shape)
+    return csr if namespace(csr.data) is np else csr.to_scipy()
 
 
 def sample(csr: Csr, rows: np.ndarray) -> Csr:

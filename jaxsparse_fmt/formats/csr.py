@@ -14,7 +14,7 @@ from typing import Self
 
 import numpy as np
 
-from jaxsparse_fmt._types import Csr, Target
+from jaxsparse_fmt._types import Csr, CsrArrays, Target
 from jaxsparse_fmt.formats import building, footprint
 from jaxsparse_fmt.formats.base import Array, ByRule, ColumnIndex, Pointer, storage_format
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
@@ -42,6 +42,9 @@ class CSR(ByRule):
 
     def csr_arrays(self) -> tuple[Array, Array, Array]:
         return self.data, self.col_idx, self.row_ptr
+
+    def to_scipy(self) -> Csr:
+        return CsrArrays(*self.csr_arrays(), shape=self.shape).to_scipy()
 
     @classmethod
     def from_csr(cls, csr: Csr, target: Target, *, threads_per_row: int | None = None) -> Self:

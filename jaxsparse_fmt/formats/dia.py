@@ -49,6 +49,19 @@ class WholeDiagonals(ByRule):
     def column(self) -> Diagonal:
         return Diagonal()
 
+    def to_scipy(self) -> Csr:
+        n, n_cols = self.shape
+        if n != n_cols or self.dtype.itemsize == 2 or self.nnz == 0:
+            return super().to_scipy()
+        offsets = np.asarray(self.offsets)
+        by_column = np.zeros((offsets.size, n), self.dtype)  # as SciPy stores them
+        diagonals = np.asarray(self.unshared.values).reshape(-1, n)
+        for offset, out, diagonal in zip(offsets, by_column, diagonals, strict=True):
+            first, end = max(-offset, 0), n - max(offset, 0)
+            out[first + offset : end + offset] = diagonal[first:end]
+        S = scipy.sparse.csr_array(scipy.sparse.dia_array((by_column, offsets), shape=self.shape))
+        return S if S.nnz == self.nnz else super().to_scipy()  # SciPy leaves zeros out
+
     def transposed_face(self, values: Array, y: Array, backend: str) -> Array:
         arrays, offsets, (n_rows, n_cols) = self.arrays, self.offsets, self.shape
         start = arrays.get("start")
@@ -64,18 +77,6 @@ class DIA(WholeDiagonals):
     pattern: Array | None
 
     name = "dia"
-
-    def to_scipy(self) -> Csr:
-        n, n_cols = self.shape
-        if n != n_cols or self.dtype.itemsize == 2 or self.nnz == 0:
-            return super().to_scipy()
-        offsets = np.asarray(self.offsets)
-        by_column = np.zeros((offsets.size, n), self.dtype)  # as SciPy stores them
-        for offset, out, diagonal in zip(offsets, by_column, np.asarray(self.values).reshape(-1, n), strict=True):
-            first, end = max(-offset, 0), n - max(offset, 0)
-            out[first + offset : end + offset] = diagonal[first:end]
-        S = scipy.sparse.csr_array(scipy.sparse.dia_array((by_column, offsets), shape=self.shape))
-        return S if S.nnz == self.nnz else super().to_scipy()  # SciPy leaves zeros out
 
     @classmethod
     def from_csr(cls, csr: Csr, target: Target) -> Self:

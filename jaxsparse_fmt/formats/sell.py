@@ -179,13 +179,18 @@ def _differences(xp: Any, col_idx: Any, slice_ptr: Any, C: int, n_cols: int) -> 
 
     A slice is wide if it has a chunk that does not fit 16 bits.
     """
-    columns, chunks = col_idx.reshape(-1, C), slice_ptr // C
-    live = columns < n_cols
-    base = columns.min(axis=1, initial=n_cols)
-    base = (base * (base < n_cols)).astype(np.int32)
-    delta = (columns - base[:, None]) * live
-    too_wide = delta.max(axis=1, initial=0) >= PADDING
+
+    def of_chunks(columns: Any) -> tuple[Any, Any, Any]:
+        live = columns < n_cols
+        base = columns.min(axis=1, initial=n_cols)
+        base = (base * (base < n_cols)).astype(np.int32)
+        delta = (columns - base[:, None]) * live
+        too_wide = delta.max(axis=1, initial=0) >= PADDING
+        return base, (delta * live + PADDING * ~live).astype(np.uint16), too_wide
+
+    base, delta, too_wide = building.by_rows(xp, of_chunks, col_idx.reshape(-1, C))
+    chunks = slice_ptr // C
     before = building.starts(xp, too_wide, chunks.dtype)
     wide = take(before, chunks[1:]) > take(before, chunks[:-1])
     n_wide = xp.sum(xp.where(wide, xp.diff(chunks), 0))
-    return base, (delta * live + PADDING * ~live).astype(np.uint16).reshape(-1), wide, n_wide
+    return base, delta.reshape(-1), wide, n_wide

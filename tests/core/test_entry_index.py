@@ -192,3 +192,17 @@ def test_costs_an_eager_product_no_more_than_five_small_dense_ones():
 
     ours, dense = map(min, zip(*((seconds(lambda: A @ x), seconds(lambda: a @ x)) for _ in range(20)), strict=True))
     assert ours <= 5 * dense
+
+
+@every_format
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_to_scipy_gives_canonical_arrays_of_its_own_from_either_device(layout, on_cpu, monkeypatch):
+    monkeypatch.setattr(entry_index, "is_on_cpu", lambda A: on_cpu)
+    A = layout.of(S)
+    got = A.to_scipy()
+    assert got.has_canonical_format
+    np.testing.assert_array_equal(got.indptr, S.indptr)
+    np.testing.assert_array_equal(got.indices, S.indices)
+    np.testing.assert_array_equal(got.data, S.data)
+    got.data[:] = 0  # the user's to change
+    np.testing.assert_array_equal(A.data, S.data)

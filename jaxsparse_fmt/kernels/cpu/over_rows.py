@@ -62,15 +62,20 @@ def in_threads(thread: Callable[[], None], tasks: int) -> None:
         list(_threads().map(lambda _: thread(), range(threads)))
 
 
-def in_pieces(work: Callable[[int, int], None], n: int) -> None:
-    """Calls work(begin, end) for pieces of range(n), on every core: NumPy keeps a piece in the cache of a core."""
-    begins = iter(range(0, n, PLACES))
+def in_pieces(f: Callable[..., tuple[np.ndarray, ...]], *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+    """f(*arrays), which computes row by row, for pieces on every core: NumPy keeps a piece in the cache of a core."""
+    n, step = len(arrays[0]), max(PLACES // max(arrays[0][:1].size, 1), 1)
+    found = tuple(np.empty((n, *a.shape[1:]), a.dtype) for a in f(*(a[:0] for a in arrays)))
+    begins = iter(range(0, n, step))
 
     def thread() -> None:
         for begin in begins:
-            work(begin, min(begin + PLACES, n))
+            here = slice(begin, begin + step)
+            for whole, part in zip(found, f(*(a[here] for a in arrays)), strict=True):
+                whole[here] = part
 
-    in_threads(thread, -(-n // PLACES))
+    in_threads(thread, -(-n // step))
+    return found
 
 
 def call(kernels: Callable[[], Any], name: Any, begin: int, end: int, marks: np.ndarray, *arguments: Any) -> None:
