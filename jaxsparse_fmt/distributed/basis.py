@@ -27,7 +27,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxsparse_fmt._types import index_dtype, pytree
 from jaxsparse_fmt.core import mesh_axes, vector_passes
-from jaxsparse_fmt.core.basis import Basis
+from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.core.vector_passes import Distribution
 from jaxsparse_fmt.distributed import even_blocks, halo
 from jaxsparse_fmt.distributed.halo import Halo
@@ -187,6 +187,9 @@ class ShardedBasis(DistributedBasis):
             return jax.device_put(x, NamedSharding(Mesh(its.devices, its.axis_names), x.sharding.spec))
         return jax.device_put(x, NamedSharding(mesh, PartitionSpec(self.over.axis if self.has_even_blocks else None)))
 
+    def noise(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        return _noise(self.over, shape, dtype) if self.has_even_blocks else super().noise(shape, dtype)
+
     def _spread(self, x: Any) -> Any:
         """A vector that is not committed to devices, spread over the mesh in even blocks if n allows them."""
         if not self.has_even_blocks or self.n == 0:
@@ -242,6 +245,12 @@ def _leave(basis: ShardedBasis, y: Array, explicit: Any) -> Array:
         return constrained(out, over) if basis.has_even_blocks else out
 
     return over.by_xla(left, (basis, y), mesh_axes.spec_like(y, explicit))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _noise(over: Distribution, shape: tuple[int, ...], dtype: Any) -> Array:
+    made = lambda: constrained(IDENTITY.noise(shape, dtype), over)  # noqa: E731
+    return over.by_xla(made, (), PartitionSpec(over.axis))
 
 
 def _in_blocks(x: Array, over: Distribution) -> Array:

@@ -94,7 +94,8 @@ def users_unknowns(of: Any) -> np.ndarray:
     """[n] the user's number of each unknown of a basis, in the inner order; all processes must call this."""
     if of.perm is None:
         return np.arange(of.n)
-    by_part = of.perm.reshape(of.devices, -1)
+    with concrete():
+        by_part = of.perm.reshape(of.devices, -1)
     own = {k: piece_of(by_part, k)[: of.over.counts[k]] for k in sorted(local_parts(of.over))}
     return np.concatenate([*everyones(lambda: own, of.over.mesh).values()])
 

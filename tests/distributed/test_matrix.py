@@ -100,6 +100,7 @@ def test_the_basis_hides_how_unknowns_are_renumbered(options):
     B = jsf.shard(S, MESH, format="ell", **options)
     close(times(B, X[:, 0]), S @ X[:, 0])
     assert abs(B.to_scipy() - S).max() == 0
+    assert jax.jit(lambda: B.to_scipy().nnz)() == S.nnz
     np.testing.assert_array_equal(B.diagonal(), S.diagonal())
     inside = B.in_basis @ B.basis.enter(X[:, 0])
     assert inside.sharding.spec[0] == "rows"
