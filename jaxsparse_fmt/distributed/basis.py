@@ -32,8 +32,8 @@ from jaxsparse_fmt.core.vector_passes import Distribution
 from jaxsparse_fmt.distributed import even_blocks, halo
 from jaxsparse_fmt.distributed.halo import Halo
 from jaxsparse_fmt.distributed.halo_exchange import Exchange, exchange, returned
-from jaxsparse_fmt.distributed.placement import local_parts, placing_mesh, sharded
-from jaxsparse_fmt.distributed.processes import agree
+from jaxsparse_fmt.distributed.placement import placing_mesh, sharded
+from jaxsparse_fmt.distributed.processes import agree, everyones
 
 Array = jax.Array
 
@@ -271,40 +271,59 @@ def constrained(x: Array, over: Distribution) -> Array:
     return lax.with_sharding_constraint(x, NamedSharding(over.mesh_here, PartitionSpec(over.axis, *free)))
 
 
-def plan_of_order(over: Distribution, perm: np.ndarray) -> Halo:
-    """The plan by which devices receive the unknowns of their pieces from the devices whose even blocks have them."""
-    blocks = np.minimum(np.arange(len(over.counts) + 1) * even_blocks.block_size(over.counts), len(perm))
-    own = _own(over, perm)
-    mine = sorted(local_parts(over))
-    return halo.plan(lambda: {k: halo.needed(own[k], blocks[k], blocks[k + 1]) for k in mine}, blocks, over.mesh)
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """An order of the unknowns while a matrix is built, of which a process has its own pieces.
+
+    Attributes:
+      own: by part, the user's unknown at each place.
+      plan: the plan by which devices receive the unknowns of their pieces from the devices whose even blocks have them.
+      key: a digest of all pieces.
+    """
+
+    own: dict[int, np.ndarray]
+    plan: Halo
+    key: int
 
 
-def make(over: Distribution, perm: np.ndarray | None, plan: Halo | None = None, numbered: bool = True) -> ShardedBasis:
-    """The basis for an order of the unknowns; None and None for the user's own.
+def order_of(over: Distribution, own: dict[int, np.ndarray]) -> Order:
+    """The order with these pieces; all processes must call this."""
+    parts, n = len(over.counts), sum(over.counts)
+    blocks = np.minimum(np.arange(parts + 1) * even_blocks.block_size(over.counts), n)
+    plan = halo.plan(lambda: {k: halo.needed(of, blocks[k], blocks[k + 1]) for k, of in own.items()}, blocks, over.mesh)
+    digests = everyones(lambda: {k: _digest(of.astype(np.int64).tobytes()) for k, of in own.items()}, over.mesh)
+    return Order(own, plan, int.from_bytes(_digest(b"".join(digests.values()))))
+
+
+def _digest(message: bytes) -> bytes:
+    return hashlib.blake2b(message, digest_size=8).digest()
+
+
+def make(over: Distribution, order: Order | None, numbered: bool = True) -> ShardedBasis:
+    """The basis for an order of the unknowns; None for the user's own.
 
     Args:
-      plan: the plan of `plan_of_order`.
       numbered: whether the basis stores the numbers of the unknowns, which `unknowns` needs.
     """
-    if perm is None or plan is None or not len(perm):
+    n, kind = sum(over.counts), _kind(over)
+    if order is None or not n:
         return ShardedBasis(over=over)
-    n, kind, own = len(perm), _kind(over), _own(over, perm)
+    own = order.own
 
     def piece(part: int) -> np.ndarray:
         out = n + part * over.size + np.arange(over.size)
         out[: over.counts[part]] = own[part]
         return out.astype(kind)
 
-    digest = hashlib.blake2b(perm.tobytes(), digest_size=8).digest()
     numbers = sharded(piece, over).reshape(-1) if numbered else None
-    return ShardedBasis(numbers, _route(over, own, plan), over=over, key=int.from_bytes(digest))
+    return ShardedBasis(numbers, _route(over, order), over=over, key=order.key)
 
 
-def _route(over: Distribution, own: list[np.ndarray], plan: Halo) -> Route:
-    m = even_blocks.block_size(over.counts)
+def _route(over: Distribution, order: Order) -> Route:
+    m, plan = even_blocks.block_size(over.counts), order.plan
 
     def slots(part: int) -> np.ndarray:
-        unknown, needs = own[part], plan.needs[part]
+        unknown, needs = order.own[part], plan.needs[part]
         out = np.full(over.size, m + plan.how.width)
         out[: len(unknown)] = unknown - part * m
         away = np.flatnonzero(unknown // m != part)
@@ -315,14 +334,9 @@ def _route(over: Distribution, own: list[np.ndarray], plan: Halo) -> Route:
     return Route(place(slots), plan.placed(place))
 
 
-def _own(over: Distribution, perm: np.ndarray) -> list[np.ndarray]:
-    """The unknowns of each piece."""
-    return np.split(perm, np.cumsum(over.counts)[:-1])
-
-
-def bytes_of_order(over: Distribution, plan: Halo, numbered: bool = True) -> int:
-    """Bytes on a device of a basis that `make` makes with this plan."""
-    return over.size * np.dtype(_kind(over)).itemsize * numbered + 4 * over.size + plan.nbytes
+def bytes_of_order(over: Distribution, order: Order, numbered: bool = True) -> int:
+    """Bytes on a device of a basis that `make` makes of this order."""
+    return over.size * np.dtype(_kind(over)).itemsize * numbered + 4 * over.size + order.plan.nbytes
 
 
 def _kind(over: Distribution) -> Any:

@@ -92,12 +92,17 @@ def to_scipy(A: Any) -> Csr:
 
 def users_unknowns(of: Any) -> np.ndarray:
     """[n] the user's number of each unknown of a basis, in the inner order; all processes must call this."""
+    return np.concatenate([*everyones(lambda: own_unknowns(of), of.over.mesh).values()])
+
+
+def own_unknowns(of: Any) -> dict[int, np.ndarray]:
+    """The user's number of each unknown of a basis, for the shards of this process."""
+    starts, mine = starts_of(of.over), sorted(local_parts(of.over))
     if of.perm is None:
-        return np.arange(of.n)
+        return {k: np.arange(starts[k], starts[k + 1]) for k in mine}
     with concrete():
         by_part = of.perm.reshape(of.devices, -1)
-    own = {k: piece_of(by_part, k)[: of.over.counts[k]] for k in sorted(local_parts(of.over))}
-    return np.concatenate([*everyones(lambda: own, of.over.mesh).values()])
+    return {k: piece_of(by_part, k)[: of.over.counts[k]] for k in mine}
 
 
 def of_each(f: Callable[[int], Any], shards: Iterable[int], mesh: Mesh) -> dict[int, Any]:
@@ -121,8 +126,8 @@ def piece_of(a: Any, k: int) -> np.ndarray:
     return np.asarray(shard.data)[k - (shard.index[0].start or 0)]
 
 
-def fetched(want: Callable[[], dict[int, np.ndarray]], B: Pieces, starts: np.ndarray, mesh: Mesh) -> Pieces:
-    """The rows of B with the numbers that each shard wants, rising."""
+def fetched(want: Callable[[], dict[int, np.ndarray]], B: Any, starts: np.ndarray, mesh: Mesh) -> Any:
+    """The rows of B, matrices or vectors by shard, with the numbers that each shard wants, rising."""
     asked = delivered(lambda: {k: by_owner(rows, starts) for k, rows in want().items()}, mesh)
     sent = lambda: {k: {t: B[k][rows - starts[k]] for t, rows in of.items()} for k, of in asked.items()}  # noqa: E731
     of = delivered(sent, mesh)
@@ -185,5 +190,7 @@ def turned(A: Pieces, rows: np.ndarray, columns: np.ndarray, mesh: Mesh) -> Piec
     return of_each(turn, A, mesh)
 
 
-def _stacked(*parts: Csr) -> Csr:
+def _stacked(*parts: Any) -> Any:
+    if isinstance(parts[0], np.ndarray):
+        return np.concatenate(parts)
     return scipy.sparse.csr_array(scipy.sparse.vstack(parts, format="csr"))

@@ -31,7 +31,8 @@ from jaxsparse_fmt.distributed.build import assemble
 from jaxsparse_fmt.distributed.common_format import Request, in_one_format
 from jaxsparse_fmt.distributed.halo_exchange import Exchange, exchange
 from jaxsparse_fmt.distributed.local import Shards, on_each_device
-from jaxsparse_fmt.distributed.pieces import Pieces, meeting, pieces, starts_of, turned, users_unknowns
+from jaxsparse_fmt.distributed.numbering import users_entries
+from jaxsparse_fmt.distributed.pieces import Pieces, meeting, own_unknowns, pieces, starts_of, turned
 from jaxsparse_fmt.distributed.processes import everyones
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.kernels.cpu import spgemm
@@ -257,9 +258,8 @@ def _assembled(C: Pieces, A: Any, B: Any, rows: Any, columns: Any) -> Any:
     """The sharded matrix of a pattern, between the given bases."""
     names, over = {M.shards.blocks[0].name for M in (A, B)}, (rows.over, columns.over)
     starts, cuts = map(starts_of, over)
-    of_rows = {(int(starts[k]), int(starts[k + 1])): S for k, S in C.items()}
     format = names.pop() if len(names) == 1 else "csr"
-    block = lambda a, b: of_rows[a, b]  # noqa: E731
+    block = C.__getitem__
     dtype = jnp.promote_types(A.dtype, B.dtype)
     with concrete():
         try:
@@ -268,21 +268,6 @@ def _assembled(C: Pieces, A: Any, B: Any, rows: Any, columns: Any) -> Any:
             made = assemble(block, starts, cuts, A.shards.axis, _request(A, B, "csr", dtype))
         order = made.entries
         if rows.perm is not None or columns.perm is not None:
-            users = _users_order(C, rows, columns)
-            order = basis.make(order.over, users, basis.plan_of_order(order.over, users), numbered=False)
+            users = users_entries(C, own_unknowns(rows), own_unknowns(columns), cuts, rows.over.mesh)
+            order = basis.make(order.over, basis.order_of(order.over, users), numbered=False)
     return dataclasses.replace(made, range=rows, domain=columns, entries=order)
-
-
-def _users_order(C: Pieces, rows: Any, columns: Any) -> np.ndarray:
-    """[nnz] the canonical number of each entry in the inner order; each host holds the coordinates of all entries."""
-    users = [users_unknowns(of) for of in (rows, columns)]
-    starts = starts_of(rows.over)
-
-    def named() -> dict[int, tuple[np.ndarray, np.ndarray]]:
-        row = {k: np.repeat(np.arange(starts[k], starts[k + 1]), np.diff(S.indptr)) for k, S in C.items()}
-        return {k: (users[0][row[k]], users[1][S.indices]) for k, S in C.items()}
-
-    row, col = (np.concatenate(a) for a in zip(*everyones(named, rows.over.mesh).values(), strict=True))
-    out = np.empty(len(row), np.int64)
-    out[np.lexsort((col, row))] = np.arange(len(row))
-    return out

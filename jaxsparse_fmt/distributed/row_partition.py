@@ -8,7 +8,7 @@ grid, or reverse Cuthill-McKee renumbers the unknowns first; the basis of the ma
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -112,6 +112,29 @@ def _by_graph(csr: Csr, parts: int) -> Partition:
 
 def _by_parts(by: Any, n: int, parts: int) -> Partition:
     """The pieces that a part vector describes; inside a piece the order is kept."""
+    part = _checked(by, n, parts)
+    starts = np.concatenate([[0], np.cumsum(np.bincount(part, minlength=parts))])
+    return Partition(starts.astype(np.int64), np.argsort(part, kind="stable"))
+
+
+def slices(by: Any, n: int, parts: int) -> Callable[[int, int], np.ndarray]:
+    """The function that gives the parts of the unknowns from one number to another, from a vector or such a function.
+
+    Raises:
+      ValueError: `by` is a word. ValueError, TypeError: there are no such parts.
+    """
+    if isinstance(by, str):
+        raise ValueError(
+            f"by must be the device of each unknown, since by={by!r} needs all rows at once; pass these to jsf.shard, "
+            "or cut by starts="
+        )
+    if callable(by):
+        return lambda start, stop: _checked(by(start, stop), stop - start, parts)
+    part = _checked(by, n, parts)
+    return lambda start, stop: part[start:stop]
+
+
+def _checked(by: Any, n: int, parts: int) -> np.ndarray:
     part = np.asarray(by)
     if part.dtype.kind not in "iu":
         raise TypeError(
@@ -124,8 +147,7 @@ def _by_parts(by: Any, n: int, parts: int) -> Partition:
             f"by must give each of {n} unknowns one of the parts 0 to {parts - 1}; got shape {part.shape}, and numbers "
             f"from {low} to {high}. Pass an order of the rows as reorder="
         )
-    starts = np.concatenate([[0], np.cumsum(np.bincount(part, minlength=parts))])
-    return Partition(starts.astype(np.int64), np.argsort(part, kind="stable"))
+    return part
 
 
 def boxes(shape: int | Sequence[int], parts: int | Sequence[int]) -> np.ndarray:

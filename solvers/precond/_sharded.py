@@ -26,7 +26,7 @@ from jaxsparse_fmt.core.basis import Basis
 from jaxsparse_fmt.distributed import basis
 from jaxsparse_fmt.distributed.build import assemble
 from jaxsparse_fmt.distributed.common_format import Request
-from jaxsparse_fmt.distributed.pieces import Pieces, meeting, of_each, piece_of, pieces, starts_of, turned
+from jaxsparse_fmt.distributed.pieces import Pieces, local_parts, meeting, of_each, piece_of, pieces, starts_of, turned
 from jaxsparse_fmt.distributed.processes import everyones
 from jaxsparse_fmt.kernels.cpu import aggregation
 from solvers.precond import _checks as checks
@@ -98,10 +98,9 @@ def build(
 
     def placed(matrix: Pieces, rows: np.ndarray, columns: np.ndarray) -> Any:
         everyones(lambda: _check_range(matrix, dtype), mesh)
-        of = {(int(rows[k]), int(rows[k + 1])): S for k, S in matrix.items()}
         target = Target(np.dtype(dtype), A.backend, None)
         request = Request(mesh, "overlap", format, {}, None, target, "auto")
-        return dataclasses.replace(assemble(lambda a, b: of[a, b], rows, columns, axis, request), entered=True)
+        return dataclasses.replace(assemble(matrix.__getitem__, rows, columns, axis, request), entered=True)
 
     while starts[-1] > max_coarse and len(levels) < max_levels - 1:
         stored = placed(held, starts, starts) if levels or given is None else given.in_basis
@@ -209,7 +208,7 @@ def _check_range(matrix: Pieces, dtype: Any) -> dict[int, Any]:
 
 def _near_null(A: Any, B: Any, wide: np.dtype) -> dict[int, np.ndarray]:
     """The rows of the near-null space of this process's shards."""
-    over, mine = A.range.over, sorted(basis.local_parts(A.range.over))
+    over, mine = A.range.over, sorted(local_parts(A.range.over))
     if B is None:
         return {k: np.ones((over.counts[k], 1), wide) for k in mine}
     B = checks.near_null(jnp.asarray(B), A.shape[0], wide)
