@@ -86,8 +86,7 @@ class Distribution:
     def is_manual(self) -> bool:
         """Whether the code that is traced here is inside a shard_map over the axis, and sees one device's pieces.
 
-        Raises:
-          ValueError: inside one over some of the axes that together count as one.
+        ValueError: inside one over some of the axes that together count as one.
         """
         own = {*mesh_axes.names(self.axis)}
         mapped = own & {*jax.sharding.get_abstract_mesh().manual_axes}

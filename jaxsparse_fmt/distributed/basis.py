@@ -323,12 +323,8 @@ def _route(over: Distribution, order: Order) -> Route:
     m, plan = even_blocks.block_size(over.counts), order.plan
 
     def slots(part: int) -> np.ndarray:
-        unknown, needs = order.own[part], plan.needs[part]
-        out = np.full(over.size, m + plan.how.width)
-        out[: len(unknown)] = unknown - part * m
-        away = np.flatnonzero(unknown // m != part)
-        out[away] = m + plan.slots[part][np.searchsorted(needs, unknown[away])]
-        return out.astype(np.int32)
+        at = plan.places(part, order.own[part], part * m, (part + 1) * m, m)
+        return np.pad(at, (0, over.size - len(at)), constant_values=m + plan.how.width).astype(np.int32)
 
     place = lambda of: sharded(of, over).reshape(-1)  # noqa: E731
     return Route(place(slots), plan.placed(place))

@@ -132,11 +132,11 @@ def shard_from_rows(
         stored, size = None if dtype is None else requested_dtype(dtype), whole_number("n", n)
         target = Target(stored or np.dtype(float), backend, max_bytes)
         request = Request(mesh, mode, format, layout, halo_format, target, exchange)
-        cuts, same = _cuts(starts, size, parts), by
-        if by is not None:
-            row_partition.slices(by, size, parts)
-            same = "function" if callable(by) else np.asarray(by)
-        return {"n": size, "dtype": stored, "axis": axis, "request": request, "starts": cuts, "by": same}
+        if isinstance(by, str):
+            raise ValueError(f"by={by!r} needs all rows at once; pass them to jsf.shard, or cut by starts=")
+        part = "function" if callable(by) else by if by is None else row_partition.checked(by, size, parts)
+        cuts = _cuts(starts, size, parts)
+        return {"n": size, "dtype": stored, "axis": axis, "request": request, "starts": cuts, "by": part}
 
     given = agree(prepared, mesh)
     n, cuts, stored = given["n"], given["starts"], given["dtype"]
@@ -153,7 +153,8 @@ def shard_from_rows(
     if by is None:
         return assemble(lambda k: block(int(cuts[k]), int(cuts[k + 1])), cuts, cuts, axis, request)
     mine = sorted(local_parts(Distribution(mesh, axis, *_pieces(np.diff(cuts)))))
-    rows, unknowns, cuts = by_part(block, row_partition.slices(by, n, parts), cuts, mine, mesh)
+    part_of: Any = by if callable(by) else lambda start, stop: given["by"][start:stop]
+    rows, unknowns, cuts = by_part(block, part_of, cuts, mine, mesh)
     entries = users_entries(rows, unknowns, unknowns, cuts, mesh)
     return assemble(rows.__getitem__, cuts, cuts, axis, request, lambda k: (unknowns[k], entries[k]))
 
@@ -196,9 +197,8 @@ def assemble(
 
     def halos() -> dict[int, np.ndarray]:
         """Makes the rows, and returns the halos."""
-        blocks.update(zip(mine, together(rows_of, mine), strict=True))
-        needed = lambda k: halo.needed(blocks[k].indices, int(columns[k]), int(columns[k + 1]))  # noqa: E731
-        return dict(zip(mine, together(needed, mine), strict=True))
+        blocks.update(together(rows_of, mine))
+        return together(lambda k: halo.needed(blocks[k].indices, int(columns[k]), int(columns[k + 1])), mine)
 
     unknown_bytes = max(request.target.dtype.itemsize, 4)  # values may be narrower than vectors
     plan = halo.plan(halos, columns, mesh, unknown_bytes, request.exchange)
@@ -209,7 +209,7 @@ def assemble(
 
     def counts() -> dict[int, tuple[int, int]]:
         """Cuts the rows into blocks, and returns the numbers of entries and of boundary rows of each shard."""
-        cut.update(zip(mine, together(split, mine), strict=True))
+        cut.update(together(split, mine))
         return {k: (entries[k], len(cut[k][1])) for k in mine}
 
     nnz, boundary_rows = np.array([*everyones(counts, mesh).values()]).T
@@ -294,10 +294,8 @@ def _split(
 
     The columns of the blocks are places in the device's piece of x and in its halo buffer.
     """
-    width = plan.how.width
-    is_own = (block.indices >= columns[k]) & (block.indices < columns[k + 1])
-    col = np.where(is_own, block.indices - columns[k], n_own)
-    col[~is_own] += plan.slots[k][np.searchsorted(plan.needs[k], block.indices[~is_own])]
+    width, col = plan.how.width, plan.places(k, block.indices, int(columns[k]), int(columns[k + 1]), n_own)
+    is_own = col < n_own
     if mode == "vector" or not width:
         whole = scipy.sparse.csr_array((block.data, col, block.indptr), shape=(block.shape[0], n_own + width))
         # A copy: the block may be the caller's own.

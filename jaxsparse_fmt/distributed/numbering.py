@@ -15,31 +15,10 @@ from jax.sharding import Mesh
 from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.distributed import row_partition
 from jaxsparse_fmt.distributed.delivery import Messages, delivered
-from jaxsparse_fmt.distributed.halo import by_owner
 from jaxsparse_fmt.distributed.pieces import Pieces, fetched, of_each
 from jaxsparse_fmt.distributed.processes import everyones
 
 Numbers = dict[int, np.ndarray]  # by shard
-
-
-def in_blocks(values: Numbers, unknowns: Numbers, blocks: np.ndarray, mesh: Mesh) -> Numbers:
-    """The value of each unknown of a block of the user's order, from the shards that have these unknowns."""
-
-    def sent() -> Messages:
-        away: Messages = {}
-        for k, of in unknowns.items():
-            order = np.argsort(of)
-            rising = of[order]
-            owned = by_owner(rising, blocks).items()
-            away[k] = {t: (part, values[k][order[np.searchsorted(rising, part)]]) for t, part in owned}
-        return away
-
-    out = {}
-    for k, received in delivered(sent, mesh).items():
-        out[k] = np.zeros(blocks[k + 1] - blocks[k], np.int64)
-        for unknown, value in received.values():
-            out[k][unknown - blocks[k]] = value
-    return out
 
 
 def users_entries(C: Pieces, rows: Numbers, columns: Numbers, starts: np.ndarray, mesh: Mesh) -> Numbers:
@@ -52,19 +31,16 @@ def users_entries(C: Pieces, rows: Numbers, columns: Numbers, starts: np.ndarray
     parts = len(starts) - 1
     n_rows = sum(everyones(lambda: {k: len(of) for k, of in rows.items()}, mesh).values())
     blocks, lengths = row_partition.equal(n_rows, parts), {k: np.diff(S.indptr) for k, S in C.items()}
-    sizes = in_blocks(lengths, rows, blocks, mesh)
+    sizes = _in_blocks(lengths, rows, blocks, mesh)
     total = np.cumsum([*everyones(lambda: {k: int(of.sum()) for k, of in sizes.items()}, mesh).values()])
     first = {k: total[k] - np.cumsum(of[::-1])[::-1] for k, of in sizes.items()}
-    rising = {k: np.argsort(of) for k, of in rows.items()}
-    begins = fetched(lambda: {k: of[rising[k]] for k, of in rows.items()}, first, blocks, mesh)
-    names = _names(C, columns, starts, mesh)
+    begins = _looked_up(first, rows, blocks, mesh)
+    names = _looked_up(columns, {k: S.indices for k, S in C.items()}, starts, mesh)
 
     def numbered(k: int) -> np.ndarray:
-        begin = np.empty(len(rising[k]), np.int64)
-        begin[rising[k]] = begins[k]
         by_name = _with_columns(C[k], names[k])
         out = np.empty(len(by_name.data), np.int64)
-        out[by_name.data] = np.repeat(begin - by_name.indptr[:-1], lengths[k]) + np.arange(len(out))
+        out[by_name.data] = np.repeat(begins[k] - by_name.indptr[:-1], lengths[k]) + np.arange(len(out))
         return out
 
     return of_each(numbered, C, mesh)
@@ -88,18 +64,22 @@ def by_part(
     """
 
     def asked() -> Messages:
-        own = {k: part_of(int(blocks[k]), int(blocks[k + 1])) for k in mine}
-        return {k: {t: blocks[k] + np.flatnonzero(of == t) for t in np.unique(of).tolist()} for k, of in own.items()}
+        away: Messages = {}
+        for k in mine:
+            start, stop = map(int, blocks[k : k + 2])
+            part = row_partition.checked(part_of(start, stop), stop - start, len(blocks) - 1)
+            away[k] = {t: start + np.flatnonzero(part == t) for t in np.unique(part).tolist()}
+        return away
 
     none = np.zeros(0, np.int64)
     unknowns = {k: np.concatenate([none, *of.values()]) for k, of in delivered(asked, mesh).items()}
     counts = everyones(lambda: {k: len(of) for k, of in unknowns.items()}, mesh)
     starts = np.cumsum([0, *counts.values()])
     made = of_each(lambda k: rows_of(int(blocks[k]), int(blocks[k + 1])), mine, mesh)
-    rows = fetched(lambda: unknowns, made, blocks, mesh)
+    rows = fetched(unknowns, made, blocks, mesh)
     del made
-    places = in_blocks({k: starts[k] + np.arange(len(of)) for k, of in unknowns.items()}, unknowns, blocks, mesh)
-    names = _names(rows, places, blocks, mesh)
+    places = _in_blocks({k: starts[k] + np.arange(len(of)) for k, of in unknowns.items()}, unknowns, blocks, mesh)
+    names = _looked_up(places, {k: S.indices for k, S in rows.items()}, blocks, mesh)
 
     def renumbered(k: int) -> Csr:
         by_name = _with_columns(rows[k], names[k])
@@ -110,11 +90,29 @@ def by_part(
     return of_each(renumbered, mine, mesh), unknowns, starts
 
 
-def _names(C: Pieces, names: Numbers, starts: np.ndarray, mesh: Mesh) -> Numbers:
-    """The name of the column of each entry; a shard has the names of its own columns."""
-    wanted = {k: np.unique(S.indices) for k, S in C.items()}
-    found = fetched(lambda: wanted, names, starts, mesh)
-    return {k: found[k][np.searchsorted(wanted[k], S.indices)] for k, S in C.items()}
+def _in_blocks(values: Numbers, unknowns: Numbers, blocks: np.ndarray, mesh: Mesh) -> Numbers:
+    """The value of each unknown of a block of the user's order, from the shards that have these unknowns."""
+
+    def sent() -> Messages:
+        away: Messages = {}
+        for k, of in unknowns.items():
+            owner = np.searchsorted(blocks, of, side="right") - 1
+            away[k] = {t: (of[owner == t], values[k][owner == t]) for t in np.unique(owner).tolist()}
+        return away
+
+    out = {}
+    for k, received in delivered(sent, mesh).items():
+        out[k] = np.zeros(blocks[k + 1] - blocks[k], np.int64)
+        for unknown, value in received.values():
+            out[k][unknown - blocks[k]] = value
+    return out
+
+
+def _looked_up(values: Numbers, numbers: Numbers, starts: np.ndarray, mesh: Mesh) -> Numbers:
+    """The value at each number, from the shard where this number lies."""
+    wanted = {k: np.unique(of) for k, of in numbers.items()}
+    found = fetched(wanted, values, starts, mesh)
+    return {k: found[k][np.searchsorted(wanted[k], of)] for k, of in numbers.items()}
 
 
 def _with_columns(S: Csr, columns: np.ndarray) -> Csr:

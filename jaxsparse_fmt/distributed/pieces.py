@@ -126,9 +126,9 @@ def piece_of(a: Any, k: int) -> np.ndarray:
     return np.asarray(shard.data)[k - (shard.index[0].start or 0)]
 
 
-def fetched(want: Callable[[], dict[int, np.ndarray]], B: Any, starts: np.ndarray, mesh: Mesh) -> Any:
-    """The rows of B, matrices or vectors by shard, with the numbers that each shard wants, rising."""
-    asked = delivered(lambda: {k: by_owner(rows, starts) for k, rows in want().items()}, mesh)
+def fetched(wanted: dict[int, np.ndarray], B: Any, starts: np.ndarray, mesh: Mesh) -> Any:
+    """The rows of B, matrices or arrays by shard, with the numbers that each shard wants, rising."""
+    asked = delivered(lambda: {k: by_owner(rows, starts) for k, rows in wanted.items()}, mesh)
     sent = lambda: {k: {t: B[k][rows - starts[k]] for t, rows in of.items()} for k, of in asked.items()}  # noqa: E731
     of = delivered(sent, mesh)
     return of_each(lambda k: _stacked(B[k][:0], *of[k].values()), of, mesh)
@@ -142,13 +142,8 @@ def meeting(A: Pieces, B: Pieces, starts: np.ndarray, mesh: Mesh) -> dict[int, t
     Args:
       starts: [parts + 1] of A's columns and B's rows.
     """
-    wanted: dict[int, np.ndarray] = {}
-
-    def want() -> dict[int, np.ndarray]:
-        wanted.update({k: needed(S.indices, starts[k], starts[k + 1]) for k, S in A.items()})
-        return wanted
-
-    others = fetched(want, B, starts, mesh)
+    wanted = of_each(lambda k: needed(A[k].indices, starts[k], starts[k + 1]), A, mesh)
+    others = fetched(wanted, B, starts, mesh)
 
     def met(k: int) -> tuple[Csr, Csr, np.ndarray]:
         S = A[k]

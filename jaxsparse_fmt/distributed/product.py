@@ -32,7 +32,7 @@ from jaxsparse_fmt.distributed.common_format import Request, in_one_format
 from jaxsparse_fmt.distributed.halo_exchange import Exchange, exchange
 from jaxsparse_fmt.distributed.local import Shards, on_each_device
 from jaxsparse_fmt.distributed.numbering import users_entries
-from jaxsparse_fmt.distributed.pieces import Pieces, meeting, own_unknowns, pieces, starts_of, turned
+from jaxsparse_fmt.distributed.pieces import Pieces, meeting, of_each, own_unknowns, pieces, starts_of, turned
 from jaxsparse_fmt.distributed.processes import everyones
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.kernels.cpu import spgemm
@@ -166,11 +166,9 @@ def _kept(make: Any, key: Any, *matrices: Any) -> Plan:
 def _product_plan(A: Any, B: Any) -> Plan:
     over, mesh = A.range.over, A.range.over.mesh
     met = meeting(pieces(A), pieces(B), starts_of(A.domain.over), mesh)
-    C: Pieces = {}
-    terms: Pieces = {}
-    read: dict[int, np.ndarray] = {}
 
-    def multiplied(k: int) -> None:
+    def multiplied(k: int) -> tuple[Csr, Csr, np.ndarray]:
+        """The rows of the product, the terms of its entries, and the entries of B that they read."""
         left, rows, _ = met[k]
         columns, at = np.unique(rows.indices, return_inverse=True)  # so that scratch is of the shard's size
         near = scipy.sparse.csr_array((rows.data, at.astype(np.int32), rows.indptr), (rows.shape[0], columns.size))
@@ -181,16 +179,12 @@ def _product_plan(A: Any, B: Any) -> Plan:
 
         p = spgemm.product(left, near, room)
         first, factor, right = spgemm.pairs(left, near, p)
-        C[k] = _csr(columns[p.indices], p.indptr, (left.shape[0], B.domain.n))
-        terms[k] = _csr(factor, first, (p.indices.size, A.entries.over.size))
-        read[k] = rows.data[right]
+        C = _csr(columns[p.indices], p.indptr, (left.shape[0], B.domain.n))
+        return C, _csr(factor, first, (p.indices.size, A.entries.over.size)), rows.data[right]
 
-    def sizes() -> dict[int, int]:
-        for k in met:
-            multiplied(k)
-        return {k: len(read[k]) for k in read}
-
-    longest = max(everyones(sizes, mesh).values())
+    made = of_each(multiplied, met, mesh)
+    C, terms, read = ({k: of[i] for k, of in made.items()} for i in range(3))
+    longest = max(everyones(lambda: {k: len(of) for k, of in read.items()}, mesh).values())
     result = _assembled(C, A, B, A.range, _columns(A, B))
     part = in_one_format(terms, _request(A, B, "csr", np.dtype(np.float32)), is_halo=False)
     arrays = {name: basis.sharded(lambda k, n=name: part.arrays[k][n], over) for name in part.arrays[min(terms)]}
@@ -229,9 +223,7 @@ def _plan(result: Any, read: dict[int, np.ndarray], terms: Any, last: Any, lengt
     plan = halo.plan(needs, starts, over.mesh, last.dtype.itemsize)
 
     def source(k: int) -> np.ndarray:
-        own = (read[k] >= starts[k]) & (read[k] < starts[k + 1])
-        at = read[k] - starts[k]
-        at[~own] = over.size + plan.slots[k][np.searchsorted(plan.needs[k], read[k][~own])]
+        at = plan.places(k, read[k], starts[k], starts[k + 1], over.size)
         return np.pad(at, (0, length - len(at))).astype(np.int32)
 
     building.check_addressable(over.size + plan.how.width)

@@ -8,7 +8,7 @@ grid, or reverse Cuthill-McKee renumbers the unknowns first; the basis of the ma
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -112,29 +112,13 @@ def _by_graph(csr: Csr, parts: int) -> Partition:
 
 def _by_parts(by: Any, n: int, parts: int) -> Partition:
     """The pieces that a part vector describes; inside a piece the order is kept."""
-    part = _checked(by, n, parts)
+    part = checked(by, n, parts)
     starts = np.concatenate([[0], np.cumsum(np.bincount(part, minlength=parts))])
     return Partition(starts.astype(np.int64), np.argsort(part, kind="stable"))
 
 
-def slices(by: Any, n: int, parts: int) -> Callable[[int, int], np.ndarray]:
-    """The function that gives the parts of the unknowns from one number to another, from a vector or such a function.
-
-    Raises:
-      ValueError: `by` is a word. ValueError, TypeError: there are no such parts.
-    """
-    if isinstance(by, str):
-        raise ValueError(
-            f"by must be the device of each unknown, since by={by!r} needs all rows at once; pass these to jsf.shard, "
-            "or cut by starts="
-        )
-    if callable(by):
-        return lambda start, stop: _checked(by(start, stop), stop - start, parts)
-    part = _checked(by, n, parts)
-    return lambda start, stop: part[start:stop]
-
-
-def _checked(by: Any, n: int, parts: int) -> np.ndarray:
+def checked(by: Any, n: int, parts: int) -> np.ndarray:
+    """[n] the part of each unknown. Raises ValueError or TypeError: `by` is something else."""
     part = np.asarray(by)
     if part.dtype.kind not in "iu":
         raise TypeError(

@@ -26,7 +26,17 @@ from jaxsparse_fmt.core.basis import Basis
 from jaxsparse_fmt.distributed import basis
 from jaxsparse_fmt.distributed.build import assemble
 from jaxsparse_fmt.distributed.common_format import Request
-from jaxsparse_fmt.distributed.pieces import Pieces, local_parts, meeting, of_each, piece_of, pieces, starts_of, turned
+from jaxsparse_fmt.distributed.pieces import (
+    Pieces,
+    fetched,
+    local_parts,
+    meeting,
+    of_each,
+    piece_of,
+    pieces,
+    starts_of,
+    turned,
+)
 from jaxsparse_fmt.distributed.processes import everyones
 from jaxsparse_fmt.kernels.cpu import aggregation
 from solvers.precond import _checks as checks
@@ -135,8 +145,7 @@ def build(
         unit = _times({k: abs(v).power(2) for k, v in R.items()}, unit, starts, mesh)
         near = below
         if not np.array_equal(cuts, counts):
-            whole = np.concatenate([*everyones(lambda near=near: near, mesh).values()])
-            near = {k: whole[cuts[k] : cuts[k + 1]] for k in near}
+            near = fetched({k: np.arange(cuts[k], cuts[k + 1]) for k in near}, near, counts, mesh)
         starts, theta = cuts, _hierarchy.WEAKER * theta
     if not levels:
         raise ValueError(

@@ -53,7 +53,7 @@ def test_pieces_that_do_not_fit_are_refused(rows_of, starts, words):
 @pytest.mark.parametrize(
     ("by", "error", "words"),
     [
-        ("graph", ValueError, "since by='graph' needs all rows at once; pass these to jsf.shard, or cut by starts="),
+        ("graph", ValueError, "by='graph' needs all rows at once; pass them to jsf.shard, or cut by starts="),
         (np.arange(90), ValueError, "by must give each of 90 unknowns one of the parts 0 to 7; got shape (90,), and"),
         (
             lambda a, b: np.zeros(2 * b, int),

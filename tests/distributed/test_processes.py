@@ -203,6 +203,6 @@ def test_alone_a_process_knows_what_it_knows_in_rising_order():
 
 def test_threads_keep_order_errors_and_word_length():
     wide = together(lambda k: (k, jsf._types.x64_enabled()), range(5))
-    assert wide == [(k, True) for k in range(5)]
+    assert wide == {k: (k, True) for k in range(5)}
     with pytest.raises(ZeroDivisionError):
         together(lambda k: 1 // (k - np.int64(2)) if k != 2 else 1 // 0, range(5))
