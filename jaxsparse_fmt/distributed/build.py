@@ -8,10 +8,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 import scipy.sparse
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import Mesh
 
 from jaxsparse_fmt._types import Csr, Target, readable_bytes, requested_dtype, whole_number
 from jaxsparse_fmt.convert import checked
@@ -258,16 +257,11 @@ def _placed(mesh: Any, axis: Any) -> tuple[int, Mesh]:
     Raises:
       TypeError: `mesh` is no mesh. ValueError: it has no such axis, or leaves processes out.
     """
-    if isinstance(mesh, AbstractMesh):
-        concrete = jax.sharding.get_mesh()
-        if concrete.empty or concrete.shape_tuple != mesh.shape_tuple:
-            raise TypeError(
-                f"mesh is abstract, {dict(mesh.shape)}, without devices; pass the jax.sharding.Mesh that it "
-                "describes, or set that with jax.set_mesh(mesh)"
-            )
-        mesh = concrete
     if not isinstance(mesh, Mesh):
-        raise TypeError(f"mesh must be a jax.sharding.Mesh, such as jax.make_mesh((8,), ('rows',)); got {mesh!r}")
+        raise TypeError(
+            "mesh must be a jax.sharding.Mesh, such as jax.make_mesh((8,), ('rows',)), or jax.sharding.get_mesh() "
+            f"inside jax.set_mesh; got {mesh!r}"
+        )
     axes = mesh_axes.names(axis)
     # A collective over several axes counts devices in the order of the mesh.
     if not axes or axes != tuple(name for name in mesh.axis_names if name in axes):

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.distributed import row_partition
-from jaxsparse_fmt.distributed.delivery import Messages, delivered
+from jaxsparse_fmt.distributed.delivery import Messages, delivered, to_owners
 from jaxsparse_fmt.distributed.pieces import Pieces, fetched, of_each
 from jaxsparse_fmt.distributed.processes import everyones
 
@@ -64,15 +64,12 @@ def by_part(
     """
 
     def asked() -> Messages:
-        away: Messages = {}
-        for k in mine:
-            start, stop = map(int, blocks[k : k + 2])
-            part = row_partition.checked(part_of(start, stop), stop - start, len(blocks) - 1)
-            away[k] = {t: start + np.flatnonzero(part == t) for t in np.unique(part).tolist()}
-        return away
+        ends = {k: (int(blocks[k]), int(blocks[k + 1])) for k in mine}
+        part = {k: row_partition.checked(part_of(a, b), b - a, len(blocks) - 1) for k, (a, b) in ends.items()}
+        return {k: to_owners(part[k], np.arange(a, b)) for k, (a, b) in ends.items()}
 
     none = np.zeros(0, np.int64)
-    unknowns = {k: np.concatenate([none, *of.values()]) for k, of in delivered(asked, mesh).items()}
+    unknowns = {k: np.concatenate([none, *(u for (u,) in of.values())]) for k, of in delivered(asked, mesh).items()}
     counts = everyones(lambda: {k: len(of) for k, of in unknowns.items()}, mesh)
     starts = np.cumsum([0, *counts.values()])
     made = of_each(lambda k: rows_of(int(blocks[k]), int(blocks[k + 1])), mine, mesh)
@@ -94,11 +91,8 @@ def _in_blocks(values: Numbers, unknowns: Numbers, blocks: np.ndarray, mesh: Mes
     """The value of each unknown of a block of the user's order, from the shards that have these unknowns."""
 
     def sent() -> Messages:
-        away: Messages = {}
-        for k, of in unknowns.items():
-            owner = np.searchsorted(blocks, of, side="right") - 1
-            away[k] = {t: (of[owner == t], values[k][owner == t]) for t in np.unique(owner).tolist()}
-        return away
+        owners = {k: np.searchsorted(blocks, of, side="right") - 1 for k, of in unknowns.items()}
+        return {k: to_owners(owners[k], of, values[k]) for k, of in unknowns.items()}
 
     out = {}
     for k, received in delivered(sent, mesh).items():

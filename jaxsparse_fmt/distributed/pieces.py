@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 
 from jaxsparse_fmt._types import Csr, concrete
 from jaxsparse_fmt.core.vector_passes import Distribution
-from jaxsparse_fmt.distributed.delivery import Messages, delivered
+from jaxsparse_fmt.distributed.delivery import Messages, delivered, to_owners
 from jaxsparse_fmt.distributed.entries import places
 from jaxsparse_fmt.distributed.halo import by_owner, needed
 from jaxsparse_fmt.distributed.halo_exchange import exchange_on_host
@@ -167,8 +167,7 @@ def turned(A: Pieces, rows: np.ndarray, columns: np.ndarray, mesh: Mesh) -> Piec
         for k, S in A.items():
             row = np.repeat(np.arange(rows[k], rows[k + 1]), np.diff(S.indptr))
             owner = np.searchsorted(columns, S.indices, side="right") - 1
-            each = ((t, owner == t) for t in np.unique(owner).tolist())
-            away[k] = {t: (row[m], S.indices[m], S.data[m]) for t, m in each}
+            away[k] = to_owners(owner, row, S.indices, S.data)
         return away
 
     parts = delivered(moved, mesh)
