@@ -110,13 +110,10 @@ class ShardedBasis(DistributedBasis):
     """The basis of n unknowns that lie in pieces over a mesh axis.
 
     Attributes:
-      perm: [parts·size] the user's unknown at each place, at least n in empty places; None: the order is the
-        user's, or nothing needs the numbers of the unknowns.
       route: the exchange that takes vectors to another order and back; None: the order is the user's.
       key: a digest of the order; 0 for the user's.
     """
 
-    perm: Array | None = None
     route: Route | None = None
     key: int = dataclasses.field(default=0, kw_only=True, metadata={"static": True})
 
@@ -203,15 +200,9 @@ class ShardedBasis(DistributedBasis):
 
     def unknowns(self) -> Array:
         """[places] the user's unknown at each place; distinct numbers from n on in empty places."""
-        if self.perm is not None:
-            return self.perm
-        counts, size = np.array(self.over.counts), self.over.size
-        starts = np.cumsum(counts) - counts
         index = index_dtype(self.n + self.places)
-        place = lax.iota(index, self.places).reshape(-1, size)
-        inside = place - size * jnp.arange(len(counts), dtype=index)[:, None]
-        own = jnp.asarray(starts, index)[:, None] + inside
-        return jnp.where(inside < jnp.asarray(counts, index)[:, None], own, self.n + place).reshape(-1)
+        number = self.enter(jnp.arange(1, self.n + 1, dtype=index))  # 0 in empty places
+        return jnp.where(number > 0, number - 1, self.n + lax.iota(index, self.places))
 
 
 @pytree
@@ -299,24 +290,11 @@ def _digest(message: bytes) -> bytes:
     return hashlib.blake2b(message, digest_size=8).digest()
 
 
-def make(over: Distribution, order: Order | None, numbered: bool = True) -> ShardedBasis:
-    """The basis for an order of the unknowns; None for the user's own.
-
-    Args:
-      numbered: whether the basis stores the numbers of the unknowns, which `unknowns` needs.
-    """
-    n, kind = sum(over.counts), _kind(over)
-    if order is None or not n:
+def make(over: Distribution, order: Order | None) -> ShardedBasis:
+    """The basis for an order of the unknowns; None for the user's own."""
+    if order is None or not sum(over.counts):
         return ShardedBasis(over=over)
-    own = order.own
-
-    def piece(part: int) -> np.ndarray:
-        out = n + part * over.size + np.arange(over.size)
-        out[: over.counts[part]] = own[part]
-        return out.astype(kind)
-
-    numbers = sharded(piece, over).reshape(-1) if numbered else None
-    return ShardedBasis(numbers, _route(over, order), over=over, key=order.key)
+    return ShardedBasis(route=_route(over, order), over=over, key=order.key)
 
 
 def _route(over: Distribution, order: Order) -> Route:
@@ -330,11 +308,6 @@ def _route(over: Distribution, order: Order) -> Route:
     return Route(place(slots), plan.placed(place))
 
 
-def bytes_of_order(over: Distribution, order: Order, numbered: bool = True) -> int:
+def bytes_of_order(over: Distribution, order: Order) -> int:
     """Bytes on a device of a basis that `make` makes of this order."""
-    return over.size * np.dtype(_kind(over)).itemsize * numbered + 4 * over.size + order.plan.nbytes
-
-
-def _kind(over: Distribution) -> Any:
-    """The dtype for the numbers of unknowns and of empty places."""
-    return index_dtype(sum(over.counts) + over.places)
+    return 4 * over.size + order.plan.nbytes

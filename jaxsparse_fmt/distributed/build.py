@@ -227,7 +227,7 @@ def assemble(
         unknown, entry = ({k: users(k)[i] for k in mine} for i in (0, 1))
         order, order_of_entries = basis.order_of(over_columns, unknown), basis.order_of(over_entries, entry)
         nbytes += basis.bytes_of_order(over_columns, order)
-        nbytes += basis.bytes_of_order(over_entries, order_of_entries, numbered=False)
+        nbytes += basis.bytes_of_order(over_entries, order_of_entries)
     everyones(lambda: _check_fits(nbytes, mesh), mesh)  # the last agreement: no process may fail alone after it
     own = functools.partial(basis.sharded, over=over_rows)
     matrices = tuple(
@@ -244,7 +244,7 @@ def assemble(
         Shards(matrices, boundary, plan.placed(own), axis),
         domain,
         domain if np.array_equal(starts, columns) else basis.make(over_rows, None),
-        basis.make(over_entries, order_of_entries, numbered=False),
+        basis.make(over_entries, order_of_entries),
         int(nnz.sum()),
         False,
         BuildRecord(imbalance, plan.reason, "; the halo ".join(part.why for part in made)),

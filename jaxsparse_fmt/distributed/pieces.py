@@ -21,6 +21,7 @@ from jaxsparse_fmt._types import Csr, concrete
 from jaxsparse_fmt.core.vector_passes import Distribution
 from jaxsparse_fmt.distributed.delivery import Messages, delivered, to_owners
 from jaxsparse_fmt.distributed.entries import places
+from jaxsparse_fmt.distributed.even_blocks import block_size
 from jaxsparse_fmt.distributed.halo import by_owner, needed
 from jaxsparse_fmt.distributed.halo_exchange import exchange_on_host
 from jaxsparse_fmt.distributed.placement import local_parts
@@ -83,7 +84,7 @@ def to_scipy(A: Any) -> Csr:
     """All rows in canonical CSR in the user's order, on the host of each process, all of which must call this."""
     own = pieces(A, np.promote_types(A.dtype, np.float32))
     S = _stacked(*everyones(lambda: own, A.range.over.mesh).values())
-    if A.range.perm is None and A.domain.perm is None:
+    if A.range.route is None and A.domain.route is None:
         return S
     S = S.tocoo()
     csr = scipy.sparse.coo_array((S.data, (users_unknowns(A.range)[S.row], users_unknowns(A.domain)[S.col])), S.shape)
@@ -92,17 +93,22 @@ def to_scipy(A: Any) -> Csr:
 
 def users_unknowns(of: Any) -> np.ndarray:
     """[n] the user's number of each unknown of a basis, in the inner order; all processes must call this."""
-    return np.concatenate([*everyones(lambda: own_unknowns(of), of.over.mesh).values()])
+    own = own_unknowns(of)
+    return np.concatenate([*everyones(lambda: own, of.over.mesh).values()])
 
 
 def own_unknowns(of: Any) -> dict[int, np.ndarray]:
     """The user's number of each unknown of a basis, for the shards of this process."""
     starts, mine = starts_of(of.over), sorted(local_parts(of.over))
-    if of.perm is None:
+    if of.route is None:
         return {k: np.arange(starts[k], starts[k + 1]) for k in mine}
     with concrete():
-        by_part = of.perm.reshape(of.devices, -1)
-    return {k: piece_of(by_part, k)[: of.over.counts[k]] for k in mine}
+        by_part = jax.tree.map(lambda a: a.reshape(of.devices, -1), of.route)
+    route = jax.tree.map(lambda a: {k: piece_of(a, k) for k in mine}, by_part)
+    m = block_size(of.over.counts)
+    blocks = {k: k * m + np.arange(m) for k in mine}
+    received = exchange_on_host(blocks, route.how, of.over.mesh)
+    return {k: np.concatenate([blocks[k], received[k]])[route.slots[k][: of.over.counts[k]]] for k in mine}
 
 
 def of_each(f: Callable[[int], Any], shards: Iterable[int], mesh: Mesh) -> dict[int, Any]:

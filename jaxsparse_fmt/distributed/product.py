@@ -201,7 +201,7 @@ def _columns(A: Any, B: Any) -> Any:
     """
     if A.shape[0] != B.shape[1] or A.range.same(B.domain):
         return B.domain
-    if A.range.perm is None and B.domain.perm is None:
+    if A.range.route is None and B.domain.route is None:
         return A.range
     raise ValueError(
         f"A @ B of shape {(A.shape[0], B.shape[1])} would have its rows and columns in different orders; shard A and B "
@@ -259,7 +259,7 @@ def _assembled(C: Pieces, A: Any, B: Any, rows: Any, columns: Any) -> Any:
         except building.TooLarge:  # as on one device
             made = assemble(block, starts, cuts, A.shards.axis, _request(A, B, "csr", dtype))
         order = made.entries
-        if rows.perm is not None or columns.perm is not None:
+        if rows.route is not None or columns.route is not None:
             users = users_entries(C, own_unknowns(rows), own_unknowns(columns), cuts, rows.over.mesh)
-            order = basis.make(order.over, basis.order_of(order.over, users), numbered=False)
+            order = basis.make(order.over, basis.order_of(order.over, users))
     return dataclasses.replace(made, range=rows, domain=columns, entries=order)
