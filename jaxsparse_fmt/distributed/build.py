@@ -191,7 +191,7 @@ def assemble(
     mesh = request.mesh
     over_rows = Distribution(mesh, axis, *_pieces(np.diff(starts)))
     over_columns = Distribution(mesh, axis, *_pieces(np.diff(columns)))
-    mine = sorted(local_parts(over_rows))
+    mine = local_parts(over_rows)
     blocks: dict[int, Csr] = {}
 
     def halos() -> dict[int, np.ndarray]:

@@ -43,7 +43,7 @@ def pieces(A: Any, dtype: Any = None) -> Pieces:
     """
     over, columns, entries = A.range.over, starts_of(A.domain.over), starts_of(A.entries.over)
     blocks = A.shards.blocks
-    mine, given = sorted(local_parts(over)), [np.zeros(b.values.shape, bool) for b in blocks]
+    mine, given = local_parts(over), [np.zeros(b.values.shape, bool) for b in blocks]
     with_zeros = tuple(block._with_values(v) for block, v in zip(blocks, given, strict=True))
     shards = dataclasses.replace(A.shards, blocks=with_zeros)
     own = {k: np.arange(columns[k], columns[k] + A.domain.over.size) for k in mine}
@@ -99,7 +99,7 @@ def users_unknowns(of: Any) -> np.ndarray:
 
 def own_unknowns(of: Any) -> dict[int, np.ndarray]:
     """The user's number of each unknown of a basis, for the shards of this process."""
-    starts, mine = starts_of(of.over), sorted(local_parts(of.over))
+    starts, mine = starts_of(of.over), local_parts(of.over)
     if of.route is None:
         return {k: np.arange(starts[k], starts[k + 1]) for k in mine}
     with concrete():
@@ -140,10 +140,11 @@ def fetched(wanted: dict[int, np.ndarray], B: Any, starts: np.ndarray, mesh: Mes
     return of_each(lambda k: _stacked(B[k][:0], *of[k].values()), of, mesh)
 
 
-def meeting(A: Pieces, B: Pieces, starts: np.ndarray, mesh: Mesh) -> dict[int, tuple[Csr, Csr, np.ndarray]]:
-    """For each shard its rows of A, the rows of B that their columns name, and the numbers of these rows, rising.
+def meeting(A: Pieces, B: Pieces, starts: np.ndarray, mesh: Mesh) -> dict[int, tuple[Csr, Csr, np.ndarray, np.ndarray]]:
+    """For each shard its rows of A, the rows of B that their columns name, and the rising numbers of these rows and of
+    the columns in them.
 
-    The two matrices are the factors of its rows of A·B.
+    The two matrices are the factors of its rows of A·B, without empty columns, so that scratch is of the shard's size.
 
     Args:
       starts: [parts + 1] of A's columns and B's rows.
@@ -151,7 +152,7 @@ def meeting(A: Pieces, B: Pieces, starts: np.ndarray, mesh: Mesh) -> dict[int, t
     wanted = of_each(lambda k: needed(A[k].indices, starts[k], starts[k + 1]), A, mesh)
     others = fetched(wanted, B, starts, mesh)
 
-    def met(k: int) -> tuple[Csr, Csr, np.ndarray]:
+    def met(k: int) -> tuple[Csr, Csr, np.ndarray, np.ndarray]:
         S = A[k]
         (start, stop), first = starts[k : k + 2], np.searchsorted(wanted[k], starts[k])
         own, above = (S.indices >= start) & (S.indices < stop), S.indices >= stop
@@ -160,7 +161,9 @@ def meeting(A: Pieces, B: Pieces, starts: np.ndarray, mesh: Mesh) -> dict[int, t
         rows = _stacked(others[k][:first], B[k], others[k][first:])
         left = scipy.sparse.csr_array((S.data, col.astype(np.int32), S.indptr), shape=(S.shape[0], rows.shape[0]))
         left.has_canonical_format = True
-        return left, rows, np.concatenate([wanted[k][:first], np.arange(start, stop), wanted[k][first:]])
+        columns, at = np.unique(rows.indices, return_inverse=True)
+        right = scipy.sparse.csr_array((rows.data, at.astype(np.int32), rows.indptr), (rows.shape[0], columns.size))
+        return left, right, np.concatenate([wanted[k][:first], np.arange(start, stop), wanted[k][first:]]), columns
 
     return of_each(met, A, mesh)
 

@@ -169,18 +169,16 @@ def _product_plan(A: Any, B: Any) -> Plan:
 
     def multiplied(k: int) -> tuple[Csr, Csr, np.ndarray]:
         """The rows of the product, the terms of its entries, and the entries of B that they read."""
-        left, rows, _ = met[k]
-        columns, at = np.unique(rows.indices, return_inverse=True)  # so that scratch is of the shard's size
-        near = scipy.sparse.csr_array((rows.data, at.astype(np.int32), rows.indptr), (rows.shape[0], columns.size))
+        left, right, _, columns = met[k]
 
         def room(nnz: int, products: int) -> None:
             takes = f"the plan of A @ B takes {8 * products + 24 * nnz} bytes on shard {k}, for {products} products"
             building.check_free(8 * products + 24 * nnz, takes)
 
-        p = spgemm.product(left, near, room)
-        first, factor, right = spgemm.pairs(left, near, p)
+        p = spgemm.product(left, right, room)
+        first, factor, at = spgemm.pairs(left, right, p)
         C = _csr(columns[p.indices], p.indptr, (left.shape[0], B.domain.n))
-        return C, _csr(factor, first, (p.indices.size, A.entries.over.size)), rows.data[right]
+        return C, _csr(factor, first, (p.indices.size, A.entries.over.size)), right.data[at]
 
     made = of_each(multiplied, met, mesh)
     C, terms, read = ({k: of[i] for k, of in made.items()} for i in range(3))

@@ -217,7 +217,7 @@ def _check_range(matrix: Pieces, dtype: Any) -> dict[int, Any]:
 
 def _near_null(A: Any, B: Any, wide: np.dtype) -> dict[int, np.ndarray]:
     """The rows of the near-null space of this process's shards."""
-    over, mine = A.range.over, sorted(local_parts(A.range.over))
+    over, mine = A.range.over, local_parts(A.range.over)
     if B is None:
         return {k: np.ones((over.counts[k], 1), wide) for k in mine}
     B = checks.near_null(jnp.asarray(B), A.shape[0], wide)
@@ -280,9 +280,9 @@ def _lumped(held: Pieces, starts: np.ndarray, theta: float, mesh: Any) -> Pieces
     met = meeting(held, {k: _column(S.diagonal(int(starts[k]))) for k, S in held.items()}, starts, mesh)
 
     def lumped(k: int) -> Any:
-        left, rows, numbers = met[k]
+        left, right, numbers, _ = met[k]
         first = int(np.searchsorted(numbers, starts[k]))
-        stop, d = first + left.shape[0], rows.toarray()[:, 0]
+        stop, d = first + left.shape[0], right.sum(axis=1)
         # The square matrix of all rows that are known here, of which those of other shards have a diagonal only.
         others = scipy.sparse.csr_array(scipy.sparse.diags_array(d))
         square = _canonical(scipy.sparse.vstack([others[:first], left, others[stop:]], format="csr"))
@@ -295,15 +295,12 @@ def _lumped(held: Pieces, starts: np.ndarray, theta: float, mesh: Any) -> Pieces
 
 
 def _times(A: Pieces, B: Pieces, starts: np.ndarray, mesh: Any) -> Pieces:
-    """A·B by the rows of A; scratch has the size of a shard."""
-
+    """A·B by the rows of A."""
     met = meeting(A, B, starts, mesh)
 
     def product(k: int) -> Any:
-        left, rows, _ = met[k]
-        columns, at = np.unique(rows.indices, return_inverse=True)
-        near = scipy.sparse.csr_array((rows.data, at.astype(np.int32), rows.indptr), (rows.shape[0], columns.size))
-        return _renumbered(_canonical(left @ near), columns, rows.shape[1])
+        left, right, _, columns = met[k]
+        return _renumbered(_canonical(left @ right), columns, B[k].shape[1])
 
     return of_each(product, met, mesh)
 
