@@ -19,7 +19,6 @@ from jax.core import Tracer
 
 from jaxsparse_fmt._types import floating_dtype, pytree, real_number, standard_promotion
 from jaxsparse_fmt.core.basis import Basis
-from jaxsparse_fmt.core.vector_passes import noise
 from solvers import _lanczos
 from solvers._lanczos import End, Limits, Wanted
 from solvers.core import arguments, iterate, opaque, program, stopping
@@ -189,8 +188,7 @@ def eigenproblem(A: Any, k: Any, start: Any, name: str, more: tuple[int, ...]) -
     k = arguments.eigenpair_count(k, n)
     if start is None:
         dtype = jnp.finfo(jnp.promote_types(floating_dtype(getattr(A, "dtype", float), "A"), jnp.float32)).dtype
-        places = n, *(min(k + guards, n) for guards in more)
-        start = noise(math.prod(places), dtype).reshape(places)
+        start = basis.noise((n, *(min(k + guards, n) for guards in more)), dtype)
     dtype = jnp.result_type(arguments.result_dtype(inner, start, "A"), start.dtype, jnp.float32)
     return inner, basis, k, basis.accept(start).astype(dtype)
 

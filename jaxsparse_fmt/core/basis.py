@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -60,6 +61,10 @@ class Basis:
     def placed(self, x: Any) -> Any:
         """x, a concrete vector of the user, where the basis can take it; raises an error if it cannot."""
         return x
+
+    def noise(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """A user's vector [n] or [n, p] of `vector_passes.noise`, where `placed` would put it."""
+        return vector_passes.noise(math.prod(shape), dtype).reshape(shape)
 
     def accept(self, x: Any) -> Any:
         """`placed(x)`, of a vector on which all processes `agree`."""

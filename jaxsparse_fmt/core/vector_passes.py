@@ -84,15 +84,27 @@ class Distribution:
 
     @property
     def is_manual(self) -> bool:
-        """Whether the code that is traced here is inside a shard_map over the axis, and sees one device's pieces."""
-        return {*mesh_axes.names(self.axis)} <= {*jax.sharding.get_abstract_mesh().manual_axes}
+        """Whether the code that is traced here is inside a shard_map over the axis, and sees one device's pieces.
+
+        ValueError: inside one over some of the axes that together count as one.
+        """
+        own = {*mesh_axes.names(self.axis)}
+        mapped = own & {*jax.sharding.get_abstract_mesh().manual_axes}
+        if mapped and mapped != own:
+            raise ValueError(
+                f"the matrix lies over the axes {self.axis!r} together, and shard_map is over {sorted(mapped)} alone; "
+                "map over all of them"
+            )
+        return mapped == own
 
     def piece_of(self, x: Array) -> PartitionSpec:
         """How vectors [m] or [m, p] lie: pieces over the axis, columns over the mesh's other axes if these divide p.
 
-        The devices along those axes hold copies of a matrix, so each multiplies its own columns.
+        The devices along those axes hold copies of a matrix, so each multiplies its own columns. An axis over which
+        vmap spreads a batch (`spmd_axis_name`) is not among them.
         """
-        sizes, free = self.mesh_here.shape, mesh_axes.auto_axes(self.mesh_here) - {*mesh_axes.names(self.axis)}
+        taken = {*mesh_axes.names(self.axis)} | jax_versions.batch_axes()
+        sizes, free = self.mesh_here.shape, mesh_axes.auto_axes(self.mesh_here) - taken
         others = tuple(axis for axis in sizes if axis in free)
         divides = x.ndim == 2 and x.shape[1] % math.prod(sizes[axis] for axis in others) == 0
         return PartitionSpec(self.axis, others) if divides and others else PartitionSpec(self.axis)

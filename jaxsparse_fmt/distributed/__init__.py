@@ -9,6 +9,7 @@ rounds         which messages travel together            delivery       messages
 placement      arrays from the host to their devices     pieces         rows of each shard on the host
 entries        the entries in canonical order            estimate       loads of a partition that is not built
 files          a matrix in a folder, read by rows        connect        processes that begin and end together
+numbering      the user's numbers where shards have others
 """
 
 from jaxsparse_fmt.distributed.build import shard, shard_from_rows

@@ -27,13 +27,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxsparse_fmt._types import index_dtype, pytree
 from jaxsparse_fmt.core import mesh_axes, vector_passes
-from jaxsparse_fmt.core.basis import Basis
+from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.core.vector_passes import Distribution
 from jaxsparse_fmt.distributed import even_blocks, halo
 from jaxsparse_fmt.distributed.halo import Halo
 from jaxsparse_fmt.distributed.halo_exchange import Exchange, exchange, returned
-from jaxsparse_fmt.distributed.placement import local_parts, placing_mesh, sharded
-from jaxsparse_fmt.distributed.processes import agree
+from jaxsparse_fmt.distributed.placement import placing_mesh, sharded
+from jaxsparse_fmt.distributed.processes import agree, everyones
 
 Array = jax.Array
 
@@ -110,13 +110,10 @@ class ShardedBasis(DistributedBasis):
     """The basis of n unknowns that lie in pieces over a mesh axis.
 
     Attributes:
-      perm: [parts·size] the user's unknown at each place, at least n in empty places; None: the order is the
-        user's, or nothing needs the numbers of the unknowns.
       route: the exchange that takes vectors to another order and back; None: the order is the user's.
       key: a digest of the order; 0 for the user's.
     """
 
-    perm: Array | None = None
     route: Route | None = None
     key: int = dataclasses.field(default=0, kw_only=True, metadata={"static": True})
 
@@ -187,6 +184,9 @@ class ShardedBasis(DistributedBasis):
             return jax.device_put(x, NamedSharding(Mesh(its.devices, its.axis_names), x.sharding.spec))
         return jax.device_put(x, NamedSharding(mesh, PartitionSpec(self.over.axis if self.has_even_blocks else None)))
 
+    def noise(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        return _noise(self.over, shape, dtype) if self.has_even_blocks else super().noise(shape, dtype)
+
     def _spread(self, x: Any) -> Any:
         """A vector that is not committed to devices, spread over the mesh in even blocks if n allows them."""
         if not self.has_even_blocks or self.n == 0:
@@ -200,15 +200,9 @@ class ShardedBasis(DistributedBasis):
 
     def unknowns(self) -> Array:
         """[places] the user's unknown at each place; distinct numbers from n on in empty places."""
-        if self.perm is not None:
-            return self.perm
-        counts, size = np.array(self.over.counts), self.over.size
-        starts = np.cumsum(counts) - counts
         index = index_dtype(self.n + self.places)
-        place = lax.iota(index, self.places).reshape(-1, size)
-        inside = place - size * jnp.arange(len(counts), dtype=index)[:, None]
-        own = jnp.asarray(starts, index)[:, None] + inside
-        return jnp.where(inside < jnp.asarray(counts, index)[:, None], own, self.n + place).reshape(-1)
+        number = self.enter(jnp.arange(1, self.n + 1, dtype=index))  # 0 in empty places
+        return jnp.where(number > 0, number - 1, self.n + lax.iota(index, self.places))
 
 
 @pytree
@@ -244,6 +238,12 @@ def _leave(basis: ShardedBasis, y: Array, explicit: Any) -> Array:
     return over.by_xla(left, (basis, y), mesh_axes.spec_like(y, explicit))
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _noise(over: Distribution, shape: tuple[int, ...], dtype: Any) -> Array:
+    made = lambda: constrained(IDENTITY.noise(shape, dtype), over)  # noqa: E731
+    return over.by_xla(made, (), PartitionSpec(over.axis))
+
+
 def _in_blocks(x: Array, over: Distribution) -> Array:
     """The user's vector, padded to even blocks."""
     behind = len(over.counts) * even_blocks.block_size(over.counts) - x.shape[0]
@@ -262,60 +262,52 @@ def constrained(x: Array, over: Distribution) -> Array:
     return lax.with_sharding_constraint(x, NamedSharding(over.mesh_here, PartitionSpec(over.axis, *free)))
 
 
-def plan_of_order(over: Distribution, perm: np.ndarray) -> Halo:
-    """The plan by which devices receive the unknowns of their pieces from the devices whose even blocks have them."""
-    blocks = np.minimum(np.arange(len(over.counts) + 1) * even_blocks.block_size(over.counts), len(perm))
-    own = _own(over, perm)
-    mine = sorted(local_parts(over))
-    return halo.plan(lambda: {k: halo.needed(own[k], blocks[k], blocks[k + 1]) for k in mine}, blocks, over.mesh)
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """An order of the unknowns while a matrix is built, of which a process has its own pieces.
 
-
-def make(over: Distribution, perm: np.ndarray | None, plan: Halo | None = None, numbered: bool = True) -> ShardedBasis:
-    """The basis for an order of the unknowns; None and None for the user's own.
-
-    Args:
-      plan: the plan of `plan_of_order`.
-      numbered: whether the basis stores the numbers of the unknowns, which `unknowns` needs.
+    Attributes:
+      own: by part, the user's unknown at each place.
+      plan: the plan by which devices receive the unknowns of their pieces from the devices whose even blocks have them.
+      key: a digest of all pieces.
     """
-    if perm is None or plan is None or not len(perm):
+
+    own: dict[int, np.ndarray]
+    plan: Halo
+    key: int
+
+
+def order_of(over: Distribution, own: dict[int, np.ndarray]) -> Order:
+    """The order with these pieces; all processes must call this."""
+    parts, n = len(over.counts), sum(over.counts)
+    blocks = np.minimum(np.arange(parts + 1) * even_blocks.block_size(over.counts), n)
+    plan = halo.plan(lambda: {k: halo.needed(of, blocks[k], blocks[k + 1]) for k, of in own.items()}, blocks, over.mesh)
+    digests = everyones(lambda: {k: _digest(of.astype(np.int64).tobytes()) for k, of in own.items()}, over.mesh)
+    return Order(own, plan, int.from_bytes(_digest(b"".join(digests.values()))))
+
+
+def _digest(message: bytes) -> bytes:
+    return hashlib.blake2b(message, digest_size=8).digest()
+
+
+def make(over: Distribution, order: Order | None) -> ShardedBasis:
+    """The basis for an order of the unknowns; None for the user's own."""
+    if order is None or not sum(over.counts):
         return ShardedBasis(over=over)
-    n, kind, own = len(perm), _kind(over), _own(over, perm)
-
-    def piece(part: int) -> np.ndarray:
-        out = n + part * over.size + np.arange(over.size)
-        out[: over.counts[part]] = own[part]
-        return out.astype(kind)
-
-    digest = hashlib.blake2b(perm.tobytes(), digest_size=8).digest()
-    numbers = sharded(piece, over).reshape(-1) if numbered else None
-    return ShardedBasis(numbers, _route(over, own, plan), over=over, key=int.from_bytes(digest))
+    return ShardedBasis(route=_route(over, order), over=over, key=order.key)
 
 
-def _route(over: Distribution, own: list[np.ndarray], plan: Halo) -> Route:
-    m = even_blocks.block_size(over.counts)
+def _route(over: Distribution, order: Order) -> Route:
+    m, plan = even_blocks.block_size(over.counts), order.plan
 
     def slots(part: int) -> np.ndarray:
-        unknown, needs = own[part], plan.needs[part]
-        out = np.full(over.size, m + plan.how.width)
-        out[: len(unknown)] = unknown - part * m
-        away = np.flatnonzero(unknown // m != part)
-        out[away] = m + plan.slots[part][np.searchsorted(needs, unknown[away])]
-        return out.astype(np.int32)
+        at = plan.places(part, order.own[part], part * m, (part + 1) * m, m)
+        return np.pad(at, (0, over.size - len(at)), constant_values=m + plan.how.width).astype(np.int32)
 
     place = lambda of: sharded(of, over).reshape(-1)  # noqa: E731
     return Route(place(slots), plan.placed(place))
 
 
-def _own(over: Distribution, perm: np.ndarray) -> list[np.ndarray]:
-    """The unknowns of each piece."""
-    return np.split(perm, np.cumsum(over.counts)[:-1])
-
-
-def bytes_of_order(over: Distribution, plan: Halo, numbered: bool = True) -> int:
-    """Bytes on a device of a basis that `make` makes with this plan."""
-    return over.size * np.dtype(_kind(over)).itemsize * numbered + 4 * over.size + plan.nbytes
-
-
-def _kind(over: Distribution) -> Any:
-    """The dtype for the numbers of unknowns and of empty places."""
-    return index_dtype(sum(over.counts) + over.places)
+def bytes_of_order(over: Distribution, order: Order) -> int:
+    """Bytes on a device of a basis that `make` makes of this order."""
+    return 4 * over.size + order.plan.nbytes

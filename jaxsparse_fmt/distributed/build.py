@@ -8,10 +8,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 import scipy.sparse
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import Mesh
 
 from jaxsparse_fmt._types import Csr, Target, readable_bytes, requested_dtype, whole_number
 from jaxsparse_fmt.convert import checked
@@ -21,6 +20,8 @@ from jaxsparse_fmt.distributed import basis, halo, padding, row_partition
 from jaxsparse_fmt.distributed.common_format import Request, in_one_format, taller
 from jaxsparse_fmt.distributed.local import Shards
 from jaxsparse_fmt.distributed.matrix import BuildRecord, ShardedMatrix
+from jaxsparse_fmt.distributed.numbering import by_part, users_entries
+from jaxsparse_fmt.distributed.placement import local_parts
 from jaxsparse_fmt.distributed.processes import agree, alone, everyones, together
 from jaxsparse_fmt.distributed.row_partition import Imbalance
 from jaxsparse_fmt.formats import building
@@ -81,7 +82,11 @@ def shard(
     starts, perm = given["cuts"].starts, given["cuts"].perm
     csr, entry = permuted(given["S"], perm)
     columns = starts if csr.shape[0] == csr.shape[1] else row_partition.equal(csr.shape[1], parts)
-    return assemble(lambda a, b: csr[a:b], starts, columns, axis, given["request"], perm, entry)
+    users = None
+    if perm is not None and entry is not None:
+        of_rows, of_entries = np.split(perm, starts[1:-1]), np.split(entry, csr.indptr[starts[1:-1]])
+        users = lambda k: (of_rows[k], of_entries[k])  # noqa: E731
+    return assemble(lambda k: csr[starts[k] : starts[k + 1]], starts, columns, axis, given["request"], users)
 
 
 def shard_from_rows(
@@ -94,6 +99,7 @@ def shard_from_rows(
     *,
     dtype: Any = None,
     starts: Any = None,
+    by: Any = None,
     exchange: str = "auto",
     halo_format: str | None = None,
     backend: str = "auto",
@@ -110,12 +116,14 @@ def shard_from_rows(
         once for each device of this process, by several threads at a time.
       n: rows and columns.
       starts: [devices + 1], where the rows of each device begin, and n; None cuts equally.
+      by: the device of each unknown, integers [n], as from `boxes`; or by(start, stop), which gives those from start to
+        stop, so that no process holds all. Rows then travel to their devices from those where `starts` has them made.
       dtype: of the stored values; None takes that of rows_of(0, 0).
       The rest as in `shard`.
 
     Raises:
-      ValueError: rows of another shape, `starts` that do not rise from 0 to n, and as in `shard`.
-      TypeError: `mesh` is no mesh, `rows_of` returns no matrix, or n or `starts` are no integers.
+      ValueError: rows of another shape, `starts` that do not rise from 0 to n, a word as `by`, and as in `shard`.
+      TypeError: `mesh` is no mesh, `rows_of` returns no matrix, or n, `starts` or `by` are no integers.
     """
     parts, mesh = _placed(mesh, axis)
 
@@ -123,7 +131,11 @@ def shard_from_rows(
         stored, size = None if dtype is None else requested_dtype(dtype), whole_number("n", n)
         target = Target(stored or np.dtype(float), backend, max_bytes)
         request = Request(mesh, mode, format, layout, halo_format, target, exchange)
-        return {"n": size, "dtype": stored, "axis": axis, "request": request, "starts": _cuts(starts, size, parts)}
+        if isinstance(by, str):
+            raise ValueError(f"by={by!r} needs all rows at once; pass them to jsf.shard, or cut by starts=")
+        part = "function" if callable(by) else by if by is None else row_partition.checked(by, size, parts)
+        cuts = _cuts(starts, size, parts)
+        return {"n": size, "dtype": stored, "axis": axis, "request": request, "starts": cuts, "by": part}
 
     given = agree(prepared, mesh)
     n, cuts, stored = given["n"], given["starts"], given["dtype"]
@@ -137,7 +149,13 @@ def shard_from_rows(
     if stored is None:
         stored = everyones(lambda: {0: checked(rows_of(0, 0), None, backend)[1].dtype}, mesh)[0]
     request = dataclasses.replace(given["request"], target=Target(stored, backend, max_bytes))
-    return assemble(block, cuts, cuts, axis, request)
+    if by is None:
+        return assemble(lambda k: block(int(cuts[k]), int(cuts[k + 1])), cuts, cuts, axis, request)
+    mine = sorted(local_parts(Distribution(mesh, axis, *_pieces(np.diff(cuts)))))
+    part_of: Any = by if callable(by) else lambda start, stop: given["by"][start:stop]
+    rows, unknowns, cuts = by_part(block, part_of, cuts, mine, mesh)
+    entries = users_entries(rows, unknowns, unknowns, cuts, mesh)
+    return assemble(rows.__getitem__, cuts, cuts, axis, request, lambda k: (unknowns[k], entries[k]))
 
 
 def _cuts(starts: Any, n: int, parts: int) -> np.ndarray:
@@ -156,33 +174,30 @@ def _cuts(starts: Any, n: int, parts: int) -> np.ndarray:
 
 
 def assemble(
-    rows_of: Callable[[int, int], Csr],
+    rows_of: Callable[[int], Csr],
     starts: np.ndarray,
     columns: np.ndarray,
     axis: Any,
     request: Request,
-    perm: np.ndarray | None = None,
-    entry: np.ndarray | None = None,
+    users: Callable[[int], tuple[np.ndarray, np.ndarray]] | None = None,
 ) -> ShardedMatrix:
     """The sharded matrix from the rows of this process's devices, in canonical CSR with all columns.
 
     Args:
-      rows_of: rows_of(start, stop) gives the rows from start to stop.
+      rows_of: rows_of(k) gives the rows of part k.
       starts, columns: [parts + 1], where the rows and the columns of each part begin.
-      perm, entry: the user's unknown at each place, and the user's entry at each entry of the blocks
-        (`reordered.permuted`).
+      users: users(k) gives the user's number of each unknown and of each entry of part k; None: the user's order.
     """
     mesh = request.mesh
     over_rows = Distribution(mesh, axis, *_pieces(np.diff(starts)))
     over_columns = Distribution(mesh, axis, *_pieces(np.diff(columns)))
-    mine = sorted(basis.local_parts(over_rows))
+    mine = local_parts(over_rows)
     blocks: dict[int, Csr] = {}
 
     def halos() -> dict[int, np.ndarray]:
         """Makes the rows, and returns the halos."""
-        blocks.update(zip(mine, together(lambda k: rows_of(int(starts[k]), int(starts[k + 1])), mine), strict=True))
-        needed = lambda k: halo.needed(blocks[k].indices, int(columns[k]), int(columns[k + 1]))  # noqa: E731
-        return dict(zip(mine, together(needed, mine), strict=True))
+        blocks.update(together(rows_of, mine))
+        return together(lambda k: halo.needed(blocks[k].indices, int(columns[k]), int(columns[k + 1])), mine)
 
     unknown_bytes = max(request.target.dtype.itemsize, 4)  # values may be narrower than vectors
     plan = halo.plan(halos, columns, mesh, unknown_bytes, request.exchange)
@@ -193,7 +208,7 @@ def assemble(
 
     def counts() -> dict[int, tuple[int, int]]:
         """Cuts the rows into blocks, and returns the numbers of entries and of boundary rows of each shard."""
-        cut.update(zip(mine, together(split, mine), strict=True))
+        cut.update(together(split, mine))
         return {k: (entries[k], len(cut[k][1])) for k in mine}
 
     nnz, boundary_rows = np.array([*everyones(counts, mesh).values()]).T
@@ -207,11 +222,12 @@ def assemble(
     has_boundary = request.mode == "overlap" and len(made) == 2
     nbytes = sum(part.nbytes for part in made) + 4 * longest * has_boundary
     nbytes += plan.nbytes
-    order = None if perm is None else basis.plan_of_order(over_columns, perm)
-    order_of_entries = None if entry is None else basis.plan_of_order(over_entries, entry)
-    if order is not None and order_of_entries is not None:
+    order = order_of_entries = None
+    if users is not None:
+        unknown, entry = ({k: users(k)[i] for k in mine} for i in (0, 1))
+        order, order_of_entries = basis.order_of(over_columns, unknown), basis.order_of(over_entries, entry)
         nbytes += basis.bytes_of_order(over_columns, order)
-        nbytes += basis.bytes_of_order(over_entries, order_of_entries, numbered=False)
+        nbytes += basis.bytes_of_order(over_entries, order_of_entries)
     everyones(lambda: _check_fits(nbytes, mesh), mesh)  # the last agreement: no process may fail alone after it
     own = functools.partial(basis.sharded, over=over_rows)
     matrices = tuple(
@@ -222,13 +238,13 @@ def assemble(
     if has_boundary:
         beyond = over_rows.size + np.arange(longest)
         boundary = own(lambda k: np.concatenate([cut[k][1], beyond[: longest - len(cut[k][1])]]).astype(np.int32))
-    domain = basis.make(over_columns, perm, order)
+    domain = basis.make(over_columns, order)
     imbalance = Imbalance(np.diff(starts), nnz, plan.neighbours.halo, plan.neighbours.senders)
     return ShardedMatrix(
         Shards(matrices, boundary, plan.placed(own), axis),
         domain,
-        domain if perm is not None or np.array_equal(starts, columns) else basis.make(over_rows, None),
-        basis.make(over_entries, entry, order_of_entries, numbered=False),
+        domain if np.array_equal(starts, columns) else basis.make(over_rows, None),
+        basis.make(over_entries, order_of_entries),
         int(nnz.sum()),
         False,
         BuildRecord(imbalance, plan.reason, "; the halo ".join(part.why for part in made)),
@@ -241,16 +257,11 @@ def _placed(mesh: Any, axis: Any) -> tuple[int, Mesh]:
     Raises:
       TypeError: `mesh` is no mesh. ValueError: it has no such axis, or leaves processes out.
     """
-    if isinstance(mesh, AbstractMesh):
-        concrete = jax.sharding.get_mesh()
-        if concrete.empty or concrete.shape_tuple != mesh.shape_tuple:
-            raise TypeError(
-                f"mesh is abstract, {dict(mesh.shape)}, without devices; pass the jax.sharding.Mesh that it "
-                "describes, or set that with jax.set_mesh(mesh)"
-            )
-        mesh = concrete
     if not isinstance(mesh, Mesh):
-        raise TypeError(f"mesh must be a jax.sharding.Mesh, such as jax.make_mesh((8,), ('rows',)); got {mesh!r}")
+        raise TypeError(
+            "mesh must be a jax.sharding.Mesh, such as jax.make_mesh((8,), ('rows',)), or jax.sharding.get_mesh() "
+            f"inside jax.set_mesh; got {mesh!r}"
+        )
     axes = mesh_axes.names(axis)
     # A collective over several axes counts devices in the order of the mesh.
     if not axes or axes != tuple(name for name in mesh.axis_names if name in axes):
@@ -277,10 +288,8 @@ def _split(
 
     The columns of the blocks are places in the device's piece of x and in its halo buffer.
     """
-    width = plan.how.width
-    is_own = (block.indices >= columns[k]) & (block.indices < columns[k + 1])
-    col = np.where(is_own, block.indices - columns[k], n_own)
-    col[~is_own] += plan.slots[k][np.searchsorted(plan.needs[k], block.indices[~is_own])]
+    width, col = plan.how.width, plan.places(k, block.indices, int(columns[k]), int(columns[k + 1]), n_own)
+    is_own = col < n_own
     if mode == "vector" or not width:
         whole = scipy.sparse.csr_array((block.data, col, block.indptr), shape=(block.shape[0], n_own + width))
         # A copy: the block may be the caller's own.

@@ -108,8 +108,8 @@ def _ranked(csrs: dict[int, Csr], sizes: dict[int, tuple[int, int]], request: Re
     """Formats that suit every shard, by the time of the slowest shard: all others wait for it, padded to its size."""
     backend = selection.active_backend(request.target.backend)  # threads do not see `use_backend`
     rank = functools.partial(ranking.rank, dtype=request.target.dtype, backend=backend)
-    ranks = lambda: together(lambda csr: ranking.best_layouts(rank(csr)), [*csrs.values()])  # noqa: E731
-    of_shard = everyones(lambda: dict(zip(csrs, ranks(), strict=True)), request.mesh)
+    ranks = lambda: together(lambda k: ranking.best_layouts(rank(csrs[k])), [*csrs])  # noqa: E731
+    of_shard = everyones(ranks, request.mesh)
     least = min(1, max(nnz for nnz, _ in sizes.values()))  # any format suits a shard without entries
     told = [{c.format: c for c in choices} for k, choices in of_shard.items() if sizes[k][0] >= least]
     common = [name for name in told[0] if all(name in of for of in told)]
@@ -142,20 +142,19 @@ def _stored_as(
     agree = functools.partial(everyones, mesh=request.mesh)
     matrices: dict[int, SparseMatrix] = {}
 
-    def converted(csr: Csr) -> SparseMatrix:
+    def converted(k: int) -> SparseMatrix:
         with _on_host():  # a thread's own setting
-            return build(csr, name, request.target, **layout)
+            return build(csrs[k], name, request.target, **layout)
 
     def resolved() -> dict[int, dict[str, Any]]:
         """The layout that the largest shard gets by default."""
         if largest not in csrs:
             return {}
-        matrices[largest] = converted(csrs[largest])
+        matrices[largest] = converted(largest)
         return {largest: matrices[largest].layout}
 
     def forms() -> dict[int, padding.Form]:
-        rest = [k for k in csrs if k not in matrices]
-        matrices.update(zip(rest, together(converted, [csrs[k] for k in rest]), strict=True))
+        matrices.update(together(converted, [k for k in csrs if k not in matrices]))
         return {k: padding.Form.of(A) for k, A in matrices.items()}
 
     if not layout.keys() >= set(FORMATS[name].layout_options):

@@ -54,6 +54,11 @@ def delivered(make: Callable[[], Messages], mesh: Mesh) -> Messages:
     return {t: dict(sorted(of.items())) for t, of in own.items()}
 
 
+def to_owners(owner: np.ndarray, *arrays: np.ndarray) -> dict[int, Any]:
+    """By owner what belongs to it of arrays whose places have these owners, for `delivered`."""
+    return {t: tuple(a[owner == t] for a in arrays) for t in np.unique(owner).tolist()}
+
+
 def _travelled(sent: dict[tuple[int, int], dict[tuple[int, int], int]], packed: dict[tuple[int, int], bytes], mesh):
     """The messages that this process receives from each other one, paired with their bytes."""
     if not sent:

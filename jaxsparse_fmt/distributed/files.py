@@ -135,7 +135,7 @@ class _Mine:
 def _mine(S: Any, n: int | None, pieces: int) -> _Mine:
     if hasattr(S, "shards"):
         S._check_users_order("rows")
-        over, in_users_order = S.range.over, S.range.perm is None and S.domain.perm is None
+        over, in_users_order = S.range.over, S.range.route is None and S.domain.route is None
         if in_users_order and S.range.n:
             starts, own = starts_of(over), rows_of_shards(S, np.promote_types(S.dtype, np.float32))
             rows = {int(starts[k]): of for k, of in own.items() if of.shape[0]}

@@ -94,6 +94,12 @@ class Halo:
     neighbours: Neighbours
     reason: str
 
+    def places(self, k: int, unknowns: np.ndarray, start: int, stop: int, size: int) -> np.ndarray:
+        """The place of each unknown in [piece | buffer] of device k, whose piece of `size` has start to stop − 1."""
+        own, at = (unknowns >= start) & (unknowns < stop), unknowns - start
+        at[~own] = size + self.slots[k][np.searchsorted(self.needs[k], unknowns[~own])]
+        return at
+
     @property
     def nbytes(self) -> int:
         """Bytes of a device's lists."""

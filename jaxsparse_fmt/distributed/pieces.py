@@ -19,8 +19,9 @@ from jax.sharding import Mesh
 
 from jaxsparse_fmt._types import Csr, concrete
 from jaxsparse_fmt.core.vector_passes import Distribution
-from jaxsparse_fmt.distributed.delivery import Messages, delivered
+from jaxsparse_fmt.distributed.delivery import Messages, delivered, to_owners
 from jaxsparse_fmt.distributed.entries import places
+from jaxsparse_fmt.distributed.even_blocks import block_size
 from jaxsparse_fmt.distributed.halo import by_owner, needed
 from jaxsparse_fmt.distributed.halo_exchange import exchange_on_host
 from jaxsparse_fmt.distributed.placement import local_parts
@@ -42,7 +43,7 @@ def pieces(A: Any, dtype: Any = None) -> Pieces:
     """
     over, columns, entries = A.range.over, starts_of(A.domain.over), starts_of(A.entries.over)
     blocks = A.shards.blocks
-    mine, given = sorted(local_parts(over)), [np.zeros(b.values.shape, bool) for b in blocks]
+    mine, given = local_parts(over), [np.zeros(b.values.shape, bool) for b in blocks]
     with_zeros = tuple(block._with_values(v) for block, v in zip(blocks, given, strict=True))
     shards = dataclasses.replace(A.shards, blocks=with_zeros)
     own = {k: np.arange(columns[k], columns[k] + A.domain.over.size) for k in mine}
@@ -83,7 +84,7 @@ def to_scipy(A: Any) -> Csr:
     """All rows in canonical CSR in the user's order, on the host of each process, all of which must call this."""
     own = pieces(A, np.promote_types(A.dtype, np.float32))
     S = _stacked(*everyones(lambda: own, A.range.over.mesh).values())
-    if A.range.perm is None and A.domain.perm is None:
+    if A.range.route is None and A.domain.route is None:
         return S
     S = S.tocoo()
     csr = scipy.sparse.coo_array((S.data, (users_unknowns(A.range)[S.row], users_unknowns(A.domain)[S.col])), S.shape)
@@ -92,11 +93,22 @@ def to_scipy(A: Any) -> Csr:
 
 def users_unknowns(of: Any) -> np.ndarray:
     """[n] the user's number of each unknown of a basis, in the inner order; all processes must call this."""
-    if of.perm is None:
-        return np.arange(of.n)
-    by_part = of.perm.reshape(of.devices, -1)
-    own = {k: piece_of(by_part, k)[: of.over.counts[k]] for k in sorted(local_parts(of.over))}
+    own = own_unknowns(of)
     return np.concatenate([*everyones(lambda: own, of.over.mesh).values()])
+
+
+def own_unknowns(of: Any) -> dict[int, np.ndarray]:
+    """The user's number of each unknown of a basis, for the shards of this process."""
+    starts, mine = starts_of(of.over), local_parts(of.over)
+    if of.route is None:
+        return {k: np.arange(starts[k], starts[k + 1]) for k in mine}
+    with concrete():
+        by_part = jax.tree.map(lambda a: a.reshape(of.devices, -1), of.route)
+    route = jax.tree.map(lambda a: {k: piece_of(a, k) for k in mine}, by_part)
+    m = block_size(of.over.counts)
+    blocks = {k: k * m + np.arange(m) for k in mine}
+    received = exchange_on_host(blocks, route.how, of.over.mesh)
+    return {k: np.concatenate([blocks[k], received[k]])[route.slots[k][: of.over.counts[k]]] for k in mine}
 
 
 def of_each(f: Callable[[int], Any], shards: Iterable[int], mesh: Mesh) -> dict[int, Any]:
@@ -120,31 +132,27 @@ def piece_of(a: Any, k: int) -> np.ndarray:
     return np.asarray(shard.data)[k - (shard.index[0].start or 0)]
 
 
-def fetched(want: Callable[[], dict[int, np.ndarray]], B: Pieces, starts: np.ndarray, mesh: Mesh) -> Pieces:
-    """The rows of B with the numbers that each shard wants, rising."""
-    asked = delivered(lambda: {k: by_owner(rows, starts) for k, rows in want().items()}, mesh)
+def fetched(wanted: dict[int, np.ndarray], B: Any, starts: np.ndarray, mesh: Mesh) -> Any:
+    """The rows of B, matrices or arrays by shard, with the numbers that each shard wants, rising."""
+    asked = delivered(lambda: {k: by_owner(rows, starts) for k, rows in wanted.items()}, mesh)
     sent = lambda: {k: {t: B[k][rows - starts[k]] for t, rows in of.items()} for k, of in asked.items()}  # noqa: E731
     of = delivered(sent, mesh)
     return of_each(lambda k: _stacked(B[k][:0], *of[k].values()), of, mesh)
 
 
-def meeting(A: Pieces, B: Pieces, starts: np.ndarray, mesh: Mesh) -> dict[int, tuple[Csr, Csr, np.ndarray]]:
-    """For each shard its rows of A, the rows of B that their columns name, and the numbers of these rows, rising.
+def meeting(A: Pieces, B: Pieces, starts: np.ndarray, mesh: Mesh) -> dict[int, tuple[Csr, Csr, np.ndarray, np.ndarray]]:
+    """For each shard its rows of A, the rows of B that their columns name, and the rising numbers of these rows and of
+    the columns in them.
 
-    The two matrices are the factors of its rows of A·B.
+    The two matrices are the factors of its rows of A·B, without empty columns, so that scratch is of the shard's size.
 
     Args:
       starts: [parts + 1] of A's columns and B's rows.
     """
-    wanted: dict[int, np.ndarray] = {}
+    wanted = of_each(lambda k: needed(A[k].indices, starts[k], starts[k + 1]), A, mesh)
+    others = fetched(wanted, B, starts, mesh)
 
-    def want() -> dict[int, np.ndarray]:
-        wanted.update({k: needed(S.indices, starts[k], starts[k + 1]) for k, S in A.items()})
-        return wanted
-
-    others = fetched(want, B, starts, mesh)
-
-    def met(k: int) -> tuple[Csr, Csr, np.ndarray]:
+    def met(k: int) -> tuple[Csr, Csr, np.ndarray, np.ndarray]:
         S = A[k]
         (start, stop), first = starts[k : k + 2], np.searchsorted(wanted[k], starts[k])
         own, above = (S.indices >= start) & (S.indices < stop), S.indices >= stop
@@ -153,7 +161,9 @@ def meeting(A: Pieces, B: Pieces, starts: np.ndarray, mesh: Mesh) -> dict[int, t
         rows = _stacked(others[k][:first], B[k], others[k][first:])
         left = scipy.sparse.csr_array((S.data, col.astype(np.int32), S.indptr), shape=(S.shape[0], rows.shape[0]))
         left.has_canonical_format = True
-        return left, rows, np.concatenate([wanted[k][:first], np.arange(start, stop), wanted[k][first:]])
+        columns, at = np.unique(rows.indices, return_inverse=True)
+        right = scipy.sparse.csr_array((rows.data, at.astype(np.int32), rows.indptr), (rows.shape[0], columns.size))
+        return left, right, np.concatenate([wanted[k][:first], np.arange(start, stop), wanted[k][first:]]), columns
 
     return of_each(met, A, mesh)
 
@@ -166,8 +176,7 @@ def turned(A: Pieces, rows: np.ndarray, columns: np.ndarray, mesh: Mesh) -> Piec
         for k, S in A.items():
             row = np.repeat(np.arange(rows[k], rows[k + 1]), np.diff(S.indptr))
             owner = np.searchsorted(columns, S.indices, side="right") - 1
-            each = ((t, owner == t) for t in np.unique(owner).tolist())
-            away[k] = {t: (row[m], S.indices[m], S.data[m]) for t, m in each}
+            away[k] = to_owners(owner, row, S.indices, S.data)
         return away
 
     parts = delivered(moved, mesh)
@@ -184,5 +193,7 @@ def turned(A: Pieces, rows: np.ndarray, columns: np.ndarray, mesh: Mesh) -> Piec
     return of_each(turn, A, mesh)
 
 
-def _stacked(*parts: Csr) -> Csr:
+def _stacked(*parts: Any) -> Any:
+    if isinstance(parts[0], np.ndarray):
+        return np.concatenate(parts)
     return scipy.sparse.csr_array(scipy.sparse.vstack(parts, format="csr"))

@@ -18,7 +18,7 @@ Array = jax.Array
 
 def sharded(piece: Callable[[int], np.ndarray], over: Distribution) -> Array:
     """An array [parts, ...] of the parts piece(part), each made on the host and put directly on its device."""
-    like = piece(next(iter(local_parts(over))))
+    like = piece(local_parts(over)[0])
     made = functools.cache(piece)
     sharding = NamedSharding(over.mesh, PartitionSpec(over.axis))
     shape = (len(over.counts), *like.shape)
@@ -29,11 +29,11 @@ def _first(index: Any) -> int:
     return index[0].start or 0
 
 
-def local_parts(over: Distribution) -> set[int]:
-    """The numbers of the parts that lie on devices of this process."""
+def local_parts(over: Distribution) -> list[int]:
+    """The numbers of the parts that lie on devices of this process, rising."""
     axes, me = [over.mesh.axis_names.index(axis) for axis in names(over.axis)], jax.process_index()
     by_part = np.moveaxis(over.mesh.devices, axes, range(len(axes))).reshape(len(over.counts), -1)
-    return {k for k, devices in enumerate(by_part) if any(d.process_index == me for d in devices)}
+    return [k for k, devices in enumerate(by_part) if any(d.process_index == me for d in devices)]
 
 
 def placing_mesh(mesh: Mesh) -> Mesh:

@@ -130,16 +130,13 @@ def _portable(error: Exception | None) -> Exception | None:
         return RuntimeError(f"{type(error).__name__}: {error}")
 
 
-def together(f: Callable[[Any], Any], inputs: Sequence[Any]) -> list[Any]:
-    """f of each input, in threads with this thread's word length of JAX; NumPy releases the GIL."""
-    workers = min(len(inputs), os.cpu_count() or 1)
-    if workers < 2:
-        return [f(each) for each in inputs]
+def together(f: Callable[[Any], Any], inputs: Sequence[Any]) -> dict[Any, Any]:
+    """f of each input, by input, in threads with this thread's word length of JAX; NumPy releases the GIL."""
     wide = x64_enabled()
 
     def with_settings(each: Any) -> Any:
         with jax.enable_x64(wide):
             return f(each)
 
-    with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(with_settings, inputs))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return dict(zip(inputs, pool.map(with_settings, inputs), strict=True))

@@ -31,7 +31,8 @@ from jaxsparse_fmt.distributed.build import assemble
 from jaxsparse_fmt.distributed.common_format import Request, in_one_format
 from jaxsparse_fmt.distributed.halo_exchange import Exchange, exchange
 from jaxsparse_fmt.distributed.local import Shards, on_each_device
-from jaxsparse_fmt.distributed.pieces import Pieces, meeting, pieces, starts_of, turned, users_unknowns
+from jaxsparse_fmt.distributed.numbering import users_entries
+from jaxsparse_fmt.distributed.pieces import Pieces, meeting, of_each, own_unknowns, pieces, starts_of, turned
 from jaxsparse_fmt.distributed.processes import everyones
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.kernels.cpu import spgemm
@@ -165,31 +166,23 @@ def _kept(make: Any, key: Any, *matrices: Any) -> Plan:
 def _product_plan(A: Any, B: Any) -> Plan:
     over, mesh = A.range.over, A.range.over.mesh
     met = meeting(pieces(A), pieces(B), starts_of(A.domain.over), mesh)
-    C: Pieces = {}
-    terms: Pieces = {}
-    read: dict[int, np.ndarray] = {}
 
-    def multiplied(k: int) -> None:
-        left, rows, _ = met[k]
-        columns, at = np.unique(rows.indices, return_inverse=True)  # so that scratch is of the shard's size
-        near = scipy.sparse.csr_array((rows.data, at.astype(np.int32), rows.indptr), (rows.shape[0], columns.size))
+    def multiplied(k: int) -> tuple[Csr, Csr, np.ndarray]:
+        """The rows of the product, the terms of its entries, and the entries of B that they read."""
+        left, right, _, columns = met[k]
 
         def room(nnz: int, products: int) -> None:
             takes = f"the plan of A @ B takes {8 * products + 24 * nnz} bytes on shard {k}, for {products} products"
             building.check_free(8 * products + 24 * nnz, takes)
 
-        p = spgemm.product(left, near, room)
-        first, factor, right = spgemm.pairs(left, near, p)
-        C[k] = _csr(columns[p.indices], p.indptr, (left.shape[0], B.domain.n))
-        terms[k] = _csr(factor, first, (p.indices.size, A.entries.over.size))
-        read[k] = rows.data[right]
+        p = spgemm.product(left, right, room)
+        first, factor, at = spgemm.pairs(left, right, p)
+        C = _csr(columns[p.indices], p.indptr, (left.shape[0], B.domain.n))
+        return C, _csr(factor, first, (p.indices.size, A.entries.over.size)), right.data[at]
 
-    def sizes() -> dict[int, int]:
-        for k in met:
-            multiplied(k)
-        return {k: len(read[k]) for k in read}
-
-    longest = max(everyones(sizes, mesh).values())
+    made = of_each(multiplied, met, mesh)
+    C, terms, read = ({k: of[i] for k, of in made.items()} for i in range(3))
+    longest = max(everyones(lambda: {k: len(of) for k, of in read.items()}, mesh).values())
     result = _assembled(C, A, B, A.range, _columns(A, B))
     part = in_one_format(terms, _request(A, B, "csr", np.dtype(np.float32)), is_halo=False)
     arrays = {name: basis.sharded(lambda k, n=name: part.arrays[k][n], over) for name in part.arrays[min(terms)]}
@@ -206,7 +199,7 @@ def _columns(A: Any, B: Any) -> Any:
     """
     if A.shape[0] != B.shape[1] or A.range.same(B.domain):
         return B.domain
-    if A.range.perm is None and B.domain.perm is None:
+    if A.range.route is None and B.domain.route is None:
         return A.range
     raise ValueError(
         f"A @ B of shape {(A.shape[0], B.shape[1])} would have its rows and columns in different orders; shard A and B "
@@ -228,9 +221,7 @@ def _plan(result: Any, read: dict[int, np.ndarray], terms: Any, last: Any, lengt
     plan = halo.plan(needs, starts, over.mesh, last.dtype.itemsize)
 
     def source(k: int) -> np.ndarray:
-        own = (read[k] >= starts[k]) & (read[k] < starts[k + 1])
-        at = read[k] - starts[k]
-        at[~own] = over.size + plan.slots[k][np.searchsorted(plan.needs[k], read[k][~own])]
+        at = plan.places(k, read[k], starts[k], starts[k + 1], over.size)
         return np.pad(at, (0, length - len(at))).astype(np.int32)
 
     building.check_addressable(over.size + plan.how.width)
@@ -257,9 +248,8 @@ def _assembled(C: Pieces, A: Any, B: Any, rows: Any, columns: Any) -> Any:
     """The sharded matrix of a pattern, between the given bases."""
     names, over = {M.shards.blocks[0].name for M in (A, B)}, (rows.over, columns.over)
     starts, cuts = map(starts_of, over)
-    of_rows = {(int(starts[k]), int(starts[k + 1])): S for k, S in C.items()}
     format = names.pop() if len(names) == 1 else "csr"
-    block = lambda a, b: of_rows[a, b]  # noqa: E731
+    block = C.__getitem__
     dtype = jnp.promote_types(A.dtype, B.dtype)
     with concrete():
         try:
@@ -267,22 +257,7 @@ def _assembled(C: Pieces, A: Any, B: Any, rows: Any, columns: Any) -> Any:
         except building.TooLarge:  # as on one device
             made = assemble(block, starts, cuts, A.shards.axis, _request(A, B, "csr", dtype))
         order = made.entries
-        if rows.perm is not None or columns.perm is not None:
-            users = _users_order(C, rows, columns)
-            order = basis.make(order.over, users, basis.plan_of_order(order.over, users), numbered=False)
+        if rows.route is not None or columns.route is not None:
+            users = users_entries(C, own_unknowns(rows), own_unknowns(columns), cuts, rows.over.mesh)
+            order = basis.make(order.over, basis.order_of(order.over, users))
     return dataclasses.replace(made, range=rows, domain=columns, entries=order)
-
-
-def _users_order(C: Pieces, rows: Any, columns: Any) -> np.ndarray:
-    """[nnz] the canonical number of each entry in the inner order; each host holds the coordinates of all entries."""
-    users = [users_unknowns(of) for of in (rows, columns)]
-    starts = starts_of(rows.over)
-
-    def named() -> dict[int, tuple[np.ndarray, np.ndarray]]:
-        row = {k: np.repeat(np.arange(starts[k], starts[k + 1]), np.diff(S.indptr)) for k, S in C.items()}
-        return {k: (users[0][row[k]], users[1][S.indices]) for k, S in C.items()}
-
-    row, col = (np.concatenate(a) for a in zip(*everyones(named, rows.over.mesh).values(), strict=True))
-    out = np.empty(len(row), np.int64)
-    out[np.lexsort((col, row))] = np.arange(len(row))
-    return out

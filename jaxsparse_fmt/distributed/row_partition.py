@@ -112,6 +112,13 @@ def _by_graph(csr: Csr, parts: int) -> Partition:
 
 def _by_parts(by: Any, n: int, parts: int) -> Partition:
     """The pieces that a part vector describes; inside a piece the order is kept."""
+    part = checked(by, n, parts)
+    starts = np.concatenate([[0], np.cumsum(np.bincount(part, minlength=parts))])
+    return Partition(starts.astype(np.int64), np.argsort(part, kind="stable"))
+
+
+def checked(by: Any, n: int, parts: int) -> np.ndarray:
+    """[n] the part of each unknown. Raises ValueError or TypeError: `by` is something else."""
     part = np.asarray(by)
     if part.dtype.kind not in "iu":
         raise TypeError(
@@ -124,8 +131,7 @@ def _by_parts(by: Any, n: int, parts: int) -> Partition:
             f"by must give each of {n} unknowns one of the parts 0 to {parts - 1}; got shape {part.shape}, and numbers "
             f"from {low} to {high}. Pass an order of the rows as reorder="
         )
-    starts = np.concatenate([[0], np.cumsum(np.bincount(part, minlength=parts))])
-    return Partition(starts.astype(np.int64), np.argsort(part, kind="stable"))
+    return part
 
 
 def boxes(shape: int | Sequence[int], parts: int | Sequence[int]) -> np.ndarray:

@@ -109,12 +109,16 @@ def _transpose(cotangents: Leaves, *leaves: Any, call: Opaque) -> list[Any]:
     return result
 
 
-def _batch(leaves: Leaves, dims: tuple[Any, ...], *, call: Opaque) -> tuple[list[Any], tuple[int, ...]]:
-    f = jax.vmap(jaxpr_as_fun(call.program), tuple(dims), 0)
-    jvp = jax.vmap(call.jvp, (tuple(dims), tuple(dims)), 0)
+def _batch(axis: Any, leaves: Leaves, dims: tuple[Any, ...], *, call: Opaque) -> tuple[list[Any], tuple[Any, ...]]:
+    if all(dim is None for dim in dims):
+        out = opaque_p.bind(*leaves, call=call)
+        return out, (None,) * len(out)
+    vmap = functools.partial(jax.vmap, spmd_axis_name=axis.spmd_name)
+    f = vmap(jaxpr_as_fun(call.program), tuple(dims), 0)
+    jvp = vmap(call.jvp, (tuple(dims), tuple(dims)), 0)
     transpose = None
     if call.transpose is not None:
-        of_one, dim = jax.vmap(call.transpose, (tuple(dims), 0), 0), dims[call.linear]
+        of_one, dim = vmap(call.transpose, (tuple(dims), 0), 0), dims[call.linear]
 
         def transpose_each(leaves: Leaves, cotangent: Any) -> Any:
             every = of_one(leaves, cotangent)
@@ -171,7 +175,7 @@ opaque_p.def_impl(_compute)
 opaque_p.def_effectful_abstract_eval(lambda *avals, call: (call.program.out_avals, call.program.effects))
 ad.primitive_jvps[opaque_p] = standard_promotion(_jvp)
 ad.primitive_transposes[opaque_p] = standard_promotion(_transpose)
-batching.primitive_batchers[opaque_p] = standard_promotion(_batch)
+batching.fancy_primitive_batchers[opaque_p] = standard_promotion(_batch)
 mlir.register_lowering(opaque_p, mlir.lower_fun(_compute, multiple_results=True))
 mlir.register_lowering(opaque_p, _lower_on_cpu, platform="cpu")
 

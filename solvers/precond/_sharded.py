@@ -21,11 +21,22 @@ from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxsparse_fmt._types import Target, check_keeps_imaginary, pytree
+from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import Basis
 from jaxsparse_fmt.distributed import basis
 from jaxsparse_fmt.distributed.build import assemble
 from jaxsparse_fmt.distributed.common_format import Request
-from jaxsparse_fmt.distributed.pieces import Pieces, meeting, of_each, piece_of, pieces, starts_of, turned
+from jaxsparse_fmt.distributed.pieces import (
+    Pieces,
+    fetched,
+    local_parts,
+    meeting,
+    of_each,
+    piece_of,
+    pieces,
+    starts_of,
+    turned,
+)
 from jaxsparse_fmt.distributed.processes import everyones
 from jaxsparse_fmt.kernels.cpu import aggregation
 from solvers.precond import _checks as checks
@@ -77,8 +88,7 @@ def build(
 
     Raises:
       TypeError: A is traced.
-      ValueError: A is complex and not Hermitian, has a zero on its diagonal or a number that is not finite; coarsening
-        stops early.
+      ValueError: A has a zero on its diagonal or a number that is not finite; coarsening stops early.
     """
     checks.square(A, "a multigrid", "multigrid")
     check_keeps_imaginary(A.dtype, dtype)
@@ -86,37 +96,29 @@ def build(
     checks.untraced(A)
     over = A.range.over
     mesh, axis = over.mesh, A.shards.axis
-    wide = np.dtype(np.complex128 if A.dtype.kind == "c" else np.float64)
-    held, starts = pieces(A, wide), starts_of(over)
+    exact = np.dtype(np.complex128 if A.dtype.kind == "c" else np.float64)
+    held, starts = pieces(A, exact), starts_of(over)
     hermitian = _is_hermitian(held, starts, mesh)
-    near = _near_null(A, B, wide)
+    near = _near_null(A, B, exact)
     unit = {k: _column(np.abs(S.diagonal(int(starts[k])))) for k, S in held.items()}
     levels: list[Level] = []
-    lowest, narrow = 0.0, jnp.finfo(jnp.promote_types(dtype, jnp.float32)).dtype
+    lowest, wide = 0.0, jnp.promote_types(dtype, jnp.float32)
+    narrow = jnp.finfo(wide).dtype
     given = A if A.dtype == dtype and format == "auto" else None
 
     def placed(matrix: Pieces, rows: np.ndarray, columns: np.ndarray) -> Any:
         everyones(lambda: _check_range(matrix, dtype), mesh)
-        of = {(int(rows[k]), int(rows[k + 1])): S for k, S in matrix.items()}
         target = Target(np.dtype(dtype), A.backend, None)
         request = Request(mesh, "overlap", format, {}, None, target, "auto")
-        return dataclasses.replace(assemble(lambda a, b: of[a, b], rows, columns, axis, request), entered=True)
+        return dataclasses.replace(assemble(matrix.__getitem__, rows, columns, axis, request), entered=True)
 
     while starts[-1] > max_coarse and len(levels) < max_levels - 1:
         stored = placed(held, starts, starts) if levels or given is None else given.in_basis
-        inverse = {
-            k: _hierarchy.inverse_diagonal(S[:, starts[k] : starts[k + 1]], unit[k].toarray()[:, 0], hermitian)
-            for k, S in held.items()
-        }
-        sums = {k: aggregation.sums(S) for k, S in held.items()}
-        ends = {k: (_hierarchy.largest(v * sums[k]), float(np.min(v, initial=0))) for k, v in inverse.items()}
-        bounds, least = zip(*everyones(lambda ends=ends: ends, mesh).values(), strict=True)
-        lowest = min(lowest, *least)
-        d = _spread({k: np.real(v) for k, v in inverse.items()}, stored.range.over)
-        at_least = stored.astype(jnp.promote_types(dtype, jnp.float32))
-        upper = max(bounds) or 1.0
+        inverse, sums, bound, least = _diagonals(held, unit, starts, hermitian, mesh)
+        lowest, upper = min(lowest, least), bound or 1.0
+        d = _spread(inverse, stored.range.over)
         if hermitian:
-            upper = float(_largest_eigenvalue(at_least, d.astype(narrow), jnp.asarray(upper, narrow)))
+            upper = float(_largest_eigenvalue(stored.astype(wide), d.astype(narrow), jnp.asarray(upper, narrow)))
         scale = {k: _hierarchy.DAMPING / upper * v for k, v in inverse.items()}
         made = of_each(lambda k, given=(held, near, starts, theta): _tentative(k, *given), held, mesh)
         T, below = ({k: pair[i] for k, pair in made.items()} for i in (0, 1))
@@ -127,21 +129,23 @@ def build(
         weak = theta if not levels and _is_constant(near, mesh) else None
         P = _smoothed(held, T, scale, weak, starts, mesh)
         cuts = _joined(counts)
-        other = P if hermitian else turned(held, starts, starts, mesh)
-        R = turned(P if other is P else _smoothed(other, T, scale, weak, starts, mesh), starts, cuts, mesh)
-        R = {k: v.conj() for k, v in R.items()}
+        other = P
+        if not hermitian:
+            turned_scale = {k: v.conj() for k, v in scale.items()}
+            other = _smoothed(_adjoint(held, starts, starts, mesh), T, turned_scale, weak, starts, mesh)
+        R = _adjoint(other, starts, cuts, mesh)
         if smoother.name == "l1_jacobi":
             l1 = {k: np.where(inverse[k] != 0, 1 / np.where(s > 0, s, 1), 0) for k, s in sums.items()}
             d, upper = _spread(l1, stored.range.over), 1.0
         recurrence = _hierarchy.recurrence(smoother) / (1, upper)
         down, up = placed(R, cuts, starts), placed(P, starts, cuts)
-        levels.append(Level(stored, down, up, d.astype(narrow), jnp.asarray(recurrence, narrow)))
+        d = d.astype(wide if d.dtype.kind == "c" else narrow)
+        levels.append(Level(stored, down, up, d, jnp.asarray(recurrence, narrow)))
         held = _times(R, _times(held, P, starts, mesh), starts, mesh)
         unit = _times({k: abs(v).power(2) for k, v in R.items()}, unit, starts, mesh)
         near = below
         if not np.array_equal(cuts, counts):
-            whole = np.concatenate([*everyones(lambda near=near: near, mesh).values()])
-            near = {k: whole[cuts[k] : cuts[k + 1]] for k in near}
+            near = fetched({k: np.arange(cuts[k], cuts[k + 1]) for k in near}, near, counts, mesh)
         starts, theta = cuts, _hierarchy.WEAKER * theta
     if not levels:
         raise ValueError(
@@ -155,7 +159,7 @@ def build(
         )
     rows = scipy.sparse.csr_array(scipy.sparse.vstack([*everyones(lambda: held, mesh).values()], format="csr"))
     sizes = scipy.sparse.vstack([*everyones(lambda: unit, mesh).values()]).toarray()[:, 0]
-    inverse, positive = _hierarchy.coarse_inverse(rows, sizes, hermitian)
+    inverse, positive = of_each(lambda _: _hierarchy.coarse_inverse(rows, sizes, hermitian), (0,), mesh)[0]
     everyones(lambda: _check_range({0: scipy.sparse.csr_array(inverse)}, dtype), mesh)
     definite = all(everyones(lambda: {jax.process_index(): positive and lowest >= 0}, mesh).values())
     last = levels[-1]
@@ -164,11 +168,13 @@ def build(
     return tuple(levels), _on_every_device(inverse.astype(dtype), mesh), definite, hermitian
 
 
-_largest_eigenvalue = jax.jit(_refresh._largest_eigenvalue)
+@jax.jit
+def _largest_eigenvalue(*operands: Any) -> Array:
+    return mesh_axes.by_xla(_refresh._largest_eigenvalue, operands, PartitionSpec())
 
 
 def _is_hermitian(held: Pieces, starts: np.ndarray, mesh: Any) -> bool:
-    """As in `_hierarchy`; refuses, in all processes, a matrix that multigrid cannot treat."""
+    """Whether A = Aᴴ, as in `_hierarchy`; refuses, in all processes, a matrix that multigrid cannot treat."""
 
     def look() -> dict[int, float]:
         for k, S in held.items():
@@ -176,15 +182,32 @@ def _is_hermitian(held: Pieces, starts: np.ndarray, mesh: Any) -> bool:
         return {k: _hierarchy.largest(S.data) for k, S in held.items()}
 
     largest = max(everyones(look, mesh).values())
-    other = turned(held, starts, starts, mesh)
-    apart = everyones(lambda: {k: _hierarchy.largest(abs(S - other[k].conj()).data) for k, S in held.items()}, mesh)
-    hermitian = max(apart.values()) <= 1e-12 * largest
-    if not hermitian and any(S.dtype.kind == "c" for S in held.values()):
-        raise ValueError(
-            f"multigrid of a sharded complex matrix needs a Hermitian one, and |A − Aᴴ| is up to "
-            f"{max(apart.values()):.3g} here; gather A by from_scipy(A.to_scipy()), or take another preconditioner"
-        )
-    return hermitian
+    other = _adjoint(held, starts, starts, mesh)
+    apart = everyones(lambda: {k: _hierarchy.largest(abs(S - other[k]).data) for k, S in held.items()}, mesh)
+    return max(apart.values()) <= 1e-12 * largest
+
+
+def _adjoint(A: Pieces, rows: np.ndarray, columns: np.ndarray, mesh: Any) -> Pieces:
+    """The rows of Aᴴ of each shard."""
+    return {k: S.conj() for k, S in turned(A, rows, columns, mesh).items()}
+
+
+def _diagonals(
+    held: Pieces, unit: Pieces, starts: np.ndarray, hermitian: bool, mesh: Any
+) -> tuple[dict[int, np.ndarray], dict[int, np.ndarray], float, float]:
+    """1 / A's diagonal, the sums of A's rows, ‖D⁻¹A‖∞, and the least number of the inverse diagonal, at most 0."""
+    inverse: dict[int, np.ndarray] = {}
+    sums: dict[int, np.ndarray] = {}
+
+    def ends() -> dict[int, tuple[float, float]]:
+        for k, S in held.items():
+            own = S[:, starts[k] : starts[k + 1]]
+            inverse[k] = _hierarchy.inverse_diagonal(own, unit[k].toarray()[:, 0], hermitian)
+            sums[k] = aggregation.sums(S)
+        return {k: (_hierarchy.largest(v * sums[k]), float(np.min(np.real(v), initial=0))) for k, v in inverse.items()}
+
+    bounds, least = zip(*everyones(ends, mesh).values(), strict=True)
+    return inverse, sums, max(bounds), min(least)
 
 
 def _check_range(matrix: Pieces, dtype: Any) -> dict[int, Any]:
@@ -194,7 +217,7 @@ def _check_range(matrix: Pieces, dtype: Any) -> dict[int, Any]:
 
 def _near_null(A: Any, B: Any, wide: np.dtype) -> dict[int, np.ndarray]:
     """The rows of the near-null space of this process's shards."""
-    over, mine = A.range.over, sorted(basis.local_parts(A.range.over))
+    over, mine = A.range.over, local_parts(A.range.over)
     if B is None:
         return {k: np.ones((over.counts[k], 1), wide) for k in mine}
     B = checks.near_null(jnp.asarray(B), A.shape[0], wide)
@@ -249,7 +272,7 @@ def _smoothed(A: Pieces, T: Pieces, scale: dict[int, np.ndarray], weak: float | 
     """T − diag(scale)·A'·T, where A' has lumped what is weaker than `weak`; None: A itself."""
     A = A if weak is None else _lumped(A, starts, weak, mesh)
     smooth = _times(A, T, starts, mesh)
-    return {k: _canonical(T[k] - scipy.sparse.diags_array(scale[k]) @ v) for k, v in smooth.items()}
+    return of_each(lambda k: _canonical(T[k] - scipy.sparse.diags_array(scale[k]) @ smooth[k]), T, mesh)
 
 
 def _lumped(held: Pieces, starts: np.ndarray, theta: float, mesh: Any) -> Pieces:
@@ -257,9 +280,9 @@ def _lumped(held: Pieces, starts: np.ndarray, theta: float, mesh: Any) -> Pieces
     met = meeting(held, {k: _column(S.diagonal(int(starts[k]))) for k, S in held.items()}, starts, mesh)
 
     def lumped(k: int) -> Any:
-        left, rows, numbers = met[k]
+        left, right, numbers, _ = met[k]
         first = int(np.searchsorted(numbers, starts[k]))
-        stop, d = first + left.shape[0], rows.toarray()[:, 0]
+        stop, d = first + left.shape[0], right.sum(axis=1)
         # The square matrix of all rows that are known here, of which those of other shards have a diagonal only.
         others = scipy.sparse.csr_array(scipy.sparse.diags_array(d))
         square = _canonical(scipy.sparse.vstack([others[:first], left, others[stop:]], format="csr"))
@@ -272,15 +295,12 @@ def _lumped(held: Pieces, starts: np.ndarray, theta: float, mesh: Any) -> Pieces
 
 
 def _times(A: Pieces, B: Pieces, starts: np.ndarray, mesh: Any) -> Pieces:
-    """A·B by the rows of A; scratch has the size of a shard."""
-
+    """A·B by the rows of A."""
     met = meeting(A, B, starts, mesh)
 
     def product(k: int) -> Any:
-        left, rows, _ = met[k]
-        columns, at = np.unique(rows.indices, return_inverse=True)
-        near = scipy.sparse.csr_array((rows.data, at.astype(np.int32), rows.indptr), (rows.shape[0], columns.size))
-        return _renumbered(_canonical(left @ near), columns, rows.shape[1])
+        left, right, _, columns = met[k]
+        return _renumbered(_canonical(left @ right), columns, B[k].shape[1])
 
     return of_each(product, met, mesh)
 

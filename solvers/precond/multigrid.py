@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.sharding import PartitionSpec
 
 from jaxsparse_fmt._types import (
     floating_dtype,
@@ -36,6 +37,7 @@ from jaxsparse_fmt._types import (
 )
 from jaxsparse_fmt.algebra import patterns
 from jaxsparse_fmt.convert import from_scipy
+from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from solvers.core.arguments import int_at_least, proper_fraction
@@ -221,9 +223,8 @@ def multigrid(
     and for convection with diffusion. The symmetry of A is detected.
 
     Args:
-      A: [n, n] matrix of jaxsparse_fmt or scipy.sparse. A sharded one must be real or Hermitian; aggregates lie in
-        its shards, unknowns are not grouped to points, and of the options below it takes no block_size, candidates,
-        refreshable or setup.
+      A: [n, n] matrix of jaxsparse_fmt or scipy.sparse. Aggregates of a sharded one lie in its shards, unknowns are
+        not grouped to points, and of the options below it takes no block_size, candidates, refreshable or setup.
       B: [n, k], the near-null space: columns that A maps almost to zero, except at boundaries. In elasticity
         `gallery.rigid_body_modes(points)`. None takes `candidates`.
       candidates: "constant" takes a constant for each unknown of a point; "adaptive" finds b·(b + 1)/2 columns for
@@ -344,6 +345,10 @@ def _examined(M: Multigrid, definite: bool) -> Multigrid:
 @jax.jit
 def _growth(M: Multigrid) -> Array:
     """The factor by which I − M·A magnifies a vector after some cycles."""
+    return mesh_axes.by_xla(_grown, (M,), PartitionSpec())
+
+
+def _grown(M: Multigrid) -> Array:
     A = M.levels[0].A
 
     def step(x: Array, _: None) -> tuple[Array, Array]:

@@ -51,6 +51,25 @@ def test_pieces_that_do_not_fit_are_refused(rows_of, starts, words):
 
 
 @pytest.mark.parametrize(
+    ("by", "error", "words"),
+    [
+        ("graph", ValueError, "by='graph' needs all rows at once; pass them to jsf.shard, or cut by starts="),
+        (np.arange(90), ValueError, "by must give each of 90 unknowns one of the parts 0 to 7; got shape (90,), and"),
+        (
+            lambda a, b: np.zeros(2 * b, int),
+            ValueError,
+            "by must give each of 11 unknowns one of the parts 0 to 7; got shape (22,)",
+        ),
+        (np.zeros(90), TypeError, "by must be one of the words nnz, rows, graph, or integers"),
+    ],
+    ids=["word", "numbers", "length", "floats"],
+)
+def test_parts_that_rows_cannot_have_are_refused(by, error, words):
+    with pytest.raises(error, match=re.escape(words)):
+        jsf.shard_from_rows(lambda a, b: S[a:b], 90, MESH, by=by)
+
+
+@pytest.mark.parametrize(
     ("options", "error", "words"),
     [
         ({"axis": "cols"}, ValueError, "a tuple in the mesh's order: 'rows'; got 'cols'"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,8 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxsparse_fmt as jsf
-from solvers import cg, gmres, precond
+from jaxsparse_fmt.core.basis import IDENTITY
+from solvers import cg, gmres, lobpcg, precond
 from tests.distributed import programs
 
 KINDS = {
@@ -100,6 +103,9 @@ def test_a_batch_may_be_given_its_axis_by_name():
     B = shard(MESHES["auto"])
     product = jax.jit(jax.vmap(lambda x: B @ x, spmd_axis_name="batch"))
     close(product(X.T), (D @ X).T)
+    close(product(np.stack([X, 2 * X])), np.stack([D @ X, 2 * D @ X]))  # columns stay together: "batch" is taken
+    norm = lambda X: jnp.sum(jax.vmap(lambda b: cg(B, b, rtol=1e-12).x, spmd_axis_name="batch")(X) ** 2)  # noqa: E731
+    close(jax.jit(jax.grad(norm))(X.T), 2 * np.linalg.solve(D, np.linalg.solve(D, X)).T, 1e-8)
 
 
 @jax.jit
@@ -133,7 +139,14 @@ def test_a_mapped_solve_inside_set_mesh():
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("make", [precond.jacobi, precond.chebyshev, precond.incomplete_cholesky])
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(precond.jacobi, precond.chebyshev, precond.incomplete_cholesky),
+        functools.partial(precond.multigrid, max_coarse=10, theta=0.0),
+        functools.partial(precond.multigrid, max_coarse=10, cycle="F"),
+    ],
+)
 def test_preconditioners_inside_set_mesh(make):
     mesh = MESHES["explicit"]
     with jax.set_mesh(mesh):
@@ -171,12 +184,35 @@ def test_a_device_may_multiply_its_piece_inside_a_users_shard_map():
         use(lambda B, x: B.in_basis @ x, piece, PartitionSpec())(B, X)
 
 
-def test_a_mesh_without_devices_is_that_of_the_context_or_refused():
-    mesh = MESHES["explicit"]
-    with pytest.raises(TypeError, match=r"mesh is abstract.*set that with jax.set_mesh"):
-        shard(mesh.abstract_mesh)
+def test_a_shard_map_over_some_of_the_axes_that_count_as_one_is_refused_by_name():
+    mesh, piece = MESHES["auto"], PartitionSpec("rows")
+    B = shard(mesh, axis=("rows", "batch"))
+    alone = lambda x: B.in_basis @ x  # noqa: E731
+    with pytest.raises(
+        ValueError, match=r"over the axes \('rows', 'batch'\) together, and shard_map is over \['rows'\]"
+    ):
+        jax.shard_map(alone, mesh=mesh, in_specs=piece, out_specs=piece, axis_names={"rows"})(B.basis.enter(X))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_starts_are_drawn_on_all_devices(kind):
+    """The same numbers as on one device."""
+    mesh = MESHES[kind]
     with jax.set_mesh(mesh):
-        close(shard(mesh.abstract_mesh) @ X[:, 0], D @ X[:, 0])
+        B = shard(mesh, reorder="rcm")
+        start = B.basis.noise((16, 3), float)
+        assert start.sharding.spec[0] == "rows"
+        values = lobpcg(B, 2).eigenvalues
+    np.testing.assert_array_equal(start, IDENTITY.noise((16, 3), float))
+    close(values, np.linalg.eigvalsh(D)[:2], 1e-10)
+
+
+def test_a_mesh_without_devices_is_refused_with_the_cure():
+    mesh = MESHES["explicit"]
+    with jax.set_mesh(mesh):
+        with pytest.raises(TypeError, match=r"or jax.sharding.get_mesh\(\) inside jax.set_mesh; got AbstractMesh"):
+            shard(jax.sharding.get_abstract_mesh())
+        close(shard(jax.sharding.get_mesh()) @ X[:, 0], D @ X[:, 0])
 
 
 def test_an_explicit_mesh_without_a_context_works_as_an_auto_one():

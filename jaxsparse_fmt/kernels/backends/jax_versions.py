@@ -70,6 +70,13 @@ def varying_like(out: jax.ShapeDtypeStruct, a: jax.Array) -> jax.ShapeDtypeStruc
     return jax.ShapeDtypeStruct(out.shape, out.dtype, sharding=out.sharding, manual_axis_type=aval.manual_axis_type)
 
 
+def batch_axes() -> frozenset[Any]:
+    """The mesh axes that `vmap(spmd_axis_name=)` around the code that is traced here has taken."""
+    from jax._src.core import get_axis_env
+
+    return get_axis_env().spmd_axis_names
+
+
 def coordination() -> tuple[Any, str, int, int]:
     """After `jax.distributed.initialize`: the processes' key-value store, the host of process 0, and both numbers."""
     from jax._src.distributed import global_state as state
