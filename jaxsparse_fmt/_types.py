@@ -296,7 +296,14 @@ def write_whole(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A file beside `path` that replaces it when the block succeeds, and is removed when the block fails."""
+    """A file beside `path` that replaces it when the block succeeds, and is removed when the block fails.
+
+    Pipes and devices stay: the block writes to them.
+    """
+    if os.path.exists(path) and not os.path.isfile(path):
+        with open(path, "wb") as file:
+            yield file
+        return
     target = Path(os.path.realpath(path))  # a link stays a link
     scratch = target.with_name(f".{target.name}-{uuid.uuid4().hex[:8]}")
     try:
