@@ -162,7 +162,7 @@ def floating_dtype(dtype: Any, what: str) -> np.dtype:
 
     Without `jax_enable_x64` 64-bit input is narrowed to 32 bits, as in `jnp.asarray`. TypeError: not numeric.
     """
-    dtype = np.dtype(dtype)
+    dtype = np.dtype(dtype).newbyteorder("=")
     if dtype.char in "gG" and dtype not in (np.float64, np.complex128):
         raise TypeError(f"{what} has dtype {dtype}, which JAX cannot hold; convert it to float64 or complex128 first")
     if jnp.issubdtype(dtype, jnp.inexact):
@@ -194,7 +194,8 @@ def owned(a: Any, dtype: Any = None) -> jax.Array:
     after it has returned.
     """
     refuse_bcoo(a)
-    return jnp.asarray(np.array(a, dtype) if isinstance(a, np.ndarray) else a, dtype)
+    # In the byte order of this machine, which JAX requires.
+    return jnp.asarray(np.array(a, dtype or a.dtype.newbyteorder("=")) if isinstance(a, np.ndarray) else a, dtype)
 
 
 def of_jax_sparse(a: Any) -> bool:
