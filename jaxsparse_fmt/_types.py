@@ -168,7 +168,7 @@ def floating_dtype(dtype: Any, what: str) -> np.dtype:
 
     Without `jax_enable_x64` 64-bit input is narrowed to 32 bits, as in `jnp.asarray`. TypeError: not numeric.
     """
-    dtype = np.dtype(dtype)
+    dtype = np.dtype(dtype).newbyteorder("=")
     if dtype.char in "gG" and dtype not in (np.float64, np.complex128):
         raise TypeError(f"{what} has dtype {dtype}, which JAX cannot hold; convert it to float64 or complex128 first")
     if jnp.issubdtype(dtype, jnp.inexact):
@@ -200,7 +200,8 @@ def owned(a: Any, dtype: Any = None) -> jax.Array:
     after it has returned.
     """
     refuse_bcoo(a)
-    return jnp.asarray(np.array(a, dtype) if isinstance(a, np.ndarray) else a, dtype)
+    # In the byte order of this machine, which JAX requires.
+    return jnp.asarray(np.array(a, dtype or a.dtype.newbyteorder("=")) if isinstance(a, np.ndarray) else a, dtype)
 
 
 def of_jax_sparse(a: Any) -> bool:
@@ -302,7 +303,14 @@ def write_whole(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A file beside `path` that replaces it when the block succeeds, and is removed when the block fails."""
+    """A file beside `path` that replaces it when the block succeeds, and is removed when the block fails.
+
+    Pipes and devices stay: the block writes to them.
+    """
+    if os.path.exists(path) and not os.path.isfile(path):
+        with open(path, "wb") as file:
+            yield file
+        return
     target = Path(os.path.realpath(path))  # a link stays a link
     scratch = target.with_name(f".{target.name}-{uuid.uuid4().hex[:8]}")
     try:

@@ -190,7 +190,7 @@ def _for_scipy(a: np.ndarray, dtype: Any, what: str) -> tuple[np.ndarray, Any]:
     kept = floating_dtype(a.dtype, what)
     if kept.itemsize == 2:
         return a.astype(np.float32), kept if dtype is None else dtype
-    return a, dtype
+    return a.astype(a.dtype.newbyteorder("="), copy=False), dtype
 
 
 def canonical(S: Any) -> Csr:

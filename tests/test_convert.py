@@ -46,6 +46,14 @@ def test_numbers_keep_their_dtype_and_integers_become_floats(dtype):
     np.testing.assert_array_equal(B.to_scipy().toarray(), S.astype(dtype).toarray())
 
 
+def test_numbers_of_the_other_byte_order_are_taken():
+    values, place = np.array([2.0, 4.0], ">f4"), np.arange(2).astype(">i4")
+    A = jsf.from_coo(place, place, values, (2, 2), "csr")
+    np.testing.assert_array_equal(jsf.from_dense(np.diag(values)).todense(), A.todense())
+    np.testing.assert_array_equal(A.with_data(values) @ values, values**2)
+    np.testing.assert_allclose(cg(A, values).x, [1, 1], rtol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", [np.float16, jnp.bfloat16], ids=["float16", "bfloat16"])
 def test_sixteen_bit_arrays_are_taken_and_kept(dtype):
     """SciPy has no 16-bit floats; a dense or coordinate array does."""

@@ -83,7 +83,8 @@ def item(A: Any, index: Any) -> Any:
         raise IndexError(f"a matrix takes one index or two, rows and columns; got {index!r}")
     if any(isinstance(i, Tracer) for i in index):
         raise TypeError("an index of a sparse matrix must not be traced, since it decides the pattern; use A @ e")
-    whole = [isinstance(i, int | np.integer) for i in index]
+    index = [i.item() if getattr(i, "ndim", None) == 0 else i for i in index]
+    whole = [isinstance(i, int) and not isinstance(i, bool) for i in index]
     places = [[_in_range(i, n)] if one else _places(i, n) for i, one, n in zip(index, whole, A.shape, strict=True)]
     key = tuple(p if isinstance(p, slice) else tuple(p) if len(p) < 64 else None for p in places)
     key = None if None in key else ("item", *map(repr, key))

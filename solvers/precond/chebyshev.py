@@ -152,7 +152,7 @@ def chebyshev(A: Any, degree: int = 4, bounds: Any = None, M: Any = None) -> Che
     if bounds is not None:
         return Chebyshev(A, M, _checked(bounds), IDENTITY, degree, estimated=False)
     bounds, smallest = _estimated(A, M)
-    if not checks.is_traced(bounds) and not (math.isfinite(bounds[1]) and smallest >= -ROUNDING * bounds[1]):
+    if not checks.is_traced(bounds) and not (0 < bounds[1] < math.inf and smallest >= -ROUNDING * bounds[1]):
         raise ValueError(
             f"a Chebyshev preconditioner needs a finite, positive definite matrix and M; the spectrum of their product "
             f"was estimated to reach from {smallest:g} to {bounds[1]:g}"

@@ -43,6 +43,7 @@ def test_every_format_adds_multiplies_and_slices(layout):
     assert product.name == layout.format
     same(A.T @ B, S.T @ Q)
     same(A[3:25:2, ::-1], S[3:25:2, ::-1])
+    assert A[jnp.argmax(jnp.arange(3)), np.array(7)] == S[2, 7]
     same(A.tril(-2), sp.tril(S, -2))
 
 
@@ -319,6 +320,7 @@ REFUSED = {
     "traced coordinates": (lambda: jax.jit(lambda i: jsf.assembly(i, i, (4, 4)))(np.arange(4)), ValueError, "traced"),
     "too few values": (lambda: jsf.assembly([0, 1], [0, 1], (4, 4))(np.ones(3)), ValueError, "2 numbers"),
     "a slice out of range": (lambda: A[40], IndexError, "out of range"),
+    "a truth value as an index": (lambda: A[True, 0], IndexError, "an index is an integer"),
     "three indices": (lambda: A[0, 1, 2], IndexError, "one index or two"),
     "a traced prune": (lambda: jax.jit(lambda v: A.with_data(v).prune())(A.data), ValueError, "outside jit"),
     "a matrix that is not square": (lambda: A.shift(1.0), ValueError, "square"),

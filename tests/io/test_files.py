@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 
@@ -193,3 +194,13 @@ def test_writing_through_a_link_keeps_the_link(tmp_path):
     files.write_vector(tmp_path / "link.npy", np.ones(2))
     assert (tmp_path / "link.npy").is_symlink()
     np.testing.assert_array_equal(np.load(tmp_path / "real.npy"), [1, 1])
+
+
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
+    path = tmp_path / "pipe.mtx"
+    os.mkfifo(path)
+    pipe = os.open(path, os.O_RDWR)  # which does not wait for a writer
+    files.write_mtx(path, sp.eye_array(3))
+    assert path.is_fifo()
+    assert np.array_equal(scipy.io.mmread(io.BytesIO(os.read(pipe, 1 << 16))).toarray(), np.eye(3))
+    os.close(pipe)
