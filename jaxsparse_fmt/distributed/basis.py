@@ -267,7 +267,8 @@ def plan_of_order(over: Distribution, perm: np.ndarray) -> Halo:
     blocks = np.minimum(np.arange(len(over.counts) + 1) * even_blocks.block_size(over.counts), len(perm))
     own = _own(over, perm)
     mine = sorted(local_parts(over))
-    return halo.plan(lambda: {k: halo.needed(own[k], blocks[k], blocks[k + 1]) for k in mine}, blocks, over.mesh)
+    needs = lambda: {k: halo.needed(own[k], blocks[k], blocks[k + 1]) for k in mine}  # noqa: E731
+    return halo.plan(needs, blocks, over.mesh, kind="direct")  # once a solve, and as many as the unknowns
 
 
 def make(over: Distribution, perm: np.ndarray | None, plan: Halo | None = None, numbered: bool = True) -> ShardedBasis:
