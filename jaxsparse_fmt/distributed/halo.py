@@ -167,7 +167,7 @@ def planned(
         loads.pop("forward", None)
     cheapest, price = traffic.cheapest(loads, machine_of(between))
     chosen = kind if kind in KINDS else cheapest
-    target, count, forward = between.target, between.count, None
+    target, count, lists = between.target, between.count, {}
     if chosen == "all_to_all":
         each, in_order = int(count.max()), True
         rounds: Any = (((each, ()),),)
@@ -175,23 +175,22 @@ def planned(
     else:
         of = between.ways.get(chosen, between.ways["permute"])
         rounds, in_order = tuple(s.rounds for s in of), len(of) == 1 and of[0].rises
-        sent, received, forward = _ways(between, of, needs)
+        sent, received, lists["forward"] = _ways(between, of, needs)
         length = int((sent + count).max())
     place, width = (received, length) if in_order else (offsets(target, count), int(between.halo.max()))
     how = Exchange(kind=chosen, stages=rounds, width=width)
-    lists = {"send": {k: np.zeros(length, np.int32) for k in needs}}
+    lists["send"] = {k: np.zeros(length, np.int32) for k in needs}
     for k, asked in deliver(lambda: _requests(needs, starts)).items():
         to = between.source == k
         begin = dict(zip(target[to].tolist(), sent[to].tolist(), strict=True))
         for t, places in asked.items():
             lists["send"][k][begin[t] :][: len(places)] = places
-    if forward:
-        lists["forward"] = forward
     if not in_order:
         lists["order"] = {k: _listed(received, place, count, target == k, width) for k in needs}
     slots = {k: _places(place, count, target == k) for k in needs}
     own_first = {k: np.searchsorted(of, starts[k]) for k, of in needs.items()}
     lists["before"] = {k: np.array([slots[k][:n].max(initial=-1) + 1], np.int32) for k, n in own_first.items()}
+    lists = {name: of for name, of in lists.items() if of}
     return Halo(how, lists, needs, slots, between, _reason(how, kind, price, itemsize))
 
 
@@ -232,10 +231,11 @@ def _ways(
     first = end = int((sent + count).max())
     forward = {k: [] for k in mine}
     for stage in of:
+        total, moved = sum(size for size, _ in stage.rounds), stage.moved
         for k, lists in forward.items():
-            lists.append(_listed(at[stage.moved], stage.start, count[stage.moved], stage.source == k, stage.total))
-        at[stage.moved] = end + stage.start
-        end += stage.total
+            lists.append(_listed(at[moved], stage.start, count[moved], stage.source == k, total))
+        at[moved] = end + stage.start
+        end += total
     return sent, at - first, {k: np.concatenate(lists) for k, lists in forward.items()}
 
 

@@ -37,11 +37,6 @@ class Stage:
     rounds: tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
     rises: bool
 
-    @property
-    def total(self) -> int:
-        """The length of all lists of a device."""
-        return sum(size for size, _ in self.rounds)
-
 
 def stages(source: np.ndarray, target: np.ndarray, count: np.ndarray, grid: tuple[int, ...]) -> list[Stage]:
     """The stages of messages over a grid.
