@@ -150,10 +150,10 @@ def load_of(A: Any) -> traffic.Load:
     held, how, parts = A.record.imbalance, A.shards.halo, A.parts
     boundary = A.shards.boundary
     boundary = 0 if boundary is None else (np.asarray(boundary) < A.range.over.size).sum(axis=1)
-    others = how.width - how.width // parts * (how.kind == "all_to_all")
+    others = sum(how.sizes) if how.kind == "forward" else how.width - how.width // parts * (how.kind == "all_to_all")
     entry = sum(block.nbytes_read for block in A.shards.blocks) / parts / max(int(held.nnz.max()), 1)
     return traffic.Load(
-        parts, held.rows, held.nnz, others, 0, boundary, len(how.sizes), how.kind != "permute", entry, vectors
+        parts, held.rows, held.nnz, others, 0, boundary, len(how.sizes), how.kind == "all_to_all", entry, vectors
     )
 
 

@@ -281,7 +281,8 @@ def order_of(over: Distribution, own: dict[int, np.ndarray]) -> Order:
     """The order with these pieces; all processes must call this."""
     parts, n = len(over.counts), sum(over.counts)
     blocks = np.minimum(np.arange(parts + 1) * even_blocks.block_size(over.counts), n)
-    plan = halo.plan(lambda: {k: halo.needed(of, blocks[k], blocks[k + 1]) for k, of in own.items()}, blocks, over.mesh)
+    needs = lambda: {k: halo.needed(of, blocks[k], blocks[k + 1]) for k, of in own.items()}  # noqa: E731
+    plan = halo.plan(needs, blocks, over.mesh, kind="direct")  # once a solve, and as many as the unknowns
     digests = everyones(lambda: {k: _digest(of.astype(np.int64).tobytes()) for k, of in own.items()}, over.mesh)
     return Order(own, plan, int.from_bytes(_digest(b"".join(digests.values()))))
 

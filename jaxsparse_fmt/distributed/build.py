@@ -58,8 +58,9 @@ def shard(
       by: "nnz" for equally many entries a device, "rows" for equally many rows, "graph" for few entries between devices
         (METIS), or integers [n], the device of each unknown, as from `boxes`.
       reorder: "rcm" or a permutation [n]: a new order of the unknowns, applied before the cut.
-      exchange: the exchange of the halo: "permute" or "all_to_all"; "auto" for the cheapest by the bandwidths and
-        latencies within and between hosts that `traffic.Machine` lists.
+      exchange: the exchange of the halo: "permute", a message to each neighbour; "forward", fewer messages, which
+        devices pass on for others; "all_to_all", one collective of equal lists; or "auto", the cheapest by the
+        bandwidths and latencies within and between hosts that `traffic.Machine` lists.
       halo_format: the format of other devices' columns; None: `format` with its layout. Mode "vector" ignores it.
       max_bytes: the largest padded storage of one shard's part to accept.
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,9 @@ from jax.sharding import Mesh
 
 from jaxsparse_fmt._types import readable_bytes
 from jaxsparse_fmt.distributed.delivery import Messages, delivered
-from jaxsparse_fmt.distributed.halo_exchange import Exchange
+from jaxsparse_fmt.distributed.halo_exchange import KINDS, Exchange
 from jaxsparse_fmt.distributed.processes import everyones
-from jaxsparse_fmt.distributed.rounds import in_rounds
+from jaxsparse_fmt.distributed.rounds import Stage, grid_of_fewest_rounds, offsets, stages
 from jaxsparse_fmt.models import traffic
 from jaxsparse_fmt.models.traffic import Load
 
@@ -35,7 +35,8 @@ class Neighbours:
     """The pairs of devices of which one needs unknowns of the other, and how many.
 
     Attributes:
-      source, target, count: [pairs], the device that sends, the device that receives, and the number of unknowns.
+      source, target, count: [pairs], the device that sends, the device that receives, and the number of unknowns;
+        the senders to each device rise.
       host: [parts], the number of each device's host.
     """
 
@@ -54,19 +55,11 @@ class Neighbours:
         return np.bincount(self.target, self.count, self.parts).astype(np.int64)
 
     @functools.cached_property
-    def rounds(self) -> tuple[np.ndarray, np.ndarray, bool]:
-        """The round [pairs] of each pair, the longest list of each round, and whether senders rise with the rounds.
-
-        One round for each distance source − target suffices for strips, and for boxes of a grid with inner boxes. In
-        every case there are as many rounds as the most neighbours of one device.
-        """
-        distances, number = np.unique(self.source - self.target, return_inverse=True)
-        most = max(np.bincount(ends).max() for ends in (self.source, self.target))
-        rises = len(distances) == most
-        number = number if rises else in_rounds(self.source, self.target, self.count)
-        longest = np.zeros(most, np.int64)
-        np.maximum.at(longest, number, self.count)
-        return number, longest, rises
+    def ways(self) -> dict[str, list[Stage]]:
+        """The rounds of direct messages, "permute", and over a grid of devices, "forward", if those are fewer."""
+        messages = self.source, self.target, self.count
+        grids = {"permute": (self.parts,), "forward": grid_of_fewest_rounds(*messages, self.parts)}
+        return {kind: stages(*messages, grid) for kind, grid in grids.items() if kind == "permute" or len(grid) > 1}
 
     @property
     def senders(self) -> np.ndarray:
@@ -80,7 +73,7 @@ class Halo:
 
     Attributes:
       how: the exchange, without its lists.
-      lists: those of `send` and `order` of `Exchange` that it has, by name, then by device.
+      lists: those arrays of `Exchange` that it has, by name, then by device.
       needs: the unknowns that each device needs, rising.
       slots: the places of `needs` in the buffer.
       neighbours: of all devices.
@@ -136,7 +129,8 @@ def plan(
       make: returns for each device of this process its halo, as from `needed`.
       starts: [parts + 1], the pieces of x.
       itemsize: bytes of an unknown.
-      kind: one of `halo_exchange.KINDS`; "auto" takes the cheapest by `traffic.cg_step`.
+      kind: one of `halo_exchange.KINDS`; "auto" takes the cheapest by `traffic.cg_step`, "direct" the cheapest in which
+        devices forward nothing, which takes shorter lists.
 
     What make() raises in one process, all processes raise.
     """
@@ -173,26 +167,36 @@ def planned(
     """
     parts, size = between.parts, int(np.diff(starts).max())
     if not len(between.count):
-        return Halo(Exchange(before=(0,) * parts), {}, needs, needs, between, "no device needs unknowns of another")
-    cheapest, price = traffic.cheapest(exchanges(between, size), machine_of(between))
-    chosen = cheapest if kind == "auto" else kind
-    if chosen == "permute":
-        how, length = _permute(between), int(between.rounds[1].sum())
+        return Halo(Exchange(), {}, needs, needs, between, "no device needs unknowns of another")
+    loads = exchanges(between, size)
+    if kind == "direct":
+        loads.pop("forward", None)
+    cheapest, price = traffic.cheapest(loads, machine_of(between))
+    chosen = kind if kind in KINDS else cheapest
+    target, count, lists = between.target, between.count, {}
+    if chosen == "all_to_all":
+        each, in_order = int(count.max()), True
+        rounds: Any = (((each, ()),),)
+        sent, received, length = each * target, each * between.source, parts * each
     else:
-        each = int(between.count.max())
-        length = parts * each
-        how = Exchange(None, None, chosen, (each,), (), length, tuple(range(0, length, each)))
-    wanted = {k: by_owner(of, starts) for k, of in needs.items()}
-    send = {k: np.zeros(length, np.int32) for k in needs}
-    lists = {"send": send}
-    for k, asked in deliver(lambda: _requests(wanted, starts)).items():
+        of = between.ways.get(chosen, between.ways["permute"])
+        rounds, in_order = tuple(s.rounds for s in of), len(of) == 1 and of[0].rises
+        sent, received, lists["forward"] = _ways(between, of, needs)
+        length = int((sent + count).max())
+    place, width = (received, length) if in_order else (offsets(target, count), int(between.halo.max()))
+    how = Exchange(kind=chosen, stages=rounds, width=width)
+    lists["send"] = {k: np.zeros(length, np.int32) for k in needs}
+    for k, asked in deliver(lambda: _requests(needs, starts)).items():
+        to = between.source == k
+        begin = dict(zip(target[to].tolist(), sent[to].tolist(), strict=True))
         for t, places in asked.items():
-            send[k][how.lists(k)[0][t].start :][: len(places)] = places
-    at = {k: [how.lists(k)[1][s].start + np.arange(len(of)) for s, of in owned.items()] for k, owned in wanted.items()}
-    slots = {k: np.concatenate([np.zeros(0, np.int64), *lists]) for k, lists in at.items()}
-    if chosen == "permute" and not between.rounds[2]:
-        lists["order"] = {k: np.pad(a, (0, how.width - len(a))).astype(np.int32) for k, a in slots.items()}
-        slots = {k: np.arange(len(a)) for k, a in slots.items()}
+            lists["send"][k][begin[t] :][: len(places)] = places
+    if not in_order:
+        lists["order"] = {k: _listed(received, place, count, target == k, width) for k in needs}
+    slots = {k: _places(place, count, target == k) for k in needs}
+    own_first = {k: np.searchsorted(of, starts[k]) for k, of in needs.items()}
+    lists["before"] = {k: np.array([slots[k][:n].max(initial=-1) + 1], np.int32) for k, n in own_first.items()}
+    lists = {name: of for name, of in lists.items() if of}
     return Halo(how, lists, needs, slots, between, _reason(how, kind, price, itemsize))
 
 
@@ -202,14 +206,18 @@ def exchanges(between: Neighbours, size: int) -> dict[str, Load]:
     Args:
       size: the most unknowns of one device.
     """
-    parts, host = between.parts, between.host
-    number, longest, _ = between.rounds
-    same = host[between.target] == host[between.source]
-    near, far = (np.bincount(between.target[w], longest[number[w]], parts) for w in (same, ~same))
-    beside, each = np.bincount(host)[host] - 1, int(between.count.max())
-    permute = Load(parts, size, 0, near, far, collectives=len(longest))
+    parts, host, each = between.parts, between.host, int(between.count.max())
+    loads = {}
+    for kind, of in between.ways.items():
+        rounds = [of_one for s in of for of_one in s.rounds]
+        sizes, ends = zip(*((size, pair) for size, pairs in rounds for pair in pairs), strict=True)
+        sizes, (source, target) = np.array(sizes), np.array(ends).T
+        same = host[source] == host[target]
+        near, far = (np.bincount(target[w], sizes[w], parts) for w in (same, ~same))
+        loads[kind] = Load(parts, size, 0, near, far, collectives=len(rounds))
+    beside = np.bincount(host)[host] - 1
     to_all = Load(parts, size, 0, each * beside, each * (parts - 1 - beside), collectives=1, among_all=True)
-    return {"permute": permute, "all_to_all": to_all}
+    return loads | {"all_to_all": to_all}
 
 
 def machine_of(between: Neighbours) -> traffic.Machine:
@@ -217,27 +225,47 @@ def machine_of(between: Neighbours) -> traffic.Machine:
     return dataclasses.replace(MACHINE, per_host=int(np.bincount(between.host).max()))
 
 
-def _permute(between: Neighbours) -> Exchange:
-    source, target, count = between.source, between.target, between.count
-    number, longest, rises = between.rounds
-    members = [number == c for c in range(len(longest))]
-    pairs = tuple(tuple(zip(source[m].tolist(), target[m].tolist(), strict=True)) for m in members)
-    if rises:
-        width = int(longest.sum())
-        before = [sum(int(n) for n, ((s, t), *_) in zip(longest, pairs, strict=True) if s < t)] * between.parts
-    else:
-        width = int(between.halo.max())
-        before = np.bincount(target, count * (source < target), between.parts).astype(int).tolist()
-    return Exchange(None, None, "permute", tuple(longest.tolist()), pairs, width, tuple(before))
+def _ways(
+    between: Neighbours, of: list[Stage], mine: Iterable[int]
+) -> tuple[np.ndarray, np.ndarray, dict[int, np.ndarray]]:
+    """Where each message begins in its sender's `send` and among what its receiver gets, and the lists of `forward`."""
+    if len(of) == 1:  # all messages move, as they are numbered
+        return of[0].start, of[0].start, {}
+    count = between.count
+    sent = offsets(between.source, count)
+    at = sent.copy()  # where each begins in [x[send] | received so far] of the device that holds it
+    first = end = int((sent + count).max())
+    forward = {k: [] for k in mine}
+    for stage in of:
+        total, moved = sum(size for size, _ in stage.rounds), stage.moved
+        for k, lists in forward.items():
+            lists.append(_listed(at[moved], stage.start, count[moved], stage.source == k, total))
+        at[moved] = end + stage.start
+        end += total
+    return sent, at - first, {k: np.concatenate(lists) for k, lists in forward.items()}
 
 
-def _requests(wanted: dict[int, dict[int, np.ndarray]], starts: np.ndarray) -> Messages:
+def _listed(read: np.ndarray, place: np.ndarray, count: np.ndarray, which: np.ndarray, length: int) -> np.ndarray:
+    """A list that at `place` reads messages from `read` on, for those messages of which `which` is true."""
+    out = np.zeros(length, np.int32)
+    out[_places(place, count, which)] = _places(read, count, which)
+    return out
+
+
+def _places(start: np.ndarray, count: np.ndarray, which: np.ndarray) -> np.ndarray:
+    """The places of messages that begin at `start`, one message behind the other."""
+    start, count = start[which], count[which]
+    return np.repeat(start - np.cumsum(count) + count, count) + np.arange(count.sum())
+
+
+def _requests(needs: dict[int, np.ndarray], starts: np.ndarray) -> Messages:
     """The requests of each device to each owner: places in the owner's piece."""
-    return {k: {s: (of - starts[s]).astype(np.int32) for s, of in owned.items()} for k, owned in wanted.items()}
+    owned = {k: by_owner(of, starts) for k, of in needs.items()}
+    return {k: {s: (of - starts[s]).astype(np.int32) for s, of in of_k.items()} for k, of_k in owned.items()}
 
 
 def _reason(how: Exchange, kind: str, price: dict[str, float], itemsize: int) -> str:
-    in_rounds = f" in {len(how.sizes)} rounds" if how.kind == "permute" else ""
+    in_rounds = f" in {len(how.sizes)} rounds" if how.kind != "all_to_all" else ""
     prices = ", ".join(f"{k} {1e6 * seconds:.0f} µs" for k, seconds in price.items())
-    why = "as asked for" if kind != "auto" else f"by the model {prices}"
+    why = "as asked for" if kind in KINDS else f"by the model {prices}"
     return f"{how.kind}{in_rounds}, {readable_bytes(how.width * itemsize)} to each device; {why}"

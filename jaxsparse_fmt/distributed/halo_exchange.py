@@ -1,6 +1,7 @@
-"""The exchange of a halo on the devices, by one of two kinds of collective; `halo.py` plans it.
+"""The exchange of a halo on the devices, by one of three ways; `halo.py` plans it.
 
 permute      ppermutes in rounds: in each a device sends to at most one neighbour, and receives from at most one
+forward      fewer such rounds, in stages: devices forward what they received in earlier stages (`rounds.py`)
 all_to_all   one collective with a list for every pair, all as long as the longest
 
 device 1:  | from 0        | from 2        |  permute, one round for each
@@ -12,10 +13,7 @@ long with a prototype of it as with permutes (2026-11-25_scaling_2xh200.md, meas
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import functools
-import itertools
 from typing import Any
 
 import jax
@@ -25,11 +23,14 @@ from jax import lax
 from jax.sharding import Mesh
 
 from jaxsparse_fmt._types import pytree
+from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.distributed.delivery import delivered
 
 Array = jax.Array
 
-KINDS = ("permute", "all_to_all")
+Pairs = tuple[tuple[int, int], ...]
+
+KINDS = ("permute", "forward", "all_to_all")
 
 
 def _static(default: Any) -> Any:
@@ -42,44 +43,31 @@ class Exchange:
     """The collective that exchanges a halo, and the lists of each device.
 
     Attributes:
-      send: [parts, sum(sizes)] int32, the places of its piece of x that each device sends; None: nothing is exchanged.
-        Inside shard_map, `send` and `order` are the device's own rows.
+      send: [parts, k] int32, the places of its piece of x that each device sends; None: nothing is exchanged. Inside
+        shard_map all arrays are the device's own rows.
+      forward: [parts, sum(sizes)] int32, the places of [x[send] | received so far] that each device sends; None: in
+        the only stage it sends x[send].
       order: [parts, width] int32, the index of each place of the buffer among the unknowns that a device receives;
         None: they are in order.
+      before: [parts, 1] int32, how many places of each device's buffer belong to devices that precede it.
       kind: one of `KINDS`.
-      sizes: the sizes of the lists that a device sends: one for each round ("permute"), or one that all lists have.
-      pairs: for each round of a permute its (source, target) pairs.
+      stages: for each stage its rounds, and for each round the size of its lists and its (source, target) pairs;
+        "all_to_all" has one round, without pairs.
       width: places of the buffer.
-      before: [parts], how many places of each device's buffer belong to devices that precede it.
     """
 
     send: Array | None = None
+    forward: Array | None = None
     order: Array | None = None
+    before: Array | None = None
     kind: str = _static("permute")
-    sizes: tuple[int, ...] = _static(())
-    pairs: tuple[tuple[tuple[int, int], ...], ...] = _static(())
+    stages: tuple[tuple[tuple[int, Pairs], ...], ...] = _static(())
     width: int = _static(0)
-    before: tuple[int, ...] = _static(())
 
-    def lists(self, part: int) -> tuple[dict[int, slice], dict[int, slice]]:
-        """The slices of what device `part` sends to each other one, and of what it receives from each, by device."""
-        if self.kind == "permute":
-            return _lists(self.sizes, self.pairs)[part]
-        (size,) = self.sizes
-        each = {k: slice(k * size, (k + 1) * size) for k in range(len(self.before))}
-        return each, each
-
-
-@functools.lru_cache(maxsize=64)
-def _lists(
-    sizes: tuple[int, ...], pairs: tuple[tuple[tuple[int, int], ...], ...]
-) -> dict[int, tuple[dict[int, slice], dict[int, slice]]]:
-    """`Exchange.lists` of a permute, for every device that takes part."""
-    of: dict[int, Any] = collections.defaultdict(lambda: ({}, {}))
-    for size, end, pairs_of_round in zip(sizes, itertools.accumulate(sizes), pairs, strict=True):
-        for source, target in pairs_of_round:
-            of[source][0][target] = of[target][1][source] = slice(end - size, end)
-    return of
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The size of each round's lists."""
+        return tuple(size for rounds in self.stages for size, _ in rounds)
 
 
 def exchange(x: Array, how: Exchange, axis: Any) -> Array:
@@ -94,30 +82,26 @@ def exchange(x: Array, how: Exchange, axis: Any) -> Array:
     """
     if how.send is None:
         return x[:0]
-    out = x.at[how.send].get(mode="promise_in_bounds")
+    sent, forward = x.at[how.send].get(mode="promise_in_bounds"), how.forward
     if how.kind == "all_to_all":
-        return lax.all_to_all(out, axis, 0, 0, tiled=True)
-    lists = jnp.split(out, np.cumsum(how.sizes)[:-1])
-    h = jnp.concatenate([lax.ppermute(a, axis, pairs) for a, pairs in zip(lists, how.pairs, strict=True)])
+        return lax.all_to_all(sent, axis, 0, 0, tiled=True)
+    received: list[Array] = []
+    for rounds in how.stages:
+        *ends, total = np.cumsum([size for size, _ in rounds]).tolist()
+        out = sent
+        if forward is not None:
+            held = jnp.concatenate([sent, *received])
+            out, forward = held.at[forward[:total]].get(mode="promise_in_bounds"), forward[total:]
+        lists = jnp.split(out, ends)
+        received += [lax.ppermute(a, axis, pairs) for a, (_, pairs) in zip(lists, rounds, strict=True)]
+    h = jnp.concatenate(received)
     return h if how.order is None else h.at[how.order].get(mode="promise_in_bounds")
 
 
 def returned(h: Array, how: Exchange, axis: Any, n: int) -> Array:
-    """The transpose of `exchange`: a device's piece [n] or [n, p] of the sum of what the others return.
-
-    It serves integers too, for which JAX has no transposes.
-    """
-    if how.send is None:
-        return jnp.zeros((n, *h.shape[1:]), h.dtype)
-    if how.kind == "all_to_all":
-        out = lax.all_to_all(h, axis, 0, 0, tiled=True)
-    else:
-        if how.order is not None:
-            h = jnp.zeros((sum(how.sizes), *h.shape[1:]), h.dtype).at[how.order].add(h)
-        lists = jnp.split(h, np.cumsum(how.sizes)[:-1])
-        home = [tuple((target, source) for source, target in pairs) for pairs in how.pairs]
-        out = jnp.concatenate([lax.ppermute(a, axis, pairs) for a, pairs in zip(lists, home, strict=True)])
-    return jnp.zeros((n, *h.shape[1:]), h.dtype).at[how.send].add(out)
+    """The transpose of `exchange`: a device's piece [n] or [n, p] of the sum of what the others return."""
+    x = mesh_axes.varying(jnp.zeros((n, *h.shape[1:]), h.dtype), h)
+    return jax.linear_transpose(lambda x: exchange(x, how, axis), x)(h)[0]
 
 
 def exchange_on_host(x: dict[int, np.ndarray], how: Exchange, mesh: Mesh) -> dict[int, np.ndarray]:
@@ -129,15 +113,26 @@ def exchange_on_host(x: dict[int, np.ndarray], how: Exchange, mesh: Mesh) -> dic
     """
     if (send := how.send) is None:
         return {k: a[:0] for k, a in x.items()}
-
-    def sent() -> dict[int, dict[int, np.ndarray]]:
-        lists = {k: x[k][np.asarray(send[k])] for k in x}
-        return {k: {t: lists[k][at] for t, at in how.lists(k)[0].items()} for k in x}
-
-    out = {}
-    for k, received in delivered(sent, mesh).items():
-        h = np.zeros(sum(how.sizes) if how.kind == "permute" else how.width, x[k].dtype)
-        for s, at in how.lists(k)[1].items():
-            h[at] = received[s]
-        out[k] = h if how.order is None else h[np.asarray(how.order[k])]
-    return out
+    held = {k: [a[np.asarray(send[k])]] for k, a in x.items()}
+    if how.kind == "all_to_all":
+        each = lambda: {k: dict(enumerate(np.split(a, how.width // how.sizes[0]))) for k, (a,) in held.items()}  # noqa: E731
+        return {k: np.concatenate([*of.values()]) for k, of in delivered(each, mesh).items()}
+    begin = 0
+    for rounds in how.stages:
+        *ends, total = np.cumsum([size for size, _ in rounds]).tolist()
+        out = {k: a for k, (a, *_) in held.items()}
+        if how.forward is not None:
+            out = {k: np.concatenate(of)[how.forward[k][begin : begin + total]] for k, of in held.items()}
+        lists: dict[int, dict[int, np.ndarray]] = {k: {} for k in x}
+        for (size, pairs), end in zip(rounds, [*ends, total], strict=True):
+            for s, t in pairs:
+                if s in x:
+                    lists[s][t] = out[s][end - size : end]
+        got = delivered(lambda lists=lists: lists, mesh)
+        for size, pairs in rounds:
+            source = {t: s for s, t in pairs}
+            for k, of in held.items():
+                of.append(got[k][source[k]] if k in source else np.zeros(size, x[k].dtype))
+        begin += total
+    h = {k: np.concatenate(of) for k, (_, *of) in held.items()}
+    return h if how.order is None else {k: a[np.asarray(how.order[k])] for k, a in h.items()}

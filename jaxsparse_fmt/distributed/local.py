@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxsparse_fmt._types import index_dtype, pytree
@@ -72,26 +71,22 @@ class Shards:
             return y + more
         return y.at[self.boundary].add(more, mode="drop", unique_indices=True, indices_are_sorted=True)
 
-    def places(self, part: Array | int | None = None) -> list[tuple[Array, Array, Array]]:
+    def places(self) -> list[tuple[Array, Array, Array]]:
         """For every stored place of each block, on one device: its row, its column among [x | halo], and its index in
         the shard's entries by row, then by unknown; the largest integer in padding.
 
         A block lists the entries of a row in the order of its own columns. `left` counts the entries of a row whose
         unknowns lie in the halo and precede the device's own.
-
-        Args:
-          part: the number of this shard; None: inside shard_map, that of the device.
         """
         n_rows = self.blocks[0].shape[0]
         n_own = self.blocks[0].shape[1] - (self.halo.width if len(self.blocks) == 1 else 0)
-        part = lax.axis_index(self.axis) if part is None else part
         found = []
         for k, A in enumerate(self.blocks):
             row, col, entry = A.coordinates()
             live = (col < A.shape[1]) & (row < A.shape[0])
             row = row if k == 0 or self.boundary is None else jnp.take(self.boundary, row, mode="clip")
             found.append((jnp.where(live, row, n_rows), col + n_own * k, entry, live))
-        before = n_own + jnp.asarray(self.halo.before, index_dtype(self.halo.width))[part]
+        before = n_own + (0 if self.halo.before is None else self.halo.before[0])
 
         def count(which: Callable[[Array], Array], k: int) -> Array:
             row, col, *_ = found[k]

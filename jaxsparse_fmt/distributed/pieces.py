@@ -60,7 +60,7 @@ def pieces(A: Any, dtype: Any = None) -> Pieces:
     def rows_of(k: int) -> Csr:
         with concrete():
             one = jax.tree.map(lambda a: jnp.asarray(piece_of(a, k)), shards)
-            found = [tuple(map(np.asarray, place)) for place in places(one, k)]
+            found = [tuple(map(np.asarray, place)) for place in places(one)]
             values = [] if dtype is None else [own_values(one, number, k) for number in range(len(blocks))]
         unknowns = np.concatenate([own[k], buffers[k]])
         nnz, n_rows = A.entries.over.counts[k], over.counts[k]

@@ -8,13 +8,14 @@ grid, or reverse Cuthill-McKee renumbers the unknowns first; the basis of the ma
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import scipy.sparse
 
 from jaxsparse_fmt._types import Csr, whole_number
+from jaxsparse_fmt.distributed.rounds import factors
 from jaxsparse_fmt.formats.reordered import order_of
 
 CUTS = ("nnz", "rows", "graph")
@@ -165,13 +166,6 @@ def boxes(shape: int | Sequence[int], parts: int | Sequence[int]) -> np.ndarray:
 
 def _fewest_cut(extents: list[int], parts: int) -> list[int]:
     """Parts along each axis that cut the fewest pairs of neighbours, and leave no box empty if that is possible."""
-
-    def factors(count: int, axes: int) -> Iterator[list[int]]:
-        if axes == 1:
-            yield [count]
-        else:
-            divisors = (d for d in range(count, 0, -1) if count % d == 0)
-            yield from ([d, *rest] for d in divisors for rest in factors(count // d, axes - 1))
 
     def cost(along: list[int]) -> tuple[bool, float]:
         pairs = [*zip(extents, along, strict=True)]

@@ -1,6 +1,7 @@
-"""Compiles a product, solves and a gradient for many devices of the CPU and prints what their programs hold, as JSON.
+"""Compiles products, solves and a gradient for many devices of the CPU and prints what their programs hold, as JSON.
 
     python -m tests.distributed.programs 64 strips
+    python -m tests.distributed.programs 64 methods
 
 Runs in a process of its own, since XLA counts the devices of the CPU once.
 """
@@ -23,8 +24,12 @@ def counted(lines: list[str]) -> dict[str, int]:
     return {name: len(re.findall(rf" {name}(?:-start)?\(", text)) for name in COLLECTIVES}
 
 
+# Results of these operations are arrays of others: arguments, and the state of loops.
+PASSED = ("parameter", "get-tuple-element", "bitcast", "tuple", "while", "conditional", "call")
+
+
 def facts(text: str) -> dict[str, Any]:
-    """The longest array, the longest that a collective moves, and the collectives of each loop that has any."""
+    """The longest array that the program makes, the longest that a collective moves, and each loop's collectives."""
     computations: dict[str, list[str]] = {}
     name = ""
     for line in text.splitlines():
@@ -42,42 +47,63 @@ def facts(text: str) -> dict[str, Any]:
     moves = [
         line.split(" = ")[1].split("(")[0] for line in text.splitlines() if any(f" {c}" in line for c in COLLECTIVES)
     ]
+    made = re.findall(r"^ +(?:ROOT )?%?[\w.\-]+ = (.+?) ([\w\-]+)\(", text, re.MULTILINE)
     return {
-        "longest": max(lengths(text.splitlines())),
+        "longest": max(lengths([shape for shape, operation in made if operation not in PASSED])),
         "moved": max(lengths(moves), default=0),
         "collectives": counted(text.splitlines()),
         "loops": [c for c in (counted(computations[body]) for body in bodies) if any(c.values())],
     }
 
 
-def main(devices: int, order: str) -> dict[str, Any]:
+def main(devices: int, what: str) -> dict[str, Any]:
     import jax
     import jax.numpy as jnp
     import numpy as np
 
     import jaxsparse_fmt as jsf
-    from solvers import cg
+    from solvers import bicgstab, cg, gmres, minres
 
     jax.config.update("jax_enable_x64", True)
     mesh = jax.make_mesh((devices,), ("rows",))
     side = 64 if devices <= 64 else 128  # so that the devices divide the entries
     S = jsf.gallery.poisson((side, side))
-    by = "rows" if order == "strips" else jsf.boxes((side, side), devices)
-    A = jsf.shard(S, mesh, format="ell", by=by, exchange="permute")
+    boxes = jsf.boxes((side, side), devices)
+    shard = lambda S, **given: jsf.shard(S, mesh, format="ell", **given)  # noqa: E731
+    A = shard(S, by="rows" if what == "strips" else boxes, exchange="permute")
     b = A.basis.placed(np.ones(S.shape[0]))
 
     def loss(A, data, b):
         return jnp.sum(cg(A.with_data(data), b).x ** 2)
 
     programs = {
-        "product": (lambda A, b: A @ b, (A, b)),
-        "cg": (lambda A, b: cg(A, b).x, (A, b)),
-        "one reduction": (lambda A, b: cg(A, b, one_reduction=True).x, (A, b)),
-        "gradient": (jax.grad(loss, argnums=(1, 2)), (A, A.data, b)),
+        "product": (lambda A, b: A @ b, A, b),
+        "cg": (lambda A, b: cg(A, b).x, A, b),
+        "one reduction": (lambda A, b: cg(A, b, one_reduction=True).x, A, b),
+        "gradient": (jax.grad(loss, argnums=(1, 2)), A, A.data, b),
     }
-    texts = {name: str(jax.jit(f).lower(*args).compile().as_text()) for name, (f, args) in programs.items()}
-    rounds = len(A.shards.halo.sizes)
-    return {"n": S.shape[0], "rounds": rounds, "programs": {name: facts(text) for name, text in texts.items()}}
+    if what == "methods":
+        padded = shard(S, by=boxes, exchange="all_to_all")
+        nine = jsf.gallery.hpcg((side, side, 1))  # a box has 8 neighbours
+        forward = shard(nine, by=boxes, exchange="forward")
+        programs = {
+            "pipelined": (lambda A, b: cg(A, b, one_reduction="pipelined").x, A, b),
+            "gmres": (lambda A, b: gmres(A, b, restart=3).x, A, b),
+            "bicgstab": (lambda A, b: bicgstab(A, b).x, A, b),
+            "minres": (lambda A, b: minres(A, b).x, A, b),
+            "entry": (lambda A, b: A.basis.enter(b), A, b),
+            "exit": (lambda A, y: A.basis.leave(y), A, A.basis.enter(b)),
+            "padded": (lambda A, b: cg(A, b).x, padded, b),
+            "forward": (lambda A, b: cg(A, b).x, forward, b),
+            "transposed": (lambda A, b: A.T @ b, forward, b),
+        }
+    texts = {name: str(jax.jit(f).lower(*given).compile().as_text()) for name, (f, *given) in programs.items()}
+    return {
+        "n": S.shape[0],
+        "rounds": {name: len(A.shards.halo.sizes) for name, (_, A, *_) in programs.items()},
+        "buffer": {name: A.shards.halo.width for name, (_, A, *_) in programs.items()},
+        "programs": {name: facts(text) for name, text in texts.items()},
+    }
 
 
 if __name__ == "__main__":

@@ -34,7 +34,8 @@ def test_every_needed_unknown_arrives_where_the_plan_says_and_goes_home(kind):
     S, starts = (poisson(90, dim=1), np.arange(9) * 90 // 8) if kind == "strips" else (irregular(), STARTS)
     needs = needs_of(S, starts)
     plan = halo.plan(lambda: needs, starts, MESH, kind="permute" if kind == "strips" else kind)
-    assert ("order" in plan.lists) == (kind == "permute")  # only there neighbours come in an order of their own
+    assert ("order" in plan.lists) == (kind in ("permute", "forward"))  # there neighbours come in an order of their own
+    assert ("forward" in plan.lists) == (kind == "forward")
     spec, size = PartitionSpec("rows"), int(np.diff(starts).max())
     how = plan.placed(lambda of: np.stack([of(k) for k in range(DEVICES)]))
     x = pieces(np.arange(90) + 100, starts)
@@ -55,7 +56,7 @@ def test_every_needed_unknown_arrives_where_the_plan_says_and_goes_home(kind):
         np.testing.assert_array_equal(buffers[k, plan.slots[k]], needs[k] + 100)
         np.testing.assert_array_equal(on_host[k][plan.slots[k]], needs[k] + 100)
         assert np.all(np.diff(plan.slots[k]) > 0)
-        np.testing.assert_array_equal(plan.slots[k] < plan.how.before[k], needs[k] < starts[k])
+        np.testing.assert_array_equal(plan.slots[k] < plan.lists["before"][k], needs[k] < starts[k])
     np.testing.assert_array_equal(home, transposed)
 
 
@@ -64,7 +65,7 @@ def test_neighbours_of_a_slab_are_served_by_two_permutes_of_their_own_size():
     needs = [np.r_[a - 10 : a, b : b + 7] for a, b in itertools.pairwise(starts)]
     needs = {k: n[(n >= 0) & (n < 800)] for k, n in enumerate(needs)}
     how = halo.plan(lambda: needs, starts, MESH, kind="permute").how
-    assert how.sizes == (10, 7) and how.pairs[0] == tuple((k, k + 1) for k in range(7))
+    assert how.sizes == (10, 7) and how.stages[0][0][1] == tuple((k, k + 1) for k in range(7))
 
 
 def price(count, size, per_host=8):
