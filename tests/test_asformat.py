@@ -11,6 +11,7 @@ import scipy.sparse as sp
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt._types import CsrArrays, Target
 from jaxsparse_fmt.core.matrix import build
+from tests.lowering import quick_jit
 from tests.oracle import assert_same_storage
 from tests.zoo import CASES, FIRST_LAYOUTS, LAYOUTS
 
@@ -77,7 +78,7 @@ def test_16_bit_matrices_convert_from_and_to_every_format(layout, dtype):
         assert_same_storage(narrow.asformat(other.format, **dict(other.options)), other.of(S, dtype=dtype))
 
 
-@jax.jit
+@quick_jit
 def in_jit(A):
     return [A.asformat(name) for name in ("coo", "csr", "csc")]
 
