@@ -140,7 +140,6 @@ def place(name: str) -> str:
 
 
 FILES = {dotted(path): path for package in ("jaxsparse_fmt", "solvers", "benchmarks") for path in modules(package)}
-by_module = pytest.mark.parametrize("own", FILES)
 
 
 def modules_imported(own: str) -> set[str]:
@@ -158,13 +157,9 @@ def test_few_modules_import_ours_by_name():
     assert [own for own, path in FILES.items() if by_name.search(path.read_text())] == BY_NAME
 
 
-@by_module
-def test_imports_point_down(own):
-    for name in modules_imported(own):
-        if place(name) != place(own):
-            assert FLOOR[place(name)] < FLOOR[place(own)], (
-                f"{own} imports {name} from a floor that is not below its own"
-            )
+def test_imports_point_down():
+    pairs = [(own, name) for own in FILES for name in modules_imported(own) if place(name) != place(own)]
+    assert not [(own, name) for own, name in pairs if FLOOR[place(name)] >= FLOOR[place(own)]]
 
 
 def test_no_modules_import_each_other_in_a_circle():
@@ -172,26 +167,22 @@ def test_no_modules_import_each_other_in_a_circle():
     list(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError, which lists the circle
 
 
-@by_module
-def test_outside_imports_are_those_of_the_folder(own):
-    if place(own) == "benchmarks":
-        return
-    allowed = ALLOWED.get(place(own), THIRD_PARTY) | SOLVERS_ALLOWED.get(own, set())
-    outside = {top(n) for n in imports(FILES[own])} - set(sys.stdlib_module_names) - {"jaxsparse_fmt", "solvers"}
-    assert outside <= allowed
+def test_outside_imports_are_those_of_the_folder():
+    known = set(sys.stdlib_module_names) | {"jaxsparse_fmt", "solvers"}
+    for own in (name for name in FILES if place(name) != "benchmarks"):
+        allowed = ALLOWED.get(place(own), THIRD_PARTY) | SOLVERS_ALLOWED.get(own, set())
+        assert {top(name) for name in imports(FILES[own])} - known <= allowed, own
 
 
-@pytest.mark.parametrize("path", modules("jaxsparse_fmt") + modules("solvers"), ids=dotted)
-def test_heavy_modules_are_imported_inside_functions(path):
-    late = dotted(path) in LATE
-    names = imports(path, lazy=False)
-    assert late or not [n for n in names if n.startswith((*LAZY, *LATE))]
+def test_heavy_modules_are_imported_inside_functions():
+    for own in (name for name in FILES if place(name) != "benchmarks" and name not in LATE):
+        assert not [name for name in imports(FILES[own], lazy=False) if name.startswith((*LAZY, *LATE))], own
 
 
-@pytest.mark.parametrize("own", [name for name in FILES if top(name) == "solvers"])
-def test_solvers_know_only_the_operator_protocol_and_the_basis(own):
-    ours = {name for name in modules_imported(own) if top(name) == "jaxsparse_fmt"}
-    assert ours <= OPERATOR | SOLVERS_ALLOWED.get(own, set())
+def test_solvers_know_only_the_operator_protocol_and_the_basis():
+    for own in (name for name in FILES if top(name) == "solvers"):
+        ours = {name for name in modules_imported(own) if top(name) == "jaxsparse_fmt"}
+        assert ours <= OPERATOR | SOLVERS_ALLOWED.get(own, set()), own
 
 
 def run(code: str) -> str:
@@ -199,25 +190,13 @@ def run(code: str) -> str:
     return out.stdout.strip()
 
 
-def test_importing_the_package_leaves_heavy_modules_alone():
-    loaded = run("import sys, jaxsparse_fmt; print(*sys.modules)").split()
-    heavy = (
-        "matplotlib",
-        "rich",
-        "numba",
-        "jax.experimental.pallas",
-        "solvers",
-        "jaxsparse_fmt.cli.main",
-        "jaxsparse_fmt.plot",
-        "jaxsparse_fmt.distributed",
-    )
-    assert not [name for name in loaded if name.startswith(heavy)]
-
-
-def test_importing_the_solvers_leaves_heavy_modules_alone():
-    loaded = run("import sys, solvers; print(*sys.modules)").split()
-    heavy = ("matplotlib", "rich", "numba", "pyamg", "lineax", "equinox", "jax.experimental.pallas")
-    assert not [name for name in loaded if name.startswith(heavy)]
+def test_importing_the_package_and_the_solvers_leaves_heavy_modules_alone():
+    told = run("import sys, jaxsparse_fmt; print(*sys.modules); import solvers; print(*sys.modules)")
+    package, both = (line.split() for line in told.splitlines())
+    heavy = ("matplotlib", "rich", "numba", "jax.experimental.pallas")
+    ours = ("solvers", *(f"jaxsparse_fmt.{name}" for name in ("cli.main", "plot", "distributed")))
+    assert not [name for name in package if name.startswith((*heavy, *ours))]
+    assert not [name for name in both if name.startswith((*heavy, "pyamg", "lineax", "equinox"))]
 
 
 @pytest.mark.clock

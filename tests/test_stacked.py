@@ -119,7 +119,7 @@ def test_may_the_patterns_of_a_stack_differ(layout, rng):
     both = [S, sp.csr_array(S.T)]
     X, D = rng.standard_normal((2, 12)), rng.standard_normal((2, S.nnz))
     stack = stacked(*(layout.of(T) for T in both))
-    got = jax.jit(jax.vmap(lambda A, x, d: (A @ x, x @ A, A.data, A.with_data(d).todense())))(stack, X, D)
+    got = quick_jit(jax.vmap(lambda A, x, d: (A @ x, x @ A, A.data, A.with_data(d).todense())))(stack, X, D)
     for k, T in enumerate(both):
         wanted = T @ X[k], T.T @ X[k], T.data, sp.csr_array((D[k], T.indices, T.indptr)).toarray()
         for ours, theirs in zip(got, wanted, strict=True):
@@ -136,9 +136,9 @@ def test_do_derivatives_pass_through_a_stack(layout, options, rng):
 
     y = np.einsum("kij,j->ki", dense(D), x)
     wanted = np.cos(y)[:, PLACES[0]] * x[PLACES[1]]
-    np.testing.assert_allclose(jax.jit(jax.grad(loss))(D), wanted, atol=1e-12)
+    np.testing.assert_allclose(quick_jit(jax.grad(loss))(D), wanted, atol=1e-12)
     tangent = rng.standard_normal(D.shape)
-    _, along = jax.jit(lambda D, t: jax.jvp(loss, (D,), (t,)))(D, tangent)
+    _, along = quick_jit(lambda D, t: jax.jvp(loss, (D,), (t,)))(D, tangent)
     np.testing.assert_allclose(along, np.vdot(wanted, tangent), rtol=1e-10)
 
 
@@ -152,7 +152,7 @@ def test_may_matrix_and_stack_be_carried_by_a_loop(layout, options):
     assert [*map(jax.typeof, jax.tree.leaves(again))] == [*map(jax.typeof, jax.tree.leaves(A))]
     x = np.arange(COLS) / 8
 
-    @jax.jit
+    @quick_jit
     def run(A, stack):
         def step(carry, _):
             A, stack = carry

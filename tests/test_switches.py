@@ -20,6 +20,7 @@ from jax.experimental import sparse
 import jaxsparse_fmt as jsf
 import solvers
 from solvers import precond
+from tests.lowering import quick_jit
 from tests.zoo import FIRST_LAYOUTS
 
 N = 24
@@ -95,7 +96,7 @@ def every_face(A: Any, data: Any, x: Any, X: Any) -> Any:
 
 def check_faces(A: Any, S: Any, switch: Switch) -> None:
     x, X_ = jnp.asarray(B, A.dtype), jnp.asarray(X, A.dtype)
-    *found, (by_data, by_x) = jax.jit(every_face)(A, A.data, x, X_)
+    *found, (by_data, by_x) = quick_jit(every_face)(A, A.data, x, X_)
     dense, transposed = S.toarray(), S.toarray().T @ B
     both = dense @ X
     for got, want in zip(found, (dense @ B, both, both, *(transposed,) * 4, dense.diagonal(), dense), strict=True):

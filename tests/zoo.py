@@ -168,14 +168,12 @@ def by_rule(A: jsf.SparseMatrix) -> bool:
     return isinstance(A, ByRule) and getattr(A, "tail_col", None) is None
 
 
-# All cases at once in every layout. Then each case for itself, since a matrix may be one of a kind as a whole too, as
-# one without rows; of these the quick tier takes each case in one layout.
-_ONCE = ("duplicates", "unsorted", "one_entry", "full_row")  # only handed over in another way, or like others
+# All cases at once in every layout. Then those that are one of a kind as a whole too, as one without rows, in every
+# format; of these the quick tier takes each case in one. The rest, which are handed over in another way or like others,
+# stand alone in one layout.
+_WHOLE = ("irregular", "no_rows", "no_columns", "no_entries", "one_by_one", "tall", "explicit_zero", "even_rows")
 PAIRS = covered(
-    dict.fromkeys(
-        [(ALL, layout) for layout in LAYOUTS]
-        + [(CASES[name], SORTED) for name in _ONCE]
-        + [(case, layout) for case in CASES.values() if case.name not in _ONCE for layout in FIRST_LAYOUTS]
-        + [(CASES[name], layout) for name in ("irregular", "tall") for layout in LAYOUTS]
-    )
+    [(ALL, layout) for layout in LAYOUTS]
+    + [(case, SORTED) for case in CASES.values() if case.name not in _WHOLE]
+    + [(CASES[name], layout) for name in _WHOLE for layout in FIRST_LAYOUTS]
 )

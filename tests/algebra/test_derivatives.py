@@ -10,6 +10,7 @@ import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from solvers import cg
+from tests.lowering import quick_jit
 
 rng = np.random.default_rng(5)
 S = rng.normal(size=(4, 4)) * np.array([[1, 0, 1, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 1, 0, 1]])
@@ -87,7 +88,7 @@ def test_a_hessian_by_all_values_is_that_of_dense_matrices(name):
         return jnp.sum(jnp.sin(dense(filled(A, a), filled(B, b), d)))
 
     v = np.concatenate([A.data, B.data, rng.normal(size=4)]).astype(np.float32)
-    got, expected = jax.jit(lambda v: (jax.hessian(ours)(v), jax.hessian(theirs)(v)))(v)
+    got, expected = quick_jit(lambda v: (jax.hessian(ours)(v), jax.hessian(theirs)(v)))(v)
     np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4)
     assert np.any(got)
 

@@ -252,7 +252,7 @@ def test_what_was_estimated_from_a_sample_is_nearly_so(name):
 @pytest.mark.clock
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 @pytest.mark.parametrize(
-    "make", [lambda: jsf.gallery.poisson(90), LARGE["uneven rows in a band"]], ids=["even", "uneven"]
+    "make", [lambda: jsf.gallery.poisson(90), lambda: large("uneven rows in a band")], ids=["even", "uneven"]
 )
 def test_choosing_costs_little_more_than_converting_at_most(make, platform):
     """On the host, where the cheapest conversions and the ranking pass over the entries equally often."""

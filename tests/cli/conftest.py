@@ -13,6 +13,12 @@ from jaxsparse_fmt.io import files
 POISSON = gallery.poisson(6)
 
 
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path_factory):
+    """Else a command lists all the programs that the tests keep, where they lie in the user's own folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp()))
+
+
 @pytest.fixture
 def plain_environment(monkeypatch):
     for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "COLUMNS"):

@@ -50,10 +50,9 @@ def finished(running: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("processes", [2, 4])
-def test_processes_solve_together_and_each_reads_only_its_rows(processes, tmp_path):
+def test_processes_solve_together_and_each_reads_only_its_rows(tmp_path):
     jsf.save_rows(tmp_path / "matrix", jsf.gallery.poisson(6))
-    port = free_port()
+    port, processes = free_port(), 3
     running = [example(k, processes, port, "--saved", str(tmp_path / "matrix")) for k in range(processes)]
     ended = finished(running)
     assert [code for code, *_ in ended] == [0] * processes, ended

@@ -23,14 +23,14 @@ class Host:
 
     def load(self, ref: Any, idx: Any, live: Any = None, other: Any = 0, once: bool = False) -> Any:
         del once
-        live = jnp.broadcast_to(True if live is None else live, idx.shape)
-        if callable(ref):
-            return jnp.where(live, ref(idx), other)
-        asked = np.asarray(idx)[np.asarray(live)]
-        assert np.all((asked >= 0) & (asked < ref.shape[0])), f"reads outside of {ref.shape[0]} places"
-        if ref.shape[0] == 0:
-            return jnp.full(idx.shape, other, ref.dtype)
-        return jnp.where(live, ref[jnp.clip(idx, 0, ref.shape[0] - 1)], jnp.asarray(other, ref.dtype))
+        live = np.broadcast_to(True if live is None else live, idx.shape)
+        asked = np.asarray(idx)[live]
+        if not callable(ref):
+            assert np.all((asked >= 0) & (asked < ref.shape[0])), f"reads outside of {ref.shape[0]} places"
+        read = np.asarray(ref(asked) if callable(ref) else np.asarray(ref)[asked])
+        found = np.full(idx.shape, other, read.dtype)  # NumPy compiles nothing for the size of an array
+        found[live] = read
+        return jnp.asarray(found)
 
 
 UNROLL = 4  # entries of a trip: lanes also ask for some past their last

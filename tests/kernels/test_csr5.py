@@ -78,8 +78,8 @@ class Output:
         self.array = np.full(like.shape, np.nan, like.dtype)
         self.block, self.phase = np.full(like.shape, -1), np.full(like.shape, -1)
 
-    def __getitem__(self, idx):
-        return jnp.asarray(self.array)[idx]
+    def __array__(self, dtype=None, copy=None):
+        return self.array
 
 
 class Checked(Host):

@@ -10,9 +10,10 @@ import scipy.sparse as sp
 import scipy.sparse.linalg as spla
 
 import jaxsparse_fmt as jsf
+from tests.lowering import quick_jit
 
-apply = jax.jit(lambda M, r: M @ r)
-one_by_one = jax.jit(jax.vmap(lambda M, r: M @ r, in_axes=(None, 1), out_axes=1))
+apply = quick_jit(lambda M, r: M @ r)
+one_by_one = quick_jit(jax.vmap(lambda M, r: M @ r, in_axes=(None, 1), out_axes=1))
 
 
 def dense(M: Any) -> np.ndarray:

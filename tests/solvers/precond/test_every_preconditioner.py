@@ -17,6 +17,7 @@ from solvers.precond.chebyshev import chebyshev
 from solvers.precond.coarse_space import coarse_space
 from solvers.precond.incomplete import incomplete_cholesky, incomplete_lu
 from solvers.precond.jacobi import jacobi
+from tests.lowering import quick_jit
 from tests.solvers.precond.operators import apply, assert_near, dense, one_by_one, spd, unsymmetric
 
 SYMMETRIC = {
@@ -43,7 +44,7 @@ def made(name: str, dtype=np.float64, format: str = "csr"):
     return (GENERAL if general else SYMMETRIC)[name](A)
 
 
-transposed = jax.jit(lambda M, y: jax.linear_transpose(lambda r: M @ r, y)(y)[0])
+transposed = quick_jit(lambda M, y: jax.linear_transpose(lambda r: M @ r, y)(y)[0])
 
 
 def vectors(M, *shape: int, seed: int = 3):
