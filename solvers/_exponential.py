@@ -11,8 +11,6 @@ B and of Bᵀ, and the integral is a block of one small exponential (Van Loan 19
 Traffic of a step in vectors of n: m products, and about 2·m² for their orthogonalisation. Memory: m + 1 vectors.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple, cast
 
 import jax

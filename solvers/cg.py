@@ -5,8 +5,6 @@ pass where rows are short (elsewhere pᵀq takes 2n more); the update of r reads
 of x and p reads 3 and writes 2. Together they move 10n.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal, NamedTuple, Unpack
 
 import jax

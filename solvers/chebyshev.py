@@ -4,8 +4,6 @@ It needs an interval that holds the eigenvalues of M·A. In vectors of n: one pr
 fuses it.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple, Unpack
 
 import jax.numpy as jnp

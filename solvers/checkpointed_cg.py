@@ -7,8 +7,6 @@ direction conjugate to p (a reliable update, Clark et al. 2010, §5). A solve th
 the result of an uninterrupted one, to the last bit.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 `_lanczos` has the loop; this file has the public function, its result and the derivatives.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

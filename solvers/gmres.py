@@ -9,8 +9,6 @@ Beside the product and M, step j of a cycle moves about 4·j vectors of n, with 
 memory is `restart` + 1 vectors, twice that when flexible. One product more, for the true residual, ends a cycle.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any, NamedTuple, Unpack
 

@@ -8,8 +8,6 @@ Traffic of a step in vectors of n, beside the product and M: 2·s for the shadow
 products, all read twice, and about 12 more. Memory: 3·s + 3 vectors.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any, NamedTuple, Unpack
 

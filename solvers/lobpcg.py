@@ -10,8 +10,6 @@ and A·P are combinations with the same ones, so that no rounding error is enlar
 Traffic of a step in vectors of n: p products and p uses of M, and about 60·p for the combinations.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any, NamedTuple
 

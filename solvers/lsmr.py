@@ -3,8 +3,6 @@
 `_lsmr` has the loop; this file has the public function, its result and the derivatives.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, NamedTuple, Unpack, cast
 

@@ -9,8 +9,6 @@ A singular system without a solution ends at a least-squares solution, where A·
 of A, and x grows with w. So the method keeps the x with the least ‖A·M·r‖, and ends where A·w is only rounding.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple, Unpack
 
 import jax.numpy as jnp

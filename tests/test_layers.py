@@ -1,7 +1,5 @@
 """Imports point down: every import statement is read, those inside functions too, and held against the order."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import graphlib

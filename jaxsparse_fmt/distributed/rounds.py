@@ -1,7 +1,5 @@
 """Puts messages between devices into rounds, in each of which a device sends and receives at most one."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

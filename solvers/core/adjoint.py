@@ -5,8 +5,6 @@ functions have derivatives of any order and transposes that consist of the same 
 and the products of A⁻¹ and of A⁻ᵀ with a right-hand side (`inverse`), which start from zero and check their residual.
 """
 
-from __future__ import annotations
-
 import contextvars
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Checks of the arguments of solvers, and their conversion into pytrees that jit takes."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

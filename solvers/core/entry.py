@@ -4,8 +4,6 @@ The entry turns a user's functions into programs, for which jit finds compiled c
 explicit mesh axes auto ones, and makes the arrays vary over the same axes inside a user's shard_map.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

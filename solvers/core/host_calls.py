@@ -4,8 +4,6 @@ A program that holds such a function is compiled anew for every lambda. A solve 
 by which the host finds the two functions while the solve runs, so that one program serves all of them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools

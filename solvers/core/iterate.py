@@ -9,8 +9,6 @@ Vectors are [n], or [n, k] for k systems at once, which share every product. Sca
 starts, counts its iterations and ends separately.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -6,8 +6,6 @@ solve that took no step) and an error in reverse mode. A primitive keeps its rul
 `jax.custom_jvp` lacks.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The inner side of a refinement: a matrix and a preconditioner in a narrower type."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, NamedTuple
 
@@ -40,7 +38,7 @@ class RowScaled:
     scale: Array  # [n], powers of two
 
     @property
-    def T(self) -> ColumnScaled:
+    def T(self) -> "ColumnScaled":
         return ColumnScaled(self.A.T, self.scale)
 
     def __matmul__(self, x: Array) -> Array:

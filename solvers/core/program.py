@@ -5,8 +5,6 @@ traced at each call instead, which costs about a millisecond. Programs are compa
 lambda with the same body uses the solver compiled for the last one.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

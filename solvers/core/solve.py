@@ -1,7 +1,5 @@
 """The body of the solvers of A·x = b: checks the arguments, enters the matrix's basis and leaves it."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any, NamedTuple

@@ -5,10 +5,8 @@ start of the method, or a failure. `diagnosis` examines a failure once, after th
 computes the tolerance; `lsmr` has a rule of its own.
 """
 
-from __future__ import annotations
-
 import functools
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -101,14 +99,14 @@ class Now(NamedTuple):
         """Whether the method takes another step, by the residual norm of its recursion."""
         return (self.code == RUNNING) & (self.norm > self.goal) & (self.k < self.maxiter)
 
-    def after(self, norm: Array, code: Array) -> Now:
+    def after(self, norm: Array, code: Array) -> Self:
         """The numbers after a step with this norm and code; as they were where the method is not active."""
         active, most = self.active, jnp.finfo(norm.dtype).eps ** -1.5  # of a right-hand side of about 1
         moves = active & is_taken(code)
         blown_up = jnp.where(is_finite(norm), jnp.int32(Status.DIVERGED), jnp.int32(Status.NON_FINITE))
         code = jnp.where(moves, jnp.where(norm <= most, code, blown_up), code)
-        new = self.k + moves.astype(jnp.int32), jnp.where(moves, norm, self.norm), jnp.where(active, code, self.code)
-        return Now(*new, self.goal, self.maxiter)
+        norm, code = jnp.where(moves, norm, self.norm), jnp.where(active, code, self.code)
+        return self._replace(k=self.k + moves.astype(jnp.int32), norm=norm, code=code)
 
 
 def is_taken(code: Array) -> Array:

@@ -5,8 +5,6 @@ parameters. Its residual norm has derivatives too, which training a precondition
 of every step.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Inner products and norms of vectors [n], or of the columns of [n, k]; products with blocks of vectors."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

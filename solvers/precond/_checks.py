@@ -1,7 +1,5 @@
 """Checks of the matrices from which preconditioners are made."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -19,8 +19,6 @@ with many entries is costly only where it meets another such row. Entries are gr
 short walks do not wait for long ones.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, NamedTuple
 

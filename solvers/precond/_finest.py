@@ -1,7 +1,5 @@
 """The checked inputs of multigrid's set-up: A on the host, its near-null space, and the size of its blocks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

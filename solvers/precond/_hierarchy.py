@@ -17,8 +17,6 @@ prolongation of Aᵀ (Sala and Tuminaro 2008).
 The result consists of SciPy's matrices and NumPy's arrays; `multigrid` stores them in formats for the device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -8,8 +8,6 @@ are linear in those of A but for D and λ. A'·T, A·P and R·(A·P) are product
 them, by blocks where compiled code computes them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

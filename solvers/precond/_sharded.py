@@ -8,8 +8,6 @@ level has few rows a device, shards of neighbours are joined on one device, and 
 inverted densely and kept whole on every device; all other arrays of a device have its share of the rows.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
@@ -50,7 +48,7 @@ class Whole:
         return self.A.shape
 
     @property
-    def T(self) -> Whole:
+    def T(self) -> "Whole":
         return Whole(self.A.T, self.order, not self.down)
 
     def __matmul__(self, v: Array) -> Array:

@@ -9,11 +9,9 @@
 Bytes: n·b values, read once by every application, which is one batched product of b × b matrices.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +46,7 @@ class BlockJacobi:
         return self.inverse_blocks.dtype
 
     @property
-    def T(self) -> BlockJacobi:
+    def T(self) -> Self:
         return dataclasses.replace(self, inverse_blocks=jnp.swapaxes(self.inverse_blocks, -1, -2))
 
     @standard_promotion
@@ -62,7 +60,7 @@ class BlockJacobi:
         return z.reshape(n_blocks * b, -1)[: self.n].reshape(r.shape)
 
     @standard_promotion
-    def refreshed(self, A: Any) -> BlockJacobi:
+    def refreshed(self, A: Any) -> Self:
         """`block_jacobi` of another matrix, with blocks of the same size and in M's dtype, so that a scan can carry it.
 
         It compiles nothing that `block_jacobi` has not compiled.

@@ -4,11 +4,9 @@ p is the polynomial of its degree that minimises the largest |1 − λ·p(λ)| o
 Chebyshev's iteration for A·z = r, from zero, give p(A)·r. It costs `degree` products with A and no inner product.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -61,7 +59,7 @@ class Chebyshev:
         return np.dtype(jnp.result_type(self.A.dtype, getattr(self.M, "dtype", self.A.dtype)))
 
     @property
-    def T(self) -> Chebyshev:
+    def T(self) -> Self:
         """Itself for real matrices, which must be symmetric; the polynomial of the transposes for complex ones."""
         if not jnp.issubdtype(self.dtype, jnp.complexfloating):
             return self
@@ -92,7 +90,7 @@ class Chebyshev:
         return self.order.leave(x)
 
     @standard_promotion
-    def refreshed(self, A: Any) -> Chebyshev:
+    def refreshed(self, A: Any) -> "Chebyshev":
         """The polynomial of another matrix, with the same bounds if they were given, else estimated anew.
 
         M becomes `M.refreshed(A)` if it has that method, else it stays the same. A scan can carry the result if A keeps
@@ -107,7 +105,7 @@ class Chebyshev:
         new = chebyshev(A, self.degree, None if self.estimated else self.bounds, M)
         return dataclasses.replace(new, bounds=checks.like(new.bounds, self.bounds))
 
-    def entered(self, basis: Basis) -> Chebyshev:
+    def entered(self, basis: Basis) -> "Chebyshev":
         """The same operator between vectors that have entered `basis`.
 
         Its products are those of `A.in_basis`. It permutes nothing where `basis` is A's own, the same array; any other

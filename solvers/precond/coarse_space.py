@@ -12,10 +12,8 @@ Bytes of an application beside those of M: W twice, and vectors of n. With separ
 (`subdomains`), W has k numbers a row, however many subdomains there are.
 """
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -62,9 +60,9 @@ class CoarseSpace:
         return self.coarse.dtype
 
     @property
-    def T(self) -> CoarseSpace:
+    def T(self) -> Self:
         W, R, coarse = jax.tree.map(jnp.conj, (self.W, self.R, self.coarse))
-        return CoarseSpace(W, R, coarse, self.M.T)
+        return dataclasses.replace(self, W=W, R=R, coarse=coarse, M=self.M.T)
 
     @standard_promotion
     def __matmul__(self, r: Any) -> Array:
@@ -72,7 +70,7 @@ class CoarseSpace:
         return self.M @ r + _times(self.W, matmul(self.coarse, _times(self.R, r)))
 
     @standard_promotion
-    def refreshed(self, A: Any) -> CoarseSpace:
+    def refreshed(self, A: Any) -> Self:
         """The same W for new values of A, in M's dtype, so that a scan can carry it; inside jit too.
 
         Raises:

@@ -12,10 +12,8 @@ positive definite for any s as soon as D is: P(N) is triangular with a diagonal 
 s = n − 1.
 """
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +70,7 @@ class Incomplete:
         return self.lower.dtype
 
     @property
-    def T(self) -> Incomplete:
+    def T(self) -> Self:
         """For Cholesky factors M itself, conjugated; else views of both factors, whose products add by atomics."""
         lower, upper = self.upper.T, self.lower.T
         if self.hermitian:
@@ -89,7 +87,7 @@ class Incomplete:
         return _solved(self.upper, y, self.solve_sweeps)
 
     @standard_promotion
-    def refreshed(self, A: Any) -> Incomplete:
+    def refreshed(self, A: Any) -> "Incomplete":
         """The preconditioner of another matrix with the same pattern and settings; inside jit too, all on the device.
 
         It compiles only the lookup of A's entries. Differentiable in A's values.

@@ -1,10 +1,8 @@
 """The Jacobi preconditioner: division by the diagonal (Saad, Iterative Methods, §10.2)."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +24,7 @@ class Jacobi(Diagonal):
         return self.d
 
     @standard_promotion
-    def refreshed(self, A: Any) -> Jacobi:
+    def refreshed(self, A: Any) -> Self:
         """`jacobi(A)` in M's dtype, so that a scan can carry it. It compiles nothing that `jacobi` has not compiled.
 
         Raises:

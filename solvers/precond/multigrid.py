@@ -14,12 +14,10 @@ last. With d = 2 that is four products a level: on 7-point Poisson, where all le
 of the finest, 9 fine products a cycle, and more where formats pad; see `products_per_cycle`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import warnings
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -81,13 +79,13 @@ class Multigrid:
         return self.coarse_inverse.dtype
 
     @property
-    def T(self) -> Multigrid:
+    def T(self) -> Self:
         """The transposed operator: itself where it is symmetric, else a view that makes transposed products."""
         if self.symmetric:
             return self
         cycle = self.cycle.swapcase() if self.cycle in "Ff" else self.cycle
-        levels = tuple(level.T for level in self.levels)
-        return Multigrid(levels, self.coarse_inverse.T, None, cycle, False, self.order)
+        levels, inverse = tuple(level.T for level in self.levels), self.coarse_inverse.T
+        return dataclasses.replace(self, levels=levels, coarse_inverse=inverse, renewals=None, cycle=cycle)
 
     def entered(self, basis: Basis) -> Any:
         """The same operator between vectors that have entered `basis`; without exchanges if the cycle runs there."""
@@ -104,7 +102,7 @@ class Multigrid:
         return _cycled(self, operand(self, r, self.coarse_inverse, 2))
 
     @standard_promotion
-    def refreshed(self, A: Any) -> Multigrid:
+    def refreshed(self, A: Any) -> Self:
         """The same hierarchy for new values on A's pattern; inside jit too, on the device, and differentiable.
 
         Aggregates and strong couplings stay, as does the near-null space; prolongations, coarse matrices, smoothers and

@@ -1,7 +1,5 @@
 """GMRES: what its breakdown hangs on, and inner solves as preconditioners."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

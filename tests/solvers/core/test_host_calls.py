@@ -1,7 +1,5 @@
 """Callbacks and progress: one program serves all of them, and each sees its own solve."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """Chebyshev: the polynomial it is, the interval it estimates, and where it stays positive."""
 
-from __future__ import annotations
-
 import math
 
 import jax
