@@ -31,12 +31,7 @@ class Work(NamedTuple):
 
 @solver()
 def chebyshev(
-    A: Any,
-    b: Any,
-    x0: Any = None,
-    *,
-    bounds: tuple[float, float] | None = None,
-    **settings: Unpack[Settings],
+    A: Any, b: Any, x0: Any = None, *, bounds: tuple[float, float] | None = None, **settings: Unpack[Settings]
 ) -> Solution:
     """Solves A·x = b for a symmetric (Hermitian) positive definite A without inner products.
 
@@ -60,7 +55,6 @@ def prepare(A: Map, M: Map, b: Array, *bounds: Array) -> tuple[Array, Array]:
 
 
 def start(A: Map, M: Map, r: Array, last: None, center: Array, radius: Array) -> Work:
-    del A, last
     columns = norm(r).shape
     center, radius = jnp.broadcast_to(center, columns), jnp.broadcast_to(radius, columns)
     return Work(jnp.zeros_like(r), r, M(r) / center, radius / center, center, radius)

@@ -139,7 +139,6 @@ class _Solver(lx.AbstractLinearSolver):
         self.method, self.settings = method, settings
 
     def init(self, operator: Operator, options: dict[str, Any]) -> Operator:
-        del options
         return lx.linearise(operator)
 
     def compute(self, state: Operator, vector: Any, options: dict[str, Any]) -> tuple[Any, lx.RESULTS, dict[str, Any]]:
@@ -259,7 +258,6 @@ class LeastSquares(_Solver):
         super().__init__(lsmr, max_steps, settings)
 
     def transpose(self, state: Operator, options: dict[str, Any]) -> tuple[Operator, dict[str, Any]]:
-        del options
         return state.transpose(), {}
 
 

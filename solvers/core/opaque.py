@@ -123,7 +123,7 @@ def _batch(leaves: Leaves, dims: tuple[Any, ...], *, call: Opaque) -> tuple[list
     return out, (0,) * len(out)
 
 
-def moved(f: Callable[[Any], Any], primals: Any, tangents: Any) -> Any:
+def jvp(f: Callable[[Any], Any], primals: Any, tangents: Any) -> Any:
     """The tangent of f(primals) for tangents of which None stands for zero; None if all are None."""
     leaves, inside = jax.tree.flatten(primals)
     given = jax.tree.leaves(tangents, is_leaf=lambda a: a is None)
