@@ -68,7 +68,7 @@ class BlockJacobi:
         Raises:
           ValueError, TypeError: as `block_jacobi`, or A is of another size, or complex where M is not.
         """
-        checks.square(A, "a block Jacobi", "block_jacobi")
+        checks.square(A, "block_jacobi")
         checks.renewing(self, A.shape, A.dtype)
         return checks.like(block_jacobi(A, self.inverse_blocks.shape[-1]), self)
 
@@ -91,7 +91,7 @@ def block_jacobi(A: Any, block_size: int) -> BlockJacobi:
       ValueError: A is not square or, outside jit, holds a NaN or an infinity in a block; a block size below 1.
       TypeError: A is neither of the two, or the block size is not an integer.
     """
-    n = checks.square(A, "a block Jacobi", "block_jacobi")
+    n = checks.square(A, "block_jacobi")
     b = min(arguments.int_at_least(block_size, "block_size", 1), max(n, 1))
     if not hasattr(A, "coordinates") and hasattr(getattr(A, "T", None), "coordinates"):
         return block_jacobi(A.T, b).T
@@ -101,7 +101,7 @@ def block_jacobi(A: Any, block_size: int) -> BlockJacobi:
             "matrix with jaxsparse_fmt.from_scipy"
         )
     inverses, bad = _inverses(A, b)
-    if not checks.is_traced(bad) and bad < len(inverses):
+    if not arguments.is_traced(bad) and bad < len(inverses):
         rows = f"{bad * b} to {min(bad * b + b, n) - 1}"
         raise ValueError(f"the diagonal block of rows {rows} holds a NaN or an infinity")
     return BlockJacobi(inverses, n)

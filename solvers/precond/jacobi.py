@@ -58,7 +58,7 @@ def _diagonal(A: Any) -> Array:
         if A.in_size() != A.out_size():
             raise ValueError(f"a Jacobi preconditioner needs a square matrix; got {(A.out_size(), A.in_size())}")
         return as_floating(lineax.diagonal(A), "the diagonal")
-    checks.square(A, "a Jacobi", "jacobi")
+    checks.square(A, "jacobi")
     if not hasattr(A, "diagonal"):
         raise TypeError(
             f"jacobi reads A.diagonal(), which {type(A).__name__} does not have; pass M=1/d for its diagonal d"

@@ -40,7 +40,7 @@ from solvers.core.arguments import int_at_least, proper_fraction
 from solvers.core.diagonal import operand
 from solvers.core.vectors import norm, probe
 from solvers.precond import _checks as checks
-from solvers.precond import _finest, _hierarchy, _refresh
+from solvers.precond import _hierarchy, _refresh
 from solvers.precond._cycles import Level, cycled
 
 CHECKED = 6  # cycles whose growth warns
@@ -115,7 +115,7 @@ class Multigrid:
           ValueError: another shape or number of entries, or an M made without `refreshable=True`. TypeError: A is
             complex and M is not.
         """
-        checks.square(A, "a multigrid", "multigrid")
+        checks.square(A, "multigrid")
         checks.renewing(self, A.shape, A.dtype)
         if self.renewals is None:
             raise ValueError(
@@ -274,7 +274,7 @@ def multigrid(
     theta = real_number("theta", theta)
     if not 0 <= theta < 1:
         raise ValueError(f"theta must be at least 0 and below 1; got {theta:g}")
-    S = None if getattr(A, "name", None) == "sharded" and A.shape[0] > most else _finest.host(A)
+    S = None if getattr(A, "name", None) == "sharded" and A.shape[0] > most else checks.host(A)
     stored = floating_dtype(A.dtype, "A") if dtype is None else requested_dtype(dtype)
     if S is None:
         from solvers.precond import _sharded  # with the code for many devices
@@ -297,14 +297,16 @@ def multigrid(
     else:
         if max_coarse is None and S.shape[0] > most:
             most = min(most, max(50, int((S.nnz / 10) ** 0.5)))
-        b = _finest.block_size(A, S) if block_size is None else int_at_least(block_size, "block_size", 1)
+        b = checks.block_size(A, S) if block_size is None else int_at_least(block_size, "block_size", 1)
         if S.shape[0] % b:
             raise ValueError(f"block_size {b} does not divide the {S.shape[0]} rows of A")
         aggregation = functools.partial(
             _hierarchy.Aggregation, b=b, theta=theta, max_coarse=most, max_levels=max_levels
         )
         if B is not None:
-            near = _finest.near_null(B, S)
+            B = checks.near_null(np.asarray(B), S.shape[0], S.dtype)
+            checks.finite_near_null(B)
+            near = np.ascontiguousarray(B, S.dtype)
         elif candidates == "adaptive":
             near = _hierarchy.adapted(S, b * (b + 1) // 2, aggregation, chosen)
         else:
