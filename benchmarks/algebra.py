@@ -11,8 +11,6 @@ BCOO's product of two sparse matrices takes memory for each pair of entries, so 
 smaller matrices; BCSR has none of them.
 """
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import sys

@@ -8,8 +8,6 @@ is the speed at which bytes of A and of the vectors move, over the copy's. On a 
 timed in chains, as in `benchmarks.standard`.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -10,8 +10,6 @@ of a profiled launch, with the caches as the previous launch left them. Needs `n
 counters. Every matrix has a process of its own, which is ended if it takes too long.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import io

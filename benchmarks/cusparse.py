@@ -5,8 +5,6 @@ module calls the C functions of the newest library that the process has loaded; 
 `Absent` is raised for what a library does not offer.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

@@ -6,8 +6,6 @@ In each dialect the format is the one that `auto` takes there, and products are 
 `benchmarks.standard`. A ratio is Triton's time over Mosaic GPU's: above 1 Mosaic GPU is faster.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import sys

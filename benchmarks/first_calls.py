@@ -10,8 +10,6 @@ The last table is of reading a file: `jaxsparse_fmt.io.read_mtx`, and `scipy.io.
 rounds.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import statistics

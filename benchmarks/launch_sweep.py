@@ -9,8 +9,6 @@ entries in flight. "sums": `csr5` without `keep_sums` and with it, by the bytes 
 together, beside the predicted miss rate of x in the L1 cache.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools

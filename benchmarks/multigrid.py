@@ -8,8 +8,6 @@ at most, with the hierarchy, over the bytes of the matrix, and is empty where th
 "refresh" the CPU seconds of a refresh over those of a set-up.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import gc

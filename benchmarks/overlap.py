@@ -9,8 +9,6 @@ on the same device, `idle` the time in which no kernel runs. Figures are means o
 since the CPU's trace has no kernels.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import re

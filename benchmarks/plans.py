@@ -8,8 +8,6 @@ of neighbours of all devices, receives the requests of its own, and cuts its row
 the network. Seconds are those of the CPU; memory is that of the whole process, which holds its rows and JAX before.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import math
 import multiprocessing

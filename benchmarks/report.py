@@ -1,7 +1,5 @@
 """The frame of a benchmark: arguments, the machine, the time limit, tables and files."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json

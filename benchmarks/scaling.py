@@ -14,8 +14,6 @@ each case lie beside it. `large` solves a system of 350 million unknowns a devic
 entries; no array of the host holds a whole vector.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

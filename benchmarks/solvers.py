@@ -9,8 +9,6 @@ from 400 more of them. A solve is timed whole, compiled, from call to answer: th
 names a folder of matrices for refinement.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import sys

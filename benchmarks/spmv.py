@@ -13,8 +13,6 @@ fastest opponent outside JAX; above 1 we are faster. On the torus every row has 
 unequal rows differently run there, and a line below the table has the slowest over the fastest by dtype and backend.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import sys

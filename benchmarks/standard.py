@@ -23,8 +23,6 @@ A row of the JSON is a matrix and a dtype: `opponents` has µs by method, or the
 prediction and the time of every timed format, `predicted` the whole ranking, from which `choose` can be calibrated.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import functools
@@ -34,7 +32,7 @@ import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -79,7 +77,7 @@ class Problem:
     chained: int  # products of a trip; 0: one product a call
 
     @classmethod
-    def of(cls, S: Any, platform: str) -> Problem:
+    def of(cls, S: Any, platform: str) -> Self:
         xs = list(np.random.default_rng(0).standard_normal((3, S.shape[1])).astype(np.float32))
         square = platform == "gpu" and S.shape[0] == S.shape[1]
         return cls(S, xs, S @ xs[0].astype(np.float64), (16 if S.nnz * 8 < IN_L2 else 2) if square else 0)

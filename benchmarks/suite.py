@@ -5,8 +5,6 @@ entries and bandwidth that the collection publishes, and a chosen spread of row 
 diagonal as those of real matrices do, and have no other structure.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import multiprocessing

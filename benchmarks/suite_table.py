@@ -1,7 +1,5 @@
 """The results of `standard.py`: a table of every matrix, means by class, and pictures."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The clocks of the benchmarks: warmed up, many calls in flight, several rounds. A GPU rests between rounds."""
 
-from __future__ import annotations
-
 import math
 import os
 import statistics

@@ -19,8 +19,6 @@ Files are written after every matrix; the limit is that of `standard.py`. Format
 are found on the host.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -5,8 +5,6 @@ Every page is a Markdown file of the repository, read where GitHub shows it. Wha
 and a link to a file that is not there is an error.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

@@ -1,7 +1,5 @@
 """Checks every link inside a built site: python docs/check_links.py FOLDER. Links to other sites are not followed."""
 
-from __future__ import annotations
-
 import sys
 from html.parser import HTMLParser
 from pathlib import Path

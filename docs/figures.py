@@ -4,8 +4,6 @@ Between `<!-- figures: NAME -->` and `<!-- end -->` it writes what `TABLES[NAME]
 and command of a measurement, and its table. A test asks that the files are as this script would write them.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

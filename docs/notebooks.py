@@ -1,7 +1,5 @@
 """Writes three of the examples as notebooks, without outputs, into examples/notebooks: python docs/notebooks.py"""
 
-from __future__ import annotations
-
 import ast
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Draws the pictures of the site into a folder, each for light and for dark pages: python docs/pictures.py FOLDER."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -10,8 +10,6 @@ shells with 127.0.0.1 for the address. Without these options and without a launc
 With --saved each process reads its rows of a matrix that `jsf.save_rows` wrote, from a folder that all processes see.
 """
 
-from __future__ import annotations
-
 import argparse
 
 import jax

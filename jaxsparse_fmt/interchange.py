@@ -1,7 +1,5 @@
 """Conversion to and from matrices of `jax.experimental.sparse`, outside jit and inside, and of CuPy on the device."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib
@@ -84,7 +82,7 @@ def from_bcsr(B: Any, format: str = "auto", dtype: Any = None, **options: Any) -
     return from_bcoo(B, format, dtype, **options)
 
 
-def to_bcoo(A: SparseMatrix) -> BCOO:
+def to_bcoo(A: SparseMatrix) -> "BCOO":
     """The matrix as a BCOO, its entries in the order of `A.data`, on the device of A.
 
     It works inside jit too: the data is differentiable, and if only A's values are traced, the indices are constants.
@@ -100,7 +98,7 @@ def to_bcoo(A: SparseMatrix) -> BCOO:
     return BCOO((A.data, indices), shape=A.shape, indices_sorted=_sorted(rows, cols), unique_indices=True)
 
 
-def to_bcsr(A: SparseMatrix) -> BCSR:
+def to_bcsr(A: SparseMatrix) -> "BCSR":
     """The matrix as a BCSR; as `to_bcoo`."""
     from jax.experimental.sparse import BCSR
 

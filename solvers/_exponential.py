@@ -11,8 +11,6 @@ B and of Bᵀ, and the integral is a block of one small exponential (Van Loan 19
 Traffic of a step in vectors of n: m products, and about 2·m² for their orthogonalisation. Memory: m + 1 vectors.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -57,8 +55,8 @@ class Walk(NamedTuple):
     error: Array  # estimated, over ‖y‖
     code: Array
     steps: Array
-    lengths: Array | None  # [KEPT] of the steps, and where each began, [KEPT, n]
-    begins: Array | None
+    lengths: Array | None  # [KEPT] of the steps, and the vectors from which they start, [KEPT, n]
+    starts: Array | None
 
 
 class End(NamedTuple):
@@ -88,7 +86,7 @@ def run(B: Map, v: Array, m: int, limits: Limits) -> tuple[Array, End]:
 def _walk(B: Map, v: Array, m: int, limits: Limits, keep: bool) -> Walk:
     eps, zero = jnp.finfo(v.dtype).eps, jnp.zeros((), v.real.dtype)
     lengths = jnp.zeros(KEPT, zero.dtype) if keep else None
-    begins = jnp.zeros((KEPT, *v.shape), v.dtype) if keep else None
+    starts = jnp.zeros((KEPT, *v.shape), v.dtype) if keep else None
     rtol = limits.rtol.astype(zero.dtype)
 
     def step(walk: Walk) -> Walk:
@@ -123,13 +121,13 @@ def _walk(B: Map, v: Array, m: int, limits: Limits, keep: bool) -> Walk:
         )
         following = jnp.clip(longest(tau, jnp.maximum(error, eps)), tau, LONGEST[1] * tau)
         kept = None, None
-        if walk.lengths is not None and walk.begins is not None:
-            kept = walk.lengths.at[walk.steps].set(tau), walk.begins.at[walk.steps].set(walk.y)  # past the end: dropped
+        if walk.lengths is not None and walk.starts is not None:
+            kept = walk.lengths.at[walk.steps].set(tau), walk.starts.at[walk.steps].set(walk.y)  # past the end: dropped
         return Walk(y, s, following, walk.error + error, code, walk.steps + 1, *kept)
 
     none = jnp.where(limits.maxiter > 0, RUNNING, Status.MAXITER).astype(jnp.int32)
     none = jnp.where(jnp.any(v != 0), none, jnp.where(jnp.all(jnp.isfinite(B(v))), Status.CONVERGED, Status.NON_FINITE))
-    walk = mesh_axes.varying(Walk(v, zero, zero + jnp.inf, zero, none, jnp.int32(0), lengths, begins), v)
+    walk = mesh_axes.varying(Walk(v, zero, zero + jnp.inf, zero, none, jnp.int32(0), lengths, starts), v)
     return lax.while_loop(lambda walk: walk.code == RUNNING, step, walk)
 
 
@@ -193,7 +191,7 @@ def sensitivity(B: Any, v: Array, cotangent: Array, m: int, limits: Limits, numb
     back_of = lambda u: jax.linear_transpose(ahead_of, v)(u)[0]  # noqa: E731
     walk = _walk(ahead_of, v, m, limits, keep=True)
     eps = jnp.finfo(v.dtype).eps
-    lengths, begins = cast(Array, walk.lengths), cast(Array, walk.begins)
+    lengths, starts = cast(Array, walk.lengths), cast(Array, walk.starts)
     trips = jnp.minimum(walk.steps, KEPT)
     if shared := mesh_axes.varies_beyond(v, numbers):
         trips = lax.pmax(trips, shared)  # devices sum their cotangents, so all must make as many steps
@@ -202,7 +200,7 @@ def sensitivity(B: Any, v: Array, cotangent: Array, m: int, limits: Limits, numb
         total, u, worst = state
         at = jnp.maximum(walk.steps - 1 - i, 0)
         tau = jnp.where(i < walk.steps, lengths[at], 0)
-        ahead, behind = krylov(ahead_of, begins[at], m), krylov(back_of, u, m)
+        ahead, behind = krylov(ahead_of, starts[at], m), krylov(back_of, u, m)
         u, error = across(behind, tau)
         both = jnp.zeros((2 * m + 2, 2 * m + 2), v.dtype).at[0, m + 1].set(1)
         both = both.at[: m + 1, : m + 1].set(behind.H).at[m + 1 :, m + 1 :].set(ahead.H.T)

@@ -13,8 +13,6 @@ Traffic of a step, in vectors of n: the product, and 4·(m + 1) to make its resu
 restart reads the basis and writes it into a second one. Memory: 2·(m + 1) vectors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -11,8 +11,6 @@ below, which makes the second rule stricter.
 Traffic of a step in vectors: the two products, 3 of m, and 9 of n; a preconditioner adds its own and 4 of n.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax
@@ -35,7 +33,7 @@ class Maps(NamedTuple):
     adjoint: Any  # [m] -> [n]
 
     @property
-    def H(self) -> Maps:
+    def H(self) -> "Maps":
         return Maps(self.adjoint, self.apply)
 
 

@@ -5,8 +5,6 @@ pass where rows are short (elsewhere pᵀq takes 2n more); the update of r reads
 of x and p reads 3 and writes 2. Together they move 10n.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal, NamedTuple, Unpack
 
 import jax
@@ -132,7 +130,6 @@ def start(A: Map, M: Map, r: Array, last: Array | None) -> Work:
     The second choice is a reliable update (Clark et al. 2010, §5): a restart from M·r would lose the conjugacy to
     earlier directions and converge as slowly as from the start.
     """
-    del A
     z = M(r)
     gamma = total(dot(r, z))
     p = z if last is None else last + ratio(gamma - total(dot(r, last)), gamma).astype(r.dtype) * z
@@ -198,7 +195,6 @@ def code(gamma: Array, curvature: Array) -> Array:
 
 
 def start_merged(A: Map, M: Map, r: Array, last: None) -> MergedWork:
-    del last
     (A, _), (M, _) = unscaled(A, r.dtype), unscaled(M, r.dtype)
     u = M(r)
     w, delta = product_dot(A, u)

@@ -4,8 +4,6 @@ It needs an interval that holds the eigenvalues of M·A. In vectors of n: one pr
 fuses it.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple, Unpack
 
 import jax.numpy as jnp
@@ -33,12 +31,7 @@ class Work(NamedTuple):
 
 @solver()
 def chebyshev(
-    A: Any,
-    b: Any,
-    x0: Any = None,
-    *,
-    bounds: tuple[float, float] | None = None,
-    **settings: Unpack[Settings],
+    A: Any, b: Any, x0: Any = None, *, bounds: tuple[float, float] | None = None, **settings: Unpack[Settings]
 ) -> Solution:
     """Solves A·x = b for a symmetric (Hermitian) positive definite A without inner products.
 
@@ -62,7 +55,6 @@ def prepare(A: Map, M: Map, b: Array, *bounds: Array) -> tuple[Array, Array]:
 
 
 def start(A: Map, M: Map, r: Array, last: None, center: Array, radius: Array) -> Work:
-    del A, last
     columns = norm(r).shape
     center, radius = jnp.broadcast_to(center, columns), jnp.broadcast_to(radius, columns)
     return Work(jnp.zeros_like(r), r, M(r) / center, radius / center, center, radius)

@@ -7,8 +7,6 @@ direction conjugate to p (a reliable update, Clark et al. 2010, §5). A solve th
 the result of an uninterrupted one, to the last bit.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any
@@ -20,9 +18,9 @@ import numpy as np
 from jaxsparse_fmt._types import in_trace, standard_promotion, whole_number
 from jaxsparse_fmt.io.arrays import read_arrays, write_arrays
 from solvers.cg import METHOD
+from solvers.core.arguments import is_traced
 from solvers.core.settings import DEFAULTS
 from solvers.core.solve import solve
-from solvers.precond._checks import is_traced
 from solvers.solution import Solution, Status
 
 VERSION = 2

@@ -3,8 +3,6 @@
 `_lanczos` has the loop; this file has the public function, its result and the derivatives.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -23,9 +21,9 @@ from solvers import _lanczos
 from solvers._lanczos import End, Limits, Wanted
 from solvers.core import arguments, iterate, opaque, program, stopping
 from solvers.core.adjoint import hermitian_solve
-from solvers.core.entry import Entry
+from solvers.core.program import Entry
 from solvers.core.scaling import Map
-from solvers.core.solve import steps_per_check
+from solvers.core.settings import steps_per_check
 from solvers.core.vectors import matmul, norm, ratio
 from solvers.minres import METHOD as MINRES
 from solvers.solution import Outcome, Status, is_one_number
@@ -149,9 +147,7 @@ def eigsh(
 
 def _in_basis(wanted: Wanted, maps: tuple[Any], basis: Basis, v0: Array, limits: Limits) -> EigenSolution:
     start = basis.enter(v0)
-    matvec = lambda v: arguments.apply(maps[0], v).astype(v0.dtype)  # noqa: E731
-    values, X, end = differentiable(functools.partial(_lanczos.run, wanted), basis, matvec, start, (start, limits))
-    return EigenSolution(values, basis.leave(X.T), end.code, end.cycles, end.products, end.residual_norms)
+    return eigenpairs(functools.partial(_lanczos.run, wanted), basis, maps[0], start, (start, limits))
 
 
 _solve = Entry(_in_basis, lambda _, v0: (v0,))
@@ -185,7 +181,8 @@ def eigenproblem(A: Any, k: Any, start: Any, name: str, more: tuple[int, ...]) -
         if off > 1e-3 * np.abs(A).max(initial=0):
             raise ValueError(f"A must be symmetric, or Hermitian if complex; A and its adjoint differ by {off:.3g}")
     inner, basis = arguments.in_basis(arguments.linear_map(A, n, "A"))
-    k = arguments.eigenpair_count(k, n)
+    if (k := arguments.int_at_least(k, "k", 1)) >= n:
+        raise ValueError(f"k must be below n = {n}; got {k}. For all eigenpairs take jnp.linalg.eigh of a dense array")
     if start is None:
         dtype = jnp.finfo(jnp.promote_types(floating_dtype(getattr(A, "dtype", float), "A"), jnp.float32)).dtype
         start = basis.noise((n, *(min(k + guards, n) for guards in more)), dtype)
@@ -204,10 +201,10 @@ def _real(value: Any, name: str) -> Array:
 # ------------------------------------------------------------------------------------------------- differentiation
 
 
-def differentiable(
-    loop: Callable[..., tuple[Array, Array, End]], basis: Basis, matvec: Map, like: Any, frozen: tuple[Any, ...]
-) -> tuple[Array, Array, End]:
-    """Eigenvalues [k], eigenvectors [k, n] and how it ended, differentiable in whatever `matvec` depends on.
+def eigenpairs(
+    loop: Callable[..., tuple[Array, Array, End]], basis: Basis, A: Any, like: Array, frozen: tuple[Any, ...]
+) -> EigenSolution:
+    """The result of a loop in the basis, differentiable in whatever A depends on.
 
     All are zero where one number is not finite. The loop is not differentiated. From A·v = λ·v follow dλ = vᴴ·dA·v and
     (A − λ)·dv = −P·dA·v with P = 1 − v·vᴴ. The systems are singular in the direction of v alone.
@@ -216,9 +213,9 @@ def differentiable(
 
     Args:
       loop: (A, *frozen) -> eigenvalues, eigenvectors, how it ended.
-      like: a vector [n] like those that `matvec` takes.
+      like: a vector [n] like those that A takes.
     """
-    A = program.traced(matvec, like)
+    matrix = program.traced(lambda v: arguments.apply(A, v).astype(like.dtype), like)
     frozen = lax.stop_gradient(frozen)
 
     def primal(A, frozen):
@@ -235,7 +232,7 @@ def differentiable(
         (A, frozen), (dA, _) = primals, tangents
         values, X, end = run(A, frozen)
         sound = jnp.where(end.code == Status.NON_FINITE, jnp.nan, 1.0).astype(values.dtype)
-        dA_X = opaque.moved(lambda A: jax.vmap(A)(sound * X), A, dA)
+        dA_X = opaque.jvp(lambda A: jax.vmap(A)(sound * X), A, dA)
         d_end = opaque.undefined(end, tangents[0])
         if dA_X is None:
             return (values, X, end), (None, None, d_end)
@@ -246,7 +243,8 @@ def differentiable(
         dX = hermitian_solve(K, lambda rhs: _solve_off(A, size, values, X, rhs), -_outside(X, dA_X))
         return (values, X, end), (d_values, _outside(X, dX), d_end)
 
-    return run(A, frozen)
+    values, X, end = run(matrix, frozen)
+    return EigenSolution(values, basis.leave(X.T), end.code, end.cycles, end.products, end.residual_norms)
 
 
 def _off(A: Map, size: Array, value: Array, x: Array, z: Array) -> Array:

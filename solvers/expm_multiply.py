@@ -3,8 +3,6 @@
 `_exponential` has the loop; this file has the public function, its result and the derivatives.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
@@ -19,7 +17,7 @@ from jaxsparse_fmt.core.basis import Basis
 from solvers import _exponential
 from solvers._exponential import End, Limits
 from solvers.core import arguments, opaque, program
-from solvers.core.entry import Entry
+from solvers.core.program import Entry
 from solvers.core.scaling import exponent, scaled
 from solvers.core.vectors import norm, ratio
 from solvers.solution import Outcome, Status
@@ -186,7 +184,7 @@ def _changed(m: int, B: Any, v: Array, dB: Any, limits: Limits) -> Array:
 
     def tangent_forward(primals, tangents):
         (Bv, flat, limits), (dBv, dflat, _) = primals, tangents
-        moved = opaque.moved(lambda args: forward(args[0], args[1], limits), (Bv, flat), (dBv, dflat))
+        moved = opaque.jvp(lambda args: forward(args[0], args[1], limits), (Bv, flat), (dBv, dflat))
         return changed(Bv, flat, limits), moved
 
     def changed(Bv, flat, limits):
@@ -205,7 +203,7 @@ def _changed(m: int, B: Any, v: Array, dB: Any, limits: Limits) -> Array:
 
             def along(numbers):
                 f = lambda Bv: _sound(m, Bv[0], Bv[1], limits)  # noqa: E731
-                return opaque.moved(f, (rebuilt(Bv[0], numbers), Bv[1]), dBv)
+                return opaque.jvp(f, (rebuilt(Bv[0], numbers), Bv[1]), dBv)
 
             parts.append(jax.vjp(along, numbers_of(Bv[0]))[1](cotangent)[0])
         return pulled(Bv, cotangent, limits), sum(parts) if parts else None

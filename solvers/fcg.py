@@ -5,8 +5,6 @@ an inner solve to some tolerance, a narrow type, a cycle with cut-offs. A step r
 makes one reduction more: 12n as XLA fuses it.
 """
 
-from __future__ import annotations
-
 from typing import Any, Unpack
 
 from jax import Array

@@ -9,8 +9,6 @@ Beside the product and M, step j of a cycle moves about 4·j vectors of n, with 
 memory is `restart` + 1 vectors, twice that when flexible. One product more, for the true residual, ends a cycle.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any, NamedTuple, Unpack
 
@@ -25,7 +23,7 @@ from solvers.core.scaling import Map
 from solvers.core.settings import Settings, solver
 from solvers.core.solve import solve
 from solvers.core.stopping import FULL, status_of
-from solvers.core.vectors import combined, norm, orthogonal, ratio
+from solvers.core.vectors import linear_combination, norm, orthogonal, ratio
 from solvers.solution import Solution, Status
 
 
@@ -103,7 +101,6 @@ def method(restart: int, flexible: bool = False, left: bool = False) -> Method:
 
 
 def start(A: Map, M: Map, r: Array, last: None, *, restart: int, flexible: bool, left: bool) -> Work:
-    del A, last
     r_size = norm(r)
     r = M(r) if left else r
     size, m = norm(r), restart + 1
@@ -159,6 +156,6 @@ def iterate(M: Map, work: Work, *, left: bool) -> Array:
     y = jax.scipy.linalg.solve_triangular(R, g, unit_diagonal=True)[..., 0]
     y = jnp.moveaxis(y, -1, 0) / work.diagonal
     if work.Z is not None:
-        return combined(work.Z, y)
-    x = combined(work.V, y)
+        return linear_combination(work.Z, y)
+    x = linear_combination(work.V, y)
     return x if left else M(x)

@@ -8,8 +8,6 @@ Traffic of a step in vectors of n, beside the product and M: 2·s for the shadow
 products, all read twice, and about 12 more. Memory: 3·s + 3 vectors.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any, NamedTuple, Unpack
 
@@ -23,7 +21,7 @@ from solvers.core.scaling import Map
 from solvers.core.settings import Settings, solver
 from solvers.core.solve import solve
 from solvers.core.stopping import RESTART, status_of
-from solvers.core.vectors import combined, norm, ratio
+from solvers.core.vectors import linear_combination, norm, ratio
 from solvers.solution import Solution, Status
 
 # The cosine of A·M·r and r below which the step along it is lengthened (Sleijpen and van der Vorst 1995).
@@ -68,7 +66,6 @@ def method(s: int) -> Method:
 
 
 def start(A: Map, M: Map, r: Array, last: None, *, s: int) -> Work:
-    del A, M, last
     scale = (3 / r.shape[0]) ** 0.5  # noise has a mean square of 1/3
     P = jnp.stack([scale * noise(r.shape[0], r.real.dtype, seed) for seed in range(1, s + 1)])
     P = P.reshape(*P.shape, *(1,) * (r.ndim - 1))
@@ -85,11 +82,11 @@ def step(A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
     inside = k < s  # else the step that enters the next space
     f = _onto(P, r)  # a recursion would keep the rounding errors of a cycle's largest residual
     c, _ = _substituted(C, f, jnp.arange(s) >= k)
-    u = combined(U, c) + jnp.where(inside, omega, 1) * M(r - combined(G, c))
+    u = linear_combination(U, c) + jnp.where(inside, omega, 1) * M(r - linear_combination(G, c))
     g = A(u)
     h = _onto(P, g)
     c, h = _substituted(C, h, (jnp.arange(s) < k) & inside)
-    u, g = u - combined(U, c), g - combined(G, c)
+    u, g = u - linear_combination(U, c), g - linear_combination(G, c)
 
     at = jnp.minimum(k, s - 1)
     r_norm, g_norm, along = norm(r), norm(g), inner_product(g, r)

@@ -10,8 +10,6 @@ Each half works alone: lineax's own CG, GMRES, BiCGStab and Normal take a Sparse
 operator of lineax, over any pytree of vectors. lineax differentiates, by one more solve with the same solver.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -106,7 +104,7 @@ class SparseOperator(Operator):
         dense = A.todense() if hasattr(A, "todense") else A @ jnp.eye(A.shape[1], dtype=self.dtype)
         return dense.astype(self.dtype)
 
-    def transpose(self) -> SparseOperator:
+    def transpose(self) -> "SparseOperator":
         """The transpose; the operator itself if it is tagged symmetric, as with lineax's own operators."""
         if lx.is_symmetric(self):
             return self
@@ -141,7 +139,6 @@ class _Solver(lx.AbstractLinearSolver):
         self.method, self.settings = method, settings
 
     def init(self, operator: Operator, options: dict[str, Any]) -> Operator:
-        del options
         return lx.linearise(operator)
 
     def compute(self, state: Operator, vector: Any, options: dict[str, Any]) -> tuple[Any, lx.RESULTS, dict[str, Any]]:
@@ -261,7 +258,6 @@ class LeastSquares(_Solver):
         super().__init__(lsmr, max_steps, settings)
 
     def transpose(self, state: Operator, options: dict[str, Any]) -> tuple[Operator, dict[str, Any]]:
-        del options
         return state.transpose(), {}
 
 

@@ -10,8 +10,6 @@ and A·P are combinations with the same ones, so that no rounding error is enlar
 Traffic of a step in vectors of n: p products and p uses of M, and about 60·p for the combinations.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any, NamedTuple
 
@@ -24,11 +22,11 @@ from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import Basis
 from solvers._lanczos import TRUE, End, Limits
 from solvers.core import arguments, program
-from solvers.core.entry import Entry, entered
+from solvers.core.program import Entry
 from solvers.core.scaling import Map, exponent, scaled
 from solvers.core.stopping import RUNNING, status_of
 from solvers.core.vectors import matmul, norm, ratio
-from solvers.eigsh import EigenSolution, differentiable, eigenproblem
+from solvers.eigsh import EigenSolution, eigenpairs, eigenproblem
 from solvers.solution import Status
 
 GUARDS, MAXITER = 3, 1000
@@ -79,11 +77,8 @@ def lobpcg(
 def _in_basis(plan: Any, maps: tuple[Any, Any], basis: Basis, X0: Array, limits: Limits) -> EigenSolution:
     A, M = maps
     X = basis.enter(X0).T
-    matvec = lambda v: arguments.apply(A, v).astype(X.dtype)  # noqa: E731
-    M = None if M is None else program.traced(entered(M, basis), X[0])
-    loop = functools.partial(_run, *plan)
-    values, V, end = differentiable(loop, basis, matvec, X[0], (X, limits, M))
-    return EigenSolution(values, basis.leave(V.T), end.code, end.cycles, end.products, end.residual_norms)
+    M = None if M is None else program.traced(arguments.entered(M, basis), X[0])
+    return eigenpairs(functools.partial(_run, *plan), basis, A, X[0], (X, limits, M))
 
 
 _solve = Entry(_in_basis, lambda _, X0: (X0[:, 0], X0[:, 0]))

@@ -3,8 +3,6 @@
 `_lsmr` has the loop; this file has the public function, its result and the derivatives.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, NamedTuple, Unpack, cast
 
@@ -19,14 +17,12 @@ from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from solvers import _lsmr
 from solvers._lsmr import End, Given, Maps
-from solvers.core import arguments, host_calls, opaque, program
-from solvers.core.adjoint import TRUNCATED, Report, hermitian_solve
-from solvers.core.entry import Entry
+from solvers.core import arguments, opaque, program
+from solvers.core.adjoint import TRUNCATED, hermitian_solve, report
 from solvers.core.iterate import Options
-from solvers.core.settings import Adjoint, Settings, solver
-from solvers.core.solve import limits_of_derivatives, settled
+from solvers.core.program import Entry
+from solvers.core.settings import Adjoint, Settings, limits_of_derivatives, numbered, settled, solver
 from solvers.core.stopping import Limits
-from solvers.core.vectors import length, ratio
 from solvers.solution import Solution
 
 
@@ -93,7 +89,7 @@ def lsmr(A: Any, b: Any, x0: Any = None, *, damp: float = 0.0, **settings: Unpac
     if adjoint == "unrolled":
         raise TypeError("adjoint must be a solvers.Adjoint for lsmr, which is not unrolled; got 'unrolled'")
     forth, back, M = map(arguments.over_columns, (*maps, M))
-    with host_calls.numbered(options, limits[0]) as (options, own):
+    with numbered(options, limits[0]) as (options, own):
         return _solve(Plan(options, adjoint, n), (forth, back, M), IDENTITY, b, x0, factor, (own, limits[1]))
 
 
@@ -143,8 +139,7 @@ def _compute(
         rows = jnp.concatenate([b, jnp.zeros(shape, dtype)])
     unknown = mesh_axes.varying(jnp.zeros(shape, dtype), rows)
     K = Maps(
-        program.traced(lambda v: forth(v).astype(dtype), unknown),
-        program.traced(lambda u: back(u).astype(dtype), rows),
+        program.traced(lambda v: forth(v).astype(dtype), unknown), program.traced(lambda u: back(u).astype(dtype), rows)
     )
     if M is not None:
         precondition = M
@@ -205,8 +200,8 @@ def _differentiable(
         else:
             y, z = x, _differentiable(options_of_tangent, adjoint, H, not inside, -x, of_derivative)[0]
         df, dg = (db, None) if is_tall else (None, db)
-        df = _less(df, opaque.moved(lambda f: f(z), H.apply, dH.apply))
-        dg = _less(dg, opaque.moved(lambda f: f(y), H.adjoint, dH.adjoint))
+        df = _less(df, opaque.jvp(lambda f: f(z), H.apply, dH.apply))
+        dg = _less(dg, opaque.jvp(lambda f: f(y), H.adjoint, dH.adjoint))
         if df is None and dg is None:
             return (x, end), (None, d_end)
         m = y.shape[0]
@@ -243,9 +238,8 @@ def _saddle(
     exact = jnp.maximum(jnp.sqrt(eps) * given.limits.rtol, 32 * eps)  # the second rule is only for a g out of range
     y, end = _lsmr.run(options, H.H, g, given, not inside, rtol_normal=exact)
     z, end_z = _lsmr.run(options, H, f - y, given, inside)
-    if adjoint.report is not None:
-        for e, rhs in ((end, g), (end_z, f)):
-            jax.debug.callback(Report(adjoint.report), e.code, e.k, ratio(e.norm, length(rhs)))
+    report(adjoint.report, end, end.code, g)
+    report(adjoint.report, end_z, end_z.code, f)
     sound, exists = end.sound & end_z.sound, end.consistent
     if adjoint.truncated:
         ended = [jnp.isin(e.code, jnp.array(TRUNCATED)) for e in (end, end_z)]

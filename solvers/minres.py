@@ -9,8 +9,6 @@ A singular system without a solution ends at a least-squares solution, where A·
 of A, and x grows with w. So the method keeps the x with the least ‖A·M·r‖, and ends where A·w is only rounding.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple, Unpack
 
 import jax.numpy as jnp
@@ -65,7 +63,6 @@ def minres(A: Any, b: Any, x0: Any = None, *, deflated: Any = None, **settings: 
 
 
 def start(A: Map, M: Map, r: Array, last: None) -> Work:
-    del A, last
     z, zero = M(r), jnp.zeros_like(r)
     squared = dot(r, z)
     one, none = jnp.ones_like(squared), jnp.zeros_like(squared)
@@ -113,7 +110,6 @@ def is_singular(work: Work) -> Array:
 
 def iterate(M: Map, work: Work) -> Array:
     """x; the best one, where the last step followed a null vector."""
-    del M
     return jnp.where(is_singular(work), work.best, work.x)
 
 

@@ -9,8 +9,6 @@ Traffic of a step: that of the method in the narrow type, about half in float32.
 and 6 wide vectors more.
 """
 
-from __future__ import annotations
-
 from typing import Any, Unpack
 
 import jax

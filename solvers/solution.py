@@ -1,7 +1,5 @@
 """The results of solvers, their statuses, and the error of a failed solve."""
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 from collections.abc import Iterator

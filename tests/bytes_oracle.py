@@ -1,7 +1,5 @@
 """What storages take, by the formulas at the head of each format's file: counted in NumPy from the entries alone."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -5,8 +5,6 @@ Tests skip where what they need is absent, as a GPU or a folder of matrices.
 Where several processes run the tests, one that is marked `clock` has the machine to itself.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

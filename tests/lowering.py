@@ -1,7 +1,5 @@
 """Lowering for an NVIDIA GPU on a machine that need not have one; and compiling for this one in less time."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

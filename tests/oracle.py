@@ -1,7 +1,5 @@
 """What a right answer is: dense arithmetic in 64 bits, and how far rounding may lead from it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Seconds that a test took of this machine, without those in which its host ran something else on our cores."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

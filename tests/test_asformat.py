@@ -1,7 +1,5 @@
 """From format to format, on a device, inside jit, and in narrow types."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

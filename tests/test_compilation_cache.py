@@ -1,7 +1,5 @@
 """Compiled programs on disk: a second process compiles nothing, the folder stays small, and no folder does harm."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import subprocess

@@ -1,7 +1,5 @@
 """Into the formats: what is kept, what is refused, and with which words."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

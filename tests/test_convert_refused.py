@@ -1,7 +1,5 @@
 """Input that the door refuses, with the error and its words."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """What `python -m jaxsparse_fmt.doctor` tells is true of this process, and a wrong product is told and exits with 1."""
 
-from __future__ import annotations
-
 import importlib.util
 
 import jax

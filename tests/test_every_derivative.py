@@ -1,7 +1,5 @@
 """Every format under grad, vmap and jit, against dense arithmetic and differences."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

@@ -1,7 +1,5 @@
 """Every format, in every layout, asked the same questions; dense arithmetic answers."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """The programs in examples/ and the code in the documents run as they stand."""
 
-from __future__ import annotations
-
 import importlib.util
 import pathlib
 import re

@@ -1,7 +1,5 @@
 """Programs that take and return matrices: exported, serialized, pickled, copied, with static and donated arguments."""
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 import pickle

@@ -1,7 +1,5 @@
 """To and from the matrices of JAX, and training of a whole matrix: every format, inside jit and outside."""
 
-from __future__ import annotations
-
 import sys
 import types
 

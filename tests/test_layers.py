@@ -1,7 +1,5 @@
 """Imports point down: every import statement is read, those inside functions too, and held against the order."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import graphlib
@@ -53,7 +51,7 @@ SOLVERS_ALLOWED = {
     "solvers.precond.multigrid": {
         *("jaxsparse_fmt.core.matrix", "jaxsparse_fmt.convert", "jaxsparse_fmt.algebra.patterns"),
     },
-    "solvers.precond._finest": {"scipy", "jaxsparse_fmt.kernels.cpu.aggregation"},
+    "solvers.precond._checks": {"scipy", "jaxsparse_fmt.kernels.cpu.aggregation"},
     "solvers.precond._hierarchy": {"scipy", "jaxsparse_fmt.kernels.cpu.aggregation"},
     "solvers.precond._refresh": {
         *("scipy", "jaxsparse_fmt.algebra.patterns", "jaxsparse_fmt.algebra.plans", "jaxsparse_fmt.convert"),

@@ -1,7 +1,5 @@
 """Machine code that is kept on disk: linked without Numba, of the same sources, and never damaged or incomplete."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import os

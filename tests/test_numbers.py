@@ -1,7 +1,5 @@
 """Numbers at the doors of both packages: which kinds are taken for which, and what is refused in words."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable
 from typing import Any

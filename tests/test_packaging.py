@@ -1,7 +1,5 @@
 """What pyproject.toml promises: extras that exist, and packages that install away from the repository."""
 
-from __future__ import annotations
-
 import pathlib
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Pictures: what they show is counted against dense arithmetic and against what the formats store."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.sparse

@@ -5,8 +5,6 @@ After a deliberate change, write the file anew and let its difference be reviewe
     python -m tests.test_public_api > tests/public_api.txt
 """
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import functools

@@ -1,7 +1,5 @@
 """The pytrees of both packages: whether jitted functions tell their classes apart."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """Matrices from real problems, in every format, against SciPy. They are found through JAXSPARSE_MATRICES."""
 
-from __future__ import annotations
-
 import functools
 import os
 import pathlib

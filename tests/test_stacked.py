@@ -1,7 +1,5 @@
 """A stack of matrices, whose arrays have a leading axis: one matrix inside vmap, refused in words outside."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """What the tests that ask how long something takes are timed by."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

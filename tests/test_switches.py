@@ -3,8 +3,6 @@
 Those that only refuse something are on at the same time: a failure names what was refused.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator

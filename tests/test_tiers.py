@@ -1,7 +1,5 @@
 """What the quick tier leaves out, and that it leaves no parameter out."""
 
-from __future__ import annotations
-
 import itertools
 import textwrap
 

@@ -9,8 +9,6 @@ all combinations. Two marks change what the quick tier takes:
                           rows takes the next four
 """
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any

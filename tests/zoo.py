@@ -4,8 +4,6 @@ All entries are multiples of 1/8 up to 4 in magnitude, so that they are exact in
 of duplicates are too; what a product loses, it loses by itself.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable
 from typing import Any

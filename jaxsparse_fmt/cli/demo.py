@@ -1,7 +1,5 @@
 """`jaxsparse demo`: one Poisson problem, solved here and by SciPy on the same machine in one run, and compared."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import math
@@ -122,7 +120,7 @@ class Outcome:
         found = {"difference": self.difference, "bound": self.bound, "faults": self.faults}
         return {"rows": self.S.shape[0], "nnz": self.S.nnz, "sides": sides, **found}
 
-    def table(self, title: str) -> RenderableType:
+    def table(self, title: str) -> "RenderableType":
         a, b = self.ours, self.theirs
         times = lambda x, y: (tables.duration(x), tables.duration(y), f"{y / x:.2f} ×")  # noqa: E731
         rows = [

@@ -4,8 +4,6 @@
 and leaves pyplot's state alone.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os
@@ -110,7 +108,7 @@ def draw_scaling(
 
 
 @contextlib.contextmanager
-def _figure(path: str | os.PathLike[str], size: tuple[float, float]) -> Iterator[Figure]:
+def _figure(path: str | os.PathLike[str], size: tuple[float, float]) -> Iterator["Figure"]:
     """A figure of `size` inches, which is written when the context is left."""
     import matplotlib
     from matplotlib.figure import Figure

@@ -1,8 +1,6 @@
 """`jaxsparse scale`: predicts a step of a form of cg on more devices by the model of `traffic`, and times it where they
 exist."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import functools
@@ -195,7 +193,7 @@ COLUMNS = ("devices", "rows", "halo", "nnz most / mean", "exchange", "product", 
 ENDS = ("exchange costs", "a step", "of it halo", "memory", "efficiency")
 
 
-def table(title: str, found: Sequence[Point]) -> RenderableType:
+def table(title: str, found: Sequence[Point]) -> "RenderableType":
     """One row for each number of devices; "exchange costs" holds the two conditions of Kreutzer et al."""
     lines, has_measured = [], any(p.measured for p in found)
     for point, real in zip(found, efficiencies(found), strict=True):

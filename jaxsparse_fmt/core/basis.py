@@ -4,8 +4,6 @@ A solver enters that order once, iterates with `A.in_basis @ p`, and leaves once
 preconditioner works in the user's order.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math
@@ -51,7 +49,7 @@ class Basis:
         """The context in which to trace programs over vectors that have entered; sums of such vectors depend on it."""
         return vector_passes.distributed(None)
 
-    def same(self, other: Basis) -> bool:
+    def same(self, other: "Basis") -> bool:
         """Whether both are the same map, decided without reading arrays."""
         return type(self) is type(other) and self.perm is other.perm
 

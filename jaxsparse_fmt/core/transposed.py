@@ -1,7 +1,5 @@
 """The transpose of a sparse matrix, as a view."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -60,7 +58,7 @@ class Transposed(ScipyNames):
     def _times_matrix(self, other: Any) -> Any:
         return type(self.A)._times_matrix(self, other)  # an operation of one device, or of several
 
-    def _each(self, f: Callable[[Array], Array]) -> Transposed:
+    def _each(self, f: Callable[[Array], Array]) -> "Transposed":
         return Transposed(self.A._each(f))
 
     @property
@@ -78,7 +76,7 @@ class Transposed(ScipyNames):
         """The column of each entry of `data`, [nnz] int32."""
         return entry_index.take(self.A.row_ids, entry_index.turned(self.A).place)
 
-    def with_data(self, data: Any) -> Transposed:
+    def with_data(self, data: Any) -> "Transposed":
         """The same pattern with other entries, as `SparseMatrix.with_data`.
 
         Args:
@@ -91,7 +89,7 @@ class Transposed(ScipyNames):
             self.A.with_data(entry_index.take(entry_index.checked(data, self.nnz), entry_index.turned(self.A).entry))
         )
 
-    def data_of(self, gradient: Transposed) -> Array:
+    def data_of(self, gradient: "Transposed") -> Array:
         """The entries [nnz] of a gradient in this whole view, in the order of `data`, as `SparseMatrix.data_of`."""
         return entry_index.take(self.A.data_of(gradient.A), entry_index.turned(self.A).place)
 

@@ -4,8 +4,6 @@ Only one number for each row or column travels: `scale_cols` exchanges the halo 
 `product.py` has A @ B and stored transposes, for which entries travel.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib

@@ -9,8 +9,6 @@ moves between even blocks and pieces in runs (`even_blocks.py`) or, if the inner
 `Route`; no device holds the whole vector.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Builds a sharded matrix from a matrix on the host, or from rows that each process makes for its own devices."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

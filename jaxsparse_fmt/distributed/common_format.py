@@ -1,7 +1,5 @@
 """One format for all shards: chosen for the slowest shard, converted on the host, and padded to the same shapes."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

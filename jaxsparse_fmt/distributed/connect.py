@@ -5,8 +5,6 @@ Python is, and after some unanswered probes when a host or the network fails. Pr
 other process needs a second connection.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import json

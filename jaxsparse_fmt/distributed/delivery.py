@@ -1,7 +1,5 @@
 """Messages from shard to shard on the host while a matrix is built: a process receives only those that it needs."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import pickle

@@ -1,7 +1,5 @@
 """The entries of a sharded matrix one by one, in canonical order of the user's rows, then columns."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -3,8 +3,6 @@
 `traffic.cg_step` turns a load into seconds.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from typing import Any

@@ -8,8 +8,6 @@ travels from the device of its even block to the device of its piece, or back. T
 the most runs that one block or piece has. A device holds its even block, its piece, and the runs of one round.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any

@@ -8,8 +8,6 @@ Each part is written whole or not at all, and its arrays have checksums (`io/arr
 number of devices.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

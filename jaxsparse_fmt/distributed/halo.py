@@ -8,8 +8,6 @@ A process holds the halos of its own devices and the requests of their neighbour
 neighbours and how many unknowns each needs of the other, since these numbers decide the program that all share.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import socket

@@ -11,8 +11,6 @@ device 1:  | from 0        | from 2        |  permute, one round for each
 long with a prototype of it as with permutes (2026-11-25_scaling_2xh200.md, measured the day before, JAX 0.11.2).
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The shard of one device: its local and halo blocks, its product, and the `shard_map` of a function over devices."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

@@ -17,8 +17,6 @@ a leading axis over the devices. A vector in `basis` lies in pieces over this ax
 solver's arithmetic on sharded vectors by itself, and `vector_passes.sweep` partitions its own passes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any, ClassVar, Self

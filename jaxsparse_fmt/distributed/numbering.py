@@ -4,8 +4,6 @@ A process knows the user's numbers of its own unknowns. It asks for others where
 blocks: the shard with the number of a block has what belongs to the block's unknowns.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -4,8 +4,6 @@ The pattern of a matrix decides the sizes of its arrays. The annotation of each 
 array (`formats/base.py`), so that a format needs no line here. Values and bits of `pattern` are zero in padding.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
@@ -35,7 +33,7 @@ class Form:
     counts: Mapping[str, int]
 
     @staticmethod
-    def of(A: SparseMatrix) -> Form:
+    def of(A: SparseMatrix) -> "Form":
         arrays = _arrays(A)
         sizes = {name: a.shape[0] for name, a in arrays.items() if name not in ("values", "pattern")}
         main = getattr(A, "n_main", A.n_stored)

@@ -5,8 +5,6 @@ places: those of shard k are `starts[k]` to `starts[k + 1]` − 1. Processes exc
 from one shard to another.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Places arrays on devices: which parts this process's devices hold, and how parts get there from the host."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Agreement between processes while a matrix is built, and threads within one process."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import os

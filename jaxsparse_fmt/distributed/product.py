@@ -8,8 +8,6 @@ The numeric part is differentiable: a device's entries of C = A·B are T·a, wit
 factors b (`algebra/plans.py`), and exchanges are linear.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

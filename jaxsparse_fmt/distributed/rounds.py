@@ -10,8 +10,6 @@ receiver, then along the second, and the devices on the way forward them.
 Any messages can travel over any grid, since the numbers of the devices alone decide the way.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ rows, entries and exchanged unknowns. A graph partition (METIS), a part vector o
 grid, or reverse Cuthill-McKee renumbers the unknowns first; the basis of the matrix hides the new numbers.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any

@@ -8,8 +8,6 @@ format. Equation numbers are those of
     Kreutzer et al., Sparse matrix-vector multiplication on GPGPU clusters, 2012, §II.B
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any
@@ -271,7 +269,7 @@ class Step:
     def seconds(self) -> float:
         return self.product + self.vectors + self.exchange - self.hidden + self.reductions
 
-    def __add__(self, other: Step) -> Step:
+    def __add__(self, other: "Step") -> "Step":
         """Both, one after the other."""
         return Step(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
 

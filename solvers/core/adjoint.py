@@ -5,10 +5,6 @@ functions have derivatives of any order and transposes that consist of the same 
 and the products of A⁻¹ and of A⁻ᵀ with a right-hand side (`inverse`), which start from zero and check their residual.
 """
 
-from __future__ import annotations
-
-import contextvars
-import dataclasses
 import functools
 from typing import Any
 
@@ -19,48 +15,19 @@ from jax import Array, lax
 
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
-from solvers.core import iterate, opaque, program
+from solvers.core import diagnosis, iterate, opaque, program
 from solvers.core.iterate import Method, Options, System
 from solvers.core.scaling import Map, Product, in_trip
-from solvers.core.settings import Adjoint
+from solvers.core.settings import Adjoint, Rough, as_preconditioner
 from solvers.core.stopping import End, Limits
 from solvers.core.vectors import length, probe, ratio
 from solvers.solution import Status
 
 TRUNCATED = (Status.CONVERGED, Status.MAXITER, Status.STAGNATION)
-_in_preconditioner = contextvars.ContextVar("in_preconditioner", default=False)
-
-
-@dataclasses.dataclass(frozen=True)
-class Rough(Adjoint):
-    """The adjoint of a solve inside a preconditioner. Its transpose is not checked, since M is itself approximate."""
-
-
-def is_preconditioning() -> bool:
-    """Whether a preconditioner is being traced; the solves inside it are `Rough`."""
-    return _in_preconditioner.get()
-
-
-def as_preconditioner(M: Map) -> Map:
-    """M, inside which solves are `Rough`."""
-
-    def applied(r: Array) -> Any:
-        token = _in_preconditioner.set(True)
-        try:
-            return M(r)
-        finally:
-            _in_preconditioner.reset(token)
-
-    return applied
 
 
 def solved(
-    method: Method,
-    options: Options,
-    adjoint: Adjoint,
-    basis: Basis,
-    system: System,
-    of_derivative: Limits,
+    method: Method, options: Options, adjoint: Adjoint, basis: Basis, system: System, of_derivative: Limits
 ) -> tuple[Array, End]:
     """x with A·x = b, and how the solve ended, both in the basis.
 
@@ -89,7 +56,7 @@ def solved(
     def run(options, system, shown=IDENTITY, examined=True):
         with basis.scope():  # a derivative is traced later, when the caller has left its scope
             found = loop(options, system, shown)
-            return found.x, iterate.ended(method, options, system, found, examined)
+            return found.x, diagnosis.ended(method, options, system, found, examined)
 
     def solution(A, b, given, fixed):
         return opaque.apply(
@@ -102,16 +69,16 @@ def solved(
 
     def jvp_of_solution(primals, tangents):
         x, end = solution(*primals)
-        dx = moved(False, x, primals[0], primals[2:], tangents)
+        dx = tangent(False, x, primals[0], primals[2:], tangents)
         return (x, end), (dx, opaque.undefined(end, tangents[:3]))
 
     def transpose_of_solution(primals, cotangent):
         return inverse(True, primals[0], cotangent, primals[2:])
 
-    def moved(transposed, x, A, others, tangents):
+    def tangent(transposed, x, A, others, tangents):
         """dx of A·x = b, or of Aᵀ·x = b."""
         dA, db = tangents[:2]
-        dA_x = opaque.moved(lambda A: _transposed(A, x)(x) if transposed else A(x), A, dA)
+        dA_x = opaque.jvp(lambda A: _transposed(A, x)(x) if transposed else A(x), A, dA)
         if dA_x is None:
             return None if db is None else inverse(transposed, A, db, others)
         # The sign stands outside, where XLA fuses it with what follows.
@@ -141,7 +108,7 @@ def solved(
 
         def jvp(primals, tangents):
             x = inverse(transposed, *primals)
-            return x, moved(transposed, x, primals[0], primals[2], tangents)
+            return x, tangent(transposed, x, primals[0], primals[2], tangents)
 
         def transpose(primals, cotangent):
             return inverse(not transposed, primals[0], cotangent, primals[2])
@@ -188,19 +155,16 @@ def _or_nan(adjoint: Adjoint, A: Map, x: Array, c: Array, end: End, rtol: Array)
     code = jnp.where(~met & (end.code == Status.CONVERGED), Status.NOT_SYMMETRIC, end.code)
     if adjoint.truncated:
         met |= jnp.isin(code, jnp.array(TRUNCATED))
-    if adjoint.report is not None:
-        jax.debug.callback(Report(adjoint.report), code, end.k, ratio(end.norm, length(c)))
+    report(adjoint.report, end, code, c)
     return jnp.where(met & (code != Status.NON_FINITE), x, jnp.nan)
 
 
-@dataclasses.dataclass(frozen=True)
-class Report:
-    """Calls `Adjoint.report`: with Python numbers for one system, with arrays [k] for several."""
+def report(to: Any, end: Any, code: Array, rhs: Array) -> None:
+    """Calls `Adjoint.report`, if any: with Python numbers for one system, with arrays [k] for several."""
 
-    to: Any
+    def called(code: Any, iterations: Any, residual: Any) -> None:
+        one = np.ndim(code) == 0
+        to(*((Status(int(code)), int(iterations), float(residual)) if one else (code, iterations, residual)))
 
-    def __call__(self, code: Any, iterations: Any, residual: Any) -> None:
-        if np.ndim(code):
-            self.to(code, iterations, residual)
-        else:
-            self.to(Status(int(code)), int(iterations), float(residual))
+    if to is not None:
+        jax.debug.callback(called, code, end.k, ratio(end.norm, length(rhs)))

@@ -1,7 +1,5 @@
 """Checks of the arguments of solvers, and their conversion into pytrees that jit takes."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -59,17 +57,6 @@ class Ravel:
         return (lambda v: self.vector(f(self.pytree(v)), f"{name}·v")) if is_function(f) else f
 
 
-@dataclasses.dataclass(frozen=True)
-class Raveled:
-    """A user's callback for pytrees, as a callback for vectors."""
-
-    callback: Callable[[Any], None]
-    ravel: Ravel
-
-    def __call__(self, v: Array) -> None:
-        self.callback(self.ravel.pytree(v))
-
-
 def ravel(b: Any, A: Any) -> Ravel | None:
     """The map from the unknowns of one system to a vector; None where b is a vector, or several as columns.
 
@@ -78,14 +65,17 @@ def ravel(b: Any, A: Any) -> Ravel | None:
     if isinstance(b, jax.Array) and not is_function(A):
         return None
     leaves, tree = jax.tree.flatten(b)
-    is_array = jax.tree_util.all_leaves([b]) or (
-        isinstance(b, (list, tuple)) and not any(hasattr(leaf, "dtype") for leaf in leaves)
-    )
-    if is_array and (not is_function(A) or np.ndim(b) in (1, 2)):
+    if _is_array(b, leaves) and (not is_function(A) or np.ndim(b) in (1, 2)):
         return None
     if not is_function(A):
         raise TypeError(f"b is a {type(b).__name__}; a matrix A takes one array, and a function A a pytree like b")
     return Ravel(tree, tuple(map(np.shape, leaves)))
+
+
+def _is_array(a: Any, leaves: list[Any]) -> bool:
+    """Whether `a` with these leaves is one array, or numbers in lists, and not a pytree of arrays."""
+    is_list = isinstance(a, (list, tuple)) and not any(hasattr(leaf, "dtype") for leaf in leaves)
+    return is_list or jax.tree_util.all_leaves([a])
 
 
 def unknowns(A: Any, b: Any) -> int:
@@ -108,9 +98,7 @@ def vectors(a: Any, name: str) -> Array:
 
 def nonempty(a: Any, name: str, needs: str) -> Array:
     """`a` as `vectors` returns it. TypeError: a pytree. ValueError: empty, while the solver `needs` more."""
-    leaves = jax.tree.leaves(a)
-    is_list = isinstance(a, (list, tuple)) and leaves and not any(hasattr(leaf, "dtype") for leaf in leaves)
-    if not is_list and not jax.tree_util.all_leaves([a]):
+    if not _is_array(a, jax.tree.leaves(a)):
         raise TypeError(
             f"{name} must be one array, of shape (n,) or (n, k); got a {type(a).__name__}. "
             "Ravel a pytree with jax.flatten_util.ravel_pytree"
@@ -119,13 +107,6 @@ def nonempty(a: Any, name: str, needs: str) -> Array:
     if a.size == 0:
         raise ValueError(f"{name} is empty, of shape {a.shape}; {needs}")
     return a
-
-
-def eigenpair_count(k: Any, n: int) -> int:
-    """A number of eigenpairs from 1 to n − 1."""
-    if (k := int_at_least(k, "k", 1)) >= n:
-        raise ValueError(f"k must be below n = {n}; got {k}. For all eigenpairs take jnp.linalg.eigh of a dense array")
-    return k
 
 
 def linear_map(A: Any, n: int, name: str) -> Any:
@@ -161,6 +142,10 @@ def refuse_scipy(A: Any, name: str) -> None:
         )
 
 
+def is_traced(*trees: Any) -> bool:
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees))
+
+
 def is_function(A: Any) -> TypeGuard[Callable[[Array], Array]]:
     return callable(A) and not hasattr(A, "__matmul__")
 
@@ -177,6 +162,16 @@ def over_columns(f: Any) -> Any:
 def in_basis(A: Any) -> tuple[Any, Basis]:
     """A between vectors that have entered its basis, and that basis."""
     return getattr(A, "in_basis", A), getattr(A, "basis", IDENTITY)
+
+
+def entered(M: Any, basis: Basis) -> Callable[[Array], Array]:
+    """M between vectors that have entered the basis; permutes twice unless M has `entered`. None: the identity."""
+    if M is None:
+        return lambda r: r
+    if hasattr(M, "entered"):
+        own = M.entered(basis)
+        return lambda r: apply(own, r).astype(r.dtype)
+    return lambda r: basis.enter(apply(M, basis.leave(r))).astype(r.dtype)
 
 
 def preconditioner(M: Any, like: Any, cure: str = "make b complex") -> Any:
@@ -244,10 +239,10 @@ def positive_interval(value: Any, name: str) -> tuple[Array, Array]:
     is_pair = isinstance(value, (tuple, list, np.ndarray, jax.Array)) and getattr(value, "ndim", 1) == 1
     if not is_pair or len(value) != 2:
         raise TypeError(f"{name} must be two numbers, (least, largest); got {value!r}")
-    least, largest = tolerance(value[0], name), tolerance(value[1], name)
-    if not any(isinstance(v, Tracer) for v in (least, largest)) and not 0 < least <= largest:
-        raise ValueError(f"{name} must be (least, largest) with 0 < least ≤ largest; got ({value[0]}, {value[1]})")
-    return least, largest
+    least, largest = (v if isinstance(v, Tracer) else real_number(name, v) for v in value)
+    if not is_traced(least, largest) and not 0 < least <= largest < math.inf:
+        raise ValueError(f"{name} must be (least, largest) with 0 < least ≤ largest; got ({least:g}, {largest:g})")
+    return tolerance(least, name), tolerance(largest, name)
 
 
 def proper_fraction(value: Any, name: str) -> float:

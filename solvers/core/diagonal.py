@@ -1,7 +1,5 @@
 """A diagonal matrix as an operator, and the check of the vectors that operators of this package take."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, Self
 

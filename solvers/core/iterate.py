@@ -9,8 +9,6 @@ Vectors are [n], or [n, k] for k systems at once, which share every product. Sca
 starts, counts its iterations and ends separately.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -21,20 +19,7 @@ from jax import Array, lax
 
 from jaxsparse_fmt.core import mesh_axes
 from solvers.core.scaling import Map, Scaled, balanced, exponent, largest, scaled
-from solvers.core.stopping import (
-    RESTART,
-    RUNNING,
-    End,
-    Examined,
-    Limits,
-    Loop,
-    Now,
-    Outer,
-    Rule,
-    diagnosis,
-    is_taken,
-    verdict,
-)
+from solvers.core.stopping import RESTART, RUNNING, Limits, Loop, Now, Outer, is_taken, verdict
 from solvers.core.vectors import norm
 from solvers.solution import Status
 
@@ -46,7 +31,6 @@ STEPS_PER_REPORT = 16  # a report costs about 0.1 ms
 
 def x_of(M: Map, work: Any) -> Array:
     """The part `x` of the work, which most methods add to the iterate that they started from."""
-    del M
     return work.x
 
 
@@ -96,7 +80,8 @@ class Options(NamedTuple):
     """Static options of the loop.
 
     Attributes:
-      callback, progress: the user's functions, or takers of `Limits.calls` and the same arguments (`host_calls`).
+      callback, progress: the user's functions, or functions of `Limits.calls` and the same arguments
+        (`settings.numbered`).
       dtype, values: in a refinement, the dtype of the inner vectors, and that of the inner matrix.
     """
 
@@ -117,7 +102,7 @@ class System(NamedTuple):
       inner: the A that the method multiplies with, in `Options.dtype`; M then takes vectors of that dtype too. None: A
         itself.
       parameters: of the method, arrays.
-      direction: in which a method that `keeps` it begins, in the loop's scale; the end then has the last one.
+      direction: the first one of a method that `keeps` it, in the loop's scale; the `End` then has the last one.
     """
 
     A: Any
@@ -131,7 +116,7 @@ class System(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A solve before its failure is examined.
+    """A solve before a failure is examined (`diagnosis`).
 
     Attributes:
       x: in the user's scale, and finite. The others are in the scale of the loop.
@@ -162,7 +147,7 @@ def run(method: Method, options: Options, system: System, leave: Map) -> Found:
         r, x = unless_far(A, b, scaled(x0, -of_x), jnp.isfinite(largest(x0)))
     b_norm = norm(b)
     tolerance = jnp.maximum(limits.rtol * b_norm, scaled(limits.atol.astype(b_norm.dtype), -of_b))
-    rule = Rule(tolerance.astype(b_norm.dtype), limits.maxiter)
+    tolerance = tolerance.astype(b_norm.dtype)
     level = 10 * jnp.finfo(b_norm.dtype).eps * b_norm  # of rounding errors in a residual, at least
     parameters = method.prepare(own, M, r.astype(narrow), *parameters)
     start = functools.partial(method.start, own, M)
@@ -175,7 +160,7 @@ def run(method: Method, options: Options, system: System, leave: Map) -> Found:
         eps = jnp.finfo(narrow).eps
         least = eps**0.25 if method.pipelined else eps / 16
         drop = jnp.maximum(limits.drop, least)  # a recursion that fell by more is rounding
-        goal = jnp.maximum(rule.tolerance, drop * outer.norm).astype(r.real.dtype)
+        goal = jnp.maximum(tolerance, drop * outer.norm).astype(r.real.dtype)
 
         def numbers(loop: Loop) -> Now:
             return Now(loop.k, loop.norm, loop.code, goal, limits.maxiter)
@@ -197,7 +182,8 @@ def run(method: Method, options: Options, system: System, leave: Map) -> Found:
         now = norm(r)
         if method.pipelined:
             loop = checked(loop, 2 * norm(r - loop.work.r) <= now)
-        code = verdict(rule._replace(level=level) if method.estimates else rule, now, outer.norm, loop)
+        recursion = loop.k, loop.norm, loop.code
+        code = verdict((tolerance, limits.maxiter), now, outer.norm, recursion, level if method.estimates else None)
         code = jnp.where(outer.code == RUNNING, code, outer.code)
         kept = None
         if keeps:  # the direction after a step or two is not worth keeping, unless the next start must judge it
@@ -209,7 +195,7 @@ def run(method: Method, options: Options, system: System, leave: Map) -> Found:
     now = norm(r)
     k, running = jnp.zeros(now.shape, jnp.int32), jnp.full(now.shape, RUNNING, jnp.int32)
     norms = record(jnp.full((options.history_length, *now.shape), -1, now.dtype), k, now)
-    code = verdict(rule, now, jnp.full_like(now, jnp.nan), Loop(None, k, now, running, norms))
+    code = verdict((tolerance, limits.maxiter), now, jnp.full_like(now, jnp.nan), (k, now, running))
     code = jnp.where(finite, code, Status.NON_FINITE)  # for b = 0 too: 0·NaN is NaN
     direction = system.direction
     if keeps and direction is None:  # a direction of zeros is none
@@ -218,23 +204,7 @@ def run(method: Method, options: Options, system: System, leave: Map) -> Found:
     outer = lax.while_loop(lambda outer: jnp.any(outer.code == RUNNING), trip, outer)
     x = scaled(outer.x, of_x)
     x = jnp.where(jnp.isfinite(x), x, 0)
-    return Found(x, outer, b, rule.tolerance, (own.exponent, M.exponent, of_b))
-
-
-def ended(method: Method, options: Options, system: System, found: Found, examined: bool = True) -> End:
-    """How a solve ended.
-
-    Args:
-      examined: name the cause of a failure (`diagnosis`), and take the residual of x as returned.
-    """
-    outer, (of_A, of_M, of_b) = found.outer, found.exponents
-    size, code = outer.norm, outer.code
-    if examined:
-        A, M, returned = Scaled(system.A, of_A), Scaled(system.M, of_M), scaled(found.x, -(of_b + of_A))
-        size, code = diagnosis(method, Examined(A, M, found.b, found.tolerance, returned, options.dtype), outer)
-    code = jnp.where(jnp.all(jnp.isfinite(outer.x), axis=0), code, Status.NON_FINITE).astype(jnp.int32)
-    norms = jnp.where(outer.norms < 0, outer.norms, scaled(outer.norms, of_b))
-    return End(outer.k, scaled(size, of_b), code, norms, () if system.direction is None else outer.direction)
+    return Found(x, outer, b, tolerance, (own.exponent, M.exponent, of_b))
 
 
 def checked(loop: Loop, is_true: Array) -> Loop:

@@ -6,8 +6,6 @@ solve that took no step) and an error in reverse mode. A primitive keeps its rul
 `jax.custom_jvp` lacks.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -129,7 +127,7 @@ def _batch(axis: Any, leaves: Leaves, dims: tuple[Any, ...], *, call: Opaque) ->
     return out, (0,) * len(out)
 
 
-def moved(f: Callable[[Any], Any], primals: Any, tangents: Any) -> Any:
+def jvp(f: Callable[[Any], Any], primals: Any, tangents: Any) -> Any:
     """The tangent of f(primals) for tangents of which None stands for zero; None if all are None."""
     leaves, inside = jax.tree.flatten(primals)
     given = jax.tree.leaves(tangents, is_leaf=lambda a: a is None)

@@ -1,15 +1,11 @@
 """The inner side of a refinement: a matrix and a preconditioner in a narrower type."""
 
-from __future__ import annotations
-
-import dataclasses
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxsparse_fmt._types import pytree
 from solvers.core import arguments
 from solvers.core.diagonal import rows_scaled
 
@@ -29,34 +25,6 @@ class Narrow(NamedTuple):
 
 
 ROOM = 8  # float16 holds 2¹⁶: rows are scaled so that the magnitudes in each add up to about 2⁸
-
-
-@pytree
-@dataclasses.dataclass(frozen=True, eq=False)
-class RowScaled:
-    """diag(scale)·A: values of little range under vectors of a large one."""
-
-    A: Any
-    scale: Array  # [n], powers of two
-
-    @property
-    def T(self) -> ColumnScaled:
-        return ColumnScaled(self.A.T, self.scale)
-
-    def __matmul__(self, x: Array) -> Array:
-        return rows_scaled(self.scale, self.A @ x)
-
-
-@pytree
-@dataclasses.dataclass(frozen=True, eq=False)
-class ColumnScaled:
-    """A·diag(scale)."""
-
-    A: Any
-    scale: Array
-
-    def __matmul__(self, x: Array) -> Array:
-        return self.A @ rows_scaled(self.scale, x)
 
 
 def inner_dtype(values: Any, wide: Any) -> Any:
@@ -85,20 +53,25 @@ def given(A: Any, inner: Any, n: int) -> Any:
 
 
 def narrowed(A: Any, values: Any, vectors: Any) -> Any:
-    """A with values in a narrow type, to be multiplied with `vectors`."""
-    if not hasattr(A, "with_data") and hasattr(getattr(A, "T", None), "with_data"):  # the transposed view of a format
-        return narrowed(A.T, values, vectors).T
+    """A with values in a narrow type, to be multiplied with `vectors`; a function where its rows are scaled."""
+    is_view = not hasattr(A, "with_data") and hasattr(getattr(A, "T", None), "with_data")  # the transpose of a format
+    own = A.T if is_view else A
     if values != jnp.float16:
-        return A.astype(vectors if values == jnp.float32 else values)
-    if not hasattr(A, "with_data"):
-        rows = jnp.sum(jnp.abs(A), axis=1)
-        scale = _power_of_two(rows)
-        return RowScaled((A / scale[:, None]).astype(values), scale.astype(vectors))
-    ones = jnp.ones(A.shape[1], A.dtype)
-    scale = _power_of_two(A.with_data(jnp.abs(A.data)) @ ones)
-    # The sampled outer product with ones puts a row's number at each of its entries.
-    per_entry = jax.vjp(lambda data: A.with_data(data) @ ones, A.data)[1](1 / scale)[0]
-    return RowScaled(A.with_data(A.data * per_entry).astype(values), scale.astype(vectors))
+        own = own.astype(vectors if values == jnp.float32 else values)
+        return own.T if is_view else own
+    if hasattr(own, "with_data"):
+        ones = jnp.ones(own.shape[1], own.dtype)
+        scale = _power_of_two(own.with_data(jnp.abs(own.data)) @ ones)
+        # The sampled outer product with ones puts a row's number at each of its entries.
+        per_entry = jax.vjp(lambda data: own.with_data(data) @ ones, own.data)[1](1 / scale)[0]
+        own = own.with_data(own.data * per_entry).astype(values)
+    else:
+        scale = _power_of_two(jnp.sum(jnp.abs(own), axis=1))
+        own = (own / scale[:, None]).astype(values)
+    scale = scale.astype(vectors)
+    if is_view:
+        return lambda v: own.T @ rows_scaled(scale, v)
+    return lambda v: rows_scaled(scale, own @ v)
 
 
 def cast(M: Any, dtype: Any) -> Any:

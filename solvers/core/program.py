@@ -1,11 +1,11 @@
-"""A user's function as a traced program, with the arrays that it closes over as leaves.
+"""The way from a public function into its compiled program, and a user's function as a traced program.
 
 jit compares functions by identity, and keeps the arrays that a function closed over at its first call. A `Function` is
 traced at each call instead, which costs about a millisecond. Programs are compared equation by equation, so that a new
 lambda with the same body uses the solver compiled for the last one.
-"""
 
-from __future__ import annotations
+An `Entry` also makes explicit mesh axes auto ones, and arrays vary over the same axes inside a user's shard_map.
+"""
 
 import dataclasses
 import functools
@@ -16,8 +16,12 @@ import jax
 import numpy as np
 from jax import Array
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
+from jax.sharding import PartitionSpec
 
 from jaxsparse_fmt._types import pytree
+from jaxsparse_fmt.core import mesh_axes
+from jaxsparse_fmt.core.basis import Basis
+from solvers.core import arguments
 
 PROGRAMS = 64  # of which compiled solvers are kept; the least recently used is dropped
 
@@ -64,10 +68,74 @@ def traced(f: Callable[[Array], Any], example: Any) -> Function:
 
 
 @functools.lru_cache(maxsize=PROGRAMS)
-def jit(f: Callable[..., Any], static: tuple[int, ...], *programs: Program) -> Callable[..., Any]:
-    """f compiled, in a cache of its own for these programs among its arguments."""
-    del programs
-    return jax.jit(functools.partial(f), static_argnums=static)
+def jit(f: Callable[..., Any], *programs: Program) -> Callable[..., Any]:
+    """f compiled, in a cache of its own for these programs among its arguments; the first one is static."""
+    return jax.jit(functools.partial(f), static_argnums=0)
+
+
+class Entry:
+    """A solver's body, jitted: `entry(static, maps, basis, v, *others)`."""
+
+    def __init__(
+        self,
+        body: Callable[..., Any],
+        examples: Callable[[Any, Any], tuple[Any, ...]],
+        out: Callable[[Any, Any], Any] = lambda static, v: PartitionSpec(),
+    ):
+        """Makes the jitted function.
+
+        Args:
+          body: (static, maps, basis, v, *others) -> result, for auto mesh axes; it works in the basis.
+          examples: (static, v) -> for each map that is a function, a vector like those that it takes.
+          out: (static, v) -> how the result is sharded over explicit mesh axes, a prefix of PartitionSpecs.
+        """
+        self.body, self.examples, self.out = body, examples, out
+        self.compiled = jax.jit(self._on_any_axes, static_argnums=0)  # for maps that contain no function
+
+    def __call__(self, static: Any, maps: tuple[Any, ...], basis: Basis, v: Any, *others: Any) -> Any:
+        """The result.
+
+        Args:
+          static: hashable; the body is compiled for each.
+          maps: matrices, user's functions, or None.
+          v: the vector of the problem, or None; programs take vectors that are sharded and vary like it.
+          others: pytrees of arrays.
+        """
+        if not any(map(arguments.is_function, maps)):
+            return self.compiled(static, maps, basis, v, others)
+        own = self._traced(static, maps, v)
+        varied = mesh_axes.varying(v, (own, others))
+        if varied is not v:
+            v, own = varied, self._traced(static, maps, varied)
+        programs = [f.program for f in own if isinstance(f, Function)]
+        return jit(self._on_any_axes, *programs)(static, own, basis, v, others)
+
+    def _traced(self, static: Any, maps: tuple[Any, ...], v: Any) -> tuple[Any, ...]:
+        return tuple(f or a for f, a in zip(self._functions(traced, static, maps, v), maps, strict=True))
+
+    def _functions(self, make: Callable[[Any, Any], Any], static: Any, maps: tuple[Any, ...], v: Any) -> list[Any]:
+        """make(function, vector like those that it takes) for each map that is a function, None for the others."""
+        if not any(map(arguments.is_function, maps)):
+            return [None] * len(maps)
+        examples = zip(maps, self.examples(static, v), strict=True)
+        return [make(f, like) if arguments.is_function(f) else None for f, like in examples]
+
+    def _on_any_axes(self, static: Any, maps: tuple[Any, ...], basis: Basis, v: Any, others: tuple[Any, ...]) -> Any:
+        own = self._functions(mesh_axes.outside, static, maps, v)
+        programs = tuple(a if f else None for f, a in zip(own, maps, strict=True))
+        matrices = tuple(None if f else a for f, a in zip(own, maps, strict=True))
+
+        def on_auto_axes(*operands: Any) -> Any:
+            matrices, basis, v, others = mesh_axes.varying(operands, programs)
+            with basis.scope():
+                return self.body(static, tuple(f or a for f, a in zip(own, matrices, strict=True)), basis, v, *others)
+
+        # Under vmap the type of v does not name the axis of the batch, but all programs traced here must use one mesh.
+        axes = mesh_axes.explicit_axes(jax.sharding.get_abstract_mesh())
+        return mesh_axes.by_xla(on_auto_axes, (matrices, basis, v, others), self.out(static, v), axes=axes)
+
+
+# ----------------------------------------------------------------------------------------------- programs compared
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,8 +5,6 @@ with A are far from 1. Then D² is about 1 / ‖A‖, which puts y and A's produ
 smallest numbers; and M, whose products a method adds to y, is scaled to make D·A·M about 1.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

@@ -1,19 +1,39 @@
-"""Keywords that every solver of A·x = b takes, written once: types, defaults, and the decorator that adds them."""
+"""Keywords that every solver of A·x = b takes: types, defaults, checks, and the decorator that adds them."""
 
+import contextlib
+import contextvars
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, ParamSpec, TypedDict, TypeVar
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 
-from jaxsparse_fmt._types import standard_promotion
+from jaxsparse_fmt._types import in_trace, standard_promotion
 from solvers.core import arguments
+from solvers.core.iterate import Options
+from solvers.core.scaling import Map
+from solvers.core.stopping import Limits
 from solvers.solution import Solution
 
 P = ParamSpec("P")
 Result = TypeVar("Result", bound=Solution)
+
+# Steps between two checks of the stopping rule. On a GPU a check waits about 50 µs for the host; half of the steps
+# between two checks are wasted at the end, on average.
+STEPS_PER_CHECK = {"cpu": 1}
+STEPS_PER_CHECK_DEFAULT = 10
+STEPS_PER_CHECK_SMALL, SMALL = 40, 250_000  # unknowns, whose steps take less than 10 µs
+# Settings that are checked.
+NUMBERS = ("rtol", "atol", "maxiter", "history", "check_every")
+CHECKED = (*NUMBERS, "callback", "progress", "adjoint")
+# Iterations that `history=True` records.
+MAX_HISTORY = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +67,32 @@ class Adjoint:
         if not isinstance(self.truncated, bool):
             raise TypeError(f"truncated must be True or False; got {self.truncated!r}")
         arguments.function_or_none(self.report, "report")
+
+
+_in_preconditioner = contextvars.ContextVar("in_preconditioner", default=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rough(Adjoint):
+    """The adjoint of a solve inside a preconditioner. Its transpose is not checked, since M is itself approximate."""
+
+
+def is_preconditioning() -> bool:
+    """Whether a preconditioner is being traced; the solves inside it are `Rough`."""
+    return _in_preconditioner.get()
+
+
+def as_preconditioner(M: Map) -> Map:
+    """M, inside which solves are `Rough`."""
+
+    def applied(r: jax.Array) -> Any:
+        token = _in_preconditioner.set(True)
+        try:
+            return M(r)
+        finally:
+            _in_preconditioner.reset(token)
+
+    return applied
 
 
 class Settings(TypedDict, total=False):
@@ -113,3 +159,124 @@ def solver(**changed: Any) -> Callable[[Callable[P, Result]], Callable[P, Result
 def _explained(keyword: str) -> str:
     """The unknown keyword for a message, with its name here if other libraries use it."""
     return f"{keyword!r}: here it is {ELSEWHERE[keyword]!r}" if keyword in ELSEWHERE else repr(keyword)
+
+
+# ----------------------------------------------------------------------------------------------------------- checks
+
+
+# The types of values that are checked only once: the checks cost 40 µs.
+PLAIN = (float, int, bool, type(None), Adjoint)
+
+
+def settled(settings: Any, n: int, most: int, drop: float = 0.0) -> tuple[Options, Any, tuple[Limits, Any]]:
+    """The loop's options, the adjoint, the limits of the solve, and rtol and maxiter of its derivatives' systems.
+
+    None stands there for the solve's own number, since each number is copied to the device.
+
+    Args:
+      settings: all `Settings`.
+      n, most: unknowns, and the iterations that a maxiter of None allows.
+    """
+    values = [settings[k] for k in CHECKED]
+    context = jax.default_backend(), jax.dtypes.canonicalize_dtype(float), is_preconditioning()
+    # A number of norms is checked against the free memory each time.
+    is_plain = all(type(v) in PLAIN for v in (*values, drop)) and type(settings["history"]) is not int
+    return (_settled_once if is_plain else _settled)(context, n, most, drop, *values)
+
+
+def _settled(context: Any, n: int, most: int, drop: float, *values: Any) -> tuple[Options, Any, tuple[Limits, Any]]:
+    """As `settled`, for the values of CHECKED.
+
+    Args:
+      context: what the result depends on beside the values; the last part is whether a preconditioner is being traced.
+    """
+    rtol, atol, maxiter, history, every, callback, progress, adjoint = values
+    most = min(most, 2**31 - 1)
+    limit = arguments.maxiter(maxiter, most)
+    known = None if isinstance(limit, Tracer) else int(limit)
+    options = Options(
+        arguments.history_length(history, known, MAX_HISTORY),
+        steps_per_check(n) if every is None else arguments.int_at_least(every, "check_every", 1),
+        arguments.function_or_none(callback, "callback"),
+        arguments.function_or_none(progress, "progress"),
+    )
+    limits = Limits(
+        arguments.tolerance(rtol, "rtol"),
+        arguments.tolerance(atol, "atol"),
+        limit,
+        arguments.tolerance(drop, "drop"),
+    )
+    if isinstance(adjoint, str) and adjoint == "unrolled":
+        return options, adjoint, (limits, None)
+    if not isinstance(adjoint, Adjoint):
+        raise TypeError(f"adjoint must be a solvers.Adjoint or 'unrolled'; got {adjoint!r}")
+    own, longest = adjoint.rtol, adjoint.maxiter
+    if context[-1]:
+        return options, Rough(report=adjoint.report), (limits, (None, None))
+    xp = jnp if isinstance(limit, Tracer) else np  # an operation on the device would cost 10 µs and more
+    of_derivatives = (
+        None if own is None else arguments.tolerance(own, "rtol"),
+        xp.maximum(limit, most) if longest is None else arguments.integer(longest, "maxiter"),
+    )
+    return options, dataclasses.replace(adjoint, rtol=None, maxiter=None), (limits, of_derivatives)
+
+
+_settled_once = functools.lru_cache(maxsize=256, typed=True)(_settled)
+
+
+def limits_of_derivatives(limits: Limits, own: tuple[Any, Any]) -> Limits:
+    """The limits of the systems that derivatives solve, from `settled`."""
+    rtol, maxiter = own
+    return Limits(
+        limits.rtol if rtol is None else rtol,
+        jnp.zeros_like(limits.atol),
+        limits.maxiter if maxiter is None else maxiter,
+        limits.drop,
+    )
+
+
+def steps_per_check(n: int) -> int:
+    """Steps between two checks of the stopping rule for n unknowns on the default backend."""
+    many = STEPS_PER_CHECK_SMALL if n <= SMALL else STEPS_PER_CHECK_DEFAULT
+    return STEPS_PER_CHECK.get(jax.default_backend(), many)
+
+
+# ------------------------------------------------------------------------------------------- callback and progress
+
+_functions: dict[int, tuple[Callable[..., None] | None, ...]] = {}  # of the solves that run now
+_numbers = itertools.count()
+
+
+@dataclasses.dataclass(frozen=True)
+class ByNumber:
+    """Stands for a function of one solve; takes the number of the solve before the function's arguments."""
+
+    place: int  # among the solve's functions
+
+    def __call__(self, number: Any, *args: Any) -> None:
+        function = _functions[int(number)][self.place]
+        assert function is not None
+        function(*args)
+
+
+@contextlib.contextmanager
+def numbered(options: Any, limits: Any) -> Iterator[tuple[Any, Any]]:
+    """A context with the options and limits of a solve, its functions by number; it ends after their last call.
+
+    A program that holds `callback` or `progress` is compiled anew for every lambda. Outside of jit the loop holds a
+    number instead, by which the host finds the two functions while the solve runs: one program serves all of them.
+    Both stay as they are inside jit, over several processes, whose numbers may differ, and in a callback, which must
+    not wait for itself.
+    """
+    functions = options.callback, options.progress
+    if functions == (None, None) or _functions or jax.process_count() > 1 or in_trace():
+        yield options, limits
+        return
+    number = next(_numbers)
+    _functions[number] = functions
+    callback, progress = (None if f is None else ByNumber(place) for place, f in enumerate(functions))
+    try:
+        yield options._replace(callback=callback, progress=progress), limits._replace(calls=(np.int32(number),))
+        jax.effects_barrier()
+    finally:
+        del _functions[number]

@@ -1,41 +1,23 @@
 """The body of the solvers of A·x = b: checks the arguments, enters the matrix's basis and leaves it."""
 
-from __future__ import annotations
-
 import dataclasses
-import functools
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from solvers.core import adjoint as adjoints
-from solvers.core import arguments, host_calls, iterate, precision, unrolled
-from solvers.core.entry import Entry, entered
+from solvers.core import arguments, diagnosis, iterate, precision, unrolled
 from solvers.core.iterate import Method, Options, System
 from solvers.core.precision import Narrow
+from solvers.core.program import Entry
 from solvers.core.scaling import Map, Product
-from solvers.core.settings import Adjoint
-from solvers.core.stopping import Limits
+from solvers.core.settings import NUMBERS, Adjoint, as_preconditioner, limits_of_derivatives, numbered, settled
 from solvers.solution import Solution
-
-# Steps between two checks of the stopping rule. On a GPU a check waits about 50 µs for the host; half of the steps
-# between two checks are wasted at the end, on average.
-STEPS_PER_CHECK = {"cpu": 1}
-STEPS_PER_CHECK_DEFAULT = 10
-STEPS_PER_CHECK_SMALL, SMALL = 40, 250_000  # unknowns, whose steps take less than 10 µs
-# Settings that are checked, and the types of values that are checked only once: the checks cost 40 µs.
-NUMBERS = ("rtol", "atol", "maxiter", "history", "check_every")
-CHECKED = (*NUMBERS, "callback", "progress", "adjoint")
-PLAIN = (float, int, bool, type(None), Adjoint)
-# Iterations that `history=True` records.
-MAX_HISTORY = 10_000
 
 
 class Plan(NamedTuple):
@@ -71,7 +53,7 @@ def solve(
     if ravel is not None:
         b, x0 = ravel.vector(b, "b"), None if x0 is None else ravel.vector(x0, "x0")
         A, M, inner = ravel.function(A, "A"), ravel.function(M, "M"), ravel.function(inner, "inner")
-        callback = callback and arguments.Raveled(callback, ravel)
+        callback = None if (given := callback) is None else lambda v: given(ravel.pytree(v))
     b = arguments.vectors(b, "b")
     n = b.shape[0]
     if b.size == 0:
@@ -101,83 +83,13 @@ def solve(
     own, inner, M = map(arguments.over_columns, (own, inner, arguments.preconditioner(M, b)))
     # JAX differentiates unrolled steps through M, so that M's own solves must be as accurate as any other.
     if isinstance(adjoint, Adjoint) and arguments.is_function(M):
-        M = adjoints.as_preconditioner(M)
-    with host_calls.numbered(options, limits[0]) as (options, first):
+        M = as_preconditioner(M)
+    with numbered(options, limits[0]) as (options, first):
         plan = Plan(method, options, adjoint)
         sol, last = _solve(plan, (own, inner, M), basis, b, x0, (first, limits[1]), parameters, direction)
     if direction is not None:
         return sol, last
     return sol if ravel is None else dataclasses.replace(sol, x=ravel.pytree(sol.x))
-
-
-def settled(settings: Any, n: int, most: int, drop: float = 0.0) -> tuple[Options, Any, tuple[Limits, Any]]:
-    """The loop's options, the adjoint, the limits of the solve, and rtol and maxiter of its derivatives' systems.
-
-    None stands there for the solve's own number, since each number is copied to the device.
-
-    Args:
-      settings: all `Settings`.
-      n, most: unknowns, and the iterations that a maxiter of None allows.
-    """
-    values = [settings[k] for k in CHECKED]
-    if any(type(v) not in PLAIN for v in (*values, drop)) or type(settings["history"]) is int:  # that needs free memory
-        return _settled(settings, n, most, drop)
-    context = jax.default_backend(), jax.dtypes.canonicalize_dtype(float), adjoints.is_preconditioning()
-    return _settled_once(context, n, most, drop, *values)
-
-
-@functools.lru_cache(maxsize=256, typed=True)
-def _settled_once(context: Any, n: int, most: int, drop: float, *values: Any) -> Any:
-    del context  # what the result depends on beside the values
-    return _settled(dict(zip(CHECKED, values, strict=True)), n, most, drop)
-
-
-def _settled(settings: Any, n: int, most: int, drop: float) -> tuple[Options, Any, tuple[Limits, Any]]:
-    most, every, adjoint = min(most, 2**31 - 1), settings["check_every"], settings["adjoint"]
-    limit = arguments.maxiter(settings["maxiter"], most)
-    known = None if isinstance(limit, Tracer) else int(limit)
-    options = Options(
-        arguments.history_length(settings["history"], known, MAX_HISTORY),
-        steps_per_check(n) if every is None else arguments.int_at_least(every, "check_every", 1),
-        arguments.function_or_none(settings["callback"], "callback"),
-        arguments.function_or_none(settings["progress"], "progress"),
-    )
-    limits = Limits(
-        arguments.tolerance(settings["rtol"], "rtol"),
-        arguments.tolerance(settings["atol"], "atol"),
-        limit,
-        arguments.tolerance(drop, "drop"),
-    )
-    if isinstance(adjoint, str) and adjoint == "unrolled":
-        return options, adjoint, (limits, None)
-    if not isinstance(adjoint, Adjoint):
-        raise TypeError(f"adjoint must be a solvers.Adjoint or 'unrolled'; got {adjoint!r}")
-    own, longest = adjoint.rtol, adjoint.maxiter
-    if adjoints.is_preconditioning():
-        return options, adjoints.Rough(report=adjoint.report), (limits, (None, None))
-    xp = jnp if isinstance(limit, Tracer) else np  # an operation on the device would cost 10 µs and more
-    of_derivatives = (
-        None if own is None else arguments.tolerance(own, "rtol"),
-        xp.maximum(limit, most) if longest is None else arguments.integer(longest, "maxiter"),
-    )
-    return options, dataclasses.replace(adjoint, rtol=None, maxiter=None), (limits, of_derivatives)
-
-
-def limits_of_derivatives(limits: Limits, own: tuple[Any, Any]) -> Limits:
-    """The limits of the systems that derivatives solve, from `settled`."""
-    rtol, maxiter = own
-    return Limits(
-        limits.rtol if rtol is None else rtol,
-        jnp.zeros_like(limits.atol),
-        limits.maxiter if maxiter is None else maxiter,
-        limits.drop,
-    )
-
-
-def steps_per_check(n: int) -> int:
-    """Steps between two checks of the stopping rule for n unknowns on the default backend."""
-    many = STEPS_PER_CHECK_SMALL if n <= SMALL else STEPS_PER_CHECK_DEFAULT
-    return STEPS_PER_CHECK.get(jax.default_backend(), many)
 
 
 def _in_basis(plan: Plan, maps: tuple[Any, ...], basis: Basis, b: Array, *others: Any) -> tuple[Solution, Any]:
@@ -189,12 +101,12 @@ def _in_basis(plan: Plan, maps: tuple[Any, ...], basis: Basis, b: Array, *others
         inner, M = _product(inner, options.dtype), precision.cast(M, options.dtype)
     unroll = isinstance(adjoint, int)
     system = System(
-        _product(A, dtype, not unroll), entered(M, basis), basis.enter(b), start, limits[0], inner, parameters
+        _product(A, dtype, not unroll), arguments.entered(M, basis), basis.enter(b), start, limits[0], inner, parameters
     )
     if direction is not None:
         system = system._replace(direction=basis.enter(direction))
         found = iterate.run(method, options, system, basis.leave)
-        end = iterate.ended(method, options, system, found)
+        end = diagnosis.ended(method, options, system, found)
         return Solution(basis.leave(found.x), end.code, end.k, end.norm, None), basis.leave(end.direction)
     if unroll:
         x, end = unrolled.run(method, options, adjoint, system)

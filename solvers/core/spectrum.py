@@ -1,7 +1,5 @@
 """Bounds on the eigenvalues of a positive definite operator by Lanczos' method, and Chebyshev's iteration on them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax.numpy as jnp

@@ -5,8 +5,6 @@ parameters. Its residual norm has derivatives too, which training a precondition
 of every step.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax
@@ -51,20 +49,20 @@ def run(method: Method, options: Options, steps: int, system: System) -> tuple[A
     goal = lax.stop_gradient(jnp.maximum(tolerance, jnp.finfo(b.dtype).eps / 16 * first)).astype(first.dtype)
     r = jnp.where(first <= goal, probe(b), r)  # a system that takes no step needs any residual but zero
     parameters = method.prepare(A, M, r, *parameters)
-    beginning = method.start(A, M, r, None, *parameters)
+    initial = method.start(A, M, r, None, *parameters)
 
     def step(state, _):
         x, work, size, code, k = state
         now = Now(k, size, code, goal, steps)
         active = now.active
         # A step that is not taken is computed all the same; its derivative is multiplied by zero and must be finite.
-        safe = jax.tree.map(lambda now, then: jnp.where(active, now, then), work, beginning)
+        safe = jax.tree.map(lambda now, then: jnp.where(active, now, then), work, initial)
         new, now = method.step(A, M, safe, now)
-        moves, asked_to = now.k > k, (now.code == FULL) | (now.code == RESTART)
+        moves, restarts = now.k > k, (now.code == FULL) | (now.code == RESTART)
         work = jax.tree.map(lambda new, old: jnp.where(moves, new, old), new, work)
-        anew = active & asked_to & (now.norm > goal)
+        anew = active & restarts & (now.norm > goal)
         x, work = lax.cond(jnp.any(anew), restarted, lambda x, work, _: (x, work), x, work, anew)
-        code = jnp.where(asked_to, jnp.int32(RUNNING), now.code)
+        code = jnp.where(restarts, jnp.int32(RUNNING), now.code)
         return (x, work, now.norm, code, now.k), jnp.where(moves, now.norm, -1)
 
     def restarted(x, work, anew):
@@ -73,7 +71,7 @@ def run(method: Method, options: Options, steps: int, system: System) -> tuple[A
         return closer, jax.tree.map(lambda new, old: jnp.where(anew, new, old), fresh, work)
 
     code, k = jnp.full(first.shape, RUNNING, jnp.int32), jnp.zeros(first.shape, jnp.int32)
-    (x, work, _, code, k), norms = lax.scan(step, (x, beginning, first, code, k), length=steps)
+    (x, work, _, code, k), norms = lax.scan(step, (x, initial, first, code, k), length=steps)
     x = x + method.iterate(M, work)
     now = _norm(b - A(x))
     code = status_of(

@@ -1,7 +1,5 @@
 """Inner products and norms of vectors [n], or of the columns of [n, k]; products with blocks of vectors."""
 
-from __future__ import annotations
-
 import functools
 
 import jax
@@ -50,7 +48,7 @@ def matmul(a: Array, b: Array) -> Array:
     return jnp.matmul(a, b, precision=EXACT)
 
 
-def combined(V: Array, c: Array) -> Array:
+def linear_combination(V: Array, c: Array) -> Array:
     """Σᵢ c[i]·V[i], column by column."""
     return jnp.einsum("in...,i...->n...", V, c, precision=EXACT)
 
@@ -67,10 +65,10 @@ def orthogonal(V: Array, w: Array, t: Array) -> tuple[Array, Array]:
     def against(size: int, V: Array, w: Array) -> tuple[Array, Array]:
         V = V[:size]
         once = _parts(V, w)
-        w = w - combined(V, once)
+        w = w - linear_combination(V, once)
         again = _parts(V, w)
         parts = jnp.pad(once + again, ((0, m - size), *((0, 0) for _ in once.shape[1:])))
-        return w - combined(V, again), parts
+        return w - linear_combination(V, again), parts
 
     which = sum(((t >= s).astype(jnp.int32) for s in sizes[:-1]), jnp.int32(0))
     return lax.switch(which, [functools.partial(against, size) for size in sizes], V, w)

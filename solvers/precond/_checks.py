@@ -1,29 +1,30 @@
-"""Checks of the matrices from which preconditioners are made."""
-
-from __future__ import annotations
+"""Checks of the matrices from which preconditioners are made, and their conversion for multigrid's set-up."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
+import scipy.sparse
 
-from jaxsparse_fmt._types import check_keeps_imaginary
+from jaxsparse_fmt._types import check_keeps_imaginary, floating_dtype
+from jaxsparse_fmt.kernels.cpu import aggregation
+from solvers.core import arguments
+from solvers.precond._inverse import LARGEST
 
 
-def square(A: Any, name: str, maker: str) -> int:
+def square(A: Any, maker: str) -> int:
     """The number of unknowns of a square matrix. ValueError: A is not square.
 
     Args:
-      name: the preconditioner's name, with its article. maker: the name of the function that makes it.
+      maker: the name of the function that makes the preconditioner.
     """
     shape = getattr(A, "shape", ())
     if len(shape) != 2 or shape[0] != shape[1]:
         cure = f"Pass M={maker}(A), not M={maker}"
         if callable(A):
             cure += "; of a function v -> A·v whose diagonal d you know, pass M=1/d"
-        raise ValueError(f"{name} preconditioner needs a square matrix; got {shape or type(A).__name__}. {cure}")
+        raise ValueError(f"{maker} needs a square matrix; got {shape or type(A).__name__}. {cure}")
     return shape[0]
 
 
@@ -34,6 +35,20 @@ def renewing(M: Any, shape: tuple[int, ...], dtype: Any) -> None:
     check_keeps_imaginary(dtype, M.dtype)
 
 
+def renewed_within(M: Any, A: Any, maker: str) -> Any:
+    """The preconditioner inside of M for a new A, after the checks of A; the same if it has no `refreshed`."""
+    renewing(M, (square(A, maker),) * 2, A.dtype)
+    return M.M.refreshed(A) if hasattr(M.M, "refreshed") else M.M
+
+
+def storable(A: Any, n: int, name: str) -> Any:
+    """A as `arguments.linear_map` returns it. TypeError: A is a function."""
+    A = arguments.linear_map(A, n, name)
+    if arguments.is_function(A):
+        raise TypeError(f"{name} must be a pytree with a shape and @, which a preconditioner can hold; got a function")
+    return A
+
+
 def like(new: Any, old: Any) -> Any:
     """`new` with the dtypes of `old`, so that a scan can carry it."""
     return jax.tree.map(lambda a, b: a.astype(b.dtype), new, old)
@@ -41,14 +56,10 @@ def like(new: Any, old: Any) -> Any:
 
 def untraced(A: Any) -> None:
     """Raises TypeError where A is traced, which multigrid's set-up on the host cannot be."""
-    if is_traced(A):
+    if arguments.is_traced(A):
         raise TypeError(
             "multigrid is set up on the host and A is traced; build M outside jit and pass it as an argument"
         )
-
-
-def is_traced(*trees: Any) -> bool:
-    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees))
 
 
 def entries(data: np.ndarray, diagonal: np.ndarray, first: int = 0, order: str = "") -> None:
@@ -86,3 +97,49 @@ def fits(largest: float, dtype: Any, what: str) -> None:
             f"{what} has numbers up to {largest:.3g}, and dtype {jnp.dtype(dtype).name} holds none above {limit:.3g}; "
             "scale A, or take a wider dtype"
         )
+
+
+# ------------------------------------------------------------------------------------ multigrid's input on the host
+
+
+def coarsest(rows: int, levels: int) -> None:
+    """Refuses a coarsest level of more rows than `generalized_inverse` takes."""
+    if rows > LARGEST:
+        raise ValueError(
+            f"coarsening stopped at {rows} rows after {levels} levels, too many to invert densely; raise max_levels, "
+            "or lower theta"
+        )
+
+
+def host(A: Any) -> Any:
+    """A as a canonical CSR array of float64 or complex128, after all"""
+    ours = hasattr(A, "to_scipy")
+    if ours:
+        untraced(A)
+    if not all(getattr(leaf, "is_fully_addressable", True) for leaf in jax.tree.leaves(A)):
+        raise ValueError(f"A has {A.shape[0]} rows on several processes; pass max_coarse= below that number")
+    if not ours and not scipy.sparse.issparse(A):
+        raise TypeError(f"multigrid needs a matrix of jaxsparse_fmt or scipy.sparse; got {type(A).__name__}")
+    if len(A.shape) != 2 or A.shape[0] != A.shape[1] or A.shape[0] == 0:
+        raise ValueError(f"multigrid needs a square matrix with at least one row; got shape {A.shape}")
+    kind = np.complex128 if floating_dtype(A.dtype, "A").kind == "c" else np.float64
+    if getattr(A, "name", None) == "csr":  # its arrays, without a copy
+        data, indices, indptr = map(np.asarray, A.csr_arrays())
+        S = scipy.sparse.csr_array((data, indices, indptr), shape=A.shape)
+    else:
+        S = scipy.sparse.csr_array(A.to_scipy() if ours else A)
+    S = S.astype(kind, copy=not S.has_canonical_format)
+    S.check_format(full_check=True)
+    S.sum_duplicates()
+    entries(S.data, S.diagonal())
+    return S
+
+
+def block_size(A: Any, S: Any) -> int:
+    """Unknowns of a point: the blocks of a BSR matrix, ours or SciPy's, or the largest dense ones of at most 6."""
+    rows, columns = getattr(A, "block_shape", getattr(A, "blocksize", (None, None)))
+    n, lengths = S.shape[0], np.diff(S.indptr)
+    if rows and rows == columns and n % rows == 0:
+        return rows
+    whole = (b for b in (6, 5, 4, 3, 2) if not n % b and not np.any(lengths % b) and not aggregation.has_holes(S, b))
+    return next(whole, 1)

@@ -8,10 +8,8 @@ V visits the next level once. W visits it twice, F once by F and then by V. K so
 conjugate gradients (Notay and Vassilevski 2008, Recursive Krylov-based multigrid cycles), so it is not linear in r.
 """
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -36,7 +34,7 @@ class Level:
     recurrence: Array  # [degree, 2]: step k is z ← a·z + c·D⁻¹·r, x ← x + z, with (a, c) of row k
 
     @property
-    def T(self) -> Level:
+    def T(self) -> Self:
         return dataclasses.replace(self, A=self.A.T, R=self.P.T, P=self.R.T)
 
 

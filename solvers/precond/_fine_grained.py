@@ -19,8 +19,6 @@ with many entries is costly only where it meets another such row. Entries are gr
 short walks do not wait for long ones.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, NamedTuple
 
@@ -258,8 +256,8 @@ def _solvable(pattern: FactorPattern, entries: Array, values: Array, sweeps: int
 def _sums(lists: Lists, groups: tuple[Group, ...], values: Array) -> Array:
     """Σₖ lᵢₖ·uₖⱼ over k < min(i, j) for every entry of the groups; `values` [n_left + n_right] are those at `k`."""
     sums = [jnp.zeros(0, values.dtype)]
-    for begin, end, walk, bisections in groups:
-        short, long, n_short, n_long = (a[begin:end] for a in lists[1:])
+    for first, end, walk, bisections in groups:
+        short, long, n_short, n_long = (a[first:end] for a in lists[1:])
 
         @jax.checkpoint  # otherwise reverse mode would keep the places of every step
         def term(
@@ -275,7 +273,7 @@ def _sums(lists: Lists, groups: tuple[Group, ...], values: Array) -> Array:
             found = (s < n_short) & (low < long + n_long) & (_at(lists.k, low) == k)
             return jnp.where(found, _at(values, here) * _at(values, low), 0)
 
-        none = jnp.zeros(end - begin, values.dtype)
+        none = jnp.zeros(end - first, values.dtype)
         add = lambda s, total, term=term: total + term(s, values)  # noqa: E731
         sums.append(lax.fori_loop(0, walk, add, none) if walk else none)
     return jnp.concatenate(sums)

@@ -17,8 +17,6 @@ prolongation of Aᵀ (Sala and Tuminaro 2008).
 The result consists of SciPy's matrices and NumPy's arrays; `multigrid` stores them in formats for the device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -28,8 +26,9 @@ import scipy.sparse
 
 from jaxsparse_fmt.kernels.cpu import aggregation
 from solvers.core.spectrum import chebyshev_step
+from solvers.precond import _checks as checks
 from solvers.precond._cycles import cycled
-from solvers.precond._inverse import LARGEST, NULL, PIVOT
+from solvers.precond._inverse import NULL, PIVOT
 
 Matrix = Any  # scipy.sparse; SciPy ships no types
 
@@ -167,10 +166,7 @@ class Given:
 
 
 def build(
-    S: Matrix,
-    coarsening: Any,
-    smoother: Smoother,
-    keep: Callable[[HostLevel, int], Any] = lambda level, k: level,
+    S: Matrix, coarsening: Any, smoother: Smoother, keep: Callable[[HostLevel, int], Any] = lambda level, k: level
 ) -> Hierarchy:
     """A hierarchy for the canonical CSR matrix S, already checked, by an `Aggregation` or what is `Given`.
 
@@ -193,20 +189,13 @@ def build(
         level = HostLevel(A, step.R, step.P, inverse, recurrence(smoother) / (1, upper), step.transfer)
         levels.append(keep(level, len(levels)))
         A, unit = step.A, aggregation.squares(step.R, unit)
-    if A.shape[0] > LARGEST:
-        raise ValueError(
-            f"coarsening stopped at {A.shape[0]} rows after {len(levels) + 1} levels, too many to invert densely; "
-            "raise max_levels, or lower theta"
-        )
+    checks.coarsest(A.shape[0], len(levels) + 1)
     inverse, positive = coarse_inverse(A, unit, hermitian)
     return Hierarchy(levels, inverse, hermitian, definite and positive)
 
 
 def adapted(
-    S: Matrix,
-    k: int,
-    coarsening: Callable[[np.ndarray], Aggregation],
-    smoother: Smoother,
+    S: Matrix, k: int, coarsening: Callable[[np.ndarray], Aggregation], smoother: Smoother
 ) -> np.ndarray:  # [n, k]
     """Columns that a hierarchy leaves as errors: a near-null space found without knowledge of the problem.
 

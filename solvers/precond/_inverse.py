@@ -1,7 +1,5 @@
 """The inverse of a small dense Hermitian matrix, or a generalized one; differentiable."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jax import Array, lax

@@ -8,8 +8,6 @@ are linear in those of A but for D and λ. A'·T, A·P and R·(A·P) are product
 them, by blocks where compiled code computes them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
@@ -61,11 +59,7 @@ class Renewal:
 
 
 def renewals(hermitian: bool, levels: list[_hierarchy.HostLevel], smoother: _hierarchy.Smoother) -> tuple[Renewal, ...]:
-    """The plans for all levels of a hierarchy.
-
-    Raises:
-      ValueError: the matrix is not Hermitian, or the user gave the levels.
-    """
+    """The plans for all levels. ValueError: the matrix is not Hermitian, or the user gave the levels."""
     if not hermitian or any(level.transfer is None for level in levels):
         raise ValueError(
             "refreshable=True needs a Hermitian matrix and the set-up of this library; set M up anew instead"
@@ -119,10 +113,7 @@ def _of_numbers(S: Any, b: int) -> Any:
 
 
 def renewed(
-    levels: tuple[Level, ...],
-    coarse_inverse: Array,
-    renewals: tuple[Renewal, ...],
-    A: Any,
+    levels: tuple[Level, ...], coarse_inverse: Array, renewals: tuple[Renewal, ...], A: Any
 ) -> tuple[tuple[Level, ...], Array]:
     """The levels and the coarsest inverse for the values of A."""
     data = A.data  # here, where the index of the entries is known, unless the pattern is traced
@@ -196,9 +187,8 @@ def _largest_eigenvalue(A: Any, inverse_diagonal: Array, bound: Array) -> Array:
     v = ratio(v, norm(v))
     steps = min(_hierarchy.LANCZOS_STEPS, A.shape[0])
     _, (alpha, beta) = lax.scan(step, (v, jnp.zeros_like(v), jnp.zeros_like(norm(v))), length=steps)
-    alpha = jnp.where(
-        jnp.append(True, beta[:-1] != 0), alpha, alpha[0]
-    )  # after an invariant subspace: a Ritz value too
+    # After an invariant subspace: a Ritz value too.
+    alpha = jnp.where(jnp.append(True, beta[:-1] != 0), alpha, alpha[0])
     largest = jnp.linalg.eigvalsh(jnp.diag(alpha) + jnp.diag(beta[:-1], 1) + jnp.diag(beta[:-1], -1))[-1]
     close = jnp.where(largest > 0, jnp.minimum(_hierarchy.SAFETY * largest, bound), bound)
     return jnp.where(bound > 0, close, 1)

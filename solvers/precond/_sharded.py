@@ -8,8 +8,6 @@ level has few rows a device, shards of neighbours are joined on one device, and 
 inverted densely and kept whole on every device; all other arrays of a device have its share of the rows.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
@@ -42,7 +40,6 @@ from jaxsparse_fmt.kernels.cpu import aggregation
 from solvers.precond import _checks as checks
 from solvers.precond import _hierarchy, _refresh
 from solvers.precond._cycles import Level
-from solvers.precond._inverse import LARGEST
 
 FEWEST = 100  # rows a device, below which neighbours are joined
 
@@ -61,7 +58,7 @@ class Whole:
         return self.A.shape
 
     @property
-    def T(self) -> Whole:
+    def T(self) -> "Whole":
         return Whole(self.A.T, self.order, not self.down)
 
     def __matmul__(self, v: Array) -> Array:
@@ -85,12 +82,8 @@ def build(
     Args:
       A: ShardedMatrix with more than `max_coarse` rows.
       B: [n, k] near-null space, or None for constants.
-
-    Raises:
-      TypeError: A is traced.
-      ValueError: A has a zero on its diagonal or a number that is not finite; coarsening stops early.
     """
-    checks.square(A, "a multigrid", "multigrid")
+    checks.square(A, "multigrid")
     check_keeps_imaginary(A.dtype, dtype)
     A._check_users_order("multigrid")
     checks.untraced(A)
@@ -152,11 +145,7 @@ def build(
             f"no shard found strong couplings among its own rows, of {starts[-1]} in all, or max_levels is 1; take "
             "precond.jacobi, or fewer devices"
         )
-    if starts[-1] > LARGEST:
-        raise ValueError(
-            f"coarsening stopped at {starts[-1]} rows after {len(levels) + 1} levels, too many to invert densely; "
-            "raise max_levels, or lower theta"
-        )
+    checks.coarsest(starts[-1], len(levels) + 1)
     rows = scipy.sparse.csr_array(scipy.sparse.vstack([*everyones(lambda: held, mesh).values()], format="csr"))
     sizes = scipy.sparse.vstack([*everyones(lambda: unit, mesh).values()]).toarray()[:, 0]
     inverse, positive = of_each(lambda _: _hierarchy.coarse_inverse(rows, sizes, hermitian), (0,), mesh)[0]

@@ -9,11 +9,9 @@
 Bytes: n·b values, read once by every application, which is one batched product of b × b matrices.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +46,7 @@ class BlockJacobi:
         return self.inverse_blocks.dtype
 
     @property
-    def T(self) -> BlockJacobi:
+    def T(self) -> Self:
         return dataclasses.replace(self, inverse_blocks=jnp.swapaxes(self.inverse_blocks, -1, -2))
 
     @standard_promotion
@@ -62,7 +60,7 @@ class BlockJacobi:
         return z.reshape(n_blocks * b, -1)[: self.n].reshape(r.shape)
 
     @standard_promotion
-    def refreshed(self, A: Any) -> BlockJacobi:
+    def refreshed(self, A: Any) -> Self:
         """`block_jacobi` of another matrix, with blocks of the same size and in M's dtype, so that a scan can carry it.
 
         It compiles nothing that `block_jacobi` has not compiled.
@@ -70,7 +68,7 @@ class BlockJacobi:
         Raises:
           ValueError, TypeError: as `block_jacobi`, or A is of another size, or complex where M is not.
         """
-        checks.square(A, "a block Jacobi", "block_jacobi")
+        checks.square(A, "block_jacobi")
         checks.renewing(self, A.shape, A.dtype)
         return checks.like(block_jacobi(A, self.inverse_blocks.shape[-1]), self)
 
@@ -93,7 +91,7 @@ def block_jacobi(A: Any, block_size: int) -> BlockJacobi:
       ValueError: A is not square or, outside jit, holds a NaN or an infinity in a block; a block size below 1.
       TypeError: A is neither of the two, or the block size is not an integer.
     """
-    n = checks.square(A, "a block Jacobi", "block_jacobi")
+    n = checks.square(A, "block_jacobi")
     b = min(arguments.int_at_least(block_size, "block_size", 1), max(n, 1))
     if not hasattr(A, "coordinates") and hasattr(getattr(A, "T", None), "coordinates"):
         return block_jacobi(A.T, b).T
@@ -103,7 +101,7 @@ def block_jacobi(A: Any, block_size: int) -> BlockJacobi:
             "matrix with jaxsparse_fmt.from_scipy"
         )
     inverses, bad = _inverses(A, b)
-    if not checks.is_traced(bad) and bad < len(inverses):
+    if not arguments.is_traced(bad) and bad < len(inverses):
         rows = f"{bad * b} to {min(bad * b + b, n) - 1}"
         raise ValueError(f"the diagonal block of rows {rows} holds a NaN or an infinity")
     return BlockJacobi(inverses, n)

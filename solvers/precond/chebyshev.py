@@ -4,22 +4,20 @@ p is the polynomial of its degree that minimises the largest |1 − λ·p(λ)| o
 Chebyshev's iteration for A·z = r, from zero, give p(A)·r. It costs `degree` products with A and no inner product.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxsparse_fmt._types import pytree, real_number, standard_promotion
+from jaxsparse_fmt._types import pytree, standard_promotion
 from jaxsparse_fmt.core.basis import IDENTITY, Basis, Between
 from solvers.core import arguments
 from solvers.core.diagonal import operand
-from solvers.core.spectrum import spectrum
+from solvers.core.spectrum import chebyshev_step, spectrum
 from solvers.precond import _checks as checks
 
 # Without bounds λmin is λmax / 30, as in smoothers of multigrid (Adams, Brezina, Hu and Tuminaro 2003): the polynomial
@@ -61,7 +59,7 @@ class Chebyshev:
         return np.dtype(jnp.result_type(self.A.dtype, getattr(self.M, "dtype", self.A.dtype)))
 
     @property
-    def T(self) -> Chebyshev:
+    def T(self) -> Self:
         """Itself for real matrices, which must be symmetric; the polynomial of the transposes for complex ones."""
         if not jnp.issubdtype(self.dtype, jnp.complexfloating):
             return self
@@ -73,26 +71,22 @@ class Chebyshev:
             r = operand(self, r, self.bounds, 1)
         r = self.order.enter(r.astype(jnp.result_type(self.dtype, r.dtype)))
         low, high = self.bounds.astype(jnp.result_type(self.bounds, jnp.finfo(r.dtype).dtype))
-        centre, radius = (high + low) / 2, (high - low) / 2
-        # ρₖ = T_{k−1}(σ)/T_k(σ) at σ = centre / radius, in closed form, where the algorithm has a recurrence.
-        q = (jnp.sqrt(high) - jnp.sqrt(low)) / (jnp.sqrt(high) + jnp.sqrt(low))
-        k = jnp.arange(1, self.degree + 2)
-        rho = q * (1 + q ** (2 * k - 2)) / (1 + q ** (2 * k))
-        steps = (rho[1:] * rho[:-1]).astype(r.dtype), (2 / radius * rho[1:]).astype(r.dtype)
+        center = (high + low) / 2
+        radius = jnp.maximum((high - low) / 2, jnp.finfo(center.dtype).eps * center)
 
-        def step(state: tuple[Array, ...], coefficients: tuple[Array, Array]) -> tuple[tuple[Array, ...], None]:
-            x, r, d = state
-            momentum, length = coefficients
+        def step(state: tuple[Array, ...], _: None) -> tuple[tuple[Array, ...], None]:
+            x, r, d, rho = state
+            rho, momentum, length = chebyshev_step(rho, center, radius)
             r = r - self.A @ d
-            d = momentum * d + length * _applied(self.M, r)
-            return (x + d, r, d), None
+            d = momentum.astype(r.dtype) * d + length.astype(r.dtype) * _applied(self.M, r)
+            return (x + d, r, d, rho), None
 
-        d = _applied(self.M, r) * (1 / centre).astype(r.dtype)
-        (x, _, _), _ = lax.scan(step, (d, r, d), steps)
+        d = _applied(self.M, r) * (1 / center).astype(r.dtype)
+        (x, *_), _ = lax.scan(step, (d, r, d, radius / center), length=self.degree)
         return self.order.leave(x)
 
     @standard_promotion
-    def refreshed(self, A: Any) -> Chebyshev:
+    def refreshed(self, A: Any) -> "Chebyshev":
         """The polynomial of another matrix, with the same bounds if they were given, else estimated anew.
 
         M becomes `M.refreshed(A)` if it has that method, else it stays the same. A scan can carry the result if A keeps
@@ -101,13 +95,11 @@ class Chebyshev:
         Raises:
           ValueError, TypeError: as `chebyshev`, or A is of another size, or complex where M is not.
         """
-        checks.square(A, "a Chebyshev", "chebyshev")
-        checks.renewing(self, A.shape, A.dtype)
-        M = self.M.refreshed(A) if hasattr(self.M, "refreshed") else self.M
+        M = checks.renewed_within(self, A, "chebyshev")
         new = chebyshev(A, self.degree, None if self.estimated else self.bounds, M)
         return dataclasses.replace(new, bounds=checks.like(new.bounds, self.bounds))
 
-    def entered(self, basis: Basis) -> Chebyshev:
+    def entered(self, basis: Basis) -> "Chebyshev":
         """The same operator between vectors that have entered `basis`.
 
         Its products are those of `A.in_basis`. It permutes nothing where `basis` is A's own, the same array; any other
@@ -143,38 +135,22 @@ def chebyshev(A: Any, degree: int = 4, bounds: Any = None, M: Any = None) -> Che
         of the rows' scale; a pytree with `@`. None is the identity.
 
     Raises:
-      ValueError: A is not square; M is of another size; a negative degree; bounds that are not 0 < λmin < λmax; or,
+      ValueError: A is not square; M is of another size; a negative degree; bounds that are not 0 < λmin ≤ λmax; or,
         without bounds and outside jit, A is not positive definite or holds a NaN. TypeError: A or M is a function.
     """
-    n = checks.square(A, "a Chebyshev", "chebyshev")
+    n = checks.square(A, "chebyshev")
     degree = arguments.int_at_least(degree, "degree", 0)
-    A, M = _operator(A, n, "A"), None if M is None else _operator(M, n, "M")
+    A, M = checks.storable(A, n, "A"), None if M is None else checks.storable(M, n, "M")
     if bounds is not None:
-        return Chebyshev(A, M, _checked(bounds), IDENTITY, degree, estimated=False)
+        bounds = jnp.stack(arguments.positive_interval(bounds, "bounds"))
+        return Chebyshev(A, M, bounds, IDENTITY, degree, estimated=False)
     bounds, smallest = _estimated(A, M)
-    if not checks.is_traced(bounds) and not (0 < bounds[1] < math.inf and smallest >= -ROUNDING * bounds[1]):
+    if not arguments.is_traced(bounds) and not (0 < bounds[1] < math.inf and smallest >= -ROUNDING * bounds[1]):
         raise ValueError(
             f"a Chebyshev preconditioner needs a finite, positive definite matrix and M; the spectrum of their product "
             f"was estimated to reach from {smallest:g} to {bounds[1]:g}"
         )
     return Chebyshev(A, M, bounds, IDENTITY, degree, estimated=True)
-
-
-def _operator(A: Any, n: int, name: str) -> Any:
-    A = arguments.linear_map(A, n, name)
-    if arguments.is_function(A):
-        raise TypeError(f"{name} must be a pytree with a shape and @, which a preconditioner can hold; got a function")
-    return A
-
-
-def _checked(bounds: Any) -> Array:
-    try:
-        low, high = (b if checks.is_traced(b) else real_number("bounds", b) for b in bounds)
-    except (TypeError, ValueError):
-        raise ValueError(f"bounds must be two numbers, (λmin, λmax); got {bounds!r}") from None
-    if not checks.is_traced((low, high)) and not 0 < low < high < math.inf:
-        raise ValueError(f"bounds must satisfy 0 < λmin < λmax; got ({low:g}, {high:g})")
-    return jnp.asarray([low, high], float)
 
 
 def _applied(M: Any, r: Array) -> Array:

@@ -12,10 +12,8 @@ Bytes of an application beside those of M: W twice, and vectors of n. With separ
 (`subdomains`), W has k numbers a row, however many subdomains there are.
 """
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -62,9 +60,9 @@ class CoarseSpace:
         return self.coarse.dtype
 
     @property
-    def T(self) -> CoarseSpace:
+    def T(self) -> Self:
         W, R, coarse = jax.tree.map(jnp.conj, (self.W, self.R, self.coarse))
-        return CoarseSpace(W, R, coarse, self.M.T)
+        return dataclasses.replace(self, W=W, R=R, coarse=coarse, M=self.M.T)
 
     @standard_promotion
     def __matmul__(self, r: Any) -> Array:
@@ -72,15 +70,13 @@ class CoarseSpace:
         return self.M @ r + _times(self.W, matmul(self.coarse, _times(self.R, r)))
 
     @standard_promotion
-    def refreshed(self, A: Any) -> CoarseSpace:
+    def refreshed(self, A: Any) -> Self:
         """The same W for new values of A, in M's dtype, so that a scan can carry it; inside jit too.
 
         Raises:
           ValueError, TypeError: A has another shape, or is complex where M is not.
         """
-        checks.square(A, "a coarse space", "coarse_space")
-        checks.renewing(self, A.shape, A.dtype)
-        M = self.M.refreshed(A) if hasattr(self.M, "refreshed") else self.M
+        M = checks.renewed_within(self, A, "coarse_space")
         return checks.like(CoarseSpace(self.W, self.R, _coarse(A, self.W, self.R, M), M), self)
 
 
@@ -108,7 +104,7 @@ def coarse_space(A: Any, W: Any, M: Any = None) -> CoarseSpace:
             f"a coarse space, and so deflated=, needs a square matrix; got {type(A).__name__}. Beside a function "
             "A pass M=precond.coarse_space(matrix, W)"
         )
-    n = checks.square(A, "a coarse space", "coarse_space")
+    n = checks.square(A, "coarse_space")
     sparse = scipy.sparse.issparse(W) or hasattr(W, "to_scipy")
     W = W if sparse else owned(W)
     if len(W.shape) != 2 or W.shape[0] != n or not 1 <= W.shape[1] <= n:
@@ -126,12 +122,10 @@ def coarse_space(A: Any, W: Any, M: Any = None) -> CoarseSpace:
     else:
         W = W.astype(dtype)
         R = W.conj().T
-        if not checks.is_traced(W):
+        if not arguments.is_traced(W):
             with concrete():
                 _check_columns(W, lambda: matmul(R, W))
-    M = jacobi(A) if M is None else arguments.linear_map(M, n, "M")
-    if arguments.is_function(M):
-        raise TypeError("M must be a pytree with a shape and @, which a preconditioner can hold; got a function")
+    M = jacobi(A) if M is None else checks.storable(M, n, "M")
     return CoarseSpace(W, R, _coarse(A, W, R, M), M)
 
 
@@ -140,10 +134,7 @@ def deflating(settings: Any, A: Any, W: Any) -> Any:
     return settings if W is None else settings | {"M": coarse_space(A, W, settings["M"])}
 
 
-def subdomains(
-    B: Any,
-    parts: Any,
-) -> Any:
+def subdomains(B: Any, parts: Any) -> Any:
     """The near-null space of each subdomain by itself, as a sparse matrix W for `coarse_space` and `deflated=`.
 
     Args:
@@ -168,8 +159,7 @@ def subdomains(
         )
     if parts.dtype.kind not in "iu":
         raise TypeError(f"parts must be whole numbers; got {parts.dtype}")
-    if not np.all(np.isfinite(B)):
-        raise ValueError("B has a NaN or an infinity among its entries")
+    checks.finite_near_null(B)
     known, agg = np.unique(parts, return_inverse=True)
     outside = int(np.count_nonzero(known < 0))
     if outside == len(known):

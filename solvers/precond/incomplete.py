@@ -12,10 +12,8 @@ positive definite for any s as soon as D is: P(N) is triangular with a diagonal 
 s = n − 1.
 """
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +70,7 @@ class Incomplete:
         return self.lower.dtype
 
     @property
-    def T(self) -> Incomplete:
+    def T(self) -> Self:
         """For Cholesky factors M itself, conjugated; else views of both factors, whose products add by atomics."""
         lower, upper = self.upper.T, self.lower.T
         if self.hermitian:
@@ -89,7 +87,7 @@ class Incomplete:
         return _solved(self.upper, y, self.solve_sweeps)
 
     @standard_promotion
-    def refreshed(self, A: Any) -> Incomplete:
+    def refreshed(self, A: Any) -> "Incomplete":
         """The preconditioner of another matrix with the same pattern and settings; inside jit too, all on the device.
 
         It compiles only the lookup of A's entries. Differentiable in A's values.
@@ -109,12 +107,12 @@ class Incomplete:
                 "and transpose the result, M.refreshed(A).T"
             )
         maker = _maker(self.hermitian)
-        stored = _untransposed(A, maker)
+        stored = _untransposed(A)
         checks.renewing(self, A.shape, A.dtype)
         if stored.nnz != self.pattern.nnz:
             raise ValueError(_elsewhere(f"A has {stored.nnz} entries, and the one of M {self.pattern.nnz}", maker))
         M, fault = _with_values(self, *_looked_up(self.pattern, A))
-        return M if checks.is_traced(fault) else _checked(M, int(fault), A)
+        return M if arguments.is_traced(fault) else _checked(M, int(fault), A)
 
 
 @standard_promotion
@@ -176,15 +174,15 @@ def _incomplete(
     A: Any, hermitian: bool, sweeps: int, solve_sweeps: int, shift: float, layout: dict[str, Any]
 ) -> Incomplete:
     maker = _maker(hermitian)
-    n = checks.square(A, "an incomplete", maker)
+    n = checks.square(A, maker)
     sweeps = arguments.int_at_least(sweeps, "sweeps", 1)
     solve_sweeps = arguments.int_at_least(solve_sweeps, "solve_sweeps", 0)
     first = arguments.tolerance(shift, "shift")
-    stored = _untransposed(A, maker)
-    known = _of_ones(A, stored, maker) if checks.is_traced(A) else A
+    stored = _untransposed(A)
+    known = _of_ones(A, stored, maker) if arguments.is_traced(A) else A
     dtype = jnp.promote_types(A.dtype, jnp.float32)
     with concrete():  # a jitted function may close over A
-        row, col, data = _entries(known, maker)
+        row, col, data = _entries(known)
         _check_values(row, col, data, n, hermitian)
         pattern = factor_pattern(row, col, n, hermitian)
         below, above = row > col, row < col
@@ -194,7 +192,7 @@ def _incomplete(
         real = jnp.finfo(dtype).dtype
         pivots, alpha = jax.device_put((np.ones(n, real if hermitian else dtype), np.zeros((), real)))
         M = Incomplete(lower, upper, pivots, alpha, pattern, alpha, sweeps, solve_sweeps, hermitian)
-        if known is A and not checks.is_traced(first):
+        if known is A and not arguments.is_traced(first):
             M = dataclasses.replace(M, first_shift=jax.device_put(first.astype(real)))
             M, fault = _with_values(M, jax.device_put(data), np.True_)
             return _checked(M, int(fault), A)
@@ -205,7 +203,7 @@ def _incomplete(
 @jax.jit
 def _looked_up(pattern: FactorPattern, A: Any) -> tuple[Array, Array]:
     """A.data [nnz], or A.T.data of a transposed view, and whether its entries lie at the places of the pattern."""
-    stored = _untransposed(A, "")
+    stored = _untransposed(A)
     row, col, place = stored.unshared.coordinates()
     row, col = (row, col) if stored is A else (col, row)
     row, col = (jnp.zeros(stored.nnz, a.dtype).at[place].set(a, mode="drop")[pattern.entry] for a in (row, col))
@@ -249,16 +247,12 @@ def _with_values(M: Incomplete, data: Array, same: Any) -> tuple[Incomplete, Arr
 
 
 def _checked(M: Incomplete, fault: int, A: Any) -> Incomplete:
-    """M if `fault` is 0; else an error that describes it.
-
-    Raises:
-      ValueError: see `incomplete_lu`.
-    """
+    """M if `fault` is 0; else a ValueError that describes it."""
     maker = _maker(M.hermitian)
     if fault == OTHER_PATTERN:
         raise ValueError(_elsewhere("some entries of A lie elsewhere", maker))
     if fault == BAD_VALUES:
-        row, col, data = _entries(A, maker)
+        row, col, data = _entries(A)
         _check_values(row, col, data, A.shape[0], M.hermitian)
     if fault == NO_FACTORS:
         raise ValueError(
@@ -274,32 +268,24 @@ def _elsewhere(what: str, maker: str) -> str:
     return f"M.refreshed(A) takes a matrix of the pattern that M was made of, but {what}; make M anew with {maker}(A)"
 
 
-def _untransposed(A: Any, maker: str) -> Any:
-    """A, or the matrix of which A is a transposed view.
-
-    Raises:
-      TypeError: neither.
-    """
+def _untransposed(A: Any) -> Any:
+    """A, or the matrix of which A is a transposed view. TypeError: neither."""
     if hasattr(A, "coordinates"):
         return A
     if hasattr(getattr(A, "T", None), "coordinates"):
         return A.T
     raise TypeError(
-        f"{maker} takes a jaxsparse_fmt matrix, got {type(A).__name__}; convert it with jaxsparse_fmt.from_scipy "
-        "or from_dense"
+        f"an incomplete factorization takes a jaxsparse_fmt matrix, got {type(A).__name__}; convert it with "
+        "jaxsparse_fmt.from_scipy or from_dense"
     )
 
 
 def _of_ones(A: Any, stored: Any, maker: str) -> Any:
-    """The matrix with ones in place of its traced values.
-
-    Raises:
-      TypeError: its pattern is traced too.
-    """
+    """The matrix with ones in place of its traced values. TypeError: its pattern is traced too."""
     known = stored
     if "values" in vars(stored):  # and not of shards
         known = dataclasses.replace(stored, values=np.ones(stored.values.shape, stored.dtype))
-    if checks.is_traced(known):
+    if arguments.is_traced(known):
         raise TypeError(
             f"{maker} needs a known pattern, and this one is traced: make M outside jit, pass it, and take "
             "M.refreshed(A) inside; or close over A and pass only its values, for A.with_data(data)"
@@ -307,27 +293,22 @@ def _of_ones(A: Any, stored: Any, maker: str) -> Any:
     return known if stored is A else known.T
 
 
-def _entries(A: Any, maker: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _entries(A: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Row, column and value of A's entries on the host, in the order of `A.data`; of a view in that of `A.T.data`.
 
-    Raises:
-      ValueError: more entries than 32 bits count.
+    ValueError: more entries than 32 bits count.
     """
-    stored = _untransposed(A, maker)
+    stored = _untransposed(A)
     csr = stored.to_scipy()
     if csr.nnz >= 2**31:
-        raise ValueError(f"{maker} counts entries in 32 bits; A has {csr.nnz}")
+        raise ValueError(f"an incomplete factorization counts entries in 32 bits; A has {csr.nnz}")
     row = np.repeat(np.arange(csr.shape[0], dtype=np.int32), np.diff(csr.indptr))
     col = csr.indices.astype(np.int32)
     return (row, col, csr.data) if stored is A else (col, row, csr.data)
 
 
 def _check_values(row: np.ndarray, col: np.ndarray, data: np.ndarray, n: int, hermitian: bool) -> None:
-    """Checks the values of A.
-
-    Raises:
-      ValueError: a number is not finite, or one on the diagonal is zero or missing, or for Cholesky not positive.
-    """
+    """ValueError: a number is not finite, or one on the diagonal is zero or missing, or for Cholesky not positive."""
     bad = np.flatnonzero(~np.isfinite(data))
     if bad.size:
         k = bad[np.argmin(row[bad])]

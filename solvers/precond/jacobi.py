@@ -1,10 +1,8 @@
 """The Jacobi preconditioner: division by the diagonal (Saad, Iterative Methods, §10.2)."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +24,7 @@ class Jacobi(Diagonal):
         return self.d
 
     @standard_promotion
-    def refreshed(self, A: Any) -> Jacobi:
+    def refreshed(self, A: Any) -> Self:
         """`jacobi(A)` in M's dtype, so that a scan can carry it. It compiles nothing that `jacobi` has not compiled.
 
         Raises:
@@ -60,7 +58,7 @@ def _diagonal(A: Any) -> Array:
         if A.in_size() != A.out_size():
             raise ValueError(f"a Jacobi preconditioner needs a square matrix; got {(A.out_size(), A.in_size())}")
         return as_floating(lineax.diagonal(A), "the diagonal")
-    checks.square(A, "a Jacobi", "jacobi")
+    checks.square(A, "jacobi")
     if not hasattr(A, "diagonal"):
         raise TypeError(
             f"jacobi reads A.diagonal(), which {type(A).__name__} does not have; pass M=1/d for its diagonal d"

@@ -14,12 +14,10 @@ last. With d = 2 that is four products a level: on 7-point Poisson, where all le
 of the finest, 9 fine products a cycle, and more where formats pad; see `products_per_cycle`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import warnings
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +42,7 @@ from solvers.core.arguments import int_at_least, proper_fraction
 from solvers.core.diagonal import operand
 from solvers.core.vectors import norm, probe
 from solvers.precond import _checks as checks
-from solvers.precond import _finest, _hierarchy, _refresh
+from solvers.precond import _hierarchy, _refresh
 from solvers.precond._cycles import Level, cycled
 
 CHECKED = 6  # cycles whose growth warns
@@ -83,13 +81,13 @@ class Multigrid:
         return self.coarse_inverse.dtype
 
     @property
-    def T(self) -> Multigrid:
+    def T(self) -> Self:
         """The transposed operator: itself where it is symmetric, else a view that makes transposed products."""
         if self.symmetric:
             return self
         cycle = self.cycle.swapcase() if self.cycle in "Ff" else self.cycle
-        levels = tuple(level.T for level in self.levels)
-        return Multigrid(levels, self.coarse_inverse.T, None, cycle, False, self.order)
+        levels, inverse = tuple(level.T for level in self.levels), self.coarse_inverse.T
+        return dataclasses.replace(self, levels=levels, coarse_inverse=inverse, renewals=None, cycle=cycle)
 
     def entered(self, basis: Basis) -> Any:
         """The same operator between vectors that have entered `basis`; without exchanges if the cycle runs there."""
@@ -106,7 +104,7 @@ class Multigrid:
         return _cycled(self, operand(self, r, self.coarse_inverse, 2))
 
     @standard_promotion
-    def refreshed(self, A: Any) -> Multigrid:
+    def refreshed(self, A: Any) -> Self:
         """The same hierarchy for new values on A's pattern; inside jit too, on the device, and differentiable.
 
         Aggregates and strong couplings stay, as does the near-null space; prolongations, coarse matrices, smoothers and
@@ -119,7 +117,7 @@ class Multigrid:
           ValueError: another shape or number of entries, or an M made without `refreshable=True`. TypeError: A is
             complex and M is not.
         """
-        checks.square(A, "a multigrid", "multigrid")
+        checks.square(A, "multigrid")
         checks.renewing(self, A.shape, A.dtype)
         if self.renewals is None:
             raise ValueError(
@@ -277,7 +275,7 @@ def multigrid(
     theta = real_number("theta", theta)
     if not 0 <= theta < 1:
         raise ValueError(f"theta must be at least 0 and below 1; got {theta:g}")
-    S = None if getattr(A, "name", None) == "sharded" and A.shape[0] > most else _finest.host(A)
+    S = None if getattr(A, "name", None) == "sharded" and A.shape[0] > most else checks.host(A)
     stored = floating_dtype(A.dtype, "A") if dtype is None else requested_dtype(dtype)
     if S is None:
         from solvers.precond import _sharded  # with the code for many devices
@@ -300,14 +298,16 @@ def multigrid(
     else:
         if max_coarse is None and S.shape[0] > most:
             most = min(most, max(50, int((S.nnz / 10) ** 0.5)))
-        b = _finest.block_size(A, S) if block_size is None else int_at_least(block_size, "block_size", 1)
+        b = checks.block_size(A, S) if block_size is None else int_at_least(block_size, "block_size", 1)
         if S.shape[0] % b:
             raise ValueError(f"block_size {b} does not divide the {S.shape[0]} rows of A")
         aggregation = functools.partial(
             _hierarchy.Aggregation, b=b, theta=theta, max_coarse=most, max_levels=max_levels
         )
         if B is not None:
-            near = _finest.near_null(B, S)
+            B = checks.near_null(np.asarray(B), S.shape[0], S.dtype)
+            checks.finite_near_null(B)
+            near = np.ascontiguousarray(B, S.dtype)
         elif candidates == "adaptive":
             near = _hierarchy.adapted(S, b * (b + 1) // 2, aggregation, chosen)
         else:

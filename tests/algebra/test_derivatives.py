@@ -1,7 +1,5 @@
 """Second derivatives of every operation, by all that it holds, against dense matrices; chains, loops and batches."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """Slices, triangles, blocks, scalings, sums and norms against SciPy and NumPy."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -3,8 +3,6 @@
 Results are read from the arrays of "csr", so that nothing compiles.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import jax

@@ -1,7 +1,5 @@
 """Plans and the operators over them: values against SciPy, derivatives against dense matrices, refusals."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

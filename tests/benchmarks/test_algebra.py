@@ -1,7 +1,5 @@
 """The benchmark of sums, products and assembly runs, and its table has a line for each way of each operation."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

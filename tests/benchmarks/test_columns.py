@@ -1,7 +1,5 @@
 """Products with several columns, on a small matrix."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks import columns, standard, suite

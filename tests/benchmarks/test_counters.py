@@ -1,7 +1,5 @@
 """Counters of a profile: which kernels belong to which product, and what is made of them."""
 
-from __future__ import annotations
-
 import sys
 import time
 

@@ -1,7 +1,5 @@
 """The comparison of dialects, with the interpreter in the place of one of them."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks import dialects, standard, suite

@@ -1,7 +1,5 @@
 """The benchmark of first calls: processes that time themselves, and the tables of their figures."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

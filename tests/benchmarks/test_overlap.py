@@ -1,7 +1,5 @@
 """The accounting of a profile, on kernels made up."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

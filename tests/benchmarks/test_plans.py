@@ -1,7 +1,5 @@
 """The plan of one process from its own rows and its neighbours' requests, against the plan from all rows."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """How cg scales, on tiny matrices: what one device and several are timed with."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

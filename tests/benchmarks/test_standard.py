@@ -1,7 +1,5 @@
 """The suite's runner: sides compared rightly, files after every matrix, and nothing that an opponent lacks stops it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """The matrices of the suite: made in proportion, canonical, and of the class that they stand for."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.sparse as sp

@@ -1,7 +1,5 @@
 """What the copy that all figures are held against times, and when a card rests."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Transposed and reordered products in a benchmark: what is compared with what, and what a run writes."""
 
-from __future__ import annotations
-
 import json
 import math
 

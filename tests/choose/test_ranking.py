@@ -1,7 +1,5 @@
 """format="auto": what is ranked first, and that it can be had."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import re

@@ -1,7 +1,5 @@
 """What the ranking takes where memory is short, and how it reads the free memory."""
 
-from __future__ import annotations
-
 import re
 import types
 

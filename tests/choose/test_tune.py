@@ -1,7 +1,5 @@
 """format="tune": the fastest is taken, remembered, and no file can do harm."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

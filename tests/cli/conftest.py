@@ -1,7 +1,5 @@
 """Shared by the tests of the commands: no settings of the terminal in the environment, and a small system in a file."""
 
-from __future__ import annotations
-
 import pathlib
 
 import pytest

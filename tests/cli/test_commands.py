@@ -1,7 +1,5 @@
 """`info`, `bench` and `demo` as a user meets them, and the console script."""
 
-from __future__ import annotations
-
 import pathlib
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The printed script completes commands, options, values and files in a real bash, and zsh loads it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

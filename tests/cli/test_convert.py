@@ -1,7 +1,5 @@
 """`convert` keeps every entry, whatever the kinds of file."""
 
-from __future__ import annotations
-
 import io
 import sys
 

@@ -1,7 +1,5 @@
 """The demonstration must be able to fail: each fault it can find is put in its way."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

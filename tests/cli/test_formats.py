@@ -1,7 +1,5 @@
 """`formats` lists what each format takes, and why one is refused."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The description of a matrix agrees with dense arithmetic."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`--json` prints one line that scripts can read, and nothing else to standard output."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

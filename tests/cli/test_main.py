@@ -1,7 +1,5 @@
 """The command as a user meets it: exit codes, what it prints and where, and what it leaves on the disk."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import re

@@ -1,7 +1,5 @@
 """A system on the device: stored as `choose` says, solved as the solver does, and timed by the clock."""
 
-from __future__ import annotations
-
 import functools
 import time
 

@@ -1,7 +1,5 @@
 """Files with pictures are whole or not there, and name what they show; `plot` draws a matrix or a format."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import warnings

@@ -1,7 +1,5 @@
 """The command as a process: interrupted at any time, and with standard streams that are pipes, full or closed."""
 
-from __future__ import annotations
-
 import importlib
 import io as stdlib_io
 import os

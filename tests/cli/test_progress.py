@@ -1,7 +1,5 @@
 """Progress: lines in a pipe, a live display on a terminal, a fraction for any residual."""
 
-from __future__ import annotations
-
 import io
 import math
 import sys

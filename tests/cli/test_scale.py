@@ -1,7 +1,5 @@
 """`jaxsparse scale` and `solve --devices` as a user meets them, on eight devices of the CPU."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import pathlib

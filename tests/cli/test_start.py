@@ -1,7 +1,5 @@
 """How long a user waits: for the import, and for the first solve."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Tables: their words and numbers, plain where there is no terminal."""
 
-from __future__ import annotations
-
 import io
 import sys
 

@@ -1,7 +1,5 @@
 """Basis: in by a permutation, out by its inverse."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

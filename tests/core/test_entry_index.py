@@ -1,7 +1,5 @@
 """The index behind `data` and `with_data`: what it costs, how long it lives, and whose it is."""
 
-from __future__ import annotations
-
 import gc
 import sys
 import time

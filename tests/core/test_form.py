@@ -1,7 +1,5 @@
 """The trilinear form: its three primitives close under every transformation of JAX."""
 
-from __future__ import annotations
-
 import functools
 import pathlib
 import sys

@@ -1,7 +1,5 @@
 """Explicit mesh axes, the default of `jax.make_mesh`, and matrices that lie on one device: against SciPy."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

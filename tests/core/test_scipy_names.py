@@ -1,7 +1,5 @@
 """What users of SciPy reach for: the same names, for a matrix and for its transpose."""
 
-from __future__ import annotations
-
 import operator
 
 import jax

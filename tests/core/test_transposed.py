@@ -1,7 +1,5 @@
 """A.T, a view: what may be done with a matrix may be done with its transpose."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """Passes over vectors: the same answer by kernel and in plain jnp, alone, mapped over, and beside a product."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """Matrices and meshes that the tests of this folder share."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -6,8 +6,6 @@
 Runs in a process of its own, since XLA counts the devices of the CPU once.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Sums, scalings and shifts of sharded matrices against SciPy, and what their programs send."""
 
-from __future__ import annotations
-
 import re
 
 import jax

@@ -1,7 +1,5 @@
 """Vectors stay in pieces: entering, leaving, products, solves and derivatives in the user's order."""
 
-from __future__ import annotations
-
 import re
 
 import jax

@@ -1,7 +1,5 @@
 """Which format the shards get when it is not named: one for all, that none of them suffers from."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

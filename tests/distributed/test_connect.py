@@ -1,7 +1,5 @@
 """Processes that begin and end together: late, failing, killed and disagreeing ones, through the loopback address."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

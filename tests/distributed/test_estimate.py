@@ -1,7 +1,5 @@
 """What is counted of a partition that is not built, against one that is, and against hand counts."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

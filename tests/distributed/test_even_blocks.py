@@ -1,7 +1,5 @@
 """The runs between even blocks and pieces: how many rounds they take, and what each moves."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """A matrix in a folder: the same rows come back, in any pieces, and what is broken is told."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.sparse as sp

@@ -1,7 +1,5 @@
 """Stencils with corners in boxes: few rounds, since devices forward; the answers of one device; what need not wait."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

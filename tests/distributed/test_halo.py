@@ -1,7 +1,5 @@
 """The halo plan: what each device has in its buffer, by each kind of exchange, and which kind is cheapest."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 

@@ -1,7 +1,5 @@
 """ShardedMatrix against SciPy and against the same matrix on one device."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import pickle

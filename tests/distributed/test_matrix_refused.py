@@ -1,7 +1,5 @@
 """Bad input to a sharded matrix, and shards that do not fit, are refused in words."""
 
-from __future__ import annotations
-
 import re
 
 import jax

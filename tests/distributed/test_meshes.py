@@ -1,7 +1,5 @@
 """ShardedMatrix on meshes whose axes are explicit, auto or both, inside `jax.set_mesh`, outside, and in shard_map."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

@@ -1,7 +1,5 @@
 """Rows that travel to the devices that a user names, and the numbers of unknowns and entries."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Shards whose arrays differ in size, width or presence, made alike."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 import pytest

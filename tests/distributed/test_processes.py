@@ -1,7 +1,5 @@
 """Several processes on one machine, through the loopback address: the example with which a user starts."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import re

@@ -1,7 +1,5 @@
 """Products and stored transposes of sharded matrices against SciPy, their derivatives, and what their programs send."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """The compiled programs for 8, 64 and 512 devices: nothing grows with them, and a step waits as seldom as it can."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """Rounds of messages: as few as can be, and nobody sends or receives twice in one."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Cuts of the rows."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

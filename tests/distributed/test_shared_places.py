@@ -1,7 +1,5 @@
 """Shards in "sdia", in which a product reads two entries from one place."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

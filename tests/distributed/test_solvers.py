@@ -1,7 +1,5 @@
 """The solvers on sharded matrices: unchanged, in the sharded basis, with as few collectives as they can do with."""
 
-from __future__ import annotations
-
 import collections
 import functools
 import re

@@ -1,7 +1,5 @@
 """The pages of the site: their links lead to pages, generated parts are filled in, docstrings survive as text."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("matplotlib")

@@ -1,7 +1,5 @@
 """Links that lead nowhere are found, and no others."""
 
-from __future__ import annotations
-
 import pytest
 
 from docs import check_links

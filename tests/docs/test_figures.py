@@ -1,7 +1,5 @@
 """The figures of README.md and docs/performance.md are those of the newest results."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The notebooks are those that docs/notebooks.py makes of the examples, with all their code and no outputs."""
 
-from __future__ import annotations
-
 import ast
 import json
 

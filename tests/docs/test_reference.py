@@ -1,7 +1,5 @@
 """docs/reference.md has an example of every public name, and its examples run as printed."""
 
-from __future__ import annotations
-
 import doctest
 import pathlib
 import re

@@ -4,8 +4,6 @@ A line of a picture is `name [numbers] [shape] dtype`, with a row of the matrix 
 slices; · and * are padding, `0…` fills up a column, and a ' behind a number is the mark in its highest bit.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import sys

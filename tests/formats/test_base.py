@@ -1,7 +1,5 @@
 """What the rules give a format: its coordinates, and the basis of sorted rows."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """BiELL: the rows of a warp, sorted and in bisected groups."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.sparse as sp

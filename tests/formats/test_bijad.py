@@ -1,7 +1,5 @@
 """BiJAD: BiELL with all rows sorted. What the two share is asked in `test_biell.py`."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tests.formats.pictures import LENGTHS, RAGGED, stored

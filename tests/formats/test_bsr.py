@@ -1,7 +1,5 @@
 """BSR: dense blocks, their shape chosen or given, padded where they stick out."""
 
-from __future__ import annotations
-
 import math
 import tracemalloc
 

@@ -1,7 +1,5 @@
 """From CSR into storages: rows in order, sizes, the places filled, and layouts refused by name."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tracemalloc

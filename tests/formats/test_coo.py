@@ -1,7 +1,5 @@
 """COO: coordinates in canonical order."""
 
-from __future__ import annotations
-
 import numpy as np
 
 import jaxsparse_fmt as jsf

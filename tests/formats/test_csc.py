@@ -1,7 +1,5 @@
 """CSC: CSR of the transpose."""
 
-from __future__ import annotations
-
 import numpy as np
 
 import jaxsparse_fmt as jsf

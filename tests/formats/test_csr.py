@@ -1,7 +1,5 @@
 """CSR: one row a slice, and the threads that share it."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 import pytest

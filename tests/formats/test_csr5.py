@@ -1,7 +1,5 @@
 """CSR5: entries dealt out to the lanes of tiles, rows that end anywhere in them, and rows too long for them."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

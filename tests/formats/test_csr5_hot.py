@@ -1,7 +1,5 @@
 """The `hot` columns of csr5: their order, bytes and products."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """DIA: diagonals without column indices, and the pattern that tells a stored zero from padding."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.sparse as sp

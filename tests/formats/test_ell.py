@@ -1,7 +1,5 @@
 """ELL: every row as wide as the longest."""
 
-from __future__ import annotations
-
 import numpy as np
 import scipy.sparse as sp
 

@@ -1,7 +1,5 @@
 """ELLPACK-R: aligned columns, and threads that share rows without a change of the data."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """ELLR-T: the storage permuted for T threads a row."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 import pytest

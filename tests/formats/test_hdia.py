@@ -1,7 +1,5 @@
 """HDIA: the diagonals of every slice."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.sparse as sp

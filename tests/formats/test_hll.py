@@ -1,7 +1,5 @@
 """HLL: slices as wide as their longest row, and rows sorted in windows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

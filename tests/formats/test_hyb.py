@@ -1,7 +1,5 @@
 """HYB: how wide the ELL part is, and what lies beside it. How that is summed is asked in `test_long_rows.py`."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """JDS: jagged diagonals of sorted rows."""
 
-from __future__ import annotations
-
 import numpy as np
 
 import jaxsparse_fmt as jsf

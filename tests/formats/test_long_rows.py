@@ -1,7 +1,5 @@
 """Rows split in a main storage and pieces: where the pieces lie, and that their sums are exact and repeat."""
 
-from __future__ import annotations
-
 import itertools
 
 import jax

@@ -1,7 +1,5 @@
 """The memory guard: what would take memory out of proportion is refused before any of it is allocated."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 import jax

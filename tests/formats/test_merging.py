@@ -1,7 +1,5 @@
 """Diagonals and blocks of a matrix on a device: the same storage as from the host, and without a way through it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.sparse as sp

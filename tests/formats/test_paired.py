@@ -1,7 +1,5 @@
 """A matrix that carries its transpose: both products are products, of one set of values; dense arithmetic answers."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

@@ -1,7 +1,5 @@
 """PELLR: ELLPACK-R of the sorted rows."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 import pytest

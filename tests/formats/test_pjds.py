@@ -1,7 +1,5 @@
 """pJDS: blocks of sorted rows, padded to their longest."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.sparse as sp

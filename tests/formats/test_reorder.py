@@ -1,7 +1,5 @@
 """The orders of `reorder=`: what permutes, what Cuthill-McKee gathers, and what is refused."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """A matrix stored in another order of its unknowns: its user sees only the time. Dense arithmetic answers."""
 
-from __future__ import annotations
-
 import collections
 import functools
 from typing import Any

@@ -1,7 +1,5 @@
 """SDIA: diagonals that mirror others are not stored, and everything else goes on as if they were."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """SELL: 16-bit column differences, rows cut where they are long, narrow values under wide vectors."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """Counts of a storage against counting one by one, and samples against the whole."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

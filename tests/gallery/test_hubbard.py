@@ -1,7 +1,5 @@
 """The Holstein–Hubbard Hamiltonian against dense operators on the whole Fock space, and against what physics knows."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

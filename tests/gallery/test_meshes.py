@@ -1,7 +1,5 @@
 """Matrices of irregular meshes: faces counted on the finest grid, and the row lengths of the paper's Fig. 3."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.sparse as sp

@@ -1,7 +1,5 @@
 """The model problems against Kronecker products, PyAMG, element assembly, and what mechanics says of them."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """The kernels on a real GPU, by both dialects: the questions of test_every_format.py where only hardware answers."""
 
-from __future__ import annotations
-
 import functools
 import os
 import pathlib

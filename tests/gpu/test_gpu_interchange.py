@@ -1,7 +1,5 @@
 """Matrices to and from the real CuPy: the same memory, and products that wait for one another."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.sparse as sp

@@ -1,7 +1,5 @@
 """More than 2³¹ stored entries, for real: 64-bit offsets through conversion and product."""
 
-from __future__ import annotations
-
 import os
 
 import jax

@@ -1,7 +1,5 @@
 """Columns, batches and places beyond the limits of a grid and of 31 bits, on a GPU."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """Solvers on a GPU: the answer, the count, the status and the derivative, through the kernels."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """CSR5 on a real GPU: sums that pass from lane to lane, whichever the tile and however its columns are stored."""
 
-from __future__ import annotations
-
 import functools
 
 import jax.numpy as jnp

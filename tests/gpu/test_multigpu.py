@@ -1,7 +1,5 @@
 """Sharded matrices on several GPUs: every mode, format and exchange, the solvers and their derivatives, as on one."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

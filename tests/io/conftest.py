@@ -1,7 +1,5 @@
 """The fixture of the tests that read files."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Callable
 

@@ -4,8 +4,6 @@ It follows the grammar that `jaxsparse_fmt/io/mtx_entries.py` states, and shares
 files, on which the two must agree.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import re

@@ -1,7 +1,5 @@
 """Vectors and matrices to files and back: unchanged, and never half written."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -1,7 +1,5 @@
 """Matrix Market: what has one meaning is read, all else is refused by file, line and cure; nothing crashes."""
 
-from __future__ import annotations
-
 import bz2
 import csv
 import gzip

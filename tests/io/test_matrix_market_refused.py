@@ -1,7 +1,5 @@
 """Malformed Matrix Market files are refused by line, with the cure, before anything large is allocated."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import re

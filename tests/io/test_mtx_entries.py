@@ -1,7 +1,5 @@
 """One grammar, as Python and compiled: it reads what an independent reader reads, and rounds as Python does."""
 
-from __future__ import annotations
-
 import functools
 import gzip
 import io

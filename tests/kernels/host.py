@@ -1,7 +1,5 @@
 """A third dialect, for tests: kernels' address arithmetic run eagerly, tile by tile, with every read checked."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The faces from coordinates alone, in any order and with padding anywhere."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """The kernel of CSR5's tiles: interpreted against its reference, every access checked, and lowered for CUDA."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any

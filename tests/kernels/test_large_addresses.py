@@ -1,7 +1,5 @@
 """Addresses from 2³¹ places on: 64 bits where they are needed, and only there."""
 
-from __future__ import annotations
-
 import functools
 import re
 

@@ -1,7 +1,5 @@
 """Several right-hand sides: how many of them a lane loads at once."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import pytest

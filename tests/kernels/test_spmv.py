@@ -1,7 +1,5 @@
 """The kernels of the formats that store rows by rule: interpreted against their references, and lowered for CUDA."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

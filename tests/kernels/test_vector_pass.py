@@ -1,7 +1,5 @@
 """The kernel of a pass over vectors: interpreted against plain NumPy, and lowered for CUDA."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

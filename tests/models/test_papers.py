@@ -1,7 +1,5 @@
 """The papers' printed figures, recomputed from the performance models and from the real formats."""
 
-from __future__ import annotations
-
 import functools
 import math
 

@@ -1,7 +1,5 @@
 """Performance models: the formulas against counting by hand."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pathlib

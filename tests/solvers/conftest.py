@@ -1,7 +1,5 @@
 """What tests of solvers count: the programs that XLA compiles."""
 
-from __future__ import annotations
-
 import jax
 import pytest
 

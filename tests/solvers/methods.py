@@ -1,7 +1,5 @@
 """The registry of methods that the tests of every method run over: plain data."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

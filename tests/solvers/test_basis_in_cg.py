@@ -1,7 +1,5 @@
 """Conjugate gradients on formats with sorted rows: the basis is entered once, and the loop permutes nothing."""
 
-from __future__ import annotations
-
 import collections
 import functools
 

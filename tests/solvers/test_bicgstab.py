@@ -1,7 +1,5 @@
 """BiCGStab: its residual goes up on the way, and it starts again with a new shadow."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 import numpy as np
 

@@ -1,7 +1,5 @@
 """Conjugate gradients: the answer, the count, the status, the loop, and the derivatives."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

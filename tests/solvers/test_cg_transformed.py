@@ -1,7 +1,5 @@
 """`cg` inside jit, vmap and grad: counts, derivatives, and what compiles anew."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """A solve that is interrupted and goes on from disk: the same bits as without an interruption, and nothing else's."""
 
-from __future__ import annotations
-
 import re
 
 import jax

@@ -1,7 +1,5 @@
 """eigsh: the pairs and all their copies, the status, the loop, and the derivatives."""
 
-from __future__ import annotations
-
 import collections
 
 import jax

@@ -4,8 +4,6 @@ Methods know no formats, so most matrices and preconditioners here are dense arr
 time, and several tests share a program, where each new function needs one of its own.
 """
 
-from __future__ import annotations
-
 import functools
 
 import jax

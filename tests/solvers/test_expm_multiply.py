@@ -1,7 +1,5 @@
 """expm_multiply: against SciPy's dense exponential, its estimate against the error, statuses, and every derivative."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """GMRES: what its breakdown hangs on, and inner solves as preconditioners."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +7,7 @@ import pytest
 import scipy.sparse.linalg as spla
 
 from solvers import Status, cg, gmres
-from solvers.core.stopping import FULL, RUNNING, Loop, Rule, verdict
+from solvers.core.stopping import FULL, RUNNING, verdict
 
 N = 20
 D = np.diag(np.arange(N) + 3.0) - np.eye(N, k=1) - 0.5 * np.eye(N, k=-1)
@@ -84,8 +82,8 @@ def test_does_it_stagnate_where_a_cycle_gains_nothing():
 )
 def test_is_a_cycle_that_gains_little_no_stagnation(claimed, true, level, code):
     number = jnp.asarray
-    loop = Loop(None, number(30), number(claimed), number(FULL), number([]))
-    said = verdict(Rule(number(1e-9), number(10**6), level), number(true), number(1.0), loop)
+    recursion = number(30), number(claimed), number(FULL)
+    said = verdict((number(1e-9), number(10**6)), number(true), number(1.0), recursion, level)
     assert int(said) == code
 
 

@@ -1,7 +1,5 @@
 """IDR(s): fewer products than bicgstab, also where that is lost, for every s and from any numbers of unknowns."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 import numpy as np
 import pytest

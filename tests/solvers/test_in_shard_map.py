@@ -1,7 +1,5 @@
 """Solves inside a user's shard_map with its default check: every device has its own system, against dense algebra."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

@@ -1,7 +1,5 @@
 """The bridge to lineax: either half with the other's, derivatives, what failures are called, and the door."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import sys

@@ -1,7 +1,5 @@
 """Our matrices and preconditioners as operators of lineax."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 import numpy as np
 import pytest

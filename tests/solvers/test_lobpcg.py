@@ -1,7 +1,5 @@
 """lobpcg: ends of spectra, the preconditioner's use, statuses, and eigsh's derivatives."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """LSMR: Krylov.jl's kinds of problems against LAPACK, what its status claims, its derivatives, and the door."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """MINRES on singular systems, with and without a solution; the pseudoinverse answers."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 import numpy as np
 import pytest

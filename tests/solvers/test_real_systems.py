@@ -1,7 +1,5 @@
 """cg on the positive definite matrices of a folder of real ones, against SciPy."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 

@@ -1,7 +1,5 @@
 """Refinement: double accuracy from narrow iterations, and an honest end where the narrow type is too narrow."""
 
-from __future__ import annotations
-
 import sys
 
 import jax

@@ -1,7 +1,5 @@
 """Solution and Status: what they say outside jit, inside, and for several solves at once."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import pytest

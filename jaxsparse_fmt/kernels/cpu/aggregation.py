@@ -6,8 +6,6 @@ do not depend on the number of threads. Matrices are SciPy's, in CSR with sorted
 rows hold whole blocks, so the same arrays also describe a matrix of blocks.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from typing import Any, NamedTuple

@@ -11,8 +11,6 @@ agg                [points] the aggregate of a point; -1 where it is in none
 Q                  [points·b, k] a row for each unknown, in the columns of its aggregate
 """
 
-from __future__ import annotations
-
 from math import sqrt
 
 from jaxsparse_fmt.kernels.cpu.spgemm_kernels import sort

@@ -19,8 +19,6 @@ XLA takes fresh memory for a large result, and the first write to each page of i
 that page. So the handler asks Linux for huge pages there.
 """
 
-from __future__ import annotations
-
 import contextlib
 import mmap
 import sys
@@ -148,7 +146,7 @@ def module(
     return made
 
 
-def _handler(module: ir.Module, name: str) -> tuple[_Code, Any, Any]:
+def _handler(module: ir.Module, name: str) -> tuple["_Code", Any, Any]:
     """Begins a handler, which goes on only when XLA executes it; returns its code, frame and `SCRATCH` words."""
     code = _Code(module, name, 1)
     frame, scratch = code.arguments[0], code.ptrtoint(code.alloca(WORD, SCRATCH), WORD)
@@ -162,7 +160,7 @@ def _handler(module: ir.Module, name: str) -> tuple[_Code, Any, Any]:
     return code, frame, scratch
 
 
-def _refuse(code: _Code, frame: Any, scratch: Any, message: int) -> None:
+def _refuse(code: "_Code", frame: Any, scratch: Any, message: int) -> None:
     code.put(scratch, 32, 0, WORD(message), INTERNAL)
     code.ret(code.call_address(code.word(code.word(frame, 2), 6), scratch))
 

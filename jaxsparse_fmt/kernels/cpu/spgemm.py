@@ -6,8 +6,6 @@ has one number for every column of C, to mark the columns that a row has met. Th
 threads.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple

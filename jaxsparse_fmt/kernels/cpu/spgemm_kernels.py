@@ -10,8 +10,6 @@ indices, first     [nnz of C] int32 and int64
 left, right        [products] int32, written
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

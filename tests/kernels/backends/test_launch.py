@@ -1,7 +1,5 @@
 """What a kernel does through its dialect: loads, stores and sums over threads."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

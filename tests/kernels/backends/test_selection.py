@@ -1,7 +1,5 @@
 """Which backend computes on which platform."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 

@@ -1,7 +1,5 @@
 """The shapes of blocks."""
 
-from __future__ import annotations
-
 import pytest
 
 from jaxsparse_fmt.kernels.backends import mosaic, tuning

@@ -1,7 +1,5 @@
 """The kernels of a multigrid's set-up against SciPy's products."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.sparse as sp

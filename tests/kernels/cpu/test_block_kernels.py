@@ -1,7 +1,5 @@
 """The products of BSR by whole blocks: at the edges of the matrix, at holes, and in pieces."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 import pytest

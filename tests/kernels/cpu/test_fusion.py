@@ -1,7 +1,5 @@
 """Programs of JAX in kernels of native code."""
 
-from __future__ import annotations
-
 import re
 
 import jax

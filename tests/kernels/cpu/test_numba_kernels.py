@@ -1,7 +1,5 @@
 """The kernels for the CPU: equal to dense arithmetic in every format, the same bits always, and never in the way."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import os

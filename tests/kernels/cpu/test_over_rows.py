@@ -1,7 +1,5 @@
 """Calls of compiled kernels over rows, by threads."""
 
-from __future__ import annotations
-
 import os
 import time
 import types

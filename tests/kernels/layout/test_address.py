@@ -1,7 +1,5 @@
 """Address rules: every entry has one place, and kernels walk to exactly those."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 import numpy as np
 import pytest

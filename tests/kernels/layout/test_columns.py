@@ -1,7 +1,5 @@
 """Column rules: kernels and references name the same columns, and the right ones, however little of them is stored."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 import numpy as np
 import pytest

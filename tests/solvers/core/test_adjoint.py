@@ -1,7 +1,5 @@
 """Derivatives of solves: what their own residual decides, and what passes through nested and transposed solves."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

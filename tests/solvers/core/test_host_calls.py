@@ -1,7 +1,5 @@
 """Callbacks and progress: one program serves all of them, and each sees its own solve."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +7,7 @@ import pytest
 
 import jaxsparse_fmt as jsf
 from solvers import cg, lsmr
-from solvers.core import host_calls
+from solvers.core import settings
 
 N = 40
 S = jsf.gallery.poisson(N, dim=1)
@@ -31,7 +29,7 @@ def test_does_a_new_callback_or_progress_compile_nothing_and_see_its_own_solve(s
         assert len(iterates) == sol.iterations > 16 and len(reports) > 0
         np.testing.assert_allclose(iterates[-1], sol.x, rtol=1e-5)
     assert compiled() == before
-    assert not host_calls._functions  # nothing keeps the user's functions
+    assert not settings._functions  # nothing keeps the user's functions
 
 
 def test_a_callback_may_solve_with_a_callback_of_its_own():

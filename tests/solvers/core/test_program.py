@@ -1,7 +1,5 @@
 """Functions as A and M: what they close over counts at every call, and equal programs are compiled once."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -4,8 +4,6 @@ The oracle is the residual in longdouble of the x that is returned. The deep tie
 systems; the ordinary run takes a few hundred.
 """
 
-from __future__ import annotations
-
 import functools
 
 import jax

@@ -1,7 +1,5 @@
 """Keywords that all solvers share: what a reader of `help` sees, and what a wrong one is told."""
 
-from __future__ import annotations
-
 import inspect
 import pydoc
 

@@ -1,7 +1,5 @@
 """The door: pytrees and grids as unknowns, and what a Solution unpacks to."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

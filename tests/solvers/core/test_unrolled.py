@@ -1,7 +1,5 @@
 """A fixed number of steps, differentiated as they are; a textbook's CG in jnp and finite differences answer."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """What the tests of preconditioners share: operators as dense matrices, and the matrices to make them of."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Block Jacobi: the inverse of the block diagonal, and what singular blocks do."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

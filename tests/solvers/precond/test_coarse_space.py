@@ -1,7 +1,5 @@
 """Deflation: the operator against its formula, subdomains, steps in two precisions, Ritz vectors, derivatives."""
 
-from __future__ import annotations
-
 import itertools
 
 import jax

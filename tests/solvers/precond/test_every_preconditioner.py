@@ -1,7 +1,5 @@
 """What every preconditioner promises: a linear operator with a transpose, for one vector or several, in any jit."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

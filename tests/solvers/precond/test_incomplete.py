@@ -1,7 +1,5 @@
 """Incomplete factors: against elimination row by row, where they break down, and what they are worth."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """Jacobi: the inverse diagonal, and what a zero on it does."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 import pytest

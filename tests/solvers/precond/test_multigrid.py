@@ -1,7 +1,5 @@
 """Multigrid: the cycle against its formula in dense arithmetic, symmetry, traffic, iteration counts, and the door."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import os

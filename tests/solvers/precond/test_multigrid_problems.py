@@ -1,7 +1,5 @@
 """Multigrid on problems where methods fail: units of their own, boundary rows, one aggregate; PyAMG's as the floor."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.sparse as sp

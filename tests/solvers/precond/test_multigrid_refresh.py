@@ -1,7 +1,5 @@
 """New values in a hierarchy of multigrid: against a set-up anew, inside jit, and derivatives against differences."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

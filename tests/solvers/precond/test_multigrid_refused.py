@@ -1,7 +1,5 @@
 """What multigrid refuses, with the cure."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

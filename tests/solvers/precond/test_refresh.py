@@ -1,7 +1,5 @@
 """New values on a known pattern: preconditioners made and refreshed inside jit, vmap and scan; their derivatives."""
 
-from __future__ import annotations
-
 import logging
 
 import jax

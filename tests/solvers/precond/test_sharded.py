@@ -1,7 +1,5 @@
 """Multigrid of matrices over several devices: iterations beside one device, the sizes of all arrays, refusals."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
