@@ -8,6 +8,8 @@ import math
 import numbers
 import operator
 import os
+import shutil
+import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -305,11 +307,13 @@ def write_whole(path: Path, content: bytes) -> None:
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """A file beside `path` that replaces it when the block succeeds, and is removed when the block fails.
 
-    Pipes and devices stay: the block writes to them.
+    Pipes and devices stay, and get the bytes of a block that succeeds.
     """
     if os.path.exists(path) and not os.path.isfile(path):
-        with open(path, "wb") as file:
-            yield file
+        with open(path, "wb") as file, tempfile.TemporaryFile() as scratch:  # in which the block may seek
+            yield scratch
+            scratch.seek(0)
+            shutil.copyfileobj(scratch, file)
         return
     target = Path(os.path.realpath(path))  # a link stays a link
     scratch = target.with_name(f".{target.name}-{uuid.uuid4().hex[:8]}")

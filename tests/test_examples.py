@@ -12,11 +12,12 @@ ROOT = pathlib.Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 SNIPPETS = {p.name: re.findall(r"```python\n(.*?)```", p.read_text(encoding="utf-8"), re.DOTALL) for p in DOCUMENTS}
+OPTIONAL = ("equinox", "optax", "orbax", "skfem")  # without them, examples that need them do not run
 IMPORTED = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
 # They set flags of JAX, or connect processes, which only a process without devices yet can do.
 FIRST = ("eight_devices", "multi_host")
 
-# Each program by itself, as if it were the first of its process: most of a process is to import JAX and to compile.
+# Programs in one process, since importing JAX takes most of the time of one; two of its settings are reset in between.
 IN_TURN = """
 import contextlib, io, os, runpy, sys, traceback
 for path in sys.argv[1:]:
@@ -42,7 +43,9 @@ def told_in_turn(paths: list[pathlib.Path]) -> list[str]:
 
 @pytest.mark.deep
 def test_every_example_runs_and_prints():
-    here = [p for p in EXAMPLES if all(map(importlib.util.find_spec, re.findall(IMPORTED, p.read_text("utf-8"))))]
+    absent = {name for name in OPTIONAL if importlib.util.find_spec(name) is None}
+    here = [p for p in EXAMPLES if not absent & {*re.findall(IMPORTED, p.read_text("utf-8"))}]
+    assert len(here) > len(EXAMPLES) / 2
     here.sort(key=lambda path: path.stem not in FIRST)
     told = [*told_in_turn(here[:1]), *told_in_turn(here[1:])]
     assert len(told) == len(here) and all(re.fullmatch(r".* printed [1-9]\d*", line) for line in told), "\n".join(told)

@@ -21,7 +21,8 @@ class Basis:
     """An order of n unknowns: place k of the inner order holds unknown perm[k] of the user's.
 
     Attributes:
-      perm: [n] int32, a permutation; None where the two orders are the same, and both maps cost nothing.
+      perm: [n] int32, a permutation; None where the two orders are the same, and both maps cost nothing, and in the
+        basis of a sharded matrix, which stores no permutation.
     """
 
     perm: Array | None = None

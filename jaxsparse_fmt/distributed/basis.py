@@ -198,9 +198,7 @@ class ShardedBasis(DistributedBasis):
 
     def unknowns(self) -> Array:
         """[places] the user's unknown at each place; distinct numbers from n on in empty places."""
-        index = index_dtype(self.n + self.places)
-        number = self.enter(jnp.arange(1, self.n + 1, dtype=index))  # 0 in empty places
-        return jnp.where(number > 0, number - 1, self.n + lax.iota(index, self.places))
+        return self.over.by_xla(_unknowns, (self,), PartitionSpec(self.over.axis))
 
 
 @pytree
@@ -234,6 +232,12 @@ def _leave(basis: ShardedBasis, y: Array, explicit: Any) -> Array:
         return constrained(out, over) if basis.has_even_blocks else out
 
     return over.by_xla(left, (basis, y), mesh_axes.spec_like(y, explicit))
+
+
+def _unknowns(basis: ShardedBasis) -> Array:
+    index = index_dtype(basis.n + basis.places)
+    number = basis.enter(jnp.arange(1, basis.n + 1, dtype=index))  # 0 in empty places
+    return jnp.where(number > 0, number - 1, basis.n + lax.iota(index, basis.places))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -280,7 +284,7 @@ def order_of(over: Distribution, own: dict[int, np.ndarray]) -> Order:
     parts, n = len(over.counts), sum(over.counts)
     blocks = np.minimum(np.arange(parts + 1) * even_blocks.block_size(over.counts), n)
     needs = lambda: {k: halo.needed(of, blocks[k], blocks[k + 1]) for k, of in own.items()}  # noqa: E731
-    plan = halo.plan(needs, blocks, over.mesh, kind="direct")  # once a solve, and as many as the unknowns
+    plan = halo.plan(needs, blocks, over.mesh, kind="direct")  # short lists matter more than few rounds
     digests = everyones(lambda: {k: _digest(of.astype(np.int64).tobytes()) for k, of in own.items()}, over.mesh)
     return Order(own, plan, int.from_bytes(_digest(b"".join(digests.values()))))
 

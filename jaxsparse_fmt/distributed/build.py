@@ -223,7 +223,7 @@ def assemble(
     nbytes += plan.nbytes
     order = order_of_entries = None
     if users is not None:
-        unknown, entry = ({k: users(k)[i] for k in mine} for i in (0, 1))
+        unknown, entry = map(dict, zip(*(zip((k, k), users(k), strict=True) for k in mine), strict=True))
         order, order_of_entries = basis.order_of(over_columns, unknown), basis.order_of(over_entries, entry)
         nbytes += basis.bytes_of_order(over_columns, order)
         nbytes += basis.bytes_of_order(over_entries, order_of_entries)

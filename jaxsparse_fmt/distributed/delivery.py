@@ -53,7 +53,7 @@ def delivered(make: Callable[[], Messages], mesh: Mesh) -> Messages:
 
 
 def to_owners(owner: np.ndarray, *arrays: np.ndarray) -> dict[int, Any]:
-    """By owner what belongs to it of arrays whose places have these owners, for `delivered`."""
+    """Splits arrays by the owner of each place, for `delivered`: {owner: its part of each array}."""
     return {t: tuple(a[owner == t] for a in arrays) for t in np.unique(owner).tolist()}
 
 

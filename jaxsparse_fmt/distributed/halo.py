@@ -56,8 +56,10 @@ class Neighbours:
     def ways(self) -> dict[str, list[Stage]]:
         """The rounds of direct messages, "permute", and over a grid of devices, "forward", if those are fewer."""
         messages = self.source, self.target, self.count
-        grids = {"permute": (self.parts,), "forward": grid_of_fewest_rounds(*messages, self.parts)}
-        return {kind: stages(*messages, grid) for kind, grid in grids.items() if kind == "permute" or len(grid) > 1}
+        found = {"permute": stages(*messages, (self.parts,))}
+        if len(grid := grid_of_fewest_rounds(*messages, self.parts)) > 1:
+            found["forward"] = stages(*messages, grid)
+        return found
 
     @property
     def senders(self) -> np.ndarray:
@@ -128,7 +130,7 @@ def plan(
       starts: [parts + 1], the pieces of x.
       itemsize: bytes of an unknown.
       kind: one of `halo_exchange.KINDS`; "auto" takes the cheapest by `traffic.cg_step`, "direct" the cheapest in which
-        devices forward nothing, which takes shorter lists.
+        devices forward nothing, so that lists are short.
 
     What make() raises in one process, all processes raise.
     """

@@ -1,7 +1,7 @@
 """The numbers that a user gives to unknowns and entries, where every shard has an order of its own.
 
-A process knows the user's numbers of its own unknowns. It asks for others where the user's order is cut into equal
-blocks: the shard with the number of a block has what belongs to the block's unknowns.
+A process knows the user's numbers of its own unknowns. It looks others up in a directory: the user's order is cut into
+blocks, and shard k keeps the entries of block k.
 """
 
 from collections.abc import Callable
@@ -53,7 +53,7 @@ def by_part(
 ) -> tuple[Pieces, Numbers, np.ndarray]:
     """The rows of each shard, numbered shard by shard; the user's numbers of its unknowns, rising; and its first row.
 
-    Each process makes the rows of the blocks with its shards' numbers, and they travel to their shards.
+    The process of shard k makes the rows of block k, then sends each row to its shard.
 
     Args:
       rows_of, part_of: the rows, and the shard of each unknown, from one number to another.

@@ -91,6 +91,8 @@ def to_scipy(A: Any) -> Csr:
 
 def users_unknowns(of: Any) -> np.ndarray:
     """[n] the user's number of each unknown of a basis, in the inner order; all processes must call this."""
+    if of.route is None:
+        return np.arange(of.n)
     own = own_unknowns(of)
     return np.concatenate([*everyones(lambda: own, of.over.mesh).values()])
 
@@ -100,9 +102,7 @@ def own_unknowns(of: Any) -> dict[int, np.ndarray]:
     starts, mine = starts_of(of.over), local_parts(of.over)
     if of.route is None:
         return {k: np.arange(starts[k], starts[k + 1]) for k in mine}
-    with concrete():
-        by_part = jax.tree.map(lambda a: a.reshape(of.devices, -1), of.route)
-    route = jax.tree.map(lambda a: {k: piece_of(a, k) for k in mine}, by_part)
+    route = jax.tree.map(lambda a: {k: _flat_piece_of(a, k, of.devices) for k in mine}, of.route)
     m = block_size(of.over.counts)
     blocks = {k: k * m + np.arange(m) for k in mine}
     received = exchange_on_host(blocks, route.how, of.over.mesh)
@@ -128,6 +128,14 @@ def piece_of(a: Any, k: int) -> np.ndarray:
     found = (s for s in a.addressable_shards if k in range(*s.index[0].indices(a.shape[0])))
     shard = next(found)
     return np.asarray(shard.data)[k - (shard.index[0].start or 0)]
+
+
+def _flat_piece_of(a: jax.Array, k: int, parts: int) -> np.ndarray:
+    """The same of an array [parts·m], by the shape of its pieces."""
+    begin, m = k * (a.shape[0] // parts), a.shape[0] // parts
+    found = (s for s in a.addressable_shards if begin in range(*s.index[0].indices(a.shape[0])))
+    shard = next(found)
+    return np.asarray(shard.data)[begin - (shard.index[0].start or 0) :][:m]
 
 
 def fetched(wanted: dict[int, np.ndarray], B: Any, starts: np.ndarray, mesh: Mesh) -> Any:

@@ -24,7 +24,7 @@ class Stage:
     Attributes:
       moved: [k], the numbers of the messages that move.
       source: [k], from which devices.
-      start: [k], where a message begins in the lists of all rounds, one behind the other, of either device.
+      start: [k], the offset of a message in the lists of all rounds, one behind the other; the same at both devices.
       rounds: the longest list of each round, and its (source, target) pairs.
       rises: whether all devices receive from rising senders.
     """
@@ -50,13 +50,17 @@ def stages(source: np.ndarray, target: np.ndarray, count: np.ndarray, grid: tupl
 def grid_of_fewest_rounds(source: np.ndarray, target: np.ndarray, count: np.ndarray, devices: int) -> tuple[int, ...]:
     """The grid of at most three axes over which messages take the fewest rounds, and of those the least sent."""
 
-    def cost(grid: tuple[int, ...]) -> tuple[int, int]:
-        moves = [(u, v, u != v) for u, v in itertools.pairwise(_held(source, target, grid))]
-        rounds = sum(_most(_pairs(u[moved], v[moved])[0]) for u, v, moved in moves)
-        return rounds, sum(int(count[moved].sum()) for _, _, moved in moves)
-
-    several = (g for axes in (2, 3) for g in factors(devices, axes) if min(g) > 1)
-    return min(((devices,), *map(tuple, several)), key=cost)
+    best, least = (devices,), (_most(_pairs(source, target)[0]), int(count.sum()))
+    for grid in (tuple(g) for axes in (2, 3) for g in factors(devices, axes) if min(g) > 1):
+        rounds = sent = 0
+        for u, v in itertools.pairwise(_held(source, target, grid)):
+            moved = u != v
+            rounds, sent = rounds + _most(_pairs(u[moved], v[moved])[0]), sent + int(count[moved].sum())
+            if (rounds, sent) >= least:
+                break
+        else:
+            best, least = grid, (rounds, sent)
+    return best
 
 
 def factors(count: int, axes: int) -> Iterator[list[int]]:
@@ -78,14 +82,13 @@ def offsets(group: np.ndarray, count: np.ndarray) -> np.ndarray:
     return out
 
 
-def _held(source: np.ndarray, target: np.ndarray, grid: tuple[int, ...]) -> list[np.ndarray]:
+def _held(source: np.ndarray, target: np.ndarray, grid: tuple[int, ...]) -> Iterator[np.ndarray]:
     """The devices [messages] that hold each message before the first axis and after each."""
     at, to = np.array(np.unravel_index(source, grid)), np.unravel_index(target, grid)
-    held = [source]
+    yield source
     for axis, coordinate in enumerate(to):
         at[axis] = coordinate
-        held.append(np.asarray(np.ravel_multi_index(tuple(at), grid)))
-    return held
+        yield np.asarray(np.ravel_multi_index(tuple(at), grid))
 
 
 def _pairs(source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -320,7 +320,7 @@ def cheapest(loads: dict[str, Load], machine: Machine) -> tuple[str, dict[str, f
     """The kind of exchange that takes the least time, and the seconds of each.
 
     The buffers and lists of some kinds grow with the devices. None is taken that brings a device more unknowns than it
-    owns, and more than three times those that the other kind brings.
+    owns, and more than three times the fewest that any kind brings.
     """
     seconds = {kind: cg_step(load, machine, "vector").exchange for kind, load in loads.items()}
     received = {kind: float(np.max(np.add(load.near, load.far))) for kind, load in loads.items()}

@@ -161,10 +161,11 @@ def _or_nan(adjoint: Adjoint, A: Map, x: Array, c: Array, end: End, rtol: Array)
 
 def report(to: Any, end: Any, code: Array, rhs: Array) -> None:
     """Calls `Adjoint.report`, if any: with Python numbers for one system, with arrays [k] for several."""
+    if to is None:
+        return
 
     def called(code: Any, iterations: Any, residual: Any) -> None:
         one = np.ndim(code) == 0
         to(*((Status(int(code)), int(iterations), float(residual)) if one else (code, iterations, residual)))
 
-    if to is not None:
-        jax.debug.callback(called, code, end.k, ratio(end.norm, length(rhs)))
+    jax.debug.callback(called, code, end.k, ratio(end.norm, length(rhs)))

@@ -57,6 +57,17 @@ class Ravel:
         return (lambda v: self.vector(f(self.pytree(v)), f"{name}·v")) if is_function(f) else f
 
 
+@dataclasses.dataclass(frozen=True)
+class Raveled:
+    """A user's callback for pytrees, as one for vectors; equal ones share compiled programs."""
+
+    callback: Callable[[Any], None]
+    ravel: Ravel
+
+    def __call__(self, v: Array) -> None:
+        self.callback(self.ravel.pytree(v))
+
+
 def ravel(b: Any, A: Any) -> Ravel | None:
     """The map from the unknowns of one system to a vector; None where b is a vector, or several as columns.
 
@@ -239,9 +250,9 @@ def positive_interval(value: Any, name: str) -> tuple[Array, Array]:
     is_pair = isinstance(value, (tuple, list, np.ndarray, jax.Array)) and getattr(value, "ndim", 1) == 1
     if not is_pair or len(value) != 2:
         raise TypeError(f"{name} must be two numbers, (least, largest); got {value!r}")
-    least, largest = (v if isinstance(v, Tracer) else real_number(name, v) for v in value)
+    least, largest = (v if isinstance(v, Tracer) else real_number(f"each of {name}", v) for v in value)
     if not is_traced(least, largest) and not 0 < least <= largest < math.inf:
-        raise ValueError(f"{name} must be (least, largest) with 0 < least ≤ largest; got ({least:g}, {largest:g})")
+        raise ValueError(f"{name} must be (least, largest) with 0 < least ≤ largest < ∞; got ({least}, {largest})")
     return tolerance(least, name), tolerance(largest, name)
 
 

@@ -69,17 +69,13 @@ class Adjoint:
         arguments.function_or_none(self.report, "report")
 
 
+# Whether a preconditioner is being traced; the solves inside it are `Rough`.
 _in_preconditioner = contextvars.ContextVar("in_preconditioner", default=False)
 
 
 @dataclasses.dataclass(frozen=True)
 class Rough(Adjoint):
     """The adjoint of a solve inside a preconditioner. Its transpose is not checked, since M is itself approximate."""
-
-
-def is_preconditioning() -> bool:
-    """Whether a preconditioner is being traced; the solves inside it are `Rough`."""
-    return _in_preconditioner.get()
 
 
 def as_preconditioner(M: Map) -> Map:
@@ -178,7 +174,7 @@ def settled(settings: Any, n: int, most: int, drop: float = 0.0) -> tuple[Option
       n, most: unknowns, and the iterations that a maxiter of None allows.
     """
     values = [settings[k] for k in CHECKED]
-    context = jax.default_backend(), jax.dtypes.canonicalize_dtype(float), is_preconditioning()
+    context = jax.default_backend(), jax.dtypes.canonicalize_dtype(float), _in_preconditioner.get()
     # A number of norms is checked against the free memory each time.
     is_plain = all(type(v) in PLAIN for v in (*values, drop)) and type(settings["history"]) is not int
     return (_settled_once if is_plain else _settled)(context, n, most, drop, *values)

@@ -53,7 +53,7 @@ def solve(
     if ravel is not None:
         b, x0 = ravel.vector(b, "b"), None if x0 is None else ravel.vector(x0, "x0")
         A, M, inner = ravel.function(A, "A"), ravel.function(M, "M"), ravel.function(inner, "inner")
-        callback = None if (given := callback) is None else lambda v: given(ravel.pytree(v))
+        callback = arguments.function_or_none(callback, "callback") and arguments.Raveled(callback, ravel)
     b = arguments.vectors(b, "b")
     n = b.shape[0]
     if b.size == 0:

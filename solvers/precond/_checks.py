@@ -112,7 +112,7 @@ def coarsest(rows: int, levels: int) -> None:
 
 
 def host(A: Any) -> Any:
-    """A as a canonical CSR array of float64 or complex128, after all"""
+    """A as a canonical CSR array of float64 or complex128, after all checks."""
     ours = hasattr(A, "to_scipy")
     if ours:
         untraced(A)

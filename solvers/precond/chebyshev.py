@@ -136,7 +136,8 @@ def chebyshev(A: Any, degree: int = 4, bounds: Any = None, M: Any = None) -> Che
 
     Raises:
       ValueError: A is not square; M is of another size; a negative degree; bounds that are not 0 < λmin ≤ λmax; or,
-        without bounds and outside jit, A is not positive definite or holds a NaN. TypeError: A or M is a function.
+        without bounds and outside jit, A is not positive definite or holds a NaN. TypeError: A or M is a function, or
+        bounds are not two numbers.
     """
     n = checks.square(A, "chebyshev")
     degree = arguments.int_at_least(degree, "degree", 0)

@@ -221,8 +221,8 @@ def multigrid(
     and for convection with diffusion. The symmetry of A is detected.
 
     Args:
-      A: [n, n] matrix of jaxsparse_fmt or scipy.sparse. Aggregates of a sharded one lie in its shards, unknowns are
-        not grouped to points, and of the options below it takes no block_size, candidates, refreshable or setup.
+      A: [n, n] matrix of jaxsparse_fmt or scipy.sparse. If A is sharded, aggregates lie within shards, unknowns
+        are not grouped into points, and block_size, candidates, refreshable and setup are not accepted.
       B: [n, k], the near-null space: columns that A maps almost to zero, except at boundaries. In elasticity
         `gallery.rigid_body_modes(points)`. None takes `candidates`.
       candidates: "constant" takes a constant for each unknown of a point; "adaptive" finds b·(b + 1)/2 columns for

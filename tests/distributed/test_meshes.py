@@ -69,6 +69,15 @@ def test_products_and_derivatives_inside_set_mesh(kind, made):
         close(B.todense(), D)
 
 
+def test_reordered_unknowns_come_back_inside_set_mesh():
+    mesh = MESHES["explicit"]
+    with jax.set_mesh(mesh):
+        B = shard(mesh, reorder=np.random.default_rng(0).permutation(len(D)))
+        close(B.to_scipy().toarray(), D)
+        close(B.todense(), D)
+        close((B @ B).to_scipy().toarray(), D @ D)
+
+
 @pytest.mark.parametrize("kind", ["explicit", "auto"])
 def test_a_batch_over_another_axis_stays_there(kind):
     mesh = MESHES[kind]

@@ -243,11 +243,11 @@ FACES_WITH_KERNELS = {
 }
 
 
-# Every format in both dialects: in one with two of these numbers, in the other with the other two.
+# Every format in both dialects with each of these numbers; in the quick tier with one.
 NUMBERS = [(jnp.float32, 1), (jnp.float64, 3), (jnp.bfloat16, 2), (jnp.float64, 12)]
 LOWERED = [
-    (layout, dialect, *NUMBERS[(i + j + 2 * k) % 4])
-    for k in range(2)
+    (layout, dialect, *NUMBERS[(i + j + k) % 4])
+    for k in range(4)
     for i, layout in enumerate(FIRST_LAYOUTS)
     for j, dialect in enumerate(SIGNATURES)
 ]
@@ -255,7 +255,7 @@ LOWERED = [
 
 @pytest.mark.parametrize(
     "layout, dialect, dtype, p",
-    [pytest.param(*row, marks=pytest.mark.deep if i >= len(LOWERED) // 2 else ()) for i, row in enumerate(LOWERED)],
+    [pytest.param(*row, marks=pytest.mark.deep if i >= len(LOWERED) // 4 else ()) for i, row in enumerate(LOWERED)],
     ids=str,
 )
 def test_every_kernel_lowers_for_cuda(layout, dialect, dtype, p):

@@ -337,6 +337,7 @@ def test_mapped_over_it_multiplies_with_the_kernel_still():
         ((np.eye(3), np.ones(3)), {"history": -5}, ValueError, "history must be at least 0; got -5"),
         ((np.eye(3), np.ones(3)), {"rtol": None}, TypeError, "rtol must be one real number; got None"),
         ((np.eye(3), np.ones(3)), {"callback": 3}, TypeError, "callback must be a function or None; got 3"),
+        ((lambda x: x, {"a": np.ones(3)}), {"callback": 0}, TypeError, "callback must be a function or None; got 0"),
         ((np.eye(3), np.ones(3)), {"M": np.eye(4)}, ValueError, r"M has shape \(4, 4\)"),
         ((np.eye(3), np.ones(3)), {"M": np.ones(4)}, ValueError, r"M has shape \(4,\).* or \(3,\) for a diagonal"),
         ((np.ones(3), np.ones(3)), {}, ValueError, "for a diagonal A pass"),
