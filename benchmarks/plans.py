@@ -1,6 +1,6 @@
 """The plan of an exchange on thousands of devices: time and memory of one process, with one device of its own.
 
-    python -m benchmarks.plans --json benchmarks/results/plans.json     on any computer, three minutes
+    python -m benchmarks.plans --json benchmarks/results/plans.json     on any computer, seven minutes
 
 A stencil of 7 or 27 points on boxes of 10⁶ points, a device each, numbered box by box, or at random, as those of a
 graph partition are. The process finds the halo of its rows, plans the exchange from the numbers
