@@ -58,7 +58,7 @@ def test_pieces_that_do_not_fit_are_refused(rows_of, starts, words):
             ValueError,
             "by must give each of 11 unknowns one of the parts 0 to 7; got shape (22,)",
         ),
-        (np.zeros(90), TypeError, "by must be one of the words nnz, rows, graph, or integers"),
+        (np.zeros(90), TypeError, "by must be integers, the part of each unknown; got ndarray of float64"),
     ],
     ids=["word", "numbers", "length", "floats"],
 )
