@@ -93,6 +93,16 @@ def exportable(*classes: type[Any]) -> None:
         )
 
 
+def is_on_cpu(a: Any) -> bool:
+    """Whether a concrete array is NumPy's, or JAX's on CPUs alone."""
+    return not isinstance(a, jax.Array) or {d.platform for d in a.devices()} == {"cpu"}
+
+
+def scipy_dtype(dtype: Any) -> np.dtype:
+    """The dtype in which SciPy holds such numbers: float32 for 16-bit floats, which it lacks."""
+    return np.promote_types(dtype, np.float32) if np.dtype(dtype).itemsize == 2 else np.dtype(dtype)
+
+
 @pytree
 @dataclasses.dataclass(frozen=True)
 class CsrArrays:
@@ -109,8 +119,8 @@ class CsrArrays:
 
     def to_scipy(self) -> Csr:
         """A copy on the host; 16-bit floats, which SciPy lacks, become float32."""
-        dtype = np.promote_types(self.data.dtype, np.float32) if self.data.dtype.itemsize == 2 else self.data.dtype
-        arrays = np.array(self.data, dtype), np.array(self.indices), np.array(self.indptr)
+        data = np.array(self.data, scipy_dtype(self.data.dtype))
+        arrays = data, np.array(self.indices), np.array(self.indptr)
         return scipy.sparse.csr_array(arrays, shape=self.shape)
 
 

@@ -19,6 +19,7 @@ from jaxsparse_fmt._types import (
     concrete,
     floating_dtype,
     index_dtype,
+    is_on_cpu,
     of_jax_sparse,
     requested_dtype,
 )
@@ -62,8 +63,7 @@ def from_bcoo(B: Any, format: str = "auto", dtype: Any = None, **options: Any) -
             "matrix outside jit and pass that: its data may be replaced inside by A.with_data"
         )
     if not isinstance(data, Tracer):
-        on_host = not isinstance(data, jax.Array) or next(iter(data.devices())).platform == "cpu"
-        if B.indices_sorted and B.unique_indices and not on_host:
+        if B.indices_sorted and B.unique_indices and not is_on_cpu(data):
             indices = B.indices if is_bcsr else B.indices[:, 1]
             indptr = B.indptr if is_bcsr else row_pointers(B.indices[:, 0], B.shape[0])
             return _on_device(CsrArrays(data, indices, indptr, B.shape), format, dtype, **options)

@@ -15,7 +15,7 @@ import scipy.sparse
 from jax import lax
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import Array, Csr, CsrArrays, as_floating, concrete, index_dtype
+from jaxsparse_fmt._types import Array, Csr, CsrArrays, as_floating, concrete, index_dtype, is_on_cpu, scipy_dtype
 
 
 class Index(NamedTuple):
@@ -141,19 +141,14 @@ def csr_arrays(A: Any) -> tuple[Array, Array, Array]:
 
 def to_scipy(A: Any) -> Csr:
     """As `SparseMatrix.to_scipy`, for a matrix whose entries share no places."""
-    if not is_on_cpu(A):  # a GPU sorts faster, and sends no padding
+    if not is_on_cpu(A.values):  # a GPU sorts faster, and sends no padding
         return CsrArrays(*A.csr_arrays(), shape=A.shape).to_scipy()
-    values = np.asarray(A.values)
-    values = values.astype(np.promote_types(values.dtype, np.float32)) if values.itemsize == 2 else values
+    values = np.asarray(A.values, scipy_dtype(A.dtype))
     row, col, *live = map(np.asarray, _places(A))
     values, row, col = (a[tuple(live)] for a in (values, row, col))
     csr = scipy.sparse.coo_array((values, (row, col)), shape=A.shape).tocsr()
     csr.sort_indices()  # `in_basis` renumbers columns
     return csr
-
-
-def is_on_cpu(A: Any) -> bool:
-    return isinstance(A.values, np.ndarray) or {d.platform for d in A.values.devices()} == {"cpu"}
 
 
 @jax.jit

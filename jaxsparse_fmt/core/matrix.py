@@ -24,6 +24,7 @@ from jaxsparse_fmt._types import (
     as_vector,
     check_dense,
     concrete,
+    is_on_cpu,
     readable_bytes,
     standard_promotion,
 )
@@ -303,7 +304,7 @@ class SparseMatrix(ScipyNames, Pattern):
         place = _place(self.values)
         there = contextlib.nullcontext() if place is None else jax.default_device(place)
         with contextlib.nullcontext() if traced else concrete(), there:
-            on_host = name in CHOSEN or (not traced and entry_index.is_on_cpu(self))
+            on_host = name in CHOSEN or (not traced and is_on_cpu(self.values))
             csr = self.to_scipy() if on_host else CsrArrays(*self.csr_arrays(), shape=self.shape)
             A = build(csr, name, Target(self.dtype, self.backend, max_bytes), **layout)
         return A if place is None else jax.device_put(A, place)

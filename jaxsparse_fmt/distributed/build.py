@@ -150,7 +150,7 @@ def shard_from_rows(
     request = dataclasses.replace(given["request"], target=Target(stored, backend, max_bytes))
     if by is None:
         return assemble(lambda k: block(int(cuts[k]), int(cuts[k + 1])), cuts, cuts, axis, request)
-    mine = sorted(local_parts(Distribution(mesh, axis, *_pieces(np.diff(cuts)))))
+    mine = local_parts(Distribution(mesh, axis, *_pieces(np.diff(cuts))))
     part_of: Any = by if callable(by) else lambda start, stop: given["by"][start:stop]
     rows, unknowns, cuts = by_part(block, part_of, cuts, mine, mesh)
     entries = users_entries(rows, unknowns, unknowns, cuts, mesh)
@@ -223,7 +223,8 @@ def assemble(
     nbytes += plan.nbytes
     order = order_of_entries = None
     if users is not None:
-        unknown, entry = map(dict, zip(*(zip((k, k), users(k), strict=True) for k in mine), strict=True))
+        numbers = {k: users(k) for k in mine}
+        unknown, entry = ({k: of[i] for k, of in numbers.items()} for i in (0, 1))
         order, order_of_entries = basis.order_of(over_columns, unknown), basis.order_of(over_entries, entry)
         nbytes += basis.bytes_of_order(over_columns, order)
         nbytes += basis.bytes_of_order(over_entries, order_of_entries)

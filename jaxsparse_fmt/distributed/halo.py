@@ -53,13 +53,16 @@ class Neighbours:
         return np.bincount(self.target, self.count, self.parts).astype(np.int64)
 
     @functools.cached_property
-    def ways(self) -> dict[str, list[Stage]]:
-        """The rounds of direct messages, "permute", and over a grid of devices, "forward", if those are fewer."""
+    def direct(self) -> list[Stage]:
+        """The rounds of direct messages."""
+        return stages(self.source, self.target, self.count, (self.parts,))
+
+    @functools.cached_property
+    def forwarded(self) -> list[Stage]:
+        """The rounds over a grid of devices; `direct` if no grid has fewer."""
         messages = self.source, self.target, self.count
-        found = {"permute": stages(*messages, (self.parts,))}
-        if len(grid := grid_of_fewest_rounds(*messages, self.parts)) > 1:
-            found["forward"] = stages(*messages, grid)
-        return found
+        grid = grid_of_fewest_rounds(*messages, self.parts)
+        return stages(*messages, grid) if len(grid) > 1 else self.direct
 
     @property
     def senders(self) -> np.ndarray:
@@ -168,18 +171,18 @@ def planned(
     parts, size = between.parts, int(np.diff(starts).max())
     if not len(between.count):
         return Halo(Exchange(), {}, needs, needs, between, "no device needs unknowns of another")
-    loads = exchanges(between, size)
-    if kind == "direct":
-        loads.pop("forward", None)
-    cheapest, price = traffic.cheapest(loads, machine_of(between))
-    chosen = kind if kind in KINDS else cheapest
+    if kind in KINDS:
+        chosen, why = kind, "as asked for"
+    else:
+        chosen, price = traffic.cheapest(exchanges(between, size, kind != "direct"), machine_of(between))
+        why = f"by the model {', '.join(f'{k} {1e6 * seconds:.0f} µs' for k, seconds in price.items())}"
     target, count, lists = between.target, between.count, {}
     if chosen == "all_to_all":
         each, in_order = int(count.max()), True
         rounds: Any = (((each, ()),),)
         sent, received, length = each * target, each * between.source, parts * each
     else:
-        of = between.ways.get(chosen, between.ways["permute"])
+        of = between.forwarded if chosen == "forward" else between.direct
         rounds, in_order = tuple(s.rounds for s in of), len(of) == 1 and of[0].rises
         sent, received, lists["forward"] = _ways(between, of, needs)
         length = int((sent + count).max())
@@ -197,18 +200,21 @@ def planned(
     own_first = {k: np.searchsorted(of, starts[k]) for k, of in needs.items()}
     lists["before"] = {k: np.array([slots[k][:n].max(initial=-1) + 1], np.int32) for k, n in own_first.items()}
     lists = {name: of for name, of in lists.items() if of}
-    return Halo(how, lists, needs, slots, between, _reason(how, kind, price, itemsize))
+    return Halo(how, lists, needs, slots, between, _reason(how, why, itemsize))
 
 
-def exchanges(between: Neighbours, size: int) -> dict[str, Load]:
+def exchanges(between: Neighbours, size: int, forwards: bool = True) -> dict[str, Load]:
     """The load of each kind of exchange on every device, from its own host and others; without entries.
 
     Args:
       size: the most unknowns of one device.
+      forwards: whether devices may forward messages, for which a grid is searched.
     """
     parts, host, each = between.parts, between.host, int(between.count.max())
-    loads = {}
-    for kind, of in between.ways.items():
+    loads, ways = {}, {"permute": between.direct}
+    if forwards and between.forwarded is not between.direct:
+        ways["forward"] = between.forwarded
+    for kind, of in ways.items():
         rounds = [of_one for s in of for of_one in s.rounds]
         sizes, ends = zip(*((size, pair) for size, pairs in rounds for pair in pairs), strict=True)
         sizes, (source, target) = np.array(sizes), np.array(ends).T
@@ -264,8 +270,6 @@ def _requests(needs: dict[int, np.ndarray], starts: np.ndarray) -> Messages:
     return {k: {s: (of - starts[s]).astype(np.int32) for s, of in of_k.items()} for k, of_k in owned.items()}
 
 
-def _reason(how: Exchange, kind: str, price: dict[str, float], itemsize: int) -> str:
+def _reason(how: Exchange, why: str, itemsize: int) -> str:
     in_rounds = f" in {len(how.sizes)} rounds" if how.kind != "all_to_all" else ""
-    prices = ", ".join(f"{k} {1e6 * seconds:.0f} µs" for k, seconds in price.items())
-    why = "as asked for" if kind in KINDS else f"by the model {prices}"
     return f"{how.kind}{in_rounds}, {readable_bytes(how.width * itemsize)} to each device; {why}"

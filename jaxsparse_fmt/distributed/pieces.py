@@ -123,16 +123,13 @@ def of_each(f: Callable[[int], Any], shards: Iterable[int], mesh: Mesh) -> dict[
 
 def piece_of(a: Any, k: int) -> np.ndarray:
     """The part of shard k of an array [parts, ...], on the host of a process that has this shard."""
-    if not isinstance(a, jax.Array):
-        return np.asarray(a)[k]
-    found = (s for s in a.addressable_shards if k in range(*s.index[0].indices(a.shape[0])))
-    shard = next(found)
-    return np.asarray(shard.data)[k - (shard.index[0].start or 0)]
+    return _flat_piece_of(a, k, a.shape[0])[0] if isinstance(a, jax.Array) else np.asarray(a)[k]
 
 
 def _flat_piece_of(a: jax.Array, k: int, parts: int) -> np.ndarray:
-    """The same of an array [parts·m], by the shape of its pieces."""
-    begin, m = k * (a.shape[0] // parts), a.shape[0] // parts
+    """The part [m] of shard k of an array [parts·m]."""
+    m = a.shape[0] // parts
+    begin = k * m
     found = (s for s in a.addressable_shards if begin in range(*s.index[0].indices(a.shape[0])))
     shard = next(found)
     return np.asarray(shard.data)[begin - (shard.index[0].start or 0) :][:m]

@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,7 @@ import numpy as np
 import scipy.sparse
 from jax.sharding import Mesh
 
-from jaxsparse_fmt._types import x64_enabled
+from jaxsparse_fmt._types import CORES, x64_enabled
 
 
 def alone(mesh: Mesh) -> bool:
@@ -136,5 +135,5 @@ def together(f: Callable[[Any], Any], inputs: Sequence[Any]) -> dict[Any, Any]:
         with jax.enable_x64(wide):
             return f(each)
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(CORES) as pool:
         return dict(zip(inputs, pool.map(with_settings, inputs), strict=True))

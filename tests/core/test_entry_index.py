@@ -195,7 +195,7 @@ def test_costs_an_eager_product_no_more_than_five_small_dense_ones():
 @every_format
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_to_scipy_gives_canonical_arrays_of_its_own_from_either_device(layout, on_cpu, monkeypatch):
-    monkeypatch.setattr(entry_index, "is_on_cpu", lambda A: on_cpu)
+    monkeypatch.setattr(entry_index, "is_on_cpu", lambda values: on_cpu)
     A = layout.of(S)
     got = A.to_scipy()
     assert got.has_canonical_format

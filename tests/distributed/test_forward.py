@@ -1,7 +1,6 @@
 """Stencils with corners in boxes: few rounds, since devices forward; the answers of one device; what need not wait."""
 
 import functools
-import itertools
 import math
 import re
 
@@ -12,6 +11,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
+from benchmarks import plans
 from jaxsparse_fmt.distributed import halo
 from jaxsparse_fmt.models import traffic
 from solvers import cg
@@ -70,18 +70,7 @@ def test_a_solve_with_forwarded_unknowns_takes_the_steps_of_direct_messages():
 
 def neighbours(grid, edge, corners):
     """Boxes of edge³ points in a grid, with eight to a host, whose points read across corners or faces alone."""
-    number = np.arange(math.prod(grid)).reshape(grid)
-    found = []
-    for way in itertools.product((-1, 0, 1), repeat=3):
-        across = sum(map(abs, way))
-        if across > 0 and (corners or across == 1):
-            ends = [
-                [slice(max(0, sign * w), min(n, n + sign * w)) for w, n in zip(way, grid, strict=True)]
-                for sign in (-1, 1)
-            ]
-            source, target = (number[tuple(of)].ravel() for of in ends)
-            found.append((source, target, np.full(len(source), edge ** (3 - across))))
-    return halo.Neighbours(*map(np.concatenate, zip(*found, strict=True)), np.arange(number.size) // 8)
+    return halo.neighbours(plans.Boxes(grid, (edge,) * 3, shuffled=False, corners=corners).told())
 
 
 def test_512_boxes_reach_26_neighbours_in_six_rounds_and_the_model_prefers_these():

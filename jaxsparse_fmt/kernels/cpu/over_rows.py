@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxsparse_fmt import machine_code
+from jaxsparse_fmt._types import CORES
 
 ROWS = 16_384  # rows of a task by default
 ALIGNED = 64  # bytes: XLA's own arrays for a CPU begin at a multiple of it
@@ -55,7 +56,7 @@ def over_rows(
 
 def in_threads(thread: Callable[[], None], tasks: int) -> None:
     """Calls `thread` on every core, at most once for each task; the calls share the tasks."""
-    threads = min(tasks, os.cpu_count() or 1)
+    threads = min(tasks, CORES)
     if threads <= 1:
         thread()
     else:
@@ -110,7 +111,7 @@ def _kind(a: Any) -> str:
 
 @functools.cache
 def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(os.cpu_count())
+    return ThreadPoolExecutor(CORES)
 
 
 os.register_at_fork(after_in_child=_threads.cache_clear)  # a child has none of its parent's threads

@@ -1,6 +1,5 @@
 """Calls of compiled kernels over rows, by threads."""
 
-import os
 import time
 import types
 
@@ -24,7 +23,7 @@ def test_many_threads_compile_a_kernel_once(monkeypatch, tmp_path):
         return types.SimpleNamespace(doubled=doubled)
 
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(over_rows, "CORES", 8)
     over_rows._threads.cache_clear()
     a = np.arange(64.0)
     over_rows.over_rows(kernels, "doubled", 64, 0, a, rows=4)
