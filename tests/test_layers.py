@@ -47,6 +47,7 @@ ALLOWED = {
 SOLVERS_ALLOWED = {
     "solvers.checkpointed_cg": {"jaxsparse_fmt.io.arrays"},
     "solvers.core.arguments": {"jaxsparse_fmt.formats.memory"},
+    "solvers.core.interrupts": {"jaxsparse_fmt.kernels.cpu.ffi"},
     "solvers.precond.coarse_space": {"scipy", "jaxsparse_fmt.convert", "jaxsparse_fmt.kernels.cpu.aggregation"},
     "solvers.precond.multigrid": {
         *("jaxsparse_fmt.core.matrix", "jaxsparse_fmt.convert", "jaxsparse_fmt.algebra.patterns"),

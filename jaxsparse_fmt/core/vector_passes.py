@@ -264,9 +264,10 @@ def runs_natively() -> bool:
 def on_cpu(program: ClosedJaxpr, ctx: Any) -> Callable[..., list[Any]]:
     """A program over vectors [n] as a function, for the lowering with `ctx`: in few calls of native code on one CPU."""
     if jax_versions.is_of_one_device(ctx) and jax_versions.lowering_platform("cpu", ctx):
-        from jaxsparse_fmt.kernels.cpu.fusion import fused
+        from jaxsparse_fmt.kernels.cpu import ffi, fusion
 
-        return fused(program)
+        if ffi.works():
+            return fusion.fused(program)
     return jaxpr_as_fun(program)
 
 

@@ -22,6 +22,7 @@ from jaxsparse_fmt._types import pytree
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import Basis
 from solvers.core import arguments
+from solvers.core.interrupts import heeding
 
 PROGRAMS = 64  # of which compiled solvers are kept; the least recently used is dropped
 
@@ -102,13 +103,13 @@ class Entry:
           others: pytrees of arrays.
         """
         if not any(map(arguments.is_function, maps)):
-            return self.compiled(static, maps, basis, v, others)
+            return heeding(self.compiled, static, maps, basis, v, others)
         own = self._traced(static, maps, v)
         varied = mesh_axes.varying(v, (own, others))
         if varied is not v:
             v, own = varied, self._traced(static, maps, varied)
         programs = [f.program for f in own if isinstance(f, Function)]
-        return jit(self._on_any_axes, *programs)(static, own, basis, v, others)
+        return heeding(jit(self._on_any_axes, *programs), static, own, basis, v, others)
 
     def _traced(self, static: Any, maps: tuple[Any, ...], v: Any) -> tuple[Any, ...]:
         return tuple(f or a for f, a in zip(self._functions(traced, static, maps, v), maps, strict=True))

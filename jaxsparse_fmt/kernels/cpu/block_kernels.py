@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxsparse_fmt.kernels.cpu.chunk_kernels import lanes_before
-from jaxsparse_fmt.kernels.cpu.numba_kernels import U, compiled, inlined, is_hole
+from jaxsparse_fmt.kernels.cpu.numba_kernels import U, compiled, extent, inlined, is_hole, place_of
 
 
 def _tuple_of(n: int, item: Any) -> Any:
@@ -82,8 +82,8 @@ def of_blocks(size: int) -> Any:
             row, rows = U(s * lanes + first), U(max(last - first, 0))
             for r in range(row, row + rows):
                 o.out[r] = o.zero
-            for k in range((U(o.ptr[s + 1]) - U(o.ptr[s])) // wide):
-                at = U(o.ptr[s]) + k * wide
+            for k in range(extent(o, U(s)) // wide):
+                at = place_of(o, s) + k * wide
                 add_column(o, (at // n + U(first)) // n, at + U(first), row, rows)
 
     return product

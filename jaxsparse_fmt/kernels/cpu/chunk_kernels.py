@@ -26,7 +26,19 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from jaxsparse_fmt.kernels.cpu.numba_kernels import U, clear, clear_behind, compiled, inlined, inner, is_hole, scatter
+from jaxsparse_fmt.kernels.cpu.numba_kernels import (
+    U,
+    clear,
+    clear_behind,
+    compiled,
+    extent,
+    inlined,
+    inner,
+    is_hole,
+    place_of,
+    row_of,
+    scatter,
+)
 
 LARGEST = 0xFFFE  # delta; one more is padding
 BLOCK = 2048  # lanes whose sums stay in the L1 cache
@@ -62,8 +74,8 @@ def lanes_before(o, lanes, piece, pieces, step):
             low = middle
         else:
             high = middle
-    width = (np.int64(ptr[low + 1]) - np.int64(ptr[low])) // lanes
-    lane = 0 if width == 0 else min((target - np.int64(ptr[low])) // width, lanes)
+    width = np.int64(extent(o, U(low))) // lanes
+    lane = 0 if width == 0 else min(max(target - np.int64(ptr[low]), 0) // width, lanes)
     return low, lane // step * step
 
 
@@ -72,7 +84,7 @@ def lanes_before(o, lanes, piece, pieces, step):
 
 @inlined
 def _slice(o, s):
-    first = U(o.ptr[s])
+    first = place_of(o, s)
     return first, first, first // o.lanes, False
 
 
@@ -83,7 +95,7 @@ def _column_in_full(o, of, k, lane, row):
 
 @inlined
 def _slice_of_deltas(o, s):
-    first = U(o.ptr[s])
+    first = place_of(o, s)
     if not o.mixed:
         return first, first, first // o.lanes, True
     start = np.int64(o.start[s])
@@ -120,7 +132,7 @@ def _whole(o, s):
 
 @inlined
 def _column_of_jagged(o, of, k, lane, row):
-    return np.uint32(o.columns[U(o.ptr[k]) + lane])
+    return np.uint32(o.columns[place_of(o, k) + lane])
 
 
 # ------------------------------------------------------------------------------------------------------- three kernels
@@ -158,21 +170,21 @@ def of_chunks(slice_of: Any, *columns_of: Any, holes: bool = False, jagged: bool
         if jagged:
             lanes = np.int64(o.n_rows)  # and the padding of the first chunk, the longest
             if o.n_ptr > U(1):
-                lanes = max(lanes, np.int64(o.ptr[1]) - np.int64(o.ptr[0]))
+                lanes = max(lanes, np.int64(extent(o, U(0))))
             return lanes, (0, lanes * piece // pieces), (0, lanes * (piece + 1) // pieces)
         return lanes, lanes_before(o, lanes, piece, pieces, 16), lanes_before(o, lanes, piece + 1, pieces, 16)
 
     @inlined
     def width(o, s):
-        return o.n_ptr - U(1) if jagged else (U(o.ptr[s + 1]) - U(o.ptr[s])) // o.lanes
+        return o.n_ptr - U(1) if jagged else extent(o, U(s)) // o.lanes
 
     @inlined
     def length(o, k):
-        return U(o.ptr[k + U(1)]) - U(o.ptr[k]) if jagged else o.lanes
+        return extent(o, k) if jagged else o.lanes
 
     @inlined
     def place(o, of, k, lane):
-        return U(o.ptr[k]) + lane if jagged else of[0] + k * o.lanes + lane
+        return place_of(o, k) + lane if jagged else of[0] + k * o.lanes + lane
 
     def of_columns(decoded: Any, deltas: bool) -> Any:
         @inlined
@@ -195,14 +207,11 @@ def of_chunks(slice_of: Any, *columns_of: Any, holes: bool = False, jagged: bool
                 least, largest = range_of(o, of, k, deltas)
                 for i in range(min(end, length(o, k)) - begin):
                     row = first + begin + i
-                    if holes and o.n_perm:  # columns follow from rows
-                        row = U(o.perm[row])
+                    if holes:  # columns follow from rows
+                        row = row_of(o, row)
                     sums[i] += term(o, of, k, begin + i, row, least, largest)
             for i in range(end - begin):
-                row = first + begin + i
-                if o.n_perm:
-                    row = U(o.perm[row])
-                o.out[row] = sums[i]
+                o.out[row_of(o, first + begin + i)] = sums[i]
 
         return add_chunks
 
@@ -212,14 +221,14 @@ def of_chunks(slice_of: Any, *columns_of: Any, holes: bool = False, jagged: bool
     def add_columns(o, of, n, first, begin, end):
         """The same for several right-hand sides."""
         for lane in range(begin, end):
-            row = U(o.perm[first + lane]) if o.n_perm else first + lane
+            row = row_of(o, first + lane)
             for q in range(o.p):
                 o.out[row * o.p + q] = o.zero
         for k in range(n):
             if jagged and length(o, k) <= begin:
                 break
             for lane in range(begin, min(end, length(o, k))):
-                row = U(o.perm[first + lane]) if o.n_perm else first + lane
+                row = row_of(o, first + lane)
                 c, at = column_of(o, of, k, lane, row), place(o, of, k, lane)
                 if c < o.n_cols:
                     v = type(o.zero)(o.a[at])
@@ -253,9 +262,7 @@ def of_chunks(slice_of: Any, *columns_of: Any, holes: bool = False, jagged: bool
             last = min(last, np.int64(o.n_rows) - s * lanes)
             for k in range(width(o, s)):
                 for lane in range(U(max(first, 0)), min(U(max(last, 0)), length(o, U(k)))):
-                    row = U(s * lanes) + lane
-                    if o.n_perm:
-                        row = U(o.perm[row])
+                    row = row_of(o, U(s * lanes) + lane)
                     c, at = column_of(o, of, U(k), lane, row), place(o, of, U(k), lane)
                     if c < o.n_cols:
                         v = type(o.zero)(o.a[at])
@@ -272,13 +279,12 @@ def of_chunks(slice_of: Any, *columns_of: Any, holes: bool = False, jagged: bool
                 for lane in range(U(first), min(U(last), length(o, U(k)))):
                     total, row = o.zero, U(s * lanes) + lane
                     if row < o.n_rows:
-                        if o.n_perm:
-                            row = U(o.perm[row])
+                        row = row_of(o, row)
                         c = column_of(o, of, U(k), lane, row)
                         if c < o.n_cols:
                             total = inner(o, row, c)
                     o.out[place(o, of, U(k), lane)] = total
-        clear_behind(o, U(o.ptr[o.n_ptr - U(1)]), piece, pieces)
+        clear_behind(o, place_of(o, o.n_ptr - U(1)), piece, pieces)
 
     return product, transposed, outer
 

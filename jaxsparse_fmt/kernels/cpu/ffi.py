@@ -1,18 +1,20 @@
 """Calls of the Numba kernels from XLA's programs for the CPU.
 
-XLA loads a program that another process has compiled (`jax.experimental.serialize_executable`) only if the handler is
-registered, possibly before any function of this library has run. So importing this module registers the handler, which
-LLVM compiles in 6 ms. The handler links the kernels that only another process has called.
+A kernel is linked, or compiled, when a program that calls it is traced: no Python runs when XLA calls it. The first
+such trace registers the handlers, which LLVM compiles in 6 ms. So a program that another process has compiled
+(`jax.experimental.serialize_executable`) loads only after this process has compiled its function too.
 """
 
+import contextlib
 import ctypes
 import functools
 import hashlib
+import itertools
 import math
+import os
 import threading
 import warnings
-import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -23,9 +25,6 @@ from jaxsparse_fmt import machine_code
 from jaxsparse_fmt._types import Array
 from jaxsparse_fmt.kernels.coordinates import accumulator
 from jaxsparse_fmt.kernels.cpu.abi import FUSED, KEYS, NUMBERS, SIZES, SLOTS, TARGET
-
-MISSING = np.frombuffer(b"Numba cannot compile a kernel for the CPU that this program calls\0", np.uint8)
-UNLINKED = np.frombuffer(b'no native code for a part of a solver; jsf.use_backend("xla") needs none\0', np.uint8)
 
 
 def call(
@@ -45,7 +44,7 @@ def call(
       shape: of the result, in the dtype to which the operands promote: [b, ...], or [b, pieces, ...] for a transposed
         product, where every piece has a result of its own.
       scratch: numbers of that dtype that each piece has to itself while it runs.
-      sizes: those of `SIZES` that the arrays do not give and that are not 0.
+      sizes: those of `SIZES` that the arrays do not give and that are not 0; `most` -1 if it is left out.
     """
     a, b = (v.astype(accumulator(v.dtype)) for v in operands)
     columns, ptr, perm = index["columns"], index["ptr"], index.get("perm")
@@ -58,7 +57,7 @@ def call(
     apart = kind.startswith("transposed")
     sizes |= {"kernel": number, "batch": batch, "a_bytes": bytes_of(a, 1), "b_bytes": bytes_of(b, 1)}
     sizes |= {"piece_bytes": bytes_of(out, 2)} if apart else {"out_bytes": bytes_of(out, 1)}
-    sizes |= {"n_ptr": ptr.size, "n_perm": 0 if perm is None else perm.size}
+    sizes |= {"n_ptr": ptr.size, "n_perm": 0 if perm is None else perm.size, "most": sizes.get("most", -1)}
     sizes |= {"scratch_bytes": scratch * np.dtype(out.dtype).itemsize}
     assert sizes.keys() <= set(SIZES)
     words = np.array([sizes.get(name, 0) for name in SIZES], np.int64)
@@ -71,45 +70,63 @@ def call(
 def call_text(
     text: str, operands: Sequence[Any], results: Sequence[Any], pieces: int, aliases: dict[int, int]
 ) -> Sequence[Array]:
-    """Calls a function of `fusion_code.text_of`; the program contains its text, so any process can run it.
+    """Calls a function of `fusion_code.text_of`, which this links.
 
     Args:
       aliases: for the number of an operand, the number of the result that may take its memory.
     """
-    return jax.ffi.ffi_call(FUSED, results, input_output_aliases=aliases)(*operands, sizes=_words(text, pieces))
-
-
-def _words(text: str, pieces: int) -> np.ndarray:
-    packed = zlib.compress(text.encode(), 1)
-    key = int.from_bytes(hashlib.blake2b(packed, digest_size=7).digest()) or 1
-    content = np.frombuffer(packed.ljust(-(-len(packed) // 8) * 8, b"\0"), np.int64)
-    return np.concatenate([np.array([key, pieces, len(packed)], np.int64), content])
+    words = np.array([_linked(text), pieces], np.int64)
+    return jax.ffi.ffi_call(FUSED, results, input_output_aliases=aliases)(*operands, sizes=words)
 
 
 # ----------------------------------------------------------------------------------------------------------- compiling
 
 _lock = threading.RLock()
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 _broken: list[Exception] = []
 _table = np.zeros(len(KEYS), np.int64)  # the addresses of the kernels
+_groups = np.zeros((SLOTS, 2), np.int64)  # keys, and the addresses of the functions
+_halted = np.zeros(1, np.int64)  # not 0 while programs must end
+_attempts = itertools.count()
+
+
+def works() -> bool:
+    """Whether programs may call native code: XLA takes the handlers, and Numba has compiled all that it was given."""
+    with _lock:
+        return _registered() and not _broken
+
+
+@contextlib.contextmanager
+def halting() -> Iterator[None]:
+    """A context in which every call of a kernel ends its program with an error, in all threads."""
+    _halted[0] = 1
+    try:
+        yield
+    finally:
+        _halted[0] = 0
 
 
 def _ready(number: int) -> bool:
     """Whether the kernel is in the table; compiles it first if it is missing."""
     with _lock:
-        if _broken:
+        if not works():
             return False
         try:
             if _table[number] == 0:
                 _table[number] = _address_of(number)
         except Exception as error:
-            _broken.append(error)
-            warnings.warn(
-                "Numba cannot compile the kernels for the CPU; products run as plain XLA, most of them several times "
-                f"slower: {type(error).__name__}: {error}",
-                stacklevel=2,
-            )
+            _fail("Numba cannot compile the kernels for the CPU", error)
             return False
         return True
+
+
+def _fail(what: str, error: Exception) -> None:
+    """Ends the use of native code in this process, with its one warning."""
+    _broken.append(error)
+    warnings.warn(
+        f"{what}; products run as plain XLA, most of them several times slower: {type(error).__name__}: {error}",
+        stacklevel=3,
+    )
 
 
 def _address_of(number: int) -> int:
@@ -123,65 +140,45 @@ def _address_of(number: int) -> int:
     return machine_code.address(make, *map(str, KEYS[number]))
 
 
-@ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
-def _compiled(number: int) -> int:
-    """The address of a kernel that a program calls, compiled if it is missing; 0 if Numba cannot compile it."""
-    try:
-        return int(_table[number]) if _ready(number) else 0
-    except BaseException:  # no exception may pass through XLA; `_ready` has warned
-        return 0
-
-
-_groups = np.zeros((SLOTS, 2), np.int64)  # keys, and the addresses of the functions
-
-
-@ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
-def _linked(sizes: int) -> int:
-    """The address of the function of a group, from the text that its call contains; 0 if there is no room for it."""
-    try:
-        key, _, length = np.ctypeslib.as_array(ctypes.cast(sizes, ctypes.POINTER(ctypes.c_int64)), (3,)).tolist()
-        with _lock:
-            at = next(i % SLOTS for i in range(key % SLOTS, key % SLOTS + SLOTS) if _groups[i % SLOTS, 0] in (0, key))
-            if _groups[at, 0] == 0:
-                if np.count_nonzero(_groups[:, 0]) >= SLOTS - 1:  # the search ends at an empty place
-                    return 0
-                text = zlib.decompress(ctypes.string_at(sizes + 24, length)).decode()
-                own = f"group{key}"
-                (address,) = machine_code.compiled(text.replace("@group", f"@{own}"), own)
-                _publish()(_groups[at].ctypes.data, key, address)
-            return int(_groups[at, 1])
-    except BaseException:  # no exception may pass through XLA
-        return 0
+def _linked(text: str) -> int:
+    """The key of a group in the table, where this puts the address of its function."""
+    key = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest()) or 1
+    with _lock:
+        at = next(i % SLOTS for i in range(key % SLOTS, key % SLOTS + SLOTS) if _groups[i % SLOTS, 0] in (0, key))
+        if _groups[at, 0] == 0:
+            if np.count_nonzero(_groups[:, 0]) >= SLOTS - 1:  # the search of the handler ends at an empty place
+                raise RuntimeError('no room for native code of another solver; jsf.use_backend("xla") needs none')
+            own = f"group{key}_{next(_attempts)}"  # an interrupted attempt may have left its name to LLVM
+            (address,) = machine_code.compiled(text.replace("@group", f"@{own}"), own)
+            _publish()(_groups[at].ctypes.data, key, address)
+    return key
 
 
 @functools.cache
-def _handlers() -> list[int] | None:
-    """The addresses of `TARGET`, `FUSED` and `publish`; None without llvmlite, when no program calls a kernel."""
-    try:
-        from jaxsparse_fmt.kernels.cpu import handler
-    except ImportError:
-        return None
-    compiles, links = (ctypes.cast(f, ctypes.c_void_p).value or 0 for f in (_compiled, _linked))
-    addresses = _table.ctypes.data, compiles, MISSING.ctypes.data, _groups.ctypes.data, links, UNLINKED.ctypes.data
-    # Without effort LLVM takes 6 ms instead of 17, at each import; the handlers only pass calls on.
+def _handlers() -> list[int]:
+    """The addresses of `TARGET`, `FUSED` and `publish`."""
+    from jaxsparse_fmt.kernels.cpu import handler
+
+    addresses = (a.ctypes.data for a in (_table, _groups, _halted))
+    # Without effort LLVM takes 6 ms instead of 17, in each process; the handlers only pass calls on.
     return machine_code.compiled(str(handler.module(*addresses)), TARGET, FUSED, "publish", effort=0)
 
 
 @functools.cache
 def _publish() -> Any:
-    handlers = _handlers()
-    assert handlers is not None
-    return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 3)(handlers[2])
+    return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 3)(_handlers()[2])
 
 
-def _register() -> None:
-    handlers = _handlers()
-    if handlers is None:
-        return
+@functools.cache
+def _registered() -> bool:
+    """Whether XLA has taken the handlers; warns if it has not."""
     capsule = ctypes.pythonapi.PyCapsule_New
     capsule.restype, capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    for target, address in zip((TARGET, FUSED), handlers[:2], strict=True):
-        jax.ffi.register_ffi_target(target, capsule(address, None, None), platform="cpu")
-
-
-_register()
+    try:
+        jax.local_devices(backend="cpu")  # else JAX would register later, and would not start if XLA refused
+        for target, address in zip((TARGET, FUSED), _handlers(), strict=False):
+            jax.ffi.register_ffi_target(target, capsule(address, None, None), platform="cpu")
+    except Exception as error:
+        _fail("this jaxlib does not call the kernels for the CPU", error)
+        return False
+    return True

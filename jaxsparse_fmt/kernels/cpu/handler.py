@@ -1,12 +1,16 @@
-"""The function by which XLA calls the kernels, written in LLVM instructions, which compile in milliseconds.
+"""The functions by which XLA calls native code, written in LLVM instructions, which compile in milliseconds.
 
 XLA passes a call frame. A frame and all that it points to are structures of 8-byte words, laid out in
-xla/ffi/api/c_api.h, which jaxlib ships and keeps stable: versions only add fields at the end.
+xla/ffi/api/c_api.h, which jaxlib ships: versions only add fields at the end.
 
     frame       0 size, 1 extensions, 2 api, 3 context, 4 stage, 5.. arguments, 10.. results, 15.. attributes
-    group       +2 how many, +4 pointers to them; of attributes +5, since they also have names
-    buffer      3 the data
-    api         4 its version, 6 Error_Create, 8 Error_Destroy, 17 ThreadPool_Schedule, 18 ThreadPool_NumThreads
+    group       +0 size, +2 how many, +4 pointers to them; of attributes +5, since they also have names
+    buffer      2 the dtype, 3 the data
+    api         0 size, 6 Error_Create, 8 Error_Destroy, 17 ThreadPool_Schedule, 18 ThreadPool_NumThreads
+
+When XLA registers a handler, it asks for the version of the interface for which the handler was written, and refuses
+one that it no longer supports. Where the structures have other sizes, a handler leaves the version at 0.0, which XLA
+never supports.
 
 The only attribute is `sizes`, the int64 numbers that `abi.SIZES` lists, among them the numbers of the kernel and of the
 pieces of the work. XLA's own threads and the caller compute the pieces: each takes the next that is left, and the
@@ -15,38 +19,60 @@ caller never waits for a thread that has not begun. So any number of devices may
 A kernel is a C function of 13 words: the data of a, b, the result and the other operands (`abi.N_OPERANDS`), of one
 member of the batch; the scratch of the piece, which is the second result where there is one; the sizes; and the piece.
 
+No Python runs between XLA's call and the address of a kernel: Python could raise KeyboardInterrupt there, which a C
+caller loses. So a kernel must be in the table when a program calls it; an empty place is an error in words.
+
+Python heeds an interrupt only when XLA returns. So once a second a call in the first thread looks whether one waits,
+and ends the program with an error; Python then raises KeyboardInterrupt. `ffi.halting` does so from Python.
+
 XLA takes fresh memory for a large result, and the first write to each page of it costs more than a kernel's work on
 that page. So the handler asks Linux for huge pages there.
 """
 
 import contextlib
+import ctypes
 import mmap
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from llvmlite import ir
 
-from jaxsparse_fmt.kernels.cpu.abi import EXECUTE, FUSED, INTERNAL, METADATA, N_OPERANDS, SIZES, SLOTS, TARGET
+from jaxsparse_fmt.kernels.cpu import abi
+from jaxsparse_fmt.kernels.cpu.abi import FUSED, N_OPERANDS, SIZES, SLOTS, TARGET
 
 WORD = ir.IntType(64)
+HALF = ir.IntType(32)
+FIRST_THREAD = threading.main_thread().ident
 YIELD = "SwitchToThread" if sys.platform == "win32" else "sched_yield"
 # The words of a job: the next piece, how many are done, how many there are, how many threads still hold the job (the
 # last of them frees it, perhaps long after the call), the frame and the kernel.
 NEXT, DONE, COUNT, HOLDERS, FRAME, KERNEL, JOB_WORDS = range(7)
 SCRATCH = 6  # words
 HUGE = 4 * 2**20  # bytes; a result of at least this size gets huge pages
+PTR = 3  # the number of this operand
+
+UNMADE = (
+    "a program that another process has compiled calls a native kernel that this process lacks; compile the program's "
+    'function here once, by jax.jit(f).lower(...).compile(), or for all processes under jsf.use_backend("xla")'
+)
+BEYOND = (
+    "the pointers of a sparse matrix lead beyond its entries, as after jax.tree.map over all its arrays; scale it by "
+    "2 * A, and give it other numbers by A.with_data(data)"
+)
+HALTED = "interrupted"
+NO_MEMORY = "no memory for a call of a native kernel"
 
 
-def module(
-    table: int,  # the address of the addresses of the kernels, 0 for those that are not compiled
-    compiles: int,  # the address of a function: (number of a kernel) -> its address, or 0
-    message: int,  # the address of the text of the error if `compiles` gives 0
-    groups: int,  # the address of `SLOTS` pairs, a key and the address of the group's function, 0 in empty places
-    links: int,  # the address of a function: (the sizes of a call of a group) -> the address of its function, or 0
-    unlinked: int,  # the address of the text of the error if `links` gives 0
-) -> ir.Module:
-    """A module with the handlers, functions `abi.TARGET` and `abi.FUSED`: (frame) -> an error of XLA, or 0."""
+def module(table: int, groups: int, halted: int) -> ir.Module:
+    """A module with the handlers, functions `abi.TARGET` and `abi.FUSED`: (frame) -> an error of XLA, or 0.
+
+    Args:
+      table: the address of the addresses of the kernels, 0 for those that are not compiled.
+      groups: the address of `SLOTS` pairs, a key and the address of the group's function, 0 in empty places.
+      halted: the address of a word that is not 0 while programs must end.
+    """
     made = ir.Module(TARGET)
     called = [("malloc", 1), ("free", 1), (YIELD, 0)] + [("madvise", 3)] * (sys.platform == "linux")
     outside = {name: _function(made, name, n) for name, n in called}
@@ -82,6 +108,8 @@ def module(
         run.call_address(kernel, frame, WORD(0))
         run.ret(WORD(0))
     job, api, context = run.call(outside["malloc"], [WORD(8 * JOB_WORDS)]), run.word(frame, 2), run.word(frame, 3)
+    with run.if_then(run.icmp_signed("==", job, WORD(0))):
+        _refuse(run, frame, scratch, NO_MEMORY, abi.EXHAUSTED)
     run.put(scratch, 32, 0, context, run.address(scratch, 4), 1)
     with run.if_then(run.icmp_signed(">", pieces, WORD(1))):
         _fails(run, api, run.call_address(run.word(api, 18), scratch), scratch)
@@ -104,19 +132,25 @@ def module(
     run.call(leave.function, [job])
     run.ret(WORD(0))
 
+    halts = _halts(made, halted)
     code, frame, scratch = _handler(made, TARGET)
     sizes = _sizes(code, frame)
     number, size = code.word(sizes, 0), lambda name: code.word(sizes, SIZES.index(name))
-    missing = code.if_then(code.icmp_signed("==", code.word(code.add(WORD(table), code.mul(number, WORD(8)))), WORD(0)))
-    with missing, code.if_then(code.icmp_signed("==", code.call_address(WORD(compiles), number), WORD(0))):
-        _refuse(code, frame, scratch, message)
+    kernel = code.word(code.add(WORD(table), code.mul(number, WORD(8))))
+    with code.if_then(code.icmp_signed("==", kernel, WORD(0))):
+        _refuse(code, frame, scratch, UNMADE, abi.MISSING)
+    with code.if_then(code.icmp_signed(">=", size("most"), WORD(0))):
+        last = _last(code, _argument(code, frame, PTR), size("n_ptr"), scratch)
+        with code.if_then(code.icmp_unsigned(">", last, size("most"))):
+            _refuse(code, frame, scratch, BEYOND, abi.INVALID)
+    with code.if_then(code.icmp_signed("!=", code.call(halts, []), WORD(0))):
+        _refuse(code, frame, scratch, HALTED, abi.CANCELLED)
     pieces = code.mul(size("batch"), size("pieces"))
     if "madvise" in outside:
         of_pieces = code.mul(pieces, size("piece_bytes"))
         _take_huge_pages(code, outside, frame, 0, code.add(code.mul(size("batch"), size("out_bytes")), of_pieces))
         _take_huge_pages(code, outside, frame, -1, code.mul(pieces, size("scratch_bytes")))
-    code.call(run.function, [frame, code.ptrtoint(one.function, WORD), pieces, scratch])
-    code.ret(WORD(0))
+    code.ret(code.call(run.function, [frame, code.ptrtoint(one.function, WORD), pieces, scratch]))
 
     code, frame, scratch = _handler(made, FUSED)
     sizes = _sizes(code, frame)
@@ -128,15 +162,9 @@ def module(
         code.put(code.address(scratch, 1), slot)
         leave_if(code.or_(code.icmp_signed("==", found, key), code.icmp_signed("==", found, WORD(0))))
         code.put(scratch, code.and_(code.add(code.word(scratch), WORD(1)), WORD(SLOTS - 1)))
-    # The address counts only with its key: another thread may have filled the empty place with another key since.
-    address = code.select(code.icmp_signed("==", found, key), code.word(slot, 1), WORD(0))
-    code.put(scratch, address)
-    with code.if_then(code.icmp_signed("==", code.word(scratch), WORD(0))):
-        code.put(scratch, code.call_address(WORD(links), sizes))
-        with code.if_then(code.icmp_signed("==", code.word(scratch), WORD(0))):
-            _refuse(code, frame, scratch, unlinked)
-    code.call(run.function, [frame, code.word(scratch), pieces, scratch])
-    code.ret(WORD(0))
+    with code.if_then(code.icmp_signed("==", found, WORD(0))):
+        _refuse(code, frame, scratch, UNMADE, abi.MISSING)
+    code.ret(code.call(run.function, [frame, code.word(slot, 1), pieces, scratch]))
 
     publish = _Code(made, "publish", 3)  # (place of a key and an address, key, address)
     slot, key, found = publish.arguments
@@ -152,17 +180,68 @@ def _handler(module: ir.Module, name: str) -> tuple["_Code", Any, Any]:
     frame, scratch = code.arguments[0], code.ptrtoint(code.alloca(WORD, SCRATCH), WORD)
     extension, api = code.word(frame, 1), code.word(frame, 2)
     given = code.if_then(code.icmp_signed("!=", extension, WORD(0)))
-    with given, code.if_then(code.icmp_signed("==", code.low(code.word(extension, 1)), WORD(METADATA))):
-        code.put(code.address(code.word(extension, 3), 3), code.word(api, 4))  # XLA's own version
+    with given, code.if_then(code.icmp_signed("==", code.low(code.word(extension, 1)), WORD(abi.METADATA))):
+        known = code.icmp_unsigned(">=", code.word(frame), WORD(abi.FRAME_BYTES))
+        known = code.and_(known, code.icmp_unsigned(">=", code.word(api), WORD(abi.API_BYTES)))
+        for k, size in ((5, abi.ARGUMENTS_BYTES), (10, abi.RESULTS_BYTES), (15, abi.ATTRIBUTES_BYTES)):
+            known = code.and_(known, code.icmp_signed("==", code.word(frame, k), WORD(size)))
+        major, minor = abi.API_VERSION
+        version = code.select(known, WORD(major + (minor << 32)), WORD(0))
+        code.put(code.address(code.word(extension, 3), 3), version)
         code.ret(WORD(0))
-    with code.if_then(code.icmp_signed("!=", code.low(code.word(frame, 4)), WORD(EXECUTE))):
+    with code.if_then(code.icmp_signed("!=", code.low(code.word(frame, 4)), WORD(abi.EXECUTE))):
         code.ret(WORD(0))
     return code, frame, scratch
 
 
-def _refuse(code: "_Code", frame: Any, scratch: Any, message: int) -> None:
-    code.put(scratch, 32, 0, WORD(message), INTERNAL)
+def _refuse(code: "_Code", frame: Any, scratch: Any, message: str, kind: int) -> None:
+    """Returns an error of XLA."""
+    code.put(scratch, 32, 0, code.text(message), kind)
     code.ret(code.call_address(code.word(code.word(frame, 2), 6), scratch))
+
+
+def _last(code: "_Code", buffer: Any, count: Any, scratch: Any) -> Any:
+    """The last of `count` numbers, int32 or int64."""
+    data, at = code.word(buffer, 3), code.sub(count, WORD(1))
+    with code.if_else(code.icmp_signed("==", code.low(code.word(buffer, 2)), WORD(abi.INT64))) as (wide, narrow):
+        with wide:
+            code.put(scratch, code.word(code.add(data, code.mul(at, WORD(8)))))
+        with narrow:
+            place = code.inttoptr(code.add(data, code.mul(at, WORD(4))), HALF.as_pointer())
+            code.put(scratch, code.sext(code.load(place), WORD))
+    return code.word(scratch)
+
+
+def _halts(module: ir.Module, halted: int) -> ir.Function:
+    """A function: () -> not 0 if programs must end, or if this is the first thread and an interrupt waits for Python.
+
+    In other threads Python never raises KeyboardInterrupt, and on Windows the C library's clock has another name. To
+    look for an interrupt takes Python's lock, for which a call may wait 5 ms: hence once a second. It runs no Python.
+    """
+    code = _Code(module, "halts", 0)
+    with code.if_then(code.icmp_signed("!=", code.word(WORD(halted)), WORD(0))):
+        code.ret(WORD(1))
+    if sys.platform == "win32":
+        code.ret(WORD(0))
+        return code.function
+
+    def python(name: str, *arguments: Any) -> Any:
+        return code.call_address(WORD(ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value), *arguments)
+
+    looked = ir.GlobalVariable(module, WORD, "looked")  # when, in seconds
+    looked.initializer, looked.linkage = WORD(0), "internal"
+    now = code.call(_function(module, "time", 1), [WORD(0)])
+    is_first = code.icmp_signed("==", python("PyThread_get_thread_ident"), WORD(FIRST_THREAD))
+    with code.if_then(code.and_(code.icmp_signed("!=", now, code.load(looked)), is_first)):
+        code.store(now, looked)
+        state = code.low(python("PyGILState_Ensure"))
+        waits = code.icmp_signed("!=", code.low(python("PyOS_InterruptOccurred")), WORD(0))
+        with code.if_then(waits):
+            python("PyErr_SetInterrupt")  # since the look has forgotten it
+        python("PyGILState_Release", state)
+        code.ret(code.zext(waits, WORD))
+    code.ret(WORD(0))
+    return code.function
 
 
 class _Code(ir.IRBuilder):
@@ -193,6 +272,14 @@ class _Code(ir.IRBuilder):
     def add_to(self, of: Any, k: int, value: int) -> Any:
         """Adds to a word atomically; returns the word before."""
         return self.atomic_rmw("add", self.inttoptr(self.address(of, k), WORD.as_pointer()), WORD(value), "seq_cst")
+
+    def text(self, of: str) -> Any:
+        """The address of a text of the module."""
+        content = bytearray(of.encode() + b"\0")
+        kind = ir.ArrayType(ir.IntType(8), len(content))
+        made = ir.GlobalVariable(self.module, kind, self.module.get_unique_name("text"))
+        made.initializer, made.linkage = ir.Constant(kind, content), "internal"
+        return self.ptrtoint(made, WORD)
 
     def call_address(self, function: Any, *arguments: Any) -> Any:
         kind = ir.FunctionType(WORD, [WORD] * len(arguments))
@@ -245,6 +332,11 @@ def _result(code: _Code, frame: Any, k: int) -> Any:
     return code.word(code.word(code.add(code.word(frame, 14), code.mul(WORD(8), last))), 3)
 
 
+def _argument(code: _Code, frame: Any, k: int) -> Any:
+    """The buffer of an operand."""
+    return code.word(code.word(frame, 9), k)
+
+
 def _sizes(code: _Code, frame: Any) -> Any:
     return code.word(code.word(code.word(frame, 20)), 2)  # an array is its dtype, its length and its data
 
@@ -254,7 +346,7 @@ def _kernel_arguments(code: _Code, frame: Any, piece: Any) -> list[Any]:
     sizes = _sizes(code, frame)
     size = lambda name: code.word(sizes, SIZES.index(name))  # noqa: E731
     member, part = code.sdiv(piece, size("pieces")), code.srem(piece, size("pieces"))
-    data = lambda k: code.word(code.word(code.word(frame, 9), k), 3)  # noqa: E731
+    data = lambda k: code.word(_argument(code, frame, k), 3)  # noqa: E731
     a, b, *rest = (data(k) for k in range(N_OPERANDS))
     a, b = (code.add(x, code.mul(member, size(name))) for x, name in ((a, "a_bytes"), (b, "b_bytes")))
     out = code.add(_result(code, frame, 0), code.mul(member, size("out_bytes")))

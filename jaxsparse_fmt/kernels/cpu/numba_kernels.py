@@ -74,6 +74,25 @@ class Operands(NamedTuple):
 # --------------------------------------------------------------------------------------------- where rows begin and end
 
 
+@inlined
+def place_of(o, k):
+    """Where row, slice or chunk k begins; within the values whatever the pointers hold."""
+    return min(U(o.ptr[k]), o.n_places)
+
+
+@inlined
+def extent(o, k):
+    """How many places row, slice or chunk k has."""
+    begin = place_of(o, k)
+    return max(place_of(o, k + U(1)), begin) - begin
+
+
+@inlined
+def row_of(o, k):
+    """The row of storage row k; a row of the matrix whatever `perm` holds."""
+    return min(U(o.perm[k]), o.n_rows - U(1)) if o.n_perm else U(k)
+
+
 @compiled
 def _first_by_pointers(o, piece, pieces):
     """The first row of a piece; all pieces have equally many entries, where a row counts as one more."""
@@ -92,13 +111,8 @@ def _first_by_pointers(o, piece, pieces):
 
 
 @inlined
-def _begin_by_pointers(o, row):
-    return U(o.ptr[row])
-
-
-@inlined
 def _end_by_pointers(o, row, begin):
-    return U(o.ptr[row + U(1)])
+    return place_of(o, row + U(1))
 
 
 @compiled
@@ -303,7 +317,7 @@ def of_rows(first_of: Any, begin_of: Any, end_of: Any) -> tuple[Any, Any, Any, A
 
 
 KERNELS = {
-    "rows": of_rows(_first_by_pointers, _begin_by_pointers, _end_by_pointers),
+    "rows": of_rows(_first_by_pointers, place_of, _end_by_pointers),
     "coordinates": of_rows(_first_by_indices, _begin_by_indices, _end_by_indices),
 }
 
@@ -348,7 +362,7 @@ def product_diagonals(o, piece, pieces):
     """A·x of the rows of a piece; rows that get an infinity or a NaN are added anew with a test for each place.
 
     Entry d of row r is in column r + columns[d] at ptr[d] + r. With `lanes`, diagonals are those of slices of so many
-    rows, whose entries begin at ptr[slice], diagonal after diagonal.
+    rows, whose entries begin at ptr[slice], diagonal after diagonal. Places outside the values are not read.
     """
     n_rows, lanes = np.int64(o.n_rows), np.int64(o.lanes)
     row, last, tested = n_rows * piece // pieces, n_rows * (piece + 1) // pieces, False
@@ -356,14 +370,14 @@ def product_diagonals(o, piece, pieces):
         stop, n, chunk, first = min(row + DIAGONAL_ROWS, last), np.int64(o.n_ptr), 0, 0
         if lanes:
             s = row // lanes
-            stop, first = min(stop, (s + 1) * lanes), np.int64(o.ptr[s])
-            n, chunk = (np.int64(o.ptr[s + 1]) - first) // lanes, first // lanes
+            stop, first = min(stop, (s + 1) * lanes), np.int64(place_of(o, s))
+            n, chunk = np.int64(extent(o, U(s))) // lanes, first // lanes
             first -= s * lanes
         for i in range(U(row) * o.p, U(stop) * o.p):
             o.out[i] = o.zero
         for d in range(n):
             offset, at = np.int64(o.columns[chunk + d]), first + d * lanes if lanes else np.int64(o.ptr[d])
-            begin, end = max(row, -offset), min(stop, np.int64(o.n_cols) - offset)
+            begin, end = max(row, -offset, -at), min(stop, np.int64(o.n_cols) - offset, np.int64(o.n_places) - at)
             if begin < end:
                 _add_run(o, U(at + begin), U(begin), U(begin + offset), U(end - begin), tested)
         tested = not (tested or o.masked == U(0) or finite(o, U(row) * o.p, U(stop) * o.p))

@@ -38,9 +38,10 @@ def _rows_of(column_of: Any, face: str) -> Any:
             for e in range(o.entries):
                 place = e * o.lanes + lane
                 c, ends = column_of(columns, base, o.n_cols, index + place)
+                reads = c < o.n_cols and row < o.n_rows
                 if face == "outer":
-                    o.out[first + place] = inner(o, row, c) if c < o.n_cols else o.zero
-                elif c < o.n_cols:
+                    o.out[first + place] = inner(o, row, c) if reads else o.zero
+                elif reads:
                     v = type(o.zero)(o.a[first + place])
                     if face == "product":
                         total += v * type(o.zero)(o.b[c * o.p + q])

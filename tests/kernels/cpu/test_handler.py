@@ -1,0 +1,149 @@
+"""What XLA calls: refused where the interface is another, an error in words for what it must not run, never a crash."""
+
+import ctypes
+import itertools
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jaxsparse_fmt as jsf
+from jaxsparse_fmt import machine_code
+from jaxsparse_fmt.kernels.cpu import abi, ffi
+from solvers import cg
+
+pytest.importorskip("numba")
+
+S = jsf.gallery.poisson(6, dim=2)
+X = np.ones(S.shape[1])
+NAMES = itertools.count()
+
+
+def registered(monkeypatch, **constants) -> None:
+    """Registers handlers made for an interface with other constants of `abi`, under names of their own."""
+    from jaxsparse_fmt.kernels.cpu import handler
+
+    assert ffi.works()
+    name = f"{abi.TARGET}_{next(NAMES)}"
+    with monkeypatch.context() as changed:
+        for constant, value in constants.items():
+            changed.setattr(abi, constant, value)
+        made = handler.module(*(a.ctypes.data for a in (ffi._table, ffi._groups, ffi._halted)))
+    # Names of functions must be new to LLVM, in whose engine those of the library are.
+    text = str(made)
+    for function in made.functions:
+        if not function.is_declaration:
+            text = text.replace(f'@"{function.name}"', f'@"{name}_{function.name}"')
+    (address,) = machine_code.compiled(text, f"{name}_{abi.TARGET}", effort=0)
+    capsule = ctypes.pythonapi.PyCapsule_New
+    jax.ffi.register_ffi_target(name, capsule(address, None, None), platform="cpu")
+
+
+def test_a_handler_for_the_interface_of_this_xla_is_taken(monkeypatch):
+    registered(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "constants",
+    [
+        {"API_VERSION": (0, 99)},
+        {"API_VERSION": (1, 0)},
+        {"ARGUMENTS_BYTES": 48},
+        {"RESULTS_BYTES": 32},
+        {"ATTRIBUTES_BYTES": 56},
+        {"FRAME_BYTES": 8 * 1024},
+        {"API_BYTES": 8 * 1024},
+    ],
+    ids=str,
+)
+def test_a_handler_for_another_interface_is_refused_before_any_call(constants, monkeypatch):
+    with pytest.raises(Exception, match=r"API version \(\d+\.\d+\) is incompatible"):
+        registered(monkeypatch, **constants)
+
+
+WITHOUT = """
+import warnings
+import jax, numpy as np
+register = jax.ffi.register_ffi_target
+def refuse(name, *args, **keywords):
+    if name.startswith("jaxsparse"):
+        raise ValueError("the handler's API version is incompatible")
+    return register(name, *args, **keywords)
+jax.ffi.register_ffi_target = refuse
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    import jaxsparse_fmt as jsf
+    from solvers import cg
+    S = jsf.gallery.poisson(6, dim=2)
+    A, b = jsf.from_scipy(S, "csr"), np.ones(36)
+    residual = np.linalg.norm(S @ np.asarray(cg(A, b).x) - b)
+    gradient = jax.grad(lambda data: (A.with_data(data) @ b).sum())(A.data)
+print(len([w for w in said if "products run as plain XLA" in str(w.message)]), residual < 1e-4, float(gradient.sum()))
+"""
+
+
+def test_an_xla_that_refuses_the_handlers_gets_plain_programs_after_one_warning():
+    run = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == ["1", "True", str(float(S.nnz))]
+
+
+@pytest.mark.parametrize("layout", ["csr", "csc", "hdia", "hll", "pjds", "bsr", "sell"])
+def test_pointers_beyond_the_entries_are_refused_in_words(layout):
+    """They would be read out of bounds."""
+    A = jsf.from_scipy(S, layout, backend="numba")
+    for change in (lambda a: 2 * a, lambda a: -a):
+        broken = jax.tree.map(lambda a, f=change: f(a) if a.dtype.kind == "i" else a, A)
+        for product in (lambda B: B @ X, lambda B: B.T @ X):
+            with pytest.raises(Exception, match=r"lead beyond its entries, as after jax.tree.map"):
+                jax.block_until_ready(product(broken))
+    np.testing.assert_allclose(A @ X, S @ X)
+
+
+CHANGED = """
+import sys
+import jax, numpy as np
+import jaxsparse_fmt as jsf
+jax.config.update("jax_enable_x64", True)
+S = jsf.gallery.poisson(12)
+X, Y = np.ones((S.shape[1], 3)), np.ones(S.nnz)
+largest = lambda a: np.full(a.shape, np.iinfo(a.dtype).max if a.dtype.kind in "iu" else 1, a.dtype)
+changes = [lambda a: 2 * a, lambda a: -a, lambda a: a[::-1], lambda a: 0 * a, largest]
+for layout in sys.argv[1:]:
+    A = jsf.from_scipy(S, layout, backend="numba")
+    faces = jax.jit(lambda B: (B @ X[:, 0], B @ X, B.T @ X[:, 0], B.T @ X))
+    for change in changes:
+        try:
+            jax.block_until_ready(faces(jax.tree.map(change, A)))
+        except Exception as error:
+            assert 'pointers' in str(error), error
+    np.testing.assert_allclose(faces(A)[0], S @ X[:, 0])
+    print(layout)
+"""
+
+
+@pytest.mark.deep
+def test_index_arrays_of_any_content_end_no_process():
+    """What glibc's allocator would notice: it fills freed memory, and checks its lists."""
+    layouts = ["coo", "csr", "csc", "dia", "sdia", "hdia", "ell", "hll", "jds", "pjds", "bsr"]
+    checked = os.environ | {"MALLOC_PERTURB_": "165", "MALLOC_CHECK_": "3"}
+    run = subprocess.run([sys.executable, "-c", CHANGED, *layouts], capture_output=True, text=True, env=checked)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == layouts
+
+
+def test_a_halted_program_ends_with_an_error_and_the_next_is_right():
+    A = jsf.from_scipy(S, "csr", backend="numba")
+    powers = jax.jit(lambda A, x: lax.fori_loop(0, 5, lambda _, x: A @ x, x))
+    expected = powers(A, jnp.asarray(X))
+    with ffi.halting(), pytest.raises(Exception, match="interrupted"):
+        jax.block_until_ready(powers(A, jnp.asarray(X)))
+    np.testing.assert_array_equal(powers(A, jnp.asarray(X)), expected)
+    with ffi.halting(), pytest.raises(Exception, match="interrupted"):
+        jax.block_until_ready(cg(A, X).x)
+    assert np.linalg.norm(S @ np.asarray(cg(A, X).x) - X) <= 1e-5 * np.linalg.norm(X)
