@@ -22,7 +22,7 @@ from typing import Any
 
 import jax
 
-from jaxsparse_fmt._types import check_max_bytes, user_cache
+from jaxsparse_fmt._types import check_max_bytes, exposed, foreign, make_private, user_cache
 
 # JAX's names, so that no other file is deleted; "atime" is JAX's own note of the last use, where JAX bounds the size.
 STORED = re.compile(r"(.+-[0-9a-f]{64})-cache")
@@ -41,7 +41,9 @@ def cache(folder: str | os.PathLike[str] | None = None, *, max_bytes: float | No
     Python, as a solve with `callback` or `progress` does. `JAX_ENABLE_COMPILATION_CACHE=false` in the environment
     switches the cache off.
 
-    JAX runs what it finds in the folder, so only people whom you trust should be able to write to it.
+    JAX runs what it finds in the folder. So the call refuses one that users beside you and root could change, and
+    deletes programs that such users could have written. To share a folder with people whom you trust, name it in JAX's
+    configuration: then it is not checked.
 
     Args:
       folder: where to keep the programs. None: the folder that JAX's `jax_compilation_cache_dir` (or the environment's
@@ -49,11 +51,11 @@ def cache(folder: str | os.PathLike[str] | None = None, *, max_bytes: float | No
         `~/.cache/jaxsparse/xla`.
       max_bytes: the call deletes programs, the least recently used first, until the rest takes no more; the file
         system may note a use only once a day. Programs that the process then compiles come on top. With None, or in
-        a folder that JAX's configuration names, it deletes nothing.
+        a folder that JAX's configuration names, it deletes nothing for its size.
 
     Returns:
       The folder. None where nothing is kept: JAX's cache is switched off, or, with a warning, the folder cannot be
-      written.
+      written, or others could write to it.
 
     Raises:
       TypeError: `folder` is not a path, or `max_bytes` not a number.
@@ -68,11 +70,11 @@ def cache(folder: str | os.PathLike[str] | None = None, *, max_bytes: float | No
     default = base and base / "xla"
     ours = given is not None or not configured or configured == str(default)  # else the user's, and so is its size
     path = (given or default) if ours else Path(configured)
-    refused = "" if not ours and "://" in configured else _refused(path)
+    refused = "" if not ours and "://" in configured else _refused(path, ours)
     if path is None or refused:
         warnings.warn(
-            f"compiled programs are not kept: {refused}; name a folder that you can write to, by jsf.cache(folder) or "
-            "XDG_CACHE_HOME",
+            f"compiled programs are not kept: {refused}; name a folder that only you can write to, by "
+            "jsf.cache(folder) or XDG_CACHE_HOME",
             stacklevel=2,
         )
         return None
@@ -101,14 +103,14 @@ def _local(folder: str | os.PathLike[str]) -> Path:
     return Path(os.path.expanduser(name)).absolute()
 
 
-def _refused(path: Path | None) -> str:
-    """Why the folder, which is made if it is missing, cannot be written; empty if it can."""
+def _refused(path: Path | None, ours: bool) -> str:
+    """Why the folder, which is made if it is missing, cannot be written or trusted; empty if it can."""
     if path is None:
         return "there is no home folder"
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(path)
         with tempfile.TemporaryFile(dir=path):
-            return ""
+            return exposed(path) if ours else ""
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         return f"{path} cannot be written: {getattr(error, 'strerror', None) or error}"
 
@@ -117,14 +119,18 @@ def _shrink(path: Path, max_bytes: float) -> None:
     """Deletes the programs that were used longest ago, until the rest takes no more than `max_bytes`.
 
     It also deletes empty files, left by processes that ended while writing: JAX would neither read nor replace them.
+    And it deletes what other users could have written before the folder was closed to them, or in spite of that: JAX
+    leaves modes to the umask, which matter where others may enter the folder.
     """
     found = []
     with contextlib.suppress(OSError), os.scandir(path) as files:
+        writers = path.stat().st_mode << 1 & 0o022  # those of group and others who may enter
         for file in files:
             if match := STORED.fullmatch(file.name):
                 with contextlib.suppress(OSError):  # deleted by now
-                    about = file.stat()
-                    found.append((max(about.st_atime, about.st_mtime), about.st_size, match[1]))
+                    about = file.stat(follow_symlinks=False)
+                    size = 0 if foreign(about, writers) else about.st_size
+                    found.append((max(about.st_atime, about.st_mtime), size, match[1]))
     total = 0
     for _, size, key in sorted(found, reverse=True):
         total += size

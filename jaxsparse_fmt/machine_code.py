@@ -1,10 +1,14 @@
 """Machine code of functions that Numba compiles, kept on disk: Numba is imported only for what no file holds.
 
 Numba's own cache needs Numba, which takes a second to import and to load a first function. A file here holds a digest
-of the rest, the name of the C function, and the object file that LLVM made, from which llvmlite links a function in a
-few milliseconds. The file's name is a hash of the sources, the versions and the CPU.
+of its name and the rest, the name of the C function, and the object file that LLVM made, from which llvmlite links a
+function in a few milliseconds. The file's name is a hash of the sources, the versions and the CPU.
 
     $NUMBA_CACHE_DIR/HASH.o, else __pycache__ beside this file, else kernels/ in the user's folder (`user_cache`)
+
+Whoever writes such a file has the user's processes run it, and anybody can compute its name and digest. So a file is
+linked, and written, only where nobody but the user and root could change it (`exposed`); elsewhere every process
+compiles. The digest covers the name because others may have renamed files before the user closed a folder to them.
 """
 
 import contextlib
@@ -14,12 +18,13 @@ import hashlib
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from jaxsparse_fmt._types import user_cache, write_whole
+from jaxsparse_fmt._types import exposed, make_private, read_private, user_cache, write_private
 
 DIGEST = 16  # bytes
 # What the code of a C function of Numba refers to besides Python's interface. Only an exception in a kernel would call
@@ -55,26 +60,45 @@ def address(make: Callable[[], tuple[Any, str]], *key: str) -> int:
 def _made(make: Callable[[], tuple[Any, str]], name: str) -> int:
     """The address of the function whose file has this name."""
     for kept in _folders():
-        with contextlib.suppress(OSError, ValueError, RuntimeError):  # no file, damaged, or not LLVM's
-            return _linked((kept / name).read_bytes())
+        with contextlib.suppress(OSError, ValueError, RuntimeError):  # no file or another's, damaged, or not LLVM's
+            return _linked(name, read_private(kept / name))
     import numba
 
     function, signature = make()
     cfunc: Any = numba.cfunc  # whose types do not know all options
     compiled = cfunc(signature, nogil=True, error_model="numpy", _nrt=False, no_cpython_wrapper=True)(function)
-    with contextlib.suppress(Exception):  # Numba may change what `_content` reads
-        content = _content(compiled, {*FROM_C, *FROM_NUMBA})
-        for kept in _folders():
-            with contextlib.suppress(OSError):
-                kept.mkdir(mode=0o700, parents=True, exist_ok=True)
-                write_whole(kept / name, content)
-                break
     _owners.append(compiled)
+    with contextlib.suppress(Exception):  # Numba may change what `_content` reads; and no warning stops a product
+        _keep(name, _content(name, compiled, {*FROM_C, *FROM_NUMBA}))
     return compiled.address
 
 
-def _content(compiled: Any, known: set[str]) -> bytes:
-    """The file of a C function of Numba.
+def _keep(name: str, content: bytes) -> None:
+    """Writes a file to the first folder that takes it; warns if none does and others can write to one of them."""
+    reason = ""
+    for folder in _folders():
+        with contextlib.suppress(OSError):
+            make_private(folder)
+            if why := exposed(folder):
+                reason = why
+                continue
+            write_private(folder / name, content)
+            return
+    if reason:
+        _warn(reason)
+
+
+@functools.cache  # once a process, not once a kernel
+def _warn(reason: str) -> None:
+    warnings.warn(
+        f"compiled kernels are not kept, and every process compiles them anew: {reason}; name a folder that only you "
+        "can write to, by NUMBA_CACHE_DIR",
+        stacklevel=2,
+    )
+
+
+def _content(name: str, compiled: Any, known: set[str]) -> bytes:
+    """The file, of this name, of a C function of Numba.
 
     Raises:
       ValueError: it refers to a name that `_linked` could not resolve, which would end the process.
@@ -86,16 +110,20 @@ def _content(compiled: Any, known: set[str]) -> bytes:
     if unknown:
         raise ValueError(f"unknown names {unknown}")
     rest = compiled._wrapper_name.encode() + b"\0" + library._get_compiled_object()
-    return hashlib.blake2b(rest, digest_size=DIGEST).digest() + rest
+    return _digest(name, rest) + rest
 
 
-def _linked(content: bytes) -> int:
+def _digest(name: str, rest: bytes) -> bytes:
+    return hashlib.blake2b(name.encode() + rest, digest_size=DIGEST).digest()  # names are of one length
+
+
+def _linked(name: str, content: bytes) -> int:
     from llvmlite import binding
 
     digest, rest = content[:DIGEST], content[DIGEST:]
-    if hashlib.blake2b(rest, digest_size=DIGEST).digest() != digest:
-        raise ValueError("a damaged file")
-    name, _, code = rest.partition(b"\0")
+    if _digest(name, rest) != digest:
+        raise ValueError("a damaged file, or one of another name")
+    function, _, code = rest.partition(b"\0")
     libc = ctypes.cdll.msvcrt if sys.platform == "win32" else ctypes.CDLL(None)
     stand_in = ctypes.cast(libc.abort, ctypes.c_void_p).value
     for symbol in FROM_NUMBA:  # until Numba is imported, which adds its own
@@ -104,7 +132,7 @@ def _linked(content: bytes) -> int:
     linked = _engine(2)  # of its own: Numba may give functions of two files one name
     linked.add_object_file(binding.ObjectFileRef.from_data(code))
     linked.finalize_object()
-    return linked.get_function_address(name.decode())
+    return linked.get_function_address(function.decode())
 
 
 def compiled(text: str, *names: str, effort: int = 2) -> list[int]:

@@ -15,6 +15,7 @@ from jaxsparse_fmt.cli import main
 from jaxsparse_fmt.io import files
 
 ROOT = pathlib.Path(__file__).parents[1]
+posix = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows does not tell by modes who may write")
 SETTINGS = (
     "jax_compilation_cache_dir",
     "jax_compilation_cache_max_size",
@@ -172,12 +173,69 @@ def test_where_nothing_can_be_written_one_warning_says_so_and_all_runs(home, kin
         monkeypatch.delenv("XDG_CACHE_HOME")
         monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     before = [getattr(jax.config, name) for name in SETTINGS]
-    with pytest.warns(UserWarning, match=r"compiled programs are not kept: .+; name a folder that you can") as caught:
+    with pytest.warns(
+        UserWarning, match=r"compiled programs are not kept: .+; name a folder that only you can"
+    ) as caught:
         assert jsf.cache(folder) is None
     assert len(caught) == 1 and caught[0].filename == __file__
     assert [getattr(jax.config, name) for name in SETTINGS] == before
     if kind != "JAX's":  # where JAX warns at each program
         compile_one(7.5)
+
+
+@posix
+@pytest.mark.parametrize("kind", ["named", "default", "below"])
+def test_programs_in_a_folder_that_others_can_write_to_are_not_loaded(home, kind):
+    folder = {"named": home / "named", "default": home / "jaxsparse" / "xla", "below": home / "shared" / "own"}[kind]
+    folder.mkdir(parents=True)
+    os.chmod(folder.parent if kind == "below" else folder, 0o777)
+    with pytest.warns(UserWarning, match=r"are not kept: others can write to .+ \(chmod go-w .+\); name a folder"):
+        assert jsf.cache(None if kind == "default" else folder) is None
+    compile_one(8.5)
+    assert getattr(jax.config, SETTINGS[0]) is None and kept(folder) == []
+
+
+@posix
+def test_a_folder_that_people_share_by_jaxs_configuration_is_theirs(home):
+    (home / "own").mkdir()
+    os.chmod(home / "own", 0o777)
+    jax.config.update("jax_compilation_cache_dir", str(home / "own"))
+    assert jsf.cache() == home / "own"
+
+
+@posix
+def test_programs_that_others_could_have_written_are_deleted(home):
+    folder = home / "named"
+    closed, opened = (pretended(folder, letter, 400, 1.0) for letter in "ab")
+    for file, mode in ((closed, 0o644), (opened, 0o664)):
+        os.chmod(file, mode)
+    os.chmod(folder, 0o700)  # where nobody else may enter, as in those that `cache` makes, modes of files do not matter
+    jsf.cache(folder, max_bytes=None)
+    assert closed.exists() and opened.exists()
+    os.chmod(folder, 0o755)
+    jsf.cache(folder, max_bytes=None)
+    assert closed.exists() and not opened.exists()
+
+
+@posix
+@pytest.mark.skipif(getattr(os, "geteuid", int)() != 0, reason="only root can give a file away")
+def test_programs_of_other_users_are_deleted(home):
+    other = pretended(home / "named", "a", 400, 1.0)
+    os.chown(other, 12345, -1)
+    os.chmod(home / "named", 0o700)
+    jsf.cache(home / "named", max_bytes=None)
+    assert not other.exists()
+
+
+@posix
+def test_under_any_umask_the_folder_is_trusted_the_next_time(home):
+    before = os.umask(0)
+    try:
+        for number in range(2):
+            assert jsf.cache() == home / "jaxsparse" / "xla" and len(kept(home / "jaxsparse" / "xla")) == number
+            compile_one(9.5)
+    finally:
+        os.umask(before)
 
 
 def test_the_command_line_says_it_in_one_line_and_works(home, monkeypatch, capsys):

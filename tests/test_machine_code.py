@@ -1,16 +1,17 @@
-"""Machine code that is kept on disk: linked without Numba, of the same sources, and never damaged or incomplete."""
+"""Machine code kept on disk: linked without Numba, of the same sources, never damaged, and never another user's."""
 
 import ctypes
 import importlib
 import os
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt import machine_code
+from jaxsparse_fmt import _types, machine_code
 from tests.oracle import wide
 
 pytest.importorskip("numba")
@@ -74,4 +75,175 @@ def test_code_that_refers_to_unknown_names_is_not_kept():
 
     made = numba.cfunc("float64(float64)")(lambda x: np.cosh(x))
     with pytest.raises(ValueError, match="unknown names"):
-        machine_code._content(made, set())
+        machine_code._content("name", made, set())
+
+
+# What follows forges a file by compiling another function under the same name: whoever can write a file can do that.
+MAKE = "def make():\n    n = number\n    return (lambda: n), 'int64()'\n"
+GOOD, FORGED = 1, 666
+posix = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows does not tell by modes who may write")
+
+
+@pytest.fixture
+def answer(tmp_path, monkeypatch):
+    """Runs a function as a new process would: the kept one, else one compiled to return the number."""
+    (tmp_path / "sources").mkdir()
+    source = tmp_path / "sources" / "numbered.py"
+    source.write_text(MAKE)
+    scope = {}
+    exec(compile(MAKE, source, "exec"), scope)
+
+    def run(number, folder, *key):
+        monkeypatch.setenv("NUMBA_CACHE_DIR", str(folder))
+        monkeypatch.setattr(machine_code, "_addresses", {})
+        scope["number"] = number
+        return ctypes.CFUNCTYPE(ctypes.c_int64)(machine_code.address(scope["make"], *key))()
+
+    machine_code._warn.cache_clear()
+    yield run
+    machine_code._warn.cache_clear()
+
+
+def give_away(path, monkeypatch):
+    """Makes a file another user's: root can, and others become another user themselves."""
+    if os.geteuid() == 0:
+        os.chown(path, 12345, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+
+
+def set_mode(path, mode):
+    os.chmod(path, mode)  # unlike mkdir and open without regard to the umask
+
+
+@posix
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
+@pytest.mark.parametrize("weak", ["kept", ""])
+def test_a_forged_file_where_others_can_write_does_not_run(answer, tmp_path, weak, mode):
+    """In a folder of such a mode, or below one; sticky folders keep others from renaming what lies below them."""
+    kept = tmp_path / "parent" / "kept"
+    assert answer(FORGED, kept) == answer(GOOD, kept) == FORGED  # as is right in a folder of the user
+    (file,) = kept.iterdir()
+    forged = file.read_bytes()
+    set_mode(kept.parent / weak, mode)
+    if mode == 0o1777 and not weak:
+        assert answer(GOOD, kept) == FORGED
+        return
+    with pytest.warns(UserWarning, match=r"kernels are not kept.*others can write to .+NUMBA_CACHE_DIR") as caught:
+        assert answer(GOOD, kept) == GOOD and answer(GOOD, kept, "another") == GOOD
+    assert len(caught) == 1 and ("chmod go-w" in str(caught[0].message)) == (mode != 0o1777)
+    assert [*kept.iterdir()] == [file] and file.read_bytes() == forged  # nothing is kept there
+
+
+@posix
+@pytest.mark.parametrize("weakness", ["group", "all", "link", "owner"])
+def test_a_forged_file_in_a_good_folder_does_not_run_and_is_replaced(answer, tmp_path, monkeypatch, weakness):
+    kept = tmp_path / "kept"
+    assert answer(FORGED, kept) == FORGED
+    (file,) = kept.iterdir()
+    if weakness == "link":
+        os.rename(file, tmp_path / "elsewhere")
+        file.symlink_to(tmp_path / "elsewhere")
+    elif weakness == "owner":
+        with monkeypatch.context() as patched:
+            give_away(file, patched)
+            assert answer(GOOD, kept) == GOOD
+    else:
+        set_mode(file, {"group": 0o664, "all": 0o646}[weakness])
+    if weakness == "owner" and os.geteuid() != 0:
+        return  # the whole folder was another's
+    assert answer(GOOD, kept) == GOOD
+    assert answer(2, kept) == GOOD and not file.is_symlink()
+    if weakness == "link":
+        assert (tmp_path / "elsewhere").exists()  # a file to which others led is not written
+
+
+@posix
+def test_a_folder_of_another_user_is_not_read_even_by_root(answer, tmp_path, monkeypatch):
+    kept = tmp_path / "kept"
+    assert answer(FORGED, kept) == FORGED
+    give_away(kept, monkeypatch)
+    with pytest.warns(UserWarning, match=r"belongs to user \d+; name a folder that only you can write to"):
+        assert answer(GOOD, kept) == GOOD
+
+
+def test_a_kernel_under_the_name_of_another_does_not_run(answer, tmp_path):
+    assert answer(1, tmp_path / "one", "a") == 1
+    assert answer(2, tmp_path / "two", "b") == 2
+    (one,), (two,) = (tmp_path / "one").iterdir(), (tmp_path / "two").iterdir()
+    os.replace(one, two)
+    assert answer(3, tmp_path / "two", "b") == 3
+
+
+@posix
+@pytest.mark.parametrize("umask", [0o000, 0o002, 0o022, 0o077])
+def test_what_is_kept_under_any_umask_is_read_again(answer, tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        assert answer(1, tmp_path / "new" / "kept") == answer(2, tmp_path / "new" / "kept") == 1
+    finally:
+        os.umask(before)
+
+
+@posix
+def test_a_folder_after_one_that_others_can_write_to_is_used_without_a_warning(answer, tmp_path, monkeypatch):
+    folders = tmp_path / "shared", tmp_path / "own"
+    folders[0].mkdir()
+    set_mode(folders[0], 0o775)
+    monkeypatch.setattr(machine_code, "_folders", lambda: iter(folders))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert answer(1, "") == answer(2, "") == 1
+    assert not [*folders[0].iterdir()] and len([*folders[1].iterdir()]) == 1
+
+
+@posix
+def test_links_on_the_way_to_a_folder_are_followed_part_by_part(tmp_path):
+    good, shared = tmp_path / "good", tmp_path / "shared"
+    for folder in (good, shared, shared / "below"):
+        folder.mkdir()
+    (good / "link").symlink_to("../shared/below")
+    (good / "here").symlink_to(good)
+    (shared / "link").symlink_to(good)
+    assert not any(map(_types.exposed, (good, good / "link", good / "here" / "here", shared / "link" / "link" / "..")))
+    set_mode(shared, 0o777)
+    told = f"others can write to {shared} (chmod go-w '{shared}' ends that)"
+    assert _types.exposed(good / "link").replace("good/../", "") == told
+    assert _types.exposed(shared / "link") == told  # others choose where it leads
+    assert _types.exposed(good / "here" / "here") == ""
+    set_mode(shared, 0o1777)
+    assert _types.exposed(shared / "below") == _types.exposed(good / "link") == "" != _types.exposed(shared)
+
+
+@posix
+def test_a_link_of_another_user_in_a_sticky_folder_is_not_followed(tmp_path, monkeypatch):
+    """Its owner can lead it to any folder of this user's, such as one with downloaded files."""
+    (tmp_path / "good").mkdir()
+    (tmp_path / "link").symlink_to("good")
+    set_mode(tmp_path, 0o1777)
+    assert _types.exposed(tmp_path / "link") == ""
+    if os.geteuid() == 0:
+        os.lchown(tmp_path / "link", 12345, -1)
+        assert _types.exposed(tmp_path / "link") == f"{tmp_path / 'link'} belongs to user 12345"
+    else:
+        give_away(tmp_path / "link", monkeypatch)
+        assert "belongs to user" in _types.exposed(tmp_path / "link")
+
+
+@posix
+def test_links_in_a_circle_and_pipes_are_errors_and_keep_nobody_waiting(tmp_path):
+    (tmp_path / "one").symlink_to("two")
+    (tmp_path / "two").symlink_to("one")
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    for path in (tmp_path / "one" / "file", tmp_path / "pipe", tmp_path, tmp_path / "absent"):
+        with pytest.raises(OSError):
+            _types.read_private(path)
+
+
+def test_where_modes_tell_nothing_files_are_kept_as_before(answer, tmp_path, monkeypatch):
+    """As on Windows, whose Python has no `geteuid`."""
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    set_mode(kept, 0o777)
+    monkeypatch.delattr(os, "geteuid", raising=False)
+    assert answer(1, kept) == answer(2, kept) == 1

@@ -22,7 +22,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxsparse_fmt._types import Csr, Target, readable_seconds, user_cache, write_whole
+from jaxsparse_fmt._types import Csr, Target, make_private, readable_seconds, user_cache, write_whole
 from jaxsparse_fmt.choose import ranking
 from jaxsparse_fmt.choose.ranking import Choice
 from jaxsparse_fmt.choose.timing import seconds_per_product
@@ -128,7 +128,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _remember(path: Path, signature: str, answer: dict[str, Any]) -> None:
     """Adds the answer to the file, which it reads anew, since another process may have written in the meantime."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path.parent)  # machine code lies in it too
         known = _read(path)
         known.pop(signature, None)
         newest = dict(list({**known, signature: answer}.items())[-KEPT:])

@@ -12,7 +12,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt._types import Target
+from jaxsparse_fmt._types import Target, exposed
 from jaxsparse_fmt.choose import ranking, tune
 from jaxsparse_fmt.formats import building, memory
 
@@ -168,6 +168,16 @@ def test_what_others_have_written_stays(file, clock):
     jsf.from_scipy(jsf.gallery.poisson(3), "tune")
     assert len(json.loads(file.read_text())["fastest"]) == 2
     assert [p.name for p in file.parent.iterdir()] == ["tuned.json"]  # no scratch file is left
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows does not tell by modes who may write")
+def test_machine_code_may_lie_beside_the_answers_whatever_the_umask_was(file, clock):
+    before = os.umask(0)
+    try:
+        jsf.from_scipy(S, "tune")
+    finally:
+        os.umask(before)
+    assert file.exists() and exposed(file.parent) == ""
 
 
 def test_only_the_newest_answers_are_kept(file, clock, monkeypatch):
