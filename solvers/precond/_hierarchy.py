@@ -230,8 +230,8 @@ def largest(a: np.ndarray) -> float:
 
 
 def _sorted(A: Matrix) -> Matrix:
-    """A in CSR with sorted rows."""
-    A = scipy.sparse.csr_array(A)
+    """A copy of A in CSR with sorted rows."""
+    A = scipy.sparse.csr_array(A, copy=True)  # SciPy sorts in place, in arrays that it would share with the user's
     A.sort_indices()
     return A
 

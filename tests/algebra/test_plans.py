@@ -186,6 +186,13 @@ def test_assembly_of_few_coordinates(k):
     assert float(A.sum()) == k
 
 
+@pytest.mark.parametrize("cols", [1, 7])
+def test_assembly_of_one_row_finds_every_coordinate(cols):
+    col, values = np.arange(30) % cols, np.arange(1.0, 31)
+    A = jsf.assembly(np.zeros(30, int), col, (1, cols), "csr")(values)
+    np.testing.assert_array_equal(A.to_scipy().toarray(), [np.bincount(col, values, cols)])
+
+
 def test_coordinates_with_traced_values_make_a_matrix():
     def total(v):
         return (jsf.from_coo(ROW, COL, v, (40, 33), format="csr") @ jnp.ones(33)).sum()

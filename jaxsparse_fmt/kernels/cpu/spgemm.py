@@ -130,7 +130,7 @@ def coordinates(row: np.ndarray, col: np.ndarray, shape: tuple[int, int]) -> tup
                 raise ValueError(f"{name} index {bad} is out of range for shape {shape}; indices count from 0")
     place = np.cumsum(np.append(0, counts.T))  # of a bucket's coordinates from each part
     key, number = np.empty(k, np.int64), np.empty(k, np.int32)
-    starts = np.ascontiguousarray(place[:-1].reshape(buckets, PARTS).T)
+    starts = place[:-1].reshape(buckets, PARTS).T.copy()  # `spread` advances it
     _over_rows("spread", PARTS, 0, ends, row, col, shift, buckets, starts, key, number, before=ends)
     ends, ptr, entries = place[::PARTS].copy(), np.zeros(n_rows + 1, np.int64), np.zeros(n_rows + 1, np.int64)
     placed, order = np.empty(k, np.int64), empty(k, np.int32)

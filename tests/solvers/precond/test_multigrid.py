@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import os
 import pathlib
+import types
 
 import jax
 import jax.numpy as jnp
@@ -214,6 +215,19 @@ def test_the_levels_of_pyamg_are_taken_as_they_are():
     assert M.operator_complexity == pytest.approx(theirs.operator_complexity() + inverse)
     lines = repr(M).splitlines()
     assert len(lines) == 2 + len(theirs.levels) and f"{CUBE.nnz}" in lines[2] and "inverse" in lines[-1]
+
+
+def test_levels_that_are_given_stay_as_they_are():
+    """Rows that are not sorted, and zeros that are stored: multigrid sorts and drops them in copies."""
+    n, A = 64, jsf.gallery.poisson(8, dim=2)
+    col = np.stack([(np.arange(n) // 2 + 1) % (n // 2), np.arange(n) // 2], axis=1).ravel()
+    P = sp.csr_array((np.tile([0.0, 1.0], n), col, np.arange(0, 2 * n + 1, 2)), shape=(n, n // 2))
+    given = [types.SimpleNamespace(A=A, R=sp.csr_array(P.T), P=P), types.SimpleNamespace(A=sp.csr_array(P.T @ A @ P))]
+    arrays = [[M.data, M.indices, M.indptr] for M in (A, P, given[0].R, given[1].A)]
+    before = [[a.copy() for a in of] for of in arrays]
+    multigrid(A, setup=given)
+    for now, then in zip(itertools.chain(*arrays), itertools.chain(*before), strict=True):
+        np.testing.assert_array_equal(now, then)
 
 
 def test_the_finest_level_shares_the_matrix_of_the_user():
