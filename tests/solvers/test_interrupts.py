@@ -1,0 +1,156 @@
+"""Ctrl-C at random times of every method: KeyboardInterrupt or a right answer, no crash, and the next call is right.
+
+A process serves a case. It makes a new system, says "ready" and calls the solver; the parent sends the signal, so that
+it also comes while the process holds Python's lock. From its answer on, the signal is without effect there; the parent
+lets it go on when none is left. Every second call compiles new programs. JAXSPARSE_INTERRUPTS is the number of signals
+a case, by default 4; `python -m tests.solvers.test_interrupts CASE` is the process.
+"""
+
+import functools
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import jaxsparse_fmt as jsf
+import solvers
+from tests.solvers.methods import CASES, REFINED
+
+COUNT = int(os.environ.get("JAXSPARSE_INTERRUPTS", "4"))
+N = 9000  # unknowns of the first system; a call takes a second at first and a tenth later
+RTOL = 1e-9
+HANGS = 120.0  # seconds
+
+
+def path(n: int, general: bool) -> sp.csr_array:
+    """A tridiagonal matrix: many steps, in little time each."""
+    skew, shift = (0.02, 3e-4) if general else (0.0, 1e-5)
+    return sp.diags_array(
+        [np.full(n - 1, -1 - skew), np.full(n, 2 + shift), np.full(n - 1, skew - 1)], offsets=[-1, 0, 1]
+    )
+
+
+def solve(solver, general, S, A, b):
+    """Whether the residual of a call is as the solution says."""
+    sol = solver(A, b, rtol=RTOL, maxiter=6000 if general else 2000)
+    true = np.linalg.norm(b - S @ np.asarray(sol.x))
+    return abs(true - float(sol.residual_norm)) <= 1e-2 * true + 1e-13 * np.linalg.norm(b) and bool(np.any(sol.x))
+
+
+def gradient(S, A, b):
+    value, g = jax.value_and_grad(lambda b: (solvers.cg(A, b, rtol=RTOL).x ** 2).sum())(b)
+    wrong = np.linalg.norm(S @ (S @ np.asarray(g)) - 2 * b)
+    return wrong <= 20 * RTOL * (np.sqrt(value) + np.linalg.norm(b))
+
+
+def pairs(solver, S, A, b):
+    sol = solver(A, 4, which="LA", maxiter=100)
+    w, V = np.asarray(sol.eigenvalues), np.asarray(sol.eigenvectors)
+    return np.allclose(np.linalg.norm(S @ V - V * w, axis=0), sol.residual_norms, rtol=1e-2, atol=1e-12)
+
+
+def product(S, A, b):
+    x, y = jax.jit(lambda A, b: jax.lax.fori_loop(0, 3000, lambda _, x: 0.25 * (A @ x), b))(A, b), b
+    for _ in range(3000):
+        y = 0.25 * (S @ y)
+    return np.allclose(x, y, atol=1e-12)
+
+
+def preconditioned(name, solver, S, A, b):
+    return solve(functools.partial(solver, M=getattr(solvers.precond, name)(A)), False, S, A, b)
+
+
+def in_jit(A, b, **options):
+    return jax.jit(lambda A, b: solvers.cg(A, b, **options))(A, b)
+
+
+OF_CG = {
+    "callback": functools.partial(solvers.cg, callback=lambda x: None),
+    "progress": functools.partial(solvers.cg, progress=lambda iterations, residual: None),
+    "jit": in_jit,
+}
+QUESTIONS = {
+    **{case.name: functools.partial(solve, case.solver, case.kind == "general") for case in CASES},
+    **{case.name: functools.partial(solve, case.solver, False) for case in REFINED[:1]},
+    **{f"cg-{name}": functools.partial(solve, solver, False) for name, solver in OF_CG.items()},
+    **{"lsmr": functools.partial(solve, solvers.lsmr, False), "gradient": gradient, "product": product},
+    **{f.__name__: functools.partial(pairs, f) for f in (solvers.eigsh, solvers.lobpcg)},
+    "multigrid": functools.partial(preconditioned, "multigrid", solvers.cg),
+    "incomplete_lu": functools.partial(preconditioned, "incomplete_lu", solvers.bicgstab),
+}
+QUESTIONS["chebyshev"] = functools.partial(solve, functools.partial(solvers.chebyshev, bounds=(1e-5, 4 + 2e-5)), False)
+
+
+def answers(name: str) -> None:
+    """The process: for each line of the parent a call with the signal, and one without."""
+    general, ask = any(case.name == name and case.kind == "general" for case in CASES), QUESTIONS[name]
+    for n, _ in enumerate(sys.stdin, 2 * N):
+        S, b = path(n // 2, general), np.random.default_rng(n).standard_normal(n // 2)
+        A = jsf.from_scipy(S, "csr" if n % 4 else "auto")
+        print("ready", flush=True)
+        try:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            said = str(ask(S, A, b))
+            signal.signal(signal.SIGINT, lambda *_: None)  # raises what still waits to be raised
+        except KeyboardInterrupt:
+            said = "interrupted"
+        signal.signal(signal.SIGINT, lambda *_: None)
+        print(said, flush=True)
+        sys.stdin.readline()
+        print(ask(S, A, b), flush=True)
+
+
+@pytest.mark.deep
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_an_interrupted_call_raises_or_is_right_and_so_is_the_next(name, rng, tmp_path):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("XLA_", "JAX_COMPILATION"))}
+    command = [sys.executable, "-X", "faulthandler", "-m", __name__, name]
+    with (
+        open(tmp_path / "errors", "w+") as errors,
+        subprocess.Popen(
+            command,
+            text=True,
+            bufsize=1,
+            cwd=Path(__file__).parents[2],
+            env=environment,
+            **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors},
+        ) as process,
+    ):
+        watch = threading.Timer(HANGS + 5 * COUNT, process.kill)
+        watch.start()
+        said = []
+        for k in range(COUNT):
+            process.stdin.write("\n")
+            assert process.stdout.readline() == "ready\n", (tmp_path / "errors").read_text()
+            timer = threading.Timer(
+                rng.uniform(0, (3 if k == 0 else 1, 0.2)[k % 2]), process.send_signal, [signal.SIGINT]
+            )
+            timer.start()
+            said.append(process.stdout.readline())
+            timer.cancel()
+            timer.join()
+            process.stdin.write("\n")
+            said.append(process.stdout.readline())
+        process.stdin.close()
+        code = process.wait()
+        watch.cancel()
+    text = (tmp_path / "errors").read_text()
+    assert code == 0 and set(said[::2]) <= {"interrupted\n", "True\n"} and set(said[1::2]) == {"True\n"}, (said, text)
+    # CPython loses an exception in a callback of weakref or ctypes, such as JAX's and llvmlite's; we must not.
+    lost = re.findall(r"^Exception ignored.*\n(?:Traceback.*\n)?(?:[ \t]+.*\n|\n)*", text, re.M)
+    assert not [of for of in lost if re.search(r"jaxsparse_fmt[/\\.]|(?<!tests/)\bsolvers[/\\.]", of)], text
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_enable_x64", True)
+    signal.signal(signal.SIGINT, lambda *_: None)  # shells let what they start in the background ignore it
+    answers(sys.argv[1])
