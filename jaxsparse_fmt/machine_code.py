@@ -20,6 +20,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from typing import Any
 from jaxsparse_fmt._types import exposed, make_private, read_private, user_cache, write_private
 
 DIGEST = 16  # bytes
+STACK = 64 << 20  # bytes: some systems give all threads but the first too little for a compiler
 # What the code of a C function of Numba refers to besides Python's interface. Only an exception in a kernel would call
 # Numba's own functions, and kernels raise none.
 FROM_C = {"malloc", "free", "sched_yield", "SwitchToThread", "memset", "memcpy", "memmove"}
@@ -62,6 +64,10 @@ def _made(make: Callable[[], tuple[Any, str]], name: str) -> int:
     for kept in _folders():
         with contextlib.suppress(OSError, ValueError, RuntimeError):  # no file or another's, damaged, or not LLVM's
             return _linked(name, read_private(kept / name))
+    return _apart(lambda: _compiled_anew(make, name))
+
+
+def _compiled_anew(make: Callable[[], tuple[Any, str]], name: str) -> int:
     import numba
 
     function, signature = make()
@@ -71,6 +77,24 @@ def _made(make: Callable[[], tuple[Any, str]], name: str) -> int:
     with contextlib.suppress(Exception):  # Numba may change what `_content` reads; and no warning stops a product
         _keep(name, _content(name, compiled, {*FROM_C, *FROM_NUMBA}))
     return compiled.address
+
+
+def _apart(f: Callable[[], int]) -> int:
+    """f(), not in the first thread: an interrupt there would keep results from LLVM, which calls back into llvmlite."""
+    if threading.current_thread() is not threading.main_thread():
+        return f()
+    result: Future[int] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(f())
+        except BaseException as error:
+            result.set_exception(error)
+
+    size = threading.stack_size(STACK)
+    threading.Thread(target=run, name="numba").start()
+    threading.stack_size(size)
+    return result.result()
 
 
 def _keep(name: str, content: bytes) -> None:

@@ -3,8 +3,10 @@
 import ctypes
 import importlib
 import os
+import signal
 import subprocess
 import sys
+import threading
 import warnings
 
 import numpy as np
@@ -67,6 +69,29 @@ def test_what_is_kept_on_disk_is_of_the_same_sources(tmp_path, monkeypatch):
         machine_code._addresses.clear()
         assert ctypes.CFUNCTYPE(ctypes.c_int64)(machine_code.address(make))() == 1
         assert len([*(tmp_path / "kept").glob("*.o")]) == files
+
+
+def test_numba_compiles_where_no_interrupt_is_raised_and_the_caller_can_be_interrupted(tmp_path, monkeypatch):
+    """An interrupt in llvmlite's callbacks would leave LLVM without a result."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    threads, goes_on = [], threading.Event()
+
+    def make():
+        threads.append(threading.current_thread())
+        if len(threads) == 1:
+            signal.raise_signal(signal.SIGINT)
+            goes_on.wait(60)
+        return (lambda: 1), "int64()"
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            machine_code.address(make)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    goes_on.set()
+    assert ctypes.CFUNCTYPE(ctypes.c_int64)(machine_code.address(make))() == 1
+    assert threading.main_thread() not in threads
 
 
 def test_code_that_refers_to_unknown_names_is_not_kept():

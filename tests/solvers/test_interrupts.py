@@ -110,9 +110,11 @@ def answers(name: str) -> None:
 
 @pytest.mark.deep
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
-@pytest.mark.parametrize("name", QUESTIONS)
+@pytest.mark.parametrize("name", [*QUESTIONS, "product where Numba compiles", "multigrid where Numba compiles"])
 def test_an_interrupted_call_raises_or_is_right_and_so_is_the_next(name, rng, tmp_path):
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("XLA_", "JAX_COMPILATION"))}
+    name, _, compiles = name.partition(" ")
+    environment |= {"NUMBA_CACHE_DIR": str(tmp_path)} if compiles else {}
     command = [sys.executable, "-X", "faulthandler", "-m", __name__, name]
     with (
         open(tmp_path / "errors", "w+") as errors,
