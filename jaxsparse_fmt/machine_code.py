@@ -169,9 +169,13 @@ def compiled(text: str, *names: str, effort: int = 2) -> list[int]:
 
     with _lock:
         engine = _shared(effort)
-        engine.add_module(binding.parse_assembly(text))
-        engine.finalize_object()
-        return [engine.get_function_address(name) for name in names]
+        try:
+            engine.add_module(binding.parse_assembly(text))
+            engine.finalize_object()
+            return [engine.get_function_address(name) for name in names]
+        except BaseException:  # an interrupt too: the names of a module that stays behind must not meet their like
+            _shared.cache_clear()
+            raise
 
 
 def _engine(effort: int) -> Any:

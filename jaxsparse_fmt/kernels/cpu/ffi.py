@@ -9,7 +9,6 @@ import contextlib
 import ctypes
 import functools
 import hashlib
-import itertools
 import math
 import os
 import threading
@@ -87,7 +86,6 @@ _broken: list[Exception] = []
 _table = np.zeros(len(KEYS), np.int64)  # the addresses of the kernels
 _groups = np.zeros((SLOTS, 2), np.int64)  # keys, and the addresses of the functions
 _halted = np.zeros(1, np.int64)  # not 0 while programs must end
-_attempts = itertools.count()
 
 
 def works() -> bool:
@@ -148,7 +146,7 @@ def _linked(text: str) -> int:
         if _groups[at, 0] == 0:
             if np.count_nonzero(_groups[:, 0]) >= SLOTS - 1:  # the search of the handler ends at an empty place
                 raise RuntimeError('no room for native code of another solver; jsf.use_backend("xla") needs none')
-            own = f"group{key}_{next(_attempts)}"  # an interrupted attempt may have left its name to LLVM
+            own = f"group{key}"
             (address,) = machine_code.compiled(text.replace("@group", f"@{own}"), own)
             _publish()(_groups[at].ctypes.data, key, address)
     return key

@@ -147,3 +147,26 @@ def test_a_halted_program_ends_with_an_error_and_the_next_is_right():
     with ffi.halting(), pytest.raises(Exception, match="interrupted"):
         jax.block_until_ready(cg(A, X).x)
     assert np.linalg.norm(S @ np.asarray(cg(A, X).x) - X) <= 1e-5 * np.linalg.norm(X)
+
+
+def test_an_interrupt_whenever_code_is_linked_leaves_the_next_call_right(monkeypatch):
+    """LLVM keeps the names of a module that it was given before the interrupt."""
+    from llvmlite import binding
+
+    finalize, calls = binding.ExecutionEngine.finalize_object, itertools.count()
+
+    def interrupted(self):
+        if next(calls) % 2 == 0:
+            raise KeyboardInterrupt
+        finalize(self)
+
+    monkeypatch.setattr(binding.ExecutionEngine, "finalize_object", interrupted)
+    T = jsf.gallery.poisson(7, dim=2)  # of a size that no other test solves, so that its code is new
+    A, b, x, interrupts = jsf.from_scipy(T, "csr"), np.arange(49.0), None, 0
+    while x is None:
+        try:
+            x = np.asarray(cg(A, b, rtol=1e-8).x)
+        except KeyboardInterrupt:
+            interrupts += 1
+    assert interrupts > 0
+    assert np.linalg.norm(T @ x - b) <= 1.1e-8 * np.linalg.norm(b)
