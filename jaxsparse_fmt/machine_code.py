@@ -28,7 +28,6 @@ from typing import Any
 from jaxsparse_fmt._types import exposed, make_private, read_private, user_cache, write_private
 
 DIGEST = 16  # bytes
-STACK = 64 << 20  # bytes: some systems give all threads but the first too little for a compiler
 # What the code of a C function of Numba refers to besides Python's interface. Only an exception in a kernel would call
 # Numba's own functions, and kernels raise none.
 FROM_C = {"malloc", "free", "sched_yield", "SwitchToThread", "memset", "memcpy", "memmove"}
@@ -39,6 +38,7 @@ FROM_NUMBA = {
 
 _owners: list[Any] = []  # of the code: functions of Numba, and engines of LLVM
 _addresses: dict[str, int] = {}
+_compiling: dict[str, Future[int]] = {}
 _lock = threading.RLock()  # without it every thread that needs a new function would compile it
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
@@ -64,7 +64,7 @@ def _made(make: Callable[[], tuple[Any, str]], name: str) -> int:
     for kept in _folders():
         with contextlib.suppress(OSError, ValueError, RuntimeError):  # no file or another's, damaged, or not LLVM's
             return _linked(name, read_private(kept / name))
-    return _apart(lambda: _compiled_anew(make, name))
+    return _apart(lambda: _compiled_anew(make, name), name)
 
 
 def _compiled_anew(make: Callable[[], tuple[Any, str]], name: str) -> int:
@@ -79,22 +79,26 @@ def _compiled_anew(make: Callable[[], tuple[Any, str]], name: str) -> int:
     return compiled.address
 
 
-def _apart(f: Callable[[], int]) -> int:
-    """f(), not in the first thread: an interrupt there would keep results from LLVM, which calls back into llvmlite."""
+def _apart(f: Callable[[], int], name: str) -> int:
+    """f(), not in the first thread: an interrupt there would keep results from LLVM, which calls back into llvmlite.
+
+    A caller that is interrupted leaves f to the next one of this name.
+    """
     if threading.current_thread() is not threading.main_thread():
         return f()
-    result: Future[int] = Future()
-
-    def run() -> None:
-        try:
-            result.set_result(f())
-        except BaseException as error:
-            result.set_exception(error)
-
-    size = threading.stack_size(STACK)
-    threading.Thread(target=run, name="numba").start()
-    threading.stack_size(size)
+    if (result := _compiling.get(name)) is None:
+        result = _compiling[name] = Future()
+        threading.Thread(target=_complete, args=(result, f, name), name="numba").start()
     return result.result()
+
+
+def _complete(result: Future[int], f: Callable[[], int], name: str) -> None:
+    try:
+        result.set_result(f())
+    except BaseException as error:
+        result.set_exception(error)
+    finally:
+        del _compiling[name]
 
 
 def _keep(name: str, content: bytes) -> None:

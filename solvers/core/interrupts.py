@@ -1,5 +1,8 @@
 """KeyboardInterrupt during a solve: Python raises it in the first thread alone, and not while that waits for XLA."""
 
+import functools
+import re
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -8,6 +11,7 @@ from typing import Any
 import jax
 from jax.core import Tracer
 
+from jaxsparse_fmt._types import is_on_cpu
 from jaxsparse_fmt.kernels.cpu import ffi
 
 SHORTEST, LONGEST, PART = 1e-5, 5e-3, 1 / 50  # seconds of a pause, and its part of the time waited so far
@@ -15,21 +19,35 @@ GRACE = 1.0  # seconds for an interrupted program to end
 
 
 def heeding(program: Callable[..., Any], *args: Any) -> Any:
-    """The results of a compiled program. An interrupt ends the call, and on a CPU the program, with KeyboardInterrupt.
+    """The results of a compiled program, complete where an interrupt ends this call: in the first thread, on one CPU.
 
-    So the first thread waits here, where it can be interrupted, for a program on a CPU. A user's callback may be
-    interrupted too, which XLA reports as an error of its own.
+    It ends the program too, by an error of its native code. Several devices would wait for one another; there, and
+    on GPUs, Python raises KeyboardInterrupt when the program has ended. XLA reports the interrupt of a user's callback
+    as an error of its own.
     """
+    thread = threading.current_thread()
+    raises = thread is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     try:
-        results = program(*args)
-        is_first = threading.current_thread() is threading.main_thread()
-        if is_first and jax.default_backend() == "cpu" and jax.process_count() == 1:
-            _wait([a for a in jax.tree.leaves(results) if not isinstance(a, Tracer)])
+        if not raises or not _is_one_device():
+            return program(*args)
+        try:
+            ffi.look(thread.ident or 0)
+            results = program(*args)
+        finally:
+            ffi.look(0)
+        computed = [a for a in jax.tree.leaves(results) if not isinstance(a, Tracer)]
+        if computed and is_on_cpu(computed[0]):
+            _wait(computed)
         return results
     except Exception as error:  # of several classes, depending on whether XLA runs the program in a thread of its own
-        if "KeyboardInterrupt" in str(error):
+        if re.search(r"^KeyboardInterrupt\b", str(error), re.MULTILINE):
             raise KeyboardInterrupt from error
         raise
+
+
+@functools.cache
+def _is_one_device() -> bool:
+    return jax.device_count() == 1  # of all processes
 
 
 def _wait(results: list[Any]) -> None:
@@ -39,9 +57,12 @@ def _wait(results: list[Any]) -> None:
             while not a.is_ready():
                 time.sleep(min(max(PART * (time.perf_counter() - begin), SHORTEST), LONGEST))
     except KeyboardInterrupt:
-        with ffi.halting():
-            end = time.perf_counter() + GRACE
-            while time.perf_counter() < end and not all(a.is_ready() for a in results):
+        end = time.time() + GRACE
+        try:
+            ffi.halt(end)
+            while time.time() < end and not all(a.is_ready() for a in results):
                 time.sleep(LONGEST)
+        finally:
+            ffi.halt(0)
         raise
-    jax.block_until_ready(results)  # raises the error of a program that failed
+    jax.block_until_ready(results[0])  # raises the error of a program that failed

@@ -76,6 +76,7 @@ OF_CG = {
     "callback": functools.partial(solvers.cg, callback=lambda x: None),
     "progress": functools.partial(solvers.cg, progress=lambda iterations, residual: None),
     "jit": in_jit,
+    "function": lambda A, b, **options: solvers.cg(lambda v: A @ v, b, **options),
 }
 QUESTIONS = {
     **{case.name: functools.partial(solve, case.solver, case.kind == "general") for case in CASES},
@@ -150,6 +151,50 @@ def test_an_interrupted_call_raises_or_is_right_and_so_is_the_next(name, rng, tm
     # CPython loses an exception in a callback of weakref or ctypes, such as JAX's and llvmlite's; we must not.
     lost = re.findall(r"^Exception ignored.*\n(?:Traceback.*\n)?(?:[ \t]+.*\n|\n)*", text, re.M)
     assert not [of for of in lost if re.search(r"jaxsparse_fmt[/\\.]|(?<!tests/)\bsolvers[/\\.]", of)], text
+
+
+ONCE = """
+import os, signal, sys, threading, time
+import jax, numpy as np
+import jaxsparse_fmt as jsf
+from solvers import cg
+what, seen = sys.argv[1], []
+signal.signal(signal.SIGINT, (lambda *_: seen.append(1)) if what == "noted" else signal.default_int_handler)
+S = jsf.gallery.poisson(64 if what == "shards" else 100)
+A, b = jsf.from_scipy(S, backend="xla" if what == "xla" else "auto"), np.ones(S.shape[0])
+if what == "shards":
+    A = jsf.shard(S, jax.make_mesh((4,), ("rows",)))
+cg(A, b, maxiter=1)
+threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+begin = time.perf_counter()
+try:
+    sol = cg(A, b, rtol=0.0, maxiter=1500, x0=np.random.default_rng(0).standard_normal(b.size))
+    print("ended", sol.status.name, len(seen))
+except KeyboardInterrupt:
+    print("interrupted", time.perf_counter() - begin < 3 or what == "shards")
+if what == "shards":
+    print(np.linalg.norm(S @ np.asarray(cg(A, b, rtol=1e-4).x) - b) <= 2e-4 * np.linalg.norm(b), flush=True)
+    os._exit(0)  # XLA may crash if a process ends while a program of several devices runs
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("native", "interrupted True"),
+        ("xla", "interrupted True"),  # the process ends while the program still runs
+        ("shards", "interrupted True True"),  # when the program has ended: devices wait for one another
+        ("noted", "ended STAGNATION 1"),  # by a handler that raises nothing
+    ],
+)
+def test_a_long_solve_is_left_at_once_and_the_process_ends_well(what, said):
+    devices = "--xla_force_host_platform_device_count=4" if what == "shards" else ""
+    command = [sys.executable, "-X", "faulthandler", "-c", ONCE, what]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300, env=os.environ | {"XLA_FLAGS": devices})
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == said.split()
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ and another reads the column of a place from that, the chunk, the lane and the r
     blocks     BSR: the column of a block of block_rows × block_columns
     jagged     JDS, pJDS: one slice, whose chunks hold ever fewer rows; 32 bits
 
-Operands and padding are those of `numba_kernels.py`. Loops over lanes test `n_perm` themselves: LLVM moves the test out
-of such a loop, but not out of a larger one, where it costs a tenth of the speed. The product goes through memory in
+Operands and padding are those of `numba_kernels.py`. `row_of` tests `n_perm` in loops over lanes: LLVM moves the test
+out of such a loop, but not out of a larger one, where it costs a tenth of the speed. The product goes through memory in
 order, chunk after chunk, and keeps the sums of a block of lanes in the L1 cache. A row adds its entries one by one.
 """
 

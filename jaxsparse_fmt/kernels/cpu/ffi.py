@@ -1,11 +1,10 @@
 """Calls of the Numba kernels from XLA's programs for the CPU.
 
-A kernel is linked, or compiled, when a program that calls it is traced: no Python runs when XLA calls it. The first
-such trace registers the handlers, which LLVM compiles in 6 ms. So a program that another process has compiled
+A kernel is linked, or compiled, when a program that calls it is lowered: no Python runs when XLA calls it. The first
+such program registers the handlers, which LLVM compiles in 6 ms. So a program that another process has compiled
 (`jax.experimental.serialize_executable`) loads only after this process has compiled its function too.
 """
 
-import contextlib
 import ctypes
 import functools
 import hashlib
@@ -13,7 +12,7 @@ import math
 import os
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -32,6 +31,7 @@ def call(
     index: dict[str, Array | None],
     shape: tuple[int, ...],
     scratch: int = 0,
+    most: int = -1,
     **sizes: int,
 ) -> Array | None:
     """The result of the kernel `kind`; None if these dtypes have no kernel, or after a warning that Numba failed.
@@ -43,7 +43,8 @@ def call(
       shape: of the result, in the dtype to which the operands promote: [b, ...], or [b, pieces, ...] for a transposed
         product, where every piece has a result of its own.
       scratch: numbers of that dtype that each piece has to itself while it runs.
-      sizes: those of `SIZES` that the arrays do not give and that are not 0; `most` -1 if it is left out.
+      most: the largest last number that ptr may have; -1: any.
+      sizes: those of `SIZES` that the arrays do not give and that are not 0.
     """
     a, b = (v.astype(accumulator(v.dtype)) for v in operands)
     columns, ptr, perm = index["columns"], index["ptr"], index.get("perm")
@@ -56,7 +57,7 @@ def call(
     apart = kind.startswith("transposed")
     sizes |= {"kernel": number, "batch": batch, "a_bytes": bytes_of(a, 1), "b_bytes": bytes_of(b, 1)}
     sizes |= {"piece_bytes": bytes_of(out, 2)} if apart else {"out_bytes": bytes_of(out, 1)}
-    sizes |= {"n_ptr": ptr.size, "n_perm": 0 if perm is None else perm.size, "most": sizes.get("most", -1)}
+    sizes |= {"n_ptr": ptr.size, "n_perm": 0 if perm is None else perm.size, "most": most}
     sizes |= {"scratch_bytes": scratch * np.dtype(out.dtype).itemsize}
     assert sizes.keys() <= set(SIZES)
     words = np.array([sizes.get(name, 0) for name in SIZES], np.int64)
@@ -85,7 +86,10 @@ os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_i
 _broken: list[Exception] = []
 _table = np.zeros(len(KEYS), np.int64)  # the addresses of the kernels
 _groups = np.zeros((SLOTS, 2), np.int64)  # keys, and the addresses of the functions
-_halted = np.zeros(1, np.int64)  # not 0 while programs must end
+# Until when programs must end, in seconds of `time.time`; and the thread whose calls look for interrupts, or 0.
+_interrupts = np.zeros(2, np.int64)
+for _array in (_table, _groups, _interrupts):  # a program may still read them when Python has freed all modules
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_array))
 
 
 def works() -> bool:
@@ -94,14 +98,14 @@ def works() -> bool:
         return _registered() and not _broken
 
 
-@contextlib.contextmanager
-def halting() -> Iterator[None]:
-    """A context in which every call of a kernel ends its program with an error, in all threads."""
-    _halted[0] = 1
-    try:
-        yield
-    finally:
-        _halted[0] = 0
+def halt(until: float) -> None:
+    """Calls of native code, of all threads, end their programs with an error until this `time.time`."""
+    _interrupts[0] = int(until)
+
+
+def look(thread: int) -> None:
+    """From now on native code that XLA runs in this thread, the first, ends its program on an interrupt; 0: in none."""
+    _interrupts[1] = thread
 
 
 def _ready(number: int) -> bool:
@@ -157,7 +161,7 @@ def _handlers() -> list[int]:
     """The addresses of `TARGET`, `FUSED` and `publish`."""
     from jaxsparse_fmt.kernels.cpu import handler
 
-    addresses = (a.ctypes.data for a in (_table, _groups, _halted))
+    addresses = (a.ctypes.data for a in (_table, _groups, _interrupts))
     # Without effort LLVM takes 6 ms instead of 17, in each process; the handlers only pass calls on.
     return machine_code.compiled(str(handler.module(*addresses)), TARGET, FUSED, "publish", effort=0)
 
@@ -169,11 +173,14 @@ def _publish() -> Any:
 
 @functools.cache
 def _registered() -> bool:
-    """Whether XLA has taken the handlers; warns if it has not."""
+    """Whether XLA has taken the handlers; warns if it refuses them."""
     capsule = ctypes.pythonapi.PyCapsule_New
     capsule.restype, capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
     try:
         jax.local_devices(backend="cpu")  # else JAX would register later, and would not start if XLA refused
+    except RuntimeError:  # JAX_PLATFORMS leaves out CPUs
+        return False
+    try:
         for target, address in zip((TARGET, FUSED), _handlers(), strict=False):
             jax.ffi.register_ffi_target(target, capsule(address, None, None), platform="cpu")
     except Exception as error:

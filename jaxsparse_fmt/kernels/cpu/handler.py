@@ -22,8 +22,9 @@ member of the batch; the scratch of the piece, which is the second result where 
 No Python runs between XLA's call and the address of a kernel: Python could raise KeyboardInterrupt there, which a C
 caller loses. So a kernel must be in the table when a program calls it; an empty place is an error in words.
 
-Python heeds an interrupt only when XLA returns. So once a second a call in the first thread looks whether one waits,
-and ends the program with an error; Python then raises KeyboardInterrupt. `ffi.halting` does so from Python.
+Python heeds an interrupt only when XLA returns. So a call of a solve that XLA runs in the first thread looks once a
+second whether one waits, and ends the program with an error; Python then raises KeyboardInterrupt. `ffi.halt` ends
+programs in other threads.
 
 XLA takes fresh memory for a large result, and the first write to each page of it costs more than a kernel's work on
 that page. So the handler asks Linux for huge pages there.
@@ -33,7 +34,6 @@ import contextlib
 import ctypes
 import mmap
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -44,7 +44,6 @@ from jaxsparse_fmt.kernels.cpu.abi import FUSED, N_OPERANDS, SIZES, SLOTS, TARGE
 
 WORD = ir.IntType(64)
 HALF = ir.IntType(32)
-FIRST_THREAD = threading.main_thread().ident
 YIELD = "SwitchToThread" if sys.platform == "win32" else "sched_yield"
 # The words of a job: the next piece, how many are done, how many there are, how many threads still hold the job (the
 # last of them frees it, perhaps long after the call), the frame and the kernel.
@@ -61,17 +60,17 @@ BEYOND = (
     "the pointers of a sparse matrix lead beyond its entries, as after jax.tree.map over all its arrays; scale it by "
     "2 * A, and give it other numbers by A.with_data(data)"
 )
-HALTED = "interrupted"
+HALTED = "an interrupt, Ctrl-C, has ended this program; call it again"
 NO_MEMORY = "no memory for a call of a native kernel"
 
 
-def module(table: int, groups: int, halted: int) -> ir.Module:
+def module(table: int, groups: int, interrupts: int) -> ir.Module:
     """A module with the handlers, functions `abi.TARGET` and `abi.FUSED`: (frame) -> an error of XLA, or 0.
 
     Args:
       table: the address of the addresses of the kernels, 0 for those that are not compiled.
       groups: the address of `SLOTS` pairs, a key and the address of the group's function, 0 in empty places.
-      halted: the address of a word that is not 0 while programs must end.
+      interrupts: the address of `ffi._interrupts`.
     """
     made = ir.Module(TARGET)
     called = [("malloc", 1), ("free", 1), (YIELD, 0)] + [("madvise", 3)] * (sys.platform == "linux")
@@ -132,8 +131,8 @@ def module(table: int, groups: int, halted: int) -> ir.Module:
     run.call(leave.function, [job])
     run.ret(WORD(0))
 
-    halts = _halts(made, halted)
-    code, frame, scratch = _handler(made, TARGET)
+    halts = _halts(made, interrupts)
+    code, frame, scratch = _handler(made, TARGET, halts)
     sizes = _sizes(code, frame)
     number, size = code.word(sizes, 0), lambda name: code.word(sizes, SIZES.index(name))
     kernel = code.word(code.add(WORD(table), code.mul(number, WORD(8))))
@@ -143,8 +142,6 @@ def module(table: int, groups: int, halted: int) -> ir.Module:
         last = _last(code, _argument(code, frame, PTR), size("n_ptr"), scratch)
         with code.if_then(code.icmp_unsigned(">", last, size("most"))):
             _refuse(code, frame, scratch, BEYOND, abi.INVALID)
-    with code.if_then(code.icmp_signed("!=", code.call(halts, []), WORD(0))):
-        _refuse(code, frame, scratch, HALTED, abi.CANCELLED)
     pieces = code.mul(size("batch"), size("pieces"))
     if "madvise" in outside:
         of_pieces = code.mul(pieces, size("piece_bytes"))
@@ -152,7 +149,7 @@ def module(table: int, groups: int, halted: int) -> ir.Module:
         _take_huge_pages(code, outside, frame, -1, code.mul(pieces, size("scratch_bytes")))
     code.ret(code.call(run.function, [frame, code.ptrtoint(one.function, WORD), pieces, scratch]))
 
-    code, frame, scratch = _handler(made, FUSED)
+    code, frame, scratch = _handler(made, FUSED, halts)
     sizes = _sizes(code, frame)
     key, pieces = code.word(sizes, 0), code.word(sizes, 1)
     code.put(scratch, code.and_(key, WORD(SLOTS - 1)))
@@ -174,23 +171,26 @@ def module(table: int, groups: int, halted: int) -> ir.Module:
     return made
 
 
-def _handler(module: ir.Module, name: str) -> tuple["_Code", Any, Any]:
+def _handler(module: ir.Module, name: str, halts: ir.Function) -> tuple["_Code", Any, Any]:
     """Begins a handler, which goes on only when XLA executes it; returns its code, frame and `SCRATCH` words."""
     code = _Code(module, name, 1)
     frame, scratch = code.arguments[0], code.ptrtoint(code.alloca(WORD, SCRATCH), WORD)
     extension, api = code.word(frame, 1), code.word(frame, 2)
     given = code.if_then(code.icmp_signed("!=", extension, WORD(0)))
     with given, code.if_then(code.icmp_signed("==", code.low(code.word(extension, 1)), WORD(abi.METADATA))):
-        known = code.icmp_unsigned(">=", code.word(frame), WORD(abi.FRAME_BYTES))
-        known = code.and_(known, code.icmp_unsigned(">=", code.word(api), WORD(abi.API_BYTES)))
-        for k, size in ((5, abi.ARGUMENTS_BYTES), (10, abi.RESULTS_BYTES), (15, abi.ATTRIBUTES_BYTES)):
-            known = code.and_(known, code.icmp_signed("==", code.word(frame, k), WORD(size)))
-        major, minor = abi.API_VERSION
-        version = code.select(known, WORD(major + (minor << 32)), WORD(0))
-        code.put(code.address(code.word(extension, 3), 3), version)
+        version, (major, minor) = code.address(code.word(extension, 3), 3), abi.API_VERSION
+        code.put(version, 0)
+        readable = code.icmp_unsigned(">=", code.word(frame), WORD(abi.FRAME_BYTES))
+        with code.if_then(code.and_(readable, code.icmp_signed("!=", api, WORD(0)))):
+            known = code.icmp_unsigned(">=", code.word(api), WORD(abi.API_BYTES))
+            for k, size in ((5, abi.ARGUMENTS_BYTES), (10, abi.RESULTS_BYTES), (15, abi.ATTRIBUTES_BYTES)):
+                known = code.and_(known, code.icmp_signed("==", code.word(frame, k), WORD(size)))
+            code.put(version, code.select(known, WORD(major + (minor << 32)), WORD(0)))
         code.ret(WORD(0))
     with code.if_then(code.icmp_signed("!=", code.low(code.word(frame, 4)), WORD(abi.EXECUTE))):
         code.ret(WORD(0))
+    with code.if_then(code.icmp_signed("!=", code.call(halts, []), WORD(0))):
+        _refuse(code, frame, scratch, HALTED, abi.CANCELLED)
     return code, frame, scratch
 
 
@@ -212,16 +212,13 @@ def _last(code: "_Code", buffer: Any, count: Any, scratch: Any) -> Any:
     return code.word(scratch)
 
 
-def _halts(module: ir.Module, halted: int) -> ir.Function:
-    """A function: () -> not 0 if programs must end, or if this is the first thread and an interrupt waits for Python.
+def _halts(module: ir.Module, interrupts: int) -> ir.Function:
+    """A function: () -> not 0 if programs must end, or if an interrupt waits for Python in a solve of the first thread.
 
-    In other threads Python never raises KeyboardInterrupt, and on Windows the C library's clock has another name. To
-    look for an interrupt takes Python's lock, for which a call may wait 5 ms: hence once a second. It runs no Python.
+    A look takes Python's lock, for which a call may wait 5 ms: hence once a second. It runs no Python.
     """
     code = _Code(module, "halts", 0)
-    with code.if_then(code.icmp_signed("!=", code.word(WORD(halted)), WORD(0))):
-        code.ret(WORD(1))
-    if sys.platform == "win32":
+    if sys.platform == "win32":  # where the C library's clock has another name
         code.ret(WORD(0))
         return code.function
 
@@ -230,8 +227,11 @@ def _halts(module: ir.Module, halted: int) -> ir.Function:
 
     looked = ir.GlobalVariable(module, WORD, "looked")  # when, in seconds
     looked.initializer, looked.linkage = WORD(0), "internal"
+    until, looks = (code.word(WORD(interrupts), k) for k in range(2))
     now = code.call(_function(module, "time", 1), [WORD(0)])
-    is_first = code.icmp_signed("==", python("PyThread_get_thread_ident"), WORD(FIRST_THREAD))
+    with code.if_then(code.icmp_signed("<=", now, until)):
+        code.ret(WORD(1))
+    is_first = code.icmp_signed("==", python("PyThread_get_thread_ident"), looks)
     with code.if_then(code.and_(code.icmp_signed("!=", now, code.load(looked)), is_first)):
         code.store(now, looked)
         state = code.low(python("PyGILState_Ensure"))

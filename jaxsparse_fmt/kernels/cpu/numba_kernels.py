@@ -126,7 +126,7 @@ def _first_by_indices(o, piece, pieces):
             low = middle + 1
         else:
             high = middle
-    return min(n_rows, max(target - low, np.int64(rows[low - 1]) + 1 if low > 0 else 0))
+    return max(0, min(n_rows, max(target - low, np.int64(rows[low - 1]) + 1 if low > 0 else 0)))
 
 
 @compiled

@@ -68,7 +68,7 @@ def of_tiles(face: str, narrow: bool) -> Any:
         if face == "transposed":
             clear(o)
         for tile in range(n_tiles * U(piece) // U(pieces), n_tiles * U(piece + 1) // U(pieces)):
-            row, after = U(o.perm[tile * o.lanes]), o.n_rows
+            row, after = min(U(o.perm[tile * o.lanes]), o.n_rows), o.n_rows
             if tile + U(1) < n_tiles:
                 after = min(U(o.perm[(tile + U(1)) * o.lanes]), o.n_rows)
             start = np.int64(o.start[tile]) if o.mixed else np.int64(tile * size)
