@@ -87,18 +87,19 @@ def _apart(f: Callable[[], int], name: str) -> int:
     if threading.current_thread() is not threading.main_thread():
         return f()
     if (result := _compiling.get(name)) is None:
-        result = _compiling[name] = Future()
+        result = Future()
         threading.Thread(target=_complete, args=(result, f, name), name="numba").start()
     return result.result()
 
 
 def _complete(result: Future[int], f: Callable[[], int], name: str) -> None:
+    _compiling[name] = result
     try:
         result.set_result(f())
     except BaseException as error:
         result.set_exception(error)
     finally:
-        del _compiling[name]
+        _compiling.pop(name, None)
 
 
 def _keep(name: str, content: bytes) -> None:
