@@ -15,7 +15,6 @@ from solvers.chebyshev import chebyshev
 from solvers.checkpointed_cg import checkpointed_cg
 from solvers.core.settings import Adjoint
 from solvers.eigsh import EigenSolution, eigsh
-from solvers.expm_multiply import ExponentialSolution, expm_multiply
 from solvers.fcg import fcg
 from solvers.gmres import gmres
 from solvers.idrs import idrs
@@ -30,7 +29,6 @@ from solvers.solution import Solution, SolverError, Status
 __all__ = [
     "Adjoint",
     "EigenSolution",
-    "ExponentialSolution",
     "LeastSquaresSolution",
     "Solution",
     "SolverError",
@@ -40,7 +38,6 @@ __all__ = [
     "chebyshev",
     "checkpointed_cg",
     "eigsh",
-    "expm_multiply",
     "fcg",
     "gmres",
     "idrs",
@@ -51,6 +48,6 @@ __all__ = [
     "refine",
 ]
 
-exportable(Solution, EigenSolution, ExponentialSolution, LeastSquaresSolution)
+exportable(Solution, EigenSolution, LeastSquaresSolution)
 exportable(precond.BlockJacobi, precond.Chebyshev, precond.CoarseSpace, precond.Incomplete, FactorPattern)
 exportable(precond.Jacobi, precond.Multigrid, Level)

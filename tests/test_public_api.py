@@ -29,7 +29,6 @@ INTERNAL = {
     "Transposed": "A",
     "Solution": "code n_iterations",
     "EigenSolution": "code n_iterations n_products",
-    "ExponentialSolution": "code n_iterations n_products",
     "LeastSquaresSolution": "code n_iterations",
 }
 CONSTRUCTED = (solvers.Adjoint,)  # users make other objects by functions

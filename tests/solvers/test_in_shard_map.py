@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import jaxsparse_fmt as jsf
-from solvers import cg, eigsh, expm_multiply, gmres, lobpcg, lsmr, precond
+from solvers import cg, eigsh, gmres, lobpcg, lsmr, precond
 from tests.solvers.methods import CASES, REFINED
 
 MESH = jax.sharding.Mesh(jax.devices("cpu")[:2], ("device",))
@@ -132,8 +132,6 @@ def test_eigenpairs_of_each_devices_own_matrix():
 OTHERS = {
     "lsmr": lambda A, b: lsmr(A, b, damp=0.1).x,
     "lsmr of functions": lambda A, b: lsmr((lambda v: A @ v, lambda v: A.T @ v), b, M=lambda r: r).x,
-    "expm_multiply": lambda A, b: expm_multiply(A, b).x,
-    "expm_multiply of a function": lambda A, b: expm_multiply(lambda v: A @ v, b).x,
     "lobpcg": lambda A, b: lobpcg(A, 1).eigenvalues,
     "lobpcg of a function": lambda A, b: lobpcg(lambda v: A @ v, 1, X0=b[:, None]).eigenvalues,
     "eigsh": lambda A, b: eigsh(A, 1).eigenvalues,

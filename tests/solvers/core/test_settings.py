@@ -10,7 +10,7 @@ import pytest
 
 import jaxsparse_fmt as jsf
 import solvers
-from solvers import eigsh, expm_multiply, lobpcg, lsmr
+from solvers import eigsh, lobpcg, lsmr
 
 SHARED = {"M": None, "rtol": 1e-6, "atol": 0.0, "maxiter": None, "history": False, "callback": None, "progress": None}
 SHARED |= {"check_every": None, "adjoint": solvers.Adjoint()}
@@ -44,7 +44,6 @@ def test_is_an_unknown_keyword_told_what_there_is(name, keyword, told):
 OTHERS = {
     "lsmr": lambda A, b: lsmr(A, b, damp=0.5).x,
     "lobpcg": lambda A, b: lobpcg(A, 1, X0=b[:, None]).eigenvalues,
-    "expm_multiply": lambda A, b: expm_multiply(A, b, 0.5, rtol=1e-4).x,
     "eigsh": lambda A, b: eigsh(A, 1, v0=b).eigenvalues,
 }
 
