@@ -11,7 +11,6 @@ from jaxsparse_fmt._types import exportable
 from solvers import precond
 from solvers.bicgstab import bicgstab
 from solvers.cg import cg
-from solvers.chebyshev import chebyshev
 from solvers.checkpointed_cg import checkpointed_cg
 from solvers.core.settings import Adjoint
 from solvers.eigsh import EigenSolution, eigsh
@@ -35,7 +34,6 @@ __all__ = [
     "Status",
     "bicgstab",
     "cg",
-    "chebyshev",
     "checkpointed_cg",
     "eigsh",
     "fcg",

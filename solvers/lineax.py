@@ -22,7 +22,6 @@ from jax.flatten_util import ravel_pytree
 
 from jaxsparse_fmt._types import check_dense, owned, requested_dtype
 from solvers.cg import cg
-from solvers.chebyshev import chebyshev
 from solvers.core.arguments import is_function, refuse_scipy
 from solvers.fcg import fcg
 from solvers.lsmr import LeastSquaresSolution, lsmr
@@ -38,7 +37,7 @@ except ModuleNotFoundError:
 
 Operator: TypeAlias = lx.AbstractLinearOperator
 
-SELF_ADJOINT = (cg, fcg, minres, chebyshev)
+SELF_ADJOINT = (cg, fcg, minres)
 # lineax's messages are fixed. Its "breakdown" advises another solver, which is what all other statuses need.
 RESULTS = {
     Status.CONVERGED: lx.RESULTS.successful,
@@ -210,7 +209,7 @@ class Krylov(_Solver):
         """Chooses a method.
 
         Args:
-          method: `cg`, `fcg`, `minres`, `gmres`, `bicgstab`, `idrs`, `chebyshev`, `refine`, or a function like them.
+          method: `cg`, `fcg`, `minres`, `gmres`, `bicgstab`, `idrs`, `refine`, or a function like them.
           max_steps: most iterations, the method's `maxiter`; None: 10·n.
           settings: keywords of the method, such as `rtol`, `atol`, and `restart` of `gmres`; but not `callback`
             and `adjoint`.

@@ -12,7 +12,7 @@ import pytest
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt import gallery
 from jaxsparse_fmt._types import real_number, whole_number
-from solvers import cg, chebyshev, eigsh, gmres, precond, refine
+from solvers import cg, eigsh, gmres, precond, refine
 
 S = gallery.poisson(2)
 A, b = jsf.from_scipy(S, "csr"), np.ones(8)
@@ -62,8 +62,7 @@ REAL_DOORS: dict[str, Callable[[Any], Any]] = {
     "rtol": lambda v: cg(A, b, rtol=v),
     "atol": lambda v: cg(A, b, atol=v),
     "drop": lambda v: refine(A, b, drop=v),
-    "bounds": lambda v: chebyshev(A, b, bounds=(v, 12.0)),
-    "bounds of a preconditioner": lambda v: precond.chebyshev(A, 2, (v, 12.0)),
+    "bounds": lambda v: precond.chebyshev(A, 2, (v, 12.0)),
     "shift": lambda v: precond.incomplete_lu(A, shift=v, format="csr"),
     "sigma": lambda v: eigsh(A, 1, sigma=v),
     "tol": lambda v: eigsh(A, 1, tol=v),

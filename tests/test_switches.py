@@ -176,7 +176,6 @@ METHODS = {
     "cg in one reduction": (solvers.cg, DEFINITE, {"one_reduction": True}),
     "pipelined cg": (solvers.cg, DEFINITE, {"one_reduction": "pipelined"}),
     "fcg": (solvers.fcg, DEFINITE, {}),
-    "chebyshev": (solvers.chebyshev, DEFINITE, {}),
     "minres": (solvers.minres, DEFINITE, {}),
     "bicgstab": (solvers.bicgstab, GENERAL, {}),
     "gmres": (solvers.gmres, GENERAL, {}),

@@ -64,8 +64,8 @@ def solved(
         )
 
     def of_solution(A, b, given, fixed):
-        (M, inner, x0, parameters), (limits, _, shown) = given, fixed
-        return run(options, System(A, M, b, x0, limits, inner, parameters), shown)
+        (M, inner, x0), (limits, _, shown) = given, fixed
+        return run(options, System(A, M, b, x0, limits, inner), shown)
 
     def jvp_of_solution(primals, tangents):
         x, end = solution(*primals)
@@ -85,9 +85,9 @@ def solved(
         return -inverse(transposed, A, dA_x if db is None else dA_x - db, others)
 
     def of_inverse(transposed, A, c, others):
-        (M, inner, _, parameters), (_, limits, _) = others
+        (M, inner, _), (_, limits, _) = others
         own = _transposed(A, c) if transposed else A
-        system = System(A, M, c, None, limits, inner, parameters)
+        system = System(A, M, c, None, limits, inner)
         if transposed and method.self_adjoint:
             # For a Hermitian A, Aᵀ is the conjugate of A, so the fast product solves Aᵀ·x = c as A·x̄ = c̄. A may not
             # be Hermitian, and a derivative may change a single entry without its mirror image.
@@ -116,7 +116,7 @@ def solved(
         return opaque.apply(of_inverses[transposed], jvp, A, c, others, transpose=transpose, native=native)
 
     fixed = lax.stop_gradient((system.limits, of_derivative, shown))
-    return solution(A, b, (M, inner, system.x0, system.parameters), fixed)
+    return solution(A, b, (M, inner, system.x0), fixed)
 
 
 def hermitian_solve(matvec: Map, solve: Map, rhs: Array) -> Array:

@@ -38,7 +38,7 @@ class Method(NamedTuple):
     """A Krylov method: static and hashable.
 
     Attributes:
-      start: (A, M, r, last, *parameters) -> work. `last` is the last direction if the method `keeps` it, else None.
+      start: (A, M, r, last) -> work. `last` is the last direction if the method `keeps` it, else None.
       step: (A, M, work, now) -> (work, now.after(residual norm, code)). The code is RUNNING; FULL for the last step
         before a restart; or RESTART or a Status for a step that must not be taken. In the last two cases, and where a
         column is not active, the work must not change (`holding` does that). These codes may depend only on scalars of
@@ -50,7 +50,6 @@ class Method(NamedTuple):
       pipelined: `step` gives the residual norm of the vectors that it takes, so that one more is taken; and a restart,
         which `start` makes from the last direction, replaces vectors whose recursions drift from their definitions.
       least_squares: the method may end with LEAST_SQUARES, which the loop checks by the true residual.
-      prepare: (A, M, b, *parameters) -> parameters, once in a solve.
     """
 
     start: Callable[..., Any]
@@ -61,7 +60,6 @@ class Method(NamedTuple):
     estimates: bool = False
     least_squares: bool = False
     pipelined: bool = False
-    prepare: Callable[..., tuple[Any, ...]] = lambda A, M, b, *parameters: parameters
 
 
 def holding(step: Callable[[Map, Map, Any], tuple[Any, Array, Array]], scratch: tuple[str, ...] = ()) -> Any:
@@ -101,7 +99,6 @@ class System(NamedTuple):
       b, x0: [n] or [n, k]; x0 None starts from zero.
       inner: the A that the method multiplies with, in `Options.dtype`; M then takes vectors of that dtype too. None: A
         itself.
-      parameters: of the method, arrays.
       direction: the first one of a method that `keeps` it, in the loop's scale; the `End` then has the last one.
     """
 
@@ -111,7 +108,6 @@ class System(NamedTuple):
     x0: Any
     limits: Limits
     inner: Any = None
-    parameters: tuple[Any, ...] = ()
     direction: Any = None
 
 
@@ -136,7 +132,7 @@ def run(method: Method, options: Options, system: System, leave: Map) -> Found:
     Args:
       leave: maps x out of the basis, for a callback.
     """
-    A, M, b, x0, limits, inner, parameters, _ = system
+    A, M, b, x0, limits, inner, _ = system
     of_b = exponent(b)
     b = scaled(b, -of_b)
     narrow = b.dtype if options.dtype is None else options.dtype
@@ -149,14 +145,13 @@ def run(method: Method, options: Options, system: System, leave: Map) -> Found:
     tolerance = jnp.maximum(limits.rtol * b_norm, scaled(limits.atol.astype(b_norm.dtype), -of_b))
     tolerance = tolerance.astype(b_norm.dtype)
     level = 10 * jnp.finfo(b_norm.dtype).eps * b_norm  # of rounding errors in a residual, at least
-    parameters = method.prepare(own, M, r.astype(narrow), *parameters)
     start = functools.partial(method.start, own, M)
     keeps = method.pipelined or (method.keeps and (inner is not None or system.direction is not None))
 
     def trip(outer: Outer) -> Outer:
         """The method, from a true residual until its recursion meets the tolerance."""
         r = outer.r.astype(narrow)
-        work = start(r, outer.direction, *parameters)
+        work = start(r, outer.direction)
         eps = jnp.finfo(narrow).eps
         least = eps**0.25 if method.pipelined else eps / 16
         drop = jnp.maximum(limits.drop, least)  # a recursion that fell by more is rounding

@@ -35,7 +35,6 @@ def solve(
     x0: Any,
     settings: Any,
     *,
-    parameters: tuple[Any, ...] = (),
     narrow: Narrow | None = None,
     direction: Any = None,
 ) -> Any:
@@ -43,7 +42,6 @@ def solve(
 
     Args:
       settings: all `Settings`, as the decorator `solver` completes them.
-      parameters: of the method, arrays.
       narrow: of a refinement, its inner side.
       direction: the last one of a solve that goes on here, or zeros, in the user's order and the loop's scale; the
         result is then the solution, which has no derivatives, and the last direction.
@@ -86,14 +84,14 @@ def solve(
         M = as_preconditioner(M)
     with numbered(options, limits[0]) as (options, first):
         plan = Plan(method, options, adjoint)
-        sol, last = _solve(plan, (own, inner, M), basis, b, x0, (first, limits[1]), parameters, direction)
+        sol, last = _solve(plan, (own, inner, M), basis, b, x0, (first, limits[1]), direction)
     if direction is not None:
         return sol, last
     return sol if ravel is None else dataclasses.replace(sol, x=ravel.pytree(sol.x))
 
 
 def _in_basis(plan: Plan, maps: tuple[Any, ...], basis: Basis, b: Array, *others: Any) -> tuple[Solution, Any]:
-    x0, limits, parameters, direction = others
+    x0, limits, direction = others
     (method, options, adjoint), (A, inner, M), dtype = plan, maps, b.dtype
     start = None if x0 is None else basis.enter(x0)
     if options.values is not None:
@@ -101,7 +99,7 @@ def _in_basis(plan: Plan, maps: tuple[Any, ...], basis: Basis, b: Array, *others
         inner, M = _product(inner, options.dtype), precision.cast(M, options.dtype)
     unroll = isinstance(adjoint, int)
     system = System(
-        _product(A, dtype, not unroll), arguments.entered(M, basis), basis.enter(b), start, limits[0], inner, parameters
+        _product(A, dtype, not unroll), arguments.entered(M, basis), basis.enter(b), start, limits[0], inner
     )
     if direction is not None:
         system = system._replace(direction=basis.enter(direction))

@@ -1,8 +1,7 @@
 """A fixed number of steps as ordinary JAX operations, which JAX differentiates.
 
-Unlike the solution (`adjoint`), the result of k steps has derivatives with respect to M, x0 and the method's
-parameters. Its residual norm has derivatives too, which training a preconditioner needs. Reverse mode keeps the vectors
-of every step.
+Unlike the solution (`adjoint`), the result of k steps has derivatives with respect to M and x0. Its residual norm has
+derivatives too, which training a preconditioner needs. Reverse mode keeps the vectors of every step.
 """
 
 from typing import Any
@@ -37,7 +36,7 @@ def run(method: Method, options: Options, steps: int, system: System) -> tuple[A
 
     The method starts again only where its own codes require that; the true residual is computed once, at the end.
     """
-    A, M, b, x0, limits, _, parameters, _ = system
+    A, M, b, x0, limits, _, _ = system
     r, x = b, jnp.zeros_like(b)
     if x0 is not None:
         r, x = b - A(x0), x0
@@ -48,8 +47,7 @@ def run(method: Method, options: Options, steps: int, system: System) -> tuple[A
     # A recursion that fell further is rounding, and a residual of zeros has no derivative.
     goal = lax.stop_gradient(jnp.maximum(tolerance, jnp.finfo(b.dtype).eps / 16 * first)).astype(first.dtype)
     r = jnp.where(first <= goal, probe(b), r)  # a system that takes no step needs any residual but zero
-    parameters = method.prepare(A, M, r, *parameters)
-    initial = method.start(A, M, r, None, *parameters)
+    initial = method.start(A, M, r, None)
 
     def step(state, _):
         x, work, size, code, k = state
@@ -67,7 +65,7 @@ def run(method: Method, options: Options, steps: int, system: System) -> tuple[A
 
     def restarted(x, work, anew):
         closer = x + jnp.where(anew, method.iterate(M, work), 0)
-        fresh = method.start(A, M, b - A(closer), None, *parameters)
+        fresh = method.start(A, M, b - A(closer), None)
         return closer, jax.tree.map(lambda new, old: jnp.where(anew, new, old), fresh, work)
 
     code, k = jnp.full(first.shape, RUNNING, jnp.int32), jnp.zeros(first.shape, jnp.int32)

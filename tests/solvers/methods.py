@@ -35,7 +35,6 @@ CASES = [
     Case("cg-one_reduction", functools.partial(solvers.cg, one_reduction=True), "definite", spla.cg),
     Case("cg-pipelined", functools.partial(solvers.cg, one_reduction="pipelined"), "definite", spla.cg),
     Case("fcg", solvers.fcg, "definite", spla.cg),
-    Case("chebyshev", solvers.chebyshev, "definite"),
     Case("minres", solvers.minres, "symmetric", spla.minres),
     Case("bicgstab", solvers.bicgstab, "general", spla.bicgstab),
     Case("gmres", solvers.gmres, "general", spla.gmres),

@@ -87,7 +87,6 @@ QUESTIONS = {
     "multigrid": functools.partial(preconditioned, "multigrid", solvers.cg),
     "incomplete_lu": functools.partial(preconditioned, "incomplete_lu", solvers.bicgstab),
 }
-QUESTIONS["chebyshev"] = functools.partial(solve, functools.partial(solvers.chebyshev, bounds=(1e-5, 4 + 2e-5)), False)
 
 
 def answers(name: str) -> None:

@@ -20,7 +20,6 @@ OWN = {
     "minres": {"deflated": None},
     "gmres": {"restart": 30, "flexible": False, "side": "right"},
     "bicgstab": {},
-    "chebyshev": {"bounds": None},
     "refine": {"rtol": 1e-10, "dtype": None, "method": "cg", "inner": None, "drop": None, "deflated": None},
 }
 
