@@ -1,4 +1,6 @@
-"""A training run that stops and goes on: a whole matrix, its optimizer's state, and a checkpoint of both.
+"""A training run and a long solve that stop and go on.
+
+The run: a whole matrix, the state of its optimizer, and a checkpoint of both. The solve: `cg` from the last x kept.
 
 The matrix is a pytree, so Equinox writes it as it writes any model, and so does Orbax. `jsf.save` writes the matrix
 alone, for other programs.
@@ -17,6 +19,7 @@ import optax
 import orbax.checkpoint as ocp
 
 import jaxsparse_fmt as jsf
+from solvers import Status, cg
 
 optimizer = optax.adam(0.01)
 S = jsf.gallery.poisson(8, dim=2)
@@ -36,6 +39,21 @@ def fresh():
     return A, optimizer.init(eqx.filter(A, eqx.is_inexact_array))
 
 
+def solved(A, b, folder, steps=1000, **settings):
+    """As cg(A, b, **settings); called again after an interruption, it goes on from the last x in the folder."""
+    kept = ocp.CheckpointManager(folder, options=ocp.CheckpointManagerOptions(max_to_keep=2))
+    like, last = jax.eval_shape(lambda: {"x": b}), kept.latest_step()
+    x = None if last is None else kept.restore(last, args=ocp.args.StandardRestore(like))["x"]
+    k = last or 0
+    while True:
+        sol = cg(A, b, x, maxiter=steps, **settings)
+        x, k = sol.x, k + int(sol.iterations)
+        kept.save(k, args=ocp.args.StandardSave({"x": x}))
+        if sol.status != Status.MAXITER:
+            kept.close()
+            return sol
+
+
 def main():
     A, state = fresh()
     for _ in range(50):
@@ -53,6 +71,9 @@ def main():
             checkpointer.wait_until_finished()
             C, _ = checkpointer.restore(path / "orbax", jax.eval_shape(fresh))
         alone = jsf.load(path / "matrix.npz")
+        L, b = jsf.from_scipy(S, "hll", dtype="float32"), jnp.ones(S.shape[0], "float32")
+        whole, again_from_disk = (solved(L, b, path / "solve", steps=5) for _ in range(2))
+        assert whole.success and again_from_disk.success and again_from_disk.iterations == 0
 
     for _ in range(50):
         A, state, loss = step(A, state)

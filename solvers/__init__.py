@@ -11,7 +11,6 @@ from jaxsparse_fmt._types import exportable
 from solvers import precond
 from solvers.bicgstab import bicgstab
 from solvers.cg import cg
-from solvers.checkpointed_cg import checkpointed_cg
 from solvers.core.settings import Adjoint
 from solvers.eigsh import EigenSolution, eigsh
 from solvers.fcg import fcg
@@ -34,7 +33,6 @@ __all__ = [
     "Status",
     "bicgstab",
     "cg",
-    "checkpointed_cg",
     "eigsh",
     "fcg",
     "gmres",

@@ -45,7 +45,6 @@ ALLOWED = {
 }
 # Modules of the solvers that import more: SciPy, other libraries, and the functions that make matrices.
 SOLVERS_ALLOWED = {
-    "solvers.checkpointed_cg": {"jaxsparse_fmt.io.arrays"},
     "solvers.core.arguments": {"jaxsparse_fmt.formats.memory"},
     "solvers.core.interrupts": {"jaxsparse_fmt.kernels.cpu.ffi"},
     "solvers.precond.coarse_space": {"scipy", "jaxsparse_fmt.convert", "jaxsparse_fmt.kernels.cpu.aggregation"},

@@ -28,7 +28,7 @@ def ended(method: Method, options: Options, system: System, found: Found, examin
     size, code = _diagnosed(method, options.dtype, system, found) if examined else (outer.norm, outer.code)
     code = jnp.where(jnp.all(jnp.isfinite(outer.x), axis=0), code, Status.NON_FINITE).astype(jnp.int32)
     norms = jnp.where(outer.norms < 0, outer.norms, scaled(outer.norms, of_b))
-    return End(outer.k, scaled(size, of_b), code, norms, () if system.direction is None else outer.direction)
+    return End(outer.k, scaled(size, of_b), code, norms)
 
 
 def _diagnosed(method: Method, narrow: Any, system: System, found: Found) -> tuple[Array, Array]:

@@ -99,7 +99,6 @@ class System(NamedTuple):
       b, x0: [n] or [n, k]; x0 None starts from zero.
       inner: the A that the method multiplies with, in `Options.dtype`; M then takes vectors of that dtype too. None: A
         itself.
-      direction: the first one of a method that `keeps` it, in the loop's scale; the `End` then has the last one.
     """
 
     A: Any
@@ -108,7 +107,6 @@ class System(NamedTuple):
     x0: Any
     limits: Limits
     inner: Any = None
-    direction: Any = None
 
 
 class Found(NamedTuple):
@@ -132,7 +130,7 @@ def run(method: Method, options: Options, system: System, leave: Map) -> Found:
     Args:
       leave: maps x out of the basis, for a callback.
     """
-    A, M, b, x0, limits, inner, _ = system
+    A, M, b, x0, limits, inner = system
     of_b = exponent(b)
     b = scaled(b, -of_b)
     narrow = b.dtype if options.dtype is None else options.dtype
@@ -146,7 +144,7 @@ def run(method: Method, options: Options, system: System, leave: Map) -> Found:
     tolerance = tolerance.astype(b_norm.dtype)
     level = 10 * jnp.finfo(b_norm.dtype).eps * b_norm  # of rounding errors in a residual, at least
     start = functools.partial(method.start, own, M)
-    keeps = method.pipelined or (method.keeps and (inner is not None or system.direction is not None))
+    keeps = method.pipelined or (method.keeps and inner is not None)
 
     def trip(outer: Outer) -> Outer:
         """The method, from a true residual until its recursion meets the tolerance."""
@@ -192,9 +190,7 @@ def run(method: Method, options: Options, system: System, leave: Map) -> Found:
     norms = record(jnp.full((options.history_length, *now.shape), -1, now.dtype), k, now)
     code = verdict((tolerance, limits.maxiter), now, jnp.full_like(now, jnp.nan), (k, now, running))
     code = jnp.where(finite, code, Status.NON_FINITE)  # for b = 0 too: 0·NaN is NaN
-    direction = system.direction
-    if keeps and direction is None:  # a direction of zeros is none
-        direction = jnp.zeros_like(r, narrow)
+    direction = jnp.zeros_like(r, narrow) if keeps else None  # zeros are none
     outer = mesh_axes.varying(Outer(x, r, now, k, code, norms, direction), r)
     outer = lax.while_loop(lambda outer: jnp.any(outer.code == RUNNING), trip, outer)
     x = scaled(outer.x, of_x)

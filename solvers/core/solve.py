@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from solvers.core import adjoint as adjoints
-from solvers.core import arguments, diagnosis, iterate, precision, unrolled
+from solvers.core import arguments, precision, unrolled
 from solvers.core.iterate import Method, Options, System
 from solvers.core.precision import Narrow
 from solvers.core.program import Entry
@@ -36,15 +36,12 @@ def solve(
     settings: Any,
     *,
     narrow: Narrow | None = None,
-    direction: Any = None,
 ) -> Any:
     """Checks the arguments, enters the matrix's basis, solves, and leaves it. See `cg` for the arguments.
 
     Args:
       settings: all `Settings`, as the decorator `solver` completes them.
       narrow: of a refinement, its inner side.
-      direction: the last one of a solve that goes on here, or zeros, in the user's order and the loop's scale; the
-        result is then the solution, which has no derivatives, and the last direction.
     """
     M, callback, inner = settings["M"], settings["callback"], None if narrow is None else narrow.inner
     ravel = arguments.ravel(b, A)
@@ -75,7 +72,7 @@ def solve(
     dtype = arguments.result_dtype(own, b, "A")
     # In 32 bits at least: the square of b's norm may exceed 16.
     dtype = arguments.promoted(dtype, b.dtype, *(() if x0 is None else (x0.dtype,)), np.dtype(np.float32))
-    b, x0, direction = (None if a is None else arguments.cast(a, dtype) for a in (b, x0, direction))
+    b, x0 = (None if a is None else arguments.cast(a, dtype) for a in (b, x0))
     if narrow is not None:
         options = options._replace(values=narrow.dtype, dtype=precision.inner_dtype(narrow.dtype, dtype))
     own, inner, M = map(arguments.over_columns, (own, inner, arguments.preconditioner(M, b)))
@@ -84,14 +81,12 @@ def solve(
         M = as_preconditioner(M)
     with numbered(options, limits[0]) as (options, first):
         plan = Plan(method, options, adjoint)
-        sol, last = _solve(plan, (own, inner, M), basis, b, x0, (first, limits[1]), direction)
-    if direction is not None:
-        return sol, last
+        sol = _solve(plan, (own, inner, M), basis, b, x0, (first, limits[1]))
     return sol if ravel is None else dataclasses.replace(sol, x=ravel.pytree(sol.x))
 
 
-def _in_basis(plan: Plan, maps: tuple[Any, ...], basis: Basis, b: Array, *others: Any) -> tuple[Solution, Any]:
-    x0, limits, direction = others
+def _in_basis(plan: Plan, maps: tuple[Any, ...], basis: Basis, b: Array, *others: Any) -> Solution:
+    x0, limits = others
     (method, options, adjoint), (A, inner, M), dtype = plan, maps, b.dtype
     start = None if x0 is None else basis.enter(x0)
     if options.values is not None:
@@ -101,17 +96,12 @@ def _in_basis(plan: Plan, maps: tuple[Any, ...], basis: Basis, b: Array, *others
     system = System(
         _product(A, dtype, not unroll), arguments.entered(M, basis), basis.enter(b), start, limits[0], inner
     )
-    if direction is not None:
-        system = system._replace(direction=basis.enter(direction))
-        found = iterate.run(method, options, system, basis.leave)
-        end = diagnosis.ended(method, options, system, found)
-        return Solution(basis.leave(found.x), end.code, end.k, end.norm, None), basis.leave(end.direction)
     if unroll:
         x, end = unrolled.run(method, options, adjoint, system)
     else:
         x, end = adjoints.solved(method, options, adjoint, basis, system, limits_of_derivatives(*limits))
     norms = end.norms if options.history_length else None
-    return Solution(basis.leave(x), end.code, end.k, end.norm, norms), None
+    return Solution(basis.leave(x), end.code, end.k, end.norm, norms)
 
 
 def _product(A: Any, dtype: Any, in_one_pass: bool = True) -> Map:
@@ -126,11 +116,11 @@ def _examples(plan: Plan, b: Array) -> tuple[Any, Any, Any]:
     return b, narrow, narrow
 
 
-def _shardings(plan: Plan, b: Array) -> tuple[Solution, Any]:
+def _shardings(plan: Plan, b: Array) -> Solution:
     x: Any = mesh_axes.spec_like(b)
     columns: Any = mesh_axes.spec_like(b, None)
     one: Any = PartitionSpec(*columns[1:])
-    return Solution(x, one, one, one, columns if plan.options.history_length else None), x
+    return Solution(x, one, one, one, columns if plan.options.history_length else None)
 
 
 _solve = Entry(_in_basis, _examples, _shardings)

@@ -61,7 +61,6 @@ class End(NamedTuple):
     norm: Array  # true residual norm
     code: Array
     norms: Array
-    direction: Any = ()  # the last one, if the system had one; no leaf else
 
 
 class Now(NamedTuple):

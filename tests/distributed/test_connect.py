@@ -75,26 +75,6 @@ def test_processes_that_disagree_all_end_with_the_difference():
         ), err
 
 
-@pytest.mark.deep
-def test_a_solve_of_two_processes_goes_on_from_disk_after_one_was_killed(tmp_path):
-    """The second run finds a state of 6 iterations from both, and gives the bits of a solve in one go."""
-    program = f"""
-import os
-from solvers import checkpointed_cg
-solve = lambda name, **o: checkpointed_cg(A, np.ones(216), {str(tmp_path)!r} + name, every=2, rtol=1e-5, **o)
-"""
-    dies = "solve('/parts', maxiter=6)\nif process == 1: os._exit(9)\nwhile True: cg(A, np.ones(216))"
-    (code, _, err), (died, *_) = finished(launched(program + dies, 2, ("PMI_RANK", "PMI_SIZE")))
-    assert died == 9 and code == 1 and "process 1 of 2 is gone" in err, err
-    goes_on = """
-found, whole = solve('/parts'), solve('/whole')
-bits = [np.asarray(a.addressable_data(0)).tobytes() for a in (found.x, whole.x)]
-print("same", bits[0] == bits[1], whole.success, found.iterations == whole.iterations > 6)
-"""
-    for code, out, err in finished(launched(program + goes_on, 2, ("PMI_RANK", "PMI_SIZE"))):
-        assert code == 0 and "same True True True" in out, (out, err)
-
-
 def test_a_process_that_waits_in_vain_ends_within_its_time():
     start = time.monotonic()
     ((code, _, err),) = finished([example(0, 2, free_port(), "--patience", "3")])
