@@ -42,7 +42,7 @@ from jaxsparse_fmt.distributed import estimate
 from jaxsparse_fmt.models import traffic
 from solvers import Status, cg, precond, refine
 
-FORMS = {"cg": False, "cg, one reduction": True, "cg, pipelined": "pipelined"}
+FORMS = {"cg": False, "cg, one reduction": True}
 
 
 @dataclasses.dataclass(frozen=True)

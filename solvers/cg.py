@@ -5,7 +5,7 @@ pass where rows are short (elsewhere pᵀq takes 2n more); the update of r reads
 of x and p reads 3 and writes 2. Together they move 10n.
 """
 
-from typing import Any, Literal, NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -16,14 +16,10 @@ from solvers.core.iterate import Method
 from solvers.core.scaling import Map, product_dot, unscaled
 from solvers.core.settings import Settings, solver
 from solvers.core.solve import solve
-from solvers.core.stopping import RESTART, RUNNING, Now, is_finite, root, status_of
+from solvers.core.stopping import Now, is_finite, root, status_of
 from solvers.core.vectors import ratio
 from solvers.precond.coarse_space import deflating
 from solvers.solution import Solution, Status
-
-# Steps of the pipelined form between replacements, each of 4 products and, with an M, 2 products with M. With the step
-# that ends them they are a multiple of the 1, 10 or 40 steps between checks, so that no step runs idle.
-REPLACED_EVERY = 79
 
 
 class Work(NamedTuple):
@@ -46,20 +42,6 @@ class MergedWork(NamedTuple):
     last_alpha: Array
 
 
-class PipelinedWork(NamedTuple):
-    x: Array
-    r: Array
-    p: Array
-    s: Array  # [n] A·p
-    w: Array  # [n] A·u
-    z: Array  # [n] A·q
-    others: tuple[Array, ...]  # [n] u = M·r and q = M·s; () without M, where they are r and s
-    sums: tuple[Number, ...]  # rᵀr, rᵀu and uᵀw, which the next step adds up over the devices
-    last_gamma: Array
-    last_alpha: Array
-    age: Array  # steps since the start
-
-
 @solver()
 def cg(
     A: Any,
@@ -67,7 +49,7 @@ def cg(
     x0: Any = None,
     *,
     deflated: Any = None,
-    one_reduction: bool | Literal["pipelined"] = False,
+    one_reduction: bool = False,
     **settings: Unpack[Settings],
 ) -> Solution:
     """Solves A·x = b for a symmetric (Hermitian) positive definite A.
@@ -104,13 +86,10 @@ def cg(
         "unrolled", which takes at most maxiter steps and differentiates them, for example to train an M: then x and
         residual_norm have derivatives with respect to A, b, x0 and M, and reverse mode stores the vectors of maxiter
         steps.
-      one_reduction: use the form with one reduction a step instead of two or three (Chronopoulos and Gear 1989), for
+      one_reduction: use the form with one reduction a step instead of two (Chronopoulos and Gear 1989), for
         many devices, where a reduction waits for all of them. It reads and writes 4 vectors more, and computes pᵀ·A·p
         as a difference, which in float32 may become negative from a condition number of about 1e7:
         NOT_POSITIVE_DEFINITE.
-        With "pipelined" the devices add up while they compute the next product (Ghysels and Vanroose 2014). A step
-        reads and writes 1 vector more than with True, 6 with an M; a solve takes one step more, and every 79 steps 4
-        products that replace what rounding has changed (Cools et al. 2018).
 
     Returns:
       A `Solution`. Its status reports how the solve ended; x is always finite.
@@ -118,10 +97,9 @@ def cg(
     Raises:
       ValueError, TypeError: shapes that do not fit, or invalid arguments.
     """
-    if one_reduction not in FORMS:
-        raise ValueError(f"one_reduction must be True, False or 'pipelined'; got {one_reduction!r}")
-    method = FORMS[one_reduction]
-    return solve(method, A, b, x0, deflating(settings, A, deflated))
+    if not isinstance(one_reduction, bool):
+        raise TypeError(f"one_reduction must be True or False; got {one_reduction!r}")
+    return solve(ONE_REDUCTION if one_reduction else METHOD, A, b, x0, deflating(settings, A, deflated))
 
 
 def start(A: Map, M: Map, r: Array, last: Array | None) -> Work:
@@ -235,71 +213,6 @@ def _advance_each(scalars, x, r, p, s, u, w):
     return (x, r, p, s), ((r, r),)
 
 
-def start_pipelined(A: Map, M: Map, r: Array, last: Array | None) -> PipelinedWork:
-    """Starts from r and the last direction alone: residual replacement (Cools et al. 2018, §4).
-
-    β and α of the last direction are computed from sums, so that the next one is conjugate to it to rounding.
-    """
-    (A, of_A), (M, of_M) = unscaled(A, r.dtype), unscaled(M, r.dtype)
-    product = lambda v: of_M * (of_A * A(v))  # noqa: E731
-    u = M(r)
-    w = product(u)
-    sums = sweep(SUMS, (), (r, u, w))[2]
-    gamma, zero = total(sums[1]), jnp.zeros_like(r)
-    one = jnp.ones_like(gamma)
-    p, s, q, z, last_gamma, last_alpha = zero, zero, zero, zero, jnp.inf * one, one
-    if last is not None:
-        p, s = last, product(last)
-        q = s if u is r else M(s)
-        z = product(q)
-        ps, us = joined(dot(p, s), dot(u, s))
-        last_alpha = ratio(-gamma, total(us))
-        last_gamma = jnp.where(last_alpha == 0, jnp.inf, last_alpha * total(ps))
-        last_alpha = jnp.where(last_alpha == 0, 1, last_alpha)
-    others, age = () if u is r else (u, q), jnp.zeros(one.shape, jnp.int32)
-    return PipelinedWork(zero, r, p, s, w, z, others, sums, last_gamma, last_alpha, age)
-
-
-def step_pipelined(A: Map, M: Map, work: PipelinedWork, now: Now) -> tuple[PipelinedWork, Now]:
-    """Ghysels and Vanroose 2014, Algorithm 3: the devices exchange the sums while they compute M·w and A·M·w.
-
-    Only a first step can prove that A or M is not positive definite; later, rounding alone may make a sum negative.
-    """
-    *vectors, others, sums, last_gamma, last_alpha, age = work
-    (A, of_A), (M, of_M) = unscaled(A, work.r.dtype), unscaled(M, work.r.dtype)
-    m, is_due = M(work.w), age >= REPLACED_EVERY
-    numbers = *sums, last_gamma, last_alpha, now.active & ~is_due, of_A, of_M
-    every = *vectors, A(m), *((*others, m) if others else ())
-    new, scalars, sums = sweep(PIPELINED_ADVANCE, numbers, every)
-    x, r, p, s, w, z, *others = new
-    rr, gamma, curvature, last_gamma, last_alpha, *_ = scalars
-    found = code(gamma, curvature)
-    found = jnp.where(is_due | ((age > 0) & (found != RUNNING)), RESTART, found)
-    age = age + (now.active & ~is_due)
-    work = PipelinedWork(x, r, p, s, w, z, tuple(others), sums, last_gamma, last_alpha, age)
-    return work, now.after(jnp.sqrt(rr), found)
-
-
-def _advance_pipelined(rr, gamma, delta, last_gamma, last_alpha, active, of_A, of_M):
-    *found, alpha, of_x, beta, moves = _advance(gamma, delta, last_gamma, last_alpha, active, 1 / of_M)
-    return rr, *found, alpha, of_x, beta, moves, of_A, of_M
-
-
-def _advance_pipelined_each(scalars, x, r, p, s, w, z, n, *others):
-    *_, alpha, of_x, beta, moves, of_A, of_M = scalars
-    u, q, m = others or (r, s, w)
-    olds = x, r, p, s, w, z, u, q
-    z, q, s, p = of_M * (of_A * n) + beta * z, m + beta * q, w + beta * s, u + beta * p
-    x, r, u, w = x + of_x * p, r - alpha * s, u - alpha * q, w - alpha * z
-    new = [jnp.where(moves, a, old) for a, old in zip((x, r, p, s, w, z, u, q), olds, strict=True)]
-    r, w, u = new[1], new[4], new[6]
-    return tuple(new if others else new[:6]), ((r, r), (r, u), (u, w))
-
-
 ADVANCE = Pass(_advance, _advance_each)
-PIPELINED_ADVANCE = Pass(_advance_pipelined, _advance_pipelined_each)
-SUMS = Pass(lambda: (), lambda _, r, u, w: ((), ((r, r), (r, u), (u, w))))
 METHOD = Method(start, step, keeps=True)
 ONE_REDUCTION = Method(start_merged, step_merged)
-PIPELINED = Method(start_pipelined, step_pipelined, pipelined=True)
-FORMS = {False: METHOD, True: ONE_REDUCTION, "pipelined": PIPELINED}

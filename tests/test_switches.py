@@ -174,7 +174,6 @@ def test_every_door_is_open_under(switch, tmp_path, monkeypatch):
 METHODS = {
     "cg": (solvers.cg, DEFINITE, {}),
     "cg in one reduction": (solvers.cg, DEFINITE, {"one_reduction": True}),
-    "pipelined cg": (solvers.cg, DEFINITE, {"one_reduction": "pipelined"}),
     "fcg": (solvers.fcg, DEFINITE, {}),
     "minres": (solvers.minres, DEFINITE, {}),
     "bicgstab": (solvers.bicgstab, GENERAL, {}),

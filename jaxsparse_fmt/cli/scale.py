@@ -31,8 +31,8 @@ ABOUT = (
 )
 COUNTS = [1, 2, 4, 8, 64, 1024]
 # Each form's `one_reduction`, and the vectors that a solve holds, b and x among them, as XLA allocates them on a CPU.
-NAMES = {"one_reduction": "cg in one reduction", "pipelined": "pipelined cg", "multigrid": "cg with multigrid"}
-METHODS = {"cg": (False, 9), "one_reduction": (True, 11), "pipelined": ("pipelined", 11), "multigrid": (False, 11)}
+NAMES = {"one_reduction": "cg in one reduction", "multigrid": "cg with multigrid"}
+METHODS = {"cg": (False, 9), "one_reduction": (True, 11), "multigrid": (False, 11)}
 
 
 @dataclasses.dataclass(frozen=True)

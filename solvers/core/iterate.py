@@ -19,7 +19,7 @@ from jax import Array, lax
 
 from jaxsparse_fmt.core import mesh_axes
 from solvers.core.scaling import Map, Scaled, balanced, exponent, largest, scaled
-from solvers.core.stopping import RESTART, RUNNING, Limits, Loop, Now, Outer, is_taken, verdict
+from solvers.core.stopping import RUNNING, Limits, Loop, Now, Outer, is_taken, verdict
 from solvers.core.vectors import norm
 from solvers.solution import Status
 
@@ -47,8 +47,6 @@ class Method(NamedTuple):
       self_adjoint: the method assumes that A is its own adjoint, so that it solves systems with the adjoint too.
       keeps: a restart continues in the last direction.
       estimates: the residual norm of `step` is only an estimate: the method minimises another residual.
-      pipelined: `step` gives the residual norm of the vectors that it takes, so that one more is taken; and a restart,
-        which `start` makes from the last direction, replaces vectors whose recursions drift from their definitions.
       least_squares: the method may end with LEAST_SQUARES, which the loop checks by the true residual.
     """
 
@@ -59,7 +57,6 @@ class Method(NamedTuple):
     keeps: bool = False
     estimates: bool = False
     least_squares: bool = False
-    pipelined: bool = False
 
 
 def holding(step: Callable[[Map, Map, Any], tuple[Any, Array, Array]], scratch: tuple[str, ...] = ()) -> Any:
@@ -144,15 +141,13 @@ def run(method: Method, options: Options, system: System, leave: Map) -> Found:
     tolerance = tolerance.astype(b_norm.dtype)
     level = 10 * jnp.finfo(b_norm.dtype).eps * b_norm  # of rounding errors in a residual, at least
     start = functools.partial(method.start, own, M)
-    keeps = method.pipelined or (method.keeps and inner is not None)
+    keeps = method.keeps and inner is not None
 
     def trip(outer: Outer) -> Outer:
         """The method, from a true residual until its recursion meets the tolerance."""
         r = outer.r.astype(narrow)
         work = start(r, outer.direction)
-        eps = jnp.finfo(narrow).eps
-        least = eps**0.25 if method.pipelined else eps / 16
-        drop = jnp.maximum(limits.drop, least)  # a recursion that fell by more is rounding
+        drop = jnp.maximum(limits.drop, jnp.finfo(narrow).eps / 16)  # a recursion that fell by more is rounding
         goal = jnp.maximum(tolerance, drop * outer.norm).astype(r.real.dtype)
 
         def numbers(loop: Loop) -> Now:
@@ -165,7 +160,7 @@ def run(method: Method, options: Options, system: System, leave: Map) -> Found:
             if options.callback is not None:
                 x = outer.x + method.iterate(M, work).astype(outer.x.dtype)
                 show(options.callback, limits.calls, moves, leave(scaled(x, of_x)))
-            norms = record(loop.norms, jnp.where(moves, loop.k if method.pipelined else now.k, -1), now.norm)
+            norms = record(loop.norms, jnp.where(moves, now.k, -1), now.norm)
             return Loop(work, now.k, now.norm, now.code, norms)
 
         loop = Loop(work, outer.k, outer.norm.astype(goal.dtype), outer.code, outer.norms)
@@ -173,17 +168,13 @@ def run(method: Method, options: Options, system: System, leave: Map) -> Found:
         x = outer.x + jnp.where(outer.code == RUNNING, method.iterate(M, loop.work).astype(b.dtype), 0)
         r = b - A(x)
         now = norm(r)
-        if method.pipelined:
-            loop = checked(loop, 2 * norm(r - loop.work.r) <= now)
         recursion = loop.k, loop.norm, loop.code
         code = verdict((tolerance, limits.maxiter), now, outer.norm, recursion, level if method.estimates else None)
         code = jnp.where(outer.code == RUNNING, code, outer.code)
         kept = None
-        if keeps:  # the direction after a step or two is not worth keeping, unless the next start must judge it
-            few = (code == RUNNING) & (loop.k - outer.k <= 2)
-            kept = loop.work.p if method.pipelined else jnp.where(few, 0, loop.work.p)
-        norms = record(loop.norms, loop.k, now) if method.pipelined else loop.norms
-        return Outer(x, r, now, loop.k, code, norms, kept)
+        if keeps:  # the direction after a step or two is not worth keeping, unless the diagnosis needs it
+            kept = jnp.where((code == RUNNING) & (loop.k - outer.k <= 2), 0, loop.work.p)
+        return Outer(x, r, now, loop.k, code, loop.norms, kept)
 
     now = norm(r)
     k, running = jnp.zeros(now.shape, jnp.int32), jnp.full(now.shape, RUNNING, jnp.int32)
@@ -196,12 +187,6 @@ def run(method: Method, options: Options, system: System, leave: Map) -> Found:
     x = scaled(outer.x, of_x)
     x = jnp.where(jnp.isfinite(x), x, 0)
     return Found(x, outer, b, tolerance, (own.exponent, M.exponent, of_b))
-
-
-def checked(loop: Loop, is_true: Array) -> Loop:
-    """RESTART in the place of RUNNING where the residual of the recursion is mostly the true one, and vice versa."""
-    ended = (loop.code == RUNNING) | (loop.code == RESTART)
-    return loop._replace(code=jnp.where(ended, jnp.where(is_true, RESTART, RUNNING), loop.code).astype(jnp.int32))
 
 
 def unless_far(A: Map, b: Array, x: Array, finite: Array) -> tuple[Array, Array]:

@@ -85,7 +85,6 @@ def main(devices: int, what: str) -> dict[str, Any]:
         nine = jsf.gallery.hpcg((side, side, 1))  # a box has 8 neighbours
         forward = shard(nine, by=boxes, exchange="forward")
         programs = {
-            "pipelined": (lambda A, b: cg(A, b, one_reduction="pipelined").x, A, b),
             "gmres": (lambda A, b: gmres(A, b, restart=3).x, A, b),
             "bicgstab": (lambda A, b: bicgstab(A, b).x, A, b),
             "minres": (lambda A, b: minres(A, b).x, A, b),

@@ -79,7 +79,7 @@ def test_every_method_reaches_its_residual_in_as_many_steps_as_in_plain_code(cas
 
 @pytest.mark.parametrize("dialect", ["triton", "mosaic"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("merged", [False, True, "pipelined"], ids=["cg", "one_reduction", "pipelined"])
+@pytest.mark.parametrize("merged", [False, True], ids=["cg", "one_reduction"])
 @pytest.mark.parametrize("format", ["dia", "sell", "bsr"])
 def test_the_passes_of_both_dialects_take_the_steps_of_plain_code(format, merged, dtype, dialect):
     A, b = jsf.from_scipy(S, format, dtype, backend=dialect), B.astype(dtype)

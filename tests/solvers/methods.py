@@ -33,7 +33,6 @@ class Case:
 CASES = [
     Case("cg", solvers.cg, "definite", spla.cg),
     Case("cg-one_reduction", functools.partial(solvers.cg, one_reduction=True), "definite", spla.cg),
-    Case("cg-pipelined", functools.partial(solvers.cg, one_reduction="pipelined"), "definite", spla.cg),
     Case("fcg", solvers.fcg, "definite", spla.cg),
     Case("minres", solvers.minres, "symmetric", spla.minres),
     Case("bicgstab", solvers.bicgstab, "general", spla.bicgstab),

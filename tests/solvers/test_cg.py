@@ -120,24 +120,11 @@ def test_a_preconditioner_cuts_iterations():
     assert by_function.iterations == jacobi.iterations
 
 
-@pytest.mark.parametrize("form", [False, True, "pipelined"])
+@pytest.mark.parametrize("form", [False, True])
 def test_no_form_steps_along_a_negative_curvature_that_is_found_after_two_steps(form):
     S = sp.csr_array(jsf.gallery.poisson(14, dim=2) - 2 * sp.eye_array(196))
     sol = cg(jsf.from_scipy(S, "csr"), np.sin(np.arange(196) ** 1.3), one_reduction=form)
     assert sol.status is Status.NOT_POSITIVE_DEFINITE and sol.iterations == 2
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_pipelined_replaces_what_rounding_has_changed(dtype):
-    """Without replacement A² takes 1.6 times the steps in float64, and is NOT_POSITIVE_DEFINITE in float32."""
-    A = jsf.gallery.poisson(24, dim=2).astype(dtype)
-    S = sp.csr_array(A @ A)
-    b = S @ np.random.default_rng(0).standard_normal(S.shape[0]).astype(dtype)
-    rtol = 1e-5 if dtype == np.float32 else 1e-12
-    plain, piped = (cg(jsf.from_scipy(S, "csr"), b, rtol=rtol, one_reduction=form) for form in (False, "pipelined"))
-    assert plain.success and piped.success
-    assert np.linalg.norm(b - S @ np.asarray(piped.x)) <= 1.01 * rtol * np.linalg.norm(b)
-    assert piped.iterations <= (1.3 if dtype == np.float32 else 1.05) * plain.iterations
 
 
 # ----------------------------------------------------------------------------------------------------------- status
@@ -343,7 +330,7 @@ def test_mapped_over_it_multiplies_with_the_kernel_still():
         ((np.ones(3), np.ones(3)), {}, ValueError, "for a diagonal A pass"),
         ((np.eye(3), np.ones(3)), {"M": 1j * np.ones(3)}, TypeError, "drop its imaginary part; make b complex"),
         ((np.eye(3), np.ones(3)), {"maxiter": True}, TypeError, "maxiter must be a whole number; got True"),
-        ((np.eye(3), np.ones(3)), {"one_reduction": "piped"}, ValueError, "True, False or 'pipelined'; got 'piped'"),
+        ((np.eye(3), np.ones(3)), {"one_reduction": "piped"}, TypeError, "must be True or False; got 'piped'"),
         ((np.eye(3), np.ones(3)), {"M": precond.jacobi}, ValueError, r"Pass M=jacobi\(A\)"),
         ((lambda v: v[:2], np.ones(3)), {}, ValueError, r"A·v must be a vector of shape \(3,\) like v; got \(2,\)"),
         ((spla.aslinearoperator(np.eye(3)), np.ones(3)), {}, TypeError, "LinearOperator as a function"),
