@@ -18,7 +18,6 @@ from solvers.core.settings import Settings, solver
 from solvers.core.solve import solve
 from solvers.core.stopping import Now, is_finite, root, status_of
 from solvers.core.vectors import ratio
-from solvers.precond.coarse_space import deflating
 from solvers.solution import Solution, Status
 
 
@@ -48,7 +47,6 @@ def cg(
     b: Any,
     x0: Any = None,
     *,
-    deflated: Any = None,
     one_reduction: bool = False,
     **settings: Unpack[Settings],
 ) -> Solution:
@@ -71,8 +69,6 @@ def cg(
         residual is at least 1024 times that of b.
       M: an approximation of A⁻¹, positive definite: anything with `@`, a function r -> M·r, or the [n] numbers of a
         diagonal M.
-      deflated: [n, m], modes that A makes small, dense or sparse: M becomes `precond.coarse_space(A, deflated, M)`.
-        A must then be a matrix, and M=None means `precond.jacobi(A)`.
       rtol, atol: stop when ‖b − A·x‖₂ ≤ max(rtol·‖b‖₂, atol), by the true residual.
       maxiter: most iterations; None allows 10·n.
       history: keep the residual norms; True keeps up to 10,000, a number keeps up to that many.
@@ -99,7 +95,7 @@ def cg(
     """
     if not isinstance(one_reduction, bool):
         raise TypeError(f"one_reduction must be True or False; got {one_reduction!r}")
-    return solve(ONE_REDUCTION if one_reduction else METHOD, A, b, x0, deflating(settings, A, deflated))
+    return solve(ONE_REDUCTION if one_reduction else METHOD, A, b, x0, settings)
 
 
 def start(A: Map, M: Map, r: Array, last: Array | None) -> Work:

@@ -15,12 +15,11 @@ from solvers.core.scaling import Map
 from solvers.core.settings import Settings, solver
 from solvers.core.solve import solve
 from solvers.core.vectors import dot, norm
-from solvers.precond.coarse_space import deflating
 from solvers.solution import Solution
 
 
 @solver()
-def fcg(A: Any, b: Any, x0: Any = None, *, deflated: Any = None, **settings: Unpack[Settings]) -> Solution:
+def fcg(A: Any, b: Any, x0: Any = None, **settings: Unpack[Settings]) -> Solution:
     """Solves A·x = b for a symmetric (Hermitian) positive definite A with a preconditioner that may change.
 
     Args:
@@ -28,7 +27,7 @@ def fcg(A: Any, b: Any, x0: Any = None, *, deflated: Any = None, **settings: Unp
         be linear: anything with `@`, or a function r -> M·r such as an inner solve.
       The others, the `Solution` and the errors: as in `cg`.
     """
-    return solve(METHOD, A, b, x0, deflating(settings, A, deflated))
+    return solve(METHOD, A, b, x0, settings)
 
 
 def step(A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:

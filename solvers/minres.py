@@ -20,7 +20,6 @@ from solvers.core.settings import Settings, solver
 from solvers.core.solve import solve
 from solvers.core.stopping import status_of
 from solvers.core.vectors import dot, norm, ratio
-from solvers.precond.coarse_space import deflating
 from solvers.solution import Solution, Status
 
 ROUNDING = 10  # times eps: the rounding that remains of a zero
@@ -49,7 +48,7 @@ class Work(NamedTuple):
 
 
 @solver()
-def minres(A: Any, b: Any, x0: Any = None, *, deflated: Any = None, **settings: Unpack[Settings]) -> Solution:
+def minres(A: Any, b: Any, x0: Any = None, **settings: Unpack[Settings]) -> Solution:
     """Solves A·x = b for a symmetric (Hermitian) A, definite or not, or singular.
 
     Of the solutions of a singular system it finds the shortest if x0 and M are None. If the system has no solution, it
@@ -59,7 +58,7 @@ def minres(A: Any, b: Any, x0: Any = None, *, deflated: Any = None, **settings: 
       M: an approximation of |A|⁻¹, positive definite: anything with `@`, or a function r -> M·r.
       The others, the `Solution` and the errors: as in `cg`.
     """
-    return solve(METHOD, A, b, x0, deflating(settings, A, deflated))
+    return solve(METHOD, A, b, x0, settings)
 
 
 def start(A: Map, M: Map, r: Array, last: None) -> Work:

@@ -24,7 +24,6 @@ from solvers.core.solve import solve
 from solvers.fcg import METHOD as FCG
 from solvers.gmres import method as gmres_method
 from solvers.minres import METHOD as MINRES
-from solvers.precond.coarse_space import deflating
 from solvers.solution import Solution
 
 METHODS: dict[str, Method] = {"cg": CG, "fcg": FCG, "minres": MINRES, "bicgstab": BICGSTAB, "gmres": gmres_method(30)}
@@ -42,7 +41,6 @@ def refine(
     method: str = "cg",
     inner: Any = None,
     drop: float | None = None,
-    deflated: Any = None,
     **settings: Unpack[Settings],
 ) -> Solution:
     """Solves A·x = b to the accuracy of b's dtype, with most of the work in a narrower dtype.
@@ -77,10 +75,8 @@ def refine(
     if drop is None:
         drop = 0.03 if METHODS[method].keeps else 1e-4 if narrow == "float32" else 1e-2
     drop = arguments.proper_fraction(drop, "drop")
-    if deflated is not None and method in ("gmres", "bicgstab"):
-        raise ValueError(f"deflated= is for symmetric positive A, and method={method!r} for others; take method='cg'")
     side = None if narrow is None else Narrow(narrow, inner, drop)
-    return solve(METHODS[method], A, b, x0, deflating(settings, A, deflated), narrow=side)
+    return solve(METHODS[method], A, b, x0, settings, narrow=side)
 
 
 def _is_worthwhile(A: Any, b: Any) -> bool:

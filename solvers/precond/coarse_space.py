@@ -84,8 +84,8 @@ class CoarseSpace:
 def coarse_space(A: Any, W: Any, M: Any = None) -> CoarseSpace:
     """M with a coarse space, so that a solver need not find the modes in the span of W step by step.
 
-    A is symmetric (Hermitian) and positive definite or semidefinite. `cg(A, b, deflated=W)` makes such an M for one
-    solve. The set-up takes a product of A with each column of W. It works inside jit where W is dense.
+    A is symmetric (Hermitian) and positive definite or semidefinite. The set-up takes a product of A with each
+    column of W. It works inside jit where W is dense.
 
     Args:
       A: [n, n], a pytree with a shape and `@`: a jaxsparse_fmt format, or a dense array.
@@ -101,8 +101,8 @@ def coarse_space(A: Any, W: Any, M: Any = None) -> CoarseSpace:
     """
     if callable(A):
         raise ValueError(
-            f"a coarse space, and so deflated=, needs a square matrix; got {type(A).__name__}. Beside a function "
-            "A pass M=precond.coarse_space(matrix, W)"
+            f"a coarse space needs a square matrix; got {type(A).__name__}. Beside a function A pass "
+            "M=precond.coarse_space(matrix, W)"
         )
     n = checks.square(A, "coarse_space")
     sparse = scipy.sparse.issparse(W) or hasattr(W, "to_scipy")
@@ -129,13 +129,8 @@ def coarse_space(A: Any, W: Any, M: Any = None) -> CoarseSpace:
     return CoarseSpace(W, R, _coarse(A, W, R, M), M)
 
 
-def deflating(settings: Any, A: Any, W: Any) -> Any:
-    """A solver's settings, with the coarse space of W in M; W may be None."""
-    return settings if W is None else settings | {"M": coarse_space(A, W, settings["M"])}
-
-
 def subdomains(B: Any, parts: Any) -> Any:
-    """The near-null space of each subdomain by itself, as a sparse matrix W for `coarse_space` and `deflated=`.
+    """The near-null space of each subdomain by itself, as a sparse matrix W for `coarse_space`.
 
     Args:
       B: [n, k], the near-null space, such as `gallery.rigid_body_modes(points)`; [n] is one column.

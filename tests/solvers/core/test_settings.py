@@ -15,12 +15,12 @@ from solvers import eigsh, lobpcg, lsmr
 SHARED = {"M": None, "rtol": 1e-6, "atol": 0.0, "maxiter": None, "history": False, "callback": None, "progress": None}
 SHARED |= {"check_every": None, "adjoint": solvers.Adjoint()}
 OWN = {
-    "cg": {"deflated": None, "one_reduction": False},
-    "fcg": {"deflated": None},
-    "minres": {"deflated": None},
+    "cg": {"one_reduction": False},
+    "fcg": {},
+    "minres": {},
     "gmres": {"restart": 30, "flexible": False, "side": "right"},
     "bicgstab": {},
-    "refine": {"rtol": 1e-10, "dtype": None, "method": "cg", "inner": None, "drop": None, "deflated": None},
+    "refine": {"rtol": 1e-10, "dtype": None, "method": "cg", "inner": None, "drop": None},
 }
 
 
