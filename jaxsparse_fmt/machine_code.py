@@ -158,33 +158,27 @@ def _linked(name: str, content: bytes) -> int:
     for symbol in FROM_NUMBA:  # until Numba is imported, which adds its own
         if binding.address_of_symbol(symbol) is None:
             binding.add_symbol(symbol, stand_in)
-    linked = _engine(2)  # of its own: Numba may give functions of two files one name
+    linked = _engine(2)
     linked.add_object_file(binding.ObjectFileRef.from_data(code))
     linked.finalize_object()
     return linked.get_function_address(function.decode())
 
 
-def compiled(text: str, *names: str, effort: int = 2) -> list[int]:
-    """The addresses of functions of a module, given as text; no other text may define the same names.
-
-    Args:
-      effort: of LLVM, from 0 to 3.
-    """
+def compiled(text: str, name: str) -> int:
+    """The address of a function of a module, given as text."""
     from llvmlite import binding
 
-    with _lock:
-        engine = _shared(effort)
-        try:
-            engine.add_module(binding.parse_assembly(text))
-            engine.finalize_object()
-            return [engine.get_function_address(name) for name in names]
-        except BaseException:  # an interrupt too: the names of a module that stays behind must not meet their like
-            _shared.cache_clear()
-            raise
+    engine = _engine(0)  # without effort LLVM takes 6 ms for XLA's handler instead of 17
+    engine.add_module(binding.parse_assembly(text))
+    engine.finalize_object()
+    return engine.get_function_address(name)
 
 
 def _engine(effort: int) -> Any:
-    """LLVM's engine without code; kept, since it owns what it compiles or links."""
+    """LLVM's engine without code, compiling with an effort from 0 to 3; kept, since it owns its code.
+
+    Each module has an engine of its own: two may have functions of one name, and an interrupt may leave one behind.
+    """
     from llvmlite import binding
 
     binding.initialize_native_target()
@@ -194,9 +188,6 @@ def _engine(effort: int) -> Any:
     made = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
     _owners.append(made)
     return made
-
-
-_shared = functools.cache(_engine)  # to make an engine for each text would take 2 ms
 
 
 @functools.cache

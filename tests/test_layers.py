@@ -76,9 +76,6 @@ LAZY = ("rich", "matplotlib", "pyamg", "pymetis", "jax.experimental", "jax._src"
 # Modules that are themselves imported so, inside functions of their neighbours.
 KERNELS = (
     "handler",
-    "fusion",
-    "fusion_code",
-    "fusion_operations",
     "numba_kernels",
     "chunk_kernels",
     "block_kernels",

@@ -1,8 +1,7 @@
 """Fused passes over vectors, for a solver's updates and inner products.
 
 On a GPU a pass over real vectors of [n] is one kernel (`kernels/vector_pass.py`), and a sum stays in parts until
-it is needed, perhaps by the next pass. Elsewhere, and for complex numbers and [n, k] columns, a pass is plain jnp; on
-one CPU what a solve of vectors [n] computes between products becomes native code (`on_cpu`).
+it is needed, perhaps by the next pass. Elsewhere, and for complex numbers and [n, k] columns, a pass is plain jnp.
 
 For vectors spread over devices (`distributed`), every device passes over its own piece, since XLA cannot partition a
 kernel. A sum then stays in parts on every device, and one collective adds up all sums that the next pass needs.
@@ -18,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
+from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -254,21 +253,6 @@ def by_kernel(*vectors: Array) -> bool:
     backend = selection.active_backend("auto")
     runs = backend == "interpret" or (selection.is_pallas(backend) and jax.default_backend() == "gpu")
     return runs and _alike(*vectors) and (vectors[0].shape[0] < 2**31 or x64_enabled()) and vectors[0].shape[0] > 0
-
-
-def runs_natively() -> bool:
-    """Whether a program that is traced here may become native code on a CPU."""
-    return selection.active_backend("auto") in ("auto", "numba") and selection.native_importable()
-
-
-def on_cpu(program: ClosedJaxpr, ctx: Any) -> Callable[..., list[Any]]:
-    """A program over vectors [n] as a function, for the lowering with `ctx`: in few calls of native code on one CPU."""
-    if jax_versions.is_of_one_device(ctx) and jax_versions.lowering_platform("cpu", ctx):
-        from jaxsparse_fmt.kernels.cpu import ffi, fusion
-
-        if ffi.works():
-            return fusion.fused(program)
-    return jaxpr_as_fun(program)
 
 
 def _alike(*vectors: Array) -> bool:

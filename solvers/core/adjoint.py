@@ -45,7 +45,6 @@ def solved(
     shown = IDENTITY if options.callback is None else basis
     # Whether a derivative is NaN depends on its residual, not on the cause of a failure, except in a refinement.
     examined = adjoint.truncated or adjoint.report is not None or inner is not None
-    native = b.ndim == 1
     of_tangent = options._replace(history_length=0, callback=None, progress=None)
 
     # JAX traces and lowers it once for the solve and its derivatives, which differ in `ended`.
@@ -59,9 +58,7 @@ def solved(
             return found.x, diagnosis.ended(method, options, system, found, examined)
 
     def solution(A, b, given, fixed):
-        return opaque.apply(
-            of_solution, jvp_of_solution, A, b, given, fixed, transpose=transpose_of_solution, native=native
-        )
+        return opaque.apply(of_solution, jvp_of_solution, A, b, given, fixed, transpose=transpose_of_solution)
 
     def of_solution(A, b, given, fixed):
         (M, inner, x0), (limits, _, shown) = given, fixed
@@ -113,7 +110,7 @@ def solved(
         def transpose(primals, cotangent):
             return inverse(not transposed, primals[0], cotangent, primals[2])
 
-        return opaque.apply(of_inverses[transposed], jvp, A, c, others, transpose=transpose, native=native)
+        return opaque.apply(of_inverses[transposed], jvp, A, c, others, transpose=transpose)
 
     fixed = lax.stop_gradient((system.limits, of_derivative, shown))
     return solution(A, b, (M, inner, system.x0), fixed)

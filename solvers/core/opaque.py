@@ -18,7 +18,6 @@ from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
 from jaxsparse_fmt._types import standard_promotion
-from jaxsparse_fmt.core import vector_passes
 
 Leaves = tuple[Any, ...]
 
@@ -32,14 +31,12 @@ class Opaque:
       transpose: (leaves, cotangent of the first output) -> cotangent of leaf `linear`, in which that output is linear;
         it reads no other number of that leaf. None: linear in nothing.
       linear: the number of that leaf. The first output may depend on the leaves before it, but not on those after it.
-      native: whether a CPU runs the program as native code (`vector_passes.on_cpu`).
     """
 
     program: ClosedJaxpr
     jvp: Callable[[Leaves, Leaves], tuple[Leaves, Leaves]]
     transpose: Callable[[Leaves, Any], Any] | None
     linear: int
-    native: bool
 
 
 def apply(
@@ -47,7 +44,6 @@ def apply(
     jvp: Callable[[Any, Any], tuple[Any, Any]],
     *args: Any,
     transpose: Callable[..., Array] | None = None,
-    native: bool = False,
 ) -> Any:
     """f(*args) for pytrees. f, `jvp` and `transpose` must not close over arrays that JAX transforms.
 
@@ -55,7 +51,6 @@ def apply(
       jvp: (args, tangents) -> (result, its tangent), None for a leaf whose tangent is zero or has no meaning.
       transpose: (args, cotangent) -> cotangent of args[1], an array, where the first leaf of the result is an array
         linear in args[1], which it does not read, and independent of what follows.
-      native: all vectors of f are [n], so that native code can compute what lies between two products.
     """
     leaves, inside = jax.tree.flatten(args)
     # JAX keys a trace by f, the types of the arguments and the ambient mesh, which its rules set; without this it would
@@ -70,8 +65,7 @@ def apply(
         return out_leaves(out), out_leaves(tangent)
 
     transposed = None if transpose is None else lambda leaves, ct: transpose(of_leaves(leaves), ct)
-    native = native and vector_passes.runs_natively()
-    call = Opaque(traced.jaxpr, jvp_of_leaves, transposed, len(jax.tree.leaves(args[:1])), native)
+    call = Opaque(traced.jaxpr, jvp_of_leaves, transposed, len(jax.tree.leaves(args[:1])))
     return jax.tree.unflatten(jax.tree.structure(traced.out_info), opaque_p.bind(*leaves, call=call))
 
 
@@ -123,7 +117,7 @@ def _batch(axis: Any, leaves: Leaves, dims: tuple[Any, ...], *, call: Opaque) ->
             return jnp.sum(every, 0) if dim is None else jnp.moveaxis(every, 0, dim)
 
         transpose = transpose_each
-    out = opaque_p.bind(*leaves, call=Opaque(jax.make_jaxpr(f)(*leaves), jvp, transpose, call.linear, False))
+    out = opaque_p.bind(*leaves, call=Opaque(jax.make_jaxpr(f)(*leaves), jvp, transpose, call.linear))
     return out, (0,) * len(out)
 
 
@@ -162,11 +156,6 @@ def _undefined(tangent: Array) -> Array:
     return jnp.where(tangent == 0, 0, nothing).astype(tangent.dtype)
 
 
-def _lower_on_cpu(ctx: Any, *leaves: Any, call: Opaque) -> Any:
-    f = vector_passes.on_cpu(call.program, ctx) if call.native else functools.partial(_compute, call=call)
-    return mlir.lower_fun(f, multiple_results=True)(ctx, *leaves)
-
-
 opaque_p = Primitive("opaque")
 opaque_p.multiple_results = True
 opaque_p.def_impl(_compute)
@@ -175,7 +164,6 @@ ad.primitive_jvps[opaque_p] = standard_promotion(_jvp)
 ad.primitive_transposes[opaque_p] = standard_promotion(_transpose)
 batching.fancy_primitive_batchers[opaque_p] = standard_promotion(_batch)
 mlir.register_lowering(opaque_p, mlir.lower_fun(_compute, multiple_results=True))
-mlir.register_lowering(opaque_p, _lower_on_cpu, platform="cpu")
 
 undefined_p = Primitive("undefined_derivative")
 undefined_p.def_impl(_undefined)

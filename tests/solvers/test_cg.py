@@ -115,8 +115,7 @@ def test_a_preconditioner_cuts_iterations():
     A = jsf.from_scipy(scaled)
     plain, jacobi = cg(A, b, rtol=1e-8, maxiter=5000), cg(A, b, M=precond.jacobi(A), rtol=1e-8)
     assert jacobi.success and jacobi.iterations < plain.iterations / 2
-    with jsf.use_backend("xla"):  # native code rounds a quotient otherwise than a product
-        by_function, jacobi = (cg(A, b, M=M, rtol=1e-8) for M in (lambda r: r / A.diagonal(), precond.jacobi(A)))
+    by_function = cg(A, b, M=lambda r: r / A.diagonal(), rtol=1e-8)
     assert by_function.iterations == jacobi.iterations
 
 

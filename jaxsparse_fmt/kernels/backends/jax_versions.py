@@ -25,20 +25,6 @@ def lowering_platform(platform: str | None, ctx: Any) -> str | None:
     return None if platform == "cpu" and getattr(parameters, "for_export", False) else platform
 
 
-def is_of_one_device(ctx: Any) -> bool:
-    """Whether a program that is lowered runs on one device, outside of shard_map."""
-    return getattr(ctx.module_context.axis_context, "num_devices", None) == 1
-
-
-def consts_of_loop(scan: dict[str, Any], n_in: int, n_out: int) -> int | None:
-    """The constants among the `n_in` operands of a scan with these parameters; None if it takes or makes slices."""
-    if "ft_in" in scan:  # JAX 0.11
-        consts, carry = (len(list(group)) for group in scan["ft_in"].unpack()[:2])
-    else:
-        consts, carry = scan["num_consts"], scan["num_carry"]
-    return consts if n_in - consts == carry == n_out else None
-
-
 def bare(ctx: Any) -> Any:
     """The context of a lowering without the mesh axes over which arrays vary; one device's body ignores them."""
     stripped = lambda avals: [ShapedArray(a.shape, a.dtype) for a in avals]  # noqa: E731

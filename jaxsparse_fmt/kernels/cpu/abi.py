@@ -5,8 +5,6 @@ import itertools
 import numpy as np
 
 TARGET = "jaxsparse_native"  # the handler's name in XLA
-FUSED = "jaxsparse_fused"  # the handler of groups (`fusion.py`), whose sizes are a key and the pieces
-SLOTS = 2**16  # places for functions of groups
 N_OPERANDS = 9  # arrays that a kernel gets beside its result: a, b, and those of `numba_kernels.Operands`
 # The numbers of every call. The handler reads the first line: the kernel, the members of the batch, the pieces of a
 # member, the bytes from one member to the next of the two operands and of the result, and the bytes from one piece to

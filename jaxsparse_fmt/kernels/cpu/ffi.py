@@ -1,18 +1,16 @@
 """Calls of the Numba kernels from XLA's programs for the CPU.
 
 A kernel is linked, or compiled, when a program that calls it is lowered: no Python runs when XLA calls it. The first
-such program registers the handlers, which LLVM compiles in 6 ms. So a program that another process has compiled
+such program registers the handler, which LLVM compiles in 6 ms. So a program that another process has compiled
 (`jax.experimental.serialize_executable`) loads only after this process has compiled its function too.
 """
 
 import ctypes
 import functools
-import hashlib
 import math
 import os
 import threading
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -22,7 +20,7 @@ import numpy as np
 from jaxsparse_fmt import machine_code
 from jaxsparse_fmt._types import Array
 from jaxsparse_fmt.kernels.coordinates import accumulator
-from jaxsparse_fmt.kernels.cpu.abi import FUSED, KEYS, NUMBERS, SIZES, SLOTS, TARGET
+from jaxsparse_fmt.kernels.cpu.abi import KEYS, NUMBERS, SIZES, TARGET
 
 
 def call(
@@ -67,33 +65,20 @@ def call(
     return jax.ffi.ffi_call(TARGET, outs)(a, b, *given, sizes=words)[0].astype(jnp.result_type(*operands))
 
 
-def call_text(
-    text: str, operands: Sequence[Any], results: Sequence[Any], pieces: int, aliases: dict[int, int]
-) -> Sequence[Array]:
-    """Calls a function of `fusion_code.text_of`, which this links.
-
-    Args:
-      aliases: for the number of an operand, the number of the result that may take its memory.
-    """
-    words = np.array([_linked(text), pieces], np.int64)
-    return jax.ffi.ffi_call(FUSED, results, input_output_aliases=aliases)(*operands, sizes=words)
-
-
 # ----------------------------------------------------------------------------------------------------------- compiling
 
 _lock = threading.RLock()
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 _broken: list[Exception] = []
 _table = np.zeros(len(KEYS), np.int64)  # the addresses of the kernels
-_groups = np.zeros((SLOTS, 2), np.int64)  # keys, and the addresses of the functions
 # Until when programs must end, in seconds of `time.time`; and the thread whose calls look for interrupts, or 0.
 _interrupts = np.zeros(2, np.int64)
-for _array in (_table, _groups, _interrupts):  # a program may still read them when Python has freed all modules
+for _array in (_table, _interrupts):  # a program may still read them when Python has freed all modules
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(_array))
 
 
 def works() -> bool:
-    """Whether programs may call native code: XLA takes the handlers, and Numba has compiled all that it was given."""
+    """Whether programs may call native code: XLA takes the handler, and Numba has compiled all that it was given."""
     with _lock:
         return _registered() and not _broken
 
@@ -142,38 +127,17 @@ def _address_of(number: int) -> int:
     return machine_code.address(make, *map(str, KEYS[number]))
 
 
-def _linked(text: str) -> int:
-    """The key of a group in the table, where this puts the address of its function."""
-    key = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest()) or 1
-    with _lock:
-        at = next(i % SLOTS for i in range(key % SLOTS, key % SLOTS + SLOTS) if _groups[i % SLOTS, 0] in (0, key))
-        if _groups[at, 0] == 0:
-            if np.count_nonzero(_groups[:, 0]) >= SLOTS - 1:  # the search of the handler ends at an empty place
-                raise RuntimeError('no room for native code of another solver; jsf.use_backend("xla") needs none')
-            own = f"group{key}"
-            (address,) = machine_code.compiled(text.replace("@group", f"@{own}"), own)
-            _publish()(_groups[at].ctypes.data, key, address)
-    return key
-
-
 @functools.cache
-def _handlers() -> list[int]:
-    """The addresses of `TARGET`, `FUSED` and `publish`."""
+def _handler() -> int:
     from jaxsparse_fmt.kernels.cpu import handler
 
-    addresses = (a.ctypes.data for a in (_table, _groups, _interrupts))
-    # Without effort LLVM takes 6 ms instead of 17, in each process; the handlers only pass calls on.
-    return machine_code.compiled(str(handler.module(*addresses)), TARGET, FUSED, "publish", effort=0)
-
-
-@functools.cache
-def _publish() -> Any:
-    return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 3)(_handlers()[2])
+    module = handler.module(_table.ctypes.data, _interrupts.ctypes.data)
+    return machine_code.compiled(str(module), TARGET)
 
 
 @functools.cache
 def _registered() -> bool:
-    """Whether XLA has taken the handlers; warns if it refuses them."""
+    """Whether XLA has taken the handler; warns if it refuses it."""
     capsule = ctypes.pythonapi.PyCapsule_New
     capsule.restype, capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
     try:
@@ -181,8 +145,7 @@ def _registered() -> bool:
     except RuntimeError:  # JAX_PLATFORMS leaves out CPUs
         return False
     try:
-        for target, address in zip((TARGET, FUSED), _handlers(), strict=False):
-            jax.ffi.register_ffi_target(target, capsule(address, None, None), platform="cpu")
+        jax.ffi.register_ffi_target(TARGET, capsule(_handler(), None, None), platform="cpu")
     except Exception as error:
         _fail("this jaxlib does not call the kernels for the CPU", error)
         return False

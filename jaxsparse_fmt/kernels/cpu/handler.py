@@ -1,4 +1,4 @@
-"""The functions by which XLA calls native code, written in LLVM instructions, which compile in milliseconds.
+"""The function by which XLA calls native code, written in LLVM instructions, which compile in milliseconds.
 
 XLA passes a call frame. A frame and all that it points to are structures of 8-byte words, laid out in
 xla/ffi/api/c_api.h, which jaxlib ships: versions only add fields at the end.
@@ -40,7 +40,7 @@ from typing import Any
 from llvmlite import ir
 
 from jaxsparse_fmt.kernels.cpu import abi
-from jaxsparse_fmt.kernels.cpu.abi import FUSED, N_OPERANDS, SIZES, SLOTS, TARGET
+from jaxsparse_fmt.kernels.cpu.abi import N_OPERANDS, SIZES, TARGET
 
 WORD = ir.IntType(64)
 HALF = ir.IntType(32)
@@ -64,12 +64,11 @@ HALTED = "an interrupt, Ctrl-C, has ended this program; call it again"
 NO_MEMORY = "no memory for a call of a native kernel"
 
 
-def module(table: int, groups: int, interrupts: int) -> ir.Module:
-    """A module with the handlers, functions `abi.TARGET` and `abi.FUSED`: (frame) -> an error of XLA, or 0.
+def module(table: int, interrupts: int) -> ir.Module:
+    """A module with the handler, the function `abi.TARGET`: (frame) -> an error of XLA, or 0.
 
     Args:
       table: the address of the addresses of the kernels, 0 for those that are not compiled.
-      groups: the address of `SLOTS` pairs, a key and the address of the group's function, 0 in empty places.
       interrupts: the address of `ffi._interrupts`.
     """
     made = ir.Module(TARGET)
@@ -149,25 +148,6 @@ def module(table: int, groups: int, interrupts: int) -> ir.Module:
         _take_huge_pages(code, outside, frame, -1, code.mul(pieces, size("scratch_bytes")))
     code.ret(code.call(run.function, [frame, code.ptrtoint(one.function, WORD), pieces, scratch]))
 
-    code, frame, scratch = _handler(made, FUSED, halts)
-    sizes = _sizes(code, frame)
-    key, pieces = code.word(sizes, 0), code.word(sizes, 1)
-    code.put(scratch, code.and_(key, WORD(SLOTS - 1)))
-    with code.loop() as leave_if:  # until the key or an empty place; no thread ever empties a place
-        slot = code.add(WORD(groups), code.mul(code.word(scratch), WORD(16)))
-        found = code.load_atomic(code.inttoptr(slot, WORD.as_pointer()), "acquire", 8)
-        code.put(code.address(scratch, 1), slot)
-        leave_if(code.or_(code.icmp_signed("==", found, key), code.icmp_signed("==", found, WORD(0))))
-        code.put(scratch, code.and_(code.add(code.word(scratch), WORD(1)), WORD(SLOTS - 1)))
-    with code.if_then(code.icmp_signed("==", found, WORD(0))):
-        _refuse(code, frame, scratch, UNMADE, abi.MISSING)
-    code.ret(code.call(run.function, [frame, code.word(slot, 1), pieces, scratch]))
-
-    publish = _Code(made, "publish", 3)  # (place of a key and an address, key, address)
-    slot, key, found = publish.arguments
-    publish.put(publish.address(slot, 1), found)
-    publish.store_atomic(key, publish.inttoptr(slot, WORD.as_pointer()), "release", 8)
-    publish.ret(WORD(0))
     return made
 
 
