@@ -10,9 +10,9 @@ against SciPy's. On a GPU products are timed in chains, as in `standard.py`. Byt
 transposed product moves more, so that shares compare as times do. "Repeats" is yes if three runs on the same vector
 agree to the last bit; "× rival" is the time of the fastest opponent for the same product over this one.
 
-Reordered: a matrix as it was made, with its unknowns in random order, and with these renumbered by reorder="rcm".
-"Inside" is the product between vectors in the matrix's basis, as solvers make it. The time of a step of cg comes from
-160 more of them; rows are scaled by factors of 10^±1.5 so that no solve ends earlier. "Set-up" finds the order and
+Reordered: a matrix as it was made, with its unknowns in random order, and in reverse Cuthill-McKee order. "Inside" is
+the product between vectors in the matrix's basis, as solvers make it. The time of a step of cg comes from 160 more of
+them; rows are scaled by factors of 10^±1.5 so that no solve ends earlier. "Set-up" finds the order and
 stores the matrix, compilations included.
 
 Files are written after every matrix; the limit is that of `standard.py`. Formats are converted on the device, orders
@@ -37,7 +37,7 @@ from benchmarks import cusparse, report, standard, suite, timing
 from benchmarks.report import Row
 from jaxsparse_fmt.choose import ranking
 from jaxsparse_fmt.cli import measure
-from jaxsparse_fmt.formats.reordered import Reordered, order_of, permuted
+from jaxsparse_fmt.formats.order import order_of, permuted
 from solvers import cg
 
 # Matrices of the standard suite, and the formats in which their transposed products are timed.
@@ -169,14 +169,11 @@ def reordered(run: standard.Run, case: suite.Case, S: Any) -> Iterator[Row]:
     S = scipy.sparse.csr_array(D @ S @ D)
     S.sort_indices()
     shuffled, _ = permuted(S, rng.permutation(n))
-    for order, matrix, reorder in (("as made", S, None), ("shuffled", shuffled, None), ("rcm", shuffled, "rcm")):
+    for order, matrix in (("as made", S), ("shuffled", shuffled), ("rcm", shuffled)):
         start = time.perf_counter()
-        store = functools.partial(converted, run, "auto")
-        if reorder is None:
-            A = store(matrix)
-        else:
-            A = Reordered.from_csr(matrix, perm=order_of(matrix, reorder), store=store)
-        jax.block_until_ready(A)
+        if order == "rcm":
+            matrix, _ = permuted(matrix, order_of(matrix, "rcm"))
+        A = jax.block_until_ready(converted(run, "auto", matrix))
         setup, problem = time.perf_counter() - start, standard.Problem.of(matrix, run.platform)
         for dtype in run.dtypes:
             B, xs = A.astype(dtype), [jnp.asarray(x.astype(dtype)) for x in problem.xs]

@@ -261,8 +261,7 @@ def reordered() -> Iterator[str]:
     of_order = lambda order, key: (f"{of[order, d][key] / of['as made', d][key]:.2f}" for d in DTYPES)  # noqa: E731
     lines = {
         "shuffled": ("shuffled", "us"),
-        '`reorder="rcm"`, inside the basis, as in solvers': ("rcm", "inside us"),
-        '`reorder="rcm"`, outside': ("rcm", "us"),
+        '`jsf.order(S, "rcm")`': ("rcm", "inside us"),
     }
     return table("float32 | float64", ((name, *of_order(*key)) for name, key in lines.items()))
 

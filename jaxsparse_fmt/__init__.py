@@ -18,7 +18,7 @@ from jaxsparse_fmt.algebra.assembly import assembly
 from jaxsparse_fmt.algebra.operations import block, diags, eye, hstack, kron, vstack
 from jaxsparse_fmt.choose import Choice
 from jaxsparse_fmt.compilation_cache import cache
-from jaxsparse_fmt.convert import from_coo, from_dense, from_scipy, read_mtx
+from jaxsparse_fmt.convert import from_coo, from_dense, from_scipy, order, read_mtx
 from jaxsparse_fmt.core.basis import Basis, Between
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.core.scipy_names import spmv
@@ -46,7 +46,6 @@ from jaxsparse_fmt.formats import (
     SELL,
 )
 from jaxsparse_fmt.formats.paired import Paired
-from jaxsparse_fmt.formats.reordered import Reordered
 from jaxsparse_fmt.interchange import from_bcoo, from_bcsr, from_cupy, to_bcoo, to_bcsr, to_cupy
 from jaxsparse_fmt.kernels.backends.selection import BACKENDS, use_backend
 from jaxsparse_fmt.models import traffic
@@ -67,12 +66,12 @@ if TYPE_CHECKING:
 __all__ = ["BIELL", "BIJAD", "BSR", "COO", "CSC", "CSR", "CSR5", "DIA", "ELL", "ELLR", "ELLRT", "FORMATS", "HDIA"]
 __all__ += ["HLL", "HYB", "JDS", "PELLR", "PJDS", "SDIA", "SELL"]
 __all__ += ["Basis", "Choice", "Paired", "SparseMatrix", "Transposed", "spmv"]
-__all__ += ["from_bcoo", "from_bcsr", "from_coo", "from_cupy", "from_dense", "from_scipy", "load", "read_mtx", "save"]
+__all__ += ["from_bcoo", "from_bcsr", "from_coo", "from_cupy", "from_dense", "from_scipy", "load", "order", "read_mtx"]
 __all__ += ["assembly", "block", "diags", "eye", "hstack", "kron", "plan", "to_bcoo", "to_bcsr", "to_cupy", "vstack"]
-__all__ += ["BACKENDS", "cache", "choose", "gallery", "io", "plot", "traffic", "use_backend"]
+__all__ += ["BACKENDS", "cache", "choose", "gallery", "io", "plot", "save", "traffic", "use_backend"]
 __all__ += ["ShardedMatrix", "boxes", "connect_processes", "save_rows", "saved_rows", "shard", "shard_from_rows"]
 
-exportable(*FORMATS.values(), Basis, Between, Paired, Reordered, Transposed)
+exportable(*FORMATS.values(), Basis, Between, Paired, Transposed)
 
 
 def __getattr__(name: str) -> Any:

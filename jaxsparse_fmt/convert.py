@@ -1,6 +1,5 @@
 """Conversion from SciPy, coordinates, dense arrays and files into a format, with all validation of user input."""
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -21,8 +20,8 @@ from jaxsparse_fmt.choose import ranking
 from jaxsparse_fmt.core.matrix import SparseMatrix, build
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.bsr import MAX_COLUMNS
+from jaxsparse_fmt.formats.order import order_of
 from jaxsparse_fmt.formats.paired import Paired
-from jaxsparse_fmt.formats.reordered import Reordered, order_of
 from jaxsparse_fmt.io import files
 from jaxsparse_fmt.kernels.backends import selection
 
@@ -35,7 +34,6 @@ def from_scipy(
     backend: str = "auto",
     max_bytes: int | None = None,
     transpose: bool = False,
-    reorder: Any = None,
     **layout: Any,
 ) -> SparseMatrix:
     """A JAX sparse matrix from any scipy.sparse matrix or array.
@@ -54,24 +52,16 @@ def from_scipy(
         as `A @ x` except for a gather of the values, and bit-reproducible on a GPU. It costs the index arrays of a
         second storage, of the same format and options, and 4 bytes for each of its places (`paired.py`); "auto" and
         "tune" choose for each of the two. Matrices in "csc", "dia" and "sdia" do not change.
-      reorder: another order of the unknowns in which to store a square matrix: "rcm" for reverse Cuthill-McKee, which
-        gathers the entries around the diagonal, or a permutation [n] of your own, such as a nested dissection's, whose
-        place k takes unknown reorder[k]. Arguments and results stay in your order (`reordered.py`).
       **layout: the format's options, for example slice_size and sigma of "hll".
 
     Raises:
-      TypeError: S is not a SciPy sparse matrix, its dtype is not numeric, `max_bytes` is not a number, or `reorder`
-        does not hold integers.
+      TypeError: S is not a SciPy sparse matrix, its dtype is not numeric, or `max_bytes` is not a number.
       ValueError: an index out of range, a broken row pointer, an unknown format, backend or layout option, a dtype that
-        JAX cannot hold at present, an order that is not a permutation, a reordered matrix that is not square, a
-        format that would take far more memory than the matrix, or with "auto" and "tune" a matrix that fits the memory
-        in no format; the message names a cure.
+        JAX cannot hold at present, a format that would take far more memory than the matrix, or with "auto" and "tune"
+        a matrix that fits the memory in no format; the message names a cure.
     """
     csr, target = checked(S, dtype, backend, max_bytes)
-    store = functools.partial(_with_transpose if transpose else build, name=format, target=target, **layout)
-    if reorder is None:
-        return store(csr)
-    return Reordered.from_csr(csr, perm=order_of(csr, reorder), store=store)
+    return (_with_transpose if transpose else build)(csr, format, target, **layout)
 
 
 def _with_transpose(csr: Csr, name: str, target: Target, **layout: Any) -> SparseMatrix:
@@ -191,6 +181,22 @@ def _for_scipy(a: np.ndarray, dtype: Any, what: str) -> tuple[np.ndarray, Any]:
     if kept.itemsize == 2:
         return a.astype(np.float32), kept if dtype is None else dtype
     return a.astype(a.dtype.newbyteorder("="), copy=False), dtype
+
+
+def order(S: Any, how: str = "rcm") -> np.ndarray:
+    """A permutation [n] int64 of the unknowns of a square matrix: `S[perm][:, perm]` has its entries near the diagonal.
+
+    Args:
+      S: as in `from_scipy`.
+      how: "rcm", reverse Cuthill-McKee.
+
+    Raises:
+      ValueError: a matrix that is not square, or another word. TypeError: as in `from_scipy`.
+    """
+    if how != "rcm":
+        raise ValueError(f"how must be 'rcm'; got {how!r}")
+    csr, _ = checked(S, None, "auto")
+    return order_of(csr, how)
 
 
 def canonical(S: Any) -> Csr:

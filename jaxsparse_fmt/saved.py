@@ -2,13 +2,11 @@
 
     header    JSON in uint8: version, shape, dtype, backend, and format and options of the storage
     indptr    [n_rows + 1]       indices   [nnz]       data   [nnz], in bfloat16 as uint16
-    perm      [n], of a reordered matrix
 
 `load` builds the storage anew. So a file has no padding, no kernel reads an index that the conversion from SciPy has
 not checked, and a new format needs no line here.
 """
 
-import functools
 import json
 import os
 from pathlib import Path
@@ -23,7 +21,6 @@ from jaxsparse_fmt._types import STORABLE, Csr, Target, index_dtype, requested_d
 from jaxsparse_fmt.convert import checked
 from jaxsparse_fmt.core.matrix import FORMATS, SparseMatrix, build
 from jaxsparse_fmt.formats.paired import Paired
-from jaxsparse_fmt.formats.reordered import Reordered, order_of
 from jaxsparse_fmt.io.arrays import broken, read_arrays, write_arrays
 
 VERSION = 1
@@ -37,7 +34,7 @@ def save(path: str | os.PathLike[str], A: SparseMatrix) -> None:
 
     Args:
       path: the file, conventionally `.npz`; one that exists is replaced.
-      A: a matrix on one device; it may carry its transpose or be reordered.
+      A: a matrix on one device; it may carry its transpose.
 
     Raises:
       TypeError: a sharded matrix, a transpose, or not a matrix of this library. ValueError: a stack, a gradient, or a
@@ -54,19 +51,13 @@ def save(path: str | os.PathLike[str], A: SparseMatrix) -> None:
     data = csr.data.astype(dtype)
     header: dict[str, Any] = {"version": VERSION, "shape": A.shape, "dtype": dtype.name, "backend": A.backend}
     arrays = {"indptr": csr.indptr, "indices": csr.indices, "data": data.view(np.uint16) if _foreign(dtype) else data}
-    stored = A
-    if isinstance(stored, Reordered):
-        arrays["perm"], stored = np.asarray(stored.perm), stored.own
-    pair = (stored.own, stored.across) if isinstance(stored, Paired) else (stored,)
+    pair = (A.own, A.across) if isinstance(A, Paired) else (A,)
     header["storage"] = [{"format": B.name, "layout": B.layout} for B in pair]
     write_arrays(Path(path), header=np.frombuffer(json.dumps(header).encode(), np.uint8), **arrays)
 
 
 def load(path: str | os.PathLike[str], dtype: Any = None, *, max_bytes: float | None = None) -> SparseMatrix:
     """The matrix that `save` wrote, in the same format with the same options, and `data` to the bit.
-
-    Its arrays are those of the saved matrix, except that a reordered matrix in a format that sorts rows may hold the
-    entries of a row in another order, and so round its sums differently.
 
     Nothing in the file is trusted: sizes, pointers, indices and options are checked, and no object is unpickled.
 
@@ -79,7 +70,7 @@ def load(path: str | os.PathLike[str], dtype: Any = None, *, max_bytes: float | 
         here, a dtype that JAX cannot hold at present, or a storage too large; the message names the file and the cure.
     """
     path = Path(path)
-    arrays = read_arrays(path, "header", "indptr", "indices", "data", optional="perm")
+    arrays = read_arrays(path, "header", "indptr", "indices", "data")
     header = _header(path, arrays.pop("header"))
     stored = requested_dtype(header["dtype"] if dtype is None else dtype)
     S = _csr(path, header, arrays)
@@ -87,10 +78,7 @@ def load(path: str | os.PathLike[str], dtype: Any = None, *, max_bytes: float | 
         csr, target = checked(S, stored, header["backend"], max_bytes)
         if csr.nnz != arrays["data"].size:
             raise broken(path, "it lists an entry twice")
-        store = functools.partial(_store, storage=header["storage"], target=target)
-        if "perm" not in arrays:
-            return store(csr)
-        return Reordered.from_csr(csr, perm=order_of(csr, arrays["perm"]), store=store)
+        return _store(csr, header["storage"], target)
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{path} holds no matrix that can be built here: {error}") from error
 
@@ -146,8 +134,6 @@ def _csr(path: Path, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> C
         raise broken(
             path, f"{n_rows} rows and {data.size} entries do not fit {indptr.size} pointers and {indices.size} indices"
         )
-    if "perm" in arrays and arrays["perm"].dtype != np.int32:
-        raise broken(path, f"perm has dtype {arrays['perm'].dtype}")
     data = data.view(dtype) if _foreign(dtype) else data
     S = scipy.sparse.csr_array((n_rows, n_cols), dtype=np.promote_types(dtype, np.float32))
     S.data, S.indices, S.indptr = data.astype(S.dtype), indices, indptr

@@ -49,7 +49,6 @@ def test_an_exported_program_takes_and_returns_a_matrix_of_every_format(layout):
     "make",
     [
         lambda: jsf.from_scipy(S, "hll", transpose=True),
-        lambda: jsf.from_scipy(S, "pjds", reorder="rcm"),
         lambda: jsf.from_scipy(S, "hll").T,
         lambda: jsf.from_scipy(S, "hll").basis,
         lambda: precond.jacobi(jsf.from_scipy(S)),
@@ -61,7 +60,6 @@ def test_an_exported_program_takes_and_returns_a_matrix_of_every_format(layout):
     ],
     ids=[
         "paired",
-        "reordered",
         "transposed",
         "basis",
         "jacobi",

@@ -137,7 +137,6 @@ def test_every_format_computes_the_same_under(switch, layout):
         {"backend": "interpret"},
         {"backend": "xla"},
         {"transpose": True},
-        {"reorder": "rcm"},
         {"dtype": "bfloat16"},
         {"dtype": "complex64"},
     ],

@@ -18,7 +18,7 @@ from jaxsparse_fmt.choose import ranking
 from jaxsparse_fmt.cli import arguments, measure, plots, process, tables
 from jaxsparse_fmt.cli.progress import Progress
 from jaxsparse_fmt.distributed import estimate, row_partition
-from jaxsparse_fmt.formats.reordered import permuted
+from jaxsparse_fmt.formats.order import permuted
 from jaxsparse_fmt.models import traffic
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from jaxsparse_fmt.distributed.placement import local_parts
 from jaxsparse_fmt.distributed.processes import agree, alone, everyones, together
 from jaxsparse_fmt.distributed.row_partition import Imbalance
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.reordered import permuted
+from jaxsparse_fmt.formats.order import permuted
 
 
 def shard(

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.distributed import halo, row_partition
-from jaxsparse_fmt.formats.reordered import permuted
+from jaxsparse_fmt.formats.order import permuted
 from jaxsparse_fmt.models.traffic import Load
 
 

@@ -14,7 +14,7 @@ import scipy.sparse
 
 from jaxsparse_fmt._types import Csr, whole_number
 from jaxsparse_fmt.distributed.rounds import factors
-from jaxsparse_fmt.formats.reordered import order_of
+from jaxsparse_fmt.formats.order import order_of
 
 CUTS = ("nnz", "rows", "graph")
 
@@ -41,7 +41,7 @@ def partition(csr: Csr, parts: int, by: Any = "nnz", reorder: Any = None) -> Par
       by: "nnz" for equally many entries, "rows" for equally many rows, "graph" for few entries between pieces of about
         equally many (METIS, from pymetis); or integers [n], the part of each unknown of a square matrix, as `boxes`.
       reorder: "rcm" renumbers by reverse Cuthill-McKee first, which gathers the entries around the diagonal; or a
-        permutation [n], as in `from_scipy`.
+        permutation [n], whose place k takes unknown reorder[k].
 
     Raises:
       TypeError: `by` is neither a word nor integers.

@@ -23,8 +23,8 @@ def content_of(**arrays: Any) -> bytes:
     return file.getvalue()
 
 
-def read_arrays(path: Path, *names: str, optional: str = "") -> dict[str, np.ndarray]:
-    """The arrays with these names, [n] each, and the optional one if it is there. Nothing in the file is trusted.
+def read_arrays(path: Path, *names: str) -> dict[str, np.ndarray]:
+    """The arrays with these names, [n] each. Nothing in the file is trusted.
 
     Raises:
       FileNotFoundError: no such file. ValueError: the file is damaged, or has no such arrays.
@@ -32,8 +32,7 @@ def read_arrays(path: Path, *names: str, optional: str = "") -> dict[str, np.nda
     with open(path, "rb") as content:
         try:
             with zipfile.ZipFile(content) as file:
-                wanted = (*names, *([optional] if f"{optional}.npy" in file.namelist() else []))
-                return {name: _array(path, file, name) for name in wanted}
+                return {name: _array(path, file, name) for name in names}
         # Damaged bytes may look like an encrypted file, another version of zip or an offset before the file.
         except (zipfile.BadZipFile, EOFError, KeyError, NotImplementedError, OSError, RuntimeError) as error:
             raise broken(path, f"it is not a whole file of this library ({error})") from None

@@ -8,7 +8,7 @@ import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.distributed import row_partition
-from jaxsparse_fmt.formats.reordered import permuted
+from jaxsparse_fmt.formats.order import permuted
 from tests.distributed.problems import MESH, irregular
 
 

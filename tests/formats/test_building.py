@@ -218,7 +218,6 @@ CONVERSIONS += [
     ("csr", {"transpose": True}),
     ("hll", {"transpose": True}),
 ]
-CONVERSIONS += [("csr", {"reorder": "rcm"}), ("pjds", {"reorder": "rcm"})]
 
 
 @pytest.mark.parametrize(("format", "options"), CONVERSIONS, ids=str)

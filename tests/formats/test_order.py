@@ -1,0 +1,70 @@
+"""Orders of unknowns: what Cuthill-McKee gathers, what permutes, and what is refused."""
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import jaxsparse_fmt as jsf
+from jaxsparse_fmt.formats.order import order_of, permuted
+from solvers import cg
+from tests.zoo import CASES
+
+N = 60
+PERM = np.random.default_rng(6).permutation(N)
+CHAIN = sp.diags_array([np.ones(N), np.ones(N - 1), -np.ones(N - 1)], offsets=[0, 1, -1])
+ABOVE = sp.diags_array([np.ones(N), np.ones(N - 1)], offsets=[0, 1])
+
+
+def bandwidth(S) -> int:
+    row, col = S.tocoo().coords
+    return int(np.abs(row - col).max(initial=0))
+
+
+# Values of S + Sᵀ that cancel, and a pattern that is not symmetric, are neighbours too.
+@pytest.mark.parametrize("S", [CHAIN, ABOVE, jsf.from_scipy(CHAIN, "csr")], ids=["skew", "one side", "ours"])
+def test_cuthill_mckee_gathers_the_entries_around_the_diagonal(S):
+    S = S.to_scipy() if isinstance(S, jsf.SparseMatrix) else sp.csr_array(S)
+    S = S[PERM][:, PERM]
+    perm = jsf.order(S, "rcm")
+    np.testing.assert_array_equal(np.sort(perm), np.arange(N))
+    assert bandwidth(S[perm][:, perm]) == 1 < bandwidth(S)
+
+
+def test_a_solve_in_another_order_gives_the_same_answer():
+    shuffled = np.random.default_rng(0).permutation(64)
+    S, b = sp.csr_array(jsf.gallery.poisson(4))[shuffled][:, shuffled], np.linspace(-1, 1, 64)
+    perm = jsf.order(S)
+    sol, x = cg(jsf.from_scipy(S[perm][:, perm]), b[perm], rtol=1e-12), np.empty(64)
+    x[perm] = sol.x
+    np.testing.assert_allclose(x, sp.linalg.spsolve(S.tocsc(), b), rtol=1e-9)
+
+
+def test_permuted_is_what_scipy_gives_and_says_where_entries_came_from():
+    S = sp.csr_array(CHAIN)
+    moved, entry = permuted(S, PERM)
+    assert moved.has_sorted_indices and abs(moved - S[PERM][:, PERM]).max() == 0
+    np.testing.assert_array_equal(moved.data, S.data[entry])
+
+
+REFUSED = {
+    "another word": ("amd", ValueError, "reorder must be 'rcm', a permutation or None; got 'amd'"),
+    "too short": (PERM[:21], ValueError, r"reorder must hold 60 numbers, one for each unknown; got shape \(21,\)"),
+    "a table": (PERM[None], ValueError, r"got shape \(1, 60\)"),
+    "floats": (PERM / 1, TypeError, "a permutation in integers; got dtype float64"),
+    "too high": (PERM + 1, ValueError, "a permutation of the numbers 0 to 59; it holds 60"),
+    "negative": (PERM - 1, ValueError, "a permutation of the numbers 0 to 59; it holds -1"),
+    "twice": (np.where(PERM == 4, 7, PERM), ValueError, "it holds 7 2 times and 4 never"),
+}
+
+
+@pytest.mark.parametrize(("order", "error", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_is_no_order_is_refused(order, error, words):
+    with pytest.raises(error, match=words):
+        order_of(sp.csr_array(CHAIN), order)
+
+
+def test_order_refuses_another_word_and_a_matrix_that_is_not_square():
+    with pytest.raises(ValueError, match="how must be 'rcm'; got 'amd'"):
+        jsf.order(CHAIN, "amd")
+    with pytest.raises(ValueError, match="which a 17 × 13 matrix does not allow"):
+        jsf.order(CASES["irregular"].scipy())
