@@ -1,4 +1,4 @@
-"""The scaling of cg over GPUs: weak, strong and irregular, beside the model; refinement, multigrid, exchanges, memory.
+"""The scaling of cg over GPUs: weak, strong and irregular; refinement, multigrid, exchanges, memory.
 
     python -m benchmarks.scaling --devices 1,8 --json benchmarks/results/scaling.json
     python -m benchmarks.scaling --only weak --modes overlap
@@ -7,38 +7,31 @@
 
 The time of a step comes from 200 more of them. All formats are those that "auto" takes, as for a user; on one device
 the matrix is not sharded. Efficiency is T(1) / T(N) with the same work on every device (weak) and T(1) / (N·T(N)) with
-the same work in all (strong). The model is `traffic.cg_step` with bandwidth, latencies and launches that the same run
-measures first, and the overlap of `traffic.Machine`. Each shard makes its own rows, scaled by factors of 10^±1.5 so
-that no solve ends before its count of steps. Every figure is written at once. With --json the table and a picture of
-each case lie beside it. `large` solves a system of 350 million unknowns a device in the memory of each, 20 GB of stored
-entries; no array of the host holds a whole vector.
+the same work in all (strong). Each shard makes its own rows, scaled by factors of 10^±1.5 so that no solve ends before
+its count of steps. Every figure is written at once. With --json the table lies beside it. `large` solves a system of
+350 million unknowns a device in the memory of each, 20 GB of stored entries; no array of the host holds a whole vector.
 """
 
 import dataclasses
 import functools
 import itertools
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
-from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxsparse_fmt as jsf
 from benchmarks import report
 from benchmarks.report import Row
 from benchmarks.solvers import seconds
-from jaxsparse_fmt import plot
-from jaxsparse_fmt.choose.timing import median_seconds
-from jaxsparse_fmt.cli import measure, plots
-from jaxsparse_fmt.distributed import estimate
+from jaxsparse_fmt.cli import measure
+from jaxsparse_fmt.distributed import row_partition
 from jaxsparse_fmt.models import traffic
 from solvers import Status, cg, precond, refine
 
@@ -98,7 +91,7 @@ def irregular(name: str, S: scipy.sparse.csr_array) -> Problem:
     D = scipy.sparse.diags_array(factor(np.arange(S.shape[0])))
     S = scipy.sparse.csr_array(D @ S @ D)
     S.sort_indices()
-    cut = lambda parts: estimate.row_partition.partition(S, parts).starts  # noqa: E731
+    cut = lambda parts: row_partition.partition(S, parts).starts  # noqa: E731
     return Problem(name, S.shape[0], lambda a, b: S[a:b], cut)
 
 
@@ -111,50 +104,6 @@ def on(problem: Problem, devices: list[Any], mode: str, **layout: Any) -> Any:
     return jsf.shard_from_rows(problem.rows_of, problem.n, mesh, mode=mode, starts=starts, **layout)
 
 
-def machine(devices: list[Any], small: bool) -> traffic.Machine:
-    """The parameters of this machine, measured by loops of the benchmark."""
-    copy, _ = report.machine(small)
-    little = on(stencil((16, 16, 16), 7), devices[:1], "overlap")
-    usual = traffic.Machine(memory=copy)
-    found = dataclasses.replace(usual, launches=measure.seconds_per_step(cg, little, jnp.ones(little.shape[0])))
-    if len(devices) == 1:
-        return found
-    mesh, parts = Mesh(np.array(devices), ("rows",)), len(devices)
-    ring = [(k, (k + 1) % parts) for k in range(parts)]
-
-    def in_loop(f: Callable[[jax.Array], jax.Array], size: int, times: int = 100) -> float:
-        body = lambda x: lax.fori_loop(0, times, lambda _, x: f(x), x)  # noqa: E731
-        spec = PartitionSpec("rows")
-        mapped = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
-        x = jax.device_put(jnp.ones(parts * size), NamedSharding(mesh, spec))
-        return median_seconds(lambda: mapped(x)) / times
-
-    moved = functools.partial(lax.ppermute, axis_name="rows", perm=ring)
-    size = 2**14 if small else 2**20
-    collective, large = in_loop(moved, 1), in_loop(moved, size)
-    return dataclasses.replace(
-        found,
-        reduction=in_loop(lambda x: lax.psum(x, "rows") / parts, 1),
-        collective=collective,
-        link=8 * size / max(large - collective, 1e-9),
-    )
-
-
-def load_of(A: Any) -> traffic.Load:
-    """The load of the devices of a matrix `A`, sharded or not; all are taken to lie on one host."""
-    vectors = max(A.dtype.itemsize, 4)  # values may be narrower
-    if not hasattr(A, "shards"):
-        return traffic.Load(1, A.shape[0], A.nnz, entry_bytes=A.nbytes_read / max(A.nnz, 1), value_bytes=vectors)
-    held, how, parts = A.record.imbalance, A.shards.halo, A.parts
-    boundary = A.shards.boundary
-    boundary = 0 if boundary is None else (np.asarray(boundary) < A.range.over.size).sum(axis=1)
-    others = sum(how.sizes) if how.kind == "forward" else how.width - how.width // parts * (how.kind == "all_to_all")
-    entry = sum(block.nbytes_read for block in A.shards.blocks) / parts / max(int(held.nnz.max()), 1)
-    return traffic.Load(
-        parts, held.rows, held.nnz, others, 0, boundary, len(how.sizes), how.kind == "all_to_all", entry, vectors
-    )
-
-
 def _format(A: Any) -> str:
     return " + ".join(part.name for part in A.shards.blocks) if hasattr(A, "shards") else A.name
 
@@ -165,11 +114,10 @@ class Bench:
     def __init__(self, counts: list[int], modes: list[str], small: bool):
         self.counts, self.modes, self.small = counts, modes, small
         self.devices = jax.devices()
-        self.machine = machine(self.devices[: max(counts)], small)
 
     def steps(self, problem_of: Callable[[int], Problem], is_weak: bool) -> Iterator[Row]:
         """A row for each number of devices, mode and form of cg, of the problem problem_of(devices)."""
-        alone, predicted_alone = None, None
+        alone = None
         for count in self.counts:
             problem = problem_of(count)
             problem = dataclasses.replace(problem, rows_of=functools.cache(problem.rows_of))  # for all modes
@@ -178,21 +126,19 @@ class Bench:
                 A = on(problem, self.devices[:count], mode)
                 setup = time.perf_counter() - start
                 b = jnp.asarray(np.random.default_rng(0).standard_normal(problem.n))
-                load = load_of(A)
+                held = A.record.imbalance if count > 1 else None
                 for label, form in FORMS.items() if count > 1 else [("cg", False)]:
                     took = measure.seconds_per_step(functools.partial(cg, one_reduction=form), A, b, steps=250)
-                    step = traffic.cg_step(load, self.machine, "vector" if count == 1 else mode, form)
-                    alone, predicted_alone = alone or took, predicted_alone or step.seconds
+                    alone = alone or took
                     work = 1 if is_weak else count
                     yield {
                         "problem": problem.name, "devices": count, "mode": mode, "format": _format(A),
                         "method": label,
-                        "rows a device": int(np.max(load.rows)), "nnz a device": int(np.max(load.nnz)),
+                        "rows a device": int(held.rows.max()) if held else problem.n,
+                        "nnz a device": int(held.nnz.max()) if held else A.nnz,
                         "GB a device": A.nbytes / count / 1e9, "exchange": A.shards.halo.kind if count > 1 else "-",
                         "µs a step": took * 1e6, "efficiency": alone / (work * took) if self.counts[0] == 1 else None,
-                        "model µs": step.seconds * 1e6, "model ÷ measured": step.seconds / took,
-                        "model efficiency": predicted_alone / (work * step.seconds) if self.counts[0] == 1 else None,
-                        "products an exchange": step.products, "set-up s": setup,
+                        "set-up s": setup,
                     }  # fmt: skip
                 del A
 
@@ -272,24 +218,6 @@ class Bench:
         }
 
 
-def pictures(path: Path, section: str, rows: list[Row]) -> None:
-    """Draws efficiency over devices for the first mode of each case, by the model and measured.
-
-    Rows of a case follow each other; a case of weak scaling has one number of rows a device.
-    """
-    of = [row for row in rows if row["section"] == section and row.get("efficiency") and row.get("method") == "cg"]
-    for name, case in itertools.groupby(of, key=lambda row: row["rows a device" if section == "weak" else "problem"]):
-        best: dict[int, Row] = {}
-        for row in case:
-            best.setdefault(row["devices"], row)
-        slug = re.sub(r"\W+", "_", str(name)).strip("_")
-        drawn = [(row["model efficiency"], row["efficiency"]) for row in best.values()]
-        title = f"{section} scaling of cg: {next(iter(best.values()))['problem']}"
-        plots.draw_scaling(
-            path.with_name(f"{path.stem}_{section}_{slug}.png"), title, list(best), *zip(*drawn, strict=True)
-        )
-
-
 SECTIONS = ("weak", "strong", "irregular", "refinement", "multigrid", "exchanges", "large")
 
 
@@ -309,8 +237,7 @@ def main(argv: list[str] | None = None) -> int:
     if max(found) > there or min(found) < 1:
         parser.error(f"--devices {found}: JAX sees {there}")
     bench = Bench(sorted(found), args.modes, args.small)
-    parameters = {f.name: f"{getattr(bench.machine, f.name):.3g}" for f in dataclasses.fields(bench.machine)}
-    header = report.provenance() | {"devices": str(there)} | parameters
+    header = report.provenance() | {"devices": str(there)}
     lines, rows = [report.line(header)], []
     report.log(lines[0])
     for name in args.only:
@@ -321,8 +248,6 @@ def main(argv: list[str] | None = None) -> int:
             report.log(f"{name} {row}")
             report.write(args.json, header, rows, "\n".join(lines + report.section(name, of_section)))
         lines += report.section(name, of_section)
-        if args.json and plot.available():
-            pictures(args.json, name, rows)
     print("\n".join(lines))
     return 0
 

@@ -306,12 +306,12 @@ def two_gpus() -> Iterator[str]:
 
     def line(section: str, problem: str) -> tuple[str, ...]:
         usual, *others = (of[section, problem, method] for method in dict.fromkeys(r["method"] for r in rows))
-        figures = usual["efficiency"], usual["model efficiency"], *(row["efficiency"] for row in others)
+        figures = usual["efficiency"], *(row["efficiency"] for row in others)
         work = "the same work a GPU" if section == "weak" else "all of the work"
         return f"{problem}, with {work}", *(f"{figure:.2f}" for figure in figures)
 
     cases = dict.fromkeys((r["section"], r["problem"]) for r in rows)
-    return table("`cg` | the model of `jaxsparse scale` | one reduction", (line(*case) for case in cases))
+    return table("`cg` | one reduction", (line(*case) for case in cases))
 
 
 def algebra(what: str, key: str, *sides: str) -> Iterator[str]:

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from jaxsparse_fmt._version import __version__
-from jaxsparse_fmt.cli import bench, completion, convert, demo, formats, info, plots, process, scale, solve
+from jaxsparse_fmt.cli import bench, completion, convert, demo, formats, info, plots, process, solve
 from jaxsparse_fmt.cli.arguments import BadInput
 from jaxsparse_fmt.cli.tables import OutputLost
 from jaxsparse_fmt.compilation_cache import cache
@@ -26,7 +26,6 @@ COMMANDS = {
     "formats": formats,
     "plot": plots,
     "bench": bench,
-    "scale": scale,
     "convert": convert,
     "demo": demo,
     "completion": completion,
@@ -37,7 +36,6 @@ EXAMPLES = {
     "formats": ["matrix.mtx --dtype float32"],
     "plot": ["matrix.mtx.gz matrix.png", "small.mtx layout.svg --format sell"],
     "bench": ["matrix.mtx.gz --dtype float32 --plot times.png"],
-    "scale": ["matrix.mtx.gz --devices 1,8,64 --link 25"],
     "convert": ["matrix.mtx.gz matrix.npz --format sell", "matrix.npz - | gzip > matrix.mtx.gz"],
     "demo": ["--n 64"],
     "completion": [

@@ -1,4 +1,4 @@
-"""`jaxsparse plot`, and the pictures of other commands: convergence, times of formats, efficiency of scaling.
+"""`jaxsparse plot`, and the pictures of other commands: convergence and times of formats.
 
 `jaxsparse_fmt.plot` draws them. Every `draw` function writes its file whole or not at all. It draws without a display
 and leaves pyplot's state alone.
@@ -7,7 +7,7 @@ and leaves pyplot's state alone.
 import argparse
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,18 +93,6 @@ def draw_times(path: str | os.PathLike[str], times: dict[str, tuple[float, float
         axes.set_xlabel("time of A·x")
         axes.grid(axis="x")
         axes.legend(frameon=False)
-
-
-def draw_scaling(
-    path: str | os.PathLike[str],
-    title: str,
-    devices: Sequence[int],
-    predicted: Sequence[float],
-    measured: Sequence[float | None] = (),
-) -> None:
-    """Draws parallel efficiency, 1 at best, over the number of devices; None: not measured."""
-    with _figure(path, (8, 5)) as fig:
-        plot.scaling(devices, predicted, measured, fig.add_subplot(title=title))
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ halo           the plan: unknowns that devices need      padding        shards o
 halo_exchange  the collectives that move them            processes      agreement while a matrix is built
 rounds         which messages travel together            delivery       messages from shard to shard on the host
 placement      arrays from the host to their devices     pieces         rows of each shard on the host
-entries        the entries in canonical order            estimate       loads of a partition that is not built
+entries        the entries in canonical order
 files          a matrix in a folder, read by rows        connect        processes that begin and end together
 numbering      the user's numbers where shards have others
 """

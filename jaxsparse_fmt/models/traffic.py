@@ -269,10 +269,6 @@ class Step:
     def seconds(self) -> float:
         return self.product + self.vectors + self.exchange - self.hidden + self.reductions
 
-    def __add__(self, other: "Step") -> "Step":
-        """Both, one after the other."""
-        return Step(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
-
     @property
     def products(self) -> float:
         """Product over exchange: 1 in Kreutzer's condition (3), 10 in (4), with latency counted."""
@@ -326,26 +322,3 @@ def cheapest(loads: dict[str, Load], machine: Machine) -> tuple[str, dict[str, f
     received = {kind: float(np.max(np.add(load.near, load.far))) for kind, load in loads.items()}
     most = max(3 * min(received.values()), *(float(np.max(load.rows)) for load in loads.values()))
     return min((kind for kind in loads if received[kind] <= most), key=seconds.__getitem__), seconds
-
-
-def cycle(levels: list[tuple[Load, float]], coarsest: int, machine: Machine, mode: str = "overlap") -> Step:
-    """The time of a V-cycle of `precond.multigrid`, with two steps of Chebyshev's polynomial before and after.
-
-    A level takes 4 products with its matrix, one each with R and P, six exchanges, 28 vectors, and as many launches as
-    two steps of cg. Devices gather the residual of the coarsest level, and each multiplies with the whole inverse.
-
-    Args:
-      levels: for each level above the coarsest its load, and the bytes of a device's R and P.
-      coarsest: its unknowns.
-    """
-    steps, gathered = [cg_step(load, machine, mode) for load, _ in levels], levels[0][0].value_bytes * coarsest
-    inverse = gathered * coarsest / machine.memory
-    passes = sum(28 * np.max(load.rows) * load.value_bytes + pair for load, pair in levels) / machine.memory
-    alone = levels[0][0].parts == 1
-    return Step(
-        4 * sum(step.product for step in steps) + inverse,
-        float(passes) + (2 * len(levels) + 1) * machine.launches,
-        6 * sum(step.exchange for step in steps) + (0 if alone else machine.collective + gathered / machine.link),
-        4 * sum(step.hidden for step in steps),
-        0.0,
-    )

@@ -22,7 +22,6 @@ def test_one_device_and_shards_have_what_auto_takes(monkeypatch):
 
 @pytest.mark.parametrize(("is_weak", "efficiency"), [(True, 1.0), (False, 0.5)], ids=["weak", "strong"])
 def test_efficiencies_are_against_that_one(is_weak, efficiency, monkeypatch):
-    monkeypatch.setattr(scaling, "machine", lambda devices, small: scaling.traffic.Machine())
     monkeypatch.setattr(measure, "seconds_per_step", lambda *args, **options: 1e-3)
     rows = list(scaling.Bench([1, 2], ["overlap"], small=True).steps(lambda count: POISSON, is_weak))
     assert [row["devices"] for row in rows] == [1, 2, 2, 2]
@@ -32,8 +31,7 @@ def test_efficiencies_are_against_that_one(is_weak, efficiency, monkeypatch):
 
 
 @pytest.mark.deep
-def test_multigrid_exchanges_and_a_large_system_run_on_several_devices(monkeypatch, capsys):
-    monkeypatch.setattr(scaling, "machine", lambda devices, small: scaling.traffic.Machine())
+def test_multigrid_exchanges_and_a_large_system_run_on_several_devices(capsys):
     assert scaling.main(["--small", "--only", "multigrid", "exchanges", "large", "--devices", "1,2"]) == 0
     printed = capsys.readouterr().out
     assert printed.count("CONVERGED") == 2 and "| permute | permute |" in printed and "GB stored" in printed

@@ -30,7 +30,7 @@ def completed(tmp_path_factory):
     [
         (["sol"], ["solve"]),
         ([""], list(main.COMMANDS)),
-        (["scale", "--re"], ["--reorder"]),
+        (["bench", "--ba"], ["--backend"]),
         (["bench", "--dtype", "float"], ["float32", "float64"]),
         (["info", "mat"], ["matrix.mtx"]),
         (["convert", "matrix.mtx", "--format", "sel"], ["sell"]),

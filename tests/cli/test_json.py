@@ -44,12 +44,6 @@ def test_bench_has_a_time_for_each_format_and_for_scipy(record):
     assert found["scipy"] > 0 and [c["measured"] > 0 for c in found["formats"]] == [True]
 
 
-def test_scale_has_a_point_for_each_number_of_devices(record):
-    points = record("scale", "--devices", "1,8")["points"]
-    assert [p["devices"] for p in points] == [1, 8]
-    assert 0 < points[1]["efficiency"] < points[0]["efficiency"]
-
-
 def test_demo_has_both_sides(record, tmp_path):
     found = record("demo", "--n", "6", "--plot", str(tmp_path / "a.png"))
     assert found["rows"] == 216 and found["faults"] == []

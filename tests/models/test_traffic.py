@@ -1,8 +1,6 @@
 """Performance models: the formulas against counting by hand."""
 
 import dataclasses
-import json
-import pathlib
 
 import jax.numpy as jnp
 import numpy as np
@@ -140,7 +138,6 @@ def test_pieces_are_what_long_rows_go_on_in(lengths, width, piece, bytes_of):
 
 # ---------------------------------------------------------------------------------------------------- many devices
 
-RESULTS = pathlib.Path(__file__).parents[2] / "benchmarks" / "results"
 ROUND = traffic.Machine(memory=1e9, link=1e8, network=1e7, launches=1e-5, reduction=2e-5, collective=3e-5, hop=4e-5)
 
 
@@ -169,31 +166,6 @@ def test_the_sum_of_pipelined_cg_costs_what_product_and_exchange_leave_of_it():
     assert step == traffic.Step(*(pytest.approx(1e-6 * t) for t in (100, 117.2, 38, 19, 0)))
     slow = traffic.cg_step(load, dataclasses.replace(ROUND, reduction=2e-4), one_reduction="pipelined")
     assert slow.reductions == pytest.approx(1e-6 * (200 - 100 - 19))
-
-
-def test_a_cycle_of_one_level_and_an_inverse_by_hand():
-    """4 products, 6 exchanges, 28 vectors of 8,000 bytes and 5,000 for R and P, and 100 numbers of the inverse."""
-    found = traffic.cycle([(traffic.Load(2, 1000, 7000, near=100, collectives=1), 5000)], 10, ROUND)
-    assert found == traffic.Step(*(pytest.approx(1e-6 * t) for t in (400.8, 229 + 30, 6 * 38 + 30.8, 4 * 19, 0)))
-    alone = traffic.cycle([(traffic.Load(1, 1000, 7000), 5000)], 10, ROUND)
-    assert alone.exchange == 0 and (found + alone).product == pytest.approx(801.6e-6)
-
-
-RECORDED = json.loads((RESULTS / "2026-11-22_scaling_2xh200.json").read_text())
-STENCILS = [row for row in RECORDED["rows"] if "-point" in row["problem"]]
-
-
-@pytest.mark.parametrize("row", STENCILS, ids=lambda row: " ".join(str(row[k]) for k in ("problem", "devices", "mode")))
-def test_steps_on_two_gpus_take_what_was_measured(row):
-    names = ("memory", "link", "launches", "reduction", "collective")
-    machine = traffic.Machine(**{name: float(RECORDED["header"][name]) for name in names})
-    plane = int(np.prod([int(size) for size in row["problem"].split()[1].split("×")[1:]]))
-    rows, nnz, parts = row["rows a device"], row["nnz a device"], row["devices"]
-    halo = {"near": plane, "boundary": plane, "collectives": 1, "among_all": True} if parts > 1 else {}
-    load = traffic.Load(parts, rows, nnz, **halo, entry_bytes=1e9 * row["GB a device"] / nnz)
-    mode = "overlap" if row["mode"] == "-" else row["mode"]
-    step = traffic.cg_step(load, machine, mode, "one reduction" in row["method"])
-    assert 1e6 * step.seconds == pytest.approx(row["µs a step"], rel=0.1)
 
 
 def test_a_step_on_one_device_is_its_memory_traffic():
