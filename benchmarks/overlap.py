@@ -28,7 +28,7 @@ from benchmarks import report
 from benchmarks.scaling import on, stencil
 from jaxsparse_fmt import plot
 from jaxsparse_fmt.cli import measure
-from jaxsparse_fmt.models import traffic
+from jaxsparse_fmt.distributed.common_format import MODES
 from solvers import cg
 
 # By the names of kernels: those of the library, of NCCL and of XLA.
@@ -187,7 +187,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--extents", type=int, nargs=3, default=(64, 512, 512), help="points a device; default 64 512 512"
     )
-    parser.add_argument("--modes", nargs="+", default=["overlap"], choices=traffic.MODES)
+    parser.add_argument("--modes", nargs="+", default=["overlap"], choices=MODES)
     parser.add_argument("--one-reduction", action="store_true", help="that form of cg")
     parser.add_argument("--steps", type=int, default=100, help="in the trace; default 100")
     args = parser.parse_args(argv)

@@ -5,9 +5,8 @@ basis          unknowns in pieces of equal size          row_partition  which de
 local          the shard and the product of one device   common_format  one format for all shards
 halo           the plan: unknowns that devices need      padding        shards of equal shape
 halo_exchange  the collectives that move them            processes      agreement while a matrix is built
-rounds         which messages travel together            delivery       messages from shard to shard on the host
-placement      arrays from the host to their devices     pieces         rows of each shard on the host
-entries        the entries in canonical order
+placement      arrays from the host to their devices     delivery       messages from shard to shard on the host
+entries        the entries in canonical order            pieces         rows of each shard on the host
 files          a matrix in a folder, read by rows        connect        processes that begin and end together
 numbering      the user's numbers where shards have others
 """

@@ -284,7 +284,7 @@ def order_of(over: Distribution, own: dict[int, np.ndarray]) -> Order:
     parts, n = len(over.counts), sum(over.counts)
     blocks = np.minimum(np.arange(parts + 1) * even_blocks.block_size(over.counts), n)
     needs = lambda: {k: halo.needed(of, blocks[k], blocks[k + 1]) for k, of in own.items()}  # noqa: E731
-    plan = halo.plan(needs, blocks, over.mesh, kind="direct")  # short lists matter more than few rounds
+    plan = halo.plan(needs, blocks, over.mesh)
     digests = everyones(lambda: {k: _digest(of.astype(np.int64).tobytes()) for k, of in own.items()}, over.mesh)
     return Order(own, plan, int.from_bytes(_digest(b"".join(digests.values()))))
 

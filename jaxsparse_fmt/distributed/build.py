@@ -10,7 +10,7 @@ import numpy as np
 import scipy.sparse
 from jax.sharding import Mesh
 
-from jaxsparse_fmt._types import Csr, Target, readable_bytes, requested_dtype, whole_number
+from jaxsparse_fmt._types import Csr, Target, index_dtype, readable_bytes, requested_dtype, whole_number
 from jaxsparse_fmt.convert import checked
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.vector_passes import Distribution
@@ -36,8 +36,6 @@ def shard(
     dtype: Any = None,
     by: Any = "nnz",
     reorder: Any = None,
-    exchange: str = "auto",
-    halo_format: str | None = None,
     backend: str = "auto",
     max_bytes: int | None = None,
     **layout: Any,
@@ -56,10 +54,6 @@ def shard(
       by: "nnz" for equally many entries a device, "rows" for equally many rows, "graph" for few entries between devices
         (METIS), or integers [n], the device of each unknown, as from `boxes`.
       reorder: "rcm" or a permutation [n]: a new order of the unknowns, applied before the cut.
-      exchange: the exchange of the halo: "permute", a message to each neighbour; "forward", fewer messages, which
-        devices pass on for others; "all_to_all", one collective of equal lists; or "auto", the cheapest by the
-        bandwidths and latencies within and between hosts that `traffic.Machine` lists.
-      halo_format: the format of other devices' columns; None: `format` with its layout. Mode "vector" ignores it.
       max_bytes: the largest padded storage of one shard's part to accept.
 
     Returns:
@@ -74,7 +68,7 @@ def shard(
 
     def prepared() -> dict[str, Any]:
         csr, target = checked(S, dtype, backend, max_bytes)
-        request = Request(mesh, mode, format, layout, halo_format, target, exchange)
+        request = Request(mesh, mode, format, layout, target)
         return {"S": csr, "axis": axis, "request": request, "cuts": row_partition.partition(csr, parts, by, reorder)}
 
     given = agree(prepared, mesh)
@@ -99,8 +93,6 @@ def shard_from_rows(
     dtype: Any = None,
     starts: Any = None,
     by: Any = None,
-    exchange: str = "auto",
-    halo_format: str | None = None,
     backend: str = "auto",
     max_bytes: int | None = None,
     **layout: Any,
@@ -129,7 +121,7 @@ def shard_from_rows(
     def prepared() -> dict[str, Any]:
         stored, size = None if dtype is None else requested_dtype(dtype), whole_number("n", n)
         target = Target(stored or np.dtype(float), backend, max_bytes)
-        request = Request(mesh, mode, format, layout, halo_format, target, exchange)
+        request = Request(mesh, mode, format, layout, target)
         if isinstance(by, str):
             raise ValueError(f"by={by!r} needs all rows at once; pass them to jsf.shard, or cut by starts=")
         part = "function" if callable(by) else by if by is None else row_partition.checked(by, size, parts)
@@ -199,7 +191,7 @@ def assemble(
         return together(lambda k: halo.needed(blocks[k].indices, int(columns[k]), int(columns[k + 1])), mine)
 
     unknown_bytes = max(request.target.dtype.itemsize, 4)  # values may be narrower than vectors
-    plan = halo.plan(halos, columns, mesh, unknown_bytes, request.exchange)
+    plan = halo.plan(halos, columns, mesh, unknown_bytes)
     entries = {k: blocks[k].nnz for k in mine}
     sizes = over_rows.size, over_columns.size
     split = lambda k: _split(blocks.pop(k), k, plan, *sizes, columns, request.mode)  # noqa: E731
@@ -212,15 +204,14 @@ def assemble(
 
     nnz, boundary_rows = np.array([*everyones(counts, mesh).values()]).T
     longest = int(boundary_rows.max())
-    made = [
-        in_one_format({k: cut[k][0][i] for k in mine}, request, is_halo=i == 1) for i in range(len(cut[mine[0]][0]))
-    ]
+    made = [in_one_format({k: cut[k][0][i] for k in mine}, request) for i in range(len(cut[mine[0]][0]))]
     over_entries = Distribution(mesh, axis, *_pieces(nnz))
     for over, total in ((over_rows, starts[-1]), (over_columns, columns[-1]), (over_entries, nnz.sum())):
         building.check_addressable(int(total) + over.places)  # empty places have numbers of their own
     has_boundary = request.mode == "overlap" and len(made) == 2
+    index, numbered = index_dtype(int(nnz.max()) + 1), made[-1].form.nnz if plan.how.width else 0
     nbytes = sum(part.nbytes for part in made) + 4 * longest * has_boundary
-    nbytes += plan.nbytes
+    nbytes += plan.nbytes + np.dtype(index).itemsize * numbered
     order = order_of_entries = None
     if users is not None:
         numbers = {k: users(k) for k in mine}
@@ -234,14 +225,17 @@ def assemble(
         padding.like(p.like, {n: own(lambda k, n=n, of=p.arrays: of[k][n]) for n in p.arrays[mine[0]]}, p.form)
         for p in made
     )
-    boundary = None
+    boundary = numbers = None
+    if plan.how.width:
+        behind = lambda k: (0, numbered - len(cut[k][2]))  # noqa: E731
+        numbers = own(lambda k: np.pad(cut[k][2].astype(index), behind(k), constant_values=np.iinfo(index).max))
     if has_boundary:
         beyond = over_rows.size + np.arange(longest)
         boundary = own(lambda k: np.concatenate([cut[k][1], beyond[: longest - len(cut[k][1])]]).astype(np.int32))
     domain = basis.make(over_columns, order)
-    imbalance = Imbalance(np.diff(starts), nnz, plan.neighbours.halo, plan.neighbours.senders)
+    imbalance = Imbalance(np.diff(starts), nnz, plan.halo, plan.senders)
     return ShardedMatrix(
-        Shards(matrices, boundary, plan.placed(own), axis),
+        Shards(matrices, boundary, numbers, plan.placed(own), axis),
         domain,
         domain if np.array_equal(starts, columns) else basis.make(over_rows, None),
         basis.make(over_entries, order_of_entries),
@@ -283,17 +277,16 @@ def _pieces(counts: np.ndarray) -> tuple[tuple[int, ...], int]:
 
 def _split(
     block: Csr, k: int, plan: halo.Halo, n_rows: int, n_own: int, columns: np.ndarray, mode: str
-) -> tuple[list[Csr], np.ndarray]:
-    """The local and the halo block of a device's rows, and the boundary rows.
+) -> tuple[list[Csr], np.ndarray, np.ndarray]:
+    """The local and the halo block of a device's rows, the boundary rows, and the numbers of the last block's entries.
 
     The columns of the blocks are places in the device's piece of x and in its halo buffer.
     """
     width, col = plan.how.width, plan.places(k, block.indices, int(columns[k]), int(columns[k + 1]), n_own)
-    is_own = col < n_own
+    is_own, number = col < n_own, np.arange(block.nnz)
     if mode == "vector" or not width:
-        whole = scipy.sparse.csr_array((block.data, col, block.indptr), shape=(block.shape[0], n_own + width))
-        # A copy: the block may be the caller's own.
-        return [taller(whole.sorted_indices(), n_rows)], np.zeros(0, np.int64)
+        whole, number = _sorted(block, col, number, block.indptr, n_own + width)
+        return [taller(whole, n_rows)], np.zeros(0, np.int64), number
     before = np.concatenate([[0], np.cumsum(is_own)])[block.indptr]
     local = scipy.sparse.csr_array((block.data[is_own], col[is_own], before), shape=(block.shape[0], n_own))
     rest = block.indptr - before
@@ -301,9 +294,14 @@ def _split(
     height = n_rows
     if mode == "overlap":
         rest, height = np.append(rest[:-1][boundary], rest[-1]), len(boundary)
-    data, at = block.data[~is_own], col[~is_own] - n_own
-    beyond = scipy.sparse.csr_array((data, at, rest), shape=(len(rest) - 1, width))
-    return [taller(local, n_rows), taller(beyond, height)], boundary
+    beyond, number = _sorted(block, col[~is_own] - n_own, number[~is_own], rest, width)
+    return [taller(local, n_rows), taller(beyond, height)], boundary, number
+
+
+def _sorted(block: Csr, col: np.ndarray, number: np.ndarray, ptr: np.ndarray, n_cols: int) -> tuple[Csr, np.ndarray]:
+    """The entries with these numbers, in other rows and columns and canonical; and their numbers in that order."""
+    order = scipy.sparse.csr_array((number, col, ptr), shape=(len(ptr) - 1, n_cols)).sorted_indices()
+    return scipy.sparse.csr_array((block.data[order.data], order.indices, order.indptr), shape=order.shape), order.data
 
 
 def _check_fits(nbytes: int, mesh: Mesh) -> dict[int, Any]:

@@ -15,11 +15,11 @@ from jaxsparse_fmt.choose import ranking, tune
 from jaxsparse_fmt.choose.ranking import Choice
 from jaxsparse_fmt.core.matrix import CHOSEN, FORMATS, SparseMatrix, build, check_format
 from jaxsparse_fmt.distributed import padding
-from jaxsparse_fmt.distributed.halo_exchange import KINDS
 from jaxsparse_fmt.distributed.processes import everyones, together
 from jaxsparse_fmt.formats.building import TooLarge
 from jaxsparse_fmt.kernels.backends import selection
-from jaxsparse_fmt.models.traffic import MODES
+
+MODES = ("overlap", "naive", "vector")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,17 +30,12 @@ class Request:
     mode: str
     format: str
     layout: dict[str, Any]
-    halo_format: str | None
     target: Target
-    exchange: str
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise ValueError(f"mode must be one of {', '.join(MODES)}; got {self.mode!r}")
-        if self.exchange not in ("auto", *KINDS):
-            raise ValueError(f"exchange must be 'auto' or one of {', '.join(KINDS)}; got {self.exchange!r}")
         check_format(self.format, self.layout)
-        check_format(self.halo_format or self.format, {})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,12 +60,11 @@ class Part:
         return sum(a.nbytes for a in next(iter(self.arrays.values())).values())
 
 
-def in_one_format(csrs: dict[int, Csr], request: Request, is_halo: bool) -> Part:
+def in_one_format(csrs: dict[int, Csr], request: Request) -> Part:
     """The matrices of this process's shards, in the format, layout and shape that all shards share.
 
     Args:
       csrs: canonical, with all columns of the part.
-      is_halo: whether `halo_format` applies.
 
     Raises:
       ValueError: as in `from_scipy`, in every process; or with "auto" no format suits all shards.
@@ -79,9 +73,9 @@ def in_one_format(csrs: dict[int, Csr], request: Request, is_halo: bool) -> Part
     tallest = max(height for _, height in sizes.values())
     csrs = {k: taller(csr, tallest) for k, csr in csrs.items()}  # shards differ in boundary rows
     largest = max(sizes, key=lambda k: (sizes[k][0], -k))
-    name = request.halo_format if is_halo and request.halo_format else request.format
+    name = request.format
     if name not in CHOSEN:
-        return _stored_as(name, request.layout if name == request.format else {}, csrs, largest, request, "asked for")
+        return _stored_as(name, request.layout, csrs, largest, request, "asked for")
     choices = _tuned(csrs, largest, request) if name == "tune" else _ranked(csrs, sizes, request)
     for place, choice in enumerate(choices):
         why = choice.reason

@@ -12,7 +12,6 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxsparse_fmt.distributed.processes import alone, everyones
-from jaxsparse_fmt.distributed.rounds import in_rounds
 
 Messages = dict[int, dict[int, Any]]  # by shard, then by the other shard
 
@@ -63,8 +62,8 @@ def _travelled(sent: dict[tuple[int, int], dict[tuple[int, int], int]], packed: 
         return []
     me, pairs = jax.process_index(), np.array([*sent])
     total = np.array([sum(messages.values()) for messages in sent.values()])
-    number = in_rounds(pairs[:, 0], pairs[:, 1], total)
-    longest = np.zeros(number.max() + 1, np.int64)
+    distances, number = np.unique((pairs[:, 1] - pairs[:, 0]) % jax.process_count(), return_inverse=True)
+    longest = np.zeros(len(distances), np.int64)
     np.maximum.at(longest, number, total)
     first = {d.process_index: d for d in mesh.devices.flat}
     over = NamedSharding(Mesh([first[p] for p in sorted(first)], ("process",)), PartitionSpec("process"))

@@ -4,8 +4,8 @@
     pieces             | 0 1 · · | 2 3 4 5 | 6 · · · |   of 2, 4 and 1 unknowns
 
 An even block and a piece share at most one run of consecutive unknowns, and there are fewer than 2·parts runs. A run
-travels from the device of its even block to the device of its piece, or back. There are as many rounds (`rounds.py`) as
-the most runs that one block or piece has. A device holds its even block, its piece, and the runs of one round.
+travels from the device of its even block to the device of its piece, or back, in one round with all runs that go as
+far on the ring of devices. A device holds its even block, its piece, and the runs of one round.
 """
 
 import dataclasses
@@ -18,7 +18,6 @@ import numpy as np
 from jax import lax
 
 from jaxsparse_fmt.core.vector_passes import Distribution
-from jaxsparse_fmt.distributed.rounds import in_rounds
 
 Array = jax.Array
 
@@ -73,15 +72,13 @@ def _moved(a: Array, n: int, axis: Any, rounds: list[Round]) -> Array:
 
 @functools.lru_cache(maxsize=64)
 def _rounds(counts: tuple[int, ...], back: bool) -> list[Round]:
-    """The rounds from even blocks to pieces of these lengths, or back; the first has the runs that stay."""
+    """The rounds from even blocks to pieces of these lengths, or back."""
     parts, m = len(counts), block_size(counts)
     ends = np.cumsum(counts)
     cuts = np.unique(np.concatenate([[0], ends, np.minimum(np.arange(1, parts + 1) * m, ends[-1])]))
     first, length = cuts[:-1], np.diff(cuts)
     block, piece = first // max(m, 1), np.searchsorted(ends, first, side="right")
-    number = np.zeros(len(first), np.int64)
-    moves = block != piece
-    number[moves] = 1 + in_rounds(block[moves], piece[moves], length[moves])
+    distance = (piece - block) % parts
     sides = (block, first - block * m), (piece, first - (ends - counts)[piece])
     (sender, begin), (receiver, to) = sides[::-1] if back else sides
 
@@ -92,4 +89,4 @@ def _rounds(counts: tuple[int, ...], back: bool) -> list[Round]:
         pairs = tuple(zip(sender[runs].tolist(), receiver[runs].tolist(), strict=True))
         return Round(pairs, int(length[runs].max()), *tables)
 
-    return [made(number == c) for c in np.unique(number)]
+    return [made(distance == d) for d in np.unique(distance)]

@@ -1,10 +1,9 @@
-"""The exchange of a halo on the devices, by one of three ways; `halo.py` plans it.
+"""The exchange of a halo on the devices, in one of two ways; `halo.py` plans it.
 
-permute      ppermutes in rounds: in each a device sends to at most one neighbour, and receives from at most one
-forward      fewer such rounds, in stages: devices forward what they received in earlier stages (`rounds.py`)
+permute      ppermutes in rounds, one for each distance of senders and receivers on the ring of all devices
 all_to_all   one collective with a list for every pair, all as long as the longest
 
-device 1:  | from 0        | from 2        |  permute, one round for each
+device 1:  | from 2        | from 0        |  permute, one round for each
            | 0 | 1 (unused)| 2 | 3         |  all_to_all
 
 `lax.ragged_all_to_all` is not among them: XLA has it on GPUs alone, and on two H200s a step of cg took 1.65 times as
@@ -22,13 +21,9 @@ from jax.sharding import Mesh
 
 from jaxsparse_fmt._types import pytree
 from jaxsparse_fmt.core import mesh_axes
-from jaxsparse_fmt.distributed.delivery import delivered
+from jaxsparse_fmt.distributed.delivery import Messages, delivered
 
 Array = jax.Array
-
-Pairs = tuple[tuple[int, int], ...]
-
-KINDS = ("permute", "forward", "all_to_all")
 
 
 def _static(default: Any) -> Any:
@@ -41,31 +36,21 @@ class Exchange:
     """The collective that exchanges a halo, and the lists of each device.
 
     Attributes:
-      send: [parts, k] int32, the places of its piece of x that each device sends; None: nothing is exchanged. Inside
-        shard_map all arrays are the device's own rows.
-      forward: [parts, sum(sizes)] int32, the places of [x[send] | received so far] that each device sends; None: in
-        the only stage it sends x[send].
-      order: [parts, width] int32, the index of each place of the buffer among the unknowns that a device receives;
-        None: they are in order.
-      before: [parts, 1] int32, how many places of each device's buffer belong to devices that precede it.
-      kind: one of `KINDS`.
-      stages: for each stage its rounds, and for each round the size of its lists and its (source, target) pairs;
-        "all_to_all" has one round, without pairs.
+      send: [parts, width] int32, the places of its piece of x that each device sends, list after list; inside shard_map
+        the device's own row. None: nothing is exchanged.
+      sizes: the length of the lists of each round; "all_to_all" is one round.
+      pairs: the (source, target) pairs of each round; None: "all_to_all".
       width: places of the buffer.
     """
 
     send: Array | None = None
-    forward: Array | None = None
-    order: Array | None = None
-    before: Array | None = None
-    kind: str = _static("permute")
-    stages: tuple[tuple[tuple[int, Pairs], ...], ...] = _static(())
+    sizes: tuple[int, ...] = _static(())
+    pairs: tuple[tuple[tuple[int, int], ...], ...] | None = _static(())
     width: int = _static(0)
 
     @property
-    def sizes(self) -> tuple[int, ...]:
-        """The size of each round's lists."""
-        return tuple(size for rounds in self.stages for size, _ in rounds)
+    def kind(self) -> str:
+        return "all_to_all" if self.pairs is None else "permute"
 
 
 def exchange(x: Array, how: Exchange, axis: Any) -> Array:
@@ -80,20 +65,11 @@ def exchange(x: Array, how: Exchange, axis: Any) -> Array:
     """
     if how.send is None:
         return x[:0]
-    sent, forward = x.at[how.send].get(mode="promise_in_bounds"), how.forward
-    if how.kind == "all_to_all":
+    sent = x.at[how.send].get(mode="promise_in_bounds")
+    if how.pairs is None:
         return lax.all_to_all(sent, axis, 0, 0, tiled=True)
-    received: list[Array] = []
-    for rounds in how.stages:
-        *ends, total = np.cumsum([size for size, _ in rounds]).tolist()
-        out = sent
-        if forward is not None:
-            held = jnp.concatenate([sent, *received])
-            out, forward = held.at[forward[:total]].get(mode="promise_in_bounds"), forward[total:]
-        lists = jnp.split(out, ends)
-        received += [lax.ppermute(a, axis, pairs) for a, (_, pairs) in zip(lists, rounds, strict=True)]
-    h = jnp.concatenate(received)
-    return h if how.order is None else h.at[how.order].get(mode="promise_in_bounds")
+    lists = jnp.split(sent, np.cumsum(how.sizes)[:-1].tolist())
+    return jnp.concatenate([lax.ppermute(a, axis, pairs) for a, pairs in zip(lists, how.pairs, strict=True)])
 
 
 def returned(h: Array, how: Exchange, axis: Any, n: int) -> Array:
@@ -111,26 +87,19 @@ def exchange_on_host(x: dict[int, np.ndarray], how: Exchange, mesh: Mesh) -> dic
     """
     if (send := how.send) is None:
         return {k: a[:0] for k, a in x.items()}
-    held = {k: [a[np.asarray(send[k])]] for k, a in x.items()}
-    if how.kind == "all_to_all":
-        each = lambda: {k: dict(enumerate(np.split(a, how.width // how.sizes[0]))) for k, (a,) in held.items()}  # noqa: E731
-        return {k: np.concatenate([*of.values()]) for k, of in delivered(each, mesh).items()}
-    begin = 0
-    for rounds in how.stages:
-        *ends, total = np.cumsum([size for size, _ in rounds]).tolist()
-        out = {k: a for k, (a, *_) in held.items()}
-        if how.forward is not None:
-            out = {k: np.concatenate(of)[how.forward[k][begin : begin + total]] for k, of in held.items()}
-        lists: dict[int, dict[int, np.ndarray]] = {k: {} for k in x}
-        for (size, pairs), end in zip(rounds, [*ends, total], strict=True):
-            for s, t in pairs:
-                if s in x:
-                    lists[s][t] = out[s][end - size : end]
-        got = delivered(lambda lists=lists: lists, mesh)
-        for size, pairs in rounds:
-            source = {t: s for s, t in pairs}
-            for k, of in held.items():
-                of.append(got[k][source[k]] if k in source else np.zeros(size, x[k].dtype))
-        begin += total
-    h = {k: np.concatenate(of) for k, (_, *of) in held.items()}
-    return h if how.order is None else {k: a[np.asarray(how.order[k])] for k, a in h.items()}
+    sizes = how.sizes if how.pairs is not None else how.sizes * (how.width // how.sizes[0])
+    lists = {k: np.split(a[np.asarray(send[k])], np.cumsum(sizes)[:-1]) for k, a in x.items()}
+
+    def sent() -> Messages:
+        if how.pairs is None:
+            return {k: dict(enumerate(of)) for k, of in lists.items()}
+        return {k: {t: lists[k][i] for i, of in enumerate(how.pairs) for s, t in of if s == k} for k in lists}
+
+    senders = [{t: s for s, t in of} for of in how.pairs] if how.pairs is not None else None
+    out = {}
+    for k, of in delivered(sent, mesh).items():
+        came = of.values()
+        if senders is not None:
+            came = [of[s[k]] if k in s else np.zeros(n, x[k].dtype) for s, n in zip(senders, sizes, strict=True)]
+        out[k] = np.concatenate([*came])
+    return out

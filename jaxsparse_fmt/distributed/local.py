@@ -1,7 +1,6 @@
 """The shard of one device: its local and halo blocks, its product, and the `shard_map` of a function over devices."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jaxsparse_fmt._types import index_dtype, pytree
+from jaxsparse_fmt._types import pytree
 from jaxsparse_fmt.core import mesh_axes, vector_passes
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.core.vector_passes import Distribution
@@ -26,10 +25,13 @@ class Shards:
     Attributes:
       blocks: the local and the halo block; in mode "vector", or without a halo, one block for all columns.
       boundary: [shards, b] int32, the rows of the halo block, from n_rows on in padding; None: all rows.
+      numbers: [shards, nnz] the index of each entry of the last block in the shard's entries by row, then by unknown,
+        and past their end in padding; None: there is no halo.
     """
 
     blocks: tuple[SparseMatrix, ...]
     boundary: Array | None
+    numbers: Array | None
     halo: Exchange
     axis: Any = dataclasses.field(metadata={"static": True})
 
@@ -72,38 +74,21 @@ class Shards:
     def places(self) -> list[tuple[Array, Array, Array]]:
         """For every stored place of each block, on one device: its row, its column among [x | halo], and its index in
         the shard's entries by row, then by unknown; the largest integer in padding.
-
-        A block lists the entries of a row in the order of its own columns. `left` counts the entries of a row whose
-        unknowns lie in the halo and precede the device's own.
         """
-        n_rows = self.blocks[0].shape[0]
-        n_own = self.blocks[0].shape[1] - (self.halo.width if len(self.blocks) == 1 else 0)
-        found = []
-        for k, A in enumerate(self.blocks):
+        n_rows, last = self.blocks[0].shape[0], len(self.blocks) - 1
+        n_own = self.blocks[0].shape[1] - (self.halo.width if last == 0 else 0)
+        numbers, out = [self.numbers], []
+        if last == 1:  # the entries of the local block have the numbers that those of the halo leave, in their order
+            free = jnp.ones(sum(A.nnz for A in self.blocks), bool).at[self.numbers].set(False, mode="drop")
+            numbers = [jnp.nonzero(free, size=self.blocks[0].nnz)[0], self.numbers]
+        for k, (A, number) in enumerate(zip(self.blocks, numbers, strict=True)):
             row, col, entry = A.coordinates()
             live = (col < A.shape[1]) & (row < A.shape[0])
             row = row if k == 0 or self.boundary is None else jnp.take(self.boundary, row, mode="clip")
-            found.append((jnp.where(live, row, n_rows), col + n_own * k, entry, live))
-        before = n_own + (0 if self.halo.before is None else self.halo.before[0])
-
-        def count(which: Callable[[Array], Array], k: int) -> Array:
-            row, col, *_ = found[k]
-            zero = jnp.zeros(n_rows, index_dtype(sum(A.nnz for A in self.blocks)))
-            return zero.at[jnp.where(which(col), row, n_rows)].add(1, mode="drop")
-
-        own, halo = count(lambda c: c < n_own, 0), count(lambda c: c >= n_own, -1)
-        left = count(lambda c: (c >= n_own) & (c < before), -1)
-        first_own, first_halo = (jnp.cumsum(a) - a for a in (own, halo))
-        out = []
-        for k, (row, col, entry, live) in enumerate(found):
-            at = functools.partial(jnp.take, indices=row, mode="clip")
-            is_own = col < n_own
-            if len(self.blocks) == 1:
-                rank = entry - at(first_own + first_halo) - jnp.where(is_own, 0, at(own))
-            else:
-                rank = entry - at((first_own, first_halo)[k])
-            place = rank + jnp.where(is_own, at(left), jnp.where(rank < at(left), 0, at(own)))
-            out.append((row, col, jnp.where(live, at(first_own + first_halo) + place, jnp.iinfo(place.dtype).max)))
+            entry = entry if number is None else jnp.take(number, entry, mode="clip")
+            out.append(
+                (jnp.where(live, row, n_rows), col + n_own * k, jnp.where(live, entry, jnp.iinfo(entry.dtype).max))
+            )
         return out
 
 

@@ -182,7 +182,7 @@ def _product_plan(A: Any, B: Any) -> Plan:
     C, terms, read = ({k: of[i] for k, of in made.items()} for i in range(3))
     longest = max(everyones(lambda: {k: len(of) for k, of in read.items()}, mesh).values())
     result = _assembled(C, A, B, A.range, _columns(A, B))
-    part = in_one_format(terms, _request(A, B, "csr", np.dtype(np.float32)), is_halo=False)
+    part = in_one_format(terms, _request(A, B, "csr", np.dtype(np.float32)))
     arrays = {name: basis.sharded(lambda k, n=name: part.arrays[k][n], over) for name in part.arrays[min(terms)]}
     absent: Any = Absent((part.form.sizes["values"],))
     rows = padding.like(part.like, arrays, part.form)._with_values(absent)
@@ -239,7 +239,7 @@ def _request(A: Any, B: Any, format: str, dtype: Any) -> Request:
     shards = A.shards
     mode = "vector" if len(shards.blocks) == 1 and shards.halo.width else "overlap"
     mode = "naive" if len(shards.blocks) == 2 and shards.boundary is None else mode
-    return Request(A.range.over.mesh, mode, format, {}, None, Target(dtype, B.backend, None), "auto")
+    return Request(A.range.over.mesh, mode, format, {}, Target(dtype, B.backend, None))
 
 
 def _assembled(C: Pieces, A: Any, B: Any, rows: Any, columns: Any) -> Any:

@@ -6,14 +6,13 @@ grid, or reverse Cuthill-McKee renumbers the unknowns first; the basis of the ma
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import scipy.sparse
 
 from jaxsparse_fmt._types import Csr, whole_number
-from jaxsparse_fmt.distributed.rounds import factors
 from jaxsparse_fmt.formats.order import order_of
 
 CUTS = ("nnz", "rows", "graph")
@@ -172,7 +171,16 @@ def _fewest_cut(extents: list[int], parts: int) -> list[int]:
         pairs = [*zip(extents, along, strict=True)]
         return any(p > n for n, p in pairs), sum((p - 1) / n for n, p in pairs)
 
-    return min(factors(parts, len(extents)), key=cost)
+    return min(_factors(parts, len(extents)), key=cost)
+
+
+def _factors(count: int, axes: int) -> Iterator[list[int]]:
+    """All lists of `axes` factors of a number."""
+    if axes == 1:
+        yield [count]
+    else:
+        divisors = (d for d in range(count, 0, -1) if count % d == 0)
+        yield from ([d, *rest] for d in divisors for rest in _factors(count // d, axes - 1))
 
 
 @dataclasses.dataclass(frozen=True)

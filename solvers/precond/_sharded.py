@@ -102,7 +102,7 @@ def build(
     def placed(matrix: Pieces, rows: np.ndarray, columns: np.ndarray) -> Any:
         everyones(lambda: _check_range(matrix, dtype), mesh)
         target = Target(np.dtype(dtype), A.backend, None)
-        request = Request(mesh, "overlap", format, {}, None, target, "auto")
+        request = Request(mesh, "overlap", format, {}, target)
         return dataclasses.replace(assemble(matrix.__getitem__, rows, columns, axis, request), entered=True)
 
     while starts[-1] > max_coarse and len(levels) < max_levels - 1:

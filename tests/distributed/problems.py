@@ -5,10 +5,18 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse as sp
 
-from jaxsparse_fmt.distributed import padding
+from jaxsparse_fmt.distributed import halo, padding
 
 DEVICES = 8
 MESH = jax.make_mesh((DEVICES,), ("rows",), devices=jax.devices("cpu")[:DEVICES])  # also where there are GPUs
+
+
+KINDS = {"permute": -(2**60), "all_to_all": 2**60}
+
+
+def take(kind: str, monkeypatch) -> None:
+    """Has all plans of an exchange take this kind; two devices have no choice."""
+    monkeypatch.setattr(halo, "ROUND", KINDS[kind])
 
 
 def irregular(n_rows: int = 90, n_cols: int = 90, seed: int = 0) -> sp.csr_array:

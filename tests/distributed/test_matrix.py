@@ -15,10 +15,9 @@ from jaxsparse_fmt.core import vector_passes
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.distributed import ShardedMatrix
 from jaxsparse_fmt.distributed.common_format import MODES
-from jaxsparse_fmt.distributed.halo_exchange import KINDS
 from solvers import precond
 from tests import zoo
-from tests.distributed.problems import DEVICES, MESH, irregular
+from tests.distributed.problems import DEVICES, KINDS, MESH, irregular, take
 
 S = irregular()
 X = np.random.default_rng(1).standard_normal((90, 2))
@@ -26,10 +25,7 @@ DATA = np.random.default_rng(2).standard_normal(S.nnz)
 OTHER = S.copy()
 OTHER.data = DATA
 LAYOUTS = [*zoo.FIRST_LAYOUTS, zoo.Layout("sell", (("slice_size", 4),)), zoo.Layout("hyb", (("width", 0),))]
-# Compiling takes nearly all the time, so a format meets one other and one way only; a halo's format has no options.
-LOCAL = [layout for layout in LAYOUTS if layout.options]
-HALO = [layout.format for layout in LAYOUTS if not layout.options]
-WAYS = zip(*map(itertools.cycle, (LOCAL, HALO, ["overlap", "overlap", "naive", "overlap"], KINDS)), strict=True)
+WAYS = [*zip(LAYOUTS, itertools.cycle(["overlap", "naive", "overlap", "overlap"]), itertools.cycle(KINDS))]
 
 
 @jax.jit
@@ -51,13 +47,12 @@ def close(got, wanted):
     np.testing.assert_allclose(np.asarray(got), wanted, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.some(layout=3)
-@pytest.mark.parametrize(
-    ("layout", "halo", "mode", "exchange"), list(itertools.islice(WAYS, max(len(LOCAL), len(HALO)))), ids=str
-)
-def test_every_format_agrees_with_scipy(layout, halo, mode, exchange):
-    B = jsf.shard(S, MESH, format=layout.format, halo_format=halo, mode=mode, exchange=exchange, **dict(layout.options))
-    assert [part.name for part in B.shards.blocks] == [layout.format, halo] and B.shards.halo.kind == exchange
+@pytest.mark.some(layout=5)
+@pytest.mark.parametrize(("layout", "mode", "kind"), WAYS, ids=str)
+def test_every_format_agrees_with_scipy(layout, mode, kind, monkeypatch):
+    take(kind, monkeypatch)
+    B = jsf.shard(S, MESH, format=layout.format, mode=mode, **dict(layout.options))
+    assert [part.name for part in B.shards.blocks] == [layout.format] * 2 and B.shards.halo.kind == kind
     product, data = anew(B, DATA, X[:, 0])
     close(product, OTHER @ X[:, 0])
     np.testing.assert_array_equal(data, DATA)
@@ -71,13 +66,16 @@ def test_a_row_in_pieces_beside_devices_with_more_rows_in_one_piece():
     close(times(B, np.arange(600.0)), T @ np.arange(600.0))
 
 
-@pytest.mark.parametrize("exchange", KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", MODES)
-def test_every_mode_and_exchange_agrees_with_scipy_both_ways(mode, exchange):
-    B = jsf.shard(S, MESH, format="ell", mode=mode, exchange=exchange)
+def test_every_mode_and_exchange_agrees_with_scipy_both_ways(mode, kind, monkeypatch):
+    take(kind, monkeypatch)
+    B = jsf.shard(S, MESH, format="ell", mode=mode)
     product, transposed = both_ways(B, X)
     close(product, S @ X)
     close(transposed, S.T @ X)
+    np.testing.assert_array_equal(B.data, S.data)
+    assert abs(B.to_scipy() - S).max() == 0
 
 
 def test_data_keep_their_order_where_one_part_holds_all_columns_and_unknowns_are_renumbered():
@@ -228,18 +226,18 @@ def with_dot(B, x, w):
 
 
 def test_the_report_counts_what_the_matrix_has():
-    B = jsf.shard(S, MESH, format="ell", exchange="permute")
+    B = jsf.shard(S, MESH, format="ell")
     told = B.record.imbalance
     starts = np.concatenate([[0], np.cumsum(told.rows)])
     for k, (a, b) in enumerate(itertools.pairwise(starts)):
         cols = S.indices[S.indptr[a] : S.indptr[b]]
         assert told.nnz[k] == len(cols)
         assert told.halo[k] == len({int(c) for c in cols if not a <= c < b})
-    assert "permute" in B.report() and "most / mean" in B.report() and f"{DEVICES} devices" in repr(B)
+    assert "all_to_all instead of" in B.report() and "most / mean" in B.report() and f"{DEVICES} devices" in repr(B)
 
 
 def test_an_order_of_the_unknowns_costs_its_bytes_once():
-    options = {"format": "ell", "mode": "vector", "exchange": "all_to_all"}
+    options = {"format": "ell", "mode": "vector"}
     plain, B = jsf.shard(S, MESH, **options), jsf.shard(S, MESH, reorder=np.arange(90), **options)
     routes = B.domain.route, B.entries.route  # a slot for every place, and lists
     order = 4 * sum(a.size for a in jax.tree.leaves(routes))

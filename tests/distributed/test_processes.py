@@ -155,7 +155,7 @@ def refused(f):
         print("refused:", error, flush=True)
 
 refused(lambda: jsf.shard((1 + process) * S, mesh))
-refused(lambda: jsf.shard(S, mesh, exchange=("all_to_all", "permute")[process]))
+refused(lambda: jsf.shard(S, mesh, mode=("naive", "overlap")[process]))
 refused(lambda: jsf.shard_from_rows(lambda a, b: S[a:b], 64, mesh, dtype=("float32", None)[process]))
 refused(lambda: jsf.shard_from_rows(lambda a, b: S[a:b], 64, mesh, starts=([0, 16, 32, 48, 64], [1])[process]))
 refused(lambda: jsf.shard_from_rows(lambda a, b: S[a:b], 64, mesh, by=np.arange(64) * (2 + process) % 4))
@@ -177,7 +177,7 @@ def test_what_differs_between_processes_is_named_and_nobody_hangs():
     port = free_port()
     for code, out, err in finished([started("-c", DISAGREE, str(k), str(port)) for k in range(2)]):
         found = re.findall(r"refused: the processes disagree on (\w+): .* in process 0, .* in process 1;", out)
-        assert found == ["S", "exchange", "dtype", "by", "vector", "b", "rtol", "x0"], (out, err)
+        assert found == ["S", "mode", "dtype", "by", "vector", "b", "rtol", "x0"], (out, err)
         assert "refused: starts must be 5 numbers" in out
         assert out.count("refused: 'NoneType' object is not callable") == 3  # of process 1 alone, setting up multigrid
         assert code == 0 and "solved True" in out, (out, err)

@@ -74,7 +74,7 @@ def in_loops(compiled) -> tuple[list[dict[str, int]], list[dict[str, int]]]:
 def test_a_step_of_cg_takes_one_exchange_and_as_few_reductions_as_its_form_has(one_reduction, reductions, backend):
     """A step is the only loop within a loop; restarts and the examination of a failure compute true residuals."""
     S, b = matrix("definite"), right_hand_side()
-    B = on_mesh(S, exchange="all_to_all")
+    B = on_mesh(S)
     with jsf.use_backend(backend):
         program = jax.jit(lambda A, b: cg(A, b, one_reduction=one_reduction, rtol=1e-10)).lower(B, b).compile()
     steps, others = in_loops(program)
@@ -110,7 +110,7 @@ def test_a_factorization_is_one_of_the_matrix():
 def test_a_polynomial_of_the_sharded_matrix_stays_in_its_basis_and_saves_steps():
     """Its steps take the matrix's one exchange each, and nothing travels to change the order."""
     S, b = matrix("definite"), right_hand_side()
-    B = on_mesh(S, exchange="permute", reorder="rcm")
+    B = on_mesh(S, reorder="rcm")
     M = precond.chebyshev(B, M=precond.jacobi(B))
     program = jax.jit(lambda A, M, b: cg(A, b, M=M, rtol=1e-10)).lower(B, M, b).compile()
     (steps, others), sol = in_loops(program), program(B, M, b)

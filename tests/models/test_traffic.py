@@ -1,7 +1,5 @@
 """Performance models: the formulas against counting by hand."""
 
-import dataclasses
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -136,74 +134,6 @@ def test_pieces_are_what_long_rows_go_on_in(lengths, width, piece, bytes_of):
     assert traffic.tail_bytes(entries, len(cut), len(pieces), value) == expected
 
 
-# ---------------------------------------------------------------------------------------------------- many devices
-
-ROUND = traffic.Machine(memory=1e9, link=1e8, network=1e7, launches=1e-5, reduction=2e-5, collective=3e-5, hop=4e-5)
-
-
-def test_a_step_of_cg_on_two_devices_by_hand():
-    """1,000 rows of 7 entries a device, 12 bytes an entry; 100 unknowns come in one exchange.
-
-    product  84,000 + 16,000 bytes at 1 GB/s         100 µs
-    vectors  10 µs, 64,000 bytes                      74 µs; the rows on the boundary 3,200 bytes, 3.2 µs
-    exchange 30 µs, 800 bytes at 0.1 GB/s             38 µs, half of it beside the product
-    sums     2 × 20 µs                                40 µs
-    """
-    load = traffic.Load(2, 1000, 7000, near=100, boundary=100, collectives=1)
-    step = traffic.cg_step(load, ROUND)
-    assert step == traffic.Step(*(pytest.approx(1e-6 * t) for t in (100, 77.2, 38, 19, 40)))
-    assert step.seconds == pytest.approx(236.2e-6)
-    assert step.products == pytest.approx(100 / 38)
-    assert traffic.cg_step(load, ROUND, "vector").seconds == pytest.approx((100 + 74 + 17.6 + 38 + 40) * 1e-6)
-    assert traffic.cg_step(load, ROUND, "naive").seconds == pytest.approx((100 + 74 + 32 + 19 + 40) * 1e-6)
-    assert traffic.cg_step(load, ROUND, one_reduction=True).seconds == pytest.approx((100 + 77.2 + 32 + 19 + 20) * 1e-6)
-
-
-def test_the_sum_of_pipelined_cg_costs_what_product_and_exchange_leave_of_it():
-    """13·8,000 bytes and 3,200 on the boundary beside the product; a sum of 20 µs is hidden, of 200 not whole."""
-    load = traffic.Load(2, 1000, 7000, near=100, boundary=100, collectives=1)
-    step = traffic.cg_step(load, ROUND, one_reduction="pipelined")
-    assert step == traffic.Step(*(pytest.approx(1e-6 * t) for t in (100, 117.2, 38, 19, 0)))
-    slow = traffic.cg_step(load, dataclasses.replace(ROUND, reduction=2e-4), one_reduction="pipelined")
-    assert slow.reductions == pytest.approx(1e-6 * (200 - 100 - 19))
-
-
-def test_a_step_on_one_device_is_its_memory_traffic():
-    step = traffic.cg_step(traffic.Load(1, 1000, 7000), ROUND)
-    assert step.seconds == pytest.approx((84_000 + 10 * 8_000) / 1e9 + 1e-5)
-    assert step.products == np.inf
-
-
-def test_four_hosts_add_their_network_and_two_hops_a_sum():
-    near = traffic.cg_step(traffic.Load(32, 1000, 7000, near=100, collectives=1), dataclasses.replace(ROUND, hop=0))
-    far = traffic.cg_step(traffic.Load(32, 1000, 7000, far=100, collectives=1), ROUND)
-    assert far.exchange == pytest.approx(near.exchange + 4e-5 + 800 / 1e7 - 800 / 1e8)
-    assert far.reductions == pytest.approx(near.reductions + 2 * 2 * 4e-5)
-
-
-def test_all_wait_for_the_slowest_device():
-    uneven = traffic.Load(2, np.array([10, 1000]), np.array([7000, 70]), np.array([5, 50]), collectives=1)
-    step = traffic.cg_step(uneven, ROUND, "vector")
-    assert step.product == pytest.approx((84_000 + 160) / 1e9)
-    assert step.exchange == pytest.approx(3e-5 + 400 / 1e8)
-    assert step.vectors == pytest.approx(1e-5 + 8 * (8 * 1000 + 2 * 1050) / 1e9)
-
-
-@pytest.mark.parametrize(
-    ("alone", "face", "permutes", "gather"),
-    [(353, 200**2, 443, 415), (120, 256**2, 213, 193), (707, 512**2, 818, 800)],
-    ids=["200³", "256×256×32", "512×512×64"],
-)
-def test_what_eight_gpus_add_to_a_step_is_as_measured(alone, face, permutes, gather):
-    """Microseconds of cg with f64 on 8 H200, 7-point, two psums a step: 2 permutes, or a gather of both faces."""
-    two = traffic.Load(8, 0, 1e12, near=2 * face, collectives=2)
-    one = traffic.Load(8, 0, 1e12, near=7 * 2 * face, collectives=1)
-    for load, measured in ((two, permutes), (one, gather)):
-        step = traffic.cg_step(load, traffic.Machine())
-        added = step.exchange - step.hidden + step.reductions
-        assert alone + 1e6 * added == pytest.approx(measured, rel=0.08)
-
-
 @given(st.floats(0.5, 20), st.floats(4, 50), st.floats(0.5, 3), widths)
 def test_a_halo_in_place_of_the_bus_meets_the_papers_conditions(products, ratio, halo, width):
     value, index = width
@@ -212,8 +142,3 @@ def test_a_halo_in_place_of_the_bus_meets_the_papers_conditions(products, ratio,
         return
     product = traffic.product_seconds(7, row_length, 1 / row_length, ratio * 1e9, value, index)
     assert product == pytest.approx(products * 7 * halo * value / 1e9)
-
-
-def test_a_mode_that_is_none_is_refused():
-    with pytest.raises(ValueError, match="one of overlap, naive, vector; got 'magic'"):
-        traffic.cg_step(traffic.Load(1, 1, 1), ROUND, "magic")
