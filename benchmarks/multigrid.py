@@ -4,8 +4,7 @@
 
 Each figure is of a second call, so that nothing compiles; "cold" is the first set-up and solve of the process, which
 compile or load kernels and programs. "CPU" sums the seconds of all threads. "Peak" is the memory that the set-up took
-at most, with the hierarchy, over the bytes of the matrix, and is empty where the process held enough freed memory;
-"refresh" the CPU seconds of a refresh over those of a set-up.
+at most, with the hierarchy, over the bytes of the matrix, and is empty where the process held enough freed memory.
 """
 
 import ctypes
@@ -116,11 +115,6 @@ def measure(name: str, S: Any, B: Any) -> list[Row]:
     if grown > 0.05 * A.nbytes:
         rows[-1]["peak"] = grown / A.nbytes
     del M
-    if S.nnz < 8e6:
-        M, other = precond.multigrid(A, B, refreshable=True), A.with_data(1.5 * A.data)
-        timed(lambda: M.refreshed(other))
-        rows[-1]["refresh"] = timed(lambda: M.refreshed(other))[2] / setup[1]
-        del M
     if S.shape[0] > 1.1e6:
         return rows
     blocks = S if B is None else S.tobsr(blocksize=(3, 3))
@@ -170,7 +164,7 @@ def main(argv: list[str] | None = None) -> int:
         *(("case", "case"), ("", "side"), ("set-up s", "setup:.2f"), ("CPU s", "setup_cpu:.2f")),
         *(("solve s", "solve:.2f"), ("CPU s", "solve_cpu:.2f")),
         *(("iterations", "iterations"), ("operator complexity", "complexity:.2f")),
-        *(("peak", "peak:.1f"), ("refresh", "refresh:.2f"), ("GB moved", "moved:.2f")),
+        *(("peak", "peak:.1f"), ("GB moved", "moved:.2f")),
     ]
     text = "\n".join([report.line(header), "", *report.markdown(rows, columns)])
     report.write(args.json, header, rows, text)

@@ -48,15 +48,9 @@ SOLVERS_ALLOWED = {
     "solvers.core.arguments": {"jaxsparse_fmt.formats.memory"},
     "solvers.core.interrupts": {"jaxsparse_fmt.kernels.cpu.ffi"},
     "solvers.precond.coarse_space": {"scipy", "jaxsparse_fmt.convert", "jaxsparse_fmt.kernels.cpu.aggregation"},
-    "solvers.precond.multigrid": {
-        *("jaxsparse_fmt.core.matrix", "jaxsparse_fmt.convert", "jaxsparse_fmt.algebra.patterns"),
-    },
-    "solvers.precond._checks": {"scipy", "jaxsparse_fmt.kernels.cpu.aggregation"},
+    "solvers.precond.multigrid": {"scipy", "jaxsparse_fmt.core.matrix", "jaxsparse_fmt.convert"},
+    "solvers.precond._checks": {"scipy"},
     "solvers.precond._hierarchy": {"scipy", "jaxsparse_fmt.kernels.cpu.aggregation"},
-    "solvers.precond._refresh": {
-        *("scipy", "jaxsparse_fmt.algebra.patterns", "jaxsparse_fmt.algebra.plans", "jaxsparse_fmt.convert"),
-        "jaxsparse_fmt.kernels.cpu.aggregation",
-    },
     "solvers.precond._sharded": {
         *("scipy", "jaxsparse_fmt.kernels.cpu.aggregation"),
         *(f"jaxsparse_fmt.distributed.{name}" for name in ("basis", "build", "common_format", "pieces", "processes")),

@@ -8,7 +8,6 @@ import numpy as np
 import scipy.sparse
 
 from jaxsparse_fmt._types import check_keeps_imaginary, floating_dtype
-from jaxsparse_fmt.kernels.cpu import aggregation
 from solvers.core import arguments
 from solvers.precond._inverse import LARGEST
 
@@ -106,8 +105,7 @@ def coarsest(rows: int, levels: int) -> None:
     """Refuses a coarsest level of more rows than `generalized_inverse` takes."""
     if rows > LARGEST:
         raise ValueError(
-            f"coarsening stopped at {rows} rows after {levels} levels, too many to invert densely; raise max_levels, "
-            "or lower theta"
+            f"coarsening stopped at {rows} rows after {levels} levels, too many to invert densely; lower theta"
         )
 
 
@@ -141,5 +139,5 @@ def block_size(A: Any, S: Any) -> int:
     n, lengths = S.shape[0], np.diff(S.indptr)
     if rows and rows == columns and n % rows == 0:
         return rows
-    whole = (b for b in (6, 5, 4, 3, 2) if not n % b and not np.any(lengths % b) and not aggregation.has_holes(S, b))
+    whole = (b for b in (6, 5, 4, 3, 2) if not n % b and not np.any(lengths % b) and S.tobsr((b, b)).nnz == S.nnz)
     return next(whole, 1)

@@ -1,11 +1,10 @@
-"""The cycles of multigrid: V, W and F (Trottenberg, Oosterlee and Schüller 2001, Multigrid, §2.4), and K.
+"""The cycles of multigrid: V and W (Trottenberg, Oosterlee and Schüller 2001, Multigrid, §2.4).
 
     level 0    r ─ smooth ─ r − A·x ─╮ R                        P ╭─ x + e ─ smooth ─ x
     level 1                          ╰ smooth ─╮ R      P ╭ smooth ╯
     coarsest                                   ╰ A⁺, dense ╯
 
-V visits the next level once. W visits it twice, F once by F and then by V. K solves there by two steps of flexible
-conjugate gradients (Notay and Vassilevski 2008, Recursive Krylov-based multigrid cycles), so it is not linear in r.
+V visits the next level once, W twice.
 """
 
 import dataclasses
@@ -16,10 +15,6 @@ from jax import Array, lax
 
 from jaxsparse_fmt._types import pytree
 from solvers.core.diagonal import rows_scaled
-from solvers.core.vectors import inner_product, ratio
-
-# The cycles that treat the next level, one after the other; "f" is the transpose of "F".
-CYCLES = {"V": "V", "W": "WW", "F": "FV", "f": "Vf", "K": "K"}
 
 
 @pytree
@@ -52,39 +47,16 @@ def cycled(levels: tuple[Level, ...], coarse_inverse: Array, cycle: str, r: Arra
 
 
 def _below(levels: tuple[Level, ...], coarse_inverse: Array, cycle: str, r: Array) -> Array:
-    """x ≈ A⁻¹·r on the next level, by as many cycles as `cycle` sets; one solve on the coarsest."""
-    first, *second = CYCLES[cycle]
+    """x ≈ A⁻¹·r on the next level, by one or two cycles; one solve on the coarsest."""
     if not levels or cycle == "V":
-        return cycled(levels, coarse_inverse, first, r)
-    A = levels[0].A
-    if cycle == "K":
-        return _krylov(A, lambda r: cycled(levels, coarse_inverse, "K", r), r)
-    if cycle == "W":  # a loop, since each level would double the program
+        return cycled(levels, coarse_inverse, cycle, r)
 
-        def step(state: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], None]:
-            x, r = state
-            e = cycled(levels, coarse_inverse, "W", r)
-            return (x + e, r - A @ e), None
+    def step(state: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], None]:
+        x, r = state
+        e = cycled(levels, coarse_inverse, cycle, r)
+        return (x + e, r - levels[0].A @ e), None
 
-        return lax.scan(step, (jnp.zeros_like(r), r), length=2)[0][0]
-    x = cycled(levels, coarse_inverse, first, r)
-    return x + cycled(levels, coarse_inverse, second[0], r - A @ x)
-
-
-def _krylov(A: Any, M: Any, r: Array) -> Array:
-    """Two steps of flexible conjugate gradients from zero."""
-
-    def step(state: tuple[Array, ...], _: None) -> tuple[tuple[Array, ...], None]:
-        x, r, p, q, pq = state
-        z = M(r)
-        p = z - ratio(inner_product(q, z), pq) * p
-        q = A @ p
-        pq = inner_product(p, q)
-        alpha = ratio(inner_product(p, r), pq)
-        return (x + alpha * p, r - alpha * q, p, q, pq), None
-
-    zero = jnp.zeros_like(r)
-    return lax.scan(step, (zero, r, zero, zero, inner_product(zero, zero)), length=2)[0][0]
+    return lax.scan(step, (jnp.zeros_like(r), r), length=2)[0][0]  # a loop: each level would double the program
 
 
 def _smoothed(level: Level, r: Array) -> tuple[Array, Array, Array]:

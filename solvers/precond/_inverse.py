@@ -1,15 +1,14 @@
-"""The inverse of a small dense Hermitian matrix, or a generalized one; differentiable."""
+"""The generalized inverse of a small dense Hermitian matrix; differentiable."""
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from solvers.core.vectors import matmul
 
 LARGEST = 4000  # rows: 128 MB in float64
 NULL = 1e-12  # of the sums of absolute values behind an entry: smaller entries are rounding and count as zero
-PIVOT = 1e-8  # the smallest squared pivot for which Cholesky's factor serves; else the inverse is a generalized one
-ROUNDING = 10  # times eps: the least NULL and PIVOT in a narrow type
+ROUNDING = 10  # times eps: the least NULL in a narrow type
 
 
 def generalized_inverse(
@@ -24,19 +23,9 @@ def generalized_inverse(
 
 @jax.custom_jvp
 def _inverse(A: Array) -> Array:
-    L = jnp.linalg.cholesky(A)
-    rounding = ROUNDING * float(jnp.finfo(A.dtype).eps)
-
-    def regular() -> Array:
-        half = jax.scipy.linalg.solve_triangular(L, jnp.eye(len(A), dtype=A.dtype), lower=True)
-        return matmul(half.conj().T, half)
-
-    def generalized() -> Array:
-        values, V = jnp.linalg.eigh(A)
-        live = jnp.abs(values) > max(NULL, rounding)
-        return matmul(V * jnp.where(live, 1 / jnp.where(live, values, 1), 0), V.conj().T)
-
-    return lax.cond(jnp.all(jnp.diagonal(L).real ** 2 > max(PIVOT, rounding)), regular, generalized)
+    values, V = jnp.linalg.eigh(A)
+    live = jnp.abs(values) > max(NULL, ROUNDING * float(jnp.finfo(A.dtype).eps))
+    return matmul(V * jnp.where(live, 1 / jnp.where(live, values, 1), 0), V.conj().T)
 
 
 @_inverse.defjvp

@@ -37,8 +37,9 @@ from jaxsparse_fmt.distributed.pieces import (
 )
 from jaxsparse_fmt.distributed.processes import everyones
 from jaxsparse_fmt.kernels.cpu import aggregation
+from solvers.core.spectrum import spectrum
 from solvers.precond import _checks as checks
-from solvers.precond import _hierarchy, _refresh
+from solvers.precond import _hierarchy
 from solvers.precond._cycles import Level
 
 FEWEST = 100  # rows a device, below which neighbours are joined
@@ -70,11 +71,9 @@ def build(
     B: Any,
     *,
     theta: float,
-    smoother: _hierarchy.Smoother,
-    format: str,
+    degree: int,
     dtype: Any,
     max_coarse: int,
-    max_levels: int,
 ) -> tuple[tuple[Level, ...], Array, bool, bool]:
     """The levels, between vectors that have entered A's basis; the inverse of the coarsest matrix; whether A looked
     positive semidefinite; and whether it is Hermitian.
@@ -97,21 +96,21 @@ def build(
     levels: list[Level] = []
     lowest, wide = 0.0, jnp.promote_types(dtype, jnp.float32)
     narrow = jnp.finfo(wide).dtype
-    given = A if A.dtype == dtype and format == "auto" else None
+    given = A if A.dtype == dtype else None
 
     def placed(matrix: Pieces, rows: np.ndarray, columns: np.ndarray) -> Any:
         everyones(lambda: _check_range(matrix, dtype), mesh)
         target = Target(np.dtype(dtype), A.backend, None)
-        request = Request(mesh, "overlap", format, {}, target)
+        request = Request(mesh, "overlap", "auto", {}, target)
         return dataclasses.replace(assemble(matrix.__getitem__, rows, columns, axis, request), entered=True)
 
-    while starts[-1] > max_coarse and len(levels) < max_levels - 1:
+    while starts[-1] > max_coarse and len(levels) < _hierarchy.MAX_LEVELS - 1:
         stored = placed(held, starts, starts) if levels or given is None else given.in_basis
-        inverse, sums, bound, least = _diagonals(held, unit, starts, hermitian, mesh)
+        inverse, bound, least = _diagonals(held, unit, starts, hermitian, mesh)
         lowest, upper = min(lowest, least), bound or 1.0
         d = _spread(inverse, stored.range.over)
         if hermitian:
-            upper = float(_largest_eigenvalue(stored.astype(wide), d.astype(narrow), jnp.asarray(upper, narrow)))
+            upper = min(upper, float(_largest_eigenvalue(stored.astype(wide), d.astype(narrow))))
         scale = {k: _hierarchy.DAMPING / upper * v for k, v in inverse.items()}
         made = of_each(lambda k, given=(held, near, starts, theta): _tentative(k, *given), held, mesh)
         T, below = ({k: pair[i] for k, pair in made.items()} for i in (0, 1))
@@ -127,10 +126,7 @@ def build(
             turned_scale = {k: v.conj() for k, v in scale.items()}
             other = _smoothed(_adjoint(held, starts, starts, mesh), T, turned_scale, weak, starts, mesh)
         R = _adjoint(other, starts, cuts, mesh)
-        if smoother.name == "l1_jacobi":
-            l1 = {k: np.where(inverse[k] != 0, 1 / np.where(s > 0, s, 1), 0) for k, s in sums.items()}
-            d, upper = _spread(l1, stored.range.over), 1.0
-        recurrence = _hierarchy.recurrence(smoother) / (1, upper)
+        recurrence = _hierarchy.recurrence(degree) / (1, upper)
         down, up = placed(R, cuts, starts), placed(P, starts, cuts)
         d = d.astype(wide if d.dtype.kind == "c" else narrow)
         levels.append(Level(stored, down, up, d, jnp.asarray(recurrence, narrow)))
@@ -142,7 +138,7 @@ def build(
         starts, theta = cuts, _hierarchy.WEAKER * theta
     if not levels:
         raise ValueError(
-            f"no shard found strong couplings among its own rows, of {starts[-1]} in all, or max_levels is 1; take "
+            f"no shard found strong couplings among its own rows, of {starts[-1]} in all, take "
             "precond.jacobi, or fewer devices"
         )
     checks.coarsest(starts[-1], len(levels) + 1)
@@ -158,8 +154,14 @@ def build(
 
 
 @jax.jit
-def _largest_eigenvalue(*operands: Any) -> Array:
-    return mesh_axes.by_xla(_refresh._largest_eigenvalue, operands, PartitionSpec())
+def _largest_eigenvalue(A: Any, inverse_diagonal: Array) -> Array:
+    """Of D⁻¹A, from above as a rule; infinite where the inverse diagonal is not positive."""
+
+    def largest(A: Any, d: Array) -> Array:
+        least, most = spectrum(lambda z: A @ z, lambda w: d * w, d.astype(A.dtype), _hierarchy.LANCZOS_STEPS)
+        return jnp.where((most > 0) & jnp.isfinite(least), most, jnp.inf)
+
+    return mesh_axes.by_xla(largest, (A, inverse_diagonal), PartitionSpec())
 
 
 def _is_hermitian(held: Pieces, starts: np.ndarray, mesh: Any) -> bool:
@@ -183,20 +185,20 @@ def _adjoint(A: Pieces, rows: np.ndarray, columns: np.ndarray, mesh: Any) -> Pie
 
 def _diagonals(
     held: Pieces, unit: Pieces, starts: np.ndarray, hermitian: bool, mesh: Any
-) -> tuple[dict[int, np.ndarray], dict[int, np.ndarray], float, float]:
-    """1 / A's diagonal, the sums of A's rows, ‖D⁻¹A‖∞, and the least number of the inverse diagonal, at most 0."""
+) -> tuple[dict[int, np.ndarray], float, float]:
+    """1 / A's diagonal, ‖D⁻¹A‖∞, and the least number of the inverse diagonal, at most 0."""
     inverse: dict[int, np.ndarray] = {}
-    sums: dict[int, np.ndarray] = {}
+    bounds: dict[int, float] = {}
 
     def ends() -> dict[int, tuple[float, float]]:
         for k, S in held.items():
             own = S[:, starts[k] : starts[k + 1]]
             inverse[k] = _hierarchy.inverse_diagonal(own, unit[k].toarray()[:, 0], hermitian)
-            sums[k] = aggregation.sums(S)
-        return {k: (_hierarchy.largest(v * sums[k]), float(np.min(np.real(v), initial=0))) for k, v in inverse.items()}
+            bounds[k] = _hierarchy.largest(inverse[k] * aggregation.sums(S))
+        return {k: (bounds[k], float(np.min(np.real(v), initial=0))) for k, v in inverse.items()}
 
-    bounds, least = zip(*everyones(ends, mesh).values(), strict=True)
-    return inverse, sums, max(bounds), min(least)
+    bound, least = zip(*everyones(ends, mesh).values(), strict=True)
+    return inverse, max(bound), min(least)
 
 
 def _check_range(matrix: Pieces, dtype: Any) -> dict[int, Any]:
@@ -237,10 +239,10 @@ def _tentative(
     if not held[k].shape[0]:  # an idle device
         return scipy.sparse.csr_array((0, 0)), near[k]
     own = _canonical(held[k][:, starts[k] : starts[k + 1]])
-    graph = aggregation.blocks(own, 1, 1)
-    agg, count = aggregation.aggregates(graph, aggregation.strength(graph, 1, theta))
+    graph = aggregation.points(own, 1)
+    agg, count = aggregation.aggregates(graph, aggregation.strength(graph, theta))
     Q, below = aggregation.tentative(agg, count, near[k])
-    return aggregation.placed(agg, count, Q)[:, : below.shape[0]], below
+    return aggregation.placed(agg, count, Q).tocsr()[:, : below.shape[0]], below
 
 
 def _cuts(T: Pieces, mesh: Any) -> np.ndarray:
@@ -275,8 +277,8 @@ def _lumped(held: Pieces, starts: np.ndarray, theta: float, mesh: Any) -> Pieces
         # The square matrix of all rows that are known here, of which those of other shards have a diagonal only.
         others = scipy.sparse.csr_array(scipy.sparse.diags_array(d))
         square = _canonical(scipy.sparse.vstack([others[:first], left, others[stop:]], format="csr"))
-        graph = aggregation.blocks(square, 1, 1)
-        col = aggregation.lumped(graph, aggregation.strength(graph, 1, theta))
+        graph = aggregation.points(square, 1)
+        col = aggregation.lumped(graph, aggregation.strength(graph, theta))
         own = scipy.sparse.csr_array((square.data, col, square.indptr), shape=square.shape)[first:stop]
         return _canonical(_renumbered(own, numbers, held[k].shape[1]))
 

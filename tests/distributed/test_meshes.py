@@ -153,7 +153,7 @@ def test_a_mapped_solve_inside_set_mesh():
     [
         *(precond.jacobi, precond.chebyshev, precond.incomplete_cholesky),
         functools.partial(precond.multigrid, max_coarse=10, theta=0.0),
-        functools.partial(precond.multigrid, max_coarse=10, cycle="F"),
+        functools.partial(precond.multigrid, max_coarse=10, cycle="W"),
     ],
 )
 def test_preconditioners_inside_set_mesh(make):

@@ -133,7 +133,7 @@ def test_all_near_null_columns_reach_a_shard_on_a_mesh_with_another_axis():
 
 def test_refusals_name_the_cure(built):
     A, _ = built
-    for option in ({"refreshable": True}, {"block_size": 2}, {"candidates": "adaptive"}):
+    for option in ({"setup": []}, {"block_size": 2}):
         with pytest.raises(ValueError, match=rf"takes no {next(iter(option))}=.*from_scipy\(A\.to_scipy\(\)\)"):
             precond.multigrid(A, **option)
     with pytest.raises(ValueError, match=rf"shape \({N}, k\); got \(3, 1\)"):
