@@ -166,13 +166,13 @@ def run(
             k = loop.k + (moves & (code == RUNNING))
             size = normal(work)
             if options.callback is not None:
-                iterate.show(options.callback, limits.calls, moves, scaled(outer.x + work.x, out))
+                iterate.show(options.callback, moves, scaled(outer.x + work.x, out))
             norms = iterate.record(loop.norms, jnp.where(moves, k, -1), size)
             return Loop(work, k, size, jnp.where(moves, code, loop.code), norms)
 
         loop = Loop(work, outer.k, outer.s_norm, outer.code, outer.norms)
         # Not unrolled: XLA takes minutes to compile twenty copies of a step of two products and about 60 scalars.
-        loop = iterate.advance_while(goes_on, advance, loop, options, e_b + e_A, limits.calls, unroll=1)
+        loop = iterate.advance_while(goes_on, advance, loop, options, e_b + e_A, unroll=1)
         x = outer.x + jnp.where(outer.code == RUNNING, loop.work.x, 0)
         r = b - A.apply(x)
         new = _judged(x, r, jnp.maximum(outer.A_norm, loop.work.A_norm), loop.k, loop.norms, loop.code, outer)

@@ -60,8 +60,8 @@ def cg(
     Args:
       A: [n, n] matrix: a jaxsparse_fmt format, a dense array, anything with a shape and `@`; or a function v -> A·v.
         A matrix is an argument of the compiled solver, which serves all matrices of its format and array shapes. A
-        function, or a matrix that is not a pytree, is traced at each call, and compiled if its program is new. Outside
-        jit, a program with a part that cannot be compared, such as a `custom_jvp`, is compiled at each call.
+        function, or a matrix that is not a pytree, is traced at each call. Outside jit the same function object reuses
+        its compiled solver, with the arrays that it closes over now; a new lambda compiles again.
       b: [n], or [n, k] for k systems at once: they share every product, and each starts, counts its iterations and ends
         separately. If A is a function, b may also be a pytree of arrays, or one array of another shape: a single
         system, whose A and M are functions of such pytrees. Pass a grid of two axes as `[grid]`.
@@ -75,7 +75,7 @@ def cg(
       callback: called as callback(x) after every iteration, as in SciPy; copies x to the host each time. Not available
         for a matrix over several devices.
       progress: called as progress(iterations, residual_norm) about every 16 iterations. Outside jit a solve with a
-        callback or progress returns after the last call, and a new function compiles nothing.
+        callback or progress returns after the last call, and compiles for a new function.
       check_every: iterations between checks, at most 1000; None takes 1 on a CPU and 10 or 40 on a GPU, where a check
         waits for a copy to the host. The number changes neither the answer nor the reported iterations.
       adjoint: how derivatives are computed: an `Adjoint`, with a tolerance, maxiter and report of its own; or

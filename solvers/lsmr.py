@@ -19,9 +19,10 @@ from solvers import _lsmr
 from solvers._lsmr import End, Given, Maps
 from solvers.core import arguments, opaque, program
 from solvers.core.adjoint import TRUNCATED, hermitian_solve, report
+from solvers.core.interrupts import calling
 from solvers.core.iterate import Options
 from solvers.core.program import Entry
-from solvers.core.settings import Adjoint, Settings, limits_of_derivatives, numbered, settled, solver
+from solvers.core.settings import Adjoint, Settings, limits_of_derivatives, settled, solver
 from solvers.core.stopping import Limits
 from solvers.solution import Solution
 
@@ -60,7 +61,7 @@ def lsmr(A: Any, b: Any, x0: Any = None, *, damp: float = 0.0, **settings: Unpac
 
     Args:
       A: [m, n] matrix: a jaxsparse_fmt format, a dense array, anything with a shape, `@` and `T`; or a pair of
-        functions (v -> A·v, u -> Aᴴ·u), traced at each call, and compiled where their programs are new.
+        functions (v -> A·v, u -> Aᴴ·u), traced at each call, as a function in `cg`.
       b: [m], or [m, k] for k problems at once.
       x0: [n] or [n, k]; None starts from zero.
       damp: λ, from 0 up.
@@ -89,8 +90,8 @@ def lsmr(A: Any, b: Any, x0: Any = None, *, damp: float = 0.0, **settings: Unpac
     if adjoint == "unrolled":
         raise TypeError("adjoint must be a solvers.Adjoint for lsmr, which is not unrolled; got 'unrolled'")
     forth, back, M = map(arguments.over_columns, (*maps, M))
-    with numbered(options, limits[0]) as (options, own):
-        return _solve(Plan(options, adjoint, n), (forth, back, M), IDENTITY, b, x0, factor, (own, limits[1]))
+    with calling(options):
+        return _solve(Plan(options, adjoint, n), (forth, back, M), IDENTITY, b, x0, factor, limits)
 
 
 def _two_sided(A: Any, b: Array) -> tuple[tuple[Any, Any], Any, int]:

@@ -54,7 +54,7 @@ class Ravel:
 
     def function(self, f: Any, name: str) -> Any:
         """A user's function of pytrees as a function of vectors; None and matrices, which act on vectors, unchanged."""
-        return (lambda v: self.vector(f(self.pytree(v)), f"{name}·v")) if is_function(f) else f
+        return of_user(f, lambda v: self.vector(f(self.pytree(v)), f"{name}·v")) if is_function(f) else f
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +141,7 @@ def linear_map(A: Any, n: int, name: str) -> Any:
     if isinstance(A, np.ndarray):
         return owned(A)
     is_opaque = jax.tree_util.all_leaves([A]) and not isinstance(A, jax.Array)
-    return (lambda v: A @ v) if is_opaque else A
+    return of_user(A, lambda v: A @ v) if is_opaque else A
 
 
 def refuse_scipy(A: Any, name: str) -> None:
@@ -167,7 +167,13 @@ def apply(A: Any, v: Array) -> Array:
 
 def over_columns(f: Any) -> Any:
     """A user's function of one vector, for columns too; anything else unchanged."""
-    return (lambda v: f(v) if v.ndim == 1 else jax.vmap(f, 1, 1)(v)) if is_function(f) else f
+    return of_user(f, lambda v: f(v) if v.ndim == 1 else jax.vmap(f, 1, 1)(v)) if is_function(f) else f
+
+
+def of_user(f: Any, wrapper: Any) -> Any:
+    """`wrapper`, which calls the user's f, by whose identity compiled programs are kept."""
+    wrapper.user = getattr(f, "user", f)
+    return wrapper
 
 
 def in_basis(A: Any) -> tuple[Any, Basis]:

@@ -1,17 +1,18 @@
 """KeyboardInterrupt during a solve: Python raises it in the first thread alone, and not while that waits for XLA."""
 
+import contextlib
 import functools
 import re
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import is_on_cpu
+from jaxsparse_fmt._types import in_trace, is_on_cpu
 from jaxsparse_fmt.kernels.cpu import ffi
 
 SHORTEST, LONGEST, PART = 1e-5, 5e-3, 1 / 50  # seconds of a pause, and its part of the time waited so far
@@ -43,6 +44,24 @@ def heeding(program: Callable[..., Any], *args: Any) -> Any:
         if re.search(r"^KeyboardInterrupt\b", str(error), re.MULTILINE):
             raise KeyboardInterrupt from error
         raise
+
+
+_calls = False  # whether a solve calls the user now; another one inside such a call must not wait for it
+
+
+@contextlib.contextmanager
+def calling(options: Any) -> Iterator[None]:
+    """A context for a solve, which ends after the last call of its callback and progress, unless it is traced."""
+    global _calls
+    if (options.callback, options.progress) == (None, None) or _calls or in_trace():
+        yield
+        return
+    _calls = True
+    try:
+        yield
+        jax.effects_barrier()
+    finally:
+        _calls = False
 
 
 @functools.cache

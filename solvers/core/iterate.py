@@ -75,8 +75,7 @@ class Options(NamedTuple):
     """Static options of the loop.
 
     Attributes:
-      callback, progress: the user's functions, or functions of `Limits.calls` and the same arguments
-        (`settings.numbered`).
+      callback, progress: the user's functions.
       dtype, values: in a refinement, the dtype of the inner vectors, and that of the inner matrix.
     """
 
@@ -159,12 +158,12 @@ def run(method: Method, options: Options, system: System, leave: Map) -> Found:
             moves = now.k > loop.k
             if options.callback is not None:
                 x = outer.x + method.iterate(M, work).astype(outer.x.dtype)
-                show(options.callback, limits.calls, moves, leave(scaled(x, of_x)))
+                show(options.callback, moves, leave(scaled(x, of_x)))
             norms = record(loop.norms, jnp.where(moves, now.k, -1), now.norm)
             return Loop(work, now.k, now.norm, now.code, norms)
 
         loop = Loop(work, outer.k, outer.norm.astype(goal.dtype), outer.code, outer.norms)
-        loop = advance_while(lambda loop: numbers(loop).active, advance, loop, options, of_b, limits.calls)
+        loop = advance_while(lambda loop: numbers(loop).active, advance, loop, options, of_b)
         x = outer.x + jnp.where(outer.code == RUNNING, method.iterate(M, loop.work).astype(b.dtype), 0)
         r = b - A(x)
         now = norm(r)
@@ -208,14 +207,12 @@ def advance_while(
     loop: Loop,
     options: Options,
     of_norm: Array,
-    calls: tuple[Any, ...] = (),
     unroll: int = STEPS_UNROLLED,
 ) -> Loop:
     """Advances while any column goes on, `steps_per_check` steps at a time.
 
     Args:
       of_norm: e, where 2ᵉ times the loop's norm is the norm in the user's scale, for `progress`.
-      calls: as in `Limits`.
     """
     steps = min(options.steps_per_check, STEPS_PER_CHECK)
     loop = mesh_axes.varying(loop, loop)
@@ -223,11 +220,11 @@ def advance_while(
     def trip(loop: Loop) -> Loop:
         loop = lax.fori_loop(0, steps, lambda _, loop: advance(loop), loop, unroll=min(steps, unroll))
         if (progress := options.progress) is not None:
-            called = lambda k, value, *calls: progress(*calls, int(k), float(value))  # noqa: E731
+            called = lambda k, value: progress(int(k), float(value))  # noqa: E731
             k = jnp.max(loop.k)
             due = k % STEPS_PER_REPORT < steps
             report = functools.partial(jax.debug.callback, called)
-            lax.cond(due, report, lambda *_: None, k, jnp.max(scaled(loop.norm, of_norm)), *calls)
+            lax.cond(due, report, lambda *_: None, k, jnp.max(scaled(loop.norm, of_norm)))
         return loop
 
     return lax.while_loop(lambda loop: jnp.any(goes_on(loop)), trip, loop)
@@ -242,7 +239,7 @@ def record(norms: Array, k: Array, value: Array) -> Array:
     return norms.at[index].set(value.astype(norms.dtype), mode="drop")
 
 
-def show(callback: Callable[..., None], calls: tuple[Any, ...], moves: Array, x: Array) -> None:
-    """Calls callback(*calls, x) on the host where any column moves."""
-    called = lambda moved, x, *calls: callback(*calls, x) if moved else None  # noqa: E731
-    jax.debug.callback(called, jnp.any(moves), x, *calls, ordered=True)
+def show(callback: Callable[..., None], moves: Array, x: Array) -> None:
+    """Calls callback(x) on the host where any column moves."""
+    called = lambda moved, x: callback(x) if moved else None  # noqa: E731
+    jax.debug.callback(called, jnp.any(moves), x, ordered=True)

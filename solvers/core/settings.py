@@ -1,12 +1,10 @@
 """Keywords that every solver of A·x = b takes: types, defaults, checks, and the decorator that adds them."""
 
-import contextlib
 import contextvars
 import dataclasses
 import functools
 import inspect
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal, ParamSpec, TypedDict, TypeVar
 
 import jax
@@ -14,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import in_trace, standard_promotion
+from jaxsparse_fmt._types import standard_promotion
 from solvers.core import arguments
 from solvers.core.iterate import Options
 from solvers.core.scaling import Map
@@ -88,7 +86,7 @@ def as_preconditioner(M: Map) -> Map:
         finally:
             _in_preconditioner.reset(token)
 
-    return applied
+    return arguments.of_user(M, applied)
 
 
 class Settings(TypedDict, total=False):
@@ -235,44 +233,3 @@ def steps_per_check(n: int) -> int:
     """Steps between two checks of the stopping rule for n unknowns on the default backend."""
     many = STEPS_PER_CHECK_SMALL if n <= SMALL else STEPS_PER_CHECK_DEFAULT
     return STEPS_PER_CHECK.get(jax.default_backend(), many)
-
-
-# ------------------------------------------------------------------------------------------- callback and progress
-
-_functions: dict[int, tuple[Callable[..., None] | None, ...]] = {}  # of the solves that run now
-_numbers = itertools.count()
-
-
-@dataclasses.dataclass(frozen=True)
-class ByNumber:
-    """Stands for a function of one solve; takes the number of the solve before the function's arguments."""
-
-    place: int  # among the solve's functions
-
-    def __call__(self, number: Any, *args: Any) -> None:
-        function = _functions[int(number)][self.place]
-        assert function is not None
-        function(*args)
-
-
-@contextlib.contextmanager
-def numbered(options: Any, limits: Any) -> Iterator[tuple[Any, Any]]:
-    """A context with the options and limits of a solve, its functions by number; it ends after their last call.
-
-    A program that holds `callback` or `progress` is compiled anew for every lambda. Outside of jit the loop holds a
-    number instead, by which the host finds the two functions while the solve runs: one program serves all of them.
-    Both stay as they are inside jit, over several processes, whose numbers may differ, and in a callback, which must
-    not wait for itself.
-    """
-    functions = options.callback, options.progress
-    if functions == (None, None) or _functions or jax.process_count() > 1 or in_trace():
-        yield options, limits
-        return
-    number = next(_numbers)
-    _functions[number] = functions
-    callback, progress = (None if f is None else ByNumber(place) for place, f in enumerate(functions))
-    try:
-        yield options._replace(callback=callback, progress=progress), limits._replace(calls=(np.int32(number),))
-        jax.effects_barrier()
-    finally:
-        del _functions[number]

@@ -12,11 +12,12 @@ from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from solvers.core import adjoint as adjoints
 from solvers.core import arguments, precision, unrolled
+from solvers.core.interrupts import calling
 from solvers.core.iterate import Method, Options, System
 from solvers.core.precision import Narrow
 from solvers.core.program import Entry
 from solvers.core.scaling import Map, Product
-from solvers.core.settings import NUMBERS, Adjoint, as_preconditioner, limits_of_derivatives, numbered, settled
+from solvers.core.settings import NUMBERS, Adjoint, as_preconditioner, limits_of_derivatives, settled
 from solvers.solution import Solution
 
 
@@ -79,9 +80,8 @@ def solve(
     # JAX differentiates unrolled steps through M, so that M's own solves must be as accurate as any other.
     if isinstance(adjoint, Adjoint) and arguments.is_function(M):
         M = as_preconditioner(M)
-    with numbered(options, limits[0]) as (options, first):
-        plan = Plan(method, options, adjoint)
-        sol = _solve(plan, (own, inner, M), basis, b, x0, (first, limits[1]))
+    with calling(options):
+        sol = _solve(Plan(method, options, adjoint), (own, inner, M), basis, b, x0, limits)
     return sol if ravel is None else dataclasses.replace(sol, x=ravel.pytree(sol.x))
 
 

@@ -22,14 +22,12 @@ class Limits(NamedTuple):
 
     Attributes:
       drop: the true residual is computed whenever the recursion's has fallen by this factor; 0: only at its end.
-      calls: arguments of `callback` and `progress` before their own (`settings.numbered`).
     """
 
     rtol: Array
     atol: Array
     maxiter: Array
     drop: Array
-    calls: tuple[Any, ...] = ()
 
 
 class Loop(NamedTuple):

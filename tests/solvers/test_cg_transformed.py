@@ -38,20 +38,6 @@ def test_an_array_as_M_is_the_diagonal_matrix_that_it_lists():
     assert np.all(cg(A, np.stack([b, 2 * b], axis=1), M=d).success)
 
 
-def test_a_second_solve_compiles_nothing():
-    _, A, b = system()
-    cg(A, b, rtol=1e-6).x.block_until_ready()
-    with jax.log_compiles(), pytest.MonkeyPatch.context() as patch:
-        import logging
-
-        records = []
-        patch.setattr(
-            logging.getLogger("jax._src.interpreters.pxla"), "handle", lambda r: records.append(r.getMessage())
-        )
-        cg(A.with_data(3 * A.data), b, rtol=1e-9, maxiter=77).x.block_until_ready()
-    assert not [r for r in records if "_solve" in r]
-
-
 @pytest.mark.deep  # the compiler of the quick tests rounds the sums of a batch otherwise
 def test_vmap_over_right_hand_sides_counts_each_by_itself():
     _, A, _ = system()
