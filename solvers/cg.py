@@ -62,9 +62,9 @@ def cg(
         A matrix is an argument of the compiled solver, which serves all matrices of its format and array shapes. A
         function, or a matrix that is not a pytree, is traced at each call. Outside jit the same function object reuses
         its compiled solver, with the arrays that it closes over now; a new lambda compiles again.
-      b: [n], or [n, k] for k systems at once: they share every product, and each starts, counts its iterations and ends
-        separately. If A is a function, b may also be a pytree of arrays, or one array of another shape: a single
-        system, whose A and M are functions of such pytrees. Pass a grid of two axes as `[grid]`.
+      b: [n], or with a matrix A [n, k] for k systems at once: they share every product, and each starts, counts its
+        iterations and ends separately. With a function A, b is an array of any shape or a pytree of arrays: a single
+        system, whose A and M are functions of such arrays. Use `jax.vmap` for several.
       x0: the start, of the shape of b. The solve starts from zero for None, and if the largest number of x0's
         residual is at least 1024 times that of b.
       M: an approximation of A⁻¹, positive definite: anything with `@`, a function r -> M·r, or the [n] numbers of a

@@ -69,14 +69,16 @@ class Raveled:
 
 
 def ravel(b: Any, A: Any) -> Ravel | None:
-    """The map from the unknowns of one system to a vector; None where b is a vector, or several as columns.
+    """The map from the unknowns of one system to a vector; None where b is a vector, or A a matrix and b its columns.
+
+    For a function A every b is one unknown, of any shape, as in JAX and lineax.
 
     TypeError: b is a pytree and A is not a function.
     """
     if isinstance(b, jax.Array) and not is_function(A):
         return None
     leaves, tree = jax.tree.flatten(b)
-    if _is_array(b, leaves) and (not is_function(A) or np.ndim(b) in (1, 2)):
+    if _is_array(b, leaves) and (not is_function(A) or np.ndim(b) == 1):
         return None
     if not is_function(A):
         raise TypeError(f"b is a {type(b).__name__}; a matrix A takes one array, and a function A a pytree like b")

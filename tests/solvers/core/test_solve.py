@@ -43,7 +43,7 @@ def test_are_pytrees_differentiated_and_shown_to_a_callback():
 
 
 @pytest.mark.some(b=1)
-@pytest.mark.parametrize("b", [[U], (U, V), np.ones((2, 2, 2)), 3.0, [1.0, 2.0]], ids=str)
+@pytest.mark.parametrize("b", [[U], (U, V), U, np.ones((2, 2, 2)), 3.0, [1.0, 2.0]], ids=str)
 def test_has_x_the_structure_of_b(b):
     sol = cg(lambda t: jax.tree.map(lambda a: 2 * a, t), b)
     as_array = isinstance(b, list) and isinstance(b[0], float)
@@ -52,10 +52,19 @@ def test_has_x_the_structure_of_b(b):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y), sol.x, expected)
 
 
-def test_are_two_axes_several_systems_for_a_function_of_vectors():
-    sol = cg(lambda v: v * jnp.arange(1.0, 3.0), U)
-    assert sol.code.shape == (3,)
-    np.testing.assert_allclose(sol.x, U / np.arange(1.0, 3.0)[:, None], rtol=1e-5)
+@pytest.mark.some(solver=2)
+@pytest.mark.parametrize("solver", METHODS, ids=lambda s: s.__name__)
+def test_is_an_array_of_two_axes_one_unknown_to_a_function(solver):
+    """X·Mᵀ = B with a square B: k systems of columns would have the matrix M itself."""
+    left = np.diag([3.0, 4.0, 5.0]) + 0.2
+    right = left if solver not in (gmres, bicgstab) else left + np.triu(np.ones((3, 3)), 1)
+    B, A = np.arange(9.0).reshape(3, 3), lambda X: X @ jnp.asarray(right).T
+    options = {"inner": A, "rtol": 1e-10} if solver is refine else {"rtol": 1e-10}
+    sol = solver(A, B, M=lambda R: R / 4, **options)
+    assert sol.code.shape == () and sol.success
+    np.testing.assert_allclose(sol.x, np.linalg.solve(right, B.T).T, rtol=1e-8)
+    with pytest.raises(ValueError, match=r"M has shape \(3, 3\); a system with b of length 9"):
+        solver(A, B, M=np.eye(3), **({"inner": A} if solver is refine else {}))
 
 
 @pytest.mark.parametrize(
