@@ -91,9 +91,8 @@ print(json.dumps({name: least(f) for name, f in calls.items()}))
 """
 READ = """
 import scipy.io, scipy.io._fast_matrix_market
-from jaxsparse_fmt.io import mtx_entries, read_mtx
+from jaxsparse_fmt.io import read_mtx
 scipy.io._fast_matrix_market.PARALLELISM = 1
-mtx_entries.compiled("int32")
 peak = lambda: next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) * 1024
 before = peak()
 found = seconds(lambda: {{"ours": read_mtx, "SciPy": scipy.io.mmread}}["{side}"]("{path}").data)

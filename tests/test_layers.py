@@ -36,7 +36,7 @@ ALLOWED = {
     "kernels": THIRD_PARTY | {"jaxlib", "numba", "llvmlite"},
     "models": NUMERIC,
     "gallery": NUMERIC,
-    "io": NUMERIC | {"numba"},
+    "io": NUMERIC,
     "machine_code": {"numba", "llvmlite"},
     "distributed": THIRD_PARTY | {"pymetis"},
     "cli": THIRD_PARTY | {"rich", "matplotlib"},

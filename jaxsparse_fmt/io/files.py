@@ -14,7 +14,8 @@ import scipy.sparse as sp
 from numpy.typing import ArrayLike
 
 from jaxsparse_fmt._types import replacing
-from jaxsparse_fmt.io.matrix_market import fault, parse
+from jaxsparse_fmt.io.matrix_market import parse
+from jaxsparse_fmt.io.mtx_entries import fault
 
 __all__ = ["VECTOR_SUFFIXES", "read_mtx", "read_vector", "write_mtx", "write_vector"]
 
@@ -36,8 +37,8 @@ def read_mtx(path: PathLike | BinaryIO) -> sp.csr_array:
     mark, lines of up to 65,536 bytes, and integers of any size, which become the nearest float64.
     Any other content is refused (`mtx_entries.py` states the grammar).
 
-    All cores that the process may use parse a large file. At its peak the function holds at most 50 MB and
-    twice the unpacked file or the matrix, whichever is larger; three times if the file stores one triangle.
+    SciPy's reader parses the file, in several threads if it is large. At its peak the function holds at most 50 MB,
+    the unpacked file, and twice the matrix; three times if the file stores one triangle.
 
     Args:
         path: of a file, plain, gzip or bzip2 by its content; or a binary file that is open for
@@ -51,25 +52,7 @@ def read_mtx(path: PathLike | BinaryIO) -> sp.csr_array:
         ValueError: not Matrix Market, or malformed; the message names the file, the line and the cure.
             Sizes that a file of this length cannot hold are refused before anything is allocated.
     """
-    S: Any = parse(path)
-    if not sp.issparse(S) or np.any(S.row[1:] < S.row[:-1]):
-        return sp.csr_array(S)
-    csr = sp.csr_array((S.data, S.col, _pointers(S.row, S.shape[0])), shape=S.shape)  # without a copy
-    csr.sum_duplicates()
-    return csr
-
-
-def _pointers(
-    row: np.ndarray,  # [nnz] rising
-    n_rows: int,
-) -> np.ndarray:
-    """[rows + 1] int64: where each row begins, and the end."""
-    ptr = np.zeros(n_rows + 1, np.int64)
-    piece = 1 << 18  # since `bincount` copies to 64 bits, and larger copies would be cleared by Linux first
-    for rows in (row[start : start + piece] for start in range(0, row.size, piece)):
-        count = np.bincount(rows - rows[0])
-        ptr[rows[0] + 1 :][: count.size] += count
-    return np.cumsum(ptr, out=ptr)
+    return sp.csr_array(parse(path))
 
 
 def read_vector(path: PathLike) -> np.ndarray:

@@ -11,7 +11,7 @@ def coordinates(
     place: tuple[np.ndarray, np.ndarray],  # rows and columns [entries], from 0
     value: np.ndarray,  # [entries]
 ) -> sp.coo_array:
-    """All entries, each mirror image behind its original; rows are then sorted in most files.
+    """All entries, and behind them their mirror images.
 
     Raises:
         ValueError: two entries that mirror each other, or a diagonal that the symmetry excludes.
@@ -22,9 +22,8 @@ def coordinates(
     _check_triangle(path, symmetry, shape[1], row, col)
     beside = row != col
     _check_diagonal(path, symmetry, value[~beside])
-    kept = np.stack([np.ones_like(beside), beside], axis=1)
-    values = np.stack([value, _mirrored(symmetry, value)], axis=1)[kept]
-    rows, cols = np.stack([row, col], axis=1)[kept], np.stack([col, row], axis=1)[kept]
+    values = np.concatenate([value, _mirrored(symmetry, value[beside])])
+    rows, cols = np.concatenate([row, col[beside]]), np.concatenate([col, row[beside]])
     return sp.coo_array((values, (rows, cols)), shape=shape)
 
 

@@ -1,11 +1,9 @@
-"""One grammar, as Python and compiled: it reads what an independent reader reads, and rounds as Python does."""
+"""The reader reads what an independent reader reads, refuses what that refuses, and rounds as Python does."""
 
-import functools
 import gzip
 import io
 import os
 import random
-import sys
 import tracemalloc
 
 import numpy as np
@@ -13,20 +11,10 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt import machine_code
-from jaxsparse_fmt.io import matrix_market, mtx_entries
+from jaxsparse_fmt.io import matrix_market
 from tests.io import oracle
 
-MUTATIONS = int(os.environ.get("JAXSPARSE_MUTATIONS", 3000))  # a million takes three minutes
-
-
-@pytest.fixture(params=["python", "compiled"])
-def engine(request, monkeypatch) -> str:
-    if request.param == "python":
-        monkeypatch.setattr(mtx_entries, "compiled", functools.cache(lambda index: None))
-    else:
-        assert mtx_entries.compiled("int32") is not None
-    return request.param
+MUTATIONS = int(os.environ.get("JAXSPARSE_MUTATIONS", 3000))  # a million takes five minutes
 
 
 def ours(data: bytes) -> tuple[tuple[int, ...], list[tuple[int, int, complex]]] | None:
@@ -56,13 +44,13 @@ def agrees(data: bytes) -> bool:
     return True
 
 
-def test_mutated_files_are_read_or_refused_as_an_independent_reader_does(engine):
+def test_mutated_files_are_read_or_refused_as_an_independent_reader_does():
     rng = random.Random(19)
     read = sum(agrees(oracle.mutated(rng)) for _ in range(MUTATIONS))
     assert MUTATIONS / 20 < read < MUTATIONS / 2
 
 
-def test_where_a_file_is_cut_into_pieces_changes_nothing(engine, monkeypatch):
+def test_where_a_file_is_cut_into_pieces_changes_nothing(monkeypatch):
     rng = random.Random(20)
     for piece in (1, 7, 40):
         monkeypatch.setattr(matrix_market, "_PIECE", piece)
@@ -70,19 +58,8 @@ def test_where_a_file_is_cut_into_pieces_changes_nothing(engine, monkeypatch):
             agrees(oracle.mutated(rng))
 
 
-@pytest.mark.parametrize("piece", [7, 40, 300])
-def test_do_lines_without_entries_leave_all_entries_in_their_places(piece, monkeypatch, tmp_path):
-    # Threads write where entries stay if all lines are entries. Comments follow every third, blank lines every ninth.
-    monkeypatch.setattr(matrix_market, "_PIECE", piece)
-    n, path = 60, tmp_path / "a.mtx"
-    lines = [f"{k + 1} {n - k} {k}.5\n" + "% no entry\n" * (k % 3 == 0) + " \n" * (k % 9 == 0) for k in range(n)]
-    path.write_text(f"%%MatrixMarket matrix coordinate real general\n{n} {n} {n}\n" + "".join(lines).rstrip())
-    got = matrix_market.parse(path)
-    np.testing.assert_array_equal([got.row, got.col, got.data], [range(n), range(n)[::-1], np.arange(n) + 0.5])
-
-
 @pytest.mark.parametrize("file", oracle.FILES)
-def test_the_files_that_are_mutated_are_legal(file, engine):
+def test_the_files_that_are_mutated_are_legal(file):
     assert agrees(file)
 
 
@@ -108,52 +85,19 @@ def hard_decimals(rng: random.Random) -> list[str]:
     return [text for text in texts if np.isfinite(float(text))]
 
 
-def test_every_decimal_is_rounded_as_pythons_float_rounds_it(engine):
-    texts = hard_decimals(random.Random(21))[:: 1 if engine == "compiled" else 10]
-    lines = "\n".join(f"{text}" for text in texts)
-    head = f"%%MatrixMarket matrix array real general\n{len(texts)} 1\n"
-    got = matrix_market.parse(io.BytesIO(f"{head}{lines}\n".encode())).ravel()
+def test_every_decimal_is_rounded_as_pythons_float_rounds_it():
+    texts = hard_decimals(random.Random(21))
+    lines = "".join(f"{k} 1 {text}\n" for k, text in enumerate(texts, 1))
+    head = f"%%MatrixMarket matrix coordinate real general\n{len(texts)} 1 {len(texts)}\n"
+    got = matrix_market.parse(io.BytesIO(f"{head}{lines}".encode())).data
     want = np.array([float(text) for text in texts])
     np.testing.assert_array_equal(got.view(np.int64), want.view(np.int64))  # the sign of zero, too
-
-
-def test_few_decimals_are_left_to_python():
-    # They take fifty times as long: of what writers write, there must be next to none.
-    rng = np.random.default_rng(22)
-    x = rng.standard_normal(4000) * 10.0 ** rng.integers(-200, 200, 4000)
-    text = "".join(f"{v!r}\n{v:.6g}\n{v:.18e}\n{v:.40e}\n" for v in x.tolist()).encode() + mtx_entries.PAD
-    assert mtx_entries.compiled("int32") is not None
-    room = mtx_entries.Room.of(*mtx_entries.arrays(0, 1, np.int32, 16_000))
-    entries, n_late, *_ = mtx_entries.read(text, room, (0, 1), (16_000, 1))
-    assert entries == 16_000 and n_late < 16
-
-
-def test_without_numba_files_are_read_with_a_warning(monkeypatch, tmp_path):
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))  # no kept code
-    monkeypatch.setattr(machine_code, "_addresses", {})
-    monkeypatch.setitem(sys.modules, "numba", None)
-    monkeypatch.setattr(mtx_entries, "compiled", functools.cache(mtx_entries.compiled.__wrapped__))
-    monkeypatch.setattr(matrix_market, "_PIECE", 16)
-    with pytest.warns(UserWarning, match=r"Numba cannot compile the reader of Matrix Market files.*numba"):
-        assert agrees(oracle.FILES[0])
-
-
-def test_a_process_that_reads_many_small_files_compiles_the_reader(monkeypatch):
-    calls = []
-    monkeypatch.setattr(mtx_entries, "_as_python", 0)
-    monkeypatch.setattr(mtx_entries, "ENOUGH", 10 * len(oracle.FILES[0]))
-    monkeypatch.setattr(mtx_entries, "compiled", functools.cache(lambda index: calls.append(1)))
-    assert agrees(oracle.FILES[0]) and not calls
-    for _ in range(30):
-        agrees(oracle.FILES[0])
-    assert calls == [1]
 
 
 @pytest.mark.parametrize("symmetry", ["general", "symmetric"])
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
 def test_reading_takes_little_more_memory_than_the_file(symmetry, pack, tmp_path, monkeypatch):
     monkeypatch.setattr(matrix_market, "_PIECE", 1 << 16)
-    monkeypatch.setattr(matrix_market, "CORES", 2)  # each holds a few pieces, and the file has only 20
     n = 40_000
     values = np.random.default_rng(23).standard_normal(n).tolist()
     lines = [f"{100_000 + k} {k + 1} {v!r}\n" for k, v in enumerate(values)]
@@ -161,7 +105,6 @@ def test_reading_takes_little_more_memory_than_the_file(symmetry, pack, tmp_path
     text = (head + "".join(lines)).encode()
     path = tmp_path / "a.mtx"
     path.write_bytes(pack(text))
-    mtx_entries.compiled("int32")
     tracemalloc.start()
     try:
         S = jsf.io.read_mtx(path)
