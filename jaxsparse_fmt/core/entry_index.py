@@ -5,7 +5,6 @@ stored place (8 from 2³¹ on). `data` and `with_data` are then one gather. Insi
 function closes over; if the matrix is an argument, its pattern is traced, and the program computes the index.
 """
 
-import weakref
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +14,8 @@ import scipy.sparse
 from jax import lax
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import Array, Csr, CsrArrays, as_floating, concrete, index_dtype, is_on_cpu, scipy_dtype
+from jaxsparse_fmt._types import Array, Csr, CsrArrays, as_floating, index_dtype, is_on_cpu, scipy_dtype
+from jaxsparse_fmt.core.kept import Kept
 
 
 class Index(NamedTuple):
@@ -32,8 +32,7 @@ class Index(NamedTuple):
     entry: Array
 
 
-# By the pattern's type, its static fields and the identities of its arrays; dropped when one of these arrays is freed.
-_kept: dict[Any, tuple[Any, list[weakref.ref[Any]]]] = {}
+_kept = Kept(4096)
 
 
 def known(A: Any) -> Index | None:
@@ -55,16 +54,10 @@ def _found(make: Any, A: Any) -> Any:
     leaves, tree = jax.tree.flatten(A)
     values = vars(A).get("values")
     arrays = [a for a in leaves if a is not values]
-    if not arrays or not all(isinstance(a, jax.Array) and not isinstance(a, Tracer) for a in arrays):
+    if not arrays or any(isinstance(a, Tracer) or not isinstance(a, jax.Array) for a in arrays):
         return None
-    key = make, tree, *map(id, arrays)
-    if key not in _kept:
-        with concrete():
-            stand_in = [jnp.zeros(a.shape, bool) if a is values else a for a in leaves]
-            index = make(jax.tree.unflatten(tree, stand_in))
-        forget = lambda _: _kept.pop(key, None)  # noqa: E731
-        _kept[key] = index, [weakref.ref(a, forget) for a in arrays]
-    return _kept[key][0]
+    stand_in = lambda: [jnp.zeros(a.shape, bool) if a is values else a for a in leaves]  # noqa: E731
+    return _kept.get((make, tree), arrays, lambda: make(jax.tree.unflatten(tree, stand_in())))
 
 
 @jax.jit

@@ -76,17 +76,23 @@ def test_is_the_index_of_each_pattern_its_own(layout):
 
 def test_does_the_index_die_with_its_pattern():
     gc.collect()
-    before = len(entry_index._kept)
+    before = len(entry_index._kept.table)
     A = jsf.from_scipy(S, "ell")
     B = A.with_data(2 * A.data)
     assert A.data.shape == A.T.data.shape
-    assert len(entry_index._kept) == before + 2  # of A and B, and of their transposes
+    assert len(entry_index._kept.table) == before + 2  # of A and B, and of their transposes
     del A
     gc.collect()
-    assert len(entry_index._kept) == before + 2
+    assert len(entry_index._kept.table) == before + 2
     del B
     gc.collect()
-    assert len(entry_index._kept) == before
+    assert len(entry_index._kept.table) == before
+
+
+def test_does_an_index_that_was_donated_come_again():
+    A = jsf.from_scipy(S, "ell")
+    jax.jit(lambda row: row + 1, donate_argnums=0)(A.row_ids)
+    np.testing.assert_array_equal(A.row_ids, S.nonzero()[0])
 
 
 def test_is_an_index_that_is_first_asked_for_inside_jit_usable_outside():

@@ -1,0 +1,50 @@
+"""What was computed from arrays, kept as long as these arrays live."""
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.core import Tracer
+
+from jaxsparse_fmt._types import concrete
+
+
+class Kept:
+    """A table of values by a key and the identities of arrays, of which the last `most` used stay.
+
+    An entry leaves the table when one of its arrays is freed. All steps are single operations on a dict, so threads and
+    the weak references' callbacks, which may run at any time, need no lock.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.table: dict[Any, tuple[Any, list[weakref.ref[Any]]]] = {}
+
+    def find(self, key: Any, arrays: Sequence[Any]) -> Any:
+        """The value, or None where there is none or one of its arrays was deleted, by donation for instance."""
+        found = self.table.pop((key, *map(id, arrays)), None)
+        if found is None or any(isinstance(a, jax.Array) and a.is_deleted() for a in jax.tree.leaves(found[0])):
+            return None
+        self.table[(key, *map(id, arrays))] = found  # the newest last
+        return found[0]
+
+    def keep(self, key: Any, arrays: Sequence[Any], value: Any) -> Any:
+        """Keeps `value`, and returns it."""
+        key = (key, *map(id, arrays))
+        forget = lambda _: self.table.pop(key, None)  # noqa: E731
+        self.table[key] = value, [weakref.ref(a, forget) for a in arrays]
+        for old in list(self.table)[: -self.most]:
+            self.table.pop(old, None)
+        return value
+
+    def get(self, key: Any, arrays: Sequence[Any], make: Callable[[], Any]) -> Any:
+        """The value, or `make()`; its arrays are constants where jit traces the caller. Nothing is kept by tracers."""
+        known = bool(arrays) and all(isinstance(a, jax.Array) and not isinstance(a, Tracer) for a in arrays)
+        found = self.find(key, arrays) if known else None
+        if found is None:
+            with concrete():
+                found = make()
+            if known:
+                self.keep(key, arrays, found)
+        return found
