@@ -84,8 +84,8 @@ def sides(S: Any, R: Any, operation: Callable[[Any, Any], Any], make: Callable[[
     A, B = jsf.from_scipy(S, "csr"), jsf.from_scipy(R, "csr")
 
     def eager() -> Any:
-        patterns._kept.clear()
-        entry_index._kept.clear()
+        patterns._kept.table.clear()
+        entry_index._kept.table.clear()
         return operation(A, B)
 
     plan = make(A, B)

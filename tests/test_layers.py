@@ -74,7 +74,6 @@ KERNELS = (
     "chunk_kernels",
     "block_kernels",
     "tile_kernels",
-    "spgemm_kernels",
     "aggregation_kernels",
     "xla_kernels",
 )

@@ -16,7 +16,6 @@ from jaxsparse_fmt.core.entry_index import take
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.csr import CSR
-from jaxsparse_fmt.kernels.cpu import over_rows, spgemm
 
 
 @pytree
@@ -93,15 +92,15 @@ def assembly(
             raise TypeError(f"{name} must hold integers, got dtype {index.dtype}")
     for name, n in (("rows", shape[0]), ("columns", shape[1]), ("entries", k)):
         building.check_bound(name, n)
-    indptr, indices, first, order = spgemm.coordinates(row, col, shape)
+    for name, index, n in (("row", row, shape[0]), ("col", col, shape[1])):
+        if k and (bad := index.min() if index.min() < 0 else index.max()) not in range(n):
+            raise ValueError(f"{name} index {bad} is out of range for shape {shape}; indices count from 0")
+    S, first, order = patterns.grouped(row.astype(np.int32), col.astype(np.int32), shape)
+    permutes = nnz_max is None and S.nnz == k
     if nnz_max is not None:
-        indptr, indices, first = patterns.filled(indptr, indices, first, shape, whole_number("nnz_max", nnz_max))
-    S = patterns.csr(indptr, indices, shape)
-    duplicates = plans.listed_sums(order, first, (indices.size, k), backend)
-    permutes = nnz_max is None and indices.size == k
+        S, first = patterns.filled(S, first, whole_number("nnz_max", nnz_max))
+    duplicates = plans.listed_sums(order, first, (S.nnz, k), backend)
     if not permutes:
-        ones = over_rows.empty(k, np.float32)
-        ones.fill(1)
-        duplicates = duplicates._with_values(building.on_device(ones))
+        duplicates = duplicates._with_values(building.on_device(np.ones(k, np.float32)))
     result = patterns.matrix(S, format, backend, max_bytes, **layout)
     return Assembly(result, duplicates, permutes)

@@ -1,5 +1,6 @@
 """The operations behind `A + B`, `A @ B`, `A[rows]` and their like: each makes or finds a plan, and calls it."""
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,19 +13,22 @@ from jaxsparse_fmt._types import Array, as_floating, requested_dtype, whole_numb
 from jaxsparse_fmt.algebra import patterns, plans
 from jaxsparse_fmt.algebra.assembly import assembly
 from jaxsparse_fmt.algebra.patterns import entries_of_equal
-from jaxsparse_fmt.algebra.plans import combined
+from jaxsparse_fmt.algebra.plans import combined, product
 from jaxsparse_fmt.core.matrix import SparseMatrix
 
-__all__ = ["combined", "entries_of_equal"]  # which `core.scipy_names` finds here with the functions below
+__all__ = ["entries_of_equal", "product"]  # which `core.scipy_names` finds here with the functions below
+
+
+def add(A: Any, B: Any) -> SparseMatrix:
+    return combined("A + B", A, B, operator.add)
+
+
+def subtract(A: Any, B: Any) -> SparseMatrix:
+    return combined("A - B", A, B, operator.sub)
 
 
 def multiply(A: Any, B: Any) -> SparseMatrix:
-    return plans.multiply(A, B)(A, B, jnp.multiply)
-
-
-def matmul(A: Any, B: Any) -> SparseMatrix:
-    plan, values = plans.product(A, B, with_values=True)
-    return plan(A, B) if values is None else plan.result.with_data(values)
+    return combined("A.multiply(B)", A, B, operator.mul, overlap=True)
 
 
 def scale_rows(A: Any, d: Any) -> Any:
@@ -49,7 +53,7 @@ def shift(A: Any, s: Any) -> SparseMatrix:
     s = jnp.asarray(s, jnp.result_type(A.dtype, s))
     if s.ndim != 0 and s.shape != (n,):
         raise ValueError(f"shift(s) takes a number or an array of shape ({n},), got shape {s.shape}")
-    return combined(A, diags(jnp.broadcast_to(s, (n,))), 1)
+    return add(A, diags(jnp.broadcast_to(s, (n,))))
 
 
 def set_diagonal(A: Any, d: Any) -> SparseMatrix:
@@ -60,7 +64,7 @@ def set_diagonal(A: Any, d: Any) -> SparseMatrix:
         raise ValueError(f"setdiag(d) takes a number or an array of shape ({n},), got shape {d.shape}")
     D = diags(jnp.broadcast_to(d, (n,)), dtype=A.dtype)
     off = jnp.where(A.row_ids == A.col_ids, 0, A.data)
-    return combined(A.with_data(off), D, 1)
+    return add(A.with_data(off), D)
 
 
 def _square(A: Any, name: str) -> int:
@@ -72,7 +76,7 @@ def _square(A: Any, name: str) -> int:
 def triangle(A: Any, k: int, lower: bool) -> SparseMatrix:
     k = whole_number("k", k, None)
     choose = scipy.sparse.tril if lower else scipy.sparse.triu
-    return plans.selected(("triangle", lower, k), lambda S: choose(S, k), A)(A)
+    return plans.selected("tril" if lower else "triu", ("triangle", lower, k), lambda S: choose(S, k), A)
 
 
 def item(A: Any, index: Any) -> Any:
@@ -88,7 +92,7 @@ def item(A: Any, index: Any) -> Any:
     places = [[_in_range(i, n)] if one else _places(i, n) for i, one, n in zip(index, whole, A.shape, strict=True)]
     key = tuple(p if isinstance(p, slice) else tuple(p) if len(p) < 64 else None for p in places)
     key = None if None in key else ("item", *map(repr, key))
-    part = plans.selected(key, lambda S: S[places[0]][:, places[1]], A)(A)
+    part = plans.selected("A[...]", key, lambda S: S[places[0]][:, places[1]], A)
     return part.todense()[0, 0] if all(whole) else part
 
 
@@ -126,7 +130,7 @@ def prune(A: Any, tol: float) -> SparseMatrix:
         row = np.repeat(np.arange(S.shape[0]), np.diff(S.indptr))[small]
         return scipy.sparse.csr_array((S.data[small], (row, S.indices[small])), shape=S.shape)
 
-    return plans.selected(None, keep, A)(A)
+    return plans.selected("prune", None, keep, A)
 
 
 def total(A: Any, axis: int | None) -> Array:
@@ -256,7 +260,7 @@ def block(blocks: Sequence[Sequence[Any]], *, format: str | None = None) -> Spar
         left = iter(numbered)
         return scipy.sparse.block_array([[None if A is None else next(left) for A in row] for row in rows])
 
-    return plans.selected(key, choose, *given, format=format)(*given)
+    return plans.selected("block", key, choose, *given, format=format)
 
 
 def hstack(matrices: Sequence[Any], *, format: str | None = None) -> SparseMatrix:
@@ -275,14 +279,13 @@ def kron(A: Any, B: Any, *, format: str | None = None) -> SparseMatrix:
     Raises:
       TypeError: not a matrix of this library on one device.
     """
-    patterns.check("kron", A, B)
 
     def spread(left: bool) -> Any:
         def choose(a: Any, b: Any) -> Any:
             (b if left else a).data[:] = 1
             return scipy.sparse.kron(a, b, "csr")
 
-        return plans.selected(("kron", left), choose, A, B, format=format)
+        return plans.selected("kron", ("kron", left), choose, A, B, format=format)
 
-    left, right = spread(True)(A, B), spread(False)(A, B)
+    left, right = spread(True), spread(False)
     return left.with_data(left.data * right.data)

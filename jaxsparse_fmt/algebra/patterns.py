@@ -1,6 +1,5 @@
 """Patterns of operands on the host, and the matrices of results."""
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -9,17 +8,14 @@ import numpy as np
 import scipy.sparse
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import Csr, Target, concrete, index_dtype
+from jaxsparse_fmt._types import Csr, Target, concrete, index_dtype, is_on_cpu, readable_bytes
+from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.core.matrix import FORMATS, SparseMatrix, build
 from jaxsparse_fmt.core.pattern import Absent
 from jaxsparse_fmt.core.transposed import Transposed
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.csr import CSR, threads_for
 
-KEPT = 16  # plans that eager operations keep
-_kept: dict[Any, tuple[Any, list[weakref.ref[Any]]]] = {}
-_digests: dict[Any, tuple[Any, list[weakref.ref[Any]]]] = {}
-_plans: dict[int, tuple[list[int], weakref.ref[Any]]] = {}  # by an array of the plan's result
+_kept, _digests, _expected = Kept(16), Kept(1024), Kept(1024)
 
 
 def check(operation: str, *operands: Any) -> None:
@@ -62,10 +58,17 @@ def pattern_of(A: Any) -> Csr:
     if isinstance(A, Transposed):
         return scipy.sparse.csr_array(pattern_of(A.A).T)
     with concrete():
-        if type(A) is CSR:
-            return csr(np.asarray(A.row_ptr), np.asarray(A.col_idx), A.shape)
-        _, indices, indptr = A._each(lambda v: np.ones(v.shape, np.float32)).csr_arrays()
-    return csr(np.asarray(indptr), np.asarray(indices), A.shape)
+        S = A._each(lambda v: np.ones(v.shape, np.float32)).to_scipy()
+    return csr(S.indptr, S.indices, S.shape)
+
+
+def at_hand(*operands: Any) -> list[Csr] | None:
+    """The operands as SciPy's matrices; None where one is traced or not on the host."""
+    leaves = jax.tree.leaves(operands)
+    if jax.default_backend() != "cpu" or any(isinstance(a, Tracer) or not is_on_cpu(a) for a in leaves):
+        return None
+    with concrete():
+        return [A.to_scipy() for A in operands]
 
 
 def csr(indptr: np.ndarray, indices: np.ndarray, shape: tuple[int, int]) -> Csr:
@@ -79,35 +82,128 @@ def numbered(S: Csr, before: int) -> Csr:
     return scipy.sparse.csr_array((np.arange(before + 1, before + S.nnz + 1), S.indices, S.indptr), shape=S.shape)
 
 
-def matrix(S: Csr, format: str, backend: str, max_bytes: float | None = None, **layout: Any) -> SparseMatrix:
-    """A matrix of the pattern of S, without values; in "csr" where `format` would take far more memory."""
-    if format == "csr" and not layout and max_bytes is None:
-        with concrete():
-            col_idx, row_ptr = map(building.on_device, (S.indices.astype(np.int32, copy=False), S.indptr))
-        threads, absent = threads_for(S.nnz, S.shape[0]), Absent((S.nnz,))
-        return CSR(absent, S.shape, S.nnz, backend, col_idx, row_ptr, threads)  # pyright: ignore[reportArgumentType]
-    ones = scipy.sparse.csr_array((np.ones(S.nnz, np.float32), S.indices, S.indptr), shape=S.shape)
-    with concrete():
-        try:
-            A = build(ones, format, Target(np.dtype(np.float32), backend, max_bytes), **layout)
-        except building.TooLarge:
-            if layout or max_bytes is not None:
-                raise
-            return matrix(S, "csr", backend)
-    return A._with_values(Absent(A.values.shape))  # pyright: ignore[reportArgumentType]
+def matrix(
+    S: Csr, format: str, backend: str, max_bytes: float | None = None, *, dtype: Any = None, **layout: Any
+) -> SparseMatrix:
+    """A matrix of the pattern of S, in "csr" where `format` would take far more memory.
+
+    Args:
+      dtype: of the values, which are then those of S; None: without values.
+    """
+    target = Target(np.dtype(dtype or np.float32), backend, max_bytes)
+    if dtype is None:
+        S = scipy.sparse.csr_array((np.ones(S.nnz, np.float32), S.indices, S.indptr), shape=S.shape)
+    try:
+        A = build(S, format, target, **layout)
+    except building.TooLarge:
+        if layout or max_bytes is not None or format == "csr":
+            raise
+        A = build(S, "csr", target)
+    return A if dtype is not None else A._with_values(Absent(A.values.shape))  # pyright: ignore[reportArgumentType]
 
 
-def filled(indptr: Any, indices: Any, first: Any, shape: tuple[int, int], nnz_max: int) -> tuple[np.ndarray, ...]:
-    """The pattern and its lists, with `nnz_max` entries: free places, spread over the rows, get empty lists.
+def grouped(row: np.ndarray, col: np.ndarray, shape: tuple[int, int]) -> tuple[Csr, np.ndarray, np.ndarray]:
+    """Coordinates [k], which may repeat, as a pattern, and the coordinates of each entry.
+
+    Returns:
+      the pattern; first [nnz + 1] and order [k]: entry n has the coordinates order[first[n]:first[n + 1]], in the order
+      given.
+    """
+    order = _sorted(col, shape[1])
+    order = order[_sorted(row[order], shape[0])]
+    row, col = row[order], col[order]
+    new = np.ones(row.size, bool)
+    new[1:] = (row[1:] != row[:-1]) | (col[1:] != col[:-1])
+    first = np.flatnonzero(new)
+    indptr = np.searchsorted(row[first], np.arange(shape[0] + 1))
+    return csr(indptr, col[first].astype(np.int32, copy=False), shape), np.append(first, row.size), order
+
+
+def _sorted(key: np.ndarray, n: int) -> np.ndarray:
+    """The order of keys from 0 to n - 1; equal ones keep theirs. SciPy counts where n is small, else NumPy sorts."""
+    number = np.arange(key.size + 1, dtype=index_dtype(key.size))
+    if n > 8 * key.size:
+        return np.argsort(key, kind="stable").astype(number.dtype)
+    return scipy.sparse.csr_array((number[:-1], key, number), shape=(key.size, n)).tocsc().data
+
+
+def listed(a: Csr, b: Csr) -> tuple[Csr, np.ndarray, np.ndarray, np.ndarray]:
+    """The pattern of a·b, with the entries that cancel, and the products that each entry sums, by rising column of a.
+
+    Returns:
+      the pattern; first [nnz + 1], left, right [products] int32: entry n sums the products a[left[k]]·b[right[k]] for
+      k from first[n] to first[n + 1].
+    """
+    lengths = np.diff(b.indptr)[a.indices]
+    before = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    products = int(before[-1])
+    takes = f"the list of the {products} products of two entries would take {readable_bytes(32 * products)}"
+    building.check_free(32 * products, takes)
+    left = np.repeat(np.arange(a.nnz, dtype=np.int32), lengths)
+    right = (np.arange(products) - (before[:-1] - b.indptr[a.indices])[left]).astype(np.int32)
+    row = np.repeat(np.arange(a.shape[0], dtype=np.int32), np.diff(before[a.indptr]))
+    c, first, order = grouped(row, b.indices[right], (a.shape[0], b.shape[1]))
+    return c, first, left[order], right[order]
+
+
+def combined(f: Callable[[Any, Any], Any], places: Callable[[Any, Any], Any], S: Csr, R: Csr) -> Csr:
+    """f(S, R) in canonical order, with the zeros that SciPy drops.
+
+    Args:
+      places: as f, with the same entries; for matrices of ones, no number of its result is zero.
+    """
+    C = sorted_rows(f(S, R))
+    ones = (scipy.sparse.csr_array((np.ones(M.nnz, bool), M.indices, M.indptr), shape=M.shape) for M in (S, R))
+    whole = places(*ones)
+    if whole.nnz == C.nnz:
+        return C
+    whole = sorted_rows(whole)
+    values = np.zeros(whole.nnz, C.dtype)
+    values[np.searchsorted(_keys(whole), _keys(C))] = C.data
+    return scipy.sparse.csr_array((values, whole.indices, whole.indptr), shape=C.shape)
+
+
+def sorted_rows(S: Any) -> Csr:
+    """S in CSR with sorted rows. SciPy's transposition counts, and is faster than its sort."""
+    S = scipy.sparse.csr_array(S)
+    return S if S.has_sorted_indices else S.tocsc().tocsr()
+
+
+def _keys(S: Csr) -> np.ndarray:
+    return np.repeat(np.arange(S.shape[0]), np.diff(S.indptr)) * S.shape[1] + S.indices
+
+
+def united(a: Csr, b: Csr, shared: bool) -> tuple[Csr, np.ndarray, np.ndarray]:
+    """The pattern of a + b, or with `shared` of the entries that both have; and the entries of a and of b there.
+
+    Returns:
+      the pattern; left, right [nnz]: the number of the entry of a and of b, from 1 up; 0 where it has none.
+    """
+    building.check_bound("entries", max(a.nnz, b.nnz))
+    bits = a.nnz.bit_length()
+    right = numbered(b, 0)
+    right.data <<= bits
+    both = numbered(a, 0) + right  # no sum is 0, which SciPy would drop
+    left, right = both.data & ((1 << bits) - 1), both.data >> bits
+    indptr, indices = both.indptr, both.indices
+    if shared:
+        there = (left > 0) & (right > 0)
+        indptr = np.concatenate([[0], np.cumsum(there)])[indptr]
+        indices, left, right = indices[there], left[there], right[there]
+    return csr(indptr, indices, a.shape), left, right
+
+
+def filled(S: Csr, first: np.ndarray, nnz_max: int) -> tuple[Csr, np.ndarray]:
+    """The pattern S and its lists with `nnz_max` entries: free places, spread over the rows, get empty lists.
 
     Raises:
       ValueError: the pattern has more entries, or the matrix fewer places.
     """
-    (n_rows, n_cols), missing = shape, nnz_max - indices.size
+    (n_rows, n_cols), indptr, indices, missing = S.shape, S.indptr, S.indices, nnz_max - S.nnz
     if missing < 0 or nnz_max > n_rows * n_cols:
         raise ValueError(
-            f"nnz_max={nnz_max} must be at least the {indices.size} different places of the coordinates, and at most "
-            f"the {n_rows * n_cols} places of a matrix of shape {shape}"
+            f"nnz_max={nnz_max} must be at least the {S.nnz} different places of the coordinates, and at most "
+            f"the {n_rows * n_cols} places of a matrix of shape {S.shape}"
         )
     free = n_cols - np.diff(indptr)
     more = np.minimum(free, missing // max(n_rows, 1))
@@ -122,7 +218,8 @@ def filled(indptr: Any, indices: Any, first: Any, shape: tuple[int, int], nnz_ma
     order = np.argsort(keys, kind="stable")
     lengths = np.concatenate([np.diff(first), np.zeros(missing, np.int64)])[order]
     added = np.concatenate([[0], np.cumsum(more)])
-    return indptr + added, (keys[order] % n_cols).astype(np.int32), np.concatenate([[0], np.cumsum(lengths)])
+    made = csr(indptr + added, (keys[order] % n_cols).astype(np.int32), S.shape)
+    return made, np.concatenate([[0], np.cumsum(lengths)])
 
 
 def format_of(*operands: Any) -> str:
@@ -136,27 +233,10 @@ def backend_of(*operands: Any) -> str:
     return (operands[0].A if isinstance(operands[0], Transposed) else operands[0]).backend
 
 
-def kept(make: Callable[[], Any], key: Any, *operands: Any, table: Any = _kept, most: int = KEPT) -> Any:
-    """`make()`, or what an earlier call made for the same key and the same index arrays; the last `most` are kept."""
-    arrays = [a for A in operands for a in index_arrays(A)]
-    if not arrays or any(isinstance(a, Tracer) or not isinstance(a, jax.Array) for a in arrays):
-        return _at_once(make)
+def kept(make: Callable[[], Any], key: Any, *operands: Any, table: Kept = _kept) -> Any:
+    """`make()`, or what an earlier call made for the same key and the same index arrays."""
     kinds = [(type(A), type(getattr(A, "A", None)), A.shape, A.nnz) for A in operands]
-    key = (key, *kinds, *map(id, arrays))
-    found = table.pop(key, None)
-    if found is None or any(isinstance(a, jax.Array) and a.is_deleted() for a in jax.tree.leaves(found[0])):  # donated
-        forget = lambda _: table.pop(key, None)  # noqa: E731
-        found = _at_once(make), [weakref.ref(a, forget) for a in arrays]
-        while len(table) >= most:
-            table.pop(next(iter(table)))
-    table[key] = found  # the newest last
-    return found[0]
-
-
-def _at_once(make: Callable[[], Any]) -> Any:
-    """`make()`, whose arrays are constants where jit traces the caller."""
-    with concrete():
-        return make()
+    return table.get((key, *kinds), [a for A in operands for a in index_arrays(A)], make)
 
 
 # ------------------------------------------------------------------------------------------------- equal patterns
@@ -169,14 +249,12 @@ def digest(A: Any) -> int:
         S = pattern_of(A)
         return hash((S.shape, S.indptr.astype(np.int64).tobytes(), S.indices.astype(np.int32).tobytes()))
 
-    return kept(make, "digest", A, table=_digests, most=1024)
+    return kept(make, "digest", A, table=_digests)
 
 
 def remember(plan: Any, *operands: Any) -> Any:
     """`plan`, whose calls from now on compare the patterns of their operands with those given here."""
-    array = index_arrays(plan.result)[0]
-    key, found = id(array), [digest(A) for A in operands]
-    _plans[key] = found, weakref.ref(array, lambda _: _plans.pop(key, None))
+    _expected.keep("plan", index_arrays(plan.result)[:1], [digest(A) for A in operands])
     return plan
 
 
@@ -186,7 +264,7 @@ def check_same(result: SparseMatrix, operands: Any) -> None:
     Raises:
       ValueError: another pattern.
     """
-    expected, _ = _plans.get(id(index_arrays(result)[0]), ((), None))
+    expected = _expected.find("plan", index_arrays(result)[:1]) or ()
     for number, (A, wanted) in enumerate(zip(operands, expected, strict=False)):
         if not is_traced(A) and digest(A) != wanted:
             raise ValueError(

@@ -3,38 +3,31 @@
     plan = jsf.plan.matmul(A, B)
     C = plan(A, B)               # under jit, grad and vmap too
 
-On a CPU a product walks the patterns anew in every call (`gustavson.py`). Elsewhere a kernel reads a list of the
-products a[i]·b[j], in the order of C's entries: with b[j] as its values this list is itself a sparse matrix T, [entries
-of C, entries of A], and C's values are T·a. So the product of a matrix with a vector computes them, and its rules
-give every derivative. Lists of more than `LISTED` bytes are not made. A sum needs no list: each of its entries adds at
-most one entry of A and one of B.
+The values of A @ B are a list of the products a[i]·b[j], in the order of C's entries: with b[j] as its values this list
+is itself a sparse matrix T, [entries of C, entries of A], and C's values are T·a. So the product of a matrix with a
+vector computes them, and its rules give every derivative. A sum needs no list: each of its entries adds at most one
+entry of A and one of B.
 
-Outside jit, where the values are at hand, one pass of compiled code finds pattern and values together.
+Where the values are at hand on the host, SciPy computes them with the pattern, and there is no plan.
 """
 
 import dataclasses
 import functools
+import operator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.sparse
-from jax.core import Tracer
 
-from jaxsparse_fmt._types import Array, Csr, index_dtype, pytree, standard_promotion
-from jaxsparse_fmt.algebra import gustavson, patterns
+from jaxsparse_fmt._types import Array, Csr, concrete, index_dtype, pytree, standard_promotion
+from jaxsparse_fmt.algebra import patterns
 from jaxsparse_fmt.core import form
 from jaxsparse_fmt.core.entry_index import take
 from jaxsparse_fmt.core.matrix import SparseMatrix
+from jaxsparse_fmt.core.pattern import Absent
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.csr import CSR
-from jaxsparse_fmt.kernels.backends import selection
-from jaxsparse_fmt.kernels.coordinates import accumulator
-from jaxsparse_fmt.kernels.cpu import spgemm
-from jaxsparse_fmt.kernels.cpu.abi import PAIR_WIDTHS
-
-LISTED = 2**30  # bytes
+from jaxsparse_fmt.formats.csr import CSR, threads_for
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -103,7 +96,7 @@ class Sum(Plan):
     left: Array | None
     right: Array | None
 
-    def __call__(self, A: Any, B: Any, combine: Any = jnp.add) -> SparseMatrix:
+    def __call__(self, A: Any, B: Any, combine: Any = operator.add) -> SparseMatrix:
         """A + B, or `combine` of the entries.
 
         Args:
@@ -114,32 +107,21 @@ class Sum(Plan):
 
 
 @pytree
-@dataclasses.dataclass(frozen=True, eq=False)
-class Terms:
-    """The values of A @ B, by those of A and of B.
-
-    Attributes:
-      form: of the product; or, with `right`, [nnz of the result, nnz of A], the products that each entry sums, without
-        values.
-      right: [products], the entry of B in each; None: no list.
-    """
-
-    form: Any
-    right: Array | None
-
-    def __call__(self, a: Array, b: Array) -> Array:
-        return _sums(self.form, a, b) if self.right is None else _sums(self.form, take(b, self.right), a)
-
-
-@pytree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Product(Plan):
-    """A @ B."""
+    """A @ B.
 
-    terms: Terms
+    Attributes:
+      terms: [nnz of the result, nnz of A], the products that each entry sums, without values.
+      right: [products], the entry of B in each.
+    """
+
+    terms: Any
+    right: Array
 
     def __call__(self, A: Any, B: Any) -> SparseMatrix:
-        return self.result.with_data(self.terms(*self._data(A, B)))
+        a, b = self._data(A, B)
+        return self.result.with_data(_sums(self.terms, take(b, self.right), a))
 
 
 @pytree
@@ -190,13 +172,17 @@ def _paired(operation: str, A: Any, B: Any, format: str | None, overlap: bool) -
     _check_pair(operation, A, B)
 
     def make() -> Sum:
-        indptr, indices, *places = spgemm.merged(patterns.pattern_of(A), patterns.pattern_of(B), overlap)
-        both = patterns.csr(indptr, indices, A.shape)
+        both, *places = patterns.united(patterns.pattern_of(A), patterns.pattern_of(B), overlap)
         # No index for an operand that has just the entries of the result.
-        found = (None if M.nnz == both.nnz else building.on_device(p) for M, p in zip((A, B), places, strict=True))
+        found = (None if M.nnz == both.nnz else _entry(p, M.nnz) for M, p in zip((A, B), places, strict=True))
         return Sum(_result(both, format, A, B), _operands(A, B), *found)
 
     return patterns.kept(make, ("sum", overlap, format), A, B)
+
+
+def _entry(number: np.ndarray, nnz: int) -> Any:
+    """The entries with these numbers from 1 up, and nnz for 0."""
+    return building.on_device(np.where(number > 0, number - 1, nnz).astype(index_dtype(nnz)))
 
 
 def _check_pair(operation: str, A: Any, B: Any) -> None:
@@ -206,119 +192,58 @@ def _check_pair(operation: str, A: Any, B: Any) -> None:
 
 
 @standard_promotion
-def combined(A: Any, B: Any, sign: int) -> SparseMatrix:
-    """A + sign·B; one pass over both if they are "csr" and at hand, which is faster than a plan's gathers."""
-    operation = "A + B" if sign > 0 else "A - B"
-    _check_pair(operation, A, B)
-    values = _at_hand(A, B) if isinstance(A, CSR) and isinstance(B, CSR) and is_native(patterns.backend_of(A)) else None
-    if values is None:
-        return add(A, B)(A, B, jnp.add if sign > 0 else jnp.subtract)
-    indptr, indices, out = spgemm.added(patterns.pattern_of(A), patterns.pattern_of(B), sign, *values)
-    make = lambda: _result(patterns.csr(indptr, indices, A.shape), None, A, B)  # noqa: E731
-    result = patterns.kept(make, "combined", A, B)
-    return result.with_data(_on_device(out, A, B))
-
-
-def _at_hand(A: Any, B: Any) -> list[np.ndarray] | None:
-    """The values of A and B, of one dtype that kernels for the CPU know; None where traced."""
-    if patterns.is_traced(A) or patterns.is_traced(B):
-        return None
-    data = A.data, B.data
-    if any(isinstance(v, Tracer) for v in data):
-        return None
-    return [np.asarray(v).astype(accumulator(*data), copy=False) for v in data]
-
-
-def _on_device(values: np.ndarray, A: Any, B: Any) -> Array:
-    return building.on_device(values.astype(jnp.result_type(A.dtype, B.dtype), copy=False))
-
-
-def is_native(backend: str) -> bool:
-    """Whether compiled code for the CPU computes the products of matrices with this backend."""
-    native = jax.default_backend() == "cpu" and selection.native_importable()
-    return native and selection.active_backend(backend) in ("auto", "numba")
-
-
-def matmul(A: Any, B: Any, *, format: str | None = None, max_bytes: float | None = None) -> Product:
-    """The plan of A @ B. Sums that cancel stay entries.
-
-    With compiled code on a CPU it holds the three patterns, and every call finds the products of two entries anew.
-    On a GPU, without Numba or with the backend "xla", it holds 8 bytes for each product, up to `max_bytes`; beyond
-    that, every call finds the products anew there too.
+def combined(operation: str, A: Any, B: Any, combine: Any, overlap: bool = False) -> SparseMatrix:
+    """The matrix of `combine` of the entries of A and B, a function of arrays such as operator.add.
 
     Args:
-      format: of the result; None: that of A and B if they have the same, else "csr".
-      max_bytes: the largest plan to accept; None: the free memory, and 1 GiB of lists.
-
-    Raises:
-      ValueError: shapes that do not fit, more than 2³¹ entries of an operand, a traced pattern, or too large a plan.
-      TypeError: not a matrix of this library on one device.
+      operation: its name in errors.
+      overlap: whether only entries that both have are in the result.
     """
-    return product(A, B, format, max_bytes)[0]
+    _check_pair(operation, A, B)
+    at_hand = patterns.at_hand(A, B)
+    if at_hand is None:
+        return _paired(operation, A, B, None, overlap)(A, B, combine)
+    places = operator.mul if overlap else operator.add
+    return _made(patterns.combined(combine, places, *at_hand), None, A, B)
 
 
-@standard_promotion
-def product(
-    A: Any, B: Any, format: str | None = None, max_bytes: float | None = None, with_values: bool = False
-) -> tuple[Product, Array | None]:
-    """The plan of A @ B as `matmul` makes it, and with `with_values` the values of C, where one pass finds both."""
+def _check_product(A: Any, B: Any) -> None:
     patterns.check("A @ B", A, B)
     if A.shape[1] != B.shape[0]:
         raise ValueError(f"A @ B needs as many columns of A as rows of B, got shapes {A.shape} and {B.shape}")
-    building.check_bound("entries", max(A.nnz, B.nnz))
-    most = LISTED if max_bytes is None else max_bytes
-    native = is_native(patterns.backend_of(A))
-
-    def room(entries: int, products: int) -> None:
-        takes = f"the plan of A @ B, with {products} products of two entries for {entries} entries,"
-        needed = 12 * entries + 4 * (A.nnz + B.nnz)
-        if max_bytes is not None and needed > max_bytes:
-            raise building.TooLarge(f"{takes} would take {needed} bytes; max_bytes={max_bytes} allows fewer")
-        building.check_free(needed, f"{takes} would take {needed} bytes")
-
-    def make() -> Product:
-        a, b = patterns.pattern_of(A), patterns.pattern_of(B)
-        p = spgemm.product(a, b, room, given)
-        C = patterns.csr(p.indptr, p.indices, (A.shape[0], B.shape[1]))
-        result = _result(C, format, A, B)
-        if p.values is not None:
-            values.append(_on_device(p.values, A, B))
-        found = _terms((A, a), (B, b), (result, C), p, patterns.backend_of(A), -1 if native else most - 12 * C.nnz)
-        return Product(result, _operands(A, B), found)
-
-    given, values = _at_hand(A, B) if with_values and native else None, []
-    plan = patterns.kept(make, ("matmul", format, native, max_bytes), A, B)
-    if plan.terms.right is None:
-        form = gustavson.completed(plan.terms.form, A, B)
-        plan = dataclasses.replace(plan, terms=dataclasses.replace(plan.terms, form=form))
-    return plan, values[0] if values else None
 
 
-def _terms(A: Any, B: Any, C: Any, p: spgemm.Product, backend: str, room: int, sizes: Any = (1, 1, 1)) -> Terms:
-    """Of matrices and patterns as `gustavson.made` takes them; as a list where that takes at most `room` bytes."""
-    (_, a), (_, b), (_, c) = A, B, C
-    if 8 * int(p.before[-1]) > room:
-        return Terms(gustavson.made(A, B, C, p.before, backend, sizes), None)
-    first, left, right = spgemm.pairs(a, b, p)
-    return Terms(listed_sums(left, first, (c.nnz, a.nnz), backend), building.on_device(right))
-
-
-def block_widths() -> tuple[int, ...]:
-    """The widths w for which `terms` takes blocks; none where no compiled code computes products."""
-    return PAIR_WIDTHS if is_native("auto") else ()
-
-
-def terms(a: Csr, b: Csr, sizes: tuple[int, int, int] = (1, 1, 1)) -> tuple[Terms, Csr]:
-    """The values of the product of two patterns on the host, and its pattern.
+@standard_promotion
+def matmul(A: Any, B: Any, *, format: str | None = None) -> Product:
+    """The plan of A @ B, with 8 bytes for each product of two entries. Sums that cancel stay entries.
 
     Args:
-      sizes: (m, q, w), if the patterns are of whole blocks m×q and q×w, with w of `block_widths`; the values are those
-        of the numbers, in the order of CSR.
+      format: of the result; None: that of A and B if they have the same, else "csr".
+
+    Raises:
+      ValueError: shapes that do not fit, more than 2³¹ entries of an operand, a traced pattern, or more products than
+        the free memory holds. TypeError: not a matrix of this library on one device.
     """
-    p = spgemm.product(a, b, lambda entries, products: None)
-    c = patterns.csr(p.indptr, p.indices, (a.shape[0], b.shape[1]))
-    room = -1 if is_native("auto") else LISTED - 12 * c.nnz
-    return _terms((None, a), (None, b), (None, c), p, "auto", room, sizes), c
+    _check_product(A, B)
+    building.check_bound("entries", max(A.nnz, B.nnz))
+
+    def make() -> Product:
+        C, first, left, right = patterns.listed(patterns.pattern_of(A), patterns.pattern_of(B))
+        sums = listed_sums(left, first, (C.nnz, A.nnz), patterns.backend_of(A))
+        return Product(_result(C, format, A, B), _operands(A, B), sums, building.on_device(right))
+
+    return patterns.kept(make, ("matmul", format), A, B)
+
+
+@standard_promotion
+def product(A: Any, B: Any) -> SparseMatrix:
+    """A @ B."""
+    _check_product(A, B)
+    at_hand = patterns.at_hand(A, B)
+    if at_hand is None:
+        return matmul(A, B)(A, B)
+    by_columns = lambda S, R: (S.tocsc() @ R.tocsc()).tocsr()  # with sorted rows  # noqa: E731
+    return _made(patterns.combined(by_columns, operator.matmul, *at_hand), None, A, B)
 
 
 def triple(P: Any, A: Any, *, format: str | None = None) -> Triple:
@@ -331,27 +256,30 @@ def triple(P: Any, A: Any, *, format: str | None = None) -> Triple:
 # ---------------------------------------------------------------------------------------------------------- their parts
 
 
-def selected(key: Any, choose: Any, *matrices: Any, format: str | None = None) -> Selection:
-    """The plan of a result that `choose`, a function of SciPy matrices, makes by moving entries of the operands.
+def selected(operation: str, key: Any, choose: Any, *matrices: Any, format: str | None = None) -> SparseMatrix:
+    """The result that `choose`, a function of SciPy's matrices, makes by moving entries of the operands.
 
     Args:
-      key: a hashable value that distinguishes `choose` from other functions; None: the plan is not kept.
-      choose: called with a SciPy matrix for each operand, whose data are numbers of entries; returns one.
+      operation: its name in errors.
+      key: a hashable value that distinguishes `choose` from other functions; None: its plan is not kept.
+      choose: called with a SciPy matrix for each operand, whose data are the entries or their numbers; returns one.
     """
-
-    patterns.check("this operation", *matrices)
+    patterns.check(operation, *matrices)
+    at_hand = patterns.at_hand(*matrices)
+    if at_hand is not None:
+        return _made(patterns.sorted_rows(choose(*at_hand)), format, *matrices)
 
     def make() -> Selection:
         numbered, before = [], 0
         for A in matrices:
             numbered.append(patterns.numbered(patterns.pattern_of(A), before))
             before += A.nnz
-        chosen = scipy.sparse.csr_array(choose(*numbered))
-        chosen.sort_indices()
-        entry = (chosen.data - 1).astype(index_dtype(before))
-        return Selection(_result(chosen, format, *matrices), _operands(*matrices), building.on_device(entry))
+        chosen = patterns.sorted_rows(choose(*numbered))
+        return Selection(_result(chosen, format, *matrices), _operands(*matrices), _entry(chosen.data, before))
 
-    return patterns.kept(make, None) if key is None else patterns.kept(make, (key, format), *matrices)
+    with concrete():
+        plan = make() if key is None else patterns.kept(make, (key, format), *matrices)
+    return plan(*matrices)
 
 
 def _operands(*matrices: Any) -> Any:
@@ -362,6 +290,12 @@ def _result(S: Any, format: str | None, *operands: Any) -> SparseMatrix:
     return patterns.matrix(S, format or patterns.format_of(*operands), patterns.backend_of(*operands))
 
 
+def _made(S: Csr, format: str | None, *operands: Any) -> SparseMatrix:
+    """The matrix of S in the format of the operands and in their common dtype."""
+    dtype = jnp.result_type(*(A.dtype for A in operands))
+    return patterns.matrix(S, format or patterns.format_of(*operands), patterns.backend_of(*operands), dtype=dtype)
+
+
 def listed_sums(col_idx: np.ndarray, row_ptr: np.ndarray, shape: tuple[int, int], backend: str) -> CSR:
     """A list of sums: row k adds the numbers of the vector at `col_idx`; without values.
 
@@ -369,6 +303,10 @@ def listed_sums(col_idx: np.ndarray, row_ptr: np.ndarray, shape: tuple[int, int]
       ValueError: 2³¹ columns or more.
     """
     building.check_bound("entries", shape[1])
-    made = patterns.matrix(patterns.csr(row_ptr, col_idx, shape), "csr", backend)
-    assert isinstance(made, CSR)
-    return made
+    n_rows, nnz = shape[0], col_idx.size
+    absent: Any = Absent((nnz,))
+    with concrete():
+        arrays = building.on_device(col_idx), building.on_device(row_ptr.astype(index_dtype(nnz), copy=False))
+    return CSR(absent, shape, nnz, backend, *arrays, threads_for(nnz, n_rows))
+
+

@@ -155,18 +155,18 @@ class ScipyNames:
     def __add__(self, other: Any) -> Any:
         if np.ndim(other) == 0 and isinstance(other, int | float) and other == 0:
             return self  # the start of Python's sum
-        return _operations("A + B", other).combined(self, other, 1)
+        return _operations("A + B", other).add(self, other)
 
     __radd__ = __add__
 
     def __sub__(self, other: Any) -> Any:
-        return _operations("A - B", other).combined(self, other, -1)
+        return _operations("A - B", other).subtract(self, other)
 
     def __rsub__(self, other: Any) -> Any:
-        return _operations("B - A", other).combined(other, self, -1)
+        return _operations("B - A", other).subtract(other, self)
 
     def _times_matrix(self, other: Any) -> Any:
-        return _operations("A @ B", other).matmul(self, other)
+        return _operations("A @ B", other).product(self, other)
 
     def multiply(self, other: Any) -> Any:
         """The product entry by entry with another matrix, or with a number.

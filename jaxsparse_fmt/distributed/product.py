@@ -21,6 +21,7 @@ from jax.core import Tracer
 
 from jaxsparse_fmt._types import Csr, Target, concrete, pytree, standard_promotion
 from jaxsparse_fmt.algebra import patterns
+from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.core.pattern import Absent
 from jaxsparse_fmt.core.transposed import Transposed
 from jaxsparse_fmt.distributed import basis, entries, halo, padding
@@ -33,11 +34,10 @@ from jaxsparse_fmt.distributed.numbering import users_entries
 from jaxsparse_fmt.distributed.pieces import Pieces, meeting, of_each, own_unknowns, pieces, starts_of, turned
 from jaxsparse_fmt.distributed.processes import everyones
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.kernels.cpu import spgemm
 
 Array = jax.Array
 
-_plans: dict[Any, Any] = {}
+_plans = Kept(16)
 
 
 @pytree
@@ -157,7 +157,7 @@ def _kept(make: Any, key: Any, *matrices: Any) -> Plan:
 
     if all(everyones(look, matrices[0].range.over.mesh).values()):
         return found[0]
-    _plans.clear()  # in all processes, which make plans together
+    _plans.table.clear()  # in all processes, which make plans together
     return keep(make, key, *indices)
 
 
@@ -169,14 +169,9 @@ def _product_plan(A: Any, B: Any) -> Plan:
         """The rows of the product, the terms of its entries, and the entries of B that they read."""
         left, right, _, columns = met[k]
 
-        def room(nnz: int, products: int) -> None:
-            takes = f"the plan of A @ B takes {8 * products + 24 * nnz} bytes on shard {k}, for {products} products"
-            building.check_free(8 * products + 24 * nnz, takes)
-
-        p = spgemm.product(left, right, room)
-        first, factor, at = spgemm.pairs(left, right, p)
-        C = _csr(columns[p.indices], p.indptr, (left.shape[0], B.domain.n))
-        return C, _csr(factor, first, (p.indices.size, A.entries.over.size)), right.data[at]
+        c, first, factor, at = patterns.listed(left, right)
+        C = _csr(columns[c.indices], c.indptr, (left.shape[0], B.domain.n))
+        return C, _csr(factor, first, (c.nnz, A.entries.over.size)), right.data[at]
 
     made = of_each(multiplied, met, mesh)
     C, terms, read = ({k: of[i] for k, of in made.items()} for i in range(3))

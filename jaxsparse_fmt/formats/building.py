@@ -196,7 +196,7 @@ def csr_arrays(csr: Csr, dtype: Any) -> tuple[jax.Array, ...]:
     """Copies on the device: values [nnz], col_idx [nnz] int32 and row_ptr [n_rows + 1]."""
     arrays = (csr.data, dtype), (csr.indices, np.int32), (csr.indptr, index_dtype(csr.nnz))
     if namespace(csr.data) is np:
-        return tuple(on_device(np.array(a, kind)) for a, kind in arrays)
+        return on_device([np.array(a, kind) for a, kind in arrays])
     return tuple(jnp.asarray(a, kind) for a, kind in arrays)
 
 
@@ -217,14 +217,17 @@ def sample(csr: Csr, rows: np.ndarray) -> Csr:
 
 
 def on_device(a: Any) -> Any:
-    """A NumPy array, which the caller must not change afterwards, as a JAX array; any other object unchanged.
+    """NumPy arrays, which the caller must not change afterwards, as JAX arrays; other objects unchanged.
+
+    Args:
+      a: an array, or a list of arrays, which one call places.
 
     `jax.device_put` compiles nothing. `jnp.asarray` compiles a program for every new shape (JAX 0.10.2), but under
     `jax.set_mesh` it places the array on all devices of the mesh, as products there need it.
     """
-    if not isinstance(a, np.ndarray):
+    if not isinstance(a, np.ndarray | list):
         return a
-    return jax.device_put(a) if jax.sharding.get_abstract_mesh().empty else jnp.asarray(a)
+    return jax.device_put(a) if jax.sharding.get_abstract_mesh().empty else jax.tree.map(jnp.asarray, a)
 
 
 def made(cls: type[Format], csr: Csr, target: Target, values: Any, **fields: Any) -> Format:

@@ -1,12 +1,13 @@
 """Sums, products and assembly of many small shapes, where memory that nobody has written holds NaN or huge numbers.
 
 Matrices without rows, columns or entries, with one or two of each, with zeros that are stored and with rows that are
-full; as one task, and as several where a task may have no work. The numbers are integers, so that sums are exact.
+full. The numbers are integers, so that sums are exact.
 """
 
 import contextlib
 import functools
 import itertools
+import operator
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -17,7 +18,6 @@ import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.algebra import patterns
-from jaxsparse_fmt.kernels.cpu import over_rows, spgemm
 
 # ------------------------------------------------------------------------------------------------------ random shapes
 
@@ -64,7 +64,7 @@ def csr(dense: np.ndarray, index: type) -> tuple[sp.csr_array, np.ndarray]:
     there = ~np.isnan(dense)
     indptr = np.concatenate([[0], np.cumsum(there.sum(axis=1))])
     S = patterns.csr(indptr, np.nonzero(there)[1], dense.shape)
-    S.indptr, S.indices = indptr.astype(index), S.indices.astype(index)
+    S.indptr, S.indices, S.data = indptr.astype(index), S.indices.astype(index), dense[there]
     return S, dense[there]
 
 
@@ -77,67 +77,64 @@ def equal(got: np.ndarray, want: np.ndarray) -> None:
         np.testing.assert_array_equal(got, want)
 
 
-def same_places(indptr: np.ndarray, indices: np.ndarray, there: np.ndarray) -> None:
+def same_places(S: sp.csr_array, there: np.ndarray) -> None:
     """The pattern has an entry where `there` is true, row by row and from left to right."""
-    equal(indptr, np.concatenate([[0], np.cumsum(there.sum(axis=1))]))
-    equal(indices, np.nonzero(there)[1])
+    equal(S.indptr, np.concatenate([[0], np.cumsum(there.sum(axis=1))]))
+    equal(S.indices, np.nonzero(there)[1])
 
 
 def numbers_of(dense: np.ndarray) -> np.ndarray:
-    """The number of each entry, where it is; the number of all where there is none."""
+    """The number of each entry, from 1 up, where it is; 0 where there is none."""
     there = ~np.isnan(dense)
-    return np.where(there, np.cumsum(there).reshape(there.shape) - 1, there.sum())
+    return np.where(there, np.cumsum(there).reshape(there.shape), 0)
 
 
 def sums(case: Case) -> None:
-    """`merged`, of both or of shared entries, and `added`, against dense masks."""
-    (A, a), (D, d), both = csr(case.A, case.index), csr(case.D, case.index), (~np.isnan(case.A), ~np.isnan(case.D))
+    """The entries of A and D in their sum and in their common pattern, and the values, against dense masks."""
+    (A, _), (D, _), both = csr(case.A, case.index), csr(case.D, case.index), (~np.isnan(case.A), ~np.isnan(case.D))
     for shared, there in ((False, both[0] | both[1]), (True, both[0] & both[1])):
-        indptr, indices, left, right = spgemm.merged(A, D, shared)
-        same_places(indptr, indices, there)
+        made, left, right = patterns.united(A, D, shared)
+        same_places(made, there)
         equal(left, numbers_of(case.A)[there])
         equal(right, numbers_of(case.D)[there])
-    for sign in (1, -1):
-        indptr, indices, values = spgemm.added(A, D, sign, a, d)
-        same_places(indptr, indices, both[0] | both[1])
-        total = np.nan_to_num(case.A) + sign * np.nan_to_num(case.D)
-        equal(values, total[both[0] | both[1]])
+        for f in (operator.mul,) if shared else (operator.add, operator.sub):
+            C = patterns.combined(f, operator.mul if shared else operator.add, A, D)
+            same_places(C, there)
+            equal(C.data, f(np.nan_to_num(case.A), np.nan_to_num(case.D))[there])
 
 
 def products(case: Case) -> None:
-    """`product` without and with values, and the `pairs` that each entry sums."""
+    """The products that each entry of A·B sums, and its values."""
     (A, a), (B, b) = csr(case.A, case.index), csr(case.B, case.index)
     count = (~np.isnan(case.A)).astype(int) @ (~np.isnan(case.B)).astype(int)
     total = (np.nan_to_num(case.A) @ np.nan_to_num(case.B))[count > 0]
-    for values in (None, (a, b)):
-        found = spgemm.product(A, B, lambda entries, terms: None, values)
-        same_places(found.indptr, found.indices, count > 0)
-        equal(found.before, np.concatenate([[0], np.cumsum(count.sum(axis=1))]))
-        if values is not None:
-            equal(found.values, total)
-    first, left, right = spgemm.pairs(A, B, found)
+    found, first, left, right = patterns.listed(A, B)
+    same_places(found, count > 0)
     equal(np.diff(first), count[count > 0])
     equal(np.bincount(_owners(first), a[left] * b[right], total.size), total)
     assert np.all((np.diff(left) > 0) | (np.diff(_owners(first)) > 0))  # by rising column of A
+    C = patterns.combined(operator.matmul, operator.matmul, A, B)
+    same_places(C, count > 0)
+    equal(C.data, total)
 
 
 def assemblies(case: Case) -> None:
-    """`coordinates` with their lists, and `filled` to a number of entries between the least and the most."""
+    """Coordinates with their lists, and `filled` to a number of entries between the least and the most."""
     (row, col), shape, k = case.place, case.A.shape, case.place.shape[1]
     key = row.astype(np.int64) * shape[1] + col
-    indptr, indices, first, order = spgemm.coordinates(row, col, shape)
+    S, first, order = patterns.grouped(row, col, shape)
     there = np.zeros(shape, bool)
     there[row, col] = True
-    same_places(indptr, indices, there)
+    same_places(S, there)
     equal(order, np.argsort(key, kind="stable"))
     equal(first, np.append(np.unique(np.sort(key), return_index=True)[1], k))
-    most = (indices.size + k) // 2 if k <= there.size else there.size
-    most = max(most, indices.size)
-    indptr, indices, first = patterns.filled(indptr, indices, first, shape, most)
-    assert indices.size == most and first[-1] == k
+    most = (S.nnz + k) // 2 if k <= there.size else there.size
+    most = max(most, S.nnz)
+    S, first = patterns.filled(S, first, most)
+    assert S.nnz == most and first[-1] == k
     more = np.zeros(shape, bool)
-    more[_owners(indptr), indices] = True
-    same_places(indptr, indices, more)
+    more[_owners(S.indptr), S.indices] = True
+    same_places(S, more)
     assert np.all(more[there]) and np.array_equal(np.diff(first), np.bincount(key, minlength=there.size)[more.ravel()])
 
 
@@ -171,22 +168,6 @@ def poisoned(monkeypatch):
         monkeypatch.setattr(np, name, wrapped(getattr(np, name)))
 
 
-PIECES = {
-    "one task": {},
-    "three tasks": {over_rows: {"SERIAL": -1, "PIECES": 3, "CORES": 3}, spgemm: {"BUCKETS": 2, "PARTS": 3}},
-}
-
-
-@pytest.fixture(params=PIECES)
-def pieces(request, monkeypatch):
-    for module, constants in PIECES[request.param].items():
-        for name, value in constants.items():
-            monkeypatch.setattr(module, name, value)
-    over_rows._threads.cache_clear()
-    yield
-    over_rows._threads.cache_clear()
-
-
 @contextlib.contextmanager
 def named(*what: object) -> Iterator[None]:
     try:
@@ -198,7 +179,7 @@ def named(*what: object) -> Iterator[None]:
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="asks of the host alone")
 @pytest.mark.parametrize("shapes", [1_500, pytest.param(50_000, marks=pytest.mark.deep)])
-def test_what_operators_find_on_the_host_is_what_dense_matrices_say(shapes, pieces, poisoned):
+def test_what_operators_find_on_the_host_is_what_dense_matrices_say(shapes, poisoned):
     for number, check in zip(range(shapes), itertools.cycle(HOST), strict=False):
         case = drawn(np.random.default_rng([shapes, number]))
         with named(check.__name__, "of shape", number, case):
@@ -219,7 +200,7 @@ SIZES = [
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_operators_of_small_matrices_are_those_of_dense_ones(size, pieces, poisoned, rng):
+def test_operators_of_small_matrices_are_those_of_dense_ones(size, poisoned, rng):
     rows, cols, nnz, k = size
     for number in range(8):
         (A, a), (D, d), (B, b) = (assembled(rng, shape, nnz, k) for shape in ((rows, cols), (rows, cols), (cols, rows)))

@@ -20,15 +20,12 @@ FACES = ("product", "transposed", "outer")
 FACES_OF_ROWS = (*FACES, "columns")  # the last: the product with several right-hand sides
 CHUNKS = ("lanes", "deltas", "offsets", "blocks", "jagged")  # the storages of `chunk_kernels.py`
 BLOCK_SIZES = (2, 3, 4, 5, 6, 8)  # of square blocks whose product has a kernel of its own
-PAIR_WIDTHS = (2, 3, 4, 5, 6)  # of the blocks of B in a product of two matrices in blocks
 KINDS = (
     *(f"{face} {rows}" for rows in ("rows", "coordinates") for face in FACES_OF_ROWS),
     "product diagonals",
     *(f"product {n}x{n}-blocks" for n in BLOCK_SIZES),
     *(f"{face} {chunks}" for chunks in CHUNKS for face in FACES),
     *(f"{face} {tiles}" for tiles in ("tiles", "narrow-tiles") for face in FACES),
-    *(f"{face} pairs" for face in FACES),  # of two sparse matrices, `spgemm_kernels.py`
-    *(f"{face} {width}-pairs" for width in PAIR_WIDTHS for face in FACES),  # in blocks
 )
 FLOATS = tuple(map(np.dtype, ("float32", "float64", "complex64", "complex128")))
 POINTERS = tuple(map(np.dtype, ("int32", "int64")))

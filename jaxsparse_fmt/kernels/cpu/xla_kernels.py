@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxsparse_fmt.kernels.cpu import chunk_kernels, numba_kernels, spgemm_kernels
+from jaxsparse_fmt.kernels.cpu import chunk_kernels, numba_kernels
 from jaxsparse_fmt.kernels.cpu.abi import FACES_OF_ROWS, SIZES
 from jaxsparse_fmt.kernels.cpu.block_kernels import of_blocks
 from jaxsparse_fmt.kernels.cpu.numba_kernels import Operands, U
@@ -18,10 +18,6 @@ def kernel(kind: str, a: np.dtype, b: np.dtype, out: np.dtype, ptr: np.dtype) ->
     """The function of a kind of `abi.KINDS`, (operands, scratch, sizes, piece) -> nothing, and its signature."""
     face, storage = kind.split()
     zero = out.type(0)
-    if storage.endswith("pairs"):
-        of = (a, b, out, "int32", ptr, "int32", ptr, "int32", ptr, "int32", out)
-        width = 1 if storage == "pairs" else int(storage[0])
-        return spgemm_kernels.of_pairs(face, zero, SIZES, width), _signature(of)
     if storage.endswith("tiles"):
         run = of_tiles(face, storage == "narrow-tiles")
     elif storage.endswith("-blocks"):
