@@ -308,5 +308,3 @@ def listed_sums(col_idx: np.ndarray, row_ptr: np.ndarray, shape: tuple[int, int]
     with concrete():
         arrays = building.on_device(col_idx), building.on_device(row_ptr.astype(index_dtype(nnz), copy=False))
     return CSR(absent, shape, nnz, backend, *arrays, threads_for(nnz, n_rows))
-
-

@@ -1,12 +1,10 @@
 """Sums, scalings and diagonal shifts of sharded matrices, whose entries stay on their devices.
 
 Only one number for each row or column travels: `scale_cols` exchanges the halo of its vector, as a product does.
-`product.py` has A @ B and stored transposes, for which entries travel.
 """
 
 import dataclasses
 import functools
-import importlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -25,7 +23,7 @@ Array = jax.Array
 
 
 class ShardedAlgebra(ScipyNames):
-    """The operations of `core.scipy_names` that keep the pattern of a sharded matrix, and A @ B; others are refused."""
+    """The operations of `core.scipy_names` that keep the pattern of a sharded matrix; others are refused."""
 
     shards: Any
     domain: Any
@@ -33,16 +31,10 @@ class ShardedAlgebra(ScipyNames):
     entered: bool
 
     def _times_matrix(self, other: Any) -> Any:
-        return _product().matmul(self, other)
-
-    def transpose(self, axes: tuple[int, int] | None = None, copy: bool = False) -> Any:
-        """`T` by SciPy's name; with `copy`, a new sharded matrix whose rows lie where A's columns lie.
-
-        Raises:
-          ValueError: axes other than (1, 0); with `copy` a traced pattern, or `in_basis`.
-        """
-        view = super().transpose(axes)
-        return _product().transpose(self) if copy else view
+        raise TypeError(
+            f"the product of a sharded matrix with a {type(other).__name__} would move entries between devices, which "
+            "no operator does; multiply before `shard`, as in jsf.shard(A.to_scipy() @ B.to_scipy(), mesh)"
+        )
 
     def __add__(self, other: Any) -> Any:
         return self._combined(other, jnp.add) if isinstance(other, ShardedAlgebra) else super().__add__(other)
@@ -114,11 +106,6 @@ class ShardedAlgebra(ScipyNames):
             raise ValueError(f"{name}(d) takes d of shape ({self.shape[axis]},), got {d.shape}")
         d = basis.accept(d)
         return d if self.entered else basis.enter(d)
-
-
-def _product() -> Any:
-    """The module that computes products; imported here, since it lies in a higher layer."""
-    return importlib.import_module("jaxsparse_fmt.distributed.product")
 
 
 def with_values(A: Any, values: tuple[Array, ...]) -> Any:

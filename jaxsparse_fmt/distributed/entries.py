@@ -16,16 +16,13 @@ Sharded = Any  # a ShardedMatrix, whose module imports this one
 def data(A: Sharded) -> Array:
     """The values [nnz]."""
 
-    size = A.entries.over.size
-    return A.entries.leave(on_each_device(lambda shards: gathered(shards, size), A.shards, A.range.over))
+    def gathered(shards: Shards) -> Array:
+        out = jnp.zeros(A.entries.over.size, shards.blocks[0].dtype)
+        for (_, _, place), block in zip(shards.places(), shards.blocks, strict=True):
+            out = out.at[place].set(block.unshared.values, mode="drop", unique_indices=True)
+        return out
 
-
-def gathered(shards: Shards, size: int) -> Array:
-    """The entries of one shard [size] in their order, on its device."""
-    out = jnp.zeros(size, shards.blocks[0].dtype)
-    for (_, _, place), block in zip(shards.places(), shards.blocks, strict=True):
-        out = out.at[place].set(block.unshared.values, mode="drop", unique_indices=True)
-    return out
+    return A.entries.leave(on_each_device(gathered, A.shards, A.range.over))
 
 
 def stored(shards: Shards, own: Array) -> tuple[Array, ...]:

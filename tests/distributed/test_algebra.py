@@ -78,6 +78,9 @@ def test_operations_differentiate_inside_jit():
 
 
 def test_refusals_name_the_cure():
+    for product in (lambda: A @ B, lambda: A.T @ A):
+        with pytest.raises(TypeError, match=r"move entries between devices.*before `shard`"):
+            product()
     with pytest.raises(ValueError, match="make one from the other by with_data"):
         A + jsf.shard(sp.csr_array(S[::-1]), MESH, format="csr")
     gone = sp.csr_array(S)

