@@ -5,8 +5,8 @@ On every host, with the address of the first one and a free port of its:
     python examples/multi_host.py --coordinator 10.0.0.1:12345 --processes 2 --process 0     on the first
     python examples/multi_host.py --coordinator 10.0.0.1:12345 --processes 2 --process 1     on the second
 
-Slurm and Open MPI give all three: `srun python examples/multi_host.py`. To try it on one machine, start both in two
-shells with 127.0.0.1 for the address. Without these options and without a launcher one process runs alone.
+Slurm and Open MPI tell JAX all three: `srun python examples/multi_host.py --launched`. To try it on one machine, start
+both in two shells with 127.0.0.1 for the address. Without these options one process runs alone.
 With --saved each process reads its rows of a matrix that `jsf.save_rows` wrote, from a folder that all processes see.
 """
 
@@ -39,12 +39,13 @@ def main() -> None:
     parser.add_argument("--coordinator", metavar="ADDRESS:PORT")
     parser.add_argument("--processes", type=int)
     parser.add_argument("--process", type=int)
+    parser.add_argument("--launched", action="store_true", help="by srun or mpirun")
     parser.add_argument("--saved", metavar="FOLDER", help="a symmetric positive definite matrix, of jsf.save_rows")
     parser.add_argument("--n", type=int, default=N)
-    parser.add_argument("--patience", type=int, default=60, metavar="SECONDS", help="to wait for the others")
     args = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
-    jsf.connect_processes(args.coordinator, args.processes, args.process, timeout=args.patience)
+    if args.coordinator or args.launched:
+        jax.distributed.initialize(args.coordinator, args.processes, args.process)
 
     mesh = jax.make_mesh((jax.device_count(),), ("rows",))
     saved, made = jsf.saved_rows(args.saved) if args.saved else None, []

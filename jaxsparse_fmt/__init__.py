@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from jaxsparse_fmt.distributed import (
         ShardedMatrix,
         boxes,
-        connect_processes,
         save_rows,
         saved_rows,
         shard,
@@ -69,7 +68,7 @@ __all__ += ["Basis", "Choice", "Paired", "SparseMatrix", "Transposed", "spmv"]
 __all__ += ["from_bcoo", "from_bcsr", "from_coo", "from_cupy", "from_dense", "from_scipy", "load", "order", "read_mtx"]
 __all__ += ["assembly", "block", "diags", "eye", "hstack", "kron", "plan", "to_bcoo", "to_bcsr", "to_cupy", "vstack"]
 __all__ += ["BACKENDS", "cache", "choose", "gallery", "io", "plot", "save", "traffic", "use_backend"]
-__all__ += ["ShardedMatrix", "boxes", "connect_processes", "save_rows", "saved_rows", "shard", "shard_from_rows"]
+__all__ += ["ShardedMatrix", "boxes", "save_rows", "saved_rows", "shard", "shard_from_rows"]
 
 exportable(*FORMATS.values(), Basis, Between, Paired, Transposed)
 

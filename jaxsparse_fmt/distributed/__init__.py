@@ -7,14 +7,12 @@ halo           the plan: unknowns that devices need      padding        shards o
 halo_exchange  the collectives that move them            processes      agreement while a matrix is built
 placement      arrays from the host to their devices     delivery       messages from shard to shard on the host
 entries        the entries in canonical order            pieces         rows of each shard on the host
-files          a matrix in a folder, read by rows        connect        processes that begin and end together
-numbering      the user's numbers where shards have others
+files          a matrix in a folder, read by rows        numbering      the user's numbers where shards have others
 """
 
 from jaxsparse_fmt.distributed.build import shard, shard_from_rows
-from jaxsparse_fmt.distributed.connect import connect_processes
 from jaxsparse_fmt.distributed.files import save_rows, saved_rows
 from jaxsparse_fmt.distributed.matrix import ShardedMatrix
 from jaxsparse_fmt.distributed.row_partition import boxes
 
-__all__ = ["ShardedMatrix", "boxes", "connect_processes", "save_rows", "saved_rows", "shard", "shard_from_rows"]
+__all__ = ["ShardedMatrix", "boxes", "save_rows", "saved_rows", "shard", "shard_from_rows"]

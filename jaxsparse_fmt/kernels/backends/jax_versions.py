@@ -61,11 +61,3 @@ def batch_axes() -> frozenset[Any]:
     from jax._src.core import get_axis_env
 
     return get_axis_env().spmd_axis_names
-
-
-def coordination() -> tuple[Any, str, int, int]:
-    """After `jax.distributed.initialize`: the processes' key-value store, the host of process 0, and both numbers."""
-    from jax._src.distributed import global_state as state
-
-    host = str(state.coordinator_address).rsplit(":", 1)[0]
-    return state.client, host.strip("[]"), state.process_id, state.num_processes
