@@ -17,7 +17,6 @@ from jaxsparse_fmt.algebra import plan
 from jaxsparse_fmt.algebra.assembly import assembly
 from jaxsparse_fmt.algebra.operations import block, diags, eye, hstack, kron, vstack
 from jaxsparse_fmt.choose import Choice
-from jaxsparse_fmt.compilation_cache import cache
 from jaxsparse_fmt.convert import from_coo, from_dense, from_scipy, order, read_mtx
 from jaxsparse_fmt.core.basis import Basis, Between
 from jaxsparse_fmt.core.matrix import SparseMatrix
@@ -67,7 +66,7 @@ __all__ += ["HLL", "HYB", "JDS", "PELLR", "PJDS", "SDIA", "SELL"]
 __all__ += ["Basis", "Choice", "Paired", "SparseMatrix", "Transposed", "spmv"]
 __all__ += ["from_bcoo", "from_bcsr", "from_coo", "from_cupy", "from_dense", "from_scipy", "load", "order", "read_mtx"]
 __all__ += ["assembly", "block", "diags", "eye", "hstack", "kron", "plan", "to_bcoo", "to_bcsr", "to_cupy", "vstack"]
-__all__ += ["BACKENDS", "cache", "choose", "gallery", "io", "plot", "save", "traffic", "use_backend"]
+__all__ += ["BACKENDS", "choose", "gallery", "io", "plot", "save", "traffic", "use_backend"]
 __all__ += ["ShardedMatrix", "boxes", "save_rows", "saved_rows", "shard", "shard_from_rows"]
 
 exportable(*FORMATS.values(), Basis, Between, Paired, Transposed)

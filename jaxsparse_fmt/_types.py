@@ -338,11 +338,11 @@ def _way(path: Path) -> Iterator[Path]:
             yield from _way(part.parent / os.readlink(part))
 
 
-def foreign(about: os.stat_result, writers: int = 0o022) -> bool:
-    """Whether users beside this one and root could write a file, or one of `writers` (group, others); on Windows no."""
+def foreign(about: os.stat_result) -> bool:
+    """Whether users beside this one and root could write a file; on Windows no."""
     if not hasattr(os, "geteuid"):
         return False
-    writable = about.st_mode & writers and not stat.S_ISLNK(about.st_mode)  # the modes of links mean nothing
+    writable = about.st_mode & 0o022 and not stat.S_ISLNK(about.st_mode)  # the modes of links mean nothing
     return about.st_uid not in (0, os.geteuid()) or bool(writable)
 
 

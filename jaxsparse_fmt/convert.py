@@ -43,7 +43,7 @@ def from_scipy(
     Args:
       S: scipy.sparse matrix or array of any format and numeric dtype, or one of this library. Integers become floats.
       format: a name in `FORMATS`; "auto" for the first of `choose.rank` that fits the free memory; or "tune" for the
-        fastest of its first few, measured here once for every pattern and remembered on disk (`tune.py`).
+        fastest of its first few, measured here (`tune.py`).
       dtype: of the stored values; None keeps S's (narrowed to 32 bits unless `jax_enable_x64` is on).
       backend: "auto", "triton", "mosaic", "numba", "xla" or "interpret"; see `use_backend`.
       max_bytes: the largest padded storage to accept, in bytes; None refuses a size out of proportion to the matrix.

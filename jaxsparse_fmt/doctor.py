@@ -1,7 +1,7 @@
 """Prints what a bug report needs, and whether products run in a kernel here: python -m jaxsparse_fmt.doctor
 
-Lines on standard output: versions, the caches, and for each device of JAX the kernel that a product ran in, and how
-far the result is from SciPy's. The exit code is 0 if all results agree, else 1.
+Lines on standard output: versions, the folder of compiled programs, and for each device of JAX the kernel that a
+product ran in, and how far the result is from SciPy's. The exit code is 0 if all results agree, else 1.
 """
 
 import importlib.metadata
@@ -15,7 +15,6 @@ import jax
 import numpy as np
 
 from jaxsparse_fmt._version import __version__
-from jaxsparse_fmt.choose import tune
 from jaxsparse_fmt.convert import from_scipy
 from jaxsparse_fmt.gallery import poisson
 from jaxsparse_fmt.kernels.backends import selection
@@ -28,7 +27,7 @@ TOLERANCE = 1e-5  # of a product in float32, relative to its largest number
 
 def main() -> int:
     """Prints all lines and returns the exit code."""
-    print(*versions(), *caches(), sep="\n")
+    print(*versions(), sep="\n")
     agree = True
     for device in jax.devices():
         line, agrees = product_on(device)
@@ -42,12 +41,7 @@ def versions() -> Iterator[str]:
     yield ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
     wide = "on" if SETTINGS.jax_enable_x64 else "off: jax.config.update('jax_enable_x64', True) for float64"
     yield f"64 bits: {wide}"
-
-
-def caches() -> Iterator[str]:
-    programs, tuned = SETTINGS.jax_compilation_cache_dir, tune.answers_file()
-    yield f"compiled programs: {programs or 'not kept by this process; jsf.cache() keeps them'}"
-    yield f"answers of format='tune': {tuned}{'' if tuned.exists() else ' (none yet)'}"
+    yield f"compiled programs: {SETTINGS.jax_compilation_cache_dir or 'not kept by this process'}"
 
 
 def product_on(device: Any) -> tuple[str, bool]:

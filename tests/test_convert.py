@@ -251,8 +251,7 @@ def test_auto_takes_the_first_of_the_ranking():
 
 
 @pytest.mark.parametrize("name", ["auto", "tune"])
-def test_a_stored_matrix_chooses_anew_as_one_from_outside_does(name, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_a_stored_matrix_chooses_anew_as_one_from_outside_does(name, monkeypatch):
     monkeypatch.setattr(tune, "seconds_per_product", lambda A: float(A.name != "hll"))
     with jsf.use_backend("xla"):  # where "hll" is among the first few of the ranking
         for source in (A, jsf.from_scipy(S, "coo", "bfloat16", backend="xla")):
@@ -264,8 +263,7 @@ def test_a_stored_matrix_chooses_anew_as_one_from_outside_does(name, monkeypatch
 
 
 @pytest.mark.parametrize("name", ["auto", "tune"])
-def test_inside_jit_a_known_pattern_chooses_and_a_traced_one_is_refused(name, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_inside_jit_a_known_pattern_chooses_and_a_traced_one_is_refused(name):
     dense = jax.jit(lambda data: A.with_data(data).asformat(name).todense())(2 * A.data)
     np.testing.assert_array_equal(dense, 2 * S.toarray())
     with pytest.raises(ValueError, match=f"format {name!r} cannot be made of a traced pattern"):

@@ -21,7 +21,7 @@ FLOORS = (
     "core",
     "formats",
     "choose algebra",
-    "convert compilation_cache",
+    "convert",
     "distributed interchange saved plot doctor",
     "solvers",
     "cli jaxsparse_fmt",

@@ -152,8 +152,7 @@ def test_every_option_computes_the_same_under(switch, options):
 
 
 @every_switch
-def test_every_door_is_open_under(switch, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_every_door_is_open_under(switch):
     dense, coo = GENERAL.toarray(), GENERAL.tocoo()
     with switch.on():
         from_jax = sparse.BCOO.fromdense(jnp.asarray(dense))

@@ -7,18 +7,17 @@ import argparse
 import os
 import sys
 import textwrap
-import warnings
 from collections.abc import Sequence
 from io import TextIOWrapper
 from typing import Any
 
 import jax
 
+from jaxsparse_fmt._types import exposed, make_private, user_cache
 from jaxsparse_fmt._version import __version__
 from jaxsparse_fmt.cli import bench, completion, convert, demo, formats, info, plots, process, solve
 from jaxsparse_fmt.cli.arguments import BadInput
 from jaxsparse_fmt.cli.tables import OutputLost
-from jaxsparse_fmt.compilation_cache import cache
 
 COMMANDS = {
     "solve": solve,
@@ -82,12 +81,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _keep_programs() -> None:
-    """Lets the next command load the programs that this one compiles; if it cannot, prints one line with the reason."""
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        cache()
-    for warning in told:
-        process.complain(str(warning.message))
+    """Lets the next command load the programs that this one compiles, where JAX's settings name no other folder."""
+    settings: Any = jax.config
+    home = user_cache()
+    if home is not None and not settings.jax_compilation_cache_dir:
+        folder = home / "xla"
+        try:
+            make_private(folder)
+            if why := exposed(folder):  # JAX runs what it finds there
+                raise PermissionError(why)
+        except OSError as error:
+            return process.complain(f"compiled programs are not kept: {error}")
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def _parser() -> argparse.ArgumentParser:

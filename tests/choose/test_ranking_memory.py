@@ -32,8 +32,7 @@ def test_auto_takes_the_best_that_fits_the_free_memory(platform, monkeypatch):
 
 @pytest.mark.some(format=1)
 @pytest.mark.parametrize("format", ["auto", "tune"])
-def test_where_nothing_fits_the_memory_what_would_is_said(format, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_where_nothing_fits_the_memory_what_would_is_said(format, monkeypatch):
     S = jsf.gallery.elasticity(5)
     wide, narrow = (min(c.moved for c in ranking.rank(S, dtype)) for dtype in ("float64", "float32"))
     free(ranking.ROOM * (wide + narrow) / 2, monkeypatch)

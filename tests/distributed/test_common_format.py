@@ -70,8 +70,7 @@ def test_under_a_limit_all_take_the_best_that_fits(plain_xla):
         jsf.shard(S, MESH, max_bytes=10)
 
 
-def test_tune_measures_the_largest_shard(plain_xla, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_tune_measures_the_largest_shard(plain_xla, monkeypatch):
     timed = []
 
     def seconds(A):

@@ -255,8 +255,7 @@ def test_auto_chooses_for_each_of_the_two():
     np.testing.assert_allclose(A.T @ y, S.T @ y)
 
 
-def test_tune_measures_each_of_the_two(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_tune_measures_each_of_the_two(monkeypatch):
     timed = []
     monkeypatch.setattr(tune, "seconds_per_product", lambda A: timed.append(A) or float(A.name != "hyb"))
     S = with_a_full_column(50)
