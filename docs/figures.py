@@ -191,8 +191,7 @@ def formats(matrices: tuple[str, ...]) -> Iterator[str]:
 
 
 def formats_on_a_cpu() -> Iterator[str]:
-    ours = ("csr", "coo", "dia", "hdia", "ell", "hll", "sell", "pjds", "csr5")
-    names = {f"`{name}`": name for name in ours} | {"`bsr`, blocks of 3 × 3": "bsr block_shape=(3, 3)"}
+    names = {f"`{name}`": name for name in ("csr", "dia")}
     names |= {f"SciPy's {name}": f"SciPy {name} @ x" for name in ("coo", "dia", "bsr")} | {"JAX's BCSR": "JAX BCSR"}
     columns = [(matrix, dtype) for matrix in ("7-point 100³", "27-point × 3 dof 40³") for dtype in DTYPES]
     cell = lambda method, m, d: f"{row_of('spmv_cpu', matrix=m, dtype=d, method=method)['ratio']:.2f}"  # noqa: E731

@@ -68,9 +68,6 @@ LAZY = ("rich", "matplotlib", "pyamg", "pymetis", "jax.experimental", "jax._src"
 KERNELS = (
     "handler",
     "numba_kernels",
-    "chunk_kernels",
-    "block_kernels",
-    "tile_kernels",
     "aggregation_kernels",
     "xla_kernels",
 )

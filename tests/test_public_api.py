@@ -22,7 +22,7 @@ MODULES = (jsf, jsf.choose, jsf.gallery, jsf.io, jsf.plot, solvers, solvers.prec
 OPERATORS = "__abs__ __getitem__ __iter__ __len__ __matmul__ __mul__ __neg__ __rmatmul__ __rmul__ __truediv__"
 # Members without an underscore that only other modules of the two packages use.
 INTERNAL = {
-    "SparseMatrix": "without_values product_face transposed_face outer_face dots sums product_dot "
+    "SparseMatrix": "without_values product_face transposed_face outer_face native_face dots sums product_dot "
     "wants_shared_memory coordinates unshared read_at shared_out csr_arrays check_single from_csr footprints "
     "with_arrays in_order layout_options sized_by_nnz shares_places transposes unread nbytes_read",
     "ShardedMatrix": "shards domain range entries inside told entered record coordinates unshared",

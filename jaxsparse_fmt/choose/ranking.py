@@ -7,7 +7,7 @@ longest row, which one thread walks a few entries at a time.
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -79,15 +79,9 @@ LATENCY = 0.6e-6  # s between the loads of a thread and their use
 OVERLAP = 0.1  # of the shorter of two times that is not hidden behind the longer
 IDLE = 0.25  # what a thread that waits for a longer row costs, in entries
 
-# CPU, kernels of Numba on two cores: the fraction of COPY at which a product moves the bytes of a format, fitted to
-# suites on two CPUs (tables in commit 7ea8790, and 2026-11-25_suite_cpu.md), much of which stays in the caches; a row
-# of "csr" that is longer or shorter than the row before it, whose end the CPU mispredicts; a row of a tail, which XLA
-# adds.
-NATIVE = {"csr": 0.86, "ell": 0.79, "hll": 0.96, "hyb": 0.79, "dia": 0.9}
-UNEVEN = 7e-9  # s of such a row
-BESIDE = 3.0  # times what the model of plain XLA says, for formats that are not listed and run so there, too
-ADDED = 4e-8  # s of a row of a tail
-BY_BITS = 12.0  # times that, on diagonals with holes where some entry is zero: a bit tells them apart
+# CPU, kernels of Numba on two cores, for these formats alone: the fraction of COPY at which a product moves the bytes
+# (2026-11-25_suite_cpu.md).
+NATIVE = {"csr": 0.86, "dia": 0.9}
 
 # CPU, plain XLA, in places of ELL: a place that XLA passes as it walks the columns of a format; an entry that it
 # scatters to its row, in CSR, in the tail of cut rows and wherever slices are too uneven for columns; a row that is
@@ -166,16 +160,18 @@ def rank(S: Any, dtype: Any = None, platform: str | None = None, backend: str = 
     platform = "gpu" if kernels in EFFICIENCY else "cpu"
     own = selection.active_backend(backend)
     keeps = platform == "gpu" and selection.shares_memory(selection.resolve(own, "cuda", shared=True))
-    choices = [_choice(s, csr, dtype.itemsize, kernels) for s in storages(PatternCounts(csr, dtype, platform, keeps))]
+    formats = [name for name in FORMATS if kernels != "numba" or name in NATIVE]
+    kept = storages(PatternCounts(csr, dtype, platform, keeps), formats)
+    choices = [_choice(s, csr, dtype.itemsize, kernels) for s in kept if kernels != "numba" or not _by_bits(s, csr)]
     ranked = sorted(choices, key=lambda c: c.cost)
     widths = [c for c in ranked if c.format == "hyb"]
     return [c for c in ranked if c not in widths[1:]]  # one width is enough
 
 
-def storages(pattern: PatternCounts) -> Iterator[Storage]:
-    """The storages of every format that `auto` may take."""
-    for cls in FORMATS.values():
-        for storage in cls.footprints(pattern):
+def storages(pattern: PatternCounts, formats: Iterable[str] = FORMATS) -> Iterator[Storage]:
+    """The storages of formats that `auto` may take."""
+    for name in formats:
+        for storage in FORMATS[name].footprints(pattern):
             misses = 0.0  # not known for a CPU
             if pattern.on_gpu:
                 of = (storage.rows, storage.layout["sigma"]) if storage.sorted else (L1_ROWS, 1)
@@ -261,10 +257,10 @@ def store(choices: list[Choice], csr: Csr, target: Target) -> tuple[SparseMatrix
 def _choice(s: Storage, csr: Csr, itemsize: int, kernels: str | None) -> Choice:
     moved = traffic.bytes_moved(s.nbytes, csr.shape, itemsize) + 2 * s.copied * itemsize
     copy = COPY["gpu" if kernels in EFFICIENCY else "cpu"]
-    if kernels is None or (kernels == "numba" and s.format not in NATIVE):
-        seconds = _seconds_on_cpu(s, csr, itemsize) * (1.0 if kernels is None else BESIDE)
+    if kernels is None:
+        seconds = _seconds_of_xla(s, csr, itemsize)
     elif kernels == "numba":
-        seconds = _seconds_natively(s, moved, csr)
+        seconds = moved / (NATIVE[s.format] * copy)
     else:
         seconds = _seconds_on_gpu(s, moved, csr, itemsize, kernels)
     words, places = list(s.words), s.places + s.tail.entries
@@ -310,15 +306,12 @@ def _rate(kernels: str, name: str, nnz: int, n_rows: int, itemsize: int) -> floa
     return efficiency * (NARROW[kernels] if itemsize == 2 else 1.0) * COPY["gpu"]
 
 
-def _seconds_natively(s: Storage, moved: int, csr: Csr) -> float:
-    seconds = moved / (NATIVE[s.format] * COPY["cpu"]) + ADDED * s.tail.rows
-    if s.format == "csr":
-        seconds += UNEVEN * np.count_nonzero(np.diff(csr.indptr, 2))
-    by_bits = s.format == "dia" and s.places > csr.nnz and bool(np.any(csr.data == 0))
-    return seconds * (BY_BITS if by_bits else 1.0)
+def _by_bits(s: Storage, csr: Csr) -> bool:
+    """Whether a bit tells holes from entries, which takes a CPU twelve times as long: there are holes and zeros."""
+    return s.format == "dia" and s.places > csr.nnz and bool(np.any(csr.data == 0))
 
 
-def _seconds_on_cpu(s: Storage, csr: Csr, itemsize: int) -> float:
+def _seconds_of_xla(s: Storage, csr: Csr, itemsize: int) -> float:
     places = (WALKED[s.format] if s.by_columns else SCATTERED) * s.places
     places += SCATTERED * s.tail.entries + CUT * s.tail.rows
     return (places * (itemsize + 4) + sum(csr.shape) * itemsize) / COPY["cpu"]

@@ -68,7 +68,7 @@ def _product_dot(values, x, w, *leaves, tree, backend):
     pattern = jax.tree.unflatten(tree, leaves)
     if selection.is_pallas(backend):
         return pattern.product_dot(values, x, w, backend)
-    y = pattern.product_face(values[None], x[None, :, None], backend)[0, :, 0]
+    y = computed("product", pattern, values[None], x[None, :, None], backend)[0, :, 0]
     return y, _one_part(pattern, w, y)
 
 
@@ -131,11 +131,18 @@ def _lower(face, platform, ctx, *operands, tree, backend):
     def compute(a, b, *leaves):
         pattern = jax.tree.unflatten(tree, leaves)
         runs = selection.resolve(backend, platform, pattern.wants_shared_memory(face, b.shape[2]))
-        return getattr(pattern, f"{face}_face")(a, b, runs)
+        return computed(face, pattern, a, b, runs)
 
     promotion = jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow")
     with jax_versions.without_deprecation(), promotion[0], promotion[1]:
         return mlir.lower_fun(compute, multiple_results=False)(jax_versions.bare(ctx), *operands)
+
+
+def computed(face: str, pattern: Pattern, a: Array, b: Array, backend: str) -> Array:
+    """A face on a backend that `selection.resolve` has returned."""
+    found = pattern.native_face(face, a, b) if backend == "numba" else None
+    backend = "xla" if backend == "numba" else backend
+    return getattr(pattern, f"{face}_face")(a, b, backend) if found is None else found
 
 
 def _jvp(face, primals, tangents, **params):

@@ -22,7 +22,7 @@ class Pattern(abc.ABC):
     """The index arrays and the sizes of a stored matrix, and the three faces of the form (`form.py`) over them.
 
     The faces take and return plain arrays, and read `values` from their arguments alone. `backend` is what
-    `selection.resolve` returns.
+    `selection.resolve` returns, but "numba", for which `form.py` calls `native_face`.
 
     Attributes:
       values: [n_stored], entries and padding in the format's own order; `Absent` in `without_values`.
@@ -49,6 +49,11 @@ class Pattern(abc.ABC):
     @abc.abstractmethod
     def outer_face(self, y: Array, x: Array, backend: str) -> Array:
         """Σ_p y[row, p]·x[col, p] at the stored places, 0 in padding: [b, n_stored]."""
+
+    def native_face(self, face: str, a: Array, b: Array) -> Array | None:
+        """A face by name of its operands, by a Numba kernel; None where there is none."""
+        del face, a, b
+        return None
 
     @property
     def dots(self) -> bool:

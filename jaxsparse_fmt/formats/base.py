@@ -76,7 +76,7 @@ class ByRule(SparseMatrix):
         return spmv.product(values, x, self.arrays, rule=self.rule, backend=backend)
 
     def transposed_face(self, values: Array, y: Array, backend: str) -> Array:
-        return spmv.transposed(values, y, self.arrays, rule=self.rule, backend=backend)
+        return spmv.transposed_reference(values, y, self.arrays, rule=self.rule)
 
     def outer_face(self, y: Array, x: Array, backend: str) -> Array:
         return sddmm.outer(y, x, self.arrays, rule=self.rule, backend=backend)

@@ -5,8 +5,8 @@
          ⎢ 4 . 5 6 ⎥      col_idx  [0 2 1 0 2 3]      [nnz] int32
          ⎣ . . . . ⎦
 
-Bytes: nnz·(value + 8). A product finds the end of each row in `row_idx` and adds as CSR's product does, the kernel
-for CPUs in one pass, elsewhere after a pass that makes row pointers: atomics would add in no fixed order.
+Bytes: nnz·(value + 8). A product adds as CSR's product does, after a pass that makes row pointers: atomics would add
+in no fixed order.
 
 For exchange with other libraries: `format="auto"` never takes it.
 """
@@ -21,9 +21,9 @@ from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.base import Array, ColumnIndex, RowIndex, storage_format
 from jaxsparse_fmt.formats.csr import csr_rule
-from jaxsparse_fmt.kernels import coordinates, sddmm, spmv, spmv_cpu
+from jaxsparse_fmt.kernels import coordinates, spmv
 from jaxsparse_fmt.kernels.layout.address import expand_ptr
-from jaxsparse_fmt.kernels.layout.columns import Explicit, Rule
+from jaxsparse_fmt.kernels.layout.columns import Explicit
 
 
 @storage_format
@@ -36,29 +36,15 @@ class COO(SparseMatrix):
     in_order = True
 
     def product_face(self, values: Array, x: Array, backend: str) -> Array:
-        y = spmv_cpu.product(values, x, self._arrays, rule=self._rule) if backend == "numba" else None
-        if y is not None:
-            return y
         arrays = {"slice_ptr": row_pointers(self.row_idx, self.shape[0]), "col_idx": self.col_idx}
-        return spmv.product(values, x, arrays, rule=self._rule, backend=backend)
+        rule = csr_rule(self.shape, self.n_stored, Explicit())
+        return spmv.product(values, x, arrays, rule=rule, backend=backend)
 
     def transposed_face(self, values: Array, y: Array, backend: str) -> Array:
-        x = spmv_cpu.transposed(values, y, self._arrays, rule=self._rule) if backend == "numba" else None
-        if x is not None:
-            return x
         return coordinates.transposed_reference(values, y, self.row_idx, self.col_idx, n_cols=self.shape[1])
 
     def outer_face(self, y: Array, x: Array, backend: str) -> Array:
-        v = sddmm.outer_cpu(y, x, self._arrays, rule=self._rule) if backend == "numba" else None
-        return coordinates.outer_reference(y, x, self.row_idx, self.col_idx, n_cols=self.shape[1]) if v is None else v
-
-    @property
-    def _arrays(self) -> dict[str, Array]:
-        return {"row_idx": self.row_idx, "col_idx": self.col_idx}
-
-    @property
-    def _rule(self) -> Rule:
-        return csr_rule(self.shape, self.n_stored, Explicit())
+        return coordinates.outer_reference(y, x, self.row_idx, self.col_idx, n_cols=self.shape[1])
 
     def coordinates(self) -> tuple[Array, Array, Array]:
         return self.row_idx, self.col_idx, jnp.arange(self.n_stored, dtype=index_dtype(self.nnz))

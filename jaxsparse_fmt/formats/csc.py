@@ -11,7 +11,7 @@ bit-reproducible; its product scatters.
 For exchange with other libraries: `format="auto"` never takes it.
 """
 
-from typing import Any, Self
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.base import Array, Pointer, RowIndex, storage_format
 from jaxsparse_fmt.formats.csr import csr_rule
-from jaxsparse_fmt.kernels import coordinates, sddmm, spmv
+from jaxsparse_fmt.kernels import coordinates, spmv
 from jaxsparse_fmt.kernels.layout.address import expand_ptr
 from jaxsparse_fmt.kernels.layout.columns import Explicit
 
@@ -37,27 +37,22 @@ class CSC(SparseMatrix):
     sized_by_nnz = True
 
     def product_face(self, values: Array, x: Array, backend: str) -> Array:
-        if backend == "numba":
-            return spmv.transposed(values, x, **self._turned_csr(), backend=backend)
         n_rows, n_cols = self.shape
         return coordinates.product_reference(values, x, self.row_idx, self._col_idx(), n_rows=n_rows, n_cols=n_cols)
 
     def transposed_face(self, values: Array, y: Array, backend: str) -> Array:
-        return spmv.product(values, y, **self._turned_csr(), backend=backend)
+        n_rows, n_cols = self.shape
+        arrays, rule = (
+            {"slice_ptr": self.col_ptr, "col_idx": self.row_idx},
+            csr_rule((n_cols, n_rows), self.n_stored, Explicit()),
+        )
+        return spmv.product(values, y, arrays, rule=rule, backend=backend)
 
     def outer_face(self, y: Array, x: Array, backend: str) -> Array:
-        if backend == "numba":
-            return sddmm.outer(x, y, **self._turned_csr(), backend=backend)
         return coordinates.outer_reference(y, x, self.row_idx, self._col_idx(), n_cols=self.shape[1])
 
     def _col_idx(self) -> Array:
         return expand_ptr(jnp, self.col_ptr, self.n_stored)
-
-    def _turned_csr(self) -> dict[str, Any]:
-        """The transpose in CSR."""
-        n_rows, n_cols = self.shape
-        rule = csr_rule((n_cols, n_rows), self.n_stored, Explicit())
-        return {"arrays": {"slice_ptr": self.col_ptr, "col_idx": self.row_idx}, "rule": rule}
 
     @standard_promotion
     def coordinates(self) -> tuple[Array, Array, Array]:

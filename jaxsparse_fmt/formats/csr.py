@@ -17,6 +17,7 @@ import numpy as np
 from jaxsparse_fmt._types import Csr, CsrArrays, Target
 from jaxsparse_fmt.formats import building, footprint
 from jaxsparse_fmt.formats.base import Array, ByRule, ColumnIndex, Pointer, storage_format
+from jaxsparse_fmt.kernels import spmv_cpu
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
 from jaxsparse_fmt.kernels.layout.address import Slices
 from jaxsparse_fmt.kernels.layout.columns import ColumnRule, Rule
@@ -39,6 +40,9 @@ class CSR(ByRule):
     @property
     def address(self) -> Slices:
         return Slices(self.shape[0], 1, self.threads_per_row)
+
+    def native_face(self, face: str, a: Array, b: Array) -> Array | None:
+        return spmv_cpu.of_rows(face, a, b, self.row_ptr, self.col_idx, self.shape)
 
     def csr_arrays(self) -> tuple[Array, Array, Array]:
         return self.data, self.col_idx, self.row_ptr

@@ -55,7 +55,7 @@ from jaxsparse_fmt.formats.base import (
 )
 from jaxsparse_fmt.formats.csr5_tiles import CUT, tile_for
 from jaxsparse_fmt.formats.footprint import L1_ROWS, NO_TAIL, PatternCounts, Storage, Tail
-from jaxsparse_fmt.kernels import coordinates, csr5, spmv, spmv_cpu
+from jaxsparse_fmt.kernels import coordinates, csr5, spmv
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
 from jaxsparse_fmt.kernels.layout.address import expand_ptr
 from jaxsparse_fmt.kernels.layout.tiles import NARROW_PADDING, WIDE_MARK, Tiles
@@ -116,29 +116,12 @@ class CSR5(SparseMatrix):
         return y if rows is None or piece_ptr is None else split.with_pieces(y, sums, rows, piece_ptr, backend)
 
     def transposed_face(self, values: Array, y: Array, backend: str) -> Array:
-        if backend == "numba":
-            x = spmv_cpu.of_tiles("transposed", values, self._of_pieces(y), self.arrays, tiles=self.tiles)
-            if x is not None:
-                order = self.col_order
-                return x if order is None else jnp.zeros_like(x).at[:, order].set(x, unique_indices=True)
         row, col, _ = self.places()
         return coordinates.transposed_reference(values, y, row, col, n_cols=self.shape[1])
 
     def outer_face(self, y: Array, x: Array, backend: str) -> Array:
-        if backend == "numba":
-            ordered = x if self.col_order is None else x.at[:, self.col_order].get(mode="promise_in_bounds")
-            v = spmv_cpu.of_tiles("outer", self._of_pieces(y), ordered, self.arrays, tiles=self.tiles)
-            if v is not None:
-                return v
         row, col, _ = self.places()
         return coordinates.outer_reference(y, x, row, col, n_cols=self.shape[1])
-
-    def _of_pieces(self, y: Array) -> Array:  # [b, n_rows + n_pieces, p]
-        """y, with the row of each piece behind it."""
-        rows, piece_ptr = self.long_rows, self.piece_ptr
-        if rows is None or piece_ptr is None:
-            return y
-        return jnp.concatenate([y, y[:, rows[expand_ptr(jnp, piece_ptr, self.n_pieces)]]], axis=1)
 
     @standard_promotion
     def coordinates(self) -> tuple[Array, Array, Array]:

@@ -25,7 +25,7 @@ import scipy.sparse
 from jaxsparse_fmt._types import Csr, Target, index_dtype
 from jaxsparse_fmt.formats import building, footprint, merging, statistics
 from jaxsparse_fmt.formats.base import Array, ByRule, Offset, storage_format
-from jaxsparse_fmt.kernels import spmv
+from jaxsparse_fmt.kernels import spmv, spmv_cpu
 from jaxsparse_fmt.kernels.layout.address import Slices, Starts
 from jaxsparse_fmt.kernels.layout.columns import Diagonal, Rule, pack_pattern, packed
 
@@ -62,12 +62,23 @@ class WholeDiagonals(ByRule):
         S = scipy.sparse.csr_array(scipy.sparse.dia_array((by_column, offsets), shape=self.shape))
         return S if S.nnz == self.nnz else super().to_scipy()  # SciPy leaves zeros out
 
-    def transposed_face(self, values: Array, y: Array, backend: str) -> Array:
-        arrays, offsets, (n_rows, n_cols) = self.arrays, self.offsets, self.shape
-        start = arrays.get("start")
+    def _start(self) -> Array:
+        start = self.arrays.get("start")
         if start is None:
-            start = jnp.arange(offsets.shape[0], dtype=index_dtype(self.n_stored)) * n_rows
-        back = arrays | {"offsets": -offsets, "start": start - offsets}
+            start = jnp.arange(self.offsets.shape[0], dtype=index_dtype(self.n_stored)) * self.shape[0]
+        return start
+
+    def native_face(self, face: str, a: Array, b: Array) -> Array | None:
+        if face == "outer":
+            return None
+        offsets, start, shape = self.offsets, self._start(), self.shape
+        if face == "transposed":
+            offsets, start, shape = -offsets, start - offsets, shape[::-1]
+        return spmv_cpu.product_of_diagonals(a, b, offsets, start, self.arrays.get("pattern"), shape)
+
+    def transposed_face(self, values: Array, y: Array, backend: str) -> Array:
+        n_rows, n_cols = self.shape
+        back = self.arrays | {"offsets": -self.offsets, "start": self._start() - self.offsets}
         rule = Rule((n_cols, n_rows), self.n_stored, Starts(n_cols, n_cols), Diagonal())
         return spmv.product(values, y, back, rule=rule, backend=backend)
 

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxsparse_fmt._types import Array, index_dtype
-from jaxsparse_fmt.kernels import coordinates, spmv_cpu
+from jaxsparse_fmt.kernels import coordinates
 from jaxsparse_fmt.kernels.backends import launch, selection, tuning
 from jaxsparse_fmt.kernels.coordinates import accumulator
 from jaxsparse_fmt.kernels.layout.address import Arrays
@@ -49,9 +49,6 @@ def product(
     shares = selection.shares_memory(backend)
     n_heads = tiles.lanes * (block_columns if shares else batch * tiles.n_tiles * p)
     backend = supported(backend, values, x, size=max(batch * n_rows * p, n_heads))
-    y = spmv_cpu.of_tiles("product", values, x, arrays, tiles=tiles) if backend == "numba" else None
-    if y is not None:
-        return y[:, : n_rows - n_pieces], y[:, n_rows - n_pieces :]
     if not selection.is_pallas(backend):
         return product_reference(values, x, arrays, tiles=tiles)
     acc = accumulator(dtype)

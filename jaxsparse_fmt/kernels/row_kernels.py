@@ -23,8 +23,6 @@ from jaxsparse_fmt.kernels.layout.columns import Delta, Diagonal, Rule
 
 def supported(backend: str, *operands: Array, size: int = 0) -> str:
     """`backend`, or "xla" for what Pallas kernels cannot do: complex numbers, and 64-bit addresses in 32-bit JAX."""
-    if backend == "numba":  # decides for itself
-        return backend
     wide = max(size, *(a.size for a in operands)) >= 2**31 and not x64_enabled()
     is_complex = any(jnp.issubdtype(a.dtype, jnp.complexfloating) for a in operands)
     return "xla" if is_complex or wide else backend

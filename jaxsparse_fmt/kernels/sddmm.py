@@ -1,6 +1,6 @@
 """The sampled outer product (SDDMM, sampled dense-dense matrix product): Σ_p y[row, p]·x[col, p] at every stored entry.
 
-Its Pallas kernel, its reference in plain jnp and its call of the Numba kernels. Shapes are those of `spmv.py`.
+Its Pallas kernel and its reference in plain jnp. Shapes are those of `spmv.py`.
 """
 
 import math
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxsparse_fmt._types import Array
-from jaxsparse_fmt.kernels import coordinates, row_kernels, spmv_cpu
+from jaxsparse_fmt.kernels import coordinates, row_kernels
 from jaxsparse_fmt.kernels.backends import selection
 from jaxsparse_fmt.kernels.layout.address import Arrays
 from jaxsparse_fmt.kernels.layout.columns import Rule, unpack_pattern
@@ -27,9 +27,6 @@ def outer(
     """Σ_p y[row, p]·x[col, p] at every stored entry, zero in padding."""
     shape = (y.shape[0], rule.n_stored)
     backend = row_kernels.supported(backend, y, x, size=math.prod(shape))
-    v = outer_cpu(y, x, arrays, rule=rule) if backend == "numba" else None
-    if v is not None:
-        return v
     if not selection.is_pallas(backend):
         return outer_reference(y, x, arrays, rule=rule)
     inputs = {"y": y, "x": x, **{k: a for k, a in arrays.items() if k != "pattern"}}
@@ -46,16 +43,6 @@ def outer_reference(y, x, arrays: Arrays, *, rule: Rule) -> Array:
     """`outer` in plain jnp."""
     row, col, _ = rule.places(arrays)
     return coordinates.outer_reference(y, x, row, col, n_cols=rule.shape[1])
-
-
-def outer_cpu(y: Array, x: Array, arrays: Arrays, *, rule: Rule) -> Array | None:
-    """`outer` by a Numba kernel; None where there is none (`spmv_cpu.py`)."""
-    if not spmv_cpu.storage(rule):
-        return None
-    v = spmv_cpu.call("outer", y, x, arrays, rule, (y.shape[0], rule.n_stored))
-    return (
-        v if v is None or "pattern" not in arrays else jnp.where(unpack_pattern(arrays["pattern"], rule.n_stored), v, 0)
-    )
 
 
 def outer_kernel(

@@ -7,7 +7,7 @@ its column; the kernels take any pair of rules:
     x, y               [b, n_cols, p], [b, n_rows, p]: a batch axis b for the values, a column axis p for the vectors
     arrays             what the rules read, by name; and perm [n_rows]: storage row k is row perm[k] of the matrix
 
-`spmv_cpu.py` computes the same by Numba, and `*_reference` in plain jnp, which runs where no kernel does.
+`*_reference` computes the same in plain jnp, which runs where no kernel does; `spmv_cpu.py` calls Numba's kernels.
 
 Padding has value 0 and column index n_cols, one past the end, which masks itself. Diagonals and blocks have padding
 with a valid column, which `pattern` masks. Traffic of a product, bytes: n_stored·(value + index) + slice pointers +
@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxsparse_fmt._types import Array
-from jaxsparse_fmt.kernels import coordinates, row_kernels, spmv_cpu, vector_pass
+from jaxsparse_fmt.kernels import coordinates, row_kernels, vector_pass
 from jaxsparse_fmt.kernels.backends import selection, tuning
 from jaxsparse_fmt.kernels.coordinates import accumulator
 from jaxsparse_fmt.kernels.layout.address import Arrays, Jagged, Slices, Starts, take
@@ -43,9 +43,6 @@ def product(
     operands = (x,) if values is None else (values, x)
     shape = (x.shape[0], rule.shape[0], x.shape[2])
     backend = supported(backend, *operands, size=math.prod(shape))
-    y = spmv_cpu.product(values, x, arrays, rule=rule) if backend == "numba" else None
-    if y is not None:
-        return y
     if not selection.is_pallas(backend):
         return product_reference(values, x, arrays, rule=rule)
     out = {"y": jax.ShapeDtypeStruct(shape, jnp.result_type(*operands))}
@@ -100,19 +97,6 @@ SUM = vector_pass.Pass(lambda: (), lambda _, v: ((), ((v, jnp.ones_like(v)),)))
 
 def _warps(rule: Rule) -> int:
     return -(-rule.address.width // tuning.LAUNCH.warp)
-
-
-def transposed(
-    values: Array,  # [b, n_stored]
-    y: Array,  # [b, n_rows, p]
-    arrays: Arrays,
-    *,
-    rule: Rule,
-    backend: str,
-) -> Array:  # [b, n_cols, p]
-    """Aᵀ·y, a kernel on CPUs only."""
-    x = spmv_cpu.transposed(values, y, arrays, rule=rule) if backend == "numba" else None
-    return transposed_reference(values, y, arrays, rule=rule) if x is None else x
 
 
 def product_kernel(

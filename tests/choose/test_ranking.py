@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import re
-import time
 
 import jax
 import numpy as np
@@ -245,29 +244,6 @@ def test_what_was_estimated_from_a_sample_is_nearly_so(name):
         for choice in (c for c in ranked(name) if c.format == format):
             A = jsf.from_scipy(S, format, **choice.layout)
             assert choice.nbytes == pytest.approx(A.nbytes_read, rel=0.02)
-
-
-@pytest.mark.clock
-@pytest.mark.parametrize("platform", ["cpu", "gpu"])
-@pytest.mark.parametrize(
-    "make", [lambda: jsf.gallery.poisson(90), lambda: large("uneven rows in a band")], ids=["even", "uneven"]
-)
-def test_choosing_costs_little_more_than_converting_at_most(make, platform):
-    """On the host, where the cheapest conversions and the ranking pass over the entries equally often."""
-    S = make()
-    # CSR on a CPU is no conversion: its arrays are taken as they are.
-    first = next(c for c in ranking.rank(S, platform=platform) if c.format != "csr")
-
-    def seconds(run) -> float:
-        """Of processors: what else is at work on this machine counts little."""
-        start = time.process_time()
-        run()
-        return time.process_time() - start
-
-    convert = functools.partial(jsf.from_scipy, S, first.format, **first.layout)
-    both = [(seconds(lambda: ranking.rank(S, platform=platform)), seconds(convert)) for _ in range(7)]
-    choosing, converting = map(min, zip(*both, strict=True))
-    assert choosing < 1.25 * converting
 
 
 @every_platform

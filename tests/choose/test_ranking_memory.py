@@ -11,17 +11,15 @@ import jaxsparse_fmt as jsf
 from jaxsparse_fmt._types import readable_bytes
 from jaxsparse_fmt.choose import ranking
 from jaxsparse_fmt.formats import memory
-from tests.choose.test_ranking import every_platform
 
 
 def free(nbytes: float, monkeypatch) -> None:
     monkeypatch.setattr(memory, "free", lambda: int(nbytes))
 
 
-@every_platform
-def test_auto_takes_the_best_that_fits_the_free_memory(platform, monkeypatch):
+def test_auto_takes_the_best_that_fits_the_free_memory(monkeypatch):
     S = jsf.gallery.elasticity(5)
-    choices = sorted(ranking.rank(S, platform=platform), key=lambda c: -c.moved)  # the larger, the better
+    choices = sorted(ranking.rank(S, platform="gpu"), key=lambda c: -c.moved)  # the larger, the better
     monkeypatch.setattr(ranking, "rank", lambda *_, **__: choices)
     smaller = next(c for c in choices if c.moved < choices[0].moved)
     free(ranking.ROOM * smaller.moved + 1, monkeypatch)
@@ -99,7 +97,7 @@ def test_free_memory_is_that_of_the_default_device_s(monkeypatch):
 def test_auto_takes_what_fits_the_device_on_which_somebody_has_put_the_matrix(monkeypatch):
     first, second = jax.local_devices()[:2]
     S = jsf.gallery.elasticity(4)
-    best, *_, least = sorted(ranking.rank(S), key=lambda c: -c.moved)
+    best, *_, least = sorted(ranking.rank(S, platform="gpu"), key=lambda c: -c.moved)
     monkeypatch.setattr(ranking, "rank", lambda *_, **__: [best, least])
     limit = int(ranking.ROOM * least.moved) + 1
     stats = lambda self: {"bytes_limit": limit} if self == second else {"bytes_limit": 10**12}  # noqa: E731

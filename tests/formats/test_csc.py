@@ -23,4 +23,5 @@ def test_the_arrays_are_those_of_the_transpose_in_csr():
 
 def test_the_transposed_product_is_the_product_of_csr_to_the_last_bit(rng):
     y = rng.standard_normal(99)
-    np.testing.assert_array_equal(stored("csc").T @ y, stored("csr", matrix=RAGGED.T.tocsr()) @ y)
+    with jsf.use_backend("xla"):
+        np.testing.assert_array_equal(stored("csc").T @ y, stored("csr", matrix=RAGGED.T.tocsr()) @ y)

@@ -12,20 +12,14 @@ N_OPERANDS = 9  # arrays that a kernel gets beside its result: a, b, and those o
 # negative. The kernel reads the pieces and the rest.
 SIZES = (
     *("kernel", "batch", "pieces", "a_bytes", "b_bytes", "out_bytes", "piece_bytes", "scratch_bytes"),
-    *("n_rows", "n_cols", "p", "lanes", "n_ptr", "n_perm", "masked", "mixed"),
-    *("block_rows", "block_columns", "entries", "n_places", "most"),
+    *("n_rows", "n_cols", "p", "n_ptr", "masked", "n_places", "most", "n_perm", "block_rows", "block_columns"),
 )
 
 FACES = ("product", "transposed", "outer")
-FACES_OF_ROWS = (*FACES, "columns")  # the last: the product with several right-hand sides
-CHUNKS = ("lanes", "deltas", "offsets", "blocks", "jagged")  # the storages of `chunk_kernels.py`
-BLOCK_SIZES = (2, 3, 4, 5, 6, 8)  # of square blocks whose product has a kernel of its own
 KINDS = (
-    *(f"{face} {rows}" for rows in ("rows", "coordinates") for face in FACES_OF_ROWS),
+    *(f"{face} rows" for face in FACES),
+    "columns rows",  # the product with several right-hand sides
     "product diagonals",
-    *(f"product {n}x{n}-blocks" for n in BLOCK_SIZES),
-    *(f"{face} {chunks}" for chunks in CHUNKS for face in FACES),
-    *(f"{face} {tiles}" for tiles in ("tiles", "narrow-tiles") for face in FACES),
 )
 FLOATS = tuple(map(np.dtype, ("float32", "float64", "complex64", "complex128")))
 POINTERS = tuple(map(np.dtype, ("int32", "int64")))

@@ -88,10 +88,9 @@ def test_an_xla_that_refuses_the_handlers_gets_plain_programs_after_one_warning(
     assert run.stdout.split() == ["1", "True", str(float(S.nnz))]
 
 
-@pytest.mark.parametrize("layout", ["csr", "csc", "hdia", "hll", "pjds", "bsr", "sell"])
-def test_pointers_beyond_the_entries_are_refused_in_words(layout):
+def test_pointers_beyond_the_entries_are_refused_in_words():
     """They would be read out of bounds."""
-    A = jsf.from_scipy(S, layout, backend="numba")
+    A = jsf.from_scipy(S, "csr", backend="numba")
     for change in (lambda a: 2 * a, lambda a: -a):
         broken = jax.tree.map(lambda a, f=change: f(a) if a.dtype.kind == "i" else a, A)
         for product in (lambda B: B @ X, lambda B: B.T @ X):
@@ -126,7 +125,7 @@ for layout in sys.argv[1:]:
 @pytest.mark.deep
 def test_index_arrays_of_any_content_end_no_process():
     """What glibc's allocator would notice: it fills freed memory, and checks its lists."""
-    layouts = ["coo", "csr", "csc", "dia", "sdia", "hdia", "ell", "hll", "jds", "pjds"]
+    layouts = ["csr", "dia", "sdia"]
     checked = os.environ | {"MALLOC_PERTURB_": "165", "MALLOC_CHECK_": "3"}
     run = subprocess.run([sys.executable, "-c", CHANGED, *layouts], capture_output=True, text=True, env=checked)
     assert run.returncode == 0, run.stderr
