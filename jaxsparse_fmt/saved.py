@@ -1,30 +1,21 @@
-"""A matrix in one `.npz` file: its canonical entries, and how it is stored.
-
-    header    JSON in uint8: version, shape, dtype, backend, and format and options of the storage
-    indptr    [n_rows + 1]       indices   [nnz]       data   [nnz], in bfloat16 as uint16
+"""A matrix in one `.npz` file: its canonical entries, and how it is stored, with the options of each format.
 
 `load` builds the storage anew. So a file has no padding, no kernel reads an index that the conversion from SciPy has
 not checked, and a new format needs no line here.
 """
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
-import scipy.sparse
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import STORABLE, Csr, Target, index_dtype, requested_dtype
+from jaxsparse_fmt._types import Csr, Target, requested_dtype
 from jaxsparse_fmt.convert import checked
 from jaxsparse_fmt.core.matrix import FORMATS, SparseMatrix, build
 from jaxsparse_fmt.formats.paired import Paired
-from jaxsparse_fmt.io.arrays import broken, read_arrays, write_arrays
-
-VERSION = 1
-LONGEST = 10_000  # bytes of the header
+from jaxsparse_fmt.io.csr_file import broken, read_csr, write_csr
 
 
 def save(path: str | os.PathLike[str], A: SparseMatrix) -> None:
@@ -47,13 +38,9 @@ def save(path: str | os.PathLike[str], A: SparseMatrix) -> None:
         )
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(A)):
         raise ValueError("save needs the numbers of the matrix, which are traced here; call it outside jit")
-    csr, dtype = A.to_scipy(), np.dtype(A.dtype)
-    data = csr.data.astype(dtype)
-    header: dict[str, Any] = {"version": VERSION, "shape": A.shape, "dtype": dtype.name, "backend": A.backend}
-    arrays = {"indptr": csr.indptr, "indices": csr.indices, "data": data.view(np.uint16) if _foreign(dtype) else data}
     pair = (A.own, A.across) if isinstance(A, Paired) else (A,)
-    header["storage"] = [{"format": B.name, "layout": B.layout} for B in pair]
-    write_arrays(Path(path), header=np.frombuffer(json.dumps(header).encode(), np.uint8), **arrays)
+    storage = [{"format": B.name, "layout": B.layout} for B in pair]
+    write_csr(Path(path), A.to_scipy(), A.dtype, backend=A.backend, storage=storage)
 
 
 def load(path: str | os.PathLike[str], dtype: Any = None, *, max_bytes: float | None = None) -> SparseMatrix:
@@ -66,19 +53,18 @@ def load(path: str | os.PathLike[str], dtype: Any = None, *, max_bytes: float | 
       max_bytes: as in `from_scipy`.
 
     Raises:
-      FileNotFoundError: no such file. ValueError: a file that is damaged, of a newer version or of a format unknown
+      FileNotFoundError: no such file. ValueError: a file that is damaged, of another version or of a format unknown
         here, a dtype that JAX cannot hold at present, or a storage too large; the message names the file and the cure.
     """
     path = Path(path)
-    arrays = read_arrays(path, "header", "indptr", "indices", "data")
-    header = _header(path, arrays.pop("header"))
-    stored = requested_dtype(header["dtype"] if dtype is None else dtype)
-    S = _csr(path, header, arrays)
+    header, S = read_csr(path)
+    storage = _storage(path, header)
     try:
+        stored = requested_dtype(header["dtype"] if dtype is None else dtype)
         csr, target = checked(S, stored, header["backend"], max_bytes)
-        if csr.nnz != arrays["data"].size:
+        if csr.nnz != S.data.size:
             raise broken(path, "it lists an entry twice")
-        return _store(csr, header["storage"], target)
+        return _store(csr, storage, target)
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{path} holds no matrix that can be built here: {error}") from error
 
@@ -90,24 +76,13 @@ def _store(csr: Csr, storage: list[dict[str, Any]], target: Target) -> SparseMat
     return Paired.from_csr(csr, A=A, across=lambda turned: _store(turned, storage[1:], target))
 
 
-def _header(path: Path, text: np.ndarray) -> dict[str, Any]:
-    """The header, with every field checked, and lists in the options as tuples."""
-    if text.size > LONGEST:
-        raise broken(path, "its header is too long")
-    try:
-        header = json.loads(text.tobytes())
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
-        raise broken(path, "its header is not JSON") from None
-    version = header.get("version") if isinstance(header, dict) else None
-    if type(version) is not int or version < 1:
-        raise broken(path, f"its header names no version: {version!r}")
-    if version > VERSION:
-        raise ValueError(f"{path}: version {version} is newer than {VERSION}, the newest read here; update jaxsparse")
-    shape, storage = header.get("shape"), header.get("storage")
-    if not (isinstance(shape, list) and len(shape) == 2 and all(type(n) is int and 0 <= n < 2**31 for n in shape)):
-        raise broken(path, f"shape {shape!r} is no two numbers from 0 to {2**31 - 1}")
-    if header.get("dtype") not in STORABLE or not isinstance(header.get("backend"), str):
-        raise broken(path, f"dtype {header.get('dtype')!r} or backend {header.get('backend')!r} is unknown")
+def _storage(path: Path, header: dict[str, Any]) -> list[dict[str, Any]]:
+    """The formats and their options, with lists as tuples."""
+    storage = header.get("storage")
+    if storage is None and "rows" in header:
+        raise ValueError(f"{path} is a part of a matrix; read it by jaxsparse_fmt.saved_rows({str(path.parent)!r})")
+    if not isinstance(header.get("backend"), str):
+        raise broken(path, f"backend {header.get('backend')!r} is unknown")
     if not (isinstance(storage, list) and len(storage) in (1, 2) and all(isinstance(s, dict) for s in storage)):
         raise broken(path, f"storage {storage!r} is not a list of one or two formats")
     for one in storage:
@@ -119,30 +94,7 @@ def _header(path: Path, text: np.ndarray) -> dict[str, Any]:
         one["layout"] = {k: tuple(v) if isinstance(v, list) else v for k, v in layout.items()}
         if not all(_option(v) for v in one["layout"].values()):
             raise broken(path, f"options of format {name!r} are not numbers or words: {layout!r}")
-    return header
-
-
-def _csr(path: Path, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Csr:
-    """The arrays as SciPy's matrix; `checked` reads its pointers and indices before anything uses them."""
-    dtype, (n_rows, n_cols) = np.dtype(header["dtype"]), header["shape"]
-    data, indices, indptr = arrays["data"], arrays["indices"], arrays["indptr"]
-    if data.dtype != (np.uint16 if _foreign(dtype) else dtype):
-        raise broken(path, f"data has dtype {data.dtype}, where the header names {dtype}")
-    if not indices.dtype == indptr.dtype == index_dtype(data.size):
-        raise broken(path, f"indices and indptr have dtypes {indices.dtype} and {indptr.dtype}")
-    if indices.size != data.size or indptr.size != n_rows + 1 or indptr[-1] != data.size:
-        raise broken(
-            path, f"{n_rows} rows and {data.size} entries do not fit {indptr.size} pointers and {indices.size} indices"
-        )
-    data = data.view(dtype) if _foreign(dtype) else data
-    S = scipy.sparse.csr_array((n_rows, n_cols), dtype=np.promote_types(dtype, np.float32))
-    S.data, S.indices, S.indptr = data.astype(S.dtype), indices, indptr
-    return S
-
-
-def _foreign(dtype: np.dtype) -> bool:
-    """Whether NumPy's files have no name for the dtype, as for bfloat16."""
-    return dtype.kind == "V" or dtype.name == "bfloat16"
+    return storage
 
 
 def _option(value: Any) -> bool:

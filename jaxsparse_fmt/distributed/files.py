@@ -1,17 +1,18 @@
-"""A matrix in a folder, of which each process reads its own rows: parts, each the next rows, and a header.
+"""A matrix in a folder, of which each process reads its own rows: parts, each the next rows in a file of its own.
 
-    matrix.npz          rows, columns, an empty array in the dtype of the entries, and where the rows of each part begin
-    000000000000.npz    indptr [rows + 1] from 0, indices and data [nnz] of the part whose first row is 0
-    000000131072.npz    of the next part
+    000000000000-000000131072.npz    rows 0 to 131,071, as `io/csr_file.py` writes a matrix, with a header of
+    000000131072-000000262144.npz      rows    of the whole matrix       first    the number of the part's first row
+                                       matrix  the same in all parts of one matrix, and in no other's
 
-Each part is written whole or not at all, and its arrays have checksums (`io/arrays.py`). The files do not depend on the
-number of devices.
+Each part is written whole or not at all. The files do not depend on the number of devices.
 """
 
 import dataclasses
 import functools
 import itertools
 import os
+import re
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,18 +20,16 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from jaxsparse_fmt._types import Csr, index_dtype, whole_number, write_whole
+from jaxsparse_fmt._types import Csr, whole_number
 from jaxsparse_fmt.convert import canonical
 from jaxsparse_fmt.distributed import row_partition
 from jaxsparse_fmt.distributed.pieces import pieces as rows_of_shards
 from jaxsparse_fmt.distributed.pieces import starts_of
 from jaxsparse_fmt.distributed.processes import alone, everyones
-from jaxsparse_fmt.io.arrays import broken, content_of, read_arrays
+from jaxsparse_fmt.io.csr_file import broken, read_csr, read_header, read_pointers, write_csr
 
-VERSION = 3
-HEADER = "matrix.npz"
 PART = 2**26  # bytes of a part of a matrix that is held whole
-DTYPES = tuple(dict.fromkeys(np.dtype(letter).name for letter in "?bhilqBHILQfdgFDG"))  # all that scipy.sparse holds
+NAME = re.compile(r"\d{12,}-\d{12,}\.npz$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,11 +38,13 @@ class SavedRows:
 
     Attributes:
       cuts: the first row of each part, and the number of rows.
+      matrix: by which all parts know one another.
     """
 
     shape: tuple[int, int]
     dtype: np.dtype
     cuts: np.ndarray
+    matrix: str
     folder: Path
 
     def __call__(self, start: int, stop: int) -> Csr:
@@ -56,7 +57,7 @@ class SavedRows:
         if not 0 <= start <= stop <= n_rows:
             raise ValueError(f"rows {start} to {stop} were asked for, and {self.folder} holds rows 0 to {n_rows}")
         used = np.flatnonzero((self.cuts[:-1] < stop) & (self.cuts[1:] > start)).tolist()
-        rows = [self._part(k)[max(start - self.cuts[k], 0) : stop - self.cuts[k]] for k in used]
+        rows = [self._part(k, read_csr)[max(start - self.cuts[k], 0) : stop - self.cuts[k]] for k in used]
         none = scipy.sparse.csr_array((0, n_cols), dtype=self.dtype)
         return rows[0] if len(rows) == 1 else scipy.sparse.csr_array(scipy.sparse.vstack([none, *rows], format="csr"))
 
@@ -64,39 +65,24 @@ class SavedRows:
         """[parts + 1] cuts that give each device about the same number of entries; reads all row pointers.
 
         Raises:
-          ValueError: a part is damaged.
+          ValueError: a part is damaged, or of another matrix.
         """
-        lengths = [np.diff(self._pointers(k, read_arrays(self._path(k), "indptr"))) for k in range(len(self.cuts) - 1)]
+        lengths = [np.diff(self._part(k, read_pointers)) for k in range(len(self.cuts) - 1)]
         return row_partition.equal_nnz(np.concatenate(lengths), parts)
 
-    def _path(self, k: int) -> Path:
-        return self.folder / _name(self.cuts[k])
-
-    def _part(self, k: int) -> Csr:
-        path, arrays = self._path(k), read_arrays(self._path(k), "indptr", "indices", "data")
-        pointers, indices, data = self._pointers(k, arrays), arrays["indices"], arrays["data"]
-        if data.dtype != self.dtype or indices.dtype != index_dtype(self.shape[1]):
-            raise broken(path, f"it has {data.dtype} at {indices.dtype} columns, and {HEADER} {self.dtype}")
-        if not pointers[-1] == data.size == indices.size:
-            raise broken(path, f"{pointers[-1]} entries do not fit {data.size} values and {indices.size} columns")
-        if indices.size and not (indices.min() >= 0 and indices.max() < self.shape[1]):
-            raise broken(path, f"a column is outside 0 to {self.shape[1] - 1}")
-        return scipy.sparse.csr_array((data, indices, pointers), shape=(len(pointers) - 1, self.shape[1]))
-
-    def _pointers(self, k: int, arrays: dict[str, np.ndarray]) -> np.ndarray:
-        pointers, n_rows = arrays["indptr"], self.cuts[k + 1] - self.cuts[k]
-        if pointers.dtype != np.int64 or pointers.size != n_rows + 1:
-            raise broken(self._path(k), f"{pointers.size} row pointers of {pointers.dtype} do not fit {n_rows} rows")
-        held = self._path(k).stat().st_size // (self.dtype.itemsize + np.dtype(index_dtype(self.shape[1])).itemsize)
-        if pointers[-1] > held:
-            raise broken(self._path(k), f"{pointers[-1]} entries are more than the {held} that such a file can hold")
-        if pointers[0] != 0 or np.any(pointers[1:] < pointers[:-1]):
-            raise broken(self._path(k), "the row pointers do not rise from 0")
-        return pointers
+    def _part(self, k: int, read: Callable[[Path], tuple[dict[str, Any], Any]]) -> Any:
+        """What a part holds, after a check that it is part k of this matrix."""
+        (start, stop), n_cols = self.cuts[k : k + 2].tolist(), self.shape[1]
+        header, of = read(path := self.folder / _name(start, stop))
+        told = {"shape": [stop - start, n_cols], "dtype": self.dtype.name, "first": start, "matrix": self.matrix}
+        for name, wanted in told.items():
+            if header.get(name) != wanted:
+                raise broken(path, f"it is no part of this matrix: its {name} is {header.get(name)!r}, not {wanted!r}")
+        return of
 
 
-def _name(first: int) -> str:
-    return f"{first:012d}.npz"
+def _name(start: int, stop: int) -> str:
+    return f"{start:012d}-{stop:012d}.npz"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,8 +141,8 @@ def _mine(S: Any, n: int | None, pieces: int) -> _Mine:
 def save_rows(folder: str | os.PathLike[str], S: Any, n: int | None = None, pieces: int = 1) -> None:
     """Writes a matrix for `saved_rows`; the same call continues one that was interrupted.
 
-    Before it continues, it compares the shape, the parts, the dtype and the first part. It keeps the parts of a
-    function that are written already, and writes those of a matrix again.
+    Before it continues, it compares the parts and the rows of the first one. It keeps the parts of a function that are
+    written already, and writes those of a matrix again.
 
     Of a sharded matrix in the user's order each process writes the rows of its devices; all must call this, and see
     the folder.
@@ -176,48 +162,52 @@ def save_rows(folder: str | os.PathLike[str], S: Any, n: int | None = None, piec
         whole number.
     """
     mine, folder = _mine(S, n, whole_number("pieces", pieces, 1)), Path(folder)
-    shape, cuts = mine.shape, mine.cuts
+    names = {start: _name(start, stop) for start, stop in itertools.pairwise(mine.cuts.tolist())}
     agreed = functools.partial(everyones, mesh=mine.mesh) if mine.mesh else lambda make: make()
-    parts: dict[int, bytes] = {}
+    held: dict[int, Csr] = {}
 
-    def content(csr: Csr, dtype: np.dtype) -> bytes:
-        indices, data = csr.indices.astype(index_dtype(shape[1])), csr.data.astype(dtype)
-        return content_of(indptr=csr.indptr.astype(np.int64), indices=indices, data=data)
-
-    def first() -> dict[int, np.dtype]:
-        """Makes the first part in the process that has it, and returns its dtype."""
+    def first() -> dict[int, tuple[np.dtype, str]]:
+        """Makes the first part in the process that has it, and finds the id of the matrix."""
         if 0 not in mine.first:
             return {}
-        csr = mine.part(0, int(cuts[1]))
-        parts[0] = content(csr, csr.data.dtype)
-        return {0: csr.data.dtype}
+        csr, path, matrix = mine.part(0, int(mine.cuts[1])), folder / names[0], secrets.token_hex(8)
+        if path.exists():
+            header, there = read_csr(path)
+            matrix, same = str(header.get("matrix")), (header.get("rows"), there.shape) == (mine.shape[0], csr.shape)
+            same &= all(np.array_equal(getattr(there, name), getattr(csr, name)) for name in ("indptr", "indices"))
+            if not same or there.dtype != csr.dtype or there.data.tobytes() != csr.data.tobytes():
+                raise _in_the_way(folder)
+        held[0] = csr
+        return {0: (csr.dtype, matrix)}
 
-    dtype = agreed(first)[0]
-    header = content_of(version=[VERSION], shape=np.array(shape, np.int64), starts=cuts, dtype=np.zeros(0, dtype))
+    dtype, matrix = agreed(first)[0]
 
     def prepare() -> dict[int, Any]:
-        there = {path.name for path in folder.glob("*")}
-        if HEADER not in there and any(not name.startswith(".") for name in there):
-            raise FileExistsError(f"{folder} is not empty; name another folder, or remove what is in it")
-        told = {HEADER: header} | {_name(start): of for start, of in parts.items()}
-        differs = any((folder / name).read_bytes() != of for name, of in told.items() if name in there)
-        if differs or {HEADER, *map(_name, cuts[:-1])} <= there:
-            raise FileExistsError(f"{folder} holds this matrix already, or another; name another folder, or remove it")
-        for scratch in [*folder.glob(f".{HEADER}-*"), *folder.glob(".[0-9]*.npz-*")]:  # of a call that was killed
+        there = {path.name for path in folder.glob("*") if not path.name.startswith(".")}
+        strange = not there < {*names.values()}
+        kept = () if strange or mine.held else there
+        if strange or any(read_header(folder / name).get("matrix") != matrix for name in kept):
+            raise _in_the_way(folder)
+        for scratch in folder.glob(".[0-9]*.npz-*"):  # of a call that was killed
             scratch.unlink(missing_ok=True)
         return {}
 
     def write() -> dict[int, Any]:
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / HEADER, header)
-        for start, stop in itertools.pairwise(cuts.tolist()):
-            path = folder / _name(start)
+        for start, stop in itertools.pairwise(mine.cuts.tolist()):
+            path = folder / names[start]
             if start in mine.first and (mine.held or not path.exists()):
-                write_whole(path, parts.pop(start, None) or content(mine.part(start, stop, dtype), dtype))
+                csr = held.pop(start) if start in held else mine.part(start, stop, dtype)
+                write_csr(path, csr, dtype, rows=mine.shape[0], first=start, matrix=matrix)
         return {}
 
     agreed(prepare)
     agreed(write)
+
+
+def _in_the_way(folder: Path) -> FileExistsError:
+    words = "holds this matrix already, another or other files; name another folder, or remove it"
+    return FileExistsError(f"{folder} {words}")
 
 
 def _sparse(S: Any, wanted: str) -> Csr:
@@ -232,29 +222,20 @@ def saved_rows(folder: str | os.PathLike[str]) -> SavedRows:
     """The matrix that `save_rows` wrote; its entries are read when their rows are used.
 
     Raises:
-      FileNotFoundError: the folder has no matrix, or an incomplete one. ValueError: the header is damaged.
+      FileNotFoundError: the folder has no matrix, or an incomplete one. ValueError: the first part is damaged.
     """
     folder = Path(folder)
-    shape, dtype, cuts = _header(folder / HEADER)
-    written = sum(1 for _ in folder.glob("[0-9]*.npz"))
-    if written < len(cuts) - 1:
-        cure = "call save_rows as before, and it writes the rest"
-        raise FileNotFoundError(f"{folder} has {written} of {len(cuts) - 1} parts; {cure}")
-    return SavedRows(shape, dtype, cuts, folder)
-
-
-def _header(path: Path) -> tuple[tuple[int, int], np.dtype, np.ndarray]:
-    """The shape, the dtype of the entries, and the first row of each part and the number of rows."""
-    if not path.exists():
-        raise FileNotFoundError(f"there is no {path}; was the matrix saved there?")
-    version, shape, cuts, like = read_arrays(path, "version", "shape", "starts", "dtype").values()
-    if version.tolist() != [VERSION]:
-        raise broken(path, f"the version {version.tolist()} is not {VERSION}")
-    if not (shape.dtype == cuts.dtype == np.int64 and shape.size == 2 and np.all(shape >= 0) and cuts.size > 1):
-        raise broken(path, f"shape {shape.tolist()} or {cuts.size} starts are not those of a matrix")
-    n_rows, n_cols = shape.tolist()
-    if cuts[0] != 0 or cuts[-1] != n_rows or np.any(np.diff(cuts) < (n_rows > 0)):
-        raise broken(path, f"starts do not rise from 0 to {n_rows}")
-    if like.dtype.name not in DTYPES:
-        raise broken(path, f"dtype {like.dtype} is none of {', '.join(DTYPES)}")
-    return (n_rows, n_cols), like.dtype, cuts
+    parts = [tuple(map(int, path.stem.split("-"))) for path in sorted(folder.glob("*.npz")) if NAME.match(path.name)]
+    if not parts:
+        raise FileNotFoundError(f"{folder} holds no rows; was the matrix saved there?")
+    header = read_header(path := folder / _name(*parts[0]))
+    rows, n_cols, matrix = header.get("rows"), header["shape"][1], header.get("matrix")
+    if type(rows) is not int or not isinstance(matrix, str):
+        raise broken(path, "it is not a part of a matrix")
+    cuts = [0, *(stop for _, stop in parts)]
+    if [(start, stop) for start, stop in itertools.pairwise(cuts)] != parts or cuts[-1] != rows:
+        raise FileNotFoundError(
+            f"{folder} has {len(parts)} parts, which are not all rows from 0 to {rows}; call save_rows as before, and "
+            "it writes the rest"
+        )
+    return SavedRows((rows, n_cols), np.dtype(header["dtype"]), np.array(cuts, np.int64), matrix, folder)
