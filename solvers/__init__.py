@@ -19,7 +19,6 @@ from solvers.idrs import idrs
 from solvers.lobpcg import lobpcg
 from solvers.lsmr import LeastSquaresSolution, lsmr
 from solvers.minres import minres
-from solvers.precond._fine_grained import FactorPattern
 from solvers.precond.multigrid import Level
 from solvers.refine import refine
 from solvers.solution import Solution, SolverError, Status
@@ -45,5 +44,5 @@ __all__ = [
 ]
 
 exportable(Solution, EigenSolution, LeastSquaresSolution)
-exportable(precond.BlockJacobi, precond.Chebyshev, precond.CoarseSpace, precond.Incomplete, FactorPattern)
+exportable(precond.BlockJacobi, precond.Chebyshev, precond.CoarseSpace, precond.Incomplete)
 exportable(precond.Jacobi, precond.Multigrid, Level)

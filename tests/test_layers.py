@@ -55,7 +55,10 @@ SOLVERS_ALLOWED = {
         *("scipy", "jaxsparse_fmt.kernels.cpu.aggregation"),
         *(f"jaxsparse_fmt.distributed.{name}" for name in ("basis", "build", "common_format", "pieces", "processes")),
     },
-    "solvers.precond.incomplete": {"jaxsparse_fmt.convert"},
+    "solvers.precond.incomplete": {
+        *("scipy", "jaxsparse_fmt.convert", "jaxsparse_fmt.kernels.cpu.elimination"),
+        "jaxsparse_fmt.kernels.cpu.over_rows",
+    },
     "solvers.lineax": {"lineax", "equinox"},
 }
 OPERATOR = {f"jaxsparse_fmt.{name}" for name in ("_types", "core.mesh_axes", "core.basis", "core.vector_passes")}

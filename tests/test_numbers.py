@@ -38,7 +38,6 @@ WHOLE_DOORS: dict[str, Callable[[Any], Any]] = {
     "ncv": lambda v: eigsh(A, 1, ncv=v),
     "block_size": lambda v: precond.block_jacobi(A, v),
     "degree": lambda v: precond.chebyshev(A, v, (0.1, 12.0)),
-    "sweeps": lambda v: precond.incomplete_lu(A, sweeps=v, format="csr"),
     "solve_sweeps": lambda v: precond.incomplete_lu(A, solve_sweeps=v, format="csr"),
     "slice_size": lambda v: stored("hll", slice_size=v),
     "sigma": lambda v: stored("hll", slice_size=1, sigma=v),

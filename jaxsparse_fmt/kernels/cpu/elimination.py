@@ -1,0 +1,19 @@
+"""Elimination without fill on the pattern of a matrix in CSR, row by row (Saad, Iterative Methods, Algorithm 10.4)."""
+
+
+def eliminate(begin, end, marks, ptr, col, diagonal, a):
+    """Writes L below the diagonal and U elsewhere over a, so that L·U agrees with A on its pattern, L's diagonal 1.
+
+    diagonal           [n] the place of each row's entry on the diagonal
+    marks              [n] the place of each column in the last row that had it, -1 at first
+    """
+    for row in range(begin, end):
+        for p in range(ptr[row], ptr[row + 1]):
+            marks[col[p]] = p
+        for p in range(ptr[row], diagonal[row]):
+            above = col[p]
+            a[p] /= a[diagonal[above]]
+            for q in range(diagonal[above] + 1, ptr[above + 1]):
+                at = marks[col[q]]
+                if at >= ptr[row]:
+                    a[at] -= a[p] * a[q]
