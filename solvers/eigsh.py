@@ -1,43 +1,55 @@
-"""A few eigenpairs of a Hermitian matrix by thick-restart Lanczos (Wu and Simon 2000), as in SciPy's `eigsh`.
+"""A few eigenpairs of a Hermitian matrix by thick-restart Lanczos (Wu and Simon 2000, Algorithm 1).
 
-`_lanczos` has the loop; this file has the public function, its result and the derivatives.
+The loop holds orthonormal vectors V and the real symmetric T of A·Vₘ = Vₘ·T + v·bᵀ, with Vₘ the first m rows of V as
+columns and v the row after them. Products fill V, and a restart keeps the best Ritz vectors and v.
+
+Traffic of a step, in vectors of n: the product, and 4·(m + 1) to make its result orthogonal to the basis, twice. A
+restart reads the basis and writes half of it. Memory: 2·(m + 1) vectors.
 """
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.core import Tracer
 
-from jaxsparse_fmt._types import floating_dtype, pytree, real_number, standard_promotion
+from jaxsparse_fmt._types import floating_dtype, pytree, standard_promotion
+from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import Basis
-from solvers import _lanczos
-from solvers._lanczos import End, Limits, Wanted
 from solvers.core import arguments, iterate, opaque, program, stopping
 from solvers.core.adjoint import hermitian_solve
 from solvers.core.program import Entry
-from solvers.core.scaling import Map
+from solvers.core.scaling import Map, exponent, scaled
 from solvers.core.settings import steps_per_check
-from solvers.core.vectors import matmul, norm, ratio
+from solvers.core.stopping import RUNNING, status_of
+from solvers.core.vectors import matmul, norm, probe, ratio
 from solvers.minres import METHOD as MINRES
 from solvers.solution import Outcome, Status, is_one_number
 
-WHICH = ("LM", "SM", "LA", "SA")
-# Vectors in the basis by default: SciPy's number, and more for eigenvalues inside the spectrum.
-NCV, NCV_INSIDE = 20, 60
+# An order of real numbers that begins with the wanted ones.
+KEYS: dict[str, Callable[[Array], Array]] = {"LM": lambda d: -jnp.abs(d), "LA": lambda d: -d, "SA": lambda d: d}
+NCV = 20  # vectors in the basis by default, as in SciPy
 MAXITER = 1000
+STALLED = 100  # restarts that must halve the residuals
+# In units of eps·‖A‖: the length that remains, after a step, of a vector in the span of the basis; the residual norm
+# that the loop accepts; and the true residual norm that is then allowed, plus a unit for each restart.
+BREAKDOWN, ESTIMATE, TRUE = 10, 20, 100
+# The pair after the wanted ones counts as known once its residual is this fraction of its distance from them.
+SETTLED = 0.1
 
+LOW_END = "for the smallest of a discretised differential operator take lobpcg with M=precond.multigrid(A)"
 MESSAGES = {
-    Status.MAXITER: "maxiter restarts did not bring every pair to the tolerance; raise ncv or maxiter, or loosen tol",
-    Status.STAGNATION: "the pairs meet the tolerance by the recursion but not by their true residual; check that A is "
-    "Hermitian, and that it gives the same product each time",
-    Status.NON_FINITE: "a NaN or infinity appeared; look for them in A and v0",
+    Status.MAXITER: "maxiter did not bring every pair to the tolerance; loosen tol, raise maxiter or the ncv of eigsh; "
+    + LOW_END,
+    Status.STAGNATION: "the residuals stopped falling above the tolerance: the wanted eigenvalues lie close together, "
+    f"or at the limit of this precision; raise the ncv of eigsh or loosen tol; {LOW_END}; eigsh of a function that "
+    "applies the inverse finds those nearest to zero",
+    Status.NOT_SYMMETRIC: "A is not symmetric (Hermitian), which eigsh and lobpcg need; (A + Aᵀ)/2 is",
+    Status.NON_FINITE: "a NaN or infinity appeared; look for them in A, M and the start",
 }
 
 
@@ -84,20 +96,19 @@ def eigsh(
     A: Any,
     k: int = 6,
     *,
-    sigma: float | None = None,
     which: str = "LM",
     v0: Any = None,
     ncv: int | None = None,
     maxiter: int | None = None,
     tol: float = 0.0,
 ) -> EigenSolution:
-    """k eigenvalues and eigenvectors of a symmetric (Hermitian) A.
+    """k eigenvalues and eigenvectors at an end of the spectrum of a symmetric (Hermitian) A.
 
-    The ground state of a Hamiltonian is `eigsh(H, 1, which="SA")`. Works inside jit and vmap.
-
-    Eigenvalues near sigma are found without solving systems, by harmonic Ritz vectors in a larger basis. The denser the
-    spectrum is around sigma, the more products the search takes; a larger ncv takes fewer. Where you can apply the
-    inverse, `eigsh(inverse, k)` with inverse(v) = (A − sigma)⁻¹·v is faster: its eigenvalues are 1/(λ − sigma).
+    The ground state of a Hamiltonian is `eigsh(H, 1, which="SA")`. Works inside jit and vmap. The smallest eigenvalues
+    of a discretised differential operator lie close together: there `lobpcg` with `precond.multigrid(A)` takes a few
+    steps, and `eigsh` thousands of products. For eigenvalues near a number sigma inside the spectrum pass a function
+    that applies the inverse, `eigsh(inverse, k, v0=v0)` with inverse(v) = (A − sigma)⁻¹·v, such as
+    `lambda v: minres(shifted, v, rtol=1e-12).x`: its eigenvalues are 1/(λ − sigma).
 
     All copies of an eigenvalue are found: for k > 1 a search from a random vector follows, outside the pairs
     found and in any symmetry, until it shows that nothing better is left. It costs about as much as the first.
@@ -111,43 +122,31 @@ def eigsh(
       A: [n, n] matrix: a jaxsparse_fmt format, a dense array, anything with a shape and `@`; or a function v -> A·v,
         which needs v0.
       k: the number of pairs, below n.
-      sigma: find the eigenvalues nearest to this number, with which="LM".
-      which: "LM" largest in magnitude, "LA" largest, "SA" smallest, "SM" smallest in magnitude, that is nearest to 0.
+      which: "LM" largest in magnitude, "LA" largest, "SA" smallest.
       v0: [n], start vector; None draws one, the same at every call.
-      ncv: vectors in the basis, k < ncv ≤ n, and as many again at a restart; None takes max(2·k + 1, 20), or 60 for 20
-        near sigma.
-      maxiter: most restarts, each after about (ncv − k)/2 products; None allows 1000.
-      tol: pairs are done when ‖A·v − λ·v‖₂ ≤ tol·|λ − sigma| (sigma 0 if None), or when the residual is rounding, a few
-        eps·‖A‖₂; 0 iterates down to rounding. The error of an eigenvalue is at most the residual.
-
-    Returns:
-      An `EigenSolution`, also `w, v = eigsh(A)`.
+      ncv: vectors in the basis, k < ncv ≤ n, and half as many again at a restart; None takes max(2·k + 1, 20).
+      maxiter: most restarts, each after about (ncv − k)/2 products; None allows 1000. A hundred restarts that do not
+        halve the residuals end the search with STAGNATION.
+      tol: pairs are done when ‖A·v − λ·v‖₂ ≤ tol·|λ|, or when the residual is rounding, a few eps·‖A‖₂; 0 iterates down
+        to rounding. The error of an eigenvalue is at most the residual.
 
     Raises:
       ValueError, TypeError: invalid arguments.
     """
     inner, basis, k, v0 = eigenproblem(A, k, v0, "v0", ())
     n = v0.shape[0]
-    if which not in WHICH:
-        raise ValueError(f"which must be one of {', '.join(WHICH)}; got {which!r}")
-    if sigma is not None and which != "LM":
-        raise ValueError(
-            f"sigma={sigma} selects the eigenvalues nearest to it and needs which='LM'; got which={which!r}; leave out "
-            "sigma or which"
-        )
-    inside = sigma is not None or which == "SM"
-    if ncv is None:
-        ncv = min(n, max(2 * k + 1, NCV_INSIDE if inside else NCV))
-    ncv = arguments.int_at_least(ncv, "ncv", 1)
+    if which not in KEYS:
+        cure = "; those nearest to zero are the largest of a function that applies the inverse" if which == "SM" else ""
+        raise ValueError(f"which must be one of {', '.join(KEYS)}; got {which!r}{cure}")
+    ncv = arguments.int_at_least(min(n, max(2 * k + 1, NCV)) if ncv is None else ncv, "ncv", 1)
     if not k < ncv <= n:
         raise ValueError(f"ncv must be above k = {k} and at most n = {n}; got {ncv}")
-    limits = Limits(arguments.tolerance(tol, "tol"), arguments.maxiter(maxiter, MAXITER, 1), _real(sigma, "sigma"))
-    return _solve(Wanted(k, "nearest" if inside else which, ncv), (inner,), basis, v0, limits)
+    return _solve((k, which, ncv), (inner,), basis, v0, limits(tol, maxiter))
 
 
-def _in_basis(wanted: Wanted, maps: tuple[Any], basis: Basis, v0: Array, limits: Limits) -> EigenSolution:
+def _in_basis(plan: Any, maps: tuple[Any], basis: Basis, v0: Array, limits: "Limits") -> EigenSolution:
     start = basis.enter(v0)
-    return eigenpairs(functools.partial(_lanczos.run, wanted), basis, maps[0], start, (start, limits))
+    return eigenpairs(functools.partial(_run, *plan), basis, maps[0], start, (start, limits))
 
 
 _solve = Entry(_in_basis, lambda _, v0: (v0,))
@@ -163,16 +162,13 @@ def eigenproblem(A: Any, k: Any, start: Any, name: str, more: tuple[int, ...]) -
       more: vectors to draw beyond k, of which the start is a block; () for one vector.
     """
     shape = getattr(A, "shape", None)
-    if start is not None:
-        start = arguments.vectors(start, name)
-        if start.ndim != 1 + len(more):
-            raise ValueError(
-                f"{name} must be {'vectors as columns' if more else 'one vector'}; got shape {start.shape}"
-            )
-    elif shape is None and callable(A):
+    if start is None and shape is None and callable(A):
         raise ValueError(f"A is a function, whose size is unknown; pass {name} to start from")
     if shape is not None and (len(shape) != 2 or shape[0] != shape[1]):
         raise ValueError(f"A must be square; got shape {tuple(shape)}")
+    start = None if start is None else arguments.vectors(start, name)
+    if start is not None and start.ndim != 1 + len(more):
+        raise ValueError(f"{name} must be {'vectors as columns' if more else 'one vector'}; got shape {start.shape}")
     n = shape[0] if shape else 1 if start is None else start.shape[0]
     if start is not None and start.shape[0] != n:
         raise ValueError(f"{name} has shape {start.shape}; A of shape {(n, n)} needs vectors of length {n}")
@@ -190,19 +186,154 @@ def eigenproblem(A: Any, k: Any, start: Any, name: str, more: tuple[int, ...]) -
     return inner, basis, k, basis.accept(start).astype(dtype)
 
 
-def _real(value: Any, name: str) -> Array:
-    """A finite real number as an array, traced or not; None is 0."""
-    value = 0.0 if value is None else value
-    if not isinstance(value, Tracer) and not math.isfinite(real_number(name, value)):
-        raise ValueError(f"{name} must be finite; got {value}")
-    return jnp.asarray(value, float)
+# -------------------------------------------------------------------------------------------------------- the loop
+
+
+class Limits(NamedTuple):
+    """Traced numbers, so that changing them does not recompile."""
+
+    tol: Array
+    maxiter: Array
+
+    def allowed(self, values: Array, A_norm: Array, units: int | Array) -> Array:
+        """The largest residual norm that is small enough: tol·|λ|, but no less than rounding leaves."""
+        least = units * jnp.finfo(values.dtype).eps * A_norm
+        return jnp.maximum(self.tol.astype(values.dtype) * jnp.abs(values), least)
+
+    def unsymmetric(self, gap: Array, A_norm: Array) -> Array:
+        """Whether numbers wᴴ·A·v and conj(vᴴ·A·w) with this gap are those of no Hermitian A."""
+        return gap > (jnp.finfo(gap.dtype).eps ** 0.5 + self.tol.astype(gap.dtype)) * A_norm
+
+
+def limits(tol: Any, maxiter: Any) -> Limits:
+    return Limits(arguments.tolerance(tol, "tol"), arguments.maxiter(maxiter, MAXITER, 1))
+
+
+class State(NamedTuple):
+    V: Array  # [ncv + 1, n] orthonormal rows, zero from row `size` on; after a restart the first k are the wanted ones
+    T: Array  # [ncv + 1, ncv + 1]; its lower triangle holds V·A·Vᴴ, and what products gave stands above
+    size: Array
+    fresh: Array  # whether the next row is random and coupled to nothing: the rows before it span an invariant space
+    norm: Array  # ‖A‖₂, from below
+    keys: Array  # [k] of the pairs found before the search for others; infinite before that
+    worst: Array  # the largest residual norm at the last of every STALLED restarts; infinite after a pair was found
+    code: Array
+    cycles: Array
+    products: Array
+
+
+def _run(k: int, which: str, m: int, A: Map, v0: Array, limits: Limits) -> tuple[EigenSolution, Array]:
+    """The pairs by a basis of m vectors, and ‖A‖₂ from below.
+
+    The loop scales A by a power of two, taken from the product of A with v0: this is exact, and no square under- or
+    overflows.
+    """
+    real, zero = jnp.finfo(v0.dtype).dtype, jnp.int32(0)
+    v0 = scaled(v0, -exponent(v0))
+    v0, is_zero, e_A = ratio(v0, norm(v0)), ~jnp.any(v0 != 0), exponent(A(v0))
+    own, never = (lambda v: scaled(A(v), -e_A)), jnp.array(jnp.inf, real)
+    V, T = jnp.zeros((m + 1, v0.size), v0.dtype).at[0].set(v0), jnp.zeros((m + 1, m + 1), v0.dtype)
+    size, keys = jnp.where(is_zero, 0, 1), jnp.full(k, jnp.inf, real)
+    state = State(V, T, size, is_zero, jnp.zeros((), real), keys, never, jnp.int32(RUNNING), zero, zero)
+
+    def cycle(state: State) -> State:
+        state = lax.while_loop(lambda state: state.size <= m, functools.partial(_step, own), state)
+        return _restart(k, which, limits, state)
+
+    state = lax.while_loop(lambda state: state.code == RUNNING, cycle, mesh_axes.varying(state, v0))
+    X = state.V[:k].T
+    A_X = jax.vmap(own, 1, 1)(X)
+    values = jnp.sum(jnp.conj(X) * A_X, axis=0).real
+    norms = norm(A_X - values * X)
+    is_true = jnp.all(norms <= limits.allowed(values, state.norm, TRUE + state.cycles))
+    code = jnp.where((state.code == Status.CONVERGED) & ~is_true, jnp.int32(Status.STAGNATION), state.code)
+    order, counts = jnp.argsort(values), (state.cycles, state.products + 1 + k)
+    values, norms = scaled(values[order], e_A), scaled(norms[order], e_A)
+    return EigenSolution(values, X[:, order], code, *counts, norms), scaled(state.norm, e_A)
+
+
+def _step(A: Map, state: State) -> State:
+    """One product, and the next row of the basis from it; a random row instead where the last product gave none."""
+    V, j, fresh = state.V, state.size, state.fresh
+    i, real = jnp.maximum(j - 1, 0), state.norm.dtype
+    w = A(V[i])
+    A_norm = jnp.maximum(state.norm, norm(w))
+    numbers = probe(w) * (2 + state.products % 1000)
+    w = jnp.where(fresh, (numbers - 2 * jnp.round(numbers / 2)).astype(w.dtype), w)
+    once = matmul(jnp.conj(V), w)
+    w = w - matmul(once, V)
+    again = matmul(jnp.conj(V), w)
+    w, beta = (w := w - matmul(again, V)), norm(w)
+    ends = ~fresh & (beta <= BREAKDOWN * jnp.finfo(real).eps * A_norm)
+    # A row of zeros stands for the one that is not needed after a full basis.
+    adds = ~ends | (j == V.shape[0] - 1)
+    column = (once + again).at[j].set(jnp.where(ends, 0, beta).astype(w.dtype))
+    return state._replace(
+        V=V.at[j].set(jnp.where(ends, 0, ratio(w, beta))),
+        T=state.T.at[:, i].set(jnp.where(fresh, state.T[:, i], column)),
+        size=j + adds.astype(jnp.int32),
+        fresh=ends,
+        norm=A_norm,
+        products=state.products + 1,
+    )
+
+
+def _restart(k: int, which: str, limits: Limits, state: State) -> State:
+    """Judges the pairs, and keeps the best: `keep` of them and the direction of their residuals, or the k wanted alone.
+
+    A Krylov space has one vector of each eigenspace. So the loop checks the wanted pairs once they have converged: a
+    search starts from a random vector outside them, and when the best pair there is known to be no better, the wanted
+    pairs are complete. One pair needs no check, and neither does a basis of the whole space.
+    """
+    m, n = state.V.shape[0] - 1, state.V.shape[1]
+    keep = k + (m - k) // 2
+    finite = jnp.all(jnp.isfinite(state.T))
+    T = jnp.where(finite, state.T, 0)
+    gap = jnp.max(jnp.abs(jnp.triu(T[:m, :m] - jnp.conj(T[:m, :m].T))))
+    values, Y = jnp.linalg.eigh(T[:m, :m].real, symmetrize_input=False)
+    order = jnp.argsort(keys := KEYS[which](values))
+    values, keys, Y = values[order], keys[order], Y[:, order]
+    coupling = T[m, m - 1].real * Y[m - 1]  # the residual of a pair is this multiple of the last row
+    residual_norms, A_norm = jnp.abs(coupling), jnp.maximum(state.norm, jnp.max(jnp.abs(values)))
+    allowed = limits.allowed(values, A_norm, ESTIMATE)
+
+    found = jnp.all((residual_norms <= allowed)[:k])
+    same = ~jnp.any(jnp.abs(keys[:k] - state.keys) > allowed[:k])
+    check, complete = found & ~same, jnp.bool(True)
+    if k > 1 and m < n:
+        complete = same & (residual_norms[k] <= jnp.maximum(allowed[k], SETTLED * (keys[k] - keys[k - 1])))
+    cycles, worst = state.cycles + 1, jnp.max(residual_norms[:k])
+    due = (cycles % STALLED == 0) & ~found
+    code = status_of(
+        (~finite, Status.NON_FINITE),
+        (limits.unsymmetric(gap, A_norm), Status.NOT_SYMMETRIC),
+        (found & complete, Status.CONVERGED),
+        (cycles >= limits.maxiter, Status.MAXITER),
+        (due & (worst > state.worst / 2), Status.STAGNATION),
+    )
+
+    held, last = jnp.arange(keep) < jnp.where(check, k, keep), jnp.where(check, 0, coupling[:keep])
+    Q = jnp.zeros((m + 1, keep + 1), Y.dtype).at[:m, :keep].set(Y[:, :keep] * held).at[m, keep].set(~check)
+    T = jnp.zeros_like(Y, shape=T.shape).at[:keep, :keep].set(jnp.diag(values[:keep] * held)).at[keep, :keep].set(last)
+    return State(
+        V=jnp.zeros_like(state.V).at[: keep + 1].set(matmul(Q.T, state.V)),
+        T=T.astype(state.T.dtype),
+        size=jnp.where(check, k, jnp.where(state.fresh, keep, keep + 1)),
+        fresh=check | state.fresh,
+        norm=A_norm,
+        keys=jnp.where(check, keys[:k], state.keys),
+        worst=jnp.where(found, jnp.inf, jnp.where(due, worst, state.worst)),
+        code=code,
+        cycles=cycles,
+        products=state.products,
+    )
 
 
 # ------------------------------------------------------------------------------------------------- differentiation
 
 
 def eigenpairs(
-    loop: Callable[..., tuple[Array, Array, End]], basis: Basis, A: Any, like: Array, frozen: tuple[Any, ...]
+    loop: Callable[..., tuple[EigenSolution, Array]], basis: Basis, A: Any, like: Array, frozen: tuple[Any, ...]
 ) -> EigenSolution:
     """The result of a loop in the basis, differentiable in whatever A depends on.
 
@@ -212,72 +343,61 @@ def eigenpairs(
     pairs do not depend on `frozen`.
 
     Args:
-      loop: (A, *frozen) -> eigenvalues, eigenvectors, how it ended.
+      loop: (A, *frozen) -> the pairs and ‖A‖.
       like: a vector [n] like those that A takes.
     """
     matrix = program.traced(lambda v: arguments.apply(A, v).astype(like.dtype), like)
-    frozen = lax.stop_gradient(frozen)
 
     def primal(A, frozen):
         with basis.scope():
-            values, X, end = loop(A, *frozen)
-        finite = functools.reduce(jnp.logical_and, [jnp.all(jnp.isfinite(a)) for a in (values, X, end.residual_norms)])
-        code = jnp.where(finite, end.code, Status.NON_FINITE).astype(jnp.int32)
-        return jnp.where(finite, values, 0), jnp.where(finite, X, 0), end._replace(code=code)
+            sol, A_norm = loop(A, *frozen)
+        finite = functools.reduce(jnp.logical_and, [jnp.all(jnp.isfinite(a)) for a in jax.tree.leaves(sol)])
+        values, X = jnp.where(finite, sol.eigenvalues, 0), jnp.where(finite, sol.eigenvectors, 0)
+        code = jnp.where(finite, sol.code, Status.NON_FINITE).astype(jnp.int32)
+        return dataclasses.replace(sol, eigenvalues=values, eigenvectors=X, code=code), A_norm
 
     def run(A, frozen):
         return opaque.apply(primal, tangent, A, frozen)
 
     def tangent(primals, tangents):
         (A, frozen), (dA, _) = primals, tangents
-        values, X, end = run(A, frozen)
-        sound = jnp.where(end.code == Status.NON_FINITE, jnp.nan, 1.0).astype(values.dtype)
-        dA_X = opaque.jvp(lambda A: jax.vmap(A)(sound * X), A, dA)
-        d_end = opaque.undefined(end, tangents[0])
-        if dA_X is None:
-            return (values, X, end), (None, None, d_end)
-        d_values = jnp.sum(jnp.conj(X) * dA_X, axis=1).real
-        size = lax.stop_gradient(jnp.where(end.norm == 0, 1, end.norm))
+        sol, A_norm = run(A, frozen)
+        values, X, size = sol.eigenvalues, sol.eigenvectors, lax.stop_gradient(jnp.where(A_norm == 0, 1, A_norm))
+        sound = jnp.where(sol.code == Status.NON_FINITE, jnp.nan, 1.0).astype(values.dtype)
+        dA_X = opaque.jvp(lambda A: jax.vmap(A, 1, 1)(sound * X), A, dA)
+        d_sol, d_norm = opaque.undefined((sol, A_norm), tangents[0])
+        d_values = d_X = None
+        if dA_X is not None:
 
-        K = lambda Z: jax.vmap(functools.partial(_off, A, size))(values, X, Z)  # noqa: E731
-        dX = hermitian_solve(K, lambda rhs: _solve_off(A, size, values, X, rhs), -_outside(X, dA_X))
-        return (values, X, end), (d_values, _outside(X, dX), d_end)
+            def K(Z):
+                inside = _outside(X, Z)
+                return _outside(X, jax.vmap(A, 1, 1)(inside) - values * inside) + size * (Z - inside)
 
-    values, X, end = run(matrix, frozen)
-    return EigenSolution(values, basis.leave(X.T), end.code, end.cycles, end.products, end.residual_norms)
+            d_X = hermitian_solve(K, lambda rhs: _solve_off(K, size, values, X, rhs), -_outside(X, dA_X))
+            d_values, d_X = jnp.sum(jnp.conj(X) * dA_X, axis=0).real, _outside(X, d_X)
+        return (sol, A_norm), (dataclasses.replace(d_sol, eigenvalues=d_values, eigenvectors=d_X), d_norm)
 
-
-def _off(A: Map, size: Array, value: Array, x: Array, z: Array) -> Array:
-    """K·z with K = P·(A − λ)·P + ‖A‖·x·xᴴ and P = 1 − x·xᴴ."""
-    inside = _outside(x, z)
-    return _outside(x, A(inside) - value * inside) + size * (z - inside)
+    sol, _ = run(matrix, lax.stop_gradient(frozen))
+    return dataclasses.replace(sol, eigenvectors=basis.leave(sol.eigenvectors))
 
 
-def _solve_off(A: Map, size: Array, values: Array, X: Array, rhs: Array) -> Array:
+def _solve_off(K: Map, size: Array, values: Array, X: Array, rhs: Array) -> Array:
     """The k systems K·z = rhs, by MINRES; NaN where one has no solution, as where an eigenvalue has copies.
 
     The components along the other eigenvectors are known. They are subtracted first, since they make a system slow to
     solve.
     """
-    eps, n = jnp.finfo(values.dtype).eps, rhs.shape[1]
-    gaps = values - values[:, None]  # [system, eigenvector]
-    gaps = jnp.where(jnp.eye(values.size, dtype=bool), size, gaps)
-    gaps = jnp.where(jnp.abs(gaps) <= eps**0.75 * size, 0, gaps)
-    known = matmul(ratio(matmul(rhs, jnp.conj(X).T), gaps), X)
-    options = iterate.Options(0, steps_per_check(n), None, None)
-    zero = jnp.zeros((), values.dtype)
-    limits, same = stopping.Limits(eps**0.75 + zero, zero, jnp.int32(min(10 * n, 2**31 - 1)), zero), lambda v: v
-
-    def one(value, x, rhs, known):
-        K = functools.partial(_off, A, size, value, x)
-        z = known + iterate.run(MINRES, options, iterate.System(K, same, rhs - K(known), None, limits), same).x
-        solved = norm(rhs - K(z)) <= jnp.sqrt(eps) * norm(rhs)
-        bounded = eps**0.75 * size * norm(z) <= norm(rhs)
-        return jnp.where(solved & bounded, z, jnp.nan)
-
-    return jax.vmap(one)(values, X, rhs, known)
+    eps, zero, most = jnp.finfo(values.dtype).eps, jnp.zeros((), values.dtype), min(10 * rhs.shape[0], 2**31 - 1)
+    gaps = values[:, None] - values  # [eigenvector, system]
+    gaps = jnp.where(jnp.eye(values.size, dtype=bool), size, jnp.where(jnp.abs(gaps) <= eps**0.75 * size, 0, gaps))
+    known = matmul(X, ratio(matmul(jnp.conj(X).T, rhs), gaps))
+    options, same = iterate.Options(0, steps_per_check(rhs.shape[0]), None, None), lambda v: v
+    limits = stopping.Limits(eps**0.75 + zero, zero, jnp.int32(most), zero)
+    z = known + iterate.run(MINRES, options, iterate.System(K, same, rhs - K(known), None, limits), same).x
+    solved, bounded = norm(rhs - K(z)) <= jnp.sqrt(eps) * norm(rhs), eps**0.75 * size * norm(z) <= norm(rhs)
+    return jnp.where(solved & bounded, z, jnp.nan)
 
 
-def _outside(x: Array, z: Array) -> Array:
-    """z less its component along x, in the last axis."""
-    return z - jnp.sum(jnp.conj(x) * z, axis=-1, keepdims=True) * x
+def _outside(X: Array, Z: Array) -> Array:
+    """Columns of Z less their components along those of X."""
+    return Z - jnp.sum(jnp.conj(X) * Z, axis=0) * X

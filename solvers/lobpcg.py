@@ -20,16 +20,15 @@ from jax import Array, lax
 from jaxsparse_fmt._types import standard_promotion
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import Basis
-from solvers._lanczos import TRUE, End, Limits
 from solvers.core import arguments, program
 from solvers.core.program import Entry
 from solvers.core.scaling import Map, exponent, scaled
 from solvers.core.stopping import RUNNING, status_of
 from solvers.core.vectors import matmul, norm, ratio
-from solvers.eigsh import EigenSolution, eigenpairs, eigenproblem
+from solvers.eigsh import TRUE, EigenSolution, Limits, eigenpairs, eigenproblem, limits
 from solvers.solution import Status
 
-GUARDS, MAXITER = 3, 1000
+GUARDS = 3  # vectors beyond k
 SIGNS = {"SA": 1, "LA": -1}
 LOST = 100  # times eps: a direction whose eigenvalue of the Gram matrix is at most this is rounding
 CLAIM = TRUE // 2  # the residual norm, in units of eps·‖A‖, at which the recursion counts as converged
@@ -70,8 +69,7 @@ def lobpcg(
     if not k <= p <= n:
         raise ValueError(f"X0 has {p} columns; k = {k} and n = {n} need from {k} to {n}")
     M = arguments.preconditioner(M, X0[:, 0], "make X0 complex")
-    limits = Limits(arguments.tolerance(tol, "tol"), arguments.maxiter(maxiter, MAXITER))
-    return _solve((k, SIGNS[which]), (own, M), basis, X0, limits)
+    return _solve((k, SIGNS[which]), (own, M), basis, X0, limits(tol, maxiter))
 
 
 def _in_basis(plan: Any, maps: tuple[Any, Any], basis: Basis, X0: Array, limits: Limits) -> EigenSolution:
@@ -88,128 +86,111 @@ _solve = Entry(_in_basis, lambda _, X0: (X0[:, 0], X0[:, 0]))
 
 
 class State(NamedTuple):
-    """A block is [p, n], its vectors are rows; a row of zeros is a dropped direction."""
+    """Blocks of vectors as rows; a row of zeros is a dropped direction."""
 
-    X: Array  # orthonormal
-    AX: Array
-    P: Array  # orthonormal, and orthogonal to X
-    AP: Array
-    values: Array  # [p] ascending
+    V: Array  # [2·p, n] orthonormal: X, and the last directions P
+    AV: Array
+    values: Array  # [p] of X, ascending
     norm: Array  # ‖A‖₂, from below
     worst: Array  # largest ratio of a true residual norm to the allowed one, when the recursion last met the tolerance
-    indefinite: Array  # whether M proved indefinite
+    defect: Array  # what the last step found wrong with A or M: RUNNING for nothing, or a Status
     code: Array
     steps: Array
     products: Array
 
+    @property
+    def residuals(self) -> Array:
+        p = self.values.size
+        return self.AV[:p] - self.values[:, None] * self.V[:p]
 
-def _run(k: int, sign: int, A: Map, X: Array, limits: Limits, M: Map | None) -> tuple[Array, Array, End]:
-    """k eigenvalues of A [k] ascending, the smallest (sign 1) or largest (−1), their vectors [k, n], how it ended.
 
-    Args:
-      X: [p, n] to start from, p ≥ k.
-    """
-    X = _orthonormal(X)
-    e_A = exponent(A(X[0]))
+def _run(k: int, sign: int, A: Map, X: Array, limits: Limits, M: Map | None) -> tuple[EigenSolution, Array]:
+    """The smallest k pairs of A (sign 1) or the largest (−1) from X [p, n], p ≥ k, and ‖A‖₂ from below."""
+    e_A, p, norms = exponent(A(X[0])), X.shape[0], jax.vmap(norm)
     block = lambda V: sign * jax.vmap(lambda v: scaled(A(v), -e_A))(V)  # noqa: E731
-    p, eps = X.shape[0], jnp.finfo(X.dtype).eps
 
-    def excess(state: State, units: int) -> tuple[Array, Array]:
-        """Residuals, and the ratios of their norms to the allowed one: tol·|λ|, but no less than rounding leaves."""
-        R = state.AX - state.values[:, None] * state.X
-        relative = limits.tol.astype(state.norm.dtype) * jnp.abs(state.values)
-        allowed = jnp.maximum(relative, units * eps * state.norm)
-        return R, ratio(jax.vmap(norm)(R), allowed)
+    def over(state: State, units: int) -> Array:
+        """Residual norms in units of those that are allowed."""
+        return ratio(norms(state.residuals), limits.allowed(state.values, state.norm, units))
 
     def fresh(state: State) -> State:
-        X = _orthonormal(state.X)
-        both = block(jnp.concatenate([X, state.P]))
-        values, C = _ritz(X, both[:p])
-        X, AX = matmul(C.T, X), matmul(C.T, both[:p])
-        size = jnp.maximum(state.norm, jnp.max(jax.vmap(norm)(AX)))
-        return state._replace(X=X, AX=AX, AP=both[p:], values=values, norm=size, products=state.products + 2 * p)
+        V = _orthonormal(state.V)
+        values, C, _ = _ritz(V, AV := block(V))
+        A_norm = jnp.maximum(state.norm, jnp.max(norms(AV)))
+        V, AV, products = matmul(C.T, V), matmul(C.T, AV), state.products + 2 * p
+        return state._replace(V=V, AV=AV, values=values[:p], norm=A_norm, products=products)
 
     def judge(state: State) -> State:
         """Sets the code, by true residuals wherever the recursion meets the tolerance."""
-        claims = jnp.all(excess(state, CLAIM)[1][:k] <= 1)
-        ends = state.indefinite | (state.steps >= limits.maxiter)
-        due = claims | ends | (state.steps % REFRESHED == 0)
+        claims = jnp.all(over(state, CLAIM)[:k] <= 1)
+        due = claims | (state.defect != RUNNING) | (state.steps >= limits.maxiter) | (state.steps % REFRESHED == 0)
         state = lax.cond(due, fresh, lambda state: state, state)
-        worst = jnp.max(excess(state, TRUE)[1][:k])
+        worst = jnp.max(over(state, TRUE)[:k])
         code = status_of(
             (~jnp.isfinite(worst) | ~jnp.all(jnp.isfinite(state.values)), Status.NON_FINITE),
+            (state.defect == Status.NOT_SYMMETRIC, Status.NOT_SYMMETRIC),
             (due & (worst <= 1), Status.CONVERGED),
-            (state.indefinite, Status.NOT_POSITIVE_DEFINITE),
+            (state.defect != RUNNING, state.defect),
             (claims & (worst > state.worst / 2), Status.STAGNATION),
             (state.steps >= limits.maxiter, Status.MAXITER),
         )
         return state._replace(code=code, worst=jnp.where(claims, worst, state.worst))
 
     def advance(state: State) -> State:
-        R, over = excess(state, CLAIM)
+        R = state.residuals
         W = R if M is None else jax.vmap(M)(R).astype(R.dtype)
         W = jax.vmap(lambda w: scaled(w, -exponent(w)))(W)
-        indefinite = jnp.any(jnp.sum(jnp.conj(R) * W, axis=1).real < 0) & jnp.all(jnp.isfinite(W))
-        W = jnp.where((over > 1)[:, None], W, 0)  # a converged pair stays in X and adds no direction
-        finite = jnp.all(jnp.isfinite(W))
-        W = _orthonormal(W, jnp.concatenate([state.X, state.P]))
-        AW = block(W)
-        S, AS = jnp.concatenate([state.X, W, state.P]), jnp.concatenate([state.AX, AW, state.AP])
-        values, C = _ritz(S, AS)
-        C = C[:, :p]
+        indefinite = jnp.any(jnp.sum(jnp.conj(R) * W, axis=1).real < 0)
+        W = jnp.where((over(state, CLAIM) > 1)[:, None], W, 0)  # a converged pair stays in X and adds no direction
+        W = _orthonormal(W, state.V)
+        A_norm = jnp.maximum(state.norm, jnp.max(norms(AW := block(W))))
+        S, AS = jnp.concatenate([state.V, W]), jnp.concatenate([state.AV, AW])
+        values, C, gap = _ritz(S, AS)
+        C = C[:, :p].T
         # What the new X has outside the old one, made orthogonal to it, in coordinates of S.
-        D = _orthonormal(C.at[:p].set(0).T, C.T).T
-        return state._replace(
-            X=matmul(C.T, S),
-            AX=matmul(C.T, AS),
-            P=matmul(D.T, S),
-            AP=matmul(D.T, AS),
-            values=values[:p],
-            norm=jnp.maximum(state.norm, jnp.max(jax.vmap(norm)(AW))),
-            indefinite=indefinite,
-            code=jnp.where(finite, state.code, Status.NON_FINITE).astype(jnp.int32),
-            steps=state.steps + 1,
-            products=state.products + p,
-        )
+        C = jnp.concatenate([C, _orthonormal(C.at[:, :p].set(0), C)])
+        defects = (limits.unsymmetric(gap, A_norm), Status.NOT_SYMMETRIC), (indefinite, Status.NOT_POSITIVE_DEFINITE)
+        counts = state.code, state.steps + 1, state.products + p
+        return State(matmul(C, S), matmul(C, AS), values[:p], A_norm, state.worst, status_of(*defects), *counts)
 
     def trip(state: State) -> State:
         state = judge(state)
         return lax.cond(state.code == RUNNING, advance, lambda state: state, state)
 
-    real, zero = jnp.finfo(X.dtype).dtype, jnp.int32(0)
-    nothing, never = jnp.zeros_like(X), jnp.array(jnp.inf, real)
-    numbers = jnp.zeros(p, real), jnp.zeros((), real), never, jnp.bool(False), jnp.int32(RUNNING), zero, zero
+    real, zero, running = jnp.finfo(X.dtype).dtype, jnp.int32(0), jnp.int32(RUNNING)
+    V = jnp.concatenate([X, jnp.zeros_like(X)])
+    numbers = jnp.zeros(p, real), jnp.zeros((), real), jnp.array(jnp.inf, real), running, running, zero, zero
     # Zeros count as converged, so that the first `judge` replaces them by true products.
-    state = mesh_axes.varying(State(X, nothing, nothing, nothing, *numbers), X)
+    state = mesh_axes.varying(State(V, jnp.zeros_like(V), *numbers), X)
     state = lax.while_loop(lambda state: state.code == RUNNING, trip, state)
 
-    norms = jax.vmap(norm)(excess(state, TRUE)[0])[:k]
-    values, X = sign * state.values[:k], state.X[:k]
-    if sign < 0:
-        values, X, norms = values[::-1], X[::-1], norms[::-1]
-    end = End(state.code, state.steps, state.products, scaled(norms, e_A), scaled(state.norm, e_A))
-    return scaled(values, e_A), X, end
+    pairs = scaled(sign * state.values, e_A), state.V, scaled(norms(state.residuals), e_A)
+    values, X, found = (a[:k][::sign] for a in pairs)
+    return EigenSolution(values, X.T, state.code, state.steps, state.products, found), scaled(state.norm, e_A)
 
 
 def _orthonormal(Z: Array, others: Array | None = None) -> Array:
     """Orthonormal rows, orthogonal to `others`, with the span of Z's; zeros where those depend on one another."""
-    for _ in range(2):
+
+    def trip(_: Any, Z: Array) -> Array:
         Z = _unit(Z)
         if others is not None:
             Z = _unit(Z - matmul(matmul(Z, jnp.conj(others).T), others))
-        weights, U = jnp.linalg.eigh(matmul(jnp.conj(Z), Z.T))
+        weights, U = jnp.linalg.eigh(matmul(jnp.conj(Z), Z.T), symmetrize_input=False)
         held = weights > LOST * jnp.finfo(Z.dtype).eps
-        Z = matmul(jnp.where(held, U / jnp.sqrt(jnp.where(held, weights, 1)), 0).T, Z)
-    return Z
+        return matmul(jnp.where(held, U / jnp.sqrt(jnp.where(held, weights, 1)), 0).T, Z)
+
+    return lax.fori_loop(0, 2, trip, Z)
 
 
-def _ritz(S: Array, AS: Array) -> tuple[Array, Array]:
-    """Ritz values, ascending, and their vectors in coordinates of S; those of rows of zeros last."""
+def _ritz(S: Array, AS: Array) -> tuple[Array, Array, Array]:
+    """Ritz values, ascending, and their vectors in coordinates of S; those of rows of zeros last; A's asymmetry."""
     H = matmul(jnp.conj(S), AS.T)
-    H = (H + jnp.conj(H.T)) / 2
+    gap = jnp.max(jnp.abs(H - jnp.conj(H.T)))
     dead = jnp.sum(jnp.abs(S) ** 2, axis=1) < 0.5
     last = 4 * jnp.max(jnp.sum(jnp.abs(H), axis=1)) + 1
-    return jnp.linalg.eigh(jnp.where(dead[:, None] | dead, 0, H) + jnp.diag(jnp.where(dead, last, 0)))
+    H = jnp.where(dead[:, None] | dead, 0, H) + jnp.diag(jnp.where(dead, last, 0))
+    return *jnp.linalg.eigh(H), gap
 
 
 def _unit(Z: Array) -> Array:

@@ -63,7 +63,6 @@ REAL_DOORS: dict[str, Callable[[Any], Any]] = {
     "drop": lambda v: refine(A, b, drop=v),
     "bounds": lambda v: precond.chebyshev(A, 2, (v, 12.0)),
     "shift": lambda v: precond.incomplete_lu(A, shift=v, format="csr"),
-    "sigma": lambda v: eigsh(A, 1, sigma=v),
     "tol": lambda v: eigsh(A, 1, tol=v),
 }
 

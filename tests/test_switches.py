@@ -252,11 +252,9 @@ def test_eigenpairs_and_their_derivatives_are_found_under(switch):
         A = jsf.from_scipy(DEFINITE, "csr")
         value = lambda data: solvers.eigsh(A.with_data(data), 1, which="LA").eigenvalues[0]  # noqa: E731
         found, slope = jax.value_and_grad(value)(A.data)
-        near = solvers.eigsh(A, 2, sigma=0.5)
     tolerance = 1e-4 if switch.eps > 1e-10 else 1e-8
     np.testing.assert_allclose(found, want[-1], rtol=tolerance)
     np.testing.assert_allclose(slope, vectors[row, -1] * vectors[col, -1], atol=10 * tolerance)
-    np.testing.assert_allclose(near.eigenvalues, np.sort(want[np.argsort(np.abs(want - 0.5))[:2]]), rtol=tolerance)
 
 
 # Without the search for leaks: it reports a tracer that a finalizer of JAX's own refers to.

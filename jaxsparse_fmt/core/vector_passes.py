@@ -146,11 +146,6 @@ def distributed(over: Distribution | None) -> Iterator[None]:
         yield
 
 
-def normal(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
-    """Random numbers with normal real and imaginary parts; zero in the empty places of distributed vectors."""
-    return _emptied(jax.random.normal(key, shape, dtype))
-
-
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def noise(n: int, dtype: Any, seed: int = 0) -> Array:
     """n numbers between −1 and 1 without a pattern, the same at every call with a seed; zero in empty places too.
