@@ -68,12 +68,7 @@ BY_NAME = ["jaxsparse_fmt", "jaxsparse_fmt.core.matrix", "jaxsparse_fmt.core.sci
 # Imported where they are used, so that `import jaxsparse_fmt` and `import solvers` do not pay for them.
 LAZY = ("rich", "matplotlib", "pyamg", "pymetis", "jax.experimental", "jax._src", "numba", "llvmlite")
 # Modules that are themselves imported so, inside functions of their neighbours.
-KERNELS = (
-    "handler",
-    "numba_kernels",
-    "aggregation_kernels",
-    "xla_kernels",
-)
+KERNELS = ("handler", "numba_kernels", "aggregation_kernels")
 LATE = {f"jaxsparse_fmt.kernels.cpu.{name}" for name in KERNELS}
 
 

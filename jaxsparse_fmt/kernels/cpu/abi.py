@@ -1,30 +1,29 @@
 """Names and numbers that XLA's programs, the handler that they call and the kernels must agree on."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 
 TARGET = "jaxsparse_native"  # the handler's name in XLA
-N_OPERANDS = 9  # arrays that a kernel gets beside its result: a, b, and those of `numba_kernels.Operands`
+OPERANDS = ("a", "b", "columns", "ptr", "pattern")  # arrays of every call: a and b of [b, ...], the others shared
 # The numbers of every call. The handler reads the first line: the kernel, the members of the batch, the pieces of a
 # member, the bytes from one member to the next of the two operands and of the result, and the bytes from one piece to
-# the next of the result and of the scratch. It compares the last of `n_ptr` pointers with `most`, if that is not
-# negative. The kernel reads the pieces and the rest.
+# the next of the result; and it compares the last of `n_ptr` pointers with `most`, if that is not negative. The kernel
+# reads the pieces and the last line, in the order of `numba_kernels.Operands`.
 SIZES = (
-    *("kernel", "batch", "pieces", "a_bytes", "b_bytes", "out_bytes", "piece_bytes", "scratch_bytes"),
-    *("n_rows", "n_cols", "p", "n_ptr", "masked", "n_places", "most", "n_perm", "block_rows", "block_columns"),
+    *("kernel", "batch", "pieces", "a_bytes", "b_bytes", "out_bytes", "piece_bytes", "most"),
+    *("n_rows", "n_cols", "p", "n_ptr", "n_places", "masked"),
 )
 
-FACES = ("product", "transposed", "outer")
-KINDS = (
-    *(f"{face} rows" for face in FACES),
-    "columns rows",  # the product with several right-hand sides
-    "product diagonals",
-)
+# "columns": the product with several right-hand sides.
+KINDS = ("product rows", "columns rows", "transposed rows", "outer rows", "product diagonals")
 FLOATS = tuple(map(np.dtype, ("float32", "float64", "complex64", "complex128")))
 POINTERS = tuple(map(np.dtype, ("int32", "int64")))
 # Programs kept on disk contain these numbers, so a kernel has the same number in every process.
-NUMBERS = {key: i for i, key in enumerate(itertools.product(KINDS, FLOATS, FLOATS, POINTERS))}
+NUMBERS: dict[tuple[Any, ...], int] = {
+    key: i for i, key in enumerate(itertools.product(KINDS, FLOATS, FLOATS, POINTERS))
+}
 KEYS = tuple(NUMBERS)
 # XLA's interface for which the handler is written, c_api.h of jaxlib 0.10.2: its version, the sizes in bytes of what
 # the handler reads by place, and numbers of an extension, a stage, a dtype and kinds of errors.

@@ -20,7 +20,7 @@ import numpy as np
 from jaxsparse_fmt import machine_code
 from jaxsparse_fmt._types import Array
 from jaxsparse_fmt.kernels.coordinates import accumulator
-from jaxsparse_fmt.kernels.cpu.abi import KEYS, NUMBERS, SIZES, TARGET
+from jaxsparse_fmt.kernels.cpu.abi import KEYS, NUMBERS, OPERANDS, SIZES, TARGET
 
 
 def call(
@@ -28,7 +28,6 @@ def call(
     operands: tuple[Array, Array],  # [b, ...] each
     index: dict[str, Array | None],
     shape: tuple[int, ...],
-    scratch: int = 0,
     most: int = -1,
     **sizes: int,
 ) -> Array | None:
@@ -36,33 +35,28 @@ def call(
 
     Args:
       operands: those of 16 bits are widened first, since Numba does not compute with them on a CPU.
-      index: the arrays that all members of the batch share, by their names in `numba_kernels.Operands`; at least
-        columns, and ptr, int32 or int64.
+      index: the arrays that all members of the batch share, by their names in `abi.OPERANDS`; at least columns, and
+        ptr, int32 or int64.
       shape: of the result, in the dtype to which the operands promote: [b, ...], or [b, pieces, ...] for a transposed
         product, where every piece has a result of its own.
-      scratch: numbers of that dtype that each piece has to itself while it runs.
       most: the largest last number that ptr may have; -1: any.
       sizes: those of `SIZES` that the arrays do not give and that are not 0.
     """
     a, b = (v.astype(accumulator(v.dtype)) for v in operands)
-    columns, ptr, perm = index["columns"], index["ptr"], index.get("perm")
+    columns, ptr = index["columns"], index["ptr"]
     assert columns is not None and ptr is not None
     number = NUMBERS.get((kind, np.dtype(a.dtype), np.dtype(b.dtype), np.dtype(ptr.dtype)))
     if number is None or not _ready(number):
         return None
-    batch, out = a.shape[0], jax.ShapeDtypeStruct(shape, jnp.result_type(a, b))
+    out = jax.ShapeDtypeStruct(shape, jnp.result_type(a, b))
     bytes_of = lambda v, axis: math.prod(v.shape[axis:]) * np.dtype(v.dtype).itemsize  # noqa: E731
-    apart = kind.startswith("transposed")
-    sizes |= {"kernel": number, "batch": batch, "a_bytes": bytes_of(a, 1), "b_bytes": bytes_of(b, 1)}
-    sizes |= {"piece_bytes": bytes_of(out, 2)} if apart else {"out_bytes": bytes_of(out, 1)}
-    sizes |= {"n_ptr": ptr.size, "n_perm": 0 if perm is None else perm.size, "most": most}
-    sizes |= {"scratch_bytes": scratch * np.dtype(out.dtype).itemsize}
+    sizes |= {"kernel": number, "batch": a.shape[0], "a_bytes": bytes_of(a, 1), "b_bytes": bytes_of(b, 1)}
+    sizes |= {"piece_bytes": bytes_of(out, 2)} if kind.startswith("transposed") else {"out_bytes": bytes_of(out, 1)}
+    sizes |= {"n_ptr": ptr.size, "most": most}
     assert sizes.keys() <= set(SIZES)
     words = np.array([sizes.get(name, 0) for name in SIZES], np.int64)
-    given = [index.get(name) for name in ("columns", "ptr", "perm", "pattern", "base", "start", "wide")]
-    given = (columns if i is None else i for i in given)  # in place of None; no kernel reads it
-    outs = [out, jax.ShapeDtypeStruct((batch * sizes["pieces"], scratch), out.dtype)] if scratch else [out]
-    return jax.ffi.ffi_call(TARGET, outs)(a, b, *given, sizes=words)[0].astype(jnp.result_type(*operands))
+    given = (columns if (i := index.get(name)) is None else i for name in OPERANDS[2:])  # None: no kernel reads it
+    return jax.ffi.ffi_call(TARGET, out)(a, b, *given, sizes=words).astype(jnp.result_type(*operands))
 
 
 # ----------------------------------------------------------------------------------------------------------- compiling
@@ -120,7 +114,7 @@ def _address_of(number: int) -> int:
     kind, a, b, ptr = KEYS[number]
 
     def make() -> tuple[Any, str]:
-        from jaxsparse_fmt.kernels.cpu.xla_kernels import kernel
+        from jaxsparse_fmt.kernels.cpu.numba_kernels import kernel
 
         return kernel(kind, a, b, np.result_type(a, b), ptr)
 

@@ -16,8 +16,8 @@ The only attribute is `sizes`, the int64 numbers that `abi.SIZES` lists, among t
 pieces of the work. XLA's own threads and the caller compute the pieces: each takes the next that is left, and the
 caller never waits for a thread that has not begun. So any number of devices may call at the same time.
 
-A kernel is a C function of 13 words: the data of a, b, the result and the other operands (`abi.N_OPERANDS`), of one
-member of the batch; the scratch of the piece, which is the second result where there is one; the sizes; and the piece.
+A kernel is a C function of 8 words: the data of a, b and the result, of one member of the batch; those of columns, ptr
+and pattern; the sizes; and the piece.
 
 No Python runs between XLA's call and the address of a kernel: Python could raise KeyboardInterrupt there, which a C
 caller loses. So a kernel must be in the table when a program calls it; an empty place is an error in words.
@@ -32,6 +32,7 @@ that page. So the handler asks Linux for huge pages there.
 
 import contextlib
 import ctypes
+import functools
 import mmap
 import sys
 from collections.abc import Callable, Iterator
@@ -40,17 +41,16 @@ from typing import Any
 from llvmlite import ir
 
 from jaxsparse_fmt.kernels.cpu import abi
-from jaxsparse_fmt.kernels.cpu.abi import N_OPERANDS, SIZES, TARGET
+from jaxsparse_fmt.kernels.cpu.abi import OPERANDS, SIZES, TARGET
 
 WORD = ir.IntType(64)
 HALF = ir.IntType(32)
 YIELD = "SwitchToThread" if sys.platform == "win32" else "sched_yield"
 # The words of a job: the next piece, how many are done, how many there are, how many threads still hold the job (the
-# last of them frees it, perhaps long after the call), the frame and the kernel.
-NEXT, DONE, COUNT, HOLDERS, FRAME, KERNEL, JOB_WORDS = range(7)
+# last of them frees it, perhaps long after the call), and the frame.
+NEXT, DONE, COUNT, HOLDERS, FRAME, JOB_WORDS = range(6)
 SCRATCH = 6  # words
 HUGE = 4 * 2**20  # bytes; a result of at least this size gets huge pages
-PTR = 3  # the number of this operand
 
 UNMADE = (
     "a program that another process has compiled calls a native kernel that this process lacks; compile the program's "
@@ -75,12 +75,18 @@ def module(table: int, interrupts: int) -> ir.Module:
     called = [("malloc", 1), ("free", 1), (YIELD, 0)] + [("madvise", 3)] * (sys.platform == "linux")
     outside = {name: _function(made, name, n) for name, n in called}
 
+    one = _Code(made, "one", 2)  # computes a piece: (frame, piece)
+    frame, piece = one.arguments
+    kernel = one.word(one.add(WORD(table), one.mul(_size(one, frame, "kernel"), WORD(8))))
+    one.call_address(kernel, *_kernel_arguments(one, frame, piece))
+    one.ret(WORD(0))
+
     take = _Code(made, "take", 1)  # (job): computes piece after piece, until none is left
     job = take.arguments[0]
     with take.loop() as leave_if:
         piece = take.add_to(job, NEXT, 1)
         leave_if(take.icmp_signed(">=", piece, take.word(job, COUNT)))
-        take.call_address(take.word(job, KERNEL), take.word(job, FRAME), piece)
+        take.call(one.function, [take.word(job, FRAME), piece])
         take.add_to(job, DONE, 1)
     take.ret(WORD(0))
 
@@ -94,67 +100,55 @@ def module(table: int, interrupts: int) -> ir.Module:
     task.call(leave.function, task.arguments)
     task.ret(WORD(0))
 
-    one = _Code(made, "one", 2)  # a piece of a product: (frame, piece)
-    frame, piece = one.arguments
-    slot = one.add(WORD(table), one.mul(one.word(_sizes(one, frame), 0), WORD(8)))
-    one.call_address(one.word(slot), *_kernel_arguments(one, frame, piece))
-    one.ret(WORD(0))
-
-    run = _Code(made, "run", 4)  # (frame, function of (frame, piece), pieces, scratch): computes all pieces
-    frame, kernel, pieces, scratch = run.arguments
-    with run.if_then(run.icmp_signed("==", pieces, WORD(1))):
-        run.call_address(kernel, frame, WORD(0))
-        run.ret(WORD(0))
-    job, api, context = run.call(outside["malloc"], [WORD(8 * JOB_WORDS)]), run.word(frame, 2), run.word(frame, 3)
-    with run.if_then(run.icmp_signed("==", job, WORD(0))):
-        _refuse(run, frame, scratch, NO_MEMORY, abi.EXHAUSTED)
-    run.put(scratch, 32, 0, context, run.address(scratch, 4), 1)
-    with run.if_then(run.icmp_signed(">", pieces, WORD(1))):
-        _fails(run, api, run.call_address(run.word(api, 18), scratch), scratch)
-    threads, others = run.word(scratch, 4), run.sub(pieces, WORD(1))
-    helpers = run.sub(threads, WORD(1))
-    helpers = run.select(run.icmp_signed("<", helpers, others), helpers, others)
-    run.put(job, 0, 0, pieces, run.add(helpers, WORD(1)), frame, kernel)
-    run.put(run.address(scratch, 5), helpers)
-    with run.loop() as leave_if:  # wakes one thread at a time
-        left = run.word(scratch, 5)
-        leave_if(run.icmp_signed("<=", left, WORD(0)))
-        run.put(run.address(scratch, 5), run.sub(left, WORD(1)))
-        run.put(scratch, 40, 0, context, run.ptrtoint(task.function, WORD), job)
-        with run.if_then(_fails(run, api, run.call_address(run.word(api, 17), scratch), scratch)):
-            run.call(leave.function, [job])
-    run.call(take.function, [job])
-    with run.loop() as leave_if:
-        leave_if(run.icmp_signed(">=", run.add_to(job, DONE, 0), pieces))
-        run.call(outside[YIELD], [])
-    run.call(leave.function, [job])
-    run.ret(WORD(0))
-
-    halts = _halts(made, interrupts)
-    code, frame, scratch = _handler(made, TARGET, halts)
-    sizes = _sizes(code, frame)
-    number, size = code.word(sizes, 0), lambda name: code.word(sizes, SIZES.index(name))
-    kernel = code.word(code.add(WORD(table), code.mul(number, WORD(8))))
+    code = _Code(made, TARGET, 1)
+    frame, scratch = code.arguments[0], code.ptrtoint(code.alloca(WORD, SCRATCH), WORD)
+    api, context, size = code.word(frame, 2), code.word(frame, 3), functools.partial(_size, code, frame)
+    _answer_versions(code, frame)
+    with code.if_then(code.icmp_signed("!=", code.low(code.word(frame, 4)), WORD(abi.EXECUTE))):
+        code.ret(WORD(0))
+    with code.if_then(code.icmp_signed("!=", code.call(_halts(made, interrupts), []), WORD(0))):
+        _refuse(code, frame, scratch, HALTED, abi.CANCELLED)
+    kernel = code.word(code.add(WORD(table), code.mul(size("kernel"), WORD(8))))
     with code.if_then(code.icmp_signed("==", kernel, WORD(0))):
         _refuse(code, frame, scratch, UNMADE, abi.MISSING)
     with code.if_then(code.icmp_signed(">=", size("most"), WORD(0))):
-        last = _last(code, _argument(code, frame, PTR), size("n_ptr"), scratch)
+        last = _last(code, _argument(code, frame, OPERANDS.index("ptr")), size("n_ptr"), scratch)
         with code.if_then(code.icmp_unsigned(">", last, size("most"))):
             _refuse(code, frame, scratch, BEYOND, abi.INVALID)
     pieces = code.mul(size("batch"), size("pieces"))
     if "madvise" in outside:
         of_pieces = code.mul(pieces, size("piece_bytes"))
-        _take_huge_pages(code, outside, frame, 0, code.add(code.mul(size("batch"), size("out_bytes")), of_pieces))
-        _take_huge_pages(code, outside, frame, -1, code.mul(pieces, size("scratch_bytes")))
-    code.ret(code.call(run.function, [frame, code.ptrtoint(one.function, WORD), pieces, scratch]))
-
+        _take_huge_pages(code, outside, frame, code.add(code.mul(size("batch"), size("out_bytes")), of_pieces))
+    with code.if_then(code.icmp_signed("==", pieces, WORD(1))):
+        code.call(one.function, [frame, WORD(0)])
+        code.ret(WORD(0))
+    job = code.call(outside["malloc"], [WORD(8 * JOB_WORDS)])
+    with code.if_then(code.icmp_signed("==", job, WORD(0))):
+        _refuse(code, frame, scratch, NO_MEMORY, abi.EXHAUSTED)
+    code.put(scratch, 32, 0, context, code.address(scratch, 4), 1)
+    _fails(code, api, code.call_address(code.word(api, 18), scratch), scratch)
+    helpers, others = code.sub(code.word(scratch, 4), WORD(1)), code.sub(pieces, WORD(1))
+    helpers = code.select(code.icmp_signed("<", helpers, others), helpers, others)
+    code.put(job, 0, 0, pieces, code.add(helpers, WORD(1)), frame)
+    code.put(code.address(scratch, 5), helpers)
+    with code.loop() as leave_if:  # wakes one thread at a time
+        left = code.word(scratch, 5)
+        leave_if(code.icmp_signed("<=", left, WORD(0)))
+        code.put(code.address(scratch, 5), code.sub(left, WORD(1)))
+        code.put(scratch, 40, 0, context, code.ptrtoint(task.function, WORD), job)
+        with code.if_then(_fails(code, api, code.call_address(code.word(api, 17), scratch), scratch)):
+            code.call(leave.function, [job])
+    code.call(take.function, [job])
+    with code.loop() as leave_if:
+        leave_if(code.icmp_signed(">=", code.add_to(job, DONE, 0), pieces))
+        code.call(outside[YIELD], [])
+    code.call(leave.function, [job])
+    code.ret(WORD(0))
     return made
 
 
-def _handler(module: ir.Module, name: str, halts: ir.Function) -> tuple["_Code", Any, Any]:
-    """Begins a handler, which goes on only when XLA executes it; returns its code, frame and `SCRATCH` words."""
-    code = _Code(module, name, 1)
-    frame, scratch = code.arguments[0], code.ptrtoint(code.alloca(WORD, SCRATCH), WORD)
+def _answer_versions(code: "_Code", frame: Any) -> None:
+    """Returns from the handler where XLA asks for its version."""
     extension, api = code.word(frame, 1), code.word(frame, 2)
     given = code.if_then(code.icmp_signed("!=", extension, WORD(0)))
     with given, code.if_then(code.icmp_signed("==", code.low(code.word(extension, 1)), WORD(abi.METADATA))):
@@ -167,11 +161,6 @@ def _handler(module: ir.Module, name: str, halts: ir.Function) -> tuple["_Code",
                 known = code.and_(known, code.icmp_signed("==", code.word(frame, k), WORD(size)))
             code.put(version, code.select(known, WORD(major + (minor << 32)), WORD(0)))
         code.ret(WORD(0))
-    with code.if_then(code.icmp_signed("!=", code.low(code.word(frame, 4)), WORD(abi.EXECUTE))):
-        code.ret(WORD(0))
-    with code.if_then(code.icmp_signed("!=", code.call(halts, []), WORD(0))):
-        _refuse(code, frame, scratch, HALTED, abi.CANCELLED)
-    return code, frame, scratch
 
 
 def _refuse(code: "_Code", frame: Any, scratch: Any, message: str, kind: int) -> None:
@@ -295,26 +284,29 @@ def _fails(code: _Code, api: Any, error: Any, scratch: Any) -> Any:
     return failed
 
 
-def _take_huge_pages(code: _Code, outside: dict[str, Any], frame: Any, result: int, n_bytes: Any) -> None:
-    """Asks for huge pages for result 0, or with -1 for the last, if it is large."""
+def _take_huge_pages(code: _Code, outside: dict[str, Any], frame: Any, n_bytes: Any) -> None:
+    """Asks for huge pages for the result, if it is large."""
     with code.if_then(code.icmp_signed(">=", n_bytes, WORD(HUGE))):
-        page = mmap.PAGESIZE
-        data = _result(code, frame, result)
+        page, data = mmap.PAGESIZE, _result(code, frame)
         first = code.and_(code.add(data, WORD(page - 1)), WORD(-page))
         code.call(
             outside["madvise"], [first, code.and_(code.sub(code.add(data, n_bytes), first), WORD(-page)), WORD(14)]
         )
 
 
-def _result(code: _Code, frame: Any, k: int) -> Any:
-    """The data of result 0, or with -1 of the last."""
-    last = code.sub(code.word(frame, 12), WORD(1)) if k else WORD(0)
-    return code.word(code.word(code.add(code.word(frame, 14), code.mul(WORD(8), last))), 3)
+def _result(code: _Code, frame: Any) -> Any:
+    """The data of the result."""
+    return code.word(code.word(code.word(frame, 14)), 3)
 
 
 def _argument(code: _Code, frame: Any, k: int) -> Any:
     """The buffer of an operand."""
     return code.word(code.word(frame, 9), k)
+
+
+def _size(code: _Code, frame: Any, name: str) -> Any:
+    """One of the numbers of the call, by its name in `abi.SIZES`."""
+    return code.word(_sizes(code, frame), SIZES.index(name))
 
 
 def _sizes(code: _Code, frame: Any) -> Any:
@@ -323,12 +315,9 @@ def _sizes(code: _Code, frame: Any) -> Any:
 
 def _kernel_arguments(code: _Code, frame: Any, piece: Any) -> list[Any]:
     """The arguments of a kernel for one of the pieces of all members of the batch."""
-    sizes = _sizes(code, frame)
-    size = lambda name: code.word(sizes, SIZES.index(name))  # noqa: E731
+    size = functools.partial(_size, code, frame)
     member, part = code.sdiv(piece, size("pieces")), code.srem(piece, size("pieces"))
-    data = lambda k: code.word(_argument(code, frame, k), 3)  # noqa: E731
-    a, b, *rest = (data(k) for k in range(N_OPERANDS))
+    a, b, *index = (code.word(_argument(code, frame, k), 3) for k in range(len(OPERANDS)))
     a, b = (code.add(x, code.mul(member, size(name))) for x, name in ((a, "a_bytes"), (b, "b_bytes")))
-    out = code.add(_result(code, frame, 0), code.mul(member, size("out_bytes")))
-    scratch = code.add(_result(code, frame, -1), code.mul(piece, size("scratch_bytes")))
-    return [a, b, code.add(out, code.mul(piece, size("piece_bytes"))), *rest, scratch, sizes, part]
+    out = code.add(_result(code, frame), code.mul(member, size("out_bytes")))
+    return [a, b, code.add(out, code.mul(piece, size("piece_bytes"))), *index, _sizes(code, frame), part]
