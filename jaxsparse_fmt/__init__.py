@@ -15,7 +15,7 @@ from jaxsparse_fmt._types import exportable
 from jaxsparse_fmt._version import __version__ as __version__
 from jaxsparse_fmt.algebra import plan
 from jaxsparse_fmt.algebra.assembly import assembly
-from jaxsparse_fmt.algebra.operations import block, diags, eye, hstack, kron, vstack
+from jaxsparse_fmt.algebra.operations import block, diags, eye, hstack, kron, prune, tril, triu, vstack
 from jaxsparse_fmt.choose import Choice
 from jaxsparse_fmt.convert import from_coo, from_dense, from_scipy, order, read_mtx
 from jaxsparse_fmt.core.basis import Basis, Between
@@ -65,7 +65,8 @@ __all__ = ["BIELL", "BIJAD", "BSR", "COO", "CSC", "CSR", "CSR5", "DIA", "ELL", "
 __all__ += ["HLL", "HYB", "JDS", "PELLR", "PJDS", "SDIA", "SELL"]
 __all__ += ["Basis", "Choice", "Paired", "SparseMatrix", "Transposed", "spmv"]
 __all__ += ["from_bcoo", "from_bcsr", "from_coo", "from_cupy", "from_dense", "from_scipy", "load", "order", "read_mtx"]
-__all__ += ["assembly", "block", "diags", "eye", "hstack", "kron", "plan", "to_bcoo", "to_bcsr", "to_cupy", "vstack"]
+__all__ += ["assembly", "block", "diags", "eye", "hstack", "kron", "plan", "prune", "tril", "triu", "vstack"]
+__all__ += ["to_bcoo", "to_bcsr", "to_cupy"]
 __all__ += ["BACKENDS", "choose", "gallery", "io", "plot", "save", "traffic", "use_backend"]
 __all__ += ["ShardedMatrix", "boxes", "save_rows", "saved_rows", "shard", "shard_from_rows"]
 

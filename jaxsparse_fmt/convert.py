@@ -17,7 +17,7 @@ from jaxsparse_fmt._types import (
 )
 from jaxsparse_fmt.algebra.assembly import assembly
 from jaxsparse_fmt.choose import ranking
-from jaxsparse_fmt.core.matrix import SparseMatrix, build
+from jaxsparse_fmt.core.matrix import CHOOSERS, SparseMatrix, build
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.bsr import MAX_COLUMNS
 from jaxsparse_fmt.formats.order import order_of
@@ -82,13 +82,17 @@ def _with_transpose(csr: Csr, name: str, target: Target, **layout: Any) -> Spars
     return Paired.from_csr(csr, A=A, across=lambda turned: build(turned, name, target, **layout))
 
 
-def chosen(csr: Csr, name: str, target: Target) -> SparseMatrix:
-    """The canonical `csr` in the format that `name`, "auto" or "tune", chooses."""
-    if name == "tune":
-        from jaxsparse_fmt.choose import tune
-
-        return tune.fastest(csr, target)[0]
+def _ranked(csr: Csr, target: Target) -> SparseMatrix:
     return ranking.store(ranking.rank(csr, target.dtype, backend=target.backend), csr, target)[0]
+
+
+def _tuned(csr: Csr, target: Target) -> SparseMatrix:
+    from jaxsparse_fmt.choose import tune
+
+    return tune.fastest(csr, target)[0]
+
+
+CHOOSERS |= {"auto": _ranked, "tune": _tuned}
 
 
 def checked(S: Any, dtype: Any, backend: str, max_bytes: float | None = None) -> tuple[Csr, Target]:
@@ -113,7 +117,7 @@ def checked(S: Any, dtype: Any, backend: str, max_bytes: float | None = None) ->
 
 
 def from_coo(
-    row: Any, col: Any, data: Any, shape: tuple[int, int], format: str = "auto", dtype: Any = None, **options: Any
+    row: Any, col: Any, data: Any = None, shape: Any = None, format: str = "auto", dtype: Any = None, **options: Any
 ) -> SparseMatrix:
     """A matrix from coordinates; duplicates are summed.
 
@@ -121,12 +125,14 @@ def from_coo(
 
     Args:
       row, col, data: [k] arrays of indices and values.
-      shape: (rows, columns).
+      shape: (rows, columns); or SciPy's spelling, from_coo((data, (row, col)), shape).
       format, dtype, **options: as in `from_scipy`; and `nnz_max` as in `assembly`.
 
     Raises:
       ValueError: lengths differ, or an index lies outside `shape`. TypeError: indices that are not integers.
     """
+    if isinstance(row, tuple) and len(row) == 2 and isinstance(row[1], tuple | list):
+        (data, (row, col)), shape = row, col if shape is None else shape
     if isinstance(data, Tracer) or options.get("nnz_max") is not None:
         if dtype is not None:
             check_keeps_imaginary(data.dtype, requested_dtype(dtype))

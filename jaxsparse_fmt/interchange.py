@@ -23,7 +23,7 @@ from jaxsparse_fmt._types import (
     of_jax_sparse,
     requested_dtype,
 )
-from jaxsparse_fmt.core.matrix import CHOSEN, SparseMatrix, build
+from jaxsparse_fmt.core.matrix import CHOOSERS, SparseMatrix, build
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.coo import row_pointers
 from jaxsparse_fmt.kernels.backends import selection
@@ -159,7 +159,7 @@ def _on_device(given: CsrArrays, format: str, dtype: Any, backend: str = "auto",
     check_keeps_imaginary(data.dtype, stored)
     target = Target(stored, selection.check_backend(backend), max_bytes)
     csr = CsrArrays(data, indices.astype(jnp.int32), indptr.astype(index_dtype(nnz)), shape)
-    return build(building.on_host(csr) if format in CHOSEN else csr, format, target, **layout)
+    return build(building.on_host(csr) if format in CHOOSERS else csr, format, target, **layout)
 
 
 @functools.partial(jax.jit, static_argnums=2)

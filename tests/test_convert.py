@@ -132,7 +132,7 @@ def test_canonical_shares_what_is_canonical_already():
 
 
 def test_explicit_zeros_stay_and_duplicates_are_summed():
-    B = jsf.from_coo([0, 1, 1, 1], [1, 0, 2, 2], [0.0, 5.0, 1.0, -1.0], (2, 3), "hll")
+    B = jsf.from_coo(([0.0, 5.0, 1.0, -1.0], ([0, 1, 1, 1], [1, 0, 2, 2])), (2, 3), format="hll")  # SciPy's spelling
     assert B.nnz == 3
     np.testing.assert_array_equal(B.data, [0, 5, 0])
 

@@ -62,9 +62,8 @@ SOLVERS_ALLOWED = {
     "solvers.lineax": {"lineax", "equinox"},
 }
 OPERATOR = {f"jaxsparse_fmt.{name}" for name in ("_types", "core.mesh_axes", "core.basis", "core.vector_passes")}
-# Modules that import others of ours by name while they run: the package its lazy names, a matrix the cost models and
-# the algebra, which lie above it.
-BY_NAME = ["jaxsparse_fmt", "jaxsparse_fmt.core.matrix", "jaxsparse_fmt.core.scipy_names"]
+# Modules that import others of ours by name while they run: the package its lazy names.
+BY_NAME = ["jaxsparse_fmt"]
 # Imported where they are used, so that `import jaxsparse_fmt` and `import solvers` do not pay for them.
 LAZY = ("rich", "matplotlib", "pyamg", "pymetis", "jax.experimental", "jax._src", "numba", "llvmlite")
 # Modules that are themselves imported so, inside functions of their neighbours.

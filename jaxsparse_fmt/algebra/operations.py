@@ -1,4 +1,4 @@
-"""The operations behind `A + B`, `A @ B`, `A[rows]` and their like: each makes or finds a plan, and calls it."""
+"""The operations behind `A + B`, `A @ B`, `A[rows]` and their like, and the functions that make new patterns."""
 
 import operator
 from collections.abc import Sequence
@@ -9,81 +9,40 @@ import numpy as np
 import scipy.sparse
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import Array, as_floating, requested_dtype, whole_number
+from jaxsparse_fmt._types import as_floating, requested_dtype, whole_number
 from jaxsparse_fmt.algebra import patterns, plans
 from jaxsparse_fmt.algebra.assembly import assembly
-from jaxsparse_fmt.algebra.patterns import entries_of_equal
-from jaxsparse_fmt.algebra.plans import combined, product
 from jaxsparse_fmt.core.matrix import SparseMatrix
-
-__all__ = ["entries_of_equal", "product"]  # which `core.scipy_names` finds here with the functions below
-
-
-def add(A: Any, B: Any) -> SparseMatrix:
-    return combined("A + B", A, B, operator.add)
+from jaxsparse_fmt.core.scipy_names import OPERATORS
 
 
-def subtract(A: Any, B: Any) -> SparseMatrix:
-    return combined("A - B", A, B, operator.sub)
-
-
-def multiply(A: Any, B: Any) -> SparseMatrix:
-    return combined("A.multiply(B)", A, B, operator.mul, overlap=True)
-
-
-def scale_rows(A: Any, d: Any) -> Any:
-    patterns.check("scale_rows", A)
-    return A.with_data(A.data * _diagonal(d, A.shape[0], "scale_rows")[A.row_ids])
-
-
-def scale_cols(A: Any, d: Any) -> Any:
-    patterns.check("scale_cols", A)
-    return A.with_data(A.data * _diagonal(d, A.shape[1], "scale_cols")[A.col_ids])
-
-
-def _diagonal(d: Any, n: int, name: str) -> Array:
+def _scaled(A: Any, d: Any, axis: int) -> Any:
+    name = ("scale_rows", "scale_cols")[axis]
+    patterns.check(name, A)
     d = as_floating(d, "d")
-    if d.shape != (n,):
-        raise ValueError(f"{name}(d) takes d of shape ({n},), got {d.shape}")
-    return d
+    if d.shape != (A.shape[axis],):
+        raise ValueError(f"{name}(d) takes d of shape ({A.shape[axis]},), got {d.shape}")
+    return A.with_data(A.data * d[A.row_ids if axis == 0 else A.col_ids])
 
 
-def shift(A: Any, s: Any) -> SparseMatrix:
-    n = _square(A, "shift")
+def _shifted(A: Any, s: Any) -> SparseMatrix:
+    patterns.check("shift", A)
+    n = A.shape[0]
+    if n != A.shape[1]:
+        raise ValueError(f"shift needs a square matrix, got shape {A.shape}")
     s = jnp.asarray(s, jnp.result_type(A.dtype, s))
     if s.ndim != 0 and s.shape != (n,):
         raise ValueError(f"shift(s) takes a number or an array of shape ({n},), got shape {s.shape}")
-    return add(A, diags(jnp.broadcast_to(s, (n,))))
+    return plans.combined("A.shift(s)", A, diags(jnp.broadcast_to(s, (n,))), operator.add, patterns.format_of(A))
 
 
-def set_diagonal(A: Any, d: Any) -> SparseMatrix:
-    patterns.check("setdiag", A)
-    n = _square(A, "setdiag")
-    d = jnp.asarray(d)
-    if d.ndim != 0 and d.shape != (n,):
-        raise ValueError(f"setdiag(d) takes a number or an array of shape ({n},), got shape {d.shape}")
-    D = diags(jnp.broadcast_to(d, (n,)), dtype=A.dtype)
-    off = jnp.where(A.row_ids == A.col_ids, 0, A.data)
-    return add(A.with_data(off), D)
-
-
-def _square(A: Any, name: str) -> int:
-    if A.shape[0] != A.shape[1]:
-        raise ValueError(f"{name} needs a square matrix, got shape {A.shape}")
-    return A.shape[0]
-
-
-def triangle(A: Any, k: int, lower: bool) -> SparseMatrix:
-    k = whole_number("k", k, None)
-    choose = scipy.sparse.tril if lower else scipy.sparse.triu
-    return plans.selected("tril" if lower else "triu", ("triangle", lower, k), lambda S: choose(S, k), A)
-
-
-def item(A: Any, index: Any) -> Any:
+def _item(A: Any, index: Any) -> Any:
     """A[index]: a matrix; with two integers a number."""
-    if not isinstance(index, tuple):
-        index = (index, slice(None))
-    if len(index) != 2 or any(i is None or i is Ellipsis for i in index):
+    index = index if isinstance(index, tuple) else (index,)
+    for at in [at for at, i in enumerate(index) if i is Ellipsis][:1]:
+        index = (*index[:at], *[slice(None)] * (3 - len(index)), *index[at + 1 :])
+    index = (*index, *[slice(None)] * (2 - len(index)))
+    if len(index) > 2 or any(i is None or i is Ellipsis for i in index):
         raise IndexError(f"a matrix takes one index or two, rows and columns; got {index!r}")
     if any(isinstance(i, Tracer) for i in index):
         raise TypeError("an index of a sparse matrix must not be traced, since it decides the pattern; use A @ e")
@@ -119,68 +78,14 @@ def _places(index: Any, n: int) -> Any:
     return index % n if n else index
 
 
-def prune(A: Any, tol: float) -> SparseMatrix:
-    patterns.check("prune", A)
-    data = A.data
-    if isinstance(data, Tracer):
-        raise ValueError("prune drops entries by their values, which are traced here; call it outside jit")
-    small = ~(np.abs(np.asarray(data)) <= tol)  # keeps NaN
-
-    def keep(S: Any) -> Any:
-        row = np.repeat(np.arange(S.shape[0]), np.diff(S.indptr))[small]
-        return scipy.sparse.csr_array((S.data[small], (row, S.indices[small])), shape=S.shape)
-
-    return plans.selected("prune", None, keep, A)
-
-
-def total(A: Any, axis: int | None) -> Array:
-    patterns.check("sum", A)
-    axis = _axis(axis)
-    if axis is None:
-        return A.data.sum()
-    return _by(A, axis, jnp.zeros((), A.dtype), "add")
-
-
-def extreme(A: Any, axis: int | None, largest: bool) -> Array:
-    patterns.check("max" if largest else "min", A)
-    axis = _axis(axis)
-    rows, cols = A.shape
-    if rows == 0 or cols == 0:
-        raise ValueError(f"an empty matrix of shape {A.shape} has no largest or smallest entry")
-    if jnp.iscomplexobj(A.data):
-        raise TypeError("complex numbers have no order; use abs(A)")
-    how, start = ("max", -jnp.inf) if largest else ("min", jnp.inf)
-    clip = jnp.maximum if largest else jnp.minimum
-    if axis is None:
-        best = getattr(A.data, how)(initial=start)
-        return best if A.nnz == rows * cols else clip(best, 0)
-    best = _by(A, axis, jnp.asarray(start, A.dtype), how)
-    full = _by(A.with_data(jnp.ones(A.nnz, jnp.float32)), axis, jnp.zeros((), jnp.float32), "add")
-    return jnp.where(full == A.shape[axis], best, clip(best, 0))
-
-
-def norm(A: Any, ord: Any) -> Array:
-    patterns.check("norm", A)
-    size = jnp.abs(A.data)
-    if ord is None or ord == "fro":
-        scale = jnp.where(size.max(initial=0) > 0, size.max(initial=0), 1)
-        return scale * jnp.sqrt(jnp.sum((size / scale) ** 2))
-    if ord in (1, -1, np.inf, -np.inf):
-        sums = _by(A.with_data(size), 0 if abs(ord) == 1 else 1, jnp.zeros((), size.dtype), "add")
-        return sums.max(initial=0) if ord > 0 else sums.min()
-    raise ValueError(f"ord must be 'fro', 1, -1, inf or -inf, got {ord!r}; for the 2-norm take eigsh or lobpcg of AᵀA")
-
-
-def _axis(axis: int | None) -> int | None:
-    if axis not in (None, 0, 1, -1, -2):
-        raise ValueError(f"axis must be None, 0 or 1, got {axis!r}")
-    return axis if axis is None else axis % 2
-
-
-def _by(A: Any, axis: int, start: Array, how: str) -> Array:
-    """The entries of every column (axis 0) or row (axis 1) added up, or the largest or smallest of them."""
-    target, n = (A.col_ids, A.shape[1]) if axis == 0 else (A.row_ids, A.shape[0])
-    return getattr(jnp.full(n, start).at[target], how)(A.data)
+OPERATORS |= {
+    "combined": plans.combined,
+    "entries_of_equal": patterns.entries_of_equal,
+    "item": _item,
+    "product": plans.product,
+    "scaled": _scaled,
+    "shifted": _shifted,
+}
 
 
 # ------------------------------------------------------------------------------------------------------ public names
@@ -289,3 +194,37 @@ def kron(A: Any, B: Any, *, format: str | None = None) -> SparseMatrix:
 
     left, right = spread(True), spread(False)
     return left.with_data(left.data * right.data)
+
+
+def tril(A: Any, k: int = 0) -> SparseMatrix:
+    """The entries of A on and below diagonal k."""
+    return _triangle("tril", A, k, scipy.sparse.tril)
+
+
+def triu(A: Any, k: int = 0) -> SparseMatrix:
+    """The entries of A on and above diagonal k."""
+    return _triangle("triu", A, k, scipy.sparse.triu)
+
+
+def _triangle(name: str, A: Any, k: int, choose: Any) -> SparseMatrix:
+    k = whole_number("k", k, None)
+    return plans.selected(name, (name, k), lambda S: choose(S, k), A)
+
+
+def prune(A: Any, tol: float = 0.0) -> SparseMatrix:
+    """A without the entries of absolute value at most `tol`.
+
+    Raises:
+      ValueError: inside jit, where the values, and so the size of the result, are not known.
+    """
+    patterns.check("prune", A)
+    data = A.data
+    if isinstance(data, Tracer):
+        raise ValueError("prune drops entries by their values, which are traced here; call it outside jit")
+    kept = ~(np.abs(np.asarray(data)) <= tol)  # keeps NaN
+
+    def keep(S: Any) -> Any:
+        row = np.repeat(np.arange(S.shape[0]), np.diff(S.indptr))[kept]
+        return scipy.sparse.csr_array((S.data[kept], (row, S.indices[kept])), shape=S.shape)
+
+    return plans.selected("prune", None, keep, A)

@@ -25,10 +25,10 @@ def check(operation: str, *operands: Any) -> None:
       TypeError: names the type and the function that converts it.
     """
     for A in operands:
-        if not isinstance(A, SparseMatrix | Transposed):
+        if not isinstance(A.A if isinstance(A, Transposed) else A, SparseMatrix):
             raise TypeError(
                 f"{operation} takes matrices of this library on one device, got {type(A).__name__}; convert SciPy's "
-                "by from_scipy and a sharded one by from_scipy(A.to_scipy())"
+                "by from_scipy and a sharded one, or its transpose, by from_scipy(A.to_scipy())"
             )
 
 

@@ -192,19 +192,20 @@ def _check_pair(operation: str, A: Any, B: Any) -> None:
 
 
 @standard_promotion
-def combined(operation: str, A: Any, B: Any, combine: Any, overlap: bool = False) -> SparseMatrix:
-    """The matrix of `combine` of the entries of A and B, a function of arrays such as operator.add.
+def combined(operation: str, A: Any, B: Any, combine: Any, format: str | None = None) -> SparseMatrix:
+    """The matrix of `combine` of the entries of A and B: operator.add, operator.sub, or operator.mul, whose result has
+    only the entries that both have.
 
     Args:
       operation: its name in errors.
-      overlap: whether only entries that both have are in the result.
+      format: of the result, as in `add`.
     """
     _check_pair(operation, A, B)
-    at_hand = patterns.at_hand(A, B)
+    overlap, at_hand = combine is operator.mul, patterns.at_hand(A, B)
     if at_hand is None:
-        return _paired(operation, A, B, None, overlap)(A, B, combine)
+        return _paired(operation, A, B, format, overlap)(A, B, combine)
     places = operator.mul if overlap else operator.add
-    return _made(patterns.combined(combine, places, *at_hand), None, A, B)
+    return _made(patterns.combined(combine, places, *at_hand), format, A, B)
 
 
 def _check_product(A: Any, B: Any) -> None:

@@ -6,7 +6,6 @@ import abc
 import contextlib
 import dataclasses
 import functools
-import importlib
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Self
 
@@ -31,19 +30,19 @@ from jaxsparse_fmt._types import (
 from jaxsparse_fmt.core import entry_index, form, vector_passes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.core.pattern import Pattern
-from jaxsparse_fmt.core.scipy_names import ScipyNames
+from jaxsparse_fmt.core.scipy_names import OnOneDevice, ScipyNames
 from jaxsparse_fmt.core.transposed import Transposed
 from jaxsparse_fmt.kernels.backends import selection
 from jaxsparse_fmt.kernels.layout.columns import is_read
 
 # Every storage scheme by name; `formats/__init__.py` fills it.
 FORMATS: dict[str, type[SparseMatrix]] = {}
-# Names that choose one of them, for a matrix on the host.
-CHOSEN = ("auto", "tune")
+# What chooses one of them for a canonical matrix on the host, by name; `convert.py` fills it.
+CHOOSERS: dict[str, Callable[[Csr, Target], SparseMatrix]] = {}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class SparseMatrix(ScipyNames, Pattern):
+class SparseMatrix(OnOneDevice, Pattern):
     """A sparse matrix: a pytree whose leaves are its arrays, and a linear map.
 
     A format subclasses this with its index arrays and defines how it is built (`from_csr`), the three faces of the
@@ -296,7 +295,7 @@ class SparseMatrix(ScipyNames, Pattern):
                 ones = jnp.ones(self.values.shape, self.dtype)
             placed = dataclasses.replace(self, values=ones).asformat(name, max_bytes=max_bytes, **layout)
             return placed.with_data(self.data)
-        if traced and (name in CHOSEN or (name in FORMATS and not FORMATS[name].sized_by_nnz)):
+        if traced and (name in CHOOSERS or (name in FORMATS and not FORMATS[name].sized_by_nnz)):
             raise ValueError(
                 f"format {name!r} cannot be made of a traced pattern: its size is unknown; convert before, or to "
                 f"one of {', '.join(n for n, cls in FORMATS.items() if cls.sized_by_nnz)}"
@@ -304,7 +303,7 @@ class SparseMatrix(ScipyNames, Pattern):
         place = _place(self.values)
         there = contextlib.nullcontext() if place is None else jax.default_device(place)
         with contextlib.nullcontext() if traced else concrete(), there:
-            on_host = name in CHOSEN or (not traced and is_on_cpu(self.values))
+            on_host = name in CHOOSERS or (not traced and is_on_cpu(self.values))
             csr = self.to_scipy() if on_host else CsrArrays(*self.csr_arrays(), shape=self.shape)
             A = build(csr, name, Target(self.dtype, self.backend, max_bytes), **layout)
         return A if place is None else jax.device_put(A, place)
@@ -332,9 +331,8 @@ class SparseMatrix(ScipyNames, Pattern):
 def build(csr: Csr, name: str, target: Target, **layout: Any) -> SparseMatrix:
     """The canonical `csr` in the format `name`, or in the one that "auto" or "tune" chooses; checks name and layout."""
     check_format(name, layout)
-    if name in CHOSEN:
-        # The only import from a higher layer: the cost models that choose a format import the formats.
-        return importlib.import_module("jaxsparse_fmt.convert").chosen(csr, name, target)
+    if name in CHOOSERS:
+        return CHOOSERS[name](csr, target)
     with contextlib.nullcontext() if isinstance(csr.data, Tracer) else concrete():
         return FORMATS[name].from_csr(csr, target, **layout)
 
@@ -350,10 +348,10 @@ def check_format(name: str, layout: dict[str, Any]) -> None:
         raise TypeError(
             f"there is no keyword or layout option {unknown[0]!r}; formats have {', '.join(sorted(options))}"
         )
-    if name in CHOSEN and layout:
+    if name in CHOOSERS and layout:
         raise ValueError(f"format={name!r} chooses the layout itself; name a format to set {', '.join(layout)}")
-    if name not in (*FORMATS, *CHOSEN):
-        raise ValueError(f"unknown format {name!r}; choose one of {', '.join((*FORMATS, *CHOSEN))}")
+    if name not in (*FORMATS, *CHOOSERS):
+        raise ValueError(f"unknown format {name!r}; choose one of {', '.join((*FORMATS, *CHOOSERS))}")
     for option in layout:
         if option not in FORMATS[name].layout_options:
             known = ", ".join(FORMATS[name].layout_options) or "none"

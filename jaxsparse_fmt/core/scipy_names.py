@@ -1,28 +1,26 @@
-"""SciPy's names, which all matrices share, and errors that name what to do instead.
+"""SciPy's names, which all matrices share, and errors that name what to do instead."""
 
-`jaxsparse_fmt.algebra` computes sums, products and slices.
-"""
-
-import importlib
+import operator
+from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn, Self
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
 from jaxsparse_fmt._types import Array, as_floating, check_keeps_imaginary, owned, requested_dtype
 
+# What makes matrices of matrices on one device, by name; `algebra/operations.py` fills it.
+OPERATORS: dict[str, Callable[..., Any]] = {}
+
 
 class ScipyNames:
     """SciPy's names, which stored, transposed and sharded matrices derive from a few members of their own.
 
     A subclass provides `shape`, `dtype`, `nnz`, `T`, `matvec`, `_transposed` (Aᵀ·y without conjugation), `_each` (the
-    same matrix with a function applied to all of its values), `asformat` and `todense`.
-
-    An operation that makes a matrix of matrices finds the pattern of its result on the host and keeps it for later
-    operands of the same patterns; the values are computed in JAX, with all derivatives. Inside jit the patterns must
-    not be traced: close over A and pass `A.data`. The result has the format of the operands, or is in "csr" where they
-    differ.
+    same matrix with a function applied to all of its values), `_combined` and `_times_matrix` (with another matrix),
+    `asformat` and `todense`.
     """
 
     ndim: ClassVar[int] = 2
@@ -35,6 +33,8 @@ class ScipyNames:
     matvec: Any
     _transposed: Any
     _each: Any
+    _combined: Any
+    _times_matrix: Any
     asformat: Any
     todense: Any
 
@@ -93,8 +93,6 @@ class ScipyNames:
         """The matrix of the conjugate entries, not transposed; for the conjugate transpose use `H`."""
         return self._each(_conjugate)
 
-    conjugate = conj
-
     @property
     def real(self) -> Self:
         return self._each(jnp.real)
@@ -104,13 +102,8 @@ class ScipyNames:
         return self._each(jnp.imag)
 
     def copy(self) -> Self:
-        """The matrix itself: JAX's arrays cannot be written to."""
-        return self
-
-    @property
-    def size(self) -> int:
-        """`nnz`, by SciPy's name."""
-        return self.nnz
+        """The same matrix in arrays of its own, which may be donated."""
+        return jax.tree.map(jnp.copy, self)
 
     # ------------------------------------------------------------------------------------------------ conversions
 
@@ -134,9 +127,6 @@ class ScipyNames:
         """`todense`, by SciPy's name."""
         return self.todense()
 
-    def tobsr(self) -> Any:
-        return self.asformat("bsr")
-
     def tocoo(self) -> Any:
         return self.asformat("coo")
 
@@ -147,129 +137,33 @@ class ScipyNames:
         """A matrix of this library in "csr", as `asformat` makes it; `to_scipy` gives SciPy's."""
         return self.asformat("csr")
 
-    def todia(self) -> Any:
-        return self.asformat("dia")
-
-    # ------------------------------------------------------------------------------- sums, products, slices, reductions
+    # ----------------------------------------------------------------------------------------------------- sums
 
     def __add__(self, other: Any) -> Any:
-        if np.ndim(other) == 0 and isinstance(other, int | float) and other == 0:
+        if isinstance(other, int | float) and other == 0:
             return self  # the start of Python's sum
-        return _operations("A + B", other).add(self, other)
+        return self._combined("A + B", other, operator.add)
 
     __radd__ = __add__
 
     def __sub__(self, other: Any) -> Any:
-        return _operations("A - B", other).subtract(self, other)
+        return self._combined("A - B", other, operator.sub)
 
     def __rsub__(self, other: Any) -> Any:
-        return _operations("B - A", other).subtract(other, self)
-
-    def _times_matrix(self, other: Any) -> Any:
-        return _operations("A @ B", other).product(self, other)
+        return -self + other
 
     def multiply(self, other: Any) -> Any:
-        """The product entry by entry with another matrix, or with a number.
-
-        Raises:
-          TypeError: a dense array. ValueError: another shape.
-        """
-        if np.ndim(other) == 0 and not isinstance(other, ScipyNames):
-            return self * other  # pyright: ignore[reportOperatorIssue]
-        return _operations("A.multiply(B)", other).multiply(self, other)
-
-    def scale_rows(self, d: Any) -> Any:
-        """diag(d)·A, of the same pattern.
-
-        Args:
-          d: [n_rows].
-        """
-        return _operations().scale_rows(self, d)
-
-    def scale_cols(self, d: Any) -> Any:
-        """A·diag(d), of the same pattern.
-
-        Args:
-          d: [n_cols].
-        """
-        return _operations().scale_cols(self, d)
-
-    def shift(self, s: Any) -> Any:
-        """A + s·I; the whole diagonal becomes entries.
-
-        Args:
-          s: a number, or [n] for diag(s); may be traced.
-
-        Raises:
-          ValueError: A is not square, or s has another shape.
-        """
-        return _operations().shift(self, s)
-
-    def setdiag(self, d: Any) -> Any:
-        """A with the diagonal d, all of which becomes entries; a new matrix, where SciPy writes into the old one.
-
-        Args:
-          d: a number, or [n].
-
-        Raises:
-          ValueError: A is not square, or d has another shape.
-        """
-        return _operations().set_diagonal(self, d)
-
-    def tril(self, k: int = 0) -> Any:
-        """The entries on and below diagonal k."""
-        return _operations().triangle(self, k, lower=True)
-
-    def triu(self, k: int = 0) -> Any:
-        """The entries on and above diagonal k."""
-        return _operations().triangle(self, k, lower=False)
-
-    def prune(self, tol: float = 0.0) -> Any:
-        """A without the entries of absolute value at most `tol`.
-
-        Raises:
-          ValueError: inside jit, where the values, and so the size of the result, are not known.
-        """
-        return _operations().prune(self, tol)
+        """The product entry by entry with another matrix, or with a number."""
+        return self * other if np.ndim(other) == 0 else self._combined("A.multiply(B)", other, operator.mul)
 
     def sum(self, axis: int | None = None) -> Array:
         """The sum of all entries, or with axis 0 of each column, [n_cols], with axis 1 of each row, [n_rows]."""
-        return _operations().total(self, axis)
-
-    def max(self, axis: int | None = None) -> Array:
-        """The largest number of the matrix, or of each column (axis 0) or row (axis 1) as a dense array.
-
-        A place without an entry counts as 0, as in SciPy.
-        """
-        return _operations().extreme(self, axis, largest=True)
-
-    def min(self, axis: int | None = None) -> Array:
-        """The smallest number, as `max`."""
-        return _operations().extreme(self, axis, largest=False)
-
-    def norm(self, ord: Any = None) -> Array:
-        """A norm of the matrix, as `scipy.sparse.linalg.norm`.
-
-        Args:
-          ord: None or "fro"; of the sums of absolute values 1 for the largest of a column, inf for the largest of a
-            row, -1 and -inf for the smallest.
-        """
-        return _operations().norm(self, ord)
-
-    def __getitem__(self, index: Any) -> Any:
-        """A[rows, columns] as a matrix; A[i, j] of two integers as a number.
-
-        Args:
-          index: for each axis an integer, a slice, or an array of integers or booleans; as `numpy.ix_` combines them.
-
-        Raises:
-          IndexError: out of range, or of another kind. TypeError: a traced index.
-        """
-        return _operations().item(self, index)
-
-    def _entries_of_equal(self, data: Any) -> Any:
-        """`data`, or the entries of `data` if it is a matrix of the same pattern."""
-        return _operations().entries_of_equal(self, data) if isinstance(data, ScipyNames) else data
+        if axis not in (None, 0, 1, -1, -2):
+            raise ValueError(f"axis must be None, 0 or 1, got {axis!r}")
+        if axis in (0, -2):
+            return self._transposed(jnp.ones(self.shape[0], self.dtype))
+        rows = self.matvec(jnp.ones(self.shape[1], self.dtype))
+        return rows.sum() if axis is None else rows
 
     __iter__ = None  # else Python would iterate by A[0], A[1], …
 
@@ -286,6 +180,80 @@ class ScipyNames:
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
         raise TypeError("a sparse matrix is no array; use A @ x, A.todense() or A.to_scipy()")
+
+
+class OnOneDevice(ScipyNames):
+    """The operations of stored and transposed matrices that make new patterns, or read where entries lie.
+
+    The result has the format of the operands, or is in "csr" where they differ. SciPy computes it where the values are
+    at hand on the host. Elsewhere the host finds the pattern, which is kept for later operands of the same patterns,
+    and JAX computes the values, with all derivatives. Inside jit the patterns must not be traced: close over A and pass
+    `A.data`.
+    """
+
+    data: Any
+    row_ids: Any
+    col_ids: Any
+    with_data: Any
+
+    def _combined(self, operation: str, other: Any, f: Callable[[Array, Array], Array]) -> Any:
+        return OPERATORS["combined"](operation, *_matrices(operation, self, other), f)
+
+    def _times_matrix(self, other: Any) -> Any:
+        return OPERATORS["product"](self, other)
+
+    def multiply(self, other: Any) -> Any:
+        """The product entry by entry with another matrix, a number, or a dense array, which broadcasts to A's shape.
+
+        Raises:
+          ValueError: another shape.
+        """
+        if isinstance(other, np.ndarray | jax.Array | list) and np.ndim(other):
+            dense = jnp.broadcast_to(as_floating(other, "the array"), self.shape)
+            return self.with_data(self.data * dense[self.row_ids, self.col_ids])
+        return super().multiply(other)
+
+    def scale_rows(self, d: Any) -> Any:
+        """diag(d)·A, of the same pattern.
+
+        Args:
+          d: [n_rows].
+        """
+        return OPERATORS["scaled"](self, d, 0)
+
+    def scale_cols(self, d: Any) -> Any:
+        """A·diag(d), of the same pattern.
+
+        Args:
+          d: [n_cols].
+        """
+        return OPERATORS["scaled"](self, d, 1)
+
+    def shift(self, s: Any) -> Any:
+        """A + s·I; the whole diagonal becomes entries.
+
+        Args:
+          s: a number, or [n] for diag(s); may be traced.
+
+        Raises:
+          ValueError: A is not square, or s has another shape.
+        """
+        return OPERATORS["shifted"](self, s)
+
+    def __getitem__(self, index: Any) -> Any:
+        """A[rows, columns] as a matrix; A[i, j] of two integers as a number.
+
+        Args:
+          index: for each axis an integer, a slice, or an array of integers or booleans; as `numpy.ix_` combines them.
+
+        Raises:
+          IndexError: out of range, or of another kind. TypeError: a traced index.
+        """
+        return OPERATORS["item"](self, index)
+
+    def _entries_of_equal(self, data: Any) -> Any:
+        """`data`, or the entries of `data` if it is a matrix of the same pattern."""
+        return OPERATORS["entries_of_equal"](self, data) if isinstance(data, ScipyNames) else data
 
 
 def spmv(A: Any, x: Any, y: Any = None, alpha: Any = 1.0, beta: Any = 0.0) -> Array:
@@ -316,12 +284,12 @@ def _conjugate(a: Array) -> Array:
     return jnp.conj(a) if jnp.iscomplexobj(a) else a
 
 
-def _operations(operation: str = "", *others: Any) -> Any:
-    """The module that computes, which lies above, since it builds matrices. TypeError: an operand of another kind."""
-    for other in others:
+def _matrices(operation: str, *operands: Any) -> tuple[Any, ...]:
+    """The operands. TypeError: one is no matrix of this library."""
+    for other in operands:
         if not isinstance(other, ScipyNames):
             raise TypeError(
                 f"{operation} takes two matrices of this library, got {type(other).__name__}; convert a sparse matrix "
                 "by from_scipy; with a dense array take A.todense(); A + s·I is A.shift(s)"
             )
-    return importlib.import_module("jaxsparse_fmt.algebra.operations")
+    return operands

@@ -9,12 +9,12 @@ import scipy.sparse
 
 from jaxsparse_fmt._types import Array, Csr, pytree
 from jaxsparse_fmt.core import entry_index
-from jaxsparse_fmt.core.scipy_names import ScipyNames
+from jaxsparse_fmt.core.scipy_names import OnOneDevice
 
 
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Transposed(ScipyNames):
+class Transposed(OnOneDevice):
     """The transpose of `A`, a view of the arrays of `A`."""
 
     A: Any  # a SparseMatrix, whose module imports this one
@@ -57,6 +57,9 @@ class Transposed(ScipyNames):
 
     def _times_matrix(self, other: Any) -> Any:
         return type(self.A)._times_matrix(self, other)  # an operation of one device, or of several
+
+    def _combined(self, *operation: Any) -> Any:
+        return type(self.A)._combined(self, *operation)
 
     def _each(self, f: Callable[[Array], Array]) -> "Transposed":
         return Transposed(self.A._each(f))

@@ -36,21 +36,19 @@ class ShardedAlgebra(ScipyNames):
             "no operator does; multiply before `shard`, as in jsf.shard(A.to_scipy() @ B.to_scipy(), mesh)"
         )
 
-    def __add__(self, other: Any) -> Any:
-        return self._combined(other, jnp.add) if isinstance(other, ShardedAlgebra) else super().__add__(other)
-
-    def __sub__(self, other: Any) -> Any:
-        return self._combined(other, jnp.subtract) if isinstance(other, ShardedAlgebra) else super().__sub__(other)
-
-    def multiply(self, other: Any) -> Any:
-        return self._combined(other, jnp.multiply) if isinstance(other, ShardedAlgebra) else super().multiply(other)
-
-    def _combined(self, other: Any, f: Callable[[Array, Array], Array]) -> Any:
+    def _combined(self, operation: str, other: Any, f: Callable[[Array, Array], Array]) -> Any:
         """f applied, shard by shard, to the values of two matrices with the same pattern.
 
         Raises:
-          ValueError: the patterns or their distributions differ, or are traced and not the same arrays.
+          ValueError: the patterns or their distributions differ, or are traced and not the same arrays. TypeError: one
+            is no sharded matrix, but its transpose, whose entries lie on other devices, or a matrix of one device.
         """
+        for M in (self, other):
+            if not isinstance(M, ShardedAlgebra):
+                raise TypeError(
+                    f"{operation} of sharded matrices moves no entries, so it takes two of the same pattern, got a "
+                    f"{type(M).__name__}; combine the matrices before `shard`, as in jsf.shard(S + S.T, mesh)"
+                )
         mine, others = index_arrays(self), index_arrays(other)
         same = jax.tree.structure(self) == jax.tree.structure(other)
         if same and any(a is not b for a, b in zip(mine, others, strict=True)):

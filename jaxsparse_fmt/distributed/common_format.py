@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.choose import ranking, tune
 from jaxsparse_fmt.choose.ranking import Choice
-from jaxsparse_fmt.core.matrix import CHOSEN, FORMATS, SparseMatrix, build, check_format
+from jaxsparse_fmt.core.matrix import CHOOSERS, FORMATS, SparseMatrix, build, check_format
 from jaxsparse_fmt.distributed import padding
 from jaxsparse_fmt.distributed.processes import everyones, together
 from jaxsparse_fmt.formats.building import TooLarge
@@ -74,7 +74,7 @@ def in_one_format(csrs: dict[int, Csr], request: Request) -> Part:
     csrs = {k: taller(csr, tallest) for k, csr in csrs.items()}  # shards differ in boundary rows
     largest = max(sizes, key=lambda k: (sizes[k][0], -k))
     name = request.format
-    if name not in CHOSEN:
+    if name not in CHOOSERS:
         return _stored_as(name, request.layout, csrs, largest, request, "asked for")
     choices = _tuned(csrs, largest, request) if name == "tune" else _ranked(csrs, sizes, request)
     for place, choice in enumerate(choices):

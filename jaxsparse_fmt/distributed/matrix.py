@@ -139,7 +139,7 @@ class ShardedMatrix(ShardedAlgebra):
     __copy__ = ScipyNames.copy
 
     def __deepcopy__(self, memo: Any) -> Self:
-        return self
+        return self.copy()
 
     def __reduce__(self) -> Any:
         raise TypeError(

@@ -40,7 +40,7 @@ def test_every_format_adds_multiplies_and_slices(layout):
     same(A.T @ B, S.T @ Q)
     same(A[3:25:2, ::-1], S[3:25:2, ::-1])
     assert A[jnp.argmax(jnp.arange(3)), np.array(7)] == S[2, 7]
-    same(A.tril(-2), sp.tril(S, -2))
+    same(jsf.tril(A, -2), sp.tril(S, -2))
 
 
 @pytest.mark.parametrize("case", [ALL, *map(CASES.get, ("no_rows", "no_columns", "no_entries", "one_by_one"))], ids=str)
@@ -230,6 +230,16 @@ def test_data_may_come_from_a_matrix_of_the_same_pattern_in_any_format():
         A.with_data(jsf.from_scipy(MOVED, "csr"))
 
 
+def test_identity_diagonals_and_pruned_entries():
+    d = rng.normal(size=12).astype(np.float32)
+    np.testing.assert_array_equal(jsf.eye(3, 5).todense(), np.eye(3, 5))
+    made = jsf.diags([d[:11], 2.0, d[:10]], [-1, 0, 2], shape=(12, 12))
+    expected = np.diag(d[:11], -1) + 2 * np.eye(12) + np.diag(d[:10], 2)
+    np.testing.assert_allclose(made.todense(), expected, rtol=1e-6)
+    np.testing.assert_array_equal(jsf.prune(made, 0.5).todense(), np.where(abs(expected) > 0.5, made.todense(), 0))
+    assert jsf.from_scipy(sp.eye_array(4), "dia").shift(1.0).name == "dia"
+
+
 # ------------------------------------------------------------------------------------------------------------ refusals
 
 MOVED = sp.csr_array(S[::-1])  # as many entries, in other rows
@@ -254,6 +264,7 @@ REFUSED = {
         ValueError,
         "operand 0 of the plan",
     ),
+    "diagonals that do not fit": (lambda: jsf.diags([np.ones(12)], [1], shape=(12, 12)), ValueError, "has 11 numbers"),
     "too small a capacity": (
         lambda: jsf.assembly([0, 1], [0, 1], (4, 4), nnz_max=1),
         ValueError,
@@ -266,7 +277,9 @@ REFUSED = {
     "a slice out of range": (lambda: A[40], IndexError, "out of range"),
     "a truth value as an index": (lambda: A[True, 0], IndexError, "an index is an integer"),
     "three indices": (lambda: A[0, 1, 2], IndexError, "one index or two"),
-    "a traced prune": (lambda: jax.jit(lambda v: A.with_data(v).prune())(A.data), ValueError, "outside jit"),
+    "a traced prune": (lambda: jax.jit(lambda v: jsf.prune(A.with_data(v)))(A.data), ValueError, "outside jit"),
+    "a traced index": (lambda: jax.jit(lambda i: A[i, 2])(3), TypeError, "must not be traced"),
+    "a dense array of another shape": (lambda: A.multiply(np.ones((2, 20))), ValueError, "broadcasting"),
     "a matrix that is not square": (lambda: A.shift(1.0), ValueError, "square"),
     "a scale of another length": (lambda: A.scale_rows(np.ones(3)), ValueError, "shape (30,)"),
 }

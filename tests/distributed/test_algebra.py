@@ -78,6 +78,11 @@ def test_operations_differentiate_inside_jit():
 
 
 def test_refusals_name_the_cure():
+    for other in (A.T, jsf.from_scipy(S, "csr")):
+        with pytest.raises(TypeError, match=r"moves no entries, so it takes two of the same pattern.*shard\(S \+ S\.T"):
+            A + other
+    with pytest.raises(TypeError, match="moves no entries"):
+        A.T - A
     for product in (lambda: A @ B, lambda: A.T @ A):
         with pytest.raises(TypeError, match=r"move entries between devices.*before `shard`"):
             product()
