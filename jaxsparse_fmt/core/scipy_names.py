@@ -38,6 +38,9 @@ class ScipyNames:
     asformat: Any
     todense: Any
 
+    def _agree(self, **given: Any) -> None:
+        """Raises an error if arguments differ between the processes that hold the matrix."""
+
     # --------------------------------------------------------------------------------------------------- products
 
     def rmatvec(self, y: Any) -> Array:
@@ -68,6 +71,7 @@ class ScipyNames:
         """
         dtype = requested_dtype(dtype)
         check_keeps_imaginary(self.dtype, dtype)
+        self._agree(dtype=dtype)
         return self._each(lambda values: values.astype(dtype))
 
     def __mul__(self, scalar: Any) -> Self:
@@ -76,6 +80,7 @@ class ScipyNames:
                 "A * scales by one number; the product with a vector or a matrix is A @ x, and the product entry by "
                 "entry of two matrices A.multiply(B)"
             )
+        self._agree(factor=scalar)
         return self._each(lambda values: values * scalar)
 
     __rmul__ = __mul__
@@ -266,6 +271,7 @@ def spmv(A: Any, x: Any, y: Any = None, alpha: Any = 1.0, beta: Any = 0.0) -> Ar
     Raises:
       ValueError: y is missing or has another shape while beta is not 0.
     """
+    A._agree(alpha=alpha, beta=beta, y=y)
     product = A @ x
     alpha, beta = (a.item() if isinstance(a, np.generic) else a for a in (alpha, beta))  # weak, as Python's numbers
     product = product if isinstance(alpha, (int, float)) and alpha == 1 else alpha * product

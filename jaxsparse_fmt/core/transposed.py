@@ -61,6 +61,9 @@ class Transposed(OnOneDevice):
     def _combined(self, *operation: Any) -> Any:
         return type(self.A)._combined(self, *operation)
 
+    def _agree(self, **given: Any) -> None:
+        self.A._agree(**given)
+
     def _each(self, f: Callable[[Array], Array]) -> "Transposed":
         return Transposed(self.A._each(f))
 

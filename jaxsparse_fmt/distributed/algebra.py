@@ -29,6 +29,7 @@ class ShardedAlgebra(ScipyNames):
     domain: Any
     range: Any
     entered: bool
+    _check_devices: Any
 
     def _times_matrix(self, other: Any) -> Any:
         raise TypeError(
@@ -99,6 +100,7 @@ class ShardedAlgebra(ScipyNames):
         return with_values(self, _shifted(self, s))
 
     def _vector(self, d: Any, basis: Any, axis: int, name: str) -> Array:
+        self._check_devices()
         d = as_floating(d, "d")
         if d.shape != (self.shape[axis],):
             raise ValueError(f"{name}(d) takes d of shape ({self.shape[axis]},), got {d.shape}")

@@ -158,24 +158,22 @@ class ShardedBasis(DistributedBasis):
         return self.placed(x)
 
     def placed(self, x: Any) -> Any:
-        """The user's vector, moved to the devices of the mesh if it does not lie on all of them.
+        """The user's vector, moved to the devices of the mesh if it does not lie on all of them in their order.
 
         Raises:
-          ValueError: the vector lies on devices outside the mesh, or is spread over another mesh.
+          ValueError: the vector lies on devices outside the mesh.
         """
         mesh = self.over.mesh
         if x is None or isinstance(x, Tracer):
             return x
         if not isinstance(x, jax.Array) or not x.committed:
             return self._spread(x)
-        ours = set(mesh.devices.flat)
-        if not x.sharding.device_set <= ours:
-            elsewhere = sorted(map(str, x.sharding.device_set - ours))
+        if elsewhere := sorted(map(str, x.sharding.device_set - set(mesh.devices.flat))):
             raise ValueError(
                 f"the vector lies on {', '.join(elsewhere[:4])}, outside the mesh of the matrix; place it with "
                 "jax.device_put(x, jax.sharding.NamedSharding(mesh, PartitionSpec()))"
             )
-        if isinstance(x.sharding, NamedSharding) and x.sharding.device_set == ours:
+        if isinstance(x.sharding, NamedSharding) and lies_on(x, mesh):
             its: Any = x.sharding.mesh
             if its == mesh or its.abstract_mesh == jax.sharding.get_abstract_mesh():
                 return x
@@ -256,6 +254,16 @@ def _on_pieces(f: Callable[..., Array], x: Array, over: Distribution) -> Array:
     if len({even_blocks.block_size(over.counts), over.size, *over.counts}) == 1:
         return constrained(x, over)  # every even block is a piece
     return over.mapped(functools.partial(f, over=over), (over.piece_of(x),), over.piece_of(x))(x)
+
+
+def lies_on(a: Array, mesh: Mesh) -> bool:
+    """Whether a lies on all devices of the mesh, in their order if its sharding names one; True if it is traced."""
+    if isinstance(a, Tracer):
+        return True
+    its = getattr(a.sharding, "mesh", None)
+    if its is not None:
+        return its is mesh or np.array_equal(its.device_ids.ravel(), mesh.device_ids.ravel())
+    return a.sharding.device_set == set(mesh.devices.flat)
 
 
 def constrained(x: Array, over: Distribution) -> Array:

@@ -138,7 +138,7 @@ def shard_from_rows(
         return csr
 
     if stored is None:
-        stored = everyones(lambda: {0: checked(rows_of(0, 0), None, backend)[1].dtype}, mesh)[0]
+        stored = agree(lambda: {"dtype": checked(rows_of(0, 0), None, backend)[1].dtype}, mesh)["dtype"]
     request = dataclasses.replace(given["request"], target=Target(stored, backend, max_bytes))
     if by is None:
         return assemble(lambda k: block(int(cuts[k]), int(cuts[k + 1])), cuts, cuts, axis, request)

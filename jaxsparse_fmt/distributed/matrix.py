@@ -43,7 +43,7 @@ from jaxsparse_fmt.core.scipy_names import ScipyNames
 from jaxsparse_fmt.core.transposed import Transposed
 from jaxsparse_fmt.distributed import entries, pieces
 from jaxsparse_fmt.distributed.algebra import ShardedAlgebra, of_blocks, with_blocks, with_values
-from jaxsparse_fmt.distributed.basis import EnteredBasis, ShardedBasis
+from jaxsparse_fmt.distributed.basis import EnteredBasis, ShardedBasis, lies_on
 from jaxsparse_fmt.distributed.local import Shards, on_each_device
 from jaxsparse_fmt.distributed.row_partition import Imbalance
 
@@ -160,6 +160,7 @@ class ShardedMatrix(ShardedAlgebra):
         """
         if self.domain.over.is_manual:
             return self._piece_of_product(x)
+        self._check_devices()
         x = self.domain.accept(as_vector(x, self, 1, f"A @ x with A of shape {self.shape} takes x"))
         return _product(self, x) if self.entered else self.range.leave(_product(self, self.domain.enter(x)), x)
 
@@ -184,6 +185,7 @@ class ShardedMatrix(ShardedAlgebra):
         return y, vector_passes.dot(w, y)
 
     def _transposed(self, y: Any) -> Array:
+        self._check_devices()
         y = self.range.accept(as_vector(y, self, 0, f"A.T @ y, or yᵀ @ A, with A of shape {self.shape} takes y"))
         return _back(self, y) if self.entered else self.domain.leave(_back(self, self.range.enter(y)), y)
 
@@ -199,7 +201,18 @@ class ShardedMatrix(ShardedAlgebra):
         """The sharded order of a square matrix's unknowns."""
         if not self._is_square:
             return IDENTITY
+        self._check_devices()
         return EnteredBasis(over=self.domain.over) if self.entered else self.domain
+
+    def _check_devices(self) -> None:
+        """Raises a ValueError if the arrays no longer lie on the devices for which the matrix was made."""
+        held, mesh = self.shards.blocks[0].values, self.range.over.mesh
+        if isinstance(held, jax.Array) and not lies_on(held, mesh):
+            where = ", ".join(sorted(map(str, held.sharding.device_set))[:4])
+            raise ValueError(
+                f"this matrix was moved to {where}, away from the mesh for which it was made, or into another order of "
+                "its devices; leave it out of jax.device_put, or make it anew by jsf.shard on the other mesh"
+            )
 
     @property
     def in_basis(self) -> Self:
@@ -212,6 +225,9 @@ class ShardedMatrix(ShardedAlgebra):
 
     # ----------------------------------------------------------------------------------------------------- values
 
+    def _agree(self, **given: Any) -> None:
+        self.range.agree(**given)
+
     def _each(self, f: Callable[[Array], Array]) -> Self:
         """The same matrix with f applied to the values of every block."""
         here = self.range.over.placed
@@ -220,6 +236,7 @@ class ShardedMatrix(ShardedAlgebra):
     @property
     def data(self) -> Array:
         """The entries [nnz] in canonical order of the user's rows, then columns; for `in_basis` too."""
+        self._check_devices()
         return entries.data(self)
 
     @property
@@ -236,6 +253,7 @@ class ShardedMatrix(ShardedAlgebra):
         Raises:
           ValueError: another shape.
         """
+        self._check_devices()
         data = self.entries.accept(entry_index.checked(data, self.nnz))
         return with_values(self, entries.values_of(self, data))
 
@@ -258,6 +276,7 @@ class ShardedMatrix(ShardedAlgebra):
         """
         if not self._is_square:
             raise ValueError(f"a sharded matrix of shape {self.shape} is not square; use A.to_scipy().diagonal()")
+        self._check_devices()
         d = _diagonal(self)
         return d if self.entered else self.range.leave(d)
 
@@ -265,8 +284,9 @@ class ShardedMatrix(ShardedAlgebra):
         """Refuses `in_basis`, for results in the user's rows and columns.
 
         Raises:
-          ValueError: this is `in_basis`.
+          ValueError: this is `in_basis`, or as `_check_devices`.
         """
+        self._check_devices()
         if self.entered:
             raise ValueError(
                 f"A.in_basis, of shape {self.shape} with empty places, has no {what} in its own order; take A's, in "

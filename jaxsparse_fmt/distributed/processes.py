@@ -13,6 +13,7 @@ import scipy.sparse
 from jax.sharding import Mesh
 
 from jaxsparse_fmt._types import CORES, x64_enabled
+from jaxsparse_fmt.kernels.backends import selection
 
 
 def alone(mesh: Mesh) -> bool:
@@ -53,7 +54,8 @@ def everyones(make: Callable[[], dict[int, Any]], mesh: Mesh) -> dict[int, Any]:
     except Exception as error:
         failure = error
     message = np.frombuffer(pickle.dumps((mine, _portable(failure))), np.uint8)
-    sizes = np.ravel(multihost_utils.process_allgather(np.array(message.size)))
+    size = np.frombuffer(np.int64(message.size).tobytes(), np.uint8)  # bytes have one length with and without x64
+    sizes = np.asarray(multihost_utils.process_allgather(size)).reshape(-1, 8).view(np.int64)[:, 0]
     padded = np.pad(message, (0, int(sizes.max()) - message.size))
     of_process = np.asarray(multihost_utils.process_allgather(padded))
     if failure is not None:
@@ -69,7 +71,8 @@ def everyones(make: Callable[[], dict[int, Any]], mesh: Mesh) -> dict[int, Any]:
 
 
 def agree(make: Callable[[], dict[str, Any]], mesh: Mesh) -> dict[str, Any]:
-    """make(), after a check that its values agree in all processes of the mesh, all of which must call this.
+    """make(), after a check that its values, the backend in use and the length of words agree in all processes of the
+    mesh, all of which must call this.
 
     Processes that disagree would wait for each other forever, or compute with parts of different matrices.
 
@@ -86,7 +89,8 @@ def agree(make: Callable[[], dict[str, Any]], mesh: Mesh) -> dict[str, Any]:
 
     def described() -> dict[int, dict[str, str]]:
         made.update(make())
-        return {jax.process_index(): dict(pair for item in made.items() for pair in _described(*item))}
+        decides = {"backend in use": selection.active_backend("auto"), "jax_enable_x64": x64_enabled()} | made
+        return {jax.process_index(): dict(pair for item in decides.items() for pair in _described(*item))}
 
     (first, theirs), *others = everyones(described, mesh).items()
     for process, ours in others:

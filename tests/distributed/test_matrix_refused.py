@@ -9,8 +9,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.distributed import basis, build, common_format
+from solvers import cg
 from tests.distributed.problems import DEVICES, MESH, irregular
 from tests.distributed.test_matrix import S, X, close
+
+REVERSE = jax.sharding.Mesh(MESH.devices[::-1], ("rows",))
 
 
 def test_starts_that_are_no_integers_are_refused():
@@ -113,10 +116,24 @@ def test_a_vector_outside_the_mesh_is_told_where_to_go():
     close(B @ jax.device_put(X[:, 0], jax.devices()[2]), S @ X[:, 0])
 
 
-def test_vectors_sharded_by_the_user_are_taken_as_they_are():
+def test_vectors_sharded_by_the_user_are_taken_also_in_another_order_of_the_devices():
     T, x = irregular(96, 96), np.arange(96.0)
     B = jsf.shard(T, MESH, format="ell")
-    close(B @ jax.device_put(x, NamedSharding(MESH, PartitionSpec("rows"))), T @ x)
+    for mesh in (MESH, REVERSE):
+        placed = jax.device_put(x, NamedSharding(mesh, PartitionSpec("rows")))
+        close(B @ placed, T @ x)
+        close(B.scale_rows(placed) @ x, x * (T @ x))
+
+
+@pytest.mark.parametrize("where", [MESH.devices[0], NamedSharding(REVERSE, PartitionSpec("rows"))], ids=["one", "all"])
+def test_a_matrix_that_was_moved_is_told_what_to_do(where):
+    """JAX's own text names arguments that no user has given."""
+    M = jax.device_put(jsf.shard(S, MESH, format="ell"), where)
+    uses = (lambda: M @ X, lambda: M.T @ X, lambda: M.data, lambda: M.diagonal(), lambda: M.todense())
+    more = (lambda: M.with_data(S.data), lambda: M.scale_rows(X[:, 0]), lambda: cg(M, X[:, 0]), lambda: M.basis)
+    for use in (*uses, *more):
+        with pytest.raises(ValueError, match=r"was moved to .*; leave it out of jax.device_put, or make it anew by"):
+            use()
 
 
 def test_a_shard_that_its_device_cannot_hold_is_refused(monkeypatch):

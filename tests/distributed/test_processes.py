@@ -159,7 +159,16 @@ refused(lambda: jsf.shard(S, mesh, mode=("naive", "overlap")[process]))
 refused(lambda: jsf.shard_from_rows(lambda a, b: S[a:b], 64, mesh, dtype=("float32", None)[process]))
 refused(lambda: jsf.shard_from_rows(lambda a, b: S[a:b], 64, mesh, starts=([0, 16, 32, 48, 64], [1])[process]))
 refused(lambda: jsf.shard_from_rows(lambda a, b: S[a:b], 64, mesh, by=np.arange(64) * (2 + process) % 4))
+refused(lambda: jsf.shard_from_rows(lambda a, b: S[a:b].astype(("float32", "complex64")[process]), 64, mesh))
 refused(lambda: A @ (b + process))
+refused(lambda: A * (1.0 + process))
+refused(lambda: A.T.astype(("float32", "float16")[process]))
+refused(lambda: jsf.spmv(A, b, b, alpha=process))
+with jsf.use_backend(("auto", "xla")[process]):
+    refused(lambda: A @ b)
+with jax.enable_x64(process == 0):
+    refused(lambda: A @ b)
+refused(lambda: precond.multigrid(A, max_coarse=10 + process))
 refused(lambda: cg(A, b + process))
 refused(lambda: cg(A, b, rtol=(1e-3, 1e-5)[process]))
 refused(lambda: cg(A, b, x0=(None, b)[process]))
@@ -176,8 +185,11 @@ print("solved", bool(cg(A, b).success))
 def test_what_differs_between_processes_is_named_and_nobody_hangs():
     port = free_port()
     for code, out, err in finished([started("-c", DISAGREE, str(k), str(port)) for k in range(2)]):
-        found = re.findall(r"refused: the processes disagree on (\w+): .* in process 0, .* in process 1;", out)
-        assert found == ["S", "mode", "dtype", "by", "vector", "b", "rtol", "x0"], (out, err)
+        found = re.findall(r"refused: the processes disagree on ([\w ]+): .* in process 0, .* in process 1;", out)
+        assert found == [
+            *("S", "mode", "dtype", "by", "dtype", "vector", "factor", "dtype", "alpha", "backend in use"),
+            *("jax_enable_x64", "max_coarse", "b", "rtol", "x0"),
+        ], (out, err)
         assert "refused: starts must be 5 numbers" in out
         assert out.count("refused: 'NoneType' object is not callable") == 3  # of process 1 alone, setting up multigrid
         assert code == 0 and "solved True" in out, (out, err)
