@@ -47,7 +47,6 @@ from jaxsparse_fmt.formats import (
 from jaxsparse_fmt.formats.paired import Paired
 from jaxsparse_fmt.interchange import from_bcoo, from_bcsr, from_cupy, to_bcoo, to_bcsr, to_cupy
 from jaxsparse_fmt.kernels.backends.selection import BACKENDS, use_backend
-from jaxsparse_fmt.models import traffic
 from jaxsparse_fmt.saved import load, save
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ __all__ += ["Basis", "Choice", "Paired", "SparseMatrix", "Transposed", "spmv"]
 __all__ += ["from_bcoo", "from_bcsr", "from_coo", "from_cupy", "from_dense", "from_scipy", "load", "order", "read_mtx"]
 __all__ += ["assembly", "block", "diags", "eye", "hstack", "kron", "plan", "prune", "tril", "triu", "vstack"]
 __all__ += ["to_bcoo", "to_bcsr", "to_cupy"]
-__all__ += ["BACKENDS", "choose", "gallery", "io", "plot", "save", "traffic", "use_backend"]
+__all__ += ["BACKENDS", "choose", "gallery", "io", "plot", "save", "use_backend"]
 __all__ += ["ShardedMatrix", "boxes", "save_rows", "saved_rows", "shard", "shard_from_rows"]
 
 exportable(*FORMATS.values(), Basis, Between, Paired, Transposed)

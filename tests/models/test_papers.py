@@ -10,6 +10,7 @@ import scipy.sparse as sp
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.models import traffic
 from tests.bytes_oracle import stated_bytes
+from tests.models import formulas
 from tests.test_real_matrices import by_scipy, every_file
 
 # Wang and Gu 2020, §3: entries a row of the matrix of Fig. 5, in warps of 8 threads. Its last 6 places have no row.
@@ -18,26 +19,26 @@ PELLR = np.array([7, 4, 4, 4, 4, 4, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 2, 2, 2, 2, 2,
 
 
 def test_wangs_warps_iterate_18_times_in_ellpack_r_and_14_in_pellr():
-    assert traffic.warp_iterations(ELLR, warp=8) == 18
-    assert traffic.warp_iterations(PELLR, warp=8) == 14
+    assert formulas.warp_iterations(ELLR, warp=8) == 18
+    assert formulas.warp_iterations(PELLR, warp=8) == 14
 
 
 def test_wangs_two_lists_differ_by_a_misprint_of_one_entry():
     """They should be one list in two orders. PELLR's has a 2 where ELLPACK-R's has one more 3."""
     counts = np.bincount(ELLR) - np.bincount(PELLR)
     assert counts.tolist() == [0, 0, -1, 1, 0, 0, 0, 0]
-    assert traffic.by_falling_length(PELLR).tolist() == PELLR.tolist()
+    assert formulas.by_falling_length(PELLR).tolist() == PELLR.tolist()
     # ELLPACK-R's list in falling order has its eleventh 3 at the head of the third warp, which then takes 3.
-    assert traffic.warp_iterations(traffic.by_falling_length(ELLR), warp=8) == 15
+    assert formulas.warp_iterations(formulas.by_falling_length(ELLR), warp=8) == 15
 
 
 def test_wangs_figures_agree_if_any_one_3_of_ellpack_r_was_a_2():
     for row in np.flatnonzero(ELLR == 3):
         mended = ELLR.copy()
         mended[row] = 2
-        assert traffic.warp_iterations(mended, warp=8) == 18
-        assert traffic.by_falling_length(mended).tolist() == PELLR.tolist()
-        assert traffic.work(mended) == traffic.work(PELLR) == 2 * 77 - 26
+        assert formulas.warp_iterations(mended, warp=8) == 18
+        assert formulas.by_falling_length(mended).tolist() == PELLR.tolist()
+        assert formulas.work(mended) == formulas.work(PELLR) == 2 * 77 - 26
 
 
 # The row lengths of Kreutzer et al. 2012, §II.B: T_MVM / T_PCI, B_GPU / B_PCI, alpha and the figure. One is an upper
@@ -48,17 +49,17 @@ def test_wangs_figures_agree_if_any_one_3_of_ellpack_r_was_a_2():
     [(1, 20, 0, math.floor, 25), (1, 10, 1, math.floor, 7), (10, 10, 1, math.ceil, 80), (10, 20, 0, math.ceil, 266)],
 )
 def test_kreutzers_row_lengths_at_which_transfers_matter(products, ratio, alpha, rounded, printed):
-    assert rounded(traffic.row_length_at(products, ratio, alpha)) == printed
+    assert rounded(formulas.row_length_at(products, ratio, alpha)) == printed
 
 
 def test_kreutzers_worst_case_is_one_entry_less_if_alpha_is_kept():
-    assert traffic.row_length_at(1, 20) == pytest.approx(37 / 1.5)
-    assert traffic.row_length_at(10, 20) == pytest.approx(397 / 1.5)
+    assert formulas.row_length_at(1, 20) == pytest.approx(37 / 1.5)
+    assert formulas.row_length_at(10, 20) == pytest.approx(397 / 1.5)
 
 
 def test_kreutzers_code_balance_in_double_precision():
     for row_length, alpha in ((7, 1), (15, 1 / 15), (315, 0.5)):
-        assert traffic.code_balance(row_length, alpha) == pytest.approx(6 + 4 * alpha + 8 / row_length)
+        assert formulas.code_balance(row_length, alpha) == pytest.approx(6 + 4 * alpha + 8 / row_length)
 
 
 @pytest.mark.parametrize(("n", "block_size"), [(64, 4), (96, 32), (40, 1), (32, 32), (50, 32), (47, 5), (33, 32)])
@@ -67,9 +68,9 @@ def test_kreutzers_extreme_case_stores_so_many_places(n, block_size):
     dense = np.zeros((n, n))
     dense[:, n // 3] = dense[n // 2] = 1
     places = (block_size + 1) * n - block_size
-    lengths = traffic.by_falling_length(np.count_nonzero(dense, axis=1))
+    lengths = formulas.by_falling_length(np.count_nonzero(dense, axis=1))
     assert traffic.sliced_places(lengths, block_size) == places + -n % block_size
-    assert traffic.ell_places(lengths) == n * n
+    assert formulas.ell_places(lengths) == n * n
     assert jsf.from_scipy(sp.csr_array(dense), "pjds", block_size=block_size).n_stored == places
     assert jsf.from_scipy(sp.csr_array(dense), "ell").n_stored == n * n
 
@@ -127,11 +128,11 @@ def test_barbieris_table_5_follows_from_the_formulas(problem, format, printed):
     S = pde(problem)
     n_rows, lengths = S.shape[0], np.diff(S.indptr)
     hacks = 4 * (-(-n_rows // HACK) + 1)
-    count = traffic.diagonals(S, HACK if format == "hdia" else None)
+    count = formulas.diagonals(S, HACK if format == "hdia" else None)
     nbytes = {
         "dia": count * (8 * n_rows + 4),
         "hdia": count * (8 * HACK + 4) + hacks,
-        "ell": traffic.ell_places(lengths) * 12 + 4 * n_rows,
+        "ell": formulas.ell_places(lengths) * 12 + 4 * n_rows,
         "hll": traffic.sliced_places(lengths, HACK) * 12 + 4 * n_rows + hacks,
         "hyb": S.nnz * 12 + 4 * n_rows,  # the table's HYB is CSR to the last digit: cuSPARSE's storage is opaque
     }[format]
