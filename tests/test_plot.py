@@ -1,4 +1,4 @@
-"""Pictures: what they show is counted against dense arithmetic and against what the formats store."""
+"""Pictures: what they show is counted against dense arithmetic."""
 
 import numpy as np
 import pytest
@@ -12,8 +12,6 @@ from solvers import cg
 from tests import zoo
 
 pytest.importorskip("matplotlib")
-
-SMALL = {"csr5": {"tile_shape": (128, 8)}, "hll": {"slice_size": 4}, "pjds": {"block_size": 4}, "hyb": {"width": 2}}
 
 
 def empty_axes():
@@ -61,38 +59,6 @@ def test_uneven_rows_are_all_in_the_histogram():
     assert f"empty {empty:,}" in [text.get_text() for text in axes.get_legend().get_texts()]
 
 
-@pytest.mark.some(format=6)
-@pytest.mark.parametrize("format", jsf.FORMATS)
-def test_layout_shows_every_entry_once_with_its_value(format: str):
-    S = gallery.poisson(3, dim=2)
-    S.data = np.arange(1.0, S.nnz + 1)
-    axes = plot.layout(jsf.from_scipy(S, format, **SMALL.get(format, {})), empty_axes())
-    values = sorted(float(text.get_text()) for text in axes.texts if text.get_fontsize() == 8)
-    assert values == S.data.tolist()
-
-
-def test_layout_gives_each_row_of_hll_a_thread_and_each_slice_its_own_width():
-    lengths = np.array([1, 3, 2, 2])
-    S = scipy.sparse.csr_array(np.tri(4, 3)[[0, 2, 1, 1]])
-    axes = plot.layout(jsf.from_scipy(S, "hll", slice_size=2), empty_axes())
-    hatched = [p for p in axes.patches if p.get_hatch()]
-    places = sorted((round(p.get_y() + 0.44), round(p.get_x() + 0.44)) for p in axes.patches if not p.get_hatch())
-    assert places == [(row, step) for row in range(4) for step in range(lengths[row])]
-    assert len(hatched) == 2 * 3 + 2 * 2 - lengths.sum()
-
-
-def test_layout_of_sdia_pales_what_a_product_does_not_read():
-    S = scipy.sparse.diags_array([1.0, 2.0, 1.0], offsets=[-1, 0, 1], shape=(5, 5)).tocsr()
-    axes = plot.layout(jsf.from_scipy(S, "sdia"), empty_axes())
-    pale = [p for p in axes.patches if not p.get_hatch() and p.get_alpha() < 0.5]
-    assert len(pale) == 4  # the lower diagonal
-
-
-def test_layout_of_a_large_matrix_is_refused_with_the_cure():
-    with pytest.raises(ValueError, match=r"at most 3,000, and A has 6,400.*A\[:20, :20\]"):
-        plot.layout(jsf.from_scipy(gallery.poisson(10), "csr"))
-
-
 def test_convergence_draws_the_history_of_a_solve_relative_to_its_start():
     A = jsf.from_scipy(gallery.poisson(4), "csr")
     sol = cg(A, np.ones(64), history=True, rtol=1e-6)
@@ -108,22 +74,7 @@ def test_a_solve_without_history_is_refused_with_the_cure():
         plot.convergence({"cg": cg(jsf.from_scipy(gallery.poisson(4), "csr"), np.ones(64))}, empty_axes())
 
 
-def test_points_of_a_roofline_lie_at_flops_a_byte_and_flops_a_second():
-    axes = plot.roofline(
-        {"one": (2.0, 8.0, 0.5), "two": ([1.0, 4.0], [2.0, 2.0], [1.0, 2.0])}, 10.0, empty_axes(), peak=8
-    )
-    points = np.concatenate([np.asarray(c.get_offsets()) for c in axes.collections])
-    np.testing.assert_allclose(points, [[0.25, 4.0], [0.5, 1.0], [2.0, 2.0]])
-    x, y = axes.lines[0].get_data()
-    np.testing.assert_allclose(y, np.minimum(10 * np.asarray(x), 8))
-
-
-def test_scaling_sorts_the_devices_and_leaves_out_what_was_not_measured():
-    axes = plot.scaling([8, 1, 2], [0.5, 1.0, 0.9], [None, 1.0, 0.8], empty_axes())
-    assert [list(line.get_xdata()) for line in axes.lines] == [[1, 2, 8], [1, 2]]
-
-
-@pytest.mark.parametrize("draw", [plot.spy, plot.row_lengths, plot.layout])
+@pytest.mark.parametrize("draw", [plot.spy, plot.row_lengths])
 def test_a_picture_without_axes_makes_its_own(draw):
     import matplotlib
 

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.io
+import scipy.sparse
 
 import jaxsparse_fmt as jsf
 from tests.zoo import ALL, CASES, LAYOUTS
@@ -184,3 +186,17 @@ def test_no_damaged_file_is_read_and_no_other_error_is_raised(path):
             assert "matrix.npz" in str(error)
         else:  # a byte that holds nothing, as of a date
             np.testing.assert_array_equal(A.todense(), S.toarray())
+
+
+@pytest.mark.parametrize(
+    ("write", "cure"),
+    [
+        (lambda path: scipy.sparse.save_npz(path, scipy.sparse.eye_array(3)), "load_npz"),
+        (lambda path: scipy.io.savemat(path, {"A": scipy.sparse.eye_array(3)}, appendmat=False), "loadmat"),
+        (lambda path: jsf.io.write_vector(path.with_suffix(".mtx"), np.ones(3)), "read_mtx"),
+    ],
+)
+def test_a_file_of_another_library_names_its_reader(write, cure, path):
+    write(path)
+    with pytest.raises(ValueError, match=f"take jsf.*{cure}"):
+        jsf.load(path if path.exists() else path.with_suffix(".mtx"))

@@ -133,7 +133,10 @@ def check_backend(args: argparse.Namespace) -> None:
 def check_square(file: str, S: Csr) -> None:
     rows, cols = S.shape
     if rows != cols or rows == 0:
-        raise BadInput(f"{file}: a solver needs a square matrix of at least one row; this one is {rows} × {cols}")
+        raise BadInput(
+            f"{file}: a square matrix of at least one row is needed, this one is {rows} × {cols}; "
+            "for least squares take --method lsmr"
+        )
 
 
 def dtype_of(args: argparse.Namespace, given: np.dtype) -> np.dtype:

@@ -15,32 +15,25 @@ import jax
 
 from jaxsparse_fmt._types import exposed, make_private, user_cache
 from jaxsparse_fmt._version import __version__
-from jaxsparse_fmt.cli import bench, completion, convert, demo, formats, info, plots, process, solve
+from jaxsparse_fmt.cli import bench, convert, demo, info, plots, process, solve
 from jaxsparse_fmt.cli.arguments import BadInput
 from jaxsparse_fmt.cli.tables import OutputLost
 
 COMMANDS = {
     "solve": solve,
     "info": info,
-    "formats": formats,
     "plot": plots,
     "bench": bench,
     "convert": convert,
     "demo": demo,
-    "completion": completion,
 }
 EXAMPLES = {
     "solve": ["matrix.mtx.gz --rhs b.mtx --rtol 1e-8 --out x.npy", "matrix.mtx --method gmres --precond incomplete_lu"],
     "info": ["matrix.mtx.gz", "- --json < matrix.mtx"],
-    "formats": ["matrix.mtx --dtype float32"],
-    "plot": ["matrix.mtx.gz matrix.png", "small.mtx layout.svg --format sell"],
+    "plot": ["matrix.mtx.gz matrix.png"],
     "bench": ["matrix.mtx.gz --dtype float32 --plot times.png"],
     "convert": ["matrix.mtx.gz matrix.npz --format sell", "matrix.npz - | gzip > matrix.mtx.gz"],
     "demo": ["--n 64"],
-    "completion": [
-        "bash > ~/.local/share/bash-completion/completions/jaxsparse",
-        "zsh > ~/.jaxsparse.zsh  # and in ~/.zshrc: source ~/.jaxsparse.zsh",
-    ],
 }
 CODES = """\
 exit codes:
@@ -106,12 +99,11 @@ def _parser() -> argparse.ArgumentParser:
     for name, module in COMMANDS.items():
         examples = "\n".join(["examples:", *(f"  jaxsparse {name} {example}" for example in EXAMPLES[name])])
         command = commands.add_parser(
-            name, help=module.HELP, description=textwrap.fill(module.ABOUT, 100), epilog=examples, **look
+            name, help=module.HELP, description=textwrap.fill(module.ABOUT, 78), epilog=examples, **look
         )
-        command.set_defaults(run=module.run, parser=parser)
+        command.set_defaults(run=module.run)
         module.add_arguments(command)
-        if module is not completion:
-            command.add_argument("--json", action="store_true", help="print the results as one line of JSON")
+        command.add_argument("--json", action="store_true", help="print the results as one line of JSON")
     return parser
 
 

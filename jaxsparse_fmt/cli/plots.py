@@ -13,25 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 import scipy.sparse
 
-from jaxsparse_fmt import convert, plot
+from jaxsparse_fmt import plot
 from jaxsparse_fmt._types import replacing
 from jaxsparse_fmt.cli import arguments, tables
 from jaxsparse_fmt.cli.progress import Progress
-from jaxsparse_fmt.formats import FORMATS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 HELP = "draw a matrix"
-ABOUT = "Draws the pattern and the row lengths of a matrix or, with --format, how a format stores a small one."
+ABOUT = "Draws the pattern and the row lengths of a matrix."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_file(parser)
     parser.add_argument("out", metavar="OUT", help=f"the picture, {' or '.join(arguments.PICTURES)}")
-    text = f"draw every place of a format, by thread and step: {', '.join(FORMATS)}"
-    parser.add_argument("--format", choices=FORMATS, metavar="NAME", help=text)
-    arguments.add_dtype(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,16 +35,10 @@ def run(args: argparse.Namespace) -> int:
     with Progress() as progress:
         with progress.stage("read", args.file):
             S = arguments.read_matrix(args)
-        dtype = arguments.dtype_of(args, S.dtype)
         with progress.stage("draw", args.out), arguments.blaming(args.out):
-            if args.format:
-                with arguments.word_length(dtype), arguments.blaming(args.file):
-                    stored = convert.from_scipy(S, args.format, dtype)
-                    write(args.out, plot.layout(stored).figure)
-            else:
-                draw(args.out, S, Path(args.file).name)
+            draw(args.out, S, Path(args.file).name)
     record = {"file": args.file, "out": args.out, "rows": S.shape[0], "columns": S.shape[1], "nnz": S.nnz}
-    tables.report(args.json, record | {"format": args.format}, f"The picture is in {args.out}.")
+    tables.report(args.json, record, f"The picture is in {args.out}.")
     return 0
 
 
@@ -105,10 +95,5 @@ def _figure(path: str | os.PathLike[str], size: tuple[float, float]) -> Iterator
     with matplotlib.rc_context(plot.STYLE):
         fig = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1, wspace=0.03, hspace=0.04))
         yield fig
-        write(path, fig)
-
-
-def write(path: str | os.PathLike[str], fig: Any) -> None:
-    """Writes a figure in the format that the path's suffix names."""
-    with replacing(path) as file:
-        fig.savefig(file, format=Path(path).suffix[1:].lower(), dpi=150)
+        with replacing(path) as file:
+            fig.savefig(file, format=Path(path).suffix[1:].lower(), dpi=150)

@@ -19,7 +19,7 @@ from jaxsparse_fmt.models import traffic
 
 HELP = "solve A·x = b"
 ABOUT = "Solves A·x = b: by conjugate gradients, for a symmetric positive definite A, or by another method."
-SYMMETRIC, GENERAL = ("cg", "fcg", "minres"), ("gmres", "bicgstab", "idrs")
+SYMMETRIC, GENERAL = ("cg", "fcg", "minres"), ("gmres", "bicgstab", "idrs", "lsmr")
 PRECONDITIONERS = {
     "jacobi": jax.jit(solvers.precond.jacobi),  # without jit its operations compile one by one, for seconds
     "incomplete_cholesky": solvers.precond.incomplete_cholesky,
@@ -36,7 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_plot(parser)
     parser.add_argument("--format", choices=known, default="auto", metavar="NAME", help=text)
     arguments.add_dtype(parser)
-    parser.add_argument("--method", choices=(*SYMMETRIC, *GENERAL), default="cg", help="default cg")
+    text = "default cg; lsmr takes a matrix of any shape, for least squares"
+    parser.add_argument("--method", choices=(*SYMMETRIC, *GENERAL), default="cg", help=text)
     parser.add_argument("--precond", choices=("none", *PRECONDITIONERS), default="none", help="default none")
     arguments.add_backend(parser)
     arguments.add_rtol(parser, 1e-6)
@@ -102,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
                 rows.append((what, path))
             except arguments.BadInput as error:
                 faults.append(str(error))
-    rows += [("status", f"{status.name}: {status.message}"), ("wall time", wall)]
+    rows += [("status", status.name if failures else f"{status.name}: {status.message}"), ("wall time", wall)]
     record = {"file": args.file, "format": stored.A.name, "device": measure.device(), "iterations": sol.iterations}
     record |= {"status": status.name, "residual_norm": sol.residual_norm, "b_norm": b_norm, "seconds": progress.seconds}
     with tables.making_way(args.out):
@@ -122,7 +123,10 @@ def _write(out: str, x: np.ndarray) -> None:
 
 
 def _right_hand_side(args: argparse.Namespace, S: scipy.sparse.csr_array) -> np.ndarray:
-    arguments.check_square(args.file, S)
+    if args.method == "lsmr" and args.precond != "none":
+        raise arguments.BadInput(f"--precond {args.precond}: lsmr takes none of these; leave --precond out")
+    if args.method != "lsmr" or 0 in S.shape:
+        arguments.check_square(args.file, S)
     if args.rhs is None:
         return S @ np.ones(S.shape[1])
     with arguments.blaming(args.rhs):
@@ -175,6 +179,8 @@ def _answer_rows(
     ]
     if x.dtype != wide:
         rows += [(f"  in {wide}", f"{measure.relative_residual(S, b, x):.2e} of ‖b‖, with A and b as in the files")]
-    if args.rhs is None:
+    if args.rhs is None and not b.any():
+        rows += [("error", "unknown: b = A·1 is 0, so the matrix is singular, and x = 0 solves the system too")]
+    elif args.rhs is None:
         rows += [("error", f"{np.linalg.norm(x - 1) / np.sqrt(x.size):.2e} = ‖x − 1‖ / ‖1‖")]
     return rows

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from jaxsparse_fmt.choose.ranking import Choice
 
-PLAIN_WIDTH = 160  # columns, without a terminal
-WORDS = ("", "layout", "reason", "refused")  # columns that hold words
+PLAIN_WIDTH = 80  # columns, without a terminal
+WORDS = ("", "layout", "reason")  # columns that hold words
 
 
 def durations(seconds: dict[str, float]) -> str:

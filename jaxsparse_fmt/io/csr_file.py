@@ -67,11 +67,24 @@ def broken(path: Path, what: str) -> ValueError:
     return ValueError(f"{path}: {what}; save the matrix anew")
 
 
+_OTHERS = {  # starts of other files
+    b"MATLAB": "is MATLAB's: take jsf.from_scipy(scipy.io.loadmat(path)[name])",
+    b"\x89HDF": "is HDF5, as MATLAB 7.3 writes it: read it with h5py, then take jsf.from_scipy",
+    b"%%Matri": "is Matrix Market: take jsf.read_mtx(path)",
+}
+
+
 def _read(path: Path, *names: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The header and arrays, with the row pointers checked."""
     with open(path, "rb") as content:
+        start = content.read(8)
+        for sign, cure in _OTHERS.items():
+            if start.startswith(sign):
+                raise ValueError(f"{path}: {cure}")
         try:
             with zipfile.ZipFile(content) as file:
+                if "format.npy" in file.namelist():
+                    raise ValueError(f"{path}: is SciPy's: take jsf.from_scipy(scipy.sparse.load_npz(path))")
                 text, *arrays = (_array(path, file, name) for name in ("header", *names))
         # Damaged bytes may look like an encrypted file, another version of zip or an offset before the file.
         except (zipfile.BadZipFile, EOFError, KeyError, NotImplementedError, OSError, RuntimeError) as error:
