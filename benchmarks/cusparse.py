@@ -308,13 +308,3 @@ def blocks(S: Any, block_shape: tuple[int, int]) -> Converted:
     B = S.tobsr(block_shape)
     B.sort_indices()
     return [B.indptr, B.indices], B.data.reshape(-1)
-
-
-def products(S: Any) -> dict[str, Callable[[], Product]]:
-    """Functions that make the algorithms for CSR, by name; empty without cuSPARSE."""
-    try:
-        library()
-    except Absent:
-        return {}
-    methods = Opponent(S).methods
-    return {f"cuSPARSE {name}": (lambda name=name: methods[name](S.dtype)) for name in ("CSR ALG1", "CSR ALG2")}

@@ -1,4 +1,4 @@
-"""The first calls of a process: seconds to import, to compile and to answer, against jax.scipy, lineax and SciPy.
+"""The first calls of a process: seconds to import, to compile and to answer, against jax.scipy and lineax.
 
     python -m benchmarks.first_calls --json out.json          on two cores, some five minutes
 
@@ -6,8 +6,6 @@ Every figure is of a process of its own, the median of `--rounds`. The sides tak
 falls on all of them. Peers solve with the same matrix, as a function v -> A @ v. "CPU" is the processor's time of the
 first call of the jitted function, from tracing to the answer; "of jax.scipy" is its ratio. The persistent cache is off
 unless a row says "kept": then an earlier process has filled it. Kernels of Numba are compiled before the first row.
-The last table is of reading a file: `jaxsparse_fmt.io.read_mtx`, and `scipy.io.mmread` on one thread; the least of the
-rounds.
 """
 
 import json
@@ -17,10 +15,6 @@ import subprocess
 import sys
 import tempfile
 
-import numpy as np
-import scipy.io
-
-import jaxsparse_fmt as jsf
 from benchmarks import report
 from benchmarks.report import Row
 
@@ -89,15 +83,6 @@ for f in calls.values():
 least = lambda f: min(timeit.repeat(lambda: jax.block_until_ready(f()), number=100, repeat=7)) / 100
 print(json.dumps({name: least(f) for name, f in calls.items()}))
 """
-READ = """
-import scipy.io, scipy.io._fast_matrix_market
-from jaxsparse_fmt.io import read_mtx
-scipy.io._fast_matrix_market.PARALLELISM = 1
-peak = lambda: next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) * 1024
-before = peak()
-found = seconds(lambda: {{"ours": read_mtx, "SciPy": scipy.io.mmread}}["{side}"]("{path}").data)
-print(json.dumps(found | {{"peak": peak() - before}}))
-"""
 SIDES = ("ours", "jax.scipy", "lineax")
 SOLVES = (("cg", ""), ("gmres", ""), ("bicgstab", ""), ("cg", "grad"), ("gmres", "grad"), ("cg", "hessian"))
 
@@ -148,52 +133,13 @@ def others(rounds: int) -> list[Row]:
     return rows + [{"what": f"{name}, warm", "seconds": s} for name, s in child(EAGER).items()]
 
 
-def reading(rounds: int, megabytes: int) -> list[Row]:
-    """The time and the memory to read a general file whose values have 17 digits: our CSR, and SciPy's COO."""
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "a.mtx")
-        S = jsf.gallery.poisson(round((megabytes * 1e6 / (7 * 37.5)) ** (1 / 3))).tocoo()
-        S.data = np.random.default_rng(0).standard_normal(S.nnz)
-        scipy.io.mmwrite(path, S, symmetry="general", precision=17)
-        size = os.path.getsize(path)
-        sides = ("ours", "SciPy")
-        found = [{side: child(READ.format(side=side, path=path)) for side in sides} for _ in range(rounds)]
-        for side in sides:
-            least = {name: min(f[side][name] for f in found) for name in ("wall", "cpu", "peak")}
-            rows.append({"reader": side, "mb": size / 1e6} | least | {"peak": least["peak"] / size})
-            report.log(f"{rows[-1]}")
-    return rows
-
-
-def tables(header: dict[str, str], solves: list[Row], rest: list[Row], read: list[Row]) -> str:
-    columns = [("call", "call"), *((f"{side}, CPU s", f"{side}:.2f") for side in SIDES), ("of jax.scipy", "ratio:.2f")]
-    timed = [{"what": row["what"], "ms": 1e3 * row["seconds"]} for row in rest]
-    lines = [report.line(header), "", "## First calls, n = 400", "", *report.markdown(solves, columns)]
-    lines += ["", "## Start and warm calls", "", *report.markdown(timed, [("", "what"), ("ms", "ms:.3f")])]
-    columns = [
-        ("reader", "reader"),
-        ("wall s", "wall:.2f"),
-        ("CPU s", "cpu:.2f"),
-        ("peak, of the file's bytes", "peak:.2f"),
-    ]
-    lines += ["", f"## A Matrix Market file of {read[0]['mb']:.0f} MB", "", *report.markdown(read, columns)]
-    return "\n".join(lines)
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = report.arguments(__doc__, small=False, dtypes=False)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--megabytes", type=int, default=1000, help="of the Matrix Market file to read")
     args = parser.parse_args(argv)
-    header = report.provenance()
     child(SOLVE.format(n=400, side="ours", method="cg", of="hessian"))  # Numba compiles
-    read = reading(args.rounds, args.megabytes)
-    solves, rest = first_solves(args.rounds), others(args.rounds)
-    text = tables(header, solves, rest, read)
-    report.write(args.json, header, solves + rest + read, text)
-    print(text)
-    return 0
+    made = (("first calls, n = 400", first_solves(args.rounds)), ("starts and warm calls", others(args.rounds)))
+    return report.in_sections(args.json, report.provenance(), made)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import time
@@ -111,11 +110,6 @@ def reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-def geometric_mean(values: Iterable[float]) -> float:
-    known = [v for v in values if not math.isnan(v)]
-    return statistics.geometric_mean(known) if known else math.nan
-
-
 def line(header: dict[str, Any]) -> str:
     """The header in a line."""
     return ", ".join(f"{k} {v}" for k, v in header.items())
@@ -157,3 +151,18 @@ def write(path: Path | None, header: dict[str, str], rows: list[Row], table: str
         scratch = name.with_name(f".{name.name}")
         scratch.write_text(text + "\n")
         scratch.replace(name)
+
+
+def in_sections(path: Path | None, header: dict[str, str], made: Iterable[tuple[str, Iterable[Row]]]) -> int:
+    """Makes the rows of each section, writes everything after every row, and prints it; the exit code 0."""
+    lines, rows = [line(header)], []
+    for name, of_section in made:
+        found: list[Row] = []
+        for row in of_section:
+            found.append(row)
+            rows.append({"section": name} | row)
+            log(f"{name} {row}")
+            write(path, header, rows, "\n".join(lines + section(name, found)))
+        lines += section(name, found)
+    print("\n".join(lines))
+    return 0

@@ -1,15 +1,12 @@
-"""The scaling of cg over GPUs: weak, strong and irregular; refinement, multigrid, exchanges, memory.
+"""The scaling of cg over GPUs: weak, strong and irregular; multigrid.
 
     python -m benchmarks.scaling --devices 1,8 --json benchmarks/results/scaling.json
-    python -m benchmarks.scaling --only weak --modes overlap
-    python -m benchmarks.scaling --only large --devices 8
     XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m benchmarks.scaling --small
 
 The time of a step comes from 200 more of them. All formats are those that "auto" takes, as for a user; on one device
 the matrix is not sharded. Efficiency is T(1) / T(N) with the same work on every device (weak) and T(1) / (N·T(N)) with
 the same work in all (strong). Each shard makes its own rows, scaled by factors of 10^±1.5 so that no solve ends before
-its count of steps. Every figure is written at once. With --json the table lies beside it. `large` solves a system of
-350 million unknowns a device in the memory of each, 20 GB of stored entries; no array of the host holds a whole vector.
+its count of steps.
 """
 
 import dataclasses
@@ -24,16 +21,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 import jaxsparse_fmt as jsf
 from benchmarks import report
 from benchmarks.report import Row
 from benchmarks.solvers import seconds
 from jaxsparse_fmt.cli import measure
-from jaxsparse_fmt.distributed import halo, row_partition
+from jaxsparse_fmt.distributed import row_partition
 from jaxsparse_fmt.distributed.common_format import MODES
-from solvers import Status, cg, precond, refine
+from solvers import Status, cg, precond
 
 FORMS = {"cg": False, "cg, one reduction": True}
 
@@ -146,8 +143,8 @@ class Bench:
         for plane, depth in [((12, 12), 4), ((8, 8), 8)] if self.small else [((512, 512), 64), ((200, 200), 200)]:
             yield from self.steps(lambda count, p=plane, d=depth: stencil((count * d, *p), 7), is_weak=True)
 
-    def strong(self, cube: int) -> Iterator[Row]:
-        cases = [(12, 7), (8, 27)] if self.small else [(256, 7), (cube, 27)]
+    def strong(self) -> Iterator[Row]:
+        cases = [(12, 7), (8, 27)] if self.small else [(256, 7), (256, 27)]
         for n, points in cases:
             yield from self.steps(lambda _, n=n, points=points: stencil((n, n, n), points), is_weak=False)
 
@@ -164,20 +161,6 @@ class Bench:
             problem = irregular(name, make())
             yield from self.steps(lambda _, problem=problem: problem, is_weak=False)
 
-    def refinement(self) -> Iterator[Row]:
-        edge, first = 6 if self.small else 200, None
-        for count in self.counts:
-            problem = stencil((count * edge, edge, edge), 7, scaled=False)
-            A = on(problem, self.devices[:count], "overlap")
-            b = jnp.asarray(np.random.default_rng(0).standard_normal(problem.n))
-            wide, want = seconds(cg, A, b, rtol=1e-10)
-            narrow, got = seconds(refine, A, b, rtol=1e-10)
-            first = first or wide / narrow
-            yield {"problem": problem.name, "devices": count, "cg ms": wide * 1e3, "ms": narrow * 1e3} | {
-                "cg iterations": int(want.iterations), "iterations": int(got.iterations), "× cg": wide / narrow,
-                "of one device's": wide / narrow / first, "status": Status(int(got.status)).name,
-            }  # fmt: skip
-
     def multigrid(self) -> Iterator[Row]:
         edge, first = 8 if self.small else 128, None
         for count in self.counts:
@@ -193,45 +176,16 @@ class Bench:
                 "status": Status(int(found.status)).name,
             }  # fmt: skip
 
-    def exchanges(self) -> Iterator[Row]:
-        edge, depth = (12, 8) if self.small else (512, 64)
-        for count in (count for count in self.counts if count > 1):
-            problem = stencil((count * depth, edge, edge), 7)
-            for kind, worth in {"auto": halo.ROUND, "permute": -(2**40), "all_to_all": 2**40}.items():
-                kept, halo.ROUND = halo.ROUND, worth
-                A = on(problem, self.devices[:count], "overlap")
-                halo.ROUND = kept
-                b = jnp.asarray(np.random.default_rng(0).standard_normal(problem.n))
-                took = measure.seconds_per_step(cg, A, b, steps=250)
-                yield {"problem": problem.name, "devices": count, "asked": kind, "exchange": A.shards.halo.kind} | {
-                    "µs a step": took * 1e6
-                }
 
-    def large(self) -> Iterator[Row]:
-        count, (edge, depth) = max(self.counts), (8, 4) if self.small else (1000, 350)
-        problem = stencil((count * depth, edge, edge), 7)
-        A = on(problem, self.devices[:count], "overlap")
-        of_b = NamedSharding(Mesh(np.array(self.devices[:count]), ("rows",)), PartitionSpec("rows"))
-        b = jax.jit(lambda: jnp.ones(problem.n), out_shardings=of_b)()
-        took = measure.seconds_per_step(cg, A, b, steps=250)
-        peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in self.devices[:count]]
-        yield {"problem": problem.name, "devices": count, "GB stored": A.nbytes / 1e9, "µs a step": took * 1e6} | {
-            "peak GB a device": max(peaks) / 1e9
-        }
-
-
-SECTIONS = ("weak", "strong", "irregular", "refinement", "multigrid", "exchanges", "large")
+SECTIONS = ("weak", "strong", "irregular", "multigrid")
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = report.arguments(__doc__, dtypes=False)
-    parser.add_argument(
-        "--only", nargs="+", default=list(SECTIONS[:-1]), choices=SECTIONS, help="default: all but large"
-    )
+    parser.add_argument("--only", nargs="+", default=list(SECTIONS), choices=SECTIONS)
     counts = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
     parser.add_argument("--devices", type=counts, help="such as 1,8; default: those of 1, 2, 4, 8 that are there")
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
-    parser.add_argument("--cube", type=int, default=256, help="points an axis of the 27-point problem; default 256")
     args = parser.parse_args(argv)
     jax.config.update("jax_enable_x64", True)
     there = len(jax.devices())
@@ -240,18 +194,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"--devices {found}: JAX sees {there}")
     bench = Bench(sorted(found), args.modes, args.small)
     header = report.provenance() | {"devices": str(there)}
-    lines, rows = [report.line(header)], []
-    report.log(lines[0])
-    for name in args.only:
-        of_section = []
-        for row in getattr(bench, name)(*([args.cube] if name == "strong" else [])):
-            of_section.append(row)
-            rows.append({"section": name} | row)
-            report.log(f"{name} {row}")
-            report.write(args.json, header, rows, "\n".join(lines + report.section(name, of_section)))
-        lines += report.section(name, of_section)
-    print("\n".join(lines))
-    return 0
+    return report.in_sections(args.json, header, ((name, getattr(bench, name)()) for name in args.only))
 
 
 if __name__ == "__main__":

@@ -1,222 +1,450 @@
-"""Products of every format against cuSPARSE (GPU) or SciPy (CPU) and JAX's BCSR, in one run.
+"""Products over a suite of matrices: the formats that rank first, against every format of cuSPARSE in one run.
 
-    python -m benchmarks.spmv                     the standard cases, for the device that is there
-    python -m benchmarks.spmv --small --json out.json
-    python -m benchmarks.spmv --only torus        some matrices
-    python -m benchmarks.spmv --formats sell bsr  some formats
-    python -m benchmarks.spmv --suite standard    `auto` against cuSPARSE by class of matrix (standard.py)
+    python -m benchmarks.spmv --json out.json                    "auto" over the suite; on a GPU some ten minutes
+    python -m benchmarks.spmv --suite held-out --cases 0 3       other matrices, some of them
+    python -m benchmarks.spmv --cases 0 1 --others 20            every format
+    python -m benchmarks.spmv --backends triton mosaic           both dialects
+    python -m benchmarks.spmv --what columns                     A·X with several columns
+    python -m benchmarks.spmv --what transposed                  Aᵀ·y, without and with `transpose=True`
 
-"conversion" is the time of the compiled conversion from CSR on the device, in products of the new format. GB/s and the
-share of the copy bandwidth count the bytes that a format must move: stored values and indices, pointers, x and y once
-each. A share can pass 1 where part of them stays in a cache, or the copy is not the fastest pass. Ratios are to the
-fastest opponent outside JAX; above 1 we are faster. On the torus every row has 7 entries: only formats that treat
-unequal rows differently run there, and a line below the table has the slowest over the fastest by dtype and backend.
+The opponent is the fastest of cuSPARSE's CSR (ALG1, ALG2, both preprocessed, and SpMVOp where the library has it), COO,
+sliced ELL (also with its rows sorted by length, so that y is in their order) and BSR where there are blocks, and of
+JAX's BCSR; on a CPU SciPy's csr @ x takes cuSPARSE's place. On a GPU products of square matrices are timed in chains,
+x ← A·x, in one program of ours and one CUDA graph of theirs, since a single call waits for Python: theirs 5 µs and ours
+up to 90. JSON and table are written after every matrix, so an interrupted run keeps its results. A matrix is left out
+if the run would pass the limit with a matrix that takes as long as the longest so far.
+
+The fastest opponent and all of our formats are timed several times in turn, and the median counts. `tune` would choose
+by its own clock (`choose/timing.py`); the table takes those of its candidates that `--others` includes.
+
+A row of the JSON is a matrix and a dtype: `opponents` has µs by method, or the reason for their absence, `ours` the
+prediction and the time of every timed format, `predicted` the whole ranking, from which `choose` can be calibrated.
 """
 
 import dataclasses
+import functools
+import itertools
 import math
+import statistics
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.sparse
+from jax.experimental import sparse
 
 import jaxsparse_fmt as jsf
-from benchmarks import cusparse, report, standard, suite, timing
-from benchmarks.report import Row
+from benchmarks import cusparse, report, suite, timing
+from benchmarks.report import Row, log, reason
+from jaxsparse_fmt.choose import ranking as choose
+from jaxsparse_fmt.choose import timing as clock
+from jaxsparse_fmt.choose import tune
+from jaxsparse_fmt.models import traffic
 
-# Format, layout, and by the dtype of the vectors that of the values where it is another.
-Method = tuple[str, dict[str, Any], dict[str, str]]
-NARROW = {"float64": "float32", "float32": "bfloat16"}
-FORMATS: dict[str, list[Method]] = {
-    "gpu": [
-        ("csr", {"threads_per_row": 1}, {}),
-        ("csr", {}, {}),
-        ("coo", {}, {}),
-        ("ell", {}, {}),
-        ("ellr", {}, {}),
-        ("ellr", {"threads_per_row": 2}, {}),
-        ("ellrt", {"threads_per_row": 2}, {}),
-        ("hll", {"slice_size": 32}, {}),
-        ("hll", {"slice_size": 128}, {}),
-        ("jds", {}, {}),
-        ("pjds", {}, {}),
-        ("pellr", {}, {}),
-        ("biell", {}, {}),
-        ("bijad", {}, {}),
-        ("hyb", {}, {}),
-        ("dia", {}, {}),
-        ("sdia", {}, {}),
-        ("hdia", {}, {}),
-        ("bsr", {"block_shape": (3, 3)}, {}),
-        ("sell", {}, {}),
-        ("sell", {}, NARROW),
-    ],
-    "cpu": [
-        ("csr", {}, {}),
-        ("coo", {}, {}),
-        ("ell", {}, {}),
-        ("hll", {}, {}),
-        ("pjds", {}, {}),
-        ("dia", {}, {}),
-        ("hdia", {}, {}),
-        ("bsr", {"block_shape": (3, 3)}, {}),
-        ("sell", {}, {}),
-        ("csr5", {}, {}),
-    ],
+Timer = Callable[..., float]  # seconds; arguments go to `timing.seconds_per_call`
+TRIPS = 8  # of the loop of a chain
+IN_L2 = 64e6  # bytes in CSR with float32 values, below which a trip is of 16 products, else of 2
+WRONG = 1e-3  # relative error from which a product is wrong and its time does not count
+HOPELESS = 3.0  # formats of a larger predicted cost, over the first, are not timed
+ROUNDS = {"rounds": 3, "seconds": 0.04}  # of `timing.seconds_per_call`
+QUICK = {"rounds": 1, "seconds": 0.001}
+PASSES = 3  # times that the fastest opponent and all of ours are timed in turn, so that a slow minute slows both
+BCSR = "JAX BCSR"
+COMPILED_AT_ONCE = 8  # XLA compiles beside Python
+
+product = jax.jit(lambda A, x: A @ x)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def chain(A, x, length):
+    """A·…·A·x by `TRIPS` trips of `length` products, an even number, so that the last can overwrite the first x."""
+    trip = lambda _, x: functools.reduce(lambda x, _: product(A, x), range(length), x)  # noqa: E731
+    return jax.lax.fori_loop(0, TRIPS, trip, x)
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """The input of all methods: the canonical matrix, three vectors exact in float32, and A·xs[0] in float64."""
+
+    S: Any
+    xs: list[np.ndarray]
+    exact: np.ndarray
+    chained: int  # products of a trip; 0: one product a call
+
+    @classmethod
+    def of(cls, S: Any, platform: str) -> Self:
+        xs = list(np.random.default_rng(0).standard_normal((3, S.shape[1])).astype(np.float32))
+        square = platform == "gpu" and S.shape[0] == S.shape[1]
+        return cls(S, xs, S @ xs[0].astype(np.float64), (16 if S.nnz * 8 < IN_L2 else 2) if square else 0)
+
+    def run(self, A: Any, x: jax.Array) -> jax.Array:
+        """The computation that is timed."""
+        return chain(A, x, self.chained) if self.chained else product(A, x)
+
+    @property
+    def products(self) -> int:
+        """The count of products in `run`."""
+        return TRIPS * self.chained or 1
+
+    def off(self, y: Any) -> float:
+        """The largest error of y = A·xs[0] over the largest result."""
+        largest = np.max(np.abs(self.exact), initial=0) or 1
+        return float(np.max(np.abs(np.asarray(y, np.float64) - self.exact), initial=0) / largest)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """The settings of a run, which all matrices share."""
+
+    platform: str
+    dtypes: list[str]
+    backend: str
+    others: int
+    copy: float
+    rounds: dict[str, Any]
+    passes: int = PASSES
+
+    def matrix(self, case: suite.Case, S: Any) -> list[Row]:
+        """One row a dtype. Formats are converted once, in float64, and timed in all dtypes."""
+        problem = Problem.of(S, self.platform)
+        A = jsf.from_scipy(S, "csr", backend=self.backend)
+        opponent = cusparse.Opponent(S, A) if self.platform == "gpu" else None
+        rankings = {dtype: choose.rank(S, dtype, backend=self.backend) for dtype in self.dtypes}
+        few = {label(c): c for ranking in rankings.values() for c in picked(ranking, self.others)}
+        with ThreadPoolExecutor(COMPILED_AT_ONCE if self.platform == "gpu" else 1) as pool:
+            stored = dict(zip(few, pool.map(lambda c: converted(A, c), few.values()), strict=True))
+            rows = []
+            for dtype, ranking in rankings.items():
+                rivals = self.theirs(opponent, problem, dtype)
+                ours, timers = self.ours(pool, stored, ranking, problem, dtype)
+                theirs = self.in_turn(rivals, ours, timers)
+                row = {"matrix": case.name, "class": case.kind, "dtype": dtype, "rows": S.shape[0], "nnz": S.nnz}
+                row |= {"chained": bool(problem.chained), "opponents": theirs, "ours": ours}
+                row["predicted"] = [
+                    {"label": label(c), "model us": 1e6 * c.seconds, "moved": c.moved, "reason": c.reason}
+                    for c in ranking
+                ]
+                looked_at = [label(c) for c in choose.best_layouts(ranking)[: tune.CANDIDATES]]
+                rows.append(row | compared(theirs, ours, looked_at))
+                log(f"  {dtype}: {rows[-1]['ratio']:.2f} × {rows[-1]['opponent']}")
+        return rows
+
+    def theirs(self, opponent: cusparse.Opponent | None, problem: Problem, dtype: str) -> dict[str, Timer | str]:
+        """By method its timer, or the reason for its absence."""
+        xs = [x.astype(dtype) for x in problem.xs]
+        if opponent is None:
+            M = problem.S.astype(dtype)
+            one = lambda i: M @ xs[i % 3]  # noqa: E731
+            run = functools.partial(timing.seconds_per_call, one, lambda _: None, **self.rounds)
+            return {"SciPy csr @ x": run, BCSR: self._bcsr(xs, problem)}
+        found: dict[str, Timer | str] = {}
+        for name, make in opponent.methods.items():
+            try:
+                found[f"cuSPARSE {name}"] = self.cupy(make(dtype), xs, problem)
+            except Exception as error:  # any fault of an opponent; the run goes on
+                found[f"cuSPARSE {name}"] = f"absent: {error}".splitlines()[0]
+        return found | {BCSR: self._bcsr(xs, problem)}
+
+    def in_turn(self, rivals: dict[str, Timer | str], ours: list[Row], timers: dict[str, Timer]) -> Row:
+        """Times all rivals for a round, then the fastest and ours in turn: µs by rival, or the reason for its absence.
+
+        Rows of ours get µs and `spread`.
+        """
+        found: Row = {}
+        for name, timer in rivals.items():
+            try:
+                found[name] = timer if isinstance(timer, str) else 1e6 * timer(rounds=1)
+            except Exception as error:
+                found[name] = f"absent: {error}".splitlines()[0]
+        known = {name: us for name, us in found.items() if not isinstance(us, str)}
+        best = min(known, key=known.__getitem__, default=None)
+        passes: dict[str, list[float]] = {name: [] for name in [*timers, *([best] if best else [])]}
+        failed: Row = {}
+        for _ in range(self.passes):
+            for name in passes:
+                timer: Any = timers.get(name) or rivals[name]
+                try:
+                    passes[name].append(1e6 * timer())
+                except Exception as error:  # the times so far count
+                    failed[name] = reason(error)
+        if best:
+            found[best] = statistics.median(passes[best]) if passes[best] else f"absent: {failed[best]}"
+        for row in ours:
+            if times := passes.get(row["label"]):
+                us = statistics.median(times)
+                row |= {"us": us, "spread": (max(times) - min(times)) / us}
+                row["share"] = row["moved"] / us * 1e6 / self.copy
+            elif row["label"] in failed:
+                row["failed"] = failed[row["label"]]
+        return found
+
+    def cupy(self, product: cusparse.Product, xs: list[np.ndarray], problem: Problem) -> Timer:
+        """The timer of a product of theirs.
+
+        Raises:
+          cusparse.Absent: its result is wrong.
+        """
+        inputs = [product.to_device(x) for x in xs]
+        y = product(inputs[0])
+        x0 = product.to_device(xs[0])  # every chain of ours begins with x too
+        if problem.chained:
+            launch, y = product.captured(x0, [(inputs[0], inputs[1])]), inputs[1]
+            y.fill(math.nan)
+            product.wait(y)
+            launch()
+            product.wait(y)
+        if not (error := problem.off(product.in_order(y.get()))) <= WRONG:
+            raise cusparse.Absent(f"its result is off by {error:.0e}")
+        if not problem.chained:
+            one = lambda i: product(inputs[i % 3])  # noqa: E731
+            return functools.partial(timing.seconds_per_call, one, product.wait, **self.rounds)
+        graph = product.captured(x0, [(inputs[i % 2], inputs[1 - i % 2]) for i in range(problem.products)])
+        run = functools.partial(timing.seconds_per_call, lambda _: graph(), product.wait, **self.rounds)
+        return lambda **how: run(**how) / problem.products
+
+    def _bcsr(self, xs: list[np.ndarray], problem: Problem) -> Timer:
+        store = lambda: sparse.BCSR.from_scipy_sparse(problem.S.astype(xs[0].dtype))  # noqa: E731
+        return lambda **how: self.of_jax(store(), [jnp.asarray(x) for x in xs], problem, **how)
+
+    def of_jax(self, A: Any, xs: list[jax.Array], problem: Problem, **how: Any) -> float:
+        """Seconds of a product of ours."""
+        run = lambda i: problem.run(A, xs[i % len(xs)])  # noqa: E731
+        return timing.seconds_per_call(run, jax.block_until_ready, **(self.rounds | how)) / problem.products
+
+    def ours(
+        self,
+        pool: ThreadPoolExecutor,
+        stored: dict[str, jsf.SparseMatrix | str],
+        ranking: list[jsf.Choice],
+        problem: Problem,
+        dtype: str,
+    ) -> tuple[list[Row], dict[str, Timer]]:
+        """A row with the prediction for every stored format, auto's first, and by label the timers."""
+        predicted = {label(c): c.seconds for c in ranking}
+        names = sorted(stored, key=lambda name: predicted.get(name, math.inf))
+        xs = [jnp.asarray(x.astype(dtype)) for x in problem.xs]
+
+        def compiled(name: str) -> tuple[jsf.SparseMatrix, Any] | str:
+            kept = stored[name]
+            if isinstance(kept, str):
+                return kept
+            try:
+                B = kept.astype(dtype)
+                jax.block_until_ready(problem.run(B, xs[0]))
+                tuned = clock.repeated(B)
+                jax.block_until_ready(tuned[0]())
+                return B, tuned
+            except (ValueError, RuntimeError) as error:
+                return reason(error)
+
+        rows, timers = [], {}
+        for name, ready in zip(names, list(pool.map(compiled, names)), strict=True):
+            row: Row = {"format": name.split()[0], "label": name, "us": math.nan, "tune us": math.nan}
+            row["model us"] = 1e6 * predicted.get(name, math.nan)
+            if isinstance(ready, str):
+                rows.append(row | {"failed": ready})
+                continue
+            B, (run, products) = ready
+            row["tune us"] = 1e6 * clock.median_seconds(run, **self.rounds) / products
+            timers[name] = functools.partial(self.of_jax, B, xs, problem)
+            rows.append(row | {"moved": timing.moved_bytes(B, xs[0]), "error": problem.off(product(B, xs[0]))})
+        return rows, timers
+
+
+def label(choice: jsf.Choice) -> str:
+    return " ".join([choice.format, *(f"{k}={v}" for k, v in choice.layout.items())])
+
+
+def converted(A: jsf.SparseMatrix, choice: jsf.Choice) -> jsf.SparseMatrix | str:
+    """The matrix as chosen, or the reason for its absence."""
+    try:
+        return jax.block_until_ready(A.asformat(choice.format, max_bytes=2**36, **choice.layout))
+    except (ValueError, RuntimeError) as error:
+        return reason(error)
+
+
+def picked(choices: list[jsf.Choice], others: int) -> list[jsf.Choice]:
+    """The best layouts of the format that ranks first and of the `others` that rank next."""
+    best = choose.best_layouts(choices)[: 1 + others]
+    return [c for c in best if c.cost <= HOPELESS * best[0].cost]
+
+
+def fastest(ours: list[Row], key: str) -> Row:
+    return min(ours, key=lambda o: math.inf if math.isnan(o[key]) else o[key])
+
+
+def compared(theirs: Row, ours: list[Row], looked_at: list[str]) -> Row:
+    """The fastest of either side, and how they compare. Ratios above 1 are in our favour, NaN where a side has none.
+
+    Args:
+      looked_at: the formats that `tune` would time.
+    """
+    times = {name: us for name, us in theirs.items() if not isinstance(us, str)}
+    times = {} if list(times) == [BCSR] else times  # ten times as slow as cuSPARSE: alone it would flatter
+    opponent = min(times, key=times.__getitem__, default="none")
+    rival, auto = times.get(opponent, math.nan), ours[0]
+    best = fastest(ours, "us")
+    tuned = fastest([o for o in ours if o["label"] in looked_at], "tune us")
+    return {
+        "opponent": opponent, "opponent us": rival, "auto": auto["label"], "auto us": auto["us"],
+        "model us": auto["model us"], "best": best["label"], "best us": best["us"], "ratio": rival / auto["us"],
+        "best ratio": rival / best["us"], "auto vs best": best["us"] / auto["us"],
+        "tune": tuned["label"], "tune vs best": best["us"] / tuned["us"],
+        **{key: auto.get(key, math.nan) for key in ("spread", "share", "error")},
+    }  # fmt: skip
+
+
+COLUMNS_OF = (1, 2, 4, 8, 32)
+
+
+def columns(run: Run, case: suite.Case, S: Any) -> Iterator[Row]:
+    """A row for each dtype and number of columns; throughput is against a product with one column."""
+    problem, wide = Problem.of(S, run.platform), jsf.from_scipy(S, "csr", backend=run.backend)
+    for dtype in run.dtypes:
+        choice = choose.rank(S, dtype, backend=run.backend)[0]
+        A = wide.asformat(choice.format, max_bytes=2**36, **choice.layout).astype(dtype)
+        alone = 0.0
+        for p in COLUMNS_OF:
+            X = jnp.asarray(np.random.default_rng(0).standard_normal((S.shape[1], p)), dtype)
+            X = X[:, 0] if p == 1 else X
+            ends = lambda a: np.asarray(a if a.ndim == 1 else a[:, np.array([0, -1])], np.float64)  # noqa: E731
+            wanted, got = S @ ends(X), ends(product(A, X))  # SciPy would take seconds for all of them
+            took = run.of_jax(A, [X], problem)
+            alone = alone or took
+            moved = traffic.bytes_moved(A.nbytes_read, S.shape, X.dtype.itemsize * p)
+            yield {
+                "matrix": case.name, "dtype": dtype, "format": label(choice), "columns": p, "µs": 1e6 * took,
+                "throughput": p * alone / took, "share": moved / took / run.copy,
+                "error": float(np.max(np.abs(got - wanted)) / np.max(np.abs(wanted))),
+            }  # fmt: skip
+
+
+def transposed(run: Run, case: suite.Case, S: Any) -> Iterator[Row]:
+    """A row for each dtype and method: ours in the format of "auto", and CSR of cuSPARSE, or of SciPy on a CPU.
+
+    "repeats": two runs agree to the last bit. "ratio": the fastest opponent's time for the same product, over this one.
+    """
+    forth = Problem.of(S, run.platform)
+    back = dataclasses.replace(forth, exact=S.T @ forth.xs[0].astype(np.float64))
+    best = choose.rank(S, "float64", backend=run.backend)[0]
+    layout = {"max_bytes": 2**36, **best.layout}
+    store = lambda S: jsf.from_scipy(S, "csr", backend=run.backend).asformat(best.format, **layout)  # noqa: E731
+    plain = store(S)
+    pair = None if plain.transposes else jsf.Paired.from_csr(S, A=plain, across=store)
+    for dtype in run.dtypes:
+        xs, M = [x.astype(dtype) for x in forth.xs], S.astype(dtype)
+        A, inputs = plain.astype(dtype), [jnp.asarray(x) for x in xs]
+        ours = {"A @ x": (A, forth), "A.T @ y": (A.T, back)}
+        if pair is not None:
+            ours["A.T @ y, transpose=True"] = pair.astype(dtype).T, back
+        found: list[Row] = []
+        for method, (B, problem) in ours.items():
+            first, again = (np.asarray(product(B, inputs[0])) for _ in range(2))
+            row = {"format": best.format, "method": method, "us": 1e6 * run.of_jax(B, inputs, problem)}
+            found.append(row | {"repeats": np.array_equal(first, again), "error": problem.off(first)})
+        theirs: dict[str, tuple[Callable[[], float], Problem]] = {}
+        if run.platform == "cpu":
+            for name, C, problem in (("A @ x", M, forth), ("A.T @ y", M.T, back), ("stored Aᵀ", M.T.tocsr(), back)):
+                one = functools.partial(timing.seconds_per_call, lambda i, C=C, xs=xs: C @ xs[i % 3], lambda _: None)
+                theirs[f"SciPy, {name}"] = functools.partial(one, **run.rounds), problem
+        else:
+            own, turned = cusparse.Opponent(S), cusparse.Opponent(S.T.tocsr())
+            ways = (
+                ("A @ x", own.methods, forth),
+                ("A.T @ y", own.transposed, back),
+                ("stored Aᵀ", turned.methods, back),
+            )
+            for (name, methods, problem), k in itertools.product(ways, (1, 2)):
+                of_cupy = functools.partial(run.cupy, xs=xs, problem=problem)
+                timer = lambda make=methods[f"CSR ALG{k}"], of=of_cupy, dtype=dtype: of(make(dtype))()  # noqa: E731
+                theirs[f"cuSPARSE CSR ALG{k}, {name}"] = timer, problem
+        rivals: dict[bool, float] = {}
+        for method, (timer, problem) in theirs.items():
+            try:
+                us = 1e6 * timer()
+            except Exception as error:  # any fault of an opponent; the run goes on
+                found.append({"format": "", "method": f"{method}: {reason(error)}", "us": math.nan})
+                continue
+            found.append({"format": "", "method": method, "us": us})
+            rivals[problem is back] = min(us, rivals.get(problem is back, math.inf))
+        head = {"matrix": case.name, "class": case.kind, "dtype": dtype, "rows": S.shape[0], "nnz": S.nnz}
+        for row in found:
+            yield (
+                head
+                | row
+                | {"ratio": rivals.get("T @" in row["method"] or "Aᵀ" in row["method"], math.nan) / row["us"]}
+            )
+
+
+COLUMNS = [
+    ("matrix", "matrix"),
+    ("class", "class"),
+    ("dtype", "dtype"),
+    ("rows", "rows:d"),
+    ("nnz", "nnz:d"),
+    ("backend", "backend"),
+]
+COLUMNS += [("opponent", "opponent"), ("µs", "opponent us:.1f"), ("auto", "auto"), ("µs", "auto us:.1f")]
+COLUMNS += [("model", "model us:.1f"), ("best of ours", "other best"), ("µs", "best us:.1f")]
+COLUMNS += [("× opponent", "ratio:.2f"), ("auto vs best", "auto vs best:.2f"), ("tune vs best", "tune vs best:.2f")]
+COLUMNS += [("spread", "spread:.2f"), ("share of copy", "share:.2f")]
+COLUMNS += [("error", "error:.0e")]
+
+
+def table(rows: list[Row], header: dict[str, str]) -> str:
+    """All tables, as Markdown, which reads as plain text too."""
+    shown = [r | {"other best": "" if r["best"] == r["auto"] else r["best"]} for r in rows]
+    return "\n".join([report.line(header), "", *report.markdown(shown, COLUMNS)])
+
+
+WHAT: dict[str, Callable[[Run, suite.Case, Any], Iterable[Row]]] = {
+    "products": Run.matrix,
+    "columns": columns,
+    "transposed": transposed,
 }
-EQUAL_ROWS: list[Method] = [("hll", {}, {}), ("jds", {}, {}), ("pjds", {}, {}), ("pellr", {}, {})]
-CASES = ("7-point", "27-point", "torus")
-
-
-def cases(platform: str, small: bool, only: Sequence[str] = CASES) -> dict[str, Callable[[], Any]]:
-    """Functions that make the matrices, each several times larger than the last-level cache."""
-    n, m = (20, 8) if small else (200, 64) if platform == "gpu" else (100, 40)
-    matrices = {
-        f"7-point {n}³": lambda: jsf.gallery.poisson(n),
-        f"27-point × 3 dof {m}³": lambda: jsf.gallery.elasticity(m),
-        f"torus {n}³": lambda: torus(n),
-    }
-    return {name: make for name, make in matrices.items() if name.split()[0] in only}
-
-
-def torus(n: int) -> scipy.sparse.csr_array:
-    """The 7-point stencil on a periodic grid of n³ points, n ≥ 3: 7 entries in every row."""
-    point = np.arange(n**3, dtype=np.int32).reshape(n, n, n)
-    neighbours = [np.roll(point, shift, axis) for axis in range(3) for shift in (1, -1)]
-    col = np.sort(np.stack([point, *neighbours], axis=-1).reshape(-1, 7))
-    values = np.where(col == point.reshape(-1, 1), 6.0, -1.0)
-    row_ptr = np.arange(0, col.size + 1, 7, dtype=np.int32)
-    return scipy.sparse.csr_array((values.ravel(), col.ravel(), row_ptr), shape=(n**3, n**3))
-
-
-def converted(csr: jsf.SparseMatrix, format: str, layout: dict[str, Any], dtype: str) -> tuple[jsf.SparseMatrix, float]:
-    """The matrix in a format, and the seconds of the compiled conversion."""
-
-    def convert() -> tuple[jsf.SparseMatrix, float]:
-        start = time.perf_counter()
-        A = jax.block_until_ready(csr.astype(dtype).asformat(format, max_bytes=2**36, **layout))
-        return A, time.perf_counter() - start
-
-    convert()
-    return convert()
-
-
-def measure(name: str, S: Any, platform: str, backends: list[str], copy: float, formats: list[str]) -> Iterator[Row]:
-    """One row per method on one matrix, the opponents first."""
-    equal_rows = name.startswith("torus")
-    problem = standard.Problem.of(S, "cpu")  # not chained
-    xs = [x.astype(S.dtype) for x in problem.xs]
-    inputs = [jnp.asarray(x) for x in xs]
-    csr_bytes = S.nnz * (S.dtype.itemsize + 4) + 4 * S.shape[0] + sum(S.shape) * S.dtype.itemsize
-
-    def row(method: str, backend: str, seconds: float, nbytes: int, y: Any, conversion: float = math.nan) -> Row:
-        rate = nbytes / seconds
-        return {"matrix": name, "dtype": S.dtype.name, "rows": S.shape[0], "nnz": S.nnz, "method": method} | {
-            "backend": backend, "us": seconds * 1e6, "GB/s": rate / 1e9, "share": rate / copy,
-            "error": problem.off(y), "conversion": conversion / seconds,
-        }  # fmt: skip
-
-    def of_jax(method: str, backend: str, A: Any, nbytes: int, conversion: float = math.nan) -> Row:
-        seconds = timing.of_jax(standard.product, A, inputs)
-        return row(method, backend, seconds, nbytes, standard.product(A, inputs[0]), conversion)
-
-    def of_cupy(method: str, product: cusparse.Product) -> Row:
-        given = [product.to_device(x) for x in xs]
-        seconds = timing.seconds_per_call(lambda i: product(given[i % 3]), product.wait)
-        return row(method, "cupy", seconds, csr_bytes, product(given[0]).get())
-
-    if platform == "cpu":
-        seconds = timing.seconds_per_call(lambda i: S @ xs[i % 3], lambda _: None)
-        yield row("SciPy csr @ x", "scipy", seconds, csr_bytes, S @ xs[0])
-        for format in ("coo", "dia", "bsr"):  # beside ours; no opponents of "auto"
-            T = S.asformat(format)
-            seconds = timing.seconds_per_call(lambda i, T=T: T @ xs[i % 3], lambda _: None)
-            yield row(f"SciPy {format} @ x", f"scipy {format}", seconds, csr_bytes, T @ xs[0])
-    for method, make in cusparse.products(S).items():
-        yield of_cupy(method, make())
-    if not equal_rows:
-        yield of_jax(standard.BCSR, "xla", standard.bcsr(S, S.dtype), csr_bytes)
-    csr = jsf.from_scipy(S, "csr")
-    for format, layout, dtypes in EQUAL_ROWS if equal_rows else FORMATS[platform]:
-        if formats and format not in formats:
-            continue
-        stored = dtypes.get(S.dtype.name) or S.dtype.name
-        A, conversion = converted(csr, format, layout, stored)
-        label = " ".join([format, *(f"{k}={v}" for k, v in layout.items()), *([f"values {stored}"] if dtypes else [])])
-        for backend in backends:
-            B = dataclasses.replace(A, backend=backend)
-            yield of_jax(label, backend, B, timing.moved_bytes(A, xs[0]), conversion)
-
-
-def with_ratios(rows: list[Row]) -> list[Row]:
-    """Adds to each row its speed against the fastest opponent outside JAX on the same matrix and dtype."""
-    for row in rows:
-        rivals = [
-            r["us"]
-            for r in rows
-            if (r["matrix"], r["dtype"]) == (row["matrix"], row["dtype"]) and r["backend"] in ("cupy", "scipy")
-        ]
-        row["ratio"] = min(rivals) / row["us"] if rivals else float("nan")
-    return rows
-
-
-COLUMNS = [("matrix", "matrix"), ("dtype", "dtype"), ("method", "method"), ("backend", "backend"), ("µs", "us:.1f")]
-COLUMNS += [("GB/s", "GB/s:.0f"), ("share of copy", "share:.2f"), ("× opponent", "ratio:.2f")]
-COLUMNS += [("conversion", "conversion:.0f"), ("error", "error:.0e")]
-
-
-def spread(rows: list[Row]) -> list[str]:
-    """Lines with the slowest format's time over the fastest's on the torus, by dtype and backend."""
-    times: dict[tuple[str, str], dict[str, float]] = {}
-    for r in rows:
-        if r["matrix"].startswith("torus") and r["backend"] not in ("cupy", "scipy"):
-            times.setdefault((r["dtype"], r["backend"]), {})[r["method"]] = r["us"]
-    return [""] * bool(times) + [
-        f"{dtype} {backend}, rows of equal length: {max(us, key=us.__getitem__)} / {min(us, key=us.__getitem__)} = "
-        f"{max(us.values()) / min(us.values()):.2f}, of {', '.join(us)}"
-        for (dtype, backend), us in times.items()
-    ]
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = report.arguments(__doc__)
-    parser.add_argument("--backends", nargs="+", help="default: triton and mosaic on a GPU, auto on a CPU")
-    parser.add_argument("--only", nargs="+", default=list(CASES), choices=list(CASES), help="matrices; default: all")
-    parser.add_argument("--formats", nargs="+", default=[], help="default: all")
-    parser.add_argument("--suite", choices=suite.SUITES, help="these matrices, in the formats that `auto` ranks first")
-    parser.add_argument("--cases", type=int, nargs="+", help="of a suite: numbers of the matrices; default: all")
-    parser.add_argument("--join", type=Path, nargs="+", help="of a suite: join these files of other runs")
-    parser.add_argument("--others", type=int, default=3, help="of a suite: formats timed beside auto's; default 3")
-    parser.add_argument("--scale", type=float, help="of a suite: size of the matrices; default 1, on a CPU 1/20")
-    parser.add_argument("--sustained", type=float, default=0, help="of a suite: time after seconds of load too")
-    parser.add_argument("--limit", type=float, default=900, help="of a suite: end after about so many seconds")
-    parser.add_argument("--plot", type=Path, help="of a suite: draw the ratios by class here")
+    parser.add_argument("--what", choices=WHAT, default="products")
+    parser.add_argument("--suite", choices=suite.SUITES, default="standard")
+    parser.add_argument("--cases", type=int, nargs="+", help="numbers of the matrices; default: all")
+    parser.add_argument("--backends", nargs="+", default=["auto"])
+    parser.add_argument("--others", type=int, default=3, help="formats timed beside auto's; default 3")
+    parser.add_argument("--scale", type=float, help="size of the matrices; default 1, on a CPU 1/20")
+    parser.add_argument("--limit", type=float, default=900, help="end after about so many seconds")
     args = parser.parse_args(argv)
-    if args.join and not args.suite:
-        parser.error("--join joins runs of a suite: name it, as --suite standard")
     jax.config.update("jax_enable_x64", True)
-    if args.suite:
-        return standard.main(args)
-    platform = report.platform_here()
-    backends = args.backends or (["auto"] if platform == "cpu" else ["triton", "mosaic"])
-    copy, header = report.machine(args.small)
+    platform, scale, (copy, header) = report.platform_here(), report.scale_of(args), report.machine(args.small)
+    rounds, passes, others = (QUICK, 1, min(args.others, 1)) if args.small else (ROUNDS, PASSES, args.others)
+    runs = [Run(platform, args.dtypes, backend, others, copy, rounds, passes) for backend in args.backends]
+    header |= {"suite": args.suite, "scale": f"{scale:g}", "others": str(others)}
+    if platform == "gpu":
+        try:
+            header["cusparse"] = str(cusparse.library().version)
+        except cusparse.Absent as absent:
+            header["cusparse"] = str(absent)
+    cases = suite.SUITES[args.suite]
+    cases = [cases[i] for i in args.cases or range(len(cases))]
     rows: list[Row] = []
-    for name, make in cases(platform, args.small, args.only).items():
-        S = make()
-        for dtype in args.dtypes:
-            for row in measure(name, S.astype(dtype), platform, backends, copy, args.formats):
-                rows.append(row)
-                report.log(f"{name} {dtype} {row['method']} {row['backend']}: {row['us']:.1f} µs")
-    text = "\n".join([report.line(header), "", *report.markdown(with_ratios(rows), COLUMNS), *spread(rows)])
-    print(text)
-    report.write(args.json, header, rows, text)
-    return 0
+
+    def text() -> str:
+        if args.what == "products":
+            return table(rows, header)
+        return "\n".join([report.line(header), *report.section(args.what, rows)])
+
+    for case in report.before_limit(cases, [case.name for case in cases], args.limit, header):
+        S = suite.tamed(case.make(scale))
+        log(f"{case.name}, {S.shape[0]} rows, {S.nnz} entries")
+        for run in runs:
+            rows += [row | {"backend": run.backend} for row in WHAT[args.what](run, case, S)]
+        report.write(args.json, header, rows, text())
+    print(text())
+    report.write(args.json, header, rows, text())
+    return int(any("failed" in ours for row in rows for ours in row.get("ours", ())))
 
 
 if __name__ == "__main__":

@@ -7,11 +7,8 @@ diagonal as those of real matrices do, and have no other structure.
 
 import dataclasses
 import functools
-import multiprocessing
 import os
-import tempfile
-from collections.abc import Callable, Generator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -112,18 +109,10 @@ def r_mat(bits: int, edges: int, seed: int = 0) -> sp.csr_array:
         width = min(2, bits - taken)
         row = row << width | drawn >> 4 - width
         col = col << width | (drawn & 3) >> 2 - width
-    names = _names(n, rng)
-    place = _distinct(names[row] << bits | names[col])
+    names = rng.permutation(n)
+    place = np.sort(names[row] << bits | names[col])
+    place = place[np.diff(place, prepend=-1) > 0]
     return _csr(np.bincount(place >> bits, minlength=n), place & (n - 1), n, rng)
-
-
-def _names(n: int, rng: np.random.Generator) -> np.ndarray:
-    return rng.permutation(n)
-
-
-def _distinct(place: np.ndarray) -> np.ndarray:
-    place = np.sort(place)
-    return place[np.diff(place, prepend=-1) > 0]
 
 
 def circuit(rows: int, seed: int = 0) -> sp.csr_array:
@@ -172,9 +161,7 @@ def tamed(S: Any) -> Any:
 
 def _csr(lengths: np.ndarray, column: np.ndarray, n: int, rng: np.random.Generator) -> sp.csr_array:
     indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    data = rng.random(column.size)
-    np.subtract(1, data, out=data)
-    matrix = sp.csr_array((data, column.astype(np.int32, copy=False), indptr), shape=(n, n))
+    matrix = sp.csr_array((1 - rng.random(column.size), column.astype(np.int32, copy=False), indptr), shape=(n, n))
     matrix.has_canonical_format = True
     return matrix
 
@@ -281,44 +268,3 @@ HELD_OUT = (
     *(Case(name, "real", functools.partial(_file, name=name)) for name in FILES if "JAXSPARSE_MATRICES" in os.environ),
 )
 SUITES = {"standard": SYNTHETIC + _stand_ins(PUBLISHED), "held-out": HELD_OUT}
-PARTS = ("data", "indices", "indptr", "shape")
-
-
-def made(name: str, numbers: list[int], scale: float, ahead: bool) -> Generator[Any, None, None]:
-    """The matrices of a suite; with `ahead` another process makes the next ones while one is timed."""
-    if not ahead:
-        yield from (SUITES[name][number].make(scale) for number in numbers)
-        return
-    spawned = multiprocessing.get_context("spawn")  # a fork would lose the threads of JAX
-    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(1, mp_context=spawned) as pool:
-        jobs = [pool.submit(_save, name, number, scale, folder) for number in numbers[:2]]
-        try:
-            for at in range(len(numbers)):
-                stem = jobs[at].result()
-                if at + 2 < len(numbers):  # no more than two in the folder, and one being made
-                    jobs.append(pool.submit(_save, name, numbers[at + 2], scale, folder))
-                S = load(stem)
-                for part in PARTS:
-                    Path(f"{stem}{part}.npy").unlink()
-                yield S
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-def _save(name: str, number: int, scale: float, folder: str) -> str:
-    return save(SUITES[name][number].make(scale), str(Path(folder, str(number))))
-
-
-def save(S: sp.csr_array, stem: str) -> str:
-    """Writes the arrays of a canonical matrix to files whose names begin with `stem`, which it returns."""
-    for part in PARTS:
-        np.save(f"{stem}{part}.npy", getattr(S, part))
-    return stem
-
-
-def load(stem: str) -> sp.csr_array:
-    """The matrix that `save` wrote."""
-    *arrays, shape = (np.load(f"{stem}{part}.npy") for part in PARTS)
-    S = sp.csr_array(tuple(arrays), shape=tuple(map(int, shape)))
-    S.has_canonical_format = True
-    return S

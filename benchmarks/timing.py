@@ -1,9 +1,6 @@
 """The clocks of the benchmarks: warmed up, many calls in flight, several rounds. A GPU rests between rounds."""
 
-import math
-import os
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,7 +15,6 @@ def seconds_per_call(
     *,
     rounds: int = 7,
     seconds: float = 0.03,
-    lead: float = 0.0,
 ) -> float:
     """The median time of one `run(i)`, seconds; on a CPU the least, since other processes only add to it.
 
@@ -27,21 +23,13 @@ def seconds_per_call(
 
     A GPU rests before every round as long as the round takes: with its memory at full speed an H200 reaches its limit
     of power in a second or two and lowers its clock by up to a third, and times would depend on earlier work.
-
-    Args:
-      lead: seconds of load before the rounds, which then follow without rests: for times at the limit of power.
     """
     wait(run(0))
     start = time.perf_counter()
     wait(run(1))
     one = max(time.perf_counter() - start, 1e-6)
     calls = max(1, min(200, int(seconds / one)))
-    until = time.perf_counter() + lead
-    while time.perf_counter() < until:
-        for i in range(calls):
-            out = run(i)
-        wait(out)
-    rest = 0.0 if lead or jax.default_backend() == "cpu" else calls * one
+    rest = 0.0 if jax.default_backend() == "cpu" else calls * one
     times = []
     for _ in range(rounds):
         time.sleep(rest)
@@ -85,16 +73,6 @@ def _of_updates(function: Callable[..., Any], fixed: Any, inputs: Sequence[Any])
         return held[0]
 
     return seconds_per_call(run, jax.block_until_ready)
-
-
-def clock() -> float:
-    """MHz of the multiprocessors of the first NVIDIA GPU that JAX sees; NaN without nvidia-smi or a GPU."""
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    query = ["nvidia-smi", f"--id={first}", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits"]
-    try:
-        return float(subprocess.run(query, capture_output=True, text=True, timeout=5, check=True).stdout)
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return math.nan
 
 
 def moved_bytes(A: Any, x: Any) -> int:

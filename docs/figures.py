@@ -19,10 +19,8 @@ BLOCK = re.compile(r"(<!-- figures: (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 ALL = ""
 DTYPES = ("float32", "float64")
 Row = dict[str, Any]
-WITH_7_POINT = "2026-11-23_suite_h200"  # which the newest run left out
 ON_A_GPU = ("CuPy", "pattern and values", "new values")
 ON_A_CPU = ("SciPy", *ON_A_GPU[1:], "BCOO")
-COUNTERS = ("2026-11-22_counters_h200", "2026-11-23_counters_h200")  # of different matrices
 
 # The rows of the tables: a name, and the class or the matrix that it stands for.
 CLASSES = {
@@ -149,30 +147,6 @@ def held_out() -> Iterator[str]:
     return of_keys([mean, *rows], "{name}", heads, entries="", **specs)
 
 
-def sustained() -> Iterator[str]:
-    """The speed of "auto" as a multiple of cuSPARSE's after a rest and under load, and the clocks under load."""
-    ours, theirs = "auto sustained us", "opponent sustained us"
-    rows = [row | {"loaded": row[theirs] / row[ours]} for row in rows_of("suite_sustained_h200")]
-    heads = "× cuSPARSE after a rest | after two seconds of load | MHz then, ours | cuSPARSE's"
-    clocks = dict.fromkeys(("auto sustained MHz", "opponent sustained MHz"), ",.0f")
-    return of_keys(rows, "{matrix}, {dtype}", heads, ratio=".2f", loaded=".2f", **clocks)
-
-
-def beside_csr() -> Iterator[str]:
-    """JAX's BCSR and our choice as multiples of cuSPARSE's CSR."""
-
-    def speed(of: str, matrix: str, dtype: str) -> str:
-        row = row_of(WITH_7_POINT, matrix=matrix, dtype=dtype)
-        us = row["opponents"] | {'"auto"': row["auto us"]}
-        us["CSR"] = min(us[f"cuSPARSE CSR ALG{k}"] for k in (1, 2))
-        return f"{us['CSR'] / us[of]:.2f}"
-
-    columns = [(matrix, dtype) for matrix in ("7-point", "27-point × 3 dof") for dtype in DTYPES]
-    methods = {"cuSPARSE's CSR": "CSR", "JAX's BCSR": "JAX BCSR", '"auto"': '"auto"'}
-    heads = "7-point, f32 | f64 | 27-point × 3 dof, f32 | f64"
-    return table(heads, ((name, *(speed(of, *column) for column in columns)) for name, of in methods.items()))
-
-
 def formats(matrices: tuple[str, ...]) -> Iterator[str]:
     """Speeds in Triton / Mosaic GPU as multiples of the best of cuSPARSE's CSR."""
     columns = [(matrix, k) for matrix in matrices for k in (0, 1)]
@@ -197,22 +171,6 @@ def formats_on_a_cpu() -> Iterator[str]:
     cell = lambda method, m, d: f"{row_of('spmv_cpu', matrix=m, dtype=d, method=method)['ratio']:.2f}"  # noqa: E731
     heads = "7-point 100³, f32 | f64 | 27-point × 3 dof 40³, f32 | f64"
     return table(heads, ((name, *(cell(method, *of) for of in columns)) for name, method in names.items()))
-
-
-def counters() -> Iterator[str]:
-    """What Nsight Compute counted, as shares of each unit's peak."""
-    rows = [row | {"of": row["product"].partition(" tile")[0]} for what in COUNTERS for row in rows_of(what)]
-    return of_keys(rows, "{matrix}, {dtype}: {of}", "L2 cache | DRAM", L2=".2f", DRAM=".2f")
-
-
-def sdia() -> Iterator[str]:
-    """The speed of sdia as a multiple of dia's, in the suite."""
-
-    def cell(matrix: str, dtype: str) -> str:
-        ours = {o["label"]: o["us"] for o in row_of(WITH_7_POINT, matrix=matrix, dtype=dtype)["ours"]}
-        return f"{ours['dia'] / ours['sdia']:.2f}"
-
-    return table("float32 | float64", ((m, *(cell(m, d) for d in DTYPES)) for m in ("7-point", "27-point")))
 
 
 def columns() -> Iterator[str]:
@@ -252,17 +210,6 @@ def transposed() -> Iterator[str]:
         "in products | × cuSPARSE's `A.T @ y` | × its product with a stored Aᵀ | repeats to the bit",
         (line(row["matrix"], row["format"], row["method"], row["dtype"]) for row in ours),
     )
-
-
-def reordered() -> Iterator[str]:
-    """Times of an FEM product in other orders, as multiples of the time in the order of the mesh."""
-    of = {(r["order"], r["dtype"]): r for r in rows_of("reordered_h200")}
-    of_order = lambda order, key: (f"{of[order, d][key] / of['as made', d][key]:.2f}" for d in DTYPES)  # noqa: E731
-    lines = {
-        "shuffled": ("shuffled", "us"),
-        '`jsf.order(S, "rcm")`': ("rcm", "inside us"),
-    }
-    return table("float32 | float64", ((name, *of_order(*key)) for name, key in lines.items()))
 
 
 def steps() -> Iterator[str]:
@@ -360,25 +307,24 @@ def sourced(made: Callable[[], Iterator[str]], command: str, *whats: str) -> Cal
 
 TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "suite in short": lambda: by_class(rows_of("suite_h200"), SHORT),
-    "formats": sourced(lambda: formats(("7-point 200³", "27-point × 3 dof 64³")), "spmv", "spmv_h200"),
-    "suite": sourced(lambda: by_class(rows_of("suite_h200")), "spmv --suite standard --others 2", "suite_h200"),
+    "formats": sourced(
+        lambda: formats(("7-point 200³", "27-point × 3 dof 64³")),
+        "spmv --cases 0 1 --others 20 --backends triton mosaic",
+        "spmv_h200",
+    ),
+    "suite": sourced(lambda: by_class(rows_of("suite_h200")), "spmv --others 2", "suite_h200"),
     "counts": lambda: counts(rows_of("suite_h200")),
     "held out": sourced(held_out, "spmv --suite held-out --dtypes float64", "suite_held_out_h200"),
     "counts of held out": lambda: counts(rows_of("suite_held_out_h200")),
-    "sustained": sourced(sustained, "spmv --suite standard --cases 0 1 --sustained 2", "suite_sustained_h200"),
-    "beside CSR": beside_csr,
-    "counters": sourced(counters, "counters", *COUNTERS),
-    "sdia": sdia,
-    "dialects": sourced(lambda: by_class(rows_of("dialects_h200")), "dialects", "dialects_h200"),
-    "columns": sourced(columns, "columns", "columns_h200"),
-    "transposed": sourced(transposed, "transposed", "transposed_h200"),
-    "reordered": sourced(reordered, "transposed", "reordered_h200"),
+    "dialects": sourced(lambda: by_class(rows_of("dialects_h200")), "spmv --backends triton mosaic", "dialects_h200"),
+    "columns": sourced(columns, "spmv --what columns", "columns_h200"),
+    "transposed": sourced(transposed, "spmv --what transposed", "transposed_h200"),
     "steps": sourced(steps, "solvers", "solvers_h200"),
     "solves": solves,
     "multigrid on a GPU": multigrid_on_a_gpu,
     "two GPUs": sourced(two_gpus, "scaling", "scaling_2xh200"),
-    "formats on a CPU": sourced(formats_on_a_cpu, "spmv", "spmv_cpu"),
-    "suite on a CPU": sourced(lambda: by_class(rows_of("suite_cpu")), "spmv --suite standard", "suite_cpu"),
+    "formats on a CPU": sourced(formats_on_a_cpu, "spmv --cases 0 1 --others 20", "spmv_cpu"),
+    "suite on a CPU": sourced(lambda: by_class(rows_of("suite_cpu")), "spmv", "suite_cpu"),
     "algebra": sourced(lambda: algebra("algebra_cpu", "cpu", *ON_A_CPU), "algebra", "algebra_cpu"),
     "algebra on a GPU": sourced(
         lambda: algebra("algebra_h200", "wall", *ON_A_GPU), "algebra --first 6", "algebra_h200"

@@ -11,7 +11,7 @@ from benchmarks import first_calls
 def test_a_run_writes_figures_and_tables(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(first_calls, "SOLVES", (("cg", "grad"),))
     monkeypatch.setattr(first_calls, "SIDES", ("ours", "jax.scipy"))
-    assert first_calls.main(["--json", str(tmp_path / "out.json"), "--rounds", "1", "--megabytes", "1"]) == 0
+    assert first_calls.main(["--json", str(tmp_path / "out.json"), "--rounds", "1"]) == 0
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert rows[0]["call"] == "grad of cg" and rows[0]["ratio"] == rows[0]["ours"] / rows[0]["jax.scipy"] > 0
     assert {"import jax", "first cg, n = 1000, wall", "A @ x, warm"} <= {row.get("what") for row in rows}

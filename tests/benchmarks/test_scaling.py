@@ -24,14 +24,14 @@ def test_one_device_and_shards_have_what_auto_takes(monkeypatch):
 def test_efficiencies_are_against_that_one(is_weak, efficiency, monkeypatch):
     monkeypatch.setattr(measure, "seconds_per_step", lambda *args, **options: 1e-3)
     rows = list(scaling.Bench([1, 2], ["overlap"], small=True).steps(lambda count: POISSON, is_weak))
-    assert [row["devices"] for row in rows] == [1, 2, 2, 2]
-    assert [row["efficiency"] for row in rows] == [1.0, *[efficiency] * 3]
+    assert [row["devices"] for row in rows] == [1, 2, 2]
+    assert [row["efficiency"] for row in rows] == [1.0, *[efficiency] * 2]
     first = ranking.rank(POISSON.rows_of(0, POISSON.n))[0].format
-    assert [row["format"].partition(" ")[0] for row in rows] == [first] * 4
+    assert [row["format"].partition(" ")[0] for row in rows] == [first] * 3
 
 
 @pytest.mark.deep
-def test_multigrid_exchanges_and_a_large_system_run_on_several_devices(capsys):
-    assert scaling.main(["--small", "--only", "multigrid", "exchanges", "large", "--devices", "1,2"]) == 0
+def test_multigrid_runs_on_several_devices(capsys):
+    assert scaling.main(["--small", "--only", "multigrid", "--devices", "1,2"]) == 0
     printed = capsys.readouterr().out
-    assert printed.count("CONVERGED") == 2 and "| permute | permute |" in printed and "GB stored" in printed
+    assert printed.count("CONVERGED") == 2

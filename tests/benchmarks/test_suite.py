@@ -61,19 +61,6 @@ def test_a_band_that_cannot_hold_so_many_is_refused(nnz):
         suite.banded(10, nnz, 1)
 
 
-@pytest.mark.parametrize("bits", [1, 2, 5, 6])
-def test_a_graph_has_the_quarters_of_its_generator(bits, monkeypatch):
-    """Double edges, which a small graph is full of, are kept here, and nodes keep their names."""
-    seen = {}
-    monkeypatch.setattr(suite, "_distinct", lambda place: seen.setdefault("place", place))
-    monkeypatch.setattr(suite, "_names", lambda n, rng: np.arange(n))
-    suite.r_mat(bits, 200_000)
-    row, col = seen["place"] >> bits, seen["place"] & (2**bits - 1)
-    for bit in range(bits):
-        quarter = np.bincount(2 * (row >> bit & 1) + (col >> bit & 1), minlength=4) / 200_000
-        np.testing.assert_allclose(quarter, [0.57, 0.19, 0.19, 0.05], atol=0.01)
-
-
 def test_degrees_follow_a_power_law():
     lengths = np.sort(np.diff(suite.r_mat(14, 200_000).indptr))[::-1]
     assert lengths[0] > 50 * np.median(lengths[lengths > 0])
@@ -106,20 +93,3 @@ def test_a_chain_of_a_tamed_matrix_neither_overflows_nor_vanishes():
         for _ in range(128):
             x = S @ x
         assert 1e-30 < np.abs(x).max() < 1e30
-
-
-def test_matrices_made_ahead_are_those_made_in_turn():
-    numbers = [2, 14, 23]
-    for S, here in zip(
-        suite.made("standard", numbers, TINY, ahead=True),
-        suite.made("standard", numbers, TINY, ahead=False),
-        strict=True,
-    ):
-        assert S.has_canonical_format and abs(S - here).max() == 0
-
-
-def test_matrices_that_nobody_waits_for_are_not_made():
-    matrices = suite.made("standard", list(range(25)), TINY, ahead=True)
-    assert next(matrices).nnz > 0
-    matrices.close()
-    assert next(matrices, None) is None
