@@ -44,7 +44,7 @@ def stated_bytes(S: sp.csr_array, format: str, layout: Mapping[str, Any], value:
             rows = _order(lengths, 32 if format == "biell" else n)
             return _bisected_places(lengths[rows]) * entry + 24 * warps + 4 + 8 * n
         case "hyb":
-            return layout["width"] * n * entry + _tail(lengths, layout["width"], entry)
+            return layout["width"] * n * entry + int(np.maximum(lengths - layout["width"], 0).sum()) * (entry + 4)
         case "hll":
             C, sigma = layout["slice_size"], layout["sigma"]
             widths = _longest(lengths[_order(lengths, sigma)], C)
@@ -102,15 +102,6 @@ def _bisected_places(lengths: np.ndarray) -> int:
     return 32 * columns
 
 
-def _tail(lengths: np.ndarray, width: int, entry: int) -> int:
-    """What rows have beyond `width` entries, in pieces of 256."""
-    rest = np.maximum(lengths - width, 0)
-    n_long, n_pieces = np.count_nonzero(rest), int((-(-rest // 256)).sum())
-    if n_long == 0:
-        return 0
-    return int(rest.sum()) * entry + 4 * n_long + 4 * (n_pieces + 1) + 4 * (n_long + 1) * (n_pieces > n_long)
-
-
 def _csr5(S: sp.csr_array, lengths: np.ndarray, layout: Mapping[str, Any], value: int) -> int:
     """Two bytes of index a place, or four in tiles with columns 32767 apart or more, after the `hot` most used of them
     have come to the front.
@@ -146,21 +137,21 @@ def _csr5(S: sp.csr_array, lengths: np.ndarray, layout: Mapping[str, Any], value
 
 def _sell(S: sp.csr_array, lengths: np.ndarray, layout: Mapping[str, Any], value: int) -> int:
     """Two bytes of index a place, or four in slices with a column of places 65535 apart or more."""
-    n, C, sigma, most = lengths.size, layout["slice_size"], layout["sigma"], layout["max_width"]
+    n, C, sigma = lengths.size, layout["slice_size"], layout["sigma"]
     order = _order(lengths, sigma)
-    widths = np.minimum(_longest(lengths[order], C), most)
+    widths = _longest(lengths[order], C)
     chunks = int(widths.sum())
     in_slice = np.empty(n, np.int64)  # the slice that holds a row
     in_slice[order] = np.arange(n) // C
     row, j = _rows(S), np.arange(S.nnz) - np.repeat(S.indptr[:-1], lengths)
-    row, j, col = row[j < most], j[j < most], S.indices[j < most].astype(np.int64)
+    col = S.indices.astype(np.int64)
     chunk = (np.cumsum(widths) - widths)[in_slice[row]] + j
     least, largest = np.full(chunks, S.shape[1], np.int64), np.zeros(chunks, np.int64)
     np.minimum.at(least, chunk, col)
     np.maximum.at(largest, chunk, col)
     owner = np.repeat(np.arange(widths.size), widths)
     wide = np.isin(np.arange(widths.size), owner[largest - least >= 65535])
-    rest = _pointers(n, C, sigma) + _tail(lengths, most, value + 4)
+    rest = _pointers(n, C, sigma)
     if chunks and wide[owner].all():
         return C * chunks * (value + 4) + rest
     places = C * int((widths * (value + 2 + 2 * wide)).sum())

@@ -42,7 +42,7 @@ def test_every_format_gives_its_csr_arrays_on_the_device(layout, name):
     ("layout", "name"),
     [(layout, "irregular") for layout in LAYOUTS]
     + [(layout, name) for layout in FIRST_LAYOUTS for name in ("no_entries", "no_rows")]
-    + [(layout, "long_rows") for layout in FIRST_LAYOUTS if layout.format in ("csr5", "hyb", "sell")],
+    + [(layout, "long_rows") for layout in FIRST_LAYOUTS if layout.format in ("csr5", "hyb")],
     ids=str,
 )
 def test_a_csr_on_the_device_becomes_what_one_on_the_host_does(layout, name):

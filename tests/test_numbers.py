@@ -44,7 +44,6 @@ WHOLE_DOORS: dict[str, Callable[[Any], Any]] = {
     "threads_per_row": lambda v: stored("csr", threads_per_row=v),
     "width": lambda v: stored("hyb", width=v),
     "block_size of pjds": lambda v: stored("pjds", block_size=v),
-    "max_width": lambda v: stored("sell", max_width=v),
     "hot": lambda v: stored("csr5", hot=v),
     "block_shape": lambda v: stored("bsr", block_shape=(v, 2)),
     "shape": lambda v: jsf.from_coo([0], [0], [1.0], (v, 3), "csr"),

@@ -151,7 +151,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
     "hyb": ({"width": 2}, {"width": "mean"}, {"width": 0}),
     "bsr": ({"block_shape": (2, 3)}, {"block_shape": (3, 3)}, {"block_shape": (4, 4)}),
     "sell": (
-        {"slice_size": 4, "sigma": 8, "max_width": 2},  # with a tail wherever a row is longer
+        {"slice_size": 4, "sigma": 8},
         {"slice_size": 4},
         {"slice_size": 32, "sigma": 64},
     ),
@@ -162,8 +162,8 @@ SORTED = next(layout for layout in FIRST_LAYOUTS if layout.format == "hll")
 
 
 def by_rule(A: jsf.SparseMatrix) -> bool:
-    """Whether an address rule and a column rule are all of its storage: no tail."""
-    return isinstance(A, ByRule) and getattr(A, "tail_col", None) is None
+    """Whether an address rule and a column rule are all of its storage."""
+    return isinstance(A, ByRule) and not isinstance(A, jsf.HYB)
 
 
 # All cases at once in every layout. Then those that are one of a kind as a whole too, as one without rows, in every

@@ -18,7 +18,6 @@ import scipy.sparse
 from jaxsparse_fmt._types import Csr, Target, floating_dtype, readable_bytes, readable_seconds
 from jaxsparse_fmt.core.matrix import FORMATS, SparseMatrix, build
 from jaxsparse_fmt.formats import building, memory
-from jaxsparse_fmt.formats.csr import threads_for, walked_together
 from jaxsparse_fmt.formats.footprint import L1_ROWS, SECTOR, PatternCounts, Storage
 from jaxsparse_fmt.kernels.backends import selection
 from jaxsparse_fmt.kernels.cpu.abi import FLOATS
@@ -40,7 +39,6 @@ EFFICIENCY: dict[str, dict[str, Efficiencies]] = {
         "ell": ((0.99, 1.02), (0.99, 1.01)),
         "hll": ((0.95, 0.98), (0.91, 0.95)),
         "hll 32": ((0.72, 0.88), (0.88, 0.96)),  # slices of 32
-        "hyb": ((1.01, 1.04), (0.99, 0.96)),
         "dia": ((0.95, 1.01), (0.84, 0.96)),
         "sdia": ((0.85, 0.89), (0.63, 0.73)),  # of the standard suite, 2026-11-23_suite_h200.md
         "hdia": ((0.87, 0.97), (0.72, 0.95)),
@@ -56,7 +54,6 @@ EFFICIENCY: dict[str, dict[str, Efficiencies]] = {
         "ell": ((0.99, 0.99), (0.56, 0.74)),
         "hll": ((0.91, 0.97), (0.93, 0.98)),
         "hll 32": ((0.91, 1.02), (0.94, 0.99)),
-        "hyb": ((1.00, 1.01), (0.56, 0.76)),
         "dia": ((0.98, 1.00), (0.62, 0.97)),
         "sdia": ((0.77, 0.90), (0.55, 0.60)),  # one run beside "dia"
         "hdia": ((0.77, 0.93), (0.63, 0.95)),  # short: Triton's, by what KKT takes in either
@@ -72,7 +69,7 @@ LAUNCH_SECONDS = 2e-6  # s of a kernel that does nothing: cg at 4,096 unknowns, 
 # most; the fraction of misses that the tables' matrices have; and a hop of a tile.
 MISS, MOST_MISS, USUAL, HOP = 7.0e-12, 5.8e-12, 0.1, 0.7e-9
 L2 = 5.7e12  # bytes/s through the L2, for which csr5 waits too: 0.9 to 1.4 of what the standard suite measured
-TAIL = 2.0  # times the time of its bytes that a tail takes: its rows are short, and each is summed by itself
+TAIL = 2.0  # times the time of their bytes that sums of pieces take: few for a row, and each row is summed by itself
 # An index from memory and then x from the L2 cache take 740 cycles on an H100 (Luo et al., Benchmarking and dissecting
 # the Nvidia Hopper GPU architecture, 2024), and more under load.
 LATENCY = 0.6e-6  # s between the loads of a thread and their use
@@ -84,10 +81,10 @@ IDLE = 0.25  # what a thread that waits for a longer row costs, in entries
 NATIVE = {"csr": 0.86, "dia": 0.9}
 
 # CPU, plain XLA, in places of ELL: a place that XLA passes as it walks the columns of a format; an entry that it
-# scatters to its row, in CSR, in the tail of cut rows and wherever slices are too uneven for columns; a row that is
-# cut. An index saved is arithmetic added, so that bytes do not count. From 2026-11-20_spmv_cpu.md and suites like it.
-WALKED = {"ell": 1.0, "hyb": 1.05, "hll": 1.1, "sell": 1.1, "dia": 1.25}
-SCATTERED, CUT = 14.0, 64.0
+# scatters to its row, in CSR and wherever slices are too uneven for columns. An index saved is arithmetic added, so
+# bytes do not count. From 2026-11-20_spmv_cpu.md and suites like it.
+WALKED = {"ell": 1.0, "hll": 1.1, "sell": 1.1, "dia": 1.25}
+SCATTERED = 14.0
 
 MISJUDGED = 1.4  # times the estimated bytes that a product may read for a choice to stand
 ROOM = 1.1  # times the estimated bytes of a matrix and two vectors that must be free, since an estimate may be low
@@ -163,9 +160,7 @@ def rank(S: Any, dtype: Any = None, platform: str | None = None, backend: str = 
     formats = [name for name in FORMATS if kernels != "numba" or name in NATIVE]
     kept = storages(PatternCounts(csr, dtype, platform, keeps), formats)
     choices = [_choice(s, csr, dtype.itemsize, kernels) for s in kept if kernels != "numba" or not _by_bits(s, csr)]
-    ranked = sorted(choices, key=lambda c: c.cost)
-    widths = [c for c in ranked if c.format == "hyb"]
-    return [c for c in ranked if c not in widths[1:]]  # one width is enough
+    return sorted(choices, key=lambda c: c.cost)
 
 
 def storages(pattern: PatternCounts, formats: Iterable[str] = FORMATS) -> Iterator[Storage]:
@@ -263,18 +258,17 @@ def _choice(s: Storage, csr: Csr, itemsize: int, kernels: str | None) -> Choice:
         seconds = moved / (NATIVE[s.format] * copy)
     else:
         seconds = _seconds_on_gpu(s, moved, csr, itemsize, kernels)
-    words, places = list(s.words), s.places + s.tail.entries
-    if s.tail.rows:
-        words += [f"{s.tail.rows} rows cut"]
-    if csr.nnz < places:
-        words += [f"{1 - csr.nnz / places:.0%} padding"]
+    words = list(s.words)
+    if s.cut:
+        words += [f"{s.cut} rows cut"]
+    if csr.nnz < s.places:
+        words += [f"{1 - csr.nnz / s.places:.0%} padding"]
     reason = ", ".join([f"{readable_bytes(moved)} a product, about {readable_seconds(seconds)}", *words])
     return Choice(s.format, s.layout, s.nbytes, moved, seconds * copy, reason, seconds, s.unread)
 
 
 def _seconds_on_gpu(s: Storage, moved: int, csr: Csr, itemsize: int, kernels: str) -> float:
-    tail, entry = s.tail, itemsize + 4
-    read = moved - tail.nbytes + IDLE * s.idle * entry
+    read = moved + IDLE * s.idle * (itemsize + 4)
     streamed = read / _rate(kernels, s.rate or s.format, csr.nnz, csr.shape[0], itemsize)
     if s.format == "csr5":
         through_l2 = (moved + SECTOR * (s.misses * csr.nnz + s.written)) / L2
@@ -283,16 +277,10 @@ def _seconds_on_gpu(s: Storage, moved: int, csr: Csr, itemsize: int, kernels: st
         streamed += csr.nnz * min(max(s.misses - USUAL, 0) * MISS, MOST_MISS)
     waited = s.trips * LATENCY
     seconds = LAUNCH_SECONDS * (2 if s.copied else 1) + _beside(streamed, waited)
-    if tail.rows == 0:
-        return seconds
-    # One kernel sums the pieces, if they are not counted above, and one adds the sums of a row to y: the same one where
-    # every row has one piece.
-    threads, n = threads_for(tail.entries, tail.pieces.size), tail.pieces.size
-    idle = IDLE * (walked_together(tail.pieces, threads) - tail.entries) * entry
-    once = tail.entries > 0 and n == tail.rows
-    sums, launches = 2 * (tail.rows + (0 if once else n)) * itemsize, 2 if tail.entries and not once else 1
-    seconds += TAIL * (tail.nbytes + idle + sums) / _rate(kernels, "csr", tail.entries, n, itemsize)
-    return seconds + launches * LAUNCH_SECONDS
+    if s.cut:
+        sums = 2 * (s.cut + s.pieces) * itemsize
+        seconds += LAUNCH_SECONDS + TAIL * sums / _rate(kernels, "csr", 0, 1, itemsize)
+    return seconds
 
 
 def _beside(a: float, b: float) -> float:
@@ -313,5 +301,4 @@ def _by_bits(s: Storage, csr: Csr) -> bool:
 
 def _seconds_of_xla(s: Storage, csr: Csr, itemsize: int) -> float:
     places = (WALKED[s.format] if s.by_columns else SCATTERED) * s.places
-    places += SCATTERED * s.tail.entries + CUT * s.tail.rows
     return (places * (itemsize + 4) + sum(csr.shape) * itemsize) / COPY["cpu"]

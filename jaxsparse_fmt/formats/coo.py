@@ -63,7 +63,7 @@ _rows = building.on_either(2)(expand_ptr)
 def row_pointers(row: Array, n_rows: int) -> Array:
     """Row pointers [n_rows + 1] from sorted row indices [nnz]."""
     index = index_dtype(row.shape[0])
-    last = jnp.concatenate([row[1:] != row[:-1], jnp.ones(1, bool)])
+    last = jnp.concatenate([row[1:] != row[:-1], jnp.ones(row[:1].shape, bool)])
     ends = jnp.zeros(n_rows + 1, index).at[jnp.where(last, row + 1, n_rows + 1)]
     ends = ends.set(jnp.arange(1, row.shape[0] + 1, dtype=index), mode="drop")
     return lax.cummax(ends)

@@ -18,7 +18,7 @@ sums of rows without atomics. A tile whose columns span less than 2¹⁵ stores 
 Each tile begins with a row, unlike the paper's tiles: it holds the rows whose first entry falls into its window of the
 entries, and padding after the end of the last row. So no row is in two tiles. Where some rows are longer than an eighth
 of a tile, or 32 lanes, the rows longer than a 32nd of a tile continue in pieces. A piece is a segment behind all rows,
-and a second pass adds its sum to its row (`long_rows.py`).
+and a second pass adds the sums of a row's pieces to it, in order. So no product adds by atomics.
 
 Where few columns hold most entries, as in power-law graphs, the `hot` most used columns can come first, so that the L1
 cache holds them; the other columns keep their order. Storage column k is column `col_order`[k] of the matrix, [n_cols]
@@ -40,7 +40,6 @@ import numpy as np
 from jaxsparse_fmt._types import Csr, Target, standard_promotion
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import building, csr5_tiles, statistics
-from jaxsparse_fmt.formats import long_rows as split
 from jaxsparse_fmt.formats.base import (
     Array,
     ColumnIndex,
@@ -53,11 +52,13 @@ from jaxsparse_fmt.formats.base import (
     padded_with,
     storage_format,
 )
+from jaxsparse_fmt.formats.csr import THREADS
 from jaxsparse_fmt.formats.csr5_tiles import CUT, tile_for
-from jaxsparse_fmt.formats.footprint import L1_ROWS, NO_TAIL, PatternCounts, Storage, Tail
+from jaxsparse_fmt.formats.footprint import L1_ROWS, PatternCounts, Storage
 from jaxsparse_fmt.kernels import coordinates, csr5, spmv
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
-from jaxsparse_fmt.kernels.layout.address import expand_ptr
+from jaxsparse_fmt.kernels.layout.address import Slices, expand_ptr
+from jaxsparse_fmt.kernels.layout.columns import Consecutive, Rule
 from jaxsparse_fmt.kernels.layout.tiles import NARROW_PADDING, WIDE_MARK, Tiles
 
 # The row behind the last one, as the tile before holds the rows up to there; and padding in 16 bits.
@@ -69,6 +70,7 @@ SMALL_X = 2**20  # bytes of x, below which neither hot columns nor kept sums pay
 # the time of sums written one by one from 0.40 on, but 2.3 times as much at 0.05, where all of x could be there.
 KEPT_MISSES = 0.35
 KEPT_ROWS = LAUNCH.most_kept * 2 // 3  # mean rows of a tile, so that hardly any tile has too many
+JOINING = 2**20  # threads in all that sum the pieces, if each row then gets several
 NOT_OF_TILES = ("values", "long_rows", "piece_ptr", "col_order")
 
 
@@ -113,7 +115,7 @@ class CSR5(SparseMatrix):
         x = x if self.col_order is None else x.at[:, self.col_order].get(mode="promise_in_bounds")
         backend, rows, piece_ptr = spmv.supported(backend, values, x), self.long_rows, self.piece_ptr
         y, sums = csr5.product(values, x, self.arrays, tiles=self.tiles, backend=backend, piece_ptr=piece_ptr)
-        return y if rows is None or piece_ptr is None else split.with_pieces(y, sums, rows, piece_ptr, backend)
+        return y if rows is None or piece_ptr is None else _with_pieces(y, sums, rows, piece_ptr, backend)
 
     def transposed_face(self, values: Array, y: Array, backend: str) -> Array:
         row, col, _ = self.places()
@@ -211,7 +213,6 @@ class CSR5(SparseMatrix):
         places, n_cut = n_tiles * size, 0 if segments.cut is None else segments.cut.size
         in_tile = lambda k: max(round(k / max(n_tiles, 1)), 1)  # noqa: E731
         widest = statistics.slice_widths(segments.lengths, in_tile(n_segments))
-        tail = Tail(0, 0, n_cut, np.zeros(n_segments - n_rows, np.int64)) if n_cut else NO_TAIL
         number = max(pattern.itemsize, 4)  # values of 16 bits multiply an x of 32
         large = n_cols * number >= SMALL_X
         for hot in (0, min(HOT_BYTES // number, n_cols // 4)) if large else (0,):
@@ -227,8 +228,9 @@ class CSR5(SparseMatrix):
                 places,
                 depth // 8 + 2,  # and for the heads
                 1,
-                tail,
                 by_columns=False,
+                cut=n_cut,
+                pieces=n_segments - n_rows,
                 misses=statistics.missed_beside(csr, L1_ROWS, pattern.a_sector, hot) if hot else 1.0,
                 hops=int((widest // depth).sum()) * lanes // 512,
                 written=n_segments,
@@ -240,3 +242,18 @@ class CSR5(SparseMatrix):
             if room and pattern.misses(L1_ROWS, 1) >= KEPT_MISSES:
                 layout, words = storage.layout | {"keep_sums": True}, (words, "sums written together")
                 yield dataclasses.replace(storage, layout=layout, written=0, words=words)
+
+
+def _with_pieces(
+    y: Array,  # [b, n_rows, p]
+    sums: Array,  # [b, n_pieces, p]
+    rows: Array,  # [n_long]
+    piece_ptr: Array,  # [n_long + 1]
+    backend: str,
+) -> Array:
+    """y, with the sums of its pieces added, in order, to each of `rows`."""
+    n_long, n_pieces = rows.shape[0], sums.shape[1]
+    # One row may have nearly all pieces, so a row gets as many threads as cost little, whatever the mean.
+    threads = max(t for t in THREADS if t == 1 or t * n_long <= JOINING)
+    rule = Rule((n_long, n_pieces), n_pieces, Slices(n_long, 1, threads), Consecutive())
+    return spmv.added(y, rows, sums, {"slice_ptr": piece_ptr}, rule=rule, backend=backend)

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsparse_fmt._types import Csr, CsrArrays, index_dtype, pytree
-from jaxsparse_fmt.formats import building, long_rows
-from jaxsparse_fmt.kernels.layout.address import take
+from jaxsparse_fmt.formats import building
+from jaxsparse_fmt.kernels.layout.address import expand_ptr, take
 from jaxsparse_fmt.kernels.layout.tiles import MARK, NARROW_PADDING, WIDE_MARK
 
 LANES, ENTRIES = (128, 256, 512, 1024), (8, 16, 32, 64, 128)
@@ -77,13 +77,14 @@ def segments_of(csr: Csr, tile_shape: tuple[int, int]) -> Segments:
         return Segments(xp.zeros(0, np.int32), None, None, 0, 0, 0)
     longest, last, empty = map(int, np.asarray(_counted(xp, csr.indptr)))
     most, fits = lanes * depth // CUT, longest <= min(MOST_HOPS * depth, lanes * depth // MOST_PART)
-    pieces = None if fits else long_rows.pieces_beyond(csr, most, most)
     total = csr.nnz + empty
-    if pieces is None:
+    if fits:
         lengths, source, real = _laid(xp, csr.indptr, max(longest, 1))
         return Segments(lengths, source, real, max(longest, 1), max(last, 1), total)
-    lengths, source, real = _laid(xp, csr.indptr, most, pieces.lengths, pieces.source)
-    return Segments(lengths, source, real, most, pieces.last, total, pieces.rows, pieces.piece_ptr)
+    n_long, n_pieces, of_last = map(int, np.asarray(_counted_beyond(xp, csr.indptr, most)))
+    rows, piece_ptr, *pieces = _cut(xp, csr.indptr, most, n_long, n_pieces)
+    lengths, source, real = _laid(xp, csr.indptr, most, *pieces)
+    return Segments(lengths, source, real, most, (of_last - 1) % most + 1, total, rows, piece_ptr)
 
 
 @building.on_either()
@@ -91,6 +92,30 @@ def _counted(xp: Any, indptr: Any) -> Any:
     """The entries of the longest and of the last row, and the number of rows without entries."""
     lengths = xp.diff(indptr)
     return xp.stack([lengths.max(), lengths[-1], (lengths == 0).sum(dtype=indptr.dtype)])
+
+
+@building.on_either()
+def _counted_beyond(xp: Any, indptr: Any, most: int) -> Any:
+    """The numbers of rows longer than `most` and of their pieces, and the entries in the last one's pieces."""
+    rest = xp.maximum(xp.diff(indptr) - most, 0)
+    last = xp.max(xp.where(rest > 0, xp.arange(rest.shape[0], dtype=np.int32), 0))
+    return xp.stack([*(a.sum(dtype=indptr.dtype) for a in (rest > 0, -(-rest // most))), rest[last]])
+
+
+@building.on_either(3, 4)
+def _cut(xp: Any, indptr: Any, most: int, n_long: int, n_pieces: int) -> tuple[Any, Any, Any, Any]:
+    """The rows longer than `most`, pointers to their pieces; and the entries of each piece, and where they begin."""
+    rest = xp.diff(indptr) - most
+    if xp is np:
+        rows = np.flatnonzero(rest > 0)
+    else:  # for few rows of many; jnp.nonzero would add all others to one place, by atomics one after the other
+        rows = jnp.searchsorted(jnp.cumsum(rest > 0), jnp.arange(1, n_long + 1), method="scan_unrolled")
+    rest, index = rest[rows], index_dtype(n_pieces)
+    piece_ptr = building.starts(xp, -(-rest // most), index)
+    owner = expand_ptr(xp, piece_ptr, n_pieces)
+    before = (xp.arange(n_pieces, dtype=index) - piece_ptr[owner]).astype(indptr.dtype) * most
+    lengths = xp.minimum(rest[owner] - before, most).astype(np.int32)
+    return rows.astype(np.int32), piece_ptr, lengths, (indptr[rows][owner] + most + before).astype(indptr.dtype)
 
 
 @building.on_either()

@@ -27,37 +27,19 @@ UNROLL = 4  # entries whose loads a thread of the GPU's kernels issues together
 
 
 @dataclasses.dataclass(frozen=True)
-class Tail:
-    """The entries of rows beyond a width, in pieces that CSR's kernel takes as rows; or only the addition of sums.
-
-    Attributes:
-      entries, nbytes: in the pieces, where they are not counted with the rows.
-      rows: that are cut.
-      pieces: [n_pieces], the entries of each.
-    """
-
-    entries: int
-    nbytes: int
-    rows: int
-    pieces: np.ndarray
-
-
-NO_TAIL = Tail(0, 0, 0, np.zeros(0, np.int64))
-
-
-@dataclasses.dataclass(frozen=True)
 class Storage:
     """The counts of a format's storage of a matrix, from which the ranking estimates its time.
 
     Attributes:
-      nbytes: read by a product, the tail's included.
-      places: stored in the main part, padding included.
+      nbytes: read by a product.
+      places: stored, padding included.
       trips: rounds of loads that the thread of the longest row makes.
       rows: of a slice.
       rate: key of the ranking's table of speeds; empty: the format's name.
       idle: places over which the GPU's threads wait for others, where that moves no bytes.
       by_columns: whether XLA goes by columns (`kernels/spmv.py`).
       sorted: by length, in windows.
+      cut, pieces: rows that continue in pieces, and their pieces, whose sums another kernel adds.
       misses: of the L1 cache for an entry's x, 0 to 1; as `footprints` yields it, the factor on the pattern's misses.
       written: rows that are written one by one, when their sums are complete.
       hops: of all tiles of CSR5, scaled to tiles of 512 lanes, since more of the smaller tiles run at once.
@@ -72,11 +54,12 @@ class Storage:
     places: int
     trips: int
     rows: int
-    tail: Tail = NO_TAIL
     rate: str = ""
     idle: int = 0
     by_columns: bool = True
     sorted: bool = False
+    cut: int = 0
+    pieces: int = 0
     misses: float = 1.0
     written: int = 0
     hops: int = 0
@@ -152,13 +135,6 @@ class PatternCounts:
         """Bytes of values, of offsets or block columns, and of the bits that tell holes from zeros, if read."""
         bits = -(-counted.places // 8) if counted.holes > 0 and self.has_zeros else 0
         return counted.places * self.itemsize + 4 * counted.indices + bits
-
-
-def tail(lengths: np.ndarray, width: int, itemsize: int, piece: int) -> Tail:
-    """The entries of rows beyond `width`, in pieces of at most `piece`."""
-    pieces = traffic.pieces(lengths, width, piece)
-    entries, n_rows = int(pieces.sum()), int(np.count_nonzero(lengths > width))
-    return Tail(entries, traffic.tail_bytes(entries, n_rows, pieces.size, itemsize), n_rows, pieces)
 
 
 def trips(entries: float, threads: int = 1) -> int:

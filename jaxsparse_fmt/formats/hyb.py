@@ -1,41 +1,100 @@
-"""HYB (Bell and Garland; Wang and Gu, §2.3.4): ELL of width K for the first entries of rows, and a tail for the rest.
+"""HYB (Bell and Garland; Wang and Gu, §2.3.4): ELL of width K for the first entries of rows, and COO for the rest.
 
          ⎡ 1 . 2 . ⎤      K = 1
-         ⎢ . 3 . . ⎥      values     [1 3 4 ·  |  2 5 6]      [K·n_rows + n_tail]: ELL, then the rest by row
-         ⎢ 4 . 5 6 ⎥      col_idx    [0 1 0 4]                [K·n_rows] int32, 4 = n_cols: padding
-         ⎣ . . . . ⎦      tail_col   [2 2 3]                  [n_tail] int32
-                          tail_rows  [0 2]                    [n_long] int32
-                          tail_ptr   [0 1 3]                  [n_pieces + 1] int32
-                          piece_ptr  None                     [n_long + 1] int32, where rows have several pieces
+         ⎢ . 3 . . ⎥      values    [1 3 4 ·  |  2 5 6]      [K·n_rows + n_tail]: ELL, then the rest by row
+         ⎢ 4 . 5 6 ⎥      col_idx   [0 1 0 4]                [K·n_rows] int32, 4 = n_cols: padding
+         ⎣ . . . . ⎦      tail_row  [0 2 2]                  [n_tail] int32
+                          tail_col  [2 2 3]                  [n_tail] int32
 
-The rest is sorted COO with one row index a row; `long_rows.py` describes its sum, without atomics. K is the largest
-number that at least a third of the rows reach (`width="third"`, cuSPARSE's choice), the mean row length
-(`width="mean"`), or a given number.
+A product adds what ELL's and COO's products give, without atomics. K is the largest number that at least a third of the
+rows reach (`width="third"`, cuSPARSE's choice), the mean row length (`width="mean"`), or a given number.
 
-Bytes: K·n_rows·(value + 4) + n_tail·(value + 4) + 4·n_long + 4·(n_pieces + 1) [+ 4·(n_long + 1)].
+Bytes: K·n_rows·(value + 4) + n_tail·(value + 8).
+
+A reproduction of its paper: `format="auto"` never takes it.
 """
 
 import dataclasses
 from typing import Any, Self
 
+import jax.numpy as jnp
 import numpy as np
 
-from jaxsparse_fmt._types import Csr, Target, index_dtype
-from jaxsparse_fmt.formats import building, footprint, long_rows
-from jaxsparse_fmt.formats.base import ColumnIndex, storage_format
-from jaxsparse_fmt.kernels.layout.address import Slices
+from jaxsparse_fmt._types import Csr, Target, index_dtype, standard_promotion
+from jaxsparse_fmt.formats import building
+from jaxsparse_fmt.formats.base import Array, ByRule, ColumnIndex, RowIndex, index_in_data, storage_format
+from jaxsparse_fmt.formats.coo import row_pointers
+from jaxsparse_fmt.formats.csr import csr_rule
+from jaxsparse_fmt.kernels import coordinates, spmv
+from jaxsparse_fmt.kernels.backends import selection
+from jaxsparse_fmt.kernels.layout.address import Slices, expand_ptr, take
+from jaxsparse_fmt.kernels.layout.columns import Explicit, Rule
 from jaxsparse_fmt.models import traffic
 
 
 @storage_format
-class HYB(long_rows.Split):
-    """HYB with an ELL part of `width` columns."""
+class HYB(ByRule):
+    """HYB with an ELL part of `width` columns, to which its rules belong."""
 
     col_idx: ColumnIndex
+    tail_row: RowIndex
+    tail_col: ColumnIndex
     width: int
 
     name = "hyb"
     layout_options = ("width",)
+
+    @property
+    def n_main(self) -> int:
+        """Places of the ELL part."""
+        return self.n_stored - self.tail_col.shape[0]
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        return {"col_idx": self.col_idx}
+
+    @property
+    def rule(self) -> Rule:
+        return Rule(self.shape, self.n_main, self.address, self.column)
+
+    @property
+    def dots(self) -> bool:
+        return False
+
+    def product_face(self, values: Array, x: Array, backend: str) -> Array:
+        n_main, n_tail, y = self.n_main, self.tail_col.shape[0], 0
+        # A kernel would get a slice of `values` as a copy; so a single matrix goes in whole, at its own addresses.
+        whole = values.shape[0] == 1 and selection.is_pallas(spmv.supported(backend, values, x))
+        head, tail, offset = (values, values, n_main) if whole else (values[:, :n_main], values[:, n_main:], 0)
+        if n_main:
+            y = spmv.product(head, x, self.arrays, rule=self.rule, backend=backend)
+        if n_tail:
+            start = row_pointers(self.tail_row, self.shape[0]).astype(index_dtype(offset + n_tail)) + offset
+            arrays = {"slice_ptr": start, "col_idx": self.tail_col}
+            y += spmv.product(tail, x, arrays, rule=csr_rule(self.shape, n_tail, Explicit(offset)), backend=backend)
+        return y
+
+    def transposed_face(self, values: Array, y: Array, backend: str) -> Array:
+        row, col, _ = self.places()
+        return coordinates.transposed_reference(values, y, row, col, n_cols=self.shape[1])
+
+    def outer_face(self, y: Array, x: Array, backend: str) -> Array:
+        row, col, _ = self.places()
+        return coordinates.outer_reference(y, x, row, col, n_cols=self.shape[1])
+
+    @standard_promotion
+    def coordinates(self) -> tuple[Array, Array, Array]:
+        row, col, j = self.places()
+        return row, col, index_in_data(self, row, j, col < self.shape[1])
+
+    def places(self) -> tuple[Array, Array, Array]:
+        """As `Rule.places`, of both parts."""
+        n_tail, tail_row = self.tail_col.shape[0], jnp.minimum(self.tail_row, max(self.shape[0] - 1, 0))
+        ptr = row_pointers(self.tail_row, self.shape[0])
+        j = (jnp.arange(n_tail, dtype=ptr.dtype) - ptr[tail_row]).astype(jnp.int32) + self.width
+        parts = zip(self.rule.places(self.arrays), (tail_row, self.tail_col, j), strict=True)
+        row, col, j = (jnp.concatenate(pair) for pair in parts)
+        return row, col, j
 
     @classmethod
     def from_csr(cls, csr: Csr, target: Target, *, width: int | str = "third") -> Self:
@@ -47,28 +106,24 @@ class HYB(long_rows.Split):
         rows, address = building.rows_of(csr), Slices(csr.shape[0], max(csr.shape[0], 1))
         K = _width(width, rows.lengths)
         rows = dataclasses.replace(rows, lengths=rows.lengths.clip(max=K))
-        n_head = int(rows.lengths.sum(dtype=index_dtype(csr.nnz)))
-        n_stored = K * csr.shape[0] + csr.nnz - n_head
-        building.check_memory(cls.name, n_stored, csr, target)
-        values, col_idx = building.fill(csr, rows, address, {}, K * csr.shape[0], target.dtype)
-        values, tail = long_rows.with_tail(values, csr, K)
-        return building.made(cls, csr, target, values, **tail, col_idx=col_idx, width=K)
-
-    @classmethod
-    def footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
-        lengths, itemsize = pattern.lengths, pattern.itemsize
-        for K in _widths(lengths):
-            places, tail = K * lengths.size, footprint.tail(lengths, K, itemsize, long_rows.PIECE)
-            nbytes = places * (itemsize + 4) + tail.nbytes
-            yield footprint.Storage(cls.name, {"width": K}, nbytes, places, footprint.trips(K), lengths.size, tail)
+        n_main, n_tail = K * csr.shape[0], csr.nnz - int(rows.lengths.sum(dtype=index_dtype(csr.nnz)))
+        building.check_memory(cls.name, n_main + n_tail, csr, target)
+        values, col_idx = building.fill(csr, rows, address, {}, n_main, target.dtype)
+        xp = building.namespace(csr.data)
+        tail, row, col = _rest(xp, csr.data, csr.indices, csr.indptr, K, n_tail, np.dtype(target.dtype))
+        values = xp.concatenate([values, tail])
+        return building.made(cls, csr, target, values, col_idx=col_idx, tail_row=row, tail_col=col, width=K)
 
 
-def _widths(lengths: np.ndarray) -> list[int]:
-    """The first quartile and the median of the row lengths, and the widths by the rules of `traffic.hyb_width`."""
-    if lengths.size == 0:
-        return [0]
-    quantiles = np.partition(lengths, (lengths.size // 4, lengths.size // 2))[[lengths.size // 4, lengths.size // 2]]
-    return sorted({*map(int, quantiles), *(traffic.hyb_width(lengths, rule) for rule in traffic.HYB_RULES)})
+@building.on_either(5, 6)
+def _rest(xp: Any, data: Any, indices: Any, indptr: Any, width: int, n_tail: int, dtype: Any) -> tuple[Any, Any, Any]:
+    """Value, row and column of the entries beyond the first `width` of each row."""
+    if n_tail == 0:
+        return xp.zeros(0, dtype), xp.zeros(0, np.int32), xp.zeros(0, np.int32)
+    ptr = building.starts(xp, xp.maximum(xp.diff(indptr) - width, 0), index_dtype(n_tail))
+    row = expand_ptr(xp, ptr, n_tail)
+    at = indptr[row] + width + (xp.arange(n_tail, dtype=ptr.dtype) - ptr[row]).astype(indptr.dtype)
+    return take(data, at).astype(dtype), row, take(indices, at).astype(np.int32)
 
 
 def _width(width: Any, lengths: Any) -> int:

@@ -48,17 +48,17 @@ def slice_widths(row_lengths: np.ndarray, slice_size: int, sigma: int = 1) -> np
     return traffic.longest_by_slice(row_lengths, slice_size)
 
 
-def wide_fraction(csr: Csr, slice_size: int, max_width: int, widest: int) -> float:
+def wide_fraction(csr: Csr, slice_size: int, widest: int) -> float:
     """The fraction of the places in slices whose differences of columns do not fit 16 bits.
 
-    In such a slice the j-th entries of the rows span `widest` columns or more, for some j below `max_width`.
+    In such a slice the j-th entries of the rows span `widest` columns or more, for some j.
     """
     rows, _ = _sample(csr, slice_size)
-    lengths = np.minimum(csr.indptr[rows + 1] - csr.indptr[rows], max_width).astype(np.int64)
+    lengths = (csr.indptr[rows + 1] - csr.indptr[rows]).astype(np.int64)
     widths = np.pad(lengths, (0, -rows.size % slice_size)).reshape(-1, slice_size).max(axis=1, initial=0)
     if not widths.any():
         return 0.0
-    number, j, col = _entries(csr, rows, lengths)
+    number, j, col = _entries(csr, rows)
     column = (np.cumsum(widths) - widths)[number // slice_size] + j
     place = column * slice_size + number % slice_size
     low, high = (np.full((widths.sum(), slice_size), bound, np.int32) for bound in (csr.shape[1], -1))
@@ -222,14 +222,10 @@ def _sample(csr: Csr, window: int) -> tuple[np.ndarray, float]:
     return rows[rows < n_rows], n_windows / taken
 
 
-def _entries(
-    csr: Csr,
-    rows: np.ndarray,  # [k]
-    lengths: np.ndarray | None = None,  # [k], the number of entries to take of each; None: all
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _entries(csr: Csr, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """For every entry of `rows`: the index of its row in `rows`, its position in the row, and its column; int64."""
     first = csr.indptr[rows].astype(np.int64)
-    wanted = csr.indptr[rows + 1] - first if lengths is None else lengths
-    number = np.repeat(np.arange(rows.size), wanted)
-    j = np.arange(number.size) - np.repeat(np.cumsum(wanted) - wanted, wanted)
+    lengths = csr.indptr[rows + 1] - first
+    number = np.repeat(np.arange(rows.size), lengths)
+    j = np.arange(number.size) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     return number, j, csr.indices[first[number] + j].astype(np.int64)

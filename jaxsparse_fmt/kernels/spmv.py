@@ -53,20 +53,22 @@ def product(
 def added(
     y: Array,  # [b, n, p]
     rows: Array,  # [n_rows], rising; what belongs to rows from n on is dropped
-    values: Array | None,  # [b, n_stored]; None: ones
     x: Array,  # [b, n_cols, p]
     arrays: Arrays,
     *,
     rule: Rule,
     backend: str,
 ) -> Array:  # [b, n, p]
-    """y with A·x added to its `rows`. A kernel adds in place: XLA copies y first if something reads y afterwards."""
-    backend = supported(backend, y, x, *([] if values is None else [values]))
+    """y with A·x added to its `rows`; all values of A are 1.
+
+    A kernel adds in place: XLA copies y first if something reads y afterwards.
+    """
+    backend = supported(backend, y, x)
     if not selection.is_pallas(backend):
-        sums = product(values, x, arrays, rule=rule, backend=backend)
+        sums = product(None, x, arrays, rule=rule, backend=backend)
         return y.at[:, rows].add(sums.astype(y.dtype), unique_indices=True, indices_are_sorted=True)
     kernel = functools.partial(product_kernel, adds_to=y.shape[1])
-    inputs = {"values": values, "x": x, "perm": rows, **arrays}
+    inputs = {"x": x, "perm": rows, **arrays}
     return row_kernels.launch_rows(kernel, backend, inputs, {"y": y}, rule)[0].reshape(y.shape)
 
 

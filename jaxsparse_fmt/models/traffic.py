@@ -63,21 +63,3 @@ def hyb_width(row_lengths: Any, rule: str = "third") -> int:
         return round(int(row_lengths.sum()) / n_rows)
     xp = row_lengths.__array_namespace__()
     return int(xp.sort(row_lengths)[n_rows - -(-n_rows // 3)])
-
-
-def pieces(row_lengths: np.ndarray, width: int, piece: int) -> np.ndarray:
-    """Lengths, at most `piece`, of the pieces that hold a row's entries beyond `width` (`formats/long_rows.py`)."""
-    rest = row_lengths[row_lengths > width].astype(np.int64) - width
-    if rest.max(initial=0) <= piece:
-        return rest
-    count = -(-rest // piece)
-    lengths = np.full(int(count.sum()), piece)
-    lengths[np.cumsum(count) - 1] = rest - (count - 1) * piece
-    return lengths
-
-
-def tail_bytes(entries: int, n_rows: int, n_pieces: int, value_bytes: int) -> int:
-    """Bytes of the `entries` that `n_rows` rows have in pieces."""
-    if entries == 0:
-        return 0
-    return entries * (value_bytes + 4) + 4 * (n_rows + n_pieces + 1) + (4 * (n_rows + 1) if n_pieces > n_rows else 0)

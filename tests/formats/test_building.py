@@ -116,8 +116,6 @@ REFUSED = [
     ("hdia", {"slice_size": 8, "sigma": 4}, ValueError, "sigma=4 sorts inside windows smaller"),
     ("sell", {"slice_size": -1}, ValueError, "slice_size must be at least 1 row; got -1"),
     ("sell", {"slice_size": 8, "sigma": 4}, ValueError, "sigma=4 sorts inside windows smaller"),
-    ("sell", {"max_width": 0}, ValueError, "max_width must be at least 1 entry; got 0"),
-    ("sell", {"max_width": 1.0}, TypeError, "max_width must be an integer"),
     ("pjds", {"block_size": 0}, ValueError, "block_size must be at least 1 row; got 0"),
     ("pjds", {"block_size": 1.5}, TypeError, "block_size must be an integer, a number of rows; got 1.5"),
     ("bsr", {"block_shape": (0, 3)}, ValueError, "block_shape[0] must be at least 1 row; got 0"),
@@ -148,7 +146,7 @@ REFUSED = [
     ("coo", {"slice_size": 8}, ValueError, "format 'coo' has no layout option 'slice_size'; it has: none"),
     ("jds", {"block_size": 8}, ValueError, "format 'jds' has no layout option 'block_size'; it has: none"),
     ("pjds", {"slice_size": 8}, ValueError, "'pjds' has no layout option 'slice_size'; it has: block_size"),
-    ("sell", {"width": 8}, ValueError, "'sell' has no layout option 'width'; it has: slice_size, sigma, max_width"),
+    ("sell", {"width": 8}, ValueError, "'sell' has no layout option 'width'; it has: slice_size, sigma"),
     ("dia", {"sigma": 8}, ValueError, "format 'dia' has no layout option 'sigma'; it has: none"),
 ]
 
@@ -178,7 +176,7 @@ ARROW = sp.csr_array(sp.vstack([np.ones((1, N)), sp.diags_array(np.ones(N)).tocs
         ("dia", {}, "320 GB"),
         ("hll", {"slice_size": N}, "480 GB"),
         ("hdia", {"slice_size": N}, "320 GB"),
-        ("sell", {"slice_size": N, "max_width": N}, "400 GB"),
+        ("sell", {"slice_size": N}, "400 GB"),
         ("pjds", {"block_size": N}, "480 GB"),
         ("hyb", {"width": N}, "480 GB"),
     ],

@@ -257,12 +257,12 @@ def test_auto_chooses_for_each_of_the_two():
 
 def test_tune_measures_each_of_the_two(monkeypatch):
     timed = []
-    monkeypatch.setattr(tune, "seconds_per_product", lambda A: timed.append(A) or float(A.name != "hyb"))
+    monkeypatch.setattr(tune, "seconds_per_product", lambda A: timed.append(A) or float(A.name != "ell"))
     S = with_a_full_column(50)
     A = jsf.from_scipy(S, "tune", transpose=True, backend="xla")
     assert isinstance(A, jsf.Paired)
-    fastest = [B for B in timed if B.name == "hyb"]
-    assert (A.own.name, A.across.name, len(fastest)) == ("hyb", "hyb", 2)
+    fastest = [B for B in timed if B.name == "ell"]
+    assert (A.own.name, A.across.name, len(fastest)) == ("ell", "ell", 2)
     for B, dense in zip(fastest, (S.toarray(), S.toarray().T), strict=True):
         np.testing.assert_array_equal(B.to_scipy().toarray(), dense)
 

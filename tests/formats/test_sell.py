@@ -1,4 +1,4 @@
-"""SELL: 16-bit column differences, rows cut where they are long, narrow values under wide vectors."""
+"""SELL: 16-bit column differences, narrow values under wide vectors."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,6 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt.formats.long_rows import TAIL
 from tests.formats.pictures import LENGTHS, RAGGED, assert_as_drawn, drawn_matrix, stored, value_sizes
 from tests.lowering import SIGNATURES, lowered
 from tests.oracle import draw
@@ -26,13 +25,13 @@ def slices_of_two(*spans: int) -> sp.csr_array:
 def test_the_arrays_are_those_of_the_picture():
     A = jsf.from_scipy(drawn_matrix("sell"), "sell", slice_size=2)
     assert_as_drawn(A)
-    assert A.col_idx is None and A.index_start is None and all(getattr(A, name) is None for name in TAIL)
+    assert A.col_idx is None and A.index_start is None
 
 
 @value_sizes
 @pytest.mark.parametrize("sigma", [1, 16])
 def test_bytes_follow_the_formula(value, sigma):
-    A = stored("sell", value, slice_size=8, sigma=sigma, max_width=40)
+    A = stored("sell", value, slice_size=8, sigma=sigma)
     perm = 4 * 99 if sigma > 1 else 0
     assert A.n_stored == stored("hll", slice_size=8, sigma=sigma).n_stored
     assert A.nbytes == A.n_stored * (value + 2) + 4 * A.n_stored // 8 + 4 * (13 + 1) + perm
@@ -87,67 +86,17 @@ SAME_AS_HLL = [
 def test_products_are_those_of_hll_to_the_last_bit(matrix, layout, dtype, rng):
     """Where both run alike: on a CPU there is a kernel for "hll" only."""
     x = draw(rng, dtype, matrix.shape[1])
-    A = jsf.from_scipy(matrix, "sell", dtype, max_width=matrix.shape[1], **layout)
+    A = jsf.from_scipy(matrix, "sell", dtype, **layout)
     with jsf.use_backend("xla"):
         np.testing.assert_array_equal(product(A, x), product(jsf.from_scipy(matrix, "hll", dtype, **layout), x))
 
 
 def test_each_column_of_a_slice_has_its_own_base():
-    A = stored("sell", slice_size=8, max_width=40)
+    A = stored("sell", slice_size=8)
     chunks = np.asarray(stored("hll", slice_size=8).col_idx).reshape(-1, 8)
     live = chunks < 120
     np.testing.assert_array_equal(A.col_base, chunks.min(axis=1))
     np.testing.assert_array_equal(A.delta, np.where(live, chunks - chunks.min(axis=1)[:, None], 65_535).reshape(-1))
-
-
-# --------------------------------------------------------------------------------------------------------- the cut
-
-
-def with_a_long_row(n: int) -> sp.csr_array:
-    dense = 3 * np.eye(n)
-    dense[n // 2] = np.arange(1, n + 1)
-    return sp.csr_array(dense)
-
-
-def test_a_row_too_long_for_its_slice_is_cut():
-    S = with_a_long_row(1500)
-    A = jsf.from_scipy(S, "sell")
-    assert A.max_width < 1500 and A.max_width & (A.max_width - 1) == 0
-    assert A.tail_rows.tolist() == [750]
-    assert A.n_stored < 2 * S.nnz < jsf.from_scipy(S, "sell", max_width=1500).n_stored / 20
-    np.testing.assert_array_equal(product(A, np.ones(1500)), S @ np.ones(1500))
-    np.testing.assert_array_equal(A.to_scipy().toarray(), S.toarray())
-
-
-def test_the_cut_is_the_power_of_two_that_stores_the_fewest_places():
-    """A place in the tail counts twice, for its longer index and the second pass."""
-    S = jsf.gallery.power_law(3000, mean=12, exponent=2.1)
-    lengths = np.diff(S.indptr)
-
-    def places(cut: int) -> int:
-        longest = [min(lengths[s : s + 32].max(), cut) for s in range(0, 3000, 32)]
-        return 32 * sum(longest) + 2 * np.maximum(lengths - cut, 0).sum()
-
-    cuts = [2**k for k in range(5, 12) if 2**k < lengths.max()]  # none below twice the mean
-    assert jsf.from_scipy(S, "sell", slice_size=32).max_width == min(cuts, key=places)
-
-
-@pytest.mark.parametrize("lengths", [[20] * 64, [18, 20] * 32], ids=["equal", "a tenth of padding"])
-def test_rows_of_like_length_are_not_cut(lengths):
-    matrix = sp.csr_array(np.arange(40) < np.array(lengths)[:, None], dtype=float)
-    A = jsf.from_scipy(matrix, "sell", slice_size=32)
-    assert A.max_width == 20 and A.tail_col is None
-
-
-@pytest.mark.some(max_width=2)
-@pytest.mark.parametrize("max_width", [1, 7, 39, 40, 41])
-def test_a_given_width_cuts_there(max_width):
-    A = stored("sell", slice_size=8, max_width=max_width)
-    rest = np.maximum(LENGTHS - max_width, 0)
-    assert (0 if A.tail_col is None else A.tail_col.size) == rest.sum()
-    longest = [min(LENGTHS[s : s + 8].max(), max_width) for s in range(0, 99, 8)]
-    assert A.n_stored == 8 * sum(longest) + rest.sum()
-    np.testing.assert_array_equal(A.data, RAGGED.data)
 
 
 # -------------------------------------------------------------------------------------------------- narrow values
@@ -156,10 +105,9 @@ def test_a_given_width_cuts_there(max_width):
 @pytest.mark.parametrize(
     ("stored_as", "vector", "tiny"), [("float32", "float64", 2.0**-40), ("bfloat16", "float32", 2.0**-15)]
 )
-@pytest.mark.parametrize("max_width", [40, 5], ids=["whole", "cut"])
-def test_narrow_values_sum_in_the_type_of_the_vector(stored_as, vector, tiny, max_width):
+def test_narrow_values_sum_in_the_type_of_the_vector(stored_as, vector, tiny):
     ones = sp.csr_array((np.ones(RAGGED.nnz), RAGGED.indices, RAGGED.indptr), RAGGED.shape)
-    A = jsf.from_scipy(ones, "sell", jnp.dtype(stored_as), slice_size=8, max_width=max_width)
+    A = jsf.from_scipy(ones, "sell", jnp.dtype(stored_as), slice_size=8)
     y = product(A, jnp.full(120, 1 + tiny, vector))
     assert A.dtype == stored_as and y.dtype == vector
     np.testing.assert_array_equal(y, LENGTHS * (1 + tiny))

@@ -129,9 +129,7 @@ def test_a_tail_may_begin_beyond_two_to_the_31(backend):
     x = huge(1, A.shape[1], 1)
 
     def f(values, col_idx, x):
-        B = jsf.HYB(
-            values, (n, A.shape[1]), A.nnz, backend, A.tail_ptr, A.tail_col, A.tail_rows, A.piece_ptr, col_idx, 2
-        )
+        B = jsf.HYB(values, (n, A.shape[1]), A.nnz, backend, col_idx, A.tail_row, A.tail_col, 2)
         return B.without_values.product_face(values[None], x, backend)
 
     jax.eval_shape(f, values, col_idx, x)

@@ -168,7 +168,7 @@ LAYOUTS = {
     "pellr": {"lengths_per": "warp"},
     "hyb": {"width": "K"},
     "bsr": {"block_shape": (4, 2)},
-    "sell": {"slice_size": 32, "sigma": 1, "max_width": 64},
+    "sell": {"slice_size": 32, "sigma": 1},
 }
 
 

@@ -62,15 +62,3 @@ def test_counts_beyond_32_bits_are_right():
 def test_an_empty_slice_is_refused_by_name(size):
     with pytest.raises(ValueError, match=f"at least 1 row; got {size}"):
         traffic.sliced_places(np.array([1]), size)
-
-
-@given(row_lengths, st.integers(0, 30), st.integers(1, 9), widths)
-def test_pieces_are_what_long_rows_go_on_in(lengths, width, piece, bytes_of):
-    value, _ = bytes_of
-    cut = [[min(piece, n - width - k) for k in range(0, n - width, piece)] for n in lengths.tolist() if n > width]
-    pieces = traffic.pieces(lengths, width, piece)
-    assert pieces.tolist() == [n for row in cut for n in row]
-    entries, several = sum(map(sum, cut)), len(pieces) > len(cut)
-    pointers = len(cut) + len(pieces) + 1 + (len(cut) + 1 if several else 0)
-    expected = entries * (value + 4) + 4 * pointers if entries else 0
-    assert traffic.tail_bytes(entries, len(cut), len(pieces), value) == expected
