@@ -103,7 +103,7 @@ def _bisected_places(lengths: np.ndarray) -> int:
 
 
 def _csr5(S: sp.csr_array, lengths: np.ndarray, layout: Mapping[str, Any], value: int) -> int:
-    """Two bytes of index a place, or four in tiles with columns 32767 apart or more, after the `hot` most used of them
+    """Two bytes of index a place, or four if a tile has columns 32767 apart or more, after the `hot` most used of them
     have come to the front.
 
     A row has a place for every entry, or one if it has none. If some row has more than 32 lanes or an eighth of a tile
@@ -129,14 +129,14 @@ def _csr5(S: sp.csr_array, lengths: np.ndarray, layout: Mapping[str, Any], value
     least, largest = np.full(n_tiles, n_cols, np.int64), np.zeros(n_tiles, np.int64)
     np.minimum.at(least, tile[piece], col)
     np.maximum.at(largest, tile[piece], col)
-    n_wide, n_long = int(np.sum(largest - least >= 32767)), int(np.sum(pieces > 0))
-    index = n_tiles * size * 2 + n_wide * size * 2 + 4 * n_tiles * ((n_wide < n_tiles) + (0 < n_wide < n_tiles))
+    is_wide, n_long = bool(np.any(largest - least >= 32767)), int(np.sum(pieces > 0))
+    index = n_tiles * (size * 4 if is_wide else size * 2 + 4)
     index += (4 * n_long + 4 * (n_long + 1)) * (n_long > 0) + 4 * n_cols * (hot > 0)
     return n_tiles * (size * value + 4 * (lanes + 1)) + index
 
 
 def _sell(S: sp.csr_array, lengths: np.ndarray, layout: Mapping[str, Any], value: int) -> int:
-    """Two bytes of index a place, or four in slices with a column of places 65535 apart or more."""
+    """Two bytes of index a place, or four if a slice has a column of places 65535 apart or more."""
     n, C, sigma = lengths.size, layout["slice_size"], layout["sigma"]
     order = _order(lengths, sigma)
     widths = _longest(lengths[order], C)
@@ -149,13 +149,9 @@ def _sell(S: sp.csr_array, lengths: np.ndarray, layout: Mapping[str, Any], value
     least, largest = np.full(chunks, S.shape[1], np.int64), np.zeros(chunks, np.int64)
     np.minimum.at(least, chunk, col)
     np.maximum.at(largest, chunk, col)
-    owner = np.repeat(np.arange(widths.size), widths)
-    wide = np.isin(np.arange(widths.size), owner[largest - least >= 65535])
-    rest = _pointers(n, C, sigma)
-    if chunks and wide[owner].all():
-        return C * chunks * (value + 4) + rest
-    places = C * int((widths * (value + 2 + 2 * wide)).sum())
-    return places + 4 * chunks + 4 * widths.size * bool(wide.any()) + rest
+    if np.any(largest - least >= 65535):
+        return C * chunks * (value + 4) + _pointers(n, C, sigma)
+    return C * chunks * (value + 2) + 4 * chunks + _pointers(n, C, sigma)
 
 
 def _diagonals(S: sp.csr_array, lengths: np.ndarray, C: int, sigma: int) -> tuple[int, int]:

@@ -133,11 +133,6 @@ def starts(xp: Any, counts: Any, index: Any) -> Any:
     return xp.concatenate([xp.zeros(1, index), xp.cumsum(counts, dtype=index)])
 
 
-def picked(a: Any, which: np.ndarray) -> Any:
-    """a[which], for a boolean array `which` on the host, in one call."""
-    return a[which] if isinstance(a, np.ndarray) else _taken(a, np.flatnonzero(which))
-
-
 _taken = jax.jit(take)
 
 

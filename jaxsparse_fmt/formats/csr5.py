@@ -13,7 +13,8 @@ in the highest bit of an index, ' here, ends a row; a row without entries has on
 takes 4 and 5, and so begins in row 2, which began in an earlier lane: hence −1 − 2 in `lane_row`, and one hop.
 
 All threads do the same work, so that uneven rows cost no time; `kernels/csr5.py` describes how the kernel separates the
-sums of rows without atomics. A tile whose columns span less than 2¹⁵ stores differences of 16 bits (`layout/tiles.py`).
+sums of rows without atomics. Where the columns of every tile span less than 2¹⁵, all have differences of 16 bits
+(`layout/tiles.py`), else columns of 32 bits in `marked_col`.
 
 Each tile begins with a row, unlike the paper's tiles: it holds the rows whose first entry falls into its window of the
 entries, and padding after the end of the last row. So no row is in two tiles. Where some rows are longer than an eighth
@@ -25,8 +26,8 @@ cache holds them; the other columns keep their order. Storage column k is column
 int32, and a product first copies x into that order. With `keep_sums` the block of a tile keeps its sums in shared
 memory and writes them side by side, which saves sectors of the L2 cache where short rows make many sums.
 
-Bytes: n_stored·(value + 4) + 4·n_tiles·(lanes + 1); in narrow tiles 2 less for each place, and 4·n_tiles, and where
-there are both kinds 4·n_tiles; where rows are cut, 4·n_long + 4·(n_long + 1); with `hot` columns, 4·n_cols.
+Bytes: n_stored·(value + 4) + 4·n_tiles·(lanes + 1); with 16 bits 2 less for each place, and 4·n_tiles; where rows are
+cut, 4·n_long + 4·(n_long + 1); with `hot` columns, 4·n_cols.
 """
 
 import dataclasses
@@ -83,7 +84,6 @@ class CSR5(SparseMatrix):
     marked_delta: MarkedDelta | None
     col_base: ZeroPadded | None
     marked_col: ColumnIndex | None
-    index_start: Array | None
     long_rows: LongRows | None
     piece_ptr: Pointer | None
     col_order: Array | None
@@ -149,19 +149,19 @@ class CSR5(SparseMatrix):
         return of_row[row], col, jnp.where(col < self.shape[1], j + before[row], 0)
 
     def with_arrays(self, names: set[str]) -> Self:
-        """The same storage with the arrays that other shards have: one width of columns, and empty pieces."""
-        A = self.with_one_width() if {"marked_delta", "marked_col"} <= names else self
+        """The same storage with the arrays that other shards have: columns of 32 bits, and empty pieces."""
+        A = self.with_wide_columns() if "marked_col" in names else self
         if "long_rows" not in names or A.long_rows is not None:
             return A
         return dataclasses.replace(A, long_rows=jnp.zeros(0, jnp.int32), piece_ptr=jnp.zeros(1, jnp.int32))
 
-    def with_one_width(self) -> Self:
-        """The same storage with all columns in 32 bits."""
+    def with_wide_columns(self) -> Self:
+        """The same storage with columns of 32 bits."""
         if self.marked_delta is None:
             return self
         col, last = self.tiles.columns(self.arrays)
         marked = jnp.where(last, col | jnp.int32(WIDE_MARK), col)
-        return dataclasses.replace(self, marked_delta=None, col_base=None, index_start=None, marked_col=marked)
+        return dataclasses.replace(self, marked_delta=None, col_base=None, marked_col=marked)
 
     @classmethod
     def from_csr(
@@ -217,10 +217,10 @@ class CSR5(SparseMatrix):
         large = n_cols * number >= SMALL_X
         for hot in (0, min(HOT_BYTES // number, n_cols // 4)) if large else (0,):
             # With hot columns first, hardly any tile's columns are near enough for 16 bits.
-            wide = 1.0 if hot else statistics.wide_blocks(csr, in_tile(n_rows), NARROW_PADDING)
-            index = (2 + 2 * wide) * places + 4 * n_tiles * (lanes + 1 + (wide < 1) + (0 < wide < 1))
+            wide = hot > 0 or statistics.are_blocks_wide(csr, in_tile(n_rows), NARROW_PADDING)
+            index = (4 if wide else 2) * places + 4 * n_tiles * (lanes + 2 - wide)
             index += (8 * n_cut + 4 if n_cut else 0) + (4 * n_cols if hot else 0)
-            words = f"the {hot} most used columns first" if hot else f"{1 - wide:.0%} of tiles in 16 bits"
+            words = f"the {hot} most used columns first" if hot else f"columns in {32 if wide else 16} bits"
             storage = Storage(
                 cls.name,
                 {"tile_shape": shape, "hot": hot, "keep_sums": False},

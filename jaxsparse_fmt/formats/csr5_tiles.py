@@ -153,7 +153,7 @@ def arrays_of(
     xp = building.namespace(csr.data)
     if n_tiles == 0:
         nothing = np.zeros(0, np.int32)
-        none = dict.fromkeys(("marked_delta", "col_base", "index_start"))
+        none = dict.fromkeys(("marked_delta", "col_base"))
         return np.zeros(0, dtype), 0, {"lane_row": nothing, "hops": nothing, "marked_col": nothing, **none}
     if csr.nnz == 0:  # an entry to read where rows have none
         csr = CsrArrays(xp.zeros(1, dtype), xp.zeros(1, np.int32), csr.indptr, csr.shape)
@@ -216,18 +216,11 @@ def _dealt(xp: Any, csr: Csr, segments: Segments, n_tiles: int, shape: tuple[int
 
 
 def _narrowed(xp: Any, col: Any, last: Any, n_tiles: int, n_cols: int) -> dict[str, Any]:
-    """The columns with their marks; a tile whose columns fit stores them in 16 bits above its least column."""
-    wide, delta, base, fits = _marked(xp, col, last, n_tiles, n_cols)
-    fits = np.asarray(fits)
-    if fits.all():
-        return {"marked_delta": delta, "col_base": base, "marked_col": None, "index_start": None}
-    if not fits.any():
-        return {"marked_delta": None, "col_base": None, "marked_col": wide, "index_start": None}
-    number = np.where(fits, np.cumsum(fits) - 1, np.cumsum(~fits) - 1) * (col.shape[0] // n_tiles)
-    start = np.where(fits, number, -1 - number).astype(index_dtype(col.shape[0]))
-    kept = (delta, fits), (wide, ~fits)
-    narrow, rest = (building.picked(a.reshape(n_tiles, -1), which).reshape(-1) for a, which in kept)
-    return {"marked_delta": narrow, "col_base": base, "marked_col": rest, "index_start": start}
+    """The columns with their marks: in 16 bits above the least column of a tile, if those of every tile fit."""
+    wide, delta, base, fit = _marked(xp, col, last, n_tiles, n_cols)
+    if fit:
+        return {"marked_delta": delta, "col_base": base, "marked_col": None}
+    return {"marked_delta": None, "col_base": None, "marked_col": wide}
 
 
 @building.on_either(3, 4)
@@ -238,7 +231,6 @@ def _marked(xp: Any, col: Any, last: Any, n_tiles: int, n_cols: int) -> tuple[An
     base = xp.where(live, col, n_cols).min(axis=1)
     base = xp.where(base < n_cols, base, 0).astype(np.int32)
     difference = xp.where(live, col - base[:, None], 0)
-    fits = difference.max(axis=1) < NARROW_PADDING
     delta = xp.where(live, difference, NARROW_PADDING) | last * np.int32(MARK)
     wide = xp.where(last, col | np.int32(WIDE_MARK), col)
-    return wide.reshape(-1), delta.astype(np.uint16).reshape(-1), base, fits
+    return wide.reshape(-1), delta.astype(np.uint16).reshape(-1), base, difference.max() < NARROW_PADDING

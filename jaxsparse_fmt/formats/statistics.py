@@ -48,24 +48,27 @@ def slice_widths(row_lengths: np.ndarray, slice_size: int, sigma: int = 1) -> np
     return traffic.longest_by_slice(row_lengths, slice_size)
 
 
-def wide_fraction(csr: Csr, slice_size: int, widest: int) -> float:
-    """The fraction of the places in slices whose differences of columns do not fit 16 bits.
-
-    In such a slice the j-th entries of the rows span `widest` columns or more, for some j.
-    """
+def are_slices_wide(csr: Csr, slice_size: int, widest: int) -> bool:
+    """Whether in some slice, for some j, the j-th entries of the rows span `widest` columns or more."""
     rows, _ = _sample(csr, slice_size)
     lengths = (csr.indptr[rows + 1] - csr.indptr[rows]).astype(np.int64)
     widths = np.pad(lengths, (0, -rows.size % slice_size)).reshape(-1, slice_size).max(axis=1, initial=0)
-    if not widths.any():
-        return 0.0
     number, j, col = _entries(csr, rows)
     column = (np.cumsum(widths) - widths)[number // slice_size] + j
-    place = column * slice_size + number % slice_size
-    low, high = (np.full((widths.sum(), slice_size), bound, np.int32) for bound in (csr.shape[1], -1))
-    low.flat[place] = high.flat[place] = col
-    too_wide = high.max(axis=1) - low.min(axis=1) >= widest
-    wide = np.logical_or.reduceat(too_wide, (np.cumsum(widths) - widths)[widths > 0])
-    return float(widths[widths > 0][wide].sum() / widths.sum())
+    low, high = (np.full(widths.sum(), bound, np.int64) for bound in (csr.shape[1], 0))
+    np.minimum.at(low, column, col)
+    np.maximum.at(high, column, col)
+    return bool(np.any(high - low >= widest))
+
+
+def are_blocks_wide(csr: Csr, block: int, widest: int) -> bool:
+    """Whether the columns of some block of `block` rows span `widest` or more."""
+    rows, _ = _sample(csr, block)
+    number, _, col = _entries(csr, rows)
+    begin = np.flatnonzero(np.diff(number // block, prepend=-1))
+    if begin.size == 0:
+        return False
+    return bool(np.any(np.maximum.reduceat(col, begin) - np.minimum.reduceat(col, begin) >= widest))
 
 
 def misses(csr: Csr, block: int, sigma: int, a_sector: int) -> float:
@@ -102,16 +105,6 @@ def missed_beside(csr: Csr, block: int, a_sector: int, hot: int) -> float:
     sectors = number // block * (csr.shape[1] // a_sector + 1) + col // a_sector
     left = _distinct(sectors[~np.isin(col, hottest)]).size / _distinct(sectors).size
     return min(left + hot / csr.shape[1], 1.0)
-
-
-def wide_blocks(csr: Csr, block: int, widest: int) -> float:
-    """The fraction of blocks of `block` rows whose columns span `widest` or more."""
-    rows, _ = _sample(csr, block)
-    number, _, col = _entries(csr, rows)
-    begin = np.flatnonzero(np.diff(number // block, prepend=-1))
-    if begin.size == 0:
-        return 0.0
-    return float(np.mean(np.maximum.reduceat(col, begin) - np.minimum.reduceat(col, begin) >= widest))
 
 
 def diagonals(csr: Csr, most: int) -> Counted | None:

@@ -40,8 +40,7 @@ NEAR, FAR = SLOTS, 10_000 + 690 * SLOTS
 EARLY = np.repeat(np.arange(200), UNEVEN) < 100
 KINDS = {
     "narrow": of_lengths(UNEVEN, NEAR),
-    "mixed": of_lengths(UNEVEN, np.where(EARLY, NEAR, FAR)),
-    "wide": of_lengths(UNEVEN, FAR),
+    "wide": of_lengths(UNEVEN, np.where(EARLY, NEAR, FAR)),
 }
 EDGE = "the last row begins in one share and ends in the next"
 MATRICES = {
@@ -56,7 +55,7 @@ MATRICES = {
 }
 every_matrix = pytest.mark.parametrize("name", MATRICES)
 # A compilation takes nearly all the time of a test.
-some_matrices = pytest.mark.parametrize("name", ["mixed", EDGE])
+some_matrices = pytest.mark.parametrize("name", ["wide", EDGE])
 
 
 @functools.cache
@@ -110,12 +109,12 @@ def test_bytes_follow_the_formula(value):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_bytes_of_narrow_and_wide_tiles_follow_the_formula(name):
+def test_bytes_of_narrow_and_wide_columns_follow_the_formula(name):
     A, n_tiles = made(name), len(dealt(name)[1])
-    n_narrow = np.sum(np.asarray(A.index_start) >= 0) if name == "mixed" else n_tiles * (name == "narrow")
+    narrow = name == "narrow"
     assert n_tiles > 3 and A.n_stored == n_tiles * SIZE
-    in_all = A.n_stored * (8 + 4) + 4 * n_tiles * (128 + 1) - 2 * n_narrow * SIZE + 4 * 3 + 4 * (3 + 1)
-    assert A.nbytes == in_all + 4 * n_tiles * (n_narrow > 0) + 4 * n_tiles * (0 < n_narrow < n_tiles)
+    in_all = A.n_stored * (8 + 4 - 2 * narrow) + 4 * n_tiles * (128 + 1 + narrow) + 4 * 3 + 4 * (3 + 1)
+    assert A.nbytes == in_all
     assert A.nbytes == stated_bytes(MATRICES[name], "csr5", A.layout, 8)
 
 
@@ -179,7 +178,7 @@ def test_host_and_device_convert_alike(name, hot):
 
 
 def test_data_and_matrix_come_back_in_their_order():
-    S, A = MATRICES["mixed"], made("mixed")
+    S, A = MATRICES["wide"], made("wide")
     np.testing.assert_array_equal(A.data, S.data)
     doubled = A.with_data(2 * S.data)
     np.testing.assert_array_equal(doubled.values, 2 * np.asarray(A.values))
@@ -196,17 +195,6 @@ def test_columns_up_to_32766_apart_take_16_bits(span, fits):
     A = jsf.from_scipy(S, "csr5", tile_shape=TILE)
     assert (A.marked_col is None) == fits == (A.marked_delta is not None)
     np.testing.assert_array_equal(A.to_scipy().toarray(), S.toarray())
-
-
-def test_tiles_of_both_kinds_keep_their_places_apart():
-    """Rows of one entry fill tiles to the last place, so that each tile's columns are told by number."""
-    columns = np.repeat([[5, 6], [0, 90_000], [7, 32_773], [1, 32_768]], SIZE // 2, axis=1).reshape(-1)
-    A = jsf.from_scipy(of_lengths([1] * 4 * SIZE, columns), "csr5", tile_shape=TILE)
-    assert A.index_start.tolist() == [0, -1, SIZE, -1 - SIZE]
-    assert A.marked_delta.dtype == "uint16" and A.marked_delta.shape == (2 * SIZE,)
-    assert A.marked_col.dtype == "int32" and A.marked_col.shape == (2 * SIZE,)
-    assert A.col_base[::2].tolist() == [5, 7]
-    np.testing.assert_array_equal(A.to_scipy().indices, columns)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +234,7 @@ def test_without_entries_the_rows_have_their_places_all_the_same(shape):
     ("p", "keep", "dialect"), [(None, True, "mosaic"), (3, True, "triton"), (None, False, "triton")]
 )
 def test_one_vector_is_summed_in_shared_memory_where_sums_are_kept(p, keep, dialect):
-    A, x = made("mixed", keep_sums=keep), np.ones(N_COLS if p is None else (N_COLS, p))
+    A, x = made("wide", keep_sums=keep), np.ones(N_COLS if p is None else (N_COLS, p))
     assert kernels(A, x) == {dialect}
 
 
@@ -298,7 +286,7 @@ def test_then_those_longer_than_a_32nd_go_on_in_pieces():
         assert getattr(jsf.from_scipy(RAGGED, "csr5", tile_shape=(256, 8)), name) is None
 
 
-def test_narrow_mixed_and_wide_tiles_give_the_same_bits():
+def test_narrow_and_wide_columns_give_the_same_bits():
     """The same numbers in columns of the same order; of half as many digits, so that products are exact."""
     data, z = (NUMBERS.standard_normal(n).astype(np.float32).astype(np.float64) for n in (SLOTS.size, 130))
     x, results = np.zeros(N_COLS), {}
@@ -311,7 +299,7 @@ def test_narrow_mixed_and_wide_tiles_give_the_same_bits():
 
 
 @pytest.mark.parametrize("backend", ["interpret", "xla"])
-@pytest.mark.parametrize(("name", "hot"), [("mixed", 0), ("mixed", 50), ("long", 0)])
+@pytest.mark.parametrize(("name", "hot"), [("wide", 0), ("wide", 50), ("long", 0)])
 def test_poison_reaches_exactly_the_rows_that_read_it(name, backend, hot):
     """First where nothing is read: the first and last columns, and those beside the least of a tile."""
     S, x = MATRICES[name], np.ones(N_COLS)
@@ -327,7 +315,7 @@ def test_poison_reaches_exactly_the_rows_that_read_it(name, backend, hot):
 
 def test_every_run_adds_a_rows_entries_lane_by_lane_in_order():
     """Numbers have half of the digits, so that products are exact wherever a CPU fuses."""
-    (owners, tiles), S = dealt("mixed"), MATRICES["mixed"]
+    (owners, tiles), S = dealt("wide"), MATRICES["wide"]
     data, x = (NUMBERS.standard_normal(n).astype(np.float32).astype(np.float64) for n in (S.nnz, N_COLS))
     sums = np.zeros(len(owners))
     for places in tiles:
@@ -339,7 +327,7 @@ def test_every_run_adds_a_rows_entries_lane_by_lane_in_order():
         for k, term in of_lanes:
             sums[k] += term
     whole = [k for k in range(200) if k not in owners[200:]]
-    A = made("mixed", backend="interpret").with_data(data)
+    A = made("wide", backend="interpret").with_data(data)
     first, again = (np.asarray(product(A, x)) for _ in range(2))
     np.testing.assert_array_equal(first[whole], sums[whole])
     np.testing.assert_array_equal(first, again)
@@ -353,8 +341,8 @@ def batch(A, D, X):
 
 
 def test_a_batch_of_values_and_several_columns_equal_scipy():
-    S = MATRICES["mixed"]
+    S = MATRICES["wide"]
     D, X = NUMBERS.integers(-4, 5, (2, S.nnz)) * 1.0, NUMBERS.integers(-4, 5, (2, N_COLS, 5)) * 1.0
     want = [sp.csr_array((data, S.indices, S.indptr), S.shape) @ x for data, x in zip(D, X, strict=True)]
-    got = batch(made("mixed", backend="interpret"), jnp.asarray(D), jnp.asarray(X))
+    got = batch(made("wide", backend="interpret"), jnp.asarray(D), jnp.asarray(X))
     np.testing.assert_array_equal(got, want)

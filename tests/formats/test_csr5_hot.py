@@ -12,7 +12,7 @@ hot_columns = pytest.mark.parametrize("hot", [1, 50, N_COLS])
 
 @hot_columns
 def test_the_most_used_columns_come_first_and_all_others_in_their_order(hot):
-    S, A, plain = MATRICES["mixed"], made("mixed", hot=hot), made("mixed")
+    S, A, plain = MATRICES["wide"], made("wide", hot=hot), made("wide")
     used = dict.fromkeys(range(N_COLS), 0)
     for column in S.indices.tolist():
         used[column] += 1
@@ -52,20 +52,20 @@ def test_whether_columns_fit_16_bits_is_asked_of_those_in_the_new_order(columns,
 def test_an_order_of_the_columns_changes_no_bit_of_a_product(hot, backend):
     """Numbers have half of the digits, so that products are exact wherever a CPU fuses."""
     x = NUMBERS.standard_normal(N_COLS).astype(np.float32).astype(np.float64)
-    with_order, plain = (product(made("mixed", backend=backend, hot=h), x) for h in (hot, 0))
+    with_order, plain = (product(made("wide", backend=backend, hot=h), x) for h in (hot, 0))
     np.testing.assert_array_equal(with_order, plain)
 
 
 @pytest.mark.some(hot=1)
 @hot_columns
 def test_data_rows_and_columns_come_back_from_a_new_order(hot):
-    S, A = MATRICES["mixed"], made("mixed", hot=hot)
+    S, A = MATRICES["wide"], made("wide", hot=hot)
     np.testing.assert_array_equal(A.data, S.data)
     back = A.with_data(2 * S.data).to_scipy()
     np.testing.assert_array_equal(back.indices, S.indices)
     np.testing.assert_array_equal(back.data, 2 * S.data)
     y = NUMBERS.integers(-3, 4, 200).astype(np.float64)
     np.testing.assert_array_equal(A.T @ y, S.T @ y)
-    wide = A.with_one_width()
+    wide = A.with_wide_columns()
     assert wide.marked_delta is None
     np.testing.assert_array_equal(wide.to_scipy().indices, S.indices)

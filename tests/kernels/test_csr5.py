@@ -11,7 +11,6 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt._types import index_dtype
 from jaxsparse_fmt.kernels import csr5
 from jaxsparse_fmt.kernels.backends import launch, selection
 from jaxsparse_fmt.kernels.layout.tiles import Tiles
@@ -48,10 +47,10 @@ def both(values, x, arrays, tiles_: Tiles):
 @pytest.mark.parametrize(
     ("kind", "dtype", "batch", "p", "tile_shape"),
     [
-        ("mixed", jnp.float32, 2, 5, TILE),
+        ("wide", jnp.float32, 2, 5, TILE),
         ("narrow", jnp.bfloat16, 2, 1, (256, 8)),
         ("wide", jnp.float64, 1, 1, (512, 32)),
-        ("mixed", jnp.float32, 2, 12, TILE),  # runs of four, and one past the last
+        ("wide", jnp.float32, 2, 12, TILE),  # runs of four, and one past the last
     ],
     ids=str,
 )
@@ -125,7 +124,6 @@ def launch_checked(kernel, backend, *, block, blocks, inputs, outputs, scratch):
 @pytest.mark.parametrize(
     ("name", "dtype", "batch", "p"),
     [
-        ("mixed", np.float64, 1, 1),
         ("narrow", np.float64, 1, 5),
         ("wide", np.float64, 1, 10),
         ("narrow", np.float64, 2, 10),  # blocks of 8 columns and of 2, whose heads lie side by side
@@ -185,13 +183,10 @@ def lying(
     lanes, entries = tile_shape
     n_stored = n_tiles * lanes * entries
     arrays = {"lane_row": huge(n_tiles * lanes, dtype=jnp.int32), "hops": huge(n_tiles, dtype=jnp.int32)}
-    if kind != "wide":
-        n_narrow = n_stored if kind == "narrow" else n_stored // 2
-        arrays |= {"marked_delta": huge(n_narrow, dtype=jnp.uint16), "col_base": huge(n_tiles, dtype=jnp.int32)}
-    if kind != "narrow":
-        arrays |= {"marked_col": huge(n_stored if kind == "wide" else n_stored // 2, dtype=jnp.int32)}
-    if kind == "mixed":
-        arrays |= {"index_start": huge(n_tiles, dtype=index_dtype(n_stored))}
+    if kind == "wide":
+        arrays |= {"marked_col": huge(n_stored, dtype=jnp.int32)}
+    else:
+        arrays |= {"marked_delta": huge(n_stored, dtype=jnp.uint16), "col_base": huge(n_tiles, dtype=jnp.int32)}
     return Tiles((n_stored // 16, 10**6), n_stored, lanes, entries, kept_rows=kept_rows), arrays
 
 

@@ -33,7 +33,6 @@ def rules(n_stored: int) -> dict[str, tuple[Rule, dict]]:
     lengths = {"row_lengths": huge(n, dtype=jnp.int32)}
     diagonals = {"offsets": huge(128, dtype=jnp.int32), "pattern": huge(n_stored // 8, dtype=jnp.uint8)}
     deltas = {"delta": huge(n_stored, dtype=jnp.uint16), "col_base": huge(n, dtype=jnp.int32)}
-    wide = {"index_start": huge(n // 128, dtype=ptr), **col_idx}
     blocks = {"block_col": huge(n_stored // 16, dtype=jnp.int32)}
     given = {
         "csr": (Slices(n, 1), Explicit(), {**slices(n), **col_idx}),
@@ -46,7 +45,6 @@ def rules(n_stored: int) -> dict[str, tuple[Rule, dict]]:
         "biell": (Bisected(n), Explicit(), {**slices(6 * n // 32), **col_idx}),
         "dia": (Slices(n, n), Diagonal(), diagonals),
         "sell": (Slices(n, 128), Delta(), {**slices(n // 128), **deltas}),
-        "sell with wide slices": (Slices(n, 128), Delta(), {**slices(n // 128), **deltas, **wide}),
         "bsr": (Slices(n, 128), Blocked(4, 4), {**slices(n // 128), **blocks}),
     }
     return {name: (Rule(shape, n_stored, address, column), arrays) for name, (address, column, arrays) in given.items()}

@@ -1,7 +1,7 @@
 """Column rules, which decode the column of the entry at an address, from a 32-bit or 16-bit index or from none.
 
     Explicit     col_idx[a]                                        4 bytes an entry
-    Delta        col_base[chunk] + delta[a], 65535 in padding      2 bytes, 16-bit; 4 in slices too wide for 16 bits
+    Delta        col_base[chunk] + delta[a], 65535 in padding      2 bytes, 16-bit
     Diagonal     row + offsets[chunk]                              none: every chunk is a piece of a diagonal
     Blocked      block_col[block]·c + j % c                        4 / (r·c) bytes
     Consecutive  a                                                 none: for sums of neighbours
@@ -53,11 +53,7 @@ class Explicit:
 
 @dataclasses.dataclass(frozen=True)
 class Delta:
-    """A 16-bit index: `delta` uint16 above the chunk's `col_base` [n_chunks] int32.
-
-    Where some slices are too wide for 16 bits, `index_start` [n_slices] is the start of a slice's deltas, or −1 − the
-    start of its columns in `col_idx`.
-    """
+    """A 16-bit index: `delta` uint16 above the chunk's `col_base` [n_chunks] int32."""
 
     unit = 1
     implied = False
@@ -65,37 +61,12 @@ class Delta:
     def in_kernel(self, d: Any, arrays: Arrays, walk: Walk, entries: list, n_cols: int) -> list:
         last = jnp.int32(arrays["col_base"].shape[0] - 1)
         bases = [_per_slice(d, arrays["col_base"], jnp.minimum(walk.chunk(e), last), live) for e, _, live in entries]
-        start = arrays.get("index_start")
-        if start is None:
-            deltas = [
-                d.load(arrays["delta"], at, live, PADDING, once=True).astype(jnp.int32) for _, at, live in entries
-            ]
-            return [(b + u, u != PADDING) for b, u in zip(bases, deltas, strict=True)]
-        start = _per_slice(d, start, walk.slice, walk.inside)
-        narrow, wide = start >= 0, start < 0  # Mosaic GPU cannot negate a vector of bools
-        columns = []
-        for b, (e, _, live) in zip(bases, entries, strict=True):
-            # Entry e of lane i is place i + e·C of its slice.
-            place = walk.lane.astype(start.dtype) + e.astype(start.dtype) * walk.step
-            u = d.load(arrays["delta"], start + place, live & narrow, PADDING, once=True).astype(jnp.int32)
-            c = d.load(arrays["col_idx"], place - 1 - start, live & wide, n_cols, once=True)
-            columns.append((jnp.where(u == PADDING, c, b + u), (u != PADDING) | (c < n_cols)))
-        return columns
+        deltas = [d.load(arrays["delta"], at, live, PADDING, once=True).astype(jnp.int32) for _, at, live in entries]
+        return [(b + u, u != PADDING) for b, u in zip(bases, deltas, strict=True)]
 
     def of_chunks(self, arrays: Arrays, lanes: int, chunk: Any, owner: Any, shape: tuple[int, int]) -> Any:
-        base = take(arrays["col_base"], chunk)[:, None]
-
-        def narrow(chunk):
-            u = _padded(arrays["delta"].reshape(-1, lanes), chunk).astype(np.int32)
-            return jnp.where(u == PADDING, shape[1], base + u)
-
-        if "index_start" not in arrays:
-            return narrow(chunk)
-        begin, ptr = take(arrays["index_start"], owner), arrays["slice_ptr"]
-        k = chunk - take(ptr, owner) // lanes
-        wide = _padded(arrays["col_idx"].reshape(-1, lanes), (-1 - begin) // lanes + k)
-        columns = jnp.where((begin >= 0)[:, None], narrow(begin // lanes + k), wide)
-        return jnp.where((chunk < ptr[-1] // lanes)[:, None], columns, shape[1])  # chunks behind the last are padding
+        u = take(arrays["delta"].reshape(-1, lanes), chunk).astype(np.int32)
+        return jnp.where(u == PADDING, shape[1], take(arrays["col_base"], chunk)[:, None] + u)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -294,11 +265,6 @@ def alive(d: Any, pattern: Any, at: Any, live: Any, value: Any) -> Any:
 def _per_slice(d: Any, ref: Any, idx: Any, live: Any) -> Any:
     """ref[idx]; idx is a scalar where all lanes lie in one slice, else [lanes]."""
     return d.load(ref, idx) if idx.ndim == 0 else d.load(ref, idx, live, 0)
-
-
-def _padded(a: Any, idx: Any) -> Any:
-    """a[idx]; where idx lies outside, any number."""
-    return jnp.zeros_like(a, shape=(idx.shape[0], a.shape[1])) if a.shape[0] == 0 else a.at[idx].get(mode="clip")
 
 
 def _like(a: Any, value: int, d: Any) -> Any:

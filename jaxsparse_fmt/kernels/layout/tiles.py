@@ -7,8 +7,7 @@ A tile is `entries` × `lanes` places, stored entry by entry, so that loads coal
     hops          [n_tiles] int32, the most lanes over which a row continues after the lane in which it begins
     marked_col    [n_stored] int32, columns; the sign bit marks the last entry of a row; n_cols in padding
     marked_delta  [n_stored] uint16 instead, above the tile's least column `col_base` [n_tiles]: 0x8000 is the mark,
-                  0x7FFF padding. Where some tiles are too wide for that, `index_start` [n_tiles] is the start of a
-                  tile's deltas, or −1 − the start of its columns in `marked_col`
+                  0x7FFF padding
 """
 
 import dataclasses
@@ -53,15 +52,9 @@ class Tiles:
         n_cols, tile = self.shape[1], self.lanes * self.entries
         if "marked_delta" not in arrays:
             return arrays["marked_col"] & COLUMN, arrays["marked_col"] < 0
-        if "index_start" not in arrays:
-            narrow, base = arrays["marked_delta"], jnp.repeat(arrays["col_base"], tile)
-            return _widened(narrow, base, n_cols), narrow >= MARK
-        start, place = arrays["index_start"], jnp.arange(tile, dtype=arrays["index_start"].dtype)
-        narrow = arrays["marked_delta"].at[jnp.maximum(start, 0)[:, None] + place].get(mode="clip")
-        wide = arrays["marked_col"].at[jnp.maximum(-1 - start, 0)[:, None] + place].get(mode="clip")
-        is_narrow = (start >= 0)[:, None]
-        col = jnp.where(is_narrow, _widened(narrow, arrays["col_base"][:, None], n_cols), wide & COLUMN)
-        return col.reshape(-1), jnp.where(is_narrow, narrow >= MARK, wide < 0).reshape(-1)
+        narrow, base = arrays["marked_delta"], jnp.repeat(arrays["col_base"], tile)
+        low = (narrow & NARROW_PADDING).astype(jnp.int32)
+        return jnp.where(low == NARROW_PADDING, n_cols, base + low), narrow >= MARK
 
     def places(self, arrays: Arrays) -> tuple[Array, Array, Array]:
         """Row, column (n_cols in padding) and j in the row, of every place: [n_stored] each."""
@@ -87,38 +80,17 @@ class Tiles:
         n_cols, size = self.shape[1], self.lanes * self.entries
         address = index_dtype(self.n_stored)
 
-        def wide(places, start, live=None):
-            loaded = [d.load(index["marked_col"], start + place, live, n_cols, once=True) for place in places]
+        def wide(places):
+            loaded = [d.load(index["marked_col"], own + place, None, n_cols, once=True) for place in places]
             found = [(lax.bitwise_and(c, d.full(COLUMN, jnp.int32)), c < 0) for c in loaded]
             return [(c, c < n_cols, last) for c, last in found]
 
-        def narrow(places, start, live=None):
+        def narrow(places):
             base, low = d.load(index["col_base"], tile), d.full(NARROW_PADDING, jnp.int32)
-            loaded = [d.load(index["marked_delta"], start + place, live, NARROW_PADDING, once=True) for place in places]
+            loaded = [d.load(index["marked_delta"], own + place, None, NARROW_PADDING, once=True) for place in places]
             loaded = [u.astype(jnp.int32) for u in loaded]
             found = [(lax.bitwise_and(u, low), u >= MARK) for u in loaded]
             return [(base + u, u != NARROW_PADDING, last) for u, last in found]
 
         own = tile.astype(address) * size
-        if "marked_delta" not in index:
-            return lambda places: wide(places, own)
-        if "index_start" not in index:
-            return lambda places: narrow(places, own)
-        start = d.load(index["index_start"], tile)
-        zero = d.full(0, start.dtype)
-
-        def either(places):
-            is_narrow = zero + start >= 0
-            narrow_ones = narrow(places, jnp.maximum(start, 0), is_narrow)
-            wide_ones = wide(places, jnp.maximum(-1 - start, 0), zero + start < 0)
-            return [
-                (jnp.where(is_narrow, a, b), jnp.where(is_narrow, i, j), jnp.where(is_narrow, k, m))
-                for (a, i, k), (b, j, m) in zip(narrow_ones, wide_ones, strict=True)
-            ]
-
-        return either
-
-
-def _widened(delta, base, n_cols: int):
-    low = (delta & NARROW_PADDING).astype(jnp.int32)
-    return jnp.where(low == NARROW_PADDING, n_cols, base + low)
+        return narrow if "marked_delta" in index else wide
