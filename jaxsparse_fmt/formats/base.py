@@ -21,7 +21,7 @@ from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.kernels import sddmm, spmv
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
-from jaxsparse_fmt.kernels.layout.address import Address, Chunked, Jagged, Slices
+from jaxsparse_fmt.kernels.layout.address import Address, Chunked, Jagged, Slices, when_run
 from jaxsparse_fmt.kernels.layout.columns import ColumnRule, Delta, Diagonal, Explicit, Rule
 
 
@@ -101,7 +101,7 @@ class ByRule(SparseMatrix):
             nothing = jnp.zeros(0, jnp.int32)
             return nothing, nothing, nothing
         row, col, j = rule.places(arrays)
-        live = col < n_cols
+        live = when_run(col) < n_cols
         if "pattern" in arrays or isinstance(rule.column, Diagonal):  # not every place of a row holds an entry
             j = _rank(live, arrays, rule)
         if "row_lengths" in arrays and arrays["row_lengths"].shape[0] == n_rows:
@@ -149,7 +149,7 @@ def index_in_data(A: SparseMatrix, row: Array, j: Array, live: Array, lengths: A
     if lengths is None:
         n_rows = A.shape[0]
         lengths = jnp.zeros(n_rows, jnp.int32).at[jnp.where(live, row, n_rows)].add(1, mode="drop")
-    first = jnp.cumsum(lengths, dtype=index_dtype(A.nnz)) - lengths
+    first = jnp.cumsum(when_run(lengths), dtype=index_dtype(A.nnz)) - lengths
     return jnp.where(live, first.at[row].get(mode="promise_in_bounds") + j, A.nnz)
 
 

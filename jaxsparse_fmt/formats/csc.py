@@ -23,7 +23,7 @@ from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.base import Array, Pointer, RowIndex, storage_format
 from jaxsparse_fmt.formats.csr import csr_rule
 from jaxsparse_fmt.kernels import coordinates, spmv
-from jaxsparse_fmt.kernels.layout.address import expand_ptr
+from jaxsparse_fmt.kernels.layout.address import expand_ptr, when_run
 from jaxsparse_fmt.kernels.layout.columns import Explicit
 
 
@@ -58,7 +58,7 @@ class CSC(SparseMatrix):
     def coordinates(self) -> tuple[Array, Array, Array]:
         # The entries already rise by column, so that a stable sort by row gives the canonical order.
         places = jnp.arange(self.n_stored, dtype=index_dtype(self.nnz))
-        order = jnp.argsort(self.row_idx, stable=True)
+        order = jnp.argsort(when_run(self.row_idx), stable=True)
         entry = jnp.zeros_like(places).at[order].set(places, unique_indices=True)
         return self.row_idx, expand_ptr(jnp, self.col_ptr, self.nnz), entry
 

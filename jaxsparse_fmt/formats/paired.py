@@ -88,16 +88,11 @@ class Paired(SparseMatrix):
     def transposed_face(self, values: Array, y: Array, backend: str) -> Array:
         if self.source.shape[0] == 0:  # a matrix without entries, whose own storage has padding only
             return jnp.zeros((y.shape[0], self.shape[1], y.shape[2]), jnp.result_type(values, y))
-        return self._backward.product_face(self._turned(values), y, backend)
+        turned = values.at[:, self.source].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+        return self._backward.product_face(turned, y, backend)
 
     def native_face(self, face: str, a: Array, b: Array) -> Array | None:
-        if face != "transposed":
-            return self._forward.native_face(face, a, b)
-        return self._backward.native_face("product", self._turned(a), b) if self.source.shape[0] else None
-
-    def _turned(self, values: Array) -> Array:
-        """The values of the storage of Aᵀ."""
-        return values.at[:, self.source].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+        return self._forward.native_face(face, a, b)  # its transposed product needs no gather of the values
 
     def outer_face(self, y: Array, x: Array, backend: str) -> Array:
         return self._forward.outer_face(y, x, backend)

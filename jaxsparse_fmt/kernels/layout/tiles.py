@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxsparse_fmt._types import Array, index_dtype
-from jaxsparse_fmt.kernels.layout.address import Arrays, take
+from jaxsparse_fmt.kernels.layout.address import Arrays, take, when_run
 
 MARK, NARROW_PADDING = 0x8000, 0x7FFF  # of a delta
 WIDE_MARK, COLUMN = -(2**31), 2**31 - 1  # of a column
@@ -59,7 +59,7 @@ class Tiles:
     def places(self, arrays: Arrays) -> tuple[Array, Array, Array]:
         """Row, column (n_cols in padding) and j in the row, of every place: [n_stored] each."""
         n_rows, n_cols = self.shape
-        col, last = self.columns(arrays)
+        col, last = map(when_run, self.columns(arrays))
         shape = (self.n_tiles, self.entries, self.lanes)
         last = last.reshape(shape).astype(jnp.int32)
         first = arrays["lane_row"]
