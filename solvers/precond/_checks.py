@@ -9,7 +9,6 @@ import scipy.sparse
 
 from jaxsparse_fmt._types import check_keeps_imaginary, floating_dtype
 from solvers.core import arguments
-from solvers.precond._inverse import LARGEST
 
 
 def square(A: Any, maker: str) -> int:
@@ -27,17 +26,16 @@ def square(A: Any, maker: str) -> int:
     return shape[0]
 
 
-def renewing(M: Any, shape: tuple[int, ...], dtype: Any) -> None:
-    """Raises ValueError unless the shape is M's, TypeError if the dtype is complex and M is not."""
-    if tuple(shape) != M.shape:
-        raise ValueError(f"M.refreshed(A) takes a matrix of M's shape {M.shape}; got {tuple(shape)}")
+def renewing(M: Any, n: int, dtype: Any) -> None:
+    """Raises ValueError unless M has n rows, TypeError if the dtype is complex and M is not."""
+    if n != M.shape[0]:
+        raise ValueError(f"M.refreshed(A) takes a matrix of M's shape {M.shape}; got {(n, n)}")
     check_keeps_imaginary(dtype, M.dtype)
 
 
-def renewed_within(M: Any, A: Any, maker: str) -> Any:
-    """The preconditioner inside of M for a new A, after the checks of A; the same if it has no `refreshed`."""
-    renewing(M, (square(A, maker),) * 2, A.dtype)
-    return M.M.refreshed(A) if hasattr(M.M, "refreshed") else M.M
+def renewed(M: Any, A: Any) -> Any:
+    """The preconditioner M for a new A; the same if it has no `refreshed`."""
+    return M.refreshed(A) if hasattr(M, "refreshed") else M
 
 
 def storable(A: Any, n: int, name: str) -> Any:
@@ -63,8 +61,7 @@ def untraced(A: Any) -> None:
 
 def entries(data: np.ndarray, diagonal: np.ndarray, first: int = 0, order: str = "") -> None:
     """Refuses a matrix with these entries, and this diagonal from row `first` on, that multigrid cannot treat."""
-    if not np.all(np.isfinite(data)):
-        raise ValueError("A has a NaN or an infinity among its entries; look for it where A is assembled")
+    finite(data, "A")
     if np.any(zeros := diagonal == 0):
         raise ValueError(
             f"A has a zero on its diagonal, first in row {first + np.flatnonzero(zeros)[0]}{order}, and multigrid's "
@@ -74,7 +71,7 @@ def entries(data: np.ndarray, diagonal: np.ndarray, first: int = 0, order: str =
 
 
 def near_null(B: Any, n: int, dtype: Any) -> Any:
-    """The near-null space as [n, k], whose numbers are not checked yet."""
+    """The near-null space as [n, k], whose numbers `finite` checks."""
     B = B[:, None] if B.ndim == 1 else B
     if B.ndim != 2 or B.shape[0] != n or B.shape[1] == 0:
         raise ValueError(f"B must hold one row an unknown, shape ({n}, k); got {B.shape}")
@@ -83,9 +80,9 @@ def near_null(B: Any, n: int, dtype: Any) -> Any:
     return B
 
 
-def finite_near_null(B: np.ndarray) -> None:
-    if not np.all(np.isfinite(B)):
-        raise ValueError("B has a NaN or an infinity among its entries")
+def finite(a: np.ndarray, name: str) -> None:
+    if not np.all(np.isfinite(a)):
+        raise ValueError(f"{name} has a NaN or an infinity among its entries")
 
 
 def fits(largest: float, dtype: Any, what: str) -> None:
@@ -98,19 +95,10 @@ def fits(largest: float, dtype: Any, what: str) -> None:
         )
 
 
-# ------------------------------------------------------------------------------------ multigrid's input on the host
-
-
-def coarsest(rows: int, levels: int) -> None:
-    """Refuses a coarsest level of more rows than `generalized_inverse` takes."""
-    if rows > LARGEST:
-        raise ValueError(
-            f"coarsening stopped at {rows} rows after {levels} levels, too many to invert densely; lower theta"
-        )
-
-
 def host(A: Any) -> Any:
     """A as a canonical CSR array of float64 or complex128, after all checks."""
+    if square(A, "multigrid") == 0:
+        raise ValueError("multigrid needs a matrix with at least one row; got shape (0, 0)")
     ours = hasattr(A, "to_scipy")
     if ours:
         untraced(A)
@@ -118,8 +106,6 @@ def host(A: Any) -> Any:
         raise ValueError(f"A has {A.shape[0]} rows on several processes; pass max_coarse= below that number")
     if not ours and not scipy.sparse.issparse(A):
         raise TypeError(f"multigrid needs a matrix of jaxsparse_fmt or scipy.sparse; got {type(A).__name__}")
-    if len(A.shape) != 2 or A.shape[0] != A.shape[1] or A.shape[0] == 0:
-        raise ValueError(f"multigrid needs a square matrix with at least one row; got shape {A.shape}")
     kind = np.complex128 if floating_dtype(A.dtype, "A").kind == "c" else np.float64
     if getattr(A, "name", None) == "csr":  # its arrays, without a copy
         data, indices, indptr = map(np.asarray, A.csr_arrays())

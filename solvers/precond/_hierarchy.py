@@ -25,8 +25,7 @@ import scipy.sparse
 
 from jaxsparse_fmt.kernels.cpu import aggregation
 from solvers.core.spectrum import chebyshev_step
-from solvers.precond import _checks as checks
-from solvers.precond._inverse import NULL
+from solvers.precond._inverse import LARGEST, NULL
 
 Matrix = Any  # scipy.sparse; SciPy ships no types
 
@@ -144,7 +143,7 @@ def build(
         squares = abs(R)
         squares.data **= 2
         A, unit = below, squares @ unit
-    checks.coarsest(A.shape[0], len(levels) + 1)
+    check_coarsest(A.shape[0], len(levels) + 1)
     inverse, positive = coarse_inverse(A, unit, hermitian)
     return Hierarchy(levels, inverse, hermitian, definite and positive)
 
@@ -224,6 +223,13 @@ def spectrum(A: Matrix, inverse_diagonal: np.ndarray, hermitian: bool) -> tuple[
 
 
 # ---------------------------------------------------------------------------------------------------------- coarsest
+
+
+def check_coarsest(rows: int, levels: int) -> None:
+    if rows > LARGEST:
+        raise ValueError(
+            f"coarsening stopped at {rows} rows after {levels} levels, too many to invert densely; lower theta"
+        )
 
 
 def coarse_inverse(

@@ -142,7 +142,7 @@ def build(
             f"no shard found strong couplings among its own rows, of {starts[-1]} in all, take "
             "precond.jacobi, or fewer devices"
         )
-    checks.coarsest(starts[-1], len(levels) + 1)
+    _hierarchy.check_coarsest(starts[-1], len(levels) + 1)
     rows = scipy.sparse.csr_array(scipy.sparse.vstack([*everyones(lambda: held, mesh).values()], format="csr"))
     sizes = scipy.sparse.vstack([*everyones(lambda: unit, mesh).values()]).toarray()[:, 0]
     inverse, positive = of_each(lambda _: _hierarchy.coarse_inverse(rows, sizes, hermitian), (0,), mesh)[0]
@@ -220,7 +220,7 @@ def _near_null(A: Any, B: Any, wide: np.dtype) -> dict[int, np.ndarray]:
 
     def finite() -> dict[int, bool]:
         for v in near.values():
-            checks.finite_near_null(v)
+            checks.finite(v, "B")
         return {}
 
     everyones(finite, over.mesh)

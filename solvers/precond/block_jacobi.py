@@ -68,8 +68,7 @@ class BlockJacobi:
         Raises:
           ValueError, TypeError: as `block_jacobi`, or A is of another size, or complex where M is not.
         """
-        checks.square(A, "block_jacobi")
-        checks.renewing(self, A.shape, A.dtype)
+        checks.renewing(self, checks.square(A, "block_jacobi"), A.dtype)
         return checks.like(block_jacobi(A, self.inverse_blocks.shape[-1]), self)
 
 

@@ -95,8 +95,8 @@ class Chebyshev:
         Raises:
           ValueError, TypeError: as `chebyshev`, or A is of another size, or complex where M is not.
         """
-        M = checks.renewed_within(self, A, "chebyshev")
-        new = chebyshev(A, self.degree, None if self.estimated else self.bounds, M)
+        checks.renewing(self, checks.square(A, "chebyshev"), A.dtype)
+        new = chebyshev(A, self.degree, None if self.estimated else self.bounds, checks.renewed(self.M, A))
         return dataclasses.replace(new, bounds=checks.like(new.bounds, self.bounds))
 
     def entered(self, basis: Basis) -> "Chebyshev":

@@ -76,7 +76,8 @@ class CoarseSpace:
         Raises:
           ValueError, TypeError: A has another shape, or is complex where M is not.
         """
-        M = checks.renewed_within(self, A, "coarse_space")
+        checks.renewing(self, checks.square(A, "coarse_space"), A.dtype)
+        M = checks.renewed(self.M, A)
         return checks.like(CoarseSpace(self.W, self.R, _coarse(A, self.W, self.R, M), M), self)
 
 
@@ -154,7 +155,7 @@ def subdomains(B: Any, parts: Any) -> Any:
         )
     if parts.dtype.kind not in "iu":
         raise TypeError(f"parts must be whole numbers; got {parts.dtype}")
-    checks.finite_near_null(B)
+    checks.finite(B, "B")
     known, agg = np.unique(parts, return_inverse=True)
     outside = int(np.count_nonzero(known < 0))
     if outside == len(known):

@@ -106,8 +106,9 @@ class Incomplete:
                 "a transposed preconditioner cannot be refreshed, since it does not store the pattern of A; refresh M "
                 "and transpose the result, M.refreshed(A).T"
             )
-        checks.renewing(self, A.shape, A.dtype)
-        S, maker = _pattern(_stored(A)), _maker(self.hermitian)
+        maker = _maker(self.hermitian)
+        checks.renewing(self, checks.square(A, maker), A.dtype)
+        S = _pattern(_stored(A))
         what = f"A has {A.nnz} entries, and the one of M {self.col.size}" if A.nnz != self.col.size else ""
         if not what and S is not None and not arguments.is_traced(self):
             same = np.array_equal(S.indptr, self.ptr) and np.array_equal(S.indices, self.col)
@@ -212,8 +213,8 @@ def _incomplete(A: Any, hermitian: bool, solve_sweeps: int, shift: float, layout
             from_scipy(scipy.sparse.csr_array((values, at), shape=(n, n)), **layout)
             for values, at in zip(made[:2], (below, above), strict=True)
         )
-        pivots, shift, ptr, col = jax.device_put((*made[2:], ptr, col))
-    M = Incomplete(lower, upper, pivots, shift, ptr, col, first, solve_sweeps, hermitian)
+        pivots, alpha, ptr, col = jax.device_put((*made[2:], ptr, col))
+    M = Incomplete(lower, upper, pivots, alpha, ptr, col, first, solve_sweeps, hermitian)
     return _traced(M, A.data) if arguments.is_traced(A, first) else M
 
 

@@ -31,7 +31,7 @@ class Jacobi(Diagonal):
           ValueError: A is of another size. TypeError: A is complex and M is not, or as `jacobi`.
         """
         d = _diagonal(A)
-        checks.renewing(self, d.shape * 2, d.dtype)
+        checks.renewing(self, d.size, d.dtype)
         return checks.like(Jacobi(_inverted(d)), self)
 
 

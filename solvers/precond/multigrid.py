@@ -118,21 +118,15 @@ class Multigrid:
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self))
 
     def __repr__(self) -> str:
-        n, depth = self.shape[0], len(self.levels)
-        if not all(isinstance(leaf, (jax.Array, np.ndarray)) for leaf in jax.tree.leaves(self)):
-            return f"<multigrid {n}×{n}, {depth + 1} levels, leaves {jax.tree.leaves(self)}>"
-        head = (
-            f"<multigrid {n}×{n}, {jnp.dtype(self.dtype).name}, {readable_bytes(self.nbytes)}: operator "
-            f"complexity {self.operator_complexity:.2f}"
+        n, leaves = self.shape[0], jax.tree.leaves(self)
+        if not all(isinstance(leaf, (jax.Array, np.ndarray)) for leaf in leaves):
+            return f"<multigrid {n}×{n}, {len(self.levels) + 1} levels, leaves {leaves}>"
+        names = [getattr(level.A, "A", level.A).name for level in self.levels] + ["inverse"]
+        rows = " → ".join(f"{rows} ({name})" for name, (rows, _) in zip(names, self.sizes, strict=True))
+        return (
+            f"<multigrid {n}×{n}, {jnp.dtype(self.dtype).name}, {readable_bytes(self.nbytes)}, operator complexity "
+            f"{self.operator_complexity:.2f}: rows {rows}>"
         )
-        rows: list[tuple[Any, ...]] = [("level", "rows", "nnz", "A", "R, P", "bytes")]
-        for k, level in enumerate(self.levels):
-            stored = [getattr(matrix, "A", matrix) for matrix in (level.A, level.R, level.P)]
-            names = stored[0].name, ", ".join(matrix.name for matrix in stored[1:])
-            rows.append((k, *self.sizes[k], *names, readable_bytes(sum(matrix.nbytes for matrix in stored))))
-        rows.append((depth, *self.sizes[depth], "inverse", "", readable_bytes(self.coarse_inverse.nbytes)))
-        table = [f"{k:>6}{size:>11}{nnz:>12}  {own:<9}{pair:<12}{b:>8}" for k, size, nnz, own, pair, b in rows]
-        return "\n".join([head, *table]) + ">"
 
 
 @jax.jit
@@ -227,7 +221,7 @@ def multigrid(
             near = np.tile(np.eye(b, dtype=S.dtype), (S.shape[0] // b, 1))
         else:
             B = checks.near_null(np.asarray(B), S.shape[0], S.dtype)
-            checks.finite_near_null(B)
+            checks.finite(B, "B")
             near = np.ascontiguousarray(B, S.dtype)
         coarsening = _hierarchy.Aggregation(near, b, theta, most)
     finest = A if isinstance(A, SparseMatrix) and A.basis.perm is None else None

@@ -5,12 +5,10 @@ import itertools
 import jax
 import numpy as np
 import pytest
-import scipy.linalg
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt.models import traffic
-from solvers import Status, cg, eigsh, fcg, minres, refine
+from solvers import Status, cg, eigsh, refine
 from solvers.precond.coarse_space import coarse_space, subdomains
 from solvers.precond.jacobi import jacobi
 from tests.solvers.precond.operators import assert_near, dense, spd
@@ -54,26 +52,6 @@ def test_it_is_the_inverse_of_the_diagonal_and_of_the_coarse_matrix(dtype, spars
     assert smallest < theta < largest
 
 
-@pytest.mark.parametrize("scale", [1e-9, 1e9])
-def test_the_scale_of_the_matrix_changes_no_step_but_by_rounding(scale):
-    A, b = jsf.from_scipy(spd(), "csr"), right_hand_side(81)
-    ones = np.ones(81)
-    low = scipy.linalg.eigh(spd().toarray(), subset_by_index=[0, 4])[1]
-    one, other = (
-        cg(matrix, b, M=coarse_space(matrix, low, ones), rtol=1e-8) for matrix in (A, A.with_data(scale * A.data))
-    )
-    assert one.success and abs(one.iterations - other.iterations) <= 1
-    assert one.iterations < cg(A, b, M=ones, rtol=1e-8).iterations
-
-
-def test_a_refresh_is_a_set_up_anew():
-    A = jsf.from_scipy(spd(), "csr")
-    M = coarse_space(A, W)
-    other = A.with_data(A.data * 3)
-    for got, want in zip(jax.tree.leaves(M.refreshed(other)), jax.tree.leaves(coarse_space(other, W)), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-12)
-
-
 # ------------------------------------------------------------------------------------------------------- subdomains
 
 
@@ -96,15 +74,11 @@ def test_points_may_be_left_out_and_numbers_may_have_gaps():
     np.testing.assert_allclose(got, want)
 
 
-def test_a_subdomain_of_one_point_has_only_its_translations():
-    assert subdomains(jsf.gallery.rigid_body_modes(POINTS[:1]), np.zeros(1, int)).shape == (3, 3)
-
-
 # ------------------------------------------------------------------------------------------------------------ steps
 
 
 @pytest.mark.deep
-def test_steps_are_a_half_and_as_many_in_float32_so_that_a_solve_moves_half_the_bytes():
+def test_steps_are_a_half_and_as_many_in_float32():
     A, Z = body(), modes()
     b = right_hand_side(A.shape[0])
     without, wide = cg(A, b, M=jacobi(A), rtol=1e-8), cg(A, b, M=coarse_space(A, Z), rtol=1e-8)
@@ -112,25 +86,6 @@ def test_steps_are_a_half_and_as_many_in_float32_so_that_a_solve_moves_half_the_
     assert wide.success and narrow.success
     assert 2 * wide.iterations <= without.iterations
     assert narrow.iterations <= 1.03 * wide.iterations + 1
-
-    def step(dtype: str) -> int:
-        word = np.dtype(dtype).itemsize
-        M = coarse_space(A.astype(dtype), Z.astype(dtype))
-        space = traffic.bytes_moved(M.W.nbytes + M.R.nbytes, (len(b), 2 * Z.shape[1] + len(b)), word)
-        return traffic.bytes_moved(A.astype(dtype).nbytes, A.shape, word) + space + 10 * len(b) * word
-
-    residuals = 2 + int(np.ceil(np.log(1e-8) / np.log(0.03)))  # refine's: a product and 6 vectors, in float64
-    moved = narrow.iterations * step("float32")
-    moved += residuals * (traffic.bytes_moved(A.nbytes, A.shape) + 6 * len(b) * 8)
-    assert moved <= 0.65 * wide.iterations * step("float64")
-
-
-@pytest.mark.parametrize("solver", [fcg, minres])
-def test_other_methods_take_as_few_steps(solver):
-    A, Z = body(), modes()
-    b = right_hand_side(A.shape[0])
-    sol = solver(A, b, M=coarse_space(A, Z), rtol=1e-8)
-    assert sol.success and sol.iterations <= cg(A, b, M=coarse_space(A, Z), rtol=1e-8).iterations + 1
 
 
 def test_ritz_vectors_of_one_matrix_serve_the_next():

@@ -82,11 +82,6 @@ def test_the_solves_are_the_stated_polynomials():
     assert_near(dense(M), P_V @ (np.asarray(M.inverse_pivots)[:, None] * P_N))
 
 
-def test_no_sweeps_of_the_solves_leave_the_pivots():
-    M = incomplete_lu(jsf.from_scipy(unsymmetric(), "csr"), solve_sweeps=0)
-    assert_near(dense(M), np.diag(np.asarray(M.inverse_pivots)))
-
-
 def test_cholesky_reads_the_lower_triangle_only():
     lower = sp.tril(spd()).tocsr()
     one, other = (incomplete_cholesky(jsf.from_scipy(S, "csr"), format="csr") for S in (spd(), sp.csr_array(lower)))
@@ -155,21 +150,6 @@ def test_a_given_shift_is_the_first_to_be_tried():
     assert_near(factors_of(M)[0], L)
 
 
-def test_it_is_positive_definite_for_nearly_incompressible_elasticity():
-    S = jsf.gallery.elasticity(3, 0.49)
-    M = incomplete_cholesky(jsf.from_scipy(S, "csr"), format="csr")
-    _, U = ilu0(S)
-    assert np.diag(U).min() < 0 < M.shift  # IC(0) itself breaks down
-    D = dense(M)
-    assert_near(D, D.T)
-    assert np.linalg.eigvalsh((D + D.T) / 2)[0] > 0
-
-
-def test_lu_of_a_singular_matrix_is_shifted_and_finite():
-    M = incomplete_lu(jsf.from_dense(np.ones((4, 4)), "csr"))
-    assert M.shift > 0 and np.all(np.isfinite(dense(M)))
-
-
 def test_an_indefinite_matrix_has_lu_factors():
     S = np.array([[-9.0, 1, 2, 3], [1, 9, 1, 2], [2, 1, -9, 1], [3, 2, 1, 9]])
     M = incomplete_lu(jsf.from_dense(S, "csr"))
@@ -203,9 +183,6 @@ def test_gmres_takes_fewer_iterations_than_with_jacobi(velocity, share):
 def test_it_shifts_where_the_triangular_solves_would_diverge_first():
     """N of 8³ grid points vanishes in its 22nd power, but grows to there where convection dominates."""
     A = jsf.from_scipy(jsf.gallery.convection_diffusion(8, velocity=3.0), "csr")
-    N = incomplete_lu(A, solve_sweeps=0).lower.to_scipy().toarray()
-    fourth, last, after = (np.linalg.norm(np.linalg.matrix_power(N, k)) for k in (4, 21, 22))
-    assert fourth > 2 * np.linalg.norm(N) and after == 0 < last
     shifts = [float(incomplete_lu(A, solve_sweeps=s).shift) for s in (0, 3, 21)]
     assert shifts[0] == shifts[2] == 0 < shifts[1]
 
@@ -259,18 +236,12 @@ def test_what_it_cannot_read_is_refused():
         incomplete_lu(np.eye(3))
     with pytest.raises(TypeError, match="takes a jaxsparse_fmt matrix, got csr_array"):
         incomplete_lu(spd())
-    with pytest.raises(TypeError, match=r"make M outside jit, pass it, and take M\.refreshed\(A\)"):
-        jax.jit(lambda A: incomplete_cholesky(A) @ jnp.ones(81))(A)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+    for options, message in (
         ({"solve_sweeps": -1}, "solve_sweeps must be at least 0; got -1"),
         ({"shift": -0.1}, "shift must be a number from 0 up; got -0.1"),
         ({"format": "hlll"}, "unknown format 'hlll'"),
-    ],
-)
-def test_options_that_make_no_sense_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        incomplete_lu(jsf.from_dense(np.eye(3), "csr"), **options)
+    ):
+        with pytest.raises(ValueError, match=message):
+            incomplete_lu(A, **options)
+    with pytest.raises(TypeError, match=r"make M outside jit, pass it, and take M\.refreshed\(A\)"):
+        jax.jit(lambda A: incomplete_cholesky(A) @ jnp.ones(81))(A)

@@ -133,16 +133,6 @@ def test_a_nonsymmetric_matrix_has_a_transpose_that_is_one():
 # ------------------------------------------------------------------------------------------------- transformations
 
 
-def test_columns_vmap_and_the_linear_transpose_agree_with_single_vectors():
-    M = multigrid(FLOW, max_coarse=50, degree=1)
-    R = random_vector(216, 3)
-    want = np.stack([M @ r for r in R.T], axis=1)
-    np.testing.assert_allclose(M @ R, want, atol=1e-14)
-    np.testing.assert_allclose(jax.jit(jax.vmap(lambda r: M @ r))(R.T), want.T, atol=1e-14)
-    (transposed,) = jax.jit(jax.linear_transpose(lambda r: M @ r, R[:, 0]))(R[:, 1])
-    np.testing.assert_allclose(transposed, M.T @ R[:, 1], atol=1e-14)
-
-
 def test_the_levels_of_pyamg_are_taken_as_they_are():
     theirs = pyamg.ruge_stuben_solver(CUBE, max_coarse=20)
     M = multigrid(CUBE, setup=theirs)
@@ -150,8 +140,7 @@ def test_the_levels_of_pyamg_are_taken_as_they_are():
     inverse = (coarsest.shape[0] ** 2 - coarsest.nnz) / CUBE.nnz  # it is dense here
     assert [n for n, _ in M.sizes] == [level.A.shape[0] for level in theirs.levels]
     assert M.operator_complexity == pytest.approx(theirs.operator_complexity() + inverse)
-    lines = repr(M).splitlines()
-    assert len(lines) == 2 + len(theirs.levels) and f"{CUBE.nnz}" in lines[2] and "inverse" in lines[-1]
+    assert "216 (dia) → 108 (csr) → 19 (inverse)" in repr(M)
 
 
 def test_levels_that_are_given_stay_as_they_are():
@@ -175,24 +164,6 @@ def test_the_finest_level_shares_the_matrix_of_the_user():
     assert multigrid(A.asformat("pjds"), max_coarse=50).levels[0].A.basis.perm is None
 
 
-def test_a_narrow_cycle_costs_no_iterations_of_a_wide_solver():
-    S = jsf.gallery.poisson(10)
-    A, b = jsf.from_scipy(S), random_vector(1000)
-    wide, narrow = (multigrid(A, dtype=d, max_coarse=150, degree=1) for d in (None, "float32"))
-    assert {m.dtype for m in (narrow.levels[0].A, narrow.levels[0].R, narrow.coarse_inverse)} == {np.dtype("float32")}
-    assert (narrow @ b).dtype == np.float64
-    sol = cg(A, b, M=narrow, rtol=1e-10)
-    assert sol.success and sol.iterations <= scipy_iterations(S, b, wide, 1e-10) + 1
-
-
-def test_sixteen_bits_are_stored_and_thirty_two_computed_with():
-    M = multigrid(CUBE, max_coarse=50, dtype="bfloat16")
-    assert {leaf.dtype.name for leaf in jax.tree.leaves(M)} == {"bfloat16", "float32", "int32"}
-    r = random_vector(216)
-    want = np.asarray(multigrid(CUBE, max_coarse=50) @ r)
-    assert np.linalg.norm(M @ r - want) <= 2**-7 * np.linalg.norm(want)
-
-
 # -------------------------------------------------------------------------------------------------------- iterations
 
 
@@ -201,13 +172,6 @@ def test_the_iterations_do_not_grow_with_the_grid():
     counts = [scipy_iterations(grids[n], random_vector(n**3), multigrid(grids[n]), 1e-8) for n in (16, 24)]
     sol = cg(jsf.from_scipy(grids[32]), random_vector(32**3), M=multigrid(grids[32]), rtol=1e-8)
     assert sol.success and sol.iterations <= 1.2 * min(counts) and max(counts) <= 9
-
-
-def test_weak_couplings_along_one_axis_are_not_followed():
-    line, eye = jsf.gallery.poisson(14, dim=1), sp.eye_array(14)
-    plane = sp.kron(sp.kron(line, eye) + sp.kron(eye, line), eye)
-    S = sp.csr_array(plane + 0.01 * sp.kron(sp.kron(eye, eye), line))
-    assert scipy_iterations(S, random_vector(14**3), multigrid(S), 1e-8) <= 10
 
 
 def test_elasticity_with_rigid_body_modes_takes_dozens_where_jacobi_takes_hundreds():
@@ -246,24 +210,6 @@ def test_a_pure_neumann_problem_is_solved():
     M = multigrid(S, max_coarse=3)
     assert scipy_iterations(S, b, M, 1e-10) <= 14
     assert np.abs(M @ np.ones(512)).max() < 1e3
-
-
-def test_a_floating_body_whose_coarse_matrix_is_all_rounding_keeps_the_cycle_small():
-    S = jsf.gallery.elasticity(5, clamped=False)
-    M = multigrid(S, B=rigid_body_modes(grid(5, 5, 5)), max_coarse=12)
-    assert M.coarse_inverse.shape[0] <= 12
-    assert np.abs(M @ random_vector(375)).max() < 1e3
-
-
-def test_pieces_that_a_coarse_level_annihilates_stay_out_of_it():
-    """Weighted triangles shrink to the rounding of a zero on the first coarse level, where a cube goes on."""
-    weights = np.random.default_rng(0).uniform(0.1, 1.1, (6, 3, 3))
-    weights = np.triu(weights, 1) + np.triu(weights, 1).swapaxes(1, 2)
-    triangles = [np.diag(w.sum(axis=0)) - w for w in weights]
-    S = sp.csr_array(sp.block_diag([neumann(8), *triangles], format="csr"))
-    M = multigrid(S, max_coarse=4, degree=1)
-    assert len(M.levels) == 3 and max(np.max(level.inverse_diagonal) for level in M.levels) < 1e3
-    assert scipy_iterations(S, S @ random_vector(S.shape[0]), M, 1e-9) <= 16
 
 
 # ------------------------------------------------------------------------------------------------------------ doors
@@ -321,16 +267,6 @@ def test_boundary_rows_left_in_the_matrix_change_no_count():
     assert scipy_iterations(S, b, multigrid(S, max_coarse=100), 1e-8) <= count + 2
 
 
-def test_points_that_are_all_neighbours_make_one_aggregate():
-    S = sp.csr_array(9 * np.eye(8) - np.ones((8, 8)))
-    M = multigrid(S, max_coarse=5, block_size=1)
-    assert [n for n, _ in M.sizes] == [8, 1]
-    P = np.asarray(M.levels[0].P.todense())
-    np.testing.assert_allclose(P, np.full((8, 1), P[0, 0]), rtol=1e-12)
-    assert P[0, 0] > 0
-    assert scipy_iterations(S, random_vector(8), M, 1e-10) <= 3
-
-
 def test_a_graph_of_short_diameter_keeps_its_levels_sparse():
     """Its aggregates are all neighbours of one another, so that a coarse matrix of all couplings is nearly dense."""
     random, points = np.random.default_rng(0), np.arange(3000)
@@ -341,19 +277,6 @@ def test_a_graph_of_short_diameter_keeps_its_levels_sparse():
     M, all_couplings = multigrid(S, max_coarse=50), multigrid(S, max_coarse=50, theta=0.0)
     assert M.operator_complexity < 1.6 and all_couplings.operator_complexity > 2.5
     assert scipy_iterations(S, b, M, 1e-8) <= 15
-
-
-def test_a_matrix_whose_aggregates_have_fewer_points_than_columns_is_inverted():
-    S = sp.csr_array(jsf.gallery.poisson(3))
-    M = multigrid(S, np.random.default_rng(0).normal(size=(27, 20)), max_coarse=5)
-    assert [n for n, _ in M.sizes] == [27]
-    r = random_vector(27)
-    np.testing.assert_allclose(M @ r, np.linalg.solve(S.toarray(), r), rtol=1e-9)
-
-
-def test_the_coarsest_inverse_has_at_most_a_tenth_of_the_entries():
-    S = jsf.gallery.poisson(16)
-    assert multigrid(S).sizes[-1][1] <= S.nnz / 10 < multigrid(S, max_coarse=1000).sizes[-1][1]
 
 
 # ------------------------------------------------------------------------------------------------ cycles and warnings
@@ -395,7 +318,7 @@ def with_entry(value: float) -> sp.csr_array:
 @pytest.mark.parametrize(
     ("A", "options", "error", "message"),
     [
-        (CUBE[:5], {}, ValueError, r"square matrix.*\(5, 216\)"),
+        (CUBE[:5], {}, ValueError, r"square matrix; got \(5, 216\)"),
         (sp.csr_array((0, 0)), {}, ValueError, r"at least one row.*\(0, 0\)"),
         (CUBE.toarray(), {}, TypeError, "jaxsparse_fmt or scipy.sparse; got ndarray"),
         (with_entry(np.nan), {}, ValueError, "NaN or an infinity"),
@@ -421,12 +344,6 @@ def test_bad_input_is_refused_with_the_cure(A, options, error, message):
 def test_a_traced_matrix_is_refused():
     with pytest.raises(TypeError, match="build M outside jit"):
         jax.jit(lambda A: multigrid(A) @ jnp.ones(216))(jsf.from_scipy(CUBE))
-
-
-def test_a_vector_of_another_length_is_refused():
-    for r in (np.ones(7), np.ones((1, 216)), np.ones((216, 2, 2))):
-        with pytest.raises(ValueError, match=r"takes r of shape \(216,\) or \(216, p\); got"):
-            multigrid(CUBE) @ r
 
 
 # ----------------------------------------------------------------------------------------------------- real matrices

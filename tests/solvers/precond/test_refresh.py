@@ -10,9 +10,9 @@ from jax import lax
 import jaxsparse_fmt as jsf
 from solvers import Status, cg
 from solvers.precond import block_jacobi, chebyshev, incomplete_cholesky, incomplete_lu, jacobi
-from tests.solvers.precond.operators import apply, assert_near, dense
+from tests.solvers.precond.operators import assert_near, dense
 from tests.solvers.precond.test_block_jacobi import inverse_of_blocks
-from tests.solvers.precond.test_incomplete import KERSHAW, ilu0
+from tests.solvers.precond.test_incomplete import ilu0
 
 
 def of_factors(S: sp.csr_array) -> np.ndarray:
@@ -139,17 +139,6 @@ def test_a_polynomial_is_refreshed_with_its_bounds_and_what_is_inside_it():
     assert_near(dense(given), dense(chebyshev(B, 2, (0.3, 9.0))))
 
 
-@pytest.mark.deep
-def test_new_values_may_come_in_another_format_and_dtype():
-    S, A = system("incomplete_lu")
-    M = incomplete_lu(A.astype("float32"), solve_sweeps=2, format="csr")
-    other = changed(S)
-    for format in ("dia", "coo"):
-        N = M.refreshed(jsf.from_scipy(other, format))
-        assert N.dtype == np.float32 and alike(M, N)
-        assert_near(dense(N), of_factors(other), 1e5)
-
-
 # ------------------------------------------------------------------------------------------------------- derivatives
 
 
@@ -209,23 +198,6 @@ def test_values_without_factors_are_refused_outside_jit_and_end_a_solve_inside(n
         return  # a solve of its own would compile for long
     sol = jax.jit(lambda M, A, Z: cg(A, b, M=M.refreshed(Z)))(M, A, zero)
     assert sol.status is Status.NON_FINITE and np.all(np.isfinite(sol.x))
-
-
-def test_values_that_no_shift_helps_show_inside_jit():
-    K = np.where(np.eye(4), 1e-9, KERSHAW)
-    A = jsf.from_dense(KERSHAW, "csr")
-    M = incomplete_cholesky(A, solve_sweeps=4, format="csr")
-    B = A.with_data(jsf.from_dense(K, "csr").data)
-    with pytest.raises(ValueError, match=r"no factors of .* for α up to 2621\.44"):
-        M.refreshed(B)
-    assert np.all(np.isnan(apply(refresh(M, B), np.ones(4))))
-
-
-def test_a_refresh_tries_the_shifts_of_the_set_up_again():
-    A = jsf.from_dense(KERSHAW, "csr")
-    M = incomplete_cholesky(A, solve_sweeps=4, format="csr")
-    easy = A.with_data(jsf.from_dense(KERSHAW + 9 * np.eye(4), "csr").data)
-    assert M.shift > 0 == M.refreshed(easy).shift and refresh(M.refreshed(easy), A).shift == M.shift
 
 
 def test_a_transpose_has_no_pattern_to_be_refreshed_on():

@@ -8,7 +8,6 @@ import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from solvers import Status, cg, gmres, precond
-from solvers.precond import _sharded
 from tests.distributed.problems import MESH
 
 THREE = jax.make_mesh((3,), ("rows",), devices=jax.devices("cpu")[:3])
@@ -48,30 +47,6 @@ def test_every_array_of_a_device_has_its_share_of_the_rows(built):
     alone = sum(leaf.size for leaf in jax.tree.leaves(precond.multigrid(ALONE, max_coarse=100).levels))
     assert sum(held) <= 4.5 * alone / MESH.size
     assert len(M.levels) >= 2 and M.coarse_inverse.shape[0] <= 100
-
-
-def test_the_set_up_multiplies_no_more_than_a_shard(monkeypatch):
-    """No matrix on the host has more rows than a device and its halo."""
-    sizes, times = [], _sharded.meeting
-
-    def meeting(*arguments):
-        met = times(*arguments)
-        sizes.extend(S.nnz for pair in met.values() for S in pair[:2])
-        return met
-
-    monkeypatch.setattr(_sharded, "meeting", meeting)
-    precond.multigrid(jsf.shard(L, MESH, format="csr"), max_coarse=1000)
-    plane = 16 * 16 * 7  # entries of a halo on one side
-    assert sizes and max(sizes) <= 3 * (L.nnz / MESH.size + 2 * plane)
-
-
-def test_few_rows_are_joined_on_fewer_devices(built):
-    _, M = built
-    last = M.levels[-1].A.range.over.counts
-    assert sum(last) < 8 * _sharded.FEWEST and sum(c > 0 for c in last) < MESH.size
-    np.testing.assert_array_equal(_sharded._joined(np.arange(0, 90, 10)), [0, 80, 80, 80, 80, 80, 80, 80, 80])
-    np.testing.assert_array_equal(_sharded._joined(np.array([0, 90, 180, 270])), [0, 180, 180, 270])
-    np.testing.assert_array_equal(_sharded._joined(np.array([0, 100, 200, 300])), [0, 100, 200, 300])
 
 
 def test_the_operator_is_symmetric_and_the_same_in_the_users_order_and_inside():
@@ -123,12 +98,6 @@ def test_a_near_null_space_may_be_sharded_and_gradients_pass_through_the_solve(b
     f = lambda b: jnp.sum(cg(A, b, M=M, rtol=1e-10).x ** 2)  # noqa: E731
     x = sp.linalg.spsolve(L.tocsc(), b)
     np.testing.assert_allclose(jax.grad(f)(b), 2 * sp.linalg.spsolve(L.tocsc(), x), rtol=0, atol=1e-6 * abs(x).max())
-
-
-def test_all_near_null_columns_reach_a_shard_on_a_mesh_with_another_axis():
-    mesh = jax.make_mesh((4, 2), ("rows", "batch"), devices=jax.devices("cpu")[:8])
-    near = _sharded._near_null(jsf.shard(L, mesh, format="csr"), np.ones((N, 2)) * [1, 2], np.dtype(float))
-    assert all(v.shape[1] == 2 and np.all(v == [1, 2]) for v in near.values()) and len(near) == 4
 
 
 def test_refusals_name_the_cure(built):
