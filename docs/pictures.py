@@ -16,7 +16,7 @@ import jaxsparse_fmt as jsf
 from jaxsparse_fmt import plot
 from jaxsparse_fmt.formats.base import ByRule
 from jaxsparse_fmt.formats.csr5 import CSR5
-from jaxsparse_fmt.formats.long_rows import Split
+from jaxsparse_fmt.formats.hyb import HYB
 from jaxsparse_fmt.kernels.layout.address import GROUPS, WARP, Bisected, Slices, Subwarp
 from jaxsparse_fmt.kernels.layout.columns import Blocked, Diagonal
 from solvers import bicgstab, cg, gmres, idrs, precond
@@ -130,12 +130,9 @@ def _walk(A: jsf.SparseMatrix, row: np.ndarray, col: np.ndarray) -> tuple[np.nda
     if isinstance(address, Slices) and address.threads > 1:
         T = address.threads
         thread, step = thread * T + step % T, step // T
-    if isinstance(A, Split) and A.tail_ptr is not None:  # a warp for each piece
-        of_tail, tail_ptr = place[: A.n_stored - main], np.asarray(A.tail_ptr)
-        piece = np.searchsorted(tail_ptr, of_tail, side="right") - 1
-        e = of_tail - tail_ptr[piece]
-        base = thread.max(initial=-1) + 1
-        thread, step = np.append(thread, base + piece * WARP + e % WARP), np.append(step, e // WARP)
+    if isinstance(A, HYB):  # by COO's product, each of whose rows has threads of its own
+        rest = np.asarray(A.tail_row)
+        thread, step = np.append(thread, thread.max(initial=-1) + 1 + rest), np.append(step, _rank(rest))
     return thread, step
 
 
