@@ -1,6 +1,14 @@
-"""LSMR: least squares by MINRES on the normal equations, which are never formed (Fong and Saunders 2011).
+"""LSMR: least squares by MINRES on the normal equations, which are never formed (Fong and Saunders 2011, Table 2).
 
-`_lsmr` has the loop; this file has the public function, its result and the derivatives.
+It has a loop of its own, since A has two sides, m and n, and either of two rules ends the loop:
+
+    ‖r‖ ≤ max(rtol·‖b‖, atol)    or    ‖Aᴴ·r‖ ≤ max(rtol·‖r‖, 10·eps·‖b‖)·‖A‖        r = b − A·x
+
+The recurrences of Golub and Kahan's bidiagonalisation estimate both norms, but only the true r ends the loop: if r does
+not meet the rule that the recurrences meet, LSMR starts again from the true r, as long as that helps. ‖A‖ is estimated
+by the largest ‖A·v‖ / ‖v‖ so far, from below, which makes the second rule stricter.
+
+Traffic of a step in vectors: the two products, 3 of m, and 9 of n; a preconditioner adds its own and 4 of n.
 """
 
 import dataclasses
@@ -15,16 +23,18 @@ from jax.core import Tracer
 from jaxsparse_fmt._types import owned, pytree
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
-from solvers import _lsmr
-from solvers._lsmr import End, Given, Maps
-from solvers.core import arguments, opaque, program
+from solvers.core import arguments, iterate, opaque, program
 from solvers.core.adjoint import TRUNCATED, hermitian_solve, report
 from solvers.core.interrupts import calling
 from solvers.core.iterate import Options
 from solvers.core.program import Entry
+from solvers.core.scaling import Map, exponent, largest, scaled
 from solvers.core.settings import Adjoint, Settings, limits_of_derivatives, settled, solver
-from solvers.core.stopping import Limits
-from solvers.solution import Solution
+from solvers.core.stopping import RUNNING, Limits, Loop, status_of
+from solvers.core.vectors import dot, length, norm, ratio
+from solvers.solution import Solution, Status
+
+ROUNDING = 10  # times eps·‖A‖·‖b‖: normal residuals that are rounding
 
 
 @pytree
@@ -68,9 +78,8 @@ def lsmr(A: Any, b: Any, x0: Any = None, *, damp: float = 0.0, **settings: Unpac
       M: an approximation of (AᴴA + λ²)⁻¹, positive definite: anything with `@`, a function r -> M·r, or the [n]
         numbers of a diagonal M, such as 1 / d with d the squared lengths of A's columns, plus λ².
       rtol, atol: with r = (b − A·x, −λ·x), stop when ‖r‖₂ ≤ max(rtol·‖b‖₂, atol), which is possible if b is in A's
-        range; or when ‖Aᴴ(b − A·x) − λ²·x‖₂ ≤ rtol·‖A‖₂·‖r‖₂ with the method's estimate of ‖A‖₂, from below. Both rules
-        use the true r, and CONVERGED means that one of them is met. In single precision the second needs an rtol well
-        above 1e-6.
+        range; or when s = Aᴴ(b − A·x) − λ²·x meets ‖s‖₂ ≤ rtol·‖A‖₂·‖r‖₂, or is rounding, ‖s‖₂ ≤ 10·eps·‖A‖₂·‖b‖₂,
+        with the method's estimate of ‖A‖₂, from below. All rules use the true r, and CONVERGED means that one is met.
       maxiter: most iterations, of two products each; None allows 10·min(m, n).
       history: keep the normal residual norms.
       adjoint: an `Adjoint`; "unrolled" is refused.
@@ -98,8 +107,7 @@ def _two_sided(A: Any, b: Array) -> tuple[tuple[Any, Any], Any, int]:
     """A matrix and None or a pair of functions, the dtype of their products, and the number of columns."""
     m = b.shape[0]
     if isinstance(A, (tuple, list)) and len(A) == 2 and all(callable(f) for f in A):
-        column = jax.ShapeDtypeStruct((m,), b.dtype)
-        x = jax.eval_shape(A[1], column)
+        x = jax.eval_shape(A[1], jax.ShapeDtypeStruct((m,), b.dtype))
         y = jax.eval_shape(A[0], x)
         if len(x.shape) != 1 or y.shape != (m,):
             raise ValueError(f"the two functions take b's shape {(m,)} to {x.shape} and back to {y.shape}")
@@ -130,25 +138,23 @@ def _compute(
     if back is None:
         A = forth
         forth, back = (lambda v: A @ v), (lambda u: jnp.conj(A.T @ jnp.conj(u)))
-    rows, factor, shape = b, None, (plan.n, *b.shape[1:])
+    rows, shape = b, (plan.n, *b.shape[1:])
     if damp is not None:
         # The damped problem is the plain one with λ·I below A and zeros below b.
-        factor = damp.astype(jnp.finfo(dtype).dtype)
-        above, below = forth, back
+        factor, above, below = damp.astype(jnp.finfo(dtype).dtype), forth, back
         forth = lambda v: jnp.concatenate([above(v).astype(dtype), factor * v])  # noqa: E731
         back = lambda u: below(u[:m]).astype(dtype) + factor * u[m:]  # noqa: E731
         rows = jnp.concatenate([b, jnp.zeros(shape, dtype)])
     unknown = mesh_axes.varying(jnp.zeros(shape, dtype), rows)
-    K = Maps(
-        program.traced(lambda v: forth(v).astype(dtype), unknown), program.traced(lambda u: back(u).astype(dtype), rows)
-    )
+    like = (forth, unknown), (back, rows)
+    K = Maps(*(program.traced(lambda v, f=f: f(v).astype(dtype), example) for f, example in like))
     if M is not None:
         precondition = M
         M = program.traced(lambda r: arguments.apply(precondition, r).astype(dtype), unknown)
-    settled = lax.stop_gradient(Given(M, x0, limits[0], limits_of_derivatives(*limits), factor))
-    x, end = _differentiable(plan.options, plan.adjoint, K, True, rows, settled, m)
+    settled = lax.stop_gradient(Given(M, x0, limits[0], limits_of_derivatives(*limits)))
+    x, end = _differentiable(plan.options, plan.adjoint, K, True, rows, settled)
     norms = end.norms if plan.options.history_length else None
-    return LeastSquaresSolution(x, end.code, end.k, end.norm, norms, end.normal)
+    return LeastSquaresSolution(x, end.code, end.k, length(end.r[:m]), norms, end.normal)
 
 
 def _examples(plan: Plan, b: Array) -> tuple[Any, Any, Any]:
@@ -160,11 +166,225 @@ def _examples(plan: Plan, b: Array) -> tuple[Any, Any, Any]:
 _solve = Entry(_compute, _examples)
 
 
+# -------------------------------------------------------------------------------------------------------- the loop
+
+
+class Maps(NamedTuple):
+    """A linear map and its adjoint; a pytree if both are pytrees."""
+
+    apply: Any  # [n] -> [m]
+    adjoint: Any  # [m] -> [n]
+
+    @property
+    def H(self) -> "Maps":
+        return Maps(self.adjoint, self.apply)
+
+
+class Given(NamedTuple):
+    """What a solve is given beside A and b, and is not differentiated by: limits of derivatives' systems among it."""
+
+    M: Any
+    x0: Any
+    limits: Limits
+    of_derivative: Limits
+
+
+class Work(NamedTuple):
+    """u = E·u′ and v = N·v′, with the preconditioners E of rows and N of columns, one of which is the identity."""
+
+    x: Array  # [n] the vector to add to x
+    u: Array  # [m] left vector
+    u_: Array  # [m] u′
+    v: Array  # [n] right vector
+    v_: Array  # [n] v′
+    h: Array  # [n] direction
+    h_bar: Array  # [n]
+    s: Array | None  # [n] Aᴴ·r, kept where N is M: `zeta_bar` is then not its norm
+    alpha: Array
+    rotations: tuple[Array, ...]  # ρ, ρ̄, ᾱ, c̄, s̄, ζ, and for ‖r‖ (§5 of the paper) β̈, β̇, ρ̇, τ, θ
+    zeta_bar: Array  # ‖Aᴴ·r‖, with a sign
+    A_norm: Array  # from below
+    r_norm: Array
+
+    @property
+    def s_norm(self) -> Array:
+        return jnp.abs(self.zeta_bar) if self.s is None else norm(self.s)
+
+
+class Outer(NamedTuple):
+    """A solve before its true residual is judged; r and its norms are those of the x before."""
+
+    x: Array
+    r: Array
+    r_norm: Array
+    s_norm: Array  # ‖Aᴴ·r‖
+    A_norm: Array
+    k: Array
+    failure: Array  # RUNNING, or why the recurrences ended
+    code: Array
+    norms: Array
+
+
+class End(NamedTuple):
+    """The result of a solve, without its solution."""
+
+    k: Array
+    r: Array  # b − A·x
+    normal: Array  # ‖Aᴴ·r‖, true
+    code: Array
+    norms: Array  # of Aᴴ·r by recursion
+    # Whether a rule was met, and whether the first one was, or as far as rounding lets.
+    sound: Array
+    consistent: Array
+
+    @property
+    def norm(self) -> Array:
+        return length(self.r)
+
+
+def _run(options: Options, A: Maps, b: Array, given: Given, inside: bool, rtol_normal: Any = None) -> tuple[Array, End]:
+    """x with the least ‖b − A·x‖, and from x0 = 0 the shortest such x. Powers of two scale A and b.
+
+    Args:
+      inside: whether M approximates (AᴴA)⁻¹; if not, it approximates (AAᴴ)⁻¹.
+      rtol_normal: of the second rule, without its bound for rounding; None: as at the top.
+
+    Returns:
+      x [n] or [n, k], zero wherever it is not finite, and how the solve ended.
+    """
+    M, x, limits, _ = given
+    own, e_b = A, exponent(b)
+    if x is not None:
+        x = iterate.unless_far(A.apply, b, x, jnp.isfinite(largest(x)))[1]
+    b = scaled(b, -e_b)
+    s = A.adjoint(b)
+    e_s = exponent(s)
+    e_A = jnp.maximum(e_s, exponent(A.apply(scaled(s, -e_s))))  # b alone need not tell the size of a damp
+    A = Maps(lambda v: scaled(own.apply(v), -e_A), lambda v: scaled(own.adjoint(v), -e_A))
+    out, x = e_b - e_A, jnp.zeros_like(s) if x is None else scaled(x, e_A - e_b)
+    E = N = lambda v: v
+    if M is not None:
+        E, N = (E, M) if inside else (M, N)
+
+    b_norm = norm(b)
+    real, eps = b_norm.dtype, jnp.finfo(b_norm.dtype).eps
+    tolerance = jnp.maximum(limits.rtol * b_norm, scaled(jnp.asarray(limits.atol, real), -e_b)).astype(real)
+    relative = jnp.asarray(limits.rtol if rtol_normal is None else rtol_normal, real)
+    rounding = ROUNDING * eps * b_norm if rtol_normal is None else 0
+    least = eps / 16  # a recursion that fell by more is rounding
+
+    def trip(outer: Outer) -> Outer:
+        """Judges x, and takes LSMR from its true residual until the recurrences meet a rule."""
+        r = b - A.apply(outer.x)
+        r_norm, s_norm = norm(r), norm(s := A.adjoint(r))
+        A_norm = jnp.maximum(outer.A_norm, ratio(s_norm, r_norm))
+        met = (r_norm <= tolerance) | (s_norm <= jnp.maximum(relative * r_norm, rounding) * A_norm)
+        code = status_of(
+            (outer.code != RUNNING, outer.code),
+            (~jnp.isfinite(r_norm + s_norm), Status.NON_FINITE),
+            (met, Status.CONVERGED),
+            (outer.failure != RUNNING, outer.failure),
+            (outer.k >= limits.maxiter, Status.MAXITER),
+            ((s_norm >= outer.s_norm / 2) & (r_norm >= outer.r_norm / 2), Status.STAGNATION),
+        )
+        work = _start(A, E, N, r, A_norm, s if M is not None and inside else None)
+        goal = jnp.maximum(tolerance, least * r_norm) * ratio(work.r_norm, r_norm)
+
+        def goes_on(loop: Loop) -> Array:
+            w = loop.work
+            level = jnp.maximum(jnp.maximum(relative, least) * w.r_norm, rounding) * w.A_norm
+            return (loop.code == RUNNING) & (w.r_norm > goal) & (w.s_norm > level) & (loop.k < limits.maxiter)
+
+        def advance(loop: Loop) -> Loop:
+            new, failure = _step(A, E, N, loop.work)
+            moves = goes_on(loop)
+            takes = moves & (failure == RUNNING)
+            work = jax.tree.map(lambda new, old: jnp.where(takes, new, old), new, loop.work)
+            if options.callback is not None:
+                iterate.show(options.callback, moves, scaled(outer.x + work.x, out))
+            k = loop.k + takes
+            norms = iterate.record(loop.norms, jnp.where(moves, k, -1), work.s_norm)
+            return Loop(work, k, work.s_norm, jnp.where(moves, failure, loop.code), norms)
+
+        norms = iterate.record(outer.norms, jnp.where(outer.k == 0, 0, -1), s_norm)
+        loop = Loop(work, outer.k, s_norm, code, norms)
+        # Not unrolled: XLA takes minutes to compile twenty copies of a step of two products and about 60 scalars.
+        loop = iterate.advance_while(goes_on, advance, loop, options, e_b + e_A, unroll=1)
+        x = outer.x + jnp.where(code == RUNNING, loop.work.x, 0)
+        return Outer(x, r, r_norm, s_norm, jnp.maximum(A_norm, loop.work.A_norm), loop.k, loop.code, code, loop.norms)
+
+    never, running = jnp.full_like(b_norm, jnp.inf), jnp.full(b_norm.shape, RUNNING, jnp.int32)
+    A_norm = jnp.zeros_like(b_norm) if given.x0 is None else ratio(norm(A.apply(x)), norm(x))
+    norms = jnp.full((options.history_length, *b_norm.shape), -1, real)
+    outer = mesh_axes.varying(Outer(x, b, never, never, A_norm, 0 * running, running, running, norms), b)
+    outer = lax.while_loop(lambda outer: jnp.any(outer.code == RUNNING), trip, outer)
+
+    rounding = 100 * eps * (outer.A_norm * norm(outer.x) + b_norm)
+    consistent = outer.r_norm <= jnp.maximum(tolerance, rounding)
+    sound = (outer.code == Status.STAGNATION) & (outer.s_norm <= outer.A_norm * rounding)
+    x = scaled(outer.x, out)
+    x, finite = jnp.where(jnp.isfinite(x), x, 0), jnp.all(jnp.isfinite(outer.x), axis=0)
+    lost = outer.A_norm * norm(scaled(x, -out) - outer.x) > jnp.maximum(tolerance, relative * outer.r_norm)
+    code = status_of((~finite, Status.NON_FINITE), (lost, Status.OUT_OF_RANGE), (finite, outer.code))
+    norms = jnp.where(outer.norms < 0, outer.norms, scaled(outer.norms, e_b + e_A))
+    sound, normal = sound | (code == Status.CONVERGED), scaled(outer.s_norm, e_b + e_A)
+    return x, End(outer.k, scaled(outer.r, e_b), normal, code, norms, sound, consistent)
+
+
+def _start(A: Maps, E: Map, N: Map, r: Array, A_norm: Array, s: Array | None) -> Work:
+    """From a true residual: beta·u = r and alpha·v = Aᴴ·u, each of length 1 in the norm of its preconditioner."""
+    u, u_, beta = _unit(E, r)
+    v, v_, alpha = _unit(N, A.adjoint(u))
+    zero, one = jnp.zeros_like(alpha), jnp.ones_like(alpha)
+    rotations = one, one, alpha, one, zero, zero, beta, zero, one, zero, zero
+    vectors = jnp.zeros_like(v), u, u_, v, v_, v, jnp.zeros_like(v), s
+    return Work(*vectors, alpha, rotations, alpha * beta, A_norm, beta)
+
+
+def _step(A: Maps, E: Map, N: Map, w: Work) -> tuple[Work, Array]:
+    """One step, and RUNNING or the code of a failure."""
+    Av = A.apply(w.v)
+    A_norm = jnp.maximum(w.A_norm, ratio(norm(Av), norm(w.v)))
+    u, u_, beta = _unit(E, Av - w.alpha * w.u_)
+    v, v_, alpha = _unit(N, A.adjoint(u) - beta * w.v_)
+    # Rotations turn the lower bidiagonal matrix into an upper one, R, and the transpose of R into another.
+    rho_before, rho_bar_before, alpha_bar, c_bar, s_bar, zeta_before, beta_dd, beta_d, rho_d, tau, theta = w.rotations
+    rho = jnp.hypot(alpha_bar, beta)
+    c, s = ratio(alpha_bar, rho), ratio(beta, rho)
+    theta_new, alpha_bar, theta_bar = s * alpha, c * alpha, s_bar * rho
+    rho_bar = jnp.hypot(c_bar * rho, theta_new)
+    c_bar, s_bar = ratio(c_bar * rho, rho_bar), ratio(theta_new, rho_bar)
+    zeta, zeta_bar = c_bar * w.zeta_bar, -s_bar * w.zeta_bar
+    h_bar = w.h - ratio(theta_bar * rho, rho_before * rho_bar_before) * w.h_bar
+    x, h = w.x + ratio(zeta, rho * rho_bar) * h_bar, v - ratio(theta_new, rho) * w.h
+    # ‖r‖ by one more rotation.
+    beta_hat, beta_dd, rho_tilde = c * beta_dd, -s * beta_dd, jnp.hypot(rho_d, theta_bar)
+    c_tilde, s_tilde = ratio(rho_d, rho_tilde), ratio(theta_bar, rho_tilde)
+    tau = ratio(zeta_before - theta * tau, rho_tilde)
+    theta, rho_d, beta_d = s_tilde * rho_bar, c_tilde * rho_bar, -s_tilde * beta_d + c_tilde * beta_hat
+    r_norm = jnp.hypot(beta_d - ratio(zeta - theta * tau, rho_d), beta_dd)
+    code = status_of(
+        (~jnp.isfinite(alpha) | ~jnp.isfinite(beta), Status.NON_FINITE),
+        ((alpha < 0) | (beta < 0), Status.NOT_POSITIVE_DEFINITE),
+    )
+    normal = None if w.s is None else s_bar**2 * w.s + zeta_bar * c_bar * v_
+    rotations = rho, rho_bar, alpha_bar, c_bar, s_bar, zeta, beta_dd, beta_d, rho_d, tau, theta
+    return Work(x, u, u_, v, v_, h, h_bar, normal, alpha, rotations, zeta_bar, A_norm, r_norm), code
+
+
+def _unit(M: Map, v_: Array) -> tuple[Array, Array, Array]:
+    """M·v′ and v′ over their length √(v′ᴴ·M·v′), and that length, negative where M is not definite."""
+    v = M(v_)
+    squared = dot(v_, v)
+    length = jnp.sign(squared) * jnp.sqrt(jnp.abs(squared))
+    return ratio(v, length), ratio(v_, length), length
+
+
 # ------------------------------------------------------------------------------------------------- differentiation
 
 
 def _differentiable(
-    options: Options, adjoint: Adjoint, A: Maps, inside: bool, b: Array, given: Given, rows: int | None = None
+    options: Options, adjoint: Adjoint, A: Maps, inside: bool, b: Array, given: Given
 ) -> tuple[Array, End]:
     """The shortest x with the least ‖b − A·x‖, differentiable in b and in whatever A depends on, to any order.
 
@@ -179,13 +399,12 @@ def _differentiable(
 
     Args:
       inside: whether M approximates (AᴴA)⁻¹; if not, it approximates (AAᴴ)⁻¹.
-      rows: the first rows of b, of which the residual norm is returned; None: all.
     """
     is_tall = b.shape[0] >= jax.eval_shape(A.adjoint, b).shape[0]
     options_of_tangent = options._replace(history_length=0, callback=None, progress=None)
 
     def primal(A, b, given):
-        return _lsmr.run(options, A, b, given, inside, rows)
+        return _run(options, A, b, given, inside)
 
     def solution(A, b, given):
         return opaque.apply(primal, tangent, A, b, given)
@@ -237,8 +456,8 @@ def _saddle(
     """
     eps = jnp.finfo(f.dtype).eps
     exact = jnp.maximum(jnp.sqrt(eps) * given.limits.rtol, 32 * eps)  # the second rule is only for a g out of range
-    y, end = _lsmr.run(options, H.H, g, given, not inside, rtol_normal=exact)
-    z, end_z = _lsmr.run(options, H, f - y, given, inside)
+    y, end = _run(options, H.H, g, given, not inside, rtol_normal=exact)
+    z, end_z = _run(options, H, f - y, given, inside)
     report(adjoint.report, end, end.code, g)
     report(adjoint.report, end_z, end_z.code, f)
     sound, exists = end.sound & end_z.sound, end.consistent

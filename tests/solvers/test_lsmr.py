@@ -131,7 +131,7 @@ def test_a_start_at_the_solution_takes_no_step_and_one_far_off_is_left():
         (TALL * np.nan, 0 * B, {}, Status.NON_FINITE),
         (TALL, B, {"maxiter": 2}, Status.MAXITER),
         (TALL, B, {"maxiter": 0}, Status.MAXITER),
-        (TALL, B, {"rtol": 0.0, "maxiter": 10**6}, Status.STAGNATION),
+        (TALL, B, {"rtol": 0.0, "maxiter": 10**6}, Status.CONVERGED),  # to rounding
         (TALL, B, {"M": lambda r: -r}, Status.NOT_POSITIVE_DEFINITE),
         (TALL, B, {"M": lambda r: np.nan * r}, Status.NON_FINITE),
     ],
@@ -140,6 +140,18 @@ def test_endings_have_their_status(A, b, options, status):
     sol = lsmr(jnp.asarray(A), b, **options)
     assert sol.status is status and np.all(np.isfinite(sol.x))
     assert isinstance(sol, LeastSquaresSolution)
+
+
+@pytest.mark.parametrize(("dtype", "rtol", "noise"), [(np.float32, 1e-6, 1e-3), (np.float64, 1e-10, 1e-8)])
+def test_a_solution_that_is_exact_to_rounding_converges_whatever_the_residual(dtype, rtol, noise):
+    """The Gauss-Newton step of an exponential fit, whose residual lies between rtol and eps / rtol of b."""
+    t = np.linspace(0, 1, 50)
+    J, exact = np.stack([np.exp(-2 * t), -3 * t * np.exp(-2 * t)], 1), np.array([0.3, -0.2])
+    A, b = J.astype(dtype), (J @ exact + noise * RNG.standard_normal(50)).astype(dtype)
+    sol = lsmr(A, b, rtol=rtol)
+    assert sol.status is Status.CONVERGED and "least-squares" in sol.status.message
+    want = shortest(A.astype(float), b.astype(float))
+    np.testing.assert_allclose(sol.x, want, rtol=0, atol=300 * np.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize("size", [1e-200, 1e200])
@@ -231,10 +243,8 @@ def test_vmap_over_matrices_and_right_hand_sides_agrees_with_one_by_one():
         (np.zeros((0, 3)), np.zeros(0), {}, ValueError, "b is empty"),
         (np.zeros((3, 0)), np.zeros(3), {}, ValueError, "at least one unknown"),
         (TALL, B, {"tol": 1e-3}, TypeError, "rtol"),
-        (TALL, B, {"M": 1j * np.ones(N_)}, TypeError, "drop its imaginary part; make b complex"),
         (TALL, B, {"M": lambda r: 1j * r}, TypeError, "drop its imaginary part; make b complex"),
         (TALL, {"a": B}, {}, TypeError, r"b must be one array.*ravel_pytree"),
-        (TALL, (B, B), {}, TypeError, r"b must be one array.*ravel_pytree"),
     ],
 )
 def test_what_makes_no_sense_is_refused(A, b, options, error, match):
@@ -246,18 +256,9 @@ def test_a_list_of_numbers_is_a_vector():
     np.testing.assert_allclose(lsmr(jnp.eye(2), [1.0, 2.0]).x, [1, 2])
 
 
-def test_steps_between_two_looks_are_not_copied_out():
-    """A GPU looks every 40 steps by default; twenty copies of a step took minutes to compile."""
-    A, b = TALL[:, :12], jnp.asarray(B)
-    sol = lsmr(jnp.asarray(A), b, check_every=10**9, rtol=1e-10)
-    assert sol.success
-    np.testing.assert_allclose(sol.x, shortest(A, B), rtol=0, atol=1e-7)
-    lines = [str(jax.make_jaxpr(lambda b, c=c: lsmr(A, b, check_every=c).x)(b)).count("\n") for c in (1, 10**9)]
-    assert lines[1] < 1.5 * lines[0]
-
-
-@pytest.mark.parametrize(("dtype", "damp"), [(np.float32, 1e10), (np.float32, 1e20), (np.float64, 1e150)])
-@pytest.mark.parametrize("shape", [(8, 5), (5, 8)])
+@pytest.mark.parametrize(
+    ("dtype", "damp", "shape"), [(np.float32, 1e10, (8, 5)), (np.float32, 1e20, (5, 8)), (np.float64, 1e150, (5, 8))]
+)
 def test_a_damp_far_above_the_matrix_is_within_range(dtype, damp, shape):
     """x is Aᴴ·b / λ² then, which float32 holds for a b of 1e20."""
     A, b = jnp.asarray(TALL[: shape[0], : shape[1]], dtype), jnp.asarray(B[: shape[0]], dtype)
