@@ -62,11 +62,13 @@ def _found(make: Any, A: Any) -> Any:
 
 @jax.jit
 def _index(A: Any) -> Index:
-    _, _, entry = A.coordinates()
-    n_stored, nnz = entry.shape[0], A.nnz
-    number = jnp.arange(n_stored, dtype=index_dtype(n_stored))
-    place = jnp.zeros(nnz, number.dtype).at[entry].set(number, mode="drop", unique_indices=True)
-    return Index(A.read_at(place), entry)
+    _, _, entry, place = _numbered(A).each_entry()
+    return Index(jnp.zeros(A.nnz, place.dtype).at[entry].set(place, mode="drop", unique_indices=True), entry)
+
+
+def _numbered(A: Any) -> Any:
+    """A with the number of its place as each value."""
+    return A._with_values(jnp.arange(A.n_stored, dtype=index_dtype(A.n_stored)))
 
 
 def _turned(A: Any) -> Index:
@@ -89,7 +91,7 @@ def _turned_by_sorting(col: Array) -> Index:
 
 @jax.jit
 def _ids(A: Any) -> tuple[Array, Array]:
-    row, col, entry = A.unshared.coordinates()
+    row, col, entry, _ = A.each_entry()
     zeros = jnp.zeros(A.nnz, jnp.int32)
     rows, cols = (zeros.at[entry].set(a.astype(jnp.int32), mode="drop", unique_indices=True) for a in (row, col))
     return rows, cols
@@ -102,43 +104,49 @@ def data(A: Any) -> Array:
 
 
 def stored(A: Any, data: Array) -> Array:
-    """`data` [nnz] in the storage order of `A.unshared`, with zeros in padding."""
+    """`data` [nnz] in the order of `A.each_entry`, with zeros in padding."""
     index = known(A)
     return _stored(A, data) if index is None else take(data, index.entry)
 
 
 @jax.jit
 def _data(A: Any) -> Array:
-    A = A.unshared
-    _, _, entry = A.coordinates()
-    return jnp.zeros(A.nnz, A.dtype).at[entry].set(A.values, mode="drop")
+    _, _, entry, value = A.each_entry()
+    return jnp.zeros(A.nnz, A.dtype).at[entry].set(value, mode="drop")
 
 
 @jax.jit
 def _stored(A: Any, data: Array) -> Array:
-    return take(data, A.coordinates()[2])
+    return take(data, A.each_entry()[2])
+
+
+def shared_out(A: Any) -> Any:
+    """A of derivatives in `values`, each divided by the number of entries that a product reads at its place."""
+    if not A.shares_places:
+        return A
+    _, _, entry, place = _numbered(A).each_entry()
+    count = jnp.zeros(A.n_stored).at[jnp.where(entry < A.nnz, place, A.n_stored)].add(1, mode="drop")
+    return A._with_values(A.values / jnp.maximum(count, 1).astype(A.dtype))
 
 
 @jax.jit
 def csr_arrays(A: Any) -> tuple[Array, Array, Array]:
     """`data`, `indices` and `indptr` of A in canonical order, as `SparseMatrix.csr_arrays`."""
-    A = A.unshared
-    row, col, entry = A.coordinates()
+    row, col, entry, value = A.each_entry()
     entry = _canonical(row, col, entry, A.nnz)
     n_rows, index = A.shape[0], index_dtype(A.nnz)
-    data = jnp.zeros(A.nnz, A.dtype).at[entry].set(A.values, mode="drop", unique_indices=True)
+    data = jnp.zeros(A.nnz, A.dtype).at[entry].set(value, mode="drop", unique_indices=True)
     indices = jnp.zeros(A.nnz, jnp.int32).at[entry].set(col, mode="drop", unique_indices=True)
     counts = jnp.zeros(n_rows, index).at[jnp.where(entry < A.nnz, row, n_rows)].add(1, mode="drop")
     return data, indices, jnp.concatenate([jnp.zeros(1, index), jnp.cumsum(counts, dtype=index)])
 
 
 def to_scipy(A: Any) -> Csr:
-    """As `SparseMatrix.to_scipy`, for a matrix whose entries share no places."""
+    """As `SparseMatrix.to_scipy`."""
     if not is_on_cpu(A.values):  # a GPU sorts faster, and sends no padding
         return CsrArrays(*A.csr_arrays(), shape=A.shape).to_scipy()
-    values = np.asarray(A.values, scipy_dtype(A.dtype))
-    row, col, *live = map(np.asarray, _places(A))
-    values, row, col = (a[tuple(live)] for a in (values, row, col))
+    row, col, values, *live = map(np.asarray, _places(A))
+    values, row, col = (a[tuple(live)] for a in (values.astype(scipy_dtype(A.dtype), copy=False), row, col))
     csr = scipy.sparse.coo_array((values, (row, col)), shape=A.shape).tocsr()
     csr.sort_indices()  # `in_basis` renumbers columns
     return csr
@@ -146,9 +154,9 @@ def to_scipy(A: Any) -> Csr:
 
 @jax.jit
 def _places(A: Any) -> tuple[Array, ...]:
-    """Row and column of every place and, where there is padding, whether it holds an entry."""
-    row, col, entry = A.coordinates()
-    return (row, col) if A.nnz == row.shape[0] else (row, col, entry < A.nnz)
+    """Row, column and number of every entry and, where there is padding, whether it is one."""
+    row, col, entry, value = A.each_entry()
+    return (row, col, value) if A.nnz == row.shape[0] else (row, col, value, entry < A.nnz)
 
 
 def _canonical(row: Array, col: Array, entry: Array, nnz: int) -> Array:

@@ -75,20 +75,11 @@ class SparseMatrix(OnOneDevice, Pattern):
 
     @abc.abstractmethod
     def coordinates(self) -> tuple[Array, Array, Array]:
-        """Row, column and index in `data` of every place of `unshared`, [n_stored]; column n_cols, nnz in padding."""
+        """Row, column and index in `data` of every stored place, [n_stored]; column n_cols, nnz in padding."""
 
-    @property
-    def unshared(self) -> SparseMatrix:
-        """The same matrix with a place of its own for every entry: itself, unless entries of the format share them."""
-        return self
-
-    def read_at(self, place: Array) -> Array:
-        """The places where a product reads the entries at `place` in `unshared`: `place`, if none share one."""
-        return place
-
-    def shared_out(self, derivatives: Array) -> Array:
-        """Derivatives in `values` [n_stored], each divided by the number of entries that a product reads there."""
-        return derivatives
+    def each_entry(self) -> tuple[Array, Array, Array, Array]:
+        """Row, column, index in `data` and number of every entry, [n_stored]; column n_cols, index nnz in padding."""
+        return *self.coordinates(), self.values
 
     # --------------------------------------------------------------------------------------------------- measures
 
@@ -189,7 +180,7 @@ class SparseMatrix(OnOneDevice, Pattern):
         return self._with_values(f(self.values))
 
     def _refilled(self, values: Array) -> Self:
-        """The same pattern with the values of `unshared` [n_stored], each in a place of its own."""
+        """The same pattern with the values of `each_entry` [n_stored], each in a place of its own."""
         return self._with_values(values)
 
     @property
@@ -243,16 +234,15 @@ class SparseMatrix(OnOneDevice, Pattern):
         Args:
           gradient: a matrix of the same format and shape, of which the method reads only `values`.
         """
-        return self._with_values(self.shared_out(gradient.values)).data
+        return entry_index.shared_out(self._with_values(gradient.values)).data
 
     # ------------------------------------------------------------------------------------------------- conversions
 
     @jax.jit
     def diagonal(self) -> Array:
         """The main diagonal [min(rows, columns)], zero where nothing is stored."""
-        A, n = self.unshared, min(self.shape)
-        row, col, _ = A.coordinates()
-        return jnp.zeros(n, self.dtype).at[jnp.where(row == col, row, n)].add(A.values, mode="drop")
+        (row, col, _, value), n = self.each_entry(), min(self.shape)
+        return jnp.zeros(n, self.dtype).at[jnp.where(row == col, row, n)].add(value, mode="drop")
 
     @functools.partial(jax.jit, static_argnames="max_bytes")
     def todense(self, *, max_bytes: float = MAX_DENSE_BYTES) -> Array:
@@ -262,13 +252,12 @@ class SparseMatrix(OnOneDevice, Pattern):
           ValueError: it would take more than `max_bytes`, by default 2 GiB.
         """
         check_dense(self.shape, self.dtype, "pass todense(max_bytes=...) to insist, or use A @ x", max_bytes)
-        A = self.unshared
-        row, col, _ = A.coordinates()
-        return jnp.zeros(self.shape, self.dtype).at[row, col].add(A.values, mode="drop")
+        row, col, _, value = self.each_entry()
+        return jnp.zeros(self.shape, self.dtype).at[row, col].add(value, mode="drop")
 
     def to_scipy(self) -> Csr:
         """The matrix on the host as a canonical CSR array; 16-bit floats become float32."""
-        return entry_index.to_scipy(self.unshared)
+        return entry_index.to_scipy(self)
 
     def csr_arrays(self) -> tuple[Array, Array, Array]:
         """`data` [nnz], `indices` [nnz] and `indptr` [n_rows + 1] in canonical order, on the device."""

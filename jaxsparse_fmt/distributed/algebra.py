@@ -125,7 +125,7 @@ def index_arrays(A: Any) -> list[Array]:
 
 def _own(A: Any) -> tuple[Array, ...]:
     """The values of all blocks, [parts, n_stored], with every entry in its own place."""
-    return of_blocks(A, lambda block: block.unshared.values)
+    return of_blocks(A, lambda block: block.each_entry()[3])
 
 
 def of_blocks(A: Any, f: Callable[[Any], Array]) -> tuple[Array, ...]:
@@ -162,7 +162,7 @@ def _scaled(A: Any, d: Array, axis: int) -> tuple[Array, ...]:
         if axis == 1:
             d = jnp.concatenate([d, exchange(d, shards.halo, shards.axis)])
         placed = zip(shards.blocks, (place[axis] for place in shards.places()), strict=True)
-        return tuple((A.unshared.values * d.at[k].get(mode="clip"))[None] for A, k in placed)
+        return tuple((A.each_entry()[3] * d.at[k].get(mode="clip"))[None] for A, k in placed)
 
     return on_each_device(scaled, A.shards, A.range.over, d)
 
@@ -171,7 +171,7 @@ def _scaled(A: Any, d: Array, axis: int) -> tuple[Array, ...]:
 def _shifted(A: Any, s: Array) -> tuple[Array, ...]:
     def shifted(shards: Shards, s: Array) -> tuple[Array, ...]:
         (row, col, place), *_ = shards.places()
-        own, *beyond = (block.unshared.values for block in shards.blocks)
+        own, *beyond = (block.each_entry()[3] for block in shards.blocks)
         here = (row == col) & (place < jnp.iinfo(place.dtype).max)
         added = jnp.where(here, s.at[row].get(mode="clip"), 0)
         return tuple(v[None] for v in (own + added, *beyond))

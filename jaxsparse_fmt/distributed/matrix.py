@@ -262,7 +262,7 @@ class ShardedMatrix(ShardedAlgebra):
         pairs = zip(jax.tree.leaves(self), jax.tree.leaves(gradient), strict=True)
         leaves = [g if jnp.issubdtype(g.dtype, jnp.inexact) else a for a, g in pairs]
         of_all = jax.tree.unflatten(jax.tree.structure(self), leaves)
-        values = of_blocks(of_all, lambda block: block.shared_out(block.values))
+        values = of_blocks(of_all, lambda block: entry_index.shared_out(block).values)
         blocks = zip(of_all.shards.blocks, values, strict=True)
         return with_blocks(of_all, (block._with_values(v) for block, v in blocks)).data
 
@@ -293,19 +293,14 @@ class ShardedMatrix(ShardedAlgebra):
                 "the user's order"
             )
 
-    @property
-    def unshared(self) -> Self:
-        """The matrix itself, whose methods read every entry of its shards."""
-        return self
-
-    def coordinates(self) -> tuple[Array, Array, Array]:
-        """For every entry [nnz] in canonical order: its row, its column, its index in `data`.
+    def each_entry(self) -> tuple[Array, Array, Array, Array]:
+        """For every entry [nnz] in canonical order: its row, its column, its index in `data` and its number.
 
         Raises:
           ValueError: this is `in_basis`, as for all conversions.
         """
         self._check_users_order("coordinates")
-        return *entries.coordinates(self), jnp.arange(self.nnz, dtype=index_dtype(self.nnz))
+        return *entries.coordinates(self), jnp.arange(self.nnz, dtype=index_dtype(self.nnz)), self.data
 
     def todense(self, *, max_bytes: float = MAX_DENSE_BYTES) -> Array:
         """The matrix as a dense array [rows, columns].
@@ -314,8 +309,8 @@ class ShardedMatrix(ShardedAlgebra):
           ValueError: the array would take more than `max_bytes`.
         """
         check_dense(self.shape, self.dtype, "use A @ x", max_bytes)
-        row, col, _ = self.coordinates()
-        return jnp.zeros(self.shape, self.dtype).at[row, col].add(self.data)
+        row, col, _, value = self.each_entry()
+        return jnp.zeros(self.shape, self.dtype).at[row, col].add(value)
 
     def to_scipy(self) -> Csr:
         """The matrix on the host as a canonical CSR array, in the user's order; 16-bit floats become float32.

@@ -55,7 +55,7 @@ class WholeDiagonals(ByRule):
             return super().to_scipy()
         offsets = np.asarray(self.offsets)
         by_column = np.zeros((offsets.size, n), self.dtype)  # as SciPy stores them
-        diagonals = np.asarray(self.unshared.values).reshape(-1, n)
+        diagonals = np.asarray(self.each_entry()[3]).reshape(-1, n)
         for offset, out, diagonal in zip(offsets, by_column, diagonals, strict=True):
             first, end = max(-offset, 0), n - max(offset, 0)
             out[first + offset : end + offset] = diagonal[first:end]

@@ -50,13 +50,13 @@ class Paired(SparseMatrix):
 
         TooLarge: as `across` raises it; the message names the transpose.
         """
-        A, csr = A.unshared, building.on_host(csr)
+        A, csr = _unshared(A), building.on_host(csr)
         numbers = np.arange(csr.nnz, dtype=index_dtype(csr.nnz))
         entries = scipy.sparse.csr_array((numbers, csr.indices, csr.indptr), csr.shape).tocsc()
         # The values are built only because a format checks them for zero entries; then they are dropped.
         turned = csr.data[entries.data], entries.indices, entries.indptr
         try:
-            B = across(scipy.sparse.csr_array(turned, csr.shape[::-1])).unshared
+            B = _unshared(across(scipy.sparse.csr_array(turned, csr.shape[::-1])))
         except building.TooLarge as error:
             raise building.TooLarge(f"for the transpose, which transpose=True stores too: {error}") from None
         with concrete():
@@ -126,3 +126,8 @@ pytree(Paired, ["values", "own", "across", "source"])
 def _entries(*matrices: SparseMatrix) -> list[Array]:
     """The index in `data` of every stored place, for each matrix."""
     return [A.coordinates()[2] for A in matrices]
+
+
+def _unshared(A: SparseMatrix) -> SparseMatrix:
+    """A, in "dia" where its entries share places."""
+    return A.asformat("dia") if A.shares_places else A

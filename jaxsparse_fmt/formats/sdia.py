@@ -77,19 +77,12 @@ class SDIA(WholeDiagonals):
     def coordinates(self) -> tuple[Array, Array, Array]:
         return self._as_dia(self.values).coordinates()
 
-    @property
     @standard_promotion
-    def unshared(self) -> DIA:
-        """The same matrix with every entry in its own place."""
-        return self._as_dia(_read(self))
+    def each_entry(self) -> tuple[Array, Array, Array, Array]:
+        return *self.coordinates(), _read(self)
 
     def _as_dia(self, values: Array) -> DIA:
         return DIA(values, self.shape, self.nnz, self.backend, self.offsets, self.pattern)
-
-    def read_at(self, place: Array) -> Array:
-        """The places at which a product reads the entries that lie at `place` in `unshared`."""
-        n_rows = max(self.shape[0], 1)
-        return self.start.at[place // n_rows].get(mode="promise_in_bounds") + (place % n_rows).astype(self.start.dtype)
 
     def _own_start(self) -> Array:
         traced = isinstance(self.start, Tracer)
@@ -98,10 +91,6 @@ class SDIA(WholeDiagonals):
 
     def _refilled(self, values: Array) -> Self:
         return dataclasses.replace(self, values=values, start=self._own_start())
-
-    def shared_out(self, derivatives: Array) -> Array:
-        _, imaged = _shares(self.offsets, self.start, self.shape[0])
-        return derivatives / (1 + _each(imaged, derivatives.shape[0])).astype(derivatives.dtype)
 
     @classmethod
     def from_csr(cls, csr: Csr, target: Target) -> Self:

@@ -92,9 +92,9 @@ def block_jacobi(A: Any, block_size: int) -> BlockJacobi:
     """
     n = checks.square(A, "block_jacobi")
     b = min(arguments.int_at_least(block_size, "block_size", 1), max(n, 1))
-    if not hasattr(A, "coordinates") and hasattr(getattr(A, "T", None), "coordinates"):
+    if not hasattr(A, "each_entry") and hasattr(getattr(A, "T", None), "each_entry"):
         return block_jacobi(A.T, b).T
-    if not hasattr(A, "coordinates") and not isinstance(A, (jax.Array, np.ndarray)):
+    if not hasattr(A, "each_entry") and not isinstance(A, (jax.Array, np.ndarray)):
         raise TypeError(
             f"block_jacobi takes a jaxsparse_fmt matrix or a dense array, got {type(A).__name__}; convert a SciPy "
             "matrix with jaxsparse_fmt.from_scipy"
@@ -111,12 +111,11 @@ def _diagonal_blocks(A: Any, b: int) -> Array:
     n = A.shape[0]
     n_blocks = -(-n // b)
     index = jnp.arange(n_blocks * b).reshape(n_blocks, b)
-    if hasattr(A, "coordinates"):
-        A = A.unshared
-        row, col, _ = A.coordinates()
+    if hasattr(A, "each_entry"):
+        row, col, _, value = A.each_entry()
         inside = (col < n) & (row // b == col // b)
         place = jnp.where(inside, row // b, n_blocks), row % b, col % b
-        blocks = jnp.zeros((n_blocks, b, b), A.values.dtype).at[place].add(A.values, mode="drop")
+        blocks = jnp.zeros((n_blocks, b, b), value.dtype).at[place].add(value, mode="drop")
     else:
         blocks = owned(A).at[index[:, :, None], index[:, None, :]].get(mode="fill", fill_value=0)
     blocks = blocks.astype(jnp.result_type(blocks, jnp.float32))

@@ -183,7 +183,7 @@ def _maker(hermitian: bool) -> str:
 def _incomplete(A: Any, hermitian: bool, solve_sweeps: int, shift: float, layout: dict[str, Any]) -> Incomplete:
     maker = _maker(hermitian)
     n = checks.square(A, maker)
-    if not hasattr(A, "coordinates") and hasattr(getattr(A, "T", None), "coordinates"):
+    if not hasattr(A, "each_entry") and hasattr(getattr(A, "T", None), "each_entry"):
         return _incomplete(A.T, hermitian, solve_sweeps, shift, layout).T
     solve_sweeps = arguments.int_at_least(solve_sweeps, "solve_sweeps", 0)
     first: Any = arguments.tolerance(shift, "shift")
@@ -220,7 +220,7 @@ def _incomplete(A: Any, hermitian: bool, solve_sweeps: int, shift: float, layout
 
 def _stored(A: Any) -> Any:
     """A. TypeError: not a matrix with entries."""
-    if hasattr(A, "coordinates"):
+    if hasattr(A, "each_entry"):
         return A
     raise TypeError(
         f"an incomplete factorization takes a jaxsparse_fmt matrix, got {type(A).__name__}; convert it with "

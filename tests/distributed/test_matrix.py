@@ -12,8 +12,6 @@ import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.core import vector_passes
-from jaxsparse_fmt.core.matrix import SparseMatrix
-from jaxsparse_fmt.distributed import ShardedMatrix
 from jaxsparse_fmt.distributed.common_format import MODES
 from solvers import precond
 from tests import zoo
@@ -289,40 +287,6 @@ def test_rows_made_in_pieces_are_stored_in_numbers_that_scipy_does_not_know():
     assert B.dtype == "bfloat16" and abs(B.to_scipy() - eighths).max() == 0
 
 
-# What one matrix on one device has beyond a sharded one: a flat storage, its layout, its faces and their kernels.
-ONLY_ON_ONE_DEVICE = {
-    "check_single",
-    "col_ids",
-    "row_ids",
-    "in_order",
-    "nbytes_read",
-    "read_at",
-    "shared_out",
-    "shares_places",
-    "sized_by_nnz",
-    "transposes",
-    "unread",
-    "csr_arrays",
-    "footprints",
-    "from_csr",
-    "layout",
-    "layout_options",
-    "without_values",
-    "product_face",
-    "transposed_face",
-    "outer_face",
-    "dots",
-    "sums",
-    "product_dot",
-    "wants_shared_memory",
-}
-
-
-def test_which_of_a_matrixs_attributes_a_sharded_one_lacks():
-    public = lambda cls: {name for name in dir(cls) if not name.startswith("_")}  # noqa: E731
-    assert public(SparseMatrix) - public(ShardedMatrix) == ONLY_ON_ONE_DEVICE
-
-
 def test_scipys_habits_are_those_of_every_matrix():
     B = jsf.shard(S, MESH, format="ell")
     x = X[:, 0]
@@ -359,7 +323,7 @@ def test_a_copy_has_arrays_of_its_own_and_a_pickle_is_refused_with_a_cure():
     [
         lambda A: precond.block_jacobi(A, 4),
         precond.incomplete_lu,
-        lambda A: A.coordinates(),
+        lambda A: A.each_entry(),
         lambda A: A.todense(),
         lambda A: A.to_scipy(),
         lambda A: A.asformat("csr"),
