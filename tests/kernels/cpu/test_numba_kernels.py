@@ -20,7 +20,6 @@ import jaxsparse_fmt as jsf
 from jaxsparse_fmt.kernels import spmv_cpu
 from jaxsparse_fmt.kernels.backends import selection, tuning
 from jaxsparse_fmt.kernels.cpu import ffi
-from solvers import cg
 from tests.lowering import lowered, quick_jit
 from tests.oracle import assert_close, assert_product, draw
 from tests.zoo import CASES
@@ -88,21 +87,13 @@ def test_a_large_product_runs_in_kernels_and_is_right(name, rng):
 @pytest.mark.some(stored=1)  # the answers in every dtype: `tests/test_every_format.py`
 @pytest.mark.parametrize(
     ("stored", "vector"),
-    [(np.float32, np.float64), (np.complex128, np.complex128), (np.float64, np.complex64), (np.complex64, np.float32)],
+    [(np.float32, np.float64), (np.float64, np.complex64), (np.complex64, np.float32), (jnp.bfloat16, np.float32)],
 )
 def test_dtypes_mix_as_in_jax(stored, vector, rng):
-    S = irregular(60, 40, 5, rng).astype(stored)
-    A, x = jsf.from_scipy(S, "csr", backend="numba"), draw(rng, vector, 40, 3)
+    A = jsf.from_scipy(irregular(60, 40, 5, rng), "csr", stored, backend="numba")
+    x = draw(rng, vector, 40, 3)
     assert calls(lambda A, x: A @ x, A, x) == 1
-    assert_product(A @ x, S.toarray(), x, jnp.promote_types(stored, vector))
-
-
-@pytest.mark.parametrize("stored, vector", [(jnp.bfloat16, np.float32), (np.float16, np.float64), (jnp.bfloat16,) * 2])
-def test_16_bit_numbers_are_widened_before_the_kernel(stored, vector, rng):
-    case = CASES["irregular"]
-    A, x = jsf.from_scipy(case.scipy(), "csr", stored, backend="numba"), draw(rng, vector, 13)
-    assert calls(lambda A, x: A @ x, A, x) == 1 and (A @ x).dtype == vector
-    assert_product(A @ x, case.dense(), x, vector)
+    assert_product(A @ x, np.asarray(A.todense(), np.complex128), x, jnp.promote_types(stored, vector))
 
 
 def test_pointers_may_have_64_bits_and_columns_may_be_padding(rng):
@@ -157,14 +148,6 @@ def test_padding_and_holes_never_read_x(name):
         np.testing.assert_array_equal(read(A @ x), case.pattern()[:, col])
 
 
-@pytest.mark.parametrize("name", ["no_rows", "no_columns", "no_entries", "one_by_one"])
-def test_matrices_of_nothing(name, rng):
-    case = CASES[name]
-    A, x = jsf.from_scipy(case.scipy(), "csr", backend="numba"), rng.standard_normal(case.shape[1])
-    assert_product(A @ x, case.dense(), x)
-    assert_product(A.T @ np.ones(case.shape[0]), case.dense().T, np.ones(case.shape[0]))
-
-
 # ------------------------------------------------------------------------------------------------------------- the bits
 
 
@@ -199,7 +182,7 @@ def test_eight_devices_run_kernels_at_the_same_time(rng):
 # ------------------------------------------------------------------------------------------------------ transformations
 
 
-def test_batches_over_vectors_and_values_and_derivatives_run_in_kernels(rng):
+def test_batches_and_derivatives_run_in_kernels(rng):
     S = large()
     A, dense = jsf.from_scipy(S, "csr"), S.toarray()
     X, D = rng.standard_normal((3, S.shape[1])), rng.standard_normal((3, S.nnz))
@@ -209,22 +192,9 @@ def test_batches_over_vectors_and_values_and_derivatives_run_in_kernels(rng):
     for y, d, x in zip(got, D, X, strict=True):
         np.testing.assert_allclose(y, sp.csr_array((d, S.indices, S.indptr), S.shape) @ x, atol=1e-10)
     np.testing.assert_allclose(jax.vmap(lambda x: A @ x)(X), X @ dense.T, atol=1e-10)
-
-    @jax.jit
-    def loss(x):
-        return jnp.sum((A @ x) ** 3)
-
-    x, v, y = X[0], X[1], dense @ X[0]
-    np.testing.assert_allclose(jax.grad(loss)(x), dense.T @ (3 * y**2), rtol=1e-10, atol=1e-8)
-    second = jax.jvp(jax.grad(loss), (x,), (v,))[1]
-    np.testing.assert_allclose(second, dense.T @ (6 * y * (dense @ v)), rtol=1e-9, atol=1e-7)
-
-
-def test_a_solver_runs_in_kernels():
-    S, b = jsf.gallery.poisson(20), np.ones(8000)
-    A = jsf.from_scipy(S)
-    assert calls(lambda A, b: cg(A, b, rtol=1e-8).x, A, b) > 0
-    assert np.linalg.norm(S @ np.asarray(cg(A, b, rtol=1e-8).x) - b) <= 1.1e-8 * np.linalg.norm(b)
+    gradient = jax.jit(jax.grad(lambda x: jnp.sum((A @ x) ** 3)))
+    assert calls(gradient, X[0]) == 2
+    np.testing.assert_allclose(gradient(X[0]), dense.T @ (3 * (dense @ X[0]) ** 2), rtol=1e-10, atol=1e-8)
 
 
 def test_an_exported_program_and_one_for_other_devices_call_nothing_of_this_process():
@@ -290,11 +260,6 @@ def test_a_program_of_another_process_runs_if_it_is_plain_and_else_needs_its_ker
 
 
 # ----------------------------------------------------------------------------------------------------------- the choice
-
-
-def test_auto_takes_numba_on_a_cpu_alone():
-    assert [selection.resolve(b, "cpu") for b in ("auto", "numba", "xla")] == ["numba", "numba", "xla"]
-    assert {selection.resolve("auto", platform) for platform in (None, "rocm", "tpu")} == {"xla"}
 
 
 def test_numba_where_it_cannot_run_is_refused_in_words(monkeypatch):
