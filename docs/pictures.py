@@ -67,10 +67,9 @@ def layout(A: jsf.SparseMatrix, ax: Any = None) -> Any:
     Threads behind the last entry are left out. `coo` is drawn as its product runs, a thread for each row, and `csc`
     with a thread for each column.
     """
-    stored = A.unshared
-    row, col, _ = (np.asarray(a) for a in stored.coordinates())
-    values, live = np.asarray(stored.values), col < A.shape[1]
-    thread, step = _walk(stored, row, col)
+    row, col, _, values = (np.asarray(a) for a in A.each_entry())
+    live = col < A.shape[1]
+    thread, step = _walk(A, row, col)
     shown = thread <= thread[live].max(initial=0)
     numbers, line = np.unique(thread[shown], return_inverse=True)  # the line of the picture for each thread
     row, col, values, live, step = (a[shown] for a in (row, col, values, live, step))
@@ -82,7 +81,7 @@ def layout(A: jsf.SparseMatrix, ax: Any = None) -> Any:
     size = max(3.3, 0.9 + 0.32 * wide), 1.4 + 0.32 * tall
     ax = ax or pyplot.subplots(figsize=size, layout="constrained")[1]
     shades = matplotlib.colormaps["viridis"]
-    has_columns = not (isinstance(stored, ByRule) and isinstance(stored.column, Blocked | Diagonal))
+    has_columns = not (isinstance(A, ByRule) and isinstance(A.column, Blocked | Diagonal))
     ax.plot(step, line, color=plot.FAINT, lw=0.6, alpha=0.8, zorder=3)
     for i, j, r, c, value, is_live, is_read in zip(line, step, row, col, values, live, read[shown], strict=True):
         at, side = (j - 0.44, i - 0.44), 0.88
@@ -113,6 +112,8 @@ def _walk(A: jsf.SparseMatrix, row: np.ndarray, col: np.ndarray) -> tuple[np.nda
     if isinstance(A, CSR5):
         lanes, entries = A.tile_shape
         return place // (lanes * entries) * lanes + place % lanes, place // lanes % entries
+    if getattr(A, "start", None) is not None:  # whole diagonals, which may share places
+        return place % A.shape[0], place // A.shape[0]
     if not isinstance(A, ByRule):
         owner = col if A.name == "csc" else row
         return owner, _rank(owner)
