@@ -67,15 +67,6 @@ def test_conversion_on_the_device_takes_complex_and_16_bit_values(layout, dtype)
     assert_same_storage(got, layout.of(S, dtype=dtype))
 
 
-@pytest.mark.some(layout=2)
-@pytest.mark.parametrize("layout, dtype", in_turn(jnp.bfloat16, np.float16), ids=str)
-def test_16_bit_matrices_convert_from_and_to_every_format(layout, dtype):
-    S = CASES["irregular"].scipy(np.float32)
-    narrow = layout.of(S, dtype=dtype)
-    for other in FIRST_LAYOUTS:
-        assert_same_storage(narrow.asformat(other.format, **dict(other.options)), other.of(S, dtype=dtype))
-
-
 @quick_jit
 def in_jit(A):
     return [A.asformat(name) for name in ("coo", "csr", "csc")]

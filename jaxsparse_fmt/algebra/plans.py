@@ -287,14 +287,13 @@ def _operands(*matrices: Any) -> Any:
     return tuple((A.shape, A.nnz) for A in matrices)
 
 
-def _result(S: Any, format: str | None, *operands: Any) -> SparseMatrix:
-    return patterns.matrix(S, format or patterns.format_of(*operands), patterns.backend_of(*operands))
+def _result(S: Csr, format: str | None, *operands: Any, dtype: Any = None) -> SparseMatrix:
+    return patterns.matrix(S, format or patterns.format_of(*operands), patterns.backend_of(*operands), dtype=dtype)
 
 
 def _made(S: Csr, format: str | None, *operands: Any) -> SparseMatrix:
-    """The matrix of S in the format of the operands and in their common dtype."""
-    dtype = jnp.result_type(*(A.dtype for A in operands))
-    return patterns.matrix(S, format or patterns.format_of(*operands), patterns.backend_of(*operands), dtype=dtype)
+    """The matrix of S with its values, in the common dtype of the operands."""
+    return _result(S, format, *operands, dtype=jnp.result_type(*(A.dtype for A in operands)))
 
 
 def listed_sums(col_idx: np.ndarray, row_ptr: np.ndarray, shape: tuple[int, int], backend: str) -> CSR:

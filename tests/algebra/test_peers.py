@@ -68,24 +68,6 @@ def test_results_repeat_and_sums_are_those_of_plans_to_the_last_bit():
 # ------------------------------------------------------------------------------------------------------------- SciPy's
 
 
-def test_a_product_with_the_identity_is_the_matrix():
-    D = np.array([[1, 0, 0, 2], [3, 0, 1, 0], [0, 2, 0, 0]], np.float32)
-    np.testing.assert_array_equal(dense(jsf.eye(3) @ csr(D)), D)
-    np.testing.assert_array_equal(dense(csr(D) @ jsf.eye(4)), D)
-
-
-def test_a_product_of_a_column_and_a_row_is_their_outer_product():
-    a, b = np.array([[1.0], [0], [3]]), np.array([[2.0, 0, 4, 0]])
-    np.testing.assert_array_equal(dense(csr(a) @ csr(b)), a @ b)
-    assert (csr(b.T).T @ csr(b).T).shape == (1, 1)
-
-
-@pytest.mark.parametrize(("m", "k", "n"), [(0, 3, 4), (3, 0, 4), (3, 4, 0), (0, 0, 0)])
-def test_products_without_rows_or_columns_are_empty(m, k, n):
-    C = csr(np.zeros((m, k))) @ csr(np.zeros((k, n)))
-    assert (C.shape, C.nnz) == ((m, n), 0)
-
-
 KRON = [[[0]], [[-1]], [[4]], [[0], [0]], [[1, 2], [3, 4]], [[0, 2], [5, 0]], [[0, 2, 8], [5, 0, 3], [4, 3, 1]]]
 
 
@@ -101,14 +83,6 @@ def test_triangles_about_any_diagonal_are_numpys(k):
     np.testing.assert_array_equal(dense(jsf.triu(csr(D), k)), np.triu(D, k))
 
 
-def test_a_sum_of_disjoint_of_nested_and_of_equal_patterns():
-    D = np.array([[1, 0, 2], [0, 0, 0], [0, 4, 0]], np.float32)
-    for E in (np.ones((3, 3)) - (D != 0), np.ones((3, 3)), D, np.zeros((3, 3))):
-        np.testing.assert_array_equal(dense(csr(D) + csr(E)), D + E)
-        np.testing.assert_array_equal(dense(csr(E) - csr(D)), E - D)
-        np.testing.assert_array_equal(dense(csr(D).multiply(csr(E))), D * E)
-
-
 def test_indices_that_repeat_and_fall_take_rows_and_columns_as_often():
     D = np.arange(12.0).reshape(3, 4)
     np.testing.assert_array_equal(dense(csr(D)[[2, 2, 0, -3]]), D[[2, 2, 0, -3]])
@@ -117,13 +91,6 @@ def test_indices_that_repeat_and_fall_take_rows_and_columns_as_often():
 
 
 # -------------------------------------------------------------------------------------------------------------- BCOO's
-
-
-@pytest.mark.parametrize("k", [0, 1, 100])
-def test_coordinates_that_all_name_one_place_make_one_entry(k):
-    made = jsf.assembly(np.full(k, 2), np.full(k, 1), (4, 3), "csr")(np.arange(k, dtype=np.float32))
-    assert made.nnz == min(k, 1)
-    assert dense(made)[2, 1] == np.arange(k).sum()
 
 
 def test_coordinates_in_any_order_make_sorted_rows():
@@ -137,12 +104,6 @@ def test_coordinates_in_any_order_make_sorted_rows():
         made = jsf.assembly(row[inside].astype(of), col[inside].astype(of), (2000, 30), "csr")(v[inside])
         rows = 256 if of is np.uint8 else 2000
         np.testing.assert_array_equal(dense(made)[:rows], expected[:rows])
-
-
-@pytest.mark.parametrize("bad", [-1, 3, 2**40])
-def test_a_coordinate_out_of_range_is_refused_by_its_number(bad):
-    with pytest.raises(ValueError, match=f"col index {bad} is out of range"):
-        jsf.assembly([0, 1], np.array([0, bad]), (2, 3))
 
 
 def test_many_columns_and_few_entries_multiply():

@@ -8,7 +8,7 @@ import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.algebra import patterns, plans
-from tests.zoo import ALL, CASES, FIRST_LAYOUTS
+from tests.zoo import FIRST_LAYOUTS
 
 rng = np.random.default_rng(7)
 
@@ -43,65 +43,6 @@ def test_every_format_adds_multiplies_and_slices(layout):
     same(jsf.tril(A, -2), sp.tril(S, -2))
 
 
-@pytest.mark.parametrize("case", [ALL, *map(CASES.get, ("no_rows", "no_columns", "no_entries", "one_by_one"))], ids=str)
-def test_peculiar_matrices_multiply_and_add(case):
-    D = case.dense(np.float32)
-    A = jsf.from_scipy(case.scipy(np.float32), "csr")
-    np.testing.assert_allclose((A @ A.T).todense(), D @ D.T, atol=1e-5)
-    np.testing.assert_allclose((A + A).todense(), 2 * D)
-    assert (A + A).nnz == A.nnz
-
-
-def test_entries_that_cancel_stay():
-    A = jsf.from_scipy(sp.csr_array(np.array([[1.0, 1.0], [0, 2]])), "csr")
-    B = jsf.from_scipy(sp.csr_array(np.array([[1.0, 0], [-1, 3]])), "csr")
-    assert (A @ B).nnz == 4
-    assert float((A @ B).data[0]) == 0
-    assert (A - A).nnz == A.nnz
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "complex64"])
-def test_other_dtypes_multiply(dtype):
-    A, B = (jsf.from_scipy(M, "csr").astype(dtype) for M in (S, R))
-    expected = np.asarray(A.todense(), np.complex64) @ np.asarray(B.todense(), np.complex64)
-    assert (A @ B).dtype == A.dtype
-    np.testing.assert_allclose(np.asarray((A @ B).todense(), np.complex64), expected, rtol=0.05, atol=0.02)
-
-
-def test_a_product_differentiates_twice_in_both_operands():
-    A, B = jsf.from_scipy(S[:6, :7], "csr"), jsf.from_scipy(R[:7, :5], "ell")
-    plan = plans.matmul(A, B)
-    place_a, place_b = (np.nonzero(np.asarray(M.todense())) for M in (A, B))
-
-    def ours(a, b):
-        return jnp.sum(jnp.sin(plan(A.with_data(a), B.with_data(b)).data))
-
-    def dense(a, b):
-        C = jnp.zeros(A.shape).at[place_a].set(a) @ jnp.zeros(B.shape).at[place_b].set(b)
-        return jnp.sum(jnp.sin(C))
-
-    hessians = [jax.jit(jax.hessian(f, (0, 1)))(A.data, B.data) for f in (ours, dense)]
-    for a, b in zip(*map(jax.tree.leaves, hessians), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5)
-
-
-def test_a_chain_of_operations_differentiates_by_all_that_it_holds():
-    A, P = jsf.from_scipy(W, "csr"), jsf.from_scipy(random(25, 6), "csr")
-    place_a, place_p = (np.nonzero(np.asarray(M.todense())) for M in (A, P))
-
-    def ours(a, p, s):
-        Pd = P.with_data(p)
-        return jnp.sum((Pd.T @ (A.with_data(a).shift(s) @ Pd)).data ** 2)
-
-    def dense(a, p, s):
-        D = jnp.zeros(A.shape).at[place_a].set(a) + s * jnp.eye(25)
-        Pd = jnp.zeros(P.shape).at[place_p].set(p)
-        return jnp.sum((Pd.T @ D @ Pd) ** 2)
-
-    for a, b in zip(*(jax.jit(jax.grad(f, (0, 1, 2)))(A.data, P.data, 0.5) for f in (ours, dense)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
-
-
 def test_a_plan_runs_under_vmap_and_as_an_argument_of_jit():
     A, B = jsf.from_scipy(S, "hll"), jsf.from_scipy(R, "csr")
     plan = jsf.plan.matmul(A, B)
@@ -128,11 +69,6 @@ def test_operations_in_jit_keep_their_plan_and_drop_it_with_the_pattern():
     np.testing.assert_allclose(got, eager, rtol=1e-5)
     operands.clear()
     assert len(patterns._kept.table) == before
-
-
-def test_repeated_sums_have_the_same_bits():
-    A = jsf.from_scipy(random(300, 300, 0.1), "csr")
-    assert np.array_equal((A @ A).data, (A @ A).data)
 
 
 # ------------------------------------------------------------------------------------------------------------ assembly
@@ -162,29 +98,6 @@ def test_assembly_takes_element_matrices_as_they_are():
     np.testing.assert_allclose(jsf.assembly(rows, cols, (4, 4))(K).todense(), expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("k", [0, 1])
-def test_assembly_of_few_coordinates(k):
-    A = jsf.assembly(np.zeros(k, int), np.full(k, 2), (3, 4), "csr")(np.ones(k, np.float32))
-    assert A.nnz == k
-    assert float(A.sum()) == k
-
-
-@pytest.mark.parametrize("cols", [1, 7])
-def test_assembly_of_one_row_finds_every_coordinate(cols):
-    col, values = np.arange(30) % cols, np.arange(1.0, 31)
-    A = jsf.assembly(np.zeros(30, int), col, (1, cols), "csr")(values)
-    np.testing.assert_array_equal(A.to_scipy().toarray(), [np.bincount(col, values, cols)])
-
-
-def test_coordinates_with_traced_values_make_a_matrix():
-    def total(v):
-        return (jsf.from_coo(ROW, COL, v, (40, 33), format="csr") @ jnp.ones(33)).sum()
-
-    values = rng.normal(size=500).astype(np.float32)
-    np.testing.assert_allclose(jax.jit(total)(values), values.sum(), rtol=1e-4)
-    np.testing.assert_allclose(jax.jit(jax.grad(total))(values), np.ones(500), rtol=1e-6)
-
-
 def test_a_capacity_gives_patterns_of_different_sizes_one_program():
     traces = []
 
@@ -205,22 +118,6 @@ def test_a_capacity_gives_patterns_of_different_sizes_one_program():
         np.testing.assert_allclose(A.todense(), expected, atol=1e-5)
     assert len(traces) == 1
     assert jsf.from_coo([1], [2], np.ones(1), (3, 3), "csr", nnz_max=4).nnz == 4
-
-
-def test_a_plan_differentiates_by_both_operands():
-    A, B = jsf.from_scipy(S, "csr"), jsf.from_scipy(R, "csr")
-    place_a, place_b = (np.nonzero(M.toarray()) for M in (S, R))
-    weight = np.random.default_rng(1).normal(size=(30, 25)).astype(np.float32)
-    plan = jsf.plan.matmul(A, B)
-    rows, cols = plan.result.row_ids, plan.result.col_ids
-
-    def ours(a, b):
-        return jnp.sum(plan(A.with_data(a), B.with_data(b)).data * weight[rows, cols])
-
-    got = jax.jit(jax.grad(ours, (0, 1)))(A.data, B.data)
-    same(plan(A, B), S @ R)
-    np.testing.assert_allclose(got[0], (weight @ R.toarray().T)[place_a], rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(got[1], (S.toarray().T @ weight)[place_b], rtol=1e-4, atol=1e-5)
 
 
 def test_data_may_come_from_a_matrix_of_the_same_pattern_in_any_format():
@@ -271,6 +168,8 @@ REFUSED = {
         "nnz_max=1 must be at least the 2 different places",
     ),
     "a row out of range": (lambda: jsf.assembly([4], [0], (4, 4)), ValueError, "row index 4"),
+    "a column beyond 32 bits": (lambda: jsf.assembly([0, 1], [0, 2**40], (2, 3)), ValueError, f"col index {2**40}"),
+    "a column below 0": (lambda: jsf.assembly([0, 1], [0, -1], (2, 3)), ValueError, "col index -1"),
     "a fractional index": (lambda: jsf.assembly([0.5], [0], (4, 4)), TypeError, "integers"),
     "traced coordinates": (lambda: jax.jit(lambda i: jsf.assembly(i, i, (4, 4)))(np.arange(4)), ValueError, "traced"),
     "too few values": (lambda: jsf.assembly([0, 1], [0, 1], (4, 4))(np.ones(3)), ValueError, "2 numbers"),

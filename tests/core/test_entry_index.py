@@ -1,7 +1,6 @@
 """The index behind `data` and `with_data`: what it costs, how long it lives, and whose it is."""
 
 import gc
-import sys
 import time
 
 import equinox as eqx
@@ -162,23 +161,6 @@ def test_is_a_step_along_the_gradient_of_a_whole_matrix_a_step_of_its_products()
 
 
 # ---------------------------------------------------------------------------------------------------------------- time
-
-
-@every_format
-def test_is_an_eager_product_one_call(layout):
-    """Functions of Python that a product outside jit enters, once it is compiled."""
-    A, x, y = layout.of(S), jnp.ones(13), jnp.ones(17)
-    entered = []
-    for warm in (A @ x, A.T @ y):
-        warm.block_until_ready()
-    for use, most in ((lambda: A @ x, 3), (lambda: A.T @ y, 6)):
-        entered.clear()
-        sys.setprofile(lambda frame, event, _: entered.append(frame.f_code.co_name) if event == "call" else None)
-        try:
-            use()
-        finally:
-            sys.setprofile(None)
-        assert len(entered) <= most + 1, entered
 
 
 @pytest.mark.clock

@@ -1,8 +1,6 @@
 """The trilinear form: its three primitives close under every transformation of JAX."""
 
 import functools
-import pathlib
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +8,6 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from jax.test_util import check_grads
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.core import form
@@ -105,19 +102,6 @@ def test_nothing_is_computed_for_an_operand_that_does_not_vary(A):
     assert count(lambda v, t: jax.jvp(loss, (A.values, x), (v, t)), A.values, x) == {"product": 3}
 
 
-def test_an_unused_output_costs_nothing_backwards(A):
-    def first_only(x):
-        y, _ = jax.jvp(lambda x: A @ x, (x,), (x,))
-        return jnp.sum(y)
-
-    def stopped(x):
-        return jnp.sum(jax.lax.stop_gradient(A @ x) + x[0])
-
-    x = jnp.ones(N_COLS)
-    assert jnp.all(jax.grad(first_only)(x) == CASE.dense().sum(axis=0))
-    assert count(jax.grad(stopped), x) in ({}, {"product": 1})
-
-
 def test_third_derivatives_equal_those_of_the_dense_form(rng):
     case = CASES["explicit_zero"]
     A, (row, col) = SORTED.of(case.scipy()), case.places()
@@ -134,18 +118,6 @@ def test_third_derivatives_equal_those_of_the_dense_form(rng):
 
     got, want = (jax.jit(third(f))(A.data, x) for f in (sparse, dense))
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-11, atol=1e-12), got, want)
-
-
-def test_a_whole_matrix_is_differentiated_with_float0_for_its_structure(A, rng):
-    x = jnp.asarray(rng.standard_normal(N_COLS))
-    gradient = jax.grad(lambda A: jnp.sum(A @ x), allow_int=True)(A)
-    assert gradient.col_idx.dtype == gradient.perm.dtype == jax.dtypes.float0
-    np.testing.assert_allclose(A._with_values(gradient.values).data, np.broadcast_to(x, CASE.shape)[CASE.places()])
-    tangent = jax.tree.map(
-        lambda a: a if jnp.issubdtype(a.dtype, jnp.inexact) else np.zeros(a.shape, jax.dtypes.float0), A
-    )
-    y, dy = jax.jvp(lambda A: A @ x, (A,), (tangent,))
-    np.testing.assert_array_equal(y, dy)
 
 
 def test_linearize_and_remat_agree_with_the_product(A, rng):
@@ -194,22 +166,7 @@ def test_cotangents_have_the_dtype_of_their_operand(stored, vector, rng):
     np.testing.assert_allclose(wide(for_x), wide(dense_for_x), rtol, 20 * rtol)
 
 
-@pytest.mark.deep
-def test_second_derivatives_exist_for_mixed_dtypes(A, rng):
-    x = draw(rng, jnp.complex128, N_COLS)
-    f = jax.jit(lambda data, x: A.with_data(data) @ x)
-    check_grads(f, (A.data, x), order=2, modes=("rev",))
-
-
 # -------------------------------------------------------------------------------------------------------------- vmap
-
-
-def test_vmap_over_a_matrix_with_stacked_values_maps_the_values(A, rng):
-    X = jnp.asarray(rng.standard_normal((3, N_COLS)))
-    stacked = A._with_values(jnp.arange(1.0, 4)[:, None] * A.values)
-    axes = jax.tree.map(lambda _: None, A)._with_values(0)
-    got = jax.vmap(lambda A, x: A @ x, in_axes=(axes, 0))(stacked, X)
-    np.testing.assert_allclose(got, np.arange(1, 4)[:, None] * (X @ CASE.dense().T))
 
 
 @pytest.mark.parametrize("face", form.OPERANDS)
@@ -285,45 +242,7 @@ def test_gradients_sum_over_the_devices_that_share_the_values(A, rng, mesh, chec
     np.testing.assert_allclose(for_x, a.T @ G, rtol=1e-10, atol=1e-12)
 
 
-def test_gradients_inside_shard_map_sum_what_did_not_vary(A, rng, mesh):
-    """x is the same on every device and the values differ: x's cotangent is summed over the mesh."""
-    D = jnp.asarray(rng.standard_normal((8, A.nnz)))
-    x = jnp.asarray(rng.standard_normal(N_COLS))
-
-    def local(D, x):
-        return jax.grad(lambda x: jnp.sum(A.with_data(D[0]) @ x))(x)
-
-    got = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(P("i"), P()), out_specs=P()))(D, x)
-    dense = np.zeros((8, *CASE.shape))
-    dense[:, *CASE.places()] = D
-    np.testing.assert_allclose(got, dense.sum(axis=(0, 1)), rtol=1e-12)
-
-
 # ------------------------------------------------------------------------------------------------------------- frames
-
-
-@pytest.mark.parametrize("format, backend", [("ell", "interpret"), ("sell", "triton"), ("csr5", "triton")])
-def test_few_functions_of_this_library_lie_between_a_product_and_its_kernel(monkeypatch, format, backend):
-    from jax.experimental import pallas as pl
-
-    root, call, passed = pathlib.Path(jsf.__file__).parent, pl.pallas_call, []
-
-    def counted(*args, **kwargs):
-        frame = sys._getframe(1)
-        while frame is not None:
-            if pathlib.Path(frame.f_code.co_filename).is_relative_to(root):
-                passed.append(frame.f_code.co_name)
-            frame = frame.f_back
-        return call(*args, **kwargs)
-
-    monkeypatch.setattr(pl, "pallas_call", counted)
-    A, x = Layout(format).of(CASE.scipy(), backend=backend), np.ones(N_COLS)
-    if backend == "interpret":
-        A @ x
-        assert passed[-1] == "__matmul__"  # the first of them: the stack reaches from `A @ x` on
-    else:
-        lowered(lambda A: A @ x, A)
-    assert 0 < len(passed) <= 7, passed
 
 
 # ----------------------------------------------------------------------------------------------------------- backends

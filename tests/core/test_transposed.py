@@ -13,18 +13,6 @@ S = sp.csr_array(np.array([[1.0, 0, 2], [0, 3, 4]]))
 A = jsf.from_scipy(S, "csr")
 
 
-@pytest.mark.parametrize("scaled", [lambda M: 2 * M, lambda M: M * 2, lambda M: M / 4, lambda M: -M])
-def test_a_transpose_scales_as_its_matrix_does(scaled):
-    np.testing.assert_array_equal(scaled(A.T).todense(), scaled(S.toarray()).T)
-    np.testing.assert_array_equal(jax.jit(lambda M: scaled(M) @ jnp.ones(2))(A.T), scaled(S).T @ np.ones(2))
-
-
-def test_a_transpose_changes_its_dtype():
-    narrow = A.T.astype(jnp.bfloat16)
-    assert isinstance(narrow, jsf.Transposed) and narrow.dtype == jnp.bfloat16
-    np.testing.assert_array_equal(narrow.todense(), S.toarray().T)
-
-
 @pytest.mark.some(layout=4)
 @pytest.mark.parametrize("layout", FIRST_LAYOUTS, ids=str)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, np.complex64], ids=["bfloat16", "complex64"])
@@ -39,8 +27,3 @@ def test_a_transpose_is_stored_while_a_function_is_traced_but_not_a_traced_one()
     np.testing.assert_array_equal(jax.jit(lambda x: A.T.asformat("ell") @ x)(np.ones(2)), S.T @ np.ones(2))
     with pytest.raises(ValueError, match=r"A\.T\.asformat\('ell'\) needs a matrix that is not traced; convert outside"):
         jax.jit(lambda A: A.T.asformat("ell"))(A)
-
-
-@pytest.mark.parametrize("M, dense", [(A, S.toarray()), (A.T, S.toarray().T)], ids=["A", "A.T"])
-def test_toarray_is_the_dense_matrix(M, dense):
-    np.testing.assert_array_equal(M.toarray(), dense)
