@@ -1,7 +1,7 @@
 """Compiles products, solves and a gradient for many devices of the CPU and prints what their programs hold, as JSON.
 
     python -m tests.distributed.programs 64 strips
-    python -m tests.distributed.programs 64 methods
+    python -m tests.distributed.programs 64 boxes
 
 Runs in a process of its own, since XLA counts the devices of the CPU once.
 """
@@ -61,16 +61,14 @@ def main(devices: int, what: str) -> dict[str, Any]:
 
     import jaxsparse_fmt as jsf
     from jaxsparse_fmt.distributed import halo
-    from solvers import bicgstab, cg, gmres, minres
+    from solvers import cg
 
     jax.config.update("jax_enable_x64", True)
     mesh = jax.make_mesh((devices,), ("rows",))
     side = 64 if devices <= 64 else 128  # so that the devices divide the entries
     S = jsf.gallery.poisson((side, side))
-    boxes = jsf.boxes((side, side), devices)
-    shard = lambda S, **given: jsf.shard(S, mesh, format="ell", **given)  # noqa: E731
     halo.ROUND = -(2**60)  # permutes, though the pieces are small
-    A = shard(S, by="rows" if what == "strips" else boxes)
+    A = jsf.shard(S, mesh, format="ell", by="rows" if what == "strips" else jsf.boxes((side, side), devices))
     b = A.basis.placed(np.ones(S.shape[0]))
 
     def loss(A, data, b):
@@ -82,23 +80,10 @@ def main(devices: int, what: str) -> dict[str, Any]:
         "one reduction": (lambda A, b: cg(A, b, one_reduction=True).x, A, b),
         "gradient": (jax.grad(loss, argnums=(1, 2)), A, A.data, b),
     }
-    if what == "methods":
-        halo.ROUND = 2**60
-        padded = shard(S, by=boxes)
-        programs = {
-            "gmres": (lambda A, b: gmres(A, b, restart=3).x, A, b),
-            "bicgstab": (lambda A, b: bicgstab(A, b).x, A, b),
-            "minres": (lambda A, b: minres(A, b).x, A, b),
-            "entry": (lambda A, b: A.basis.enter(b), A, b),
-            "exit": (lambda A, y: A.basis.leave(y), A, A.basis.enter(b)),
-            "padded": (lambda A, b: cg(A, b).x, padded, b),
-            "transposed": (lambda A, b: A.T @ b, A, b),
-        }
     texts = {name: str(jax.jit(f).lower(*given).compile().as_text()) for name, (f, *given) in programs.items()}
     return {
         "n": S.shape[0],
-        "rounds": {name: len(A.shards.halo.sizes) for name, (_, A, *_) in programs.items()},
-        "buffer": {name: A.shards.halo.width for name, (_, A, *_) in programs.items()},
+        "rounds": len(A.shards.halo.sizes),
         "programs": {name: facts(text) for name, text in texts.items()},
     }
 

@@ -70,11 +70,6 @@ def test_a_device_receives_no_more_than_a_few_blocks_where_every_other_has_unkno
     assert jsf.shard(S, MESH, format="dia", reorder=STRIDED).basis.route.how.width <= 2 * N // 8
 
 
-def test_a_reversal_takes_one_round():
-    how = jsf.shard(S, MESH, format="dia", by="rows", reorder=np.arange(N)[::-1]).basis.route.how
-    assert how.width <= N
-
-
 @pytest.mark.parametrize(
     ("devices", "format"),
     [(7, "csr"), *(pytest.param(*case, marks=pytest.mark.deep) for case in ((3, "sell"), (5, "dia"), (7, "bsr")))],

@@ -2,7 +2,6 @@
 
 import functools
 
-import numpy as np
 import pytest
 import scipy.sparse as sp
 
@@ -82,7 +81,3 @@ def test_tune_measures_the_largest_shard(plain_xla, monkeypatch):
     B = jsf.shard(S, MESH, format="tune", mode="vector")
     assert {name for name, _ in timed} > {"sell"} and {nnz for _, nnz in timed} == {B.record.imbalance.nnz.max()}
     assert B.shards.blocks[0].name == "sell" and "the fastest of those measured" in B.report()
-
-
-def test_matrices_without_entries_take_something():
-    assert jsf.shard(sp.csr_array((20, 20)), MESH).nnz == 0 and np.all(jsf.shard(sp.csr_array((3, 3)), MESH).data == 0)

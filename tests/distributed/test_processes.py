@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt.distributed.processes import everyones, together
-from tests.distributed.problems import MESH
+from jaxsparse_fmt.distributed.processes import together
 
 ROOT = pathlib.Path(__file__).parents[2]
 PATIENCE = 240  # seconds for all of a test, on a loaded machine
@@ -193,21 +192,6 @@ def test_what_differs_between_processes_is_named_and_nobody_hangs():
         assert "refused: starts must be 5 numbers" in out
         assert out.count("refused: 'NoneType' object is not callable") == 3  # of process 1 alone, setting up multigrid
         assert code == 0 and "solved True" in out, (out, err)
-
-
-def test_the_examples_rows_are_the_gallerys():
-    sys.path.insert(0, str(ROOT / "examples"))
-    try:
-        from multi_host import poisson_rows
-    finally:
-        sys.path.pop(0)
-    S = jsf.gallery.poisson(5)
-    for start, stop in ((0, 125), (30, 70), (60, 60)):
-        assert abs(poisson_rows(5, start, stop) - S[start:stop]).sum() == 0
-
-
-def test_alone_a_process_knows_what_it_knows_in_rising_order():
-    assert list(everyones(lambda: {3: "c", 1: "a"}, MESH).items()) == [(1, "a"), (3, "c")]
 
 
 def test_threads_keep_order_errors_and_word_length():

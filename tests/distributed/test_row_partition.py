@@ -1,7 +1,5 @@
 """Cuts of the rows."""
 
-import sys
-
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -38,11 +36,6 @@ def test_more_pieces_than_rows_leave_some_empty(n, by):
     cut = row_partition.partition(sp.csr_array(sp.eye_array(n)), 8, by)
     assert cut.starts[0] == 0 and cut.starts[-1] == n and np.all(np.diff(cut.starts) >= 0)
     assert np.diff(cut.starts).max(initial=0) <= 1
-
-
-def test_one_row_with_nearly_all_entries_stands_alone():
-    lengths = np.array([1, 1, 100, 1, 1])
-    assert 2 in row_partition.equal_nnz(lengths, 4) and 3 in row_partition.equal_nnz(lengths, 4)
 
 
 def test_rcm_gathers_the_entries_around_the_diagonal(rng):
@@ -86,41 +79,11 @@ def test_boxes_of_a_grid_have_a_smaller_halo_than_strips():
     assert halo(jsf.boxes((24, 24), 8)) == 6 + 12 + 12 and halo("rows") == 48  # 2 × 4 boxes of 12 × 6 points
 
 
-def test_a_grid_of_one_axis_may_be_a_number_and_parts_an_array():
-    assert jsf.boxes(5, 2).tolist() == jsf.boxes((5,), np.array([2])).tolist() == [0, 0, 1, 1, 1]
-
-
-def test_boxes_that_do_not_fit_the_grid_are_refused():
+def test_boxes_that_do_not_fit_the_grid_are_refused_and_one_axis_may_be_a_number():
     with pytest.raises(ValueError, match=r"parts must be one number, or one for each of 3 axes; got \(2, 2\)"):
         jsf.boxes((4, 4, 4), (2, 2))
     with pytest.raises(ValueError, match="an extent of the grid must be at least 1; got 0"):
         jsf.boxes((4, 0), 2)
     with pytest.raises(ValueError, match="the grid has no axis"):
         jsf.boxes((), 1)
-
-
-def test_metis_that_is_not_there_is_told_with_the_cure(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pymetis", None)
-    with pytest.raises(ImportError, match="pip install pymetis"):
-        row_partition.partition(irregular(), 4, by="graph")
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"by": "columns"}, "by must be one of nnz, rows, graph, or the part of each unknown; got 'columns'"),
-        ({"reorder": "amd"}, "reorder must be 'rcm', a permutation or None; got 'amd'"),
-        ({"reorder": "rcm"}, "which a 90 × 40 matrix does not allow"),
-        ({"by": "graph"}, "which a 90 × 40 matrix does not allow"),
-        ({"by": np.zeros(90, int)}, "which a 90 × 40 matrix does not allow"),
-        ({"by": "graph", "reorder": "rcm"}, "renumbers the unknowns itself; leave reorder out"),
-    ],
-)
-def test_options_that_make_no_sense_are_refused(options, words):
-    with pytest.raises(ValueError, match=words):
-        row_partition.partition(irregular(90, 40), 4, **options)
-
-
-def test_parts_that_are_no_integers_are_refused_without_a_list_of_them():
-    with pytest.raises(TypeError, match=r"the part of each unknown; got list of float64$"):
-        row_partition.partition(irregular(90, 90), 4, by=[0.0] * 90)
+    assert jsf.boxes(5, 2).tolist() == jsf.boxes((5,), np.array([2])).tolist() == [0, 0, 1, 1, 1]

@@ -19,11 +19,6 @@ def warp_iterations(row_lengths, warp=32):
     return int(traffic.longest_by_slice(row_lengths, warp).sum())  # Wang, eq. (1)
 
 
-def work(row_lengths):
-    """N_p: multiplications and additions of a product; an empty row has none, where eq. (2) as printed counts -1."""
-    return int(2 * np.sum(row_lengths, dtype=np.int64) - np.count_nonzero(row_lengths))  # Wang, eq. (2)
-
-
 def code_balance(row_length, alpha, value_bytes=8, index_bytes=4):
     """B_W: bytes moved a flop with ELLPACK or pJDS; alpha is the fraction of loads of x from memory."""
     return (value_bytes + index_bytes + value_bytes * alpha + 2 * value_bytes / row_length) / 2  # Kreutzer, eq. (1)
