@@ -9,7 +9,7 @@ import jaxsparse_fmt as jsf
 from jaxsparse_fmt.choose import ranking, tune
 from tests.distributed.problems import MESH, irregular
 
-ROWS = 40  # of a device
+ROWS = 120  # of a device
 
 
 @pytest.fixture
