@@ -22,7 +22,6 @@ import pictures  # noqa: E402
 import jaxsparse_fmt as jsf  # noqa: E402
 import solvers  # noqa: E402
 from benchmarks import report  # noqa: E402
-from jaxsparse_fmt.models import traffic  # noqa: E402
 
 LEARN = "start which-format which-solver differentiate algebra many-gpus mixed-precision command-line other-libraries"
 DEPTH = "formats solvers files how-it-works add-a-format add-a-method papers performance results"
@@ -32,7 +31,7 @@ API = {
     "api-matrices": ("Matrices", [jsf]),
     "api-solvers": ("Solvers", [solvers]),
     "api-preconditioners": ("Preconditioners", [solvers.precond]),
-    "api-tools": ("Plans, choice, files, pictures, models", [jsf.plan, jsf.choose, jsf.io, jsf.plot, traffic]),
+    "api-tools": ("Plans, choice, files, pictures", [jsf.plan, jsf.choose, jsf.io, jsf.plot]),
     "api-gallery": ("Model problems", [jsf.gallery]),
 }
 FOLDERS = {"jaxsparse_fmt/formats": "which-format.md", "benchmarks/results": "results.md"}

@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import math
-import os
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -26,8 +25,6 @@ HELP = "solve, against SciPy"
 ABOUT = "Solves the 7-point Poisson problem on n³ points here and with SciPy, and compares."
 
 TURNS = 2  # timed runs of each solver, in alternation; the better one counts
-TRACE_EVERY = 10  # iterations between the points of SciPy's curve
-BUSY = 0.5  # processes a core
 SLACK = 1.01  # rounding in the comparison of norms
 
 
@@ -40,20 +37,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     args.plot = args.plot or ("demo.png" if plot.available() else None)
     arguments.check_outputs(args)
-    load = os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else math.nan
     with Progress() as progress, jax.enable_x64(True):
         outcome = compare(solvers.cg, args.n, args.rtol, progress)
         title = f"7-point Poisson problem on {args.n}³ points"
         if args.plot:
             with arguments.drawing(args, progress):
-                curves = {side.label: side.trace for side in (outcome.ours, outcome.theirs)}
+                curves = {side.label: side.trace for side in outcome.sides}
                 plots.draw(args.plot, outcome.S, title, curves, args.rtol)
     remarks = [
         f"The answers {'do not agree' if outcome.faults else 'agree'}: they differ by {outcome.difference:.1e} of "
         f"their norm; two that meet rtol may differ by {outcome.bound:.1e}."
     ]
-    if load > BUSY:
-        remarks.append(f"The machine was busy before the start, {load:.1f} processes a core: distrust the times.")
     if args.plot:
         remarks.append(f"The picture is in {args.plot}.")
     tables.report(args.json, outcome.record, outcome.table(title), *remarks)
@@ -115,13 +109,20 @@ class Outcome:
 
     @property
     def record(self) -> dict[str, Any]:
-        names = [f.name for f in dataclasses.fields(Side) if f.name not in ("x", "trace")] + ["iterations"]
-        sides = [{name: getattr(side, name) for name in names} for side in (self.ours, self.theirs)]
+        hidden = ("x", "trace")
+        sides = [
+            {k: v for k, v in vars(side).items() if k not in hidden} | {"iterations": side.iterations}
+            for side in self.sides
+        ]
         found = {"difference": self.difference, "bound": self.bound, "faults": self.faults}
         return {"rows": self.S.shape[0], "nnz": self.S.nnz, "sides": sides, **found}
 
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        return self.ours, self.theirs
+
     def table(self, title: str) -> "RenderableType":
-        a, b = self.ours, self.theirs
+        a, b = self.sides
         times = lambda x, y: (tables.duration(x), tables.duration(y), f"{y / x:.2f} ×")  # noqa: E731
         rows = [
             ("device", a.device, b.device, ""),
@@ -208,15 +209,7 @@ def scipy_cg(S: scipy.sparse.csr_array, b: np.ndarray, rtol: float, **options: A
 
 
 def _scipy_trace(S: scipy.sparse.csr_array, b: np.ndarray, rtol: float) -> tuple[np.ndarray, np.ndarray]:
-    """Iterations and relative residuals: the first, every `TRACE_EVERY`th, and the last."""
-    count, last, points = 0, np.zeros_like(b), {0: 1.0}
-
-    def note(x: np.ndarray) -> None:
-        nonlocal count, last
-        count, last = count + 1, x
-        if count % TRACE_EVERY == 0:
-            points[count] = measure.relative_residual(S, b, x)
-
-    scipy_cg(S, b, rtol, callback=note)
-    points[count] = measure.relative_residual(S, b, last) if count else 1.0
-    return np.array(list(points)), np.array(list(points.values()))
+    """Iterations and relative residuals."""
+    found = [1.0]
+    scipy_cg(S, b, rtol, callback=lambda x: found.append(measure.relative_residual(S, b, x)))
+    return np.arange(len(found)), np.array(found)

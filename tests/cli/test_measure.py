@@ -1,6 +1,5 @@
 """A system on the device: stored as `choose` says, solved as the solver does, and timed by the clock."""
 
-import functools
 import time
 
 import jax
@@ -42,11 +41,6 @@ def test_tune_takes_what_it_measured():
     assert "the fastest of those measured" in stored.why and stored.moved in [c.moved for c in jsf.choose.rank(S)]
 
 
-def test_an_unknown_format_is_refused():
-    with pytest.raises(ValueError, match="'abc'"):
-        measure.store(S, FLOAT64, "abc")
-
-
 @pytest.mark.parametrize("make", [lambda A: None, jacobi])
 def test_a_prepared_system_is_solved(make, rng):
     b = rng.standard_normal(S.shape[0])
@@ -72,15 +66,6 @@ def test_the_median_time_is_the_clocks():
     assert 0.005 <= seconds < 0.05
 
 
-def test_an_outlier_does_not_move_the_median():
-    delays = iter([0, 0, 0.2] + [0.001] * 1000)
-    assert measure.median_seconds(lambda: time.sleep(next(delays)), rounds=5, seconds=0.0) < 0.03
-
-
-def test_a_product_takes_time():
-    assert 0 < measure.store(S, FLOAT64).seconds_per_product() < 1
-
-
 @pytest.mark.parametrize("trips", [1, 2])
 @pytest.mark.parametrize("shape", [(12, 12), (12, 20), (20, 12)])
 def test_every_product_of_a_gpus_program_waits_for_the_one_before(shape: tuple[int, int], trips: int):
@@ -97,21 +82,3 @@ def test_every_product_of_a_gpus_program_waits_for_the_one_before(shape: tuple[i
     products, square = trips * timing.LOOP, shape[0] == shape[1]
     assert len(made) == products
     np.testing.assert_array_equal(last, np.linalg.matrix_power(A.todense(), products) @ x if square else x)
-
-
-@pytest.mark.parametrize(("small", "trips"), [(timing.SMALL, timing.TRIPS), (0, 1)])
-def test_a_program_for_a_gpu_has_more_products_where_they_are_small(monkeypatch, small, trips):
-    monkeypatch.setattr(timing, "_on_one_gpu", lambda x: True)
-    monkeypatch.setattr(timing, "SMALL", small)
-    run, products = timing.repeated(jsf.from_dense(np.diag([1.0, 2.0])))
-    assert products == trips * timing.LOOP
-    np.testing.assert_array_equal(run(), [1, 2.0**products])
-
-
-@pytest.mark.parametrize("shape", [(12, 20), (20, 12)])
-def test_a_product_of_another_shape_waits_too(shape: tuple[int, int]):
-    """The NaN in a first result reaches x."""
-    dense = np.ones(shape)
-    dense[0, 3] = np.nan
-    last = jax.jit(functools.partial(timing._chain, 1))(jsf.from_dense(dense), np.ones(shape[1]))
-    assert np.isnan(last[0]) and not np.isnan(last[1:]).any()

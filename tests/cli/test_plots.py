@@ -36,12 +36,6 @@ def test_both_curves_and_the_tolerance_are_named(tmp_path: pathlib.Path):
         assert f"{text}" in drawn
 
 
-def test_a_png_is_written(tmp_path: pathlib.Path):
-    plots.draw(tmp_path / "a.png", gallery.poisson(4), "Poisson", CURVES, 1e-8)
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    assert [p.name for p in tmp_path.iterdir()] == ["a.png"]
-
-
 def test_a_failure_leaves_the_old_picture_and_nothing_else(tmp_path: pathlib.Path, monkeypatch):
     from matplotlib.figure import Figure
 

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 import tomllib
 
@@ -131,24 +130,3 @@ def test_a_minus_sign_is_standard_input(small, monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", None)
     assert main.main(["info", "-"]) == 2
     assert "jaxsparse: <stdin> is closed; name a file" in capsys.readouterr().err
-
-
-@POSIX
-def test_a_pipe_is_read_once(small, tmp_path, capsys):
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
-    writer = threading.Thread(target=lambda: fifo.write_bytes(small.read_bytes()))
-    writer.start()
-    assert main.main(["info", str(fifo)]) == 0
-    writer.join()
-    assert "27 × 27" in capsys.readouterr().out
-
-
-@POSIX
-def test_a_right_hand_side_may_come_through_a_pipe(tmp_path):
-    fifo = tmp_path / "b.txt"
-    os.mkfifo(fifo)
-    writer = threading.Thread(target=lambda: fifo.write_bytes(b"\xef\xbb\xbf1\r\n2 # two\r\n"))
-    writer.start()
-    assert files.read_vector(fifo).tolist() == [1, 2]
-    writer.join()
