@@ -2,7 +2,7 @@
 
     python -m benchmarks.spmv --json out.json                    "auto" over the suite; on a GPU some ten minutes
     python -m benchmarks.spmv --suite held-out --cases 0 3       other matrices, some of them
-    python -m benchmarks.spmv --cases 0 1 --others 20            every format
+    python -m benchmarks.spmv --cases 0 1 --formats coo ell      these formats too, whatever their rank
     python -m benchmarks.spmv --backends triton mosaic           both dialects
     python -m benchmarks.spmv --what columns                     A·X with several columns
     python -m benchmarks.spmv --what transposed                  Aᵀ·y, without and with `transpose=True`
@@ -106,6 +106,7 @@ class Run:
     copy: float
     rounds: dict[str, Any]
     passes: int = PASSES
+    formats: tuple[str, ...] = ()  # timed whatever their rank
 
     def matrix(self, case: suite.Case, S: Any) -> list[Row]:
         """One row a dtype. Formats are converted once, in float64, and timed in all dtypes."""
@@ -114,6 +115,7 @@ class Run:
         opponent = cusparse.Opponent(S, A) if self.platform == "gpu" else None
         rankings = {dtype: choose.rank(S, dtype, backend=self.backend) for dtype in self.dtypes}
         few = {label(c): c for ranking in rankings.values() for c in picked(ranking, self.others)}
+        few |= {name: jsf.Choice(name, {}, 0, 0, 0.0, "", 0.0) for name in self.formats}
         with ThreadPoolExecutor(COMPILED_AT_ONCE if self.platform == "gpu" else 1) as pool:
             stored = dict(zip(few, pool.map(lambda c: converted(A, c), few.values()), strict=True))
             rows = []
@@ -414,13 +416,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--cases", type=int, nargs="+", help="numbers of the matrices; default: all")
     parser.add_argument("--backends", nargs="+", default=["auto"])
     parser.add_argument("--others", type=int, default=3, help="formats timed beside auto's; default 3")
+    parser.add_argument("--formats", nargs="+", default=[], choices=jsf.FORMATS, help="timed beside those")
     parser.add_argument("--scale", type=float, help="size of the matrices; default 1, on a CPU 1/20")
     parser.add_argument("--limit", type=float, default=900, help="end after about so many seconds")
     args = parser.parse_args(argv)
     jax.config.update("jax_enable_x64", True)
     platform, scale, (copy, header) = report.platform_here(), report.scale_of(args), report.machine(args.small)
     rounds, passes, others = (QUICK, 1, min(args.others, 1)) if args.small else (ROUNDS, PASSES, args.others)
-    runs = [Run(platform, args.dtypes, backend, others, copy, rounds, passes) for backend in args.backends]
+    runs = [
+        Run(platform, args.dtypes, backend, others, copy, rounds, passes, tuple(args.formats))
+        for backend in args.backends
+    ]
     header |= {"suite": args.suite, "scale": f"{scale:g}", "others": str(others)}
     if platform == "gpu":
         try:

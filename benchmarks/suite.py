@@ -21,16 +21,11 @@ from jaxsparse_fmt import gallery
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One matrix.
-
-    Attributes:
-      kind: its class.
-      make: the matrix, float64 and canonical, with `scale` times the entries of the full size, about.
-    """
+    """One matrix."""
 
     name: str
-    kind: str
-    make: Callable[[float], Any]
+    kind: str  # its class
+    make: Callable[[float], Any]  # the matrix, canonical, with about that many times the entries of the full size
 
 
 def banded(rows: int, nnz: int, bandwidth: int, spread: float = 0.3, seed: int = 0) -> sp.csr_array:
@@ -41,7 +36,6 @@ def banded(rows: int, nnz: int, bandwidth: int, spread: float = 0.3, seed: int =
     Args:
       bandwidth: columns on either side of the diagonal that a row can reach.
       spread: standard deviation of the logarithm of the row lengths, before they are rounded to fit.
-      seed: of NumPy's default generator.
 
     Raises:
       ValueError: fewer entries than rows, or more than the band holds.

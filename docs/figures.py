@@ -309,7 +309,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "suite in short": lambda: by_class(rows_of("suite_h200"), SHORT),
     "formats": sourced(
         lambda: formats(("7-point 200³", "27-point × 3 dof 64³")),
-        "spmv --cases 0 1 --others 20 --backends triton mosaic",
+        "spmv --cases 0 1 --backends triton mosaic --formats …",
         "spmv_h200",
     ),
     "suite": sourced(lambda: by_class(rows_of("suite_h200")), "spmv --others 2", "suite_h200"),
@@ -323,7 +323,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "solves": solves,
     "multigrid on a GPU": multigrid_on_a_gpu,
     "two GPUs": sourced(two_gpus, "scaling", "scaling_2xh200"),
-    "formats on a CPU": sourced(formats_on_a_cpu, "spmv --cases 0 1 --others 20", "spmv_cpu"),
+    "formats on a CPU": sourced(formats_on_a_cpu, "spmv --cases 0 1 --formats …", "spmv_cpu"),
     "suite on a CPU": sourced(lambda: by_class(rows_of("suite_cpu")), "spmv", "suite_cpu"),
     "algebra": sourced(lambda: algebra("algebra_cpu", "cpu", *ON_A_CPU), "algebra", "algebra_cpu"),
     "algebra on a GPU": sourced(
