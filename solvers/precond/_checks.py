@@ -1,13 +1,13 @@
 """Checks of the matrices from which preconditioners are made, and their conversion for multigrid's set-up."""
 
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 
-from jaxsparse_fmt._types import check_keeps_imaginary, floating_dtype
+from jaxsparse_fmt._types import check_keeps_imaginary, floating_dtype, standard_promotion
 from solvers.core import arguments
 
 
@@ -26,11 +26,33 @@ def square(A: Any, maker: str) -> int:
     return shape[0]
 
 
-def renewing(M: Any, n: int, dtype: Any) -> None:
-    """Raises ValueError unless M has n rows, TypeError if the dtype is complex and M is not."""
-    if n != M.shape[0]:
-        raise ValueError(f"M.refreshed(A) takes a matrix of M's shape {M.shape}; got {(n, n)}")
-    check_keeps_imaginary(dtype, M.dtype)
+def renewing(M: Any, A: Any) -> None:
+    """Raises ValueError unless A has the shape of M, TypeError if A is complex and M is not."""
+    if tuple(A.shape) != M.shape:
+        raise ValueError(f"M.refreshed(A) takes a matrix of M's shape {M.shape}; got {tuple(A.shape)}")
+    check_keeps_imaginary(A.dtype, M.dtype)
+
+
+class Refreshed:
+    """A preconditioner that is made anew with its own settings, by `_anew`."""
+
+    @standard_promotion
+    def refreshed(self, A: Any) -> Self:
+        """The same preconditioner for other values; inside jit too. A scan can carry it if A has kept its format.
+
+        Bounds and spaces that were given stay; what was estimated is estimated anew. A preconditioner inside becomes
+        its `refreshed(A)`, and stays the same if it has none. It compiles nothing that the maker has not compiled.
+
+        Raises:
+          ValueError, TypeError: as the maker, or A is of another size, or complex where M is not.
+        """
+        new = self._anew(A)
+        renewing(self, new)
+        alike = jax.tree.structure(new) == jax.tree.structure(self)
+        return jax.tree.map(lambda a, b: a.astype(b.dtype), new, self) if alike else new
+
+    def _anew(self, A: Any) -> Any:
+        raise NotImplementedError
 
 
 def renewed(M: Any, A: Any) -> Any:
@@ -44,11 +66,6 @@ def storable(A: Any, n: int, name: str) -> Any:
     if arguments.is_function(A):
         raise TypeError(f"{name} must be a pytree with a shape and @, which a preconditioner can hold; got a function")
     return A
-
-
-def like(new: Any, old: Any) -> Any:
-    """`new` with the dtypes of `old`, so that a scan can carry it."""
-    return jax.tree.map(lambda a, b: a.astype(b.dtype), new, old)
 
 
 def untraced(A: Any) -> None:

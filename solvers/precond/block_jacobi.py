@@ -26,7 +26,7 @@ from solvers.precond import _checks as checks
 
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
-class BlockJacobi:
+class BlockJacobi(checks.Refreshed):
     """M = (block diagonal of A)⁻¹ as an operator: `M @ r` for r of [n] or [n, k].
 
     Attributes:
@@ -59,17 +59,8 @@ class BlockJacobi:
         z = jnp.einsum("bij,bjk->bik", self.inverse_blocks, columns, precision=lax.Precision.HIGHEST)
         return z.reshape(n_blocks * b, -1)[: self.n].reshape(r.shape)
 
-    @standard_promotion
-    def refreshed(self, A: Any) -> Self:
-        """`block_jacobi` of another matrix, with blocks of the same size and in M's dtype, so that a scan can carry it.
-
-        It compiles nothing that `block_jacobi` has not compiled.
-
-        Raises:
-          ValueError, TypeError: as `block_jacobi`, or A is of another size, or complex where M is not.
-        """
-        checks.renewing(self, checks.square(A, "block_jacobi"), A.dtype)
-        return checks.like(block_jacobi(A, self.inverse_blocks.shape[-1]), self)
+    def _anew(self, A: Any) -> "BlockJacobi":
+        return block_jacobi(A, self.inverse_blocks.shape[-1])
 
 
 @standard_promotion

@@ -31,7 +31,7 @@ ROUNDING = 1e-4
 
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
-class Chebyshev:
+class Chebyshev(checks.Refreshed):
     """p(M·A)·M as an operator: `@ r` for r of [n] or [n, k]. Symmetric where A and M are; the same at every call.
 
     Attributes:
@@ -85,19 +85,8 @@ class Chebyshev:
         (x, *_), _ = lax.scan(step, (d, r, d, radius / center), length=self.degree)
         return self.order.leave(x)
 
-    @standard_promotion
-    def refreshed(self, A: Any) -> "Chebyshev":
-        """The polynomial of another matrix, with the same bounds if they were given, else estimated anew.
-
-        M becomes `M.refreshed(A)` if it has that method, else it stays the same. A scan can carry the result if A keeps
-        its format and dtype. It compiles nothing that `chebyshev` has not compiled.
-
-        Raises:
-          ValueError, TypeError: as `chebyshev`, or A is of another size, or complex where M is not.
-        """
-        checks.renewing(self, checks.square(A, "chebyshev"), A.dtype)
-        new = chebyshev(A, self.degree, None if self.estimated else self.bounds, checks.renewed(self.M, A))
-        return dataclasses.replace(new, bounds=checks.like(new.bounds, self.bounds))
+    def _anew(self, A: Any) -> "Chebyshev":
+        return chebyshev(A, self.degree, None if self.estimated else self.bounds, checks.renewed(self.M, A))
 
     def entered(self, basis: Basis) -> "Chebyshev":
         """The same operator between vectors that have entered `basis`.

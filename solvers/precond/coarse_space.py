@@ -36,7 +36,7 @@ TOGETHER = 8  # columns of W that A multiplies at once in the set-up, which need
 
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
-class CoarseSpace:
+class CoarseSpace(checks.Refreshed):
     """M + W·C·Wᴴ as an operator: `@ r` for r of [n] or [n, k].
 
     Attributes:
@@ -69,16 +69,10 @@ class CoarseSpace:
         r = operand(self, r, self.coarse, 2)
         return self.M @ r + _times(self.W, matmul(self.coarse, _times(self.R, r)))
 
-    @standard_promotion
-    def refreshed(self, A: Any) -> Self:
-        """The same W for new values of A, in M's dtype, so that a scan can carry it; inside jit too.
-
-        Raises:
-          ValueError, TypeError: A has another shape, or is complex where M is not.
-        """
-        checks.renewing(self, checks.square(A, "coarse_space"), A.dtype)
+    def _anew(self, A: Any) -> "CoarseSpace":
+        checks.renewing(self, A)
         M = checks.renewed(self.M, A)
-        return checks.like(CoarseSpace(self.W, self.R, _coarse(A, self.W, self.R, M), M), self)
+        return CoarseSpace(self.W, self.R, _coarse(A, self.W, self.R, M), M)
 
 
 @standard_promotion

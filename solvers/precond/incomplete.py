@@ -107,8 +107,8 @@ class Incomplete:
                 "and transpose the result, M.refreshed(A).T"
             )
         maker = _maker(self.hermitian)
-        checks.renewing(self, checks.square(A, maker), A.dtype)
-        S = _pattern(_stored(A))
+        checks.renewing(self, A)
+        S = _pattern(A)
         what = f"A has {A.nnz} entries, and the one of M {self.col.size}" if A.nnz != self.col.size else ""
         if not what and S is not None and not arguments.is_traced(self):
             same = np.array_equal(S.indptr, self.ptr) and np.array_equal(S.indices, self.col)
@@ -121,7 +121,7 @@ class Incomplete:
         if S is None or arguments.is_traced(self, A):
             return _traced(self, A.data)
         settings = self.hermitian, self.solve_sweeps, self.dtype
-        return _with(self, *jax.device_put(_numbers(*settings, self.ptr, self.col, S.data, self.first_shift)))
+        return _with(self, *jax.device_put(_factored(*settings, self.ptr, self.col, S.data, self.first_shift)))
 
 
 @standard_promotion
@@ -189,7 +189,7 @@ def _incomplete(A: Any, hermitian: bool, solve_sweeps: int, shift: float, layout
     first: Any = arguments.tolerance(shift, "shift")
     dtype = jnp.promote_types(A.dtype, jnp.float32)
     with concrete():  # a jitted function may close over A
-        S = _pattern(_stored(A))
+        S = _pattern(A)
         if S is None:
             raise TypeError(
                 f"{maker} needs a known pattern, and this one is traced: make M outside jit, pass it, and take "
@@ -208,7 +208,7 @@ def _incomplete(A: Any, hermitian: bool, solve_sweeps: int, shift: float, layout
         ptr, col = S.indptr.astype(np.int32), S.indices.astype(np.int32)
         first = first.astype(real)
         if not arguments.is_traced(A, first):
-            made = _numbers(hermitian, solve_sweeps, dtype, ptr, col, S.data, first)
+            made = _factored(hermitian, solve_sweeps, dtype, ptr, col, S.data, first)
         lower, upper = (
             from_scipy(scipy.sparse.csr_array((values, at), shape=(n, n)), **layout)
             for values, at in zip(made[:2], (below, above), strict=True)
@@ -218,18 +218,13 @@ def _incomplete(A: Any, hermitian: bool, solve_sweeps: int, shift: float, layout
     return _traced(M, A.data) if arguments.is_traced(A, first) else M
 
 
-def _stored(A: Any) -> Any:
-    """A. TypeError: not a matrix with entries."""
-    if hasattr(A, "each_entry"):
-        return A
-    raise TypeError(
-        f"an incomplete factorization takes a jaxsparse_fmt matrix, got {type(A).__name__}; convert it with "
-        "jaxsparse_fmt.from_scipy or from_dense"
-    )
-
-
 def _pattern(A: Any) -> Any:
     """A in SciPy's CSR, traced values as ones; None if its pattern is traced."""
+    if not hasattr(A, "each_entry"):
+        raise TypeError(
+            f"an incomplete factorization takes a jaxsparse_fmt matrix, got {type(A).__name__}; convert it with "
+            "jaxsparse_fmt.from_scipy or from_dense"
+        )
     if arguments.is_traced(A) and "values" in vars(A):  # and not of shards
         A = dataclasses.replace(A, values=np.ones(A.values.shape, A.dtype))
     with concrete():
@@ -255,19 +250,6 @@ def _traced(M: Incomplete, data: Array) -> Incomplete:
 
     given = M.ptr, M.col, *lax.stop_gradient((data, M.first_shift))
     return _with(M, *jax.pure_callback(host, shapes, *given, vmap_method="sequential"))
-
-
-def _numbers(hermitian: bool, *given: Any) -> Any:
-    """As `_factored`, with a warning of a large shift."""
-    made = _factored(hermitian, *given)
-    if made[-1] > FAR:
-        warnings.warn(
-            f"{_maker(hermitian)} factored A + {made[-1]:g}·diag(A), so far from A that M may be worse than none; "
-            "compare with jacobi or block_jacobi",
-            RuntimeWarning,
-            stacklevel=5,
-        )
-    return made
 
 
 def _solved(N: Any, r: Array, sweeps: int) -> Array:
@@ -323,6 +305,13 @@ def _factored(
             raise ValueError(
                 f"{maker} found no factors of A + α·diag(A) for α up to {alpha / 2:g}: A's diagonal is small beside "
                 "the rest of its rows; reorder or scale A, or use block_jacobi"
+            )
+        if alpha > FAR:
+            warnings.warn(
+                f"{maker} factored A + {alpha:g}·diag(A), so far from A that M may be worse than none; compare with "
+                "jacobi or block_jacobi",
+                RuntimeWarning,
+                stacklevel=5,
             )
         # The values of A itself from those of scale·A·scale: no scaling is left to apply.
         N, V, D = N * scale[col[left]] / scale[row[left]], V * scale[row[right]] / scale[col[right]], scale**2 / D

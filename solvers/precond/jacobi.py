@@ -2,7 +2,7 @@
 
 import dataclasses
 import sys
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from solvers.precond import _checks as checks
 
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
-class Jacobi(Diagonal):
+class Jacobi(Diagonal, checks.Refreshed):
     """M = D⁻¹ as an operator: `M @ r` for r of [n] or [n, k]. Reads n numbers."""
 
     @property
@@ -23,16 +23,8 @@ class Jacobi(Diagonal):
         """[n]."""
         return self.d
 
-    @standard_promotion
-    def refreshed(self, A: Any) -> Self:
-        """`jacobi(A)` in M's dtype, so that a scan can carry it. It compiles nothing that `jacobi` has not compiled.
-
-        Raises:
-          ValueError: A is of another size. TypeError: A is complex and M is not, or as `jacobi`.
-        """
-        d = _diagonal(A)
-        checks.renewing(self, d.size, d.dtype)
-        return checks.like(Jacobi(_inverted(d)), self)
+    def _anew(self, A: Any) -> "Jacobi":
+        return jacobi(A)
 
 
 @standard_promotion
