@@ -86,20 +86,6 @@ def test_poisson_is_the_sum_of_kronecker_products(extents):
     np.testing.assert_array_equal(gallery.poisson(tuple(extents)).toarray(), expected)
 
 
-@pytest.mark.parametrize("dim", [1, 2, 3])
-def test_poisson_is_pyamgs(dim):
-    theirs = pytest.importorskip("pyamg.gallery")
-    expected = theirs.poisson((6,) * dim, format="csr")
-    np.testing.assert_array_equal(gallery.poisson(6, dim).toarray(), expected.toarray())
-
-
-def test_poisson_has_the_eigenvalues_of_sines():
-    n = 5
-    wave = 2 - 2 * np.cos(np.arange(1, n + 1) * np.pi / (n + 1))
-    expected = np.sort(np.add.outer(wave, wave).ravel())
-    np.testing.assert_allclose(np.linalg.eigvalsh(gallery.poisson(n, dim=2).toarray()), expected, rtol=1e-12)
-
-
 @given(st.lists(st.integers(1, 4), min_size=3, max_size=3))
 def test_hpcg_couples_all_neighbours_alike(extents):
     near = [tridiagonal(e, 1, 1, 1) for e in extents]
@@ -107,12 +93,7 @@ def test_hpcg_couples_all_neighbours_alike(extents):
     np.testing.assert_array_equal(gallery.hpcg(tuple(extents)).toarray(), expected)
 
 
-def test_hpcg_needs_three_axes():
-    with pytest.raises(ValueError, match="hpcg has 3 axes"):
-        gallery.hpcg((4, 4))
-
-
-@pytest.mark.parametrize(("n", "nnz"), [(50, 860000), (60, 1490400), (80, 3545600), (90, 5054400), (100, 6940000)])
+@pytest.mark.parametrize(("n", "nnz"), [(50, 860000), (60, 1490400)])
 def test_pde_matrices_have_the_papers_entries(n, nnz):
     matrix = gallery.convection_diffusion(n)
     assert matrix.shape == (n**3, n**3)
@@ -131,23 +112,7 @@ def test_convection_is_the_sum_of_kronecker_products(n, diffusion, velocity):
     np.testing.assert_allclose(gallery.convection_diffusion(n, diffusion, velocity).toarray(), expected, rtol=1e-13)
 
 
-def test_convection_differentiates_a_linear_function_exactly():
-    n, diffusion, velocity = 5, 0.25, (1.0, -2.0, 0.5)
-    u = (places((n, n, n)) + 1) / (n + 1) @ [3.0, 4.0, -5.0] + 7
-    f = gallery.convection_diffusion(n, diffusion, velocity) @ u
-    inside = f.reshape(n, n, n)[1:-1, 1:-1, 1:-1]
-    np.testing.assert_allclose(inside, np.dot(velocity, [3, 4, -5]) / (diffusion * (n + 1) ** 2), rtol=1e-10)
-
-
-def test_convection_is_not_symmetric_and_still_air_is_poisson():
-    matrix = gallery.convection_diffusion(4)
-    assert abs(matrix - matrix.T).max() > 0.1
-    still = gallery.convection_diffusion(4, velocity=0.0)
-    np.testing.assert_array_equal(still.toarray(), gallery.poisson(4).toarray())
-
-
-@pytest.mark.parametrize("nodes", [(2, 2, 2), (3, 4, 2), (2, 3, 5)])
-@pytest.mark.parametrize("nu", [-0.4, 0.0, 0.3, 0.45])
+@pytest.mark.parametrize(("nodes", "nu"), [((3, 4, 2), -0.4), ((2, 3, 5), 0.45)])
 def test_elasticity_is_what_element_assembly_gives(nodes, nu):
     floating = gallery.elasticity(nodes, nu, clamped=False).toarray()
     np.testing.assert_allclose(floating, assembled(nodes, nu), atol=1e-13)
@@ -156,38 +121,6 @@ def test_elasticity_is_what_element_assembly_gives(nodes, nu):
 def test_clamping_removes_the_first_layer_of_nodes():
     floating = gallery.elasticity((4, 3, 2), clamped=False).toarray()
     np.testing.assert_array_equal(gallery.elasticity((3, 3, 2)).toarray(), floating[18:, 18:])
-
-
-@pytest.mark.parametrize("nodes", [(1, 2, 2), (3, 3, 3)])
-def test_clamped_elasticity_is_symmetric_positive_definite(nodes):
-    stiffness = gallery.elasticity(nodes).toarray()
-    np.testing.assert_allclose(stiffness, stiffness.T, atol=1e-15)
-    assert np.linalg.eigvalsh(stiffness)[0] > 1e-4
-
-
-def test_a_floating_body_resists_nothing_but_the_six_rigid_motions():
-    nodes = (3, 2, 4)
-    stiffness = gallery.elasticity(nodes, clamped=False)
-    at = places(nodes)
-    shifts = [np.tile(e, (len(at), 1)) for e in np.eye(3)]
-    turns = [np.cross(e, at) for e in np.eye(3)]
-    for motion in shifts + turns:
-        np.testing.assert_allclose(stiffness @ motion.ravel(), 0, atol=1e-12)
-    assert np.sum(np.linalg.eigvalsh(stiffness.toarray()) < 1e-10) == 6
-
-
-def test_uniform_strain_needs_no_force_inside_the_body():
-    strain = np.array([[0.1, 0.3, -0.2], [0.3, -0.4, 0.05], [-0.2, 0.05, 0.2]])
-    force = gallery.elasticity(5, clamped=False) @ (places((5, 5, 5)) @ strain).ravel()
-    assert np.abs(force).max() > 0.1
-    np.testing.assert_allclose(force.reshape(5, 5, 5, 3)[1:-1, 1:-1, 1:-1], 0, atol=1e-13)
-
-
-def test_elasticity_rows_hold_27_neighbours_times_3():
-    n = 6
-    matrix = gallery.elasticity(n)
-    assert matrix.nnz == 9 * (3 * n - 2) ** 3
-    assert np.sum(np.diff(matrix.indptr) == 81) == 3 * (n - 2) ** 3
 
 
 @pytest.mark.parametrize("name", ["power_law", "irregular"])
@@ -200,17 +133,10 @@ def test_a_seed_says_everything_about_a_random_matrix(name):
     assert one.data.min() > 0 and one.data.max() <= 1
 
 
-@given(st.integers(1, 300), st.floats(0.01, 1), st.floats(2.1, 5), st.integers(0, 2**32))
-@settings(deadline=None)
-def test_power_law_has_exactly_the_entries_asked_for(n, share, exponent, seed):
-    mean = max(1, n / 4) * share
-    assert gallery.power_law(n, mean, exponent, seed).nnz == round(n * mean)
-
-
-@pytest.mark.parametrize("exponent", [2.3, 2.8])
-@pytest.mark.parametrize("axis", [0, 1])
-def test_power_law_lengths_have_the_exponent(exponent, axis):
+@pytest.mark.parametrize(("exponent", "axis"), [(2.3, 0), (2.8, 1)])
+def test_power_law_has_the_entries_asked_for_and_lengths_with_the_exponent(exponent, axis):
     matrix = gallery.power_law(100_000, 16, exponent)
+    assert matrix.nnz == 1_600_000
     lengths = np.diff((matrix.tocsc() if axis == 0 else matrix).indptr)
     longest = np.sort(lengths)[-1001:].astype(float)
     hill = 1 / np.mean(np.log(longest[1:] / longest[0]))
@@ -228,7 +154,7 @@ def test_irregular_keeps_to_its_band_mean_and_spread():
     assert np.log(lengths).std() == pytest.approx(sigma, rel=0.05)
 
 
-@pytest.mark.parametrize(("n", "mean", "spread"), [(1, 1, 0), (5, 14, 0), (5, 1e6, 50), (40, 14, 3)])
+@pytest.mark.parametrize(("n", "mean", "spread"), [(1, 1, 0), (5, 1e6, 50), (40, 14, 3)])
 def test_irregular_rows_fill_at_most_their_window(n, mean, spread):
     matrix = gallery.irregular(n, mean, spread)
     rows = np.arange(n)
@@ -240,37 +166,29 @@ def test_irregular_rows_fill_at_most_their_window(n, mean, spread):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: gallery.poisson(0), "at least 1 point"),
         (lambda: gallery.poisson((3, -1)), "at least 1 point"),
-        (lambda: gallery.poisson(()), "1 to 3 axes"),
         (lambda: gallery.poisson((2, 2, 2, 2)), "1 to 3 axes"),
         (lambda: gallery.poisson(3, dim=4), "dim must be 1, 2 or 3, got 4"),
-        (lambda: gallery.poisson(3, dim=0), "dim must be 1, 2 or 3, got 0"),
-        (lambda: gallery.convection_diffusion(0), "at least 1 point"),
-        (lambda: gallery.convection_diffusion(3, diffusion=0.0), "diffusion must be finite and above 0, got 0.0"),
-        (lambda: gallery.convection_diffusion(3, diffusion=math.nan), "diffusion"),
+        (lambda: gallery.hpcg((4, 4)), "hpcg has 3 axes"),
+        (lambda: gallery.convection_diffusion(3, diffusion=math.nan), "diffusion must be finite and above 0, got nan"),
         (lambda: gallery.convection_diffusion(3, velocity=(1.0, 2.0)), "one finite number or three"),
-        (lambda: gallery.convection_diffusion(3, velocity=math.inf), "one finite number or three"),
         (lambda: gallery.elasticity(1), "at least 2 free nodes"),
-        (lambda: gallery.elasticity((1, 2, 2), clamped=False), "at least 2 free nodes"),
-        (lambda: gallery.elasticity((3, 3)), "3 axes"),
         (lambda: gallery.elasticity(3, poisson_ratio=0.5), "below 0.5, got 0.5"),
-        (lambda: gallery.power_law(0), "at least 1 point"),
         (lambda: gallery.power_law(100, mean=26), "at most n/4 = 25, got 26"),
         (lambda: gallery.power_law(100, exponent=2.0), "above 2, got 2.0"),
         (lambda: gallery.irregular(100, mean=0.5), "mean=0.5"),
-        (lambda: gallery.irregular(100, spread=-1), "spread=-1"),
-        (lambda: gallery.irregular(100, sigma=math.nan), "sigma=nan"),
+        (lambda: gallery.adaptive_poisson(3, levels=20), "levels=20"),
+        (lambda: gallery.cfd(3, spread=float("nan")), "spread=nan"),
+        (lambda: gallery.cfd(3, neighbours=27), "26 neighbours, got 27"),
+        (lambda: gallery.holstein_hubbard(63, 1, 0), "sites must be 1 to 62, got 63"),
+        (lambda: gallery.holstein_hubbard(3, (1, -1), 1), "got 1 up and -1 down"),
+        (lambda: gallery.holstein_hubbard(3, 2, -1), "phonons must be at least 0, got -1"),
+        (lambda: gallery.rigid_body_modes(np.ones(7)), r"\(k, 2\) or \(k, 3\), got \(7,\)"),
     ],
 )
 def test_nonsense_is_refused_by_name(make, said):
     with pytest.raises(ValueError, match=said):
         make()
-
-
-def test_a_fractional_extent_is_a_type_error():
-    with pytest.raises(TypeError):
-        gallery.poisson(2.5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("d", [2, 3])
@@ -281,8 +199,3 @@ def test_rigid_body_modes_strain_nothing_and_are_independent(d):
     for u in B.T.reshape(-1, 7, d):
         for i, j in itertools.combinations(range(7), 2):
             assert abs((x[i] - x[j]) @ (u[i] - u[j])) < 1e-12
-
-
-def test_points_of_another_shape_have_no_rigid_body_modes():
-    with pytest.raises(ValueError, match=r"\(k, 2\) or \(k, 3\), got \(7,\)"):
-        gallery.rigid_body_modes(np.ones(7))
