@@ -51,24 +51,19 @@ def main():
         return optax.apply_updates(weights, updates), state, value
 
     rng = np.random.default_rng(0)
-    first = polynomial(weights)
+    equal = polynomial(weights)
     for number in range(101):
         weights, state, value = train(weights, state, rng.standard_normal(n))
         if number % 25 == 0:
             print(f"step {number:3}: log of the residual after {STEPS} iterations {value:.3f}")
     b = rng.standard_normal(n)
-    tried = {
-        "none": None,
-        "jacobi": precond.jacobi(A),
-        f"equal coefficients, degree {DEGREE}": first,
-        f"chebyshev, degree {DEGREE}": precond.chebyshev(A, degree=DEGREE),
-        f"learned, degree {DEGREE}": polynomial(weights),
-    }
+    chebyshev = precond.chebyshev(A, degree=DEGREE)
+    tried = {"none": None, "equal coefficients": equal, "chebyshev": chebyshev, "learned": polynomial(weights)}
     counts = [int(cg(A, b, M=M, rtol=1e-8).raise_for_status().iterations) for M in tried.values()]
-    print(f"{'preconditioner':32}iterations")
+    print(f"{'preconditioner':20}iterations")
     for name, count in zip(tried, counts, strict=True):
-        print(f"{name:32}{count:10}")
-    assert counts[-1] < counts[2] < counts[0]
+        print(f"{name:20}{count:10}")
+    assert counts[-1] < counts[1] < counts[0]
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
 """Ctrl-C at random times of every method: KeyboardInterrupt or a right answer, no crash, and the next call is right.
 
 A process serves a case. It makes a new system, says "ready" and calls the solver; the parent sends the signal, so that
-it also comes while the process holds Python's lock. From its answer on, the signal is without effect there; the parent
-lets it go on when none is left. Every second call compiles new programs. JAXSPARSE_INTERRUPTS is the number of signals
-a case, by default 4; `python -m tests.solvers.test_interrupts CASE` is the process.
+it also comes while the process holds Python's lock. Every second call compiles new programs. JAXSPARSE_INTERRUPTS is
+the number of signals a case, by default 4; `python -m tests.solvers.test_interrupts CASE` is the process.
 """
 
 import functools
@@ -30,14 +29,6 @@ RTOL = 1e-9
 HANGS = 120.0  # seconds
 
 
-def path(n: int, general: bool) -> sp.csr_array:
-    """A tridiagonal matrix: many steps, in little time each."""
-    skew, shift = (0.02, 3e-4) if general else (0.0, 1e-5)
-    return sp.diags_array(
-        [np.full(n - 1, -1 - skew), np.full(n, 2 + shift), np.full(n - 1, skew - 1)], offsets=[-1, 0, 1]
-    )
-
-
 def solve(solver, general, S, A, b):
     """Whether the residual of a call is as the solution says."""
     sol = solver(A, b, rtol=RTOL, maxiter=6000 if general else 2000)
@@ -47,8 +38,7 @@ def solve(solver, general, S, A, b):
 
 def gradient(S, A, b):
     value, g = jax.value_and_grad(lambda b: (solvers.cg(A, b, rtol=RTOL).x ** 2).sum())(b)
-    wrong = np.linalg.norm(S @ (S @ np.asarray(g)) - 2 * b)
-    return wrong <= 20 * RTOL * (np.sqrt(value) + np.linalg.norm(b))
+    return np.linalg.norm(S @ (S @ np.asarray(g)) - 2 * b) <= 20 * RTOL * (np.sqrt(value) + np.linalg.norm(b))
 
 
 def pairs(solver, S, A, b):
@@ -64,28 +54,20 @@ def product(S, A, b):
     return np.allclose(x, y, atol=1e-12)
 
 
-def preconditioned(name, solver, S, A, b):
-    return solve(functools.partial(solver, M=getattr(solvers.precond, name)(A)), False, S, A, b)
-
-
-def in_jit(A, b, **options):
-    return jax.jit(lambda A, b: solvers.cg(A, b, **options))(A, b)
-
-
-OF_CG = {
+OF_ONE_KIND = {
     "callback": functools.partial(solvers.cg, callback=lambda x: None),
-    "progress": functools.partial(solvers.cg, progress=lambda iterations, residual: None),
-    "jit": in_jit,
+    "jit": lambda A, b, **options: jax.jit(lambda A, b: solvers.cg(A, b, **options))(A, b),
     "function": lambda A, b, **options: solvers.cg(lambda v: A @ v, b, **options),
+    "multigrid": lambda A, b, **options: solvers.cg(A, b, M=solvers.precond.multigrid(A), **options),
+    "incomplete_lu": lambda A, b, **options: solvers.bicgstab(A, b, M=solvers.precond.incomplete_lu(A), **options),
+    "lsmr": solvers.lsmr,
+    **{case.name: case.solver for case in REFINED[:1]},
 }
 QUESTIONS = {
     **{case.name: functools.partial(solve, case.solver, case.kind == "general") for case in CASES},
-    **{case.name: functools.partial(solve, case.solver, False) for case in REFINED[:1]},
-    **{f"cg-{name}": functools.partial(solve, solver, False) for name, solver in OF_CG.items()},
-    **{"lsmr": functools.partial(solve, solvers.lsmr, False), "gradient": gradient, "product": product},
+    **{name: functools.partial(solve, solver, False) for name, solver in OF_ONE_KIND.items()},
+    **{"gradient": gradient, "product": product},
     **{f.__name__: functools.partial(pairs, f) for f in (solvers.eigsh, solvers.lobpcg)},
-    "multigrid": functools.partial(preconditioned, "multigrid", solvers.cg),
-    "incomplete_lu": functools.partial(preconditioned, "incomplete_lu", solvers.bicgstab),
 }
 
 
@@ -95,9 +77,11 @@ def answers(name: str) -> None:
     from jaxlib.mlir.dialects import mhlo  # noqa: F401
 
     general = any(case.name == name and case.kind == "general" for case in CASES)
+    skew, shift = (0.02, 3e-4) if general else (0.0, 1e-5)
     for n, _ in enumerate(sys.stdin, 2 * N):
-        S, b = path(n // 2, general), np.random.default_rng(n).standard_normal(n // 2)
-        A = jsf.from_scipy(S, "csr" if n % 4 else "auto")
+        # A tridiagonal matrix: many steps, in little time each.
+        S = sp.diags_array([-1.0 - skew, 2.0 + shift, skew - 1.0], offsets=[-1, 0, 1], shape=(n // 2, n // 2)).tocsr()
+        b, A = np.random.default_rng(n).standard_normal(n // 2), jsf.from_scipy(S, "csr" if n % 4 else "auto")
         print("ready", flush=True)
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -121,32 +105,23 @@ def answer(name, S, A, b):
 
 @pytest.mark.deep
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
-@pytest.mark.parametrize("name", [*QUESTIONS, "product where Numba compiles", "multigrid where Numba compiles"])
+@pytest.mark.parametrize("name", [*QUESTIONS, "product where Numba compiles"])
 def test_an_interrupted_call_raises_or_is_right_and_so_is_the_next(name, rng, tmp_path):
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("XLA_", "JAX_COMPILATION"))}
     name, _, compiles = name.partition(" ")
     environment |= {"NUMBA_CACHE_DIR": str(tmp_path)} if compiles else {}
     command = [sys.executable, "-X", "faulthandler", "-m", __name__, name]
-    with (
-        open(tmp_path / "errors", "w+") as errors,
-        subprocess.Popen(
-            command,
-            text=True,
-            bufsize=1,
-            cwd=Path(__file__).parents[2],
-            env=environment,
-            **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors},
-        ) as process,
-    ):
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    options = {"text": True, "bufsize": 1, "cwd": Path(__file__).parents[2], "env": environment, **pipes}
+    said = []
+    with open(tmp_path / "errors", "w+") as errors, subprocess.Popen(command, stderr=errors, **options) as process:
         watch = threading.Timer(HANGS + 5 * COUNT, process.kill)
         watch.start()
-        said = []
         for k in range(COUNT):
             process.stdin.write("\n")
             assert process.stdout.readline() == "ready\n", (tmp_path / "errors").read_text()
-            timer = threading.Timer(
-                rng.uniform(0, (3 if k == 0 else 1, 0.2)[k % 2]), process.send_signal, [signal.SIGINT]
-            )
+            delay = rng.uniform(0, (3 if k == 0 else 1, 0.2)[k % 2])
+            timer = threading.Timer(delay, process.send_signal, [signal.SIGINT])
             timer.start()
             said.append(process.stdout.readline())
             timer.cancel()
@@ -171,7 +146,7 @@ from solvers import cg
 what, seen = sys.argv[1], []
 signal.signal(signal.SIGINT, (lambda *_: seen.append(1)) if what == "noted" else signal.default_int_handler)
 S = jsf.gallery.poisson(64 if what == "shards" else 100)
-A, b = jsf.from_scipy(S, backend="xla" if what == "xla" else "auto"), np.ones(S.shape[0])
+A, b = jsf.from_scipy(S), np.ones(S.shape[0])
 if what == "shards":
     A = jsf.shard(S, jax.make_mesh((4,), ("rows",)))
 cg(A, b, maxiter=1)
@@ -179,7 +154,7 @@ threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
 begin = time.perf_counter()
 try:
     sol = cg(A, b, rtol=0.0, maxiter=1500, x0=np.random.default_rng(0).standard_normal(b.size))
-    print("ended", sol.status.name, len(seen))
+    print("ended", sol.success, len(seen))
 except KeyboardInterrupt:
     print("interrupted", time.perf_counter() - begin < 3 or what == "shards")
 if what == "shards":
@@ -193,10 +168,9 @@ if what == "shards":
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("native", "interrupted True"),
-        ("xla", "interrupted True"),  # the process ends while the program still runs
+        ("alone", "interrupted True"),  # the process ends while the program still runs
         ("shards", "interrupted True True"),  # when the program has ended: devices wait for one another
-        ("noted", "ended STAGNATION 1"),  # by a handler that raises nothing
+        ("noted", "ended False 1"),  # by a handler that raises nothing
     ],
 )
 def test_a_long_solve_is_left_at_once_and_the_process_ends_well(what, said):
