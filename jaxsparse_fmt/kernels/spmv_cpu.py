@@ -28,8 +28,7 @@ def of_rows(
     result = {"product": (n_rows, p), "transposed": (pieces, n_cols, p), "outer": (n_stored,)}[face]
     out = ffi.call(
         "columns rows" if face == "product" and p > 1 else f"{face} rows",
-        (a, b),
-        {"columns": col_idx, "ptr": row_ptr},
+        *(a, b, col_idx, row_ptr, col_idx),
         (batch, *result),
         n_rows=n_rows,
         n_cols=n_cols,
@@ -54,8 +53,7 @@ def product_of_diagonals(
     masked = 0 if pattern is None else 2 if is_read(pattern) else 1
     return ffi.call(
         "product diagonals",
-        (values, x),
-        {"columns": offsets, "ptr": start, "pattern": pattern if masked == 2 else None},
+        *(values, x, offsets, start, offsets if pattern is None else pattern),
         (batch, n_rows, p),
         n_rows=n_rows,
         n_cols=n_cols,

@@ -42,19 +42,6 @@ def test_every_choice_can_be_built_and_is_as_large_as_it_says(case, platform):
         assert ("padding" in choice.reason) == (choice.nbytes > 0 and round(1 - A.fill, 9) > 0)
 
 
-@every_platform
-def test_even_rows_are_padded_and_one_long_row_is_not(platform):
-    assert jsf.choose.rank(jsf.gallery.poisson(12), platform=platform)[0].format in ("ell", "hll", "dia", "sdia")
-    assert jsf.choose.rank(arrow(20_000), platform=platform)[0].format != "ell"
-
-
-@pytest.mark.parametrize("dtype, itemsize", [(None, 8), (np.float32, 4), (np.complex128, 16)])
-def test_bytes_are_those_of_the_stored_dtype(dtype, itemsize):
-    S = jsf.gallery.poisson(4)
-    csr = next(c for c in jsf.choose.rank(S, dtype=dtype) if c.format == "csr")
-    assert csr.nbytes == S.nnz * (itemsize + 4) + 4 * (S.shape[0] + 1)
-
-
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=300), st.sampled_from(["cpu", "gpu"]))
 def test_the_first_choice_is_never_refused_nor_worse_than_csr(lengths, platform):

@@ -20,31 +20,32 @@ import numpy as np
 from jaxsparse_fmt import machine_code
 from jaxsparse_fmt._types import Array
 from jaxsparse_fmt.kernels.coordinates import accumulator
-from jaxsparse_fmt.kernels.cpu.abi import KEYS, NUMBERS, OPERANDS, SIZES, TARGET
+from jaxsparse_fmt.kernels.cpu.abi import KEYS, NUMBERS, SIZES, TARGET
 
 
 def call(
     kind: str,
-    operands: tuple[Array, Array],  # [b, ...] each
-    index: dict[str, Array | None],
+    a: Array,  # [b, ...]
+    b: Array,  # [b, ...]
+    columns: Array,  # int32
+    ptr: Array,  # int32 or int64
+    pattern: Array,  # uint8, or any array where no kernel reads it
     shape: tuple[int, ...],
     most: int = -1,
     **sizes: int,
 ) -> Array | None:
     """The result of the kernel `kind`; None if these dtypes have no kernel, or after a warning that Numba failed.
 
+    Operands of 16 bits are widened first, since Numba does not compute with them on a CPU.
+
     Args:
-      operands: those of 16 bits are widened first, since Numba does not compute with them on a CPU.
-      index: the arrays that all members of the batch share, by their names in `abi.OPERANDS`; at least columns, and
-        ptr, int32 or int64.
-      shape: of the result, in the dtype to which the operands promote: [b, ...], or [b, pieces, ...] for a transposed
+      shape: of the result, in the dtype to which a and b promote: [b, ...], or [b, pieces, ...] for a transposed
         product, where every piece has a result of its own.
       most: the largest last number that ptr may have; -1: any.
       sizes: those of `SIZES` that the arrays do not give and that are not 0.
     """
-    a, b = (v.astype(accumulator(v.dtype)) for v in operands)
-    columns, ptr = index["columns"], index["ptr"]
-    assert columns is not None and ptr is not None
+    result = jnp.result_type(a, b)
+    a, b = (v.astype(accumulator(v.dtype)) for v in (a, b))
     number = NUMBERS.get((kind, np.dtype(a.dtype), np.dtype(b.dtype), np.dtype(ptr.dtype)))
     if number is None or not _ready(number):
         return None
@@ -55,8 +56,7 @@ def call(
     sizes |= {"n_ptr": ptr.size, "most": most}
     assert sizes.keys() <= set(SIZES)
     words = np.array([sizes.get(name, 0) for name in SIZES], np.int64)
-    given = (columns if (i := index.get(name)) is None else i for name in OPERANDS[2:])  # None: no kernel reads it
-    return jax.ffi.ffi_call(TARGET, out)(a, b, *given, sizes=words).astype(jnp.result_type(*operands))
+    return jax.ffi.ffi_call(TARGET, out)(a, b, columns, ptr, pattern, sizes=words).astype(result)
 
 
 # ----------------------------------------------------------------------------------------------------------- compiling
