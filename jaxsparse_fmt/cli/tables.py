@@ -10,7 +10,7 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -86,18 +86,21 @@ class OutputLost(Exception):
 def report(as_json: bool, record: dict[str, Any], *renderables: Any) -> None:
     """Prints the results of a command: its record as one line of JSON, or its tables and texts. Raises `OutputLost`."""
     if as_json:
-        write_out(json.dumps(_plain(record)))
-        return
-    console = console_on(sys.stdout, strict=True)
-    for renderable in renderables:
-        console.print(renderable)
+        return write_out(json.dumps(_plain(record)))
+    console = console_on(sys.stdout)
+    with console.capture() as printed:  # rich would end the process where the reader is gone
+        for renderable in renderables:
+            console.print(renderable)
+    write_out(printed.get().removesuffix("\n"))
 
 
 def write_out(text: str) -> None:
-    """Writes a line of any length to standard output as it is. Raises `OutputLost`."""
-    out = _Guarded(sys.stdout, strict=True)
-    out.write(f"{text}\n")
-    out.flush()
+    """Writes lines of any length to standard output as they are. Raises `OutputLost`."""
+    try:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+    except OSError as error:
+        raise OutputLost(f"standard output: {error.strerror}") from error
 
 
 def making_way(output: str | None) -> contextlib.AbstractContextManager[Any]:
@@ -129,12 +132,12 @@ def show_cursor() -> None:
     console_on(sys.stderr).show_cursor()
 
 
-def console_on(stream: Any, strict: bool = False) -> Console:
-    """rich's console on a stream; writing to a lost stream raises `OutputLost` if strict, and else does nothing."""
+def console_on(stream: Any) -> Console:
+    """rich's console on a stream; what cannot be written is lost without a word."""
     from rich.console import Console
 
     # rich would find markup, emoji codes and numbers to colour in file names.
-    guarded: Any = _Guarded(stream, strict)
+    guarded: Any = _Guarded(stream)
     console = Console(file=guarded, markup=False, emoji=False, highlight=False, soft_wrap=False)
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
@@ -142,27 +145,19 @@ def console_on(stream: Any, strict: bool = False) -> Console:
 
 
 class _Guarded:
-    """A stream whose failed writes raise `OutputLost` if strict, and are ignored otherwise."""
+    """A stream whose failed writes are ignored."""
 
-    def __init__(self, stream: Any, strict: bool) -> None:
-        self._stream, self._strict = stream, strict
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        with self._guard():
+        with contextlib.suppress(OSError):
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        with self._guard():
+        with contextlib.suppress(OSError):
             self._stream.flush()
-
-    @contextlib.contextmanager
-    def _guard(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            if self._strict:
-                raise OutputLost(f"standard output: {error.strerror}") from error

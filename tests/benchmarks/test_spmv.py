@@ -42,11 +42,6 @@ def test_without_an_opponent_there_is_no_ratio(theirs):
     assert row["opponent"] == "none" and math.isnan(row["ratio"])
 
 
-def test_a_format_that_failed_is_not_the_best():
-    row = spmv.compared({"a": 8.0}, ours(math.nan, 4.0), ["f0", "f1"])
-    assert row["best"] == "f1" and math.isnan(row["ratio"]) and row["best ratio"] == 2.0
-
-
 def test_the_best_layout_of_each_format_is_picked_and_nothing_hopeless():
     choices = ranking.rank(jsf.gallery.power_law(3000), platform="gpu")
     few = spmv.picked(choices, 3)
@@ -150,80 +145,6 @@ def test_the_fastest_opponent_and_ours_are_timed_in_turn_and_medians_count():
     assert order == ["slow", "fast", "f0", "fast", "f0", "fast", "f0", "fast"]
     assert ours[0]["us"] == 4e6 and ours[0]["spread"] == 1.5
     assert ours[0]["share"] == pytest.approx(4e6 / 4.0 / RUN.copy) and ours[1] == {"label": "f1", "failed": "no"}
-
-
-def test_what_fails_in_a_later_pass_counts_as_before():
-    seconds = [2.0, 9.0]
-    told = dataclasses.replace(RUN, passes=3).in_turn({"a": lambda **_: seconds.pop()}, [], {})
-    assert told == {"a": 2e6} and not seconds
-
-
-def test_one_of_ours_that_can_not_be_timed_has_failed():
-    def broken() -> float:
-        raise RuntimeError("out of memory\nand more")
-
-    ours = [{"label": "f0", "moved": 1.0, "us": math.nan}]
-    assert dataclasses.replace(RUN, passes=2).in_turn({}, ours, {"f0": broken}) == {}
-    assert ours[0]["failed"] == "RuntimeError: out of memory" and math.isnan(ours[0]["us"])
-
-
-class OnDevice(np.ndarray):
-    def get(self) -> np.ndarray:
-        return np.asarray(self)
-
-
-class FakeProduct:
-    """cuSPARSE's, which works when called, and as a graph writes what it is told to."""
-
-    in_order = cusparse.Product.in_order
-
-    def __init__(self, graph_writes: float, perm: np.ndarray | None = None):
-        self.factor, self.perm, self.made = graph_writes, perm, []
-
-    def to_device(self, x):
-        return x.astype(float).view(OnDevice)
-
-    def __call__(self, x):
-        self.made.append("called")
-        y = S @ x
-        return (y if self.perm is None else y[self.perm]).view(OnDevice)
-
-    def captured(self, x0, pairs):
-        def graph() -> None:
-            self.made.append(len(pairs))
-            pairs[0][0][:] = x0
-            for x, y in pairs:
-                y[:] = self.factor * (S @ x)
-
-        return graph
-
-    def wait(self, y):
-        del y
-
-
-@pytest.mark.parametrize("chained", [0, 2])
-def test_a_rival_is_timed_as_a_graph_where_it_is_chained(chained, monkeypatch):
-    problem = dataclasses.replace(PROBLEM, chained=chained)
-    product = FakeProduct(1.0)
-    monkeypatch.setattr(spmv.timing, "seconds_per_call", lambda run, wait, **how: (run(0), 16.0)[1])
-    timer = RUN.cupy(product, problem.xs, problem)
-    product.made.clear()
-    assert timer(rounds=1) == 16.0 / problem.products
-    assert product.made == ([problem.products] if chained else ["called"])
-
-
-@pytest.mark.parametrize("writes", [math.nan, 0.5])
-def test_a_graph_that_writes_something_else_is_absent(writes):
-    with pytest.raises(cusparse.Absent, match="its result is off"):
-        RUN.cupy(FakeProduct(writes), PROBLEM.xs, dataclasses.replace(PROBLEM, chained=2))
-
-
-def test_a_rival_with_sorted_rows_is_compared_row_by_row():
-    problem, product = spmv.Problem.of(S, "cpu"), FakeProduct(1.0, np.random.default_rng(0).permutation(S.shape[0]))
-    RUN.cupy(product, problem.xs, problem)
-    product.in_order = lambda y: y
-    with pytest.raises(cusparse.Absent, match="its result is off"):
-        RUN.cupy(product, problem.xs, problem)
 
 
 @pytest.mark.parametrize("slice_size", [4, 32])
