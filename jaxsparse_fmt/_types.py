@@ -370,12 +370,6 @@ def make_private(folder: Path) -> None:
         part.mkdir(mode=0o700, exist_ok=True)
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Writes a file whole or not at all, also where several processes do."""
-    with replacing(path) as file:
-        file.write(content)
-
-
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """A file beside `path` that replaces it when the block succeeds, and is removed when the block fails.
