@@ -13,7 +13,7 @@ from jax import Array
 
 from jaxsparse_fmt.core.vector_passes import Number, Pass, dot, joined, sweep, total
 from solvers.core.iterate import Method
-from solvers.core.scaling import Map, product_dot, unscaled
+from solvers.core.scaling import Map, product_dot
 from solvers.core.settings import Settings, solver
 from solvers.core.solve import solve
 from solvers.core.stopping import Now, is_finite, root, status_of
@@ -69,8 +69,10 @@ def cg(
         residual is at least 1024 times that of b.
       M: an approximation of A⁻¹, positive definite: anything with `@`, a function r -> M·r, or the [n] numbers of a
         diagonal M.
-      rtol, atol: stop when ‖b − A·x‖₂ ≤ max(rtol·‖b‖₂, atol), by the true residual.
-      maxiter: most iterations; None allows 10·n.
+      rtol, atol: stop when ‖b − A·x‖₂ ≤ max(rtol·‖b‖₂, atol), by the true residual. In float32, JAX's default, 1e-6 is
+        near the rounding of a residual: systems of large condition end with STAGNATION unless rtol is larger.
+      maxiter: most iterations; None allows 10·n. A solve ends before where its residual grows beyond what rounding lets
+        it recover from (DIVERGED), or A proves not symmetric while the residual does not fall.
       history: keep the residual norms; True keeps up to 10,000, a number keeps up to that many.
       callback: called as callback(x) after every iteration, as in SciPy; copies x to the host each time. Not available
         for a matrix over several devices.
@@ -88,7 +90,7 @@ def cg(
         NOT_POSITIVE_DEFINITE.
 
     Returns:
-      A `Solution`. Its status reports how the solve ended; x is always finite.
+      A `Solution`. Its status reports how the solve ended; x is always finite, and the best one where a solve failed.
 
     Raises:
       ValueError, TypeError: shapes that do not fit, or invalid arguments.
@@ -113,39 +115,34 @@ def start(A: Map, M: Map, r: Array, last: Array | None) -> Work:
 def step(A: Map, M: Map, work: Work, now: Now) -> tuple[Work, Now]:
     """One step in three kernels: the passes also compute the loop's numbers, for which XLA would launch others."""
     x, r, p, gamma = work
-    (A, of_A), (M, of_M) = unscaled(A, r.dtype), unscaled(M, r.dtype)
     q, curvature = product_dot(A, p)
-    (r,), (curvature, alpha, *_), (rr,) = sweep(DESCEND, (gamma, curvature, of_A, *now), (r, q))
+    (r,), (curvature, alpha, _), (rr,) = sweep(DESCEND, (gamma, curvature, *now), (r, q))
     z = M(r)
     rz = rr if z is r else dot(r, z)
-    numbers = gamma, curvature, alpha, rr, rz, of_M, *now
-    (x, p), (gamma, k, size, ended, *_), _ = sweep(TURN, numbers, (x, p, z))
+    (x, p), (gamma, k, size, ended, *_), _ = sweep(TURN, (gamma, curvature, alpha, rr, rz, *now), (x, p, z))
     return Work(x, r, p, gamma), now._replace(k=k, norm=size, code=ended)
 
 
-def _descend(gamma, curvature, of_A, *now):
-    curvature = of_A * curvature
-    alpha = gamma / curvature
-    return curvature, alpha, Now(*now).active & definite(gamma, curvature), of_A * alpha
+def _descend(gamma, curvature, *now):
+    return curvature, gamma / curvature, Now(*now).active & definite(gamma, curvature)
 
 
 def _descend_each(scalars, r, q):
-    _, _, moves, alpha = scalars
+    _, alpha, moves = scalars
     r = jnp.where(moves, r - alpha * q, r)
     return (r,), ((r, r),)
 
 
-def _turn(gamma, curvature, alpha, rr, rz, of_M, *now):
+def _turn(gamma, curvature, alpha, rr, rz, *now):
     now = Now(*now)
     moves = now.active & definite(gamma, curvature)
     then = now.after(root(rr), code(gamma, curvature))
-    # β / of_M, since the scaling by of_M comes last: it is exact, so the sum rounds as it would without it.
-    return jnp.where(moves, of_M * rz, gamma), then.k, then.norm, then.code, alpha, moves, rz / gamma, of_M
+    return jnp.where(moves, rz, gamma), then.k, then.norm, then.code, alpha, moves, rz / gamma
 
 
 def _turn_each(scalars, x, p, z):
-    *_, alpha, moves, beta, of_M = scalars
-    return (jnp.where(moves, x + alpha * p, x), jnp.where(moves, of_M * (z + beta * p), p)), ()
+    *_, alpha, moves, beta = scalars
+    return (jnp.where(moves, x + alpha * p, x), jnp.where(moves, z + beta * p, p)), ()
 
 
 DESCEND = Pass(_descend, _descend_each)
@@ -169,7 +166,6 @@ def code(gamma: Array, curvature: Array) -> Array:
 
 
 def start_merged(A: Map, M: Map, r: Array, last: None) -> MergedWork:
-    (A, _), (M, _) = unscaled(A, r.dtype), unscaled(M, r.dtype)
     u = M(r)
     w, delta = product_dot(A, u)
     gamma, delta = joined(dot(r, u), delta)
@@ -179,13 +175,9 @@ def start_merged(A: Map, M: Map, r: Array, last: None) -> MergedWork:
 
 
 def step_merged(A: Map, M: Map, work: MergedWork, now: Now) -> tuple[MergedWork, Now]:
-    """Chronopoulos and Gear 1989, §2; pᵀ·A·p = δ − β·γ / α of the last step. Devices exchange all sums at once.
-
-    Only x is scaled; scaling p would take another pass.
-    """
+    """Chronopoulos and Gear 1989, §2; pᵀ·A·p = δ − β·γ / α of the last step. Devices exchange all sums at once."""
     x, r, p, s, u, w, gamma, delta, last_gamma, last_alpha = work
-    (A, of_A), (M, _) = unscaled(A, r.dtype), unscaled(M, r.dtype)
-    numbers = gamma, delta, last_gamma, last_alpha, now.active, of_A  # `now` in a pass would cost XLA two kernels more
+    numbers = gamma, delta, last_gamma, last_alpha, now.active  # `now` in a pass would cost XLA two kernels more
     (x, r, p, s), (gamma, curvature, last_gamma, last_alpha, *_), (rr,) = sweep(ADVANCE, numbers, (x, r, p, s, u, w))
     u = M(r)
     w, delta = product_dot(A, u)
@@ -194,18 +186,18 @@ def step_merged(A: Map, M: Map, work: MergedWork, now: Now) -> tuple[MergedWork,
     return MergedWork(x, r, p, s, u, w, rz, delta, last_gamma, last_alpha), now
 
 
-def _advance(gamma, delta, last_gamma, last_alpha, active, of_A):
+def _advance(gamma, delta, last_gamma, last_alpha, active):
     beta = gamma / last_gamma
     curvature = delta - beta * gamma / last_alpha
     alpha, moves = gamma / curvature, active & definite(gamma, curvature)
     kept = jnp.where(moves, gamma, last_gamma), jnp.where(moves, alpha, last_alpha)
-    return gamma, curvature, *kept, alpha, alpha / of_A, beta, moves
+    return gamma, curvature, *kept, alpha, beta, moves
 
 
 def _advance_each(scalars, x, r, p, s, u, w):
-    *_, alpha, of_x, beta, moves = scalars
+    *_, alpha, beta, moves = scalars
     p, s = jnp.where(moves, u + beta * p, p), jnp.where(moves, w + beta * s, s)
-    x, r = jnp.where(moves, x + of_x * p, x), jnp.where(moves, r - alpha * s, r)
+    x, r = jnp.where(moves, x + alpha * p, x), jnp.where(moves, r - alpha * s, r)
     return (x, r, p, s), ((r, r),)
 
 

@@ -21,7 +21,7 @@ from jaxsparse_fmt._types import floating_dtype, pytree, standard_promotion
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import Basis
 from solvers.core import arguments, iterate, opaque, program, stopping
-from solvers.core.adjoint import hermitian_solve
+from solvers.core.linear_solve import hermitian_solve
 from solvers.core.program import Entry
 from solvers.core.scaling import Map, exponent, scaled
 from solvers.core.settings import steps_per_check
@@ -393,7 +393,7 @@ def _solve_off(K: Map, size: Array, values: Array, X: Array, rhs: Array) -> Arra
     known = matmul(X, ratio(matmul(jnp.conj(X).T, rhs), gaps))
     options, same = iterate.Options(0, steps_per_check(rhs.shape[0]), None, None), lambda v: v
     limits = stopping.Limits(eps**0.75 + zero, zero, jnp.int32(most), zero)
-    z = known + iterate.run(MINRES, options, iterate.System(K, same, rhs - K(known), None, limits), same).x
+    z = known + iterate.run(MINRES, options, iterate.System(K, same, rhs - K(known), None, limits), same)[0]
     solved, bounded = norm(rhs - K(z)) <= jnp.sqrt(eps) * norm(rhs), eps**0.75 * size * norm(z) <= norm(rhs)
     return jnp.where(solved & bounded, z, jnp.nan)
 

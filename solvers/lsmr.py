@@ -24,13 +24,13 @@ from jaxsparse_fmt._types import owned, pytree
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from solvers.core import arguments, iterate, opaque, program
-from solvers.core.adjoint import TRUNCATED, hermitian_solve, report
 from solvers.core.interrupts import calling
 from solvers.core.iterate import Options
+from solvers.core.linear_solve import TRUNCATED, hermitian_solve, report
 from solvers.core.program import Entry
 from solvers.core.scaling import Map, exponent, largest, scaled
 from solvers.core.settings import Adjoint, Settings, limits_of_derivatives, settled, solver
-from solvers.core.stopping import RUNNING, Limits, Loop, status_of
+from solvers.core.stopping import RUNNING, Limits, Loop, recorded, status_of
 from solvers.core.vectors import dot, length, norm, ratio
 from solvers.solution import Solution, Status
 
@@ -303,10 +303,10 @@ def _run(options: Options, A: Maps, b: Array, given: Given, inside: bool, rtol_n
             if options.callback is not None:
                 iterate.show(options.callback, moves, scaled(outer.x + work.x, out))
             k = loop.k + takes
-            norms = iterate.record(loop.norms, jnp.where(moves, k, -1), work.s_norm)
+            norms = recorded(loop.norms, jnp.where(moves, k, -1), work.s_norm)
             return Loop(work, k, work.s_norm, jnp.where(moves, failure, loop.code), norms)
 
-        norms = iterate.record(outer.norms, jnp.where(outer.k == 0, 0, -1), s_norm)
+        norms = recorded(outer.norms, jnp.where(outer.k == 0, 0, -1), s_norm)
         loop = Loop(work, outer.k, s_norm, code, norms)
         # Not unrolled: XLA takes minutes to compile twenty copies of a step of two products and about 60 scalars.
         loop = iterate.advance_while(goes_on, advance, loop, options, e_b + e_A, unroll=1)

@@ -29,6 +29,9 @@ class Status(enum.IntEnum):
     LEAST_SQUARES = 9
     OUT_OF_RANGE = 10
 
+    def __str__(self) -> str:
+        return self.name
+
     @property
     def message(self) -> str:
         return _MESSAGES[self]
@@ -36,25 +39,26 @@ class Status(enum.IntEnum):
 
 _MESSAGES = {
     Status.CONVERGED: "the true residual meets the tolerance, or in lsmr that of the least-squares problem",
-    Status.MAXITER: "maxiter reached before the tolerance; raise maxiter, loosen rtol, or pass a preconditioner M",
+    Status.MAXITER: "maxiter reached before the tolerance; raise maxiter, loosen rtol, or take a better M",
     Status.BREAKDOWN: "the method broke down: its next direction vanished before the tolerance was met; the matrix "
     "may be singular, or rtol and atol ask for more than zero residual",
-    Status.STAGNATION: "the true residual stopped falling above the tolerance: at the limit of this precision, where a "
-    "larger rtol or a wider dtype helps (float64 with jax_enable_x64), or gmres needs a larger restart or an M",
+    Status.STAGNATION: "the true residual stopped falling above the tolerance: at the limit of the dtype's precision, "
+    "where a larger rtol helps, and float64 where x is float32; or gmres needs a larger restart or a better M",
     Status.NOT_POSITIVE_DEFINITE: "the matrix or the preconditioner is not positive definite, which this "
     "method needs; for an indefinite matrix take minres, gmres or bicgstab, or check the sign of A and M",
     Status.NON_FINITE: "a NaN or infinity appeared; look for them in A, b, x0 and M",
-    Status.DIVERGED: "the residual grew without bound; scale the system, pass a preconditioner M, or use gmres, whose "
-    "residual never grows",
+    Status.DIVERGED: "the residual grew until rounding hid the rest, and x is the best one before; the matrix may be "
+    "singular and b outside of its range (take minres, or lsmr in Python), or the method does not suit it: scale the "
+    "system, take a better M, or gmres, whose residual never grows",
     Status.NOT_SYMMETRIC: "the matrix is not symmetric (Hermitian), which this method needs; use gmres or bicgstab",
     Status.PRECISION: "corrections in the narrow type no longer help: the condition number times its rounding unit is "
     "too large; take a wider one (float16 or float32 for bfloat16, float32 for float16), pass a preconditioner M, or "
     "use the method itself in float64, which also reports a matrix that does not suit it",
     Status.LEAST_SQUARES: "the system has no solution: the matrix is singular, and b does not lie in its range; x is a "
     "least-squares solution, where A·(b − A·x) is zero within rounding (with a preconditioner, least in its norm); "
-    "lsmr is meant for such systems",
+    "lsmr, in Python, is meant for such systems",
     Status.OUT_OF_RANGE: "the solution lies outside the range of this dtype: numbers of x over- or underflow; scale b "
-    "or the unknowns, or take a wider dtype (float64 with jax_enable_x64)",
+    "or the unknowns, or take float64 where x is float32 (with jax_enable_x64)",
 }
 
 
@@ -121,8 +125,7 @@ class Solution(Outcome):
     """A solver's result, a pytree. Unpacks as SciPy's, `x, info = cg(A, b)`: info is `code`, 0 where it converged.
 
     Attributes:
-      x: [n], [n, k] or a pytree, like b: the last iterate, with zero wherever that is not finite; the status is then
-        not CONVERGED.
+      x: [n], [n, k] or a pytree, like b: the last iterate, or the best one where the solve failed, always finite.
       code: int32, the `Status` as a number; one per system for several systems or under vmap.
       n_iterations: int32, likewise.
       residual_norm: ‖b − A·x‖₂ of the returned x, not the residual norm of the recursion.

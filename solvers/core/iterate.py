@@ -1,9 +1,9 @@
-"""The loop of every Krylov method; its stopping rule is in `stopping`.
+"""The loop of every Krylov method: start, steps, the true residual, the verdict (`stopping`), and start again.
 
 A method is a few functions: `start` makes its vectors from a true residual, `step` advances them once, `iterate`
 computes what they add to x. The loop stops the method where its recursion meets the tolerance, computes the true
 residual, and starts the method again from it as long as that helps. Refinement is the same loop with a narrower
-operator inside (`refine.py`).
+operator inside (`refine.py`). A solve that fails returns the best x that it saw.
 
 Vectors are [n], or [n, k] for k systems at once, which share every product. Scalars are then [k], and every column
 starts, counts its iterations and ends separately.
@@ -18,10 +18,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxsparse_fmt.core import mesh_axes
-from solvers.core.scaling import Map, Scaled, balanced, exponent, largest, scaled
-from solvers.core.stopping import RUNNING, Limits, Loop, Now, Outer, is_taken, verdict
+from solvers.core import stopping
+from solvers.core.scaling import Map, exponent, largest, scaled
+from solvers.core.stopping import RUNNING, WAITING, Best, End, Limits, Loop, Now, Outer, anyone, is_taken, recorded
 from solvers.core.vectors import norm
-from solvers.solution import Status
 
 FAR = 1024  # times b: an x0 with a residual of that size is not used
 STEPS_UNROLLED = 20
@@ -45,9 +45,9 @@ class Method(NamedTuple):
         the old vectors, so that XLA fuses the selects into the updates and reads nothing more.
       iterate: (M, work) -> the vector to add to x.
       self_adjoint: the method assumes that A is its own adjoint, so that it solves systems with the adjoint too.
-      keeps: a restart continues in the last direction.
+      keeps: a restart may continue in the last direction.
       estimates: the residual norm of `step` is only an estimate: the method minimises another residual.
-      least_squares: the method may end with LEAST_SQUARES, which the loop checks by the true residual.
+      least_squares: the method may end with LEAST_SQUARES, which is checked by the true residual.
     """
 
     start: Callable[..., Any]
@@ -105,87 +105,65 @@ class System(NamedTuple):
     inner: Any = None
 
 
-class Found(NamedTuple):
-    """A solve before a failure is examined (`diagnosis`).
-
-    Attributes:
-      x: in the user's scale, and finite. The others are in the scale of the loop.
-      exponents: of A, M and b.
-    """
-
-    x: Array
-    outer: Outer
-    b: Array
-    tolerance: Array
-    exponents: tuple[Array, Array, Array]
-
-
-def run(method: Method, options: Options, system: System, leave: Map) -> Found:
-    """Solves A·x = b with b scaled by a power of two, and where A is far from 1 A and M too (`scaling`).
+def run(method: Method, options: Options, system: System, leave: Map) -> tuple[Array, End]:
+    """x with A·x = b, finite, and how the solve ended. Inside, b is scaled by a power of two.
 
     Args:
       leave: maps x out of the basis, for a callback.
     """
     A, M, b, x0, limits, inner = system
+    narrow, own = options.dtype or b.dtype, A if inner is None else inner
     of_b = exponent(b)
     b = scaled(b, -of_b)
-    narrow = b.dtype if options.dtype is None else options.dtype
-    own, M, finite = balanced(A if inner is None else inner, M, b.astype(narrow))
-    A, of_x = Scaled(A, own.exponent), of_b + own.exponent
     r, x = b, jnp.zeros_like(b)
     if x0 is not None:
-        r, x = unless_far(A, b, scaled(x0, -of_x), jnp.isfinite(largest(x0)))
+        r, x = unless_far(A, b, scaled(x0, -of_b), jnp.isfinite(largest(x0)))
     b_norm = norm(b)
-    tolerance = jnp.maximum(limits.rtol * b_norm, scaled(limits.atol.astype(b_norm.dtype), -of_b))
-    tolerance = tolerance.astype(b_norm.dtype)
-    level = 10 * jnp.finfo(b_norm.dtype).eps * b_norm  # of rounding errors in a residual, at least
-    start = functools.partial(method.start, own, M)
-    keeps = method.keeps and inner is not None
+    tolerance = jnp.maximum(limits.rtol * b_norm, scaled(limits.atol.astype(b_norm.dtype), -of_b)).astype(b_norm.dtype)
+    drop = jnp.maximum(limits.drop, jnp.finfo(narrow).eps / 16)  # a recursion that fell by more is rounding
+    look = stopping.probed(A, b) if method.self_adjoint or inner is not None else None
 
     def trip(outer: Outer) -> Outer:
-        """The method, from a true residual until its recursion meets the tolerance."""
-        r = outer.r.astype(narrow)
-        work = start(r, outer.direction)
-        drop = jnp.maximum(limits.drop, jnp.finfo(narrow).eps / 16)  # a recursion that fell by more is rounding
-        goal = jnp.maximum(tolerance, drop * outer.norm).astype(r.real.dtype)
-
-        def numbers(loop: Loop) -> Now:
-            return Now(loop.k, loop.norm, loop.code, goal, limits.maxiter)
+        """The method, from a true residual until its recursion meets the tolerance, and the true residual there."""
+        work = method.start(own, M, outer.r.astype(narrow), outer.direction)
+        goal = jnp.maximum(tolerance, drop * outer.norm).astype(jnp.finfo(narrow).dtype)
+        of = lambda loop: Now(loop.k, loop.norm, loop.code, goal, limits.maxiter)  # noqa: E731
+        at = lambda loop: outer.x + method.iterate(M, loop.work).astype(b.dtype)  # noqa: E731
 
         def advance(loop: Loop) -> Loop:
             """One step, or none in the columns that are over."""
-            work, now = method.step(own, M, loop.work, numbers(loop))
+            work, now = method.step(own, M, loop.work, of(loop))
             moves = now.k > loop.k
             if options.callback is not None:
-                x = outer.x + method.iterate(M, work).astype(outer.x.dtype)
-                show(options.callback, moves, leave(scaled(x, of_x)))
-            norms = record(loop.norms, jnp.where(moves, now.k, -1), now.norm)
-            return Loop(work, now.k, now.norm, now.code, norms)
+                show(options.callback, moves, leave(scaled(at(loop._replace(work=work)), of_b)))
+            norms = recorded(loop.norms, jnp.where(moves, now.k, -1), now.norm)
+            return loop._replace(work=work, k=now.k, norm=now.norm, code=now.code, norms=norms)
 
+        # A refinement carries narrow vectors only, and computes many true residuals, each of which finds the best x.
+        watches = inner is None and method.iterate is x_of
+        watch = (lambda loop: stopping.watched(loop, at, method.keeps)) if watches else (lambda loop: loop)
         loop = Loop(work, outer.k, outer.norm.astype(goal.dtype), outer.code, outer.norms)
-        loop = advance_while(lambda loop: numbers(loop).active, advance, loop, options, of_b)
-        x = outer.x + jnp.where(outer.code == RUNNING, method.iterate(M, loop.work).astype(b.dtype), 0)
+        loop = loop._replace(best=outer.best if watches else None)
+        loop = advance_while(lambda loop: of(loop).active, advance, loop, options, of_b, watch)
+        loop = loop._replace(best=loop.best if watches else outer.best)
+        x = at(loop)
         r = b - A(x)
-        now = norm(r)
-        recursion = loop.k, loop.norm, loop.code
-        code = verdict((tolerance, limits.maxiter), now, outer.norm, recursion, level if method.estimates else None)
-        code = jnp.where(outer.code == RUNNING, code, outer.code)
-        kept = None
-        if keeps:  # the direction after a step or two is not worth keeping, unless the diagnosis needs it
-            kept = jnp.where((code == RUNNING) & (loop.k - outer.k <= 2), 0, loop.work.p)
-        return Outer(x, r, now, loop.k, code, loop.norms, kept)
+        new = stopping.verdict(method, look, (tolerance, limits.maxiter, b_norm), b, x, r, loop, outer)
+        if method.keeps:
+            # The direction after a step or two is not worth keeping, nor one in the wide type, unless the method waits.
+            worth = (loop.k - outer.k > 2) & ((inner is not None) | (loop.code == WAITING))
+            new = new._replace(direction=jnp.where(worth | (new.code != RUNNING), loop.work.p, 0))
+        # Columns that are over stay as they are; a single system is in the loop only while it runs.
+        kept = lambda new, old: jnp.where(outer.code == RUNNING, new, old)  # noqa: E731
+        return new if b.ndim == 1 else jax.tree.map(kept, new, outer)
 
-    now = norm(r)
-    k, running = jnp.zeros(now.shape, jnp.int32), jnp.full(now.shape, RUNNING, jnp.int32)
-    norms = record(jnp.full((options.history_length, *now.shape), -1, now.dtype), k, now)
-    code = verdict((tolerance, limits.maxiter), now, jnp.full_like(now, jnp.nan), (k, now, running))
-    code = jnp.where(finite, code, Status.NON_FINITE)  # for b = 0 too: 0·NaN is NaN
-    direction = jnp.zeros_like(r, narrow) if keeps else None  # zeros are none
-    outer = mesh_axes.varying(Outer(x, r, now, k, code, norms, direction), r)
-    outer = lax.while_loop(lambda outer: jnp.any(outer.code == RUNNING), trip, outer)
-    x = scaled(outer.x, of_x)
-    x = jnp.where(jnp.isfinite(x), x, 0)
-    return Found(x, outer, b, tolerance, (own.exponent, M.exponent, of_b))
+    size, k = b_norm if x0 is None else norm(r), jnp.zeros(b_norm.shape, jnp.int32)
+    norms = jnp.full((options.history_length, *k.shape), -1, size.dtype) if options.history_length else None
+    direction = jnp.zeros_like(r, narrow) if method.keeps else None  # zeros are none
+    outer = Outer(x, r, size, k, k + RUNNING, recorded(norms, k, size), direction, Best(x, size, k))
+    outer = mesh_axes.varying(outer, r)
+    outer = lax.while_loop(lambda outer: anyone(outer.code == RUNNING), trip, outer)
+    return stopping.finished(method, options.dtype, (A, M), b, of_b, look, tolerance, outer)
 
 
 def unless_far(A: Map, b: Array, x: Array, finite: Array) -> tuple[Array, Array]:
@@ -207,36 +185,32 @@ def advance_while(
     loop: Loop,
     options: Options,
     of_norm: Array,
+    watch: Callable[[Loop], Loop] = lambda loop: loop,
     unroll: int = STEPS_UNROLLED,
 ) -> Loop:
     """Advances while any column goes on, `steps_per_check` steps at a time.
 
     Args:
       of_norm: e, where 2ᵉ times the loop's norm is the norm in the user's scale, for `progress`.
+      watch: applied after these steps.
     """
     steps = min(options.steps_per_check, STEPS_PER_CHECK)
     loop = mesh_axes.varying(loop, loop)
 
     def trip(loop: Loop) -> Loop:
-        loop = lax.fori_loop(0, steps, lambda _, loop: advance(loop), loop, unroll=min(steps, unroll))
+        if steps == 1:
+            loop = advance(loop)
+        else:
+            loop = lax.fori_loop(0, steps, lambda _, loop: advance(loop), loop, unroll=min(steps, unroll))
         if (progress := options.progress) is not None:
             called = lambda k, value: progress(int(k), float(value))  # noqa: E731
             k = jnp.max(loop.k)
             due = k % STEPS_PER_REPORT < steps
             report = functools.partial(jax.debug.callback, called)
             lax.cond(due, report, lambda *_: None, k, jnp.max(scaled(loop.norm, of_norm)))
-        return loop
+        return watch(loop)
 
-    return lax.while_loop(lambda loop: jnp.any(goes_on(loop)), trip, loop)
-
-
-def record(norms: Array, k: Array, value: Array) -> Array:
-    """norms[k] = value, nothing for k < 0 or past the end."""
-    if norms.shape[0] == 0:
-        return norms
-    at = jnp.where(k < 0, norms.shape[0], k)
-    index = at if k.ndim == 0 else (at, jnp.arange(k.shape[0]))
-    return norms.at[index].set(value.astype(norms.dtype), mode="drop")
+    return lax.while_loop(lambda loop: anyone(goes_on(loop)), trip, loop)
 
 
 def show(callback: Callable[..., None], moves: Array, x: Array) -> None:

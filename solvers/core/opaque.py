@@ -1,4 +1,4 @@
-"""A function with derivatives of its own that every transformation keeps.
+"""Programs with derivatives of their own that every transformation keeps.
 
 `jax.custom_jvp` loses its rule under partial evaluation, for instance in the body of a scan under reverse mode: JAX
 then differentiates the operations inside. For a Krylov loop the result is a wrong derivative in forward mode (0 for a
@@ -9,7 +9,7 @@ solve that took no step) and an error in reverse mode. A primitive keeps its rul
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -22,51 +22,97 @@ from jaxsparse_fmt._types import standard_promotion
 Leaves = tuple[Any, ...]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Opaque:
-    """A program over leaves, and its rules. Hashed by identity: it is a parameter of a primitive.
+class Rules(Protocol):
+    """What a program computes, and its derivatives; hashable, as a parameter of the primitive."""
 
-    Attributes:
-      jvp: (primals, tangents) -> (leaves, tangents); None stands for a zero tangent and for the tangent of any integer.
-      transpose: (leaves, cotangent of the first output) -> cotangent of leaf `linear`, in which that output is linear;
-        it reads no other number of that leaf. None: linear in nothing.
-      linear: the number of that leaf. The first output may depend on the leaves before it, but not on those after it.
-    """
+    def compute(self, *leaves: Any) -> Any:
+        """The results, a pytree."""
+        ...
 
-    program: ClosedJaxpr
-    jvp: Callable[[Leaves, Leaves], tuple[Leaves, Leaves]]
-    transpose: Callable[[Leaves, Any], Any] | None
-    linear: int
+    def jvp(self, primals: Leaves, tangents: Leaves) -> tuple[Leaves, Leaves]:
+        """Leaves of the results, and their tangents; None stands for a zero tangent, and for that of an integer."""
+        ...
+
+    def linear(self) -> int | None:
+        """The leaf in which the first result is linear, if any. That result depends on none of the leaves after it."""
+        ...
+
+    def transpose(self, leaves: Leaves, cotangent: Any) -> Any:
+        """The cotangent of that leaf for one of the first result; reads no number of the leaf."""
+        ...
 
 
-def apply(
-    f: Callable[..., Any],
-    jvp: Callable[[Any, Any], tuple[Any, Any]],
-    *args: Any,
-    transpose: Callable[..., Array] | None = None,
-) -> Any:
-    """f(*args) for pytrees. f, `jvp` and `transpose` must not close over arrays that JAX transforms.
-
-    Args:
-      jvp: (args, tangents) -> (result, its tangent), None for a leaf whose tangent is zero or has no meaning.
-      transpose: (args, cotangent) -> cotangent of args[1], an array, where the first leaf of the result is an array
-        linear in args[1], which it does not read, and independent of what follows.
-    """
-    leaves, inside = jax.tree.flatten(args)
-    # JAX keys a trace by f, the types of the arguments and the ambient mesh, which its rules set; without this it would
-    # trace f twice.
+def bind(rules: Rules, leaves: Leaves) -> Any:
+    """The results of the program."""
+    # JAX keys a trace by the static rules, the types of the leaves and the ambient mesh, which a context sets.
     with jax.sharding.use_abstract_mesh(jax.sharding.get_abstract_mesh()):
-        traced = jax.jit(f).trace(*args)
-    of_leaves = lambda leaves: jax.tree.unflatten(inside, leaves)  # noqa: E731
-    out_leaves = lambda tree: tuple(jax.tree.leaves(tree, is_leaf=lambda a: a is None))  # noqa: E731
+        traced = _jitted.trace(rules, *leaves)
+    out = linear_solve_p.bind(*leaves, rules=rules, program=traced.jaxpr)
+    return jax.tree.unflatten(jax.tree.structure(traced.out_info), out)
 
-    def jvp_of_leaves(primals: Leaves, tangents: Leaves) -> tuple[Leaves, Leaves]:
-        out, tangent = jvp(of_leaves(primals), of_leaves(tangents))
-        return out_leaves(out), out_leaves(tangent)
 
-    transposed = None if transpose is None else lambda leaves, ct: transpose(of_leaves(leaves), ct)
-    call = Opaque(traced.jaxpr, jvp_of_leaves, transposed, len(jax.tree.leaves(args[:1])))
-    return jax.tree.unflatten(jax.tree.structure(traced.out_info), opaque_p.bind(*leaves, call=call))
+@functools.partial(jax.jit, static_argnums=0)
+def _jitted(rules: Rules, *leaves: Any) -> Any:
+    return rules.compute(*leaves)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Closures:
+    """Rules from two functions of pytrees, which must not close over arrays that JAX transforms."""
+
+    f: Callable[..., Any]
+    of_jvp: Callable[[Any, Any], tuple[Any, Any]]
+    tree: Any
+
+    def compute(self, *leaves: Any) -> Any:
+        return self.f(*jax.tree.unflatten(self.tree, leaves))
+
+    def jvp(self, primals: Leaves, tangents: Leaves) -> tuple[Leaves, Leaves]:
+        return flat(*self.of_jvp(*(jax.tree.unflatten(self.tree, leaves) for leaves in (primals, tangents))))
+
+    def linear(self) -> None:
+        return None
+
+    def transpose(self, leaves: Leaves, cotangent: Any) -> Any:
+        raise NotImplementedError
+
+
+def apply(f: Callable[..., Any], jvp: Callable[[Any, Any], tuple[Any, Any]], *args: Any) -> Any:
+    """f(*args) for pytrees; jvp: (args, tangents) -> (result, its tangent), with None as in `Rules`."""
+    leaves, tree = jax.tree.flatten(args)
+    return bind(Closures(f, jvp, tree), tuple(leaves))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Mapped:
+    """The rules of a program under vmap over the axes `dims` of its leaves."""
+
+    of: Any
+    program: ClosedJaxpr
+    dims: tuple[Any, ...]
+    name: Any
+
+    def _vmap(self, f: Callable[..., Any], *dims: Any) -> Callable[..., Any]:
+        return jax.vmap(f, dims, 0, spmd_axis_name=self.name)
+
+    def compute(self, *leaves: Any) -> Any:
+        return self._vmap(jaxpr_as_fun(self.program), *self.dims)(*leaves)
+
+    def jvp(self, primals: Leaves, tangents: Leaves) -> tuple[Leaves, Leaves]:
+        return self._vmap(self.of.jvp, self.dims, self.dims)(primals, tangents)
+
+    def linear(self) -> int | None:
+        return self.of.linear()
+
+    def transpose(self, leaves: Leaves, cotangent: Any) -> Any:
+        every, dim = self._vmap(self.of.transpose, self.dims, 0)(leaves, cotangent), self.dims[self.of.linear()]
+        return jnp.sum(every, 0) if dim is None else jnp.moveaxis(every, 0, dim)
+
+
+def flat(out: Any, tangent: Any) -> tuple[Leaves, Leaves]:
+    """Both as leaves; None stays a leaf of the tangent."""
+    leaves, tree = jax.tree.flatten(out)
+    return tuple(leaves), tuple(tree.flatten_up_to(tangent))
 
 
 def _is_none(tangent: Any) -> bool:
@@ -74,50 +120,40 @@ def _is_none(tangent: Any) -> bool:
     return isinstance(tangent, ad.Zero) or tangent.dtype == jax.dtypes.float0
 
 
-def _compute(*leaves: Any, call: Opaque) -> list[Any]:
-    return jaxpr_as_fun(call.program)(*leaves)
+def _compute(*leaves: Any, rules: Rules, program: ClosedJaxpr) -> list[Any]:
+    del rules
+    return jaxpr_as_fun(program)(*leaves)
 
 
-def _jvp(primals: Leaves, tangents: Leaves, *, call: Opaque) -> tuple[Leaves, Leaves]:
-    out, tangents = call.jvp(primals, tuple(None if _is_none(t) else t for t in tangents))
+def _jvp(primals: Leaves, tangents: Leaves, *, rules: Rules, program: ClosedJaxpr) -> tuple[Leaves, Leaves]:
+    del program
+    out, tangents = rules.jvp(primals, tuple(None if _is_none(t) else t for t in tangents))
     zero = lambda a: ad.Zero(jax.typeof(a).to_tangent_aval())  # noqa: E731
     return out, tuple(zero(a) if t is None else t for a, t in zip(out, tangents, strict=True))
 
 
-def _transpose(cotangents: Leaves, *leaves: Any, call: Opaque) -> list[Any]:
-    unknown = [ad.is_undefined_primal(leaf) for leaf in leaves]
-    if call.transpose is None or any(unknown[: call.linear]):
+def _transpose(cotangents: Leaves, *leaves: Any, rules: Rules, program: ClosedJaxpr) -> list[Any]:
+    del program
+    unknown, linear = [ad.is_undefined_primal(leaf) for leaf in leaves], rules.linear()
+    if linear is None or any(unknown[:linear]):
         raise TypeError(
             "jax.linear_transpose of a solve needs a function of b alone that returns x, such as lambda b: cg(A, b).x, "
             "because x is linear in b and not in A, M or x0"
         )
     first, *others = (None if _is_none(ct) else ct for ct in cotangents)
     result: list[Any] = [None] * len(leaves)
-    if unknown[call.linear] and not (first is None and all(ct is None for ct in others)):
+    if unknown[linear] and not (first is None and all(ct is None for ct in others)):
         known = [jnp.zeros(a.aval.shape, a.aval.dtype) if u else a for a, u in zip(leaves, unknown, strict=True)]
-        at = known[call.linear]
-        ct = jnp.zeros_like(at) if first is None else call.transpose(tuple(known), first)
-        result[call.linear] = ct + undefined(at, others)
+        ct = jnp.zeros_like(known[linear]) if first is None else rules.transpose(tuple(known), first)
+        result[linear] = ct + undefined(known[linear], others)
     return result
 
 
-def _batch(axis: Any, leaves: Leaves, dims: tuple[Any, ...], *, call: Opaque) -> tuple[list[Any], tuple[Any, ...]]:
+def _batch(axis: Any, leaves: Leaves, dims: Leaves, *, rules: Rules, program: ClosedJaxpr) -> tuple[Any, Leaves]:
     if all(dim is None for dim in dims):
-        out = opaque_p.bind(*leaves, call=call)
+        out = linear_solve_p.bind(*leaves, rules=rules, program=program)
         return out, (None,) * len(out)
-    vmap = functools.partial(jax.vmap, spmd_axis_name=axis.spmd_name)
-    f = vmap(jaxpr_as_fun(call.program), tuple(dims), 0)
-    jvp = vmap(call.jvp, (tuple(dims), tuple(dims)), 0)
-    transpose = None
-    if call.transpose is not None:
-        of_one, dim = vmap(call.transpose, (tuple(dims), 0), 0), dims[call.linear]
-
-        def transpose_each(leaves: Leaves, cotangent: Any) -> Any:
-            every = of_one(leaves, cotangent)
-            return jnp.sum(every, 0) if dim is None else jnp.moveaxis(every, 0, dim)
-
-        transpose = transpose_each
-    out = opaque_p.bind(*leaves, call=Opaque(jax.make_jaxpr(f)(*leaves), jvp, transpose, call.linear))
+    out = bind(Mapped(rules, program, tuple(dims), axis.spmd_name), leaves)
     return out, (0,) * len(out)
 
 
@@ -156,14 +192,14 @@ def _undefined(tangent: Array) -> Array:
     return jnp.where(tangent == 0, 0, nothing).astype(tangent.dtype)
 
 
-opaque_p = Primitive("opaque")
-opaque_p.multiple_results = True
-opaque_p.def_impl(_compute)
-opaque_p.def_effectful_abstract_eval(lambda *avals, call: (call.program.out_avals, call.program.effects))
-ad.primitive_jvps[opaque_p] = standard_promotion(_jvp)
-ad.primitive_transposes[opaque_p] = standard_promotion(_transpose)
-batching.fancy_primitive_batchers[opaque_p] = standard_promotion(_batch)
-mlir.register_lowering(opaque_p, mlir.lower_fun(_compute, multiple_results=True))
+linear_solve_p = Primitive("linear_solve")
+linear_solve_p.multiple_results = True
+linear_solve_p.def_impl(_compute)
+linear_solve_p.def_effectful_abstract_eval(lambda *avals, rules, program: (program.out_avals, program.effects))
+ad.primitive_jvps[linear_solve_p] = standard_promotion(_jvp)
+ad.primitive_transposes[linear_solve_p] = standard_promotion(_transpose)
+batching.fancy_primitive_batchers[linear_solve_p] = standard_promotion(_batch)
+mlir.register_lowering(linear_solve_p, mlir.lower_fun(_compute, multiple_results=True))
 
 undefined_p = Primitive("undefined_derivative")
 undefined_p.def_impl(_undefined)

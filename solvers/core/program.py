@@ -59,6 +59,11 @@ def _traced_by_user(f: Any, example: Any) -> Function:
         return found
 
 
+def pytree_of(A: Any, example: Any) -> Any:
+    """A itself if it is a matrix, else the function A traced."""
+    return traced(A, example) if arguments.is_function(A) else A
+
+
 @functools.lru_cache(maxsize=PROGRAMS)
 def jit(f: Callable[..., Any], *programs: Jaxpr) -> Callable[..., Any]:
     """f compiled, in a cache of its own for these programs among its arguments; the first one is static."""

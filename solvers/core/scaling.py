@@ -1,9 +1,4 @@
-"""Powers of two that keep a solve within the range of its dtype: products with one are exact.
-
-A·x = b is solved as (D·A)·y = b / 2ᵉ with 2ᵉ about the largest number of b, so that x = 2ᵉ·D·y. D is 1 unless products
-with A are far from 1. Then D² is about 1 / ‖A‖, which puts y and A's products midway between the largest and the
-smallest numbers; and M, whose products a method adds to y, is scaled to make D·A·M about 1.
-"""
+"""Powers of two: products with one are exact. A solve divides b by one, so that tiny and huge right-hand sides work."""
 
 import dataclasses
 from collections.abc import Callable
@@ -18,8 +13,6 @@ from jaxsparse_fmt.core import vector_passes
 
 Map = Callable[[Array], Array]
 
-ORDINARY = 1 / 8  # of the dtype's exponents: products with A between 2⁻¹⁶ and 2¹⁶ in float32 are left alone
-
 
 @pytree
 @dataclasses.dataclass(frozen=True)
@@ -33,37 +26,12 @@ class Product:
         return self.apply(v)
 
 
-@dataclasses.dataclass(frozen=True)
-class Scaled:
-    """v -> 2ᵉ·A·v. A method whose passes take scalars calls `unscaled` instead, and multiplies by 2ᵉ in a pass."""
-
-    map: Map
-    exponent: Array
-
-    def __call__(self, v: Array) -> Array:
-        return self.map(v) * power_of_two(self.exponent, v.dtype)
-
-
-def balanced(A: Map, M: Map, b: Array) -> tuple[Scaled, Scaled, Array]:
-    """A and M scaled for the method, and whether A·b, which determines the scale of A, is finite, by column.
-
-    This takes one product. Where A is far from 1 and there is an M, it also takes one use of M and a second product:
-    D·A·M must be about 1, and the sizes of A and M do not determine that: large numbers of A may meet small ones of M.
-
-    Args:
-      b: [n] or [n, k], about 1.
-    """
-    sizes = largest(A(b))
-    size, finite = _of_finite(sizes), jnp.isfinite(sizes)
-    far = jnp.abs(size) > ORDINARY * jnp.finfo(b.dtype).maxexp
-    half = jnp.where(far, -(size >> 1), 0)
-    if is_identity(M, b):
-        return Scaled(A, half), Scaled(M, half), finite
-    # A loop of one trip or none: vmap would turn a condition into both of its branches.
-    both = lambda trip, _: of_all(A(M(in_trip(trip, b))))  # noqa: E731
-    measured = lax.fori_loop(0, far.astype(jnp.int32), both, jnp.zeros_like(size))
-    most = jnp.finfo(b.dtype).maxexp - 8
-    return Scaled(A, half), Scaled(M, jnp.clip(-half - measured, -most, most)), finite
+def product_dot(A: Map, v: Array) -> tuple[Array, vector_passes.Number]:
+    """A·v and vᴴ·A·v."""
+    if isinstance(A, Product):
+        return A.with_dot(v)
+    q = A(v)
+    return q, vector_passes.dot(v, q)
 
 
 def in_trip(trip: Array, a: Array) -> Array:
@@ -74,45 +42,14 @@ def in_trip(trip: Array, a: Array) -> Array:
     return jnp.where(trip == 0, a, 0)
 
 
-def unscaled(A: Map, dtype: Any) -> tuple[Map, Array]:
-    """A without its power of two, and the power."""
-    exponent = A.exponent if isinstance(A, Scaled) else jnp.int32(0)
-    return A.map if isinstance(A, Scaled) else A, power_of_two(exponent, dtype)
-
-
-def product_dot(A: Map, v: Array) -> tuple[Array, vector_passes.Number]:
-    """A·v and vᴴ·A·v, of an A that is not `Scaled`."""
-    if isinstance(A, Product):
-        return A.with_dot(v)
-    q = A(v)
-    return q, vector_passes.dot(v, q)
-
-
-def is_identity(M: Map, like: Array) -> bool:
-    """Whether M returns its argument, as without a preconditioner."""
-    return not jax.make_jaxpr(M)(like).eqns
-
-
 def largest(v: Array) -> Array:
     return jnp.max(jnp.abs(v), axis=0)
 
 
+@jax.jit  # here and elsewhere in `solvers`: JAX traces such a function once, and a solve calls it many times
 def exponent(v: Array) -> Array:
     """e with 2ᵉ about the largest number of v, by column; as far as the dtype can scale. 0 for zeros and infinities."""
-    return _exponent_of(largest(v))
-
-
-def of_all(v: Array) -> Array:
-    """As `exponent`, but of all finite columns together."""
-    return _of_finite(largest(v))
-
-
-def _of_finite(sizes: Array) -> Array:
-    return _exponent_of(jnp.max(jnp.where(jnp.isfinite(sizes), sizes, 0)))
-
-
-@jax.jit  # here and elsewhere in `solvers`: JAX traces such a function once, and a solve calls it many times
-def _exponent_of(size: Array) -> Array:
+    size = largest(v)
     places, bias, integers = _layout(size.dtype)
     limit = jnp.finfo(size.dtype).maxexp - 8
     biased = lax.bitcast_convert_type(size, integers) >> places  # sizes have no sign; 0 of zero, and of denormals
@@ -124,10 +61,10 @@ def _exponent_of(size: Array) -> Array:
 def scaled(a: Array, exponent: Array) -> Array:
     """2ᵉ·a, in two steps, since 2ᵉ may lie beyond the dtype where 2ᵉ·a does not."""
     half = exponent >> 1
-    return a * power_of_two(half, a.dtype) * power_of_two(exponent - half, a.dtype)
+    return a * _power_of_two(half, a.dtype) * _power_of_two(exponent - half, a.dtype)
 
 
-def power_of_two(exponent: Array, dtype: Any) -> Array:
+def _power_of_two(exponent: Array, dtype: Any) -> Array:
     """2ᵉ in the real dtype of `dtype`, for an e in its range. Made from bits: ldexp takes XLA dozens of operations.
 
     Operations of `lax` are traced in a third of the time of those of jnp.

@@ -3,20 +3,18 @@
 import dataclasses
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 from jax.sharding import PartitionSpec
 
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
-from solvers.core import adjoint as adjoints
-from solvers.core import arguments, precision, unrolled
+from solvers.core import arguments, precision, program, unrolled
 from solvers.core.interrupts import calling
 from solvers.core.iterate import Method, Options, System
+from solvers.core.linear_solve import Problem, Solve, product
 from solvers.core.precision import Narrow
 from solvers.core.program import Entry
-from solvers.core.scaling import Map, Product
 from solvers.core.settings import NUMBERS, Adjoint, as_preconditioner, limits_of_derivatives, settled
 from solvers.solution import Solution
 
@@ -68,7 +66,7 @@ def solve(
         raise ValueError(
             f"A lies on {basis.devices} devices, over which JAX calls nothing in order; pass progress=, or history=True"
         )
-    basis.agree(b=b, x0=x0, **{name: settings[name] for name in NUMBERS})
+    basis.agree(b=b, x0=x0, **{name: settings[name] for name in NUMBERS}, **_program_of(method, narrow, settings))
     b, x0 = basis.placed(b), basis.placed(x0)
     dtype = arguments.result_dtype(own, b, "A")
     # In 32 bits at least: the square of b's norm may exceed 16.
@@ -85,30 +83,33 @@ def solve(
     return sol if ravel is None else dataclasses.replace(sol, x=ravel.pytree(sol.x))
 
 
+def _program_of(method: Method, narrow: Narrow | None, settings: Any) -> dict[str, Any]:
+    """What decides the program beside the numbers, in words that are the same in all processes."""
+    start: Any = getattr(method.start, "func", method.start)
+    words = f"{start.__module__}.{start.__name__}", getattr(method.start, "keywords", {}), method.keeps
+    adjoint = settings["adjoint"]
+    if isinstance(adjoint, Adjoint):
+        adjoint = adjoint.rtol, adjoint.maxiter, adjoint.truncated
+    return {"method": words, "adjoint": adjoint, "narrow": narrow and (str(narrow.dtype), narrow.drop)}
+
+
 def _in_basis(plan: Plan, maps: tuple[Any, ...], basis: Basis, b: Array, *others: Any) -> Solution:
     x0, limits = others
     (method, options, adjoint), (A, inner, M), dtype = plan, maps, b.dtype
-    start = None if x0 is None else basis.enter(x0)
-    if options.values is not None:
-        inner = precision.narrowed(A, options.values, options.dtype) if inner is None else inner
-        inner, M = _product(inner, options.dtype), precision.cast(M, options.dtype)
-    unroll = isinstance(adjoint, int)
-    system = System(
-        _product(A, dtype, not unroll), arguments.entered(M, basis), basis.enter(b), start, limits[0], inner
-    )
-    if unroll:
+    b, start = basis.enter(b), None if x0 is None else basis.enter(x0)
+    if isinstance(adjoint, int):
+        system = System(product(A, dtype, False), arguments.entered(M, basis), b, start, limits[0])
         x, end = unrolled.run(method, options, adjoint, system)
     else:
-        x, end = adjoints.solved(method, options, adjoint, basis, system, limits_of_derivatives(*limits))
+        narrow = mesh_axes.shaped_like(b, dtype if options.dtype is None else options.dtype)
+        if options.values is not None:
+            inner = precision.narrowed(A, options.values, options.dtype) if inner is None else inner
+            inner, M = program.pytree_of(inner, narrow), precision.cast(M, options.dtype)
+        M = None if M is None else program.traced(arguments.entered(M, basis), narrow)
+        A, numbers = program.pytree_of(A, b), lax.stop_gradient((limits[0], limits_of_derivatives(*limits)))
+        x, end = Solve(method, options, adjoint)(Problem(A, b, M, inner, start, *numbers, basis))
     norms = end.norms if options.history_length else None
     return Solution(basis.leave(x), end.code, end.k, end.norm, norms)
-
-
-def _product(A: Any, dtype: Any, in_one_pass: bool = True) -> Map:
-    """v -> A·v in `dtype`, with vᴴ·A·v from the same pass if `in_one_pass` and A can compute it."""
-    apply = lambda v: arguments.apply(A, v).astype(dtype)  # noqa: E731
-    in_one_pass &= hasattr(A, "matvec_dot") and jnp.result_type(A.dtype, dtype) == dtype
-    return Product(apply, lambda v: A.matvec_dot(v, v)) if in_one_pass else apply
 
 
 def _examples(plan: Plan, b: Array) -> tuple[Any, Any, Any]:

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxsparse_fmt.core import mesh_axes
-from solvers.core.scaling import Map, Scaled, balanced, scaled
+from solvers.core.scaling import Map, exponent, scaled
 from solvers.core.vectors import dot, probe, ratio
 
 STEPS = 12
@@ -28,17 +28,17 @@ def spectrum(A: Map, M: Map, like: Array, steps: int = STEPS) -> tuple[Array, Ar
     orthonormal in the inner product of M, and z = M·v in that of M⁻¹, so that M⁻¹ is never applied. The norm of its
     residual is added to the largest Ritz value (Parlett, The Symmetric Eigenvalue Problem, §13.2). Where M proves
     indefinite, there is no such inner product, and the least is −∞. It takes `steps` products, and one more for the
-    scale of A where A is not `Scaled`.
+    scale of A.
 
     Args:
       like: [n] or [n, k], a vector like those that A and M take; k columns repeat the same work k times.
     """
 
     start = probe(like)
-    if not isinstance(A, Scaled):  # squares of what A and M give must neither under- nor overflow
-        A, M, _ = balanced(A, M, start)
-        least, largest = spectrum(A, M, like, steps)
-        return scaled(least, -A.exponent - M.exponent), scaled(largest, -A.exponent - M.exponent)
+    # Squares of what A and M give must neither under- nor overflow.
+    of_A, of_M = (jnp.max(exponent(f(start))) for f in (A, M))
+    apply_A, apply_M = A, M
+    A, M = (lambda v: scaled(apply_A(v), -of_A)), (lambda v: scaled(apply_M(v), -of_M))
 
     def inner(v: Array, w: Array) -> Array:
         return jnp.sum(dot(v, w))
@@ -65,4 +65,5 @@ def spectrum(A: Map, M: Map, like: Array, steps: int = STEPS) -> tuple[Array, Ar
     exhausted = jnp.cumsum(before == 0) > 1  # an invariant subspace: the rest repeats a Rayleigh quotient
     alpha = jnp.where(exhausted, alpha[0], alpha)
     ritz, vectors = jnp.linalg.eigh(jnp.diag(alpha) + jnp.diag(beta[:-1], 1) + jnp.diag(beta[:-1], -1))
-    return jnp.where(negative, -jnp.inf, ritz[0]), ritz[-1] + beta[-1] * jnp.abs(vectors[-1, -1])
+    found = jnp.where(negative, -jnp.inf, ritz[0]), ritz[-1] + beta[-1] * jnp.abs(vectors[-1, -1])
+    return scaled(found[0], of_A + of_M), scaled(found[1], of_A + of_M)

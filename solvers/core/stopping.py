@@ -1,20 +1,29 @@
-"""The stopping rule, ‖b − A·x‖ ≤ max(rtol·‖b‖, atol) by the true residual.
+"""The stopping rule, ‖b − A·x‖ ≤ max(rtol·‖b‖, atol) by the true residual, and what a solve that misses it says.
 
-`Now` ends the method by the residual of its recursion. `verdict` then judges the true residual: CONVERGED, another
-start of the method, or a failure, whose cause `diagnosis` names. `iterate` computes the tolerance; `lsmr` has a rule of
-its own.
+`Now` ends the method by the residual of its recursion, `watched` where that grows or waits long. `verdict` then judges
+the true residual: CONVERGED, another start of the method, or a failure. `finished` takes the best x of a failure, and
+names what is at fault. `lsmr` has a rule of its own.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from solvers.core.scaling import Map, in_trip, scaled
+from solvers.core.vectors import dot, inner_products, norm, probe
 from solvers.solution import Status
 
-# Codes of a step beside a Status: go on; start again from the true residual, without or with this step.
-RUNNING, RESTART, FULL = -1, -2, -3
+# Codes beside a Status: go on; start again from the true residual, without or with this step, or since the residual
+# has not fallen for long.
+RUNNING, RESTART, FULL, WAITING = -1, -2, -3, -4
+BETTER = 0.9  # times the norm of the best x: a residual below it makes a better one
+PATIENCE = 200  # steps after which a residual that has not fallen is looked at, and after each doubling of them
+LEAST_SQUARES = 30  # ‖A·M·r‖ ≤ LEAST_SQUARES·√eps·‖A‖·‖M·r‖
+AT_FAULT = 1e-3  # the cosine of A·M·r and r below which M is to blame
+BREAKS = (Status.BREAKDOWN, Status.NOT_POSITIVE_DEFINITE, Status.NON_FINITE, Status.DIVERGED)
 
 
 class Limits(NamedTuple):
@@ -30,6 +39,14 @@ class Limits(NamedTuple):
     drop: Array
 
 
+class Best(NamedTuple):
+    """The best x so far, in the scale of the loop."""
+
+    x: Array
+    norm: Array  # of its residual, by recursion
+    k: Array  # iterations when it was found, or when the solve last waited
+
+
 class Loop(NamedTuple):
     """A method between two true residuals."""
 
@@ -37,7 +54,8 @@ class Loop(NamedTuple):
     k: Array  # iterations done
     norm: Array  # residual norm of the recursion
     code: Array  # RUNNING or how it ended
-    norms: Array  # [history_length], by column too
+    norms: Any  # [history_length], by column too; None without history
+    best: Any = None
 
 
 class Outer(NamedTuple):
@@ -48,8 +66,9 @@ class Outer(NamedTuple):
     norm: Array  # of r
     k: Array
     code: Array  # RUNNING or how it ended
-    norms: Array
+    norms: Any
     direction: Any  # the last one, where the method keeps it
+    best: Best
 
 
 class End(NamedTuple):
@@ -58,7 +77,7 @@ class End(NamedTuple):
     k: Array
     norm: Array  # true residual norm
     code: Array
-    norms: Array
+    norms: Any
 
 
 class Now(NamedTuple):
@@ -80,7 +99,8 @@ class Now(NamedTuple):
 
     def after(self, norm: Array, code: Array) -> Self:
         """The numbers after a step with this norm and code; as they were where the method is not active."""
-        active, most = self.active, jnp.finfo(norm.dtype).eps ** -1.5  # of a right-hand side of about 1
+        # Of a right-hand side of about 1: rounding then leaves more than it.
+        active, most = self.active, 64 / jnp.finfo(norm.dtype).eps
         moves = active & is_taken(code)
         blown_up = jnp.where(is_finite(norm), jnp.int32(Status.DIVERGED), jnp.int32(Status.NON_FINITE))
         code = jnp.where(moves, jnp.where(norm <= most, code, blown_up), code)
@@ -103,33 +123,168 @@ def root(a: Array) -> Array:
     return jnp.where(a >= jnp.finfo(a.dtype).tiny, a * lax.rsqrt(a), a)
 
 
-@jax.jit
-def verdict(limits: tuple[Any, Any], now: Array, before: Array, recursion: Any, level: Any = None) -> Array:
-    """RUNNING or how the solve ended, by the true residual norm `now`, the one `before`, and the method's code.
+def anyone(flags: Array) -> Array:
+    """Whether any column's flag is set."""
+    return flags if flags.ndim == 0 else jnp.any(flags)
+
+
+def recorded(norms: Any, k: Array, value: Array) -> Any:
+    """`norms` with norms[k] = value, nothing for k < 0 or past the end; None stays."""
+    if norms is None or norms.shape[0] == 0:
+        return norms
+    at = jnp.where(k < 0, norms.shape[0], k)
+    index = at if k.ndim == 0 else (at, jnp.arange(k.shape[0]))
+    return norms.at[index].set(value.astype(norms.dtype), mode="drop")
+
+
+def watched(loop: Loop, at: Callable[[Loop], Array], waits: bool) -> Loop:
+    """The loop with its best x; DIVERGED where the residual grew far beyond that of the best, WAITING where it waits.
 
     Args:
-      limits: the tolerance in the scale in which the loop solves, and maxiter.
-      recursion: the number of iterations, the residual norm of the recursion, and the code.
-      level: the size of rounding errors in a residual, for a method that only estimates residuals; else None.
+      at: the loop's x.
+      waits: whether to end a method that has not found a better x for long, as a method that keeps its direction can.
     """
-    (tolerance, maxiter), (k, claimed, code) = limits, recursion
-    restarts = (code == RESTART) | (code == FULL)
+    best, code, eps = loop.best, loop.code, jnp.finfo(loop.norm.dtype).eps
+    better = loop.norm < BETTER * best.norm
+
+    def taken(_: Array, x: Array) -> Array:
+        return jnp.where(better, at(loop), x)
+
+    # A loop of one trip or none: else every step would write this vector.
+    x = lax.fori_loop(0, anyone(better).astype(jnp.int32), taken, best.x)
+    best = Best(x, jnp.where(better, loop.norm.astype(best.norm.dtype), best.norm), jnp.where(better, loop.k, best.k))
+    # Rounding leaves eps times the largest residual.
+    grew = loop.norm > eps**-0.875 * best.norm
+    code = jnp.where((code == RUNNING) & grew, jnp.int32(Status.DIVERGED), code)
+    if waits:
+        code = jnp.where((code == RUNNING) & (loop.k >= 2 * best.k + PATIENCE), WAITING, code)
+    return loop._replace(code=code, best=best)
+
+
+class Probe(NamedTuple):
+    """A vector v without a pattern, and A·v, by which a failure is examined."""
+
+    v: Array
+    Av: Array
+    v_norm: Any  # about
+    Av_norm: Array
+
+
+def probed(A: Map, like: Array) -> Probe:
+    v = probe(like)
+    Av = A(v)
+    return Probe(v, Av, (like.shape[0] / 3) ** 0.5, norm(Av))
+
+
+def verdict(method: Any, look: Any, limits: Any, b: Array, x: Array, r: Array, loop: Loop, outer: Outer) -> Outer:
+    """The solve at x with the true residual r: RUNNING, or how it ended.
+
+    Args:
+      look: a `Probe`, for a self-adjoint method.
+      limits: the tolerance, maxiter and ‖b‖, in the scale of the loop.
+      loop: how the method ended; `outer`: where it started.
+    """
+    (tolerance, maxiter, b_norm), (code, claimed, before) = limits, (loop.code, loop.norm, outer.norm)
+    eps, asymmetric = jnp.finfo(outer.norm.dtype).eps, jnp.bool_(False)
+    if method.self_adjoint:
+        squares, of_v, of_Av, size = inner_products((r, r), (look.v, b - r), (look.Av, x), (x, x))
+        now = jnp.sqrt(squares.real)
+        rounding = look.v_norm * (2 * b_norm + now) + look.Av_norm * jnp.sqrt(size.real)
+        asymmetric = jnp.abs(of_v - of_Av) > 100 * eps * rounding
+    else:
+        now = norm(r)
     # The residual may rise until a method starts again, as in bicgstab: then maxiter, or a first step that may not be
     # taken, ends the solve. Rounding may hide the gain of a full cycle by the recursion, and the next may gain more.
-    eps = jnp.finfo(now.dtype).eps
+    may_grow = now > 10 * eps * b_norm if method.estimates else jnp.bool_(False)
     gained = (code == FULL) & (claimed < (1 - 100 * eps) * before)
-    may_grow = jnp.bool_(False) if level is None else now > level
-    gained &= may_grow | (now <= (1 + jnp.sqrt(eps)) * before)
-    least = jnp.where(restarts | may_grow, 1, 0.5)
-    helped = jnp.isnan(before) | (code == RESTART) | gained | (now < least * before)
-    failed = (code != RUNNING) & ~restarts
-    return status_of(
+    gained &= may_grow | (now <= (1 + eps**0.5) * before)
+    least = jnp.where((code == RESTART) | (code == FULL) | may_grow, 1, 0.5)
+    waits = (code == WAITING) & (now <= 2 * claimed) & ~asymmetric
+    better = now < before
+    code = status_of(
         (~jnp.isfinite(now), Status.NON_FINITE),
         (now <= tolerance, Status.CONVERGED),
-        (failed, code),
-        (k >= maxiter, Status.MAXITER),
-        (~helped, Status.STAGNATION),
+        (code >= 0, code),
+        (loop.k >= maxiter, Status.MAXITER),
+        (~((code == RESTART) | gained | waits | (now < least * before)), Status.STAGNATION),
     )
+    code = jnp.where(asymmetric & (code > 0) & (code != Status.NON_FINITE), Status.NOT_SYMMETRIC, code)
+    best = Best(*(jnp.where(better, new, old) for new, old in zip((x, now, loop.k), loop.best, strict=True)))
+    best = best._replace(k=jnp.where(waits, loop.k, best.k))
+    return Outer(x, r, now, loop.k, code.astype(jnp.int32), loop.norms, outer.direction, best)
+
+
+def finished(method: Any, narrow: Any, maps: Any, b: Array, of_b: Array, look: Any, tolerance: Array, outer: Outer):
+    """x in the user's scale, and the `End`. A failure takes the best x, and one product or two to find its cause.
+
+    Args:
+      narrow: dtype of a refinement's inner vectors; None: no refinement.
+      maps: A and M; of_b: b is 2^−of_b times the user's.
+    """
+
+    def given(x: Array) -> Array:
+        x = scaled(x, of_b)
+        return jnp.where(jnp.isfinite(x), x, 0)
+
+    (A, M), x, failed = maps, outer.x, outer.code != Status.CONVERGED
+    lost = jnp.any(jnp.isfinite(x) & (scaled(given(x), -of_b) != x), axis=0)
+
+    def examined(trip: Array, known: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        x, size, code = known
+        tried = in_trip(trip, scaled(given(jnp.where(lost, x, outer.best.x)), -of_b))
+        now = norm(b - A(tried))
+        better = ~lost & (now < jnp.where(jnp.isfinite(size), size, jnp.inf))
+        if method.least_squares or narrow is not None:
+            code = _cause(method, narrow, A, M, look, in_trip(trip, outer.r), outer, code)
+        wrong = (code == Status.CONVERGED) & ~(now <= tolerance)
+        wrong |= (code == Status.LEAST_SQUARES) & ~(now <= 1.1 * size)
+        code = jnp.where(lost & wrong, Status.OUT_OF_RANGE, code)
+        code = jnp.where(better & (now <= tolerance), Status.CONVERGED, code)
+        x, size = (jnp.where(lost | better, new, old) for new, old in ((tried, x), (now, size)))
+        return x, size, code.astype(jnp.int32)
+
+    # A loop of one trip or none: vmap would copy the operands of a condition, A among them, once for each system.
+    due = anyone(lost | failed).astype(jnp.int32)
+    x, size, code = lax.fori_loop(0, due, examined, (x, outer.norm, outer.code))
+    norms = outer.norms
+    norms = norms if norms is None else jnp.where(norms < 0, norms, scaled(norms, of_b))
+    return given(x), End(outer.k, scaled(size, of_b), code, norms)
+
+
+def _cause(method: Any, narrow: Any, A: Map, M: Map, look: Probe, r: Array, outer: Outer, code: Array) -> Array:
+    """The code of a failure at the residual r, by the products that tell least squares, and a narrow type, from others.
+
+    LEAST_SQUARES stays where A·M·r is about zero, else it becomes BREAKDOWN. In a refinement the failure of the narrow
+    method stays if the wide type confirms it, or if M is at fault; else it becomes PRECISION.
+    """
+    wide, eps = r.dtype, jnp.finfo(r.dtype).eps
+    z = M(r.astype(narrow or wide)).astype(wide)
+    Az, A_norm = A(z), look.Av_norm / look.v_norm
+    if method.least_squares:
+        solved = norm(Az) <= LEAST_SQUARES * jnp.finfo(narrow or wide).eps ** 0.5 * A_norm * norm(z)
+        if narrow is not None:
+            solved &= A_norm > 0  # a narrow A may be zero where the wide one is not
+        otherwise = Status.BREAKDOWN if narrow is None else Status.PRECISION
+        code = jnp.where((code == Status.LEAST_SQUARES) & ~solved, otherwise, code)
+    if narrow is None:
+        return code
+    rz, curvature, rounding = dot(r, z), dot(z, Az), 100 * eps * norm(z) * norm(Az)
+    if outer.direction is not None:
+        p = outer.direction.astype(wide)
+        Ap = A(p)
+        curvature, rounding = dot(p, Ap), 100 * eps * norm(p) * norm(Ap)
+    of_M = jnp.abs(dot(r, Az)) < AT_FAULT * norm(r) * norm(Az)  # what M proposes, A takes elsewhere
+    confirmed = [
+        of_M & (code != Status.NON_FINITE),
+        (code == Status.NON_FINITE) & ~jnp.isfinite(norm(r) + norm(z) + norm(Az)),
+        (code == Status.NOT_POSITIVE_DEFINITE) & ((curvature < -rounding) | (rz < 0)),
+        (code == Status.BREAKDOWN) & ((jnp.abs(curvature) <= rounding) | (rz == 0)),
+    ]
+    of_the_method = functools.reduce(jnp.logical_or, [code == s for s in BREAKS])
+    # About the residual that rounding in the wide type leaves; a larger one is due to the narrow type.
+    limit = 100 * eps * A_norm * norm(outer.x)
+    of_the_method |= (code == Status.STAGNATION) & (outer.norm > limit)
+    return jnp.where(of_the_method & ~functools.reduce(jnp.logical_or, confirmed), Status.PRECISION, code)
 
 
 def status_of(*cases: tuple[Array, Any], otherwise: int = RUNNING) -> Array:

@@ -24,6 +24,11 @@ def norm(x: Array) -> Array:
     return jnp.sqrt(dot(x, x))
 
 
+def inner_products(*pairs: tuple[Array, Array]) -> Array:
+    """xᴴ·y of each pair (x, y), in one reduction: [pairs], or [pairs, k]."""
+    return jnp.sum(jnp.stack([jnp.conj(x) * y for x, y in pairs]), axis=1)
+
+
 @jax.jit
 def length(x: Array) -> Array:
     """‖x‖₂; no square over- or underflows."""

@@ -140,7 +140,7 @@ def test_a_process_is_alone_on_a_mesh_of_its_devices_and_a_mesh_of_some_processe
 
 DISAGREE = """
 import sys, jax, numpy as np, jaxsparse_fmt as jsf
-from solvers import cg, precond
+from solvers import Adjoint, cg, precond, refine
 from solvers.precond import _hierarchy, _sharded
 process = int(sys.argv[1])
 jax.distributed.initialize(f"127.0.0.1:{sys.argv[2]}", 2, process)
@@ -171,6 +171,9 @@ refused(lambda: precond.multigrid(A, max_coarse=10 + process))
 refused(lambda: cg(A, b + process))
 refused(lambda: cg(A, b, rtol=(1e-3, 1e-5)[process]))
 refused(lambda: cg(A, b, x0=(None, b)[process]))
+refused(lambda: cg(A, b, one_reduction=process == 1))
+refused(lambda: cg(A, b, adjoint=Adjoint(rtol=(1e-3, 1e-5)[process])))
+refused(lambda: refine(A, b, dtype=("float32", "bfloat16")[process]))
 for module, name in ((_sharded.aggregation, "lumped"), (_sharded.aggregation, "sums"), (_hierarchy, "coarse_inverse")):
     kept = getattr(module, name)
     setattr(module, name, None if process == 1 else kept)
@@ -187,7 +190,7 @@ def test_what_differs_between_processes_is_named_and_nobody_hangs():
         found = re.findall(r"refused: the processes disagree on ([\w ]+): .* in process 0, .* in process 1;", out)
         assert found == [
             *("S", "mode", "dtype", "by", "dtype", "vector", "factor", "dtype", "alpha", "backend in use"),
-            *("jax_enable_x64", "max_coarse", "b", "rtol", "x0"),
+            *("jax_enable_x64", "max_coarse", "b", "rtol", "x0", "method", "adjoint", "narrow"),
         ], (out, err)
         assert "refused: starts must be 5 numbers" in out
         assert out.count("refused: 'NoneType' object is not callable") == 3  # of process 1 alone, setting up multigrid

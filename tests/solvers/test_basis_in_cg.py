@@ -43,8 +43,8 @@ def subjaxprs(eqn):
         pieces = jax.make_jaxpr(lambda v, x, *leaves: pattern(leaves).product_face(v, x, "xla"))
         yield pieces(*(v.aval for v in eqn.invars)).jaxpr, eqn.invars
         return
-    if eqn.primitive.name == "opaque":
-        yield eqn.params["call"].program.jaxpr, eqn.invars
+    if eqn.primitive.name == "linear_solve":
+        yield eqn.params["program"].jaxpr, eqn.invars
         return
     for value in eqn.params.values():
         for part in value if isinstance(value, (tuple, list)) else [value]:

@@ -10,7 +10,7 @@ import scipy.sparse as sp
 import scipy.sparse.linalg as spla
 
 import jaxsparse_fmt as jsf
-from solvers import SolverError, Status, cg, precond
+from solvers import SolverError, Status, bicgstab, cg, fcg, precond
 
 N = 60
 
@@ -131,6 +131,37 @@ def test_no_form_steps_along_a_negative_curvature_that_is_found_after_two_steps(
 
 def indefinite():
     return sp.diags_array(np.concatenate([-np.ones(3), np.ones(N - 3)])).tocsr()
+
+
+def path(n: int = 200):
+    """The Laplacian of a path, singular; b = 1 spans its null space."""
+    return sp.diags_array([np.r_[1, np.full(n - 2, 2.0), 1], -np.ones(n - 1), -np.ones(n - 1)], offsets=[0, 1, -1])
+
+
+@pytest.mark.parametrize("solver", [cg, fcg, bicgstab], ids=lambda s: s.__name__)
+def test_a_singular_system_without_solution_ends_where_the_residual_grows_with_the_best_x(solver):
+    """Its later x are 1e32 times as long, and their residuals 1e17."""
+    S, b = sp.csr_array(path()), np.random.default_rng(0).standard_normal(200)
+    sol = solver(jsf.from_scipy(S, "csr"), b, history=True)
+    true = np.linalg.norm(b - S @ np.asarray(sol.x))
+    assert sol.status is Status.DIVERGED and "singular" in sol.status.message and sol.iterations < 800
+    assert true == pytest.approx(float(sol.residual_norm), rel=1e-6) and true <= 1.12 * float(jnp.min(sol.history))
+    assert np.linalg.norm(sol.x) < 1e5
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_matrix_that_is_not_symmetric_is_told_long_before_the_last_step(dtype):
+    S = jsf.gallery.convection_diffusion(12)
+    b = np.random.default_rng(0).standard_normal(S.shape[0]).astype(dtype)
+    sol = cg(jsf.from_scipy(S, "csr", dtype), b)
+    assert sol.status is Status.NOT_SYMMETRIC and sol.iterations < S.shape[0]
+    assert float(sol.residual_norm) <= 1.001 * np.linalg.norm(b)
+
+
+def test_a_long_wait_of_a_symmetric_matrix_ends_nothing():
+    d = np.concatenate([np.geomspace(1e-9, 1e-6, 60), np.geomspace(1, 10, 40)])
+    sol = cg(jnp.diag(d), np.ones(100), rtol=1e-7, maxiter=20_000)
+    assert sol.success and sol.iterations > 600
 
 
 def skew(size: float):

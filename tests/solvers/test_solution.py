@@ -47,3 +47,7 @@ def test_of_several_solves_the_failed_one_is_reported():
     assert "status" in repr(several)
     with pytest.raises(SolverError, match="MAXITER"):
         several.raise_for_status()
+
+
+def test_a_status_prints_as_its_name():
+    assert str(Status.MAXITER) == f"{Status.MAXITER}" == "MAXITER" and int(Status.MAXITER) == 1

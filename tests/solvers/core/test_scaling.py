@@ -108,55 +108,35 @@ def test_does_a_status_lie_in_ten_thousand_solves(case: Case, dtype):
     assert np.any(codes == Status.CONVERGED)
 
 
-# Scales of A and of b, and whether the solution has a place in the dtype.
+# Scales of b, and whether the solution has a place in the dtype.
 SCALES = [
-    (np.float32, 1e-20, 1.0, True),
-    (np.float32, 1e20, 1.0, True),
-    (np.float32, 1e-30, 1e-30, True),
-    (np.float32, 1e30, 1e-4, True),
-    (np.float32, 1e20, 1e-20, False),
-    (np.float32, 1.0, 1e-37, False),
-    (np.float32, 1e-20, 1e20, False),
-    (np.float64, 1e-300, 1.0, True),
-    (np.float64, 1e300, 1e20, True),
-    (np.float64, 1e-290, 1e-290, True),
-    (np.float64, 1e20, 1e-300, False),
-    (np.float64, 1e-300, 1e300, False),
+    (np.float32, 1e-30, True),
+    (np.float32, 1e30, True),
+    (np.float32, 1e-37, False),
+    (np.float64, 1e-290, True),
+    (np.float64, 1e300, True),
+    (np.float64, 1e-306, False),
 ]
 
 
 @every_method
-def test_do_the_scales_of_A_and_b_change_neither_answer_nor_effort(case: Case):
-    for dtype, of_A, of_b, fits in SCALES:
-        if (case.name == "cg-one_reduction" and of_A < 1e-25) or (
-            case in REFINED and (dtype, of_A) != (np.float64, 1e20)
-        ):
-            continue  # these scale products afterwards; the values of the other have no place in float32
+def test_does_the_scale_of_b_change_neither_answer_nor_effort(case: Case):
+    for dtype, of_b, fits in SCALES:
+        if case in REFINED and dtype == np.float32:
+            continue  # there is no narrower float32
         S, b = case.system(dtype=dtype)
-        A = S.toarray()
-        big, solve = np.longdouble, solver(case, dtype)
-        scaled_A, scaled_b = (A.astype(big) * big(of_A)).astype(dtype), (b.astype(big) * big(of_b)).astype(dtype)
-        both = solve(jnp.asarray(np.stack([A, scaled_A] * 4)), jnp.asarray(np.stack([b, scaled_b] * 4)))
+        A, big, solve = S.toarray(), np.longdouble, solver(case, dtype)
+        scaled_b = (b.astype(big) * big(of_b)).astype(dtype)
+        both = solve(jnp.asarray(np.stack([A] * 8)), jnp.asarray(np.stack([b, scaled_b] * 4)))
         plain, scaled = (Status(int(c)) for c in both.code[:2])
         assert plain is Status.CONVERGED, case
-        assert scaled is (Status.CONVERGED if fits else Status.OUT_OF_RANGE), (dtype, of_A, of_b)
+        assert scaled is (Status.CONVERGED if fits else Status.OUT_OF_RANGE), (dtype, of_b)
         assert abs(int(both.n_iterations[1]) - int(both.n_iterations[0])) <= 3 + 0.1 * int(both.n_iterations[0])
-        x = np.asarray(both.x[1]).astype(big)
-        residual = norm(scaled_b.astype(big) - scaled_A.astype(big) @ x)
+        residual = norm(scaled_b.astype(big) - A.astype(big) @ np.asarray(both.x[1]).astype(big))
         assert float(both.residual_norm[1]) == pytest.approx(float(residual), rel=1e-2)
 
 
-@pytest.mark.parametrize("identity", [True, False])
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_is_a_preconditioner_scaled_beside_its_matrix(case: Case, identity):
-    """1 / diagonal of a matrix of 1e-30 is 1e30; a user may also give numbers about 1."""
-    S, b = case.system(dtype=np.float32)
-    d = jnp.ones(N, jnp.float32) if identity else jnp.asarray(1 / np.abs(S.diagonal()) / np.float32(1e-20))
-    sol = case.solver(jnp.asarray(np.float32(1e-20) * S.toarray()), b, M=jnp.diag(d), rtol=1e-4)
-    assert sol.status is Status.CONVERGED
-
-
-def test_is_M_scaled_by_what_A_and_M_make_of_a_vector_together():
+def test_may_rows_of_A_and_M_have_any_scale_in_a_refinement():
     """Rows of very different scale: what is large in M is small in A, and the product of their norms is far from 1."""
     S, b = CASES[0].system()
     d = 10.0 ** np.linspace(-3, 3, N)

@@ -1,0 +1,184 @@
+"""A solve of A·x = b as one primitive over its operators, which are pytrees: the derivative of a solve is a solve.
+
+From A·x = b follows A·dx = db − dA·x: one more system with the same matrix, whose transpose is a solve with Aᵀ. So the
+primitive has three forms: the solution, which a user calls, and the products of A⁻¹ and of A⁻ᵀ with a right-hand side,
+which start from zero and check their residual. Derivatives of any order, and transposes, consist of these three.
+"""
+
+import dataclasses
+import functools
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from jaxsparse_fmt.core import mesh_axes
+from jaxsparse_fmt.core.basis import IDENTITY, Basis
+from solvers.core import arguments, iterate, opaque
+from solvers.core.iterate import Method, Options, System
+from solvers.core.opaque import Leaves
+from solvers.core.scaling import Map, Product, in_trip
+from solvers.core.settings import Adjoint, Rough
+from solvers.core.stopping import End, Limits
+from solvers.core.vectors import length, probe, ratio
+from solvers.solution import Status
+
+TRUNCATED = (Status.CONVERGED, Status.MAXITER, Status.STAGNATION)
+
+
+class Problem(NamedTuple):
+    """The operands, a pytree; vectors have entered the basis.
+
+    Attributes:
+      A, M, inner: matrices or `program.Function`; M and inner may be None, the identity and A itself.
+      of_derivative: limits for the systems that derivatives solve.
+    """
+
+    A: Any
+    b: Array
+    M: Any
+    inner: Any
+    x0: Any
+    limits: Limits
+    of_derivative: Limits
+    basis: Basis
+
+
+@dataclasses.dataclass(frozen=True)
+class Solve:
+    """The rules of the primitive, and its static arguments.
+
+    x is linear in b, and differentiable to any order in b and in whatever A depends on. x does not depend on M, x0 and
+    the other arguments, and has no derivative with respect to them. The residual norm depends on all of them but is not
+    a differentiable function: its derivative is NaN.
+    """
+
+    method: Method
+    options: Options
+    adjoint: Adjoint
+    form: Literal["solution", "inverse", "transposed"] = "solution"
+    tree: Any = None  # of the Problem
+
+    def __call__(self, problem: Problem) -> Any:
+        """x and how the solve ended; x alone in the other forms."""
+        leaves, tree = jax.tree.flatten(problem)
+        return opaque.bind(dataclasses.replace(self, tree=tree), tuple(leaves))
+
+    def compute(self, *leaves: Any) -> Any:
+        problem: Problem = jax.tree.unflatten(self.tree, leaves)
+        with problem.basis.scope():  # a derivative is traced later, when the caller has left its scope
+            return self._solution(problem) if self.form == "solution" else self._checked(problem)
+
+    def jvp(self, primals: Leaves, tangents: Leaves) -> tuple[Leaves, Leaves]:
+        problem: Problem = jax.tree.unflatten(self.tree, primals)
+        moved: Problem = jax.tree.unflatten(self.tree, tangents)
+        out = self(problem)
+        x = out[0] if self.form == "solution" else out
+        with problem.basis.scope():
+            dA_x = opaque.jvp(lambda A: self._product(A, x)(x), problem.A, moved.A)
+        inverse = dataclasses.replace(self, form="inverse" if self.form == "solution" else self.form)
+        system = problem._replace(x0=None)
+        dx = None
+        if dA_x is not None:  # the sign stands outside, where XLA fuses it with what follows
+            dx = -inverse(system._replace(b=dA_x if moved.b is None else dA_x - moved.b))
+        elif moved.b is not None:
+            dx = inverse(system._replace(b=moved.b))
+        if self.form != "solution":
+            return opaque.flat(out, dx)
+        return opaque.flat(out, (dx, opaque.undefined(out[1], moved._replace(limits=None, of_derivative=None))))
+
+    def linear(self) -> int:
+        counts = [len(jax.tree.leaves(part)) for part in jax.tree.unflatten(self.tree, range(self.tree.num_leaves))]
+        return counts[0]
+
+    def transpose(self, leaves: Leaves, cotangent: Any) -> Any:
+        problem: Problem = jax.tree.unflatten(self.tree, leaves)
+        turned = dataclasses.replace(self, form="inverse" if self.form == "transposed" else "transposed")
+        return turned(problem._replace(b=cotangent, x0=None))
+
+    def _solution(self, problem: Problem) -> tuple[Array, End]:
+        basis = problem.basis if self.options.callback is not None else IDENTITY
+        A, M, b, inner, x0, limits = (getattr(problem, k) for k in ("A", "M", "b", "inner", "x0", "limits"))
+        return _run(self.method, self.options, basis, System(A, M, b, x0, limits, inner), False)
+
+    def _checked(self, problem: Problem) -> Array:
+        """A⁻¹·b, or A⁻ᵀ·b; NaN where that system is not solved."""
+        c, limits, is_transposed = problem.b, problem.of_derivative, self.form == "transposed"
+        # For a Hermitian A, Aᵀ is the conjugate of A, so the fast product solves Aᵀ·x = c as A·x̄ = c̄. A may not be
+        # Hermitian, and a derivative may change a single entry without its mirror image.
+        mirrored = is_transposed and self.method.self_adjoint
+        options = self.options._replace(history_length=0, callback=None, progress=None)
+        system = System(problem.A, problem.M, jnp.conj(c) if mirrored else c, None, limits, problem.inner)
+        x, end = _run(self.method, options, IDENTITY, system, is_transposed and not mirrored)
+        x, A = jnp.conj(x) if mirrored else x, self._product(problem.A, c)
+        return _or_nan(self.adjoint, A, x, c, end._replace(norm=length(c - A(x))), limits.rtol)
+
+    def _product(self, A: Any, like: Array) -> Map:
+        return transposed(product(A, like.dtype), like) if self.form == "transposed" else product(A, like.dtype)
+
+
+# JAX traces and lowers it once for a solve and its derivatives.
+@functools.partial(jax.jit, static_argnums=(0, 1, 4))
+def _run(method: Method, options: Options, basis: Basis, system: System, is_transposed: bool) -> tuple[Array, End]:
+    wide, narrow = system.b.dtype, system.b.dtype if options.dtype is None else options.dtype
+    like = mesh_axes.shaped_like(system.b, narrow)
+    A, M = product(system.A, wide), (lambda r: r) if system.M is None else system.M
+    inner = None if system.inner is None else product(system.inner, narrow)
+    if is_transposed:
+        A, inner = transposed(A, system.b), None if inner is None else transposed(inner, like)
+        M = M if system.M is None else transposed(M, like)
+    return iterate.run(method, options, system._replace(A=A, M=M, inner=inner), basis.leave)
+
+
+def product(A: Any, dtype: Any, in_one_pass: bool = True) -> Map:
+    """v -> A·v in `dtype`, with vᴴ·A·v from the same pass if `in_one_pass` and A can compute it."""
+    apply = lambda v: arguments.apply(A, v).astype(dtype)  # noqa: E731
+    in_one_pass &= hasattr(A, "matvec_dot") and jnp.result_type(A.dtype, dtype) == dtype
+    return Product(apply, lambda v: A.matvec_dot(v, v)) if in_one_pass else apply
+
+
+def transposed(f: Map, example: Any) -> Map:
+    """v -> fᵀ·v of a linear f from and to vectors like `example`."""
+    apply, like = f.apply if isinstance(f, Product) else f, mesh_axes.shaped_like(example, example.dtype)
+    return lambda v: jax.linear_transpose(apply, like)(v)[0]
+
+
+def hermitian_solve(matvec: Map, solve: Map, rhs: Array) -> Array:
+    """The z with matvec(z) = rhs by `solve`, differentiable; the transpose of a Hermitian system is its conjugate."""
+    of_conjugate = lambda _, rhs: jnp.conj(solve(jnp.conj(rhs)))  # noqa: E731
+    return lax.custom_linear_solve(matvec, rhs, lambda _, rhs: solve(rhs), of_conjugate)
+
+
+def _or_nan(adjoint: Adjoint, A: Map, x: Array, c: Array, end: End, rtol: Array) -> Array:
+    """x if its residual meets the tolerance or is rounding, else NaN; inside a preconditioner always x."""
+    if isinstance(adjoint, Rough):
+        return x
+    excess = end.norm - rtol * length(c)
+
+    def look(trip: Array, met: Array) -> Array:
+        v = in_trip(trip, probe(c))
+        rounding = 100 * jnp.finfo(c.dtype).eps * (length(A(v)) / length(v)) * length(in_trip(trip, x))
+        return met | (excess <= rounding) & jnp.isfinite(rounding)
+
+    met = excess <= 0
+    # A loop of one trip or none, as in `iterate`: only solves that miss their tolerance pay for the product.
+    met = lax.fori_loop(0, jnp.any(~met).astype(jnp.int32), look, met)
+    code = jnp.where(~met & (end.code == Status.CONVERGED), Status.NOT_SYMMETRIC, end.code)
+    if adjoint.truncated:
+        met |= jnp.isin(code, jnp.array(TRUNCATED))
+    report(adjoint.report, end, code, c)
+    return jnp.where(met & (code != Status.NON_FINITE), x, jnp.nan)
+
+
+def report(to: Any, end: Any, code: Array, rhs: Array) -> None:
+    """Calls `Adjoint.report`, if any: with Python numbers for one system, with arrays [k] for several."""
+    if to is None:
+        return
+
+    def called(code: Any, iterations: Any, residual: Any) -> None:
+        one = np.ndim(code) == 0
+        to(*((Status(int(code)), int(iterations), float(residual)) if one else (code, iterations, residual)))
+
+    jax.debug.callback(called, code, end.k, ratio(end.norm, length(rhs)))
