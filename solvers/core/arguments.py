@@ -138,6 +138,8 @@ def linear_map(A: Any, n: int, name: str) -> Any:
     if tuple(shape) != (n, n):
         hint = f"; for a diagonal {name} pass lambda r: d * r" if tuple(shape) == (n,) else ""
         hint = f", or ({n},) for a diagonal" if name == "M" else hint
+        if manual := jax.sharding.get_abstract_mesh().manual_axes:
+            hint += f"; inside shard_map over {manual} b is one device's piece: call the solver outside of shard_map"
         raise ValueError(f"{name} has shape {tuple(shape)}; a system with b of length {n} needs ({n}, {n}){hint}")
     refuse_scipy(A, name)
     if isinstance(A, np.ndarray):

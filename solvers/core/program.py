@@ -51,12 +51,31 @@ _programs: weakref.WeakKeyDictionary[Any, dict[Any, Jaxpr]] = weakref.WeakKeyDic
 def _traced_by_user(f: Any, example: Any) -> Function:
     """As `traced`, with the program that the same function had before if both have the same text."""
     found, user = traced(f, example), getattr(f, "user", f)
+    spread = {axis for leaf in jax.tree.leaves(example) for axis in mesh_axes.varies_beyond(leaf, 0.0)}
+    if spread and (over := sorted(spread & _axes_of_collectives(found.program))):
+        raise ValueError(
+            f"inside shard_map a solve takes its inner products over one device's piece, and the function communicates "
+            f"over {over}, over which its vectors are spread; call the solver outside, on the sharded matrix"
+        )
     avals = tuple(v.aval for v in (*found.program.constvars, *found.program.invars))
     try:
         known = _programs.setdefault(getattr(user, "__func__", user), {})
         return dataclasses.replace(found, program=known.setdefault((str(found.program), avals), found.program))
     except TypeError:  # not hashable, or without weak references
         return found
+
+
+def _axes_of_collectives(program: Jaxpr) -> set[Any]:
+    """The mesh axes over which a program, or one inside it, communicates."""
+    axes: set[Any] = set()
+    for e in program.eqns:
+        if e.primitive.name not in ("pvary", "pcast"):  # which only change types
+            names = e.params.get("axes", e.params.get("axis_name", ()))
+            axes |= {name for name in (names if isinstance(names, tuple) else (names,)) if isinstance(name, str)}
+        for part in jax.tree.leaves(list(e.params.values()), is_leaf=lambda p: hasattr(p, "eqns")):
+            inner = getattr(part, "jaxpr", part)
+            axes |= _axes_of_collectives(inner) if hasattr(inner, "eqns") else set()
+    return axes
 
 
 def pytree_of(A: Any, example: Any) -> Any:

@@ -162,3 +162,17 @@ def test_the_other_solvers_do_what_they_do_outside_with_gradients(name):
         return  # the batching rule in core/opaque.py traces a program anew, whose `pvary` then meets a varying array
     mapped = jax.shard_map(jax.vmap(lambda b: solve(A, b)), mesh=MESH, in_specs=OWN, out_specs=OWN)
     np.testing.assert_allclose(jax.jit(mapped)(b), np.stack([solve(A, v) for v in b]), rtol=1e-5, atol=1e-5)
+
+
+def test_a_solve_over_one_device_s_piece_of_a_larger_system_is_refused():
+    """Its inner products would be local ones: another system, or devices that wait for one another."""
+    A = jsf.shard(jsf.gallery.poisson(4, dim=2), MESH, axis="device")
+    b = A.basis.enter(np.arange(16.0))
+    by_function = lambda A, x: cg(lambda v: A.in_basis @ v, x, maxiter=5).x  # noqa: E731
+    for f, told in (
+        (by_function, "the function communicates over .'device'"),
+        (lambda A, x: cg(A.in_basis, x).x, "is one device's piece"),
+    ):
+        mapped = jax.shard_map(f, mesh=MESH, in_specs=(OWN, OWN), out_specs=OWN)
+        with pytest.raises(ValueError, match=f"inside shard_map.*{told}"):
+            jax.jit(mapped)(A, b)
