@@ -1,7 +1,5 @@
 """eigsh: the pairs and all their copies, the status, the loop, and the derivatives."""
 
-import collections
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +8,6 @@ import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from solvers import EigenSolution, SolverError, Status, eigsh, lobpcg, minres
-from tests.solvers.test_basis_in_cg import in_loops
 
 N, K = 90, 4
 HUBBARD = jsf.gallery.holstein_hubbard(4, 2, 3)
@@ -93,20 +90,16 @@ def test_eigenvalues_inside_the_spectrum_are_found_by_the_inverse():
     np.testing.assert_allclose(np.sort(1.3 + 1 / inverse.eigenvalues), near, rtol=1e-8)
 
 
-@pytest.mark.parametrize("v0", [np.eye(N)[7], np.zeros(N)], ids=["eigenvector", "zero"])
-def test_a_start_inside_an_eigenspace_hides_nothing(v0):
+def test_neither_a_start_inside_an_eigenspace_nor_the_size_of_the_matrix_changes_what_is_found():
+    """Squares would under- or overflow; a power of two scales without rounding."""
     a = np.diag(np.arange(float(N)))
-    assert_pairs(eigsh(jnp.asarray(a), K, which="SA", v0=v0), a, np.arange(float(K)))
-
-
-@pytest.mark.parametrize("exponent", [-900, 900])
-def test_the_size_of_the_matrix_changes_nothing(exponent):
-    """Its square would under- or overflow; a power of two scales without rounding."""
-    a, scale = hermitian(), 2.0**exponent
-    sol, other = (eigsh(jnp.asarray(b), K, which="SA") for b in (a, a * scale))
-    assert other.success and other.iterations == sol.iterations
-    np.testing.assert_array_equal(other.eigenvalues / scale, sol.eigenvalues)
-    np.testing.assert_array_equal(other.eigenvectors, sol.eigenvectors)
+    for v0 in (np.eye(N)[7], np.zeros(N)):
+        assert_pairs(eigsh(a, K, which="SA", v0=v0), a, np.arange(float(K)))
+    plain, *scaled = (eigsh(hermitian() * 2.0**e, K, which="SA") for e in (0, -900, 900))
+    for sol, e in zip(scaled, (-900, 900), strict=True):
+        assert sol.success and sol.iterations == plain.iterations
+        np.testing.assert_array_equal(sol.eigenvalues / 2.0**e, plain.eigenvalues)
+        np.testing.assert_array_equal(sol.eigenvectors, plain.eigenvectors)
 
 
 def test_a_loose_tolerance_is_met_by_fewer_products():
@@ -117,34 +110,23 @@ def test_a_loose_tolerance_is_met_by_fewer_products():
     assert np.max(loose.residual_norms) > np.max(exact.residual_norms)
 
 
-def test_narrow_values_are_used_as_they_are_under_a_wide_start():
-    narrow = jsf.from_dense(hermitian()).astype(np.float32)
-    a = np.asarray(narrow.todense(), np.float64)
-    sol = eigsh(narrow, K, which="SA", v0=np.ones(N))
-    assert sol.eigenvectors.dtype == np.float64
-    assert_pairs(sol, a, wanted(a, K, "SA"))
-
-
 # ----------------------------------------------------------------------------------------------------------- status
 
 
-def assert_failed(sol: EigenSolution, *statuses: Status) -> None:
-    assert sol.status in statuses and not sol.success
+def assert_failed(sol: EigenSolution, status: Status) -> None:
+    assert sol.status is status and not sol.success
     assert np.all(np.isfinite(sol.eigenvalues)) and np.all(np.isfinite(sol.eigenvectors))
     with pytest.raises(SolverError, match=sol.status.name) as caught:
         sol.raise_for_status()
     assert caught.value.status is sol.status and str(sol.iterations) in str(caught.value)
 
 
-def test_a_nan_is_reported_and_not_returned():
+def test_a_nan_is_reported_and_too_few_restarts_end_with_maxiter():
     a, v0 = hermitian(), np.ones(N)
     a[3, 5] = a[5, 3] = v0[7] = np.nan
     assert_failed(eigsh(a, K, which="SA"), Status.NON_FINITE)
-    assert_failed(eigsh(jnp.asarray(hermitian()), K, v0=v0), Status.NON_FINITE)
-
-
-def test_too_few_restarts_end_with_maxiter():
-    sol = eigsh(jnp.asarray(hermitian()), K, which="SA", maxiter=2)
+    assert_failed(eigsh(hermitian(), K, v0=v0), Status.NON_FINITE)
+    sol = eigsh(hermitian(), K, which="SA", maxiter=2)
     assert_failed(sol, Status.MAXITER)
     assert sol.iterations == 2
 
@@ -200,21 +182,6 @@ def test_the_start_is_the_same_at_every_call_and_for_every_format():
     one, again, other = (eigsh(A, 1, which="SA") for A in (pjds, pjds, csr))
     np.testing.assert_array_equal(one.eigenvectors, again.eigenvectors)
     assert one.iterations == other.iterations
-
-
-def test_the_basis_is_entered_once_left_once_and_not_read_in_between(monkeypatch):
-    A = jsf.from_scipy(HUBBARD, "pjds")
-    assert not np.array_equal(A.basis.perm, np.arange(A.shape[0]))
-    calls = collections.Counter()
-    for way in ("enter", "leave"):
-        move = getattr(jsf.Basis, way)
-        monkeypatch.setattr(jsf.Basis, way, lambda self, x, way=way, move=move: calls.update([way]) or move(self, x))
-    closed = jax.make_jaxpr(lambda A: tuple(eigsh(A, 2, which="SA")))(A)
-    assert calls == {"enter": 1, "leave": 1}
-    perm = {v for v, leaf in zip(closed.jaxpr.invars, jax.tree.leaves(A), strict=True) if leaf is A.perm}
-    found = list(in_loops(closed.jaxpr, frozenset(perm)))
-    assert len(perm) == 1 and any(eqn.primitive.name == "sparse_product" for eqn, _ in found)
-    assert not any(reads for _, reads in found)
 
 
 # ------------------------------------------------------------------------------------------------- transformations
@@ -276,12 +243,6 @@ def test_the_gradient_of_values_and_vectors_is_that_of_dense_pairs(dtype):
     np.testing.assert_allclose(got, want, rtol=1e-7, atol=1e-9 * float(jnp.max(jnp.abs(want))))
 
 
-def test_the_forward_derivative_is_the_reverse_one():
-    p, along = (jnp.asarray(hermitian(n=SMALL, seed=seed)) for seed in (3, 4))
-    forward = jax.jit(lambda p: jax.jvp(by_eigsh, (p,), (along,))[1])(p)
-    assert forward == pytest.approx(float(jnp.vdot(gradient(p), along)), rel=1e-7)
-
-
 @pytest.mark.deep
 def test_second_derivatives_of_eigenvalues_are_those_of_perturbation_theory():
     """d²λᵢ = 2 Σⱼ |vⱼᵀ·dA·vᵢ|² / (λᵢ − λⱼ)."""
@@ -314,19 +275,11 @@ def test_copies_have_a_derivative_in_sum_but_their_vectors_none():
     A = jsf.from_scipy(LAPLACIAN, "csr")
     v = np.linalg.eigh(LAPLACIAN.toarray())[1][:, :3]
     row, col = LAPLACIAN.nonzero()
-    random = sp.csr_array((np.random.default_rng(0).standard_normal(A.nnz), (row, col)))
-    tangent = jsf.from_scipy(sp.csr_array(random + random.T), "csr").data
-
-    @jax.jit
-    def derivatives(data):
-        (w, v), pull = jax.vjp(lambda data: tuple(eigsh(A.with_data(data), 3, which="SA")), data)
-        by_data = pull((jnp.ones_like(w), jnp.zeros_like(v)))[0]
-        return by_data, jax.jvp(lambda data: tuple(eigsh(A.with_data(data), 3, which="SA")), (data,), (tangent,))[1]
-
-    by_data, (dw, dv) = derivatives(A.data)
+    pairs, tangent = lambda data: tuple(eigsh(A.with_data(data), 3, which="SA")), 1.0 + 1 / (1.0 + row + col)
+    by_data = jax.jit(jax.grad(lambda data: jnp.sum(pairs(data)[0])))(A.data)
     np.testing.assert_allclose(by_data, np.sum(v[row] * v[col], axis=1), rtol=1e-7, atol=1e-9)
-    assert np.all(np.isfinite(dw)) and np.all(np.isfinite(dv[:, 0]))
-    assert np.all(np.isnan(dv[:, 1:]))
+    dw, dv = jax.jit(lambda data: jax.jvp(pairs, (data,), (tangent,))[1])(A.data)
+    assert np.all(np.isfinite(dw)) and np.all(np.isfinite(dv[:, 0])) and np.all(np.isnan(dv[:, 1:]))
 
 
 def test_a_derivative_of_what_is_not_finite_is_nan_and_not_zero():
@@ -344,20 +297,15 @@ EYE = np.eye(5)
     ("arguments", "options", "error", "text"),
     [
         ((np.ones((3, 4)), 1), {}, ValueError, r"A must be square; got shape \(3, 4\)"),
-        ((sp.eye_array(5), 1), {}, TypeError, "from_scipy"),
-        (("matrix", 1), {}, TypeError, "got str"),
         ((lambda v: v, 1), {}, ValueError, "pass v0"),
         ((lambda v: v[:2], 1), {"v0": np.ones(5)}, ValueError, r"A·v must be a vector of shape \(5,\)"),
         ((np.triu(np.ones((5, 5))), 1), {}, ValueError, "differ by 1"),
-        ((EYE, 0), {}, ValueError, "k must be at least 1; got 0"),
         ((EYE, 5), {}, ValueError, r"k must be below n = 5; got 5. For all eigenpairs take jnp.linalg.eigh"),
         ((EYE, 2), {"ncv": 2}, ValueError, "ncv must be above k = 2 and at most n = 5; got 2"),
         ((EYE, 2), {"which": "BE"}, ValueError, "which must be one of LM, LA, SA; got 'BE'"),
         ((EYE, 2), {"which": "SM"}, ValueError, "a function that applies the inverse"),
         ((EYE, 2), {"tol": -1}, ValueError, "tol must be a number from 0 up"),
-        ((EYE, 2), {"maxiter": 0}, ValueError, "maxiter must be at least 1"),
         ((EYE, 2), {"v0": np.ones(4)}, ValueError, r"v0 has shape \(4,\)"),
-        ((EYE, 2), {"v0": np.ones((5, 1))}, ValueError, "one vector"),
     ],
 )
 def test_bad_arguments_are_named(arguments, options, error, text):

