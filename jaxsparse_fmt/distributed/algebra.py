@@ -161,8 +161,7 @@ def _scaled(A: Any, d: Array, axis: int) -> tuple[Array, ...]:
     def scaled(shards: Shards, d: Array) -> tuple[Array, ...]:
         if axis == 1:
             d = jnp.concatenate([d, exchange(d, shards.halo, shards.axis)])
-        placed = zip(shards.blocks, (place[axis] for place in shards.places()), strict=True)
-        return tuple((A.each_entry()[3] * d.at[k].get(mode="clip"))[None] for A, k in placed)
+        return tuple((e[3] * d.at[e[axis]].get(mode="clip"))[None] for e in shards.each_entry())
 
     return on_each_device(scaled, A.shards, A.range.over, d)
 
@@ -170,10 +169,9 @@ def _scaled(A: Any, d: Array, axis: int) -> tuple[Array, ...]:
 @jax.jit
 def _shifted(A: Any, s: Array) -> tuple[Array, ...]:
     def shifted(shards: Shards, s: Array) -> tuple[Array, ...]:
-        (row, col, place), *_ = shards.places()
-        own, *beyond = (block.each_entry()[3] for block in shards.blocks)
-        here = (row == col) & (place < jnp.iinfo(place.dtype).max)
+        (row, col, index, own), *others = shards.each_entry()
+        here = (row == col) & (index < jnp.iinfo(index.dtype).max)
         added = jnp.where(here, s.at[row].get(mode="clip"), 0)
-        return tuple(v[None] for v in (own + added, *beyond))
+        return tuple(v[None] for v in (own + added, *(value for *_, value in others)))
 
     return on_each_device(shifted, A.shards, A.range.over, s)

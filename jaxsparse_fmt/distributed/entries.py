@@ -18,22 +18,21 @@ def data(A: Sharded) -> Array:
 
     def gathered(shards: Shards) -> Array:
         out = jnp.zeros(A.entries.over.size, shards.blocks[0].dtype)
-        for (_, _, place), block in zip(shards.places(), shards.blocks, strict=True):
-            out = out.at[place].set(block.each_entry()[3], mode="drop", unique_indices=True)
+        for _, _, index, value in shards.each_entry():
+            out = out.at[index].set(value, mode="drop", unique_indices=True)
         return out
 
     return A.entries.leave(on_each_device(gathered, A.shards, A.range.over))
 
 
-def stored(shards: Shards, own: Array) -> tuple[Array, ...]:
-    """The values [1, n_stored] of one shard's blocks, from its entries in their order."""
-    places = (place for _, _, place in shards.places())
-    return tuple(own.at[place].get(mode="fill", fill_value=0)[None] for place in places)
-
-
 @jax.jit
 def values_of(A: Sharded, data: Array) -> tuple[Array, ...]:
     """The values of A's blocks if its entries are `data` [nnz]."""
+
+    def stored(shards: Shards, own: Array) -> tuple[Array, ...]:
+        found = (index for _, _, index, _ in shards.each_entry())
+        return tuple(own.at[index].get(mode="fill", fill_value=0)[None] for index in found)
+
     return on_each_device(stored, A.shards, A.range.over, A.entries.enter(data))
 
 
@@ -44,13 +43,10 @@ def coordinates(A: Sharded) -> tuple[Array, Array]:
     def found(shards: Shards, rows: Array, cols: Array) -> tuple[Array, Array]:
         cols = jnp.concatenate([cols, exchange(cols, shards.halo, shards.axis)])
         row_of, col_of = jnp.zeros(A.entries.over.size, rows.dtype), jnp.zeros(A.entries.over.size, cols.dtype)
-        for row, col, place in shards.places():
-            row_of = row_of.at[place].set(jnp.take(rows, row, mode="clip"), mode="drop", unique_indices=True)
-            col_of = col_of.at[place].set(jnp.take(cols, col, mode="clip"), mode="drop", unique_indices=True)
+        for row, col, index, _ in shards.each_entry():
+            row_of = row_of.at[index].set(jnp.take(rows, row, mode="clip"), mode="drop", unique_indices=True)
+            col_of = col_of.at[index].set(jnp.take(cols, col, mode="clip"), mode="drop", unique_indices=True)
         return row_of, col_of
 
     rows, cols = on_each_device(found, A.shards, A.range.over, A.range.unknowns(), A.domain.unknowns())
     return A.entries.leave(rows), A.entries.leave(cols)
-
-
-places = jax.jit(Shards.places)

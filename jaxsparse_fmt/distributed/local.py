@@ -71,24 +71,23 @@ class Shards:
             return y + more
         return y.at[self.boundary].add(more, mode="drop", unique_indices=True, indices_are_sorted=True)
 
-    def places(self) -> list[tuple[Array, Array, Array]]:
-        """For every stored place of each block, on one device: its row, its column among [x | halo], and its index in
-        the shard's entries by row, then by unknown; the largest integer in padding.
+    def each_entry(self) -> list[tuple[Array, Array, Array, Array]]:
+        """For every stored place of each block, on one device: its row, its column among [x | halo], its index in the
+        shard's entries by row, then by unknown, and its number; the largest integer as index in padding.
         """
         n_rows, last = self.blocks[0].shape[0], len(self.blocks) - 1
         n_own = self.blocks[0].shape[1] - (self.halo.width if last == 0 else 0)
-        numbers, out = [self.numbers], []
-        if last == 1:  # the entries of the local block have the numbers that those of the halo leave, in their order
+        indices, out = [self.numbers], []
+        if last == 1:  # the entries of the local block have the indices that those of the halo leave, in their order
             free = jnp.ones(sum(A.nnz for A in self.blocks), bool).at[self.numbers].set(False, mode="drop")
-            numbers = [jnp.nonzero(free, size=self.blocks[0].nnz)[0], self.numbers]
-        for k, (A, number) in enumerate(zip(self.blocks, numbers, strict=True)):
-            row, col, entry = A.coordinates()
+            indices = [jnp.nonzero(free, size=self.blocks[0].nnz)[0], self.numbers]
+        for k, (A, index) in enumerate(zip(self.blocks, indices, strict=True)):
+            row, col, entry, value = A.each_entry()
             live = (col < A.shape[1]) & (row < A.shape[0])
             row = row if k == 0 or self.boundary is None else jnp.take(self.boundary, row, mode="clip")
-            entry = entry if number is None else jnp.take(number, entry, mode="clip")
-            out.append(
-                (jnp.where(live, row, n_rows), col + n_own * k, jnp.where(live, entry, jnp.iinfo(entry.dtype).max))
-            )
+            entry = entry if index is None else jnp.take(index, entry, mode="clip")
+            entry = jnp.where(live, entry, jnp.iinfo(entry.dtype).max)
+            out.append((jnp.where(live, row, n_rows), col + n_own * k, entry, value))
         return out
 
 

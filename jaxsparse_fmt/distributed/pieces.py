@@ -5,7 +5,6 @@ places: those of shard k are `starts[k]` to `starts[k + 1]` − 1. Processes exc
 from one shard to another.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -18,10 +17,10 @@ from jax.sharding import Mesh
 from jaxsparse_fmt._types import Csr, concrete
 from jaxsparse_fmt.core.vector_passes import Distribution
 from jaxsparse_fmt.distributed.delivery import Messages, delivered, to_owners
-from jaxsparse_fmt.distributed.entries import places
 from jaxsparse_fmt.distributed.even_blocks import block_size
 from jaxsparse_fmt.distributed.halo import by_owner, needed
 from jaxsparse_fmt.distributed.halo_exchange import exchange_on_host
+from jaxsparse_fmt.distributed.local import Shards
 from jaxsparse_fmt.distributed.placement import local_parts
 from jaxsparse_fmt.distributed.processes import everyones
 
@@ -33,49 +32,33 @@ def starts_of(over: Distribution) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(over.counts, dtype=np.int64)])
 
 
-def pieces(A: Any, dtype: Any = None) -> Pieces:
-    """The rows of each shard of this process.
-
-    Args:
-      dtype: the dtype of the entries; None: the data are the numbers of the entries instead.
-    """
-    over, columns, entries = A.range.over, starts_of(A.domain.over), starts_of(A.entries.over)
-    blocks = A.shards.blocks
-    mine, given = local_parts(over), [np.zeros(b.values.shape, bool) for b in blocks]
-    with_zeros = tuple(block._with_values(v) for block, v in zip(blocks, given, strict=True))
-    shards = dataclasses.replace(A.shards, blocks=with_zeros)
+def pieces(A: Any, dtype: Any) -> Pieces:
+    """The rows of each shard of this process, with entries of this dtype."""
+    over, columns = A.range.over, starts_of(A.domain.over)
+    mine = local_parts(over)
     own = {k: np.arange(columns[k], columns[k] + A.domain.over.size) for k in mine}
-    halo = jax.tree.map(lambda a: {k: piece_of(a, k) for k in mine}, shards.halo)
+    halo = jax.tree.map(lambda a: {k: piece_of(a, k) for k in mine}, A.shards.halo)
     buffers = exchange_on_host(own, halo, over.mesh)
-
-    def own_values(one: Any, number: int, k: int) -> np.ndarray:
-        """The values of a block of shard k, each entry in its own place."""
-        values = piece_of(blocks[number].values, k)
-        if not blocks[number].shares_places:
-            return values
-        return np.asarray(one.blocks[number]._with_values(jnp.asarray(values)).each_entry()[3])
 
     def rows_of(k: int) -> Csr:
         with concrete():
-            one = jax.tree.map(lambda a: jnp.asarray(piece_of(a, k)), shards)
-            found = [tuple(map(np.asarray, place)) for place in places(one)]
-            values = [] if dtype is None else [own_values(one, number, k) for number in range(len(blocks))]
+            one = jax.tree.map(lambda a: jnp.asarray(piece_of(a, k)), A.shards)
+            found = [tuple(map(np.asarray, of)) for of in _each_entry(one)]
         unknowns = np.concatenate([own[k], buffers[k]])
         nnz, n_rows = A.entries.over.counts[k], over.counts[k]
-        col, data = np.zeros(nnz, np.int32), np.arange(entries[k], entries[k + 1])
-        data = data if dtype is None else np.zeros(nnz, dtype)
-        lengths = np.zeros(n_rows + 1, np.int64)
-        for number, (row, column, place) in enumerate(found):
-            live = place < nnz
-            col[place[live]] = unknowns[column[live]]
+        col, data, lengths = np.zeros(nnz, np.int32), np.zeros(nnz, dtype), np.zeros(n_rows + 1, np.int64)
+        for row, column, index, value in found:
+            live = index < nnz
+            col[index[live]], data[index[live]] = unknowns[column[live]], value[live]
             lengths[1:] += np.bincount(row[live], minlength=n_rows)[:n_rows]
-            if dtype is not None:
-                data[place[live]] = values[number][live]
         out = scipy.sparse.csr_array((data, col, np.cumsum(lengths)), shape=(n_rows, A.domain.n))
         out.has_canonical_format = True
         return out
 
     return of_each(rows_of, mine, over.mesh)
+
+
+_each_entry = jax.jit(Shards.each_entry)
 
 
 def to_scipy(A: Any) -> Csr:
@@ -93,20 +76,12 @@ def users_unknowns(of: Any) -> np.ndarray:
     """[n] the user's number of each unknown of a basis, in the inner order; all processes must call this."""
     if of.route is None:
         return np.arange(of.n)
-    own = own_unknowns(of)
-    return np.concatenate([*everyones(lambda: own, of.over.mesh).values()])
-
-
-def own_unknowns(of: Any) -> dict[int, np.ndarray]:
-    """The user's number of each unknown of a basis, for the shards of this process."""
-    starts, mine = starts_of(of.over), local_parts(of.over)
-    if of.route is None:
-        return {k: np.arange(starts[k], starts[k + 1]) for k in mine}
+    mine, m = local_parts(of.over), block_size(of.over.counts)
     route = jax.tree.map(lambda a: {k: _flat_piece_of(a, k, of.devices) for k in mine}, of.route)
-    m = block_size(of.over.counts)
     blocks = {k: k * m + np.arange(m) for k in mine}
     received = exchange_on_host(blocks, route.how, of.over.mesh)
-    return {k: np.concatenate([blocks[k], received[k]])[route.slots[k][: of.over.counts[k]]] for k in mine}
+    own = {k: np.concatenate([blocks[k], received[k]])[route.slots[k][: of.over.counts[k]]] for k in mine}
+    return np.concatenate([*everyones(lambda: own, of.over.mesh).values()])
 
 
 def of_each(f: Callable[[int], Any], shards: Iterable[int], mesh: Mesh) -> dict[int, Any]:
