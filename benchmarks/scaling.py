@@ -27,7 +27,7 @@ import jaxsparse_fmt as jsf
 from benchmarks import report
 from benchmarks.report import Row
 from benchmarks.solvers import seconds
-from jaxsparse_fmt.cli import measure
+from jaxsparse_fmt.choose.timing import median_seconds
 from jaxsparse_fmt.distributed import row_partition
 from jaxsparse_fmt.distributed.common_format import MODES
 from solvers import Status, cg, precond
@@ -101,6 +101,23 @@ def on(problem: Problem, devices: list[Any], mode: str, **layout: Any) -> Any:
     return jsf.shard_from_rows(problem.rows_of, problem.n, mesh, mode=mode, starts=starts, **layout)
 
 
+def seconds_per_step(solver: Callable[..., Any], A: Any, b: Any, steps: int = 200) -> float:
+    """Seconds of an iteration of solver(A, b, rtol, maxiter), from runs of `steps` and of a fifth as many.
+
+    Where noise hides the difference of the runs, the result is the mean over `steps`.
+
+    Raises:
+      ValueError: the solver ends after fewer than 10 iterations.
+    """
+    run = jax.jit(lambda A, b, maxiter: solver(A, b, rtol=0.0, maxiter=maxiter)).lower(A, b, jnp.int32(0)).compile()
+    did = int(run(A, b, jnp.int32(steps)).iterations)
+    if did < 10:
+        raise ValueError(f"the solver ends after {did} steps; too few to time")
+    many, few = jnp.int32(did), jnp.int32(did // 5)
+    all_, start = median_seconds(lambda: run(A, b, many)), median_seconds(lambda: run(A, b, few))
+    return (all_ - start) / (did - did // 5) if all_ > start else all_ / did
+
+
 def _format(A: Any) -> str:
     return " + ".join(part.name for part in A.shards.blocks) if hasattr(A, "shards") else A.name
 
@@ -125,7 +142,7 @@ class Bench:
                 b = jnp.asarray(np.random.default_rng(0).standard_normal(problem.n))
                 held = A.record.imbalance if count > 1 else None
                 for label, form in FORMS.items() if count > 1 else [("cg", False)]:
-                    took = measure.seconds_per_step(functools.partial(cg, one_reduction=form), A, b, steps=250)
+                    took = seconds_per_step(functools.partial(cg, one_reduction=form), A, b, steps=250)
                     alone = alone or took
                     work = 1 if is_weak else count
                     yield {

@@ -1,4 +1,4 @@
-"""The objects that commands time: a matrix stored on one or several devices, its compiled solver, products, steps."""
+"""The objects that commands time: a matrix stored on one or several devices, its compiled solver, products."""
 
 import dataclasses
 import functools
@@ -12,7 +12,7 @@ import scipy.sparse
 
 from jaxsparse_fmt._types import Target
 from jaxsparse_fmt.choose import ranking, tune
-from jaxsparse_fmt.choose.timing import median_seconds, seconds_per_product
+from jaxsparse_fmt.choose.timing import seconds_per_product
 from jaxsparse_fmt.convert import canonical, from_scipy
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.distributed import shard
@@ -46,13 +46,11 @@ def store(
     format: str = "auto",
     backend: str = "auto",
     devices: int = 1,
-    **options: Any,
 ) -> Stored:
     """S in the given format; on one device in the layout that `choose.rank` finds best for it.
 
     Args:
       devices: how many devices hold the rows: the first that JAX sees.
-      options: of `shard`, for more than one device.
 
     Raises:
       ValueError, TypeError: as `from_scipy` does; there are fewer devices.
@@ -60,7 +58,7 @@ def store(
     csr = canonical(S)
     if devices > 1:
         mesh = jax.sharding.Mesh(np.array(first_devices(devices)), ("rows",))
-        A = shard(csr, mesh, format=format, dtype=dtype, backend=backend, **options)
+        A = shard(csr, mesh, format=format, dtype=dtype, backend=backend)
         return Stored(A, A.record.format, traffic.bytes_moved(A.nbytes, A.shape, dtype.itemsize))
     if format == "tune":
         A, choice = tune.fastest(csr, Target(dtype, backend))
@@ -112,23 +110,6 @@ def prepare(
         return solution
 
     return solve
-
-
-def seconds_per_step(solver: Callable[..., Any], A: Any, b: Any, steps: int = 200) -> float:
-    """Seconds of an iteration of solver(A, b, rtol, maxiter), from runs of `steps` and of a fifth as many.
-
-    Where noise hides the difference of the runs, the result is the mean over `steps`.
-
-    Raises:
-      ValueError: the solver ends after fewer than 10 iterations.
-    """
-    run = jax.jit(lambda A, b, maxiter: solver(A, b, rtol=0.0, maxiter=maxiter)).lower(A, b, jnp.int32(0)).compile()
-    did = int(run(A, b, jnp.int32(steps)).iterations)
-    if did < 10:
-        raise ValueError(f"the solver ends after {did} steps; too few to time")
-    many, few = jnp.int32(did), jnp.int32(did // 5)
-    all_, start = median_seconds(lambda: run(A, b, many)), median_seconds(lambda: run(A, b, few))
-    return (all_ - start) / (did - did // 5) if all_ > start else all_ / did
 
 
 def relative_residual(S: scipy.sparse.csr_array, b: np.ndarray, x: np.ndarray) -> float:

@@ -7,7 +7,6 @@ import pytest
 
 from benchmarks import scaling
 from jaxsparse_fmt.choose import ranking
-from jaxsparse_fmt.cli import measure
 
 POISSON = scaling.stencil((16, 16, 16), 7)
 
@@ -22,7 +21,7 @@ def test_one_device_and_shards_have_what_auto_takes(monkeypatch):
 
 @pytest.mark.parametrize(("is_weak", "efficiency"), [(True, 1.0), (False, 0.5)], ids=["weak", "strong"])
 def test_efficiencies_are_against_that_one(is_weak, efficiency, monkeypatch):
-    monkeypatch.setattr(measure, "seconds_per_step", lambda *args, **options: 1e-3)
+    monkeypatch.setattr(scaling, "seconds_per_step", lambda *args, **options: 1e-3)
     rows = list(scaling.Bench([1, 2], ["overlap"], small=True).steps(lambda count: POISSON, is_weak))
     assert [row["devices"] for row in rows] == [1, 2, 2]
     assert [row["efficiency"] for row in rows] == [1.0, *[efficiency] * 2]

@@ -62,7 +62,7 @@ def test_all_progress_is_in_when_solve_returns():
 
 
 def test_the_median_time_is_the_clocks():
-    seconds = measure.median_seconds(lambda: time.sleep(0.005), rounds=3)
+    seconds = timing.median_seconds(lambda: time.sleep(0.005), rounds=3)
     assert 0.005 <= seconds < 0.05
 
 
