@@ -140,10 +140,11 @@ def listed(a: Csr, b: Csr) -> tuple[Csr, np.ndarray, np.ndarray, np.ndarray]:
     takes = f"the list of the {products} products of two entries would take {readable_bytes(32 * products)}"
     building.check_free(32 * products, takes)
     left = np.repeat(np.arange(a.nnz, dtype=np.int32), lengths)
-    right = (np.arange(products) - (before[:-1] - b.indptr[a.indices])[left]).astype(np.int32)
+    right = np.arange(products, dtype=index_dtype(products))
+    right += (b.indptr[a.indices] - before[:-1]).astype(right.dtype)[left]
     row = np.repeat(np.arange(a.shape[0], dtype=np.int32), np.diff(before[a.indptr]))
     c, first, order = grouped(row, b.indices[right], (a.shape[0], b.shape[1]))
-    return c, first, left[order], right[order]
+    return c, first, left[order], right[order].astype(np.int32, copy=False)
 
 
 def combined(f: Callable[[Any, Any], Any], places: Callable[[Any, Any], Any], S: Csr, R: Csr) -> Csr:
