@@ -3,11 +3,11 @@
 matrix         the sharded matrix                        build          shard and shard_from_rows
 basis          unknowns in pieces of equal size          row_partition  which device has which rows
 local          the shard and the product of one device   common_format  one format for all shards
-halo           the plan: unknowns that devices need      padding        shards of equal shape
-halo_exchange  the collectives that move them            processes      agreement while a matrix is built
-placement      arrays from the host to their devices     delivery       messages from shard to shard on the host
-entries        the entries in canonical order            pieces         rows of each shard on the host
-files          a matrix in a folder, read by rows        numbering      the user's numbers where shards have others
+halo           what devices need, and its exchange       padding        shards of equal shape
+placement      arrays from the host to their devices     processes      agreement while a matrix is built
+entries        the entries in canonical order            delivery       messages from shard to shard on the host
+pieces         rows of each shard on the host            numbering      the user's numbers where shards have others
+files          a matrix in a folder, read by rows
 """
 
 from jaxsparse_fmt.distributed.build import shard, shard_from_rows

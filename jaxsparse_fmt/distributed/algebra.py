@@ -16,7 +16,7 @@ from jax.core import Tracer
 from jaxsparse_fmt._types import as_floating, concrete
 from jaxsparse_fmt.core.pattern import Absent
 from jaxsparse_fmt.core.scipy_names import ScipyNames
-from jaxsparse_fmt.distributed.halo_exchange import exchange
+from jaxsparse_fmt.distributed.halo import exchange
 from jaxsparse_fmt.distributed.local import Shards, on_each_device
 
 Array = jax.Array

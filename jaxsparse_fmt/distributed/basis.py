@@ -28,8 +28,7 @@ from jaxsparse_fmt.core import mesh_axes, vector_passes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.core.vector_passes import Distribution
 from jaxsparse_fmt.distributed import even_blocks, halo
-from jaxsparse_fmt.distributed.halo import Halo
-from jaxsparse_fmt.distributed.halo_exchange import Exchange, exchange, returned
+from jaxsparse_fmt.distributed.halo import Exchange, Halo, exchange, returned
 from jaxsparse_fmt.distributed.placement import placing_mesh, sharded
 from jaxsparse_fmt.distributed.processes import agree, everyones
 

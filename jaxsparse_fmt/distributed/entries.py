@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxsparse_fmt.distributed.halo_exchange import exchange
+from jaxsparse_fmt.distributed.halo import exchange
 from jaxsparse_fmt.distributed.local import Shards, on_each_device
 
 Array = jax.Array

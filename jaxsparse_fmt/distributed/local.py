@@ -12,7 +12,7 @@ from jaxsparse_fmt._types import pytree
 from jaxsparse_fmt.core import mesh_axes, vector_passes
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.core.vector_passes import Distribution
-from jaxsparse_fmt.distributed.halo_exchange import Exchange, exchange
+from jaxsparse_fmt.distributed.halo import Exchange, exchange
 
 Array = jax.Array
 

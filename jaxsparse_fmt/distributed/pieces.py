@@ -18,8 +18,7 @@ from jaxsparse_fmt._types import Csr, concrete
 from jaxsparse_fmt.core.vector_passes import Distribution
 from jaxsparse_fmt.distributed.delivery import Messages, delivered, to_owners
 from jaxsparse_fmt.distributed.even_blocks import block_size
-from jaxsparse_fmt.distributed.halo import by_owner, needed
-from jaxsparse_fmt.distributed.halo_exchange import exchange_on_host
+from jaxsparse_fmt.distributed.halo import by_owner, exchange_on_host, needed
 from jaxsparse_fmt.distributed.local import Shards
 from jaxsparse_fmt.distributed.placement import local_parts
 from jaxsparse_fmt.distributed.processes import everyones

@@ -13,7 +13,7 @@ import scipy.sparse as sp
 from jax.sharding import Mesh, PartitionSpec
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt.distributed import halo, halo_exchange
+from jaxsparse_fmt.distributed import halo
 from jaxsparse_fmt.gallery import poisson
 from tests.distributed.problems import DEVICES, KINDS, MESH, irregular, take
 
@@ -44,16 +44,16 @@ def test_every_needed_unknown_arrives_where_the_plan_says_and_goes_home(kind, mo
     @functools.partial(jax.shard_map, mesh=Mesh(MESH.devices, MESH.axis_names), in_specs=(spec, spec), out_specs=spec)
     def travel(x, how):
         how = jax.tree.map(lambda a: a[0], how)
-        h = halo_exchange.exchange(x[0], how, "rows")
-        transposed = jax.linear_transpose(lambda x: halo_exchange.exchange(x, how, "rows"), x[0] * 1.0)
+        h = halo.exchange(x[0], how, "rows")
+        transposed = jax.linear_transpose(lambda x: halo.exchange(x, how, "rows"), x[0] * 1.0)
         kept = jnp.where(h >= 100, h, 0)
-        return h[None], halo_exchange.returned(kept, how, "rows", size)[None], transposed(kept * 1.0)[0][None]
+        return h[None], halo.returned(kept, how, "rows", size)[None], transposed(kept * 1.0)[0][None]
 
     buffers, home, transposed = map(np.asarray, travel(x, how))
     assert (
         buffers.shape[1] == plan.how.width and len(plan.how.sizes) == {"strips": 2, "permute": 7, "all_to_all": 1}[kind]
     )
-    on_host = halo_exchange.exchange_on_host(dict(enumerate(x)), how, MESH)
+    on_host = halo.exchange_on_host(dict(enumerate(x)), how, MESH)
     for k in range(DEVICES):
         np.testing.assert_array_equal(buffers[k, plan.slots[k]], needs[k] + 100)
         np.testing.assert_array_equal(on_host[k][plan.slots[k]], needs[k] + 100)
