@@ -25,14 +25,6 @@ CUBE = jsf.gallery.poisson(6)
 FLOW = jsf.gallery.convection_diffusion(6, diffusion=0.1)
 
 
-def magnetic(n: int) -> sp.csr_array:
-    """Poisson's matrix with phases on the couplings along one axis: complex Hermitian, positive definite."""
-    S = jsf.gallery.poisson(n).tocoo()
-    along = np.abs(S.row - S.col) == 1
-    phase = np.where(along, np.exp(0.3j * np.sign(S.col - S.row) * (S.row // n % n) / n), 1)
-    return sp.csr_array(sp.coo_array((S.data * phase, (S.row, S.col)), shape=S.shape))
-
-
 def neumann(n: int) -> sp.csr_array:
     """Poisson's matrix on n³ points without any boundary value: constants are its null space."""
     S = jsf.gallery.poisson(n)
@@ -108,16 +100,6 @@ def test_is_symmetric_positive_definite_and_a_contraction(options, accuracy):
     assert M.T is M
     eigenvalues = np.linalg.eigvals(full @ CUBE.toarray()).real
     assert eigenvalues.min() > 0.4 and eigenvalues.max() < 1 + accuracy
-
-
-def test_a_complex_hermitian_matrix_has_a_hermitian_cycle():
-    S = magnetic(6)
-    M = multigrid(S, max_coarse=50, degree=1)
-    full = dense(M)
-    np.testing.assert_allclose(full, full.conj().T, atol=1e-14)
-    assert np.linalg.eigvalsh(full)[0] > 0
-    np.testing.assert_allclose(M.T @ np.arange(216.0), full.T @ np.arange(216.0), rtol=1e-12)
-    assert np.abs(np.linalg.eigvals(np.eye(216) - full @ S.toarray())).max() < 0.5
 
 
 def test_a_nonsymmetric_matrix_has_a_transpose_that_is_one():
@@ -215,15 +197,10 @@ def test_a_pure_neumann_problem_is_solved():
 # ------------------------------------------------------------------------------------------------------------ doors
 
 
-def test_the_set_up_repeats_and_touches_neither_the_matrix_nor_the_random_state():
+def test_the_set_up_repeats_and_leaves_the_matrix_as_it_was():
     S = sp.csr_array(CUBE)
     attributes = set(vars(S))
-    np.random.seed(3)  # noqa: NPY002
-    first = multigrid(S, max_coarse=50)
-    drawn = np.random.rand()  # noqa: NPY002
-    second = multigrid(S, max_coarse=50)
-    np.random.seed(3)  # noqa: NPY002
-    assert drawn == np.random.rand()  # noqa: NPY002
+    first, second = multigrid(S, max_coarse=50), multigrid(S, max_coarse=50)
     for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
         np.testing.assert_array_equal(a, b)
     assert set(vars(S)) == attributes and (S - CUBE).nnz == 0
