@@ -53,14 +53,6 @@ class LeastSquaresSolution(Solution):
     normal_residual_norm: Array
 
 
-class Plan(NamedTuple):
-    """The static arguments; n is A's number of columns."""
-
-    options: Options
-    adjoint: Adjoint
-    n: int
-
-
 @solver()
 def lsmr(A: Any, b: Any, x0: Any = None, *, damp: float = 0.0, **settings: Unpack[Settings]) -> LeastSquaresSolution:
     """The x that minimises ‖b − A·x‖² + damp²·‖x‖², for A of any shape; the shortest such x if x0 is None.
@@ -100,7 +92,7 @@ def lsmr(A: Any, b: Any, x0: Any = None, *, damp: float = 0.0, **settings: Unpac
         raise TypeError("adjoint must be a solvers.Adjoint for lsmr, which is not unrolled; got 'unrolled'")
     forth, back, M = map(arguments.over_columns, (*maps, M))
     with calling(options):
-        return _solve(Plan(options, adjoint, n), (forth, back, M), IDENTITY, b, x0, factor, limits)
+        return _solve((options, adjoint, n), (forth, back, M), IDENTITY, b, x0, factor, limits)
 
 
 def _two_sided(A: Any, b: Array) -> tuple[tuple[Any, Any], Any, int]:
@@ -132,13 +124,13 @@ def _two_sided(A: Any, b: Array) -> tuple[tuple[Any, Any], Any, int]:
 
 
 def _compute(
-    plan: Plan, maps: tuple[Any, Any, Any], _: Basis, b: Array, x0: Any, damp: Any, limits: tuple[Limits, Any]
+    plan: Any, maps: tuple[Any, Any, Any], _: Basis, b: Array, x0: Any, damp: Any, limits: tuple[Limits, Any]
 ) -> LeastSquaresSolution:
-    m, dtype, (forth, back, M) = b.shape[0], b.dtype, maps
+    (options, adjoint, n), m, dtype, (forth, back, M) = plan, b.shape[0], b.dtype, maps
     if back is None:
         A = forth
         forth, back = (lambda v: A @ v), (lambda u: jnp.conj(A.T @ jnp.conj(u)))
-    rows, shape = b, (plan.n, *b.shape[1:])
+    rows, shape = b, (n, *b.shape[1:])
     if damp is not None:
         # The damped problem is the plain one with λ·I below A and zeros below b.
         factor, above, below = damp.astype(jnp.finfo(dtype).dtype), forth, back
@@ -152,14 +144,14 @@ def _compute(
         precondition = M
         M = program.traced(lambda r: arguments.apply(precondition, r).astype(dtype), unknown)
     settled = lax.stop_gradient(Given(M, x0, limits[0], limits_of_derivatives(*limits)))
-    x, end = _differentiable(plan.options, plan.adjoint, K, True, rows, settled)
-    norms = end.norms if plan.options.history_length else None
+    x, end = _differentiable(options, adjoint, K, True, rows, settled)
+    norms = end.norms if options.history_length else None
     return LeastSquaresSolution(x, end.code, end.k, length(end.r[:m]), norms, end.normal)
 
 
-def _examples(plan: Plan, b: Array) -> tuple[Any, Any, Any]:
-    whole = jnp.zeros((plan.n, *b.shape[1:]), b.dtype) if mesh_axes.all_axes(b) else b
-    unknown = mesh_axes.shaped_like(whole, b.dtype).update(shape=(plan.n, *b.shape[1:]))
+def _examples(plan: Any, b: Array) -> tuple[Any, Any, Any]:
+    whole = jnp.zeros((plan[2], *b.shape[1:]), b.dtype) if mesh_axes.all_axes(b) else b
+    unknown = mesh_axes.shaped_like(whole, b.dtype).update(shape=(plan[2], *b.shape[1:]))
     return unknown, b, unknown
 
 

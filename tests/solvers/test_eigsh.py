@@ -153,19 +153,7 @@ def test_eigenvalues_that_lie_too_close_together_end_the_search_early_with_the_c
         sol.raise_for_status()
 
 
-def test_the_result_unpacks_and_says_what_it_is():
-    sol = eigsh(jnp.asarray(hermitian()), K, which="SA")
-    w, v = sol
-    assert w is sol.eigenvalues and v is sol.eigenvectors and sol.raise_for_status() is sol
-    assert "CONVERGED" in repr(sol) and f"products={sol.products}" in repr(sol)
-    several = jax.tree.map(lambda *a: jnp.stack(a), sol, sol)
-    assert several.status.shape == (2,) and "status" in repr(several)
-
-
-# ------------------------------------------------------------------------------------------- the loop and the basis
-
-
-def test_every_product_is_counted():
+def test_the_result_unpacks_says_what_it_is_and_counts_every_product():
     a, counted = jnp.asarray(hermitian()), []
 
     def product(v):
@@ -174,7 +162,11 @@ def test_every_product_is_counted():
 
     sol = eigsh(product, K, which="SA", v0=np.ones(N))
     jax.effects_barrier()
-    assert sol.success and sol.products == len(counted)
+    w, v = sol
+    assert w is sol.eigenvalues and v is sol.eigenvectors and sol.raise_for_status() is sol
+    assert sol.products == len(counted) and "CONVERGED" in repr(sol) and f"products={sol.products}" in repr(sol)
+    several = jax.tree.map(lambda *a: jnp.stack(a), sol, sol)
+    assert several.status.shape == (2,) and "status" in repr(several)
 
 
 def test_the_start_is_the_same_at_every_call_and_for_every_format():
