@@ -4,6 +4,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
@@ -99,8 +100,8 @@ def eye(m: int, n: int | None = None, *, dtype: Any = None, format: str = "csr")
     """
     m = whole_number("m", m)
     n = m if n is None else whole_number("n", n)
-    k = np.arange(min(m, n))
-    return assembly(k, k, (m, n), format)(jnp.ones(k.size, dtype or float))
+    dtype = jax.dtypes.canonicalize_dtype(dtype or float)
+    return patterns.matrix(scipy.sparse.csr_array(scipy.sparse.eye_array(m, n)), format, "auto", dtype=dtype)
 
 
 def diags(
@@ -184,6 +185,10 @@ def kron(A: Any, B: Any, *, format: str | None = None) -> SparseMatrix:
     Raises:
       TypeError: not a matrix of this library on one device.
     """
+
+    patterns.check("kron", A, B)
+    if (at_hand := patterns.at_hand(A, B)) is not None:
+        return plans.made(patterns.sorted_rows(scipy.sparse.kron(*at_hand, "csr")), format, A, B)
 
     def spread(left: bool) -> Any:
         def choose(a: Any, b: Any) -> Any:

@@ -165,9 +165,10 @@ def combined(f: Callable[[Any, Any], Any], places: Callable[[Any, Any], Any], S:
 
 
 def sorted_rows(S: Any) -> Csr:
-    """S in CSR with sorted rows. SciPy's transposition counts, and is faster than its sort."""
+    """S in CSR with sorted rows, perhaps in its own arrays."""
     S = scipy.sparse.csr_array(S)
-    return S if S.has_sorted_indices else S.tocsc().tocsr()
+    S.sort_indices()
+    return S
 
 
 def _keys(S: Csr) -> np.ndarray:

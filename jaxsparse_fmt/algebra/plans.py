@@ -205,7 +205,7 @@ def combined(operation: str, A: Any, B: Any, combine: Any, format: str | None = 
     if at_hand is None:
         return _paired(operation, A, B, format, overlap)(A, B, combine)
     places = operator.mul if overlap else operator.add
-    return _made(patterns.combined(combine, places, *at_hand), format, A, B)
+    return made(patterns.combined(combine, places, *at_hand), format, A, B)
 
 
 def _check_product(A: Any, B: Any) -> None:
@@ -243,8 +243,7 @@ def product(A: Any, B: Any) -> SparseMatrix:
     at_hand = patterns.at_hand(A, B)
     if at_hand is None:
         return matmul(A, B)(A, B)
-    by_columns = lambda S, R: (S.tocsc() @ R.tocsc()).tocsr()  # with sorted rows  # noqa: E731
-    return _made(patterns.combined(by_columns, operator.matmul, *at_hand), None, A, B)
+    return made(patterns.combined(operator.matmul, operator.matmul, *at_hand), None, A, B)
 
 
 def triple(P: Any, A: Any, *, format: str | None = None) -> Triple:
@@ -268,7 +267,7 @@ def selected(operation: str, key: Any, choose: Any, *matrices: Any, format: str 
     patterns.check(operation, *matrices)
     at_hand = patterns.at_hand(*matrices)
     if at_hand is not None:
-        return _made(patterns.sorted_rows(choose(*at_hand)), format, *matrices)
+        return made(patterns.sorted_rows(choose(*at_hand)), format, *matrices)
 
     def make() -> Selection:
         numbered, before = [], 0
@@ -291,7 +290,7 @@ def _result(S: Csr, format: str | None, *operands: Any, dtype: Any = None) -> Sp
     return patterns.matrix(S, format or patterns.format_of(*operands), patterns.backend_of(*operands), dtype=dtype)
 
 
-def _made(S: Csr, format: str | None, *operands: Any) -> SparseMatrix:
+def made(S: Csr, format: str | None, *operands: Any) -> SparseMatrix:
     """The matrix of S with its values, in the common dtype of the operands."""
     return _result(S, format, *operands, dtype=jnp.result_type(*(A.dtype for A in operands)))
 
