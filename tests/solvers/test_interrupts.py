@@ -149,11 +149,12 @@ S = jsf.gallery.poisson(64 if what == "shards" else 100)
 A, b = jsf.from_scipy(S), np.ones(S.shape[0])
 if what == "shards":
     A = jsf.shard(S, jax.make_mesh((4,), ("rows",)))
-cg(A, b, maxiter=1)
+x0 = np.random.default_rng(0).standard_normal(b.size)
+cg(A, b, maxiter=1, x0=x0)  # compiles: JAX may crash at the end of a process whose compiling was interrupted
 threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
 begin = time.perf_counter()
 try:
-    sol = cg(A, b, rtol=0.0, maxiter=1500, x0=np.random.default_rng(0).standard_normal(b.size))
+    sol = cg(A, b, rtol=0.0, maxiter=1500, x0=x0)
     print("ended", sol.success, len(seen))
 except KeyboardInterrupt:
     print("interrupted", time.perf_counter() - begin < 3 or what == "shards")
