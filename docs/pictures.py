@@ -17,7 +17,7 @@ from jaxsparse_fmt import plot
 from jaxsparse_fmt.formats.base import ByRule
 from jaxsparse_fmt.formats.csr5 import CSR5
 from jaxsparse_fmt.formats.hyb import HYB
-from jaxsparse_fmt.kernels.layout.address import GROUPS, WARP, Bisected, Slices, Subwarp
+from jaxsparse_fmt.kernels.layout.address import GROUPS, WARP, Bisected, Slices, Starts, Subwarp
 from jaxsparse_fmt.kernels.layout.columns import Blocked, Diagonal
 from solvers import bicgstab, cg, gmres, idrs, precond
 
@@ -118,6 +118,8 @@ def _walk(A: jsf.SparseMatrix, row: np.ndarray, col: np.ndarray) -> tuple[np.nda
         owner = col if A.name == "csc" else row
         return owner, _rank(owner)
     address, main = A.rule.address, A.rule.n_stored
+    if isinstance(address, Starts):  # with every entry in its own place
+        address = Slices(address.n_rows, address.lanes)
     arrays = {name: np.asarray(a) for name, a in A.arrays.items()}
     if isinstance(address, Bisected):
         group, _ = address.owners(np, arrays, main)

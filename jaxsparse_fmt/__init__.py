@@ -41,7 +41,6 @@ from jaxsparse_fmt.formats import (
     JDS,
     PELLR,
     PJDS,
-    SDIA,
     SELL,
 )
 from jaxsparse_fmt.formats.paired import Paired
@@ -61,7 +60,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = ["BIELL", "BIJAD", "BSR", "COO", "CSC", "CSR", "CSR5", "DIA", "ELL", "ELLR", "ELLRT", "FORMATS", "HDIA"]
-__all__ += ["HLL", "HYB", "JDS", "PELLR", "PJDS", "SDIA", "SELL"]
+__all__ += ["HLL", "HYB", "JDS", "PELLR", "PJDS", "SELL"]
 __all__ += ["Basis", "Choice", "Paired", "SparseMatrix", "Transposed", "spmv"]
 __all__ += ["from_bcoo", "from_bcsr", "from_coo", "from_cupy", "from_dense", "from_scipy", "load", "order", "read_mtx"]
 __all__ += ["assembly", "block", "diags", "eye", "hstack", "kron", "plan", "prune", "tril", "triu", "vstack"]

@@ -51,7 +51,7 @@ def from_scipy(
       transpose: whether the matrix carries its transpose, so that `A.T @ y` is a product and not a scatter-add: as fast
         as `A @ x` except for a gather of the values, and bit-reproducible on a GPU. It costs the index arrays of a
         second storage, of the same format and options, and 4 bytes for each of its places (`paired.py`); "auto" and
-        "tune" choose for each of the two. Matrices in "csc", "dia" and "sdia" do not change.
+        "tune" choose for each of the two. Matrices in "csc" and "dia" do not change.
       **layout: the format's options, for example slice_size and sigma of "hll".
 
     Raises:

@@ -51,10 +51,10 @@ def stated_bytes(S: sp.csr_array, format: str, layout: Mapping[str, Any], value:
             return C * int(widths.sum()) * entry + 4 * n + _pointers(n, C, sigma)
         case "sell":
             return _sell(S, lengths, layout, value)
-        case "dia" | "sdia" | "hdia":
+        case "dia" | "hdia":
             C, sigma = (layout["slice_size"], layout["sigma"]) if format == "hdia" else (max(n, 1), 1)
             n_stored, inside = _diagonals(S, lengths, C, sigma)
-            pointers = _pointers(n, C, sigma) if format == "hdia" else 4 * n_stored // C * (format == "sdia")
+            pointers = _pointers(n, C, sigma) if format == "hdia" else 4 * n_stored // C
             return n_stored * value + 4 * n_stored // C + pointers + _pattern(S, n_stored, inside)
         case "bsr":
             return _bsr(S, layout["block_shape"], value)

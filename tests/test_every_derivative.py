@@ -185,7 +185,7 @@ def test_vmap_is_one_product_and_no_loop(layout, rng):
 def test_another_matrix_of_the_same_layout_shape_does_not_recompile(layout, rng):
     seen = assert_compiled_once_a_shape(layout.of, rng)
     # The number of diagonals changed with the columns.
-    assert len(seen) == 1 + (layout.format in ("dia", "sdia", "hdia"))
+    assert len(seen) == 1 + (layout.format in ("dia", "hdia"))
 
 
 def largest_intermediate(f, *args) -> int:

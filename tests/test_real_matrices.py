@@ -49,7 +49,7 @@ def refused(S, layout: Layout, error: ValueError) -> bool:
     """Whether the refusal is deserved and says so."""
     n_rows = S.shape[0]
     row = np.repeat(np.arange(n_rows), np.diff(S.indptr))
-    if layout.format in ("dia", "sdia", "hdia"):
+    if layout.format in ("dia", "hdia"):
         slice_size = 128 if layout.format == "hdia" else n_rows
         diagonals = np.unique(row // slice_size * 2 * sum(S.shape) + S.indices - row).size
         padded = diagonals * slice_size

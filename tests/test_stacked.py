@@ -100,7 +100,7 @@ def test_is_every_use_of_a_stack_outside_vmap_refused_with_the_cure(layout, opti
     assert "(2,)" in text and "stacked" in text and len(text) < 120
 
 
-@pytest.mark.parametrize("layout", [Layout("csr"), Layout("hll", (("slice_size", 4), ("sigma", 8))), Layout("sdia")])
+@pytest.mark.parametrize("layout", [Layout("csr"), Layout("hll", (("slice_size", 4), ("sigma", 8))), Layout("dia")])
 def test_do_solvers_and_bases_refuse_a_stack(layout):
     A = made(layout, SQUARE)
     stack = stacked(A, A)
@@ -168,7 +168,7 @@ def test_may_matrix_and_stack_be_carried_by_a_loop(layout, options):
     np.testing.assert_allclose(last, CASE.dense()[PLACES] + 2)
 
 
-@pytest.mark.parametrize("layout", [Layout("csr"), Layout("hll", (("slice_size", 64), ("sigma", 128))), Layout("sdia")])
+@pytest.mark.parametrize("layout", [Layout("csr"), Layout("hll", (("slice_size", 64), ("sigma", 128))), Layout("dia")])
 def test_does_cg_solve_every_system_of_a_stack(layout, rng):
     S, scales = jsf.gallery.poisson(5), np.array([1.0, 3.0])
     A, B = layout.of(S), rng.standard_normal((2, 125))

@@ -110,14 +110,14 @@ FORMATS = [
     (switch, layout)
     for switch in SWITCHES
     for layout in FIRST_LAYOUTS
-    if switch.name in ("refusing", "disable_jit") or layout.format in ("csr", "hll", "sell", "sdia")
+    if switch.name in ("refusing", "disable_jit") or layout.format in ("csr", "hll", "sell", "dia")
 ]
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize(("switch", "layout"), FORMATS, ids=str)
 def test_every_format_computes_the_same_under(switch, layout):
-    S = BAND if layout.format in ("dia", "sdia", "hdia") else GENERAL
+    S = BAND if layout.format in ("dia", "hdia") else GENERAL
     with switch.on():
         A = layout.of(S)
         check_faces(A, S, switch)

@@ -40,7 +40,7 @@ EFFICIENCY: dict[str, dict[str, Efficiencies]] = {
         "hll": ((0.95, 0.98), (0.91, 0.95)),
         "hll 32": ((0.72, 0.88), (0.88, 0.96)),  # slices of 32
         "dia": ((0.95, 1.01), (0.84, 0.96)),
-        "sdia": ((0.85, 0.89), (0.63, 0.73)),  # of the standard suite, 2026-11-23_suite_h200.md
+        "dia mirrored": ((0.85, 0.89), (0.63, 0.73)),  # of the standard suite, 2026-11-23_suite_h200.md
         "hdia": ((0.87, 0.97), (0.72, 0.95)),
         "bsr": ((0.73, 0.97), (0.88, 0.98)),
         "sell": ((0.86, 0.98), (0.90, 0.95)),
@@ -55,7 +55,7 @@ EFFICIENCY: dict[str, dict[str, Efficiencies]] = {
         "hll": ((0.91, 0.97), (0.93, 0.98)),
         "hll 32": ((0.91, 1.02), (0.94, 0.99)),
         "dia": ((0.98, 1.00), (0.62, 0.97)),
-        "sdia": ((0.77, 0.90), (0.55, 0.60)),  # one run beside "dia"
+        "dia mirrored": ((0.77, 0.90), (0.55, 0.60)),  # one run
         "hdia": ((0.77, 0.93), (0.63, 0.95)),  # short: Triton's, by what KKT takes in either
         "bsr": ((0.75, 0.98), (0.85, 0.97)),  # long: as csr5
         "sell": ((0.69, 0.90), (0.86, 0.97)),  # long: Triton's, by hand, on a matrix like ML_Laplace
@@ -97,14 +97,14 @@ class Choice:
     Attributes:
       format: name in `FORMATS`.
       layout: its options for `from_scipy`.
-      nbytes: bytes of storage that a product reads. Of a large matrix in "sell", "hdia", "bsr", "sdia" and "csr5" an
+      nbytes: bytes of storage that a product reads. Of a large matrix in "sell", "hdia", "bsr", "dia" and "csr5" an
         estimate, from a sample of its rows.
       moved: bytes that a product moves, vectors included and counted once, and a copy of x where it makes one.
       cost: bytes that a plain copy moves in the time that the product should take; the ranking's key.
       reason: why, in words.
       seconds: what the product should take on the machine of the tables, an H200 or two CPU cores. x is read as if it
         stayed in cache; columns far apart take longer, in all formats alike.
-      unread: bytes of values that are stored beside `nbytes` ("sdia").
+      unread: bytes of values that are stored beside `nbytes` ("dia").
     """
 
     format: str

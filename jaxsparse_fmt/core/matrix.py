@@ -57,8 +57,8 @@ class SparseMatrix(OnOneDevice, Pattern):
     layout_options: ClassVar[tuple[str, ...]] = ()
     sized_by_nnz: ClassVar[bool] = False  # the size of every array follows from nnz
     in_order: ClassVar[bool] = False  # `values` are `data`
-    transposes: ClassVar[bool] = False  # a kernel computes its transposed product, without scatter-adds
     shares_places: ClassVar[bool] = False  # several entries may lie in one place
+    transposes: ClassVar[bool] = False  # a kernel computes its transposed product, without scatter-adds
 
     # -------------------------------------------------------------------------------------- what a format defines
 
@@ -227,7 +227,7 @@ class SparseMatrix(OnOneDevice, Pattern):
         """The entries [nnz] of a gradient with respect to this whole matrix, in the order of `data`.
 
         `jax.grad(f, allow_int=True)(A)` and `equinox.filter_grad(f)(A)` give a matrix of derivatives in `values`, whose
-        index arrays are float0 or None; the pattern comes from A. Where two entries share a number ("sdia"), each gets
+        index arrays are float0 or None; the pattern comes from A. Where two entries share a number ("dia"), each gets
         half of the derivative by that number. `jax.grad(lambda data: f(A.with_data(data)))(A.data)` gives the same
         elsewhere.
 

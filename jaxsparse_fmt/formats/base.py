@@ -94,24 +94,8 @@ class ByRule(SparseMatrix):
     def product_dot(self, values: Array, x: Array, w: Array, backend: str) -> tuple[Array, Array]:
         return spmv.product_dot(values, x, w, self.arrays, rule=self.rule, backend=backend)
 
-    @standard_promotion
     def coordinates(self) -> tuple[Array, Array, Array]:
-        arrays, rule, (n_rows, n_cols) = self.arrays, self.rule, self.shape
-        if self.n_stored == 0:
-            nothing = jnp.zeros(0, jnp.int32)
-            return nothing, nothing, nothing
-        row, col, j = rule.places(arrays)
-        live = when_run(col) < n_cols
-        if "pattern" in arrays or isinstance(rule.column, Diagonal):  # not every place of a row holds an entry
-            j = _rank(live, arrays, rule)
-        if "row_lengths" in arrays and arrays["row_lengths"].shape[0] == n_rows:
-            lengths = arrays["row_lengths"]
-            lengths = lengths if "perm" not in arrays else jnp.zeros_like(lengths).at[arrays["perm"]].set(lengths)
-        elif "slice_ptr" in arrays and isinstance(rule.address, Chunked) and rule.address.lanes == 1:
-            lengths = jnp.diff(arrays["slice_ptr"])
-        else:
-            lengths = None
-        return row, col, index_in_data(self, row, j, live, lengths)
+        return coordinates_of(self, self.arrays, self.rule)
 
     @property
     def basis(self) -> Basis:
@@ -142,6 +126,27 @@ def _renumbered(col_idx: Array, perm: Array) -> Array:
     n = perm.shape[0]
     place = jnp.full(n + 1, n, jnp.int32).at[perm].set(jnp.arange(n, dtype=jnp.int32), unique_indices=True)
     return place.at[col_idx].get(mode="promise_in_bounds")
+
+
+@standard_promotion
+def coordinates_of(A: SparseMatrix, arrays: dict[str, Array], rule: Rule) -> tuple[Array, Array, Array]:
+    """`A.coordinates()` of a storage by these arrays and this rule."""
+    n_rows, n_cols = A.shape
+    if A.n_stored == 0:
+        nothing = jnp.zeros(0, jnp.int32)
+        return nothing, nothing, nothing
+    row, col, j = rule.places(arrays)
+    live = when_run(col) < n_cols
+    if "pattern" in arrays or isinstance(rule.column, Diagonal):  # not every place of a row holds an entry
+        j = _rank(live, arrays, rule)
+    if "row_lengths" in arrays and arrays["row_lengths"].shape[0] == n_rows:
+        lengths = arrays["row_lengths"]
+        lengths = lengths if "perm" not in arrays else jnp.zeros_like(lengths).at[arrays["perm"]].set(lengths)
+    elif "slice_ptr" in arrays and isinstance(rule.address, Chunked) and rule.address.lanes == 1:
+        lengths = jnp.diff(arrays["slice_ptr"])
+    else:
+        lengths = None
+    return row, col, index_in_data(A, row, j, live, lengths)
 
 
 def index_in_data(A: SparseMatrix, row: Array, j: Array, live: Array, lengths: Array | None = None) -> Array:

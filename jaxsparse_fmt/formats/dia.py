@@ -1,18 +1,28 @@
 """DIA, storage by diagonals (Barbieri et al., §2.4 and §3.3): no column index at all.
 
-         ⎡ 1 . 2 . ⎤      values   [* * 4 · | 1 3 5 · | · · 6 * | 2 · * *]      [diagonals·n_rows], * outside the matrix
-         ⎢ . 3 . . ⎥      offsets  [-2 0 1 2]                                   [diagonals] int32, column minus row
-         ⎢ 4 . 5 6 ⎥      pattern  [119 -36]                                    [⌈places / 8⌉] int8, bits: 0 at every ·
-         ⎣ . . . . ⎦
+         ⎡ 1 2 . 3 ⎤      values   [* * * 3 | * 2 6 8 | 1 5 7 9 | 2 6 8 * | 3 * * *]   [n_stored], * outside the matrix
+         ⎢ 2 5 6 . ⎥      offsets  [-3 -1 0 1 3]           [diagonals] int32, column minus row
+         ⎢ . 6 7 8 ⎥      start    [13 11 8 12 16]         [diagonals] int32, a product reads entry (r, c) at start + r
+         ⎣ 3 . 8 9 ⎦      pattern  None                    [⌈places / 8⌉], bits: 0 in holes; None without holes
 
 Entry k of a row lies on diagonal k, in the column row + offsets[k]. A hole is a place inside the matrix that holds no
-entry; `kernels/layout/columns.py` describes how `pattern` tells holes from entries that are zero. It is None without
-holes.
+entry; `kernels/layout/columns.py` describes how `pattern` tells holes from entries that are zero.
 
-Bytes: diagonals·(n_rows·value + 4), and for the pattern min(⌈diagonals·n_rows / 8⌉, 4·holes), the former where there
-are holes and some entry is zero.
+Mirrored diagonals share reads, so that a product with a symmetric matrix reads half the bytes: `start` holds the place
+at which a product reads each diagonal. A diagonal below the main one is mirrored if its entries equal, place by place,
+those of the diagonal as far above, its image. A product does not read it: it reads the entry (r, r − d) at (r − d, r),
+d places before in the image, which it read some d rows before and which is still in the cache. It reads all other
+diagonals at their own places.
+
+New entries by `with_data` need not be symmetric, so `start` then points every diagonal to its own places. A derivative
+by `values` treats entries that share a place as one number; a derivative by `data`, through `with_data`, as two.
+
+Bytes: n_stored·value + 8·diagonals, 4·diagonals more from 2³¹ places on; and for the pattern min(⌈n_stored / 8⌉,
+4·holes), the former where there are holes and some entry is zero. A product reads n_rows·value less for each mirrored
+diagonal.
 """
 
+import contextlib
 import dataclasses
 import functools
 from typing import Any, Self
@@ -21,29 +31,39 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
+from jax import lax
+from jax.core import Tracer
 
-from jaxsparse_fmt._types import Csr, Target, index_dtype
+from jaxsparse_fmt._types import Csr, Target, concrete, index_dtype, standard_promotion
 from jaxsparse_fmt.formats import building, footprint, merging, statistics
-from jaxsparse_fmt.formats.base import Array, ByRule, Offset, storage_format
-from jaxsparse_fmt.kernels import spmv, spmv_cpu
-from jaxsparse_fmt.kernels.layout.address import Slices, Starts
-from jaxsparse_fmt.kernels.layout.columns import Diagonal, Rule, pack_pattern, packed
+from jaxsparse_fmt.formats.base import Array, ByRule, Offset, Start, coordinates_of, storage_format
+from jaxsparse_fmt.kernels import sddmm, spmv, spmv_cpu
+from jaxsparse_fmt.kernels.layout.address import Slices, Starts, take
+from jaxsparse_fmt.kernels.layout.columns import Diagonal, Rule, pack_pattern, packed, unpack_pattern
 
 SOME_ROWS = 4096  # the rows whose diagonals are found first
 SLICE_ROWS = 128
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class WholeDiagonals(ByRule):
-    """The common base of DIA and SDIA: formats of whole diagonals.
+@storage_format
+class DIA(ByRule):
+    """Whole diagonals.
 
     The transpose of whole diagonals has whole diagonals in the same places: entry (r, c) lies at start + r, which is
     (start − offset) + c. So Aᵀ·y is a product, too, and adds in a fixed order.
     """
 
     offsets: Offset
+    start: Start
+    pattern: Array | None
 
+    name = "dia"
     transposes = True
+    shares_places = True
+
+    @property
+    def address(self) -> Starts:
+        return Starts(self.shape[0], max(self.shape[0], 1))
 
     @property
     def column(self) -> Diagonal:
@@ -55,71 +75,120 @@ class WholeDiagonals(ByRule):
             return super().to_scipy()
         offsets = np.asarray(self.offsets)
         by_column = np.zeros((offsets.size, n), self.dtype)  # as SciPy stores them
-        diagonals = np.asarray(self.each_entry()[3]).reshape(-1, n)
+        diagonals = np.asarray(_read(self)).reshape(-1, n)
         for offset, out, diagonal in zip(offsets, by_column, diagonals, strict=True):
             first, end = max(-offset, 0), n - max(offset, 0)
             out[first + offset : end + offset] = diagonal[first:end]
         S = scipy.sparse.csr_array(scipy.sparse.dia_array((by_column, offsets), shape=self.shape))
         return S if S.nnz == self.nnz else super().to_scipy()  # SciPy leaves zeros out
 
-    def _start(self) -> Array:
-        start = self.arrays.get("start")
-        if start is None:
-            start = jnp.arange(self.offsets.shape[0], dtype=index_dtype(self.n_stored)) * self.shape[0]
-        return start
-
     def native_face(self, face: str, a: Array, b: Array) -> Array | None:
         if face == "outer":
             return None
-        offsets, start, shape = self.offsets, self._start(), self.shape
+        offsets, start, shape = self.offsets, self.start, self.shape
         if face == "transposed":
             offsets, start, shape = -offsets, start - offsets, shape[::-1]
-        return spmv_cpu.product_of_diagonals(a, b, offsets, start, self.arrays.get("pattern"), shape)
+        return spmv_cpu.product_of_diagonals(a, b, offsets, start, self.pattern, shape)
 
     def transposed_face(self, values: Array, y: Array, backend: str) -> Array:
         n_rows, n_cols = self.shape
-        back = self.arrays | {"offsets": -self.offsets, "start": self._start() - self.offsets}
+        back = self.arrays | {"offsets": -self.offsets, "start": self.start - self.offsets}
         rule = Rule((n_cols, n_rows), self.n_stored, Starts(n_cols, n_cols), Diagonal())
         return spmv.product(values, y, back, rule=rule, backend=backend)
 
+    @property
+    def _own(self) -> tuple[dict[str, Array], Rule]:
+        """The arrays and the rule by which every entry lies in its own place."""
+        index = {name: a for name, a in self.arrays.items() if name != "start"}
+        return index, Rule(self.shape, self.n_stored, Slices(self.shape[0], max(self.shape[0], 1)), Diagonal())
 
-@storage_format
-class DIA(WholeDiagonals):
-    pattern: Array | None
+    def coordinates(self) -> tuple[Array, Array, Array]:
+        return coordinates_of(self, *self._own)
 
-    name = "dia"
+    def outer_face(self, y: Array, x: Array, backend: str) -> Array:
+        """The derivative by each place: the sum over all entries that share it."""
+        (index, rule), (n_rows, n_cols) = self._own, self.shape
+        v = sddmm.outer(y, x, index, rule=rule, backend=backend)
+        if n_rows != n_cols:
+            return v
+        own, imaged = _shares(self.offsets, self.start, n_rows)
+
+        def shared():
+            mirrored = sddmm.outer(x, y, index, rule=rule, backend=backend)
+            mirrored = jnp.where(_each(imaged, self.n_stored), mirrored, 0)
+            return jnp.where(_each(own, self.n_stored), v + mirrored, 0)
+
+        return lax.cond(jnp.all(own), lambda: v, shared)
+
+    @property
+    def nbytes_read(self) -> int:
+        """Bytes of the arrays that `A @ x` reads; of a traced matrix, as if no diagonal were mirrored."""
+        if isinstance(self.start, Tracer):
+            return super().nbytes_read
+        shared = int(np.count_nonzero(np.asarray(self.start) != np.asarray(self._own_start())))
+        return super().nbytes_read - shared * self.shape[0] * self.dtype.itemsize
+
+    @standard_promotion
+    def each_entry(self) -> tuple[Array, Array, Array, Array]:
+        return *self.coordinates(), _read(self)
+
+    def _own_start(self) -> Array:
+        traced = isinstance(self.start, Tracer)
+        with contextlib.nullcontext() if traced else concrete():
+            return _own(self.start, self.shape[0])
+
+    def _refilled(self, values: Array) -> Self:
+        return dataclasses.replace(self, values=values, start=self._own_start())
 
     @classmethod
     def from_csr(cls, csr: Csr, target: Target) -> Self:
-        offsets, values, pattern = arrays_of(csr, target, cls.name)
-        return building.made(cls, csr, target, values, offsets=offsets.astype(np.int32), pattern=pattern)
+        (offsets, values, pattern), (n_rows, n_cols) = _arrays_of(csr, target), csr.shape
+        start = np.arange(offsets.size) * n_rows
+        own = start.astype(index_dtype(start.size * n_rows))
+        A = building.made(cls, csr, target, values, offsets=offsets.astype(np.int32), start=own, pattern=pattern)
+        sides = np.where(offsets < 0, -offsets, 0), np.where(offsets > 0, offsets, -1)
+        _, below, above = np.intersect1d(*sides, return_indices=True)  # diagonals and their images
+        if n_rows != n_cols or below.size == 0:
+            return A
+        mirrored = np.asarray(_mirrored(A, below, above, offsets[above]))
+        below, above = below[mirrored], above[mirrored]
+        start[below] = start[above] + offsets[below]
+        return dataclasses.replace(A, start=building.on_device(start.astype(own.dtype)))
 
     @classmethod
     def footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
         counted, n_rows = pattern.diagonals, max(pattern.csr.shape[0], 1)
-        if counted is not None:
-            nbytes, trips = pattern.implied_bytes(counted), footprint.trips(counted.indices)
-            yield footprint.Storage(
-                cls.name, {}, nbytes, counted.places, trips, n_rows, words=(f"{counted.indices} diagonals",)
-            )
+        if counted is None:
+            return
+        nbytes, trips = pattern.implied_bytes(counted) + 4 * counted.indices, footprint.trips(counted.indices)
+        words = f"{counted.indices} diagonals"
+        plain = footprint.Storage(cls.name, {}, nbytes, counted.places, trips, n_rows, words=(words,))
+        yield plain
+        # Kernels that distinguish holes from zeros by bits would read the bits for both entries of a place.
+        bits = counted.holes and pattern.has_zeros
+        if pattern.on_gpu and counted.indices > 1 and not bits and statistics.is_mirrored(pattern.csr):
+            mirrored = counted.indices // 2
+            unread = mirrored * n_rows * pattern.itemsize
+            shared = {"nbytes": nbytes - unread, "unread": unread, "rate": "dia mirrored"}
+            yield dataclasses.replace(plain, **shared, words=(f"{words}, {mirrored} of them mirrored",))
 
 
-def _check(csr: Csr, offsets: np.ndarray, target: Target, name: str) -> None:
+def _check(csr: Csr, offsets: np.ndarray, target: Target) -> None:
     n_stored, cause = offsets.size * csr.shape[0], f"its entries lie on {offsets.size} diagonals"
-    building.check_memory(name, n_stored, csr, target, index=0, cause=cause)
+    building.check_memory(DIA.name, n_stored, csr, target, index=0, cause=cause)
 
 
-def arrays_of(csr: Csr, target: Target, name: str) -> tuple[np.ndarray, Any, Any]:
-    """The offsets, int64 on the host; `values`, and `pattern`; of the format `name`."""
-    on_device = None if building.namespace(csr.data) is np else _on_device(csr, target, name)
-    return on_device or _on_host(csr, target, name)
+def _arrays_of(csr: Csr, target: Target) -> tuple[np.ndarray, Any, Any]:
+    """The offsets, int64 on the host; `values`; and `pattern`."""
+    on_device = None if building.namespace(csr.data) is np else _on_device(csr, target)
+    return on_device or _on_host(csr, target)
 
 
-def _on_host(csr: Csr, target: Target, name: str):
+def _on_host(csr: Csr, target: Target):
     csr, (n_rows, n_cols) = building.on_host(csr), csr.shape
     diagonals = statistics.occupied(csr)
     offsets = diagonals.astype(np.int64) - (n_rows - 1)
-    _check(csr, offsets, target, name)
+    _check(csr, offsets, target)
     n_stored = offsets.size * n_rows
     # An entry lies `column` places behind the place on its diagonal where column 0 would be.
     start = np.arange(offsets.size) * n_rows - offsets
@@ -139,8 +208,8 @@ def _on_host(csr: Csr, target: Target, name: str):
     return offsets, values, pack_pattern(full.reshape(-1), zero)
 
 
-def _on_device(csr: Csr, target: Target, name: str):
-    """As `arrays_of`; None where the host must do it.
+def _on_device(csr: Csr, target: Target):
+    """As `_arrays_of`; None where the host must do it.
 
     It first tries the diagonals of some rows. Mostly these are all diagonals, and no pass over the entries is needed.
     """
@@ -154,8 +223,8 @@ def _on_device(csr: Csr, target: Target, name: str):
         offsets = np.asarray(merged).astype(np.int64)
         offsets = offsets[offsets != merging.NONE]
         if rows is None:
-            _check(csr, offsets, target, name)
-        elif not _fits(csr, offsets, target, name):
+            _check(csr, offsets, target)
+        elif not _fits(csr, offsets, target):
             continue
         values, present = _place(csr, offsets, target.dtype)
         n_inside = np.minimum(n_rows, csr.shape[1] - offsets) - np.maximum(0, -offsets)
@@ -194,3 +263,56 @@ def _turn(arrays, n_diagonals, C, n_rows):
         return a.reshape(-1, n_diagonals, C).swapaxes(0, 1).reshape(n_diagonals, -1)[:, :n_rows].reshape(-1)
 
     return tuple(map(turned, arrays)) if n_diagonals else arrays
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _own(start: Array, n_rows: int) -> Array:
+    """The `start` that points every diagonal to its own places; of stacked matrices, too."""
+    return jnp.zeros_like(start) + n_rows * jnp.arange(start.shape[-1], dtype=start.dtype)
+
+
+@jax.jit
+def _read(A: DIA) -> Array:
+    """`values` as products read them, [n_stored]."""
+    if A.n_stored == 0:
+        return A.values
+    n_rows, n_cols = A.shape
+
+    def read() -> Array:
+        row = jnp.arange(n_rows, dtype=A.start.dtype)
+        at, col = A.start[:, None] + row, row + A.offsets[:, None]
+        return jnp.where((col >= 0) & (col < n_cols), A.values.at[at].get(mode="clip"), 0).reshape(-1)
+
+    own, _ = _shares(A.offsets, A.start, n_rows)
+    return lax.cond(jnp.all(own), lambda: A.values, read)
+
+
+def _shares(offsets: Array, start: Array, n_rows: int) -> tuple[Array, Array]:
+    """Whether each diagonal is read at its own places, and whether a mirrored one is also read there: [diagonals]."""
+    count = offsets.shape[0]
+    own = start == jnp.arange(count, dtype=start.dtype) * n_rows
+    image = jnp.where(own, count, (start - offsets) // max(n_rows, 1))  # a mirrored one begins its offset before that
+    return own, jnp.zeros_like(own).at[image].set(True, mode="drop")
+
+
+def _each(of_diagonals: Array, n_stored: int) -> Array:
+    """A flag of each diagonal, repeated for each of its places: [n_stored]."""
+    count = of_diagonals.shape[0]
+    return jnp.broadcast_to(of_diagonals[:, None], (count, n_stored // max(count, 1))).reshape(-1)
+
+
+@jax.jit
+def _mirrored(A: DIA, below, above, distance) -> Array:
+    """Whether each of the diagonals `below` equals that `above`, holes included, `distance` places before: [k] bool."""
+    n_rows = A.shape[0]
+    values, row = A.values.reshape(-1, n_rows), jnp.arange(n_rows, dtype=jnp.int32)
+    present = None if A.pattern is None else unpack_pattern(A.pattern, A.n_stored).reshape(-1, n_rows)
+
+    def equal(pair):
+        b, a, d = pair
+        at = jnp.minimum(row + d.astype(row.dtype), n_rows - 1)
+        same = values[a] == take(values[b], at)
+        same = same if present is None else same & (present[a] == take(present[b], at))
+        return jnp.all(same | (row + d >= n_rows))
+
+    return lax.map(equal, (below, above, distance))

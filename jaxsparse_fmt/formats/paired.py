@@ -129,5 +129,5 @@ def _entries(*matrices: SparseMatrix) -> list[Array]:
 
 
 def _unshared(A: SparseMatrix) -> SparseMatrix:
-    """A, in "dia" where its entries share places."""
-    return A.asformat("dia") if A.shares_places else A
+    """A with every entry in a place of its own."""
+    return A._refilled(A.each_entry()[3]) if A.shares_places else A

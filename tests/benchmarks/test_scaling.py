@@ -15,7 +15,7 @@ def test_one_device_and_shards_have_what_auto_takes(monkeypatch):
     """On a GPU half of the diagonals, as the model of one ranks them."""
     monkeypatch.setattr(ranking, "rank", functools.partial(ranking.rank, platform="gpu"))
     one, two = (scaling.on(POISSON, jax.devices("cpu")[:count], "overlap") for count in (1, 2))
-    assert one.name == "sdia" and two.shards.blocks[0].name == "sdia"
+    assert one.name == "dia" and two.shards.blocks[0].name == "dia"
     assert abs(one.to_scipy() - two.to_scipy()).max() == 0
 
 

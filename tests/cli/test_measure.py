@@ -32,7 +32,7 @@ def test_a_named_format_is_taken_in_its_best_layout(format: str):
     assert stored.A.name == format and stored.why == "asked for"
     assert all(stored.A.layout.items() >= c.layout.items() for c in ranked[:1])
     vectors = 2 * 8 * S.shape[0]
-    unread = stored.A.nbytes - stored.A.nbytes_read  # in "sdia" half of the values
+    unread = stored.A.nbytes - stored.A.nbytes_read  # of mirrored diagonals half of the values
     assert stored.A.values.nbytes - unread + vectors <= stored.moved <= stored.A.nbytes + vectors + 4
 
 

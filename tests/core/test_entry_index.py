@@ -133,7 +133,7 @@ def test_has_a_gradient_by_a_whole_matrix_the_entries_that_its_matrix_names(layo
 
 
 def test_counts_half_for_each_the_derivative_by_a_number_that_two_entries_share():
-    A = jsf.from_scipy(SYMMETRIC, "sdia")
+    A = jsf.from_scipy(SYMMETRIC, "dia")
     assert A.nbytes_read < A.with_data(A.data).nbytes_read
     both = by_data(SYMMETRIC)
     mirrored = sp.csr_array((both, SYMMETRIC.indices, SYMMETRIC.indptr), SYMMETRIC.shape).T.tocsr()
@@ -151,7 +151,7 @@ def test_counts_half_for_each_the_derivative_by_a_number_that_two_entries_share(
 
 
 def test_is_a_step_along_the_gradient_of_a_whole_matrix_a_step_of_its_products():
-    A, x = jsf.from_scipy(SYMMETRIC, "sdia"), np.arange(64) / 8
+    A, x = jsf.from_scipy(SYMMETRIC, "dia"), np.arange(64) / 8
     g, _ = gradients(A)
     step = A.with_data(A.data - 0.25 * A.data_of(g))
     moved = A._with_values(A.values - 0.25 * g.values)  # as an optimizer that goes over leaves does

@@ -15,7 +15,7 @@ from tests.zoo import CASES, FIRST_LAYOUTS, Layout
 REAL = CASES["irregular"].scipy().tocsr()
 COMPLEX = CASES["irregular"].scipy(np.complex128).tocsr()
 both_kinds = pytest.mark.parametrize("S", [REAL, COMPLEX], ids=["real", "complex"])
-LAYOUTS = [Layout("csr"), Layout("hll"), Layout("sdia")]
+LAYOUTS = [Layout("csr"), Layout("hll"), Layout("dia")]
 some = pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 sides = pytest.mark.parametrize("side", ["A", "A.T"])
 

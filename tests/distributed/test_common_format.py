@@ -54,8 +54,8 @@ def test_a_symmetric_stencil_is_half_read_in_its_local_blocks(monkeypatch):
     monkeypatch.setattr(ranking, "rank", functools.partial(ranking.rank, platform="gpu"))
     S = jsf.gallery.poisson(16)
     B = jsf.shard(S, MESH)
-    assert ranking.rank(S)[0].format == B.shards.blocks[0].name == "sdia" != B.shards.blocks[1].name
-    assert "in sdia, ranked first" in B.report() and "mirrored" in B.report()
+    assert ranking.rank(S)[0].format == B.shards.blocks[0].name == "dia" != B.shards.blocks[1].name
+    assert "in dia, ranked first" in B.report() and "mirrored" in B.report()
 
 
 def test_under_a_limit_all_take_the_best_that_fits(plain_xla):

@@ -1,4 +1,4 @@
-"""Shards in "sdia", in which a product reads two entries from one place."""
+"""Shards in "dia", in which a product reads two entries from one place."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ of_whole = jax.jit(jax.grad(lambda A, x: jnp.sum(jnp.sin(A @ x)), allow_int=True
 
 def test_shards_that_read_half_of_a_symmetric_matrix_read_all_of_other_entries():
     P, x = jsf.gallery.poisson((6, 5, 3)), X[:, 0]
-    A, D = jsf.shard(P, MESH, format="sdia"), sp.diags_array(x)
+    A, D = jsf.shard(P, MESH, format="dia"), sp.diags_array(x)
     local = A.shards.blocks[0]
     assert local.nbytes_read < 0.7 * local.nbytes
     row, col = P.tocoo().coords

@@ -1,28 +1,199 @@
-"""DIA: diagonals without column indices, and the pattern that tells a stored zero from padding."""
+"""DIA: diagonals without column indices, of which a product reads mirrored ones once; and the pattern of holes."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
+from jaxsparse_fmt._types import CsrArrays, Target
+from jaxsparse_fmt.core.matrix import build
 from jaxsparse_fmt.formats import statistics
-from tests.formats.pictures import RAGGED, assert_as_drawn, drawn_matrix, holes, holes_drawn, stored, value_sizes
+from tests.formats.pictures import RAGGED, assert_as_drawn, drawn_matrix, holes, stored, value_sizes
+from tests.lowering import quick_jit
+from tests.oracle import assert_product, assert_same_storage
+
+GRID = jsf.gallery.poisson(7)
+
+
+def symmetric(n: int = 60, seed: int = 0) -> sp.csr_array:
+    """Seven diagonals of random numbers, of which some are zeros that stay and some are missing, in mirrored pairs."""
+    rng = np.random.default_rng(seed)
+    row, col = (
+        np.concatenate(a) for a in zip(*((np.arange(n - o), np.arange(o, n)) for o in (0, 1, 5, 17)), strict=True)
+    )
+    data = rng.standard_normal(row.size)
+    data[rng.random(row.size) < 0.1] = 0
+    there = rng.random(row.size) < 0.9
+    row, col, data = row[there], col[there], data[there]
+    beside = row != col
+    row, col = np.concatenate([row, col[beside]]), np.concatenate([col, row[beside]])
+    return sp.coo_array((np.concatenate([data, data[beside]]), (row, col)), (n, n)).tocsr()
+
+
+MATRICES = {
+    "grid": GRID,
+    "with zeros and holes": symmetric(),
+    "no main diagonal": sp.csr_array(GRID - sp.diags_array(GRID.diagonal())),
+    "one pair alike of three": sp.csr_array(
+        jsf.gallery.poisson(6) + sp.diags_array([1.0, 2.0], offsets=[1, 6], shape=(216, 216))
+    ),
+    "nothing alike": sp.csr_array(RAGGED[:, :99]),
+    "rectangular": RAGGED,
+}
+MATRICES["no main diagonal"].eliminate_zeros()
+every_matrix = pytest.mark.parametrize("name", MATRICES)
+
+
+@quick_jit
+def faces(A, X, Y):
+    product, pullback = jax.vjp(lambda data: A.with_data(data) @ X, A.data)
+    return (
+        A @ X,
+        A.T @ Y,
+        product,
+        pullback(Y)[0],
+        jax.vjp(lambda values: A._with_values(values) @ X, A.values)[1](Y)[0],
+    )
 
 
 def test_the_arrays_are_those_of_the_picture():
     assert_as_drawn(jsf.from_scipy(drawn_matrix("dia"), "dia"))
 
 
-def test_the_pattern_names_the_empty_places_of_the_picture():
-    A = jsf.from_scipy(drawn_matrix("dia"), "dia")
-    np.testing.assert_array_equal(holes(A), holes_drawn(A))
+@pytest.mark.some(name=2)
+@every_matrix
+@pytest.mark.parametrize("backend", ["xla", "interpret"])
+def test_products_and_derivatives_are_those_of_all_entries(name, backend, rng):
+    S = MATRICES[name]
+    A = jsf.from_scipy(S, "dia", backend=backend)
+    X, Y = rng.standard_normal((S.shape[1], 2)), rng.standard_normal((S.shape[0], 2))
+    product, transposed, again, by_data, by_values = faces(A, X, Y)
+    dense, row = S.toarray(), np.repeat(np.arange(S.shape[0]), np.diff(S.indptr))
+    assert_product(product, dense, X)
+    assert_product(transposed, dense.T, Y)
+    assert_product(again, dense, X)
+    sampled = np.sum(Y[row] * X[S.indices], axis=1)
+    np.testing.assert_allclose(by_data, sampled, atol=1e-12)
+    # A place is read for each of its entries, and a derivative by it is the sum of theirs.
+    start, offsets = np.asarray(A.start), np.asarray(A.offsets)
+    wanted = np.zeros(A.n_stored)
+    np.add.at(wanted, start[np.searchsorted(offsets, S.indices - row)] + row, sampled)
+    np.testing.assert_allclose(by_values, wanted, atol=1e-12)
+
+
+@every_matrix
+def test_it_gives_back_what_was_put_in(name):
+    S = MATRICES[name]
+    back = jsf.from_scipy(S, "dia").to_scipy()
+    np.testing.assert_array_equal(back.indptr, S.indptr)
+    np.testing.assert_array_equal(back.indices, S.indices)
+    np.testing.assert_array_equal(back.data, S.data)
+
+
+def places_read(A) -> int:
+    """The diagonals that are read where they lie, times rows."""
+    n = A.shape[0]
+    return n * int(np.sum(np.asarray(A.start) == n * np.arange(A.offsets.size)))
+
+
+def test_a_product_with_a_stencil_reads_little_more_than_half_of_its_diagonals():
+    A = jsf.from_scipy(GRID, "dia")
+    assert A.n_stored == 7 * 343 and places_read(A) == 4 * 343
+    assert A.nbytes_read == 8 * 4 * 343 + 8 * 7
+    assert A.with_data(A.data).nbytes_read == 8 * 7 * 343 + 8 * 7
 
 
 @value_sizes
 def test_bytes_follow_the_formula(value):
-    A = stored("dia", value)
-    diagonals = len(np.unique(np.subtract(*RAGGED.nonzero())))
-    assert A.nbytes == diagonals * (99 * value + 4) + -(-diagonals * 99 // 8)
+    assert stored("dia", value, GRID).nbytes == 343 * (7 * value) + 7 * 8 + -(-7 * 343 // 8)
+
+
+def test_a_limit_is_one_of_what_it_takes_itself():
+    size = 343 * 7 * 8
+    assert jsf.from_scipy(GRID, "dia", max_bytes=size).n_stored == 7 * 343
+    with pytest.raises(ValueError, match="format 'dia' would take"):
+        jsf.from_scipy(GRID, "dia", max_bytes=size - 1)
+
+
+def test_pairs_are_found_one_by_one():
+    """Those at distances 1 and 6 differ; that at 36 is alike."""
+    A = jsf.from_scipy(MATRICES["one pair alike of three"], "dia")
+    assert places_read(A) == 6 * 216
+    np.testing.assert_array_equal(np.asarray(A.start) % 216 != 0, np.asarray(A.offsets) == -36)
+
+
+@pytest.mark.parametrize("change", ["a number", "an entry more"])
+def test_one_difference_keeps_both_diagonals(change):
+    S = sp.lil_array(sp.diags_array([2.0, 3.0, 3.0], offsets=[0, 1, -1], shape=(40, 40)))
+    S[20, 19] = 0.0 if change == "an entry more" else 4.0
+    S = sp.csr_array(S)
+    if change == "an entry more":
+        S = sp.csr_array(S + sp.csr_array(([0.0], ([19], [20])), S.shape))
+    A = jsf.from_scipy(S, "dia")
+    assert places_read(A) == 3 * 40
+    np.testing.assert_array_equal(A.todense(), S.toarray())
+
+
+def test_a_transposed_product_is_the_product_to_the_last_bit(rng):
+    A, x = jsf.from_scipy(GRID, "dia", backend="interpret"), rng.standard_normal(343)
+    flipped = jsf.from_scipy(sp.csr_array(GRID[::-1, ::-1]), "dia", backend="interpret")
+    np.testing.assert_array_equal((A @ x)[::-1], flipped.T @ x[::-1])
+
+
+def test_other_entries_need_not_be_symmetric(rng):
+    A = jsf.from_scipy(GRID, "dia")
+    data, x = rng.standard_normal(A.nnz), rng.standard_normal(343)
+    B = jax.jit(lambda A, data: A.with_data(data))(A, data)
+    assert jax.tree.structure(B) == jax.tree.structure(A) and B.values.shape == A.values.shape
+    assert_product(B @ x, sp.csr_array((data, GRID.indices, GRID.indptr), GRID.shape).toarray(), x)
+
+
+@pytest.mark.some(name=1)
+@pytest.mark.parametrize("name", ["grid", "with zeros and holes"])
+def test_other_entries_convert_inside_jit(name):
+    """As in every format: the pattern is known there, though the entries are not."""
+    A = jsf.from_scipy(MATRICES[name], "dia")
+    data, x = 2 * A.data, np.ones(A.shape[1])
+    for format in ("sell", "dia"):
+        y = jax.jit(lambda data, format=format: A.with_data(data).asformat(format) @ x)(data)
+        np.testing.assert_allclose(y, 2 * (MATRICES[name] @ x), atol=1e-12)
+
+
+def test_what_keeps_a_matrix_symmetric_keeps_it_small():
+    A = jsf.from_scipy(GRID, "dia")
+    for B in (2 * A, -A, A / 3, A.astype(np.float32)):
+        assert B.name == "dia" and places_read(B) == places_read(A) == 4 * 343
+
+
+def test_symmetric_complex_matrices_share_and_hermitian_ones_do_not(rng):
+    x = rng.standard_normal(343) + 1j * rng.standard_normal(343)
+    alike = sp.csr_array(GRID * (1 - 2j))
+    hermitian = sp.csr_array(GRID + 1j * (sp.triu(GRID, 1) - sp.tril(GRID, -1)))
+    for S, n_read in ((alike, 4 * 343), (hermitian, 7 * 343)):
+        A = jsf.from_scipy(S, "dia")
+        assert places_read(A) == n_read
+        assert_product(A @ x, S.toarray(), x)
+        assert_product(A.rmatvec(x), S.conj().T.toarray(), x)
+
+
+def test_poison_in_a_shared_value_reaches_the_two_rows_that_have_it():
+    """And not the rows whose place, below the first of a diagonal, would lie in the diagonal before."""
+    A = jsf.from_scipy(GRID, "dia", backend="interpret")
+    at = int(np.asarray(A.start)[np.searchsorted(np.asarray(A.offsets), 7)]) + 100
+    y = A._with_values(A.values.at[at].set(jnp.nan)) @ jnp.ones(343)
+    np.testing.assert_array_equal(np.flatnonzero(np.isnan(y)), [100, 107])
+
+
+def test_what_is_stored_on_the_device_is_what_is_stored_on_the_host():
+    for S in (GRID, symmetric()):
+        csr = CsrArrays(*jsf.from_scipy(S, "csr").csr_arrays(), S.shape)
+        device = build(csr, "dia", Target(np.dtype(np.float64)))
+        assert_same_storage(device, jsf.from_scipy(S, "dia"))
+
+
+# ----------------------------------------------------------------------------------------------------------- pattern
 
 
 @pytest.mark.parametrize("shape", [(99, 120), (120, 99), (3, 50), (50, 3), (1, 40), (40, 1)])

@@ -76,7 +76,7 @@ def test_degenerate_matrices_multiply_both_ways_in_two_formats(layout, rng):
 
 def test_a_storage_that_shares_places_is_unshared():
     S, y = jsf.gallery.poisson(4), np.arange(64.0)
-    A = jsf.Paired.from_csr(S, A=jsf.from_scipy(S, "sdia"), across=lambda csr: jsf.from_scipy(csr, "csr"))
+    A = jsf.Paired.from_csr(S, A=jsf.from_scipy(S, "dia"), across=lambda csr: jsf.from_scipy(csr, "csr"))
     assert A.own.name == "dia"
     np.testing.assert_allclose(A.T @ y, S.T @ y)
 

@@ -95,7 +95,7 @@ def test_row_sums_are_bit_identical_in_every_format_with_one_lane_a_row(rng):
         if str(layout) not in SHARED:
             A = layout.of(TALL.scipy())
             results[A.name] = np.asarray(product(A, A.values[None], x)).tobytes()
-    assert {*results} == {"csr", "ell", "ellr", "hll", "jds", "pjds", "pellr", "dia", "sdia", "hdia", "bsr", "sell"}
+    assert {*results} == {"csr", "ell", "ellr", "hll", "jds", "pjds", "pellr", "dia", "hdia", "bsr", "sell"}
     assert len({*results.values()}) == 1
 
 
@@ -234,7 +234,7 @@ def tall(layout, dtype):
 # Of the product, the transposed product and the sampled outer product: other formats have the first and the last.
 FACES_WITH_KERNELS = {
     **{"coo": (1, 0, 0), "csr5": (1, 0, 0), "csc": (0, 1, 0), "hyb": (2, 0, 0)},
-    **dict.fromkeys(("dia", "sdia"), (1, 1, 1)),
+    "dia": (1, 1, 1),
 }
 
 
@@ -273,10 +273,9 @@ def test_what_a_lane_asks_for_at_once_follows_from_the_length_of_rows(mean, load
     assert load in tuning.LAUNCH.loads
 
 
-@pytest.mark.parametrize("format", ["dia", "sdia"])
 @pytest.mark.parametrize(("narrow", "load"), [(True, "narrow whole diagonals"), (False, "whole diagonals")])
-def test_whole_diagonals_have_a_load_of_their_own(format, narrow, load):
-    rule = Layout(format).of(TALL.scipy()).rule
+def test_whole_diagonals_have_a_load_of_their_own(narrow, load):
+    rule = Layout("dia").of(TALL.scipy()).rule
     assert row_kernels.load_beside_values(rule, permuted=False, narrow=narrow, alone=True) == load
     assert row_kernels.load_beside_values(rule, permuted=False, narrow=narrow, alone=False) == "full"
     assert load in tuning.LAUNCH.loads
@@ -292,12 +291,12 @@ def faces(A, x, y):
     return A @ x, A.T @ y, product, vector_passes.total(dot), gradient
 
 
-@pytest.mark.parametrize(("format", "dtype"), [("dia", "float64"), ("sdia", "float32")])
-def test_blocks_of_many_rows_of_diagonals_forget_none(format, dtype, monkeypatch):
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_blocks_of_many_rows_of_diagonals_forget_none(dtype, monkeypatch):
     """In CI no matrix has the rows that such blocks begin at."""
     monkeypatch.setattr(tuning, "LAUNCH", LARGE)
     S = (gallery.poisson((701,)) + sp.diags_array([np.arange(660.0)], offsets=[41], shape=(701, 701))).tocsr()
-    A = jsf.from_scipy(S, format, dtype=dtype, backend="interpret")
+    A = jsf.from_scipy(S, "dia", dtype=dtype, backend="interpret")
     x, y = (np.random.default_rng(k).standard_normal(701).astype(dtype) for k in (0, 1))
     assert tuning.block("triton", "whole diagonals", 701).rows == 512
     wanted, dense = S @ x.astype(float), S.toarray()

@@ -4,7 +4,7 @@
     Subwarp    a(r, j) = (j // T)·C + r·T + j % T            ELLR-T: T neighbouring threads take one row
     Bisected   groups of 32 lanes, 2^g of them a row         BiELL, BiJAD
     Jagged     a(r, j) = col_start[j] + r                    JDS, pJDS
-    Starts     a(r, j) = start[j] + r                        SDIA, and diagonals transposed: columns may share places
+    Starts     a(r, j) = start[j] + r                        DIA, and its transpose: columns may share places
 
 A rule is static and hashable, and reads arrays of NumPy or JAX by name. It has two forms, which agree: `slots` computes
 the row and the j of every stored place (for conversion, references and coordinates), and `walks` the addresses that the

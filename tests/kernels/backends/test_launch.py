@@ -58,7 +58,7 @@ def test_every_block_runs_once():
 
 def test_what_mosaic_reads_once_leaves_the_cache_first():
     A = Layout("csr").of(CASES["irregular"].scipy(), backend="mosaic")
-    mirrored = jsf.from_scipy(jsf.gallery.poisson(5), "sdia", backend="mosaic")  # reads values twice, and has no index
+    mirrored = jsf.from_scipy(jsf.gallery.poisson(5), "dia", backend="mosaic")  # reads values twice, and has no index
     first, second = (lowered(lambda A, x: A @ x, A, np.ones(A.shape[1])) for A in (A, mirrored))
     assert mosaic.STREAMED in first and mosaic.STREAMED not in second
 

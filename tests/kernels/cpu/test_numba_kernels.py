@@ -27,7 +27,7 @@ from tests.zoo import CASES
 pytest.importorskip("numba")
 
 pytestmark = pytest.mark.some(layout=3)
-NATIVE = ["csr", "dia", "sdia"]
+NATIVE = ["csr", "dia"]
 
 
 def irregular(n_rows: int, n_cols: int, mean: int, rng) -> sp.csr_array:
