@@ -120,13 +120,6 @@ def test_third_derivatives_equal_those_of_the_dense_form(rng):
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-11, atol=1e-12), got, want)
 
 
-def test_linearize_and_remat_agree_with_the_product(A, rng):
-    x = jnp.asarray(rng.standard_normal(N_COLS))
-    y, push = jax.linearize(lambda x: A @ x, x)
-    np.testing.assert_allclose(push(x), y)
-    np.testing.assert_allclose(jax.grad(jax.checkpoint(lambda x: jnp.sum((A @ x) ** 2)))(x), 2 * (A.T @ y))
-
-
 # ------------------------------------------------------------------------------------------------------ mixed dtypes
 
 
@@ -240,9 +233,6 @@ def test_gradients_sum_over_the_devices_that_share_the_values(A, rng, mesh, chec
     G = np.cos(a @ X)
     np.testing.assert_allclose(A._with_values(for_values).data, (G @ X.T)[CASE.places()], rtol=1e-10)
     np.testing.assert_allclose(for_x, a.T @ G, rtol=1e-10, atol=1e-12)
-
-
-# ------------------------------------------------------------------------------------------------------------- frames
 
 
 # ----------------------------------------------------------------------------------------------------------- backends

@@ -2,8 +2,6 @@
 
 import functools
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -13,7 +11,7 @@ from jaxsparse_fmt._types import CsrArrays, Target
 from jaxsparse_fmt.core.matrix import build
 from jaxsparse_fmt.formats import csr5, csr5_tiles
 from tests.bytes_oracle import stated_bytes
-from tests.formats.pictures import RAGGED, assert_as_drawn, drawn_matrix, stored, value_sizes
+from tests.formats.pictures import RAGGED, assert_as_drawn, drawn_matrix
 from tests.lowering import SIGNATURES, lowered, quick_jit
 from tests.oracle import assert_same_storage
 
@@ -100,14 +98,6 @@ def test_the_arrays_are_those_of_the_picture(monkeypatch):
     assert_as_drawn(jsf.from_scipy(drawn_matrix("csr5"), "csr5", tile_shape=(2, 4)))
 
 
-@value_sizes
-def test_bytes_follow_the_formula(value):
-    A = stored("csr5", value, tile_shape=TILE)
-    assert A.nbytes == SIZE * (value + 2) + 4 * (128 + 1) + 4  # one tile
-    B = stored("csr5", value, RAGGED, tile_shape=(256, 16))
-    assert B.nbytes == 4096 * (value + 2) + 4 * (256 + 1) + 4
-
-
 @pytest.mark.parametrize("name", KINDS)
 def test_bytes_of_narrow_and_wide_columns_follow_the_formula(name):
     A, n_tiles = made(name), len(dealt(name)[1])
@@ -141,31 +131,11 @@ def test_every_lane_takes_the_next_entries_whatever_their_rows(name):
 
 
 @every_matrix
-def test_hops_are_the_lanes_that_the_longest_chain_goes_on_for(name):
-    hops = []
-    for places in dealt(name)[1]:
-        lanes_of: dict[int, set[int]] = {}
-        for at, (k, _) in enumerate(places):
-            lanes_of.setdefault(k, set()).add(at // ENTRIES)
-        hops.append(max(map(len, lanes_of.values())) - 1)
-    assert made(name).hops.tolist() == hops
-
-
-@every_matrix
 def test_no_tile_has_more_rows_than_are_said_and_some_has_more_than_two_thirds_of_them(name):
     A, plain = made(name, keep_sums=True), made(name)
     most = max(len({row for row, _ in places}) for places in dealt(name)[1])
     assert most <= A.tile_rows < 1.5 * most and A.tiles.kept_rows == A.tile_rows
     assert plain.tiles.kept_rows == 0
-
-
-@some_matrices
-def test_a_row_never_leaves_its_tile(name):
-    A = made(name)
-    row, col, _ = (np.asarray(a) for a in A.tiles.places(A.arrays))
-    live = col < N_COLS
-    held = np.unique(np.stack([row, np.arange(A.n_stored) // SIZE])[:, live], axis=1)
-    assert np.all(np.diff(held[0]) > 0)
 
 
 @some_matrices
@@ -175,17 +145,6 @@ def test_host_and_device_convert_alike(name, hot):
     csr = CsrArrays(*there.csr_arrays(), there.shape)
     got = build(csr, "csr5", Target(there.dtype), tile_shape=TILE, hot=hot)
     assert_same_storage(got, made(name, hot=hot))
-
-
-def test_data_and_matrix_come_back_in_their_order():
-    S, A = MATRICES["wide"], made("wide")
-    np.testing.assert_array_equal(A.data, S.data)
-    doubled = A.with_data(2 * S.data)
-    np.testing.assert_array_equal(doubled.values, 2 * np.asarray(A.values))
-    back = doubled.to_scipy()
-    np.testing.assert_array_equal(back.indices, S.indices)
-    np.testing.assert_array_equal(back.indptr, S.indptr)
-    np.testing.assert_array_equal(back.data, 2 * S.data)
 
 
 @pytest.mark.parametrize(("span", "fits"), [(0, True), (32_766, True), (32_767, False)])
@@ -213,13 +172,6 @@ def test_columns_up_to_32766_apart_take_16_bits(span, fits):
 )
 def test_a_tile_is_as_large_as_leaves_a_gpu_enough_of_them(nnz, n_rows, tile_shape):
     assert csr5.tile_for(nnz, n_rows) == tile_shape
-
-
-def test_the_layout_says_the_tile_that_was_chosen():
-    chosen = {"tile_shape": (256, 8), "hot": 0, "keep_sums": False}
-    assert stored("csr5").layout == chosen
-    assert jsf.from_scipy(RAGGED, "csr5", tile_shape=[512, 8]).layout == chosen | {"tile_shape": (512, 8)}
-    assert stored("csr5", hot=10**6).layout == chosen | {"hot": 120}  # all columns
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (6, 7), (0, 0)], ids=str)
@@ -333,16 +285,3 @@ def test_every_run_adds_a_rows_entries_lane_by_lane_in_order():
     np.testing.assert_array_equal(first, again)
     in_order = sp.csr_array((data, S.indices, S.indptr), S.shape) @ x
     assert np.any(first[whole] != in_order[whole])  # so the order shows
-
-
-@quick_jit
-def batch(A, D, X):
-    return jax.vmap(lambda data, X: A.with_data(data) @ X)(D, X)
-
-
-def test_a_batch_of_values_and_several_columns_equal_scipy():
-    S = MATRICES["wide"]
-    D, X = NUMBERS.integers(-4, 5, (2, S.nnz)) * 1.0, NUMBERS.integers(-4, 5, (2, N_COLS, 5)) * 1.0
-    want = [sp.csr_array((data, S.indices, S.indptr), S.shape) @ x for data, x in zip(D, X, strict=True)]
-    got = batch(made("wide", backend="interpret"), jnp.asarray(D), jnp.asarray(X))
-    np.testing.assert_array_equal(got, want)

@@ -18,45 +18,11 @@ def arrow(n: int) -> sp.csr_array:
     return sp.csr_array((np.ones(2 * n - 1), (row, np.concatenate([np.arange(n), np.arange(1, n)]))), (n, n))
 
 
-@pytest.mark.parametrize("layout", [Layout("ell"), Layout("ellr"), Layout("hll", (("slice_size", 2**20),))], ids=str)
-def test_one_full_row_is_refused_before_anything_is_allocated(layout):
-    n = 200_000
-    matrix = arrow(n)
-    tracemalloc.start()
-    try:
-        with pytest.raises(ValueError) as caught:
-            layout.of(matrix)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 20 * 12 * matrix.nnz
-    text = str(caught.value)
-    assert f"format {layout.format!r} would take" in text and "5.6 MB in CSR" in text
-    assert "longest row has 200000 entries where the mean is 2.0" in text
-    assert (
-        "use format='csr', or format='auto' of from_scipy" in text
-        or "use format='hll', or format='auto' of from_scipy" in text
-    )
-
-
-def test_the_guard_recommends_a_format_that_it_then_accepts():
-    matrix = arrow(20_000)
-    with pytest.raises(ValueError, match=r"format='(csr|hll)'") as caught:
-        jsf.from_scipy(matrix, "ell")
-    better = str(caught.value).split("use format='")[1].split("'")[0]
-    assert jsf.from_scipy(matrix, better).nnz == matrix.nnz
-    assert jsf.from_scipy(matrix).nnz == matrix.nnz
-
-
 def test_max_bytes_insists_on_what_the_message_names():
     matrix = arrow(3000)
     with pytest.raises(ValueError, match="pass max_bytes=108000000 to insist"):
         jsf.from_scipy(matrix, "ell")
     assert jsf.from_scipy(matrix, "ell", max_bytes=108_000_000).n_stored == 9_000_000
-
-
-def test_small_matrices_may_pad_as_they_like():
-    assert jsf.from_scipy(arrow(500), "ell").fill < 0.01
 
 
 @pytest.mark.parametrize(
@@ -122,7 +88,7 @@ def test_is_the_transpose_of_a_wide_matrix_refused_before_it_is_made():
         jsf.from_coo([0], [HUGE - 1], [1.0], (1, HUGE), "csr", transpose=True)
 
 
-@pytest.mark.parametrize("format", ["ell", "ellr", "jds", "hll", "bsr", "csr", "dia", "hdia", "auto"])
+@pytest.mark.parametrize("format", ["ell", "auto"])
 @pytest.mark.parametrize("bad", [np.nan, -1, -np.inf, True, np.True_, 1j, "1GB"], ids=str)
 def test_is_a_limit_that_is_no_number_of_bytes_refused_at_the_door(format, bad):
     with pytest.raises((ValueError, TypeError), match=r"max_bytes must be a number of bytes.* 10\*\*9; got"):
@@ -148,22 +114,6 @@ def test_what_the_memory_holds_is_what_the_device_tells(free, monkeypatch):
             jsf.from_scipy(matrix, "ell", max_bytes=np.inf)
 
 
-@pytest.mark.parametrize("sigma", [1, 1024])
-def test_does_hdia_of_a_random_matrix_take_little_more_than_what_it_stores(sigma, rng):
-    """Every entry has a diagonal of its own in its slice, so that it stores 128 places each."""
-    n = 20_000
-    row, col = (rng.integers(0, n, n) for _ in range(2))
-    S = sp.csr_array((np.ones(n), (row, col)), (n, n))
-    tracemalloc.start()
-    try:
-        A = jsf.from_scipy(S, "hdia", sigma=sigma, max_bytes=np.inf)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert A.n_stored > 100 * n and peak < 3 * 8 * A.n_stored
-    np.testing.assert_array_equal(A.to_scipy().indices, S.indices)
-
-
 def test_a_dense_array_of_a_huge_matrix_is_refused_where_xla_would_abort():
     A = jsf.from_scipy(sp.eye_array(1_000_000, dtype=np.float32))
     for make in (A.todense, A.toarray, A.T.todense, jax.jit(lambda: A.todense())):
@@ -172,11 +122,3 @@ def test_a_dense_array_of_a_huge_matrix_is_refused_where_xla_would_abort():
         ) as e:
             make()
         assert "use A @ x" in str(e.value)
-
-
-def test_a_dense_array_as_large_as_the_caller_says_is_made():
-    A = jsf.from_scipy(sp.eye_array(10, 9))
-    np.testing.assert_array_equal(A.todense(max_bytes=720), np.eye(10, 9))
-    np.testing.assert_array_equal(A.T.todense(max_bytes=720), np.eye(9, 10))
-    with pytest.raises(ValueError, match="a dense 10 × 9 matrix takes 720 B"):
-        A.todense(max_bytes=719)

@@ -12,14 +12,13 @@ import jaxsparse_fmt as jsf
 from jaxsparse_fmt.choose import tune
 from jaxsparse_fmt.formats import building
 from tests.lowering import SIGNATURES, lowered, quick_jit
-from tests.oracle import assert_compiled_once_a_shape, assert_gradient_through_a_solve, assert_product, draw, wide
+from tests.oracle import assert_gradient_through_a_solve, assert_product, draw, wide
 from tests.zoo import CASES, FIRST_LAYOUTS, SORTED, Layout
 
 # The others' transposed products are kernels anyway.
 PAIRED = [layout for layout in FIRST_LAYOUTS if not jsf.FORMATS[layout.format].transposes]
 pytestmark = pytest.mark.some(layout=2)
 every_format = pytest.mark.parametrize("layout", PAIRED, ids=str)
-SPLIT = next(layout for layout in FIRST_LAYOUTS if layout.format == "sell")  # in two parts, with a tail
 
 IRREGULAR = CASES["irregular"]
 
@@ -96,16 +95,6 @@ def test_it_is_a_matrix_like_any_other(rng):
     for B, b in ((A * 2.0, 2 * dense), (-A, -dense), (A.astype(np.complex64), dense), (A.with_data(A.data), dense)):
         assert isinstance(B, jsf.Paired)
         assert_product(B.T @ y, b.T, y)
-
-
-@pytest.mark.parametrize("layout", [*PAIRED[:3], SPLIT], ids=str)
-def test_repr_is_one_short_line_that_names_both_storages(layout):
-    A = paired(layout, IRREGULAR.scipy())
-    for text in (repr(A), repr(A.T)):
-        assert "\n" not in text and len(text) < 120
-        words = (f"<{layout.format} 17×13", f"nnz={A.nnz}", "float64", f"transpose in {layout.format}>")
-        assert all(word in text for word in words)
-    assert "leaves" in repr(jax.tree.map(jax.typeof, A))
 
 
 # --------------------------------------------------------------------------------------------------------- products
@@ -205,32 +194,6 @@ def test_a_gpu_gets_a_kernel_for_the_transposed_product(dialect):
     assert [SIGNATURES[dialect] in lowered(lambda A, y: A.T @ y, B, y.astype(B.dtype)) for B in A] == [True, False]
 
 
-@pytest.mark.parametrize("layout", [x for x in FIRST_LAYOUTS if x.format in ("csr5", "hdia", "biell", "sell")], ids=str)
-def test_the_interpreted_kernel_reads_what_the_second_storage_says(layout, rng):
-    A, dense, Y = paired(layout, IRREGULAR.scipy()), IRREGULAR.dense(), rng.standard_normal((17, 2))
-    transposed = quick_jit(lambda A, Y: A.T @ Y)
-    with jsf.use_backend("interpret"):
-        assert_product(transposed(A, Y), dense.T, Y)
-        Y[3, 1] = np.nan
-        np.testing.assert_array_equal(np.isnan(transposed(A, Y)[:, 1]), IRREGULAR.pattern()[3])
-
-
-# -------------------------------------------------------------------------------------------------------------- jit
-
-
-@pytest.mark.parametrize("layout", [Layout("csr"), SORTED], ids=str)
-def test_another_matrix_of_the_same_layout_shape_does_not_recompile(layout, rng):
-    assert len(assert_compiled_once_a_shape(lambda S: paired(layout, S), rng)) == 1
-
-
-def test_it_is_made_inside_jit_as_outside():
-    layout, S, made = Layout("auto"), IRREGULAR.scipy(), []
-    jax.jit(lambda: made.append(paired(layout, S)))()
-    want = paired(layout, S)
-    assert jax.tree.structure(made[0]) == jax.tree.structure(want)
-    jax.tree.map(np.testing.assert_array_equal, made[0], want)
-
-
 def test_the_gradient_through_a_solve_solves_with_the_transpose(rng):
     S = sp.csr_array(jsf.gallery.convection_diffusion(3))
     assert_gradient_through_a_solve(paired(Layout("ell"), S), S, rng)
@@ -267,16 +230,6 @@ def test_tune_measures_each_of_the_two(monkeypatch):
         np.testing.assert_array_equal(B.to_scipy().toarray(), dense)
 
 
-def test_every_door_takes_it():
-    S, dense, y = IRREGULAR.scipy(), IRREGULAR.dense(), np.ones(17)
-    for A in (
-        jsf.from_coo(*S.coords, S.data, S.shape, "csr", transpose=True),
-        jsf.from_dense(dense, "ell", np.float32, transpose=True, backend="xla"),
-    ):
-        assert isinstance(A, jsf.Paired)
-        assert_product(A.T @ y, dense.T, y)
-
-
 def test_what_is_made_of_it_is_an_ordinary_matrix():
     A = paired(SORTED, IRREGULAR.scipy())
     for B in (A.asformat("csr"), jsf.from_scipy(A, "csr")):
@@ -284,16 +237,6 @@ def test_what_is_made_of_it_is_an_ordinary_matrix():
         np.testing.assert_array_equal(B.todense(), IRREGULAR.dense())
     mesh = jax.make_mesh((1,), ("rows",), devices=jax.devices("cpu")[:1])
     np.testing.assert_array_equal(jsf.shard(A, mesh, format="csr").to_scipy().toarray(), IRREGULAR.dense())
-
-
-def test_what_transpose_does_not_change_is_refused_as_ever():
-    S = IRREGULAR.scipy()
-    with pytest.raises(ValueError, match="format='auto' chooses the layout itself"):
-        jsf.from_scipy(S, slice_size=4, transpose=True)
-    with pytest.raises(ValueError, match="format 'csr' has no layout option 'slice_size'"):
-        jsf.from_scipy(S, "csr", slice_size=4, transpose=True)
-    with pytest.raises(TypeError, match="block_shape must be two integers"):
-        jsf.from_scipy(S, "bsr", block_shape=3, transpose=True)
 
 
 def test_a_transpose_that_is_too_large_is_told_from_the_matrix():

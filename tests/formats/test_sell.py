@@ -80,14 +80,6 @@ def test_products_are_those_of_hll_to_the_last_bit(matrix, layout, dtype, rng):
         np.testing.assert_array_equal(product(A, x), product(jsf.from_scipy(matrix, "hll", dtype, **layout), x))
 
 
-def test_each_column_of_a_slice_has_its_own_base():
-    A = stored("sell", slice_size=8)
-    chunks = np.asarray(stored("hll", slice_size=8).col_idx).reshape(-1, 8)
-    live = chunks < 120
-    np.testing.assert_array_equal(A.col_base, chunks.min(axis=1))
-    np.testing.assert_array_equal(A.delta, np.where(live, chunks - chunks.min(axis=1)[:, None], 65_535).reshape(-1))
-
-
 # -------------------------------------------------------------------------------------------------- narrow values
 
 

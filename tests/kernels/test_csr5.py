@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.kernels import csr5
@@ -158,15 +157,6 @@ def test_tiles_and_pieces_that_are_added_to_be_like_others_change_no_sum(shares_
             np.testing.assert_array_equal(got[:, : want.shape[1]], want)
 
 
-def test_shards_keep_no_sums_where_a_tile_of_one_has_too_many_rows():
-    rows = np.arange(9000)
-    twelve = sp.csr_array((np.ones(12 * 9000), (np.repeat(rows, 12), np.tile(np.arange(12), 9000))), (9000, 12))
-    mostly_empty = sp.csr_array((np.ones(100), (rows[:100], np.zeros(100, int))), (9000, 12))
-    alone = [jsf.from_scipy(S, "csr5", tile_shape=(512, 32), keep_sums=True) for S in (twelve, mostly_empty)]
-    assert [A.tiles.kept_rows > 0 for A in alone] == [True, False]
-    assert {A.tiles.kept_rows for A in brought_together(alone)} == {0}
-
-
 def sums(A: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     arrays = A.arrays
     lie = A.tiles
@@ -219,14 +209,6 @@ def test_the_kernel_that_keeps_its_sums_lowers_for_cuda(kind, tile_shape, dtype)
     assert kernels_in(lowered(product, *asked(lie, dtype, 1, batch=2), arrays, piece_ptr), "mosaic") == 1
 
 
-@every_dialect
-@every_kind
-def test_the_kernel_lowers_with_64_bit_addresses(kind, dialect):
-    lie, arrays = lying(kind, (128, 8), 2**21)
-    f = functools.partial(csr5.product, tiles=lie, backend=dialect)
-    assert kernels_in(lowered(f, *asked(lie, jnp.float32, 1), arrays), dialect) == 1
-
-
 @every_kind
 def test_addresses_are_64_bit_from_two_to_the_31_on(kind):
     for n_tiles, dtypes in ((2**21 - 1, {"int32"}), (2**21, {"int32", "int64"})):
@@ -242,11 +224,3 @@ def test_addresses_are_64_bit_where_only_the_sums_of_lanes_are_many():
     values, x = asked(lie, jnp.float32, 64)
     assert max(values.size, x.size, lie.shape[0] * 64) < 2**31 <= lie.n_tiles * lie.lanes * 64
     assert "int64" in vectors_in_kernels(f, values, x, arrays)
-
-
-def test_32_bit_jax_runs_no_kernel_where_the_sums_of_lanes_are_too_many():
-    with jax.enable_x64(False):
-        lie, arrays = lying("wide", (128, 8), 2**18)
-        f = functools.partial(csr5.product, tiles=lie, backend="triton")
-        assert vectors_in_kernels(f, *asked(lie, jnp.float32, 63), arrays) == {"int32"}
-        assert not vectors_in_kernels(f, *asked(lie, jnp.float32, 64), arrays)

@@ -12,10 +12,10 @@ import scipy.sparse as sp
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt import gallery
 from jaxsparse_fmt.core import vector_passes
-from jaxsparse_fmt.kernels import row_kernels, spmv
+from jaxsparse_fmt.kernels import spmv
 from jaxsparse_fmt.kernels.backends import tuning
 from jaxsparse_fmt.kernels.layout.address import Slices
-from jaxsparse_fmt.kernels.layout.columns import Delta, Explicit, Rule
+from jaxsparse_fmt.kernels.layout.columns import Explicit, Rule
 from tests.lowering import SIGNATURES, lowered, quick_jit
 from tests.oracle import assert_close, draw, magnitude, wide
 from tests.stopwatch import stopwatch
@@ -80,45 +80,6 @@ def test_interpreted_kernels_read_exactly_what_is_stored(layout):
     x[:] = 1
     live = np.asarray(coordinates(A)[2]) < A.nnz
     np.testing.assert_array_equal(outer(A, y, x)[0], 2 * live)
-
-
-# Where several lanes share a row, or a row is cut in two, its terms are added in another order.
-SHARED = ("coo", "csc", "csr", "csr-threads_per_row4", "csr5-tile_shape128x8", "ellr-threads_per_row2")
-SHARED += ("ellrt-threads_per_row2", "biell", "bijad", "hyb-width2")
-
-
-@pytest.mark.deep  # the quick tests' compiler fuses a product and a sum in some formats
-def test_row_sums_are_bit_identical_in_every_format_with_one_lane_a_row(rng):
-    x = draw(rng, jnp.float64, 1, 3, 2)
-    results = {}
-    for layout in KERNELS:
-        if str(layout) not in SHARED:
-            A = layout.of(TALL.scipy())
-            results[A.name] = np.asarray(product(A, A.values[None], x)).tobytes()
-    assert {*results} == {"csr", "ell", "ellr", "hll", "jds", "pjds", "pellr", "dia", "hdia", "bsr", "sell"}
-    assert len({*results.values()}) == 1
-
-
-NARROW = {"poisson": lambda: jsf.gallery.poisson(6), "elasticity": lambda: jsf.gallery.elasticity(3)}
-
-
-@pytest.mark.parametrize("backend", ["xla", "interpret"])
-@pytest.mark.parametrize("options", [{"slice_size": 4}, {"slice_size": 32, "sigma": 64}, {"slice_size": 128}], ids=str)
-@pytest.mark.parametrize(("name", "dtype"), [("poisson", np.float32), ("elasticity", np.float64)])
-def test_sell_with_16_bit_columns_is_hll_to_the_last_bit(name, dtype, options, backend, rng):
-    """Products of half as many digits are exact, so that only the order of the sums decides, not where a CPU fuses."""
-    S, short = NARROW[name](), np.float16 if dtype == np.float32 else np.float32
-    S.data[:] = rng.standard_normal(S.nnz).astype(short)
-    x = draw(rng, short, 1, S.shape[1], 1).astype(dtype)
-    sell = jsf.from_scipy(S, "sell", dtype, **options)
-    hll = jsf.from_scipy(S, "hll", dtype, **options)
-    assert sell.delta is not None and sell.col_idx is None
-    got, want = (np.asarray(product(A, A.values[None], x, backend=backend))[0, :, 0] for A in (sell, hll))
-    np.testing.assert_array_equal(got, want)
-    terms = S.toarray().astype(dtype) * np.asarray(x)[0, :, 0]
-    in_order, backwards = (functools.reduce(np.add, order) for order in (terms.T, terms.T[::-1]))
-    np.testing.assert_array_equal(got, in_order)
-    assert np.any(in_order != backwards)
 
 
 @pytest.mark.some(name=2)
@@ -266,21 +227,6 @@ def test_every_kernel_lowers_for_cuda(layout, dialect, dtype, p):
     assert kernels_in(lowered(lambda A: [face(A) for face in asked], A), dialect) == sum(n_kernels)
 
 
-@pytest.mark.parametrize(("mean", "load"), [(2, "very short deltas"), (7, "deltas"), (81, "long deltas")])
-def test_what_a_lane_asks_for_at_once_follows_from_the_length_of_rows(mean, load):
-    rule = Rule((1024, 1024), 1024 * mean, Slices(1024, 128), Delta())
-    assert row_kernels.load_beside_values(rule, permuted=False, narrow=True, alone=True) == load
-    assert load in tuning.LAUNCH.loads
-
-
-@pytest.mark.parametrize(("narrow", "load"), [(True, "narrow whole diagonals"), (False, "whole diagonals")])
-def test_whole_diagonals_have_a_load_of_their_own(narrow, load):
-    rule = Layout("dia").of(TALL.scipy()).rule
-    assert row_kernels.load_beside_values(rule, permuted=False, narrow=narrow, alone=True) == load
-    assert row_kernels.load_beside_values(rule, permuted=False, narrow=narrow, alone=False) == "full"
-    assert load in tuning.LAUNCH.loads
-
-
 LARGE = dataclasses.replace(tuning.LAUNCH, least_blocks=0)
 
 
@@ -316,17 +262,6 @@ def test_a_row_of_several_pieces_takes_one_more_kernel(dialect):
     text = lowered(lambda A, x: A @ x, A, np.ones(A.shape[1]))
     assert kernels_in(text, dialect) == 2
     assert "output_operand_alias<" in text and "stablehlo.scatter" not in text  # it adds to y where that lies
-
-
-@pytest.mark.parametrize("C", [1, 32, 128, 200])
-@pytest.mark.parametrize("dialect", SIGNATURES)
-def test_slices_of_every_kind_lower_for_cuda(dialect, C, rng):
-    S = sp.random_array((300, 300), density=0.02, rng=rng, format="csr")
-    for name in ("hll", "sell"):
-        A = Layout(name, (("slice_size", C), ("sigma", 600))).of(S)
-        x = jnp.ones((1, 300, 1))
-        text = lowered(lambda A, x: A.without_values.product_face(A.values[None], x, dialect), A, x)
-        assert kernels_in(text, dialect) == 1
 
 
 @pytest.mark.some(layout=1)
