@@ -184,7 +184,4 @@ def _bsr(S: sp.csr_array, block_shape: tuple[int, int], value: int) -> int:
 
 def _pattern(S: sp.csr_array, n_stored: int, inside: int) -> int:
     """Of `pattern`, which tells the entries from the other places inside the matrix."""
-    holes, bits = inside - S.nnz, -(-n_stored // 8)
-    if holes == 0:
-        return 0
-    return bits if np.any(S.data == 0) else min(bits, 4 * holes)
+    return -(-n_stored // 8) if inside > S.nnz else 0

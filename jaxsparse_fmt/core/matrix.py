@@ -33,7 +33,6 @@ from jaxsparse_fmt.core.pattern import Pattern
 from jaxsparse_fmt.core.scipy_names import OnOneDevice, ScipyNames
 from jaxsparse_fmt.core.transposed import Transposed
 from jaxsparse_fmt.kernels.backends import selection
-from jaxsparse_fmt.kernels.layout.columns import is_read
 
 # Every storage scheme by name; `formats/__init__.py` fills it.
 FORMATS: dict[str, type[SparseMatrix]] = {}
@@ -96,7 +95,7 @@ class SparseMatrix(OnOneDevice, Pattern):
     def nbytes_read(self) -> int:
         """Bytes of the arrays that `A @ x` reads."""
         pattern = getattr(self, "pattern", None)
-        unread = 0 if pattern is None or is_read(pattern) else pattern.nbytes
+        unread = 0 if pattern is None or getattr(self, "reads_pattern") else pattern.nbytes  # noqa: B009
         return dataclasses.replace(self, **dict.fromkeys(self.unread)).nbytes - unread
 
     @property

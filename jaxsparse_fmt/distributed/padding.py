@@ -12,7 +12,6 @@ import numpy as np
 
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats.base import Most, Padding, array_fields, noted
-from jaxsparse_fmt.kernels.layout.columns import is_bits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,14 +20,13 @@ class Form:
 
     Attributes:
       sizes: the length of every array; for `values` the length before the tail, and that of the tail.
-      pattern: its dtype, which decides whether it holds bits or places (`kernels/layout/columns.py`). Bits where some
-        matrix has bits, or has no pattern, since any of its places may hold a zero; None: no matrix has one.
+      pattern: whether there is one.
       nnz: the number of entries.
       counts: each number that sets a size, by the name of its field.
     """
 
     sizes: dict[str, int]
-    pattern: np.dtype | None
+    pattern: bool
     nnz: int
     counts: Mapping[str, int]
 
@@ -38,31 +36,26 @@ class Form:
         sizes = {name: a.shape[0] for name, a in arrays.items() if name not in ("values", "pattern")}
         main = getattr(A, "n_main", A.n_stored)
         sizes |= {"values": main, "tail": A.n_stored - main}
-        pattern = arrays.get("pattern")
-        holes = 0 if pattern is None or is_bits(pattern) else pattern.shape[0]
-        kind = None if pattern is None else pattern.dtype
-        return Form(sizes | {"pattern": holes}, kind, A.nnz, {name: getattr(A, name) for name in noted(type(A), Most)})
+        counts = {name: getattr(A, name) for name in noted(type(A), Most)}
+        return Form(sizes, "pattern" in arrays, A.nnz, counts)
 
 
 def agreed(forms: list[Form]) -> Form:
     """The form to which the matrices of all these forms can be padded: the largest sizes and counts."""
     names = {name for form in forms for name in form.sizes}
     sizes = {name: max(form.sizes.get(name, 0) for form in forms) for name in names}
-    kinds = {form.pattern for form in forms}
-    read, unread = np.dtype(np.uint8), np.dtype(np.int8)
-    if None in kinds or read in kinds:
-        kind = None if kinds == {None} else read
-    else:
-        kind = unread if unread in kinds else np.result_type(*kinds)
     counts = {name: max(form.counts[name] for form in forms) for name in forms[0].counts}
-    return Form(sizes, kind, max(form.nnz for form in forms), counts)
+    having = {form.pattern for form in forms}
+    if len(having) > 1:  # without a pattern, any place may hold a zero
+        counts["reads_pattern"] = True
+    return Form(sizes, True in having, max(form.nnz for form in forms), counts)
 
 
 def arrays_in(A: SparseMatrix, form: Form) -> dict[str, np.ndarray]:
     """The arrays of A on the host, padded to that form."""
     arrays = _arrays(A)
     padded = {name: _padded(name, a, A, form) for name, a in arrays.items() if name != "pattern"}
-    if form.pattern is not None:
+    if form.pattern:
         padded["pattern"] = _pattern(arrays.get("pattern"), A, form)
     return padded
 
@@ -104,16 +97,8 @@ def _filled(a: np.ndarray, size: int, value: int) -> np.ndarray:
 
 
 def _pattern(pattern: np.ndarray | None, A: SparseMatrix, form: Form) -> np.ndarray:
-    """Bits of all places, 0 for places that are added; or a list of holes, in which added ones lie beyond the end."""
-    n_stored = form.sizes["values"]
-    assert form.pattern is not None
-    if form.pattern.itemsize == 1:
-        present = np.ones(A.n_stored, bool)
-        if pattern is not None and is_bits(pattern):
-            present = np.unpackbits(pattern.view(np.uint8), count=A.n_stored, bitorder="little").astype(bool)
-        elif pattern is not None:
-            present[pattern] = False
-        return np.packbits(_filled(present, n_stored, 0), bitorder="little").view(form.pattern)
-    assert pattern is not None
-    added = form.sizes["pattern"] - pattern.shape[0]
-    return np.concatenate([pattern, n_stored + np.arange(added, dtype=pattern.dtype)])
+    """Bits of all places, 0 for places that are added."""
+    present = np.ones(A.n_stored, np.uint8)
+    if pattern is not None:
+        present = np.unpackbits(pattern, count=A.n_stored, bitorder="little")
+    return np.packbits(_filled(present, form.sizes["values"], 0), bitorder="little")

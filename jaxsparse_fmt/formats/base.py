@@ -221,6 +221,7 @@ LongRows = Annotated[
     Array, Padding(lambda a, size, A: np.concatenate([a, A.shape[0] + np.arange(size - a.shape[0], dtype=a.dtype)]))
 ]
 Largest = Annotated[int, Most()]
+AnyShards = Annotated[bool, Most()]  # true of all shards if it is of one
 
 
 @functools.cache

@@ -4,15 +4,14 @@
          ⎢ 3 4 . . ⎥      values     [1 3 5 7 | 2 4 6 8 | · · 9 · | · · · 1]      [n_stored]
          ⎢ 5 6 9 . ⎥      block_col  [0 0 | 2 1]                                  [n_stored / (r·c)] int32, 2: padding
          ⎣ 7 8 . 1 ⎦      slice_ptr  [0 16]                                       [n_slices + 1] int32
-                          pattern    [-1 -73]                                     [⌈n_stored / 8⌉] int8, 0-bits: holes
+                          pattern    [255 183]                                    [⌈n_stored / 8⌉] uint8, 0-bits: holes
 
 Holes are the places of stored blocks, inside the matrix, that hold no entry; `pattern` marks them as in DIA (`dia.py`).
 
 One thread walks a row. The r threads of a block row read the same block indices, so that a product with full 3 × 3
 blocks reads 4/9 byte of index an entry. Slices have lcm(r, 128) rows. Blocks that reach beyond the matrix are padded.
 
-Bytes: n_stored·(value + 4 / (r·c)) + 4·(n_slices + 1), and for the pattern min(⌈n_stored / 8⌉, 4·holes), the former
-where there are holes and some entry is zero.
+Bytes: n_stored·(value + 4 / (r·c)) + 4·(n_slices + 1), and ⌈n_stored / 8⌉ for the pattern where there are holes.
 """
 
 import functools
@@ -26,7 +25,7 @@ import scipy.sparse
 
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building, footprint, merging, statistics
-from jaxsparse_fmt.formats.base import Array, ByRule, Pointer, padded_with, storage_format
+from jaxsparse_fmt.formats.base import AnyShards, Array, ByRule, Pointer, padded_with, storage_format
 from jaxsparse_fmt.kernels.layout.address import Slices
 from jaxsparse_fmt.kernels.layout.columns import Blocked, Rule, pack_pattern
 
@@ -45,6 +44,7 @@ class BSR(ByRule):
     block_col: BlockColumn
     slice_ptr: Pointer
     pattern: Array | None
+    reads_pattern: AnyShards
     block_shape: tuple[int, int]
 
     name = "bsr"
@@ -56,7 +56,7 @@ class BSR(ByRule):
 
     @property
     def column(self) -> Blocked:
-        return Blocked(*self.block_shape)
+        return Blocked(*self.block_shape, self.reads_pattern)
 
     @classmethod
     def from_csr(cls, csr: Csr, target: Target, *, block_shape: tuple[int, int] | None = None) -> Self:
@@ -68,8 +68,10 @@ class BSR(ByRule):
         r, c = _shape(block_shape) if block_shape is not None else best_block(csr, target.dtype.itemsize)
         merged = merging.distinct(csr, None, r, Blocked(r, c))
         build = _on_host if merged is None else functools.partial(_on_device, merged)
-        index, values, pattern = build(csr, (r, c), target)
-        return building.made(cls, csr, target, values, **index, pattern=pattern, block_shape=(r, c))
+        index, values, present = build(csr, (r, c), target)
+        pattern, n_holes = pack_pattern(present)
+        index |= {"pattern": pattern, "reads_pattern": n_holes > 0 and building.has_zeros(csr, target.dtype)}
+        return building.made(cls, csr, target, values, **index, block_shape=(r, c))
 
     @classmethod
     def footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
@@ -95,7 +97,7 @@ def _sizes(csr: Csr, lengths: Any, block_shape: tuple[int, int], target: Target)
 
 
 def _on_device(merged: Array, csr: Csr, block_shape: tuple[int, int], target: Target):
-    """The index arrays, `values` and `pattern`; as `_on_host`."""
+    """The index arrays, `values`, and which places hold an entry or lie outside the matrix; as `_on_host`."""
     (r, c), n_rows = block_shape, csr.shape[0]
     slice_ptr = _sizes(csr, np.asarray(merging.counts(merged)), block_shape, target)
     rule, slice_ptr = (
@@ -104,7 +106,7 @@ def _on_device(merged: Array, csr: Csr, block_shape: tuple[int, int], target: Ta
     )
     index = {"block_col": _in_slices(merged, slice_ptr, rule), "slice_ptr": slice_ptr}
     values, present = merging.place(csr, rule, index, target.dtype)
-    return index, values, merging.pattern(csr, present, target.dtype)
+    return index, values, present
 
 
 @functools.partial(jax.jit, static_argnums=2)
@@ -143,8 +145,7 @@ def _on_host(csr: Csr, block_shape: tuple[int, int], target: Target):
     in_columns = blocks.indices[:, None] * c + np.arange(c) < n_cols
     inside = in_rows[:, :, None] & in_columns[:, None, :]
     present = in_chunks(entries.data | ~inside, True)
-    pattern = pack_pattern(present, zeros_stored=bool(np.any(csr.data.astype(target.dtype) == 0)))
-    return {"block_col": block_col, "slice_ptr": slice_ptr}, values, pattern
+    return {"block_col": block_col, "slice_ptr": slice_ptr}, values, present
 
 
 def slice_rows(n_rows: int, r: int) -> int:

@@ -176,6 +176,16 @@ def by_rows(xp: Any, f: Callable[..., tuple[Any, ...]], *arrays: Any) -> tuple[A
     return in_pieces(f, *arrays) if xp is np else f(*arrays)
 
 
+def has_zeros(csr: Csr, dtype: Any) -> bool:
+    """Whether some entry is zero in `dtype`."""
+    return bool(_any_zero(namespace(csr.data), csr.data, np.dtype(dtype)))
+
+
+@on_either(2)
+def _any_zero(xp: Any, data: Any, dtype: Any) -> Any:
+    return xp.any(data.astype(dtype) == 0)
+
+
 def source(xp: Any, first: Any, lengths: Any, row: Any, j: Any) -> tuple[Any, Any]:
     """The index in CSR of the entry of each place, and whether the place holds an entry.
 

@@ -3,7 +3,7 @@
          ⎡ 1 2 . 3 ⎤      values   [* * * 3 | * 2 6 8 | 1 5 7 9 | 2 6 8 * | 3 * * *]   [n_stored], * outside the matrix
          ⎢ 2 5 6 . ⎥      offsets  [-3 -1 0 1 3]           [diagonals] int32, column minus row
          ⎢ . 6 7 8 ⎥      start    [13 11 8 12 16]         [diagonals] int32, a product reads entry (r, c) at start + r
-         ⎣ 3 . 8 9 ⎦      pattern  None                    [⌈places / 8⌉], bits: 0 in holes; None without holes
+         ⎣ 3 . 8 9 ⎦      pattern  None                    [⌈n_stored / 8⌉] uint8, bits: 0 in holes; None without holes
 
 Entry k of a row lies on diagonal k, in the column row + offsets[k]. A hole is a place inside the matrix that holds no
 entry; `kernels/layout/columns.py` describes how `pattern` tells holes from entries that are zero.
@@ -17,9 +17,8 @@ diagonals at their own places.
 New entries by `with_data` need not be symmetric, so `start` then points every diagonal to its own places. A derivative
 by `values` treats entries that share a place as one number; a derivative by `data`, through `with_data`, as two.
 
-Bytes: n_stored·value + 8·diagonals, 4·diagonals more from 2³¹ places on; and for the pattern min(⌈n_stored / 8⌉,
-4·holes), the former where there are holes and some entry is zero. A product reads n_rows·value less for each mirrored
-diagonal.
+Bytes: n_stored·value + 8·diagonals, 4·diagonals more from 2³¹ places on; and ⌈n_stored / 8⌉ for the pattern where there
+are holes. A product reads n_rows·value less for each mirrored diagonal.
 """
 
 import contextlib
@@ -36,10 +35,10 @@ from jax.core import Tracer
 
 from jaxsparse_fmt._types import Csr, Target, concrete, index_dtype, standard_promotion
 from jaxsparse_fmt.formats import building, footprint, merging, statistics
-from jaxsparse_fmt.formats.base import Array, ByRule, Offset, Start, coordinates_of, storage_format
+from jaxsparse_fmt.formats.base import AnyShards, Array, ByRule, Offset, Start, coordinates_of, storage_format
 from jaxsparse_fmt.kernels import sddmm, spmv, spmv_cpu
 from jaxsparse_fmt.kernels.layout.address import Slices, Starts, take
-from jaxsparse_fmt.kernels.layout.columns import Diagonal, Rule, pack_pattern, packed, unpack_pattern
+from jaxsparse_fmt.kernels.layout.columns import Diagonal, Rule, pack_pattern, unpack_pattern
 
 SOME_ROWS = 4096  # the rows whose diagonals are found first
 SLICE_ROWS = 128
@@ -56,6 +55,7 @@ class DIA(ByRule):
     offsets: Offset
     start: Start
     pattern: Array | None
+    reads_pattern: AnyShards
 
     name = "dia"
     transposes = True
@@ -67,7 +67,7 @@ class DIA(ByRule):
 
     @property
     def column(self) -> Diagonal:
-        return Diagonal()
+        return Diagonal(self.reads_pattern)
 
     def to_scipy(self) -> Csr:
         n, n_cols = self.shape
@@ -88,12 +88,12 @@ class DIA(ByRule):
         offsets, start, shape = self.offsets, self.start, self.shape
         if face == "transposed":
             offsets, start, shape = -offsets, start - offsets, shape[::-1]
-        return spmv_cpu.product_of_diagonals(a, b, offsets, start, self.pattern, shape)
+        return spmv_cpu.product_of_diagonals(a, b, offsets, start, self.pattern, self.reads_pattern, shape)
 
     def transposed_face(self, values: Array, y: Array, backend: str) -> Array:
         n_rows, n_cols = self.shape
         back = self.arrays | {"offsets": -self.offsets, "start": self.start - self.offsets}
-        rule = Rule((n_cols, n_rows), self.n_stored, Starts(n_cols, n_cols), Diagonal())
+        rule = Rule((n_cols, n_rows), self.n_stored, Starts(n_cols, n_cols), self.column)
         return spmv.product(values, y, back, rule=rule, backend=backend)
 
     @property
@@ -145,7 +145,9 @@ class DIA(ByRule):
         (offsets, values, pattern), (n_rows, n_cols) = _arrays_of(csr, target), csr.shape
         start = np.arange(offsets.size) * n_rows
         own = start.astype(index_dtype(start.size * n_rows))
-        A = building.made(cls, csr, target, values, offsets=offsets.astype(np.int32), start=own, pattern=pattern)
+        index = {"offsets": offsets.astype(np.int32), "start": own, "pattern": pattern}
+        reads = pattern is not None and building.has_zeros(csr, target.dtype)
+        A = building.made(cls, csr, target, values, **index, reads_pattern=reads)
         sides = np.where(offsets < 0, -offsets, 0), np.where(offsets > 0, offsets, -1)
         _, below, above = np.intersect1d(*sides, return_indices=True)  # diagonals and their images
         if n_rows != n_cols or below.size == 0:
@@ -204,8 +206,7 @@ def _on_host(csr: Csr, target: Target):
         full.reshape(-1)[place] = True
     for diagonal, offset in zip(full, offsets.tolist(), strict=True):  # places outside the matrix are not holes
         diagonal[: max(-offset, 0)] = diagonal[max(n_cols - offset, 0) :] = True
-    zero = bool(np.any(csr.data.astype(target.dtype, copy=False) == 0))
-    return offsets, values, pack_pattern(full.reshape(-1), zero)
+    return offsets, values, pack_pattern(full.reshape(-1))[0]
 
 
 def _on_device(csr: Csr, target: Target):
@@ -228,7 +229,7 @@ def _on_device(csr: Csr, target: Target):
             continue
         values, present = _place(csr, offsets, target.dtype)
         n_inside = np.minimum(n_rows, csr.shape[1] - offsets) - np.maximum(0, -offsets)
-        pattern, n_holes = packed(present, merging.any_zero(csr.data, target.dtype))
+        pattern, n_holes = pack_pattern(present)
         if rows is None or int(n_inside.sum()) - n_holes == csr.nnz:
             return offsets, values, pattern
     return None
@@ -277,14 +278,9 @@ def _read(A: DIA) -> Array:
     if A.n_stored == 0:
         return A.values
     n_rows, n_cols = A.shape
-
-    def read() -> Array:
-        row = jnp.arange(n_rows, dtype=A.start.dtype)
-        at, col = A.start[:, None] + row, row + A.offsets[:, None]
-        return jnp.where((col >= 0) & (col < n_cols), A.values.at[at].get(mode="clip"), 0).reshape(-1)
-
-    own, _ = _shares(A.offsets, A.start, n_rows)
-    return lax.cond(jnp.all(own), lambda: A.values, read)
+    row = jnp.arange(n_rows, dtype=A.start.dtype)
+    at, col = A.start[:, None] + row, row + A.offsets[:, None]
+    return jnp.where((col >= 0) & (col < n_cols), A.values.at[at].get(mode="clip"), 0).reshape(-1)
 
 
 def _shares(offsets: Array, start: Array, n_rows: int) -> tuple[Array, Array]:

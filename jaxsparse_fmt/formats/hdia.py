@@ -4,12 +4,11 @@
          ⎢ . 3 . . ⎥      values     [1 3 | 2 · ‖ 4 · | 5 · | 6 *]      [n_stored], * outside
          ⎢ 4 . 5 6 ⎥      offsets    [0 2 ‖ -2 0 1]                     [n_stored / C] int32, column minus row
          ⎣ . . . . ⎦      slice_ptr  [0 4 10]                           [n_slices + 1] int32 (C·hackOffsets)
-                          pattern    [87 3]                            [⌈n_stored / 8⌉] int8 or [holes] int32: `dia.py`
+                          pattern    [87 3]                            [⌈n_stored / 8⌉] uint8: `dia.py`
                           perm       [n_rows] int32, with sigma > 1: storage row k is row perm[k]
 
-Bytes: n_stored·value + 4·n_stored / C + 4·(n_slices + 1); 4·n_rows for `perm`; and for the pattern, with "holes" the
-places · inside the matrix that hold no entry, min(⌈n_stored / 8⌉, 4·holes), the former where there are holes and some
-entry is zero.
+Bytes: n_stored·value + 4·n_stored / C + 4·(n_slices + 1); 4·n_rows for `perm`; and ⌈n_stored / 8⌉ for the pattern,
+where there are holes: places · inside the matrix that hold no entry.
 """
 
 import functools
@@ -21,7 +20,7 @@ import numpy as np
 
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building, footprint, merging, statistics
-from jaxsparse_fmt.formats.base import Array, ByRule, Offset, Pointer, storage_format
+from jaxsparse_fmt.formats.base import AnyShards, Array, ByRule, Offset, Pointer, storage_format
 from jaxsparse_fmt.kernels.layout.address import Slices
 from jaxsparse_fmt.kernels.layout.columns import Diagonal, Rule, pack_pattern
 
@@ -36,6 +35,7 @@ class HDIA(ByRule):
     slice_ptr: Pointer
     pattern: Array | None
     perm: Array | None
+    reads_pattern: AnyShards
     slice_size: int
     sigma: int
 
@@ -44,7 +44,7 @@ class HDIA(ByRule):
 
     @property
     def column(self) -> Diagonal:
-        return Diagonal()
+        return Diagonal(self.reads_pattern)
 
     @classmethod
     def from_csr(cls, csr: Csr, target: Target, *, slice_size: int = 128, sigma: int = 1) -> Self:
@@ -58,8 +58,10 @@ class HDIA(ByRule):
         perm = None if sigma == 1 else building.rows_of(csr, sigma).perm
         merged = merging.distinct(csr, perm, min(C, max(csr.shape[0], 1)), Diagonal())
         build = _on_host if merged is None else functools.partial(_on_device, merged)
-        index, values, pattern = build(csr, perm, C, target)
-        return building.made(cls, csr, target, values, **index, pattern=pattern, slice_size=C, sigma=sigma)
+        index, values, present = build(csr, perm, C, target)
+        pattern, n_holes = pack_pattern(present)
+        index |= {"pattern": pattern, "reads_pattern": n_holes > 0 and building.has_zeros(csr, target.dtype)}
+        return building.made(cls, csr, target, values, **index, slice_size=C, sigma=sigma)
 
     @classmethod
     def footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
@@ -81,13 +83,13 @@ def _sizes(csr: Csr, counts: np.ndarray, C: int, target: Target) -> np.ndarray:
 
 
 def _on_device(merged: Array, csr: Csr, perm: Any, C: int, target: Target):
-    """The index arrays, `values` and `pattern`; as `_on_host`."""
+    """The index arrays, `values`, and which places hold an entry or lie outside the matrix; as `_on_host`."""
     counts = np.asarray(merging.counts(merged)).astype(np.int64)
     slice_ptr = jnp.asarray(_sizes(csr, counts, C, target))
     rule = Rule(csr.shape, int(counts.sum()) * C, Slices(csr.shape[0], C), Diagonal())
     index = {"offsets": _in_chunks(merged, slice_ptr, rule), "slice_ptr": slice_ptr, "perm": perm}
     values, present = merging.place(csr, rule, index, target.dtype)
-    return index, values, merging.pattern(csr, present, target.dtype)
+    return index, values, present
 
 
 @functools.partial(jax.jit, static_argnums=2)
@@ -112,8 +114,7 @@ def _on_host(csr: Csr, perm: Any, C: int, target: Target):
         present[some] = ~_inside(csr.shape, kept[some] // span * C, offsets[some], perm, C)
     place = chunk * C + storage_row % C
     values[place], present.reshape(-1)[place] = csr.data, True
-    pattern = pack_pattern(present.reshape(-1), zeros_stored=bool(np.any(values[place] == 0)))
-    return {"offsets": offsets.astype(np.int32), "slice_ptr": slice_ptr, "perm": perm}, values, pattern
+    return {"offsets": offsets.astype(np.int32), "slice_ptr": slice_ptr, "perm": perm}, values, present.reshape(-1)
 
 
 def _reaching_out(shape: tuple[int, int], owner: np.ndarray, offsets: np.ndarray, perm: Any, C: int) -> np.ndarray:

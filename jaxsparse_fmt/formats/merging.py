@@ -17,7 +17,7 @@ from jax import lax
 from jaxsparse_fmt._types import Csr, index_dtype
 from jaxsparse_fmt.formats.building import namespace
 from jaxsparse_fmt.kernels.layout.address import Arrays, Chunked, take
-from jaxsparse_fmt.kernels.layout.columns import Blocked, Diagonal, Rule, pack_pattern
+from jaxsparse_fmt.kernels.layout.columns import Blocked, Diagonal, Rule
 
 STEPS = 8  # indices of a group found before the host checks for more
 MOST_AT_ONCE = 4  # times `STEPS`, before the host's first check
@@ -120,17 +120,6 @@ def place(csr: Csr, rule: Rule, arrays: Arrays, dtype: Any) -> tuple[jax.Array, 
     entry = _find(csr.indptr, csr.indices, arrays, rule, (1 << most.bit_length()) - 1)
     # The search is a program of its own, since XLA would repeat it for each gathered array.
     return _gather(csr.data, entry, np.dtype(dtype))
-
-
-def pattern(csr: Csr, present: jax.Array, dtype: Any) -> jax.Array | None:
-    """The pattern of a storage that has a place for every entry."""
-    return pack_pattern(present, any_zero(csr.data, np.dtype(dtype)))
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def any_zero(data, dtype):
-    """Whether some entry is zero in `dtype`."""
-    return jnp.any(data.astype(dtype) == 0)
 
 
 def _bounds(j: Any, length: Any, width: Any) -> tuple[Any, Any]:

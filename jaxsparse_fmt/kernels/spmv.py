@@ -111,7 +111,7 @@ def product_kernel(
     adds_to: int | None = None,  # rows of y, to which the kernel adds; None: it overwrites the matrix's own
     **arrays,  # what the rules read, and where given:
     # perm           [n_rows]
-    # pattern        [n_stored / 8] uint8; of another dtype it is not read
+    # pattern        [n_stored / 8] uint8
     # w              [n_rows]
     # sums_of_warps  [width / 32], out: of wᵀ·y
 ):
@@ -138,7 +138,7 @@ def product_kernel(
                     for xq in xs
                 ]
                 if pattern is not None:
-                    entry = pack.beside(alive(d, pattern, at, live, v))
+                    entry = pack.beside(alive(d, rule.column, pattern, at, live, v))
                     terms = [jnp.where(entry, term, jnp.zeros_like(term)) for term in terms]
                 sums = tuple(s + term for s, term in zip(sums, terms, strict=True))
             return sums

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jaxsparse_fmt._types import CORES, Array
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
 from jaxsparse_fmt.kernels.cpu import ffi
-from jaxsparse_fmt.kernels.layout.columns import is_read
 
 
 def of_rows(
@@ -45,12 +44,13 @@ def product_of_diagonals(
     x: Array,  # [b, n_cols, p]
     offsets: Array,  # [diagonals]
     start: Array,  # [diagonals]: entry d of row r lies at start[d] + r
-    pattern: Array | None,  # as in `columns.py`
+    pattern: Array | None,  # as in `columns.py`, and whether its bits are read
+    reads_pattern: bool,
     shape: tuple[int, int],
 ) -> Array | None:
     """A·x of a matrix in whole diagonals."""
     (batch, _, p), (n_rows, n_cols) = x.shape, shape
-    masked = 0 if pattern is None else 2 if is_read(pattern) else 1
+    masked = 0 if pattern is None else 2 if reads_pattern else 1
     return ffi.call(
         "product diagonals",
         *(values, x, offsets, start, offsets if pattern is None else pattern),

@@ -59,12 +59,10 @@ def holes_drawn(A: jsf.SparseMatrix) -> np.ndarray:
 
 
 def holes(A) -> np.ndarray:
-    """The places that `pattern` calls padding, whether it lists them or has bits."""
+    """The places that `pattern` calls padding."""
     if A.pattern is None:
         return np.zeros(0, int)
-    if A.pattern.dtype.itemsize > 1:
-        return np.asarray(A.pattern)
-    return np.flatnonzero(np.unpackbits(np.asarray(A.pattern).view(np.uint8), count=A.n_stored, bitorder="little") == 0)
+    return np.flatnonzero(np.unpackbits(np.asarray(A.pattern), count=A.n_stored, bitorder="little") == 0)
 
 
 def _text(cls: type) -> str:

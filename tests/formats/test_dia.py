@@ -210,27 +210,12 @@ def test_a_full_band_has_no_pattern_and_gives_its_entries_back():
     np.testing.assert_array_equal(A.to_scipy().indices, S.indices)
 
 
-@pytest.mark.parametrize(("missing", "dtype", "size"), [(1, "int32", 1), (9, "int32", 9), (10, "int8", 40)])
-def test_the_pattern_is_a_list_where_that_is_shorter_than_bits(missing, dtype, size):
-    """320 places: 40 bytes of bits, 4 for each number of a list."""
-    A = jsf.from_scipy(diagonal(320, missing), "dia")
-    assert A.pattern.dtype == dtype and A.pattern.shape == (size,)
-    np.testing.assert_array_equal(holes(A), np.arange(missing))
-
-
-def test_a_stored_zero_asks_for_bits_unless_nothing_is_missing():
-    few, none = diagonal(320, 1), diagonal(320, 0)
-    few.data[5] = none.data[5] = 0
-    assert jsf.from_scipy(few, "dia").pattern.dtype == "uint8"
-    assert jsf.from_scipy(none, "dia").pattern is None
-
-
 @pytest.mark.parametrize("missing", [0, 1])
 def test_a_stored_zero_is_an_entry_and_padding_is_not(missing):
     S = diagonal(40, missing)
     S.data[5] = 0
     A = jsf.from_scipy(S, "dia")
-    assert A.nnz == 40 - missing
+    assert A.nnz == 40 - missing and A.reads_pattern == (A.pattern is not None) == (missing > 0)
     np.testing.assert_array_equal(A.data, S.data)
     y = A @ np.full(40, np.nan)
     np.testing.assert_array_equal(np.isnan(y), np.arange(40) >= missing)

@@ -43,7 +43,7 @@ def rules(n_stored: int) -> dict[str, tuple[Rule, dict]]:
         "hll": (Slices(n, 128), Explicit(), {**slices(n // 128), **col_idx}),
         "jds": (Jagged(n), Explicit(), {"col_start": huge(129, dtype=ptr), **lengths, **col_idx}),
         "biell": (Bisected(n), Explicit(), {**slices(6 * n // 32), **col_idx}),
-        "dia": (Slices(n, n), Diagonal(), diagonals),
+        "dia": (Slices(n, n), Diagonal(True), diagonals),
         "sell": (Slices(n, 128), Delta(), {**slices(n // 128), **deltas}),
         "bsr": (Slices(n, 128), Blocked(4, 4), {**slices(n // 128), **blocks}),
     }

@@ -10,14 +10,12 @@
 NumPy or jax.numpy. A rule is static and hashable. CSR5 has 16-bit columns of its own, which `tiles.py` decodes.
 
 A column from n_cols on means padding. Diagonal and Blocked also store padding at valid columns; then `pattern`
-separates entries from padding: one bit a place (little-endian), or where that is shorter a rising list of the padded
-places (int32 or int64). If some entry is zero the bits are uint8, and kernels read them. Otherwise the bits are int8:
-with these and with a list a kernel takes every value of zero for padding, even an entry that later becomes zero: by
-`with_data`, or in `astype` where it underflows.
+separates entries from padding: one bit a place, uint8, little-endian. If some entry is zero, the rule `reads_pattern`,
+and kernels read the bits. Otherwise a kernel takes every value of zero for padding, even an entry that later becomes
+zero: by `with_data`, or in `astype` where it underflows.
 """
 
 import dataclasses
-import functools
 from typing import Any, TypeAlias
 
 import jax
@@ -73,6 +71,7 @@ class Delta:
 class Diagonal:
     """`offsets` [n_chunks] int32, column minus row."""
 
+    reads_pattern: bool = False
     unit = 1
     implied = True
 
@@ -105,6 +104,7 @@ class Blocked:
 
     rows: int
     columns: int
+    reads_pattern: bool = False
     implied = False
 
     @property
@@ -184,78 +184,32 @@ class Rule:
         return row if "perm" not in arrays else take(arrays["perm"], row), jnp.where(live, col_idx, n_cols), j
 
 
-def pack_pattern(present: Any, zeros_stored: Any) -> Any:
-    """The `pattern` of the module: which places with a valid column hold an entry; None if all do.
+def pack_pattern(present: Any) -> tuple[Any, int]:
+    """`pattern` from which places with a valid column hold an entry, and how many hold none; None if all do.
 
     Args:
       present: [n_stored] bool, of NumPy or on a device; the result is where `present` is.
-      zeros_stored: whether an entry is zero; may be on the device too.
     """
-    return packed(present, zeros_stored)[0]
-
-
-def packed(present: Any, zeros_stored: Any) -> tuple[Any, int]:
-    """`pack_pattern`, and the number of places that hold no entry."""
-    on_host = isinstance(present, np.ndarray)
-    if on_host:
+    if isinstance(present, np.ndarray):
         bits, n_holes = np.packbits(present, bitorder="little"), int(np.count_nonzero(~present))
     else:
-        bits, counted = _bits(present, zeros_stored)
-        n_holes, zeros_stored = map(int, np.asarray(counted))  # one wait for both
-    index = np.dtype(index_dtype(present.size))
-    if n_holes == 0:
-        return None, 0
-    if zeros_stored:
-        return bits, n_holes
-    if bits.nbytes <= n_holes * index.itemsize:
-        return (bits.view(np.int8) if on_host else _as_int8(bits)), n_holes
-    return (np.flatnonzero(~present).astype(index) if on_host else _holes(bits, n_holes, index)), n_holes
+        bits, n_holes = _bits(present)
+    return (bits, int(n_holes)) if n_holes else (None, 0)
 
 
 @jax.jit
-def _bits(present, zeros_stored):
-    index = index_dtype(present.size)
-    counted = jnp.stack([jnp.sum(~present, dtype=index), jnp.asarray(zeros_stored).astype(index)])
-    return jnp.packbits(present, bitorder="little"), counted
-
-
-_as_int8 = jax.jit(lambda bits: bits.view(np.int8))
-
-
-@functools.partial(jax.jit, static_argnums=(1, 2))
-def _holes(bits, n_holes, dtype):
-    """The places of the 0-bits, [n_holes]: a running sum over bytes, then over the bits of bytes with 0-bits.
-
-    Bits behind the last place are 0 but come last.
-    """
-    ends = jnp.cumsum(8 - lax.population_count(bits).astype(dtype), dtype=dtype)
-    hole = jnp.arange(n_holes, dtype=dtype)
-    byte = jnp.searchsorted(ends, hole, side="right", method="scan_unrolled").astype(dtype)
-    missing = jnp.unpackbits(~take(bits, byte)[:, None], axis=1, bitorder="little").astype(dtype)
-    rank = hole - (take(ends, byte) - jnp.sum(missing, axis=1, dtype=dtype))
-    return byte * 8 + jnp.sum(jnp.cumsum(missing, axis=1) <= rank[:, None], axis=1, dtype=dtype)
+def _bits(present):
+    return jnp.packbits(present, bitorder="little"), jnp.sum(~present, dtype=index_dtype(present.size))
 
 
 def unpack_pattern(pattern: Any, n_stored: int) -> Any:
     """[n_stored] bool."""
-    if is_bits(pattern):
-        return jnp.unpackbits(pattern.view(np.uint8), count=n_stored, bitorder="little").astype(bool)
-    return jnp.ones(n_stored, bool).at[pattern].set(False, unique_indices=True, indices_are_sorted=True)
+    return jnp.unpackbits(pattern, count=n_stored, bitorder="little").astype(bool)
 
 
-def is_bits(pattern: Any) -> bool:
-    """Whether the pattern has a bit for each place; else it is a list."""
-    return pattern.dtype.itemsize == 1
-
-
-def is_read(pattern: Any) -> bool:
-    """Whether kernels read the pattern: it is bits, and some entry is zero."""
-    return pattern.dtype == np.uint8
-
-
-def alive(d: Any, pattern: Any, at: Any, live: Any, value: Any) -> Any:
+def alive(d: Any, column: ColumnRule, pattern: Any, at: Any, live: Any, value: Any) -> Any:
     """In a kernel: whether the place at `at`, holding `value`, is an entry."""
-    if not is_read(pattern):
+    if not column.reads_pattern:
         return value != 0
     bits = d.load(pattern, lax.div(at, d.full(8, at.dtype)), live, 0).astype(jnp.int32)
     mask = lax.shift_left(d.full(1, jnp.int32), lax.rem(at, d.full(8, at.dtype)).astype(jnp.int32))
