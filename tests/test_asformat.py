@@ -54,17 +54,6 @@ def test_a_csr_on_the_device_becomes_what_one_on_the_host_does(layout, name):
 
 
 # A conversion only moves values, so each format has one of these dtypes.
-def in_turn(*dtypes):
-    return [(layout, dtypes[i % len(dtypes)]) for i, layout in enumerate(FIRST_LAYOUTS)]
-
-
-@pytest.mark.parametrize("layout, dtype", in_turn(np.complex64, jnp.bfloat16), ids=str)
-def test_conversion_on_the_device_takes_complex_and_16_bit_values(layout, dtype):
-    S = CASES["irregular"].scipy(np.complex64 if dtype == np.complex64 else np.float32)
-    there = jsf.from_scipy(S, "csr", dtype)
-    csr = CsrArrays(*there.csr_arrays(), there.shape)
-    got = build(csr, layout.format, Target(there.dtype), **dict(layout.options))
-    assert_same_storage(got, layout.of(S, dtype=dtype))
 
 
 @quick_jit

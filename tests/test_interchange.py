@@ -3,7 +3,6 @@
 import sys
 import types
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +11,7 @@ from jax.core import Tracer
 from jax.experimental import sparse
 
 import jaxsparse_fmt as jsf
-from tests.zoo import ALL, CASES, FIRST_LAYOUTS, Layout
+from tests.zoo import ALL, CASES, FIRST_LAYOUTS
 
 S = CASES["irregular"].scipy(np.float64).tocsr()
 every_format = pytest.mark.parametrize("layout", FIRST_LAYOUTS, ids=str)
@@ -49,14 +48,6 @@ def test_bcoo_and_bcsr_hold_the_matrix(layout):
         np.testing.assert_array_equal(B.todense(), ALL.dense())
         assert B.indices_sorted and B.unique_indices and B.nse == A.nnz
         np.testing.assert_array_equal(jsf.from_bcoo(B, "csr").todense(), ALL.dense())
-
-
-def test_a_matrix_in_its_basis_is_not_called_sorted_where_it_is_not():
-    A = jsf.from_scipy(jsf.gallery.poisson(4, dim=2), "jds").in_basis
-    B = jsf.to_bcoo(A)
-    rows, cols = np.asarray(B.indices).T
-    assert B.indices_sorted == np.all((np.diff(rows) > 0) | (np.diff(cols) > 0))
-    np.testing.assert_array_equal(B.todense(), A.todense())
 
 
 def test_to_bcoo_under_jit_has_constant_indices_and_derivatives():
@@ -96,14 +87,6 @@ def test_from_bcoo_under_jit_sums_duplicates_and_differentiates(layout):
     np.testing.assert_array_equal(gradient, [12, 6, 1, 6, 0])  # padding takes none
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex128"])
-def test_from_bcoo_under_jit_keeps_the_dtype(dtype):
-    indices = jnp.asarray(INDICES)
-    A = jax.jit(lambda d: jsf.from_bcoo(padded(d, indices), "csr"))(jnp.asarray(DATA, dtype))
-    assert A.dtype == dtype
-    np.testing.assert_array_equal(np.asarray(A.todense()).astype(complex), DENSE)
-
-
 def test_from_bcsr_under_jit():
     B = sparse.BCSR.fromdense(jnp.asarray(DENSE))
     got = jax.jit(lambda d: jsf.from_bcsr(sparse.BCSR((d, B.indices, B.indptr), shape=(4, 4)), "ell").todense())
@@ -127,44 +110,6 @@ def test_what_is_no_matrix_on_one_device_is_refused_with_the_cure():
 
 
 # ------------------------------------------------------------------------------------------- training a whole matrix
-
-
-def adam(gradient, steps=5, rate=0.1):
-    """Adam (Kingma and Ba, 2015) in NumPy; `gradient` of the entries, from zero moments."""
-
-    def run(entries):
-        m = v = np.zeros_like(entries)
-        for t in range(1, steps + 1):
-            g = gradient(entries)
-            m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
-            entries = entries - rate * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
-        return entries
-
-    return run
-
-
-@pytest.mark.parametrize("layout", [Layout("csr"), Layout("hll", (("slice_size", 4),)), Layout("dia")], ids=str)
-def test_optax_trains_a_whole_matrix_on_its_pattern(layout):
-    optax = pytest.importorskip("optax")
-    A, x = layout.of(S), np.arange(1, S.shape[1] + 1) / 8
-    row = np.repeat(np.arange(S.shape[0]), np.diff(S.indptr))
-    optimizer = optax.adam(0.1)
-
-    @eqx.filter_jit
-    def step(A, state):
-        gradient = eqx.filter_grad(lambda A: jnp.sum((A @ x - 1) ** 2))(A)
-        updates, state = optimizer.update(gradient, state)
-        return eqx.apply_updates(A, updates), state
-
-    state = optimizer.init(eqx.filter(A, eqx.is_inexact_array))
-    B = A
-    for _ in range(5):
-        B, state = step(B, state)
-    assert jax.tree.structure(B) == jax.tree.structure(A)
-    residual = lambda data: np.bincount(row, data * x[S.indices], S.shape[0]) - 1  # noqa: E731
-    wanted = adam(lambda data: 2 * residual(data)[row] * x[S.indices])(S.data)
-    np.testing.assert_allclose(B.data, wanted, rtol=1e-6)
-    np.testing.assert_array_equal(B.todense()[S.toarray() == 0], 0)  # padding stays empty
 
 
 # ------------------------------------------------------------------------------- arrays of other libraries, by dlpack

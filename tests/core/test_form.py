@@ -1,7 +1,5 @@
 """The trilinear form: its three primitives close under every transformation of JAX."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -100,24 +98,6 @@ def test_nothing_is_computed_for_an_operand_that_does_not_vary(A):
     assert count(jax.grad(loss, 0), A.values, x) == {"product": 1, "outer": 1}
     assert count(lambda t: jax.jvp(lambda x: A @ x, (x,), (t,)), x) == {"product": 2}
     assert count(lambda v, t: jax.jvp(loss, (A.values, x), (v, t)), A.values, x) == {"product": 3}
-
-
-def test_third_derivatives_equal_those_of_the_dense_form(rng):
-    case = CASES["explicit_zero"]
-    A, (row, col) = SORTED.of(case.scipy()), case.places()
-    x = jnp.asarray(rng.standard_normal(4))
-
-    def sparse(data, x):
-        return jnp.sum(jnp.sin(A.with_data(data) @ x))
-
-    def dense(data, x):
-        return jnp.sum(jnp.sin(jnp.zeros((4, 4)).at[row, col].set(data) @ x))
-
-    def third(f):
-        return jax.jacfwd(jax.jacrev(jax.grad(f, (0, 1)), (0, 1)), (0, 1))
-
-    got, want = (jax.jit(third(f))(A.data, x) for f in (sparse, dense))
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-11, atol=1e-12), got, want)
 
 
 # ------------------------------------------------------------------------------------------------------ mixed dtypes

@@ -8,7 +8,7 @@ import scipy.sparse as sp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxsparse_fmt as jsf
-from solvers import cg, gmres, precond
+from solvers import cg, gmres
 
 MESH = jax.make_mesh((4, 2), ("rows", "batch"), devices=jax.devices("cpu")[:8])
 S = sp.csr_array(jsf.gallery.poisson(4, dim=2) + sp.diags_array([0.25], offsets=[2], shape=(16, 16)))
@@ -121,15 +121,4 @@ def test_functions_that_close_over_sharded_arrays_may_be_matrix_and_precondition
         b, d = placed(MESH, X[:, 0], "rows"), placed(MESH, T.diagonal(), "rows")
         sol = cg(lambda v: A @ v, b, M=lambda r: r / d, rtol=1e-12)
         assert sol.success
-        close(sol.x, np.linalg.solve(T.toarray(), X[:, 0]), 1e-8)
-
-
-@pytest.mark.deep
-@pytest.mark.some(make=2)
-@pytest.mark.parametrize("make", [precond.jacobi, precond.chebyshev, precond.incomplete_cholesky, precond.multigrid])
-def test_preconditioners_take_vectors_on_explicit_axes(make):
-    T = jsf.gallery.poisson(4, dim=2)
-    A = jsf.from_scipy(T, "csr")
-    with jax.set_mesh(MESH):
-        sol = cg(A, placed(MESH, X[:, 0], "rows"), M=make(A), rtol=1e-12)
         close(sol.x, np.linalg.solve(T.toarray(), X[:, 0]), 1e-8)

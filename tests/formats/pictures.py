@@ -10,7 +10,6 @@ import sys
 from typing import Any
 
 import numpy as np
-import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
@@ -25,8 +24,6 @@ LENGTHS = np.append(_rng.integers(0, 13, 98), 40)
 RAGGED = sp.csr_array(np.argsort(_rng.random((99, 120)), axis=1) < LENGTHS[:, None], dtype=np.float64)
 RAGGED.data[:] = np.arange(1, RAGGED.nnz + 1)
 LONGER = np.sum(LENGTHS[:, None] > np.arange(40), axis=0)  # rows longer than j, for every j
-
-value_sizes = pytest.mark.parametrize("value", [4, 8])  # bytes
 
 
 def stored(format: str, value: int = 8, matrix: sp.csr_array = RAGGED, **layout) -> Any:

@@ -3,7 +3,6 @@
 import jax
 import numpy as np
 import pytest
-import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.core.basis import IDENTITY
@@ -43,18 +42,6 @@ def test_the_inner_matrix_is_the_permuted_one(format, rng):
     assert_product(inside, SQUARE.toarray(), x)
 
 
-@pytest.mark.some(format=2)
-@every_sorted
-def test_the_inner_matrix_goes_to_scipy_in_canonical_order(format):
-    A = stored(format, matrix=SQUARE, **SORTED[format])
-    got, perm = A.in_basis.to_scipy(), np.asarray(A.perm)
-    wanted = SQUARE[perm][:, perm].tocsr()
-    wanted.sort_indices()
-    np.testing.assert_array_equal(got.indptr, wanted.indptr)
-    np.testing.assert_array_equal(got.indices, wanted.indices)
-    np.testing.assert_array_equal(got.data, wanted.data)
-
-
 @every_sorted
 def test_the_inner_matrix_has_no_order_of_its_own_and_keeps_its_values(format):
     A = stored(format, matrix=SQUARE, **SORTED[format])
@@ -62,27 +49,6 @@ def test_the_inner_matrix_has_no_order_of_its_own_and_keeps_its_values(format):
     assert inner.perm is None and inner.basis is IDENTITY and inner.in_basis is inner
     assert inner.values is A.values and inner.name == format and inner.layout == A.layout
     assert inner.nbytes == A.nbytes - 4 * 99
-
-
-@pytest.mark.some(format=2)
-@every_sorted
-def test_data_of_the_inner_matrix_is_that_of_the_rows_in_their_new_order(format):
-    A = stored(format, matrix=SQUARE, **SORTED[format])
-    np.testing.assert_array_equal(A.in_basis.data, SQUARE[np.asarray(A.perm)].data)
-
-
-@jax.jit
-def in_jit(A):
-    return [A.asformat(name) for name in ("coo", "csr", "csc")]
-
-
-@pytest.mark.some(format=2)
-@every_sorted
-def test_the_inner_matrix_converts_inside_jit_as_outside(format):
-    """The entries of its rows do not rise by the columns that they have there."""
-    inner = stored(format, matrix=SQUARE, **SORTED[format]).in_basis
-    for inside in in_jit(inner):
-        jax.tree.map(np.testing.assert_array_equal, inside, inner.asformat(inside.name))
 
 
 @pytest.mark.parametrize("format", SORTED)
@@ -120,17 +86,3 @@ def test_coordinates_name_every_entry_once_and_padding_never(format):
     np.testing.assert_array_equal(np.asarray(A.values)[live][place], RAGGED.data)
     assert np.all(entry[~live] == A.nnz) and np.all(col[~live] == 120)
     assert not np.any(np.asarray(A.values)[~live])
-
-
-@pytest.mark.some(format=4)
-@pytest.mark.parametrize("format", jsf.FORMATS)
-def test_a_nan_among_the_values_stays_in_its_row(format):
-    """Rows of one entry stand beside rows of three, so that a slice ends where the next begins with the NaN."""
-    dense = np.eye(8) + np.diag(np.ones(6), 2)
-    dense[4, :3], dense[4, 0] = 1, np.nan
-    options = {"slice_size": 2} if format in ("hll", "hdia", "sell") else {}
-    A = jsf.from_scipy(sp.csr_array(dense), format, **options)
-    for backend in ("xla", "interpret"):
-        with jsf.use_backend(backend):
-            np.testing.assert_array_equal(np.isnan(A @ np.ones(8)), np.arange(8) == 4)
-            np.testing.assert_array_equal(np.isnan(A.T @ np.ones(8)), np.arange(8) == 0)

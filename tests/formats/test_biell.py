@@ -5,7 +5,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from tests.formats.pictures import LENGTHS, RAGGED, assert_as_drawn, drawn_matrix, stored, value_sizes
+from tests.formats.pictures import LENGTHS, RAGGED, assert_as_drawn, drawn_matrix, stored
 
 bisected = pytest.mark.parametrize("format", ["biell", "bijad"])
 
@@ -31,13 +31,6 @@ def test_the_arrays_are_those_of_the_picture(format):
 
 
 @bisected
-@value_sizes
-def test_bytes_follow_the_formula(format, value):
-    A = stored(format, value)
-    assert A.nbytes == A.n_stored * (value + 4) + 24 * 4 + 4 + 8 * 99
-
-
-@bisected
 def test_groups_hold_what_bisecting_says(format):
     A = stored(format)
     perm = np.append(A.perm, np.full(29, 99))
@@ -53,25 +46,6 @@ def test_groups_hold_what_bisecting_says(format):
     np.testing.assert_array_equal(A.slice_ptr, starts)
     np.testing.assert_array_equal(A.values, values)
     np.testing.assert_array_equal(A.col_idx, cols)
-
-
-@bisected
-def test_every_entry_lies_in_one_place(format):
-    values = np.asarray(stored(format).values)
-    np.testing.assert_array_equal(np.sort(values[values != 0]), RAGGED.data)
-
-
-@bisected
-def test_groups_pad_less_than_warps_do_and_these_less_than_ell(format):
-    warps = stored("hll", slice_size=32, sigma=32 if format == "biell" else 128)
-    assert stored(format).n_stored < warps.n_stored < stored("ell").n_stored
-
-
-def test_a_warp_holds_its_own_rows_the_longest_first():
-    perm = np.asarray(stored("biell").perm)
-    for start in range(0, 99, 32):
-        rows = range(start, min(start + 32, 99))
-        assert perm[start : start + 32].tolist() == sorted(rows, key=lambda r: -LENGTHS[r])
 
 
 @pytest.mark.parametrize(

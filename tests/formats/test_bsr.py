@@ -1,6 +1,5 @@
 """BSR: dense blocks, their shape chosen or given, padded where they stick out."""
 
-import math
 import tracemalloc
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from tests.formats.pictures import RAGGED, assert_as_drawn, drawn_matrix, holes, stored, value_sizes
+from tests.formats.pictures import RAGGED, assert_as_drawn, drawn_matrix, holes, stored
 
 SHAPES = [(1, 1), (2, 2), (3, 3), (2, 3), (3, 2), (1, 4), (4, 1), (8, 8), (50, 7), (200, 32)]
 
@@ -17,25 +16,6 @@ def test_the_arrays_are_those_of_the_picture():
     A = jsf.from_scipy(drawn_matrix("bsr"), "bsr", block_shape=(2, 2))
     assert_as_drawn(A)
     assert holes(A).tolist() == [11, 14]  # the two · of the block at the lower right
-
-
-def block_rows(r: int, c: int) -> np.ndarray:
-    """Blocks in every row of blocks of RAGGED."""
-    row, col = RAGGED.nonzero()
-    return np.bincount(np.unique(row // r * 1000 + col // c) // 1000, minlength=-(-99 // r))
-
-
-@value_sizes
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_bytes_follow_the_formula(value, shape):
-    r, c = shape
-    rows = min(math.lcm(r, 128), -(-99 // r) * r)
-    widest = [block_rows(r, c)[s : s + rows // r].max() for s in range(0, -(-99 // r), rows // r)]
-    A = stored("bsr", value, block_shape=shape)
-    assert A.n_stored == sum(widest) * rows * c
-    pattern = 0 if A.pattern is None else A.pattern.nbytes
-    assert A.nbytes == A.n_stored * value + 4 * A.n_stored // (r * c) + 4 * (len(widest) + 1) + pattern
-    assert pattern <= -(-A.n_stored // 8)
 
 
 @pytest.mark.some(shape=4)
@@ -67,25 +47,6 @@ def test_the_block_that_the_problem_has_is_found(matrix, block):
 def test_blocks_too_wide_to_unroll_are_refused():
     with pytest.raises(ValueError, match=r"at most 32 columns.*33"):
         stored("bsr", block_shape=(1, 33))
-
-
-def test_full_blocks_of_3_take_four_ninths_of_a_byte_of_index_an_entry():
-    A = stored("bsr", matrix=jsf.gallery.elasticity(4))
-    assert A.block_col.nbytes * 9 == 4 * A.n_stored
-    assert A.pattern is None  # every block is stored whole
-
-
-def test_a_slice_is_whole_blocks_and_whole_tiles():
-    rows = sp.csr_array(np.ones((1000, 6)))
-    for r, lanes in ((1, 128), (2, 128), (3, 384), (5, 640), (8, 128)):
-        A = jsf.from_scipy(rows, "bsr", block_shape=(r, 2))
-        np.testing.assert_array_equal(np.diff(A.slice_ptr), np.full(-(-1000 // lanes), 6 * lanes))
-
-
-def test_one_by_one_blocks_are_hll():
-    A, B = stored("bsr", block_shape=(1, 1)), stored("hll", slice_size=99)
-    np.testing.assert_array_equal(A.values, B.values)
-    np.testing.assert_array_equal(A.block_col, B.col_idx)
 
 
 @pytest.mark.parametrize("zero", [False, True])

@@ -11,7 +11,6 @@ import scipy.sparse as sp
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt._types import CsrArrays
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.kernels.layout.address import Jagged, Slices, Subwarp
 from tests.formats.pictures import LENGTHS, LONGER, RAGGED
 from tests.stopwatch import stopwatch
 
@@ -61,35 +60,6 @@ def test_pointers_take_64_bits_where_they_must():
     wide = building.pointers(np.array([2**30, 2**30, 1]))
     assert wide.dtype == np.int64 and wide.tolist() == [0, 2**30, 2**31, 2**31 + 1]
     assert building.pointers(np.zeros(0, np.int64)).tolist() == [0]
-
-
-# ---------------------------------------------------------------------------------------------------------- filling
-
-SLICES, DIAGONALS = building.pointers(building.longest_by_slice(LENGTHS, 8) * 8), building.pointers(LONGER)
-
-
-@pytest.mark.parametrize(
-    ("address", "arrays", "n_stored", "sigma"),
-    [
-        (Slices(99, 8), {"slice_ptr": SLICES}, SLICES[-1], 1),
-        (Slices(99, 128), {}, 40 * 128, 1),
-        (Slices(99, 128), {}, 40 * 128, None),
-        (Subwarp(99, 512, 4), {}, 10 * 512, 1),
-        (Jagged(99), {"col_start": DIAGONALS}, DIAGONALS[-1], None),
-    ],
-    ids=["slices", "one slice", "sorted", "spread", "jagged"],
-)
-def test_places_are_filled_alike_on_host_and_device(address, arrays, n_stored, sigma):
-    filled = [
-        building.fill(csr, building.rows_of(csr, sigma), address, arrays, int(n_stored), np.dtype(np.float32))
-        for csr in (RAGGED, ON_DEVICE)
-    ]
-    for host, device in zip(*filled, strict=True):
-        assert host.dtype == device.dtype
-        np.testing.assert_array_equal(host, device)
-    values, cols = (np.asarray(a) for a in filled[0])
-    np.testing.assert_array_equal(np.sort(values[cols < 120]), RAGGED.data)
-    assert not np.any(values[cols == 120])
 
 
 # ----------------------------------------------------------------------------------------------------- what is refused
@@ -167,14 +137,6 @@ def test_one_full_row_is_refused_at_once_and_without_memory(format, layout, nbyt
         assert tracemalloc.get_traced_memory()[1] < 40e6
     finally:
         tracemalloc.stop()
-
-
-def test_a_refusal_names_its_own_reason():
-    """No row of this matrix is long; its diagonals are many."""
-    S = sp.random_array((30_000, 30_000), density=1e-4, rng=np.random.default_rng(0)).tocsr()
-    with pytest.raises(ValueError, match="format 'dia' would take") as caught:
-        jsf.from_scipy(S, "dia")
-    assert "diagonal" in str(caught.value) and "longest row" not in str(caught.value)
 
 
 # -------------------------------------------------------------------------------------------------- what is compiled

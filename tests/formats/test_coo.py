@@ -3,16 +3,11 @@
 import numpy as np
 
 import jaxsparse_fmt as jsf
-from tests.formats.pictures import RAGGED, assert_as_drawn, drawn_matrix, stored, value_sizes
+from tests.formats.pictures import RAGGED, assert_as_drawn, drawn_matrix, stored
 
 
 def test_the_arrays_are_those_of_the_picture():
     assert_as_drawn(jsf.from_scipy(drawn_matrix("coo"), "coo"))
-
-
-@value_sizes
-def test_bytes_follow_the_formula(value):
-    assert stored("coo", value).nbytes == RAGGED.nnz * (value + 8)
 
 
 def test_values_lie_in_the_order_of_data():

@@ -98,16 +98,6 @@ def test_the_arrays_are_those_of_the_picture(monkeypatch):
     assert_as_drawn(jsf.from_scipy(drawn_matrix("csr5"), "csr5", tile_shape=(2, 4)))
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_bytes_of_narrow_and_wide_columns_follow_the_formula(name):
-    A, n_tiles = made(name), len(dealt(name)[1])
-    narrow = name == "narrow"
-    assert n_tiles > 3 and A.n_stored == n_tiles * SIZE
-    in_all = A.n_stored * (8 + 4 - 2 * narrow) + 4 * n_tiles * (128 + 1 + narrow) + 4 * 3 + 4 * (3 + 1)
-    assert A.nbytes == in_all
-    assert A.nbytes == stated_bytes(MATRICES[name], "csr5", A.layout, 8)
-
-
 @every_matrix
 def test_every_lane_takes_the_next_entries_whatever_their_rows(name):
     (_, tiles), S, A = dealt(name), MATRICES[name], made(name)
@@ -130,14 +120,6 @@ def test_every_lane_takes_the_next_entries_whatever_their_rows(name):
         np.testing.assert_array_equal(first[want.size :], S.shape[0] + A.n_pieces)
 
 
-@every_matrix
-def test_no_tile_has_more_rows_than_are_said_and_some_has_more_than_two_thirds_of_them(name):
-    A, plain = made(name, keep_sums=True), made(name)
-    most = max(len({row for row, _ in places}) for places in dealt(name)[1])
-    assert most <= A.tile_rows < 1.5 * most and A.tiles.kept_rows == A.tile_rows
-    assert plain.tiles.kept_rows == 0
-
-
 @some_matrices
 @pytest.mark.parametrize("hot", [0, 50])
 def test_host_and_device_convert_alike(name, hot):
@@ -154,24 +136,6 @@ def test_columns_up_to_32766_apart_take_16_bits(span, fits):
     A = jsf.from_scipy(S, "csr5", tile_shape=TILE)
     assert (A.marked_col is None) == fits == (A.marked_delta is not None)
     np.testing.assert_array_equal(A.to_scipy().toarray(), S.toarray())
-
-
-@pytest.mark.parametrize(
-    ("nnz", "n_rows", "tile_shape"),
-    [
-        (0, 0, (256, 16)),
-        (5, 5, (256, 8)),
-        (10**6, 10**5, (256, 16)),
-        (10**6, 10**5 + 1, (256, 8)),
-        (900 * 2**13 - 1, 2**20, (256, 8)),
-        (900 * 2**13, 2**20, (512, 16)),
-        (900 * 2**13, 2**19, (256, 32)),
-        (900 * 2**14, 2**20, (512, 32)),
-        (2**31, 2**20, (512, 32)),
-    ],
-)
-def test_a_tile_is_as_large_as_leaves_a_gpu_enough_of_them(nnz, n_rows, tile_shape):
-    assert csr5.tile_for(nnz, n_rows) == tile_shape
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (6, 7), (0, 0)], ids=str)
@@ -263,25 +227,3 @@ def test_poison_reaches_exactly_the_rows_that_read_it(name, backend, hot):
         x[10_900], x[40] = poison, poison
         np.testing.assert_array_equal(~np.isfinite(product(A, x)), abs(S) @ ~np.isfinite(x) > 0)
         x[:] = 1
-
-
-def test_every_run_adds_a_rows_entries_lane_by_lane_in_order():
-    """Numbers have half of the digits, so that products are exact wherever a CPU fuses."""
-    (owners, tiles), S = dealt("wide"), MATRICES["wide"]
-    data, x = (NUMBERS.standard_normal(n).astype(np.float32).astype(np.float64) for n in (S.nnz, N_COLS))
-    sums = np.zeros(len(owners))
-    for places in tiles:
-        of_lanes: list[tuple[int, float]] = []
-        for lane in by_lanes(places):
-            for k in dict.fromkeys(k for k, _ in lane):
-                terms = [data[e] * x[S.indices[e]] for row, e in lane if row == k and e >= 0]
-                of_lanes.append((k, sum(terms)))
-        for k, term in of_lanes:
-            sums[k] += term
-    whole = [k for k in range(200) if k not in owners[200:]]
-    A = made("wide", backend="interpret").with_data(data)
-    first, again = (np.asarray(product(A, x)) for _ in range(2))
-    np.testing.assert_array_equal(first[whole], sums[whole])
-    np.testing.assert_array_equal(first, again)
-    in_order = sp.csr_array((data, S.indices, S.indptr), S.shape) @ x
-    assert np.any(first[whole] != in_order[whole])  # so the order shows

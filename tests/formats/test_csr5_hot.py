@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 import jaxsparse_fmt as jsf
-from tests.bytes_oracle import stated_bytes
-from tests.formats.test_csr5 import KINDS, MATRICES, N_COLS, NUMBERS, TILE, made, of_lengths, product
+from tests.formats.test_csr5 import MATRICES, N_COLS, NUMBERS, TILE, made, of_lengths, product
 
 hot_columns = pytest.mark.parametrize("hot", [1, 50, N_COLS])
 
@@ -23,13 +22,6 @@ def test_the_most_used_columns_come_first_and_all_others_in_their_order(hot):
     np.testing.assert_array_equal(last, own_last)
     np.testing.assert_array_equal(A.values, plain.values)
     assert plain.col_order is None
-
-
-@pytest.mark.parametrize("hot", [1, 50])
-@pytest.mark.parametrize("name", KINDS)
-def test_bytes_with_hot_columns_follow_the_formula(name, hot):
-    A = made(name, hot=hot)
-    assert A.nbytes == stated_bytes(MATRICES[name], "csr5", A.layout, 8)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import jaxsparse_fmt as jsf
 from jaxsparse_fmt._types import CsrArrays, Target
 from jaxsparse_fmt.core.matrix import build
 from jaxsparse_fmt.formats import statistics
-from tests.formats.pictures import RAGGED, assert_as_drawn, drawn_matrix, holes, stored, value_sizes
+from tests.formats.pictures import RAGGED, assert_as_drawn, drawn_matrix, holes
 from tests.lowering import quick_jit
 from tests.oracle import assert_product, assert_same_storage
 
@@ -83,15 +83,6 @@ def test_products_and_derivatives_are_those_of_all_entries(name, backend, rng):
     np.testing.assert_allclose(by_values, wanted, atol=1e-12)
 
 
-@every_matrix
-def test_it_gives_back_what_was_put_in(name):
-    S = MATRICES[name]
-    back = jsf.from_scipy(S, "dia").to_scipy()
-    np.testing.assert_array_equal(back.indptr, S.indptr)
-    np.testing.assert_array_equal(back.indices, S.indices)
-    np.testing.assert_array_equal(back.data, S.data)
-
-
 def places_read(A) -> int:
     """The diagonals that are read where they lie, times rows."""
     n = A.shape[0]
@@ -103,11 +94,6 @@ def test_a_product_with_a_stencil_reads_little_more_than_half_of_its_diagonals()
     assert A.n_stored == 7 * 343 and places_read(A) == 4 * 343
     assert A.nbytes_read == 8 * 4 * 343 + 8 * 7
     assert A.with_data(A.data).nbytes_read == 8 * 7 * 343 + 8 * 7
-
-
-@value_sizes
-def test_bytes_follow_the_formula(value):
-    assert stored("dia", value, GRID).nbytes == 343 * (7 * value) + 7 * 8 + -(-7 * 343 // 8)
 
 
 def test_pairs_are_found_one_by_one():
@@ -199,15 +185,6 @@ def diagonal(n: int, missing: int) -> sp.csr_array:
     """A diagonal of n places of which some hold no entry."""
     row = np.arange(missing, n)
     return sp.csr_array((row + 1.0, (row, row)), (n, n))
-
-
-def test_a_full_band_has_no_pattern_and_gives_its_entries_back():
-    S = jsf.gallery.poisson(50, dim=1)
-    S.data[:] = np.arange(S.nnz)
-    A = jsf.from_scipy(S, "dia")
-    assert A.pattern is None
-    np.testing.assert_array_equal(A.data, S.data)
-    np.testing.assert_array_equal(A.to_scipy().indices, S.indices)
 
 
 @pytest.mark.parametrize("missing", [0, 1])

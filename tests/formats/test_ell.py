@@ -4,16 +4,11 @@ import numpy as np
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from tests.formats.pictures import LENGTHS, RAGGED, assert_as_drawn, drawn_matrix, stored, value_sizes
+from tests.formats.pictures import LENGTHS, RAGGED, assert_as_drawn, drawn_matrix, stored
 
 
 def test_the_arrays_are_those_of_the_picture():
     assert_as_drawn(jsf.from_scipy(drawn_matrix("ell"), "ell"))
-
-
-@value_sizes
-def test_bytes_follow_the_formula(value):
-    assert stored("ell", value).nbytes == 40 * 99 * (value + 4) + 4 * 99
 
 
 def test_column_j_holds_entry_j_of_every_row():

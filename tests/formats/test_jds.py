@@ -3,19 +3,11 @@
 import numpy as np
 
 import jaxsparse_fmt as jsf
-from tests.formats.pictures import LENGTHS, LONGER, RAGGED, assert_as_drawn, drawn_matrix, stored, value_sizes
+from tests.formats.pictures import LENGTHS, LONGER, RAGGED, assert_as_drawn, drawn_matrix, stored
 
 
 def test_the_arrays_are_those_of_the_picture():
     assert_as_drawn(jsf.from_scipy(drawn_matrix("jds"), "jds"))
-
-
-@value_sizes
-def test_bytes_follow_the_formula(value):
-    places = sum(16 * -(-LONGER // 16))
-    A = stored("jds", value)
-    assert A.n_stored == places
-    assert A.nbytes == places * (value + 4) + 4 * 41 + 8 * 99
 
 
 def test_every_jagged_diagonal_takes_a_multiple_of_16_places_and_never_16_too_many():

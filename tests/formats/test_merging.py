@@ -8,7 +8,6 @@ import jaxsparse_fmt as jsf
 from jaxsparse_fmt._types import CsrArrays, Target
 from jaxsparse_fmt.core.matrix import build
 from jaxsparse_fmt.formats import bsr, building, dia, merging
-from jaxsparse_fmt.kernels.layout.columns import Blocked, Diagonal
 from tests.oracle import assert_same_storage
 from tests.zoo import CASES, Layout
 
@@ -91,34 +90,8 @@ def test_what_takes_too_many_steps_goes_through_the_host(layout, monkeypatch):
     assert any(isinstance(csr, CsrArrays) for csr in came)
 
 
-@pytest.mark.parametrize("layout", [DIA, HDIA, PAIRS], ids=str)
-def test_what_is_too_large_is_refused_in_the_same_words(layout, no_host):
-    said = []
-    for make in (made, lambda S, layout, **options: layout.of(S, **options)):
-        with pytest.raises(building.TooLarge) as caught:
-            make(BAND, layout, max_bytes=100)
-        said.append(str(caught.value))
-    assert said[0] == said[1]
-
-
 @pytest.mark.parametrize("S", [jsf.gallery.elasticity(3), jsf.gallery.cfd(4), BAND], ids=["3", "5", "none"])
 def test_the_best_block_is_the_same_and_only_a_sample_is_looked_at(S, no_host, monkeypatch):
     monkeypatch.setattr(bsr, "SAMPLES", 4)
     assert bsr.best_block(there(S), 8) == bsr.best_block(S, 8)
     assert building.sample(there(S), np.array([0, 5, 7])).nnz == S[[0, 5, 7]].nnz
-
-
-def test_as_many_steps_as_a_group_has_diagonals(rng):
-    """`distinct` says what each group touches, in order, beside groups that have nothing."""
-    S = sp.random_array((50, 30), density=0.2, rng=rng, format="csr")
-    S.sort_indices()
-    S = sp.vstack([S, sp.csr_array((10, 30))]).tocsr()
-    for group, column in ((7, Diagonal()), (4, Blocked(4, 5))):
-        merged = merging.distinct(there(S), None, group, column)
-        assert merged is not None
-        row, col = S.nonzero()
-        index = col - row if group == 7 else col // 5
-        for g in range(-(-60 // group)):
-            got = np.asarray(merged[:, g])
-            np.testing.assert_array_equal(got[got != merging.NONE], np.unique(index[row // group == g]))
-        np.testing.assert_array_equal(merging.counts(merged)[-1], 0)

@@ -9,10 +9,9 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt.choose import tune
 from jaxsparse_fmt.formats import building
 from tests.lowering import SIGNATURES, lowered, quick_jit
-from tests.oracle import assert_gradient_through_a_solve, assert_product, draw, wide
+from tests.oracle import assert_gradient_through_a_solve, assert_product, draw
 from tests.zoo import CASES, FIRST_LAYOUTS, SORTED, Layout
 
 # The others' transposed products are kernels anyway.
@@ -140,21 +139,6 @@ def test_derivatives_of_the_transposed_product_are_those_of_the_plain_matrix(rng
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-11, atol=1e-11), got, want)
 
 
-@pytest.mark.parametrize(
-    "stored, vector",
-    [(jnp.bfloat16, np.float32), (np.float16, np.float16), (np.float32, np.float64), (np.complex64, np.complex64)],
-    ids=lambda d: np.dtype(d).name,
-)
-def test_values_of_every_width_multiply_both_ways(stored, vector, rng):
-    kind = np.complex64 if np.dtype(stored).kind == "c" else np.float32
-    A, dense = paired(Layout("ell"), IRREGULAR.scipy(kind), dtype=stored), IRREGULAR.dense(stored)
-    assert A.dtype == stored
-    x, y = draw(rng, vector, 13), draw(rng, vector, 17)
-    product, transposed = both_products(A, x, y)
-    assert_product(product, dense, wide(x), jnp.promote_types(stored, vector))
-    assert_product(transposed, dense.T, wide(y), jnp.promote_types(stored, vector))
-
-
 def atomic_adds(f, *args) -> int:
     """Scatter-adds in f, in loops and branches too, in which two may meet; not those inside kernels."""
 
@@ -216,27 +200,6 @@ def test_auto_chooses_for_each_of_the_two():
     assert [A.own.name, A.across.name] == chosen and chosen[0] != chosen[1]
     y = np.arange(2000) / 8
     np.testing.assert_allclose(A.T @ y, S.T @ y)
-
-
-def test_tune_measures_each_of_the_two(monkeypatch):
-    timed = []
-    monkeypatch.setattr(tune, "seconds_per_product", lambda A: timed.append(A) or float(A.name != "ell"))
-    S = with_a_full_column(50)
-    A = jsf.from_scipy(S, "tune", transpose=True, backend="xla")
-    assert isinstance(A, jsf.Paired)
-    fastest = [B for B in timed if B.name == "ell"]
-    assert (A.own.name, A.across.name, len(fastest)) == ("ell", "ell", 2)
-    for B, dense in zip(fastest, (S.toarray(), S.toarray().T), strict=True):
-        np.testing.assert_array_equal(B.to_scipy().toarray(), dense)
-
-
-def test_what_is_made_of_it_is_an_ordinary_matrix():
-    A = paired(SORTED, IRREGULAR.scipy())
-    for B in (A.asformat("csr"), jsf.from_scipy(A, "csr")):
-        assert B.name in jsf.FORMATS
-        np.testing.assert_array_equal(B.todense(), IRREGULAR.dense())
-    mesh = jax.make_mesh((1,), ("rows",), devices=jax.devices("cpu")[:1])
-    np.testing.assert_array_equal(jsf.shard(A, mesh, format="csr").to_scipy().toarray(), IRREGULAR.dense())
 
 
 def test_a_transpose_that_is_too_large_is_told_from_the_matrix():

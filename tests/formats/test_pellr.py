@@ -2,23 +2,15 @@
 
 import jax
 import numpy as np
-import pytest
 
 import jaxsparse_fmt as jsf
-from tests.formats.pictures import LENGTHS, RAGGED, assert_as_drawn, drawn_matrix, stored, value_sizes
+from tests.formats.pictures import LENGTHS, RAGGED, assert_as_drawn, drawn_matrix, stored
 
 
 def test_the_arrays_are_those_of_the_picture():
     matrix = drawn_matrix("pellr")
     assert_as_drawn(jsf.from_scipy(matrix, "pellr", lengths_per="row"))
     assert jsf.from_scipy(matrix, "pellr", lengths_per="warp").row_lengths.tolist() == [3]
-
-
-@value_sizes
-@pytest.mark.parametrize(("lengths_per", "lengths"), [("row", 99), ("warp", 4)])
-def test_bytes_follow_the_formula(value, lengths_per, lengths):
-    nbytes = 40 * 128 * (value + 4) + 4 * 99 + 4 * lengths
-    assert stored("pellr", value, lengths_per=lengths_per).nbytes == nbytes
 
 
 def test_it_is_ellpack_r_of_the_sorted_matrix():

@@ -5,17 +5,11 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from tests.formats.pictures import LENGTHS, RAGGED, assert_as_drawn, drawn_matrix, stored, value_sizes
+from tests.formats.pictures import LENGTHS, RAGGED, assert_as_drawn, drawn_matrix, stored
 
 
 def test_the_arrays_are_those_of_the_picture():
     assert_as_drawn(jsf.from_scipy(drawn_matrix("pjds"), "pjds", block_size=2))
-
-
-@value_sizes
-def test_bytes_follow_the_formula(value):
-    A = stored("pjds", value)
-    assert A.nbytes == A.n_stored * (value + 4) + 4 * 41 + 8 * 99
 
 
 @pytest.mark.parametrize("n", [1, 2, 31, 32, 33, 50, 100])

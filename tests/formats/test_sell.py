@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from tests.formats.pictures import LENGTHS, RAGGED, assert_as_drawn, drawn_matrix, stored, value_sizes
+from tests.formats.pictures import LENGTHS, RAGGED, assert_as_drawn, drawn_matrix
 from tests.oracle import draw
 
 N_COLS = 200_000
@@ -25,15 +25,6 @@ def test_the_arrays_are_those_of_the_picture():
     A = jsf.from_scipy(drawn_matrix("sell"), "sell", slice_size=2)
     assert_as_drawn(A)
     assert A.col_idx is None
-
-
-@value_sizes
-@pytest.mark.parametrize("sigma", [1, 16])
-def test_bytes_follow_the_formula(value, sigma):
-    A = stored("sell", value, slice_size=8, sigma=sigma)
-    perm = 4 * 99 if sigma > 1 else 0
-    assert A.n_stored == stored("hll", slice_size=8, sigma=sigma).n_stored
-    assert A.nbytes == A.n_stored * (value + 2) + 4 * A.n_stored // 8 + 4 * (13 + 1) + perm
 
 
 @pytest.mark.parametrize(("span", "fits"), [(0, True), (65_534, True), (65_535, False), (65_536, False)])

@@ -59,33 +59,6 @@ def test_misses_are_the_sectors_of_each_block_and_wide_ones_span_many_columns(ca
 
 
 @every_case
-@pytest.mark.parametrize(("block", "hot"), [(1, 3), (4, 1), (4, 100)])
-def test_what_hot_columns_spare_is_counted_in_the_blocks_that_did_not_choose_them(case, block, hot):
-    S = sp.csr_array(case.scipy())
-    S.sum_duplicates()
-    blocks = [S.indices[S.indptr[r] : S.indptr[min(r + block, S.shape[0])]] for r in range(0, S.shape[0], block)]
-    told, asked = (np.concatenate([[], *part]).tolist() for part in (blocks[::2], blocks[1::2]))
-    hottest = sorted(set(told), key=lambda column: (-told.count(column), column))[:hot]
-    every = sum(np.unique(columns // 4).size for columns in blocks[1::2])
-    left = sum(np.unique(np.setdiff1d(columns, hottest) // 4).size for columns in blocks[1::2])
-    want = min(left / every + hot / S.shape[1], 1) if asked else 1
-    assert statistics.missed_beside(S, block, 4, hot) == pytest.approx(want)
-
-
-def test_a_sample_tells_columns_that_all_rows_use_from_those_that_come_up_by_chance():
-    n, block, rng = 500_000, 5_000, np.random.default_rng(0)  # columns, and entries of a block of 500 rows
-    anywhere, favourites = rng.integers(0, n, 10 * n), rng.choice(n, 2_000, replace=False)
-    often = np.where(rng.random(10 * n) < 0.6, rng.choice(favourites, 10 * n), anywhere)
-    of_columns = lambda col: sp.csr_array((np.ones(10 * n), col, np.arange(0, 10 * n + 1, 10)), (n, n))  # noqa: E731
-    assert statistics.missed_beside(of_columns(anywhere), 500, 8, 5_000) > 0.99
-    by_block = often[: 40 * block].reshape(-1, block)
-    sectors = [[np.unique(c // 8).size for c in (all, all[~np.isin(all, favourites)])] for all in by_block]
-    every, left = np.sum(sectors, axis=0)
-    assert statistics.missed_beside(of_columns(often), 500, 8, 5_000) == pytest.approx(left / every, abs=0.02)
-    assert left / every < 0.6
-
-
-@every_case
 def test_diagonals_are_counted_up_to_a_limit(case):
     S = sp.csr_array(case.scipy())
     row, col = case.places()
@@ -145,13 +118,3 @@ def test_nothing_is_counted_in_a_matrix_without_entries(shape):
         == nothing
     )
     assert not statistics.are_slices_wide(S, 2, 10)
-
-
-@pytest.mark.parametrize(("most", "windows"), [(10**6, 4), (80, 2), (1, 1)])
-def test_windows_with_very_many_entries_are_looked_at_a_few_at_a_time(most, windows, monkeypatch):
-    """Ten windows of 40 entries each, of which a sample wants one."""
-    S = sp.csr_array(np.ones((40, 10)))
-    monkeypatch.setattr(statistics, "ENTRIES", 40)
-    monkeypatch.setattr(statistics, "MOST_ENTRIES", most)
-    rows, scale = statistics._sample(S, 4)
-    assert rows.size == 4 * windows and scale == 10 / windows

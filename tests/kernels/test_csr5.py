@@ -215,12 +215,3 @@ def test_addresses_are_64_bit_from_two_to_the_31_on(kind):
         lie, arrays = lying(kind, (128, 8), n_tiles)
         f = functools.partial(csr5.product, tiles=lie, backend="triton")
         assert vectors_in_kernels(f, *asked(lie, jnp.float32, 1), arrays) == dtypes
-
-
-def test_addresses_are_64_bit_where_only_the_sums_of_lanes_are_many():
-    """With 64 right-hand sides a lane of 8 entries has eight times as many sums as values."""
-    lie, arrays = lying("wide", (128, 8), 2**18)
-    f = functools.partial(csr5.product, tiles=lie, backend="triton")
-    values, x = asked(lie, jnp.float32, 64)
-    assert max(values.size, x.size, lie.shape[0] * 64) < 2**31 <= lie.n_tiles * lie.lanes * 64
-    assert "int64" in vectors_in_kernels(f, values, x, arrays)

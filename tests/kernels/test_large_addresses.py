@@ -5,16 +5,13 @@ import re
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
-import jaxsparse_fmt as jsf
 from jaxsparse_fmt.kernels import sddmm, spmv
 from jaxsparse_fmt.kernels.layout.address import Bisected, Jagged, Slices, Subwarp
 from jaxsparse_fmt.kernels.layout.columns import Blocked, Delta, Diagonal, Explicit, Rule
 from tests.kernels.test_spmv import kernels_in
 from tests.lowering import SIGNATURES, lowered
-from tests.zoo import CASES, Layout
 
 
 def huge(*shape, dtype=jnp.float32):
@@ -89,13 +86,6 @@ def test_kernels_with_64_bit_addresses_lower_for_cuda(name, dialect):
     assert kernels_in(lowered(f, *operands("product", rule), arrays), dialect) == 1
 
 
-def test_addresses_are_64_bit_when_only_the_batch_of_vectors_is_large():
-    A = Layout("ell").of(CASES["even_rows"].scipy(np.float32))
-    x = huge(2**18, 12, 1024)
-    found = vectors_in_kernels(lambda v, x: A.without_values.product_face(v, x, "triton"), huge(2**18, A.n_stored), x)
-    assert "int64" in found
-
-
 @pytest.mark.parametrize("face", ["product", "transposed", "outer"])
 @pytest.mark.parametrize("name", rules(2**31))
 def test_references_count_places_in_64_bits(name, face):
@@ -115,19 +105,3 @@ def test_a_stride_beyond_31_bits_is_not_multiplied_in_32():
     program = str(jax.make_jaxpr(f)(*operands("product", rule), {"col_idx": huge(n * width, dtype=jnp.int32)}))
     assert re.search(rf"i64\[\] = mul \w+ {n}", program)
     assert not re.search(rf"i32\[\] = mul \w+ {n}", program)
-
-
-@pytest.mark.parametrize("backend", ["triton", "xla"])
-def test_a_tail_may_begin_beyond_two_to_the_31(backend):
-    """The addresses of a tail begin where the main storage ends, whatever integers its own pointers have."""
-    A = Layout("hyb", (("width", 2),)).of(CASES["irregular"].scipy(np.float32))
-    n_main, n_tail = 2**31, A.n_stored - A.n_main
-    values, col_idx = huge(n_main + n_tail), huge(n_main, dtype=jnp.int32)
-    n = n_main // 2
-    x = huge(1, A.shape[1], 1)
-
-    def f(values, col_idx, x):
-        B = jsf.HYB(values, (n, A.shape[1]), A.nnz, backend, col_idx, A.tail_row, A.tail_col, 2)
-        return B.without_values.product_face(values[None], x, backend)
-
-    jax.eval_shape(f, values, col_idx, x)

@@ -82,12 +82,6 @@ def test_interpreted_kernels_read_exactly_what_is_stored(layout):
     np.testing.assert_array_equal(outer(A, y, x)[0], 2 * live)
 
 
-@pytest.mark.some(name=2)
-@pytest.mark.parametrize("name", ["one_by_one", "one_entry", "wide", "full_row", "long_rows", "explicit_zero"])
-def test_interpreted_kernels_equal_dense_arithmetic_whatever_the_shape(name, rng):
-    check_kernels(CASES[name], SORTED, rng, batch=1, p=1)
-
-
 @pytest.mark.some(layout=3)
 @pytest.mark.parametrize(
     "case, layout, batch, p",
@@ -154,12 +148,6 @@ def test_products_are_added_to_their_rows_and_to_no_others(p, dtype, threads, ba
     for b in range(2):
         want[b, rows[:3]] += (S @ wide(x[b]))[:3]
     assert_close(got, want, 3 * magnitude(S.toarray(), wide(x)) + np.abs(want).max(), dtype)
-
-
-def test_bfloat16_accumulates_in_float32_in_the_kernel():
-    A = Layout("csr", (("threads_per_row", 1),)).of(sp.csr_array([[1.0] + [1 / 256] * 64]), dtype=jnp.bfloat16)
-    y = product(A, A.values[None], jnp.ones((1, 65, 1), jnp.bfloat16))
-    assert y.dtype == jnp.bfloat16 and float(y[0, 0, 0]) == 1.25
 
 
 # ---------------------------------------------------------------------------------------------------- the reference

@@ -4,13 +4,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-import jaxsparse_fmt as jsf
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.csr import THREADS
-from jaxsparse_fmt.kernels.layout.address import GROUPS, Bisected, Jagged, Slices, Subwarp
+from jaxsparse_fmt.kernels.layout.address import Bisected, Jagged, Slices, Subwarp
 from tests.kernels.host import Host, visits
 from tests.zoo import CASES, LAYOUTS, by_rule
 
@@ -78,22 +75,6 @@ def test_lanes_meet_every_entry_once_and_keep_its_row_in_one_sum(layout):
         assert set(np.flatnonzero(live)) <= set(met["address"])
         np.testing.assert_array_equal(met["row"], row[met["address"]])
         np.testing.assert_array_equal(met["sums"], 1)
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.lists(st.integers(0, 70), min_size=1, max_size=100), st.sampled_from(["biell", "bijad"]))
-def test_bisected_groups_hold_every_entry_with_little_padding(lengths, name):
-    """Also with rows far longer than their neighbours, which the last groups take."""
-    row = np.repeat(np.arange(len(lengths)), lengths)
-    col = np.concatenate([np.arange(n) for n in lengths])
-    A = jsf.from_scipy(sp.csr_array((np.ones(row.size), (row, col)), (len(lengths), 70)), name)
-    sorted_lengths, arrays = np.array(lengths)[np.asarray(A.perm)], {"slice_ptr": np.asarray(A.slice_ptr)}
-    row, j = A.address.slots(np, arrays, A.n_stored)
-    live = (row < len(lengths)) & (j < sorted_lengths[np.minimum(row, len(lengths) - 1)])
-    assert len({*zip(row[live].tolist(), j[live].tolist(), strict=True)}) == live.sum() == sum(lengths)
-    # A warp never takes more than ELL would, but for what each group is rounded up by: less than one column.
-    width = np.diff(arrays["slice_ptr"]).reshape(-1, GROUPS).sum(axis=1) // 32
-    assert np.all(width < sorted_lengths[::32] + GROUPS)
 
 
 @pytest.mark.parametrize("threads", [2, 32])

@@ -151,15 +151,6 @@ def test_blocks_that_stick_out_of_the_matrix(shape, block_shape, rng):
     check_storage(jsf.from_scipy(S, "bsr", backend="interpret", block_shape=block_shape), S, rng)
 
 
-@pytest.mark.some(block_shape=1)
-@pytest.mark.parametrize("block_shape", [(3, 3), (2, 4)], ids=str)
-def test_blocks_in_slices_that_kernels_take_whole(block_shape, rng):
-    """More rows than lcm(r, 128): a tile lies in one slice, whose bounds are scalars."""
-    S = sp.random_array((800, 20), density=0.1, rng=rng, format="csr")
-    S.sort_indices()
-    check_storage(jsf.from_scipy(S, "bsr", backend="interpret", block_shape=block_shape), S, rng)
-
-
 def test_consecutive_columns_are_addresses():
     rule, at = Consecutive(), jnp.arange(6, dtype=jnp.int64)
     ((got, exists),) = rule.in_kernel(Host(6), {}, Walk(at, at, 1, 6, 6), [(0, at, at < 4)], 6)
