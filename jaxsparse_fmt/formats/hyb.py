@@ -62,7 +62,8 @@ class HYB(ByRule):
         return False
 
     def product_face(self, values: Array, x: Array, backend: str) -> Array:
-        n_main, n_tail, y = self.n_main, self.tail_col.shape[0], 0
+        n_main, n_tail = self.n_main, self.tail_col.shape[0]
+        y: Any = 0
         # A kernel would get a slice of `values` as a copy; so a single matrix goes in whole, at its own addresses.
         whole = values.shape[0] == 1 and selection.is_pallas(spmv.supported(backend, values, x))
         head, tail, offset = (values, values, n_main) if whole else (values[:, :n_main], values[:, n_main:], 0)

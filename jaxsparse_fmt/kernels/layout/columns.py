@@ -207,7 +207,7 @@ def unpack_pattern(pattern: Any, n_stored: int) -> Any:
     return jnp.unpackbits(pattern, count=n_stored, bitorder="little").astype(bool)
 
 
-def alive(d: Any, column: ColumnRule, pattern: Any, at: Any, live: Any, value: Any) -> Any:
+def alive(d: Any, column: Any, pattern: Any, at: Any, live: Any, value: Any) -> Any:
     """In a kernel: whether the place at `at`, holding `value`, is an entry."""
     if not column.reads_pattern:
         return value != 0
