@@ -192,23 +192,6 @@ def test_a_fault_far_into_a_file_is_found_by_line(write, entry):
         files.read_mtx(write(b"\n".join(lines)))
 
 
-@pytest.mark.parametrize(
-    "entry", [b"5 7 +2.5", b"5 7 2.5D0", b"5 7 2.5 % note", b"\n\n5 7 2.5", b"5 7 25E-1", b"+5 7 2.5", b"5\f7\v2.5"]
-)
-def test_a_departure_far_into_a_file_is_read(write, entry):
-    text, expected = large()
-    lines = text.split(b"\n")
-    i, j, value = lines[30_000].split()
-    lines[30_000] = entry
-    change = sp.csr_array(([2.5, -float(value)], ([4, int(i) - 1], [6, int(j) - 1])), shape=(2000, 2000))
-    assert abs(files.read_mtx(write(b"\n".join(lines))) - (expected + change)).max() < 1e-15
-
-
-def test_a_line_without_end_is_refused(write):
-    with pytest.raises(ValueError, match=r"line 4: a line of more than 65536 bytes"):
-        files.read_mtx(write(BANNER + "3 3 2\n1 1 1\n2 2" + " " * 200_000 + "1\n"))
-
-
 def test_an_index_in_exponent_form_is_refused_in_a_pattern(write):
     # R prints 100000 as 1e+05, of which a reader that stops at the first strange sign takes the 1.
     lines = [f"{i} {i}\n" for i in range(1, 100_000)] + ["100000 1e+05\n"]
