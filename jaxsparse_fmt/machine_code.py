@@ -75,7 +75,7 @@ def _compiled_anew(make: Callable[[], tuple[Any, str]], name: str) -> int:
     compiled = cfunc(signature, nogil=True, error_model="numpy", _nrt=False, no_cpython_wrapper=True)(function)
     _owners.append(compiled)
     with contextlib.suppress(Exception):  # Numba may change what `_content` reads; and no warning stops a product
-        _keep(name, _content(name, compiled, {*FROM_C, *FROM_NUMBA}))
+        _keep(name, _content(name, compiled))
     return compiled.address
 
 
@@ -126,7 +126,7 @@ def _warn(reason: str) -> None:
     )
 
 
-def _content(name: str, compiled: Any, known: set[str]) -> bytes:
+def _content(name: str, compiled: Any) -> bytes:
     """The file, of this name, of a C function of Numba.
 
     Raises:
@@ -135,7 +135,7 @@ def _content(name: str, compiled: Any, known: set[str]) -> bytes:
     library = compiled._library
     module = library._final_module
     names = [d.name for d in (*module.functions, *module.global_variables) if d.is_declaration]
-    unknown = [n for n in names if n not in known and not n.startswith(("Py", "_Py", "llvm."))]
+    unknown = [n for n in {*names} - FROM_C - FROM_NUMBA if not n.startswith(("Py", "_Py", "llvm."))]
     if unknown:
         raise ValueError(f"unknown names {unknown}")
     rest = compiled._wrapper_name.encode() + b"\0" + library._get_compiled_object()

@@ -1,7 +1,7 @@
 """Kernels over plain arrays, each with a plain-jnp reference of the same signature.
 
-spmv              A·x and Aᵀ·y by a storage rule; its twin `spmv_cpu` (Numba)
-sddmm             the sampled outer product by a storage rule, with its twins
+spmv              A·x by a storage rule; `spmv_cpu`: rows and diagonals on a CPU (Numba)
+sddmm             the sampled outer product by a storage rule
 row_kernels       the common part of spmv and sddmm: tiles, trips, the choice of blocks
 csr5              the product over tiles
 coordinates       the same from coordinates alone, in jnp
