@@ -96,12 +96,6 @@ def test_a_user_may_stay_in_the_basis():
     np.testing.assert_allclose(B.basis.leave(one.x), other.x, rtol=1e-12)
 
 
-def test_a_solve_on_one_device_inside_one_on_many_keeps_to_its_own():
-    S, b = matrix("definite"), right_hand_side()
-    with on_mesh(S).basis.scope():
-        check(cg(jsf.from_scipy(S, "ell"), b, rtol=1e-10), S, b)
-
-
 def test_several_columns_and_a_starting_point_and_a_preconditioner_in_the_users_order():
     S = matrix("definite")
     X = right_hand_side(columns=(3,))

@@ -35,10 +35,3 @@ def row_length_at(products, bandwidth_ratio, alpha=None, value_bytes=8, index_by
 def ell_places(row_lengths):
     """Barbieri et al., §2.4."""
     return int(np.max(row_lengths, initial=0)) * len(row_lengths)
-
-
-def diagonals(csr, slice_size=None):
-    """Diagonals of HDIA, summed over the slices; without a slice_size those of DIA: Barbieri et al., §2.4 and §3.3."""
-    row = np.repeat(np.arange(csr.shape[0]), np.diff(csr.indptr))
-    diagonal = csr.shape[0] + csr.indices - row
-    return np.unique(diagonal if slice_size is None else diagonal + row // slice_size * sum(csr.shape)).size
