@@ -15,6 +15,7 @@ from jaxsparse_fmt.choose import ranking, tune
 from jaxsparse_fmt.choose.ranking import Choice
 from jaxsparse_fmt.core.matrix import CHOOSERS, FORMATS, SparseMatrix, build, check_format
 from jaxsparse_fmt.distributed import padding
+from jaxsparse_fmt.distributed.pieces import of_each
 from jaxsparse_fmt.distributed.processes import everyones, together
 from jaxsparse_fmt.formats.building import TooLarge
 from jaxsparse_fmt.kernels.backends import selection
@@ -155,15 +156,7 @@ def _stored_as(
     with _on_host():
         matrices = {k: padding.general(A, told) for k, A in matrices.items()}
     form = padding.agreed([*agree(lambda: {k: padding.Form.of(A) for k, A in matrices.items()}).values()])
-    arrays: dict[int, dict[str, np.ndarray]] = {}
-
-    def kinds() -> dict[int, dict[str, np.dtype]]:
-        arrays.update({k: padding.arrays_in(A, form) for k, A in matrices.items()})
-        return {k: {n: a.dtype for n, a in of.items()} for k, of in arrays.items()}
-
-    all_kinds = [*agree(kinds).values()]
-    wide = {n: np.result_type(*(of[n] for of in all_kinds)) for n in all_kinds[0]}
-    arrays = {k: {n: a.astype(wide[n], copy=False) for n, a in of.items()} for k, of in arrays.items()}
+    arrays = of_each(lambda k: padding.arrays_in(matrices[k], form), matrices, request.mesh)
     first = next(iter(matrices.values()))
     return Part(first, arrays, form, f"in {first.name}, {why}")
 

@@ -16,16 +16,18 @@ from jaxsparse_fmt.formats.base import Most, Padding, array_fields, noted
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """The sizes, dtype and counts on which the matrices of all shards must agree; `agreed` joins those of several.
+    """The sizes, dtypes and counts on which the matrices of all shards must agree; `agreed` joins those of several.
 
     Attributes:
       sizes: the length of every array; for `values` the length before the tail, and that of the tail.
+      dtypes: of every array.
       pattern: whether there is one.
       nnz: the number of entries.
       counts: each number that sets a size, by the name of its field.
     """
 
     sizes: dict[str, int]
+    dtypes: dict[str, np.dtype]
     pattern: bool
     nnz: int
     counts: Mapping[str, int]
@@ -37,18 +39,21 @@ class Form:
         main = getattr(A, "n_main", A.n_stored)
         sizes |= {"values": main, "tail": A.n_stored - main}
         counts = {name: getattr(A, name) for name in noted(type(A), Most)}
-        return Form(sizes, "pattern" in arrays, A.nnz, counts)
+        return Form(sizes, {name: a.dtype for name, a in arrays.items()}, "pattern" in arrays, A.nnz, counts)
 
 
 def agreed(forms: list[Form]) -> Form:
-    """The form to which the matrices of all these forms can be padded: the largest sizes and counts."""
+    """The form to which the matrices of all these forms can be padded: the largest sizes, dtypes and counts."""
     names = {name for form in forms for name in form.sizes}
     sizes = {name: max(form.sizes.get(name, 0) for form in forms) for name in names}
+    dtypes: dict[str, np.dtype] = {}
+    for name, dtype in (of for form in forms for of in form.dtypes.items()):
+        dtypes[name] = np.promote_types(dtypes.get(name, dtype), dtype)
     counts = {name: max(form.counts[name] for form in forms) for name in forms[0].counts}
     having = {form.pattern for form in forms}
     if len(having) > 1:  # without a pattern, any place may hold a zero
         counts["reads_pattern"] = True
-    return Form(sizes, True in having, max(form.nnz for form in forms), counts)
+    return Form(sizes, dtypes, True in having, max(form.nnz for form in forms), counts)
 
 
 def arrays_in(A: SparseMatrix, form: Form) -> dict[str, np.ndarray]:
@@ -57,7 +62,7 @@ def arrays_in(A: SparseMatrix, form: Form) -> dict[str, np.ndarray]:
     padded = {name: _padded(name, a, A, form) for name, a in arrays.items() if name != "pattern"}
     if form.pattern:
         padded["pattern"] = _pattern(arrays.get("pattern"), A, form)
-    return padded
+    return {name: a.astype(form.dtypes[name], copy=False) for name, a in padded.items()}
 
 
 def like(A: SparseMatrix, arrays: dict[str, Any], form: Form) -> SparseMatrix:

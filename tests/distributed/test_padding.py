@@ -94,7 +94,7 @@ def test_stored_zeros_keep_their_place_beside_shards_without_a_pattern(format):
 def test_an_array_that_nobody_knows_how_to_pad_is_told(monkeypatch):
     A = jsf.from_scipy(narrow(), "csr")
     form = padding.Form.of(A)
-    larger = padding.Form({**form.sizes, "col_idx": 20}, False, 20, {})
+    larger = padding.Form({**form.sizes, "col_idx": 20}, form.dtypes, False, 20, {})
     monkeypatch.setattr(padding, "noted", lambda cls, kind: {})
     with pytest.raises(TypeError, match="format 'csr' has no padding for its array 'col_idx'"):
         padding.arrays_in(A, larger)
