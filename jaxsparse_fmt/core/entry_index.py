@@ -191,4 +191,5 @@ def take(a: Array, index: Array) -> Array:
     """a[index], and 0 where the index is past the end."""
     if a.shape[0] == 0:
         return jnp.zeros(index.shape, a.dtype)
+    index = lax.optimization_barrier(index)  # else XLA folds the comparisons with a constant index, for seconds
     return a.at[index].get(mode="fill", fill_value=0, wrap_negative_indices=False)
