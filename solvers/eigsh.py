@@ -34,7 +34,7 @@ from solvers.solution import Outcome, Status, is_one_number
 KEYS: dict[str, Callable[[Array], Array]] = {"LM": lambda d: -jnp.abs(d), "LA": lambda d: -d, "SA": lambda d: d}
 NCV = 20  # vectors in the basis by default, as in SciPy
 MAXITER = 1000
-STALLED = 100  # restarts that must halve the residuals
+STALLED = 200  # restarts that must halve the least residuals so far, until these are half as small as they can be
 # In units of eps·‖A‖: the length that remains, after a step, of a vector in the span of the basis; the residual norm
 # that the loop accepts; and the true residual norm that is then allowed, plus a unit for each restart.
 BREAKDOWN, ESTIMATE, TRUE = 10, 20, 100
@@ -125,8 +125,8 @@ def eigsh(
       which: "LM" largest in magnitude, "LA" largest, "SA" smallest.
       v0: [n], start vector; None draws one, the same at every call.
       ncv: vectors in the basis, k < ncv ≤ n, and half as many again at a restart; None takes max(2·k + 1, 20).
-      maxiter: most restarts, each after about (ncv − k)/2 products; None allows 1000. A hundred restarts that do not
-        halve the residuals end the search with STAGNATION.
+      maxiter: most restarts, each after about (ncv − k)/2 products; None allows 1000. Two hundred restarts that
+        do not halve the largest residual end the search with STAGNATION, unless it has been as small as √eps·‖A‖₂.
       tol: pairs are done when ‖A·v − λ·v‖₂ ≤ tol·|λ|, or when the residual is rounding, a few eps·‖A‖₂; 0 iterates down
         to rounding. The error of an eigenvalue is at most the residual.
 
@@ -216,7 +216,8 @@ class State(NamedTuple):
     fresh: Array  # whether the next row is random and coupled to nothing: the rows before it span an invariant space
     norm: Array  # ‖A‖₂, from below
     keys: Array  # [k] of the pairs found before the search for others; infinite before that
-    worst: Array  # the largest residual norm at the last of every STALLED restarts; infinite after a pair was found
+    best: Array  # the least of the largest residual norms so far
+    mark: Array  # `best` at the last of every STALLED restarts
     code: Array
     cycles: Array
     products: Array
@@ -234,7 +235,7 @@ def _run(k: int, which: str, m: int, A: Map, v0: Array, limits: Limits) -> tuple
     own, never = (lambda v: scaled(A(v), -e_A)), jnp.array(jnp.inf, real)
     V, T = jnp.zeros((m + 1, v0.size), v0.dtype).at[0].set(v0), jnp.zeros((m + 1, m + 1), v0.dtype)
     size, keys = jnp.where(is_zero, 0, 1), jnp.full(k, jnp.inf, real)
-    state = State(V, T, size, is_zero, jnp.zeros((), real), keys, never, jnp.int32(RUNNING), zero, zero)
+    state = State(V, T, size, is_zero, jnp.zeros((), real), keys, never, never, jnp.int32(RUNNING), zero, zero)
 
     def cycle(state: State) -> State:
         state = lax.while_loop(lambda state: state.size <= m, functools.partial(_step, own), state)
@@ -302,14 +303,14 @@ def _restart(k: int, which: str, limits: Limits, state: State) -> State:
     check, complete = found & ~same, jnp.bool(True)
     if k > 1 and m < n:
         complete = same & (residual_norms[k] <= jnp.maximum(allowed[k], SETTLED * (keys[k] - keys[k - 1])))
-    cycles, worst = state.cycles + 1, jnp.max(residual_norms[:k])
-    due = (cycles % STALLED == 0) & ~found
+    cycles, best = state.cycles + 1, jnp.minimum(state.best, jnp.max(residual_norms[:k]))
+    due, half = cycles % STALLED == 0, jnp.finfo(best.dtype).eps ** 0.5 * A_norm
     code = status_of(
         (~finite, Status.NON_FINITE),
         (limits.unsymmetric(gap, A_norm), Status.NOT_SYMMETRIC),
         (found & complete, Status.CONVERGED),
         (cycles >= limits.maxiter, Status.MAXITER),
-        (due & (worst > state.worst / 2), Status.STAGNATION),
+        (due & (best > jnp.maximum(state.mark / 2, jnp.maximum(half, jnp.max(allowed[:k])))), Status.STAGNATION),
     )
 
     held, last = jnp.arange(keep) < jnp.where(check, k, keep), jnp.where(check, 0, coupling[:keep])
@@ -322,7 +323,8 @@ def _restart(k: int, which: str, limits: Limits, state: State) -> State:
         fresh=check | state.fresh,
         norm=A_norm,
         keys=jnp.where(check, keys[:k], state.keys),
-        worst=jnp.where(found, jnp.inf, jnp.where(due, worst, state.worst)),
+        best=best,
+        mark=jnp.where(due, best, state.mark),
         code=code,
         cycles=cycles,
         products=state.products,
