@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxsparse_fmt import choose, convert
+from jaxsparse_fmt.choose.timing import median_seconds, seconds_per_product
 from jaxsparse_fmt.cli import arguments, measure, plots, tables
 from jaxsparse_fmt.cli.progress import Progress
 
@@ -35,9 +36,9 @@ def run(args: argparse.Namespace) -> int:
             for choice in choose.best_layouts(choices)[: args.formats]:
                 with progress.stage("measure", choice.format), arguments.blaming(args.file):
                     A = convert.from_scipy(S, choice.format, dtype, backend=args.backend, **choice.layout)
-                    timed.append((choice, measure.seconds_per_product(A)))
+                    timed.append((choice, seconds_per_product(A)))
             in_scipy, x = S.astype(dtype), np.ones(S.shape[1], dtype)
-            of_scipy = measure.median_seconds(lambda: in_scipy @ x)
+            of_scipy = median_seconds(lambda: in_scipy @ x)
         timed.sort(key=lambda pair: pair[1])
         where = f"A·x in {dtype} on {measure.device()}"
         if args.plot:

@@ -14,6 +14,7 @@ import scipy.sparse
 import solvers
 from jaxsparse_fmt import gallery, plot
 from jaxsparse_fmt._types import readable_bytes
+from jaxsparse_fmt.choose.timing import median_seconds
 from jaxsparse_fmt.cli import arguments, measure, plots, process, tables
 from jaxsparse_fmt.cli.progress import Progress
 from jaxsparse_fmt.models import traffic
@@ -160,7 +161,7 @@ def compare(solver: Callable[..., Any], n: int, rtol: float, progress: Progress)
         {"solve": solve, "SciPy": lambda: scipy_cg(S, b, rtol)}, progress
     )
     with progress.stage("measure", "the products"):
-        our_product, their_product = stored.seconds_per_product(), measure.median_seconds(lambda: S @ b)
+        our_product, their_product = stored.seconds_per_product(), median_seconds(lambda: S @ b)
     with progress.stage("trace", "SciPy's residuals, which it does not keep"):
         their_trace = _scipy_trace(S, b, rtol)
 
