@@ -56,13 +56,13 @@ OF_ROWS = [
 ]
 
 
-@pytest.mark.parametrize(("options", "error", "words"), OF_SHARD, ids=str)
+@pytest.mark.parametrize(("options", "error", "words"), OF_SHARD)
 def test_a_matrix_is_refused_with_options_that_make_no_sense(options, error, words):
     with pytest.raises(error, match=re.escape(words)):
         jsf.shard(**{"S": S, "mesh": MESH} | options)
 
 
-@pytest.mark.parametrize(("options", "error", "words"), OF_ROWS, ids=str)
+@pytest.mark.parametrize(("options", "error", "words"), OF_ROWS)
 def test_rows_are_refused_with_options_that_make_no_sense(options, error, words):
     with pytest.raises(error, match=re.escape(words)):
         jsf.shard_from_rows(**{"rows_of": rows_of, "n": 90, "mesh": MESH, "format": "ell"} | options)
