@@ -96,7 +96,7 @@ def gmres(
 @functools.cache
 def method(restart: int, flexible: bool = False, left: bool = False) -> Method:
     start_ = functools.partial(start, restart=restart, flexible=flexible, left=left)
-    step_ = holding(functools.partial(step, left=left), scratch=("V", "Z"))
+    step_ = holding(functools.partial(step, left=left), scratch=("V", "Z", "Q", "columns"))
     return Method(start_, step_, functools.partial(iterate, left=left), self_adjoint=False, estimates=left)
 
 
@@ -131,16 +131,17 @@ def step(A: Map, M: Map, work: Work, *, left: bool) -> tuple[Work, Array, Array]
     below = norm(w)
     V = _put(V, ratio(w, below), t + 1)
     Z = None if Z is None else _put(Z, z, t)
-    column, a = jnp.einsum("ij...,j...->i...", Q, h), jnp.einsum("j...,j...->...", row, h)
+    column, a = jnp.sum(Q * h, axis=1), jnp.sum(row * h, axis=0)
     # The rotation of rows t and t + 1, of which the second is a row of the identity, makes `below` zero.
     length = jnp.hypot(jnp.abs(a), below)
     cos, sin = ratio(a, length), ratio(below, length)
     here, following = _at(t, row), _at(t + 1, row)
     Q = _put(Q, jnp.conj(cos) * row + jnp.where(following, sin, 0), t)
-    columns = _put(columns, ratio(column, length), t)
+    column = ratio(column, length)
+    columns = _put(columns, jnp.where(jnp.isfinite(column), column, 0), t)  # a column that is over reads it times zero
     g, diagonal = jnp.where(here, jnp.conj(cos) * first, g), jnp.where(here, length.astype(V.dtype), diagonal)
     row, first = jnp.where(following, cos, 0) - sin * row, -sin * first
-    most = jnp.maximum(most, jnp.maximum(length, jnp.max(jnp.abs(column), axis=0)))
+    most = jnp.maximum(most, length * jnp.maximum(1, jnp.max(jnp.abs(column), axis=0)))
     code = status_of(
         (~jnp.isfinite(length), Status.NON_FINITE),
         (length <= jnp.finfo(V.dtype).eps * most, Status.BREAKDOWN),

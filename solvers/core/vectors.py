@@ -55,7 +55,9 @@ def matmul(a: Array, b: Array) -> Array:
 
 def linear_combination(V: Array, c: Array) -> Array:
     """Σᵢ c[i]·V[i], column by column."""
-    return jnp.einsum("in...,i...->n...", V, c, precision=EXACT)
+    if V.ndim > 2:  # a product of matrices would copy all of V, with the columns first
+        return jnp.sum(V * c[:, None], axis=0)
+    return jnp.einsum("in,i->n", V, c, precision=EXACT)
 
 
 @jax.jit
@@ -80,4 +82,6 @@ def orthogonal(V: Array, w: Array, t: Array) -> tuple[Array, Array]:
 
 
 def _parts(V: Array, w: Array) -> Array:
-    return jnp.einsum("in...,n...->i...", jnp.conj(V), w, precision=EXACT)
+    if V.ndim > 2:
+        return jnp.sum(jnp.conj(V) * w, axis=1)
+    return jnp.einsum("in,n->i", jnp.conj(V), w, precision=EXACT)
