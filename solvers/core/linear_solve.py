@@ -47,7 +47,7 @@ class Problem(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Solve:
+class Solve(opaque.Whole):
     """The rules of the primitive, and its static arguments.
 
     x is linear in b, and differentiable to any order in b and in whatever A depends on. x does not depend on M, x0 and
@@ -88,6 +88,25 @@ class Solve:
         if self.form != "solution":
             return opaque.flat(out, dx)
         return opaque.flat(out, (dx, opaque.undefined(out[1], moved._replace(limits=None, of_derivative=None))))
+
+    def columns(self, leaves: Leaves, dims: Leaves) -> Any:
+        """Under vmap over b and x0 alone: one solve of several columns, which share every product."""
+        problem: Problem = jax.tree.unflatten(self.tree, leaves)
+        at: Any = jax.tree.unflatten(self.tree, [-1 if dim is None else dim for dim in dims])
+        others = jax.tree.leaves(at._replace(b=None, x0=None))
+        called = self.options.callback, self.options.progress, self.adjoint.report
+        if problem.b.ndim != 2 or any(dim >= 0 for dim in others) or any(f is not None for f in called):
+            return None  # of several systems a batch already, or of several matrices, or with a call for each system
+
+        def across(a: Any, dim: int) -> Any:
+            return jnp.broadcast_to(a[:, None], problem_b.shape) if dim < 0 else jnp.moveaxis(a, dim, 1)
+
+        if at.b < 0:
+            return None
+        problem_b = jnp.moveaxis(problem.b, at.b, 1)
+        x0 = None if problem.x0 is None else across(problem.x0, at.x0)
+        out = jax.tree.leaves(self(problem._replace(b=problem_b, x0=x0)))
+        return out, tuple(a.ndim - 1 for a in out)
 
     def linear(self) -> int:
         counts = [len(jax.tree.leaves(part)) for part in jax.tree.unflatten(self.tree, range(self.tree.num_leaves))]

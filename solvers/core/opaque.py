@@ -41,6 +41,16 @@ class Rules(Protocol):
         """The cotangent of that leaf for one of the first result; reads no number of the leaf."""
         ...
 
+    def columns(self, leaves: Leaves, dims: Leaves) -> Any: ...
+
+
+class Whole:
+    """Rules of a program that vmap maps as it is."""
+
+    def columns(self, leaves: Leaves, dims: Leaves) -> Any:
+        """The flat results under vmap over `dims`, and their axes, where the program shares work; else None."""
+        return None
+
 
 def bind(rules: Rules, leaves: Leaves) -> Any:
     """The results of the program."""
@@ -57,7 +67,7 @@ def _jitted(rules: Rules, *leaves: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Closures:
+class Closures(Whole):
     """Rules from two functions of pytrees, which must not close over arrays that JAX transforms."""
 
     f: Callable[..., Any]
@@ -84,7 +94,7 @@ def apply(f: Callable[..., Any], jvp: Callable[[Any, Any], tuple[Any, Any]], *ar
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Mapped:
+class Mapped(Whole):
     """The rules of a program under vmap over the axes `dims` of its leaves."""
 
     of: Any
@@ -153,6 +163,8 @@ def _batch(axis: Any, leaves: Leaves, dims: Leaves, *, rules: Rules, program: Cl
     if all(dim is None for dim in dims):
         out = linear_solve_p.bind(*leaves, rules=rules, program=program)
         return out, (None,) * len(out)
+    if axis.spmd_name is None and (found := rules.columns(leaves, tuple(dims))) is not None:
+        return found
     out = bind(Mapped(rules, program, tuple(dims), axis.spmd_name), leaves)
     return out, (0,) * len(out)
 

@@ -36,6 +36,9 @@ class Function:
     result: Any = dataclasses.field(metadata={"static": True})  # its tree
 
     def __call__(self, v: Array) -> Any:
+        of_one: Any = self.program.invars[-1].aval
+        if v.ndim > of_one.ndim:
+            return jax.vmap(self, 1, 1)(v)  # columns
         return jax.tree.unflatten(self.result, jaxpr_as_fun(ClosedJaxpr(self.program, self.consts))(v))
 
 
