@@ -25,7 +25,7 @@ from benchmarks import report  # noqa: E402
 
 LEARN = "start which-format which-solver differentiate algebra many-gpus mixed-precision command-line other-libraries"
 DEPTH = "formats solvers files how-it-works add-a-format add-a-method papers performance results"
-PROJECT = "troubleshooting versions"
+PROJECT = "troubleshooting what-left versions"
 # The pages of the reference: a module, and what of it.
 API = {
     "api-matrices": ("Matrices", [jsf]),
