@@ -77,7 +77,7 @@ def test_numba_compiles_where_no_interrupt_is_raised_and_the_caller_can_be_inter
     def make():
         threads.append(threading.current_thread())
         if len(threads) == 1:
-            signal.raise_signal(signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)  # to the process, as Ctrl-C: its first thread takes it
             goes_on.wait(60)
         return (lambda: 1), "int64()"
 

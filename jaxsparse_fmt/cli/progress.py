@@ -48,7 +48,7 @@ class Progress:
         if self._live is not None:
             self._task = self._live.add_task(name, total=None, detail=detail)
         else:
-            self._console.print(f"{name}: {detail}")
+            self._console.print(f"{name}: {detail}", soft_wrap=True)
         yield
         self.seconds[name] = time.perf_counter() - start
         if self._live is not None:
@@ -64,7 +64,7 @@ class Progress:
         if self._live is not None:
             self._live.update(self._task, detail=detail, completed=fraction, total=1.0)
         else:
-            self._console.print(f"{self._name}: {detail}")
+            self._console.print(f"{self._name}: {detail}", soft_wrap=True)
 
 
 def residuals(show: Callable[[str, float], None], start: float, target: float) -> Callable[[int, float], None]:

@@ -90,7 +90,9 @@ def report(as_json: bool, record: dict[str, Any], *renderables: Any) -> None:
     console = console_on(sys.stdout)
     with console.capture() as printed:  # rich would end the process where the reader is gone
         for renderable in renderables:
-            console.print(renderable)
+            console.print(
+                renderable, overflow="ignore" if isinstance(renderable, str) else None, crop=False
+            )  # whole paths
     write_out(printed.get().removesuffix("\n"))
 
 
