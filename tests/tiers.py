@@ -1,10 +1,9 @@
 """The quick tier of tests, which `make test` runs, and the deep one, which `make test-all` adds to it.
 
 A test is deep by the mark `deep` or `clock`, or because the quick tier asks its question with other parameters: where a
-test has several, the quick tier takes each row of each `parametrize` at least once. Two marks change what it takes:
+test has several, the quick tier takes each row of each `parametrize` at least once. A mark changes what it takes:
 
-    together("a", "b")    all combinations of the parameters a and b
-    some(a=4)             four rows of the `parametrize` with the parameter a, other ones in each test
+    some(a=4)    four rows of the `parametrize` with the parameter a, other ones in each test
 """
 
 import collections
@@ -54,10 +53,9 @@ def covered(rows: Iterable[Sequence[Any]]) -> list[Any]:
 
 
 def _rows(item: Any) -> list[Any]:
-    """One row of each `parametrize` and of each fixture with parameters, and those that must come together."""
+    """One row of each `parametrize` and of each fixture with parameters."""
     params = {name: id(value) for name, value in item.callspec.params.items()}
     axes = [mark.args[0] for mark in item.iter_markers("parametrize")]
     axes = [tuple(axis.replace(" ", "").split(",")) if isinstance(axis, str) else tuple(axis) for axis in axes]
-    axes += [mark.args for mark in item.iter_markers("together")]
     axes += [(name,) for name in params if not any(name in axis for axis in axes)]
     return [tuple((name, params[name]) for name in axis) for axis in axes]

@@ -76,7 +76,7 @@ def test_a_run_writes_figures_and_a_table(written):
     assert sorted(p.name for p in path.parent.iterdir()) == ["out.json", "out.md"]
 
 
-def test_beyond_the_limit_no_matrix_is_begun(tmp_path, capsys):
+def test_beyond_the_limit_no_matrix_is_begun(tmp_path):
     path = tmp_path / "out.json"
     assert spmv.main(["--small", "--limit", "-1", "--json", str(path)]) == 0
     content = json.loads(path.read_text())

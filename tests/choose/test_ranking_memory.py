@@ -43,7 +43,7 @@ def test_where_nothing_fits_the_memory_what_would_is_said(format, monkeypatch):
         jsf.from_scipy(S, format)
 
 
-def test_a_limit_too_low_says_which_would_do(monkeypatch):
+def test_a_limit_too_low_says_which_would_do():
     S = jsf.gallery.elasticity(5)
     with pytest.raises(ValueError, match=r"max_bytes=10 allows none, max_bytes=(\d+) would") as told:
         jsf.from_scipy(S, max_bytes=10)

@@ -60,7 +60,7 @@ def test_memory_that_runs_out_while_measuring_rules_a_format_out(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", [TypeError, AttributeError, jax.errors.JaxRuntimeError])
-def test_a_mistake_of_a_conversion_or_a_kernel_is_not_taken_for_a_refusal(kind, clock, monkeypatch):
+def test_a_mistake_of_a_conversion_or_a_kernel_is_not_taken_for_a_refusal(kind, monkeypatch):
     def fail(*_, **__):
         raise kind("INTERNAL: mistake")
 

@@ -65,7 +65,7 @@ def test_a_demo_that_disagrees_with_scipy_fails(tmp_path, monkeypatch, capsys):
     assert "jaxsparse: SciPy left" in captured.err and "the answers differ by" in captured.err
 
 
-def test_a_demo_without_matplotlib_goes_without_the_picture(tmp_path, monkeypatch, capsys):
+def test_a_demo_without_matplotlib_goes_without_the_picture(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plot, "available", lambda: False)
     assert main.main(["demo", "--n", "4"]) == 0

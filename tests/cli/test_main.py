@@ -116,7 +116,7 @@ def test_nothing_printed_is_a_control_character(poisson: str, tmp_path, capfd):
     assert captured.err.splitlines()[0] == f"read: {poisson}"
 
 
-def test_solve_leaves_what_was_asked_for_and_nothing_else(poisson: str, tmp_path, capsys):
+def test_solve_leaves_what_was_asked_for_and_nothing_else(poisson: str, tmp_path):
     x, picture = tmp_path / "x.mtx.gz", tmp_path / "solve.png"
     x.write_text("old")
     assert main.main(["solve", poisson, "--out", str(x), "--plot", str(picture)]) == 0
@@ -127,7 +127,7 @@ def test_solve_leaves_what_was_asked_for_and_nothing_else(poisson: str, tmp_path
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", ["494_bus", "mhd1280b"])
-def test_a_real_matrix_is_solved(name: str, matrices: pathlib.Path, tmp_path, capsys):
+def test_a_real_matrix_is_solved(name: str, matrices: pathlib.Path, tmp_path):
     path, x = matrices / f"{name}.mtx.gz", tmp_path / "x.npy"
     args = ["--out", str(x), "--rtol", "1e-7", "--precond", "jacobi", "--maxiter", "20000"]
     assert main.main(["solve", str(path), *args]) == 0

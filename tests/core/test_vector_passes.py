@@ -88,7 +88,7 @@ def test_an_inner_product_in_many_parts_is_left_in_the_few_of_a_pass_over_them(r
 
 @pytest.mark.parametrize("backend", ["triton", "mosaic"])
 @pytest.mark.parametrize("layout", DOTTED, ids=str)
-def test_a_product_with_its_inner_product_lowers_for_cuda(layout, backend, rng, monkeypatch):
+def test_a_product_with_its_inner_product_lowers_for_cuda(layout, backend, monkeypatch):
     monkeypatch.setattr(vector_passes.jax, "default_backend", lambda: "gpu")
     A = layout.of(CASES["irregular"].scipy(), backend=backend)
     x, w = jnp.ones(A.shape[1]), jnp.ones(A.shape[0])

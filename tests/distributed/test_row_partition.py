@@ -10,10 +10,6 @@ from jaxsparse_fmt.formats.order import permuted
 from tests.distributed.problems import MESH, irregular
 
 
-def nnz_of(S, cut):
-    return np.diff(S.indptr[cut.starts])
-
-
 def test_no_cut_by_entries_could_move_a_row_and_come_closer():
     S = irregular(200)
     cut = row_partition.partition(S, 7)

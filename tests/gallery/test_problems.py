@@ -65,10 +65,6 @@ def assembled(nodes: tuple[int, int, int], nu: float) -> np.ndarray:
     return stiffness
 
 
-def places(nodes: tuple[int, int, int]) -> np.ndarray:
-    return np.stack(np.meshgrid(*map(np.arange, nodes), indexing="ij"), axis=-1).reshape(-1, 3).astype(float)
-
-
 @pytest.mark.parametrize("name", EVERY)
 def test_every_matrix_is_canonical_float64_with_int32_indices(name):
     matrix = EVERY[name]()
