@@ -119,16 +119,16 @@ def circuit(rows: int, seed: int = 0) -> sp.csr_array:
     return sp.csr_array(local + sp.csr_array((np.full(2 * nets.size, 0.5), ends), shape=local.shape))
 
 
-def kkt(n: int, weight: float = 1e-2) -> sp.csr_array:
+def kkt(n: int) -> sp.csr_array:
     """The optimality system of a control problem, Poisson's equation on n³ points: states, controls, multipliers.
 
     ⎡ I   0  L ⎤
-    ⎢ 0  wI -I ⎥      rows of 8, 2 and 8 entries; symmetric, not definite
+    ⎢ 0  wI -I ⎥      w = 0.01; rows of 8, 2 and 8 entries; symmetric, not definite
     ⎣ L  -I  0 ⎦
     """
     L = gallery.poisson(n)
     one = sp.eye_array(n**3, format="csr")
-    return sp.csr_array(sp.block_array([[one, None, L], [None, weight * one, -one], [L, -one, None]], format="csr"))
+    return sp.csr_array(sp.block_array([[one, None, L], [None, 1e-2 * one, -one], [L, -one, None]], format="csr"))
 
 
 def _short_rows(n: int) -> sp.csr_array:

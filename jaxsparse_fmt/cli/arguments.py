@@ -61,7 +61,6 @@ def _number(of: Callable[[str], Any], allowed: Callable[[Any], bool], words: str
 
 
 rtol = _number(float, lambda x: 0 < x < 1, "a number between 0 and 1")
-positive = _number(float, lambda x: 0 < x < np.inf, "a number above 0")
 at_least_one = _number(int, lambda n: n >= 1, "a whole number from 1 up")
 
 

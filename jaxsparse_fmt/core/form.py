@@ -108,7 +108,7 @@ def _bind_pieces(face, a, b, leaves, *, tree, backend):
     if 0 in (*a.shape, *b.shape, *shape):
         return jnp.zeros(shape, jnp.result_type(a, b))
     # Inside shard_map both operands must vary over the same mesh axes; the transpose of that cast is a sum.
-    axes = frozenset().union(*(jax_versions.varying_axes(o) for o in (a, b, *leaves)))
+    axes = mesh_axes.varying_axes(a, b, *leaves)
     a, b = jax_versions.vary(a, axes), jax_versions.vary(b, axes)
     return PRIMITIVES[face].bind(a, b, *leaves, tree=tree, backend=selection.active_backend(backend))
 

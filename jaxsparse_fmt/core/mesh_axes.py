@@ -169,6 +169,11 @@ def auto_axes(mesh: Any) -> frozenset[str]:
     return frozenset(a for a, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Auto)
 
 
+def varying_axes(*arrays: Any) -> frozenset[Any]:
+    """The mesh axes over which some of the arrays vary inside shard_map."""
+    return frozenset[Any]().union(*map(jax_versions.varying_axes, arrays))
+
+
 def varying(tree: Any, *like: Any) -> Any:
     """`tree` with leaves that all vary over the mesh axes over which any leaf of it or of `like` varies.
 
@@ -176,17 +181,11 @@ def varying(tree: Any, *like: Any) -> Any:
     occurs several times stays one array.
     """
     leaves = {id(a): a for a in jax.tree.leaves((tree, like))}
-    axes = frozenset[Any]().union(*map(jax_versions.varying_axes, leaves.values()))
+    axes = varying_axes(*leaves.values())
     if not axes:
         return tree
     moved = {k: jax_versions.vary(a, axes) for k, a in leaves.items()}
     return jax.tree.map(lambda a: moved[id(a)], tree)
-
-
-def varies_beyond(a: Any, tree: Any) -> tuple[Any, ...]:
-    """Mesh axes over which `a` varies inside shard_map, and some leaf of the tree does not."""
-    shared = (jax_versions.varying_axes(a) - jax_versions.varying_axes(leaf) for leaf in jax.tree.leaves(tree))
-    return tuple(sorted(frozenset[Any]().union(*shared)))
 
 
 def shaped_like(a: Any, dtype: Any) -> jax.ShapeDtypeStruct:

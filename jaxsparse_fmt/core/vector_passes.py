@@ -158,10 +158,7 @@ def noise(n: int, dtype: Any, seed: int = 0) -> Array:
         h = (h ^ (h >> shift)) * jnp.uint32(factor)
     h = lax.bitcast_convert_type(h ^ (h >> 15), jnp.int32)
     wide = jnp.promote_types(dtype, jnp.float32)  # a dtype that can represent 2⁻³¹
-    return _emptied((h.astype(wide) * 2.0**-31).astype(dtype))
-
-
-def _emptied(v: Array) -> Array:
+    v = (h.astype(wide) * 2.0**-31).astype(dtype)
     return v if _over.value is None else _over.value.emptied(v)
 
 

@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
@@ -20,11 +19,7 @@ def sharded(piece: Callable[[int], np.ndarray], over: Distribution) -> Array:
     made = functools.cache(piece)
     sharding = NamedSharding(over.mesh, PartitionSpec(over.axis))
     shape = (len(over.counts), *like.shape)
-    return jax.make_array_from_callback(shape, sharding, lambda index: made(_first(index))[None])
-
-
-def _first(index: Any) -> int:
-    return index[0].start or 0
+    return jax.make_array_from_callback(shape, sharding, lambda index: made(index[0].start or 0)[None])
 
 
 def local_parts(over: Distribution) -> list[int]:

@@ -129,7 +129,7 @@ def _rest(xp: Any, data: Any, indices: Any, indptr: Any, width: int, n_tail: int
 
 def _width(width: Any, lengths: Any) -> int:
     if isinstance(width, str):
-        if width not in traffic.HYB_RULES:
+        if width not in ("third", "mean"):
             raise ValueError(f"width must be a number of columns, 'third' or 'mean'; got {width!r}")
         return traffic.hyb_width(lengths, width)
     return building.positive("width", width, "column", least=0)

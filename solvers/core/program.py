@@ -54,7 +54,7 @@ _programs: weakref.WeakKeyDictionary[Any, dict[Any, Jaxpr]] = weakref.WeakKeyDic
 def _traced_by_user(f: Any, example: Any) -> Function:
     """As `traced`, with the program that the same function had before if both have the same text."""
     found, user = traced(f, example), getattr(f, "user", f)
-    spread = {axis for leaf in jax.tree.leaves(example) for axis in mesh_axes.varies_beyond(leaf, 0.0)}
+    spread = mesh_axes.varying_axes(*jax.tree.leaves(example))
     if spread and (over := sorted(spread & _axes_of_collectives(found.program))):
         raise ValueError(
             f"inside shard_map a solve takes its inner products over one device's piece, and the function communicates "

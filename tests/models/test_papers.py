@@ -145,7 +145,7 @@ LAYOUTS = {
 @every_file
 def test_bytes_on_real_matrices_are_those_that_the_formats_state(path):
     S = by_scipy(path)
-    value, width = 16 if S.dtype.kind == "c" else 8, traffic.hyb_width(np.diff(S.indptr))
+    value, width = 16 if S.dtype.kind == "c" else 8, traffic.hyb_width(np.diff(S.indptr), "third")
     for format in jsf.FORMATS:
         layout = {k: width if v == "K" else v for k, v in LAYOUTS.get(format, {}).items()}
         want = stated_bytes(S, format, layout, value)

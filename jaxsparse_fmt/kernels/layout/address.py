@@ -33,7 +33,7 @@ class Walk:
       row: [lanes], the storage row of a lane's entries.
       base: [lanes]; step: a number.
       count: entries of a lane, a scalar or [lanes]; longest: the largest count, a scalar.
-      slice: the lane's slice; first: that slice's first chunk. Scalars or [lanes]; None where there is only one slice.
+      first: the first chunk of the lane's slice, a scalar or [lanes]; None where there is only one slice.
       lane: [lanes], place of a lane's entry 0 in its slice.
       matrix_row: [lanes], the row of the matrix that is stored as `row`.
       inside: [lanes], whether the lane exists; None: all do.
@@ -46,7 +46,6 @@ class Walk:
     step: int
     count: Any
     longest: Any
-    slice: Any = None
     first: Any = None
     lane: Any = None
     matrix_row: Any = None
@@ -151,7 +150,7 @@ class Slices(Chunked):
             start, stop = d.load(slice_ptr, s), d.load(slice_ptr, s + 1)
             width, first = (lax.div(a, a.dtype.type(C)).astype(jnp.int32) for a in (stop - start, start))
             lane = row - s * C
-            return Walk(row, (start + lane).astype(address_dtype), C, width, width, s, first, lane)
+            return Walk(row, (start + lane).astype(address_dtype), C, width, width, first, lane)
         s = row if C == 1 else lax.div(row, d.full(C, jnp.int32))
         inside = s < -(-self.n_rows // C)
         start, stop = d.load(slice_ptr, s, inside, 0), d.load(slice_ptr, s + 1, inside, 0)
@@ -160,7 +159,7 @@ class Slices(Chunked):
             width, first = lax.div(width, d.full(C, jnp.int32)), lax.div(first, d.full(C, first.dtype))
         lane = row - s * C
         base = (start + lane).astype(address_dtype)
-        return Walk(row, base, C, width, jnp.max(width), s, first.astype(jnp.int32), lane, inside=inside)
+        return Walk(row, base, C, width, jnp.max(width), first.astype(jnp.int32), lane, inside=inside)
 
 
 @dataclasses.dataclass(frozen=True)
