@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,7 +20,11 @@ def sharded(piece: Callable[[int], np.ndarray], over: Distribution) -> Array:
     made = functools.cache(piece)
     sharding = NamedSharding(over.mesh, PartitionSpec(over.axis))
     shape = (len(over.counts), *like.shape)
-    return jax.make_array_from_callback(shape, sharding, lambda index: made(index[0].start or 0)[None])
+    return jax.make_array_from_callback(shape, sharding, lambda index: made(_first(index))[None])
+
+
+def _first(index: Any) -> int:
+    return index[0].start or 0
 
 
 def local_parts(over: Distribution) -> list[int]:
