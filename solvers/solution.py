@@ -48,7 +48,7 @@ _MESSAGES = {
     "method needs; for an indefinite matrix take minres, gmres or bicgstab, or check the sign of A and M",
     Status.NON_FINITE: "a NaN or infinity appeared; look for them in A, b, x0 and M",
     Status.DIVERGED: "the residual grew until rounding hid the rest, and x is the best one before; the matrix may be "
-    "singular and b outside of its range (take minres, or lsmr in Python), or the method does not suit it: scale the "
+    "singular and b outside of its range (take minres or lsmr), or the method does not suit it: scale the "
     "system, take a better M, or gmres, whose residual never grows",
     Status.NOT_SYMMETRIC: "the matrix is not symmetric (Hermitian), which this method needs; use gmres or bicgstab",
     Status.PRECISION: "corrections in the narrow type no longer help: the condition number times its rounding unit is "
@@ -56,7 +56,7 @@ _MESSAGES = {
     "use the method itself in float64, which also reports a matrix that does not suit it",
     Status.LEAST_SQUARES: "the system has no solution: the matrix is singular, and b does not lie in its range; x is a "
     "least-squares solution, where A·(b − A·x) is zero within rounding (with a preconditioner, least in its norm); "
-    "lsmr, in Python, is meant for such systems",
+    "lsmr is meant for such systems",
     Status.OUT_OF_RANGE: "the solution lies outside the range of this dtype: numbers of x over- or underflow; scale b "
     "or the unknowns, or take float64 where x is float32 (with jax_enable_x64)",
 }

@@ -151,7 +151,7 @@ def noise(n: int, dtype: Any, seed: int = 0) -> Array:
     """n numbers between −1 and 1 without a pattern, the same at every call with a seed; zero in empty places too.
 
     Each number is a hash of its place, with the shifts and factors that C. Wellons' search found to mix 32 bits best
-    (hash-prospector). A generator of jax.random would take XLA on a CPU 0.4 s to compile, a seventh of a first solve.
+    (hash-prospector). A generator of jax.random would take XLA on a CPU 0.4 s to compile.
     """
     h = lax.iota(jnp.uint32, n) + jnp.uint32((1 + seed * 0x9E3779B9) % 2**32)  # 0 would stay 0
     for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):

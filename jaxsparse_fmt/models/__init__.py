@@ -1,1 +1,1 @@
-"""Performance models of the papers. NumPy only."""
+"""Models of what formats hold and products move. NumPy only."""

@@ -1,7 +1,7 @@
 """Algebraic multigrid: a cycle as an operator, by smoothed aggregation (Vaněk, Mandel and Brezina 1996).
 
-The host sets the hierarchy up (`_hierarchy`); every cycle runs on the device
-(`_cycles`), in a number of operations that depends on sizes alone.
+The host sets the hierarchy up (`_hierarchy`); every cycle runs on the device (`_cycles`), in a number of operations
+that depends on sizes alone.
 
 The smoother is Chebyshev's polynomial in D⁻¹A for the upper part of the spectrum (Adams, Brezina, Hu and Tuminaro 2003,
 Parallel multigrid smoothing: polynomial versus Gauss–Seidel). It is self-adjoint in the inner product of D, so the same

@@ -27,7 +27,7 @@ def use_backend(name: str) -> Iterator[None]:
     """Inside the context, matrices whose own backend is "auto" run on `name`.
 
     Args:
-      name: "auto" (a Pallas kernel on NVIDIA GPUs, on CPUs a kernel of Numba for matrices of some size, plain jnp
+      name: "auto" (a Pallas kernel on NVIDIA GPUs, on CPUs a kernel of Numba where the format has one, plain jnp
         elsewhere), "triton", "mosaic", "numba", "xla" (plain jnp everywhere) or "interpret" (the Pallas kernel,
         interpreted; for tests).
 
