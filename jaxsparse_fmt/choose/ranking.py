@@ -194,7 +194,8 @@ def _kernels(dtype: np.dtype, platform: str | None, backend: str, device: Any) -
     if platform == "cpu":
         wanted = backend if backend in ("auto", "numba") else "xla"
         name = selection.resolve(wanted, "cpu")
-        return name if name == "numba" and np.dtype(dtype) in FLOATS else None
+        widened = np.dtype(jnp.promote_types(dtype, jnp.float32))  # the kernels widen 16 bits first
+        return name if name == "numba" and widened in FLOATS else None
     if jnp.issubdtype(dtype, jnp.complexfloating) or backend == "numba":
         return None
     name = selection.resolve(backend, "cuda")

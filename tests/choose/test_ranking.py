@@ -128,18 +128,16 @@ def test_long_rows_among_short_ones_are_cut(name):
     assert choices[0].cost < of("csr", choices).cost / 3
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "complex128"])
+@pytest.mark.parametrize("dtype", [jax.numpy.bfloat16, "float32", "float64", "complex128"])
 def test_a_cpu_with_numba_gets_diagonals_or_csr(dtype):
     first = {name: ranking.rank(large(name), dtype, platform="cpu")[0].format for name in ("7-point", *SKEWED)}
     assert first == {"7-point": "dia"} | dict.fromkeys(SKEWED, "csr")
 
 
-def test_a_cpu_without_numba_and_16_bit_numbers_are_ranked_for_plain_xla(monkeypatch):
+def test_a_cpu_without_numba_is_ranked_for_plain_xla(monkeypatch):
     S = large("7-point")
     plain = ranking.rank(S, platform="cpu", backend="xla")
     assert plain != ranking.rank(S, platform="cpu")
-    narrow = [ranking.rank(S, jax.numpy.bfloat16, platform="cpu", backend=b) for b in ("auto", "xla")]
-    assert narrow[0] == narrow[1]
     monkeypatch.setattr(selection, "native_importable", lambda: False)
     assert ranking.rank(S, platform="cpu") == plain
 
