@@ -55,7 +55,7 @@ OPERATIONS = {
     "columns": (lambda A, B, d: A[:, 1:], lambda a, b, d: a[:, 1:]),
     "mask": (lambda A, B, d: A[MASK], lambda a, b, d: a[MASK]),
     "both axes": (lambda A, B, d: A[[1, 3], ::2], lambda a, b, d: a[[1, 3], ::2]),
-    "one row": (lambda A, B, d: A[(-3,)], lambda a, b, d: a[[-3]]),
+    "one row": (lambda A, B, d: A[(-3,)], lambda a, b, d: a[np.array([-3])]),
     "all rows": (lambda A, B, d: A[..., [3]], lambda a, b, d: a[:, [3]]),
     "an entry": (lambda A, B, d: A[3, -1], lambda a, b, d: a[3, -1]),
     "tril": (lambda A, B, d: jsf.tril(A), lambda a, b, d: jnp.tril(a)),
