@@ -10,6 +10,7 @@ import scipy.sparse
 
 import jaxsparse_fmt as jsf
 from solvers import bicgstab
+from tests.lowering import quick_jit
 from tests.zoo import CASES
 
 
@@ -18,6 +19,13 @@ def draw(rng: np.random.Generator, dtype: Any, *shape: int) -> jax.Array:
     real, imaginary = rng.standard_normal((2, *shape))
     numbers = real + 1j * imaginary if jnp.issubdtype(dtype, jnp.complexfloating) else real
     return jax.device_put(numbers.astype(jnp.dtype(dtype)))  # jnp.asarray would compile a program for each new shape
+
+
+@quick_jit
+def faces(A, X, Y):
+    """The three faces of the form: A·X, Aᵀ·Y, and Σ_p Y[row, p]·X[col, p] at the entries."""
+    product, pullback = jax.vjp(lambda data: A.with_data(data) @ X, A.data)
+    return product, A.T @ Y, pullback(Y)[0]
 
 
 def wide(v: Any) -> np.ndarray:

@@ -9,7 +9,7 @@ import scipy.sparse
 import jaxsparse_fmt as jsf
 from tests.bytes_oracle import stated_bytes
 from tests.lowering import quick_jit
-from tests.oracle import assert_close, assert_product, draw, magnitude, wide
+from tests.oracle import assert_close, assert_product, draw, faces, magnitude, wide
 from tests.tiers import covered
 from tests.zoo import CASES, FIRST_LAYOUTS, LAYOUTS, PAIRS, SORTED, Layout
 
@@ -38,13 +38,6 @@ def test_the_zoo_covers_every_format():
 
 
 # --------------------------------------------------------------------------------------------------------- products
-
-
-@quick_jit
-def faces(A, X, Y):
-    """The three faces of the form: A·X, Aᵀ·Y, and Σ_p Y[row, p]·X[col, p] at the entries."""
-    product, pullback = jax.vjp(lambda data: A.with_data(data) @ X, A.data)
-    return product, A.T @ Y, pullback(Y)[0]
 
 
 def test_the_three_faces_equal_dense_arithmetic(pair, rng):

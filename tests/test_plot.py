@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt import gallery, plot
+from jaxsparse_fmt.convert import canonical
 from solvers import cg
 from tests import zoo
 
@@ -18,12 +19,6 @@ def empty_axes():
     from matplotlib.figure import Figure
 
     return Figure().add_subplot()
-
-
-def canonical(case: zoo.Case) -> scipy.sparse.csr_array:
-    S = scipy.sparse.csr_array(case.scipy())
-    S.sum_duplicates()
-    return S
 
 
 @settings(max_examples=50, deadline=None)
@@ -41,7 +36,7 @@ def test_density_counts_every_entry_in_its_own_cell(rows: int, cols: int, cells:
 
 @pytest.mark.parametrize("case", zoo.CASES.values(), ids=str)
 def test_the_histogram_loses_no_row(case: zoo.Case):
-    S = canonical(case)
+    S = canonical(case.scipy())
     axes = plot.row_lengths(S, empty_axes())
     legend = [text.get_text() for text in axes.get_legend().get_texts()] if axes.get_legend() else []
     empty = int(np.count_nonzero(np.diff(S.indptr) == 0))

@@ -17,15 +17,10 @@ from jaxsparse_fmt._types import Target
 from jaxsparse_fmt.choose import ranking
 from jaxsparse_fmt.formats import statistics
 from jaxsparse_fmt.kernels.backends import selection
+from tests.formats.test_memory import arrow
 from tests.zoo import CASES
 
 every_platform = pytest.mark.parametrize("platform", ["cpu", "gpu"])
-
-
-def arrow(n: int) -> sp.csr_array:
-    """A diagonal and one full row."""
-    row = np.concatenate([np.zeros(n, int), np.arange(1, n)])
-    return sp.csr_array((np.ones(2 * n - 1), (row, np.concatenate([np.arange(n), np.arange(1, n)]))), (n, n))
 
 
 @every_platform

@@ -1,5 +1,6 @@
 """Shared by the tests of the commands: no settings of the terminal in the environment, and a small system in a file."""
 
+import io
 import pathlib
 
 import pytest
@@ -17,7 +18,7 @@ def own_cache(monkeypatch, tmp_path_factory):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp()))
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def plain_environment(monkeypatch):
     for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
@@ -26,6 +27,11 @@ def plain_environment(monkeypatch):
 @pytest.fixture
 def poisson(tmp_path: pathlib.Path) -> str:
     return written(tmp_path / "poisson.mtx", POISSON)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def written(path: pathlib.Path, S: scipy.sparse.sparray) -> str:

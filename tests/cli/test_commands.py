@@ -5,15 +5,12 @@ import subprocess
 import sys
 
 import numpy as np
-import pytest
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt import plot
 from jaxsparse_fmt.cli import demo, main
 from tests.cli.conftest import POISSON
 from tests.cli.test_main import fact
-
-pytestmark = pytest.mark.usefixtures("plain_environment")
 
 
 def test_info_describes_and_ranks(poisson: str, capsys):

@@ -11,8 +11,6 @@ from jaxsparse_fmt.cli import main
 from jaxsparse_fmt.io import files
 from tests.cli.conftest import POISSON
 
-pytestmark = pytest.mark.usefixtures("plain_environment")
-
 
 class Piped(io.TextIOWrapper):
     """Standard output that keeps its bytes."""

@@ -10,8 +10,6 @@ import jaxsparse_fmt as jsf
 from jaxsparse_fmt.cli import main, tables
 from tests.cli.conftest import POISSON
 
-pytestmark = pytest.mark.usefixtures("plain_environment")
-
 
 @pytest.fixture
 def record(poisson: str, capsys):

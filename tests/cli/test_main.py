@@ -15,8 +15,6 @@ from jaxsparse_fmt.cli import arguments, demo, main, measure, plots
 from jaxsparse_fmt.io import files
 from tests.cli.conftest import POISSON, written
 
-pytestmark = pytest.mark.usefixtures("plain_environment")
-
 
 def fact(out: str, name: str) -> str:
     """The value beside a name in a table, whose lines are joined."""

@@ -5,19 +5,13 @@ import warnings
 
 import numpy as np
 import pytest
-import scipy.sparse
 
 from jaxsparse_fmt import gallery
 from jaxsparse_fmt.cli import main, plots
+from jaxsparse_fmt.convert import canonical
 from tests import zoo
 
 CURVES = {name: (np.arange(0, 30, k), np.exp(-np.arange(0.0, 30, k))) for name, k in (("one", 1), ("two", 10))}
-
-
-def canonical(case: zoo.Case) -> scipy.sparse.csr_array:
-    S = scipy.sparse.csr_array(case.scipy())
-    S.sum_duplicates()
-    return S
 
 
 @pytest.mark.some(case=5)
@@ -25,7 +19,7 @@ def canonical(case: zoo.Case) -> scipy.sparse.csr_array:
 def test_every_shape_is_drawn_without_a_warning(case: zoo.Case, tmp_path: pathlib.Path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        plots.draw(tmp_path / "matrix.svg", canonical(case), case.name)
+        plots.draw(tmp_path / "matrix.svg", canonical(case.scipy()), case.name)
     assert "entries" in (tmp_path / "matrix.svg").read_text()
 
 

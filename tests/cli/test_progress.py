@@ -1,6 +1,5 @@
 """Progress: lines in a pipe, a live display on a terminal, a fraction for any residual."""
 
-import io
 import math
 import sys
 
@@ -9,12 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxsparse_fmt.cli import progress
-
-
-@pytest.fixture(autouse=True)
-def plain_environment(monkeypatch):
-    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "COLUMNS"):
-        monkeypatch.delenv(name, raising=False)
+from tests.cli.conftest import Terminal
 
 
 def test_progress_in_a_pipe_is_one_line_a_stage(capsys):
@@ -34,11 +28,6 @@ def test_long_stages_speak_up_in_a_pipe(capsys, monkeypatch):
     with progress.Progress() as stages, stages.stage("solve", "something"):
         stages.show("iteration 7", 0.5)
     assert capsys.readouterr().err == "solve: something\nsolve: iteration 7\n"
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def test_progress_on_a_terminal_is_live_and_goes_away(monkeypatch):

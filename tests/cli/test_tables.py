@@ -1,6 +1,5 @@
 """Tables: their words and numbers, plain where there is no terminal."""
 
-import io
 import sys
 
 import pytest
@@ -9,12 +8,7 @@ from jaxsparse_fmt import gallery
 from jaxsparse_fmt._types import readable_bytes
 from jaxsparse_fmt.choose import ranking
 from jaxsparse_fmt.cli import tables
-
-
-@pytest.fixture(autouse=True)
-def plain_environment(monkeypatch):
-    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "COLUMNS"):
-        monkeypatch.delenv(name, raising=False)
+from tests.cli.conftest import Terminal
 
 
 @pytest.mark.parametrize(
@@ -63,11 +57,6 @@ def test_the_ranking_lists_every_choice_with_its_bytes(capsys):
     lines = capsys.readouterr().out.splitlines()
     for choice in choices:
         assert any(line.split()[:1] == [choice.format] for line in lines)
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def test_no_color_is_heeded_on_a_terminal(monkeypatch):

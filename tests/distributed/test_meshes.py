@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, PartitionSpec
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.core.basis import IDENTITY
-from solvers import cg, gmres, lobpcg, precond
+from solvers import cg, lobpcg, precond
+from tests.core.test_mesh_axes import both_ways, close, placed, solved
 from tests.distributed import programs
 from tests.distributed.problems import take
 
@@ -29,22 +30,8 @@ X = np.random.default_rng(0).standard_normal((16, 2))
 PLACES = [(None, None), ("rows", None), ("rows", "batch")]
 
 
-def placed(mesh, a, *axes):
-    return jax.device_put(a, NamedSharding(mesh, PartitionSpec(*axes)))
-
-
-def close(got, wanted, tolerance=1e-12):
-    np.testing.assert_allclose(np.asarray(got), wanted, rtol=0, atol=tolerance * max(1, np.abs(wanted).max()))
-
-
 def shard(mesh, **options):
     return jsf.shard(S, mesh, format="ell", **options)
-
-
-@jax.jit
-def both_ways(B, x):
-    y, back = jax.vjp(lambda data, x: B.with_data(data) @ x, B.data, x)
-    return y, B.T @ x, back(y)
 
 
 @pytest.mark.some(kind=1, made=1)
@@ -106,12 +93,6 @@ def test_a_batch_may_be_given_its_axis_by_name():
     close(product(np.stack([X, 2 * X])), np.stack([D @ X, 2 * D @ X]))  # columns stay together: "batch" is taken
     norm = lambda X: jnp.sum(jax.vmap(lambda b: cg(B, b, rtol=1e-12).x, spmd_axis_name="batch")(X) ** 2)  # noqa: E731
     close(jax.jit(jax.grad(norm))(X.T), 2 * np.linalg.solve(D, np.linalg.solve(D, X)).T, 1e-8)
-
-
-@jax.jit
-def solved(B, b):
-    x, back = jax.vjp(lambda b: gmres(B, b, rtol=1e-12).x, b)
-    return x, back(x)[0]
 
 
 @pytest.mark.deep

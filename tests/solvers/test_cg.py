@@ -34,14 +34,9 @@ def system(seed: int = 0, format: str = "csr", dtype=np.float64):
 
 
 def scipy_iterations(S, b, **options) -> tuple[np.ndarray, int]:
-    count = 0
-
-    def tick(_):
-        nonlocal count
-        count += 1
-
-    x, _ = spla.cg(S, np.asarray(b), callback=tick, **options)
-    return x, count
+    steps: list[np.ndarray] = []
+    x, _ = spla.cg(S, np.asarray(b), callback=steps.append, **options)
+    return x, len(steps)
 
 
 # ---------------------------------------------------------------------------------------------------------- answers

@@ -20,8 +20,8 @@ import jaxsparse_fmt as jsf
 from jaxsparse_fmt.kernels import spmv_cpu
 from jaxsparse_fmt.kernels.backends import selection, tuning
 from jaxsparse_fmt.kernels.cpu import ffi
-from tests.lowering import lowered, quick_jit
-from tests.oracle import assert_close, assert_product, draw
+from tests.lowering import lowered
+from tests.oracle import assert_close, assert_product, draw, faces
 from tests.zoo import CASES
 
 pytest.importorskip("numba")
@@ -45,12 +45,6 @@ def large() -> sp.csr_array:
     S = irregular(2_500, 700, 30, np.random.default_rng(5))
     assert S.nnz > 2 * tuning.LAUNCH.serial_entries
     return S
-
-
-@quick_jit
-def faces(A, X, Y):
-    product, pullback = jax.vjp(lambda data: A.with_data(data) @ X, A.data)
-    return product, A.T @ Y, pullback(Y)[0]
 
 
 def calls(f, *args) -> int:

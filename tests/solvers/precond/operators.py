@@ -40,19 +40,15 @@ def unsymmetric(dtype: Any = np.float64) -> sp.csr_array:
 
 def iterations(S: sp.csr_array, M: Any, method: str = "cg") -> int:
     """That SciPy's cg or gmres takes to 1e-8 with M; the products with M are ours."""
-    b, count = np.random.default_rng(0).standard_normal(S.shape[0]), 0
-
-    def tick(_: Any) -> None:
-        nonlocal count
-        count += 1
-
+    b, steps = np.random.default_rng(0).standard_normal(S.shape[0]), []
     operator = spla.LinearOperator(S.shape, lambda r: np.array(apply(M, r.ravel())), dtype=S.dtype)
     if method == "cg":
-        x, _ = spla.cg(S, b, M=operator, rtol=1e-8, maxiter=1000, callback=tick)
+        x, _ = spla.cg(S, b, M=operator, rtol=1e-8, maxiter=1000, callback=steps.append)
     else:
-        x, _ = spla.gmres(S, b, M=operator, rtol=1e-8, restart=200, maxiter=1, callback=tick, callback_type="pr_norm")
+        options = {"restart": 200, "maxiter": 1, "callback_type": "pr_norm"}
+        x, _ = spla.gmres(S, b, M=operator, rtol=1e-8, callback=steps.append, **options)
     assert np.linalg.norm(b - S @ x) <= 1e-6 * np.linalg.norm(b)
-    return count
+    return len(steps)
 
 
 def assert_near(got: Any, want: np.ndarray, rounding: float = 100) -> None:
