@@ -101,7 +101,7 @@ def on(problem: Problem, devices: list[Any], mode: str, **layout: Any) -> Any:
     return jsf.shard_from_rows(problem.rows_of, problem.n, mesh, mode=mode, starts=starts, **layout)
 
 
-def seconds_per_step(solver: Callable[..., Any], A: Any, b: Any, steps: int = 200) -> float:
+def seconds_per_step(solver: Callable[..., Any], A: Any, b: Any, steps: int = 250) -> float:
     """Seconds of an iteration of solver(A, b, rtol, maxiter), from runs of `steps` and of a fifth as many.
 
     Where noise hides the difference of the runs, the result is the mean over `steps`.
@@ -142,7 +142,7 @@ class Bench:
                 b = jnp.asarray(np.random.default_rng(0).standard_normal(problem.n))
                 held = A.record.imbalance if count > 1 else None
                 for label, form in FORMS.items() if count > 1 else [("cg", False)]:
-                    took = seconds_per_step(functools.partial(cg, one_reduction=form), A, b, steps=250)
+                    took = seconds_per_step(functools.partial(cg, one_reduction=form), A, b)
                     alone = alone or took
                     work = 1 if is_weak else count
                     yield {

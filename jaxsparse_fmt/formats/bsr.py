@@ -100,10 +100,8 @@ def _on_device(merged: Array, csr: Csr, block_shape: tuple[int, int], target: Ta
     """The index arrays, `values`, and which places hold an entry or lie outside the matrix; as `_on_host`."""
     (r, c), n_rows = block_shape, csr.shape[0]
     slice_ptr = _sizes(csr, np.asarray(merging.counts(merged)), block_shape, target)
-    rule, slice_ptr = (
-        Rule(csr.shape, int(slice_ptr[-1]), Slices(n_rows, slice_rows(n_rows, r)), Blocked(r, c)),
-        jnp.asarray(slice_ptr),
-    )
+    rule = Rule(csr.shape, int(slice_ptr[-1]), Slices(n_rows, slice_rows(n_rows, r)), Blocked(r, c))
+    slice_ptr = jnp.asarray(slice_ptr)
     index = {"block_col": _in_slices(merged, slice_ptr, rule), "slice_ptr": slice_ptr}
     values, present = merging.place(csr, rule, index, target.dtype)
     return index, values, present

@@ -42,10 +42,8 @@ class CSC(SparseMatrix):
 
     def transposed_face(self, values: Array, y: Array, backend: str) -> Array:
         n_rows, n_cols = self.shape
-        arrays, rule = (
-            {"slice_ptr": self.col_ptr, "col_idx": self.row_idx},
-            csr_rule((n_cols, n_rows), self.n_stored, Explicit()),
-        )
+        arrays = {"slice_ptr": self.col_ptr, "col_idx": self.row_idx}
+        rule = csr_rule((n_cols, n_rows), self.n_stored, Explicit())
         return spmv.product(values, y, arrays, rule=rule, backend=backend)
 
     def outer_face(self, y: Array, x: Array, backend: str) -> Array:

@@ -120,9 +120,7 @@ class Given:
         return R, P, below
 
 
-def build(
-    S: Matrix, coarsening: Any, degree: int, keep: Callable[[HostLevel, int], Any] = lambda level, k: level
-) -> Hierarchy:
+def build(S: Matrix, coarsening: Any, degree: int, keep: Callable[[HostLevel, int], Any]) -> Hierarchy:
     """A hierarchy for the canonical CSR matrix S, already checked, by an `Aggregation` or what is `Given`.
 
     Only the result of `keep` is held of each level, so that few copies live at once.
