@@ -90,10 +90,11 @@ class HYB(ByRule):
 
     def places(self) -> tuple[Array, Array, Array]:
         """As `Rule.places`, of both parts."""
+        main = self.rule.places(self.arrays)
         n_tail, tail_row = self.tail_col.shape[0], jnp.minimum(self.tail_row, max(self.shape[0] - 1, 0))
         ptr = row_pointers(self.tail_row, self.shape[0])
         j = (jnp.arange(n_tail, dtype=ptr.dtype) - ptr[tail_row]).astype(jnp.int32) + self.width
-        parts = zip(self.rule.places(self.arrays), (tail_row, self.tail_col, j), strict=True)
+        parts = zip(main, (tail_row, self.tail_col, j), strict=True)
         row, col, j = (jnp.concatenate(pair) for pair in parts)
         return row, col, j
 
