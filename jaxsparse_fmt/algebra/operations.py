@@ -212,7 +212,8 @@ def triu(A: Any, k: int = 0) -> SparseMatrix:
 
 
 def _triangle(name: str, A: Any, k: int, choose: Any) -> SparseMatrix:
-    k = whole_number("k", k, None)
+    patterns.check(name, A)
+    k = min(max(whole_number("k", k, None), -A.shape[0]), A.shape[1])  # SciPy adds it to rows in 32 bits
     return plans.selected(name, (name, k), lambda S: choose(S, k), A)
 
 

@@ -52,7 +52,7 @@ _programs: weakref.WeakKeyDictionary[Any, dict[Any, Jaxpr]] = weakref.WeakKeyDic
 
 
 def _traced_by_user(f: Any, example: Any) -> Function:
-    """As `traced`, with the program that the same function had before if both have the same text."""
+    """As `traced`, with the program that the same function had before if both have the same text and arrays inside."""
     found, user = traced(f, example), getattr(f, "user", f)
     spread = mesh_axes.varying_axes(*jax.tree.leaves(example))
     if spread and (over := sorted(spread & _axes_of_collectives(found.program))):
@@ -63,9 +63,26 @@ def _traced_by_user(f: Any, example: Any) -> Function:
     avals = tuple(v.aval for v in (*found.program.constvars, *found.program.invars))
     try:
         known = _programs.setdefault(getattr(user, "__func__", user), {})
-        return dataclasses.replace(found, program=known.setdefault((str(found.program), avals), found.program))
     except TypeError:  # not hashable, or without weak references
         return found
+    text = str(found.program), avals
+    # The text leaves out the arrays of a program inside, such as that of a jitted function.
+    if text not in known or _arrays_inside(known[text]) != _arrays_inside(found.program):
+        known[text] = found.program
+    return dataclasses.replace(found, program=known[text])
+
+
+def _inside(e: Any) -> list[Any]:
+    """The programs inside an equation."""
+    parts = jax.tree.leaves(list(e.params.values()), is_leaf=lambda p: hasattr(p, "eqns"))
+    return [part for part in parts if hasattr(part, "eqns")]
+
+
+def _arrays_inside(program: Jaxpr) -> list[int]:
+    """The identities of the arrays that the programs inside this one hold."""
+    inside = [part for e in program.eqns for part in _inside(e)]
+    found = [[*map(id, getattr(part, "consts", ())), *_arrays_inside(getattr(part, "jaxpr", part))] for part in inside]
+    return [number for of_one in found for number in of_one]
 
 
 def _axes_of_collectives(program: Jaxpr) -> set[Any]:
@@ -75,9 +92,8 @@ def _axes_of_collectives(program: Jaxpr) -> set[Any]:
         if e.primitive.name not in ("pvary", "pcast"):  # which only change types
             names = e.params.get("axes", e.params.get("axis_name", ()))
             axes |= {name for name in (names if isinstance(names, tuple) else (names,)) if isinstance(name, str)}
-        for part in jax.tree.leaves(list(e.params.values()), is_leaf=lambda p: hasattr(p, "eqns")):
-            inner = getattr(part, "jaxpr", part)
-            axes |= _axes_of_collectives(inner) if hasattr(inner, "eqns") else set()
+        for part in _inside(e):
+            axes |= _axes_of_collectives(getattr(part, "jaxpr", part))
     return axes
 
 

@@ -76,7 +76,7 @@ def test_kron_of_small_matrices_is_numpys(a, b):
     np.testing.assert_array_equal(dense(jsf.kron(csr(a), csr(b))), np.kron(a, b))
 
 
-@pytest.mark.parametrize("k", [-4, -2, -1, 0, 1, 2, 5])
+@pytest.mark.parametrize("k", [-(2**31), -4, -2, -1, 0, 1, 2, 5, 2**31 - 1, 2**40])
 def test_triangles_about_any_diagonal_are_numpys(k):
     D = np.array([[2, 0, 1, 0], [0, 3, 0, 6], [-5, 0, 0, 7]], np.float32)
     np.testing.assert_array_equal(dense(jsf.tril(csr(D), k)), np.tril(D, k))

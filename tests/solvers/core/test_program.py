@@ -42,6 +42,20 @@ def test_the_same_function_compiles_once_and_counts_with_what_it_closes_over_now
     np.testing.assert_allclose(answer(), exact * np.array({"cg": 0.5, "M": 1.0, "eigsh": 2.0}[kind]), rtol=1e-9)
 
 
+def test_an_array_inside_a_jitted_function_inside_counts_as_it_is_now(compiled):
+    own = Operator()
+
+    def product(v):
+        return jax.jit(own.product)(v)  # its program holds own.d, which the text of a program leaves out
+
+    np.testing.assert_allclose(cg(product, B, rtol=1e-12).x, 1 / D, rtol=1e-9)
+    before = compiled()
+    np.testing.assert_allclose(cg(product, B, rtol=1e-12).x, 1 / D, rtol=1e-9)
+    assert compiled() == before
+    own.d = jnp.asarray(3 * D)
+    np.testing.assert_allclose(cg(product, B, rtol=1e-12).x, 1 / (3 * D), rtol=1e-9)
+
+
 @pytest.mark.parametrize("solver", [cg, gmres])
 def test_do_second_calls_and_eager_gradients_compile_nothing(solver, compiled):
     def answers(scale):
