@@ -17,7 +17,7 @@ prolongation of Aᵀ (Sala and Tuminaro 2008).
 The result consists of SciPy's matrices and NumPy's arrays; `multigrid` stores them in formats for the device.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -103,7 +103,11 @@ class Given:
     """The levels that the user gives: each has A, R and P, except the last, which has A."""
 
     def __init__(self, levels: Any):
-        self.levels = list(levels)
+        self.levels = list(levels) if isinstance(levels, Iterable) else [None]
+        names = [("A", "R", "P")] * (len(self.levels) - 1) + [("A",)] * (len(self.levels) > 0)
+        for level, needed in zip(self.levels, names, strict=True):
+            if missing := [name for name in needed if not hasattr(level, name)]:
+                raise TypeError(f"setup= takes levels with A, R and P; {type(level).__name__} has no {missing[0]}")
 
     def ends(self, A: Matrix) -> bool:
         return len(self.levels) <= 1

@@ -133,6 +133,12 @@ def test_levels_that_are_given_stay_as_they_are():
         np.testing.assert_array_equal(now, then)
 
 
+@pytest.mark.parametrize("setup", [jsf.from_scipy(CUBE), CUBE, [CUBE, CUBE], 3])
+def test_what_has_no_levels_is_refused_in_words(setup):
+    with pytest.raises(TypeError, match="setup= takes levels with A, R and P"):
+        multigrid(CUBE, setup=setup)
+
+
 def test_the_finest_level_shares_the_matrix_of_the_user():
     A = jsf.from_scipy(CUBE, "dia")
     assert multigrid(A, max_coarse=50).levels[0].A is A
