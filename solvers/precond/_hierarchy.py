@@ -103,7 +103,7 @@ class Given:
     """The levels that the user gives: each has A, R and P, except the last, which has A."""
 
     def __init__(self, levels: Any):
-        self.levels = list(levels) if isinstance(levels, Iterable) else [None]
+        self.levels: list[Any] = list(levels) if isinstance(levels, Iterable) else [None]
         names = [("A", "R", "P")] * (len(self.levels) - 1) + [("A",)] * (len(self.levels) > 0)
         for level, needed in zip(self.levels, names, strict=True):
             if missing := [name for name in needed if not hasattr(level, name)]:
