@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from solvers.core.scaling import Map, in_trip, scaled
-from solvers.core.vectors import dot, inner_products, norm, probe
+from solvers.core.vectors import dot, inner_products, length, norm, probe
 from solvers.solution import Status
 
 # Codes beside a Status: go on; start again from the true residual, without or with this step, or since the residual
@@ -259,9 +259,9 @@ def _cause(method: Any, narrow: Any, A: Map, M: Map, look: Probe, r: Array, oute
     """
     wide, eps = r.dtype, jnp.finfo(r.dtype).eps
     z = M(r.astype(narrow or wide)).astype(wide)
-    Az, A_norm = A(z), look.Av_norm / look.v_norm
+    Az, A_norm = A(z), length(look.Av) / look.v_norm  # squares of small numbers would underflow
     if method.least_squares:
-        solved = norm(Az) <= LEAST_SQUARES * jnp.finfo(narrow or wide).eps ** 0.5 * A_norm * norm(z)
+        solved = length(Az) <= LEAST_SQUARES * jnp.finfo(narrow or wide).eps ** 0.5 * A_norm * norm(z)
         if narrow is not None:
             solved &= A_norm > 0  # a narrow A may be zero where the wide one is not
         otherwise = Status.BREAKDOWN if narrow is None else Status.PRECISION
