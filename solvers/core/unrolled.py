@@ -1,7 +1,7 @@
 """A fixed number of steps as ordinary JAX operations, which JAX differentiates.
 
-Unlike the solution (`adjoint`), the result of k steps has derivatives with respect to M and x0. Its residual norm has
-derivatives too, which training a preconditioner needs. Reverse mode keeps the vectors of every step.
+Unlike the solution (`linear_solve`), the result of k steps has derivatives with respect to M and x0. Its residual norm
+has derivatives too, which training a preconditioner needs. Reverse mode keeps the vectors of every step.
 """
 
 from typing import Any
