@@ -6,6 +6,7 @@ instance on the number of diagonals, and one program serves all shards only if t
 the last pointer, and its index means padding. A field annotated plain `Array` must have equal sizes in all shards.
 """
 
+import abc
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from jaxsparse_fmt._types import Array, Csr, Target, index_dtype, pytree, standa
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.kernels import sddmm, spmv
+from jaxsparse_fmt.kernels import coordinates, sddmm, spmv
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
 from jaxsparse_fmt.kernels.layout.address import Address, Chunked, Jagged, Slices, when_run
 from jaxsparse_fmt.kernels.layout.columns import ColumnRule, Delta, Diagonal, Explicit, Rule
@@ -118,6 +119,22 @@ class ByRule(SparseMatrix):
         self.check_single()
         square = self.shape[0] == self.shape[1]
         return self.arrays.get("perm") if square and isinstance(self.column, Explicit) else None
+
+
+class ByPlaces(SparseMatrix):
+    """Faces in plain XLA, by the row and the column of every stored place."""
+
+    @abc.abstractmethod
+    def places(self) -> tuple[Array, Array, Array]:
+        """Row, column and number within the row of every stored place, as `Rule.places`."""
+
+    def transposed_face(self, values: Array, y: Array, backend: str) -> Array:
+        row, col, _ = self.places()
+        return coordinates.transposed_reference(values, y, row, col, n_cols=self.shape[1])
+
+    def outer_face(self, y: Array, x: Array, backend: str) -> Array:
+        row, col, _ = self.places()
+        return coordinates.outer_reference(y, x, row, col, n_cols=self.shape[1])
 
 
 @jax.jit

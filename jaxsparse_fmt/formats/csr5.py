@@ -39,10 +39,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsparse_fmt._types import Csr, Target, standard_promotion
-from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import building, csr5_tiles, statistics
 from jaxsparse_fmt.formats.base import (
     Array,
+    ByPlaces,
     ColumnIndex,
     Largest,
     LongRows,
@@ -56,7 +56,7 @@ from jaxsparse_fmt.formats.base import (
 from jaxsparse_fmt.formats.csr import THREADS
 from jaxsparse_fmt.formats.csr5_tiles import CUT, tile_for
 from jaxsparse_fmt.formats.footprint import L1_ROWS, PatternCounts, Storage
-from jaxsparse_fmt.kernels import coordinates, csr5, spmv
+from jaxsparse_fmt.kernels import csr5, spmv
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
 from jaxsparse_fmt.kernels.layout.address import Slices, expand_ptr
 from jaxsparse_fmt.kernels.layout.columns import Consecutive, Rule
@@ -76,7 +76,7 @@ NOT_OF_TILES = ("values", "long_rows", "piece_ptr", "col_order")
 
 
 @storage_format
-class CSR5(SparseMatrix):
+class CSR5(ByPlaces):
     """CSR5 with tiles of `tile_shape` = (lanes, entries a lane), its `hot` most used columns first."""
 
     lane_row: LaneRow
@@ -116,14 +116,6 @@ class CSR5(SparseMatrix):
         backend, rows, piece_ptr = spmv.supported(backend, values, x), self.long_rows, self.piece_ptr
         y, sums = csr5.product(values, x, self.arrays, tiles=self.tiles, backend=backend, piece_ptr=piece_ptr)
         return y if rows is None or piece_ptr is None else _with_pieces(y, sums, rows, piece_ptr, backend)
-
-    def transposed_face(self, values: Array, y: Array, backend: str) -> Array:
-        row, col, _ = self.places()
-        return coordinates.transposed_reference(values, y, row, col, n_cols=self.shape[1])
-
-    def outer_face(self, y: Array, x: Array, backend: str) -> Array:
-        row, col, _ = self.places()
-        return coordinates.outer_reference(y, x, row, col, n_cols=self.shape[1])
 
     @standard_promotion
     def coordinates(self) -> tuple[Array, Array, Array]:

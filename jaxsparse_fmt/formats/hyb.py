@@ -22,10 +22,10 @@ import numpy as np
 
 from jaxsparse_fmt._types import Csr, Target, index_dtype, standard_promotion
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.base import Array, ByRule, ColumnIndex, RowIndex, index_in_data, storage_format
+from jaxsparse_fmt.formats.base import Array, ByPlaces, ByRule, ColumnIndex, RowIndex, index_in_data, storage_format
 from jaxsparse_fmt.formats.coo import row_pointers
 from jaxsparse_fmt.formats.csr import csr_rule
-from jaxsparse_fmt.kernels import coordinates, spmv
+from jaxsparse_fmt.kernels import spmv
 from jaxsparse_fmt.kernels.backends import selection
 from jaxsparse_fmt.kernels.layout.address import Slices, expand_ptr, take
 from jaxsparse_fmt.kernels.layout.columns import Explicit, Rule
@@ -33,7 +33,7 @@ from jaxsparse_fmt.models import traffic
 
 
 @storage_format
-class HYB(ByRule):
+class HYB(ByPlaces, ByRule):
     """HYB with an ELL part of `width` columns, to which its rules belong."""
 
     col_idx: ColumnIndex
@@ -74,14 +74,6 @@ class HYB(ByRule):
             arrays = {"slice_ptr": start, "col_idx": self.tail_col}
             y += spmv.product(tail, x, arrays, rule=csr_rule(self.shape, n_tail, Explicit(offset)), backend=backend)
         return y
-
-    def transposed_face(self, values: Array, y: Array, backend: str) -> Array:
-        row, col, _ = self.places()
-        return coordinates.transposed_reference(values, y, row, col, n_cols=self.shape[1])
-
-    def outer_face(self, y: Array, x: Array, backend: str) -> Array:
-        row, col, _ = self.places()
-        return coordinates.outer_reference(y, x, row, col, n_cols=self.shape[1])
 
     @standard_promotion
     def coordinates(self) -> tuple[Array, Array, Array]:
