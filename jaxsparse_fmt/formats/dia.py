@@ -278,7 +278,7 @@ def _read(A: DIA) -> Array:
     if A.n_stored == 0:
         return A.values
     n_rows, n_cols = A.shape
-    row = jnp.arange(n_rows, dtype=A.start.dtype)
+    row = jnp.arange(n_rows, dtype=A.start.dtype)[None, :]
     at, col = A.start[:, None] + row, row + A.offsets[:, None]
     return jnp.where((col >= 0) & (col < n_cols), A.values.at[at].get(mode="clip"), 0).reshape(-1)
 
