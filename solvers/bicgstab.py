@@ -8,13 +8,13 @@ from typing import Any, NamedTuple, Unpack
 import jax.numpy as jnp
 from jax import Array
 
-from jaxsparse_fmt.core.vector_passes import inner_product
 from solvers.core.iterate import Method, holding
 from solvers.core.scaling import Map
 from solvers.core.settings import Settings, solver
 from solvers.core.solve import solve
+from solvers.core.space import Space
 from solvers.core.stopping import RESTART, status_of
-from solvers.core.vectors import norm, ratio
+from solvers.core.vectors import ratio
 from solvers.solution import Solution, Status
 
 
@@ -43,34 +43,35 @@ def bicgstab(A: Any, b: Any, x0: Any = None, **settings: Unpack[Settings]) -> So
     return solve(METHOD, A, b, x0, settings)
 
 
-def start(A: Map, M: Map, r: Array, last: None) -> Work:
-    zero, r_norm = jnp.zeros_like(r), norm(r)
+def start(space: Space, A: Map, M: Map, r: Array, last: None) -> Work:
+    zero, r_norm = jnp.zeros_like(r), space.norm(r)
     one = jnp.ones(r_norm.shape, r.dtype)
     return Work(zero, r, r, zero, zero, one, one, one, r_norm, r_norm, jnp.ones(r_norm.shape, bool))
 
 
-def step(A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
+def step(space: Space, A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
     x, r, shadow, p, v, last_rho, alpha, last_omega, r_norm, shadow_norm, first = work
-    rho = inner_product(shadow, r)
+    rho = space.inner_product(shadow, r)
     beta = (rho / last_rho) * (alpha / last_omega)
     p = r + beta * (p - last_omega * v)
     p_hat = M(p)
     v = A(p_hat)
-    along = inner_product(shadow, v)
+    along = space.inner_product(shadow, v)
     alpha = rho / along
     s = r - alpha * v
     s_hat = M(s)
     t = A(s_hat)
-    omega = ratio(inner_product(t, s), inner_product(t, t))  # s = 0: the first half of the step reached the solution
+    # s = 0: the first half of the step reached the solution.
+    omega = ratio(space.inner_product(t, s), space.inner_product(t, t))
     x, r = x + alpha * p_hat + omega * s_hat, s - omega * t
     tiny = jnp.finfo(rho.dtype).eps * shadow_norm
-    lost = (jnp.abs(rho) <= tiny * r_norm) | (jnp.abs(along) <= tiny * norm(v)) | (last_omega == 0)
+    lost = (jnp.abs(rho) <= tiny * r_norm) | (jnp.abs(along) <= tiny * space.norm(v)) | (last_omega == 0)
     code = status_of(
         (~jnp.isfinite(rho) | ~jnp.isfinite(along), Status.NON_FINITE),
         (lost & first, Status.BREAKDOWN),
         (lost, RESTART),  # the residual becomes the new shadow
     )
-    r_norm = norm(r)
+    r_norm = space.norm(r)
     return Work(x, r, shadow, p, v, rho, alpha, omega, r_norm, shadow_norm, jnp.zeros_like(first)), r_norm, code
 
 

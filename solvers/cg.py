@@ -11,11 +11,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxsparse_fmt.core.vector_passes import Number, Pass, dot, joined, sweep, total
+from jaxsparse_fmt.core.vector_passes import Number, Pass
 from solvers.core.iterate import Method
-from solvers.core.scaling import Map, product_dot
+from solvers.core.scaling import Map
 from solvers.core.settings import Settings, solver
 from solvers.core.solve import solve
+from solvers.core.space import Space
 from solvers.core.stopping import Now, is_finite, root, status_of
 from solvers.core.vectors import ratio
 from solvers.solution import Solution, Status
@@ -100,26 +101,26 @@ def cg(
     return solve(ONE_REDUCTION if one_reduction else METHOD, A, b, x0, settings)
 
 
-def start(A: Map, M: Map, r: Array, last: Array | None) -> Work:
+def start(space: Space, A: Map, M: Map, r: Array, last: Array | None) -> Work:
     """The first vectors: the direction is M·r, or `last` with its part along M·r replaced, so that rᵀ·p = rᵀ·M·r.
 
     The second choice is a reliable update (Clark et al. 2010, §5): a restart from M·r would lose the conjugacy to
     earlier directions and converge as slowly as from the start.
     """
     z = M(r)
-    gamma = total(dot(r, z))
-    p = z if last is None else last + ratio(gamma - total(dot(r, last)), gamma).astype(r.dtype) * z
+    gamma = space.total(space.part(r, z))
+    p = z if last is None else last + ratio(gamma - space.total(space.part(r, last)), gamma).astype(r.dtype) * z
     return Work(jnp.zeros_like(r), r, p, gamma)
 
 
-def step(A: Map, M: Map, work: Work, now: Now) -> tuple[Work, Now]:
+def step(space: Space, A: Map, M: Map, work: Work, now: Now) -> tuple[Work, Now]:
     """One step in three kernels: the passes also compute the loop's numbers, for which XLA would launch others."""
     x, r, p, gamma = work
-    q, curvature = product_dot(A, p)
-    (r,), (curvature, alpha, _), (rr,) = sweep(DESCEND, (gamma, curvature, *now), (r, q))
+    q, curvature = space.product_dot(A, p)
+    (r,), (curvature, alpha, _), (rr,) = space.sweep(DESCEND, (gamma, curvature, *now), (r, q))
     z = M(r)
-    rz = rr if z is r else dot(r, z)
-    (x, p), (gamma, k, size, ended, *_), _ = sweep(TURN, (gamma, curvature, alpha, rr, rz, *now), (x, p, z))
+    rz = rr if z is r else space.part(r, z)
+    (x, p), (gamma, k, size, ended, *_), _ = space.sweep(TURN, (gamma, curvature, alpha, rr, rz, *now), (x, p, z))
     return Work(x, r, p, gamma), now._replace(k=k, norm=size, code=ended)
 
 
@@ -165,24 +166,25 @@ def code(gamma: Array, curvature: Array) -> Array:
     return jnp.where(is_finite(gamma) & is_finite(curvature), of_finite, jnp.int32(Status.NON_FINITE))
 
 
-def start_merged(A: Map, M: Map, r: Array, last: None) -> MergedWork:
+def start_merged(space: Space, A: Map, M: Map, r: Array, last: None) -> MergedWork:
     u = M(r)
-    w, delta = product_dot(A, u)
-    gamma, delta = joined(dot(r, u), delta)
+    w, delta = space.product_dot(A, u)
+    gamma, delta = space.joined(space.part(r, u), delta)
     zero = jnp.zeros_like(r)
-    one = jnp.ones_like(total(gamma))
+    one = jnp.ones_like(space.total(gamma))
     return MergedWork(zero, r, zero, zero, u, w, gamma, delta, jnp.inf * one, one)
 
 
-def step_merged(A: Map, M: Map, work: MergedWork, now: Now) -> tuple[MergedWork, Now]:
+def step_merged(space: Space, A: Map, M: Map, work: MergedWork, now: Now) -> tuple[MergedWork, Now]:
     """Chronopoulos and Gear 1989, §2; pᵀ·A·p = δ − β·γ / α of the last step. Devices exchange all sums at once."""
     x, r, p, s, u, w, gamma, delta, last_gamma, last_alpha = work
     numbers = gamma, delta, last_gamma, last_alpha, now.active  # `now` in a pass would cost XLA two kernels more
-    (x, r, p, s), (gamma, curvature, last_gamma, last_alpha, *_), (rr,) = sweep(ADVANCE, numbers, (x, r, p, s, u, w))
+    vectors, (gamma, curvature, last_gamma, last_alpha, *_), (rr,) = space.sweep(ADVANCE, numbers, (x, r, p, s, u, w))
+    x, r, p, s = vectors
     u = M(r)
-    w, delta = product_dot(A, u)
-    rr, rz, delta = joined(rr, rr if u is r else dot(r, u), delta)
-    now = now.after(jnp.sqrt(total(rr)), code(gamma, curvature))
+    w, delta = space.product_dot(A, u)
+    rr, rz, delta = space.joined(rr, rr if u is r else space.part(r, u), delta)
+    now = now.after(jnp.sqrt(space.total(rr)), code(gamma, curvature))
     return MergedWork(x, r, p, s, u, w, rz, delta, last_gamma, last_alpha), now
 
 

@@ -25,6 +25,7 @@ from solvers.core.linear_solve import hermitian_solve
 from solvers.core.program import Entry
 from solvers.core.scaling import Map, exponent, scaled
 from solvers.core.settings import steps_per_check
+from solvers.core.space import HERE
 from solvers.core.stopping import RUNNING, status_of
 from solvers.core.vectors import matmul, norm, probe, ratio
 from solvers.minres import METHOD as MINRES
@@ -395,7 +396,7 @@ def _solve_off(K: Map, size: Array, values: Array, X: Array, rhs: Array) -> Arra
     known = matmul(X, ratio(matmul(jnp.conj(X).T, rhs), gaps))
     options, same = iterate.Options(0, steps_per_check(rhs.shape[0]), None, None), lambda v: v
     limits = stopping.Limits(eps**0.75 + zero, zero, jnp.int32(most), zero)
-    z = known + iterate.run(MINRES, options, iterate.System(K, same, rhs - K(known), None, limits), same)[0]
+    z = known + iterate.run(HERE, MINRES, options, iterate.System(K, same, rhs - K(known), None, limits), same)[0]
     solved, bounded = norm(rhs - K(z)) <= jnp.sqrt(eps) * norm(rhs), eps**0.75 * size * norm(z) <= norm(rhs)
     return jnp.where(solved & bounded, z, jnp.nan)
 

@@ -14,7 +14,7 @@ from solvers.core.iterate import Method, holding
 from solvers.core.scaling import Map
 from solvers.core.settings import Settings, solver
 from solvers.core.solve import solve
-from solvers.core.vectors import dot, norm
+from solvers.core.space import Space
 from solvers.solution import Solution
 
 
@@ -30,16 +30,16 @@ def fcg(A: Any, b: Any, x0: Any = None, **settings: Unpack[Settings]) -> Solutio
     return solve(METHOD, A, b, x0, settings)
 
 
-def step(A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
+def step(space: Space, A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
     x, r, p, gamma = work
     q = A(p)
-    curvature = dot(p, q)
+    curvature = space.dot(p, q)
     alpha = gamma / curvature
     x, r_new = x + alpha * p, r - alpha * q
     z = M(r_new)
-    gamma_new = dot(r_new, z)
-    beta = (gamma_new - dot(r, z)) / gamma
-    return Work(x, r_new, z + beta * p, gamma_new), norm(r_new), code(gamma, curvature)
+    gamma_new = space.dot(r_new, z)
+    beta = (gamma_new - space.dot(r, z)) / gamma
+    return Work(x, r_new, z + beta * p, gamma_new), space.norm(r_new), code(gamma, curvature)
 
 
 METHOD = Method(start, holding(step), keeps=True)

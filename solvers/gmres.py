@@ -22,8 +22,9 @@ from solvers.core.iterate import Method, holding
 from solvers.core.scaling import Map
 from solvers.core.settings import Settings, solver
 from solvers.core.solve import solve
+from solvers.core.space import Space
 from solvers.core.stopping import FULL, status_of
-from solvers.core.vectors import linear_combination, norm, orthogonal, ratio
+from solvers.core.vectors import linear_combination, ratio
 from solvers.solution import Solution, Status
 
 
@@ -100,10 +101,10 @@ def method(restart: int, flexible: bool = False, left: bool = False) -> Method:
     return Method(start_, step_, functools.partial(iterate, left=left), self_adjoint=False, estimates=left)
 
 
-def start(A: Map, M: Map, r: Array, last: None, *, restart: int, flexible: bool, left: bool) -> Work:
-    r_size = norm(r)
+def start(space: Space, A: Map, M: Map, r: Array, last: None, *, restart: int, flexible: bool, left: bool) -> Work:
+    r_size = space.norm(r)
     r = M(r) if left else r
-    size, m = norm(r), restart + 1
+    size, m = space.norm(r), restart + 1
     zeros = jnp.zeros((m, *size.shape), r.dtype)
     none = jnp.zeros((m, *r.shape), r.dtype)
     square, zero = jnp.zeros((m, *zeros.shape), r.dtype), jnp.zeros_like(size)
@@ -122,13 +123,13 @@ def _put(rows: Array, row: Array, at: Any) -> Array:
     return lax.dynamic_update_index_in_dim(rows, row, at, 0)
 
 
-def step(A: Map, M: Map, work: Work, *, left: bool) -> tuple[Work, Array, Array]:
+def step(space: Space, A: Map, M: Map, work: Work, *, left: bool) -> tuple[Work, Array, Array]:
     V, Z, Q, row, first, columns, diagonal, most, g, j, size, r_size = work
     t, restart = jnp.max(j), V.shape[0] - 1  # every column that still moves is at step t
     v = lax.dynamic_index_in_dim(V, t, keepdims=False)
     z = v if left else M(v)
-    w, h = orthogonal(V, M(A(z)) if left else A(z), t)
-    below = norm(w)
+    w, h = space.orthogonal(V, M(A(z)) if left else A(z), t)
+    below = space.norm(w)
     V = _put(V, ratio(w, below), t + 1)
     Z = None if Z is None else _put(Z, z, t)
     column, a = jnp.sum(Q * h, axis=1), jnp.sum(row * h, axis=0)

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple, Unpack
 import jax.numpy as jnp
 from jax import Array
 
-from jaxsparse_fmt.core.vector_passes import inner_product, noise
 from solvers.core import arguments
 from solvers.core.iterate import Method, holding
 from solvers.core.scaling import Map
 from solvers.core.settings import Settings, solver
 from solvers.core.solve import solve
+from solvers.core.space import Space
 from solvers.core.stopping import RESTART, status_of
-from solvers.core.vectors import linear_combination, norm, ratio
+from solvers.core.vectors import linear_combination, ratio
 from solvers.solution import Solution, Status
 
 # The cosine of A·M·r and r below which the step along it is lengthened (Sleijpen and van der Vorst 1995).
@@ -65,9 +65,9 @@ def method(s: int) -> Method:
     return Method(functools.partial(start, s=s), held, self_adjoint=False)
 
 
-def start(A: Map, M: Map, r: Array, last: None, *, s: int) -> Work:
-    scale = (3 / r.shape[0]) ** 0.5  # noise has a mean square of 1/3
-    P = jnp.stack([scale * noise(r.shape[0], r.real.dtype, seed) for seed in range(1, s + 1)])
+def start(space: Space, A: Map, M: Map, r: Array, last: None, *, s: int) -> Work:
+    scale = (3 / space.length_of(r)) ** 0.5  # noise has a mean square of 1/3
+    P = jnp.stack([scale * space.noise(r, seed) for seed in range(1, s + 1)])
     P = P.reshape(*P.shape, *(1,) * (r.ndim - 1))
     zero, columns = jnp.zeros((s, *r.shape), r.dtype), r.shape[1:]
     C = jnp.broadcast_to(jnp.eye(s, dtype=r.dtype).reshape(s, s, *(1,) * len(columns)), (s, s, *columns))
@@ -75,21 +75,21 @@ def start(A: Map, M: Map, r: Array, last: None, *, s: int) -> Work:
     return Work(jnp.zeros_like(r), r, P, zero, zero, C, one, j, jnp.ones(columns, bool))
 
 
-def step(A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
+def step(space: Space, A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
     x, r, P, U, G, C, omega, j, first = work
     s = P.shape[0]
     k = jnp.max(j) % (s + 1)  # every column that still moves is at the same step
     inside = k < s  # else the step that enters the next space
-    f = _onto(P, r)  # a recursion would keep the rounding errors of a cycle's largest residual
+    f = space.sum(_onto(P, r))  # a recursion would keep the rounding errors of a cycle's largest residual
     c, _ = _substituted(C, f, jnp.arange(s) >= k)
     u = linear_combination(U, c) + jnp.where(inside, omega, 1) * M(r - linear_combination(G, c))
     g = A(u)
-    h = _onto(P, g)
+    h = space.sum(_onto(P, g))
     c, h = _substituted(C, h, (jnp.arange(s) < k) & inside)
     u, g = u - linear_combination(U, c), g - linear_combination(G, c)
 
     at = jnp.minimum(k, s - 1)
-    r_norm, g_norm, along = norm(r), norm(g), inner_product(g, r)
+    r_norm, g_norm, along = space.norm(r), space.norm(g), space.inner_product(g, r)
     cosine = ratio(jnp.abs(along), r_norm * g_norm)
     turned = jnp.where(cosine > 0, ratio(along, jnp.abs(along)), 1)
     omega_new = turned * jnp.maximum(cosine, ANGLE) * ratio(r_norm, g_norm)
@@ -107,7 +107,7 @@ def step(A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
     U, G, C = U.at[slot].set(u, mode="drop"), G.at[slot].set(g, mode="drop"), C.at[:, slot].set(h, mode="drop")
     x, r = x + length * u, r - length * g
     omega = jnp.where(inside, omega, omega_new)
-    return Work(x, r, P, U, G, C, omega, j + 1, jnp.zeros_like(first)), norm(r), code
+    return Work(x, r, P, U, G, C, omega, j + 1, jnp.zeros_like(first)), space.norm(r), code
 
 
 def _substituted(C: Array, f: Array, live: Array) -> tuple[Array, Array]:

@@ -30,6 +30,7 @@ from solvers.core.linear_solve import TRUNCATED, hermitian_solve, report
 from solvers.core.program import Entry
 from solvers.core.scaling import Map, exponent, largest, scaled
 from solvers.core.settings import Adjoint, Settings, limits_of_derivatives, settled, solver
+from solvers.core.space import HERE
 from solvers.core.stopping import RUNNING, Limits, Loop, recorded, status_of
 from solvers.core.vectors import dot, length, norm, ratio
 from solvers.solution import Solution, Status
@@ -247,7 +248,7 @@ def _run(options: Options, A: Maps, b: Array, given: Given, inside: bool, rtol_n
     M, x, limits, _ = given
     own, e_b = A, exponent(b)
     if x is not None:
-        x = iterate.unless_far(A.apply, b, x, jnp.isfinite(largest(x)))[1]
+        x = iterate.unless_far(HERE, A.apply, b, x, jnp.isfinite(largest(x)))[1]
     b = scaled(b, -e_b)
     s = A.adjoint(b)
     e_s = exponent(s)

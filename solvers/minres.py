@@ -18,8 +18,9 @@ from solvers.core.iterate import Method, holding
 from solvers.core.scaling import Map
 from solvers.core.settings import Settings, solver
 from solvers.core.solve import solve
+from solvers.core.space import Space
 from solvers.core.stopping import status_of
-from solvers.core.vectors import dot, norm, ratio
+from solvers.core.vectors import ratio
 from solvers.solution import Solution, Status
 
 ROUNDING = 10  # times eps: the rounding that remains of a zero
@@ -61,30 +62,30 @@ def minres(A: Any, b: Any, x0: Any = None, **settings: Unpack[Settings]) -> Solu
     return solve(METHOD, A, b, x0, settings)
 
 
-def start(A: Map, M: Map, r: Array, last: None) -> Work:
+def start(space: Space, A: Map, M: Map, r: Array, last: None) -> Work:
     z, zero = M(r), jnp.zeros_like(r)
-    squared = dot(r, z)
+    squared = space.dot(r, z)
     one, none = jnp.ones_like(squared), jnp.zeros_like(squared)
     numbers = squared, one, jnp.sqrt(squared), one, none, one, none
     return Work(zero, r, r, z, zero, zero, zero, *numbers, zero, jnp.inf * one, none, none, none)
 
 
-def step(A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
+def step(space: Space, A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
     x, r, v, z, v_last, w, w_last, squared, squared_last, eta, c, s, c_last, s_last, best, least, *norms = work
     gamma = jnp.sqrt(squared)
     z = z / gamma
     q = A(z)
-    delta = dot(q, z)
+    delta = space.dot(q, z)
     v_new = q - (delta / gamma) * v - (gamma / jnp.sqrt(squared_last)) * v_last
     z_new = M(v_new)
-    squared_new = dot(v_new, z_new)
+    squared_new = space.dot(v_new, z_new)
     gamma_new = jnp.sqrt(jnp.maximum(squared_new, 0))
     a0, a2, a3 = c * delta - c_last * s * gamma, s * delta + c_last * c * gamma, s_last * gamma
     a1 = jnp.hypot(a0, gamma_new)
     c_new, s_new = a0 / a1, gamma_new / a1
     w_new = (z - a3 * w_last - a2 * w) / a1
     eta_new = -s_new * eta
-    A_norm, M_norm = jnp.maximum(norms[0], jnp.hypot(delta, gamma_new)), jnp.maximum(norms[1], norm(z))
+    A_norm, M_norm = jnp.maximum(norms[0], jnp.hypot(delta, gamma_new)), jnp.maximum(norms[1], space.norm(z))
     left, eps = ratio(jnp.hypot(a0, c * gamma_new), A_norm), jnp.finfo(r.dtype).eps
     is_better = left < least
     best, least = jnp.where(is_better, x, best), jnp.where(is_better, left, least)
@@ -98,8 +99,8 @@ def step(A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
         ((a1 == 0) | is_singular(work), Status.BREAKDOWN),
     )
     numbers = squared_new, squared, eta_new, c_new, s_new, c, s
-    new = Work(x, r, v_new, z_new, v, w_new, w, *numbers, best, least, A_norm, M_norm, norm(w_new))
-    return new, norm(r), code
+    new = Work(x, r, v_new, z_new, v, w_new, w, *numbers, best, least, A_norm, M_norm, space.norm(w_new))
+    return new, space.norm(r), code
 
 
 def is_singular(work: Work) -> Array:

@@ -19,9 +19,9 @@ from jax import Array, lax
 
 from jaxsparse_fmt.core import mesh_axes
 from solvers.core import stopping
-from solvers.core.scaling import Map, exponent, largest, scaled
+from solvers.core.scaling import Map, scaled
+from solvers.core.space import Space
 from solvers.core.stopping import RUNNING, WAITING, Best, End, Limits, Loop, Now, Outer, anyone, is_taken, recorded
-from solvers.core.vectors import norm
 
 FAR = 1024  # times b: an x0 with a residual of that size is not used
 STEPS_UNROLLED = 20
@@ -38,11 +38,12 @@ class Method(NamedTuple):
     """A Krylov method: static and hashable.
 
     Attributes:
-      start: (A, M, r, last) -> work. `last` is the last direction if the method `keeps` it, else None.
-      step: (A, M, work, now) -> (work, now.after(residual norm, code)). The code is RUNNING; FULL for the last step
-        before a restart; or RESTART or a Status for a step that must not be taken. In the last two cases, and where a
-        column is not active, the work must not change (`holding` does that). These codes may depend only on scalars of
-        the old vectors, so that XLA fuses the selects into the updates and reads nothing more.
+      start: (space, A, M, r, last) -> work. `last` is the last direction if the method `keeps` it, else None. Every sum
+        over a vector is asked of the `Space`: the vectors may be one device's pieces.
+      step: (space, A, M, work, now) -> (work, now.after(residual norm, code)). The code is RUNNING; FULL for the last
+        step before a restart; or RESTART or a Status for a step that must not be taken. In the last two cases, and
+        where a column is not active, the work must not change (`holding` does that). These codes may depend only on
+        scalars of the old vectors, so that XLA fuses the selects into the updates and reads nothing more.
       iterate: (M, work) -> the vector to add to x.
       self_adjoint: the method assumes that A is its own adjoint, so that it solves systems with the adjoint too.
       keeps: a restart may continue in the last direction.
@@ -51,7 +52,7 @@ class Method(NamedTuple):
     """
 
     start: Callable[..., Any]
-    step: Callable[[Map, Map, Any, Now], tuple[Any, Now]]
+    step: Callable[[Space, Map, Map, Any, Now], tuple[Any, Now]]
     iterate: Callable[[Map, Any], Array] = x_of
     self_adjoint: bool = True
     keeps: bool = False
@@ -59,11 +60,11 @@ class Method(NamedTuple):
     least_squares: bool = False
 
 
-def holding(step: Callable[[Map, Map, Any], tuple[Any, Array, Array]], scratch: tuple[str, ...] = ()) -> Any:
+def holding(step: Callable[[Space, Map, Map, Any], tuple[Any, Array, Array]], scratch: tuple[str, ...] = ()) -> Any:
     """A method's step, made from one that always moves; the fields `scratch` may change in a step that is not taken."""
 
-    def held(A: Map, M: Map, work: Any, now: Now) -> tuple[Any, Now]:
-        new, size, code = step(A, M, work)
+    def held(space: Space, A: Map, M: Map, work: Any, now: Now) -> tuple[Any, Now]:
+        new, size, code = step(space, A, M, work)
         moves = now.active & is_taken(code)
         kept = jax.tree.map(lambda new, old: jnp.where(moves, new, old), new, work)
         return kept._replace(**{name: getattr(new, name) for name in scratch}), now.after(size, code)
@@ -105,7 +106,7 @@ class System(NamedTuple):
     inner: Any = None
 
 
-def run(method: Method, options: Options, system: System, leave: Map) -> tuple[Array, End]:
+def run(space: Space, method: Method, options: Options, system: System, leave: Map) -> tuple[Array, End]:
     """x with A·x = b, finite, and how the solve ended. Inside, b is scaled by a power of two.
 
     Args:
@@ -113,26 +114,26 @@ def run(method: Method, options: Options, system: System, leave: Map) -> tuple[A
     """
     A, M, b, x0, limits, inner = system
     narrow, own = options.dtype or b.dtype, A if inner is None else inner
-    of_b = exponent(b)
+    of_b = space.exponent(b)
     b = scaled(b, -of_b)
     r, x = b, jnp.zeros_like(b)
     if x0 is not None:
-        r, x = unless_far(A, b, scaled(x0, -of_b), jnp.isfinite(largest(x0)))
-    b_norm = norm(b)
+        r, x = unless_far(space, A, b, scaled(x0, -of_b), jnp.isfinite(space.largest(x0)))
+    b_norm = space.norm(b)
     tolerance = jnp.maximum(limits.rtol * b_norm, scaled(limits.atol.astype(b_norm.dtype), -of_b)).astype(b_norm.dtype)
     drop = jnp.maximum(limits.drop, jnp.finfo(narrow).eps / 16)  # a recursion that fell by more is rounding
-    look = stopping.probed(A, b) if method.self_adjoint or inner is not None else None
+    look = stopping.probed(space, A, b) if method.self_adjoint or inner is not None else None
 
     def trip(outer: Outer) -> Outer:
         """The method, from a true residual until its recursion meets the tolerance, and the true residual there."""
-        work = method.start(own, M, outer.r.astype(narrow), outer.direction)
+        work = method.start(space, own, M, outer.r.astype(narrow), outer.direction)
         goal = jnp.maximum(tolerance, drop * outer.norm).astype(jnp.finfo(narrow).dtype)
         of = lambda loop: Now(loop.k, loop.norm, loop.code, goal, limits.maxiter)  # noqa: E731
         at = lambda loop: outer.x + method.iterate(M, loop.work).astype(b.dtype)  # noqa: E731
 
         def advance(loop: Loop) -> Loop:
             """One step, or none in the columns that are over."""
-            work, now = method.step(own, M, loop.work, of(loop))
+            work, now = method.step(space, own, M, loop.work, of(loop))
             moves = now.k > loop.k
             if options.callback is not None:
                 show(options.callback, moves, leave(scaled(at(loop._replace(work=work)), of_b)))
@@ -148,7 +149,7 @@ def run(method: Method, options: Options, system: System, leave: Map) -> tuple[A
         loop = loop._replace(best=loop.best if watches else outer.best)
         x = at(loop)
         r = b - A(x)
-        new = stopping.verdict(method, look, (tolerance, limits.maxiter, b_norm), b, x, r, loop, outer)
+        new = stopping.verdict(space, method, look, (tolerance, limits.maxiter, b_norm), b, x, r, loop, outer)
         if method.keeps:
             # The direction after a step or two is not worth keeping, nor one in the wide type, unless the method waits.
             worth = (loop.k - outer.k > 2) & ((inner is not None) | (loop.code == WAITING))
@@ -157,16 +158,16 @@ def run(method: Method, options: Options, system: System, leave: Map) -> tuple[A
         kept = lambda new, old: jnp.where(outer.code == RUNNING, new, old)  # noqa: E731
         return new if b.ndim == 1 else jax.tree.map(kept, new, outer)
 
-    size, k = b_norm if x0 is None else norm(r), jnp.zeros(b_norm.shape, jnp.int32)
+    size, k = b_norm if x0 is None else space.norm(r), jnp.zeros(b_norm.shape, jnp.int32)
     norms = jnp.full((options.history_length, *k.shape), -1, size.dtype) if options.history_length else None
     direction = jnp.zeros_like(r, narrow) if method.keeps else None  # zeros are none
     outer = Outer(x, r, size, k, k + RUNNING, recorded(norms, k, size), direction, Best(x, size, k))
     outer = mesh_axes.varying(outer, r)
     outer = lax.while_loop(lambda outer: anyone(outer.code == RUNNING), trip, outer)
-    return stopping.finished(method, options.dtype, (A, M), b, of_b, look, tolerance, outer)
+    return stopping.finished(space, method, options.dtype, (A, M), b, of_b, look, tolerance, outer)
 
 
-def unless_far(A: Map, b: Array, x: Array, finite: Array) -> tuple[Array, Array]:
+def unless_far(space: Space, A: Map, b: Array, x: Array, finite: Array) -> tuple[Array, Array]:
     """b − A·x and x; b and zero in columns with a residual FAR times b, whose rounding errors would hide b.
 
     Hence a column with b = 0 starts at its solution, 0.
@@ -175,7 +176,7 @@ def unless_far(A: Map, b: Array, x: Array, finite: Array) -> tuple[Array, Array]
       finite: whether the x0 behind a column of x is finite; a NaN in x0 must stay, so that the solve reports it.
     """
     r = b - A(x)
-    is_far = finite & ~(largest(r) < FAR * largest(b))
+    is_far = finite & ~(space.largest(r) < FAR * space.largest(b))
     return jnp.where(is_far, b, r), jnp.where(is_far, 0, x)
 
 

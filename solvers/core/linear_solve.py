@@ -21,6 +21,7 @@ from solvers.core.iterate import Method, Options, System
 from solvers.core.opaque import Leaves
 from solvers.core.scaling import Map, Product, in_trip
 from solvers.core.settings import Adjoint, Rough
+from solvers.core.space import HERE
 from solvers.core.stopping import End, Limits
 from solvers.core.vectors import length, probe, ratio
 from solvers.solution import Status
@@ -148,7 +149,7 @@ def _run(method: Method, options: Options, basis: Basis, system: System, is_tran
     if is_transposed:
         A, inner = transposed(A, system.b), None if inner is None else transposed(inner, like)
         M = M if system.M is None else transposed(M, like)
-    return iterate.run(method, options, system._replace(A=A, M=M, inner=inner), basis.leave)
+    return iterate.run(HERE, method, options, system._replace(A=A, M=M, inner=inner), basis.leave)
 
 
 def product(A: Any, dtype: Any, in_one_pass: bool = True) -> Map:

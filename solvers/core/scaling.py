@@ -26,14 +26,6 @@ class Product:
         return self.apply(v)
 
 
-def product_dot(A: Map, v: Array) -> tuple[Array, vector_passes.Number]:
-    """A·v and vᴴ·A·v."""
-    if isinstance(A, Product):
-        return A.with_dot(v)
-    q = A(v)
-    return q, vector_passes.dot(v, q)
-
-
 def in_trip(trip: Array, a: Array) -> Array:
     """`a` in the only trip, number 0, of a loop of one trip or none.
 
@@ -46,10 +38,14 @@ def largest(v: Array) -> Array:
     return jnp.max(jnp.abs(v), axis=0)
 
 
-@jax.jit  # here and elsewhere in `solvers`: JAX traces such a function once, and a solve calls it many times
 def exponent(v: Array) -> Array:
     """e with 2ᵉ about the largest number of v, by column; as far as the dtype can scale. 0 for zeros and infinities."""
-    size = largest(v)
+    return exponent_of(largest(v))
+
+
+@jax.jit  # here and elsewhere in `solvers`: JAX traces such a function once, and a solve calls it many times
+def exponent_of(size: Array) -> Array:
+    """e with 2ᵉ about the number `size` ≥ 0, as in `exponent`."""
     places, bias, integers = _layout(size.dtype)
     limit = jnp.finfo(size.dtype).maxexp - 8
     biased = lax.bitcast_convert_type(size, integers) >> places  # sizes have no sign; 0 of zero, and of denormals

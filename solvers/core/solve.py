@@ -16,6 +16,7 @@ from solvers.core.linear_solve import Problem, Solve, product
 from solvers.core.precision import Narrow
 from solvers.core.program import Entry
 from solvers.core.settings import NUMBERS, Adjoint, as_preconditioner, limits_of_derivatives, settled
+from solvers.core.space import HERE
 from solvers.solution import Solution
 
 
@@ -99,7 +100,7 @@ def _in_basis(plan: Plan, maps: tuple[Any, ...], basis: Basis, b: Array, *others
     b, start = basis.enter(b), None if x0 is None else basis.enter(x0)
     if isinstance(adjoint, int):
         system = System(product(A, dtype, False), arguments.entered(M, basis), b, start, limits[0])
-        x, end = unrolled.run(method, options, adjoint, system)
+        x, end = unrolled.run(HERE, method, options, adjoint, system)
     else:
         narrow = mesh_axes.shaped_like(b, dtype if options.dtype is None else options.dtype)
         if options.values is not None:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from solvers.core.scaling import Map, in_trip, scaled
-from solvers.core.vectors import dot, inner_products, length, norm, probe
+from solvers.core.space import Space
 from solvers.solution import Status
 
 # Codes beside a Status: go on; start again from the true residual, without or with this step, or since the residual
@@ -170,13 +170,15 @@ class Probe(NamedTuple):
     Av_norm: Array
 
 
-def probed(A: Map, like: Array) -> Probe:
-    v = probe(like)
+def probed(space: Space, A: Map, like: Array) -> Probe:
+    v = space.probe(like)
     Av = A(v)
-    return Probe(v, Av, (like.shape[0] / 3) ** 0.5, norm(Av))
+    return Probe(v, Av, (space.length_of(like) / 3) ** 0.5, space.norm(Av))
 
 
-def verdict(method: Any, look: Any, limits: Any, b: Array, x: Array, r: Array, loop: Loop, outer: Outer) -> Outer:
+def verdict(
+    space: Space, method: Any, look: Any, limits: Any, b: Array, x: Array, r: Array, loop: Loop, outer: Outer
+) -> Outer:
     """The solve at x with the true residual r: RUNNING, or how it ended.
 
     Args:
@@ -187,12 +189,12 @@ def verdict(method: Any, look: Any, limits: Any, b: Array, x: Array, r: Array, l
     (tolerance, maxiter, b_norm), (code, claimed, before) = limits, (loop.code, loop.norm, outer.norm)
     eps, asymmetric = jnp.finfo(outer.norm.dtype).eps, jnp.bool_(False)
     if method.self_adjoint:
-        squares, of_v, of_Av, size = inner_products((r, r), (look.v, b - r), (look.Av, x), (x, x))
+        squares, of_v, of_Av, size = space.inner_products((r, r), (look.v, b - r), (look.Av, x), (x, x))
         now = jnp.sqrt(squares.real)
         rounding = look.v_norm * (2 * b_norm + now) + look.Av_norm * jnp.sqrt(size.real)
         asymmetric = jnp.abs(of_v - of_Av) > 100 * eps * rounding
     else:
-        now = norm(r)
+        now = space.norm(r)
     # The residual may rise until a method starts again, as in bicgstab: then maxiter, or a first step that may not be
     # taken, ends the solve. Rounding may hide the gain of a full cycle by the recursion, and the next may gain more.
     may_grow = now > 10 * eps * b_norm if method.estimates else jnp.bool_(False)
@@ -214,7 +216,9 @@ def verdict(method: Any, look: Any, limits: Any, b: Array, x: Array, r: Array, l
     return Outer(x, r, now, loop.k, code.astype(jnp.int32), loop.norms, outer.direction, best)
 
 
-def finished(method: Any, narrow: Any, maps: Any, b: Array, of_b: Array, look: Any, tolerance: Array, outer: Outer):
+def finished(
+    space: Space, method: Any, narrow: Any, maps: Any, b: Array, of_b: Array, look: Any, tolerance: Array, outer: Outer
+):
     """x in the user's scale, and the `End`. A failure takes the best x, and one product or two to find its cause.
 
     Args:
@@ -227,15 +231,15 @@ def finished(method: Any, narrow: Any, maps: Any, b: Array, of_b: Array, look: A
         return jnp.where(jnp.isfinite(x), x, 0)
 
     (A, M), x, failed = maps, outer.x, outer.code != Status.CONVERGED
-    lost = jnp.any(jnp.isfinite(x) & (scaled(given(x), -of_b) != x), axis=0)
+    lost = space.anywhere(jnp.isfinite(x) & (scaled(given(x), -of_b) != x))
 
     def examined(trip: Array, known: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         x, size, code = known
         tried = in_trip(trip, scaled(given(jnp.where(lost, x, outer.best.x)), -of_b))
-        now = norm(b - A(tried))
+        now = space.norm(b - A(tried))
         better = ~lost & (now < jnp.where(jnp.isfinite(size), size, jnp.inf))
         if method.least_squares or narrow is not None:
-            code = _cause(method, narrow, A, M, look, in_trip(trip, outer.r), outer, code)
+            code = _cause(space, method, narrow, A, M, look, in_trip(trip, outer.r), outer, code)
         wrong = (code == Status.CONVERGED) & ~(now <= tolerance)
         wrong |= (code == Status.LEAST_SQUARES) & ~(now <= 1.1 * size)
         code = jnp.where(lost & wrong, Status.OUT_OF_RANGE, code)
@@ -251,7 +255,9 @@ def finished(method: Any, narrow: Any, maps: Any, b: Array, of_b: Array, look: A
     return given(x), End(outer.k, scaled(size, of_b), code, norms)
 
 
-def _cause(method: Any, narrow: Any, A: Map, M: Map, look: Probe, r: Array, outer: Outer, code: Array) -> Array:
+def _cause(
+    space: Space, method: Any, narrow: Any, A: Map, M: Map, look: Probe, r: Array, outer: Outer, code: Array
+) -> Array:
     """The code of a failure at the residual r, by the products that tell least squares, and a narrow type, from others.
 
     LEAST_SQUARES stays where A·M·r is about zero, else it becomes BREAKDOWN. In a refinement the failure of the narrow
@@ -259,30 +265,30 @@ def _cause(method: Any, narrow: Any, A: Map, M: Map, look: Probe, r: Array, oute
     """
     wide, eps = r.dtype, jnp.finfo(r.dtype).eps
     z = M(r.astype(narrow or wide)).astype(wide)
-    Az, A_norm = A(z), length(look.Av) / look.v_norm  # squares of small numbers would underflow
+    Az, A_norm = A(z), space.length(look.Av) / look.v_norm  # squares of small numbers would underflow
     if method.least_squares:
-        solved = length(Az) <= LEAST_SQUARES * jnp.finfo(narrow or wide).eps ** 0.5 * A_norm * norm(z)
+        solved = space.length(Az) <= LEAST_SQUARES * jnp.finfo(narrow or wide).eps ** 0.5 * A_norm * space.norm(z)
         if narrow is not None:
             solved &= A_norm > 0  # a narrow A may be zero where the wide one is not
         otherwise = Status.BREAKDOWN if narrow is None else Status.PRECISION
         code = jnp.where((code == Status.LEAST_SQUARES) & ~solved, otherwise, code)
     if narrow is None:
         return code
-    rz, curvature, rounding = dot(r, z), dot(z, Az), 100 * eps * norm(z) * norm(Az)
+    rz, curvature, rounding = space.dot(r, z), space.dot(z, Az), 100 * eps * space.norm(z) * space.norm(Az)
     if outer.direction is not None:
         p = outer.direction.astype(wide)
         Ap = A(p)
-        curvature, rounding = dot(p, Ap), 100 * eps * norm(p) * norm(Ap)
-    of_M = jnp.abs(dot(r, Az)) < AT_FAULT * norm(r) * norm(Az)  # what M proposes, A takes elsewhere
+        curvature, rounding = space.dot(p, Ap), 100 * eps * space.norm(p) * space.norm(Ap)
+    of_M = jnp.abs(space.dot(r, Az)) < AT_FAULT * space.norm(r) * space.norm(Az)  # what M proposes, A takes elsewhere
     confirmed = [
         of_M & (code != Status.NON_FINITE),
-        (code == Status.NON_FINITE) & ~jnp.isfinite(norm(r) + norm(z) + norm(Az)),
+        (code == Status.NON_FINITE) & ~jnp.isfinite(space.norm(r) + space.norm(z) + space.norm(Az)),
         (code == Status.NOT_POSITIVE_DEFINITE) & ((curvature < -rounding) | (rz < 0)),
         (code == Status.BREAKDOWN) & ((jnp.abs(curvature) <= rounding) | (rz == 0)),
     ]
     of_the_method = functools.reduce(jnp.logical_or, [code == s for s in BREAKS])
     # About the residual that rounding in the wide type leaves; a larger one is due to the narrow type.
-    limit = 100 * eps * A_norm * norm(outer.x)
+    limit = 100 * eps * A_norm * space.norm(outer.x)
     of_the_method |= (code == Status.STAGNATION) & (outer.norm > limit)
     return jnp.where(of_the_method & ~functools.reduce(jnp.logical_or, confirmed), Status.PRECISION, code)
 

@@ -13,9 +13,9 @@ from jax.core import Tracer
 
 from solvers.core import arguments
 from solvers.core.iterate import Method, Options, System
-from solvers.core.scaling import exponent, scaled
+from solvers.core.scaling import scaled
+from solvers.core.space import Space
 from solvers.core.stopping import FULL, RESTART, RUNNING, End, Now, status_of
-from solvers.core.vectors import dot, norm, probe
 from solvers.solution import Status
 
 
@@ -31,7 +31,7 @@ def steps(settings: Any, narrow: Any) -> int:
     return arguments.int_at_least(settings["maxiter"], "maxiter", 0)
 
 
-def run(method: Method, options: Options, steps: int, system: System) -> tuple[Array, End]:
+def run(space: Space, method: Method, options: Options, steps: int, system: System) -> tuple[Array, End]:
     """x [n] or [n, k] after at most `steps` steps, and how it ended; steps after the tolerance is met change nothing.
 
     The method starts again only where its own codes require that; the true residual is computed once, at the end.
@@ -40,14 +40,14 @@ def run(method: Method, options: Options, steps: int, system: System) -> tuple[A
     r, x = b, jnp.zeros_like(b)
     if x0 is not None:
         r, x = b - A(x0), x0
-    of_b = lax.stop_gradient(jnp.maximum(exponent(b), exponent(r)))
+    of_b = lax.stop_gradient(jnp.maximum(space.exponent(b), space.exponent(r)))
     b, r, x = (scaled(v, -of_b) for v in (b, r, x))
-    b_norm, first = norm(b), _norm(r)
+    b_norm, first = space.norm(b), _norm(space, r)
     tolerance = jnp.maximum(limits.rtol * b_norm, scaled(limits.atol.astype(b_norm.dtype), -of_b))
     # A recursion that fell further is rounding, and a residual of zeros has no derivative.
     goal = lax.stop_gradient(jnp.maximum(tolerance, jnp.finfo(b.dtype).eps / 16 * first)).astype(first.dtype)
-    r = jnp.where(first <= goal, probe(b), r)  # a system that takes no step needs any residual but zero
-    initial = method.start(A, M, r, None)
+    r = jnp.where(first <= goal, space.probe(b), r)  # a system that takes no step needs any residual but zero
+    initial = method.start(space, A, M, r, None)
 
     def step(state, _):
         x, work, size, code, k = state
@@ -55,7 +55,7 @@ def run(method: Method, options: Options, steps: int, system: System) -> tuple[A
         active = now.active
         # A step that is not taken is computed all the same; its derivative is multiplied by zero and must be finite.
         safe = jax.tree.map(lambda now, then: jnp.where(active, now, then), work, initial)
-        new, now = method.step(A, M, safe, now)
+        new, now = method.step(space, A, M, safe, now)
         moves, restarts = now.k > k, (now.code == FULL) | (now.code == RESTART)
         work = jax.tree.map(lambda new, old: jnp.where(moves, new, old), new, work)
         anew = active & restarts & (now.norm > goal)
@@ -65,13 +65,13 @@ def run(method: Method, options: Options, steps: int, system: System) -> tuple[A
 
     def restarted(x, work, anew):
         closer = x + jnp.where(anew, method.iterate(M, work), 0)
-        fresh = method.start(A, M, b - A(closer), None)
+        fresh = method.start(space, A, M, b - A(closer), None)
         return closer, jax.tree.map(lambda new, old: jnp.where(anew, new, old), fresh, work)
 
     code, k = jnp.full(first.shape, RUNNING, jnp.int32), jnp.zeros(first.shape, jnp.int32)
     (x, work, _, code, k), norms = lax.scan(step, (x, initial, first, code, k), length=steps)
     x = x + method.iterate(M, work)
-    now = _norm(b - A(x))
+    now = _norm(space, b - A(x))
     code = status_of(
         (~jnp.isfinite(now), Status.NON_FINITE),
         (now <= tolerance, Status.CONVERGED),
@@ -84,7 +84,7 @@ def run(method: Method, options: Options, steps: int, system: System) -> tuple[A
     return scaled(x, of_b), End(k, scaled(now, of_b), code, norms)
 
 
-def _norm(r: Array) -> Array:
+def _norm(space: Space, r: Array) -> Array:
     """‖r‖₂, with derivative 0, not NaN, where it is 0."""
-    squared = dot(r, r)
+    squared = space.dot(r, r)
     return jnp.where(squared == 0, 0, jnp.sqrt(jnp.where(squared == 0, 1, squared)))

@@ -1,6 +1,7 @@
 """Inner products and norms of vectors [n], or of the columns of [n, k]; products with blocks of vectors."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -60,20 +61,23 @@ def linear_combination(V: Array, c: Array) -> Array:
     return jnp.einsum("in,i->n", V, c, precision=EXACT)
 
 
-@jax.jit
-def orthogonal(V: Array, w: Array, t: Array) -> tuple[Array, Array]:
+@functools.partial(jax.jit, static_argnums=0)
+def orthogonal(space: Any, V: Array, w: Array, t: Array) -> tuple[Array, Array]:
     """w without its parts along V[0], …, V[t], and those parts [m], by classical Gram-Schmidt, applied twice.
 
     It reads t + 1 vectors, rounded up to a power of two; those after V[t] are zero.
+
+    Args:
+      space: the `Space` that adds up what its devices have of a sum.
     """
     m = V.shape[0]
     sizes = [s for s in (4, 8, 16, 32, 64, 128, 256, 512) if s < m] + [m]
 
     def against(size: int, V: Array, w: Array) -> tuple[Array, Array]:
         V = V[:size]
-        once = _parts(V, w)
+        once = space.sum(_parts(V, w))
         w = w - linear_combination(V, once)
-        again = _parts(V, w)
+        again = space.sum(_parts(V, w))
         parts = jnp.pad(once + again, ((0, m - size), *((0, 0) for _ in once.shape[1:])))
         return w - linear_combination(V, again), parts
 
