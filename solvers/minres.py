@@ -53,7 +53,8 @@ def minres(A: Any, b: Any, x0: Any = None, **settings: Unpack[Settings]) -> Solu
     """Solves A·x = b for a symmetric (Hermitian) A, definite or not, or singular.
 
     Of the solutions of a singular system it finds the shortest if x0 and M are None. If the system has no solution, it
-    ends at a least-squares solution, with the status LEAST_SQUARES; with an M, rᴴ·M·r is least instead of ‖r‖.
+    ends at a least-squares solution, with the status LEAST_SQUARES. With an M it makes rᴴ·M·r least, and ends with
+    BREAKDOWN unless ‖r‖ is least, too: leave M out then, or take `lsmr`.
 
     Args:
       M: an approximation of |A|⁻¹, positive definite: anything with `@`, or a function r -> M·r.

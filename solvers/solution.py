@@ -55,8 +55,8 @@ _MESSAGES = {
     "too large; take a wider one (float16 or float32 for bfloat16, float32 for float16), pass a preconditioner M, or "
     "use the method itself in float64, which also reports a matrix that does not suit it",
     Status.LEAST_SQUARES: "the system has no solution: the matrix is singular, and b does not lie in its range; x is a "
-    "least-squares solution, where A·(b − A·x) is zero within rounding (with a preconditioner, least in its norm); "
-    "lsmr is meant for such systems",
+    "least-squares solution, where A·(b − A·x) is zero within rounding; lsmr is meant for "
+    "such systems",
     Status.OUT_OF_RANGE: "the solution lies outside the range of this dtype: numbers of x over- or underflow; scale b "
     "or the unknowns, or take float64 where x is float32 (with jax_enable_x64)",
 }

@@ -141,8 +141,12 @@ def run(space: Space, method: Method, options: Options, system: System, leave: M
             return loop._replace(work=work, k=now.k, norm=now.norm, code=now.code, norms=norms)
 
         # A refinement carries narrow vectors only, and computes many true residuals, each of which finds the best x.
-        watches = inner is None and method.iterate is x_of
-        watch = (lambda loop: stopping.watched(loop, at, method.keeps)) if watches else (lambda loop: loop)
+        watches = inner is None and (method.iterate is x_of or method.least_squares)
+        watch = lambda loop: loop  # noqa: E731
+        if watches and method.least_squares:
+            watch = lambda loop: stopping.checked(loop, at, lambda x: space.norm(b - A(x)))  # noqa: E731
+        elif watches:
+            watch = lambda loop: stopping.watched(loop, at, method.keeps)  # noqa: E731
         loop = Loop(work, outer.k, outer.norm.astype(goal.dtype), outer.code, outer.norms)
         loop = loop._replace(best=outer.best if watches else None)
         loop = advance_while(lambda loop: of(loop).active, advance, loop, options, of_b, watch)

@@ -21,7 +21,8 @@ from solvers.solution import Status
 RUNNING, RESTART, FULL, WAITING = -1, -2, -3, -4
 BETTER = 0.9  # times the norm of the best x: a residual below it makes a better one
 PATIENCE = 200  # steps after which a residual that has not fallen is looked at, and after each doubling of them
-LEAST_SQUARES = 30  # ‖A·M·r‖ ≤ LEAST_SQUARES·√eps·‖A‖·‖M·r‖
+LOOK = 32  # steps after which a norm that always falls is compared with the true one, and after each doubling of them
+LEAST_SQUARES = 30  # ‖A·r‖ ≤ LEAST_SQUARES·√eps·‖A‖·‖r‖
 AT_FAULT = 1e-3  # the cosine of A·M·r and r below which M is to blame
 BREAKS = (Status.BREAKDOWN, Status.NOT_POSITIVE_DEFINITE, Status.NON_FINITE, Status.DIVERGED)
 
@@ -161,6 +162,27 @@ def watched(loop: Loop, at: Callable[[Loop], Array], waits: bool) -> Loop:
     return loop._replace(code=code, best=best)
 
 
+def checked(loop: Loop, at: Callable[[Loop], Array], true_norm: Callable[[Array], Array]) -> Loop:
+    """As `watched`, for a method whose recursion falls at every step also where x grows: by the true residual.
+
+    Where that is more than twice the norm of the recursion, the method ends: to start again if that halved a residual.
+    """
+    best = loop.best
+    due = (loop.code == RUNNING) & (loop.k >= 2 * best.k + LOOK)
+
+    def look(trip: Array, state: tuple[Best, Array]) -> tuple[Best, Array]:
+        best, code = state
+        x = in_trip(trip, at(loop))
+        size = true_norm(x)
+        better, lies = due & (size < best.norm), due & ~(size <= 2 * loop.norm)
+        new = Best(x, size, loop.k)
+        best = Best(*(jnp.where(better, now, old) for now, old in zip(new, best, strict=True)))
+        return best._replace(k=jnp.where(due, loop.k, best.k)), jnp.where(lies, jnp.int32(WAITING), code)
+
+    best, code = lax.fori_loop(0, anyone(due).astype(jnp.int32), look, (best, loop.code))
+    return loop._replace(code=code, best=best)
+
+
 class Probe(NamedTuple):
     """A vector v without a pattern, and A·v, by which a failure is examined."""
 
@@ -260,14 +282,15 @@ def _cause(
 ) -> Array:
     """The code of a failure at the residual r, by the products that tell least squares, and a narrow type, from others.
 
-    LEAST_SQUARES stays where A·M·r is about zero, else it becomes BREAKDOWN. In a refinement the failure of the narrow
-    method stays if the wide type confirms it, or if M is at fault; else it becomes PRECISION.
+    LEAST_SQUARES stays where A·r is about zero, so that ‖r‖ is least with an M, too; else it becomes BREAKDOWN. In a
+    refinement the failure of the narrow method stays if the wide type confirms it, or if M is at fault; else it becomes
+    PRECISION.
     """
     wide, eps = r.dtype, jnp.finfo(r.dtype).eps
     z = M(r.astype(narrow or wide)).astype(wide)
     Az, A_norm = A(z), space.length(look.Av) / look.v_norm  # squares of small numbers would underflow
     if method.least_squares:
-        solved = space.length(Az) <= LEAST_SQUARES * jnp.finfo(narrow or wide).eps ** 0.5 * A_norm * space.norm(z)
+        solved = space.length(A(r)) <= LEAST_SQUARES * jnp.finfo(narrow or wide).eps ** 0.5 * A_norm * space.norm(r)
         if narrow is not None:
             solved &= A_norm > 0  # a narrow A may be zero where the wide one is not
         otherwise = Status.BREAKDOWN if narrow is None else Status.PRECISION
