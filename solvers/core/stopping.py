@@ -23,6 +23,7 @@ BETTER = 0.9  # times the norm of the best x: a residual below it makes a better
 PATIENCE = 200  # steps after which a residual that has not fallen is looked at, and after each doubling of them
 LOOK = 32  # steps after which a norm that always falls is compared with the true one, and after each doubling of them
 LEAST_SQUARES = 30  # ‖A·r‖ ≤ LEAST_SQUARES·√eps·‖A‖·‖r‖
+MOST = 64  # over eps: a residual that size, for a b of about 1, hides b
 AT_FAULT = 1e-3  # the cosine of A·M·r and r below which M is to blame
 BREAKS = (Status.BREAKDOWN, Status.NOT_POSITIVE_DEFINITE, Status.NON_FINITE, Status.DIVERGED)
 
@@ -101,7 +102,7 @@ class Now(NamedTuple):
     def after(self, norm: Array, code: Array) -> Self:
         """The numbers after a step with this norm and code; as they were where the method is not active."""
         # Of a right-hand side of about 1: rounding then leaves more than it.
-        active, most = self.active, 64 / jnp.finfo(norm.dtype).eps
+        active, most = self.active, MOST / jnp.finfo(norm.dtype).eps
         moves = active & is_taken(code)
         blown_up = jnp.where(is_finite(norm), jnp.int32(Status.DIVERGED), jnp.int32(Status.NON_FINITE))
         code = jnp.where(moves, jnp.where(norm <= most, code, blown_up), code)
@@ -224,7 +225,9 @@ def verdict(
     gained &= may_grow | (now <= (1 + eps**0.5) * before)
     least = jnp.where((code == RESTART) | (code == FULL) | may_grow, 1, 0.5)
     waits = (code == WAITING) & (now <= 2 * claimed) & ~asymmetric
-    better = now < before
+    # The norm of a best x that this start of the method claims is that of its recursion.
+    is_claim = jnp.bool_(False) if method.least_squares else loop.best.k > outer.k
+    better = now < jnp.where(is_claim, before, loop.best.norm)
     code = status_of(
         (~jnp.isfinite(now), Status.NON_FINITE),
         (now <= tolerance, Status.CONVERGED),
@@ -258,10 +261,11 @@ def finished(
     def examined(trip: Array, known: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         x, size, code = known
         tried = in_trip(trip, scaled(given(jnp.where(lost, x, outer.best.x)), -of_b))
-        now = space.norm(b - A(tried))
+        r_tried = b - A(tried)
+        now = space.norm(r_tried)
         better = ~lost & (now < jnp.where(jnp.isfinite(size), size, jnp.inf))
         if method.least_squares or narrow is not None:
-            code = _cause(space, method, narrow, A, M, look, in_trip(trip, outer.r), outer, code)
+            code = _cause(space, method, narrow, (A, M), look, (in_trip(trip, outer.r), r_tried), outer, code)
         wrong = (code == Status.CONVERGED) & ~(now <= tolerance)
         wrong |= (code == Status.LEAST_SQUARES) & ~(now <= 1.1 * size)
         code = jnp.where(lost & wrong, Status.OUT_OF_RANGE, code)
@@ -278,31 +282,36 @@ def finished(
 
 
 def _cause(
-    space: Space, method: Any, narrow: Any, A: Map, M: Map, look: Probe, r: Array, outer: Outer, code: Array
+    space: Space, method: Any, narrow: Any, maps: Any, look: Probe, residuals: Any, outer: Outer, code: Array
 ) -> Array:
-    """The code of a failure at the residual r, by the products that tell least squares, and a narrow type, from others.
+    """The code of a failure, by the products that tell least squares, and a narrow type, from others.
 
     LEAST_SQUARES stays where A·r is about zero, so that ‖r‖ is least with an M, too; else it becomes BREAKDOWN. In a
     refinement the failure of the narrow method stays if the wide type confirms it, or if M is at fault; else it becomes
     PRECISION.
     """
-    wide, eps = r.dtype, jnp.finfo(r.dtype).eps
-    z = M(r.astype(narrow or wide)).astype(wide)
-    Az, A_norm = A(z), space.length(look.Av) / look.v_norm  # squares of small numbers would underflow
+    (A, M), (last, r), wide = maps, residuals, outer.r.dtype
+    eps, A_norm = jnp.finfo(wide).eps, space.length(look.Av) / look.v_norm  # squares of small numbers would underflow
     if method.least_squares:
-        solved = space.length(A(r)) <= LEAST_SQUARES * jnp.finfo(narrow or wide).eps ** 0.5 * A_norm * space.norm(r)
+        solved = space.length(A(last)) <= LEAST_SQUARES * jnp.finfo(narrow or wide).eps ** 0.5 * A_norm * space.norm(
+            last
+        )
         if narrow is not None:
             solved &= A_norm > 0  # a narrow A may be zero where the wide one is not
         otherwise = Status.BREAKDOWN if narrow is None else Status.PRECISION
         code = jnp.where((code == Status.LEAST_SQUARES) & ~solved, otherwise, code)
     if narrow is None:
         return code
+    z = M(r.astype(narrow)).astype(wide)
+    Az = A(z)
     rz, curvature, rounding = space.dot(r, z), space.dot(z, Az), 100 * eps * space.norm(z) * space.norm(Az)
     if outer.direction is not None:
         p = outer.direction.astype(wide)
         Ap = A(p)
         curvature, rounding = space.dot(p, Ap), 100 * eps * space.norm(p) * space.norm(Ap)
-    of_M = jnp.abs(space.dot(r, Az)) < AT_FAULT * space.norm(r) * space.norm(Az)  # what M proposes, A takes elsewhere
+    # What M proposes, A takes elsewhere, or as far as a residual in the narrow type may grow.
+    of_M = jnp.abs(space.dot(r, Az)) < AT_FAULT * space.norm(r) * space.norm(Az)
+    of_M |= space.norm(Az) > MOST / jnp.finfo(narrow).eps * space.norm(r)
     confirmed = [
         of_M & (code != Status.NON_FINITE),
         (code == Status.NON_FINITE) & ~jnp.isfinite(space.norm(r) + space.norm(z) + space.norm(Az)),

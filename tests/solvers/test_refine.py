@@ -87,11 +87,29 @@ def test_the_derivative_of_a_failed_refinement_is_nan_and_not_zero():
 
 
 @pytest.mark.parametrize(
-    ("M", "status"), [(lambda r: 0 * r, Status.BREAKDOWN), (lambda r: r.at[::2].multiply(-1), None)]
+    ("M", "status"),
+    [(lambda r: 0 * r, Status.BREAKDOWN), (lambda r: r.at[::2].multiply(-1), Status.NOT_POSITIVE_DEFINITE)],
+    ids=["zero", "indefinite"],
 )
 def test_a_bad_preconditioner_is_not_blamed_on_the_narrow_type(M, status):
-    sol = refine(jsf.from_scipy(POISSON, "csr"), RHS, M=M, dtype="float32")
-    assert sol.status is (status or Status.NOT_POSITIVE_DEFINITE)
+    assert refine(jsf.from_scipy(POISSON, "csr"), RHS, M=M, dtype="float32").status is status
+
+
+@pytest.mark.parametrize("method", ["cg", "bicgstab"])
+def test_factors_that_blow_up_a_badly_scaled_system_are_not_blamed_on_the_narrow_type(method):
+    d = sp.diags_array(10.0 ** np.random.default_rng(7).uniform(-7, 7, 125))
+    A = jsf.from_scipy(sp.csr_array(d @ jsf.gallery.convection_diffusion(5) @ d))
+    M = precond.incomplete_lu(A)
+    assert np.linalg.norm(A @ (M @ RHS[:125])) > 1e9 * np.linalg.norm(RHS[:125])
+    assert refine(A, RHS[:125], M=M, dtype="float32", method=method).status is Status.DIVERGED
+
+
+def test_a_refinement_that_fails_is_no_further_from_b_than_its_start():
+    solve = jax.jit(lambda A, b: refine(A, b, method="bicgstab", dtype="float32", maxiter=150))
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        A, b = rng.normal(size=(50, 50)) + 3 * np.eye(50), rng.normal(size=50)
+        assert np.linalg.norm(b - A @ solve(A, b).x) <= 1.001 * np.linalg.norm(b)
 
 
 def test_a_nearly_exact_preconditioner_is_not_held_up_by_old_directions():
