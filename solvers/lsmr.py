@@ -65,7 +65,7 @@ def lsmr(A: Any, b: Any, x0: Any = None, *, damp: float = 0.0, **settings: Unpac
     Args:
       A: [m, n] matrix: a jaxsparse_fmt format, a dense array, anything with a shape, `@` and `T`; or a pair of
         functions (v -> A·v, u -> Aᴴ·u), traced at each call, as a function in `cg`.
-      b: [m], or [m, k] for k problems at once.
+      b: [m], or, for a matrix A, [m, k] for k problems at once.
       x0: [n] or [n, k]; None starts from zero.
       damp: λ, from 0 up.
       M: an approximation of (AᴴA + λ²)⁻¹, positive definite: anything with `@`, a function r -> M·r, or the [n]
@@ -91,15 +91,20 @@ def lsmr(A: Any, b: Any, x0: Any = None, *, damp: float = 0.0, **settings: Unpac
     options, adjoint, limits = settled(settings, n, 10 * min(b.shape[0], n))
     if adjoint == "unrolled":
         raise TypeError("adjoint must be a solvers.Adjoint for lsmr, which is not unrolled; got 'unrolled'")
-    forth, back, M = map(arguments.over_columns, (*maps, M))
     with calling(options):
-        return _solve((options, adjoint, n), (forth, back, M), IDENTITY, b, x0, factor, limits)
+        return _solve((options, adjoint, n), (*maps, arguments.over_columns(M)), IDENTITY, b, x0, factor, limits)
 
 
 def _two_sided(A: Any, b: Array) -> tuple[tuple[Any, Any], Any, int]:
     """A matrix and None or a pair of functions, the dtype of their products, and the number of columns."""
     m = b.shape[0]
     if isinstance(A, (tuple, list)) and len(A) == 2 and all(callable(f) for f in A):
+        if b.ndim == 2:
+            raise ValueError(
+                f"two functions take one right-hand side, of shape (m,); b has shape {b.shape}. For its columns map "
+                "the solve, jax.vmap(lambda b: lsmr(A, b), 1); for one unknown of several axes pass b.ravel(), and "
+                "functions that reshape"
+            )
         x = jax.eval_shape(A[1], jax.ShapeDtypeStruct((m,), b.dtype))
         y = jax.eval_shape(A[0], x)
         if len(x.shape) != 1 or y.shape != (m,):

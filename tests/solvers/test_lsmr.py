@@ -70,19 +70,29 @@ def test_other_dtypes_are_solved_in_their_own(dtype):
 
 
 @pytest.mark.some(kind=1)
-@pytest.mark.parametrize("kind", ["pjds", "transposed", "functions"])
+@pytest.mark.parametrize("kind", ["pjds", "transposed", "dense"])
 def test_every_kind_of_matrix_gives_the_same_solution(kind):
     S = sp.random_array((M_, N_), density=0.2, rng=np.random.default_rng(2), format="csr")
     A = jsf.from_scipy(S, "pjds")
     if kind == "transposed":
         A = jsf.from_scipy(sp.csr_array(S.T), "csr").T
-    elif kind == "functions":  # of one vector alone
-        stored, A = A, (lambda v: stored @ v.reshape(N_), lambda u: stored.T @ u.reshape(M_))
+    elif kind == "dense":
+        A = jnp.asarray(S.toarray())
     b = np.stack([B, 0 * B, 1e-100 * B[::-1]], 1)
     sol = lsmr(A, b, rtol=1e-10)
     assert np.all(sol.success) and sol.iterations[1] == 0 and sol.normal_residual_norm.shape == (3,)
     scale = np.array([1, 1, 1e100])
     np.testing.assert_allclose(sol.x * scale, shortest(S.toarray(), b) * scale, rtol=0, atol=1e-7)
+
+
+def test_two_functions_solve_for_one_unknown_and_vmap_maps_them():
+    A = (lambda v: TALL @ v.reshape(N_)), (lambda u: TALL.T @ u.reshape(M_))
+    b = np.stack([B, B[::-1]], 1)
+    np.testing.assert_allclose(lsmr(A, B, rtol=1e-10).x, shortest(TALL, B), atol=1e-7)
+    columns = jax.vmap(lambda b: lsmr(A, b, rtol=1e-10).x, 1, 1)(b)
+    np.testing.assert_allclose(columns, shortest(TALL, b), atol=1e-7)
+    with pytest.raises(ValueError, match=r"one right-hand side.*\(40, 2\).*jax.vmap.*b.ravel\(\)"):
+        lsmr(A, b)
 
 
 def test_a_preconditioner_for_columns_of_all_sizes_saves_most_steps():
