@@ -24,15 +24,17 @@ from solvers.core.settings import Settings, solver
 from solvers.core.solve import solve
 from solvers.core.space import Space
 from solvers.core.stopping import FULL, status_of
-from solvers.core.vectors import linear_combination, ratio
+from solvers.core.vectors import linear_combination, products, ratio
 from solvers.solution import Solution, Status
 
 
 class Work(NamedTuple):
-    """Vectors and numbers between steps, m = restart + 1; for several systems the numbers have one more axis, the last.
+    """Vectors and numbers between steps, m = restart + 1; for several systems all have one more axis, the last.
 
     Row by row, rotations make the matrix H of the orthogonalisation triangular: Q·H = R. Row j of Q is unfinished.
     """
+
+    columns_first = "V", "Z", "Q", "columns"  # of these fields that axis is the first
 
     V: Array  # [m, n] orthonormal basis of the Krylov space
     Z: Array | None  # [m, n] M·V, where M changes
@@ -97,7 +99,7 @@ def gmres(
 @functools.cache
 def method(restart: int, flexible: bool = False, left: bool = False) -> Method:
     start_ = functools.partial(start, restart=restart, flexible=flexible, left=left)
-    step_ = holding(functools.partial(step, left=left), scratch=("V", "Z", "Q", "columns"))
+    step_ = holding(functools.partial(step, left=left), scratch=Work.columns_first)
     return Method(start_, step_, functools.partial(iterate, left=left), self_adjoint=False, estimates=left)
 
 
@@ -106,8 +108,8 @@ def start(space: Space, A: Map, M: Map, r: Array, last: None, *, restart: int, f
     r = M(r) if left else r
     size, m = space.norm(r), restart + 1
     zeros = jnp.zeros((m, *size.shape), r.dtype)
-    none = jnp.zeros((m, *r.shape), r.dtype)
-    square, zero = jnp.zeros((m, *zeros.shape), r.dtype), jnp.zeros_like(size)
+    none, square = (jnp.zeros((*size.shape, m, width), r.dtype) for width in (r.shape[0], m))
+    zero = jnp.zeros_like(size)
     V, Z, j = _put(none, ratio(r, size), 0), none if flexible else None, zero.astype(jnp.int32)
     row, one = zeros + _at(0, zeros), 1 + zero.astype(r.dtype)
     return Work(V, Z, square, row, one, square, zeros + 1, zero, zeros, j, size, r_size)
@@ -120,24 +122,25 @@ def _at(t: Any, like: Array) -> Array:
 
 def _put(rows: Array, row: Array, at: Any) -> Array:
     """`rows` with row `at` replaced; an index past the end replaces the last row, which no result reads."""
-    return lax.dynamic_update_index_in_dim(rows, row, at, 0)
+    return lax.dynamic_update_index_in_dim(rows, row.T, at, rows.ndim - 2)
 
 
 def step(space: Space, A: Map, M: Map, work: Work, *, left: bool) -> tuple[Work, Array, Array]:
     V, Z, Q, row, first, columns, diagonal, most, g, j, size, r_size = work
-    t, restart = jnp.max(j), V.shape[0] - 1  # every column that still moves is at step t
-    v = lax.dynamic_index_in_dim(V, t, keepdims=False)
+    t, restart = jnp.max(j), V.shape[-2] - 1  # every column that still moves is at step t
+    v = lax.dynamic_index_in_dim(V, t, V.ndim - 2, keepdims=False).T
     z = v if left else M(v)
     w, h = space.orthogonal(V, M(A(z)) if left else A(z), t)
     below = space.norm(w)
     V = _put(V, ratio(w, below), t + 1)
     Z = None if Z is None else _put(Z, z, t)
-    column, a = jnp.sum(Q * h, axis=1), jnp.sum(row * h, axis=0)
+    a = jnp.sum(row * h, axis=0)
     # The rotation of rows t and t + 1, of which the second is a row of the identity, makes `below` zero.
     length = jnp.hypot(jnp.abs(a), below)
     cos, sin = ratio(a, length), ratio(below, length)
     here, following = _at(t, row), _at(t + 1, row)
     Q = _put(Q, jnp.conj(cos) * row + jnp.where(following, sin, 0), t)
+    column = products(Q, h)  # of the new Q, which is then written in place; number t of it is read by nothing
     column = ratio(column, length)
     columns = _put(columns, jnp.where(jnp.isfinite(column), column, 0), t)  # a column that is over reads it times zero
     g, diagonal = jnp.where(here, jnp.conj(cos) * first, g), jnp.where(here, length.astype(V.dtype), diagonal)
@@ -154,9 +157,8 @@ def step(space: Space, A: Map, M: Map, work: Work, *, left: bool) -> tuple[Work,
 
 def iterate(M: Map, work: Work, *, left: bool) -> Array:
     """M·V·y, from the left V·y, or Z·y if flexible, with the y that minimises the residual: R·y = Q·e₁·‖r‖."""
-    R, g = jnp.moveaxis(work.columns, (0, 1), (-1, -2)), jnp.moveaxis(work.g * work.size, 0, -1)[..., None]
-    y = jax.scipy.linalg.solve_triangular(R, g, unit_diagonal=True)[..., 0]
-    y = jnp.moveaxis(y, -1, 0) / work.diagonal
+    R, g = jnp.swapaxes(work.columns, -1, -2), (work.g * work.size).T[..., None]
+    y = jax.scipy.linalg.solve_triangular(R, g, unit_diagonal=True)[..., 0].T / work.diagonal
     if work.Z is not None:
         return linear_combination(work.Z, y)
     x = linear_combination(work.V, y)

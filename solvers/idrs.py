@@ -82,11 +82,11 @@ def step(space: Space, A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
     inside = k < s  # else the step that enters the next space
     f = space.sum(_onto(P, r))  # a recursion would keep the rounding errors of a cycle's largest residual
     c, _ = _substituted(C, f, jnp.arange(s) >= k)
-    u = linear_combination(U, c) + jnp.where(inside, omega, 1) * M(r - linear_combination(G, c))
+    u = _combined(U, c) + jnp.where(inside, omega, 1) * M(r - _combined(G, c))
     g = A(u)
     h = space.sum(_onto(P, g))
     c, h = _substituted(C, h, (jnp.arange(s) < k) & inside)
-    u, g = u - linear_combination(U, c), g - linear_combination(G, c)
+    u, g = u - _combined(U, c), g - _combined(G, c)
 
     at = jnp.minimum(k, s - 1)
     r_norm, g_norm, along = space.norm(r), space.norm(g), space.inner_product(g, r)
@@ -117,6 +117,10 @@ def _substituted(C: Array, f: Array, live: Array) -> tuple[Array, Array]:
         c.append(jnp.where(live[i], ratio(f[i], C[i, i]), 0))
         f = f - C[:, i] * c[-1]
     return jnp.stack(c), f
+
+
+def _combined(U: Array, c: Array) -> Array:
+    return linear_combination(U, c) if U.ndim == 2 else jnp.sum(U * c[:, None], axis=0)
 
 
 def _onto(P: Array, v: Array) -> Array:

@@ -66,10 +66,21 @@ def holding(step: Callable[[Space, Map, Map, Any], tuple[Any, Array, Array]], sc
     def held(space: Space, A: Map, M: Map, work: Any, now: Now) -> tuple[Any, Now]:
         new, size, code = step(space, A, M, work)
         moves = now.active & is_taken(code)
-        kept = jax.tree.map(lambda new, old: jnp.where(moves, new, old), new, work)
-        return kept._replace(**{name: getattr(new, name) for name in scratch}), now.after(size, code)
+        kept = chosen(moves, new, work, scratch)
+        return kept, now.after(size, code)
 
     return held
+
+
+def chosen(flags: Array, new: Any, old: Any, scratch: tuple[str, ...] = ()) -> Any:
+    """The work `new` where the flag is set, else `old`, by column; the fields `scratch` of the new one."""
+    first = getattr(new, "columns_first", ()) if flags.ndim else ()
+
+    def field(name: str, new: Any, old: Any) -> Any:
+        where = flags[:, None, None] if name in first else flags
+        return new if name in scratch else jax.tree.map(lambda new, old: jnp.where(where, new, old), new, old)
+
+    return type(new)(*map(field, new._fields, new, old))
 
 
 class Options(NamedTuple):

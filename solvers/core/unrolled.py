@@ -6,13 +6,12 @@ has derivatives too, which training a preconditioner needs. Reverse mode keeps t
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.core import Tracer
 
 from solvers.core import arguments
-from solvers.core.iterate import Method, Options, System
+from solvers.core.iterate import Method, Options, System, chosen
 from solvers.core.scaling import scaled
 from solvers.core.space import Space
 from solvers.core.stopping import FULL, RESTART, RUNNING, End, Now, status_of
@@ -54,10 +53,10 @@ def run(space: Space, method: Method, options: Options, steps: int, system: Syst
         now = Now(k, size, code, goal, steps)
         active = now.active
         # A step that is not taken is computed all the same; its derivative is multiplied by zero and must be finite.
-        safe = jax.tree.map(lambda now, then: jnp.where(active, now, then), work, initial)
+        safe = chosen(active, work, initial)
         new, now = method.step(space, A, M, safe, now)
         moves, restarts = now.k > k, (now.code == FULL) | (now.code == RESTART)
-        work = jax.tree.map(lambda new, old: jnp.where(moves, new, old), new, work)
+        work = chosen(moves, new, work)
         anew = active & restarts & (now.norm > goal)
         x, work = lax.cond(jnp.any(anew), restarted, lambda x, work, _: (x, work), x, work, anew)
         code = jnp.where(restarts, jnp.int32(RUNNING), now.code)
@@ -66,7 +65,7 @@ def run(space: Space, method: Method, options: Options, steps: int, system: Syst
     def restarted(x, work, anew):
         closer = x + jnp.where(anew, method.iterate(M, work), 0)
         fresh = method.start(space, A, M, b - A(closer), None)
-        return closer, jax.tree.map(lambda new, old: jnp.where(anew, new, old), fresh, work)
+        return closer, chosen(anew, fresh, work)
 
     code, k = jnp.full(first.shape, RUNNING, jnp.int32), jnp.zeros(first.shape, jnp.int32)
     (x, work, _, code, k), norms = lax.scan(step, (x, initial, first, code, k), length=steps)

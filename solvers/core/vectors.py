@@ -54,11 +54,17 @@ def matmul(a: Array, b: Array) -> Array:
     return jnp.matmul(a, b, precision=EXACT)
 
 
+# A block of vectors is [m, n], or [k, m, n] for k systems: with the columns last, products would copy it.
+
+
 def linear_combination(V: Array, c: Array) -> Array:
-    """Σᵢ c[i]·V[i], column by column."""
-    if V.ndim > 2:  # a product of matrices would copy all of V, with the columns first
-        return jnp.sum(V * c[:, None], axis=0)
-    return jnp.einsum("in,i->n", V, c, precision=EXACT)
+    """Σᵢ c[i]·V[i], with c [m] or [m, k]: [n] or [n, k]."""
+    return jnp.einsum("...in,...i->...n", V, c.T, precision=EXACT).T
+
+
+def products(V: Array, w: Array) -> Array:
+    """V[i]·w for every i, with w [n] or [n, k]: [m] or [m, k]."""
+    return jnp.einsum("...in,...n->...i", V, w.T, precision=EXACT).T
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -70,22 +76,16 @@ def orthogonal(space: Any, V: Array, w: Array, t: Array) -> tuple[Array, Array]:
     Args:
       space: the `Space` that adds up what its devices have of a sum.
     """
-    m = V.shape[0]
+    m = V.shape[-2]
     sizes = [s for s in (4, 8, 16, 32, 64, 128, 256, 512) if s < m] + [m]
 
     def against(size: int, V: Array, w: Array) -> tuple[Array, Array]:
-        V = V[:size]
-        once = space.sum(_parts(V, w))
+        V = V[..., :size, :]
+        once = space.sum(jnp.conj(products(V, jnp.conj(w))))
         w = w - linear_combination(V, once)
-        again = space.sum(_parts(V, w))
+        again = space.sum(jnp.conj(products(V, jnp.conj(w))))
         parts = jnp.pad(once + again, ((0, m - size), *((0, 0) for _ in once.shape[1:])))
         return w - linear_combination(V, again), parts
 
     which = sum(((t >= s).astype(jnp.int32) for s in sizes[:-1]), jnp.int32(0))
     return lax.switch(which, [functools.partial(against, size) for size in sizes], V, w)
-
-
-def _parts(V: Array, w: Array) -> Array:
-    if V.ndim > 2:
-        return jnp.sum(jnp.conj(V) * w, axis=1)
-    return jnp.einsum("in,n->i", jnp.conj(V), w, precision=EXACT)

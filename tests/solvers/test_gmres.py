@@ -1,5 +1,7 @@
 """GMRES: what its breakdown hangs on, and inner solves as preconditioners."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -100,3 +102,12 @@ def test_an_inner_solve_as_preconditioner_has_derivatives():
 
     gradient = jax.grad(total)(jnp.asarray(B))
     np.testing.assert_allclose(gradient, np.linalg.solve(D.T, np.ones(N)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("b", [np.ones(50), np.ones((50, 3))], ids=["vector", "columns"])
+def test_no_step_copies_the_basis_or_the_rotations(b):
+    """Beside the zeros that the loop starts from."""
+    solve = jax.jit(lambda A, b: gmres(A, b, restart=40).x)
+    text = solve.lower(np.eye(50), b).compile().as_text()
+    blocks = rf"f64\[{'3,' if b.ndim == 2 else ''}41,(?:41|50)\]\S* copy\("
+    assert len(re.findall(blocks, text)) <= 1
