@@ -26,7 +26,6 @@ SORTED = {
     "biell": {},
     "bijad": {},
 }
-UNSORTED = {"hll": ("hll", {"slice_size": 8}), "pellr": ("ellr", {})}
 every_sorted = pytest.mark.parametrize("format", SORTED)
 
 
@@ -80,11 +79,6 @@ def plainly(A, b):
     return cg(A, b).x
 
 
-def without_its_basis(A, b):
-    """What cg must not do: a product in the user's order, permuted in every step."""
-    return cg(lambda v: A @ v, b).x
-
-
 @pytest.mark.some(format=1)
 @every_sorted
 def test_the_loop_permutes_nothing(format):
@@ -92,21 +86,6 @@ def test_the_loop_permutes_nothing(format):
     counts = moves(plainly, A)
     assert counts["perm"] == 0
     assert counts == moves(plainly, A.in_basis)  # the same arrays, without an order of their own
-
-
-@pytest.mark.parametrize("format", UNSORTED)
-def test_the_loop_moves_as_little_as_that_of_unsorted_rows(format):
-    name, layout = UNSORTED[format]
-    assert moves(plainly, sorted_matrix(format)) == moves(plainly, jsf.from_scipy(S, name, **layout))
-
-
-@pytest.mark.some(format=1)
-@every_sorted
-def test_a_loop_that_permutes_would_be_seen(format):
-    A = sorted_matrix(format)
-    wrong, right = moves(without_its_basis, A), moves(plainly, A)
-    assert wrong["perm"] > 0
-    assert wrong["scatter"] > right["scatter"]
 
 
 def test_the_basis_is_entered_once_and_left_once(monkeypatch):

@@ -1,7 +1,5 @@
 """Conjugate gradients: the answer, the count, the status, the loop, and the derivatives."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,9 +37,6 @@ def scipy_iterations(S, b, **options) -> tuple[np.ndarray, int]:
     return x, len(steps)
 
 
-# ---------------------------------------------------------------------------------------------------------- answers
-
-
 @pytest.mark.some(format=3)
 @pytest.mark.parametrize("format", jsf.FORMATS)
 def test_agrees_with_scipy_in_answer_and_count(format):
@@ -51,15 +46,6 @@ def test_agrees_with_scipy_in_answer_and_count(format):
     assert sol.status is Status.CONVERGED and sol.success
     assert abs(sol.iterations - count) <= 1
     np.testing.assert_allclose(sol.x, want, rtol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64, np.complex128])
-def test_solves_in_every_dtype(dtype):
-    S, A, b = system(dtype=dtype)
-    sol = cg(A, b, rtol=1e-5)
-    assert sol.x.dtype == dtype and sol.success
-    residual = np.linalg.norm(np.asarray(b) - S @ np.asarray(sol.x))
-    assert residual <= 1.1e-5 * np.linalg.norm(b)
 
 
 def test_narrow_values_solve_under_a_wide_vector():
@@ -94,34 +80,11 @@ def test_a_zero_right_hand_side_has_the_zero_solution():
     assert sol.success and sol.iterations == 0 and not np.any(sol.x)
 
 
-@pytest.mark.parametrize("scale", [2.0**-900, 2.0**900])
-def test_the_size_of_b_changes_nothing(scale):
-    """bᵀb would under- or overflow at these sizes; a power of two scales without rounding."""
-    _, A, b = system()
-    sol, scaled = cg(A, b, rtol=1e-8), cg(A, b * scale, rtol=1e-8)
-    assert scaled.success and scaled.iterations == sol.iterations
-    np.testing.assert_array_equal(scaled.x / scale, sol.x)
-
-
-def test_a_preconditioner_cuts_iterations():
-    S, _, b = system()
-    d = 10.0 ** np.linspace(-2, 2, N)
-    scaled = sp.csr_array(sp.diags_array(d) @ S @ sp.diags_array(d))
-    A = jsf.from_scipy(scaled)
-    plain, jacobi = cg(A, b, rtol=1e-8, maxiter=5000), cg(A, b, M=precond.jacobi(A), rtol=1e-8)
-    assert jacobi.success and jacobi.iterations < plain.iterations / 2
-    by_function = cg(A, b, M=lambda r: r / A.diagonal(), rtol=1e-8)
-    assert by_function.iterations == jacobi.iterations
-
-
 @pytest.mark.parametrize("form", [False, True])
 def test_no_form_steps_along_a_negative_curvature_that_is_found_after_two_steps(form):
     S = sp.csr_array(jsf.gallery.poisson(14, dim=2) - 2 * sp.eye_array(196))
     sol = cg(jsf.from_scipy(S, "csr"), np.sin(np.arange(196) ** 1.3), one_reduction=form)
     assert sol.status is Status.NOT_POSITIVE_DEFINITE and sol.iterations == 2
-
-
-# ----------------------------------------------------------------------------------------------------------- status
 
 
 def indefinite():
@@ -170,11 +133,7 @@ def skew(size: float):
     ("A", "b", "options", "status"),
     [
         (indefinite(), np.arange(N) - 5.0, {}, Status.NOT_POSITIVE_DEFINITE),
-        (spd(), np.where(np.arange(N) == 7, np.inf, 1.0), {}, Status.NON_FINITE),
-        (spd(), np.ones(N), {"M": lambda r: -r}, Status.NOT_POSITIVE_DEFINITE),
         (spd(), np.ones(N), {"maxiter": 3}, Status.MAXITER),
-        (spd(), np.ones(N), {"rtol": 1e-18, "maxiter": 10**6}, Status.STAGNATION),
-        (sp.csr_array((N, N)), np.ones(N), {}, Status.BREAKDOWN),
         (skew(1e15), np.ones(N), {}, Status.NOT_SYMMETRIC),
         (skew(1.0), np.ones(N), {}, Status.NOT_SYMMETRIC),
     ],
@@ -189,19 +148,6 @@ def test_what_cannot_be_solved_ends_with_a_status_that_says_so(A, b, options, st
     assert status.message in str(caught.value) and caught.value.status is status
 
 
-# ------------------------------------------------------------------------------------------------------------- loop
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("every", [2, 7, 100])
-def test_checking_less_often_changes_neither_count_nor_answer(every):
-    _, A, b = system()
-    one, many = (cg(A, b, rtol=1e-9, history=True, check_every=k) for k in (1, every))
-    assert many.iterations == one.iterations
-    np.testing.assert_array_equal(many.x, one.x)
-    np.testing.assert_array_equal(many.history, one.history)
-
-
 @pytest.mark.parametrize("every", [1, 10])
 def test_checking_less_often_changes_no_failure(every):
     _, A, b = system()
@@ -210,57 +156,12 @@ def test_checking_less_often_changes_no_failure(every):
     assert cg(-A, b, check_every=every).status is Status.NOT_POSITIVE_DEFINITE
 
 
-def test_history_is_the_residual_by_iteration():
-    S, A, b = system()
-    sol = cg(A, b, rtol=1e-8, history=True)
-    assert sol.history.shape == (sol.iterations + 1,)
-    assert sol.history[0] == pytest.approx(np.linalg.norm(b))
-    seen = []
-    cg(A, b, rtol=1e-8, callback=lambda x: seen.append(np.linalg.norm(np.asarray(b) - S @ x)))
-    jax.effects_barrier()
-    np.testing.assert_allclose(sol.history[1:], seen, rtol=1e-6)
-
-
 def test_history_inside_jit_has_a_fixed_length_and_ends_in_nan():
     _, A, b = system()
     norms = jax.jit(lambda A, b: cg(A, b, rtol=1e-8, history=200).history)(A, b)
     k = cg(A, b, rtol=1e-8).iterations
     assert norms.shape == (201,)
     assert np.all(np.isfinite(norms[: k + 1])) and np.all(np.isnan(norms[k + 1 :]))
-
-
-def test_progress_reports_and_callback_sees_every_iterate():
-    _, A, b = system()
-    reports, iterates = [], []
-    report = lambda k, norm: reports.append((k, norm))  # noqa: E731
-    sol = cg(A, b, callback=lambda x: iterates.append(np.array(x)), progress=report, rtol=1e-12, history=True)
-    jax.effects_barrier()
-    assert len(iterates) == sol.iterations > 32
-    np.testing.assert_array_equal(iterates[-1], sol.x)
-    assert [k for k, _ in reports] == list(range(16, sol.iterations + 1, 16))
-    np.testing.assert_allclose([r for _, r in reports], sol.history[16::16], rtol=1e-12)
-
-
-def test_a_permuted_basis_is_entered_once():
-    S, A, b = system()
-    perm = np.random.default_rng(5).permutation(N)
-
-    @jax.tree_util.register_dataclass
-    @dataclasses.dataclass(frozen=True)
-    class Sorted:
-        in_basis: jsf.SparseMatrix
-        basis: jsf.Basis
-        shape = (N, N)
-
-        def __matmul__(self, x):
-            raise AssertionError("the solver must stay in the basis")
-
-    inner = jsf.from_scipy(sp.csr_array(S[perm][:, perm]), "csr")
-    sol = cg(Sorted(inner, jsf.Basis(jnp.asarray(perm))), b, M=precond.jacobi(A), rtol=1e-10)
-    np.testing.assert_allclose(sol.x, np.linalg.solve(S.toarray(), b), rtol=1e-7)
-
-
-# ------------------------------------------------------------------------------------------------- transformations
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -289,13 +190,6 @@ def test_a_nan_in_x0_is_reported_and_not_returned():
     _, A, b = system()
     sol = cg(A, b, np.where(np.arange(N) == 3, np.nan, 1.0))
     assert sol.status is Status.NON_FINITE and np.all(np.isfinite(sol.x))
-
-
-def test_a_tiny_b_with_an_ordinary_x0_is_solved():
-    _, A, b = system(dtype=np.float32)
-    atol = 1e-4 * float(jnp.linalg.norm(b))
-    sol = cg(A, b * 1e-25, np.ones(N, np.float32), atol=atol)
-    assert sol.success and float(jnp.linalg.norm(A @ sol.x)) <= 1.1 * atol
 
 
 @pytest.mark.parametrize("scale", [1e-25, 1e-15, 1e-3])
@@ -328,9 +222,6 @@ def test_mapped_over_it_multiplies_with_the_kernel_still():
         assert "gather" not in str(jax.make_jaxpr(jax.vmap(lambda b: cg(A, b).x))(B))
 
 
-# ----------------------------------------------------------------------------------------------------- the door
-
-
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "text"),
     [
@@ -354,7 +245,6 @@ def test_mapped_over_it_multiplies_with_the_kernel_still():
         ((np.eye(3), np.ones(3)), {"M": np.ones(4)}, ValueError, r"M has shape \(4,\).* or \(3,\) for a diagonal"),
         ((np.ones(3), np.ones(3)), {}, ValueError, "for a diagonal A pass"),
         ((np.eye(3), np.ones(3)), {"M": 1j * np.ones(3)}, TypeError, "drop its imaginary part; make b complex"),
-        ((np.eye(3), np.ones(3)), {"maxiter": True}, TypeError, "maxiter must be a whole number; got True"),
         ((np.eye(3), np.ones(3)), {"one_reduction": "piped"}, TypeError, "must be True or False; got 'piped'"),
         ((np.eye(3), np.ones(3)), {"M": precond.jacobi}, ValueError, r"Pass M=jacobi\(A\)"),
         ((lambda v: v[:2], np.ones(3)), {}, ValueError, r"A·v must be a vector of shape \(3,\) like v; got \(2,\)"),

@@ -45,9 +45,6 @@ def assert_pairs(sol: EigenSolution, a: np.ndarray, want: np.ndarray, units: flo
     np.testing.assert_allclose(v.conj().T @ v, np.eye(len(w)), rtol=0, atol=limit)
 
 
-# ---------------------------------------------------------------------------------------------------------- answers
-
-
 THREE = np.diag(np.repeat([1.0, 2.0, -3.0], N // 3))
 
 
@@ -108,9 +105,6 @@ def test_a_loose_tolerance_is_met_by_fewer_products():
     assert loose.success and loose.products < exact.products
     assert np.all(loose.residual_norms <= 1e-3 * abs(loose.eigenvalues))
     assert np.max(loose.residual_norms) > np.max(exact.residual_norms)
-
-
-# ----------------------------------------------------------------------------------------------------------- status
 
 
 def assert_failed(sol: EigenSolution, status: Status) -> None:
@@ -176,9 +170,6 @@ def test_the_start_is_the_same_at_every_call_and_for_every_format():
     assert one.iterations == other.iterations
 
 
-# ------------------------------------------------------------------------------------------------- transformations
-
-
 def test_other_numbers_do_not_recompile_and_may_be_traced(compiled):
     a = jnp.asarray(hermitian())
     eigsh(a, K)
@@ -197,9 +188,6 @@ def test_vmap_over_values_solves_every_matrix():
     assert sol.status.shape == (3,) and np.all(sol.success)
     for scale, w in zip(scales, sol.eigenvalues, strict=True):
         np.testing.assert_allclose(w, wanted(scale * S.toarray(), 2, "LA"), rtol=1e-11, atol=1e-11)
-
-
-# ------------------------------------------------------------------------------------------------------ derivatives
 
 
 def symmetric(p):
@@ -277,9 +265,6 @@ def test_copies_have_a_derivative_in_sum_but_their_vectors_none():
 def test_a_derivative_of_what_is_not_finite_is_nan_and_not_zero():
     p = jnp.asarray(hermitian(n=SMALL)).at[0, 0].set(jnp.nan)
     assert np.all(np.isnan(gradient(p)))
-
-
-# ----------------------------------------------------------------------------------------------------- the door
 
 
 EYE = np.eye(5)

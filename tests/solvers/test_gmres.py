@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.sparse.linalg as spla
 
-from solvers import Status, cg, gmres
+from solvers import Status, gmres
 
 N = 20
 D = np.diag(np.arange(N) + 3.0) - np.eye(N, k=1) - 0.5 * np.eye(N, k=-1)
@@ -90,18 +90,6 @@ def test_is_a_restart_beyond_the_memory_refused_before_it_is_allocated():
     n = 10**7
     with pytest.raises(ValueError, match=r"restart=10000000: 10000001 vectors .* are free; take a smaller restart"):
         gmres(lambda v: v, np.ones(n), restart=10**9)
-
-
-@pytest.mark.deep
-def test_an_inner_solve_as_preconditioner_has_derivatives():
-    """It has no transposed; the derivative, which M does not change, is solved for without."""
-
-    def total(b):
-        inner = lambda r: cg(jnp.asarray(D), r, rtol=0.1, maxiter=5).x  # noqa: E731
-        return gmres(jnp.asarray(D), b, M=inner, flexible=True, rtol=1e-10).x.sum()
-
-    gradient = jax.grad(total)(jnp.asarray(B))
-    np.testing.assert_allclose(gradient, np.linalg.solve(D.T, np.ones(N)), rtol=1e-6)
 
 
 @pytest.mark.parametrize("b", [np.ones(50), np.ones((50, 3))], ids=["vector", "columns"])

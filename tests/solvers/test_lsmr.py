@@ -31,9 +31,6 @@ def norms(A, x, b, damp: float = 0.0):
     return np.linalg.norm(r, axis=0), np.linalg.norm(A.conj().T @ r - damp**2 * np.asarray(x), axis=0)
 
 
-# ---------------------------------------------------------------------------------------------------------- answers
-
-
 @pytest.mark.some(A=2)
 @pytest.mark.parametrize("damp", [0.0, 0.7])
 @pytest.mark.parametrize(
@@ -123,9 +120,6 @@ def test_a_start_at_the_solution_takes_no_step_and_one_far_off_is_left():
     assert far.success and far.iterations == lsmr(A, B, rtol=1e-9).iterations
 
 
-# ----------------------------------------------------------------------------------------------------------- status
-
-
 @pytest.mark.some(options=2)
 @pytest.mark.parametrize(
     ("A", "b", "options", "status"),
@@ -173,9 +167,6 @@ def test_a_damp_far_above_the_matrix_is_within_range(dtype, damp, shape):
     sol = lsmr(A, dtype(1e20) * b, damp=damp, rtol=1e-4)
     assert sol.success
     np.testing.assert_allclose(sol.x * (damp / 1e10) ** 2, A.T @ b, rtol=1e-3)
-
-
-# ----------------------------------------------------------------------------------------------------- derivatives
 
 
 def by_normal_equations(A, b, damp):
@@ -228,9 +219,6 @@ def test_where_columns_depend_on_one_another_b_has_a_derivative_and_the_matrix_n
 def test_a_derivative_whose_own_solve_fails_is_nan():
     f = lambda b: jnp.sum(lsmr(jnp.asarray(TALL), b, adjoint=Adjoint(maxiter=5)).x)  # noqa: E731
     assert np.all(np.isnan(jax.grad(f)(jnp.asarray(B))))
-
-
-# ------------------------------------------------------------------------------------------------------------- door
 
 
 @pytest.mark.parametrize(

@@ -34,9 +34,6 @@ def agree(x, y, rtol=1e-7):
     np.testing.assert_allclose(x, y, rtol=rtol, atol=rtol * np.max(np.abs(y)))
 
 
-# ---------------------------------------------------------------------------------- a derivative that did not converge
-
-
 @pytest.mark.some(mode=1)
 @pytest.mark.parametrize("mode", ["reverse", "forward", "mapped"])
 def test_does_a_derivative_stopped_short_end_as_nan(mode):
@@ -127,9 +124,6 @@ def test_is_an_unknown_adjoint_refused():
         cg(S, RHS, adjoint="exact")
 
 
-# ----------------------------------------------------------------------------------------- derivatives that are not
-
-
 @pytest.mark.deep
 def test_is_the_derivative_of_a_residual_norm_nan_and_never_zero():
     norm = lambda scale: cg(S, RHS, M=lambda r: scale * r, maxiter=3).residual_norm  # noqa: E731
@@ -160,9 +154,6 @@ def test_does_a_norm_that_the_loss_does_not_read_leave_the_gradient_alone(how):
         return W @ x, norms
 
     agree(jax.grad(loss, has_aux=True)(jnp.asarray(RHS))[0], np.linalg.solve(S, W))
-
-
-# --------------------------------------------------------------------------------------------------- nested, transposed
 
 
 def schur(solver):
@@ -253,9 +244,6 @@ def test_can_forward_mode_do_without_the_transpose_of_a_preconditioner():
 
     x = functools.partial(gmres, GENERAL, M=M, flexible=True, rtol=1e-12)
     agree(jax.jvp(lambda b: x(b).x, (RHS,), (W,))[1], np.linalg.solve(GENERAL, W))
-
-
-# ------------------------------------------------------------------------------------------------------ transformations
 
 
 @pytest.mark.deep

@@ -77,9 +77,6 @@ def test_products_are_not_rounded_to_tf32():
     assert jaxpr.count("dot_general") == 1 and "Precision.HIGHEST" in jaxpr
 
 
-# --------------------------------------------------------------------------------------------------------- bad input
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_nan_in_a_block_is_refused_outside_jit_and_shows_inside(bad):
     S = spd().toarray()

@@ -41,9 +41,6 @@ def test_around_a_preconditioner_it_is_the_polynomial_of_their_product():
     assert_near(dense(chebyshev(A, 2, (low, high), M=M)), want, rounding=1e4)
 
 
-# ------------------------------------------------------------------------------------------------------------ bounds
-
-
 def irregular() -> sp.csr_array:
     """A graph's Laplacian with hubs, and a shift."""
     G = jsf.gallery.power_law(300, mean=6.0)
@@ -83,16 +80,11 @@ def test_it_can_be_made_inside_jit():
     assert_near(estimated, np.asarray(apply(chebyshev(A, 2), r)), rounding=1e4)
 
 
-# --------------------------------------------------------------------------------------------------------- its worth
-
-
 def test_iterations_fall_by_about_its_degree():
     S = jsf.gallery.poisson(12)
     P = jsf.from_scipy(S, "csr")
     assert iterations(S, chebyshev(P, 4)) < 0.3 * iterations(S, jacobi(P))
 
-
-# ------------------------------------------------------------------------------------------------------------- basis
 
 inside = jax.jit(lambda M, basis, R: basis.leave(M.entered(basis) @ basis.enter(R)))
 
@@ -107,9 +99,6 @@ def test_it_is_the_same_operator_between_vectors_that_entered_a_basis(inner):
     for basis in (P.basis, another):
         assert np.any(np.asarray(basis.perm) != np.arange(81))
         assert_near(inside(M, basis, R), want)
-
-
-# --------------------------------------------------------------------------------------------------------- bad input
 
 
 def test_an_interval_may_be_one_number():

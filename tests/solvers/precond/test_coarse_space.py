@@ -33,9 +33,6 @@ def right_hand_side(n: int) -> np.ndarray:
     return np.random.default_rng(1).standard_normal(n)
 
 
-# --------------------------------------------------------------------------------------------------------- operator
-
-
 @pytest.mark.parametrize(("dtype", "sparse"), [(np.float64, True), (np.complex128, False), (np.complex128, True)])
 def test_it_is_the_inverse_of_the_diagonal_and_of_the_coarse_matrix(dtype, sparse):
     S = spd(dtype)
@@ -50,9 +47,6 @@ def test_it_is_the_inverse_of_the_diagonal_and_of_the_coarse_matrix(dtype, spars
     scaled = A / np.sqrt(np.outer(np.diag(A), np.diag(A)))
     smallest, *_, largest = np.linalg.eigvalsh(scaled)
     assert smallest < theta < largest
-
-
-# ------------------------------------------------------------------------------------------------------- subdomains
 
 
 def test_the_modes_of_each_subdomain_stand_apart_and_are_orthonormal():
@@ -72,9 +66,6 @@ def test_points_may_be_left_out_and_numbers_may_have_gaps():
     got = subdomains(np.ones(6), np.array([7, -1, 7, 2, 2, 2])).toarray()
     want = np.array([[0, 0, 0, 1, 1, 1], [1, 0, 1, 0, 0, 0]]).T / np.sqrt([3, 2])
     np.testing.assert_allclose(got, want)
-
-
-# ------------------------------------------------------------------------------------------------------------ steps
 
 
 @pytest.mark.deep
@@ -107,9 +98,6 @@ def test_a_floating_body_is_solved_though_its_rigid_motions_are_null_vectors():
     assert only.success
 
 
-# ------------------------------------------------------------------------------------------------------ derivatives
-
-
 def test_derivatives_are_those_of_the_solution():
     A, b, w = jsf.from_scipy(spd(), "csr"), right_hand_side(81), np.cos(np.arange(81.0))
     loss = lambda data, b: w @ deflated_cg(A.with_data(data), b, W).x  # noqa: E731
@@ -131,9 +119,6 @@ def test_steps_unrolled_are_differentiated_through_the_coarse_matrix():
     c = np.cos(S.row + 1.0) * np.cos(S.col + 1.0)
     h = 1e-5
     np.testing.assert_allclose(jax.jit(jax.grad(loss))(0.0), (loss(h) - loss(-h)) / (2 * h), rtol=1e-6)
-
-
-# ------------------------------------------------------------------------------------------------------------ doors
 
 
 def test_inside_jit_a_dependent_column_counts_once_and_a_nan_shows():

@@ -153,9 +153,6 @@ def test_a_closed_over_one_compiles_nearly_as_fast_as_an_argument(name):
     assert compiling(lambda v: both(M, A, v), v) < 1.5 * compiling(both, M, A, v) + 0.5
 
 
-# --------------------------------------------------------------------------------------------------------- bad input
-
-
 @every
 def test_what_is_no_vector_of_its_length_is_refused(name):
     M = made(name)

@@ -1,13 +1,11 @@
 """Jacobi: the inverse diagonal, and what a zero on it does."""
 
-import jax
 import numpy as np
 import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from solvers import precond
-from tests.solvers.precond.operators import spd
 
 
 @pytest.mark.some(format=3)
@@ -21,23 +19,6 @@ def test_divides_by_the_diagonal_in_every_format(format):
 def test_a_zero_on_the_diagonal_leaves_its_row_alone():
     M = precond.jacobi(jsf.from_scipy(sp.csr_array([[2.0, 1.0], [1.0, 0.0]])))
     np.testing.assert_array_equal(M @ np.array([4.0, 3.0]), [2.0, 3.0])
-
-
-def test_is_a_pytree_built_inside_jit():
-    A = jsf.from_scipy(jsf.gallery.poisson(3))
-    apply = jax.jit(lambda A, r: precond.jacobi(A) @ r)
-    np.testing.assert_allclose(apply(A, np.ones(27)), np.full(27, 1 / 6))
-
-
-def test_refuses_a_rectangular_matrix():
-    with pytest.raises(ValueError, match=r"square matrix; got \(2, 3\)"):
-        precond.jacobi(jsf.from_scipy(sp.csr_array(np.ones((2, 3)))))
-
-
-def test_enters_a_basis():
-    A = jsf.from_scipy(spd(), "pjds", block_size=4)
-    M, R = precond.jacobi(A), np.random.default_rng(0).standard_normal((81, 2))
-    np.testing.assert_array_equal(A.basis.leave(M.entered(A.basis) @ A.basis.enter(R)), M @ R)
 
 
 def test_a_small_diagonal_in_16_bits_has_a_finite_inverse():

@@ -52,9 +52,6 @@ def dense(M: Multigrid) -> np.ndarray:
     return np.asarray(M @ np.eye(M.shape[0]))
 
 
-# ----------------------------------------------------------------------------------------------------------- cycle
-
-
 @pytest.mark.parametrize("degree", [1, 4])
 def test_is_the_two_grid_formula(degree):
     """M = (I − S·C·S)·A⁻¹ with S the smoother's error and C = I − P·(RAP)⁻¹·R·A the coarse correction's.
@@ -81,9 +78,6 @@ def test_a_small_matrix_is_inverted():
     np.testing.assert_allclose(CUBE @ np.asarray(M @ b), b, atol=1e-12)
 
 
-# -------------------------------------------------------------------------------------------------------- symmetry
-
-
 @pytest.mark.parametrize(
     ("options", "accuracy"),
     [({}, 1e-14), ({"cycle": "W"}, 1e-14), ({"dtype": "float32"}, 1e-6)],
@@ -105,9 +99,6 @@ def test_a_nonsymmetric_matrix_has_a_transpose_that_is_one():
     np.testing.assert_allclose(dense(M.T.T), full, atol=1e-13)
     assert np.abs(np.linalg.eigvals(np.eye(216) - full @ FLOW.toarray())).max() < 0.5
     assert "dia" in repr(M.T)
-
-
-# ------------------------------------------------------------------------------------------------- transformations
 
 
 def test_the_levels_of_pyamg_are_taken_as_they_are():
@@ -147,9 +138,6 @@ def test_the_finest_level_shares_the_matrix_of_the_user():
     assert multigrid(A.asformat("pjds"), max_coarse=50).levels[0].A.basis.perm is None
 
 
-# -------------------------------------------------------------------------------------------------------- iterations
-
-
 def test_the_iterations_do_not_grow_with_the_grid():
     grids = {n: jsf.gallery.poisson(n) for n in (16, 24, 32)}
     counts = [scipy_iterations(grids[n], random_vector(n**3), multigrid(grids[n]), 1e-8) for n in (16, 24)]
@@ -182,9 +170,6 @@ def test_blocks_may_be_given_where_they_have_holes(given):
     assert M.sizes[-1][0] % 6 == 0 and len(M.levels) == 1
 
 
-# --------------------------------------------------------------------------------------------------------- singular
-
-
 def test_a_pure_neumann_problem_is_solved():
     """On a coarsest level so small that it holds little but rounding of the constant."""
     S = neumann(8)
@@ -193,9 +178,6 @@ def test_a_pure_neumann_problem_is_solved():
     M = multigrid(S, max_coarse=3)
     assert scipy_iterations(S, b, M, 1e-10) <= 14
     assert np.abs(M @ np.ones(512)).max() < 1e3
-
-
-# ------------------------------------------------------------------------------------------------------------ doors
 
 
 def test_the_set_up_repeats_and_leaves_the_matrix_as_it_was():
@@ -257,9 +239,6 @@ def test_a_graph_of_short_diameter_keeps_its_levels_sparse():
     assert scipy_iterations(S, b, M, 1e-8) <= 15
 
 
-# ------------------------------------------------------------------------------------------------ cycles and warnings
-
-
 def test_a_stronger_cycle_leaves_a_smaller_error():
     weak, strong = (multigrid(CUBE, max_coarse=8, cycle=c) for c in "VW")
     assert len(strong.levels) >= 2
@@ -281,8 +260,6 @@ def test_rows_without_neighbours_and_pieces_are_left_to_the_smoother():
     alone = sp.csr_array(sp.diags_array(np.arange(1.0, 601)))
     assert scipy_iterations(alone, random_vector(600), multigrid(alone), 1e-9) <= 16
 
-
-# --------------------------------------------------------------------------------------------------------- bad input
 
 LARGE = jsf.gallery.poisson(17)
 
@@ -322,9 +299,6 @@ def test_bad_input_is_refused_with_the_cure(A, options, error, message):
 def test_a_traced_matrix_is_refused():
     with pytest.raises(TypeError, match="build M outside jit"):
         jax.jit(lambda A: multigrid(A) @ jnp.ones(216))(jsf.from_scipy(CUBE))
-
-
-# ----------------------------------------------------------------------------------------------------- real matrices
 
 
 def hermitian_with_positive_diagonal(S) -> bool:

@@ -139,9 +139,6 @@ def test_a_polynomial_is_refreshed_with_its_bounds_and_what_is_inside_it():
     assert_near(dense(given), dense(chebyshev(B, 2, (0.3, 9.0))))
 
 
-# ------------------------------------------------------------------------------------------------------- derivatives
-
-
 def test_a_solve_is_differentiated_whatever_its_preconditioner_is_made_of():
     S, A = system("incomplete_cholesky")
     b = np.random.default_rng(0).standard_normal(N)
@@ -154,9 +151,6 @@ def test_a_solve_is_differentiated_whatever_its_preconditioner_is_made_of():
     y = np.linalg.solve(S.toarray(), 2 * x)
     row, col = S.tocoo().coords
     assert_near(jax.jit(jax.grad(loss))(A.data), -y[row] * x[col], 1e7)
-
-
-# --------------------------------------------------------------------------------------------------------- bad input
 
 
 @factors
