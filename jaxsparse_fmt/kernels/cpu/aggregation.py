@@ -35,9 +35,10 @@ def strength(A: Matrix, theta: float) -> np.ndarray:
 
 def aggregates(A: Matrix, chosen: np.ndarray) -> tuple[np.ndarray, int]:
     """The aggregate of each point [points] int32, -1 without strong neighbours, and the number of aggregates."""
-    n = A.indptr.size - 1
+    n, row = A.indptr.size - 1, _rows(A)
+    others = np.append(0, np.cumsum(chosen & (row != A.indices)))  # strong couplings up to a block
     agg, count = np.full(n, -1, np.int32), np.zeros(1, np.int64)
-    _over_rows("aggregate", n, 0, A.indptr, A.indices, chosen.view(np.uint8), agg, count, rows=n)
+    _over_rows("aggregate", n, 0, others[A.indptr], A.indices[np.diff(others) > 0], agg, count, rows=n)
     return agg, int(count[0])
 
 
@@ -47,11 +48,13 @@ def tentative(
     B: np.ndarray,  # [n, k]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Q [n, k] and R [count·k, k] with B = Q·R: Q is orthonormal on each aggregate and zero elsewhere."""
-    (n, k), n_points = B.shape, agg.size
-    inside = np.flatnonzero(agg >= 0)
-    members = scipy.sparse.csr_array((np.ones(inside.size, np.int8), (agg[inside], inside)), shape=(count, n_points))
-    Q, R = np.zeros_like(B), np.zeros((count * k, k), B.dtype)
-    _over_rows("orthonormalize", count, 0, n // n_points, k, members.indptr, members.indices, B, Q, R)
+    (n, k), inside = B.shape, np.flatnonzero(agg >= 0)
+    b, inside = n // agg.size, inside[np.argsort(agg[inside], kind="stable")]
+    rows = (b * inside[:, None] + np.arange(b)).ravel()  # unknown by unknown, aggregate by aggregate
+    first = b * np.append(0, np.cumsum(np.bincount(agg[inside], minlength=count)))
+    Q, inner, R = np.zeros_like(B), B[rows], np.zeros((count * k, k), B.dtype)
+    _over_rows("orthonormalize", count, 0, k, first, inner, R)
+    Q[rows] = inner
     return Q, R
 
 
