@@ -5,7 +5,7 @@ from solvers.precond.chebyshev import Chebyshev, chebyshev
 from solvers.precond.coarse_space import CoarseSpace, coarse_space, subdomains
 from solvers.precond.incomplete import Incomplete, incomplete_cholesky, incomplete_lu
 from solvers.precond.jacobi import Jacobi, jacobi
-from solvers.precond.multigrid import Multigrid, multigrid
+from solvers.precond.multigrid import Multigrid, multigrid, multigrid_from
 
 __all__ = [
     "BlockJacobi",
@@ -21,5 +21,6 @@ __all__ = [
     "incomplete_lu",
     "jacobi",
     "multigrid",
+    "multigrid_from",
     "subdomains",
 ]

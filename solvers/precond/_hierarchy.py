@@ -107,7 +107,7 @@ class Given:
         names = [("A", "R", "P")] * (len(self.levels) - 1) + [("A",)] * (len(self.levels) > 0)
         for level, needed in zip(self.levels, names, strict=True):
             if missing := [name for name in needed if not hasattr(level, name)]:
-                raise TypeError(f"setup= takes levels with A, R and P; {type(level).__name__} has no {missing[0]}")
+                raise TypeError(f"levels must have A, R and P; {type(level).__name__} has no {missing[0]}")
 
     def ends(self, A: Matrix) -> bool:
         return len(self.levels) <= 1

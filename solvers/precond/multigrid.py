@@ -143,13 +143,11 @@ def multigrid(
     A: Any,
     B: Any = None,
     *,
-    block_size: int | None = None,
     cycle: str = "V",
     degree: int = _hierarchy.DEGREE,
     theta: float = 0.08,
     dtype: Any = None,
     max_coarse: int | None = None,
-    setup: Any = None,
 ) -> Multigrid:
     """Algebraic multigrid as a preconditioner, set up on the host in float64.
 
@@ -157,13 +155,13 @@ def multigrid(
     and for convection with diffusion. The symmetry of A is detected. While A changes little, M may stay as it is.
 
     Args:
-      A: [n, n] matrix of jaxsparse_fmt or scipy.sparse. If A is sharded, aggregates lie within shards, unknowns
-        are not grouped into points, and block_size and setup are not accepted. The finest level keeps the format of a
-        jaxsparse_fmt matrix, unless that format sorts rows, and shares its arrays if the dtype is the same.
+      A: [n, n] matrix of jaxsparse_fmt or scipy.sparse. The unknowns of a point are numbered together; the blocks of a
+        BSR matrix say how many there are, else dense blocks are looked for: a system whose blocks have holes comes as
+        BSR, `S.tobsr((b, b))`. If A is sharded, aggregates lie within shards, and unknowns are not grouped into points.
+        The finest level keeps the format of a jaxsparse_fmt matrix, unless that format sorts rows, and shares its
+        arrays if the dtype is the same.
       B: [n, k], the near-null space: columns that A maps almost to zero, except at boundaries. In elasticity
         `gallery.rigid_body_modes(points)`. None takes a constant for each unknown of a point.
-      block_size: unknowns of a point, numbered together. None takes the blocks of a BSR matrix, or looks for dense
-        ones; matrices of systems whose blocks have holes need it.
       cycle: "V" or "W".
       degree: of the smoother, Chebyshev's polynomial in D⁻¹A.
       theta: a[i, j] is a strong coupling where |a[i, j]| ≥ theta·√(a[i, i]·a[j, j]), on the finest level; the next
@@ -174,8 +172,6 @@ def multigrid(
         the bytes. None takes A's.
       max_coarse: rows up to which a level is inverted densely instead of coarsened. None takes 500; or fewer, but at
         least 50, for an A of more rows on one device where 500² is more than a tenth of A's entries.
-      setup: levels made elsewhere, instead of aggregation: a solver of PyAMG, such as
-        `pyamg.ruge_stuben_solver(S)`, or another object whose `levels` have A, R and P.
 
     Raises:
       TypeError: A is not a sparse matrix, or is traced.
@@ -187,44 +183,64 @@ def multigrid(
         Hermitian and, as far as the set-up saw, positive semidefinite is not examined: its V-cycle converges in
         the norm of A.
     """
-    if cycle not in ("V", "W"):
-        raise ValueError(f"unknown cycle {cycle!r}; choose V or W")
-    degree = int_at_least(degree, "degree", 1)
-    most = MAX_COARSE if max_coarse is None else int_at_least(max_coarse, "max_coarse", 1)
+    degree, most = _checked(cycle, degree), MAX_COARSE
+    if max_coarse is not None:
+        most = int_at_least(max_coarse, "max_coarse", 1)
     theta = real_number("theta", theta)
     if not 0 <= theta < 1:
         raise ValueError(f"theta must be at least 0 and below 1; got {theta:g}")
-    S = None if getattr(A, "name", None) == "sharded" and A.shape[0] > most else checks.host(A)
-    stored = floating_dtype(A.dtype, "A") if dtype is None else requested_dtype(dtype)
-    if S is None:
+    if getattr(A, "name", None) == "sharded" and A.shape[0] > most:
         from solvers.precond import _sharded  # with the code for many devices
 
-        if setup is not None or block_size not in (None, 1):
-            name = f"block_size={block_size}" if setup is None else "setup="
-            raise ValueError(
-                f"multigrid of a sharded matrix takes no {name}; leave it out, pass B= for a system, or gather A by "
-                "from_scipy(A.to_scipy())"
-            )
         levels, inverse, definite, hermitian = _sharded.build(
-            A, B, theta=theta, degree=degree, dtype=stored, max_coarse=most
+            A, B, theta=theta, degree=degree, dtype=_stored(A, dtype), max_coarse=most
         )
         return _examined(Multigrid(levels, inverse, cycle, hermitian and A.dtype.kind == "f", A.domain), definite)
-    if setup is not None:
-        coarsening = _hierarchy.Given(getattr(setup, "levels", setup))
-    else:
-        if max_coarse is None and S.shape[0] > most:
-            most = min(most, max(50, int((S.nnz / 10) ** 0.5)))
-        b = checks.block_size(A, S) if block_size is None else int_at_least(block_size, "block_size", 1)
-        if S.shape[0] % b:
-            raise ValueError(f"block_size {b} does not divide the {S.shape[0]} rows of A")
-        if B is None:
-            near = np.tile(np.eye(b, dtype=S.dtype), (S.shape[0] // b, 1))
-        else:
-            B = checks.near_null(np.asarray(B), S.shape[0], S.dtype)
-            checks.finite(B, "B")
-            near = np.ascontiguousarray(B, S.dtype)
-        coarsening = _hierarchy.Aggregation(near, b, theta, most)
-    finest = A if isinstance(A, SparseMatrix) and A.basis.perm is None else None
+    S = checks.host(A)
+    if max_coarse is None and S.shape[0] > most:
+        most = min(most, max(50, int((S.nnz / 10) ** 0.5)))
+    b = checks.block_size(A, S)
+    near = np.tile(np.eye(b, dtype=S.dtype), (S.shape[0] // b, 1))
+    if B is not None:
+        B = checks.near_null(np.asarray(B), S.shape[0], S.dtype)
+        checks.finite(B, "B")
+        near = np.ascontiguousarray(B, S.dtype)
+    return _made(A, S, _hierarchy.Aggregation(near, b, theta, most), cycle, degree, dtype)
+
+
+@standard_promotion
+def multigrid_from(
+    levels: Any, A: Any = None, *, cycle: str = "V", degree: int = _hierarchy.DEGREE, dtype: Any = None
+) -> Multigrid:
+    """Multigrid with levels made elsewhere: the smoother, the cycle and the rest are those of `multigrid`.
+
+    Args:
+      levels: a solver of PyAMG, such as `pyamg.ruge_stuben_solver(S)`, or another object whose `levels` have A, R and
+        P, or these levels.
+      A: the finest matrix where a matrix of jaxsparse_fmt has it already, whose arrays the finest level then shares;
+        None takes that of the first level.
+      cycle, degree, dtype, the errors and warnings: as in `multigrid`.
+    """
+    degree, coarsening = _checked(cycle, degree), _hierarchy.Given(getattr(levels, "levels", levels))
+    A = coarsening.levels[0].A if A is None else A
+    if getattr(A, "name", None) == "sharded":
+        raise ValueError("levels made elsewhere lie on one device; gather A by from_scipy(A.to_scipy())")
+    return _made(A, checks.host(A), coarsening, cycle, degree, dtype)
+
+
+def _checked(cycle: str, degree: Any) -> int:
+    if cycle not in ("V", "W"):
+        raise ValueError(f"unknown cycle {cycle!r}; choose V or W")
+    return int_at_least(degree, "degree", 1)
+
+
+def _stored(A: Any, dtype: Any) -> Any:
+    return floating_dtype(A.dtype, "A") if dtype is None else requested_dtype(dtype)
+
+
+def _made(A: Any, S: Any, coarsening: Any, cycle: str, degree: int, dtype: Any) -> Multigrid:
+    """The preconditioner of A, which is S on the host, by this coarsening."""
+    finest, stored = A if isinstance(A, SparseMatrix) and A.basis.perm is None else None, _stored(A, dtype)
     keep = lambda step, k: _on_device(step, None if k else finest, stored, k)  # noqa: E731
     built = _hierarchy.build(S, coarsening, degree, keep)
     checks.fits(_hierarchy.largest(built.coarse_inverse), stored, "the inverse of the coarsest level")
@@ -240,7 +256,7 @@ def _examined(M: Multigrid, definite: bool) -> Multigrid:
             f"this multigrid cycle diverges: the error grows by a factor of {rate:.3g} a cycle, so that only gmres may "
             "gain from it. For an indefinite or strongly convective A take incomplete_lu, or more smoothing by degree=",
             RuntimeWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     return M
 

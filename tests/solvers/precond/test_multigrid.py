@@ -15,7 +15,7 @@ import scipy.sparse.linalg as spla
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.gallery import rigid_body_modes
 from solvers import Status, cg, precond
-from solvers.precond.multigrid import Multigrid, multigrid
+from solvers.precond.multigrid import Multigrid, multigrid, multigrid_from
 
 pyamg = pytest.importorskip("pyamg")
 
@@ -103,7 +103,7 @@ def test_a_nonsymmetric_matrix_has_a_transpose_that_is_one():
 
 def test_the_levels_of_pyamg_are_taken_as_they_are():
     theirs = pyamg.ruge_stuben_solver(CUBE, max_coarse=20)
-    M = multigrid(CUBE, setup=theirs)
+    M = multigrid_from(theirs)
     coarsest = theirs.levels[-1].A
     inverse = (coarsest.shape[0] ** 2 - coarsest.nnz) / CUBE.nnz  # it is dense here
     assert [n for n, _ in M.sizes] == [level.A.shape[0] for level in theirs.levels]
@@ -119,15 +119,15 @@ def test_levels_that_are_given_stay_as_they_are():
     given = [types.SimpleNamespace(A=A, R=sp.csr_array(P.T), P=P), types.SimpleNamespace(A=sp.csr_array(P.T @ A @ P))]
     arrays = [[M.data, M.indices, M.indptr] for M in (A, P, given[0].R, given[1].A)]
     before = [[a.copy() for a in of] for of in arrays]
-    multigrid(A, setup=given)
+    multigrid_from(given)
     for now, then in zip(itertools.chain(*arrays), itertools.chain(*before), strict=True):
         np.testing.assert_array_equal(now, then)
 
 
 @pytest.mark.parametrize("setup", [jsf.from_scipy(CUBE), CUBE, [CUBE, CUBE], 3])
 def test_what_has_no_levels_is_refused_in_words(setup):
-    with pytest.raises(TypeError, match="setup= takes levels with A, R and P"):
-        multigrid(CUBE, setup=setup)
+    with pytest.raises(TypeError, match="levels must have A, R and P"):
+        multigrid_from(setup)
 
 
 def test_the_finest_level_shares_the_matrix_of_the_user():
@@ -156,17 +156,15 @@ def test_elasticity_with_rigid_body_modes_takes_dozens_where_jacobi_takes_hundre
     assert jacobi.iterations >= 150
 
 
-@pytest.mark.parametrize("given", ["block_size", "our bsr", "scipy's bsr"])
+@pytest.mark.parametrize("given", ["our bsr", "scipy's bsr"])
 def test_blocks_may_be_given_where_they_have_holes(given):
     S = jsf.gallery.elasticity((6, 3, 3))
     S.eliminate_zeros()
     blocks = {
-        "block_size": S,
         "our bsr": jsf.from_scipy(S, "bsr", block_shape=(3, 3)),
         "scipy's bsr": S.tobsr(blocksize=(3, 3)),
     }
-    b = 3 if given == "block_size" else None
-    M = multigrid(blocks[given], B=rigid_body_modes(grid(6, 3, 3)), max_coarse=60, block_size=b)
+    M = multigrid(blocks[given], B=rigid_body_modes(grid(6, 3, 3)), max_coarse=60)
     assert M.sizes[-1][0] % 6 == 0 and len(M.levels) == 1
 
 
@@ -209,8 +207,7 @@ def test_the_steps_are_those_of_pyamg_or_one_more(name):
     blocks = S if B is None else S.tobsr(blocksize=(2, 2))
     theirs = pyamg.smoothed_aggregation_solver(blocks, B=B, max_coarse=100)
     theirs.solve(b, tol=1e-8, accel="cg", residuals=residuals)
-    options = {} if B is None else {"B": B, "block_size": 2}
-    count = scipy_iterations(S, b, multigrid(S, max_coarse=100, **options), 1e-8)
+    count = scipy_iterations(S, b, multigrid(blocks, B, max_coarse=100), 1e-8)
     assert count <= len(residuals)  # one more than theirs
 
 
@@ -281,19 +278,23 @@ def with_entry(value: float) -> sp.csr_array:
         (CUBE, {"cycle": "X"}, ValueError, "unknown cycle 'X'; choose V or W"),
         (CUBE, {"theta": 1.0}, ValueError, "theta must be at least 0 and below 1; got 1"),
         (CUBE, {"degree": 0}, ValueError, "degree must be at least 1; got 0"),
-        (CUBE, {"block_size": 5}, ValueError, "block_size 5 does not divide the 216 rows"),
         (CUBE, {"B": np.ones(7)}, ValueError, r"B must hold.*\(216, k\); got \(7, 1\)"),
         (CUBE, {"B": np.full(216, np.inf)}, ValueError, "B has a NaN or an infinity"),
         (CUBE, {"B": np.ones(216) * 1j}, TypeError, "B is complex"),
         (CUBE, {"presmoother": "jacobi"}, TypeError, "presmoother"),
-        (CUBE, {"setup": pyamg.ruge_stuben_solver(FLOW[:64, :64])}, ValueError, "a level of 216 rows has P of shape"),
         (1e30 * CUBE, {"dtype": "float16", "max_coarse": 50}, ValueError, "dtype float16 holds none above"),
-        (LARGE, {"setup": [types.SimpleNamespace(A=LARGE)]}, ValueError, "stopped at 4913 rows.*lower theta"),
     ],
 )
 def test_bad_input_is_refused_with_the_cure(A, options, error, message):
     with pytest.raises(error, match=message):
         multigrid(A, **options)
+
+
+def test_levels_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="a level of 216 rows has P of shape"):
+        multigrid_from(pyamg.ruge_stuben_solver(FLOW[:64, :64]), CUBE)
+    with pytest.raises(ValueError, match=r"stopped at 4913 rows.*lower theta"):
+        multigrid_from([types.SimpleNamespace(A=LARGE)])
 
 
 def test_a_traced_matrix_is_refused():
