@@ -54,7 +54,7 @@ _NOT_MATRIX_MARKET = (
     ),
 )
 
-_PIECE = 1 << 17  # bytes of the file that are checked at a time
+_PIECE = 1 << 18  # bytes of the file that are checked at a time
 _PACKING = 1100  # how many times smaller a compressed file may be; deflate reaches 1032
 _EMPTY_ROWS = 10**8  # rows that a small file may claim: 0.8 GB of row pointers
 _CUT = "it is cut short, or the size line is wrong"

@@ -16,6 +16,9 @@ to one, and the few different lines that are left must fit the grammar. What it 
 in Python (`by_line`), which finds the fault, or spells the entries as SciPy reads them.
 """
 
+import collections
+import functools
+import operator
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -26,8 +29,10 @@ LONGEST = 65_536  # bytes of a line
 _ODD = b"\t\v\f\rdD"  # bytes that SciPy reads only as blanks and as an e
 _AS_SCIPY = bytes.maketrans(_ODD, b"    ee")
 _DIGITS_AS_0 = bytes.maketrans(b"123456789E", b"000000000e")
-_LONG_POWER = re.compile(rb"e\+?000")  # with each digit a 0
 _HUGE = re.compile(rb"(?i)e\+?0*[1-9]\d\d")  # an exponent of 100 or more
+# Of the eight bytes from k on those that a line of some length has, by k and length.
+_OF_LINE = {k: np.array([(1 << 8 * min(max(n - k, 0), 8)) - 1 for n in range(24)], np.uint64) for k in (0, 8, 16)}
+_POWER = re.compile(rb"e\+?0")  # with each run of digits shortened to one
 _COMMENT = re.compile(rb"%[^\n]*")
 _INDEX = re.compile(rb"[-+]?\d+")
 _VALUE = re.compile(rb"(?i)[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:[ed][-+]?\d+)?|inf|infinity|nan)")
@@ -123,24 +128,52 @@ def passed(piece: bytes, head: Head, room: int) -> tuple[bytes, int] | None:
     Indices outside of the matrix are left to SciPy, which refuses them.
     """
     half = LONGEST // 2
-    if any(piece.find(b"\n", at, at + half) < 0 for at in range(0, len(piece) - half + 1, half)):
+    if b"\0" in piece or any(piece.find(b"\n", at, at + half) < 0 for at in range(0, len(piece) - half + 1, half)):
         return None  # a line may be too long
     piece = _COMMENT.sub(b"", piece) if b"%" in piece else piece
     piece = piece.translate(_AS_SCIPY) if any(byte in piece for byte in _ODD) else piece
-    text = piece.translate(_DIGITS_AS_0)
-    if b"0" * 200 in text or (b"e" in text and _LONG_POWER.search(text) and _HUGE.search(piece)):
+    byte = np.frombuffer(piece, np.uint8)
+    digit = byte - np.uint8(ord("0")) < 10
+    first = byte.copy()
+    np.multiply(byte[1:], ~(digit[1:] & digit[:-1]), out=first[1:])  # 0 for a digit that follows one
+    text = first.tobytes()
+    kinds = _counted(text.translate(_DIGITS_AS_0, b"\0"))
+    if b"\0" * 199 in text or (any(map(_POWER.search, kinds)) and _has_long_power(first) and _HUGE.search(piece)):
         return None  # a number may be infinite
-    byte = np.frombuffer(text, np.uint8)
-    kept = np.ones(byte.size, bool)
-    np.logical_not((byte[1:] == ord("0")) & (byte[:-1] == ord("0")), out=kept[1:])
-    lines = np.compress(kept, byte).tobytes().removesuffix(b"\n").split(b"\n")
-    kinds = set(lines)
     blank = [line for line in kinds if not line.strip(b" ")]
     entry = re.compile(b" *" + b" +".join([b"0"] * head.n_index + [_SHORT_VALUE] * head.n_value) + b" *")
-    if not all(entry.fullmatch(line) for line in kinds.difference(blank)):
+    if not all(entry.fullmatch(line) for line in kinds.keys() - blank):
         return None
-    entries = len(lines) - sum(lines.count(line) for line in blank)
+    entries = sum(kinds.values()) - sum(kinds[line] for line in blank)
     return (piece, entries) if entries <= room else None
+
+
+def _has_long_power(first: np.ndarray) -> bool:
+    """Whether an e has three digits behind it, or behind its sign; `first` is 0 for a digit that follows one."""
+    e = np.flatnonzero(first | 32 == ord("e"))
+    second, third, fourth = (first.take(e + k, mode="clip") == 0 for k in (2, 3, 4))
+    return bool(np.any(third & (second | fourth)))
+
+
+def _counted(text: bytes) -> dict[bytes, int]:
+    """How often each line of a text without 0 bytes occurs; fast where they are short and of few kinds."""
+    end = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
+    start = np.concatenate([[0], end[:-1] + 1])
+    length, found = end - start, dict[bytes, int]()
+    if (longest := int(length.max())) < 24:
+        behind = text + bytes(24)
+        words = [  # eight bytes of each line are one number
+            np.ndarray(len(text), "<u8", behind, k, (1,))[start] & _OF_LINE[k][length]
+            for k in range(0, max(longest, 1), 8)
+        ]
+        while words[0].size and len(found) < 64:
+            line = b"".join(word[:1].tobytes() for word in words).rstrip(b"\0")
+            other = functools.reduce(operator.or_, (word != word[0] for word in words))
+            found[line] = int(other.size - np.count_nonzero(other))
+            words = [word[other] for word in words]
+        if not words[0].size:
+            return found
+    return collections.Counter(text.removesuffix(b"\n").split(b"\n"))
 
 
 def by_line(
