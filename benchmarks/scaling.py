@@ -168,14 +168,11 @@ class Bench:
     def irregular(self) -> Iterator[Row]:
         phonons, nodes = (3, 2_000) if self.small else (12, 2_000_000)
         sites = 4 if self.small else 6
-        made = {
-            f"Holstein-Hubbard {sites}, {sites}, {phonons}": lambda: jsf.gallery.holstein_hubbard(
-                sites, sites, phonons
-            ),
-            f"power law {nodes:,}": lambda: jsf.gallery.power_law(nodes),
-        }
-        for name, make in made.items():
-            problem = irregular(name, make())
+        for name, make, size in (
+            (f"Holstein-Hubbard {sites}, {sites}, {phonons}", jsf.gallery.holstein_hubbard, (sites, sites, phonons)),
+            (f"power law {nodes:,}", jsf.gallery.power_law, (nodes,)),
+        ):
+            problem = irregular(name, make(*size))
             yield from self.steps(lambda _, problem=problem: problem, is_weak=False)
 
     def multigrid(self) -> Iterator[Row]:

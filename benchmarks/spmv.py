@@ -353,12 +353,8 @@ def transposed(run: Run, case: suite.Case, S: Any) -> Iterator[Row]:
                 one = functools.partial(timing.seconds_per_call, lambda i, C=C, xs=xs: C @ xs[i % 3], lambda _: None)
                 theirs[f"SciPy, {name}"] = functools.partial(one, **run.rounds), problem
         else:
-            own, turned = cusparse.Opponent(S), cusparse.Opponent(S.T.tocsr())
-            ways = (
-                ("A @ x", own.methods, forth),
-                ("A.T @ y", own.transposed, back),
-                ("stored Aᵀ", turned.methods, back),
-            )
+            own, other = cusparse.Opponent(S), cusparse.Opponent(S.T.tocsr())
+            ways = ("A @ x", own.methods, forth), ("A.T @ y", own.transposed, back), ("stored Aᵀ", other.methods, back)
             for (name, methods, problem), k in itertools.product(ways, (1, 2)):
                 of_cupy = functools.partial(run.cupy, xs=xs, problem=problem)
                 timer = lambda make=methods[f"CSR ALG{k}"], of=of_cupy, dtype=dtype: of(make(dtype))()  # noqa: E731
@@ -374,26 +370,19 @@ def transposed(run: Run, case: suite.Case, S: Any) -> Iterator[Row]:
             rivals[problem is back] = min(us, rivals.get(problem is back, math.inf))
         head = {"matrix": case.name, "class": case.kind, "dtype": dtype, "rows": S.shape[0], "nnz": S.nnz}
         for row in found:
-            yield (
-                head
-                | row
-                | {"ratio": rivals.get("T @" in row["method"] or "Aᵀ" in row["method"], math.nan) / row["us"]}
-            )
+            turned = "T @" in row["method"] or "Aᵀ" in row["method"]
+            yield head | row | {"ratio": rivals.get(turned, math.nan) / row["us"]}
 
 
-COLUMNS = [
-    ("matrix", "matrix"),
-    ("class", "class"),
-    ("dtype", "dtype"),
-    ("rows", "rows:d"),
-    ("nnz", "nnz:d"),
-    ("backend", "backend"),
-]
+COLUMNS = [(name, name) for name in ("matrix", "class", "dtype")]
+COLUMNS += [("rows", "rows:d"), ("nnz", "nnz:d"), ("backend", "backend")]
 COLUMNS += [("opponent", "opponent"), ("µs", "opponent us:.1f"), ("auto", "auto"), ("µs", "auto us:.1f")]
 COLUMNS += [("model", "model us:.1f"), ("best of ours", "other best"), ("µs", "best us:.1f")]
-COLUMNS += [("× opponent", "ratio:.2f"), ("auto vs best", "auto vs best:.2f"), ("tune vs best", "tune vs best:.2f")]
-COLUMNS += [("spread", "spread:.2f"), ("share of copy", "share:.2f")]
-COLUMNS += [("error", "error:.0e")]
+COLUMNS += [
+    ("× opponent", "ratio:.2f"),
+    *((name, f"{name}:.2f") for name in ("auto vs best", "tune vs best", "spread")),
+]
+COLUMNS += [("share of copy", "share:.2f"), ("error", "error:.0e")]
 
 
 def table(rows: list[Row], header: dict[str, str]) -> str:
@@ -423,10 +412,8 @@ def main(argv: list[str] | None = None) -> int:
     jax.config.update("jax_enable_x64", True)
     platform, scale, (copy, header) = report.platform_here(), report.scale_of(args), report.machine(args.small)
     rounds, passes, others = (QUICK, 1, min(args.others, 1)) if args.small else (ROUNDS, PASSES, args.others)
-    runs = [
-        Run(platform, args.dtypes, backend, others, copy, rounds, passes, tuple(args.formats))
-        for backend in args.backends
-    ]
+    settings = others, copy, rounds, passes, tuple(args.formats)
+    runs = [Run(platform, args.dtypes, backend, *settings) for backend in args.backends]
     header |= {"suite": args.suite, "scale": f"{scale:g}", "others": str(others)}
     if platform == "gpu":
         try:
