@@ -33,12 +33,9 @@ def shard(
     format: str = "auto",
     mode: str = "overlap",
     *,
-    dtype: Any = None,
     by: Any = "nnz",
     reorder: Any = None,
-    backend: str = "auto",
-    max_bytes: int | None = None,
-    **layout: Any,
+    **options: Any,
 ) -> ShardedMatrix:
     """A matrix with its rows spread over the devices of a mesh axis.
 
@@ -50,11 +47,11 @@ def shard(
         the slowest shard takes the least time, "tune" for the one measured to be fastest on the shard with the most
         entries.
       mode: "overlap", "naive" or "vector"; see `ShardedMatrix`.
-      dtype, backend, **layout: as in `from_scipy`.
       by: "nnz" for equally many entries a device, "rows" for equally many rows, "graph" for few entries between devices
         (METIS), or integers [n], the device of each unknown, as from `boxes`.
       reorder: "rcm" or a permutation [n]: a new order of the unknowns, applied before the cut.
-      max_bytes: the largest padded storage of one shard's part to accept.
+      **options: `dtype`, `backend` and the layout, as in `from_scipy`; and `max_bytes`, the largest padded storage of
+        one shard's part to accept.
 
     Returns:
       A `ShardedMatrix`; its `report()` shows the imbalance.
@@ -65,6 +62,7 @@ def shard(
       TypeError: `mesh` is no mesh, S no matrix, or an unknown keyword. ImportError: by="graph" without pymetis.
     """
     parts, mesh = _placed(mesh, axis)
+    dtype, backend, max_bytes, layout = _conversion(**options)
 
     def prepared() -> dict[str, Any]:
         csr, target = checked(S, dtype, backend, max_bytes)
@@ -88,14 +86,10 @@ def shard_from_rows(
     mesh: Mesh,
     axis: Any = "rows",
     format: str = "auto",
-    mode: str = "overlap",
     *,
-    dtype: Any = None,
     starts: Any = None,
     by: Any = None,
-    backend: str = "auto",
-    max_bytes: int | None = None,
-    **layout: Any,
+    **options: Any,
 ) -> ShardedMatrix:
     """A square matrix that no host holds whole: each process makes and holds only the rows of its own devices.
 
@@ -109,7 +103,7 @@ def shard_from_rows(
       starts: [devices + 1], where the rows of each device begin, and n; None cuts equally.
       by: the device of each unknown, integers [n], as from `boxes`; or by(start, stop), which gives those from start to
         stop, so that no process holds all. Rows then travel to their devices from those where `starts` has them made.
-      dtype: of the stored values; None takes that of rows_of(0, 0).
+      **options: as in `shard`, `mode` among them; without a `dtype` it is that of rows_of(0, 0).
       The rest as in `shard`.
 
     Raises:
@@ -117,6 +111,8 @@ def shard_from_rows(
       TypeError: `mesh` is no mesh, `rows_of` returns no matrix, or n, `starts` or `by` are no integers.
     """
     parts, mesh = _placed(mesh, axis)
+    mode = options.pop("mode", "overlap")
+    dtype, backend, max_bytes, layout = _conversion(**options)
 
     def prepared() -> dict[str, Any]:
         stored, size = None if dtype is None else requested_dtype(dtype), whole_number("n", n)
@@ -147,6 +143,13 @@ def shard_from_rows(
     rows, unknowns, cuts = by_part(block, part_of, cuts, mine, mesh)
     entries = users_entries(rows, unknowns, unknowns, cuts, mesh)
     return assemble(rows.__getitem__, cuts, cuts, axis, request, lambda k: (unknowns[k], entries[k]))
+
+
+def _conversion(
+    dtype: Any = None, backend: str = "auto", max_bytes: Any = None, **layout: Any
+) -> tuple[Any, str, Any, dict[str, Any]]:
+    """The options of `from_scipy`, and those of the layout."""
+    return dtype, backend, max_bytes, layout
 
 
 def _cuts(starts: Any, n: int, parts: int) -> np.ndarray:
