@@ -92,7 +92,6 @@ class _Mine:
     Attributes:
       cuts: of all parts.
       first: the first rows of its own.
-      held: whether rows_of gives rows that lie in memory, so that parts are written again rather than trusted.
       mesh: of a sharded matrix, which all processes write together; else None.
     """
 
@@ -100,7 +99,6 @@ class _Mine:
     rows_of: Callable[[int, int], Any]
     cuts: np.ndarray
     first: set[int]
-    held: bool
     mesh: Any = None
 
     def part(self, start: int, stop: int, dtype: Any = None) -> Csr:
@@ -123,7 +121,7 @@ def _mine(S: Any, n: int | None, pieces: int) -> _Mine:
         if in_users_order and S.range.n:
             starts, own = starts_of(over), rows_of_shards(S, np.promote_types(S.dtype, np.float32))
             rows = {int(starts[k]): of for k, of in own.items() if of.shape[0]}
-            return _Mine((S.range.n, S.domain.n), lambda a, b: rows[a], np.unique(starts), set(rows), True, over.mesh)
+            return _Mine((S.range.n, S.domain.n), lambda a, b: rows[a], np.unique(starts), set(rows), over.mesh)
         if not alone(over.mesh):
             raise ValueError("several processes save a sharded matrix in the user's order only; shard without reorder=")
     if callable(S):
@@ -131,24 +129,21 @@ def _mine(S: Any, n: int | None, pieces: int) -> _Mine:
             raise ValueError("n, the number of rows and columns, must be given with a function that makes rows")
         n = whole_number("n", n)
         cuts = row_partition.equal(n, max(1, min(pieces, n)))
-        return _Mine((n, n), S, cuts, set(cuts[:-1].tolist()), False)
+        return _Mine((n, n), S, cuts, set(cuts[:-1].tolist()))
     whole = _sparse(S, "save_rows takes a scipy.sparse matrix, one of this library, or a function that makes rows")
     nbytes = sum(a.nbytes for a in (whole.data, whole.indices, whole.indptr))
     cuts = row_partition.equal(whole.shape[0], max(1, min(-(-nbytes // PART), whole.shape[0])))
-    return _Mine(whole.shape, lambda a, b: whole[a:b], cuts, set(cuts[:-1].tolist()), True)
+    return _Mine(whole.shape, lambda a, b: whole[a:b], cuts, set(cuts[:-1].tolist()))
 
 
 def save_rows(folder: str | os.PathLike[str], S: Any, n: int | None = None, pieces: int = 1) -> None:
-    """Writes a matrix for `saved_rows`; the same call continues one that was interrupted.
-
-    Before it continues, it compares the parts and the rows of the first one. It keeps the parts of a function that are
-    written already, and writes those of a matrix again.
+    """Writes a matrix for `saved_rows`.
 
     Of a sharded matrix in the user's order each process writes the rows of its devices; all must call this, and see
     the folder.
 
     Args:
-      folder: new or empty, or as an interrupted call has left it.
+      folder: new or empty; remove what an interrupted call has left.
       S: a scipy.sparse matrix, one of this library, or a function such as `rows_of` of `shard_from_rows`; its pieces,
         each the rows of one call and one file, are held one at a time.
       n: rows and columns, for a function.
@@ -156,58 +151,34 @@ def save_rows(folder: str | os.PathLike[str], S: Any, n: int | None = None, piec
         should be no larger than a device's share.
 
     Raises:
-      FileExistsError: the folder holds other files, all parts, or parts of another matrix. ValueError: a function
-        without n, fewer than one piece, a piece of another shape, or of a dtype that the dtype of the first piece
-        cannot hold, or a reordered matrix of several processes. TypeError: S or a piece is no matrix, or n or pieces no
-        whole number.
+      FileExistsError: the folder holds files. ValueError: a function without n, fewer than one piece, a piece of
+        another shape, or of a dtype that the dtype of the first piece cannot hold, or a reordered matrix of several
+        processes. TypeError: S or a piece is no matrix, or n or pieces no whole number.
     """
     mine, folder = _mine(S, n, whole_number("pieces", pieces, 1)), Path(folder)
-    names = {start: _name(start, stop) for start, stop in itertools.pairwise(mine.cuts.tolist())}
     agreed = functools.partial(everyones, mesh=mine.mesh) if mine.mesh else lambda make: make()
     held: dict[int, Csr] = {}
 
-    def first() -> dict[int, tuple[np.dtype, str]]:
-        """Makes the first part in the process that has it, and finds the id of the matrix."""
+    def prepare() -> dict[int, tuple[np.dtype, str]]:
+        """Makes the folder, and the first part in the process that has it; the id of the matrix."""
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise FileExistsError(f"{folder} holds files; name another folder, or remove it")
         if 0 not in mine.first:
             return {}
-        csr, path, matrix = mine.part(0, int(mine.cuts[1])), folder / names[0], secrets.token_hex(8)
-        if path.exists():
-            header, there = read_csr(path)
-            matrix, same = str(header.get("matrix")), (header.get("rows"), there.shape) == (mine.shape[0], csr.shape)
-            same &= all(np.array_equal(getattr(there, name), getattr(csr, name)) for name in ("indptr", "indices"))
-            if not same or there.dtype != csr.dtype or there.data.tobytes() != csr.data.tobytes():
-                raise _in_the_way(folder)
-        held[0] = csr
-        return {0: (csr.dtype, matrix)}
+        held[0] = mine.part(0, int(mine.cuts[1]))
+        return {0: (held[0].dtype, secrets.token_hex(8))}
 
-    dtype, matrix = agreed(first)[0]
-
-    def prepare() -> dict[int, Any]:
-        there = {path.name for path in folder.glob("*") if not path.name.startswith(".")}
-        strange = not there < {*names.values()}
-        kept = () if strange or mine.held else there
-        if strange or any(read_header(folder / name).get("matrix") != matrix for name in kept):
-            raise _in_the_way(folder)
-        for scratch in folder.glob(".[0-9]*.npz-*"):  # of a call that was killed
-            scratch.unlink(missing_ok=True)
-        return {}
+    dtype, matrix = agreed(prepare)[0]
 
     def write() -> dict[int, Any]:
-        folder.mkdir(parents=True, exist_ok=True)
         for start, stop in itertools.pairwise(mine.cuts.tolist()):
-            path = folder / names[start]
-            if start in mine.first and (mine.held or not path.exists()):
+            if start in mine.first:
                 csr = held.pop(start) if start in held else mine.part(start, stop, dtype)
-                write_csr(path, csr, dtype, rows=mine.shape[0], first=start, matrix=matrix)
+                write_csr(folder / _name(start, stop), csr, dtype, rows=mine.shape[0], first=start, matrix=matrix)
         return {}
 
-    agreed(prepare)
     agreed(write)
-
-
-def _in_the_way(folder: Path) -> FileExistsError:
-    words = "holds this matrix already, another or other files; name another folder, or remove it"
-    return FileExistsError(f"{folder} {words}")
 
 
 def _sparse(S: Any, wanted: str) -> Csr:
@@ -235,7 +206,7 @@ def saved_rows(folder: str | os.PathLike[str]) -> SavedRows:
     cuts = [0, *(stop for _, stop in parts)]
     if [(start, stop) for start, stop in itertools.pairwise(cuts)] != parts or cuts[-1] != rows:
         raise FileNotFoundError(
-            f"{folder} has {len(parts)} parts, which are not all rows from 0 to {rows}; call save_rows as before, and "
-            "it writes the rest"
+            f"{folder} has {len(parts)} parts, which are not all rows from 0 to {rows}; remove it, and "
+            "save the matrix anew"
         )
     return SavedRows((rows, n_cols), np.dtype(header["dtype"]), np.array(cuts, np.int64), matrix, folder)
