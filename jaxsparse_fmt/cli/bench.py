@@ -1,13 +1,12 @@
 """`jaxsparse bench`: times the product in the formats that rank first, and compares with prediction and SciPy."""
 
 import argparse
-from pathlib import Path
 
 import numpy as np
 
 from jaxsparse_fmt import choose, convert
 from jaxsparse_fmt.choose.timing import median_seconds, seconds_per_product
-from jaxsparse_fmt.cli import arguments, measure, plots, tables
+from jaxsparse_fmt.cli import arguments, measure, tables
 from jaxsparse_fmt.cli.progress import Progress
 
 HELP = "time the formats"
@@ -19,11 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--formats", type=arguments.at_least_one, default=8, metavar="N", help="how many; default 8")
     arguments.add_dtype(parser)
     arguments.add_backend(parser)
-    arguments.add_plot(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    arguments.check_outputs(args)
     arguments.check_backend(args)
     timed: list[tuple[choose.Choice, float]] = []
     with Progress() as progress:
@@ -41,10 +38,6 @@ def run(args: argparse.Namespace) -> int:
             of_scipy = median_seconds(lambda: in_scipy @ x)
         timed.sort(key=lambda pair: pair[1])
         where = f"A·x in {dtype} on {measure.device()}"
-        if args.plot:
-            bars = {"SciPy": (of_scipy, None), **{c.format: (s, c.seconds) for c, s in timed}}
-            with arguments.drawing(args, progress):
-                plots.draw_times(args.plot, bars, f"{Path(args.file).name}, {where}")
     rows, formats = [], []
     for c, seconds in timed:
         times = tables.duration(seconds), tables.duration(c.seconds), tables.bandwidth(c.moved, seconds)

@@ -31,7 +31,7 @@ EXAMPLES = {
     "solve": ["matrix.mtx.gz --rhs b.mtx --rtol 1e-8 --out x.npy", "matrix.mtx --method gmres --precond incomplete_lu"],
     "info": ["matrix.mtx.gz", "- --json < matrix.mtx"],
     "plot": ["matrix.mtx.gz matrix.png"],
-    "bench": ["matrix.mtx.gz --dtype float32 --plot times.png"],
+    "bench": ["matrix.mtx.gz --dtype float32"],
     "convert": ["matrix.mtx.gz matrix.npz --format sell", "matrix.npz - | gzip > matrix.mtx.gz"],
     "demo": ["--n 64"],
 }

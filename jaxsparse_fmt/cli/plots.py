@@ -1,4 +1,4 @@
-"""`jaxsparse plot`, and the pictures of other commands: convergence and times of formats.
+"""`jaxsparse plot`, and the pictures of convergence of other commands.
 
 `jaxsparse_fmt.plot` draws them. Every `draw` function writes its file whole or not at all. It draws without a display
 and leaves pyplot's state alone.
@@ -66,23 +66,6 @@ def draw(
             panels = fig.subplot_mosaic("ls", width_ratios=(1.15, 1))
         plot.row_lengths(S, panels["l"])
         plot.spy(S, panels["s"])
-
-
-def draw_times(path: str | os.PathLike[str], times: dict[str, tuple[float, float | None]], title: str) -> None:
-    """Draws a bar a name: its first time, measured, in seconds, with a mark at the second, predicted, if any."""
-    with _figure(path, (9, 1.2 + 0.45 * len(times))) as fig:
-        from matplotlib.ticker import EngFormatter
-
-        axes = fig.add_subplot(title=title)
-        axes.barh(list(times), [t for t, _ in times.values()], height=0.6, color=plot.COLORS[0], label="measured")
-        marks = [(predicted, name) for name, (_, predicted) in times.items() if predicted is not None]
-        axes.scatter(*zip(*marks, strict=True), marker="|", s=300, lw=2.5, color=plot.COLORS[1], label="predicted")
-        axes.invert_yaxis()
-        axes.xaxis.set_major_formatter(EngFormatter("s"))
-        axes.set_xlim(left=0)
-        axes.set_xlabel("time of A·x")
-        axes.grid(axis="x")
-        axes.legend(frameon=False)
 
 
 @contextlib.contextmanager
