@@ -7,8 +7,6 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt._types import CsrArrays, Target
-from jaxsparse_fmt.core.matrix import build
 from tests.lowering import quick_jit
 from tests.oracle import assert_same_storage
 from tests.zoo import CASES, FIRST_LAYOUTS, LAYOUTS
@@ -36,21 +34,6 @@ def test_every_format_gives_its_csr_arrays_on_the_device(layout, name):
     np.testing.assert_array_equal(data, want.data)
     np.testing.assert_array_equal(indices, want.indices)
     np.testing.assert_array_equal(indptr, want.indptr)
-
-
-@pytest.mark.parametrize(
-    ("layout", "name"),
-    [(layout, "irregular") for layout in LAYOUTS]
-    + [(layout, name) for layout in FIRST_LAYOUTS for name in ("no_entries", "no_rows")]
-    + [(layout, "long_rows") for layout in FIRST_LAYOUTS if layout.format in ("csr5", "hyb")],
-    ids=str,
-)
-def test_a_csr_on_the_device_becomes_what_one_on_the_host_does(layout, name):
-    S = CASES[name].scipy()
-    there = jsf.from_scipy(S, "csr")
-    csr = CsrArrays(*there.csr_arrays(), there.shape)
-    got = build(csr, layout.format, Target(there.dtype), **dict(layout.options))
-    assert_same_storage(got, layout.of(S))
 
 
 # A conversion only moves values, so each format has one of these dtypes.

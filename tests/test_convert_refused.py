@@ -111,18 +111,16 @@ TYPE_ERRORS = {
 }
 
 
-@pytest.mark.parametrize("name", VALUE_ERRORS)
-def test_bad_values_are_named(name):
-    call, words = VALUE_ERRORS[name]
-    with pytest.raises(ValueError) as caught:
-        call()
-    assert words in str(caught.value)
+ERRORS = [
+    *((ValueError, *case) for case in VALUE_ERRORS.items()),
+    *((TypeError, *case) for case in TYPE_ERRORS.items()),
+]
 
 
-@pytest.mark.parametrize("name", TYPE_ERRORS)
-def test_bad_types_are_named(name):
-    call, words = TYPE_ERRORS[name]
-    with pytest.raises(TypeError) as caught:
+@pytest.mark.parametrize(("error", "name", "case"), ERRORS, ids=[name for _, name, _ in ERRORS])
+def test_bad_values_and_types_are_named(error, name, case):
+    call, words = case
+    with pytest.raises(error) as caught:
         call()
     assert words in str(caught.value)
 

@@ -151,33 +151,6 @@ def test_a_batch_of_matrices_goes_through_all_three_faces(layout, rng):
     close(for_x, np.einsum("brc,br->bc", dense, Y))
 
 
-def equations(jaxpr) -> list:
-    """Those of jitted functions inside included, those of loops not."""
-    found = []
-    for eqn in jaxpr.eqns:
-        inner = eqn.params.get("jaxpr") if eqn.primitive.name in ("pjit", "jit") else None
-        found += equations(inner.jaxpr) if inner is not None else [eqn]
-    return found
-
-
-@every_format
-def test_vmap_is_one_product_and_no_loop(layout, rng):
-    A = layout.of(IRREGULAR.scipy())
-    X, D = rng.standard_normal((4, 13)), rng.standard_normal((4, A.nnz))
-
-    def f(data, x):
-        return A.with_data(data) @ x
-
-    for axes in ((None, 0), (0, None), (0, 0)):
-        args = [v if axis == 0 else v[0] for v, axis in zip((D, X), axes, strict=True)]
-        found = equations(jax.make_jaxpr(jax.vmap(f, axes))(*args).jaxpr)
-        assert not {"scan", "while", "cond"} & {eqn.primitive.name for eqn in found}
-        (product,) = (eqn for eqn in found if eqn.primitive.name == "sparse_product")
-        values, x = (operand.aval.shape for operand in product.invars[:2])
-        # Vectors alone become columns: one reading of A serves them all.
-        assert (values[0], x[0], x[2]) == ((1, 1, 4) if axes == (None, 0) else (4, 4, 1))
-
-
 # ------------------------------------------------------------------------------------------------------ jit and memory
 
 

@@ -7,7 +7,6 @@ import pytest
 import scipy.sparse
 
 import jaxsparse_fmt as jsf
-from tests.bytes_oracle import stated_bytes
 from tests.lowering import quick_jit
 from tests.oracle import assert_close, assert_product, draw, faces, magnitude, wide
 from tests.tiers import covered
@@ -31,10 +30,6 @@ def pair(request):
     """A case, its layout, and the matrix."""
     case, layout = request.param
     return case, layout, layout.of(case.scipy())
-
-
-def test_the_zoo_covers_every_format():
-    assert {layout.format for layout in LAYOUTS} == set(jsf.FORMATS)
 
 
 # --------------------------------------------------------------------------------------------------------- products
@@ -210,13 +205,6 @@ def test_to_scipy_is_canonical_and_keeps_explicit_zeros(case, layout):
     np.testing.assert_array_equal(np.repeat(np.arange(S.shape[0]), np.diff(S.indptr)), row)
     np.testing.assert_array_equal(S.indices, col)
     np.testing.assert_array_equal(S.data, case.dense()[row, col])
-
-
-def test_nbytes_is_what_the_docstring_says(pair):
-    case, _, A = pair
-    S = scipy.sparse.csr_array((case.dense()[case.places()], case.places()), case.shape)
-    assert A.nbytes == stated_bytes(S, A.name, A.layout, 8)
-    assert A.astype(np.float32).nbytes == stated_bytes(S, A.name, A.layout, 4)
 
 
 @every_layout

@@ -60,10 +60,6 @@ def test_the_code_of_every_document_runs_from_top_to_bottom(tmp_path):
     assert len(told) == len(programs) and all(" printed " in line for line in told), "\n".join(told)
 
 
-def test_the_readme_has_code():
-    assert SNIPPETS["README.md"]
-
-
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
 def test_every_file_that_a_document_links_to_exists(path):
     links = re.findall(r"\]\((?!http|#)([^)#]+)", path.read_text(encoding="utf-8"))

@@ -11,6 +11,7 @@ from jax.core import Tracer
 from jax.experimental import sparse
 
 import jaxsparse_fmt as jsf
+from tests.test_convert import aligned
 from tests.zoo import ALL, CASES, FIRST_LAYOUTS
 
 S = CASES["irregular"].scipy(np.float64).tocsr()
@@ -82,15 +83,12 @@ def test_from_bcoo_under_jit_sums_duplicates_and_differentiates(layout):
     def both(data):
         return dense(data), jax.grad(lambda d: jnp.sum(weights * dense(d)))(data)
 
+    B = sparse.BCSR.fromdense(jnp.asarray(DENSE))
+    again = jax.jit(lambda d: jsf.from_bcsr(sparse.BCSR((d, B.indices, B.indptr), shape=(4, 4)), "csr").todense())
+    np.testing.assert_array_equal(again(2 * B.data), 2 * DENSE)
     got, gradient = both(DATA)
     np.testing.assert_array_equal(got, DENSE)
     np.testing.assert_array_equal(gradient, [12, 6, 1, 6, 0])  # padding takes none
-
-
-def test_from_bcsr_under_jit():
-    B = sparse.BCSR.fromdense(jnp.asarray(DENSE))
-    got = jax.jit(lambda d: jsf.from_bcsr(sparse.BCSR((d, B.indices, B.indptr), shape=(4, 4)), "ell").todense())
-    np.testing.assert_array_equal(got(2 * B.data), 2 * DENSE)
 
 
 def test_traced_indices_are_refused_with_the_cure():
@@ -109,9 +107,6 @@ def test_what_is_no_matrix_on_one_device_is_refused_with_the_cure():
             convert(jax.vmap(A.with_data)(np.ones((2, A.nnz))))
 
 
-# ------------------------------------------------------------------------------------------- training a whole matrix
-
-
 # ------------------------------------------------------------------------------- arrays of other libraries, by dlpack
 
 
@@ -123,14 +118,6 @@ class Foreign:
     def __init__(self, arrays, shape):
         self.data, self.indices, self.indptr = arrays
         self.shape = shape
-
-
-def aligned(a):
-    """A copy that XLA can share: its address is a multiple of 64."""
-    room = np.zeros(a.nbytes + 64, np.uint8)
-    copy = room[-room.ctypes.data % 64 :][: a.nbytes].view(a.dtype)
-    copy[:] = a
-    return copy
 
 
 def test_csr_arrays_come_in_by_dlpack_without_a_copy():

@@ -44,16 +44,6 @@ def test_the_histogram_loses_no_row(case: zoo.Case):
     assert drawn == S.shape[0] or (drawn == S.shape[0] - empty and f"empty {empty:,}" in legend)
 
 
-def test_uneven_rows_are_all_in_the_histogram():
-    S = gallery.power_law(3000, mean=4)
-    axes = plot.row_lengths(S, empty_axes())
-    lengths = np.diff(S.indptr)
-    empty = np.count_nonzero(lengths == 0)
-    assert axes.get_xscale() == axes.get_yscale() == "log" and empty > 0
-    assert sum(bar.get_height() for bar in axes.patches) == lengths.size - empty
-    assert f"empty {empty:,}" in [text.get_text() for text in axes.get_legend().get_texts()]
-
-
 def test_convergence_draws_the_history_of_a_solve_relative_to_its_start():
     A = jsf.from_scipy(gallery.poisson(4), "csr")
     sol = cg(A, np.ones(64), history=True, rtol=1e-6)

@@ -60,13 +60,6 @@ def test_every_dtype_comes_back_to_the_bit(dtype, path):
     assert np.asarray(A.data).tobytes() == np.asarray(B.data).tobytes()
 
 
-@pytest.mark.parametrize("name", ["no_rows", "no_columns", "no_entries", "explicit_zero"])
-def test_odd_matrices_come_back(name, path):
-    B = again(path, jsf.from_scipy(CASES[name].scipy(), "csr"))
-    np.testing.assert_array_equal(B.todense(), CASES[name].dense())
-    assert B.nnz == CASES[name].pattern().sum()
-
-
 def test_a_file_of_64_bits_is_read_in_32_where_asked(path):
     jsf.save(path, jsf.from_scipy(S, "hll"))
     with jax.enable_x64(False):

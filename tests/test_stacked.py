@@ -126,22 +126,6 @@ def test_may_the_patterns_of_a_stack_differ(layout, rng):
 
 @pytest.mark.some(layout=2)
 @every_way
-def test_do_derivatives_pass_through_a_stack(layout, options, rng):
-    A, D, x = made(layout, **options), rng.standard_normal((2, NNZ)), rng.standard_normal(COLS)
-
-    def loss(D):
-        return jnp.sum(jax.vmap(lambda A: jnp.sin(A @ x))(jax.vmap(A.with_data)(D)))
-
-    y = np.einsum("kij,j->ki", dense(D), x)
-    wanted = np.cos(y)[:, PLACES[0]] * x[PLACES[1]]
-    np.testing.assert_allclose(quick_jit(jax.grad(loss))(D), wanted, atol=1e-12)
-    tangent = rng.standard_normal(D.shape)
-    _, along = quick_jit(lambda D, t: jax.jvp(loss, (D,), (t,)))(D, tangent)
-    np.testing.assert_allclose(along, np.vdot(wanted, tangent), rtol=1e-10)
-
-
-@pytest.mark.some(layout=2)
-@every_way
 def test_may_matrix_and_stack_be_carried_by_a_loop(layout, options):
     """A matrix with new values has the structure, the shapes and the dtypes of the old one."""
     A = made(layout, **options)

@@ -1,22 +1,11 @@
 """How cg scales, on tiny matrices: what one device and several are timed with."""
 
-import functools
-
-import jax
 import pytest
 
 from benchmarks import scaling
 from jaxsparse_fmt.choose import ranking
 
 POISSON = scaling.stencil((16, 16, 16), 7)
-
-
-def test_one_device_and_shards_have_what_auto_takes(monkeypatch):
-    """On a GPU half of the diagonals, as the model of one ranks them."""
-    monkeypatch.setattr(ranking, "rank", functools.partial(ranking.rank, platform="gpu"))
-    one, two = (scaling.on(POISSON, jax.devices("cpu")[:count], "overlap") for count in (1, 2))
-    assert one.name == "dia" and two.shards.blocks[0].name == "dia"
-    assert abs(one.to_scipy() - two.to_scipy()).max() == 0
 
 
 @pytest.mark.parametrize(("is_weak", "efficiency"), [(True, 1.0), (False, 0.5)], ids=["weak", "strong"])

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from benchmarks import cusparse, spmv
@@ -36,19 +35,6 @@ def test_tune_takes_the_fastest_by_its_own_clock_of_those_it_looks_at():
     assert (row["best"], row["tune"], row["tune vs best"]) == ("f2", "f1", 0.5)
 
 
-@pytest.mark.parametrize("theirs", [{}, {"a": "absent: no GPU"}, {"a": "absent: no GPU", "JAX BCSR": 90.0}])
-def test_without_an_opponent_there_is_no_ratio(theirs):
-    row = spmv.compared(theirs, ours(10.0), ["f0"])
-    assert row["opponent"] == "none" and math.isnan(row["ratio"])
-
-
-def test_the_best_layout_of_each_format_is_picked_and_nothing_hopeless():
-    choices = ranking.rank(jsf.gallery.power_law(3000), platform="gpu")
-    few = spmv.picked(choices, 3)
-    assert few[0] is choices[0] and len({c.format for c in few}) == len(few) <= 4
-    assert all(c.cost <= spmv.HOPELESS * few[0].cost for c in few)
-
-
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("suite")
@@ -74,13 +60,6 @@ def test_a_run_writes_figures_and_a_table(written):
     table = path.with_suffix(".md").read_text()
     assert "7-point, small" in table
     assert sorted(p.name for p in path.parent.iterdir()) == ["out.json", "out.md"]
-
-
-def test_beyond_the_limit_no_matrix_is_begun(tmp_path):
-    path = tmp_path / "out.json"
-    assert spmv.main(["--small", "--limit", "-1", "--json", str(path)]) == 0
-    content = json.loads(path.read_text())
-    assert content["rows"] == [] and content["header"]["left out"].startswith("7-point, 27-point × 3 dof")
 
 
 def test_a_run_that_is_cut_off_has_written_what_it_could(tmp_path, monkeypatch):
@@ -114,13 +93,6 @@ def test_a_format_that_fails_is_told_and_does_not_stop_the_run():
     assert math.isnan(rows["hll"]["us"]) and "slice_size must be at least 1" in rows["hll"]["failed"]
 
 
-def test_a_chain_is_so_many_products():
-    run = dataclasses.replace(PROBLEM, S=jsf.gallery.poisson(4) / 10, chained=2)
-    y = run.run(jsf.from_scipy(run.S), np.ones(64))
-    exact = np.linalg.matrix_power(run.S.toarray(), run.products) @ np.ones(64)
-    np.testing.assert_allclose(y, exact, rtol=1e-10)
-
-
 def test_without_cupy_every_method_of_the_opponent_is_absent(monkeypatch):
     def absent():
         raise cusparse.Absent("no cuSPARSE")
@@ -145,27 +117,6 @@ def test_the_fastest_opponent_and_ours_are_timed_in_turn_and_medians_count():
     assert order == ["slow", "fast", "f0", "fast", "f0", "fast", "f0", "fast"]
     assert ours[0]["us"] == 4e6 and ours[0]["spread"] == 1.5
     assert ours[0]["share"] == pytest.approx(4e6 / 4.0 / RUN.copy) and ours[1] == {"label": "f1", "failed": "no"}
-
-
-@pytest.mark.parametrize("slice_size", [4, 32])
-@pytest.mark.parametrize("stored", [None, jsf.from_scipy(S, "csr")], ids=["host", "device"])
-def test_sliced_ell_is_what_cusparse_wants(slice_size, stored):
-    (offsets, columns), values = cusparse.sliced_ell(stored, S, slice_size)
-    place = np.arange(values.size)
-    owner = np.searchsorted(offsets, place, side="right") - 1
-    row = owner * slice_size + (place - offsets[owner]) % slice_size
-    live = columns >= 0
-    assert np.all(columns[~live] == -1) and not values[~live].any()
-    dense = np.zeros(S.shape)
-    dense[row[live], columns[live]] = values[live]
-    np.testing.assert_array_equal(dense, S.toarray())
-
-
-def test_blocks_are_what_cusparse_wants():
-    (row_ptr, columns), values = cusparse.blocks(S, (3, 3))
-    B = sp.bsr_array((values.reshape(-1, 3, 3), columns, row_ptr), shape=S.shape)
-    np.testing.assert_array_equal(B.toarray(), S.toarray())
-    assert np.all(np.diff(columns)[np.diff(np.repeat(np.arange(len(row_ptr) - 1), np.diff(row_ptr))) == 0] > 0)
 
 
 @pytest.mark.parametrize("what", ["columns", "transposed"])

@@ -41,25 +41,6 @@ def test_a_band_has_exactly_the_entries_asked_for(rows, bandwidth, share, spread
     assert np.abs(S.indices - row).max() <= bandwidth
 
 
-@pytest.mark.parametrize("nnz", [9, 29])
-def test_a_band_that_cannot_hold_so_many_is_refused(nnz):
-    with pytest.raises(ValueError, match=f"10 rows within 1 of the diagonal hold 10 to 28 entries, not {nnz}"):
-        suite.banded(10, nnz, 1)
-
-
-def test_an_optimality_system_is_symmetric_and_not_definite():
-    K = suite.kkt(3).toarray()
-    np.testing.assert_array_equal(K, K.T)
-    eigenvalues = np.linalg.eigvalsh(K)
-    assert eigenvalues[0] < 0 < eigenvalues[-1]
-    assert np.count_nonzero(eigenvalues < 0) == 27  # one for each multiplier
-
-
-def test_stand_ins_have_the_published_size_at_full_scale():
-    S = suite._stand_in(1.0, suite.PUBLISHED["lung2"])
-    assert (S.shape[0], S.nnz) == suite.PUBLISHED["lung2"][:2]
-
-
 def test_a_chain_of_a_tamed_matrix_neither_overflows_nor_vanishes():
     for case in (suite.SUITES["standard"][0], suite.SUITES["held-out"][2]):
         S = suite.tamed(case.make(TINY)).astype(np.float32)

@@ -84,12 +84,6 @@ def test_x_goes_to_standard_output_and_the_table_beside_it(poisson: str, capsys)
     assert "CONVERGED" in captured.err
 
 
-def test_auto_gives_the_reason_for_its_format(poisson: str, capsys):
-    best = jsf.choose.rank(POISSON)[0]
-    assert main.main(["solve", poisson]) == 0
-    assert fact(capsys.readouterr().out, "format").startswith(f"{best.format}, ranked first")
-
-
 @pytest.mark.some(dtype=1)
 @pytest.mark.parametrize("dtype", arguments.DTYPES)
 def test_solve_computes_in_the_dtype_asked_for(dtype: str, tmp_path, capsys):
@@ -175,11 +169,6 @@ def test_a_malformed_file_is_named_with_its_line(command: str, tmp_path, capsys)
     path = tmp_path / "bad.mtx"
     path.write_text("%%MatrixMarket matrix coordinate real general\n2 2 2\n1 1 1.0\n3 1 2.0\n")
     assert refused(capsys, command, str(path)).startswith(f"{path}, line 4: ")
-
-
-@pytest.mark.parametrize("command", ["solve", "info"])
-def test_a_missing_file_is_named(command: str, capsys):
-    assert refused(capsys, command, "nowhere.mtx") == "nowhere.mtx: No such file or directory"
 
 
 def test_no_malformed_file_ends_in_a_traceback(capsys):

@@ -1,6 +1,5 @@
 """The command as a process: interrupted at any time, and with standard streams that are pipes, full or closed."""
 
-import importlib
 import io as stdlib_io
 import os
 import pathlib
@@ -9,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-import tomllib
 
 import pytest
 
@@ -40,12 +38,6 @@ def start(*args: object, **options) -> subprocess.Popen[str]:
     environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "FORCE_COLOR")}
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options
     return subprocess.Popen([sys.executable, "-c", HEEDING, *map(str, args)], cwd=ROOT, env=environment, **options)
-
-
-def test_the_console_script_is_the_module():
-    script = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["jaxsparse"]
-    module, _, function = script.partition(":")
-    assert callable(getattr(importlib.import_module(module), function))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")

@@ -26,10 +26,6 @@ def test_durations_are_readable(seconds: float, text: str):
     assert tables.duration(seconds) == text
 
 
-def test_durations_add_up():
-    assert tables.durations({"read": 1.0, "solve": 2.0}) == "3 s: read 1 s, solve 2 s"
-
-
 @pytest.mark.parametrize(
     ("n_bytes", "text"),
     [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (87_600_000, "87.6 MB"), (999_900, "1 MB"), (2.5e13, "25 TB")],
@@ -38,25 +34,12 @@ def test_bytes_are_readable(n_bytes: float, text: str):
     assert readable_bytes(n_bytes) == text
 
 
-def test_bandwidth_counts_in_powers_of_ten():
-    assert tables.bandwidth(3e9, 0.5) == "6 GB/s"
-
-
 def test_tables_are_plain_in_a_pipe_and_take_file_names_as_they_are(capsys):
     name = "[bold]:smile: " + "long " * 8
     tables.report(False, {}, tables.facts(name, [("key", name)]))
     out = capsys.readouterr().out
     assert out.count(name.strip()) == 2
     assert "\x1b" not in out
-
-
-def test_the_ranking_lists_every_choice_with_its_bytes(capsys):
-    S = gallery.poisson(5)
-    choices = ranking.rank(S)
-    tables.report(False, {}, tables.ranking("Formats", choices))
-    lines = capsys.readouterr().out.splitlines()
-    for choice in choices:
-        assert any(line.split()[:1] == [choice.format] for line in lines)
 
 
 def test_no_color_is_heeded_on_a_terminal(monkeypatch):

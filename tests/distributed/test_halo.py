@@ -83,11 +83,6 @@ def test_small_pieces_and_many_neighbours_take_one_collective_and_large_faces_pe
     assert (how.kind, how.width) == (kind, width)
 
 
-def test_no_halo_needs_no_exchange():
-    plan = halo.plan(lambda: dict.fromkeys(range(3), np.zeros(0, int)), np.array([0, 4, 8, 9]), MESH)
-    assert plan.how.sizes == () and plan.how.width == 0
-
-
 def without_waiting(text: str) -> set[int]:
     """How long the results are that read the values of the first block and depend on no collective."""
     waiting, local, lengths = set(), set(), set()

@@ -6,7 +6,6 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt.distributed import padding
 from tests.distributed.problems import brought_together, irregular
 
 FAR = 200_000  # columns that 16 bits do not reach
@@ -89,12 +88,3 @@ def test_stored_zeros_keep_their_place_beside_shards_without_a_pattern(format):
     for S, A in zip(matrices, brought_together([jsf.from_scipy(S, format, **options) for S in matrices]), strict=True):
         np.testing.assert_array_equal(np.asarray(A.data)[: S.nnz], S.data)
         np.testing.assert_array_equal(A @ np.ones(6), S @ np.ones(6))
-
-
-def test_an_array_that_nobody_knows_how_to_pad_is_told(monkeypatch):
-    A = jsf.from_scipy(narrow(), "csr")
-    form = padding.Form.of(A)
-    larger = padding.Form({**form.sizes, "col_idx": 20}, form.dtypes, False, 20, {})
-    monkeypatch.setattr(padding, "noted", lambda cls, kind: {})
-    with pytest.raises(TypeError, match="format 'csr' has no padding for its array 'col_idx'"):
-        padding.arrays_in(A, larger)

@@ -25,13 +25,6 @@ def test_a_link_to_a_file_becomes_one_to_its_page(target, shown):
     assert copied == ({target} if shown.startswith("files/") else set())
 
 
-def test_a_page_in_a_folder_links_upwards():
-    page = assemble.page_of("benchmarks/results/2026-11-24_algebra_cpu.md")
-    assert page == "results/2026-11-24_algebra_cpu.md"
-    link = "[x](../../README.md)"
-    assert assemble.linked(link, "benchmarks/results/2026-11-24_algebra_cpu.md", page, set()) == "[x](../index.md)"
-
-
 def test_a_link_to_a_missing_file_is_an_error():
     with pytest.raises(FileNotFoundError, match=r"README.md links to nowhere.md"):
         assemble.linked("[x](nowhere.md)", "README.md", "index.md", set())
@@ -41,19 +34,6 @@ def test_every_page_of_docs_is_in_the_menu_once():
     menu = [*assemble.LEARN.split(), *assemble.DEPTH.split(), *assemble.PROJECT.split(), "examples", "reference"]
     pages = sorted(path.stem for path in (assemble.ROOT / "docs").glob("*.md"))
     assert sorted(menu) == pages
-
-
-def test_what_a_page_asks_to_generate_is_known():
-    for path in (assemble.ROOT / "docs").glob("*.md"):
-        for name in assemble.re.findall(r"<!-- generated: (.*?) -->", path.read_text(encoding="utf-8")):
-            assert name in assemble.GENERATED
-    assert "csr" in assemble.generated("formats") and "cuSPARSE" not in assemble.generated("results")
-
-
-def test_the_reference_has_every_public_name_of_a_module():
-    text = assemble.reference("Solvers", [assemble.solvers])
-    names = [name for name in assemble.solvers.__all__ if name != "precond"]  # which has a page of its own
-    assert all(f"solvers.{name}\n" in text for name in names)
 
 
 @pytest.mark.parametrize(

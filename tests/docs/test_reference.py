@@ -31,8 +31,3 @@ def test_the_examples_run_as_printed(capsys):
     finally:
         jax.config.update("jax_enable_x64", wide)
     assert failed == 0, capsys.readouterr().out
-
-
-@pytest.mark.parametrize("name", ["jaxsparse_fmt.from_scipy", "solvers.cg"])
-def test_the_list_of_public_names_is_read(name):
-    assert name in NAMES

@@ -28,7 +28,6 @@ def table(variable: str, name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file, delimiter="\t"))
 
 
-MATRICES = table("JAXSPARSE_MATRICES", "INDEX.tsv")
 MALFORMED = table("JAXSPARSE_MALFORMED", "EXPECTED.tsv")
 # Read although not to the letter of the format, and what they hold: rows, columns, entries.
 LENIENT = {
@@ -46,21 +45,6 @@ LENIENT = {
 }
 
 
-@pytest.mark.parametrize("row", MATRICES, ids=lambda row: row["name"])
-def test_real_matrices_are_what_their_index_says(row, matrices):
-    matrix = files.read_mtx(matrices / f"{row['name']}.mtx.gz")
-    assert matrix.shape == (int(row["rows"]), int(row["cols"]))
-    assert matrix.nnz == int(row["nnz_expanded"])
-    assert matrix.dtype == (np.complex128 if row["field"] == "complex" else np.float64)
-    lengths = np.diff(matrix.indptr)
-    assert (lengths.min(), lengths.max()) == (int(row["row_min"]), int(row["row_max"]))
-    mirrored = {"symmetric": matrix.T, "hermitian": matrix.conj().T}.get(row["symmetry"])
-    if mirrored is not None:
-        assert abs(matrix - mirrored).max() == 0
-    if row["field"] == "pattern":
-        assert np.all(matrix.data == 1)
-
-
 @pytest.mark.parametrize("row", MALFORMED, ids=lambda row: row["name"])
 def test_malformed_files_are_refused_by_name_or_read_right(row):
     path = pathlib.Path(os.environ["JAXSPARSE_MALFORMED"], row["name"])
@@ -71,11 +55,6 @@ def test_malformed_files_are_refused_by_name_or_read_right(row):
     else:
         with pytest.raises(ValueError, match=rf"^{re.escape(str(path))}, line \d+: "):
             files.read_mtx(path)
-
-
-def test_a_missing_file_is_a_missing_file(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        files.read_mtx(tmp_path / "none.mtx")
 
 
 @pytest.mark.parametrize(
@@ -220,11 +199,6 @@ def test_a_pipe_and_an_open_file_are_read_like_a_path(write, pack, tmp_path):
 def test_a_file_that_is_open_as_text_is_refused_with_the_cure(write):
     with open(write(BANNER + "1 1 1\n1 1 1\n")) as file, pytest.raises(TypeError, match="mode 'rb'"):
         files.read_mtx(file)
-
-
-def test_a_folder_is_no_file(tmp_path):
-    with pytest.raises(IsADirectoryError):
-        files.read_mtx(tmp_path)
 
 
 def test_a_damaged_archive_is_refused(write):

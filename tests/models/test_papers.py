@@ -9,9 +9,7 @@ import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.models import traffic
-from tests.bytes_oracle import stated_bytes
 from tests.models import formulas
-from tests.test_real_matrices import by_scipy, every_file
 
 # Wang and Gu 2020, §3: entries a row of the matrix of Fig. 5, in warps of 8 threads. Its last 6 places have no row.
 ELLR = np.array([2, 3, 3, 4, 4, 4, 2, 4, 2, 3, 2, 3, 2, 3, 2, 2, 2, 2, 7, 3, 3, 3, 3, 3, 4, 3])
@@ -125,33 +123,3 @@ def test_barbieris_table_5_is_what_the_formats_take(problem, format, printed):
     else:
         assert printed_as(without_pattern(A), printed)
         assert A.nbytes <= (1 + 1 / 64) * without_pattern(A)  # the pattern takes a bit for 8 bytes at most
-
-
-# All that decides sizes; "K" stands for the width by the rule of a third.
-LAYOUTS = {
-    "csr5": {"tile_shape": (128, 16), "hot": 0, "keep_sums": False},
-    "ellrt": {"threads_per_row": 4},
-    "hll": {"slice_size": 32, "sigma": 1},
-    "hdia": {"slice_size": 32, "sigma": 1},
-    "pjds": {"block_size": 32},
-    "pellr": {"lengths_per": "warp"},
-    "hyb": {"width": "K"},
-    "bsr": {"block_shape": (4, 2)},
-    "sell": {"slice_size": 32, "sigma": 1},
-}
-
-
-@pytest.mark.deep
-@every_file
-def test_bytes_on_real_matrices_are_those_that_the_formats_state(path):
-    S = by_scipy(path)
-    value, width = 16 if S.dtype.kind == "c" else 8, traffic.hyb_width(np.diff(S.indptr), "third")
-    for format in jsf.FORMATS:
-        layout = {k: width if v == "K" else v for k, v in LAYOUTS.get(format, {}).items()}
-        want = stated_bytes(S, format, layout, value)
-        try:
-            A = jsf.from_scipy(S, format, **layout)
-        except ValueError as error:
-            assert "would take" in str(error) and want > max(64 * 2**20, 10 * 12 * S.nnz), format
-        else:
-            assert A.nbytes == want, format
