@@ -107,12 +107,3 @@ def test_products_and_storage_equal_scipys(path, rng):
         longest = int(np.diff(matrix.indptr).max(initial=1))
         limit = 10 * np.finfo(np.float64).eps * longest * (abs(matrix) @ abs(v))
         assert (np.abs(np.asarray(got) - matrix @ v) <= limit).all()
-
-
-@pytest.mark.deep
-@over(FILES[::12])
-def test_to_scipy_gives_back_the_same_matrix(path):
-    S = by_scipy(path)
-    back = jsf.from_scipy(S).to_scipy()
-    for name in ("indptr", "indices", "data"):
-        np.testing.assert_array_equal(getattr(back, name), getattr(S, name))

@@ -50,14 +50,6 @@ def test_the_zoo_adds_and_multiplies_in_every_dtype(case, dtype):
 # ------------------------------------------------------------------------------------------------------------- SciPy's
 
 
-KRON = [[[0]], [[-1]], [[4]], [[0], [0]], [[1, 2], [3, 4]], [[0, 2], [5, 0]], [[0, 2, 8], [5, 0, 3], [4, 3, 1]]]
-
-
-@pytest.mark.parametrize(("a", "b"), list(itertools.product(KRON[::2], KRON[1::2])))
-def test_kron_of_small_matrices_is_numpys(a, b):
-    np.testing.assert_array_equal(dense(jsf.kron(csr(a), csr(b))), np.kron(a, b))
-
-
 @pytest.mark.parametrize("k", [-(2**31), -4, -2, -1, 0, 1, 2, 5, 2**31 - 1, 2**40])
 def test_triangles_about_any_diagonal_are_numpys(k):
     D = np.array([[2, 0, 1, 0], [0, 3, 0, 6], [-5, 0, 0, 7]], np.float32)
@@ -73,14 +65,3 @@ def test_indices_that_repeat_and_fall_take_rows_and_columns_as_often():
 
 
 # -------------------------------------------------------------------------------------------------------------- BCOO's
-
-
-def test_many_columns_and_few_entries_multiply():
-    rng = np.random.default_rng(2)
-    S = sp.csr_array(sp.random_array((60, 100_000), density=1e-3, rng=rng))
-    R = sp.csr_array(sp.random_array((100_000, 80_000), density=5e-5, rng=rng))
-    C = jsf.from_scipy(S, "csr") @ jsf.from_scipy(R, "csr")
-    expected = S @ R
-    expected.sort_indices()
-    np.testing.assert_array_equal(C.col_idx, expected.indices)
-    np.testing.assert_allclose(C.data, expected.data, rtol=1e-5)

@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt.algebra import patterns, plans
+from jaxsparse_fmt.algebra import plans
 from tests.zoo import FIRST_LAYOUTS
 
 rng = np.random.default_rng(7)
@@ -56,15 +56,6 @@ def test_the_triple_product_is_the_galerkin_product():
     A, P = jsf.from_scipy(W, "csr"), jsf.from_scipy(random(25, 6), "csr")
     expected = P.to_scipy().T @ W @ P.to_scipy()
     same(jsf.plan.triple(P, A)(P, A), expected, rtol=1e-4)
-
-
-def test_a_plan_is_kept_until_its_pattern_is_freed():
-    operands = [jsf.from_scipy(S, "csr"), jsf.from_scipy(R, "csr")]
-    before = len(patterns._kept.table)
-    first, again = (jsf.plan.matmul(*operands) for _ in range(2))
-    assert first is again and len(patterns._kept.table) == before + 1
-    operands.clear()
-    assert len(patterns._kept.table) == before
 
 
 # ------------------------------------------------------------------------------------------------------------ assembly

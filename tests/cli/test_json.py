@@ -3,11 +3,10 @@
 import json
 from typing import Any
 
-import numpy as np
 import pytest
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt.cli import main, tables
+from jaxsparse_fmt.cli import main
 from tests.cli.conftest import POISSON
 
 
@@ -50,8 +49,3 @@ def test_demo_has_both_sides(record, tmp_path):
 
 def test_convert_tells_what_it_wrote(record, tmp_path):
     assert record("convert", str(tmp_path / "a.mtx"))["nnz"] == POISSON.nnz
-
-
-def test_numbers_that_json_lacks_are_null():
-    given = {"a": np.inf, "b": np.float32(0.5), "c": (np.arange(2), np.nan), "d": np.int64(3)}
-    assert tables._plain(given) == {"a": None, "b": 0.5, "c": [[0, 1], None], "d": 3}

@@ -1,12 +1,10 @@
 """A system on the device: stored as `choose` says, solved as the solver does, and timed by the clock."""
 
-import jax
 import numpy as np
 import pytest
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt import gallery
-from jaxsparse_fmt.choose import timing
 from jaxsparse_fmt.cli import measure
 from solvers import cg
 
@@ -42,21 +40,3 @@ def test_all_progress_is_in_when_solve_returns():
         told.clear()
         iterations = solve().iterations
         assert told and max(told) <= iterations
-
-
-@pytest.mark.parametrize("trips", [1, 2])
-@pytest.mark.parametrize("shape", [(12, 12), (12, 20), (20, 12)])
-def test_every_product_of_a_gpus_program_waits_for_the_one_before(shape: tuple[int, int], trips: int):
-    made, A = [], jsf.from_dense(np.eye(*shape)[:, np.random.default_rng(0).permutation(shape[1])])
-
-    class Counted:
-        def __matmul__(self, x):
-            jax.debug.callback(lambda x: made.append(np.asarray(x)), x)
-            return A @ x
-
-    x = np.arange(1.0, shape[1] + 1)
-    last = jax.jit(lambda x: timing._chain(trips, Counted(), x))(x)
-    jax.effects_barrier()
-    products, square = trips * timing.LOOP, shape[0] == shape[1]
-    assert len(made) == products
-    np.testing.assert_array_equal(last, np.linalg.matrix_power(A.todense(), products) @ x if square else x)

@@ -1,0 +1,48 @@
+"""Every benchmark runs small, writes its figures, and prints a table with them."""
+
+import functools
+import json
+
+import jax
+import pytest
+
+from benchmarks import algebra, first_calls, scaling
+from jaxsparse_fmt.choose import ranking
+
+POISSON = scaling.stencil((16, 16, 16), 7)
+
+
+@pytest.mark.deep
+def test_algebra_has_a_row_for_each_way_of_each_operation(tmp_path, capsys):
+    assert algebra.main(["--small", "--repeats", "1", "--json", str(tmp_path / "out.json")]) == 0
+    rows, table = json.loads((tmp_path / "out.json").read_text())["rows"], capsys.readouterr().out
+    assert {"SciPy", "eager", "new values", "pattern"} <= {row["side"].split(",")[0] for row in rows}
+    assert all(row["wall"] > 0 and row["cpu"] >= 0 and row["case"] in table for row in rows)
+
+
+@pytest.mark.deep
+def test_processes_time_their_first_calls_and_one_that_fails_is_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(first_calls, "SOLVES", (("cg", "grad"),))
+    monkeypatch.setattr(first_calls, "SIDES", ("ours", "jax.scipy"))
+    assert first_calls.main(["--json", str(tmp_path / "out.json"), "--rounds", "1"]) == 0
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert rows[0]["call"] == "grad of cg" and rows[0]["ratio"] == rows[0]["ours"] / rows[0]["jax.scipy"] > 0
+    assert {"import jax", "first cg, n = 1000, wall", "A @ x, warm"} <= {row.get("what") for row in rows}
+    assert "| grad of cg |" in capsys.readouterr().out and (tmp_path / "out.md").exists()
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        first_calls.child("1 / 0")
+
+
+@pytest.mark.parametrize(("is_weak", "efficiency"), [(True, 1.0), (False, 0.5)], ids=["weak", "strong"])
+def test_efficiencies_are_against_one_device_which_has_what_auto_takes(is_weak, efficiency, monkeypatch):
+    monkeypatch.setattr(scaling, "seconds_per_step", lambda *args, **options: 1e-3)
+    monkeypatch.setattr(ranking, "rank", functools.partial(ranking.rank, platform="gpu"))
+    rows = list(scaling.Bench([1, 2], ["overlap"], small=True).steps(lambda count: POISSON, is_weak))
+    assert [(row["devices"], row["efficiency"]) for row in rows] == [(1, 1.0), *[(2, efficiency)] * 2]
+    assert [row["format"].partition(" ")[0] for row in rows] == ["dia"] * 3
+
+
+@pytest.mark.deep
+def test_multigrid_runs_on_several_devices(capsys):
+    assert len(jax.devices()) > 1 and scaling.main(["--small", "--only", "multigrid", "--devices", "1,2"]) == 0
+    assert capsys.readouterr().out.count("CONVERGED") == 2
