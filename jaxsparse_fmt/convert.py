@@ -126,19 +126,18 @@ def from_coo(
     Args:
       row, col, data: [k] arrays of indices and values.
       shape: (rows, columns); or SciPy's spelling, from_coo((data, (row, col)), shape).
-      format, dtype, **options: as in `from_scipy`; and `nnz_max` as in `assembly`.
+      format, dtype, **options: as in `from_scipy`.
 
     Raises:
       ValueError: lengths differ, or an index lies outside `shape`. TypeError: indices that are not integers.
     """
     if isinstance(row, tuple) and len(row) == 2 and isinstance(row[1], tuple | list):
         (data, (row, col)), shape = row, col if shape is None else shape
-    if isinstance(data, Tracer) or options.get("nnz_max") is not None:
+    if isinstance(data, Tracer):
         if dtype is not None:
             check_keeps_imaginary(data.dtype, requested_dtype(dtype))
             data = data.astype(dtype)
         return assembly(row, col, shape, format, **options)(data)
-    options.pop("nnz_max", None)
     row, col, data = np.asarray(row), np.asarray(col), np.asarray(data)
     if not row.shape == col.shape == data.shape or row.ndim != 1:
         raise ValueError(

@@ -60,7 +60,6 @@ def assembly(
     *,
     backend: str = "auto",
     max_bytes: float | None = None,
-    nnz_max: int | None = None,
     **layout: Any,
 ) -> Assembly:
     """A pattern from coordinates, which may repeat: `assembly(row, col, shape)(values)` is the matrix.
@@ -70,11 +69,9 @@ def assembly(
     Args:
       row, col: integers of any one shape, k numbers each, such as [elements, 8, 8].
       shape, format, backend, max_bytes, **layout: as in `from_coo`.
-      nnz_max: the number of entries that the matrix gets: places that no coordinate names become entries of
-        value 0. Patterns of different sizes then share compiled programs, in "csr", "coo" and "csc".
 
     Raises:
-      ValueError: lengths that differ, an index outside `shape`, traced indices, or more places than `nnz_max`.
+      ValueError: lengths that differ, an index outside `shape`, or traced indices.
       TypeError: indices that are not integers.
     """
     if any(isinstance(a, Tracer) for a in (row, col)):
@@ -96,9 +93,7 @@ def assembly(
         if k and (bad := index.min() if index.min() < 0 else index.max()) not in range(n):
             raise ValueError(f"{name} index {bad} is out of range for shape {shape}; indices count from 0")
     S, first, order = patterns.grouped(row.astype(np.int32), col.astype(np.int32), shape)
-    permutes = nnz_max is None and S.nnz == k
-    if nnz_max is not None:
-        S, first = patterns.filled(S, first, whole_number("nnz_max", nnz_max))
+    permutes = S.nnz == k
     duplicates = plans.listed_sums(order, first, (S.nnz, k), backend)
     if not permutes:
         duplicates = duplicates._with_values(building.on_device(np.ones(k, np.float32)))

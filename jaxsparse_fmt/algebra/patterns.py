@@ -195,35 +195,6 @@ def united(a: Csr, b: Csr, shared: bool) -> tuple[Csr, np.ndarray, np.ndarray]:
     return csr(indptr, indices, a.shape), left, right
 
 
-def filled(S: Csr, first: np.ndarray, nnz_max: int) -> tuple[Csr, np.ndarray]:
-    """The pattern S and its lists with `nnz_max` entries: free places, spread over the rows, get empty lists.
-
-    Raises:
-      ValueError: the pattern has more entries, or the matrix fewer places.
-    """
-    (n_rows, n_cols), indptr, indices, missing = S.shape, S.indptr, S.indices, nnz_max - S.nnz
-    if missing < 0 or nnz_max > n_rows * n_cols:
-        raise ValueError(
-            f"nnz_max={nnz_max} must be at least the {S.nnz} different places of the coordinates, and at most "
-            f"the {n_rows * n_cols} places of a matrix of shape {S.shape}"
-        )
-    free = n_cols - np.diff(indptr)
-    more = np.minimum(free, missing // max(n_rows, 1))
-    left = free - more
-    more += np.clip(missing - more.sum() - np.cumsum(left) + left, 0, left)
-    row = np.repeat(np.arange(n_rows), more)
-    number = np.arange(missing) - np.repeat(np.cumsum(more) - more, more)  # of the place among the free ones of its row
-    row_of = np.repeat(np.arange(n_rows), np.diff(indptr))
-    free_before = row_of * (n_cols + 1) + indices - (np.arange(indices.size) - indptr[:-1][row_of])
-    passed = np.searchsorted(free_before, row * (n_cols + 1) + number, side="right") - indptr[:-1][row]
-    keys = np.concatenate([row_of * n_cols + indices, row * n_cols + number + passed])
-    order = np.argsort(keys, kind="stable")
-    lengths = np.concatenate([np.diff(first), np.zeros(missing, np.int64)])[order]
-    added = np.concatenate([[0], np.cumsum(more)])
-    made = csr(indptr + added, (keys[order] % n_cols).astype(np.int32), S.shape)
-    return made, np.concatenate([[0], np.cumsum(lengths)])
-
-
 def format_of(*operands: Any) -> str:
     """The format of the operands, if it is the same for all, else "csr"."""
     names = {getattr(A, "name", "csr") for A in operands}

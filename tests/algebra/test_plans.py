@@ -85,28 +85,6 @@ def test_assembly_takes_element_matrices_as_they_are():
     np.testing.assert_allclose(jsf.assembly(rows, cols, (4, 4))(K).todense(), expected, rtol=1e-5)
 
 
-def test_a_capacity_gives_patterns_of_different_sizes_one_program():
-    traces = []
-
-    @jax.jit
-    def total(pattern, values, x):
-        traces.append(1)
-        return pattern(values) @ x
-
-    x = np.arange(33, dtype=np.float32)
-    for row in (ROW, ROW // 2, np.zeros_like(ROW)):
-        pattern = jsf.assembly(row, COL, (40, 33), "csr", nnz_max=1000)
-        values = rng.normal(size=500).astype(np.float32)
-        expected = np.zeros((40, 33))
-        np.add.at(expected, (row, COL), values)
-        np.testing.assert_allclose(total(pattern, values, x), expected @ x, rtol=1e-3, atol=1e-3)
-        A = pattern(values)
-        assert A.nnz == 1000 and A.to_scipy().has_canonical_format
-        np.testing.assert_allclose(A.todense(), expected, atol=1e-5)
-    assert len(traces) == 1
-    assert jsf.from_coo([1], [2], np.ones(1), (3, 3), "csr", nnz_max=4).nnz == 4
-
-
 def test_data_may_come_from_a_matrix_of_the_same_pattern_in_any_format():
     A, B = jsf.from_scipy(S, "csr"), jsf.from_scipy(2 * S, "hll")
     same(A.with_data(B), 2 * S)
@@ -149,11 +127,6 @@ REFUSED = {
         "operand 0 of the plan",
     ),
     "diagonals that do not fit": (lambda: jsf.diags([np.ones(12)], [1], shape=(12, 12)), ValueError, "has 11 numbers"),
-    "too small a capacity": (
-        lambda: jsf.assembly([0, 1], [0, 1], (4, 4), nnz_max=1),
-        ValueError,
-        "nnz_max=1 must be at least the 2 different places",
-    ),
     "a row out of range": (lambda: jsf.assembly([4], [0], (4, 4)), ValueError, "row index 4"),
     "a column beyond 32 bits": (lambda: jsf.assembly([0, 1], [0, 2**40], (2, 3)), ValueError, f"col index {2**40}"),
     "a column below 0": (lambda: jsf.assembly([0, 1], [0, -1], (2, 3)), ValueError, "col index -1"),
