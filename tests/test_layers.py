@@ -8,8 +8,6 @@ import re
 import subprocess
 import sys
 
-import pytest
-
 ROOT = pathlib.Path(__file__).parents[1]
 
 # A line may import what stands in a line above it; modules of one folder import each other, without circles.
@@ -176,19 +174,3 @@ def test_importing_the_package_and_the_solvers_leaves_heavy_modules_alone():
     ours = ("solvers", *(f"jaxsparse_fmt.{name}" for name in ("cli.main", "plot", "distributed")))
     assert not [name for name in package if name.startswith((*heavy, *ours))]
     assert not [name for name in both if name.startswith((*heavy, "pyamg", "lineax", "equinox"))]
-
-
-@pytest.mark.clock
-def test_import_adds_at_most_three_quarters_of_what_jax_takes():
-    """Seconds of the processor, the least of several processes: load of the machine adds to some of them at most."""
-    code = """
-import time
-start = time.process_time()
-import jax
-middle = time.process_time()
-import jaxsparse_fmt
-print(middle - start, time.process_time() - middle)
-"""
-    times = [tuple(map(float, run(code).split())) for _ in range(7)]
-    of_jax, ours = map(min, zip(*times, strict=True))
-    assert ours <= 0.75 * of_jax

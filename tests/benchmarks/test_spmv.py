@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxsparse_fmt as jsf
-from benchmarks import cusparse, spmv
+from benchmarks import spmv
 from jaxsparse_fmt.choose import ranking
 
 S = jsf.gallery.elasticity((2, 3, 4))
@@ -28,11 +28,6 @@ def test_the_fastest_opponent_counts_and_the_absent_do_not():
     row = spmv.compared({"a": 30.0, "b": 20.0, "c": "absent: no"}, ours(10.0, 5.0), ["f0", "f1"])
     assert (row["opponent"], row["ratio"], row["best"], row["best ratio"]) == ("b", 2.0, "f1", 4.0)
     assert row["auto vs best"] == 0.5
-
-
-def test_tune_takes_the_fastest_by_its_own_clock_of_those_it_looks_at():
-    row = spmv.compared({}, ours(5.0, 8.0, 4.0, 9.0), ["f0", "f1", "f2"])
-    assert (row["best"], row["tune"], row["tune vs best"]) == ("f2", "f1", 0.5)
 
 
 @pytest.fixture(scope="module")
@@ -91,16 +86,6 @@ def test_a_format_that_fails_is_told_and_does_not_stop_the_run():
     rows = {r["format"]: r for r in found}
     assert rows["csr"]["us"] > 0 and rows["csr"]["error"] < 1e-14
     assert math.isnan(rows["hll"]["us"]) and "slice_size must be at least 1" in rows["hll"]["failed"]
-
-
-def test_without_cupy_every_method_of_the_opponent_is_absent(monkeypatch):
-    def absent():
-        raise cusparse.Absent("no cuSPARSE")
-
-    monkeypatch.setattr(cusparse, "library", absent)
-    told = RUN.in_turn(RUN.theirs(cusparse.Opponent(S), PROBLEM, "float64"), [], {})
-    assert told.pop("JAX BCSR") > 0
-    assert set(told.values()) == {"absent: no cuSPARSE"} and "cuSPARSE BSR 3 × 3" in told
 
 
 def test_the_fastest_opponent_and_ours_are_timed_in_turn_and_medians_count():

@@ -10,7 +10,6 @@ import scipy.sparse as sp
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt.distributed import basis, build, common_format
 from solvers import cg
 from tests.distributed.problems import DEVICES, MESH, irregular
 from tests.distributed.test_matrix import S, X, close
@@ -122,13 +121,6 @@ def test_a_matrix_that_was_moved_is_told_what_to_do(where):
             use()
 
 
-def test_the_fullest_device_says_whether_a_shard_fits(monkeypatch):
-    free = lambda self: {"bytes_limit": 10**6, "bytes_in_use": 999_000 if self.id == 5 else 0}  # noqa: E731
-    monkeypatch.setattr(type(MESH.devices.flat[0]), "memory_stats", free)
-    with pytest.raises(ValueError, match="more than the 1 kB that are free on its device; use more"):
-        jsf.shard(S, MESH, format="ell")
-
-
 @pytest.mark.parametrize("reorder", [None, np.arange(90)], ids=["as it is", "renumbered"])
 def test_what_must_be_free_is_what_a_device_will_hold(reorder, monkeypatch):
     options = {"format": "ell", "reorder": reorder}
@@ -139,14 +131,3 @@ def test_what_must_be_free_is_what_a_device_will_hold(reorder, monkeypatch):
     free = each - 1
     with pytest.raises(ValueError, match="use more devices"):
         jsf.shard(S, MESH, **options)
-
-
-def test_nothing_is_placed_before_the_last_word_between_processes(monkeypatch):
-    """A process that fails to place an array would leave the others waiting."""
-    seen = []
-    for module, name in ((build, "everyones"), (common_format, "everyones"), (basis, "sharded")):
-        true = getattr(module, name)
-        noted = lambda *args, name=name, true=true, **options: seen.append(name) or true(*args, **options)  # noqa: E731
-        monkeypatch.setattr(module, name, noted)
-    jsf.shard(S, MESH, format="ell", reorder="rcm")
-    assert "everyones" in seen and "everyones" not in seen[seen.index("sharded") :]

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt import gallery
 from jaxsparse_fmt.io import files
 
 BANNER = "%%MatrixMarket matrix coordinate real general\n"
@@ -58,17 +57,6 @@ def test_a_matrix_of_ours_is_written_too(tmp_path, dtype):
     for matrix, want in ((A, S), (A.T, S.T)):
         files.write_mtx(tmp_path / "A.mtx", matrix)
         np.testing.assert_array_equal(files.read_mtx(tmp_path / "A.mtx").toarray(), want.toarray())
-
-
-def test_other_programs_read_what_is_written(tmp_path):
-    matrix = gallery.convection_diffusion(4)
-    for name in ("a.mtx", "a.mtx.gz"):
-        files.write_mtx(tmp_path / name, matrix)
-        np.testing.assert_array_equal(scipy.io.mmread(tmp_path / name).toarray(), matrix.toarray())
-    files.write_vector(tmp_path / "x.npy", np.arange(3))
-    np.testing.assert_array_equal(np.load(tmp_path / "x.npy"), [0.0, 1.0, 2.0])
-    files.write_vector(tmp_path / "x.txt", np.arange(3))
-    np.testing.assert_array_equal(np.loadtxt(tmp_path / "x.txt"), [0.0, 1.0, 2.0])
 
 
 @pytest.mark.parametrize(
