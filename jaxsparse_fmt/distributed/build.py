@@ -18,7 +18,6 @@ from jaxsparse_fmt.distributed import basis, halo, padding, row_partition
 from jaxsparse_fmt.distributed.common_format import Request, in_one_format, taller
 from jaxsparse_fmt.distributed.local import Shards
 from jaxsparse_fmt.distributed.matrix import BuildRecord, ShardedMatrix
-from jaxsparse_fmt.distributed.numbering import by_part, users_entries
 from jaxsparse_fmt.distributed.placement import local_parts
 from jaxsparse_fmt.distributed.processes import agree, alone, everyones, together
 from jaxsparse_fmt.distributed.row_partition import Imbalance
@@ -86,9 +85,9 @@ def shard_from_rows(
     mesh: Mesh,
     axis: Any = "rows",
     format: str = "auto",
+    mode: str = "overlap",
     *,
     starts: Any = None,
-    by: Any = None,
     **options: Any,
 ) -> ShardedMatrix:
     """A square matrix that no host holds whole: each process makes and holds only the rows of its own devices.
@@ -101,28 +100,21 @@ def shard_from_rows(
         once for each device of this process, by several threads at a time.
       n: rows and columns.
       starts: [devices + 1], where the rows of each device begin, and n; None cuts equally.
-      by: the device of each unknown, integers [n], as from `boxes`; or by(start, stop), which gives those from start to
-        stop, so that no process holds all. Rows then travel to their devices from those where `starts` has them made.
-      **options: as in `shard`, `mode` among them; without a `dtype` it is that of rows_of(0, 0).
+      **options: as in `shard`; without a `dtype` it is that of rows_of(0, 0).
       The rest as in `shard`.
 
     Raises:
-      ValueError: rows of another shape, `starts` that do not rise from 0 to n, a word as `by`, and as in `shard`.
-      TypeError: `mesh` is no mesh, `rows_of` returns no matrix, or n, `starts` or `by` are no integers.
+      ValueError: rows of another shape, `starts` that do not rise from 0 to n, and as in `shard`.
+      TypeError: `mesh` is no mesh, `rows_of` returns no matrix, or n or `starts` are no integers.
     """
     parts, mesh = _placed(mesh, axis)
-    mode = options.pop("mode", "overlap")
     dtype, backend, max_bytes, layout = _conversion(**options)
 
     def prepared() -> dict[str, Any]:
         stored, size = None if dtype is None else requested_dtype(dtype), whole_number("n", n)
         target = Target(stored or np.dtype(float), backend, max_bytes)
         request = Request(mesh, mode, format, layout, target)
-        if isinstance(by, str):
-            raise ValueError(f"by={by!r} needs all rows at once; pass them to jsf.shard, or cut by starts=")
-        part = "function" if callable(by) else by if by is None else row_partition.checked(by, size, parts)
-        cuts = _cuts(starts, size, parts)
-        return {"n": size, "dtype": stored, "axis": axis, "request": request, "starts": cuts, "by": part}
+        return {"n": size, "dtype": stored, "axis": axis, "request": request, "starts": _cuts(starts, size, parts)}
 
     given = agree(prepared, mesh)
     n, cuts, stored = given["n"], given["starts"], given["dtype"]
@@ -136,13 +128,7 @@ def shard_from_rows(
     if stored is None:
         stored = agree(lambda: {"dtype": checked(rows_of(0, 0), None, backend)[1].dtype}, mesh)["dtype"]
     request = dataclasses.replace(given["request"], target=Target(stored, backend, max_bytes))
-    if by is None:
-        return assemble(lambda k: block(int(cuts[k]), int(cuts[k + 1])), cuts, cuts, axis, request)
-    mine = local_parts(Distribution(mesh, axis, *_pieces(np.diff(cuts))))
-    part_of: Any = by if callable(by) else lambda start, stop: given["by"][start:stop]
-    rows, unknowns, cuts = by_part(block, part_of, cuts, mine, mesh)
-    entries = users_entries(rows, unknowns, unknowns, cuts, mesh)
-    return assemble(rows.__getitem__, cuts, cuts, axis, request, lambda k: (unknowns[k], entries[k]))
+    return assemble(lambda k: block(int(cuts[k]), int(cuts[k + 1])), cuts, cuts, axis, request)
 
 
 def _conversion(

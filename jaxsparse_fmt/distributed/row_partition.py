@@ -110,29 +110,20 @@ def _by_graph(csr: Csr, parts: int) -> Partition:
 
 def _by_parts(by: Any, n: int, parts: int) -> Partition:
     """The pieces that a part vector describes; inside a piece the order is kept."""
-    part = checked(by, n, parts, f"one of the words {', '.join(CUTS)}, or ", ". Pass an order of the rows as reorder=")
-    starts = np.concatenate([[0], np.cumsum(np.bincount(part, minlength=parts))])
-    return Partition(starts.astype(np.int64), np.argsort(part, kind="stable"))
-
-
-def checked(by: Any, n: int, parts: int, words: str = "", hint: str = "") -> np.ndarray:
-    """[n] the part of each unknown. Raises ValueError or TypeError: `by` is something else.
-
-    Args:
-      words, hint: what else the caller takes, for the messages.
-    """
     part = np.asarray(by)
     if part.dtype.kind not in "iu":
         raise TypeError(
-            f"by must be {words}integers, the part of each unknown; got {type(by).__name__} of {part.dtype}"
+            f"by must be one of the words {', '.join(CUTS)}, or integers, the part of each unknown; got "
+            f"{type(by).__name__} of {part.dtype}"
         )
     if part.shape != (n,) or (n and not 0 <= part.min() <= part.max() < parts):
         low, high = (part.min(), part.max()) if part.size else (0, 0)
         raise ValueError(
             f"by must give each of {n} unknowns one of the parts 0 to {parts - 1}; got shape {part.shape}, and numbers "
-            f"from {low} to {high}{hint}"
+            f"from {low} to {high}. Pass an order of the rows as reorder="
         )
-    return part
+    starts = np.concatenate([[0], np.cumsum(np.bincount(part, minlength=parts))])
+    return Partition(starts.astype(np.int64), np.argsort(part, kind="stable"))
 
 
 def boxes(shape: int | Sequence[int], parts: int | Sequence[int]) -> np.ndarray:

@@ -47,11 +47,6 @@ OF_ROWS = [
     ({"starts": FALLING}, ValueError, "starts must be 9 numbers that rise"),
     ({"starts": np.linspace(0, 90, 9)}, TypeError, "starts must be integers"),
     *(({"n": n}, error, "n must be") for n, error in ((90.0, TypeError), ("90", TypeError), (-3, ValueError))),
-    ({"by": "graph"}, ValueError, "by='graph' needs all rows at once; pass them to jsf.shard, or cut by starts="),
-    ({"by": np.arange(90)}, ValueError, PART.format(90, "(90,)")),
-    ({"by": lambda a, b: np.zeros(2 * b, int)}, ValueError, PART.format(11, "(22,)")),
-    ({"by": np.zeros(90)}, TypeError, "by must be integers, the part of each unknown; got ndarray of float64"),
-    ({"by": [0.0] * 90}, TypeError, "the part of each unknown; got list of float64"),
 ]
 
 
