@@ -96,21 +96,27 @@ def gmres(
     return solve(method(restart, bool(flexible), side == "left"), A, b, x0, settings)
 
 
+class Cycle(NamedTuple):
+    restart: int
+    flexible: bool
+    left: bool
+
+
 @functools.cache
 def method(restart: int, flexible: bool = False, left: bool = False) -> Method:
-    start_ = functools.partial(start, restart=restart, flexible=flexible, left=left)
+    start_ = functools.partial(start, cycle=Cycle(restart, flexible, left))
     step_ = holding(functools.partial(step, left=left), scratch=Work.columns_first)
     return Method(start_, step_, functools.partial(iterate, left=left), self_adjoint=False, estimates=left)
 
 
-def start(space: Space, A: Map, M: Map, r: Array, last: None, *, restart: int, flexible: bool, left: bool) -> Work:
+def start(space: Space, A: Map, M: Map, r: Array, last: None, *, cycle: Cycle) -> Work:
     r_size = space.norm(r)
-    r = M(r) if left else r
-    size, m = space.norm(r), restart + 1
+    r = M(r) if cycle.left else r
+    size, m = space.norm(r), cycle.restart + 1
     zeros = jnp.zeros((m, *size.shape), r.dtype)
     none, square = (jnp.zeros((*size.shape, m, width), r.dtype) for width in (r.shape[0], m))
     zero = jnp.zeros_like(size)
-    V, Z, j = _put(none, ratio(r, size), 0), none if flexible else None, zero.astype(jnp.int32)
+    V, Z, j = _put(none, ratio(r, size), 0), none if cycle.flexible else None, zero.astype(jnp.int32)
     row, one = zeros + _at(0, zeros), 1 + zero.astype(r.dtype)
     return Work(V, Z, square, row, one, square, zeros + 1, zero, zeros, j, size, r_size)
 
