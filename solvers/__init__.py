@@ -8,11 +8,14 @@ A solve of A·x = b:
 """
 
 from jaxsparse_fmt._types import exportable
+from jaxsparse_fmt.core.triangular import Triangle
 from solvers import precond
 from solvers.bicgstab import bicgstab
 from solvers.cg import cg
 from solvers.core.settings import Adjoint
+from solvers.direct import Factorized, direct, factorized
 from solvers.eigsh import EigenSolution, eigsh
+from solvers.factors import Factors
 from solvers.fcg import fcg
 from solvers.gmres import gmres
 from solvers.idrs import idrs
@@ -26,13 +29,16 @@ from solvers.solution import Solution, SolverError, Status
 __all__ = [
     "Adjoint",
     "EigenSolution",
+    "Factorized",
     "LeastSquaresSolution",
     "Solution",
     "SolverError",
     "Status",
     "bicgstab",
     "cg",
+    "direct",
     "eigsh",
+    "factorized",
     "fcg",
     "gmres",
     "idrs",
@@ -45,4 +51,4 @@ __all__ = [
 
 exportable(Solution, EigenSolution, LeastSquaresSolution)
 exportable(precond.BlockJacobi, precond.Chebyshev, precond.CoarseSpace, precond.Incomplete)
-exportable(precond.Jacobi, precond.Multigrid, Level)
+exportable(precond.Jacobi, precond.Multigrid, Level, precond.IncompleteFactors, Factorized, Factors, Triangle)

@@ -28,6 +28,7 @@ class Status(enum.IntEnum):
     PRECISION = 8
     LEAST_SQUARES = 9
     OUT_OF_RANGE = 10
+    SINGULAR = 11
 
     def __str__(self) -> str:
         return self.name
@@ -59,6 +60,8 @@ _MESSAGES = {
     "such systems",
     Status.OUT_OF_RANGE: "the solution lies outside the range of this dtype: numbers of x over- or underflow; scale b "
     "or the unknowns, or take float64 where x is float32 (with jax_enable_x64)",
+    Status.SINGULAR: "the matrix is singular, or nearly (1/eps is below its condition number); look for empty rows and "
+    "columns, or for unknowns of which only differences count, or take minres or lsmr for a least-squares solution",
 }
 
 

@@ -43,8 +43,10 @@ ALLOWED = {
 }
 # Modules of the solvers that import more: SciPy, other libraries, and the functions that make matrices.
 SOLVERS_ALLOWED = {
+    "solvers": {"jaxsparse_fmt.core.triangular"},
     "solvers.core.arguments": {"jaxsparse_fmt.formats.memory"},
     "solvers.core.interrupts": {"jaxsparse_fmt.kernels.cpu.ffi"},
+    "solvers.factors": {"scipy", "jaxsparse_fmt.core.triangular"},
     "solvers.precond.coarse_space": {"scipy", "jaxsparse_fmt.convert", "jaxsparse_fmt.kernels.cpu.aggregation"},
     "solvers.precond.multigrid": {"scipy", "jaxsparse_fmt.core.matrix", "jaxsparse_fmt.convert"},
     "solvers.precond._checks": {"scipy"},

@@ -1,8 +1,8 @@
-"""The calls of the Numba kernels for rows and for diagonals, and how their work is divided.
+"""The calls of the Numba kernels for rows, diagonals and triangles, and how their work is divided.
 
 The sizes of a call and the cores decide into how many pieces a product is cut, which changes no bit of it. Pieces of a
 transposed product, of a number that only the sizes decide, add into copies of the result, as many as cost little beside
-their entries, and XLA adds the copies in order. Both functions return None where Numba fails.
+their entries, and XLA adds the copies in order. All functions return None where Numba fails.
 """
 
 import jax.numpy as jnp
@@ -62,6 +62,21 @@ def product_of_diagonals(
         masked=masked,
         pieces=_pieces((offsets.shape[0] + 1) * n_rows * p),
     )
+
+
+def of_triangle(
+    values: Array,  # [b, nnz]
+    r: Array,  # [b, n, p]
+    row_ptr: Array,  # [n + 1]
+    col_idx: Array,  # [nnz]
+    upper: bool,
+    is_transposed: bool,
+) -> Array | None:
+    """y of (I + N)·y = r, or of (I + N)ᵀ·y = r, for a strictly triangular N in CSR."""
+    (_, n, p), nnz = r.shape, col_idx.shape[0]
+    sizes = {"n_rows": n, "n_cols": n, "n_places": nnz, "most": nnz, "p": p, "pieces": 1}
+    masked = int(upper) + 2 * int(is_transposed)
+    return ffi.call("solved rows", values, r, col_idx, row_ptr, col_idx, r.shape, masked=masked, **sizes)
 
 
 def _pieces(work: int) -> int:

@@ -3,6 +3,7 @@
 from solvers.precond.block_jacobi import BlockJacobi, block_jacobi
 from solvers.precond.chebyshev import Chebyshev, chebyshev
 from solvers.precond.coarse_space import CoarseSpace, coarse_space, subdomains
+from solvers.precond.ilu import IncompleteFactors, ilu
 from solvers.precond.incomplete import Incomplete, incomplete_cholesky, incomplete_lu
 from solvers.precond.jacobi import Jacobi, jacobi
 from solvers.precond.multigrid import Multigrid, multigrid, multigrid_from
@@ -12,11 +13,13 @@ __all__ = [
     "Chebyshev",
     "CoarseSpace",
     "Incomplete",
+    "IncompleteFactors",
     "Jacobi",
     "Multigrid",
     "block_jacobi",
     "chebyshev",
     "coarse_space",
+    "ilu",
     "incomplete_cholesky",
     "incomplete_lu",
     "jacobi",

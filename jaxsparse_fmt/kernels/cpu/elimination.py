@@ -1,4 +1,4 @@
-"""Elimination without fill on the pattern of a matrix in CSR, row by row (Saad, Iterative Methods, Algorithm 10.4)."""
+"""Elimination without fill on the pattern of a matrix in CSR (Saad, Iterative Methods, Algorithm 10.4), and levels."""
 
 
 def eliminate(begin, end, marks, ptr, col, diagonal, a):
@@ -17,3 +17,13 @@ def eliminate(begin, end, marks, ptr, col, diagonal, a):
                 at = marks[col[q]]
                 if at >= ptr[row]:
                     a[at] -= a[p] * a[q]
+
+
+def levels(begin, end, marks, ptr, col, level, upper):
+    """Writes 1 + the largest level of the rows that a row of a strictly triangular matrix needs, 0 if it needs none."""
+    for i in range(begin, end):
+        row = end - 1 - i if upper else i
+        most = 0
+        for p in range(ptr[row], ptr[row + 1]):
+            most = max(most, level[col[p]] + 1)
+        level[row] = most

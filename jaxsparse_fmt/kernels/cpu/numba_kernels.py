@@ -226,6 +226,32 @@ def outer_rows(o, piece, pieces):
             o.out[k] = o.zero
 
 
+@compiled
+def solved_rows(o, piece, pieces):
+    """y of (I + N)·y = x for a strictly lower triangular N; `masked` + 1: upper triangular; + 2: of (I + N)ᵀ·y = x."""
+    y, p = o.out, o.p
+    upper, turned = o.masked & U(1) == U(1), o.masked & U(2) == U(2)
+    s = Operands(o.a, y, y, o.columns, o.ptr, o.pattern, o.n_rows, o.n_cols, p, o.n_ptr, o.n_places, o.masked, o.zero)
+    for i in range(o.n_rows * p):
+        y[i] = type(o.zero)(o.b[i])
+    for i in range(o.n_rows):
+        row = o.n_rows - U(1) - i if upper != turned else i
+        begin, end = _place_of(o, row), _place_of(o, row + U(1))
+        if turned:
+            for k in range(begin, end):
+                c = U(np.uint32(o.columns[k]))
+                if c < o.n_cols:
+                    _scatter(s, c, -type(o.zero)(o.a[k]), row)
+        elif p == U(1):
+            y[row] -= _row_sum(s, begin, end, U(1), U(0))
+        else:
+            for k in range(begin, end):
+                c, v = U(np.uint32(o.columns[k])), type(o.zero)(o.a[k])
+                if c < o.n_cols:
+                    for q in range(p):
+                        y[row * p + q] -= v * y[c * p + q]
+
+
 # --------------------------------------------------------------------------------------------------------- diagonals
 
 

@@ -14,6 +14,7 @@ from solvers import cg, precond
 from solvers.precond.block_jacobi import block_jacobi
 from solvers.precond.chebyshev import chebyshev
 from solvers.precond.coarse_space import coarse_space
+from solvers.precond.ilu import ilu
 from solvers.precond.incomplete import incomplete_cholesky, incomplete_lu
 from solvers.precond.jacobi import jacobi
 from solvers.precond.multigrid import multigrid
@@ -32,8 +33,9 @@ SYMMETRIC = {
 GENERAL = {
     "block_jacobi": lambda A: block_jacobi(A, 5),
     "incomplete_lu": lambda A: incomplete_lu(A, solve_sweeps=2, format="csr"),
+    "ilu": lambda A: ilu(A, drop_tol=1e-2, fill=3),
 }
-every = pytest.mark.parametrize("name", [*SYMMETRIC, "incomplete_lu"])
+every = pytest.mark.parametrize("name", [*SYMMETRIC, "incomplete_lu", "ilu"])
 every_symmetric = pytest.mark.parametrize("name", SYMMETRIC)
 DTYPES = (np.float32, np.float64, np.complex128)
 
@@ -105,7 +107,7 @@ def test_it_is_linear_as_far_as_jax_can_see(name):
 
 
 @pytest.mark.some(name=1)
-@pytest.mark.parametrize("name", [name for name in (*SYMMETRIC, "incomplete_lu") if name != "multigrid"])
+@pytest.mark.parametrize("name", [name for name in (*SYMMETRIC, "incomplete_lu", "ilu") if name != "multigrid"])
 def test_a_wider_vector_stays_wide(name):
     """Inside the cycle of multigrid vectors have the dtype of what it stores."""
     M = made(name, np.float32)

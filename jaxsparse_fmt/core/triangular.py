@@ -1,0 +1,156 @@
+"""Solves of (I + N)·y = r with N strictly triangular, on every backend, for several right-hand sides.
+
+On a CPU a native kernel takes the rows in their order. Elsewhere the rows are taken by levels (Saltz 1990): a row of
+level l needs rows of lower levels only, so that all entries of a level can be worked on at once. A level is cut into
+chunks of at most `width` entries, so that the work is that of the entries, whatever the sizes of the levels. The
+transposed system (I + N)ᵀ·y = r takes the same levels in reverse.
+"""
+
+import dataclasses
+from typing import Any, Self
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.interpreters import batching
+
+from jaxsparse_fmt._types import Csr, pytree, standard_promotion
+from jaxsparse_fmt.core import mesh_axes
+from jaxsparse_fmt.core.vector_passes import platform_primitive
+from jaxsparse_fmt.kernels import spmv_cpu
+from jaxsparse_fmt.kernels.backends import selection
+from jaxsparse_fmt.kernels.cpu.over_rows import over_rows
+
+LEAST_WIDTH = 64  # entries of a chunk, at least
+
+
+@pytree
+@dataclasses.dataclass(frozen=True, eq=False)
+class Triangle:
+    """I + N for a strictly triangular N in CSR.
+
+    Attributes:
+      values, col_idx, row_ptr: N, [nnz], [nnz] and [n + 1].
+      rows: [n], the rows by level.
+      starts: [chunks + 1], where each chunk begins among the entries of `rows`.
+      width: of the widest chunk.
+      upper: whether N is upper triangular.
+      is_transposed: whether this stands for (I + N)ᵀ.
+    """
+
+    values: Array
+    col_idx: Array
+    row_ptr: Array
+    rows: Array
+    starts: Array
+    width: int = dataclasses.field(metadata={"static": True})
+    upper: bool = dataclasses.field(metadata={"static": True})
+    is_transposed: bool = dataclasses.field(default=False, metadata={"static": True})
+
+    @classmethod
+    def of(cls, N: Csr, upper: bool) -> Self:
+        """The triangle of a strictly triangular matrix in SciPy's CSR, whose values stay NumPy's."""
+        made: Any = cls  # from arrays of NumPy
+        n, ptr, col = N.shape[0], N.indptr.astype(np.int32), N.indices.astype(np.int32)
+        level = np.zeros(n, np.int32)
+        over_rows(_kernels, "levels", n, 1, ptr, col, level, int(upper), rows=n)
+        rows = np.argsort(level, kind="stable").astype(np.int32)
+        ends = np.append(0, np.cumsum(np.diff(ptr)[rows], dtype=np.int64))  # of the entries of each row
+        ends = ends[np.append(0, np.cumsum(np.bincount(level)))]  # of each level
+        sizes = np.diff(ends)
+        width = max(LEAST_WIDTH, 1 << int(N.nnz // max(len(sizes), 1)).bit_length())
+        chunks = -(-sizes // width)
+        before = np.arange(chunks.sum()) - np.repeat(np.cumsum(chunks) - chunks, chunks)
+        starts = np.append(np.repeat(ends[:-1], chunks) + width * before, N.nnz).astype(np.int32)
+        return made(N.data, col, ptr, rows, starts, width, upper)
+
+    @property
+    def T(self) -> Self:
+        return dataclasses.replace(self, is_transposed=not self.is_transposed)
+
+    def solve(self, r: Array) -> Array:
+        """(I + N)⁻¹·r for r of [n] or [n, p], in the dtype of both. Linear in r; without derivatives."""
+        columns = r[..., None] if r.ndim == 1 else r
+        y = _bind(self.values[None], columns[None], *self._pattern(), **self._static())[0]
+        return y[:, 0] if r.ndim == 1 else y
+
+    def _pattern(self) -> tuple[Array, ...]:
+        return self.col_idx, self.row_ptr, self.rows, self.starts
+
+    def _static(self) -> dict[str, Any]:
+        return {"width": self.width, "upper": self.upper, "is_transposed": self.is_transposed}
+
+
+def _bind(values: Array, r: Array, *pattern: Array, **static: Any) -> Array:
+    if 0 in values.shape or 0 in r.shape:
+        return r.astype(jnp.result_type(values, r))
+    operands = mesh_axes.varying((values, r, *pattern), r)
+    return triangular_p.bind(*operands, backend=selection.active_backend("auto"), **static)[0]
+
+
+def _solved(
+    values: Array,  # [b, nnz]
+    r: Array,  # [b, n, p]
+    col: Array,
+    ptr: Array,
+    rows: Array,
+    starts: Array,
+    *,
+    backend: str,
+    width: int,
+    upper: bool,
+    is_transposed: bool,
+) -> Array:
+    if backend == "numba" and (y := spmv_cpu.of_triangle(values, r, ptr, col, upper, is_transposed)) is not None:
+        return y
+    nnz, n, lengths = col.shape[0], rows.shape[0], jnp.diff(ptr)[rows]
+    expanded = lambda a: jnp.repeat(a, lengths, total_repeat_length=nnz)  # noqa: E731
+    entry = jnp.arange(nnz, dtype=ptr.dtype) + expanded(ptr[rows] - jnp.cumsum(lengths) + lengths)
+    to, source, values = expanded(rows), col[entry], values[:, entry]
+    to, source = (source, to) if is_transposed else (to, source)
+    chunks = starts.shape[0] - 1
+
+    def chunk(k: Array, y: Array) -> Array:
+        k = chunks - 1 - k if is_transposed else k
+        at = starts[k] + jnp.arange(width, dtype=starts.dtype)
+        here = jnp.minimum(at, nnz - 1)
+        target = jnp.where(at < starts[k + 1], to[here], n)  # the last rows of a chunk that is not full are dropped
+        return y.at[:, target].add(-values[:, here, None] * y[:, source[here]], mode="drop")
+
+    y = mesh_axes.varying(r.astype(jnp.result_type(values, r)), r)
+    return lax.fori_loop(0, chunks, chunk, y)
+
+
+triangular_p = platform_primitive("triangular_solve_sparse", _solved)
+
+
+@standard_promotion
+def _batch(operands: Any, dims: Any, *, backend: str, **static: Any) -> Any:
+    del backend
+    (values, r, *pattern), (of_values, of_r, *of_pattern) = operands, dims
+    if any(dim is not None for dim in of_pattern):
+        mapped = [jnp.moveaxis(o, d, 0) for o, d in zip(operands, dims, strict=True) if d is not None]
+
+        def one(taken: Any) -> Array:
+            taken = iter(taken)
+            return _bind(*(o if d is None else next(taken) for o, d in zip(operands, dims, strict=True)), **static)
+
+        return [lax.map(one, mapped)], [0]
+    if of_values is None:  # more columns
+        r = jnp.moveaxis(r, of_r, 2)
+        y = _bind(values, r.reshape(*r.shape[:2], -1), *pattern, **static)
+        return [y.reshape(r.shape)], [2]
+    size = values.shape[of_values]
+    values = jnp.moveaxis(values, of_values, 0)
+    r = jnp.broadcast_to(r, (size, *r.shape)) if of_r is None else jnp.moveaxis(r, of_r, 0)
+    y = _bind(values.reshape(-1, values.shape[-1]), r.reshape(-1, *r.shape[2:]), *pattern, **static)
+    return [y.reshape(r.shape)], [0]
+
+
+batching.primitive_batchers[triangular_p] = _batch
+
+
+def _kernels() -> Any:
+    from jaxsparse_fmt.kernels.cpu import elimination
+
+    return elimination

@@ -1,0 +1,108 @@
+"""Incomplete factors with fill: SciPy's own as the oracle, steps of gmres, and what is refused."""
+
+import os
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import scipy.sparse.linalg as spla
+
+import jaxsparse_fmt as jsf
+from solvers import SolverError, Status, gmres
+from solvers.precond.ilu import ilu
+from tests.lowering import quick_jit
+from tests.solvers.precond.operators import apply, assert_near, dense, iterations, unsymmetric
+
+FOLDER = os.environ.get("JAXSPARSE_MATRICES")
+FILES = sorted(pathlib.Path(FOLDER).glob("*.mtx*")) if FOLDER else []
+LARGEST, STEPS = 300_000, 200  # entries, and steps of gmres
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex128])
+def test_it_is_what_scipy_computes(dtype):
+    S = unsymmetric(dtype)
+    made = spla.spilu(S.astype(np.promote_types(dtype, np.float64)).tocsc(), drop_tol=1e-2, fill_factor=3)
+    M = ilu(jsf.from_scipy(S, "csr"), drop_tol=1e-2, fill=3)
+    want = made.solve(np.eye(64, dtype=made.U.dtype))
+    assert_near(dense(M), want.astype(dtype))
+    assert_near(dense(M.T), want.T.astype(dtype))
+
+
+def test_gmres_takes_as_many_steps_as_with_scipys_factors():
+    S = sp.csr_array(jsf.gallery.convection_diffusion(12, velocity=0.3))
+    A, made = jsf.from_scipy(S), spla.spilu(S.tocsc(), drop_tol=1e-2, fill_factor=2)
+    M, b = ilu(A, drop_tol=1e-2, fill=2), np.random.default_rng(0).standard_normal(S.shape[0])
+    steps, inverse = [], spla.LinearOperator(S.shape, made.solve, dtype=S.dtype)
+    spla.gmres(S, b, M=inverse, rtol=1e-8, restart=200, callback=steps.append, callback_type="pr_norm")
+    sol = gmres(A, b, M=M, rtol=1e-8, restart=200)
+    assert sol.success and 2 < sol.iterations <= 1.2 * len(steps)
+    assert iterations(S, M, "gmres") <= 1.2 * len(steps)
+
+
+def test_zeros_on_the_diagonal_are_pivoted():
+    """A saddle point, which incomplete factors without pivoting refuse."""
+    K, B = jsf.gallery.poisson(6, dim=2), np.random.default_rng(0).standard_normal((5, 36))
+    S = sp.csr_array(sp.block_array([[K, B.T], [B, None]]))
+    assert np.any(S.diagonal() == 0)
+    A = jsf.from_scipy(S)
+    sol = gmres(A, np.ones(41), M=ilu(A), rtol=1e-10)
+    assert sol.success and sol.iterations <= 5
+    np.testing.assert_allclose(sol.x, np.linalg.solve(S.toarray(), np.ones(41)), rtol=1e-7)
+
+
+def test_it_is_refreshed_and_inside_jit_made_by_the_host():
+    A = jsf.from_scipy(unsymmetric(), "csr")
+    M, twice, r = ilu(A, drop_tol=1e-2, fill=3), 2 * A, np.arange(64.0)
+    assert_near(apply(M.refreshed(twice), r), np.asarray(apply(M, r)) / 2)
+    in_jit = quick_jit(lambda M, A, r: (M.refreshed(A) @ r, M.refreshed(A).T @ r))
+    for got, same in zip(in_jit(M, twice, r), (M, M.T), strict=True):
+        assert_near(got, np.asarray(apply(same, r)) / 2)
+    with pytest.raises(ValueError, match="shape"):
+        M.refreshed(jsf.from_scipy(jsf.gallery.poisson(3)))
+
+
+def test_a_matrix_without_factors_is_refused_or_told_by_the_solve():
+    S = unsymmetric().toarray()
+    S[:, 3] = 0
+    A = jsf.from_dense(S)
+    with pytest.raises(SolverError, match="singular"):
+        ilu(A)
+    with jax.debug_nans(False):
+        sol = quick_jit(lambda A, b: gmres(A, b, M=ilu(A)))(A, np.ones(64))
+    assert sol.status is Status.NON_FINITE
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"drop_tol": 2.0}, "drop_tol"), ({"drop_tol": -1.0}, "drop_tol"), ({"fill": 0.5}, "fill"), ({"fill": 0}, "fill")],
+    ids=["large drop", "negative drop", "small fill", "no fill"],
+)
+def test_options_out_of_range_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        ilu(jsf.from_scipy(unsymmetric()), **options)
+
+
+@pytest.mark.deep
+@pytest.mark.skipif(not FILES, reason="JAXSPARSE_MATRICES names no folder of Matrix Market files")
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.name.partition(".")[0])
+def test_real_systems_take_as_many_steps_as_with_scipys_factors(path):
+    S = sp.csr_array(jsf.io.read_mtx(path))
+    if S.shape[0] != S.shape[1] or S.nnz > LARGEST:
+        pytest.skip("not square, or large")
+    b, steps = S @ np.ones(S.shape[0]), []
+    try:
+        made = spla.spilu(S.tocsc())
+    except RuntimeError:
+        with pytest.raises(SolverError):
+            ilu(jsf.from_scipy(S))
+        return
+    inverse = spla.LinearOperator(S.shape, made.solve, dtype=S.dtype)
+    options = {"restart": STEPS, "maxiter": 1, "callback_type": "pr_norm"}
+    x, _ = spla.gmres(S, b, M=inverse, rtol=1e-8, callback=steps.append, **options)
+    if np.linalg.norm(b - S @ x) <= 1e-8 * np.linalg.norm(b):
+        A = jsf.from_scipy(S)
+        sol = gmres(A, b, M=ilu(A), rtol=1e-8, restart=STEPS)
+        assert sol.status is Status.CONVERGED, sol
+        assert sol.iterations <= max(1.2 * len(steps), 2)

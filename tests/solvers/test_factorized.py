@@ -1,0 +1,188 @@
+"""Direct solves and factors: against dense ones and SciPy's, their derivatives, and what they refuse."""
+
+import functools
+import os
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import scipy.sparse.linalg as spla
+
+import jaxsparse_fmt as jsf
+from solvers import Factorized, SolverError, Status, direct, factorized, gmres, refine
+from tests.lowering import quick_jit
+
+N = 30
+RHS = np.random.default_rng(2).standard_normal(N)
+FOLDER = os.environ.get("JAXSPARSE_MATRICES")
+FILES = sorted(pathlib.Path(FOLDER).glob("*.mtx*")) if FOLDER else []
+LARGEST = 300_000  # entries
+
+
+@functools.cache
+def matrix(dtype=np.float64) -> sp.csr_array:
+    """A matrix with zeros on its diagonal."""
+    rng = np.random.default_rng(0)
+    a = np.where(rng.random((N, N)) < 0.15, rng.standard_normal((N, N)), 0)
+    a[np.arange(N), rng.permutation(N)] = 3
+    np.fill_diagonal(a[:5], 0)
+    return sp.csr_array(a * (1 + 0.5j) if np.dtype(dtype).kind == "c" else a).astype(dtype)
+
+
+def dense_solve(data, b):
+    """The same function of the entries of `matrix()`, dense."""
+    S = matrix().tocoo()
+    return jnp.linalg.solve(jnp.zeros((N, N), data.dtype).at[S.coords].set(data), b)
+
+
+A = jsf.from_scipy(matrix(), "csr")
+DATA = np.asarray(A.data)
+ways = pytest.mark.parametrize(
+    "way",
+    [lambda data, b: direct(A.with_data(data), b).x, lambda data, b: factorized(A.with_data(data)) @ b],
+    ids=["direct", "factorized"],
+)
+jitted = quick_jit(direct)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex128])
+@pytest.mark.parametrize("format", ["csr", "pjds", "dia"])
+def test_a_solve_and_a_transposed_one_agree_with_dense_ones(format, dtype):
+    S = matrix(dtype)
+    own = jsf.from_scipy(S, format, **({} if format != "dia" else {"max_bytes": 1e9}))
+    b = np.stack([RHS, RHS[::-1]], axis=1).astype(dtype)
+    F, near = factorized(own), {"rtol": 0, "atol": 1e4 * np.finfo(dtype).eps}
+    sol = F.solve(b)
+    assert np.all(sol.success) and np.all(sol.n_iterations <= 3) and sol.x.dtype == dtype
+    np.testing.assert_allclose(sol.x, np.linalg.solve(S.toarray(), b), **near)
+    np.testing.assert_allclose(F @ b[:, 0], np.linalg.solve(S.toarray(), b[:, 0]), **near)
+    np.testing.assert_allclose(F.T(b), np.linalg.solve(S.toarray().T, b), **near)
+    np.testing.assert_allclose(F.T.solve(b[:, 0]).x, np.linalg.solve(S.toarray().T, b[:, 0]), **near)
+
+
+@pytest.mark.parametrize("format", ["csr", "pjds"])
+def test_a_matrix_that_is_an_argument_of_a_jitted_function_is_factored_at_run_time(format):
+    own = jsf.from_scipy(matrix(), format)
+    for scale in (1.0, -2.0):
+        sol = jitted(scale * own, RHS)
+        assert sol.status is Status.CONVERGED
+        np.testing.assert_allclose(sol.x, np.linalg.solve(scale * matrix().toarray(), RHS), rtol=1e-9, atol=1e-12)
+
+
+@ways
+def test_first_and_second_derivatives_are_those_of_a_dense_solve(way):
+    loss = lambda f: lambda data, b: jnp.sum(jnp.sin(f(data, b)))  # noqa: E731
+    v = np.random.default_rng(3).standard_normal(DATA.size)
+
+    def both(f):
+        def of(data, b):
+            along = lambda data: jax.grad(loss(f), (0, 1))(data, b)  # noqa: E731
+            return jax.jvp(along, (data,), (v,))
+
+        return of
+
+    got, want = jax.jit(both(way))(DATA, RHS), both(dense_solve)(jnp.asarray(DATA), RHS)
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(g, w, rtol=0, atol=1e-9 * np.abs(w).max())
+
+
+@ways
+def test_vmap_over_right_hand_sides_and_over_values(way):
+    B, D = np.stack([RHS, 2 * RHS[::-1]]), DATA * np.array([[1.0], [-0.5]])
+    got = quick_jit(jax.vmap(way, (None, 0)))(DATA, B)
+    np.testing.assert_allclose(got, np.linalg.solve(matrix().toarray(), B.T).T, rtol=1e-9, atol=1e-12)
+    got = quick_jit(jax.vmap(way, (0, None)))(D, RHS)
+    np.testing.assert_allclose(got, [dense_solve(d, RHS) for d in D], rtol=1e-9, atol=1e-12)
+
+
+def test_kept_factors_differentiate_in_the_right_hand_side_and_pass_through_jit():
+    F = factorized(A)
+    inverse = np.linalg.inv(matrix().toarray())
+    of = lambda F, b: jax.jacrev(lambda b: F.solve(b).x)(b)  # noqa: E731
+    np.testing.assert_allclose(quick_jit(of)(F, RHS), inverse, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(quick_jit(lambda F: jax.jacfwd(lambda b: F @ b)(RHS))(F), inverse, rtol=0, atol=1e-9)
+
+
+def test_the_factors_are_an_M_for_other_methods():
+    assert gmres(A, RHS, M=factorized(A), rtol=1e-10).iterations == 1
+    narrow = factorized(A.astype("float32"))
+    sol = refine(A, RHS, method="gmres", dtype="float32", M=narrow, rtol=1e-12)
+    assert sol.success and sol.iterations <= 10
+    np.testing.assert_allclose(sol.x, np.linalg.solve(matrix().toarray(), RHS), rtol=1e-9)
+
+
+def test_the_condition_is_estimated():
+    for F, S in ((factorized(A), matrix().toarray()), (factorized(A).T, matrix().toarray().T)):
+        exact = np.linalg.cond(S, 1)
+        assert exact / 3 <= float(F.condition) <= exact * (1 + 1e-6)
+
+
+def test_a_singular_matrix_is_told():
+    gone = matrix().toarray()
+    gone[:, 4] = 0
+    S = jsf.from_dense(gone)
+    sol = direct(S, RHS)
+    assert sol.status is Status.SINGULAR and np.all(sol.x == 0)
+    assert float(sol.residual_norm) == pytest.approx(np.linalg.norm(RHS))
+    assert jitted(S, RHS).status is Status.SINGULAR
+    with pytest.raises(SolverError, match="singular") as caught:
+        factorized(S)
+    assert caught.value.status is Status.SINGULAR
+
+
+def test_a_nearly_singular_matrix_is_told_by_its_condition():
+    near = matrix().toarray()
+    near[4] = near[3] + near[5] * (1 + 1e-15)
+    F = factorized(jsf.from_dense(near))
+    sol = F.solve(RHS)
+    assert sol.status is Status.SINGULAR and np.all(np.isfinite(sol.x)) and float(F.condition) > 1e14
+    with pytest.raises(SolverError, match="SINGULAR"):
+        sol.raise_for_status()
+
+
+@pytest.mark.parametrize("where", ["A", "b"])
+def test_a_nan_is_told_inside_jit_and_outside(where):
+    data, b = DATA.copy(), RHS.copy()
+    (data if where == "A" else b)[3] = np.nan
+    with jax.debug_nans(False):
+        for solve in (direct, jitted):
+            assert solve(A.with_data(data), b).status is Status.NON_FINITE
+
+
+def test_what_cannot_be_factored_is_refused_in_words():
+    with pytest.raises(ValueError, match="square"):
+        factorized(jsf.from_dense(np.ones((3, 4))))
+    with pytest.raises(TypeError, match="from_scipy"):
+        factorized(matrix())
+    mesh = jax.make_mesh((1,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
+    with pytest.raises(ValueError, match="sharded; gather"):
+        direct(jsf.shard(matrix(), mesh), RHS)
+
+
+def test_factors_are_a_pytree():
+    F = factorized(A)
+    leaves, tree = jax.tree.flatten(F)
+    again = jax.tree.unflatten(tree, leaves)
+    assert isinstance(again, Factorized) and again.shape == (N, N) and again.dtype == np.float64
+
+
+@pytest.mark.deep
+@pytest.mark.skipif(not FILES, reason="JAXSPARSE_MATRICES names no folder of Matrix Market files")
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.name.partition(".")[0])
+def test_real_systems_that_scipy_solves_are_solved(path):
+    S = sp.csr_array(jsf.io.read_mtx(path))
+    if S.shape[0] != S.shape[1] or S.nnz > LARGEST:
+        pytest.skip("not square, or large")
+    b = S @ np.ones(S.shape[0])
+    try:
+        x = spla.splu(S.tocsc()).solve(b)
+    except RuntimeError:
+        assert direct(jsf.from_scipy(S), b).status is Status.SINGULAR
+        return
+    if np.linalg.norm(b - S @ x) <= 1e-8 * np.linalg.norm(b):
+        sol = direct(jsf.from_scipy(S), b, rtol=1e-8)
+        assert sol.status is Status.CONVERGED, sol
+        assert np.linalg.norm(b - S @ np.asarray(sol.x)) <= 1.001e-8 * np.linalg.norm(b)
