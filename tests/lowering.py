@@ -1,6 +1,7 @@
 """Lowering for an NVIDIA GPU on a machine that need not have one; and compiling for this one in less time."""
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -25,3 +26,20 @@ def lowered(f: Any, *args: Any, platforms: tuple[str, ...] = ("cuda",), mesh: Ab
     """The program that XLA gets for f(*args); `mesh` is the one that a shard_map inside names."""
     with use_abstract_mesh(mesh or gpus()):
         return jax.jit(f).trace(*args).lower(lowering_platforms=platforms).as_text()
+
+
+def equations(jaxpr: Any, inside: bool = False) -> Iterator[tuple[Any, bool]]:
+    """The equations of a program and of those inside it, and whether they are in a Pallas call."""
+    for eqn in jaxpr.eqns:
+        within = inside or eqn.primitive.name == "pallas_call"
+        yield eqn, within
+        for inner in jax.tree.leaves(eqn.params, is_leaf=lambda p: hasattr(p, "eqns") or hasattr(p, "jaxpr")):
+            inner = getattr(inner, "jaxpr", inner)
+            if hasattr(inner, "eqns"):
+                yield from equations(inner, within)
+
+
+def operations(f: Any, *args: Any) -> list[str]:
+    """The names of the primitives that f(*args) runs, those in functions inside it too, but not in Pallas calls."""
+    found = equations(jax.make_jaxpr(f)(*args).jaxpr)
+    return [eqn.primitive.name for eqn, within in found if not within and eqn.primitive.name not in ("jit", "pjit")]

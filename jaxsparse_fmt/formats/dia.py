@@ -280,7 +280,8 @@ def _read(A: DIA) -> Array:
     n_rows, n_cols = A.shape
     row = jnp.arange(n_rows, dtype=A.start.dtype)[None, :]
     at, col = A.start[:, None] + row, row + A.offsets[:, None]
-    return jnp.where((col >= 0) & (col < n_cols), A.values.at[at].get(mode="clip"), 0).reshape(-1)
+    read = jnp.where((col >= 0) & (col < n_cols), A.values.at[at].get(mode="clip"), 0)
+    return read.reshape(-1).astype(A.dtype)  # of flags too
 
 
 def _shares(offsets: Array, start: Array, n_rows: int) -> tuple[Array, Array]:

@@ -1,8 +1,6 @@
 """The index behind `data` and `with_data`: what it costs, how long it lives, and whose it is."""
 
 import gc
-import re
-import time
 
 import equinox as eqx
 import jax
@@ -13,6 +11,7 @@ import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.core import entry_index
+from tests.lowering import operations
 from tests.zoo import CASES, FIRST_LAYOUTS, Layout
 
 S = CASES["irregular"].scipy().tocsr()
@@ -23,24 +22,6 @@ every_format = pytest.mark.parametrize("layout", FIRST_LAYOUTS, ids=str)
 others = pytest.mark.parametrize("layout", [lay for lay in FIRST_LAYOUTS if lay.format not in IN_ORDER], ids=str)
 WAYS = [*((layout, {}) for layout in FIRST_LAYOUTS), (Layout("hll"), {"transpose": True})]
 every_way = pytest.mark.parametrize(("layout", "options"), WAYS, ids=str)
-
-
-def operations(f, *args) -> list[str]:
-    """The primitives that f runs, those of functions inside it too."""
-    found = []
-
-    def walk(jaxpr):
-        for eqn in jaxpr.eqns:
-            inner = [
-                p for p in jax.tree.leaves(eqn.params, is_leaf=lambda p: hasattr(p, "jaxpr")) if hasattr(p, "jaxpr")
-            ]
-            for p in inner:
-                walk(p.jaxpr)
-            if not inner:
-                found.append(eqn.primitive.name)
-
-    walk(jax.make_jaxpr(f)(*args).jaxpr)
-    return found
 
 
 @pytest.mark.parametrize("format", IN_ORDER)
@@ -103,13 +84,6 @@ def test_is_an_index_that_is_first_asked_for_inside_jit_usable_outside():
     np.testing.assert_array_equal(jax.vmap(lambda d: A.with_data(d).data)(np.ones((2, 61))), 1)
 
 
-def test_folds_xla_nothing_over_the_index_of_a_matrix_that_a_function_closes_over():
-    """It folded the comparisons of 5·10⁶ places for seconds; what it folds are constants of the program."""
-    A = jsf.from_scipy(S, "ell")
-    text = str(jax.jit(lambda d: A.with_data(d).T.data).lower(A.data).compile().as_text())
-    assert not re.findall(r"pred\[\d.*constant\(", text)
-
-
 # ------------------------------------------------------------------------------------------ gradients of a whole matrix
 
 
@@ -156,35 +130,6 @@ def test_counts_half_for_each_the_derivative_by_a_number_that_two_entries_share(
     )
     for g in gradients(alone):
         np.testing.assert_allclose(alone.data_of(g), both, atol=1e-12)
-
-
-def test_is_a_step_along_the_gradient_of_a_whole_matrix_a_step_of_its_products():
-    A, x = jsf.from_scipy(SYMMETRIC, "dia"), np.arange(64) / 8
-    g, _ = gradients(A)
-    step = A.with_data(A.data - 0.25 * A.data_of(g))
-    moved = A._with_values(A.values - 0.25 * g.values)  # as an optimizer that goes over leaves does
-    np.testing.assert_allclose(moved.todense() @ x, moved @ x, rtol=1e-12)
-    np.testing.assert_allclose(moved.data, moved.to_scipy().data)
-    assert abs(step.to_scipy() - step.to_scipy().T).max() < 1e-12
-
-
-# ---------------------------------------------------------------------------------------------------------------- time
-
-
-@pytest.mark.clock
-def test_costs_an_eager_product_no_more_than_five_small_dense_ones():
-    """Each takes as long as its way through Python; the least of several counts, in seconds of the processor."""
-    S = jsf.gallery.poisson(10)
-    A, a, x = jsf.from_scipy(S, "csr"), jnp.ones((2, 1000)), jnp.ones(1000)
-
-    def seconds(f):
-        start = time.process_time()
-        for _ in range(200):
-            f().block_until_ready()
-        return (time.process_time() - start) / 200
-
-    ours, dense = map(min, zip(*((seconds(lambda: A @ x), seconds(lambda: a @ x)) for _ in range(20)), strict=True))
-    assert ours <= 5 * dense
 
 
 @every_format

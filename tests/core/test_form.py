@@ -1,5 +1,7 @@
 """The trilinear form: its three primitives close under every transformation of JAX."""
 
+import collections
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.core import form
-from tests.lowering import SIGNATURES, gpus, lowered
+from tests.lowering import SIGNATURES, gpus, lowered, operations
 from tests.oracle import assert_product, draw, wide
 from tests.zoo import CASES, SORTED, Layout
 
@@ -17,26 +19,14 @@ CASE = CASES["full_row"]
 N_ROWS, N_COLS = CASE.shape
 
 
+def count(f, *args) -> dict[str, int]:
+    """How often each face is computed in f, inside jitted functions too."""
+    return collections.Counter(n.removeprefix("sparse_") for n in operations(f, *args) if n.startswith("sparse_"))
+
+
 @pytest.fixture
 def A():
     return SORTED.of(CASE.scipy())
-
-
-def count(f, *args) -> dict[str, int]:
-    """How often each face is computed in f, inside jitted functions too."""
-    found = dict.fromkeys(form.OPERANDS, 0)
-
-    def walk(jaxpr):
-        for eqn in jaxpr.eqns:
-            face = eqn.primitive.name.removeprefix("sparse_")
-            if eqn.primitive.name.startswith("sparse_"):
-                found[face] += 1
-            for inner in jax.tree.leaves(eqn.params, is_leaf=lambda p: hasattr(p, "jaxpr")):
-                if hasattr(inner, "jaxpr"):
-                    walk(inner.jaxpr)
-
-    walk(jax.make_jaxpr(f)(*args).jaxpr)
-    return {face: n for face, n in found.items() if n}
 
 
 def bind(A, face, a, b):

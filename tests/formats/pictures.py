@@ -49,12 +49,6 @@ def assert_as_drawn(A: jsf.SparseMatrix) -> None:
         assert stored[name].dtype == (A.dtype if name == "values" else dtype), name
 
 
-def holes_drawn(A: jsf.SparseMatrix) -> np.ndarray:
-    """The places of `values` that the picture leaves empty though they have a valid column: the · among them."""
-    line = next(m for m in map(_array_of, _text(type(A)).splitlines()) if m and m[1] == "values")
-    return np.flatnonzero([t == "·" for t in re.sub(r"[|‖]", "", line[2]).split()])
-
-
 def holes(A) -> np.ndarray:
     """The places that `pattern` calls padding."""
     if A.pattern is None:

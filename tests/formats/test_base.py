@@ -40,37 +40,24 @@ def test_the_inner_matrix_is_the_permuted_one(format, rng):
     np.testing.assert_array_equal(diagonal, np.diagonal(wanted))
     np.testing.assert_array_equal(inside, product)  # the same sums in the same order
     assert_product(inside, SQUARE.toarray(), x)
-
-
-@every_sorted
-def test_the_inner_matrix_has_no_order_of_its_own_and_keeps_its_values(format):
-    A = stored(format, matrix=SQUARE, **SORTED[format])
     inner = A.in_basis
     assert inner.perm is None and inner.basis is IDENTITY and inner.in_basis is inner
     assert inner.values is A.values and inner.name == format and inner.layout == A.layout
     assert inner.nbytes == A.nbytes - 4 * 99
 
 
-@pytest.mark.parametrize("format", SORTED)
-@pytest.mark.parametrize("matrix", [RAGGED, RAGGED.T.tocsr()], ids=["wide", "tall"])
-def test_a_rectangular_matrix_keeps_the_users_order(format, matrix):
-    A = stored(format, matrix=matrix, **SORTED[format])
-    assert A.perm is not None
-    assert A.basis is IDENTITY and A.in_basis is A
+ALONE = [
+    *((format, layout, matrix) for format, layout in SORTED.items() for matrix in (RAGGED, RAGGED.T.tocsr())),
+    # Sorted, but without column indices to renumber; and in the order of the rows.
+    *((format, {"slice_size": 8, "sigma": 32}, SQUARE) for format in ("sell", "hdia")),
+    *((format, {}, SQUARE) for format in sorted(set(jsf.FORMATS) - {"jds", "pjds", "pellr", "biell", "bijad"})),
+]
 
 
-@pytest.mark.parametrize("format", ["sell", "hdia"])
-def test_sorted_rows_without_column_indices_have_no_basis_to_enter(format, rng):
-    A = stored(format, matrix=SQUARE, slice_size=8, sigma=32)
-    assert A.perm is not None and A.basis is IDENTITY and A.in_basis is A
-    x = rng.standard_normal(99)
-    assert_product(A @ x, SQUARE.toarray(), x)
-
-
-@pytest.mark.parametrize("format", sorted(set(jsf.FORMATS) - {"jds", "pjds", "pellr", "biell", "bijad"}))
-def test_rows_in_their_own_order_have_the_identity_as_basis(format):
-    A = stored(format, matrix=SQUARE)
-    assert A.basis is IDENTITY and A.in_basis is A
+def test_rectangular_or_unsorted_rows_or_columns_without_indices_keep_the_users_order():
+    for format, layout, matrix in ALONE:
+        A = stored(format, matrix=matrix, **layout)
+        assert A.basis is IDENTITY and A.in_basis is A
 
 
 @pytest.mark.some(format=5)

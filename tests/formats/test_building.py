@@ -54,14 +54,6 @@ def test_sizes_are_counted_alike_on_host_and_device(csr):
         np.testing.assert_array_equal(counted, longest)
 
 
-def test_pointers_take_64_bits_where_they_must():
-    assert building.pointers(np.array([3, 0, 4])).tolist() == [0, 3, 3, 7]
-    assert building.pointers(np.array([2**31 - 1])).dtype == np.int32
-    wide = building.pointers(np.array([2**30, 2**30, 1]))
-    assert wide.dtype == np.int64 and wide.tolist() == [0, 2**30, 2**31, 2**31 + 1]
-    assert building.pointers(np.zeros(0, np.int64)).tolist() == [0]
-
-
 # ----------------------------------------------------------------------------------------------------- what is refused
 
 REFUSED = [

@@ -137,27 +137,19 @@ def test_columns_up_to_32766_apart_take_16_bits(span, fits):
     np.testing.assert_array_equal(A.to_scipy().toarray(), S.toarray())
 
 
-@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (6, 7), (0, 0)], ids=str)
-def test_without_entries_the_rows_have_their_places_all_the_same(shape):
-    A = jsf.from_scipy(sp.csr_array(shape), "csr5", tile_shape=TILE, backend="interpret")
-    assert A.n_stored == SIZE * (shape[0] > 0)
-    np.testing.assert_array_equal(product(A, np.ones(shape[1])), np.zeros(shape[0]))
-    np.testing.assert_array_equal(A.T @ np.ones(shape[0]), np.zeros(shape[1]))
-
-
 @pytest.mark.parametrize(
     ("p", "keep", "dialect"), [(None, True, "mosaic"), (3, True, "triton"), (None, False, "triton")]
 )
 def test_one_vector_is_summed_in_shared_memory_where_sums_are_kept(p, keep, dialect):
+    """Behind a second storage too; and not where a tile has too many rows."""
     A, x = made("wide", keep_sums=keep), np.ones(N_COLS if p is None else (N_COLS, p))
     assert kernels(A, x) == {dialect}
-
-
-def test_sums_are_kept_behind_a_second_storage_too():
     S = sp.csr_array(np.eye(300) + np.eye(300, k=5))
-    options = {"tile_shape": TILE, "keep_sums": True}
-    A, x = jsf.from_scipy(S, "csr5", transpose=True, **options), np.ones(300)
-    assert kernels(A, x) == kernels(A.T, x) == {"mosaic"}
+    A, x = jsf.from_scipy(S, "csr5", transpose=True, tile_shape=TILE, keep_sums=keep), x[:300]
+    assert kernels(A, x) == kernels(A.T, x) == {dialect}
+    for n_rows in (3000, 5000):
+        A = jsf.from_scipy(of_lengths([1] * n_rows), "csr5", tile_shape=(1024, 8), keep_sums=keep)
+        assert A.layout["keep_sums"] == keep and (A.tiles.kept_rows > 0) == (keep and n_rows == 3000)
 
 
 def kernels(A, x) -> set[str]:
@@ -165,21 +157,7 @@ def kernels(A, x) -> set[str]:
     return {dialect for dialect, signature in SIGNATURES.items() if signature in text}
 
 
-def test_sums_are_not_kept_where_a_tile_has_too_many_rows():
-    for n_rows, kept in ((3000, True), (5000, False)):
-        A = jsf.from_scipy(of_lengths([1] * n_rows), "csr5", tile_shape=(1024, 8), keep_sums=True)
-        assert A.layout["keep_sums"] and (A.tiles.kept_rows > 0) == kept
-
-
 # --------------------------------------------------------------------------------------------------------- products
-
-
-@pytest.mark.some(name=2)
-@pytest.mark.parametrize("name", [*KINDS, "long", EDGE, "hardly any entries"])
-def test_sums_of_integers_are_exact_also_where_rows_are_empty(name):
-    """The interpreter's outputs start as NaN, so a row that no lane writes shows."""
-    S, x = MATRICES[name], NUMBERS.integers(-3, 4, N_COLS).astype(np.float64)
-    np.testing.assert_array_equal(product(made(name, backend="interpret"), x), S @ x)
 
 
 @pytest.mark.parametrize(("tile_shape", "longest"), [(TILE, 128), ((512, 8), 256), ((1024, 16), 512)])
@@ -225,3 +203,47 @@ def test_poison_reaches_exactly_the_rows_that_read_it(name, backend, hot):
         x[10_900], x[40] = poison, poison
         np.testing.assert_array_equal(~np.isfinite(product(A, x)), abs(S) @ ~np.isfinite(x) > 0)
         x[:] = 1
+
+
+# ----------------------------------------------------------------------------------------- the `hot` columns come first
+
+hot_columns = pytest.mark.parametrize("hot", [1, 50, N_COLS])
+
+
+@hot_columns
+def test_the_most_used_columns_come_first_and_all_others_in_their_order(hot):
+    S, A, plain = MATRICES["wide"], made("wide", hot=hot), made("wide")
+    used = dict.fromkeys(range(N_COLS), 0)
+    for column in S.indices.tolist():
+        used[column] += 1
+    by_use = sorted(used, key=lambda column: -used[column])  # of columns used alike the first one first
+    assert A.col_order.tolist() == by_use[:hot] + sorted(by_use[hot:]) and A.col_order.dtype == np.int32
+    (col, last), (own, own_last) = (B.tiles.columns(B.arrays) for B in (A, plain))
+    np.testing.assert_array_equal(np.append(A.col_order, N_COLS)[col], own)
+    np.testing.assert_array_equal(last, own_last)
+    np.testing.assert_array_equal(A.values, plain.values)
+    assert plain.col_order is None
+
+
+@pytest.mark.parametrize(
+    ("columns", "narrow"),
+    [([7, 90_000], (False, True)), ([50_000, 50_001], (True, False))],
+    ids=["brought together", "torn apart"],
+)
+def test_whether_columns_fit_16_bits_is_asked_of_those_in_the_new_order(columns, narrow):
+    """Both are used more than any other column, and the first one most."""
+    S = of_lengths([2, 2, 1], np.array([*columns, *columns, columns[0]]))
+    hots = [0, 2 if narrow[1] else 1]
+    both = [jsf.from_scipy(S, "csr5", tile_shape=TILE, hot=hot) for hot in hots]
+    assert tuple(A.marked_col is None for A in both) == narrow
+    for A in both:
+        np.testing.assert_array_equal(A.to_scipy().indices, S.indices)
+
+
+@pytest.mark.parametrize("hot", [50, N_COLS])
+@pytest.mark.parametrize("backend", ["interpret", "xla"])
+def test_an_order_of_the_columns_changes_no_bit_of_a_product(hot, backend):
+    """Numbers have half of the digits, so that products are exact wherever a CPU fuses."""
+    x = NUMBERS.standard_normal(N_COLS).astype(np.float32).astype(np.float64)
+    with_order, plain = (product(made("wide", backend=backend, hot=h), x) for h in (hot, 0))
+    np.testing.assert_array_equal(with_order, plain)

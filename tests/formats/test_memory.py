@@ -43,18 +43,6 @@ def test_32_bit_jax_refuses_offsets_of_64_bits(layout, monkeypatch):
         layout.of(wide, max_bytes=2**40)
 
 
-def test_auto_under_a_limit_takes_the_best_that_fits():
-    matrix = jsf.gallery.poisson(4)
-    in_csr, ranked = jsf.from_scipy(matrix, "csr").nbytes, jsf.choose.rank(matrix, backend="xla")
-    best_that_fits = next(c for c in ranked if c.nbytes <= in_csr)
-    assert best_that_fits is not ranked[0]
-    assert jsf.from_scipy(matrix, max_bytes=in_csr, backend="xla").name == best_that_fits.format
-    with pytest.raises(
-        ValueError, match=r"at least [\d.]+ kB, in 'dia'; max_bytes=10 allows none, max_bytes=\d+ would"
-    ):
-        jsf.from_scipy(matrix, max_bytes=10)
-
-
 HUGE = 3 * 10**8
 
 

@@ -5,8 +5,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt.formats.order import order_of, permuted
-from solvers import cg
+from jaxsparse_fmt.formats.order import order_of
 from tests.zoo import CASES
 
 N = 60
@@ -28,22 +27,6 @@ def test_cuthill_mckee_gathers_the_entries_around_the_diagonal(S):
     perm = jsf.order(S, "rcm")
     np.testing.assert_array_equal(np.sort(perm), np.arange(N))
     assert bandwidth(S[perm][:, perm]) == 1 < bandwidth(S)
-
-
-def test_a_solve_in_another_order_gives_the_same_answer():
-    shuffled = np.random.default_rng(0).permutation(64)
-    S, b = sp.csr_array(jsf.gallery.poisson(4))[shuffled][:, shuffled], np.linspace(-1, 1, 64)
-    perm = jsf.order(S)
-    sol, x = cg(jsf.from_scipy(S[perm][:, perm]), b[perm], rtol=1e-12), np.empty(64)
-    x[perm] = sol.x
-    np.testing.assert_allclose(x, sp.linalg.spsolve(S.tocsc(), b), rtol=1e-9)
-
-
-def test_permuted_is_what_scipy_gives_and_says_where_entries_came_from():
-    S = sp.csr_array(CHAIN)
-    moved, entry = permuted(S, PERM)
-    assert moved.has_sorted_indices and abs(moved - S[PERM][:, PERM]).max() == 0
-    np.testing.assert_array_equal(moved.data, S.data[entry])
 
 
 REFUSED = {

@@ -10,8 +10,8 @@ import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.formats import building
-from tests.lowering import SIGNATURES, lowered, quick_jit
-from tests.oracle import assert_gradient_through_a_solve, assert_product, draw
+from tests.lowering import SIGNATURES, equations, lowered, quick_jit
+from tests.oracle import assert_product, draw
 from tests.zoo import CASES, FIRST_LAYOUTS, SORTED, Layout
 
 # The others' transposed products are kernels anyway.
@@ -72,13 +72,6 @@ def test_degenerate_matrices_multiply_both_ways_in_two_formats(layout, rng):
         assert_product(transposed, case.dense().T, y)
 
 
-def test_a_storage_that_shares_places_is_unshared():
-    S, y = jsf.gallery.poisson(4), np.arange(64.0)
-    A = jsf.Paired.from_csr(S, A=jsf.from_scipy(S, "dia"), across=lambda csr: jsf.from_scipy(csr, "csr"))
-    assert A.own.name == "dia"
-    np.testing.assert_allclose(A.T @ y, S.T @ y)
-
-
 def test_it_is_a_matrix_like_any_other(rng):
     S, dense, (row, col) = IRREGULAR.scipy(np.complex128), IRREGULAR.dense(np.complex128), IRREGULAR.places()
     A, y = paired(SORTED, S), draw(rng, np.complex128, 17)
@@ -97,15 +90,6 @@ def test_it_is_a_matrix_like_any_other(rng):
 
 
 # --------------------------------------------------------------------------------------------------------- products
-
-
-@every_format
-def test_both_products_equal_dense_arithmetic(layout, rng):
-    A, dense = paired(layout, IRREGULAR.scipy()), IRREGULAR.dense()
-    X, Y = rng.standard_normal((13, 6)), rng.standard_normal((17, 6))
-    product, transposed = both_products(A, X, Y)
-    assert_product(product, dense, X, np.float64)
-    assert_product(transposed, dense.T, Y, np.float64)
 
 
 @every_format
@@ -141,17 +125,8 @@ def test_derivatives_of_the_transposed_product_are_those_of_the_plain_matrix(rng
 
 def atomic_adds(f, *args) -> int:
     """Scatter-adds in f, in loops and branches too, in which two may meet; not those inside kernels."""
-
-    def walk(jaxpr) -> int:
-        n = 0
-        for eqn in jaxpr.eqns:
-            n += eqn.primitive.name == "scatter-add" and not eqn.params["unique_indices"]
-            if eqn.primitive.name != "pallas_call":
-                inner = jax.tree.leaves(eqn.params, is_leaf=lambda p: hasattr(p, "eqns") or hasattr(p, "jaxpr"))
-                n += sum(walk(getattr(p, "jaxpr", p)) for p in inner if hasattr(p, "eqns") or hasattr(p, "jaxpr"))
-        return n
-
-    return walk(jax.make_jaxpr(f)(*args).jaxpr)
+    found = (eqn for eqn, within in equations(jax.make_jaxpr(f)(*args).jaxpr) if not within)
+    return sum(eqn.primitive.name == "scatter-add" and not eqn.params["unique_indices"] for eqn in found)
 
 
 @every_format
@@ -165,22 +140,10 @@ def test_the_transposed_product_has_no_atomics(layout):
     assert atomic_adds(transposed, layout.of(S), y) > 0
 
 
-@pytest.mark.parametrize("layout", [x for x in FIRST_LAYOUTS if x not in PAIRED], ids=str)
-def test_a_format_whose_transposed_product_is_a_kernel_is_left_alone(layout):
-    A, y = layout.of(IRREGULAR.scipy(), transpose=True), jnp.ones((1, 17, 1))
-    assert A.name == layout.format
-    assert atomic_adds(lambda A, y: A.without_values.transposed_face(A.values[None], y, "interpret"), A, y) == 0
-
-
 @pytest.mark.parametrize("dialect", SIGNATURES)
 def test_a_gpu_gets_a_kernel_for_the_transposed_product(dialect):
     A, y = (paired(Layout("ell"), IRREGULAR.scipy(np.float32), backend=b) for b in (dialect, "xla")), jnp.ones(17)
     assert [SIGNATURES[dialect] in lowered(lambda A, y: A.T @ y, B, y.astype(B.dtype)) for B in A] == [True, False]
-
-
-def test_the_gradient_through_a_solve_solves_with_the_transpose(rng):
-    S = sp.csr_array(jsf.gallery.convection_diffusion(3))
-    assert_gradient_through_a_solve(paired(Layout("ell"), S), S, rng)
 
 
 # ----------------------------------------------------------------------------------------------------------- making

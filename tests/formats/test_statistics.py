@@ -9,35 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt.formats import bsr, statistics
+from jaxsparse_fmt.formats import statistics
 from tests.zoo import CASES
 
-LENGTHS = st.lists(st.integers(0, 40), max_size=150)
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=str)
-
-
-@given(LENGTHS, st.integers(1, 20), st.integers(0, 5))
-def test_widths_are_those_of_the_longest_rows_after_sorting(lengths, slice_size, windows):
-    sigma = max(windows * slice_size, 1)
-    rows = [sorted(lengths[i : i + sigma], reverse=sigma > 1) for i in range(0, len(lengths), sigma)]
-    flat = [n for window in rows for n in window] if sigma > 1 else lengths
-    expected = [max(flat[i : i + slice_size]) for i in range(0, len(flat), slice_size)]
-    assert statistics.slice_widths(np.array(lengths, np.int32), slice_size, sigma).tolist() == expected
-
-
-@every_case
-@pytest.mark.parametrize("slice_size", [1, 4, 128])
-def test_diagonals_of_slices_are_those_of_their_entries(case, slice_size):
-    S = sp.csr_array(case.scipy())
-    row, col = case.places()
-    diagonals = {(r // slice_size, c - r) for r, c in zip(row.tolist(), col.tolist(), strict=True)}
-    inside = sum(
-        0 <= r + d < case.shape[1]
-        for s, d in diagonals
-        for r in range(s * slice_size, min((s + 1) * slice_size, case.shape[0]))
-    )
-    counted = statistics.diagonals_by_slice(S, slice_size)
-    assert counted == statistics.Counted(len(diagonals) * slice_size, len(diagonals), inside - len(row))
 
 
 @every_case
@@ -56,27 +31,6 @@ def test_misses_are_the_sectors_of_each_block_and_wide_ones_span_many_columns(ca
     if sigma == 1:
         spans = [np.ptp(columns) for columns in blocks if columns.size]
         assert statistics.are_blocks_wide(S, block, 5) == any(span >= 5 for span in spans)
-
-
-@every_case
-def test_diagonals_are_counted_up_to_a_limit(case):
-    S = sp.csr_array(case.scipy())
-    row, col = case.places()
-    offsets = {int(d) for d in col - row}
-    counted = statistics.diagonals(S, len(offsets))
-    assert counted is not None and counted.indices == len(offsets)
-    assert counted.places == len(offsets) * case.shape[0]
-    if offsets:
-        assert statistics.diagonals(S, len(offsets) - 1) is None
-
-
-@every_case
-@pytest.mark.parametrize("shape", [(2, 3), (3, 3)])
-def test_blocks_are_those_that_bsr_stores(case, shape):
-    S = sp.csr_array(case.scipy())
-    A = jsf.from_scipy(S, "bsr", block_shape=shape)
-    counted = statistics.blocks(S, shape, bsr.slice_rows(case.shape[0], shape[0]))
-    assert (counted.places, counted.indices) == (A.n_stored, A.block_col.size)
 
 
 @settings(max_examples=40, deadline=None)
@@ -105,16 +59,3 @@ def test_a_sample_of_an_even_matrix_tells_its_counts(monkeypatch):
     for counted, exact in zip(part, whole, strict=True):
         assert counted.places == pytest.approx(exact.places, rel=0.03)
         assert counted.holes == pytest.approx(exact.holes, rel=0.2)
-
-
-@pytest.mark.parametrize("shape", [(0, 0), (0, 4), (4, 0), (4, 4)])
-def test_nothing_is_counted_in_a_matrix_without_entries(shape):
-    S = sp.csr_array(shape)
-    nothing = statistics.Counted(0, 0, 0)
-    assert (
-        statistics.diagonals(S, 0)
-        == statistics.diagonals_by_slice(S, 2)
-        == statistics.blocks(S, (2, 2), 128)
-        == nothing
-    )
-    assert not statistics.are_slices_wide(S, 2, 10)

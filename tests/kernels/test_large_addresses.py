@@ -11,7 +11,7 @@ from jaxsparse_fmt.kernels import sddmm, spmv
 from jaxsparse_fmt.kernels.layout.address import Bisected, Jagged, Slices, Subwarp
 from jaxsparse_fmt.kernels.layout.columns import Blocked, Delta, Diagonal, Explicit, Rule
 from tests.kernels.test_spmv import kernels_in
-from tests.lowering import SIGNATURES, lowered
+from tests.lowering import SIGNATURES, equations, lowered
 
 
 def huge(*shape, dtype=jnp.float32):
@@ -47,20 +47,9 @@ def rules(n_stored: int) -> dict[str, tuple[Rule, dict]]:
     return {name: (Rule(shape, n_stored, address, column), arrays) for name, (address, column, arrays) in given.items()}
 
 
-def jaxprs(jaxpr, inside: bool = False):
-    """The equations of a program and of those inside it, and whether they are in a Pallas call."""
-    for eqn in jaxpr.eqns:
-        within = inside or eqn.primitive.name == "pallas_call"
-        yield eqn, within
-        for inner in jax.tree.leaves(eqn.params, is_leaf=lambda p: hasattr(p, "eqns") or hasattr(p, "jaxpr")):
-            inner = getattr(inner, "jaxpr", inner)
-            if hasattr(inner, "eqns"):
-                yield from jaxprs(inner, within)
-
-
 def vectors_in_kernels(f, *args) -> set[str]:
     """The signed integer dtypes of the vectors inside the Pallas calls of a program."""
-    out = (v.aval for eqn, within in jaxprs(jax.make_jaxpr(f)(*args).jaxpr) if within for v in eqn.outvars)
+    out = (v.aval for eqn, within in equations(jax.make_jaxpr(f)(*args).jaxpr) if within for v in eqn.outvars)
     return {str(a.dtype) for a in out if getattr(a, "ndim", 0) == 1 and jnp.issubdtype(a.dtype, jnp.signedinteger)}
 
 
@@ -93,7 +82,7 @@ def test_references_count_places_in_64_bits(name, face):
     rule, arrays = rules(2**31)[name]
     f = functools.partial(getattr(sddmm if face == "outer" else spmv, f"{face}_reference"), rule=rule)
     jaxpr = jax.make_jaxpr(f)(*operands("outer" if face == "outer" else "product", rule), arrays).jaxpr
-    counters = (eqn.outvars[0].aval for eqn, _ in jaxprs(jaxpr) if eqn.primitive.name == "iota")
+    counters = (eqn.outvars[0].aval for eqn, _ in equations(jaxpr) if eqn.primitive.name == "iota")
     assert not [a for a in counters if max(a.shape) >= 2**31 and a.dtype == jnp.int32]
 
 

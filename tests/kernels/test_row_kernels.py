@@ -5,15 +5,15 @@ import jax.numpy as jnp
 import pytest
 
 from jaxsparse_fmt.kernels.row_kernels import Pack
-from tests.kernels.test_large_addresses import huge, jaxprs
+from tests.kernels.test_large_addresses import huge
 from tests.kernels.test_spmv import TALL, kernels_in
-from tests.lowering import lowered
+from tests.lowering import equations, lowered
 from tests.zoo import Layout
 
 
 def packs_loaded(f, *args) -> set[int]:
     """How many numbers a lane loads at once inside the Pallas calls of a program, where they are several."""
-    inside = (eqn for eqn, within in jaxprs(jax.make_jaxpr(f)(*args).jaxpr) if within)
+    inside = (eqn for eqn, within in equations(jax.make_jaxpr(f)(*args).jaxpr) if within)
     shapes = (eqn.outvars[0].aval.shape for eqn in inside if eqn.primitive.name == "masked_load")
     return {shape[1] for shape in shapes if len(shape) == 2}
 
