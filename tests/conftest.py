@@ -88,6 +88,15 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(20240229)
 
 
+@pytest.fixture
+def plain_xla() -> Iterator[None]:
+    """Products in plain XLA, whose ranking of formats does not depend on this machine's kernels."""
+    from jaxsparse_fmt import use_backend
+
+    with use_backend("xla"):
+        yield
+
+
 @pytest.fixture(scope="session")
 def matrices() -> pathlib.Path:
     """The folder of real matrices that JAXSPARSE_MATRICES names."""

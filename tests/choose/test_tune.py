@@ -12,13 +12,7 @@ from jaxsparse_fmt.formats import building
 
 S = jsf.gallery.poisson(5)
 X = np.arange(S.shape[1]) / 8.0
-
-
-@pytest.fixture(autouse=True)
-def plain_xla():
-    """In which "hll" is among the first few for `S`."""
-    with jsf.use_backend("xla"):
-        yield
+pytestmark = pytest.mark.usefixtures("plain_xla")  # in which "hll" is among the first few for `S`
 
 
 @pytest.fixture

@@ -46,14 +46,6 @@ def vectors(A, rng):
 # -------------------------------------------------------------------------------------------------------- closedness
 
 
-def test_the_three_faces_are_one_form(A, vectors):
-    """t(v, x, y) is the same number whichever argument is left for last."""
-    totals = []
-    for face, (first, second, out) in form.OPERANDS.items():
-        totals.append(jnp.vdot(vectors[out], bind(A, face, vectors[first], vectors[second])))
-    np.testing.assert_allclose(totals, totals[0], rtol=1e-12)
-
-
 @pytest.mark.parametrize(
     "face, operand, transpose",
     [
@@ -227,14 +219,6 @@ def test_use_backend_retraces_a_jitted_product(A, rng):
     assert len(seen) == 2
     assert inside != text()
     np.testing.assert_allclose(plain, interpreted, rtol=1e-12)
-
-
-def test_the_backend_of_a_matrix_outranks_the_context(A, rng):
-    x = rng.standard_normal(N_COLS)
-    own = SORTED.of(CASE.scipy(), backend="xla")
-    with jsf.use_backend("interpret"):
-        jaxpr = jax.make_jaxpr(lambda A: A @ x)(own).jaxpr
-    assert [e.params["backend"] for e in jaxpr.eqns if "backend" in e.params] == ["xla"]
 
 
 @pytest.mark.parametrize("backend", ["triton", "mosaic"])

@@ -106,14 +106,6 @@ def test_a_solve_and_its_gradient_lie_as_the_right_hand_side_does(axes):
             assert jax.typeof(got).sharding == jax.typeof(b).sharding
 
 
-def test_a_mapped_solve_stays_on_its_axis():
-    A, inverse = jsf.from_scipy(S, "ell"), np.linalg.inv(S.toarray())
-    with jax.set_mesh(MESH):
-        x = jax.jit(jax.vmap(lambda b: gmres(A, b, rtol=1e-12).x))(placed(MESH, X.T, "batch"))
-        assert jax.typeof(x).sharding.spec == PartitionSpec("batch", None)
-    close(x, (inverse @ X).T, 1e-8)
-
-
 def test_functions_that_close_over_sharded_arrays_may_be_matrix_and_preconditioner():
     T = jsf.gallery.poisson(4, dim=2)
     A = jsf.from_scipy(T, "ell")

@@ -12,13 +12,6 @@ from tests.distributed.problems import MESH, irregular
 ROWS = 120  # of a device
 
 
-@pytest.fixture
-def plain_xla():
-    """Whose ranking of these matrices the tests know."""
-    with jsf.use_backend("xla"):
-        yield
-
-
 def chain_with_a_long_row() -> sp.csr_array:
     """Tridiagonal, but for one row of the last device, whose rows are otherwise single entries: it has the fewest."""
     n = 8 * ROWS

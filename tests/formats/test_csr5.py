@@ -10,7 +10,7 @@ import jaxsparse_fmt as jsf
 from jaxsparse_fmt._types import CsrArrays, Target
 from jaxsparse_fmt.core.matrix import build
 from jaxsparse_fmt.formats import csr5, csr5_tiles
-from tests.formats.pictures import RAGGED, assert_as_drawn, drawn_matrix
+from tests.formats.pictures import assert_as_drawn, drawn_matrix
 from tests.lowering import SIGNATURES, lowered, quick_jit
 from tests.oracle import assert_same_storage
 
@@ -167,17 +167,6 @@ def test_rows_are_cut_where_one_is_longer_than_an_eighth_of_a_tile_or_32_lanes(t
         assert (A.n_pieces > 0) == (length > longest)
 
 
-def test_then_those_longer_than_a_32nd_go_on_in_pieces():
-    A = made("long")
-    lengths = np.diff(MATRICES["long"].indptr)
-    rest = np.maximum(lengths - MOST, 0)
-    assert A.long_rows.tolist() == np.flatnonzero(rest).tolist()
-    assert np.diff(A.piece_ptr).tolist() == (-(-rest[rest > 0] // MOST)).tolist()
-    assert A.n_pieces == A.piece_ptr[-1] == 1 + 1 + 2 + 31 + 2 + 3
-    for name in ("long_rows", "piece_ptr"):
-        assert getattr(jsf.from_scipy(RAGGED, "csr5", tile_shape=(256, 8)), name) is None
-
-
 def test_narrow_and_wide_columns_give_the_same_bits():
     """The same numbers in columns of the same order; of half as many digits, so that products are exact."""
     data, z = (NUMBERS.standard_normal(n).astype(np.float32).astype(np.float64) for n in (SLOTS.size, 130))
@@ -238,12 +227,3 @@ def test_whether_columns_fit_16_bits_is_asked_of_those_in_the_new_order(columns,
     assert tuple(A.marked_col is None for A in both) == narrow
     for A in both:
         np.testing.assert_array_equal(A.to_scipy().indices, S.indices)
-
-
-@pytest.mark.parametrize("hot", [50, N_COLS])
-@pytest.mark.parametrize("backend", ["interpret", "xla"])
-def test_an_order_of_the_columns_changes_no_bit_of_a_product(hot, backend):
-    """Numbers have half of the digits, so that products are exact wherever a CPU fuses."""
-    x = NUMBERS.standard_normal(N_COLS).astype(np.float32).astype(np.float64)
-    with_order, plain = (product(made("wide", backend=backend, hot=h), x) for h in (hot, 0))
-    np.testing.assert_array_equal(with_order, plain)

@@ -1,7 +1,6 @@
 """DIA: diagonals without column indices, of which a product reads mirrored ones once; and the pattern of holes."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -110,17 +109,6 @@ def test_other_entries_need_not_be_symmetric(rng):
     assert_product(B @ x, sp.csr_array((data, GRID.indices, GRID.indptr), GRID.shape).toarray(), x)
 
 
-@pytest.mark.some(name=1)
-@pytest.mark.parametrize("name", ["grid", "with zeros and holes"])
-def test_other_entries_convert_inside_jit(name):
-    """As in every format: the pattern is known there, though the entries are not."""
-    A = jsf.from_scipy(MATRICES[name], "dia")
-    data, x = 2 * A.data, np.ones(A.shape[1])
-    for format in ("sell", "dia"):
-        y = jax.jit(lambda data, format=format: A.with_data(data).asformat(format) @ x)(data)
-        np.testing.assert_allclose(y, 2 * (MATRICES[name] @ x), atol=1e-12)
-
-
 def test_symmetric_complex_matrices_share_and_hermitian_ones_do_not(rng):
     x = rng.standard_normal(343) + 1j * rng.standard_normal(343)
     alike = sp.csr_array(GRID * (1 - 2j))
@@ -130,14 +118,6 @@ def test_symmetric_complex_matrices_share_and_hermitian_ones_do_not(rng):
         assert places_read(A) == n_read
         assert_product(A @ x, S.toarray(), x)
         assert_product(A.rmatvec(x), S.conj().T.toarray(), x)
-
-
-def test_poison_in_a_shared_value_reaches_the_two_rows_that_have_it():
-    """And not the rows whose place, below the first of a diagonal, would lie in the diagonal before."""
-    A = jsf.from_scipy(GRID, "dia", backend="interpret")
-    at = int(np.asarray(A.start)[np.searchsorted(np.asarray(A.offsets), 7)]) + 100
-    y = A._with_values(A.values.at[at].set(jnp.nan)) @ jnp.ones(343)
-    np.testing.assert_array_equal(np.flatnonzero(np.isnan(y)), [100, 107])
 
 
 # ----------------------------------------------------------------------------------------------------------- pattern

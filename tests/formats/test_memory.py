@@ -91,17 +91,6 @@ def test_is_what_the_memory_cannot_hold_refused_in_our_words_whatever_the_limit(
     assert jsf.from_scipy(matrix, "csr", max_bytes=limit).nnz == matrix.nnz
 
 
-@pytest.mark.parametrize("free", [10**6, None], ids=["little", "unknown"])
-def test_what_the_memory_holds_is_what_the_device_tells(free, monkeypatch):
-    monkeypatch.setattr(memory, "free", lambda: free)
-    matrix = arrow(3000)
-    if free is None:
-        assert jsf.from_scipy(matrix, "ell", max_bytes=np.inf).n_stored == 9_000_000
-    else:
-        with pytest.raises(ValueError, match=r"format 'ell' would take 108 MB, where 1 MB of memory are free"):
-            jsf.from_scipy(matrix, "ell", max_bytes=np.inf)
-
-
 def test_a_dense_array_of_a_huge_matrix_is_refused_where_xla_would_abort():
     A = jsf.from_scipy(sp.eye_array(1_000_000, dtype=np.float32))
     for make in (A.todense, A.toarray, A.T.todense, jax.jit(lambda: A.todense())):

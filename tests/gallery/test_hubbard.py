@@ -72,23 +72,6 @@ def test_every_entry_is_that_of_the_operators(sites, up, down, phonons, periodic
     assert np.all(abs(found.data) > 1e-10)
 
 
-@pytest.mark.parametrize(("sites", "up", "down", "periodic"), [(6, 3, 3, True), (5, 2, 2, True), (6, 2, 3, False)])
-def test_free_electrons_fill_the_band_from_below(sites, up, down, periodic):
-    k = np.arange(sites)
-    band = 2 * np.cos(2 * np.pi * k / sites) if periodic else 2 * np.cos(np.pi * (k + 1) / (sites + 1))
-    # The sign of a hop across the boundary comes from the order of the operators: it leaves the band alone.
-    band = np.sort(-band)
-    found = np.linalg.eigvalsh(holstein_hubbard(sites, (up, down), 0, U=0, g=0, periodic=periodic).toarray())
-    assert found[0] == pytest.approx(band[:up].sum() + band[:down].sum(), abs=1e-12)
-
-
-def test_an_electron_that_cannot_hop_binds_a_polaron():
-    sites, omega, g = 3, 1.5, 0.6
-    found = np.linalg.eigvalsh(holstein_hubbard(sites, 1, 20, t=0, omega=omega, g=g).toarray())
-    # -g²ω on its own site, of which the mode q = 0 that is left out would carry one part in `sites`.
-    np.testing.assert_allclose(found[:sites], -(g**2) * omega * (1 - 1 / sites), rtol=1e-12)
-
-
 @pytest.mark.parametrize(("electrons", "spins"), [(4, (2, 2)), (3, (2, 1)), (0, (0, 0))])
 def test_a_number_of_electrons_is_halved_and_an_odd_one_has_more_up(electrons, spins):
     one, other = holstein_hubbard(4, electrons, 2), holstein_hubbard(4, spins, 2)

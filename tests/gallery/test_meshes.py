@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxsparse_fmt.gallery import adaptive_poisson, cfd, meshes, poisson
-from tests.models.test_papers import pjds_saves
 
 
 def row_lengths(matrix: sp.csr_array) -> np.ndarray:
@@ -77,21 +76,6 @@ def test_cfd_has_exactly_the_blocks_asked_for_and_rows_that_sum_to_one(n, block,
     np.testing.assert_allclose(matrix.sum(axis=1), 1, rtol=1e-11)
     outside = matrix - sp.diags_array(matrix.diagonal())
     assert outside.nnz == 0 or outside.max() <= 0
-
-
-def test_cfd_is_made_of_dense_blocks_on_a_symmetric_pattern_with_nonsymmetric_values():
-    block = 4
-    matrix = cfd(4, block, neighbours=9)
-    blocks = sp.bsr_array(matrix, blocksize=(block, block))
-    assert blocks.nnz == matrix.nnz and np.all(blocks.data != 0)
-    pattern = matrix != 0
-    assert (pattern != pattern.T).nnz == 0
-    assert abs(matrix - matrix.T).max() > 0.1
-
-
-def test_reach_spreads_the_row_lengths():
-    saves = [pjds_saves(cfd(12, 1, 30, spread)) for spread in (0.0, 0.08, 0.16, 0.25)]
-    assert saves == sorted(saves) and saves[-1] > saves[0] + 20
 
 
 def test_cfd_has_the_row_lengths_of_dlr2():

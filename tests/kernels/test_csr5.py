@@ -13,7 +13,6 @@ import jaxsparse_fmt as jsf
 from jaxsparse_fmt.kernels import csr5
 from jaxsparse_fmt.kernels.backends import launch, selection
 from jaxsparse_fmt.kernels.layout.tiles import Tiles
-from tests.distributed.problems import brought_together
 from tests.formats.test_csr5 import KINDS, MATRICES, N_COLS, TILE
 from tests.kernels.host import Host
 from tests.kernels.test_large_addresses import huge, vectors_in_kernels
@@ -141,26 +140,6 @@ def test_lanes_stay_in_bounds_store_every_row_once_and_read_others_behind_the_ba
     got, _ = csr5.product(values, x, arrays, tiles=lie, backend="interpret")
     assert not np.isnan(got).any()
     np.testing.assert_array_equal(got, csr5.product_reference(values, x, arrays, tiles=lie)[0])
-
-
-@pytest.mark.parametrize("shares_memory", [False, True])
-def test_tiles_and_pieces_that_are_added_to_be_like_others_change_no_sum(shares_memory, monkeypatch):
-    monkeypatch.setattr(launch, "launch", launch_checked)
-    monkeypatch.setattr(selection, "shares_memory", lambda backend: shares_memory)
-    matrices = [
-        jsf.from_scipy(S, "csr5", tile_shape=TILE, keep_sums=True) for S in (MATRICES["wide"][78:91], MATRICES["long"])
-    ]
-    x, together = whole(np.float64, 1, N_COLS, 1), brought_together(matrices)
-    assert 0 < matrices[0].n_pieces < together[0].n_pieces and matrices[0].n_stored < together[0].n_stored
-    for A, padded in zip(matrices, together, strict=True):
-        for got, want in zip(*(sums(B, x) for B in (padded, A)), strict=True):
-            np.testing.assert_array_equal(got[:, : want.shape[1]], want)
-
-
-def sums(A: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    arrays = A.arrays
-    lie = A.tiles
-    return csr5.product(A.values[None], x, arrays, tiles=lie, backend="interpret", piece_ptr=A.piece_ptr)
 
 
 # ------------------------------------------------------------------------------------------------- lowered, and large

@@ -64,11 +64,6 @@ def check_kernels(case, layout, rng, batch: int, p: int) -> None:
 
 
 @every_kernel
-def test_interpreted_kernels_equal_dense_arithmetic_in_every_format(layout, rng):
-    check_kernels(TALL, layout, rng, batch=1, p=2)
-
-
-@every_kernel
 def test_interpreted_kernels_read_exactly_what_is_stored(layout):
     """Not padding, not dead lanes, not past the last row: poison reaches the rows that hold its column alone."""
     A, stored = layout.of(TALL.scipy()), TALL.pattern()
@@ -82,10 +77,10 @@ def test_interpreted_kernels_read_exactly_what_is_stored(layout):
     np.testing.assert_array_equal(outer(A, y, x)[0], 2 * live)
 
 
-@pytest.mark.some(layout=3)
 @pytest.mark.parametrize(
     "case, layout, batch, p",
     [
+        *(("tall", layout, 1, 2) for layout in KERNELS),
         ("irregular", Layout("csr"), 2, 11),
         ("irregular", Layout("biell"), 2, 1),
         ("irregular", Layout("bsr", (("block_shape", (2, 3)),)), 3, 1),
@@ -98,7 +93,7 @@ def test_interpreted_kernels_read_exactly_what_is_stored(layout):
     ],
     ids=str,
 )
-def test_interpreted_kernels_equal_dense_arithmetic_for_batches_and_columns(case, layout, batch, p, rng):
+def test_interpreted_kernels_equal_dense_arithmetic(case, layout, batch, p, rng):
     check_kernels(CASES[case], layout, rng, batch, p)
 
 

@@ -1,12 +1,10 @@
 """Models of bytes and places, against counting by hand."""
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import jaxsparse_fmt as jsf
 from jaxsparse_fmt.models import traffic
 
 row_lengths = st.lists(st.integers(0, 40), max_size=150).map(lambda lengths: np.array(lengths, np.int32))
@@ -30,21 +28,6 @@ def test_hyb_is_as_wide_as_a_third_of_the_rows(lengths):
 )
 def test_hyb_can_be_as_wide_as_the_mean_row(lengths, width):
     assert traffic.hyb_width(np.array(lengths, int), "mean") == width
-
-
-@pytest.mark.parametrize("rule", ["third", "mean"])
-@pytest.mark.parametrize("lengths", [[], [7, 6, 7], [1, 1, 1, 50]], ids=str)
-def test_the_width_of_hyb_is_the_same_for_lengths_on_a_device(lengths, rule):
-    assert traffic.hyb_width(jnp.array(lengths, jnp.int32), rule) == traffic.hyb_width(np.array(lengths, int), rule)
-
-
-def test_csr_takes_what_its_format_does():
-    A = jsf.from_scipy(jsf.gallery.poisson(4), "csr")
-    assert traffic.csr_bytes(A.to_scipy(), 8) == A.nbytes
-
-
-def test_a_product_moves_the_storage_and_both_vectors():
-    assert traffic.bytes_moved(1000, (30, 50), vector_bytes=4) == 1000 + 4 * 80
 
 
 def test_counts_beyond_32_bits_are_right():

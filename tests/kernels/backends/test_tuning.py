@@ -5,19 +5,6 @@ import pytest
 from jaxsparse_fmt.kernels.backends import mosaic, tuning
 
 
-@pytest.mark.parametrize("slice_size", [1, 4, 31, 32, 48, 64, 128, 200, 256])
-@pytest.mark.parametrize("load", tuning.LAUNCH.loads)
-def test_a_block_is_a_whole_slice_only_where_that_is_a_power_of_two_that_fits(load, slice_size):
-    """And gives every thread of a warp something to do."""
-    block, most = tuning.block("triton", load, slice_size), tuning.LAUNCH.rows
-    least = tuning.LAUNCH.warp * block.lanes_per_thread
-    assert block.rows % least == 0
-    assert block.rows == (slice_size if slice_size in (32, 64, 128) and slice_size >= least else most)
-    in_mosaic = tuning.block("mosaic", load, slice_size)
-    assert in_mosaic.rows == most * in_mosaic.lanes_per_thread
-    assert most % 128 == 0  # a warpgroup
-
-
 @pytest.mark.parametrize(("n_rows", "rows"), [(10**7, 512), (512 * 264, 512), (125_000, 256), (1000, 128)])
 def test_a_block_of_whole_diagonals_is_as_large_as_leaves_every_multiprocessor_two(n_rows, rows):
     assert tuning.block("triton", "whole diagonals", n_rows).rows == rows

@@ -30,24 +30,6 @@ def test_every_address_rule_is_here():
     assert addresses == {Slices, Subwarp, Bisected, Jagged}
 
 
-@pytest.mark.parametrize("layout", EXPLICIT, ids=str)
-@pytest.mark.parametrize("name", ["irregular", "tall", "wide", "no_entries"])
-def test_every_entry_of_a_row_has_one_place_and_every_place_one_entry(name, layout):
-    case = CASES[name]
-    A = layout.of(case.scipy())
-    lengths = case.pattern().sum(axis=1)
-    lengths = lengths if A.arrays.get("perm") is None else lengths[np.asarray(A.perm)]
-    arrays = {k: np.asarray(a) for k, a in A.arrays.items()}
-    row, j = A.address.slots(np, arrays, A.n_stored)
-    assert row.shape == j.shape == (A.n_stored,)
-    exists = row < case.shape[0]
-    live = np.zeros(A.n_stored, bool)
-    live[exists] = j[exists] < lengths[row[exists]]
-    found = sorted(zip(row[live].tolist(), j[live].tolist(), strict=True))
-    assert found == [(r, k) for r in range(case.shape[0]) for k in range(lengths[r])]
-    np.testing.assert_array_equal(live, np.asarray(A.rule.col_idx(A.arrays)) < case.shape[1])
-
-
 @pytest.mark.some(layout=8)
 @every_rule
 def test_numpy_and_jax_say_the_same(layout):

@@ -114,43 +114,6 @@ def test_a_kernel_tells_entries_from_padding_as_the_reference_does(present, zero
 # ---------------------------------------------------------------------------------------------- diagonals and blocks
 
 
-def band(shape: tuple[int, int], offsets: tuple[int, ...]) -> sp.csr_array:
-    """Diagonals as far as they reach, all of them full."""
-    row = np.arange(shape[0])[:, None]
-    col = row + np.array(offsets)
-    inside = (col >= 0) & (col < shape[1])
-    row = np.broadcast_to(row, col.shape)[inside]
-    return sp.csr_array((np.arange(1.0, row.size + 1), (row, col[inside])), shape)
-
-
-# Taller, wider, and more rows than a tile.
-SHAPES = [(9, 4), (4, 9), (300, 5)]
-
-
-def check_storage(A, S, rng) -> None:
-    a, x = S.toarray(), rng.standard_normal(S.shape[1])
-    assert_kernels_meet_the_columns_of_the_reference(A)
-    assert_close(A @ x, a @ x, magnitude(a, x))
-    assert (A.to_scipy() != S).nnz == 0
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("name, options", [("dia", {}), ("hdia", {"slice_size": 2}), ("hdia", {"slice_size": 128})])
-def test_diagonals_that_leave_the_matrix_on_either_side(name, options, shape, rng):
-    S = band(shape, (1 - shape[0], -2, -1, 0, 1, shape[1] - 1))
-    A = jsf.from_scipy(S, name, backend="interpret", **options)
-    assert A.pattern is None and A.n_stored > A.nnz  # what is padded lies outside
-    check_storage(A, S, rng)
-
-
-@pytest.mark.some(shape=2)
-@pytest.mark.parametrize("shape, block_shape", [*((s, (3, 2)) for s in SHAPES), ((9, 4), (4, 5))], ids=str)
-def test_blocks_that_stick_out_of_the_matrix(shape, block_shape, rng):
-    S = sp.random_array(shape, density=0.3, rng=rng, format="csr")
-    S.sort_indices()
-    check_storage(jsf.from_scipy(S, "bsr", backend="interpret", block_shape=block_shape), S, rng)
-
-
 def test_consecutive_columns_are_addresses():
     rule, at = Consecutive(), jnp.arange(6, dtype=jnp.int64)
     ((got, exists),) = rule.in_kernel(Host(6), {}, Walk(at, at, 1, 6, 6), [(0, at, at < 4)], 6)
