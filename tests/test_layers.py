@@ -13,17 +13,14 @@ ROOT = pathlib.Path(__file__).parents[1]
 # A line may import what stands in a line above it; modules of one folder import each other, without circles.
 FLOORS = (
     "_types _version",
-    "machine_code",
-    "io",
-    "kernels models gallery",
+    "io kernels models gallery",
     "core",
     "formats",
     "choose algebra",
     "convert",
     "distributed interchange saved plot doctor",
-    "solvers",
-    "cli jaxsparse_fmt",
-    "benchmarks",
+    "solvers jaxsparse_fmt",
+    "cli benchmarks",
 )
 FLOOR = {name: floor for floor, names in enumerate(FLOORS, 1) for name in names.split()}
 
@@ -35,7 +32,6 @@ ALLOWED = {
     "models": {"numpy"},
     "gallery": NUMERIC,
     "io": NUMERIC,
-    "machine_code": {"numba", "llvmlite"},
     "distributed": THIRD_PARTY | {"pymetis"},
     "cli": THIRD_PARTY | {"rich", "matplotlib"},
     "plot": NUMERIC | {"matplotlib"},

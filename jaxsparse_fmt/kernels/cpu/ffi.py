@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsparse_fmt import machine_code
 from jaxsparse_fmt._types import Array
 from jaxsparse_fmt.kernels.coordinates import accumulator
+from jaxsparse_fmt.kernels.cpu import machine_code
 from jaxsparse_fmt.kernels.cpu.abi import KEYS, NUMBERS, SIZES, TARGET
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxsparse_fmt import machine_code
 from jaxsparse_fmt._types import CORES
+from jaxsparse_fmt.kernels.cpu import machine_code
 
 ROWS = 16_384  # rows of a task by default
 PLACES = 65_536  # places of a piece for NumPy

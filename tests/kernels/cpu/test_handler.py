@@ -14,8 +14,7 @@ import pytest
 from jax import lax
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt import machine_code
-from jaxsparse_fmt.kernels.cpu import abi, ffi
+from jaxsparse_fmt.kernels.cpu import abi, ffi, machine_code
 from solvers import cg
 
 pytest.importorskip("numba")

@@ -11,7 +11,8 @@ import threading
 import pytest
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt import _types, machine_code
+from jaxsparse_fmt import _types
+from jaxsparse_fmt.kernels.cpu import machine_code
 from tests.oracle import wide
 
 pytest.importorskip("numba")
