@@ -21,8 +21,8 @@ W = np.linalg.qr(np.random.default_rng(0).standard_normal((81, 5)))[0]
 deflated_cg = jax.jit(lambda A, b, W: cg(A, b, M=coarse_space(A, W), rtol=1e-12))
 
 
-def body(dtype: str = "float64", clamped: bool = True):
-    return jsf.from_scipy(jsf.gallery.elasticity(BODY, 0.45, clamped), "bsr", dtype, block_shape=(3, 3))
+def body(clamped: bool = True):
+    return jsf.from_scipy(jsf.gallery.elasticity(BODY, 0.45, clamped), "bsr", block_shape=(3, 3))
 
 
 def modes():
@@ -150,11 +150,9 @@ def test_bad_input_is_refused_with_the_cure(Z, M, error, message):
         cg(jsf.from_scipy(spd(), "csr"), np.ones(81), M=coarse_space(jsf.from_scipy(spd(), "csr"), Z, M))
 
 
-def test_a_function_or_a_rectangle_is_refused():
+def test_a_function_or_another_matrix_is_refused():
     with pytest.raises(ValueError, match=r"needs a square matrix; got function.*M=precond.coarse_space\(matrix, W\)"):
         coarse_space(lambda v: 2 * v, np.ones((3, 1)))
-    with pytest.raises(ValueError, match=r"square matrix; got \(81, 5\)"):
-        coarse_space(W, W)
     M = coarse_space(jsf.from_scipy(spd(), "csr"), W)
     with pytest.raises(ValueError, match=r"takes a matrix of M's shape \(81, 81\); got \(64, 64\)"):
         M.refreshed(jsf.from_scipy(jsf.gallery.poisson(4), "csr"))

@@ -33,9 +33,9 @@ def factors_of(M) -> tuple[np.ndarray, np.ndarray]:
     return identity + M.lower.to_scipy().toarray(), D * (identity + M.upper.to_scipy().toarray())
 
 
-def hubs(n: int = 120) -> sp.csr_array:
+def hubs() -> sp.csr_array:
     """Unsymmetric, some rows and columns of some 50 entries, dominated by its diagonal."""
-    S = jsf.gallery.power_law(n, mean=8.0, exponent=2.1)
+    S = jsf.gallery.power_law(120, mean=8.0, exponent=2.1)
     off = sp.csr_array(S - sp.diags_array(S.diagonal()))
     return sp.csr_array(off + sp.diags_array(1 + 1.2 * np.asarray(off.sum(axis=1)).ravel()))
 
