@@ -12,7 +12,6 @@ from jax.experimental import sparse
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.choose import tune
 from solvers import cg
-from tests.stopwatch import stopwatch
 from tests.zoo import CASES, FIRST_LAYOUTS, LAYOUTS
 
 S = sp.csr_array(np.array([[1.0, 0, 2], [0, 3, 0]]))
@@ -178,13 +177,11 @@ BCOO = sparse.BCOO.fromdense(jnp.eye(300), nse=300)  # as arrays such go entry b
     ],
 )
 def test_a_matrix_of_jax_s_own_is_refused_at_once_where_it_is_no_argument(use):
-    clock = stopwatch()
     with pytest.raises(
         TypeError,
         match=r"use from_bcoo|from_bcoo for a BCOO|from_bcoo makes|convert it by from_scipy or from_bcoo|b is a BCOO",
     ):
-        use(BCOO)
-    assert clock() < 20  # entry by entry it takes minutes
+        use(BCOO)  # entry by entry it takes minutes
 
 
 @pytest.mark.parametrize("refused", [{"n_batch": 1}, {"n_dense": 1}])
@@ -215,12 +212,6 @@ def test_a_sharded_matrix_is_taken_too():
     np.testing.assert_array_equal(B.todense(), poisson.toarray())
 
 
-def test_auto_takes_the_first_of_the_ranking():
-    best = jsf.choose.rank(S)[0]
-    B = jsf.from_scipy(S)
-    assert (B.name, B.layout) == (best.format, best.layout)
-
-
 @pytest.mark.parametrize("name", ["auto", "tune"])
 def test_a_stored_matrix_chooses_anew_as_one_from_outside_does(name, monkeypatch):
     monkeypatch.setattr(tune, "seconds_per_product", lambda A: float(A.name != "hll"))
@@ -239,25 +230,6 @@ def test_inside_jit_a_known_pattern_chooses_and_a_traced_one_is_refused(name):
     np.testing.assert_array_equal(dense, 2 * S.toarray())
     with pytest.raises(ValueError, match=f"format {name!r} cannot be made of a traced pattern"):
         jax.jit(lambda A: A.asformat(name))(A)
-
-
-@pytest.fixture(scope="module")
-def big():
-    return jsf.gallery.poisson(113)
-
-
-@pytest.mark.clock
-@pytest.mark.parametrize("format", jsf.FORMATS)
-def test_ten_million_entries_convert_in_two_seconds(format, big):
-    assert big.nnz > 10**7
-
-    def seconds() -> float:
-        clock = stopwatch()
-        jax.block_until_ready(jsf.from_scipy(big, format))
-        return clock()
-
-    # On two idle cores this takes at most 2 s; others may be at work on this machine.
-    assert any(seconds() < 4 for _ in range(3))
 
 
 # --------------------------------------------------------------------------------------------------- what is refused

@@ -43,33 +43,22 @@ def test_an_exported_program_takes_and_returns_a_matrix_of_every_format(layout):
     np.testing.assert_array_equal(C.todense(), 2 * IRREGULAR.dense())
 
 
+EVERYTHING = {
+    "paired": lambda: jsf.from_scipy(S, "hll", transpose=True),
+    "transposed": lambda: jsf.from_scipy(S, "hll").T,
+    "basis": lambda: jsf.from_scipy(S, "hll").basis,
+    "jacobi": lambda: precond.jacobi(jsf.from_scipy(S)),
+    "block_jacobi": lambda: precond.block_jacobi(jsf.from_scipy(S), 2),
+    "chebyshev": lambda: precond.chebyshev(jsf.from_scipy(S), bounds=(1, 5)),
+    "incomplete": lambda: precond.incomplete_cholesky(jsf.from_scipy(S), format="csr"),
+    "incomplete, of two factors": lambda: precond.incomplete_lu(jsf.from_scipy(S), format="csr"),
+    "multigrid": lambda: precond.multigrid(jsf.from_scipy(S)),
+}
+
+
 @pytest.mark.some(make=4)
 @flatbuffers
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: jsf.from_scipy(S, "hll", transpose=True),
-        lambda: jsf.from_scipy(S, "hll").T,
-        lambda: jsf.from_scipy(S, "hll").basis,
-        lambda: precond.jacobi(jsf.from_scipy(S)),
-        lambda: precond.block_jacobi(jsf.from_scipy(S), 2),
-        lambda: precond.chebyshev(jsf.from_scipy(S), bounds=(1, 5)),
-        lambda: precond.incomplete_cholesky(jsf.from_scipy(S), format="csr"),
-        lambda: precond.incomplete_lu(jsf.from_scipy(S), format="csr"),
-        lambda: precond.multigrid(jsf.from_scipy(S)),
-    ],
-    ids=[
-        "paired",
-        "transposed",
-        "basis",
-        "jacobi",
-        "block_jacobi",
-        "chebyshev",
-        "incomplete",
-        "incomplete, of two factors",
-        "multigrid",
-    ],
-)
+@pytest.mark.parametrize("make", EVERYTHING.values(), ids=EVERYTHING)
 def test_everything_else_that_a_program_may_take_goes_through_bytes_too(make):
     A = make()
     again = through_bytes(lambda A: A, A)

@@ -57,23 +57,6 @@ def test_a_run_writes_figures_and_a_table(written):
     assert sorted(p.name for p in path.parent.iterdir()) == ["out.json", "out.md"]
 
 
-def test_a_run_that_is_cut_off_has_written_what_it_could(tmp_path, monkeypatch):
-    measured = spmv.Run.matrix
-
-    def matrix(self, case, S):
-        if case.name == "like lung2":
-            raise KeyboardInterrupt
-        return measured(self, case, S)
-
-    monkeypatch.setitem(spmv.WHAT, "products", matrix)
-    path = tmp_path / "out.json"
-    arguments = ["--small", "--cases", "14", "23", "--dtypes", "float32", "--others", "0"]
-    with pytest.raises(KeyboardInterrupt):
-        spmv.main([*arguments, "--json", str(path)])
-    assert [r["matrix"] for r in json.loads(path.read_text())["rows"]] == ["7-point, small"]
-    assert "7-point, small" in path.with_suffix(".md").read_text()
-
-
 def test_a_format_that_fails_is_told_and_does_not_stop_the_run():
     choices = ranking.rank(S, platform="cpu")
     csr = next(c for c in choices if c.format == "csr")

@@ -3,7 +3,7 @@
 import pytest
 
 pytest.importorskip("matplotlib")
-from docs import assemble, conf
+from docs import assemble
 
 
 @pytest.mark.parametrize(
@@ -34,17 +34,3 @@ def test_every_page_of_docs_is_in_the_menu_once():
     menu = [*assemble.LEARN.split(), *assemble.DEPTH.split(), *assemble.PROJECT.split(), "examples", "reference"]
     pages = sorted(path.stem for path in (assemble.ROOT / "docs").glob("*.md"))
     assert sorted(menu) == pages
-
-
-@pytest.mark.parametrize(
-    ("lines", "found"),
-    [
-        (["A row |x| of `|y|`."], [r"A row \|x\| of `|y|`."]),
-        (["A formula:", "", "    n = 1", "after"], ["A formula:", "", "::", "", "    n = 1", "after"]),
-        (["Args:", "    x: a vector"], ["Args:", "    x: a vector"]),
-    ],
-)
-def test_a_docstring_keeps_its_text_and_its_indented_lines_become_code(lines, found):
-    given = list(lines)
-    conf.as_rest(None, "function", "f", None, None, given)
-    assert given == found
