@@ -43,8 +43,7 @@ def shard(
       mesh: a `jax.sharding.Mesh`, whose other axes hold copies. Under `jax.set_mesh` its axes keep their types.
       axis: the name of the mesh axis, or a tuple of names, whose axes together count as one.
       format: the format of each shard's own columns, a name in `FORMATS`; "auto" for the one of `choose.rank` in which
-        the slowest shard takes the least time, "tune" for the one measured to be fastest on the shard with the most
-        entries.
+        the slowest shard takes the least time.
       mode: "overlap", "naive" or "vector"; see `ShardedMatrix`.
       by: "nnz" for equally many entries a device, "rows" for equally many rows, "graph" for few entries between devices
         (METIS), or integers [n], the device of each unknown, as from `boxes`.

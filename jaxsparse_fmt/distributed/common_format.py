@@ -11,7 +11,7 @@ import scipy.sparse
 from jax.sharding import Mesh
 
 from jaxsparse_fmt._types import Csr, Target
-from jaxsparse_fmt.choose import ranking, tune
+from jaxsparse_fmt.choose import ranking
 from jaxsparse_fmt.choose.ranking import Choice
 from jaxsparse_fmt.core.matrix import CHOOSERS, FORMATS, SparseMatrix, build, check_format
 from jaxsparse_fmt.distributed import padding
@@ -37,6 +37,8 @@ class Request:
         if self.mode not in MODES:
             raise ValueError(f"mode must be one of {', '.join(MODES)}; got {self.mode!r}")
         check_format(self.format, self.layout)
+        if self.format == "tune":
+            raise ValueError("format='tune' measures a matrix of one device; name what from_scipy took for some rows")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,12 +79,10 @@ def in_one_format(csrs: dict[int, Csr], request: Request) -> Part:
     name = request.format
     if name not in CHOOSERS:
         return _stored_as(name, request.layout, csrs, largest, request, "asked for")
-    choices = _tuned(csrs, largest, request) if name == "tune" else _ranked(csrs, sizes, request)
+    choices = _ranked(csrs, sizes, request)
     for place, choice in enumerate(choices):
-        why = choice.reason
-        if name == "auto":
-            first = "first" if place == 0 else f"{place + 1}, the first that suits every shard,"
-            why = f"ranked {first} of {len(choices)} for the slowest shard: {why}"
+        first = "first" if place == 0 else f"{place + 1}, the first that suits every shard,"
+        why = f"ranked {first} of {len(choices)} for the slowest shard: {choice.reason}"
         # Sizes were estimated: padded to equal shapes, a format may be too large for a shard that is not the slowest.
         with contextlib.suppress(TooLarge) if choice is not choices[-1] else contextlib.nullcontext():
             return _stored_as(choice.format, choice.layout, csrs, largest, request, why)
@@ -116,17 +116,6 @@ def _ranked(csrs: dict[int, Csr], sizes: dict[int, tuple[int, int]], request: Re
 
     everywhere = set.intersection(*everyones(fit, request.mesh).values())
     return [c for c in slowest if c.format in everywhere] or slowest[-1:]
-
-
-def _tuned(csrs: dict[int, Csr], largest: int, request: Request) -> list[Choice]:
-    """The format that is fastest for the largest shard, on a device of the process that has this shard."""
-
-    def fastest() -> dict[int, Choice]:
-        if largest not in csrs:
-            return {}
-        return {largest: tune.fastest(csrs[largest], request.target)[1]}
-
-    return [everyones(fastest, request.mesh)[largest]]
 
 
 def _stored_as(

@@ -1,7 +1,5 @@
 """The demonstration must be able to fail: each fault it can find is put in its way."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import scipy.sparse.linalg
@@ -45,16 +43,6 @@ def test_the_bound_holds_the_difference_of_any_two_answers_that_meet_rtol(outcom
     smallest = np.linalg.eigvalsh(outcome.S.toarray())[0]
     b_norm = np.linalg.norm(np.random.default_rng(0).standard_normal(N**3))
     assert outcome.bound == pytest.approx(2e-8 * b_norm / smallest / np.linalg.norm(outcome.theirs.x))
-
-
-def test_a_wrong_answer_is_found():
-    def wrong(A, b, **options):
-        sol = cg(A, b, **options)
-        return dataclasses.replace(sol, x=sol.x.at[3].multiply(1.001))
-
-    faults = run(wrong).faults
-    assert len(faults) == 2
-    assert "jaxsparse left" in faults[0] and "the answers differ by" in faults[1]
 
 
 def test_a_solver_that_gives_up_is_found():

@@ -30,22 +30,6 @@ def test_both_curves_and_the_tolerance_are_named(tmp_path: pathlib.Path):
         assert f"{text}" in drawn
 
 
-def test_a_failure_leaves_the_old_picture_and_nothing_else(tmp_path: pathlib.Path, monkeypatch):
-    from matplotlib.figure import Figure
-
-    def half(self, file, **options):
-        file.write(b"half")
-        raise OSError("disk full")
-
-    path = tmp_path / "a.png"
-    path.write_bytes(b"old")
-    monkeypatch.setattr(Figure, "savefig", half)
-    with pytest.raises(OSError, match="disk full"):
-        plots.draw(path, gallery.poisson(2), "Poisson")
-    assert path.read_bytes() == b"old"
-    assert [p.name for p in tmp_path.iterdir()] == ["a.png"]
-
-
 def test_plot_draws_a_matrix(poisson: str, tmp_path, capsys):
     assert main.main(["plot", poisson, str(tmp_path / "a.svg")]) == 0
     assert "poisson.mtx  ·  216 × 216  ·  1,296 entries" in (tmp_path / "a.svg").read_text()

@@ -6,7 +6,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt.choose import ranking, tune
+from jaxsparse_fmt.choose import ranking
 from tests.distributed.problems import MESH, irregular
 
 ROWS = 120  # of a device
@@ -60,17 +60,3 @@ def test_under_a_limit_all_take_the_best_that_fits(plain_xla):
     assert tight.shards.blocks[0].name != "ell" and tight.shards.blocks[0].nbytes <= 8 * size
     with pytest.raises(ValueError, match="max_bytes=10 allows none"):
         jsf.shard(S, MESH, max_bytes=10)
-
-
-def test_tune_measures_the_largest_shard(plain_xla, monkeypatch):
-    timed = []
-
-    def seconds(A):
-        timed.append((A.name, A.nnz))
-        return 1.0 if A.name == "sell" else 2.0
-
-    monkeypatch.setattr(tune, "seconds_per_product", seconds)
-    S = irregular()
-    B = jsf.shard(S, MESH, format="tune", mode="vector")
-    assert {name for name, _ in timed} > {"sell"} and {nnz for _, nnz in timed} == {B.record.imbalance.nnz.max()}
-    assert B.shards.blocks[0].name == "sell" and "the fastest of those measured" in B.report()

@@ -207,28 +207,3 @@ def test_links_on_the_way_to_a_folder_are_followed_part_by_part(tmp_path):
     assert _types.exposed(good / "here" / "here") == ""
     set_mode(shared, 0o1777)
     assert _types.exposed(shared / "below") == _types.exposed(good / "link") == "" != _types.exposed(shared)
-
-
-@posix
-def test_a_link_of_another_user_in_a_sticky_folder_is_not_followed(tmp_path, monkeypatch):
-    """Its owner can lead it to any folder of this user's, such as one with downloaded files."""
-    (tmp_path / "good").mkdir()
-    (tmp_path / "link").symlink_to("good")
-    set_mode(tmp_path, 0o1777)
-    assert _types.exposed(tmp_path / "link") == ""
-    if os.geteuid() == 0:
-        os.lchown(tmp_path / "link", 12345, -1)
-        assert _types.exposed(tmp_path / "link") == f"{tmp_path / 'link'} belongs to user 12345"
-    else:
-        give_away(tmp_path / "link", monkeypatch)
-        assert "belongs to user" in _types.exposed(tmp_path / "link")
-
-
-@posix
-def test_links_in_a_circle_and_pipes_are_errors_and_keep_nobody_waiting(tmp_path):
-    (tmp_path / "one").symlink_to("two")
-    (tmp_path / "two").symlink_to("one")
-    os.mkfifo(tmp_path / "pipe", 0o600)
-    for path in (tmp_path / "one" / "file", tmp_path / "pipe", tmp_path, tmp_path / "absent"):
-        with pytest.raises(OSError):
-            _types.read_private(path)
