@@ -32,7 +32,6 @@ ALLOWED = {
     "models": {"numpy"},
     "gallery": NUMERIC,
     "io": NUMERIC,
-    "distributed": THIRD_PARTY | {"pymetis"},
     "cli": THIRD_PARTY | {"rich", "matplotlib"},
     "plot": NUMERIC | {"matplotlib"},
     "solvers": {"numpy", "jax"},
@@ -61,7 +60,7 @@ OPERATOR = {f"jaxsparse_fmt.{name}" for name in ("_types", "core.mesh_axes", "co
 # Modules that import others of ours by name while they run: the package its lazy names.
 BY_NAME = ["jaxsparse_fmt"]
 # Imported where they are used, so that `import jaxsparse_fmt` and `import solvers` do not pay for them.
-LAZY = ("rich", "matplotlib", "pyamg", "pymetis", "jax.experimental", "jax._src", "numba", "llvmlite")
+LAZY = ("rich", "matplotlib", "pyamg", "jax.experimental", "jax._src", "numba", "llvmlite")
 # Modules that are themselves imported so, inside functions of their neighbours.
 KERNELS = ("handler", "numba_kernels", "aggregation_kernels")
 LATE = {f"jaxsparse_fmt.kernels.cpu.{name}" for name in KERNELS}

@@ -45,8 +45,8 @@ def shard(
       format: the format of each shard's own columns, a name in `FORMATS`; "auto" for the one of `choose.rank` in which
         the slowest shard takes the least time.
       mode: "overlap", "naive" or "vector"; see `ShardedMatrix`.
-      by: "nnz" for equally many entries a device, "rows" for equally many rows, "graph" for few entries between devices
-        (METIS), or integers [n], the device of each unknown, as from `boxes`.
+      by: "nnz" for equally many entries a device, "rows" for equally many rows, or integers [n], the device of
+        each unknown, as from `boxes`.
       reorder: "rcm" or a permutation [n]: a new order of the unknowns, applied before the cut.
       **options: `dtype`, `backend` and the layout, as in `from_scipy`; and `max_bytes`, the largest padded storage of
         one shard's part to accept.
@@ -57,7 +57,7 @@ def shard(
     Raises:
       ValueError: an unknown mesh axis, mode or other word, a mesh that covers several processes but not all, a shard
         that its device cannot hold, and as in `from_scipy`.
-      TypeError: `mesh` is no mesh, S no matrix, or an unknown keyword. ImportError: by="graph" without pymetis.
+      TypeError: `mesh` is no mesh, S no matrix, or an unknown keyword.
     """
     parts, mesh = _placed(mesh, axis)
     dtype, backend, max_bytes, layout = _conversion(**options)

@@ -1,7 +1,7 @@
 """Which device gets which rows: contiguous pieces of equal work, or parts that a new numbering makes contiguous.
 
 Cevahir et al. (2009), §4, cut the rows so that every device has equally many entries, and report the imbalance of
-rows, entries and exchanged unknowns. A graph partition (METIS), a part vector of the user's, such as the `boxes` of a
+rows, entries and exchanged unknowns. A part vector of the user's, such as of METIS or the `boxes` of a
 grid, or reverse Cuthill-McKee renumbers the unknowns first; the basis of the matrix hides the new numbers.
 """
 
@@ -10,12 +10,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import scipy.sparse
 
 from jaxsparse_fmt._types import Csr, whole_number
 from jaxsparse_fmt.formats.order import order_of
 
-CUTS = ("nnz", "rows", "graph")
+CUTS = ("nnz", "rows")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +36,8 @@ def partition(csr: Csr, parts: int, by: Any = "nnz", reorder: Any = None) -> Par
     Args:
       csr: canonical CSR on the host.
       parts: how many pieces; some are empty where there are fewer rows.
-      by: "nnz" for equally many entries, "rows" for equally many rows, "graph" for few entries between pieces of about
-        equally many (METIS, from pymetis); or integers [n], the part of each unknown of a square matrix, as `boxes`.
+      by: "nnz" for equally many entries, "rows" for equally many rows; or integers [n], the part of each unknown of a
+        square matrix, as `boxes`.
       reorder: "rcm" renumbers by reverse Cuthill-McKee first, which gathers the entries around the diagonal; or a
         permutation [n], whose place k takes unknown reorder[k].
 
@@ -46,12 +45,11 @@ def partition(csr: Csr, parts: int, by: Any = "nnz", reorder: Any = None) -> Par
       TypeError: `by` is neither a word nor integers.
       ValueError: an unknown word, a number that is not that of a part, a `reorder` that is no permutation, two ways of
         renumbering, or one for a matrix that is not square.
-      ImportError: by="graph" without pymetis.
     """
     if isinstance(by, str) and by not in CUTS:
         raise ValueError(f"by must be one of {', '.join(CUTS)}, or the part of each unknown; got {by!r}")
-    if not isinstance(by, str) or by == "graph":
-        name = "by='graph'" if isinstance(by, str) else "by= with the part of each unknown"
+    if not isinstance(by, str):
+        name = "by= with the part of each unknown"
         if reorder is not None:
             raise ValueError(f"{name} renumbers the unknowns itself; leave reorder out")
         if csr.shape[0] != csr.shape[1]:
@@ -59,7 +57,7 @@ def partition(csr: Csr, parts: int, by: Any = "nnz", reorder: Any = None) -> Par
                 f"{name} renumbers rows and columns alike, which a {csr.shape[0]} × {csr.shape[1]} matrix does not "
                 "allow; use by='nnz' or by='rows'"
             )
-        return _by_graph(csr, parts) if isinstance(by, str) else _by_parts(by, csr.shape[0], parts)
+        return _by_parts(by, csr.shape[0], parts)
     perm = None if reorder is None else order_of(csr, reorder)
     if by == "rows":
         return Partition(equal(csr.shape[0], parts), perm)
@@ -87,25 +85,6 @@ def equal_nnz(row_lengths: np.ndarray, parts: int) -> np.ndarray:
     starts = np.clip(equal(n, parts), low, high)
     starts[0], starts[-1] = 0, n
     return np.maximum.accumulate(starts)
-
-
-def _by_graph(csr: Csr, parts: int) -> Partition:
-    """METIS' k-way partition of the graph of S + Sᵀ, rows weighted by their entries; order inside pieces is kept."""
-    try:
-        import pymetis  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise ImportError(
-            "by='graph' needs METIS; install its binding with `pip install pymetis`, or use by='nnz' with reorder='rcm'"
-        ) from None
-    row = np.repeat(np.arange(csr.shape[0], dtype=csr.indices.dtype), np.diff(csr.indptr))
-    edge = row != csr.indices
-    ones = scipy.sparse.coo_array((np.ones(edge.sum(), np.int8), (row[edge], csr.indices[edge])), shape=csr.shape)
-    graph = scipy.sparse.csr_array(ones + ones.T)
-    if parts == 1 or graph.nnz == 0:
-        return Partition(equal(csr.shape[0], parts))
-    weights = np.maximum(np.diff(csr.indptr), 1)
-    _, piece = pymetis.part_graph(parts, pymetis.CSRAdjacency(graph.indptr, graph.indices), vweights=weights)
-    return _by_parts(piece, csr.shape[0], parts)
 
 
 def _by_parts(by: Any, n: int, parts: int) -> Partition:

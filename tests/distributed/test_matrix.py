@@ -71,12 +71,10 @@ def test_every_mode_and_exchange_agrees_with_scipy_both_ways(mode, kind, monkeyp
 @pytest.mark.some(options=1)
 @pytest.mark.parametrize(
     "options",
-    [{"reorder": "rcm", "mode": "vector"}, {"reorder": np.random.default_rng(4).permutation(90)}, {"by": "graph"}],
-    ids=["rcm", "permutation", "graph"],
+    [{"reorder": "rcm", "mode": "vector"}, {"reorder": np.random.default_rng(4).permutation(90)}],
+    ids=["rcm", "permutation"],
 )
 def test_the_basis_hides_how_unknowns_are_renumbered(options):
-    if options.get("by") == "graph":
-        pytest.importorskip("pymetis")
     B = jsf.shard(S, MESH, format="ell", **options)
     product, data = anew(B, DATA, X[:, 0])
     close(product, OTHER @ X[:, 0])

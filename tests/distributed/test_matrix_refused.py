@@ -1,7 +1,6 @@
 """Bad input to a sharded matrix, and shards that do not fit, are refused in words."""
 
 import re
-import sys
 
 import jax
 import numpy as np
@@ -31,14 +30,11 @@ OF_SHARD = [
     ({"format": "ell", "max_bytes": 10}, ValueError, "format 'ell' would take"),
     ({"by": np.arange(8)}, ValueError, PART.format(90, "(8,)")),
     ({"by": np.arange(90)}, ValueError, "got shape (90,), and numbers from 0 to 89"),
-    ({"by": np.zeros(90)}, TypeError, "by must be one of the words nnz, rows, graph, or integers"),
-    ({"by": "columns"}, ValueError, "by must be one of nnz, rows, graph, or the part of each unknown; got 'columns'"),
+    ({"by": np.zeros(90)}, TypeError, "by must be one of the words nnz, rows, or integers"),
+    ({"by": "columns"}, ValueError, "by must be one of nnz, rows, or the part of each unknown; got 'columns'"),
     ({"reorder": "amd"}, ValueError, "'amd'"),
-    ({"by": "graph", "reorder": "rcm"}, ValueError, "renumbers the unknowns itself; leave reorder out"),
-    *(
-        ({"S": WIDE} | of, ValueError, "which a 90 × 40 matrix does not allow")
-        for of in ({"by": "graph"}, {"by": np.zeros(90, int)})
-    ),
+    ({"by": np.zeros(90, int), "reorder": "rcm"}, ValueError, "renumbers the unknowns itself; leave reorder out"),
+    ({"S": WIDE, "by": np.zeros(90, int)}, ValueError, "which a 90 × 40 matrix does not allow"),
     ({"S": WIDE, "reorder": "rcm"}, ValueError, "90 × 40 matrix"),
 ]
 FALLING = [0, 9, 8, 20, 30, 40, 50, 60, 90]
@@ -61,12 +57,6 @@ def test_a_matrix_is_refused_with_options_that_make_no_sense(options, error, wor
 def test_rows_are_refused_with_options_that_make_no_sense(options, error, words):
     with pytest.raises(error, match=re.escape(words)):
         jsf.shard_from_rows(**{"rows_of": rows_of, "n": 90, "mesh": MESH, "format": "ell"} | options)
-
-
-def test_metis_that_is_not_there_is_told_with_the_cure(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pymetis", None)
-    with pytest.raises(ImportError, match="pip install pymetis"):
-        jsf.shard(S, MESH, by="graph")
 
 
 def test_a_report_is_of_the_matrix_that_it_is_asked_of():

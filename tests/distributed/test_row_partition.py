@@ -43,17 +43,6 @@ def test_rcm_gathers_the_entries_around_the_diagonal(rng):
     assert width(moved) <= 30 < width(shuffled)
 
 
-def test_metis_cuts_few_entries():
-    pytest.importorskip("pymetis")
-    S = sp.csr_array(jsf.gallery.poisson(16, dim=2))
-    cut = row_partition.partition(S, 4, by="graph")
-    piece = np.empty(256, int)
-    piece[cut.perm] = np.repeat(np.arange(4), np.diff(cut.starts))
-    coo = S.tocoo()
-    assert np.sum(piece[coo.row] != piece[coo.col]) <= 2 * 3 * 16  # no worse than strips
-    assert np.diff(cut.starts).max() <= 1.1 * 64
-
-
 @pytest.mark.parametrize(
     ("shape", "parts", "along"),
     [((8, 8), 4, (2, 2)), ((6, 100), 4, (1, 4)), ((5, 5, 5), 7, (7, 1, 1)), ((4, 9, 2), (2, 3, 1), (2, 3, 1))],
