@@ -1,10 +1,10 @@
-"""Krylov solvers for JAX, for use inside jit, vmap and grad; each result has a status based on the true residual.
+"""Solvers for JAX, for use inside jit, vmap and grad; each result has a status based on the true residual.
 
-A solve of A·x = b:
+A solve of A·x = b, by a method that suits A; each method has a function of its own:
 
-    from solvers import cg
-    sol = cg(A, b, rtol=1e-8)
-    sol.x, sol.status, sol.iterations, sol.residual_norm
+    from solvers import solve
+    sol = solve(A, b, rtol=1e-8)
+    sol.x, sol.status, sol.method, sol.residual_norm
 """
 
 from jaxsparse_fmt._types import exportable
@@ -25,6 +25,7 @@ from solvers.minres import minres
 from solvers.precond.multigrid import Level
 from solvers.refine import refine
 from solvers.solution import Solution, SolverError, Status
+from solvers.solve import solve
 
 __all__ = [
     "Adjoint",
@@ -47,6 +48,7 @@ __all__ = [
     "minres",
     "precond",
     "refine",
+    "solve",
 ]
 
 exportable(Solution, EigenSolution, LeastSquaresSolution)

@@ -135,6 +135,7 @@ class Solution(Outcome):
       norms: [length] or [length, k], residual norms of the recursion by iteration, −1 after the last; None unless
         requested. The padding is −1, since a NaN would stop a program under `jax_debug_nans`. `history` ends at the
         last iteration; inside jit NaN pads it.
+      method, tried: of `solve`, the method, and a line for each that was tried; else empty.
     """
 
     x: Array
@@ -142,6 +143,8 @@ class Solution(Outcome):
     n_iterations: Array
     residual_norm: Array
     norms: Array | None
+    method: str = dataclasses.field(default="", kw_only=True, metadata={"static": True})
+    tried: tuple[str, ...] = dataclasses.field(default=(), kw_only=True, metadata={"static": True})
 
     def __iter__(self) -> Iterator[Array]:
         return iter((self.x, self.code))

@@ -42,6 +42,7 @@ SOLVERS_ALLOWED = {
     "solvers.core.arguments": {"jaxsparse_fmt.formats.memory"},
     "solvers.core.interrupts": {"jaxsparse_fmt.kernels.cpu.ffi"},
     "solvers.factors": {"scipy", "jaxsparse_fmt.core.triangular"},
+    "solvers.solve": {"scipy", "jaxsparse_fmt.convert"},
     "solvers.precond.coarse_space": {"scipy", "jaxsparse_fmt.convert", "jaxsparse_fmt.kernels.cpu.aggregation"},
     "solvers.precond.multigrid": {"scipy", "jaxsparse_fmt.core.matrix", "jaxsparse_fmt.convert"},
     "solvers.precond._checks": {"scipy"},

@@ -1,0 +1,319 @@
+"""A solve that chooses: it looks at the matrix, tries the cheapest method that may do, and goes on where one fails.
+
+The table `ON_ONE_DEVICE` holds the rule: each row is a method, its preconditioner, the steps that it gets and the
+matrices that it is meant for. Outside jit the rows are tried in order until one succeeds, and a row that fails costs
+little beside those below it. Inside jit, where no failure is seen, the first row is taken that is not a mere try.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Unpack
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+from jax import lax
+from jax.core import Tracer
+
+from jaxsparse_fmt._types import concrete, in_trace
+from jaxsparse_fmt.convert import from_dense
+from solvers import precond
+from solvers.bicgstab import bicgstab
+from solvers.cg import cg
+from solvers.core import arguments
+from solvers.core.settings import Adjoint, Settings, settled, solver
+from solvers.core.solve import solve as iterated
+from solvers.direct import METHOD as DIRECT
+from solvers.direct import STEPS, direct, factorized
+from solvers.fcg import fcg
+from solvers.gmres import gmres
+from solvers.idrs import idrs
+from solvers.minres import minres
+from solvers.solution import Solution, SolverError, Status
+
+
+def _direct(A: Any, b: Any, x0: Any, **settings: Any) -> Solution:
+    """As `direct`, with the factors as M."""
+    adjoint = settings["adjoint"]
+    if isinstance(adjoint, Adjoint) and adjoint.maxiter is None:
+        adjoint = dataclasses.replace(adjoint, maxiter=STEPS)
+    M = dataclasses.replace(settings["M"], A=None)
+    return iterated(DIRECT, A, b, x0, settings | {"M": M, "maxiter": STEPS, "adjoint": adjoint})
+
+
+METHODS: dict[str, Callable[..., Solution]] = {
+    **{"cg": cg, "fcg": fcg, "minres": minres, "gmres": gmres, "bicgstab": bicgstab, "idrs": idrs},
+    "direct": _direct,
+}
+SMALL = 3_000  # unknowns: even full factors take a second or two
+# Multiplications of a factorization, from above: those of the envelope in the order of reverse Cuthill and McKee.
+LITTLE, MUCH = 4e8, 4e9
+LONG = 1_000  # entries of a row beyond which that order takes long and says nothing
+
+
+class Facts:
+    """What is known of a matrix; each fact is computed when a row asks for it.
+
+    Attributes:
+      n: unknowns.
+      tries: whether another method may follow one that fails; not inside jit.
+      finite: whether all numbers of A and b are finite, or unknown.
+    """
+
+    def __init__(self, A: Any, n: int, tries: bool, finite: bool, S: Any):
+        """Keeps S, A on the host as a canonical CSR array; None where its numbers are not known."""
+        self.A, self.n, self.tries, self.finite, self.S = A, n, tries, finite, S
+
+    @functools.cached_property
+    def diagonal(self) -> Any:
+        """[n], or None."""
+        return None if self.S is None else self.S.diagonal()
+
+    @functools.cached_property
+    def symmetric(self) -> bool:
+        """Whether A is known to be symmetric (Hermitian) up to rounding."""
+        if self.S is None:
+            return False
+        S, T = self.S, self.S.conj().T.tocsr()
+        same = np.array_equal(S.indptr, T.indptr) and np.array_equal(S.indices, T.indices)
+        rounding = 10 * np.finfo(S.dtype).eps * np.max(np.abs(S.data), initial=0)
+        return same and bool(np.max(np.abs(S.data - T.data), initial=0) <= rounding)
+
+    @property
+    def maybe_definite(self) -> bool:
+        """Symmetric with a positive diagonal."""
+        return self.symmetric and bool((self.diagonal.real > 0).all())
+
+    @property
+    def indefinite(self) -> bool:
+        """Symmetric with another diagonal, or a semidefinite matrix with a zero row."""
+        return self.symmetric and not self.maybe_definite
+
+    @property
+    def full_diagonal(self) -> bool:
+        return self.S is not None and bool((self.diagonal != 0).all())
+
+    @functools.cached_property
+    def work(self) -> float:
+        """The multiplications of a factorization, from above; infinite where unknown."""
+        if self.S is None or np.max(np.diff(self.S.indptr), initial=0) > LONG:
+            return np.inf
+        from scipy.sparse import csgraph
+
+        ones = scipy.sparse.csr_array((np.ones(self.S.nnz, np.int8), self.S.indices, self.S.indptr), shape=self.S.shape)
+        pattern = ones if self.symmetric else scipy.sparse.csr_array(ones + ones.T)
+        order = csgraph.reverse_cuthill_mckee(scipy.sparse.csr_matrix(pattern), symmetric_mode=True)
+        place = np.empty(self.n, np.int64)
+        place[order] = np.arange(self.n)
+        rows = np.flatnonzero(np.diff(pattern.indptr))
+        width = place[rows] - np.minimum.reduceat(place[pattern.indices], pattern.indptr[rows])
+        return float(np.sum(np.maximum(width, 0).astype(float) ** 2))
+
+
+class Probed(Facts):
+    """Of a sharded matrix, which the host does not hold."""
+
+    @functools.cached_property
+    def symmetric(self) -> bool:
+        """Whether vᴴ·A·u is the conjugate of uᴴ·A·v for random u and v."""
+        rng = np.random.default_rng(0)
+        u, v = (jnp.asarray(rng.standard_normal(self.n), self.A.dtype) for _ in range(2))
+        one, other = jnp.vdot(v, self.A @ u), jnp.vdot(self.A @ v, u)
+        size = jnp.linalg.norm(v) * jnp.linalg.norm(self.A @ u)
+        return bool(jnp.abs(one - other) <= 100 * jnp.finfo(self.A.dtype).eps * size)
+
+    @functools.cached_property
+    def diagonal(self) -> Any:
+        return self.A.diagonal()
+
+
+class Trial(NamedTuple):
+    """A row of a table.
+
+    Attributes:
+      method, M: names, of METHODS and MAKERS.
+      limit: most steps; None: the method's own.
+      when: whether it is meant for a matrix.
+      why: that in words.
+    """
+
+    method: str
+    M: str | None
+    limit: int | None
+    when: Callable[[Facts], bool]
+    why: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.method} with {self.M}" if self.M and self.method != "direct" else self.method
+
+
+ON_ONE_DEVICE = (
+    Trial("gmres", None, 1, lambda f: not f.finite, "A or b has a NaN or an infinity"),
+    Trial("direct", "factors", None, lambda f: f.n <= SMALL or f.work <= LITTLE, "factors cost milliseconds"),
+    Trial("cg", "jacobi", 400, lambda f: f.tries and f.maybe_definite, "symmetric, positive diagonal; no set-up"),
+    Trial("minres", "|jacobi|", 100, lambda f: f.tries and f.indefinite, "symmetric, indefinite; no set-up"),
+    Trial("bicgstab", "jacobi", 150, lambda f: f.tries and f.full_diagonal and not f.symmetric, "no set-up"),
+    Trial("direct", "factors", None, lambda f: f.work <= MUCH, "factors cost a second or two"),
+    Trial("cg", "multigrid", 100, lambda f: f.maybe_definite, "symmetric, positive diagonal; factors may be large"),
+    Trial("gmres", "ilu", 100, lambda f: True, "for any matrix; factors may be large"),
+    Trial("direct", "factors", None, lambda f: f.tries, "the last resort"),
+    Trial("minres", None, 2000, lambda f: f.tries and f.symmetric, "symmetric, perhaps singular"),
+    Trial("gmres", None, 300, lambda f: f.tries and not f.symmetric, "perhaps singular"),
+)
+GIVEN = "the given M"
+WITH_GIVEN_M = (
+    Trial("cg", GIVEN, 1000, lambda f: f.maybe_definite, "symmetric, positive diagonal"),
+    Trial("minres", GIVEN, 1000, lambda f: f.indefinite, "symmetric, indefinite"),
+    Trial("gmres", GIVEN, 1000, lambda f: True, "for any matrix"),
+    Trial("direct", "factors", None, lambda f: f.tries, "the last resort"),
+)
+ON_MANY_DEVICES = (
+    Trial("cg", "block_jacobi", None, lambda f: f.maybe_definite, "symmetric as a probe shows, positive diagonal"),
+    Trial("minres", None, None, lambda f: f.symmetric, "symmetric as a probe shows"),
+    Trial("gmres", "block_jacobi", None, lambda f: True, "for any matrix over several devices"),
+)
+OF_A_FUNCTION = (Trial("gmres", None, None, lambda f: True, "of A only products are known"),)
+# For a method that the caller names: preconditioners that suit it.
+SUITED = {
+    "cg": (("jacobi", 200), ("multigrid", None)),
+    "fcg": (("jacobi", 200), ("multigrid", None)),
+    "minres": (("|jacobi|", None),),
+    **dict.fromkeys(("gmres", "bicgstab", "idrs"), (("ilu", None), (None, None))),
+    "direct": (("factors", None),),
+}
+MAKERS: dict[str, Callable[[Any], Any]] = {
+    "factors": factorized,
+    "jacobi": precond.jacobi,
+    "|jacobi|": lambda A: precond.jacobi(abs(A)),
+    "block_jacobi": lambda A: precond.block_jacobi(A, BLOCK),
+    "multigrid": precond.multigrid,
+    "ilu": precond.ilu,
+}
+BLOCK = 16  # rows of a block of `block_jacobi`
+
+
+@solver(M="auto")
+def solve(A: Any, b: Any, x0: Any = None, *, method: str = "auto", **settings: Unpack[Settings]) -> Solution:
+    """Solves A·x = b by the method that suits A, and by the next if that fails; `sol.method` tells which it was.
+
+    It looks at the size of A, its symmetry, its diagonal, and how large its factors may be. Small systems, and larger
+    ones whose factors stay small, are solved directly. Others get some steps of `cg`, `minres` or `bicgstab` without
+    set-up, then of `cg` with `multigrid` or of `gmres` with `ilu`, and at last the direct method.
+
+    Inside jit one method is taken when the function is traced, and its status reports a failure. For a matrix that the
+    function closes over the choice is as above. Of a traced one only the size is known: up to 3,000 unknowns the direct
+    method is taken, by calls of the host, and above `gmres` with `ilu`; name a method that suits A better, such as
+    method="cg". For a sharded A two products with random vectors show whether it is symmetric, and `cg`, `minres` or
+    `gmres` is taken. For a function A it is `gmres` without M.
+
+    Args:
+      method: "auto", "cg", "fcg", "minres", "gmres", "bicgstab", "idrs" or "direct".
+      M: "auto" makes a preconditioner that suits the method. Anything else, None too, is the M of all methods but the
+        direct one.
+      maxiter: most iterations of each method; None gives a few hundred to those that another may follow.
+      The others, and the errors: as in `cg`; callbacks and history are those of each method.
+
+    Returns:
+      A `Solution`, differentiable as that of `cg`. Its `method` is for example "cg with multigrid", and `tried` has a
+      line for each method with the reason and the outcome. If all fail, x is the best one, and the status is SINGULAR
+      if the factors were.
+    """
+    given: Any = settings
+    M = given["M"]
+    if method != "auto" and method not in METHODS:
+        raise ValueError(f"method must be one of auto, {', '.join(METHODS)}; got {method!r}")
+    if isinstance(M, str) and M != "auto":
+        raise ValueError(f"M must be 'auto', None, a matrix or a function; got {M!r}. Try M=precond.{M}(A)")
+    if method == "direct" and not isinstance(M, str):
+        raise ValueError("method='direct' takes no M; leave it out")
+    n = arguments.unknowns(A, b)
+    settled(settings, n, 10 * n)  # which refuses wrong ones before factors are made
+    A = arguments.linear_map(A, n, "A")
+    numbers = [given[name] for name in ("rtol", "atol", "maxiter")]
+    known, table = _known(A, b, n, tries=not (in_trace() or arguments.is_traced(_still((b, x0, numbers)))))
+    name = None if M is None else GIVEN
+    if method != "auto":
+        suited = SUITED[method] if isinstance(M, str) else ((name, None),)
+        table = [Trial(method, made, limit, lambda f: True, "asked for") for made, limit in suited]
+    elif not isinstance(M, str):
+        table = WITH_GIVEN_M if table is ON_ONE_DEVICE else table
+        table = [row if row.method == "direct" else row._replace(M=name) for row in table]
+    return _first_success(A, b, x0, given, known, table)
+
+
+def _still(tree: Any) -> Any:
+    """Without derivatives: under `jax.grad` outside jit its numbers are known."""
+    return jax.tree.map(lambda a: lax.stop_gradient(a) if isinstance(a, Tracer) else a, tree)
+
+
+def _known(A: Any, b: Any, n: int, tries: bool) -> tuple[Facts, Sequence[Trial]]:
+    """What is known of A, and the table for its kind."""
+    held, b = _still(A), _still(b)
+    many = getattr(getattr(held, "A", held), "name", "") == "sharded"
+    if isinstance(held, jax.Array) and not arguments.is_traced(held):
+        with concrete():
+            held = from_dense(held, "csr")
+    if arguments.is_function(A) or not hasattr(held, "to_scipy"):
+        return Facts(A, n, tries, True, None), OF_A_FUNCTION
+    if arguments.is_traced(held):
+        return Facts(held, n, False, True, None), ON_MANY_DEVICES if many else ON_ONE_DEVICE
+    if many:
+        return Probed(held, n, tries, True, None), ON_MANY_DEVICES
+    with concrete():
+        S: Any = held.to_scipy()  # pyright: ignore[reportAttributeAccessIssue]
+    numbers = S.data if arguments.is_traced(b) else np.append(S.data, np.asarray(b))
+    return Facts(held, n, tries, bool(np.isfinite(numbers).all()), S), ON_ONE_DEVICE
+
+
+def _first_success(A: Any, b: Any, x0: Any, settings: Any, known: Facts, table: Sequence[Trial]) -> Solution:
+    """The solution of the first trial that succeeds, else the best one; inside jit that of the first."""
+    tried: list[str] = []
+    done: set[tuple[str, str | None]] = set()
+    best, least, singular, refused = None, np.inf, False, ValueError("no method fits")
+    for trial in table:
+        if (trial.method, trial.M) in done or not trial.when(known):
+            continue
+        done.add((trial.method, trial.M))
+        words = f"{trial.name} ({trial.why})"
+        try:
+            M = settings["M"] if trial.M == GIVEN else _made(trial.M, known.A)
+        except (ValueError, MemoryError, SolverError) as error:
+            status, refused = getattr(error, "status", None), error
+            tried.append(f"{words}: refused, {status or str(error).partition(';')[0]}")
+            singular |= status is Status.SINGULAR
+            continue
+        maxiter = trial.limit if settings["maxiter"] is None and known.tries else settings["maxiter"]
+        sol = METHODS[trial.method](A, b, x0, **settings | {"M": M, "maxiter": maxiter})
+        sol = dataclasses.replace(sol, method=trial.name)
+        if not known.tries:
+            return dataclasses.replace(sol, tried=(*tried, words))
+        norm = np.max(np.asarray(_still(sol.residual_norm)), initial=0)
+        tried.append(f"{words}: {Status(int(np.max(np.asarray(sol.code))))}")
+        if np.all(sol.success):
+            return dataclasses.replace(sol, tried=tuple(tried))
+        if best is None or norm < least:
+            best, least = sol, norm
+        if not known.finite:
+            break
+        if trial.method == "direct":
+            singular |= not float(M.condition) * np.finfo(sol.x.dtype).eps < 0.1
+    if best is None:
+        if not singular:
+            raise refused
+        best = dataclasses.replace(direct(A, b), method="direct")
+    failed = (best.code > 0) & (best.code != Status.LEAST_SQUARES)
+    code = jnp.where(failed & singular, jnp.int32(Status.SINGULAR), best.code)
+    return dataclasses.replace(best, code=code, tried=tuple(tried))
+
+
+def _made(name: str | None, A: Any) -> Any:
+    if name is None:
+        return None
+    with concrete() if not arguments.is_traced(A) else contextlib.nullcontext(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of a multigrid cycle that diverges: the trial shows it
+        return MAKERS[name](A)

@@ -1,0 +1,219 @@
+"""`solve`, which chooses: what it takes, that it goes on where a method fails, and that it never claims too much."""
+
+import functools
+import os
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import scipy.sparse.linalg as spla
+
+import jaxsparse_fmt as jsf
+from solvers import Status, precond, solve
+from solvers.solve import SMALL
+
+N = 60
+
+
+def tridiagonal(n: int = N, low: float = -1.0, high: float = -1.0, middle: float = 2.5) -> sp.csr_array:
+    return sp.csr_array(sp.diags_array([low, middle, high], offsets=[-1, 0, 1], shape=(n, n)))
+
+
+def saddle_point() -> sp.csr_array:
+    """Symmetric, with zeros on the diagonal."""
+    B = sp.random_array((N // 3, N), density=0.2, rng=np.random.default_rng(0))
+    return sp.csr_array(sp.block_array([[tridiagonal(), B.T], [B, None]]))
+
+
+def neumann() -> sp.csr_array:
+    S = tridiagonal(middle=2.0).tolil()
+    S[0, 0] = S[-1, -1] = 1
+    return sp.csr_array(S)
+
+
+def residual(S: sp.csr_array, b: np.ndarray, x: jax.Array) -> float:
+    return float(np.linalg.norm(b - S @ np.asarray(x, np.result_type(S.dtype, float))) / np.linalg.norm(b))
+
+
+GALLERY = {
+    "small": (lambda: jsf.gallery.poisson(8), "direct"),
+    "saddle point": (saddle_point, "direct"),
+    "narrow band": (lambda: tridiagonal(2 * SMALL), "direct"),
+    "diffusion": (lambda: jsf.gallery.poisson(20), "cg with jacobi"),
+    "convection": (lambda: jsf.gallery.convection_diffusion(20), "bicgstab with jacobi"),
+}
+
+
+@pytest.mark.parametrize("name", GALLERY)
+def test_takes_a_method_that_suits_the_matrix_and_says_why(name):
+    make, method = GALLERY[name]
+    S = sp.csr_array(make())
+    b = S @ np.ones(S.shape[0])
+    sol = solve(jsf.from_scipy(S), b, rtol=1e-8)
+    assert sol.status is Status.CONVERGED and residual(S, b, sol.x) <= 1e-8
+    assert sol.method == method and sol.tried[-1].startswith(f"{method} (") and sol.tried[-1].endswith(": CONVERGED")
+
+
+@pytest.mark.deep
+def test_multigrid_follows_where_steps_without_set_up_do_not_suffice():
+    S = jsf.gallery.poisson(400, 2)
+    b = S @ np.ones(S.shape[0])
+    sol = solve(jsf.from_scipy(S), b, rtol=1e-8)
+    assert sol.method == "cg with multigrid" and residual(S, b, sol.x) <= 1e-8
+    assert [line.partition(" (")[0] for line in sol.tried] == ["cg with jacobi", "cg with multigrid"]
+
+
+@pytest.mark.parametrize("name", ["small", "diffusion", "convection"])
+def test_succeeds_in_jaxs_default_precision(name):
+    S = sp.csr_array(GALLERY[name][0]())
+    with jax.enable_x64(False):
+        sol = solve(jsf.from_scipy(S), np.ones(S.shape[0]), rtol=1e-5)
+        assert sol.x.dtype == jnp.float32 and sol.success and residual(S, np.ones(S.shape[0]), sol.x) <= 2e-5
+
+
+def test_goes_on_where_a_method_fails():
+    """cg finds out that an indefinite matrix is not definite, multigrid helps no more; gmres or the factors do."""
+    S = sp.csr_array(jsf.gallery.poisson(20) - 0.5 * sp.eye_array(20**3))
+    b = S @ np.ones(S.shape[0])
+    sol = solve(jsf.from_scipy(S), b, rtol=1e-8)
+    assert sol.success and residual(S, b, sol.x) <= 1e-8
+    assert "cg with jacobi" in sol.tried[0] and "CONVERGED" not in sol.tried[0] and len(sol.tried) > 1
+    assert sol.tried[-1].startswith(sol.method)
+
+
+def test_a_singular_matrix_ends_with_a_true_reason():
+    S, b = neumann(), np.random.default_rng(0).standard_normal(N)
+    A = jsf.from_scipy(S)
+    sol = solve(A, b)
+    assert sol.status in (Status.LEAST_SQUARES, Status.SINGULAR) and not sol.success
+    least = np.linalg.norm(b - S @ np.linalg.lstsq(S.toarray(), b)[0])
+    assert least * (1 - 1e-9) <= float(sol.residual_norm) <= 1.01 * least
+    # With a b in the range there is a solution, which is found.
+    sol = solve(A, S @ b, rtol=1e-8)
+    assert sol.status is Status.CONVERGED and residual(S, S @ b, sol.x) <= 1e-8
+    S = sp.csr_array(np.triu(np.ones((N, N)), 1))
+    sol = solve(jsf.from_scipy(S), np.ones(N))
+    assert sol.status is Status.SINGULAR and float(sol.residual_norm) == pytest.approx(1, rel=1e-6)
+    sol = solve(jsf.from_scipy(S), np.ones(N), method="direct")
+    assert sol.status is Status.SINGULAR and sol.method == "direct"
+
+
+def test_a_nan_is_found_at_once():
+    A = jsf.from_scipy(tridiagonal())
+    for sol in (solve(A.with_data(A.data.at[3].set(np.nan)), np.ones(N)), solve(A, np.full(N, np.inf))):
+        assert sol.status is Status.NON_FINITE and len(sol.tried) == 1
+
+
+def of_data(A, b, **options):
+    return lambda data: jnp.sum(solve(A.with_data(data), b, rtol=1e-10, **options).x ** 2)
+
+
+@pytest.mark.parametrize("transformed", [lambda f: f, jax.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize("name", ["direct", "cg"])
+def test_derivatives_are_those_of_a_dense_solve(name, transformed):
+    S = tridiagonal() if name == "cg" else tridiagonal(low=-0.3)
+    A, b = jsf.from_scipy(S, "csr"), np.arange(1.0, N + 1)
+    row, col = (np.asarray(a) for a in (A.row_ids, A.col_ids))
+    dense = lambda data: jnp.sum(jnp.linalg.solve(jnp.zeros((N, N)).at[row, col].set(data), b) ** 2)  # noqa: E731
+    loss = of_data(A, b, **({"method": "cg"} if name == "cg" else {}))
+    np.testing.assert_allclose(transformed(jax.grad(loss))(A.data), jax.grad(dense)(A.data), rtol=1e-6)
+    t = np.cos(np.arange(A.nnz))
+    second = lambda f: jax.jvp(jax.grad(f), (A.data,), (t,))[1]  # noqa: E731
+    if transformed is not jax.jit:
+        np.testing.assert_allclose(second(loss), second(dense), rtol=1e-6, atol=1e-8 * np.abs(second(dense)).max())
+
+
+def test_inside_jit_one_method_is_chosen_when_the_function_is_traced():
+    A, b = jsf.from_scipy(tridiagonal(low=-0.3)), np.ones(N)
+    closed = jax.jit(lambda b: solve(A, b))(b)
+    traced = jax.jit(lambda A, b: solve(A, b))(A, b)
+    for sol in (closed, traced):
+        assert sol.method == "direct" and sol.success and residual(A.to_scipy(), b, sol.x) <= 1e-6
+    large = jax.eval_shape(solve, jsf.from_scipy(tridiagonal(2 * SMALL)), np.ones(2 * SMALL))
+    assert large.method == "gmres with ilu"
+    named = jax.jit(functools.partial(solve, method="cg"))(jsf.from_scipy(tridiagonal()), b)
+    assert named.method == "cg with jacobi" and named.success
+    many = jax.vmap(lambda b: solve(A, b).x)(np.eye(N)[:3])
+    np.testing.assert_allclose(many, np.linalg.inv(tridiagonal(low=-0.3).toarray()).T[:3], atol=1e-5)
+
+
+def test_columns_dense_matrices_transposes_and_starts():
+    S = tridiagonal(low=-0.3)
+    A, B = jsf.from_scipy(S), np.random.default_rng(0).standard_normal((N, 3))
+    want = np.linalg.solve(S.toarray(), B)
+    np.testing.assert_allclose(solve(A, B, rtol=1e-10).x, want, atol=1e-8)
+    np.testing.assert_allclose(solve(jnp.asarray(S.toarray()), B, rtol=1e-10).x, want, atol=1e-8)
+    np.testing.assert_allclose(solve(A.T, B, rtol=1e-10).x, np.linalg.solve(S.toarray().T, B), atol=1e-8)
+    assert solve(A, B[:, 0], want[:, 0], rtol=1e-8).iterations == 0
+
+
+def test_the_callers_method_and_m_are_taken():
+    A, b = jsf.from_scipy(tridiagonal()), np.ones(N)
+    assert solve(A, b, method="minres", M=None).method == "minres"
+    assert solve(A, b, method="idrs").method == "idrs with ilu"
+    sol = solve(A, b, M=precond.jacobi(A))
+    assert sol.method == "cg with the given M" and sol.success
+    function = solve(lambda v: A @ v, b)
+    assert function.method == "gmres" and "only products" in function.tried[0] and function.success
+    tree = solve(lambda v: {"a": 2 * v["a"]}, {"a": b}, maxiter=5, history=True)
+    assert tree.success and tree.history is not None
+
+
+def test_of_a_sharded_matrix():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("rows",))
+    for S, method in ((tridiagonal(), "cg"), (tridiagonal(low=-0.3), "gmres")):
+        b = S @ np.ones(N)
+        sol = solve(jsf.shard(S, mesh), b)
+        assert sol.success and residual(S, b, sol.x) <= 1e-6 and sol.method == f"{method} with block_jacobi"
+    with pytest.raises(ValueError, match="sharded; gather it"):
+        solve(jsf.shard(S, mesh), b, method="direct")
+
+
+REFUSED = [
+    (dict(method="lu"), ValueError, "method must be one of auto, cg, .*; got 'lu'"),
+    (dict(M="ilu"), ValueError, r"got 'ilu'. Try M=precond.ilu\(A\)"),
+    (dict(method="direct", M=None), ValueError, "takes no M"),
+    (dict(rtol=-1), ValueError, "rtol must be a number from 0 up"),
+    (dict(tol=1e-3), TypeError, "solve has no keyword 'tol': here it is 'rtol'"),
+    (dict(maxiter=-1), ValueError, "maxiter"),
+]
+
+
+@pytest.mark.parametrize("options, error, words", REFUSED, ids=[next(iter(row[0])) + row[2][:5] for row in REFUSED])
+def test_refuses_wrong_options_in_the_words_of_the_methods(options, error, words):
+    with pytest.raises(error, match=words):
+        solve(jsf.from_scipy(tridiagonal()), np.ones(N), **options)
+
+
+def test_refuses_what_the_methods_refuse():
+    with pytest.raises(ValueError, match="a system with b of length 3 needs"):
+        solve(jsf.from_scipy(tridiagonal()), np.ones(3))
+    with pytest.raises(TypeError, match="convert a sparse matrix once"):
+        solve(tridiagonal(), np.ones(N))
+
+
+FOLDERS = [os.environ.get(name) for name in ("JAXSPARSE_MATRICES", "JAXSPARSE_CASES")]
+FILES = [path for folder in FOLDERS if folder for path in sorted(pathlib.Path(folder).glob("*.mtx*"))]
+LARGE = 60_000  # unknowns beyond which SciPy is not asked
+
+
+@pytest.mark.deep
+@pytest.mark.skipif(not FILES, reason="JAXSPARSE_MATRICES and JAXSPARSE_CASES name no folder of Matrix Market files")
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.name.partition(".")[0])
+def test_solves_what_scipy_solves(path):
+    S = sp.csr_array(jsf.io.read_mtx(path))
+    if S.shape[0] != S.shape[1] or S.shape[0] > LARGE:
+        pytest.skip("not square, or large")
+    S = S.astype(np.result_type(S.dtype, float))
+    b = S @ np.ones(S.shape[0])
+    sol = solve(jsf.from_scipy(S), b, rtol=1e-8)
+    assert sol.success == (residual(S, b, sol.x) <= 1e-8 * (1 + 1e-6))
+    assert np.all(np.isfinite(sol.x)) and sol.tried
+    try:
+        want = spla.splu(S.tocsc()).solve(b)
+    except RuntimeError:
+        return  # SciPy finds it singular
+    assert sol.success or residual(S, b, want) > 1e-8, sol.tried
