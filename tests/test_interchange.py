@@ -36,12 +36,6 @@ def test_row_ids_and_col_ids_are_the_places_of_data(layout):
     np.testing.assert_array_equal(A.col_ids, cols)
 
 
-def test_row_ids_of_a_wrapped_matrix_are_in_the_users_order():
-    P = jsf.gallery.poisson(4, dim=2).tocoo()
-    A = jsf.from_scipy(P, "hll", transpose=True)
-    np.testing.assert_array_equal(np.stack([A.row_ids, A.col_ids]), np.stack(P.tocsr().tocoo().coords))
-
-
 @every_format
 def test_bcoo_and_bcsr_hold_the_matrix(layout):
     A = layout.of(ALL.scipy())

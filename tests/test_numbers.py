@@ -11,7 +11,6 @@ import pytest
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt import gallery
-from jaxsparse_fmt._types import real_number, whole_number
 from solvers import cg, eigsh, gmres, precond, refine
 
 S = gallery.poisson(2)
@@ -98,13 +97,6 @@ def test_every_kind_of_whole_number_is_taken_for_the_same(door):
 def test_every_kind_of_real_number_is_taken(door):
     for value in REAL:
         REAL_DOORS[door](value)
-
-
-def test_numbers_are_taken_for_what_they_are():
-    assert [whole_number("n", v) for v in WHOLE] == [2] * len(WHOLE)
-    np.testing.assert_allclose([real_number("x", v) for v in (*REAL, 1, np.int8(1))], [0.1] * 7 + [1, 1], rtol=1e-2)
-    with pytest.raises(ValueError, match="n must be at least 3; got 2"):
-        whole_number("n", np.int64(2), 3)
 
 
 def test_traced_numbers_of_another_kind_are_refused_too():

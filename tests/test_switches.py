@@ -133,13 +133,7 @@ def test_every_format_computes_the_same_under(switch, layout):
 @every_switch
 @pytest.mark.parametrize(
     "options",
-    [
-        {"backend": "interpret"},
-        {"backend": "xla"},
-        {"transpose": True},
-        {"dtype": "bfloat16"},
-        {"dtype": "complex64"},
-    ],
+    [{"backend": "interpret"}, {"backend": "xla"}, {"transpose": True}, {"dtype": "bfloat16"}, {"dtype": "complex64"}],
     ids=lambda options: "-".join(map(str, options.values())),
 )
 def test_every_option_computes_the_same_under(switch, options):

@@ -150,11 +150,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
     "pellr": ({"lengths_per": "warp"}, {"lengths_per": "row"}),
     "hyb": ({"width": 2}, {"width": "mean"}, {"width": 0}),
     "bsr": ({"block_shape": (2, 3)}, {"block_shape": (3, 3)}, {"block_shape": (4, 4)}),
-    "sell": (
-        {"slice_size": 4, "sigma": 8},
-        {"slice_size": 4},
-        {"slice_size": 32, "sigma": 64},
-    ),
+    "sell": ({"slice_size": 4, "sigma": 8}, {"slice_size": 4}, {"slice_size": 32, "sigma": 64}),
 }
 LAYOUTS = [Layout(name, tuple(options.items())) for name in jsf.FORMATS for options in OPTIONS.get(name, ({},))]
 FIRST_LAYOUTS = [Layout(name, tuple(OPTIONS.get(name, ({},))[0].items())) for name in jsf.FORMATS]

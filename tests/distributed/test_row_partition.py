@@ -6,7 +6,6 @@ import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.distributed import row_partition
-from jaxsparse_fmt.formats.order import permuted
 from tests.distributed.problems import MESH, irregular
 
 
@@ -32,15 +31,6 @@ def test_more_pieces_than_rows_leave_some_empty(n, by):
     cut = row_partition.partition(sp.csr_array(sp.eye_array(n)), 8, by)
     assert cut.starts[0] == 0 and cut.starts[-1] == n and np.all(np.diff(cut.starts) >= 0)
     assert np.diff(cut.starts).max(initial=0) <= 1
-
-
-def test_rcm_gathers_the_entries_around_the_diagonal(rng):
-    S = jsf.gallery.poisson(12, dim=2).tocsr()
-    shuffled, _ = permuted(sp.csr_array(S), rng.permutation(144))
-    cut = row_partition.partition(shuffled, 4, reorder="rcm")
-    moved, _ = permuted(shuffled, cut.perm)
-    width = lambda A: np.abs(A.tocoo().row - A.tocoo().col).max()  # noqa: E731
-    assert width(moved) <= 30 < width(shuffled)
 
 
 @pytest.mark.parametrize(

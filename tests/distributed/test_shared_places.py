@@ -30,10 +30,7 @@ def test_shards_that_read_half_of_a_symmetric_matrix_read_all_of_other_entries()
         close(product, T @ x)
         close(transposed, T.T @ x)
         assert abs(M.to_scipy() - T).max() < 1e-15
-    for M, T in (
-        (A.scale_cols(x), P @ D),
-        (A.shift(x), P + D),
-    ):
+    for M, T in ((A.scale_cols(x), P @ D), (A.shift(x), P + D)):
         close(times(M, x), T @ x)
     close(B.diagonal(), uneven.diagonal())
     shifted = jax.jit(lambda data, x: A.with_data(data).scale_rows(x).shift(1.0) @ x)
