@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from tests.lowering import quick_jit
@@ -21,19 +20,6 @@ def test_every_pair_of_formats_converts_to_what_scipy_converts_to(layout):
     source = layout.of(S)
     for other in LAYOUTS:
         assert_same_storage(source.asformat(other.format, **dict(other.options)), other.of(S))
-
-
-@every_format
-@pytest.mark.parametrize("name", ["irregular", "no_entries"])
-def test_every_format_gives_its_csr_arrays_on_the_device(layout, name):
-    B = layout.of(CASES[name].scipy(np.float32))
-    want = sp.csr_array(CASES[name].scipy(np.float32))
-    want.sum_duplicates()
-    data, indices, indptr = B.csr_arrays()
-    assert (data.dtype, indices.dtype, indptr.dtype) == (np.float32, np.int32, np.int32)
-    np.testing.assert_array_equal(data, want.data)
-    np.testing.assert_array_equal(indices, want.indices)
-    np.testing.assert_array_equal(indptr, want.indptr)
 
 
 # A conversion only moves values, so each format has one of these dtypes.

@@ -4,7 +4,6 @@ import ast
 import functools
 import graphlib
 import pathlib
-import re
 import subprocess
 import sys
 
@@ -58,8 +57,6 @@ SOLVERS_ALLOWED = {
     "solvers.lineax": {"lineax", "equinox"},
 }
 OPERATOR = {f"jaxsparse_fmt.{name}" for name in ("_types", "core.mesh_axes", "core.basis", "core.vector_passes")}
-# Modules that import others of ours by name while they run: the package its lazy names.
-BY_NAME = ["jaxsparse_fmt"]
 # Imported where they are used, so that `import jaxsparse_fmt` and `import solvers` do not pay for them.
 LAZY = ("rich", "matplotlib", "pyamg", "jax.experimental", "jax._src", "numba", "llvmlite")
 # Modules that are themselves imported so, inside functions of their neighbours.
@@ -125,11 +122,6 @@ def modules_imported(own: str) -> set[str]:
         if module in FILES:
             found.add(module)
     return found - {own}
-
-
-def test_few_modules_import_ours_by_name():
-    by_name = re.compile(r'import_module\("jaxsparse_fmt')
-    assert [own for own, path in FILES.items() if by_name.search(path.read_text())] == BY_NAME
 
 
 def test_imports_point_down():

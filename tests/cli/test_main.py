@@ -11,7 +11,7 @@ import scipy.sparse
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt import plot
-from jaxsparse_fmt.cli import arguments, demo, main, measure, plots
+from jaxsparse_fmt.cli import arguments, main, measure, plots
 from jaxsparse_fmt.io import files
 from tests.cli.conftest import POISSON, written
 
@@ -295,22 +295,6 @@ def test_too_little_memory_is_one_line_with_the_cure(error, cure: str, poisson: 
     monkeypatch.setattr(measure, "prepare", large)
     line = refused(capsys, "solve", poisson)
     assert line.startswith(f"{poisson}: ") and re.search(cure, line)
-
-
-def test_a_demo_too_large_for_the_memory_asks_for_a_smaller_one(monkeypatch, capsys, tmp_path):
-    def large(*args, **options):
-        raise MemoryError
-
-    monkeypatch.setattr(demo, "compare", large)
-    assert refused(capsys, "demo", "--plot", str(tmp_path / "a.png")) == "demo: out of memory; ask for a smaller --n"
-
-
-@pytest.mark.parametrize("command", ["info", "bench"])
-def test_more_columns_than_an_index_counts_are_refused(command: str, tmp_path, capsys):
-    path = tmp_path / "wide.mtx"
-    path.write_text("%%MatrixMarket matrix coordinate real general\n3 1000000000000000 1\n1 1 1.0\n")
-    line = refused(capsys, command, str(path))
-    assert line.startswith(f"{path}: 1000000000000000 columns exceed") and "2147483647" in line
 
 
 def test_an_interruption_is_exit_130(poisson: str, monkeypatch, capsys):

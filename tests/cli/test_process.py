@@ -92,18 +92,6 @@ def test_output_that_is_lost_is_told_in_one_line(small, lost):
     ]
 
 
-class Lost(stdlib_io.StringIO):
-    def write(self, text: str) -> int:
-        raise OSError(28, "No space left on device")
-
-
-def test_remarks_that_are_lost_cost_nothing(small, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "stderr", Lost())
-    assert main.main(["info", str(small)]) == 0
-    assert "27 × 27" in capsys.readouterr().out
-    assert main.main(["info", "nowhere.mtx"]) == 2
-
-
 def test_a_process_without_standard_output_is_told_so(small, monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdout", None)
     assert main.main(["info", str(small)]) == 2
