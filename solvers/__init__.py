@@ -26,6 +26,7 @@ from solvers.precond.multigrid import Level
 from solvers.refine import refine
 from solvers.solution import Solution, SolverError, Status
 from solvers.solve import solve
+from solvers.triangular import spsolve_triangular
 
 __all__ = [
     "Adjoint",
@@ -49,6 +50,7 @@ __all__ = [
     "precond",
     "refine",
     "solve",
+    "spsolve_triangular",
 ]
 
 exportable(Solution, EigenSolution, LeastSquaresSolution)

@@ -89,8 +89,7 @@ def factorized(A: Any) -> Factorized:
         and the status of `F.solve(b)` says why. ValueError: A is not square, or sharded, or its factors do not fit into
         the memory. TypeError: not a matrix of jaxsparse_fmt.
     """
-    recipe = ("lu",)
-    return Factorized(A, factors.made(A, recipe, "factorized"), recipe)
+    return jax.device_put(_made(A))
 
 
 @standard_promotion
@@ -113,13 +112,19 @@ def direct(A: Any, b: Any, *, rtol: float | None = None, atol: float = 0.0, adjo
     """
     b = arguments.vectors(b, "b")
     try:
-        F = factorized(A)
+        F = _made(A)
     except SolverError as error:
         dtype = jnp.promote_types(jnp.result_type(A.dtype, b.dtype), jnp.float32)
         zero, size = jnp.zeros(b.shape, dtype), length(b)
         codes = jnp.full(size.shape, int(error.status), jnp.int32)
         return Solution(zero, codes, jnp.zeros_like(codes), size, None)
     return F.solve(b, rtol=rtol, atol=atol, adjoint=adjoint)
+
+
+def _made(A: Any) -> Factorized:
+    """As `factorized`, in arrays of NumPy, which a program takes over faster."""
+    recipe = ("lu",)
+    return Factorized(A, factors.made(A, recipe, "factorized"), recipe)
 
 
 def _named(F: Factorized, b: Array, sol: Solution) -> Solution:

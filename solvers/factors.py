@@ -154,7 +154,7 @@ def _applied(M: Inverse, r: Array) -> Array:
 
 
 def made(A: Any, recipe: Recipe, maker: str) -> Any:
-    """The factors of a matrix.
+    """The factors of a matrix, in arrays of NumPy where its numbers are known.
 
     Raises:
       ValueError: not square, without rows, or sharded. TypeError: not a matrix of jaxsparse_fmt. SolverError: the
@@ -183,7 +183,7 @@ def made(A: Any, recipe: Recipe, maker: str) -> Any:
         S = A.to_scipy()
         if not np.all(np.isfinite(S.data)):
             raise SolverError(Status.NON_FINITE, f"{maker} needs finite entries, and A has a NaN or an infinity")
-        return jax.device_put(_split(_factored(S, recipe, maker), dtype))
+        return _split(_factored(S, recipe, maker), dtype)
 
 
 def _traced(n: int, recipe: Recipe, row: Array, col: Array, values: Array) -> HostFactors:
@@ -202,7 +202,7 @@ def _factored(S: Any, recipe: Recipe, maker: str) -> Any:
     """SuperLU's factors, computed in 64 bits. SolverError: a pivot is zero."""
     from scipy.sparse import linalg  # which takes 0.1 s
 
-    S = S.astype(np.complex128 if S.dtype.kind == "c" else np.float64).tocsc()
+    S = S.astype(np.complex128 if S.dtype.kind == "c" else np.float64, copy=False).tocsc()
     try:
         if recipe[0] == "lu":
             return linalg.splu(S)
@@ -217,25 +217,26 @@ def _factored(S: Any, recipe: Recipe, maker: str) -> Any:
 
 
 def _split(made: Any, dtype: Any) -> Factors:
-    """SuperLU's factors as ours. ValueError: they overflow `dtype`."""
-    L, U = made.L.tocsr(), made.U.tocsr()  # of sorted rows, in which the diagonal is last or first
-    D = U.diagonal()
+    """SuperLU's factors as ours. SuperLU stores columns, which are rows of the transposes. SolverError: overflow."""
+    D = made.U.diagonal()
     with np.errstate(all="ignore"):
-        V = _without(U, U.indptr[:-1])
-        V.data = (V.data / np.repeat(D, np.diff(V.indptr))).astype(dtype)
-        N = _without(L, L.indptr[1:] - 1)
-        N.data, inverse = N.data.astype(dtype), (1 / D).astype(dtype)
-    if not all(np.all(np.isfinite(a)) for a in (N.data, V.data, inverse)):
+        lower, upper = _triangle(made.L, True, dtype), _triangle(made.U, False, dtype, D)
+        inverse = (1 / D).astype(dtype)
+    if not all(np.all(np.isfinite(a)) for a in (lower.values, upper.values, inverse)):
         raise SolverError(Status.SINGULAR, f"the factors overflow {dtype}: {Status.SINGULAR.message}")
     rows, cols = np.argsort(made.perm_r).astype(np.int32), made.perm_c.astype(np.int32)
-    parts: Any = Triangle.of(N, False), Triangle.of(V, True), inverse, rows, cols
+    parts: Any = lower.T, upper.T, inverse, rows, cols
     return Factors(*parts)
 
 
-def _without(S: Any, diagonal: np.ndarray) -> Any:
-    """A triangle without its diagonal, whose places are given."""
-    data, indices = np.delete(S.data, diagonal), np.delete(S.indices, diagonal)
-    return scipy.sparse.csr_array((data, indices, S.indptr - np.arange(len(S.indptr))), shape=S.shape)
+def _triangle(S: Any, upper: bool, dtype: Any, D: np.ndarray | None = None) -> Triangle:
+    """The transpose of a triangle in CSC, whose rows are divided by D, without its diagonal."""
+    row, n = S.indices, S.shape[0]
+    off = row != np.repeat(np.arange(n, dtype=row.dtype), np.diff(S.indptr))
+    row, data = row[off], S.data[off]
+    data = (data if D is None else data / D[row]).astype(dtype, copy=False)
+    ptr = S.indptr - np.arange(n + 1, dtype=row.dtype)  # every column has its entry on the diagonal
+    return Triangle.of(scipy.sparse.csr_array((data, row, ptr), shape=S.shape), upper)
 
 
 # -------------------------------------------------------------------------------------------------- kept by the host

@@ -40,6 +40,7 @@ SOLVERS_ALLOWED = {
     "solvers": {"jaxsparse_fmt.core.triangular"},
     "solvers.core.arguments": {"jaxsparse_fmt.formats.memory"},
     "solvers.core.interrupts": {"jaxsparse_fmt.kernels.cpu.ffi"},
+    "solvers.triangular": {"scipy", "jaxsparse_fmt.core.triangular"},
     "solvers.factors": {"scipy", "jaxsparse_fmt.core.triangular"},
     "solvers.solve": {"scipy", "jaxsparse_fmt.convert"},
     "solvers.precond.coarse_space": {"scipy", "jaxsparse_fmt.convert", "jaxsparse_fmt.kernels.cpu.aggregation"},

@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Any
 
+import jax
+
 from jaxsparse_fmt._types import pytree, standard_promotion
 from solvers import factors
 from solvers.core import arguments
@@ -43,4 +45,4 @@ def ilu(A: Any, *, drop_tol: float = 1e-4, fill: float = 10.0) -> IncompleteFact
 
 
 def _made(A: Any, recipe: factors.Recipe) -> IncompleteFactors:
-    return IncompleteFactors(None, factors.made(A, recipe, "ilu"), recipe)
+    return IncompleteFactors(None, jax.device_put(factors.made(A, recipe, "ilu")), recipe)

@@ -1,0 +1,99 @@
+"""Solves with a sparse triangular matrix, by rows in a native kernel on a CPU, elsewhere by levels."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+from jax import Array, lax
+
+from jaxsparse_fmt._types import as_vector, concrete, standard_promotion
+from jaxsparse_fmt.core.triangular import Triangle
+from solvers.core import arguments
+from solvers.core.diagonal import rows_scaled
+from solvers.precond import _checks as checks
+
+
+@standard_promotion
+def spsolve_triangular(
+    A: Any, b: Any, lower: bool = True, *, unit_diagonal: bool = False, transposed: bool = False
+) -> Array:
+    """Solves A·x = b for a triangular A, as SciPy's function of this name. Differentiable to any order in A and b.
+
+    Args:
+      A: [n, n] jaxsparse_fmt matrix on one device, in any format. Inside jit its pattern must be known: the function
+        closes over the matrix, perhaps with other values, `A.with_data(data)`.
+      b: [n] or [n, k].
+      lower: whether A is lower triangular, else upper.
+      unit_diagonal: take the diagonal as 1, whatever A stores there.
+      transposed: solve Aᵀ·x = b; `lower` still describes A.
+
+    Returns:
+      x, like b. For traced values a zero on the diagonal makes infinities or NaN.
+
+    Raises:
+      ValueError: A is not square, has entries on the other side of the diagonal, or a zero on it; or b has another
+        shape. TypeError: not a matrix of jaxsparse_fmt, or one whose pattern is traced.
+    """
+    n = checks.square(A, "spsolve_triangular")
+    if not hasattr(A, "each_entry") and hasattr(getattr(A, "T", None), "each_entry"):
+        return spsolve_triangular(A.T, b, not lower, unit_diagonal=unit_diagonal, transposed=not transposed)
+    if not hasattr(A, "each_entry") or getattr(A, "name", None) == "sharded":
+        raise TypeError(
+            f"spsolve_triangular takes a jaxsparse_fmt matrix on one device, got {type(A).__name__}; convert it with "
+            "jsf.from_scipy"
+        )
+    b = as_vector(b, A, 0, "b must be")
+    with concrete():
+        row, col, place, _ = A.each_entry()
+    if arguments.is_traced(row, col, place):
+        raise TypeError(
+            "spsolve_triangular needs a known pattern, and this one is traced: close over A and pass only its values, "
+            "for A.with_data(data); or use direct"
+        )
+    row, col, place = (np.asarray(a)[np.asarray(col) < n] for a in (row, col, place))
+    wrong = np.flatnonzero(row < col if lower else row > col)
+    if wrong.size:
+        at, side, cure = (int(row[wrong[0]]), int(col[wrong[0]])), *(("lower", "tril") if lower else ("upper", "triu"))
+        raise ValueError(f"A is not {side} triangular: it has an entry at {at}; pass jsf.{cure}(A), or use direct")
+    off = row != col
+    N = scipy.sparse.csr_array((place[off].astype(np.int64), (row[off], col[off])), shape=(n, n))
+    N.sort_indices()
+    data = A.data.astype(jnp.promote_types(A.dtype, jnp.float32))
+    values, D = data[N.data], None
+    if not unit_diagonal:
+        on = np.full(n, -1)
+        on[row[~off]] = place[~off]
+        D = jnp.where(on < 0, 0, data[on])
+        zero = np.array([]) if arguments.is_traced(D) else np.flatnonzero(np.asarray(D) == 0)
+        if np.any(on < 0) or zero.size:
+            first = int(zero[0]) if zero.size else int(np.argmin(on))
+            raise ValueError(f"A is singular: its diagonal is zero in row {first}")
+    made = Triangle.of(N, not lower)
+    rows = np.repeat(np.arange(n, dtype=np.int32), np.diff(N.indptr))
+    return _solved(dataclasses.replace(made, values=values, is_transposed=transposed), D, rows, b)
+
+
+@jax.jit
+def _solved(
+    T: Triangle,  # with A's own values
+    D: Array | None,  # [n] A's diagonal; None: ones
+    rows: Array,  # [nnz]
+    b: Array,  # [n] or [n, k]
+) -> Array:
+    dtype = jnp.result_type(T.values, b)
+    to, source = (T.col_idx, rows) if T.is_transposed else (rows, T.col_idx)
+    # A = D·(I + N) with the values of N divided by the diagonal of their rows.
+    unit = T if D is None else dataclasses.replace(T, values=T.values / D[rows])
+    divided = lambda r: r if D is None else rows_scaled(1 / D, r)  # noqa: E731
+
+    def A(v: Array) -> Array:
+        products = rows_scaled(T.values, v[source]).astype(dtype)
+        return (v if D is None else rows_scaled(D, v)).astype(dtype).at[to].add(products)
+
+    def inverse(T: Triangle, r: Array) -> Array:
+        return (divided(T.solve(r)) if T.is_transposed else T.solve(divided(r))).astype(dtype)
+
+    return lax.custom_linear_solve(A, b.astype(dtype), lambda _, r: inverse(unit, r), lambda _, r: inverse(unit.T, r))
