@@ -11,21 +11,6 @@ from tests.solvers.test_cg import N, system
 from tests.stopwatch import stopwatch
 
 
-def test_works_inside_jit_with_the_matrix_as_argument_and_compiles_once():
-    traces = []
-
-    @jax.jit
-    def solve(A, b):
-        traces.append(1)
-        return cg(A, b, rtol=1e-10)
-
-    _, A, b = system()
-    assert solve(A, b).success
-    other = A.with_data(2 * A.data)
-    np.testing.assert_allclose(solve(other, b).x, solve(A, b).x / 2, rtol=1e-7)
-    assert len(traces) == 1
-
-
 def test_an_array_as_M_is_the_diagonal_matrix_that_it_lists():
     _, A, b = system()
     d = 1 / (A.diagonal() + 0.5)

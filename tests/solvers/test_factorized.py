@@ -1,8 +1,6 @@
 """Direct solves and factors: against dense ones and SciPy's, their derivatives, and what they refuse."""
 
 import functools
-import os
-import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +12,10 @@ import scipy.sparse.linalg as spla
 import jaxsparse_fmt as jsf
 from solvers import Factorized, SolverError, Status, direct, factorized, gmres, refine
 from tests.lowering import quick_jit
+from tests.solvers.real import each_file
 
 N = 30
 RHS = np.random.default_rng(2).standard_normal(N)
-FOLDER = os.environ.get("JAXSPARSE_MATRICES")
-FILES = sorted(pathlib.Path(FOLDER).glob("*.mtx*")) if FOLDER else []
 LARGEST = 300_000  # entries
 
 
@@ -169,9 +166,7 @@ def test_factors_are_a_pytree():
     assert isinstance(again, Factorized) and again.shape == (N, N) and again.dtype == np.float64
 
 
-@pytest.mark.deep
-@pytest.mark.skipif(not FILES, reason="JAXSPARSE_MATRICES names no folder of Matrix Market files")
-@pytest.mark.parametrize("path", FILES, ids=lambda p: p.name.partition(".")[0])
+@each_file
 def test_real_systems_that_scipy_solves_are_solved(path):
     S = sp.csr_array(jsf.io.read_mtx(path))
     if S.shape[0] != S.shape[1] or S.nnz > LARGEST:

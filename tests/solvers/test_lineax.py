@@ -238,21 +238,6 @@ def test_forward_mode_and_vmap_over_values_and_vectors_agree_with_dense(solver):
         assert_near(tangent[i], np.linalg.solve(scale * S.toarray(), dbs[i] - 0.5 * S @ x))
 
 
-@pytest.mark.parametrize(
-    ("solver", "itself"),
-    [
-        *((Krylov(method), True) for method in (cg, fcg, minres, refine)),
-        *((Krylov(method), False) for method in (gmres, bicgstab, functools.partial(cg, rtol=1e-3))),
-        (Krylov(refine, method="gmres"), False),
-    ],
-)
-def test_only_methods_for_hermitian_matrices_take_the_matrix_for_its_transpose(solver, itself):
-    operator = SparseOperator(stored(GENERAL))
-    state, options = solver.transpose(solver.init(operator, {}), {"y0": B, "preconditioner": operator.matrix})
-    assert isinstance(state.matrix, jsf.CSR if itself else jsf.Transposed)
-    assert isinstance(options.pop("preconditioner"), jsf.CSR if itself else jsf.Transposed) and not options
-
-
 class Opaque:
     shape, dtype, T = (2, 2), np.dtype("float64"), None
 

@@ -1,8 +1,5 @@
 """cg on the positive definite matrices of a folder of real ones, against SciPy."""
 
-import os
-import pathlib
-
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -10,27 +7,16 @@ import scipy.sparse.linalg as spla
 
 import jaxsparse_fmt as jsf
 from solvers import Status, cg, precond
+from tests.solvers.real import each_file, is_hermitian_with_positive_diagonal
 
-FOLDER = os.environ.get("JAXSPARSE_MATRICES")
-FILES = sorted(pathlib.Path(FOLDER).glob("*.mtx*")) if FOLDER else []
 MAXITER = 3000
 DENSE = 2500  # rows up to which positive definiteness is decided by eigenvalues
 
 
-def hermitian(S) -> bool:
-    if S.shape[0] != S.shape[1] or S.nnz == 0:
-        return False
-    gap = abs(S - S.conj().T)
-    return gap.nnz == 0 or gap.max() <= 1e-12 * abs(S).max()
-
-
-@pytest.mark.deep
-@pytest.mark.skipif(not FILES, reason="JAXSPARSE_MATRICES names no folder of Matrix Market files")
-@pytest.mark.parametrize("path", FILES, ids=lambda p: p.name.partition(".")[0])
+@each_file
 def test_same_answer_as_scipy_or_an_honest_status(path):
     S = sp.csr_array(jsf.io.read_mtx(path))
-    diagonal = S.diagonal()
-    if not hermitian(S) or np.any(diagonal.real <= 0):
+    if not is_hermitian_with_positive_diagonal(S):
         pytest.skip("not Hermitian with a positive diagonal")
     b = S @ np.ones(S.shape[0])
     A = jsf.from_scipy(S)
@@ -41,7 +27,7 @@ def test_same_answer_as_scipy_or_an_honest_status(path):
     assert float(sol.residual_norm) == pytest.approx(relative * np.linalg.norm(b), rel=1e-3)
     assert sol.success == (relative <= 1e-8)
 
-    inverse, steps = sp.diags_array(1 / diagonal), []
+    inverse, steps = sp.diags_array(1 / S.diagonal()), []
     want, info = spla.cg(S, b, M=inverse, rtol=1e-8, maxiter=MAXITER, callback=steps.append)
     if info == 0 and np.linalg.norm(b - S @ want) <= 1e-8 * np.linalg.norm(b):
         assert sol.status is Status.CONVERGED, sol

@@ -25,14 +25,6 @@ def test_inverts_the_blocks_of_every_kind_of_format(format):
     assert_near(made_inside(jsf.from_scipy(S, format), 5), want)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64, np.complex128])
-def test_inverts_in_every_dtype(dtype):
-    M = block_jacobi(jsf.from_scipy(spd(dtype), "csr"), 3)
-    assert M.dtype == dtype
-    want = inverse_of_blocks(spd(dtype).toarray().astype(np.complex128), 3)
-    assert_near(dense(M), want if np.iscomplexobj(np.zeros(0, dtype)) else want.real)
-
-
 def test_narrow_values_are_inverted_in_32_bits():
     S = jsf.gallery.elasticity(2)
     M = block_jacobi(jsf.from_scipy(S, "csr", "bfloat16"), 3)

@@ -72,14 +72,6 @@ def test_the_estimate_holds_the_largest_eigenvalue_and_little_more(problem, dtyp
     assert low == pytest.approx(high / 30)
 
 
-def test_it_can_be_made_inside_jit():
-    r = np.random.default_rng(0).standard_normal(81)
-    made = jax.jit(lambda A, bounds, r: (chebyshev(A, 2, bounds) @ r, chebyshev(A, 2) @ r))
-    given, estimated = made(A, jnp.asarray([0.3, 9.0]), r)
-    assert_near(given, np.asarray(apply(chebyshev(A, 2, (0.3, 9.0)), r)))
-    assert_near(estimated, np.asarray(apply(chebyshev(A, 2), r)), rounding=1e4)
-
-
 def test_iterations_fall_by_about_its_degree():
     S = jsf.gallery.poisson(12)
     P = jsf.from_scipy(S, "csr")

@@ -1,8 +1,5 @@
 """Incomplete factors with fill: SciPy's own as the oracle, steps of gmres, and what is refused."""
 
-import os
-import pathlib
-
 import jax
 import numpy as np
 import pytest
@@ -14,9 +11,8 @@ from solvers import SolverError, Status, gmres
 from solvers.precond.ilu import ilu
 from tests.lowering import quick_jit
 from tests.solvers.precond.operators import apply, assert_near, dense, iterations, unsymmetric
+from tests.solvers.real import each_file
 
-FOLDER = os.environ.get("JAXSPARSE_MATRICES")
-FILES = sorted(pathlib.Path(FOLDER).glob("*.mtx*")) if FOLDER else []
 LARGEST, STEPS = 300_000, 200  # entries, and steps of gmres
 
 
@@ -84,9 +80,7 @@ def test_options_out_of_range_are_refused(options, words):
         ilu(jsf.from_scipy(unsymmetric()), **options)
 
 
-@pytest.mark.deep
-@pytest.mark.skipif(not FILES, reason="JAXSPARSE_MATRICES names no folder of Matrix Market files")
-@pytest.mark.parametrize("path", FILES, ids=lambda p: p.name.partition(".")[0])
+@each_file
 def test_real_systems_take_as_many_steps_as_with_scipys_factors(path):
     S = sp.csr_array(jsf.io.read_mtx(path))
     if S.shape[0] != S.shape[1] or S.nnz > LARGEST:

@@ -1,8 +1,6 @@
 """Multigrid: the cycle against its formula in dense arithmetic, iteration counts beside PyAMG's, and the door."""
 
 import itertools
-import os
-import pathlib
 import types
 
 import jax
@@ -16,11 +14,10 @@ import jaxsparse_fmt as jsf
 from jaxsparse_fmt.gallery import rigid_body_modes
 from solvers import Status, cg, precond
 from solvers.precond.multigrid import Multigrid, multigrid, multigrid_from
+from tests.solvers.real import each_file, is_hermitian_with_positive_diagonal
 
 pyamg = pytest.importorskip("pyamg")
 
-FOLDER = os.environ.get("JAXSPARSE_MATRICES")
-FILES = sorted(pathlib.Path(FOLDER).glob("*.mtx*")) if FOLDER else []
 CUBE = jsf.gallery.poisson(6)
 FLOW = jsf.gallery.convection_diffusion(6, diffusion=0.1)
 
@@ -302,18 +299,10 @@ def test_a_traced_matrix_is_refused():
         jax.jit(lambda A: multigrid(A) @ jnp.ones(216))(jsf.from_scipy(CUBE))
 
 
-def hermitian_with_positive_diagonal(S) -> bool:
-    if S.shape[0] != S.shape[1] or S.nnz == 0 or np.any(S.diagonal().real <= 0):
-        return False
-    return abs(S - S.conj().T).max() <= 1e-12 * abs(S).max()
-
-
-@pytest.mark.deep
-@pytest.mark.skipif(not FILES, reason="JAXSPARSE_MATRICES names no folder of Matrix Market files")
-@pytest.mark.parametrize("path", FILES, ids=lambda p: p.name.partition(".")[0])
+@each_file
 def test_real_systems_are_solved_where_pyamg_solves_them(path):
     S = sp.csr_array(jsf.io.read_mtx(path))
-    if not hermitian_with_positive_diagonal(S):
+    if not is_hermitian_with_positive_diagonal(S):
         pytest.skip("not Hermitian with a positive diagonal")
     S = S.astype(complex if S.dtype.kind == "c" else float)
     b = S @ np.ones(S.shape[0])
