@@ -68,15 +68,6 @@ def test_a_file_of_64_bits_is_read_in_32_where_asked(path):
         assert jsf.load(path, "float32").dtype == np.float32
 
 
-def test_a_failed_save_leaves_the_old_file(path, monkeypatch):
-    jsf.save(path, jsf.from_scipy(S, "csr"))
-    before = path.read_bytes()
-    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
-        jsf.save(path, jsf.from_scipy(2 * S, "csr"))
-    assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
-
-
 def test_save_names_the_cure_for_what_it_does_not_take(path):
     A = jsf.from_scipy(S, "csr")
     mesh = jax.make_mesh((1,), ("rows",))

@@ -2,15 +2,12 @@
 
 import dataclasses
 import json
-import math
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 import jaxsparse_fmt as jsf
 from benchmarks import spmv
-from jaxsparse_fmt.choose import ranking
 
 S = jsf.gallery.elasticity((2, 3, 4))
 
@@ -55,20 +52,6 @@ def test_a_run_writes_figures_and_a_table(written):
     table = path.with_suffix(".md").read_text()
     assert "7-point, small" in table
     assert sorted(p.name for p in path.parent.iterdir()) == ["out.json", "out.md"]
-
-
-def test_a_format_that_fails_is_told_and_does_not_stop_the_run():
-    choices = ranking.rank(S, platform="cpu")
-    csr = next(c for c in choices if c.format == "csr")
-    A = jsf.from_scipy(S, "csr")
-    broken = dataclasses.replace(csr, format="hll", layout={"slice_size": -1})
-    stored = {spmv.label(c): spmv.converted(A, c) for c in (csr, broken)}
-    with ThreadPoolExecutor(1) as pool:
-        found, timers = RUN.ours(pool, stored, choices, PROBLEM, "float64")
-    RUN.in_turn({}, found, timers)
-    rows = {r["format"]: r for r in found}
-    assert rows["csr"]["us"] > 0 and rows["csr"]["error"] < 1e-14
-    assert math.isnan(rows["hll"]["us"]) and "slice_size must be at least 1" in rows["hll"]["failed"]
 
 
 def test_the_fastest_opponent_and_ours_are_timed_in_turn_and_medians_count():

@@ -11,7 +11,7 @@ import scipy.sparse
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt import plot
-from jaxsparse_fmt.cli import arguments, main, measure, plots
+from jaxsparse_fmt.cli import arguments, main, measure
 from jaxsparse_fmt.io import files
 from tests.cli.conftest import POISSON, written
 
@@ -238,25 +238,6 @@ def test_no_line_off_a_terminal_is_longer_than_80(args, tmp_path, capsys, monkey
 )
 def test_results_that_cannot_be_written_are_refused_before_reading(option: str, value: str, text: str, capsys):
     assert re.search(text, refused(capsys, "solve", "A.mtx", option, value))
-
-
-@pytest.mark.some(broken=1)
-@pytest.mark.parametrize("broken", ["write_vector", "draw"])
-def test_a_result_that_cannot_be_written_after_all_does_not_cost_the_report(
-    broken: str, poisson: str, tmp_path, monkeypatch, capsys
-):
-    def full(*args):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(files if broken == "write_vector" else plots, broken, full)
-    x, picture = str(tmp_path / "x.npy"), str(tmp_path / "a.png")
-    assert main.main(["solve", poisson, "--format", "csr", "--out", x, "--plot", picture]) == 2
-    told = capsys.readouterr()
-    assert fact(told.out, "status").startswith("CONVERGED")
-    lost, kept = (x, picture) if broken == "write_vector" else (picture, x)
-    assert told.err.endswith(f"jaxsparse: {lost}: No space left on device\n")
-    out = re.sub(r"\s", "", told.out)
-    assert os.path.exists(kept) and kept in out and lost not in out
 
 
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="needs a machine without a GPU")

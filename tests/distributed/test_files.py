@@ -48,13 +48,6 @@ def test_corner_cases_come_back(T, tmp_path):
     assert back.shape == T.shape and back.dtype == T.dtype and abs(back - T).sum() == 0
 
 
-def test_half_precision_is_read_as_float32(tmp_path):
-    B = jsf.shard(S.astype("float32"), MESH, format="ell", dtype="bfloat16")
-    jsf.save_rows(tmp_path, B)
-    back = jsf.saved_rows(tmp_path)(0, 90)
-    assert back.dtype == np.float32 and abs(back - B.to_scipy()).max() == 0
-
-
 def test_what_an_interrupted_call_has_left_is_told(tmp_path):
     def rows_of(a, b):
         if a >= 45:
