@@ -83,50 +83,27 @@ def test_padding_takes_no_gradient_even_from_poison(layout):
 @pytest.mark.some(layout=1)
 @pytest.mark.parametrize("layout", [Layout("csr"), SORTED, SPLIT], ids=str)
 def test_vmap_over_vectors_data_and_both(layout, rng):
-    case = IRREGULAR
-    A, a, (row, col) = layout.of(case.scipy()), case.dense(), case.places()
+    A, (row, col), vmap = layout.of(IRREGULAR.scipy()), IRREGULAR.places(), jax.vmap
     X, Y, D = rng.standard_normal((4, 13)), rng.standard_normal((4, 17)), rng.standard_normal((4, A.nnz))
 
-    def f(data, x):
-        return A.with_data(data) @ x
-
-    def loss(data, x, y):
-        return jnp.dot(y, jnp.sin(f(data, x)))
-
-    @quick_jit
-    def mapped(data, D, X, Y):
-        over_both = jax.vmap(loss, (0, 0, 0))
+    def ways(matrix):
+        f = lambda data, x: matrix(data) @ x  # noqa: E731
+        loss = lambda data, x, y: jnp.dot(y, jnp.sin(f(data, x)))  # noqa: E731
         return {
-            "x": jax.vmap(f, (None, 0))(data, X),
-            "x, last axis": jax.vmap(f, (None, 1), 1)(data, X.T),
-            "data": jax.vmap(f, (0, None))(D, X[0]),
-            "both": jax.vmap(f)(D, X),
-            "both, across": jax.vmap(f, (0, 1))(D, X.T),
-            "nested": jax.vmap(jax.vmap(f, (None, 0)), (0, None))(D, X),
-            "X": jax.vmap(lambda X: A @ X.T, 0)(jnp.stack([X, 2 * X])),
-            "transposed": jax.vmap(lambda data, y: A.with_data(data).T @ y)(D, Y),
-            "vmap of grad": jax.vmap(jax.grad(loss, (0, 1)), (0, 0, 0))(D, X, Y),
-            "grad of vmap": jax.grad(lambda D, X: jnp.sum(over_both(D, X, Y)), (0, 1))(D, X),
+            "x": vmap(f, (None, 0))(A.data, X),
+            "x, last axis": vmap(f, (None, 1), 1)(A.data, X.T),
+            "data": vmap(f, (0, None))(D, X[0]),
+            "both": vmap(f)(D, X),
+            "both, across": vmap(f, (0, 1))(D, X.T),
+            "nested": vmap(vmap(f, (None, 0)), (0, None))(D, X),
+            "X": vmap(lambda X: f(A.data, X.T), 0)(jnp.stack([X, 2 * X])),
+            "transposed": vmap(lambda data, y: matrix(data).T @ y)(D, Y),
+            "vmap of grad": vmap(jax.grad(loss, (0, 1)))(D, X, Y),
+            "grad of vmap": jax.grad(lambda D, X: jnp.sum(vmap(loss)(D, X, Y)), (0, 1))(D, X),
         }
 
-    got = mapped(A.data, D, X, Y)
-    dense = np.zeros((4, *case.shape))
-    dense[:, row, col] = D
-    both = np.einsum("brc,bc->br", dense, X)
-    back = Y * np.cos(both)
-    grads = (np.einsum("br,bc->brc", back, X)[:, row, col], np.einsum("brc,br->bc", dense, back))
-    want = {
-        "x": X @ a.T,
-        "x, last axis": a @ X.T,
-        "data": np.einsum("brc,c->br", dense, X[0]),
-        "both": both,
-        "both, across": both,
-        "nested": np.einsum("brc,kc->bkr", dense, X),
-        "X": np.stack([a @ X.T, 2 * a @ X.T]),
-        "transposed": np.einsum("brc,br->bc", dense, Y),
-        "vmap of grad": grads,
-        "grad of vmap": grads,
-    }
+    dense = lambda data: jnp.zeros(IRREGULAR.shape).at[row, col].set(data)  # noqa: E731
+    got, want = (quick_jit(lambda matrix=matrix: ways(matrix))() for matrix in (A.with_data, dense))
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12), got, want)
 
 
