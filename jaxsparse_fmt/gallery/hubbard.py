@@ -1,4 +1,4 @@
-"""The Holstein–Hubbard Hamiltonian: electrons on a chain, coupled to its vibrations."""
+"""The Holstein–Hubbard Hamiltonian: electrons on a ring of sites, coupled to its vibrations."""
 
 import math
 
@@ -17,9 +17,8 @@ def holstein_hubbard(
     U: float = 4.0,
     omega: float = 1.0,
     g: float = 1.0,
-    periodic: bool = True,
 ) -> sp.csr_array:
-    """The Hamiltonian of the Holstein–Hubbard model on a chain, as a real symmetric matrix.
+    """The Hamiltonian of the Holstein–Hubbard model on a ring of sites, as a real symmetric matrix.
 
         H = -t Σ (c†ᵢσ cⱼσ + c†ⱼσ cᵢσ) + U Σ nᵢ↑ nᵢ↓ + ω Σ b†ᵢ bᵢ - g ω Σ (b†ᵢ + bᵢ) (nᵢ↑ + nᵢ↓)
               neighbours i, j; σ = ↑ ↓
@@ -42,14 +41,13 @@ def holstein_hubbard(
     does not print its parameters or its phonon modes.
 
     Args:
-        sites: of the chain, 1 to 62.
+        sites: of the ring, 1 to 62; two are a chain.
         electrons: (up, down), or their sum; of an odd sum one more is up.
         phonons: largest total number of phonons, at least 0.
         t: hopping energy.
         U: energy of a site that is occupied twice.
         omega: energy of a phonon.
         g: electron-phonon coupling, a pure number; g²ω is the polaron's binding energy.
-        periodic: close a chain of three or more sites to a ring.
 
     Raises:
         ValueError: sites, electrons or phonons out of range, parameters that are not finite, or 2³¹ rows
@@ -74,7 +72,7 @@ def holstein_hubbard(
         raise ValueError(f"H would have {rows} rows, 2**31 or more; take fewer phonons or sites")
 
     spins = [_electron_states(sites, up), _electron_states(sites, down)]
-    hop_up, hop_down = (_hopping(states, sites, periodic) for states in spins)
+    hop_up, hop_down = (_hopping(states, sites) for states in spins)
     hopping = sp.kron(hop_up, sp.eye_array(len(spins[1]))) + sp.kron(sp.eye_array(len(spins[0])), hop_down)
     occupied_up, occupied_down = (states[:, None] >> np.arange(sites) & 1 for states in spins)
     density = (occupied_up[:, None] + occupied_down).reshape(-1, sites)
@@ -102,11 +100,11 @@ def _electron_states(sites: int, electrons: int) -> np.ndarray:  # [C(sites, ele
     return states
 
 
-def _hopping(states: np.ndarray, sites: int, periodic: bool) -> sp.csr_array:
+def _hopping(states: np.ndarray, sites: int) -> sp.csr_array:
     """Σ c†ᵢ cⱼ + c†ⱼ cᵢ over the bonds, with a sign for every electron between the two sites."""
     left = np.arange(sites - 1)
     right = left + 1
-    if periodic and sites > 2:
+    if sites > 2:
         left, right = np.append(left, 0), np.append(right, sites - 1)
     both = (1 << left | 1 << right)[:, None]
     passed = ((1 << right) - (2 << left))[:, None]

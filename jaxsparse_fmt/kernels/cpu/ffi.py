@@ -31,7 +31,6 @@ def call(
     ptr: Array,  # int32 or int64
     pattern: Array,  # uint8, or any array where no kernel reads it
     shape: tuple[int, ...],
-    most: int = -1,
     **sizes: int,
 ) -> Array | None:
     """The result of the kernel `kind`; None if these dtypes have no kernel, or after a warning that Numba failed.
@@ -41,8 +40,8 @@ def call(
     Args:
       shape: of the result, in the dtype to which a and b promote: [b, ...], or [b, pieces, ...] for a transposed
         product, where every piece has a result of its own.
-      most: the largest last number that ptr may have; -1: any.
-      sizes: those of `SIZES` that the arrays do not give and that are not 0.
+      sizes: those of `SIZES` that the arrays do not give and that are not 0; `most`, the largest last number that ptr
+        may have, is -1 without it: any.
     """
     result = jnp.result_type(a, b)
     a, b = (v.astype(accumulator(v.dtype)) for v in (a, b))
@@ -53,7 +52,7 @@ def call(
     bytes_of = lambda v, axis: math.prod(v.shape[axis:]) * np.dtype(v.dtype).itemsize  # noqa: E731
     sizes |= {"kernel": number, "batch": a.shape[0], "a_bytes": bytes_of(a, 1), "b_bytes": bytes_of(b, 1)}
     sizes |= {"piece_bytes": bytes_of(out, 2)} if kind.startswith("transposed") else {"out_bytes": bytes_of(out, 1)}
-    sizes |= {"n_ptr": ptr.size, "most": most}
+    sizes = {"n_ptr": ptr.size, "most": -1} | sizes
     assert sizes.keys() <= set(SIZES)
     words = np.array([sizes.get(name, 0) for name in SIZES], np.int64)
     return jax.ffi.ffi_call(TARGET, out)(a, b, columns, ptr, pattern, sizes=words).astype(result)
