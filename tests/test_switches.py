@@ -161,6 +161,7 @@ METHODS = {
     "bicgstab": (solvers.bicgstab, GENERAL, {}),
     "gmres": (solvers.gmres, GENERAL, {}),
     "flexible gmres": (solvers.gmres, GENERAL, {"flexible": True}),
+    "solve": (solvers.solve, GENERAL, {}),
     "refined cg": (solvers.refine, DEFINITE, {"dtype": "float32"}),
     "refined gmres": (solvers.refine, GENERAL, {"dtype": "bfloat16", "method": "gmres"}),
 }
@@ -183,7 +184,7 @@ def test_every_method_solves_under(switch, name):
 
 @pytest.mark.deep
 @every_switch
-@pytest.mark.parametrize("name", ["cg", "gmres"])
+@pytest.mark.parametrize("name", ["cg", "gmres", "solve"])
 def test_solves_are_differentiated_and_mapped_over_under(switch, name):
     solve, S, _ = METHODS[name]
     rtol = 1e-5 if switch.eps > 1e-10 else 1e-9

@@ -17,6 +17,7 @@ from jaxsparse_fmt.convert import canonical, from_scipy
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.distributed import shard
 from jaxsparse_fmt.models import traffic
+from solvers import solve
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,6 +111,18 @@ def prepare(
         return solution
 
     return solve
+
+
+def chosen(
+    stored: Stored,
+    b: np.ndarray,  # [n]
+    M: Any,
+    **options: Any,
+) -> Any:
+    """The result of `solvers.solve`, complete on the device."""
+    solution = jax.block_until_ready(solve(stored.A, jnp.asarray(b, stored.A.dtype), M=M, **options))
+    jax.effects_barrier()
+    return solution
 
 
 def relative_residual(S: scipy.sparse.csr_array, b: np.ndarray, x: np.ndarray) -> float:

@@ -1,6 +1,8 @@
-"""`jaxsparse solve`: solves A·x = b by a Krylov method, with A and b from files."""
+"""`jaxsparse solve`: solves A·x = b, with A and b from files."""
 
 import argparse
+import contextlib
+import functools
 import io
 from pathlib import Path
 
@@ -18,12 +20,14 @@ from jaxsparse_fmt.io import files
 from jaxsparse_fmt.models import traffic
 
 HELP = "solve A·x = b"
-ABOUT = "Solves A·x = b: by conjugate gradients, for a symmetric positive definite A, or by another method."
+ABOUT = "Solves A·x = b: by a method that suits A, and by another if that fails, or by the one asked for."
 SYMMETRIC, GENERAL = ("cg", "fcg", "minres"), ("gmres", "bicgstab", "idrs", "lsmr")
+CHOOSING = ("auto", "direct")  # methods that `solvers.solve` sets up
 PRECONDITIONERS = {
     "jacobi": jax.jit(solvers.precond.jacobi),  # without jit its operations compile one by one, for seconds
     "incomplete_cholesky": solvers.precond.incomplete_cholesky,
     "incomplete_lu": solvers.precond.incomplete_lu,
+    "ilu": solvers.precond.ilu,
     "multigrid": solvers.precond.multigrid,
 }
 
@@ -36,9 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_plot(parser)
     parser.add_argument("--format", choices=known, default="auto", metavar="NAME", help=text)
     arguments.add_dtype(parser)
-    text = "default cg; lsmr takes a matrix of any shape, for least squares"
-    parser.add_argument("--method", choices=(*SYMMETRIC, *GENERAL), default="cg", help=text)
-    parser.add_argument("--precond", choices=("none", *PRECONDITIONERS), default="none", help="default none")
+    text = "default auto: what suits A; lsmr takes a matrix of any shape, for least squares"
+    parser.add_argument("--method", choices=(*CHOOSING, *SYMMETRIC, *GENERAL), default="auto", help=text)
+    text = "default auto with --method auto, else none"
+    parser.add_argument("--precond", choices=("auto", "none", *PRECONDITIONERS), help=text)
     arguments.add_backend(parser)
     arguments.add_rtol(parser, 1e-6)
     parser.add_argument(
@@ -50,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     arguments.check_outputs(args)
     arguments.check_backend(args)
+    args.precond = args.precond or ("auto" if args.method in CHOOSING else "none")
     with arguments.blaming("--devices"):
         measure.first_devices(args.devices)
     with Progress() as progress:
@@ -71,12 +77,17 @@ def run(args: argparse.Namespace) -> int:
             with progress.stage("convert", f"{S.nnz:,} entries to {dtype}"), arguments.blaming(args.file):
                 stored = measure.store(S, dtype, args.format, args.backend, args.devices)
             M = None
-            if args.precond != "none":
+            if args.precond not in ("auto", "none"):
                 with progress.stage("precondition", args.precond), arguments.blaming(f"--precond {args.precond}"):
                     M = jax.block_until_ready(PRECONDITIONERS[args.precond](stored.A))
-            with progress.stage("compile", f"{args.method} on {stored.A.name} for {measure.device()}"):
-                solve = measure.prepare(getattr(solvers, args.method), stored, b, M, **options)
-            with progress.stage("solve", "iteration 0"):
+            if args.precond == "auto" or args.method in CHOOSING:  # which look at the outcome, outside jit
+                M = "auto" if args.precond == "auto" else M
+                solve = functools.partial(measure.chosen, stored, b, M, method=args.method, **options)
+            else:
+                with progress.stage("compile", f"{args.method} on {stored.A.name} for {measure.device()}"):
+                    solve = measure.prepare(getattr(solvers, args.method), stored, b, M, **options)
+            refusing = arguments.blaming("--method direct") if args.method == "direct" else contextlib.nullcontext()
+            with progress.stage("solve", "iteration 0"), refusing:
                 sol = solve()
             wall = tables.durations(progress.seconds)
             with progress.stage("measure", "the product"):
@@ -105,12 +116,25 @@ def run(args: argparse.Namespace) -> int:
                 faults.append(str(error))
     rows += [("status", status.name if failures else f"{status.name}: {status.message}"), ("wall time", wall)]
     record = {"file": args.file, "format": stored.A.name, "device": measure.device(), "iterations": sol.iterations}
-    record |= {"status": status.name, "residual_norm": sol.residual_norm, "b_norm": b_norm, "seconds": progress.seconds}
+    record |= {
+        "method": _method(args, sol),
+        "tried": sol.tried,
+        "status": status.name,
+        "residual_norm": sol.residual_norm,
+        "b_norm": b_norm,
+        "seconds": progress.seconds,
+    }
     with tables.making_way(args.out):
         tables.report(args.json, record | {"seconds_per_product": product}, tables.facts(name, rows))
     for fault in (*faults, *failures):
         process.complain(fault)
     return 2 if faults else 1 if failures else 0
+
+
+def _method(args: argparse.Namespace, sol: solvers.Solution) -> str:
+    if sol.method:
+        return sol.method.replace("the given M", str(args.precond))
+    return args.method if args.precond == "none" else f"{args.method} with {args.precond}"
 
 
 def _write(out: str, x: np.ndarray) -> None:
@@ -172,7 +196,8 @@ def _answer_rows(
     norm, b_norm = float(sol.residual_norm), float(np.linalg.norm(b)) or 1.0
     wide = np.result_type(S, b)
     rows = [
-        ("method", args.method if args.precond == "none" else f"{args.method} with {args.precond}"),
+        ("method", _method(args, sol)),
+        *(("  tried" if i == 0 else "", line) for i, line in enumerate(sol.tried)),
         ("b", args.rhs or "A·1, since no --rhs was given"),
         ("iterations", f"{sol.iterations:,}"),
         ("true residual", f"{norm:.3e}; {norm / b_norm:.2e} of ‖b‖, where {args.rtol:.0e} was asked"),

@@ -33,7 +33,7 @@ def test_solve_reaches_the_residual_asked_for_and_ends_with_the_whole_table(form
     b = rng.standard_normal(POISSON.shape[0])
     rhs, x = tmp_path / "b.npy", tmp_path / "x.npy"
     np.save(rhs, b)
-    args = ["--rhs", str(rhs), "--out", str(x), "--format", format, "--rtol", "1e-9"]
+    args = ["--rhs", str(rhs), "--out", str(x), "--format", format, "--rtol", "1e-9", "--method", "cg"]
     assert main.main(["solve", poisson, *args]) == 0
     residual = np.linalg.norm(b - POISSON @ np.load(x)) / np.linalg.norm(b)
     assert residual <= 1e-9 * (1 + 1e-6)
@@ -46,6 +46,17 @@ def test_solve_reaches_the_residual_asked_for_and_ends_with_the_whole_table(form
     assert re.fullmatch(r"[\d.]+ [µm]?s, [\d.]+ GB/s on .+", fact(out, "product"))
     parts = r"[\d.]+ m?s: read .+, check .+, convert .+, compile .+, solve .+"
     assert re.fullmatch(parts, fact(out, "wall time"))
+
+
+def test_by_default_it_takes_what_suits_the_matrix_and_says_so(tmp_path, capsys):
+    S = scipy.sparse.csr_array(POISSON - 3 * scipy.sparse.eye_array(POISSON.shape[0]))  # indefinite
+    assert main.main(["solve", written(tmp_path / "A.mtx", S)]) == 0
+    out = capsys.readouterr().out
+    assert fact(out, "method") == "direct" and fact(out, "tried").startswith("direct (factors cost")
+    assert main.main(["solve", written(tmp_path / "A.mtx", S), "--precond", "ilu"]) == 0
+    assert fact(capsys.readouterr().out, "method").endswith(" with ilu")
+    assert main.main(["solve", written(tmp_path / "A.mtx", S), "--method", "gmres", "--precond", "auto"]) == 0
+    assert fact(capsys.readouterr().out, "method") == "gmres with ilu"
 
 
 def test_without_rhs_the_solution_is_known_and_the_error_told(poisson: str, tmp_path, capsys):
@@ -109,7 +120,7 @@ def test_solve_leaves_what_was_asked_for_and_nothing_else_and_prints_no_control_
 @pytest.mark.parametrize("name", ["494_bus", "mhd1280b"])
 def test_a_real_matrix_is_solved(name: str, matrices: pathlib.Path, tmp_path):
     path, x = matrices / f"{name}.mtx.gz", tmp_path / "x.npy"
-    args = ["--out", str(x), "--rtol", "1e-7", "--precond", "jacobi", "--maxiter", "20000"]
+    args = ["--out", str(x), "--rtol", "1e-7", "--precond", "jacobi", "--method", "cg", "--maxiter", "20000"]
     assert main.main(["solve", str(path), *args]) == 0
     S = files.read_mtx(path)
     b = S @ np.ones(S.shape[1])
@@ -123,8 +134,8 @@ def test_a_real_matrix_is_solved(name: str, matrices: pathlib.Path, tmp_path):
 @pytest.mark.parametrize(
     ("S", "args", "cure"),
     [
-        (-POISSON, [], "not positive definite.*check the sign of A"),
-        (POISSON, ["--maxiter", "2"], "maxiter reached.*raise maxiter"),
+        (-POISSON, ["--method", "cg"], "not positive definite.*check the sign of A"),
+        (POISSON, ["--maxiter", "2", "--method", "cg"], "maxiter reached.*raise maxiter"),
         (POISSON * np.nan, [], "NaN or infinity"),
         (POISSON, ["--dtype", "float32", "--rtol", "1e-15"], "float64 where x is float32|zero residual"),
     ],
@@ -185,8 +196,8 @@ def with_one_entry_more() -> scipy.sparse.csr_array:
 @pytest.mark.parametrize(
     ("S", "args", "text"),
     [
-        (with_one_entry_more(), [], r"entry \(5, 8\) is 0.5 .* entry \(8, 5\), implies 0;.*gmres"),
-        (POISSON * (1 + 1j), [], "cg needs a Hermitian matrix"),
+        (with_one_entry_more(), ["--method", "cg"], r"entry \(5, 8\) is 0.5 .* entry \(8, 5\), implies 0;.*gmres"),
+        (POISSON * (1 + 1j), ["--method", "cg"], "cg needs a Hermitian matrix"),
         (scipy.sparse.csr_array((3, 4)), [], "3 × 4; .* --method lsmr"),
         (scipy.sparse.csr_array((0, 0)), [], "0 × 0; "),
         (POISSON.astype(complex), ["--dtype", "float64"], "imaginary"),
@@ -216,7 +227,9 @@ def test_a_right_hand_side_that_a_singular_matrix_makes_zero_is_told(tmp_path, c
     assert "the matrix is singular" in fact(capsys.readouterr().out, "error")
 
 
-@pytest.mark.parametrize("args", [["info"], ["solve"], ["bench", "--formats", "3"], ["solve", "--maxiter", "2"]])
+@pytest.mark.parametrize(
+    "args", [["info"], ["solve"], ["bench", "--formats", "3"], ["solve", "--maxiter", "2", "--method", "cg"]]
+)
 def test_no_line_off_a_terminal_is_longer_than_80(args, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     main.main([args[0], written(pathlib.Path("A.mtx"), POISSON), *args[1:]])
@@ -256,7 +269,7 @@ def test_a_fault_of_the_library_is_not_blamed_on_the_file(poisson: str, monkeypa
         def broken(*args, error=error, **options):
             raise error("INTERNAL: a bug")
 
-        monkeypatch.setattr(measure, "prepare", broken)
+        monkeypatch.setattr(measure, "chosen", broken)
         with pytest.raises(error, match="a bug"):
             main.main(["solve", poisson])
 
@@ -273,7 +286,7 @@ def test_too_little_memory_is_one_line_with_the_cure(error, cure: str, poisson: 
     def large(*args, **options):
         raise error
 
-    monkeypatch.setattr(measure, "prepare", large)
+    monkeypatch.setattr(measure, "chosen", large)
     line = refused(capsys, "solve", poisson)
     assert line.startswith(f"{poisson}: ") and re.search(cure, line)
 
