@@ -108,6 +108,7 @@ def saved(array) -> bytes:
         ("b.mtx", BANNER.encode() + b"2 2 1\n1 1 1\n", ": a vector has shape"),
         ("b.mtx", BANNER.encode() + b"2 1 1\n1 2 1\n", ", line 3: "),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",  # not the bytes
 )
 def test_what_is_no_vector_is_refused_by_file(tmp_path, name, text, said):
     path = tmp_path / name
