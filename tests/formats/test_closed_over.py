@@ -81,3 +81,9 @@ def test_an_operation_inside_jit_computes_nothing_of_patterns_and_holds_their_nu
     found, nbytes = program(lambda a, b: use(A.with_data(a), B.with_data(b)).data, A.data, B.data)
     index = 8 * (A.n_stored + B.n_stored + A.nnz + B.nnz)
     assert not found and nbytes <= 2 * index + lists * 8 * B.nnz
+
+
+def test_a_plan_that_is_an_argument_leaves_no_numbers_in_the_program():
+    A, B = (jsf.from_scipy(M, "csr") for M in (S, T))
+    for plan in (jsf.plan.add(A, B), jsf.plan.matmul(A, B)):
+        assert program(lambda plan, A, B: plan(A, B).data, plan, A, B) == (set(), 0)
