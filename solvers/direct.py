@@ -75,7 +75,8 @@ def factorized(A: Any) -> Factorized:
 
     The host factors in 64 bits, by SuperLU with partial pivoting; the factors are stored in A's dtype, in 32 bits at
     least. A solve is two triangular solves: on a CPU by rows in a native kernel, elsewhere by levels. If A is traced,
-    inside jit or under a derivative, the host factors and solves at run time, and keeps the last few factors.
+    inside jit or under a derivative, the host factors and solves at run time. It keeps the last few factors, and the
+    order of the columns for new values on the same pattern.
 
     Args:
       A: [n, n] jaxsparse_fmt matrix on one device, in any format.

@@ -10,7 +10,7 @@ import collections
 import dataclasses
 import hashlib
 import threading
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -99,8 +99,8 @@ class HostFactors:
         n, recipe, way = self.n, self.recipe, "T" if self.is_transposed else "N"
 
         def host(row: Any, col: Any, values: Any, digest: Any, r: Any) -> Any:
-            made = _kept(n, recipe, row, col, values, np.asarray(digest).tobytes())
-            return np.full(r.shape, np.nan, dtype) if made is None else _solved(made, np.asarray(r), way).astype(dtype)
+            found = _kept(n, recipe, row, col, values, np.asarray(digest).tobytes())
+            return np.full(r.shape, np.nan, dtype) if found is None else found.solve(np.asarray(r), way).astype(dtype)
 
         given = self.row, self.col, self.values, self.digest, r
         return jax.pure_callback(host, jax.ShapeDtypeStruct(r.shape, dtype), *given, vmap_method="sequential")
@@ -179,6 +179,11 @@ def made(A: Any, recipe: Recipe, maker: str) -> Any:
     if arguments.is_traced(A):
         row, col, _, values = lax.stop_gradient(A.each_entry())
         return _traced(n, recipe, row, col, values.astype(dtype))
+    arguments.check_free_memory(  # SuperLU's factors and ours, with no more entries than A
+        2 * (_wide(dtype).itemsize + 4) * A.nnz,
+        f"the factors of {A.nnz:,} entries at least",
+        "take a Krylov method with multigrid",
+    )
     with concrete():
         S = A.to_scipy()
         if not np.all(np.isfinite(S.data)):
@@ -198,15 +203,20 @@ def _traced(n: int, recipe: Recipe, row: Array, col: Array, values: Array) -> Ho
     return HostFactors(row, col, values, digest, n, recipe)
 
 
-def _factored(S: Any, recipe: Recipe, maker: str) -> Any:
-    """SuperLU's factors, computed in 64 bits. SolverError: a pivot is zero."""
+def _wide(dtype: Any) -> np.dtype:
+    """The dtype of 64 bits in which a matrix is factored."""
+    return np.dtype(np.complex128 if dtype.kind == "c" else np.float64)
+
+
+def _factored(S: Any, recipe: Recipe, maker: str, in_order: bool = False) -> Any:
+    """SuperLU's factors; the columns are in order already, or SuperLU orders them. SolverError: a pivot is zero."""
     from scipy.sparse import linalg  # which takes 0.1 s
 
-    S = S.astype(np.complex128 if S.dtype.kind == "c" else np.float64, copy=False).tocsc()
+    S, order = S.astype(_wide(S.dtype), copy=False).tocsc(), "NATURAL" if in_order else "COLAMD"
     try:
         if recipe[0] == "lu":
-            return linalg.splu(S)
-        return linalg.spilu(S, drop_tol=recipe[1], fill_factor=recipe[2])
+            return linalg.splu(S, permc_spec=order)
+        return linalg.spilu(S, drop_tol=recipe[1], fill_factor=recipe[2], permc_spec=order)
     except RuntimeError as error:
         raise SolverError(Status.SINGULAR, f"{maker}: {error}; {Status.SINGULAR.message}") from None
     except MemoryError:
@@ -242,7 +252,27 @@ def _triangle(S: Any, upper: bool, dtype: Any, D: np.ndarray | None = None) -> T
 # -------------------------------------------------------------------------------------------------- kept by the host
 
 _lock = threading.Lock()
-_recent: collections.OrderedDict[bytes, Any] = collections.OrderedDict()
+_recent: collections.OrderedDict[bytes, Any] = collections.OrderedDict()  # `OnHost` or None, by digest
+_orders: collections.OrderedDict[bytes, Any] = collections.OrderedDict()  # of columns, by the digest of a pattern
+
+
+class OnHost(NamedTuple):
+    """SuperLU's factors of A[:, order], and their dtype, the only one that they solve in."""
+
+    made: Any
+    order: np.ndarray
+    dtype: np.dtype
+
+    def solve(self, r: Any, way: str) -> np.ndarray:
+        """A⁻¹·r, or with the way "T" A⁻ᵀ·r."""
+        if r.dtype.kind == "c" and self.dtype.kind != "c":
+            return self.solve(r.real, way) + 1j * self.solve(r.imag, way)
+        r = np.ascontiguousarray(r, self.dtype)
+        if way == "T":
+            return self.made.solve(r[self.order], way)
+        x = np.empty_like(r)
+        x[self.order] = self.made.solve(r, way)
+        return x
 
 
 def _digest(n: int, recipe: Recipe, *arrays: np.ndarray) -> bytes:
@@ -252,30 +282,37 @@ def _digest(n: int, recipe: Recipe, *arrays: np.ndarray) -> bytes:
     return found.digest()
 
 
-def _kept(n: int, recipe: Recipe, row: Any, col: Any, values: Any, digest: bytes) -> Any:
-    """SuperLU's factors of these entries and their dtype, None if they have none; the last few are kept."""
+def _get(table: collections.OrderedDict[bytes, Any], key: bytes, otherwise: Any) -> Any:
     with _lock:
-        if digest in _recent:
-            _recent.move_to_end(digest)
-            return _recent[digest]
+        if key not in table:
+            return otherwise
+        table.move_to_end(key)
+        return table[key]
+
+
+def _put(table: collections.OrderedDict[bytes, Any], key: bytes, value: Any) -> None:
+    with _lock:
+        table[key] = value
+        while len(table) > KEPT:
+            table.popitem(last=False)
+
+
+def _kept(n: int, recipe: Recipe, row: Any, col: Any, values: Any, digest: bytes) -> OnHost | None:
+    """The factors of these entries, None if they have none. Matrices of one pattern share the order of the columns."""
+    if (found := _get(_recent, digest, ...)) is not ...:
+        return found
     row, col, values = map(np.asarray, (row, col, values))
     real, found = col < n, None
     if np.all(np.isfinite(values[real])):
-        S = scipy.sparse.coo_array((values[real], (row[real], col[real])), shape=(n, n))
+        S = scipy.sparse.csc_array((values[real], (row[real], col[real])), shape=(n, n))
+        pattern = _digest(n, recipe, row, col)
+        order = _get(_orders, pattern, None)
         try:
-            found = _factored(S, recipe, ""), np.dtype(np.complex128 if S.dtype.kind == "c" else np.float64)
+            made = _factored(S if order is None else S[:, order], recipe, "", order is not None)
+            found = OnHost(made, np.arange(n) if order is None else order, _wide(S.dtype))
+            if order is None:
+                _put(_orders, pattern, np.argsort(made.perm_c))
         except (SolverError, ValueError):
             found = None
-    with _lock:
-        _recent[digest] = found
-        while len(_recent) > KEPT:
-            _recent.popitem(last=False)
+    _put(_recent, digest, found)
     return found
-
-
-def _solved(made: Any, r: Any, way: str) -> np.ndarray:
-    """SuperLU's solve, which takes numbers of the dtype of its factors alone."""
-    made, dtype = made
-    if r.dtype.kind == "c" and dtype.kind != "c":
-        return made.solve(r.real.astype(dtype), way) + 1j * made.solve(r.imag.astype(dtype), way)
-    return made.solve(np.ascontiguousarray(r, dtype), way)

@@ -205,13 +205,35 @@ def test_solves_are_differentiated_and_mapped_over_under(switch, name):
     assert np.isnan(histories[0, -1]) and np.isfinite(histories[:, 0]).all()
 
 
+@pytest.mark.deep
+@every_switch
+def test_direct_and_triangular_solves_are_differentiated_under(switch):
+    dense = GENERAL.toarray()
+    x, (row, col) = np.linalg.solve(dense, B), GENERAL.nonzero()
+    want = -np.linalg.solve(dense.T, 2 * x)[row] * x[col]
+    with switch.on():
+        A = jsf.from_scipy(GENERAL, "csr")
+        b, L = jnp.asarray(B, A.dtype), jsf.tril(A)
+        sol, F = solvers.direct(A, B), solvers.factorized(A)
+        got = jax.jit(jax.grad(lambda data: jnp.sum(solvers.direct(A.with_data(data), b).x ** 2)))(A.data)
+        mapped = jax.vmap(lambda b: F.T @ b)(jnp.stack([b, 2 * b]))
+        below = jax.grad(lambda b: jnp.sum(solvers.spsolve_triangular(L, b)))(b)
+    assert sol.success and bool(F.condition >= 1)
+    near = {"rtol": 0, "atol": 1000 * switch.eps * np.abs(want).max()}
+    np.testing.assert_allclose(got, want, **near)
+    np.testing.assert_allclose(mapped[1], np.linalg.solve(dense.T, 2 * B), **near)
+    np.testing.assert_allclose(below, np.linalg.solve(np.tril(dense).T, np.ones(len(B))), **near)
+
+
 PRECONDITIONERS = {
     "jacobi": precond.jacobi,
     "block_jacobi": lambda A: precond.block_jacobi(A, 3),
     "chebyshev": precond.chebyshev,
     "incomplete_cholesky": lambda A: precond.incomplete_cholesky(A, format="csr"),
     "incomplete_lu": lambda A: precond.incomplete_lu(A, format="csr"),
+    "ilu": precond.ilu,
     "multigrid": lambda A: precond.multigrid(A),
+    "factorized": solvers.factorized,
 }
 
 
