@@ -14,17 +14,20 @@ blocks reads 4/9 byte of index an entry. Slices have lcm(r, 128) rows. Blocks th
 Bytes: n_stored·(value + 4 / (r·c)) + 4·(n_slices + 1), and ⌈n_stored / 8⌉ for the pattern where there are holes.
 """
 
+import functools
 import math
 from typing import Annotated, Any, Self
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 
 from jaxsparse_fmt._types import Csr, Target
-from jaxsparse_fmt.formats import building, footprint, statistics
+from jaxsparse_fmt.formats import building, footprint, merging, statistics
 from jaxsparse_fmt.formats.base import AnyShards, Array, ByRule, Pointer, padded_with, storage_format
 from jaxsparse_fmt.kernels.layout.address import Slices
-from jaxsparse_fmt.kernels.layout.columns import Blocked, pack_pattern
+from jaxsparse_fmt.kernels.layout.columns import Blocked, Rule, pack_pattern
 
 BlockColumn = Annotated[Array, padded_with(lambda A: -(-A.shape[1] // A.block_shape[1]))]
 SLICE_ROWS = 128  # rows that the GPU kernels take at a time
@@ -62,9 +65,10 @@ class BSR(ByRule):
         Args:
           block_shape: (rows, columns) of a block; None: the square block up to 8 × 8 that takes the fewest bytes.
         """
-        csr = building.on_host(csr)
         r, c = _shape(block_shape) if block_shape is not None else best_block(csr, target.dtype.itemsize)
-        index, values, present = _arrays_of(csr, (r, c), target)
+        merged = merging.distinct(csr, None, r, Blocked(r, c))
+        build = _on_host if merged is None else functools.partial(_on_device, merged)
+        index, values, present = build(csr, (r, c), target)
         pattern, n_holes = pack_pattern(present)
         index |= {"pattern": pattern, "reads_pattern": n_holes > 0 and building.has_zeros(csr, target.dtype)}
         return building.made(cls, csr, target, values, **index, block_shape=(r, c))
@@ -83,17 +87,42 @@ class BSR(ByRule):
             yield footprint.Storage(cls.name, layout, nbytes, counted.places, trips, C, words=(words,))
 
 
-def _arrays_of(csr: Csr, block_shape: tuple[int, int], target: Target):
-    """The index arrays, `values`, and which places hold an entry or lie outside the matrix."""
-    (r, c), (n_rows, n_cols) = block_shape, csr.shape
+def _sizes(csr: Csr, lengths: Any, block_shape: tuple[int, int], target: Target) -> np.ndarray:
+    """`slice_ptr` of block rows that have `lengths` blocks, after the check that they fit in memory."""
+    (r, c), C = block_shape, slice_rows(csr.shape[0], block_shape[0])
+    counts = building.longest_by_slice(lengths, max(C // r, 1)) * C * c
+    cause = f"its {csr.nnz} entries touch {int(lengths.sum())} blocks of {r} × {c}"
+    building.check_memory(BSR.name, int(counts.sum()), csr, target, 4 / (r * c), cause)
+    return building.pointers(counts)
+
+
+def _on_device(merged: Array, csr: Csr, block_shape: tuple[int, int], target: Target):
+    """The index arrays, `values`, and which places hold an entry or lie outside the matrix; as `_on_host`."""
+    (r, c), n_rows = block_shape, csr.shape[0]
+    slice_ptr = _sizes(csr, np.asarray(merging.counts(merged)), block_shape, target)
+    rule = Rule(csr.shape, int(slice_ptr[-1]), Slices(n_rows, slice_rows(n_rows, r)), Blocked(r, c))
+    slice_ptr = jnp.asarray(slice_ptr)
+    index = {"block_col": _in_slices(merged, slice_ptr, rule), "slice_ptr": slice_ptr}
+    values, present = merging.place(csr, rule, index, target.dtype)
+    return index, values, present
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _in_slices(merged, slice_ptr, rule):
+    """`block_col` in the order of storage, from the block columns of each row of blocks."""
+    r, c = rule.column.rows, rule.column.columns
+    address, arrays = Slices(merged.shape[1], max(rule.address.lanes // r, 1)), {"slice_ptr": slice_ptr // (r * c)}
+    row, k = address.slots(jnp, arrays, rule.n_stored // (r * c))
+    return jnp.minimum(merged.at[k, row].get(mode="fill", fill_value=merging.NONE), -(-rule.shape[1] // c))
+
+
+def _on_host(csr: Csr, block_shape: tuple[int, int], target: Target):
+    csr, (r, c), (n_rows, n_cols) = building.on_host(csr), block_shape, csr.shape
     n_block_rows, C = -(-n_rows // r), slice_rows(n_rows, r)
     padded = (n_block_rows * r, -(-n_cols // c) * c)
     # The blocks are the entries of a sliced matrix of n_block_rows rows.
     rows, address = building.rows_of(_places_of_blocks(csr, padded, (r, c))), Slices(n_block_rows, max(C // r, 1))
-    counts = building.longest_by_slice(rows.lengths, max(C // r, 1)) * C * c
-    cause = f"its {csr.nnz} entries touch {int(rows.lengths.sum())} blocks of {r} × {c}"
-    building.check_memory(BSR.name, int(counts.sum()), csr, target, 4 / (r * c), cause)
-    slice_ptr = building.pointers(counts)
+    slice_ptr = _sizes(csr, rows.lengths, block_shape, target)
     blocks, entries = _blocks(csr, csr.data, padded, (r, c)), _blocks(csr, np.ones(csr.nnz, bool), padded, (r, c))
     n_blocks = int(slice_ptr[-1]) // (r * c)
     row, j = address.slots(np, {"slice_ptr": slice_ptr // (r * c)}, n_blocks)
@@ -128,7 +157,7 @@ def best_block(csr: Csr, itemsize: int) -> tuple[int, int]:
     samples = int(np.clip(ENTRIES * n_rows / max(WINDOW * csr.nnz, 1), 4, SAMPLES))
     starts = np.unique(np.linspace(0, max(n_rows - WINDOW, 0), samples).astype(np.int64) // WINDOW * WINDOW)
     rows = np.minimum((starts[:, None] + np.arange(WINDOW)).reshape(-1), n_rows)
-    sample = csr[rows[rows < n_rows]]
+    sample = building.sample(csr, rows[rows < n_rows])
 
     def nbytes(r: int) -> float:
         row = np.repeat(np.arange(sample.shape[0]) // r, np.diff(sample.indptr))

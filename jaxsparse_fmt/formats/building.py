@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.sparse
 
 from jaxsparse_fmt._types import Csr, Target, index_dtype, pytree, readable_bytes, whole_number, x64_enabled
 from jaxsparse_fmt.core.matrix import SparseMatrix
@@ -132,6 +133,9 @@ def starts(xp: Any, counts: Any, index: Any) -> Any:
     return xp.concatenate([xp.zeros(1, index), xp.cumsum(counts, dtype=index)])
 
 
+_taken = jax.jit(take)
+
+
 def check_bound(name: str, n: int) -> None:
     """Raises ValueError for more rows, columns or entries than 32-bit indices address."""
     if n >= 2**31:
@@ -202,8 +206,19 @@ def csr_arrays(csr: Csr, dtype: Any) -> tuple[jax.Array, ...]:
 
 
 def on_host(csr: Csr) -> Csr:
-    """The matrix in NumPy arrays, for the formats that only the host makes: diagonals and blocks."""
+    """The matrix in NumPy arrays, for conversions that only the host can do (`merging.distinct` gives None)."""
     return csr if namespace(csr.data) is np else csr.to_scipy()
+
+
+def sample(csr: Csr, rows: np.ndarray) -> Csr:
+    """The pattern of `rows` in NumPy arrays; no other row comes to the host."""
+    if namespace(csr.data) is np:
+        return csr[rows]
+    first, end = np.asarray(_taken(csr.indptr, np.stack([rows, rows + 1])))
+    indptr = np.concatenate([[0], np.cumsum(end - first)])
+    entry = np.arange(indptr[-1]) + np.repeat(first - indptr[:-1], end - first)
+    indices = np.asarray(_taken(csr.indices, entry.astype(first.dtype)))
+    return scipy.sparse.csr_array((np.ones(indices.size, bool), indices, indptr), shape=(rows.size, csr.shape[1]))
 
 
 def on_device(a: Any) -> Any:

@@ -34,11 +34,14 @@ from jax import lax
 from jax.core import Tracer
 
 from jaxsparse_fmt._types import Csr, Target, concrete, index_dtype, standard_promotion
-from jaxsparse_fmt.formats import building, footprint, statistics
+from jaxsparse_fmt.formats import building, footprint, merging, statistics
 from jaxsparse_fmt.formats.base import AnyShards, Array, ByRule, Offset, Start, coordinates_of, storage_format
 from jaxsparse_fmt.kernels import sddmm, spmv, spmv_cpu
 from jaxsparse_fmt.kernels.layout.address import Slices, Starts, take
 from jaxsparse_fmt.kernels.layout.columns import Diagonal, Rule, pack_pattern, unpack_pattern
+
+SOME_ROWS = 4096  # the rows whose diagonals are found first
+SLICE_ROWS = 128
 
 
 @storage_format
@@ -172,13 +175,23 @@ class DIA(ByRule):
             yield dataclasses.replace(plain, **shared, words=(f"{words}, {mirrored} of them mirrored",))
 
 
+def _check(csr: Csr, offsets: np.ndarray, target: Target) -> None:
+    n_stored, cause = offsets.size * csr.shape[0], f"its entries lie on {offsets.size} diagonals"
+    building.check_memory(DIA.name, n_stored, csr, target, index=0, cause=cause)
+
+
 def _arrays_of(csr: Csr, target: Target) -> tuple[np.ndarray, Any, Any]:
-    """The offsets, int64; `values`; and `pattern`: made on the host."""
+    """The offsets, int64 on the host; `values`; and `pattern`."""
+    on_device = None if building.namespace(csr.data) is np else _on_device(csr, target)
+    return on_device or _on_host(csr, target)
+
+
+def _on_host(csr: Csr, target: Target):
     csr, (n_rows, n_cols) = building.on_host(csr), csr.shape
     diagonals = statistics.occupied(csr)
     offsets = diagonals.astype(np.int64) - (n_rows - 1)
-    n_stored, cause = offsets.size * n_rows, f"its entries lie on {offsets.size} diagonals"
-    building.check_memory(DIA.name, n_stored, csr, target, index=0, cause=cause)
+    _check(csr, offsets, target)
+    n_stored = offsets.size * n_rows
     # An entry lies `column` places behind the place on its diagonal where column 0 would be.
     start = np.arange(offsets.size) * n_rows - offsets
     table = None
@@ -194,6 +207,63 @@ def _arrays_of(csr: Csr, target: Target) -> tuple[np.ndarray, Any, Any]:
     for diagonal, offset in zip(full, offsets.tolist(), strict=True):  # places outside the matrix are not holes
         diagonal[: max(-offset, 0)] = diagonal[max(n_cols - offset, 0) :] = True
     return offsets, values, pack_pattern(full.reshape(-1))[0]
+
+
+def _on_device(csr: Csr, target: Target):
+    """As `_arrays_of`; None where the host must do it.
+
+    It first tries the diagonals of some rows. Mostly these are all diagonals, and no pass over the entries is needed.
+    """
+    n_rows = csr.shape[0]
+    some = [np.linspace(0, n_rows - 1, SOME_ROWS).astype(np.int32)] if n_rows > SOME_ROWS else []
+    for rows in (*some, None):
+        n_looked_at = max(n_rows if rows is None else rows.size, 1)
+        merged = merging.distinct(csr, building.on_device(rows), n_looked_at, Diagonal())
+        if merged is None:
+            return None
+        offsets = np.asarray(merged).astype(np.int64)
+        offsets = offsets[offsets != merging.NONE]
+        if rows is None:
+            _check(csr, offsets, target)
+        elif not _fits(csr, offsets, target):
+            continue
+        values, present = _place(csr, offsets, target.dtype)
+        n_inside = np.minimum(n_rows, csr.shape[1] - offsets) - np.maximum(0, -offsets)
+        pattern, n_holes = pack_pattern(present)
+        if rows is None or int(n_inside.sum()) - n_holes == csr.nnz:
+            return offsets, values, pattern
+    return None
+
+
+def _fits(*storage: Any) -> bool:
+    try:
+        _check(*storage)
+    except ValueError:
+        return False
+    return True
+
+
+def _place(csr: Csr, offsets: np.ndarray, dtype: Any) -> tuple[Any, Any]:
+    """`values`, and a mask of the places that hold an entry or lie outside the matrix.
+
+    It works slice by slice, so that a slice's rows stay in the cache during the search, and transposes the result.
+    """
+    C, n_rows = min(SLICE_ROWS, max(csr.shape[0], 1)), csr.shape[0]
+    slice_ptr = building.pointers(np.full(-(-n_rows // C), offsets.size * C))
+    rule = Rule(csr.shape, int(slice_ptr[-1]), Slices(n_rows, C), Diagonal())
+    index = {"offsets": np.tile(offsets.astype(np.int32), slice_ptr.size - 1), "slice_ptr": slice_ptr}
+    placed = merging.place(csr, rule, {name: jnp.asarray(a) for name, a in index.items()}, dtype)
+    return _turn(placed, offsets.size, C, n_rows)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _turn(arrays, n_diagonals, C, n_rows):
+    """[n_slices, diagonals, C] as [diagonals, n_rows], both flat."""
+
+    def turned(a):
+        return a.reshape(-1, n_diagonals, C).swapaxes(0, 1).reshape(n_diagonals, -1)[:, :n_rows].reshape(-1)
+
+    return tuple(map(turned, arrays)) if n_diagonals else arrays
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -11,14 +11,18 @@ Bytes: n_stored·value + 4·n_stored / C + 4·(n_slices + 1); 4·n_rows for `per
 where there are holes: places · inside the matrix that hold no entry.
 """
 
+import functools
 from typing import Any, Self
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxsparse_fmt._types import Csr, Target
-from jaxsparse_fmt.formats import building, footprint, statistics
+from jaxsparse_fmt.formats import building, footprint, merging, statistics
 from jaxsparse_fmt.formats.base import AnyShards, Array, ByRule, Offset, Pointer, storage_format
-from jaxsparse_fmt.kernels.layout.columns import Diagonal, pack_pattern
+from jaxsparse_fmt.kernels.layout.address import Slices
+from jaxsparse_fmt.kernels.layout.columns import Diagonal, Rule, pack_pattern
 
 BLOCK = 2**14  # chunks that the host works on at a time
 
@@ -51,9 +55,10 @@ class HDIA(ByRule):
           sigma: rows of a window in which rows are sorted by falling length; 1 or at least `slice_size`.
         """
         C, sigma = building.slices(slice_size, sigma)
-        csr = building.on_host(csr)
         perm = None if sigma == 1 else building.rows_of(csr, sigma).perm
-        index, values, present = _arrays_of(csr, perm, C, target)
+        merged = merging.distinct(csr, perm, min(C, max(csr.shape[0], 1)), Diagonal())
+        build = _on_host if merged is None else functools.partial(_on_device, merged)
+        index, values, present = build(csr, perm, C, target)
         pattern, n_holes = pack_pattern(present)
         index |= {"pattern": pattern, "reads_pattern": n_holes > 0 and building.has_zeros(csr, target.dtype)}
         return building.made(cls, csr, target, values, **index, slice_size=C, sigma=sigma)
@@ -70,17 +75,37 @@ class HDIA(ByRule):
             yield footprint.Storage(cls.name, layout, nbytes, counted.places, footprint.trips(mean), C, words=(words,))
 
 
-def _arrays_of(csr: Csr, perm: np.ndarray | None, C: int, target: Target):
-    """The index arrays, `values`, and which places hold an entry or lie outside the matrix."""
+def _sizes(csr: Csr, counts: np.ndarray, C: int, target: Target) -> np.ndarray:
+    """`slice_ptr` of slices that have `counts` diagonals, after the check that they fit in memory."""
+    cause = f"its {counts.size} slices have {counts.sum()} diagonals in all"
+    building.check_memory(HDIA.name, int(counts.sum()) * C, csr, target, 4 / C, cause)
+    return building.pointers(counts * C)
+
+
+def _on_device(merged: Array, csr: Csr, perm: Any, C: int, target: Target):
+    """The index arrays, `values`, and which places hold an entry or lie outside the matrix; as `_on_host`."""
+    counts = np.asarray(merging.counts(merged)).astype(np.int64)
+    slice_ptr = jnp.asarray(_sizes(csr, counts, C, target))
+    rule = Rule(csr.shape, int(counts.sum()) * C, Slices(csr.shape[0], C), Diagonal())
+    index = {"offsets": _in_chunks(merged, slice_ptr, rule), "slice_ptr": slice_ptr, "perm": perm}
+    values, present = merging.place(csr, rule, index, target.dtype)
+    return index, values, present
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _in_chunks(merged, slice_ptr, rule):
+    owner, k = rule.address.owners(jnp, {"slice_ptr": slice_ptr}, rule.n_stored)
+    return merged[k, owner]
+
+
+def _on_host(csr: Csr, perm: Any, C: int, target: Target):
+    csr, perm = building.on_host(csr), None if perm is None else np.asarray(perm)
     n_rows, span = csr.shape[0], sum(csr.shape)
     row = np.repeat(np.arange(n_rows), np.diff(csr.indptr))
     diagonal = csr.indices.astype(np.int64) - row + (n_rows - 1)  # from 0 on
     storage_row = row if perm is None else np.argsort(perm)[row]
     kept, chunk = np.unique(storage_row // C * span + diagonal, return_inverse=True)
-    counts = np.bincount(kept // span, minlength=-(-n_rows // C))
-    cause = f"its {counts.size} slices have {kept.size} diagonals in all"
-    building.check_memory(HDIA.name, kept.size * C, csr, target, 4 / C, cause)
-    slice_ptr = building.pointers(counts * C)
+    slice_ptr = _sizes(csr, np.bincount(kept // span, minlength=-(-n_rows // C)), C, target)
     offsets = kept % span - (n_rows - 1)
     values, present = np.zeros(kept.size * C, target.dtype), np.zeros((kept.size, C), bool)
     ragged = _reaching_out(csr.shape, kept // span, offsets, perm, C)

@@ -9,11 +9,9 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt._types import CsrArrays, Target
-from jaxsparse_fmt.core.matrix import build
+from jaxsparse_fmt._types import CsrArrays
 from jaxsparse_fmt.formats import building
 from tests.formats.pictures import LENGTHS, LONGER, RAGGED
-from tests.oracle import assert_same_storage
 from tests.stopwatch import stopwatch
 
 ON_DEVICE = CsrArrays(*(jnp.asarray(a) for a in (RAGGED.data, RAGGED.indices, RAGGED.indptr)), RAGGED.shape)
@@ -54,11 +52,6 @@ def test_sizes_are_counted_alike_on_host_and_device(csr):
         counted = building.longest_by_slice(rows.lengths, slice_size)
         assert isinstance(counted, np.ndarray) and counted.dtype == np.int64
         np.testing.assert_array_equal(counted, longest)
-
-
-@pytest.mark.parametrize("format", jsf.FORMATS)
-def test_a_matrix_on_a_device_becomes_what_the_host_makes(format):
-    assert_same_storage(build(ON_DEVICE, format, Target(np.dtype(np.float64))), jsf.from_scipy(RAGGED, format))
 
 
 # ----------------------------------------------------------------------------------------------------- what is refused

@@ -75,6 +75,10 @@ class Diagonal:
     unit = 1
     implied = True
 
+    def index_of(self, row: Any, col: Any) -> Any:
+        """The diagonal of an entry."""
+        return col - row
+
     def in_kernel(self, d: Any, arrays: Arrays, walk: Walk, entries: list, n_cols: int) -> list:
         last = jnp.int32(arrays["offsets"].shape[0] - 1)
         columns = []
@@ -106,6 +110,11 @@ class Blocked:
     @property
     def unit(self) -> int:
         return self.columns
+
+    def index_of(self, row: Any, col: Any) -> Any:
+        """The column, in blocks, of an entry."""
+        del row
+        return col // self.columns
 
     def in_kernel(self, d: Any, arrays: Arrays, walk: Walk, entries: list, n_cols: int) -> list:
         lane = lax.div(walk.lane, d.full(self.rows, jnp.int32))
@@ -175,14 +184,22 @@ class Rule:
         return row if "perm" not in arrays else take(arrays["perm"], row), jnp.where(live, col_idx, n_cols), j
 
 
-def pack_pattern(present: np.ndarray) -> tuple[np.ndarray | None, int]:
+def pack_pattern(present: Any) -> tuple[Any, int]:
     """`pattern` from which places with a valid column hold an entry, and how many hold none; None if all do.
 
     Args:
-      present: [n_stored] bool.
+      present: [n_stored] bool, of NumPy or on a device; the result is where `present` is.
     """
-    n_holes = int(np.count_nonzero(~present))
-    return (np.packbits(present, bitorder="little"), n_holes) if n_holes else (None, 0)
+    if isinstance(present, np.ndarray):
+        bits, n_holes = np.packbits(present, bitorder="little"), int(np.count_nonzero(~present))
+    else:
+        bits, n_holes = _bits(present)
+    return (bits, int(n_holes)) if n_holes else (None, 0)
+
+
+@jax.jit
+def _bits(present):
+    return jnp.packbits(present, bitorder="little"), jnp.sum(~present, dtype=index_dtype(present.size))
 
 
 def unpack_pattern(pattern: Any, n_stored: int) -> Any:

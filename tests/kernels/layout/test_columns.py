@@ -86,10 +86,11 @@ def test_columns_of_16_and_of_32_bits_give_the_bits_of_hll(spans, wide, backend,
 
 
 @pytest.mark.parametrize("holes", [(), (0,), (7, 8, 9, 333), (999, 1000), range(3, 1001, 2)], ids=str)
-def test_a_pattern_comes_back(holes):
+@pytest.mark.parametrize("xp", [np, jnp], ids=["host", "device"])
+def test_a_pattern_comes_back(holes, xp):
     present = np.ones(1001, bool)
     present[list(holes)] = False
-    pattern, n_holes = pack_pattern(present)
+    pattern, n_holes = pack_pattern(xp.asarray(present))
     assert n_holes == len(holes) and (pattern is None) == (n_holes == 0)
     if pattern is not None:
         assert pattern.dtype == np.uint8
