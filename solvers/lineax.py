@@ -41,6 +41,7 @@ SELF_ADJOINT = (cg, fcg, minres)
 # lineax's messages are fixed. Its "breakdown" advises another solver, which is what all other statuses need.
 RESULTS = {
     Status.CONVERGED: lx.RESULTS.successful,
+    Status.ROUNDED: lx.RESULTS.successful,
     Status.MAXITER: lx.RESULTS.max_steps_reached,
     Status.STAGNATION: lx.RESULTS.stagnation,
     Status.PRECISION: lx.RESULTS.stagnation,

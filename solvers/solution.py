@@ -29,6 +29,7 @@ class Status(enum.IntEnum):
     LEAST_SQUARES = 9
     OUT_OF_RANGE = 10
     SINGULAR = 11
+    ROUNDED = 12
 
     def __str__(self) -> str:
         return self.name
@@ -62,6 +63,8 @@ _MESSAGES = {
     "or the unknowns, or take float64 where x is float32 (with jax_enable_x64)",
     Status.SINGULAR: "the matrix is singular, or nearly (1/eps is below its condition number); look for empty rows and "
     "columns, or for unknowns of which only differences count, or take minres or lsmr for a least-squares solution",
+    Status.ROUNDED: "x is as accurate as the dtype allows: its residual misses the tolerance, but is that of a system "
+    "whose A and b differ from the given ones by a few rounding errors; a wider dtype gets further",
 }
 
 
@@ -93,17 +96,22 @@ class Outcome:
 
     @property
     def success(self) -> bool | Array:
-        """Whether the true residual meets the tolerance; a bool outside jit."""
-        met = self.code == Status.CONVERGED
+        """Whether x meets the tolerance, or is as accurate as the dtype allows; a bool outside jit."""
+        met = self._failure == 0
         return bool(met) if is_one_number(met) else met
 
+    @property
+    def _failure(self) -> Array:
+        """The code of a failure; 0 of a success."""
+        return jnp.where(self.code == Status.ROUNDED, 0, self.code)
+
     def raise_for_status(self) -> Self:
-        """Returns this result if every solve in it converged.
+        """Returns this result if every solve in it succeeded.
 
         Raises:
-          SolverError: a solve did not converge; the message names the cause and the cure.
+          SolverError: a solve failed; the message names the cause and the cure.
         """
-        worst = Status(int(jnp.max(self.code)))
+        worst = Status(int(jnp.max(self._failure)))
         if worst is not Status.CONVERGED:
             norm, steps = float(jnp.max(getattr(self, self._norm))), int(jnp.max(self.n_iterations))
             message = self._messages.get(worst, worst.message)
@@ -125,7 +133,7 @@ class Outcome:
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Solution(Outcome):
-    """A solver's result, a pytree. Unpacks as SciPy's, `x, info = cg(A, b)`: info is `code`, 0 where it converged.
+    """A solver's result, a pytree. Unpacks as SciPy's, `x, info = cg(A, b)`: info is 0 of a success, else `code`.
 
     Attributes:
       x: [n], [n, k] or a pytree, like b: the last iterate, or the best one where the solve failed, always finite.
@@ -147,7 +155,7 @@ class Solution(Outcome):
     tried: tuple[str, ...] = dataclasses.field(default=(), kw_only=True, metadata={"static": True})
 
     def __iter__(self) -> Iterator[Array]:
-        return iter((self.x, self.code))
+        return iter((self.x, self._failure))
 
     @property
     def history(self) -> Array | None:

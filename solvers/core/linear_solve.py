@@ -26,7 +26,7 @@ from solvers.core.stopping import End, Limits
 from solvers.core.vectors import length, probe, ratio
 from solvers.solution import Status
 
-TRUNCATED = (Status.CONVERGED, Status.MAXITER, Status.STAGNATION)
+TRUNCATED = (Status.CONVERGED, Status.MAXITER, Status.STAGNATION, Status.ROUNDED)
 
 
 class Problem(NamedTuple):

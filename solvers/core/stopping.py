@@ -22,6 +22,7 @@ RUNNING, RESTART, FULL, WAITING = -1, -2, -3, -4
 BETTER = 0.9  # times the norm of the best x: a residual below it makes a better one
 PATIENCE = 200  # steps after which a residual that has not fallen is looked at, and after each doubling of them
 LOOK = 32  # steps after which a norm that always falls is compared with the true one, and after each doubling of them
+ROUNDED = 10  # ‖r‖ ≤ ROUNDED·eps·(‖A‖·‖x‖ + ‖b‖)
 LEAST_SQUARES = 30  # ‖A·r‖ ≤ LEAST_SQUARES·√eps·‖A‖·‖r‖
 MOST = 64  # over eps: a residual that size, for a b of about 1, hides b
 AT_FAULT = 1e-3  # the cosine of A·M·r and r below which M is to blame
@@ -271,7 +272,9 @@ def finished(
         code = jnp.where(lost & wrong, Status.OUT_OF_RANGE, code)
         code = jnp.where(better & (now <= tolerance), Status.CONVERGED, code)
         x, size = (jnp.where(lost | better, new, old) for new, old in ((tried, x), (now, size)))
-        return x, size, code.astype(jnp.int32)
+        seen = look or probed(space, lambda v: A(in_trip(trip, v)), b)
+        is_rounding = (code == Status.STAGNATION) & is_accurate(space, seen, b, x, size, tolerance)
+        return x, size, jnp.where(is_rounding, jnp.int32(Status.ROUNDED), code)
 
     # A loop of one trip or none: vmap would copy the operands of a condition, A among them, once for each system.
     due = anyone(lost | failed).astype(jnp.int32)
@@ -279,6 +282,17 @@ def finished(
     norms = outer.norms
     norms = norms if norms is None else jnp.where(norms < 0, norms, scaled(norms, of_b))
     return given(x), End(outer.k, scaled(size, of_b), code, norms)
+
+
+def is_accurate(space: Space, look: Probe, b: Array, x: Array, size: Array, tolerance: Array) -> Array:
+    """Whether x, with a residual of norm `size`, solves a system that differs from this one by rounding errors.
+
+    The least relative change of A and b that makes x a solution is ‖r‖ / (‖A‖·‖x‖ + ‖b‖) (Rigal and Gaches 1967). A
+    tolerance below the rounding unit of b asks for more, and a residual near ‖b‖ is no solution however large x is.
+    """
+    eps, b_norm = jnp.finfo(size.dtype).eps, space.norm(b)
+    limit = ROUNDED * eps * (look.Av_norm / look.v_norm * space.norm(x) + b_norm)
+    return (size <= jnp.minimum(limit, eps**0.25 * b_norm)) & (tolerance >= eps * b_norm) & jnp.isfinite(limit)
 
 
 def _cause(

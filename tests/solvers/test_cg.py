@@ -8,7 +8,7 @@ import scipy.sparse as sp
 import scipy.sparse.linalg as spla
 
 import jaxsparse_fmt as jsf
-from solvers import SolverError, Status, bicgstab, cg, fcg, precond
+from solvers import SolverError, Status, bicgstab, cg, fcg, gmres, minres, precond
 
 N = 60
 
@@ -256,3 +256,16 @@ def test_bad_arguments_are_named(arguments, options, error, text):
 def test_integers_are_solved_as_floats():
     sol = cg(jsf.from_scipy(sp.csr_array(2 * np.eye(3, dtype=int))), np.array([2, 4, 6]))
     np.testing.assert_allclose(sol.x, [1, 2, 3])
+
+
+@pytest.mark.parametrize("solver", [cg, minres, bicgstab, gmres])
+def test_is_an_answer_as_good_as_float32_allows_a_success(solver):
+    S = sp.csr_array(jsf.gallery.poisson(20))
+    A, b = jsf.from_scipy(S, "csr", np.float32), np.ones(S.shape[0], np.float32)
+    sol = solver(A, b)
+    assert sol.status is Status.ROUNDED and sol.raise_for_status() is sol and "accurate" in sol.status.message
+    x, size = np.asarray(sol.x, np.float64), float(sol.residual_norm)
+    assert 0.5 < size / np.linalg.norm(b - S @ x) < 2 and size > 1e-6 * np.linalg.norm(b)
+    exact = spla.spsolve(S.tocsc(), b.astype(np.float64))
+    assert np.linalg.norm(x - exact) < 1e-4 * np.linalg.norm(exact)
+    assert solver(A, b, rtol=1e-9).status is Status.STAGNATION  # an rtol below eps asks for more

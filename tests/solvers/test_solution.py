@@ -13,10 +13,10 @@ def solution(code: int, **fields) -> Solution:
 
 
 @pytest.mark.parametrize("status", Status)
-def test_every_status_but_one_is_an_error_that_names_the_residual_and_the_cure(status):
+def test_every_status_but_two_is_an_error_that_names_the_residual_and_the_cure(status):
     sol = solution(status)
     assert sol.status is status and status.message
-    assert sol.success == (status is Status.CONVERGED)
+    assert sol.success == (status in (Status.CONVERGED, Status.ROUNDED)) == (int(list(sol)[1]) == 0)
     assert status.name in repr(sol) and "\n" not in repr(sol)
     if sol.success:
         assert sol.raise_for_status() is sol
@@ -45,6 +45,13 @@ def test_of_several_solves_the_failed_one_is_reported():
     several = jax.tree.map(lambda *a: jnp.stack(a), solution(0), solution(Status.MAXITER))
     assert several.status.shape == (2,) and list(several.success) == [True, False]
     assert "status" in repr(several)
+    with pytest.raises(SolverError, match="MAXITER"):
+        several.raise_for_status()
+
+
+def test_a_success_at_the_limit_of_precision_hides_no_failure():
+    several = jax.tree.map(lambda *a: jnp.stack(a), solution(Status.ROUNDED), solution(Status.MAXITER))
+    assert list(several.success) == [True, False]
     with pytest.raises(SolverError, match="MAXITER"):
         several.raise_for_status()
 
