@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Unpack
 import jax.numpy as jnp
 from jax import Array
 
+from jaxsparse_fmt.core.vector_passes import inner_product
 from solvers.core.iterate import Method, holding
 from solvers.core.scaling import Map
 from solvers.core.settings import Settings, solver
@@ -56,16 +57,16 @@ def step(space: Space, A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
     p = r + beta * (p - last_omega * v)
     p_hat = M(p)
     v = A(p_hat)
-    along = space.inner_product(shadow, v)
+    along, vv = space.sum(inner_product(shadow, v), inner_product(v, v))
     alpha = rho / along
     s = r - alpha * v
     s_hat = M(s)
     t = A(s_hat)
     # s = 0: the first half of the step reached the solution.
-    omega = ratio(space.inner_product(t, s), space.inner_product(t, t))
+    omega = ratio(*space.sum(inner_product(t, s), inner_product(t, t)))
     x, r = x + alpha * p_hat + omega * s_hat, s - omega * t
     tiny = jnp.finfo(rho.dtype).eps * shadow_norm
-    lost = (jnp.abs(rho) <= tiny * r_norm) | (jnp.abs(along) <= tiny * space.norm(v)) | (last_omega == 0)
+    lost = (jnp.abs(rho) <= tiny * r_norm) | (jnp.abs(along) <= tiny * jnp.sqrt(vv.real)) | (last_omega == 0)
     code = status_of(
         (~jnp.isfinite(rho) | ~jnp.isfinite(along), Status.NON_FINITE),
         (lost & first, Status.BREAKDOWN),

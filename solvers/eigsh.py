@@ -25,9 +25,9 @@ from solvers.core.linear_solve import hermitian_solve
 from solvers.core.program import Entry
 from solvers.core.scaling import Map, exponent, scaled
 from solvers.core.settings import steps_per_check
-from solvers.core.space import HERE
+from solvers.core.space import HERE, Space, outside
 from solvers.core.stopping import RUNNING, status_of
-from solvers.core.vectors import matmul, norm, probe, ratio
+from solvers.core.vectors import matmul, norm, ratio
 from solvers.minres import METHOD as MINRES
 from solvers.solution import Outcome, Status, is_one_number
 
@@ -147,7 +147,7 @@ def eigsh(
 
 def _in_basis(plan: Any, maps: tuple[Any], basis: Basis, v0: Array, limits: "Limits") -> EigenSolution:
     start = basis.enter(v0)
-    return eigenpairs(functools.partial(_run, *plan), basis, maps[0], start, (start, limits))
+    return eigenpairs(functools.partial(_run, outside(basis), *plan), basis, maps[0], start, (start, limits))
 
 
 _solve = Entry(_in_basis, lambda _, v0: (v0,))
@@ -224,7 +224,7 @@ class State(NamedTuple):
     products: Array
 
 
-def _run(k: int, which: str, m: int, A: Map, v0: Array, limits: Limits) -> tuple[EigenSolution, Array]:
+def _run(space: Space, k: int, which: str, m: int, A: Map, v0: Array, limits: Limits) -> tuple[EigenSolution, Array]:
     """The pairs by a basis of m vectors, and ‖A‖₂ from below.
 
     The loop scales A by a power of two, taken from the product of A with v0: this is exact, and no square under- or
@@ -239,7 +239,7 @@ def _run(k: int, which: str, m: int, A: Map, v0: Array, limits: Limits) -> tuple
     state = State(V, T, size, is_zero, jnp.zeros((), real), keys, never, never, jnp.int32(RUNNING), zero, zero)
 
     def cycle(state: State) -> State:
-        state = lax.while_loop(lambda state: state.size <= m, functools.partial(_step, own), state)
+        state = lax.while_loop(lambda state: state.size <= m, functools.partial(_step, space, own), state)
         return _restart(k, which, limits, state)
 
     state = lax.while_loop(lambda state: state.code == RUNNING, cycle, mesh_axes.varying(state, v0))
@@ -254,13 +254,13 @@ def _run(k: int, which: str, m: int, A: Map, v0: Array, limits: Limits) -> tuple
     return EigenSolution(values, X[:, order], code, *counts, norms), scaled(state.norm, e_A)
 
 
-def _step(A: Map, state: State) -> State:
+def _step(space: Space, A: Map, state: State) -> State:
     """One product, and the next row of the basis from it; a random row instead where the last product gave none."""
     V, j, fresh = state.V, state.size, state.fresh
     i, real = jnp.maximum(j - 1, 0), state.norm.dtype
     w = A(V[i])
     A_norm = jnp.maximum(state.norm, norm(w))
-    numbers = probe(w) * (2 + state.products % 1000)
+    numbers = space.probe(w) * (2 + state.products % 1000)
     w = jnp.where(fresh, (numbers - 2 * jnp.round(numbers / 2)).astype(w.dtype), w)
     once = matmul(jnp.conj(V), w)
     w = w - matmul(once, V)
@@ -352,8 +352,7 @@ def eigenpairs(
     matrix = program.traced(lambda v: arguments.apply(A, v).astype(like.dtype), like)
 
     def primal(A, frozen):
-        with basis.scope():
-            sol, A_norm = loop(A, *frozen)
+        sol, A_norm = loop(A, *frozen)
         finite = functools.reduce(jnp.logical_and, [jnp.all(jnp.isfinite(a)) for a in jax.tree.leaves(sol)])
         values, X = jnp.where(finite, sol.eigenvalues, 0), jnp.where(finite, sol.eigenvectors, 0)
         code = jnp.where(finite, sol.code, Status.NON_FINITE).astype(jnp.int32)

@@ -20,7 +20,7 @@ from solvers.core.settings import Settings, solver
 from solvers.core.solve import solve
 from solvers.core.space import Space
 from solvers.core.stopping import status_of
-from solvers.core.vectors import ratio
+from solvers.core.vectors import dot, ratio
 from solvers.solution import Solution, Status
 
 ROUNDING = 10  # times eps: the rounding that remains of a zero
@@ -76,7 +76,7 @@ def step(space: Space, A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
     gamma = jnp.sqrt(squared)
     z = z / gamma
     q = A(z)
-    delta = space.dot(q, z)
+    delta, zz = space.sum(dot(q, z), dot(z, z))
     v_new = q - (delta / gamma) * v - (gamma / jnp.sqrt(squared_last)) * v_last
     z_new = M(v_new)
     squared_new = space.dot(v_new, z_new)
@@ -86,7 +86,7 @@ def step(space: Space, A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
     c_new, s_new = a0 / a1, gamma_new / a1
     w_new = (z - a3 * w_last - a2 * w) / a1
     eta_new = -s_new * eta
-    A_norm, M_norm = jnp.maximum(norms[0], jnp.hypot(delta, gamma_new)), jnp.maximum(norms[1], space.norm(z))
+    A_norm, M_norm = jnp.maximum(norms[0], jnp.hypot(delta, gamma_new)), jnp.maximum(norms[1], jnp.sqrt(zz))
     left, eps = ratio(jnp.hypot(a0, c * gamma_new), A_norm), jnp.finfo(r.dtype).eps
     is_better = left < least
     best, least = jnp.where(is_better, x, best), jnp.where(is_better, left, least)
@@ -100,8 +100,9 @@ def step(space: Space, A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
         ((a1 == 0) | is_singular(work), Status.BREAKDOWN),
     )
     numbers = squared_new, squared, eta_new, c_new, s_new, c, s
-    new = Work(x, r, v_new, z_new, v, w_new, w, *numbers, best, least, A_norm, M_norm, space.norm(w_new))
-    return new, space.norm(r), code
+    r_norm, w_norm = space.norms(r, w_new)
+    new = Work(x, r, v_new, z_new, v, w_new, w, *numbers, best, least, A_norm, M_norm, w_norm)
+    return new, r_norm, code
 
 
 def is_singular(work: Work) -> Array:

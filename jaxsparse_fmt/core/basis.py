@@ -4,7 +4,6 @@ A solver enters that order once, iterates with `A.in_basis @ p`, and leaves once
 preconditioner works in the user's order.
 """
 
-import contextlib
 import dataclasses
 import math
 from typing import Any
@@ -45,10 +44,6 @@ class Basis:
     def devices(self) -> int:
         """The number of devices that hold the parts of a vector that has entered."""
         return 1
-
-    def scope(self) -> contextlib.AbstractContextManager[Any]:
-        """The context in which to trace programs over vectors that have entered; sums of such vectors depend on it."""
-        return vector_passes.distributed(None)
 
     def same(self, other: "Basis") -> bool:
         """Whether both are the same map, decided without reading arrays."""

@@ -9,7 +9,6 @@ moves between even blocks and pieces in runs (`even_blocks.py`) or, if the inner
 `Route`; no device holds the whole vector.
 """
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -24,10 +23,10 @@ from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxsparse_fmt._types import index_dtype, pytree
-from jaxsparse_fmt.core import mesh_axes, vector_passes
+from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
-from jaxsparse_fmt.core.vector_passes import Distribution
 from jaxsparse_fmt.distributed import even_blocks, halo
+from jaxsparse_fmt.distributed.distribution import Distribution
 from jaxsparse_fmt.distributed.halo import Exchange, Halo, exchange, returned
 from jaxsparse_fmt.distributed.placement import placing_mesh, sharded
 from jaxsparse_fmt.distributed.processes import agree, everyones
@@ -53,8 +52,13 @@ class DistributedBasis(Basis):
     def devices(self) -> int:
         return len(self.over.counts)
 
-    def scope(self) -> contextlib.AbstractContextManager[Any]:
-        return vector_passes.distributed(self.over)
+    def run(self, f: Callable[..., Any], operands: tuple[Any, ...], specs: tuple[Any, ...], out: Any) -> Any:
+        """f(*operands) inside one shard_map over the devices; specs, out: PartitionSpecs, as prefixes.
+
+        The numbers that f computes from sums are the same on every device; types cannot express that, so check_vma is
+        off.
+        """
+        return self.over.by_xla(lambda *a: self.over.mapped(f, specs, out, check_vma=False)(*a), operands, out)
 
     def same(self, other: Basis) -> bool:
         return type(self) is type(other) and self.over == getattr(other, "over", None)
@@ -196,6 +200,19 @@ class ShardedBasis(DistributedBasis):
     def unknowns(self) -> Array:
         """[places] the user's unknown at each place; distinct numbers from n on in empty places."""
         return self.over.by_xla(_unknowns, (self,), PartitionSpec(self.over.axis))
+
+    # ------------------------------------------------ inside shard_map, for vectors that every device has whole
+
+    def gathered(self, y: Array) -> Array:
+        """The vector [n, ...] of which this device has the piece y, in the order of the pieces."""
+        live = [k * self.over.size + np.arange(count) for k, count in enumerate(self.over.counts)]
+        return lax.all_gather(y, self.over.axis, tiled=True)[np.concatenate(live)]
+
+    def piece(self, x: Array) -> Array:
+        """This device's piece of x [n, ...], zero in empty places."""
+        start = jnp.array(np.cumsum((0, *self.over.counts[:-1])), jnp.int32)[lax.axis_index(self.over.axis)]
+        x = jnp.pad(x, ((0, self.over.size), *((0, 0),) * (x.ndim - 1)))
+        return self.over.emptied(lax.dynamic_slice_in_dim(x, start, self.over.size))
 
 
 @pytree

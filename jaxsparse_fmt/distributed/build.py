@@ -13,9 +13,9 @@ from jax.sharding import Mesh
 from jaxsparse_fmt._types import Csr, Target, index_dtype, readable_bytes, requested_dtype, whole_number
 from jaxsparse_fmt.convert import checked
 from jaxsparse_fmt.core import mesh_axes
-from jaxsparse_fmt.core.vector_passes import Distribution
 from jaxsparse_fmt.distributed import basis, halo, padding, row_partition
 from jaxsparse_fmt.distributed.common_format import Request, in_one_format, taller
+from jaxsparse_fmt.distributed.distribution import Distribution
 from jaxsparse_fmt.distributed.local import Shards
 from jaxsparse_fmt.distributed.matrix import BuildRecord, ShardedMatrix
 from jaxsparse_fmt.distributed.placement import local_parts

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxsparse_fmt.core.vector_passes import Distribution
+from jaxsparse_fmt.distributed.distribution import Distribution
 
 Array = jax.Array
 

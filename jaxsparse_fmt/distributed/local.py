@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 from jaxsparse_fmt._types import pytree
 from jaxsparse_fmt.core import mesh_axes, vector_passes
 from jaxsparse_fmt.core.matrix import SparseMatrix
-from jaxsparse_fmt.core.vector_passes import Distribution
+from jaxsparse_fmt.distributed.distribution import Distribution
 from jaxsparse_fmt.distributed.halo import Exchange, exchange
 
 Array = jax.Array
@@ -40,7 +40,7 @@ class Shards:
         return self._summed([A.matvec(v) for A, v in self._terms(x)])
 
     def product_dot(self, x: Array, w: Array) -> tuple[Array, Array]:
-        """The device's piece of A·x, and its summand [1] of wᵀ·A·x, for pieces of real vectors [m].
+        """The device's piece of A·x, and its summand of wᵀ·A·x, for pieces of real vectors [m].
 
         The product with the halo block adds its own part of the sum, so y is not read again.
         """
@@ -48,11 +48,11 @@ class Shards:
         y, partial = A.matvec_dot(v, w)
         partial = vector_passes.total(partial)
         if not beyond:
-            return y, partial[None]
+            return y, partial
         ((B, h),) = beyond
         more = B.matvec(h)
         at_rows = w if self.boundary is None else w.at[self.boundary].get(mode="fill", fill_value=0)
-        return self._summed([y, more]), (partial + vector_passes.inner_product(at_rows, more))[None]
+        return self._summed([y, more]), partial + vector_passes.inner_product(at_rows, more)
 
     def _terms(self, x: Array) -> list[tuple[SparseMatrix, Array]]:
         """The blocks, each with the vector that it multiplies."""
@@ -97,7 +97,6 @@ def on_each_device(
     over: Distribution,
     *args: Any,
     columns: bool = False,
-    check_vma: bool = True,
 ) -> Any:
     """f(shard, *args) on every device, for args and results that are sharded over the axis of `over`.
 
@@ -107,8 +106,7 @@ def on_each_device(
 
     def body(shards: Shards, *args: Any) -> Any:
         one = jax.tree.map(lambda a: a[0], shards)
-        with vector_passes.distributed(None):
-            return f(one, *args)
+        return f(one, *args)
 
     if over.is_manual:
         return body(shards, *args)
@@ -116,7 +114,7 @@ def on_each_device(
     def of_whole(shards: Shards, *args: Any) -> Any:
         own = PartitionSpec(over.axis)
         piece = over.piece_of(args[0]) if columns else own
-        return over.mapped(body, (own, *(piece for _ in args)), piece, check_vma)(shards, *args)
+        return over.mapped(body, (own, *(piece for _ in args)), piece)(shards, *args)
 
     out = mesh_axes.spec_like(args[0], over.axis) if args else PartitionSpec(over.axis)
     return over.by_xla(of_whole, (shards, *args), out)

@@ -14,7 +14,7 @@ The three modes are those of Kreutzer et al. (2012), §III:
 Both blocks are matrices in formats of `FORMATS`, of one shape and size on all devices (`padding.py`); their arrays have
 a leading axis over the devices. A vector in `basis` lies in pieces over this axis (`basis.py`). A product is a
 `shard_map` over the pieces (`local.py`), so JAX derives its derivatives and batching. Between products XLA partitions a
-solver's arithmetic on sharded vectors by itself, and `vector_passes.sweep` partitions its own passes.
+solver's arithmetic on sharded vectors by itself; the loop of a solve runs inside one `shard_map` (`ShardedBasis.run`).
 """
 
 import dataclasses
@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from jaxsparse_fmt._types import (
     MAX_DENSE_BYTES,
@@ -92,8 +93,9 @@ class ShardedMatrix(ShardedAlgebra):
 
     @property
     def shape(self) -> tuple[int, int]:
-        if self.entered:
-            return self.range.places, self.domain.places
+        if self.entered:  # inside shard_map, between pieces
+            places = lambda basis: basis.over.size if basis.over.is_manual else basis.places  # noqa: E731
+            return places(self.range), places(self.domain)
         return self.range.n, self.domain.n
 
     @property
@@ -177,12 +179,18 @@ class ShardedMatrix(ShardedAlgebra):
         return on_each_device(Shards.product, self.shards, over, as_floating(x, "the vector"))
 
     def matvec_dot(self, x: Array, w: Array) -> tuple[Array, vector_passes.Number]:
-        """A·x, and Re wᴴ·A·x from the same passes if those are kernels; without a derivative."""
-        if self.entered and x.ndim == 1 and x.dtype == w.dtype == self.dtype and not jnp.iscomplexobj(x):
-            y, sums = _product_dot(self, self.domain.accept(x), self.range.accept(w))
-            return y, vector_passes.Parts(sums)
+        """A·x, and Re wᴴ·A·x from the same passes if those are kernels; without a derivative.
+
+        Inside shard_map x, w and A·x are pieces, and the number is this device's summand.
+        """
+        if self.domain.over.is_manual and x.ndim == 1 and x.dtype == w.dtype == self.dtype and x.dtype.kind == "f":
+            return on_each_device(Shards.product_dot, self.shards, self.domain.over, x, w)
         y = self.matvec(x)
-        return y, vector_passes.dot(w, y)
+        return y, vector_passes.inner_product(w, y).real
+
+    def _partition(self, axis: Any) -> PartitionSpec | None:
+        """How the arrays lie for products inside shard_map over `axis`; None: there are none."""
+        return PartitionSpec(axis) if self.entered and self.domain.over.axis == axis else None
 
     def _transposed(self, y: Any) -> Array:
         self._check_devices()
@@ -201,6 +209,11 @@ class ShardedMatrix(ShardedAlgebra):
         """The sharded order of a square matrix's unknowns."""
         if not self._is_square:
             return IDENTITY
+        if self.domain.over.is_manual:
+            raise ValueError(
+                f"inside shard_map over {self.domain.over.axis!r} a vector is one device's piece, over which a solver "
+                "would take its inner products: call the solver outside of shard_map"
+            )
         self._check_devices()
         return EnteredBasis(over=self.domain.over) if self.entered else self.domain
 
@@ -335,12 +348,6 @@ def _diagonal(A: ShardedMatrix) -> Array:
 @jax.jit
 def _product(A: ShardedMatrix, x: Array) -> Array:
     return on_each_device(Shards.product, A.shards, A.range.over, x, columns=True)
-
-
-@jax.jit
-def _product_dot(A: ShardedMatrix, x: Array, w: Array) -> tuple[Array, Array]:
-    # The sums come from kernels without derivatives, which do not use the axes over which an array varies.
-    return on_each_device(Shards.product_dot, A.shards, A.range.over, x, w, check_vma=False)
 
 
 @jax.jit

@@ -15,8 +15,8 @@ import scipy.sparse
 from jax.sharding import Mesh
 
 from jaxsparse_fmt._types import Csr, concrete
-from jaxsparse_fmt.core.vector_passes import Distribution
 from jaxsparse_fmt.distributed.delivery import Messages, delivered, to_owners
+from jaxsparse_fmt.distributed.distribution import Distribution
 from jaxsparse_fmt.distributed.even_blocks import block_size
 from jaxsparse_fmt.distributed.halo import by_owner, exchange_on_host, needed
 from jaxsparse_fmt.distributed.local import Shards

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxsparse_fmt.core.mesh_axes import names
-from jaxsparse_fmt.core.vector_passes import Distribution
+from jaxsparse_fmt.distributed.distribution import Distribution
 
 Array = jax.Array
 

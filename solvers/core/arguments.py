@@ -195,6 +195,13 @@ def entered(M: Any, basis: Basis) -> Callable[[Array], Array]:
     return lambda r: basis.enter(apply(M, basis.leave(r))).astype(r.dtype)
 
 
+def partition(A: Any, axis: Any) -> Any:
+    """PartitionSpecs of the arrays of an operator, as a prefix, with which it multiplies one device's pieces inside
+    shard_map over `axis`; None: it cannot.
+    """
+    return A._partition(axis) if hasattr(A, "_partition") else None
+
+
 def preconditioner(M: Any, like: Any, cure: str = "make b complex") -> Any:
     """M as `linear_map` returns it, for vectors like `like`; None unchanged.
 

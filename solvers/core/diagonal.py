@@ -5,6 +5,7 @@ from typing import Any, Self
 
 import numpy as np
 from jax import Array
+from jax.sharding import PartitionSpec
 
 from jaxsparse_fmt._types import as_vector, pytree, standard_promotion
 from jaxsparse_fmt.core.basis import Basis
@@ -58,3 +59,7 @@ class Diagonal:
     def entered(self, basis: Basis) -> Self:
         """The same operator between vectors that have entered `basis`, for solvers whose loop permutes nothing."""
         return dataclasses.replace(self, d=basis.enter(self.d))
+
+    def _partition(self, axis: Any) -> PartitionSpec:
+        """How the arrays lie for products with pieces of vectors inside shard_map over `axis`, once `entered`."""
+        return PartitionSpec(axis)

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.sharding import PartitionSpec
 
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
@@ -21,9 +22,9 @@ from solvers.core.iterate import Method, Options, System
 from solvers.core.opaque import Leaves
 from solvers.core.scaling import Map, Product, in_trip
 from solvers.core.settings import Adjoint, Rough
-from solvers.core.space import HERE
+from solvers.core.space import HERE, Space, outside
 from solvers.core.stopping import End, Limits
-from solvers.core.vectors import length, probe, ratio
+from solvers.core.vectors import length, ratio
 from solvers.solution import Status
 
 TRUNCATED = (Status.CONVERGED, Status.MAXITER, Status.STAGNATION, Status.ROUNDED)
@@ -33,7 +34,7 @@ class Problem(NamedTuple):
     """The operands, a pytree; vectors have entered the basis.
 
     Attributes:
-      A, M, inner: matrices or `program.Function`; M and inner may be None, the identity and A itself.
+      A, M, inner: operators or `program.Function`; M and inner may be None, the identity and A itself.
       of_derivative: limits for the systems that derivatives solve.
     """
 
@@ -69,16 +70,14 @@ class Solve(opaque.Whole):
 
     def compute(self, *leaves: Any) -> Any:
         problem: Problem = jax.tree.unflatten(self.tree, leaves)
-        with problem.basis.scope():  # a derivative is traced later, when the caller has left its scope
-            return self._solution(problem) if self.form == "solution" else self._checked(problem)
+        return self._solution(problem) if self.form == "solution" else self._checked(problem)
 
     def jvp(self, primals: Leaves, tangents: Leaves) -> tuple[Leaves, Leaves]:
         problem: Problem = jax.tree.unflatten(self.tree, primals)
         moved: Problem = jax.tree.unflatten(self.tree, tangents)
         out = self(problem)
         x = out[0] if self.form == "solution" else out
-        with problem.basis.scope():
-            dA_x = opaque.jvp(lambda A: self._product(A, x)(x), problem.A, moved.A)
+        dA_x = opaque.jvp(lambda A: self._product(A, x)(x), problem.A, moved.A)
         inverse = dataclasses.replace(self, form="inverse" if self.form == "solution" else self.form)
         system = problem._replace(x0=None)
         dx = None
@@ -119,9 +118,8 @@ class Solve(opaque.Whole):
         return turned(problem._replace(b=cotangent, x0=None))
 
     def _solution(self, problem: Problem) -> tuple[Array, End]:
-        basis = problem.basis if self.options.callback is not None else IDENTITY
         A, M, b, inner, x0, limits = (getattr(problem, k) for k in ("A", "M", "b", "inner", "x0", "limits"))
-        return _run(self.method, self.options, basis, System(A, M, b, x0, limits, inner), False)
+        return self._run(self.options, problem.basis, System(A, M, b, x0, limits, inner), False)
 
     def _checked(self, problem: Problem) -> Array:
         """A⁻¹·b, or A⁻ᵀ·b; NaN where that system is not solved."""
@@ -131,9 +129,14 @@ class Solve(opaque.Whole):
         mirrored = is_transposed and self.method.self_adjoint
         options = self.options._replace(history_length=0, callback=None, progress=None)
         system = System(problem.A, problem.M, jnp.conj(c) if mirrored else c, None, limits, problem.inner)
-        x, end = _run(self.method, options, IDENTITY, system, is_transposed and not mirrored)
-        x, A = jnp.conj(x) if mirrored else x, self._product(problem.A, c)
-        return _or_nan(self.adjoint, A, x, c, end._replace(norm=length(c - A(x))), limits.rtol)
+        x, end = self._run(options, problem.basis, system, is_transposed and not mirrored)
+        x, A, space = jnp.conj(x) if mirrored else x, self._product(problem.A, c), outside(problem.basis)
+        return _or_nan(space, self.adjoint, A, x, c, end._replace(norm=space.length(c - A(x))), limits.rtol)
+
+    def _run(self, options: Options, basis: Basis, system: System, is_transposed: bool) -> tuple[Array, End]:
+        if basis.devices == 1 and options.callback is None:
+            basis = IDENTITY  # its arrays are not used
+        return _run(self.method, options, basis, system, is_transposed)
 
     def _product(self, A: Any, like: Array) -> Map:
         return transposed(product(A, like.dtype), like) if self.form == "transposed" else product(A, like.dtype)
@@ -141,15 +144,42 @@ class Solve(opaque.Whole):
 
 # JAX traces and lowers it once for a solve and its derivatives.
 @functools.partial(jax.jit, static_argnums=(0, 1, 4))
-def _run(method: Method, options: Options, basis: Basis, system: System, is_transposed: bool) -> tuple[Array, End]:
+def _run(method: Method, options: Options, basis: Any, system: System, is_transposed: bool) -> tuple[Array, End]:
+    """The loop, inside one shard_map if A and M can be applied there."""
     wide, narrow = system.b.dtype, system.b.dtype if options.dtype is None else options.dtype
-    like = mesh_axes.shaped_like(system.b, narrow)
-    A, M = product(system.A, wide), (lambda r: r) if system.M is None else system.M
-    inner = None if system.inner is None else product(system.inner, narrow)
-    if is_transposed:
-        A, inner = transposed(A, system.b), None if inner is None else transposed(inner, like)
-        M = M if system.M is None else transposed(M, like)
-    return iterate.run(HERE, method, options, system._replace(A=A, M=M, inner=inner), basis.leave)
+
+    def run(space: Space, system: System) -> tuple[Array, End]:
+        like = mesh_axes.shaped_like(system.b, narrow)
+        product_of = functools.partial(product, in_one_pass=space == HERE or space.in_pieces)
+        A, M = product_of(system.A, wide), (lambda r: r) if system.M is None else product(system.M, narrow, False)
+        inner = None if system.inner is None else product_of(system.inner, narrow)
+        if is_transposed:
+            A, inner = transposed(A, system.b), None if inner is None else transposed(inner, like)
+            M = M if system.M is None else transposed(M, like)
+        return iterate.run(space, method, options, system._replace(A=A, M=M, inner=inner), basis.leave)
+
+    space, specs = outside(basis), _in_pieces(options, basis, system)
+    if specs is None:
+        return run(space, system)
+    in_pieces = functools.partial(run, dataclasses.replace(space, in_pieces=True))
+    return basis.run(in_pieces, (system,), (specs,), (specs.b, PartitionSpec()))
+
+
+def _in_pieces(options: Options, basis: Any, system: System) -> System | None:
+    """How the system lies over the devices of its basis, if the loop can run inside shard_map.
+
+    It cannot where A or M is a function of whole vectors; where columns lie over another mesh axis, along which some
+    devices would step on while others have ended; and with `progress`, which every device would call.
+    """
+    if basis.devices == 1 or options.progress is not None:
+        return None
+    piece, same = basis.over.piece_of(system.b), PartitionSpec()
+    limits: Any = same
+    given = system.A, system.M, system.inner
+    maps = [same if a is None else arguments.partition(a, basis.over.axis) for a in given]
+    if None in maps or piece != PartitionSpec(basis.over.axis):
+        return None
+    return System(maps[0], maps[1], piece, None if system.x0 is None else piece, limits, maps[2])
 
 
 def product(A: Any, dtype: Any, in_one_pass: bool = True) -> Map:
@@ -171,15 +201,16 @@ def hermitian_solve(matvec: Map, solve: Map, rhs: Array) -> Array:
     return lax.custom_linear_solve(matvec, rhs, lambda _, rhs: solve(rhs), of_conjugate)
 
 
-def _or_nan(adjoint: Adjoint, A: Map, x: Array, c: Array, end: End, rtol: Array) -> Array:
+def _or_nan(space: Space, adjoint: Adjoint, A: Map, x: Array, c: Array, end: End, rtol: Array) -> Array:
     """x if its residual meets the tolerance or is rounding, else NaN; inside a preconditioner always x."""
     if isinstance(adjoint, Rough):
         return x
-    excess = end.norm - rtol * length(c)
+    excess = end.norm - rtol * space.length(c)
 
     def look(trip: Array, met: Array) -> Array:
-        v = in_trip(trip, probe(c))
-        rounding = 100 * jnp.finfo(c.dtype).eps * (length(A(v)) / length(v)) * length(in_trip(trip, x))
+        v = in_trip(trip, space.probe(c))
+        A_norm = space.length(A(v)) / space.length(v)
+        rounding = 100 * jnp.finfo(c.dtype).eps * A_norm * space.length(in_trip(trip, x))
         return met | (excess <= rounding) & jnp.isfinite(rounding)
 
     met = excess <= 0

@@ -162,8 +162,7 @@ class Entry:
 
         def on_auto_axes(*operands: Any) -> Any:
             matrices, basis, v, others = mesh_axes.varying(operands, programs)
-            with basis.scope():
-                return self.body(static, tuple(f or a for f, a in zip(own, matrices, strict=True)), basis, v, *others)
+            return self.body(static, tuple(f or a for f, a in zip(own, matrices, strict=True)), basis, v, *others)
 
         # Under vmap the type of v does not name the axis of the batch, but all programs traced here must use one mesh.
         axes = mesh_axes.explicit_axes(jax.sharding.get_abstract_mesh())

@@ -16,7 +16,7 @@ from solvers.core.linear_solve import Problem, Solve, product
 from solvers.core.precision import Narrow
 from solvers.core.program import Entry
 from solvers.core.settings import NUMBERS, Adjoint, as_preconditioner, limits_of_derivatives, settled
-from solvers.core.space import HERE
+from solvers.core.space import outside
 from solvers.solution import Solution
 
 
@@ -100,17 +100,26 @@ def _in_basis(plan: Plan, maps: tuple[Any, ...], basis: Basis, b: Array, *others
     b, start = basis.enter(b), None if x0 is None else basis.enter(x0)
     if isinstance(adjoint, int):
         system = System(product(A, dtype, False), arguments.entered(M, basis), b, start, limits[0])
-        x, end = unrolled.run(HERE, method, options, adjoint, system)
+        x, end = unrolled.run(outside(basis), method, options, adjoint, system)
     else:
         narrow = mesh_axes.shaped_like(b, dtype if options.dtype is None else options.dtype)
         if options.values is not None:
             inner = precision.narrowed(A, options.values, options.dtype) if inner is None else inner
             inner, M = program.pytree_of(inner, narrow), precision.cast(M, options.dtype)
-        M = None if M is None else program.traced(arguments.entered(M, basis), narrow)
+        M = _entered(M, basis, narrow)
         A, numbers = program.pytree_of(A, b), lax.stop_gradient((limits[0], limits_of_derivatives(*limits)))
         x, end = Solve(method, options, adjoint)(Problem(A, b, M, inner, start, *numbers, basis))
     norms = end.norms if options.history_length else None
     return Solution(basis.leave(x), end.code, end.k, end.norm, norms)
+
+
+def _entered(M: Any, basis: Any, like: Any) -> Any:
+    """M between vectors that have entered: itself where it can be applied piece by piece, else a function, traced."""
+    if basis.devices > 1 and hasattr(M, "entered"):
+        own = M.entered(basis)
+        if arguments.partition(own, basis.over.axis) is not None:
+            return own
+    return None if M is None else program.traced(arguments.entered(M, basis), like)
 
 
 def _examples(plan: Plan, b: Array) -> tuple[Any, Any, Any]:

@@ -1,27 +1,44 @@
 """Where the vectors of a loop lie: sums, norms and passes over them, handed to a method as its first argument.
 
 A method's arithmetic is local; whatever adds up, or looks at, all numbers of a vector is asked of the `Space`.
+
+    HERE                      vectors on one device: a sum is a sum
+    pieces, in shard_map      every device has its piece of each vector: a sum is the psum of the devices' sums
+    whole, over devices       arrays that XLA spreads, as A or M is a function of whole vectors
 """
 
 import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from jaxsparse_fmt.core import mesh_axes, vector_passes
-from jaxsparse_fmt.core.vector_passes import Number, Pass
+from jaxsparse_fmt.core.vector_passes import Number, Parts, Pass
 from solvers.core import scaling, vectors
 from solvers.core.scaling import Map, Product
 
 
 @dataclasses.dataclass(frozen=True)
 class Space:
-    """Vectors [n], or [n, k] for k systems, on one device; hashable, and static in a compiled function."""
+    """Vectors [n], or [n, k] for k systems; hashable, and static in a compiled function.
+
+    Attributes:
+      over: how the vectors lie over devices; None: on one.
+      in_pieces: whether the code runs inside a shard_map over these devices.
+    """
+
+    over: Any = None
+    in_pieces: bool = False
 
     def sum(self, partial: Array, *others: Array) -> Any:
         """The sums of these numbers over all devices: one, or a tuple from one collective."""
-        return (partial, *others) if others else partial
+        if not self.in_pieces:
+            return (partial, *others) if others else partial
+        return tuple(lax.psum(jnp.stack([partial, *others]), self.over.axis)) if others else self._psum(partial)
+
+    def _psum(self, partial: Array) -> Array:
+        return lax.psum(partial, self.over.axis)
 
     def dot(self, x: Array, y: Array) -> Array:
         """Re xᴴ·y."""
@@ -40,17 +57,23 @@ class Space:
         """xᴴ·y."""
         return self.sum(vectors.inner_product(x, y))
 
+    def norms(self, *given: Array) -> Any:
+        """‖x‖₂ of each x, by one collective."""
+        return tuple(map(jnp.sqrt, self.sum(*(vectors.dot(x, x) for x in given))))
+
     def inner_products(self, *pairs: tuple[Array, Array]) -> Array:
         """xᴴ·y of each pair (x, y), in one reduction: [pairs], or [pairs, k]."""
         return self.sum(vectors.inner_products(*pairs))
 
     def largest(self, v: Array) -> Array:
         """The largest absolute number of v, by column."""
-        return scaling.largest(v)
+        own = scaling.largest(v)
+        return lax.pmax(own, self.over.axis) if self.in_pieces else own
 
     def anywhere(self, flags: Array) -> Array:
         """Whether any flag of a vector is set, by column."""
-        return jnp.any(flags, axis=0)
+        own = jnp.any(flags, axis=0)
+        return self.sum(own.astype(jnp.int32)) > 0 if self.in_pieces else own
 
     def exponent(self, v: Array) -> Array:
         """As `scaling.exponent`."""
@@ -62,11 +85,13 @@ class Space:
 
     def length_of(self, v: Array) -> int:
         """The number of unknowns of v, with empty places."""
-        return v.shape[0]
+        return self.over.places if self.in_pieces else v.shape[0]
 
     def noise(self, like: Array, seed: int = 0) -> Array:
-        """A real vector as long as `like`, of numbers between −1 and 1 without a pattern; see `vector_passes.noise`."""
-        return vector_passes.noise(like.shape[0], like.real.dtype, seed)
+        """A real vector as long as `like`, of numbers between −1 and 1 without a pattern, zero in empty places."""
+        first = (lax.axis_index(self.over.axis) * self.over.size,) if self.in_pieces else ()
+        v = vector_passes.noise(like.shape[0], like.real.dtype, seed, *first)
+        return v if self.over is None else self.over.emptied(v)
 
     def probe(self, like: Array) -> Array:
         """Numbers without a pattern in the shape of `like`, the same in every column and every run."""
@@ -77,26 +102,43 @@ class Space:
 
     def part(self, x: Array, y: Array) -> Number:
         """Re xᴴ·y, perhaps still to be added up."""
-        return vector_passes.dot(x, y)
+        return self._due(vectors.dot(x, y)) if self.over else vector_passes.dot(x, y)
+
+    def _due(self, own: Number) -> Number:
+        """A sum over this device's vectors, to be added up over all."""
+        return Parts(vector_passes.total(own)[None]) if self.in_pieces else own
 
     def total(self, a: Number) -> Array:
         """A sum in parts, added up."""
-        return vector_passes.total(a)
+        return vector_passes.total(self.joined(a)[0])
 
     def joined(self, *numbers: Number) -> tuple[Number, ...]:
-        """The numbers, of which one collective adds up all that are in parts on several devices."""
-        return vector_passes.joined(*numbers)
+        """The numbers; one collective adds up all sums that are in parts on several devices."""
+        own = [vector_passes.total(a) for a in numbers if isinstance(a, Parts)]
+        if not self.in_pieces or not own:
+            return numbers
+        sums = iter(self._psum(jnp.stack(own)))
+        return tuple(next(sums) if isinstance(a, Parts) else a for a in numbers)
 
     def sweep(self, what: Pass, numbers: tuple[Number, ...], vectors: tuple[Array, ...]) -> Any:
         """As `vector_passes.sweep`, after one collective for the sums among `numbers`."""
-        return vector_passes.sweep(what, numbers, vectors)
+        is_whole = self.over and not self.in_pieces  # XLA cannot partition a kernel
+        pass_over = vector_passes.plain_sweep if is_whole else vector_passes.sweep
+        new, scalars, sums = pass_over(what, self.joined(*numbers), vectors)
+        return new, scalars, tuple(map(self._due, sums))
 
     def product_dot(self, A: Map, v: Array) -> tuple[Array, Number]:
         """A·v and vᴴ·A·v."""
         if isinstance(A, Product):
-            return A.with_dot(v)
+            q, own = A.with_dot(v)
+            return q, self._due(own)
         q = A(v)
         return q, self.part(v, q)
 
 
 HERE = Space()
+
+
+def outside(basis: Any) -> Space:
+    """The space of arrays that have entered the basis, outside of shard_map."""
+    return Space(getattr(basis, "over", None))

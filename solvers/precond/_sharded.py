@@ -20,7 +20,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxsparse_fmt._types import Target, check_keeps_imaginary, pytree
 from jaxsparse_fmt.core import mesh_axes
-from jaxsparse_fmt.core.basis import Basis
 from jaxsparse_fmt.distributed import basis
 from jaxsparse_fmt.distributed.build import assemble
 from jaxsparse_fmt.distributed.common_format import Request
@@ -37,6 +36,7 @@ from jaxsparse_fmt.distributed.pieces import (
 )
 from jaxsparse_fmt.distributed.processes import everyones
 from jaxsparse_fmt.kernels.cpu import aggregation
+from solvers.core import arguments
 from solvers.core.spectrum import spectrum
 from solvers.precond import _checks as checks
 from solvers.precond import _hierarchy
@@ -51,7 +51,7 @@ class Whole:
     """The way between the last sharded level and the coarsest, whose vectors are whole on every device."""
 
     A: Any
-    order: Basis  # of the coarsest level's vectors
+    order: Any  # the ShardedBasis of the coarsest level's vectors
     down: bool = dataclasses.field(metadata={"static": True})
 
     @property
@@ -63,7 +63,12 @@ class Whole:
         return Whole(self.A.T, self.order, not self.down)
 
     def __matmul__(self, v: Array) -> Array:
+        if self.order.over.is_manual:
+            return self.order.gathered(self.A @ v) if self.down else self.A @ self.order.piece(v)
         return self.order.leave(self.A @ v) if self.down else self.A @ self.order.enter(v)
+
+    def _partition(self, axis: Any) -> Any:
+        return arguments.partition(self.A, axis)
 
 
 def build(

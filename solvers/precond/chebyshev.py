@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.sharding import PartitionSpec
 
 from jaxsparse_fmt._types import pytree, standard_promotion
 from jaxsparse_fmt.core.basis import IDENTITY, Basis, Between
@@ -106,6 +107,14 @@ class Chebyshev(checks.Refreshed):
         unknowns = jnp.arange(self.shape[0], dtype=jnp.int32)
         inside = own.enter(self.order.enter(unknowns))
         return dataclasses.replace(self, A=A, M=M, order=Basis(basis.leave(unknowns)[inside]))
+
+    def _partition(self, axis: Any) -> Self | None:
+        """How the arrays lie for products with pieces of vectors inside shard_map over `axis`, once `entered`."""
+        same = PartitionSpec()
+        A, M = (same if a is None else arguments.partition(a, axis) for a in (self.A, self.M))
+        if A is None or M is None or not self.order.is_identity:
+            return None
+        return dataclasses.replace(self, A=A, M=M, bounds=same)
 
 
 @standard_promotion

@@ -36,6 +36,7 @@ from jaxsparse_fmt.convert import from_scipy
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.core.matrix import SparseMatrix
+from solvers.core import arguments
 from solvers.core.arguments import int_at_least
 from solvers.core.diagonal import operand
 from solvers.core.vectors import norm, probe
@@ -88,6 +89,16 @@ class Multigrid:
         """The same operator between vectors that have entered `basis`; without exchanges if the cycle runs there."""
         inside = dataclasses.replace(self, order=IDENTITY)
         return inside if basis.same(self.order) else lambda r: basis.enter(self @ basis.leave(r))
+
+    def _partition(self, axis: Any) -> Self | None:
+        """How the arrays lie for products with pieces of vectors inside shard_map over `axis`, once `entered`."""
+        piece: Any = PartitionSpec(axis)
+        same: Any = PartitionSpec()
+        maps = [[arguments.partition(a, axis) for a in (level.A, level.R, level.P)] for level in self.levels]
+        if not maps or not self.order.is_identity or any(None in of for of in maps):
+            return None
+        levels: Any = tuple(Level(A, R, P, piece, same) for A, R, P in maps)
+        return dataclasses.replace(self, levels=levels, coarse_inverse=same)
 
     @standard_promotion
     def __matmul__(self, r: Any) -> Array:

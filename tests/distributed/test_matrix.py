@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from jax.sharding import PartitionSpec
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.core import vector_passes
@@ -195,11 +196,15 @@ def test_an_inner_product_comes_with_the_product(mode, backend):
 
 @jax.jit
 def with_dot(B, x, w):
-    x, w = B.basis.enter(x), B.basis.enter(w)
-    with B.basis.scope():
+    piece = PartitionSpec("rows")
+
+    def own(B, x, w):
         y, s = B.in_basis.matvec_dot(x, w)
-        (s,) = vector_passes.joined(s)
-        return B.basis.leave(y), vector_passes.total(s)
+        return y, jax.lax.psum(vector_passes.total(s), "rows")
+
+    operands = B, B.basis.enter(x), B.basis.enter(w)
+    y, s = B.basis.run(own, operands, (piece, piece, piece), (piece, PartitionSpec()))
+    return B.basis.leave(y), s
 
 
 def test_the_report_counts_what_the_matrix_has():

@@ -1,0 +1,104 @@
+"""How vectors lie over a mesh axis, and shard_map over that axis."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxsparse_fmt._types import Array
+from jaxsparse_fmt.core import mesh_axes
+from jaxsparse_fmt.kernels.backends import jax_versions
+
+
+@dataclasses.dataclass(frozen=True)
+class Distribution:
+    """Vectors over a mesh axis: device k has piece k, `counts[k]` numbers and zeros up to `size`.
+
+    `axis` may be a tuple of mesh axes, which together count as one, the last of them fastest.
+    """
+
+    mesh: Mesh
+    axis: Any
+    counts: tuple[int, ...]
+    size: int
+
+    @property
+    def places(self) -> int:
+        """Places of all pieces together."""
+        return len(self.counts) * self.size
+
+    @property
+    def mesh_here(self) -> Any:
+        """The mesh for code that is traced here: the context's if there is one, like `mesh`; else `mesh`."""
+        self.check_context()
+        here = jax.sharding.get_abstract_mesh()
+        return self.mesh if here.empty else here
+
+    def check_context(self) -> None:
+        """Raises ValueError in a context with another mesh."""
+        here = jax.sharding.get_abstract_mesh()
+        if not here.empty and here.shape_tuple != self.mesh.shape_tuple:
+            raise ValueError(
+                f"the matrix lies on the mesh {dict(self.mesh.shape)}, but jax.set_mesh or shard_map has set "
+                f"{dict(here.shape)}; use it on its own mesh, or shard it anew"
+            )
+
+    @property
+    def is_manual(self) -> bool:
+        """Whether the code that is traced here is inside a shard_map over the axis, and sees one device's pieces.
+
+        ValueError: inside one over some of the axes that together count as one.
+        """
+        own = {*mesh_axes.names(self.axis)}
+        mapped = own & {*jax.sharding.get_abstract_mesh().manual_axes}
+        if mapped and mapped != own:
+            raise ValueError(
+                f"the matrix lies over the axes {self.axis!r} together, and shard_map is over {sorted(mapped)} alone; "
+                "map over all of them"
+            )
+        return mapped == own
+
+    def piece_of(self, x: Array) -> PartitionSpec:
+        """How vectors [m] or [m, p] lie: pieces over the axis, columns over the mesh's other axes if these divide p.
+
+        The devices along those axes hold copies of a matrix, so each multiplies its own columns. An axis over which
+        vmap spreads a batch (`spmd_axis_name`) is not among them.
+        """
+        taken = {*mesh_axes.names(self.axis)} | jax_versions.batch_axes()
+        sizes, free = self.mesh_here.shape, mesh_axes.auto_axes(self.mesh_here) - taken
+        others = tuple(axis for axis in sizes if axis in free)
+        divides = x.ndim == 2 and x.shape[1] % math.prod(sizes[axis] for axis in others) == 0
+        return PartitionSpec(self.axis, others) if divides and others else PartitionSpec(self.axis)
+
+    def mapped(self, f: Callable[..., Any], in_specs: Any, out_specs: Any, check_vma: bool = True) -> Any:
+        """shard_map over the axis, and over the other axes of `out_specs`; see `mesh_axes.axes_to_map`."""
+        mesh = self.mesh_here
+        specs = jax.tree.leaves(out_specs, is_leaf=lambda spec: isinstance(spec, PartitionSpec))
+        others = {axis for spec in specs for entry in spec for axis in mesh_axes.names(entry)}
+        names = mesh_axes.axes_to_map(mesh, self.axis) | others
+        return jax.shard_map(
+            f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=names, check_vma=check_vma
+        )
+
+    def by_xla(self, f: Callable[..., Any], operands: tuple[Any, ...], out: Any) -> Any:
+        """f(*operands) with the axis as an auto axis; see `mesh_axes.by_xla`."""
+        return mesh_axes.by_xla(f, operands, out, self.mesh.abstract_mesh, mesh_axes.names(self.axis))
+
+    def placed(self, a: Array) -> Array:
+        """An array of pieces on the mesh of the context, whose axes may be explicit where its own are auto."""
+        here = jax.sharding.get_abstract_mesh()
+        if here.empty or here == jax.typeof(a).sharding.mesh or self.is_manual:
+            return a
+        kept = tuple(axis for axis in mesh_axes.names(self.axis) if axis in mesh_axes.explicit_axes(here))
+        return jax.reshard(a, NamedSharding(self.mesh_here, PartitionSpec(kept or None)))
+
+    def emptied(self, x: Array) -> Array:
+        """x [places, ...], or inside shard_map a piece [size, ...], with zeros in the empty places."""
+        counts = jnp.array(self.counts, jnp.int32)[:, None]
+        live = lax.iota(jnp.int32, self.size) < (counts[lax.axis_index(self.axis)] if self.is_manual else counts)
+        return jnp.where(live.reshape(-1, *(1,) * (x.ndim - 1)), x, 0)
