@@ -135,7 +135,8 @@ def _named(F: Factorized, b: Array, sol: Solution) -> Solution:
     finite = jnp.isfinite(_size(F.A)) & jnp.all(jnp.isfinite(b), axis=0)
     condition = lax.cond(jnp.all(sol.success), lambda _: jnp.zeros_like(_size(F.A)), _condition, lax.stop_gradient(F))
     singular = finite & ~(condition * jnp.finfo(condition.dtype).eps < 0.1)
-    return dataclasses.replace(sol, code=jnp.where((sol.code > 0) & singular, jnp.int32(Status.SINGULAR), sol.code))
+    singular &= ~jnp.asarray(sol.success)
+    return dataclasses.replace(sol, code=jnp.where(singular, jnp.int32(Status.SINGULAR), sol.code))
 
 
 def _size(A: Any) -> Array:
