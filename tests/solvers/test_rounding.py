@@ -1,0 +1,73 @@
+"""A solve that comes as near to the solution as its dtype allows is a success, and says so."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxsparse_fmt as jsf
+from solvers import SolverError, Status, bicgstab, cg, gmres, idrs, minres, precond, refine
+
+EPS = {"float32": 2.0**-23, "float64": 2.0**-52}
+LIMIT = 10  # units of rounding
+
+
+def backward_error(S, x, b):
+    """‖b − A·x‖ / (‖A‖·‖x‖ + ‖b‖) in the 2-norm, in 64 bits."""
+    x, b = np.asarray(x, float), np.asarray(b, float)
+    return np.linalg.norm(b - S @ x) / (np.linalg.norm(S.toarray(), 2) * np.linalg.norm(x) + np.linalg.norm(b))
+
+
+@pytest.mark.parametrize("method", [cg, minres, bicgstab, idrs, gmres], ids=lambda m: m.__name__)
+def test_a_tolerance_that_rounding_forbids_ends_with_a_success_of_a_small_backward_error(method):
+    S = jsf.gallery.poisson(8)
+    A, b = jsf.from_scipy(S, "csr", dtype="float32"), np.ones(S.shape[0], np.float32)
+    sol = method(A, b, rtol=EPS["float32"])
+    assert sol.status is Status.ROUNDED and sol.success and sol.raise_for_status() is sol
+    assert backward_error(S, sol.x, b) <= LIMIT * EPS["float32"]
+    x, info = sol
+    assert info == 0 and x is sol.x
+    np.testing.assert_allclose(sol.residual_norm, np.linalg.norm(b - S @ np.asarray(sol.x, float)), rtol=0.5)
+
+
+def test_every_system_of_several_has_its_own_status():
+    S = jsf.gallery.poisson(8)
+    B = np.stack([np.ones(S.shape[0]), S @ np.random.default_rng(0).standard_normal(S.shape[0])], 1).astype("float32")
+    sol = cg(jsf.from_scipy(S, "csr", dtype="float32"), B, rtol=3e-7)
+    assert sol.code.tolist() == [Status.ROUNDED, Status.CONVERGED] and sol.success.tolist() == [True, True]
+    assert sol.raise_for_status() is sol and tuple(sol)[1].tolist() == [0, 0]
+
+
+def test_a_refined_solve_at_the_limit_of_the_wide_type_is_a_success():
+    S = jsf.gallery.poisson(8)
+    b = np.ones(S.shape[0])
+    sol = refine(jsf.from_scipy(S, "csr"), b, rtol=EPS["float64"])
+    assert sol.status is Status.ROUNDED and backward_error(S, sol.x, b) <= LIMIT * EPS["float64"]
+
+
+def test_a_preconditioner_changes_nothing_of_it():
+    C = jsf.gallery.convection_diffusion(8)
+    A, b = jsf.from_scipy(C, "csr", dtype="float32"), np.ones(C.shape[0], np.float32)
+    sol = gmres(A, b, M=precond.incomplete_lu(A), rtol=EPS["float32"])
+    assert sol.status is Status.ROUNDED and backward_error(C, sol.x, b) <= LIMIT * EPS["float32"]
+
+
+def test_inside_jit_and_in_derivatives_it_is_a_success_too():
+    S = jsf.gallery.poisson(8)
+    A, b = jsf.from_scipy(S, "csr", dtype="float32"), jnp.ones(S.shape[0], jnp.float32)
+    value, gradient = jax.jit(jax.value_and_grad(lambda b: (lambda s: (s.x.sum(), s.success))(cg(A, b)), has_aux=True))(b)
+    assert value[1] and np.all(np.isfinite(gradient))
+    np.testing.assert_allclose(gradient, np.linalg.solve(S.toarray(), np.ones(S.shape[0])), rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", EPS)
+@pytest.mark.parametrize("failing", ["singular", "ill-conditioned", "few steps"])
+def test_a_residual_that_is_not_small_beside_b_is_never_called_rounding(failing, dtype):
+    n = 60
+    Q = np.linalg.qr(np.random.default_rng(1).standard_normal((n, n)))[0]
+    of = {"singular": np.r_[np.ones(n - 1), 0], "ill-conditioned": np.geomspace(1, EPS[dtype] / 10, n)}
+    S = (Q * of.get(failing, np.geomspace(1, 1e-3, n))) @ Q.T
+    sol = cg(jnp.asarray(S, dtype), np.ones(n, dtype), maxiter=5 if failing == "few steps" else 500)
+    assert not sol.success and sol.status is not Status.ROUNDED
+    with pytest.raises(SolverError):
+        sol.raise_for_status()
