@@ -55,8 +55,13 @@ def test_a_preconditioner_changes_nothing_of_it():
 def test_inside_jit_and_in_derivatives_it_is_a_success_too():
     S = jsf.gallery.poisson(8)
     A, b = jsf.from_scipy(S, "csr", dtype="float32"), jnp.ones(S.shape[0], jnp.float32)
-    value, gradient = jax.jit(jax.value_and_grad(lambda b: (lambda s: (s.x.sum(), s.success))(cg(A, b)), has_aux=True))(b)
-    assert value[1] and np.all(np.isfinite(gradient))
+
+    def loss(b):
+        sol = cg(A, b)
+        return sol.x.sum(), sol.success
+
+    (_, success), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(b)
+    assert success and np.all(np.isfinite(gradient))
     np.testing.assert_allclose(gradient, np.linalg.solve(S.toarray(), np.ones(S.shape[0])), rtol=1e-4)
 
 
