@@ -134,6 +134,7 @@ def run(space: Space, method: Method, options: Options, system: System, leave: M
     tolerance = jnp.maximum(limits.rtol * b_norm, scaled(limits.atol.astype(b_norm.dtype), -of_b)).astype(b_norm.dtype)
     drop = jnp.maximum(limits.drop, jnp.finfo(narrow).eps / 16)  # a recursion that fell by more is rounding
     look = stopping.probed(space, A, b) if method.self_adjoint or inner is not None else None
+    rule = stopping.Rule(space, method, options.dtype, A, M, b, of_b, b_norm, tolerance, limits.maxiter, look)
 
     def trip(outer: Outer) -> Outer:
         """The method, from a true residual until its recursion meets the tolerance, and the true residual there."""
@@ -164,7 +165,7 @@ def run(space: Space, method: Method, options: Options, system: System, leave: M
         loop = loop._replace(best=loop.best if watches else outer.best)
         x = at(loop)
         r = b - A(x)
-        new = stopping.verdict(space, method, look, (tolerance, limits.maxiter, b_norm), b, x, r, loop, outer)
+        new = stopping.verdict(rule, x, r, loop, outer)
         if method.keeps:
             # The direction after a step or two is not worth keeping, nor one in the wide type, unless the method waits.
             worth = (loop.k - outer.k > 2) & ((inner is not None) | (loop.code == WAITING))
@@ -179,7 +180,7 @@ def run(space: Space, method: Method, options: Options, system: System, leave: M
     outer = Outer(x, r, size, k, k + RUNNING, recorded(norms, k, size), direction, Best(x, size, k))
     outer = mesh_axes.varying(outer, r)
     outer = lax.while_loop(lambda outer: anyone(outer.code == RUNNING), trip, outer)
-    return stopping.finished(space, method, options.dtype, (A, M), b, of_b, look, tolerance, outer)
+    return stopping.finished(rule, outer)
 
 
 def unless_far(space: Space, A: Map, b: Array, x: Array, finite: Array) -> tuple[Array, Array]:

@@ -200,20 +200,39 @@ def probed(space: Space, A: Map, like: Array) -> Probe:
     return Probe(v, Av, (space.length_of(like) / 3) ** 0.5, space.norm(Av))
 
 
-def verdict(
-    space: Space, method: Any, look: Any, limits: Any, b: Array, x: Array, r: Array, loop: Loop, outer: Outer
-) -> Outer:
+class Rule(NamedTuple):
+    """A·x = b in the scale of the loop, and what a solve of it is judged by.
+
+    Attributes:
+      narrow: dtype of a refinement's inner vectors; None: no refinement.
+      of_b: b is 2^−of_b times the user's.
+      look: for a self-adjoint method and a refinement; else None.
+    """
+
+    space: Space
+    method: Any
+    narrow: Any
+    A: Map
+    M: Map
+    b: Array
+    of_b: Array
+    b_norm: Array
+    tolerance: Array
+    maxiter: Array
+    look: Probe | None
+
+
+def verdict(rule: Rule, x: Array, r: Array, loop: Loop, outer: Outer) -> Outer:
     """The solve at x with the true residual r: RUNNING, or how it ended.
 
     Args:
-      look: a `Probe`, for a self-adjoint method.
-      limits: the tolerance, maxiter and ‖b‖, in the scale of the loop.
       loop: how the method ended; `outer`: where it started.
     """
-    (tolerance, maxiter, b_norm), (code, claimed, before) = limits, (loop.code, loop.norm, outer.norm)
+    space, method, look, b_norm = rule.space, rule.method, rule.look, rule.b_norm
+    code, claimed, before = loop.code, loop.norm, outer.norm
     eps, asymmetric = jnp.finfo(outer.norm.dtype).eps, jnp.bool_(False)
-    if method.self_adjoint:
-        squares, of_v, of_Av, size = space.inner_products((r, r), (look.v, b - r), (look.Av, x), (x, x))
+    if method.self_adjoint and look is not None:
+        squares, of_v, of_Av, size = space.inner_products((r, r), (look.v, rule.b - r), (look.Av, x), (x, x))
         now = jnp.sqrt(squares.real)
         rounding = look.v_norm * (2 * b_norm + now) + look.Av_norm * jnp.sqrt(size.real)
         asymmetric = jnp.abs(of_v - of_Av) > 100 * eps * rounding
@@ -231,9 +250,9 @@ def verdict(
     better = now < jnp.where(is_claim, before, loop.best.norm)
     code = status_of(
         (~jnp.isfinite(now), Status.NON_FINITE),
-        (now <= tolerance, Status.CONVERGED),
+        (now <= rule.tolerance, Status.CONVERGED),
         (code >= 0, code),
-        (loop.k >= maxiter, Status.MAXITER),
+        (loop.k >= rule.maxiter, Status.MAXITER),
         (~((code == RESTART) | gained | waits | (now < least * before)), Status.STAGNATION),
     )
     code = jnp.where(asymmetric & (code > 0) & (code != Status.NON_FINITE), Status.NOT_SYMMETRIC, code)
@@ -242,21 +261,15 @@ def verdict(
     return Outer(x, r, now, loop.k, code.astype(jnp.int32), loop.norms, outer.direction, best)
 
 
-def finished(
-    space: Space, method: Any, narrow: Any, maps: Any, b: Array, of_b: Array, look: Any, tolerance: Array, outer: Outer
-):
-    """x in the user's scale, and the `End`. A failure takes the best x, and one product or two to find its cause.
-
-    Args:
-      narrow: dtype of a refinement's inner vectors; None: no refinement.
-      maps: A and M; of_b: b is 2^−of_b times the user's.
-    """
+def finished(rule: Rule, outer: Outer) -> tuple[Array, End]:
+    """x in the user's scale, and the `End`. A failure takes the best x, and one product or two to find its cause."""
+    space, A, b, of_b, tolerance = rule.space, rule.A, rule.b, rule.of_b, rule.tolerance
 
     def given(x: Array) -> Array:
         x = scaled(x, of_b)
         return jnp.where(jnp.isfinite(x), x, 0)
 
-    (A, M), x, failed = maps, outer.x, outer.code != Status.CONVERGED
+    x, failed = outer.x, outer.code != Status.CONVERGED
     lost = space.anywhere(jnp.isfinite(x) & (scaled(given(x), -of_b) != x))
 
     def examined(trip: Array, known: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
@@ -265,15 +278,15 @@ def finished(
         r_tried = b - A(tried)
         now = space.norm(r_tried)
         better = ~lost & (now < jnp.where(jnp.isfinite(size), size, jnp.inf))
-        if method.least_squares or narrow is not None:
-            code = _cause(space, method, narrow, (A, M), look, (in_trip(trip, outer.r), r_tried), outer, code)
+        if rule.look is not None and (rule.method.least_squares or rule.narrow is not None):
+            code = _cause(rule, rule.look, (in_trip(trip, outer.r), r_tried), outer, code)
         wrong = (code == Status.CONVERGED) & ~(now <= tolerance)
         wrong |= (code == Status.LEAST_SQUARES) & ~(now <= 1.1 * size)
         code = jnp.where(lost & wrong, Status.OUT_OF_RANGE, code)
         code = jnp.where(better & (now <= tolerance), Status.CONVERGED, code)
         x, size = (jnp.where(lost | better, new, old) for new, old in ((tried, x), (now, size)))
-        seen = look or probed(space, lambda v: A(in_trip(trip, v)), b)
-        is_rounding = (code == Status.STAGNATION) & is_accurate(space, seen, b, x, size, tolerance)
+        look = rule.look or probed(space, lambda v: A(in_trip(trip, v)), b)
+        is_rounding = (code == Status.STAGNATION) & is_accurate(rule, look, x, size)
         return x, size, jnp.where(is_rounding, jnp.int32(Status.ROUNDED), code)
 
     # A loop of one trip or none: vmap would copy the operands of a condition, A among them, once for each system.
@@ -284,39 +297,37 @@ def finished(
     return given(x), End(outer.k, scaled(size, of_b), code, norms)
 
 
-def is_accurate(space: Space, look: Probe, b: Array, x: Array, size: Array, tolerance: Array) -> Array:
+def is_accurate(rule: Rule, look: Probe, x: Array, size: Array) -> Array:
     """Whether x, with a residual of norm `size`, solves a system that differs from this one by rounding errors.
 
     The least relative change of A and b that makes x a solution is ‖r‖ / (‖A‖·‖x‖ + ‖b‖) (Rigal and Gaches 1967). A
     tolerance below the rounding unit of b asks for more, and a residual near ‖b‖ is no solution however large x is.
     """
-    eps, b_norm = jnp.finfo(size.dtype).eps, space.norm(b)
-    limit = ROUNDED * eps * (look.Av_norm / look.v_norm * space.norm(x) + b_norm)
-    return (size <= jnp.minimum(limit, eps**0.25 * b_norm)) & (tolerance >= eps * b_norm) & jnp.isfinite(limit)
+    eps, b_norm = jnp.finfo(size.dtype).eps, rule.b_norm
+    limit = ROUNDED * eps * (look.Av_norm / look.v_norm * rule.space.norm(x) + b_norm)
+    return (size <= jnp.minimum(limit, eps**0.25 * b_norm)) & (rule.tolerance >= eps * b_norm) & jnp.isfinite(limit)
 
 
-def _cause(
-    space: Space, method: Any, narrow: Any, maps: Any, look: Probe, residuals: Any, outer: Outer, code: Array
-) -> Array:
+def _cause(rule: Rule, look: Probe, residuals: tuple[Array, Array], outer: Outer, code: Array) -> Array:
     """The code of a failure, by the products that tell least squares, and a narrow type, from others.
 
     LEAST_SQUARES stays where A·r is about zero, so that ‖r‖ is least with an M, too; else it becomes BREAKDOWN. In a
     refinement the failure of the narrow method stays if the wide type confirms it, or if M is at fault; else it becomes
     PRECISION.
     """
-    (A, M), (last, r), wide = maps, residuals, outer.r.dtype
+    space, method, narrow, A = rule.space, rule.method, rule.narrow, rule.A
+    (last, r), wide = residuals, outer.r.dtype
     eps, A_norm = jnp.finfo(wide).eps, space.length(look.Av) / look.v_norm  # squares of small numbers would underflow
     if method.least_squares:
-        solved = space.length(A(last)) <= LEAST_SQUARES * jnp.finfo(narrow or wide).eps ** 0.5 * A_norm * space.norm(
-            last
-        )
+        limit = LEAST_SQUARES * jnp.finfo(narrow or wide).eps ** 0.5 * A_norm * space.norm(last)
+        solved = space.length(A(last)) <= limit
         if narrow is not None:
             solved &= A_norm > 0  # a narrow A may be zero where the wide one is not
         otherwise = Status.BREAKDOWN if narrow is None else Status.PRECISION
         code = jnp.where((code == Status.LEAST_SQUARES) & ~solved, otherwise, code)
     if narrow is None:
         return code
-    z = M(r.astype(narrow)).astype(wide)
+    z = rule.M(r.astype(narrow)).astype(wide)
     Az = A(z)
     rz, curvature, rounding = space.dot(r, z), space.dot(z, Az), 100 * eps * space.norm(z) * space.norm(Az)
     if outer.direction is not None:
