@@ -71,14 +71,15 @@ class Triangle:
     def solve(self, r: Array) -> Array:
         """(I + N)⁻¹·r for r of [n] or [n, p], in the dtype of both. Linear in r; without derivatives."""
         columns = r[..., None] if r.ndim == 1 else r
-        y = _bind(self.values[None], columns[None], *self._pattern(), **self._static())[0]
+        y = _bind(self.values[None], columns[None], *self._pattern(), form=self._form)[0]
         return y[:, 0] if r.ndim == 1 else y
 
     def _pattern(self) -> tuple[Array, ...]:
         return self.col_idx, self.row_ptr, self.rows, self.starts
 
-    def _static(self) -> dict[str, Any]:
-        return {"width": self.width, "upper": self.upper, "is_transposed": self.is_transposed}
+    @property
+    def _form(self) -> tuple[int, bool, bool]:
+        return self.width, self.upper, self.is_transposed
 
 
 def _bind(values: Array, r: Array, *pattern: Array, **static: Any) -> Array:
@@ -91,16 +92,11 @@ def _bind(values: Array, r: Array, *pattern: Array, **static: Any) -> Array:
 def _solved(
     values: Array,  # [b, nnz]
     r: Array,  # [b, n, p]
-    col: Array,
-    ptr: Array,
-    rows: Array,
-    starts: Array,
-    *,
+    *pattern: Array,
     backend: str,
-    width: int,
-    upper: bool,
-    is_transposed: bool,
+    form: tuple[int, bool, bool],
 ) -> Array:
+    (col, ptr, rows, starts), (width, upper, is_transposed) = pattern, form
     if backend == "numba" and (y := spmv_cpu.of_triangle(values, r, ptr, col, upper, is_transposed)) is not None:
         return y
     nnz, n, lengths = col.shape[0], rows.shape[0], jnp.diff(ptr)[rows]
