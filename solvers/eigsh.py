@@ -28,6 +28,7 @@ from solvers.core.settings import steps_per_check
 from solvers.core.space import HERE, Space, outside
 from solvers.core.stopping import RUNNING, status_of
 from solvers.core.vectors import matmul, norm, ratio
+from solvers.direct import factorized
 from solvers.minres import METHOD as MINRES
 from solvers.solution import Outcome, Status, is_one_number
 
@@ -47,8 +48,8 @@ MESSAGES = {
     Status.MAXITER: "maxiter did not bring every pair to the tolerance; loosen tol, raise maxiter or the ncv of eigsh; "
     + LOW_END,
     Status.STAGNATION: "the residuals stopped falling above the tolerance: the wanted eigenvalues lie close together, "
-    f"or at the limit of this precision; raise the ncv of eigsh or loosen tol; {LOW_END}; eigsh of a function that "
-    "applies the inverse finds those nearest to zero",
+    f"or at the limit of this precision; raise the ncv of eigsh or loosen tol; {LOW_END}; sigma=0 of eigsh finds those "
+    "nearest to zero",
     Status.NOT_SYMMETRIC: "A is not symmetric (Hermitian), which eigsh and lobpcg need; (A + Aᵀ)/2 is",
     Status.NON_FINITE: "a NaN or infinity appeared; look for them in A, M and the start",
 }
@@ -98,18 +99,17 @@ def eigsh(
     k: int = 6,
     *,
     which: str = "LM",
+    sigma: Any = None,
     v0: Any = None,
     ncv: int | None = None,
     maxiter: int | None = None,
     tol: float = 0.0,
 ) -> EigenSolution:
-    """k eigenvalues and eigenvectors at an end of the spectrum of a symmetric (Hermitian) A.
+    """k eigenvalues and eigenvectors of a symmetric (Hermitian) A, at an end of its spectrum or nearest to a number.
 
     The ground state of a Hamiltonian is `eigsh(H, 1, which="SA")`. Works inside jit and vmap. The smallest eigenvalues
-    of a discretised differential operator lie close together: there `lobpcg` with `precond.multigrid(A)` takes a few
-    steps, and `eigsh` thousands of products. For eigenvalues near a number sigma inside the spectrum pass a function
-    that applies the inverse, `eigsh(inverse, k, v0=v0)` with inverse(v) = (A − sigma)⁻¹·v, such as
-    `lambda v: minres(shifted, v, rtol=1e-12).x`: its eigenvalues are 1/(λ − sigma).
+    of a discretised differential operator lie close together: there `sigma=0`, or `lobpcg` with `precond.multigrid(A)`
+    where factors would not fit the memory, takes a few steps, and `which="SA"` thousands of products.
 
     All copies of an eigenvalue are found: for k > 1 a search from a random vector follows, outside the pairs
     found and in any symmetry, until it shows that nothing better is left. It costs about as much as the first.
@@ -124,6 +124,8 @@ def eigsh(
         which needs v0.
       k: the number of pairs, below n.
       which: "LM" largest in magnitude, "LA" largest, "SA" smallest.
+      sigma: a real number; the pairs nearest to it are those of the largest eigenvalues of (A − sigma)⁻¹, which is
+        applied by the factors of `factorized`. A is then a jaxsparse_fmt matrix, and products are solves.
       v0: [n], start vector; None draws one, the same at every call.
       ncv: vectors in the basis, k < ncv ≤ n, and half as many again at a restart; None takes max(2·k + 1, 20).
       maxiter: most restarts, each after about (ncv − k)/2 products; None allows 1000. Two hundred restarts that
@@ -132,17 +134,37 @@ def eigsh(
         to rounding. The error of an eigenvalue is at most the residual.
 
     Raises:
-      ValueError, TypeError: invalid arguments.
+      ValueError, TypeError: invalid arguments. SolverError: sigma is an eigenvalue of A; take a number beside it.
     """
+    if sigma is not None:
+        if which != "LM":
+            raise ValueError(f"sigma takes the eigenvalues nearest to it, and no which; got {which!r}")
+        return _nearest(A, sigma, functools.partial(eigsh, k=k, v0=v0, ncv=ncv, maxiter=maxiter, tol=tol))
     inner, basis, k, v0 = eigenproblem(A, k, v0, "v0", ())
     n = v0.shape[0]
     if which not in KEYS:
-        cure = "; those nearest to zero are the largest of a function that applies the inverse" if which == "SM" else ""
+        cure = "; for those nearest to zero take sigma=0" if which == "SM" else ""
         raise ValueError(f"which must be one of {', '.join(KEYS)}; got {which!r}{cure}")
     ncv = arguments.int_at_least(min(n, max(2 * k + 1, NCV)) if ncv is None else ncv, "ncv", 1)
     if not k < ncv <= n:
         raise ValueError(f"ncv must be above k = {k} and at most n = {n}; got {ncv}")
     return _solve((k, which, ncv), (inner,), basis, v0, limits(tol, maxiter))
+
+
+def _nearest(A: Any, sigma: Any, largest: Callable[[Any], EigenSolution]) -> EigenSolution:
+    """The pairs of A nearest to sigma, by the largest of the inverse of A − sigma."""
+    if not hasattr(A, "shift"):
+        raise TypeError(f"sigma needs a jaxsparse_fmt matrix, got {type(A).__name__}; convert it with jsf.from_scipy")
+    if np.ndim(sigma) or not isinstance(sigma, (int, float, np.number, Array)) or jnp.iscomplexobj(sigma):
+        raise TypeError(f"sigma must be a real number; got {sigma!r}")
+    sigma = jnp.asarray(sigma, jnp.finfo(A.dtype).dtype)
+    found = largest(factorized(A.shift(-sigma)))
+    values, X = sigma + 1 / found.eigenvalues, found.eigenvectors
+    order = jnp.argsort(values)
+    values, X = values[order], X[:, order]
+    return dataclasses.replace(
+        found, eigenvalues=values, eigenvectors=X, residual_norms=lax.stop_gradient(norm(A @ X - values * X))
+    )
 
 
 def _in_basis(plan: Any, maps: tuple[Any], basis: Basis, v0: Array, limits: "Limits") -> EigenSolution:

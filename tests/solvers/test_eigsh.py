@@ -292,3 +292,42 @@ def test_bad_arguments_are_named(arguments, options, error, text):
 
 def test_integers_are_solved_as_floats():
     np.testing.assert_allclose(eigsh(np.diag([3, 1, 2]), 2, which="LA").eigenvalues, [2, 3])
+
+
+@pytest.mark.parametrize("sigma", [0, 3.3, np.float32(-1)], ids=str)
+def test_the_pairs_nearest_to_sigma_come_with_all_their_copies(sigma):
+    S = jsf.gallery.poisson(6)
+    a, values = S.toarray(), np.linalg.eigvalsh(S.toarray())
+    sol = eigsh(jsf.from_scipy(S, "csr"), K, sigma=sigma)
+    assert_pairs(sol, a, np.sort(values[np.argsort(np.abs(values - sigma), kind="stable")[:K]]))
+
+
+def test_eigenvalues_nearest_to_sigma_have_the_derivatives_of_dense_ones():
+    S = sp.csr_array(jsf.gallery.poisson(5) + sp.diags_array(np.linspace(0, 1, 125)))
+    A, E = jsf.from_scipy(S, "csr"), np.random.default_rng(0).standard_normal((125, 125))
+    E = E + E.T
+    _, tangent = jax.jvp(
+        lambda data: eigsh(A.with_data(data), 2, sigma=0.0).eigenvalues,
+        (A.data,),
+        (jnp.asarray(E[A.row_ids, A.col_ids]),),
+    )
+    _, V = np.linalg.eigh(S.toarray())
+    moved = np.where(S.toarray() != 0, E, 0)
+    np.testing.assert_allclose(tangent, [v @ moved @ v for v in V.T[:2]], rtol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "match"),
+    [
+        ({"which": "SA"}, ValueError, "no which"),
+        ({"sigma": "0"}, TypeError, "a real number"),
+        ({"sigma": 1j}, TypeError, "a real number"),
+        ({"sigma": 4.0}, SolverError, "singular"),
+        ({"A": np.eye(9)}, TypeError, "from_scipy"),
+    ],
+    ids=["which", "text", "complex", "eigenvalue", "array"],
+)
+def test_what_sigma_cannot_be_is_refused(given, error, match):
+    A = jsf.from_scipy(sp.csr_array(sp.diags_array(np.arange(1.0, 10))), "csr")
+    with pytest.raises(error, match=match):
+        eigsh(**{"A": A, "k": 2, "sigma": 0.0} | given)
