@@ -172,7 +172,7 @@ def from_dense(a: Any, format: str = "auto", dtype: Any = None, **options: Any) 
 
 
 def read_mtx(path: Any, format: str = "auto", dtype: Any = None, **options: Any) -> SparseMatrix:
-    """A matrix from a Matrix Market file, `.mtx` or `.mtx.gz`: a path, or a binary file open for reading.
+    """A matrix from a Matrix Market file, plain, gzip or bzip2: a path, or a binary file open for reading.
 
     Raises:
       ValueError: the file is malformed; the message names file and line. FileNotFoundError. And as in `from_scipy`.

@@ -75,15 +75,15 @@ def factorized(A: Any) -> Factorized:
 
     The host factors in 64 bits, by SuperLU with partial pivoting; the factors are stored in A's dtype, in 32 bits at
     least. A solve is two triangular solves: on a CPU by rows in a native kernel, elsewhere by levels. If A is traced,
-    inside jit or under a derivative, the host factors and solves at run time. It keeps the last few factors, and the
-    order of the columns for new values on the same pattern.
+    inside jit or under a derivative, the host factors and solves at run time; it keeps the last few factors, and reuses
+    the order of the columns for new values on the same pattern.
 
     Args:
       A: [n, n] jaxsparse_fmt matrix on one device, in any format.
 
     Returns:
-      F with `F.solve(b)`, a `Solution` whose x is refined, with its true residual; `F @ b` and `F(b)`, x by the factors
-      alone; `F.T`, for Aᵀ; and `F.condition`. All have derivatives of any order in b and A. F is a pytree.
+      F, a pytree: `F.solve(b)`, a `Solution` whose x is refined, with its true residual; `F @ b` and `F(b)`, x by the
+      factors alone; `F.T`, for Aᵀ; and `F.condition`. x has derivatives of any order in b and A.
 
     Raises:
       SolverError: A is singular (its status is SINGULAR), or holds a NaN (NON_FINITE). If A is traced, results are NaN,
@@ -105,8 +105,8 @@ def direct(A: Any, b: Any, *, rtol: float | None = None, atol: float = 0.0, adjo
 
     Returns:
       A `Solution`, whose iterations are the solves with the factors, at most 10. Its status is SINGULAR if A has no
-      factors, or if the residual misses the tolerance and 1/eps is below the condition number of A. Derivatives as of
-      `cg`, by the same factors; for several right-hand sides keep `factorized(A)`.
+      factors, or if the residual misses the tolerance and the condition number is about 1/eps or more. Derivatives as
+      of `cg`, by the same factors; for several right-hand sides keep `factorized(A)`.
 
     Raises:
       ValueError, TypeError: as `factorized`.

@@ -203,25 +203,28 @@ def solve(A: Any, b: Any, x0: Any = None, *, method: str = "auto", **settings: U
 
     It looks at the size of A, its symmetry, its diagonal, and how large its factors may be. Small systems, and larger
     ones whose factors stay small, are solved directly. Others get some steps of `cg`, `minres` or `bicgstab` without
-    set-up, then of `cg` with `multigrid` or of `gmres` with `ilu`, and at last the direct method.
+    set-up; then the direct method if the factors are of medium size; then steps of `cg` with `multigrid` or of `gmres`
+    with `ilu`; then the direct method whatever its factors take; and at last `minres` or `gmres`, as for a singular A.
 
     Inside jit one method is taken when the function is traced, and its status reports a failure. For a matrix that the
-    function closes over the choice is as above. Of a traced one only the size is known: up to 3,000 unknowns the direct
-    method is taken, by calls of the host, and above `gmres` with `ilu`; name a method that suits A better, such as
-    method="cg". For a sharded A two products with random vectors show whether it is symmetric, and `cg`, `minres` or
-    `gmres` is taken. For a function A it is `gmres` without M.
+    function closes over it is the first of those above with a set-up. Of a traced one only the size is known: up to
+    3,000 unknowns the direct method is taken, by calls of the host, and above `gmres` with `ilu`; name a method that
+    suits A better, such as method="cg".
+
+    For a sharded A two products with random vectors show whether it is symmetric; it takes `cg` with `block_jacobi`,
+    `minres` or `gmres` with `block_jacobi`. For a function A it takes `gmres` without M.
 
     Args:
       method: "auto", "cg", "fcg", "minres", "gmres", "bicgstab", "idrs" or "direct".
       M: "auto" makes a preconditioner that suits the method. Anything else, None too, is the M of all methods but the
         direct one.
-      maxiter: most iterations of each method; None gives a few hundred to those that another may follow.
+      maxiter: most iterations of each method; None stops a method after 100 to 2,000 where another may follow.
       The others, and the errors: as in `cg`; callbacks and history are those of each method.
 
     Returns:
       A `Solution`, differentiable as that of `cg`. Its `method` is for example "cg with multigrid", and `tried` has a
       line for each method with the reason and the outcome. If all fail, x is the best one, and the status is SINGULAR
-      if the factors were.
+      if the factors were and x is no least-squares solution.
     """
     given: Any = settings
     M = given["M"]

@@ -49,7 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--devices", type=arguments.at_least_one, default=1, metavar="N", help="spread the rows over N devices"
     )
-    parser.add_argument("--maxiter", type=arguments.at_least_one, metavar="N", help="most iterations; default 10·rows")
+    text = "most iterations of a method; default 10·rows, and fewer where another method may follow"
+    parser.add_argument("--maxiter", type=arguments.at_least_one, metavar="N", help=text)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -144,11 +144,10 @@ def save_rows(folder: str | os.PathLike[str], S: Any, n: int | None = None, piec
 
     Args:
       folder: new or empty; remove what an interrupted call has left.
-      S: a scipy.sparse matrix, one of this library, or a function such as `rows_of` of `shard_from_rows`; its pieces,
-        each the rows of one call and one file, are held one at a time.
-      n: rows and columns, for a function.
-      pieces: the number of parts; the function is called once for each. A process later reads whole parts, so they
-        should be no larger than a device's share.
+      S: a scipy.sparse matrix, one of this library, or a function such as `rows_of` of `shard_from_rows`.
+      n: rows and columns; for a function only.
+      pieces: parts, for a function only, which is called once for each; one part is in memory at a time. A process
+        later reads whole parts, so they should be no larger than a device's share.
 
     Raises:
       FileExistsError: the folder holds files. ValueError: a function without n, fewer than one piece, a piece of

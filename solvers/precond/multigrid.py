@@ -181,8 +181,8 @@ def multigrid(
         theta=0, and not for a sharded A.
       dtype: of the numbers stored and the vectors inside the cycle: "float32" under a float64 solver moves about half
         the bytes. None takes A's.
-      max_coarse: rows up to which a level is inverted densely instead of coarsened. None takes 500; or fewer, but at
-        least 50, for an A of more rows on one device where 500² is more than a tenth of A's entries.
+      max_coarse: rows up to which a level is inverted densely instead of coarsened. None takes 500;
+        for an A of more rows on one device min(500, max(50, √(A.nnz / 10))).
 
     Raises:
       TypeError: A is not a sparse matrix, or is traced.
