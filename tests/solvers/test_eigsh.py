@@ -280,7 +280,7 @@ EYE = np.eye(5)
         ((EYE, 5), {}, ValueError, r"k must be below n = 5; got 5. For all eigenpairs take jnp.linalg.eigh"),
         ((EYE, 2), {"ncv": 2}, ValueError, "ncv must be above k = 2 and at most n = 5; got 2"),
         ((EYE, 2), {"which": "BE"}, ValueError, "which must be one of LM, LA, SA; got 'BE'"),
-        ((EYE, 2), {"which": "SM"}, ValueError, "a function that applies the inverse"),
+        ((EYE, 2), {"which": "SM"}, ValueError, "take sigma=0"),
         ((EYE, 2), {"tol": -1}, ValueError, "tol must be a number from 0 up"),
         ((EYE, 2), {"v0": np.ones(4)}, ValueError, r"v0 has shape \(4,\)"),
     ],
