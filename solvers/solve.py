@@ -309,7 +309,7 @@ def _first_success(A: Any, b: Any, x0: Any, settings: Any, known: Facts, table: 
         if not singular:
             raise refused
         best = dataclasses.replace(direct(A, b), method="direct")
-    failed = np.logical_not(best.success) & (best.code != Status.LEAST_SQUARES)
+    failed = jnp.logical_not(best.success) & (best.code != Status.LEAST_SQUARES)
     code = jnp.where(failed & singular, jnp.int32(Status.SINGULAR), best.code)
     return dataclasses.replace(best, code=code, tried=tuple(tried))
 

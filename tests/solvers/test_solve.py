@@ -223,3 +223,9 @@ def test_solves_what_scipy_solves(path):
     except RuntimeError:
         return  # SciPy finds it singular
     assert sol.success or residual(S, b, want) > 1e-8, sol.tried
+
+
+def test_a_singular_matrix_in_a_closure_ends_as_singular():
+    A = jsf.from_scipy(sp.csr_array(np.arange(1.0, 10).reshape(3, 3)), "csr")
+    sol = jax.jit(lambda b: solve(A, b))(np.array([1.0, 0, 0]))
+    assert sol.status is Status.SINGULAR and not sol.success
