@@ -36,7 +36,7 @@ class Work(NamedTuple):
 def step(space: Space, A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
     z = M(work.r)
     r = work.r - A(z)
-    return Work(work.x + z, r), space.norm(r), status_of((~jnp.isfinite(space.norm(z)), Status.NON_FINITE))
+    return Work(work.x + z, r), space.norm(r), status_of((~jnp.isfinite(space.largest(z)), Status.NON_FINITE))
 
 
 METHOD = Method(lambda space, A, M, r, last: Work(jnp.zeros_like(r), r), holding(step), self_adjoint=False)

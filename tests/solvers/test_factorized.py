@@ -181,3 +181,9 @@ def test_real_systems_that_scipy_solves_are_solved(path):
         sol = direct(jsf.from_scipy(S), b, rtol=1e-8)
         assert sol.status is Status.CONVERGED, sol
         assert np.linalg.norm(b - S @ np.asarray(sol.x)) <= 1.001e-8 * np.linalg.norm(b)
+
+
+def test_a_solution_whose_square_overflows_is_no_infinity():
+    S = jsf.gallery.poisson(4)
+    A, b = jsf.from_scipy(1e-22 * S, "csr", dtype="float32"), np.full(S.shape[0], 1e-22, np.float32)
+    assert direct(A, b).success
