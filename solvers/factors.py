@@ -161,7 +161,7 @@ def made(A: Any, recipe: Recipe, maker: str) -> Any:
         numbers are known, and not finite, or those of a singular matrix.
     """
     n = checks.square(A, maker)
-    if not hasattr(A, "each_entry") and hasattr(getattr(A, "T", None), "each_entry"):
+    if checks.is_transpose(A):
         return made(A.T, recipe, maker).T
     if getattr(A, "name", None) == "sharded":
         raise ValueError(

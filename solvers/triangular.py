@@ -38,7 +38,7 @@ def spsolve_triangular(
         shape. TypeError: not a matrix of jaxsparse_fmt, or one whose pattern is traced.
     """
     n = checks.square(A, "spsolve_triangular")
-    if not hasattr(A, "each_entry") and hasattr(getattr(A, "T", None), "each_entry"):
+    if checks.is_transpose(A):
         return spsolve_triangular(A.T, b, not lower, unit_diagonal=unit_diagonal, transposed=not transposed)
     if not hasattr(A, "each_entry") or getattr(A, "name", None) == "sharded":
         raise TypeError(

@@ -26,6 +26,11 @@ def square(A: Any, maker: str) -> int:
     return shape[0]
 
 
+def is_transpose(A: Any) -> bool:
+    """Whether A is the transpose of a jaxsparse_fmt matrix, and not such a matrix itself."""
+    return not hasattr(A, "each_entry") and hasattr(getattr(A, "T", None), "each_entry")
+
+
 def renewing(M: Any, A: Any) -> None:
     """Raises ValueError unless A has the shape of M, TypeError if A is complex and M is not."""
     if tuple(A.shape) != M.shape:

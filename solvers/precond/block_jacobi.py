@@ -83,7 +83,7 @@ def block_jacobi(A: Any, block_size: int) -> BlockJacobi:
     """
     n = checks.square(A, "block_jacobi")
     b = min(arguments.int_at_least(block_size, "block_size", 1), max(n, 1))
-    if not hasattr(A, "each_entry") and hasattr(getattr(A, "T", None), "each_entry"):
+    if checks.is_transpose(A):
         return block_jacobi(A.T, b).T
     if not hasattr(A, "each_entry") and not isinstance(A, (jax.Array, np.ndarray)):
         raise TypeError(

@@ -183,7 +183,7 @@ def _maker(hermitian: bool) -> str:
 def _incomplete(A: Any, hermitian: bool, solve_sweeps: int, shift: float, layout: dict[str, Any]) -> Incomplete:
     maker = _maker(hermitian)
     n = checks.square(A, maker)
-    if not hasattr(A, "each_entry") and hasattr(getattr(A, "T", None), "each_entry"):
+    if checks.is_transpose(A):
         return _incomplete(A.T, hermitian, solve_sweeps, shift, layout).T
     solve_sweeps = arguments.int_at_least(solve_sweeps, "solve_sweeps", 0)
     first: Any = arguments.tolerance(shift, "shift")
