@@ -7,7 +7,8 @@ from jax import Array, lax
 
 from jaxsparse_fmt.core import mesh_axes
 from solvers.core.scaling import Map, exponent, scaled
-from solvers.core.vectors import dot, probe, ratio
+from solvers.core.space import HERE
+from solvers.core.vectors import dot, ratio
 
 STEPS = 12
 
@@ -34,7 +35,7 @@ def spectrum(A: Map, M: Map, like: Array, steps: int = STEPS) -> tuple[Array, Ar
       like: [n] or [n, k], a vector like those that A and M take; k columns repeat the same work k times.
     """
 
-    start = probe(like)
+    start = HERE.probe(like)
     # Squares of what A and M give must neither under- nor overflow.
     of_A, of_M = (jnp.max(exponent(f(start))) for f in (A, M))
     apply_A, apply_M = A, M

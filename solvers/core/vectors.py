@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxsparse_fmt.core import mesh_axes
-from jaxsparse_fmt.core.vector_passes import inner_product, noise
+from jaxsparse_fmt.core.vector_passes import inner_product
 from solvers.core.scaling import exponent, scaled
 
 # TF32, a GPU's default for float32, would leave vectors orthogonal to 3 digits only.
@@ -41,12 +40,6 @@ def length(x: Array) -> Array:
 def ratio(a: Array, b: Array) -> Array:
     """a / b, and 0 where b is 0."""
     return jnp.where(b == 0, 0, a / jnp.where(b == 0, 1, b))
-
-
-def probe(like: Array) -> Array:
-    """Numbers without a pattern in the shape of `like`, the same in every column and every run."""
-    v = noise(like.shape[0], like.real.dtype).astype(like.dtype)
-    return mesh_axes.varying(jnp.broadcast_to(v.reshape(-1, *(1,) * (like.ndim - 1)), like.shape), like)
 
 
 def matmul(a: Array, b: Array) -> Array:

@@ -26,7 +26,8 @@ from jaxsparse_fmt.convert import from_scipy
 from jaxsparse_fmt.kernels.cpu import aggregation
 from solvers.core import arguments
 from solvers.core.diagonal import operand
-from solvers.core.vectors import dot, matmul, probe, ratio
+from solvers.core.space import HERE
+from solvers.core.vectors import dot, matmul, ratio
 from solvers.precond import _checks as checks
 from solvers.precond._inverse import LARGEST, generalized_inverse
 from solvers.precond.jacobi import jacobi
@@ -195,7 +196,7 @@ def _coarse(A: Any, W: Any, R: Any, M: Any) -> Array:
 
     E = lax.map(block, TOGETHER * jnp.arange(count))  # [count, m, TOGETHER]
     E = jnp.moveaxis(E, 0, 1).reshape(m, -1)[:, :m]
-    v = probe(jnp.zeros(n, R.dtype))
+    v = HERE.probe(jnp.zeros(n, R.dtype))
     z = M @ v
     theta = ratio(dot(z, A @ z), dot(z, v))
     diagonal = jnp.abs(A.diagonal()) if hasattr(A, "diagonal") else ratio(dot(v, A @ v), dot(v, v))

@@ -39,7 +39,8 @@ from jaxsparse_fmt.core.matrix import SparseMatrix
 from solvers.core import arguments
 from solvers.core.arguments import int_at_least
 from solvers.core.diagonal import operand
-from solvers.core.vectors import norm, probe
+from solvers.core.space import HERE
+from solvers.core.vectors import norm
 from solvers.precond import _checks as checks
 from solvers.precond import _hierarchy
 from solvers.precond._cycles import Level, cycled
@@ -286,7 +287,7 @@ def _grown(M: Multigrid) -> Array:
         x = x - M @ (A @ x)
         return x, norm(x)
 
-    start = probe(jnp.zeros(M.shape[0], jnp.promote_types(M.dtype, jnp.float32)))
+    start = HERE.probe(jnp.zeros(M.shape[0], jnp.promote_types(M.dtype, jnp.float32)))
     return lax.scan(step, start, length=CHECKED)[1][-1]
 
 
