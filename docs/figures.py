@@ -20,7 +20,7 @@ ALL = ""
 DTYPES = ("float32", "float64")
 Row = dict[str, Any]
 ON_A_GPU = ("CuPy", "pattern and values", "new values")
-ON_A_CPU = ("SciPy", *ON_A_GPU[1:], "BCOO")
+ON_A_CPU = ("SciPy", *ON_A_GPU[1:])
 
 # The rows of the tables: a name, and the class or the matrix that it stands for.
 CLASSES = {
