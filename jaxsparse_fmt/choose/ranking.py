@@ -77,7 +77,7 @@ OVERLAP = 0.1  # of the shorter of two times that is not hidden behind the longe
 IDLE = 0.25  # what a thread that waits for a longer row costs, in entries
 
 # CPU, kernels of Numba on two cores, for these formats alone: the fraction of COPY at which a product moves the bytes
-# (2026-11-25_suite_cpu.md).
+# (2026-11-26_suite_cpu.md).
 NATIVE = {"csr": 0.86, "dia": 0.9}
 
 # CPU, plain XLA, in places of ELL: a place that XLA passes as it walks the columns of a format; an entry that it

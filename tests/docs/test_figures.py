@@ -37,12 +37,6 @@ def by_older_products(row):
     return min(us for k, us in told.items() if "SpMVOp" not in k and "sorted" not in k) / row["auto us"]
 
 
-def by_kept_kernels(row):
-    """The speed on a CPU with the faster of csr and dia where "auto" took hll, which has no kernel there now."""
-    kept = [ours["us"] for ours in row["ours"] if ours["format"] in ("csr", "dia")]
-    return row["opponent us"] / (min(kept) if kept and row["auto"].startswith("hll") else row["auto us"])
-
-
 def sentences() -> list[tuple[str, str]]:
     """The figures in sentences: the file, and the words with what the results have."""
     rows = figures.rows_of("suite_h200")
@@ -57,18 +51,13 @@ def sentences() -> list[tuple[str, str]]:
     cycles = figures.row_of("scaling_2xh200", section="multigrid", devices=2)["efficiency"]
     kept = figures.row_of("scaling_2xh200", section="refinement", devices=2)["of one device's"]
     speeds = figures.speeds(figures.rows_of("suite_cpu"))
-    cpu = f"ran at {speeds['float32']:.2f} (f32) and {speeds['float64']:.2f} (f64) times the speed of SciPy"
-    on_cpu = figures.rows_of("suite_cpu")
-    now = [figures.geometric_mean(by_kept_kernels(r) for r in on_cpu if r["dtype"] == d) for d in figures.DTYPES]
-    sliced = sum(row["auto"].startswith("hll") for row in on_cpu)
+    cpu = f"runs at {speeds['float32']:.2f} (f32) and {speeds['float64']:.2f} (f64) times the speed of SciPy"
     quick = sum(row["conversion"] <= 50 for row in rows)
     return [
         ("docs/formats.md", f"at most 50 in {quick} of {len(rows)} cases"),
         ("README.md", f"In {sum(ratio >= 1 for ratio in ratios)} of the {len(rows)} cases"),
         ("README.md", f"at worst it runs at {min(ratios):.2f}"),
         ("README.md", cpu),
-        ("README.md", f"took `hll` in {sliced} of those {len(on_cpu)} cases"),
-        ("README.md", f"that run has at most {now[0]:.2f} and {now[1]:.2f}"),
         ("README.md", f"had not seen it runs at {figures.speeds(unseen)['float64']:.2f},"),
         ("README.md", f"at {worst:.2f} at worst"),
         ("README.md", f"a `cg` step {steps['7-point 16³']['µs a step']:.1f} µs or more"),
