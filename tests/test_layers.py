@@ -17,7 +17,7 @@ FLOORS = (
     "formats",
     "choose algebra",
     "convert",
-    "distributed interchange saved doctor",
+    "distributed interchange doctor",
     "solvers jaxsparse_fmt",
     "cli benchmarks",
 )
