@@ -53,11 +53,9 @@ class Factorized(factors.Inverse):
     ) -> Solution:
         """Solves A·x = b, with refinement; see `direct`."""
         b = arguments.vectors(b, "b")
-        dtype = jnp.promote_types(jnp.result_type(self.A.dtype, b.dtype), jnp.float32)
-        rtol = float(jnp.finfo(dtype).eps) ** (2 / 3) if rtol is None else rtol
-        adjoint = Adjoint(maxiter=STEPS) if adjoint is None else adjoint
-        own = {"M": dataclasses.replace(self, A=None), "rtol": rtol, "atol": atol, "maxiter": STEPS, "adjoint": adjoint}
-        return _named(self, b, solve(METHOD, self.A, b, None, DEFAULTS | own))
+        rtol = float(jnp.finfo(_dtype(self.A, b)).eps) ** (2 / 3) if rtol is None else rtol
+        own = {"M": self, "rtol": rtol, "atol": atol, "adjoint": Adjoint() if adjoint is None else adjoint}
+        return refined(self.A, b, None, DEFAULTS | own)
 
     @property
     @standard_promotion
@@ -105,8 +103,8 @@ def direct(A: Any, b: Any, *, rtol: float | None = None, atol: float = 0.0, adjo
 
     Returns:
       A `Solution`, whose iterations are the solves with the factors, at most 10. Its status is SINGULAR if A has no
-      factors, or if the residual misses the tolerance and the condition number is about 1/eps or more. Derivatives as
-      of `cg`, by the same factors; for several right-hand sides keep `factorized(A)`.
+      factors and b is not zero, or if the residual misses the tolerance and the condition number is about 1/eps or
+      more. Derivatives as of `cg`, by the same factors; for several right-hand sides keep `factorized(A)`.
 
     Raises:
       ValueError, TypeError: as `factorized`.
@@ -115,10 +113,10 @@ def direct(A: Any, b: Any, *, rtol: float | None = None, atol: float = 0.0, adjo
     try:
         F = _made(A)
     except SolverError as error:
-        dtype = jnp.promote_types(jnp.result_type(A.dtype, b.dtype), jnp.float32)
-        zero, size = jnp.zeros(b.shape, dtype), length(b)
-        codes = jnp.full(size.shape, int(error.status), jnp.int32)
-        return Solution(zero, codes, jnp.zeros_like(codes), size, None)
+        x = jnp.zeros(b.shape, _dtype(A, b))
+        size = length(b - A @ x)  # NaN where A has one
+        code = jnp.where(size == 0, jnp.int32(Status.CONVERGED), jnp.int32(error.status))
+        return Solution(x, code, jnp.zeros_like(code), size, None)
     return F.solve(b, rtol=rtol, atol=atol, adjoint=adjoint)
 
 
@@ -128,8 +126,14 @@ def _made(A: Any) -> Factorized:
     return Factorized(A, factors.made(A, recipe, "factorized"), recipe)
 
 
-def _named(F: Factorized, b: Array, sol: Solution) -> Solution:
-    """The solution, SINGULAR where it failed because of A."""
+def refined(A: Any, b: Any, x0: Any, settings: Any) -> Solution:
+    """The solution of A·x = b by its factors, M of the `Settings`; SINGULAR where it failed because of A."""
+    F, adjoint, b = settings["M"], settings["adjoint"], arguments.vectors(b, "b")
+    if isinstance(adjoint, Adjoint) and adjoint.maxiter is None:
+        adjoint = dataclasses.replace(adjoint, maxiter=STEPS)
+    most = STEPS if settings["maxiter"] is None else settings["maxiter"]
+    own = {"M": dataclasses.replace(F, A=None), "maxiter": most, "adjoint": adjoint}
+    sol = solve(METHOD, A, b, x0, settings | own)
     if not arguments.is_traced(sol.code) and bool(jnp.all(sol.success)):
         return sol
     finite = jnp.isfinite(_size(F.A)) & jnp.all(jnp.isfinite(b), axis=0)
@@ -137,6 +141,11 @@ def _named(F: Factorized, b: Array, sol: Solution) -> Solution:
     singular = finite & ~(condition * jnp.finfo(condition.dtype).eps < 0.1)
     singular &= ~jnp.asarray(sol.success)
     return dataclasses.replace(sol, code=jnp.where(singular, jnp.int32(Status.SINGULAR), sol.code))
+
+
+def _dtype(A: Any, b: Array) -> Any:
+    """Of x."""
+    return jnp.promote_types(jnp.result_type(A.dtype, b.dtype), jnp.float32)
 
 
 def _size(A: Any) -> Array:

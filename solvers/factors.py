@@ -163,16 +163,7 @@ def made(A: Any, recipe: Recipe, maker: str) -> Any:
     n = checks.square(A, maker)
     if checks.is_transpose(A):
         return made(A.T, recipe, maker).T
-    if getattr(A, "name", None) == "sharded":
-        raise ValueError(
-            f"{maker} factors on one device, and A is sharded; gather it by jsf.from_scipy(A.to_scipy()), or take a "
-            "Krylov method with precond.multigrid or precond.block_jacobi"
-        )
-    if not hasattr(A, "each_entry"):
-        raise TypeError(
-            f"{maker} takes a jaxsparse_fmt matrix, got {type(A).__name__}; convert it with jsf.from_scipy or "
-            "jsf.from_dense"
-        )
+    checks.on_one_device(A, maker)
     if n == 0:
         raise ValueError(f"{maker} needs a matrix with at least one row; got shape (0, 0)")
     dtype = jnp.promote_types(A.dtype, jnp.float32)

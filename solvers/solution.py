@@ -130,6 +130,16 @@ class Outcome:
         return f"{name}({Status(int(self.code)).name}, iterations={self.iterations}, {norm}, {self._content()})"
 
 
+class Told(tuple[str, ...]):
+    """Text beside a result, which equals any other: Solutions of several methods are one pytree, as a scan needs."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, tuple)
+
+    def __hash__(self) -> int:
+        return 0
+
+
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Solution(Outcome):
@@ -143,7 +153,7 @@ class Solution(Outcome):
       norms: [length] or [length, k], residual norms of the recursion by iteration, −1 after the last; None unless
         requested. The padding is −1, since a NaN would stop a program under `jax_debug_nans`. `history` ends at the
         last iteration; inside jit NaN pads it.
-      method, tried: of `solve`, the method, and a line for each that was tried; else empty.
+      method, tried: of `solve`, the method, and a line for each that was tried, as when JAX traced it; else empty.
     """
 
     x: Array
@@ -151,11 +161,20 @@ class Solution(Outcome):
     n_iterations: Array
     residual_norm: Array
     norms: Array | None
-    method: str = dataclasses.field(default="", kw_only=True, metadata={"static": True})
-    tried: tuple[str, ...] = dataclasses.field(default=(), kw_only=True, metadata={"static": True})
+    _told: Told = dataclasses.field(default=Told(), kw_only=True, metadata={"static": True})
 
     def __iter__(self) -> Iterator[Array]:
         return iter((self.x, self._failure))
+
+    @property
+    def method(self) -> str:
+        """The method that `solve` took, such as "cg with multigrid"; else empty."""
+        return "".join(self._told[:1])
+
+    @property
+    def tried(self) -> tuple[str, ...]:
+        """A line for each method that `solve` tried, with the reason and the outcome."""
+        return tuple(self._told[1:])
 
     @property
     def history(self) -> Array | None:

@@ -25,34 +25,24 @@ from solvers import precond
 from solvers.bicgstab import bicgstab
 from solvers.cg import cg
 from solvers.core import arguments
-from solvers.core.settings import Adjoint, Settings, settled, solver
-from solvers.core.solve import solve as iterated
-from solvers.direct import METHOD as DIRECT
-from solvers.direct import STEPS, direct, factorized
+from solvers.core.settings import Settings, settled, solver
+from solvers.direct import direct, factorized, refined
 from solvers.fcg import fcg
 from solvers.gmres import gmres
 from solvers.idrs import idrs
 from solvers.minres import minres
-from solvers.solution import Solution, SolverError, Status
-
-
-def _direct(A: Any, b: Any, x0: Any, **settings: Any) -> Solution:
-    """As `direct`, with the factors as M."""
-    adjoint = settings["adjoint"]
-    if isinstance(adjoint, Adjoint) and adjoint.maxiter is None:
-        adjoint = dataclasses.replace(adjoint, maxiter=STEPS)
-    M = dataclasses.replace(settings["M"], A=None)
-    return iterated(DIRECT, A, b, x0, settings | {"M": M, "maxiter": STEPS, "adjoint": adjoint})
-
+from solvers.solution import Solution, SolverError, Status, Told
 
 METHODS: dict[str, Callable[..., Solution]] = {
     **{"cg": cg, "fcg": fcg, "minres": minres, "gmres": gmres, "bicgstab": bicgstab, "idrs": idrs},
-    "direct": _direct,
+    "direct": lambda A, b, x0, **settings: refined(A, b, x0, settings),
 }
 SMALL = 3_000  # unknowns: even full factors take a second or two
-# Multiplications of a factorization, from above: those of the envelope in the order of reverse Cuthill and McKee.
-LITTLE, MUCH = 4e8, 4e9
-LONG = 1_000  # entries of a row beyond which that order takes long and says nothing
+# Multiplications of a factorization: those of the envelope in the order of reverse Cuthill and McKee, rows with more
+# than LONG entries last. TOO_MANY take hours.
+LITTLE, MUCH, TOO_MANY = 4e8, 4e9, 1e13
+LONG = 1_000
+SLACK = 4  # the envelope has about the entries of the factors on meshes in three dimensions, and more elsewhere
 
 
 class Facts:
@@ -98,20 +88,41 @@ class Facts:
         return self.S is not None and bool((self.diagonal != 0).all())
 
     @functools.cached_property
-    def work(self) -> float:
-        """The multiplications of a factorization, from above; infinite where unknown."""
-        if self.S is None or np.max(np.diff(self.S.indptr), initial=0) > LONG:
-            return np.inf
+    def factors(self) -> tuple[float, float]:
+        """Entries and multiplications of the factors, mostly from above; infinite where the numbers are not known."""
+        if self.S is None:
+            return np.inf, np.inf
         from scipy.sparse import csgraph
 
         ones = scipy.sparse.csr_array((np.ones(self.S.nnz, np.int8), self.S.indices, self.S.indptr), shape=self.S.shape)
         pattern = ones if self.symmetric else scipy.sparse.csr_array(ones + ones.T)
+        short = np.diff(pattern.indptr) <= LONG
+        n_long = self.n - int(short.sum())
+        pattern = pattern[short][:, short] if n_long else pattern
         order = csgraph.reverse_cuthill_mckee(scipy.sparse.csr_matrix(pattern), symmetric_mode=True)
-        place = np.empty(self.n, np.int64)
-        place[order] = np.arange(self.n)
+        place = np.empty(order.size, np.int64)
+        place[order] = np.arange(order.size)
         rows = np.flatnonzero(np.diff(pattern.indptr))
-        width = place[rows] - np.minimum.reduceat(place[pattern.indices], pattern.indptr[rows])
-        return float(np.sum(np.maximum(width, 0).astype(float) ** 2))
+        width = np.full(self.n, n_long, float)
+        first = np.minimum.reduceat(place[pattern.indices], pattern.indptr[rows]) if rows.size else rows
+        width[: rows.size] += np.maximum(place[rows] - first, 0)
+        return 2 * float(np.sum(width)), float(np.sum(width**2))
+
+    @property
+    def work(self) -> float:
+        return self.factors[1]
+
+    def check_factors(self) -> None:
+        """ValueError: the factors would hardly fit into the memory, or take hours."""
+        entries, work = self.factors
+        if self.S is None:
+            return
+        cure = "direct(A, b) tries all the same"
+        if work > TOO_MANY:
+            raise ValueError(f"the factors may take {work:.1g} multiplications, which is hours; {cure}")
+        bytes_of_one = self.S.dtype.itemsize + 4
+        what = f"{entries:.1g} entries of factors"
+        arguments.check_free_memory(int(2 * bytes_of_one * entries / SLACK), what, cure)
 
 
 class Probed(Facts):
@@ -204,7 +215,8 @@ def solve(A: Any, b: Any, x0: Any = None, *, method: str = "auto", **settings: U
     It looks at the size of A, its symmetry, its diagonal, and how large its factors may be. Small systems, and larger
     ones whose factors stay small, are solved directly. Others get some steps of `cg`, `minres` or `bicgstab` without
     set-up; then the direct method if the factors are of medium size; then steps of `cg` with `multigrid` or of `gmres`
-    with `ilu`; then the direct method whatever its factors take; and at last `minres` or `gmres`, as for a singular A.
+    with `ilu`; then the direct method unless its factors would take hours or more memory than is free; and at last
+    `minres` or `gmres`, as for a singular A.
 
     Inside jit one method is taken when the function is traced, and its status reports a failure. For a matrix that the
     function closes over it is the first of those above with a set-up. Of a traced one only the size is known: up to
@@ -284,7 +296,7 @@ def _first_success(A: Any, b: Any, x0: Any, settings: Any, known: Facts, table: 
         done.add((trial.method, trial.M))
         words = f"{trial.name} ({trial.why})"
         try:
-            M = settings["M"] if trial.M == GIVEN else _made(trial.M, known.A)
+            M = settings["M"] if trial.M == GIVEN else _made(trial.M, known)
         except (ValueError, MemoryError, SolverError) as error:
             status, refused = getattr(error, "status", None), error
             tried.append(f"{words}: refused, {status or str(error).partition(';')[0]}")
@@ -292,31 +304,37 @@ def _first_success(A: Any, b: Any, x0: Any, settings: Any, known: Facts, table: 
             continue
         maxiter = trial.limit if settings["maxiter"] is None and known.tries else settings["maxiter"]
         sol = METHODS[trial.method](A, b, x0, **settings | {"M": M, "maxiter": maxiter})
-        sol = dataclasses.replace(sol, method=trial.name)
         if not known.tries:
-            return dataclasses.replace(sol, tried=(*tried, words))
+            return _telling(sol, trial.name, *tried, words)
         norm = np.max(np.asarray(_still(sol.residual_norm)), initial=0)
         tried.append(f"{words}: {Status(int(np.max(np.asarray(sol.code))))}")
+        sol = _telling(sol, trial.name, *tried)
         if np.all(sol.success):
-            return dataclasses.replace(sol, tried=tuple(tried))
+            return sol
         if best is None or norm < least:
             best, least = sol, norm
         if not known.finite:
             break
-        if trial.method == "direct":
-            singular |= not float(M.condition) * np.finfo(sol.x.dtype).eps < 0.1
+        singular |= bool(np.any(np.asarray(sol.code) == Status.SINGULAR))
     if best is None:
         if not singular:
             raise refused
-        best = dataclasses.replace(direct(A, b), method="direct")
+        best = _telling(direct(A, b), "direct")
     failed = jnp.logical_not(best.success) & (best.code != Status.LEAST_SQUARES)
     code = jnp.where(failed & singular, jnp.int32(Status.SINGULAR), best.code)
-    return dataclasses.replace(best, code=code, tried=tuple(tried))
+    return _telling(dataclasses.replace(best, code=code), best.method, *tried)
 
 
-def _made(name: str | None, A: Any) -> Any:
+def _telling(sol: Solution, *words: str) -> Solution:
+    return dataclasses.replace(sol, _told=Told(words))
+
+
+def _made(name: str | None, known: Facts) -> Any:
+    A = known.A
     if name is None:
         return None
+    if name == "factors":
+        known.check_factors()
     with concrete() if not arguments.is_traced(A) else contextlib.nullcontext(), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of a multigrid cycle that diverges: the trial shows it
         return MAKERS[name](A)

@@ -40,11 +40,7 @@ def spsolve_triangular(
     n = checks.square(A, "spsolve_triangular")
     if checks.is_transpose(A):
         return spsolve_triangular(A.T, b, not lower, unit_diagonal=unit_diagonal, transposed=not transposed)
-    if not hasattr(A, "each_entry") or getattr(A, "name", None) == "sharded":
-        raise TypeError(
-            f"spsolve_triangular takes a jaxsparse_fmt matrix on one device, got {type(A).__name__}; convert it with "
-            "jsf.from_scipy"
-        )
+    checks.on_one_device(A, "spsolve_triangular")
     b = as_vector(b, A, 0, "b must be")
     with concrete():
         row, col, place, _ = A.each_entry()

@@ -92,9 +92,11 @@ def _is_array(a: Any, leaves: list[Any]) -> bool:
 
 
 def unknowns(A: Any, b: Any) -> int:
-    """The number of unknowns of one system, at least 1."""
+    """The number of unknowns of one system. ValueError: none."""
     n = sum(map(np.size, jax.tree.leaves(b))) if ravel(b, A) else np.shape(b)[0] if np.ndim(b) else 1
-    return max(n, 1)
+    if n == 0:
+        raise ValueError(f"b is empty, of shape {jax.tree.map(np.shape, b)}; a system needs at least one unknown")
+    return n
 
 
 def vectors(a: Any, name: str) -> Array:

@@ -26,6 +26,20 @@ def square(A: Any, maker: str) -> int:
     return shape[0]
 
 
+def on_one_device(A: Any, maker: str) -> None:
+    """Refuses what is not a matrix of jaxsparse_fmt by TypeError, and a sharded one by ValueError."""
+    if not hasattr(A, "each_entry"):
+        raise TypeError(
+            f"{maker} takes a jaxsparse_fmt matrix, got {type(A).__name__}; convert it with jsf.from_scipy or "
+            "jsf.from_dense"
+        )
+    if getattr(A, "name", None) == "sharded":
+        raise ValueError(
+            f"{maker} works on one device, and A is sharded; gather it by jsf.from_scipy(A.to_scipy()), or take a "
+            "Krylov method with precond.multigrid or precond.block_jacobi"
+        )
+
+
 def is_transpose(A: Any) -> bool:
     """Whether A is the transpose of a jaxsparse_fmt matrix, and not such a matrix itself."""
     return not hasattr(A, "each_entry") and hasattr(getattr(A, "T", None), "each_entry")

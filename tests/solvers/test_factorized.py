@@ -125,6 +125,7 @@ def test_a_singular_matrix_is_told():
     assert sol.status is Status.SINGULAR and np.all(sol.x == 0)
     assert float(sol.residual_norm) == pytest.approx(np.linalg.norm(RHS))
     assert jitted(S, RHS).status is Status.SINGULAR
+    assert direct(S, 0 * RHS).success and jitted(S, 0 * RHS).success  # x = 0
     with pytest.raises(SolverError, match="singular") as caught:
         factorized(S)
     assert caught.value.status is Status.SINGULAR
@@ -146,7 +147,8 @@ def test_a_nan_is_told_inside_jit_and_outside(where):
     (data if where == "A" else b)[3] = np.nan
     with jax.debug_nans(False):
         for solve in (direct, jitted):
-            assert solve(A.with_data(data), b).status is Status.NON_FINITE
+            sol = solve(A.with_data(data), b)
+            assert sol.status is Status.NON_FINITE and np.isnan(sol.residual_norm)
 
 
 def test_what_cannot_be_factored_is_refused_in_words():

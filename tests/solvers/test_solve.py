@@ -3,6 +3,7 @@
 import functools
 import os
 import pathlib
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -99,6 +100,44 @@ def test_a_singular_matrix_ends_with_a_true_reason():
     assert sol.status is Status.SINGULAR and float(sol.residual_norm) == pytest.approx(1, rel=1e-6)
     sol = solve(jsf.from_scipy(S), np.ones(N), method="direct")
     assert sol.status is Status.SINGULAR and sol.method == "direct"
+
+
+@pytest.mark.parametrize("transformed", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_the_direct_method_tells_as_direct_does(transformed):
+    singular = jsf.from_scipy(sp.csr_array(np.triu(np.ones((N, N)), 1)), "csr")
+    run = transformed(functools.partial(solve, method="direct"))
+    assert run(singular, np.ones(N)).status is Status.SINGULAR
+    assert run(singular, np.zeros(N)).status is Status.CONVERGED
+    sol = transformed(functools.partial(solve, method="direct", maxiter=0))(jsf.from_scipy(tridiagonal()), np.ones(N))
+    assert sol.status is Status.MAXITER and sol.iterations == 0 and np.all(np.asarray(sol.x) == 0)
+
+
+def test_solutions_of_several_methods_are_one_pytree():
+    A, b = jsf.from_scipy(tridiagonal()), np.ones(N)
+    step = lambda sol, method: (solve(A, b + sol.x, method=method), sol.iterations)  # noqa: E731
+    last, _ = jax.lax.scan(lambda sol, _: step(sol, "direct"), step(solve(A, b), "cg")[0], None, 2)
+    assert last.success and last.method
+
+
+def test_factors_that_would_take_hours_or_the_memory_are_refused_with_numbers(monkeypatch):
+    S = jsf.gallery.poisson(20)
+    monkeypatch.setattr(sys.modules["solvers.solve"], "TOO_MANY", 1e8)
+    with pytest.raises(ValueError, match=r"the factors may take 5e\+08 multiplications, .* hours; direct\(A, b\)"):
+        solve(jsf.from_scipy(S), np.ones(S.shape[0]), method="direct")
+    monkeypatch.setattr("solvers.core.arguments.memory.free", lambda: 10**6)
+    monkeypatch.setattr(sys.modules["solvers.solve"], "SLACK", 0.05)
+    monkeypatch.setattr(sys.modules["solvers.solve"], "TOO_MANY", 1e13)
+    with pytest.raises(ValueError, match=r"4e\+06 entries of factors take .* 1 MB of memory are free; direct\(A, b\)"):
+        solve(jsf.from_scipy(S), np.ones(S.shape[0]), method="direct")
+
+
+def test_a_few_long_rows_leave_the_factors_small():
+    n = 2 * SMALL
+    S = sp.lil_array(tridiagonal(n))
+    S[0], S[:, 0] = 0.1, 0.1
+    S[0, 0] = n
+    A, b = jsf.from_scipy(sp.csr_array(S)), np.ones(n)
+    assert solve(A, b).method == "direct"
 
 
 def test_of_several_columns_only_those_that_fail_are_singular():
@@ -199,6 +238,8 @@ def test_refuses_what_the_methods_refuse():
         solve(jsf.from_scipy(tridiagonal()), np.ones(3))
     with pytest.raises(TypeError, match="convert a sparse matrix once"):
         solve(tridiagonal(), np.ones(N))
+    with pytest.raises(ValueError, match=r"b is empty, of shape \(0,\)"):
+        solve(jsf.from_scipy(sp.csr_array((0, 0))), np.ones(0))
 
 
 FOLDERS = [os.environ.get(name) for name in ("JAXSPARSE_MATRICES", "JAXSPARSE_CASES")]
