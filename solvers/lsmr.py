@@ -31,7 +31,7 @@ from solvers.core.program import Entry
 from solvers.core.scaling import Map, exponent, largest, scaled
 from solvers.core.settings import Adjoint, Settings, limits_of_derivatives, settled, solver
 from solvers.core.space import HERE
-from solvers.core.stopping import RUNNING, Limits, Loop, recorded, status_of
+from solvers.core.stopping import ROUNDED, RUNNING, Limits, Loop, recorded, status_of
 from solvers.core.vectors import dot, length, norm, ratio
 from solvers.solution import Solution, Status
 
@@ -323,7 +323,11 @@ def _run(options: Options, A: Maps, b: Array, given: Given, inside: bool, rtol_n
     x = scaled(outer.x, out)
     x, finite = jnp.where(jnp.isfinite(x), x, 0), jnp.all(jnp.isfinite(outer.x), axis=0)
     lost = outer.A_norm * norm(scaled(x, -out) - outer.x) > jnp.maximum(tolerance, relative * outer.r_norm)
-    code = status_of((~finite, Status.NON_FINITE), (lost, Status.OUT_OF_RANGE), (finite, outer.code))
+    # A solution of a system that differs by rounding errors, as in `stopping.is_accurate`.
+    near = jnp.minimum(ROUNDED / 100 * rounding, eps**0.25 * b_norm)
+    rounded = (outer.code == Status.STAGNATION) & (outer.r_norm <= near) & (tolerance >= eps * b_norm)
+    causes = (~finite, Status.NON_FINITE), (lost, Status.OUT_OF_RANGE), (rounded, Status.ROUNDED)
+    code = status_of(*causes, (finite, outer.code))
     norms = jnp.where(outer.norms < 0, outer.norms, scaled(outer.norms, e_b + e_A))
     sound, normal = sound | (code == Status.CONVERGED), scaled(outer.s_norm, e_b + e_A)
     return x, End(outer.k, scaled(outer.r, e_b), normal, code, norms, sound, consistent)

@@ -31,7 +31,7 @@ WORTHWHILE = 50_000_000  # bytes of A
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-@solver(rtol=1e-10)
+@solver(rtol=None)
 def refine(
     A: Any,
     b: Any,
@@ -58,6 +58,7 @@ def refine(
       drop: the true residual is computed whenever the narrow one has fallen by this factor. None takes 0.03 for "cg"
         and "fcg", which then keep their direction; for the others, which start anew, it takes 1e-4, and 1e-2 below
         float32.
+      rtol: None takes 1e-10 under 64-bit vectors, else 1e-6.
       The others: as in `cg`.
 
     Returns:
@@ -69,18 +70,16 @@ def refine(
     """
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}; got {method!r}")
-    narrow = None
-    if dtype is not None or inner is not None or arguments.is_function(A) or _is_worthwhile(A, b):
+    arrays = [leaf for leaf in jax.tree.leaves(A) if hasattr(leaf, "dtype")]
+    numbers = [a.dtype for a in arrays if jnp.issubdtype(a.dtype, jnp.inexact)]
+    is_wide = jnp.finfo(jnp.result_type(*jax.tree.leaves(b), *numbers, float)).bits == 64
+    if settings.get("rtol") is None:
+        settings["rtol"] = 1e-10 if is_wide else 1e-6
+    narrow, large = None, is_wide and sum(a.size * a.dtype.itemsize for a in arrays) >= WORTHWHILE
+    if dtype is not None or inner is not None or arguments.is_function(A) or large:
         narrow = arguments.narrow_dtype(dtype or "float32", DTYPES)
     if drop is None:
         drop = 0.03 if METHODS[method].keeps else 1e-4 if narrow == "float32" else 1e-2
     drop = arguments.proper_fraction(drop, "drop")
     side = None if narrow is None else Narrow(narrow, inner, drop)
     return solve(METHODS[method], A, b, x0, settings, narrow=side)
-
-
-def _is_worthwhile(A: Any, b: Any) -> bool:
-    arrays = [leaf for leaf in jax.tree.leaves(A) if hasattr(leaf, "dtype")]
-    numbers = [a.dtype for a in arrays if jnp.issubdtype(a.dtype, jnp.inexact)]
-    wide = jnp.finfo(jnp.result_type(arguments.vectors(b, "b"), *numbers)).bits == 64
-    return wide and sum(a.size * a.dtype.itemsize for a in arrays) >= WORTHWHILE

@@ -3,7 +3,7 @@
 import dataclasses
 import enum
 from collections.abc import Iterator
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,8 @@ from jax import Array
 from jax.core import Tracer
 
 from jaxsparse_fmt._types import pytree
+from solvers.core.space import HERE
+from solvers.core.vectors import length, ratio
 
 
 class Status(enum.IntEnum):
@@ -165,6 +167,16 @@ class Solution(Outcome):
 
     def __iter__(self) -> Iterator[Array]:
         return iter((self.x, self._failure))
+
+    def backward_error(self, A: Any, b: Any) -> Array:
+        """‖b − A·x‖ / (‖A‖·‖x‖ + ‖b‖): the least relative change of A and b that makes x exact (Rigal and Gaches 1967).
+
+        A few units of the dtype's eps are as good as the dtype allows, whatever ‖b − A·x‖ / ‖b‖ is; ROUNDED stands for
+        at most 10. One product with A estimates ‖A‖₂ from below. One number, or one for each column of b.
+        """
+        v = HERE.noise(self.x)
+        Av = A @ v if hasattr(A, "__matmul__") else A(v)
+        return ratio(self.residual_norm, ratio(length(Av), length(v)) * length(self.x) + length(jnp.asarray(b)))
 
     @property
     def method(self) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxsparse_fmt as jsf
-from solvers import SolverError, Status, bicgstab, cg, gmres, idrs, minres, precond, refine
+from solvers import SolverError, Status, bicgstab, cg, direct, fcg, gmres, idrs, lsmr, minres, precond, refine, solve
 
 EPS = {"float32": 2.0**-23, "float64": 2.0**-52}
 LIMIT = 10  # units of rounding
@@ -28,6 +28,19 @@ def test_a_tolerance_that_rounding_forbids_ends_with_a_success_of_a_small_backwa
     x, info = sol
     assert info == 0 and x is sol.x
     np.testing.assert_allclose(sol.residual_norm, np.linalg.norm(b - S @ np.asarray(sol.x, float)), rtol=0.5)
+    exact = backward_error(S, sol.x, b)
+    for own in (A, lambda v: A @ v):
+        assert 0.5 * exact <= float(sol.backward_error(own, b)) <= 5 * exact
+
+
+@pytest.mark.parametrize("method", [cg, fcg, minres, bicgstab, idrs, gmres, refine, lsmr, solve, direct])
+def test_with_all_defaults_a_well_posed_system_in_32_bits_is_solved(method):
+    S = jsf.gallery.poisson(14)
+    b = np.ones(S.shape[0])
+    with jax.enable_x64(False):
+        sol = method(jsf.from_scipy(S), b)
+        assert sol.success, sol
+    assert backward_error(S, sol.x, b) <= LIMIT * EPS["float32"]
 
 
 def test_every_system_of_several_has_its_own_status():
@@ -35,6 +48,7 @@ def test_every_system_of_several_has_its_own_status():
     B = np.stack([np.ones(S.shape[0]), S @ np.random.default_rng(0).standard_normal(S.shape[0])], 1).astype("float32")
     sol = cg(jsf.from_scipy(S, "csr", dtype="float32"), B, rtol=3e-7)
     assert sol.code.tolist() == [Status.ROUNDED, Status.CONVERGED] and sol.success.tolist() == [True, True]
+    assert sol.backward_error(jsf.from_scipy(S, "csr", dtype="float32"), B).shape == (2,)
     assert sol.raise_for_status() is sol and tuple(sol)[1].tolist() == [0, 0]
 
 
