@@ -7,8 +7,7 @@ On every host, with the address of the first one and a free port of its:
 
 Slurm and Open MPI tell JAX all three: `srun python examples/multi_host.py --launched`. To try it on one machine, start
 both in two shells with 127.0.0.1 for the address. Without these options one process runs alone.
-With --saved each process reads its rows of a matrix in a folder that all processes see: the three arrays of CSR, each
-written by `np.save`, are mapped into memory, so that only the pages of these rows are read.
+With --saved each process reads its rows of a matrix that `jsf.save_rows` wrote, from a folder that all processes see.
 """
 
 import argparse
@@ -41,9 +40,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int)
     parser.add_argument("--process", type=int)
     parser.add_argument("--launched", action="store_true", help="by srun or mpirun")
-    parser.add_argument(
-        "--saved", metavar="FOLDER", help="with data.npy, indices.npy and indptr.npy of an s.p.d. matrix"
-    )
+    parser.add_argument("--saved", metavar="FOLDER", help="a symmetric positive definite matrix, of jsf.save_rows")
     parser.add_argument("--n", type=int, default=N)
     args = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
@@ -51,20 +48,14 @@ def main() -> None:
         jax.distributed.initialize(args.coordinator, args.processes, args.process)
 
     mesh = jax.make_mesh((jax.device_count(),), ("rows",))
-    n, starts, made = args.n**3, None, []
-    if args.saved:
-        data, indices, indptr = (np.load(f"{args.saved}/{name}.npy", "r") for name in ("data", "indices", "indptr"))
-        n, parts = len(indptr) - 1, jax.device_count()
-        starts = np.searchsorted(indptr, np.arange(parts + 1) * indptr[-1] // parts)  # about equally many entries
+    saved, made = jsf.saved_rows(args.saved) if args.saved else None, []
+    n = saved.shape[0] if saved else args.n**3
 
     def rows_of(start: int, stop: int) -> sp.csr_array:
         made.append(stop - start)
-        if not args.saved:
-            return poisson_rows(args.n, start, stop)
-        own = slice(indptr[start], indptr[stop])
-        return sp.csr_array((data[own], indices[own], indptr[start : stop + 1] - own.start), (stop - start, n))
+        return saved(start, stop) if saved else poisson_rows(args.n, start, stop)
 
-    A = jsf.shard_from_rows(rows_of, n, mesh, starts=starts)
+    A = jsf.shard_from_rows(rows_of, n, mesh, starts=saved and saved.starts(jax.device_count()))
     b = A @ jnp.ones(n)
     sol = solvers.cg(A, b, rtol=1e-10)
     sol.raise_for_status()

@@ -17,7 +17,7 @@ FLOORS = (
     "formats",
     "choose algebra",
     "convert",
-    "distributed interchange doctor",
+    "distributed interchange saved doctor",
     "solvers jaxsparse_fmt",
     "cli benchmarks",
 )

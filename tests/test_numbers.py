@@ -1,5 +1,6 @@
 """Numbers at the doors of both packages: which kinds are taken for which, and what is refused in words."""
 
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +53,7 @@ WHOLE_DOORS: dict[str, Callable[[Any], Any]] = {
     "sites": lambda v: gallery.holstein_hubbard(v, 2, 1),
     "levels": lambda v: gallery.adaptive_poisson(1, levels=v),
     "n of cfd": lambda v: gallery.cfd(v, neighbours=1.0),
+    "pieces": lambda v: jsf.save_rows(tempfile.mkdtemp() + "/rows", S, pieces=v),
 }
 REAL_DOORS: dict[str, Callable[[Any], Any]] = {
     "rtol": lambda v: cg(A, b, rtol=v),

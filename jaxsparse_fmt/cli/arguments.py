@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxsparse_fmt import convert
+from jaxsparse_fmt import convert, saved
 from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.io import files
 from jaxsparse_fmt.kernels.backends import selection
@@ -25,7 +25,7 @@ class BadInput(Exception):
 
 
 def add_file(parser: Any, what: str = "") -> None:
-    text = f"{what}Matrix Market, .mtx or .mtx.gz; - for standard input"
+    text = f"{what}Matrix Market, .mtx or .mtx.gz, or the .npz of jsf.save; - for Matrix Market from standard input"
     parser.add_argument("file", type=lambda name: STDIN if name == "-" else name, metavar="FILE", help=text)
 
 
@@ -73,6 +73,9 @@ def blaming(path: str) -> Iterator[None]:
 def read_matrix(args: argparse.Namespace) -> Csr:
     """The matrix of FILE as canonical CSR; standard input and pipes are read once."""
     with blaming(args.file):
+        if args.file.lower().endswith(".npz"):
+            with jax.enable_x64(True):
+                return convert.canonical(saved.load(args.file).to_scipy())
         if args.file != STDIN:
             return convert.canonical(files.read_mtx(args.file))
         if sys.stdin is None:

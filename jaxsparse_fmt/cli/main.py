@@ -15,7 +15,7 @@ import jax
 
 from jaxsparse_fmt._types import exposed, make_private, user_cache
 from jaxsparse_fmt._version import __version__
-from jaxsparse_fmt.cli import bench, demo, info, process, solve
+from jaxsparse_fmt.cli import bench, convert, demo, info, process, solve
 from jaxsparse_fmt.cli.arguments import BadInput
 from jaxsparse_fmt.cli.tables import OutputLost
 
@@ -23,12 +23,14 @@ COMMANDS = {
     "solve": solve,
     "info": info,
     "bench": bench,
+    "convert": convert,
     "demo": demo,
 }
 EXAMPLES = {
     "solve": ["matrix.mtx.gz --rhs b.mtx --rtol 1e-8 --out x.npy", "matrix.mtx --method gmres --precond incomplete_lu"],
     "info": ["matrix.mtx.gz", "- --json < matrix.mtx"],
     "bench": ["matrix.mtx.gz --dtype float32"],
+    "convert": ["matrix.mtx.gz matrix.npz --format sell", "matrix.npz - | gzip > matrix.mtx.gz"],
     "demo": ["--n 64"],
 }
 CODES = """\

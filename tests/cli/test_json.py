@@ -45,3 +45,7 @@ def test_demo_has_both_sides(record):
     found = record("demo", "--n", "6")
     assert found["rows"] == 216 and found["faults"] == []
     assert max(found["true residual / ‖b‖"]) <= 1e-8 and min(found["iterations"]) > 1
+
+
+def test_convert_tells_what_it_wrote(record, tmp_path):
+    assert record("convert", str(tmp_path / "a.mtx"))["nnz"] == POISSON.nnz
