@@ -32,13 +32,13 @@ LESS := --xla_backend_optimization_level=0 --xla_backend_extra_options=xla_cpu_d
 QUICK_XLA := $(if $(filter cpu,$(ACCELERATOR)),$(LESS))
 
 comma := ,
-WHEELS := $(filter cuda%,$(ACCELERATOR))
+WHEELS := $(addprefix $(comma),$(filter cuda%,$(ACCELERATOR)))
 CREATED := $(VENV)/.created-for-$(ACCELERATOR)
 RUNNABLE := $(VENV)/.runnable
 INSTALLED := $(VENV)/.installed
 
 help:
-	@echo 'make demo     solve a Poisson problem of a million unknowns, here and by SciPy'
+	@echo 'make demo     solve a Poisson problem of a million unknowns and draw demo.png'
 	@echo 'make test     run the quick tests       PYTEST_ARGS="-k cg" passes options to pytest'
 	@echo 'make test-all run all tests: those and the deep ones'
 	@echo 'make lint     ruff and pyright          make format lets ruff repair what it can'
@@ -110,9 +110,9 @@ $(CREATED):
 # A stamp comes last, so that an interrupted installation is taken up again. The demo needs less than the tests.
 $(RUNNABLE): $(CREATED) pyproject.toml jaxsparse_fmt/cli/command.py
 	@echo 'Installing jaxsparse with JAX for $(ACCELERATOR) into $(VENV)'
-	$(BIN)/python -m pip install --editable '.$(if $(WHEELS),[$(WHEELS)])'
+	$(BIN)/python -m pip install --editable '.[plot$(WHEELS)]'
 	@touch $@
 
 $(INSTALLED): $(RUNNABLE)
-	$(BIN)/python -m pip install --editable '.[dev$(addprefix $(comma),$(WHEELS))]'
+	$(BIN)/python -m pip install --editable '.[dev$(WHEELS)]'
 	@touch $@

@@ -31,7 +31,7 @@ API = {
     "api-matrices": ("Matrices", [jsf]),
     "api-solvers": ("Solvers", [solvers]),
     "api-preconditioners": ("Preconditioners", [solvers.precond]),
-    "api-tools": ("Plans, choice, files", [jsf.plan, jsf.choose, jsf.io]),
+    "api-tools": ("Plans, choice, files, pictures", [jsf.plan, jsf.choose, jsf.io, jsf.plot]),
     "api-gallery": ("Model problems", [jsf.gallery]),
 }
 FOLDERS = {"jaxsparse_fmt/formats": "which-format.md", "benchmarks/results": "results.md"}

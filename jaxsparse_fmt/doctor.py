@@ -19,7 +19,7 @@ from jaxsparse_fmt.convert import from_scipy
 from jaxsparse_fmt.gallery import poisson
 from jaxsparse_fmt.kernels.backends import selection
 
-PACKAGES = ["jax", "jaxlib", "numpy", "scipy", "numba", "absl-py", "pyamg", "lineax"]
+PACKAGES = ["jax", "jaxlib", "numpy", "scipy", "numba", "absl-py", "matplotlib", "pyamg", "lineax"]
 SETTINGS: Any = jax.config
 CUSTOM_CALL = re.compile(r'custom_call_target="([^"]+)"')
 TOLERANCE = 1e-5  # of a product in float32, relative to its largest number

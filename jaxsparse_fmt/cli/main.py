@@ -15,13 +15,14 @@ import jax
 
 from jaxsparse_fmt._types import exposed, make_private, user_cache
 from jaxsparse_fmt._version import __version__
-from jaxsparse_fmt.cli import bench, convert, demo, info, process, solve
+from jaxsparse_fmt.cli import bench, convert, demo, info, plots, process, solve
 from jaxsparse_fmt.cli.arguments import BadInput
 from jaxsparse_fmt.cli.tables import OutputLost
 
 COMMANDS = {
     "solve": solve,
     "info": info,
+    "plot": plots,
     "bench": bench,
     "convert": convert,
     "demo": demo,
@@ -29,6 +30,7 @@ COMMANDS = {
 EXAMPLES = {
     "solve": ["matrix.mtx.gz --rhs b.mtx --rtol 1e-8 --out x.npy", "matrix.mtx --method gmres --precond incomplete_lu"],
     "info": ["matrix.mtx.gz", "- --json < matrix.mtx"],
+    "plot": ["matrix.mtx.gz matrix.png"],
     "bench": ["matrix.mtx.gz --dtype float32"],
     "convert": ["matrix.mtx.gz matrix.npz --format sell", "matrix.npz - | gzip > matrix.mtx.gz"],
     "demo": ["--n 64"],
@@ -36,7 +38,7 @@ EXAMPLES = {
 CODES = """\
 exit codes:
   0    done
-  1    a solve did not converge, or an answer of the demonstration leaves more than it may
+  1    a solve did not converge, or the demonstration disagrees with SciPy
   2    bad input, or results that cannot be written: a full disk, a reader of standard output that is gone
   130  interrupted"""
 

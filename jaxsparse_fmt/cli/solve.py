@@ -12,7 +12,7 @@ import scipy.sparse
 
 import solvers
 from jaxsparse_fmt._types import readable_bytes
-from jaxsparse_fmt.cli import arguments, measure, process, tables
+from jaxsparse_fmt.cli import arguments, measure, plots, process, tables
 from jaxsparse_fmt.cli.info import asymmetry
 from jaxsparse_fmt.cli.progress import Progress, residuals
 from jaxsparse_fmt.formats import FORMATS
@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_file(parser, "A, ")
     parser.add_argument("--rhs", metavar="FILE", help="b: .mtx, .mtx.gz, .npy or .txt; without: A·1")
     parser.add_argument("--out", metavar="FILE", help="write x here: .mtx, .mtx.gz, .npy or .txt; -: standard output")
+    arguments.add_plot(parser)
     parser.add_argument("--format", choices=known, default="auto", metavar="NAME", help=text)
     arguments.add_dtype(parser)
     text = "default auto: what suits A; lsmr takes a matrix of any shape, for least squares"
@@ -53,8 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.out not in (None, "-"):
-        arguments.check_output(args.out, files.VECTOR_SUFFIXES, args.file, args.rhs or args.file)
+    arguments.check_outputs(args)
     arguments.check_backend(args)
     args.precond = args.precond or ("auto" if args.method in CHOOSING else "none")
     with arguments.blaming("--devices"):
@@ -70,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
         options = {
             "rtol": args.rtol,
             "maxiter": args.maxiter,
+            "history": bool(args.plot),
             "progress": residuals(progress.show, b_norm, args.rtol * b_norm),
         }
         dtype = arguments.dtype_of(args, np.result_type(S, b))
@@ -98,16 +99,22 @@ def run(args: argparse.Namespace) -> int:
             except solvers.SolverError as error:
                 failures.append(f"{args.file}: {error}")
         x = np.asarray(sol.x)
+    norms = np.asarray(sol.history) / (b_norm or 1.0) if args.plot else np.zeros(0)
+    curves = {f"{sol.iterations:,} iterations": (np.arange(len(norms)), norms)}
     name, status = Path(args.file).name, solvers.Status(sol.status)
     rows = [*_matrix_rows(S, stored, product), *_answer_rows(args, S, b, x, sol)]
     faults = []
-    if args.out:
-        try:  # print the table even if the file cannot be written
-            with arguments.blaming(args.out):
-                _write(args.out, x)
-            rows.append(("x written to", args.out))
-        except arguments.BadInput as error:
-            faults.append(str(error))
+    for what, path, write in (
+        ("x written to", args.out, lambda: _write(args.out, x)),
+        ("drawn in", args.plot, lambda: plots.draw(args.plot, S, name, curves, args.rtol)),
+    ):
+        if path:
+            try:  # print the table even if a file cannot be written
+                with arguments.blaming(path):
+                    write()
+                rows.append((what, path))
+            except arguments.BadInput as error:
+                faults.append(str(error))
     rows += [("status", status.name if failures else f"{status.name}: {status.message}"), ("wall time", wall)]
     record = {"file": args.file, "format": stored.A.name, "device": measure.device(), "iterations": sol.iterations}
     record |= {

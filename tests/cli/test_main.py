@@ -10,6 +10,7 @@ import pytest
 import scipy.sparse
 
 import jaxsparse_fmt as jsf
+from jaxsparse_fmt import plot
 from jaxsparse_fmt.cli import arguments, main, measure
 from jaxsparse_fmt.io import files
 from tests.cli.conftest import POISSON, written
@@ -104,11 +105,12 @@ def test_solve_computes_in_the_dtype_asked_for(dtype: str, tmp_path, capsys):
 
 
 def test_solve_leaves_what_was_asked_for_and_nothing_else_and_prints_no_control_character(poisson, tmp_path, capfd):
-    x = tmp_path / "x.mtx.gz"
+    x, picture = tmp_path / "x.mtx.gz", tmp_path / "solve.png"
     x.write_text("old")
-    assert main.main(["solve", poisson, "--out", str(x)]) == 0
-    assert {p.name for p in tmp_path.iterdir()} == {"poisson.mtx", "x.mtx.gz"}
+    assert main.main(["solve", poisson, "--out", str(x), "--plot", str(picture)]) == 0
+    assert {p.name for p in tmp_path.iterdir()} == {"poisson.mtx", "x.mtx.gz", "solve.png"}
     np.testing.assert_allclose(files.read_vector(x), 1, rtol=1e-4)
+    assert picture.read_bytes().startswith(b"\x89PNG")
     captured = capfd.readouterr()
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", captured.out + captured.err)
     assert captured.err.splitlines()[0] == f"read: {poisson}"
@@ -240,8 +242,11 @@ def test_no_line_off_a_terminal_is_longer_than_80(args, tmp_path, capsys, monkey
         ("--out", "x.csv", r"x\.csv: .*\.mtx, \.mtx\.gz, \.npy, \.txt"),
         ("--out", "nowhere/x.npy", "no folder nowhere"),
         ("--out", "nowhere/X.NPY", "no folder nowhere"),  # as a name it would do
+        ("--plot", "a.bmp", r"a\.bmp: .*\.png"),
+        ("--plot", "nowhere/a.png", "no folder nowhere"),
         ("--out", "./A.mtx", "overwrite"),
         ("--out", ".", "is a folder; name a file in it"),
+        ("--plot", ".", "is a folder; name a file in it"),
     ],
 )
 def test_results_that_cannot_be_written_are_refused_before_reading(option: str, value: str, text: str, capsys):
@@ -251,6 +256,11 @@ def test_results_that_cannot_be_written_are_refused_before_reading(option: str, 
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="needs a machine without a GPU")
 def test_a_gpu_backend_without_a_gpu_is_refused(poisson: str, capsys):
     assert "needs an NVIDIA GPU" in refused(capsys, "solve", poisson, "--backend", "triton")
+
+
+def test_without_matplotlib_a_picture_is_refused_with_the_cure(poisson: str, monkeypatch, capsys):
+    monkeypatch.setattr(plot, "available", lambda: False)
+    assert "pip install 'jaxsparse[plot]'" in refused(capsys, "solve", poisson, "--plot", "a.png")
 
 
 def test_a_fault_of_the_library_is_not_blamed_on_the_file(poisson: str, monkeypatch):

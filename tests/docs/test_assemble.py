@@ -13,7 +13,7 @@ from docs import assemble
         ("README.md", "index.md"),
         ("examples/fem.py", "examples/fem.md"),
         ("jaxsparse_fmt/formats", "which-format.md"),
-        ("benchmarks/spmv.py", "files/benchmarks/spmv.py"),
+        ("docs/demo.png", "files/docs/demo.png"),
         ("https://example.org/a.md", "https://example.org/a.md"),
         ("#here", "#here"),
     ],
