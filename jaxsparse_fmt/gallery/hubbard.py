@@ -21,37 +21,28 @@ def holstein_hubbard(
     """The Hamiltonian of the Holstein–Hubbard model on a ring of sites, as a real symmetric matrix.
 
         H = -t Σ (c†ᵢσ cⱼσ + c†ⱼσ cᵢσ) + U Σ nᵢ↑ nᵢ↓ + ω Σ b†ᵢ bᵢ - g ω Σ (b†ᵢ + bᵢ) (nᵢ↑ + nᵢ↓)
-              neighbours i, j; σ = ↑ ↓
+              neighbours i, j; σ = ↑ ↓; ħ = 1
 
-    with ħ = 1, so that H has the unit of its energies t, U and omega. The phonons are those of the chain's
-    normal modes, bᵢ = Σ_q Q_iq b_q with Q_iq = (cos θ + sin θ)/√sites and θ = 2π·i·q/sites: real Fourier
-    modes, which all have the sites' frequency. Mode q = 0 couples only to the number of electrons N. It is
-    left out, since it is a displaced oscillator that only adds ω·b†b - g²ω·N²/sites to H. The states of the
-    other sites - 1 modes are those with at most `phonons` phonons in all (Jeckelmann and Fehske, Exact
-    numerical methods for electron-phonon problems, arXiv:cond-mat/0510637).
+    The phonons are those of the chain's normal modes, bᵢ = Σ_q Q_iq b_q with Q_iq = (cos θ + sin θ)/√sites and
+    θ = 2π·i·q/sites, at most `phonons` in all. Mode q = 0 is left out: it couples only to the number of electrons, a
+    displaced oscillator (Jeckelmann and Fehske, arXiv:cond-mat/0510637).
 
-    The rows are electrons ⊗ phonons, and the electrons ↑ ⊗ ↓, the last running fastest: electron
-    states by the number whose bit i is site i's occupation, phonon states in lexicographic order.
-    A hop therefore gives diagonals as long as the phonon basis. Entries that vanish are not stored, not
-    even on the diagonal.
+    The rows are electrons ⊗ phonons, and the electrons ↑ ⊗ ↓, the last running fastest: electron states by the number
+    whose bit i is site i's occupation, phonon states in lexicographic order. So a hop gives diagonals as long as the
+    phonon basis. Entries that vanish are not stored.
 
-    `holstein_hubbard(6, 6, 15)` has the 6 201 600 = 20·20·15504 rows of HMEp (Kreutzer et al. 2012,
-    §I-C: six sites, six electrons, 15 phonons, off-diagonals 15 000 long), with 14.2 entries in each on
-    average where the paper has "approximately 15"; it takes 1.1 GB, and building it 2.3 GB. The paper
-    does not print its parameters or its phonon modes.
+    `holstein_hubbard(6, 6, 15)` has the 6 201 600 rows of HMEp (Kreutzer et al. 2012, §I-C), with 14.2 entries in each
+    where the paper has "approximately 15", in 1.1 GB. The paper does not print its parameters or its phonon modes.
 
     Args:
         sites: of the ring, 1 to 62; two are a chain.
         electrons: (up, down), or their sum; of an odd sum one more is up.
         phonons: largest total number of phonons, at least 0.
-        t: hopping energy.
-        U: energy of a site that is occupied twice.
-        omega: energy of a phonon.
+        t, U, omega: energies of a hop, of a site that is occupied twice, of a phonon.
         g: electron-phonon coupling, a pure number; g²ω is the polaron's binding energy.
 
     Raises:
-        ValueError: sites, electrons or phonons out of range, parameters that are not finite, or 2³¹ rows
-            and more.
+        ValueError: an argument out of range or not finite, or 2³¹ rows and more.
     """
     sites, phonons = whole_number("sites", sites, None), whole_number("phonons", phonons, None)
     if isinstance(electrons, tuple):

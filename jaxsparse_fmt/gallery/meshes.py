@@ -12,30 +12,21 @@ from jaxsparse_fmt._types import whole_number
 def adaptive_poisson(n: int, levels: int = 3, bodies: int = 10, seed: int = 0) -> sp.csr_array:
     """The negative Laplacian on cubes that shrink towards the surfaces of random balls: 4 to 25 entries in a row.
 
-    n³ cubes fill a cube with u = 0 outside. A cube whose centre is nearer to a surface than 5/3 of its
-    edge is split into eight, `levels` times. Finite volumes, in units of the smallest edge: two cubes that
-    share a face have the entry -area / (distance of their centres), and the diagonal holds the sums.
-    Cubes are numbered along Morton's curve; without levels this is `poisson(n)` so renumbered.
-    Symmetric positive definite, with no entry above 0 outside the diagonal.
-
-    Shaped after sAMG, an adaptive mesh around a car (Kreutzer et al. 2012, §I-C and Fig. 3): about 7
-    entries in most rows, the longest more than four times the shortest. A cube among cubes of its own size
-    has 7, and 3 more for each side on which they are smaller. `adaptive_poisson(10)` has 105832 rows.
+    n³ cubes fill a cube with u = 0 outside. A cube whose centre is nearer to a surface than 5/3 of its edge is split
+    into eight, `levels` times. Two cubes that share a face have the entry -area / (distance of their centres), in units
+    of the smallest edge, and the diagonal holds the sums. Cubes are numbered along Morton's curve. Shaped after sAMG,
+    an adaptive mesh around a car (Kreutzer et al. 2012, §I-C and Fig. 3). `adaptive_poisson(10)` has 105832 rows.
 
     Args:
         n: of the largest cubes, along each axis.
-        levels: of refinement; the smallest edge is 2**-levels of the largest.
         bodies: balls. Their centres are uniform, their radii log-uniform from half a cube to n/3 cubes.
         seed: of NumPy's default generator.
 
     Raises:
         ValueError: n below 1, levels or bodies below 0, or 2²⁰ of the smallest cubes along an axis.
     """
-    n, levels, bodies = (
-        whole_number("n", n, None),
-        whole_number("levels", levels, None),
-        whole_number("bodies", bodies, None),
-    )
+    given = {"n": n, "levels": levels, "bodies": bodies}
+    n, levels, bodies = (whole_number(name, value, None) for name, value in given.items())
     if n < 1 or levels < 0 or bodies < 0 or n << levels >= 2**20:
         raise ValueError(
             f"adaptive_poisson needs n >= 1, levels >= 0, bodies >= 0 and n·2**levels < 2**20, "
@@ -109,25 +100,20 @@ def _morton(points: np.ndarray, extent: int) -> np.ndarray:
 def cfd(n: int, block_size: int = 5, neighbours: float = 62.0, spread: float = 0.1, seed: int = 0) -> sp.csr_array:
     """A flow Jacobian on scattered points: dense blocks, one for each point and each of its neighbours.
 
-    n³ points lie near those of a lattice, off by 5% of its spacing along each axis (standard deviation).
-    Each has a reach, lognormal with deviation `spread`. The round(n³·neighbours/2) pairs that are closest
-    in units of their mean reach are neighbours. Values off the diagonal are uniform in [-1, 0), and every
-    row sums to 1, as in an implicit time step that does not change a uniform flow: an unsymmetric
-    M-matrix, strictly diagonally dominant.
+    n³ points lie near those of a lattice, off by 5% of its spacing (standard deviation). Each has a reach, lognormal
+    with deviation `spread`; the round(n³·neighbours/2) pairs that are closest in units of their mean reach are
+    neighbours. Values off the diagonal are uniform in [-1, 0), and every row sums to 1: an unsymmetric M-matrix.
 
-    Shaped after the blocks and row lengths of the DLR matrices (Kreutzer et al. 2012, §I-C and
-    Fig. 3), not after their equations. The defaults are for DLR2: dense 5 × 5 blocks, 63 to a row on
-    average, and a `spread` with which pJDS saves 44% to 57% of ELLPACK's places, by seed and size (48.0%
-    in the paper). `cfd(20, 6, 23, spread=0)` is for DLR1: 6 × 6 blocks, 24 to a row, 80% of the longest row
-    or more in three rows of four, and 17% saved (17.5%). Its few shortest rows, in the corners of the
-    lattice, are shorter than DLR1's.
+    Shaped after the blocks and row lengths of the DLR matrices (Kreutzer et al. 2012, §I-C and Fig. 3), not after their
+    equations. The defaults are for DLR2: dense 5 × 5 blocks, 63 to a row on average, and a `spread` with which pJDS
+    saves 44% to 57% of ELLPACK's places (48.0% in the paper). `cfd(20, 6, 23, spread=0)` is for DLR1: 6 × 6 blocks,
+    24 to a row, and 17% saved (17.5%).
 
     Args:
         n: points along each axis of the lattice.
         block_size: unknowns of a point.
         neighbours: of a point on average; at most all the others.
-        spread: standard deviation of the logarithm of the reach, 0 to 0.25: the search sees every pair
-            within the longest reach, 25 times as many at the end of the range.
+        spread: standard deviation of the logarithm of the reach, 0 to 0.25.
         seed: of NumPy's default generator.
 
     Raises:

@@ -56,15 +56,12 @@ def convection_diffusion(
 ) -> sp.csr_array:
     """The papers' pdeN: -diffusion·Δu + velocity·∇u on the unit cube, 7 entries in a row.
 
-    Centred differences on n³ interior points with Dirichlet boundaries (Barbieri et al. 2015, §4
-    and Table 2: pde50 has 125000 rows and 860000 entries). The paper does not print its
-    coefficients; the defaults are those of its authors' generator, PSBLAS `ppde3d.f90`. Rows are
-    scaled by h²/diffusion, h = 1/(n + 1): 6 on the diagonal, -1 ∓ velocity·h/(2·diffusion) for the
-    two neighbours along an axis, so that velocity 0 gives `poisson(n)`. Not symmetric.
+    Centred differences on n³ interior points with Dirichlet boundaries (Barbieri et al. 2015, §4 and Table 2), with the
+    coefficients of its authors' generator, PSBLAS `ppde3d.f90`. Rows are scaled by h²/diffusion, h = 1/(n + 1): 6 on
+    the diagonal, -1 ∓ velocity·h/(2·diffusion) for the two neighbours along an axis. Not symmetric.
 
     Args:
         n: interior points along each axis.
-        diffusion: above 0.
         velocity: one number for all three axes, or three.
 
     Raises:
@@ -82,16 +79,13 @@ def convection_diffusion(
 def elasticity(n: int | Sequence[int], poisson_ratio: float = 0.3, clamped: bool = True) -> sp.csr_array:
     """Linear elasticity of a block of trilinear bricks: 27 neighbours × 3 displacements, 81 a row.
 
-    The stiffness matrix of 8-node unit cubes with Young's modulus 1 on n³ free nodes: 3n³ rows in
-    3×3 blocks, each stored whole with its zeros. One more layer of nodes, before the first
-    along axis 0, is held fixed and eliminated, which makes it symmetric positive definite. Without
-    that layer (`clamped=False`) the body floats, and its six rigid motions span the null space.
-    n = 64 has 786432 rows and 61.7 million entries in 0.74 GB, and building it takes 1.4 GB.
+    The stiffness matrix of 8-node unit cubes with Young's modulus 1 on n³ free nodes: 3n³ rows in 3×3 blocks, each
+    stored whole with its zeros. One more layer of nodes, before the first along axis 0, is held fixed and eliminated,
+    which makes it symmetric positive definite; with `clamped=False` its six rigid motions span the null space.
 
     Args:
         n: free nodes along each axis, or three numbers; at least 2 along each axis that is not clamped.
         poisson_ratio: above -1 and below 0.5, where the material would be incompressible.
-        clamped: hold the layer before the first one along axis 0.
 
     Raises:
         ValueError: too few nodes, not three axes, or a Poisson ratio outside its range.
@@ -166,10 +160,9 @@ def rigid_body_modes(points: Any) -> np.ndarray:
 def power_law(n: int, mean: float = 16.0, exponent: float = 2.5, seed: int = 0) -> sp.csr_array:
     """A random n × n graph whose row and column lengths follow a power law, like the web's.
 
-    Row i and column j are drawn in proportion to w_i·w_j, w the weights i**(-1/(exponent - 1)) of
-    Chung and Lu (Annals of Combinatorics 6, 2002) in random order, until round(n·mean) different
-    places are found; then P(length ≥ k) falls like k**(1 - exponent). Where a column is long, the row of
-    that number is long too. Values are uniform in (0, 1].
+    Row i and column j are drawn in proportion to w_i·w_j, w the weights i**(-1/(exponent - 1)) of Chung and Lu (Annals
+    of Combinatorics 6, 2002) in random order, until round(n·mean) different places are found. Values are uniform in
+    (0, 1].
 
     Args:
         n: rows and columns.
