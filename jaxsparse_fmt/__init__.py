@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from jaxsparse_fmt import gallery, plot
     from jaxsparse_fmt.distributed import (
         ShardedMatrix,
+        boxes,
         save_rows,
         saved_rows,
         shard,
@@ -65,7 +66,7 @@ __all__ += ["from_bcoo", "from_bcsr", "from_coo", "from_cupy", "from_dense", "fr
 __all__ += ["assembly", "block", "diags", "eye", "hstack", "kron", "plan", "prune", "tril", "triu", "vstack"]
 __all__ += ["to_bcoo", "to_bcsr", "to_cupy"]
 __all__ += ["BACKENDS", "choose", "gallery", "io", "plot", "save", "use_backend"]
-__all__ += ["ShardedMatrix", "save_rows", "saved_rows", "shard", "shard_from_rows"]
+__all__ += ["ShardedMatrix", "boxes", "save_rows", "saved_rows", "shard", "shard_from_rows"]
 
 exportable(*FORMATS.values(), Basis, Between, Paired, Transposed)
 

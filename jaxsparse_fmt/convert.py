@@ -20,7 +20,7 @@ from jaxsparse_fmt.choose import ranking
 from jaxsparse_fmt.core.matrix import CHOOSERS, SparseMatrix, build
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.bsr import MAX_COLUMNS
-from jaxsparse_fmt.formats.order import cuthill_mckee
+from jaxsparse_fmt.formats.order import order_of
 from jaxsparse_fmt.formats.paired import Paired
 from jaxsparse_fmt.io import files
 from jaxsparse_fmt.kernels.backends import selection
@@ -201,7 +201,7 @@ def order(S: Any, how: str = "rcm") -> np.ndarray:
     if how != "rcm":
         raise ValueError(f"how must be 'rcm'; got {how!r}")
     csr, _ = checked(S, None, "auto")
-    return cuthill_mckee(csr)
+    return order_of(csr, how)
 
 
 def canonical(S: Any) -> Csr:

@@ -49,10 +49,7 @@ SOLVERS_ALLOWED = {
     "solvers.precond._hierarchy": {"scipy", "jaxsparse_fmt.kernels.cpu.aggregation"},
     "solvers.precond._sharded": {
         *("scipy", "jaxsparse_fmt.kernels.cpu.aggregation"),
-        *(
-            f"jaxsparse_fmt.distributed.{name}"
-            for name in ("build", "common_format", "pieces", "placement", "processes")
-        ),
+        *(f"jaxsparse_fmt.distributed.{name}" for name in ("basis", "build", "common_format", "pieces", "processes")),
     },
     "solvers.precond.incomplete": {
         *("scipy", "jaxsparse_fmt.convert", "jaxsparse_fmt.kernels.cpu.elimination"),

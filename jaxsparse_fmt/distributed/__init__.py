@@ -12,5 +12,6 @@ pieces         rows of each shard on the host            files          a matrix
 from jaxsparse_fmt.distributed.build import shard, shard_from_rows
 from jaxsparse_fmt.distributed.files import save_rows, saved_rows
 from jaxsparse_fmt.distributed.matrix import ShardedMatrix
+from jaxsparse_fmt.distributed.row_partition import boxes
 
-__all__ = ["ShardedMatrix", "save_rows", "saved_rows", "shard", "shard_from_rows"]
+__all__ = ["ShardedMatrix", "boxes", "save_rows", "saved_rows", "shard", "shard_from_rows"]

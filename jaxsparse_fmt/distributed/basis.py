@@ -5,11 +5,13 @@
 
 A vector in the inner order is one array whose first axis is sharded over the mesh axis. A user's vector lies on the
 same devices in even blocks, blocks of equal size, if the number of devices divides n; JAX has no other blocks. A vector
-moves between even blocks and pieces in runs (`even_blocks.py`); no device holds the whole vector.
+moves between even blocks and pieces in runs (`even_blocks.py`) or, if the inner order is not the user's, along a
+`Route`; no device holds the whole vector.
 """
 
 import dataclasses
 import functools
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -23,10 +25,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxsparse_fmt._types import index_dtype, pytree
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
-from jaxsparse_fmt.distributed import even_blocks
+from jaxsparse_fmt.distributed import even_blocks, halo
 from jaxsparse_fmt.distributed.distribution import Distribution
-from jaxsparse_fmt.distributed.placement import placing_mesh
-from jaxsparse_fmt.distributed.processes import agree
+from jaxsparse_fmt.distributed.halo import Exchange, Halo, exchange, returned
+from jaxsparse_fmt.distributed.placement import placing_mesh, sharded
+from jaxsparse_fmt.distributed.processes import agree, everyones
 
 Array = jax.Array
 
@@ -67,8 +70,53 @@ class DistributedBasis(Basis):
 
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
+class Route:
+    """The exchange between even blocks of the user's vectors and pieces in another order.
+
+    Attributes:
+      slots: [parts·size] the source in [even block | received] of each place of a piece; past the end for empty places.
+      how: the exchange, with lists [parts·k].
+    """
+
+    slots: Array
+    how: Exchange
+
+    def to_pieces(self, over: Distribution, x: Array) -> Array:
+        """The pieces of a vector that lies in even blocks."""
+
+        def piece(slots: Array, how: Exchange, x: Array) -> Array:
+            x = jnp.concatenate([x, exchange(x, how, over.axis)])
+            return x.at[slots].get(mode="fill", fill_value=0)
+
+        return self._on_each_device(over, piece, x)
+
+    def to_blocks(self, over: Distribution, y: Array) -> Array:
+        """The even blocks of a vector that lies in pieces."""
+        m = even_blocks.block_size(over.counts)
+
+        def block(slots: Array, how: Exchange, y: Array) -> Array:
+            out = jnp.zeros((m + how.width, *y.shape[1:]), y.dtype).at[slots].add(y, mode="drop")
+            return out[:m] + returned(out[m:], how, over.axis, m)
+
+        return self._on_each_device(over, block, y)
+
+    def _on_each_device(self, over: Distribution, f: Callable[..., Array], v: Array) -> Array:
+        own, piece = PartitionSpec(over.axis), over.piece_of(v)
+        return over.mapped(f, (own, own, piece), piece)(self.slots, self.how, v)
+
+
+@pytree
+@dataclasses.dataclass(frozen=True, eq=False)
 class ShardedBasis(DistributedBasis):
-    """The basis of n unknowns that lie in pieces over a mesh axis, in the user's order."""
+    """The basis of n unknowns that lie in pieces over a mesh axis.
+
+    Attributes:
+      route: the exchange that takes vectors to another order and back; None: the order is the user's.
+      key: a digest of the order; 0 for the user's.
+    """
+
+    route: Route | None = None
+    key: int = dataclasses.field(default=0, kw_only=True, metadata={"static": True})
 
     @property
     def n(self) -> int:
@@ -83,6 +131,9 @@ class ShardedBasis(DistributedBasis):
     def has_even_blocks(self) -> bool:
         """Whether the user's vectors can lie on the devices in even blocks, the only blocks that JAX has."""
         return self.n % self.devices == 0
+
+    def same(self, other: Basis) -> bool:
+        return super().same(other) and self.key == getattr(other, "key", None)
 
     def enter(self, x: Array) -> Array:
         """The user's vector [n] or [n, p] in the inner order, with zeros in empty places."""
@@ -176,9 +227,9 @@ class EnteredBasis(DistributedBasis):
 @jax.jit
 def _enter(basis: ShardedBasis, x: Array) -> Array:
     def entered(basis: ShardedBasis, x: Array) -> Array:
-        behind = basis.devices * even_blocks.block_size(basis.over.counts) - x.shape[0]
-        x = jnp.pad(x, ((0, behind), *((0, 0),) * (x.ndim - 1)))
-        return _on_pieces(even_blocks.to_pieces, x, basis.over)
+        if basis.route is not None:
+            return basis.route.to_pieces(basis.over, _in_blocks(x, basis.over))
+        return _on_pieces(even_blocks.to_pieces, _in_blocks(x, basis.over), basis.over)
 
     return basis.over.by_xla(entered, (basis, x), mesh_axes.spec_like(x, basis.over.axis))
 
@@ -188,7 +239,10 @@ def _leave(basis: ShardedBasis, y: Array, explicit: Any) -> Array:
     over = basis.over
 
     def left(basis: ShardedBasis, y: Array) -> Array:
-        out = _on_pieces(even_blocks.to_blocks, y, over)[: basis.n]
+        if basis.route is not None:
+            out = basis.route.to_blocks(over, y)[: basis.n]
+        else:
+            out = _on_pieces(even_blocks.to_blocks, y, over)[: basis.n]
         return constrained(out, over) if basis.has_even_blocks else out
 
     return over.by_xla(left, (basis, y), mesh_axes.spec_like(y, explicit))
@@ -204,6 +258,12 @@ def _unknowns(basis: ShardedBasis) -> Array:
 def _noise(over: Distribution, shape: tuple[int, ...], dtype: Any) -> Array:
     made = lambda: constrained(IDENTITY.noise(shape, dtype), over)  # noqa: E731
     return over.by_xla(made, (), PartitionSpec(over.axis))
+
+
+def _in_blocks(x: Array, over: Distribution) -> Array:
+    """The user's vector, padded to even blocks."""
+    behind = len(over.counts) * even_blocks.block_size(over.counts) - x.shape[0]
+    return jnp.pad(x, ((0, behind), *((0, 0),) * (x.ndim - 1)))
 
 
 def _on_pieces(f: Callable[..., Array], x: Array, over: Distribution) -> Array:
@@ -226,3 +286,55 @@ def constrained(x: Array, over: Distribution) -> Array:
     """x with its first axis over the mesh axis."""
     free = (PartitionSpec.UNCONSTRAINED,) * (x.ndim - 1)
     return lax.with_sharding_constraint(x, NamedSharding(over.mesh_here, PartitionSpec(over.axis, *free)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """An order of the unknowns while a matrix is built, of which a process has its own pieces.
+
+    Attributes:
+      own: by part, the user's unknown at each place.
+      plan: the plan by which devices receive the unknowns of their pieces from the devices whose even blocks have them.
+      key: a digest of all pieces.
+    """
+
+    own: dict[int, np.ndarray]
+    plan: Halo
+    key: int
+
+
+def order_of(over: Distribution, own: dict[int, np.ndarray]) -> Order:
+    """The order with these pieces; all processes must call this."""
+    parts, n = len(over.counts), sum(over.counts)
+    blocks = np.minimum(np.arange(parts + 1) * even_blocks.block_size(over.counts), n)
+    needs = lambda: {k: halo.needed(of, blocks[k], blocks[k + 1]) for k, of in own.items()}  # noqa: E731
+    plan = halo.plan(needs, blocks, over.mesh)
+    digests = everyones(lambda: {k: _digest(of.astype(np.int64).tobytes()) for k, of in own.items()}, over.mesh)
+    return Order(own, plan, int.from_bytes(_digest(b"".join(digests.values()))))
+
+
+def _digest(message: bytes) -> bytes:
+    return hashlib.blake2b(message, digest_size=8).digest()
+
+
+def make(over: Distribution, order: Order | None) -> ShardedBasis:
+    """The basis for an order of the unknowns; None for the user's own."""
+    if order is None or not sum(over.counts):
+        return ShardedBasis(over=over)
+    return ShardedBasis(route=_route(over, order), over=over, key=order.key)
+
+
+def _route(over: Distribution, order: Order) -> Route:
+    m, plan = even_blocks.block_size(over.counts), order.plan
+
+    def slots(part: int) -> np.ndarray:
+        at = plan.places(part, order.own[part], part * m, (part + 1) * m, m)
+        return np.pad(at, (0, over.size - len(at)), constant_values=m + plan.how.width).astype(np.int32)
+
+    place = lambda of: sharded(of, over).reshape(-1)  # noqa: E731
+    return Route(place(slots), plan.placed(place))
+
+
+def bytes_of_order(over: Distribution, order: Order) -> int:
+    """Bytes on a device of a basis that `make` makes of this order."""
+    return 4 * over.size + order.plan.nbytes

@@ -13,16 +13,16 @@ from jax.sharding import Mesh
 from jaxsparse_fmt._types import Csr, Target, index_dtype, readable_bytes, requested_dtype, whole_number
 from jaxsparse_fmt.convert import checked
 from jaxsparse_fmt.core import mesh_axes
-from jaxsparse_fmt.distributed import halo, padding, row_partition
-from jaxsparse_fmt.distributed.basis import ShardedBasis
+from jaxsparse_fmt.distributed import basis, halo, padding, row_partition
 from jaxsparse_fmt.distributed.common_format import Request, in_one_format, taller
 from jaxsparse_fmt.distributed.distribution import Distribution
 from jaxsparse_fmt.distributed.local import Shards
 from jaxsparse_fmt.distributed.matrix import BuildRecord, ShardedMatrix
-from jaxsparse_fmt.distributed.placement import local_parts, placing_mesh, sharded
+from jaxsparse_fmt.distributed.placement import local_parts
 from jaxsparse_fmt.distributed.processes import agree, alone, everyones, together
 from jaxsparse_fmt.distributed.row_partition import Imbalance
 from jaxsparse_fmt.formats import building
+from jaxsparse_fmt.formats.order import permuted
 
 
 def shard(
@@ -33,6 +33,7 @@ def shard(
     mode: str = "overlap",
     *,
     by: Any = "nnz",
+    reorder: Any = None,
     **options: Any,
 ) -> ShardedMatrix:
     """A matrix with its rows spread over the devices of a mesh axis.
@@ -44,8 +45,9 @@ def shard(
       format: the format of each shard's own columns, a name in `FORMATS`; "auto" for the one of `choose.rank` in which
         the slowest shard takes the least time.
       mode: "overlap", "naive" or "vector"; see `ShardedMatrix`.
-      by: "nnz" for equally many entries a device, "rows" for equally many rows, or integers [devices + 1], where the
-        rows of each device begin, and n.
+      by: "nnz" for equally many entries a device, "rows" for equally many rows, or integers [n], the device of
+        each unknown, as from `boxes`.
+      reorder: "rcm" or a permutation [n]: a new order of the unknowns, applied before the cut.
       **options: `dtype`, `backend` and the layout, as in `from_scipy`; and `max_bytes`, the largest padded storage of
         one shard's part to accept.
 
@@ -63,12 +65,17 @@ def shard(
     def prepared() -> dict[str, Any]:
         csr, target = checked(S, dtype, backend, max_bytes)
         request = Request(mesh, mode, format, layout, target)
-        return {"S": csr, "axis": axis, "request": request, "cuts": row_partition.cuts(by, np.diff(csr.indptr), parts)}
+        return {"S": csr, "axis": axis, "request": request, "cuts": row_partition.partition(csr, parts, by, reorder)}
 
     given = agree(prepared, mesh)
-    csr, starts = given["S"], given["cuts"]
+    starts, perm = given["cuts"].starts, given["cuts"].perm
+    csr, entry = permuted(given["S"], perm)
     columns = starts if csr.shape[0] == csr.shape[1] else row_partition.equal(csr.shape[1], parts)
-    return assemble(lambda k: csr[starts[k] : starts[k + 1]], starts, columns, axis, given["request"])
+    users = None
+    if perm is not None and entry is not None:
+        of_rows, of_entries = np.split(perm, starts[1:-1]), np.split(entry, csr.indptr[starts[1:-1]])
+        users = lambda k: (of_rows[k], of_entries[k])  # noqa: E731
+    return assemble(lambda k: csr[starts[k] : starts[k + 1]], starts, columns, axis, given["request"], users)
 
 
 def shard_from_rows(
@@ -106,9 +113,7 @@ def shard_from_rows(
         stored, size = None if dtype is None else requested_dtype(dtype), whole_number("n", n)
         target = Target(stored or np.dtype(float), backend, max_bytes)
         request = Request(mesh, mode, format, layout, target)
-        cut = row_partition.equal(size, parts)
-        cut = cut if starts is None else row_partition.given(starts, "starts", size, parts)
-        return {"n": size, "dtype": stored, "axis": axis, "request": request, "starts": cut}
+        return {"n": size, "dtype": stored, "axis": axis, "request": request, "starts": _cuts(starts, size, parts)}
 
     given = agree(prepared, mesh)
     n, cuts, stored = given["n"], given["starts"], given["dtype"]
@@ -132,18 +137,35 @@ def _conversion(
     return dtype, backend, max_bytes, layout
 
 
+def _cuts(starts: Any, n: int, parts: int) -> np.ndarray:
+    """Where the rows of each part begin, and n.
+
+    Raises:
+      ValueError, TypeError: `starts` does not rise from 0 to n, or holds no integers.
+    """
+    cuts = row_partition.equal(n, parts) if starts is None else np.asarray(starts)
+    if not np.issubdtype(cuts.dtype, np.integer):
+        raise TypeError(f"starts must be integers, the numbers of rows; got {starts!r}")
+    cuts = cuts.astype(np.int64)
+    if cuts.shape != (parts + 1,) or cuts[0] != 0 or cuts[-1] != n or np.any(np.diff(cuts) < 0):
+        raise ValueError(f"starts must be {parts + 1} numbers that rise from 0 to n = {n}; got {starts!r}")
+    return cuts
+
+
 def assemble(
     rows_of: Callable[[int], Csr],
     starts: np.ndarray,
     columns: np.ndarray,
     axis: Any,
     request: Request,
+    users: Callable[[int], tuple[np.ndarray, np.ndarray]] | None = None,
 ) -> ShardedMatrix:
     """The sharded matrix from the rows of this process's devices, in canonical CSR with all columns.
 
     Args:
       rows_of: rows_of(k) gives the rows of part k.
       starts, columns: [parts + 1], where the rows and the columns of each part begin.
+      users: users(k) gives the user's number of each unknown and of each entry of part k; None: the user's order.
     """
     mesh = request.mesh
     over_rows = Distribution(mesh, axis, *_pieces(np.diff(starts)))
@@ -178,8 +200,15 @@ def assemble(
     index, numbered = index_dtype(int(nnz.max()) + 1), made[-1].form.nnz if plan.how.width else 0
     nbytes = sum(part.nbytes for part in made) + 4 * longest * has_boundary
     nbytes += plan.nbytes + np.dtype(index).itemsize * numbered
+    order = order_of_entries = None
+    if users is not None:
+        numbers = {k: users(k) for k in mine}
+        unknown, entry = ({k: of[i] for k, of in numbers.items()} for i in (0, 1))
+        order, order_of_entries = basis.order_of(over_columns, unknown), basis.order_of(over_entries, entry)
+        nbytes += basis.bytes_of_order(over_columns, order)
+        nbytes += basis.bytes_of_order(over_entries, order_of_entries)
     everyones(lambda: _check_fits(nbytes, mesh), mesh)  # the last agreement: no process may fail alone after it
-    own = functools.partial(sharded, over=over_rows)
+    own = functools.partial(basis.sharded, over=over_rows)
     matrices = tuple(
         padding.like(p.like, {n: own(lambda k, n=n, of=p.arrays: of[k][n]) for n in p.arrays[mine[0]]}, p.form)
         for p in made
@@ -191,13 +220,13 @@ def assemble(
     if has_boundary:
         beyond = over_rows.size + np.arange(longest)
         boundary = own(lambda k: np.concatenate([cut[k][1], beyond[: longest - len(cut[k][1])]]).astype(np.int32))
-    domain = ShardedBasis(over=over_columns)
+    domain = basis.make(over_columns, order)
     imbalance = Imbalance(np.diff(starts), nnz, plan.halo, plan.senders)
     return ShardedMatrix(
         Shards(matrices, boundary, numbers, plan.placed(own), axis),
         domain,
-        domain if np.array_equal(starts, columns) else ShardedBasis(over=over_rows),
-        ShardedBasis(over=over_entries),
+        domain if np.array_equal(starts, columns) else basis.make(over_rows, None),
+        basis.make(over_entries, order_of_entries),
         int(nnz.sum()),
         False,
         BuildRecord(imbalance, plan.reason, "; the halo ".join(part.why for part in made)),
@@ -223,7 +252,7 @@ def _placed(mesh: Any, axis: Any) -> tuple[int, Mesh]:
             f"axis must name an axis of the mesh, or several as a tuple in the mesh's order: {known}; got {axis!r}"
         )
     alone(mesh)  # refuses a mesh that leaves out processes, before any of them waits
-    return math.prod(mesh.shape[axis] for axis in axes), placing_mesh(mesh)
+    return math.prod(mesh.shape[axis] for axis in axes), basis.placing_mesh(mesh)
 
 
 def _pieces(counts: np.ndarray) -> tuple[tuple[int, ...], int]:

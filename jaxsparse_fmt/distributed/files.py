@@ -25,7 +25,7 @@ from jaxsparse_fmt.convert import canonical
 from jaxsparse_fmt.distributed import row_partition
 from jaxsparse_fmt.distributed.pieces import pieces as rows_of_shards
 from jaxsparse_fmt.distributed.pieces import starts_of
-from jaxsparse_fmt.distributed.processes import everyones
+from jaxsparse_fmt.distributed.processes import alone, everyones
 from jaxsparse_fmt.io.csr_file import broken, read_csr, read_header, read_pointers, write_csr
 
 PART = 2**26  # bytes of a part of a matrix that is held whole
@@ -117,11 +117,13 @@ class _Mine:
 def _mine(S: Any, n: int | None, pieces: int) -> _Mine:
     if hasattr(S, "shards"):
         S._check_users_order("rows")
-        over = S.range.over
-        if S.range.n:
+        over, in_users_order = S.range.over, S.range.route is None and S.domain.route is None
+        if in_users_order and S.range.n:
             starts, own = starts_of(over), rows_of_shards(S, np.promote_types(S.dtype, np.float32))
             rows = {int(starts[k]): of for k, of in own.items() if of.shape[0]}
             return _Mine((S.range.n, S.domain.n), lambda a, b: rows[a], np.unique(starts), set(rows), over.mesh)
+        if not alone(over.mesh):
+            raise ValueError("several processes save a sharded matrix in the user's order only; shard without reorder=")
     if callable(S):
         if n is None:
             raise ValueError("n, the number of rows and columns, must be given with a function that makes rows")
@@ -137,7 +139,7 @@ def _mine(S: Any, n: int | None, pieces: int) -> _Mine:
 def save_rows(folder: str | os.PathLike[str], S: Any, n: int | None = None, pieces: int = 1) -> None:
     """Writes a matrix for `saved_rows`.
 
-    Of a sharded matrix each process writes the rows of its devices; all must call this, and see
+    Of a sharded matrix in the user's order each process writes the rows of its devices; all must call this, and see
     the folder.
 
     Args:
@@ -149,8 +151,8 @@ def save_rows(folder: str | os.PathLike[str], S: Any, n: int | None = None, piec
 
     Raises:
       FileExistsError: the folder holds files. ValueError: a function without n, fewer than one piece, a piece of
-        another shape, or of a dtype that the dtype of the first piece cannot hold. TypeError: S or a piece is no
-        matrix, or n or pieces no whole number.
+        another shape, or of a dtype that the dtype of the first piece cannot hold, or a reordered matrix of several
+        processes. TypeError: S or a piece is no matrix, or n or pieces no whole number.
     """
     mine, folder = _mine(S, n, whole_number("pieces", pieces, 1)), Path(folder)
     agreed = functools.partial(everyones, mesh=mine.mesh) if mine.mesh else lambda make: make()

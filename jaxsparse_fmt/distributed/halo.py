@@ -29,6 +29,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 from jaxsparse_fmt._types import pytree, readable_bytes
+from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.distributed.delivery import Messages, delivered
 from jaxsparse_fmt.distributed.processes import everyones
 
@@ -86,6 +87,12 @@ def exchange(x: Array, how: Exchange, axis: Any) -> Array:
         return lax.all_to_all(sent, axis, 0, 0, tiled=True)
     lists = jnp.split(sent, np.cumsum(how.sizes)[:-1].tolist())
     return jnp.concatenate([lax.ppermute(a, axis, pairs) for a, pairs in zip(lists, how.pairs, strict=True)])
+
+
+def returned(h: Array, how: Exchange, axis: Any, n: int) -> Array:
+    """The transpose of `exchange`: a device's piece [n] or [n, p] of the sum of what the others return."""
+    x = mesh_axes.varying(jnp.zeros((n, *h.shape[1:]), h.dtype), h)
+    return jax.linear_transpose(lambda x: exchange(x, how, axis), x)(h)[0]
 
 
 def exchange_on_host(x: dict[int, np.ndarray], how: Exchange, mesh: Mesh) -> dict[int, np.ndarray]:

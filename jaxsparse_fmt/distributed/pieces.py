@@ -1,7 +1,8 @@
 """The rows of each shard on its process's host, in canonical CSR with all columns, and what travels between shards.
 
-In this module a piece is the rows of one shard: rows `starts[k]` to `starts[k + 1]` − 1 of shard k. Processes exchange
-only rows and entries that cross from one shard to another.
+In this module a piece is the rows of one shard. Rows and columns are numbered as in the inner order without its empty
+places: those of shard k are `starts[k]` to `starts[k + 1]` − 1. Processes exchange only rows and entries that cross
+from one shard to another.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,6 +17,7 @@ from jax.sharding import Mesh
 from jaxsparse_fmt._types import Csr, concrete
 from jaxsparse_fmt.distributed.delivery import Messages, delivered, to_owners
 from jaxsparse_fmt.distributed.distribution import Distribution
+from jaxsparse_fmt.distributed.even_blocks import block_size
 from jaxsparse_fmt.distributed.halo import by_owner, exchange_on_host, needed
 from jaxsparse_fmt.distributed.local import Shards
 from jaxsparse_fmt.distributed.placement import local_parts
@@ -59,9 +61,26 @@ _each_entry = jax.jit(Shards.each_entry)
 
 
 def to_scipy(A: Any) -> Csr:
-    """All rows in canonical CSR, on the host of each process, all of which must call this."""
+    """All rows in canonical CSR in the user's order, on the host of each process, all of which must call this."""
     own = pieces(A, np.promote_types(A.dtype, np.float32))
-    return _stacked(*everyones(lambda: own, A.range.over.mesh).values())
+    S = _stacked(*everyones(lambda: own, A.range.over.mesh).values())
+    if A.range.route is None and A.domain.route is None:
+        return S
+    S = S.tocoo()
+    csr = scipy.sparse.coo_array((S.data, (users_unknowns(A.range)[S.row], users_unknowns(A.domain)[S.col])), S.shape)
+    return scipy.sparse.csr_array(csr).sorted_indices()
+
+
+def users_unknowns(of: Any) -> np.ndarray:
+    """[n] the user's number of each unknown of a basis, in the inner order; all processes must call this."""
+    if of.route is None:
+        return np.arange(of.n)
+    mine, m = local_parts(of.over), block_size(of.over.counts)
+    route = jax.tree.map(lambda a: {k: _flat_piece_of(a, k, of.devices) for k in mine}, of.route)
+    blocks = {k: k * m + np.arange(m) for k in mine}
+    received = exchange_on_host(blocks, route.how, of.over.mesh)
+    own = {k: np.concatenate([blocks[k], received[k]])[route.slots[k][: of.over.counts[k]]] for k in mine}
+    return np.concatenate([*everyones(lambda: own, of.over.mesh).values()])
 
 
 def of_each(f: Callable[[int], Any], shards: Iterable[int], mesh: Mesh) -> dict[int, Any]:
@@ -78,10 +97,16 @@ def of_each(f: Callable[[int], Any], shards: Iterable[int], mesh: Mesh) -> dict[
 
 def piece_of(a: Any, k: int) -> np.ndarray:
     """The part of shard k of an array [parts, ...], on the host of a process that has this shard."""
-    if not isinstance(a, jax.Array):
-        return np.asarray(a)[k]
-    shard = next(s for s in a.addressable_shards if k in range(*s.index[0].indices(a.shape[0])))
-    return np.asarray(shard.data)[k - (shard.index[0].start or 0)]
+    return _flat_piece_of(a, k, a.shape[0])[0] if isinstance(a, jax.Array) else np.asarray(a)[k]
+
+
+def _flat_piece_of(a: jax.Array, k: int, parts: int) -> np.ndarray:
+    """The part [m] of shard k of an array [parts·m]."""
+    m = a.shape[0] // parts
+    begin = k * m
+    found = (s for s in a.addressable_shards if begin in range(*s.index[0].indices(a.shape[0])))
+    shard = next(found)
+    return np.asarray(shard.data)[begin - (shard.index[0].start or 0) :][:m]
 
 
 def fetched(wanted: dict[int, np.ndarray], B: Any, starts: np.ndarray, mesh: Mesh) -> Any:

@@ -1,47 +1,68 @@
-"""Which device gets which rows: contiguous pieces of equal work, or as the user cuts them.
+"""Which device gets which rows: contiguous pieces of equal work, or parts that a new numbering makes contiguous.
 
 Cevahir et al. (2009), §4, cut the rows so that every device has equally many entries, and report the imbalance of
-rows, entries and exchanged unknowns.
+rows, entries and exchanged unknowns. A part vector of the user's, such as of METIS or the `boxes` of a
+grid, or reverse Cuthill-McKee renumbers the unknowns first; the basis of the matrix hides the new numbers.
 """
 
 import dataclasses
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from jaxsparse_fmt._types import Csr, whole_number
+from jaxsparse_fmt.formats.order import order_of
+
 CUTS = ("nnz", "rows")
 
 
-def cuts(by: Any, lengths: np.ndarray, parts: int) -> np.ndarray:
-    """[parts + 1] int64, where the rows of each part begin, and their number; some parts are empty where rows are few.
+@dataclasses.dataclass(frozen=True)
+class Partition:
+    """Contiguous pieces of the unknowns, in the user's order or a new one.
+
+    Attributes:
+      starts: [parts + 1] int64; piece k has the places starts[k] to starts[k + 1] − 1.
+      perm: [n] int64, place i holds the unknown perm[i]; None: the user's own order.
+    """
+
+    starts: np.ndarray
+    perm: np.ndarray | None = None
+
+
+def partition(csr: Csr, parts: int, by: Any = "nnz", reorder: Any = None) -> Partition:
+    """Cuts the rows of a matrix.
 
     Args:
-      by: "nnz" for equally many entries, "rows" for equally many rows, or these numbers.
-      lengths: entries of each row.
+      csr: canonical CSR on the host.
+      parts: how many pieces; some are empty where there are fewer rows.
+      by: "nnz" for equally many entries, "rows" for equally many rows; or integers [n], the part of each unknown of a
+        square matrix, as `boxes`.
+      reorder: "rcm" renumbers by reverse Cuthill-McKee first, which gathers the entries around the diagonal; or a
+        permutation [n], whose place k takes unknown reorder[k].
 
     Raises:
-      TypeError: `by` is neither a word nor integers. ValueError: an unknown word, or numbers that do not rise to n.
+      TypeError: `by` is neither a word nor integers.
+      ValueError: an unknown word, a number that is not that of a part, a `reorder` that is no permutation, two ways of
+        renumbering, or one for a matrix that is not square.
     """
-    n = len(lengths)
     if isinstance(by, str) and by not in CUTS:
-        raise ValueError(f"by must be one of {', '.join(CUTS)}, or where the rows of each device begin; got {by!r}")
-    if isinstance(by, str):
-        return equal(n, parts) if by == "rows" else equal_nnz(lengths, parts)
-    return given(by, "by", n, parts)
-
-
-def given(starts: Any, name: str, n: int, parts: int) -> np.ndarray:
-    """The user's cuts.
-
-    Raises:
-      ValueError, TypeError: they do not rise from 0 to n, or are no integers.
-    """
-    cut = np.asarray(starts)
-    if not np.issubdtype(cut.dtype, np.integer):
-        raise TypeError(f"{name} must be integers, the numbers of rows; got {starts!r}")
-    if cut.shape != (parts + 1,) or cut[0] != 0 or cut[-1] != n or np.any(np.diff(cut.astype(np.int64)) < 0):
-        raise ValueError(f"{name} must be {parts + 1} numbers that rise from 0 to n = {n}; got {starts!r}")
-    return cut.astype(np.int64)
+        raise ValueError(f"by must be one of {', '.join(CUTS)}, or the part of each unknown; got {by!r}")
+    if not isinstance(by, str):
+        name = "by= with the part of each unknown"
+        if reorder is not None:
+            raise ValueError(f"{name} renumbers the unknowns itself; leave reorder out")
+        if csr.shape[0] != csr.shape[1]:
+            raise ValueError(
+                f"{name} renumbers rows and columns alike, which a {csr.shape[0]} × {csr.shape[1]} matrix does not "
+                "allow; use by='nnz' or by='rows'"
+            )
+        return _by_parts(by, csr.shape[0], parts)
+    perm = None if reorder is None else order_of(csr, reorder)
+    if by == "rows":
+        return Partition(equal(csr.shape[0], parts), perm)
+    lengths = np.diff(csr.indptr).astype(np.int64)
+    return Partition(equal_nnz(lengths if perm is None else lengths[perm], parts), perm)
 
 
 def equal(n: int, parts: int) -> np.ndarray:
@@ -64,6 +85,72 @@ def equal_nnz(row_lengths: np.ndarray, parts: int) -> np.ndarray:
     starts = np.clip(equal(n, parts), low, high)
     starts[0], starts[-1] = 0, n
     return np.maximum.accumulate(starts)
+
+
+def _by_parts(by: Any, n: int, parts: int) -> Partition:
+    """The pieces that a part vector describes; inside a piece the order is kept."""
+    part = np.asarray(by)
+    if part.dtype.kind not in "iu":
+        raise TypeError(
+            f"by must be one of the words {', '.join(CUTS)}, or integers, the part of each unknown; got "
+            f"{type(by).__name__} of {part.dtype}"
+        )
+    if part.shape != (n,) or (n and not 0 <= part.min() <= part.max() < parts):
+        low, high = (part.min(), part.max()) if part.size else (0, 0)
+        raise ValueError(
+            f"by must give each of {n} unknowns one of the parts 0 to {parts - 1}; got shape {part.shape}, and numbers "
+            f"from {low} to {high}. Pass an order of the rows as reorder="
+        )
+    starts = np.concatenate([[0], np.cumsum(np.bincount(part, minlength=parts))])
+    return Partition(starts.astype(np.int64), np.argsort(part, kind="stable"))
+
+
+def boxes(shape: int | Sequence[int], parts: int | Sequence[int]) -> np.ndarray:
+    """The part [points] of each point of a grid that is cut into boxes, for `by=` of `shard`.
+
+    Boxes have a smaller halo than the strips that `shard` cuts otherwise. The points count along the last axis first,
+    as in `gallery.poisson(shape)`.
+
+    Args:
+      shape: points along each axis; a number for one axis.
+      parts: how many boxes, cut to separate the fewest neighbours; or how many along each axis.
+
+    Raises:
+      ValueError: an extent or a number of parts below 1, or not one for each axis.
+    """
+    extents = [whole_number("an extent of the grid", n, 1) for n in np.atleast_1d(shape)]
+    if not extents:
+        raise ValueError("the grid has no axis; shape is the number of points along each, as in (100, 100)")
+    if np.ndim(parts):
+        along = [whole_number("the parts along an axis", p, 1) for p in np.atleast_1d(parts)]
+        if len(along) != len(extents):
+            raise ValueError(f"parts must be one number, or one for each of {len(extents)} axes; got {parts!r}")
+    else:
+        along = _fewest_cut(extents, whole_number("parts", parts, 1))
+    out = np.zeros((), np.int64)
+    for n, p in zip(extents, along, strict=True):
+        box = np.searchsorted(equal(n, p), np.arange(n), side="right") - 1
+        out = out[..., None] * p + box
+    return out.ravel().astype(np.int32)
+
+
+def _fewest_cut(extents: list[int], parts: int) -> list[int]:
+    """Parts along each axis that cut the fewest pairs of neighbours, and leave no box empty if that is possible."""
+
+    def cost(along: list[int]) -> tuple[bool, float]:
+        pairs = [*zip(extents, along, strict=True)]
+        return any(p > n for n, p in pairs), sum((p - 1) / n for n, p in pairs)
+
+    return min(_factors(parts, len(extents)), key=cost)
+
+
+def _factors(count: int, axes: int) -> Iterator[list[int]]:
+    """All lists of `axes` factors of a number."""
+    if axes == 1:
+        yield [count]
+    else:
+        divisors = (d for d in range(count, 0, -1) if count % d == 0)
+        yield from ([d, *rest] for d in divisors for rest in _factors(count // d, axes - 1))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,8 +1,10 @@
-"""Reverse Cuthill-McKee (Cuthill and McKee, 1969; George, 1971): the columns of neighbouring rows lie together.
+"""Orders of unknowns: reverse Cuthill-McKee, and a matrix with its unknowns in another order.
 
-The part of x that a product reads then stays in the L1 cache, differences of columns fit 16 bits, and diagonals may
-appear.
+In reverse Cuthill-McKee order (Cuthill and McKee, 1969; George, 1971) the columns of neighbouring rows lie together:
+the part of x that a product reads stays in the L1 cache, differences of columns fit 16 bits, and diagonals may appear.
 """
+
+from typing import Any
 
 import numpy as np
 import scipy.sparse
@@ -10,20 +12,63 @@ import scipy.sparse
 from jaxsparse_fmt._types import Csr
 
 
-def cuthill_mckee(csr: Csr) -> np.ndarray:
-    """The order of the pattern of S + Sᵀ, [n] int64, component by component of the graph.
+def order_of(csr: Csr, reorder: Any) -> np.ndarray:
+    """The permutation [n] int64 of the user's `reorder`, "rcm" or a permutation: place k gets unknown perm[k].
 
-    ValueError: a matrix that is not square.
+    ValueError: a matrix that is not square, another word, or numbers that are no permutation. TypeError: no integers.
     """
     rows, cols = csr.shape
+    if isinstance(reorder, str) and reorder != "rcm":
+        raise ValueError(f"reorder must be 'rcm', a permutation or None; got {reorder!r}")
     if rows != cols:
         raise ValueError(
             f"another order renumbers rows and columns alike, which a {rows} × {cols} matrix does not allow"
         )
+    if isinstance(reorder, str):
+        return cuthill_mckee(csr)
+    perm = np.asarray(reorder)
+    if perm.shape != (rows,):
+        raise ValueError(f"reorder must hold {rows} numbers, one for each unknown; got shape {perm.shape}")
+    if perm.dtype.kind not in "iu" and rows:
+        raise TypeError(f"reorder must be 'rcm', or a permutation in integers; got dtype {perm.dtype}")
+    if rows and not 0 <= perm.min() <= perm.max() < rows:
+        bad = perm.min() if perm.min() < 0 else perm.max()
+        raise ValueError(f"reorder must be a permutation of the numbers 0 to {rows - 1}; it holds {bad}")
+    counts = np.bincount(perm.astype(np.int64), minlength=rows)
+    if np.any(counts != 1):
+        twice, never = int(counts.argmax()), int(counts.argmin())
+        raise ValueError(f"reorder must be a permutation; it holds {twice} {counts[twice]} times and {never} never")
+    return perm.astype(np.int64)
+
+
+def cuthill_mckee(csr: Csr) -> np.ndarray:
+    """The reverse Cuthill-McKee order of the pattern of S + Sᵀ, [n] int64, component by component of the graph."""
     if csr.nnz == 0:
-        return np.arange(rows)
+        return np.arange(csr.shape[0])
     from scipy.sparse import csgraph  # slow to import
 
     # The graph holds ones, since values of S and Sᵀ may cancel.
     S = scipy.sparse.csr_array((np.ones(csr.nnz, np.int8), csr.indices, csr.indptr), shape=csr.shape)
     return csgraph.reverse_cuthill_mckee(scipy.sparse.csr_array(S + S.T), symmetric_mode=True).astype(np.int64)
+
+
+def permuted(csr: Csr, perm: np.ndarray | None) -> tuple[Csr, np.ndarray | None]:
+    """P·S·Pᵀ, whose row and column i are perm[i] of S, and the index in S's data of its entries (None: unchanged)."""
+    if perm is None:
+        return csr, None
+    place = np.empty(len(perm), csr.indices.dtype)
+    place[perm] = np.arange(len(perm))
+    entry, indptr = _by_rows(csr.indptr, perm)
+    moved = scipy.sparse.csr_array((entry, place[csr.indices[entry]], indptr), shape=csr.shape)
+    moved.sort_indices()
+    entry = moved.data
+    out = scipy.sparse.csr_array((csr.data[entry], moved.indices, moved.indptr), shape=csr.shape)
+    out.has_canonical_format = True
+    return out, entry
+
+
+def _by_rows(indptr: np.ndarray, perm: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The index of each entry with rows in the order `perm`, [nnz], and the pointers of those rows, [n + 1]."""
+    lengths = np.diff(indptr)[perm]
+    start = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    return np.repeat(indptr[:-1][perm] - start[:-1], lengths) + np.arange(start[-1]), start

@@ -20,6 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxsparse_fmt._types import Target, check_keeps_imaginary, pytree
 from jaxsparse_fmt.core import mesh_axes
+from jaxsparse_fmt.distributed import basis
 from jaxsparse_fmt.distributed.build import assemble
 from jaxsparse_fmt.distributed.common_format import Request
 from jaxsparse_fmt.distributed.pieces import (
@@ -33,7 +34,6 @@ from jaxsparse_fmt.distributed.pieces import (
     starts_of,
     turned,
 )
-from jaxsparse_fmt.distributed.placement import sharded
 from jaxsparse_fmt.distributed.processes import everyones
 from jaxsparse_fmt.kernels.cpu import aggregation
 from solvers.core import arguments
@@ -325,4 +325,4 @@ def _on_every_device(a: np.ndarray, mesh: Any) -> Array:
 
 def _spread(parts: dict[int, np.ndarray], over: Any) -> Array:
     """[places], zero in empty ones."""
-    return sharded(lambda k: np.pad(parts[k], (0, over.size - len(parts[k]))), over).reshape(-1)
+    return basis.sharded(lambda k: np.pad(parts[k], (0, over.size - len(parts[k]))), over).reshape(-1)

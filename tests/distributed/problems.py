@@ -19,12 +19,6 @@ def take(kind: str, monkeypatch) -> None:
     monkeypatch.setattr(halo, "ROUND", KINDS[kind])
 
 
-def boxes(shape: tuple[int, ...], parts: tuple[int, ...]) -> np.ndarray:
-    """An order of the points of a grid, box by box, with so many boxes along each axis."""
-    box = [i * p // n for i, p, n in zip(np.indices(shape), parts, shape, strict=True)]
-    return np.argsort(np.ravel_multi_index(box, parts).ravel(), kind="stable")
-
-
 def irregular(n_rows: int = 90, n_cols: int = 90, seed: int = 0) -> sp.csr_array:
     """Rows of 0 to 6 entries, two long ones, a run of empty ones; no symmetry."""
     rng = np.random.default_rng(seed)

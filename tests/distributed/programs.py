@@ -62,16 +62,13 @@ def main(devices: int, what: str) -> dict[str, Any]:
     import jaxsparse_fmt as jsf
     from jaxsparse_fmt.distributed import halo
     from solvers import cg
-    from tests.distributed.problems import boxes
 
     jax.config.update("jax_enable_x64", True)
     mesh = jax.make_mesh((devices,), ("rows",))
     side = 64 if devices <= 64 else 128  # so that the devices divide the entries
     S = jsf.gallery.poisson((side, side))
     halo.ROUND = -(2**60)  # permutes, though the pieces are small
-    along = 2 ** (devices.bit_length() // 2)
-    perm = np.arange(side**2) if what == "strips" else boxes((side, side), (devices // along, along))
-    A = jsf.shard(S[perm][:, perm], mesh, format="ell", by="rows")
+    A = jsf.shard(S, mesh, format="ell", by="rows" if what == "strips" else jsf.boxes((side, side), devices))
     b = A.basis.placed(np.ones(S.shape[0]))
 
     def loss(A, data, b):

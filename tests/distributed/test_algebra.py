@@ -12,7 +12,7 @@ import jaxsparse_fmt as jsf
 from tests.distributed.problems import MESH, irregular
 
 S = sp.csr_array(irregular() + sp.eye_array(90))
-A = jsf.shard(S, MESH, format="csr")
+A = jsf.shard(S, MESH, format="csr", reorder="rcm")
 B = A.with_data(np.random.default_rng(3).normal(size=A.nnz))
 d = np.random.default_rng(4).normal(size=90)
 COLLECTIVE = re.compile(r"\w+\[([\d,]*)\]\S* (?:all-gather|all-to-all|all-reduce|collective-permute|reduce-scatter)\(")

@@ -15,6 +15,7 @@ from tests.distributed.problems import MESH
 
 S = sp.csr_array(jsf.gallery.poisson(32, dim=2))  # 1024 unknowns, 128 a device
 N = S.shape[0]
+STRIDED = np.concatenate([np.arange(N)[k::8] for k in range(8)])  # every device has unknowns of every block
 
 
 @jax.jit
@@ -30,9 +31,17 @@ def solved(A, data, b):
     return cg(A, b, rtol=1e-10).x, jax.grad(loss, argnums=(0, 1))(data, b)
 
 
-@pytest.mark.parametrize("by", ["nnz", "rows", [0, 0, 3, 300, 301, 302, 800, 1024, 1024]], ids=str)
-def test_a_users_vectors_lie_in_blocks_and_keep_their_order(by):
-    A = jsf.shard(S, MESH, format="ell", by=by)
+ORDERS = {
+    "users order": {},
+    "rcm": {"reorder": "rcm"},
+    "strided": {"reorder": STRIDED},
+    "boxes": {"by": jsf.boxes((32, 32), 8)},
+}
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+def test_a_users_vectors_lie_in_blocks_and_keep_their_order(order):
+    A = jsf.shard(S, MESH, format="ell", **order)
     x = np.random.default_rng(0).standard_normal(N)
     for y in product(A, x):
         assert y.sharding.spec == PartitionSpec("rows")
@@ -57,19 +66,28 @@ def test_no_device_holds_a_vector_of_all_unknowns(f):
     assert longest(f, *args) <= max(stored, 4 * N // 8, 0 if f is product else entries + 8)
 
 
+def test_a_device_receives_no_more_than_a_few_blocks_where_every_other_has_unknowns_for_it():
+    assert jsf.shard(S, MESH, format="dia", reorder=STRIDED).basis.route.how.width <= 2 * N // 8
+
+
 @pytest.mark.parametrize(
     ("devices", "format"),
     [(7, "csr"), *(pytest.param(*case, marks=pytest.mark.deep) for case in ((3, "sell"), (5, "dia"), (7, "bsr")))],
 )
 def test_odd_numbers_of_devices_give_what_one_gives(devices, format):
     mesh = jax.make_mesh((devices,), ("rows",), devices=MESH.devices[:devices])
-    rng = np.random.default_rng(1)
-    by = np.concatenate([[0], np.sort(rng.integers(0, N, devices - 1)), [N]])
-    T = S[p := rng.permutation(N)][:, p]  # neighbours at any distance
-    A, x = jsf.shard(T, mesh, format=format, by=by), rng.standard_normal(N)
-    np.testing.assert_array_equal(A.to_scipy().toarray(), T.toarray())
-    T.sort_indices()
-    np.testing.assert_array_equal(A.data, T.data)
-    T.data = rng.standard_normal(S.nnz)
-    for y, wanted in zip(product(A.with_data(T.data), x), (T @ x, T.T @ x), strict=True):
+    by, rng = jsf.boxes((32, 32), devices), np.random.default_rng(1)
+    by[rng.integers(0, N, 40)] = rng.integers(0, devices, 40)  # parts of any shape, with neighbours at any distance
+    A, x = jsf.shard(S, mesh, format=format, by=by), rng.standard_normal(N)
+    data = rng.standard_normal(S.nnz)
+    T = sp.csr_array((data, S.indices, S.indptr), shape=S.shape)
+    np.testing.assert_array_equal(A.data, S.data)
+    for y, wanted in zip(product(A.with_data(data), x), (T @ x, T.T @ x), strict=True):
         np.testing.assert_allclose(y, wanted, atol=1e-12)
+    np.testing.assert_array_equal(A.to_scipy().toarray(), S.toarray())
+
+
+def test_a_matrix_without_entries_keeps_a_given_order():
+    A = jsf.shard(sp.csr_array((16, 16)), MESH, format="csr", by=np.arange(16) % 8)
+    y, _ = product(A.with_data(jnp.zeros(0)), np.ones(16))
+    assert A.data.shape == (0,) and not y.any()

@@ -72,10 +72,10 @@ def test_every_mode_and_exchange_agrees_with_scipy_both_ways(mode, kind, monkeyp
 @pytest.mark.some(options=1)
 @pytest.mark.parametrize(
     "options",
-    [{"by": "rows", "mode": "vector"}, {"by": np.array([0, 0, 3, 30, 40, 41, 60, 89, 90])}],
-    ids=["rows", "given"],
+    [{"reorder": "rcm", "mode": "vector"}, {"reorder": np.random.default_rng(4).permutation(90)}],
+    ids=["rcm", "permutation"],
 )
-def test_the_basis_hides_how_the_rows_are_cut(options):
+def test_the_basis_hides_how_unknowns_are_renumbered(options):
     B = jsf.shard(S, MESH, format="ell", **options)
     product, data = anew(B, DATA, X[:, 0])
     close(product, OTHER @ X[:, 0])

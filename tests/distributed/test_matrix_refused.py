@@ -14,7 +14,8 @@ from tests.distributed.problems import DEVICES, MESH, irregular
 from tests.distributed.test_matrix import S, X, close
 
 REVERSE = jax.sharding.Mesh(MESH.devices[::-1], ("rows",))
-rows_of = lambda a, b: S[a:b]  # noqa: E731
+WIDE, rows_of = irregular(90, 40), lambda a, b: S[a:b]
+PART = "by must give each of {} unknowns one of the parts 0 to 7; got shape {}"
 
 OF_SHARD = [
     ({"axis": "cols"}, ValueError, "a tuple in the mesh's order: 'rows'; got 'cols'"),
@@ -27,13 +28,14 @@ OF_SHARD = [
     ({"exchange": "permute"}, TypeError, "there is no keyword or layout option 'exchange'; formats have block_shape"),
     ({"format": "ell", "sigma": 3}, ValueError, "format 'ell' has no layout option 'sigma'; it has: none"),
     ({"format": "ell", "max_bytes": 10}, ValueError, "format 'ell' would take"),
-    ({"by": np.arange(8)}, ValueError, "by must be 9 numbers that rise from 0 to n = 90"),
-    ({"by": np.zeros(9)}, TypeError, "by must be integers, the numbers of rows"),
-    (
-        {"by": "columns"},
-        ValueError,
-        "by must be one of nnz, rows, or where the rows of each device begin",
-    ),
+    ({"by": np.arange(8)}, ValueError, PART.format(90, "(8,)")),
+    ({"by": np.arange(90)}, ValueError, "got shape (90,), and numbers from 0 to 89"),
+    ({"by": np.zeros(90)}, TypeError, "by must be one of the words nnz, rows, or integers"),
+    ({"by": "columns"}, ValueError, "by must be one of nnz, rows, or the part of each unknown; got 'columns'"),
+    ({"reorder": "amd"}, ValueError, "'amd'"),
+    ({"by": np.zeros(90, int), "reorder": "rcm"}, ValueError, "renumbers the unknowns itself; leave reorder out"),
+    ({"S": WIDE, "by": np.zeros(90, int)}, ValueError, "which a 90 × 40 matrix does not allow"),
+    ({"S": WIDE, "reorder": "rcm"}, ValueError, "90 × 40 matrix"),
 ]
 FALLING = [0, 9, 8, 20, 30, 40, 50, 60, 90]
 OF_ROWS = [
@@ -105,8 +107,9 @@ def test_a_matrix_that_was_moved_is_told_what_to_do(where):
             use()
 
 
-def test_what_must_be_free_is_what_a_device_will_hold(monkeypatch):
-    options = {"format": "ell"}
+@pytest.mark.parametrize("reorder", [None, np.arange(90)], ids=["as it is", "renumbered"])
+def test_what_must_be_free_is_what_a_device_will_hold(reorder, monkeypatch):
+    options = {"format": "ell", "reorder": reorder}
     each = jsf.shard(S, MESH, **options).nbytes // DEVICES
     free = each
     monkeypatch.setattr(type(MESH.devices.flat[0]), "memory_stats", lambda self: {"bytes_limit": free})

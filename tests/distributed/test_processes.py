@@ -70,6 +70,8 @@ ones = np.ones(1728)
 jsf.save_rows(sys.argv[3], A)
 saved = jsf.saved_rows(sys.argv[3])
 assert len(saved.cuts) == 5 and abs(saved(0, 1728) - S).max() == 0 == abs(A.to_scipy() - S).max()
+G = jsf.shard(S, A.domain.over.mesh, by=np.arange(1728) % 4)
+assert abs(G.to_scipy() - S).max() == 0 and abs(G @ ones - S @ ones).max() < 1e-10
 y, sol = A @ (A @ ones), cg(A, ones, M=precond.multigrid(A, max_coarse=100), rtol=1e-8)
 print("wrong by", float(abs(y - S @ (S @ ones)).max()), "status", int(sol.status), "steps", int(sol.iterations))
 """

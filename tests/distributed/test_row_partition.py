@@ -6,16 +6,16 @@ import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.distributed import row_partition
-from tests.distributed.problems import MESH, boxes, irregular
+from tests.distributed.problems import MESH, irregular
 
 
 def test_no_cut_by_entries_could_move_a_row_and_come_closer():
     S = irregular(200)
-    starts = row_partition.cuts("nnz", np.diff(S.indptr), 7)
+    cut = row_partition.partition(S, 7)
     goal = S.nnz * np.arange(8) / 7
-    at = S.indptr[starts]
+    at = S.indptr[cut.starts]
     for moved in (-1, 1):
-        near = S.indptr[np.clip(starts + moved, 0, 200)]
+        near = S.indptr[np.clip(cut.starts + moved, 0, 200)]
         assert np.all(np.abs(at - goal) <= np.abs(near - goal))
 
 
@@ -28,12 +28,37 @@ def test_empty_rows_are_shared_out_evenly():
 @pytest.mark.parametrize("n", [0, 1, 3])
 @pytest.mark.parametrize("by", ["nnz", "rows"])
 def test_more_pieces_than_rows_leave_some_empty(n, by):
-    starts = row_partition.cuts(by, np.ones(n, int), 8)
-    assert starts[0] == 0 and starts[-1] == n and np.all(np.diff(starts) >= 0)
-    assert np.diff(starts).max(initial=0) <= 1
+    cut = row_partition.partition(sp.csr_array(sp.eye_array(n)), 8, by)
+    assert cut.starts[0] == 0 and cut.starts[-1] == n and np.all(np.diff(cut.starts) >= 0)
+    assert np.diff(cut.starts).max(initial=0) <= 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "parts", "along"),
+    [((8, 8), 4, (2, 2)), ((6, 100), 4, (1, 4)), ((5, 5, 5), 7, (7, 1, 1)), ((4, 9, 2), (2, 3, 1), (2, 3, 1))],
+)
+def test_boxes_are_cut_where_the_fewest_neighbours_part(shape, parts, along):
+    part = row_partition.boxes(shape, parts).reshape(shape)
+    assert part.dtype == np.int32 and part.max() == np.prod(along) - 1
+    for box in range(part.max() + 1):
+        inside = np.argwhere(part == box)
+        assert inside.size == 0 or np.prod(np.ptp(inside, axis=0) + 1) == len(inside)  # all points between its corners
+    for axis, p in enumerate(along):
+        line = np.moveaxis(part, axis, 0).reshape(shape[axis], -1)[:, 0]
+        assert np.count_nonzero(np.diff(line)) == min(p, shape[axis]) - 1
 
 
 def test_boxes_of_a_grid_have_a_smaller_halo_than_strips():
-    S, perm = sp.csr_array(jsf.gallery.poisson((24, 24))), boxes((24, 24), (2, 4))
-    halo = lambda S: jsf.shard(S, MESH, format="csr", by="rows").record.imbalance.halo.max()  # noqa: E731
-    assert halo(S[perm][:, perm]) == 6 + 12 + 12 and halo(S) == 48  # boxes of 12 × 6 points
+    S = sp.csr_array(jsf.gallery.poisson((24, 24)))
+    halo = lambda by: jsf.shard(S, MESH, format="csr", by=by).record.imbalance.halo.max()  # noqa: E731
+    assert halo(jsf.boxes((24, 24), 8)) == 6 + 12 + 12 and halo("rows") == 48  # 2 × 4 boxes of 12 × 6 points
+
+
+def test_boxes_that_do_not_fit_the_grid_are_refused_and_one_axis_may_be_a_number():
+    with pytest.raises(ValueError, match=r"parts must be one number, or one for each of 3 axes; got \(2, 2\)"):
+        jsf.boxes((4, 4, 4), (2, 2))
+    with pytest.raises(ValueError, match="an extent of the grid must be at least 1; got 0"):
+        jsf.boxes((4, 0), 2)
+    with pytest.raises(ValueError, match="the grid has no axis"):
+        jsf.boxes((), 1)
+    assert jsf.boxes(5, 2).tolist() == jsf.boxes((5,), np.array([2])).tolist() == [0, 0, 1, 1, 1]

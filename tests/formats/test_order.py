@@ -1,10 +1,11 @@
-"""What Cuthill-McKee gathers, and what is refused."""
+"""Orders of unknowns: what Cuthill-McKee gathers, what permutes, and what is refused."""
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
+from jaxsparse_fmt.formats.order import order_of
 from tests.zoo import CASES
 
 N = 60
@@ -26,6 +27,23 @@ def test_cuthill_mckee_gathers_the_entries_around_the_diagonal(S):
     perm = jsf.order(S, "rcm")
     np.testing.assert_array_equal(np.sort(perm), np.arange(N))
     assert bandwidth(S[perm][:, perm]) == 1 < bandwidth(S)
+
+
+REFUSED = {
+    "another word": ("amd", ValueError, "reorder must be 'rcm', a permutation or None; got 'amd'"),
+    "too short": (PERM[:21], ValueError, r"reorder must hold 60 numbers, one for each unknown; got shape \(21,\)"),
+    "a table": (PERM[None], ValueError, r"got shape \(1, 60\)"),
+    "floats": (PERM / 1, TypeError, "a permutation in integers; got dtype float64"),
+    "too high": (PERM + 1, ValueError, "a permutation of the numbers 0 to 59; it holds 60"),
+    "negative": (PERM - 1, ValueError, "a permutation of the numbers 0 to 59; it holds -1"),
+    "twice": (np.where(PERM == 4, 7, PERM), ValueError, "it holds 7 2 times and 4 never"),
+}
+
+
+@pytest.mark.parametrize(("order", "error", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_is_no_order_is_refused(order, error, words):
+    with pytest.raises(error, match=words):
+        order_of(sp.csr_array(CHAIN), order)
 
 
 def test_order_refuses_another_word_and_a_matrix_that_is_not_square():

@@ -58,9 +58,10 @@ of_columns = jax.jit(jax.vmap(lambda A, x: A @ x, in_axes=(None, 1), out_axes=1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_exchange_goes_home_and_has_derivatives(kind, mesh, monkeypatch):
+@pytest.mark.parametrize("reorder", [None, "rcm"])
+def test_every_exchange_goes_home_and_has_derivatives(kind, reorder, mesh, monkeypatch):
     take(kind, monkeypatch)
-    A, x = jsf.shard(S, mesh, format="csr"), X[:, 0]
+    A, x = jsf.shard(S, mesh, format="csr", reorder=reorder), X[:, 0]
     product, transposed = both_ways(A, X)
     close(product, S @ X)
     close(transposed, S.T @ X)

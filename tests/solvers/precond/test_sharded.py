@@ -50,7 +50,7 @@ def test_every_array_of_a_device_has_its_share_of_the_rows(built):
 
 
 def test_the_operator_is_symmetric_and_the_same_in_the_users_order_and_inside():
-    A = jsf.shard(L, THREE, format="csr")
+    A = jsf.shard(L, THREE, format="csr", reorder="rcm")
     narrow, M = precond.multigrid(A, dtype="float32"), precond.multigrid(A, np.ones((N, 1)))
     assert narrow.dtype == np.float32 and narrow.levels[0].A.dtype == np.float32
     np.testing.assert_allclose(narrow @ b, M @ b, rtol=0, atol=1e-4 * np.abs(M @ b).max())
@@ -82,7 +82,7 @@ def test_a_deflated_solve_takes_as_many_steps_as_on_one_device(dense):
     octant = (np.indices((16, 16, 16)).reshape(3, -1).T >= 8) @ np.array([4, 2, 1])
     W = precond.subdomains(np.ones(N), octant)
     alone = cg(ALONE, b, M=precond.coarse_space(ALONE, W), rtol=1e-8)
-    A = jsf.shard(L, THREE, format="csr")
+    A = jsf.shard(L, THREE, format="csr", reorder="rcm")
     sol = cg(A, b, M=precond.coarse_space(A, W.toarray() if dense else W), rtol=1e-8)
     assert sol.success and abs(int(sol.iterations) - int(alone.iterations)) <= 1
     assert sol.iterations < cg(ALONE, b, M=precond.jacobi(ALONE), rtol=1e-8).iterations
