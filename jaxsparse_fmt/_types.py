@@ -311,19 +311,39 @@ def user_cache() -> Path | None:
 def exposed(folder: Path) -> str:
     """How users beside this one and root could change what a folder holds; empty where they could not.
 
-    OSError: there is no such folder.
+    As sshd's StrictModes asks, every folder on the way belongs to the user or root, and nobody else can write to it. A
+    sticky one, such as /tmp, may lie on the way: there only owners rename. The walk begins at the root, so that nobody
+    else can change a part once it is checked. OSError: there is no such folder.
     """
-    about = folder.stat()
-    if hasattr(os, "geteuid") and about.st_uid not in (0, os.geteuid()):
-        return f"{folder} belongs to user {about.st_uid}"
-    return f"others can write to {folder} (chmod go-w '{folder}' ends that)" if foreign(about) else ""
+    if not hasattr(os, "geteuid"):  # on Windows, where modes do not tell who may write, every folder is trusted
+        return ""
+    last = folder.stat()  # raises for a circle of links
+    for part in _way(folder.absolute()):
+        about = part.lstat()
+        if about.st_uid not in (0, os.geteuid()):
+            return f"{part} belongs to user {about.st_uid}"
+        if foreign(about):
+            if not about.st_mode & stat.S_ISVTX:
+                return f"others can write to {part} (chmod go-w '{part}' ends that)"
+            if os.path.samestat(about, last):
+                return f"others can write to {part}"
+    return ""
+
+
+def _way(path: Path) -> Iterator[Path]:
+    """The folders and links that lead to an absolute path, from the root, and those to which its links lead."""
+    for part in (*reversed(path.parents), path):
+        yield part
+        if part.is_symlink():
+            yield from _way(part.parent / os.readlink(part))
 
 
 def foreign(about: os.stat_result) -> bool:
     """Whether users beside this one and root could write a file; on Windows no."""
     if not hasattr(os, "geteuid"):
         return False
-    return about.st_uid not in (0, os.geteuid()) or bool(about.st_mode & 0o022)
+    writable = about.st_mode & 0o022 and not stat.S_ISLNK(about.st_mode)  # the modes of links mean nothing
+    return about.st_uid not in (0, os.geteuid()) or bool(writable)
 
 
 def read_private(path: Path) -> bytes:

@@ -11,6 +11,7 @@ import threading
 import pytest
 
 import jaxsparse_fmt as jsf
+from jaxsparse_fmt import _types
 from jaxsparse_fmt.kernels.cpu import machine_code
 from tests.oracle import wide
 
@@ -132,15 +133,20 @@ def set_mode(path, mode):
 
 @posix
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
-def test_a_forged_file_where_others_can_write_does_not_run(answer, tmp_path, mode):
-    kept = tmp_path / "kept"
+@pytest.mark.parametrize("weak", ["kept", ""])
+def test_a_forged_file_where_others_can_write_does_not_run(answer, tmp_path, weak, mode):
+    """In a folder of such a mode, or below one; sticky folders keep others from renaming what lies below them."""
+    kept = tmp_path / "parent" / "kept"
     assert answer(FORGED, kept) == answer(GOOD, kept) == FORGED  # as is right in a folder of the user
     (file,) = kept.iterdir()
     forged = file.read_bytes()
-    set_mode(kept, mode)
+    set_mode(kept.parent / weak, mode)
+    if mode == 0o1777 and not weak:
+        assert answer(GOOD, kept) == FORGED
+        return
     with pytest.warns(UserWarning, match=r"kernels are not kept.*others can write to .+NUMBA_CACHE_DIR") as caught:
         assert answer(GOOD, kept) == GOOD and answer(GOOD, kept, "another") == GOOD
-    assert len(caught) == 1 and "chmod go-w" in str(caught[0].message)
+    assert len(caught) == 1 and ("chmod go-w" in str(caught[0].message)) == (mode != 0o1777)
     assert [*kept.iterdir()] == [file] and file.read_bytes() == forged  # nothing is kept there
 
 
@@ -183,3 +189,21 @@ def test_what_is_kept_under_any_umask_is_read_again(answer, tmp_path, umask):
         assert answer(1, tmp_path / "new" / "kept") == answer(2, tmp_path / "new" / "kept") == 1
     finally:
         os.umask(before)
+
+
+@posix
+def test_links_on_the_way_to_a_folder_are_followed_part_by_part(tmp_path):
+    good, shared = tmp_path / "good", tmp_path / "shared"
+    for folder in (good, shared, shared / "below"):
+        folder.mkdir()
+    (good / "link").symlink_to("../shared/below")
+    (good / "here").symlink_to(good)
+    (shared / "link").symlink_to(good)
+    assert not any(map(_types.exposed, (good, good / "link", good / "here" / "here", shared / "link" / "link" / "..")))
+    set_mode(shared, 0o777)
+    told = f"others can write to {shared} (chmod go-w '{shared}' ends that)"
+    assert _types.exposed(good / "link").replace("good/../", "") == told
+    assert _types.exposed(shared / "link") == told  # others choose where it leads
+    assert _types.exposed(good / "here" / "here") == ""
+    set_mode(shared, 0o1777)
+    assert _types.exposed(shared / "below") == _types.exposed(good / "link") == "" != _types.exposed(shared)
