@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import dataclasses
+import difflib
 import functools
 import math
 import numbers
@@ -423,6 +424,27 @@ def as_vector(x: Any, A: Any, axis: int, what: str) -> jax.Array:
         hint = "; map over further axes with jax.vmap" if x.ndim > 2 else ""
         raise ValueError(f"{what} of shape ({n},) or ({n}, p); got {x.shape}{hint}")
     return x
+
+
+def check_choice(name: str, value: Any, choices: Iterable[str], more: str = "") -> None:
+    """ValueError, which lists the choices and the one that is spelt most like `value`, if `value` is none of them.
+
+    Args:
+      more: what else the argument takes, for the text.
+    """
+    if value not in (known := tuple(choices)):
+        raise ValueError(f"{name} must be one of {', '.join(known)}{more}; got {value!r}{did_you_mean(value, known)}")
+
+
+def nearest(value: Any, choices: Iterable[str]) -> str:
+    """The choice that is spelt most like `value`; "" where none is spelt alike."""
+    return next(iter(difflib.get_close_matches(str(value), list(choices), 1)), "")
+
+
+def did_you_mean(value: Any, choices: Iterable[str]) -> str:
+    """`; did you mean 'csr'?`, or nothing where no choice is spelt alike."""
+    near = nearest(value, choices)
+    return f"; did you mean {near!r}?" if near else ""
 
 
 def readable_bytes(n: float) -> str:

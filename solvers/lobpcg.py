@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxsparse_fmt._types import standard_promotion
+from jaxsparse_fmt._types import check_choice, standard_promotion
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import Basis
 from solvers.core import arguments, program
@@ -62,8 +62,7 @@ def lobpcg(
       maxiter: most steps, each of p products and uses of M; None allows 1000.
       tol, the `EigenSolution` and the errors: as in `eigsh`; steps count as iterations.
     """
-    if which not in SIGNS:
-        raise ValueError(f"which must be one of {', '.join(SIGNS)}; got {which!r}")
+    check_choice("which", which, SIGNS)
     own, basis, k, X0 = eigenproblem(A, k, X0, "X0", (GUARDS,))
     n, p = X0.shape
     if not k <= p <= n:

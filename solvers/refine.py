@@ -14,6 +14,7 @@ from typing import Any, Unpack
 import jax
 import jax.numpy as jnp
 
+from jaxsparse_fmt._types import check_choice
 from solvers.bicgstab import METHOD as BICGSTAB
 from solvers.cg import METHOD as CG
 from solvers.core import arguments
@@ -68,8 +69,7 @@ def refine(
     Raises:
       ValueError, TypeError: as `cg`, or a dtype that is not narrower than that of A and b.
     """
-    if method not in METHODS:
-        raise ValueError(f"method must be one of {', '.join(METHODS)}; got {method!r}")
+    check_choice("method", method, METHODS)
     arrays = [leaf for leaf in jax.tree.leaves(A) if hasattr(leaf, "dtype")]
     numbers = [a.dtype for a in arrays if jnp.issubdtype(a.dtype, jnp.inexact)]
     is_wide = jnp.finfo(jnp.result_type(*jax.tree.leaves(b), *numbers, float)).bits == 64

@@ -19,7 +19,7 @@ import scipy.sparse
 from jax import lax
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import concrete, in_trace
+from jaxsparse_fmt._types import check_choice, concrete, in_trace, nearest
 from jaxsparse_fmt.convert import from_dense
 from solvers import precond
 from solvers.bicgstab import bicgstab
@@ -240,10 +240,10 @@ def solve(A: Any, b: Any, x0: Any = None, *, method: str = "auto", **settings: U
     """
     given: Any = settings
     M = given["M"]
-    if method != "auto" and method not in METHODS:
-        raise ValueError(f"method must be one of auto, {', '.join(METHODS)}; got {method!r}")
+    check_choice("method", method, ("auto", *METHODS))
     if isinstance(M, str) and M != "auto":
-        raise ValueError(f"M must be 'auto', None, a matrix or a function; got {M!r}. Try M=precond.{M}(A)")
+        near = nearest(M, precond.__all__) or "jacobi"
+        raise ValueError(f"M must be 'auto', None, a matrix or a function; got {M!r}. Try M=precond.{near}(A)")
     if method == "direct" and not isinstance(M, str):
         raise ValueError("method='direct' takes no M; leave it out")
     n = arguments.unknowns(A, b)

@@ -17,7 +17,7 @@ FLOORS = (
     "formats",
     "choose algebra",
     "convert",
-    "distributed interchange saved plot doctor",
+    "distributed interchange saved plot",
     "solvers jaxsparse_fmt",
     "cli benchmarks",
 )

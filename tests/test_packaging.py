@@ -89,7 +89,7 @@ def test_a_distribution_works_in_an_empty_environment(source, built, tmp_path):
     (site / "dependencies.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
     for command in (
         [python, "-c", SMOKE],
-        [python, "-m", "jaxsparse_fmt.doctor"],
+        [str(home / "bin/jaxsparse"), "doctor"],
         [str(home / "bin/jaxsparse"), "info", "small.mtx"],
     ):
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

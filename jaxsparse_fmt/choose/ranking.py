@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 
-from jaxsparse_fmt._types import Csr, Target, floating_dtype, readable_bytes, readable_seconds
+from jaxsparse_fmt._types import Csr, Target, check_choice, floating_dtype, readable_bytes, readable_seconds
 from jaxsparse_fmt.core.matrix import FORMATS, SparseMatrix, build
 from jaxsparse_fmt.formats import building, memory
 from jaxsparse_fmt.formats.footprint import L1_ROWS, SECTOR, PatternCounts, Storage
@@ -136,10 +136,8 @@ def rank(S: Any, dtype: Any = None, platform: str | None = None, backend: str = 
     Raises:
       ValueError: another platform or backend. TypeError: S is no sparse matrix.
     """
-    if platform not in (None, *COPY):
-        raise ValueError(
-            f"platform must be one of {', '.join(COPY)}, or None for the one that JAX runs on; got {platform!r}"
-        )
+    if platform is not None:
+        check_choice("platform", platform, COPY, ", or None for the one that JAX runs on")
     selection.check_backend(backend)
     device = memory.device()
     if hasattr(S, "to_scipy"):

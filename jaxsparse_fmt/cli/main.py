@@ -5,17 +5,18 @@ Results go to standard output; progress, remarks and errors to standard error. `
 
 import argparse
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Sequence
 from io import TextIOWrapper
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 
-from jaxsparse_fmt._types import exposed, make_private, user_cache
+from jaxsparse_fmt._types import did_you_mean, exposed, make_private, user_cache
 from jaxsparse_fmt._version import __version__
-from jaxsparse_fmt.cli import bench, convert, demo, info, plots, process, solve
+from jaxsparse_fmt.cli import bench, convert, demo, doctor, info, plots, process, solve
 from jaxsparse_fmt.cli.arguments import BadInput
 from jaxsparse_fmt.cli.tables import OutputLost
 
@@ -26,6 +27,7 @@ COMMANDS = {
     "bench": bench,
     "convert": convert,
     "demo": demo,
+    "doctor": doctor,
 }
 EXAMPLES = {
     "solve": ["matrix.mtx.gz --rhs b.mtx --rtol 1e-8 --out x.npy", "matrix.mtx --method gmres --precond incomplete_lu"],
@@ -34,13 +36,22 @@ EXAMPLES = {
     "bench": ["matrix.mtx.gz --dtype float32"],
     "convert": ["matrix.mtx.gz matrix.npz --format sell", "matrix.npz - | gzip > matrix.mtx.gz"],
     "demo": ["--n 64"],
+    "doctor": ["", "--json"],
 }
 CODES = """\
 exit codes:
   0    done
-  1    a solve did not converge, or the demonstration disagrees with SciPy
+  1    a solve did not converge, the demonstration disagrees with SciPy, or a check of doctor failed
   2    bad input, or results that cannot be written: a full disk, a reader of standard output that is gone
   130  interrupted"""
+
+
+class Parser(argparse.ArgumentParser):
+    """Its message about a word that it does not know ends with the word that is spelt most like it."""
+
+    def error(self, message: str) -> NoReturn:
+        found = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
+        super().error(message + (did_you_mean(found[1], re.findall(r"\w+", found[2])) if found else ""))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -93,7 +104,7 @@ def _keep_programs() -> None:
 def _parser() -> argparse.ArgumentParser:
     look: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter}
     about = "Sparse matrices and Krylov solvers on JAX. Results go to standard output, progress to standard error."
-    parser = argparse.ArgumentParser("jaxsparse", description=about, epilog=CODES, allow_abbrev=False, **look)
+    parser = Parser("jaxsparse", description=about, epilog=CODES, allow_abbrev=False, **look)
     parser.add_argument("--version", action="version", version=f"jaxsparse {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, module in COMMANDS.items():

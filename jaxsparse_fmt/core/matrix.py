@@ -21,6 +21,7 @@ from jaxsparse_fmt._types import (
     CsrArrays,
     Target,
     as_vector,
+    check_choice,
     check_dense,
     concrete,
     is_on_cpu,
@@ -338,8 +339,7 @@ def check_format(name: str, layout: dict[str, Any]) -> None:
         )
     if name in CHOOSERS and layout:
         raise ValueError(f"format={name!r} chooses the layout itself; name a format to set {', '.join(layout)}")
-    if name not in (*FORMATS, *CHOOSERS):
-        raise ValueError(f"unknown format {name!r}; choose one of {', '.join((*FORMATS, *CHOOSERS))}")
+    check_choice("format", name, (*FORMATS, *CHOOSERS))
     for option in layout:
         if option not in FORMATS[name].layout_options:
             known = ", ".join(FORMATS[name].layout_options) or "none"

@@ -10,7 +10,7 @@ import numpy as np
 import scipy.sparse
 from jax.sharding import Mesh
 
-from jaxsparse_fmt._types import Csr, Target
+from jaxsparse_fmt._types import Csr, Target, check_choice
 from jaxsparse_fmt.choose import ranking
 from jaxsparse_fmt.choose.ranking import Choice
 from jaxsparse_fmt.core.matrix import CHOOSERS, FORMATS, SparseMatrix, build, check_format
@@ -34,8 +34,7 @@ class Request:
     target: Target
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise ValueError(f"mode must be one of {', '.join(MODES)}; got {self.mode!r}")
+        check_choice("mode", self.mode, MODES)
         check_format(self.format, self.layout)
         if self.format == "tune":
             raise ValueError("format='tune' measures a matrix of one device; name what from_scipy took for some rows")

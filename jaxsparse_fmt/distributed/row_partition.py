@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxsparse_fmt._types import Csr, whole_number
+from jaxsparse_fmt._types import Csr, check_choice, whole_number
 from jaxsparse_fmt.formats.order import order_of
 
 CUTS = ("nnz", "rows")
@@ -46,8 +46,8 @@ def partition(csr: Csr, parts: int, by: Any = "nnz", reorder: Any = None) -> Par
       ValueError: an unknown word, a number that is not that of a part, a `reorder` that is no permutation, two ways of
         renumbering, or one for a matrix that is not square.
     """
-    if isinstance(by, str) and by not in CUTS:
-        raise ValueError(f"by must be one of {', '.join(CUTS)}, or the part of each unknown; got {by!r}")
+    if isinstance(by, str):
+        check_choice("by", by, CUTS, ", or the part of each unknown")
     if not isinstance(by, str):
         name = "by= with the part of each unknown"
         if reorder is not None:

@@ -322,3 +322,13 @@ def test_bad_arguments_are_exit_2(args: list[str], text: str, capsys):
 def test_without_a_command_the_help_is_shown(capsys):
     assert main.main([]) == 2
     assert "solve" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [("slove", "solve"), ("solve A.mtx --method gmrs", "gmres"), ("solve A.mtx --format sel", "sell")],
+)
+def test_a_misspelt_word_is_answered_with_the_nearest(words, meant, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main.main(words.split())
+    assert capsys.readouterr().err.strip().endswith(f"did you mean '{meant}'?")

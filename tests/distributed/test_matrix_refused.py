@@ -21,7 +21,7 @@ OF_SHARD = [
     ({"axis": "cols"}, ValueError, "a tuple in the mesh's order: 'rows'; got 'cols'"),
     ({"axis": ()}, ValueError, "a tuple in the mesh's order: 'rows'; got ()"),
     ({"mode": "magic"}, ValueError, "mode must be one of overlap, naive, vector; got 'magic'"),
-    ({"format": "elk"}, ValueError, "unknown format 'elk'"),
+    ({"format": "elk"}, ValueError, "got 'elk'; did you mean 'ell'"),
     ({"format": "tune"}, ValueError, "format='tune' measures a matrix of one device"),
     ({"slice_size": 3}, ValueError, "format='auto' chooses the layout itself"),
     ({"mesh": "all"}, TypeError, "mesh must be a jax.sharding.Mesh"),

@@ -219,7 +219,7 @@ def test_of_a_sharded_matrix():
 
 REFUSED = [
     (dict(method="lu"), ValueError, "method must be one of auto, cg, .*; got 'lu'"),
-    (dict(M="ilu"), ValueError, r"got 'ilu'. Try M=precond.ilu\(A\)"),
+    (dict(M="illu"), ValueError, r"got 'illu'. Try M=precond.ilu\(A\)"),
     (dict(method="direct", M=None), ValueError, "takes no M"),
     (dict(rtol=-1), ValueError, "rtol must be a number from 0 up"),
     (dict(tol=1e-3), TypeError, "solve has no keyword 'tol': here it is 'rtol'"),

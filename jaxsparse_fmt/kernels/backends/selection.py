@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 import jax
 
+from jaxsparse_fmt._types import check_choice
+
 BACKENDS = ("auto", "triton", "mosaic", "numba", "xla", "interpret")
 
 # A user context takes part in jit's cache key, so a function traced under one backend is traced again under another.
@@ -17,8 +19,7 @@ _backend = jax.make_user_context("auto")
 
 def check_backend(name: str) -> str:
     """`name`; ValueError, which lists the backends, if it is none."""
-    if name not in BACKENDS:
-        raise ValueError(f"unknown backend {name!r}; choose one of {', '.join(BACKENDS)}")
+    check_choice("backend", name, BACKENDS)
     return name
 
 

@@ -217,7 +217,7 @@ def test_what_it_cannot_read_is_refused():
     for options, message in (
         ({"solve_sweeps": -1}, "solve_sweeps must be at least 0; got -1"),
         ({"shift": -0.1}, "shift must be a number from 0 up; got -0.1"),
-        ({"format": "hlll"}, "unknown format 'hlll'"),
+        ({"format": "hlll"}, "got 'hlll'; did you mean 'hll'"),
     ):
         with pytest.raises(ValueError, match=message):
             incomplete_lu(A, **options)
