@@ -22,6 +22,7 @@ from solvers.idrs import idrs
 from solvers.lobpcg import lobpcg
 from solvers.lsmr import LeastSquaresSolution, lsmr
 from solvers.minres import minres
+from solvers.precond.incomplete import Swept
 from solvers.precond.multigrid import Level
 from solvers.refine import refine
 from solvers.solution import Solution, SolverError, Status
@@ -55,4 +56,4 @@ __all__ = [
 
 exportable(Solution, EigenSolution, LeastSquaresSolution)
 exportable(precond.BlockJacobi, precond.Chebyshev, precond.CoarseSpace, precond.Incomplete)
-exportable(precond.Jacobi, precond.Multigrid, Level, precond.IncompleteFactors, Factorized, Factors, Triangle)
+exportable(Swept, precond.Jacobi, precond.Multigrid, Level, precond.IncompleteFactors, Factorized, Factors, Triangle)

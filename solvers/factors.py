@@ -36,16 +36,16 @@ class Factors:
     """x = y[cols] with (I + N)·D·(I + V)·y = r[rows].
 
     Attributes:
-      lower, upper: I + N and I + V.
       inverse_pivots: [n], 1/D.
-      rows, cols: [n].
+      lower, upper: I + N and I + V, a `Triangle` or what has its `solve` and `T`.
+      rows, cols: [n]; None: in order.
     """
 
-    lower: Triangle
-    upper: Triangle
     inverse_pivots: Array
-    rows: Array
-    cols: Array
+    lower: Any
+    upper: Any
+    rows: Array | None = None
+    cols: Array | None = None
 
     @property
     def dtype(self) -> np.dtype:
@@ -57,12 +57,14 @@ class Factors:
 
     @property
     def T(self) -> Self:
-        rows, cols = jnp.argsort(self.cols), jnp.argsort(self.rows)
+        rows, cols = (None if order is None else jnp.argsort(order) for order in (self.cols, self.rows))
         return dataclasses.replace(self, lower=self.upper.T, upper=self.lower.T, rows=rows, cols=cols)
 
     def solve(self, r: Array) -> Array:
         """For r of [n] or [n, k]; without derivatives."""
-        return self.upper.solve(rows_scaled(self.inverse_pivots, self.lower.solve(r[self.rows])))[self.cols]
+        r = r if self.rows is None else r[self.rows]
+        x = self.upper.solve(rows_scaled(self.inverse_pivots, self.lower.solve(r)))
+        return x if self.cols is None else x[self.cols]
 
 
 @pytree
@@ -226,7 +228,7 @@ def _split(made: Any, dtype: Any) -> Factors:
     if not all(np.all(np.isfinite(a)) for a in (lower.values, upper.values, inverse)):
         raise SolverError(Status.SINGULAR, f"the factors overflow {dtype}: {Status.SINGULAR.message}")
     rows, cols = np.argsort(made.perm_r).astype(np.int32), made.perm_c.astype(np.int32)
-    parts: Any = lower.T, upper.T, inverse, rows, cols
+    parts: Any = inverse, lower.T, upper.T, rows, cols
     return Factors(*parts)
 
 

@@ -50,8 +50,8 @@ EVERYTHING = {
     "jacobi": lambda: precond.jacobi(jsf.from_scipy(S)),
     "block_jacobi": lambda: precond.block_jacobi(jsf.from_scipy(S), 2),
     "chebyshev": lambda: precond.chebyshev(jsf.from_scipy(S), bounds=(1, 5)),
-    "incomplete": lambda: precond.incomplete_cholesky(jsf.from_scipy(S), format="csr"),
-    "incomplete, of two factors": lambda: precond.incomplete_lu(jsf.from_scipy(S), format="csr"),
+    "incomplete": lambda: precond.incomplete_cholesky(jsf.from_scipy(S), solve_sweeps=2),
+    "incomplete, of two factors": lambda: precond.incomplete_lu(jsf.from_scipy(S)),
     "multigrid": lambda: precond.multigrid(jsf.from_scipy(S)),
 }
 

@@ -52,7 +52,7 @@ SOLVERS_ALLOWED = {
         *(f"jaxsparse_fmt.distributed.{name}" for name in ("basis", "build", "common_format", "pieces", "processes")),
     },
     "solvers.precond.incomplete": {
-        *("scipy", "jaxsparse_fmt.convert", "jaxsparse_fmt.kernels.cpu.elimination"),
+        *("scipy", "jaxsparse_fmt.convert", "jaxsparse_fmt.core.triangular", "jaxsparse_fmt.kernels.cpu.elimination"),
         "jaxsparse_fmt.kernels.cpu.over_rows",
     },
     "solvers.lineax": {"lineax", "equinox"},

@@ -37,7 +37,7 @@ WHOLE_DOORS: dict[str, Callable[[Any], Any]] = {
     "ncv": lambda v: eigsh(A, 1, ncv=v),
     "block_size": lambda v: precond.block_jacobi(A, v),
     "degree": lambda v: precond.chebyshev(A, v, (0.1, 12.0)),
-    "solve_sweeps": lambda v: precond.incomplete_lu(A, solve_sweeps=v, format="csr"),
+    "solve_sweeps": lambda v: precond.incomplete_lu(A, solve_sweeps=v),
     "slice_size": lambda v: stored("hll", slice_size=v),
     "sigma": lambda v: stored("hll", slice_size=1, sigma=v),
     "threads_per_row": lambda v: stored("csr", threads_per_row=v),
@@ -60,7 +60,7 @@ REAL_DOORS: dict[str, Callable[[Any], Any]] = {
     "atol": lambda v: cg(A, b, atol=v),
     "drop": lambda v: refine(A, b, drop=v),
     "bounds": lambda v: precond.chebyshev(A, 2, (v, 12.0)),
-    "shift": lambda v: precond.incomplete_lu(A, shift=v, format="csr"),
+    "shift": lambda v: precond.incomplete_lu(A, shift=v),
     "tol": lambda v: eigsh(A, 1, tol=v),
 }
 

@@ -26,13 +26,18 @@ def square(A: Any, maker: str) -> int:
     return shape[0]
 
 
-def on_one_device(A: Any, maker: str) -> None:
-    """Refuses what is not a matrix of jaxsparse_fmt by TypeError, and a sharded one by ValueError."""
+def ours(A: Any, maker: str) -> None:
+    """TypeError: not a matrix of jaxsparse_fmt."""
     if not hasattr(A, "each_entry"):
         raise TypeError(
             f"{maker} takes a jaxsparse_fmt matrix, got {type(A).__name__}; convert it with jsf.from_scipy or "
             "jsf.from_dense"
         )
+
+
+def on_one_device(A: Any, maker: str) -> None:
+    """Refuses what is not a matrix of jaxsparse_fmt by TypeError, and a sharded one by ValueError."""
+    ours(A, maker)
     if getattr(A, "name", None) == "sharded":
         raise ValueError(
             f"{maker} works on one device, and A is sharded; gather it by jsf.from_scipy(A.to_scipy()), or take a "

@@ -27,3 +27,11 @@ def levels(begin, end, marks, ptr, col, level, upper):
         for p in range(ptr[row], ptr[row + 1]):
             most = max(most, level[col[p]] + 1)
         level[row] = most
+
+
+def substitute(begin, end, marks, ptr, col, values, y, upper):
+    """Solves (I + N)·y = r for a strictly triangular N, over y, which holds r."""
+    for i in range(begin, end):
+        row = end - 1 - i if upper else i
+        for p in range(ptr[row], ptr[row + 1]):
+            y[row] -= values[p] * y[col[p]]

@@ -25,13 +25,13 @@ SYMMETRIC = {
     "jacobi": jacobi,
     "block_jacobi": lambda A: block_jacobi(A, 3),
     "chebyshev": lambda A: chebyshev(A, 2, M=jacobi(A)),
-    "incomplete_cholesky": lambda A: incomplete_cholesky(A, solve_sweeps=2, format="csr"),
+    "incomplete_cholesky": incomplete_cholesky,
     "multigrid": lambda A: multigrid(A, max_coarse=30, degree=1),
     "coarse_space": lambda A: coarse_space(A, np.eye(81, 4) + 0.1),
 }
 GENERAL = {
     "block_jacobi": lambda A: block_jacobi(A, 5),
-    "incomplete_lu": lambda A: incomplete_lu(A, solve_sweeps=2, format="csr"),
+    "incomplete_lu": lambda A: incomplete_lu(A, solve_sweeps=2),
     "ilu": lambda A: ilu(A, drop_tol=1e-2, fill=3),
 }
 every = pytest.mark.parametrize("name", [*SYMMETRIC, "incomplete_lu", "ilu"])
