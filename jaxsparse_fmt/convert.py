@@ -8,14 +8,18 @@ from jax.core import Tracer
 
 from jaxsparse_fmt._types import (
     Csr,
+    CsrArrays,
     Target,
+    as_floating,
     check_keeps_imaginary,
+    concrete,
     floating_dtype,
     of_jax_sparse,
     requested_dtype,
     whole_number,
 )
-from jaxsparse_fmt.algebra.assembly import assembly
+from jaxsparse_fmt.algebra import patterns
+from jaxsparse_fmt.algebra.assembly import assembly, coordinates, grouped, summed
 from jaxsparse_fmt.choose import ranking
 from jaxsparse_fmt.core.matrix import CHOOSERS, SparseMatrix, build
 from jaxsparse_fmt.formats import building
@@ -83,13 +87,14 @@ def _with_transpose(csr: Csr, name: str, target: Target, **layout: Any) -> Spars
 
 
 def _ranked(csr: Csr, target: Target) -> SparseMatrix:
+    csr = building.on_host(csr)
     return ranking.store(ranking.rank(csr, target.dtype, backend=target.backend), csr, target)[0]
 
 
 def _tuned(csr: Csr, target: Target) -> SparseMatrix:
     from jaxsparse_fmt.choose import tune
 
-    return tune.fastest(csr, target)[0]
+    return tune.fastest(building.on_host(csr), target)[0]
 
 
 CHOOSERS |= {"auto": _ranked, "tune": _tuned}
@@ -138,20 +143,34 @@ def from_coo(
             check_keeps_imaginary(data.dtype, requested_dtype(dtype))
             data = data.astype(dtype)
         return assembly(row, col, shape, format, **options)(data)
-    row, col, data = np.asarray(row), np.asarray(col), np.asarray(data)
-    if not row.shape == col.shape == data.shape or row.ndim != 1:
-        raise ValueError(
-            f"row, col and data must be one-dimensional and of one length; got {row.shape}, {col.shape}, {data.shape}"
-        )
-    for name, index in (("row", row), ("col", col)):
-        if index.size and not np.issubdtype(index.dtype, np.integer):
-            raise TypeError(f"{name} must hold integers, got dtype {index.dtype}")
-    shape = _shape(shape)
-    for name, index, bound in (("row", row, shape[0]), ("col", col, shape[1])):
-        _check_range(name, index, bound)
-    data, dtype = _for_scipy(data, dtype, "data")
-    S = scipy.sparse.coo_array((data, (row.astype(np.int64), col.astype(np.int64))), shape=shape)
-    return from_scipy(S, format, dtype, **options)
+    if not np.shape(row) == np.shape(col) == np.shape(data) or np.ndim(row) != 1:
+        shapes = ", ".join(str(np.shape(a)) for a in (row, col, data))
+        raise ValueError(f"row, col and data must be one-dimensional and of one length; got {shapes}")
+    with concrete():
+        row, col, shape = coordinates(row, col, _shape(shape))
+    if building.namespace(row) is np:
+        data, dtype = _for_scipy(np.asarray(data), dtype, "data")
+        return from_scipy(scipy.sparse.coo_array((data, (row, col)), shape=shape), format, dtype, **options)
+    with concrete():
+        S, duplicates = grouped(row, col, shape, "auto")
+        csr = patterns.with_data(S, summed(duplicates, as_floating(data, "data")))
+        return from_arrays(csr, format, dtype, **options)
+
+
+def from_arrays(
+    csr: CsrArrays,
+    format: str,
+    dtype: Any,
+    backend: str = "auto",
+    max_bytes: Any = None,
+    transpose: bool = False,
+    **layout,
+) -> SparseMatrix:
+    """A matrix from canonical CSR arrays on a device; arguments as in `from_scipy`."""
+    stored = floating_dtype(csr.data.dtype, "the matrix") if dtype is None else requested_dtype(dtype)
+    check_keeps_imaginary(csr.data.dtype, stored)
+    target = Target(stored, selection.check_backend(backend), max_bytes)
+    return (_with_transpose if transpose else build)(csr, format, target, **layout)
 
 
 def from_dense(a: Any, format: str = "auto", dtype: Any = None, **options: Any) -> SparseMatrix:

@@ -14,19 +14,13 @@ from jaxsparse_fmt import convert
 from jaxsparse_fmt._types import (
     Array,
     CsrArrays,
-    Target,
-    check_keeps_imaginary,
     concrete,
-    floating_dtype,
     index_dtype,
     is_on_cpu,
     of_jax_sparse,
-    requested_dtype,
 )
-from jaxsparse_fmt.core.matrix import CHOOSERS, SparseMatrix, build
-from jaxsparse_fmt.formats import building
+from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats.coo import row_pointers
-from jaxsparse_fmt.kernels.backends import selection
 
 if TYPE_CHECKING:
     from jax.experimental.sparse import BCOO, BCSR
@@ -142,7 +136,7 @@ def to_cupy(A: SparseMatrix) -> Any:
     return sparse.csr_matrix(tuple(map(cupy.from_dlpack, A.csr_arrays())), shape=A.shape)
 
 
-def _on_device(given: CsrArrays, format: str, dtype: Any, backend: str = "auto", max_bytes: Any = None, **layout: Any):
+def _on_device(given: CsrArrays, format: str, dtype: Any, **options: Any) -> SparseMatrix:
     """A matrix from CSR arrays of JAX; only the result of one check comes to the host.
 
     Raises:
@@ -155,11 +149,8 @@ def _on_device(given: CsrArrays, format: str, dtype: Any, backend: str = "auto",
             f"the arrays are not a CSR matrix of shape {shape} with sorted rows, without duplicates; "
             "S.sum_duplicates() sorts the rows and sums duplicates"
         )
-    stored = floating_dtype(data.dtype, "the matrix") if dtype is None else requested_dtype(dtype)
-    check_keeps_imaginary(data.dtype, stored)
-    target = Target(stored, selection.check_backend(backend), max_bytes)
     csr = CsrArrays(data, indices.astype(jnp.int32), indptr.astype(index_dtype(nnz)), shape)
-    return build(building.on_host(csr) if format in CHOOSERS else csr, format, target, **layout)
+    return convert.from_arrays(csr, format, dtype, **options)
 
 
 @functools.partial(jax.jit, static_argnums=2)

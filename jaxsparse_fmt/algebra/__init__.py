@@ -1,1 +1,1 @@
-"""Sums, products, slices and assembly of sparse matrices: the patterns on the host, the values in JAX."""
+"""Sums, products, slices and assembly of sparse matrices: the patterns where the matrices lie, the values in JAX."""

@@ -7,11 +7,12 @@ assembles, in the order given, and its rules give every derivative.
 import dataclasses
 from typing import Any
 
+import jax
 import numpy as np
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import as_floating, pytree, whole_number
-from jaxsparse_fmt.algebra import patterns, plans
+from jaxsparse_fmt._types import Array, Csr, as_floating, concrete, pytree, whole_number
+from jaxsparse_fmt.algebra import on_device, patterns, plans
 from jaxsparse_fmt.core.entry_index import take
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import building
@@ -26,12 +27,10 @@ class Assembly:
     Attributes:
       result: the matrix, without values.
       duplicates: [nnz, k], with ones at the values that each entry sums; in float32, which loses no bit of them.
-      permutes: whether every entry comes from exactly one value.
     """
 
     result: SparseMatrix
     duplicates: CSR
-    permutes: bool = dataclasses.field(metadata={"static": True})
 
     def __repr__(self) -> str:
         (rows, cols), nnz = self.result.shape, self.result.nnz
@@ -47,9 +46,7 @@ class Assembly:
         k = self.duplicates.shape[1]
         if values.shape != (k,):
             raise ValueError(f"values must have {k} numbers, one for each coordinate; got {values.shape[0]}")
-        if self.permutes:
-            return self.result.with_data(take(values, self.duplicates.col_idx))
-        return self.result.with_data((self.duplicates @ values).astype(values.dtype))
+        return self.result.with_data(summed(self.duplicates, values))
 
 
 def assembly(
@@ -74,28 +71,60 @@ def assembly(
       ValueError: lengths that differ, an index outside `shape`, or traced indices.
       TypeError: indices that are not integers.
     """
+    with concrete():
+        row, col, shape = coordinates(row, col, shape)
+        S, duplicates = grouped(row.reshape(-1), col.reshape(-1), shape, backend)
+        result = patterns.matrix(S, format, backend, max_bytes, **layout)
+    return Assembly(result, duplicates)
+
+
+def coordinates(row: Any, col: Any, shape: Any) -> tuple[Any, Any, tuple[int, int]]:
+    """Checked indices in int32, on the accelerator where they lie or JAX puts new arrays, else on the host; the shape.
+
+    Raises: as `assembly`.
+    """
     if any(isinstance(a, Tracer) for a in (row, col)):
         raise ValueError(
             "assembly needs the indices themselves, which are traced here; call it outside jit, and call the "
             "pattern that it returns inside, with traced values"
         )
-    row, col = np.asarray(row), np.asarray(col)
+    row, col = (a if isinstance(a, jax.Array) else np.asarray(a) for a in (row, col))
+    there = on_device.lies(row, col) or not (on_device.few(row, col) or building.puts_on_cpu())
+    row, col = (a if there else np.asarray(a) for a in (row, col))
     if row.shape != col.shape:
         raise ValueError(f"row and col must have one shape, got {row.shape} and {col.shape}")
     shape = (whole_number("shape", shape[0]), whole_number("shape", shape[1]))
-    row, col, k = row.reshape(-1), col.reshape(-1), row.size
     for name, index in (("row", row), ("col", col)):
-        if not np.issubdtype(index.dtype, np.integer) and k:
+        if not np.issubdtype(index.dtype, np.integer) and index.size:
             raise TypeError(f"{name} must hold integers, got dtype {index.dtype}")
-    for name, n in (("rows", shape[0]), ("columns", shape[1]), ("entries", k)):
+    for name, n in (("rows", shape[0]), ("columns", shape[1]), ("entries", row.size)):
         building.check_bound(name, n)
     for name, index, n in (("row", row, shape[0]), ("col", col, shape[1])):
-        if k and (bad := index.min() if index.min() < 0 else index.max()) not in range(n):
-            raise ValueError(f"{name} index {bad} is out of range for shape {shape}; indices count from 0")
-    S, first, order = patterns.grouped(row.astype(np.int32), col.astype(np.int32), shape)
-    permutes = S.nnz == k
-    duplicates = plans.listed_sums(order, first, (S.nnz, k), backend)
-    if not permutes:
-        duplicates = duplicates._with_values(building.on_device(np.ones(k, np.float32)))
-    result = patterns.matrix(S, format, backend, max_bytes, **layout)
-    return Assembly(result, duplicates, permutes)
+        low, high = map(int, _range(building.namespace(index), index)) if index.size else (0, -1)
+        if low < 0 or high >= n:
+            bad = low if low < 0 else high
+            raise ValueError(f"{name} index {bad} is out of range for a matrix with {n} {name}s; indices count from 0")
+    row, col = (a.astype(np.int32) for a in (row, col))
+    if there:
+        row, col = map(jax.device_put, (row, col))
+    return row, col, shape
+
+
+_range = building.on_either()(lambda xp, a: (xp.min(a), xp.max(a)))
+
+
+def grouped(row: Any, col: Any, shape: tuple[int, int], backend: str) -> tuple[Csr, CSR]:
+    """The pattern of coordinates, and the values that each entry sums, as a matrix of ones."""
+    S, first, order = patterns.grouped(row, col, shape)
+    duplicates = plans.listed_sums(order, first, (S.nnz, row.size), backend)
+    if S.nnz != row.size:
+        ones = building.namespace(order).ones(row.size, np.float32)
+        duplicates = duplicates._with_values(building.on_device(ones))
+    return S, duplicates
+
+
+def summed(duplicates: CSR, values: Array) -> Array:
+    """The sums of the values [k] of equal coordinates, in the order given."""
+    if duplicates.shape[0] == duplicates.shape[1]:
+        return take(values, duplicates.col_idx)
+    return (duplicates @ values).astype(values.dtype)

@@ -1,5 +1,6 @@
 """The operations behind `A + B`, `A @ B`, `A[rows]` and their like, and the functions that make new patterns."""
 
+import itertools
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +16,8 @@ from jaxsparse_fmt.algebra import patterns, plans
 from jaxsparse_fmt.algebra.assembly import assembly
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.core.scipy_names import OPERATORS
+from jaxsparse_fmt.formats import building
+from jaxsparse_fmt.kernels.layout.address import expand_ptr
 
 
 def _scaled(A: Any, d: Any, axis: int) -> Any:
@@ -52,7 +55,7 @@ def _item(A: Any, index: Any) -> Any:
     places = [[_in_range(i, n)] if one else _places(i, n) for i, one, n in zip(index, whole, A.shape, strict=True)]
     key = tuple(p if isinstance(p, slice) else tuple(p) if len(p) < 64 else None for p in places)
     key = None if None in key else ("item", *map(repr, key))
-    part = plans.selected("A[...]", key, lambda S: S[places[0]][:, places[1]], A)
+    part = plans.selected("A[...]", key, lambda S: patterns.crossed(S, *places), A)
     return part.todense()[0, 0] if all(whole) else part
 
 
@@ -161,12 +164,36 @@ def block(blocks: Sequence[Sequence[Any]], *, format: str | None = None) -> Spar
     if not given:
         raise ValueError("block needs at least one matrix")
     key = "block", tuple(tuple(A is None for A in row) for row in rows)
+    heights = [_common("rows", [A.shape[0] for A in row if A is not None]) for row in rows]
+    columns = itertools.zip_longest(*rows)
+    widths = [_common("columns", [A.shape[1] for A in column if A is not None]) for column in columns]
+    shape = sum(heights), sum(widths)
+    for what, size in zip(("rows", "columns"), shape, strict=True):
+        building.check_bound(what, size)
+    corners = tuple(
+        (sum(heights[:i]), sum(widths[:j])) for i, row in enumerate(rows) for j, A in enumerate(row) if A is not None
+    )
 
-    def choose(*numbered: Any) -> Any:
-        left = iter(numbered)
-        return scipy.sparse.block_array([[None if A is None else next(left) for A in row] for row in rows])
+    def choose(*blocks: Any) -> Any:
+        xp = building.namespace(blocks[0].indptr)
+        row, col = _placed(xp, [patterns.entries(S) for S in blocks], corners)
+        S, _, entry = patterns.grouped(row, col, shape)
+        return S, entry
 
     return plans.selected("block", key, choose, *given, format=format)
+
+
+def _common(what: str, sizes: list[int]) -> int:
+    if len(set(sizes)) > 1:
+        raise ValueError(f"blocks beside or below each other need the same number of {what}; got {sizes}")
+    return sizes[0] if sizes else 0
+
+
+@building.on_either(2)
+def _placed(xp: Any, parts: Any, corners: Any) -> Any:
+    """Row and column of all entries of the blocks whose first row and column are given."""
+    moved = ((row + i, col + j) for (row, col), (i, j) in zip(parts, corners, strict=True))
+    return tuple(map(xp.concatenate, zip(*moved, strict=True)))
 
 
 def hstack(matrices: Sequence[Any], *, format: str | None = None) -> SparseMatrix:
@@ -187,34 +214,36 @@ def kron(A: Any, B: Any, *, format: str | None = None) -> SparseMatrix:
     """
 
     patterns.check("kron", A, B)
+    building.check_bound("entries", A.nnz * B.nnz)
     if (at_hand := patterns.at_hand(A, B)) is not None:
         return plans.made(patterns.sorted_rows(scipy.sparse.kron(*at_hand, "csr")), format, A, B)
-
-    def spread(left: bool) -> Any:
-        def choose(a: Any, b: Any) -> Any:
-            (b if left else a).data[:] = 1
-            return scipy.sparse.kron(a, b, "csr")
-
-        return plans.selected("kron", ("kron", left), choose, A, B, format=format)
-
-    left, right = spread(True), spread(False)
-    return left.with_data(left.data * right.data)
+    return plans.paired(patterns.outer, "kron", format, A, B)(A, B, operator.mul)
 
 
 def tril(A: Any, k: int = 0) -> SparseMatrix:
     """The entries of A on and below diagonal k."""
-    return _triangle("tril", A, k, scipy.sparse.tril)
+    return _triangle("tril", A, k)
 
 
 def triu(A: Any, k: int = 0) -> SparseMatrix:
     """The entries of A on and above diagonal k."""
-    return _triangle("triu", A, k, scipy.sparse.triu)
+    return _triangle("triu", A, k)
 
 
-def _triangle(name: str, A: Any, k: int, choose: Any) -> SparseMatrix:
+def _triangle(name: str, A: Any, k: int) -> SparseMatrix:
     patterns.check(name, A)
-    k = min(max(whole_number("k", k, None), -A.shape[0]), A.shape[1])  # SciPy adds it to rows in 32 bits
-    return plans.selected(name, (name, k), lambda S: choose(S, k), A)
+    k = min(max(whole_number("k", k, None), -A.shape[0]), A.shape[1])
+
+    def choose(S: Any) -> Any:
+        return patterns.masked(S, _on_side(building.namespace(S.indptr), S.indptr, S.indices, k, name == "tril"))
+
+    return plans.selected(name, (name, k), choose, A)
+
+
+@building.on_either(4)
+def _on_side(xp: Any, indptr: Any, indices: Any, k: Any, below: bool) -> Any:
+    offset = indices - expand_ptr(xp, indptr, indices.shape[0])
+    return offset <= k if below else offset >= k
 
 
 def prune(A: Any, tol: float = 0.0) -> SparseMatrix:
@@ -227,10 +256,14 @@ def prune(A: Any, tol: float = 0.0) -> SparseMatrix:
     data = A.data
     if isinstance(data, Tracer):
         raise ValueError("prune drops entries by their values, which are traced here; call it outside jit")
-    kept = ~(np.abs(np.asarray(data)) <= tol)  # keeps NaN
 
     def keep(S: Any) -> Any:
-        row = np.repeat(np.arange(S.shape[0]), np.diff(S.indptr))[kept]
-        return scipy.sparse.csr_array((S.data[kept], (row, S.indices[kept])), shape=S.shape)
+        xp = building.namespace(S.indptr)
+        return patterns.masked(S, _above(xp, xp.asarray(data), tol))
 
     return plans.selected("prune", None, keep, A)
+
+
+@building.on_either()
+def _above(xp: Any, data: Any, tol: Any) -> Any:
+    return ~(xp.abs(data) <= tol)  # keeps NaN

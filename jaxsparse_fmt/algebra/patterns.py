@@ -1,5 +1,9 @@
-"""Patterns of operands on the host, and the matrices of results."""
+"""Patterns of operands, and the matrices of results.
 
+A pattern is SciPy's on the host, or `CsrArrays` where the operands lie on an accelerator (`on_device.py`).
+"""
+
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -8,12 +12,14 @@ import numpy as np
 import scipy.sparse
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import Csr, Target, concrete, index_dtype, is_on_cpu, readable_bytes
+from jaxsparse_fmt._types import Csr, CsrArrays, Target, concrete, index_dtype, is_on_cpu, readable_bytes
+from jaxsparse_fmt.algebra import on_device
 from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.core.matrix import FORMATS, SparseMatrix, build
 from jaxsparse_fmt.core.pattern import Absent
 from jaxsparse_fmt.core.transposed import Transposed
 from jaxsparse_fmt.formats import building
+from jaxsparse_fmt.kernels.layout.address import expand_ptr
 
 _kept, _digests, _expected = Kept(16), Kept(1024), Kept(1024)
 
@@ -43,29 +49,37 @@ def is_traced(A: Any) -> bool:
     return any(isinstance(a, Tracer) for a in index_arrays(A))
 
 
-def pattern_of(A: Any) -> Csr:
-    """A's pattern in canonical order, on the host; do not read its data.
+def patterns_of(*operands: Any) -> list[Csr]:
+    """The operands' patterns in canonical order, all on the host or all on their device; do not read their data.
 
     Raises:
       ValueError: the pattern is traced.
     """
-    if is_traced(A):
-        raise ValueError(
-            f"this operation needs the pattern of a matrix of shape {A.shape}, nnz={A.nnz}, which is traced here; "
-            "let the jitted function take A.data as its argument and close over A, as in A.with_data(data), or make a "
-            "plan outside and call it inside"
-        )
-    if isinstance(A, Transposed):
-        return scipy.sparse.csr_array(pattern_of(A.A).T)
+    for A in operands:
+        if is_traced(A):
+            raise ValueError(
+                f"this operation needs the pattern of a matrix of shape {A.shape}, nnz={A.nnz}, which is traced here; "
+                "let the jitted function take A.data as its argument and close over A, as in A.with_data(data), or "
+                "make a plan outside and call it inside"
+            )
+    there = on_device.lies(*(a for A in operands for a in index_arrays(A)))
     with concrete():
-        S = A._each(lambda v: np.ones(v.shape, np.float32)).to_scipy()
+        return [(on_device.pattern_of if there else _on_host)(A) for A in operands]
+
+
+def _on_host(A: Any) -> Csr:
+    if isinstance(A, Transposed):
+        return scipy.sparse.csr_array(_on_host(A.A).T)
+    S = A._each(lambda v: np.ones(v.shape, np.float32)).to_scipy()
     return csr(S.indptr, S.indices, S.shape)
 
 
 def at_hand(*operands: Any) -> list[Csr] | None:
-    """The operands as SciPy's matrices; None where one is traced or not on the host."""
+    """The operands as SciPy's matrices; None where one is traced, or not on the host and not small."""
     leaves = jax.tree.leaves(operands)
-    if jax.default_backend() != "cpu" or any(isinstance(a, Tracer) or not is_on_cpu(a) for a in leaves):
+    if any(isinstance(a, Tracer) for a in leaves) or on_device.lies(*leaves):
+        return None
+    if not on_device.few(*leaves) and (jax.default_backend() != "cpu" or not all(map(is_on_cpu, leaves))):
         return None
     with concrete():
         return [A.to_scipy() for A in operands]
@@ -77,9 +91,12 @@ def csr(indptr: np.ndarray, indices: np.ndarray, shape: tuple[int, int]) -> Csr:
     return scipy.sparse.csr_array((np.empty(indices.size, np.int8), indices, indptr), shape=shape)
 
 
-def numbered(S: Csr, before: int) -> Csr:
-    """The pattern with the numbers of its entries as data, int64, from `before` + 1 up."""
-    return scipy.sparse.csr_array((np.arange(before + 1, before + S.nnz + 1), S.indices, S.indptr), shape=S.shape)
+def entries(S: Csr) -> tuple[Any, Any]:
+    """Row and column of each entry of a pattern."""
+    return _rows(building.namespace(S.indptr), S.indptr, S.nnz), S.indices
+
+
+_rows = building.on_either(2)(expand_ptr)
 
 
 def matrix(
@@ -92,7 +109,7 @@ def matrix(
     """
     target = Target(np.dtype(dtype or np.float32), backend, max_bytes)
     if dtype is None:
-        S = scipy.sparse.csr_array((np.ones(S.nnz, np.float32), S.indices, S.indptr), shape=S.shape)
+        S = with_data(S, building.namespace(S.indptr).ones(S.nnz, np.float32))
     try:
         A = build(S, format, target, **layout)
     except building.TooLarge:
@@ -102,13 +119,22 @@ def matrix(
     return A if dtype is not None else A._with_values(Absent(A.values.shape))  # pyright: ignore[reportArgumentType]
 
 
-def grouped(row: np.ndarray, col: np.ndarray, shape: tuple[int, int]) -> tuple[Csr, np.ndarray, np.ndarray]:
+def with_data(S: Csr, data: Any) -> Csr:
+    """The pattern with these entries."""
+    if building.namespace(S.indptr) is np:
+        return scipy.sparse.csr_array((data, S.indices, S.indptr), shape=S.shape)
+    return CsrArrays(data, S.indices, S.indptr, S.shape)
+
+
+def grouped(row: Any, col: Any, shape: tuple[int, int]) -> tuple[Csr, Any, Any]:
     """Coordinates [k], which may repeat, as a pattern, and the coordinates of each entry.
 
     Returns:
       the pattern; first [nnz + 1] and order [k]: entry n has the coordinates order[first[n]:first[n + 1]], in the order
       given.
     """
+    if building.namespace(row) is not np:
+        return on_device.grouped(row, col, shape)
     order = _sorted(col, shape[1])
     order = order[_sorted(row[order], shape[0])]
     row, col = row[order], col[order]
@@ -127,13 +153,15 @@ def _sorted(key: np.ndarray, n: int) -> np.ndarray:
     return scipy.sparse.csr_array((number[:-1], key, number), shape=(key.size, n)).tocsc().data
 
 
-def listed(a: Csr, b: Csr) -> tuple[Csr, np.ndarray, np.ndarray, np.ndarray]:
+def listed(a: Csr, b: Csr) -> tuple[Csr, Any, Any, Any]:
     """The pattern of a·b, with the entries that cancel, and the products that each entry sums, by rising column of a.
 
     Returns:
       the pattern; first [nnz + 1], left, right [products] int32: entry n sums the products a[left[k]]·b[right[k]] for
       k from first[n] to first[n + 1].
     """
+    if building.namespace(a.indptr) is not np:
+        return on_device.listed(a, b)
     lengths = np.diff(b.indptr)[a.indices]
     before = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     products = int(before[-1])
@@ -175,24 +203,66 @@ def _keys(S: Csr) -> np.ndarray:
     return np.repeat(np.arange(S.shape[0]), np.diff(S.indptr)) * S.shape[1] + S.indices
 
 
-def united(a: Csr, b: Csr, shared: bool) -> tuple[Csr, np.ndarray, np.ndarray]:
+def united(a: Csr, b: Csr, shared: bool = False) -> tuple[Csr, Any, Any]:
     """The pattern of a + b, or with `shared` of the entries that both have; and the entries of a and of b there.
 
     Returns:
-      the pattern; left, right [nnz]: the number of the entry of a and of b, from 1 up; 0 where it has none.
+      the pattern; left, right [nnz]: the entry of a and of b; a.nnz or b.nnz where it has none.
     """
-    building.check_bound("entries", max(a.nnz, b.nnz))
+    building.check_bound("entries", a.nnz + b.nnz)
+    if building.namespace(a.indptr) is not np:
+        return on_device.united(a, b, shared)
     bits = a.nnz.bit_length()
-    right = numbered(b, 0)
+    # Numbers from 1 up, so that no sum is 0, which SciPy would drop.
+    left, right = (with_data(S, np.arange(1, S.nnz + 1)) for S in (a, b))
     right.data <<= bits
-    both = numbered(a, 0) + right  # no sum is 0, which SciPy would drop
+    both = left + right
     left, right = both.data & ((1 << bits) - 1), both.data >> bits
     indptr, indices = both.indptr, both.indices
     if shared:
         there = (left > 0) & (right > 0)
         indptr = np.concatenate([[0], np.cumsum(there)])[indptr]
         indices, left, right = indices[there], left[there], right[there]
-    return csr(indptr, indices, a.shape), left, right
+    places = (np.where(at > 0, at - 1, S.nnz).astype(index_dtype(S.nnz)) for at, S in ((left, a), (right, b)))
+    return csr(indptr, indices, a.shape), *places
+
+
+shared = functools.partial(united, shared=True)
+
+
+def outer(a: Csr, b: Csr) -> tuple[Csr, Any, Any]:
+    """The pattern of the Kronecker product of a and b; and the entries of a and of b whose product each entry is."""
+    shape = a.shape[0] * b.shape[0], a.shape[1] * b.shape[1]
+    for what, size in zip(("rows", "columns"), shape, strict=True):
+        building.check_bound(what, size)
+    xp = building.namespace(a.indptr)
+    row, col = _outer(xp, entries(a), entries(b), *b.shape)
+    S, _, order = grouped(row, col, shape)
+    return S, *_halves(xp, order, max(b.nnz, 1))
+
+
+@building.on_either()
+def _outer(xp: Any, a: Any, b: Any, *sizes: int) -> Any:
+    return tuple((i[:, None] * n + j[None]).reshape(-1) for i, j, n in zip(a, b, sizes, strict=True))
+
+
+_halves = building.on_either()(lambda xp, order, n: xp.divmod(order, order.dtype.type(n) if xp is np else n))
+
+
+def crossed(S: Csr, rows: Any, columns: Any) -> tuple[Csr, Any]:
+    """The pattern of S[rows][:, columns], slices or arrays of integers; and the entries of S there."""
+    if building.namespace(S.indptr) is not np:
+        return on_device.crossed(S, rows, columns)
+    S = sorted_rows(with_data(S, np.arange(S.nnz))[rows][:, columns])
+    return S, S.data
+
+
+def masked(S: Csr, mask: Any) -> tuple[Csr, Any]:
+    """The pattern of the entries of S where `mask`, and their numbers."""
+    if building.namespace(S.indptr) is not np:
+        return on_device.masked(S, mask)
+    place = np.flatnonzero(mask)
+    return csr(np.searchsorted(place, S.indptr), S.indices[place], S.shape), place
 
 
 def format_of(*operands: Any) -> str:
@@ -215,14 +285,26 @@ def kept(make: Callable[[], Any], key: Any, *operands: Any, table: Kept = _kept)
 # ------------------------------------------------------------------------------------------------- equal patterns
 
 
-def digest(A: Any) -> int:
+def digest(A: Any) -> tuple[Any, ...]:
     """A hash of A's pattern, whatever the format, for comparisons in this process; kept with the pattern."""
 
-    def make() -> int:
-        S = pattern_of(A)
-        return hash((S.shape, S.indptr.astype(np.int64).tobytes(), S.indices.astype(np.int32).tobytes()))
+    def make() -> tuple[Any, ...]:
+        S = patterns_of(A)[0]
+        return S.shape, S.nnz, *map(int, _hashes(building.namespace(S.indptr), S.indptr, S.indices))
 
     return kept(make, "digest", A, table=_digests)
+
+
+@building.on_either()
+def _hashes(xp: Any, *arrays: Any) -> list[Any]:
+    """Two sums over an array's numbers, each mixed with its place, modulo 2³²; the same on the host and a device."""
+    sums = []
+    for a in arrays:
+        mixed = a.astype(np.uint32) + np.uint32(0x9E3779B9) * xp.arange(a.shape[0], dtype=np.uint32)
+        for factor in (np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)):
+            mixed = (mixed ^ (mixed >> np.uint32(15))) * factor
+            sums.append(xp.sum(mixed ^ (mixed >> np.uint32(13)), dtype=np.uint32))
+    return sums
 
 
 def remember(plan: Any, *operands: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Plans: the part of an operation that the patterns decide, made once on the host; the call takes the values.
+"""Plans: the part of an operation that the patterns decide, made once; the call takes the values.
 
     plan = jsf.plan.matmul(A, B)
     C = plan(A, B)               # under jit, grad and vmap too
@@ -170,19 +170,24 @@ def multiply(A: Any, B: Any, *, format: str | None = None) -> Sum:
 
 def _paired(operation: str, A: Any, B: Any, format: str | None, overlap: bool) -> Sum:
     _check_pair(operation, A, B)
+    return paired(patterns.shared if overlap else patterns.united, operation[:3], format, A, B)
 
-    def make() -> Sum:
-        both, *places = patterns.united(patterns.pattern_of(A), patterns.pattern_of(B), overlap)
+
+def paired(make: Any, key: str, format: str | None, A: Any, B: Any) -> Sum:
+    """The plan of a result each of whose entries combines at most one entry of A and one of B.
+
+    Args:
+      make: a function of the operands' patterns; returns that of the result, and as `Sum` the entries of each operand.
+      key: distinguishes `make` from other functions.
+    """
+
+    def plan() -> Sum:
+        S, *places = make(*patterns.patterns_of(A, B))
         # No index for an operand that has just the entries of the result.
-        found = (None if M.nnz == both.nnz else _entry(p, M.nnz) for M, p in zip((A, B), places, strict=True))
-        return Sum(_result(both, format, A, B), _operands(A, B), *found)
+        found = (None if M.nnz == S.nnz else building.on_device(p) for M, p in zip((A, B), places, strict=True))
+        return Sum(_result(S, format, A, B), _operands(A, B), *found)
 
-    return patterns.kept(make, ("sum", overlap, format), A, B)
-
-
-def _entry(number: np.ndarray, nnz: int) -> Any:
-    """The entries with these numbers from 1 up, and nnz for 0."""
-    return building.on_device(np.where(number > 0, number - 1, nnz).astype(index_dtype(nnz)))
+    return patterns.kept(plan, (key, format), A, B)
 
 
 def _check_pair(operation: str, A: Any, B: Any) -> None:
@@ -229,7 +234,7 @@ def matmul(A: Any, B: Any, *, format: str | None = None) -> Product:
     building.check_bound("entries", max(A.nnz, B.nnz))
 
     def make() -> Product:
-        C, first, left, right = patterns.listed(patterns.pattern_of(A), patterns.pattern_of(B))
+        C, first, left, right = patterns.listed(*patterns.patterns_of(A, B))
         sums = listed_sums(left, first, (C.nnz, A.nnz), patterns.backend_of(A))
         return Product(_result(C, format, A, B), _operands(A, B), sums, building.on_device(right))
 
@@ -257,25 +262,25 @@ def triple(P: Any, A: Any, *, format: str | None = None) -> Triple:
 
 
 def selected(operation: str, key: Any, choose: Any, *matrices: Any, format: str | None = None) -> SparseMatrix:
-    """The result that `choose`, a function of SciPy's matrices, makes by moving entries of the operands.
+    """The result that `choose`, a function of patterns, makes by moving entries of the operands.
 
     Args:
       operation: its name in errors.
       key: a hashable value that distinguishes `choose` from other functions; None: its plan is not kept.
-      choose: called with a SciPy matrix for each operand, whose data are the entries or their numbers; returns one.
+      choose: called with the pattern of each operand; returns a pattern and, for each of its entries, the number of
+        one of theirs, counted through all operands.
     """
     patterns.check(operation, *matrices)
     at_hand = patterns.at_hand(*matrices)
     if at_hand is not None:
-        return made(patterns.sorted_rows(choose(*at_hand)), format, *matrices)
+        S, entry = choose(*at_hand)
+        data = at_hand[0].data if len(at_hand) == 1 else np.concatenate([A.data for A in at_hand])
+        return made(patterns.with_data(S, data[entry]), format, *matrices)
 
     def make() -> Selection:
-        numbered, before = [], 0
-        for A in matrices:
-            numbered.append(patterns.numbered(patterns.pattern_of(A), before))
-            before += A.nnz
-        chosen = patterns.sorted_rows(choose(*numbered))
-        return Selection(_result(chosen, format, *matrices), _operands(*matrices), _entry(chosen.data, before))
+        S, entry = choose(*patterns.patterns_of(*matrices))
+        entry = building.on_device(entry.astype(index_dtype(sum(A.nnz for A in matrices)), copy=False))
+        return Selection(_result(S, format, *matrices), _operands(*matrices), entry)
 
     with concrete():
         plan = make() if key is None else patterns.kept(make, (key, format), *matrices)

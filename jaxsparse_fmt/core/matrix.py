@@ -37,7 +37,7 @@ from jaxsparse_fmt.kernels.backends import selection
 
 # Every storage scheme by name; `formats/__init__.py` fills it.
 FORMATS: dict[str, type[SparseMatrix]] = {}
-# What chooses one of them for a canonical matrix on the host, by name; `convert.py` fills it.
+# What chooses one of them for a canonical matrix, by name; `convert.py` fills it.
 CHOOSERS: dict[str, Callable[[Csr, Target], SparseMatrix]] = {}
 
 
@@ -292,7 +292,7 @@ class SparseMatrix(OnOneDevice, Pattern):
         place = _place(self.values)
         there = contextlib.nullcontext() if place is None else jax.default_device(place)
         with contextlib.nullcontext() if traced else concrete(), there:
-            on_host = name in CHOOSERS or (not traced and is_on_cpu(self.values))
+            on_host = not traced and is_on_cpu(self.values)
             csr = self.to_scipy() if on_host else CsrArrays(*self.csr_arrays(), shape=self.shape)
             A = build(csr, name, Target(self.dtype, self.backend, max_bytes), **layout)
         return A if place is None else jax.device_put(A, place)

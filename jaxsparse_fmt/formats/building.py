@@ -205,6 +205,11 @@ def csr_arrays(csr: Csr, dtype: Any) -> tuple[jax.Array, ...]:
     return tuple(jnp.asarray(a, kind) for a, kind in arrays)
 
 
+def puts_on_cpu() -> bool:
+    """Whether new arrays lie on a CPU."""
+    return memory.device().platform == "cpu"
+
+
 def on_host(csr: Csr) -> Csr:
     """The matrix in NumPy arrays, for conversions that only the host can do (`merging.distinct` gives None)."""
     return csr if namespace(csr.data) is np else csr.to_scipy()

@@ -67,7 +67,7 @@ OPERATIONS = {
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_an_operation_outside_jit_is_that_of_dense_matrices(name):
+def test_an_operation_outside_jit_is_that_of_dense_matrices(name, where):
     sparse, dense = OPERATIONS[name]
     d = rng.normal(size=4).astype(np.float32)
     for M, N in ((A, B), (A.asformat("hll"), B.T.asformat("csr").T)):
@@ -79,7 +79,7 @@ def test_an_operation_outside_jit_is_that_of_dense_matrices(name):
 
 @pytest.mark.some(name=10)
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_a_hessian_by_all_values_is_that_of_dense_matrices(name):
+def test_a_hessian_by_all_values_is_that_of_dense_matrices(name, where):
     sparse, dense = OPERATIONS[name]
 
     def filled(M, v):

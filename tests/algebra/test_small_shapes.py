@@ -55,23 +55,39 @@ SIZES = [
 ]
 
 
+@pytest.mark.some(size=4)
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_operators_and_plans_of_small_matrices_are_those_of_dense_ones(size, poisoned, rng):
+def test_operators_and_plans_of_small_matrices_are_those_of_dense_ones(size, poisoned, where, rng):
     rows, cols, nnz, k = size
-    for _ in range(4):
+    for _ in range(4 if where == "host" else 1):
         (A, a, of_a), (D, d, of_d), (B, b, of_b) = (
             assembled(rng, shape, nnz, k) for shape in ((rows, cols), (rows, cols), (cols, rows))
         )
         made = of_a.astype(int) @ of_b.astype(int) > 0
+        at, to = rng.integers(0, max(rows, 1), min(rows, 4)), rng.integers(0, max(cols, 1), min(cols, 3))
         for got, want, there in (
             (A, a, of_a),
             (A + D, a + d, of_a | of_d),
             (A - D, a - d, of_a | of_d),
+            (A + B.T, a + b.T, of_a | of_b.T),
             (A.multiply(D), a * d, of_a & of_d),
             (A @ B, a @ b, made),
             (A.T @ D, a.T @ d, of_a.T.astype(int) @ of_d.astype(int) > 0),
             (jsf.plan.add(A, D)(A, D), a + d, of_a | of_d),
             (jsf.plan.multiply(A, D)(A, D, jax.numpy.multiply), a * d, of_a & of_d),
             (jsf.plan.matmul(A, B)(A, B), a @ b, made),
+            (jsf.tril(A, 1), np.tril(a, 1), np.tril(of_a, 1)),
+            (jsf.triu(A, -1), np.triu(a, -1), np.triu(of_a, -1)),
+            (jsf.prune(A, 2), np.where(abs(a) > 2, a, 0), abs(a) > 2),
+            (
+                jsf.block([[A, None], [D, B.T]]),
+                *(np.block([[m, 0 * m], [n, o.T]]) for m, n, o in ((a, d, b), (of_a, of_d, of_b))),
+            ),
+            (jsf.kron(A, B), np.kron(a, b), np.kron(of_a, of_b)),
+            (A[at][:, to], a[at][:, to], of_a[at][:, to]),
+            (A[::-1, 1:], a[::-1, 1:], of_a[::-1, 1:]),
         ):
             same(got, want, there)
+        row, col = np.nonzero(of_a)
+        row, col, v = (np.tile(m, 2) for m in (row, col, a[of_a]))
+        same(jsf.from_coo(row, col, v, (rows, cols), "csr"), 2 * a, of_a)

@@ -1,0 +1,16 @@
+import jax
+import pytest
+
+from jaxsparse_fmt.algebra import on_device, patterns
+from jaxsparse_fmt.formats import building
+
+
+@pytest.fixture(params=["host", "device"])
+def where(request, monkeypatch):
+    """Where patterns are found: as for matrices on a CPU, or by the programs for those on an accelerator, run here."""
+    if request.param == "device":
+        monkeypatch.setattr(on_device, "FEW", 0)
+        monkeypatch.setattr(on_device, "is_on_cpu", lambda a: not isinstance(a, jax.Array))
+        monkeypatch.setattr(building, "puts_on_cpu", lambda: False)
+        monkeypatch.setattr(patterns, "_kept", type(patterns._kept)(16))
+    return request.param
