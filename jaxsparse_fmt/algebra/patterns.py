@@ -145,6 +145,16 @@ def grouped(row: Any, col: Any, shape: tuple[int, int]) -> tuple[Csr, Any, Any]:
     return csr(indptr, col[first].astype(np.int32, copy=False), shape), np.append(first, row.size), order
 
 
+def arranged(row: Any, col: Any, shape: tuple[int, int]) -> tuple[Csr, Any]:
+    """Coordinates that all differ as a pattern, and the number of the coordinates of each entry."""
+    if building.namespace(row) is not np:
+        S, _, order = on_device.grouped(row, col, shape)
+        return S, order
+    number = np.arange(row.size, dtype=index_dtype(row.size))
+    S = sorted_rows(scipy.sparse.coo_array((number, (row, col)), shape=shape))
+    return S, S.data
+
+
 def _sorted(key: np.ndarray, n: int) -> np.ndarray:
     """The order of keys from 0 to n - 1; equal ones keep theirs. SciPy counts where n is small, else NumPy sorts."""
     number = np.arange(key.size + 1, dtype=index_dtype(key.size))
@@ -237,7 +247,7 @@ def outer(a: Csr, b: Csr) -> tuple[Csr, Any, Any]:
         building.check_bound(what, size)
     xp = building.namespace(a.indptr)
     row, col = _outer(xp, entries(a), entries(b), *b.shape)
-    S, _, order = grouped(row, col, shape)
+    S, order = arranged(row, col, shape)
     return S, *_halves(xp, order, max(b.nnz, 1))
 
 
@@ -253,7 +263,7 @@ def crossed(S: Csr, rows: Any, columns: Any) -> tuple[Csr, Any]:
     """The pattern of S[rows][:, columns], slices or arrays of integers; and the entries of S there."""
     if building.namespace(S.indptr) is not np:
         return on_device.crossed(S, rows, columns)
-    S = sorted_rows(with_data(S, np.arange(S.nnz))[rows][:, columns])
+    S = sorted_rows(with_data(S, np.arange(S.nnz, dtype=index_dtype(S.nnz)))[rows][:, columns])
     return S, S.data
 
 
