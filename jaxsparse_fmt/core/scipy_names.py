@@ -192,8 +192,8 @@ class OnOneDevice(ScipyNames):
 
     The result has the format of the operands, or is in "csr" where they differ. SciPy computes it where the values are
     at hand on the host. Elsewhere the pattern is found once where the operands lie, and kept for later operands of the
-    same patterns, and JAX computes the values, with all derivatives. Inside jit the patterns must not be traced: close over A and pass
-    `A.data`.
+    same patterns, and JAX computes the values, with all derivatives. Inside jit the patterns must not be traced: close
+    over A and pass `A.data`.
     """
 
     data: Any
