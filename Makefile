@@ -38,7 +38,7 @@ RUNNABLE := $(VENV)/.runnable
 INSTALLED := $(VENV)/.installed
 
 help:
-	@echo 'make demo     solve a Poisson problem of a million unknowns and draw demo.png'
+	@echo 'make demo     solve a Poisson problem of a million unknowns, here and by SciPy'
 	@echo 'make test     run the quick tests       PYTEST_ARGS="-k cg" passes options to pytest'
 	@echo 'make test-all run all tests: those and the deep ones'
 	@echo 'make lint     ruff and pyright          make format lets ruff repair what it can'

@@ -11,7 +11,7 @@ library. Ink has the colour of `matplotlib.rcParams["text.color"]`, so pictures 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,14 +44,9 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def available() -> bool:
-    """Whether matplotlib is installed."""
-    return importlib.util.find_spec("matplotlib") is not None
-
-
 def check_available() -> None:
     """Raises an ImportError that names the cure if matplotlib is not installed."""
-    if not available():
+    if importlib.util.find_spec("matplotlib") is None:
         raise ImportError("pictures need matplotlib: pip install 'jaxsparse[plot]'")
 
 
@@ -120,32 +115,27 @@ def row_lengths(A: Any, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def convergence(
-    curves: Mapping[str, Any] | Any, ax: Axes | None = None, *, rtol: float | None = None, dots: Collection[str] = ()
-) -> Axes:
+def convergence(curves: Mapping[str, Any] | Any, ax: Axes | None = None, *, rtol: float | None = None) -> Axes:
     """Draws residual norms over iterations, each curve relative to its first norm.
 
     Args:
-      curves: by name; or a single one. A result of a solver called with `history=True`, residual norms [k + 1] by
-        iteration, or a pair (iterations, norms relative to ‖b‖), which is drawn as it is.
+      curves: by name; or a single one. A result of a solver called with `history=True`, or residual norms [k + 1].
       rtol: drawn as the line to reach.
-      dots: names of curves to draw as dots, which show where curves coincide.
 
     Raises:
       ValueError: a result has no history.
     """
-    ax = _axes(ax)
-    single = not isinstance(curves, Mapping)
+    ax, single = _axes(ax), not isinstance(curves, Mapping)
     for number, (name, curve) in enumerate({"": curves}.items() if single else curves.items()):
-        iterations, norms = _curve(name, curve)
-        look = {"color": COLORS[number % len(COLORS)], "label": name or None, "lw": 2}
-        if name in dots:
-            some = slice(None, None, max(1, len(iterations) // 40))
-            iterations, norms = iterations[some], norms[some]
-            look |= {"ls": "none", "marker": "o", "ms": 5.5, "mfc": ax.get_facecolor(), "mew": 1.5}
-        ax.semilogy(iterations, norms, **look)
+        if hasattr(curve, "status") and (curve := curve.history) is None:
+            raise ValueError(f"the result {name!r} has no history: call the solver with history=True")
+        norms = np.asarray(curve, float)
+        ax.semilogy(norms / (norms[0] or 1), color=COLORS[number % len(COLORS)], label=name or None, lw=2)
     if rtol:
-        ax.axhline(rtol, color=_ink(), lw=1, ls=(0, (5, 4)), label=f"asked for: {rtol:.0e}", zorder=1)
+        from matplotlib import rcParams
+
+        line = {"color": rcParams["text.color"], "lw": 1, "ls": (0, (5, 4)), "zorder": 1}
+        ax.axhline(rtol, label=f"asked for: {rtol:.0e}", **line)
     ax.set(title="Convergence", xlabel="iteration", ylabel="relative residual  ‖b − A·x‖ / ‖b‖")
     ax.locator_params(axis="x", integer=True)
     ax.xaxis.set_major_formatter("{x:,.0f}")
@@ -194,23 +184,7 @@ def _axes(ax: Axes | None) -> Axes:
         return pyplot.subplots(layout="constrained")[1]
 
 
-def _ink() -> str:
-    import matplotlib
-
-    return matplotlib.rcParams["text.color"]
-
-
 def _canonical(A: Any) -> scipy.sparse.csr_array:
     S = scipy.sparse.csr_array(A if scipy.sparse.issparse(A) else A.to_scipy(), copy=True)
     S.sum_duplicates()
     return S
-
-
-def _curve(name: str, curve: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Iterations and relative residual norms."""
-    if isinstance(curve, tuple):
-        return np.asarray(curve[0]), np.asarray(curve[1])
-    if hasattr(curve, "status") and (curve := curve.history) is None:
-        raise ValueError(f"the result {name!r} has no history: call the solver with history=True")
-    norms = np.asarray(curve, float)
-    return np.arange(len(norms)), norms / norms[0] if norms[0] > 0 else norms

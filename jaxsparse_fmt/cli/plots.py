@@ -53,7 +53,7 @@ def draw(
 
     Args:
       name: of the matrix, for the title.
-      curves: at most two, by label, as of `plot.convergence`; without any, only the matrix is drawn.
+      curves: as of `plot.convergence`; without any, only the matrix is drawn.
       rtol: the relative residual that the user wants, drawn as a line.
     """
     with _figure(path, (12, 7.6) if curves else (12, 5.4)) as fig:
@@ -61,7 +61,7 @@ def draw(
         fig.suptitle(title, fontsize=14, x=0.012, ha="left")
         if curves:
             panels = fig.subplot_mosaic("ccs;ccl", height_ratios=(1.26, 1))
-            plot.convergence(curves, panels["c"], rtol=rtol, dots=list(curves)[1:])
+            plot.convergence(curves, panels["c"], rtol=rtol)
         else:
             panels = fig.subplot_mosaic("ls", width_ratios=(1.15, 1))
         plot.row_lengths(S, panels["l"])

@@ -99,8 +99,7 @@ def run(args: argparse.Namespace) -> int:
             except solvers.SolverError as error:
                 failures.append(f"{args.file}: {error}")
         x = np.asarray(sol.x)
-    norms = np.asarray(sol.history) / (b_norm or 1.0) if args.plot else np.zeros(0)
-    curves = {f"{sol.iterations:,} iterations": (np.arange(len(norms)), norms)}
+    curves = {f"{sol.iterations:,} iterations": sol.history}
     name, status = Path(args.file).name, solvers.Status(sol.status)
     rows = [*_matrix_rows(S, stored, product), *_answer_rows(args, S, b, x, sol)]
     faults = []

@@ -10,7 +10,6 @@ import pytest
 import scipy.sparse
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt import plot
 from jaxsparse_fmt.cli import arguments, main, measure
 from jaxsparse_fmt.io import files
 from tests.cli.conftest import POISSON, written
@@ -256,11 +255,6 @@ def test_results_that_cannot_be_written_are_refused_before_reading(option: str, 
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="needs a machine without a GPU")
 def test_a_gpu_backend_without_a_gpu_is_refused(poisson: str, capsys):
     assert "needs an NVIDIA GPU" in refused(capsys, "solve", poisson, "--backend", "triton")
-
-
-def test_without_matplotlib_a_picture_is_refused_with_the_cure(poisson: str, monkeypatch, capsys):
-    monkeypatch.setattr(plot, "available", lambda: False)
-    assert "pip install 'jaxsparse[plot]'" in refused(capsys, "solve", poisson, "--plot", "a.png")
 
 
 def test_a_fault_of_the_library_is_not_blamed_on_the_file(poisson: str, monkeypatch):

@@ -13,7 +13,7 @@ from docs import assemble
         ("README.md", "index.md"),
         ("examples/fem.py", "examples/fem.md"),
         ("jaxsparse_fmt/formats", "which-format.md"),
-        ("docs/demo.png", "files/docs/demo.png"),
+        ("benchmarks/spmv.py", "files/benchmarks/spmv.py"),
         ("https://example.org/a.md", "https://example.org/a.md"),
         ("#here", "#here"),
     ],
