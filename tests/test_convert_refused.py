@@ -102,12 +102,9 @@ TYPE_ERRORS = {
     "matrix minus SciPy's": (lambda: A - S, "got csr_array; convert a sparse matrix by from_scipy"),
     "SciPy's plus matrix": (lambda: S + A, "got csr_array; convert a sparse matrix by from_scipy"),
     "array of JAX plus matrix": (lambda: jnp.ones((2, 3)) + A, "with a dense array take A.todense()"),
-    "rows one by one": (lambda: list(A), "is not iterable"),
     "sparse into from_dense": (lambda: jsf.from_dense(S), "got csr_array; use from_scipy"),
     "max_bytes in words": (lambda: jsf.from_scipy(S, max_bytes="1GB"), "a number of bytes, say 10**9; got '1GB'"),
-    "a transpose into NumPy": (lambda: np.asarray(A.T), "a sparse matrix is no array; use A @ x"),
     "dense into rank": (lambda: jsf.choose.rank(S.toarray()), "got ndarray; make a csr_array of it"),
-    "elementwise product": (lambda: A * A, "the product with a vector or a matrix is A @ x"),
 }
 
 

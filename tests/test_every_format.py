@@ -230,22 +230,6 @@ def test_astype_changes_values_and_nothing_else(layout, dtype):
 
 
 @every_format
-def test_scalars_scale(layout):
-    A, a = layout.of(IRREGULAR.scipy()), IRREGULAR.dense()
-    for B, b in ((A * 2.0, 2 * a), (3 * A, 3 * a), (-A, -a), (A / 4, a / 4)):
-        assert type(B) is type(A)
-        np.testing.assert_array_equal(B.todense(), b)
-
-
-@every_format
-def test_a_matrix_is_a_pytree_of_its_arrays(layout):
-    A = layout.of(IRREGULAR.scipy())
-    leaves, tree = jax.tree.flatten(A)
-    assert sum(leaf.nbytes for leaf in leaves) == A.nbytes
-    np.testing.assert_array_equal(jax.tree.unflatten(tree, leaves).todense(), IRREGULAR.dense())
-
-
-@every_format
 def test_a_matrix_enters_and_leaves_its_basis(layout, rng):
     A, x = layout.of(CASES["even_rows"].scipy()), rng.standard_normal(12)
     inside = A.in_basis @ A.basis.enter(jnp.asarray(x))

@@ -1,6 +1,5 @@
 """Numbers at the doors of both packages: which kinds are taken for which, and what is refused in words."""
 
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt import gallery
-from solvers import cg, eigsh, gmres, precond, refine
+from solvers import cg, eigsh, precond
 
 S = gallery.poisson(2)
 A, b = jsf.from_scipy(S, "csr"), np.ones(8)
@@ -24,62 +23,36 @@ NOT_WHOLE = (*BOOLS, 2.0, np.float32(2), jnp.asarray(2.0), "2", [2], np.array([2
 NOT_REAL = (*BOOLS, "0.1", b"1", [0.1], np.array([0.1]), jnp.asarray([0.1]), 0.1j, np.complex128(0.1))
 
 
-def stored(format: str, **options: Any) -> Any:
-    return jsf.from_scipy(S, format, **options)
-
-
-# Whole numbers. The door is called with what is to be refused, by a message with the name in it.
+# Whole numbers. The door is called with what is to be refused, by a message with the name in it. Others ask for their
+# own arguments beside their other refusals.
 WHOLE_DOORS: dict[str, Callable[[Any], Any]] = {
     "maxiter": lambda v: cg(A, b, maxiter=v),
-    "check_every": lambda v: cg(A, b, check_every=v),
-    "restart": lambda v: gmres(A, b, restart=v),
     "k": lambda v: eigsh(A, v, ncv=6),
-    "ncv": lambda v: eigsh(A, 1, ncv=v),
     "block_size": lambda v: precond.block_jacobi(A, v),
     "degree": lambda v: precond.chebyshev(A, v, (0.1, 12.0)),
-    "solve_sweeps": lambda v: precond.incomplete_lu(A, solve_sweeps=v),
-    "slice_size": lambda v: stored("hll", slice_size=v),
-    "sigma": lambda v: stored("hll", slice_size=1, sigma=v),
-    "threads_per_row": lambda v: stored("csr", threads_per_row=v),
-    "width": lambda v: stored("hyb", width=v),
-    "block_size of pjds": lambda v: stored("pjds", block_size=v),
-    "hot": lambda v: stored("csr5", hot=v),
-    "block_shape": lambda v: stored("bsr", block_shape=(v, 2)),
+    "slice_size": lambda v: jsf.from_scipy(S, "hll", slice_size=v),
+    "block_shape": lambda v: jsf.from_scipy(S, "bsr", block_shape=(v, 2)),
     "shape": lambda v: jsf.from_coo([0], [0], [1.0], (v, 3), "csr"),
-    "n": gallery.poisson,
     "dim": lambda v: gallery.poisson(2, dim=v),
-    "n of power_law": lambda v: gallery.power_law(v, mean=0.5),
-    "spread": lambda v: gallery.irregular(8, mean=1.0, spread=v),
-    "sites": lambda v: gallery.holstein_hubbard(v, 2, 1),
-    "levels": lambda v: gallery.adaptive_poisson(1, levels=v),
-    "n of cfd": lambda v: gallery.cfd(v, neighbours=1.0),
-    "pieces": lambda v: jsf.save_rows(tempfile.mkdtemp() + "/rows", S, pieces=v),
 }
 REAL_DOORS: dict[str, Callable[[Any], Any]] = {
     "rtol": lambda v: cg(A, b, rtol=v),
-    "atol": lambda v: cg(A, b, atol=v),
-    "drop": lambda v: refine(A, b, drop=v),
     "bounds": lambda v: precond.chebyshev(A, 2, (v, 12.0)),
-    "shift": lambda v: precond.incomplete_lu(A, shift=v),
     "tol": lambda v: eigsh(A, 1, tol=v),
 }
 
 
 @pytest.mark.parametrize("door", WHOLE_DOORS)
 def test_what_is_no_whole_number_is_refused_by_name(door):
-    name = door.partition(" ")[0]
     for value in NOT_WHOLE:
-        if door == "n" and isinstance(value, list):
-            continue  # a grid of one axis
-        with pytest.raises((TypeError, ValueError), match=name):
+        with pytest.raises((TypeError, ValueError), match=door):
             WHOLE_DOORS[door](value)
 
 
 @pytest.mark.parametrize("door", REAL_DOORS)
 def test_what_is_no_real_number_is_refused_by_name(door):
-    name = door.partition(" ")[0]
-    for value in (*NOT_REAL, *([None] if name == "rtol" else [])):
-        with pytest.raises((TypeError, ValueError), match=name):
+    for value in (*NOT_REAL, *([None] if door == "rtol" else [])):
+        with pytest.raises((TypeError, ValueError), match=door):
             REAL_DOORS[door](value)
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-import jaxsparse_fmt as jsf
 from jaxsparse_fmt.cli import arguments, main, measure
 from jaxsparse_fmt.io import files
 from tests.cli.conftest import POISSON, written
@@ -67,18 +66,6 @@ def test_without_rhs_the_solution_is_known_and_the_error_told(poisson: str, tmp_
     np.testing.assert_allclose(x, 1, rtol=1e-4)
 
 
-@pytest.mark.some(method=1)
-@pytest.mark.parametrize("method", ["cg", "fcg", "minres", "gmres"])
-def test_multigrid_serves_every_method(method: str, tmp_path, capsys):
-    S = jsf.gallery.convection_diffusion(9, diffusion=0.1) if method == "gmres" else jsf.gallery.poisson(9)
-    path = written(tmp_path / "A.mtx", S)
-    assert main.main(["solve", path, "--precond", "multigrid", "--method", method]) == 0
-    out = capsys.readouterr().out
-    assert fact(out, "method") == f"{method} with multigrid"
-    assert int(fact(out, "iterations")) <= 10
-    assert "precondition" in fact(out, "wall time")
-
-
 def test_x_goes_to_standard_output_and_the_table_beside_it(poisson: str, capsys):
     assert main.main(["solve", poisson, "--out", "-"]) == 0
     captured = capsys.readouterr()
@@ -113,17 +100,6 @@ def test_solve_leaves_what_was_asked_for_and_nothing_else_and_prints_no_control_
     captured = capfd.readouterr()
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", captured.out + captured.err)
     assert captured.err.splitlines()[0] == f"read: {poisson}"
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("name", ["494_bus", "mhd1280b"])
-def test_a_real_matrix_is_solved(name: str, matrices: pathlib.Path, tmp_path):
-    path, x = matrices / f"{name}.mtx.gz", tmp_path / "x.npy"
-    args = ["--out", str(x), "--rtol", "1e-7", "--precond", "jacobi", "--method", "cg", "--maxiter", "20000"]
-    assert main.main(["solve", str(path), *args]) == 0
-    S = files.read_mtx(path)
-    b = S @ np.ones(S.shape[1])
-    assert np.linalg.norm(b - S @ np.load(x)) <= 1e-7 * (1 + 1e-4) * np.linalg.norm(b)
 
 
 # ---------------------------------------------------------------------------------- not converged
