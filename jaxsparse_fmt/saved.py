@@ -77,26 +77,17 @@ def _store(csr: Csr, storage: list[dict[str, Any]], target: Target) -> SparseMat
 
 
 def _storage(path: Path, header: dict[str, Any]) -> list[dict[str, Any]]:
-    """The formats and their options, with lists as tuples."""
+    """The formats and their options, with lists as tuples; the values of options are left to the formats."""
     storage = header.get("storage")
     if storage is None and "rows" in header:
         raise ValueError(f"{path} is a part of a matrix; read it by jaxsparse_fmt.saved_rows({str(path.parent)!r})")
-    if not isinstance(header.get("backend"), str):
-        raise broken(path, f"backend {header.get('backend')!r} is unknown")
-    if not (isinstance(storage, list) and len(storage) in (1, 2) and all(isinstance(s, dict) for s in storage)):
-        raise broken(path, f"storage {storage!r} is not a list of one or two formats")
+    if not (isinstance(storage, list) and len(storage) in (1, 2) and isinstance(header.get("backend"), str)):
+        raise broken(path, f"storage {storage!r} is not a list of one or two formats, or the backend no word")
     for one in storage:
-        name, layout = one.get("format"), one.get("layout")
+        name, layout = (one.get("format"), one.get("layout")) if isinstance(one, dict) else (None, None)
         if not isinstance(name, str) or name not in FORMATS:
             raise ValueError(f"{path}: format {name!r} is unknown here; update jaxsparse, or save in another format")
         if not isinstance(layout, dict) or set(layout) != set(FORMATS[name].layout_options):
             raise broken(path, f"format {name!r} has the options {FORMATS[name].layout_options}, not {layout!r}")
         one["layout"] = {k: tuple(v) if isinstance(v, list) else v for k, v in layout.items()}
-        if not all(_option(v) for v in one["layout"].values()):
-            raise broken(path, f"options of format {name!r} are not numbers or words: {layout!r}")
     return storage
-
-
-def _option(value: Any) -> bool:
-    single = isinstance(value, bool | int | str | None)
-    return single or (isinstance(value, tuple) and all(type(n) is int for n in value))

@@ -94,7 +94,7 @@ def stored(**layout):
 
 
 REFUSED = {
-    "newer": ({"version": 5}, "newer than 4.*update"),
+    "newer": ({"version": 5}, "its version is 5, and this library reads 4"),
     "no version": ({"version": None}, "its version is None"),
     "a version of true": ({"version": True}, "its version is True"),
     "unknown format": ({"storage": [{"format": "abc", "layout": {}}]}, "'abc' is unknown.*update"),
@@ -112,7 +112,6 @@ REFUSED = {
     "another dtype": ({"dtype": "float32"}, "it has float64 .* names float32"),
     "backend": ({"backend": "abc"}, "abc"),
     "a header that is none": ({"header": np.frombuffer(b"{", np.uint8)}, "is not JSON"),
-    "a long header": ({"header": np.zeros(20_000, np.uint8)}, "too long"),
     "a falling pointer": (moved("indptr", 3, 40), "row pointers do not rise"),
     "a negative pointer": (moved("indptr", 0, -1), "row pointers do not rise"),
     "a pointer past the end": (moved("indptr", -1, 10**6), "row pointers do not rise"),
@@ -172,15 +171,7 @@ def test_no_damaged_file_is_read_and_no_other_error_is_raised(path):
             np.testing.assert_array_equal(A.todense(), S.toarray())
 
 
-@pytest.mark.parametrize(
-    ("write", "cure"),
-    [
-        (lambda path: scipy.sparse.save_npz(path, scipy.sparse.eye_array(3)), "load_npz"),
-        (lambda path: scipy.io.savemat(path, {"A": scipy.sparse.eye_array(3)}, appendmat=False), "loadmat"),
-        (lambda path: jsf.io.write_vector(path.with_suffix(".mtx"), np.ones(3)), "read_mtx"),
-    ],
-)
-def test_a_file_of_another_library_names_its_reader(write, cure, path):
-    write(path)
-    with pytest.raises(ValueError, match=f"take jsf.*{cure}"):
-        jsf.load(path if path.exists() else path.with_suffix(".mtx"))
+def test_a_file_of_scipys_names_its_reader(path):
+    scipy.sparse.save_npz(path, scipy.sparse.eye_array(3))
+    with pytest.raises(ValueError, match="load_npz"):
+        jsf.load(path)
