@@ -127,8 +127,7 @@ def rank(S: Any, dtype: Any = None, platform: str | None = None, backend: str = 
         is "auto" and `platform` is None.
       dtype: of the stored values; None takes S's.
       platform: "cpu" or "gpu"; None is that of the device where JAX puts arrays, which `jax.default_device` sets.
-      backend: as in `from_scipy`. What runs as plain XLA on a GPU, as complex numbers do, is ranked as on a CPU
-        without Numba.
+      backend: as in `from_scipy`. What runs as plain XLA on a GPU is ranked as on a CPU without Numba.
 
     Returns:
       At least one `Choice`: CSR always fits the matrix, if not the memory.
@@ -194,7 +193,7 @@ def _kernels(dtype: np.dtype, platform: str | None, backend: str, device: Any) -
         name = selection.resolve(wanted, "cpu")
         widened = np.dtype(jnp.promote_types(dtype, jnp.float32))  # the kernels widen 16 bits first
         return name if name == "numba" and widened in FLOATS else None
-    if jnp.issubdtype(dtype, jnp.complexfloating) or backend == "numba":
+    if backend == "numba":
         return None
     name = selection.resolve(backend, "cuda")
     return name if name in EFFICIENCY else None

@@ -25,7 +25,8 @@ from jax import lax
 
 from jaxsparse_fmt._types import Array, index_dtype
 from jaxsparse_fmt.kernels import coordinates
-from jaxsparse_fmt.kernels.backends import launch, selection, tuning
+from jaxsparse_fmt.kernels.backends import launch, pairs, selection, tuning
+from jaxsparse_fmt.kernels.backends.pairs import where, widened
 from jaxsparse_fmt.kernels.coordinates import accumulator
 from jaxsparse_fmt.kernels.layout.address import Arrays
 from jaxsparse_fmt.kernels.layout.tiles import Tiles
@@ -62,7 +63,7 @@ def product(
         pack=Pack.of(backend, p, x.dtype),
         unroll=math.gcd(block.unroll, tiles.entries),
         acc=acc,
-        address_dtype=index_dtype(max(values.size, x.size, batch * n_rows * p, n_heads)),
+        address_dtype=index_dtype(pairs.reals(dtype) * max(values.size, x.size, batch * n_rows * p, n_heads)),
     )
     outputs = {"y": jax.ShapeDtypeStruct((batch * (n_rows - n_pieces) * p,), dtype)}
     if n_pieces:
@@ -159,10 +160,10 @@ def tiles_kernel(
             base = (batch * n_cols + col.astype(sizes.address_dtype)) * p
             gathered.append(pack.load(d, x, base, of_p, live))
         for v, xs, (_, _, last) in zip(vals, gathered, loaded, strict=True):
-            v = v.astype(sizes.acc)
-            sums = tuple(s + pack.beside(v) * xq.astype(sizes.acc) for s, xq in zip(sums, xs, strict=True))
+            v = pack.beside(widened(v, sizes.acc))
+            sums = tuple(s + v * widened(xq, sizes.acc) for s, xq in zip(sums, xs, strict=True))
             state = sums_of.ended(state, sums, last)
-            sums = tuple(jnp.where(pack.beside(last), jnp.zeros_like(s), s) for s in sums)
+            sums = tuple(where(pack.beside(last), jax.tree.map(jnp.zeros_like, s), s) for s in sums)
         return sums, state
 
     trips = jnp.int32(tiles.entries // unroll)
@@ -178,7 +179,7 @@ def tiles_kernel(
 
     def added(sums, found):
         goes_on, more = found
-        return tuple(jnp.where(pack.beside(goes_on), s + m, s) for s, m in zip(sums, more, strict=True))
+        return tuple(where(pack.beside(goes_on), s + m, s) for s, m in zip(sums, more, strict=True))
 
     together = HOPS if jnp.dtype(sizes.acc).itemsize * sizes.block_columns <= 4 else 1  # more would cost registers
 
@@ -224,14 +225,14 @@ class _Sums:
         row, in_head, head = state
         beside = self._pack.beside
         self._put(row, sums, last & (in_head == 0))
-        head = tuple(jnp.where(beside(last & (in_head > 0)), s, h) for s, h in zip(sums, head, strict=True))
+        head = tuple(where(beside(last & (in_head > 0)), s, h) for s, h in zip(sums, head, strict=True))
         return jnp.where(last, row + self._one, row), jnp.where(last, self._nought, in_head), head
 
     def store_heads(self, state, sums):
         """Stores the heads, and returns the row that each lane ends in and whether that row began in the lane."""
         row, in_head, head = state
         for (k, inside), s, h in zip(self._columns, sums, head, strict=True):
-            of_head, at = jnp.where(self._pack.beside(in_head > 0), s, h), self._pack.places(self._at(0) + k)
+            of_head, at = where(self._pack.beside(in_head > 0), s, h), self._pack.places(self._at(0) + k)
             self._d.store(self._heads, at, of_head, self._pack.beside((self._d.lanes() < self._d.rows) & inside))
         return row, in_head == 0
 

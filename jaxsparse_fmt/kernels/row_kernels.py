@@ -15,17 +15,17 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxsparse_fmt._types import Array, index_dtype, x64_enabled
-from jaxsparse_fmt.kernels.backends import launch, tuning
+from jaxsparse_fmt.kernels.backends import launch, pairs, tuning
 from jaxsparse_fmt.kernels.coordinates import accumulator
 from jaxsparse_fmt.kernels.layout.address import Bisected, Slices, Starts, Subwarp
 from jaxsparse_fmt.kernels.layout.columns import Delta, Diagonal, Rule
 
 
 def supported(backend: str, *operands: Array, size: int = 0) -> str:
-    """`backend`, or "xla" for what Pallas kernels cannot do: complex numbers, and 64-bit addresses in 32-bit JAX."""
-    wide = max(size, *(a.size for a in operands)) >= 2**31 and not x64_enabled()
-    is_complex = any(jnp.issubdtype(a.dtype, jnp.complexfloating) for a in operands)
-    return "xla" if is_complex or wide else backend
+    """`backend`, or "xla" for what Pallas kernels cannot do: 64-bit addresses in 32-bit JAX."""
+    reals = max(pairs.reals(a.dtype) for a in operands)
+    wide = reals * max(size, *(a.size for a in operands)) >= 2**31 and not x64_enabled()
+    return "xla" if wide else backend
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,13 +62,14 @@ class Pack:
         """The packs `columns` of the rows of `ref` that begin at `base` [lanes]."""
         return [d.load(ref, self.places(base + q), self.beside(live & inside), 0) for q, inside in columns]
 
-    def beside(self, a: jax.Array) -> jax.Array:
+    def beside(self, a: Any) -> Any:
         """a [lanes] in a shape that broadcasts against packs."""
-        return a if self.length == 1 else a[:, None]
+        return a if self.length == 1 else jax.tree.map(lambda a: a[:, None], a)
 
-    def along(self, a: jax.Array) -> jax.Array:
+    def along(self, a: Any) -> Any:
         """a [lanes], repeated for each right-hand side of a pack."""
-        return a if self.length == 1 else jnp.broadcast_to(a[:, None], (*a.shape, self.length))
+        repeated = lambda a: jnp.broadcast_to(a[:, None], (*a.shape, self.length))  # noqa: E731
+        return a if self.length == 1 else jax.tree.map(repeated, a)
 
 
 class LaneGroups:
@@ -188,7 +189,7 @@ def launch_rows(
         blocks=tiles * column_blocks * batch,
         unroll=unit * max(block.unroll // unit, 1),
         acc=accumulator(out.dtype),
-        address_dtype=index_dtype(max(out.size, *(a.size for a in flat.values()))),
+        address_dtype=index_dtype(pairs.reals(out.dtype) * max(out.size, *(a.size for a in flat.values()))),
     )
     return launch.launch(
         functools.partial(kernel, sizes=sizes),

@@ -12,6 +12,7 @@ from jax import lax
 from jaxsparse_fmt._types import Array
 from jaxsparse_fmt.kernels import coordinates, row_kernels
 from jaxsparse_fmt.kernels.backends import selection
+from jaxsparse_fmt.kernels.backends.pairs import widened
 from jaxsparse_fmt.kernels.layout.address import Arrays
 from jaxsparse_fmt.kernels.layout.columns import Rule, unpack_pattern
 
@@ -65,9 +66,9 @@ def outer_kernel(
                 entry = exists & (walk.row < n_rows)
 
                 def column(q, total, entry=entry, c=c):
-                    yq = d.load(y, (batch * n_rows + walk.matrix_row) * p + q, entry, 0).astype(sizes.acc)
-                    xq = d.load(x, (batch * n_cols + c) * p + q, entry, 0).astype(sizes.acc)
-                    return total + yq * xq
+                    yq = d.load(y, (batch * n_rows + walk.matrix_row) * p + q, entry, 0)
+                    xq = d.load(x, (batch * n_cols + c) * p + q, entry, 0)
+                    return total + widened(yq, sizes.acc) * widened(xq, sizes.acc)
 
                 total = lax.fori_loop(jnp.int32(0), jnp.int32(p), column, d.full(0, sizes.acc))
                 d.store(values, batch * rule.n_stored + at, total, live)

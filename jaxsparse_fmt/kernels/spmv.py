@@ -25,6 +25,7 @@ from jax import lax
 from jaxsparse_fmt._types import Array
 from jaxsparse_fmt.kernels import coordinates, row_kernels, vector_pass
 from jaxsparse_fmt.kernels.backends import selection, tuning
+from jaxsparse_fmt.kernels.backends.pairs import where, widened
 from jaxsparse_fmt.kernels.coordinates import accumulator
 from jaxsparse_fmt.kernels.layout.address import Arrays, Jagged, Slices, Starts, take
 from jaxsparse_fmt.kernels.layout.columns import Rule, alive, unpack_pattern
@@ -133,13 +134,11 @@ def product_kernel(
             vals = [sizes.load_values(d, values, batch * rule.n_stored + at, live) for _, at, live in entries]
             for (_, at, live), (c, exists), v in zip(entries, cols, vals, strict=True):
                 xs = pack.load(d, x, (batch * n_cols + c) * p, columns, exists)
-                terms = [
-                    xq.astype(sizes.acc) if v is None else pack.beside(v.astype(sizes.acc)) * xq.astype(sizes.acc)
-                    for xq in xs
-                ]
+                terms = [widened(xq, sizes.acc) for xq in xs]
+                terms = terms if v is None else [pack.beside(widened(v, sizes.acc)) * term for term in terms]
                 if pattern is not None:
                     entry = pack.beside(alive(d, rule.column, pattern, at, live, v))
-                    terms = [jnp.where(entry, term, jnp.zeros_like(term)) for term in terms]
+                    terms = [where(entry, term) for term in terms]
                 sums = tuple(s + term for s, term in zip(sums, terms, strict=True))
             return sums
 
@@ -151,14 +150,14 @@ def product_kernel(
             first, totals = walk, sums
         else:
             keep = pack.beside(walk.keep)
-            totals = [t + jnp.where(keep, s, jnp.zeros_like(s)) for t, s in zip(totals, sums, strict=True)]
+            totals = [t + where(keep, s) for t, s in zip(totals, sums, strict=True)]
     base = (batch * rows_of_y + first.matrix_row) * p
     live = first.row < n_rows
     live = live if first.keep is None else live & first.keep
     if adds_to is not None:
         live = live & (first.matrix_row < rows_of_y)
         before = pack.load(d, y, base, columns, live)
-        totals = [b.astype(sizes.acc) + total for b, total in zip(before, totals, strict=True)]
+        totals = [widened(b, sizes.acc) + total for b, total in zip(before, totals, strict=True)]
     for (q, inside), total in zip(columns, totals, strict=True):
         d.store(y, pack.places(base + q), total, pack.beside(live & inside))
     if w is not None:

@@ -18,6 +18,7 @@ from tests.kernels.host import Host
 from tests.kernels.test_large_addresses import huge, vectors_in_kernels
 from tests.kernels.test_spmv import kernels_in
 from tests.lowering import SIGNATURES, lowered, quick_jit
+from tests.oracle import wide
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 every_dialect = pytest.mark.parametrize("dialect", SIGNATURES)
@@ -30,8 +31,9 @@ def stored(name: str, tile_shape=TILE) -> tuple[jax.Array, dict[str, jax.Array],
 
 
 def whole(dtype: Any, *shape: int) -> jax.Array:
-    """Numbers from −3 to 3: sums of them are exact, whatever their order."""
-    return jnp.asarray(np.random.default_rng(0).integers(-3, 4, shape), dtype)
+    """Numbers from −3 to 3, in both parts of complex ones: sums of them are exact, whatever their order."""
+    real, imaginary = np.random.default_rng(0).integers(-3, 4, (2, *shape))
+    return jnp.asarray(real + 1j * imaginary if jnp.issubdtype(dtype, jnp.complexfloating) else real, dtype)
 
 
 @functools.partial(quick_jit, static_argnums=3)
@@ -49,6 +51,8 @@ def both(values, x, arrays, tiles_: Tiles):
         ("narrow", jnp.bfloat16, 2, 1, (256, 8)),
         ("wide", jnp.float64, 1, 1, (512, 32)),
         ("wide", jnp.float32, 2, 12, TILE),  # runs of four, and one past the last
+        ("narrow", jnp.complex128, 1, 1, TILE),
+        ("wide", jnp.complex64, 2, 3, TILE),
     ],
     ids=str,
 )
@@ -59,7 +63,7 @@ def test_the_interpreted_kernel_is_its_reference(kind, dtype, batch, p, tile_sha
     got, want = both(values, whole(dtype, batch, N_COLS, p), arrays, lie)
     assert got.dtype == want.dtype == dtype and got.shape == (batch, lie.shape[0], p)
     np.testing.assert_array_equal(got, want)
-    assert len(np.unique(np.asarray(got, np.float64))) > 10
+    assert len(np.unique(wide(got))) > 10
 
 
 # ---------------------------------------------------------------------------------------------- what a block accesses

@@ -47,19 +47,19 @@ def coordinates(A):
     return A.coordinates()
 
 
-def check_kernels(case, layout, rng, batch: int, p: int) -> None:
+def check_kernels(case, layout, rng, batch: int, p: int, stored: str = "float64", vector: str = "float64") -> None:
     """Interpreted, against dense arithmetic; the interpreter's outputs start as NaN, so a place left out shows."""
-    A, a = layout.of(case.scipy()), case.dense()
-    values = np.asarray(A.values) * np.arange(1.0, batch + 1)[:, None]
-    x, y = draw(rng, jnp.float64, batch, case.shape[1], p), draw(rng, jnp.float64, batch, case.shape[0], p)
+    A, a = layout.of(case.scipy(stored), dtype=stored), case.dense(stored)
+    values = np.asarray(A.values) * np.arange(1, batch + 1, dtype=A.values.real.dtype)[:, None]
+    x, y = draw(rng, vector, batch, case.shape[1], p), draw(rng, vector, batch, case.shape[0], p)
     want = np.arange(1, batch + 1)[:, None, None] * np.einsum("rc,bcp->brp", a, x)
-    assert_close(product(A, values, x), want, batch * magnitude(a, np.asarray(x)))
+    assert_close(product(A, values, x), want, batch * magnitude(a, np.asarray(x)), jnp.promote_types(stored, vector))
     row, col, entry = (np.asarray(c) for c in coordinates(A))
     live = entry < A.nnz
-    want = np.zeros((batch, A.n_stored))
+    want = np.zeros((batch, A.n_stored), y.dtype)
     want[:, live] = np.einsum("bkp,bkp->bk", np.asarray(y)[:, row[live]], np.asarray(x)[:, col[live]])
     got = np.asarray(outer(A, y, x))
-    assert_close(got, want, p * np.abs(x).max() * np.abs(y).max())
+    assert_close(got, want, p * np.abs(x).max() * np.abs(y).max(), vector)
     np.testing.assert_array_equal(got[:, ~live], 0)
 
 
@@ -95,6 +95,20 @@ def test_interpreted_kernels_read_exactly_what_is_stored(layout):
 )
 def test_interpreted_kernels_equal_dense_arithmetic(case, layout, batch, p, rng):
     check_kernels(CASES[case], layout, rng, batch, p)
+
+
+COMPLEX = [
+    ("complex128", "complex128"),
+    ("complex64", "complex64"),
+    ("float64", "complex128"),
+    ("complex64", "float32"),
+]
+
+
+@pytest.mark.some(layout=3)
+@pytest.mark.parametrize("layout, numbers", [(a, COMPLEX[i % 4]) for i, a in enumerate(KERNELS)], ids=str)
+def test_interpreted_kernels_of_complex_numbers_equal_dense_arithmetic(layout, numbers, rng):
+    check_kernels(CASES["irregular"], layout, rng, 2, 3, *numbers)
 
 
 @pytest.mark.some(slice_size=2)
@@ -183,10 +197,13 @@ FACES_WITH_KERNELS = {
 
 
 # Every format in both dialects with each of these numbers; in the quick tier with one.
-NUMBERS = [(jnp.float32, 1), (jnp.float64, 3), (jnp.bfloat16, 2), (jnp.float64, 12)]
+NUMBERS = [
+    *((jnp.float32, 1), (jnp.float64, 3), (jnp.bfloat16, 2), (jnp.float64, 12)),
+    *((jnp.complex128, 1), (jnp.complex64, 4)),
+]
 LOWERED = [
-    (layout, dialect, *NUMBERS[(i + j + k) % 4])
-    for k in range(4)
+    (layout, dialect, *NUMBERS[(i + j + k) % len(NUMBERS)])
+    for k in range(len(NUMBERS))
     for i, layout in enumerate(FIRST_LAYOUTS)
     for j, dialect in enumerate(SIGNATURES)
 ]
@@ -194,7 +211,10 @@ LOWERED = [
 
 @pytest.mark.parametrize(
     "layout, dialect, dtype, p",
-    [pytest.param(*row, marks=pytest.mark.deep if i >= len(LOWERED) // 4 else ()) for i, row in enumerate(LOWERED)],
+    [
+        pytest.param(*row, marks=pytest.mark.deep if i >= len(LOWERED) // len(NUMBERS) else ())
+        for i, row in enumerate(LOWERED)
+    ],
     ids=str,
 )
 def test_every_kernel_lowers_for_cuda(layout, dialect, dtype, p):
@@ -247,10 +267,10 @@ def test_a_row_of_several_pieces_takes_one_more_kernel(dialect):
     assert "output_operand_alias<" in text and "stablehlo.scatter" not in text  # it adds to y where that lies
 
 
-@pytest.mark.some(layout=1)
-@pytest.mark.parametrize("layout", [SORTED, Layout("csc"), Layout("hyb", (("width", 1),))], ids=str)
-def test_complex_numbers_take_the_reference_on_the_gpu(layout):
-    for backend in ("auto", "triton", "mosaic"):
-        A = layout.of(TALL.scipy(np.complex128), backend=backend)
-        text = lowered(lambda A, x, y: (A @ x, A.T @ y), A, np.ones(3), np.ones(150))
-        assert not any(name in text for name in SIGNATURES.values())
+@pytest.mark.parametrize("dialect", SIGNATURES)
+@pytest.mark.parametrize("stored, vector", COMPLEX[::2], ids=str)
+def test_kernels_read_and_write_the_memory_of_complex_arrays(stored, vector, dialect):
+    A = SORTED.of(TALL.scipy(stored), backend=dialect)
+    text = lowered(lambda A, x: A @ x, A, np.ones(3, vector))
+    assert kernels_in(text, dialect) == 1
+    assert not any(f"stablehlo.{of}" in text for of in ("real", "imag", "complex", "concatenate"))

@@ -19,6 +19,8 @@ the right-hand sides that a lane loads at once (`row_kernels.py`).
     d.store_sums(ref, i, value, m)     stores in ref[m·i : m·(i + 1)], up to the end of ref, numbers that add up to the
                                        sum over all lanes; m is no less than the warps of a Mosaic block
 
+Complex arrays too: their lanes are pairs of real ones (`pairs.py`), which add and multiply alike.
+
 The same body lowers through both of Pallas' GPU dialects: Triton (`triton.py`), from Ampere on, which works but is
 deprecated since JAX 0.11; and Mosaic GPU (`mosaic.py`), from Hopper on.
 """
@@ -28,7 +30,7 @@ from typing import Any
 
 import jax
 
-from jaxsparse_fmt.kernels.backends import tuning
+from jaxsparse_fmt.kernels.backends import pairs, tuning
 from jaxsparse_fmt.kernels.backends.jax_versions import varying_like
 from jaxsparse_fmt.kernels.backends.mosaic import WARPGROUP, Mosaic
 from jaxsparse_fmt.kernels.backends.triton import Interpreted, Triton
@@ -58,6 +60,8 @@ def launch(
         memory (`selection.shares_memory`), else that of all blocks, of which `d.own` gives a block its part.
     """
     given, scratch = {k: v for k, v in inputs.items() if v is not None}, scratch or {}
+    if any(map(pairs.is_complex, (*given.values(), *outputs.values(), *scratch.values()))):
+        return _launch_on_reals(kernel, dialect, block, blocks, given, outputs, scratch)
     names = (*given, *outputs, *scratch)
     assert not any(isinstance(o, jax.Array) for o in outputs.values()) or (len(outputs) == 1 and not scratch)
     like = next(iter(given.values()))
@@ -89,6 +93,26 @@ def launch(
         compiler_params=params,
         name=body.__name__,
     )(*arrays, *updated)[: len(out)]
+
+
+def _launch_on_reals(kernel, dialect, block, blocks, inputs, outputs, scratch):
+    """`launch` of real arrays in place of complex ones."""
+    paired = {k for k, a in {**inputs, **outputs, **scratch}.items() if pairs.is_complex(a)}
+    updated = {k: o for k, o in outputs.items() if isinstance(o, jax.Array)}
+
+    def on_pairs(d, **refs):
+        kernel(pairs.InPairs(d), **{k: pairs.Complex(ref) if k in paired else ref for k, ref in refs.items()})
+
+    def run(*reals):
+        real = dict(zip((*inputs, *updated), reals, strict=True))
+        beside = {k: pairs.real_struct(s) for k, s in scratch.items()}
+        out = {k: real[k] if k in updated else pairs.real_struct(o) for k, o in outputs.items()}
+        given = {k: real[k] for k in inputs}
+        return launch(on_pairs, dialect, block=block, blocks=blocks, inputs=given, outputs=out, scratch=beside)
+
+    on_pairs.__name__ = getattr(kernel, "func", kernel).__name__
+    out = [jax.ShapeDtypeStruct(o.shape, o.dtype) for o in outputs.values()]
+    return pairs.on_reals(run, (*inputs.values(), *updated.values()), out, copies=dialect == "interpret")
 
 
 def _launch_mosaic(body, block: tuning.Block, blocks, inputs, out, scratch):
