@@ -6,7 +6,7 @@ import json
 import jax
 import pytest
 
-from benchmarks import algebra, first_calls, scaling
+from benchmarks import algebra, device, first_calls, scaling
 from jaxsparse_fmt.choose import ranking
 
 POISSON = scaling.stencil((16, 16, 16), 7)
@@ -46,3 +46,10 @@ def test_efficiencies_are_against_one_device_which_has_what_auto_takes(is_weak, 
 def test_multigrid_runs_on_several_devices(capsys):
     assert len(jax.devices()) > 1 and scaling.main(["--small", "--only", "multigrid", "--devices", "1,2"]) == 0
     assert capsys.readouterr().out.count("CONVERGED") == 2
+
+
+@pytest.mark.deep
+def test_every_stage_has_a_first_and_a_later_time(tmp_path):
+    assert device.main(["--small", "--only", "conversions", "algebra", "--json", str(tmp_path / "out.json")]) == 0
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert len(rows) == 8 and all(row["first s"] > 0 and row["again ms"] > 0 for row in rows)

@@ -1,0 +1,159 @@
+"""Every stage of work with a matrix on one GPU, first call and later ones, beside CuPy's.
+
+    python -m benchmarks.device --json out.json          some five minutes on an H100
+
+"First" includes compiling; "again" is the best of several calls: those that find patterns with a copy of the matrix,
+for which nothing is kept; products 20 at a time. Conversions begin with SciPy's matrix on the host, or with CSR on the
+GPU. All is in float64, or complex128. CuPy's time is that of the same work. Runs on a CPU too, to try the script.
+"""
+
+import functools
+import importlib
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse as sp
+
+import jaxsparse_fmt as jsf
+import solvers
+from benchmarks import report
+from benchmarks.algebra import scattered
+from benchmarks.report import Row
+from solvers import precond
+
+Call = Callable[[], Any]
+ROUNDS = 5
+
+
+def seconds(run: Call, wait: Callable[[Any], Any], flights: int) -> tuple[float, float]:
+    """Seconds of the first call, and the least of a call in later rounds of so many."""
+    times = []
+    for calls in [1] + [flights] * ROUNDS:
+        start = time.perf_counter()
+        wait([run() for _ in range(calls)])
+        times.append((time.perf_counter() - start) / calls)
+    return times[0], min(times[1:])
+
+
+def row(name: str, run: Call, theirs: Call | None = None, flights: int = 1) -> Row:
+    first, again = seconds(run, jax.block_until_ready, flights)
+    if not theirs or not _on_gpu():
+        return {"what": name, "first s": first, "again ms": again * 1e3, "CuPy ms": math.nan, "ratio": math.nan}
+    peer = seconds(theirs, lambda _: _cupy().cuda.Device().synchronize(), flights)[1]
+    return {"what": name, "first s": first, "again ms": again * 1e3, "CuPy ms": peer * 1e3, "ratio": again / peer}
+
+
+def _on_gpu() -> bool:
+    return report.platform_here() == "gpu"
+
+
+def _cupy() -> Any:
+    return importlib.import_module("cupy")
+
+
+def theirs(S: Any) -> Any:
+    """The matrix as CuPy's CSR; None without a GPU."""
+    return importlib.import_module("cupyx.scipy.sparse").csr_matrix(sp.csr_matrix(S)) if _on_gpu() else None
+
+
+def fresh(A: Any) -> Any:
+    """A copy with index arrays of its own, for which nothing is kept."""
+    return jax.tree.map(jnp.copy, A)
+
+
+def conversions(n: int, k: int) -> Iterator[Row]:
+    S = jsf.gallery.poisson(2 * n)
+    A, at = jsf.from_scipy(S, "csr"), scattered(k)
+    r, c = map(jnp.asarray, at[:2])
+    v, shape = jnp.ones(k), (at[2], at[2])
+    yield row(f"from_scipy, 7 points {2 * n}³", lambda: jsf.from_scipy(S).values, lambda: theirs(S))
+    yield row(f"asformat('auto'), 7 points {2 * n}³", lambda: fresh(A).asformat("auto").values)
+    coo = importlib.import_module("cupyx.scipy.sparse").coo_matrix if _on_gpu() else None
+    w, i, j = map(_cupy().asarray, (np.ones(k), *at[:2])) if _on_gpu() else at
+    tocsr = lambda: coo((w, (i, j)), shape=shape).tocsr()  # noqa: E731
+    yield row(f"assembly of {k:.0e} triplets", lambda: jsf.assembly(r, c, shape, "csr")(v).values, tocsr)
+    yield row(f"from_coo of {k:.0e} triplets", lambda: jsf.from_coo(r, c, v, shape, "csr").values, tocsr)
+
+
+def algebra(n: int, m: int) -> Iterator[Row]:
+    for name, S in ((f"7 points {n}³", jsf.gallery.poisson(n)), (f"FEM {m}³ × 3", jsf.gallery.elasticity(m))):
+        A, C = jsf.from_scipy(S, "csr"), theirs(S)
+        yield row(f"A @ A, {name}", lambda A=A: fresh(A) @ fresh(A), lambda C=C: C @ C)
+        yield row(f"A + A.T, {name}", lambda A=A: fresh(A) + fresh(A).T, lambda C=C: C + C.T.tocsr())
+
+
+def preconditioners(n: int) -> Iterator[Row]:
+    for side in (n, 2 * n):
+        A = jsf.from_scipy(jsf.gallery.poisson(side))
+        b = jnp.asarray(np.random.default_rng(0).standard_normal(A.shape[0]))
+        yield row(f"precond.multigrid, 7 points {side}³", lambda A=A: precond.multigrid(fresh(A)))
+        M = precond.multigrid(A)
+        steps = int(solvers.cg(A, b, M=M, rtol=1e-8).iterations)
+        yield row(f"cg with it, {steps} steps", lambda A=A, b=b, M=M: solvers.cg(A, b, M=M, rtol=1e-8).x)
+        yield row(f"cg without, 7 points {side}³", lambda A=A, b=b: solvers.cg(A, b, rtol=1e-8).x)
+    A = jsf.from_scipy(jsf.gallery.poisson(n * 64 // 100), "csr")
+    yield row(f"precond.incomplete_lu, {A.shape[0]} unknowns", lambda: precond.incomplete_lu(fresh(A)))
+
+
+def products(n: int, m: int, nodes: int) -> Iterator[Row]:
+    yield from of_matrix(f"7 points {n}³", jsf.gallery.poisson(n))
+    yield from of_matrix(f"FEM {m}³ × 3", jsf.gallery.elasticity(m))
+    yield from of_matrix(f"power law {nodes:,}", jsf.gallery.power_law(nodes))
+
+
+def of_matrix(name: str, S: Any) -> Iterator[Row]:
+    many = functools.partial(row, flights=20)
+    times, turned = jax.jit(lambda A, x: A @ x), jax.jit(lambda A, x: A.T @ x)
+    A, both, C, n = jsf.from_scipy(S), jsf.from_scipy(S, transpose=True), theirs(S), S.shape[0]
+    x, X = jnp.ones(n), jnp.ones((n, 8))
+    u = _cupy().ones(n) if _on_gpu() else None
+    yield many(f"A @ x, {name}", lambda: times(A, x), lambda: C @ u)
+    yield many(f"A.T @ x, {name}", lambda: turned(A, x), lambda: C.T @ u)
+    yield many(f"A.T @ x, transpose=True, {name}", lambda: turned(both, x), lambda: C.T @ u)
+    Z = (sp.csr_array(S) * (1 + 0.5j)).tocsr()
+    AZ, CZ, z = jsf.from_scipy(Z), theirs(Z), x + 1j
+    w = _cupy().ones(n, complex) if _on_gpu() else None
+    yield many(f"complex A @ x, {name}", lambda: times(AZ, z), lambda: CZ @ w)
+    across = jax.jit(jax.vmap(lambda A, x: A @ x, (None, 0)))
+    yield many(f"A @ X of 8 columns, {name}", lambda: times(A, X))
+    yield many(f"vmap over 8, {name}", lambda: across(A, X.T))
+    d, loss = A.data, lambda d, A: jnp.sum((A.with_data(d) @ x) ** 2)
+    inside, passed = jax.jit(jax.grad(lambda d: loss(d, A))), jax.jit(jax.grad(loss))
+    yield many(f"gradient by data, A in a closure, {name}", lambda: inside(d))
+    yield many(f"gradient by data, A passed, {name}", lambda: passed(d, A))
+
+
+def solves(n: int) -> Iterator[Row]:
+    A = jsf.from_scipy(jsf.gallery.convection_diffusion(n * 64 // 100))
+    b, d = jnp.ones(A.shape[0]), A.data
+    for method in (solvers.bicgstab, solvers.gmres):
+        yield row(method.__name__, functools.partial(method, A, b, rtol=1e-8))
+        loss = jax.value_and_grad(lambda d, method=method: jnp.sum(method(A.with_data(d), b, rtol=1e-8).x ** 2))
+        yield row(f"value and gradient of {method.__name__}", functools.partial(jax.jit(loss), d))
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = report.arguments(__doc__, dtypes=False)
+    parser.add_argument("--only", nargs="+", help="sections; default: all")
+    args = parser.parse_args(argv)
+    jax.config.update("jax_enable_x64", True)
+    n, m, nodes, k = (8, 4, 2000, 10_000) if args.small else (100, 32, 1_000_000, 10_000_000)
+    made = {
+        "conversions": conversions(n, k),
+        "algebra": algebra(n, m),
+        "preconditioners": preconditioners(n),
+        "products": products(n, m, nodes),
+        "solves": solves(n),
+    }
+    chosen = ((name, rows) for name, rows in made.items() if not args.only or name in args.only)
+    return report.in_sections(args.json, report.provenance(), chosen)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
