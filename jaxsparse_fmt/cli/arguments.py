@@ -13,7 +13,6 @@ import numpy as np
 
 from jaxsparse_fmt import convert, plot, saved
 from jaxsparse_fmt._types import Csr
-from jaxsparse_fmt.cli.progress import Progress
 from jaxsparse_fmt.io import files
 from jaxsparse_fmt.kernels.backends import selection
 
@@ -29,10 +28,6 @@ class BadInput(Exception):
 def add_file(parser: Any, what: str = "") -> None:
     text = f"{what}Matrix Market, .mtx or .mtx.gz, or the .npz of jsf.save; - for Matrix Market from standard input"
     parser.add_argument("file", type=lambda name: STDIN if name == "-" else name, metavar="FILE", help=text)
-
-
-def add_plot(parser: Any, default: str = "") -> None:
-    parser.add_argument("--plot", metavar="FILE", help=f"draw a picture, {' or '.join(PICTURES)}{default}")
 
 
 def add_dtype(parser: Any) -> None:
@@ -87,21 +82,6 @@ def read_matrix(args: argparse.Namespace) -> Csr:
         if sys.stdin is None:
             raise BadInput(f"{STDIN} is closed; name a file")
         return convert.canonical(files.read_mtx(sys.stdin.buffer))
-
-
-@contextlib.contextmanager
-def drawing(args: argparse.Namespace, progress: Progress) -> Iterator[None]:
-    """The stage that draws the picture of --plot."""
-    with progress.stage("draw", args.plot), blaming(args.plot):
-        yield
-
-
-def check_outputs(args: argparse.Namespace) -> None:
-    """Refuses --plot and --out where their files could not be written."""
-    if args.plot:
-        check_picture(args.plot, *([args.file] if "file" in args else []))
-    if getattr(args, "out", None) not in (None, "-"):
-        check_output(args.out, files.VECTOR_SUFFIXES, args.file, args.rhs or args.file)
 
 
 def check_picture(out: str, *inputs: str) -> None:

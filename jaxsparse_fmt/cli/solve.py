@@ -37,7 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_file(parser, "A, ")
     parser.add_argument("--rhs", metavar="FILE", help="b: .mtx, .mtx.gz, .npy or .txt; without: A·1")
     parser.add_argument("--out", metavar="FILE", help="write x here: .mtx, .mtx.gz, .npy or .txt; -: standard output")
-    arguments.add_plot(parser)
+    text_of_plot = f"draw a picture, {' or '.join(arguments.PICTURES)}"
+    parser.add_argument("--plot", metavar="FILE", help=text_of_plot)
     parser.add_argument("--format", choices=known, default="auto", metavar="NAME", help=text)
     arguments.add_dtype(parser)
     text = "default auto: what suits A; lsmr takes a matrix of any shape, for least squares"
@@ -54,7 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    arguments.check_outputs(args)
+    if args.plot:
+        arguments.check_picture(args.plot, args.file)
+    if args.out not in (None, "-"):
+        arguments.check_output(args.out, files.VECTOR_SUFFIXES, args.file, args.rhs or args.file)
     arguments.check_backend(args)
     args.precond = args.precond or ("auto" if args.method in CHOOSING else "none")
     with arguments.blaming("--devices"):

@@ -1,11 +1,14 @@
 """`info`, `bench` and `demo` as a user meets them, and the console script."""
 
 import functools
+import json
 import pathlib
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
+import pytest
 
 import jaxsparse_fmt as jsf
 import solvers
@@ -14,7 +17,21 @@ from tests.cli.conftest import POISSON
 from tests.cli.test_main import fact
 
 
-def test_info_describes_and_ranks(poisson: str, capsys):
+@pytest.fixture
+def record(poisson: str, capsys):
+    """What a command prints with --json: one line, and nothing else."""
+
+    def run(command: str, *options: str) -> dict[str, Any]:
+        file = [] if command == "demo" else [poisson]
+        assert main.main([command, *file, *options, "--json"]) == 0
+        out = capsys.readouterr().out
+        assert out.count("\n") == 1 and out.endswith("\n")
+        return json.loads(out)
+
+    return run
+
+
+def test_info_describes_and_ranks(poisson: str, record, capsys):
     assert main.main(["info", poisson]) == 0
     out = capsys.readouterr().out
     assert fact(out, "rows × columns") == "216 × 216"
@@ -23,21 +40,38 @@ def test_info_describes_and_ranks(poisson: str, capsys):
     assert fact(out, "bandwidth") == "36 below the main diagonal, 36 above"
     positions = [out.index(f"\n {choice.format} ") for choice in jsf.choose.rank(POISSON)]
     assert positions == sorted(positions)
+    found = record("info")
+    assert (found["rows"], found["nnz"], found["symmetry"]) == (216, POISSON.nnz, "symmetric")
+    assert found["row_lengths"]["mean"] == POISSON.nnz / 216
+    assert [c["format"] for c in found["formats"]] == [c.format for c in jsf.choose.rank(POISSON)]
 
 
-def test_bench_times_the_formats(poisson: str, capsys):
+def test_solve_and_convert_have_their_figures_in_json(record, tmp_path):
+    found = record("solve", "--rtol", "1e-7")
+    assert found["status"] == "CONVERGED" and found["method"] == "direct" and len(found["tried"]) == 1
+    assert found["residual_norm"] <= 1e-7 * found["b_norm"] * (1 + 1e-6)
+    assert found["seconds"]["solve"] > 0
+    assert record("convert", str(tmp_path / "a.mtx"))["nnz"] == POISSON.nnz
+
+
+def test_bench_times_the_formats(poisson: str, record, capsys):
     assert main.main(["bench", poisson, "--formats", "3", "--dtype", "float32"]) == 0
     out = capsys.readouterr().out
     few = jsf.choose.best_layouts(jsf.choose.rank(POISSON, np.float32))[:3]
     assert all(f"\n {c.format} " in out for c in few) and "A·x in float32" in out
     listed = [line.split()[0] for line in out.splitlines() if line.strip()]
     assert len(set(listed) & set(jsf.FORMATS)) == len(few)
+    found = record("bench", "--formats", "1")
+    assert found["scipy"] > 0 and [c["measured"] > 0 for c in found["formats"]] == [True]
 
 
-def test_a_small_demo_agrees_with_scipy(capsys):
+def test_a_small_demo_agrees_with_scipy(record, capsys):
     assert main.main(["demo", "--n", "12"]) == 0
     out = capsys.readouterr().out
     assert "1,728 unknowns" in out and "Both answers leave at most 1e-08 of ‖b‖" in out
+    found = record("demo", "--n", "6")
+    assert found["rows"] == 216 and found["faults"] == []
+    assert max(found["true residual / ‖b‖"]) <= 1e-8 and min(found["iterations"]) > 1
 
 
 def test_a_demo_whose_answers_do_not_meet_rtol_fails(monkeypatch, capsys):

@@ -9,22 +9,17 @@ import jaxsparse_fmt as jsf
 from jaxsparse_fmt.formats.csr import threads_for
 from tests.formats.pictures import LENGTHS, LONGER, RAGGED, assert_as_drawn, drawn_matrix, stored
 
-DRAWN: dict[str, dict] = (
-    {name: {} for name in jsf.FORMATS if name != "csr5"}
-    | {  # csr5: test_csr5.py
-        name: {} for name in jsf.FORMATS if name != "csr5"
-    }
-    | {  # csr5, of tiles too small for it: test_csr5.py
-        "bsr": {"block_shape": (2, 2)},
-        "ellrt": {"threads_per_row": 2},
-        "hdia": {"slice_size": 2},
-        "hll": {"slice_size": 2},
-        "hyb": {"width": 1},
-        "pellr": {"lengths_per": "row"},
-        "pjds": {"block_size": 2},
-        "sell": {"slice_size": 2},
-    }
-)
+# csr5, of tiles too small for it: test_csr5.py
+DRAWN: dict[str, dict] = {name: {} for name in jsf.FORMATS if name != "csr5"} | {
+    "bsr": {"block_shape": (2, 2)},
+    "ellrt": {"threads_per_row": 2},
+    "hdia": {"slice_size": 2},
+    "hll": {"slice_size": 2},
+    "hyb": {"width": 1},
+    "pellr": {"lengths_per": "row"},
+    "pjds": {"block_size": 2},
+    "sell": {"slice_size": 2},
+}
 
 
 @pytest.mark.parametrize("format", DRAWN)

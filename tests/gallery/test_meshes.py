@@ -78,13 +78,10 @@ def test_cfd_has_exactly_the_blocks_asked_for_and_rows_that_sum_to_one(n, block,
     assert outside.nnz == 0 or outside.max() <= 0
 
 
-def test_cfd_has_the_row_lengths_of_dlr2():
+def test_cfd_has_the_row_lengths_of_dlr1_and_dlr2():
     lengths = row_lengths(cfd(16))
     assert lengths.mean() == 315  # §I-C
     assert np.mean(lengths <= 0.8 * lengths.max()) > 0.9  # few long ones: Fig. 3
-
-
-def test_cfd_without_spread_has_the_row_lengths_of_dlr1():
     lengths = row_lengths(cfd(20, 6, 23, spread=0))
-    assert lengths.mean() == 144  # §I-C
+    assert lengths.mean() == 144
     assert np.mean(lengths >= 0.8 * lengths.max()) == pytest.approx(0.8, abs=0.1)

@@ -17,12 +17,6 @@ def test_places_are_those_of_the_padded_rectangles(lengths, size):
     assert traffic.sliced_places(lengths, size) == sum(max(rows) * size for rows in slices)
 
 
-@given(row_lengths)
-def test_hyb_is_as_wide_as_a_third_of_the_rows(lengths):
-    reach = [k for k in range(41) if 3 * sum(length >= k for length in lengths.tolist()) >= len(lengths)]
-    assert traffic.hyb_width(lengths, "third") == (max(reach) if len(lengths) else 0)
-
-
 @pytest.mark.parametrize(
     ("lengths", "width"), [([], 0), ([0, 0], 0), ([7, 6, 7], 7), ([1, 1, 1, 50], 13), ([3, 4, 4, 1], 3)]
 )
