@@ -87,11 +87,9 @@ def _name(start: int, stop: int) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Mine:
-    """The parts that this process writes.
+    """What this process writes: the parts with these first rows, of the cuts of all parts.
 
     Attributes:
-      cuts: of all parts.
-      first: the first rows of its own.
       mesh: of a sharded matrix, which all processes write together; else None.
     """
 
@@ -103,13 +101,14 @@ class _Mine:
 
     def part(self, start: int, stop: int, dtype: Any = None) -> Csr:
         """The rows of one part, of values that `dtype` can hold; None: of any."""
-        csr = _sparse(self.rows_of(start, stop), f"S({start}, {stop}) must give a scipy.sparse matrix")
+        csr, what = self.rows_of(start, stop), f"S({start}, {stop})"
+        csr = _sparse(csr, f"{what} must give a scipy.sparse matrix")
         if csr.shape != (stop - start, self.shape[1]):
-            raise ValueError(f"S({start}, {stop}) must give a matrix {(stop - start, self.shape[1])}; got {csr.shape}")
+            raise ValueError(f"{what} must give a matrix {(stop - start, self.shape[1])}; got {csr.shape}")
         if dtype is not None and not np.can_cast(csr.data.dtype, dtype, "safe"):
+            wide = np.result_type(csr.data.dtype, dtype)
             raise ValueError(
-                f"S({start}, {stop}) gives {csr.data.dtype} where the first rows were {dtype}, which does not hold "
-                f"it; let S give all its rows as {np.result_type(csr.data.dtype, dtype)}"
+                f"{what} gives {csr.data.dtype} where the first rows were {dtype}; let S give all its rows as {wide}"
             )
         return csr
 
@@ -128,12 +127,13 @@ def _mine(S: Any, n: int | None, pieces: int) -> _Mine:
         if n is None:
             raise ValueError("n, the number of rows and columns, must be given with a function that makes rows")
         n = whole_number("n", n)
-        cuts = row_partition.equal(n, max(1, min(pieces, n)))
-        return _Mine((n, n), S, cuts, set(cuts[:-1].tolist()))
-    whole = _sparse(S, "save_rows takes a scipy.sparse matrix, one of this library, or a function that makes rows")
-    nbytes = sum(a.nbytes for a in (whole.data, whole.indices, whole.indptr))
-    cuts = row_partition.equal(whole.shape[0], max(1, min(-(-nbytes // PART), whole.shape[0])))
-    return _Mine(whole.shape, lambda a, b: whole[a:b], cuts, set(cuts[:-1].tolist()))
+        shape, rows_of = (n, n), S
+    else:
+        whole = _sparse(S, "save_rows takes a scipy.sparse matrix, one of this library, or a function that makes rows")
+        pieces = -(-sum(a.nbytes for a in (whole.data, whole.indices, whole.indptr)) // PART)
+        shape, rows_of = whole.shape, lambda a, b: whole[a:b]
+    cuts = row_partition.equal(shape[0], max(1, min(pieces, shape[0])))
+    return _Mine(shape, rows_of, cuts, set(cuts[:-1].tolist()))
 
 
 def save_rows(folder: str | os.PathLike[str], S: Any, n: int | None = None, pieces: int = 1) -> None:

@@ -27,17 +27,14 @@ def order_of(csr: Csr, reorder: Any) -> np.ndarray:
     if isinstance(reorder, str):
         return cuthill_mckee(csr)
     perm = np.asarray(reorder)
-    if perm.shape != (rows,):
-        raise ValueError(f"reorder must hold {rows} numbers, one for each unknown; got shape {perm.shape}")
     if perm.dtype.kind not in "iu" and rows:
         raise TypeError(f"reorder must be 'rcm', or a permutation in integers; got dtype {perm.dtype}")
-    if rows and not 0 <= perm.min() <= perm.max() < rows:
-        bad = perm.min() if perm.min() < 0 else perm.max()
-        raise ValueError(f"reorder must be a permutation of the numbers 0 to {rows - 1}; it holds {bad}")
-    counts = np.bincount(perm.astype(np.int64), minlength=rows)
-    if np.any(counts != 1):
-        twice, never = int(counts.argmax()), int(counts.argmin())
-        raise ValueError(f"reorder must be a permutation; it holds {twice} {counts[twice]} times and {never} never")
+    if perm.shape != (rows,) or not np.array_equal(np.sort(perm), np.arange(rows)):
+        low, high = (perm.min(), perm.max()) if perm.size else (0, 0)
+        found = f"{np.unique(perm).size} different ones from {low} to {high}"
+        raise ValueError(
+            f"reorder must be a permutation of the numbers 0 to {rows - 1}; got shape {perm.shape}, with {found}"
+        )
     return perm.astype(np.int64)
 
 
