@@ -9,8 +9,6 @@ import threading
 from collections.abc import Callable
 from typing import NoReturn
 
-from jaxsparse_fmt.cli import tables
-
 INTERRUPTED = 130  # the exit code of shells for SIGINT
 GRACE = 0.3  # seconds for an interrupted command to clean up
 STACK = 64 << 20  # bytes: some systems give all threads but the first too little for XLA's compiler
@@ -52,7 +50,6 @@ def run(command: Callable[[], int]) -> NoReturn:
         raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
         raise_in(ctypes.c_ulong(worker.ident or 0), ctypes.py_object(KeyboardInterrupt))
         if not done.wait(GRACE):
-            tables.show_cursor()
             complain("interrupted")
             os._exit(INTERRUPTED)
         code = INTERRUPTED

@@ -1,15 +1,15 @@
-"""The progress that commands show on standard error: a live display on a terminal, plain lines elsewhere."""
+"""The progress that commands show on standard error: one line that changes on a terminal, lines elsewhere."""
 
 import contextlib
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Self
 
-from jaxsparse_fmt.cli.tables import console_on
-
 LIVE_PERIOD, PLAIN_PERIOD = 0.05, 5.0  # least seconds between two signs of progress in one stage
+WIDTH = 79  # columns of the line that changes, which must not wrap
 
 
 class Progress:
@@ -20,51 +20,42 @@ class Progress:
     """
 
     def __init__(self) -> None:
-        from rich import progress
-
         self.seconds: dict[str, float] = {}
-        self._console = console_on(sys.stderr)
-        self._live = None
-        if self._console.is_terminal:
-            text, bar = progress.TextColumn, progress.BarColumn(bar_width=24)
-            name, elapsed = text("{task.description:<8}"), text("{task.elapsed:6.1f} s")
-            columns = (name, bar, elapsed, text("{task.fields[detail]}"))
-            self._live = progress.Progress(*columns, console=self._console, transient=True)
+        self._is_live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
     def __enter__(self) -> Self:
-        if self._live is not None:
-            self._live.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._live is not None:
-            self._live.stop()
+        if self._is_live:
+            _write("\r\x1b[2K")
 
     @contextlib.contextmanager
     def stage(self, name: str, detail: str) -> Iterator[None]:
         """Shows and times the code inside; `show` updates the detail."""
-        self._name, self._last = name, time.perf_counter()
-        start = self._last
-        if self._live is not None:
-            self._task = self._live.add_task(name, total=None, detail=detail)
-        else:
-            self._console.print(f"{name}: {detail}", soft_wrap=True)
+        self._name, self._start = name, time.perf_counter()
+        self._last = self._start
+        self._line(f"{name}: {detail}")
         yield
-        self.seconds[name] = time.perf_counter() - start
-        if self._live is not None:
-            self._live.update(self._task, completed=1.0, total=1.0)
-            self._live.stop_task(self._task)
+        self.seconds[name] = time.perf_counter() - self._start
 
     def show(self, detail: str, fraction: float) -> None:
         """Shows the detail of the present stage and the fraction done, 0 to 1; callable from any thread."""
         now = time.perf_counter()
-        if now - self._last < (PLAIN_PERIOD if self._live is None else LIVE_PERIOD):
+        if now - self._last < (LIVE_PERIOD if self._is_live else PLAIN_PERIOD):
             return
         self._last = now
-        if self._live is not None:
-            self._live.update(self._task, detail=detail, completed=fraction, total=1.0)
-        else:
-            self._console.print(f"{self._name}: {detail}", soft_wrap=True)
+        done = f" {fraction:4.0%} {now - self._start:6.1f} s" if self._is_live else ""
+        self._line(f"{self._name}:{done} {detail}")
+
+    def _line(self, text: str) -> None:
+        _write(f"\r\x1b[2K{text[:WIDTH]}" if self._is_live else f"{text}\n")
+
+
+def _write(text: str) -> None:
+    """To standard error; what cannot be written is lost without a word."""
+    with contextlib.suppress(OSError):
+        print(end=text, file=sys.stderr, flush=True)
 
 
 def residuals(show: Callable[[str, float], None], start: float, target: float) -> Callable[[int, float], None]:

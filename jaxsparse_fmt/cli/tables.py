@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import json
 import math
 import sys
@@ -20,7 +21,7 @@ from jaxsparse_fmt._types import readable_bytes
 from jaxsparse_fmt._types import readable_seconds as duration
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
 
     from jaxsparse_fmt.choose.ranking import Choice
 
@@ -87,13 +88,18 @@ def report(as_json: bool, record: dict[str, Any], *renderables: Any) -> None:
     """Prints the results of a command: its record as one line of JSON, or its tables and texts. Raises `OutputLost`."""
     if as_json:
         return write_out(json.dumps(_plain(record)))
-    console = console_on(sys.stdout)
-    with console.capture() as printed:  # rich would end the process where the reader is gone
-        for renderable in renderables:
-            console.print(
-                renderable, overflow="ignore" if isinstance(renderable, str) else None, crop=False
-            )  # whole paths
-    write_out(printed.get().removesuffix("\n"))
+    from rich.console import Console
+
+    # rich would find markup, emoji codes and numbers to colour in file names, and end the process where the reader of
+    # standard output is gone.
+    printed, is_terminal = io.StringIO(), True if sys.stdout.isatty() else None  # None: as the environment asks
+    options: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False, "force_terminal": is_terminal}
+    console = Console(file=printed, **options)
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
+    for renderable in renderables:  # whole paths
+        console.print(renderable, overflow="ignore" if isinstance(renderable, str) else None, crop=False)
+    write_out(printed.getvalue().removesuffix("\n"))
 
 
 def write_out(text: str) -> None:
@@ -127,39 +133,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def show_cursor() -> None:
-    """Gives a terminal its cursor back after a live display that was cut off."""
-    console_on(sys.stderr).show_cursor()
-
-
-def console_on(stream: Any) -> Console:
-    """rich's console on a stream; what cannot be written is lost without a word."""
-    from rich.console import Console
-
-    # rich would find markup, emoji codes and numbers to colour in file names.
-    guarded: Any = _Guarded(stream)
-    console = Console(file=guarded, markup=False, emoji=False, highlight=False, soft_wrap=False)
-    if not console.is_terminal:
-        console.width = PLAIN_WIDTH
-    return console
-
-
-class _Guarded:
-    """A stream whose failed writes are ignored."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        with contextlib.suppress(OSError):
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with contextlib.suppress(OSError):
-            self._stream.flush()
