@@ -65,6 +65,7 @@ def from_scipy(
         a matrix that fits the memory in no format; the message names a cure.
     """
     csr, target = checked(S, dtype, backend, max_bytes)
+    csr = building.where_it_converts(csr, target)
     return (_with_transpose if transpose else build)(csr, format, target, **layout)
 
 
@@ -87,14 +88,14 @@ def _with_transpose(csr: Csr, name: str, target: Target, **layout: Any) -> Spars
 
 
 def _ranked(csr: Csr, target: Target) -> SparseMatrix:
-    csr = building.on_host(csr)
+    csr = building.where_it_converts(csr, target)
     return ranking.store(ranking.rank(csr, target.dtype, backend=target.backend), csr, target)[0]
 
 
 def _tuned(csr: Csr, target: Target) -> SparseMatrix:
     from jaxsparse_fmt.choose import tune
 
-    return tune.fastest(building.on_host(csr), target)[0]
+    return tune.fastest(building.where_it_converts(csr, target), target)[0]
 
 
 CHOOSERS |= {"auto": _ranked, "tune": _tuned}

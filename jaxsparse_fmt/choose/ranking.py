@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 
-from jaxsparse_fmt._types import Csr, Target, check_choice, floating_dtype, readable_bytes, readable_seconds
+from jaxsparse_fmt._types import Csr, CsrArrays, Target, check_choice, floating_dtype, readable_bytes, readable_seconds
 from jaxsparse_fmt.core.matrix import FORMATS, SparseMatrix, build
 from jaxsparse_fmt.formats import building, memory
 from jaxsparse_fmt.formats.footprint import L1_ROWS, SECTOR, PatternCounts, Storage
@@ -142,21 +142,23 @@ def rank(S: Any, dtype: Any = None, platform: str | None = None, backend: str = 
     if hasattr(S, "to_scipy"):
         backend = getattr(S, "backend", "auto") if backend == "auto" else backend
         device = next((d for leaf in jax.tree.leaves(S) for d in _devices(leaf)), device)
-        S, dtype = S.to_scipy(), S.dtype if dtype is None else dtype
-    if not scipy.sparse.issparse(S):
+        dtype = S.dtype if dtype is None else dtype
+        S = S if isinstance(S, CsrArrays) else S.to_scipy()
+    elif not scipy.sparse.issparse(S):
         raise TypeError(f"rank takes a scipy.sparse matrix or array, got {type(S).__name__}; make a csr_array of it")
-    csr: Csr = S if isinstance(S, scipy.sparse.csr_array) else scipy.sparse.csr_array(S)
-    if not csr.has_canonical_format:
+    csr: Csr = S if isinstance(S, scipy.sparse.csr_array | CsrArrays) else scipy.sparse.csr_array(S)
+    if not isinstance(csr, CsrArrays) and not csr.has_canonical_format:
         csr = csr.copy()
         csr.sum_duplicates()
-    dtype = floating_dtype(csr.dtype, "the matrix") if dtype is None else np.dtype(dtype)
+    dtype = floating_dtype(csr.data.dtype, "the matrix") if dtype is None else np.dtype(dtype)
     kernels = _kernels(dtype, platform, backend, device)
     platform = "gpu" if kernels in EFFICIENCY else "cpu"
     own = selection.active_backend(backend)
     keeps = platform == "gpu" and selection.shares_memory(selection.resolve(own, "cuda", shared=True))
     formats = [name for name in FORMATS if kernels != "numba" or name in NATIVE]
-    kept = storages(PatternCounts(csr, dtype, platform, keeps), formats)
-    choices = [_choice(s, csr, dtype.itemsize, kernels) for s in kept if kernels != "numba" or not _by_bits(s, csr)]
+    pattern = PatternCounts(csr, dtype, platform, keeps)
+    kept = [s for s in storages(pattern, formats) if kernels != "numba" or not _by_bits(s, pattern)]
+    choices = [_choice(s, csr, dtype.itemsize, kernels) for s in kept]
     return sorted(choices, key=lambda c: c.cost)
 
 
@@ -292,9 +294,9 @@ def _rate(kernels: str, name: str, nnz: int, n_rows: int, itemsize: int) -> floa
     return efficiency * (NARROW[kernels] if itemsize == 2 else 1.0) * COPY["gpu"]
 
 
-def _by_bits(s: Storage, csr: Csr) -> bool:
+def _by_bits(s: Storage, pattern: PatternCounts) -> bool:
     """Whether a bit tells holes from entries, which takes a CPU twelve times as long: there are holes and zeros."""
-    return s.format == "dia" and s.places > csr.nnz and bool(np.any(csr.data == 0))
+    return s.format == "dia" and s.places > pattern.csr.nnz and pattern.has_zeros
 
 
 def _seconds_of_xla(s: Storage, csr: Csr, itemsize: int) -> float:

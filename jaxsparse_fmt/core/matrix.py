@@ -266,10 +266,10 @@ class SparseMatrix(OnOneDevice, Pattern):
     def asformat(self, name: str, *, max_bytes: int | None = None, **layout: Any) -> SparseMatrix:
         """The same matrix in another format, through CSR.
 
-        On an accelerator the conversion runs there, but for "auto" and "tune". The result lies on the device to which
-        `jax.device_put` has committed the matrix. Inside jit a matrix of which only the values are traced converts as
-        outside, and the choice assumes that all values are 1; a matrix that is traced whole converts to "coo", "csr"
-        and "csc", whose sizes are known.
+        On an accelerator the conversion runs there, and so does the choice of "auto" and "tune" where there are many
+        entries. The result lies on the device to which `jax.device_put` has committed the matrix. Inside jit a matrix
+        of which only the values are traced converts as outside, and the choice assumes that all values are 1; a matrix
+        that is traced whole converts to "coo", "csr" and "csc", whose sizes are known.
 
         Args:
           name, max_bytes, layout: as in `from_scipy`, "auto" and "tune" too.

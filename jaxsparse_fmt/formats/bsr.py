@@ -78,11 +78,12 @@ class BSR(ByRule):
         csr = pattern.csr
         r, c = best_block(csr, pattern.itemsize) if pattern.on_gpu else (1, 1)  # on a CPU, CSR is as fast
         C = slice_rows(csr.shape[0], r)
-        counted = statistics.blocks(csr, (r, c), C) if r * c > 1 else None
+        counted = statistics.blocks(pattern.sample(C), (r, c), C) if r * c > 1 else None
         if counted is not None and pattern.is_padding_few(counted):
             nbytes = pattern.implied_bytes(counted) + footprint.pointer_bytes(-(-csr.shape[0] // C), counted.places)
-            longest = pattern.lengths.max(initial=0)
-            trips = footprint.trips(longest / max(c / footprint.UNROLL, 1))  # a thread loads its whole row of a block
+            trips = footprint.trips(
+                pattern.longest / max(c / footprint.UNROLL, 1)
+            )  # a thread loads its whole row of a block
             layout, words = {"block_shape": (r, c)}, f"dense blocks of {r} × {c}"
             yield footprint.Storage(cls.name, layout, nbytes, counted.places, trips, C, words=(words,))
 
@@ -157,12 +158,11 @@ def best_block(csr: Csr, itemsize: int) -> tuple[int, int]:
     samples = int(np.clip(ENTRIES * n_rows / max(WINDOW * csr.nnz, 1), 4, SAMPLES))
     starts = np.unique(np.linspace(0, max(n_rows - WINDOW, 0), samples).astype(np.int64) // WINDOW * WINDOW)
     rows = np.minimum((starts[:, None] + np.arange(WINDOW)).reshape(-1), n_rows)
-    sample = building.sample(csr, rows[rows < n_rows])
+    _, lengths, col = building.entries_of(csr, rows[rows < n_rows])
+    row = np.repeat(np.arange(lengths.size), lengths)
 
     def nbytes(r: int) -> float:
-        row = np.repeat(np.arange(sample.shape[0]) // r, np.diff(sample.indptr))
-        blocks = np.sort(row * (csr.shape[1] // r + 1) + sample.indices // r)
-        return int(np.count_nonzero(np.diff(blocks, prepend=-1))) * (r * r * itemsize + 4)
+        return statistics.distinct(row // r, col // r, csr.shape[1] // r + 1, lengths)[0].size * (r * r * itemsize + 4)
 
     return min(((r, r) for r in (1, *CANDIDATES)), key=lambda shape: nbytes(shape[0]))
 

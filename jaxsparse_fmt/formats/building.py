@@ -12,9 +12,18 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.sparse
 
-from jaxsparse_fmt._types import Csr, Target, index_dtype, pytree, readable_bytes, whole_number, x64_enabled
+from jaxsparse_fmt._types import (
+    Csr,
+    CsrArrays,
+    Target,
+    concrete,
+    index_dtype,
+    pytree,
+    readable_bytes,
+    whole_number,
+    x64_enabled,
+)
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import memory
 from jaxsparse_fmt.kernels.cpu.over_rows import in_pieces
@@ -24,6 +33,8 @@ from jaxsparse_fmt.models import traffic
 # Padding beyond this multiple of CSR's bytes is refused, unless the storage is small.
 MAX_PADDING, SMALL_CHANGE = 10, 64 * 2**20
 Format = TypeVar("Format", bound=SparseMatrix)
+FEW = 2**20  # entries, which the host converts before a device has compiled a program that does
+HELD = 6  # times the bytes of a matrix in CSR that a conversion on a device may hold
 MAX_LANES = 2**31 - 2**16  # threads of a kernel, numbered in int32; the last block may reach beyond the last thread
 
 
@@ -79,12 +90,17 @@ def on_either(*static: int) -> Callable[[Callable[..., Any]], Callable[..., Any]
 def rows_of(csr: Csr, sigma: int | None = 1) -> Rows:
     """The rows, sorted by falling length inside windows of `sigma` rows, stably; None sorts all of them."""
     xp, n_rows = namespace(csr.indptr), csr.shape[0]
-    lengths = xp.diff(csr.indptr).astype(np.int32)
+    lengths = _lengths(xp, csr.indptr)
     if sigma == 1:
         return Rows(lengths)
     window = max(n_rows if sigma is None else min(sigma, n_rows), 1)
     one_key = (n_rows // window + 1) * (Rows(lengths).longest + 1) < 2**31
     return Rows(*_sorted(xp, lengths, window, one_key))
+
+
+@on_either()
+def _lengths(xp: Any, indptr: Any) -> Any:
+    return xp.diff(indptr).astype(np.int32)
 
 
 @on_either(3)
@@ -131,9 +147,6 @@ def pointers(counts: Any) -> Any:
 def starts(xp: Any, counts: Any, index: Any) -> Any:
     """`pointers` of a known dtype; no count comes to the host."""
     return xp.concatenate([xp.zeros(1, index), xp.cumsum(counts, dtype=index)])
-
-
-_taken = jax.jit(take)
 
 
 def check_bound(name: str, n: int) -> None:
@@ -183,7 +196,7 @@ def has_zeros(csr: Csr, dtype: Any) -> bool:
 
 @on_either(2)
 def _any_zero(xp: Any, data: Any, dtype: Any) -> Any:
-    return xp.any(data.astype(dtype) == 0)
+    return xp.any(data.astype(dtype, copy=False) == 0)
 
 
 def source(xp: Any, first: Any, lengths: Any, row: Any, j: Any) -> tuple[Any, Any]:
@@ -200,9 +213,21 @@ def source(xp: Any, first: Any, lengths: Any, row: Any, j: Any) -> tuple[Any, An
 def csr_arrays(csr: Csr, dtype: Any) -> tuple[jax.Array, ...]:
     """Copies on the device: values [nnz], col_idx [nnz] int32 and row_ptr [n_rows + 1]."""
     arrays = (csr.data, dtype), (csr.indices, np.int32), (csr.indptr, index_dtype(csr.nnz))
-    if namespace(csr.data) is np:
+    if namespace(csr.data) is not np:
+        return tuple(jnp.asarray(a, kind) for a, kind in arrays)
+    if memory.device().platform == "cpu":  # where an array of JAX's may share NumPy's memory
         return on_device([np.array(a, kind) for a, kind in arrays])
-    return tuple(jnp.asarray(a, kind) for a, kind in arrays)
+    return jax.block_until_ready(on_device([np.asarray(a, kind) for a, kind in arrays]))
+
+
+def where_it_converts(csr: Csr, target: Target) -> Csr:
+    """A matrix of many entries on the accelerator, if there is one with room for the conversion; else on the host."""
+    many = csr.nnz >= FEW and memory.device().platform != "cpu" and jax.sharding.get_abstract_mesh().empty
+    free = memory.free() if many else None
+    if not many or (free is not None and HELD * csr.nnz * (target.dtype.itemsize + 4) > free):
+        return on_host(csr)
+    with concrete():
+        return CsrArrays(*csr_arrays(csr, target.dtype), shape=csr.shape)
 
 
 def puts_on_cpu() -> bool:
@@ -215,15 +240,29 @@ def on_host(csr: Csr) -> Csr:
     return csr if namespace(csr.data) is np else csr.to_scipy()
 
 
-def sample(csr: Csr, rows: np.ndarray) -> Csr:
-    """The pattern of `rows` in NumPy arrays; no other row comes to the host."""
-    if namespace(csr.data) is np:
-        return csr[rows]
-    first, end = np.asarray(_taken(csr.indptr, np.stack([rows, rows + 1])))
-    indptr = np.concatenate([[0], np.cumsum(end - first)])
-    entry = np.arange(indptr[-1]) + np.repeat(first - indptr[:-1], end - first)
-    indices = np.asarray(_taken(csr.indices, entry.astype(first.dtype)))
-    return scipy.sparse.csr_array((np.ones(indices.size, bool), indices, indptr), shape=(rows.size, csr.shape[1]))
+def entries_of(csr: Csr, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The place in CSR of the first entry of each of `rows`, their lengths, and the columns of their entries.
+
+    int64 in NumPy; of a matrix on a device no other row comes to the host.
+    """
+    first, end = taken(csr.indptr, np.concatenate([rows, rows + 1])).reshape(2, -1)
+    lengths = end - first
+    at = np.arange(lengths.sum()) + np.repeat(first - (np.cumsum(lengths) - lengths), lengths)
+    return first, lengths, taken(csr.indices, at)
+
+
+def taken(a: Any, index: np.ndarray) -> np.ndarray:
+    """a[index] as int64 in NumPy."""
+    if namespace(a) is np:
+        return a[index].astype(np.int64)
+    # As many as a power of two, so that few programs are compiled.
+    padded = np.pad(index, (0, (1 << index.size.bit_length()) - index.size), mode="edge" if index.size else "constant")
+    return np.asarray(_taken(a, padded.astype(index_dtype(a.shape[0]))))[: index.size].astype(np.int64)
+
+
+@jax.jit
+def _taken(a: Any, index: Any) -> Any:
+    return a.at[index].get(mode="clip")
 
 
 def on_device(a: Any) -> Any:

@@ -12,8 +12,6 @@ warp. The loads of one thread a row (CSRS) do not coalesce.
 
 from typing import Self
 
-import numpy as np
-
 from jaxsparse_fmt._types import Csr, CsrArrays, Target
 from jaxsparse_fmt.formats import building, footprint
 from jaxsparse_fmt.formats.base import Array, ByRule, ColumnIndex, Pointer, storage_format
@@ -65,7 +63,7 @@ class CSR(ByRule):
 
     @classmethod
     def footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
-        csr, longest = pattern.csr, int(pattern.lengths.max(initial=0))
+        csr, longest = pattern.csr, pattern.longest
         threads = threads_for(csr.nnz, csr.shape[0])
         very_long = csr.nnz >= LAUNCH.very_long_rows * csr.shape[0]
         yield footprint.Storage(
@@ -76,7 +74,7 @@ class CSR(ByRule):
             footprint.trips(longest, threads) + (threads > 1),  # one to add the threads' sums
             1,
             rate="csr 1" if threads == 1 else "csr long" if very_long else "csr",
-            idle=walked_together(pattern.lengths, threads) - csr.nnz,
+            idle=_walked_together(pattern, threads) - csr.nnz,
             by_columns=False,
             words=(f"rows of up to {longest} entries",),
         )
@@ -92,6 +90,7 @@ def threads_for(nnz: int, n_rows: int) -> int:
     return max(t for t in THREADS if t <= max(nnz / max(n_rows, 1), 1) and (t == 1 or t * n_rows < building.MAX_LANES))
 
 
-def walked_together(lengths: np.ndarray, threads: int) -> int:
+def _walked_together(pattern: footprint.PatternCounts, threads: int) -> int:
     """The number of places that CSR's threads pass over, as all rows of a tile wait for the tile's longest row."""
-    return threads * traffic.sliced_places(-(-lengths // threads), LAUNCH.rows // threads)
+    rows = LAUNCH.rows // threads
+    return threads * rows * int((-(-pattern.widths(rows) // threads)).sum())

@@ -200,16 +200,18 @@ class CSR5(ByPlaces):
         if not pattern.on_gpu:
             return
         lanes, depth = shape = tile_for(csr.nnz, n_rows)
-        size, segments = lanes * depth, csr5_tiles.segments_of(csr, shape)
-        n_tiles, n_segments = segments.tiles(size), segments.lengths.shape[0]
-        places, n_cut = n_tiles * size, 0 if segments.cut is None else segments.cut.size
+        size, segments = lanes * depth, csr5_tiles.segments_of(csr, shape, laid=False)
+        n_tiles, n_segments = segments.tiles(size), n_rows if segments.cut is None else segments.lengths.shape[0]
+        places, n_cut = n_tiles * size, 0 if segments.cut is None else segments.cut.shape[0]
         in_tile = lambda k: max(round(k / max(n_tiles, 1)), 1)  # noqa: E731
-        widest = statistics.slice_widths(segments.lengths, in_tile(n_segments))
+        of_tile, rows = in_tile(n_segments), in_tile(n_rows)
+        uncut = segments.cut is None
+        widest = pattern.widths(of_tile) if uncut else statistics.slice_widths(segments.lengths, of_tile)
         number = max(pattern.itemsize, 4)  # values of 16 bits multiply an x of 32
         large = n_cols * number >= SMALL_X
         for hot in (0, min(HOT_BYTES // number, n_cols // 4)) if large else (0,):
             # With hot columns first, hardly any tile's columns are near enough for 16 bits.
-            wide = hot > 0 or statistics.are_blocks_wide(csr, in_tile(n_rows), NARROW_PADDING)
+            wide = hot > 0 or statistics.are_blocks_wide(pattern.sample(rows), rows, NARROW_PADDING)
             index = (4 if wide else 2) * places + 4 * n_tiles * (lanes + 2 - wide)
             index += (8 * n_cut + 4 if n_cut else 0) + (4 * n_cols if hot else 0)
             words = f"the {hot} most used columns first" if hot else f"columns in {32 if wide else 16} bits"
@@ -223,7 +225,7 @@ class CSR5(ByPlaces):
                 by_columns=False,
                 cut=n_cut,
                 pieces=n_segments - n_rows,
-                misses=statistics.missed_beside(csr, L1_ROWS, pattern.a_sector, hot) if hot else 1.0,
+                misses=pattern.missed_beside(L1_ROWS, hot) if hot else 1.0,
                 hops=int((widest // depth).sum()) * lanes // 512,
                 written=n_segments,
                 copied=n_cols if hot else 0,

@@ -67,10 +67,13 @@ class Segments:
 pytree(Segments, ["lengths", "source", "real", "cut", "piece_ptr"])
 
 
-def segments_of(csr: Csr, tile_shape: tuple[int, int]) -> Segments:
+def segments_of(csr: Csr, tile_shape: tuple[int, int], laid: bool = True) -> Segments:
     """The rows of `csr`; where some are too long for a tile, cut into pieces of at most 1 / `CUT` of a tile.
 
     A sum over many lanes delays its tile; pieces cost one more kernel.
+
+    Args:
+      laid: whether the arrays are wanted also where no row is cut.
     """
     xp, (lanes, depth) = building.namespace(csr.indptr), tile_shape
     if csr.shape[0] == 0:
@@ -79,7 +82,7 @@ def segments_of(csr: Csr, tile_shape: tuple[int, int]) -> Segments:
     most, fits = lanes * depth // CUT, longest <= min(MOST_HOPS * depth, lanes * depth // MOST_PART)
     total = csr.nnz + empty
     if fits:
-        lengths, source, real = _laid(xp, csr.indptr, max(longest, 1))
+        lengths, source, real = _laid(xp, csr.indptr, max(longest, 1)) if laid else (None, None, None)
         return Segments(lengths, source, real, max(longest, 1), max(last, 1), total)
     n_long, n_pieces, of_last = map(int, np.asarray(_counted_beyond(xp, csr.indptr, most)))
     rows, piece_ptr, *pieces = _cut(xp, csr.indptr, most, n_long, n_pieces)

@@ -34,14 +34,11 @@ from jax import lax
 from jax.core import Tracer
 
 from jaxsparse_fmt._types import Csr, Target, concrete, index_dtype, standard_promotion
-from jaxsparse_fmt.formats import building, footprint, merging, statistics
+from jaxsparse_fmt.formats import building, footprint, statistics
 from jaxsparse_fmt.formats.base import AnyShards, Array, ByRule, Offset, Start, coordinates_of, storage_format
 from jaxsparse_fmt.kernels import sddmm, spmv, spmv_cpu
 from jaxsparse_fmt.kernels.layout.address import Slices, Starts, take
 from jaxsparse_fmt.kernels.layout.columns import Diagonal, Rule, pack_pattern, unpack_pattern
-
-SOME_ROWS = 4096  # the rows whose diagonals are found first
-SLICE_ROWS = 128
 
 
 @storage_format
@@ -142,7 +139,8 @@ class DIA(ByRule):
 
     @classmethod
     def from_csr(cls, csr: Csr, target: Target) -> Self:
-        (offsets, values, pattern), (n_rows, n_cols) = _arrays_of(csr, target), csr.shape
+        arrays = _on_host if building.namespace(csr.data) is np else _on_device
+        (offsets, values, pattern), (n_rows, n_cols) = arrays(csr, target), csr.shape
         start = np.arange(offsets.size) * n_rows
         own = start.astype(index_dtype(start.size * n_rows))
         index = {"offsets": offsets.astype(np.int32), "start": own, "pattern": pattern}
@@ -168,29 +166,25 @@ class DIA(ByRule):
         yield plain
         # Kernels that distinguish holes from zeros by bits would read the bits for both entries of a place.
         bits = counted.holes and pattern.has_zeros
-        if pattern.on_gpu and counted.indices > 1 and not bits and statistics.is_mirrored(pattern.csr):
+        n, some = counted.indices, pattern.sample(1)
+        if pattern.on_gpu and n > 1 and not bits and statistics.is_mirrored(pattern.csr, some, n):
             mirrored = counted.indices // 2
             unread = mirrored * n_rows * pattern.itemsize
             shared = {"nbytes": nbytes - unread, "unread": unread, "rate": "dia mirrored"}
             yield dataclasses.replace(plain, **shared, words=(f"{words}, {mirrored} of them mirrored",))
 
 
-def _check(csr: Csr, offsets: np.ndarray, target: Target) -> None:
-    n_stored, cause = offsets.size * csr.shape[0], f"its entries lie on {offsets.size} diagonals"
-    building.check_memory(DIA.name, n_stored, csr, target, index=0, cause=cause)
+def _check(csr: Csr, count: int, target: Target, words: str = "") -> None:
+    cause = f"its entries lie on {words}{count} diagonals"
+    building.check_memory(DIA.name, count * csr.shape[0], csr, target, index=0, cause=cause)
 
 
-def _arrays_of(csr: Csr, target: Target) -> tuple[np.ndarray, Any, Any]:
+def _on_host(csr: Csr, target: Target) -> tuple[np.ndarray, Any, Any]:
     """The offsets, int64 on the host; `values`; and `pattern`."""
-    on_device = None if building.namespace(csr.data) is np else _on_device(csr, target)
-    return on_device or _on_host(csr, target)
-
-
-def _on_host(csr: Csr, target: Target):
-    csr, (n_rows, n_cols) = building.on_host(csr), csr.shape
+    n_rows, n_cols = csr.shape
     diagonals = statistics.occupied(csr)
     offsets = diagonals.astype(np.int64) - (n_rows - 1)
-    _check(csr, offsets, target)
+    _check(csr, offsets.size, target)
     n_stored = offsets.size * n_rows
     # An entry lies `column` places behind the place on its diagonal where column 0 would be.
     start = np.arange(offsets.size) * n_rows - offsets
@@ -209,61 +203,38 @@ def _on_host(csr: Csr, target: Target):
     return offsets, values, pack_pattern(full.reshape(-1))[0]
 
 
-def _on_device(csr: Csr, target: Target):
-    """As `_arrays_of`; None where the host must do it.
-
-    It first tries the diagonals of some rows. Mostly these are all diagonals, and no pass over the entries is needed.
-    """
-    n_rows = csr.shape[0]
-    some = [np.linspace(0, n_rows - 1, SOME_ROWS).astype(np.int32)] if n_rows > SOME_ROWS else []
-    for rows in (*some, None):
-        n_looked_at = max(n_rows if rows is None else rows.size, 1)
-        merged = merging.distinct(csr, building.on_device(rows), n_looked_at, Diagonal())
-        if merged is None:
-            return None
-        offsets = np.asarray(merged).astype(np.int64)
-        offsets = offsets[offsets != merging.NONE]
-        if rows is None:
-            _check(csr, offsets, target)
-        elif not _fits(csr, offsets, target):
-            continue
-        values, present = _place(csr, offsets, target.dtype)
-        n_inside = np.minimum(n_rows, csr.shape[1] - offsets) - np.maximum(0, -offsets)
-        pattern, n_holes = pack_pattern(present)
-        if rows is None or int(n_inside.sum()) - n_holes == csr.nnz:
-            return offsets, values, pattern
-    return None
+def _on_device(csr: Csr, target: Target) -> tuple[np.ndarray, Any, Any]:
+    """As `_on_host`."""
+    longest = building.rows_of(csr).longest
+    _check(csr, longest, target, "at least ")
+    offsets = statistics.occupied(csr, longest).astype(np.int64) - (csr.shape[0] - 1)
+    _check(csr, offsets.size, target)
+    if offsets.size == 0:
+        return offsets, np.zeros(0, target.dtype), None
+    inside = np.minimum(csr.shape[0], csr.shape[1] - offsets) - np.maximum(0, -offsets)
+    has_holes = int(inside.sum()) > csr.nnz
+    return offsets, *_placed(csr, offsets.astype(np.int32), target.dtype, longest, has_holes)
 
 
-def _fits(*storage: Any) -> bool:
-    try:
-        _check(*storage)
-    except ValueError:
-        return False
-    return True
+@functools.partial(jax.jit, static_argnums=(2, 3, 4))
+def _placed(csr: Csr, offsets: Array, dtype: np.dtype, longest: int, has_holes: bool) -> tuple[Array, Array | None]:
+    """`values` and `pattern`: by the first entry of all rows, the second, and so on, which mostly are neighbours."""
+    (n_rows, n_cols), n_stored = csr.shape, offsets.shape[0] * csr.shape[0]
+    row, lengths = jnp.arange(n_rows, dtype=index_dtype(n_stored)), jnp.diff(csr.indptr)
+    col = jnp.arange(n_rows, dtype=index_dtype(sum(csr.shape))) + offsets[:, None]
+    outside = ((col < 0) | (col >= n_cols)).reshape(-1) if has_holes else jnp.zeros(0, bool)
 
+    def put(j: Array, arrays: tuple[Array, Array]) -> tuple[Array, Array]:
+        values, present = arrays
+        at = jnp.minimum(csr.indptr[:-1] + j.astype(csr.indptr.dtype), csr.nnz - 1)
+        diagonal = (take(csr.indices, at) - row).astype(offsets.dtype)
+        k = jnp.searchsorted(offsets, diagonal, method="scan_unrolled").astype(row.dtype)
+        place = lax.optimization_barrier(jnp.where(j < lengths, k * n_rows + row, n_stored))
+        values = values.at[place].set(take(csr.data, at).astype(dtype), mode="drop", unique_indices=True)
+        return values, present.at[place].set(True, mode="drop", unique_indices=True) if has_holes else present
 
-def _place(csr: Csr, offsets: np.ndarray, dtype: Any) -> tuple[Any, Any]:
-    """`values`, and a mask of the places that hold an entry or lie outside the matrix.
-
-    It works slice by slice, so that a slice's rows stay in the cache during the search, and transposes the result.
-    """
-    C, n_rows = min(SLICE_ROWS, max(csr.shape[0], 1)), csr.shape[0]
-    slice_ptr = building.pointers(np.full(-(-n_rows // C), offsets.size * C))
-    rule = Rule(csr.shape, int(slice_ptr[-1]), Slices(n_rows, C), Diagonal())
-    index = {"offsets": np.tile(offsets.astype(np.int32), slice_ptr.size - 1), "slice_ptr": slice_ptr}
-    placed = merging.place(csr, rule, {name: jnp.asarray(a) for name, a in index.items()}, dtype)
-    return _turn(placed, offsets.size, C, n_rows)
-
-
-@functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def _turn(arrays, n_diagonals, C, n_rows):
-    """[n_slices, diagonals, C] as [diagonals, n_rows], both flat."""
-
-    def turned(a):
-        return a.reshape(-1, n_diagonals, C).swapaxes(0, 1).reshape(n_diagonals, -1)[:, :n_rows].reshape(-1)
-
-    return tuple(map(turned, arrays)) if n_diagonals else arrays
+    values, present = lax.fori_loop(0, longest, put, (jnp.zeros(n_stored, dtype), outside))
+    return values, jnp.packbits(present, bitorder="little") if has_holes else None
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -27,16 +27,10 @@ class ELL(ByRule):
     @classmethod
     def from_csr(cls, csr: Csr, target: Target) -> Self:
         rows, address = building.rows_of(csr), Slices(csr.shape[0], max(csr.shape[0], 1))
-        return cls._store(csr, target, rows, address, _places(rows), row_lengths=rows.lengths)
+        return cls._store(csr, target, rows, address, rows.longest * csr.shape[0], row_lengths=rows.lengths)
 
     @classmethod
     def footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
-        rows, n_rows = building.Rows(pattern.lengths), pattern.csr.shape[0]
-        places = _places(rows)
-        yield footprint.Storage(
-            cls.name, {}, places * (pattern.itemsize + 4), places, footprint.trips(rows.longest), n_rows
-        )
-
-
-def _places(rows: building.Rows) -> int:
-    return rows.longest * rows.lengths.shape[0]
+        longest, n_rows = pattern.longest, pattern.csr.shape[0]
+        places = longest * n_rows
+        yield footprint.Storage(cls.name, {}, places * (pattern.itemsize + 4), places, footprint.trips(longest), n_rows)

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from jaxsparse_fmt._types import Csr
-from jaxsparse_fmt.formats import statistics
+from jaxsparse_fmt.formats import building, statistics
 from jaxsparse_fmt.formats.statistics import Counted
-from jaxsparse_fmt.models import traffic
 
 # Slices and sort windows, in rows. The GPU's kernels work on 128 rows; a CPU is faster with long columns.
 SLICES = {"gpu": ((128, 1), (32, 1), (128, 512), (128, 2048)), "cpu": ((1024, 1),)}
@@ -73,9 +72,10 @@ Storages = Iterator[Storage]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PatternCounts:
-    """A canonical matrix on the host, and the counts that the footprints of several formats share, each made once.
+    """A canonical matrix, and the counts that the footprints of several formats share, each made once.
 
     Attributes:
+      csr: on the host or on a device.
       dtype: of the stored values.
       platform: "gpu" or "cpu", where products would run.
       shares_memory: whether the GPU has a dialect in which the lanes of a block share memory.
@@ -100,33 +100,63 @@ class PatternCounts:
         return SECTOR // max(self.itemsize, 4)
 
     @functools.cached_property
-    def lengths(self) -> np.ndarray:
-        """Entries of each row, [n_rows]."""
-        return np.diff(self.csr.indptr)
+    def lengths(self) -> Any:
+        """Entries of each row, [n_rows]; where `csr` is."""
+        return building.rows_of(self.csr).lengths
+
+    @functools.cached_property
+    def longest(self) -> int:
+        """Entries of the longest row."""
+        return int(self.widths(128).max(initial=0))
 
     @functools.cached_property
     def has_zeros(self) -> bool:
         """Whether some entry is zero in the stored dtype."""
-        return not np.all(self.csr.data.astype(self.dtype, copy=False))
+        return building.has_zeros(self.csr, self.dtype)
+
+    @functools.cached_property
+    def widths(self) -> Callable[..., np.ndarray]:
+        """widths(slice_size, sigma) of the rows, as in `statistics.slice_widths`."""
+
+        few = 16  # from the longest of so many rows follow those of more
+        of_few = building.longest_by_slice(self.lengths, few)
+
+        def widths(slice_size: int, sigma: int = 1) -> np.ndarray:
+            if sigma == 1 and slice_size % few == 0:
+                return building.longest_by_slice(of_few, slice_size // few)
+            return statistics.slice_widths(self.lengths, slice_size, sigma)
+
+        return functools.cache(widths)
+
+    @functools.cached_property
+    def sample(self) -> Callable[[int], statistics.Sample]:
+        """sample(window), as in `statistics.sample`."""
+        return functools.cache(functools.partial(statistics.sample, self.csr))
 
     @functools.cached_property
     def misses(self) -> Callable[[int, int], float]:
         """misses(block, sigma), as in `statistics.misses`."""
-        return functools.cache(lambda block, sigma: statistics.misses(self.csr, block, sigma, self.a_sector))
+        some = lambda window: self.sample(min(window, max(self.csr.shape[0], 1)))  # noqa: E731
+        return functools.cache(lambda B, sigma: statistics.misses(some(max(sigma, B)), B, sigma, self.a_sector))
+
+    def missed_beside(self, block: int, hot: int) -> float:
+        """As `statistics.missed_beside`."""
+        return statistics.missed_beside(self.sample(block), block, self.a_sector, hot)
 
     @functools.cached_property
     def slices(self) -> list[tuple[int, int, np.ndarray]]:
         """Slice sizes and sort windows that may be fast, each with the longest row of every slice."""
         n_rows = self.csr.shape[0]
-        uneven = traffic.sliced_places(self.lengths, 128) > WORTH_SORTING * self.csr.nnz
+        uneven = 128 * self.widths(128).sum() > WORTH_SORTING * self.csr.nnz
         worth = [(min(C, max(n_rows, 1)), sigma) for C, sigma in SLICES[self.platform]]
         worth = [(C, sigma) for C, sigma in worth if sigma == 1 or (uneven and sigma <= n_rows)]
-        return [(C, sigma, statistics.slice_widths(self.lengths, C, sigma)) for C, sigma in worth]
+        return [(C, sigma, self.widths(C, sigma)) for C, sigma in worth]
 
     @functools.cached_property
     def diagonals(self) -> Counted | None:
         """The places of whole diagonals; None where there are too many."""
-        return statistics.diagonals(self.csr, int(MOST_PADDING * self.csr.nnz / max(self.csr.shape[0], 1)))
+        most = int(MOST_PADDING * self.csr.nnz / max(self.csr.shape[0], 1))
+        return statistics.diagonals(self.csr, self.sample(1), self.longest, most)
 
     def is_padding_few(self, counted: Counted) -> bool:
         return counted.places <= MOST_PADDING * self.csr.nnz

@@ -83,7 +83,7 @@ def _merge(at, indptr, indices, perm, group, column, steps):
         hit = ahead == least[:, None]
         at, more = at + (hit & (at < end)), column.unit - 1
         if more:
-            with_it = prefix_length(lambda i: index(at + i) == ahead, jnp.minimum(end - at, more), more)
+            with_it = prefix_length(jnp, lambda i: index(at + i) == ahead, jnp.minimum(end - at, more), more)
             at += jnp.where(hit, with_it, 0)
         ahead = jnp.where(hit, jnp.where(at < end, index(at), NONE), ahead)
         return (at, ahead), least
@@ -93,15 +93,15 @@ def _merge(at, indptr, indices, perm, group, column, steps):
     return at, jnp.any(at < end), found
 
 
-def prefix_length(holds: Callable[[Any], Any], count: Any, most: int) -> Any:
+def prefix_length(xp: Any, holds: Callable[[Any], Any], count: Any, most: int) -> Any:
     """Length of the prefix of range(count) on which the monotone predicate `holds`; branch-free binary search.
 
     `most` is an upper bound of `count`. The search sets one bit of the result at a time and carries one array.
     """
-    n = jnp.zeros_like(count)
+    n = xp.zeros_like(count)
     for bit in reversed(range(most.bit_length())):
         more = n + (1 << bit)
-        n = jnp.where((more <= count) & holds(jnp.clip(more, 1, jnp.maximum(count, 1)) - 1), more, n)
+        n = xp.where((more <= count) & holds(xp.clip(more, 1, xp.maximum(count, 1)) - 1), more, n)
     return n
 
 
@@ -153,7 +153,7 @@ def _find(indptr, indices, arrays, rule, most):
     def column(i):
         return take(indices, jnp.clip(first + low + i, 0, indices.shape[0] - 1))
 
-    before = prefix_length(lambda i: column(i) < col, high - low, most)
+    before = prefix_length(jnp, lambda i: column(i) < col, high - low, most)
     found = (length > 0) & (column(before) == col)
     return jnp.where(found, first + low + before, jnp.where(col < rule.shape[1], HOLE, OUTSIDE))
 

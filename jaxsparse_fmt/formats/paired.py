@@ -18,10 +18,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
+from jax import lax
 
-from jaxsparse_fmt._types import Array, Csr, concrete, index_dtype, pytree
+from jaxsparse_fmt._types import Array, Csr, CsrArrays, concrete, index_dtype, pytree
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import building
+from jaxsparse_fmt.kernels.layout.address import expand_ptr, take
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -50,21 +52,16 @@ class Paired(SparseMatrix):
 
         TooLarge: as `across` raises it; the message names the transpose.
         """
-        A, csr = _unshared(A), building.on_host(csr)
-        numbers = np.arange(csr.nnz, dtype=index_dtype(csr.nnz))
-        entries = scipy.sparse.csr_array((numbers, csr.indices, csr.indptr), csr.shape).tocsc()
+        A, xp = _unshared(A), building.namespace(csr.data)
         # The values are built only because a format checks them for zero entries; then they are dropped.
-        turned = csr.data[entries.data], entries.indices, entries.indptr
+        turned, number = (_turned_by_scipy if xp is np else _turned)(csr)
         try:
-            B = _unshared(across(scipy.sparse.csr_array(turned, csr.shape[::-1])))
+            B = _unshared(across(turned))
         except building.TooLarge as error:
             raise building.TooLarge(f"for the transpose, which transpose=True stores too: {error}") from None
         with concrete():
-            own, over = map(np.asarray, _entries(A, B))
-            place = np.empty(csr.nnz + 1, index_dtype(own.size))  # of each entry of A
-            place[own] = np.arange(own.size, dtype=place.dtype)
-            place[csr.nnz] = own.size  # padding also wrote to this element
-            source = building.on_device(place[np.append(entries.data, csr.nnz)][over])
+            own, over = _entries(A, B)
+            source = building.on_device(_source(xp, *map(xp.asarray, (own, over)), number))
         pattern, other = (dataclasses.replace(a, values=None) for a in (A, B))
         return cls(A.values, A.shape, A.nnz, A.backend, pattern, other, source)
 
@@ -126,6 +123,36 @@ pytree(Paired, ["values", "own", "across", "source"])
 def _entries(*matrices: SparseMatrix) -> list[Array]:
     """The index in `data` of every stored place, for each matrix."""
     return [A.coordinates()[2] for A in matrices]
+
+
+def _turned_by_scipy(csr: Csr) -> tuple[Csr, np.ndarray]:
+    """The transpose, and the number in `csr` of each of its entries."""
+    numbers = np.arange(csr.nnz, dtype=index_dtype(csr.nnz))
+    entries = scipy.sparse.csr_array((numbers, csr.indices, csr.indptr), csr.shape).tocsc()
+    turned = csr.data[entries.data], entries.indices, entries.indptr
+    return scipy.sparse.csr_array(turned, csr.shape[::-1]), entries.data
+
+
+@jax.jit
+def _turned(csr: CsrArrays) -> tuple[CsrArrays, Array]:
+    """As `_turned_by_scipy`, on a device."""
+    n_cols, row = csr.shape[1], expand_ptr(jnp, csr.indptr, csr.nnz)
+    col, number = lax.sort_key_val(csr.indices, jnp.arange(csr.nnz, dtype=csr.indptr.dtype))
+    ptr = jnp.searchsorted(col, jnp.arange(n_cols + 1, dtype=col.dtype), method="scan_unrolled")
+    ptr = ptr.astype(csr.indptr.dtype)
+    return CsrArrays(take(csr.data, number), take(row, number), ptr, csr.shape[::-1]), number
+
+
+@building.on_either()
+def _source(xp: Any, own: Any, over: Any, number: Any) -> Any:
+    """The place in `own` of each place of `over`, which hold indices of entries; the entries of `over` by number."""
+    places = xp.arange(own.shape[0], dtype=index_dtype(own.shape[0]))
+    if xp is np:
+        place = np.empty(number.shape[0] + 1, places.dtype)  # of each entry; padding writes to the last
+        place[own] = places
+    else:
+        place = jnp.zeros(number.shape[0], places.dtype).at[own].set(places, mode="drop", unique_indices=True)
+    return xp.append(place[number], xp.full(1, own.shape[0], places.dtype))[over]
 
 
 def _unshared(A: SparseMatrix) -> SparseMatrix:

@@ -89,7 +89,7 @@ class SELL(ByRule):
         for C, sigma, widths in pattern.slices:
             if sigma > 1:  # the x of a block of sorted rows would not fit the L1 cache: up to three times as long
                 continue
-            if statistics.are_slices_wide(pattern.csr, C, PADDING):  # then it stores what "hll" does
+            if statistics.are_slices_wide(pattern.sample(C), C, PADDING):  # then it stores what "hll" does
                 continue
             columns = int(widths.sum())
             places = columns * C

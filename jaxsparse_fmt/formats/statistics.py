@@ -3,15 +3,24 @@
 Counts that need only row lengths are exact. Counts that need columns sample windows of rows spread evenly over the
 matrix, some `ENTRIES` entries in all, and scale up; where the windows cover the whole matrix, these counts are exact
 too. No function loops over rows, and only `diagonals` makes an array as long as the entries.
+
+Of a matrix on a device, what is as long as its rows or entries is counted there, and samples come to the host.
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterator
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from jaxsparse_fmt._types import Csr
-from jaxsparse_fmt.models import traffic
+from jaxsparse_fmt._types import Csr, index_dtype
+from jaxsparse_fmt.formats import building
+from jaxsparse_fmt.formats.merging import prefix_length
+from jaxsparse_fmt.kernels.layout.address import take
 
 ENTRIES = 2**17  # about as many as a count samples
 TABLE = 8  # the most possible diagonals for each entry with which a table over all diagonals is made
@@ -34,87 +43,151 @@ class Counted:
     holes: int
 
 
-def slice_widths(row_lengths: np.ndarray, slice_size: int, sigma: int = 1) -> np.ndarray:
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sample:
+    """The entries of whole windows of rows that are spread evenly over a matrix, in NumPy arrays, int64.
+
+    Attributes:
+      rows: [k] rising.
+      scale: the ratio of all windows to those.
+      first, lengths: [k], the place in CSR of the first entry of each row, and its number of entries.
+      number, j, col: [entries], the index in `rows` of each entry's row, its position in the row, and its column.
+    """
+
+    shape: tuple[int, int]
+    rows: np.ndarray
+    scale: float
+    first: np.ndarray
+    lengths: np.ndarray
+    number: np.ndarray
+    j: np.ndarray
+    col: np.ndarray
+
+    @functools.cached_property
+    def row(self) -> np.ndarray:
+        """The row of each entry."""
+        return self.rows[self.number]
+
+    def distinct(self, major: Any, minor: np.ndarray, span: int) -> tuple[np.ndarray, np.ndarray]:
+        return distinct(major, minor, span, self.lengths)
+
+
+def sample(csr: Csr, window: int) -> Sample:
+    """The rows of evenly spread windows of `window` rows, `ENTRIES` entries or some more."""
+    n_rows = csr.shape[0]
+    n_windows = -(-n_rows // window)
+    of_window = max(csr.nnz / max(n_windows, 1), 1)
+    taken = max(round(ENTRIES / of_window), min(LEAST_WINDOWS, round(MOST_ENTRIES / of_window)), 1)
+    if taken >= n_windows:
+        rows, scale = np.arange(n_rows), 1.0
+    else:
+        windows = (np.arange(taken) * 2 + 1) * n_windows // (2 * taken)
+        rows = (windows[:, None] * window + np.arange(window)).reshape(-1)
+        rows, scale = rows[rows < n_rows], n_windows / taken
+    first, lengths, col = building.entries_of(csr, rows)
+    number = np.repeat(np.arange(rows.size), lengths)
+    j = np.arange(number.size) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    return Sample(csr.shape, rows, scale, first, lengths, number, j, col)
+
+
+def distinct(major: Any, minor: np.ndarray, span: int, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct pairs of entries, rising; `minor` is below `span`. np.unique is several times slower.
+
+    Args:
+      lengths: of the entries' rows. Most equal pairs are neighbours or one row apart, and are left out before sorting.
+    """
+    keys = np.asarray(major * span + minor)
+    if keys.size:
+        fresh = np.ones(keys.size, bool)
+        for apart in {1, int(np.median(lengths))} - {0}:
+            fresh[apart:] &= keys[apart:] != keys[:-apart]
+        keys = np.sort(keys[fresh])
+    return np.divmod(keys[np.diff(keys, prepend=keys[:1] - 1) != 0], max(span, 1))
+
+
+def slice_widths(row_lengths: Any, slice_size: int, sigma: int = 1) -> np.ndarray:
     """The longest row of each slice, int64 [n_slices], rows sorted by falling length in windows of `sigma`.
 
     Args:
+      row_lengths: on the host or the device.
       sigma: 1, or a multiple of slice_size.
     """
-    n_rows = len(row_lengths)
+    n_rows = row_lengths.shape[0]
     if sigma > 1:
         window = max(min(sigma, n_rows), 1)
-        windows = np.pad(row_lengths, (0, -n_rows % window)).reshape(-1, window)
-        row_lengths = np.sort(windows, axis=1)[:, ::-1].reshape(-1)[:n_rows]
-    return traffic.longest_by_slice(row_lengths, slice_size)
+        row_lengths = _sorted_in_windows(building.namespace(row_lengths), row_lengths, window)
+    return building.longest_by_slice(row_lengths, slice_size)
 
 
-def are_slices_wide(csr: Csr, slice_size: int, widest: int) -> bool:
+@building.on_either(2)
+def _sorted_in_windows(xp: Any, lengths: Any, window: int) -> Any:
+    windows = xp.pad(lengths, (0, -lengths.shape[0] % window)).reshape(-1, window)
+    return xp.sort(windows, axis=1)[:, ::-1].reshape(-1)[: lengths.shape[0]]
+
+
+def are_slices_wide(some: Sample, slice_size: int, widest: int) -> bool:
     """Whether in some slice, for some j, the j-th entries of the rows span `widest` columns or more."""
-    rows, _ = _sample(csr, slice_size)
-    lengths = (csr.indptr[rows + 1] - csr.indptr[rows]).astype(np.int64)
-    widths = np.pad(lengths, (0, -rows.size % slice_size)).reshape(-1, slice_size).max(axis=1, initial=0)
-    number, j, col = _entries(csr, rows)
-    column = (np.cumsum(widths) - widths)[number // slice_size] + j
-    low, high = (np.full(widths.sum(), bound, np.int64) for bound in (csr.shape[1], 0))
-    np.minimum.at(low, column, col)
-    np.maximum.at(high, column, col)
+    widths = np.pad(some.lengths, (0, -some.rows.size % slice_size)).reshape(-1, slice_size).max(axis=1, initial=0)
+    column = (np.cumsum(widths) - widths)[some.number // slice_size] + some.j
+    low, high = (np.full(widths.sum(), bound, np.int64) for bound in (some.shape[1], 0))
+    np.minimum.at(low, column, some.col)
+    np.maximum.at(high, column, some.col)
     return bool(np.any(high - low >= widest))
 
 
-def are_blocks_wide(csr: Csr, block: int, widest: int) -> bool:
+def are_blocks_wide(some: Sample, block: int, widest: int) -> bool:
     """Whether the columns of some block of `block` rows span `widest` or more."""
-    rows, _ = _sample(csr, block)
-    number, _, col = _entries(csr, rows)
-    begin = np.flatnonzero(np.diff(number // block, prepend=-1))
+    begin = np.flatnonzero(np.diff(some.number // block, prepend=-1))
     if begin.size == 0:
         return False
-    return bool(np.any(np.maximum.reduceat(col, begin) - np.minimum.reduceat(col, begin) >= widest))
+    return bool(np.any(np.maximum.reduceat(some.col, begin) - np.minimum.reduceat(some.col, begin) >= widest))
 
 
-def misses(csr: Csr, block: int, sigma: int, a_sector: int) -> float:
+def misses(some: Sample, block: int, sigma: int, a_sector: int) -> float:
     """Distinct sectors of x that blocks of `block` rows read, divided by their entries: misses of the L1 cache.
 
     Args:
       sigma: rows are sorted as in `slice_widths`.
       a_sector: numbers of x in a sector.
     """
-    window = min(max(sigma, block), max(csr.shape[0], 1))
-    rows, _ = _sample(csr, window)
+    number = some.number
     if sigma > 1:
-        rows = rows[np.lexsort((csr.indptr[rows] - csr.indptr[rows + 1], rows // window))]
-    number, _, col = _entries(csr, rows)
-    sectors = csr.shape[1] // a_sector + 1
-    return _distinct(number // block * sectors + col // a_sector).size / max(col.size, 1)
+        order = np.lexsort((-some.lengths, some.rows // min(max(sigma, block), max(some.shape[0], 1))))
+        number = np.argsort(order)[number]
+    sectors = some.distinct(number // block, some.col // a_sector, some.shape[1] // a_sector + 1)[0]
+    return sectors.size / max(number.size, 1)
 
 
-def missed_beside(csr: Csr, block: int, a_sector: int, hot: int) -> float:
+def missed_beside(some: Sample, block: int, a_sector: int, hot: int) -> float:
     """The fraction of `misses` that is left where the `hot` most used columns lie side by side and stay in the cache.
 
     Every other block of the sample decides which columns are hot, and the remaining blocks count their misses: a column
     that only one block uses often is not hot. Where all columns are used equally, a cache of `hot` numbers holds the
     same fraction of them in any order, so that this fraction is no gain.
     """
-    rows, _ = _sample(csr, block)
-    number, _, col = _entries(csr, rows)
-    decides = number // block % 2 == 0
+    decides = some.number // block % 2 == 0
     if decides.all():
         return 1.0
-    column, used = np.unique(col[decides], return_counts=True)
+    column, used = np.unique(some.col[decides], return_counts=True)
     hottest = column[np.argsort(-used, stable=True)[:hot]]
-    number, col = number[~decides], col[~decides]
-    sectors = number // block * (csr.shape[1] // a_sector + 1) + col // a_sector
-    left = _distinct(sectors[~np.isin(col, hottest)]).size / _distinct(sectors).size
-    return min(left + hot / csr.shape[1], 1.0)
+    is_hot = np.zeros(some.shape[1], bool)
+    is_hot[hottest] = True
+    cold = ~decides & ~is_hot[some.col]
+    of = lambda some_of: (some.number[some_of] // block, some.col[some_of] // a_sector, some.shape[1] // a_sector + 1)  # noqa: E731
+    left = some.distinct(*of(cold))[0].size / some.distinct(*of(~decides))[0].size
+    return min(left + hot / some.shape[1], 1.0)
 
 
-def diagonals(csr: Csr, most: int) -> Counted | None:
-    """The places of DIA, exactly; None where it has more than `most` diagonals."""
+def diagonals(csr: Csr, some: Sample, longest: int, most: int) -> Counted | None:
+    """The places of DIA, exactly; None where it has more than `most` diagonals.
+
+    Args:
+      longest: the entries of the longest row.
+    """
     n_rows, n_cols = csr.shape
-    rows, _ = _sample(csr, 1)
-    row, _, col = _entries(csr, rows)
-    if _distinct(col - rows[row]).size > most:
+    if longest > most or some.distinct(0, some.col - some.row + n_rows, n_rows + n_cols)[1].size > most:
         return None  # the usual case, found at little cost
-    offset = occupied(csr).astype(np.int64) - (n_rows - 1)
+    offset = occupied(csr, longest).astype(np.int64) - (n_rows - 1)
     if offset.size > most:
         return None
     inside = np.minimum(n_rows, n_cols - offset) - np.maximum(0, -offset)
@@ -132,8 +205,17 @@ def by_rows(csr: Csr) -> Iterator[tuple[slice, np.ndarray]]:
         yield entries, csr.indices[entries] - np.repeat(before, np.diff(ptr))
 
 
-def occupied(csr: Csr) -> np.ndarray:
-    """The diagonals that hold an entry, rising, as col − row + n_rows − 1."""
+def occupied(csr: Csr, longest: int = 0) -> np.ndarray:
+    """The diagonals that hold an entry, rising, as col − row + n_rows − 1.
+
+    Args:
+      longest: the entries of the longest row, or more; for a matrix on a device.
+    """
+    if building.namespace(csr.data) is jnp:
+        octets = np.asarray(_marked(csr, longest)) if csr.nnz else np.zeros(0, np.uint8)
+        some = np.flatnonzero(octets)
+        octet, bit = np.nonzero(np.unpackbits(octets[some, None], axis=1, bitorder="little"))
+        return 8 * some[octet] + bit
     if not fits_table(csr):
         return np.unique(np.concatenate([diagonal for _, diagonal in by_rows(csr)]))
     present = np.zeros(sum(csr.shape), bool)
@@ -142,83 +224,70 @@ def occupied(csr: Csr) -> np.ndarray:
     return np.flatnonzero(present)
 
 
+@functools.partial(jax.jit, static_argnums=1)
+def _marked(csr: Csr, longest: int) -> Any:
+    """A bit for each diagonal: whether it holds an entry, in uint8; by the first entry of all rows, the second…"""
+    size, n_rows = sum(csr.shape), csr.shape[0]
+    row, lengths = jnp.arange(n_rows, dtype=index_dtype(size)), jnp.diff(csr.indptr)
+
+    def mark(j: Any, marks: Any) -> Any:
+        at = jnp.minimum(csr.indptr[:-1] + j.astype(csr.indptr.dtype), csr.nnz - 1)
+        diagonal = jnp.where(j < lengths, take(csr.indices, at) - row + (n_rows - 1), size)
+        # A GPU writes slowly to one place from many threads: most rows leave that to the row before.
+        fresh = diagonal != jnp.concatenate([jnp.full(1, size, diagonal.dtype), diagonal[:-1]])
+        return marks.at[jnp.where(fresh, diagonal, size)].set(True, mode="drop")
+
+    marks = lax.fori_loop(0, longest, mark, jnp.zeros(size, bool))
+    return jnp.packbits(marks, bitorder="little")
+
+
 def fits_table(csr: Csr) -> bool:
     """Whether a table over all possible diagonals is small beside the entries."""
     return sum(csr.shape) <= max(TABLE * csr.nnz, BLOCK)
 
 
-def is_mirrored(csr: Csr) -> bool:
-    """Whether each entry of the sample has an equal entry at its mirror image, (column, row)."""
-    if csr.shape[0] != csr.shape[1]:
-        return False
-    rows, _ = _sample(csr, 1)
-    number, j, col = _entries(csr, rows)
-    row, (low, high) = rows[number], (csr.indptr[col].astype(np.int64), csr.indptr[col + 1].astype(np.int64))
-    last = csr.nnz - 1
-    end = high
-    while np.any(low < high):  # finds the first entry no less than `row` in each row `col`, which rises
-        middle = (low + high) // 2
-        less = (low < high) & (csr.indices[np.minimum(middle, last)] < row)
-        low, high = np.where(less, middle + 1, low), np.where(less, high, middle)
-    at = np.minimum(low, last)
-    same = csr.data[at] == csr.data[csr.indptr[row] + j]
-    return bool(np.all((low < end) & (csr.indices[at] == row) & same))
+def is_mirrored(csr: Csr, some: Sample, longest: int) -> bool:
+    """Whether each entry of the sample has an equal entry at its mirror image, (column, row).
+
+    Args:
+      longest: the most entries of a row, or more.
+    """
+    if csr.shape[0] != csr.shape[1] or some.col.size == 0:
+        return csr.shape[0] == csr.shape[1]
+    at = some.first[some.number] + some.j
+    at, row, col = (a.astype(csr.indptr.dtype) for a in (at, some.row, some.col))
+    return bool(_are_mirrored(building.namespace(csr.data), csr, at, row, col, longest))
 
 
-def diagonals_by_slice(csr: Csr, slice_size: int) -> Counted:
+@building.on_either(5)
+def _are_mirrored(xp: Any, csr: Csr, at: Any, row: Any, col: Any, longest: int) -> Any:
+    """Whether the entries `at`, of `row` and `col`, equal their images."""
+    first = take(csr.indptr, col)
+    count, place = take(csr.indptr, col + 1) - first, lambda i: xp.minimum(first + i, csr.nnz - 1)
+    before = prefix_length(xp, lambda i: take(csr.indices, place(i)) < row, count, longest)
+    same = (take(csr.indices, place(before)) == row) & (take(csr.data, place(before)) == take(csr.data, at))
+    return xp.all((before < count) & same)
+
+
+def diagonals_by_slice(some: Sample, slice_size: int) -> Counted:
     """The places of HDIA with unsorted rows."""
-    n_rows, n_cols = csr.shape
-    rows, scale = _sample(csr, slice_size)
-    row, _, col = _entries(csr, rows)
-    row = rows[row]
-    kept = _distinct(row // slice_size * (n_rows + n_cols) + (col - row + n_rows))
-    first, offset = kept // (n_rows + n_cols) * slice_size, kept % (n_rows + n_cols) - n_rows
+    n_rows, n_cols = some.shape
+    kept, offset = some.distinct(some.number // slice_size, some.col - some.row + n_rows, n_rows + n_cols)
+    first, offset = some.rows[kept * slice_size], offset - n_rows
     end = np.minimum(first + slice_size, n_rows)
     inside = np.minimum(end, n_cols - offset) - np.maximum(first, -offset)
-    indices = round(kept.size * scale)
-    return Counted(indices * slice_size, indices, round((int(inside.sum()) - row.size) * scale))
+    indices = round(kept.size * some.scale)
+    return Counted(indices * slice_size, indices, round((int(inside.sum()) - some.col.size) * some.scale))
 
 
-def blocks(csr: Csr, block_shape: tuple[int, int], slice_rows: int) -> Counted:
+def blocks(some: Sample, block_shape: tuple[int, int], slice_rows: int) -> Counted:
     """The places of BSR in slices of `slice_rows` rows, each padded to its longest row of blocks."""
-    (r, c), (n_rows, n_cols) = block_shape, csr.shape
-    across = -(-n_cols // c)
-    rows, scale = _sample(csr, slice_rows)
-    row, _, col = _entries(csr, rows)
-    row = rows[row]
-    block_row, block_col = np.divmod(_distinct(row // r * across + col // c), max(across, 1))
-    inside = np.minimum(r, n_rows - block_row * r) * np.minimum(c, n_cols - block_col * c)
+    (r, c), (n_rows, n_cols) = block_shape, some.shape
+    block_row, block_col = some.distinct(some.number // r, some.col // c, -(-n_cols // c))
+    inside = np.minimum(r, n_rows - some.rows[block_row * r]) * np.minimum(c, n_cols - block_col * c)
     begin = np.flatnonzero(np.diff(block_row, prepend=-1))
     lengths = np.diff(begin, append=block_row.size)
     starts = np.flatnonzero(np.diff(block_row[begin] * r // slice_rows, prepend=-1))
     width = np.maximum.reduceat(lengths, starts).sum() if starts.size else 0
-    indices = round(width * scale) * (slice_rows // r)
-    return Counted(indices * r * c, indices, round((int(inside.sum()) - row.size) * scale))
-
-
-def _distinct(keys: np.ndarray) -> np.ndarray:
-    """The distinct keys, rising; np.unique is several times slower."""
-    keys = np.sort(keys)
-    return keys[np.diff(keys, prepend=keys[:1] - 1) != 0]
-
-
-def _sample(csr: Csr, window: int) -> tuple[np.ndarray, float]:
-    """The rows [k] of evenly spread whole windows, int64 and rising; and the ratio of all windows to those."""
-    n_rows = csr.shape[0]
-    n_windows = -(-n_rows // window)
-    of_window = max(csr.nnz / max(n_windows, 1), 1)
-    taken = max(round(ENTRIES / of_window), min(LEAST_WINDOWS, round(MOST_ENTRIES / of_window)), 1)
-    if taken >= n_windows:
-        return np.arange(n_rows), 1.0
-    windows = (np.arange(taken) * 2 + 1) * n_windows // (2 * taken)
-    rows = (windows[:, None] * window + np.arange(window)).reshape(-1)
-    return rows[rows < n_rows], n_windows / taken
-
-
-def _entries(csr: Csr, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For every entry of `rows`: the index of its row in `rows`, its position in the row, and its column; int64."""
-    first = csr.indptr[rows].astype(np.int64)
-    lengths = csr.indptr[rows + 1] - first
-    number = np.repeat(np.arange(rows.size), lengths)
-    j = np.arange(number.size) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    return number, j, csr.indices[first[number] + j].astype(np.int64)
+    indices = round(width * some.scale) * (slice_rows // r)
+    return Counted(indices * r * c, indices, round((int(inside.sum()) - some.col.size) * some.scale))

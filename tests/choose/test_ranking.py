@@ -97,7 +97,7 @@ def test_a_choice_that_turns_out_much_larger_than_it_looked_does_not_stand():
     """A row that is not symmetric spoils every pair of diagonals; here one that the sample does not see."""
     S = large("7-point").copy()
     looked_at = np.zeros(S.shape[0], bool)
-    looked_at[statistics._sample(S, 1)[0]] = True
+    looked_at[statistics.sample(S, 1).rows] = True
     row = int(np.flatnonzero((S != 0) @ looked_at == 0)[0])  # nor those that it has entries in common with
     entries = slice(*S.indptr[row : row + 2])
     S.data[entries] = np.where(S.indices[entries] == row, 6.0, -0.5)

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt._types import readable_bytes
+from benchmarks import suite
+from jaxsparse_fmt._types import CsrArrays, readable_bytes
 from jaxsparse_fmt.choose import ranking
-from jaxsparse_fmt.formats import memory
+from jaxsparse_fmt.formats import building, memory
+from tests.oracle import assert_same_storage
 
 
 def free(nbytes: float, monkeypatch) -> None:
@@ -122,3 +124,17 @@ def test_a_matrix_of_ours_is_ranked_for_its_backend_and_its_device(monkeypatch):
     monkeypatch.setattr(ranking, "_devices", lambda leaf: {Gpu()})
     assert ranking.rank(A) == ranking.rank(S, platform="gpu") != ranking.rank(S)
     assert ranking.rank(A, platform="cpu") == ranking.rank(S)
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+@pytest.mark.parametrize("S", [jsf.gallery.poisson(9), jsf.gallery.elasticity(3), suite.r_mat(9, 5_000)], ids="abc")
+def test_an_accelerator_chooses_and_converts_what_lies_there(S, transpose, monkeypatch):
+    """Nothing but samples and counts comes to the host; the choice and the storage are the host's."""
+    platform, client = "gpu", types.SimpleNamespace(platform_version="cuda 13")
+    gpu = types.SimpleNamespace(platform=platform, client=client, memory_stats=lambda: None)
+    monkeypatch.setattr(memory, "device", lambda: gpu)
+    expected = jsf.from_scipy(S, transpose=transpose)
+    monkeypatch.setattr(building, "FEW", 0)
+    monkeypatch.setattr(ranking, "_devices", lambda leaf: [gpu])
+    monkeypatch.setattr(CsrArrays, "to_scipy", lambda csr: pytest.fail("the matrix came to the host"))
+    assert_same_storage(jsf.from_scipy(S, transpose=transpose), expected)
