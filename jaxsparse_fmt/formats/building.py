@@ -34,6 +34,7 @@ from jaxsparse_fmt.models import traffic
 MAX_PADDING, SMALL_CHANGE = 10, 64 * 2**20
 Format = TypeVar("Format", bound=SparseMatrix)
 FEW = 2**20  # entries, which the host converts before a device has compiled a program that does
+SOME = 32  # rows whose longest comes to the host, to tell that of more
 HELD = 6  # times the bytes of a matrix in CSR that a conversion on a device may hold
 MAX_LANES = 2**31 - 2**16  # threads of a kernel, numbered in int32; the last block may reach beyond the last thread
 
@@ -56,7 +57,7 @@ class Rows:
 
     @property
     def longest(self) -> int:
-        return int(self.lengths.max()) if self.lengths.shape[0] else 0
+        return int(longest_by_slice(self.lengths, SOME).max(initial=0))
 
     def first(self, indptr: Any) -> Any:
         """The place in CSR of the first entry of each row."""

@@ -118,12 +118,11 @@ class PatternCounts:
     def widths(self) -> Callable[..., np.ndarray]:
         """widths(slice_size, sigma) of the rows, as in `statistics.slice_widths`."""
 
-        few = 16  # from the longest of so many rows follow those of more
-        of_few = building.longest_by_slice(self.lengths, few)
+        of_some = building.longest_by_slice(self.lengths, building.SOME)
 
         def widths(slice_size: int, sigma: int = 1) -> np.ndarray:
-            if sigma == 1 and slice_size % few == 0:
-                return building.longest_by_slice(of_few, slice_size // few)
+            if sigma == 1 and slice_size % building.SOME == 0:
+                return building.longest_by_slice(of_some, slice_size // building.SOME)
             return statistics.slice_widths(self.lengths, slice_size, sigma)
 
         return functools.cache(widths)

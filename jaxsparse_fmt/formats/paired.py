@@ -23,6 +23,7 @@ from jax import lax
 from jaxsparse_fmt._types import Array, Csr, CsrArrays, concrete, index_dtype, pytree
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import building
+from jaxsparse_fmt.formats.coo import row_pointers
 from jaxsparse_fmt.kernels.layout.address import expand_ptr, take
 
 
@@ -136,11 +137,10 @@ def _turned_by_scipy(csr: Csr) -> tuple[Csr, np.ndarray]:
 @jax.jit
 def _turned(csr: CsrArrays) -> tuple[CsrArrays, Array]:
     """As `_turned_by_scipy`, on a device."""
-    n_cols, row = csr.shape[1], expand_ptr(jnp, csr.indptr, csr.nnz)
+    (n_rows, n_cols), row = csr.shape, expand_ptr(jnp, csr.indptr, csr.nnz)
     col, number = lax.sort_key_val(csr.indices, jnp.arange(csr.nnz, dtype=csr.indptr.dtype))
-    ptr = jnp.searchsorted(col, jnp.arange(n_cols + 1, dtype=col.dtype), method="scan_unrolled")
-    ptr = ptr.astype(csr.indptr.dtype)
-    return CsrArrays(take(csr.data, number), take(row, number), ptr, csr.shape[::-1]), number
+    turned = take(csr.data, number), take(row, number), row_pointers(col, n_cols).astype(csr.indptr.dtype)
+    return CsrArrays(*turned, shape=(n_cols, n_rows)), number
 
 
 @building.on_either()

@@ -1,5 +1,8 @@
 """A matrix that a function closes over, whose pattern is constant: what of it a program computes and holds."""
 
+import math
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +17,7 @@ S = jsf.gallery.poisson(8)
 T = sp.csr_array(S + sp.diags_array([1.0], offsets=[2], shape=S.shape))
 X = np.ones(S.shape[0])
 LEAST = 64
+BYTES = {"pred": 1, "u8": 1, "u16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "f64": 8}
 every_format = pytest.mark.parametrize("layout", FIRST_LAYOUTS, ids=str)
 
 
@@ -61,6 +65,16 @@ def faces(A, x):
 def test_xla_folds_no_running_sum_and_no_sort_over_a_pattern_that_is_closed_over(layout):
     A = layout.of(S, backend="xla")
     assert not slow(lambda x: faces(A, x), X)
+
+
+@every_format
+def test_a_gradient_by_data_holds_the_pattern_and_one_index_and_folds_nothing(layout):
+    """Also where nothing in it is traced, since a derivative by entries depends on the vectors alone."""
+    A, x = layout.of(S, backend="xla"), jnp.asarray(X)
+    gradient = jax.jit(jax.grad(lambda data: jnp.vdot(x, A.with_data(data) @ x)))
+    constants = re.findall(r"= (\w+)\[([\d,]*)\]\S* constant\(", gradient.lower(A.data).compile().as_text())
+    nbytes = sum(math.prod(map(int, filter(None, size.split(",")))) * BYTES[kind] for kind, size in constants)
+    assert nbytes <= A.nbytes - A.values.nbytes + 4 * A.n_stored + x.nbytes + 512
 
 
 @pytest.mark.parametrize("layout", [x for x in FIRST_LAYOUTS if x.format in ("csr", "dia", "hll", "sell")], ids=str)
