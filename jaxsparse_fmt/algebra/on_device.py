@@ -79,14 +79,27 @@ def united(a: Csr, b: Csr, shared: bool) -> tuple[Csr, Array, Array]:
 
 def listed(a: Csr, b: Csr) -> tuple[Csr, Array, Array, Array]:
     """As `patterns.listed`."""
+    products, shape = _checked(a, b), (a.shape[0], b.shape[1])
+    with _wide(shape):
+        key, order, left, right, n = _listed(a, b, products)
+        return *_first_of_each(key, shape, int(n)), *_in_order(order, left, right)
+
+
+def multiplied(a: Csr, b: Csr) -> tuple[Csr, Array, Array]:
+    """The pattern of a·b and, as in `listed`, the first product of each entry; the products [products]."""
+    products, shape = _checked(a, b), (a.shape[0], b.shape[1])
+    with _wide(shape):
+        key, terms, n = _multiplied(a, b, products)
+        return *_first_of_each(key, shape, int(n)), terms
+
+
+def _checked(a: Csr, b: Csr) -> int:
+    """The number of products of two entries. TooLarge, ValueError: more than the memory or int32 holds."""
     with jax.enable_x64(True):
         products = int(_n_products(a, b))
     _check_free(products, "products of two entries")
     building.check_bound("products of two entries", products)
-    shape = a.shape[0], b.shape[1]
-    with _wide(shape):
-        key, order, left, right, n = _expanded(a, b, products)
-        return *_first_of_each(key, shape, int(n)), *_in_order(order, left, right)
+    return products
 
 
 def masked(S: Csr, mask: Array) -> tuple[Csr, Array]:
@@ -139,12 +152,20 @@ def _kind(shape: tuple[int, int]) -> Any:
     return np.uint32 if sum(_bits(shape)) <= 32 else np.uint64
 
 
-def _sorted(row: Array, col: Array, shape: tuple[int, int], shared: bool = False) -> tuple[Array, Array, Array]:
-    """Keys in rising order, their numbers, and how many differ from those before or, with `shared`, equal the next."""
+def _sorted(
+    row: Array, col: Array, shape: tuple[int, int], shared: bool = False, beside: Array | None = None
+) -> tuple[Array, Array, Array]:
+    """Keys in rising order, what stands `beside` them in that order, and how many keys differ from those before.
+
+    Args:
+      shared: how many equal the next, instead.
+      beside: None: their numbers.
+    """
     kind = _kind(shape)
     key = (row.astype(kind) << kind(_bits(shape)[1])) | col.astype(kind)
-    key, order = lax.sort((key, lax.iota(np.int32, key.shape[0])), num_keys=1)
-    return key, order, jnp.sum(_flags(key, shared), dtype=np.int32)
+    beside = lax.iota(np.int32, key.shape[0]) if beside is None else beside
+    key, beside = lax.sort((key, beside), num_keys=1)
+    return key, beside, jnp.sum(_flags(key, shared), dtype=np.int32)
 
 
 def _flags(key: Array, shared: bool) -> Array:
@@ -198,14 +219,25 @@ def _n_products(a: Csr, b: Csr) -> Array:
 
 
 @functools.partial(jax.jit, static_argnums=2)
+def _listed(a: Csr, b: Csr, products: int) -> tuple[Array, ...]:
+    row, col, left, right = _expanded(a, b, products)
+    key, order, n = _sorted(row, col, (a.shape[0], b.shape[1]))
+    return key, order, left, right, n
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _multiplied(a: Csr, b: Csr, products: int) -> tuple[Array, ...]:
+    row, col, left, right = _expanded(a, b, products)
+    return _sorted(row, col, (a.shape[0], b.shape[1]), beside=take(a.data, left) * take(b.data, right))
+
+
 def _expanded(a: Csr, b: Csr, products: int) -> tuple[Array, ...]:
+    """Row and column of each product of two entries, and the entry of a and of b."""
     first, lengths = take(b.indptr, a.indices), take(jnp.diff(b.indptr), a.indices)
     ends = jnp.cumsum(lengths, dtype=np.int32)
     left = expand_ptr(jnp, jnp.concatenate([jnp.zeros(1, np.int32), ends]), products)
     right = lax.iota(np.int32, products) + take(first.astype(np.int32) - (ends - lengths), left)
-    shape = a.shape[0], b.shape[1]
-    key, order, n = _sorted(take(entries(a)[0], left), take(b.indices, right), shape)
-    return key, order, left, right, n
+    return take(entries(a)[0], left), take(b.indices, right), left, right
 
 
 @jax.jit

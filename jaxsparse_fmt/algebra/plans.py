@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsparse_fmt._types import Array, Csr, concrete, index_dtype, pytree, standard_promotion
-from jaxsparse_fmt.algebra import patterns
+from jaxsparse_fmt.algebra import by_cupy, on_device, patterns
 from jaxsparse_fmt.core import form
 from jaxsparse_fmt.core.entry_index import take
 from jaxsparse_fmt.core.matrix import SparseMatrix
@@ -246,9 +246,21 @@ def product(A: Any, B: Any) -> SparseMatrix:
     """A @ B."""
     _check_product(A, B)
     at_hand = patterns.at_hand(A, B)
-    if at_hand is None:
+    if at_hand is not None:
+        return made(patterns.combined(operator.matmul, operator.matmul, *at_hand), None, A, B)
+    if not on_device.lies(*jax.tree.leaves((A, B))):
         return matmul(A, B)(A, B)
-    return made(patterns.combined(operator.matmul, operator.matmul, *at_hand), None, A, B)
+    dtype = jnp.result_type(A.dtype, B.dtype)
+    a, b = (
+        patterns.with_data(S, M.data.astype(dtype)) for S, M in zip(patterns.patterns_of(A, B), (A, B), strict=True)
+    )
+    C = by_cupy.product(a, b)
+    if C is None:  # a matrix of the products of two entries, all in one column, adds them
+        S, first, terms = on_device.multiplied(a, b)
+        column = jnp.zeros(terms.shape, np.int32)
+        sums = listed_sums(column, first, (S.nnz, 1), patterns.backend_of(A))
+        C = patterns.with_data(S, _sums(sums, terms, jnp.ones(1, dtype)))
+    return made(C, None, A, B)
 
 
 def triple(P: Any, A: Any, *, format: str | None = None) -> Triple:
