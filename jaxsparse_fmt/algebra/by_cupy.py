@@ -1,4 +1,4 @@
-"""The product of two matrices by CuPy, that is cuSPARSE, where it is installed: several times faster than sorting.
+"""The product of two matrices by CuPy, that is cuSPARSE, where it is installed: several times as fast as sorting.
 
 CuPy and JAX read each other's arrays where they lie. The pattern is that of `on_device.multiplied`.
 """
@@ -11,37 +11,32 @@ import jax.numpy as jnp
 
 from jaxsparse_fmt._types import CsrArrays
 
+DTYPES = ("float32", "float64", "complex64", "complex128")
+
 
 def product(a: CsrArrays, b: CsrArrays) -> CsrArrays | None:
-    """a·b, of one dtype. None: without CuPy or a GPU that it knows, or where its memory beside JAX's does not suffice."""
-    there = {d for A in (a, b) for part in (A.data, A.indices, A.indptr) for d in part.devices()}
-    known = a.data.dtype.name in ("float32", "float64", "complex64", "complex128")
-    if (
-        not known
-        or len(there) != 1
-        or next(iter(there)).platform != "gpu"
-        or min(a.nnz, b.nnz) == 0
-        or not _installed()
-    ):
+    """a·b, of one dtype; None without CuPy, a GPU, a dtype that it knows, or memory beside JAX's for it to work in."""
+    arrays = [(A.data, A.indices, A.indptr) for A in (a, b)]
+    there, *others = {d for parts in arrays for part in parts for d in part.devices()}
+    knows = there.platform == "gpu" and a.data.dtype.name in DTYPES and not others and a.nnz > 0 and b.nnz > 0
+    if not (knows and _installed()):
         return None
-    cupy, sparse = map(importlib.import_module, ("cupy", "cupyx.scipy.sparse"))
-    failures = (
-        cupy.cuda.memory.OutOfMemoryError,
-        importlib.import_module("cupy_backends.cuda.libs.cusparse").CuSparseError,
+    cupy, sparse, cusparse = map(
+        importlib.import_module, ("cupy", "cupyx.scipy.sparse", "cupy_backends.cuda.libs.cusparse")
     )
-    with cupy.cuda.Device(next(iter(there)).local_hardware_id):
+    with cupy.cuda.Device(there.local_hardware_id):
         try:
             left, right = (
-                sparse.csr_matrix(tuple(map(cupy.from_dlpack, (A.data, A.indices, A.indptr))), shape=A.shape)
-                for A in (a, b)
+                sparse.csr_matrix(tuple(map(cupy.from_dlpack, parts)), shape=A.shape)
+                for parts, A in zip(arrays, (a, b), strict=True)
             )
             left.has_canonical_format = right.has_canonical_format = True
             C = left @ right
             C.sum_duplicates()  # sorts the rows, if need be
-        except failures:
+        except (cupy.cuda.memory.OutOfMemoryError, cusparse.CuSparseError):
             return None
-        arrays = (jnp.from_dlpack(part) for part in (C.data, C.indices, C.indptr))
-        return CsrArrays(*arrays, shape=tuple(map(int, C.shape)))
+        data, indices, indptr = (jnp.from_dlpack(part) for part in (C.data, C.indices, C.indptr))
+    return CsrArrays(data, indices, indptr, (a.shape[0], b.shape[1]))
 
 
 @functools.cache

@@ -15,9 +15,7 @@ from jax import lax
 from jax.core import Tracer
 
 from jaxsparse_fmt._types import Array, Csr, CsrArrays, index_dtype, is_on_cpu, readable_bytes
-from jaxsparse_fmt.core import entry_index
 from jaxsparse_fmt.core.pattern import Absent
-from jaxsparse_fmt.core.transposed import Transposed
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.coo import row_pointers
 from jaxsparse_fmt.kernels.layout.address import expand_ptr, take
@@ -44,16 +42,8 @@ def pattern(indices: Array, indptr: Array, shape: tuple[int, int]) -> CsrArrays:
 
 def pattern_of(A: Any) -> CsrArrays:
     """A's pattern in canonical order."""
-    if isinstance(A, Transposed):
-        return _transposed(pattern_of(A.A), entry_index.turned(A.A).place)
     _, indices, indptr = A._each(lambda v: jnp.zeros(v.shape, bool)).csr_arrays()
     return pattern(indices, indptr, A.shape)
-
-
-@jax.jit
-def _transposed(S: Csr, place: Array) -> CsrArrays:
-    row, col = entries(S)
-    return pattern(take(row, place), row_pointers(take(col, place), S.shape[1]), S.shape[::-1])
 
 
 def entries(S: Csr) -> tuple[Array, Array]:
@@ -85,12 +75,12 @@ def listed(a: Csr, b: Csr) -> tuple[Csr, Array, Array, Array]:
         return *_first_of_each(key, shape, int(n)), *_in_order(order, left, right)
 
 
-def multiplied(a: Csr, b: Csr) -> tuple[Csr, Array, Array]:
-    """The pattern of a·b and, as in `listed`, the first product of each entry; the products [products]."""
+def multiplied(a: Csr, b: Csr) -> tuple[Csr, Array, Array, Array]:
+    """The pattern of a·b and, as in `listed`, the first product of each entry; zeros and the products [products]."""
     products, shape = _checked(a, b), (a.shape[0], b.shape[1])
     with _wide(shape):
-        key, terms, n = _multiplied(a, b, products)
-        return *_first_of_each(key, shape, int(n)), terms
+        key, terms, n, zeros = _multiplied(a, b, products)
+        return *_first_of_each(key, shape, int(n)), zeros, terms
 
 
 def _checked(a: Csr, b: Csr) -> int:
@@ -228,7 +218,8 @@ def _listed(a: Csr, b: Csr, products: int) -> tuple[Array, ...]:
 @functools.partial(jax.jit, static_argnums=2)
 def _multiplied(a: Csr, b: Csr, products: int) -> tuple[Array, ...]:
     row, col, left, right = _expanded(a, b, products)
-    return _sorted(row, col, (a.shape[0], b.shape[1]), beside=take(a.data, left) * take(b.data, right))
+    terms = take(a.data, left) * take(b.data, right)
+    return *_sorted(row, col, (a.shape[0], b.shape[1]), beside=terms), jnp.zeros_like(left)
 
 
 def _expanded(a: Csr, b: Csr, products: int) -> tuple[Array, ...]:

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsparse_fmt._types import Array, Csr, concrete, index_dtype, pytree, standard_promotion
+from jaxsparse_fmt._types import Array, Csr, concrete, index_dtype, pytree, scipy_dtype, standard_promotion
 from jaxsparse_fmt.algebra import by_cupy, on_device, patterns
 from jaxsparse_fmt.core import form
 from jaxsparse_fmt.core.entry_index import take
@@ -138,7 +138,7 @@ class Triple:
 
 @jax.jit
 @standard_promotion
-def _sums(terms: Any, values: Array, x: Array) -> Array:
+def _sums(terms: Any, values: Array, x: Any) -> Array:
     return form.product(terms, values, x)
 
 
@@ -250,16 +250,15 @@ def product(A: Any, B: Any) -> SparseMatrix:
         return made(patterns.combined(operator.matmul, operator.matmul, *at_hand), None, A, B)
     if not on_device.lies(*jax.tree.leaves((A, B))):
         return matmul(A, B)(A, B)
-    dtype = jnp.result_type(A.dtype, B.dtype)
+    dtype = scipy_dtype(jnp.result_type(A.dtype, B.dtype))
     a, b = (
         patterns.with_data(S, M.data.astype(dtype)) for S, M in zip(patterns.patterns_of(A, B), (A, B), strict=True)
     )
     C = by_cupy.product(a, b)
     if C is None:  # a matrix of the products of two entries, all in one column, adds them
-        S, first, terms = on_device.multiplied(a, b)
-        column = jnp.zeros(terms.shape, np.int32)
+        S, first, column, terms = on_device.multiplied(a, b)
         sums = listed_sums(column, first, (S.nnz, 1), patterns.backend_of(A))
-        C = patterns.with_data(S, _sums(sums, terms, jnp.ones(1, dtype)))
+        C = patterns.with_data(S, _sums(sums, terms, np.ones(1, dtype)))
     return made(C, None, A, B)
 
 
@@ -312,7 +311,7 @@ def made(S: Csr, format: str | None, *operands: Any) -> SparseMatrix:
     return _result(S, format, *operands, dtype=jnp.result_type(*(A.dtype for A in operands)))
 
 
-def listed_sums(col_idx: np.ndarray, row_ptr: np.ndarray, shape: tuple[int, int], backend: str) -> CSR:
+def listed_sums(col_idx: Any, row_ptr: Any, shape: tuple[int, int], backend: str) -> CSR:
     """A list of sums: row k adds the numbers of the vector at `col_idx`; without values.
 
     Raises:

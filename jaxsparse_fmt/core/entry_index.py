@@ -5,6 +5,7 @@ stored place (8 from 2³¹ on). `data` and `with_data` are then one gather. Insi
 function closes over; if the matrix is an argument, its pattern is traced, and the program computes the index.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +17,7 @@ from jax.core import Tracer
 
 from jaxsparse_fmt._types import Array, Csr, CsrArrays, as_floating, index_dtype, is_on_cpu, scipy_dtype
 from jaxsparse_fmt.core.kept import Kept
+from jaxsparse_fmt.kernels.layout.address import expand_ptr
 
 
 class Index(NamedTuple):
@@ -88,6 +90,19 @@ def _turned_by_sorting(col: Array) -> Index:
     number = jnp.arange(col.size, dtype=index_dtype(col.size))
     place = sorted_by(col, number)
     return Index(place, jnp.zeros_like(number).at[place].set(number, unique_indices=True))
+
+
+def turned_arrays(A: Any) -> tuple[Array, Array, Array]:
+    """`csr_arrays` of A's transpose."""
+    return _turned_arrays(A.csr_arrays(), turned(A).place, A.shape[1])
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _turned_arrays(arrays: tuple[Array, Array, Array], place: Array, n_cols: int) -> tuple[Array, Array, Array]:
+    data, indices, indptr = arrays
+    row, counts = expand_ptr(jnp, indptr, indices.shape[0]), jnp.zeros(n_cols, indptr.dtype).at[indices].add(1)
+    pointers = jnp.concatenate([jnp.zeros(1, indptr.dtype), jnp.cumsum(counts, dtype=indptr.dtype)])
+    return take(data, place), take(row, place), pointers
 
 
 def sorted_by(key: Array, order: Array) -> Array:

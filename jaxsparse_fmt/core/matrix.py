@@ -301,7 +301,9 @@ class SparseMatrix(OnOneDevice, Pattern):
         if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(self)):
             raise ValueError(f"A.T.asformat({name!r}) needs a matrix that is not traced; convert outside jit")
         with concrete():
-            return build(self.T.to_scipy(), name, Target(self.dtype, self.backend, max_bytes), **layout)
+            turned = self.T
+            csr = turned.to_scipy() if is_on_cpu(self.values) else CsrArrays(*turned.csr_arrays(), shape=turned.shape)
+            return build(csr, name, Target(self.dtype, self.backend, max_bytes), **layout)
 
     # ------------------------------------------------------------------------------------------------------- basis
 

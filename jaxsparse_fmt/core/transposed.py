@@ -99,8 +99,12 @@ class Transposed(OnOneDevice):
         """The entries [nnz] of a gradient in this whole view, in the order of `data`, as `SparseMatrix.data_of`."""
         return entry_index.take(self.A.data_of(gradient.A), entry_index.turned(self.A).place)
 
+    def csr_arrays(self) -> tuple[Array, Array, Array]:
+        """`data`, `indices` and `indptr` of the transpose, as `SparseMatrix.csr_arrays`."""
+        return entry_index.turned_arrays(self.A)
+
     def asformat(self, name: str, *, max_bytes: int | None = None, **layout: Any) -> Any:
-        """The transpose as a matrix of its own, through the host; arguments as in `SparseMatrix.asformat`.
+        """The transpose as a matrix of its own; arguments as in `SparseMatrix.asformat`.
 
         Raises:
           ValueError: inside jit, of a traced matrix; and as in `SparseMatrix.asformat`.

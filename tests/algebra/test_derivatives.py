@@ -79,7 +79,7 @@ def test_an_operation_outside_jit_is_that_of_dense_matrices(name, where):
 
 @pytest.mark.some(name=10)
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_a_hessian_by_all_values_is_that_of_dense_matrices(name, where):
+def test_a_hessian_by_all_values_is_that_of_dense_matrices(name):
     sparse, dense = OPERATIONS[name]
 
     def filled(M, v):
@@ -98,6 +98,21 @@ def test_a_hessian_by_all_values_is_that_of_dense_matrices(name, where):
     got, expected = quick_jit(lambda v: (jax.hessian(ours)(v), jax.hessian(theirs)(v)))(v)
     np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4)
     assert np.any(got)
+
+
+def test_patterns_are_found_while_jit_traces(where):
+    names = ("triple", "A.T @ A", "shift", "block", "kron", "from_coo", "both axes", "tril", "A.multiply(B)")
+
+    def total(form, *args):
+        return sum(jnp.sum(jnp.sin(getattr(out, "data", out))) for out in (OPERATIONS[n][form](*args) for n in names))
+
+    def filled(v):
+        return jnp.zeros(A.shape).at[A.row_ids, A.col_ids].set(v)
+
+    d = rng.normal(size=4).astype(np.float32)
+    got = quick_jit(jax.grad(lambda v: total(0, A.with_data(v), B, d)))(A.data)
+    expected = quick_jit(jax.grad(lambda v: total(1, filled(v), R, d)))(A.data)
+    np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4)
 
 
 def test_a_solve_with_a_chain_of_operations_differentiates_by_all_that_it_holds():
