@@ -8,6 +8,7 @@ import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.algebra import plans
+from jaxsparse_fmt.formats import memory
 from tests.zoo import FIRST_LAYOUTS
 
 rng = np.random.default_rng(7)
@@ -162,3 +163,11 @@ def test_eager_sums_and_products_under_strict_promotion_and_with_infinities(dtyp
     for C, wanted in ((total, [1, np.inf, 3]), (difference, [1, -np.inf, 1])):
         np.testing.assert_array_equal(C.data.real, wanted)
         assert not np.any(np.isnan(np.asarray(C.data)))
+
+
+def test_a_list_that_memory_cannot_hold_is_refused_before_it_is_made(where, monkeypatch):
+    del where
+    column = jsf.from_dense(np.ones((2000, 1)), "csr")
+    monkeypatch.setattr(memory, "free", lambda: 10**8)
+    with pytest.raises(ValueError, match=r"the list of the 4000000 products of two entries would take 1\d\d MB, where"):
+        jsf.plan.matmul(column, column.T)
