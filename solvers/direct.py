@@ -1,8 +1,9 @@
 """Direct solves: factors on the host by SuperLU, triangular solves on the device, and refinement by the true residual.
 
-A solve takes the factors as M: x ← x + M·(b − A·x) from x = 0, until the residual meets the tolerance. That takes one
-step, or a few if A is ill-conditioned (Higham 2002, Accuracy and Stability, §12). Its derivatives are those of every
-solver: systems with the same factors.
+Outside of traces SuperLU itself solves, and its x is taken if the residual meets the tolerance. Any other solve takes
+the factors as M: x ← x + M·(b − A·x) from x = 0, until the residual meets the tolerance. That takes one step, or a few
+if A is ill-conditioned (Higham 2002, Accuracy and Stability, §12). Its derivatives are those of every solver: systems
+with the same factors.
 """
 
 import dataclasses
@@ -10,18 +11,20 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
-from jaxsparse_fmt._types import pytree, standard_promotion
+from jaxsparse_fmt._types import in_trace, pytree, standard_promotion
 from solvers import factors
 from solvers.core import arguments
 from solvers.core.iterate import Method, holding
 from solvers.core.scaling import Map
-from solvers.core.settings import DEFAULTS, Adjoint
+from solvers.core.settings import DEFAULTS, Adjoint, settled
 from solvers.core.solve import solve
 from solvers.core.space import Space
 from solvers.core.stopping import status_of
 from solvers.core.vectors import length
+from solvers.precond import _checks as checks
 from solvers.solution import Solution, SolverError, Status
 
 STEPS = 10  # of refinement, at most
@@ -53,9 +56,7 @@ class Factorized(factors.Inverse):
     ) -> Solution:
         """Solves A·x = b, with refinement; see `direct`."""
         b = arguments.vectors(b, "b")
-        rtol = float(jnp.finfo(_dtype(self.A, b)).eps) ** (2 / 3) if rtol is None else rtol
-        own = {"M": self, "rtol": rtol, "atol": atol, "adjoint": Adjoint() if adjoint is None else adjoint}
-        return refined(self.A, b, None, DEFAULTS | own)
+        return solved(self.A, b, None, _settings(self, self.A, b, rtol, atol, adjoint))
 
     @property
     @standard_promotion
@@ -111,24 +112,78 @@ def direct(A: Any, b: Any, *, rtol: float | None = None, atol: float = 0.0, adjo
     """
     b = arguments.vectors(b, "b")
     try:
-        F = _made(A)
+        return solved(A, b, None, _settings(prepared(A), A, b, rtol, atol, adjoint))
     except SolverError as error:
         x = jnp.zeros(b.shape, _dtype(A, b))
         size = length(b - A @ x)  # NaN where A has one
         code = jnp.where(size == 0, jnp.int32(Status.CONVERGED), jnp.int32(error.status))
         return Solution(x, code, jnp.zeros_like(code), size, None)
-    return F.solve(b, rtol=rtol, atol=atol, adjoint=adjoint)
+
+
+RECIPE = ("lu",)
 
 
 def _made(A: Any) -> Factorized:
     """As `factorized`, in arrays of NumPy, which a program takes over faster."""
-    recipe = ("lu",)
-    return Factorized(A, factors.made(A, recipe, "factorized"), recipe)
+    return Factorized(A, factors.made(A, RECIPE, "factorized"), RECIPE)
 
 
-def refined(A: Any, b: Any, x0: Any, settings: Any) -> Solution:
-    """The solution of A·x = b by its factors, M of the `Settings`; SINGULAR where it failed because of A."""
+class Prepared(NamedTuple):
+    """A matrix, its copy on the host in 64 bits, and SuperLU's factors of that."""
+
+    A: Any
+    S: Any
+    found: Any
+
+
+def prepared(A: Any, S: Any = None) -> Prepared | Factorized:
+    """A, perhaps known as S in SciPy's CSR, factored for `solved`. Errors as of `factorized`."""
+    if arguments.is_traced(A) or in_trace() or checks.is_transpose(A):
+        return _made(A)
+    return Prepared(A, *factors.on_host(A, RECIPE, "factorized", S))
+
+
+def _settings(M: Any, A: Any, b: Array, rtol: float | None, atol: float, adjoint: Adjoint | None) -> Any:
+    rtol = float(jnp.finfo(_dtype(A, b)).eps) ** (2 / 3) if rtol is None else rtol
+    return DEFAULTS | {"M": M, "rtol": rtol, "atol": atol, "adjoint": Adjoint() if adjoint is None else adjoint}
+
+
+def _by_host(A: Any, b: Array, x0: Any, settings: Any) -> Solution | None:
+    """The solution by SuperLU, where nothing is traced and its residual meets the tolerance."""
+    (_, S, found), n = settings["M"], b.shape[0]
+    options, _, (limits, _) = settled(settings, n, STEPS)
+    more = x0 is not None or options.history_length or options.callback or options.progress
+    if more or arguments.is_traced(A, b, limits) or len(b.devices()) > 1 or n != S.shape[0] or limits.maxiter == 0:
+        return None
+    dtype = _dtype(A, b)
+    rhs = np.asarray(b).astype(np.result_type(S.dtype, np.float64 if b.dtype.kind != "c" else np.complex128))
+    with np.errstate(all="ignore"):
+        x = found.solve(rhs, "N").astype(dtype)
+        size, least = _length(rhs - S @ x), np.maximum(limits.rtol * _length(rhs), limits.atol)
+    if not np.all(size <= least):
+        return None
+    ends = (
+        np.zeros(size.shape, np.int32),
+        np.any(rhs != 0, axis=0).astype(np.int32),
+        size.astype(jnp.finfo(dtype).dtype),
+    )
+    x, code, steps, size = jax.device_put((x, *ends), b.sharding if b.committed else None)
+    return Solution(x, code, steps, size, None)
+
+
+def _length(a: np.ndarray) -> np.ndarray:
+    """‖a‖₂ by column; no square over- or underflows."""
+    size = np.max(np.abs(a), axis=0)
+    return size * np.linalg.norm(a / np.where(size == 0, 1, size), axis=0)
+
+
+def solved(A: Any, b: Any, x0: Any, settings: Any) -> Solution:
+    """The solution of A·x = b by the factors of A as it was `prepared`, in place of M; SINGULAR where A is at fault."""
     F, adjoint, b = settings["M"], settings["adjoint"], arguments.vectors(b, "b")
+    if isinstance(F, Prepared):
+        if (sol := _by_host(A, b, x0, settings)) is not None:
+            return sol
+        F = Factorized(F.A, factors.split(F.found, jnp.promote_types(F.A.dtype, jnp.float32)), RECIPE)
     if isinstance(adjoint, Adjoint) and adjoint.maxiter is None:
         adjoint = dataclasses.replace(adjoint, maxiter=STEPS)
     most = STEPS if settings["maxiter"] is None else settings["maxiter"]

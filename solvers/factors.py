@@ -18,7 +18,7 @@ import numpy as np
 import scipy.sparse
 from jax import Array, lax
 
-from jaxsparse_fmt._types import concrete, pytree, standard_promotion
+from jaxsparse_fmt._types import CsrArrays, concrete, pytree, standard_promotion
 from jaxsparse_fmt.core.triangular import Triangle
 from solvers.core import arguments
 from solvers.core.diagonal import operand, rows_scaled
@@ -162,26 +162,37 @@ def made(A: Any, recipe: Recipe, maker: str) -> Any:
       ValueError: not square, without rows, or sharded. TypeError: not a matrix of jaxsparse_fmt. SolverError: the
         numbers are known, and not finite, or those of a singular matrix.
     """
-    n = checks.square(A, maker)
     if checks.is_transpose(A):
         return made(A.T, recipe, maker).T
+    dtype = jnp.promote_types(_checked(A, maker).dtype, jnp.float32)
+    if arguments.is_traced(A):
+        row, col, _, values = lax.stop_gradient(A.each_entry())
+        return _traced(A.shape[0], recipe, row, col, values.astype(dtype))
+    return split(on_host(A, recipe, maker)[1], dtype)
+
+
+def _checked(A: Any, maker: str) -> Any:
+    n = checks.square(A, maker)
     checks.on_one_device(A, maker)
     if n == 0:
         raise ValueError(f"{maker} needs a matrix with at least one row; got shape (0, 0)")
-    dtype = jnp.promote_types(A.dtype, jnp.float32)
-    if arguments.is_traced(A):
-        row, col, _, values = lax.stop_gradient(A.each_entry())
-        return _traced(n, recipe, row, col, values.astype(dtype))
+    return A
+
+
+def on_host(A: Any, recipe: Recipe, maker: str, S: Any = None) -> tuple[Any, "OnHost"]:
+    """A in SciPy's CSR in 64 bits, where it is not S already, and its factors. Errors as of `made`."""
+    dtype = _wide(_checked(A, maker).dtype)
     arguments.check_free_memory(  # SuperLU's factors and ours, with no more entries than A
-        2 * (_wide(dtype).itemsize + 4) * A.nnz,
+        2 * (dtype.itemsize + 4) * A.nnz,
         f"the factors of {A.nnz:,} entries at least",
         "take a Krylov method with multigrid",
     )
     with concrete():
-        S = A.to_scipy()
-        if not np.all(np.isfinite(S.data)):
-            raise SolverError(Status.NON_FINITE, f"{maker} needs finite entries, and A has a NaN or an infinity")
-        return _split(_factored(S, recipe, maker), dtype)
+        S = A.to_scipy() if S is None else S
+    if not np.all(np.isfinite(S.data)):
+        raise SolverError(Status.NON_FINITE, f"{maker} needs finite entries, and A has a NaN or an infinity")
+    S = S.astype(dtype, copy=False)
+    return S, OnHost(_factored(S, recipe, maker), slice(None), dtype)
 
 
 def _traced(n: int, recipe: Recipe, row: Array, col: Array, values: Array) -> HostFactors:
@@ -219,8 +230,9 @@ def _factored(S: Any, recipe: Recipe, maker: str, in_order: bool = False) -> Any
         ) from None
 
 
-def _split(made: Any, dtype: Any) -> Factors:
+def split(found: "OnHost", dtype: Any) -> Factors:
     """SuperLU's factors as ours. SuperLU stores columns, which are rows of the transposes. SolverError: overflow."""
+    made = found.made
     D = made.U.diagonal()
     with np.errstate(all="ignore"):
         lower, upper = _triangle(made.L, True, dtype), _triangle(made.U, False, dtype, D)
@@ -239,7 +251,7 @@ def _triangle(S: Any, upper: bool, dtype: Any, D: np.ndarray | None = None) -> T
     row, data = row[off], S.data[off]
     data = (data if D is None else data / D[row]).astype(dtype, copy=False)
     ptr = S.indptr - np.arange(n + 1, dtype=row.dtype)  # every column has its entry on the diagonal
-    return Triangle.of(scipy.sparse.csr_array((data, row, ptr), shape=S.shape), upper)
+    return Triangle.of(CsrArrays(data, row, ptr, S.shape), upper)
 
 
 # -------------------------------------------------------------------------------------------------- kept by the host
@@ -253,7 +265,7 @@ class OnHost(NamedTuple):
     """SuperLU's factors of A[:, order], and their dtype, the only one that they solve in."""
 
     made: Any
-    order: np.ndarray
+    order: Any
     dtype: np.dtype
 
     def solve(self, r: Any, way: str) -> np.ndarray:

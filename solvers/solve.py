@@ -26,7 +26,7 @@ from solvers.bicgstab import bicgstab
 from solvers.cg import cg
 from solvers.core import arguments
 from solvers.core.settings import Settings, settled, solver
-from solvers.direct import direct, factorized, refined
+from solvers.direct import direct, prepared, solved
 from solvers.fcg import fcg
 from solvers.gmres import gmres
 from solvers.idrs import idrs
@@ -35,7 +35,7 @@ from solvers.solution import Solution, SolverError, Status, Told
 
 METHODS: dict[str, Callable[..., Solution]] = {
     **{"cg": cg, "fcg": fcg, "minres": minres, "gmres": gmres, "bicgstab": bicgstab, "idrs": idrs},
-    "direct": lambda A, b, x0, **settings: refined(A, b, x0, settings),
+    "direct": lambda A, b, x0, **settings: solved(A, b, x0, settings),
 }
 SMALL = 3_000  # unknowns: even full factors take a second or two
 # Multiplications of a factorization: those of the envelope in the order of reverse Cuthill and McKee, rows with more
@@ -114,9 +114,9 @@ class Facts:
 
     def check_factors(self) -> None:
         """ValueError: the factors would hardly fit into the memory, or take hours."""
-        entries, work = self.factors
-        if self.S is None:
+        if self.S is None or self.n <= SMALL:
             return
+        entries, work = self.factors
         cure = "direct(A, b) tries all the same"
         if work > TOO_MANY:
             raise ValueError(f"the factors may take {work:.1g} multiplications, which is hours; {cure}")
@@ -198,7 +198,6 @@ SUITED = {
     "direct": (("factors", None),),
 }
 MAKERS: dict[str, Callable[[Any], Any]] = {
-    "factors": factorized,
     "jacobi": precond.jacobi,
     "|jacobi|": lambda A: precond.jacobi(abs(A)),
     "block_jacobi": lambda A: precond.block_jacobi(A, BLOCK),
@@ -297,13 +296,13 @@ def _first_success(A: Any, b: Any, x0: Any, settings: Any, known: Facts, table: 
         words = f"{trial.name} ({trial.why})"
         try:
             M = settings["M"] if trial.M == GIVEN else _made(trial.M, known)
+            maxiter = trial.limit if settings["maxiter"] is None and known.tries else settings["maxiter"]
+            sol = METHODS[trial.method](A, b, x0, **settings | {"M": M, "maxiter": maxiter})
         except (ValueError, MemoryError, SolverError) as error:
             status, refused = getattr(error, "status", None), error
             tried.append(f"{words}: refused, {status or str(error).partition(';')[0]}")
             singular |= status is Status.SINGULAR
             continue
-        maxiter = trial.limit if settings["maxiter"] is None and known.tries else settings["maxiter"]
-        sol = METHODS[trial.method](A, b, x0, **settings | {"M": M, "maxiter": maxiter})
         if not known.tries:
             return _telling(sol, trial.name, *tried, words)
         norm = np.max(np.asarray(_still(sol.residual_norm)), initial=0)
@@ -333,8 +332,9 @@ def _made(name: str | None, known: Facts) -> Any:
     A = known.A
     if name is None:
         return None
-    if name == "factors":
-        known.check_factors()
     with concrete() if not arguments.is_traced(A) else contextlib.nullcontext(), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of a multigrid cycle that diverges: the trial shows it
+        if name == "factors":
+            known.check_factors()
+            return prepared(A, known.S)
         return MAKERS[name](A)

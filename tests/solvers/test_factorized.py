@@ -60,6 +60,21 @@ def test_a_solve_and_a_transposed_one_agree_with_dense_ones(format, dtype):
     np.testing.assert_allclose(F.T.solve(b[:, 0]).x, np.linalg.solve(S.toarray().T, b[:, 0]), **near)
 
 
+@pytest.mark.parametrize(
+    "b", [RHS, np.stack([RHS, 0 * RHS], 1), (1 + 2j) * RHS, 1e-200 * RHS, RHS.astype("float32")], ids=range(5)
+)
+def test_direct_gives_what_the_kept_factors_give(b):
+    """Outside of traces SuperLU itself solves."""
+    got, want = direct(A, b), factorized(A).solve(b)
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert g.shape == w.shape and g.dtype == w.dtype
+    np.testing.assert_array_equal(got.code, want.code)
+    np.testing.assert_array_equal(got.n_iterations, want.n_iterations)
+    np.testing.assert_allclose(got.x, want.x, rtol=1e-9, atol=1e-12 * np.abs(b).max())
+    assert np.all(np.asarray(got.residual_norm)[..., None] <= 1e-10 * np.abs(b).max(0)[..., None])
+
+
 @pytest.mark.parametrize("format", ["csr", "pjds"])
 def test_a_matrix_that_is_an_argument_of_a_jitted_function_is_factored_at_run_time(format):
     own = jsf.from_scipy(matrix(), format)
