@@ -27,6 +27,7 @@ from solvers.precond.multigrid import Level
 from solvers.refine import refine
 from solvers.solution import Solution, SolverError, Status
 from solvers.solve import solve
+from solvers.svds import SingularSolution, svds
 from solvers.triangular import spsolve_triangular
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "EigenSolution",
     "Factorized",
     "LeastSquaresSolution",
+    "SingularSolution",
     "Solution",
     "SolverError",
     "Status",
@@ -52,8 +54,9 @@ __all__ = [
     "refine",
     "solve",
     "spsolve_triangular",
+    "svds",
 ]
 
-exportable(Solution, EigenSolution, LeastSquaresSolution)
+exportable(Solution, EigenSolution, LeastSquaresSolution, SingularSolution)
 exportable(precond.BlockJacobi, precond.Chebyshev, precond.CoarseSpace, precond.Incomplete)
 exportable(Swept, precond.Jacobi, precond.Multigrid, Level, precond.IncompleteFactors, Factorized, Factors, Triangle)

@@ -28,8 +28,8 @@ from solvers.core.settings import steps_per_check
 from solvers.core.space import HERE, Space, outside
 from solvers.core.stopping import RUNNING, status_of
 from solvers.core.vectors import matmul, norm, ratio
-from solvers.direct import factorized
 from solvers.minres import METHOD as MINRES
+from solvers.pencil import transformed
 from solvers.solution import Outcome, Status, is_one_number
 
 # An order of real numbers that begins with the wanted ones.
@@ -50,7 +50,8 @@ MESSAGES = {
     Status.STAGNATION: "the residuals stopped falling above the tolerance: the wanted eigenvalues lie close together, "
     f"or at the limit of this precision; raise the ncv of eigsh or loosen tol; {LOW_END}; sigma=0 of eigsh finds those "
     "nearest to zero",
-    Status.NOT_SYMMETRIC: "A is not symmetric (Hermitian), which eigsh and lobpcg need; (A + Aᵀ)/2 is",
+    Status.NOT_SYMMETRIC: "A is not symmetric (Hermitian), which eigsh and lobpcg need; (A + Aᵀ)/2 is. For "
+    "eigenvalues of a nonsymmetric A take scipy.sparse.linalg.eigs(A.to_scipy())",
     Status.NON_FINITE: "a NaN or infinity appeared; look for them in A, M and the start",
 }
 
@@ -98,6 +99,7 @@ def eigsh(
     A: Any,
     k: int = 6,
     *,
+    M: Any = None,
     which: str = "LM",
     sigma: Any = None,
     v0: Any = None,
@@ -123,8 +125,10 @@ def eigsh(
       A: [n, n] matrix: a jaxsparse_fmt format, a dense array, anything with a shape and `@`; or a function v -> A·v,
         which needs v0.
       k: the number of pairs, below n.
+      M: a positive definite jaxsparse_fmt matrix, for the pairs of A·x = λ·M·x; A is then one, too. xᴴ·M·x is 1 for
+        the eigenvectors. The host factors M, whose numbers must be known. Derivatives in M are to first order.
       which: "LM" largest in magnitude, "LA" largest, "SA" smallest.
-      sigma: a real number; the pairs nearest to it are those of the largest eigenvalues of (A − sigma)⁻¹, which is
+      sigma: a real number; the pairs nearest to it are those of the largest eigenvalues of (A − sigma·M)⁻¹, which is
         applied by the factors of `factorized`. A is then a jaxsparse_fmt matrix, and products are solves.
       v0: [n], start vector; None draws one, the same at every call.
       ncv: vectors in the basis, k < ncv ≤ n, and half as many again at a restart; None takes max(2·k + 1, 20).
@@ -136,10 +140,11 @@ def eigsh(
     Raises:
       ValueError, TypeError: invalid arguments. SolverError: sigma is an eigenvalue of A; take a number beside it.
     """
-    if sigma is not None:
-        if which != "LM":
-            raise ValueError(f"sigma takes the eigenvalues nearest to it, and no which; got {which!r}")
-        return _nearest(A, sigma, functools.partial(eigsh, k=k, v0=v0, ncv=ncv, maxiter=maxiter, tol=tol))
+    if sigma is not None and which != "LM":
+        raise ValueError(f"sigma takes the eigenvalues nearest to it, and no which; got {which!r}")
+    if M is not None or sigma is not None:
+        search = functools.partial(eigsh, k=k, which=which, ncv=ncv, maxiter=maxiter, tol=tol)
+        return transformed(A, M, sigma, v0, search)
     inner, basis, k, v0 = eigenproblem(A, k, v0, "v0", ())
     n = v0.shape[0]
     if which not in KEYS:
@@ -149,22 +154,6 @@ def eigsh(
     if not k < ncv <= n:
         raise ValueError(f"ncv must be above k = {k} and at most n = {n}; got {ncv}")
     return _solve((k, which, ncv), (inner,), basis, v0, limits(tol, maxiter))
-
-
-def _nearest(A: Any, sigma: Any, largest: Callable[[Any], EigenSolution]) -> EigenSolution:
-    """The pairs of A nearest to sigma, by the largest of the inverse of A − sigma."""
-    if not hasattr(A, "shift"):
-        raise TypeError(f"sigma needs a jaxsparse_fmt matrix, got {type(A).__name__}; convert it with jsf.from_scipy")
-    if np.ndim(sigma) or not isinstance(sigma, (int, float, np.number, Array)) or jnp.iscomplexobj(sigma):
-        raise TypeError(f"sigma must be a real number; got {sigma!r}")
-    sigma = jnp.asarray(sigma, jnp.finfo(A.dtype).dtype)
-    found = largest(factorized(A.shift(-sigma)))
-    values, X = sigma + 1 / found.eigenvalues, found.eigenvectors
-    order = jnp.argsort(values)
-    values, X = values[order], X[:, order]
-    return dataclasses.replace(
-        found, eigenvalues=values, eigenvectors=X, residual_norms=lax.stop_gradient(norm(A @ X - values * X))
-    )
 
 
 def _in_basis(plan: Any, maps: tuple[Any], basis: Basis, v0: Array, limits: "Limits") -> EigenSolution:

@@ -25,7 +25,7 @@ from solvers.core.diagonal import operand, rows_scaled
 from solvers.precond import _checks as checks
 from solvers.solution import SolverError, Status
 
-Recipe = tuple[Any, ...]  # ("lu",), or ("ilu", drop_tol, fill)
+Recipe = tuple[Any, ...]  # ("lu",), ("cholesky",), or ("ilu", drop_tol, fill)
 KEPT = 4  # factors that the host keeps for the programs that factor
 DIGEST = 16  # bytes
 
@@ -220,6 +220,9 @@ def _factored(S: Any, recipe: Recipe, maker: str, in_order: bool = False) -> Any
     try:
         if recipe[0] == "lu":
             return linalg.splu(S, permc_spec=order)
+        if recipe[0] == "cholesky":  # no pivoting
+            options: Any = {"SymmetricMode": True}
+            return linalg.splu(S, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options=options)
         return linalg.spilu(S, drop_tol=recipe[1], fill_factor=recipe[2], permc_spec=order)
     except RuntimeError as error:
         raise SolverError(Status.SINGULAR, f"{maker}: {error}; {Status.SINGULAR.message}") from None

@@ -31,6 +31,7 @@ INTERNAL = {
     "Solution": "code n_iterations",
     "EigenSolution": "code n_iterations n_products",
     "LeastSquaresSolution": "code n_iterations",
+    "SingularSolution": "code n_iterations",
 }
 CONSTRUCTED = (solvers.Adjoint,)  # users make other objects by functions
 SIMPLE = (bool, int, float, str, type(None))

@@ -1,0 +1,129 @@
+"""Eigenproblems that `eigsh` solves as others: K·x = λ·M·x, and the eigenvalues nearest to a number.
+
+With M = C·Cᴴ, by SuperLU without pivoting, the first is the problem of C⁻¹·K·C⁻ᴴ, and x = C⁻ᴴ·y. The pairs nearest to
+sigma are those of the largest eigenvalues of the inverse of K − sigma·M (Ericsson and Ruhe 1980).
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from jaxsparse_fmt._types import pytree
+from solvers import factors
+from solvers.core import arguments
+from solvers.core.diagonal import rows_scaled
+from solvers.core.vectors import norm
+from solvers.direct import Factorized, factorized
+from solvers.precond import _checks as checks
+
+
+@pytree
+@dataclasses.dataclass(frozen=True, eq=False)
+class Root:
+    """C of a Hermitian positive definite M = C·Cᴴ: C⁻¹·r = scale·L⁻¹·r[rows]."""
+
+    L: Any  # a `Triangle`
+    scale: Array
+    rows: Array
+    cols: Array  # the inverse of `rows`
+
+    def inverse(self, r: Array) -> Array:
+        """C⁻¹·r, differentiable in r."""
+        return lax.custom_linear_solve(lambda v: v, r, self._inverse, self._turned)
+
+    def adjoint(self, y: Array) -> Array:
+        """C⁻ᴴ·y."""
+        return jnp.conj(lax.custom_linear_solve(lambda v: v, jnp.conj(y), self._turned, self._inverse))
+
+    def _inverse(self, _: Any, r: Array) -> Array:
+        return rows_scaled(self.scale, self.L.solve(r[self.rows])).astype(r.dtype)
+
+    def _turned(self, _: Any, y: Array) -> Array:
+        return self.L.T.solve(rows_scaled(self.scale, y))[self.cols].astype(y.dtype)
+
+
+@pytree
+@dataclasses.dataclass(frozen=True, eq=False)
+class Reduced:
+    """C⁻¹·A·C⁻ᴴ or, of the factors of A − sigma·M, the inverse of C⁻¹·(A − sigma·M)·C⁻ᴴ.
+
+    Attributes:
+      A: a matrix, or a `Factorized` one.
+      M, root: M and its C.
+      moves: whether derivatives in M are due. C⁻¹·M·C⁻ᴴ is the identity, and moves with M as C does, to first order.
+    """
+
+    A: Any
+    M: Any
+    root: Root
+    moves: bool = dataclasses.field(metadata={"static": True})
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.A.shape
+
+    @property
+    def dtype(self) -> Any:
+        return jnp.promote_types(self.A.dtype, self.M.dtype)
+
+    def __matmul__(self, v: Array) -> Array:
+        root = self.root
+        if not isinstance(self.A, Factorized):
+            return self.bent(root.inverse(self.A @ root.adjoint(self.bent(v, -1))), -1)
+        still = lax.stop_gradient(self.M)
+        return self.bent(root.inverse(still @ (self.A @ (still @ root.adjoint(self.bent(v, 1))))), 1)
+
+    def bent(self, v: Array, sign: int) -> Array:
+        return v + sign / 2 * (self.root.inverse(self.M @ self.root.adjoint(v)) - v) if self.moves else v
+
+
+def _root(M: Any, shape: tuple[int, int]) -> Root:
+    """Refuses what is not a known Hermitian positive definite matrix of this shape."""
+    M = jax.tree.map(lambda a: lax.stop_gradient(a) if arguments.is_traced(a) else a, M)
+    checks.ours(M, "eigsh(M=)")
+    if M.shape != shape:
+        raise ValueError(f"M has shape {M.shape}; with A of shape {shape} it must have the same")
+    if arguments.is_traced(M):
+        raise TypeError("M is traced inside jit, and the host factors it: close over M, or call eigsh outside of jit")
+    S, found = factors.on_host(M, ("cholesky",), "eigsh(M=)")
+    made: Any = factors.split(found, jnp.promote_types(M.dtype, jnp.float32))
+    D, apart = np.real(made.inverse_pivots), abs(S - S.conj().T).max()
+    is_hermitian = apart <= 10 * float(jnp.finfo(M.dtype).eps) * abs(S).max()
+    if not (is_hermitian and np.all(D > 0) and np.array_equal(found.made.perm_r, found.made.perm_c)):
+        raise ValueError("M is not symmetric (Hermitian) and positive definite, as the M of A·x = λ·M·x must be")
+    return jax.device_put(Root(made.lower, np.sqrt(D), made.rows, made.cols))
+
+
+def transformed(A: Any, M: Any, sigma: Any, v0: Any, search: Callable[..., Any]) -> Any:
+    """The pairs of A·x = λ·M·x that `search` finds: (map, v0) -> `EigenSolution`; those nearest to sigma, if given."""
+    if not hasattr(A, "shift"):
+        raise TypeError(
+            f"M and sigma need a jaxsparse_fmt matrix A, got {type(A).__name__}; convert it with jsf.from_scipy"
+        )
+    inner = A
+    if sigma is not None:
+        if np.ndim(sigma) or not isinstance(sigma, (int, float, np.number, Array)) or jnp.iscomplexobj(sigma):
+            raise TypeError(f"sigma must be a real number; got {sigma!r}")
+        sigma = jnp.asarray(sigma, jnp.finfo(A.dtype).dtype)
+        inner = factorized(A.shift(-sigma) if M is None else A - sigma * M)
+    if M is not None:
+        root = _root(M, A.shape)
+        inner = Reduced(inner, M, root, arguments.is_traced(M))
+        v0 = None if v0 is None else root.inverse(M @ v0)
+    found = search(inner, v0=v0)
+    values, X = found.eigenvalues, found.eigenvectors
+    if isinstance(inner, Reduced):
+        X = inner.root.adjoint(inner.bent(X, -1))
+    if sigma is not None:
+        values = sigma + 1 / values
+        order = jnp.argsort(values)
+        values, X = values[order], X[:, order]
+    residuals = A @ X - values * (X if M is None else M @ X)
+    return dataclasses.replace(
+        found, eigenvalues=values, eigenvectors=X, residual_norms=lax.stop_gradient(norm(residuals))
+    )

@@ -1,0 +1,92 @@
+"""The largest singular values of a matrix and their vectors, by the eigenpairs of Aᴴ·A or A·Aᴴ, the smaller one."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jaxsparse_fmt._types import pytree, standard_promotion
+from solvers.core.vectors import norm, ratio
+from solvers.eigsh import MESSAGES, eigsh
+from solvers.solution import Outcome
+
+
+@pytree
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class SingularSolution(Outcome):
+    """Singular triples, a pytree. Unpacks as `u, s, vh = svds(A)`.
+
+    Attributes:
+      u, s, vh: [m, k], [k] from the largest down, and [k, n].
+      code: int32, the `Status` as a number; n_iterations: int32, restarts.
+      residual_norms: [k], ‖A·v − s·u‖ and ‖Aᴴ·u − s·v‖, the larger of them.
+    """
+
+    u: Array
+    s: Array
+    vh: Array
+    code: Array
+    n_iterations: Array
+    residual_norms: Array
+
+    _norm = "residual_norms"
+    _messages = MESSAGES
+
+    def __iter__(self) -> Iterator[Array]:
+        return iter((self.u, self.s, self.vh))
+
+    def _content(self) -> str:
+        return f"s: {self.s.dtype}{list(self.s.shape)}"
+
+
+@pytree
+@dataclasses.dataclass(frozen=True, eq=False)
+class Square:
+    """Aᴴ·A, or its conjugate."""
+
+    A: Any
+    conjugate: bool = dataclasses.field(metadata={"static": True})
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.A.shape[1], self.A.shape[1]
+
+    @property
+    def dtype(self) -> Any:
+        return self.A.dtype
+
+    def __matmul__(self, v: Array) -> Array:
+        if self.conjugate:
+            return self.A.T @ jnp.conj(self.A @ jnp.conj(v))
+        return jnp.conj(self.A.T @ jnp.conj(self.A @ v))
+
+
+@standard_promotion
+def svds(
+    A: Any, k: int = 6, *, v0: Any = None, ncv: int | None = None, maxiter: int | None = None, tol: float = 0.0
+) -> SingularSolution:
+    """The k largest singular values of A and their vectors; as SciPy's function of this name. Works inside jit.
+
+    They are square roots of eigenvalues: an s far below the largest, s₁, has a relative error of about eps·(s₁/s)², and
+    vectors of an s of about √eps·s₁ mean little. Derivatives as of `eigsh`.
+
+    Args:
+      A: [m, n], a jaxsparse_fmt matrix or a dense array.
+      k: below m and n.
+      v0: start vector, of the shorter side; v0, ncv, maxiter and tol as in `eigsh`, for the eigenvalues s².
+
+    Raises:
+      ValueError, TypeError: as `eigsh`, or A has no shape.
+    """
+    shape = getattr(A, "shape", ())
+    if len(shape) != 2:
+        raise TypeError(f"svds needs a matrix with a shape and @, got {type(A).__name__}")
+    tall, adjoint = shape[0] >= shape[1], lambda v: jnp.conj(A.T @ jnp.conj(v))
+    found = eigsh(Square(A if tall else A.T, not tall), k, which="LA", v0=v0, ncv=ncv, maxiter=maxiter, tol=tol)
+    s, own = jnp.sqrt(jnp.maximum(found.eigenvalues[::-1], 0)), found.eigenvectors[:, ::-1]
+    other = ratio(A @ own if tall else adjoint(own), s)
+    u, v = (other, own) if tall else (own, other)
+    residuals = lax.stop_gradient(jnp.maximum(norm(A @ v - s * u), norm(adjoint(u) - s * v)))
+    return SingularSolution(u, s, jnp.conj(v.T), found.code, found.n_iterations, residuals)

@@ -1,0 +1,104 @@
+"""Generalised eigenproblems and singular values: against dense ones, their derivatives, and what is refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.linalg
+import scipy.sparse as sp
+
+import jaxsparse_fmt as jsf
+from solvers import Status, eigsh, svds
+
+N, K = 40, 3
+
+
+def pencil(dtype=np.float64) -> tuple[sp.csr_array, sp.csr_array]:
+    """A stiffness and a mass matrix of bars of different lengths, coupled by a complex number where complex."""
+    h = np.random.default_rng(0).uniform(0.5, 2, N + 1)
+    phase = np.exp(0.3j) if np.dtype(dtype).kind == "c" else 1.0
+    S = sp.diags_array([-phase / h[1:-1], 1 / h[:-1] + 1 / h[1:], -np.conj(phase) / h[1:-1]], offsets=[-1, 0, 1])
+    M = sp.diags_array([phase * h[1:-1] / 6, (h[:-1] + h[1:]) / 3, np.conj(phase) * h[1:-1] / 6], offsets=[-1, 0, 1])
+    return sp.csr_array(S.astype(dtype)), sp.csr_array(M.astype(dtype))
+
+
+@pytest.mark.some(dtype=1)
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.complex128])
+@pytest.mark.parametrize("options", [{"which": "SA"}, {"which": "LM"}, {"sigma": 0.8}], ids=["SA", "LM", "sigma"])
+def test_generalised_pairs_are_those_of_scipy(options, dtype):
+    S, M = pencil(dtype)
+    sol = eigsh(jsf.from_scipy(S), K, M=jsf.from_scipy(M), **options)
+    w, X = (np.asarray(a) for a in sol)
+    values = scipy.linalg.eigh(S.toarray(), M.toarray(), eigvals_only=True)
+    key = {"SA": values, "LM": -abs(values)}.get(options.get("which"), abs(values - 0.8))
+    assert sol.status is Status.CONVERGED and w.dtype == np.finfo(dtype).dtype and X.dtype == dtype
+    limit = 1e4 * np.finfo(dtype).eps
+    np.testing.assert_allclose(w, np.sort(values[np.argsort(key)[:K]]), rtol=0, atol=limit)
+    np.testing.assert_allclose(X.conj().T @ (M @ X), np.eye(K), rtol=0, atol=limit)
+    assert np.linalg.norm(S @ X - M @ X * w) <= limit and np.all(np.asarray(sol.residual_norms) <= limit)
+
+
+@pytest.mark.parametrize("options", [{"which": "SA"}, {"sigma": 0.0}], ids=["SA", "sigma"])
+def test_derivatives_in_both_matrices_are_those_of_dense_arithmetic(options):
+    S, M = pencil()
+    A, B = jsf.from_scipy(S, "csr"), jsf.from_scipy(M, "csr")
+    at, weights = S.tocoo().coords, np.cos(np.arange(N))
+    mirror = np.argsort(np.lexsort(at))  # the place of each entry's mirror image: derivatives keep A and M symmetric
+
+    def number(w, X):
+        return jnp.sum(w * jnp.arange(1.0, K + 1)) + jnp.sum((weights @ X) ** 2)
+
+    def ours(a, m):
+        return number(*eigsh(A.with_data((a + a[mirror]) / 2), K, M=B.with_data((m + m[mirror]) / 2), **options))
+
+    def dense(a, m):
+        L = jnp.linalg.cholesky(jnp.zeros((N, N)).at[at].set((m + m[mirror]) / 2))
+        inverse = jnp.linalg.inv(L)
+        w, Y = jnp.linalg.eigh(inverse @ jnp.zeros((N, N)).at[at].set((a + a[mirror]) / 2) @ inverse.T)
+        return number(w[:K], (inverse.T @ Y)[:, :K])
+
+    got, want = (jax.grad(f, (0, 1))(A.data, B.data) for f in (ours, dense))
+    for g, w in zip(got, want, strict=True):
+        np.testing.assert_allclose(g, w, rtol=0, atol=1e-6 * np.abs(w).max())
+
+
+def test_what_is_no_mass_matrix_is_refused():
+    S, M = pencil()
+    A, B = jsf.from_scipy(S), jsf.from_scipy(M)
+    with pytest.raises(ValueError, match="and positive definite"):
+        eigsh(A, K, M=-1.0 * B)
+    with pytest.raises(ValueError, match="M is not symmetric"):
+        eigsh(A, K, M=jsf.from_scipy(sp.csr_array(M + sp.triu(M))))
+    with pytest.raises(ValueError, match="it must have the same"):
+        eigsh(A, K, M=jsf.from_scipy(sp.eye_array(N + 1, format="csr")))
+    with pytest.raises(TypeError, match=r"convert it with jsf\.from_scipy"):
+        eigsh(S.toarray(), K, M=B)
+    with pytest.raises(TypeError, match="traced inside jit"):
+        jax.jit(lambda B: eigsh(A, K, M=B))(B)
+    sol = eigsh(jsf.from_scipy(sp.csr_array(S + sp.triu(S))), K, M=B)
+    assert sol.status is Status.NOT_SYMMETRIC
+    with pytest.raises(RuntimeError, match=r"nonsymmetric A take scipy\.sparse\.linalg\.eigs"):
+        sol.raise_for_status()
+
+
+@pytest.mark.some(dtype=1)
+@pytest.mark.parametrize("shape", [(60, 25), (25, 60)], ids=["tall", "wide"])
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+def test_singular_triples_are_those_of_a_dense_matrix(shape, dtype):
+    rng = np.random.default_rng(1)
+    a = np.where(rng.random(shape) < 0.3, rng.standard_normal(shape), 0) * (1 + 0.5j if dtype is np.complex128 else 1)
+    A = jsf.from_dense(a.astype(dtype))
+    sol = svds(A, K)
+    u, s, vh = (np.asarray(part) for part in sol)
+    assert sol.success and "s: float64[3]" in repr(sol) and np.all(np.asarray(sol.residual_norms) < 1e-10)
+    np.testing.assert_allclose(s, np.linalg.svd(a, compute_uv=False)[:K], rtol=1e-12)
+    np.testing.assert_allclose(a @ vh.conj().T, u * s, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(u.conj().T @ u, np.eye(K), rtol=0, atol=1e-10)
+    gradient = jax.grad(lambda data: jnp.sum(svds(A.with_data(data), 1).s))(A.data)
+    row, col = A.to_scipy().tocoo().coords
+    np.testing.assert_allclose(gradient, (u[:, 0].conj()[row] * vh[0].conj()[col]), rtol=0, atol=1e-8)
+
+
+def test_svds_needs_a_matrix():
+    with pytest.raises(TypeError, match="svds needs a matrix with a shape"):
+        svds(lambda v: v)
