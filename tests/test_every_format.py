@@ -147,16 +147,6 @@ def test_a_traced_beta_of_zero_keeps_nans_out_and_has_its_derivative(rng):
 
 
 @every_format
-def test_numpy_and_lists_multiply_from_both_sides(layout):
-    A, a = layout.of(IRREGULAR.scipy()), IRREGULAR.dense()
-    ones = np.ones(17)
-    assert isinstance(ones @ A, jax.Array)
-    assert_product(ones @ A, a.T, ones)
-    assert_product(A @ list(range(13)), a, np.arange(13), np.float64)
-    assert_product(A @ (np.arange(13) > 6), a, np.arange(13) > 6, np.float64)
-
-
-@every_format
 def test_narrow_values_accumulate_wide(layout):
     """Summed in bfloat16, 1 + 1/256 + 1/256 + … would stay 1."""
     a = np.concatenate([[[1.0]], np.full((1, 2048), 1 / 256)], axis=1)
