@@ -41,7 +41,7 @@ EXAMPLES = {
 CODES = """\
 exit codes:
   0    done
-  1    a solve did not converge, the demonstration disagrees with SciPy, or a check of doctor failed
+  1    a solve did not converge, an answer of demo leaves more than it may, or a check of doctor failed
   2    bad input, or results that cannot be written: a full disk, a reader of standard output that is gone
   130  interrupted"""
 
