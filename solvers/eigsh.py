@@ -126,7 +126,7 @@ def eigsh(
         which needs v0.
       k: the number of pairs, below n.
       M: a positive definite jaxsparse_fmt matrix, for the pairs of A·x = λ·M·x; A is then one, too. xᴴ·M·x is 1 for
-        the eigenvectors. The host factors M, whose numbers must be known. Derivatives in M are to first order.
+        the eigenvectors. The host factors M, whose numbers must be known.
       which: "LM" largest in magnitude, "LA" largest, "SA" smallest.
       sigma: a real number; the pairs nearest to it are those of the largest eigenvalues of (A − sigma·M)⁻¹, which is
         applied by the factors of `factorized`. A is then a jaxsparse_fmt matrix, and products are solves.

@@ -55,7 +55,7 @@ class Reduced:
     Attributes:
       A: a matrix, or a `Factorized` one.
       M, root: M and its C.
-      moves: whether derivatives in M are due. C⁻¹·M·C⁻ᴴ is the identity, and moves with M as C does, to first order.
+      moves: whether derivatives in M are due. C is constant, and C⁻¹·M·C⁻ᴴ an identity that moves with M: `powered`.
     """
 
     A: Any
@@ -74,12 +74,17 @@ class Reduced:
     def __matmul__(self, v: Array) -> Array:
         root = self.root
         if not isinstance(self.A, Factorized):
-            return self.bent(root.inverse(self.A @ root.adjoint(self.bent(v, -1))), -1)
+            return self.powered(root.inverse(self.A @ root.adjoint(self.powered(v, -0.5))), -0.5)
         still = lax.stop_gradient(self.M)
-        return self.bent(root.inverse(still @ (self.A @ (still @ root.adjoint(self.bent(v, 1))))), 1)
+        return self.powered(root.inverse(still @ (self.A @ (still @ root.adjoint(self.powered(v, 0.5))))), 0.5)
 
-    def bent(self, v: Array, sign: int) -> Array:
-        return v + sign / 2 * (self.root.inverse(self.M @ self.root.adjoint(v)) - v) if self.moves else v
+    def powered(self, v: Array, p: float) -> Array:
+        """(C⁻¹·M·C⁻ᴴ)ᵖ·v by the binomial series, to second order: v, with derivatives."""
+        if not self.moves:
+            return v
+        off = lambda v: self.root.inverse(self.M @ self.root.adjoint(v)) - v  # noqa: E731
+        once = off(v)
+        return v + p * once + p * (p - 1) / 2 * off(once)
 
 
 def _root(M: Any, shape: tuple[int, int]) -> Root:
@@ -118,7 +123,7 @@ def transformed(A: Any, M: Any, sigma: Any, v0: Any, search: Callable[..., Any])
     found = search(inner, v0=v0)
     values, X = found.eigenvalues, found.eigenvectors
     if isinstance(inner, Reduced):
-        X = inner.root.adjoint(inner.bent(X, -1))
+        X = inner.root.adjoint(inner.powered(X, -0.5))
     if sigma is not None:
         values = sigma + 1 / values
         order = jnp.argsort(values)
