@@ -153,9 +153,12 @@ def _sorted(
     """
     kind = _kind(shape)
     key = (row.astype(kind) << kind(_bits(shape)[1])) | col.astype(kind)
-    beside = lax.iota(np.int32, key.shape[0]) if beside is None else beside
-    key, beside = lax.sort((key, beside), num_keys=1)
-    return key, beside, jnp.sum(_flags(key, shared), dtype=np.int32)
+    if beside is None or beside.dtype.itemsize > 8:  # more than CUB moves
+        key, order = lax.sort((key, lax.iota(np.int32, key.shape[0])), num_keys=1)
+        moved = order if beside is None else take(beside, order)
+    else:
+        key, moved = lax.sort((key, beside), num_keys=1)
+    return key, moved, jnp.sum(_flags(key, shared), dtype=np.int32)
 
 
 def _flags(key: Array, shared: bool) -> Array:
