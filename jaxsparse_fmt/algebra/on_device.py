@@ -20,8 +20,8 @@ from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.coo import row_pointers
 from jaxsparse_fmt.kernels.layout.address import expand_ptr, take
 
-# The host finds a smaller pattern sooner than XLA compiles the programs for its sizes.
-FEW = 2**15
+# The host finds the pattern of fewer numbers in less time than XLA takes to compile the programs for its sizes.
+FEW = 2**20
 SORTED = 40  # bytes that the sort takes for each coordinate
 
 
@@ -30,8 +30,8 @@ def few(*arrays: Any) -> bool:
 
 
 def lies(*arrays: Any) -> bool:
-    """Whether the pattern of an operation on these arrays is found here: they lie on an accelerator, and are large."""
-    return not few(*arrays) and not any(isinstance(a, Tracer) or is_on_cpu(a) for a in arrays)
+    """Whether the pattern of an operation on these arrays is found here: they lie on one accelerator, and are large."""
+    return not few(*arrays) and not any(isinstance(a, Tracer) or is_on_cpu(a) or len(a.devices()) > 1 for a in arrays)
 
 
 def pattern(indices: Array, indptr: Array, shape: tuple[int, int]) -> CsrArrays:

@@ -75,11 +75,9 @@ def _on_host(A: Any) -> Csr:
 
 
 def at_hand(*operands: Any) -> list[Csr] | None:
-    """The operands as SciPy's matrices; None where one is traced, or not on the host and not small."""
+    """The operands as SciPy's matrices; None where one is traced or not on the host."""
     leaves = jax.tree.leaves(operands)
-    if any(isinstance(a, Tracer) for a in leaves) or on_device.lies(*leaves):
-        return None
-    if not on_device.few(*leaves) and (jax.default_backend() != "cpu" or not all(map(is_on_cpu, leaves))):
+    if jax.default_backend() != "cpu" or any(isinstance(a, Tracer) or not is_on_cpu(a) for a in leaves):
         return None
     with concrete():
         return [A.to_scipy() for A in operands]

@@ -10,7 +10,8 @@ def where(request, monkeypatch):
     """Where patterns are found: as for matrices on a CPU, or by the programs for those on an accelerator, run here."""
     if request.param == "device":
         monkeypatch.setattr(on_device, "FEW", 0)
-        monkeypatch.setattr(on_device, "is_on_cpu", lambda a: not isinstance(a, jax.Array))
+        for module in (on_device, patterns):
+            monkeypatch.setattr(module, "is_on_cpu", lambda a: not isinstance(a, jax.Array))
         monkeypatch.setattr(building, "puts_on_cpu", lambda: False)
         monkeypatch.setattr(patterns, "_kept", type(patterns._kept)(16))
     return request.param
