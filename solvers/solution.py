@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import pytree
+from jaxsparse_fmt._types import pytree, standard_promotion
 from solvers.core.space import HERE
 from solvers.core.vectors import length, ratio
 
@@ -168,6 +168,7 @@ class Solution(Outcome):
     def __iter__(self) -> Iterator[Array]:
         return iter((self.x, self._failure))
 
+    @standard_promotion
     def backward_error(self, A: Any, b: Any) -> Array:
         """‖b − A·x‖ / (‖A‖·‖x‖ + ‖b‖): the least relative change of A and b that makes x exact (Rigal and Gaches 1967).
 

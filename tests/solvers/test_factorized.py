@@ -176,6 +176,13 @@ def test_what_cannot_be_factored_is_refused_in_words():
         direct(jsf.shard(matrix(), mesh), RHS)
 
 
+def test_a_right_hand_side_on_a_mesh_is_solved_on_it():
+    for kind in jax.sharding.AxisType.Explicit, jax.sharding.AxisType.Auto:
+        mesh = jax.make_mesh((1,), ("rows",), axis_types=(kind,))
+        b = jax.device_put(RHS, jax.NamedSharding(mesh, jax.P("rows")))
+        np.testing.assert_allclose(direct(A, b).x, np.linalg.solve(matrix().toarray(), RHS), rtol=1e-9)
+
+
 def test_factors_are_a_pytree():
     F = factorized(A)
     leaves, tree = jax.tree.flatten(F)
