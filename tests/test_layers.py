@@ -46,6 +46,10 @@ SOLVERS_ALLOWED = {
     "solvers.precond.coarse_space": {"scipy", "jaxsparse_fmt.convert", "jaxsparse_fmt.kernels.cpu.aggregation"},
     "solvers.precond.multigrid": {"scipy", "jaxsparse_fmt.core.matrix", "jaxsparse_fmt.convert"},
     "solvers.precond._checks": {"scipy"},
+    "solvers.precond._device_hierarchy": {
+        *(f"jaxsparse_fmt.{name}" for name in ("core.entry_index", "core.matrix", "formats.coo")),
+        "jaxsparse_fmt.kernels.layout.address",
+    },
     "solvers.precond._hierarchy": {"scipy", "jaxsparse_fmt.kernels.cpu.aggregation"},
     "solvers.precond._sharded": {
         *("scipy", "jaxsparse_fmt.kernels.cpu.aggregation"),

@@ -93,10 +93,10 @@ def storable(A: Any, n: int, name: str) -> Any:
 
 
 def untraced(A: Any) -> None:
-    """Raises TypeError where A is traced, which multigrid's set-up on the host cannot be."""
+    """Raises TypeError where A is traced, which decides the sizes of multigrid's levels."""
     if arguments.is_traced(A):
         raise TypeError(
-            "multigrid is set up on the host and A is traced; build M outside jit and pass it as an argument"
+            "multigrid's set-up takes its sizes from A, which is traced; build M outside jit and pass it as an argument"
         )
 
 

@@ -61,6 +61,14 @@ class Hierarchy(NamedTuple):
     definite: bool  # Hermitian, and the set-up found no sign that it is indefinite
 
 
+class Start(NamedTuple):
+    """Levels that are made already, of a symmetric matrix, and what is known of the matrix that comes below them."""
+
+    levels: list[Any]
+    unit: np.ndarray  # [n] size of the sums behind the diagonal
+    definite: bool
+
+
 class Aggregation:
     """Smoothed aggregation.
 
@@ -124,13 +132,15 @@ class Given:
         return R, P, below
 
 
-def build(S: Matrix, coarsening: Any, degree: int, keep: Callable[[HostLevel, int], Any]) -> Hierarchy:
+def build(
+    S: Matrix, coarsening: Any, degree: int, keep: Callable[[HostLevel, int], Any], start: Start | None = None
+) -> Hierarchy:
     """A hierarchy for the canonical CSR matrix S, already checked, by an `Aggregation` or what is `Given`.
 
     Only the result of `keep` is held of each level, so that few copies live at once.
     """
-    A, hermitian = S, largest((S - S.conj().T).data) <= 1e-12 * largest(S.data)
-    levels, unit, definite = [], np.abs(S.diagonal()), hermitian
+    A, hermitian = S, start is not None or largest((S - S.conj().T).data) <= 1e-12 * largest(S.data)
+    levels, unit, definite = start or Start([], np.abs(S.diagonal()), hermitian)
     while len(levels) < MAX_LEVELS - 1 and not coarsening.ends(A):
         inverse = inverse_diagonal(A, unit, hermitian)
         upper, lowest = spectrum(A, inverse, hermitian)

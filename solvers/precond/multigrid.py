@@ -1,7 +1,7 @@
 """Algebraic multigrid: a cycle as an operator, by smoothed aggregation (Vaněk, Mandel and Brezina 1996).
 
-The host sets the hierarchy up (`_hierarchy`); every cycle runs on the device (`_cycles`), in a number of operations
-that depends on sizes alone.
+The host sets the hierarchy up (`_hierarchy`), but the large levels of a matrix on an accelerator are set up there
+(`_device_hierarchy`). Every cycle runs on the device (`_cycles`), in a number of operations that sizes alone decide.
 
 The smoother is Chebyshev's polynomial in D⁻¹A for the upper part of the spectrum (Adams, Brezina, Hu and Tuminaro 2003,
 Parallel multigrid smoothing: polynomial versus Gauss–Seidel). It is self-adjoint in the inner product of D, so the same
@@ -25,6 +25,7 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 
 from jaxsparse_fmt._types import (
+    concrete,
     floating_dtype,
     pytree,
     readable_bytes,
@@ -42,7 +43,7 @@ from solvers.core.diagonal import operand
 from solvers.core.space import HERE
 from solvers.core.vectors import norm
 from solvers.precond import _checks as checks
-from solvers.precond import _hierarchy
+from solvers.precond import _device_hierarchy, _hierarchy
 from solvers.precond._cycles import Level, cycled
 
 CHECKED = 6  # cycles whose growth warns
@@ -161,7 +162,10 @@ def multigrid(
     dtype: Any = None,
     max_coarse: int | None = None,
 ) -> Multigrid:
-    """Algebraic multigrid as a preconditioner, set up on the host in float64.
+    """Algebraic multigrid as a preconditioner, set up in float64.
+
+    The host does it or, for the large levels of a real symmetric A with one unknown a point and one near-null vector,
+    the accelerator where A lies.
 
     The method is made for symmetric positive definite matrices of elliptic equations; it also works for singular ones
     and for convection with diffusion. The symmetry of A is detected. While A changes little, M may stay as it is.
@@ -208,16 +212,42 @@ def multigrid(
             A, B, theta=theta, degree=degree, dtype=_stored(A, dtype), max_coarse=most
         )
         return _examined(Multigrid(levels, inverse, cycle, hermitian and A.dtype.kind == "f", A.domain), definite)
+
+    def coarsest(A: Any) -> int:
+        if max_coarse is not None or A.shape[0] <= most:
+            return most
+        return min(most, max(50, int((A.nnz / 10) ** 0.5)))
+
+    settings = cycle, degree, dtype
+    if _device_hierarchy.serves(A, B):
+        stored, smallest = _stored(A, dtype), coarsest(A)
+        with concrete(), jax.enable_x64(True):  # in float64, as on the host
+            at, levels = _descended(A, _device_hierarchy.begun(A, B, theta), smallest, degree, stored)
+        if levels:
+            near = np.asarray(at.near)[:, None]
+            start = _hierarchy.Start(levels, np.asarray(at.unit), at.definite)
+            return _made(A, at.A.to_scipy(), _hierarchy.Aggregation(near, 1, at.theta, smallest), *settings, start)
     S = checks.host(A)
-    if max_coarse is None and S.shape[0] > most:
-        most = min(most, max(50, int((S.nnz / 10) ** 0.5)))
     b = checks.block_size(A, S)
     near = np.tile(np.eye(b, dtype=S.dtype), (S.shape[0] // b, 1))
     if B is not None:
         B = checks.near_null(np.asarray(B), S.shape[0], S.dtype)
         checks.finite(B, "B")
         near = np.ascontiguousarray(B, S.dtype)
-    return _made(A, S, _hierarchy.Aggregation(near, b, theta, most), cycle, degree, dtype)
+    return _made(A, S, _hierarchy.Aggregation(near, b, theta, coarsest(S)), *settings)
+
+
+def _descended(A: Any, at: Any, most: int, degree: int, dtype: Any) -> tuple[Any, list[Level]]:
+    """The large levels, made on the accelerator, and where the host goes on."""
+    levels: list[Level] = []
+    while at is not None and at.A.nnz > _device_hierarchy.FEW and at.A.shape[0] > most:
+        step = _device_hierarchy.descended(at)
+        if step is None:
+            break
+        at, (S, R, P, inverse, upper), largest = step
+        step = _hierarchy.HostLevel(S, R, P, inverse, _hierarchy.recurrence(degree) / (1, upper))
+        levels.append(_on_device(step, None if levels else _shared(A), dtype, len(levels), largest))
+    return at, levels
 
 
 @standard_promotion
@@ -250,11 +280,22 @@ def _stored(A: Any, dtype: Any) -> Any:
     return floating_dtype(A.dtype, "A") if dtype is None else requested_dtype(dtype)
 
 
-def _made(A: Any, S: Any, coarsening: Any, cycle: str, degree: int, dtype: Any) -> Multigrid:
-    """The preconditioner of A, which is S on the host, by this coarsening."""
-    finest, stored = A if isinstance(A, SparseMatrix) and A.basis.perm is None else None, _stored(A, dtype)
-    keep = lambda step, k: _on_device(step, None if k else finest, stored, k)  # noqa: E731
-    built = _hierarchy.build(S, coarsening, degree, keep)
+def _shared(A: Any) -> Any:
+    """The user's matrix where it serves as the finest level, else None."""
+    return A if isinstance(A, SparseMatrix) and A.basis.perm is None else None
+
+
+def _made(
+    A: Any, S: Any, coarsening: Any, cycle: str, degree: int, dtype: Any, start: _hierarchy.Start | None = None
+) -> Multigrid:
+    """The preconditioner of A, which is S on the host or, after the levels of `start`, its coarse matrix there."""
+    stored = _stored(A, dtype)
+
+    def keep(step: _hierarchy.HostLevel, k: int) -> Level:
+        largest = _hierarchy.largest(step.A.data), _hierarchy.largest(step.inverse_diagonal)
+        return _on_device(step, None if k else _shared(A), stored, k, largest)
+
+    built = _hierarchy.build(S, coarsening, degree, keep, start)
     checks.fits(_hierarchy.largest(built.coarse_inverse), stored, "the inverse of the coarsest level")
     inverse = jnp.asarray(built.coarse_inverse, stored)
     symmetric = built.hermitian and S.dtype.kind == "f"
@@ -291,16 +332,29 @@ def _grown(M: Multigrid) -> Array:
     return lax.scan(step, start, length=CHECKED)[1][-1]
 
 
-def _on_device(step: _hierarchy.HostLevel, given: Any, dtype: Any, k: int) -> Level:
-    """A level on the device; `given` is the user's matrix at the finest level where that serves, else None."""
-    checks.fits(_hierarchy.largest(step.A.data), dtype, f"level {k}")
-    checks.fits(_hierarchy.largest(step.inverse_diagonal), dtype, f"the inverse diagonal of level {k}")
+def _on_device(step: _hierarchy.HostLevel, given: Any, dtype: Any, k: int, largest: tuple[float, float]) -> Level:
+    """A level on the device, from SciPy's matrices or from CSR there.
+
+    Args:
+      given: the user's matrix at the finest level where that serves, else None.
+      largest: number of A, and of the inverse diagonal.
+    """
+    checks.fits(largest[0], dtype, f"level {k}")
+    checks.fits(largest[1], dtype, f"the inverse diagonal of level {k}")
     wide = jnp.promote_types(dtype, jnp.float32)
     usual = "csr" if jax.default_backend() == "cpu" else "auto"  # which takes csr there anyway
-    store = lambda S, format: from_scipy(scipy.sparse.csr_array(S), format, dtype)  # noqa: E731
+
+    def store(S: Any, format: str) -> SparseMatrix:
+        if isinstance(S, SparseMatrix):
+            S = S if S.dtype == dtype else S.astype(dtype)
+            return S if S.name == format else S.asformat(format)
+        return from_scipy(scipy.sparse.csr_array(S), format, dtype)
+
     A = store(step.A, usual if k else "auto") if given is None else given
     A = A if A.dtype == dtype else A.astype(dtype)
-    R, P = store(step.R, usual), store(step.P, usual)
+    # A choice takes seconds to compile for a new size; CSR costs the cycle 2%.
+    across = "csr" if isinstance(step.R, SparseMatrix) else usual
+    R, P = store(step.R, across), store(step.P, across)
     narrow = jnp.finfo(wide).dtype
     d = jnp.asarray(step.inverse_diagonal, wide if step.inverse_diagonal.dtype.kind == "c" else narrow)
     return Level(A, R, P, d, jnp.asarray(step.recurrence, narrow))
