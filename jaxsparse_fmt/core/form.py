@@ -129,8 +129,6 @@ def _lower(face, platform, ctx, *operands, tree, backend):
     platform = jax_versions.lowering_platform(platform, ctx)
 
     def compute(a, b, *leaves):
-        # By values alone it may be constant beside a pattern that is closed over: XLA would compute it, for seconds.
-        leaves = lax.optimization_barrier(leaves) if face == "outer" else leaves
         pattern = jax.tree.unflatten(tree, leaves)
         runs = selection.resolve(backend, platform, pattern.wants_shared_memory(face, b.shape[2]))
         return computed(face, pattern, a, b, runs)

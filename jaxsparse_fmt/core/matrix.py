@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.core import Tracer
 
 from jaxsparse_fmt._types import (
@@ -24,6 +25,7 @@ from jaxsparse_fmt._types import (
     check_choice,
     check_dense,
     concrete,
+    in_trace,
     is_on_cpu,
     readable_bytes,
     standard_promotion,
@@ -139,12 +141,12 @@ class SparseMatrix(OnOneDevice, Pattern):
         Raises:
           ValueError: x has another shape. TypeError: x is not a numeric array.
         """
-        return _product(self, x if isinstance(x, jax.Array) else _columns(self, x))
+        return _product(_hidden(self), x if isinstance(x, jax.Array) else _columns(self, x))
 
     def __matmul__(self, x: Any) -> Any:
         if isinstance(x, ScipyNames):
             return self._times_matrix(x)
-        return _product(self, x if isinstance(x, jax.Array) else _columns(self, x))
+        return _product(_hidden(self), x if isinstance(x, jax.Array) else _columns(self, x))
 
     def matvec_dot(self, x: Array, w: Array) -> tuple[Array, vector_passes.Number]:
         """A·x, and Re wᴴ·A·x from the same pass where that is a kernel. It has no derivative.
@@ -163,7 +165,7 @@ class SparseMatrix(OnOneDevice, Pattern):
         return y, vector_passes.dot(w, y)
 
     def _transposed(self, y: Any) -> Array:
-        return _back(self, y if isinstance(y, jax.Array) else _rows(self, y))
+        return _back(_hidden(self), y if isinstance(y, jax.Array) else _rows(self, y))
 
     @property
     def T(self) -> Transposed:
@@ -360,6 +362,20 @@ def _columns(A: SparseMatrix, x: Any) -> Array:
 
 def _rows(A: SparseMatrix, y: Any) -> Array:
     return as_vector(y, A, 0, f"A.T @ y, or yᵀ @ A, with A of shape {A.shape} takes y")
+
+
+def _hidden(A: SparseMatrix) -> SparseMatrix:
+    """A, its pattern behind a barrier if only its values are traced by jit.
+
+    XLA would compute what follows from a constant pattern, for seconds: with constant vectors the whole derivative by
+    the values.
+    """
+    if not isinstance(A.values, Tracer):
+        return A
+    leaves, tree = jax.tree.flatten(A)
+    if any(isinstance(a, Tracer) for a in leaves if a is not A.values) or not in_trace():
+        return A
+    return tree.unflatten([a if a is A.values else lax.optimization_barrier(a) for a in leaves])
 
 
 # Each product is one compiled call. Tracing it checks the arguments, so that a product outside jit costs only the call.
