@@ -14,9 +14,13 @@ import numpy as np
 import scipy.sparse
 from jax import lax
 from jax.core import Tracer
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 
 from jaxsparse_fmt._types import Array, Csr, CsrArrays, as_floating, index_dtype, is_on_cpu, scipy_dtype
+from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.kept import Kept
+from jaxsparse_fmt.kernels.backends import jax_versions
 from jaxsparse_fmt.kernels.layout.address import expand_ptr
 
 
@@ -26,12 +30,14 @@ class Index(NamedTuple):
     Attributes:
       place: [nnz], the place in `values` of each entry of `data`.
       entry: [n_stored], the entry of `data` at each place, nnz in padding.
+      own: where several entries share a place, the places [nnz] in which `with_data` puts them; else None.
 
     Between the `data` of a matrix and the `data` of its transpose both are [nnz].
     """
 
     place: Array
     entry: Array
+    own: Array | None = None
 
 
 _kept = Kept(4096)
@@ -65,7 +71,8 @@ def _found(make: Any, A: Any) -> Any:
 @jax.jit
 def _index(A: Any) -> Index:
     _, _, entry, place = _numbered(A).each_entry()
-    return Index(jnp.zeros(A.nnz, place.dtype).at[entry].set(place, mode="drop", unique_indices=True), entry)
+    of_entry = lambda a: jnp.zeros(A.nnz, a.dtype).at[entry].set(a, mode="drop", unique_indices=True)  # noqa: E731
+    return Index(of_entry(place), entry, of_entry(_numbered(A).values) if A.shares_places else None)
 
 
 def _numbered(A: Any) -> Any:
@@ -121,13 +128,17 @@ def _ids(A: Any) -> tuple[Array, Array]:
 def data(A: Any) -> Array:
     """The entries [nnz] in canonical order."""
     index = known(A)
-    return _data(A) if index is None else take(A.values, index.place)
+    if index is None:
+        return _data(A)
+    return moved(A.values, index.place, index.entry) if index.own is None else take(A.values, index.place)
 
 
 def stored(A: Any, data: Array) -> Array:
     """`data` [nnz] in the order of `A.each_entry`, with zeros in padding."""
     index = known(A)
-    return _stored(A, data) if index is None else take(data, index.entry)
+    if index is None:
+        return _stored(A, data)
+    return moved(data, index.entry, index.place if index.own is None else index.own)
 
 
 @jax.jit
@@ -216,3 +227,54 @@ def take(a: Array, index: Array) -> Array:
         return jnp.zeros(index.shape, a.dtype)
     index = lax.optimization_barrier(index)  # else XLA folds the comparisons with a constant index, for seconds
     return a.at[index].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+
+
+def moved(a: Array, index: Array, back: Array) -> Array:
+    """take(a, index); the transpose gathers by `back`, the inverse of `index`, where XLA's would add by atomics."""
+    if mesh_axes.all_axes(a, index, back) or a.shape[0] == 0:
+        return take(a, index)
+    return moved_p.bind(*mesh_axes.varying((a, index, back)))
+
+
+moved_p = Primitive("sparse_moved")
+
+
+@jax.jit
+def _moved(a: Array, index: Array, back: Array) -> Array:
+    """Along the last axis, for a batch of arrays."""
+    del back
+    index = lax.optimization_barrier(index)
+    return a.at[..., index].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+
+
+def _moved_jvp(primals, tangents):
+    out, tangent = moved_p.bind(*primals), tangents[0]
+    return out, tangent if isinstance(tangent, ad.Zero) else moved_p.bind(tangent, *primals[1:])
+
+
+def _moved_transpose(cotangent, a, index, back):
+    zero = isinstance(cotangent, ad.Zero)
+    return ad.Zero(a.aval) if zero else moved_p.bind(cotangent, back, index), None, None
+
+
+def _moved_batch(operands, dims):
+    a, *indices = operands
+    if any(d is not None for d in dims[1:]):
+        return jax.vmap(_moved, dims)(*operands), 0
+    return moved_p.bind(jnp.moveaxis(a, dims[0], 0), *indices), 0
+
+
+def _moved_abstract(a, index, back):
+    return jax_versions.abstract_like((a, index, back), (*a.shape[:-1], *index.shape), a.dtype)
+
+
+def _moved_lower(ctx, *operands):
+    return mlir.lower_fun(_moved, multiple_results=False)(jax_versions.bare(ctx), *operands)
+
+
+moved_p.def_impl(_moved)
+moved_p.def_abstract_eval(_moved_abstract)
+ad.primitive_jvps[moved_p] = _moved_jvp
+ad.primitive_transposes[moved_p] = _moved_transpose
+batching.primitive_batchers[moved_p] = _moved_batch
+mlir.register_lowering(moved_p, _moved_lower)

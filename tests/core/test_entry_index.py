@@ -33,12 +33,14 @@ def test_are_the_entries_of_csr_and_coo_their_values(format):
 
 
 @others
-def test_are_data_and_with_data_of_a_known_pattern_one_gather(layout):
+def test_are_data_and_with_data_of_a_known_pattern_one_gather_and_so_is_a_gradient_through_it(layout):
     """No scatter, no sum, no sort: the index is made before."""
     A = layout.of(S)
-    for f, x in ((lambda v: A._with_values(v).data, A.values), (lambda d: A.with_data(d).values, A.data)):
+    put = lambda d: A.with_data(d).values  # noqa: E731
+    back = lambda v: jax.linear_transpose(put, A.data)(v)[0]  # noqa: E731
+    for f, x, moves in ((lambda v: A._with_values(v).data, A.values, 1), (put, A.data, 1), (back, A.values, 2)):
         found = operations(f, x)
-        assert found.count("gather") == 1 and len(found) <= 12
+        assert found.count("gather") + found.count("sparse_moved") == moves and len(found) <= 12
         assert not any(name.startswith(("scatter", "sort", "cum", "reduce_sum", "while", "scan")) for name in found)
 
 
