@@ -74,7 +74,6 @@ def descended(at: Descent) -> tuple[Descent, tuple[Any, ...], tuple[float, float
     None where no coarser level can be made here.
     """
     A, theta, n = at.A, at.theta, at.A.shape[0]
-    most = DENSEST * A.nnz if 0 < theta < 1 else np.inf
     while True:
         found = _aggregated(A, at.near, at.unit, theta)
         count, inside, weak, negative, lowest, upper, *largest = (x.item() for x in jax.device_get(found.numbers))
@@ -88,7 +87,7 @@ def descended(at: Descent) -> tuple[Descent, tuple[Any, ...], tuple[float, float
             coarse = R @ (A @ P)
         except ValueError:  # the lists of products are too large for the device, or for indices of 32 bits
             return None
-        if coarse.nnz <= most:
+        if coarse.nnz <= DENSEST * A.nnz or not 0 < theta < 1:
             break
         theta *= STRICTER
     definite = at.definite and not negative and lowest >= -ROUNDING * upper

@@ -8,6 +8,7 @@ import scipy.sparse.linalg as spla
 
 import jaxsparse_fmt as jsf
 from solvers import Status, cg, precond
+from solvers.precond import _device_hierarchy
 from tests.solvers.methods import CASES as METHODS
 from tests.solvers.methods import REFINED
 
@@ -79,3 +80,14 @@ def test_columns_are_solved_together_and_end_alone():
     assert np.all(sol.code == Status.CONVERGED) and sol.iterations[2] == 0
     residual = np.linalg.norm(X - S @ np.asarray(sol.x), axis=0)
     assert np.all(residual <= 1.01e-8 * np.linalg.norm(X, axis=0))
+
+
+def test_multigrid_set_up_on_the_gpu_takes_the_steps_of_the_host_s(monkeypatch):
+    A = jsf.from_scipy(jsf.gallery.poisson(40))
+    b = np.random.default_rng(4).standard_normal(A.shape[0])
+    host = cg(A, b, M=precond.multigrid(A), rtol=1e-8)
+    monkeypatch.setattr(_device_hierarchy, "ROWS", 1000)
+    monkeypatch.setattr(_device_hierarchy, "FEW", 2**18)
+    first, again = (cg(A, b, M=precond.multigrid(A), rtol=1e-8) for _ in range(2))
+    assert first.success and abs(first.iterations - host.iterations) <= 1
+    np.testing.assert_array_equal(first.x, again.x)

@@ -150,14 +150,6 @@ def test_bad_input_is_refused_with_the_cure(Z, M, error, message):
         cg(jsf.from_scipy(spd(), "csr"), np.ones(81), M=coarse_space(jsf.from_scipy(spd(), "csr"), Z, M))
 
 
-def test_a_function_or_another_matrix_is_refused():
-    with pytest.raises(ValueError, match=r"needs a square matrix; got function.*M=precond.coarse_space\(matrix, W\)"):
-        coarse_space(lambda v: 2 * v, np.ones((3, 1)))
-    M = coarse_space(jsf.from_scipy(spd(), "csr"), W)
-    with pytest.raises(ValueError, match=r"takes a matrix of M's shape \(81, 81\); got \(64, 64\)"):
-        M.refreshed(jsf.from_scipy(jsf.gallery.poisson(4), "csr"))
-
-
 @pytest.mark.parametrize(
     ("B", "parts", "error", "message"),
     [

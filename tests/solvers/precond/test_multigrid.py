@@ -349,7 +349,6 @@ def with_entry(value: float) -> sp.csr_array:
 @pytest.mark.parametrize(
     ("A", "options", "error", "message"),
     [
-        (CUBE[:5], {}, ValueError, r"square matrix; got \(5, 216\)"),
         (sp.csr_array((0, 0)), {}, ValueError, r"at least one row.*\(0, 0\)"),
         (CUBE.toarray(), {}, TypeError, "jaxsparse_fmt or scipy.sparse; got ndarray"),
         (with_entry(np.nan), {}, ValueError, "NaN or an infinity"),
