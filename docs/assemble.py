@@ -5,13 +5,17 @@ Every page is a Markdown file of the repository, read where GitHub shows it. Wha
 and a link to a file that is not there is an error.
 """
 
+import ast
 import inspect
 import json
+import os
 import re
 import shutil
+import subprocess
 import sys
 import types
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parent.parent
@@ -22,21 +26,67 @@ import pictures  # noqa: E402
 import jaxsparse_fmt as jsf  # noqa: E402
 import solvers  # noqa: E402
 from benchmarks import report  # noqa: E402
+from jaxsparse_fmt._types import CORES  # noqa: E402
+from solvers import precond  # noqa: E402
 
-LEARN = "start which-format which-solver differentiate algebra many-gpus mixed-precision command-line other-libraries"
-DEPTH = "formats solvers files how-it-works add-a-format add-a-method papers performance results"
-PROJECT = "troubleshooting what-left versions"
-# The pages of the reference: a module, and what of it.
-API = {
-    "api-matrices": ("Matrices", [jsf]),
-    "api-solvers": ("Solvers", [solvers]),
-    "api-preconditioners": ("Preconditioners", [solvers.precond]),
-    "api-tools": ("Plans, choice, files, pictures", [jsf.plan, jsf.choose, jsf.io, jsf.plot]),
-    "api-gallery": ("Model problems", [jsf.gallery]),
+EXCHANGE = ("coo", "csc")
+LEARN = (
+    "start tasks which-solver which-format differentiate algebra many-gpus other-libraries command-line troubleshooting"
+)
+DEPTH = "examples solvers formats files performance papers"
+# Of the contributor's page; the menu shows them below it when it is open.
+PROJECT = "how-it-works add-a-method results what-left versions"
+# The pages of the reference, by purpose: a title, and names of modules.
+API: dict[str, tuple[str, dict[types.ModuleType, str]]] = {
+    "api-make": (
+        "Make a matrix",
+        {
+            jsf: """from_scipy from_coo from_dense read_mtx assembly from_bcoo from_bcsr from_cupy
+            eye diags kron block hstack vstack tril triu prune order"""
+        },
+    ),
+    "api-matrix": (
+        "Use a matrix",
+        {jsf: "SparseMatrix spmv use_backend Transposed Paired Basis to_bcoo to_bcsr to_cupy save load"},
+    ),
+    "api-solvers": (
+        "Solve a system",
+        {
+            solvers: """cg solve gmres minres bicgstab idrs fcg refine direct factorized Factorized spsolve_triangular
+            lsmr Solution LeastSquaresSolution Status SolverError Adjoint"""
+        },
+    ),
+    "api-preconditioners": (
+        "Precondition",
+        {
+            precond: """jacobi block_jacobi multigrid incomplete_cholesky ilu incomplete_lu chebyshev coarse_space
+            subdomains multigrid_from Jacobi BlockJacobi Multigrid Incomplete IncompleteFactors Chebyshev CoarseSpace"""
+        },
+    ),
+    "api-eigenpairs": ("Eigenpairs", {solvers: "eigsh svds lobpcg EigenSolution SingularSolution"}),
+    "api-devices": ("Many devices", {jsf: "shard shard_from_rows boxes ShardedMatrix save_rows saved_rows"}),
+    "api-formats": (
+        "Choose a format",
+        {
+            jsf.choose: "rank best_layouts fitting",
+            jsf: " ".join(["Choice", *(cls.__name__ for cls in jsf.FORMATS.values())]),
+        },
+    ),
+    "api-tools": (
+        "Plans, files, pictures, model problems",
+        {
+            jsf.plan: "add multiply matmul triple assemble",
+            jsf.io: "read_mtx write_mtx read_vector write_vector",
+            jsf.plot: "spy row_lengths convergence",
+            jsf.gallery: """poisson convection_diffusion elasticity rigid_body_modes power_law adaptive_poisson
+            irregular cfd hpcg holstein_hubbard""",
+        },
+    ),
 }
 FOLDERS = {"jaxsparse_fmt/formats": "which-format.md", "benchmarks/results": "results.md"}
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s]*)(#[^)\s]*)?\)")
 CODE = re.compile(r"(```.*?```)", re.DOTALL)
+CALL = re.compile(r"^    (python .*)$", re.MULTILINE)
 
 
 def page_of(path: str) -> str | None:
@@ -96,15 +146,18 @@ def picture(name: str, alt: str) -> Iterator[str]:
         yield f"```{{image}} pictures/{name}_{look}.svg\n:alt: {alt}\n:class: only-{look}\n```\n"
 
 
-def of_formats() -> Iterator[str]:
+def of_formats(of_papers: bool = False) -> Iterator[str]:
     """For each format: its source and its bytes, from the head of its module, and its picture."""
-    yield from ["### The matrix", "", *picture("matrix", "the small matrix")]
+    if not of_papers:
+        yield from ["### The matrix", "", *picture("matrix", "the small matrix")]
     for name, cls in jsf.FORMATS.items():
+        taken = "footprints" in vars(cls)
+        if of_papers is taken or (of_papers and name in EXCHANGE):
+            continue
         doc = inspect.getdoc(sys.modules[cls.__module__]) or ""
         head, *parts = (part.replace("\n", " ") for part in doc.split("\n\n"))
         size = next((part for part in parts if part.startswith("Bytes")), "")
-        taken = '"auto" may take it.' if "footprints" in vars(cls) else "Taken only by name."
-        yield from [f"### {name}", "", f"{head} {taken}", "", size, ""]
+        yield from [f"### {name}", "", head, "", size, ""]
         yield from picture(f"layout_{name}", f"the small matrix in {name}")
 
 
@@ -159,6 +212,7 @@ def of_results() -> Iterator[str]:
 
 GENERATED = {
     "formats": of_formats,
+    "formats of papers": lambda: of_formats(of_papers=True),
     "convergence": of_convergence,
     "reductions": of_reductions,
     "memory": of_memory,
@@ -166,24 +220,50 @@ GENERATED = {
 }
 
 
-def reference(title: str, modules: list[types.ModuleType]) -> str:
-    """A page of the reference, with each public name of the modules once."""
+def reference(title: str, named: dict[types.ModuleType, str]) -> str:
+    """A page of the reference: a table with a line for each name, and their whole descriptions."""
     lines = [f"# {title}", ""]
-    for module in modules:
-        name = module.__name__
-        lines += [f"## {name}", "", "```{eval-rst}", f".. automodule:: {name}", ""]
-        named = getattr(module, "__all__", [n for n, v in vars(module).items() if getattr(v, "__module__", "") == name])
-        for public in named:
-            value = getattr(module, public)
-            if module is jsf.choose and isinstance(value, type):
-                continue  # `jaxsparse_fmt` has it too
-            if isinstance(value, type):
-                own = value not in jsf.FORMATS.values()
-                lines += [f".. autoclass:: {name}.{public}", *["   :members:"] * own, ""]
-            elif callable(value):
-                lines += [f".. autofunction:: {name}.{public}", ""]
+    for module, names in named.items():
+        about = [] if module in (jsf, solvers) else [f".. automodule:: {module.__name__}", ""]
+        rows = [f"   {name}" for name in names.split()]
+        table = [f".. currentmodule:: {module.__name__}", "", ".. autosummary::", "   :nosignatures:", "", *rows, ""]
+        lines += [f"## {module.__name__.replace('.algebra', '')}", "", "```{eval-rst}", *about, *table]
+        for name in names.split():
+            value = getattr(module, name)
+            kind = "autoclass" if isinstance(value, type) else "autofunction"
+            members = ["   :members:"] if isinstance(value, type) and value not in jsf.FORMATS.values() else []
+            lines += [f".. {kind}:: {name}", *members, ""]
         lines += ["```", ""]
     return "\n".join(lines)
+
+
+def example(path: Path, pictures: Path) -> str:
+    """The page of an example: its prose, its code, what it prints here, and its picture."""
+    source = path.read_text("utf-8")
+    title, _, about = (ast.get_docstring(ast.parse(source)) or "").partition("\n")
+    drawn = pictures / f"example_{path.stem}.png"
+    draws = "savefig(sys.argv[1])" in source
+    command = [sys.executable, str(path), *[str(drawn)] * draws]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{path.name} failed:\n{done.stderr}")
+    lines = [
+        f"# {path.stem.replace('_', ' ').capitalize()}",
+        "",
+        f"**{title}**",
+        "",
+        CALL.sub(r"```\n\1\n```", about),
+        "",
+        "## Output",
+        "",
+        "```text",
+        done.stdout,
+        "```",
+        "",
+    ]
+    if draws:
+        lines += [f"![what it draws](../pictures/{drawn.name})", ""]
+    return "\n".join([*lines, "## Program", "", "```python", source, "```", ""])
 
 
 def assemble(folder: Path) -> None:
@@ -205,30 +285,34 @@ def assemble(folder: Path) -> None:
             pages[f"results/{path.stem}.md"] = (
                 f"# {path.stem.replace('_', ' ')}\n\n```text\n{path.read_text('utf-8')}\n```\n"
             )
+    pictures.main(folder / "pictures")
     examples = sorted((ROOT / "examples").glob("*.py"))
-    for path in examples:
-        pages[f"examples/{path.stem}.md"] = f"# {path.name}\n\n```python\n{path.read_text('utf-8')}\n```\n"
-    for page, (title, modules) in API.items():
-        pages[f"{page}.md"] = reference(title, modules)
-    trees = {
-        "Learn": LEARN.split(),
-        "Examples": ["examples", *(f"examples/{path.stem}" for path in examples)],
-        "In depth": DEPTH.split(),
-        "Reference": ["reference", *API],
-        "Project": [*PROJECT.split(), "contributing", "changelog", "security"],
+    with ThreadPoolExecutor(CORES) as pool:
+        texts = pool.map(lambda path: example(path, folder / "pictures"), examples)
+        pages |= {f"examples/{path.stem}.md": text for path, text in zip(examples, texts, strict=True)}
+    for page, (title, named) in API.items():
+        pages[f"{page}.md"] = reference(title, named)
+    menus = {
+        "index.md": {
+            "Learn": LEARN.split(),
+            "Reference": [*API, "reference"],
+            "In depth": DEPTH.split(),
+            "Project": ["contributing", "changelog"],
+        },
+        "examples.md": {"": [f"examples/{path.stem}" for path in examples]},
+        "contributing.md": {"": [*PROJECT.split(), "security"]},
+        "results.md": {"": [f"results/{path.stem}" for path in results()]},
     }
-    for caption, names in trees.items():
-        pages["index.md"] += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n" + "\n".join(names) + "\n```\n"
-    pages["results.md"] += (
-        "\n```{toctree}\n:hidden:\n\n" + "\n".join(f"results/{p.stem}" for p in results()) + "\n```\n"
-    )
+    for page, menu in menus.items():
+        for caption, names in menu.items():
+            shown = f":caption: {caption}\n" * bool(caption)
+            pages[page] += f"\n```{{toctree}}\n:hidden:\n{shown}\n" + "\n".join(names) + "\n```\n"
     for page, text in pages.items():
         (folder / page).parent.mkdir(parents=True, exist_ok=True)
         (folder / page).write_text(text, encoding="utf-8")
     for name in copied:
         (folder / "files" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / "files" / name)
-    pictures.main(folder / "pictures")
 
 
 if __name__ == "__main__":

@@ -3,11 +3,15 @@
 import inspect
 import re
 import sys
+import tomllib
+from pathlib import Path
 
 from jaxsparse_fmt import FORMATS, __version__
 
 project, release, copyright = "jaxsparse", __version__, "the jaxsparse developers"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon", "sphinx_copybutton"]
+autosummary_generate = False
+copybutton_exclude = ".linenos, .gp, .go"  # prompts and outputs
 myst_heading_anchors = 3
 html_theme, html_title, html_show_sourcelink, html_copy_source = "furo", f"jaxsparse {__version__}", False, False
 default_role = "code"  # docstrings write `x` as Markdown does
@@ -20,6 +24,11 @@ toc_object_entries_show_parents = "hide"
 exclude_patterns = ["files"]
 html_css_files = ["site.css"]
 html_static_path = ["static"]
+html_logo = html_favicon = "static/logo.svg"
+# The repository, where pyproject.toml names one: a link at the top, and one to the source of each page.
+_project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text("utf-8"))["project"]
+if _repository := _project.get("urls", {}).get("Repository"):
+    html_theme_options = {"source_repository": _repository, "source_branch": "main", "source_directory": "docs/"}
 
 
 def as_rest(app, what, name, obj, options, lines: list[str]) -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 pytest.importorskip("matplotlib")
+import jaxsparse_fmt as jsf
 from docs import assemble
 
 
@@ -31,6 +32,14 @@ def test_a_link_to_a_missing_file_is_an_error():
 
 
 def test_every_page_of_docs_is_in_the_menu_once():
-    menu = [*assemble.LEARN.split(), *assemble.DEPTH.split(), *assemble.PROJECT.split(), "examples", "reference"]
+    menu = [*assemble.LEARN.split(), *assemble.DEPTH.split(), *assemble.PROJECT.split(), "reference"]
     pages = sorted(path.stem for path in (assemble.ROOT / "docs").glob("*.md"))
     assert sorted(menu) == pages
+
+
+def test_every_public_function_and_class_is_on_one_page_of_the_reference():
+    shown = [(module, name) for _, named in assemble.API.values() for module in named for name in named[module].split()]
+    public = {(module, name) for module in {module for module, _ in shown} for name in getattr(module, "__all__", ())}
+    public = {(module, name) for module, name in public if callable(getattr(module, name))}
+    assert len(set(shown)) == len(shown)
+    assert public - {*shown} == {(jsf.choose, "Choice")}  # which `jaxsparse_fmt` has, too
