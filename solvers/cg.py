@@ -103,15 +103,14 @@ def cg(
 
 
 def start(space: Space, A: Map, M: Map, r: Array, last: Array | None) -> Work:
-    """The first vectors: the direction is M·r, or `last` with its part along M·r replaced, so that rᵀ·p = rᵀ·M·r.
+    """The first vectors: the direction is `last` with its part along M·r replaced, so that rᵀ·p = rᵀ·M·r.
 
-    The second choice is a reliable update (Clark et al. 2010, §5): a restart from M·r would lose the conjugacy to
-    earlier directions and converge as slowly as from the start.
+    This is a reliable update (Clark et al. 2010, §5): a restart from M·r would lose the conjugacy to earlier directions
+    and converge as slowly as from the start.
     """
-    z = M(r)
-    gamma = space.total(space.part(r, z))
-    p = z if last is None else last + ratio(gamma - space.total(space.part(r, last)), gamma).astype(r.dtype) * z
-    return Work(jnp.zeros_like(r), r, p, gamma)
+    z, last = M(r), jnp.zeros_like(r) if last is None else last
+    gamma, along = space.inner_products((r, z), (r, last)).real
+    return Work(jnp.zeros_like(r), r, last + ratio(gamma - along, gamma).astype(r.dtype) * z, gamma)
 
 
 def step(space: Space, A: Map, M: Map, work: Work, now: Now) -> tuple[Work, Now]:

@@ -31,7 +31,7 @@ from solvers.core.program import Entry
 from solvers.core.scaling import Map, exponent, largest, scaled
 from solvers.core.settings import Adjoint, Settings, limits_of_derivatives, settled, solver
 from solvers.core.space import HERE
-from solvers.core.stopping import ROUNDED, RUNNING, Limits, Loop, recorded, status_of
+from solvers.core.stopping import RUNNING, Limits, Loop, is_rounding, recorded, status_of
 from solvers.core.vectors import dot, length, norm, ratio
 from solvers.solution import Solution, Status
 
@@ -307,7 +307,9 @@ def _run(options: Options, A: Maps, b: Array, given: Given, inside: bool, rtol_n
         norms = recorded(outer.norms, jnp.where(outer.k == 0, 0, -1), s_norm)
         loop = Loop(work, outer.k, s_norm, code, norms)
         # Not unrolled: XLA takes minutes to compile twenty copies of a step of two products and about 60 scalars.
-        loop = iterate.advance_while(goes_on, advance, loop, options, e_b + e_A, unroll=1)
+        loop = iterate.advance_while(
+            goes_on, advance, loop, options, scaled(jnp.ones_like(b_norm), e_b + e_A), unroll=1
+        )
         x = outer.x + jnp.where(code == RUNNING, loop.work.x, 0)
         return Outer(x, r, r_norm, s_norm, jnp.maximum(A_norm, loop.work.A_norm), loop.k, loop.code, code, loop.norms)
 
@@ -323,9 +325,7 @@ def _run(options: Options, A: Maps, b: Array, given: Given, inside: bool, rtol_n
     x = scaled(outer.x, out)
     x, finite = jnp.where(jnp.isfinite(x), x, 0), jnp.all(jnp.isfinite(outer.x), axis=0)
     lost = outer.A_norm * norm(scaled(x, -out) - outer.x) > jnp.maximum(tolerance, relative * outer.r_norm)
-    # A solution of a system that differs by rounding errors, as in `stopping.is_accurate`.
-    near = jnp.minimum(ROUNDED / 100 * rounding, eps**0.25 * b_norm)
-    rounded = (outer.code == Status.STAGNATION) & (outer.r_norm <= near) & (tolerance >= eps * b_norm)
+    rounded = is_rounding(outer.code, outer.r_norm, outer.A_norm * norm(outer.x), b_norm, tolerance)
     causes = (~finite, Status.NON_FINITE), (lost, Status.OUT_OF_RANGE), (rounded, Status.ROUNDED)
     code = status_of(*causes, (finite, outer.code))
     norms = jnp.where(outer.norms < 0, outer.norms, scaled(outer.norms, e_b + e_A))

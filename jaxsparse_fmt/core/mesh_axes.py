@@ -107,10 +107,17 @@ def by_pieces(f: Callable[..., Any], operands: Sequence[Any], labels: Sequence[s
 
 
 def by_xla(f: Callable[..., Any], operands: Sequence[Any], out: Any, mesh: Any = None, axes: Sequence[str] = ()) -> Any:
-    """f(*operands) with auto axes in place of all explicit ones.
+    """f(*operands) with auto axes in place of all explicit ones; see `partitioned`."""
+    return partitioned(f, operands, out, mesh, axes)(*operands)
 
-    f is called directly unless `axes` or the operands' types name explicit axes, or an operand lies on a mesh whose
-    axis types differ from the context's.
+
+def partitioned(
+    f: Callable[..., Any], operands: Sequence[Any], out: Any, mesh: Any = None, axes: Sequence[str] = ()
+) -> Callable[..., Any]:
+    """f for operands like these, with auto axes in place of all explicit ones.
+
+    f itself unless `axes` or the operands' types name explicit axes, or an operand lies on a mesh whose axis types
+    differ from the context's.
 
     Args:
       out: PartitionSpecs, as a prefix of f's result: its sharding, of which explicit axes count.
@@ -122,7 +129,7 @@ def by_xla(f: Callable[..., Any], operands: Sequence[Any], out: Any, mesh: Any =
     taken = explicit_axes(mesh)
     meshes = (jax.typeof(a).sharding.mesh for a in jax.tree.leaves(operands))
     if not {*axes, *named} & {*taken} and not (taken and any(not m.empty and m != mesh for m in meshes)):
-        return f(*operands)
+        return f
     kept = lambda spec: _spec([tuple(a for a in names(entry) if a in taken) for entry in spec])  # noqa: E731
     shardings = jax.tree.map(
         lambda spec: NamedSharding(mesh, kept(spec)), out, is_leaf=lambda a: isinstance(a, PartitionSpec)
@@ -132,7 +139,7 @@ def by_xla(f: Callable[..., Any], operands: Sequence[Any], out: Any, mesh: Any =
         with _in_auto(True):
             return f(*operands)
 
-    return jax.sharding.auto_axes(inside, axes=taken, out_sharding=shardings)(*operands)
+    return jax.sharding.auto_axes(inside, axes=taken, out_sharding=shardings)
 
 
 _in_auto = jax.make_user_context(False)

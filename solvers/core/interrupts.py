@@ -19,27 +19,25 @@ SHORTEST, LONGEST, PART = 1e-5, 5e-3, 1 / 50  # seconds of a pause, and its part
 GRACE = 1.0  # seconds for an interrupted program to end
 
 
-def heeding(program: Callable[..., Any], *args: Any) -> Any:
-    """The results of a compiled program, complete where an interrupt ends this call: in the first thread, on one CPU.
+@contextlib.contextmanager
+def heeding() -> Iterator[Callable[[Any], Any]]:
+    """A context in which a compiled program is called: an interrupt ends it in the first thread, on one CPU.
 
-    It ends the program too, by an error of its native code. Several devices would wait for one another; there, and
-    on GPUs, Python raises KeyboardInterrupt when the program has ended. XLA reports the interrupt of a user's callback
-    as an error of its own.
+    It ends the program by an error of its native code. Several devices would wait for one another; there, and on GPUs,
+    Python raises KeyboardInterrupt when the program has ended. XLA reports the interrupt of a user's callback as an
+    error of its own. The context's function returns the results, complete where an interrupt can end the call.
     """
     thread = threading.current_thread()
     raises = thread is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     try:
         if not raises or not _is_one_device():
-            return program(*args)
+            yield lambda results: results
+            return
         try:
             ffi.look(thread.ident or 0)
-            results = program(*args)
+            yield _complete
         finally:
             ffi.look(0)
-        computed = [a for a in jax.tree.leaves(results) if not isinstance(a, Tracer)]
-        if computed and is_on_cpu(computed[0]):
-            _wait(computed)
-        return results
     except Exception as error:  # of several classes, depending on whether XLA runs the program in a thread of its own
         if re.search(r"^KeyboardInterrupt\b", str(error), re.MULTILINE):
             raise KeyboardInterrupt from error
@@ -67,6 +65,14 @@ def calling(options: Any) -> Iterator[None]:
 @functools.cache
 def _is_one_device() -> bool:
     return jax.device_count() == 1  # of all processes
+
+
+def _complete(results: Any) -> Any:
+    ffi.look(0)
+    computed = [a for a in jax.tree.leaves(results) if not isinstance(a, Tracer)]
+    if computed and is_on_cpu(computed[0]):
+        _wait(computed)
+    return results
 
 
 def _wait(results: list[Any]) -> None:

@@ -19,7 +19,7 @@ from jax import Array, lax
 
 from jaxsparse_fmt.core import mesh_axes
 from solvers.core import stopping
-from solvers.core.scaling import Map, scaled
+from solvers.core.scaling import Map, power_of_two
 from solvers.core.space import Space
 from solvers.core.stopping import RUNNING, WAITING, Best, End, Limits, Loop, Now, Outer, anyone, is_taken, recorded
 
@@ -125,47 +125,48 @@ def run(space: Space, method: Method, options: Options, system: System, leave: M
     """
     A, M, b, x0, limits, inner = system
     narrow, own = options.dtype or b.dtype, A if inner is None else inner
-    of_b = space.exponent(b)
-    b = scaled(b, -of_b)
+    unit = power_of_two(space.exponent(b), b.dtype)
+    b = b / unit
     r, x = b, jnp.zeros_like(b)
     if x0 is not None:
-        r, x = unless_far(space, A, b, scaled(x0, -of_b), jnp.isfinite(space.largest(x0)))
+        r, x = unless_far(space, A, b, x0 / unit, jnp.isfinite(space.largest(x0)))
     b_norm = space.norm(b)
-    tolerance = jnp.maximum(limits.rtol * b_norm, scaled(limits.atol.astype(b_norm.dtype), -of_b)).astype(b_norm.dtype)
+    tolerance = jnp.maximum(limits.rtol * b_norm, limits.atol.astype(unit.dtype) / unit).astype(b_norm.dtype)
     drop = jnp.maximum(limits.drop, jnp.finfo(narrow).eps / 16)  # a recursion that fell by more is rounding
-    look = stopping.probed(space, A, b) if method.self_adjoint or inner is not None else None
-    rule = stopping.Rule(space, method, options.dtype, A, M, b, of_b, b_norm, tolerance, limits.maxiter, look)
+    look = stopping.probed(space, A, b) if method.self_adjoint else None
+    rule = stopping.Rule(space, method, options.dtype, A, M, b, unit, b_norm, tolerance, limits.maxiter, look)
 
     def trip(outer: Outer) -> Outer:
         """The method, from a true residual until its recursion meets the tolerance, and the true residual there."""
         work = method.start(space, own, M, outer.r.astype(narrow), outer.direction)
         goal = jnp.maximum(tolerance, drop * outer.norm).astype(jnp.finfo(narrow).dtype)
         of = lambda loop: Now(loop.k, loop.norm, loop.code, goal, limits.maxiter)  # noqa: E731
-        at = lambda loop: outer.x + method.iterate(M, loop.work).astype(b.dtype)  # noqa: E731
+
+        def at(loop: Loop) -> Array:
+            return outer.x + jnp.where(outer.ended == RUNNING, method.iterate(M, loop.work), 0).astype(b.dtype)
 
         def advance(loop: Loop) -> Loop:
             """One step, or none in the columns that are over."""
             work, now = method.step(space, own, M, loop.work, of(loop))
             moves = now.k > loop.k
             if options.callback is not None:
-                show(options.callback, moves, leave(scaled(at(loop._replace(work=work)), of_b)))
+                show(options.callback, moves, leave(at(loop._replace(work=work)) * unit))
             norms = recorded(loop.norms, jnp.where(moves, now.k, -1), now.norm)
             return loop._replace(work=work, k=now.k, norm=now.norm, code=now.code, norms=norms)
 
+        loop = Loop(work, outer.k, outer.norm.astype(goal.dtype), outer.ended, outer.norms, outer.best)
         # A refinement carries narrow vectors only, and computes many true residuals, each of which finds the best x.
-        watches = inner is None and (method.iterate is x_of or method.least_squares)
-        watch = lambda loop: loop  # noqa: E731
-        if watches and method.least_squares:
-            watch = lambda loop: stopping.checked(loop, at, lambda x: space.norm(b - A(x)))  # noqa: E731
-        elif watches:
-            watch = lambda loop: stopping.watched(loop, at, method.keeps)  # noqa: E731
-        loop = Loop(work, outer.k, outer.norm.astype(goal.dtype), outer.code, outer.norms)
-        loop = loop._replace(best=outer.best if watches else None)
-        loop = advance_while(lambda loop: of(loop).active, advance, loop, options, of_b, watch)
-        loop = loop._replace(best=loop.best if watches else outer.best)
-        x = at(loop)
-        r = b - A(x)
-        new = stopping.verdict(rule, x, r, loop, outer)
+        if inner is None and (method.iterate is x_of or method.least_squares):
+            due = lambda loop: of(loop).active & stopping.is_due(rule, loop)  # noqa: E731
+            until_due = lambda loop: anyone(of(loop).active) & ~anyone(due(loop))  # noqa: E731
+            onward = lambda loop: advance_while(until_due, advance, loop, options, unit)  # noqa: E731
+            looked = lambda loop: stopping.looked(rule, loop, at(loop), due(loop))  # noqa: E731
+            loop = mesh_axes.varying(loop, loop)
+            loop = lax.while_loop(lambda loop: anyone(of(loop).active), lambda loop: looked(onward(loop)), loop)
+        else:
+            loop = advance_while(lambda loop: anyone(of(loop).active), advance, loop._replace(best=None), options, unit)
+            loop = loop._replace(best=outer.best)
+        new = stopping.judged(rule, at(loop), loop, outer)
         if method.keeps:
             # The direction after a step or two is not worth keeping, nor one in the wide type, unless the method waits.
             worth = (loop.k - outer.k > 2) & ((inner is not None) | (loop.code == WAITING))
@@ -177,10 +178,13 @@ def run(space: Space, method: Method, options: Options, system: System, leave: M
     size, k = b_norm if x0 is None else space.norm(r), jnp.zeros(b_norm.shape, jnp.int32)
     norms = jnp.full((options.history_length, *k.shape), -1, size.dtype) if options.history_length else None
     direction = jnp.zeros_like(r, narrow) if method.keeps else None  # zeros are none
-    outer = Outer(x, r, size, k, k + RUNNING, recorded(norms, k, size), direction, Best(x, size, k))
-    outer = mesh_axes.varying(outer, r)
-    outer = lax.while_loop(lambda outer: anyone(outer.code == RUNNING), trip, outer)
-    return stopping.finished(rule, outer)
+    outer = Outer(x, r, size, k, k + RUNNING, k + RUNNING, recorded(norms, k, size), direction, Best(x, size, k))
+    outer = lax.while_loop(lambda outer: anyone(outer.code == RUNNING), trip, mesh_axes.varying(outer, r))
+    norms = outer.norms
+    norms = norms if norms is None else jnp.where(norms < 0, norms, norms * unit)
+    end = End(outer.k, outer.norm * unit, stopping.diagnosed(rule, outer), norms)
+    x = outer.x * unit
+    return jnp.where(jnp.isfinite(x), x, 0), end
 
 
 def unless_far(space: Space, A: Map, b: Array, x: Array, finite: Array) -> tuple[Array, Array]:
@@ -201,18 +205,15 @@ def advance_while(
     advance: Callable[[Loop], Loop],
     loop: Loop,
     options: Options,
-    of_norm: Array,
-    watch: Callable[[Loop], Loop] = lambda loop: loop,
+    unit: Any,
     unroll: int = STEPS_UNROLLED,
 ) -> Loop:
-    """Advances while any column goes on, `steps_per_check` steps at a time.
+    """Advances while the loop goes on, `steps_per_check` steps at a time.
 
     Args:
-      of_norm: e, where 2ᵉ times the loop's norm is the norm in the user's scale, for `progress`.
-      watch: applied after these steps.
+      unit: times the loop's norm is the norm in the user's scale, for `progress`.
     """
     steps = min(options.steps_per_check, STEPS_PER_CHECK)
-    loop = mesh_axes.varying(loop, loop)
 
     def trip(loop: Loop) -> Loop:
         if steps == 1:
@@ -224,10 +225,10 @@ def advance_while(
             k = jnp.max(loop.k)
             due = k % STEPS_PER_REPORT < steps
             report = functools.partial(jax.debug.callback, called)
-            lax.cond(due, report, lambda *_: None, k, jnp.max(scaled(loop.norm, of_norm)))
-        return watch(loop)
+            lax.cond(due, report, lambda *_: None, k, jnp.max(loop.norm * unit))
+        return loop
 
-    return lax.while_loop(lambda loop: anyone(goes_on(loop)), trip, loop)
+    return lax.while_loop(goes_on, trip, mesh_axes.varying(loop, loop))
 
 
 def show(callback: Callable[..., None], moves: Array, x: Array) -> None:

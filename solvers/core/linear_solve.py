@@ -31,25 +31,20 @@ TRUNCATED = (Status.CONVERGED, Status.MAXITER, Status.STAGNATION, Status.ROUNDED
 
 
 class Problem(NamedTuple):
-    """The operands, a pytree; vectors have entered the basis.
+    """The operands, a pytree.
 
     Attributes:
-      A, M, inner: operators or `program.Function`; M and inner may be None, the identity and A itself.
+      system: its vectors have entered the basis; A, M and inner are operators, `program.Function` or None.
       of_derivative: limits for the systems that derivatives solve.
     """
 
-    A: Any
-    b: Array
-    M: Any
-    inner: Any
-    x0: Any
-    limits: Limits
+    system: System
     of_derivative: Limits
     basis: Basis
 
 
 @dataclasses.dataclass(frozen=True)
-class Solve(opaque.Whole):
+class Solve(opaque.Rules):
     """The rules of the primitive, and its static arguments.
 
     x is linear in b, and differentiable to any order in b and in whatever A depends on. x does not depend on M, x0 and
@@ -70,76 +65,72 @@ class Solve(opaque.Whole):
 
     def compute(self, *leaves: Any) -> Any:
         problem: Problem = jax.tree.unflatten(self.tree, leaves)
-        return self._solution(problem) if self.form == "solution" else self._checked(problem)
+        if self.form == "solution":
+            return self._run(self.options, problem.basis, problem.system)
+        return self._checked(problem.system._replace(limits=problem.of_derivative), problem.basis)
 
     def jvp(self, primals: Leaves, tangents: Leaves) -> tuple[Leaves, Leaves]:
         problem: Problem = jax.tree.unflatten(self.tree, primals)
         moved: Problem = jax.tree.unflatten(self.tree, tangents)
-        out = self(problem)
+        out, (dA, _, db, *_) = self(problem), moved.system
         x = out[0] if self.form == "solution" else out
-        dA_x = opaque.jvp(lambda A: self._product(A, x)(x), problem.A, moved.A)
+        dA_x = opaque.jvp(lambda A: self._product(A, x)(x), problem.system.A, dA)
         inverse = dataclasses.replace(self, form="inverse" if self.form == "solution" else self.form)
-        system = problem._replace(x0=None)
         dx = None
         if dA_x is not None:  # the sign stands outside, where XLA fuses it with what follows
-            dx = -inverse(system._replace(b=dA_x if moved.b is None else dA_x - moved.b))
-        elif moved.b is not None:
-            dx = inverse(system._replace(b=moved.b))
+            dx = -inverse(_with(problem, dA_x if db is None else dA_x - db))
+        elif db is not None:
+            dx = inverse(_with(problem, db))
         if self.form != "solution":
             return opaque.flat(out, dx)
-        return opaque.flat(out, (dx, opaque.undefined(out[1], moved._replace(limits=None, of_derivative=None))))
+        return opaque.flat(out, (dx, opaque.undefined(out[1], (moved.system._replace(limits=None), moved.basis))))
 
     def columns(self, leaves: Leaves, dims: Leaves) -> Any:
         """Under vmap over b and x0 alone: one solve of several columns, which share every product."""
         problem: Problem = jax.tree.unflatten(self.tree, leaves)
         at: Any = jax.tree.unflatten(self.tree, [-1 if dim is None else dim for dim in dims])
-        others = jax.tree.leaves(at._replace(b=None, x0=None))
+        b, x0, of_b = problem.system.b, problem.system.x0, at.system.b
+        others = jax.tree.leaves((at.system._replace(b=None, x0=None), at.of_derivative, at.basis))
         called = self.options.callback, self.options.progress, self.adjoint.report
-        if problem.b.ndim != 2 or any(dim >= 0 for dim in others) or any(f is not None for f in called):
+        if b.ndim != 2 or of_b < 0 or any(dim >= 0 for dim in others) or any(f is not None for f in called):
             return None  # of several systems a batch already, or of several matrices, or with a call for each system
-
-        def across(a: Any, dim: int) -> Any:
-            return jnp.broadcast_to(a[:, None], problem_b.shape) if dim < 0 else jnp.moveaxis(a, dim, 1)
-
-        if at.b < 0:
-            return None
-        problem_b = jnp.moveaxis(problem.b, at.b, 1)
-        x0 = None if problem.x0 is None else across(problem.x0, at.x0)
-        out = jax.tree.leaves(self(problem._replace(b=problem_b, x0=x0)))
+        b = jnp.moveaxis(b, of_b, 1)
+        if x0 is not None:
+            x0 = jnp.broadcast_to(x0[:, None], b.shape) if at.system.x0 < 0 else jnp.moveaxis(x0, at.system.x0, 1)
+        out = jax.tree.leaves(self(_with(problem, b, x0)))
         return out, tuple(a.ndim - 1 for a in out)
 
     def linear(self) -> int:
-        counts = [len(jax.tree.leaves(part)) for part in jax.tree.unflatten(self.tree, range(self.tree.num_leaves))]
-        return counts[0]
+        return jax.tree.unflatten(self.tree, range(self.tree.num_leaves)).system.b
 
     def transpose(self, leaves: Leaves, cotangent: Any) -> Any:
-        problem: Problem = jax.tree.unflatten(self.tree, leaves)
         turned = dataclasses.replace(self, form="inverse" if self.form == "transposed" else "transposed")
-        return turned(problem._replace(b=cotangent, x0=None))
+        return turned(_with(jax.tree.unflatten(self.tree, leaves), cotangent))
 
-    def _solution(self, problem: Problem) -> tuple[Array, End]:
-        A, M, b, inner, x0, limits = (getattr(problem, k) for k in ("A", "M", "b", "inner", "x0", "limits"))
-        return self._run(self.options, problem.basis, System(A, M, b, x0, limits, inner), False)
-
-    def _checked(self, problem: Problem) -> Array:
+    def _checked(self, system: System, basis: Basis) -> Array:
         """A⁻¹·b, or A⁻ᵀ·b; NaN where that system is not solved."""
-        c, limits, is_transposed = problem.b, problem.of_derivative, self.form == "transposed"
+        c, is_transposed = system.b, self.form == "transposed"
         # For a Hermitian A, Aᵀ is the conjugate of A, so the fast product solves Aᵀ·x = c as A·x̄ = c̄. A may not be
         # Hermitian, and a derivative may change a single entry without its mirror image.
         mirrored = is_transposed and self.method.self_adjoint
         options = self.options._replace(history_length=0, callback=None, progress=None)
-        system = System(problem.A, problem.M, jnp.conj(c) if mirrored else c, None, limits, problem.inner)
-        x, end = self._run(options, problem.basis, system, is_transposed and not mirrored)
-        x, A, space = jnp.conj(x) if mirrored else x, self._product(problem.A, c), outside(problem.basis)
-        return _or_nan(space, self.adjoint, A, x, c, end._replace(norm=space.length(c - A(x))), limits.rtol)
+        own = system._replace(b=jnp.conj(c) if mirrored else c, x0=None)
+        x, end = self._run(options, basis, own, is_transposed and not mirrored)
+        x, A, space = jnp.conj(x) if mirrored else x, self._product(system.A, c), outside(basis)
+        return _or_nan(space, self.adjoint, A, x, c, end._replace(norm=space.length(c - A(x))), system.limits.rtol)
 
-    def _run(self, options: Options, basis: Basis, system: System, is_transposed: bool) -> tuple[Array, End]:
+    def _run(self, options: Options, basis: Basis, system: System, is_transposed: bool = False) -> tuple[Array, End]:
         if basis.devices == 1 and options.callback is None:
             basis = IDENTITY  # its arrays are not used
         return _run(self.method, options, basis, system, is_transposed)
 
     def _product(self, A: Any, like: Array) -> Map:
         return transposed(product(A, like.dtype), like) if self.form == "transposed" else product(A, like.dtype)
+
+
+def _with(problem: Problem, b: Any, x0: Any = None) -> Problem:
+    """The problem with another right-hand side and start."""
+    return problem._replace(system=problem.system._replace(b=b, x0=x0))
 
 
 # JAX traces and lowers it once for a solve and its derivatives.

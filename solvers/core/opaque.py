@@ -9,7 +9,7 @@ solve that took no step) and an error in reverse mode. A primitive keeps its rul
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,30 +22,24 @@ from jaxsparse_fmt._types import standard_promotion
 Leaves = tuple[Any, ...]
 
 
-class Rules(Protocol):
+class Rules:
     """What a program computes, and its derivatives; hashable, as a parameter of the primitive."""
 
     def compute(self, *leaves: Any) -> Any:
         """The results, a pytree."""
-        ...
+        raise NotImplementedError
 
     def jvp(self, primals: Leaves, tangents: Leaves) -> tuple[Leaves, Leaves]:
         """Leaves of the results, and their tangents; None stands for a zero tangent, and for that of an integer."""
-        ...
+        raise NotImplementedError
 
     def linear(self) -> int | None:
         """The leaf in which the first result is linear, if any. That result depends on none of the leaves after it."""
-        ...
+        return None
 
     def transpose(self, leaves: Leaves, cotangent: Any) -> Any:
         """The cotangent of that leaf for one of the first result; reads no number of the leaf."""
-        ...
-
-    def columns(self, leaves: Leaves, dims: Leaves) -> Any: ...
-
-
-class Whole:
-    """Rules of a program that vmap maps as it is."""
+        raise NotImplementedError
 
     def columns(self, leaves: Leaves, dims: Leaves) -> Any:
         """The flat results under vmap over `dims`, and their axes, where the program shares work; else None."""
@@ -67,7 +61,7 @@ def _jitted(rules: Rules, *leaves: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Closures(Whole):
+class Closures(Rules):
     """Rules from two functions of pytrees, which must not close over arrays that JAX transforms."""
 
     f: Callable[..., Any]
@@ -80,12 +74,6 @@ class Closures(Whole):
     def jvp(self, primals: Leaves, tangents: Leaves) -> tuple[Leaves, Leaves]:
         return flat(*self.of_jvp(*(jax.tree.unflatten(self.tree, leaves) for leaves in (primals, tangents))))
 
-    def linear(self) -> None:
-        return None
-
-    def transpose(self, leaves: Leaves, cotangent: Any) -> Any:
-        raise NotImplementedError
-
 
 def apply(f: Callable[..., Any], jvp: Callable[[Any, Any], tuple[Any, Any]], *args: Any) -> Any:
     """f(*args) for pytrees; jvp: (args, tangents) -> (result, its tangent), with None as in `Rules`."""
@@ -94,7 +82,7 @@ def apply(f: Callable[..., Any], jvp: Callable[[Any, Any], tuple[Any, Any]], *ar
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Mapped(Whole):
+class Mapped(Rules):
     """The rules of a program under vmap over the axes `dims` of its leaves."""
 
     of: Any

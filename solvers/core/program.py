@@ -136,14 +136,15 @@ class Entry:
           v: the vector of the problem, or None; programs take vectors that are sharded and vary like it.
           others: pytrees of arrays.
         """
-        if not any(map(arguments.is_function, maps)):
-            return heeding(self.compiled, static, maps, basis, v, others)
-        own = self._traced(static, maps, v)
-        varied = mesh_axes.varying(v, (own, others))
-        if varied is not v:
-            v, own = varied, self._traced(static, maps, varied)
-        programs = [f.program for f in own if isinstance(f, Function)]
-        return heeding(jit(self._on_any_axes, *programs), static, own, basis, v, others)
+        compiled = self.compiled
+        if any(map(arguments.is_function, maps)):
+            own = self._traced(static, maps, v)
+            varied = mesh_axes.varying(v, (own, others))
+            if varied is not v:
+                v, own = varied, self._traced(static, maps, varied)
+            compiled, maps = jit(self._on_any_axes, *(f.program for f in own if isinstance(f, Function))), own
+        with heeding() as complete:
+            return complete(compiled(static, maps, basis, v, others))
 
     def _traced(self, static: Any, maps: tuple[Any, ...], v: Any) -> tuple[Any, ...]:
         return tuple(f or a for f, a in zip(self._functions(_traced_by_user, static, maps, v), maps, strict=True))
@@ -166,4 +167,5 @@ class Entry:
 
         # Under vmap the type of v does not name the axis of the batch, but all programs traced here must use one mesh.
         axes = mesh_axes.explicit_axes(jax.sharding.get_abstract_mesh())
-        return mesh_axes.by_xla(on_auto_axes, (matrices, basis, v, others), self.out(static, v), axes=axes)
+        operands = matrices, basis, v, others
+        return mesh_axes.partitioned(on_auto_axes, operands, self.out(static, v), axes=axes)(*operands)

@@ -57,10 +57,10 @@ def exponent_of(size: Array) -> Array:
 def scaled(a: Array, exponent: Array) -> Array:
     """2ᵉ·a, in two steps, since 2ᵉ may lie beyond the dtype where 2ᵉ·a does not."""
     half = exponent >> 1
-    return a * _power_of_two(half, a.dtype) * _power_of_two(exponent - half, a.dtype)
+    return a * power_of_two(half, a.dtype) * power_of_two(exponent - half, a.dtype)
 
 
-def _power_of_two(exponent: Array, dtype: Any) -> Array:
+def power_of_two(exponent: Array, dtype: Any) -> Array:
     """2ᵉ in the real dtype of `dtype`, for an e in its range. Made from bits: ldexp takes XLA dozens of operations.
 
     Operations of `lax` are traced in a third of the time of those of jnp.

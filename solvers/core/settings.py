@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import standard_promotion
 from solvers.core import arguments
 from solvers.core.iterate import Options
 from solvers.core.scaling import Map
@@ -137,12 +136,12 @@ def solver(**changed: Any) -> Callable[[Callable[P, Result]], Callable[P, Result
         names = [k for k, p in signature.parameters.items() if p.kind is p.KEYWORD_ONLY]
 
         @functools.wraps(function)
-        @standard_promotion
         def checked(*args: P.args, **keywords: P.kwargs) -> Result:
             if unknown := [k for k in keywords if k not in signature.parameters]:
                 which = f"{function.__name__} has no keyword {_explained(unknown[0])}"
                 raise TypeError(f"{which}; it has {', '.join(names)}")
-            return function(*args, **(defaults | keywords))  # pyright: ignore[reportCallIssue]
+            with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # as in `standard_promotion`
+                return function(*args, **(defaults | keywords))  # pyright: ignore[reportCallIssue]
 
         vars(checked)["__signature__"] = signature
         return checked

@@ -108,7 +108,8 @@ def _in_basis(plan: Plan, maps: tuple[Any, ...], basis: Basis, b: Array, *others
             inner, M = program.pytree_of(inner, narrow), precision.cast(M, options.dtype)
         M = _entered(M, basis, narrow)
         A, numbers = program.pytree_of(A, b), lax.stop_gradient((limits[0], limits_of_derivatives(*limits)))
-        x, end = Solve(method, options, adjoint)(Problem(A, b, M, inner, start, *numbers, basis))
+        system = System(A, M, b, start, numbers[0], inner)
+        x, end = Solve(method, options, adjoint)(Problem(system, numbers[1], basis))
     norms = end.norms if options.history_length else None
     return Solution(basis.leave(x), end.code, end.k, end.norm, norms)
 

@@ -70,11 +70,6 @@ class Space:
         own = scaling.largest(v)
         return lax.pmax(own, self.over.axis) if self.in_pieces else own
 
-    def anywhere(self, flags: Array) -> Array:
-        """Whether any flag of a vector is set, by column."""
-        own = jnp.any(flags, axis=0)
-        return self.sum(own.astype(jnp.int32)) > 0 if self.in_pieces else own
-
     def exponent(self, v: Array) -> Array:
         """As `scaling.exponent`."""
         return scaling.exponent_of(self.largest(v))

@@ -1,18 +1,17 @@
 """The stopping rule, ‖b − A·x‖ ≤ max(rtol·‖b‖, atol) by the true residual, and what a solve that misses it says.
 
-`Now` ends the method by the residual of its recursion, `watched` where that grows or waits long. `verdict` then judges
-the true residual: CONVERGED, another start of the method, or a failure. `finished` takes the best x of a failure, and
+`Now` ends the method by the residual of its recursion, `looked` where that grows or waits long. `judged` then takes the
+true residual: CONVERGED, another start of the method, or a failure, which is judged again at its best x. `diagnosed`
 names what is at fault. `lsmr` has a rule of its own.
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 import jax.numpy as jnp
 from jax import Array, lax
 
-from solvers.core.scaling import Map, in_trip, scaled
+from solvers.core.scaling import Map, in_trip
 from solvers.core.space import Space
 from solvers.solution import Status
 
@@ -69,6 +68,7 @@ class Outer(NamedTuple):
     norm: Array  # of r
     k: Array
     code: Array  # RUNNING or how it ended
+    ended: Array  # how the method ended, of a solve that runs on only to be judged at another x; else RUNNING
     norms: Any
     direction: Any  # the last one, where the method keeps it
     best: Best
@@ -140,64 +140,17 @@ def recorded(norms: Any, k: Array, value: Array) -> Any:
     return norms.at[index].set(value.astype(norms.dtype), mode="drop")
 
 
-def watched(loop: Loop, at: Callable[[Loop], Array], waits: bool) -> Loop:
-    """The loop with its best x; DIVERGED where the residual grew far beyond that of the best, WAITING where it waits.
-
-    Args:
-      at: the loop's x.
-      waits: whether to end a method that has not found a better x for long, as a method that keeps its direction can.
-    """
-    best, code, eps = loop.best, loop.code, jnp.finfo(loop.norm.dtype).eps
-    better = loop.norm < BETTER * best.norm
-
-    def taken(_: Array, x: Array) -> Array:
-        return jnp.where(better, at(loop), x)
-
-    # A loop of one trip or none: else every step would write this vector.
-    x = lax.fori_loop(0, anyone(better).astype(jnp.int32), taken, best.x)
-    best = Best(x, jnp.where(better, loop.norm.astype(best.norm.dtype), best.norm), jnp.where(better, loop.k, best.k))
-    # Rounding leaves eps times the largest residual.
-    grew = loop.norm > eps**-0.875 * best.norm
-    code = jnp.where((code == RUNNING) & grew, jnp.int32(Status.DIVERGED), code)
-    if waits:
-        code = jnp.where((code == RUNNING) & (loop.k >= 2 * best.k + PATIENCE), WAITING, code)
-    return loop._replace(code=code, best=best)
-
-
-def checked(loop: Loop, at: Callable[[Loop], Array], true_norm: Callable[[Array], Array]) -> Loop:
-    """As `watched`, for a method whose recursion falls at every step also where x grows: by the true residual.
-
-    Where that is more than twice the norm of the recursion, the method ends: to start again if that halved a residual.
-    """
-    best = loop.best
-    due = (loop.code == RUNNING) & (loop.k >= 2 * best.k + LOOK)
-
-    def look(trip: Array, state: tuple[Best, Array]) -> tuple[Best, Array]:
-        best, code = state
-        x = in_trip(trip, at(loop))
-        size = true_norm(x)
-        better, lies = due & (size < best.norm), due & ~(size <= 2 * loop.norm)
-        new = Best(x, size, loop.k)
-        best = Best(*(jnp.where(better, now, old) for now, old in zip(new, best, strict=True)))
-        return best._replace(k=jnp.where(due, loop.k, best.k)), jnp.where(lies, jnp.int32(WAITING), code)
-
-    best, code = lax.fori_loop(0, anyone(due).astype(jnp.int32), look, (best, loop.code))
-    return loop._replace(code=code, best=best)
-
-
 class Probe(NamedTuple):
     """A vector v without a pattern, and A·v, by which a failure is examined."""
 
     v: Array
     Av: Array
     v_norm: Any  # about
-    Av_norm: Array
 
 
 def probed(space: Space, A: Map, like: Array) -> Probe:
     v = space.probe(like)
-    Av = A(v)
-    return Probe(v, Av, (space.length_of(like) / 3) ** 0.5, space.norm(Av))
+    return Probe(v, A(v), (space.length_of(like) / 3) ** 0.5)
 
 
 class Rule(NamedTuple):
@@ -205,8 +158,8 @@ class Rule(NamedTuple):
 
     Attributes:
       narrow: dtype of a refinement's inner vectors; None: no refinement.
-      of_b: b is 2^−of_b times the user's.
-      look: for a self-adjoint method and a refinement; else None.
+      unit: a power of two; b is the user's over it.
+      look: for a self-adjoint method; else None.
     """
 
     space: Space
@@ -215,29 +168,62 @@ class Rule(NamedTuple):
     A: Map
     M: Map
     b: Array
-    of_b: Array
+    unit: Array
     b_norm: Array
     tolerance: Array
     maxiter: Array
     look: Probe | None
 
 
-def verdict(rule: Rule, x: Array, r: Array, loop: Loop, outer: Outer) -> Outer:
-    """The solve at x with the true residual r: RUNNING, or how it ended.
+def is_due(rule: Rule, loop: Loop) -> Array:
+    """Whether the method is to be looked at: at a better x, at one that blew up, or after many steps without either.
+
+    A method that keeps its direction waits; one whose recursion falls at every step, also where x grows, is compared
+    with the true residual.
+    """
+    best, method = loop.best, rule.method
+    is_late = loop.k >= 2 * best.k + (LOOK if method.least_squares else PATIENCE)
+    if method.least_squares:
+        return is_late
+    return (loop.norm < BETTER * best.norm) | _blew_up(loop) | (is_late if method.keeps else False)
+
+
+def _blew_up(loop: Loop) -> Array:
+    """Rounding leaves eps times the largest residual."""
+    return loop.norm > jnp.finfo(loop.norm.dtype).eps ** -0.875 * loop.best.norm
+
+
+def looked(rule: Rule, loop: Loop, x: Array, due: Array) -> Loop:
+    """The loop at x with its best x: DIVERGED where the residual blew up, WAITING where the true one is to be seen."""
+    best, size = loop.best, loop.norm
+    if rule.method.least_squares:
+        true = lambda trip, _: rule.space.norm(rule.b - rule.A(in_trip(trip, x)))  # noqa: E731
+        size = lax.fori_loop(0, anyone(due).astype(jnp.int32), true, size)  # not where the method has ended
+        better, ended, seen = due & (size < best.norm), due & ~(size <= 2 * loop.norm), due
+    else:
+        better = seen = due & (size < BETTER * best.norm)
+        ended = due & ~better
+    k, code = jnp.where(seen, loop.k, best.k), jnp.where(_blew_up(loop), jnp.int32(Status.DIVERGED), WAITING)
+    best = _where(better, Best(x, size.astype(best.norm.dtype), best.k), best)._replace(k=k)
+    return loop._replace(code=jnp.where(ended, code, loop.code), best=best)
+
+
+def judged(rule: Rule, x: Array, loop: Loop, outer: Outer) -> Outer:
+    """The solve at x by its true residual: RUNNING, or how it ended.
 
     Args:
       loop: how the method ended; `outer`: where it started.
     """
     space, method, look, b_norm = rule.space, rule.method, rule.look, rule.b_norm
-    code, claimed, before = loop.code, loop.norm, outer.norm
-    eps, asymmetric = jnp.finfo(outer.norm.dtype).eps, jnp.bool_(False)
-    if method.self_adjoint and look is not None:
-        squares, of_v, of_Av, size = space.inner_products((r, r), (look.v, rule.b - r), (look.Av, x), (x, x))
-        now = jnp.sqrt(squares.real)
-        rounding = look.v_norm * (2 * b_norm + now) + look.Av_norm * jnp.sqrt(size.real)
-        asymmetric = jnp.abs(of_v - of_Av) > 100 * eps * rounding
-    else:
-        now = space.norm(r)
+    code, claimed, before, is_last = loop.code, loop.norm, outer.norm, outer.ended != RUNNING
+    eps, asymmetric = jnp.finfo(before.dtype).eps, jnp.bool_(False)
+    r, loses = rule.b - rule.A(x), (in_range(x, rule.unit) != x).astype(x.dtype)
+    of_look = () if look is None else ((look.v, rule.b - r), (look.Av, x), (x, x), (look.Av, look.Av))
+    squared, lost, *sums = space.inner_products((r, r), (loses, loses), *of_look)
+    now = jnp.sqrt(squared.real)
+    if look is not None:
+        rounding = look.v_norm * (2 * b_norm + now) + jnp.sqrt(sums[2].real) * jnp.sqrt(sums[3].real)
+        asymmetric = jnp.abs(sums[0] - sums[1]) > 100 * eps * rounding
     # The residual may rise until a method starts again, as in bicgstab: then maxiter, or a first step that may not be
     # taken, ends the solve. Rounding may hide the gain of a full cycle by the recursion, and the next may gain more.
     may_grow = now > 10 * eps * b_norm if method.estimates else jnp.bool_(False)
@@ -245,70 +231,88 @@ def verdict(rule: Rule, x: Array, r: Array, loop: Loop, outer: Outer) -> Outer:
     gained &= may_grow | (now <= (1 + eps**0.5) * before)
     least = jnp.where((code == RESTART) | (code == FULL) | may_grow, 1, 0.5)
     waits = (code == WAITING) & (now <= 2 * claimed) & ~asymmetric
-    # The norm of a best x that this start of the method claims is that of its recursion.
-    is_claim = jnp.bool_(False) if method.least_squares else loop.best.k > outer.k
-    better = now < jnp.where(is_claim, before, loop.best.norm)
     code = status_of(
-        (~jnp.isfinite(now), Status.NON_FINITE),
+        (~jnp.isfinite(now) & ~is_last, Status.NON_FINITE),
         (now <= rule.tolerance, Status.CONVERGED),
         (code >= 0, code),
         (loop.k >= rule.maxiter, Status.MAXITER),
         (~((code == RESTART) | gained | waits | (now < least * before)), Status.STAGNATION),
     )
     code = jnp.where(asymmetric & (code > 0) & (code != Status.NON_FINITE), Status.NOT_SYMMETRIC, code)
-    best = Best(*(jnp.where(better, new, old) for new, old in zip((x, now, loop.k), loop.best, strict=True)))
-    best = best._replace(k=jnp.where(waits, loop.k, best.k))
-    return Outer(x, r, now, loop.k, code.astype(jnp.int32), loop.norms, outer.direction, best)
+    is_worse = (code == Status.LEAST_SQUARES) & is_last & ~(now <= 1.1 * before)
+    code = jnp.where(is_worse, Status.OUT_OF_RANGE, code).astype(jnp.int32)
+    new = Outer(x, r, now, loop.k, code, outer.ended, loop.norms, outer.direction, loop.best)
+    return returned(rule, new, outer, loop.code == WAITING, lost.real > 0)
 
 
-def finished(rule: Rule, outer: Outer) -> tuple[Array, End]:
-    """x in the user's scale, and the `End`. A failure takes the best x, and one product or two to find its cause."""
-    space, A, b, of_b, tolerance = rule.space, rule.A, rule.b, rule.of_b, rule.tolerance
+def returned(rule: Rule, new: Outer, outer: Outer, waited: Array, lost: Array) -> Outer:
+    """The solve with its best x so far.
 
-    def given(x: Array) -> Array:
-        x = scaled(x, of_b)
-        return jnp.where(jnp.isfinite(x), x, 0)
+    A solve that is over, but not at the x that the user gets, runs on without steps, to be judged there: a failure at
+    its best x, and any without numbers that leave the range of the dtype, if it has `lost` such.
+    """
+    x, now, code, best, is_last = new.x, new.norm, new.code, new.best, new.ended != RUNNING
+    converged, over, wrong = code == Status.CONVERGED, code != RUNNING, code == Status.LEAST_SQUARES
+    # The norm of a best x that this start of the method claims is that of its recursion.
+    is_claim = ~over & (jnp.bool_(False) if rule.method.least_squares else best.k > outer.k)
+    better = jnp.where(wrong, BETTER, 1) * now < jnp.where(is_claim, outer.norm, best.norm)
+    best = _where(better | ~jnp.isfinite(best.norm), Best(x, now, new.k), best)
+    best = best._replace(k=jnp.where(waited, new.k, best.k))
+    to_best = ~converged & (best.norm != now)
+    tried = in_range(jnp.where(to_best, best.x, x), rule.unit)
+    again = over & ~is_last & (to_best | lost)
+    ended = jnp.where(again, jnp.where(converged, jnp.int32(Status.OUT_OF_RANGE), code), new.ended)
+    # In the last look `best` is the other x, at which the method ended, unless that has lost numbers.
+    other = Best(x, jnp.where(lost, jnp.inf, now), new.k)
+    x, now = jnp.where(again, tried, jnp.where(is_last, best.x, x)), jnp.where(is_last, best.norm, now)
+    code = jnp.where(again, RUNNING, code)
+    return new._replace(x=x, norm=now, code=code, ended=ended, best=_where(again, other, best))
 
-    x, failed = outer.x, outer.code != Status.CONVERGED
-    lost = space.anywhere(jnp.isfinite(x) & (scaled(given(x), -of_b) != x))
 
-    def examined(trip: Array, known: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        x, size, code = known
-        tried = in_trip(trip, scaled(given(jnp.where(lost, x, outer.best.x)), -of_b))
-        r_tried = b - A(tried)
-        now = space.norm(r_tried)
-        better = ~lost & (now < jnp.where(jnp.isfinite(size), size, jnp.inf))
-        if rule.look is not None and (rule.method.least_squares or rule.narrow is not None):
-            code = _cause(rule, rule.look, (in_trip(trip, outer.r), r_tried), outer, code)
-        wrong = (code == Status.CONVERGED) & ~(now <= tolerance)
-        wrong |= (code == Status.LEAST_SQUARES) & ~(now <= 1.1 * size)
-        code = jnp.where(lost & wrong, Status.OUT_OF_RANGE, code)
-        code = jnp.where(better & (now <= tolerance), Status.CONVERGED, code)
-        x, size = (jnp.where(lost | better, new, old) for new, old in ((tried, x), (now, size)))
-        look = rule.look or probed(space, lambda v: A(in_trip(trip, v)), b)
-        is_rounding = (code == Status.STAGNATION) & is_accurate(rule, look, x, size)
-        return x, size, jnp.where(is_rounding, jnp.int32(Status.ROUNDED), code)
+def _where(flags: Array, new: Best, old: Best) -> Best:
+    return Best(*(jnp.where(flags, new, old) for new, old in zip(new, old, strict=True)))
+
+
+def in_range(x: Array, unit: Array) -> Array:
+    """x without what the dtype cannot hold of it in the user's scale."""
+    given = x * unit
+    return jnp.where(jnp.isfinite(given), given, 0) / unit
+
+
+def diagnosed(rule: Rule, outer: Outer) -> Array:
+    """The code of a solve that is over, by a product or two with A where it failed."""
+
+    def examined(trip: Array, code: Array) -> Array:
+        x, r = in_trip(trip, outer.x), in_trip(trip, outer.r)
+        look = rule.look or probed(rule.space, lambda v: rule.A(in_trip(trip, v)), rule.b)
+        Av_norm = rule.space.length(look.Av)  # squares of small numbers would underflow
+        if rule.method.least_squares or rule.narrow is not None:
+            code = _cause(rule, Av_norm / look.v_norm, r, outer, code)
+        Ax_norm = Av_norm / look.v_norm * rule.space.norm(x)
+        is_accurate = is_rounding(code, outer.norm, Ax_norm, rule.b_norm, rule.tolerance)
+        return jnp.where(is_accurate, jnp.int32(Status.ROUNDED), code)
 
     # A loop of one trip or none: vmap would copy the operands of a condition, A among them, once for each system.
-    due = anyone(lost | failed).astype(jnp.int32)
-    x, size, code = lax.fori_loop(0, due, examined, (x, outer.norm, outer.code))
-    norms = outer.norms
-    norms = norms if norms is None else jnp.where(norms < 0, norms, scaled(norms, of_b))
-    return given(x), End(outer.k, scaled(size, of_b), code, norms)
+    failed = anyone(outer.code != Status.CONVERGED).astype(jnp.int32)
+    return lax.fori_loop(0, failed, examined, outer.code)
 
 
-def is_accurate(rule: Rule, look: Probe, x: Array, size: Array) -> Array:
-    """Whether x, with a residual of norm `size`, solves a system that differs from this one by rounding errors.
+def is_rounding(code: Array, size: Array, Ax_norm: Array, b_norm: Array, tolerance: Array) -> Array:
+    """Whether a solve stagnates at an x, of residual norm `size`, that solves a system which differs by rounding.
 
     The least relative change of A and b that makes x a solution is ‖r‖ / (‖A‖·‖x‖ + ‖b‖) (Rigal and Gaches 1967). A
     tolerance below the rounding unit of b asks for more, and a residual near ‖b‖ is no solution however large x is.
+
+    Args:
+      Ax_norm: ‖A‖·‖x‖.
     """
-    eps, b_norm = jnp.finfo(size.dtype).eps, rule.b_norm
-    limit = ROUNDED * eps * (look.Av_norm / look.v_norm * rule.space.norm(x) + b_norm)
-    return (size <= jnp.minimum(limit, eps**0.25 * b_norm)) & (rule.tolerance >= eps * b_norm) & jnp.isfinite(limit)
+    eps = jnp.finfo(size.dtype).eps
+    limit = ROUNDED * eps * (Ax_norm + b_norm)
+    is_near = (size <= jnp.minimum(limit, eps**0.25 * b_norm)) & jnp.isfinite(limit)
+    return (code == Status.STAGNATION) & is_near & (tolerance >= eps * b_norm)
 
 
-def _cause(rule: Rule, look: Probe, residuals: tuple[Array, Array], outer: Outer, code: Array) -> Array:
+def _cause(rule: Rule, A_norm: Array, r: Array, outer: Outer, code: Array) -> Array:
     """The code of a failure, by the products that tell least squares, and a narrow type, from others.
 
     LEAST_SQUARES stays where A·r is about zero, so that ‖r‖ is least with an M, too; else it becomes BREAKDOWN. In a
@@ -316,11 +320,10 @@ def _cause(rule: Rule, look: Probe, residuals: tuple[Array, Array], outer: Outer
     PRECISION.
     """
     space, method, narrow, A = rule.space, rule.method, rule.narrow, rule.A
-    (last, r), wide = residuals, outer.r.dtype
-    eps, A_norm = jnp.finfo(wide).eps, space.length(look.Av) / look.v_norm  # squares of small numbers would underflow
+    wide, eps = r.dtype, jnp.finfo(r.dtype).eps
     if method.least_squares:
-        limit = LEAST_SQUARES * jnp.finfo(narrow or wide).eps ** 0.5 * A_norm * space.norm(last)
-        solved = space.length(A(last)) <= limit
+        limit = LEAST_SQUARES * jnp.finfo(narrow or wide).eps ** 0.5 * A_norm * space.norm(r)
+        solved = space.length(A(r)) <= limit
         if narrow is not None:
             solved &= A_norm > 0  # a narrow A may be zero where the wide one is not
         otherwise = Status.BREAKDOWN if narrow is None else Status.PRECISION

@@ -94,7 +94,7 @@ def test_a_singular_system_without_solution_ends_where_the_residual_grows_with_t
     S, b = sp.diags_array(d, offsets=[0, 1, -1]).tocsr(), np.random.default_rng(0).standard_normal(200)
     sol = solver(jsf.from_scipy(S, "csr"), b, history=True)
     true = np.linalg.norm(b - S @ np.asarray(sol.x))
-    assert sol.status is Status.DIVERGED and "singular" in sol.status.message and sol.iterations < 800
+    assert sol.status is Status.DIVERGED and "singular" in sol.status.message and sol.iterations < 1200
     assert true == pytest.approx(float(sol.residual_norm), rel=1e-6) and true <= 1.12 * float(jnp.min(sol.history))
     assert np.linalg.norm(sol.x) < 1e5
 
