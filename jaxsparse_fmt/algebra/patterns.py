@@ -38,11 +38,10 @@ def check(operation: str, *operands: Any) -> None:
             )
 
 
-def index_arrays(A: Any) -> list[Any]:
-    """The arrays of A's pattern, whose identities distinguish patterns."""
-    stored = A.A if isinstance(A, Transposed) else A
-    values = stored.values
-    return [a for a in jax.tree.leaves(stored) if a is not values]
+def index_arrays(*operands: Any) -> list[Any]:
+    """The arrays of the operands' patterns, whose identities distinguish patterns."""
+    stored = [A.A if isinstance(A, Transposed) else A for A in operands]
+    return [a for A in stored for a in jax.tree.leaves(A) if a is not A.values]
 
 
 def is_traced(A: Any) -> bool:
@@ -62,9 +61,9 @@ def patterns_of(*operands: Any) -> list[Csr]:
                 "let the jitted function take A.data as its argument and close over A, as in A.with_data(data), or "
                 "make a plan outside and call it inside"
             )
-    there = on_device.lies(*(a for A in operands for a in index_arrays(A)))
+    pattern = on_device.pattern_of if on_device.lies(*index_arrays(*operands)) else _on_host
     with concrete():
-        return [(on_device.pattern_of if there else _on_host)(A) for A in operands]
+        return [pattern(A) for A in operands]
 
 
 def _on_host(A: Any) -> Csr:
@@ -287,7 +286,7 @@ def backend_of(*operands: Any) -> str:
 def kept(make: Callable[[], Any], key: Any, *operands: Any, table: Kept = _kept) -> Any:
     """`make()`, or what an earlier call made for the same key and the same index arrays."""
     kinds = [(type(A), type(getattr(A, "A", None)), A.shape, A.nnz) for A in operands]
-    return table.get((key, *kinds), [a for A in operands for a in index_arrays(A)], make)
+    return table.get((key, *kinds), index_arrays(*operands), make)
 
 
 # ------------------------------------------------------------------------------------------------- equal patterns

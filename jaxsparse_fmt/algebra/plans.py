@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from jaxsparse_fmt._types import Array, Csr, concrete, index_dtype, pytree, scipy_dtype, standard_promotion
 from jaxsparse_fmt.algebra import by_cupy, on_device, patterns
@@ -248,7 +249,8 @@ def product(A: Any, B: Any) -> SparseMatrix:
     at_hand = patterns.at_hand(A, B)
     if at_hand is not None:
         return made(patterns.combined(operator.matmul, operator.matmul, *at_hand), None, A, B)
-    if not on_device.lies(*jax.tree.leaves((A, B))):
+    traced = any(isinstance(a, Tracer) for a in jax.tree.leaves((A, B)))
+    if traced or not on_device.lies(*patterns.index_arrays(A, B)):
         return matmul(A, B)(A, B)
     dtype = scipy_dtype(jnp.result_type(A.dtype, B.dtype))
     a, b = (
