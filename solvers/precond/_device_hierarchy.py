@@ -4,8 +4,8 @@ For a real symmetric A with one unknown a point and one near-null vector. Only s
 which makes the small levels. The host's greedy aggregation takes points in their order, one after the other; here they
 have hashed priorities, so that roots are found in few rounds, and a cycle takes as many steps or one more or less.
 
-XLA compiles the programs of each level for its sizes, some seconds in a process's first set-up of a pattern, and later
-ones are twenty times faster than the host's. So only matrices that take the host as long as XLA come here.
+XLA compiles programs for the sizes of each level, for seconds, so only matrices for which the host takes as long come
+here; later set-ups of such sizes take a fraction of the host's time.
 """
 
 import functools
@@ -218,7 +218,9 @@ def _priorities(number: Array) -> Array:
 def _tentative(agg: Array, near: Array, inside: int, count: int) -> tuple[Any, Array]:
     """T [n, count], whose columns are the normalized parts of the near-null vector, and their lengths."""
     at = jnp.where(agg >= 0, agg, count)
-    below = jnp.sqrt(jnp.zeros(count).at[at].add(near**2, mode="drop"))
+    order = entry_index.sorted_by(at, lax.iota(np.int32, agg.size))[:inside]  # a product adds in it, in no other
+    squares = _csr((take(near, order) ** 2, order, row_pointers(take(at, order), count)), (count, agg.size))
+    below = jnp.sqrt(squares @ jnp.ones(agg.size))
     values = near / jnp.where(below > 0, below, 1)[jnp.minimum(at, count - 1)]
     ptr = jnp.concatenate([jnp.zeros(1, index_dtype(inside)), jnp.cumsum(agg >= 0, dtype=index_dtype(inside))])
     here = jnp.nonzero(agg >= 0, size=inside)[0]

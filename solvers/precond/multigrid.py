@@ -352,7 +352,7 @@ def _on_device(step: _hierarchy.HostLevel, given: Any, dtype: Any, k: int, large
 
     A = store(step.A, usual if k else "auto") if given is None else given
     A = A if A.dtype == dtype else A.astype(dtype)
-    # A choice takes seconds to compile for a new size; CSR costs the cycle 2%.
+    # A choice takes a second to compile for a new size, and gains little here.
     across = "csr" if isinstance(step.R, SparseMatrix) else usual
     R, P = store(step.R, across), store(step.P, across)
     narrow = jnp.finfo(wide).dtype
