@@ -134,7 +134,7 @@ def _compute(
 ) -> LeastSquaresSolution:
     (options, adjoint, n), m, dtype, (forth, back, M) = plan, b.shape[0], b.dtype, maps
     if back is None:
-        A = forth
+        A = arguments.prepared(forth, transposed=True)
         forth, back = (lambda v: A @ v), (lambda u: jnp.conj(A.T @ jnp.conj(u)))
     rows, shape = b, (n, *b.shape[1:])
     if damp is not None:

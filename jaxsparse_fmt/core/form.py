@@ -145,12 +145,19 @@ def computed(face: str, pattern: Pattern, a: Array, b: Array, backend: str) -> A
     return getattr(pattern, f"{face}_face")(a, b, backend) if found is None else found
 
 
+def _for_other_values(tree, *leaves):
+    """The pattern's leaves, of each of several lists, and its tree, for values that are not the matrix's own."""
+    places, tree = jax.tree.flatten(jax.tree.unflatten(tree, range(tree.num_leaves)).for_other_values)
+    return *([a[i] for i in places] for a in leaves), tree
+
+
 def _jvp(face, primals, tangents, **params):
     a, b, *leaves = primals
     out = _bind(face, a, b, leaves, **params)
     terms = []
     if not isinstance(tangents[0], ad.Zero):
-        terms.append(_bind(face, tangents[0], b, leaves, **params))
+        others, tree = _for_other_values(params["tree"], leaves)
+        terms.append(_bind(face, tangents[0], b, others, **params | {"tree": tree}))
     if not isinstance(tangents[1], ad.Zero):
         terms.append(_bind(face, a, tangents[1], leaves, **params))
     return out, functools.reduce(jnp.add, terms) if terms else ad.Zero(jax.typeof(out))
@@ -158,7 +165,7 @@ def _jvp(face, primals, tangents, **params):
 
 def _transpose(face, cotangent, a, b, *leaves, **params):
     """The cotangent of the linear operand: the face that yields its kind from the cotangent and the other operand."""
-    names, position = OPERANDS[face], 0 if ad.is_undefined_primal(a) else 1
+    names, position, nothing = OPERANDS[face], 0 if ad.is_undefined_primal(a) else 1, (None,) * len(leaves)
     aval, known = (a.aval, b) if position == 0 else (b.aval, a)
     if isinstance(cotangent, ad.Zero):
         result = ad.Zero(aval)
@@ -166,9 +173,11 @@ def _transpose(face, cotangent, a, b, *leaves, **params):
         given = {names[2]: cotangent, names[1 - position]: known}
         back = FACE_OF[frozenset(given)]
         first, second = (given[name] for name in OPERANDS[back][:2])
+        if names[1 - position] != "v":
+            leaves, params["tree"] = _for_other_values(params["tree"], leaves)
         result = _as_dtype(_bind(back, first, second, leaves, **params), aval.dtype)
     results = (result, None) if position == 0 else (None, result)
-    return *results, *(None for _ in leaves)
+    return *results, *nothing
 
 
 def _as_dtype(a, dtype):
@@ -181,6 +190,9 @@ def _as_dtype(a, dtype):
 def _batch(face, operands, dims, **params):
     a, b, *leaves = operands
     a_dim, b_dim, *leaf_dims = dims
+    if a_dim is not None:
+        leaves, leaf_dims, params["tree"] = _for_other_values(params["tree"], leaves, leaf_dims)
+        operands, dims = (a, b, *leaves), (a_dim, b_dim, *leaf_dims)
     if any(d is not None for d in leaf_dims):
         one = lambda *operands: _one_by_one(face, operands, dims, params)  # noqa: E731
         axes = ["" if d is None else "_" * d + "k" for d in dims]

@@ -80,6 +80,11 @@ class Pattern(abc.ABC):
         return dataclasses.replace(self, values=Absent((self.n_stored,)), **dict.fromkeys(self.unread))
 
     @property
+    def for_other_values(self) -> Self:
+        """The same pattern without what was made of the matrix's own values."""
+        return self
+
+    @property
     def n_stored(self) -> int:
         """Stored places, padding included.
 

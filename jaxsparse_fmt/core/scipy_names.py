@@ -43,6 +43,11 @@ class ScipyNames:
 
     # --------------------------------------------------------------------------------------------------- products
 
+    def prepared(self, transposed: bool) -> Self:
+        """The same matrix for many products, or for many transposed ones."""
+        del transposed
+        return self
+
     def rmatvec(self, y: Any) -> Array:
         """Aᴴ·y, the adjoint as in SciPy; for real matrices the same as A.T @ y.
 

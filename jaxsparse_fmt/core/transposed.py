@@ -49,6 +49,9 @@ class Transposed(OnOneDevice):
     def T(self) -> Any:
         return self.A
 
+    def prepared(self, transposed: bool) -> "Transposed":
+        return Transposed(self.A.prepared(not transposed))
+
     def matvec(self, y: Any) -> Array:
         return self.A._transposed(y)
 

@@ -7,7 +7,9 @@
 
 `source` maps each place of the second storage to the place of its value in `values`; in padding, which reads no value,
 it is A's n_stored. Bytes beside A's own storage: the index arrays of the second, and 4 for each of its places. A
-transposed product first gathers the values, at scattered addresses, and then takes the time of a product.
+transposed product first gathers the values, at scattered addresses, and then takes the time of a product. Off the CPU,
+values that are not traced are gathered once, and kept as long as they live; a solve gathers traced ones once. A matrix
+does not hold them as a leaf, since who changes each leaf of a pytree by itself would make two matrices of it.
 """
 
 import dataclasses
@@ -19,8 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 from jax import lax
+from jax.core import Tracer
 
-from jaxsparse_fmt._types import Array, Csr, CsrArrays, concrete, index_dtype, pytree
+from jaxsparse_fmt._types import Array, Csr, CsrArrays, concrete, index_dtype, is_on_cpu, pytree
+from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.coo import row_pointers
@@ -38,11 +42,13 @@ class Paired(SparseMatrix):
       own: the storage of A, without values.
       across: the storage of Aᵀ, without values.
       source: [n_stored of `across`], the place in `values` of each; n_stored in padding.
+      turned: `values` in the places of `across`, where gathered before a product (`prepared`).
     """
 
     own: SparseMatrix
     across: SparseMatrix
     source: Array
+    turned: Array | None = None
 
     name = "paired"
     transposes = True
@@ -75,6 +81,23 @@ class Paired(SparseMatrix):
         """`across` with an array in place of its values, of their length."""
         return dataclasses.replace(self.across, values=self.source)
 
+    def prepared(self, transposed: bool) -> Self:
+        if not transposed or self.turned is not None or self.source.shape[0] == 0:
+            return self
+        turned = _kept.get("turned", [self.values, self.source], lambda: _gathered(self.values, self.source))
+        return dataclasses.replace(self, turned=turned)
+
+    @property
+    def for_other_values(self) -> Self:
+        return self if self.turned is None else dataclasses.replace(self, turned=None)
+
+    def _with_values(self, values: Array) -> Self:
+        return super()._with_values(values).for_other_values
+
+    def _transposed(self, y: Any) -> Array:
+        there = not isinstance(self.values, Tracer) and not is_on_cpu(self.values)  # a CPU's kernel needs none
+        return super(Paired, self.prepared(True) if there else self)._transposed(y)
+
     @property
     def without_values(self) -> Self:
         own, across = self._forward.without_values, self._backward.without_values
@@ -86,7 +109,7 @@ class Paired(SparseMatrix):
     def transposed_face(self, values: Array, y: Array, backend: str) -> Array:
         if self.source.shape[0] == 0:  # a matrix without entries, whose own storage has padding only
             return jnp.zeros((y.shape[0], self.shape[1], y.shape[2]), jnp.result_type(values, y))
-        turned = values.at[:, self.source].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+        turned = _gathered(values, self.source) if self.turned is None else self.turned[None]
         return self._backward.product_face(turned, y, backend)
 
     def native_face(self, face: str, a: Array, b: Array) -> Array | None:
@@ -117,7 +140,14 @@ class Paired(SparseMatrix):
         return self.own.name, f"transpose in {self.across.name}"
 
 
-pytree(Paired, ["values", "own", "across", "source"])
+pytree(Paired, ["values", "own", "across", "source", "turned"])
+
+_kept = Kept(64)
+
+
+@jax.jit
+def _gathered(values: Array, source: Array) -> Array:
+    return values.at[..., source].get(mode="fill", fill_value=0, wrap_negative_indices=False)
 
 
 @jax.jit

@@ -167,6 +167,11 @@ def is_function(A: Any) -> TypeGuard[Callable[[Array], Array]]:
     return callable(A) and not hasattr(A, "__matmul__")
 
 
+def prepared(A: Any, transposed: bool) -> Any:
+    """A for many products, or for many transposed ones."""
+    return A.prepared(transposed) if hasattr(A, "prepared") else A
+
+
 def apply(A: Any, v: Array) -> Array:
     return A(v) if is_function(A) else A @ v
 

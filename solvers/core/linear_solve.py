@@ -65,9 +65,11 @@ class Solve(opaque.Rules):
 
     def compute(self, *leaves: Any) -> Any:
         problem: Problem = jax.tree.unflatten(self.tree, leaves)
+        system = problem.system
+        system = system._replace(A=arguments.prepared(system.A, self.form == "transposed"))
         if self.form == "solution":
-            return self._run(self.options, problem.basis, problem.system)
-        return self._checked(problem.system._replace(limits=problem.of_derivative), problem.basis)
+            return self._run(self.options, problem.basis, system)
+        return self._checked(system._replace(limits=problem.of_derivative), problem.basis)
 
     def jvp(self, primals: Leaves, tangents: Leaves) -> tuple[Leaves, Leaves]:
         problem: Problem = jax.tree.unflatten(self.tree, primals)

@@ -9,7 +9,9 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
+import solvers
 from jaxsparse_fmt.formats import building
+from jaxsparse_fmt.formats import paired as paired_format
 from tests.lowering import SIGNATURES, equations, lowered, quick_jit
 from tests.oracle import assert_product, draw
 from tests.zoo import CASES, FIRST_LAYOUTS, SORTED, Layout
@@ -109,13 +111,16 @@ def test_derivatives_of_the_transposed_product_are_those_of_the_plain_matrix(rng
     """The rules of derivatives know no formats; the two faces that they call beside this one are A's own storage's."""
 
     def questions(A, data, Y):
+        def with_data(data):
+            return A.with_data(data).prepared(True)
+
         def loss(data, Y):
-            return jnp.sum(jnp.sin(A.with_data(data).T @ Y / 8))
+            return jnp.sum(jnp.sin(with_data(data).T @ Y / 8))
 
         gradient = jax.grad(loss, (0, 1))
         second = jax.jvp(gradient, (data, Y), (2 - data, Y[::-1]))[1]
-        through_product = jax.grad(lambda X: jnp.sum((A.with_data(data) @ X) ** 2))(Y[:13])
-        mapped = jax.vmap(lambda data, y: A.with_data(data).T @ y)(jnp.stack([data, data**2]), Y.T)
+        through_product = jax.grad(lambda X: jnp.sum((with_data(data) @ X) ** 2))(Y[:13])
+        mapped = jax.vmap(lambda data, y: with_data(data).T @ y)(jnp.stack([data, data**2]), Y.T)
         return gradient(data, Y), second, through_product, mapped, jax.vmap(lambda y: A.T @ y, 1)(Y)
 
     S, Y, questions = IRREGULAR.scipy(), jnp.asarray(rng.standard_normal((17, 2))), quick_jit(questions)
@@ -138,6 +143,20 @@ def test_the_transposed_product_has_no_atomics(layout):
 
     assert atomic_adds(transposed, paired(layout, S), y) == 0
     assert atomic_adds(transposed, layout.of(S), y) > 0
+
+
+def test_values_of_the_transpose_are_gathered_once(monkeypatch):
+    """Those that are known, for all products; those of a solve, for all steps and the check of its residual."""
+    S = sp.csr_array(IRREGULAR.scipy())[:13, :13]
+    A, v = paired(Layout("ell"), S, backend="triton"), jnp.ones(13)
+    gathers = lambda f, *args: lowered(f, *args).count("call @_gathered")  # noqa: E731
+    assert gathers(lambda A: A.T @ v, A) == 1
+    for B, adjoint in ((A, True), (A.T, False)):
+        loss = lambda b, B: jnp.sum(solvers.bicgstab(B, b).x)  # noqa: E731
+        assert gathers(jax.grad(loss) if adjoint else loss, v, B) == 1
+    monkeypatch.setattr(paired_format, "is_on_cpu", lambda _: False)
+    assert gathers(lambda v: A.T @ v, v) == 0
+    assert A.prepared(True).turned is A.prepared(True).turned and A._with_values(A.values).turned is None
 
 
 @pytest.mark.parametrize("dialect", SIGNATURES)
