@@ -307,9 +307,8 @@ def _run(options: Options, A: Maps, b: Array, given: Given, inside: bool, rtol_n
         norms = recorded(outer.norms, jnp.where(outer.k == 0, 0, -1), s_norm)
         loop = Loop(work, outer.k, s_norm, code, norms)
         # Not unrolled: XLA takes minutes to compile twenty copies of a step of two products and about 60 scalars.
-        loop = iterate.advance_while(
-            goes_on, advance, loop, options, scaled(jnp.ones_like(b_norm), e_b + e_A), unroll=1
-        )
+        unit = scaled(jnp.ones_like(b_norm), e_b + e_A)
+        loop = iterate.advance_while(lambda loop: jnp.any(goes_on(loop)), advance, loop, options, unit, unroll=1)
         x = outer.x + jnp.where(code == RUNNING, loop.work.x, 0)
         return Outer(x, r, r_norm, s_norm, jnp.maximum(A_norm, loop.work.A_norm), loop.k, loop.code, code, loop.norms)
 
