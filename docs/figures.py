@@ -19,8 +19,7 @@ BLOCK = re.compile(r"(<!-- figures: (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 ALL = ""
 DTYPES = ("float32", "float64")
 Row = dict[str, Any]
-ON_A_GPU = ("CuPy", "pattern and values", "new values")
-ON_A_CPU = ("SciPy", *ON_A_GPU[1:])
+ON_A_CPU = ("SciPy", "pattern and values", "new values")
 
 # The rows of the tables: a name, and the class or the matrix that it stands for.
 CLASSES = {
@@ -260,6 +259,16 @@ def two_gpus() -> Iterator[str]:
     return table("`cg` | one reduction", (line(*case) for case in cases))
 
 
+def stages() -> Iterator[str]:
+    """Seconds of first calls and milliseconds of later ones, beside CuPy's."""
+    ms = lambda t: "" if math.isnan(t) else f"{t:,.0f}" if t > 30 else f"{t:.2g}"  # noqa: E731
+    rows = rows_of("device_h100")
+    return table(
+        "first call, s | later, ms | CuPy, ms",
+        ((row["what"], f"{row['first s']:.1f}", ms(row["again ms"]), ms(row["CuPy ms"])) for row in rows),
+    )
+
+
 def algebra(what: str, key: str, *sides: str) -> Iterator[str]:
     """Milliseconds of sums, products and assembly, `key` being "cpu" or "wall"; empty where a side was not measured."""
     rows = [row for row in rows_of(what) if not row["case"].startswith("A @ x")]
@@ -326,9 +335,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "formats on a CPU": sourced(formats_on_a_cpu, "spmv --cases 0 1 --formats …", "spmv_cpu"),
     "suite on a CPU": sourced(lambda: by_class(rows_of("suite_cpu")), "spmv", "suite_cpu"),
     "algebra": sourced(lambda: algebra("algebra_cpu", "cpu", *ON_A_CPU), "algebra", "algebra_cpu"),
-    "algebra on a GPU": sourced(
-        lambda: algebra("algebra_h200", "wall", *ON_A_GPU), "algebra --first 6", "algebra_h200"
-    ),
+    "stages on a GPU": sourced(stages, "device", "device_h100"),
     "first calls": sourced(first_calls, "first_calls", "first_calls_cpu"),
     "starts": sourced(starts, "first_calls", "first_calls_cpu"),
     "multigrid": sourced(multigrid, "multigrid", "multigrid_cpu"),
