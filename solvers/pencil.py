@@ -4,6 +4,7 @@ With M = C·Cᴴ, by SuperLU without pivoting, the first is the problem of C⁻�
 sigma are those of the largest eigenvalues of the inverse of K − sigma·M (Ericsson and Ruhe 1980).
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,7 @@ from solvers.core.diagonal import rows_scaled
 from solvers.core.vectors import norm
 from solvers.direct import Factorized, factorized
 from solvers.precond import _checks as checks
+from solvers.solution import SolverError, Status
 
 
 @pytree
@@ -95,13 +97,16 @@ def _root(M: Any, shape: tuple[int, int]) -> Root:
         raise ValueError(f"M has shape {M.shape}; with A of shape {shape} it must have the same")
     if arguments.is_traced(M):
         raise TypeError("M is traced inside jit, and the host factors it: close over M, or call eigsh outside of jit")
-    S, found = factors.on_host(M, ("cholesky",), "eigsh(M=)")
-    made: Any = factors.split(found, jnp.promote_types(M.dtype, jnp.float32))
-    D, apart = np.real(made.inverse_pivots), abs(S - S.conj().T).max()
-    is_hermitian = apart <= 10 * float(jnp.finfo(M.dtype).eps) * abs(S).max()
-    if not (is_hermitian and np.all(D > 0) and np.array_equal(found.made.perm_r, found.made.perm_c)):
-        raise ValueError("M is not symmetric (Hermitian) and positive definite, as the M of A·x = λ·M·x must be")
-    return jax.device_put(Root(made.lower, np.sqrt(D), made.rows, made.cols))
+    with contextlib.suppress(SolverError):  # singular, or not finite
+        S, found = factors.on_host(M, ("cholesky",), "eigsh(M=)")
+        made: Any = factors.split(found, jnp.promote_types(M.dtype, jnp.float32))
+        D, apart = np.real(made.inverse_pivots), abs(S - S.conj().T).max()
+        is_hermitian = apart <= 10 * float(jnp.finfo(M.dtype).eps) * abs(S).max()
+        if is_hermitian and np.all(D > 0) and np.array_equal(found.made.perm_r, found.made.perm_c):
+            return jax.device_put(Root(made.lower, np.sqrt(D), made.rows, made.cols))
+    raise ValueError(
+        "M is not symmetric (Hermitian) and positive definite with finite entries, as the M of A·x = λ·M·x must be"
+    )
 
 
 def transformed(A: Any, M: Any, sigma: Any, v0: Any, search: Callable[..., Any]) -> Any:
@@ -115,7 +120,15 @@ def transformed(A: Any, M: Any, sigma: Any, v0: Any, search: Callable[..., Any])
         if np.ndim(sigma) or not isinstance(sigma, (int, float, np.number, Array)) or jnp.iscomplexobj(sigma):
             raise TypeError(f"sigma must be a real number; got {sigma!r}")
         sigma = jnp.asarray(sigma, jnp.finfo(A.dtype).dtype)
-        inner = factorized(A.shift(-sigma) if M is None else A - sigma * M)
+        if not arguments.is_traced(sigma) and not np.isfinite(sigma):
+            raise ValueError(f"sigma must be finite; got {float(sigma)}")
+        try:
+            inner = factorized(A.shift(-sigma) if M is None else A - sigma * M)
+        except SolverError as error:
+            if error.status is not Status.SINGULAR:
+                raise
+            text = f"A has the eigenvalue sigma = {float(sigma):g}, or one too near to it; take a number beside it"
+            raise SolverError(error.status, text) from None
     if M is not None:
         root = _root(M, A.shape)
         inner = Reduced(inner, M, root, arguments.is_traced(M))

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxsparse_fmt._types import pytree, standard_promotion
+from solvers.core import arguments
 from solvers.core.vectors import norm, ratio
 from solvers.eigsh import MESSAGES, eigsh
 from solvers.solution import Outcome
@@ -83,6 +84,12 @@ def svds(
     shape = getattr(A, "shape", ())
     if len(shape) != 2:
         raise TypeError(f"svds needs a matrix with a shape and @, got {type(A).__name__}")
+    arguments.refuse_scipy(A, "A")
+    if (k := arguments.int_at_least(k, "k", 1)) >= min(shape):
+        raise ValueError(
+            f"k must be below {min(shape)}, the shorter side of A; got {k}. For all singular values take "
+            "jnp.linalg.svd of a dense array"
+        )
     tall, adjoint = shape[0] >= shape[1], lambda v: jnp.conj(A.T @ jnp.conj(v))
     found = eigsh(Square(A if tall else A.T, not tall), k, which="LA", v0=v0, ncv=ncv, maxiter=maxiter, tol=tol)
     s, own = jnp.sqrt(jnp.maximum(found.eigenvalues[::-1], 0)), found.eigenvectors[:, ::-1]

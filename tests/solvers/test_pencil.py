@@ -73,8 +73,10 @@ def test_derivatives_in_both_matrices_are_those_of_dense_arithmetic(options):
 def test_what_is_no_mass_matrix_is_refused():
     S, M = pencil()
     A, B = jsf.from_scipy(S), jsf.from_scipy(M)
-    with pytest.raises(ValueError, match="and positive definite"):
-        eigsh(A, K, M=-1.0 * B)
+    holed = B.with_data(B.data.at[0].set(jnp.nan))
+    for no_mass in (-1.0 * B, 0.0 * B, holed):
+        with pytest.raises(ValueError, match="and positive definite with finite entries"):
+            eigsh(A, K, M=no_mass)
     with pytest.raises(ValueError, match="M is not symmetric"):
         eigsh(A, K, M=jsf.from_scipy(sp.csr_array(M + sp.triu(M))))
     with pytest.raises(ValueError, match="it must have the same"):
@@ -107,6 +109,19 @@ def test_singular_triples_are_those_of_a_dense_matrix(shape, dtype):
     np.testing.assert_allclose(gradient, (u[:, 0].conj()[row] * vh[0].conj()[col]), rtol=0, atol=1e-8)
 
 
-def test_svds_needs_a_matrix():
+def test_sigma_that_is_an_eigenvalue_or_no_number_is_refused_with_the_cure():
+    A = jsf.from_scipy(sp.diags_array(np.arange(1.0, 9.0), format="csr"))
+    for options in ({}, {"M": jsf.eye(8)}):
+        with pytest.raises(RuntimeError, match="eigenvalue sigma = 2, or one too near to it; take a number beside"):
+            eigsh(A, K, sigma=2.0, **options)
+        with pytest.raises(ValueError, match="sigma must be finite; got nan"):
+            eigsh(A, K, sigma=np.nan, **options)
+
+
+def test_what_svds_cannot_take_is_refused():
     with pytest.raises(TypeError, match="svds needs a matrix with a shape"):
         svds(lambda v: v)
+    with pytest.raises(TypeError, match=r"A is SciPy's; convert"):
+        svds(sp.csr_array(np.eye(5)), 2)
+    with pytest.raises(ValueError, match=r"k must be below 1, the shorter side of A; got 1.* jnp\.linalg\.svd"):
+        svds(np.ones((3, 1)), 1)
