@@ -233,7 +233,7 @@ def judged(rule: Rule, x: Array, loop: Loop, outer: Outer) -> Outer:
     waits = (code == WAITING) & (now <= 2 * claimed) & ~asymmetric
     code = status_of(
         (~jnp.isfinite(now) & ~is_last, Status.NON_FINITE),
-        (now <= rule.tolerance, Status.CONVERGED),
+        (jnp.isfinite(now) & (now <= rule.tolerance), Status.CONVERGED),  # of an infinite b the tolerance is too
         (code >= 0, code),
         (loop.k >= rule.maxiter, Status.MAXITER),
         (~((code == RESTART) | gained | waits | (now < least * before)), Status.STAGNATION),

@@ -137,12 +137,13 @@ def test_a_start_near_the_solution_is_used(case: Case):
     [
         (lambda S, b: (S, 0 * b), {}, Status.CONVERGED),
         (lambda S, b: (S, np.where(np.arange(N) == 3, np.nan, b)), {}, Status.NON_FINITE),
+        (lambda S, b: (S, np.where(np.arange(N) == 3, np.inf, b)), {}, Status.NON_FINITE),
         (lambda S, b: (S * np.nan, b), {}, Status.NON_FINITE),
         (lambda S, b: (S, b), {"M": np.full((N, N), np.nan)}, Status.NON_FINITE),
         (lambda S, b: (S, b), {"maxiter": 2}, Status.MAXITER),
         (lambda S, b: (S, b), {"maxiter": 0}, Status.MAXITER),
     ],
-    ids=["zero b", "NaN in b", "NaN in A", "NaN in M", "two steps", "no step"],
+    ids=["zero b", "NaN in b", "infinity in b", "NaN in A", "NaN in M", "two steps", "no step"],
 )
 def test_plain_endings_have_their_status(case: Case, spoil, options, status):
     S, b = spoil(*case.system())
