@@ -74,7 +74,7 @@ def conversions(n: int, k: int) -> Iterator[Row]:
     v, shape = jnp.ones(k), (at[2], at[2])
     yield row(f"from_scipy, 7 points {2 * n}³", lambda: jsf.from_scipy(S).values, lambda: theirs(S))
     yield row(f"asformat('auto'), 7 points {2 * n}³", lambda: fresh(A).asformat("auto").values)
-    coo = importlib.import_module("cupyx.scipy.sparse").coo_matrix if _on_gpu() else None
+    coo: Any = importlib.import_module("cupyx.scipy.sparse").coo_matrix if _on_gpu() else None
     w, i, j = map(_cupy().asarray, (np.ones(k), *at[:2])) if _on_gpu() else at
     tocsr = lambda: coo((w, (i, j)), shape=shape).tocsr()  # noqa: E731
     yield row(f"assembly of {k:.0e} triplets", lambda: jsf.assembly(r, c, shape, "csr")(v).values, tocsr)
