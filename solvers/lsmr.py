@@ -251,9 +251,10 @@ def _run(options: Options, A: Maps, b: Array, given: Given, inside: bool, rtol_n
       x [n] or [n, k], zero wherever it is not finite, and how the solve ended.
     """
     M, x, limits, _ = given
-    own, e_b = A, exponent(b)
-    if x is not None:
-        x = iterate.unless_far(HERE, A.apply, b, x, jnp.isfinite(largest(x)))[1]
+    own, e_b, finite = A, exponent(b), jnp.ones(b.shape[1:], bool)
+    if x is not None:  # numbers that are not finite are reported, with the residual of the x = 0 that is returned
+        finite = jnp.isfinite(largest(x))
+        x = iterate.unless_far(HERE, A.apply, b, jnp.where(finite, x, 0), finite)[1]
     b = scaled(b, -e_b)
     s = A.adjoint(b)
     e_s = exponent(s)
@@ -315,7 +316,8 @@ def _run(options: Options, A: Maps, b: Array, given: Given, inside: bool, rtol_n
     never, running = jnp.full_like(b_norm, jnp.inf), jnp.full(b_norm.shape, RUNNING, jnp.int32)
     A_norm = jnp.zeros_like(b_norm) if given.x0 is None else ratio(norm(A.apply(x)), norm(x))
     norms = jnp.full((options.history_length, *b_norm.shape), -1, real)
-    outer = mesh_axes.varying(Outer(x, b, never, never, A_norm, 0 * running, running, running, norms), b)
+    failure = jnp.where(finite, running, Status.NON_FINITE).astype(jnp.int32)
+    outer = mesh_axes.varying(Outer(x, b, never, never, A_norm, 0 * running, failure, running, norms), b)
     outer = lax.while_loop(lambda outer: jnp.any(outer.code == RUNNING), trip, outer)
 
     rounding = 100 * eps * (outer.A_norm * norm(outer.x) + b_norm)

@@ -118,6 +118,9 @@ def test_a_start_at_the_solution_takes_no_step_and_one_far_off_is_left():
     assert lsmr(A, B, exact, rtol=1e-9).iterations == 0
     far = lsmr(A, B, 1e30 * exact, rtol=1e-9)
     assert far.success and far.iterations == lsmr(A, B, rtol=1e-9).iterations
+    lost = lsmr(A, B, np.nan * exact)
+    assert lost.status is Status.NON_FINITE and not np.any(lost.x)
+    np.testing.assert_allclose(lost.residual_norm, np.linalg.norm(B))  # of the x that is returned
 
 
 @pytest.mark.some(options=2)
