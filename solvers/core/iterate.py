@@ -182,8 +182,9 @@ def run(space: Space, method: Method, options: Options, system: System, leave: M
     outer = lax.while_loop(lambda outer: anyone(outer.code == RUNNING), trip, mesh_axes.varying(outer, r))
     norms = outer.norms
     norms = norms if norms is None else jnp.where(norms < 0, norms, norms * unit)
-    end = End(outer.k, outer.norm * unit, stopping.diagnosed(rule, outer), norms)
-    x = outer.x * unit
+    code, is_worse = stopping.diagnosed(rule, outer), outer.norm > size  # than the start, by a recursion that was wrong
+    end = End(outer.k, jnp.where(is_worse, size, outer.norm) * unit, code, norms)
+    x = jnp.where(is_worse, x, outer.x) * unit
     return jnp.where(jnp.isfinite(x), x, 0), end
 
 

@@ -1,5 +1,6 @@
 """IDR(s): fewer products than bicgstab, also where that is lost, for every s and from any numbers of unknowns."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -41,3 +42,15 @@ def test_a_real_matrix_on_which_bicgstab_is_lost_is_solved(matrices):
 def test_numbers_of_directions_that_make_no_sense_are_refused(s, error):
     with pytest.raises(error, match="s must be"):
         idrs(jnp.eye(3), np.ones(3), s=s)
+
+
+def test_a_solve_that_fails_returns_no_worse_than_its_start():
+    """Condition numbers of up to 10¹⁵, where the residual of the recursion falls and the true one grows."""
+    solve, rng = jax.jit(lambda A, b, x0: idrs(A, b, x0, rtol=1e-6, maxiter=200)), np.random.default_rng(0)
+    for _ in range(20):
+        Q, P = (np.linalg.qr(rng.standard_normal((8, 8)))[0] for _ in range(2))
+        A, b, x0 = Q * 10 ** rng.uniform(-12, 3, 8) @ P, rng.standard_normal(8), 1e-3 * rng.standard_normal(8)
+        sol, size = solve(A, b, x0), np.linalg.norm(b - A @ x0)
+        rounding = 1e-14 * np.linalg.norm(A) * np.linalg.norm(sol.x)
+        np.testing.assert_allclose(sol.residual_norm, np.linalg.norm(b - A @ sol.x), rtol=1e-6, atol=rounding)
+        assert sol.residual_norm <= (1 + 1e-6) * size + rounding
