@@ -20,7 +20,7 @@ OWN = {
     "minres": {},
     "gmres": {"restart": 30, "flexible": False, "side": "right"},
     "bicgstab": {},
-    "refine": {"rtol": 1e-10, "dtype": None, "method": "cg", "inner": None, "drop": None},
+    "refine": {"rtol": None, "dtype": None, "method": "cg", "inner": None, "drop": None},
 }
 
 
