@@ -164,8 +164,8 @@ def multigrid(
 ) -> Multigrid:
     """Algebraic multigrid as a preconditioner, set up in float64.
 
-    The host does it or, for the large levels of a real symmetric A with one unknown a point and one near-null vector,
-    the accelerator where A lies.
+    The host does it or, for the large levels of a real symmetric A of more than two million rows, with one unknown a
+    point and one near-null vector, the accelerator where A lies.
 
     The method is made for symmetric positive definite matrices of elliptic equations; it also works for singular ones
     and for convection with diffusion. The symmetry of A is detected. While A changes little, M may stay as it is.
