@@ -127,7 +127,8 @@ def transformed(A: Any, M: Any, sigma: Any, v0: Any, search: Callable[..., Any])
         except SolverError as error:
             if error.status is not Status.SINGULAR:
                 raise
-            text = f"A has the eigenvalue sigma = {float(sigma):g}, or one too near to it; take a number beside it"
+            what = "A" if M is None else "A·x = λ·M·x"
+            text = f"{what} has the eigenvalue sigma = {float(sigma):g}, or one too near to it; take a number beside it"
             raise SolverError(error.status, text) from None
     if M is not None:
         root = _root(M, A.shape)

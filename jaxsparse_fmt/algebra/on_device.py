@@ -88,7 +88,6 @@ def _checked(a: Csr, b: Csr) -> int:
     with jax.enable_x64(True):
         products = int(_n_products(a, b))
     _check_free(products, "products of two entries")
-    building.check_bound("products of two entries", products)
     return products
 
 
@@ -123,8 +122,10 @@ def _numbers(at: Any, n: int) -> Array | None:
 
 
 def _check_free(n: int, what: str) -> None:
+    """Refuses a list that the device cannot hold, or that numbers of 32 bits do not count."""
     takes = f"the list of the {n} {what} would take {readable_bytes(SORTED * n)}"
     building.check_free(SORTED * n, takes)
+    building.check_bound(what, n)
 
 
 def _bits(shape: tuple[int, int]) -> tuple[int, int]:

@@ -81,9 +81,8 @@ class BSR(ByRule):
         counted = statistics.blocks(pattern.sample(C), (r, c), C) if r * c > 1 else None
         if counted is not None and pattern.is_padding_few(counted):
             nbytes = pattern.implied_bytes(counted) + footprint.pointer_bytes(-(-csr.shape[0] // C), counted.places)
-            trips = footprint.trips(
-                pattern.longest / max(c / footprint.UNROLL, 1)
-            )  # a thread loads its whole row of a block
+            # A thread loads its whole row of a block.
+            trips = footprint.trips(pattern.longest / max(c / footprint.UNROLL, 1))
             layout, words = {"block_shape": (r, c)}, f"dense blocks of {r} × {c}"
             yield footprint.Storage(cls.name, layout, nbytes, counted.places, trips, C, words=(words,))
 

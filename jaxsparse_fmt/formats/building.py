@@ -216,14 +216,14 @@ def csr_arrays(csr: Csr, dtype: Any) -> tuple[jax.Array, ...]:
     arrays = (csr.data, dtype), (csr.indices, np.int32), (csr.indptr, index_dtype(csr.nnz))
     if namespace(csr.data) is not np:
         return tuple(jnp.asarray(a, kind) for a, kind in arrays)
-    if memory.device().platform == "cpu":  # where an array of JAX's may share NumPy's memory
+    if puts_on_cpu():  # where an array of JAX's may share NumPy's memory
         return on_device([np.array(a, kind) for a, kind in arrays])
     return jax.block_until_ready(on_device([np.asarray(a, kind) for a, kind in arrays]))
 
 
 def where_it_converts(csr: Csr, target: Target) -> Csr:
     """A matrix of many entries on the accelerator, if there is one with room for the conversion; else on the host."""
-    many = csr.nnz >= FEW and memory.device().platform != "cpu" and jax.sharding.get_abstract_mesh().empty
+    many = csr.nnz >= FEW and not puts_on_cpu() and jax.sharding.get_abstract_mesh().empty
     free = memory.free() if many else None
     if not many or (free is not None and HELD * csr.nnz * (target.dtype.itemsize + 4) > free):
         return on_host(csr)

@@ -58,7 +58,8 @@ def serves(A: Any, B: Any) -> bool:
 
 
 def lies(a: Any) -> bool:
-    return not isinstance(a, Tracer) and not is_on_cpu(a)
+    """Whether an array lies on one accelerator."""
+    return not isinstance(a, Tracer) and not is_on_cpu(a) and len(a.devices()) == 1
 
 
 def begun(A: Any, B: Any, theta: float) -> Descent | None:
