@@ -63,11 +63,12 @@ class EigenSolution(Outcome):
 
     Attributes:
       eigenvalues: [k] real, ascending.
-      eigenvectors: [n, k], orthonormal columns; their signs (phases) are arbitrary. Zero where they are not finite.
+      eigenvectors: [n, k], columns with vᴴ·v = 1, or vᴴ·M·v = 1, orthogonal in that product; their signs (phases) are
+        arbitrary. Zero where they are not finite.
       code: int32, the `Status` as a number; under vmap one per matrix.
       n_iterations: int32, restarts, which maxiter counts.
-      n_products: int32, products with A.
-      residual_norms: [k], ‖A·v − λ·v‖₂, recomputed.
+      n_products: int32, products with A, or solves with sigma.
+      residual_norms: [k], ‖A·v − λ·v‖₂, or ‖A·v − λ·M·v‖₂, recomputed.
     """
 
     eigenvalues: Array
@@ -138,7 +139,7 @@ def eigsh(
         to rounding. The error of an eigenvalue is at most the residual.
 
     Raises:
-      ValueError, TypeError: invalid arguments. SolverError: sigma is an eigenvalue of A; take a number beside it.
+      ValueError, TypeError: invalid arguments. SolverError: sigma is an eigenvalue; take a number beside it.
     """
     if sigma is not None and which != "LM":
         raise ValueError(f"sigma takes the eigenvalues nearest to it, and no which; got {which!r}")
