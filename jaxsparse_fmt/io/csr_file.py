@@ -73,7 +73,7 @@ def _read(path: Path, *names: str) -> tuple[dict[str, Any], dict[str, np.ndarray
             if "format.npy" in file.namelist():
                 raise ValueError(f"{path}: is SciPy's: take jsf.from_scipy(scipy.sparse.load_npz(path))")
             text, *arrays = (_array(path, file, name) for name in ("header", *names))
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError, PermissionError):
         raise
     # Damaged bytes may look like an encrypted file, another version of zip or an offset before the file.
     except (zipfile.BadZipFile, EOFError, KeyError, NotImplementedError, OSError, RuntimeError) as error:
