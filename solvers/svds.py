@@ -70,8 +70,8 @@ def svds(
 ) -> SingularSolution:
     """The k largest singular values of A and their vectors; as SciPy's function of this name. Works inside jit.
 
-    They are square roots of eigenvalues: an s far below the largest, s₁, has a relative error of about eps·(s₁/s)², and
-    vectors of an s of about √eps·s₁ mean little. Derivatives as of `eigsh`.
+    They are those of A on the space of the eigenvectors, so that s and both residuals are exact to about eps·s₁ for the
+    largest, s₁; the space may miss an s below √eps·s₁. Derivatives as of `eigsh`.
 
     Args:
       A: [m, n], a jaxsparse_fmt matrix or a dense array.
@@ -92,8 +92,14 @@ def svds(
         )
     tall, adjoint = shape[0] >= shape[1], lambda v: jnp.conj(A.T @ jnp.conj(v))
     found = eigsh(Square(A if tall else A.T, not tall), k, which="LA", v0=v0, ncv=ncv, maxiter=maxiter, tol=tol)
-    s, own = jnp.sqrt(jnp.maximum(found.eigenvalues[::-1], 0)), found.eigenvectors[:, ::-1]
-    other = ratio(A @ own if tall else adjoint(own), s)
+    own = found.eigenvectors[:, ::-1]
+    image = A @ own if tall else adjoint(own)
+    # The singular vectors of A in the space that was found: of small s, whose images are rounding, they are as exact.
+    U, S, Zh = jnp.linalg.svd(lax.stop_gradient(image), full_matrices=False)
+    own, image = (jnp.matmul(a, jnp.conj(Zh.T), precision=lax.Precision.HIGHEST) for a in (own, image))
+    s = norm(image)
+    other = ratio(image, s)
+    s, other = (a + lax.stop_gradient(exact - a) for a, exact in ((s, S), (other, U)))
     u, v = (other, own) if tall else (own, other)
     residuals = lax.stop_gradient(jnp.maximum(norm(A @ v - s * u), norm(adjoint(u) - s * v)))
     return SingularSolution(u, s, jnp.conj(v.T), found.code, found.n_iterations, residuals)

@@ -109,6 +109,17 @@ def test_singular_triples_are_those_of_a_dense_matrix(shape, dtype):
     np.testing.assert_allclose(gradient, (u[:, 0].conj()[row] * vh[0].conj()[col]), rtol=0, atol=1e-8)
 
 
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_singular_vectors_of_a_low_rank_are_orthonormal_and_their_residuals_rounding(rank):
+    rng = np.random.default_rng(3)
+    a = rng.standard_normal((7, rank)) @ rng.standard_normal((rank, 9))
+    sol = svds(jnp.asarray(a), K)
+    u, s, vh = (np.asarray(part) for part in sol)
+    assert sol.success and np.all(np.asarray(sol.residual_norms) < 1e-13 * max(1, s[0]))
+    np.testing.assert_allclose(s, np.linalg.svd(a, compute_uv=False)[:K], rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose((u.T @ u, vh @ vh.T), (np.eye(K), np.eye(K)), rtol=0, atol=1e-13)
+
+
 def test_sigma_that_is_an_eigenvalue_or_no_number_is_refused_with_the_cure():
     A = jsf.from_scipy(sp.diags_array(np.arange(1.0, 9.0), format="csr"))
     for options in ({}, {"M": jsf.eye(8)}):
