@@ -32,7 +32,7 @@ def product(a: CsrArrays, b: CsrArrays) -> CsrArrays | None:
             left.has_canonical_format = right.has_canonical_format = True
             C = left @ right
             C.sum_duplicates()  # sorts the rows, if need be
-        except (cupy.cuda.memory.OutOfMemoryError, cusparse.CuSparseError):
+        except (cupy.cuda.memory.OutOfMemoryError, cupy.cuda.runtime.CUDARuntimeError, cusparse.CuSparseError):
             return None
         data, indices, indptr = (jnp.from_dlpack(part) for part in (C.data, C.indices, C.indptr))
     return CsrArrays(data, indices, indptr, (a.shape[0], b.shape[1]))
