@@ -322,7 +322,7 @@ def test_eigenvalues_nearest_to_sigma_have_the_derivatives_of_dense_ones():
         ({"which": "SA"}, ValueError, "no which"),
         ({"sigma": "0"}, TypeError, "a real number"),
         ({"sigma": 1j}, TypeError, "a real number"),
-        ({"sigma": 4.0}, SolverError, "singular"),
+        ({"sigma": 4.0}, SolverError, "has the eigenvalue sigma = 4"),
         ({"A": np.eye(9)}, TypeError, "from_scipy"),
     ],
     ids=["which", "text", "complex", "eigenvalue", "array"],

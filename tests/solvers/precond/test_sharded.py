@@ -114,7 +114,7 @@ def test_refusals_name_the_cure(built):
         precond.multigrid(A * 1e6, dtype="float16")
     with pytest.warns(RuntimeWarning, match="cycle diverges"):
         precond.multigrid(A.shift(-2.0), max_coarse=1000)
-    with pytest.raises(TypeError, match="A is traced"):
+    with pytest.raises(TypeError, match="A, which is traced"):
         jax.jit(lambda A: precond.multigrid(A, max_coarse=100) @ b)(A)
     with pytest.raises(ValueError, match="zero on its diagonal, first in row 0"):
         precond.multigrid(A.shift(-6.0))
