@@ -9,6 +9,7 @@ the host factors, and others solve (`HostFactors`).
 import collections
 import dataclasses
 import hashlib
+import os
 import threading
 from typing import Any, NamedTuple, Self
 
@@ -260,6 +261,7 @@ def _triangle(S: Any, upper: bool, dtype: Any, D: np.ndarray | None = None) -> T
 # -------------------------------------------------------------------------------------------------- kept by the host
 
 _lock = threading.Lock()
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 _recent: collections.OrderedDict[bytes, Any] = collections.OrderedDict()  # `OnHost` or None, by digest
 _orders: collections.OrderedDict[bytes, Any] = collections.OrderedDict()  # of columns, by the digest of a pattern
 

@@ -41,8 +41,10 @@ EXAMPLES = {
 CODES = """\
 exit codes:
   0    done
-  1    a solve did not converge, an answer of demo leaves more than it may, or a check of doctor failed
-  2    bad input, or results that cannot be written: a full disk, a reader of standard output that is gone
+  1    a solve did not converge, an answer of demo leaves more than it may, or
+       a check of doctor failed
+  2    bad input, or results that cannot be written: a full disk, a reader of
+       standard output that is gone
   130  interrupted"""
 
 
@@ -104,7 +106,7 @@ def _keep_programs() -> None:
 def _parser() -> argparse.ArgumentParser:
     look: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter}
     about = "Sparse matrices and Krylov solvers on JAX. Results go to standard output, progress to standard error."
-    parser = Parser("jaxsparse", description=about, epilog=CODES, allow_abbrev=False, **look)
+    parser = Parser("jaxsparse", description=textwrap.fill(about, 78), epilog=CODES, allow_abbrev=False, **look)
     parser.add_argument("--version", action="version", version=f"jaxsparse {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, module in COMMANDS.items():
