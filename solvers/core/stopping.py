@@ -199,7 +199,8 @@ def looked(rule: Rule, loop: Loop, x: Array, due: Array) -> Loop:
     if rule.method.least_squares:
         true = lambda trip, _: rule.space.norm(rule.b - rule.A(in_trip(trip, x)))  # noqa: E731
         size = lax.fori_loop(0, anyone(due).astype(jnp.int32), true, size)  # not where the method has ended
-        better, ended, seen = due & (size < best.norm), due & ~(size <= 2 * loop.norm), due
+        # A recursion that lies, or a residual that grows, which of a symmetric A it does by M alone.
+        better, ended, seen = due & (size < best.norm), due & ~(size <= 2 * jnp.minimum(loop.norm, best.norm)), due
     else:
         better = seen = due & (size < BETTER * best.norm)
         ended = due & ~better

@@ -26,7 +26,9 @@ def norm(x: Array) -> Array:
 
 def inner_products(*pairs: tuple[Array, Array]) -> Array:
     """xᴴ·y of each pair (x, y), in one reduction: [pairs], or [pairs, k]."""
-    return jnp.sum(jnp.stack([jnp.conj(x) * y for x, y in pairs]), axis=1)
+    products = [jnp.conj(x) * y for x, y in pairs]
+    # At most four beside each other, which XLA may write to memory.
+    return jnp.concatenate([jnp.sum(jnp.stack(products[i : i + 4]), axis=1) for i in range(0, len(products), 4)])
 
 
 @jax.jit

@@ -44,6 +44,6 @@ def test_a_step_exchanges_once_and_adds_up_twice_or_once(compiled):
     for name, sums in {"cg": 2, "one reduction": 1}.items():
         step = programs[name]["loops"][0]  # the innermost; the others restart, and examine a failure
         assert step["all-reduce"] == sums and step["collective-permute"] == rounds
-    for step in programs["gradient"]["loops"]:
-        assert step["all-reduce"] <= 2 and step["collective-permute"] == rounds
+    for step in programs["gradient"]["loops"]:  # a failure is examined without an exchange
+        assert step["all-reduce"] <= 2 and step["collective-permute"] in (0, rounds)
     assert rounds <= 4  # as many as a box has neighbours

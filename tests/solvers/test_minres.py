@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxsparse_fmt as jsf
 from solvers import Status, minres
 
 N = 48
@@ -139,3 +140,11 @@ def test_does_the_scale_of_a_singular_matrix_not_matter(scale):
     A, b = SINGULAR["indefinite"], vector()
     assert minres(jnp.asarray(scale * A), b, rtol=1e-9).status is Status.LEAST_SQUARES
     assert minres(jnp.asarray(scale * A), A @ b, rtol=1e-9).status is Status.CONVERGED
+
+
+def test_a_nonsymmetric_matrix_is_told_long_before_maxiter_though_the_recursion_is_right():
+    S = jsf.gallery.convection_diffusion(8)
+    b = np.random.default_rng(1).standard_normal(S.shape[0])
+    sol = minres(jsf.from_scipy(S, "csr"), b)
+    assert sol.status is Status.NOT_SYMMETRIC and sol.iterations < 500  # of 5,120
+    assert np.linalg.norm(b - S @ np.asarray(sol.x)) <= 1.0001 * np.linalg.norm(b)
