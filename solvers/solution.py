@@ -47,7 +47,7 @@ _MESSAGES = {
     Status.BREAKDOWN: "the method broke down: its next direction vanished before the tolerance was met; the matrix "
     "may be singular, or rtol and atol ask for more than zero residual",
     Status.STAGNATION: "the true residual stopped falling above the tolerance: at the limit of the dtype's precision, "
-    "where a larger rtol helps, and float64 where x is float32; or the method needs a better M, and gmres a larger restart",
+    "where a larger rtol helps, and float64 where x is float32; or the method needs a better M, gmres a larger restart",
     Status.NOT_POSITIVE_DEFINITE: "the matrix or the preconditioner is not positive definite, which this "
     "method needs; for an indefinite matrix take minres, gmres or bicgstab, or check the sign of A and M",
     Status.NON_FINITE: "a NaN or infinity appeared; look for them in A, b, x0 and M",

@@ -345,7 +345,9 @@ def _check_values(row: Any, col: Any, data: Any, n: int, maker: str) -> None:
             f"A is not positive definite: its diagonal is {diagonal[bad[0]]:g} in row {bad[0]}; use incomplete_lu"
         )
     if bad.size:
-        raise ValueError(f"A has a zero on its diagonal in row {bad[0]}; take precond.ilu(A), which pivots, or block_jacobi")
+        raise ValueError(
+            f"A has a zero on its diagonal in row {bad[0]}; take precond.ilu(A), which pivots, or block_jacobi"
+        )
 
 
 def _kernels() -> Any:
