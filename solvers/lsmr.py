@@ -32,7 +32,7 @@ from solvers.core.scaling import Map, exponent, largest, scaled
 from solvers.core.settings import Adjoint, Settings, limits_of_derivatives, settled, solver
 from solvers.core.space import HERE
 from solvers.core.stopping import RUNNING, Limits, Loop, is_rounding, recorded, status_of
-from solvers.core.vectors import dot, length, norm, ratio
+from solvers.core.vectors import adjoint_product, dot, length, norm, ratio
 from solvers.solution import Solution, Status
 
 ROUNDING = 10  # times eps·‖A‖·‖b‖: normal residuals that are rounding
@@ -125,7 +125,7 @@ def _two_sided(A: Any, b: Array) -> tuple[tuple[Any, Any], Any, int]:
         A = A if jnp.issubdtype(A.dtype, jnp.inexact) else A.astype(float)
     dtype = A.dtype if hasattr(A, "dtype") else b.dtype
     if jax.tree_util.all_leaves([A]) and not isinstance(A, jax.Array):
-        return (lambda v: A @ v, lambda u: jnp.conj(A.T @ jnp.conj(u))), dtype, A.shape[1]
+        return (lambda v: A @ v, lambda u: adjoint_product(A, u)), dtype, A.shape[1]
     return (A, None), dtype, A.shape[1]
 
 
@@ -135,7 +135,7 @@ def _compute(
     (options, adjoint, n), m, dtype, (forth, back, M) = plan, b.shape[0], b.dtype, maps
     if back is None:
         A = arguments.prepared(forth, transposed=True)
-        forth, back = (lambda v: A @ v), (lambda u: jnp.conj(A.T @ jnp.conj(u)))
+        forth, back = (lambda v: A @ v), (lambda u: adjoint_product(A, u))
     rows, shape = b, (n, *b.shape[1:])
     if damp is not None:
         # The damped problem is the plain one with λ·I below A and zeros below b.

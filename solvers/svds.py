@@ -9,7 +9,7 @@ from jax import Array, lax
 
 from jaxsparse_fmt._types import pytree, standard_promotion
 from solvers.core import arguments
-from solvers.core.vectors import norm, ratio
+from solvers.core.vectors import adjoint_product, norm, ratio
 from solvers.eigsh import MESSAGES, eigsh
 from solvers.solution import Outcome
 
@@ -45,23 +45,21 @@ class SingularSolution(Outcome):
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
 class Square:
-    """Aᴴ·A, or its conjugate."""
+    """Aᴴ·A of a tall A, A·Aᴴ of another."""
 
     A: Any
-    conjugate: bool = dataclasses.field(metadata={"static": True})
+    tall: bool = dataclasses.field(metadata={"static": True})
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.A.shape[1], self.A.shape[1]
+        return (min(self.A.shape),) * 2
 
     @property
     def dtype(self) -> Any:
         return self.A.dtype
 
     def __matmul__(self, v: Array) -> Array:
-        if self.conjugate:
-            return self.A.T @ jnp.conj(self.A @ jnp.conj(v))
-        return jnp.conj(self.A.T @ jnp.conj(self.A @ v))
+        return adjoint_product(self.A, self.A @ v) if self.tall else self.A @ adjoint_product(self.A, v)
 
 
 @standard_promotion
@@ -90,10 +88,10 @@ def svds(
             f"k must be below {min(shape)}, the shorter side of A; got {k}. For all singular values take "
             "jnp.linalg.svd of a dense array"
         )
-    tall, adjoint = shape[0] >= shape[1], lambda v: jnp.conj(A.T @ jnp.conj(v))
-    found = eigsh(Square(A if tall else A.T, not tall), k, which="LA", v0=v0, ncv=ncv, maxiter=maxiter, tol=tol)
+    tall = shape[0] >= shape[1]
+    found = eigsh(Square(A, tall), k, which="LA", v0=v0, ncv=ncv, maxiter=maxiter, tol=tol)
     own = found.eigenvectors[:, ::-1]
-    image = A @ own if tall else adjoint(own)
+    image = A @ own if tall else adjoint_product(A, own)
     # The singular vectors of A in the space that was found: of small s, whose images are rounding, they are as exact.
     U, S, Zh = jnp.linalg.svd(lax.stop_gradient(image), full_matrices=False)
     own, image = (jnp.matmul(a, jnp.conj(Zh.T), precision=lax.Precision.HIGHEST) for a in (own, image))
@@ -101,5 +99,5 @@ def svds(
     other = ratio(image, s)
     s, other = (a + lax.stop_gradient(exact - a) for a, exact in ((s, S), (other, U)))
     u, v = (other, own) if tall else (own, other)
-    residuals = lax.stop_gradient(jnp.maximum(norm(A @ v - s * u), norm(adjoint(u) - s * v)))
+    residuals = lax.stop_gradient(jnp.maximum(norm(A @ v - s * u), norm(adjoint_product(A, u) - s * v)))
     return SingularSolution(u, s, jnp.conj(v.T), found.code, found.n_iterations, residuals)

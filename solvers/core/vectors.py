@@ -31,6 +31,11 @@ def inner_products(*pairs: tuple[Array, Array]) -> Array:
     return jnp.concatenate([jnp.sum(jnp.stack(products[i : i + 4]), axis=1) for i in range(0, len(products), 4)])
 
 
+def adjoint_product(A: Any, v: Array) -> Array:
+    """Aᴴ·v."""
+    return jnp.conj(A.T @ jnp.conj(v))
+
+
 @jax.jit
 def length(x: Array) -> Array:
     """‖x‖₂; no square over- or underflows."""
