@@ -20,7 +20,7 @@ from jaxsparse_fmt._types import (
     of_jax_sparse,
 )
 from jaxsparse_fmt.core.matrix import SparseMatrix
-from jaxsparse_fmt.formats.coo import row_pointers
+from jaxsparse_fmt.kernels.layout.address import row_pointers
 
 if TYPE_CHECKING:
     from jax.experimental.sparse import BCOO, BCSR

@@ -47,7 +47,7 @@ SOLVERS_ALLOWED = {
     "solvers.precond.multigrid": {"scipy", "jaxsparse_fmt.core.matrix", "jaxsparse_fmt.convert"},
     "solvers.precond._checks": {"scipy"},
     "solvers.precond._device_hierarchy": {
-        *(f"jaxsparse_fmt.{name}" for name in ("core.entry_index", "core.matrix", "formats.coo")),
+        *(f"jaxsparse_fmt.{name}" for name in ("algebra.on_device", "core.entry_index", "core.matrix")),
         "jaxsparse_fmt.kernels.layout.address",
     },
     "solvers.precond._hierarchy": {"scipy", "jaxsparse_fmt.kernels.cpu.aggregation"},

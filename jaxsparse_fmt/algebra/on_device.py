@@ -17,8 +17,7 @@ from jax.core import Tracer
 from jaxsparse_fmt._types import Array, Csr, CsrArrays, index_dtype, is_on_cpu, readable_bytes
 from jaxsparse_fmt.core.pattern import Absent
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.coo import row_pointers
-from jaxsparse_fmt.kernels.layout.address import expand_ptr, take
+from jaxsparse_fmt.kernels.layout.address import expand_ptr, row_pointers, take
 
 # The host finds the pattern of fewer numbers in less time than XLA takes to compile the programs for its sizes.
 FEW = 2**20
@@ -31,7 +30,12 @@ def few(*arrays: Any) -> bool:
 
 def lies(*arrays: Any) -> bool:
     """Whether the pattern of an operation on these arrays is found here: they lie on one accelerator, and are large."""
-    return not few(*arrays) and not any(isinstance(a, Tracer) or is_on_cpu(a) or len(a.devices()) > 1 for a in arrays)
+    return not few(*arrays) and all(map(on_accelerator, arrays))
+
+
+def on_accelerator(a: Any) -> bool:
+    """Whether an array lies on one accelerator."""
+    return not isinstance(a, Tracer) and not is_on_cpu(a) and len(a.devices()) == 1
 
 
 def pattern(indices: Array, indptr: Array, shape: tuple[int, int]) -> CsrArrays:

@@ -21,7 +21,7 @@ from jaxsparse_fmt._types import Array, Csr, CsrArrays, as_floating, index_dtype
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.kernels.backends import jax_versions
-from jaxsparse_fmt.kernels.layout.address import expand_ptr
+from jaxsparse_fmt.kernels.layout.address import expand_ptr, row_pointers
 
 
 class Index(NamedTuple):
@@ -101,15 +101,19 @@ def _turned_by_sorting(col: Array) -> Index:
 
 def turned_arrays(A: Any) -> tuple[Array, Array, Array]:
     """`csr_arrays` of A's transpose."""
-    return _turned_arrays(A.csr_arrays(), turned(A).place, A.shape[1])
+    return transposed(A.csr_arrays(), A.shape[1], turned(A).place)[0]
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def _turned_arrays(arrays: tuple[Array, Array, Array], place: Array, n_cols: int) -> tuple[Array, Array, Array]:
+@functools.partial(jax.jit, static_argnums=1)
+def transposed(
+    arrays: tuple[Array, Array, Array], n_cols: int, place: Array | None = None
+) -> tuple[tuple[Array, Array, Array], Array]:
+    """The transpose of a matrix by its `csr_arrays`, and `place` [nnz], the entry of the matrix that each of it is."""
     data, indices, indptr = arrays
-    row, counts = expand_ptr(jnp, indptr, indices.shape[0]), jnp.zeros(n_cols, indptr.dtype).at[indices].add(1)
-    pointers = jnp.concatenate([jnp.zeros(1, indptr.dtype), jnp.cumsum(counts, dtype=indptr.dtype)])
-    return take(data, place), take(row, place), pointers
+    if place is None:
+        place = sorted_by(indices, jnp.arange(indices.size, dtype=indptr.dtype))
+    row, col = take(expand_ptr(jnp, indptr, indices.size), place), take(indices, place)
+    return (take(data, place), row, row_pointers(col, n_cols).astype(indptr.dtype)), place
 
 
 def sorted_by(key: Array, order: Array) -> Array:

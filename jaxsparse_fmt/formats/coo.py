@@ -14,7 +14,6 @@ For exchange with other libraries: `format="auto"` never takes it.
 from typing import Self
 
 import jax.numpy as jnp
-from jax import lax
 
 from jaxsparse_fmt._types import Csr, Target, index_dtype
 from jaxsparse_fmt.core.matrix import SparseMatrix
@@ -22,7 +21,7 @@ from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.base import Array, ColumnIndex, RowIndex, storage_format
 from jaxsparse_fmt.formats.csr import csr_rule
 from jaxsparse_fmt.kernels import coordinates, spmv
-from jaxsparse_fmt.kernels.layout.address import expand_ptr, when_run
+from jaxsparse_fmt.kernels.layout.address import expand_ptr, row_pointers
 from jaxsparse_fmt.kernels.layout.columns import Explicit
 
 
@@ -58,12 +57,3 @@ class COO(SparseMatrix):
 
 
 _rows = building.on_either(2)(expand_ptr)
-
-
-def row_pointers(row: Array, n_rows: int) -> Array:
-    """Row pointers [n_rows + 1] from sorted row indices [nnz]."""
-    index, row = index_dtype(row.shape[0]), when_run(row)
-    last = jnp.concatenate([row[1:] != row[:-1], jnp.ones(row[:1].shape, bool)])
-    ends = jnp.zeros(n_rows + 1, index).at[jnp.where(last, row + 1, n_rows + 1)]
-    ends = ends.set(jnp.arange(1, row.shape[0] + 1, dtype=index), mode="drop")
-    return lax.cummax(ends)

@@ -23,11 +23,10 @@ import numpy as np
 from jaxsparse_fmt._types import Csr, Target, index_dtype, standard_promotion
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.base import Array, ByPlaces, ByRule, ColumnIndex, RowIndex, index_in_data, storage_format
-from jaxsparse_fmt.formats.coo import row_pointers
 from jaxsparse_fmt.formats.csr import csr_rule
 from jaxsparse_fmt.kernels import spmv
 from jaxsparse_fmt.kernels.backends import selection
-from jaxsparse_fmt.kernels.layout.address import Slices, expand_ptr, take
+from jaxsparse_fmt.kernels.layout.address import Slices, expand_ptr, row_pointers, take
 from jaxsparse_fmt.kernels.layout.columns import Explicit, Rule
 from jaxsparse_fmt.models import traffic
 

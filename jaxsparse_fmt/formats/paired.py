@@ -20,15 +20,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
-from jax import lax
 from jax.core import Tracer
 
 from jaxsparse_fmt._types import Array, Csr, CsrArrays, concrete, index_dtype, is_on_cpu, pytree
+from jaxsparse_fmt.core import entry_index
 from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.coo import row_pointers
-from jaxsparse_fmt.kernels.layout.address import expand_ptr, take
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -164,13 +162,10 @@ def _turned_by_scipy(csr: Csr) -> tuple[Csr, np.ndarray]:
     return scipy.sparse.csr_array(turned, csr.shape[::-1]), entries.data
 
 
-@jax.jit
-def _turned(csr: CsrArrays) -> tuple[CsrArrays, Array]:
+def _turned(csr: Csr) -> tuple[CsrArrays, Array]:
     """As `_turned_by_scipy`, on a device."""
-    (n_rows, n_cols), row = csr.shape, expand_ptr(jnp, csr.indptr, csr.nnz)
-    col, number = lax.sort_key_val(csr.indices, jnp.arange(csr.nnz, dtype=csr.indptr.dtype))
-    turned = take(csr.data, number), take(row, number), row_pointers(col, n_cols).astype(csr.indptr.dtype)
-    return CsrArrays(*turned, shape=(n_cols, n_rows)), number
+    arrays, number = entry_index.transposed((csr.data, csr.indices, csr.indptr), csr.shape[1])
+    return CsrArrays(*arrays, shape=csr.shape[::-1]), number
 
 
 @building.on_either()

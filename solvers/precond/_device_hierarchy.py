@@ -15,13 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.core import Tracer
 
-from jaxsparse_fmt._types import CsrArrays, Target, index_dtype, is_on_cpu
+from jaxsparse_fmt._types import CsrArrays, Target, index_dtype
+from jaxsparse_fmt.algebra import on_device
+from jaxsparse_fmt.algebra.on_device import on_accelerator
 from jaxsparse_fmt.core import entry_index
 from jaxsparse_fmt.core.matrix import SparseMatrix, build
-from jaxsparse_fmt.formats.coo import row_pointers
-from jaxsparse_fmt.kernels.layout.address import expand_ptr, take
+from jaxsparse_fmt.kernels.layout.address import expand_ptr, row_pointers, take
 from solvers.core.spectrum import spectrum
 from solvers.precond._hierarchy import DAMPING, DENSEST, LANCZOS_STEPS, ROUNDING, STRICTER, WEAKER
 from solvers.precond._inverse import NULL
@@ -54,12 +54,7 @@ def serves(A: Any, B: Any) -> bool:
     """Whether A may be set up here, as far as its type tells."""
     vector = B is None or (np.shape(B) in {A.shape[:1], (A.shape[0], 1)} and not np.iscomplexobj(B))
     ours = isinstance(A, SparseMatrix) and A.shape[0] == A.shape[1] and jnp.issubdtype(A.dtype, jnp.floating)
-    return ours and vector and A.shape[0] > ROWS and not hasattr(A, "block_shape") and lies(A.values)
-
-
-def lies(a: Any) -> bool:
-    """Whether an array lies on one accelerator."""
-    return not isinstance(a, Tracer) and not is_on_cpu(a) and len(a.devices()) == 1
+    return ours and vector and A.shape[0] > ROWS and not hasattr(A, "block_shape") and on_accelerator(A.values)
 
 
 def begun(A: Any, B: Any, theta: float) -> Descent | None:
@@ -83,7 +78,7 @@ def descended(at: Descent) -> tuple[Descent, tuple[Any, ...], tuple[float, float
         T, below = _tentative(found.agg, at.near, inside, count)
         G = A.with_data(found.step)
         try:
-            P = (_kept(G, found.kept, A.nnz - weak) if weak else G) @ T
+            P = (_kept(G, found.kept) if weak else G) @ T
             R, unit = _transposed(P, at.unit)
             coarse = R @ (A @ P)
         except ValueError:  # the lists of products are too large for the device, or for indices of 32 bits
@@ -114,7 +109,7 @@ def _looked(A: Any, near: Array | None) -> Any:
     data, n, nnz = data.astype(np.float64), A.shape[0], A.nnz
     near = jnp.ones(n) if near is None else near
     A, row, number = _csr((data, col, ptr), A.shape), expand_ptr(jnp, ptr, nnz), lax.iota(ptr.dtype, nnz)
-    diagonal, place, largest = _diagonal(A, row), entry_index.sorted_by(col, number), jnp.max(jnp.abs(data))
+    diagonal, place, largest = A.diagonal(), entry_index.sorted_by(col, number), jnp.max(jnp.abs(data))
     usual = jnp.all((take(row, place) == col) & (take(col, place) == row))
     usual &= jnp.all(jnp.abs(take(data, place) - data) <= 1e-12 * largest) & jnp.all(diagonal != 0)
     usual &= jnp.isfinite(largest) & jnp.all(jnp.isfinite(near))
@@ -127,16 +122,11 @@ def _looked(A: Any, near: Array | None) -> Any:
     return usual, A, near, jnp.abs(diagonal)
 
 
-def _diagonal(A: Any, row: Array) -> Array:
-    data, col, _ = A.csr_arrays()
-    return jnp.zeros(A.shape[0], data.dtype).at[jnp.where(row == col, row, A.shape[0])].set(data, mode="drop")
-
-
 @jax.jit
 def _aggregated(A: Any, near: Array, unit: Array, theta: Array) -> Found:
     data, col, ptr = A.csr_arrays()
     n, row = A.shape[0], expand_ptr(jnp, ptr, A.nnz)
-    own, size, d = row == col, jnp.abs(data), _diagonal(A, row)
+    own, size, d = row == col, jnp.abs(data), A.diagonal()
     live = jnp.abs(d) > NULL * unit
     inverse = jnp.where(live, 1 / jnp.where(live, d, 1), 0)
     bound = jnp.max(jnp.abs(inverse) * (A.with_data(size) @ jnp.ones(n)))
@@ -151,7 +141,7 @@ def _aggregated(A: Any, near: Array, unit: Array, theta: Array) -> Found:
     weak = A.with_data(jnp.where(kept, 0, data)) @ jnp.ones(n)
     scale = DAMPING / upper * inverse
     step = jnp.where(kept, -take(scale, row) * data, 0) + jnp.where(own, 1 - take(scale * weak, row), 0)
-    numbers = count, jnp.sum(agg >= 0), jnp.sum(~kept), jnp.any(inverse < 0), lowest, upper
+    numbers = count, jnp.sum(agg >= 0), ~jnp.all(kept), jnp.any(inverse < 0), lowest, upper
     numbers += jnp.max(size), jnp.max(jnp.abs(inverse))
     return Found(agg, step, kept, inverse, numbers)
 
@@ -228,19 +218,14 @@ def _tentative(agg: Array, near: Array, inside: int, count: int) -> tuple[Any, A
     return _csr((values[here], agg[here], ptr), (agg.shape[0], count)), below
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def _kept(A: Any, kept: Array, nnz: int) -> Any:
+def _kept(A: Any, kept: Array) -> Any:
     data, col, ptr = A.csr_arrays()
-    at = jnp.nonzero(kept, size=nnz)[0]
-    before = jnp.concatenate([jnp.zeros(1, ptr.dtype), jnp.cumsum(kept, dtype=ptr.dtype)])
-    return _csr((data[at], col[at], before[ptr]), A.shape)
+    S, at = on_device.masked(on_device.pattern(col, ptr, A.shape), kept)
+    return _csr((take(data, at), S.indices, S.indptr), A.shape)
 
 
 @jax.jit
 def _transposed(P: Any, unit: Array) -> tuple[Any, Array]:
     """R = Pᵀ, and the sizes of the sums behind the diagonal of R·A·P."""
-    data, col, ptr = P.csr_arrays()
-    place = entry_index.sorted_by(col, lax.iota(index_dtype(P.nnz), P.nnz))
-    row = take(expand_ptr(jnp, ptr, P.nnz), place)
-    R = _csr((take(data, place), row, row_pointers(take(col, place), P.shape[1])), P.shape[::-1])
+    R = _csr(entry_index.transposed(P.csr_arrays(), P.shape[1])[0], P.shape[::-1])
     return R, R.with_data(R.data**2) @ unit

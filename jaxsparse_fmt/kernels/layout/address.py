@@ -19,6 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxsparse_fmt._types import index_dtype
+
 Arrays: TypeAlias = Mapping[str, Any]
 
 WARP = 32
@@ -313,6 +315,15 @@ def expand_ptr(xp: Any, ptr: Any, total: int) -> Any:
     if xp is np:
         return np.repeat(np.arange(ptr.shape[0] - 1, dtype=np.int32), np.diff(ptr))
     return jnp.cumsum(jnp.zeros(total, jnp.int32).at[when_run(ptr)[1:-1]].add(1, mode="drop"))
+
+
+def row_pointers(row: Any, n_rows: int) -> Any:
+    """Row pointers [n_rows + 1] from sorted row indices [nnz]."""
+    index, row = index_dtype(row.shape[0]), when_run(row)
+    last = jnp.concatenate([row[1:] != row[:-1], jnp.ones(row[:1].shape, bool)])
+    ends = jnp.zeros(n_rows + 1, index).at[jnp.where(last, row + 1, n_rows + 1)]
+    ends = ends.set(jnp.arange(1, row.shape[0] + 1, dtype=index), mode="drop")
+    return lax.cummax(ends)
 
 
 def when_run(a: Any) -> Any:

@@ -261,7 +261,7 @@ def there(monkeypatch):
     """Whatever is not tiny is set up by the programs for matrices on an accelerator."""
     monkeypatch.setattr(_device_hierarchy, "ROWS", 100)
     monkeypatch.setattr(_device_hierarchy, "FEW", 1000)
-    monkeypatch.setattr(_device_hierarchy, "lies", lambda a: True)
+    monkeypatch.setattr(_device_hierarchy, "on_accelerator", lambda a: True)
 
 
 def one_by_one(strong: np.ndarray, size: np.ndarray) -> np.ndarray:
