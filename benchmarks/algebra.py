@@ -77,8 +77,7 @@ def of_cupy(S: Any, R: Any, operation: Callable[[Any, Any], Any]) -> Sides:
     """CuPy's operation on CSR, which finds the pattern anew in every call; none where there is no GPU."""
     if report.platform_here() == "cpu":
         return {}
-    cupy, theirs = importlib.import_module("cupy"), importlib.import_module("cupyx.scipy.sparse")
-    A, B = (theirs.csr_matrix(sp.csr_matrix(M)) for M in (S, R))
+    cupy, (A, B) = importlib.import_module("cupy"), map(in_cupy, (S, R))
 
     def run() -> Any:
         result = operation(A, B)
@@ -86,6 +85,12 @@ def of_cupy(S: Any, R: Any, operation: Callable[[Any, Any], Any]) -> Sides:
         return result
 
     return {"CuPy": run}
+
+
+def in_cupy(S: Any) -> Any:
+    """The matrix as CuPy's CSR; None where there is no GPU."""
+    on_cpu = report.platform_here() == "cpu"
+    return None if on_cpu else importlib.import_module("cupyx.scipy.sparse").csr_matrix(sp.csr_matrix(S))
 
 
 def scattered(k: int) -> tuple[np.ndarray, np.ndarray, int]:

@@ -23,7 +23,7 @@ import scipy.sparse as sp
 import jaxsparse_fmt as jsf
 import solvers
 from benchmarks import report
-from benchmarks.algebra import scattered
+from benchmarks.algebra import in_cupy, scattered
 from benchmarks.report import Row
 from solvers import precond
 
@@ -57,11 +57,6 @@ def _cupy() -> Any:
     return importlib.import_module("cupy")
 
 
-def theirs(S: Any) -> Any:
-    """The matrix as CuPy's CSR; None without a GPU."""
-    return importlib.import_module("cupyx.scipy.sparse").csr_matrix(sp.csr_matrix(S)) if _on_gpu() else None
-
-
 def fresh(A: Any) -> Any:
     """A copy with index arrays of its own, for which nothing is kept."""
     return jax.tree.map(jnp.copy, A)
@@ -72,7 +67,7 @@ def conversions(n: int, k: int) -> Iterator[Row]:
     A, at = jsf.from_scipy(S, "csr"), scattered(k)
     r, c = map(jnp.asarray, at[:2])
     v, shape = jnp.ones(k), (at[2], at[2])
-    yield row(f"from_scipy, 7 points {2 * n}³", lambda: jsf.from_scipy(S).values, lambda: theirs(S))
+    yield row(f"from_scipy, 7 points {2 * n}³", lambda: jsf.from_scipy(S).values, lambda: in_cupy(S))
     yield row(f"asformat('auto'), 7 points {2 * n}³", lambda: fresh(A).asformat("auto").values)
     coo: Any = importlib.import_module("cupyx.scipy.sparse").coo_matrix if _on_gpu() else None
     w, i, j = map(_cupy().asarray, (np.ones(k), *at[:2])) if _on_gpu() else at
@@ -83,7 +78,7 @@ def conversions(n: int, k: int) -> Iterator[Row]:
 
 def algebra(n: int, m: int) -> Iterator[Row]:
     for name, S in ((f"7 points {n}³", jsf.gallery.poisson(n)), (f"FEM {m}³ × 3", jsf.gallery.elasticity(m))):
-        A, C = jsf.from_scipy(S, "csr"), theirs(S)
+        A, C = jsf.from_scipy(S, "csr"), in_cupy(S)
         yield row(f"A @ A, {name}", lambda A=A: fresh(A) @ fresh(A), lambda C=C: C @ C)
         yield row(f"A + A.T, {name}", lambda A=A: fresh(A) + fresh(A).T, lambda C=C: C + C.T.tocsr())
 
@@ -110,14 +105,14 @@ def products(n: int, m: int, nodes: int) -> Iterator[Row]:
 def of_matrix(name: str, S: Any) -> Iterator[Row]:
     many = functools.partial(row, flights=20)
     times, turned = jax.jit(lambda A, x: A @ x), jax.jit(lambda A, x: A.T @ x)
-    A, both, C, n = jsf.from_scipy(S), jsf.from_scipy(S, transpose=True), theirs(S), S.shape[0]
+    A, both, C, n = jsf.from_scipy(S), jsf.from_scipy(S, transpose=True), in_cupy(S), S.shape[0]
     x, X = jnp.ones(n), jnp.ones((n, 8))
     u = _cupy().ones(n) if _on_gpu() else None
     yield many(f"A @ x, {name}", lambda: times(A, x), lambda: C @ u)
     yield many(f"A.T @ x, {name}", lambda: turned(A, x), lambda: C.T @ u)
     yield many(f"A.T @ x, transpose=True, {name}", lambda: turned(both, x), lambda: C.T @ u)
     Z = (sp.csr_array(S) * (1 + 0.5j)).tocsr()
-    AZ, CZ, z = jsf.from_scipy(Z), theirs(Z), x + 1j
+    AZ, CZ, z = jsf.from_scipy(Z), in_cupy(Z), x + 1j
     w = _cupy().ones(n, complex) if _on_gpu() else None
     yield many(f"complex A @ x, {name}", lambda: times(AZ, z), lambda: CZ @ w)
     across = jax.jit(jax.vmap(lambda A, x: A @ x, (None, 0)))
