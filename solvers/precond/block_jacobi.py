@@ -113,6 +113,40 @@ def _diagonal_blocks(A: Any, b: int) -> Array:
     return blocks + jnp.eye(b, dtype=blocks.dtype) * (index >= n)[:, :, None]
 
 
+@jax.custom_jvp
+def _inverse(
+    blocks: Array,  # [n_blocks, b, b]
+) -> Array:
+    """Gauss-Jordan elimination of all blocks at once, the largest of a column as pivot; not finite where a block is
+    singular. It reads the blocks b times, and JAX's `inv` calls LAPACK, whose batches wait on a CPU for threads that
+    wait for them where as many devices as threads ask for one.
+    """
+    b = blocks.shape[1]
+
+    def eliminate(j: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        X, pivots, is_free = state
+        column = lax.dynamic_index_in_dim(X, j, 2)
+        p = jnp.argmax(jnp.where(is_free, jnp.abs(column[:, :, 0]), -1), axis=1)[:, None]
+        is_pivot = jnp.arange(b)[None, :] == p
+        pivot = jnp.take_along_axis(column, p[:, :, None], 1)
+        # Column j of the block is done: its place takes column p of the inverse, so far one of the identity.
+        X = lax.dynamic_update_slice_in_dim(X, is_pivot[:, :, None].astype(X.dtype), j, 2)
+        row = jnp.take_along_axis(X, p[:, :, None], 1) / pivot
+        X = jnp.where(is_pivot[:, :, None], row, X - column * row)
+        return X, lax.dynamic_update_slice_in_dim(pivots, p, j, 1), is_free & ~is_pivot
+
+    pivots, is_free = jnp.zeros_like(blocks[:, 0], int), jnp.ones_like(blocks[:, 0], bool)
+    X, pivots, _ = lax.fori_loop(0, b, eliminate, (blocks, pivots, is_free))
+    X = jnp.take_along_axis(X, pivots[:, :, None], 1)
+    return jnp.take_along_axis(X, jnp.argsort(pivots, axis=1)[:, None, :], 2)
+
+
+@_inverse.defjvp
+def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    X, product = _inverse(*primals), functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+    return X, -product(X, product(*tangents, X))
+
+
 @functools.partial(jax.jit, static_argnums=1)
 def _inverses(A: Any, b: int) -> tuple[Array, Array]:
     """The inverse of every block, or of its diagonal where the condition number of the scaled block exceeds 1/eps; and
@@ -124,7 +158,7 @@ def _inverses(A: Any, b: int) -> tuple[Array, Array]:
     scale = lax.rsqrt(jnp.abs(nonzero))
     scale = scale[:, :, None] * scale[:, None, :]
     scaled = scale * blocks
-    inverse = jnp.linalg.inv(scaled)
+    inverse = _inverse(scaled)
     condition = jnp.linalg.norm(scaled, 1, axis=(1, 2)) * jnp.linalg.norm(inverse, 1, axis=(1, 2))
     regular = condition < 1 / jnp.finfo(blocks.dtype).eps  # false for NaN
     finite = jnp.all(jnp.isfinite(blocks), axis=(1, 2))

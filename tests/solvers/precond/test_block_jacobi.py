@@ -91,3 +91,10 @@ def test_a_nan_in_a_block_is_refused_outside_jit_and_shows_inside(bad):
 def test_bad_input_is_refused_with_the_cure(S, size, error, message):
     with pytest.raises(error, match=message):
         block_jacobi(S, size)
+
+
+def test_inverses_wait_for_no_thread_of_a_pool():
+    """As LAPACK's batches do, for ever, where eight devices of one CPU ask for them at once."""
+    A = jsf.from_scipy(spd(), "csr")
+    assert "lapack" not in jax.jit(lambda A: block_jacobi(A, 16).inverse_blocks).lower(A).as_text()
+    assert "lapack" in jax.jit(jnp.linalg.inv).lower(jnp.eye(3)[None]).as_text()
