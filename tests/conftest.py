@@ -1,4 +1,4 @@
-"""What all tests share: 64-bit JAX, eight devices on the CPU, kept programs, the rng, tiers of tests, and skips.
+"""What all tests share: 64-bit JAX, eight devices on the CPU, kept programs, the rng, and skips.
 
 Tests skip where what they need is absent, as a GPU or a folder of matrices.
 
@@ -29,8 +29,6 @@ import jax  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
-from tests.tiers import mark_deep  # noqa: E402
-
 jax.config.update("jax_enable_x64", True)
 
 TESTS_SEEN = pytest.StashKey[int]()
@@ -45,7 +43,6 @@ def _gpus() -> int:
 
 @pytest.hookimpl(tryfirst=True)  # pytest deselects by marks in this hook too
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    mark_deep(items)
     needed = {"gpu": 1, "multigpu": 2}
     marked = [(i, n) for i in items for mark, n in needed.items() if i.get_closest_marker(mark)]
     found = _gpus() if marked else 0

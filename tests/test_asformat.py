@@ -7,11 +7,11 @@ import pytest
 
 import jaxsparse_fmt as jsf
 from tests.lowering import quick_jit
+from tests.marks import few
 from tests.oracle import assert_same_storage
 from tests.zoo import CASES, FIRST_LAYOUTS, LAYOUTS
 
-pytestmark = pytest.mark.some(layout=3)
-every_format = pytest.mark.parametrize("layout", FIRST_LAYOUTS, ids=str)
+every_format = pytest.mark.parametrize("layout", few(FIRST_LAYOUTS, 3), ids=str)
 
 
 @every_format
@@ -52,7 +52,6 @@ def test_a_matrix_made_inside_jit_equals_one_made_outside(layout):
         assert_same_storage(A, layout.of(S))
 
 
-@pytest.mark.some(layout=2)
 @every_format
 def test_a_conversion_of_traced_values_is_differentiable_and_maps(layout, rng):
     S = CASES["irregular"].scipy()

@@ -12,13 +12,13 @@ from jax.experimental import sparse
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.choose import tune
 from solvers import cg
+from tests.marks import few
 from tests.zoo import CASES, FIRST_LAYOUTS, LAYOUTS
 
 S = sp.csr_array(np.array([[1.0, 0, 2], [0, 3, 0]]))
 A = jsf.from_scipy(S, "csr")
 
-pytestmark = pytest.mark.some(layout=3)
-every_format = pytest.mark.parametrize("layout", FIRST_LAYOUTS, ids=str)
+every_format = pytest.mark.parametrize("layout", few(FIRST_LAYOUTS, 3), ids=str)
 
 
 def int32(*numbers):

@@ -9,8 +9,6 @@ import scipy.sparse as sp
 import jaxsparse_fmt as jsf
 from tests.test_convert import A, S, int32
 
-pytestmark = pytest.mark.some(layout=3)
-
 
 def spoiled(kind=sp.csr_array, **arrays):
     """S with arrays that SciPy does not check after construction."""

@@ -10,12 +10,12 @@ import scipy.sparse
 from jax.test_util import check_grads
 
 from tests.lowering import quick_jit
+from tests.marks import few
 from tests.oracle import assert_compiled_once_a_shape
 from tests.zoo import CASES, FIRST_LAYOUTS, LAYOUTS, SORTED, Layout
 
-pytestmark = pytest.mark.some(layout=4)
-every_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-every_format = pytest.mark.parametrize("layout", FIRST_LAYOUTS, ids=str)
+every_layout = pytest.mark.parametrize("layout", few(LAYOUTS, 4), ids=str)
+every_format = pytest.mark.parametrize("layout", few(FIRST_LAYOUTS, 4), ids=str)
 
 IRREGULAR = CASES["irregular"]
 
@@ -31,16 +31,16 @@ SPLIT = next(layout for layout in FIRST_LAYOUTS if layout.format == "sell")  # i
 
 
 # The rules of derivatives know no formats; the faces that they call are asked for in every format below.
-@pytest.mark.some(dtype=1)
-@pytest.mark.parametrize("layout, dtype", [(SPLIT, "float64"), (SORTED, "float64"), (SORTED, "complex128")], ids=str)
+@pytest.mark.parametrize(
+    "layout, dtype", few([(SPLIT, "float64"), (SORTED, "float64"), (SORTED, "complex128")], 1), ids=str
+)
 def test_derivatives_to_second_order_agree_with_differences(layout, dtype, rng):
     A = layout.of(CASES["duplicates"].scipy(dtype))
     x = jnp.asarray(rng.standard_normal(5), dtype)
     check_grads(product_of(A), (x, A.data), order=2, modes=("fwd", "rev"))
 
 
-@pytest.mark.some(layout=2)  # as above
-@every_format
+@pytest.mark.parametrize("layout", few(FIRST_LAYOUTS, 2), ids=str)
 def test_mixed_second_derivatives_equal_those_of_the_dense_product(layout, rng):
     case = IRREGULAR
     A, (row, col) = layout.of(case.scipy()), case.places()
@@ -80,8 +80,7 @@ def test_padding_takes_no_gradient_even_from_poison(layout):
 # ------------------------------------------------------------------------------------------------------------ vmap
 
 
-@pytest.mark.some(layout=1)
-@pytest.mark.parametrize("layout", [Layout("csr"), SORTED, SPLIT], ids=str)
+@pytest.mark.parametrize("layout", few([Layout("csr"), SORTED, SPLIT], 1), ids=str)
 def test_vmap_over_vectors_data_and_both(layout, rng):
     A, (row, col), vmap = layout.of(IRREGULAR.scipy()), IRREGULAR.places(), jax.vmap
     X, Y, D = rng.standard_normal((4, 13)), rng.standard_normal((4, 17)), rng.standard_normal((4, A.nnz))

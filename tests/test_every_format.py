@@ -8,24 +8,19 @@ import scipy.sparse
 
 import jaxsparse_fmt as jsf
 from tests.lowering import quick_jit
+from tests.marks import few
 from tests.oracle import assert_close, assert_product, draw, faces, magnitude, wide
-from tests.tiers import covered
 from tests.zoo import CASES, FIRST_LAYOUTS, LAYOUTS, PAIRS, SORTED, Layout
 
 # Compilation takes nearly all the time here, so functions are compiled at module level and shared between tests, and
 # the tests of one pair follow one another.
-pytestmark = pytest.mark.some(layout=3)
-every_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-every_format = pytest.mark.parametrize("layout", FIRST_LAYOUTS, ids=str)
+every_layout = pytest.mark.parametrize("layout", few(LAYOUTS, 3), ids=str)
+every_format = pytest.mark.parametrize("layout", few(FIRST_LAYOUTS, 3), ids=str)
 
 IRREGULAR = CASES["irregular"]
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(pair.values, marks=pair.marks) for pair in PAIRS],
-    ids=lambda pair: "-".join(map(str, pair)),
-)
+@pytest.fixture(scope="module", params=PAIRS, ids=lambda pair: "-".join(map(str, pair)))
 def pair(request):
     """A case, its layout, and the matrix."""
     case, layout = request.param
@@ -99,7 +94,6 @@ KINDS = dict.fromkeys(
 )
 
 
-@pytest.mark.some()
 @pytest.mark.parametrize(
     "layout, stored, vector",
     [pytest.param(*row, marks=pytest.mark.deep if i >= len(DTYPES) else ()) for i, row in enumerate(KINDS)],
@@ -164,12 +158,10 @@ def views(A):
     return A.data, A.with_data(2 * A.data).data, A.diagonal(), A.todense(), A.T.todense()
 
 
-STORED = [(IRREGULAR, layout) for layout in LAYOUTS] + [
-    (CASES[name], layout)
-    for name in ("no_rows", "no_columns", "no_entries", "explicit_zero")
-    for layout in FIRST_LAYOUTS
-]
-every_stored = pytest.mark.parametrize("case, layout", covered(STORED), ids=str)
+STORED = few([(IRREGULAR, layout) for layout in LAYOUTS], 3)
+for _name in ("no_rows", "no_columns", "no_entries", "explicit_zero"):
+    STORED += few([(CASES[_name], layout) for layout in FIRST_LAYOUTS], 1)
+every_stored = pytest.mark.parametrize("case, layout", STORED, ids=str)
 
 
 @every_stored
@@ -208,7 +200,7 @@ def test_layout_rebuilds_the_same_storage(layout):
 
 
 @every_format
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float32, np.complex128])
+@pytest.mark.parametrize("dtype", few([jnp.bfloat16, np.float32, np.complex128], 1))
 def test_astype_changes_values_and_nothing_else(layout, dtype):
     A = layout.of(IRREGULAR.scipy())
     B = A.astype(dtype)

@@ -47,7 +47,7 @@ def printed(paths: list[pathlib.Path]) -> dict[str, str]:
     told = []
     for some in (paths[:1], paths[1:]):
         command = [sys.executable, "-c", IN_TURN, *map(str, some)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1800)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr
         told += json.loads(done.stdout.splitlines()[-1])
     assert not any(error for *_, error in told), "\n".join(f"{path}: {error}" for path, _, error in told if error)

@@ -14,6 +14,7 @@ import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from solvers import cg, eigsh, lsmr, precond
+from tests.marks import few
 from tests.zoo import CASES, FIRST_LAYOUTS
 
 S = sp.csr_array(sp.diags_array([np.full(20, 3.0), -np.ones(19), -np.ones(19)], offsets=[0, 1, -1]))
@@ -32,9 +33,8 @@ def through_bytes(f, *args, platforms=("cpu", "cuda")):
     return jax.export.deserialize(written).call(*args)
 
 
-@pytest.mark.some(layout=4)
 @flatbuffers
-@pytest.mark.parametrize("layout", FIRST_LAYOUTS, ids=str)
+@pytest.mark.parametrize("layout", few(FIRST_LAYOUTS, 4), ids=str)
 def test_an_exported_program_takes_and_returns_a_matrix_of_every_format(layout):
     A, x = layout.of(IRREGULAR.scipy(), backend="xla"), np.linspace(-1, 1, 13)
     C, y = through_bytes(lambda A, x: (A * 2, A @ x), A, x)
@@ -56,9 +56,8 @@ EVERYTHING = {
 }
 
 
-@pytest.mark.some(make=4)
 @flatbuffers
-@pytest.mark.parametrize("make", EVERYTHING.values(), ids=EVERYTHING)
+@pytest.mark.parametrize("make", few(EVERYTHING.values(), 4), ids=EVERYTHING)
 def test_everything_else_that_a_program_may_take_goes_through_bytes_too(make):
     A = make()
     again = through_bytes(lambda A: A, A)
@@ -100,8 +99,7 @@ print(*map(float, program.call(*pickle.loads(pathlib.Path(sys.argv[1], "argument
     np.testing.assert_allclose([float(word) for word in run.stdout.split()], S @ B, rtol=1e-14)
 
 
-@pytest.mark.some(copied=1)
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda a: pickle.loads(pickle.dumps(a))])
+@pytest.mark.parametrize("copied", few([copy.copy, copy.deepcopy, lambda a: pickle.loads(pickle.dumps(a))], 1))
 def test_matrices_and_results_can_be_copied_and_pickled(copied):
     A = jsf.from_scipy(S, "pjds", transpose=True)
     M = precond.jacobi(A)

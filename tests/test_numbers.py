@@ -56,7 +56,6 @@ def test_what_is_no_real_number_is_refused_by_name(door):
             REAL_DOORS[door](value)
 
 
-@pytest.mark.some(door=8)
 @pytest.mark.parametrize("door", WHOLE_DOORS)
 def test_every_kind_of_whole_number_is_taken_for_the_same(door):
     made = (WHOLE_DOORS[door](value) for value in WHOLE)
@@ -65,7 +64,6 @@ def test_every_kind_of_whole_number_is_taken_for_the_same(door):
         assert all(np.array_equal(a, w) for a, w in zip(leaves, want, strict=True))
 
 
-@pytest.mark.some(door=3)
 @pytest.mark.parametrize("door", REAL_DOORS)
 def test_every_kind_of_real_number_is_taken(door):
     for value in REAL:

@@ -13,7 +13,7 @@ import scipy.sparse
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.formats.base import ByRule
-from tests.tiers import covered
+from tests.marks import deep
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -162,12 +162,11 @@ def by_rule(A: jsf.SparseMatrix) -> bool:
     return isinstance(A, ByRule) and not isinstance(A, jsf.HYB)
 
 
-# All cases at once in every layout. Then those that are one of a kind as a whole too, as one without rows, in every
-# format; of these the quick tier takes each case in one. The rest, which are handed over in another way or like others,
-# stand alone in one layout.
+# All cases at once in every layout, and each alone in one layout. Those that are one of a kind as a whole too, as one
+# without rows, stand in every format, of which the deep tests ask.
 _WHOLE = ("irregular", "no_rows", "no_columns", "no_entries", "one_by_one", "tall", "explicit_zero", "even_rows")
-PAIRS = covered(
-    [(ALL, layout) for layout in LAYOUTS]
-    + [(case, SORTED) for case in CASES.values() if case.name not in _WHOLE]
-    + [(CASES[name], layout) for name in _WHOLE for layout in FIRST_LAYOUTS]
-)
+PAIRS = [
+    *((ALL, layout) for layout in LAYOUTS),
+    *((case, SORTED) for case in CASES.values()),
+    *(deep((CASES[name], layout)) for name in _WHOLE for layout in FIRST_LAYOUTS if layout is not SORTED),
+]

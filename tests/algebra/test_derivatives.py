@@ -9,6 +9,7 @@ import scipy.sparse as sp
 import jaxsparse_fmt as jsf
 from solvers import cg
 from tests.lowering import quick_jit
+from tests.marks import few
 
 rng = np.random.default_rng(5)
 S = rng.normal(size=(4, 4)) * np.array([[1, 0, 1, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 1, 0, 1]])
@@ -77,8 +78,7 @@ def test_an_operation_outside_jit_is_that_of_dense_matrices(name, where):
         )
 
 
-@pytest.mark.some(name=10)
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", few(OPERATIONS, 10))
 def test_a_hessian_by_all_values_is_that_of_dense_matrices(name):
     sparse, dense = OPERATIONS[name]
 

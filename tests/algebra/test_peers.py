@@ -10,6 +10,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
+from tests.marks import few
 from tests.zoo import CASES
 
 DTYPES = {"float32": 1e-6, "bfloat16": 0.02, "float16": 2e-3, "complex64": 1e-6}
@@ -31,7 +32,7 @@ def csr(a) -> jsf.SparseMatrix:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", CASES.values(), ids=str)
+@pytest.mark.parametrize("case", few(CASES.values(), 4), ids=str)
 def test_the_zoo_adds_and_multiplies_in_every_dtype(case, dtype):
     A = jsf.from_scipy(case.scipy(np.complex64 if dtype == "complex64" else np.float32), "csr").astype(dtype)
     D, P = case.dense(dtype if dtype == "complex64" else np.float32), case.pattern()

@@ -9,6 +9,7 @@ import scipy.sparse as sp
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.algebra import plans
 from jaxsparse_fmt.formats import memory
+from tests.marks import few
 from tests.zoo import FIRST_LAYOUTS
 
 rng = np.random.default_rng(7)
@@ -28,8 +29,7 @@ def same(A: jsf.SparseMatrix, expected: sp.sparray, rtol: float = 1e-5) -> None:
     assert A.shape == expected.shape
 
 
-@pytest.mark.some(layout=4)  # formats only give and take entries, for which `tests/test_every_format.py` asks
-@pytest.mark.parametrize("layout", FIRST_LAYOUTS, ids=str)
+@pytest.mark.parametrize("layout", few(FIRST_LAYOUTS, 4), ids=str)
 def test_every_format_adds_multiplies_and_slices(layout):
     A, B, C = layout.of(S), layout.of(Q), layout.of(R)
     same(A + B, S + Q)

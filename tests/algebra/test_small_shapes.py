@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import jaxsparse_fmt as jsf
+from tests.marks import few
 
 
 @pytest.fixture
@@ -55,10 +56,8 @@ SIZES = [
 ]
 
 
-@pytest.mark.some(size=4)
-@pytest.mark.parametrize("size", SIZES, ids=str)
-def test_operators_and_plans_of_small_matrices_are_those_of_dense_ones(size, poisoned, where, rng):
-    rows, cols, nnz, k = size
+@pytest.mark.parametrize(("rows", "cols", "nnz", "k"), few(SIZES, 2), ids=str)
+def test_operators_and_plans_of_small_matrices_are_those_of_dense_ones(rows, cols, nnz, k, poisoned, where, rng):
     for _ in range(4 if where == "host" else 1):
         (A, a, of_a), (D, d, of_d), (B, b, of_b) = (
             assembled(rng, shape, nnz, k) for shape in ((rows, cols), (rows, cols), (cols, rows))

@@ -17,13 +17,14 @@ from jaxsparse_fmt.choose import ranking
 from jaxsparse_fmt.formats import statistics
 from jaxsparse_fmt.kernels.backends import selection
 from tests.formats.test_memory import arrow
+from tests.marks import few
 from tests.zoo import CASES
 
 every_platform = pytest.mark.parametrize("platform", ["cpu", "gpu"])
 
 
 @every_platform
-@pytest.mark.parametrize("case", CASES.values(), ids=str)
+@pytest.mark.parametrize("case", few(CASES.values(), 8), ids=str)
 def test_every_choice_can_be_built_and_is_as_large_as_it_says(case, platform):
     choices = jsf.choose.rank(case.scipy(), platform=platform)
     assert {c.format for c in choices} <= set(jsf.FORMATS)
@@ -157,8 +158,7 @@ def test_columns_far_apart_are_not_promised_16_bits():
     assert "sell" not in [c.format for c in ranked("uneven rows anywhere")]
 
 
-@pytest.mark.some(name=3)
-@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("name", few(LARGE, 3))
 def test_what_was_estimated_from_a_sample_is_nearly_so(name):
     S = large(name)
     assert S.nnz > 500_000  # more than is looked at

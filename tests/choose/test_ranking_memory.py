@@ -12,6 +12,7 @@ from benchmarks import suite
 from jaxsparse_fmt._types import CsrArrays, readable_bytes
 from jaxsparse_fmt.choose import ranking
 from jaxsparse_fmt.formats import building, memory
+from tests.marks import few
 from tests.oracle import assert_same_storage
 
 
@@ -30,8 +31,7 @@ def test_auto_takes_the_best_that_fits_the_free_memory(monkeypatch):
     assert (A.name, A.nbytes) == (best.format, pytest.approx(best.nbytes, rel=0.02))
 
 
-@pytest.mark.some(format=1)
-@pytest.mark.parametrize("format", ["auto", "tune"])
+@pytest.mark.parametrize("format", few(["auto", "tune"], 1))
 def test_where_nothing_fits_the_memory_what_would_is_said(format, monkeypatch):
     S = jsf.gallery.elasticity(5)
     wide, narrow = (min(c.moved for c in ranking.rank(S, dtype)) for dtype in ("float64", "float32"))

@@ -12,6 +12,7 @@ import scipy.sparse
 from jaxsparse_fmt.cli import arguments, main, measure
 from jaxsparse_fmt.io import files
 from tests.cli.conftest import POISSON, written
+from tests.marks import few
 
 
 def fact(out: str, name: str) -> str:
@@ -25,8 +26,7 @@ def fact(out: str, name: str) -> str:
 
 
 # The command hands the name on; that cg solves in every format is asked in tests/solvers.
-@pytest.mark.some(format=1)
-@pytest.mark.parametrize("format", ["auto", "csr", "pjds"])
+@pytest.mark.parametrize("format", few(["auto", "csr", "pjds"], 1))
 def test_solve_reaches_the_residual_asked_for_and_ends_with_the_whole_table(format, poisson, tmp_path, rng, capsys):
     b = rng.standard_normal(POISSON.shape[0])
     rhs, x = tmp_path / "b.npy", tmp_path / "x.npy"
@@ -74,8 +74,7 @@ def test_x_goes_to_standard_output_and_the_table_beside_it(poisson: str, capsys)
     assert "CONVERGED" in captured.err
 
 
-@pytest.mark.some(dtype=1)
-@pytest.mark.parametrize("dtype", arguments.DTYPES)
+@pytest.mark.parametrize("dtype", few(arguments.DTYPES, 1))
 def test_solve_computes_in_the_dtype_asked_for(dtype: str, tmp_path, capsys):
     is_complex = dtype.startswith("complex")
     turn = scipy.sparse.diags_array([0.2j, -0.2j], offsets=[1, -1], shape=POISSON.shape)
@@ -105,15 +104,17 @@ def test_solve_leaves_what_was_asked_for_and_nothing_else_and_prints_no_control_
 # ---------------------------------------------------------------------------------- not converged
 
 
-@pytest.mark.some(S=1)
 @pytest.mark.parametrize(
     ("S", "args", "cure"),
-    [
-        (-POISSON, ["--method", "cg"], "not positive definite.*check the sign of A"),
-        (POISSON, ["--maxiter", "2", "--method", "cg"], "maxiter reached.*raise maxiter"),
-        (POISSON * np.nan, [], "NaN or infinity"),
-        (POISSON, ["--dtype", "float32", "--rtol", "1e-15"], "float64 where x is float32|zero residual"),
-    ],
+    few(
+        [
+            (-POISSON, ["--method", "cg"], "not positive definite.*check the sign of A"),
+            (POISSON, ["--maxiter", "2", "--method", "cg"], "maxiter reached.*raise maxiter"),
+            (POISSON * np.nan, [], "NaN or infinity"),
+            (POISSON, ["--dtype", "float32", "--rtol", "1e-15"], "float64 where x is float32|zero residual"),
+        ],
+        1,
+    ),
     ids=["negative definite", "maxiter", "NaN", "float32"],
 )
 def test_no_convergence_is_exit_1_with_the_cure(S, args: list[str], cure: str, tmp_path, capsys):

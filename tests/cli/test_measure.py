@@ -7,6 +7,7 @@ import jaxsparse_fmt as jsf
 from jaxsparse_fmt import gallery
 from jaxsparse_fmt.cli import measure
 from solvers import cg
+from tests.marks import few
 
 S = gallery.poisson(5)
 FLOAT64 = np.dtype(np.float64)
@@ -19,8 +20,7 @@ def test_auto_takes_the_choice_ranked_first_and_its_bytes():
     assert stored.moved == best.moved and best.reason in stored.why
 
 
-@pytest.mark.some(format=5)
-@pytest.mark.parametrize("format", jsf.FORMATS)
+@pytest.mark.parametrize("format", few(jsf.FORMATS, 5))
 def test_a_named_format_is_taken_in_its_best_layout(format: str):
     stored = measure.store(S, FLOAT64, format)
     ranked = [c for c in jsf.choose.rank(S) if c.format == format]

@@ -10,12 +10,12 @@ from jaxsparse_fmt import gallery
 from jaxsparse_fmt.cli import main, plots
 from jaxsparse_fmt.convert import canonical
 from tests import zoo
+from tests.marks import few
 
 CURVES = {name: np.exp(-np.arange(0.0, 30, k)) for name, k in (("one", 1), ("two", 10))}
 
 
-@pytest.mark.some(case=5)
-@pytest.mark.parametrize("case", zoo.CASES.values(), ids=str)
+@pytest.mark.parametrize("case", few(zoo.CASES.values(), 5), ids=str)
 def test_every_shape_is_drawn_without_a_warning(case: zoo.Case, tmp_path: pathlib.Path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")

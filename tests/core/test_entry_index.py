@@ -12,16 +12,16 @@ import scipy.sparse as sp
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.core import entry_index
 from tests.lowering import operations
+from tests.marks import few
 from tests.zoo import CASES, FIRST_LAYOUTS, Layout
 
 S = CASES["irregular"].scipy().tocsr()
 SYMMETRIC = jsf.gallery.poisson(4)
 IN_ORDER = ("csr", "coo")
-pytestmark = pytest.mark.some(layout=3)
-every_format = pytest.mark.parametrize("layout", FIRST_LAYOUTS, ids=str)
-others = pytest.mark.parametrize("layout", [lay for lay in FIRST_LAYOUTS if lay.format not in IN_ORDER], ids=str)
+every_format = pytest.mark.parametrize("layout", few(FIRST_LAYOUTS, 3), ids=str)
+others = pytest.mark.parametrize("layout", few((a for a in FIRST_LAYOUTS if a.format not in IN_ORDER), 3), ids=str)
 WAYS = [*((layout, {}) for layout in FIRST_LAYOUTS), (Layout("hll"), {"transpose": True})]
-every_way = pytest.mark.parametrize(("layout", "options"), WAYS, ids=str)
+every_way = pytest.mark.parametrize(("layout", "options"), few(WAYS, 3), ids=str)
 
 
 @pytest.mark.parametrize("format", IN_ORDER)

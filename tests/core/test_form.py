@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.core import form
 from tests.lowering import SIGNATURES, gpus, lowered, operations
+from tests.marks import few
 from tests.oracle import assert_product, draw, wide
 from tests.zoo import CASES, SORTED, Layout
 
@@ -85,16 +86,18 @@ def test_nothing_is_computed_for_an_operand_that_does_not_vary(A):
 # ------------------------------------------------------------------------------------------------------ mixed dtypes
 
 
-@pytest.mark.some(stored=1)
 @pytest.mark.parametrize(
     "stored, vector",
-    [
-        (jnp.float32, jnp.float64),
-        (jnp.float64, jnp.float32),
-        (jnp.bfloat16, jnp.float32),
-        (jnp.float64, jnp.complex128),
-        (jnp.complex64, jnp.float64),
-    ],
+    few(
+        [
+            (jnp.float32, jnp.float64),
+            (jnp.float64, jnp.float32),
+            (jnp.bfloat16, jnp.float32),
+            (jnp.float64, jnp.complex128),
+            (jnp.complex64, jnp.float64),
+        ],
+        1,
+    ),
     ids=lambda d: d.__name__,
 )
 def test_cotangents_have_the_dtype_of_their_operand(stored, vector, rng):
@@ -178,8 +181,7 @@ def test_kernels_lower_inside_shard_map_whatever_its_axes_are_called(backend, ch
         assert SIGNATURES[backend] in text
 
 
-@pytest.mark.some(check_vma=1)
-@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("check_vma", few([True, False], 1))
 def test_gradients_sum_over_the_devices_that_share_the_values(A, rng, mesh, check_vma):
     X = jnp.asarray(rng.standard_normal((N_COLS, 16)))
 

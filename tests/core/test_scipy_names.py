@@ -10,13 +10,14 @@ import scipy.sparse as sp
 import scipy.sparse.linalg as spla
 
 import jaxsparse_fmt as jsf
+from tests.marks import few
 from tests.zoo import CASES, FIRST_LAYOUTS, Layout
 
 REAL = CASES["irregular"].scipy().tocsr()
 COMPLEX = CASES["irregular"].scipy(np.complex128).tocsr()
 both_kinds = pytest.mark.parametrize("S", [REAL, COMPLEX], ids=["real", "complex"])
 LAYOUTS = [Layout("csr"), Layout("hll"), Layout("dia")]
-some = pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+some = pytest.mark.parametrize("layout", few(LAYOUTS, 1), ids=str)
 sides = pytest.mark.parametrize("side", ["A", "A.T"])
 
 
@@ -94,9 +95,8 @@ def test_is_what_means_something_else_refused_in_words(name, side):
         use(A)
 
 
-@pytest.mark.some(layout=2)
 @sides
-@pytest.mark.parametrize("layout", FIRST_LAYOUTS, ids=str)
+@pytest.mark.parametrize("layout", few(FIRST_LAYOUTS, 2), ids=str)
 def test_does_scipy_take_it_as_a_linear_operator(layout, side, rng):
     A, T = pair(COMPLEX, layout, side)
     operator_ = spla.aslinearoperator(A)
@@ -123,8 +123,7 @@ def test_do_scipys_solvers_take_it():
     np.testing.assert_allclose(largest, np.linalg.eigvalsh(S.toarray())[-1:], rtol=1e-9)
 
 
-@pytest.mark.some(layout=4)
-@pytest.mark.parametrize("layout", FIRST_LAYOUTS, ids=str)
+@pytest.mark.parametrize("layout", few(FIRST_LAYOUTS, 4), ids=str)
 def test_does_a_transpose_have_the_entries_and_sizes_of_one(layout, rng):
     A, T = layout.of(REAL), sp.csr_array(REAL.T)
     T.sort_indices()

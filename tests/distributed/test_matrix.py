@@ -17,6 +17,7 @@ from jaxsparse_fmt.distributed.common_format import MODES
 from solvers import precond
 from tests import zoo
 from tests.distributed.problems import DEVICES, KINDS, MESH, irregular, take
+from tests.marks import few
 
 S = irregular()
 X = np.random.default_rng(1).standard_normal((90, 2))
@@ -46,8 +47,7 @@ def close(got, wanted):
     np.testing.assert_allclose(np.asarray(got), wanted, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.some(layout=5)
-@pytest.mark.parametrize(("layout", "mode", "kind"), WAYS, ids=str)
+@pytest.mark.parametrize(("layout", "mode", "kind"), few(WAYS, 5), ids=str)
 def test_every_format_agrees_with_scipy(layout, mode, kind, monkeypatch):
     take(kind, monkeypatch)
     B = jsf.shard(S, MESH, format=layout.format, mode=mode, **dict(layout.options))
@@ -69,10 +69,9 @@ def test_every_mode_and_exchange_agrees_with_scipy_both_ways(mode, kind, monkeyp
     assert abs(B.to_scipy() - S).max() == 0
 
 
-@pytest.mark.some(options=1)
 @pytest.mark.parametrize(
     "options",
-    [{"reorder": "rcm", "mode": "vector"}, {"reorder": np.random.default_rng(4).permutation(90)}],
+    few([{"reorder": "rcm", "mode": "vector"}, {"reorder": np.random.default_rng(4).permutation(90)}], 1),
     ids=["rcm", "permutation"],
 )
 def test_the_basis_hides_how_unknowns_are_renumbered(options):
@@ -88,9 +87,9 @@ def test_the_basis_hides_how_unknowns_are_renumbered(options):
     close(B.basis.leave(inside), S @ X[:, 0])
 
 
-@pytest.mark.some(shape=3)
-@pytest.mark.parametrize("shape", [(90, 40), (5, 7), (1, 1), (0, 0), (3, 0), (0, 3)], ids=str)
-def test_shapes_that_eight_devices_do_not_divide(shape):
+@pytest.mark.parametrize(("n_rows", "n_cols"), few([(90, 40), (5, 7), (1, 1), (0, 0), (3, 0), (0, 3)], 3), ids=str)
+def test_shapes_that_eight_devices_do_not_divide(n_rows, n_cols):
+    shape = n_rows, n_cols
     T = irregular(*shape) if min(shape) >= 20 else sp.csr_array(np.arange(1.0, 1 + shape[0] * shape[1]).reshape(shape))
     B = jsf.shard(T, MESH, format="ell")
     close(times(B, np.ones(shape[1])), T @ np.ones(shape[1]))
@@ -151,8 +150,7 @@ def test_vmap_over_vectors_and_over_values():
     close(many, np.stack([S @ X[:, 0], OTHER @ X[:, 0]]))
 
 
-@pytest.mark.some(dtype=1)
-@pytest.mark.parametrize("dtype", ["float32", "complex128"])
+@pytest.mark.parametrize("dtype", few(["float32", "complex128"], 1))
 def test_other_dtypes(dtype):
     T = (S * (1 + 2j)).astype(dtype) if dtype == "complex128" else S.astype(dtype)
     B = jsf.shard(T, MESH, format="hll", slice_size=4)
@@ -173,8 +171,7 @@ def test_a_mesh_axis_beside_others_holds_copies():
     close(jsf.shard(S, mesh, axis="batch", format="ell") @ X[:, 0], S @ X[:, 0])
 
 
-@pytest.mark.some(mode=1)
-@pytest.mark.parametrize(("mode", "backend"), [(mode, "xla") for mode in MODES] + [("overlap", "interpret")])
+@pytest.mark.parametrize(("mode", "backend"), few([(mode, "xla") for mode in MODES] + [("overlap", "interpret")], 1))
 def test_an_inner_product_comes_with_the_product(mode, backend):
     """Rows of 0 to 60 entries, whose kernel has none, and short ones, whose kernel has."""
     x, w = np.random.default_rng(3).standard_normal((2, 90))

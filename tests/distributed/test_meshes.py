@@ -14,6 +14,7 @@ from solvers import cg, lobpcg, precond
 from tests.core.test_mesh_axes import both_ways, close, placed, solved
 from tests.distributed import programs
 from tests.distributed.problems import take
+from tests.marks import few
 
 KINDS = {
     "explicit": (AxisType.Explicit, AxisType.Explicit),
@@ -34,9 +35,8 @@ def shard(mesh, **options):
     return jsf.shard(S, mesh, format="ell", **options)
 
 
-@pytest.mark.some(kind=1, made=1)
-@pytest.mark.parametrize("made", ["inside", "outside"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("made", few(["inside", "outside"], 1))
+@pytest.mark.parametrize("kind", few(KINDS, 1))
 def test_products_and_derivatives_inside_set_mesh(kind, made):
     mesh = MESHES[kind]
     B = shard(mesh)

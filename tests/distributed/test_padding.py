@@ -7,6 +7,7 @@ import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from tests.distributed.problems import MESH
+from tests.marks import few
 
 TWO = jax.make_mesh((2,), ("rows",), devices=MESH.devices[:2])
 HALF = 70_000  # rows of a shard, whose columns 16 bits do not reach
@@ -22,11 +23,14 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.some(name=2, shards=2)
-@pytest.mark.parametrize("shards", [(NEAR, FAR), (LONG, NEAR), (FAR, NONE)], ids=["widths", "long rows", "none"])
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_shards_stay_what_they_were(name, shards):
-    row, col = np.concatenate([np.array(of, int).reshape(2, -1) + HALF * k for k, of in enumerate(shards)], axis=1)
+@pytest.mark.parametrize(
+    ("one", "other"), few([(NEAR, FAR), (LONG, NEAR), (FAR, NONE)], 2), ids=["widths", "long rows", "none"]
+)
+@pytest.mark.parametrize("name", few(LAYOUTS, 2))
+def test_shards_stay_what_they_were(name, one, other):
+    row, col = np.concatenate(
+        [np.array(of, int).reshape(2, -1) + HALF * k for k, of in enumerate((one, other))], axis=1
+    )
     S = sp.csr_array((np.arange(1.0, len(row) + 1), (row, col)), (2 * HALF, 2 * HALF))
     S.sort_indices()
     A = jsf.shard(S, TWO, format=name.split(",")[0], by="rows", **LAYOUTS[name])

@@ -12,6 +12,7 @@ import solvers
 from solvers import cg, eigsh, precond, refine
 from tests.distributed.problems import MESH
 from tests.distributed.programs import facts
+from tests.marks import few
 from tests.solvers.methods import CASES, matrix, right_hand_side
 
 
@@ -26,8 +27,7 @@ def check(sol, S, b):
     assert sol.residual_norm == pytest.approx(np.linalg.norm(b - S @ np.asarray(sol.x)), rel=1e-3, abs=1e-14)
 
 
-@pytest.mark.some(case=3)
-@pytest.mark.parametrize("case", [case for case in CASES if not case.name.startswith("cg")], ids=str)
+@pytest.mark.parametrize("case", few([case for case in CASES if not case.name.startswith("cg")], 3), ids=str)
 def test_every_method_solves(case):
     S, b = case.system()
     check(case.solver(on_mesh(S), b, rtol=1e-10), S, b)
@@ -42,8 +42,7 @@ STEPS = {
 }
 
 
-@pytest.mark.some(method=3)
-@pytest.mark.parametrize("method", STEPS)
+@pytest.mark.parametrize("method", few(STEPS, 3))
 def test_a_step_takes_an_exchange_a_product_and_as_few_reductions_as_its_form_has(method):
     """Other loops restart."""
     solver, products, reductions = STEPS[method]

@@ -7,6 +7,7 @@ import pytest
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.core.basis import IDENTITY
 from tests.formats.pictures import LENGTHS, RAGGED, stored
+from tests.marks import few
 from tests.oracle import assert_product
 
 SQUARE = RAGGED[:, :99]
@@ -18,7 +19,7 @@ SORTED = {
     "biell": {},
     "bijad": {},
 }
-every_sorted = pytest.mark.parametrize("format", SORTED)
+every_sorted = pytest.mark.parametrize("format", few(SORTED, 2))
 
 
 @jax.jit
@@ -27,7 +28,6 @@ def views(A, x):
     return A @ x, A.basis.leave(inner @ A.basis.enter(x)), inner.todense(), inner.diagonal()
 
 
-@pytest.mark.some(format=2)
 @every_sorted
 def test_the_inner_matrix_is_the_permuted_one(format, rng):
     A, x = stored(format, matrix=SQUARE, **SORTED[format]), rng.standard_normal(99)
@@ -60,8 +60,7 @@ def test_rectangular_or_unsorted_rows_or_columns_without_indices_keep_the_users_
         assert A.basis is IDENTITY and A.in_basis is A
 
 
-@pytest.mark.some(format=5)
-@pytest.mark.parametrize("format", sorted(set(jsf.FORMATS)))
+@pytest.mark.parametrize("format", few(sorted(set(jsf.FORMATS)), 5))
 def test_coordinates_name_every_entry_once_and_padding_never(format):
     A = stored(format)
     row, col, entry = (np.asarray(a) for a in jax.jit(type(A).coordinates)(A))

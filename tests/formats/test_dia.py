@@ -9,6 +9,7 @@ import jaxsparse_fmt as jsf
 from jaxsparse_fmt.formats import statistics
 from tests.formats.pictures import RAGGED, holes
 from tests.lowering import quick_jit
+from tests.marks import few
 from tests.oracle import assert_product
 
 GRID = jsf.gallery.poisson(7)
@@ -40,7 +41,7 @@ MATRICES = {
     "rectangular": RAGGED,
 }
 MATRICES["no main diagonal"].eliminate_zeros()
-every_matrix = pytest.mark.parametrize("name", MATRICES)
+every_matrix = pytest.mark.parametrize("name", few(MATRICES, 2))
 
 
 @quick_jit
@@ -55,7 +56,6 @@ def faces(A, X, Y):
     )
 
 
-@pytest.mark.some(name=2)
 @every_matrix
 @pytest.mark.parametrize("backend", ["xla", "interpret"])
 def test_products_and_derivatives_are_those_of_all_entries(name, backend, rng):

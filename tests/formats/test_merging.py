@@ -8,6 +8,7 @@ import jaxsparse_fmt as jsf
 from jaxsparse_fmt._types import CsrArrays, Target
 from jaxsparse_fmt.core.matrix import build
 from jaxsparse_fmt.formats import bsr, building, merging
+from tests.marks import few
 from tests.oracle import assert_same_storage
 from tests.zoo import CASES, Layout
 
@@ -60,12 +61,20 @@ MATRICES = {
 }
 
 
-@pytest.mark.some(name=3)
 @pytest.mark.parametrize(
     ("name", "layout"),
-    [("band", layout) for layout in (DIA, HDIA, SORTED, BLOCKS, PAIRS, LARGE)]
-    + [("zeros", layout) for layout in (DIA, SORTED, PAIRS)]
-    + [("empty_rows", SORTED), ("tall", PAIRS), ("no_columns", DIA), ("wide", LARGE), ("elasticity", Layout("bsr"))],
+    few(
+        [("band", layout) for layout in (DIA, HDIA, SORTED, BLOCKS, PAIRS, LARGE)]
+        + [("zeros", layout) for layout in (DIA, SORTED, PAIRS)]
+        + [
+            ("empty_rows", SORTED),
+            ("tall", PAIRS),
+            ("no_columns", DIA),
+            ("wide", LARGE),
+            ("elasticity", Layout("bsr")),
+        ],
+        3,
+    ),
     ids=str,
 )
 def test_it_is_what_the_host_makes(name, layout, no_host):

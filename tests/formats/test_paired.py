@@ -13,13 +13,13 @@ import solvers
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats import paired as paired_format
 from tests.lowering import SIGNATURES, equations, lowered, quick_jit
+from tests.marks import few
 from tests.oracle import assert_product, draw
 from tests.zoo import CASES, FIRST_LAYOUTS, SORTED, Layout
 
 # The others' transposed products are kernels anyway.
 PAIRED = [layout for layout in FIRST_LAYOUTS if not jsf.FORMATS[layout.format].transposes]
-pytestmark = pytest.mark.some(layout=2)
-every_format = pytest.mark.parametrize("layout", PAIRED, ids=str)
+every_format = pytest.mark.parametrize("layout", few(PAIRED, 2), ids=str)
 
 IRREGULAR = CASES["irregular"]
 
@@ -47,7 +47,7 @@ def both_products(A, X, Y):
 STORED = [(IRREGULAR, layout) for layout in PAIRED] + [(CASES["unsorted"], Layout("csr"))]
 
 
-@pytest.mark.parametrize("case, layout", STORED, ids=str)
+@pytest.mark.parametrize("case, layout", few(STORED, 2), ids=str)
 def test_every_place_of_the_second_storage_finds_its_number(case, layout):
     S = case.scipy()
     A, plain, other = paired(layout, S), layout.of(S), storage_of_transpose(layout, S)
@@ -60,7 +60,7 @@ def test_every_place_of_the_second_storage_finds_its_number(case, layout):
     assert A.nbytes == plain.nbytes + other.nbytes - other.values.nbytes + 4 * other.n_stored
 
 
-@pytest.mark.parametrize("layout", PAIRED[::2], ids=str)
+@pytest.mark.parametrize("layout", few(PAIRED[::2], 2), ids=str)
 def test_degenerate_matrices_multiply_both_ways_in_two_formats(layout, rng):
     """One storage pads where the other does not; the formats that are not the first of two are the second."""
     other = FIRST_LAYOUTS[(FIRST_LAYOUTS.index(layout) + 7) % len(FIRST_LAYOUTS)]

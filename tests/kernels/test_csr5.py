@@ -18,6 +18,7 @@ from tests.kernels.host import Host
 from tests.kernels.test_large_addresses import huge, vectors_in_kernels
 from tests.kernels.test_spmv import kernels_in
 from tests.lowering import SIGNATURES, lowered, quick_jit
+from tests.marks import few
 from tests.oracle import wide
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -43,17 +44,19 @@ def both(values, x, arrays, tiles_: Tiles):
     return jnp.concatenate(kernel, axis=1), jnp.concatenate(reference, axis=1)  # rows, and behind them pieces
 
 
-@pytest.mark.some(kind=1)
 @pytest.mark.parametrize(
     ("kind", "dtype", "batch", "p", "tile_shape"),
-    [
-        ("wide", jnp.float32, 2, 5, TILE),
-        ("narrow", jnp.bfloat16, 2, 1, (256, 8)),
-        ("wide", jnp.float64, 1, 1, (512, 32)),
-        ("wide", jnp.float32, 2, 12, TILE),  # runs of four, and one past the last
-        ("narrow", jnp.complex128, 1, 1, TILE),
-        ("wide", jnp.complex64, 2, 3, TILE),
-    ],
+    few(
+        [
+            ("wide", jnp.float32, 2, 5, TILE),
+            ("narrow", jnp.bfloat16, 2, 1, (256, 8)),
+            ("wide", jnp.float64, 1, 1, (512, 32)),
+            ("wide", jnp.float32, 2, 12, TILE),  # runs of four, and one past the last
+            ("narrow", jnp.complex128, 1, 1, TILE),
+            ("wide", jnp.complex64, 2, 3, TILE),
+        ],
+        1,
+    ),
     ids=str,
 )
 def test_the_interpreted_kernel_is_its_reference(kind, dtype, batch, p, tile_shape):
@@ -122,15 +125,17 @@ def launch_checked(kernel, backend, *, block, blocks, inputs, outputs, scratch):
     return tuple(jnp.asarray(o.array) for o in out.values())
 
 
-@pytest.mark.some(name=1)
 @pytest.mark.parametrize(
     ("name", "dtype", "batch", "p"),
-    [
-        ("narrow", np.float64, 1, 5),
-        ("wide", np.float64, 1, 10),
-        ("narrow", np.float64, 2, 10),  # blocks of 8 columns and of 2, whose heads lie side by side
-        ("long, but not cut", np.float32, 1, 1),  # four lanes at a time
-    ],
+    few(
+        [
+            ("narrow", np.float64, 1, 5),
+            ("wide", np.float64, 1, 10),
+            ("narrow", np.float64, 2, 10),  # blocks of 8 columns and of 2, whose heads lie side by side
+            ("long, but not cut", np.float32, 1, 1),  # four lanes at a time
+        ],
+        1,
+    ),
     ids=str,
 )
 @pytest.mark.parametrize("shares_memory", [False, True])

@@ -12,6 +12,7 @@ from jaxsparse_fmt.kernels.layout.address import Bisected, Jagged, Slices, Subwa
 from jaxsparse_fmt.kernels.layout.columns import Blocked, Delta, Diagonal, Explicit, Rule
 from tests.kernels.test_spmv import kernels_in
 from tests.lowering import SIGNATURES, equations, lowered
+from tests.marks import few
 
 
 def huge(*shape, dtype=jnp.float32):
@@ -59,7 +60,7 @@ def operands(face: str, rule: Rule):
 
 
 @pytest.mark.parametrize("face", ["product", "outer"])
-@pytest.mark.parametrize("name", rules(2**31))
+@pytest.mark.parametrize("name", few(rules(2**31), 5))
 def test_addresses_are_64_bit_from_two_to_the_31_on(name, face):
     for n_stored, dtypes in ((2**31 - 2**14, {"int32"}), (2**31, {"int32", "int64"})):
         rule, arrays = rules(n_stored)[name]
@@ -68,7 +69,7 @@ def test_addresses_are_64_bit_from_two_to_the_31_on(name, face):
 
 
 @pytest.mark.parametrize("dialect", SIGNATURES)
-@pytest.mark.parametrize("name", rules(2**31))
+@pytest.mark.parametrize("name", few(rules(2**31), 5))
 def test_kernels_with_64_bit_addresses_lower_for_cuda(name, dialect):
     rule, arrays = rules(2**31)[name]
     f = functools.partial(spmv.product, rule=rule, backend=dialect)
@@ -76,7 +77,7 @@ def test_kernels_with_64_bit_addresses_lower_for_cuda(name, dialect):
 
 
 @pytest.mark.parametrize("face", ["product", "transposed", "outer"])
-@pytest.mark.parametrize("name", rules(2**31))
+@pytest.mark.parametrize("name", few(rules(2**31), 5))
 def test_references_count_places_in_64_bits(name, face):
     """No int32 runs over 2³¹ places or more."""
     rule, arrays = rules(2**31)[name]

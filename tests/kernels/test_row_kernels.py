@@ -8,6 +8,7 @@ from jaxsparse_fmt.kernels.row_kernels import Pack
 from tests.kernels.test_large_addresses import huge
 from tests.kernels.test_spmv import TALL, kernels_in
 from tests.lowering import equations, lowered
+from tests.marks import deep
 from tests.zoo import Layout
 
 
@@ -18,7 +19,9 @@ def packs_loaded(f, *args) -> set[int]:
     return {shape[1] for shape in shapes if len(shape) == 2}
 
 
-@pytest.mark.parametrize("layout", [Layout("csr5"), Layout("bsr"), Layout("csr", (("threads_per_row", 4),))], ids=str)
+@pytest.mark.parametrize(
+    "layout", [Layout("csr5"), deep(Layout("bsr")), deep(Layout("csr", (("threads_per_row", 4),)))], ids=str
+)
 @pytest.mark.parametrize(
     ("dtype", "p", "pack"),
     [

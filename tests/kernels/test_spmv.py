@@ -17,6 +17,7 @@ from jaxsparse_fmt.kernels.backends import tuning
 from jaxsparse_fmt.kernels.layout.address import Slices
 from jaxsparse_fmt.kernels.layout.columns import Explicit, Rule
 from tests.lowering import SIGNATURES, lowered, quick_jit
+from tests.marks import few
 from tests.oracle import assert_close, draw, magnitude, wide
 from tests.stopwatch import stopwatch
 from tests.zoo import CASES, FIRST_LAYOUTS, LAYOUTS, SORTED, Layout
@@ -105,14 +106,12 @@ COMPLEX = [
 ]
 
 
-@pytest.mark.some(layout=3)
-@pytest.mark.parametrize("layout, numbers", [(a, COMPLEX[i % 4]) for i, a in enumerate(KERNELS)], ids=str)
+@pytest.mark.parametrize("layout, numbers", few([(a, COMPLEX[i % 4]) for i, a in enumerate(KERNELS)], 3), ids=str)
 def test_interpreted_kernels_of_complex_numbers_equal_dense_arithmetic(layout, numbers, rng):
     check_kernels(CASES["irregular"], layout, rng, 2, 3, *numbers)
 
 
-@pytest.mark.some(slice_size=2)
-@pytest.mark.parametrize("slice_size", [32, 128, 200, 256])
+@pytest.mark.parametrize("slice_size", few([32, 128, 200, 256], 2))
 def test_slices_that_fill_a_block_or_part_of_one(slice_size, rng):
     """Slice sizes on both sides of the choice between one slice a block and lanes that look up their own slice."""
     lengths = rng.integers(0, 7, 300)
@@ -162,6 +161,7 @@ def test_products_are_added_to_their_rows_and_to_no_others(p, dtype, threads, ba
 # ---------------------------------------------------------------------------------------------------- the reference
 
 
+@pytest.mark.deep
 @pytest.mark.clock
 def test_one_long_row_does_not_set_the_pace_of_all():
     """60,000 rows, one of them full: column by column that would be 3.6·10⁹ places, more than int32 counts."""

@@ -9,6 +9,7 @@ import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.models import traffic
+from tests.marks import few
 
 
 @pytest.mark.parametrize(("n", "block_size"), [(64, 4), (96, 32), (40, 1), (32, 32), (50, 32), (47, 5), (33, 32)])
@@ -73,10 +74,9 @@ def without_pattern(A: jsf.SparseMatrix) -> int:
     return A.nbytes - (0 if pattern is None else pattern.nbytes)
 
 
-@pytest.mark.some(problem=8)
 @pytest.mark.parametrize(
     ("problem", "format", "printed"),
-    [(problem, format, printed) for problem, row in TABLE_5.items() for format, printed in row.items()],
+    few([(problem, format, printed) for problem, row in TABLE_5.items() for format, printed in row.items()], 8),
 )
 def test_barbieris_table_5_is_what_the_formats_take(problem, format, printed):
     """But for HYB, where the table's figure is CSR's and ours is a real HYB: its ELL part has padding."""

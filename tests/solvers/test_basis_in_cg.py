@@ -12,6 +12,7 @@ from jax.extend.core import Literal
 
 import jaxsparse_fmt as jsf
 from solvers import cg, precond
+from tests.marks import few
 from tests.solvers.test_cg import spd
 from tests.solvers.test_cg_transformed import dense_solution
 
@@ -26,7 +27,7 @@ SORTED = {
     "biell": {},
     "bijad": {},
 }
-every_sorted = pytest.mark.parametrize("format", SORTED)
+every_sorted = pytest.mark.parametrize("format", few(SORTED, 1))
 
 
 def sorted_matrix(format: str, matrix: sp.csr_array = S) -> jsf.SparseMatrix:
@@ -75,7 +76,6 @@ def moves(A) -> collections.Counter:
     return collections.Counter(named, perm=sum(reads for _, reads in found))
 
 
-@pytest.mark.some(format=1)
 @every_sorted
 def test_the_loop_permutes_nothing(format):
     A = sorted_matrix(format)
@@ -95,7 +95,6 @@ def test_the_basis_is_entered_once_and_left_once(monkeypatch):
     assert calls == {"enter": 1, "leave": 1}
 
 
-@pytest.mark.some(format=1)
 @every_sorted
 def test_the_answer_is_that_of_unsorted_rows(format):
     sol, plain = cg(sorted_matrix(format), B, rtol=1e-10), cg(jsf.from_scipy(S, "csr"), B, rtol=1e-10)
@@ -130,8 +129,7 @@ def test_the_gradient_in_the_values_is_that_of_the_dense_solution():
         np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-8 * float(jnp.max(jnp.abs(want))))
 
 
-@pytest.mark.some(make=1)
-@pytest.mark.parametrize("make", SORTED)
+@pytest.mark.parametrize("make", few(SORTED, 1))
 def test_a_callback_sees_x_in_the_users_order(make):
     A = sorted_matrix(make)
     seen: list[np.ndarray] = []

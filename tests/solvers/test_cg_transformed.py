@@ -7,6 +7,7 @@ import pytest
 
 import jaxsparse_fmt as jsf
 from solvers import cg
+from tests.marks import few
 from tests.solvers.test_cg import N, system
 from tests.stopwatch import stopwatch
 
@@ -40,8 +41,7 @@ def dense_solution(S, data, b):
     return jnp.linalg.solve(jnp.zeros(S.shape, data.dtype).at[row, col].set(data), b)
 
 
-@pytest.mark.some(dtype=1)
-@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+@pytest.mark.parametrize("dtype", few([np.float64, np.complex128], 1))
 def test_gradient_is_that_of_the_dense_solution(dtype):
     """With respect to data and b, at first order and for all four ways to the second."""
     S, A, b = system(dtype=dtype)
@@ -100,6 +100,7 @@ def test_parameters_inside_a_function_differentiate():
     assert jax.jit(jax.grad(f))(0.7) == pytest.approx(want, rel=1e-6)
 
 
+@pytest.mark.deep
 @pytest.mark.clock
 def test_a_matrix_inside_a_function_costs_no_constant_folding():
     """It is an argument of the compiled program, not a constant of it: XLA would fold for a minute."""

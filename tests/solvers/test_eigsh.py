@@ -8,6 +8,7 @@ import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from solvers import EigenSolution, SolverError, Status, eigsh, lobpcg, minres
+from tests.marks import few
 
 N, K = 90, 4
 HUBBARD = jsf.gallery.holstein_hubbard(4, 2, 3)
@@ -48,10 +49,9 @@ def assert_pairs(sol: EigenSolution, a: np.ndarray, want: np.ndarray) -> None:
 THREE = np.diag(np.repeat([1.0, 2.0, -3.0], N // 3))
 
 
-@pytest.mark.some(dtype=2)
 @pytest.mark.parametrize(
     ("dtype", "which"),
-    [(np.float64, "LM"), (np.float64, "LA"), (np.float64, "SA"), (np.float32, "LM"), (np.complex64, "SA")],
+    few([(np.float64, "LM"), (np.float64, "LA"), (np.float64, "SA"), (np.float32, "LM"), (np.complex64, "SA")], 2),
 )
 def test_finds_what_which_asks_for_in_every_dtype(dtype, which):
     a = hermitian(dtype)
@@ -61,18 +61,20 @@ def test_finds_what_which_asks_for_in_every_dtype(dtype, which):
     assert sol.eigenvectors.dtype == dtype and sol.eigenvalues.dtype == np.finfo(dtype).dtype
 
 
-@pytest.mark.some(a=4)
 @pytest.mark.parametrize(
     ("a", "k", "which"),
-    [
-        (HUBBARD.toarray(), 1, "SA"),
-        (LAPLACIAN.toarray(), 5, "SA"),
-        (np.zeros((N, N)), K, "LM"),
-        (THREE, K, "SA"),
-        (np.diag([1.0, 2.0]), 1, "SA"),
-        (np.eye(N), K, "SA"),
-        (np.diag(np.arange(1.0, 13.0)), 11, "LM"),
-    ],
+    few(
+        [
+            (HUBBARD.toarray(), 1, "SA"),
+            (LAPLACIAN.toarray(), 5, "SA"),
+            (np.zeros((N, N)), K, "LM"),
+            (THREE, K, "SA"),
+            (np.diag([1.0, 2.0]), 1, "SA"),
+            (np.eye(N), K, "SA"),
+            (np.diag(np.arange(1.0, 13.0)), 11, "LM"),
+        ],
+        4,
+    ),
 )
 def test_finds_every_copy_also_in_invariant_subspaces(a, k, which):
     assert_pairs(eigsh(jnp.asarray(a), k, which=which), a, wanted(a, k, which))
@@ -215,8 +217,7 @@ def by_eigh(p):
 gradient, dense_gradient = (jax.jit(jax.grad(f)) for f in (by_eigsh, by_eigh))
 
 
-@pytest.mark.some(dtype=1)
-@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+@pytest.mark.parametrize("dtype", few([np.float64, np.complex128], 1))
 def test_the_gradient_of_values_and_vectors_is_that_of_dense_pairs(dtype):
     p = jnp.asarray(hermitian(dtype, SMALL, seed=3))
     got, want = gradient(p), dense_gradient(p)

@@ -16,11 +16,13 @@ import jaxsparse_fmt as jsf
 import solvers
 from solvers import Status, precond
 from tests.lowering import quick_jit
+from tests.marks import few
 from tests.solvers.methods import CASES, REFINED, Case, N, matrix, right_hand_side
 
-pytestmark = pytest.mark.some(case=2)
-every_method = pytest.mark.parametrize("case", CASES, ids=str)
-every_solver = pytest.mark.parametrize("case", CASES + REFINED, ids=str)
+every_method = pytest.mark.parametrize("case", few(CASES, 2), ids=str)
+one_method = pytest.mark.parametrize("case", few(CASES, 1), ids=str)
+one_solver = pytest.mark.parametrize("case", few(CASES + REFINED, 1), ids=str)
+every_solver = pytest.mark.parametrize("case", few(CASES + REFINED, 2), ids=str)
 
 
 def dense(S):
@@ -52,7 +54,7 @@ def test_the_answer_is_the_dense_one_and_the_residual_true(case: Case):
 @pytest.mark.parametrize(
     ("dtype", "rtol"), [("complex128", 1e-10), ("float32", 1e-5), ("float16", 1e-3), ("bfloat16", 1e-3)]
 )
-@every_method
+@one_method
 def test_every_dtype_is_solved_and_sixteen_bits_in_thirty_two(case: Case, dtype, rtol):
     """The square of this right-hand side's norm lies beyond float16."""
     S, b = case.system(dtype=np.complex128 if dtype == "complex128" else np.float64)
@@ -75,7 +77,7 @@ def steps_of_scipy(case: Case, S, b, rtol: float) -> int:
     return 1 + next(k for k, r in enumerate(relative) if r <= rtol)
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.scipy is not None], ids=str)
+@pytest.mark.parametrize("case", few([c for c in CASES if c.scipy is not None], 2), ids=str)
 def test_iterations_are_scipys(case: Case):
     """Summed over eight systems: rounding moves single counts by one or two."""
     systems = [case.system(seed) for seed in range(8)]
@@ -132,7 +134,7 @@ def test_a_start_near_the_solution_is_used(case: Case):
     assert case.solver(A, b, exact, rtol=1e-9).iterations == 0
 
 
-@every_solver
+@one_solver
 @pytest.mark.parametrize(
     ("spoil", "options", "status"),
     [
@@ -155,8 +157,11 @@ def test_plain_endings_have_their_status(case: Case, spoil, options, status):
 
 @pytest.mark.parametrize(
     ("case", "spoilt"),
-    [(c, spoilt) for c in CASES + REFINED if c.kind == "definite" for spoilt in ("A", "a tenth of M")]
-    + [(c, "M") for c in CASES + REFINED if c.kind != "general"],
+    few(
+        [(c, spoilt) for c in CASES + REFINED if c.kind == "definite" for spoilt in ("A", "a tenth of M")]
+        + [(c, "M") for c in CASES + REFINED if c.kind != "general"],
+        2,
+    ),
     ids=str,
 )
 def test_a_negative_matrix_or_preconditioner_is_told(case: Case, spoilt):
@@ -168,7 +173,7 @@ def test_a_negative_matrix_or_preconditioner_is_told(case: Case, spoilt):
 
 
 @pytest.mark.parametrize("rtol", [1e-19, 0.0])
-@every_solver
+@one_solver
 def test_a_tolerance_beyond_the_dtype_ends_and_says_so(case: Case, rtol):
     S, b = case.system()
     sol = case.solver(dense(S), b, rtol=rtol, maxiter=10**6)
@@ -185,7 +190,7 @@ def test_a_singular_system_without_solution_never_succeeds(case: Case):
     assert not sol.success and np.all(np.isfinite(sol.x))
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.kind != "general"], ids=str)
+@pytest.mark.parametrize("case", few([c for c in CASES if c.kind != "general"], 2), ids=str)
 def test_an_unsymmetric_matrix_is_told_from_a_hard_one(case: Case):
     rng = np.random.default_rng(3)
     S = sp.csr_array(np.eye(N) + 5 * np.triu(rng.standard_normal((N, N)), 1))
@@ -208,7 +213,7 @@ def test_checking_less_often_changes_neither_count_nor_answer(case: Case):
     np.testing.assert_allclose(many.x, one.x, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("case", CASES + REFINED[:1], ids=str)
+@pytest.mark.parametrize("case", few(CASES + REFINED[:1], 2), ids=str)
 def test_works_inside_jit_and_vmap_over_matrices(case: Case):
     S, b = case.system()
     A, scales = dense(S), np.array([0.5, 1.0, 4.0])
@@ -216,7 +221,7 @@ def test_works_inside_jit_and_vmap_over_matrices(case: Case):
     np.testing.assert_allclose(x, np.linalg.solve(S.toarray(), b) / scales[:, None], rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if "-" not in c.name] + REFINED[:1], ids=str)
+@pytest.mark.parametrize("case", few([c for c in CASES if "-" not in c.name] + REFINED[:1], 2), ids=str)
 def test_gradients_and_their_derivatives_are_those_of_the_dense_solution(case: Case):
     """In A and b, first order, and forward over reverse; every entry moves alone, symmetric matrix or not."""
     S, b = case.system()
@@ -272,8 +277,7 @@ def test_callback_and_progress_see_the_iterates(case: Case):
     np.testing.assert_allclose(sol.history[1:], residuals, rtol=1e-4, atol=1e-12 * np.linalg.norm(b))
 
 
-@pytest.mark.some(case=1)
-@pytest.mark.parametrize("case", CASES[:1] + CASES[4:7], ids=str)
+@pytest.mark.parametrize("case", few(CASES[:1] + CASES[4:7], 1), ids=str)
 def test_a_sorted_matrix_and_a_preconditioner_share_its_basis(case: Case):
     S, b = case.system()
     A = jsf.from_scipy(S, "pjds", block_size=8)

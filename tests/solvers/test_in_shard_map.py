@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec
 
 import jaxsparse_fmt as jsf
 from solvers import cg, eigsh, gmres, lobpcg, lsmr, precond
+from tests.marks import few
 from tests.solvers.methods import CASES, REFINED
 
 MESH = jax.sharding.Mesh(jax.devices("cpu")[:2], ("device",))
@@ -54,8 +55,7 @@ def check(solve, case):
         np.testing.assert_allclose(by_data[k], -y[row] * wanted[col], rtol=0, atol=1e-6 * np.abs(y).max())
 
 
-@pytest.mark.some(case=1)
-@pytest.mark.parametrize("case", [*CASES, REFINED[0]], ids=str)
+@pytest.mark.parametrize("case", few([*CASES, REFINED[0]], 1), ids=str)
 def test_every_method_solves_each_devices_own_system_with_gradients(case):
     def solve(A, b):
         sol = case.solver(A, b, rtol=1e-11)
@@ -72,8 +72,7 @@ MADE = {
 }
 
 
-@pytest.mark.some(made=1)
-@pytest.mark.parametrize("made", MADE)
+@pytest.mark.parametrize("made", few(MADE, 1))
 def test_a_preconditioner_may_be_made_on_each_device(made):
     def solve(A, b):
         sol = cg(A, b, M=MADE[made](A), rtol=1e-11)
@@ -139,8 +138,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.some(name=1)
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", few(OTHERS, 1))
 def test_the_other_solvers_do_what_they_do_outside_with_gradients(name):
     """Of values and vectors that each device has for itself, and of values that all share."""
     solve, A = OTHERS[name], jsf.from_scipy(jsf.gallery.poisson(8, dim=1), "ell")

@@ -12,6 +12,7 @@ import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from solvers import Solution, Status, bicgstab, cg, fcg, gmres, minres, precond, refine
+from tests.marks import few
 from tests.solvers.methods import N, matrix, right_hand_side
 
 lx = pytest.importorskip("lineax")
@@ -33,8 +34,7 @@ def assert_near(got, want, rtol: float = 1e-8):
     np.testing.assert_allclose(got, want, rtol=rtol, atol=rtol * np.abs(want).max())
 
 
-@pytest.mark.some(method=1)
-@pytest.mark.parametrize("method", [cg, fcg, minres, gmres, bicgstab, refine], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("method", few([cg, fcg, minres, gmres, bicgstab, refine], 1), ids=lambda f: f.__name__)
 def test_every_method_solves_our_operator_and_its_statistics_are_true(method):
     solution = lx.linear_solve(SparseOperator(stored(DEFINITE, "pjds")), B, Krylov(method, rtol=1e-10, max_steps=200))
     assert_near(solution.value, EXACT, 1e-7)
@@ -44,10 +44,11 @@ def test_every_method_solves_our_operator_and_its_statistics_are_true(method):
     assert 10 < stats["num_steps"] < 100 and stats["max_steps"] == 200
 
 
-@pytest.mark.some(solver=1)
 @pytest.mark.parametrize(
     "solver",
-    [THEIRS, *(f(rtol=1e-10, atol=1e-10) for f in (lx.BiCGStab, lx.GMRES)), lx.AutoLinearSolver(well_posed=True)],
+    few(
+        [THEIRS, *(f(rtol=1e-10, atol=1e-10) for f in (lx.BiCGStab, lx.GMRES)), lx.AutoLinearSolver(well_posed=True)], 1
+    ),
     ids=lambda solver: type(solver).__name__,
 )
 def test_their_solvers_take_our_operator_and_our_preconditioner(solver):
@@ -156,15 +157,17 @@ def unsymmetric(A):
     return A.with_data(A.data + np.where(row < col, 3.0, 0.0))
 
 
-@pytest.mark.some(change=1)
 @pytest.mark.parametrize(
     ("change", "status", "result"),
-    [
-        (lambda A: -A, Status.NOT_POSITIVE_DEFINITE, "breakdown"),
-        (unsymmetric, Status.NOT_SYMMETRIC, "breakdown"),
-        (lambda A: 0 * A, Status.BREAKDOWN, "breakdown"),
-        (lambda A: A * jnp.nan, Status.NON_FINITE, "nonfinite_input"),
-    ],
+    few(
+        [
+            (lambda A: -A, Status.NOT_POSITIVE_DEFINITE, "breakdown"),
+            (unsymmetric, Status.NOT_SYMMETRIC, "breakdown"),
+            (lambda A: 0 * A, Status.BREAKDOWN, "breakdown"),
+            (lambda A: A * jnp.nan, Status.NON_FINITE, "nonfinite_input"),
+        ],
+        1,
+    ),
     ids=["negative", "unsymmetric", "zero", "nan"],
 )
 def test_what_cannot_be_solved_has_a_result_and_our_status(change, status, result):
@@ -190,22 +193,24 @@ def adjoint_gradients(S, b):
     return -adjoint[row] * x[col], adjoint
 
 
-@pytest.mark.some(kind=1)
 @pytest.mark.parametrize(
     ("kind", "tags", "dtype", "solver", "make_preconditioner"),
-    [
-        ("definite", (), np.float64, OURS, None),
-        ("definite", POSITIVE, np.complex128, OURS, precond.jacobi),
-        ("general", (), np.float64, lx.BiCGStab(rtol=1e-12, atol=1e-12), None),
-        # Steps enough with the inverse of A for A and its transpose for Aᵀ, and too few with any other.
-        (
-            "general",
-            (),
-            np.complex128,
-            Krylov(bicgstab, rtol=1e-12, max_steps=3),
-            lambda A: jnp.linalg.inv(A.todense()),
-        ),
-    ],
+    few(
+        [
+            ("definite", (), np.float64, OURS, None),
+            ("definite", POSITIVE, np.complex128, OURS, precond.jacobi),
+            ("general", (), np.float64, lx.BiCGStab(rtol=1e-12, atol=1e-12), None),
+            # Steps enough with the inverse of A for A and its transpose for Aᵀ, and too few with any other.
+            (
+                "general",
+                (),
+                np.complex128,
+                Krylov(bicgstab, rtol=1e-12, max_steps=3),
+                lambda A: jnp.linalg.inv(A.todense()),
+            ),
+        ],
+        1,
+    ),
     ids=["ours", "ours-hermitian", "theirs", "ours-general"],
 )
 def test_gradients_are_those_of_the_adjoint_method(kind, tags, dtype, solver, make_preconditioner):

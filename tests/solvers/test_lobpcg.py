@@ -8,16 +8,16 @@ import pytest
 import jaxsparse_fmt as jsf
 from solvers import Status, lobpcg, precond
 from tests.lowering import quick_jit
+from tests.marks import few
 from tests.solvers.test_eigsh import N, assert_pairs, hermitian, wanted
 
 K = 4
 LAPLACIAN = jsf.gallery.poisson(12, dim=2)  # its second eigenvalue is double
 
 
-@pytest.mark.some(dtype=2)
 @pytest.mark.parametrize(
     ("dtype", "which", "n", "k"),
-    [(np.float64, "LA", N, K), (np.complex64, "SA", N, K), (np.float64, "SA", 2, 1), (np.float64, "SA", 7, 6)],
+    few([(np.float64, "LA", N, K), (np.complex64, "SA", N, K), (np.float64, "SA", 2, 1), (np.float64, "SA", 7, 6)], 2),
 )
 def test_finds_the_end_that_which_asks_for_also_of_matrices_smaller_than_three_blocks(dtype, which, n, k):
     a = hermitian(dtype, n)
@@ -49,16 +49,18 @@ def test_entries_of_any_size_take_the_same_steps_and_a_start_at_the_vectors_none
     assert lobpcg(lambda v: A @ v, K, X0=vectors).iterations == 0
 
 
-@pytest.mark.some(change=2)
 @pytest.mark.parametrize(
     ("change", "options", "status"),
-    [
-        (1.0, {"maxiter": 3}, Status.MAXITER),
-        (1.0, {"M": lambda r: -r}, Status.NOT_POSITIVE_DEFINITE),
-        (1.0, {"M": lambda r: np.nan * r}, Status.NON_FINITE),
-        (np.nan, {}, Status.NON_FINITE),
-        (0.0, {}, Status.CONVERGED),
-    ],
+    few(
+        [
+            (1.0, {"maxiter": 3}, Status.MAXITER),
+            (1.0, {"M": lambda r: -r}, Status.NOT_POSITIVE_DEFINITE),
+            (1.0, {"M": lambda r: np.nan * r}, Status.NON_FINITE),
+            (np.nan, {}, Status.NON_FINITE),
+            (0.0, {}, Status.CONVERGED),
+        ],
+        2,
+    ),
 )
 def test_endings_have_their_status_and_residuals_are_true(change, options, status):
     a = change * hermitian()

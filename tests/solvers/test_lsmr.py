@@ -9,6 +9,7 @@ import scipy.sparse as sp
 import jaxsparse_fmt as jsf
 from solvers import Adjoint, LeastSquaresSolution, Status, lsmr
 from tests.lowering import quick_jit
+from tests.marks import few
 
 M_, N_ = 40, 25
 RNG = np.random.default_rng(7)
@@ -31,17 +32,19 @@ def norms(A, x, b, damp: float = 0.0):
     return np.linalg.norm(r, axis=0), np.linalg.norm(A.conj().T @ r - damp**2 * np.asarray(x), axis=0)
 
 
-@pytest.mark.some(A=2)
 @pytest.mark.parametrize("damp", [0.0, 0.7])
 @pytest.mark.parametrize(
     ("A", "b"),
-    [
-        (TALL, B),
-        (TALL, TALL @ RNG.standard_normal(N_)),
-        (SQUARE, B[:N_]),
-        (SINGULAR, B),
-        (SINGULAR.T, B[:N_]),
-    ],
+    few(
+        [
+            (TALL, B),
+            (TALL, TALL @ RNG.standard_normal(N_)),
+            (SQUARE, B[:N_]),
+            (SINGULAR, B),
+            (SINGULAR.T, B[:N_]),
+        ],
+        2,
+    ),
     ids=["over", "over, consistent", "square", "over, singular", "under, singular"],
 )
 def test_the_shortest_least_squares_solution_is_lapacks(A, b, damp):
@@ -57,8 +60,7 @@ def test_the_shortest_least_squares_solution_is_lapacks(A, b, damp):
     assert whole <= 1.001e-11 * np.linalg.norm(b) or normal <= 1.01e-11 * np.linalg.norm(A, 2) * whole
 
 
-@pytest.mark.some(dtype=1)
-@pytest.mark.parametrize("dtype", [np.float32, np.complex64])
+@pytest.mark.parametrize("dtype", few([np.float32, np.complex64], 1))
 def test_other_dtypes_are_solved_in_their_own(dtype):
     A = (TALL + (1j * TALL[::-1] if dtype == np.complex64 else 0)).astype(dtype)
     sol = lsmr(jnp.asarray(A), B.astype(dtype), rtol=1e-4)
@@ -66,8 +68,7 @@ def test_other_dtypes_are_solved_in_their_own(dtype):
     np.testing.assert_allclose(sol.x, shortest(A.astype(np.result_type(dtype, float)), B), rtol=0, atol=2e-3)
 
 
-@pytest.mark.some(kind=1)
-@pytest.mark.parametrize("kind", ["pjds", "transposed", "dense"])
+@pytest.mark.parametrize("kind", few(["pjds", "transposed", "dense"], 1))
 def test_every_kind_of_matrix_gives_the_same_solution(kind):
     S = sp.random_array((M_, N_), density=0.2, rng=np.random.default_rng(2), format="csr")
     A = jsf.from_scipy(S, "pjds")
@@ -123,18 +124,20 @@ def test_a_start_at_the_solution_takes_no_step_and_one_far_off_is_left():
     np.testing.assert_allclose(lost.residual_norm, np.linalg.norm(B))  # of the x that is returned
 
 
-@pytest.mark.some(options=2)
 @pytest.mark.parametrize(
     ("A", "b", "options", "status"),
-    [
-        (TALL, 0 * B, {}, Status.CONVERGED),
-        (TALL, np.where(np.arange(M_) == 3, np.nan, B), {}, Status.NON_FINITE),
-        (TALL * np.nan, 0 * B, {}, Status.NON_FINITE),
-        (TALL, B, {"maxiter": 2}, Status.MAXITER),
-        (TALL, B, {"rtol": 0.0, "maxiter": 10**6}, Status.CONVERGED),  # to rounding
-        (TALL, B, {"M": lambda r: -r}, Status.NOT_POSITIVE_DEFINITE),
-        (TALL, B, {"M": lambda r: np.nan * r}, Status.NON_FINITE),
-    ],
+    few(
+        [
+            (TALL, 0 * B, {}, Status.CONVERGED),
+            (TALL, np.where(np.arange(M_) == 3, np.nan, B), {}, Status.NON_FINITE),
+            (TALL * np.nan, 0 * B, {}, Status.NON_FINITE),
+            (TALL, B, {"maxiter": 2}, Status.MAXITER),
+            (TALL, B, {"rtol": 0.0, "maxiter": 10**6}, Status.CONVERGED),  # to rounding
+            (TALL, B, {"M": lambda r: -r}, Status.NOT_POSITIVE_DEFINITE),
+            (TALL, B, {"M": lambda r: np.nan * r}, Status.NON_FINITE),
+        ],
+        2,
+    ),
 )
 def test_endings_have_their_status(A, b, options, status):
     sol = lsmr(jnp.asarray(A), b, **options)
@@ -179,9 +182,8 @@ def by_normal_equations(A, b, damp):
     return jnp.linalg.solve(H @ A + (0 if damp is None else damp**2) * jnp.eye(A.shape[1]), H @ b)
 
 
-@pytest.mark.some(shape=1)  # those of a tall matrix without damping: the next test
 @pytest.mark.parametrize(
-    ("shape", "damped"), [((7, 12), True), ((7, 12), False), ((12, 7), True), ((12, 7), False)], ids=str
+    ("shape", "damped"), few([((7, 12), True), ((7, 12), False), ((12, 7), True), ((12, 7), False)], 1), ids=str
 )
 def test_gradients_and_their_derivatives_are_those_of_the_dense_solution(shape, damped):
     """In A, b and damp, first order, and forward over reverse."""

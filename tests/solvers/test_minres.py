@@ -6,6 +6,7 @@ import pytest
 
 import jaxsparse_fmt as jsf
 from solvers import Status, minres
+from tests.marks import few
 
 N = 48
 
@@ -42,8 +43,7 @@ SINGULAR = {
 }
 
 
-@pytest.mark.some(name=1)
-@pytest.mark.parametrize("name", SINGULAR)
+@pytest.mark.parametrize("name", few(SINGULAR, 1))
 def test_does_it_end_at_a_least_squares_solution_where_there_is_none(name):
     A, b = SINGULAR[name], vector()
     pseudoinverse = np.linalg.pinv(A, rcond=1e-10, hermitian=True)
@@ -57,8 +57,7 @@ def test_does_it_end_at_a_least_squares_solution_where_there_is_none(name):
     assert np.linalg.norm(x) <= 1e4 * max(np.linalg.norm(pseudoinverse @ b), np.linalg.norm(b))
 
 
-@pytest.mark.some(name=1)
-@pytest.mark.parametrize("name", SINGULAR)
+@pytest.mark.parametrize("name", few(SINGULAR, 1))
 def test_does_it_find_the_shortest_solution_where_there_are_many(name):
     A = SINGULAR[name]
     b = A @ vector()
@@ -134,8 +133,7 @@ def test_is_a_least_squares_solution_beyond_the_dtype_told():
     assert sol.status is Status.OUT_OF_RANGE and np.all(np.isfinite(sol.x))
 
 
-@pytest.mark.some(scale=1)
-@pytest.mark.parametrize("scale", [1e-20, 1e20])
+@pytest.mark.parametrize("scale", few([1e-20, 1e20], 1))
 def test_does_the_scale_of_a_singular_matrix_not_matter(scale):
     A, b = SINGULAR["indefinite"], vector()
     assert minres(jnp.asarray(scale * A), b, rtol=1e-9).status is Status.LEAST_SQUARES

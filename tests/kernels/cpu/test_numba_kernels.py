@@ -25,7 +25,6 @@ from tests.zoo import CASES
 
 pytest.importorskip("numba")
 
-pytestmark = pytest.mark.some(layout=3)
 NATIVE = ["csr", "dia"]
 
 

@@ -9,6 +9,7 @@ from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.csr import THREADS
 from jaxsparse_fmt.kernels.layout.address import Bisected, Jagged, Slices, Subwarp
 from tests.kernels.host import Host, visits
+from tests.marks import few
 from tests.zoo import CASES, LAYOUTS, by_rule
 
 
@@ -22,7 +23,7 @@ def stored_by_rule(case) -> list:
 TWO_TILES = sp.block_diag([CASES["irregular"].scipy(), CASES["tall"].scipy(), np.ones((1, 20))])
 
 EXPLICIT = [layout for layout in stored_by_rule(CASES["irregular"]) if layout.format not in ("hdia", "bsr")]
-every_rule = pytest.mark.parametrize("layout", stored_by_rule(CASES["irregular"]), ids=str)
+every_rule = pytest.mark.parametrize("layout", few(stored_by_rule(CASES["irregular"]), 8), ids=str)
 
 
 def test_every_address_rule_is_here():
@@ -30,7 +31,6 @@ def test_every_address_rule_is_here():
     assert addresses == {Slices, Subwarp, Bisected, Jagged}
 
 
-@pytest.mark.some(layout=8)
 @every_rule
 def test_numpy_and_jax_say_the_same(layout):
     A = layout.of(CASES["irregular"].scipy())
@@ -43,7 +43,6 @@ def test_numpy_and_jax_say_the_same(layout):
             np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.some(layout=8)
 @every_rule
 def test_lanes_meet_every_entry_once_and_keep_its_row_in_one_sum(layout):
     A = layout.of(TWO_TILES)

@@ -20,11 +20,12 @@ from jaxsparse_fmt.kernels.layout.columns import (
     unpack_pattern,
 )
 from tests.kernels.host import Host, visits
+from tests.marks import few
 from tests.oracle import assert_close, magnitude
 from tests.zoo import CASES, LAYOUTS, by_rule
 
 every_rule = pytest.mark.parametrize(
-    "layout", [layout for layout in LAYOUTS if by_rule(layout.of(CASES["irregular"].scipy()))], ids=str
+    "layout", few([layout for layout in LAYOUTS if by_rule(layout.of(CASES["irregular"].scipy()))], 8), ids=str
 )
 
 
@@ -36,7 +37,6 @@ def assert_kernels_meet_the_columns_of_the_reference(A) -> None:
         np.testing.assert_array_equal(met["column"], np.minimum(reference[met["address"]], A.shape[1]))
 
 
-@pytest.mark.some(layout=8)
 @every_rule
 def test_kernels_and_references_meet_the_same_columns(layout):
     assert_kernels_meet_the_columns_of_the_reference(layout.of(CASES["irregular"].scipy()))

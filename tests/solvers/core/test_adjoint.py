@@ -9,6 +9,7 @@ import pytest
 
 import solvers
 from solvers import Adjoint, Status, bicgstab, cg, eigsh, fcg, gmres, minres
+from tests.marks import few
 
 N = 12
 RNG = np.random.default_rng(5)
@@ -16,7 +17,6 @@ B = RNG.standard_normal((N, 4))
 W, RHS = RNG.standard_normal(N), RNG.standard_normal(N)
 NARROW_RHS = RNG.standard_normal(4)
 METHODS = [cg, fcg, minres, gmres, bicgstab]
-pytestmark = pytest.mark.some(solver=2)
 every_method = pytest.mark.parametrize("solver", METHODS, ids=lambda s: s.__name__)
 
 
@@ -34,8 +34,7 @@ def agree(x, y, rtol=1e-7):
     np.testing.assert_allclose(x, y, rtol=rtol, atol=rtol * np.max(np.abs(y)))
 
 
-@pytest.mark.some(mode=1)
-@pytest.mark.parametrize("mode", ["reverse", "forward", "mapped"])
+@pytest.mark.parametrize("mode", few(["reverse", "forward", "mapped"], 1))
 def test_does_a_derivative_stopped_short_end_as_nan(mode):
     w = np.random.default_rng(7).standard_normal(60)  # a random functional needs every eigenvector
 
@@ -134,8 +133,7 @@ def test_is_the_derivative_of_a_residual_norm_nan_and_never_zero():
     assert np.all(np.isnan(jax.grad(lambda A: eigsh(A, 1).residual_norms[0])(jnp.asarray(S))))
 
 
-@pytest.mark.some(how=1)
-@pytest.mark.parametrize("how", ["aux", "carried", "collected"])
+@pytest.mark.parametrize("how", few(["aux", "carried", "collected"], 1))
 def test_does_a_norm_that_the_loss_does_not_read_leave_the_gradient_alone(how):
     def loss(b):
         if how == "aux":
@@ -163,7 +161,6 @@ def schur_dense(B):
 
 
 @pytest.mark.deep
-@pytest.mark.some(solver=1)
 @every_method
 def test_does_reverse_mode_pass_through_a_solve_inside_a_solve(solver):
     agree(jax.grad(schur(solver))(B), jax.grad(schur_dense)(B))

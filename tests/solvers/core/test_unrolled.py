@@ -7,6 +7,7 @@ import pytest
 
 import jaxsparse_fmt as jsf
 from solvers import Status, bicgstab, cg, fcg, gmres, minres, refine
+from tests.marks import few
 
 N = 10
 RNG = np.random.default_rng(2)
@@ -43,8 +44,7 @@ def test_is_the_derivative_of_the_residual_after_k_steps_that_of_the_steps():
     assert np.max(np.abs(exact_gradients[3])) > 1e-3  # that of M is no zero
 
 
-@pytest.mark.some(solver=1)
-@pytest.mark.parametrize("solver", METHODS, ids=lambda s: s.__name__)
+@pytest.mark.parametrize("solver", few(METHODS, 1), ids=lambda s: s.__name__)
 def test_do_unrolled_steps_end_as_the_loops_do_and_have_the_slope_of_differences(solver):
     options = {"restart": 3} if solver is gmres else {}
 

@@ -12,6 +12,7 @@ import jaxsparse_fmt as jsf
 from solvers.precond.block_jacobi import block_jacobi
 from solvers.precond.chebyshev import chebyshev
 from solvers.precond.jacobi import jacobi
+from tests.marks import few
 from tests.solvers.precond.operators import apply, assert_near, dense, iterations, spd
 
 S = spd()
@@ -60,9 +61,9 @@ PROBLEMS = {
 }
 
 
-@pytest.mark.some(problem=2)
 @pytest.mark.parametrize(
-    ("problem", "dtype"), [*((p, np.float64) for p in PROBLEMS), ("identity", np.float32), ("elasticity", np.float32)]
+    ("problem", "dtype"),
+    few([*((p, np.float64) for p in PROBLEMS), ("identity", np.float32), ("elasticity", np.float32)], 2),
 )
 def test_the_estimate_holds_the_largest_eigenvalue_and_little_more(problem, dtype):
     S = PROBLEMS[problem]()

@@ -19,6 +19,7 @@ from solvers.precond.jacobi import jacobi
 from solvers.precond.multigrid import multigrid
 from tests.formats.test_closed_over import slow
 from tests.lowering import quick_jit
+from tests.marks import few
 from tests.solvers.precond.operators import apply, assert_near, dense, one_by_one, spd, unsymmetric
 
 SYMMETRIC = {
@@ -34,7 +35,9 @@ GENERAL = {
     "incomplete_lu": lambda A: incomplete_lu(A, solve_sweeps=2),
     "ilu": lambda A: ilu(A, drop_tol=1e-2, fill=3),
 }
-every = pytest.mark.parametrize("name", [*SYMMETRIC, "incomplete_lu", "ilu"])
+NAMES = [*SYMMETRIC, "incomplete_lu", "ilu"]
+every = pytest.mark.parametrize("name", NAMES)
+one_of_all = pytest.mark.parametrize("name", few(NAMES, 1))
 every_symmetric = pytest.mark.parametrize("name", SYMMETRIC)
 DTYPES = (np.float32, np.float64, np.complex128)
 
@@ -56,8 +59,7 @@ def vectors(M, *shape: int, seed: int = 3):
     return jnp.asarray(real + 1j * imaginary if jnp.iscomplexobj(jnp.zeros(0, M.dtype)) else real, M.dtype)
 
 
-@pytest.mark.some(dtype=1)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", few(DTYPES, 1))
 @every
 def test_it_has_the_shape_and_dtype_of_its_matrix(name, dtype):
     M = made(name, dtype)
@@ -66,8 +68,7 @@ def test_it_has_the_shape_and_dtype_of_its_matrix(name, dtype):
     assert jax.eval_shape(lambda M, r: M @ r, M, vectors(M)).dtype == dtype
 
 
-@pytest.mark.some(dtype=1)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", few(DTYPES, 1))
 @every_symmetric
 def test_it_is_hermitian_and_positive_definite(name, dtype):
     D = dense(made(name, dtype))
@@ -76,8 +77,7 @@ def test_it_is_hermitian_and_positive_definite(name, dtype):
     assert smallest > 1e-4 * largest
 
 
-@pytest.mark.some(dtype=1)
-@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+@pytest.mark.parametrize("dtype", few([np.float64, np.complex128], 1))
 @every
 def test_T_is_the_transpose(name, dtype):
     M = made(name, dtype)
@@ -86,8 +86,7 @@ def test_T_is_the_transpose(name, dtype):
     assert_near(dense(M.T.T), dense(M))
 
 
-@pytest.mark.some(name=1)
-@every
+@one_of_all
 def test_several_columns_are_as_many_vectors(name):
     M = made(name)
     R = vectors(M, M.shape[0])
@@ -97,16 +96,14 @@ def test_several_columns_are_as_many_vectors(name):
     assert jax.eval_shape(lambda M, r: M @ r, M, R[:, :1]).shape == (M.shape[0], 1)
 
 
-@pytest.mark.some(name=1)
-@every
+@one_of_all
 def test_it_is_linear_as_far_as_jax_can_see(name):
     M = made(name)
     y = vectors(M)
     assert_near(transposed(M, y), dense(M).T @ np.asarray(y), rounding=1000)
 
 
-@pytest.mark.some(name=1)
-@pytest.mark.parametrize("name", [name for name in (*SYMMETRIC, "incomplete_lu", "ilu") if name != "multigrid"])
+@pytest.mark.parametrize("name", few([name for name in NAMES if name != "multigrid"], 1))
 def test_a_wider_vector_stays_wide(name):
     """Inside the cycle of multigrid vectors have the dtype of what it stores."""
     M = made(name, np.float32)
@@ -128,8 +125,7 @@ def test_a_solve_takes_as_many_iterations_on_sorted_rows(name):
     np.testing.assert_allclose(one.x, np.linalg.solve(spd().toarray(), b), rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.some(name=1)
-@every
+@one_of_all
 def test_whole_numbers_and_complex_ones_are_multiplied_as_they_are(name):
     M, r = made(name), np.arange(made(name).shape[0]) - 7
     assert_near(apply(M, r), dense(M) @ r)

@@ -13,6 +13,7 @@ from solvers import gmres
 from solvers.precond import incomplete
 from solvers.precond.incomplete import incomplete_cholesky, incomplete_lu
 from solvers.precond.jacobi import jacobi
+from tests.marks import few
 from tests.solvers.precond.operators import apply, assert_near, dense, iterations, spd, unsymmetric
 from tests.solvers.real import FILES
 
@@ -54,8 +55,7 @@ def test_the_factors_are_ilu0(S):
         assert_near(got, want)
 
 
-@pytest.mark.some(dtype=1)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex128])
+@pytest.mark.parametrize("dtype", few([np.float32, np.float64, np.complex128], 1))
 def test_the_factors_of_a_hermitian_matrix_are_ic0(dtype):
     """IC(0) of a Hermitian matrix is its ILU(0), U = D·Lᴴ."""
     S = spd(dtype)
@@ -191,6 +191,7 @@ def test_a_shift_that_leaves_little_of_the_matrix_is_named():
         assert incomplete_lu(jsf.from_dense(S, "csr"), solve_sweeps=3).shift > 1
 
 
+@pytest.mark.deep
 @pytest.mark.clock
 def test_the_set_up_of_many_entries_a_row_takes_less_than_a_second():
     """SciPy's spilu takes 0.02 s, by blocks; elimination entry by entry 0.07."""

@@ -15,6 +15,7 @@ from jaxsparse_fmt.gallery import rigid_body_modes
 from solvers import Status, cg, precond
 from solvers.precond import _device_hierarchy
 from solvers.precond.multigrid import Multigrid, multigrid, multigrid_from
+from tests.marks import few
 from tests.solvers.real import each_file, is_hermitian_with_positive_diagonal
 
 pyamg = pytest.importorskip("pyamg")
@@ -196,8 +197,7 @@ def problem(name: str) -> tuple[sp.csr_array, np.ndarray | None]:
     return sp.csr_array(pyamg.gallery.stencil_grid(stencil, (40, 40), format="csr")), None
 
 
-@pytest.mark.some(name=1)
-@pytest.mark.parametrize("name", ["poisson", "elasticity", "diffusion"])
+@pytest.mark.parametrize("name", few(["poisson", "elasticity", "diffusion"], 1))
 def test_the_steps_are_those_of_pyamg_or_one_more(name):
     S, B = problem(name)
     b, residuals = random_vector(S.shape[0]), []

@@ -10,6 +10,7 @@ from jax import lax
 import jaxsparse_fmt as jsf
 from solvers import Status, cg
 from solvers.precond import block_jacobi, chebyshev, incomplete_cholesky, incomplete_lu, jacobi
+from tests.marks import few
 from tests.solvers.precond.operators import assert_near, dense
 from tests.solvers.precond.test_block_jacobi import inverse_of_blocks
 from tests.solvers.precond.test_incomplete import ilu0
@@ -36,7 +37,7 @@ WANT = {
     "incomplete_lu": lambda S: np.linalg.inv(np.matmul(*ilu0(S))),
 }
 FACTORS = ("incomplete_cholesky", "incomplete_lu")
-every = pytest.mark.parametrize("name", MAKE)
+every = pytest.mark.parametrize("name", few(MAKE, 1))
 factors = pytest.mark.parametrize("name", FACTORS)
 
 
@@ -69,7 +70,6 @@ def alike(M, N) -> bool:
     return jax.tree.structure(M) == jax.tree.structure(N) and of(M) == of(N)
 
 
-@pytest.mark.some(name=1)
 @every
 def test_a_refresh_is_the_preconditioner_of_the_new_values_outside_jit_and_inside(name):
     S, A = system(name)
@@ -81,7 +81,6 @@ def test_a_refresh_is_the_preconditioner_of_the_new_values_outside_jit_and_insid
         assert_near(dense(N), WANT[name](other), 1000)
 
 
-@pytest.mark.some(name=1)
 @every
 def test_a_scan_carries_it_from_step_to_step(name):
     S, A = system(name)
@@ -101,7 +100,6 @@ def test_a_scan_carries_it_from_step_to_step(name):
         assert_near(got[k], WANT[name](changed(S, k)) @ r, 1000)
 
 
-@pytest.mark.some(name=1)
 @every
 def test_it_is_made_of_traced_values_and_of_several_at_once(name):
     S, A = system(name)
@@ -111,8 +109,7 @@ def test_it_is_made_of_traced_values_and_of_several_at_once(name):
         assert_near(z, WANT[name](changed(S, k)) @ r, 1000)
 
 
-@pytest.mark.some(name=1)
-@pytest.mark.parametrize("name", [*MAKE, "chebyshev"])
+@pytest.mark.parametrize("name", few([*MAKE, "chebyshev"], 1))
 def test_a_stack_of_several_is_applied_inside_vmap_only(name):
     _, A = system(name)
     make = (MAKE | {"chebyshev": lambda A: chebyshev(A, 2, (1.0, 9.0))})[name]
