@@ -11,12 +11,11 @@ C, which the authors' own reader skips (scanf in mmio.c), and a plus sign is rea
 lists the extensions, each of which has one possible meaning. Values of integer files are read as reals.
 
 SciPy reads a number up to the first byte that is no part of it (`1/2` is 1, a column `1e+05` is 1), ignores words
-behind an entry, and takes 1e999 for infinity. So `passed` looks at every byte first: NumPy shortens each run of digits
-to one, and the few different lines that are left must fit the grammar. What it does not pass is read line by line
-in Python (`by_line`), which finds the fault, or spells the entries as SciPy reads them.
+behind an entry, and takes 1e999 for infinity. So `passed` looks at every byte first: NumPy finds the bytes that are no
+digits, and the few different lines of those must fit the grammar. What it does not pass, comments too, is read line by
+line in Python (`by_line`), which finds the fault, or spells the entries as SciPy reads them.
 """
 
-import collections
 import functools
 import operator
 import re
@@ -26,17 +25,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 LONGEST = 65_536  # bytes of a line
-_ODD = b"\t\v\f\rdD"  # bytes that SciPy reads only as blanks and as an e
-_AS_SCIPY = bytes.maketrans(_ODD, b"    ee")
-_DIGITS_AS_0 = bytes.maketrans(b"123456789E", b"000000000e")
-_HUGE = re.compile(rb"(?i)e\+?0*[1-9]\d\d")  # an exponent of 100 or more
-# Of the eight bytes from k on those that a line of some length has, by k and length.
-_OF_LINE = {k: np.array([(1 << 8 * min(max(n - k, 0), 8)) - 1 for n in range(24)], np.uint64) for k in (0, 8, 16)}
-_POWER = re.compile(rb"e\+?0")  # with each run of digits shortened to one
-_COMMENT = re.compile(rb"%[^\n]*")
+_AS_SCIPY = bytes.maketrans(b"\t\v\f\rdD", b"    ee")  # bytes that SciPy reads only as blanks and as an e
+_HUGE = re.compile(rb"(?i)[ed]\+?0*[1-9]\d\d")  # an exponent of 100 or more
+# Of the eight bytes from 8·k on those that a line of some length has, by k and length.
+_OF_LINE = [np.array([(1 << 8 * min(max(n - k, 0), 8)) - 1 for n in range(17)], np.uint64) for k in (0, 8)]
+_BLANK, _FLAGGED = ord(" "), re.compile(rb"[\x80-\xff]")
+_POWER = re.compile(rb"(?i)[ed]\+?0")  # with each run of digits shortened to one
 _INDEX = re.compile(rb"[-+]?\d+")
 _VALUE = re.compile(rb"(?i)[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:[ed][-+]?\d+)?|inf|infinity|nan)")
-_SHORT_VALUE = rb"-?(?:0\.?0?|\.0)(?:e[-+]?0)?"  # with each run of digits shortened to one
+_SHORT_VALUE = rb"-?(?:0\.?0?|\.0)(?:[eE][-+]?0)?"  # with each run of digits shortened to one
 
 
 class Head(NamedTuple):
@@ -100,8 +97,8 @@ def read(
         entries, lines = 0, head.lines
         for piece in pieces:
             whole = piece if piece.endswith(b"\n") else piece + b"\n"  # SciPy reads behind an end without one
-            text, new = passed(whole, head, head.entries - entries) or by_line(whole, head, entries, lines)
-            entries, lines = entries + new, lines + piece.count(b"\n")
+            text, *new = passed(whole, head, head.entries - entries) or by_line(whole, head, entries, lines)
+            entries, lines = entries + new[0], lines + new[1]
             taken.append(text)
             yield text
         if entries < head.entries:
@@ -122,58 +119,55 @@ def read(
     return (found.row, found.col, found.data) if head.n_index else (index, index, found[0])
 
 
-def passed(piece: bytes, head: Head, room: int) -> tuple[bytes, int] | None:
-    """A piece as SciPy reads it right, and its entries; None where only `by_line` knows.
+def passed(piece: bytes, head: Head, room: int) -> tuple[bytes, int, int] | None:
+    """A piece as SciPy reads it right, its entries and its lines; None where only `by_line` knows.
 
     Indices outside of the matrix are left to SciPy, which refuses them.
     """
     half = LONGEST // 2
-    if b"\0" in piece or any(piece.find(b"\n", at, at + half) < 0 for at in range(0, len(piece) - half + 1, half)):
+    if any(piece.find(b"\n", at, at + half) < 0 for at in range(0, len(piece) - half + 1, half)):
         return None  # a line may be too long
-    piece = _COMMENT.sub(b"", piece) if b"%" in piece else piece
-    piece = piece.translate(_AS_SCIPY) if any(byte in piece for byte in _ODD) else piece
     byte = np.frombuffer(piece, np.uint8)
-    digit = byte - np.uint8(ord("0")) < 10
-    first = byte.copy()
-    np.multiply(byte[1:], ~(digit[1:] & digit[:-1]), out=first[1:])  # 0 for a digit that follows one
-    text = first.tobytes()
-    kinds = _counted(text.translate(_DIGITS_AS_0, b"\0"))
-    if b"\0" * 199 in text or (any(map(_POWER.search, kinds)) and _has_long_power(first) and _HUGE.search(piece)):
-        return None  # a number may be infinite
-    blank = [line for line in kinds if not line.strip(b" ")]
-    entry = re.compile(b" *" + b" +".join([b"0"] * head.n_index + [_SHORT_VALUE] * head.n_value) + b" *")
-    if not all(entry.fullmatch(line) for line in kinds.keys() - blank):
+    at = np.flatnonzero(byte - np.uint8(ord("0")) >= 10)
+    mark, step = byte[at], np.diff(at, prepend=-1)  # the bytes that are no digits, and 1 + the digits before each
+    kinds = _counted(mark | (step > 1).view(np.uint8) << 7) if mark.max() < 128 else None
+    if kinds is None or step.max() > 199:  # of more digits a number may be infinite
         return None
-    entries = sum(kinds.values()) - sum(kinds[line] for line in blank)
-    return (piece, entries) if entries <= room else None
+    if any(map(_POWER.search, kinds)):
+        before = mark[:-1][step[1:] > 3]  # the bytes before runs of three digits and more
+        if np.isin(before, [*b"eEdD+"]).any() and _HUGE.search(piece):
+            return None  # a number may be infinite
+    entries = {line: n for line, n in kinds.items() if line.strip()}
+    entry = re.compile(b" *" + b" +".join([b"0"] * head.n_index + [_SHORT_VALUE] * head.n_value) + b" *\n")
+    if sum(entries.values()) > room or not all(entry.fullmatch(line.translate(_AS_SCIPY)) for line in entries):
+        return None
+    is_odd = any(line != line.translate(_AS_SCIPY) for line in kinds)
+    return piece.translate(_AS_SCIPY) if is_odd else piece, sum(entries.values()), sum(kinds.values())
 
 
-def _has_long_power(first: np.ndarray) -> bool:
-    """Whether an e has three digits behind it, or behind its sign; `first` is 0 for a digit that follows one."""
-    e = np.flatnonzero(first | 32 == ord("e"))
-    second, third, fourth = (first.take(e + k, mode="clip") == 0 for k in (2, 3, 4))
-    return bool(np.any(third & (second | fourth)))
+def _counted(text: np.ndarray) -> dict[bytes, int] | None:
+    """How often each line occurs, with 0 for its runs of digits; None for lines of many kinds, or longer than entries.
 
-
-def _counted(text: bytes) -> dict[bytes, int]:
-    """How often each line of a text without 0 bytes occurs; fast where they are short and of few kinds."""
-    end = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
-    start = np.concatenate([[0], end[:-1] + 1])
-    length, found = end - start, dict[bytes, int]()
-    if (longest := int(length.max())) < 24:
-        behind = text + bytes(24)
-        words = [  # eight bytes of each line are one number
-            np.ndarray(len(text), "<u8", behind, k, (1,))[start] & _OF_LINE[k][length]
-            for k in range(0, max(longest, 1), 8)
-        ]
-        while words[0].size and len(found) < 64:
-            line = b"".join(word[:1].tobytes() for word in words).rstrip(b"\0")
-            other = functools.reduce(operator.or_, (word != word[0] for word in words))
-            found[line] = int(other.size - np.count_nonzero(other))
-            words = [word[other] for word in words]
-        if not words[0].size:
-            return found
-    return collections.Counter(text.removesuffix(b"\n").split(b"\n"))
+    Args:
+      text: bytes that are no digits, plus 128 where digits stand before them.
+    """
+    again = np.append(text[:1] == _BLANK, (text[1:] == _BLANK) & (text[:-1] & 127 <= _BLANK))
+    text = text[~again] if again.any() else text  # blanks behind a blank, or where a line begins
+    end = np.flatnonzero(text & 127 == ord("\n")) + 1
+    length, found = np.diff(end, prepend=0), dict[bytes, int]()
+    if length.max() > 8 * len(_OF_LINE):
+        return None
+    behind = text.tobytes() + bytes(8 * len(_OF_LINE))
+    words = [  # eight bytes of each line are one number
+        np.ndarray(len(text), "<u8", behind, 8 * k, (1,))[end - length] & of_line[length]
+        for k, of_line in enumerate(_OF_LINE[: -(-int(length.max()) // 8)])
+    ]
+    while words[0].size and len(found) < 64:
+        line = b"".join(word[:1].tobytes() for word in words).rstrip(b"\0")
+        other = functools.reduce(operator.or_, (word != word[0] for word in words))
+        found[_FLAGGED.sub(lambda c: b"0%c" % (c[0][0] - 128), line)] = int(other.size - np.count_nonzero(other))
+        words = [word[other] for word in words]
+    return None if words[0].size else found
 
 
 def by_line(
@@ -181,8 +175,8 @@ def by_line(
     head: Head,
     entries: int,  # before the piece
     lines: int,  # before the piece
-) -> tuple[bytes, int]:
-    """A piece in the spelling that SciPy reads, and its entries.
+) -> tuple[bytes, int, int]:
+    """A piece in the spelling that SciPy reads, its entries and its lines.
 
     Raises:
       ValueError: that names the first line that is wrong.
@@ -194,7 +188,7 @@ def by_line(
         except ValueError as error:
             raise fault(head.path, number, str(error)) from None
         entries += bool(spelled[-1])
-    return b"\n".join([*spelled, b""]), entries - first
+    return b"\n".join([*spelled, b""]), entries - first, len(spelled)
 
 
 def _spelled(line: bytes, head: Head, full: bool) -> bytes:
