@@ -177,3 +177,6 @@ def test_a_file_of_scipys_names_its_reader(path):
     scipy.sparse.save_npz(path, scipy.sparse.eye_array(3))
     with pytest.raises(ValueError, match="load_npz"):
         jsf.load(path)
+    scipy.io.savemat(path.with_suffix(".mat"), {"A": S})
+    with pytest.raises(ValueError, match="loadmat"):
+        jsf.load(path.with_suffix(".mat"))

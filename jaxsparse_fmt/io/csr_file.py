@@ -77,7 +77,9 @@ def _read(path: Path, *names: str) -> tuple[dict[str, Any], dict[str, np.ndarray
         raise
     # Damaged bytes may look like an encrypted file, another version of zip or an offset before the file.
     except (zipfile.BadZipFile, EOFError, KeyError, NotImplementedError, OSError, RuntimeError) as error:
-        raise broken(path, f"it is not a whole file of this library ({error})") from None
+        others = "read a .mat by jsf.from_scipy(scipy.io.loadmat(path)[name]), a .mtx by jsf.read_mtx"
+        what = f"it is no whole file of jsf.save ({error}); save the matrix anew, or {others}"
+        raise ValueError(f"{path}: {what}") from None
     header, of = _header(path, text), dict(zip(names, arrays, strict=True))
     if "indptr" in of:
         pointers, (n_rows, n_cols) = of["indptr"], header["shape"]
