@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxsparse_fmt import convert, plot, saved
 from jaxsparse_fmt._types import Csr
+from jaxsparse_fmt.cli.progress import Progress
 from jaxsparse_fmt.io import files
 from jaxsparse_fmt.kernels.backends import selection
 
@@ -23,24 +24,6 @@ STDIN = "<stdin>"  # how messages name a FILE of "-"
 
 class BadInput(Exception):
     """The command cannot use the user's input; the text names the cause and the cure."""
-
-
-def add_file(parser: Any, what: str = "") -> None:
-    text = f"{what}Matrix Market, .mtx or .mtx.gz, or the .npz of jsf.save; - for Matrix Market from standard input"
-    parser.add_argument("file", type=lambda name: STDIN if name == "-" else name, metavar="FILE", help=text)
-
-
-def add_dtype(parser: Any) -> None:
-    parser.add_argument("--dtype", choices=DTYPES, help="of matrix and vectors; default: the file's")
-
-
-def add_backend(parser: Any) -> None:
-    parser.add_argument("--backend", choices=selection.BACKENDS, default="auto", help="of the products; default auto")
-
-
-def add_rtol(parser: Any, default: float) -> None:
-    text = f"stop when ‖b − A·x‖ ≤ rtol·‖b‖; default {default:.0e}"
-    parser.add_argument("--rtol", type=rtol, default=default, metavar="R", help=text)
 
 
 def _number(of: Callable[[str], Any], allowed: Callable[[Any], bool], words: str) -> Callable[[str], Any]:
@@ -59,6 +42,22 @@ rtol = _number(float, lambda x: 0 < x < 1, "a number between 0 and 1")
 at_least_one = _number(int, lambda n: n >= 1, "a whole number from 1 up")
 
 
+def argument(name: str, help: str, **options: Any) -> tuple[str, dict[str, Any]]:
+    """One of a command's `ARGUMENTS`, as `add_argument` of a parser takes it."""
+    return name, options | {"help": help}
+
+
+FILE = argument(
+    "file",
+    "Matrix Market, .mtx or .mtx.gz, or the .npz of jsf.save; - for Matrix Market from standard input",
+    type=lambda name: STDIN if name == "-" else name,
+    metavar="FILE",
+)
+DTYPE = argument("--dtype", "of matrix and vectors; default: the file's", choices=DTYPES)
+BACKEND = argument("--backend", "of the products; default auto", choices=selection.BACKENDS, default="auto")
+RTOL = argument("--rtol", "stop when ‖b − A·x‖ ≤ rtol·‖b‖; default %(default).0e", type=rtol, default=1e-6, metavar="R")
+
+
 @contextlib.contextmanager
 def blaming(path: str) -> Iterator[None]:
     """Turns the errors of reading and conversion into `BadInput` that names the file."""
@@ -71,9 +70,9 @@ def blaming(path: str) -> Iterator[None]:
         raise BadInput(text if path in text else f"{path}: {text}") from error
 
 
-def read_matrix(args: argparse.Namespace) -> Csr:
-    """The matrix of FILE as canonical CSR; standard input and pipes are read once."""
-    with blaming(args.file):
+def read_matrix(args: argparse.Namespace, progress: Progress) -> Csr:
+    """The matrix of FILE as canonical CSR, a stage of the command; standard input and pipes are read once."""
+    with progress.stage("read", args.file), blaming(args.file):
         if args.file.lower().endswith(".npz"):
             with jax.enable_x64(True):
                 return convert.canonical(saved.load(args.file).to_scipy())

@@ -7,37 +7,38 @@ import numpy as np
 from jaxsparse_fmt import choose, convert
 from jaxsparse_fmt.choose.timing import median_seconds, seconds_per_product
 from jaxsparse_fmt.cli import arguments, measure, tables
+from jaxsparse_fmt.cli.arguments import argument
 from jaxsparse_fmt.cli.progress import Progress
 
 HELP = "time the formats"
 ABOUT = "Times A·x in the formats that rank first, each in its best layout, and compares with the prediction."
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    arguments.add_file(parser)
-    parser.add_argument("--formats", type=arguments.at_least_one, default=8, metavar="N", help="how many; default 8")
-    arguments.add_dtype(parser)
-    arguments.add_backend(parser)
+EXAMPLES = ["matrix.mtx.gz --dtype float32"]
+ARGUMENTS = [
+    arguments.FILE,
+    argument("--formats", "how many; default 8", type=arguments.at_least_one, default=8, metavar="N"),
+    arguments.DTYPE,
+    arguments.BACKEND,
+]
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, progress: Progress) -> tables.Done:
     arguments.check_backend(args)
     timed: list[tuple[choose.Choice, float]] = []
-    with Progress() as progress:
-        with progress.stage("read", args.file):
-            S = arguments.read_matrix(args)
-        dtype = arguments.dtype_of(args, S.dtype)
-        with arguments.word_length(dtype):
-            with progress.stage("rank", "the formats"), arguments.blaming(args.file):
-                choices = choose.fitting(choose.rank(S, dtype, backend=args.backend), S, dtype)
-            for choice in choose.best_layouts(choices)[: args.formats]:
-                with progress.stage("measure", choice.format), arguments.blaming(args.file):
-                    A = convert.from_scipy(S, choice.format, dtype, backend=args.backend, **choice.layout)
-                    timed.append((choice, seconds_per_product(A)))
-            in_scipy, x = S.astype(dtype), np.ones(S.shape[1], dtype)
-            of_scipy = median_seconds(lambda: in_scipy @ x)
-        timed.sort(key=lambda pair: pair[1])
-        where = f"A·x in {dtype} on {measure.device()}"
+    S = arguments.read_matrix(args, progress)
+    dtype = arguments.dtype_of(args, S.dtype)
+    with arguments.word_length(dtype):
+        with progress.stage("rank", "the formats"), arguments.blaming(args.file):
+            choices = choose.fitting(choose.rank(S, dtype, backend=args.backend), S, dtype)
+        for choice in choose.best_layouts(choices)[: args.formats]:
+            with progress.stage("measure", choice.format), arguments.blaming(args.file):
+                A = convert.from_scipy(S, choice.format, dtype, backend=args.backend, **choice.layout)
+                timed.append((choice, seconds_per_product(A)))
+        in_scipy, x = S.astype(dtype), np.ones(S.shape[1], dtype)
+        of_scipy = median_seconds(lambda: in_scipy @ x)
+    timed.sort(key=lambda pair: pair[1])
+    where = f"A·x in {dtype} on {measure.device()}"
     rows, formats = [], []
     for c, seconds in timed:
         times = tables.duration(seconds), tables.duration(c.seconds), tables.bandwidth(c.moved, seconds)
@@ -45,5 +46,4 @@ def run(args: argparse.Namespace) -> int:
         formats.append({"measured": seconds, **tables.as_record(c)})
     columns = ("format", "layout", "measured", "predicted", "bandwidth", "× SciPy here")
     record = {"file": args.file, "device": measure.device(), "dtype": str(dtype), "scipy": of_scipy, "formats": formats}
-    tables.report(args.json, record, tables.comparison(f"{where}, fastest first", columns, rows))
-    return 0
+    return tables.Done(record, [tables.comparison(f"{where}, fastest first", columns, rows)])

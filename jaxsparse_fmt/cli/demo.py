@@ -13,7 +13,8 @@ import solvers
 from jaxsparse_fmt import gallery
 from jaxsparse_fmt._types import readable_bytes
 from jaxsparse_fmt.choose.timing import median_seconds
-from jaxsparse_fmt.cli import arguments, measure, process, tables
+from jaxsparse_fmt.cli import arguments, measure, tables
+from jaxsparse_fmt.cli.arguments import argument
 from jaxsparse_fmt.cli.progress import Progress
 from jaxsparse_fmt.models import traffic
 
@@ -24,26 +25,28 @@ TURNS = 2  # timed runs of each solver, in alternation; the better one counts
 SLACK = 1.01  # rounding in the comparison of norms
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--n", type=arguments.at_least_one, default=100, help="points an axis; default 100")
-    arguments.add_rtol(parser, 1e-8)
+EXAMPLES = ["--n 64"]
+ARGUMENTS = [
+    argument("--n", "points an axis; default 100", type=arguments.at_least_one, default=100),
+    (arguments.RTOL[0], arguments.RTOL[1] | {"default": 1e-8}),
+]
 
 
-def run(args: argparse.Namespace) -> int:
+@jax.enable_x64(True)
+def run(args: argparse.Namespace, progress: Progress) -> tables.Done:
     """Compares the two in float64; the right-hand side is white noise (seed 0), which favours no method."""
-    with Progress() as progress, jax.enable_x64(True):
-        with progress.stage("build", f"the 7-point Poisson problem on {args.n}³ points"):
-            S = gallery.poisson(args.n)
-            b = np.random.default_rng(0).standard_normal(S.shape[0])
-        with progress.stage("convert", f"{S.nnz:,} entries"):
-            stored = measure.store(S, S.dtype)
-        with progress.stage("compile", f"cg on {stored.A.name} for {measure.device()}"):
-            solve = measure.prepare(solvers.cg, stored, b, rtol=args.rtol)
-        setup = progress.seconds["convert"] + progress.seconds["compile"]
-        runs = {"solve": solve, "SciPy": lambda: scipy_cg(S, b, args.rtol)}
-        (ours, sol), (theirs, (x, info, iterations)) = _in_turns(runs, progress)
-        with progress.stage("measure", "the products"):
-            products = stored.seconds_per_product(), median_seconds(lambda: S @ b)
+    with progress.stage("build", f"the 7-point Poisson problem on {args.n}³ points"):
+        S = gallery.poisson(args.n)
+        b = np.random.default_rng(0).standard_normal(S.shape[0])
+    with progress.stage("convert", f"{S.nnz:,} entries"):
+        stored = measure.store(S, S.dtype)
+    with progress.stage("compile", f"cg on {stored.A.name} for {measure.device()}"):
+        solve = measure.prepare(solvers.cg, stored, b, rtol=args.rtol)
+    setup = progress.seconds["convert"] + progress.seconds["compile"]
+    runs = {"solve": solve, "SciPy": lambda: scipy_cg(S, b, args.rtol)}
+    (ours, sol), (theirs, (x, info, iterations)) = _in_turns(runs, progress)
+    with progress.stage("measure", "the products"):
+        products = stored.seconds_per_product(), median_seconds(lambda: S @ b)
     A, in_csr, times = stored.A, traffic.csr_bytes(S, 8), tables.duration
     moved = stored.moved, traffic.bytes_moved(in_csr, S.shape, 8)
     left = [measure.relative_residual(S, b, np.asarray(v)) for v in (sol.x, x)]
@@ -58,12 +61,12 @@ def run(args: argparse.Namespace) -> int:
         "solve and set-up": (ours + setup, theirs),
         "true residual / ‖b‖": left,
     }
-    shown = {"stored": readable_bytes, "true residual / ‖b‖": "{:.2e}".format}
-    shown |= dict.fromkeys(("product", "solve", "solve and set-up"), times)
+    words = {"stored": readable_bytes, "true residual / ‖b‖": "{:.2e}".format}
+    words |= dict.fromkeys(("product", "solve", "solve and set-up"), times)
     rows = []
     for name, (a, c) in both.items():
-        speed_up = f"{c / a:.2f} ×" if shown.get(name) is times else ""
-        rows.append((name, *(str(shown.get(name, str)(v)) for v in (a, c)), speed_up))
+        speed_up = f"{c / a:.2f} ×" if words.get(name) is times else ""
+        rows.append((name, *(str(words.get(name, str)(v)) for v in (a, c)), speed_up))
     faults = [] if sol.success else [f"jaxsparse did not converge: {sol.status.message}"]
     faults += [f"SciPy did not converge: info = {info}"] if info else []
     for side, residual in zip(("jaxsparse", "SciPy"), left, strict=True):
@@ -72,10 +75,8 @@ def run(args: argparse.Namespace) -> int:
     title = f"7-point Poisson problem: {S.shape[0]:,} unknowns, {S.nnz:,} entries, float64"
     record = {"rows": S.shape[0], "nnz": S.nnz, "faults": faults, **both}
     remark = "The answers do not agree." if faults else f"Both answers leave at most {args.rtol:.0e} of ‖b‖."
-    tables.report(args.json, record, tables.comparison(title, ("", "jaxsparse", "SciPy", "speed-up"), rows), remark)
-    for fault in faults:
-        process.complain(fault)
-    return 1 if faults else 0
+    shown = tables.comparison(title, ("", "jaxsparse", "SciPy", "speed-up"), rows), remark
+    return tables.Done(record, shown, faults, code=1 if faults else 0)
 
 
 def _in_turns(runs: dict[str, Callable[[], Any]], progress: Progress) -> list[tuple[float, Any]]:

@@ -20,6 +20,8 @@ from jaxsparse_fmt.kernels.backends import selection
 
 HELP = "check this installation"
 ABOUT = "Shows versions, devices and kernels; checks a product and a solve on every device, and names cures."
+EXAMPLES = ["", "--json"]
+ARGUMENTS: list[Any] = []
 PACKAGES = ("jax", "jaxlib", "numpy", "scipy", "numba", "absl-py", "matplotlib", "pyamg", "lineax")
 CUSTOM_CALL = re.compile(r'custom_call_target="([^"]+)"')
 TOLERANCES = {"product": 1e-5, "solve": 1e-3}  # in float32, relative to the largest number
@@ -27,11 +29,8 @@ REPORT = "report it with these lines; until then try `with jsf.use_backend('xla'
 CURES = {"cpu": "pip install numba", "gpu": "pip install '.[cuda13]'; GPUs before Ampere, and AMD's, have no kernels"}
 
 
-def add_arguments(parser: Any) -> None:
-    """It has no arguments of its own."""
-
-
-def run(args: Any) -> int:
+def run(args: Any, progress: Any) -> tables.Done:
+    del args, progress
     settings: Any = jax.config
     rows = [("jaxsparse", f"{__version__}, Python {platform.python_version()}, {platform.platform()}")]
     rows += [(name, importlib.metadata.version(name) if _is_here(name) else "absent") for name in PACKAGES]
@@ -40,8 +39,8 @@ def run(args: Any) -> int:
     rows += [("compiled programs", settings.jax_compilation_cache_dir or "not kept")]
     found = [line for device in jax.devices() for line in checked(device)]
     rows += [(name, text if works else f"FAILED: {text}") for name, text, works in found]
-    tables.report(args.json, dict(rows), tables.facts("This installation", rows))
-    return 0 if all(works for *_, works in found) else 1
+    code = 0 if all(works for *_, works in found) else 1
+    return tables.Done(dict(rows), [tables.facts("This installation", rows)], code=code)
 
 
 def checked(device: Any) -> Iterator[tuple[str, str, bool]]:

@@ -14,29 +14,25 @@ from jaxsparse_fmt.cli.progress import Progress
 
 HELP = "describe a matrix"
 ABOUT = "Describes a matrix and ranks the formats by the predicted time of a product."
+EXAMPLES = ["matrix.mtx.gz", "- --json < matrix.mtx"]
+ARGUMENTS = [arguments.FILE]
+
 
 # Two entries that should be equal may differ by this fraction of the largest entry in their row and column, since a
 # file may hold few digits. The true residual shows what such a difference costs.
 ASYMMETRY = 1e-8
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    arguments.add_file(parser)
-
-
-def run(args: argparse.Namespace) -> int:
-    with Progress() as progress:
-        with progress.stage("read", args.file):
-            S = arguments.read_matrix(args)
-        with progress.stage("look", "at rows, diagonals and symmetry"):
-            described = describe(S)
-        with progress.stage("rank", "the formats"), jax.enable_x64(True):
-            choices = choose.rank(S)
+def run(args: argparse.Namespace, progress: Progress) -> tables.Done:
+    S = arguments.read_matrix(args, progress)
+    with progress.stage("look", "at rows, diagonals and symmetry"):
+        described = describe(S)
+    with progress.stage("rank", "the formats"), jax.enable_x64(True):
+        choices = choose.rank(S)
     title = f"Formats by what a product on {measure.device()} costs, cheapest first"
     name, formats = Path(args.file).name, [tables.as_record(choice) for choice in choices]
     record = {"file": args.file, "device": measure.device(), **described, "formats": formats}
-    tables.report(args.json, record, tables.facts(name, facts(described)), tables.ranking(title, choices))
-    return 0
+    return tables.Done(record, [tables.facts(name, facts(described)), tables.ranking(title, choices)])
 
 
 def describe(S: scipy.sparse.csr_array) -> dict[str, Any]:

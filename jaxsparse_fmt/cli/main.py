@@ -16,9 +16,9 @@ import jax
 
 from jaxsparse_fmt._types import did_you_mean, exposed, make_private, user_cache
 from jaxsparse_fmt._version import __version__
-from jaxsparse_fmt.cli import bench, convert, demo, doctor, info, plots, process, solve
+from jaxsparse_fmt.cli import bench, convert, demo, doctor, info, plots, process, solve, tables
 from jaxsparse_fmt.cli.arguments import BadInput
-from jaxsparse_fmt.cli.tables import OutputLost
+from jaxsparse_fmt.cli.progress import Progress
 
 COMMANDS = {
     "solve": solve,
@@ -28,15 +28,6 @@ COMMANDS = {
     "convert": convert,
     "demo": demo,
     "doctor": doctor,
-}
-EXAMPLES = {
-    "solve": ["matrix.mtx.gz --rhs b.mtx --rtol 1e-8 --out x.npy", "matrix.mtx --method gmres --precond incomplete_lu"],
-    "info": ["matrix.mtx.gz", "- --json < matrix.mtx"],
-    "plot": ["matrix.mtx.gz matrix.png"],
-    "bench": ["matrix.mtx.gz --dtype float32"],
-    "convert": ["matrix.mtx.gz matrix.npz --format sell", "matrix.npz - | gzip > matrix.mtx.gz"],
-    "demo": ["--n 64"],
-    "doctor": ["", "--json"],
 }
 CODES = """\
 exit codes:
@@ -72,8 +63,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         _keep_programs()
-        return args.run(args)
-    except (BadInput, OutputLost) as error:
+        with Progress() as progress:
+            done = args.run(args, progress)
+        with tables.making_way(getattr(args, "out", None)):
+            tables.report(args.json, done.record, *done.shown)
+        for fault in done.faults:
+            process.complain(fault)
+        return done.code
+    except (BadInput, tables.OutputLost) as error:
         process.complain(str(error))
         return 2
     except KeyboardInterrupt:
@@ -110,12 +107,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"jaxsparse {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, module in COMMANDS.items():
-        examples = "\n".join(["examples:", *(f"  jaxsparse {name} {example}" for example in EXAMPLES[name])])
+        examples = "\n".join(["examples:", *(f"  jaxsparse {name} {example}" for example in module.EXAMPLES)])
         command = commands.add_parser(
             name, help=module.HELP, description=textwrap.fill(module.ABOUT, 78), epilog=examples, **look
         )
         command.set_defaults(run=module.run)
-        module.add_arguments(command)
+        for argument, options in module.ARGUMENTS:
+            command.add_argument(argument, **options)
         command.add_argument("--json", action="store_true", help="print the results as one line of JSON")
     return parser
 

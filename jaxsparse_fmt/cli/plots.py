@@ -1,45 +1,38 @@
 """`jaxsparse plot`, and the pictures of convergence of other commands.
 
-`jaxsparse_fmt.plot` draws them. Every `draw` function writes its file whole or not at all. It draws without a display
-and leaves pyplot's state alone.
+`jaxsparse_fmt.plot` draws them. `draw` writes its file whole or not at all, needs no display, and leaves pyplot's state
+alone.
 """
 
 import argparse
-import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import scipy.sparse
 
 from jaxsparse_fmt import plot
 from jaxsparse_fmt._types import replacing
 from jaxsparse_fmt.cli import arguments, tables
+from jaxsparse_fmt.cli.arguments import argument
 from jaxsparse_fmt.cli.progress import Progress
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 HELP = "draw a matrix"
 ABOUT = "Draws the pattern and the row lengths of a matrix."
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    arguments.add_file(parser)
-    parser.add_argument("out", metavar="OUT", help=f"the picture, {' or '.join(arguments.PICTURES)}")
+EXAMPLES = ["matrix.mtx.gz matrix.png"]
+ARGUMENTS = [arguments.FILE, argument("out", f"the picture, {' or '.join(arguments.PICTURES)}", metavar="OUT")]
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, progress: Progress) -> tables.Done:
     arguments.check_picture(args.out, args.file)
-    with Progress() as progress:
-        with progress.stage("read", args.file):
-            S = arguments.read_matrix(args)
-        with progress.stage("draw", args.out), arguments.blaming(args.out):
-            draw(args.out, S, Path(args.file).name)
+    S = arguments.read_matrix(args, progress)
+    with progress.stage("draw", args.out), arguments.blaming(args.out):
+        draw(args.out, S, Path(args.file).name)
     record = {"file": args.file, "out": args.out, "rows": S.shape[0], "columns": S.shape[1], "nnz": S.nnz}
-    tables.report(args.json, record, f"The picture is in {args.out}.")
-    return 0
+    return tables.Done(record, [f"The picture is in {args.out}."])
 
 
 def draw(
@@ -56,7 +49,13 @@ def draw(
       curves: as of `plot.convergence`; without any, only the matrix is drawn.
       rtol: the relative residual that the user wants, drawn as a line.
     """
-    with _figure(path, (12, 7.6) if curves else (12, 5.4)) as fig:
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    with matplotlib.rc_context(plot.STYLE):
+        layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1, wspace=0.03, hspace=0.04)
+        fig = Figure(figsize=(12, 7.6) if curves else (12, 5.4), layout=layout)
         title = f"{name}  ·  {S.shape[0]:,} × {S.shape[1]:,}  ·  {S.nnz:,} entries"
         fig.suptitle(title, fontsize=14, x=0.012, ha="left")
         if curves:
@@ -66,17 +65,5 @@ def draw(
             panels = fig.subplot_mosaic("ls", width_ratios=(1.15, 1))
         plot.row_lengths(S, panels["l"])
         plot.spy(S, panels["s"])
-
-
-@contextlib.contextmanager
-def _figure(path: str | os.PathLike[str], size: tuple[float, float]) -> Iterator["Figure"]:
-    """A figure of `size` inches, which is written when the context is left."""
-    import matplotlib
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    with matplotlib.rc_context(plot.STYLE):
-        fig = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1, wspace=0.03, hspace=0.04))
-        yield fig
         with replacing(path) as file:
             fig.savefig(file, format=Path(path).suffix[1:].lower(), dpi=150)

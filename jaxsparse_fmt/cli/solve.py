@@ -12,7 +12,8 @@ import scipy.sparse
 
 import solvers
 from jaxsparse_fmt._types import readable_bytes
-from jaxsparse_fmt.cli import arguments, measure, plots, process, tables
+from jaxsparse_fmt.cli import arguments, measure, plots, tables
+from jaxsparse_fmt.cli.arguments import argument
 from jaxsparse_fmt.cli.info import asymmetry
 from jaxsparse_fmt.cli.progress import Progress, residuals
 from jaxsparse_fmt.formats import FORMATS
@@ -32,29 +33,32 @@ PRECONDITIONERS = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    known, text = ("auto", "tune", *FORMATS), "a storage format, or auto (ranked), the default, or tune (measured)"
-    arguments.add_file(parser, "A, ")
-    parser.add_argument("--rhs", metavar="FILE", help="b: .mtx, .mtx.gz, .npy or .txt; without: A·1")
-    parser.add_argument("--out", metavar="FILE", help="write x here: .mtx, .mtx.gz, .npy or .txt; -: standard output")
-    text_of_plot = f"draw a picture, {' or '.join(arguments.PICTURES)}"
-    parser.add_argument("--plot", metavar="FILE", help=text_of_plot)
-    parser.add_argument("--format", choices=known, default="auto", metavar="NAME", help=text)
-    arguments.add_dtype(parser)
-    text = "default auto: what suits A; lsmr takes a matrix of any shape, for least squares"
-    parser.add_argument("--method", choices=(*CHOOSING, *SYMMETRIC, *GENERAL), default="auto", help=text)
-    text = "default auto with --method auto, else none"
-    parser.add_argument("--precond", choices=("auto", "none", *PRECONDITIONERS), help=text)
-    arguments.add_backend(parser)
-    arguments.add_rtol(parser, 1e-6)
-    parser.add_argument(
-        "--devices", type=arguments.at_least_one, default=1, metavar="N", help="spread the rows over N devices"
-    )
-    text = "most iterations of a method; default 10·rows, and fewer where another method may follow"
-    parser.add_argument("--maxiter", type=arguments.at_least_one, metavar="N", help=text)
+EXAMPLES = [
+    "matrix.mtx.gz --rhs b.mtx --rtol 1e-8 --out x.npy",
+    "matrix.mtx --method gmres --precond incomplete_lu",
+]
+FORMAT = "a storage format, or auto (ranked), the default, or tune (measured)"
+METHOD = "%(choices)s; auto, the default, takes what suits A; lsmr takes a matrix of any shape, for least squares"
+PRECOND = "%(choices)s; default auto with --method auto, else none"
+MAXITER = "most iterations of a method; default 10·rows, and fewer where another method may follow"
+METHODS, KNOWN = (*CHOOSING, *SYMMETRIC, *GENERAL), ("auto", "none", *PRECONDITIONERS)
+ARGUMENTS = [
+    arguments.FILE,
+    argument("--rhs", "b: .mtx, .mtx.gz, .npy or .txt; without: A·1", metavar="FILE"),
+    argument("--out", "write x here: .mtx, .mtx.gz, .npy or .txt; -: standard output", metavar="FILE"),
+    argument("--plot", f"draw a picture, {' or '.join(arguments.PICTURES)}", metavar="FILE"),
+    argument("--format", FORMAT, choices=("auto", "tune", *FORMATS), default="auto", metavar="NAME"),
+    arguments.DTYPE,
+    argument("--method", METHOD, choices=METHODS, default="auto", metavar="NAME"),
+    argument("--precond", PRECOND, choices=KNOWN, metavar="NAME"),
+    arguments.BACKEND,
+    arguments.RTOL,
+    argument("--devices", "spread the rows over N devices", type=arguments.at_least_one, default=1, metavar="N"),
+    argument("--maxiter", MAXITER, type=arguments.at_least_one, metavar="N"),
+]
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, progress: Progress) -> tables.Done:
     if args.plot:
         arguments.check_picture(args.plot, args.file)
     if args.out not in (None, "-"):
@@ -63,46 +67,44 @@ def run(args: argparse.Namespace) -> int:
     args.precond = args.precond or ("auto" if args.method in CHOOSING else "none")
     with arguments.blaming("--devices"):
         measure.first_devices(args.devices)
-    with Progress() as progress:
-        with progress.stage("read", args.file):
-            S = arguments.read_matrix(args)
-            b = _right_hand_side(args, S)
-        if args.method in SYMMETRIC:
-            with progress.stage("check", f"whether the matrix is symmetric, as {args.method} needs"):
-                _check_symmetric(args, S)
-        b_norm = float(np.linalg.norm(b))
-        options = {
-            "rtol": args.rtol,
-            "maxiter": args.maxiter,
-            "history": bool(args.plot),
-            "progress": residuals(progress.show, b_norm, args.rtol * b_norm),
-        }
-        dtype = arguments.dtype_of(args, np.result_type(S, b))
-        with arguments.word_length(dtype):
-            with progress.stage("convert", f"{S.nnz:,} entries to {dtype}"), arguments.blaming(args.file):
-                stored = measure.store(S, dtype, args.format, args.backend, args.devices)
-            M = None
-            if args.precond not in ("auto", "none"):
-                with progress.stage("precondition", args.precond), arguments.blaming(f"--precond {args.precond}"):
-                    M = jax.block_until_ready(PRECONDITIONERS[args.precond](stored.A))
-            if args.precond == "auto" or args.method in CHOOSING:  # which look at the outcome, outside jit
-                M = "auto" if args.precond == "auto" else M
-                solve = functools.partial(measure.chosen, stored, b, M, method=args.method, **options)
-            else:
-                with progress.stage("compile", f"{args.method} on {stored.A.name} for {measure.device()}"):
-                    solve = measure.prepare(getattr(solvers, args.method), stored, b, M, **options)
-            refusing = arguments.blaming("--method direct") if args.method == "direct" else contextlib.nullcontext()
-            with progress.stage("solve", "iteration 0"), refusing:
-                sol = solve()
-            wall = tables.durations(progress.seconds)
-            with progress.stage("measure", "the product"):
-                product = stored.seconds_per_product()
-            failures = []
-            try:
-                sol.raise_for_status()
-            except solvers.SolverError as error:
-                failures.append(f"{args.file}: {error}")
-        x = np.asarray(sol.x)
+    S = arguments.read_matrix(args, progress)
+    b = _right_hand_side(args, S)
+    if args.method in SYMMETRIC:
+        with progress.stage("check", f"whether the matrix is symmetric, as {args.method} needs"):
+            _check_symmetric(args, S)
+    b_norm = float(np.linalg.norm(b))
+    options = {
+        "rtol": args.rtol,
+        "maxiter": args.maxiter,
+        "history": bool(args.plot),
+        "progress": residuals(progress.show, b_norm, args.rtol * b_norm),
+    }
+    dtype = arguments.dtype_of(args, np.result_type(S, b))
+    with arguments.word_length(dtype):
+        with progress.stage("convert", f"{S.nnz:,} entries to {dtype}"), arguments.blaming(args.file):
+            stored = measure.store(S, dtype, args.format, args.backend, args.devices)
+        M = None
+        if args.precond not in ("auto", "none"):
+            with progress.stage("precondition", args.precond), arguments.blaming(f"--precond {args.precond}"):
+                M = jax.block_until_ready(PRECONDITIONERS[args.precond](stored.A))
+        if args.precond == "auto" or args.method in CHOOSING:  # which look at the outcome, outside jit
+            M = "auto" if args.precond == "auto" else M
+            solve = functools.partial(measure.chosen, stored, b, M, method=args.method, **options)
+        else:
+            with progress.stage("compile", f"{args.method} on {stored.A.name} for {measure.device()}"):
+                solve = measure.prepare(getattr(solvers, args.method), stored, b, M, **options)
+        refusing = arguments.blaming("--method direct") if args.method == "direct" else contextlib.nullcontext()
+        with progress.stage("solve", "iteration 0"), refusing:
+            sol = solve()
+        wall = tables.durations(progress.seconds)
+        with progress.stage("measure", "the product"):
+            product = stored.seconds_per_product()
+        failures = []
+        try:
+            sol.raise_for_status()
+        except solvers.SolverError as error:
+            failures.append(f"{args.file}: {error}")
+    x = np.asarray(sol.x)
     curves = {f"{sol.iterations:,} iterations": sol.history}
     name, status = Path(args.file).name, solvers.Status(sol.status)
     rows = [*_matrix_rows(S, stored, product), *_answer_rows(args, S, b, x, sol)]
@@ -128,11 +130,9 @@ def run(args: argparse.Namespace) -> int:
         "b_norm": b_norm,
         "seconds": progress.seconds,
     }
-    with tables.making_way(args.out):
-        tables.report(args.json, record | {"seconds_per_product": product}, tables.facts(name, rows))
-    for fault in (*faults, *failures):
-        process.complain(fault)
-    return 2 if faults else 1 if failures else 0
+    record |= {"seconds_per_product": product}
+    code = 2 if faults else 1 if failures else 0
+    return tables.Done(record, [tables.facts(name, rows)], [*faults, *failures], code)
 
 
 def _method(args: argparse.Namespace, sol: solvers.Solution) -> str:

@@ -12,7 +12,7 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -78,6 +78,15 @@ def comparison(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
     for row in rows:
         table.add_row(*row)
     return Group(Text(title, style="bold"), table)
+
+
+class Done(NamedTuple):
+    """What a command leaves for `main` to print: the record of `--json`, or tables and texts; faults; an exit code."""
+
+    record: dict[str, Any]
+    shown: Sequence[Any]
+    faults: Sequence[str] = ()
+    code: int = 0
 
 
 class OutputLost(Exception):

@@ -295,6 +295,14 @@ def test_without_a_command_the_help_is_shown(capsys):
     assert "solve" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", [[], *([name] for name in main.COMMANDS)], ids=str)
+def test_help_fits_80_columns(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit, match="0"):
+        main.main([*command, "--help"])
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
 @pytest.mark.parametrize(
     ("words", "meant"),
     [("slove", "solve"), ("solve A.mtx --method gmrs", "gmres"), ("solve A.mtx --format sel", "sell")],
