@@ -46,10 +46,10 @@ from jaxsparse_fmt.kernels.cpu.abi import OPERANDS, SIZES, TARGET
 WORD = ir.IntType(64)
 HALF = ir.IntType(32)
 YIELD = "SwitchToThread" if sys.platform == "win32" else "sched_yield"
-# The words of a job: the next piece, how many are done, how many there are, how many threads still hold the job (the
-# last of them frees it, perhaps long after the call), and the frame.
+# The words of a job: the next piece, the address of how many are done, how many there are, how many threads still hold
+# the job (the last of them frees it, perhaps long after the call), and the frame.
 NEXT, DONE, COUNT, HOLDERS, FRAME, JOB_WORDS = range(6)
-SCRATCH = 6  # words
+SCRATCH = 7  # words
 HUGE = 4 * 2**20  # bytes; a result of at least this size gets huge pages
 
 UNMADE = (
@@ -81,24 +81,16 @@ def module(table: int, interrupts: int) -> ir.Module:
     one.call_address(kernel, *_kernel_arguments(one, frame, piece))
     one.ret(WORD(0))
 
-    take = _Code(made, "take", 1)  # (job): computes piece after piece, until none is left
-    job = take.arguments[0]
-    with take.loop() as leave_if:
-        piece = take.add_to(job, NEXT, 1)
-        leave_if(take.icmp_signed(">=", piece, take.word(job, COUNT)))
-        take.call(one.function, [take.word(job, FRAME), piece])
-        take.add_to(job, DONE, 1)
-    take.ret(WORD(0))
-
-    leave = _Code(made, "leave", 1)  # (job)
-    with leave.if_then(leave.icmp_signed("==", leave.add_to(leave.arguments[0], HOLDERS, -1), WORD(1))):
-        leave.call(outside["free"], leave.arguments)
-    leave.ret(WORD(0))
-
-    task = _Code(made, "task", 1)  # what a thread of XLA runs: (job)
-    task.call(take.function, task.arguments)
-    task.call(leave.function, task.arguments)
-    task.ret(WORD(0))
+    work = _Code(made, "work", 1)  # (job): computes piece after piece until none is left, then lets go of the job
+    job = work.arguments[0]
+    with work.loop() as leave_if:
+        piece = work.add_to(job, NEXT, 1)
+        leave_if(work.icmp_signed(">=", piece, work.word(job, COUNT)))
+        work.call(one.function, [work.word(job, FRAME), piece])
+        work.add_to(work.word(job, DONE), 0, 1)
+    with work.if_then(work.icmp_signed("==", work.add_to(job, HOLDERS, -1), WORD(1))):
+        work.call(outside["free"], [job])
+    work.ret(WORD(0))
 
     code = _Code(made, TARGET, 1)
     frame, scratch = code.arguments[0], code.ptrtoint(code.alloca(WORD, SCRATCH), WORD)
@@ -129,20 +121,20 @@ def module(table: int, interrupts: int) -> ir.Module:
     _fails(code, api, code.call_address(code.word(api, 18), scratch), scratch)
     helpers, others = code.sub(code.word(scratch, 4), WORD(1)), code.sub(pieces, WORD(1))
     helpers = code.select(code.icmp_signed("<", helpers, others), helpers, others)
-    code.put(job, 0, 0, pieces, code.add(helpers, WORD(1)), frame)
-    code.put(code.address(scratch, 5), helpers)
+    done = code.address(scratch, 6)
+    code.put(job, 0, done, pieces, code.add(helpers, WORD(1)), frame)
+    code.put(code.address(scratch, 5), helpers, 0)
     with code.loop() as leave_if:  # wakes one thread at a time
         left = code.word(scratch, 5)
         leave_if(code.icmp_signed("<=", left, WORD(0)))
         code.put(code.address(scratch, 5), code.sub(left, WORD(1)))
-        code.put(scratch, 40, 0, context, code.ptrtoint(task.function, WORD), job)
+        code.put(scratch, 40, 0, context, code.ptrtoint(work.function, WORD), job)
         with code.if_then(_fails(code, api, code.call_address(code.word(api, 17), scratch), scratch)):
-            code.call(leave.function, [job])
-    code.call(take.function, [job])
+            code.add_to(job, HOLDERS, -1)
+    code.call(work.function, [job])
     with code.loop() as leave_if:
-        leave_if(code.icmp_signed(">=", code.add_to(job, DONE, 0), pieces))
+        leave_if(code.icmp_signed(">=", code.add_to(done, 0, 0), pieces))
         code.call(outside[YIELD], [])
-    code.call(leave.function, [job])
     code.ret(WORD(0))
     return made
 

@@ -20,7 +20,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ _addresses: dict[str, int] = {}
 _compiling: dict[str, Future[int]] = {}
 _lock = threading.RLock()  # without it every thread that needs a new function would compile it
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+os.register_at_fork(after_in_child=lambda: (_compiler.cache_clear(), _compiling.clear()))  # which lacks the thread
 
 
 def address(make: Callable[[], tuple[Any, str]], *key: str) -> int:
@@ -86,20 +87,17 @@ def _apart(f: Callable[[], int], name: str) -> int:
     """
     if threading.current_thread() is not threading.main_thread():
         return f()
-    if (result := _compiling.get(name)) is None:
-        result = Future()
-        threading.Thread(target=_complete, args=(result, f, name), name="numba").start()
-    return result.result()
-
-
-def _complete(result: Future[int], f: Callable[[], int], name: str) -> None:
-    _compiling[name] = result
+    result = _compiling[name] = _compiling.get(name) or _compiler().submit(f)
     try:
-        result.set_result(f())
-    except BaseException as error:
-        result.set_exception(error)
+        return result.result()
     finally:
-        _compiling.pop(name, None)
+        if result.done():
+            del _compiling[name]
+
+
+@functools.cache
+def _compiler() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1)
 
 
 def _keep(name: str, content: bytes) -> None:
