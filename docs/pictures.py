@@ -67,7 +67,7 @@ def layout(A: jsf.SparseMatrix, ax: Any = None) -> Any:
     Threads behind the last entry are left out. `coo` is drawn as its product runs, a thread for each row, and `csc`
     with a thread for each column.
     """
-    row, col, _, values = (np.asarray(a) for a in A.each_entry())
+    row, col, _, values = (np.asarray(a) for a in A.entries())
     live = col < A.shape[1]
     thread, step = _walk(A, row, col)
     shown = thread <= thread[live].max(initial=0)

@@ -167,7 +167,7 @@ def made(A: Any, recipe: Recipe, maker: str) -> Any:
         return made(A.T, recipe, maker).T
     dtype = jnp.promote_types(_checked(A, maker).dtype, jnp.float32)
     if arguments.is_traced(A):
-        row, col, _, values = lax.stop_gradient(A.each_entry())
+        row, col, _, values = lax.stop_gradient(A.entries())
         return _traced(A.shape[0], recipe, row, col, values.astype(dtype))
     return split(on_host(A, recipe, maker)[1], dtype)
 

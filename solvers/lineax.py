@@ -322,12 +322,12 @@ def _(operator: SparseOperator) -> Array:
 @lx.tridiagonal.register(SparseOperator)
 def _(operator: SparseOperator) -> tuple[Array, Array, Array]:
     A, n = operator.matrix, operator.in_size() - 1
-    stored, side = (A, 1) if hasattr(A, "each_entry") else (A.T, -1)
+    stored, side = (A, 1) if hasattr(A, "entries") else (A.T, -1)
 
     def beside(offset: int) -> Array:
-        if not hasattr(stored, "each_entry"):
+        if not hasattr(stored, "entries"):
             return jnp.diagonal(operator.as_matrix(), offset)
-        row, col, _, value = stored.each_entry()
+        row, col, _, value = stored.entries()
         at = jnp.where(col - row == side * offset, jnp.minimum(row, col), n)  # padding has column n + 1, and drops out
         return jnp.zeros(n, operator.dtype).at[at].add(value.astype(operator.dtype), mode="drop")
 

@@ -43,7 +43,7 @@ def spsolve_triangular(
     checks.on_one_device(A, "spsolve_triangular")
     b = as_vector(b, A, 0, "b must be")
     with concrete():
-        row, col, place, _ = A.each_entry()
+        row, col, place, _ = A.entries()
     if arguments.is_traced(row, col, place):
         raise TypeError(
             "spsolve_triangular needs a known pattern, and this one is traced: close over A and pass only its values, "

@@ -69,7 +69,7 @@ def test_padding_takes_no_gradient_even_from_poison(layout):
     def gradient(A, x):
         return jax.grad(lambda values: jnp.sum(A._with_values(values) @ x))(A.values)
 
-    padding = np.asarray(quick_jit(lambda A: A.coordinates()[2])(A)) >= A.nnz
+    padding = np.asarray(quick_jit(lambda A: A.entries()[2])(A)) >= A.nnz
     assert np.count_nonzero(~padding) == A.nnz
     for poison in (1.0, np.nan, np.inf):
         got = np.asarray(gradient(A, jnp.full(13, poison)))

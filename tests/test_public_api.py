@@ -24,9 +24,9 @@ OPERATORS = "__abs__ __getitem__ __iter__ __len__ __matmul__ __mul__ __neg__ __r
 # Members without an underscore that only other modules of the two packages use.
 INTERNAL = {
     "SparseMatrix": "without_values product_face transposed_face outer_face native_face dots sums product_dot "
-    "wants_shared_memory prepared for_other_values coordinates each_entry csr_arrays check_single from_csr footprints "
+    "wants_shared_memory prepared for_other_values csr_arrays check_single from_csr footprints "
     "with_arrays in_order layout_options sized_by_nnz shares_places transposes unread nbytes_read",
-    "ShardedMatrix": "prepared shards domain range entries inside told entered record each_entry",
+    "ShardedMatrix": "prepared shards domain range data_basis inside told entered record",
     "Transposed": "A prepared",
     "Solution": "code n_iterations",
     "EigenSolution": "code n_iterations n_products",

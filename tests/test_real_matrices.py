@@ -85,7 +85,7 @@ def test_every_format_holds_the_entries_or_says_what_fits(path):
             assert refused(S, layout, error)
             continue
         assert A.nnz == S.nnz and A.nbytes <= max(64 * 2**20, 10 * in_csr) + 8 * S.shape[0]
-        values = np.asarray(A.each_entry()[3])
+        values = np.asarray(A.entries()[3])
         np.testing.assert_array_equal(np.sort(values[values != 0]), np.sort(S.data[S.data != 0]))
 
 

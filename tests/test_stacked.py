@@ -78,7 +78,7 @@ OUTSIDE = {
     "to_scipy": lambda A: A.to_scipy(),
     "csr_arrays": lambda A: A.csr_arrays(),
     "asformat": lambda A: A.asformat("csr"),
-    "entries": lambda A: A.each_entry(),
+    "entries": lambda A: A.entries(),
     "n_stored": lambda A: A.n_stored,
     "fill": lambda A: A.fill,
     "in jit": jax.jit(lambda A: A @ jnp.ones(COLS)),

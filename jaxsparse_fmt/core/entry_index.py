@@ -70,7 +70,7 @@ def _found(make: Any, A: Any) -> Any:
 
 @jax.jit
 def _index(A: Any) -> Index:
-    _, _, entry, place = _numbered(A).each_entry()
+    _, _, entry, place = _numbered(A).entries()
     of_entry = lambda a: jnp.zeros(A.nnz, a.dtype).at[entry].set(a, mode="drop", unique_indices=True)  # noqa: E731
     return Index(of_entry(place), entry, of_entry(_numbered(A).values) if A.shares_places else None)
 
@@ -123,7 +123,7 @@ def sorted_by(key: Array, order: Array) -> Array:
 
 @jax.jit
 def _ids(A: Any) -> tuple[Array, Array]:
-    row, col, entry, _ = A.each_entry()
+    row, col, entry, _ = A.entries()
     zeros = jnp.zeros(A.nnz, jnp.int32)
     rows, cols = (zeros.at[entry].set(a.astype(jnp.int32), mode="drop", unique_indices=True) for a in (row, col))
     return rows, cols
@@ -138,7 +138,7 @@ def data(A: Any) -> Array:
 
 
 def stored(A: Any, data: Array) -> Array:
-    """`data` [nnz] in the order of `A.each_entry`, with zeros in padding."""
+    """`data` [nnz] in the order of `A.entries`, with zeros in padding."""
     index = known(A)
     if index is None:
         return _stored(A, data)
@@ -147,20 +147,20 @@ def stored(A: Any, data: Array) -> Array:
 
 @jax.jit
 def _data(A: Any) -> Array:
-    _, _, entry, value = A.each_entry()
+    _, _, entry, value = A.entries()
     return jnp.zeros(A.nnz, A.dtype).at[entry].set(value, mode="drop")
 
 
 @jax.jit
 def _stored(A: Any, data: Array) -> Array:
-    return take(data, A.each_entry()[2])
+    return take(data, A.entries()[2])
 
 
 def shared_out(A: Any) -> Any:
     """A of derivatives in `values`, each divided by the number of entries that a product reads at its place."""
     if not A.shares_places:
         return A
-    _, _, entry, place = _numbered(A).each_entry()
+    _, _, entry, place = _numbered(A).entries()
     count = jnp.zeros(A.n_stored).at[jnp.where(entry < A.nnz, place, A.n_stored)].add(1, mode="drop")
     return A._with_values(A.values / jnp.maximum(count, 1).astype(A.dtype))
 
@@ -168,7 +168,7 @@ def shared_out(A: Any) -> Any:
 @jax.jit
 def csr_arrays(A: Any) -> tuple[Array, Array, Array]:
     """`data`, `indices` and `indptr` of A in canonical order, as `SparseMatrix.csr_arrays`."""
-    row, col, entry, value = A.each_entry()
+    row, col, entry, value = A.entries()
     entry = _canonical(row, col, entry, A.nnz)
     n_rows, index = A.shape[0], index_dtype(A.nnz)
     data = jnp.zeros(A.nnz, A.dtype).at[entry].set(value, mode="drop", unique_indices=True)
@@ -191,7 +191,7 @@ def to_scipy(A: Any) -> Csr:
 @jax.jit
 def _places(A: Any) -> tuple[Array, ...]:
     """Row, column and number of every entry and, where there is padding, whether it is one."""
-    row, col, entry, value = A.each_entry()
+    row, col, entry, value = A.entries()
     return (row, col, value) if A.nnz == row.shape[0] else (row, col, value, entry < A.nnz)
 
 

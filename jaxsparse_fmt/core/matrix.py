@@ -48,7 +48,7 @@ class SparseMatrix(OnOneDevice, Pattern):
     """A sparse matrix: a pytree whose leaves are its arrays, and a linear map.
 
     A format subclasses this with its index arrays and defines how it is built (`from_csr`), the three faces of the
-    trilinear form (`Pattern`), and the `coordinates` of its storage. The rest follows.
+    trilinear form (`Pattern`), and the `entries` of its storage. The rest follows.
 
     A stack of matrices, whose arrays have one more axis in front (`jax.vmap(A.with_data)(D)`, or `jax.tree.map` of
     `jnp.stack`), is of this type too. It may pass through jit, scan and solvers' arguments and be multiplied by a
@@ -76,12 +76,8 @@ class SparseMatrix(OnOneDevice, Pattern):
         return iter(())
 
     @abc.abstractmethod
-    def coordinates(self) -> tuple[Array, Array, Array]:
-        """Row, column and index in `data` of every stored place, [n_stored]; column n_cols, nnz in padding."""
-
-    def each_entry(self) -> tuple[Array, Array, Array, Array]:
-        """Row, column, index in `data` and number of every entry, [n_stored]; column n_cols, index nnz in padding."""
-        return *self.coordinates(), self.values
+    def entries(self) -> tuple[Array, Array, Array, Array]:
+        """Row, column, index in `data` and value of all stored places [n_stored]; padding: column n_cols, index nnz."""
 
     # --------------------------------------------------------------------------------------------------- measures
 
@@ -182,7 +178,7 @@ class SparseMatrix(OnOneDevice, Pattern):
         return self._with_values(f(self.values))
 
     def _refilled(self, values: Array) -> Self:
-        """The same pattern with the values of `each_entry` [n_stored], each in a place of its own."""
+        """The same pattern with the values of `entries` [n_stored], each in a place of its own."""
         return self._with_values(values)
 
     @property
@@ -243,7 +239,7 @@ class SparseMatrix(OnOneDevice, Pattern):
     @jax.jit
     def diagonal(self) -> Array:
         """The main diagonal [min(rows, columns)], zero where nothing is stored."""
-        (row, col, _, value), n = self.each_entry(), min(self.shape)
+        (row, col, _, value), n = self.entries(), min(self.shape)
         return jnp.zeros(n, self.dtype).at[jnp.where(row == col, row, n)].add(value, mode="drop")
 
     @functools.partial(jax.jit, static_argnames="max_bytes")
@@ -254,7 +250,7 @@ class SparseMatrix(OnOneDevice, Pattern):
           ValueError: it would take more than `max_bytes`, by default 2 GiB.
         """
         check_dense(self.shape, self.dtype, "pass todense(max_bytes=...) to insist, or use A @ x", max_bytes)
-        row, col, _, value = self.each_entry()
+        row, col, _, value = self.entries()
         return jnp.zeros(self.shape, self.dtype).at[row, col].add(value, mode="drop")
 
     def to_scipy(self) -> Csr:

@@ -125,7 +125,7 @@ def index_arrays(A: Any) -> list[Array]:
 
 def _own(A: Any) -> tuple[Array, ...]:
     """The values of all blocks, [parts, n_stored], with every entry in its own place."""
-    return of_blocks(A, lambda block: block.each_entry()[3])
+    return of_blocks(A, lambda block: block.entries()[3])
 
 
 def of_blocks(A: Any, f: Callable[[Any], Array]) -> tuple[Array, ...]:
@@ -148,7 +148,7 @@ def _on_diagonal(blocks: Any) -> Array:
     """The number of entries on the diagonal, counted without shard_map, which cannot run while jit traces."""
 
     def count(block: Any) -> Array:
-        row, col, _ = block.coordinates()
+        row, col, *_ = block.entries()
         return jnp.sum((row == col) & (row < block.shape[0]) & (col < block.shape[1]))
 
     return jnp.sum(jax.vmap(count)(blocks))

@@ -82,7 +82,7 @@ class Shards:
             free = jnp.ones(sum(A.nnz for A in self.blocks), bool).at[self.numbers].set(False, mode="drop")
             indices = [jnp.nonzero(free, size=self.blocks[0].nnz)[0], self.numbers]
         for k, (A, index) in enumerate(zip(self.blocks, indices, strict=True)):
-            row, col, entry, value = A.each_entry()
+            row, col, entry, value = A.entries()
             live = (col < A.shape[1]) & (row < A.shape[0])
             row = row if k == 0 or self.boundary is None else jnp.take(self.boundary, row, mode="clip")
             entry = entry if index is None else jnp.take(index, entry, mode="clip")

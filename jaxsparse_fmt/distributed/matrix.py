@@ -74,7 +74,7 @@ class ShardedMatrix(ShardedAlgebra):
     Attributes:
       shards: the arrays on the devices.
       domain, range: how x and y are sharded; the same for a square matrix.
-      entries: how `data` is sharded.
+      data_basis: how `data` is sharded.
       entered: whether this is `in_basis`.
       record: of the build.
     """
@@ -82,7 +82,7 @@ class ShardedMatrix(ShardedAlgebra):
     shards: Shards
     domain: ShardedBasis
     range: ShardedBasis
-    entries: ShardedBasis
+    data_basis: ShardedBasis
     nnz: int = dataclasses.field(metadata={"static": True})
     entered: bool = dataclasses.field(metadata={"static": True})
     record: BuildRecord = dataclasses.field(metadata={"static": True})
@@ -119,7 +119,7 @@ class ShardedMatrix(ShardedAlgebra):
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays on all devices along the axis; a common order of rows and columns counts once."""
-        bases = self.domain, self.entries, *(() if self.range.same(self.domain) else (self.range,))
+        bases = self.domain, self.data_basis, *(() if self.range.same(self.domain) else (self.range,))
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((self.shards, bases)))
 
     fill = SparseMatrix.fill
@@ -267,7 +267,7 @@ class ShardedMatrix(ShardedAlgebra):
           ValueError: another shape.
         """
         self._check_devices()
-        data = self.entries.accept(entry_index.checked(data, self.nnz))
+        data = self.data_basis.accept(entry_index.checked(data, self.nnz))
         return with_values(self, entries.values_of(self, data))
 
     def data_of(self, gradient: Self) -> Array:
@@ -306,7 +306,7 @@ class ShardedMatrix(ShardedAlgebra):
                 "the user's order"
             )
 
-    def each_entry(self) -> tuple[Array, Array, Array, Array]:
+    def entries(self) -> tuple[Array, Array, Array, Array]:
         """For every entry [nnz] in canonical order: its row, its column, its index in `data` and its number.
 
         Raises:
@@ -322,7 +322,7 @@ class ShardedMatrix(ShardedAlgebra):
           ValueError: the array would take more than `max_bytes`.
         """
         check_dense(self.shape, self.dtype, "use A @ x", max_bytes)
-        row, col, _, value = self.each_entry()
+        row, col, _, value = self.entries()
         return jnp.zeros(self.shape, self.dtype).at[row, col].add(value)
 
     def to_scipy(self) -> Csr:

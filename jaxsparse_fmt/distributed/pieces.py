@@ -44,7 +44,7 @@ def pieces(A: Any, dtype: Any) -> Pieces:
             one = jax.tree.map(lambda a: jnp.asarray(piece_of(a, k)), A.shards)
             found = [tuple(map(np.asarray, of)) for of in _each_entry(one)]
         unknowns = np.concatenate([own[k], buffers[k]])
-        nnz, n_rows = A.entries.over.counts[k], over.counts[k]
+        nnz, n_rows = A.data_basis.over.counts[k], over.counts[k]
         col, data, lengths = np.zeros(nnz, np.int32), np.zeros(nnz, dtype), np.zeros(n_rows + 1, np.int64)
         for row, column, index, value in found:
             live = index < nnz

@@ -1,4 +1,4 @@
-"""The base of the formats whose products, coordinates and basis follow from an address rule and a column rule.
+"""The base of the formats whose products, entries and basis follow from an address rule and a column rule.
 
 The annotation of a format's field tells how shards pad it. The sizes of a format's arrays depend on the pattern, for
 instance on the number of diagonals, and one program serves all shards only if their arrays have equal shapes. So
@@ -95,8 +95,8 @@ class ByRule(SparseMatrix):
     def product_dot(self, values: Array, x: Array, w: Array, backend: str) -> tuple[Array, Array]:
         return spmv.product_dot(values, x, w, self.arrays, rule=self.rule, backend=backend)
 
-    def coordinates(self) -> tuple[Array, Array, Array]:
-        return coordinates_of(self, self.arrays, self.rule)
+    def entries(self) -> tuple[Array, Array, Array, Array]:
+        return *places_of(self, self.arrays, self.rule), self.values
 
     @property
     def basis(self) -> Basis:
@@ -128,6 +128,13 @@ class ByPlaces(SparseMatrix):
     def places(self) -> tuple[Array, Array, Array]:
         """Row, column and number within the row of every stored place, as `Rule.places`."""
 
+    @standard_promotion
+    def entries(self) -> tuple[Array, Array, Array, Array]:
+        if self.n_stored == 0:
+            return *_nothing(), self.values
+        row, col, j = self.places()
+        return row, col, _index_in_data(self, row, j, col < self.shape[1]), self.values
+
     def transposed_face(self, values: Array, y: Array, backend: str) -> Array:
         row, col, _ = self.places()
         return coordinates.transposed_reference(values, y, row, col, n_cols=self.shape[1])
@@ -146,12 +153,11 @@ def _renumbered(col_idx: Array, perm: Array) -> Array:
 
 
 @standard_promotion
-def coordinates_of(A: SparseMatrix, arrays: dict[str, Array], rule: Rule) -> tuple[Array, Array, Array]:
-    """`A.coordinates()` of a storage by these arrays and this rule."""
+def places_of(A: SparseMatrix, arrays: dict[str, Array], rule: Rule) -> tuple[Array, Array, Array]:
+    """Row, column and index in `data`, as `A.entries()`, of a storage by these arrays and this rule."""
     n_rows, n_cols = A.shape
     if A.n_stored == 0:
-        nothing = jnp.zeros(0, jnp.int32)
-        return nothing, nothing, nothing
+        return _nothing()
     row, col, j = rule.places(arrays)
     live = when_run(col) < n_cols
     if "pattern" in arrays or isinstance(rule.column, Diagonal):  # not every place of a row holds an entry
@@ -163,10 +169,15 @@ def coordinates_of(A: SparseMatrix, arrays: dict[str, Array], rule: Rule) -> tup
         lengths = jnp.diff(arrays["slice_ptr"])
     else:
         lengths = None
-    return row, col, index_in_data(A, row, j, live, lengths)
+    return row, col, _index_in_data(A, row, j, live, lengths)
 
 
-def index_in_data(A: SparseMatrix, row: Array, j: Array, live: Array, lengths: Array | None = None) -> Array:
+def _nothing() -> tuple[Array, Array, Array]:
+    nothing = jnp.zeros(0, jnp.int32)
+    return nothing, nothing, nothing
+
+
+def _index_in_data(A: SparseMatrix, row: Array, j: Array, live: Array, lengths: Array | None = None) -> Array:
     """The index in `A.data` of entry j of a row, nnz where not `live`. `lengths`: of all rows; None counts them."""
     if lengths is None:
         n_rows = A.shape[0]

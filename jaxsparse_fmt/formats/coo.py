@@ -45,8 +45,8 @@ class COO(SparseMatrix):
     def outer_face(self, y: Array, x: Array, backend: str) -> Array:
         return coordinates.outer_reference(y, x, self.row_idx, self.col_idx, n_cols=self.shape[1])
 
-    def coordinates(self) -> tuple[Array, Array, Array]:
-        return self.row_idx, self.col_idx, jnp.arange(self.n_stored, dtype=index_dtype(self.nnz))
+    def entries(self) -> tuple[Array, Array, Array, Array]:
+        return self.row_idx, self.col_idx, jnp.arange(self.n_stored, dtype=index_dtype(self.nnz)), self.values
 
     @classmethod
     def from_csr(cls, csr: Csr, target: Target) -> Self:

@@ -53,12 +53,12 @@ class CSC(SparseMatrix):
         return expand_ptr(jnp, self.col_ptr, self.n_stored)
 
     @standard_promotion
-    def coordinates(self) -> tuple[Array, Array, Array]:
+    def entries(self) -> tuple[Array, Array, Array, Array]:
         # The entries already rise by column, so that a stable sort by row gives the canonical order.
         places = jnp.arange(self.n_stored, dtype=index_dtype(self.nnz))
         order = jnp.argsort(when_run(self.row_idx), stable=True)
         entry = jnp.zeros_like(places).at[order].set(places, unique_indices=True)
-        return self.row_idx, expand_ptr(jnp, self.col_ptr, self.nnz), entry
+        return self.row_idx, self._col_idx(), entry, self.values
 
     @classmethod
     def from_csr(cls, csr: Csr, target: Target) -> Self:

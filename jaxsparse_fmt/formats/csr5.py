@@ -38,7 +38,7 @@ from typing import Annotated, Self
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsparse_fmt._types import Csr, Target, standard_promotion
+from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building, csr5_tiles, statistics
 from jaxsparse_fmt.formats.base import (
     Array,
@@ -49,7 +49,6 @@ from jaxsparse_fmt.formats.base import (
     Pointer,
     ZeroPadded,
     array_fields,
-    index_in_data,
     padded_with,
     storage_format,
 )
@@ -116,14 +115,6 @@ class CSR5(ByPlaces):
         backend, rows, piece_ptr = spmv.supported(backend, values, x), self.long_rows, self.piece_ptr
         y, sums = csr5.product(values, x, self.arrays, tiles=self.tiles, backend=backend, piece_ptr=piece_ptr)
         return y if rows is None or piece_ptr is None else _with_pieces(y, sums, rows, piece_ptr, backend)
-
-    @standard_promotion
-    def coordinates(self) -> tuple[Array, Array, Array]:
-        if self.n_stored == 0:
-            nothing = jnp.zeros(0, jnp.int32)
-            return nothing, nothing, nothing
-        row, col, j = self.places()
-        return row, col, index_in_data(self, row, j, col < self.shape[1])
 
     def places(self) -> tuple[Array, Array, Array]:
         """As `Tiles.places`, for the matrix's own rows and columns."""

@@ -35,7 +35,7 @@ from jax.core import Tracer
 
 from jaxsparse_fmt._types import Csr, Target, concrete, index_dtype, standard_promotion
 from jaxsparse_fmt.formats import building, footprint, statistics
-from jaxsparse_fmt.formats.base import AnyShards, Array, ByRule, Offset, Start, coordinates_of, storage_format
+from jaxsparse_fmt.formats.base import AnyShards, Array, ByRule, Offset, Start, places_of, storage_format
 from jaxsparse_fmt.kernels import sddmm, spmv, spmv_cpu
 from jaxsparse_fmt.kernels.layout.address import Slices, Starts, take
 from jaxsparse_fmt.kernels.layout.columns import Diagonal, Rule, pack_pattern, unpack_pattern
@@ -99,9 +99,6 @@ class DIA(ByRule):
         index = {name: a for name, a in self.arrays.items() if name != "start"}
         return index, Rule(self.shape, self.n_stored, Slices(self.shape[0], max(self.shape[0], 1)), Diagonal())
 
-    def coordinates(self) -> tuple[Array, Array, Array]:
-        return coordinates_of(self, *self._own)
-
     def outer_face(self, y: Array, x: Array, backend: str) -> Array:
         """The derivative by each place: the sum over all entries that share it."""
         (index, rule), (n_rows, n_cols) = self._own, self.shape
@@ -126,8 +123,8 @@ class DIA(ByRule):
         return super().nbytes_read - shared * self.shape[0] * self.dtype.itemsize
 
     @standard_promotion
-    def each_entry(self) -> tuple[Array, Array, Array, Array]:
-        return *self.coordinates(), _read(self)
+    def entries(self) -> tuple[Array, Array, Array, Array]:
+        return *places_of(self, *self._own), _read(self)
 
     def _own_start(self) -> Array:
         traced = isinstance(self.start, Tracer)

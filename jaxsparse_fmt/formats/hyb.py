@@ -20,9 +20,9 @@ from typing import Any, Self
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsparse_fmt._types import Csr, Target, index_dtype, standard_promotion
+from jaxsparse_fmt._types import Csr, Target, index_dtype
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.base import Array, ByPlaces, ByRule, ColumnIndex, RowIndex, index_in_data, storage_format
+from jaxsparse_fmt.formats.base import Array, ByPlaces, ByRule, ColumnIndex, RowIndex, storage_format
 from jaxsparse_fmt.formats.csr import csr_rule
 from jaxsparse_fmt.kernels import spmv
 from jaxsparse_fmt.kernels.backends import selection
@@ -73,11 +73,6 @@ class HYB(ByPlaces, ByRule):
             arrays = {"slice_ptr": start, "col_idx": self.tail_col}
             y += spmv.product(tail, x, arrays, rule=csr_rule(self.shape, n_tail, Explicit(offset)), backend=backend)
         return y
-
-    @standard_promotion
-    def coordinates(self) -> tuple[Array, Array, Array]:
-        row, col, j = self.places()
-        return row, col, index_in_data(self, row, j, col < self.shape[1])
 
     def places(self) -> tuple[Array, Array, Array]:
         """As `Rule.places`, of both parts."""

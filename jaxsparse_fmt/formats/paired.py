@@ -121,8 +121,8 @@ class Paired(SparseMatrix):
             return self._backward.wants_shared_memory("product", p)
         return self._forward.wants_shared_memory(face, p)
 
-    def coordinates(self) -> tuple[Array, Array, Array]:
-        return self._forward.coordinates()
+    def entries(self) -> tuple[Array, Array, Array, Array]:
+        return self._forward.entries()
 
     @property
     def nbytes_read(self) -> int:
@@ -151,7 +151,7 @@ def _gathered(values: Array, source: Array) -> Array:
 @jax.jit
 def _entries(*matrices: SparseMatrix) -> list[Array]:
     """The index in `data` of every stored place, for each matrix."""
-    return [A.coordinates()[2] for A in matrices]
+    return [A.entries()[2] for A in matrices]
 
 
 def _turned_by_scipy(csr: Csr) -> tuple[Csr, np.ndarray]:
@@ -182,4 +182,4 @@ def _source(xp: Any, own: Any, over: Any, number: Any) -> Any:
 
 def _unshared(A: SparseMatrix) -> SparseMatrix:
     """A with every entry in a place of its own."""
-    return A._refilled(A.each_entry()[3]) if A.shares_places else A
+    return A._refilled(A.entries()[3]) if A.shares_places else A

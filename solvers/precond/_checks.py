@@ -28,7 +28,7 @@ def square(A: Any, maker: str) -> int:
 
 def ours(A: Any, maker: str) -> None:
     """TypeError: not a matrix of jaxsparse_fmt."""
-    if not hasattr(A, "each_entry"):
+    if not hasattr(A, "entries"):
         raise TypeError(
             f"{maker} takes a jaxsparse_fmt matrix, got {type(A).__name__}; convert it with jsf.from_scipy or "
             "jsf.from_dense"
@@ -47,7 +47,7 @@ def on_one_device(A: Any, maker: str) -> None:
 
 def is_transpose(A: Any) -> bool:
     """Whether A is the transpose of a jaxsparse_fmt matrix, and not such a matrix itself."""
-    return not hasattr(A, "each_entry") and hasattr(getattr(A, "T", None), "each_entry")
+    return not hasattr(A, "entries") and hasattr(getattr(A, "T", None), "entries")
 
 
 def renewing(M: Any, A: Any) -> None:

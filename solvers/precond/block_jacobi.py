@@ -85,7 +85,7 @@ def block_jacobi(A: Any, block_size: int) -> BlockJacobi:
     b = min(arguments.int_at_least(block_size, "block_size", 1), max(n, 1))
     if checks.is_transpose(A):
         return block_jacobi(A.T, b).T
-    if not hasattr(A, "each_entry") and not isinstance(A, (jax.Array, np.ndarray)):
+    if not hasattr(A, "entries") and not isinstance(A, (jax.Array, np.ndarray)):
         raise TypeError(
             f"block_jacobi takes a jaxsparse_fmt matrix or a dense array, got {type(A).__name__}; convert a SciPy "
             "matrix with jaxsparse_fmt.from_scipy"
@@ -102,8 +102,8 @@ def _diagonal_blocks(A: Any, b: int) -> Array:
     n = A.shape[0]
     n_blocks = -(-n // b)
     index = jnp.arange(n_blocks * b).reshape(n_blocks, b)
-    if hasattr(A, "each_entry"):
-        row, col, _, value = A.each_entry()
+    if hasattr(A, "entries"):
+        row, col, _, value = A.entries()
         inside = (col < n) & (row // b == col // b)
         place = jnp.where(inside, row // b, n_blocks), row % b, col % b
         blocks = jnp.zeros((n_blocks, b, b), value.dtype).at[place].add(value, mode="drop")

@@ -279,7 +279,7 @@ def test_a_copy_has_arrays_of_its_own_and_a_pickle_is_refused_with_a_cure():
     [
         lambda A: precond.block_jacobi(A, 4),
         precond.incomplete_lu,
-        lambda A: A.each_entry(),
+        lambda A: A.entries(),
         lambda A: A.todense(),
         lambda A: A.to_scipy(),
         lambda A: A.asformat("csr"),

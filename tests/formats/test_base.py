@@ -1,4 +1,4 @@
-"""What the rules give a format: its coordinates, and the basis of sorted rows."""
+"""What the rules give a format: its entries, and the basis of sorted rows."""
 
 import jax
 import numpy as np
@@ -61,14 +61,15 @@ def test_rectangular_or_unsorted_rows_or_columns_without_indices_keep_the_users_
 
 
 @pytest.mark.parametrize("format", few(sorted(set(jsf.FORMATS)), 5))
-def test_coordinates_name_every_entry_once_and_padding_never(format):
+def test_entries_name_every_entry_once_and_padding_never(format):
     A = stored(format)
-    row, col, entry = (np.asarray(a) for a in jax.jit(type(A).coordinates)(A))
+    row, col, entry, value = (np.asarray(a) for a in jax.jit(type(A).entries)(A))
     live = entry < A.nnz
     np.testing.assert_array_equal(np.sort(entry[live]), np.arange(A.nnz))
     place = np.argsort(entry[live])
     np.testing.assert_array_equal(row[live][place], np.repeat(np.arange(99), LENGTHS))
     np.testing.assert_array_equal(col[live][place], RAGGED.indices)
+    np.testing.assert_array_equal(value[live][place], A.data)
     np.testing.assert_array_equal(np.asarray(A.values)[live][place], RAGGED.data)
     assert np.all(entry[~live] == A.nnz) and np.all(col[~live] == 120)
     assert not np.any(np.asarray(A.values)[~live])

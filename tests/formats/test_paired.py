@@ -53,7 +53,7 @@ def test_every_place_of_the_second_storage_finds_its_number(case, layout):
     A, plain, other = paired(layout, S), layout.of(S), storage_of_transpose(layout, S)
     np.testing.assert_array_equal(A.values, plain.values)
     np.testing.assert_array_equal(np.append(A.values, 0)[A.source], other.values)
-    padding = np.asarray(quick_jit(lambda B: B.coordinates()[2])(other)) == A.nnz
+    padding = np.asarray(quick_jit(lambda B: B.entries()[2])(other)) == A.nnz
     assert A.source.dtype == np.int32 and np.all(A.source[padding] == A.n_stored)
     for ours, its in zip(jax.tree.leaves(A.across), jax.tree.leaves(other)[1:], strict=True):
         np.testing.assert_array_equal(ours, its)

@@ -255,7 +255,7 @@ def test_padding_takes_no_gradient_even_from_poison(dialect):
     gradient = jax.jit(jax.grad(lambda values, A: jnp.sum(A._with_values(values) @ jnp.full(13, jnp.nan))))
     for layout in NARROW:
         A = layout.of(CASES["irregular"].scipy(), backend=dialect)
-        got, padding = np.asarray(gradient(A.values, A)), np.asarray(A.coordinates()[2]) >= A.nnz
+        got, padding = np.asarray(gradient(A.values, A)), np.asarray(A.entries()[2]) >= A.nnz
         np.testing.assert_array_equal(np.isnan(got), ~padding)
         np.testing.assert_array_equal(got[padding], 0)
 
