@@ -37,8 +37,8 @@ def read_mtx(path: PathLike | BinaryIO) -> sp.csr_array:
     mark, lines of up to 65,536 bytes, and integers of any size, which become the nearest float64.
     Any other content is refused (`mtx_entries.py` states the grammar).
 
-    SciPy's reader parses the file, in several threads if it is large. At its peak the function holds at most 50 MB,
-    the unpacked file, and twice the matrix; three times if the file stores one triangle.
+    SciPy's reader parses the file, in several threads if it is large. At its peak the function holds at most 50 MB
+    and twice the matrix, three times if the file stores one triangle; and what a pipe gave.
 
     Args:
         path: of a file, plain, gzip or bzip2 by its content; or a binary file that is open for

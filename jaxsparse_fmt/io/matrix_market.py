@@ -1,10 +1,12 @@
 """Reads Matrix Market files into arrays: the head here, the entries by `mtx_entries.py`, piece by piece.
 
-A file is read once, from front to end. `mtx_symmetry.py` adds the other triangle.
+A file is read from front to end; only SciPy's refusal of an index has it read again, for the number of the line.
+`mtx_symmetry.py` adds the other triangle.
 """
 
 import bz2
 import contextlib
+import functools
 import gzip
 import io
 import os
@@ -79,7 +81,7 @@ def parse(source: Any) -> sp.coo_array | np.ndarray:
         file, size = _opened(path, file)
         try:
             head = _read_head(path, file, size)
-            row, col, value = mtx_entries.read(_pieces(head, file), head)
+            row, col, value = mtx_entries.read(functools.partial(_pieces, head, file, file.tell()), head)
         except (EOFError, zlib.error, OSError) as error:
             if getattr(error, "errno", None):
                 raise
@@ -109,8 +111,9 @@ def _opened(path: str, file: Any) -> tuple[BinaryIO, int]:
     return file, size
 
 
-def _pieces(head: Head, file: BinaryIO) -> Iterator[bytes]:
-    """The rest of a file in pieces of whole lines. A line that is too long stays too long."""
+def _pieces(head: Head, file: BinaryIO, begin: int) -> Iterator[bytes]:
+    """A file from `begin` on in pieces of whole lines. A line that is too long stays too long."""
+    file.seek(begin)
     size = 0
     while piece := file.read(_PIECE):
         piece += b"" if piece.endswith(b"\n") else file.readline(LONGEST + 1)

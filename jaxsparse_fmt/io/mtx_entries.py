@@ -19,7 +19,7 @@ line in Python (`by_line`), which finds the fault, or spells the entries as SciP
 import functools
 import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,7 +72,7 @@ class _Stream:
 
 
 def read(
-    pieces: Iterator[bytes],  # of whole lines
+    pieces: Callable[[], Iterator[bytes]],  # of whole lines, from the first behind the head on
     head: Head,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """All entries.
@@ -86,20 +86,18 @@ def read(
     """
     from scipy.io import mmread
 
-    taken: list[bytes] = []
-
-    def checked() -> Iterator[bytes]:
+    def checked(every_index: bool = False) -> Iterator[bytes]:
         """A head for SciPy, and the pieces that it may read."""
         field = ("pattern", "real", "complex")[head.n_value]
         kind, size = ("coordinate", head.shape) if head.n_index else ("array", (1,))
         sizes = " ".join(map(str, (*size, head.entries)))
         yield f"%%MatrixMarket matrix {kind} {field} general\n{sizes}\n".encode()
         entries, lines = 0, head.lines
-        for piece in pieces:
+        for piece in pieces():
             whole = piece if piece.endswith(b"\n") else piece + b"\n"  # SciPy reads behind an end without one
-            text, *new = passed(whole, head, head.entries - entries) or by_line(whole, head, entries, lines)
-            entries, lines = entries + new[0], lines + new[1]
-            taken.append(text)
+            known = None if every_index else passed(whole, head, head.entries - entries)
+            text, more, n_lines = known or by_line(whole, head, entries, lines)
+            entries, lines = entries + more, lines + n_lines
             yield text
         if entries < head.entries:
             what = f"the file ends {head.entries - entries} short of the {head.entries} entries in its size line"
@@ -109,7 +107,8 @@ def read(
     try:
         found: Any = mmread(_Stream(text)) if head.entries else None
     except (ValueError, OverflowError):
-        by_line(b"".join(taken), head, 0, head.lines)  # raises, if an index is outside of the matrix
+        for _ in checked(every_index=True):  # raises, if an index is outside of the matrix
+            pass
         raise
     for _ in text:  # what follows the last entry is checked too
         pass
@@ -129,7 +128,7 @@ def passed(piece: bytes, head: Head, room: int) -> tuple[bytes, int, int] | None
         return None  # a line may be too long
     byte = np.frombuffer(piece, np.uint8)
     at = np.flatnonzero(byte - np.uint8(ord("0")) >= 10)
-    mark, step = byte[at], np.diff(at, prepend=-1)  # the bytes that are no digits, and 1 + the digits before each
+    mark, step = byte.take(at), np.diff(at, prepend=-1)  # the bytes that are no digits, and 1 + the digits before each
     kinds = _counted(mark | (step > 1).view(np.uint8) << 7) if mark.max() < 128 else None
     if kinds is None or step.max() > 199:  # of more digits a number may be infinite
         return None
@@ -151,15 +150,15 @@ def _counted(text: np.ndarray) -> dict[bytes, int] | None:
     Args:
       text: bytes that are no digits, plus 128 where digits stand before them.
     """
-    again = np.append(text[:1] == _BLANK, (text[1:] == _BLANK) & (text[:-1] & 127 <= _BLANK))
-    text = text[~again] if again.any() else text  # blanks behind a blank, or where a line begins
+    if (blank := text == _BLANK).any():  # blanks behind a blank, or where a line begins
+        text = text[~(blank & np.append(True, text[:-1] & 127 <= _BLANK))]
     end = np.flatnonzero(text & 127 == ord("\n")) + 1
     length, found = np.diff(end, prepend=0), dict[bytes, int]()
     if length.max() > 8 * len(_OF_LINE):
         return None
     behind = text.tobytes() + bytes(8 * len(_OF_LINE))
     words = [  # eight bytes of each line are one number
-        np.ndarray(len(text), "<u8", behind, 8 * k, (1,))[end - length] & of_line[length]
+        np.ndarray(len(text), "S8", behind, 8 * k, (1,))[end - length].view("<u8") & of_line[length]
         for k, of_line in enumerate(_OF_LINE[: -(-int(length.max()) // 8)])
     ]
     while words[0].size and len(found) < 64:
