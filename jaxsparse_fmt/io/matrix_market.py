@@ -1,7 +1,6 @@
 """Reads Matrix Market files into arrays: the head here, the entries by `mtx_entries.py`, piece by piece.
 
 A file is read from front to end; only SciPy's refusal of an index has it read again, for the number of the line.
-`mtx_symmetry.py` adds the other triangle.
 """
 
 import bz2
@@ -19,7 +18,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import scipy.sparse as sp
 
-from jaxsparse_fmt.io import mtx_entries, mtx_symmetry
+from jaxsparse_fmt.io import mtx_entries
 from jaxsparse_fmt.io.mtx_entries import LONGEST, Head, fault, shown
 
 __all__ = ["parse"]
@@ -86,9 +85,7 @@ def parse(source: Any) -> sp.coo_array | np.ndarray:
             if getattr(error, "errno", None):
                 raise
             raise ValueError(f"{path}: damaged or cut short: {error}; fetch it again") from None
-    if not head.n_index:
-        return mtx_symmetry.array(path, head.symmetry, head.shape, value)
-    return mtx_symmetry.coordinates(path, head.symmetry, head.shape, (row, col), value)
+    return _coordinates(head, row, col, value) if head.n_index else _array(head, value)
 
 
 def _opened(path: str, file: Any) -> tuple[BinaryIO, int]:
@@ -178,3 +175,52 @@ def _read_line(path: str, file: BinaryIO, number: int) -> bytes:
     if len(line.removesuffix(b"\n")) > LONGEST:
         raise fault(path, number, f"a line of more than {LONGEST} bytes")
     return line
+
+
+def _coordinates(head: Head, row: np.ndarray, col: np.ndarray, value: np.ndarray) -> sp.coo_array:
+    """All entries, and behind them their mirror images. Raises ValueError for what the symmetry excludes."""
+    if head.symmetry != "general":
+        _check_triangle(head, row, col)
+        beside = row != col
+        _check_diagonal(head, value[~beside])
+        value = np.concatenate([value, _mirrored(head, value[beside])])
+        row, col = np.concatenate([row, col[beside]]), np.concatenate([col, row[beside]])
+    return sp.coo_array((value, (row, col)), shape=head.shape)
+
+
+def _array(
+    head: Head,
+    value: np.ndarray,  # [entries] by columns; of a symmetric matrix, from the diagonal or below it
+) -> np.ndarray:
+    """[rows, cols]. Raises ValueError for what the symmetry excludes."""
+    if head.symmetry == "general":
+        return value.reshape(head.shape[::-1]).T
+    stored = np.triu(np.ones(head.shape, bool), head.symmetry == "skew-symmetric")  # of the transpose
+    full = np.zeros(head.shape, value.dtype)
+    full[stored] = _mirrored(head, value)
+    full.T[stored] = value
+    _check_diagonal(head, np.diagonal(full))
+    return full
+
+
+def _mirrored(head: Head, value: np.ndarray) -> np.ndarray:
+    return {"skew-symmetric": np.negative, "hermitian": np.conj}.get(head.symmetry, np.asarray)(value)
+
+
+def _check_diagonal(head: Head, diagonal: np.ndarray) -> None:
+    excluded = {"skew-symmetric": diagonal, "hermitian": np.imag(diagonal)}.get(head.symmetry, np.zeros(0)) != 0
+    if excluded.any():
+        what = f"{diagonal[excluded.argmax()]} on the diagonal, which {head.symmetry} excludes"
+        raise ValueError(f"{head.path}: {what}; make the banner general")
+
+
+def _check_triangle(head: Head, row: np.ndarray, col: np.ndarray) -> None:
+    """Refuses a file that holds an entry and its mirror image, since each would be mirrored."""
+    lower, upper = row > col, row < col
+    if lower.any() and upper.any():
+        pair = np.minimum(row, col).astype(np.int64) * head.shape[1] + np.maximum(row, col)
+        both = np.intersect1d(pair[lower], pair[upper])
+        if both.size:
+            i, j = divmod(int(both[0]), head.shape[1])
+            what = f"({i + 1}, {j + 1}) and ({j + 1}, {i + 1}) of a {head.symmetry} file count twice"
+            raise ValueError(f"{head.path}: {what}; store one triangle, or make the banner general")
