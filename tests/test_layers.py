@@ -65,7 +65,7 @@ OPERATOR = {f"jaxsparse_fmt.{name}" for name in ("_types", "core.mesh_axes", "co
 # Imported where they are used, so that `import jaxsparse_fmt` and `import solvers` do not pay for them.
 LAZY = ("rich", "matplotlib", "pyamg", "jax.experimental", "jax._src", "numba", "llvmlite")
 # Modules that are themselves imported so, inside functions of their neighbours.
-KERNELS = ("handler", "numba_kernels", "aggregation_kernels")
+KERNELS = ("handler", "numba_kernels")
 LATE = {f"jaxsparse_fmt.kernels.cpu.{name}" for name in KERNELS}
 
 

@@ -19,6 +19,7 @@ from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.vector_passes import platform_primitive
 from jaxsparse_fmt.kernels import spmv_cpu
 from jaxsparse_fmt.kernels.backends import selection
+from jaxsparse_fmt.kernels.cpu import elimination
 from jaxsparse_fmt.kernels.cpu.over_rows import over_rows
 
 LEAST_WIDTH = 64  # entries of a chunk, at least
@@ -53,7 +54,7 @@ class Triangle:
         made: Any = cls  # from arrays of NumPy
         n, ptr, col = N.shape[0], N.indptr.astype(np.int32), N.indices.astype(np.int32)
         level = np.zeros(n, np.int32)
-        over_rows(_kernels, "levels", n, 1, ptr, col, level, int(upper), rows=n)
+        over_rows(elimination.levels, n, 1, ptr, col, level, int(upper), rows=n)
         rows = np.argsort(level, kind="stable").astype(np.int32)
         ends = np.append(0, np.cumsum(np.diff(ptr)[rows], dtype=np.int64))  # of the entries of each row
         ends = ends[np.append(0, np.cumsum(np.bincount(level)))]  # of each level
@@ -144,9 +145,3 @@ def _batch(operands: Any, dims: Any, *, backend: str, **static: Any) -> Any:
 
 
 batching.primitive_batchers[triangular_p] = _batch
-
-
-def _kernels() -> Any:
-    from jaxsparse_fmt.kernels.cpu import elimination
-
-    return elimination

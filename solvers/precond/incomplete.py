@@ -21,6 +21,7 @@ from jax import Array, lax
 from jaxsparse_fmt._types import concrete, pytree, standard_promotion
 from jaxsparse_fmt.convert import from_scipy
 from jaxsparse_fmt.core.triangular import Triangle
+from jaxsparse_fmt.kernels.cpu import elimination
 from jaxsparse_fmt.kernels.cpu.over_rows import over_rows
 from solvers import factors
 from solvers.core import arguments
@@ -277,7 +278,7 @@ def _factored(
         for _ in range(SHIFTS):
             x = a.copy()
             x[diagonal] *= 1 + alpha
-            over_rows(_kernels, "eliminate", n, n, ptr, col, diagonal, x, rows=n)
+            over_rows(elimination.eliminate, n, n, ptr, col, diagonal, x, rows=n)
             D = x[diagonal].real if hermitian else x[diagonal]
             N, V = x[left], x[right] / D[row[right]]
             if hermitian:  # |lᵢⱼ|²·dⱼ is at most the diagonal
@@ -321,9 +322,8 @@ def _fits(sweeps: int | None, triangle: Any, values: Any, upper: bool) -> bool:
     y = np.random.default_rng(0).uniform(-1, 1, (triangle.shape[0], 2))
     if sweeps is None:
         x = y[:, 0].astype(values.dtype)
-        over_rows(
-            _kernels, "substitute", len(x), 1, triangle.indptr, triangle.indices, values, x, int(upper), rows=len(x)
-        )
+        n, ptr, col = len(x), triangle.indptr, triangle.indices
+        over_rows(elimination.substitute, n, 1, ptr, col, values, x, int(upper), rows=n)
         return bool(np.linalg.norm(x) <= GROWTH * np.linalg.norm(y[:, 0]))
     e, N = y, scipy.sparse.csr_array((values, triangle.indices, triangle.indptr), shape=triangle.shape)
     for _ in range(sweeps + 1):
@@ -348,9 +348,3 @@ def _check_values(row: Any, col: Any, data: Any, n: int, maker: str) -> None:
         raise ValueError(
             f"A has a zero on its diagonal in row {bad[0]}; take precond.ilu(A), which pivots, or block_jacobi"
         )
-
-
-def _kernels() -> Any:
-    from jaxsparse_fmt.kernels.cpu import elimination
-
-    return elimination

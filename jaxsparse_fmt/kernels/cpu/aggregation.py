@@ -5,7 +5,6 @@ Vaněk, Mandel and Brezina, "Algebraic multigrid by smoothed aggregation for sec
 SciPy multiplies; the greedy aggregation and the orthonormal columns of each aggregate are compiled here.
 """
 
-import functools
 import itertools
 from typing import Any
 
@@ -38,7 +37,7 @@ def aggregates(A: Matrix, chosen: np.ndarray) -> tuple[np.ndarray, int]:
     n, row = A.indptr.size - 1, _rows(A)
     others = np.append(0, np.cumsum(chosen & (row != A.indices)))  # strong couplings up to a block
     agg, count = np.full(n, -1, np.int32), np.zeros(1, np.int64)
-    _over_rows("aggregate", n, 0, others[A.indptr], A.indices[np.diff(others) > 0], agg, count, rows=n)
+    over_rows(aggregate, n, 0, others[A.indptr], A.indices[np.diff(others) > 0], agg, count, rows=n)
     return agg, int(count[0])
 
 
@@ -53,7 +52,7 @@ def tentative(
     rows = (b * inside[:, None] + np.arange(b)).ravel()  # unknown by unknown, aggregate by aggregate
     first = b * np.append(0, np.cumsum(np.bincount(agg[inside], minlength=count)))
     Q, inner, R = np.zeros_like(B), B[rows], np.zeros((count * k, k), B.dtype)
-    _over_rows("orthonormalize", count, 0, k, first, inner, R)
+    over_rows(orthonormalize, count, 0, k, first, inner, R)
     Q[rows] = inner
     return Q, R
 
@@ -132,10 +131,67 @@ def _pattern(A: Matrix) -> Matrix:
     return scipy.sparse.csr_array((np.ones(A.indices.size), A.indices, A.indptr), shape=shape)
 
 
-def _kernels() -> Any:
-    from jaxsparse_fmt.kernels.cpu import aggregation_kernels
-
-    return aggregation_kernels
+# ------------------------------------------------------------------- kernels for `over_rows`, whose arrays are pointers
 
 
-_over_rows = functools.partial(over_rows, _kernels)
+def aggregate(begin, end, marks, ptr, col, agg, count):
+    """Algorithm 5.1 of Vaněk, Mandel and Brezina (1996), row by row; `agg` starts at -1, `count` [1] at 0.
+
+    ptr and col hold the strong couplings of each point with others.
+    """
+    n = 0
+    for i in range(begin, end):  # a point and its neighbours form one, if none of them is in another
+        free = agg[i] == -1 and ptr[i] < ptr[i + 1]
+        for e in range(ptr[i], ptr[i + 1]):
+            if agg[col[e]] != -1:
+                free = False
+                break
+        if free:
+            agg[i] = n
+            for e in range(ptr[i], ptr[i + 1]):
+                agg[col[e]] = n
+            n += 1
+    for i in range(begin, end):  # the rest join a neighbour's aggregate a, marked -2 - a until the pass ends
+        if agg[i] == -1:
+            for e in range(ptr[i], ptr[i + 1]):
+                if agg[col[e]] >= 0:
+                    agg[i] = -2 - agg[col[e]]
+                    break
+    for i in range(begin, end):
+        if agg[i] < -1:
+            agg[i] = -2 - agg[i]
+        elif agg[i] == -1 and ptr[i] < ptr[i + 1]:  # left over where couplings are one-sided
+            for e in range(ptr[i], ptr[i + 1]):
+                if agg[col[e]] == -1:
+                    agg[col[e]] = n
+            agg[i] = n
+            n += 1
+    count[0] = n
+
+
+def orthonormalize(begin, end, marks, k, first, Q, R):
+    """Q·R = B by Gram-Schmidt, each step twice, for Q [rows, k] that holds B: aggregate a is rows first[a] and on.
+
+    A column that the columns before it nearly span becomes zero, and so does its row of R.
+    """
+    for a in range(begin, end):
+        rows = range(first[a], first[a + 1])
+        for c in range(k):
+            whole = 0.0
+            for row in rows:
+                whole += abs(Q[row * k + c]) ** 2
+            for _again in range(2):
+                for d in range(c):
+                    inner = 0 * Q[0]
+                    for row in rows:
+                        inner += Q[row * k + d].conjugate() * Q[row * k + c]
+                    for row in rows:
+                        Q[row * k + c] -= inner * Q[row * k + d]
+                    R[(a * k + d) * k + c] += inner
+            left = 0.0
+            for row in rows:
+                left += abs(Q[row * k + c]) ** 2
+            size = left**0.5 if left > 1e-20 * whole else 0.0
+            R[(a * k + c) * k + c] = size
+            for row in rows:
+                Q[row * k + c] = Q[row * k + c] / size if size > 0 else 0 * Q[0]

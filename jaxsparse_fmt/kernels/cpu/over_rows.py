@@ -16,13 +16,11 @@ ROWS = 16_384  # rows of a task by default
 PLACES = 65_536  # places of a piece for NumPy
 
 
-def over_rows(
-    kernels: Callable[[], Any], name: str, n_rows: int, n_marks: int, *arguments: Any, rows: int = ROWS
-) -> None:
+def over_rows(kernel: Callable[..., None], n_rows: int, n_marks: int, *arguments: Any, rows: int = ROWS) -> None:
     """Calls a kernel (begin, end, marks, *arguments) for all rows, on all cores; each thread has marks of its own.
 
     Args:
-      kernels: imports and returns the module with the kernel, which lies in this folder.
+      kernel: for Numba to compile, from a module of this folder.
       n_marks: how many marks a thread has, int64; they start at -1.
       arguments: contiguous arrays and integers.
       rows: of a task.
@@ -36,7 +34,7 @@ def over_rows(
     def thread() -> None:
         marks = np.full(n_marks, -1, np.int64)
         for begin in begins:
-            _function(kernels, name, kinds)(begin, min(begin + step, n_rows), marks.ctypes.data, *values)
+            _function(kernel, kinds)(begin, min(begin + step, n_rows), marks.ctypes.data, *values)
 
     in_threads(thread, -(-n_rows // step))
 
@@ -75,12 +73,8 @@ os.register_at_fork(after_in_child=_threads.cache_clear)  # a child has none of 
 
 
 @functools.cache
-def _function(kernels: Callable[[], Any], name: str, kinds: tuple[str, ...]) -> Any:
+def _function(kernel: Callable[..., None], kinds: tuple[str, ...]) -> Any:
     """The compiled kernel for arguments of these kinds behind the marks."""
     signature = f"void(int64, int64, CPointer(int64), {', '.join(kinds)})"
-
-    def made() -> tuple[Any, str]:
-        return getattr(kernels(), name), signature
-
-    address = machine_code.address(made, kernels.__module__, name, signature)
+    address = machine_code.address(lambda: (kernel, signature), kernel.__module__, kernel.__name__, signature)
     return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * (3 + len(kinds)))(address)

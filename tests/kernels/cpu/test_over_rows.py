@@ -1,11 +1,10 @@
 """Calls of compiled kernels over rows, by threads."""
 
 import time
-import types
 
 import numpy as np
 
-from jaxsparse_fmt.kernels.cpu import over_rows
+from jaxsparse_fmt.kernels.cpu import machine_code, over_rows
 
 
 def doubled(begin, end, marks, a):
@@ -15,18 +14,19 @@ def doubled(begin, end, marks, a):
 
 def test_many_threads_compile_a_kernel_once(monkeypatch, tmp_path):
     """With a thread for each of 32 cores each would compile it, one after the other."""
-    compiled = []
+    compiled, anew = [], machine_code._compiled_anew
 
-    def kernels():
+    def slowly(*of):
         compiled.append(1)
         time.sleep(0.05)
-        return types.SimpleNamespace(doubled=doubled)
+        return anew(*of)
 
+    monkeypatch.setattr(machine_code, "_compiled_anew", slowly)
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(over_rows, "CORES", 8)
     over_rows._threads.cache_clear()
     a = np.arange(64.0)
-    over_rows.over_rows(kernels, "doubled", 64, 0, a, rows=4)
+    over_rows.over_rows(doubled, 64, 0, a, rows=4)
     over_rows._threads.cache_clear()
     assert len(compiled) == 1
     np.testing.assert_array_equal(a, 2 * np.arange(64.0))
