@@ -1,4 +1,4 @@
-"""Sums, products and assembly of sparse matrices against SciPy, and on a GPU CuPy.
+"""Sums, products and assembly of sparse matrices against SciPy.
 
     python -m benchmarks.algebra --json out.json            some three minutes on two cores
 
@@ -7,10 +7,9 @@ pattern of the result and its values, "pattern" makes the plan of an assembly, a
 step of a plan. "CPU" sums the seconds of all threads; a ratio is SciPy's seconds by the side's. All is in float64.
 """
 
-import importlib
-import itertools
+import argparse
+import functools
 import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,7 +18,7 @@ import numpy as np
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from benchmarks import report
+from benchmarks import report, timing
 from benchmarks.report import Row
 from jaxsparse_fmt.algebra import patterns
 from jaxsparse_fmt.core import entry_index
@@ -69,28 +68,7 @@ def sides(S: Any, R: Any, operation: Callable[[Any, Any], Any], make: Callable[[
     plan = make(A, B)
     step = jax.jit(lambda plan, a, b: plan(A.with_data(a), B.with_data(b)).data)
     step = step.lower(plan, A.data, B.data).compile()
-    found = {"SciPy": lambda: operation(S, R), "eager": eager, "new values": lambda: step(plan, A.data, B.data)}
-    return found | of_cupy(S, R, operation)
-
-
-def of_cupy(S: Any, R: Any, operation: Callable[[Any, Any], Any]) -> Sides:
-    """CuPy's operation on CSR, which finds the pattern anew in every call; none where there is no GPU."""
-    if report.platform_here() == "cpu":
-        return {}
-    cupy, (A, B) = importlib.import_module("cupy"), map(in_cupy, (S, R))
-
-    def run() -> Any:
-        result = operation(A, B)
-        cupy.cuda.Device().synchronize()
-        return result
-
-    return {"CuPy": run}
-
-
-def in_cupy(S: Any) -> Any:
-    """The matrix as CuPy's CSR; None where there is no GPU."""
-    on_cpu = report.platform_here() == "cpu"
-    return None if on_cpu else importlib.import_module("cupyx.scipy.sparse").csr_matrix(sp.csr_matrix(S))
+    return {"SciPy": lambda: operation(S, R), "eager": eager, "new values": lambda: step(plan, A.data, B.data)}
 
 
 def scattered(k: int) -> tuple[np.ndarray, np.ndarray, int]:
@@ -125,9 +103,7 @@ def measure(case: str, sides: Sides, repeats: int) -> list[Row]:
     best: dict[str, Row] = {}
     for again in range(repeats + 1):
         for name, call in sides.items():
-            wall, cpu = time.perf_counter(), time.process_time()
-            result = jax.block_until_ready(call())
-            wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+            result, wall, cpu = timing.timed(call)
             row = best.setdefault(name, {"case": case, "side": name, "wall": np.inf, "cpu": np.inf})
             del result  # so that no call frees the result of another
             if again:  # the first call may compile
@@ -137,17 +113,12 @@ def measure(case: str, sides: Sides, repeats: int) -> list[Row]:
     return list(best.values())
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = report.arguments(__doc__, dtypes=False)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--first", type=int, help="so many cases; default: all")
-    args = parser.parse_args(argv)
-    jax.config.update("jax_enable_x64", True)
-    made = itertools.islice(cases(args.small), args.first)
-    return report.in_sections(
-        args.json, report.provenance(), ((name, measure(name, of, args.repeats)) for name, of in made)
-    )
+def sections(args: argparse.Namespace) -> report.Sections:
+    made = ((name, functools.partial(measure, name, of, 1 if args.small else 5)) for name, of in cases(args.small))
+    return report.provenance(), made
 
+
+main = functools.partial(report.run, __doc__, sections)
 
 if __name__ == "__main__":
     sys.exit(main())

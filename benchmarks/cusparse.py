@@ -5,7 +5,6 @@ module calls the C functions of the newest library that the process has loaded; 
 `Absent` is raised for what a library does not offer.
 """
 
-import contextlib
 import ctypes
 import functools
 import re
@@ -21,7 +20,7 @@ from jaxsparse_fmt.models import traffic
 # cusparseSpMVAlg_t.
 COO_ALG1, CSR_ALG1, CSR_ALG2, COO_ALG2, SELL_ALG1, BSR_ALG1 = 1, 2, 3, 4, 5, 6
 SPMV_OP = 0  # cusparseSpMVOpAlg_t, the default
-INT32, BASE_ZERO, ROW_MAJOR, NO_TRANSPOSE, TRANSPOSE = 2, 0, 2, 0, 1
+INT32, BASE_ZERO, ROW_MAJOR, NO_TRANSPOSE = 2, 0, 2, 0
 _TYPES = {"float32": 0, "float64": 1}  # cudaDataType: CUDA_R_32F, CUDA_R_64F
 SORT_WINDOW = 4096  # rows that sorted sliced ELL sorts by length, which keeps neighbouring rows near each other
 MOST_PADDING = 4  # places an entry, above which sliced ELL is not tried
@@ -80,7 +79,7 @@ def library() -> Library:
 
 
 class Product:
-    """y = A·x or Aᵀ·x by one algorithm; descriptors, workspace and preprocessing are made once.
+    """y = A·x by one algorithm; descriptors, workspace and preprocessing are made once.
 
     `perm`: the row of A behind each number of y; None: y is in the order of the rows.
     """
@@ -95,10 +94,8 @@ class Product:
         types: tuple[int, ...],
         shape: tuple[int, int],
         algorithm: int,
-        operation: int = NO_TRANSPOSE,
     ):
         """Describes a matrix by `create`(descriptor, *sizes, *arrays, *types), the arrays on the device."""
-        self._operation = operation
         self._lib, self._arrays, self._algorithm = library(), arrays, algorithm
         self.dtype = np.dtype(str(arrays[-1].dtype))
         self._matrix, self._vectors, self._calls = ctypes.c_void_p(), {}, {}
@@ -107,10 +104,10 @@ class Product:
         described = [*(ctypes.c_int64(n) for n in sizes), *pointers, *(ctypes.c_int(t) for t in types)]
         self._lib.function(create)(ctypes.byref(self._matrix), *described)
         self._spmv, self._workspace = self._lib.function("cusparseSpMV"), None
-        self.y = self._lib.cupy.asarray(np.full(shape[operation == TRANSPOSE], np.nan, self.dtype))
+        self.y = self._lib.cupy.asarray(np.full(shape[0], np.nan, self.dtype))
 
     def __call__(self, x: Any, y: Any = None) -> Any:
-        """Writes the product to y, or `self.y`. CuPy arrays: x [n_cols] and y [n_rows], for Aᵀ·x the other way."""
+        """Writes the product to y, or `self.y`. CuPy arrays: x [n_cols] and y [n_rows]."""
         y = self.y if y is None else y
         key = x.data.ptr, y.data.ptr
         if key not in self._calls:
@@ -122,18 +119,14 @@ class Product:
         one, zero = (ctypes.c_void_p(scalar.ctypes.data) for scalar in self._scalars)
         vectors = self._vector(x), self._vector(y)
         types = ctypes.c_int(_TYPES[self.dtype.name]), ctypes.c_int(self._algorithm)
-        operation = ctypes.c_int(self._operation)
-        call = self._lib.handle, operation, one, self._matrix, vectors[0], zero, vectors[1], *types
+        call = self._lib.handle, ctypes.c_int(NO_TRANSPOSE), one, self._matrix, vectors[0], zero, vectors[1], *types
         if self._workspace is None:
             size = ctypes.c_size_t()
             self._lib.function("cusparseSpMV_bufferSize")(*call, ctypes.byref(size))
             self._workspace = self._lib.cupy.cuda.alloc(max(size.value, 1))
             # Since CUDA 12.4; it serves CSR only.
             if self._algorithm in (CSR_ALG1, CSR_ALG2) and self._lib.has("cusparseSpMV_preprocess"):
-                preprocess = self._lib.function("cusparseSpMV_preprocess")
-                optional = (Absent,) if self._operation == TRANSPOSE else ()  # cuSPARSE may lack it
-                with contextlib.suppress(*optional):
-                    preprocess(*call, ctypes.c_void_p(self._workspace.ptr))
+                self._lib.function("cusparseSpMV_preprocess")(*call, ctypes.c_void_p(self._workspace.ptr))
         return *call, ctypes.c_void_p(self._workspace.ptr)
 
     def in_order(self, y: np.ndarray) -> np.ndarray:
@@ -199,7 +192,7 @@ class Planned(Product):
         if self._workspace is None:
             size, descriptor, self._plan = ctypes.c_size_t(), ctypes.c_void_p(), ctypes.c_void_p()
             types = ctypes.c_int(_TYPES[self.dtype.name]), ctypes.c_int(self._algorithm)
-            described = ctypes.c_int(self._operation), self._matrix, of_x, of_y, of_y, *types
+            described = ctypes.c_int(NO_TRANSPOSE), self._matrix, of_x, of_y, of_y, *types
             self._lib.function("cusparseSpMVOp_bufferSize")(handle, *described, ctypes.byref(size))
             self._workspace = self._lib.cupy.cuda.alloc(max(size.value, 1))
             workspace = ctypes.c_void_p(self._workspace.ptr)
@@ -232,11 +225,6 @@ class Opponent:
             "sliced ELL 128": lambda dtype: self._sliced(dtype, 128),
             "sliced ELL 32, rows sorted": lambda dtype: self._sliced(dtype, 32, is_sorted=True),
         }
-        # Of Aᵀ·x, from the arrays of A.
-        self.transposed: dict[str, Callable[[Any], Product]] = {
-            "CSR ALG1": lambda dtype: self._csr(dtype, CSR_ALG1, TRANSPOSE),
-            "CSR ALG2": lambda dtype: self._csr(dtype, CSR_ALG2, TRANSPOSE),
-        }
         if r * c > 1:
             self.methods[f"BSR {r} × {c}"] = self._bsr
 
@@ -251,11 +239,11 @@ class Opponent:
             self._on_device[key] = to_device(self._values[name].astype(dtype, copy=False))
         return [*self._index[name], self._on_device[key]]
 
-    def _csr(self, dtype: Any, algorithm: int, operation: int = NO_TRANSPOSE, kind: type[Product] = Product) -> Product:
+    def _csr(self, dtype: Any, algorithm: int, kind: type[Product] = Product) -> Product:
         S = self.S
         arrays = self._arrays("csr", dtype, lambda: ([S.indptr, S.indices], S.data))
         types = (INT32, INT32, BASE_ZERO, _TYPES[np.dtype(dtype).name])
-        return kind("cusparseCreateCsr", (*S.shape, S.nnz), arrays, types, S.shape, algorithm, operation)
+        return kind("cusparseCreateCsr", (*S.shape, S.nnz), arrays, types, S.shape, algorithm)
 
     def _coo(self, dtype: Any, algorithm: int) -> Product:
         S = self.S

@@ -7,6 +7,7 @@ for which nothing is kept; products 20 at a time. Conversions begin with SciPy's
 GPU. All is in float64, or complex128. CuPy's time is that of the same work. Runs on a CPU too, to try the script.
 """
 
+import argparse
 import functools
 import importlib
 import math
@@ -23,7 +24,7 @@ import scipy.sparse as sp
 import jaxsparse_fmt as jsf
 import solvers
 from benchmarks import report
-from benchmarks.algebra import in_cupy, scattered
+from benchmarks.algebra import scattered
 from benchmarks.report import Row
 from solvers import precond
 
@@ -43,9 +44,8 @@ def seconds(run: Call, wait: Callable[[Any], Any], flights: int) -> tuple[float,
 
 def row(name: str, run: Call, theirs: Call | None = None, flights: int = 1) -> Row:
     first, again = seconds(run, jax.block_until_ready, flights)
-    if not theirs or not _on_gpu():
-        return {"what": name, "first s": first, "again ms": again * 1e3, "CuPy ms": math.nan, "ratio": math.nan}
-    peer = seconds(theirs, lambda _: _cupy().cuda.Device().synchronize(), flights)[1]
+    wait = lambda _: _cupy().cuda.Device().synchronize()  # noqa: E731
+    peer = seconds(theirs, wait, flights)[1] if theirs and _on_gpu() else math.nan
     return {"what": name, "first s": first, "again ms": again * 1e3, "CuPy ms": peer * 1e3, "ratio": again / peer}
 
 
@@ -55,6 +55,11 @@ def _on_gpu() -> bool:
 
 def _cupy() -> Any:
     return importlib.import_module("cupy")
+
+
+def in_cupy(S: Any) -> Any:
+    """The matrix as CuPy's CSR; None where there is no GPU."""
+    return importlib.import_module("cupyx.scipy.sparse").csr_matrix(sp.csr_matrix(S)) if _on_gpu() else None
 
 
 def fresh(A: Any) -> Any:
@@ -133,22 +138,19 @@ def solves(n: int) -> Iterator[Row]:
         yield row(f"value and gradient of {method.__name__}", functools.partial(jax.jit(loss), d))
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = report.arguments(__doc__, dtypes=False)
-    parser.add_argument("--only", nargs="+", help="sections; default: all")
-    args = parser.parse_args(argv)
-    jax.config.update("jax_enable_x64", True)
+def sections(args: argparse.Namespace) -> report.Sections:
     n, m, nodes, k = (8, 4, 2000, 10_000) if args.small else (100, 32, 1_000_000, 10_000_000)
-    made = {
-        "conversions": conversions(n, k),
-        "algebra": algebra(n, m),
-        "preconditioners": preconditioners(n),
-        "products": products(n, m, nodes),
-        "solves": solves(n),
-    }
-    chosen = ((name, rows) for name, rows in made.items() if not args.only or name in args.only)
-    return report.in_sections(args.json, report.provenance(), chosen)
+    partial = functools.partial
+    return report.provenance(), [
+        ("conversions", partial(conversions, n, k)),
+        ("algebra", partial(algebra, n, m)),
+        ("preconditioners", partial(preconditioners, n)),
+        ("products", partial(products, n, m, nodes)),
+        ("solves", partial(solves, n)),
+    ]
 
+
+main = functools.partial(report.run, __doc__, sections)
 
 if __name__ == "__main__":
     sys.exit(main())

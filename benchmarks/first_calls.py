@@ -2,12 +2,14 @@
 
     python -m benchmarks.first_calls --json out.json          on two cores, some five minutes
 
-Every figure is of a process of its own, the median of `--rounds`. The sides take turns, so that load on the machine
+Every figure is of a process of its own, the median of three. The sides take turns, so that load on the machine
 falls on all of them. Peers solve with the same matrix, as a function v -> A @ v. "CPU" is the processor's time of the
 first call of the jitted function, from tracing to the answer; "of jax.scipy" is its ratio. The persistent cache is off
 unless a row says "kept": then an earlier process has filled it. Kernels of Numba are compiled before the first row.
 """
 
+import argparse
+import functools
 import json
 import os
 import statistics
@@ -133,14 +135,14 @@ def others(rounds: int) -> list[Row]:
     return rows + [{"what": f"{name}, warm", "seconds": s} for name, s in child(EAGER).items()]
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = report.arguments(__doc__, small=False, dtypes=False)
-    parser.add_argument("--rounds", type=int, default=3)
-    args = parser.parse_args(argv)
+def sections(args: argparse.Namespace) -> report.Sections:
+    rounds = 1 if args.small else 3
     child(SOLVE.format(n=400, side="ours", method="cg", of="hessian"))  # Numba compiles
-    made = (("first calls, n = 400", first_solves(args.rounds)), ("starts and warm calls", others(args.rounds)))
-    return report.in_sections(args.json, report.provenance(), made)
+    made = (("first calls, n = 400", first_solves), ("starts and warm calls", others))
+    return report.provenance(), [(name, functools.partial(of, rounds)) for name, of in made]
 
+
+main = functools.partial(report.run, __doc__, sections)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -8,38 +8,30 @@ import os
 import platform
 import subprocess
 import sys
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 
 from benchmarks import timing
 
 Row = dict[str, Any]
-Job = TypeVar("Job")
+# The header, and by name what makes the rows of each section.
+Sections = tuple[dict[str, str], Iterable[tuple[str, Callable[[], Iterable[Row]]]]]
 
 
-def arguments(doc: str | None, small: bool = True, dtypes: bool = True) -> argparse.ArgumentParser:
-    """A parser with the options that most benchmarks have."""
+def arguments(doc: str | None) -> argparse.ArgumentParser:
+    """A parser with the options of all benchmarks."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="also write the rows here, and the table beside it as .md")
-    if small:
-        parser.add_argument("--small", action="store_true", help="tiny matrices, to try the script")
-    if dtypes:
-        parser.add_argument("--dtypes", nargs="+", default=["float32", "float64"])
+    parser.add_argument("--small", action="store_true", help="tiny matrices, to try the script")
     return parser
 
 
 def platform_here() -> str:
     return "cpu" if jax.default_backend() == "cpu" else "gpu"
-
-
-def scale_of(args: argparse.Namespace) -> float:
-    """The size of the suite's matrices: `--scale`, or 1, and less on a CPU."""
-    return args.scale or (1 / 2000 if args.small else 1 if platform_here() == "gpu" else 1 / 20)
 
 
 def machine(small: bool = False) -> tuple[float, dict[str, str]]:
@@ -81,24 +73,6 @@ def _cpu_name() -> str:
     except OSError:
         names = []
     return f"{names[0] if names else platform.machine()}, {len(os.sched_getaffinity(0))} cores"
-
-
-def before_limit(jobs: Iterable[Job], names: Sequence[str], limit: float, header: dict[str, str]) -> Iterator[Job]:
-    """The jobs in turn, until the next would end after `limit` seconds if it took as long as the longest so far.
-
-    The header gets the names of the jobs that are left out, and the seconds that the others took.
-    """
-    start, longest, jobs = time.perf_counter(), 0.0, iter(jobs)
-    for at in range(len(names)):
-        begun = time.perf_counter() - start
-        if begun + longest > limit:
-            header["left out"] = ", ".join(names[at:])
-            log(f"{begun:.0f} s: left out {header['left out']}")
-            return
-        yield next(jobs)
-        jax.clear_caches()
-        longest = max(longest, time.perf_counter() - start - begun)
-        header["took"] = f"{time.perf_counter() - start:.0f} s"
 
 
 def log(text: str) -> None:
@@ -153,16 +127,28 @@ def write(path: Path | None, header: dict[str, str], rows: list[Row], table: str
         scratch.replace(name)
 
 
-def in_sections(path: Path | None, header: dict[str, str], made: Iterable[tuple[str, Iterable[Row]]]) -> int:
+def run(
+    doc: str | None,
+    sections: Callable[[argparse.Namespace], Sections],
+    argv: Sequence[str] | None = None,
+    parser: argparse.ArgumentParser | None = None,
+) -> int:
     """Makes the rows of each section, writes everything after every row, and prints it; the exit code 0."""
+    parser = parser or arguments(doc)
+    parser.add_argument("--only", nargs="+", help="names of sections; default: all")
+    args = parser.parse_args(argv)
+    jax.config.update("jax_enable_x64", True)
+    header, made = sections(args)
     lines, rows = [line(header)], []
-    for name, of_section in made:
+    for name, rows_of in made:
+        if args.only and name not in args.only:
+            continue
         found: list[Row] = []
-        for row in of_section:
+        for row in rows_of():
             found.append(row)
             rows.append({"section": name} | row)
             log(f"{name} {row}")
-            write(path, header, rows, "\n".join(lines + section(name, found)))
+            write(args.json, header, rows, "\n".join(lines + section(name, found)))
         lines += section(name, found)
     print("\n".join(lines))
     return 0

@@ -9,6 +9,7 @@ the same work in all (strong). Each shard makes its own rows, scaled by factors 
 its count of steps.
 """
 
+import argparse
 import dataclasses
 import functools
 import itertools
@@ -26,8 +27,7 @@ from jax.sharding import Mesh
 import jaxsparse_fmt as jsf
 from benchmarks import report
 from benchmarks.report import Row
-from benchmarks.solvers import seconds
-from jaxsparse_fmt.choose.timing import median_seconds
+from benchmarks.solvers import seconds, seconds_per_step
 from jaxsparse_fmt.distributed import row_partition
 from jaxsparse_fmt.distributed.common_format import MODES
 from solvers import Status, cg, precond
@@ -101,23 +101,6 @@ def on(problem: Problem, devices: list[Any], mode: str, **layout: Any) -> Any:
     return jsf.shard_from_rows(problem.rows_of, problem.n, mesh, mode=mode, starts=starts, **layout)
 
 
-def seconds_per_step(solver: Callable[..., Any], A: Any, b: Any, steps: int = 250) -> float:
-    """Seconds of an iteration of solver(A, b, rtol, maxiter), from runs of `steps` and of a fifth as many.
-
-    Where noise hides the difference of the runs, the result is the mean over `steps`.
-
-    Raises:
-      ValueError: the solver ends after fewer than 10 iterations.
-    """
-    run = jax.jit(lambda A, b, maxiter: solver(A, b, rtol=0.0, maxiter=maxiter)).lower(A, b, jnp.int32(0)).compile()
-    did = int(run(A, b, jnp.int32(steps)).iterations)
-    if did < 10:
-        raise ValueError(f"the solver ends after {did} steps; too few to time")
-    many, few = jnp.int32(did), jnp.int32(did // 5)
-    all_, start = median_seconds(lambda: run(A, b, many)), median_seconds(lambda: run(A, b, few))
-    return (all_ - start) / (did - did // 5) if all_ > start else all_ / did
-
-
 def _format(A: Any) -> str:
     return " + ".join(part.name for part in A.shards.blocks) if hasattr(A, "shards") else A.name
 
@@ -142,7 +125,7 @@ class Bench:
                 b = jnp.asarray(np.random.default_rng(0).standard_normal(problem.n))
                 held = A.record.imbalance if count > 1 else None
                 for label, form in FORMS.items() if count > 1 else [("cg", False)]:
-                    took = seconds_per_step(functools.partial(cg, one_reduction=form), A, b)
+                    took, _ = seconds_per_step(A, b, 250, form)
                     alone = alone or took
                     work = 1 if is_weak else count
                     yield {
@@ -191,24 +174,22 @@ class Bench:
             }  # fmt: skip
 
 
-SECTIONS = ("weak", "strong", "irregular", "multigrid")
-
-
 def main(argv: list[str] | None = None) -> int:
-    parser = report.arguments(__doc__, dtypes=False)
-    parser.add_argument("--only", nargs="+", default=list(SECTIONS), choices=SECTIONS)
+    parser = report.arguments(__doc__)
     counts = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
     parser.add_argument("--devices", type=counts, help="such as 1,8; default: those of 1, 2, 4, 8 that are there")
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
-    args = parser.parse_args(argv)
-    jax.config.update("jax_enable_x64", True)
-    there = len(jax.devices())
-    found = args.devices or [n for n in (1, 2, 4, 8) if n <= there]
-    if max(found) > there or min(found) < 1:
-        parser.error(f"--devices {found}: JAX sees {there}")
-    bench = Bench(sorted(found), args.modes, args.small)
-    header = report.provenance() | {"devices": str(there)}
-    return report.in_sections(args.json, header, ((name, getattr(bench, name)()) for name in args.only))
+
+    def sections(args: argparse.Namespace) -> report.Sections:
+        there = len(jax.devices())
+        found = args.devices or [n for n in (1, 2, 4, 8) if n <= there]
+        if max(found) > there or min(found) < 1:
+            parser.error(f"--devices {found}: JAX sees {there}")
+        bench = Bench(sorted(found), args.modes, args.small)
+        made = (bench.weak, bench.strong, bench.irregular, bench.multigrid)
+        return report.provenance() | {"devices": str(there)}, [(f.__name__, f) for f in made]
+
+    return report.run(__doc__, sections, argv, parser)
 
 
 if __name__ == "__main__":

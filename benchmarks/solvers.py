@@ -1,13 +1,18 @@
-"""The cost of solving: a step of cg against its floor, refinement, several right-hand sides, gradients.
+"""The cost of solving: a step of cg against its floor, refinement, several columns, gradients, multigrid beside PyAMG.
 
     python -m benchmarks.solvers                  everything, for the device that is there
+    python -m benchmarks.solvers --only multigrid           some six minutes of CPU time
 
 The floor of a step is nnz·(value + 4-byte index) + 10 vectors over the measured copy bandwidth: CSR read once, and the
 fewest passes over vectors. "own" counts the bytes of the format that ran instead of CSR's. The time of a step comes
-from 400 more of them. A solve is timed whole, compiled, from call to answer: the median of five.
+from 400 more of them. A solve is timed whole, compiled, from call to answer: the median of five. The sides of multigrid
+solve to 1e-8, and their "warm" figures are of a second call; "cpu" sums the seconds of all threads.
 """
 
+import argparse
 import functools
+import importlib.util
+import math
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,10 +23,10 @@ import numpy as np
 import scipy.sparse
 
 import jaxsparse_fmt as jsf
-from benchmarks import report
+from benchmarks import report, timing
 from benchmarks.report import Row
 from jaxsparse_fmt.choose.timing import median_seconds
-from solvers import Status, cg, refine
+from solvers import Status, cg, precond, refine
 
 VECTORS = 10  # that a step of cg reads and writes, with the two of its product
 
@@ -53,14 +58,23 @@ def steps(copy: float, small: bool) -> Iterator[Row]:
         floor = (S.nnz * (b.itemsize + 4) + vectors) / copy
         own = (A.nbytes_read + vectors) / copy
         for label, merged in (("cg", False), ("cg, one reduction", True)):
-            (few, did), (many, did_more) = (seconds(_taken, A, b, n, merged) for n in (100, 500))
-            if (int(did), int(did_more)) != (100, 500):
-                raise RuntimeError(f"{name}, {dtype}: {did} and {did_more} steps, not 100 and 500")
-            step = (many - few) / 400
+            step, many = seconds_per_step(A, b, 500, merged)
             yield {"problem": name, "unknowns": S.shape[0], "dtype": dtype, "format": A.name, "method": label} | {
                 "µs a step": step * 1e6, "floor µs": floor * 1e6, "share": floor / step, "own share": own / step,
                 "µs a step of 500": many / 500 * 1e6,
             }  # fmt: skip
+
+
+def seconds_per_step(A: Any, b: jax.Array, steps: int, merged: bool) -> tuple[float, float]:
+    """Seconds of a step of cg, from solves of `steps` and of a fifth as many, and of the longer one.
+
+    Raises:
+      RuntimeError: a solve ends before.
+    """
+    (few, _), (many, did) = (seconds(_taken, A, b, n, merged) for n in (steps // 5, steps))
+    if int(did) != steps:
+        raise RuntimeError(f"cg ends after {did} steps, not {steps}")
+    return (many - few) / (steps - steps // 5), many
 
 
 @functools.partial(jax.jit, static_argnames="merged")
@@ -104,17 +118,79 @@ def gradient(copy: float, small: bool) -> Iterator[Row]:
         yield {"problem": name, "solve ms": solve * 1e3, "value and gradient ms": grad * 1e3, "solves": grad / solve}
 
 
-SECTIONS = {f.__name__: f for f in (steps, refinement, columns, gradient)}
+def diffusion(c: np.ndarray, *weights: float) -> scipy.sparse.csr_array:
+    """−∇·c∇ on the points of a cube, c given at the points, each axis with its weight."""
+    S = scipy.sparse.csr_array((c.size, c.size))
+    for axis, weight in enumerate(weights):
+        ones = [scipy.sparse.eye_array(m) for m in c.shape]
+        ones[axis] = scipy.sparse.diags_array([1.0, -1.0], offsets=[0, -1], shape=(c.shape[axis] + 1, c.shape[axis]))
+        G = functools.reduce(scipy.sparse.kron, ones)
+        edges = np.concatenate([c.take([0], axis), c], axis)  # of the point before each edge
+        S = S + weight * (G.T @ scipy.sparse.diags_array(edges.ravel()) @ G)
+    return scipy.sparse.csr_array(S)
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = report.arguments(__doc__, dtypes=False)
-    parser.add_argument("--only", nargs="+", default=list(SECTIONS), choices=list(SECTIONS))
-    args = parser.parse_args(argv)
-    jax.config.update("jax_enable_x64", True)
+def hierarchies(small: bool) -> dict[str, Callable[[], tuple[Any, Any]]]:
+    """Makers of matrix and near-null space."""
+    n, m, k = (20, 8, 12) if small else (100, 32, 46)
+    one, blocks = np.ones((k, k, k)), (np.indices((k, k, k)) // 6).sum(axis=0) % 2
+    points = np.indices((m, m, m)).reshape(3, -1).T.astype(float)
+    made: dict[str, Any] = {
+        f"7 points {n}³": lambda: (jsf.gallery.poisson(n), None),
+        f"elasticity {m}³": lambda: (
+            jsf.gallery.elasticity(m),
+            jsf.gallery.rigid_body_modes(points),
+        ),
+        f"anisotropic 1:100 {k}³": lambda: (diffusion(one, 1, 1, 0.01), None),
+        f"jumps of 10⁶ {k}³": lambda: (diffusion(10.0 ** (6 * blocks), 1, 1, 1), None),
+    }
+    for size in () if small else (46, 126, 200):
+        made[f"7 points {size}³"] = lambda size=size: (jsf.gallery.poisson(size), None)
+    return made
+
+
+def beside_pyamg(name: str, S: Any, B: Any) -> list[Row]:
+    A, b = jsf.from_scipy(S), np.random.default_rng(0).standard_normal(S.shape[0])
+    rows: list[Row] = []
+    for call in ("cold", "warm"):
+        M, *setup = timing.timed(lambda: precond.multigrid(A, B))
+        sol, *solve = timing.timed(lambda M=M: cg(A, b, M=M, rtol=1e-8))
+        rows.append(_figures(name, f"ours, {call}", *setup, *solve, int(sol.iterations), M.operator_complexity))
+        if not sol.success:
+            rows[-1]["side"] += f": {sol.status.name}"
+        del M
+    sol, *solve = min((timing.timed(lambda: cg(A, b, rtol=1e-8)) for _ in range(2)), key=lambda found: found[1])
+    rows.append(_figures(name, "cg alone", math.nan, math.nan, *solve, int(sol.iterations), math.nan))
+    if S.shape[0] > 1.1e6 or importlib.util.find_spec("pyamg") is None:
+        return rows
+    import pyamg
+
+    blocks = S if B is None else S.tobsr(blocksize=(3, 3))
+    theirs, *setup = timing.timed(lambda: pyamg.smoothed_aggregation_solver(blocks, B=B))
+    residuals: list[float] = []
+    _, *solve = timing.timed(lambda: theirs.solve(b, tol=1e-8, accel="cg", residuals=residuals))
+    rows.append(_figures(name, "PyAMG", *setup, *solve, len(residuals) - 1, theirs.operator_complexity()))
+    return rows
+
+
+def _figures(case: str, side: str, *figures: float) -> Row:
+    names = ("setup", "setup_cpu", "solve", "solve_cpu", "iterations", "complexity")
+    known = {name: figure for name, figure in zip(names, figures, strict=True) if not np.isnan(figure)}
+    return {"case": case, "side": side} | known
+
+
+def multigrid(copy: float, small: bool) -> Iterator[Row]:
+    for name, make in hierarchies(small).items():
+        yield from beside_pyamg(name, *make())
+
+
+def sections(args: argparse.Namespace) -> report.Sections:
     copy, header = report.machine(args.small)
-    return report.in_sections(args.json, header, ((name, SECTIONS[name](copy, args.small)) for name in args.only))
+    made = (steps, refinement, columns, gradient, multigrid)
+    return header, [(f.__name__, functools.partial(f, copy, args.small)) for f in made]
 
+
+main = functools.partial(report.run, __doc__, sections)
 
 if __name__ == "__main__":
     sys.exit(main())

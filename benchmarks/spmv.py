@@ -5,7 +5,6 @@
     python -m benchmarks.spmv --cases 0 1 --formats coo ell      these formats too, whatever their rank
     python -m benchmarks.spmv --backends triton mosaic           both dialects
     python -m benchmarks.spmv --what columns                     A·X with several columns
-    python -m benchmarks.spmv --what transposed                  Aᵀ·y, without and with `transpose=True`
 
 The opponent is the fastest of cuSPARSE's CSR (ALG1, ALG2, both preprocessed, and SpMVOp where the library has it), COO,
 sliced ELL (also with its rows sorted by length, so that y is in their order) and BSR where there are blocks, and of
@@ -23,10 +22,10 @@ prediction and the time of every timed format, `predicted` the whole ranking, fr
 
 import dataclasses
 import functools
-import itertools
 import math
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
@@ -252,7 +251,8 @@ class Run:
             B, (run, products) = ready
             row["tune us"] = 1e6 * clock.median_seconds(run, **self.rounds) / products
             timers[name] = functools.partial(self.of_jax, B, xs, problem)
-            rows.append(row | {"moved": timing.moved_bytes(B, xs[0]), "error": problem.off(product(B, xs[0]))})
+            moved = traffic.bytes_moved(B.nbytes_read, B.shape, xs[0].itemsize)
+            rows.append(row | {"moved": moved, "error": problem.off(product(B, xs[0]))})
         return rows, timers
 
 
@@ -324,82 +324,39 @@ def columns(run: Run, case: suite.Case, S: Any) -> Iterator[Row]:
             }  # fmt: skip
 
 
-def transposed(run: Run, case: suite.Case, S: Any) -> Iterator[Row]:
-    """A row for each dtype and method: ours in the format of "auto", and CSR of cuSPARSE, or of SciPy on a CPU.
-
-    "repeats": two runs agree to the last bit. "ratio": the fastest opponent's time for the same product, over this one.
-    """
-    forth = Problem.of(S, run.platform)
-    back = dataclasses.replace(forth, exact=S.T @ forth.xs[0].astype(np.float64))
-    best = choose.rank(S, "float64", backend=run.backend)[0]
-    layout = {"max_bytes": 2**36, **best.layout}
-    store = lambda S: jsf.from_scipy(S, "csr", backend=run.backend).asformat(best.format, **layout)  # noqa: E731
-    plain = store(S)
-    pair = None if plain.transposes else jsf.Paired.from_csr(S, A=plain, across=store)
-    for dtype in run.dtypes:
-        xs, M = [x.astype(dtype) for x in forth.xs], S.astype(dtype)
-        A, inputs = plain.astype(dtype), [jnp.asarray(x) for x in xs]
-        ours = {"A @ x": (A, forth), "A.T @ y": (A.T, back)}
-        if pair is not None:
-            ours["A.T @ y, transpose=True"] = pair.astype(dtype).T, back
-        found: list[Row] = []
-        for method, (B, problem) in ours.items():
-            first, again = (np.asarray(product(B, inputs[0])) for _ in range(2))
-            row = {"format": best.format, "method": method, "us": 1e6 * run.of_jax(B, inputs, problem)}
-            found.append(row | {"repeats": np.array_equal(first, again), "error": problem.off(first)})
-        theirs: dict[str, tuple[Callable[[], float], Problem]] = {}
-        if run.platform == "cpu":
-            for name, C, problem in (("A @ x", M, forth), ("A.T @ y", M.T, back), ("stored Aᵀ", M.T.tocsr(), back)):
-                one = functools.partial(timing.seconds_per_call, lambda i, C=C, xs=xs: C @ xs[i % 3], lambda _: None)
-                theirs[f"SciPy, {name}"] = functools.partial(one, **run.rounds), problem
-        else:
-            own, other = cusparse.Opponent(S), cusparse.Opponent(S.T.tocsr())
-            ways = ("A @ x", own.methods, forth), ("A.T @ y", own.transposed, back), ("stored Aᵀ", other.methods, back)
-            for (name, methods, problem), k in itertools.product(ways, (1, 2)):
-                of_cupy = functools.partial(run.cupy, xs=xs, problem=problem)
-                timer = lambda make=methods[f"CSR ALG{k}"], of=of_cupy, dtype=dtype: of(make(dtype))()  # noqa: E731
-                theirs[f"cuSPARSE CSR ALG{k}, {name}"] = timer, problem
-        rivals: dict[bool, float] = {}
-        for method, (timer, problem) in theirs.items():
-            try:
-                us = 1e6 * timer()
-            except Exception as error:  # any fault of an opponent; the run goes on
-                found.append({"format": "", "method": f"{method}: {reason(error)}", "us": math.nan})
-                continue
-            found.append({"format": "", "method": method, "us": us})
-            rivals[problem is back] = min(us, rivals.get(problem is back, math.inf))
-        head = {"matrix": case.name, "class": case.kind, "dtype": dtype, "rows": S.shape[0], "nnz": S.nnz}
-        for row in found:
-            turned = "T @" in row["method"] or "Aᵀ" in row["method"]
-            yield head | row | {"ratio": rivals.get(turned, math.nan) / row["us"]}
-
-
 COLUMNS = [(name, name) for name in ("matrix", "class", "dtype")]
 COLUMNS += [("rows", "rows:d"), ("nnz", "nnz:d"), ("backend", "backend")]
 COLUMNS += [("opponent", "opponent"), ("µs", "opponent us:.1f"), ("auto", "auto"), ("µs", "auto us:.1f")]
 COLUMNS += [("model", "model us:.1f"), ("best of ours", "other best"), ("µs", "best us:.1f")]
-COLUMNS += [
-    ("× opponent", "ratio:.2f"),
-    *((name, f"{name}:.2f") for name in ("auto vs best", "tune vs best", "spread")),
-]
+COLUMNS += [("× opponent", "ratio:.2f")]
+COLUMNS += [(name, f"{name}:.2f") for name in ("auto vs best", "tune vs best", "spread")]
 COLUMNS += [("share of copy", "share:.2f"), ("error", "error:.0e")]
 
 
-def table(rows: list[Row], header: dict[str, str]) -> str:
-    """All tables, as Markdown, which reads as plain text too."""
-    shown = [r | {"other best": "" if r["best"] == r["auto"] else r["best"]} for r in rows]
-    return "\n".join([report.line(header), "", *report.markdown(shown, COLUMNS)])
+def before_limit(cases: list[suite.Case], limit: float, header: dict[str, str]) -> Iterator[suite.Case]:
+    """The cases in turn, until the next would end after `limit` seconds if it took as long as the longest so far.
+
+    The header gets the names of the cases that are left out, and the seconds that the others took.
+    """
+    start, longest = time.perf_counter(), 0.0
+    for at, case in enumerate(cases):
+        begun = time.perf_counter() - start
+        if begun + longest > limit:
+            header["left out"] = ", ".join(case.name for case in cases[at:])
+            log(f"{begun:.0f} s: left out {header['left out']}")
+            return
+        yield case
+        jax.clear_caches()
+        longest = max(longest, time.perf_counter() - start - begun)
+        header["took"] = f"{time.perf_counter() - start:.0f} s"
 
 
-WHAT: dict[str, Callable[[Run, suite.Case, Any], Iterable[Row]]] = {
-    "products": Run.matrix,
-    "columns": columns,
-    "transposed": transposed,
-}
+WHAT: dict[str, Callable[[Run, suite.Case, Any], Iterable[Row]]] = {"products": Run.matrix, "columns": columns}
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = report.arguments(__doc__)
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "float64"])
     parser.add_argument("--what", choices=WHAT, default="products")
     parser.add_argument("--suite", choices=suite.SUITES, default="standard")
     parser.add_argument("--cases", type=int, nargs="+", help="numbers of the matrices; default: all")
@@ -410,7 +367,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--limit", type=float, default=900, help="end after about so many seconds")
     args = parser.parse_args(argv)
     jax.config.update("jax_enable_x64", True)
-    platform, scale, (copy, header) = report.platform_here(), report.scale_of(args), report.machine(args.small)
+    platform, (copy, header) = report.platform_here(), report.machine(args.small)
+    scale = args.scale or (1 / 2000 if args.small else 1 if platform == "gpu" else 1 / 20)
     rounds, passes, others = (QUICK, 1, min(args.others, 1)) if args.small else (ROUNDS, PASSES, args.others)
     settings = others, copy, rounds, passes, tuple(args.formats)
     runs = [Run(platform, args.dtypes, backend, *settings) for backend in args.backends]
@@ -425,11 +383,11 @@ def main(argv: list[str] | None = None) -> int:
     rows: list[Row] = []
 
     def text() -> str:
-        if args.what == "products":
-            return table(rows, header)
-        return "\n".join([report.line(header), *report.section(args.what, rows)])
+        shown = [r | {"other best": "" if r["best"] == r["auto"] else r["best"]} for r in rows if "best" in r]
+        lines = ["", *report.markdown(shown, COLUMNS)] if shown else report.section(args.what, rows)
+        return "\n".join([report.line(header), *lines])
 
-    for case in report.before_limit(cases, [case.name for case in cases], args.limit, header):
+    for case in before_limit(cases, args.limit, header):
         S = suite.tamed(case.make(scale))
         log(f"{case.name}, {S.shape[0]} rows, {S.nnz} entries")
         for run in runs:

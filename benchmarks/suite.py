@@ -172,11 +172,6 @@ def _bits(scale: float) -> int:
     return max(round(20 + np.log2(scale)), 6)
 
 
-def _phonons(scale: float) -> int:
-    """C(phonons + 5, 5) states, that is about the fifth power."""
-    return max(round(12 * scale**0.25), 1)
-
-
 # In an order that covers every class early, for a run that is cut off.
 SYNTHETIC = (
     Case("7-point", "stencil", lambda s: gallery.poisson(_side(200, s))),
@@ -186,7 +181,7 @@ SYNTHETIC = (
     Case("adaptive mesh", "adaptive mesh", lambda s: gallery.adaptive_poisson(max(round(75 * s**0.55), 2))),
     Case("circuit", "dense rows", lambda s: circuit(_rows(4_000_000, s))),
     Case("5 × 5 blocks", "CFD", lambda s: gallery.cfd(_side(24, s))),
-    Case("Holstein-Hubbard", "quantum", lambda s: gallery.holstein_hubbard(6, 6, _phonons(s))),
+    Case("Holstein-Hubbard", "quantum", lambda s: gallery.holstein_hubbard(6, 6, max(round(12 * s**0.25), 1))),
     Case("optimal control", "KKT", lambda s: kkt(_side(110, s))),
     Case("uniform columns", "random", lambda s: gallery.irregular(n := _rows(2_000_000, s), 12, spread=n, sigma=0.3)),
     Case("1 to 3 a row", "short rows", lambda s: _short_rows(_rows(10_000_000, s))),
@@ -243,22 +238,18 @@ UNKNOWN = {
 FILES = ("boyd1", "bcsstk29", "cvxbqp1", "memplus", "wiki-Vote", "bcsstk16", "utm5940", "cavity14", "orani678", "add32")
 
 
-def _file(scale: float, name: str) -> sp.csr_array:
-    del scale
+def _file(name: str) -> sp.csr_array:
     return sp.csr_array(scipy.io.mmread(Path(os.environ["JAXSPARSE_MATRICES"], f"{name}.mtx.gz"))).astype(np.float64)
 
 
-OTHERS = (
+HELD_OUT = (
     Case("5-point", "stencil", lambda s: gallery.poisson(_side(3000, s), dim=2)),
     Case("R-MAT, 2¹⁸", "power law", lambda s: r_mat(max(_bits(s) - 2, 6), round(7e6 * s), seed=3)),
     Case("27-point × 3 dof, 30³", "FEM", lambda s: gallery.elasticity(_side(30, s))),
     Case("irregular, 40 a row", "irregular", lambda s: gallery.irregular(_rows(600_000, s), 40, 10_000, seed=5)),
     Case("irregular, 5 a row", "irregular", lambda s: gallery.irregular(_rows(4_000_000, s), 5, 500, seed=6)),
     Case("circuit of 1,000,000", "dense rows", lambda s: circuit(_rows(1_000_000, s), seed=7)),
-)
-HELD_OUT = (
-    *OTHERS,
     *_stand_ins(UNKNOWN),
-    *(Case(name, "real", functools.partial(_file, name=name)) for name in FILES if "JAXSPARSE_MATRICES" in os.environ),
+    *(Case(name, "real", lambda _, name=name: _file(name)) for name in FILES if "JAXSPARSE_MATRICES" in os.environ),
 )
 SUITES = {"standard": SYNTHETIC + _stand_ins(PUBLISHED), "held-out": HELD_OUT}

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -41,40 +41,29 @@ def seconds_per_call(
     return min(times) if jax.default_backend() == "cpu" else statistics.median(times)
 
 
-def of_jax(function: Callable[..., Any], fixed: Any, inputs: Sequence[Any]) -> float:
-    """Seconds of the compiled function(fixed, inputs[i])."""
-    compiled = jax.jit(function)
-    return seconds_per_call(lambda i: compiled(fixed, inputs[i % len(inputs)]), jax.block_until_ready)
+def timed(f: Callable[[], Any]) -> tuple[Any, float, float]:
+    """The result of f(), seconds, and the processor's seconds, summed over threads."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    result = jax.block_until_ready(f())
+    return result, time.perf_counter() - wall, time.process_time() - cpu
 
 
 def copy_bandwidth(nbytes: int) -> float:
-    """Bytes a second, read and written, of a plain pass over memory: the faster of two ways.
+    """Bytes a second, read and written, of a plain pass over memory.
 
-    One is in place inside one program, so that neither fresh pages of the host nor the copy of an argument are timed;
-    the other goes into fresh memory, which costs nothing on a GPU.
+    On a CPU the passes are in place and inside one program, so that neither fresh pages nor the copy of an argument are
+    timed; on a GPU fresh memory costs nothing.
 
     Args:
       nbytes: size of the array; several times the last-level cache.
     """
-    passes = 10
-    a = jnp.ones(nbytes // 4, jnp.float32)
-    add = lambda s, a: jax.lax.fori_loop(0, passes, lambda _, a: a + s, a)  # noqa: E731
-    in_place = (_of_updates if jax.default_backend() == "cpu" else of_jax)(add, jnp.float32(1), [a]) / passes
-    fresh = of_jax(lambda s, a: a + s, jnp.float32(1), [a])
-    return 2 * a.nbytes / min(in_place, fresh)
-
-
-def _of_updates(function: Callable[..., Any], fixed: Any, inputs: Sequence[Any]) -> float:
-    """Seconds of the compiled function(fixed, x), which donates x and returns the next; the first is inputs[0]."""
-    compiled, held = jax.jit(function, donate_argnums=1), [jnp.copy(inputs[0])]
+    in_place = jax.default_backend() == "cpu"
+    passes, held = 10 if in_place else 1, [jnp.ones(nbytes // 4, jnp.float32)]
+    add = lambda a: jax.lax.fori_loop(0, passes, lambda _, a: a + 1, a)  # noqa: E731
+    compiled = jax.jit(add, donate_argnums=0 if in_place else ())
 
     def run(_: int) -> Any:
-        held.append(compiled(fixed, held.pop()))
+        held.append(compiled(held.pop()))
         return held[0]
 
-    return seconds_per_call(run, jax.block_until_ready)
-
-
-def moved_bytes(A: Any, x: Any) -> int:
-    """Bytes that a product must move: the arrays of A that it reads, x and y, each once."""
-    return A.nbytes_read + x.nbytes + A.shape[0] * x.itemsize
+    return 2 * nbytes * passes / seconds_per_call(run, jax.block_until_ready)

@@ -102,7 +102,7 @@ def page_of(path: str) -> str | None:
         return path.lower()
     if path.startswith("examples/") and file.suffix == ".py":
         return f"examples/{file.stem}.md"
-    if path.startswith("benchmarks/results/") and file.suffix in (".md", ".txt"):
+    if path.startswith("benchmarks/results/") and file.suffix == ".md":
         return f"results/{file.stem}.md"
     return None
 
@@ -197,17 +197,14 @@ def of_memory() -> Iterator[str]:
 
 def results() -> list[Path]:
     """The tables of benchmarks/results, the newest first."""
-    folder = ROOT / "benchmarks/results"
-    return sorted([*folder.glob("*.md"), *folder.glob("*.txt")], reverse=True)
+    return sorted((ROOT / "benchmarks/results").glob("*.md"), reverse=True)
 
 
 def of_results() -> Iterator[str]:
     for path in results():
-        data = path.with_suffix(".json")
-        header = json.loads(data.read_text(encoding="utf-8"))["header"] if data.exists() else {}
-        about = ", ".join(f"{header[key]}" for key in ("date", "device") if key in header)
-        jax = f", JAX {header['jax']}" if "jax" in header else ""
-        yield f"- [{path.stem}]({page_of(path.relative_to(ROOT).as_posix())}){about and ': '}{about}{jax}"
+        header = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))["header"]
+        page = page_of(path.relative_to(ROOT).as_posix())
+        yield f"- [{path.stem}]({page}): {header['date']}, {header['device']}, JAX {header['jax']}"
 
 
 GENERATED = {
@@ -273,18 +270,13 @@ def assemble(folder: Path) -> None:
     copied: set[str] = set()
     files = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"]
     files += [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").glob("*.md"))]
-    files += [path.relative_to(ROOT).as_posix() for path in results() if path.suffix == ".md"]
+    files += [path.relative_to(ROOT).as_posix() for path in results()]
     for path in files:
         page = page_of(path)
         assert page is not None
         text = re.sub(r"<!-- generated: (.*?) -->", lambda m: generated(m[1]), (ROOT / path).read_text("utf-8"))
         text = text if text.startswith("#") else f"# {Path(path).stem.replace('_', ' ')}\n\n{text}"
         pages[page] = text if path == "docs/results.md" else linked(text, path, page, copied)
-    for path in results():
-        if path.suffix == ".txt":
-            pages[f"results/{path.stem}.md"] = (
-                f"# {path.stem.replace('_', ' ')}\n\n```text\n{path.read_text('utf-8')}\n```\n"
-            )
     pictures.main(folder / "pictures")
     examples = sorted((ROOT / "examples").glob("*.py"))
     with ThreadPoolExecutor(CORES) as pool:

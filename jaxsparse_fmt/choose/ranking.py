@@ -23,8 +23,8 @@ from jaxsparse_fmt.kernels.backends import selection
 from jaxsparse_fmt.kernels.cpu.abi import FLOATS
 from jaxsparse_fmt.models import traffic
 
-# Bytes a second of a plain copy, read and written: an H200, and two cores of a server CPU (2026-11-21_spmv_h200.md and
-# 2026-11-20_spmv_cpu.md in benchmarks/results).
+# Bytes a second of a plain copy, read and written: an H200 (2026-11-21_spmv_h200.md in benchmarks/results), and two
+# cores of a server CPU on 2026-11-20.
 COPY = {"gpu": 4.102e12, "cpu": 28e9}
 
 # GPU: the fraction of the copy's speed at which a dialect moves a format's bytes, from 2026-11-21_spmv_h200.md, in
@@ -40,7 +40,7 @@ EFFICIENCY: dict[str, dict[str, Efficiencies]] = {
         "hll": ((0.95, 0.98), (0.91, 0.95)),
         "hll 32": ((0.72, 0.88), (0.88, 0.96)),  # slices of 32
         "dia": ((0.95, 1.01), (0.84, 0.96)),
-        "dia mirrored": ((0.85, 0.89), (0.63, 0.73)),  # of the standard suite, 2026-11-23_suite_h200.md
+        "dia mirrored": ((0.85, 0.89), (0.63, 0.73)),  # of the standard suite on 2026-11-23
         "hdia": ((0.87, 0.97), (0.72, 0.95)),
         "bsr": ((0.73, 0.97), (0.88, 0.98)),
         "sell": ((0.86, 0.98), (0.90, 0.95)),
@@ -64,7 +64,7 @@ EFFICIENCY: dict[str, dict[str, Efficiencies]] = {
 }
 NARROW = {"triton": 0.82, "mosaic": 0.76}  # times that, for values of 2 bytes: "sell", the same table
 LONG_ROWS = 24  # entries, halfway between 7 and 81 in powers
-LAUNCH_SECONDS = 2e-6  # s of a kernel that does nothing: cg at 4,096 unknowns, 2026-11-21_solvers_h200.md
+LAUNCH_SECONDS = 2e-6  # s of a kernel that does nothing: cg at 4,096 unknowns, 2026-11-24_solvers_h200.md
 # Fitted to 350 times of the standard suite on an H200: seconds that an entry takes whose x is in no L1 cache, and at
 # most; the fraction of misses that the tables' matrices have; and a hop of a tile.
 MISS, MOST_MISS, USUAL, HOP = 7.0e-12, 5.8e-12, 0.1, 0.7e-9
@@ -82,7 +82,7 @@ NATIVE = {"csr": 0.86, "dia": 0.9}
 
 # CPU, plain XLA, in places of ELL: a place that XLA passes as it walks the columns of a format; an entry that it
 # scatters to its row, in CSR and wherever slices are too uneven for columns. An index saved is arithmetic added, so
-# bytes do not count. From 2026-11-20_spmv_cpu.md and suites like it.
+# bytes do not count. Measured on 2026-11-20.
 WALKED = {"ell": 1.0, "hll": 1.1, "sell": 1.1, "dia": 1.25}
 SCATTERED = 14.0
 

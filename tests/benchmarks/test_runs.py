@@ -14,7 +14,7 @@ POISSON = scaling.stencil((16, 16, 16), 7)
 
 @pytest.mark.deep
 def test_algebra_has_a_row_for_each_way_of_each_operation(tmp_path, capsys):
-    assert algebra.main(["--small", "--repeats", "1", "--json", str(tmp_path / "out.json")]) == 0
+    assert algebra.main(["--small", "--json", str(tmp_path / "out.json")]) == 0
     rows, table = json.loads((tmp_path / "out.json").read_text())["rows"], capsys.readouterr().out
     assert {"SciPy", "eager", "new values", "pattern"} <= {row["side"].split(",")[0] for row in rows}
     assert all(row["wall"] > 0 and row["cpu"] >= 0 and row["case"] in table for row in rows)
@@ -24,7 +24,7 @@ def test_algebra_has_a_row_for_each_way_of_each_operation(tmp_path, capsys):
 def test_processes_time_their_first_calls_and_one_that_fails_is_told(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(first_calls, "SOLVES", (("cg", "grad"),))
     monkeypatch.setattr(first_calls, "SIDES", ("ours", "jax.scipy"))
-    assert first_calls.main(["--json", str(tmp_path / "out.json"), "--rounds", "1"]) == 0
+    assert first_calls.main(["--json", str(tmp_path / "out.json"), "--small"]) == 0
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert rows[0]["call"] == "grad of cg" and rows[0]["ratio"] == rows[0]["ours"] / rows[0]["jax.scipy"] > 0
     assert {"import jax", "first cg, n = 1000, wall", "A @ x, warm"} <= {row.get("what") for row in rows}
@@ -35,7 +35,7 @@ def test_processes_time_their_first_calls_and_one_that_fails_is_told(tmp_path, m
 
 @pytest.mark.parametrize(("is_weak", "efficiency"), [(True, 1.0), (False, 0.5)], ids=["weak", "strong"])
 def test_efficiencies_are_against_one_device_which_has_what_auto_takes(is_weak, efficiency, monkeypatch):
-    monkeypatch.setattr(scaling, "seconds_per_step", lambda *args, **options: 1e-3)
+    monkeypatch.setattr(scaling, "seconds_per_step", lambda *args: (1e-3, 0.25))
     monkeypatch.setattr(ranking, "rank", functools.partial(ranking.rank, platform="gpu"))
     rows = list(scaling.Bench([1, 2], ["overlap"], small=True).steps(lambda count: POISSON, is_weak))
     assert [(row["devices"], row["efficiency"]) for row in rows] == [(1, 1.0), *[(2, efficiency)] * 2]

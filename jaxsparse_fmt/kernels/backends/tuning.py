@@ -45,7 +45,7 @@ class Launch:
     mosaic_loads: Mapping[str, tuple[int, int]] = dataclasses.field(
         default_factory=lambda: {
             "permuted": (1, 4),
-            "diagonals": (4, 2),  # 2026-11-23_dialects_diagonals_h200.md
+            "diagonals": (4, 2),  # measured on 2026-11-23
             "very short deltas": (2, 3),
             "very long shared": (1, 12),  # by hand: float32 gained 4%; with 16 float64 lost 2%
         }
