@@ -55,18 +55,18 @@ REFINED = [
 ]
 
 
-def matrix(kind: str, seed: int = 0, dtype: Any = np.float64) -> sp.csr_array:
+def matrix(kind: str, seed: int = 0, dtype: Any = np.float64, n: int = N) -> sp.csr_array:
     """A random sparse matrix with a condition number of about 30: definite, Hermitian, or neither."""
     rng = np.random.default_rng(seed)
-    B = sp.random_array((N, N), density=0.05, rng=rng)
+    B = sp.random_array((n, n), density=0.05, rng=rng)
     if np.issubdtype(dtype, np.complexfloating):
-        B = B + 1j * sp.random_array((N, N), density=0.05, rng=rng)
+        B = B + 1j * sp.random_array((n, n), density=0.05, rng=rng)
     if kind == "definite":
-        S = B.conj().T @ B + 0.3 * sp.eye_array(N)
+        S = B.conj().T @ B + 0.3 * sp.eye_array(n)
     elif kind == "symmetric":
-        S = B + B.conj().T + sp.diags_array(np.where(np.arange(N) % 3 == 0, -2.0, 2.0))
+        S = B + B.conj().T + sp.diags_array(np.where(np.arange(n) % 3 == 0, -2.0, 2.0))
     else:
-        S = B + sp.diags_array(1.5 + rng.random(N))
+        S = B + sp.diags_array(1.5 + rng.random(n))
     S = sp.csr_array(S).astype(dtype)
     S.sum_duplicates()
     return S

@@ -14,7 +14,7 @@ import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 import solvers
-from solvers import Status, precond
+from solvers import Status
 from tests.lowering import quick_jit
 from tests.marks import few
 from tests.solvers.methods import CASES, REFINED, Case, N, matrix, right_hand_side
@@ -275,15 +275,6 @@ def test_callback_and_progress_see_the_iterates(case: Case):
     assert len(reports) == sol.iterations // 16
     residuals = [true_residual(S, x, b) for x in seen]
     np.testing.assert_allclose(sol.history[1:], residuals, rtol=1e-4, atol=1e-12 * np.linalg.norm(b))
-
-
-@pytest.mark.parametrize("case", few(CASES[:1] + CASES[4:7], 1), ids=str)
-def test_a_sorted_matrix_and_a_preconditioner_share_its_basis(case: Case):
-    S, b = case.system()
-    A = jsf.from_scipy(S, "pjds", block_size=8)
-    M = precond.jacobi(dense(abs(S)))
-    sol = case.solver(A, b, M=M, rtol=1e-10)
-    np.testing.assert_allclose(sol.x, np.linalg.solve(S.toarray(), b), rtol=1e-6, atol=1e-8)
 
 
 @every_method

@@ -119,15 +119,6 @@ def test_what_all_devices_solve_alike_is_known_to_be_alike():
     np.testing.assert_allclose(jax.jit(f)(A, b), np.linalg.solve(S.toarray(), b), rtol=0, atol=1e-7)
 
 
-@pytest.mark.deep
-def test_eigenpairs_of_each_devices_own_matrix():
-    S, data, _, dense = systems(CASES[0])
-    A = jsf.from_scipy(S, "ell")
-    values = jax.jit(lambda data: everywhere(lambda d: eigsh(A.with_data(d), 2, which="SA").eigenvalues, data))(data)
-    for k, D in enumerate(dense):
-        np.testing.assert_allclose(values[k], np.linalg.eigvalsh(D)[:2], rtol=1e-7)
-
-
 OTHERS = {
     "lsmr": lambda A, b: lsmr(A, b, damp=0.1).x,
     "lsmr of functions": lambda A, b: lsmr((lambda v: A @ v, lambda v: A.T @ v), b, M=lambda r: r).x,

