@@ -1,12 +1,13 @@
 """Matrices over several devices: cut by rows, with a halo that travels while the devices multiply their own columns.
 
 matrix         the sharded matrix                        build          shard and shard_from_rows
-basis          unknowns in pieces of equal size          row_partition  which device has which rows
-local          the shard and the product of one device   common_format  one format for all shards
-halo           what devices need, and its exchange       padding        shards of equal shape
-placement      arrays from the host to their devices     processes      agreement while a matrix is built
+distribution   arrays over a mesh axis, and shard_map    row_partition  which device has which rows
+basis          vectors in pieces of equal size           common_format  one format for all shards
+local          the shard and the product of one device   padding        shards of equal shape
+halo           what devices need, and its exchange       processes      agreement while a matrix is built
 entries        the entries in canonical order            delivery       messages from shard to shard on the host
 pieces         rows of each shard on the host            files          a matrix in a folder, read by rows
+algebra        sums, scalings and shifts                 even_blocks    a user's vectors in pieces, and back
 """
 
 from jaxsparse_fmt.distributed.build import shard, shard_from_rows

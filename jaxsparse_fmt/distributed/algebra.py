@@ -17,7 +17,7 @@ from jaxsparse_fmt._types import as_floating, concrete
 from jaxsparse_fmt.core.pattern import Absent
 from jaxsparse_fmt.core.scipy_names import ScipyNames
 from jaxsparse_fmt.distributed.halo import exchange
-from jaxsparse_fmt.distributed.local import Shards, on_each_device
+from jaxsparse_fmt.distributed.local import Shards
 
 Array = jax.Array
 
@@ -133,7 +133,7 @@ def of_blocks(A: Any, f: Callable[[Any], Array]) -> tuple[Array, ...]:
     if not any(block.shares_places for block in A.shards.blocks):
         return tuple(block.values for block in A.shards.blocks)
     own = lambda shards: tuple(f(block)[None] for block in shards.blocks)  # noqa: E731
-    return on_each_device(own, A.shards, A.range.over)
+    return A.range.over.each(own, A.shards)
 
 
 def _equal(a: list[Array], b: list[Array]) -> bool:
@@ -160,18 +160,18 @@ def _scaled(A: Any, d: Array, axis: int) -> tuple[Array, ...]:
 
     def scaled(shards: Shards, d: Array) -> tuple[Array, ...]:
         if axis == 1:
-            d = jnp.concatenate([d, exchange(d, shards.halo, shards.axis)])
-        return tuple((e[3] * d.at[e[axis]].get(mode="clip"))[None] for e in shards.each_entry())
+            d = jnp.concatenate([d, exchange(d, shards.halo)])
+        return tuple((e[3] * d.at[e[axis]].get(mode="clip"))[None] for e in shards.entries())
 
-    return on_each_device(scaled, A.shards, A.range.over, d)
+    return A.range.over.each(scaled, A.shards, d)
 
 
 @jax.jit
 def _shifted(A: Any, s: Array) -> tuple[Array, ...]:
     def shifted(shards: Shards, s: Array) -> tuple[Array, ...]:
-        (row, col, index, own), *others = shards.each_entry()
+        (row, col, index, own), *others = shards.entries()
         here = (row == col) & (index < jnp.iinfo(index.dtype).max)
         added = jnp.where(here, s.at[row].get(mode="clip"), 0)
         return tuple(v[None] for v in (own + added, *(value for *_, value in others)))
 
-    return on_each_device(shifted, A.shards, A.range.over, s)
+    return A.range.over.each(shifted, A.shards, s)

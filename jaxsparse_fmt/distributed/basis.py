@@ -26,23 +26,26 @@ from jaxsparse_fmt._types import index_dtype, pytree
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.distributed import even_blocks, halo
-from jaxsparse_fmt.distributed.distribution import Distribution
-from jaxsparse_fmt.distributed.halo import Exchange, Halo, exchange, returned
-from jaxsparse_fmt.distributed.placement import placing_mesh, sharded
+from jaxsparse_fmt.distributed.distribution import Distribution, placing_mesh
+from jaxsparse_fmt.distributed.halo import Exchange, exchange, returned
 from jaxsparse_fmt.distributed.processes import agree, everyones
 
 Array = jax.Array
 
 
+@pytree
 @dataclasses.dataclass(frozen=True, eq=False)
-class DistributedBasis(Basis):
-    """A basis whose entered vectors lie in pieces over a mesh axis.
+class EnteredBasis(Basis):
+    """The basis of vectors that lie in pieces over a mesh axis already; `enter` only sets empty places to zero.
 
     Attributes:
       over: the mesh axis, and the length of each piece.
     """
 
     over: Distribution = dataclasses.field(kw_only=True, metadata={"static": True})
+
+    def enter(self, x: Array) -> Array:
+        return self.over.emptied(x)
 
     @property
     def is_identity(self) -> bool:
@@ -74,40 +77,27 @@ class Route:
     """The exchange between even blocks of the user's vectors and pieces in another order.
 
     Attributes:
-      slots: [parts·size] the source in [even block | received] of each place of a piece; past the end for empty places.
-      how: the exchange, with lists [parts·k].
+      slots: [parts, size] the source in [even block | received] of each place of a piece; past the end for empty
+        places.
+      how: the exchange.
     """
 
     slots: Array
     how: Exchange
 
-    def to_pieces(self, over: Distribution, x: Array) -> Array:
-        """The pieces of a vector that lies in even blocks."""
+    def piece(self, x: Array) -> Array:
+        """This device's piece, from its even block."""
+        return jnp.concatenate([x, exchange(x, self.how)]).at[self.slots].get(mode="fill", fill_value=0)
 
-        def piece(slots: Array, how: Exchange, x: Array) -> Array:
-            x = jnp.concatenate([x, exchange(x, how, over.axis)])
-            return x.at[slots].get(mode="fill", fill_value=0)
-
-        return self._on_each_device(over, piece, x)
-
-    def to_blocks(self, over: Distribution, y: Array) -> Array:
-        """The even blocks of a vector that lies in pieces."""
-        m = even_blocks.block_size(over.counts)
-
-        def block(slots: Array, how: Exchange, y: Array) -> Array:
-            out = jnp.zeros((m + how.width, *y.shape[1:]), y.dtype).at[slots].add(y, mode="drop")
-            return out[:m] + returned(out[m:], how, over.axis, m)
-
-        return self._on_each_device(over, block, y)
-
-    def _on_each_device(self, over: Distribution, f: Callable[..., Array], v: Array) -> Array:
-        own, piece = PartitionSpec(over.axis), over.piece_of(v)
-        return over.mapped(f, (own, own, piece), piece)(self.slots, self.how, v)
+    def block(self, y: Array, m: int) -> Array:
+        """This device's even block [m, ...], from its piece."""
+        out = jnp.zeros((m + self.how.width, *y.shape[1:]), y.dtype).at[self.slots].add(y, mode="drop")
+        return out[:m] + returned(out[m:], self.how, m)
 
 
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
-class ShardedBasis(DistributedBasis):
+class ShardedBasis(EnteredBasis):
     """The basis of n unknowns that lie in pieces over a mesh axis.
 
     Attributes:
@@ -215,23 +205,18 @@ class ShardedBasis(DistributedBasis):
         return self.over.emptied(lax.dynamic_slice_in_dim(x, start, self.over.size))
 
 
-@pytree
-@dataclasses.dataclass(frozen=True, eq=False)
-class EnteredBasis(DistributedBasis):
-    """The basis of `A.in_basis`: vectors are in the inner order already; `enter` only sets empty places to zero."""
-
-    def enter(self, x: Array) -> Array:
-        return self.over.emptied(x)
-
-
 @jax.jit
 def _enter(basis: ShardedBasis, x: Array) -> Array:
-    def entered(basis: ShardedBasis, x: Array) -> Array:
-        if basis.route is not None:
-            return basis.route.to_pieces(basis.over, _in_blocks(x, basis.over))
-        return _on_pieces(even_blocks.to_pieces, _in_blocks(x, basis.over), basis.over)
+    over = basis.over
+    behind = over.even.places - x.shape[0]
 
-    return basis.over.by_xla(entered, (basis, x), mesh_axes.spec_like(x, basis.over.axis))
+    def entered(basis: ShardedBasis, x: Array) -> Array:
+        x = jnp.pad(x, ((0, behind), *((0, 0),) * (x.ndim - 1)))
+        if basis.route is not None:
+            return over.each(Route.piece, basis.route, x)
+        return _on_pieces(even_blocks.to_pieces, x, over)
+
+    return over.by_xla(entered, (basis, x), mesh_axes.spec_like(x, over.axis))
 
 
 @functools.partial(jax.jit, static_argnums=2)
@@ -240,7 +225,7 @@ def _leave(basis: ShardedBasis, y: Array, explicit: Any) -> Array:
 
     def left(basis: ShardedBasis, y: Array) -> Array:
         if basis.route is not None:
-            out = basis.route.to_blocks(over, y)[: basis.n]
+            out = over.each(functools.partial(Route.block, m=over.even.size), basis.route, y)[: basis.n]
         else:
             out = _on_pieces(even_blocks.to_blocks, y, over)[: basis.n]
         return constrained(out, over) if basis.has_even_blocks else out
@@ -260,16 +245,10 @@ def _noise(over: Distribution, shape: tuple[int, ...], dtype: Any) -> Array:
     return over.by_xla(made, (), PartitionSpec(over.axis))
 
 
-def _in_blocks(x: Array, over: Distribution) -> Array:
-    """The user's vector, padded to even blocks."""
-    behind = len(over.counts) * even_blocks.block_size(over.counts) - x.shape[0]
-    return jnp.pad(x, ((0, behind), *((0, 0),) * (x.ndim - 1)))
-
-
 def _on_pieces(f: Callable[..., Array], x: Array, over: Distribution) -> Array:
-    if len({even_blocks.block_size(over.counts), over.size, *over.counts}) == 1:
+    if over == over.even and len({over.size, *over.counts}) == 1:
         return constrained(x, over)  # every even block is a piece
-    return over.mapped(functools.partial(f, over=over), (over.piece_of(x),), over.piece_of(x))(x)
+    return over.each(lambda _, x: f(x, over), (), x)
 
 
 def lies_on(a: Array, mesh: Mesh) -> bool:
@@ -288,53 +267,25 @@ def constrained(x: Array, over: Distribution) -> Array:
     return lax.with_sharding_constraint(x, NamedSharding(over.mesh_here, PartitionSpec(over.axis, *free)))
 
 
-@dataclasses.dataclass(frozen=True)
-class Order:
-    """An order of the unknowns while a matrix is built, of which a process has its own pieces.
+def routes(over: Distribution, own: dict[int, np.ndarray]) -> tuple[dict[int, Route], int]:
+    """The routes of an order of the unknowns, by part and in NumPy, and its key; all processes must call this.
 
-    Attributes:
-      own: by part, the user's unknown at each place.
-      plan: the plan by which devices receive the unknowns of their pieces from the devices whose even blocks have them.
-      key: a digest of all pieces.
+    Args:
+      own: by part of this process, the user's unknown at each place.
     """
+    blocks = over.even
+    starts = blocks.starts
+    plan = halo.plan({k: halo.needed(of, starts[k], starts[k + 1]) for k, of in own.items()}, blocks)
+    beyond = blocks.size + plan.width
 
-    own: dict[int, np.ndarray]
-    plan: Halo
-    key: int
+    def route(k: int) -> Route:
+        slots = plan.places(k, own[k])
+        slots = np.pad(slots, (0, over.size - len(slots)), constant_values=beyond)
+        return Route(slots.astype(np.int32), plan.how[k])  # pyright: ignore[reportArgumentType]
 
-
-def order_of(over: Distribution, own: dict[int, np.ndarray]) -> Order:
-    """The order with these pieces; all processes must call this."""
-    parts, n = len(over.counts), sum(over.counts)
-    blocks = np.minimum(np.arange(parts + 1) * even_blocks.block_size(over.counts), n)
-    needs = lambda: {k: halo.needed(of, blocks[k], blocks[k + 1]) for k, of in own.items()}  # noqa: E731
-    plan = halo.plan(needs, blocks, over.mesh)
     digests = everyones(lambda: {k: _digest(of.astype(np.int64).tobytes()) for k, of in own.items()}, over.mesh)
-    return Order(own, plan, int.from_bytes(_digest(b"".join(digests.values()))))
+    return {k: route(k) for k in own}, int.from_bytes(_digest(b"".join(digests.values())))
 
 
 def _digest(message: bytes) -> bytes:
     return hashlib.blake2b(message, digest_size=8).digest()
-
-
-def make(over: Distribution, order: Order | None) -> ShardedBasis:
-    """The basis for an order of the unknowns; None for the user's own."""
-    if order is None or not sum(over.counts):
-        return ShardedBasis(over=over)
-    return ShardedBasis(route=_route(over, order), over=over, key=order.key)
-
-
-def _route(over: Distribution, order: Order) -> Route:
-    m, plan = even_blocks.block_size(over.counts), order.plan
-
-    def slots(part: int) -> np.ndarray:
-        at = plan.places(part, order.own[part], part * m, (part + 1) * m, m)
-        return np.pad(at, (0, over.size - len(at)), constant_values=m + plan.how.width).astype(np.int32)
-
-    place = lambda of: sharded(of, over).reshape(-1)  # noqa: E731
-    return Route(place(slots), plan.placed(place))
-
-
-def bytes_of_order(over: Distribution, order: Order) -> int:
-    """Bytes on a device of a basis that `make` makes of this order."""
-    return 4 * over.size + order.plan.nbytes

@@ -1,11 +1,11 @@
 """Builds a sharded matrix from a matrix on the host, or from rows that each process makes for its own devices."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import scipy.sparse
 from jax.sharding import Mesh
@@ -13,13 +13,13 @@ from jax.sharding import Mesh
 from jaxsparse_fmt._types import Csr, Target, index_dtype, readable_bytes, requested_dtype, whole_number
 from jaxsparse_fmt.convert import checked
 from jaxsparse_fmt.core import mesh_axes
-from jaxsparse_fmt.distributed import basis, halo, padding, row_partition
+from jaxsparse_fmt.distributed import halo, row_partition
+from jaxsparse_fmt.distributed.basis import ShardedBasis, routes
 from jaxsparse_fmt.distributed.common_format import Request, in_one_format, taller
-from jaxsparse_fmt.distributed.distribution import Distribution
+from jaxsparse_fmt.distributed.distribution import Distribution, placing_mesh
 from jaxsparse_fmt.distributed.local import Shards
 from jaxsparse_fmt.distributed.matrix import BuildRecord, ShardedMatrix
-from jaxsparse_fmt.distributed.placement import local_parts
-from jaxsparse_fmt.distributed.processes import agree, alone, everyones, together
+from jaxsparse_fmt.distributed.processes import agree, alone, everyones, of_each
 from jaxsparse_fmt.distributed.row_partition import Imbalance
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.order import permuted
@@ -73,8 +73,7 @@ def shard(
     columns = starts if csr.shape[0] == csr.shape[1] else row_partition.equal(csr.shape[1], parts)
     users = None
     if perm is not None and entry is not None:
-        of_rows, of_entries = np.split(perm, starts[1:-1]), np.split(entry, csr.indptr[starts[1:-1]])
-        users = lambda k: (of_rows[k], of_entries[k])  # noqa: E731
+        users = np.split(perm, starts[1:-1]), np.split(entry, csr.indptr[starts[1:-1]])
     return assemble(lambda k: csr[starts[k] : starts[k + 1]], starts, columns, axis, given["request"], users)
 
 
@@ -158,78 +157,68 @@ def assemble(
     columns: np.ndarray,
     axis: Any,
     request: Request,
-    users: Callable[[int], tuple[np.ndarray, np.ndarray]] | None = None,
+    users: tuple[list[np.ndarray], list[np.ndarray]] | None = None,
 ) -> ShardedMatrix:
     """The sharded matrix from the rows of this process's devices, in canonical CSR with all columns.
 
     Args:
       rows_of: rows_of(k) gives the rows of part k.
       starts, columns: [parts + 1], where the rows and the columns of each part begin.
-      users: users(k) gives the user's number of each unknown and of each entry of part k; None: the user's order.
+      users: by part, the user's number of each unknown, and of each entry; None: the user's order.
     """
     mesh = request.mesh
-    over_rows = Distribution(mesh, axis, *_pieces(np.diff(starts)))
-    over_columns = Distribution(mesh, axis, *_pieces(np.diff(columns)))
-    mine = local_parts(over_rows)
-    blocks: dict[int, Csr] = {}
-
-    def halos() -> dict[int, np.ndarray]:
-        """Makes the rows, and returns the halos."""
-        blocks.update(together(rows_of, mine))
-        return together(lambda k: halo.needed(blocks[k].indices, int(columns[k]), int(columns[k + 1])), mine)
-
-    unknown_bytes = max(request.target.dtype.itemsize, 4)  # values may be narrower than vectors
-    plan = halo.plan(halos, columns, mesh, unknown_bytes)
-    entries = {k: blocks[k].nnz for k in mine}
-    sizes = over_rows.size, over_columns.size
-    split = lambda k: _split(blocks.pop(k), k, plan, *sizes, columns, request.mode)  # noqa: E731
-    cut: dict[int, Any] = {}
-
-    def counts() -> dict[int, tuple[int, int]]:
-        """Cuts the rows into blocks, and returns the numbers of entries and of boundary rows of each shard."""
-        cut.update(together(split, mine))
-        return {k: (entries[k], len(cut[k][1])) for k in mine}
-
-    nnz, boundary_rows = np.array([*everyones(counts, mesh).values()]).T
-    longest = int(boundary_rows.max())
-    made = [in_one_format({k: cut[k][0][i] for k in mine}, request) for i in range(len(cut[mine[0]][0]))]
-    over_entries = Distribution(mesh, axis, *_pieces(nnz))
-    for over, total in ((over_rows, starts[-1]), (over_columns, columns[-1]), (over_entries, nnz.sum())):
-        building.check_addressable(int(total) + over.places)  # empty places have numbers of their own
-    has_boundary = request.mode == "overlap" and len(made) == 2
-    index, numbered = index_dtype(int(nnz.max()) + 1), made[-1].form.nnz if plan.how.width else 0
-    nbytes = sum(part.nbytes for part in made) + 4 * longest * has_boundary
-    nbytes += plan.nbytes + np.dtype(index).itemsize * numbered
-    order = order_of_entries = None
+    over_rows, over_columns = (Distribution.of(mesh, axis, np.diff(cuts)) for cuts in (starts, columns))
+    rows = of_each(rows_of, over_rows.mine, mesh)
+    nnz = {k: block.nnz for k, block in rows.items()}
+    needs = of_each(lambda k: halo.needed(rows[k].indices, *columns[k : k + 2].tolist()), rows, mesh)
+    plan = halo.plan(needs, over_columns, max(request.target.dtype.itemsize, 4))  # values may be narrower than vectors
+    cut = of_each(lambda k: _cut(rows.pop(k), k, plan, over_rows.size, request.mode), over_rows.mine, mesh)
+    told = everyones(lambda: {k: (nnz[k], len(of.boundary)) for k, of in cut.items()}, mesh)
+    counts, boundary_rows = np.array([*told.values()]).T
+    parts = [*zip(*(of.blocks for of in cut.values()), strict=True)]
+    made = [in_one_format(dict(zip(cut, blocks, strict=True)), request) for blocks in parts]
+    over_entries = Distribution.of(mesh, axis, counts)
+    for over in (over_rows, over_columns, over_entries):
+        building.check_addressable(int(over.starts[-1]) + over.places)  # empty places have numbers of their own
+    ways = []
     if users is not None:
-        numbers = {k: users(k) for k in mine}
-        unknown, entry = ({k: of[i] for k, of in numbers.items()} for i in (0, 1))
-        order, order_of_entries = basis.order_of(over_columns, unknown), basis.order_of(over_entries, entry)
-        nbytes += basis.bytes_of_order(over_columns, order)
-        nbytes += basis.bytes_of_order(over_entries, order_of_entries)
-    everyones(lambda: _check_fits(nbytes, mesh), mesh)  # the last agreement: no process may fail alone after it
-    own = functools.partial(basis.sharded, over=over_rows)
-    matrices = tuple(
-        padding.like(p.like, {n: own(lambda k, n=n, of=p.arrays: of[k][n]) for n in p.arrays[mine[0]]}, p.form)
-        for p in made
+        bases = zip((over_columns, over_entries), users, strict=True)
+        ways = [routes(over, {k: numbers[k] for k in cut}) for over, numbers in bases]
+    blocks = {k: tuple(matrices[k] for matrices, _ in made) for k in cut}
+    longest, index = int(boundary_rows.max()), index_dtype(int(counts.max()) + 1)
+    beyond = over_rows.size + np.arange(longest)
+
+    def arrays(k: int) -> tuple[Any, ...]:
+        of = cut[k]
+        boundary: Any = None
+        numbers: Any = None
+        if plan.width:
+            behind = 0, blocks[k][-1].nnz - len(of.numbers)
+            numbers = np.pad(of.numbers.astype(index), behind, constant_values=np.iinfo(index).max)
+        if len(made) == 2 and request.mode == "overlap":
+            boundary = np.concatenate([of.boundary, beyond[: longest - len(of.boundary)]]).astype(np.int32)
+        return Shards(blocks[k], boundary, numbers, plan.how[k]), *(route[k] for route, _ in ways)
+
+    own = {k: arrays(k) for k in cut}
+    everyones(lambda: _check_fits(own, mesh), mesh)  # the last agreement: no process may fail alone after it
+    shards, *placed = over_rows.spread(own)
+    pairs = [(route, key) for route, (_, key) in zip(placed, ways, strict=True)] or [(None, 0)] * 2
+    domain, entries = (
+        ShardedBasis(route=route, key=key, over=over)
+        for over, (route, key) in zip((over_columns, over_entries), pairs, strict=True)
     )
-    boundary = numbers = None
-    if plan.how.width:
-        behind = lambda k: (0, numbered - len(cut[k][2]))  # noqa: E731
-        numbers = own(lambda k: np.pad(cut[k][2].astype(index), behind(k), constant_values=np.iinfo(index).max))
-    if has_boundary:
-        beyond = over_rows.size + np.arange(longest)
-        boundary = own(lambda k: np.concatenate([cut[k][1], beyond[: longest - len(cut[k][1])]]).astype(np.int32))
-    domain = basis.make(over_columns, order)
-    imbalance = Imbalance(np.diff(starts), nnz, plan.halo, plan.senders)
     return ShardedMatrix(
-        Shards(matrices, boundary, numbers, plan.placed(own), axis),
+        shards,
         domain,
-        domain if np.array_equal(starts, columns) else basis.make(over_rows, None),
-        basis.make(over_entries, order_of_entries),
-        int(nnz.sum()),
+        domain if over_rows == over_columns else ShardedBasis(over=over_rows),
+        entries,
+        int(counts.sum()),
         False,
-        BuildRecord(imbalance, plan.reason, "; the halo ".join(part.why for part in made)),
+        BuildRecord(
+            Imbalance(np.diff(starts), counts, plan.halo, plan.senders),
+            plan.reason,
+            "; the halo ".join(why for _, why in made),
+        ),
     )
 
 
@@ -252,29 +241,34 @@ def _placed(mesh: Any, axis: Any) -> tuple[int, Mesh]:
             f"axis must name an axis of the mesh, or several as a tuple in the mesh's order: {known}; got {axis!r}"
         )
     alone(mesh)  # refuses a mesh that leaves out processes, before any of them waits
-    return math.prod(mesh.shape[axis] for axis in axes), basis.placing_mesh(mesh)
-
-
-def _pieces(counts: np.ndarray) -> tuple[tuple[int, ...], int]:
-    """The count of each device, and the length to which pieces are padded, at least 1."""
-    return tuple(counts.tolist()), max(int(counts.max()), 1)
+    return math.prod(mesh.shape[axis] for axis in axes), placing_mesh(mesh)
 
 
 # ---------------------------------------------------------------------------------- cutting the rows of a device
 
 
-def _split(
-    block: Csr, k: int, plan: halo.Halo, n_rows: int, n_own: int, columns: np.ndarray, mode: str
-) -> tuple[list[Csr], np.ndarray, np.ndarray]:
-    """The local and the halo block of a device's rows, the boundary rows, and the numbers of the last block's entries.
+class Cut(NamedTuple):
+    """The rows of a device.
 
-    The columns of the blocks are places in the device's piece of x and in its halo buffer.
+    Attributes:
+      blocks: the local and the halo block, or one for all columns; a column is a place in the device's piece of x, or
+        in its halo buffer.
+      boundary: the rows of the halo block, if these are not all.
+      numbers: of the entries of the last block.
     """
-    width, col = plan.how.width, plan.places(k, block.indices, int(columns[k]), int(columns[k + 1]), n_own)
-    is_own, number = col < n_own, np.arange(block.nnz)
+
+    blocks: list[Csr]
+    boundary: np.ndarray
+    numbers: np.ndarray
+
+
+def _cut(block: Csr, k: int, plan: halo.Halo, n_rows: int, mode: str) -> Cut:
+    n_own, width = plan.over.size, plan.width
+    col, number = plan.places(k, block.indices), np.arange(block.nnz)
+    is_own = col < n_own
     if mode == "vector" or not width:
         whole, number = _sorted(block, col, number, block.indptr, n_own + width)
-        return [taller(whole, n_rows)], np.zeros(0, np.int64), number
+        return Cut([taller(whole, n_rows)], np.zeros(0, np.int64), number)
     before = np.concatenate([[0], np.cumsum(is_own)])[block.indptr]
     local = scipy.sparse.csr_array((block.data[is_own], col[is_own], before), shape=(block.shape[0], n_own))
     rest = block.indptr - before
@@ -283,7 +277,7 @@ def _split(
     if mode == "overlap":
         rest, height = np.append(rest[:-1][boundary], rest[-1]), len(boundary)
     beyond, number = _sorted(block, col[~is_own] - n_own, number[~is_own], rest, width)
-    return [taller(local, n_rows), taller(beyond, height)], boundary, number
+    return Cut([taller(local, n_rows), taller(beyond, height)], boundary, number)
 
 
 def _sorted(block: Csr, col: np.ndarray, number: np.ndarray, ptr: np.ndarray, n_cols: int) -> tuple[Csr, np.ndarray]:
@@ -292,7 +286,8 @@ def _sorted(block: Csr, col: np.ndarray, number: np.ndarray, ptr: np.ndarray, n_
     return scipy.sparse.csr_array((block.data[order.data], order.indices, order.indptr), shape=order.shape), order.data
 
 
-def _check_fits(nbytes: int, mesh: Mesh) -> dict[int, Any]:
+def _check_fits(own: dict[int, Any], mesh: Mesh) -> dict[int, Any]:
+    nbytes = sum(a.nbytes for a in jax.tree.leaves(next(iter(own.values()))))  # the same for all
     stats = [device.memory_stats() or {} for device in mesh.local_devices]
     free = min((s["bytes_limit"] - s.get("bytes_in_use", 0) for s in stats if "bytes_limit" in s), default=nbytes)
     if nbytes > free:

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -15,8 +15,7 @@ from jaxsparse_fmt.choose import ranking
 from jaxsparse_fmt.choose.ranking import Choice
 from jaxsparse_fmt.core.matrix import CHOOSERS, FORMATS, SparseMatrix, build, check_format
 from jaxsparse_fmt.distributed import padding
-from jaxsparse_fmt.distributed.pieces import of_each
-from jaxsparse_fmt.distributed.processes import everyones, together
+from jaxsparse_fmt.distributed.processes import everyones, of_each
 from jaxsparse_fmt.formats.building import TooLarge
 from jaxsparse_fmt.kernels.backends import selection
 
@@ -40,30 +39,11 @@ class Request:
             raise ValueError("format='tune' measures a matrix of one device; name what from_scipy took for some rows")
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """One part of all shards, for instance the local one.
-
-    Attributes:
-      like: one of its matrices; the others differ in their arrays only.
-      arrays: of every shard of this process, by name, on the host.
-      form: the form of all shards' matrices.
-      why: the reason for this format, in words.
-    """
-
-    like: SparseMatrix
-    arrays: dict[int, dict[str, np.ndarray]]
-    form: padding.Form
-    why: str
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of a shard."""
-        return sum(a.nbytes for a in next(iter(self.arrays.values())).values())
+Part: TypeAlias = tuple[dict[int, SparseMatrix], str]  # matrices on the host, by shard; the reason for their format
 
 
 def in_one_format(csrs: dict[int, Csr], request: Request) -> Part:
-    """The matrices of this process's shards, in the format, layout and shape that all shards share.
+    """The matrices of this process's shards, in the format, layout and shape that all shards share, of NumPy arrays.
 
     Args:
       csrs: canonical, with all columns of the part.
@@ -100,8 +80,8 @@ def _ranked(csrs: dict[int, Csr], sizes: dict[int, tuple[int, int]], request: Re
     """Formats that suit every shard, by the time of the slowest shard: all others wait for it, padded to its size."""
     backend = selection.active_backend(request.target.backend)  # threads do not see `use_backend`
     rank = functools.partial(ranking.rank, dtype=request.target.dtype, backend=backend)
-    ranks = lambda: together(lambda k: ranking.best_layouts(rank(csrs[k])), [*csrs])  # noqa: E731
-    of_shard = everyones(ranks, request.mesh)
+    ranks = of_each(lambda k: ranking.best_layouts(rank(csrs[k])), csrs, request.mesh)
+    of_shard = everyones(lambda: ranks, request.mesh)
     least = min(1, max(nnz for nnz, _ in sizes.values()))  # any format suits a shard without entries
     told = [{c.format: c for c in choices} for k, choices in of_shard.items() if sizes[k][0] >= least]
     common = [name for name in told[0] if all(name in of for of in told)]
@@ -120,33 +100,19 @@ def _ranked(csrs: dict[int, Csr], sizes: dict[int, tuple[int, int]], request: Re
 def _stored_as(
     name: str, layout: dict[str, Any], csrs: dict[int, Csr], largest: int, request: Request, why: str
 ) -> Part:
-    agree = functools.partial(everyones, mesh=request.mesh)
-    matrices: dict[int, SparseMatrix] = {}
-
     def converted(k: int) -> SparseMatrix:
         with _on_host():  # a thread's own setting
             return build(csrs[k], name, request.target, **layout)
 
-    def resolved() -> dict[int, dict[str, Any]]:
-        """The layout that the largest shard gets by default."""
-        if largest not in csrs:
-            return {}
-        matrices[largest] = converted(largest)
-        return {largest: matrices[largest].layout}
-
-    def forms() -> dict[int, padding.Form]:
-        matrices.update(together(converted, [k for k in csrs if k not in matrices]))
-        return {k: padding.Form.of(A) for k, A in matrices.items()}
-
-    if not layout.keys() >= set(FORMATS[name].layout_options):
-        layout = agree(resolved)[largest]
-    told = [*agree(forms).values()]
+    matrices: dict[int, SparseMatrix] = {}
+    if not layout.keys() >= set(FORMATS[name].layout_options):  # all take what the largest shard gets by default
+        matrices = of_each(converted, csrs.keys() & {largest}, request.mesh)
+        layout = everyones(lambda: {k: A.layout for k, A in matrices.items()}, request.mesh)[largest]
+    matrices |= of_each(converted, csrs.keys() - matrices.keys(), request.mesh)
     with _on_host():
-        matrices = {k: padding.general(A, told) for k, A in matrices.items()}
-    form = padding.agreed([*agree(lambda: {k: padding.Form.of(A) for k, A in matrices.items()}).values()])
-    arrays = of_each(lambda k: padding.arrays_in(matrices[k], form), matrices, request.mesh)
+        matrices = padding.alike({k: matrices[k] for k in csrs}, request.mesh)
     first = next(iter(matrices.values()))
-    return Part(first, arrays, form, f"in {first.name}, {why}")
+    return matrices, f"in {first.name}, {why}"
 
 
 def _on_host() -> contextlib.AbstractContextManager[Any]:

@@ -1,12 +1,14 @@
-"""How vectors lie over a mesh axis, and shard_map over that axis."""
+"""How arrays lie over a mesh axis, how they get there from the host and back, and shard_map over that axis."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -26,6 +28,47 @@ class Distribution:
     axis: Any
     counts: tuple[int, ...]
     size: int
+
+    @classmethod
+    def of(cls, mesh: Mesh, axis: Any, counts: np.ndarray) -> Self:
+        """Pieces of these lengths, padded to the longest, at least to 1."""
+        return cls(mesh, axis, tuple(counts.tolist()), max(int(counts.max()), 1))
+
+    @functools.cached_property
+    def starts(self) -> np.ndarray:
+        """[parts + 1] the first number of each piece, and the total."""
+        return np.concatenate([[0], np.cumsum(self.counts, dtype=np.int64)])
+
+    @functools.cached_property
+    def even(self) -> "Distribution":
+        """As many numbers in blocks of equal size, as JAX spreads a user's vector."""
+        parts, n = len(self.counts), sum(self.counts)
+        cuts = np.minimum(np.arange(parts + 1) * -(-n // parts), n)
+        return Distribution.of(self.mesh, self.axis, np.diff(cuts))
+
+    @functools.cached_property
+    def mine(self) -> list[int]:
+        """The numbers of the pieces that lie on devices of this process, rising."""
+        axes, me = [*map(self.mesh.axis_names.index, mesh_axes.names(self.axis))], jax.process_index()
+        by_part = np.moveaxis(self.mesh.devices, axes, range(len(axes))).reshape(len(self.counts), -1)
+        return [k for k, devices in enumerate(by_part) if any(d.process_index == me for d in devices)]
+
+    def spread(self, parts: dict[int, Any]) -> Any:
+        """Arrays [parts, ...] from trees of arrays on the host, one for each piece of this process, of equal shapes."""
+        sharding = NamedSharding(self.mesh, PartitionSpec(self.axis))
+
+        def placed(*leaves: np.ndarray) -> Array:
+            of, shape = dict(zip(parts, leaves, strict=True)), (len(self.counts), *leaves[0].shape)
+            return jax.make_array_from_callback(shape, sharding, lambda index: of[_first(index)][None])
+
+        return jax.tree.map(placed, *parts.values())
+
+    def on_host(self, a: Array) -> dict[int, np.ndarray]:
+        """The parts [m, ...] of an array [parts·m, ...] that lie in this process."""
+        m, shards = a.shape[0] // len(self.counts), [(_first(s.index), s.data) for s in a.addressable_shards]
+        holds = lambda begin, start, data: start <= begin < start + data.shape[0]  # noqa: E731
+        found = {k: next(s for s in shards if holds(k * m, *s)) for k in self.mine}
+        return {k: np.asarray(data)[k * m - start :][:m] for k, (start, data) in found.items()}
 
     @property
     def places(self) -> int:
@@ -85,6 +128,25 @@ class Distribution:
             f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=names, check_vma=check_vma
         )
 
+    def each(self, f: Callable[..., Any], own: Any, *vectors: Any) -> Any:
+        """f(own, *vectors) on every device: its part of the arrays [parts, ...] of `own`, and its pieces.
+
+        The results lie as the vectors do. Inside shard_map over the axis it is f of this device.
+        """
+
+        def body(own: Any, *vectors: Any) -> Any:
+            return f(jax.tree.map(lambda a: a[0], own), *vectors)
+
+        if self.is_manual:
+            return body(own, *vectors)
+        part = PartitionSpec(self.axis)
+
+        def of_all(own: Any, *vectors: Any) -> Any:
+            piece = self.piece_of(vectors[0]) if vectors else part
+            return self.mapped(body, (part, *(piece for _ in vectors)), piece)(own, *vectors)
+
+        return self.by_xla(of_all, (own, *vectors), mesh_axes.spec_like(vectors[0], self.axis) if vectors else part)
+
     def by_xla(self, f: Callable[..., Any], operands: tuple[Any, ...], out: Any) -> Any:
         """f(*operands) with the axis as an auto axis; see `mesh_axes.by_xla`."""
         return mesh_axes.by_xla(f, operands, out, self.mesh.abstract_mesh, mesh_axes.names(self.axis))
@@ -102,3 +164,18 @@ class Distribution:
         counts = jnp.array(self.counts, jnp.int32)[:, None]
         live = lax.iota(jnp.int32, self.size) < (counts[lax.axis_index(self.axis)] if self.is_manual else counts)
         return jnp.where(live.reshape(-1, *(1,) * (x.ndim - 1)), x, 0)
+
+
+def _first(index: Any) -> int:
+    return index[0].start or 0
+
+
+def placing_mesh(mesh: Mesh) -> Mesh:
+    """The mesh with the axis types that `jax.set_mesh` has set; without a mesh in the context, with auto axes.
+
+    Outside `jax.set_mesh` most functions of JAX refuse arrays on explicit axes.
+    """
+    here = jax.sharding.get_abstract_mesh()
+    same = not here.empty and here.shape_tuple == mesh.shape_tuple
+    kinds = here.axis_types if same else (jax.sharding.AxisType.Auto,) * len(mesh.axis_names)
+    return mesh if mesh.axis_types == kinds else Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxsparse_fmt.distributed.halo import exchange
-from jaxsparse_fmt.distributed.local import Shards, on_each_device
+from jaxsparse_fmt.distributed.local import Shards
 
 Array = jax.Array
 Sharded = Any  # a ShardedMatrix, whose module imports this one
@@ -15,14 +15,7 @@ Sharded = Any  # a ShardedMatrix, whose module imports this one
 @jax.jit
 def data(A: Sharded) -> Array:
     """The values [nnz]."""
-
-    def gathered(shards: Shards) -> Array:
-        out = jnp.zeros(A.data_basis.over.size, shards.blocks[0].dtype)
-        for _, _, index, value in shards.each_entry():
-            out = out.at[index].set(value, mode="drop", unique_indices=True)
-        return out
-
-    return A.data_basis.leave(on_each_device(gathered, A.shards, A.range.over))
+    return A.data_basis.leave(A.range.over.each(lambda shards: _by_entry(A, shards.entries(), 3), A.shards))
 
 
 @jax.jit
@@ -30,23 +23,39 @@ def values_of(A: Sharded, data: Array) -> tuple[Array, ...]:
     """The values of A's blocks if its entries are `data` [nnz]."""
 
     def stored(shards: Shards, own: Array) -> tuple[Array, ...]:
-        found = (index for _, _, index, _ in shards.each_entry())
+        found = (index for _, _, index, _ in shards.entries())
         return tuple(own.at[index].get(mode="fill", fill_value=0)[None] for index in found)
 
-    return on_each_device(stored, A.shards, A.range.over, A.data_basis.enter(data))
+    return A.range.over.each(stored, A.shards, A.data_basis.enter(data))
 
 
 @jax.jit
 def coordinates(A: Sharded) -> tuple[Array, Array]:
-    """Rows and columns [nnz]; the columns of the halo come from an exchange of the unknowns' numbers."""
-
-    def found(shards: Shards, rows: Array, cols: Array) -> tuple[Array, Array]:
-        cols = jnp.concatenate([cols, exchange(cols, shards.halo, shards.axis)])
-        row_of, col_of = jnp.zeros(A.data_basis.over.size, rows.dtype), jnp.zeros(A.data_basis.over.size, cols.dtype)
-        for row, col, index, _ in shards.each_entry():
-            row_of = row_of.at[index].set(jnp.take(rows, row, mode="clip"), mode="drop", unique_indices=True)
-            col_of = col_of.at[index].set(jnp.take(cols, col, mode="clip"), mode="drop", unique_indices=True)
-        return row_of, col_of
-
-    rows, cols = on_each_device(found, A.shards, A.range.over, A.range.unknowns(), A.domain.unknowns())
+    """Rows and columns [nnz]."""
+    rows, cols, _ = in_pieces(A, A.range.unknowns(), A.domain.unknowns())
     return A.data_basis.leave(rows), A.data_basis.leave(cols)
+
+
+@jax.jit
+def in_pieces(A: Sharded, rows: Array, cols: Array) -> tuple[Array, Array, Array]:
+    """Row, column and value of every entry, in the pieces of `A.data_basis`.
+
+    Args:
+      rows, cols: in pieces, the numbers that rows and columns get; those of the halo's columns are exchanged.
+    """
+
+    def found(shards: Shards, rows: Array, cols: Array) -> tuple[Array, Array, Array]:
+        cols = jnp.concatenate([cols, exchange(cols, shards.halo)])
+        of = shards.entries()
+        return _by_entry(A, of, 0, rows), _by_entry(A, of, 1, cols), _by_entry(A, of, 3)
+
+    return A.range.over.each(found, A.shards, rows, cols)
+
+
+def _by_entry(A: Sharded, of: list[Any], which: int, names: Array | None = None) -> Array:
+    """What `entries` tells in place `which`, or the name of that number, by entry; zero in empty places."""
+    out = jnp.zeros(A.data_basis.over.size, of[0][which].dtype if names is None else names.dtype)
+    for told in of:
+        value = told[which] if names is None else jnp.take(names, told[which], mode="clip")
+        out = out.at[told[2]].set(value, mode="drop", unique_indices=True)
+    return out

@@ -20,11 +20,6 @@ from jaxsparse_fmt.distributed.distribution import Distribution
 Array = jax.Array
 
 
-def block_size(counts: tuple[int, ...]) -> int:
-    """The size of an even block, for pieces of these lengths."""
-    return -(-sum(counts) // len(counts))
-
-
 def to_pieces(x: Array, over: Distribution) -> Array:
     """A device's piece [size, ...] of the even blocks x [m, ...], zero in empty places; for use inside shard_map."""
     return _moved(x, over, over.size, back=False)
@@ -32,12 +27,12 @@ def to_pieces(x: Array, over: Distribution) -> Array:
 
 def to_blocks(y: Array, over: Distribution) -> Array:
     """A device's even block [m, ...] of the pieces y [size, ...]; for use inside shard_map."""
-    return _moved(y, over, block_size(over.counts), back=True)
+    return _moved(y, over, over.even.size, back=True)
 
 
 def _moved(a: Array, over: Distribution, n: int, back: bool) -> Array:
     """[n, ...] the runs that this device receives, added to zeros."""
-    block, piece, in_block, in_piece, length = _runs(over.counts)
+    block, piece, in_block, in_piece, length = _runs(over)
     sender, receiver, begin, to = (piece, block, in_piece, in_block) if back else (block, piece, in_block, in_piece)
     k, parts, longest = lax.axis_index(over.axis), len(over.counts), int(length.max(initial=0))
     behind = ((0, longest), *((0, 0),) * (a.ndim - 1))  # so no slice reaches beyond the end: XLA would shift it
@@ -58,10 +53,9 @@ def _moved(a: Array, over: Distribution, n: int, back: bool) -> Array:
 
 
 @functools.lru_cache(maxsize=64)
-def _runs(counts: tuple[int, ...]) -> tuple[np.ndarray, ...]:
+def _runs(over: Distribution) -> tuple[np.ndarray, ...]:
     """The block and the piece of each run, where it begins in each, and its length."""
-    m, ends = block_size(counts), np.cumsum(counts)
-    cuts = np.unique(np.concatenate([[0], ends, np.minimum(np.arange(1, len(counts) + 1) * m, ends[-1])]))
+    cuts = np.union1d(over.starts, over.even.starts)
     first = cuts[:-1]
-    block, piece = first // max(m, 1), np.searchsorted(ends, first, side="right")
-    return block, piece, first - block * m, first - (ends - counts)[piece], np.diff(cuts)
+    block, piece = (np.searchsorted(of.starts, first, side="right") - 1 for of in (over.even, over))
+    return block, piece, first - over.even.starts[block], first - over.starts[piece], np.diff(cuts)

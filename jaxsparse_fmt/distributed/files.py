@@ -24,7 +24,6 @@ from jaxsparse_fmt._types import Csr, whole_number
 from jaxsparse_fmt.convert import canonical
 from jaxsparse_fmt.distributed import row_partition
 from jaxsparse_fmt.distributed.pieces import pieces as rows_of_shards
-from jaxsparse_fmt.distributed.pieces import starts_of
 from jaxsparse_fmt.distributed.processes import alone, everyones
 from jaxsparse_fmt.io.csr_file import broken, read_csr, read_header, read_pointers, write_csr
 
@@ -118,7 +117,7 @@ def _mine(S: Any, n: int | None, pieces: int) -> _Mine:
         S._check_users_order("rows")
         over, in_users_order = S.range.over, S.range.route is None and S.domain.route is None
         if in_users_order and S.range.n:
-            starts, own = starts_of(over), rows_of_shards(S, np.promote_types(S.dtype, np.float32))
+            starts, own = over.starts, rows_of_shards(S, np.promote_types(S.dtype, np.float32))
             rows = {int(starts[k]): of for k, of in own.items() if of.shape[0]}
             return _Mine((S.range.n, S.domain.n), lambda a, b: rows[a], np.unique(starts), set(rows), over.mesh)
         if not alone(over.mesh):

@@ -19,18 +19,17 @@ numbers decide the program that all share.
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh
 
 from jaxsparse_fmt._types import pytree, readable_bytes
 from jaxsparse_fmt.core import mesh_axes
-from jaxsparse_fmt.distributed.delivery import Messages, delivered
+from jaxsparse_fmt.distributed.delivery import delivered
+from jaxsparse_fmt.distributed.distribution import Distribution
 from jaxsparse_fmt.distributed.processes import everyones
 
 Array = jax.Array
@@ -58,68 +57,38 @@ class Exchange:
       sizes: the length of the lists of each round; "all_to_all" is one round.
       pairs: the (source, target) pairs of each round; None: "all_to_all".
       width: places of the buffer.
+      axis: the mesh axis, or a tuple of them.
     """
 
     send: Array | None = None
     sizes: tuple[int, ...] = _static(())
     pairs: tuple[tuple[tuple[int, int], ...], ...] | None = _static(())
     width: int = _static(0)
+    axis: Any = dataclasses.field(default=None, metadata={"static": True})
 
     @property
     def kind(self) -> str:
         return "all_to_all" if self.pairs is None else "permute"
 
 
-def exchange(x: Array, how: Exchange, axis: Any) -> Array:
-    """The halo buffer of this device, for use inside shard_map; linear in x, and JAX knows its transpose.
+def exchange(x: Array, how: Exchange) -> Array:
+    """The halo buffer [width] or [width, p] of this device from its piece x [m] or [m, p], for use inside shard_map.
 
-    Args:
-      x: [m] or [m, p], the device's piece.
-      axis: the mesh axis, or a tuple of them.
-
-    Returns:
-      [width] or [width, p].
+    It is linear in x, and JAX knows its transpose.
     """
     if how.send is None:
         return x[:0]
     sent = x.at[how.send].get(mode="promise_in_bounds")
     if how.pairs is None:
-        return lax.all_to_all(sent, axis, 0, 0, tiled=True)
+        return lax.all_to_all(sent, how.axis, 0, 0, tiled=True)
     lists = jnp.split(sent, np.cumsum(how.sizes)[:-1].tolist())
-    return jnp.concatenate([lax.ppermute(a, axis, pairs) for a, pairs in zip(lists, how.pairs, strict=True)])
+    return jnp.concatenate([lax.ppermute(a, how.axis, pairs) for a, pairs in zip(lists, how.pairs, strict=True)])
 
 
-def returned(h: Array, how: Exchange, axis: Any, n: int) -> Array:
+def returned(h: Array, how: Exchange, n: int) -> Array:
     """The transpose of `exchange`: a device's piece [n] or [n, p] of the sum of what the others return."""
     x = mesh_axes.varying(jnp.zeros((n, *h.shape[1:]), h.dtype), h)
-    return jax.linear_transpose(lambda x: exchange(x, how, axis), x)(h)[0]
-
-
-def exchange_on_host(x: dict[int, np.ndarray], how: Exchange, mesh: Mesh) -> dict[int, np.ndarray]:
-    """The buffers that `exchange` gives the devices of this process, made in NumPy; all processes must call this.
-
-    Args:
-      x: the pieces of this process's devices.
-      how: with lists that can be indexed by the number of a device.
-    """
-    if (send := how.send) is None:
-        return {k: a[:0] for k, a in x.items()}
-    sizes = how.sizes if how.pairs is not None else how.sizes * (how.width // how.sizes[0])
-    lists = {k: np.split(a[np.asarray(send[k])], np.cumsum(sizes)[:-1]) for k, a in x.items()}
-
-    def sent() -> Messages:
-        if how.pairs is None:
-            return {k: dict(enumerate(of)) for k, of in lists.items()}
-        return {k: {t: lists[k][i] for i, of in enumerate(how.pairs) for s, t in of if s == k} for k in lists}
-
-    senders = [{t: s for s, t in of} for of in how.pairs] if how.pairs is not None else None
-    out = {}
-    for k, of in delivered(sent, mesh).items():
-        came = of.values()
-        if senders is not None:
-            came = [of[s[k]] if k in s else np.zeros(n, x[k].dtype) for s, n in zip(senders, sizes, strict=True)]
-        out[k] = np.concatenate([*came])
-    return out
+    return jax.linear_transpose(lambda x: exchange(x, how), x)(h)[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,40 +96,33 @@ class Halo:
     """The plan of an exchange, with the lists of this process's devices.
 
     Attributes:
-      how: the exchange, without its lists.
-      send: of `Exchange`, by device; None: nothing is exchanged.
+      over: the pieces of x.
+      how: by device, the exchange with its own list, in NumPy.
       needs: the unknowns that each device needs, rising.
       slots: the places of `needs` in the buffer.
       halo, senders: [parts], how many unknowns of others each device needs, and of how many others.
       reason: for this kind of exchange, in words.
     """
 
-    how: Exchange
-    send: dict[int, np.ndarray] | None
+    over: Distribution
+    how: dict[int, Exchange]
     needs: dict[int, np.ndarray]
     slots: dict[int, np.ndarray]
     halo: np.ndarray
     senders: np.ndarray
     reason: str
 
-    def places(self, k: int, unknowns: np.ndarray, start: int, stop: int, size: int) -> np.ndarray:
-        """The place of each unknown in [piece | buffer] of device k, whose piece of `size` has start to stop − 1."""
-        own, at = (unknowns >= start) & (unknowns < stop), unknowns - start
-        at[~own] = size + self.slots[k][np.searchsorted(self.needs[k], unknowns[~own])]
-        return at
-
     @property
-    def nbytes(self) -> int:
-        """Bytes of a device's lists."""
-        return 0 if self.send is None else 4 * self.how.width
+    def width(self) -> int:
+        """Places of the buffer."""
+        return next(iter(self.how.values())).width
 
-    def placed(self, place: Callable[[Callable[[int], np.ndarray]], Any]) -> Exchange:
-        """The exchange with its lists on the devices.
-
-        Args:
-          place: makes an array over all devices from a function that returns the list of one device.
-        """
-        return self.how if self.send is None else dataclasses.replace(self.how, send=place(self.send.__getitem__))
+    def places(self, k: int, unknowns: np.ndarray) -> np.ndarray:
+        """The place of each unknown in [piece | buffer] of device k."""
+        start, stop = self.over.starts[k : k + 2].tolist()
+        own, at = (unknowns >= start) & (unknowns < stop), unknowns - start
+        at[~own] = self.over.size + self.slots[k][np.searchsorted(self.needs[k], unknowns[~own])]
+        return at
 
 
 def needed(indices: np.ndarray, start: int, stop: int) -> np.ndarray:
@@ -175,53 +137,44 @@ def by_owner(needs: np.ndarray, starts: np.ndarray) -> dict[int, np.ndarray]:
     return dict(zip(owners.tolist(), np.split(needs, first)[1:], strict=True))
 
 
-def plan(make: Callable[[], dict[int, np.ndarray]], starts: np.ndarray, mesh: Mesh, itemsize: int = 8) -> Halo:
+def plan(needs: dict[int, np.ndarray], over: Distribution, itemsize: int = 8) -> Halo:
     """The plan by which every device receives the unknowns that it needs; all processes must call this.
 
     Args:
-      make: returns for each device of this process its halo, as from `needed`.
-      starts: [parts + 1], the pieces of x.
+      needs: for each device of this process its halo, as from `needed`.
+      over: the pieces of x.
       itemsize: bytes of an unknown.
-
-    What make() raises in one process, all processes raise.
     """
-    needs: dict[int, np.ndarray] = {}
-
-    def counts() -> dict[int, dict[int, int]]:
-        needs.update(make())
-        return {k: {s: len(of) for s, of in by_owner(n, starts).items()} for k, n in needs.items()}
-
-    def requests() -> Messages:
-        """Places in the piece of each owner."""
-        owned = {k: by_owner(of, starts) for k, of in needs.items()}
-        return {k: {s: (of - starts[s]).astype(np.int32) for s, of in of_k.items()} for k, of_k in owned.items()}
-
-    told, parts = everyones(counts, mesh), len(starts) - 1
+    starts, parts = over.starts, len(over.counts)
+    owned = {k: by_owner(of, starts) for k, of in needs.items()}
+    told = everyones(lambda: {k: {s: len(of) for s, of in of_k.items()} for k, of_k in owned.items()}, over.mesh)
     pairs = [(source, target, count) for target, of in told.items() for source, count in of.items()]
     source, target, count = np.array(pairs, np.int64).reshape(-1, 3).T
     received = np.bincount(target, count, parts).astype(np.int64), np.bincount(target, minlength=parts)
     if not pairs:
-        return Halo(Exchange(), None, needs, needs, *received, "no device needs unknowns of another")
+        none = dict.fromkeys(needs, Exchange())
+        return Halo(over, none, needs, needs, *received, "no device needs unknowns of another")
     distances, number = np.unique((source - target) % parts, return_inverse=True)
     sizes, rounds, longest = np.zeros(len(distances), np.int64), len(distances), int(count.max())
     np.maximum.at(sizes, number, count)
     if (parts * longest - int(sizes.sum())) * itemsize <= ROUND * (rounds - 1):
-        how = Exchange(sizes=(longest,), pairs=None, width=parts * longest)
+        how = Exchange(sizes=(longest,), pairs=None, width=parts * longest, axis=over.axis)
         sent, place, reason = longest * target, longest * source, f"all_to_all instead of {rounds} permutes"
     else:
         ends = tuple(tuple(map(tuple, np.stack([source, target], axis=1)[number == c].tolist())) for c in range(rounds))
-        how = Exchange(sizes=tuple(sizes.tolist()), pairs=ends, width=int(sizes.sum()))
+        how = Exchange(sizes=tuple(sizes.tolist()), pairs=ends, width=int(sizes.sum()), axis=over.axis)
         sent = place = (np.cumsum(sizes) - sizes)[number]
         reason = f"permute in {rounds} rounds"
     send = {k: np.zeros(how.width, np.int32) for k in needs}
-    for k, asked in delivered(requests, mesh).items():
+    for k, asked in delivered(lambda: owned, over.mesh).items():
         to = source == k
         begin = dict(zip(target[to].tolist(), sent[to].tolist(), strict=True))
-        for t, places in asked.items():
-            send[k][begin[t] :][: len(places)] = places
+        for t, unknowns in asked.items():
+            send[k][begin[t] :][: len(unknowns)] = unknowns - starts[k]
     slots = {k: _places(place[target == k], count[target == k]) for k in needs}
     reason = f"{reason}, {readable_bytes(how.width * itemsize)} to each device"
-    return Halo(how, send, needs, slots, *received, reason)
+    hows = {k: dataclasses.replace(how, send=of) for k, of in send.items()}
+    return Halo(over, hows, needs, slots, *received, reason)
 
 
 def _places(start: np.ndarray, count: np.ndarray) -> np.ndarray:

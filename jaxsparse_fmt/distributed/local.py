@@ -1,17 +1,13 @@
-"""The shard of one device: its local and halo blocks, its product, and the `shard_map` of a function over devices."""
+"""The shard of one device: its local and halo blocks, its product and its entries."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 
 from jaxsparse_fmt._types import pytree
-from jaxsparse_fmt.core import mesh_axes, vector_passes
+from jaxsparse_fmt.core import vector_passes
 from jaxsparse_fmt.core.matrix import SparseMatrix
-from jaxsparse_fmt.distributed.distribution import Distribution
 from jaxsparse_fmt.distributed.halo import Exchange, exchange
 
 Array = jax.Array
@@ -33,7 +29,6 @@ class Shards:
     boundary: Array | None
     numbers: Array | None
     halo: Exchange
-    axis: Any = dataclasses.field(metadata={"static": True})
 
     def product(self, x: Array) -> Array:
         """The device's piece of A·x, from its piece of x [m] or [m, p]."""
@@ -56,7 +51,7 @@ class Shards:
 
     def _terms(self, x: Array) -> list[tuple[SparseMatrix, Array]]:
         """The blocks, each with the vector that it multiplies."""
-        h = exchange(x, self.halo, self.axis)
+        h = exchange(x, self.halo)
         if len(self.blocks) == 1:
             return [(self.blocks[0], jnp.concatenate([x, h]))]
         local, beyond = self.blocks
@@ -71,7 +66,7 @@ class Shards:
             return y + more
         return y.at[self.boundary].add(more, mode="drop", unique_indices=True, indices_are_sorted=True)
 
-    def each_entry(self) -> list[tuple[Array, Array, Array, Array]]:
+    def entries(self) -> list[tuple[Array, Array, Array, Array]]:
         """For every stored place of each block, on one device: its row, its column among [x | halo], its index in the
         shard's entries by row, then by unknown, and its number; the largest integer as index in padding.
         """
@@ -89,32 +84,3 @@ class Shards:
             entry = jnp.where(live, entry, jnp.iinfo(entry.dtype).max)
             out.append((jnp.where(live, row, n_rows), col + n_own * k, entry, value))
         return out
-
-
-def on_each_device(
-    f: Callable[..., Any],
-    shards: Shards,
-    over: Distribution,
-    *args: Any,
-    columns: bool = False,
-) -> Any:
-    """f(shard, *args) on every device, for args and results that are sharded over the axis of `over`.
-
-    Args:
-      columns: whether args and results are vectors [m] or [m, p], whose columns may be spread (`over.piece_of`).
-    """
-
-    def body(shards: Shards, *args: Any) -> Any:
-        one = jax.tree.map(lambda a: a[0], shards)
-        return f(one, *args)
-
-    if over.is_manual:
-        return body(shards, *args)
-
-    def of_whole(shards: Shards, *args: Any) -> Any:
-        own = PartitionSpec(over.axis)
-        piece = over.piece_of(args[0]) if columns else own
-        return over.mapped(body, (own, *(piece for _ in args)), piece)(shards, *args)
-
-    out = mesh_axes.spec_like(args[0], over.axis) if args else PartitionSpec(over.axis)
-    return over.by_xla(of_whole, (shards, *args), out)

@@ -45,7 +45,7 @@ from jaxsparse_fmt.core.transposed import Transposed
 from jaxsparse_fmt.distributed import entries, pieces
 from jaxsparse_fmt.distributed.algebra import ShardedAlgebra, of_blocks, with_blocks, with_values
 from jaxsparse_fmt.distributed.basis import EnteredBasis, ShardedBasis, lies_on
-from jaxsparse_fmt.distributed.local import Shards, on_each_device
+from jaxsparse_fmt.distributed.local import Shards
 from jaxsparse_fmt.distributed.row_partition import Imbalance
 
 Array = jax.Array
@@ -176,7 +176,7 @@ class ShardedMatrix(ShardedAlgebra):
             )
         if jnp.ndim(x) not in (1, 2) or jnp.shape(x)[0] != over.size:
             raise ValueError(f"inside shard_map A.in_basis @ x takes a piece of x, ({over.size},); got {jnp.shape(x)}")
-        return on_each_device(Shards.product, self.shards, over, as_floating(x, "the vector"))
+        return over.each(Shards.product, self.shards, as_floating(x, "the vector"))
 
     def matvec_dot(self, x: Array, w: Array) -> tuple[Array, vector_passes.Number]:
         """A·x, and Re wᴴ·A·x from the same passes if those are kernels; without a derivative.
@@ -184,7 +184,7 @@ class ShardedMatrix(ShardedAlgebra):
         Inside shard_map x, w and A·x are pieces, and the number is this device's summand.
         """
         if self.domain.over.is_manual and x.ndim == 1 and x.dtype == w.dtype == self.dtype and x.dtype.kind == "f":
-            return on_each_device(Shards.product_dot, self.shards, self.domain.over, x, w)
+            return self.domain.over.each(Shards.product_dot, self.shards, x, w)
         y = self.matvec(x)
         return y, vector_passes.inner_product(w, y).real
 
@@ -342,12 +342,12 @@ class ShardedMatrix(ShardedAlgebra):
 
 @jax.jit
 def _diagonal(A: ShardedMatrix) -> Array:
-    return on_each_device(lambda shards: shards.blocks[0].diagonal(), A.shards, A.range.over)
+    return A.range.over.each(lambda shards: shards.blocks[0].diagonal(), A.shards)
 
 
 @jax.jit
 def _product(A: ShardedMatrix, x: Array) -> Array:
-    return on_each_device(Shards.product, A.shards, A.range.over, x, columns=True)
+    return A.range.over.each(Shards.product, A.shards, x)
 
 
 @jax.jit
@@ -359,4 +359,4 @@ def _back(A: ShardedMatrix, y: Array) -> Array:
         x = jax.ShapeDtypeStruct((A.domain.places, *y.shape[1:]), dtype)
         return jax.linear_transpose(lambda x: _product(A, x), x)(y.astype(dtype))[0]
 
-    return A.range.over.by_xla(back, (A, y), mesh_axes.spec_like(y, A.shards.axis))
+    return A.range.over.by_xla(back, (A, y), mesh_axes.spec_like(y, A.range.over.axis))

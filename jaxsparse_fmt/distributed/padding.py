@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxsparse_fmt.core.matrix import SparseMatrix
+from jaxsparse_fmt.distributed.processes import everyones, of_each
 from jaxsparse_fmt.formats.base import Most, Padding, array_fields, noted
 
 
@@ -42,6 +44,25 @@ class Form:
         return Form(sizes, {name: a.dtype for name, a in arrays.items()}, "pattern" in arrays, A.nnz, counts)
 
 
+def alike(matrices: dict[int, SparseMatrix], mesh: Mesh) -> dict[int, SparseMatrix]:
+    """The matrices of this process's shards, of one tree structure and equal shapes in all shards, in NumPy.
+
+    All processes must call this.
+    """
+    forms = lambda: [*everyones(lambda: {k: Form.of(A) for k, A in matrices.items()}, mesh).values()]  # noqa: E731
+    names = {name for form in forms() for name in form.sizes}
+    first: Any = next(iter(matrices.values()))
+    if hasattr(first, "with_arrays"):  # optional arrays, which some shards have
+        matrices = {k: A.with_arrays(names) for k, A in dict[int, Any](matrices).items()}
+    form = agreed(forms())
+    fields = dict.fromkeys(array_fields(type(first))) | dict(form.counts)
+
+    def padded(k: int) -> SparseMatrix:
+        return dataclasses.replace(first, **fields | arrays_in(matrices[k], form), nnz=form.nnz)
+
+    return of_each(padded, matrices, mesh)
+
+
 def agreed(forms: list[Form]) -> Form:
     """The form to which the matrices of all these forms can be padded: the largest sizes, dtypes and counts."""
     names = {name for form in forms for name in form.sizes}
@@ -63,18 +84,6 @@ def arrays_in(A: SparseMatrix, form: Form) -> dict[str, np.ndarray]:
     if form.pattern:
         padded["pattern"] = _pattern(arrays.get("pattern"), A, form)
     return {name: a.astype(form.dtypes[name], copy=False) for name, a in padded.items()}
-
-
-def like(A: SparseMatrix, arrays: dict[str, Any], form: Form) -> SparseMatrix:
-    """A with other arrays, for instance those of all shards."""
-    fields: dict[str, Any] = dict.fromkeys(array_fields(type(A))) | arrays | dict(form.counts)
-    return dataclasses.replace(A, **fields, nnz=form.nnz)
-
-
-def general(A: SparseMatrix, forms: list[Form]) -> SparseMatrix:
-    """A with the optional arrays that the matrix of another shard has."""
-    with_arrays = getattr(A, "with_arrays", None)
-    return A if with_arrays is None else with_arrays({name for form in forms for name in form.sizes})
 
 
 def _arrays(A: SparseMatrix) -> dict[str, np.ndarray]:

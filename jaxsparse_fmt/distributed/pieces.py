@@ -5,59 +5,37 @@ places: those of shard k are `starts[k]` to `starts[k + 1]` − 1. Processes exc
 from one shard to another.
 """
 
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
+from jax.core import Tracer
 from jax.sharding import Mesh
 
-from jaxsparse_fmt._types import Csr, concrete
-from jaxsparse_fmt.distributed.delivery import Messages, delivered, to_owners
+from jaxsparse_fmt._types import Csr, index_dtype
+from jaxsparse_fmt.distributed import entries
+from jaxsparse_fmt.distributed.delivery import delivered, to_owners
 from jaxsparse_fmt.distributed.distribution import Distribution
-from jaxsparse_fmt.distributed.even_blocks import block_size
-from jaxsparse_fmt.distributed.halo import by_owner, exchange_on_host, needed
-from jaxsparse_fmt.distributed.local import Shards
-from jaxsparse_fmt.distributed.placement import local_parts
-from jaxsparse_fmt.distributed.processes import everyones
+from jaxsparse_fmt.distributed.halo import by_owner, needed
+from jaxsparse_fmt.distributed.processes import everyones, of_each, together
 
 Pieces = dict[int, Csr]  # by shard
 
 
-def starts_of(over: Distribution) -> np.ndarray:
-    """[parts + 1], the first number of each shard, and the total."""
-    return np.concatenate([[0], np.cumsum(over.counts, dtype=np.int64)])
-
-
 def pieces(A: Any, dtype: Any) -> Pieces:
-    """The rows of each shard of this process, with entries of this dtype."""
-    over, columns = A.range.over, starts_of(A.domain.over)
-    mine = local_parts(over)
-    own = {k: np.arange(columns[k], columns[k] + A.domain.over.size) for k in mine}
-    halo = jax.tree.map(lambda a: {k: piece_of(a, k) for k in mine}, A.shards.halo)
-    buffers = exchange_on_host(own, halo, over.mesh)
+    """The rows of each shard of this process, with entries of this dtype; all processes must call this."""
+    over, nnz = A.range.over, A.data_basis.over.counts
+    row, col, value = ({k: a[: nnz[k]] for k, a in over.on_host(of).items()} for of in _untraced(_named, A))
 
     def rows_of(k: int) -> Csr:
-        with concrete():
-            one = jax.tree.map(lambda a: jnp.asarray(piece_of(a, k)), A.shards)
-            found = [tuple(map(np.asarray, of)) for of in _each_entry(one)]
-        unknowns = np.concatenate([own[k], buffers[k]])
-        nnz, n_rows = A.data_basis.over.counts[k], over.counts[k]
-        col, data, lengths = np.zeros(nnz, np.int32), np.zeros(nnz, dtype), np.zeros(n_rows + 1, np.int64)
-        for row, column, index, value in found:
-            live = index < nnz
-            col[index[live]], data[index[live]] = unknowns[column[live]], value[live]
-            lengths[1:] += np.bincount(row[live], minlength=n_rows)[:n_rows]
-        out = scipy.sparse.csr_array((data, col, np.cumsum(lengths)), shape=(n_rows, A.domain.n))
+        ptr = np.concatenate([[0], np.cumsum(np.bincount(row[k] - over.starts[k], minlength=over.counts[k]))])
+        out = scipy.sparse.csr_array((value[k].astype(dtype), col[k], ptr), shape=(over.counts[k], A.domain.n))
         out.has_canonical_format = True
         return out
 
-    return of_each(rows_of, mine, over.mesh)
-
-
-_each_entry = jax.jit(Shards.each_entry)
+    return of_each(rows_of, over.mine, over.mesh)
 
 
 def to_scipy(A: Any) -> Csr:
@@ -67,46 +45,39 @@ def to_scipy(A: Any) -> Csr:
     if A.range.route is None and A.domain.route is None:
         return S
     S = S.tocoo()
-    csr = scipy.sparse.coo_array((S.data, (users_unknowns(A.range)[S.row], users_unknowns(A.domain)[S.col])), S.shape)
-    return scipy.sparse.csr_array(csr).sorted_indices()
+    row, col = (_users_unknowns(basis)[of] for basis, of in ((A.range, S.row), (A.domain, S.col)))
+    return scipy.sparse.csr_array(scipy.sparse.coo_array((S.data, (row, col)), S.shape)).sorted_indices()
 
 
-def users_unknowns(of: Any) -> np.ndarray:
-    """[n] the user's number of each unknown of a basis, in the inner order; all processes must call this."""
-    if of.route is None:
-        return np.arange(of.n)
-    mine, m = local_parts(of.over), block_size(of.over.counts)
-    route = jax.tree.map(lambda a: {k: _flat_piece_of(a, k, of.devices) for k in mine}, of.route)
-    blocks = {k: k * m + np.arange(m) for k in mine}
-    received = exchange_on_host(blocks, route.how, of.over.mesh)
-    own = {k: np.concatenate([blocks[k], received[k]])[route.slots[k][: of.over.counts[k]]] for k in mine}
-    return np.concatenate([*everyones(lambda: own, of.over.mesh).values()])
+def _users_unknowns(basis: Any) -> np.ndarray:
+    """[n] the user's number of each unknown, in the inner order."""
+    own = basis.over.on_host(_untraced(type(basis).unknowns, basis))
+    own = {k: of[: basis.over.counts[k]] for k, of in own.items()}
+    return np.concatenate([*everyones(lambda: own, basis.over.mesh).values()])
 
 
-def of_each(f: Callable[[int], Any], shards: Iterable[int], mesh: Mesh) -> dict[int, Any]:
-    """f(k) for each shard k of this process; what f raises in one process, all processes raise."""
-    made: dict[int, Any] = {}
-
-    def make() -> dict[int, Any]:
-        made.update({k: f(k) for k in shards})
-        return {}
-
-    everyones(make, mesh)
-    return made
+@jax.jit
+def _named(A: Any) -> tuple[jax.Array, ...]:
+    """Row, column and value of every entry, by the numbers of the inner order without its empty places."""
+    return entries.in_pieces(A, *(_numbers(basis.over) for basis in (A.range, A.domain)))
 
 
-def piece_of(a: Any, k: int) -> np.ndarray:
-    """The part of shard k of an array [parts, ...], on the host of a process that has this shard."""
-    return _flat_piece_of(a, k, a.shape[0])[0] if isinstance(a, jax.Array) else np.asarray(a)[k]
+def _numbers(over: Distribution) -> jax.Array:
+    first = jnp.asarray(over.starts[:-1, None], index_dtype(over.places))
+    return (first + jnp.arange(over.size, dtype=first.dtype)).reshape(-1)
 
 
-def _flat_piece_of(a: jax.Array, k: int, parts: int) -> np.ndarray:
-    """The part [m] of shard k of an array [parts·m]."""
-    m = a.shape[0] // parts
-    begin = k * m
-    found = (s for s in a.addressable_shards if begin in range(*s.index[0].indices(a.shape[0])))
-    shard = next(found)
-    return np.asarray(shard.data)[begin - (shard.index[0].start or 0) :][:m]
+def _untraced(f: Any, of: Any) -> Any:
+    """f(of) of arrays that a traced function closes over: in a thread, since shard_map is refused inside that trace."""
+    if any(isinstance(a, Tracer) for a in jax.tree.leaves(of)):
+        return f(of)  # JAX refuses to read the result, in words
+    mesh = (of if hasattr(of, "over") else of.range).over.mesh
+
+    def called(_: Any) -> Any:
+        with jax.set_mesh(mesh):
+            return f(of)
+
+    return together(called, (0,))[0]
 
 
 def fetched(wanted: dict[int, np.ndarray], B: Any, starts: np.ndarray, mesh: Mesh) -> Any:
@@ -148,15 +119,12 @@ def meeting(A: Pieces, B: Pieces, starts: np.ndarray, mesh: Mesh) -> dict[int, t
 def turned(A: Pieces, rows: np.ndarray, columns: np.ndarray, mesh: Mesh) -> Pieces:
     """The rows of Aᵀ of each shard, which are A's columns there; entries in columns of other shards travel."""
 
-    def moved() -> Messages:
-        away: Messages = {}
-        for k, S in A.items():
-            row = np.repeat(np.arange(rows[k], rows[k + 1]), np.diff(S.indptr))
-            owner = np.searchsorted(columns, S.indices, side="right") - 1
-            away[k] = to_owners(owner, row, S.indices, S.data)
-        return away
+    def moved(k: int) -> dict[int, Any]:
+        row = np.repeat(np.arange(rows[k], rows[k + 1]), np.diff(A[k].indptr))
+        return to_owners(np.searchsorted(columns, A[k].indices, side="right") - 1, row, A[k].indices, A[k].data)
 
-    parts = delivered(moved, mesh)
+    away = of_each(moved, A, mesh)
+    parts = delivered(lambda: away, mesh)
 
     def turn(k: int) -> Csr:
         none = A[k].indices[:0], A[k].indices[:0], A[k].data[:0]

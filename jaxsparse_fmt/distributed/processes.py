@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -129,6 +129,18 @@ def _portable(error: Exception | None) -> Exception | None:
         return pickle.loads(pickle.dumps(error))
     except Exception:  # the error's constructor may raise anything
         return RuntimeError(f"{type(error).__name__}: {error}")
+
+
+def of_each(f: Callable[[int], Any], parts: Iterable[int], mesh: Mesh) -> dict[int, Any]:
+    """f(k) for each part k of this process, in threads; what f raises in one process, all processes raise."""
+    made: dict[int, Any] = {}
+
+    def make() -> dict[int, Any]:
+        made.update(together(f, [*parts]))
+        return {}
+
+    everyones(make, mesh)
+    return made
 
 
 def together(f: Callable[[Any], Any], inputs: Sequence[Any]) -> dict[Any, Any]:

@@ -20,21 +20,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxsparse_fmt._types import Target, check_keeps_imaginary, pytree
 from jaxsparse_fmt.core import mesh_axes
-from jaxsparse_fmt.distributed import basis
 from jaxsparse_fmt.distributed.build import assemble
 from jaxsparse_fmt.distributed.common_format import Request
-from jaxsparse_fmt.distributed.pieces import (
-    Pieces,
-    fetched,
-    local_parts,
-    meeting,
-    of_each,
-    piece_of,
-    pieces,
-    starts_of,
-    turned,
-)
-from jaxsparse_fmt.distributed.processes import everyones
+from jaxsparse_fmt.distributed.pieces import Pieces, fetched, meeting, pieces, turned
+from jaxsparse_fmt.distributed.processes import everyones, of_each
 from jaxsparse_fmt.kernels.cpu import aggregation
 from solvers.core import arguments
 from solvers.core.spectrum import spectrum
@@ -93,9 +82,9 @@ def build(
     checks.untraced(A)
     A.range.agree(B=B, theta=theta, degree=degree, dtype=dtype, max_coarse=max_coarse)
     over = A.range.over
-    mesh, axis = over.mesh, A.shards.axis
+    mesh, axis = over.mesh, over.axis
     exact = np.dtype(np.complex128 if A.dtype.kind == "c" else np.float64)
-    held, starts = pieces(A, exact), starts_of(over)
+    held, starts = pieces(A, exact), over.starts
     hermitian = _is_hermitian(held, starts, mesh)
     near = _near_null(A, B, exact)
     unit = {k: _column(np.abs(S.diagonal(int(starts[k])))) for k, S in held.items()}
@@ -214,14 +203,13 @@ def _check_range(matrix: Pieces, dtype: Any) -> dict[int, Any]:
 
 def _near_null(A: Any, B: Any, wide: np.dtype) -> dict[int, np.ndarray]:
     """The rows of the near-null space of this process's shards."""
-    over, mine = A.range.over, local_parts(A.range.over)
+    over = A.range.over
     if B is None:
-        return {k: np.ones((over.counts[k], 1), wide) for k in mine}
+        return {k: np.ones((over.counts[k], 1), wide) for k in over.mine}
     B = checks.near_null(jnp.asarray(B), A.shape[0], wide)
     entered = A.domain.enter(A.domain.accept(B))
     entered = jax.device_put(entered, NamedSharding(over.mesh, PartitionSpec(over.axis)))  # all columns in each piece
-    by_part = entered.reshape(len(over.counts), over.size, -1)
-    near = {k: np.ascontiguousarray(piece_of(by_part, k)[: over.counts[k]], wide) for k in mine}
+    near = {k: np.ascontiguousarray(of[: over.counts[k]], wide) for k, of in over.on_host(entered).items()}
 
     def finite() -> dict[int, bool]:
         for v in near.values():
@@ -325,4 +313,4 @@ def _on_every_device(a: np.ndarray, mesh: Any) -> Array:
 
 def _spread(parts: dict[int, np.ndarray], over: Any) -> Array:
     """[places], zero in empty ones."""
-    return basis.sharded(lambda k: np.pad(parts[k], (0, over.size - len(parts[k]))), over).reshape(-1)
+    return over.spread({k: np.pad(of, (0, over.size - len(of))) for k, of in parts.items()}).reshape(-1)

@@ -1,11 +1,10 @@
 """Matrices and meshes that the tests of this folder share."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import scipy.sparse as sp
 
-from jaxsparse_fmt.distributed import halo, padding
+from jaxsparse_fmt.distributed import halo
 
 DEVICES = 8
 MESH = jax.make_mesh((DEVICES,), ("rows",), devices=jax.devices("cpu")[:DEVICES])  # also where there are GPUs
@@ -30,12 +29,3 @@ def irregular(n_rows: int = 90, n_cols: int = 90, seed: int = 0) -> sp.csr_array
     S = sp.coo_array((data, (np.repeat(np.arange(n_rows), lengths), cols)), shape=(n_rows, n_cols)).tocsr()
     S.sort_indices()
     return S
-
-
-def brought_together(matrices):
-    """As shards of one matrix would be."""
-    forms = [padding.Form.of(A) for A in matrices]
-    matrices = [padding.general(A, forms) for A in matrices]
-    form = padding.agreed([padding.Form.of(A) for A in matrices])
-    made = [padding.arrays_in(A, form) for A in matrices]
-    return [padding.like(matrices[0], {k: jnp.asarray(a) for k, a in arrays.items()}, form) for arrays in made]

@@ -14,6 +14,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.distributed import halo
+from jaxsparse_fmt.distributed.distribution import Distribution
 from jaxsparse_fmt.gallery import poisson
 from tests.distributed.problems import DEVICES, KINDS, MESH, irregular, take
 
@@ -35,28 +36,24 @@ def test_every_needed_unknown_arrives_where_the_plan_says_and_goes_home(kind, mo
     S, starts = (poisson(90, dim=1), np.arange(9) * 90 // 8) if kind == "strips" else (irregular(), STARTS)
     take("permute" if kind == "strips" else kind, monkeypatch)
     needs = needs_of(S, starts)
-    plan = halo.plan(lambda: needs, starts, MESH)
-    spec, size = PartitionSpec("rows"), int(np.diff(starts).max())
-    how = plan.placed(lambda of: np.stack([of(k) for k in range(DEVICES)]))
+    over = Distribution.of(MESH, "rows", np.diff(starts))
+    plan = halo.plan(needs, over)
+    spec, how = PartitionSpec("rows"), over.spread(plan.how)
     x = pieces(np.arange(90) + 100, starts)
 
     @jax.jit
     @functools.partial(jax.shard_map, mesh=Mesh(MESH.devices, MESH.axis_names), in_specs=(spec, spec), out_specs=spec)
     def travel(x, how):
         how = jax.tree.map(lambda a: a[0], how)
-        h = halo.exchange(x[0], how, "rows")
-        transposed = jax.linear_transpose(lambda x: halo.exchange(x, how, "rows"), x[0] * 1.0)
+        h = halo.exchange(x[0], how)
+        transposed = jax.linear_transpose(lambda x: halo.exchange(x, how), x[0] * 1.0)
         kept = jnp.where(h >= 100, h, 0)
-        return h[None], halo.returned(kept, how, "rows", size)[None], transposed(kept * 1.0)[0][None]
+        return h[None], halo.returned(kept, how, over.size)[None], transposed(kept * 1.0)[0][None]
 
     buffers, home, transposed = map(np.asarray, travel(x, how))
-    assert (
-        buffers.shape[1] == plan.how.width and len(plan.how.sizes) == {"strips": 2, "permute": 7, "all_to_all": 1}[kind]
-    )
-    on_host = halo.exchange_on_host(dict(enumerate(x)), how, MESH)
+    assert buffers.shape[1] == plan.width and len(how.sizes) == {"strips": 2, "permute": 7, "all_to_all": 1}[kind]
     for k in range(DEVICES):
         np.testing.assert_array_equal(buffers[k, plan.slots[k]], needs[k] + 100)
-        np.testing.assert_array_equal(on_host[k][plan.slots[k]], needs[k] + 100)
     np.testing.assert_array_equal(home, transposed)
 
 
@@ -79,7 +76,7 @@ def test_small_pieces_and_many_neighbours_take_one_collective_and_large_faces_pe
     starts = np.arange(devices + 1) * unknowns
     sources = {k: [k + d for d in steps if d and 0 <= k + d < devices] for k in range(devices)}
     needs = {k: np.concatenate([np.arange(starts[s], starts[s + 1]) for s in of]) for k, of in sources.items()}
-    how = halo.plan(lambda: needs, starts, MESH).how
+    how = halo.plan(needs, Distribution.of(MESH, "rows", np.diff(starts))).how[0]
     assert (how.kind, how.width) == (kind, width)
 
 
