@@ -14,20 +14,16 @@ blocks reads 4/9 byte of index an entry. Slices have lcm(r, 128) rows. Blocks th
 Bytes: n_stored·(value + 4 / (r·c)) + 4·(n_slices + 1), and ⌈n_stored / 8⌉ for the pattern where there are holes.
 """
 
-import functools
 import math
 from typing import Annotated, Any, Self
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import scipy.sparse
 
 from jaxsparse_fmt._types import Csr, Target
-from jaxsparse_fmt.formats import building, footprint, merging, statistics
+from jaxsparse_fmt.formats import building, footprint, implied, statistics
 from jaxsparse_fmt.formats.base import AnyShards, Array, ByRule, Pointer, padded_with, storage_format
 from jaxsparse_fmt.kernels.layout.address import Slices
-from jaxsparse_fmt.kernels.layout.columns import Blocked, Rule, pack_pattern
+from jaxsparse_fmt.kernels.layout.columns import Blocked
 
 BlockColumn = Annotated[Array, padded_with(lambda A: -(-A.shape[1] // A.block_shape[1]))]
 SLICE_ROWS = 128  # rows that the GPU kernels take at a time
@@ -66,12 +62,10 @@ class BSR(ByRule):
           block_shape: (rows, columns) of a block; None: the square block up to 8 × 8 that takes the fewest bytes.
         """
         r, c = _shape(block_shape) if block_shape is not None else best_block(csr, target.dtype.itemsize)
-        merged = merging.distinct(csr, None, r, Blocked(r, c))
-        build = _on_host if merged is None else functools.partial(_on_device, merged)
-        index, values, present = build(csr, (r, c), target)
-        pattern, n_holes = pack_pattern(present)
-        index |= {"pattern": pattern, "reads_pattern": n_holes > 0 and building.has_zeros(csr, target.dtype)}
-        return building.made(cls, csr, target, values, **index, block_shape=(r, c))
+        C = slice_rows(csr.shape[0], r)
+        return implied.Groups(csr, Blocked(r, c), C, C // r, f"blocks of {r} × {c}").store(
+            cls, target, block_shape=(r, c)
+        )
 
     @classmethod
     def footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
@@ -85,65 +79,6 @@ class BSR(ByRule):
             trips = footprint.trips(pattern.longest / max(c / footprint.UNROLL, 1))
             layout, words = {"block_shape": (r, c)}, f"dense blocks of {r} × {c}"
             yield footprint.Storage(cls.name, layout, nbytes, counted.places, trips, C, words=(words,))
-
-
-def _sizes(csr: Csr, lengths: Any, block_shape: tuple[int, int], target: Target) -> np.ndarray:
-    """`slice_ptr` of block rows that have `lengths` blocks, after the check that they fit in memory."""
-    (r, c), C = block_shape, slice_rows(csr.shape[0], block_shape[0])
-    counts = building.longest_by_slice(lengths, max(C // r, 1)) * C * c
-    cause = f"its {csr.nnz} entries touch {int(lengths.sum())} blocks of {r} × {c}"
-    building.check_memory(BSR.name, int(counts.sum()), csr, target, 4 / (r * c), cause)
-    return building.pointers(counts)
-
-
-def _on_device(merged: Array, csr: Csr, block_shape: tuple[int, int], target: Target):
-    """The index arrays, `values`, and which places hold an entry or lie outside the matrix; as `_on_host`."""
-    (r, c), n_rows = block_shape, csr.shape[0]
-    slice_ptr = _sizes(csr, np.asarray(merging.counts(merged)), block_shape, target)
-    rule = Rule(csr.shape, int(slice_ptr[-1]), Slices(n_rows, slice_rows(n_rows, r)), Blocked(r, c))
-    slice_ptr = jnp.asarray(slice_ptr)
-    index = {"block_col": _in_slices(merged, slice_ptr, rule), "slice_ptr": slice_ptr}
-    values, present = merging.place(csr, rule, index, target.dtype)
-    return index, values, present
-
-
-@functools.partial(jax.jit, static_argnums=2)
-def _in_slices(merged, slice_ptr, rule):
-    """`block_col` in the order of storage, from the block columns of each row of blocks."""
-    r, c = rule.column.rows, rule.column.columns
-    address, arrays = Slices(merged.shape[1], max(rule.address.lanes // r, 1)), {"slice_ptr": slice_ptr // (r * c)}
-    row, k = address.slots(jnp, arrays, rule.n_stored // (r * c))
-    return jnp.minimum(merged.at[k, row].get(mode="fill", fill_value=merging.NONE), -(-rule.shape[1] // c))
-
-
-def _on_host(csr: Csr, block_shape: tuple[int, int], target: Target):
-    csr, (r, c), (n_rows, n_cols) = building.on_host(csr), block_shape, csr.shape
-    n_block_rows, C = -(-n_rows // r), slice_rows(n_rows, r)
-    padded = (n_block_rows * r, -(-n_cols // c) * c)
-    # The blocks are the entries of a sliced matrix of n_block_rows rows.
-    rows, address = building.rows_of(_places_of_blocks(csr, padded, (r, c))), Slices(n_block_rows, max(C // r, 1))
-    slice_ptr = _sizes(csr, rows.lengths, block_shape, target)
-    blocks, entries = _blocks(csr, csr.data, padded, (r, c)), _blocks(csr, np.ones(csr.nnz, bool), padded, (r, c))
-    n_blocks = int(slice_ptr[-1]) // (r * c)
-    row, j = address.slots(np, {"slice_ptr": slice_ptr // (r * c)}, n_blocks)
-    source, live = building.source(np, rows.first(blocks.indptr), rows.lengths, row, j)
-    source = source[live]
-    block_col = np.full(n_blocks, padded[1] // c, np.int32)
-    block_col[live] = blocks.indices[source]
-
-    def in_chunks(data: np.ndarray, empty: Any) -> np.ndarray:
-        """Blocks [k, r, c] in the order of storage: for every column of a block, the C rows of the slice."""
-        placed = np.full((n_blocks, r, c), empty, data.dtype)
-        placed[live] = data[source]
-        return placed.reshape(-1, C // r, r, c).transpose(0, 3, 1, 2).reshape(-1)
-
-    values = in_chunks(blocks.data, 0).astype(target.dtype)
-    block_row = np.repeat(np.arange(n_block_rows), rows.lengths)
-    in_rows = block_row[:, None] * r + np.arange(r) < n_rows
-    in_columns = blocks.indices[:, None] * c + np.arange(c) < n_cols
-    inside = in_rows[:, :, None] & in_columns[:, None, :]
-    present = in_chunks(entries.data | ~inside, True)
-    return {"block_col": block_col, "slice_ptr": slice_ptr}, values, present
 
 
 def slice_rows(n_rows: int, r: int) -> int:
@@ -164,24 +99,6 @@ def best_block(csr: Csr, itemsize: int) -> tuple[int, int]:
         return statistics.distinct(row // r, col // r, csr.shape[1] // r + 1, lengths)[0].size * (r * r * itemsize + 4)
 
     return min(((r, r) for r in (1, *CANDIDATES)), key=lambda shape: nbytes(shape[0]))
-
-
-def _places_of_blocks(csr: Csr, shape: tuple[int, int], block_shape: tuple[int, int]) -> Csr:
-    """A matrix with one entry for each block that is not empty."""
-    (r, c), n_block_rows = block_shape, shape[0] // block_shape[0]
-    indptr = np.append(csr.indptr[:-1:r], csr.indptr[-1]) if n_block_rows else csr.indptr[:1]
-    indices = csr.indices // c
-    places = scipy.sparse.csr_array((np.ones(csr.nnz, bool), indices, indptr), shape=(n_block_rows, shape[1] // c))
-    places.sum_duplicates()
-    return places
-
-
-def _blocks(csr: Csr, data: np.ndarray, shape: tuple[int, int], block_shape: tuple[int, int]) -> Any:
-    """SciPy's BSR of the same pattern with `data`, in a shape that blocks divide."""
-    indptr = np.pad(csr.indptr, (0, shape[0] - csr.shape[0]), mode="edge")
-    blocks = scipy.sparse.csr_array((data, csr.indices, indptr), shape=shape).tobsr(block_shape)
-    blocks.sort_indices()
-    return blocks
 
 
 def _shape(block_shape: Any) -> tuple[int, int]:

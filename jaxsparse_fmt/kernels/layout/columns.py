@@ -88,11 +88,12 @@ class Diagonal:
         return columns
 
     def of_chunks(self, arrays: Arrays, lanes: int, chunk: Any, owner: Any, shape: tuple[int, int]) -> Any:
-        row = owner[:, None] * lanes + jnp.arange(lanes, dtype=jnp.int32)
+        xp = np if isinstance(chunk, np.ndarray) else jnp
+        row = owner[:, None] * lanes + xp.arange(lanes, dtype=np.int32)
         if "perm" in arrays:
-            row = take(arrays["perm"], jnp.minimum(row, shape[0] - 1))
+            row = take(arrays["perm"], xp.minimum(row, shape[0] - 1))
         c = row + take(arrays["offsets"], chunk)[:, None]
-        return jnp.where((c >= 0) & (c < shape[1]), c, shape[1])
+        return xp.where((c >= 0) & (c < shape[1]), c, shape[1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +134,8 @@ class Blocked:
         del owner
         blocks = take(arrays["block_col"].reshape(-1, lanes // self.rows), chunk // self.columns)
         c = blocks * self.columns + (chunk % self.columns)[:, None]
-        return jnp.minimum(jnp.repeat(c, self.rows, axis=1), shape[1])
+        xp = np if isinstance(chunk, np.ndarray) else jnp
+        return xp.minimum(xp.repeat(c, self.rows, axis=1), shape[1])
 
 
 @dataclasses.dataclass(frozen=True)
