@@ -35,27 +35,41 @@ class ByRule(SparseMatrix):
     """
 
     @classmethod
-    def _store(
-        cls, csr: Csr, target: Target, rows: building.Rows, address: Address, places: int | np.ndarray, **fields: Any
-    ) -> Self:
+    def _store(cls, csr: Csr, target: Target, rows: building.Rows, places: int | np.ndarray, **fields: Any) -> Self:
         """The matrix with a column index at every place.
 
         Args:
           places: all of them; or those of each slice or jagged column, which then get pointers.
+          fields: those that follow neither from `rows` nor from `places`.
         """
         building.check_memory(cls.name, int(np.sum(places)), csr, target)
+        layout = {option: fields[option] for option in cls.layout_options}
+        arrays = cls._filled(csr, target, rows, cls.rule_of_rows(csr.shape[0], **layout), places)
+        of_rows = {"row_lengths": rows.lengths, "perm": rows.perm}
+        known = {name: a for name, a in of_rows.items() if name in array_fields(cls)}
+        return building.made(cls, csr, target, **known | arrays | fields)
+
+    @staticmethod
+    def _filled(
+        csr: Csr, target: Target, rows: building.Rows, address: Address, places: int | np.ndarray
+    ) -> dict[str, Any]:
+        """`values`, `col_idx` and pointers, if there are any; arguments as of `_store`."""
         arrays, n_stored = {}, places
         if isinstance(places, np.ndarray):
             ptr = building.pointers(places)
             arrays, n_stored = {"col_start" if isinstance(address, Jagged) else "slice_ptr": ptr}, ptr[-1]
         values, col_idx = building.fill(csr, rows, address, arrays, int(n_stored), target.dtype)
-        return building.made(cls, csr, target, values, col_idx=col_idx, **arrays, **fields)
+        return {"values": values, "col_idx": col_idx, **arrays}
+
+    @staticmethod
+    def rule_of_rows(n_rows: int, slice_size: int | None = None, **layout: Any) -> Address:
+        """The rule that gives the places of a row's entries: here slices of `slice_size` rows, or one of all rows."""
+        del layout
+        return Slices(n_rows, slice_size or max(n_rows, 1))
 
     @property
     def address(self) -> Address:
-        """The rule that gives the places of a row's entries: here slices of `slice_size` rows, or one of all rows."""
-        n_rows = self.shape[0]
-        return Slices(n_rows, getattr(self, "slice_size", max(n_rows, 1)))
+        return self.rule_of_rows(self.shape[0], **self.layout)
 
     @property
     def column(self) -> ColumnRule:

@@ -46,9 +46,9 @@ class BSR(ByRule):
     name = "bsr"
     layout_options = ("block_shape",)
 
-    @property
-    def address(self) -> Slices:
-        return Slices(self.shape[0], slice_rows(self.shape[0], self.block_shape[0]))
+    @staticmethod
+    def rule_of_rows(n_rows: int, block_shape: tuple[int, int]) -> Slices:
+        return Slices(n_rows, slice_rows(n_rows, block_shape[0]))
 
     @property
     def column(self) -> Blocked:

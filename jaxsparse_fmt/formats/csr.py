@@ -35,9 +35,9 @@ class CSR(ByRule):
     in_order = True
     layout_options = ("threads_per_row",)
 
-    @property
-    def address(self) -> Slices:
-        return Slices(self.shape[0], 1, self.threads_per_row)
+    @staticmethod
+    def rule_of_rows(n_rows: int, threads_per_row: int) -> Slices:
+        return Slices(n_rows, 1, threads_per_row)
 
     def native_face(self, face: str, a: Array, b: Array) -> Array | None:
         return spmv_cpu.of_rows(face, a, b, self.row_ptr, self.col_idx, self.shape)

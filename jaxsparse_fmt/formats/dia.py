@@ -58,9 +58,9 @@ class DIA(ByRule):
     transposes = True
     shares_places = True
 
-    @property
-    def address(self) -> Starts:
-        return Starts(self.shape[0], max(self.shape[0], 1))
+    @staticmethod
+    def rule_of_rows(n_rows: int) -> Starts:
+        return Starts(n_rows, max(n_rows, 1))
 
     @property
     def column(self) -> Diagonal:

@@ -18,7 +18,6 @@ from typing import Self
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building, footprint
 from jaxsparse_fmt.formats.base import Array, ByRule, ColumnIndex, Pointer, ZeroPadded, storage_format
-from jaxsparse_fmt.kernels.layout.address import Slices
 
 
 @storage_format
@@ -45,10 +44,9 @@ class HLL(ByRule):
           sigma: rows of a sort window; 1 or at least `slice_size`.
         """
         slice_size, sigma = building.slices(slice_size, sigma)
-        rows, address = building.rows_of(csr, sigma), Slices(csr.shape[0], slice_size)
-        counts = building.longest_by_slice(rows.lengths, slice_size) * slice_size
-        fields = {"row_lengths": rows.lengths, "perm": rows.perm, "slice_size": slice_size, "sigma": sigma}
-        return cls._store(csr, target, rows, address, counts, **fields)
+        rows = building.rows_of(csr, sigma)
+        places = building.longest_by_slice(rows.lengths, slice_size) * slice_size
+        return cls._store(csr, target, rows, places, slice_size=slice_size, sigma=sigma)
 
     @classmethod
     def footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:

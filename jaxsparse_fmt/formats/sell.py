@@ -26,7 +26,6 @@ import numpy as np
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building, footprint, statistics
 from jaxsparse_fmt.formats.base import Array, ByRule, ColumnIndex, Pointer, ZeroPadded, padded_with, storage_format
-from jaxsparse_fmt.kernels.layout.address import Slices
 from jaxsparse_fmt.kernels.layout.columns import PADDING, Delta, Explicit
 
 Difference = Annotated[Array, padded_with(lambda A: PADDING)]  # between a column and the least column of its chunk
@@ -68,21 +67,17 @@ class SELL(ByRule):
         """
         C, sigma = building.slices(slice_size, sigma)
         rows = building.rows_of(csr, sigma)
-        widths = building.longest_by_slice(rows.lengths, C)
-        n_stored = int(widths.sum()) * C
-        building.check_memory(cls.name, n_stored, csr, target, index=2)
-        slice_ptr = building.pointers(widths * C)
-        if building.namespace(csr.data) is jnp:
-            slice_ptr = jnp.asarray(slice_ptr)
-        address, arrays = Slices(csr.shape[0], C), {"slice_ptr": slice_ptr}
-        values, col_idx = building.fill(csr, rows, address, arrays, n_stored, target.dtype)
-        base, delta, fit = _differences(building.namespace(slice_ptr), col_idx, C, csr.shape[1])
-        index = {"delta": delta, "col_base": base, "col_idx": None}
-        if not fit:
-            building.check_memory(cls.name, n_stored, csr, target)
-            index = {"delta": None, "col_base": None, "col_idx": col_idx}
-        index |= {"slice_ptr": slice_ptr, "perm": rows.perm}
-        return building.made(cls, csr, target, values, **index, slice_size=C, sigma=sigma)
+        places = building.longest_by_slice(rows.lengths, C) * C
+        building.check_memory(cls.name, int(places.sum()), csr, target, index=2)
+        arrays = cls._filled(csr, target, rows, cls.rule_of_rows(csr.shape[0], C), places) | {"perm": rows.perm}
+        col_idx = arrays["col_idx"]
+        base, delta, fit = _differences(building.namespace(col_idx), col_idx, C, csr.shape[1])
+        if fit:
+            arrays |= {"delta": delta, "col_base": base, "col_idx": None}
+        else:
+            building.check_memory(cls.name, col_idx.size, csr, target)
+            arrays |= {"delta": None, "col_base": None}
+        return building.made(cls, csr, target, **arrays, slice_size=C, sigma=sigma)
 
     @classmethod
     def footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:

@@ -1,4 +1,4 @@
-"""Each format stores what the picture at the head of its file shows; and what only some formats have."""
+"""Each format stores what its picture shows; and what only some formats have."""
 
 import jax
 import numpy as np
