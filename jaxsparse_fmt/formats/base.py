@@ -6,7 +6,6 @@ instance on the number of diagonals, and one program serves all shards only if t
 the last pointer, and its index means padding. A field annotated plain `Array` must have equal sizes in all shards.
 """
 
-import abc
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -135,26 +134,19 @@ class ByRule(SparseMatrix):
         return self.arrays.get("perm") if square and isinstance(self.column, Explicit) else None
 
 
-class ByPlaces(SparseMatrix):
+class ByEntries(SparseMatrix):
     """Faces in plain XLA, by the row and the column of every stored place."""
 
-    @abc.abstractmethod
-    def places(self) -> tuple[Array, Array, Array]:
-        """Row, column and number within the row of every stored place, as `Rule.places`."""
-
-    @standard_promotion
-    def entries(self) -> tuple[Array, Array, Array, Array]:
-        if self.n_stored == 0:
-            return *_nothing(), self.values
-        row, col, j = self.places()
+    def _of_places(self, row: Array, col: Array, j: Array) -> tuple[Array, Array, Array, Array]:
+        """`entries`, by row, column and number within the row of every stored place."""
         return row, col, _index_in_data(self, row, j, col < self.shape[1]), self.values
 
     def transposed_face(self, values: Array, y: Array, backend: str) -> Array:
-        row, col, _ = self.places()
+        row, col, *_ = self.entries()
         return coordinates.transposed_reference(values, y, row, col, n_cols=self.shape[1])
 
     def outer_face(self, y: Array, x: Array, backend: str) -> Array:
-        row, col, _ = self.places()
+        row, col, *_ = self.entries()
         return coordinates.outer_reference(y, x, row, col, n_cols=self.shape[1])
 
 
@@ -171,7 +163,8 @@ def places_of(A: SparseMatrix, arrays: dict[str, Array], rule: Rule) -> tuple[Ar
     """Row, column and index in `data`, as `A.entries()`, of a storage by these arrays and this rule."""
     n_rows, n_cols = A.shape
     if A.n_stored == 0:
-        return _nothing()
+        nothing = jnp.zeros(0, jnp.int32)
+        return nothing, nothing, nothing
     row, col, j = rule.places(arrays)
     live = when_run(col) < n_cols
     if "pattern" in arrays or isinstance(rule.column, Diagonal):  # not every place of a row holds an entry
@@ -184,11 +177,6 @@ def places_of(A: SparseMatrix, arrays: dict[str, Array], rule: Rule) -> tuple[Ar
     else:
         lengths = None
     return row, col, _index_in_data(A, row, j, live, lengths)
-
-
-def _nothing() -> tuple[Array, Array, Array]:
-    nothing = jnp.zeros(0, jnp.int32)
-    return nothing, nothing, nothing
 
 
 def _index_in_data(A: SparseMatrix, row: Array, j: Array, live: Array, lengths: Array | None = None) -> Array:

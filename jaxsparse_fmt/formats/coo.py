@@ -16,17 +16,16 @@ from typing import Self
 import jax.numpy as jnp
 
 from jaxsparse_fmt._types import Csr, Target, index_dtype
-from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.base import Array, ColumnIndex, RowIndex, storage_format
+from jaxsparse_fmt.formats.base import Array, ByEntries, ColumnIndex, RowIndex, storage_format
 from jaxsparse_fmt.formats.csr import csr_rule
-from jaxsparse_fmt.kernels import coordinates, spmv
+from jaxsparse_fmt.kernels import spmv
 from jaxsparse_fmt.kernels.layout.address import expand_ptr, row_pointers
 from jaxsparse_fmt.kernels.layout.columns import Explicit
 
 
 @storage_format
-class COO(SparseMatrix):
+class COO(ByEntries):
     row_idx: RowIndex
     col_idx: ColumnIndex
 
@@ -38,12 +37,6 @@ class COO(SparseMatrix):
         arrays = {"slice_ptr": row_pointers(self.row_idx, self.shape[0]), "col_idx": self.col_idx}
         rule = csr_rule(self.shape, self.n_stored, Explicit())
         return spmv.product(values, x, arrays, rule=rule, backend=backend)
-
-    def transposed_face(self, values: Array, y: Array, backend: str) -> Array:
-        return coordinates.transposed_reference(values, y, self.row_idx, self.col_idx, n_cols=self.shape[1])
-
-    def outer_face(self, y: Array, x: Array, backend: str) -> Array:
-        return coordinates.outer_reference(y, x, self.row_idx, self.col_idx, n_cols=self.shape[1])
 
     def entries(self) -> tuple[Array, Array, Array, Array]:
         return self.row_idx, self.col_idx, jnp.arange(self.n_stored, dtype=index_dtype(self.nnz)), self.values

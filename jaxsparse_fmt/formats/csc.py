@@ -13,14 +13,13 @@ For exchange with other libraries: `format="auto"` never takes it.
 
 from typing import Self
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxsparse_fmt._types import Csr, Target, index_dtype, standard_promotion
-from jaxsparse_fmt.core.matrix import SparseMatrix
+from jaxsparse_fmt.core import entry_index
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.base import Array, Pointer, RowIndex, storage_format
+from jaxsparse_fmt.formats.base import Array, ByEntries, Pointer, RowIndex, storage_format
 from jaxsparse_fmt.formats.csr import csr_rule
 from jaxsparse_fmt.kernels import coordinates, spmv
 from jaxsparse_fmt.kernels.layout.address import expand_ptr, when_run
@@ -28,7 +27,7 @@ from jaxsparse_fmt.kernels.layout.columns import Explicit
 
 
 @storage_format
-class CSC(SparseMatrix):
+class CSC(ByEntries):
     row_idx: RowIndex
     col_ptr: Pointer
 
@@ -38,7 +37,8 @@ class CSC(SparseMatrix):
 
     def product_face(self, values: Array, x: Array, backend: str) -> Array:
         n_rows, n_cols = self.shape
-        return coordinates.product_reference(values, x, self.row_idx, self._col_idx(), n_rows=n_rows, n_cols=n_cols)
+        col_idx = expand_ptr(jnp, self.col_ptr, self.n_stored)
+        return coordinates.product_reference(values, x, self.row_idx, col_idx, n_rows=n_rows, n_cols=n_cols)
 
     def transposed_face(self, values: Array, y: Array, backend: str) -> Array:
         n_rows, n_cols = self.shape
@@ -46,19 +46,13 @@ class CSC(SparseMatrix):
         rule = csr_rule((n_cols, n_rows), self.n_stored, Explicit())
         return spmv.product(values, y, arrays, rule=rule, backend=backend)
 
-    def outer_face(self, y: Array, x: Array, backend: str) -> Array:
-        return coordinates.outer_reference(y, x, self.row_idx, self._col_idx(), n_cols=self.shape[1])
-
-    def _col_idx(self) -> Array:
-        return expand_ptr(jnp, self.col_ptr, self.n_stored)
-
     @standard_promotion
     def entries(self) -> tuple[Array, Array, Array, Array]:
         # The entries already rise by column, so that a stable sort by row gives the canonical order.
         places = jnp.arange(self.n_stored, dtype=index_dtype(self.nnz))
         order = jnp.argsort(when_run(self.row_idx), stable=True)
         entry = jnp.zeros_like(places).at[order].set(places, unique_indices=True)
-        return self.row_idx, self._col_idx(), entry, self.values
+        return self.row_idx, expand_ptr(jnp, self.col_ptr, self.n_stored), entry, self.values
 
     @classmethod
     def from_csr(cls, csr: Csr, target: Target) -> Self:
@@ -68,14 +62,6 @@ class CSC(SparseMatrix):
             csc = csr.tocsc()
             values, row_idx, col_ptr = csc.data, csc.indices, csc.indptr
         else:
-            values, row_idx, col_ptr = _by_column(csr)
+            (values, row_idx, col_ptr), _ = entry_index.transposed((csr.data, csr.indices, csr.indptr), csr.shape[1])
         values, row_idx, index = values.astype(target.dtype), row_idx.astype(np.int32), index_dtype(csr.nnz)
         return building.made(cls, csr, target, values, row_idx=row_idx, col_ptr=col_ptr.astype(index))
-
-
-@jax.jit
-def _by_column(csr):
-    row = expand_ptr(jnp, csr.indptr, csr.nnz)
-    order = jnp.argsort(csr.indices, stable=True)
-    ends = jnp.searchsorted(csr.indices[order], jnp.arange(csr.shape[1] + 1, dtype=csr.indices.dtype))
-    return csr.data[order], row[order], ends

@@ -38,11 +38,11 @@ from typing import Annotated, Self
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsparse_fmt._types import Csr, Target
+from jaxsparse_fmt._types import Csr, Target, standard_promotion
 from jaxsparse_fmt.formats import building, csr5_tiles, statistics
 from jaxsparse_fmt.formats.base import (
     Array,
-    ByPlaces,
+    ByEntries,
     ColumnIndex,
     Largest,
     LongRows,
@@ -75,7 +75,7 @@ NOT_OF_TILES = ("values", "long_rows", "piece_ptr", "col_order")
 
 
 @storage_format
-class CSR5(ByPlaces):
+class CSR5(ByEntries):
     """CSR5 with tiles of `tile_shape` = (lanes, entries a lane), its `hot` most used columns first."""
 
     lane_row: LaneRow
@@ -116,20 +116,22 @@ class CSR5(ByPlaces):
         y, sums = csr5.product(values, x, self.arrays, tiles=self.tiles, backend=backend, piece_ptr=piece_ptr)
         return y if rows is None or piece_ptr is None else _with_pieces(y, sums, rows, piece_ptr, backend)
 
-    def places(self) -> tuple[Array, Array, Array]:
-        """As `Tiles.places`, for the matrix's own rows and columns."""
+    @standard_promotion
+    def entries(self) -> tuple[Array, Array, Array, Array]:
+        if self.n_stored == 0:
+            nothing = jnp.zeros(0, jnp.int32)
+            return nothing, nothing, nothing, self.values
         (row, col, j), rows, piece_ptr = self.tiles.places(self.arrays), self.long_rows, self.piece_ptr
         if self.col_order is not None:
             col = self.col_order.at[col].get(mode="fill", fill_value=self.shape[1])
-        if rows is None or piece_ptr is None:
-            return row, col, j
-        width = math.prod(self.tile_shape) // CUT
-        owner = expand_ptr(jnp, piece_ptr, self.n_pieces)
-        number = jnp.arange(self.n_pieces, dtype=piece_ptr.dtype) - piece_ptr[owner]
-        own = jnp.arange(self.shape[0], dtype=jnp.int32)
-        of_row = jnp.concatenate([own, rows[owner]])
-        before = jnp.concatenate([jnp.zeros_like(own), (number + 1).astype(jnp.int32) * width])
-        return of_row[row], col, jnp.where(col < self.shape[1], j + before[row], 0)
+        if rows is not None and piece_ptr is not None:
+            width = math.prod(self.tile_shape) // CUT
+            owner = expand_ptr(jnp, piece_ptr, self.n_pieces)
+            number = jnp.arange(self.n_pieces, dtype=piece_ptr.dtype) - piece_ptr[owner]
+            own = jnp.arange(self.shape[0], dtype=jnp.int32)
+            before = jnp.concatenate([jnp.zeros_like(own), (number + 1).astype(jnp.int32) * width])
+            j, row = j + before[row], jnp.concatenate([own, rows[owner]])[row]
+        return self._of_places(row, col, j)
 
     def with_arrays(self, names: set[str]) -> Self:
         """The same storage with the arrays that other shards have: columns of 32 bits, and empty pieces."""

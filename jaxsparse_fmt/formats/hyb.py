@@ -20,9 +20,9 @@ from typing import Any, Self
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsparse_fmt._types import Csr, Target, index_dtype
+from jaxsparse_fmt._types import Csr, Target, index_dtype, standard_promotion
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.base import Array, ByPlaces, ByRule, ColumnIndex, RowIndex, storage_format
+from jaxsparse_fmt.formats.base import Array, ByEntries, ByRule, ColumnIndex, RowIndex, storage_format
 from jaxsparse_fmt.formats.csr import csr_rule
 from jaxsparse_fmt.kernels import spmv
 from jaxsparse_fmt.kernels.backends import selection
@@ -32,7 +32,7 @@ from jaxsparse_fmt.models import traffic
 
 
 @storage_format
-class HYB(ByPlaces, ByRule):
+class HYB(ByEntries, ByRule):
     """HYB with an ELL part of `width` columns, to which its rules belong."""
 
     col_idx: ColumnIndex
@@ -74,15 +74,14 @@ class HYB(ByPlaces, ByRule):
             y += spmv.product(tail, x, arrays, rule=csr_rule(self.shape, n_tail, Explicit(offset)), backend=backend)
         return y
 
-    def places(self) -> tuple[Array, Array, Array]:
-        """As `Rule.places`, of both parts."""
+    @standard_promotion
+    def entries(self) -> tuple[Array, Array, Array, Array]:
         main = self.rule.places(self.arrays)
         n_tail, tail_row = self.tail_col.shape[0], jnp.minimum(self.tail_row, max(self.shape[0] - 1, 0))
         ptr = row_pointers(self.tail_row, self.shape[0])
         j = (jnp.arange(n_tail, dtype=ptr.dtype) - ptr[tail_row]).astype(jnp.int32) + self.width
         parts = zip(main, (tail_row, self.tail_col, j), strict=True)
-        row, col, j = (jnp.concatenate(pair) for pair in parts)
-        return row, col, j
+        return self._of_places(*(jnp.concatenate(pair) for pair in parts))
 
     @classmethod
     def from_csr(cls, csr: Csr, target: Target, *, width: int | str = "third") -> Self:
