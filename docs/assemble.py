@@ -235,7 +235,7 @@ def reference(title: str, named: dict[types.ModuleType, str]) -> str:
 
 
 def example(path: Path, pictures: Path) -> str:
-    """The page of an example: its prose, its code, what it prints here, and its picture."""
+    """The page of an example: its prose, what it prints here, its picture, and its code behind the prose."""
     source = path.read_text("utf-8")
     title, _, about = (ast.get_docstring(ast.parse(source)) or "").partition("\n")
     drawn = pictures / f"example_{path.stem}.png"
@@ -260,7 +260,7 @@ def example(path: Path, pictures: Path) -> str:
     ]
     if draws:
         lines += [f"![what it draws](../pictures/{drawn.name})", ""]
-    return "\n".join([*lines, "## Program", "", "```python", source, "```", ""])
+    return "\n".join([*lines, "## Program", "", "```python", source.split('"""', 2)[2].lstrip(), "```", ""])
 
 
 def assemble(folder: Path) -> None:
