@@ -4,6 +4,7 @@ Results go to standard output; progress, remarks and errors to standard error. `
 """
 
 import argparse
+import contextlib
 import os
 import re
 import sys
@@ -65,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _keep_programs()
         with Progress() as progress:
             done = args.run(args, progress)
-        with tables.making_way(getattr(args, "out", None)):
+        makes_way = getattr(args, "out", None) == "-"  # for what the command has written to standard output
+        with contextlib.redirect_stdout(sys.stderr) if makes_way else contextlib.nullcontext():
             tables.report(args.json, done.record, *done.shown)
         for fault in done.faults:
             process.complain(fault)

@@ -105,12 +105,7 @@ def prepare(
     A, on_device = stored.A, jnp.asarray(b, stored.A.dtype)
     compiled = jax.jit(functools.partial(solver, **options)).lower(A, on_device, M=M).compile()
 
-    def solve() -> Any:
-        solution = jax.block_until_ready(compiled(A, on_device, M=M))
-        jax.effects_barrier()  # the last progress report
-        return solution
-
-    return solve
+    return lambda: _finished(compiled(A, on_device, M=M))
 
 
 def chosen(
@@ -120,8 +115,12 @@ def chosen(
     **options: Any,
 ) -> Any:
     """The result of `solvers.solve`, complete on the device."""
-    solution = jax.block_until_ready(solve(stored.A, jnp.asarray(b, stored.A.dtype), M=M, **options))
-    jax.effects_barrier()
+    return _finished(solve(stored.A, jnp.asarray(b, stored.A.dtype), M=M, **options))
+
+
+def _finished(solution: Any) -> Any:
+    jax.block_until_ready(solution)
+    jax.effects_barrier()  # the last progress report
     return solution
 
 

@@ -27,6 +27,10 @@ class Progress:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Removes the line that changes, before something else is printed."""
         if self._is_live:
             _write("\r\x1b[2K")
 

@@ -31,8 +31,6 @@ PRECONDITIONERS = {
     "ilu": solvers.precond.ilu,
     "multigrid": solvers.precond.multigrid,
 }
-
-
 EXAMPLES = [
     "matrix.mtx.gz --rhs b.mtx --rtol 1e-8 --out x.npy",
     "matrix.mtx --method gmres --precond incomplete_lu",
@@ -109,6 +107,7 @@ def run(args: argparse.Namespace, progress: Progress) -> tables.Done:
     name, status = Path(args.file).name, solvers.Status(sol.status)
     rows = [*_matrix_rows(S, stored, product), *_answer_rows(args, S, b, x, sol)]
     faults = []
+    progress.clear()
     for what, path, write in (
         ("x written to", args.out, lambda: _write(args.out, x)),
         ("drawn in", args.plot, lambda: plots.draw(args.plot, S, name, curves, args.rtol)),
@@ -129,8 +128,8 @@ def run(args: argparse.Namespace, progress: Progress) -> tables.Done:
         "residual_norm": sol.residual_norm,
         "b_norm": b_norm,
         "seconds": progress.seconds,
+        "seconds_per_product": product,
     }
-    record |= {"seconds_per_product": product}
     code = 2 if faults else 1 if failures else 0
     return tables.Done(record, [tables.facts(name, rows)], [*faults, *failures], code)
 

@@ -5,7 +5,6 @@ rich, which draws them and heeds NO_COLOR, is imported inside functions.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import io
 import json
@@ -118,11 +117,6 @@ def write_out(text: str) -> None:
         sys.stdout.flush()
     except OSError as error:
         raise OutputLost(f"standard output: {error.strerror}") from error
-
-
-def making_way(output: str | None) -> contextlib.AbstractContextManager[Any]:
-    """A context in which reports go to standard error if the command's `output` is "-", standard output."""
-    return contextlib.redirect_stdout(sys.stderr) if output == "-" else contextlib.nullcontext()
 
 
 def as_record(choice: Choice) -> dict[str, Any]:
