@@ -32,7 +32,6 @@ that page. So the handler asks Linux for huge pages there.
 
 import contextlib
 import ctypes
-import functools
 import mmap
 import sys
 from collections.abc import Callable, Iterator
@@ -76,9 +75,8 @@ def module(table: int, interrupts: int) -> ir.Module:
     outside = {name: _function(made, name, n) for name, n in called}
 
     one = _Code(made, "one", 2)  # computes a piece: (frame, piece)
-    frame, piece = one.arguments
-    kernel = one.word(one.add(WORD(table), one.mul(_size(one, frame, "kernel"), WORD(8))))
-    one.call_address(kernel, *_kernel_arguments(one, frame, piece))
+    kernel = one.word(one.add(WORD(table), one.mul(one.size("kernel"), WORD(8))))
+    one.call_address(kernel, *_kernel_arguments(one, one.arguments[1]))
     one.ret(WORD(0))
 
     work = _Code(made, "work", 1)  # (job): computes piece after piece until none is left, then lets go of the job
@@ -94,29 +92,29 @@ def module(table: int, interrupts: int) -> ir.Module:
 
     code = _Code(made, TARGET, 1)
     frame, scratch = code.arguments[0], code.ptrtoint(code.alloca(WORD, SCRATCH), WORD)
-    api, context, size = code.word(frame, 2), code.word(frame, 3), functools.partial(_size, code, frame)
-    _answer_versions(code, frame)
+    api, context, size = code.word(frame, 2), code.word(frame, 3), code.size
+    _answer_versions(code)
     with code.if_then(code.icmp_signed("!=", code.low(code.word(frame, 4)), WORD(abi.EXECUTE))):
         code.ret(WORD(0))
     with code.if_then(code.icmp_signed("!=", code.call(_halts(made, interrupts), []), WORD(0))):
-        _refuse(code, frame, scratch, HALTED, abi.CANCELLED)
+        _refuse(code, scratch, HALTED, abi.CANCELLED)
     kernel = code.word(code.add(WORD(table), code.mul(size("kernel"), WORD(8))))
     with code.if_then(code.icmp_signed("==", kernel, WORD(0))):
-        _refuse(code, frame, scratch, UNMADE, abi.MISSING)
+        _refuse(code, scratch, UNMADE, abi.MISSING)
     with code.if_then(code.icmp_signed(">=", size("most"), WORD(0))):
-        last = _last(code, _argument(code, frame, OPERANDS.index("ptr")), size("n_ptr"), scratch)
+        last = _last_pointer(code, scratch)
         with code.if_then(code.icmp_unsigned(">", last, size("most"))):
-            _refuse(code, frame, scratch, BEYOND, abi.INVALID)
+            _refuse(code, scratch, BEYOND, abi.INVALID)
     pieces = code.mul(size("batch"), size("pieces"))
     if "madvise" in outside:
         of_pieces = code.mul(pieces, size("piece_bytes"))
-        _take_huge_pages(code, outside, frame, code.add(code.mul(size("batch"), size("out_bytes")), of_pieces))
+        _take_huge_pages(code, outside["madvise"], code.add(code.mul(size("batch"), size("out_bytes")), of_pieces))
     with code.if_then(code.icmp_signed("==", pieces, WORD(1))):
         code.call(one.function, [frame, WORD(0)])
         code.ret(WORD(0))
     job = code.call(outside["malloc"], [WORD(8 * JOB_WORDS)])
     with code.if_then(code.icmp_signed("==", job, WORD(0))):
-        _refuse(code, frame, scratch, NO_MEMORY, abi.EXHAUSTED)
+        _refuse(code, scratch, NO_MEMORY, abi.EXHAUSTED)
     code.put(scratch, 32, 0, context, code.address(scratch, 4), 1)
     _fails(code, api, code.call_address(code.word(api, 18), scratch), scratch)
     helpers, others = code.sub(code.word(scratch, 4), WORD(1)), code.sub(pieces, WORD(1))
@@ -139,8 +137,9 @@ def module(table: int, interrupts: int) -> ir.Module:
     return made
 
 
-def _answer_versions(code: "_Code", frame: Any) -> None:
+def _answer_versions(code: "_Code") -> None:
     """Returns from the handler where XLA asks for its version."""
+    frame = code.arguments[0]
     extension, api = code.word(frame, 1), code.word(frame, 2)
     given = code.if_then(code.icmp_signed("!=", extension, WORD(0)))
     with given, code.if_then(code.icmp_signed("==", code.low(code.word(extension, 1)), WORD(abi.METADATA))):
@@ -155,15 +154,16 @@ def _answer_versions(code: "_Code", frame: Any) -> None:
         code.ret(WORD(0))
 
 
-def _refuse(code: "_Code", frame: Any, scratch: Any, message: str, kind: int) -> None:
+def _refuse(code: "_Code", scratch: Any, message: str, kind: int) -> None:
     """Returns an error of XLA."""
     code.put(scratch, 32, 0, code.text(message), kind)
-    code.ret(code.call_address(code.word(code.word(frame, 2), 6), scratch))
+    code.ret(code.call_address(code.word(code.word(code.arguments[0], 2), 6), scratch))
 
 
-def _last(code: "_Code", buffer: Any, count: Any, scratch: Any) -> Any:
-    """The last of `count` numbers, int32 or int64."""
-    data, at = code.word(buffer, 3), code.sub(count, WORD(1))
+def _last_pointer(code: "_Code", scratch: Any) -> Any:
+    """The last of the pointers, int32 or int64."""
+    buffer = code.operand("ptr")
+    data, at = code.word(buffer, 3), code.sub(code.size("n_ptr"), WORD(1))
     with code.if_else(code.icmp_signed("==", code.low(code.word(buffer, 2)), WORD(abi.INT64))) as (wide, narrow):
         with wide:
             code.put(scratch, code.word(code.add(data, code.mul(at, WORD(8)))))
@@ -206,7 +206,7 @@ def _halts(module: ir.Module, interrupts: int) -> ir.Function:
 
 
 class _Code(ir.IRBuilder):
-    """Writes a function of words; an address is a word too."""
+    """Writes a function of words; an address is a word too. Some read the call's frame, their first argument."""
 
     def __init__(self, module: ir.Module, name: str, n_arguments: int):
         function = _function(module, name, n_arguments)
@@ -219,6 +219,22 @@ class _Code(ir.IRBuilder):
 
     def word(self, of: Any, k: int = 0) -> Any:
         return self.load(self.inttoptr(self.address(of, k), WORD.as_pointer()))
+
+    def operand(self, name: str) -> Any:
+        """The buffer of an operand, by its name in `abi.OPERANDS`."""
+        return self.word(self.word(self.arguments[0], 9), OPERANDS.index(name))
+
+    def result(self) -> Any:
+        """The data of the result."""
+        return self.word(self.word(self.word(self.arguments[0], 14)), 3)
+
+    def sizes(self) -> Any:
+        """The numbers of the call; the attribute, an array, is its dtype, its length and its data."""
+        return self.word(self.word(self.word(self.arguments[0], 20)), 2)
+
+    def size(self, name: str) -> Any:
+        """One of the numbers of the call, by its name in `abi.SIZES`."""
+        return self.word(self.sizes(), SIZES.index(name))
 
     def low(self, word: Any) -> Any:
         """The lower four bytes of a word, an int of C."""
@@ -276,40 +292,18 @@ def _fails(code: _Code, api: Any, error: Any, scratch: Any) -> Any:
     return failed
 
 
-def _take_huge_pages(code: _Code, outside: dict[str, Any], frame: Any, n_bytes: Any) -> None:
+def _take_huge_pages(code: _Code, madvise: Any, n_bytes: Any) -> None:
     """Asks for huge pages for the result, if it is large."""
     with code.if_then(code.icmp_signed(">=", n_bytes, WORD(HUGE))):
-        page, data = mmap.PAGESIZE, _result(code, frame)
+        page, data = mmap.PAGESIZE, code.result()
         first = code.and_(code.add(data, WORD(page - 1)), WORD(-page))
-        code.call(
-            outside["madvise"], [first, code.and_(code.sub(code.add(data, n_bytes), first), WORD(-page)), WORD(14)]
-        )
+        code.call(madvise, [first, code.and_(code.sub(code.add(data, n_bytes), first), WORD(-page)), WORD(14)])
 
 
-def _result(code: _Code, frame: Any) -> Any:
-    """The data of the result."""
-    return code.word(code.word(code.word(frame, 14)), 3)
-
-
-def _argument(code: _Code, frame: Any, k: int) -> Any:
-    """The buffer of an operand."""
-    return code.word(code.word(frame, 9), k)
-
-
-def _size(code: _Code, frame: Any, name: str) -> Any:
-    """One of the numbers of the call, by its name in `abi.SIZES`."""
-    return code.word(_sizes(code, frame), SIZES.index(name))
-
-
-def _sizes(code: _Code, frame: Any) -> Any:
-    return code.word(code.word(code.word(frame, 20)), 2)  # an array is its dtype, its length and its data
-
-
-def _kernel_arguments(code: _Code, frame: Any, piece: Any) -> list[Any]:
+def _kernel_arguments(code: _Code, piece: Any) -> list[Any]:
     """The arguments of a kernel for one of the pieces of all members of the batch."""
-    size = functools.partial(_size, code, frame)
-    member, part = code.sdiv(piece, size("pieces")), code.srem(piece, size("pieces"))
-    a, b, *index = (code.word(_argument(code, frame, k), 3) for k in range(len(OPERANDS)))
-    a, b = (code.add(x, code.mul(member, size(name))) for x, name in ((a, "a_bytes"), (b, "b_bytes")))
-    out = code.add(_result(code, frame), code.mul(member, size("out_bytes")))
-    return [a, b, code.add(out, code.mul(piece, size("piece_bytes"))), *index, _sizes(code, frame), part]
+    member, part = code.sdiv(piece, code.size("pieces")), code.srem(piece, code.size("pieces"))
+    a, b, *index = (code.word(code.operand(name), 3) for name in OPERANDS)
+    a, b = (code.add(x, code.mul(member, code.size(name))) for x, name in ((a, "a_bytes"), (b, "b_bytes")))
+    out = code.add(code.result(), code.mul(member, code.size("out_bytes")))
+    return [a, b, code.add(out, code.mul(piece, code.size("piece_bytes"))), *index, code.sizes(), part]
