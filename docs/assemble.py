@@ -6,7 +6,6 @@ and a link to a file that is not there is an error.
 """
 
 import ast
-import inspect
 import json
 import os
 import re
@@ -22,6 +21,7 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
 import pictures  # noqa: E402
+from conf import about_format  # noqa: E402
 
 import jaxsparse_fmt as jsf  # noqa: E402
 import solvers  # noqa: E402
@@ -147,16 +147,15 @@ def picture(name: str, alt: str) -> Iterator[str]:
 
 
 def of_formats(of_papers: bool = False) -> Iterator[str]:
-    """For each format: its source and its bytes, from the head of its module, and its picture."""
+    """For each format: its source, its bytes and its picture."""
     if not of_papers:
         yield from ["### The matrix", "", *picture("matrix", "the small matrix")]
     for name, cls in jsf.FORMATS.items():
         taken = "footprints" in vars(cls)
         if of_papers is taken or (of_papers and name in EXCHANGE):
             continue
-        doc = inspect.getdoc(sys.modules[cls.__module__]) or ""
-        head, *parts = (part.replace("\n", " ") for part in doc.split("\n\n"))
-        size = next((part for part in parts if part.startswith("Bytes")), "")
+        head, *parts = (part.replace("\n", " ") for part in about_format(cls))
+        size = next((part[part.index("Bytes") :] for part in parts if "Bytes" in part), "")
         yield from [f"### {name}", "", head, "", size, ""]
         yield from picture(f"layout_{name}", f"the small matrix in {name}")
 

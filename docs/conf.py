@@ -53,10 +53,16 @@ def without_fields(app, what, name, obj, options, signature, returned):
     return ("", None) if what == "class" and obj in FORMATS.values() else None
 
 
-def from_module(app, what, name, obj, options, lines: list[str]) -> None:
-    """The head of its module describes a format."""
+def about_format(cls: type) -> list[str]:
+    """The paragraphs on a format: of its class, where a picture stands there, and of its module."""
+    own, shared = (inspect.getdoc(of) or "" for of in (cls, sys.modules[cls.__module__]))
+    return [*(own.split("\n\n") if "⎡" in own else []), *shared.split("\n\n")]
+
+
+def in_short(app, what, name, obj, options, lines: list[str]) -> None:
+    """A format is described by the first paragraph of its class or its module; the picture is on other pages."""
     if what == "class" and obj in FORMATS.values():
-        lines[:] = (inspect.getdoc(sys.modules[obj.__module__]) or "").split("\n\n")[0].splitlines()
+        lines[:] = about_format(obj)[0].splitlines()
 
 
 def _last(lines: list[str]) -> str:
@@ -70,5 +76,5 @@ def _escaped(line: str) -> str:
 
 def setup(app) -> None:
     app.connect("autodoc-process-signature", without_fields)
-    app.connect("autodoc-process-docstring", from_module, priority=50)
+    app.connect("autodoc-process-docstring", in_short, priority=50)
     app.connect("autodoc-process-docstring", as_rest, priority=100)  # before napoleon
