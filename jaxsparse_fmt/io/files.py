@@ -42,7 +42,7 @@ def read_mtx(path: PathLike | BinaryIO) -> sp.csr_array:
 
     Args:
         path: of a file, plain, gzip or bzip2 by its content; or a binary file that is open for
-            reading. The file may be a pipe, since it is read once, from front to end.
+            reading. The file may be a pipe.
 
     Returns:
         [rows, cols] float64, or complex128 when the field is complex.

@@ -19,6 +19,7 @@ line in Python (`by_line`), which finds the fault, or spells the entries as SciP
 import functools
 import operator
 import re
+import types
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -61,16 +62,6 @@ class Head(NamedTuple):
         return ["row", "column"][: self.n_index] + [[], ["value"], ["real part", "imaginary part"]][self.n_value]
 
 
-class _Stream:
-    """What SciPy takes for an open file: it reads one piece after the other."""
-
-    def __init__(self, pieces: Iterator[bytes]):
-        self._pieces = pieces
-
-    def read(self, size: int = -1) -> bytes:
-        return next(self._pieces, b"")
-
-
 def read(
     pieces: Callable[[], Iterator[bytes]],  # of whole lines, from the first behind the head on
     head: Head,
@@ -104,8 +95,9 @@ def read(
             raise fault(head.path, lines, f"{what}; fetch it again or correct the size line")
 
     text = checked()
+    stream = types.SimpleNamespace(read=lambda size=-1: next(text, b""))  # what SciPy takes for an open file
     try:
-        found: Any = mmread(_Stream(text)) if head.entries else None
+        found: Any = mmread(stream) if head.entries else None
     except (ValueError, OverflowError):
         for _ in checked(every_index=True):  # raises, if an index is outside of the matrix
             pass
