@@ -151,7 +151,7 @@ def of_formats(of_papers: bool = False) -> Iterator[str]:
     if not of_papers:
         yield from ["### The matrix", "", *picture("matrix", "the small matrix")]
     for name, cls in jsf.FORMATS.items():
-        taken = "footprints" in vars(cls)
+        taken = "_footprints" in vars(cls)
         if of_papers is taken or (of_papers and name in EXCHANGE):
             continue
         head, *parts = (part.replace("\n", " ") for part in about_format(cls))

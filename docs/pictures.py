@@ -117,10 +117,10 @@ def _walk(A: jsf.SparseMatrix, row: np.ndarray, col: np.ndarray) -> tuple[np.nda
     if not isinstance(A, ByRule):
         owner = col if A.name == "csc" else row
         return owner, _rank(owner)
-    address, main = A.rule.address, A.rule.n_stored
+    address, main = A._rule.address, A._rule.n_stored
     if isinstance(address, Starts):  # with every entry in its own place
         address = Slices(address.n_rows, address.lanes)
-    arrays = {name: np.asarray(a) for name, a in A.arrays.items()}
+    arrays = {name: np.asarray(a) for name, a in A._arrays.items()}
     if isinstance(address, Bisected):
         group, _ = address.owners(np, arrays, main)
         warp, chunk = group // GROUPS, np.arange(len(group))

@@ -79,7 +79,7 @@ def _with_transpose(csr: Csr, name: str, target: Target, **layout: Any) -> Spars
             f"unrolls their columns; got {block[0]}"
         )
     A = build(csr, name, target, **layout)
-    if A.transposes:
+    if A._transposes:
         return A
     building.check_pointers(csr.shape[1], "columns", csr.nnz, target)
     if turns:

@@ -168,7 +168,7 @@ def _ids(A: Any, name: str) -> tuple[Array, Array]:
             f"{name} takes a matrix of this library on one device, got {type(A).__name__}; from_scipy makes one, and "
             "A.T.asformat('csr') one of a transpose"
         )
-    A.check_single()
+    A._check_single()
     return A.row_ids, A.col_ids
 
 

@@ -23,11 +23,9 @@ MODULES = (jsf, jsf.choose, jsf.gallery, jsf.io, jsf.plot, solvers, solvers.prec
 OPERATORS = "__abs__ __getitem__ __iter__ __len__ __matmul__ __mul__ __neg__ __rmatmul__ __rmul__ __truediv__"
 # Members without an underscore that only other modules of the two packages use.
 INTERNAL = {
-    "SparseMatrix": "without_values product_face transposed_face outer_face native_face dots sums product_dot "
-    "wants_shared_memory prepared for_other_values csr_arrays check_single from_csr footprints "
-    "with_arrays in_order layout_options sized_by_nnz shares_places transposes unread nbytes_read",
-    "ShardedMatrix": "prepared shards domain range data_basis inside told entered record",
-    "Transposed": "A prepared",
+    "SparseMatrix": "from_csr layout_options nbytes_read with_arrays",
+    "ShardedMatrix": "shards domain range data_basis inside told entered record",
+    "Transposed": "A",
     "Solution": "code n_iterations",
     "EigenSolution": "code n_iterations n_products",
     "LeastSquaresSolution": "code n_iterations",

@@ -1,6 +1,6 @@
 """format="auto": the formats ranked by the time that a product should take.
 
-Each format counts what a product moves (`footprints`, beside its `from_csr`). How fast a format moves it comes from the
+Each format counts what a product moves (`_footprints`, beside `from_csr`). How fast a format moves it comes from the
 tables of `benchmarks.spmv`. On a GPU a product takes the longer of two times: that of its bytes, and that of the
 longest row, which one thread walks a few entries at a time.
 """
@@ -165,7 +165,7 @@ def rank(S: Any, dtype: Any = None, platform: str | None = None, backend: str = 
 def storages(pattern: PatternCounts, formats: Iterable[str] = FORMATS) -> Iterator[Storage]:
     """The storages of formats that `auto` may take."""
     for name in formats:
-        for storage in FORMATS[name].footprints(pattern):
+        for storage in FORMATS[name]._footprints(pattern):
             misses = 0.0  # not known for a CPU
             if pattern.on_gpu:
                 of = (storage.rows, storage.layout["sigma"]) if storage.sorted else (L1_ROWS, 1)

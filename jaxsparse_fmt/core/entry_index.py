@@ -72,7 +72,7 @@ def _found(make: Any, A: Any) -> Any:
 def _index(A: Any) -> Index:
     _, _, entry, place = _numbered(A).entries()
     of_entry = lambda a: jnp.zeros(A.nnz, a.dtype).at[entry].set(a, mode="drop", unique_indices=True)  # noqa: E731
-    return Index(of_entry(place), entry, of_entry(_numbered(A).values) if A.shares_places else None)
+    return Index(of_entry(place), entry, of_entry(_numbered(A).values) if A._shares_places else None)
 
 
 def _numbered(A: Any) -> Any:
@@ -158,7 +158,7 @@ def _stored(A: Any, data: Array) -> Array:
 
 def shared_out(A: Any) -> Any:
     """A of derivatives in `values`, each divided by the number of entries that a product reads at its place."""
-    if not A.shares_places:
+    if not A._shares_places:
         return A
     _, _, entry, place = _numbered(A).entries()
     count = jnp.zeros(A.n_stored).at[jnp.where(entry < A.nnz, place, A.n_stored)].add(1, mode="drop")

@@ -14,9 +14,9 @@ Operands have two more axes: v [b, n_stored], x [b, n_cols, p], y [b, n_rows, p]
 part of the column axis p, so that one reading of A serves all of them; a batch over values becomes part of b. A batch
 over index arrays, as over a whole stack of matrices, is a loop.
 
-Beside its two operands a primitive takes the pattern, the matrix without its values (`Pattern.without_values`):
+Beside its two operands a primitive takes the pattern, the matrix without its values (`Pattern._without_values`):
 the arrays of the pattern are further operands, its tree is a parameter. The lowering puts the pattern together again
-and calls its method `product_face`, `transposed_face` or `outer_face`.
+and calls its method `_product_face`, `_transposed_face` or `_outer_face`.
 """
 
 import functools
@@ -67,7 +67,7 @@ def product_dot(pattern: Pattern, values: Array, x: Array, w: Array) -> tuple[Ar
 def _product_dot(values, x, w, *leaves, tree, backend):
     pattern = jax.tree.unflatten(tree, leaves)
     if selection.is_pallas(backend):
-        return pattern.product_dot(values, x, w, backend)
+        return pattern._product_dot(values, x, w, backend)
     y = computed("product", pattern, values[None], x[None, :, None], backend)[0, :, 0]
     return y, _one_part(pattern, w, y)
 
@@ -78,7 +78,7 @@ def _product_then_dot(values, x, w, *leaves, **params):
 
 
 def _one_part(pattern, w, y):
-    return jnp.zeros(pattern.sums, y.dtype).at[0].set(jnp.vdot(w, y))
+    return jnp.zeros(pattern._sums, y.dtype).at[0].set(jnp.vdot(w, y))
 
 
 product_dot_p = vector_passes.platform_primitive("sparse_product_dot", _product_dot, _product_then_dot)
@@ -130,7 +130,7 @@ def _lower(face, platform, ctx, *operands, tree, backend):
 
     def compute(a, b, *leaves):
         pattern = jax.tree.unflatten(tree, leaves)
-        runs = selection.resolve(backend, platform, pattern.wants_shared_memory(face, b.shape[2]))
+        runs = selection.resolve(backend, platform, pattern._wants_shared_memory(face, b.shape[2]))
         return computed(face, pattern, a, b, runs)
 
     promotion = jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow")
@@ -140,14 +140,14 @@ def _lower(face, platform, ctx, *operands, tree, backend):
 
 def computed(face: str, pattern: Pattern, a: Array, b: Array, backend: str) -> Array:
     """A face on a backend that `selection.resolve` has returned."""
-    found = pattern.native_face(face, a, b) if backend == "numba" else None
+    found = pattern._native_face(face, a, b) if backend == "numba" else None
     backend = "xla" if backend == "numba" else backend
-    return getattr(pattern, f"{face}_face")(a, b, backend) if found is None else found
+    return getattr(pattern, f"_{face}_face")(a, b, backend) if found is None else found
 
 
 def _for_other_values(tree, *leaves):
     """The pattern's leaves, of each of several lists, and its tree, for values that are not the matrix's own."""
-    places, tree = jax.tree.flatten(jax.tree.unflatten(tree, range(tree.num_leaves)).for_other_values)
+    places, tree = jax.tree.flatten(jax.tree.unflatten(tree, range(tree.num_leaves))._for_other_values)
     return *([a[i] for i in places] for a in leaves), tree
 
 

@@ -57,10 +57,10 @@ class SparseMatrix(OnOneDevice, Pattern):
 
     name: ClassVar[str]
     layout_options: ClassVar[tuple[str, ...]] = ()
-    sized_by_nnz: ClassVar[bool] = False  # the size of every array follows from nnz
-    in_order: ClassVar[bool] = False  # `values` are `data`
-    shares_places: ClassVar[bool] = False  # several entries may lie in one place
-    transposes: ClassVar[bool] = False  # a kernel computes its transposed product, without scatter-adds
+    _sized_by_nnz: ClassVar[bool] = False  # the size of every array follows from nnz
+    _in_order: ClassVar[bool] = False  # `values` are `data`
+    _shares_places: ClassVar[bool] = False  # several entries may lie in one place
+    _transposes: ClassVar[bool] = False  # a kernel computes its transposed product, without scatter-adds
 
     # -------------------------------------------------------------------------------------- what a format defines
 
@@ -70,7 +70,7 @@ class SparseMatrix(OnOneDevice, Pattern):
         """Builds the format from a canonical CSR matrix (sorted, no duplicates), with the layout's own keywords."""
 
     @classmethod
-    def footprints(cls, pattern: Any) -> Iterator[Any]:
+    def _footprints(cls, pattern: Any) -> Iterator[Any]:
         """The layouts that "auto" weighs for the `formats.footprint.PatternCounts`, a `Storage` each; here none."""
         del pattern
         return iter(())
@@ -95,7 +95,7 @@ class SparseMatrix(OnOneDevice, Pattern):
         """Bytes of the arrays that `A @ x` reads."""
         pattern = getattr(self, "pattern", None)
         unread = 0 if pattern is None or getattr(self, "reads_pattern") else pattern.nbytes  # noqa: B009
-        return dataclasses.replace(self, **dict.fromkeys(self.unread)).nbytes - unread
+        return dataclasses.replace(self, **dict.fromkeys(self._unread)).nbytes - unread
 
     @property
     def fill(self) -> float:
@@ -155,8 +155,8 @@ class SparseMatrix(OnOneDevice, Pattern):
             and jnp.result_type(self.values, x) == x.dtype
             and selection.is_pallas(self.backend)
         )
-        if fits and self.dots:
-            return form.product_dot(self.without_values, self.values, x, w)
+        if fits and self._sums:
+            return form.product_dot(self._without_values, self.values, x, w)
         y = self.matvec(x)
         return y, vector_passes.dot(w, y)
 
@@ -188,8 +188,8 @@ class SparseMatrix(OnOneDevice, Pattern):
         In "csr" and "coo" they are `values`. In other formats an index gathers them (`entry_index.py`). It is kept for
         the pattern, in 8 bytes an entry or a little more; for a traced pattern the program computes it.
         """
-        self.check_single()
-        if self.in_order:
+        self._check_single()
+        if self._in_order:
             return self.values
         return entry_index.data(self)
 
@@ -215,9 +215,9 @@ class SparseMatrix(OnOneDevice, Pattern):
         Raises:
           ValueError: another shape, or a matrix of another pattern or of a traced one.
         """
-        self.check_single()
+        self._check_single()
         data = entry_index.checked(self._entries_of_equal(data), self.nnz)
-        if self.in_order:
+        if self._in_order:
             return self._with_values(data)
         return self._refilled(entry_index.stored(self, data))
 
@@ -276,16 +276,16 @@ class SparseMatrix(OnOneDevice, Pattern):
           ValueError: unknown format, layout options that the format does not have, far more memory than the matrix
             needs, or inside jit a format whose size depends on a traced pattern.
         """
-        traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(self.without_values))
+        traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(self._without_values))
         if isinstance(self.values, Tracer) and not traced:
             with concrete():
                 ones = jnp.ones(self.values.shape, self.dtype)
             placed = dataclasses.replace(self, values=ones).asformat(name, max_bytes=max_bytes, **layout)
             return placed.with_data(self.data)
-        if traced and (name in CHOOSERS or (name in FORMATS and not FORMATS[name].sized_by_nnz)):
+        if traced and (name in CHOOSERS or (name in FORMATS and not FORMATS[name]._sized_by_nnz)):
             raise ValueError(
                 f"format {name!r} cannot be made of a traced pattern: its size is unknown; convert before, or to "
-                f"one of {', '.join(n for n, cls in FORMATS.items() if cls.sized_by_nnz)}"
+                f"one of {', '.join(n for n, cls in FORMATS.items() if cls._sized_by_nnz)}"
             )
         place = _place(self.values)
         there = contextlib.nullcontext() if place is None else jax.default_device(place)
@@ -378,10 +378,10 @@ def _hidden(A: SparseMatrix) -> SparseMatrix:
 @functools.partial(jax.jit, inline=True)
 @standard_promotion
 def _product(A: SparseMatrix, x: Array) -> Array:
-    return form.product(A.without_values, A.values, _columns(A, x))
+    return form.product(A._without_values, A.values, _columns(A, x))
 
 
 @functools.partial(jax.jit, inline=True)
 @standard_promotion
 def _back(A: SparseMatrix, y: Array) -> Array:
-    return form.transposed(A.without_values, A.values, _rows(A, y))
+    return form.transposed(A._without_values, A.values, _rows(A, y))

@@ -22,10 +22,10 @@ class Pattern(abc.ABC):
     """The index arrays and the sizes of a stored matrix, and the three faces of the form (`form.py`) over them.
 
     The faces take and return plain arrays, and read `values` from their arguments alone. `backend` is what
-    `selection.resolve` returns, but "numba", for which `form.py` calls `native_face`.
+    `selection.resolve` returns, but "numba", for which `form.py` calls `_native_face`.
 
     Attributes:
-      values: [n_stored], entries and padding in the format's own order; `Absent` in `without_values`.
+      values: [n_stored], entries and padding in the format's own order; `Absent` in `_without_values`.
       shape: (rows, columns).
       nnz: stored entries without padding. An explicit zero is an entry.
       backend: see `use_backend`.
@@ -36,51 +36,46 @@ class Pattern(abc.ABC):
     nnz: int
     backend: str
 
-    unread: ClassVar[tuple[str, ...]] = ()  # arrays that products do not read
+    _unread: ClassVar[tuple[str, ...]] = ()  # arrays that products do not read
 
     @abc.abstractmethod
-    def product_face(self, values: Array, x: Array, backend: str) -> Array:
+    def _product_face(self, values: Array, x: Array, backend: str) -> Array:
         """A·x for values [b, n_stored] and x [b, n_cols, p]: [b, n_rows, p]."""
 
     @abc.abstractmethod
-    def transposed_face(self, values: Array, y: Array, backend: str) -> Array:
+    def _transposed_face(self, values: Array, y: Array, backend: str) -> Array:
         """Aᵀ·y for values [b, n_stored] and y [b, n_rows, p]: [b, n_cols, p]."""
 
     @abc.abstractmethod
-    def outer_face(self, y: Array, x: Array, backend: str) -> Array:
+    def _outer_face(self, y: Array, x: Array, backend: str) -> Array:
         """Σ_p y[row, p]·x[col, p] at the stored places, 0 in padding: [b, n_stored]."""
 
-    def native_face(self, face: str, a: Array, b: Array) -> Array | None:
+    def _native_face(self, face: str, a: Array, b: Array) -> Array | None:
         """A face by name of its operands, by a Numba kernel; None where there is none."""
         del face, a, b
         return None
 
     @property
-    def dots(self) -> bool:
-        """Whether the product's kernel computes the inner product wᵀ·A·x at a lower cost than a separate pass."""
-        return False
+    def _sums(self) -> int:
+        """The number of partial sums of wᵀ·A·x that `_product_dot` returns; 0 where a separate pass costs less."""
+        return 0
 
-    @property
-    def sums(self) -> int:
-        """The number of partial sums of the inner product that `product_dot` returns."""
+    def _product_dot(self, values: Array, x: Array, w: Array, backend: str) -> tuple[Array, Array]:
+        """A·x and wᵀ·A·x in parts, by a Pallas kernel: [n_rows], [_sums]."""
         raise NotImplementedError
 
-    def product_dot(self, values: Array, x: Array, w: Array, backend: str) -> tuple[Array, Array]:
-        """A·x and wᵀ·A·x in parts, by a Pallas kernel, where `dots`: [n_rows], [sums]."""
-        raise NotImplementedError
-
-    def wants_shared_memory(self, face: str, p: int) -> bool:
+    def _wants_shared_memory(self, face: str, p: int) -> bool:
         """Whether the kernel of a face with p right-hand sides is faster where the lanes of a block share memory."""
         del face, p
         return False
 
     @property
-    def without_values(self) -> Self:
-        """The matrix without `values` and `unread` arrays: the operand of the primitives in `form.py`."""
-        return dataclasses.replace(self, values=Absent((self.n_stored,)), **dict.fromkeys(self.unread))
+    def _without_values(self) -> Self:
+        """The matrix without `values` and `_unread` arrays: the operand of the primitives in `form.py`."""
+        return dataclasses.replace(self, values=Absent((self.n_stored,)), **dict.fromkeys(self._unread))
 
     @property
-    def for_other_values(self) -> Self:
+    def _for_other_values(self) -> Self:
         """The same pattern without what was made of the matrix's own values."""
         return self
 
@@ -92,7 +87,7 @@ class Pattern(abc.ABC):
           ValueError: the matrix is a stack of matrices, or a gradient, which has no pattern. All code that reads the
             pattern reads this number first, and so raises too.
         """
-        self.check_single()
+        self._check_single()
         if not self._has_pattern:
             raise ValueError(
                 f"this is a gradient by a whole matrix of shape {self.shape}, or what is left of one without its index "
@@ -105,7 +100,7 @@ class Pattern(abc.ABC):
         leaves = [a for a in jax.tree.leaves(self) if a is not self.values]  # every format has some
         return bool(leaves) and not any(a.dtype == jax.dtypes.float0 for a in leaves if hasattr(a, "dtype"))
 
-    def check_single(self) -> None:
+    def _check_single(self) -> None:
         """Raises ValueError for a stack of matrices."""
         if len(self.values.shape) != 1:
             raise ValueError(

@@ -43,7 +43,7 @@ class ScipyNames:
 
     # --------------------------------------------------------------------------------------------------- products
 
-    def prepared(self, transposed: bool) -> Self:
+    def _prepared(self, transposed: bool) -> Self:
         """The same matrix for many products, or for many transposed ones."""
         del transposed
         return self

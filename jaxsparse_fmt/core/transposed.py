@@ -49,8 +49,8 @@ class Transposed(OnOneDevice):
     def T(self) -> Any:
         return self.A
 
-    def prepared(self, transposed: bool) -> "Transposed":
-        return Transposed(self.A.prepared(not transposed))
+    def _prepared(self, transposed: bool) -> "Transposed":
+        return Transposed(self.A._prepared(not transposed))
 
     def matvec(self, y: Any) -> Array:
         return self.A._transposed(y)

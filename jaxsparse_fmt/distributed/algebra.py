@@ -130,7 +130,7 @@ def _own(A: Any) -> tuple[Array, ...]:
 
 def of_blocks(A: Any, f: Callable[[Any], Array]) -> tuple[Array, ...]:
     """f(block) [n_stored] on each device for the blocks whose entries share places; of other blocks the values."""
-    if not any(block.shares_places for block in A.shards.blocks):
+    if not any(block._shares_places for block in A.shards.blocks):
         return tuple(block.values for block in A.shards.blocks)
     own = lambda shards: tuple(f(block)[None] for block in shards.blocks)  # noqa: E731
     return A.range.over.each(own, A.shards)

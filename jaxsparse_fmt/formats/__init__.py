@@ -15,7 +15,7 @@ from jaxsparse_fmt.formats.hyb import HYB
 from jaxsparse_fmt.formats.jds import JDS, PJDS
 from jaxsparse_fmt.formats.sell import SELL
 
-# Every list of formats uses this order. "auto" weighs those that define `footprints`. COO and CSC serve exchange; ELLR,
+# Every list of formats uses this order. "auto" weighs those with `_footprints`. COO and CSC serve exchange; ELLR,
 # ELLRT, JDS, PJDS, PELLR, BIELL, BIJAD and HYB reproduce their papers, and are taken only by name.
 _FORMATS = (COO, CSR, CSR5, CSC, DIA, HDIA, ELL, ELLR, ELLRT, HLL, JDS, PJDS, PELLR, BIELL, BIJAD, HYB, BSR, SELL)
 FORMATS.update((cls.name, cls) for cls in _FORMATS)

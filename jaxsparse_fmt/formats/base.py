@@ -43,7 +43,7 @@ class ByRule(SparseMatrix):
         """
         building.check_memory(cls.name, int(np.sum(places)), csr, target)
         layout = {option: fields[option] for option in cls.layout_options}
-        arrays = cls._filled(csr, target, rows, cls.rule_of_rows(csr.shape[0], **layout), places)
+        arrays = cls._filled(csr, target, rows, cls._rule_of_rows(csr.shape[0], **layout), places)
         of_rows = {"row_lengths": rows.lengths, "perm": rows.perm}
         known = {name: a for name, a in of_rows.items() if name in array_fields(cls)}
         return building.made(cls, csr, target, **known | arrays | fields)
@@ -61,14 +61,14 @@ class ByRule(SparseMatrix):
         return {"values": values, "col_idx": col_idx, **arrays}
 
     @staticmethod
-    def rule_of_rows(n_rows: int, slice_size: int | None = None, **layout: Any) -> Address:
+    def _rule_of_rows(n_rows: int, slice_size: int | None = None, **layout: Any) -> Address:
         """The rule that gives the places of a row's entries: here slices of `slice_size` rows, or one of all rows."""
         del layout
         return Slices(n_rows, slice_size or max(n_rows, 1))
 
     @property
     def address(self) -> Address:
-        return self.rule_of_rows(self.shape[0], **self.layout)
+        return self._rule_of_rows(self.shape[0], **self.layout)
 
     @property
     def column(self) -> ColumnRule:
@@ -76,40 +76,36 @@ class ByRule(SparseMatrix):
         return Explicit()
 
     @property
-    def arrays(self) -> dict[str, Array]:
+    def _arrays(self) -> dict[str, Array]:
         """The index arrays, by the names that the rules use."""
         named = {name: getattr(self, name) for name in array_fields(type(self)) if name != "values"}
         return {"slice_ptr" if k == "row_ptr" else k: a for k, a in named.items() if a is not None}
 
     @property
-    def rule(self) -> Rule:
+    def _rule(self) -> Rule:
         """The address rule and the column rule."""
         return Rule(self.shape, self.n_stored, self.address, self.column)
 
-    def product_face(self, values: Array, x: Array, backend: str) -> Array:
-        return spmv.product(values, x, self.arrays, rule=self.rule, backend=backend)
+    def _product_face(self, values: Array, x: Array, backend: str) -> Array:
+        return spmv.product(values, x, self._arrays, rule=self._rule, backend=backend)
 
-    def transposed_face(self, values: Array, y: Array, backend: str) -> Array:
-        return spmv.transposed_reference(values, y, self.arrays, rule=self.rule)
+    def _transposed_face(self, values: Array, y: Array, backend: str) -> Array:
+        return spmv.transposed_reference(values, y, self._arrays, rule=self._rule)
 
-    def outer_face(self, y: Array, x: Array, backend: str) -> Array:
-        return sddmm.outer(y, x, self.arrays, rule=self.rule, backend=backend)
+    def _outer_face(self, y: Array, x: Array, backend: str) -> Array:
+        return sddmm.outer(y, x, self._arrays, rule=self._rule, backend=backend)
 
     @property
-    def dots(self) -> bool:
-        """Whether `product_dot` pays: not where rows are long, nor where a thread shuffles the sums of two lanes."""
+    def _sums(self) -> int:
+        """None where rows are long, nor where a thread shuffles the sums of two lanes: there it does not pay."""
         short = 0 < self.n_stored < LAUNCH.long_rows * self.shape[0]
-        return short and not isinstance(self.column, Delta)
+        return spmv.parts(self._rule) if short and not isinstance(self.column, Delta) else 0
 
-    @property
-    def sums(self) -> int:
-        return spmv.parts(self.rule)
-
-    def product_dot(self, values: Array, x: Array, w: Array, backend: str) -> tuple[Array, Array]:
-        return spmv.product_dot(values, x, w, self.arrays, rule=self.rule, backend=backend)
+    def _product_dot(self, values: Array, x: Array, w: Array, backend: str) -> tuple[Array, Array]:
+        return spmv.product_dot(values, x, w, self._arrays, rule=self._rule, backend=backend)
 
     def entries(self) -> tuple[Array, Array, Array, Array]:
-        return *places_of(self, self.arrays, self.rule), self.values
+        return *places_of(self, self._arrays, self._rule), self.values
 
     @property
     def basis(self) -> Basis:
@@ -125,13 +121,13 @@ class ByRule(SparseMatrix):
         perm = self._own_order()
         if perm is None:
             return self
-        col_idx = _renumbered(self.arrays["col_idx"], perm)
+        col_idx = _renumbered(self._arrays["col_idx"], perm)
         return dataclasses.replace(self, col_idx=col_idx, perm=None)  # pyright: ignore[reportCallIssue]
 
     def _own_order(self) -> Array | None:
-        self.check_single()
+        self._check_single()
         square = self.shape[0] == self.shape[1]
-        return self.arrays.get("perm") if square and isinstance(self.column, Explicit) else None
+        return self._arrays.get("perm") if square and isinstance(self.column, Explicit) else None
 
 
 class ByEntries(SparseMatrix):
@@ -141,11 +137,11 @@ class ByEntries(SparseMatrix):
         """`entries`, by row, column and number within the row of every stored place."""
         return row, col, _index_in_data(self, row, j, col < self.shape[1]), self.values
 
-    def transposed_face(self, values: Array, y: Array, backend: str) -> Array:
+    def _transposed_face(self, values: Array, y: Array, backend: str) -> Array:
         row, col, *_ = self.entries()
         return coordinates.transposed_reference(values, y, row, col, n_cols=self.shape[1])
 
-    def outer_face(self, y: Array, x: Array, backend: str) -> Array:
+    def _outer_face(self, y: Array, x: Array, backend: str) -> Array:
         row, col, *_ = self.entries()
         return coordinates.outer_reference(y, x, row, col, n_cols=self.shape[1])
 

@@ -28,11 +28,11 @@ class BisectedGroups(ByRule):
     row_lengths: ZeroPadded
     perm: Array | None
 
-    unread = ("row_lengths",)
+    _unread = ("row_lengths",)
     window = None
 
     @staticmethod
-    def rule_of_rows(n_rows: int) -> Bisected:
+    def _rule_of_rows(n_rows: int) -> Bisected:
         return Bisected(n_rows)
 
     @classmethod

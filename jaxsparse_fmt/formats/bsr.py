@@ -47,7 +47,7 @@ class BSR(ByRule):
     layout_options = ("block_shape",)
 
     @staticmethod
-    def rule_of_rows(n_rows: int, block_shape: tuple[int, int]) -> Slices:
+    def _rule_of_rows(n_rows: int, block_shape: tuple[int, int]) -> Slices:
         return Slices(n_rows, slice_rows(n_rows, block_shape[0]))
 
     @property
@@ -68,7 +68,7 @@ class BSR(ByRule):
         )
 
     @classmethod
-    def footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
+    def _footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
         csr = pattern.csr
         r, c = best_block(csr, pattern.itemsize) if pattern.on_gpu else (1, 1)  # on a CPU, CSR is as fast
         C = slice_rows(csr.shape[0], r)

@@ -30,10 +30,10 @@ class COO(ByEntries):
     col_idx: ColumnIndex
 
     name = "coo"
-    sized_by_nnz = True
-    in_order = True
+    _sized_by_nnz = True
+    _in_order = True
 
-    def product_face(self, values: Array, x: Array, backend: str) -> Array:
+    def _product_face(self, values: Array, x: Array, backend: str) -> Array:
         arrays = {"slice_ptr": row_pointers(self.row_idx, self.shape[0]), "col_idx": self.col_idx}
         rule = csr_rule(self.shape, self.n_stored, Explicit())
         return spmv.product(values, x, arrays, rule=rule, backend=backend)

@@ -32,15 +32,15 @@ class CSC(ByEntries):
     col_ptr: Pointer
 
     name = "csc"
-    transposes = True
-    sized_by_nnz = True
+    _transposes = True
+    _sized_by_nnz = True
 
-    def product_face(self, values: Array, x: Array, backend: str) -> Array:
+    def _product_face(self, values: Array, x: Array, backend: str) -> Array:
         n_rows, n_cols = self.shape
         col_idx = expand_ptr(jnp, self.col_ptr, self.n_stored)
         return coordinates.product_reference(values, x, self.row_idx, col_idx, n_rows=n_rows, n_cols=n_cols)
 
-    def transposed_face(self, values: Array, y: Array, backend: str) -> Array:
+    def _transposed_face(self, values: Array, y: Array, backend: str) -> Array:
         n_rows, n_cols = self.shape
         arrays = {"slice_ptr": self.col_ptr, "col_idx": self.row_idx}
         rule = csr_rule((n_cols, n_rows), self.n_stored, Explicit())

@@ -31,15 +31,15 @@ class CSR(ByRule):
     threads_per_row: int
 
     name = "csr"
-    sized_by_nnz = True
-    in_order = True
+    _sized_by_nnz = True
+    _in_order = True
     layout_options = ("threads_per_row",)
 
     @staticmethod
-    def rule_of_rows(n_rows: int, threads_per_row: int) -> Slices:
+    def _rule_of_rows(n_rows: int, threads_per_row: int) -> Slices:
         return Slices(n_rows, 1, threads_per_row)
 
-    def native_face(self, face: str, a: Array, b: Array) -> Array | None:
+    def _native_face(self, face: str, a: Array, b: Array) -> Array | None:
         return spmv_cpu.of_rows(face, a, b, self.row_ptr, self.col_idx, self.shape)
 
     def csr_arrays(self) -> tuple[Array, Array, Array]:
@@ -62,7 +62,7 @@ class CSR(ByRule):
         return building.made(cls, csr, target, values, col_idx=col_idx, row_ptr=row_ptr, threads_per_row=chosen)
 
     @classmethod
-    def footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
+    def _footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
         csr, longest = pattern.csr, pattern.longest
         threads = threads_for(csr.nnz, csr.shape[0])
         very_long = csr.nnz >= LAUNCH.very_long_rows * csr.shape[0]

@@ -96,7 +96,7 @@ class CSR5(ByEntries):
     layout_options = ("tile_shape", "hot", "keep_sums")
 
     @property
-    def arrays(self) -> dict[str, Array]:
+    def _arrays(self) -> dict[str, Array]:
         """The arrays of the tiles by their names in `kernels/csr5.py`."""
         named = {name: getattr(self, name) for name in array_fields(type(self)) if name not in NOT_OF_TILES}
         return {name: a for name, a in named.items() if a is not None}
@@ -107,13 +107,13 @@ class CSR5(ByEntries):
         (n_rows, n_cols), kept_rows = self.shape, self.tile_rows if self.tile_rows <= LAUNCH.most_kept else 0
         return Tiles((n_rows + self.n_pieces, n_cols), self.n_stored, *self.tile_shape, self.n_pieces, kept_rows)
 
-    def wants_shared_memory(self, face: str, p: int) -> bool:
+    def _wants_shared_memory(self, face: str, p: int) -> bool:
         return face == "product" and p == 1 and self.tiles.kept_rows > 0
 
-    def product_face(self, values: Array, x: Array, backend: str) -> Array:
+    def _product_face(self, values: Array, x: Array, backend: str) -> Array:
         x = x if self.col_order is None else x.at[:, self.col_order].get(mode="promise_in_bounds")
         backend, rows, piece_ptr = spmv.supported(backend, values, x), self.long_rows, self.piece_ptr
-        y, sums = csr5.product(values, x, self.arrays, tiles=self.tiles, backend=backend, piece_ptr=piece_ptr)
+        y, sums = csr5.product(values, x, self._arrays, tiles=self.tiles, backend=backend, piece_ptr=piece_ptr)
         return y if rows is None or piece_ptr is None else _with_pieces(y, sums, rows, piece_ptr, backend)
 
     @standard_promotion
@@ -121,7 +121,7 @@ class CSR5(ByEntries):
         if self.n_stored == 0:
             nothing = jnp.zeros(0, jnp.int32)
             return nothing, nothing, nothing, self.values
-        (row, col, j), rows, piece_ptr = self.tiles.places(self.arrays), self.long_rows, self.piece_ptr
+        (row, col, j), rows, piece_ptr = self.tiles.places(self._arrays), self.long_rows, self.piece_ptr
         if self.col_order is not None:
             col = self.col_order.at[col].get(mode="fill", fill_value=self.shape[1])
         if rows is not None and piece_ptr is not None:
@@ -144,7 +144,7 @@ class CSR5(ByEntries):
         """The same storage with columns of 32 bits."""
         if self.marked_delta is None:
             return self
-        col, last = self.tiles.columns(self.arrays)
+        col, last = self.tiles.columns(self._arrays)
         marked = jnp.where(last, col | jnp.int32(WIDE_MARK), col)
         return dataclasses.replace(self, marked_delta=None, col_base=None, marked_col=marked)
 
@@ -188,7 +188,7 @@ class CSR5(ByEntries):
         return building.made(cls, csr, target, values, **index, **sizes, **layout)
 
     @classmethod
-    def footprints(cls, pattern: PatternCounts) -> Iterator[Storage]:
+    def _footprints(cls, pattern: PatternCounts) -> Iterator[Storage]:
         csr, (n_rows, n_cols) = pattern.csr, pattern.csr.shape
         if not pattern.on_gpu:
             return

@@ -55,11 +55,11 @@ class DIA(ByRule):
     reads_pattern: AnyShards
 
     name = "dia"
-    transposes = True
-    shares_places = True
+    _transposes = True
+    _shares_places = True
 
     @staticmethod
-    def rule_of_rows(n_rows: int) -> Starts:
+    def _rule_of_rows(n_rows: int) -> Starts:
         return Starts(n_rows, max(n_rows, 1))
 
     @property
@@ -79,7 +79,7 @@ class DIA(ByRule):
         S = scipy.sparse.csr_array(scipy.sparse.dia_array((by_column, offsets), shape=self.shape))
         return S if S.nnz == self.nnz else super().to_scipy()  # SciPy leaves zeros out
 
-    def native_face(self, face: str, a: Array, b: Array) -> Array | None:
+    def _native_face(self, face: str, a: Array, b: Array) -> Array | None:
         if face == "outer":
             return None
         offsets, start, shape = self.offsets, self.start, self.shape
@@ -87,19 +87,19 @@ class DIA(ByRule):
             offsets, start, shape = -offsets, start - offsets, shape[::-1]
         return spmv_cpu.product_of_diagonals(a, b, offsets, start, self.pattern, self.reads_pattern, shape)
 
-    def transposed_face(self, values: Array, y: Array, backend: str) -> Array:
+    def _transposed_face(self, values: Array, y: Array, backend: str) -> Array:
         n_rows, n_cols = self.shape
-        back = self.arrays | {"offsets": -self.offsets, "start": self.start - self.offsets}
+        back = self._arrays | {"offsets": -self.offsets, "start": self.start - self.offsets}
         rule = Rule((n_cols, n_rows), self.n_stored, Starts(n_cols, n_cols), self.column)
         return spmv.product(values, y, back, rule=rule, backend=backend)
 
     @property
     def _own(self) -> tuple[dict[str, Array], Rule]:
         """The arrays and the rule by which every entry lies in its own place."""
-        index = {name: a for name, a in self.arrays.items() if name != "start"}
+        index = {name: a for name, a in self._arrays.items() if name != "start"}
         return index, Rule(self.shape, self.n_stored, Slices(self.shape[0], max(self.shape[0], 1)), Diagonal())
 
-    def outer_face(self, y: Array, x: Array, backend: str) -> Array:
+    def _outer_face(self, y: Array, x: Array, backend: str) -> Array:
         """The derivative by each place: the sum over all entries that share it."""
         (index, rule), (n_rows, n_cols) = self._own, self.shape
         v = sddmm.outer(y, x, index, rule=rule, backend=backend)
@@ -153,7 +153,7 @@ class DIA(ByRule):
         return dataclasses.replace(A, start=building.on_device(start.astype(own.dtype)))
 
     @classmethod
-    def footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
+    def _footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
         counted, n_rows = pattern.diagonals, max(pattern.csr.shape[0], 1)
         if counted is None:
             return

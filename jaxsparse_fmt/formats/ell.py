@@ -38,7 +38,7 @@ class ELL(Padded):
     """
 
     name = "ell"
-    unread = ("row_lengths",)
+    _unread = ("row_lengths",)
 
     @classmethod
     def from_csr(cls, csr: Csr, target: Target) -> Self:
@@ -46,7 +46,7 @@ class ELL(Padded):
         return cls._store(csr, target, rows, rows.longest * csr.shape[0])
 
     @classmethod
-    def footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
+    def _footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
         longest, n_rows = pattern.longest, pattern.csr.shape[0]
         places = longest * n_rows
         yield footprint.Storage(cls.name, {}, places * (pattern.itemsize + 4), places, footprint.trips(longest), n_rows)
@@ -71,7 +71,7 @@ class ELLR(Padded):
     layout_options = ("threads_per_row",)
 
     @staticmethod
-    def rule_of_rows(n_rows: int, threads_per_row: int) -> Slices:
+    def _rule_of_rows(n_rows: int, threads_per_row: int) -> Slices:
         return Slices(n_rows, pitch_of(n_rows), threads_per_row)
 
     @classmethod
@@ -104,7 +104,7 @@ class ELLRT(Padded):
     layout_options = ("threads_per_row",)
 
     @staticmethod
-    def rule_of_rows(n_rows: int, threads_per_row: int) -> Subwarp:
+    def _rule_of_rows(n_rows: int, threads_per_row: int) -> Subwarp:
         return Subwarp(n_rows, pitch_of(n_rows) * threads_per_row, threads_per_row)
 
     @classmethod
@@ -141,7 +141,7 @@ class PELLR(Padded):
     layout_options = ("lengths_per",)
 
     @staticmethod
-    def rule_of_rows(n_rows: int, lengths_per: str) -> Slices:
+    def _rule_of_rows(n_rows: int, lengths_per: str) -> Slices:
         return Slices(n_rows, pitch_of(n_rows), falling=LENGTHS[lengths_per])
 
     @classmethod

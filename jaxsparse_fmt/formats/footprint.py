@@ -1,7 +1,7 @@
 """The size of a storage in bytes, places and threads' steps, counted before anything is stored.
 
-Every format that `format="auto"` may take yields a `Storage` for each layout that may be fast, from `footprints` beside
-its `from_csr`; `choose/ranking.py` turns these into seconds.
+Every format that `format="auto"` may take yields a `Storage` for each layout that may be fast, from `_footprints`
+beside `from_csr`; `choose/ranking.py` turns these into seconds.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ class Storage:
       by_columns: whether XLA goes by columns (`kernels/spmv.py`).
       sorted: by length, in windows.
       cut, pieces: rows that continue in pieces, and their pieces, whose sums another kernel adds.
-      misses: of the L1 cache for an entry's x, 0 to 1; as `footprints` yields it, the factor on the pattern's misses.
+      misses: of the L1 cache for an entry's x, 0 to 1; as `_footprints` yields it, the factor on the pattern's misses.
       written: rows that are written one by one, when their sums are complete.
       hops: of all tiles of CSR5, scaled to tiles of 512 lanes, since more of the smaller tiles run at once.
       copied: numbers of x that a separate kernel copies into another order before the product.

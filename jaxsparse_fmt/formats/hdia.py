@@ -52,7 +52,7 @@ class HDIA(ByRule):
         return groups.store(cls, target, perm=perm, slice_size=C, sigma=sigma)
 
     @classmethod
-    def footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
+    def _footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
         C, n_rows = 128, pattern.csr.shape[0]
         counted = statistics.diagonals_by_slice(pattern.sample(C), C) if pattern.on_gpu else None  # far slower on a CPU
         if counted is not None and pattern.is_padding_few(counted):

@@ -32,7 +32,7 @@ class HLL(ByRule):
     sigma: int
 
     name = "hll"
-    unread = ("row_lengths",)
+    _unread = ("row_lengths",)
     layout_options = ("slice_size", "sigma")
 
     @classmethod
@@ -49,7 +49,7 @@ class HLL(ByRule):
         return cls._store(csr, target, rows, places, slice_size=slice_size, sigma=sigma)
 
     @classmethod
-    def footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
+    def _footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
         for C, sigma, widths in pattern.slices:
             places, longest = int(widths.sum()) * C, int(widths.max(initial=0))
             index = footprint.pointer_bytes(widths.size, places) + (4 * pattern.csr.shape[0] if sigma > 1 else 0)

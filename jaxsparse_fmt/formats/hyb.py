@@ -49,25 +49,25 @@ class HYB(ByEntries, ByRule):
         return self.n_stored - self.tail_col.shape[0]
 
     @property
-    def arrays(self) -> dict[str, Array]:
+    def _arrays(self) -> dict[str, Array]:
         return {"col_idx": self.col_idx}
 
     @property
-    def rule(self) -> Rule:
+    def _rule(self) -> Rule:
         return Rule(self.shape, self.n_main, self.address, self.column)
 
     @property
-    def dots(self) -> bool:
-        return False
+    def _sums(self) -> int:
+        return 0
 
-    def product_face(self, values: Array, x: Array, backend: str) -> Array:
+    def _product_face(self, values: Array, x: Array, backend: str) -> Array:
         n_main, n_tail = self.n_main, self.tail_col.shape[0]
         y: Any = 0
         # A kernel would get a slice of `values` as a copy; so a single matrix goes in whole, at its own addresses.
         whole = values.shape[0] == 1 and selection.is_pallas(spmv.supported(backend, values, x))
         head, tail, offset = (values, values, n_main) if whole else (values[:, :n_main], values[:, n_main:], 0)
         if n_main:
-            y = spmv.product(head, x, self.arrays, rule=self.rule, backend=backend)
+            y = spmv.product(head, x, self._arrays, rule=self._rule, backend=backend)
         if n_tail:
             start = row_pointers(self.tail_row, self.shape[0]).astype(index_dtype(offset + n_tail)) + offset
             arrays = {"slice_ptr": start, "col_idx": self.tail_col}
@@ -76,7 +76,7 @@ class HYB(ByEntries, ByRule):
 
     @standard_promotion
     def entries(self) -> tuple[Array, Array, Array, Array]:
-        main = self.rule.places(self.arrays)
+        main = self._rule.places(self._arrays)
         n_tail, tail_row = self.tail_col.shape[0], jnp.minimum(self.tail_row, max(self.shape[0] - 1, 0))
         ptr = row_pointers(self.tail_row, self.shape[0])
         j = (jnp.arange(n_tail, dtype=ptr.dtype) - ptr[tail_row]).astype(jnp.int32) + self.width

@@ -27,7 +27,7 @@ class JaggedDiagonals(ByRule):
     perm: Array | None
 
     @staticmethod
-    def rule_of_rows(n_rows: int, **layout: Any) -> Jagged:
+    def _rule_of_rows(n_rows: int, **layout: Any) -> Jagged:
         del layout
         return Jagged(n_rows)
 

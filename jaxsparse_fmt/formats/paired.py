@@ -40,7 +40,7 @@ class Paired(SparseMatrix):
       own: the storage of A, without values.
       across: the storage of Aᵀ, without values.
       source: [n_stored of `across`], the place in `values` of each; n_stored in padding.
-      turned: `values` in the places of `across`, where gathered before a product (`prepared`).
+      turned: `values` in the places of `across`, where gathered before a product (`_prepared`).
     """
 
     own: SparseMatrix
@@ -49,7 +49,7 @@ class Paired(SparseMatrix):
     turned: Array | None = None
 
     name = "paired"
-    transposes = True
+    _transposes = True
 
     @classmethod
     def from_csr(cls, csr: Csr, *, A: SparseMatrix, across: Callable[[Csr], SparseMatrix]) -> Self:
@@ -79,47 +79,47 @@ class Paired(SparseMatrix):
         """`across` with an array in place of its values, of their length."""
         return dataclasses.replace(self.across, values=self.source)
 
-    def prepared(self, transposed: bool) -> Self:
+    def _prepared(self, transposed: bool) -> Self:
         if not transposed or self.turned is not None or self.source.shape[0] == 0:
             return self
         turned = _kept.get("turned", [self.values, self.source], lambda: _gathered(self.values, self.source))
         return dataclasses.replace(self, turned=turned)
 
     @property
-    def for_other_values(self) -> Self:
+    def _for_other_values(self) -> Self:
         return self if self.turned is None else dataclasses.replace(self, turned=None)
 
     def _with_values(self, values: Array) -> Self:
-        return super()._with_values(values).for_other_values
+        return super()._with_values(values)._for_other_values
 
     def _transposed(self, y: Any) -> Array:
         there = not isinstance(self.values, Tracer) and not is_on_cpu(self.values)  # a CPU's kernel needs none
-        return super(Paired, self.prepared(True) if there else self)._transposed(y)
+        return super(Paired, self._prepared(True) if there else self)._transposed(y)
 
     @property
-    def without_values(self) -> Self:
-        own, across = self._forward.without_values, self._backward.without_values
-        return dataclasses.replace(super().without_values, own=own, across=across)
+    def _without_values(self) -> Self:
+        own, across = self._forward._without_values, self._backward._without_values
+        return dataclasses.replace(super()._without_values, own=own, across=across)
 
-    def product_face(self, values: Array, x: Array, backend: str) -> Array:
-        return self._forward.product_face(values, x, backend)
+    def _product_face(self, values: Array, x: Array, backend: str) -> Array:
+        return self._forward._product_face(values, x, backend)
 
-    def transposed_face(self, values: Array, y: Array, backend: str) -> Array:
+    def _transposed_face(self, values: Array, y: Array, backend: str) -> Array:
         if self.source.shape[0] == 0:  # a matrix without entries, whose own storage has padding only
             return jnp.zeros((y.shape[0], self.shape[1], y.shape[2]), jnp.result_type(values, y))
         turned = _gathered(values, self.source) if self.turned is None else self.turned[None]
-        return self._backward.product_face(turned, y, backend)
+        return self._backward._product_face(turned, y, backend)
 
-    def native_face(self, face: str, a: Array, b: Array) -> Array | None:
-        return self._forward.native_face(face, a, b)  # its transposed product needs no gather of the values
+    def _native_face(self, face: str, a: Array, b: Array) -> Array | None:
+        return self._forward._native_face(face, a, b)  # its transposed product needs no gather of the values
 
-    def outer_face(self, y: Array, x: Array, backend: str) -> Array:
-        return self._forward.outer_face(y, x, backend)
+    def _outer_face(self, y: Array, x: Array, backend: str) -> Array:
+        return self._forward._outer_face(y, x, backend)
 
-    def wants_shared_memory(self, face: str, p: int) -> bool:
+    def _wants_shared_memory(self, face: str, p: int) -> bool:
         if face == "transposed":
-            return self._backward.wants_shared_memory("product", p)
-        return self._forward.wants_shared_memory(face, p)
+            return self._backward._wants_shared_memory("product", p)
+        return self._forward._wants_shared_memory(face, p)
 
     def entries(self) -> tuple[Array, Array, Array, Array]:
         return self._forward.entries()
@@ -182,4 +182,4 @@ def _source(xp: Any, own: Any, over: Any, number: Any) -> Any:
 
 def _unshared(A: SparseMatrix) -> SparseMatrix:
     """A with every entry in a place of its own."""
-    return A._refilled(A.entries()[3]) if A.shares_places else A
+    return A._refilled(A.entries()[3]) if A._shares_places else A

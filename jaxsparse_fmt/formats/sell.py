@@ -54,7 +54,7 @@ class SELL(ByRule):
         """The same storage with columns of 32 bits, if other shards have those."""
         if "col_idx" not in names or self.delta is None:
             return self
-        col_idx = self.rule.col_idx(self.arrays) if self.n_stored else jnp.zeros(0, jnp.int32)
+        col_idx = self._rule.col_idx(self._arrays) if self.n_stored else jnp.zeros(0, jnp.int32)
         return dataclasses.replace(self, delta=None, col_base=None, col_idx=col_idx)
 
     @classmethod
@@ -69,7 +69,7 @@ class SELL(ByRule):
         rows = building.rows_of(csr, sigma)
         places = building.longest_by_slice(rows.lengths, C) * C
         building.check_memory(cls.name, int(places.sum()), csr, target, index=2)
-        arrays = cls._filled(csr, target, rows, cls.rule_of_rows(csr.shape[0], C), places) | {"perm": rows.perm}
+        arrays = cls._filled(csr, target, rows, cls._rule_of_rows(csr.shape[0], C), places) | {"perm": rows.perm}
         col_idx = arrays["col_idx"]
         base, delta, fit = _differences(building.namespace(col_idx), col_idx, C, csr.shape[1])
         if fit:
@@ -80,7 +80,7 @@ class SELL(ByRule):
         return building.made(cls, csr, target, **arrays, slice_size=C, sigma=sigma)
 
     @classmethod
-    def footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
+    def _footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
         for C, sigma, widths in pattern.slices:
             if sigma > 1:  # the x of a block of sorted rows would not fit the L1 cache: up to three times as long
                 continue

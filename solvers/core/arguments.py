@@ -169,7 +169,7 @@ def is_function(A: Any) -> TypeGuard[Callable[[Array], Array]]:
 
 def prepared(A: Any, transposed: bool) -> Any:
     """A for many products, or for many transposed ones."""
-    return A.prepared(transposed) if hasattr(A, "prepared") else A
+    return A._prepared(transposed) if hasattr(A, "_prepared") else A
 
 
 def apply(A: Any, v: Array) -> Array:

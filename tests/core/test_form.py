@@ -31,7 +31,7 @@ def A():
 
 
 def bind(A, face, a, b):
-    return form.bind(face, A.without_values, a, b)
+    return form.bind(face, A._without_values, a, b)
 
 
 @pytest.fixture

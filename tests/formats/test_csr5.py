@@ -101,7 +101,7 @@ def test_the_arrays_are_those_of_the_picture(monkeypatch):
 def test_every_lane_takes_the_next_entries_whatever_their_rows(name):
     (_, tiles), S, A = dealt(name), MATRICES[name], made(name)
     assert A.n_stored == len(tiles) * SIZE
-    col, last = (np.asarray(a) for a in A.tiles.columns(A.arrays))
+    col, last = (np.asarray(a) for a in A.tiles.columns(A._arrays))
     in_lanes = (np.asarray(a).reshape(-1, ENTRIES, LANES).swapaxes(1, 2) for a in (A.values, col, last))
     for tile, places, *found in zip(range(len(tiles)), tiles, *in_lanes, strict=True):
         row, entry = np.array(places).T
@@ -207,7 +207,7 @@ def test_the_most_used_columns_come_first_and_all_others_in_their_order(hot):
         used[column] += 1
     by_use = sorted(used, key=lambda column: -used[column])  # of columns used alike the first one first
     assert A.col_order.tolist() == by_use[:hot] + sorted(by_use[hot:]) and A.col_order.dtype == np.int32
-    (col, last), (own, own_last) = (B.tiles.columns(B.arrays) for B in (A, plain))
+    (col, last), (own, own_last) = (B.tiles.columns(B._arrays) for B in (A, plain))
     np.testing.assert_array_equal(np.append(A.col_order, N_COLS)[col], own)
     np.testing.assert_array_equal(last, own_last)
     np.testing.assert_array_equal(A.values, plain.values)

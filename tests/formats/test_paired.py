@@ -18,7 +18,7 @@ from tests.oracle import assert_product, draw
 from tests.zoo import CASES, FIRST_LAYOUTS, SORTED, Layout
 
 # The others' transposed products are kernels anyway.
-PAIRED = [layout for layout in FIRST_LAYOUTS if not jsf.FORMATS[layout.format].transposes]
+PAIRED = [layout for layout in FIRST_LAYOUTS if not jsf.FORMATS[layout.format]._transposes]
 every_format = pytest.mark.parametrize("layout", few(PAIRED, 2), ids=str)
 
 IRREGULAR = CASES["irregular"]
@@ -112,7 +112,7 @@ def test_derivatives_of_the_transposed_product_are_those_of_the_plain_matrix(rng
 
     def questions(A, data, Y):
         def with_data(data):
-            return A.with_data(data).prepared(True)
+            return A.with_data(data)._prepared(True)
 
         def loss(data, Y):
             return jnp.sum(jnp.sin(with_data(data).T @ Y / 8))
@@ -139,7 +139,7 @@ def test_the_transposed_product_has_no_atomics(layout):
     S, y = IRREGULAR.scipy(), jnp.ones((1, 17, 1))
 
     def transposed(A, y):
-        return A.without_values.transposed_face(A.values[None], y, "interpret")
+        return A._without_values._transposed_face(A.values[None], y, "interpret")
 
     assert atomic_adds(transposed, paired(layout, S), y) == 0
     assert atomic_adds(transposed, layout.of(S), y) > 0
@@ -156,7 +156,7 @@ def test_values_of_the_transpose_are_gathered_once(monkeypatch):
         assert gathers(jax.grad(loss) if adjoint else loss, v, B) == 1
     monkeypatch.setattr(paired_format, "is_on_cpu", lambda _: False)
     assert gathers(lambda v: A.T @ v, v) == 0
-    assert A.prepared(True).turned is A.prepared(True).turned and A._with_values(A.values).turned is None
+    assert A._prepared(True).turned is A._prepared(True).turned and A._with_values(A.values).turned is None
 
 
 @pytest.mark.parametrize("dialect", SIGNATURES)

@@ -41,7 +41,7 @@ def visits(A: Any, rows: int) -> dict[str, np.ndarray]:
       One number each for every place that a lane meets: its `address`, `row` in the matrix, `column`, n_cols where
       there is none, and `sums`, in how many lanes the sum that it goes into is kept. Rows past the last are left out.
     """
-    arrays, rule = A.without_values.arrays, A.rule
+    arrays, rule = A._without_values._arrays, A._rule
     perm = arrays.pop("perm", None)
     d = Host(rows)
     steps_a_trip = rule.column.unit * max(UNROLL // rule.column.unit, 1)

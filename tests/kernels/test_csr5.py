@@ -28,7 +28,7 @@ every_dialect = pytest.mark.parametrize("dialect", SIGNATURES)
 def stored(name: str, tile_shape=TILE) -> tuple[jax.Array, dict[str, jax.Array], Tiles]:
     """Values, arrays and tiles of a matrix; pieces of rows are rows here."""
     A = jsf.from_scipy(MATRICES[name], "csr5", tile_shape=tile_shape, keep_sums=True)
-    return A.values, A.arrays, A.tiles
+    return A.values, A._arrays, A.tiles
 
 
 def whole(dtype: Any, *shape: int) -> jax.Array:

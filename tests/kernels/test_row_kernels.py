@@ -37,6 +37,6 @@ def packs_loaded(f, *args) -> set[int]:
 def test_a_lane_loads_neighbouring_right_hand_sides_at_once(layout, dtype, p, pack):
     A = layout.of(TALL.scipy(), dtype=dtype)
     x = huge(1, 3, p, dtype=dtype)
-    product = lambda x: A.without_values.product_face(A.values[None], x, "triton")  # noqa: E731
+    product = lambda x: A._without_values._product_face(A.values[None], x, "triton")  # noqa: E731
     assert packs_loaded(product, x) == {pack} - {1} and kernels_in(lowered(product, x), "triton") == 1
     assert Pack.of("mosaic", p, dtype).length == 1

@@ -35,12 +35,12 @@ TALL = CASES["tall"]  # two tiles of rows
 @functools.partial(quick_jit, static_argnames="backend")
 def product(A, values, x, backend="interpret"):
     """As a format hands it to its kernels: values [b, n_stored], x [b, n_cols, p]."""
-    return A.without_values.product_face(values, x, backend)
+    return A._without_values._product_face(values, x, backend)
 
 
 @functools.partial(quick_jit, static_argnames="backend")
 def outer(A, y, x, backend="interpret"):
-    return A.without_values.outer_face(y, x, backend)
+    return A._without_values._outer_face(y, x, backend)
 
 
 @quick_jit
@@ -128,7 +128,7 @@ def test_the_transposed_product_of_csc_is_a_kernel(batch, p, rng):
     A, a = Layout("csc").of(TALL.scipy()), TALL.dense()
     y = draw(rng, jnp.float64, batch, 150, p)
     values = A.values * jnp.arange(1.0, batch + 1)[:, None]
-    got = jax.jit(lambda A, v, y: A.without_values.transposed_face(v, y, "interpret"))(A, values, y)
+    got = jax.jit(lambda A, v, y: A._without_values._transposed_face(v, y, "interpret"))(A, values, y)
     want = np.arange(1, batch + 1)[:, None, None] * np.einsum("rc,brp->bcp", a, y)
     assert_close(got, want, batch * magnitude(a.T, np.asarray(y)))
 
@@ -221,9 +221,9 @@ def test_every_kernel_lowers_for_cuda(layout, dialect, dtype, p):
     A = tall(layout, dtype)
     x, y = (jnp.ones((1, n, p), jnp.promote_types(dtype, jnp.float32)) for n in (3, 150))
     faces = (
-        lambda A: A.without_values.product_face(A.values[None], x, dialect),
-        lambda A: A.without_values.transposed_face(A.values[None], y, dialect),
-        lambda A: A.without_values.outer_face(y, x, dialect),
+        lambda A: A._without_values._product_face(A.values[None], x, dialect),
+        lambda A: A._without_values._transposed_face(A.values[None], y, dialect),
+        lambda A: A._without_values._outer_face(y, x, dialect),
     )
     n_kernels = FACES_WITH_KERNELS.get(layout.format, (1, 0, 1))
     asked = [face for face, n in zip(faces, n_kernels, strict=True) if p == 1 or n]

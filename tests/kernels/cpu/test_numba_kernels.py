@@ -97,10 +97,10 @@ def test_any_cut_into_pieces_gives_every_row_once(lengths, name, p, pieces):
         if A.n_stored == 0:
             return
         v, x, y = A.values[None], jnp.asarray(X)[None], jnp.asarray(Y)[None]
-        assert_product(A.without_values.native_face("product", v, x)[0], dense, X)
-        assert_product(A.without_values.native_face("transposed", v, y)[0], dense.T, Y)
+        assert_product(A._without_values._native_face("product", v, x)[0], dense, X)
+        assert_product(A._without_values._native_face("transposed", v, y)[0], dense.T, Y)
         if name == "csr":
-            sampled = np.asarray(A.without_values.native_face("outer", y, x)[0])
+            sampled = np.asarray(A._without_values._native_face("outer", y, x)[0])
             np.testing.assert_allclose(
                 sampled, (Y @ X.T)[np.repeat(np.arange(len(lengths)), lengths), S.indices], atol=1e-12
             )

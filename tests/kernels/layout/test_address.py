@@ -34,11 +34,11 @@ def test_every_address_rule_is_here():
 @every_rule
 def test_numpy_and_jax_say_the_same(layout):
     A = layout.of(CASES["irregular"].scipy())
-    on_host = {k: np.asarray(a) for k, a in A.arrays.items()}
+    on_host = {k: np.asarray(a) for k, a in A._arrays.items()}
     rules = [A.address.slots]
     rules += [A.address.owners, A.address.bounds] if hasattr(A.address, "owners") else []
     for rule in rules:
-        for a, b in zip(rule(np, on_host, A.n_stored), rule(jnp, A.arrays, A.n_stored), strict=True):
+        for a, b in zip(rule(np, on_host, A.n_stored), rule(jnp, A._arrays, A.n_stored), strict=True):
             assert a.dtype == b.dtype
             np.testing.assert_array_equal(a, b)
 
@@ -46,9 +46,9 @@ def test_numpy_and_jax_say_the_same(layout):
 @every_rule
 def test_lanes_meet_every_entry_once_and_keep_its_row_in_one_sum(layout):
     A = layout.of(TWO_TILES)
-    row, _ = A.address.slots(np, {k: np.asarray(a) for k, a in A.arrays.items()}, A.n_stored)
-    live = (row < A.shape[0]) & (np.asarray(A.rule.col_idx(A.arrays)) < A.shape[1])
-    perm = A.arrays.get("perm")
+    row, _ = A.address.slots(np, {k: np.asarray(a) for k, a in A._arrays.items()}, A.n_stored)
+    live = (row < A.shape[0]) & (np.asarray(A._rule.col_idx(A._arrays)) < A.shape[1])
+    perm = A._arrays.get("perm")
     row = row if perm is None else np.asarray(perm)[np.minimum(row, A.shape[0] - 1)]
     for lanes in (32, 128):
         met = visits(A, lanes)

@@ -30,7 +30,7 @@ every_rule = pytest.mark.parametrize(
 
 
 def assert_kernels_meet_the_columns_of_the_reference(A) -> None:
-    reference = np.asarray(A.rule.col_idx(A.arrays))
+    reference = np.asarray(A._rule.col_idx(A._arrays))
     for rows in (32, 128):
         met = visits(A, rows)
         # Any column from n_cols on means padding.
