@@ -108,7 +108,7 @@ def scipy_dtype(dtype: Any) -> np.dtype:
 @pytree
 @dataclasses.dataclass(frozen=True)
 class CsrArrays:
-    """A canonical CSR matrix whose arrays are on a device; the attributes are SciPy's."""
+    """A canonical CSR matrix whose arrays are on a device; the attributes are SciPy's. It unpacks into its arrays."""
 
     data: jax.Array
     indices: jax.Array
@@ -119,11 +119,13 @@ class CsrArrays:
     def nnz(self) -> int:
         return self.data.shape[0]
 
+    def __iter__(self) -> Iterator[jax.Array]:
+        return iter((self.data, self.indices, self.indptr))
+
     def to_scipy(self) -> Csr:
         """A copy on the host; 16-bit floats, which SciPy lacks, become float32."""
-        data = np.array(self.data, scipy_dtype(self.data.dtype))
-        arrays = data, np.array(self.indices), np.array(self.indptr)
-        return scipy.sparse.csr_array(arrays, shape=self.shape)
+        arrays = map(np.array, self, (scipy_dtype(self.data.dtype), None, None))
+        return scipy.sparse.csr_array(tuple(arrays), shape=self.shape)
 
 
 @dataclasses.dataclass(frozen=True)

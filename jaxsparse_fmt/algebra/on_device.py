@@ -19,13 +19,11 @@ from jaxsparse_fmt.core.pattern import Absent
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.kernels.layout.address import expand_ptr, row_pointers, take
 
-# The host finds the pattern of fewer numbers in less time than XLA takes to compile the programs for its sizes.
-FEW = 2**20
 SORTED = 40  # bytes that the sort takes for each coordinate
 
 
 def few(*arrays: Any) -> bool:
-    return sum(a.size for a in arrays) < FEW
+    return sum(a.size for a in arrays) < building.FEW
 
 
 def lies(*arrays: Any) -> bool:
@@ -46,13 +44,8 @@ def pattern(indices: Array, indptr: Array, shape: tuple[int, int]) -> CsrArrays:
 
 def pattern_of(A: Any) -> CsrArrays:
     """A's pattern in canonical order."""
-    _, indices, indptr = A._each(lambda v: jnp.zeros(v.shape, bool)).csr_arrays()
-    return pattern(indices, indptr, A.shape)
-
-
-def entries(S: Csr) -> tuple[Array, Array]:
-    """Row and column of each entry."""
-    return expand_ptr(jnp, S.indptr, S.nnz), S.indices
+    S = A._each(lambda v: jnp.zeros(v.shape, bool)).csr_arrays()
+    return pattern(S.indices, S.indptr, S.shape)
 
 
 def grouped(row: Array, col: Array, shape: tuple[int, int]) -> tuple[Csr, Array, Array]:
@@ -189,7 +182,7 @@ _ordered = jax.jit(_sorted, static_argnums=2)
 
 @functools.partial(jax.jit, static_argnums=2)
 def _merged(a: Csr, b: Csr, shared: bool) -> tuple[Array, Array, Array]:
-    row, col = (jnp.concatenate(both) for both in zip(entries(a), entries(b), strict=True))
+    row, col = (jnp.concatenate(both) for both in zip(building.entries(a), building.entries(b), strict=True))
     return _sorted(row, col, a.shape, shared)
 
 
@@ -236,7 +229,7 @@ def _expanded(a: Csr, b: Csr, products: int) -> tuple[Array, ...]:
     ends = jnp.cumsum(lengths, dtype=np.int32)
     left = expand_ptr(jnp, jnp.concatenate([jnp.zeros(1, np.int32), ends]), products)
     right = lax.iota(np.int32, products) + take(first.astype(np.int32) - (ends - lengths), left)
-    return take(entries(a)[0], left), take(b.indices, right), left, right
+    return take(building.entries(a)[0], left), take(b.indices, right), left, right
 
 
 @jax.jit

@@ -176,7 +176,7 @@ def block(blocks: Sequence[Sequence[Any]], *, format: str | None = None) -> Spar
 
     def choose(*blocks: Any) -> Any:
         xp = building.namespace(blocks[0].indptr)
-        row, col = _placed(xp, [patterns.entries(S) for S in blocks], corners)
+        row, col = _placed(xp, [building.entries(S) for S in blocks], corners)
         return patterns.arranged(row, col, shape)
 
     return plans.selected("block", key, choose, *given, format=format)

@@ -19,7 +19,6 @@ from jaxsparse_fmt.core.matrix import FORMATS, SparseMatrix, build
 from jaxsparse_fmt.core.pattern import Absent
 from jaxsparse_fmt.core.transposed import Transposed
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.kernels.layout.address import expand_ptr
 
 _kept, _digests, _expected = Kept(16), Kept(1024), Kept(1024)
 
@@ -34,7 +33,8 @@ def check(operation: str, *operands: Any) -> None:
         if not isinstance(A.A if isinstance(A, Transposed) else A, SparseMatrix):
             raise TypeError(
                 f"{operation} takes matrices of this library on one device, got {type(A).__name__}; convert SciPy's "
-                "by from_scipy and a sharded one, or its transpose, by from_scipy(A.to_scipy())"
+                "by from_scipy and a sharded one, or its transpose, by from_scipy(A.to_scipy()); with a dense array "
+                "take A.todense(); A + s·I is A.shift(s)"
             )
 
 
@@ -86,14 +86,6 @@ def csr(indptr: np.ndarray, indices: np.ndarray, shape: tuple[int, int]) -> Csr:
     """A pattern, with data that take no memory until somebody writes to them."""
     indptr = indptr.astype(index_dtype(indices.size), copy=False)
     return scipy.sparse.csr_array((np.empty(indices.size, np.int8), indices, indptr), shape=shape)
-
-
-def entries(S: Csr) -> tuple[Any, Any]:
-    """Row and column of each entry of a pattern."""
-    return _rows(building.namespace(S.indptr), S.indptr, S.nnz), S.indices
-
-
-_rows = building.on_either(2)(expand_ptr)
 
 
 def matrix(
@@ -243,7 +235,7 @@ def outer(a: Csr, b: Csr) -> tuple[Csr, Any, Any]:
     for what, size in zip(("rows", "columns"), shape, strict=True):
         building.check_bound(what, size)
     xp = building.namespace(a.indptr)
-    row, col = _outer(xp, entries(a), entries(b), *b.shape)
+    row, col = _outer(xp, building.entries(a), building.entries(b), *b.shape)
     S, order = arranged(row, col, shape)
     return S, *_halves(xp, order, max(b.nnz, 1))
 

@@ -161,12 +161,12 @@ def add(A: Any, B: Any, *, format: str | None = None) -> Sum:
     Raises:
       ValueError: different shapes, or a traced pattern. TypeError: not a matrix of this library on one device.
     """
-    return _paired("A + B", A, B, format, overlap=False)
+    return patterns.remember(_paired("A + B", A, B, format, overlap=False), A, B)
 
 
 def multiply(A: Any, B: Any, *, format: str | None = None) -> Sum:
     """The plan of A.multiply(B), whose entries are those that both have; arguments as for `add`."""
-    return _paired("A.multiply(B)", A, B, format, overlap=True)
+    return patterns.remember(_paired("A.multiply(B)", A, B, format, overlap=True), A, B)
 
 
 def _paired(operation: str, A: Any, B: Any, format: str | None, overlap: bool) -> Sum:
@@ -220,7 +220,6 @@ def _check_product(A: Any, B: Any) -> None:
         raise ValueError(f"A @ B needs as many columns of A as rows of B, got shapes {A.shape} and {B.shape}")
 
 
-@standard_promotion
 def matmul(A: Any, B: Any, *, format: str | None = None) -> Product:
     """The plan of A @ B, with 8 bytes for each product of two entries. Sums that cancel stay entries.
 
@@ -231,6 +230,11 @@ def matmul(A: Any, B: Any, *, format: str | None = None) -> Product:
       ValueError: shapes that do not fit, more than 2³¹ entries of an operand, a traced pattern, or more products than
         the free memory holds. TypeError: not a matrix of this library on one device.
     """
+    return patterns.remember(_matmul(A, B, format), A, B)
+
+
+@standard_promotion
+def _matmul(A: Any, B: Any, format: str | None) -> Product:
     _check_product(A, B)
     building.check_bound("entries", max(A.nnz, B.nnz))
 
@@ -251,7 +255,7 @@ def product(A: Any, B: Any) -> SparseMatrix:
         return made(patterns.combined(operator.matmul, operator.matmul, *at_hand), None, A, B)
     traced = any(isinstance(a, Tracer) for a in jax.tree.leaves((A, B)))
     if traced or not on_device.lies(*patterns.index_arrays(A, B)):
-        return matmul(A, B)(A, B)
+        return _matmul(A, B, None)(A, B)
     dtype = scipy_dtype(jnp.result_type(A.dtype, B.dtype))
     a, b = (
         patterns.with_data(S, M.data.astype(dtype)) for S, M in zip(patterns.patterns_of(A, B), (A, B), strict=True)
@@ -266,9 +270,9 @@ def product(A: Any, B: Any) -> SparseMatrix:
 
 def triple(P: Any, A: Any, *, format: str | None = None) -> Triple:
     """The plan of P.T @ A @ P, the Galerkin product; `plan(P, A)` computes it. Arguments as for `matmul`."""
-    inner = patterns.remember(matmul(A, P, format="csr"), A, P)
+    inner = matmul(A, P, format="csr")
     middle = inner.result._with_values(jnp.ones(inner.result.nnz, jnp.float32))
-    return Triple(inner, matmul(P.T, middle, format=format or patterns.format_of(A, P)))
+    return Triple(inner, _matmul(P.T, middle, format or patterns.format_of(A, P)))
 
 
 # ---------------------------------------------------------------------------------------------------------- their parts

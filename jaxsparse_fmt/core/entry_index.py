@@ -5,7 +5,6 @@ stored place (8 from 2³¹ on). `data` and `with_data` are then one gather. Insi
 function closes over; if the matrix is an argument, its pattern is traced, and the program computes the index.
 """
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -99,21 +98,15 @@ def _turned_by_sorting(col: Array) -> Index:
     return Index(place, jnp.zeros_like(number).at[place].set(number, unique_indices=True))
 
 
-def turned_arrays(A: Any) -> tuple[Array, Array, Array]:
-    """`csr_arrays` of A's transpose."""
-    return transposed(A.csr_arrays(), A.shape[1], turned(A).place)[0]
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def transposed(
-    arrays: tuple[Array, Array, Array], n_cols: int, place: Array | None = None
-) -> tuple[tuple[Array, Array, Array], Array]:
-    """The transpose of a matrix by its `csr_arrays`, and `place` [nnz], the entry of the matrix that each of it is."""
-    data, indices, indptr = arrays
+@jax.jit
+def transposed(csr: CsrArrays, place: Array | None = None) -> tuple[CsrArrays, Array]:
+    """The transpose, and `place` [nnz], the entry of the matrix that each of it is."""
+    (data, indices, indptr), (n_rows, n_cols) = csr, csr.shape
     if place is None:
         place = sorted_by(indices, jnp.arange(indices.size, dtype=indptr.dtype))
     row, col = take(expand_ptr(jnp, indptr, indices.size), place), take(indices, place)
-    return (take(data, place), row, row_pointers(col, n_cols).astype(indptr.dtype)), place
+    ptr = row_pointers(col, n_cols).astype(indptr.dtype)
+    return CsrArrays(take(data, place), row, ptr, (n_cols, n_rows)), place
 
 
 def sorted_by(key: Array, order: Array) -> Array:
@@ -166,21 +159,21 @@ def shared_out(A: Any) -> Any:
 
 
 @jax.jit
-def csr_arrays(A: Any) -> tuple[Array, Array, Array]:
-    """`data`, `indices` and `indptr` of A in canonical order, as `SparseMatrix.csr_arrays`."""
+def csr_arrays(A: Any) -> CsrArrays:
+    """As `SparseMatrix.csr_arrays`."""
     row, col, entry, value = A.entries()
     entry = _canonical(row, col, entry, A.nnz)
     n_rows, index = A.shape[0], index_dtype(A.nnz)
     data = jnp.zeros(A.nnz, A.dtype).at[entry].set(value, mode="drop", unique_indices=True)
     indices = jnp.zeros(A.nnz, jnp.int32).at[entry].set(col, mode="drop", unique_indices=True)
     counts = jnp.zeros(n_rows, index).at[jnp.where(entry < A.nnz, row, n_rows)].add(1, mode="drop")
-    return data, indices, jnp.concatenate([jnp.zeros(1, index), jnp.cumsum(counts, dtype=index)])
+    return CsrArrays(data, indices, jnp.concatenate([jnp.zeros(1, index), jnp.cumsum(counts, dtype=index)]), A.shape)
 
 
 def to_scipy(A: Any) -> Csr:
     """As `SparseMatrix.to_scipy`."""
     if not is_on_cpu(A.values):  # a GPU sorts faster, and sends no padding
-        return CsrArrays(*A.csr_arrays(), shape=A.shape).to_scipy()
+        return A.csr_arrays().to_scipy()
     row, col, values, *live = map(np.asarray, _places(A))
     values, row, col = (a[tuple(live)] for a in (values.astype(scipy_dtype(A.dtype), copy=False), row, col))
     csr = scipy.sparse.coo_array((values, (row, col)), shape=A.shape).tocsr()

@@ -194,12 +194,17 @@ def _batch(face, operands, dims, **params):
         leaves, leaf_dims, params["tree"] = _for_other_values(params["tree"], leaves, leaf_dims)
         operands, dims = (a, b, *leaves), (a_dim, b_dim, *leaf_dims)
     if any(d is not None for d in leaf_dims):
-        one = lambda *operands: _one_by_one(face, operands, dims, params)  # noqa: E731
+        bound = lambda a, b, *leaves: _bind(face, a, b, leaves, **params)  # noqa: E731
+        one = lambda *operands: one_by_one(bound, operands, dims)  # noqa: E731
         axes = ["" if d is None else "_" * d + "k" for d in dims]
         return mesh_axes.by_pieces(one, operands, axes, "k"), 0
     labels = [_with_k(AXES[name], dim) for name, dim in zip(OPERANDS[face], (a_dim, b_dim), strict=False)]
     out_dim = 2 if face != "outer" and a_dim is None else 0
-    mapped = functools.partial(_batch_pieces, face, a_dim, b_dim, **params)
+    columns = out_dim == 2
+
+    def mapped(a, b, leaves):
+        return batched(lambda a, b: _bind(face, a, b, leaves, **params), a, b, a_dim, b_dim, columns)
+
     out = _with_k(AXES[OPERANDS[face][2]], out_dim)
     return mesh_axes.by_pieces(mapped, (a, b, leaves), (*labels, ""), out), out_dim
 
@@ -209,26 +214,29 @@ def _with_k(axes, dim):
     return axes if dim is None else f"{axes[:dim]}k{axes[dim:]}"
 
 
-def _batch_pieces(face, a_dim, b_dim, a, b, leaves, **params):
+def batched(bound, a, b, a_dim, b_dim, columns):
+    """bound(a, b) of batches of a and b, whose own first axis is a batch too; the result's axis is 2 or 0.
+
+    Args:
+      columns: whether a batch of b alone, [b, n, p], becomes more columns, so that one reading of a serves all.
+    """
     size = a.shape[a_dim] if a_dim is not None else b.shape[b_dim]
-    if face != "outer" and a_dim is None:  # vectors alone: more columns
+    if columns:
         b = jnp.moveaxis(b, b_dim, 2)
-        columns = b.reshape(*b.shape[:2], -1)
-        out = _bind(face, a, columns, leaves, **params)
+        out = bound(a, b.reshape(*b.shape[:2], -1))
         return out.reshape(*out.shape[:2], *b.shape[2:])
     a, b = _to_front(a, a_dim, size), _to_front(b, b_dim, size)
-    out = _bind(face, _merge(a), _merge(b), leaves, **params)
+    out = bound(_merge(a), _merge(b))
     return out.reshape(*a.shape[:2], *out.shape[1:])
 
 
-def _one_by_one(face, operands, dims, params):
+def one_by_one(bound, operands, dims):
     """A loop over a batch of index arrays: a kernel reads one pattern, and a trace cannot compare patterns."""
     mapped = tuple(jnp.moveaxis(o, d, 0) for o, d in zip(operands, dims, strict=True) if d is not None)
 
     def one(taken):
         taken = iter(taken)
-        a, b, *leaves = (o if d is None else next(taken) for o, d in zip(operands, dims, strict=True))
-        return _bind(face, a, b, leaves, **params)
+        return bound(*(o if d is None else next(taken) for o, d in zip(operands, dims, strict=True)))
 
     return lax.map(one, mapped)
 

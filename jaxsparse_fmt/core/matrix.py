@@ -33,7 +33,7 @@ from jaxsparse_fmt._types import (
 from jaxsparse_fmt.core import entry_index, form, vector_passes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.core.pattern import Pattern
-from jaxsparse_fmt.core.scipy_names import OnOneDevice, ScipyNames
+from jaxsparse_fmt.core.scipy_names import OnOneDevice
 from jaxsparse_fmt.core.transposed import Transposed
 from jaxsparse_fmt.kernels.backends import selection
 
@@ -137,11 +137,6 @@ class SparseMatrix(OnOneDevice, Pattern):
         Raises:
           ValueError: x has another shape. TypeError: x is not a numeric array.
         """
-        return _product(_hidden(self), x if isinstance(x, jax.Array) else _columns(self, x))
-
-    def __matmul__(self, x: Any) -> Any:
-        if isinstance(x, ScipyNames):
-            return self._times_matrix(x)
         return _product(_hidden(self), x if isinstance(x, jax.Array) else _columns(self, x))
 
     def matvec_dot(self, x: Array, w: Array) -> tuple[Array, vector_passes.Number]:
@@ -257,7 +252,7 @@ class SparseMatrix(OnOneDevice, Pattern):
         """The matrix on the host as a canonical CSR array; 16-bit floats become float32."""
         return entry_index.to_scipy(self)
 
-    def csr_arrays(self) -> tuple[Array, Array, Array]:
+    def csr_arrays(self) -> CsrArrays:
         """`data` [nnz], `indices` [nnz] and `indptr` [n_rows + 1] in canonical order, on the device."""
         return entry_index.csr_arrays(self)
 
@@ -291,7 +286,7 @@ class SparseMatrix(OnOneDevice, Pattern):
         there = contextlib.nullcontext() if place is None else jax.default_device(place)
         with contextlib.nullcontext() if traced else concrete(), there:
             on_host = not traced and is_on_cpu(self.values)
-            csr = self.to_scipy() if on_host else CsrArrays(*self.csr_arrays(), shape=self.shape)
+            csr = self.to_scipy() if on_host else self.csr_arrays()
             A = build(csr, name, Target(self.dtype, self.backend, max_bytes), **layout)
         return A if place is None else jax.device_put(A, place)
 
@@ -300,7 +295,7 @@ class SparseMatrix(OnOneDevice, Pattern):
             raise ValueError(f"A.T.asformat({name!r}) needs a matrix that is not traced; convert outside jit")
         with concrete():
             turned = self.T
-            csr = turned.to_scipy() if is_on_cpu(self.values) else CsrArrays(*turned.csr_arrays(), shape=turned.shape)
+            csr = turned.to_scipy() if is_on_cpu(self.values) else turned.csr_arrays()
             return build(csr, name, Target(self.dtype, self.backend, max_bytes), **layout)
 
     # ------------------------------------------------------------------------------------------------------- basis

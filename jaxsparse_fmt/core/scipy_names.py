@@ -207,7 +207,7 @@ class OnOneDevice(ScipyNames):
     with_data: Any
 
     def _combined(self, operation: str, other: Any, f: Callable[[Array, Array], Array]) -> Any:
-        return OPERATORS["combined"](operation, *_matrices(operation, self, other), f)
+        return OPERATORS["combined"](operation, self, other, f)
 
     def _times_matrix(self, other: Any) -> Any:
         return OPERATORS["product"](self, other)
@@ -293,14 +293,3 @@ def spmv(A: Any, x: Any, y: Any = None, alpha: Any = 1.0, beta: Any = 0.0) -> Ar
 
 def _conjugate(a: Array) -> Array:
     return jnp.conj(a) if jnp.iscomplexobj(a) else a
-
-
-def _matrices(operation: str, *operands: Any) -> tuple[Any, ...]:
-    """The operands. TypeError: one is no matrix of this library."""
-    for other in operands:
-        if not isinstance(other, ScipyNames):
-            raise TypeError(
-                f"{operation} takes two matrices of this library, got {type(other).__name__}; convert a sparse matrix "
-                "by from_scipy; with a dense array take A.todense(); A + s·I is A.shift(s)"
-            )
-    return operands

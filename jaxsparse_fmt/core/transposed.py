@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from jaxsparse_fmt._types import Array, Csr, pytree
+from jaxsparse_fmt._types import Array, Csr, CsrArrays, pytree
 from jaxsparse_fmt.core import entry_index
 from jaxsparse_fmt.core.scipy_names import OnOneDevice
 
@@ -102,9 +102,9 @@ class Transposed(OnOneDevice):
         """The entries [nnz] of a gradient in this whole view, in the order of `data`, as `SparseMatrix.data_of`."""
         return entry_index.take(self.A.data_of(gradient.A), entry_index.turned(self.A).place)
 
-    def csr_arrays(self) -> tuple[Array, Array, Array]:
+    def csr_arrays(self) -> CsrArrays:
         """`data`, `indices` and `indptr` of the transpose, as `SparseMatrix.csr_arrays`."""
-        return entry_index.turned_arrays(self.A)
+        return entry_index.transposed(self.A.csr_arrays(), entry_index.turned(self.A).place)[0]
 
     def asformat(self, name: str, *, max_bytes: int | None = None, **layout: Any) -> Any:
         """The transpose as a matrix of its own; arguments as in `SparseMatrix.asformat`.

@@ -7,6 +7,7 @@ transposed system (I + N)ᵀ·y = r takes the same levels in reverse.
 """
 
 import dataclasses
+import functools
 from typing import Any, Self
 
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from jax import Array, lax
 from jax.interpreters import batching
 
 from jaxsparse_fmt._types import Csr, pytree, standard_promotion
-from jaxsparse_fmt.core import mesh_axes
+from jaxsparse_fmt.core import form, mesh_axes
 from jaxsparse_fmt.core.vector_passes import platform_primitive
 from jaxsparse_fmt.kernels import spmv_cpu
 from jaxsparse_fmt.kernels.backends import selection
@@ -72,15 +73,10 @@ class Triangle:
     def solve(self, r: Array) -> Array:
         """(I + N)⁻¹·r for r of [n] or [n, p], in the dtype of both. Linear in r; without derivatives."""
         columns = r[..., None] if r.ndim == 1 else r
-        y = _bind(self.values[None], columns[None], *self._pattern(), form=self._form)[0]
+        pattern = self.col_idx, self.row_ptr, self.rows, self.starts
+        kind = self.width, self.upper, self.is_transposed
+        y = _bind(self.values[None], columns[None], *pattern, kind=kind)[0]
         return y[:, 0] if r.ndim == 1 else y
-
-    def _pattern(self) -> tuple[Array, ...]:
-        return self.col_idx, self.row_ptr, self.rows, self.starts
-
-    @property
-    def _form(self) -> tuple[int, bool, bool]:
-        return self.width, self.upper, self.is_transposed
 
 
 def _bind(values: Array, r: Array, *pattern: Array, **static: Any) -> Array:
@@ -95,9 +91,9 @@ def _solved(
     r: Array,  # [b, n, p]
     *pattern: Array,
     backend: str,
-    form: tuple[int, bool, bool],
+    kind: tuple[int, bool, bool],
 ) -> Array:
-    (col, ptr, rows, starts), (width, upper, is_transposed) = pattern, form
+    (col, ptr, rows, starts), (width, upper, is_transposed) = pattern, kind
     if backend == "numba" and (y := spmv_cpu.of_triangle(values, r, ptr, col, upper, is_transposed)) is not None:
         return y
     nnz, n, lengths = col.shape[0], rows.shape[0], jnp.diff(ptr)[rows]
@@ -126,22 +122,10 @@ def _batch(operands: Any, dims: Any, *, backend: str, **static: Any) -> Any:
     del backend
     (values, r, *pattern), (of_values, of_r, *of_pattern) = operands, dims
     if any(dim is not None for dim in of_pattern):
-        mapped = [jnp.moveaxis(o, d, 0) for o, d in zip(operands, dims, strict=True) if d is not None]
-
-        def one(taken: Any) -> Array:
-            taken = iter(taken)
-            return _bind(*(o if d is None else next(taken) for o, d in zip(operands, dims, strict=True)), **static)
-
-        return [lax.map(one, mapped)], [0]
-    if of_values is None:  # more columns
-        r = jnp.moveaxis(r, of_r, 2)
-        y = _bind(values, r.reshape(*r.shape[:2], -1), *pattern, **static)
-        return [y.reshape(r.shape)], [2]
-    size = values.shape[of_values]
-    values = jnp.moveaxis(values, of_values, 0)
-    r = jnp.broadcast_to(r, (size, *r.shape)) if of_r is None else jnp.moveaxis(r, of_r, 0)
-    y = _bind(values.reshape(-1, values.shape[-1]), r.reshape(-1, *r.shape[2:]), *pattern, **static)
-    return [y.reshape(r.shape)], [0]
+        return [form.one_by_one(functools.partial(_bind, **static), operands, dims)], [0]
+    bound = lambda values, r: _bind(values, r, *pattern, **static)  # noqa: E731
+    columns = of_values is None
+    return [form.batched(bound, values, r, of_values, of_r, columns)], [2 if columns else 0]
 
 
 batching.primitive_batchers[triangular_p] = _batch

@@ -27,13 +27,13 @@ from jaxsparse_fmt._types import (
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import memory
 from jaxsparse_fmt.kernels.cpu.over_rows import in_pieces
-from jaxsparse_fmt.kernels.layout.address import Address, Arrays, take
+from jaxsparse_fmt.kernels.layout.address import Address, Arrays, expand_ptr, take
 from jaxsparse_fmt.models import traffic
 
 # Padding beyond this multiple of CSR's bytes is refused, unless the storage is small.
 MAX_PADDING, SMALL_CHANGE = 10, 64 * 2**20
 Format = TypeVar("Format", bound=SparseMatrix)
-FEW = 2**20  # entries, which the host converts before a device has compiled a program that does
+FEW = 2**20  # entries, with which the host is done before a device has compiled the programs for their sizes
 SOME = 32  # rows whose longest comes to the host, to tell that of more
 HELD = 6  # times the bytes of a matrix in CSR that a conversion on a device may hold
 MAX_LANES = 2**31 - 2**16  # threads of a kernel, numbered in int32; the last block may reach beyond the last thread
@@ -264,6 +264,14 @@ def taken(a: Any, index: np.ndarray) -> np.ndarray:
 @jax.jit
 def _taken(a: Any, index: Any) -> Any:
     return a.at[index].get(mode="clip")
+
+
+def entries(csr: Csr) -> tuple[Any, Any]:
+    """Row and column of each entry, where `csr` lies."""
+    return _rows(namespace(csr.indptr), csr.indptr, csr.nnz), csr.indices
+
+
+_rows = on_either(2)(expand_ptr)
 
 
 def on_device(a: Any) -> Any:

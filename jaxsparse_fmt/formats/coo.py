@@ -20,7 +20,7 @@ from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.base import Array, ByEntries, ColumnIndex, RowIndex, storage_format
 from jaxsparse_fmt.formats.csr import csr_rule
 from jaxsparse_fmt.kernels import spmv
-from jaxsparse_fmt.kernels.layout.address import expand_ptr, row_pointers
+from jaxsparse_fmt.kernels.layout.address import row_pointers
 from jaxsparse_fmt.kernels.layout.columns import Explicit
 
 
@@ -45,8 +45,5 @@ class COO(ByEntries):
     def from_csr(cls, csr: Csr, target: Target) -> Self:
         building.check_memory(cls.name, csr.nnz, csr, target, index=8)
         values, col_idx, _ = building.csr_arrays(csr, target.dtype)
-        row_idx = _rows(building.namespace(csr.data), csr.indptr, csr.nnz)
+        row_idx, _ = building.entries(csr)
         return building.made(cls, csr, target, values, row_idx=row_idx, col_idx=col_idx)
-
-
-_rows = building.on_either(2)(expand_ptr)

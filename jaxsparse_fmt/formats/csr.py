@@ -42,11 +42,11 @@ class CSR(ByRule):
     def _native_face(self, face: str, a: Array, b: Array) -> Array | None:
         return spmv_cpu.of_rows(face, a, b, self.row_ptr, self.col_idx, self.shape)
 
-    def csr_arrays(self) -> tuple[Array, Array, Array]:
-        return self.data, self.col_idx, self.row_ptr
+    def csr_arrays(self) -> CsrArrays:
+        return CsrArrays(self.data, self.col_idx, self.row_ptr, self.shape)
 
     def to_scipy(self) -> Csr:
-        return CsrArrays(*self.csr_arrays(), shape=self.shape).to_scipy()
+        return self.csr_arrays().to_scipy()
 
     @classmethod
     def from_csr(cls, csr: Csr, target: Target, *, threads_per_row: int | None = None) -> Self:

@@ -22,7 +22,7 @@ import numpy as np
 import scipy.sparse
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import Array, Csr, CsrArrays, concrete, index_dtype, is_on_cpu, pytree
+from jaxsparse_fmt._types import Array, Csr, concrete, index_dtype, is_on_cpu, pytree
 from jaxsparse_fmt.core import entry_index
 from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.core.matrix import SparseMatrix
@@ -59,7 +59,7 @@ class Paired(SparseMatrix):
         """
         A, xp = _unshared(A), building.namespace(csr.data)
         # The values are built only because a format checks them for zero entries; then they are dropped.
-        turned, number = (_turned_by_scipy if xp is np else _turned)(csr)
+        turned, number = (_turned_by_scipy if xp is np else entry_index.transposed)(csr)
         try:
             B = _unshared(across(turned))
         except building.TooLarge as error:
@@ -160,12 +160,6 @@ def _turned_by_scipy(csr: Csr) -> tuple[Csr, np.ndarray]:
     entries = scipy.sparse.csr_array((numbers, csr.indices, csr.indptr), csr.shape).tocsc()
     turned = csr.data[entries.data], entries.indices, entries.indptr
     return scipy.sparse.csr_array(turned, csr.shape[::-1]), entries.data
-
-
-def _turned(csr: Csr) -> tuple[CsrArrays, Array]:
-    """As `_turned_by_scipy`, on a device."""
-    arrays, number = entry_index.transposed((csr.data, csr.indices, csr.indptr), csr.shape[1])
-    return CsrArrays(*arrays, shape=csr.shape[::-1]), number
 
 
 @building.on_either()

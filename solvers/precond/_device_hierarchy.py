@@ -227,5 +227,5 @@ def _kept(A: Any, kept: Array) -> Any:
 @jax.jit
 def _transposed(P: Any, unit: Array) -> tuple[Any, Array]:
     """R = Pᵀ, and the sizes of the sums behind the diagonal of R·A·P."""
-    R = _csr(entry_index.transposed(P.csr_arrays(), P.shape[1])[0], P.shape[::-1])
+    R = _csr(entry_index.transposed(P.csr_arrays())[0], P.shape[::-1])
     return R, R.with_data(R.data**2) @ unit

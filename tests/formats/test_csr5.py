@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt._types import CsrArrays, Target
+from jaxsparse_fmt._types import Target
 from jaxsparse_fmt.core.matrix import build
 from jaxsparse_fmt.formats import csr5, csr5_tiles
 from tests.formats.pictures import assert_as_drawn, drawn_matrix
@@ -123,7 +123,7 @@ def test_every_lane_takes_the_next_entries_whatever_their_rows(name):
 @pytest.mark.parametrize("hot", [0, 50])
 def test_host_and_device_convert_alike(name, hot):
     there = jsf.from_scipy(MATRICES[name], "csr")
-    csr = CsrArrays(*there.csr_arrays(), there.shape)
+    csr = there.csr_arrays()
     got = build(csr, "csr5", Target(there.dtype), tile_shape=TILE, hot=hot)
     assert_same_storage(got, made(name, hot=hot))
 

@@ -15,7 +15,7 @@ from tests.zoo import CASES, Layout
 
 def there(S, dtype=None) -> CsrArrays:
     A = jsf.from_scipy(S, "csr", dtype)
-    return CsrArrays(*A.csr_arrays(), shape=A.shape)
+    return A.csr_arrays()
 
 
 def made(S, layout: Layout, dtype=None, **options):
