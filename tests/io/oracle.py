@@ -108,6 +108,7 @@ FILES = tuple(
         "%%MatrixMarket matrix coordinate pattern general\n3 3 3\n1 1\n2 3\n3 1\n",
         "%%MatrixMarket matrix coordinate pattern symmetric\n3 3 2\n1 1\n3 1\n",
         "%%MatrixMarket matrix coordinate complex general\n2 2 2\n1 1 1 -2\n2 1 3e1 4.\n",
+        "%%MatrixMarket matrix coordinate complex symmetric\n2 2 1\n2 1 3 -4\n",
         "%%MatrixMarket matrix coordinate complex hermitian\n2 2 2\n1 1 1 0\n2 1 3 4\n",
         "%%MatrixMarket matrix array real general\n2 2\n1\n2\n-3\n4.5e-1\n",
         "%%MatrixMarket matrix array real symmetric\n2 2\n1\n2\n3\n",

@@ -58,32 +58,6 @@ def test_malformed_files_are_refused_by_name_or_read_right(row):
 
 
 @pytest.mark.parametrize(
-    ("banner", "body", "expected"),
-    [
-        ("coordinate real general", "2 3 2\n1 3 1.5\n2 1 -2\n", [[0, 0, 1.5], [-2, 0, 0]]),
-        ("coordinate integer general", "1 2 1\n1 2 9223372036854775808\n", [[0, 2.0**63]]),
-        ("coordinate pattern general", "2 2 2\n1 1\n2 1\n", [[1, 0], [1, 0]]),
-        ("coordinate pattern symmetric", "2 2 1\n2 1\n", [[0, 1], [1, 0]]),
-        ("coordinate real symmetric", "2 2 2\n1 1 3\n2 1 4\n", [[3, 4], [4, 0]]),
-        ("coordinate real symmetric", "3 3 2\n1 2 4\n3 1 5\n", [[0, 4, 5], [4, 0, 0], [5, 0, 0]]),
-        ("coordinate real skew-symmetric", "2 2 1\n2 1 4\n", [[0, -4], [4, 0]]),
-        ("coordinate complex general", "1 2 1\n1 2 3 -4\n", [[0, 3 - 4j]]),
-        ("coordinate complex symmetric", "2 2 1\n2 1 3 -4\n", [[0, 3 - 4j], [3 - 4j, 0]]),
-        ("coordinate complex hermitian", "2 2 2\n1 1 5 0\n2 1 3 -4\n", [[5, 3 + 4j], [3 - 4j, 0]]),
-        ("array real general", "2 2\n1\n2\n3\n4\n", [[1, 3], [2, 4]]),
-        ("array real symmetric", "2 2\n1\n2\n3\n", [[1, 2], [2, 3]]),
-        ("array real skew-symmetric", "2 2\n7\n", [[0, -7], [7, 0]]),
-        ("array complex hermitian", "2 2\n1 0\n2 3\n4 0\n", [[1, 2 - 3j], [2 + 3j, 4]]),
-    ],
-)
-def test_every_field_and_symmetry_expands(write, banner, body, expected):
-    path = write(f"%%MatrixMarket matrix {banner}\n% comment\n\n{body}")
-    matrix = files.read_mtx(path)
-    assert matrix.dtype == np.asarray(expected).dtype or matrix.dtype == np.float64
-    np.testing.assert_array_equal(matrix.toarray(), expected)
-
-
-@pytest.mark.parametrize(
     "lines", ["2 2 1\n1 2 0\n2 2 0.5\n2 1 3\n", "1 2 0\n2 2 1\n2 1 3\n2 2 0.5\n"]
 )  # rows rise, or not
 def test_explicit_zeros_stay_and_duplicates_are_summed(write, lines):
@@ -123,11 +97,6 @@ def test_departures_with_one_meaning_are_read(write, text):
     np.testing.assert_array_equal(files.read_mtx(write(text)).toarray(), [[-150, 0], [0, 3]])
 
 
-def test_infinity_and_nan_may_be_written(write):
-    matrix = files.read_mtx(write(BANNER + "1 4 4\n1 1 inf\n1 2 -Infinity\n1 3 NaN\n1 4 1e308\n"))
-    np.testing.assert_array_equal(matrix.data, [np.inf, -np.inf, np.nan, 1e308])
-
-
 def large() -> tuple[bytes, sp.csr_array]:
     """A file of many blocks and the matrix in it, by other means."""
     matrix = gallery.irregular(2000, mean=20, spread=300)
@@ -151,14 +120,8 @@ def test_a_file_of_many_blocks_is_read_exactly(write):
     [
         b"5 7 x",
         b"5 7 1 1",
-        b"5 7 3\0",
-        b"5 7 +-5",
-        b"5 7 1/2",
-        b"5 7 1e",
-        b"5 +-7 1",
         b"0 7 1",
         b"5 2001 1",
-        b"5 7",
         b"5 7 1e310",
         b"5 7 1 1 1 1\n",  # whose number of words is that of two lines
     ],
@@ -169,14 +132,6 @@ def test_a_fault_far_into_a_file_is_found_by_line(write, entry):
     lines[30_000] = entry
     with pytest.raises(ValueError, match="line 30001: "):
         files.read_mtx(write(b"\n".join(lines)))
-
-
-def test_an_index_in_exponent_form_is_refused_in_a_pattern(write):
-    # R prints 100000 as 1e+05, of which a reader that stops at the first strange sign takes the 1.
-    lines = [f"{i} {i}\n" for i in range(1, 100_000)] + ["100000 1e+05\n"]
-    path = write(BANNER.replace("real", "pattern") + "100000 100000 100000\n" + "".join(lines))
-    with pytest.raises(ValueError, match=r"line 100002: '100000 1e\+05' is not 'row, column'"):
-        files.read_mtx(path)
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, bz2.compress])
