@@ -5,12 +5,6 @@ import pytest
 from jaxsparse_fmt.kernels.backends import mosaic, tuning
 
 
-@pytest.mark.parametrize(("n_rows", "rows"), [(10**7, 512), (512 * 264, 512), (125_000, 256), (1000, 128)])
-def test_a_block_of_whole_diagonals_is_as_large_as_leaves_every_multiprocessor_two(n_rows, rows):
-    assert tuning.block("triton", "whole diagonals", n_rows).rows == rows
-    assert tuning.block("triton", "full", n_rows).rows == tuning.block("mosaic", "whole diagonals", n_rows).rows == 128
-
-
 def warpgroups(block: tuning.Block) -> float:
     return block.rows / (128 * block.lanes_per_thread)
 

@@ -7,7 +7,7 @@ import scipy.sparse as sp
 
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.csr import THREADS
-from jaxsparse_fmt.kernels.layout.address import Bisected, Jagged, Slices, Subwarp
+from jaxsparse_fmt.kernels.layout.address import Slices
 from tests.kernels.host import Host, visits
 from tests.marks import few
 from tests.zoo import CASES, LAYOUTS, by_rule
@@ -22,25 +22,7 @@ def stored_by_rule(case) -> list:
 # Rows of all lengths up to 20, in two tiles of 128 lanes.
 TWO_TILES = sp.block_diag([CASES["irregular"].scipy(), CASES["tall"].scipy(), np.ones((1, 20))])
 
-EXPLICIT = [layout for layout in stored_by_rule(CASES["irregular"]) if layout.format not in ("hdia", "bsr")]
 every_rule = pytest.mark.parametrize("layout", few(stored_by_rule(CASES["irregular"]), 8), ids=str)
-
-
-def test_every_address_rule_is_here():
-    addresses = {type(layout.of(CASES["irregular"].scipy()).address) for layout in EXPLICIT}
-    assert addresses == {Slices, Subwarp, Bisected, Jagged}
-
-
-@every_rule
-def test_numpy_and_jax_say_the_same(layout):
-    A = layout.of(CASES["irregular"].scipy())
-    on_host = {k: np.asarray(a) for k, a in A._arrays.items()}
-    rules = [A.address.slots]
-    rules += [A.address.owners, A.address.bounds] if hasattr(A.address, "owners") else []
-    for rule in rules:
-        for a, b in zip(rule(np, on_host, A.n_stored), rule(jnp, A._arrays, A.n_stored), strict=True):
-            assert a.dtype == b.dtype
-            np.testing.assert_array_equal(a, b)
 
 
 @every_rule

@@ -8,13 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt.kernels import spmv
-from jaxsparse_fmt.kernels.layout.address import Slices, Walk
 from jaxsparse_fmt.kernels.layout.columns import (
     PADDING,
-    Consecutive,
     Diagonal,
-    Rule,
     alive,
     pack_pattern,
     unpack_pattern,
@@ -85,18 +81,6 @@ def test_columns_of_16_and_of_32_bits_give_the_bits_of_hll(spans, wide, backend,
 # ---------------------------------------------------------------------------------------------------------- patterns
 
 
-@pytest.mark.parametrize("holes", [(), (0,), (7, 8, 9, 333), (999, 1000), range(3, 1001, 2)], ids=str)
-@pytest.mark.parametrize("xp", [np, jnp], ids=["host", "device"])
-def test_a_pattern_comes_back(holes, xp):
-    present = np.ones(1001, bool)
-    present[list(holes)] = False
-    pattern, n_holes = pack_pattern(xp.asarray(present))
-    assert n_holes == len(holes) and (pattern is None) == (n_holes == 0)
-    if pattern is not None:
-        assert pattern.dtype == np.uint8
-        np.testing.assert_array_equal(unpack_pattern(jnp.asarray(pattern), present.size), present)
-
-
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.booleans(), min_size=50, max_size=50), st.booleans())
 def test_a_kernel_tells_entries_from_padding_as_the_reference_does(present, zeros_stored):
@@ -112,19 +96,3 @@ def test_a_kernel_tells_entries_from_padding_as_the_reference_does(present, zero
 
 
 # ---------------------------------------------------------------------------------------------- diagonals and blocks
-
-
-def test_consecutive_columns_are_addresses():
-    rule, at = Consecutive(), jnp.arange(6, dtype=jnp.int64)
-    ((got, exists),) = rule.in_kernel(Host(6), {}, Walk(at, at, 1, 6, 6), [(0, at, at < 4)], 6)
-    np.testing.assert_array_equal(exists, at < 4)
-    np.testing.assert_array_equal(got[:4], at[:4])
-    np.testing.assert_array_equal(rule.of_chunks({}, 2, jnp.arange(3), None, (1, 6)), [[0, 1], [2, 3], [4, 5]])
-    sums = spmv.product(
-        None,
-        jnp.arange(6.0)[None, :, None],
-        {"slice_ptr": jnp.array([0, 2, 2, 6])},
-        rule=Rule((3, 6), 6, Slices(3, 1), rule),
-        backend="interpret",
-    )
-    np.testing.assert_array_equal(sums[0, :, 0], [1, 0, 14])
