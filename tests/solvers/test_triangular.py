@@ -10,6 +10,7 @@ import scipy.sparse.linalg as spla
 import jaxsparse_fmt as jsf
 from solvers import spsolve_triangular
 from tests.lowering import quick_jit
+from tests.marks import deep
 
 N = 25
 RHS = np.random.default_rng(1).standard_normal((N, 2))
@@ -22,21 +23,24 @@ def matrix(lower: bool) -> sp.csr_array:
     return sp.csr_array(a if lower else a.T)
 
 
+@pytest.mark.parametrize("backend", ["auto", "xla"])
+@pytest.mark.parametrize("dtype", [np.float64, deep(np.float32), deep(np.complex128)])
 @pytest.mark.parametrize("unit", [False, True], ids=["", "unit"])
 @pytest.mark.parametrize("lower", [True, False], ids=["lower", "upper"])
-@pytest.mark.parametrize("format", ["csr", "pjds"])
-def test_it_is_scipys(format, lower, unit):
-    S = matrix(lower)
-    A = jsf.from_scipy(S, format)
-    given = S - sp.diags_array(S.diagonal() - 1) if unit else S
-    want = spla.spsolve_triangular(sp.csr_array(given), RHS, lower=lower, unit_diagonal=unit)
-    np.testing.assert_allclose(spsolve_triangular(A, RHS, lower, unit_diagonal=unit), want, rtol=1e-10, atol=1e-12)
-    want = np.linalg.solve(given.toarray().T, RHS[:, 0])
-    for got in (
-        spsolve_triangular(A, RHS[:, 0], lower, unit_diagonal=unit, transposed=True),
-        spsolve_triangular(A.T, RHS[:, 0], not lower, unit_diagonal=unit),
-    ):
-        np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-12)
+def test_it_is_scipys(lower, unit, dtype, backend):
+    S = matrix(lower).astype(dtype) * np.array(1 + 0.5j if dtype is np.complex128 else 1, dtype)
+    A, B = jsf.from_scipy(S, "csr" if lower else "pjds", backend=backend), RHS.astype(dtype)
+    given = sp.csr_array(S - sp.diags_array(S.diagonal() - 1) if unit else S)
+    want = spla.spsolve_triangular(given, B, lower=lower, unit_diagonal=unit)
+    turned = np.linalg.solve(given.toarray().T, B[:, 0])
+    with jsf.use_backend(backend):
+        for got, expected in (
+            (spsolve_triangular(A, B, lower, unit_diagonal=unit), want),
+            (spsolve_triangular(A, B[:, 0], lower, unit_diagonal=unit, transposed=True), turned),
+            (spsolve_triangular(A.T, B[:, 0], not lower, unit_diagonal=unit), turned),
+        ):
+            assert got.dtype == dtype
+            np.testing.assert_allclose(got, expected, rtol=0, atol=1e4 * np.finfo(dtype).eps * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("transposed", [False, True], ids=["", "transposed"])
