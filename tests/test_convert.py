@@ -149,11 +149,6 @@ def test_a_matrix_of_jax_s_own_is_taken(kind):
         np.testing.assert_array_equal(A.todense(), dense)
 
 
-def test_duplicates_of_jax_s_own_are_summed():
-    B = sparse.BCOO((jnp.array([1.0, 2.0, 4.0]), jnp.array([[0, 1], [0, 1], [1, 0]])), shape=(2, 2))
-    np.testing.assert_array_equal(jsf.from_bcoo(B, dtype="float32").todense(), [[0, 3], [4, 0]])
-
-
 BCOO = sparse.BCOO.fromdense(jnp.eye(300), nse=300)  # as arrays such go entry by entry, for minutes
 
 

@@ -12,9 +12,8 @@ from jax.test_util import check_grads
 from tests.lowering import quick_jit
 from tests.marks import few
 from tests.oracle import assert_compiled_once_a_shape
-from tests.zoo import CASES, FIRST_LAYOUTS, LAYOUTS, SORTED, Layout
+from tests.zoo import CASES, FIRST_LAYOUTS, SORTED, Layout
 
-every_layout = pytest.mark.parametrize("layout", few(LAYOUTS, 4), ids=str)
 every_format = pytest.mark.parametrize("layout", few(FIRST_LAYOUTS, 4), ids=str)
 
 IRREGULAR = CASES["irregular"]
@@ -104,27 +103,6 @@ def test_vmap_over_vectors_data_and_both(layout, rng):
     dense = lambda data: jnp.zeros(IRREGULAR.shape).at[row, col].set(data)  # noqa: E731
     got, want = (quick_jit(lambda matrix=matrix: ways(matrix))() for matrix in (A.with_data, dense))
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12), got, want)
-
-
-@every_layout
-def test_a_batch_of_matrices_goes_through_all_three_faces(layout, rng):
-    case = IRREGULAR
-    A, (row, col) = layout.of(case.scipy()), case.places()
-    D, X, Y = rng.standard_normal((3, A.nnz)), rng.standard_normal((3, 13)), rng.standard_normal((3, 17))
-
-    @quick_jit
-    @jax.vmap
-    def batched(data, x, y):
-        product, pullback = jax.vjp(lambda data, x: A.with_data(data) @ x, data, x)
-        return product, *pullback(y)
-
-    product, for_data, for_x = batched(D, X, Y)
-    dense = np.zeros((3, *case.shape))
-    dense[:, row, col] = D
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12)
-    close(product, np.einsum("brc,bc->br", dense, X))
-    close(for_data, np.einsum("br,bc->brc", Y, X)[:, row, col])
-    close(for_x, np.einsum("brc,br->bc", dense, Y))
 
 
 # ------------------------------------------------------------------------------------------------------ jit and memory

@@ -14,7 +14,7 @@ import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from solvers import cg, eigsh, lsmr, precond
-from tests.marks import few
+from tests.marks import deep, few
 from tests.zoo import CASES, FIRST_LAYOUTS
 
 S = sp.csr_array(sp.diags_array([np.full(20, 3.0), -np.ones(19), -np.ones(19)], offsets=[0, 1, -1]))
@@ -65,20 +65,16 @@ def test_everything_else_that_a_program_may_take_goes_through_bytes_too(make):
     jax.tree.map(np.testing.assert_array_equal, again, A)
 
 
-@flatbuffers
-def test_an_exported_solve_returns_a_solution():
-    sol = through_bytes(lambda A, b: cg(A, b, rtol=1e-10, history=30), jsf.from_scipy(S, "csr"), B, platforms=None)
-    assert sol.success and len(sol.history) == sol.iterations + 1
-    np.testing.assert_allclose(sol.x, np.linalg.solve(S.toarray(), B), rtol=1e-8)
+SOLVES = [lambda A, b: cg(A, b, rtol=1e-10, history=30), deep(lsmr), deep(lambda A, b: eigsh(A, 1, v0=b))]
 
 
-@pytest.mark.deep
 @flatbuffers
-@pytest.mark.parametrize("solve", [lsmr, lambda A, b: eigsh(A, 1, v0=b)], ids=["lsmr", "eigsh"])
-def test_exported_programs_return_the_results_of_the_other_solvers(solve):
+@pytest.mark.parametrize("solve", SOLVES, ids=["cg", "lsmr", "eigsh"])
+def test_an_exported_solve_returns_its_solution(solve):
     A = jsf.from_scipy(S, "csr")
-    sol = through_bytes(solve, A, B, platforms=None)
-    assert sol.success and jax.tree.structure(sol) == jax.tree.structure(solve(A, B))
+    sol, want = through_bytes(solve, A, B, platforms=None), solve(A, B)
+    assert sol.success and jax.tree.structure(sol) == jax.tree.structure(want)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-12), sol, want)
 
 
 @flatbuffers

@@ -40,7 +40,8 @@ def dense(data, case=CASE) -> np.ndarray:
 @quick_jit
 def uses(stack, X, Y, D):
     def of_one(A, x, y, data):
-        return A @ x, A.T @ y, A.data, A.diagonal(), A.todense(), A.T.data, A.with_data(data) @ x
+        product, pullback = jax.vjp(lambda data: A.with_data(data) @ x, data)
+        return A @ x, A.T @ y, A.data, A.diagonal(), A.todense(), A.T.data, product, *pullback(y)
 
     return jax.vmap(of_one)(stack, X, Y, D)
 
@@ -51,7 +52,7 @@ def test_is_a_stack_one_matrix_inside_vmap(layout, options, rng):
     A = made(layout, **options)
     a = dense(D)
     for stack in (jax.vmap(A.with_data)(D), stacked(A.with_data(D[0]), A.with_data(D[1]))):
-        product, transposed, data, diagonal, todense, turned, refilled = uses(stack, X, Y, D[::-1])
+        product, transposed, data, diagonal, todense, turned, refilled, for_data = uses(stack, X, Y, D[::-1])
         np.testing.assert_allclose(product, np.einsum("kij,kj->ki", a, X), atol=1e-12)
         np.testing.assert_allclose(transposed, np.einsum("kij,ki->kj", a, Y), atol=1e-12)
         np.testing.assert_array_equal(data, D)
@@ -60,6 +61,7 @@ def test_is_a_stack_one_matrix_inside_vmap(layout, options, rng):
         by_column = np.lexsort((PLACES[0], PLACES[1]))
         np.testing.assert_array_equal(turned, D[:, by_column])
         np.testing.assert_allclose(refilled, np.einsum("kij,kj->ki", a[::-1], X), atol=1e-12)
+        np.testing.assert_allclose(for_data, (Y[:, :, None] * X[:, None])[:, *PLACES], atol=1e-12)
 
 
 OUTSIDE = {

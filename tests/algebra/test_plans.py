@@ -44,15 +44,6 @@ def test_every_format_adds_multiplies_and_slices(layout):
     same(jsf.tril(A, -2), sp.tril(S, -2))
 
 
-def test_a_plan_runs_under_vmap_and_as_an_argument_of_jit():
-    A, B = jsf.from_scipy(S, "hll"), jsf.from_scipy(R, "csr")
-    plan = jsf.plan.matmul(A, B)
-    data = np.stack([np.asarray(A.data), 2 * np.asarray(A.data)])
-    both = jax.jit(lambda plan, d: jax.vmap(lambda v: plan(A.with_data(v), B).data)(d))(plan, data)
-    np.testing.assert_allclose(both[1], 2 * both[0], rtol=1e-5)
-    np.testing.assert_allclose(both[0], plan(A, B).data, rtol=1e-5)
-
-
 def test_the_triple_product_is_the_galerkin_product():
     A, P = jsf.from_scipy(W, "csr"), jsf.from_scipy(random(25, 6), "csr")
     expected = P.to_scipy().T @ W @ P.to_scipy()

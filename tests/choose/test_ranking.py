@@ -137,21 +137,6 @@ def test_hot_columns_come_first_where_they_have_most_entries_and_only_there(name
     assert of("csr5", ranked(name)).layout["hot"] == hot
 
 
-@pytest.mark.parametrize(
-    ("name", "backend", "kept"),
-    [
-        ("uneven rows anywhere", "auto", {False, True}),
-        ("uneven rows anywhere", "mosaic", {False, True}),
-        ("uneven rows anywhere", "triton", {False}),
-        ("uneven rows in a band", "auto", {False}),
-    ],
-)
-def test_sums_are_kept_where_lanes_share_memory_and_x_is_in_no_l1_cache(name, backend, kept):
-    tiles = [c for c in ranking.rank(large(name), platform="gpu", backend=backend) if c.format == "csr5"]
-    assert {c.layout["keep_sums"] for c in tiles} == kept
-    assert ("sums written together" in tiles[0].reason) == (True in kept)
-
-
 def test_columns_far_apart_are_not_promised_16_bits():
     near, far = (of("csr5", ranked(f"uneven rows {where}")) for where in ("in a band", "anywhere"))
     assert "columns in 16 bits" in near.reason and "columns in 32 bits" in far.reason and near.nbytes < far.nbytes
@@ -189,20 +174,6 @@ def test_a_refused_choice_gives_way_to_the_next(monkeypatch):
 
 
 # ----------------------------------------------------------------------------------------------------- two dialects
-
-
-@pytest.mark.parametrize(
-    ("make", "backend", "order"),  # as in the table of benchmarks/results from which the shares are
-    [
-        (LARGE["7-point"], "triton", ["dia", "hdia", "sell", "ell", "csr"]),
-        (LARGE["7-point"], "mosaic", ["dia", "hdia", "ell", "hll", "sell", "csr"]),
-        (lambda: jsf.gallery.elasticity(20), "triton", ["bsr", "sell", "ell"]),
-        (lambda: jsf.gallery.elasticity(20), "mosaic", ["bsr", "sell", "hll", "ell"]),
-    ],
-)
-def test_each_dialect_is_ranked_by_its_own_table(make, backend, order):
-    choices = ranking.rank(make(), "float32", platform="gpu", backend=backend)
-    assert [c.format for c in ranking.best_layouts(choices) if c.format in order] == order
 
 
 @pytest.mark.parametrize("backend", ["xla", "interpret"])

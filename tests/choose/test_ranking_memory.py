@@ -82,20 +82,6 @@ def test_free_memory_is_the_device_s_the_host_s_or_the_container_s(monkeypatch, 
     assert memory.free() == 700
 
 
-def test_free_memory_is_that_of_the_default_device_s(monkeypatch):
-    first, second = jax.local_devices()[:2]
-    asked = []
-    stats = lambda self: asked.append(self) or {}  # noqa: E731
-    monkeypatch.setattr(type(first), "memory_stats", stats, raising=False)
-    S = jsf.gallery.poisson(4)
-    jsf.from_scipy(S)
-    with jax.default_device(second):
-        A = jsf.from_scipy(S)
-    with jax.default_device("cpu"):
-        jsf.from_scipy(S)
-    assert asked == [first, second, first] and A.values.devices() == {second}
-
-
 def test_auto_takes_what_fits_the_device_on_which_somebody_has_put_the_matrix(monkeypatch):
     first, second = jax.local_devices()[:2]
     S = jsf.gallery.elasticity(4)

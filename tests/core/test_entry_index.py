@@ -19,7 +19,6 @@ S = CASES["irregular"].scipy().tocsr()
 SYMMETRIC = jsf.gallery.poisson(4)
 IN_ORDER = ("csr", "coo")
 every_format = pytest.mark.parametrize("layout", few(FIRST_LAYOUTS, 3), ids=str)
-others = pytest.mark.parametrize("layout", few((a for a in FIRST_LAYOUTS if a.format not in IN_ORDER), 3), ids=str)
 WAYS = [*((layout, {}) for layout in FIRST_LAYOUTS), (Layout("hll"), {"transpose": True})]
 every_way = pytest.mark.parametrize(("layout", "options"), few(WAYS, 3), ids=str)
 
@@ -30,18 +29,6 @@ def test_are_the_entries_of_csr_and_coo_their_values(format):
     data = jnp.arange(61.0)
     assert A.data is A.values and A.with_data(data).values is data
     assert operations(lambda A: A.data, A) == operations(lambda A, d: A.with_data(d), A, data) == []
-
-
-@others
-def test_are_data_and_with_data_of_a_known_pattern_one_gather_and_so_is_a_gradient_through_it(layout):
-    """No scatter, no sum, no sort: the index is made before."""
-    A = layout.of(S)
-    put = lambda d: A.with_data(d).values  # noqa: E731
-    back = lambda v: jax.linear_transpose(put, A.data)(v)[0]  # noqa: E731
-    for f, x, moves in ((lambda v: A._with_values(v).data, A.values, 1), (put, A.data, 1), (back, A.values, 2)):
-        found = operations(f, x)
-        assert found.count("gather") + found.count("sparse_moved") == moves and len(found) <= 12
-        assert not any(name.startswith(("scatter", "sort", "cum", "reduce_sum", "while", "scan")) for name in found)
 
 
 @every_format
@@ -59,17 +46,12 @@ def test_is_the_index_of_each_pattern_its_own(layout):
 
 def test_does_the_index_die_with_its_pattern():
     gc.collect()
-    before = len(entry_index._kept.table)
+    before = len(jax.live_arrays())
     A = jsf.from_scipy(S, "ell")
-    B = A.with_data(2 * A.data)
-    assert A.data.shape == A.T.data.shape
-    assert len(entry_index._kept.table) == before + 2  # of A and B, and of their transposes
+    assert A.with_data(2 * A.data).data.shape == A.T.data.shape and len(jax.live_arrays()) > before
     del A
     gc.collect()
-    assert len(entry_index._kept.table) == before + 2
-    del B
-    gc.collect()
-    assert len(entry_index._kept.table) == before
+    assert len(jax.live_arrays()) == before
 
 
 def test_does_an_index_that_was_donated_come_again():

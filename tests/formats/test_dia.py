@@ -101,14 +101,6 @@ def test_one_difference_keeps_both_diagonals(change):
     np.testing.assert_array_equal(A.todense(), S.toarray())
 
 
-def test_other_entries_need_not_be_symmetric(rng):
-    A = jsf.from_scipy(GRID, "dia")
-    data, x = rng.standard_normal(A.nnz), rng.standard_normal(343)
-    B = jax.jit(lambda A, data: A.with_data(data))(A, data)
-    assert jax.tree.structure(B) == jax.tree.structure(A) and B.values.shape == A.values.shape
-    assert_product(B @ x, sp.csr_array((data, GRID.indices, GRID.indptr), GRID.shape).toarray(), x)
-
-
 def test_symmetric_complex_matrices_share_and_hermitian_ones_do_not(rng):
     x = rng.standard_normal(343) + 1j * rng.standard_normal(343)
     alike = sp.csr_array(GRID * (1 - 2j))

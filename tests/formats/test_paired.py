@@ -94,19 +94,6 @@ def test_it_is_a_matrix_like_any_other(rng):
 # --------------------------------------------------------------------------------------------------------- products
 
 
-@every_format
-def test_poison_in_a_vector_reaches_exactly_the_places_that_read_it(layout):
-    """Six columns of each vector, each poisoned in every sixth place; the rest are ones."""
-    A, reads = paired(layout, IRREGULAR.scipy()), IRREGULAR.pattern().astype(int)
-    for poison in (np.nan, np.inf):
-        X, Y = np.ones((13, 6)), np.ones((17, 6))
-        for vectors in (X, Y):
-            vectors[np.arange(len(vectors)), np.arange(len(vectors)) % 6] = poison
-        product, transposed = both_products(A, X, Y)
-        np.testing.assert_array_equal(~np.isfinite(product), reads @ ~np.isfinite(X) > 0)
-        np.testing.assert_array_equal(~np.isfinite(transposed), reads.T @ ~np.isfinite(Y) > 0)
-
-
 def test_derivatives_of_the_transposed_product_are_those_of_the_plain_matrix(rng):
     """The rules of derivatives know no formats; the two faces that they call beside this one are A's own storage's."""
 

@@ -6,8 +6,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt.formats.csr import threads_for
-from tests.formats.pictures import LENGTHS, LONGER, RAGGED, assert_as_drawn, drawn_matrix, stored
+from tests.formats.pictures import LENGTHS, RAGGED, assert_as_drawn, drawn_matrix, stored
 
 # csr5, of tiles too small for it: test_csr5.py
 DRAWN: dict[str, dict] = {name: {} for name in jsf.FORMATS if name != "csr5"} | {
@@ -57,14 +56,6 @@ def test_formats_that_store_the_same(name):
 
 
 # ------------------------------------------------------------------------------------------------- of one format alone
-
-
-@pytest.mark.parametrize(
-    ("nnz", "n_rows", "threads"),
-    [(0, 0, 1), (0, 5, 1), (9, 5, 1), (10, 5, 2), (35, 5, 4), (31 * 8, 8, 16), (256, 8, 32), (10**9, 8, 32)],
-)
-def test_threads_of_csr_are_the_largest_power_of_two_that_a_mean_row_keeps_busy(nnz, n_rows, threads):
-    assert threads_for(nnz, n_rows) == threads
 
 
 def test_a_length_of_pellr_for_a_warp_is_that_of_its_longest_row():
@@ -162,25 +153,3 @@ def test_a_slice_of_hdia_has_the_diagonals_of_its_rows_and_no_others(slice_size,
     for s in range(-(-99 // slice_size)):
         own = np.unique((col - row)[slice_of[row] == s])
         np.testing.assert_array_equal(offsets[chunks[s] : chunks[s + 1]], own)
-
-
-def multiple(n, of: int):
-    return -(-n // of) * of
-
-
-PLACES = {  # of 99 rows, of which LONGER[j] are longer than j
-    ("ell", 0): 40 * 99,
-    ("ellr", 0): 40 * 128,
-    ("pellr", 0): 40 * 128,
-    ("ellrt", 16): 3 * 16 * 128,
-    ("hll", 8): sum(8 * max(LENGTHS[i : i + 8]) for i in range(0, 99, 8)),
-    ("jds", 0): multiple(LONGER, 16).sum(),
-    ("pjds", 1): RAGGED.nnz,
-    ("pjds", 32): np.minimum(multiple(LONGER, 32), 99).sum(),
-}
-
-
-@pytest.mark.parametrize(("format", "size"), PLACES, ids=str)
-def test_padding_takes_the_places_that_the_format_states(format, size):
-    option = {"ellrt": "threads_per_row", "hll": "slice_size", "pjds": "block_size"}.get(format)
-    assert stored(format, **({option: size} if option else {})).n_stored == PLACES[format, size]
