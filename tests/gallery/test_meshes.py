@@ -28,17 +28,6 @@ def painted(n: int, levels: int, bodies: int, seed: int) -> tuple[np.ndarray, np
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_cubes_fill_the_box_once_and_neighbours_differ_by_one_level(seed):
-    grid, edge = painted(3, 3, 4, seed)
-    np.testing.assert_array_equal(np.bincount(grid.ravel()), edge**3)
-    size = edge[grid]
-    for axis in range(3):
-        before, after = np.delete(size, -1, axis), np.delete(size, 0, axis)
-        assert np.all((before <= 2 * after) & (after <= 2 * before))
-    assert len(np.unique(edge)) > 2
-
-
-@pytest.mark.parametrize("seed", range(2))
 def test_entries_are_the_areas_of_the_faces_over_their_distances(seed):
     grid, edge = painted(3, 2, 3, seed)
     area, outside = np.zeros((len(edge), len(edge))), np.zeros(len(edge))

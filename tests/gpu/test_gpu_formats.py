@@ -8,12 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
 
 import jaxsparse_fmt as jsf
 from tests.oracle import assert_close, assert_product, assert_same_storage, draw, wide
-from tests.zoo import CASES, FIRST_LAYOUTS, LAYOUTS, SORTED, Layout
+from tests.zoo import CASES, FIRST_LAYOUTS, LAYOUTS, Layout
 
 pytestmark = pytest.mark.gpu
 
@@ -258,25 +256,6 @@ def test_padding_takes_no_gradient_even_from_poison(dialect):
         got, padding = np.asarray(gradient(A.values, A)), np.asarray(A.entries()[2]) >= A.nnz
         np.testing.assert_array_equal(np.isnan(got), ~padding)
         np.testing.assert_array_equal(got[padding], 0)
-
-
-@every_dialect
-def test_vmap_over_entries_and_vectors(dialect, rng):
-    case = CASES["full_row"]
-    A, (row, col) = SORTED.of(case.scipy(), backend=dialect), case.places()
-    D, X = rng.standard_normal((4, A.nnz)), rng.standard_normal((4, 15))
-    dense = np.zeros((4, *case.shape))
-    dense[:, row, col] = D
-    got = jax.jit(jax.vmap(lambda data, x: A.with_data(data) @ x))(D, X)
-    np.testing.assert_allclose(got, np.einsum("brc,bc->br", dense, X), rtol=1e-12, atol=1e-12)
-
-
-def test_shard_map_on_one_gpu(rng):
-    S, dense = stacked()
-    A, X = SORTED.of(S), draw(rng, jnp.float64, dense.shape[1], 4)
-    mesh = Mesh(np.array(jax.devices("cuda")[:1]), ("rows",))
-    product = jax.shard_map(lambda A, X: A @ X, mesh=mesh, in_specs=(P(), P(None, "rows")), out_specs=P(None, "rows"))
-    assert_product(jax.jit(product)(A, X), dense, X)
 
 
 @every_dialect

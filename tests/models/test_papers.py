@@ -24,6 +24,10 @@ def test_kreutzers_extreme_case_stores_so_many_places(n, block_size):
     assert jsf.from_scipy(sp.csr_array(dense), "ell").n_stored == n * n
 
 
+def test_counts_beyond_32_bits_are_right():
+    assert traffic.sliced_places(np.full(3, 2**30, np.int32), 1) == 3 * 2**30
+
+
 # Kreutzer et al. 2012, Table I: % of ELLPACK's places that pJDS saves. The paper's matrices are not public; these have
 # rows drawn like theirs, and save 17.2, 45.1, 37.6 and 70.8%.
 TABLE_1 = {
