@@ -109,10 +109,8 @@ def _counted_beyond(xp: Any, indptr: Any, most: int) -> Any:
 def _cut(xp: Any, indptr: Any, most: int, n_long: int, n_pieces: int) -> tuple[Any, Any, Any, Any]:
     """The rows longer than `most`, pointers to their pieces; and the entries of each piece, and where they begin."""
     rest = xp.diff(indptr) - most
-    if xp is np:
-        rows = np.flatnonzero(rest > 0)
-    else:  # for few rows of many; jnp.nonzero would add all others to one place, by atomics one after the other
-        rows = jnp.searchsorted(jnp.cumsum(rest > 0), jnp.arange(1, n_long + 1), method="scan_unrolled")
+    # jnp.nonzero would add all other rows to one place, by atomics one after the other.
+    rows = _searched(xp, xp.cumsum(rest > 0), xp.arange(1, n_long + 1))
     rest, index = rest[rows], index_dtype(n_pieces)
     piece_ptr = building.starts(xp, -(-rest // most), index)
     owner = expand_ptr(xp, piece_ptr, n_pieces)
@@ -182,22 +180,12 @@ def _dealt(xp: Any, csr: Csr, segments: Segments, n_tiles: int, shape: tuple[int
     (lanes, depth), n_cols, total = shape, csr.shape[1], segments.total
     lengths, source, real, window = segments.lengths, segments.source, segments.real, segments.window(lanes * depth)
     index, n = index_dtype(max(total, n_tiles * lanes * depth)), lengths.shape[0]
-    lengths = lengths.astype(index)
-    start = xp.cumsum(lengths, dtype=index) - lengths  # of each row, in the order of all places that are not padding
+    ptr = building.starts(xp, lengths, index)  # of each row, in the order of all places that are not padding
+    start, row_of = ptr[:-1], expand_ptr(xp, ptr, total)
     tile = (start // window).astype(np.int32)  # of each row; every window holds the start of a row
-    if xp is np:
-        first_row = np.flatnonzero(np.diff(tile, prepend=-1))
-    else:
-        first_row = jnp.searchsorted(tile, jnp.arange(n_tiles, dtype=np.int32), method="scan_unrolled")
+    first_row = _searched(xp, tile, xp.arange(n_tiles, dtype=np.int32))
     base = start[first_row]
     end = xp.concatenate([base[1:], xp.full(1, total, index)])
-    final = start + lengths - 1
-    if xp is np:
-        ends = np.zeros(total, bool)
-        ends[final] = True
-    else:
-        ends = jnp.zeros(total, bool).at[final].set(True, unique_indices=True, indices_are_sorted=True)
-    row_of = (xp.cumsum(ends, dtype=np.int32) - ends).astype(np.int32)
 
     # Gather in the order of CSR, where neighbours read neighbours; then transpose every tile into the storage's order.
     s = base[:, None] + xp.arange(lanes * depth, dtype=index)
@@ -209,13 +197,18 @@ def _dealt(xp: Any, csr: Csr, segments: Segments, n_tiles: int, shape: tuple[int
     turned = lambda a: xp.swapaxes(a.reshape(n_tiles, lanes, depth), 1, 2).reshape(-1)  # noqa: E731
     values = turned(xp.where(entry, csr.data[at], 0).astype(dtype))
     col = turned(xp.where(entry, csr.indices[at], n_cols).astype(np.int32))
-    last = turned(inside & ends[s])
+    last = turned(inside & (s + 1 == ptr[row + 1]))
     row, s, inside = row[:, ::depth], s[:, ::depth], inside[:, ::depth]
     goes_on = inside & (s > start[row])
     lane_row = xp.where(inside, xp.where(goes_on, -1 - row, row), n).astype(np.int32).reshape(-1)
     begin = (start[row] - base[:, None]) // depth  # the lane in which the row of a lane's first entry begins
     hops = xp.where(goes_on, xp.arange(lanes, dtype=index) - begin, 0).max(axis=1).astype(np.int32)
     return values, col, last, lane_row, hops, xp.diff(first_row, append=n).max()
+
+
+def _searched(xp: Any, rising: Any, numbers: Any) -> Any:
+    """The first place of `rising` that holds each number or more, for few numbers of many."""
+    return xp.searchsorted(rising, numbers, **({} if xp is np else {"method": "scan_unrolled"}))
 
 
 def _narrowed(xp: Any, col: Any, last: Any, n_tiles: int, n_cols: int) -> dict[str, Any]:

@@ -78,7 +78,8 @@ class Groups:
         (n_rows, n_cols), lengths, unit = csr.shape, np.diff(csr.indptr), self.column.unit
         row = np.repeat(np.arange(n_rows), lengths)
         storage_row = row if perm is None else np.argsort(perm)[row]
-        group, touched = storage_row // self.rows, self.column.index_of(row, csr.indices) + n_rows  # from 1 on
+        group = storage_row // self.rows
+        touched = self.column.index_of(row, csr.indices).astype(np.int64) + n_rows  # from 1 on
         of_group, found = statistics.distinct(group, touched, n_rows + n_cols, lengths)
         number = np.searchsorted(of_group * (n_rows + n_cols) + found, group * (n_rows + n_cols) + touched)
         count = np.bincount(of_group, minlength=-(-n_rows // self.rows))

@@ -53,19 +53,9 @@ def permuted(csr: Csr, perm: np.ndarray | None) -> tuple[Csr, np.ndarray | None]
     """P·S·Pᵀ, whose row and column i are perm[i] of S, and the index in S's data of its entries (None: unchanged)."""
     if perm is None:
         return csr, None
-    place = np.empty(len(perm), csr.indices.dtype)
-    place[perm] = np.arange(len(perm))
-    entry, indptr = _by_rows(csr.indptr, perm)
-    moved = scipy.sparse.csr_array((entry, place[csr.indices[entry]], indptr), shape=csr.shape)
+    moved = scipy.sparse.csr_array((np.arange(csr.nnz), csr.indices, csr.indptr), shape=csr.shape)[perm][:, perm]
     moved.sort_indices()
     entry = moved.data
     out = scipy.sparse.csr_array((csr.data[entry], moved.indices, moved.indptr), shape=csr.shape)
     out.has_canonical_format = True
     return out, entry
-
-
-def _by_rows(indptr: np.ndarray, perm: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The index of each entry with rows in the order `perm`, [nnz], and the pointers of those rows, [n + 1]."""
-    lengths = np.diff(indptr)[perm]
-    start = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-    return np.repeat(indptr[:-1][perm] - start[:-1], lengths) + np.arange(start[-1]), start
