@@ -1,11 +1,8 @@
 """What all tests share: 64-bit JAX, eight devices on the CPU, kept programs, the rng, and skips.
 
 Tests skip where what they need is absent, as a GPU or a folder of matrices.
-
-Where several processes run the tests, one that is marked `clock` has the machine to itself.
 """
 
-import contextlib
 import gc
 import os
 import pathlib
@@ -59,27 +56,6 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(100_000, 10, 10)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        return (yield)
-    with contextlib.ExitStack() as held:
-        with _lock("turn", alone=True):  # whoever waits here to be alone is not overtaken
-            held.enter_context(_lock("room", alone=item.get_closest_marker("clock") is not None))
-        return (yield)
-
-
-@contextlib.contextmanager
-def _lock(name: str, *, alone: bool) -> Iterator[None]:
-    """Holds a lock among the processes of the tests: by itself, or with others who do not ask to be alone."""
-    import fcntl
-
-    _CACHE.mkdir(exist_ok=True)
-    with (_CACHE / f"{name}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        yield
-
-
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(20240229)
@@ -92,15 +68,6 @@ def plain_xla() -> Iterator[None]:
 
     with use_backend("xla"):
         yield
-
-
-@pytest.fixture(scope="session")
-def matrices() -> pathlib.Path:
-    """The folder of real matrices that JAXSPARSE_MATRICES names."""
-    folder = os.environ.get("JAXSPARSE_MATRICES")
-    if not folder:
-        pytest.skip("JAXSPARSE_MATRICES names no folder of Matrix Market files")
-    return pathlib.Path(folder)
 
 
 @pytest.fixture(autouse=True)

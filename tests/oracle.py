@@ -9,7 +9,6 @@ import numpy as np
 import scipy.sparse
 
 import jaxsparse_fmt as jsf
-from solvers import bicgstab
 from tests.lowering import quick_jit
 from tests.zoo import CASES
 
@@ -87,20 +86,3 @@ def assert_compiled_once_a_shape(make: Callable[[Any], jsf.SparseMatrix], rng: n
         seen.add(str(jax.tree.map(jax.typeof, A)))
     assert traces == len(seen)
     return seen
-
-
-def assert_gradient_through_a_solve(A: Any, S: Any, rng: np.random.Generator) -> None:
-    """The gradients of Σ sin(x) by `A.data` and by b, where A·x = b, are those of the dense solution; A stores S."""
-    b = rng.standard_normal(S.shape[0])
-
-    @jax.jit
-    def gradient(data, A, b):
-        loss = lambda data, b: jnp.sum(jnp.sin(bicgstab(A.with_data(data), b, rtol=1e-12).x))  # noqa: E731
-        return jax.grad(loss, (0, 1))(data, b)
-
-    for_data, for_b = gradient(A.data, A, b)
-    x = np.linalg.solve(S.toarray(), b)
-    adjoint = np.linalg.solve(S.toarray().T, np.cos(x))
-    np.testing.assert_allclose(for_b, adjoint, rtol=1e-8, atol=1e-10)
-    row, col = S.tocoo().coords
-    np.testing.assert_allclose(for_data, -adjoint[row] * x[col], rtol=1e-8, atol=1e-10)

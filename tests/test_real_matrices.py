@@ -1,43 +1,20 @@
 """Matrices from real problems, in every format, against SciPy. They are found through JAXSPARSE_MATRICES."""
 
 import functools
-import os
 import pathlib
 
 import jax
 import numpy as np
-import pytest
 import scipy.io
 import scipy.sparse
 
 import jaxsparse_fmt as jsf
 from tests.oracle import draw
+from tests.solvers.real import FILES, each_file
 from tests.zoo import Layout
-
-_FOLDER = os.environ.get("JAXSPARSE_MATRICES")
-FILES = sorted(pathlib.Path(_FOLDER).glob("*.mtx*")) if _FOLDER else []
-
-
-def name(parameter) -> str:
-    return parameter.name.split(".")[0] if isinstance(parameter, pathlib.Path) else str(parameter)
-
-
-SKIP = pytest.mark.skip(reason="JAXSPARSE_MATRICES names no folder of .mtx files")
-
-
-def over(files: list[pathlib.Path]):
-    return pytest.mark.parametrize("path", files or [pytest.param(None, marks=SKIP)], ids=name)
-
-
-every_file = over(FILES)
 
 SORTED = Layout("hll", (("slice_size", 100), ("sigma", 1000)))
 CONVERTED = [SORTED, Layout("hll", (("slice_size", 32),)), *map(Layout, jsf.FORMATS)]
-
-
-@pytest.mark.deep
-def test_the_folder_holds_matrices(matrices):
-    assert FILES, f"no .mtx files in {matrices}"
 
 
 @functools.cache
@@ -63,8 +40,7 @@ def both_ways(A, X, Y):
     return A @ X, A.T @ Y, A.data
 
 
-@pytest.mark.deep
-@every_file
+@each_file
 def test_files_read_as_scipy_reads_them(path):
     S, want = jsf.io.read_mtx(path), by_scipy(path)
     assert S.shape == want.shape and S.nnz == want.nnz
@@ -73,8 +49,7 @@ def test_files_read_as_scipy_reads_them(path):
     assert (A.shape, A.nnz) == (want.shape, want.nnz)
 
 
-@pytest.mark.deep
-@every_file
+@each_file
 def test_every_format_holds_the_entries_or_says_what_fits(path):
     S = by_scipy(path)
     in_csr = jsf.from_scipy(S, "csr").nbytes
@@ -89,8 +64,7 @@ def test_every_format_holds_the_entries_or_says_what_fits(path):
         np.testing.assert_array_equal(np.sort(values[values != 0]), np.sort(S.data[S.data != 0]))
 
 
-@pytest.mark.deep
-@every_file
+@each_file
 def test_products_and_storage_equal_scipys(path, rng):
     # Compilation takes nearly all the time, so the formats take turns.
     S, layout = by_scipy(path), CONVERTED[FILES.index(path) % len(CONVERTED)]

@@ -5,11 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jaxsparse_fmt as jsf
 from solvers import cg
 from tests.marks import few
 from tests.solvers.test_cg import N, system
-from tests.stopwatch import stopwatch
 
 
 def test_an_array_as_M_is_the_diagonal_matrix_that_it_lists():
@@ -74,13 +72,3 @@ def test_parameters_inside_a_function_differentiate():
     want = -np.sum(inverse @ (inverse @ np.asarray(b)))
     assert jax.grad(f)(0.7) == pytest.approx(want, rel=1e-6)
     assert jax.jit(jax.grad(f))(0.7) == pytest.approx(want, rel=1e-6)
-
-
-@pytest.mark.deep
-@pytest.mark.clock
-def test_a_matrix_inside_a_function_costs_no_constant_folding():
-    """It is an argument of the compiled program, not a constant of it: XLA would fold for a minute."""
-    A = jsf.from_scipy(jsf.gallery.poisson(60), "csr")
-    seconds = stopwatch()
-    cg(lambda v: A @ v, np.ones(A.shape[0]), maxiter=2).x.block_until_ready()
-    assert seconds() < 10

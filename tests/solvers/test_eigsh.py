@@ -227,14 +227,6 @@ def test_second_derivatives_of_eigenvalues_are_those_of_perturbation_theory():
         np.testing.assert_allclose(got, want, rtol=1e-8)
 
 
-def test_the_gradient_by_a_formats_values_is_the_product_of_the_vectors_entries():
-    A = jsf.from_scipy(HUBBARD, "pjds")
-    by_data = jax.jit(jax.grad(lambda data, A: eigsh(A.with_data(data), 1, which="SA").eigenvalues[0]))(A.data, A)
-    v = np.linalg.eigh(HUBBARD.toarray())[1][:, 0]
-    row, col = HUBBARD.nonzero()
-    np.testing.assert_allclose(by_data, v[row] * v[col], rtol=1e-8, atol=1e-10)
-
-
 def test_what_a_function_closes_over_differentiates():
     a, d = jnp.asarray(hermitian()), jnp.arange(N) / 10.0
     f = lambda s: eigsh(lambda v: a @ v + s * d * v, 1, which="SA", v0=jnp.ones(N)).eigenvalues[0]  # noqa: E731

@@ -1,7 +1,5 @@
 """Incomplete factors: against elimination row by row, where they break down, and what they are worth."""
 
-import timeit
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -189,14 +187,6 @@ def test_a_shift_that_leaves_little_of_the_matrix_is_named():
     S = np.random.default_rng(0).standard_normal((60, 60)) + 3 * np.eye(60)
     with pytest.warns(RuntimeWarning, match=r"factored A \+ [\d.]+·diag\(A\), so far from A"):
         assert incomplete_lu(jsf.from_dense(S, "csr"), solve_sweeps=3).shift > 1
-
-
-@pytest.mark.deep
-@pytest.mark.clock
-def test_the_set_up_of_many_entries_a_row_takes_less_than_a_second():
-    """SciPy's spilu takes 0.02 s, by blocks; elimination entry by entry 0.07."""
-    A = jsf.from_dense(np.random.default_rng(0).standard_normal((500, 500)) + 60 * np.eye(500), "csr")
-    assert min(timeit.repeat(lambda: incomplete_lu(A), number=1, repeat=3)) < 1
 
 
 def with_entry(value: float) -> np.ndarray:
