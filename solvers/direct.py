@@ -24,6 +24,7 @@ from solvers.core.solve import solve
 from solvers.core.space import Space
 from solvers.core.stopping import status_of
 from solvers.core.vectors import length
+from solvers.host import Host
 from solvers.precond import _checks as checks
 from solvers.solution import Solution, SolverError, Status
 
@@ -75,7 +76,7 @@ def factorized(A: Any) -> Factorized:
     The host factors in 64 bits, by SuperLU with partial pivoting; the factors are stored in A's dtype, in 32 bits at
     least. A solve is two triangular solves: on a CPU by rows in a native kernel, elsewhere by levels. If A is traced,
     inside jit or under a derivative, the host factors and solves at run time; it keeps the last few factors, and reuses
-    the order of the columns for new values on the same pattern.
+    the order of the columns for new values on the same pattern; SciPy's interface to SuperLU lets it keep no more.
 
     Args:
       A: [n, n] jaxsparse_fmt matrix on one device, in any format.
@@ -89,7 +90,7 @@ def factorized(A: Any) -> Factorized:
         and the status of `F.solve(b)` says why. ValueError: A is not square, or sharded, or its factors do not fit into
         the memory. TypeError: not a matrix of jaxsparse_fmt.
     """
-    return jax.device_put(_made(A))
+    return jax.device_put(_made(A, "factorized"))
 
 
 @standard_promotion
@@ -99,7 +100,8 @@ def direct(A: Any, b: Any, *, rtol: float | None = None, atol: float = 0.0, adjo
     Args:
       A: [n, n] jaxsparse_fmt matrix on one device. Inside jit it may be traced; then every call factors anew.
       b: [n] or [n, k].
-      rtol, atol: as in `cg`; None: eps^(2/3) of the dtype, 4e-11 in float64 and 2e-5 in float32.
+      rtol, atol: as in `cg`; None: eps^(2/3) of the dtype, 4e-11 in float64 and 2e-5 in float32. An rtol below eps is
+        taken as eps: 0 asks for an x as accurate as the dtype allows.
       adjoint: as in `cg`.
 
     Returns:
@@ -112,7 +114,7 @@ def direct(A: Any, b: Any, *, rtol: float | None = None, atol: float = 0.0, adjo
     """
     b = arguments.vectors(b, "b")
     try:
-        return solved(A, b, None, _settings(prepared(A), A, b, rtol, atol, adjoint))
+        return solved(A, b, None, _settings(prepared(A, not in_trace()), A, b, rtol, atol, adjoint))
     except SolverError as error:
         x = jnp.zeros(b.shape, _dtype(A, b))
         size = length(b - A @ x)  # NaN where A has one
@@ -123,43 +125,44 @@ def direct(A: Any, b: Any, *, rtol: float | None = None, atol: float = 0.0, adjo
 RECIPE = ("lu",)
 
 
-def _made(A: Any) -> Factorized:
+def _made(A: Any, maker: str) -> Factorized:
     """As `factorized`, in arrays of NumPy, which a program takes over faster."""
-    return Factorized(A, factors.made(A, RECIPE, "factorized"), RECIPE)
+    return Factorized(A, factors.made(A, RECIPE, maker), RECIPE)
 
 
 class Prepared(NamedTuple):
-    """A matrix, its copy on the host in 64 bits, and SuperLU's factors of that."""
+    """A matrix, the same on the host in 64 bits, and SuperLU's factors of that."""
 
     A: Any
-    S: Any
+    host: Host
     found: Any
 
 
-def prepared(A: Any, S: Any = None) -> Prepared | Factorized:
-    """A, perhaps known as S in SciPy's CSR, factored for `solved`. Errors as of `factorized`."""
-    if arguments.is_traced(A) or in_trace() or checks.is_transpose(A):
-        return _made(A)
-    return Prepared(A, *factors.on_host(A, RECIPE, "factorized", S))
+def prepared(A: Any, is_eager: bool) -> Prepared | Factorized:
+    """A, factored for `solved`, which SuperLU does where nothing is traced. Errors as of `factorized`."""
+    if not is_eager or arguments.is_traced(A) or checks.is_transpose(A):
+        return _made(A, "direct")
+    return Prepared(A, *factors.on_host(A, RECIPE, "direct"))
 
 
 def _settings(M: Any, A: Any, b: Array, rtol: float | None, atol: float, adjoint: Adjoint | None) -> Any:
     rtol = float(jnp.finfo(_dtype(A, b)).eps) ** (2 / 3) if rtol is None else rtol
-    return DEFAULTS | {"M": M, "rtol": rtol, "atol": atol, "adjoint": Adjoint() if adjoint is None else adjoint}
+    adjoint = Adjoint() if adjoint is None else adjoint
+    return DEFAULTS | {"M": M, "rtol": reachable(rtol, A, b), "atol": atol, "adjoint": adjoint}
 
 
 def _by_host(A: Any, b: Array, x0: Any, settings: Any) -> Solution | None:
     """The solution by SuperLU, where nothing is traced and its residual meets the tolerance."""
-    (_, S, found), n = settings["M"], b.shape[0]
+    (_, host, found), n = settings["M"], b.shape[0]
     options, _, (limits, _) = settled(settings, n, STEPS)
     more = x0 is not None or options.history_length or options.callback or options.progress
-    if more or arguments.is_traced(A, b, limits) or not _is_on_one_device(b) or n != S.shape[0] or limits.maxiter == 0:
+    if more or arguments.is_traced(A, b, limits) or not _is_on_one_device(b) or n != host.n or limits.maxiter == 0:
         return None
     dtype = _dtype(A, b)
-    rhs = np.asarray(b).astype(np.result_type(S.dtype, np.float64 if b.dtype.kind != "c" else np.complex128))
+    rhs = np.asarray(b).astype(np.result_type(host.S, np.complex128 if b.dtype.kind == "c" else np.float64))
     with np.errstate(all="ignore"):
         x = found.solve(rhs, "N").astype(dtype)
-        size, least = _length(rhs - S @ x), np.maximum(limits.rtol * _length(rhs), limits.atol)
+        size, least = _length(rhs - host.S @ x), np.maximum(limits.rtol * _length(rhs), limits.atol)
     if not np.all(size <= least):
         return None
     ends = (
@@ -205,7 +208,13 @@ def solved(A: Any, b: Any, x0: Any, settings: Any) -> Solution:
 
 def _dtype(A: Any, b: Array) -> Any:
     """Of x."""
-    return jnp.promote_types(jnp.result_type(A.dtype, b.dtype), jnp.float32)
+    return arguments.promoted(getattr(A, "dtype", b.dtype), b.dtype, np.dtype(np.float32))
+
+
+def reachable(rtol: Any, A: Any, b: Array) -> Any:
+    """rtol, or x's eps if that is larger. Errors as of `arguments.tolerance`."""
+    rtol, eps = arguments.tolerance(rtol, "rtol"), float(jnp.finfo(_dtype(A, b)).eps)
+    return jnp.maximum(rtol, eps) if arguments.is_traced(rtol) else max(float(rtol), eps)
 
 
 def _size(A: Any) -> Array:

@@ -7,6 +7,7 @@ the host factors, and others solve (`HostFactors`).
 """
 
 import collections
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -19,10 +20,11 @@ import numpy as np
 import scipy.sparse
 from jax import Array, lax
 
-from jaxsparse_fmt._types import CsrArrays, concrete, pytree, standard_promotion
+from jaxsparse_fmt._types import CsrArrays, pytree, standard_promotion
 from jaxsparse_fmt.core.triangular import Triangle
 from solvers.core import arguments
 from solvers.core.diagonal import operand, rows_scaled
+from solvers.host import Host, hosted
 from solvers.precond import _checks as checks
 from solvers.solution import SolverError, Status
 
@@ -180,20 +182,12 @@ def _checked(A: Any, maker: str) -> Any:
     return A
 
 
-def on_host(A: Any, recipe: Recipe, maker: str, S: Any = None) -> tuple[Any, "OnHost"]:
-    """A in SciPy's CSR in 64 bits, where it is not S already, and its factors. Errors as of `made`."""
-    dtype = _wide(_checked(A, maker).dtype)
-    arguments.check_free_memory(  # SuperLU's factors and ours, with no more entries than A
-        2 * (dtype.itemsize + 4) * A.nnz,
-        f"the factors of {A.nnz:,} entries at least",
-        "take a Krylov method with multigrid",
-    )
-    with concrete():
-        S = A.to_scipy() if S is None else S
-    if not np.all(np.isfinite(S.data)):
+def on_host(A: Any, recipe: Recipe, maker: str) -> tuple[Host, "OnHost"]:
+    """A on the host, and its factors. Errors as of `made`."""
+    host = hosted(_checked(A, maker))
+    if not host.finite:
         raise SolverError(Status.NON_FINITE, f"{maker} needs finite entries, and A has a NaN or an infinity")
-    S = S.astype(dtype, copy=False)
-    return S, OnHost(_factored(S, recipe, maker), slice(None), dtype)
+    return host, OnHost(_factored(host, recipe, maker), slice(None), host.S.dtype)
 
 
 def _traced(n: int, recipe: Recipe, row: Array, col: Array, values: Array) -> HostFactors:
@@ -208,23 +202,27 @@ def _traced(n: int, recipe: Recipe, row: Array, col: Array, values: Array) -> Ho
     return HostFactors(row, col, values, digest, n, recipe)
 
 
-def _wide(dtype: Any) -> np.dtype:
-    """The dtype of 64 bits in which a matrix is factored."""
-    return np.dtype(np.complex128 if dtype.kind == "c" else np.float64)
+def _factored(host: Host, recipe: Recipe, maker: str, order: Any = None) -> Any:
+    """SuperLU's factors of A[:, order]; None: SuperLU orders the columns.
 
-
-def _factored(S: Any, recipe: Recipe, maker: str, in_order: bool = False) -> Any:
-    """SuperLU's factors; the columns are in order already, or SuperLU orders them. SolverError: a pivot is zero."""
+    SolverError: a pivot is zero. ValueError: the factors do not fit into the memory.
+    """
     from scipy.sparse import linalg  # which takes 0.1 s
 
-    S, order = S.astype(_wide(S.dtype), copy=False).tocsc(), "NATURAL" if in_order else "COLAMD"
+    S, by = (host.S, "COLAMD") if order is None else (host.S[:, order], "NATURAL")
+    if recipe[0] == "ilu":
+        entries = int(recipe[2] * S.nnz)
+        what, cure = f"incomplete factors of at most {entries:,} entries", "take a smaller fill"
+        arguments.check_free_memory(2 * (S.dtype.itemsize + 4) * entries, what, cure)
+    elif order is None:
+        host.check_memory()
     try:
         if recipe[0] == "lu":
-            return linalg.splu(S, permc_spec=order)
+            return linalg.splu(S, permc_spec=by)
         if recipe[0] == "cholesky":  # no pivoting
             options: Any = {"SymmetricMode": True}
             return linalg.splu(S, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options=options)
-        return linalg.spilu(S, drop_tol=recipe[1], fill_factor=recipe[2], permc_spec=order)
+        return linalg.spilu(S, drop_tol=recipe[1], fill_factor=recipe[2], permc_spec=by)
     except RuntimeError as error:
         raise SolverError(Status.SINGULAR, f"{maker}: {error}; {Status.SINGULAR.message}") from None
     except MemoryError:
@@ -314,15 +312,13 @@ def _kept(n: int, recipe: Recipe, row: Any, col: Any, values: Any, digest: bytes
     row, col, values = map(np.asarray, (row, col, values))
     real, found = col < n, None
     if np.all(np.isfinite(values[real])):
-        S = scipy.sparse.csc_array((values[real], (row[real], col[real])), shape=(n, n))
+        host = Host(scipy.sparse.csc_array((values[real], (row[real], col[real])), shape=(n, n)))
         pattern = _digest(n, recipe, row, col)
         order = _get(_orders, pattern, None)
-        try:
-            made = _factored(S if order is None else S[:, order], recipe, "", order is not None)
-            found = OnHost(made, np.arange(n) if order is None else order, _wide(S.dtype))
+        with contextlib.suppress(SolverError, ValueError):
+            made = _factored(host, recipe, "A", order)
+            found = OnHost(made, np.arange(n) if order is None else order, host.S.dtype)
             if order is None:
                 _put(_orders, pattern, np.argsort(made.perm_c))
-        except (SolverError, ValueError):
-            found = None
     _put(_recent, digest, found)
     return found

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, Unpack
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.sparse
 from jax import lax
 from jax.core import Tracer
 
@@ -26,9 +25,10 @@ from solvers.bicgstab import bicgstab
 from solvers.cg import cg
 from solvers.core import arguments
 from solvers.core.settings import Settings, settled, solver
-from solvers.direct import direct, prepared, solved
+from solvers.direct import direct, prepared, reachable, solved
 from solvers.fcg import fcg
 from solvers.gmres import gmres
+from solvers.host import Host, hosted
 from solvers.idrs import idrs
 from solvers.minres import minres
 from solvers.solution import Solution, SolverError, Status, Told
@@ -38,45 +38,34 @@ METHODS: dict[str, Callable[..., Solution]] = {
     "direct": lambda A, b, x0, **settings: solved(A, b, x0, settings),
 }
 SMALL = 3_000  # unknowns: even full factors take a second or two
-# Multiplications of a factorization: those of the envelope in the order of reverse Cuthill and McKee, rows with more
-# than LONG entries last. TOO_MANY take hours.
-LITTLE, MUCH, TOO_MANY = 4e8, 4e9, 1e13
-LONG = 1_000
-SLACK = 4  # the envelope has about the entries of the factors on meshes in three dimensions, and more elsewhere
+LITTLE, MUCH, TOO_MANY = 4e8, 4e9, 1e13  # multiplications of a factorization; TOO_MANY take hours
 
 
-class Facts:
-    """What is known of a matrix; each fact is computed when a row asks for it.
+class Facts(NamedTuple):
+    """What is known of a matrix.
 
     Attributes:
       n: unknowns.
       tries: whether another method may follow one that fails; not inside jit.
       finite: whether all numbers of A and b are finite, or unknown.
+      look: what tells its diagonal and whether it is symmetric; None where its numbers are not known.
     """
 
-    def __init__(self, A: Any, n: int, tries: bool, finite: bool, S: Any):
-        """Keeps S, A on the host as a canonical CSR array; None where its numbers are not known."""
-        self.A, self.n, self.tries, self.finite, self.S = A, n, tries, finite, S
+    A: Any
+    n: int
+    tries: bool
+    finite: bool = True
+    look: "Host | Probe | None" = None
 
-    @functools.cached_property
-    def diagonal(self) -> Any:
-        """[n], or None."""
-        return None if self.S is None else self.S.diagonal()
-
-    @functools.cached_property
+    @property
     def symmetric(self) -> bool:
-        """Whether A is known to be symmetric (Hermitian) up to rounding."""
-        if self.S is None:
-            return False
-        S, T = self.S, self.S.conj().T.tocsr()
-        same = np.array_equal(S.indptr, T.indptr) and np.array_equal(S.indices, T.indices)
-        rounding = 10 * np.finfo(S.dtype).eps * np.max(np.abs(S.data), initial=0)
-        return same and bool(np.max(np.abs(S.data - T.data), initial=0) <= rounding)
+        """Whether A is known to be symmetric (Hermitian)."""
+        return self.look is not None and self.look.symmetric
 
     @property
     def maybe_definite(self) -> bool:
         """Symmetric with a positive diagonal."""
-        return self.symmetric and bool((self.diagonal.real > 0).all())
+        return self.look is not None and self.look.symmetric and bool((self.look.diagonal.real > 0).all())
 
     @property
     def indefinite(self) -> bool:
@@ -85,57 +74,28 @@ class Facts:
 
     @property
     def full_diagonal(self) -> bool:
-        return self.S is not None and bool((self.diagonal != 0).all())
-
-    @functools.cached_property
-    def factors(self) -> tuple[float, float]:
-        """Entries and multiplications of the factors, mostly from above; infinite where the numbers are not known."""
-        if self.S is None:
-            return np.inf, np.inf
-        from scipy.sparse import csgraph
-
-        ones = scipy.sparse.csr_array((np.ones(self.S.nnz, np.int8), self.S.indices, self.S.indptr), shape=self.S.shape)
-        pattern = ones if self.symmetric else scipy.sparse.csr_array(ones + ones.T)
-        short = np.diff(pattern.indptr) <= LONG
-        n_long = self.n - int(short.sum())
-        pattern = pattern[short][:, short] if n_long else pattern
-        order = csgraph.reverse_cuthill_mckee(scipy.sparse.csr_matrix(pattern), symmetric_mode=True)
-        place = np.empty(order.size, np.int64)
-        place[order] = np.arange(order.size)
-        rows = np.flatnonzero(np.diff(pattern.indptr))
-        width = np.full(self.n, n_long, float)
-        first = np.minimum.reduceat(place[pattern.indices], pattern.indptr[rows]) if rows.size else rows
-        width[: rows.size] += np.maximum(place[rows] - first, 0)
-        return 2 * float(np.sum(width)), float(np.sum(width**2))
+        return self.look is not None and bool((self.look.diagonal != 0).all())
 
     @property
     def work(self) -> float:
-        return self.factors[1]
-
-    def check_factors(self) -> None:
-        """ValueError: the factors would hardly fit into the memory, or take hours."""
-        if self.S is None or self.n <= SMALL:
-            return
-        entries, work = self.factors
-        cure = "direct(A, b) tries all the same"
-        if work > TOO_MANY:
-            raise ValueError(f"the factors may take {work:.1g} multiplications, which is hours; {cure}")
-        bytes_of_one = self.S.dtype.itemsize + 4
-        what = f"{entries:.1g} entries of factors"
-        arguments.check_free_memory(int(2 * bytes_of_one * entries / SLACK), what, cure)
+        """Multiplications of a factorization, mostly from above; infinite where the numbers are not known."""
+        return self.look.envelope[1] if isinstance(self.look, Host) else np.inf
 
 
-class Probed(Facts):
+class Probe:
     """Of a sharded matrix, which the host does not hold."""
+
+    def __init__(self, A: Any):
+        self.A = A
 
     @functools.cached_property
     def symmetric(self) -> bool:
         """Whether vᴴ·A·u is the conjugate of uᴴ·A·v for random u and v."""
-        rng = np.random.default_rng(0)
-        u, v = (jnp.asarray(rng.standard_normal(self.n), self.A.dtype) for _ in range(2))
-        one, other = jnp.vdot(v, self.A @ u), jnp.vdot(self.A @ v, u)
-        size = jnp.linalg.norm(v) * jnp.linalg.norm(self.A @ u)
-        return bool(jnp.abs(one - other) <= 100 * jnp.finfo(self.A.dtype).eps * size)
+        rng, A = np.random.default_rng(0), self.A
+        u, v = (jnp.asarray(rng.standard_normal(A.shape[0]), A.dtype) for _ in range(2))
+        Au = A @ u
+        difference = jnp.abs(jnp.vdot(v, Au) - jnp.vdot(A @ v, u))
+        return bool(difference <= 100 * jnp.finfo(A.dtype).eps * jnp.linalg.norm(v) * jnp.linalg.norm(Au))
 
     @functools.cached_property
     def diagonal(self) -> Any:
@@ -230,6 +190,7 @@ def solve(A: Any, b: Any, x0: Any = None, *, method: str = "auto", **settings: U
       M: "auto" makes a preconditioner that suits the method. Anything else, None too, is the M of all methods but the
         direct one.
       maxiter: most iterations of each method; None stops a method after 100 to 2,000 where another may follow.
+      rtol: as in `cg`, but an rtol below the dtype's eps is taken as eps: 0 asks for an x as accurate as that allows.
       The others, and the errors: as in `cg`; callbacks and history are those of each method.
 
     Returns:
@@ -248,6 +209,9 @@ def solve(A: Any, b: Any, x0: Any = None, *, method: str = "auto", **settings: U
     n = arguments.unknowns(A, b)
     settled(settings, n, 10 * n)  # which refuses wrong ones before factors are made
     A = arguments.linear_map(A, n, "A")
+    if not arguments.is_function(A):
+        b = arguments.vectors(b, "b")
+        given = given | {"rtol": reachable(given["rtol"], A, b)}
     numbers = [given[name] for name in ("rtol", "atol", "maxiter")]
     known, table = _known(A, b, n, tries=not (in_trace() or arguments.is_traced(_still((b, x0, numbers)))))
     name = None if M is None else GIVEN
@@ -273,15 +237,14 @@ def _known(A: Any, b: Any, n: int, tries: bool) -> tuple[Facts, Sequence[Trial]]
         with concrete():
             held = from_dense(held, "csr")
     if arguments.is_function(A) or not hasattr(held, "to_scipy"):
-        return Facts(A, n, tries, True, None), OF_A_FUNCTION
+        return Facts(A, n, tries), OF_A_FUNCTION
     if arguments.is_traced(held):
-        return Facts(held, n, False, True, None), ON_MANY_DEVICES if many else ON_ONE_DEVICE
+        return Facts(held, n, False), ON_MANY_DEVICES if many else ON_ONE_DEVICE
     if many:
-        return Probed(held, n, tries, True, None), ON_MANY_DEVICES
-    with concrete():
-        S: Any = held.to_scipy()  # pyright: ignore[reportAttributeAccessIssue]
-    numbers = S.data if arguments.is_traced(b) else np.append(S.data, np.asarray(b))
-    return Facts(held, n, tries, bool(np.isfinite(numbers).all()), S), ON_ONE_DEVICE
+        return Facts(held, n, tries, True, Probe(held)), ON_MANY_DEVICES
+    host = hosted(held)
+    finite = host.finite and (arguments.is_traced(b) or bool(np.isfinite(np.asarray(b)).all()))
+    return Facts(held, n, tries, finite, host), ON_ONE_DEVICE
 
 
 def _first_success(A: Any, b: Any, x0: Any, settings: Any, known: Facts, table: Sequence[Trial]) -> Solution:
@@ -305,16 +268,17 @@ def _first_success(A: Any, b: Any, x0: Any, settings: Any, known: Facts, table: 
             continue
         if not known.tries:
             return _telling(sol, trial.name, *tried, words)
-        norm = np.max(np.asarray(_still(sol.residual_norm)), initial=0)
-        tried.append(f"{words}: {Status(int(np.max(np.asarray(sol.code))))}")
+        code = np.asarray(sol.code)  # on the host: `success` would take 30 µs
+        tried.append(f"{words}: {Status(int(np.max(code)))}")
         sol = _telling(sol, trial.name, *tried)
-        if np.all(sol.success):
+        if np.all((code == Status.CONVERGED) | (code == Status.ROUNDED)):
             return sol
+        norm = np.max(np.asarray(_still(sol.residual_norm)), initial=0)
         if best is None or norm < least:
             best, least = sol, norm
         if not known.finite:
             break
-        singular |= bool(np.any(np.asarray(sol.code) == Status.SINGULAR))
+        singular |= bool(np.any(code == Status.SINGULAR))
     if best is None:
         if not singular:
             raise refused
@@ -332,9 +296,11 @@ def _made(name: str | None, known: Facts) -> Any:
     A = known.A
     if name is None:
         return None
+    if name == "factors":
+        if known.n > SMALL and known.look is not None and known.work > TOO_MANY:
+            text = f"the factors may take {known.work:.1g} multiplications, which is hours"
+            raise ValueError(f"{text}; direct(A, b) tries all the same")
+        return prepared(A, known.tries)
     with concrete() if not arguments.is_traced(A) else contextlib.nullcontext(), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of a multigrid cycle that diverges: the trial shows it
-        if name == "factors":
-            known.check_factors()
-            return prepared(A, known.S)
         return MAKERS[name](A)

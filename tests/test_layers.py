@@ -42,7 +42,11 @@ SOLVERS_ALLOWED = {
     "solvers.core.interrupts": {"jaxsparse_fmt.kernels.cpu.ffi"},
     "solvers.triangular": {"scipy", "jaxsparse_fmt.core.triangular"},
     "solvers.factors": {"scipy", "jaxsparse_fmt.core.triangular"},
-    "solvers.solve": {"scipy", "jaxsparse_fmt.convert"},
+    "solvers.host": {
+        *("scipy", "jaxsparse_fmt.core.kept", "jaxsparse_fmt.kernels.cpu.elimination"),
+        "jaxsparse_fmt.kernels.cpu.over_rows",
+    },
+    "solvers.solve": {"jaxsparse_fmt.convert"},
     "solvers.precond.coarse_space": {"scipy", "jaxsparse_fmt.convert", "jaxsparse_fmt.kernels.cpu.aggregation"},
     "solvers.precond.multigrid": {"scipy", "jaxsparse_fmt.core.matrix", "jaxsparse_fmt.convert"},
     "solvers.precond._checks": {"scipy"},

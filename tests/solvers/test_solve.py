@@ -13,7 +13,8 @@ import scipy.sparse as sp
 import scipy.sparse.linalg as spla
 
 import jaxsparse_fmt as jsf
-from solvers import Status, precond, solve
+from solvers import Status, direct, factorized, precond, solve
+from solvers.host import Host
 from solvers.solve import SMALL
 
 N = 60
@@ -120,15 +121,44 @@ def test_solutions_of_several_methods_are_one_pytree():
 
 
 def test_factors_that_would_take_hours_or_the_memory_are_refused_with_numbers(monkeypatch):
-    S = jsf.gallery.poisson(20)
+    A = jsf.from_scipy(jsf.gallery.poisson(20))
+    b = np.ones(A.shape[0])
+    monkeypatch.setattr("solvers.core.arguments.memory.free", lambda: 10**9)
+    monkeypatch.setattr("solvers.host.COPIES", 100)
+    for solver in (direct, lambda A, b: factorized(A), functools.partial(solve, method="direct")):
+        with pytest.raises(
+            ValueError, match=r"factors of A, of .*e\+06 entries or more, take 2 GB, .* 1 GB of memory are free"
+        ):
+            solver(A, b)
     monkeypatch.setattr(sys.modules["solvers.solve"], "TOO_MANY", 1e8)
     with pytest.raises(ValueError, match=r"the factors may take 5e\+08 multiplications, .* hours; direct\(A, b\)"):
-        solve(jsf.from_scipy(S), np.ones(S.shape[0]), method="direct")
-    monkeypatch.setattr("solvers.core.arguments.memory.free", lambda: 10**6)
-    monkeypatch.setattr(sys.modules["solvers.solve"], "SLACK", 0.05)
-    monkeypatch.setattr(sys.modules["solvers.solve"], "TOO_MANY", 1e13)
-    with pytest.raises(ValueError, match=r"4e\+06 entries of factors take .* 1 MB of memory are free; direct\(A, b\)"):
-        solve(jsf.from_scipy(S), np.ones(S.shape[0]), method="direct")
+        solve(A, b, method="direct")
+
+
+@pytest.mark.parametrize("name", ["diffusion", "convection"])
+def test_the_entries_of_factors_are_counted_before_they_are_made(name):
+    S = GALLERY[name][0]()
+    F = spla.splu(S.tocsc())
+    want = F.L.nnz + F.U.nnz
+    assert Host(S).counted(np.argsort(F.perm_c), 1e12) == pytest.approx(want, rel=0.01)
+    assert want / 2 < Host(S).counted(np.argsort(F.perm_c), want / 2) < want
+
+
+def test_an_envelope_that_is_too_large_refuses_no_factors_that_fit(monkeypatch):
+    n = 2 * SMALL
+    S = sp.csr_array(tridiagonal(n) + sp.coo_array((np.full(n, 0.1), (np.arange(n), np.arange(n) // 50)), shape=(n, n)))
+    F = spla.splu(S.tocsc())
+    monkeypatch.setattr("solvers.core.arguments.memory.free", lambda: 2 * 12 * 10**5 * (F.L.nnz + F.U.nnz))
+    monkeypatch.setattr("solvers.host.COPIES", 10**5)
+    assert Host(S).envelope[0] > 3 * (F.L.nnz + F.U.nnz)
+    assert direct(jsf.from_scipy(S), np.ones(n)).success
+
+
+@pytest.mark.parametrize("solver", [solve, direct, jax.jit(direct)], ids=["solve", "direct", "jit"])
+def test_a_tolerance_of_zero_asks_for_what_the_dtype_allows(solver):
+    for S in (tridiagonal(), tridiagonal(low=-0.3), jsf.gallery.poisson(8)):
+        sol = solver(jsf.from_scipy(S, "csr"), np.ones(S.shape[0]), rtol=0)
+        assert sol.success and residual(S, np.ones(S.shape[0]), sol.x) <= 1e-14
 
 
 def test_a_few_long_rows_leave_the_factors_small():

@@ -1,4 +1,4 @@
-"""Elimination without fill on the pattern of a matrix in CSR (Saad, Iterative Methods, Algorithm 10.4), and levels."""
+"""Elimination without fill (Saad, Iterative Methods, Algorithm 10.4), levels, and fill, of a matrix in CSR."""
 
 
 def eliminate(begin, end, marks, ptr, col, diagonal, a):
@@ -35,3 +35,24 @@ def substitute(begin, end, marks, ptr, col, values, y, upper):
         row = end - 1 - i if upper else i
         for p in range(ptr[row], ptr[row + 1]):
             y[row] -= values[p] * y[col[p]]
+
+
+def fill(begin, end, marks, ptr, col, parent, total, most):
+    """Counts the entries of the Cholesky factor of a symmetric pattern by its elimination tree (Liu 1990), to `most`.
+
+    parent             [n] in the tree, -1 at first
+    total              [1]
+    """
+    for row in range(begin, end):
+        marks[row] = row
+        total[0] += 1
+        for p in range(ptr[row], ptr[row + 1]):
+            above = col[p]
+            while above < row and marks[above] != row:
+                if parent[above] < 0:
+                    parent[above] = row
+                marks[above] = row
+                total[0] += 1
+                above = parent[above]
+        if total[0] > most:
+            break
