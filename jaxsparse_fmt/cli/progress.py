@@ -16,7 +16,7 @@ class Progress:
     """The stages of a command: each is shown while it lasts, and timed.
 
     Attributes:
-      seconds: wall time of each finished stage by name, in order.
+      seconds: wall time of the finished stages by name, in order; those of one name add up.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Progress:
         self._last = self._start
         self._line(f"{name}: {detail}")
         yield
-        self.seconds[name] = time.perf_counter() - self._start
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - self._start
 
     def show(self, detail: str, fraction: float) -> None:
         """Shows the detail of the present stage and the fraction done, 0 to 1; callable from any thread."""

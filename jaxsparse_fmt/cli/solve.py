@@ -66,7 +66,7 @@ def run(args: argparse.Namespace, progress: Progress) -> tables.Done:
     with arguments.blaming("--devices"):
         measure.first_devices(args.devices)
     S = arguments.read_matrix(args, progress)
-    b = _right_hand_side(args, S)
+    b = _right_hand_side(args, S, progress)
     if args.method in SYMMETRIC:
         with progress.stage("check", f"whether the matrix is symmetric, as {args.method} needs"):
             _check_symmetric(args, S)
@@ -149,14 +149,14 @@ def _write(out: str, x: np.ndarray) -> None:
         files.write_vector(out, x)
 
 
-def _right_hand_side(args: argparse.Namespace, S: scipy.sparse.csr_array) -> np.ndarray:
+def _right_hand_side(args: argparse.Namespace, S: scipy.sparse.csr_array, progress: Progress) -> np.ndarray:
     if args.method == "lsmr" and args.precond != "none":
         raise arguments.BadInput(f"--precond {args.precond}: lsmr takes none of these; leave --precond out")
     if args.method != "lsmr" or 0 in S.shape:
         arguments.check_square(args.file, S)
     if args.rhs is None:
         return S @ np.ones(S.shape[1])
-    with arguments.blaming(args.rhs):
+    with progress.stage("read", args.rhs), arguments.blaming(args.rhs):
         b = files.read_vector(args.rhs)
     if b.shape != (S.shape[0],):
         raise arguments.BadInput(
