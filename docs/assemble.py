@@ -6,6 +6,7 @@ and a link to a file that is not there is an error.
 """
 
 import ast
+import inspect
 import json
 import os
 import re
@@ -21,7 +22,6 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
 import pictures  # noqa: E402
-from conf import about_format  # noqa: E402
 
 import jaxsparse_fmt as jsf  # noqa: E402
 import solvers  # noqa: E402
@@ -154,8 +154,9 @@ def of_formats(of_papers: bool = False) -> Iterator[str]:
         taken = "_footprints" in vars(cls)
         if of_papers is taken or (of_papers and name in EXCHANGE):
             continue
-        head, *parts = (part.replace("\n", " ") for part in about_format(cls))
-        size = next((part[part.index("Bytes") :] for part in parts if "Bytes" in part), "")
+        doc = inspect.getdoc(sys.modules[cls.__module__]) or ""
+        head, *parts = (part.replace("\n", " ") for part in doc.split("\n\n"))
+        size = next((part for part in parts if part.startswith("Bytes")), "")
         yield from [f"### {name}", "", head, "", size, ""]
         yield from picture(f"layout_{name}", f"the small matrix in {name}")
 

@@ -53,16 +53,10 @@ def without_fields(app, what, name, obj, options, signature, returned):
     return ("", None) if what == "class" and obj in FORMATS.values() else None
 
 
-def about_format(cls: type) -> list[str]:
-    """The paragraphs on a format: of its class, where a picture stands there, and of its module."""
-    own, shared = (inspect.getdoc(of) or "" for of in (cls, sys.modules[cls.__module__]))
-    return [*(own.split("\n\n") if "⎡" in own else []), *shared.split("\n\n")]
-
-
 def in_short(app, what, name, obj, options, lines: list[str]) -> None:
-    """A format is described by the first paragraph of its class or its module; the picture is on other pages."""
+    """A format is described by the first paragraph of its module; the picture is on other pages."""
     if what == "class" and obj in FORMATS.values():
-        lines[:] = about_format(obj)[0].splitlines()
+        lines[:] = (inspect.getdoc(sys.modules[obj.__module__]) or "").split("\n\n")[0].splitlines()
 
 
 def _last(lines: list[str]) -> str:

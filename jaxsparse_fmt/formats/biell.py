@@ -1,11 +1,20 @@
-"""Rows sorted by falling length and stored in bisected warps (Zheng, Gu, Gu and Liu 2014; Wang and Gu, §2.3).
+"""BiELL (Zheng, Gu, Gu and Liu 2014; Wang and Gu, §2.3.3): rows sorted inside a warp, in bisected groups.
 
-Group 0 of a warp's 32 rows holds the columns that more than 16 rows reach, one thread a row; group 1 holds what remains
-of the first 16 rows, two threads a row; … group 5 holds what only the longest row has, and all 32 threads work on it. A
-column of a group is one place for each of the 32 lanes. Lanes that share a row add their sums at the end of the group.
+A warp's 32 rows are sorted by falling length. Group 0 holds the columns that more than 16 rows reach, one thread a row;
+group 1 holds what remains of the first 16 rows, two threads a row; … group 5 holds what only the longest row has, and
+all 32 threads work on it. A column of a group is one place for each of the 32 lanes. Lanes that share a row add their
+sums at the end of the group.
 
-Bytes: n_stored·(value + 4) + 24·⌈n_rows / 32⌉ + 4 + 8·n_rows. A product does not read `row_lengths`. Both formats
-reproduce their papers: `format="auto"` never takes them.
+         ⎡ 1 . . . . ⎤   more than 4 rows have entries: group 2, four lanes a row | what one row has left: group 5
+         ⎢ . . 2 . . ⎥   values       [3 1 2 8 9 · · ·, 4 · · · · · · ·, 5 · · · · · · ·, 6 ·… | 7 ·…]  [n_stored]
+         ⎢ 3 4 5 6 7 ⎥   col_idx      [0 0 2 3 4 5 5 5, 1 5 5 5 5 5 5 5, 2 5 5 5 5 5 5 5, 3 5… | 4 5…]  [n_stored] int32
+         ⎢ . . . 8 . ⎥   slice_ptr    [0 0 0 32 32 32 64]   [6·⌈n_rows / 32⌉ + 1] int32, where the groups start (I)
+         ⎢ . . . . 9 ⎥   row_lengths  [5 1 1 1 1 0]         [n_rows] int32, in storage order
+         ⎣ . . . . . ⎦   perm         [2 0 1 3 4 5]         [n_rows] int32; in col_idx 5 = n_cols: padding
+
+Bytes: n_stored·(value + 4) + 24·⌈n_rows / 32⌉ + 4 + 8·n_rows. A product does not read `row_lengths`.
+
+A reproduction of its paper: `format="auto"` never takes it.
 """
 
 import dataclasses
@@ -44,36 +53,8 @@ class BisectedGroups(ByRule):
 
 @storage_format
 class BIELL(BisectedGroups):
-    """BiELL (Wang and Gu, §2.3.3): rows sorted inside a warp.
-
-    ⎡ 1 . . . . ⎤   more than 4 rows have entries: group 2, four lanes a row | what one row has left: group 5
-    ⎢ . . 2 . . ⎥   values       [3 1 2 8 9 · · ·, 4 · · · · · · ·, 5 · · · · · · ·, 6 ·… | 7 ·…]  [n_stored]
-    ⎢ 3 4 5 6 7 ⎥   col_idx      [0 0 2 3 4 5 5 5, 1 5 5 5 5 5 5 5, 2 5 5 5 5 5 5 5, 3 5… | 4 5…]  [n_stored] int32
-    ⎢ . . . 8 . ⎥   slice_ptr    [0 0 0 32 32 32 64]   [6·⌈n_rows / 32⌉ + 1] int32, where the groups start (I)
-    ⎢ . . . . 9 ⎥   row_lengths  [5 1 1 1 1 0]         [n_rows] int32, in storage order
-    ⎣ . . . . . ⎦   perm         [2 0 1 3 4 5]         [n_rows] int32; in col_idx 5 = n_cols: padding
-    """
-
     name = "biell"
     window = WARP
-
-
-@storage_format
-class BIJAD(BisectedGroups):
-    """BiJAD (Wang and Gu, §2.3.5): all rows sorted together.
-
-         ⎡ 1 . 2 . ⎤   more than 2 rows have entries: group 3, eight lanes a row
-         ⎢ . 3 . . ⎥   values       [4 1 3 ·, 5 2 · ·, 6 ·…]   [n_stored]
-         ⎢ 4 . 5 6 ⎥   col_idx      [0 0 1 4, 2 2 4 4, 3 4…]   [n_stored] int32, 4 = n_cols: padding
-         ⎣ . . . . ⎦   slice_ptr    [0 0 0 0 32 32 32]         [6·⌈n_rows / 32⌉ + 1] int32, where the groups start (I)
-                       row_lengths  [3 2 1 0]                  [n_rows] int32, in storage order
-                       perm         [2 0 1 3]                  [n_rows] int32
-
-    Up to 32 rows it stores what BiELL does. In larger matrices a warp holds rows of similar length and hardly any
-    padding, and its sums go to rows far apart.
-    """
-
-    name = "bijad"
 
 
 @building.on_either()

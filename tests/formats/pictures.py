@@ -1,4 +1,4 @@
-"""The pictures at the head of the formats' files or classes, read back: the matrix that they show, and the arrays.
+"""The pictures at the head of the formats' files, read back: the matrix that they show, and the arrays.
 
 A line of a picture is `name [numbers] [shape] dtype`, with a row of the matrix before it. Bars separate columns and
 slices; · and * are padding, `0…` fills up a column, and a ' behind a number is the mark in its highest bit.
@@ -57,7 +57,7 @@ def holes(A) -> np.ndarray:
 
 
 def _text(cls: type) -> str:
-    return f"{sys.modules[cls.__module__].__doc__}\n{cls.__doc__}"
+    return sys.modules[cls.__module__].__doc__ or ""
 
 
 def _array_of(line: str):

@@ -1,0 +1,53 @@
+"""PELLR (Wang and Gu, §3): ELLPACK-R with its rows sorted by falling length, so that a warp's rows end together.
+
+         ⎡ 1 . 2 . ⎤      rows in the order 2, 0, 1, 3
+         ⎢ . 3 . . ⎥      values       [4 1 3 · 0… | 5 2 · · 0… | 6 · · · 0…]      [K·pitch], K = longest row
+         ⎢ 4 . 5 6 ⎥      col_idx      [0 0 1 4 4… | 2 2 4 4 4… | 3 4 4 4 4…]      [K·pitch] int32, 4 = n_cols: padding
+         ⎣ . . . . ⎦      row_lengths  [3 2 1 0], or a warp's longest: [3]         [n_rows] or [⌈n_rows / 32⌉] int32
+                          perm         [2 0 1 3]                                   [n_rows] int32
+
+The pitch is n_rows rounded up to 32. Row lengths are stored per row or per warp (the paper's N_w numbers). Either way a
+product reads one length for each tile of rows, the longest, and padding has the column index n_cols.
+
+Bytes: K·pitch·(value + 4) + 8·n_rows, or 4·n_rows + 4·⌈n_rows / 32⌉ in place of the latter.
+
+A reproduction of its paper: `format="auto"` never takes it.
+"""
+
+from typing import Self
+
+from jaxsparse_fmt._types import Csr, Target
+from jaxsparse_fmt.formats import building
+from jaxsparse_fmt.formats.base import Array, storage_format
+from jaxsparse_fmt.formats.ell import Padded
+from jaxsparse_fmt.formats.ellr import pitch_of
+from jaxsparse_fmt.kernels.layout.address import WARP, Slices
+
+LENGTHS = {"row": 1, "warp": WARP}
+
+
+@storage_format
+class PELLR(Padded):
+    perm: Array | None
+    lengths_per: str
+
+    name = "pellr"
+    layout_options = ("lengths_per",)
+
+    @staticmethod
+    def _rule_of_rows(n_rows: int, lengths_per: str) -> Slices:
+        return Slices(n_rows, pitch_of(n_rows), falling=LENGTHS[lengths_per])
+
+    @classmethod
+    def from_csr(cls, csr: Csr, target: Target, *, lengths_per: str = "warp") -> Self:
+        """Sorts the rows and builds the columns.
+
+        Args:
+          lengths_per: "row", or "warp" for the longest row of every 32.
+        """
+        if not isinstance(lengths_per, str) or lengths_per not in LENGTHS:
+            raise ValueError(f"lengths_per must be 'row' or 'warp'; got {lengths_per!r}")
+        rows = building.rows_of(csr, sigma=None)
+        lengths = rows.lengths[:: LENGTHS[lengths_per]]  # sorted: a warp's first row is its longest
+        places = rows.longest * pitch_of(csr.shape[0])
+        return cls._store(csr, target, rows, places, row_lengths=lengths, lengths_per=lengths_per)

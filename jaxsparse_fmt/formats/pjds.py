@@ -1,0 +1,47 @@
+"""pJDS, padded jagged diagonals (Kreutzer et al., §II.A): sorted rows, in blocks of b_r padded to their longest.
+
+         ⎡ 1 . 2 . ⎤      b_r = 2; rows in the order 2, 0 ‖ 1, 3
+         ⎢ . 3 . . ⎥      values       [4 1 3 · | 5 2 | 6 ·]      [n_stored]
+         ⎢ 4 . 5 6 ⎥      col_idx      [0 0 1 4 | 2 2 | 3 4]      [n_stored] int32, 4 = n_cols: padding
+         ⎣ . . . . ⎦      col_start    [0 4 6 8]                  [longest row + 1] int32
+                          row_lengths  [3 2 1 0]                  [n_rows] int32, in storage order (rowmax)
+                          perm         [2 0 1 3]                  [n_rows] int32
+
+The paper multiplies in the permuted basis: `basis.enter`, `in_basis @ x`, `basis.leave`. `A @ x` takes and gives the
+user's order: columns keep their numbers, and sums go directly to their rows.
+
+Bytes: n_stored·(value + 4) + 4·(longest row + 1) + 8·n_rows. A matrix of one full row
+and otherwise single entries stores (b_r + 1)·n_rows − b_r places. A product reads one row length a tile of rows.
+
+A reproduction of its paper: `format="auto"` never takes it.
+"""
+
+from typing import Self
+
+import numpy as np
+
+from jaxsparse_fmt._types import Csr, Target
+from jaxsparse_fmt.formats import building
+from jaxsparse_fmt.formats.base import storage_format
+from jaxsparse_fmt.formats.jds import JaggedDiagonals
+
+
+@storage_format
+class PJDS(JaggedDiagonals):
+    block_size: int
+
+    name = "pjds"
+    layout_options = ("block_size",)
+
+    @classmethod
+    def from_csr(cls, csr: Csr, target: Target, *, block_size: int = 32) -> Self:
+        """Sorts the rows and builds the columns.
+
+        Args:
+          block_size: b_r, rows that are padded together; the paper's is the warp, 32.
+        """
+        block_size = building.positive("block_size", block_size)
+        rows = building.rows_of(csr, sigma=None)
+        blocks = -(-building.longer_than(rows) // block_size)  # a block is as long as its first row
+        counts = np.minimum(blocks * block_size, csr.shape[0])
+        return cls._store(csr, target, rows, counts, block_size=block_size)
