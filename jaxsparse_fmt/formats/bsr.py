@@ -72,7 +72,7 @@ class BSR(ByRule):
         csr = pattern.csr
         r, c = best_block(csr, pattern.itemsize) if pattern.on_gpu else (1, 1)  # on a CPU, CSR is as fast
         C = slice_rows(csr.shape[0], r)
-        counted = statistics.blocks(pattern.sample(C), (r, c), C) if r * c > 1 else None
+        counted = statistics.touched(pattern.sample(C), Blocked(r, c), r, C) if r * c > 1 else None
         if counted is not None and pattern.is_padding_few(counted):
             nbytes = pattern.implied_bytes(counted) + footprint.pointer_bytes(-(-csr.shape[0] // C), counted.places)
             # A thread loads its whole row of a block.

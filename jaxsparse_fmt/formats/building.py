@@ -256,8 +256,10 @@ def taken(a: Any, index: np.ndarray) -> np.ndarray:
     """a[index] as int64 in NumPy."""
     if namespace(a) is np:
         return a[index].astype(np.int64)
+    if index.size == 0:
+        return np.zeros(0, np.int64)
     # As many as a power of two, so that few programs are compiled.
-    padded = np.pad(index, (0, (1 << index.size.bit_length()) - index.size), mode="edge" if index.size else "constant")
+    padded = np.pad(index, (0, (1 << index.size.bit_length()) - index.size), mode="edge")
     return np.asarray(_taken(a, padded.astype(index_dtype(a.shape[0]))))[: index.size].astype(np.int64)
 
 

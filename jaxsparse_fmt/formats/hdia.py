@@ -54,8 +54,10 @@ class HDIA(ByRule):
     @classmethod
     def _footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
         C, n_rows = 128, pattern.csr.shape[0]
-        counted = statistics.diagonals_by_slice(pattern.sample(C), C) if pattern.on_gpu else None  # far slower on a CPU
-        if counted is not None and pattern.is_padding_few(counted):
+        if not pattern.on_gpu:  # far slower on a CPU
+            return
+        counted = statistics.touched(pattern.sample(C), Diagonal(), C, C)
+        if pattern.is_padding_few(counted):
             n_slices = -(-n_rows // C)
             mean = counted.indices / max(n_slices, 1)
             nbytes = pattern.implied_bytes(counted) + footprint.pointer_bytes(n_slices, counted.places)

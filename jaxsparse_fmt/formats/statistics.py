@@ -21,6 +21,7 @@ from jaxsparse_fmt._types import Csr, index_dtype
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.merging import prefix_length
 from jaxsparse_fmt.kernels.layout.address import take
+from jaxsparse_fmt.kernels.layout.columns import Blocked, Diagonal
 
 ENTRIES = 2**17  # about as many as a count samples
 TABLE = 8  # the most possible diagonals for each entry with which a table over all diagonals is made
@@ -269,25 +270,19 @@ def _are_mirrored(xp: Any, csr: Csr, at: Any, row: Any, col: Any, longest: int) 
     return xp.all((before < count) & same)
 
 
-def diagonals_by_slice(some: Sample, slice_size: int) -> Counted:
-    """The places of HDIA with unsorted rows."""
+def touched(some: Sample, column: Diagonal | Blocked, group: int, slice_rows: int) -> Counted:
+    """The places of `implied.Groups` of `group` rows, in slices of `slice_rows`: of HDIA or BSR, with unsorted rows."""
     n_rows, n_cols = some.shape
-    kept, offset = some.distinct(some.number // slice_size, some.col - some.row + n_rows, n_rows + n_cols)
-    first, offset = some.rows[kept * slice_size], offset - n_rows
-    end = np.minimum(first + slice_size, n_rows)
-    inside = np.minimum(end, n_cols - offset) - np.maximum(first, -offset)
-    indices = round(kept.size * some.scale)
-    return Counted(indices * slice_size, indices, round((int(inside.sum()) - some.col.size) * some.scale))
-
-
-def blocks(some: Sample, block_shape: tuple[int, int], slice_rows: int) -> Counted:
-    """The places of BSR in slices of `slice_rows` rows, each padded to its longest row of blocks."""
-    (r, c), (n_rows, n_cols) = block_shape, some.shape
-    block_row, block_col = some.distinct(some.number // r, some.col // c, -(-n_cols // c))
-    inside = np.minimum(r, n_rows - some.rows[block_row * r]) * np.minimum(c, n_cols - block_col * c)
-    begin = np.flatnonzero(np.diff(block_row, prepend=-1))
-    lengths = np.diff(begin, append=block_row.size)
-    starts = np.flatnonzero(np.diff(block_row[begin] * r // slice_rows, prepend=-1))
+    owner, index = some.distinct(some.number // group, column.index_of(some.row, some.col) + n_rows, n_rows + n_cols)
+    first, index = some.rows[owner * group], index - n_rows
+    end, unit = np.minimum(first + group, n_rows), column.unit
+    if isinstance(column, Diagonal):
+        inside = np.minimum(end, n_cols - index) - np.maximum(first, -index)
+    else:
+        inside = (end - first) * np.minimum(unit, n_cols - index * unit)
+    begin = np.flatnonzero(np.diff(owner, prepend=-1))
+    lengths = np.diff(begin, append=owner.size)
+    starts = np.flatnonzero(np.diff(owner[begin] * group // slice_rows, prepend=-1))
     width = np.maximum.reduceat(lengths, starts).sum() if starts.size else 0
-    indices = round(width * some.scale) * (slice_rows // r)
-    return Counted(indices * r * c, indices, round((int(inside.sum()) - some.col.size) * some.scale))
+    indices = round(width * some.scale) * (slice_rows // group)
+    return Counted(indices * group * unit, indices, round((int(inside.sum()) - some.col.size) * some.scale))

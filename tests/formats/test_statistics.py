@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.formats import statistics
+from jaxsparse_fmt.kernels.layout.columns import Blocked, Diagonal
 from tests.zoo import CASES
 
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=str)
@@ -54,8 +55,8 @@ def test_wide_slices_are_those_whose_jth_entries_lie_far_apart(seed, slice_size)
 def test_a_sample_of_an_even_matrix_tells_its_counts(monkeypatch):
     S = jsf.gallery.poisson(24)
     counted = lambda: (  # noqa: E731
-        statistics.diagonals_by_slice(statistics.sample(S, 32), 32),
-        statistics.blocks(statistics.sample(S, 128), (2, 2), 128),
+        statistics.touched(statistics.sample(S, 32), Diagonal(), 32, 32),
+        statistics.touched(statistics.sample(S, 128), Blocked(2, 2), 2, 128),
     )
     whole = counted()
     monkeypatch.setattr(statistics, "ENTRIES", 20_000)
