@@ -63,12 +63,3 @@ def test_x0_and_M_carry_no_derivative_and_a_far_x0_does_not_spoil_it():
     gb, gx, gs = jax.grad(f, (0, 1, 2))(b, 1e6 * jnp.ones(N), 2.0)
     assert not np.any(gx) and gs == 0
     np.testing.assert_allclose(gb, cg(A, jnp.ones(N), rtol=1e-12).x, rtol=1e-6)
-
-
-def test_parameters_inside_a_function_differentiate():
-    S, A, b = system()
-    f = lambda s: cg(lambda v: A @ v + s * v, b, rtol=1e-13).x.sum()  # noqa: E731
-    inverse = np.linalg.inv(S.toarray() + 0.7 * np.eye(N))
-    want = -np.sum(inverse @ (inverse @ np.asarray(b)))
-    assert jax.grad(f)(0.7) == pytest.approx(want, rel=1e-6)
-    assert jax.jit(jax.grad(f))(0.7) == pytest.approx(want, rel=1e-6)

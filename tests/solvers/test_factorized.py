@@ -12,7 +12,7 @@ import scipy.sparse as sp
 import scipy.sparse.linalg as spla
 
 import jaxsparse_fmt as jsf
-from solvers import Factorized, SolverError, Status, direct, factorized, gmres, refine
+from solvers import SolverError, Status, direct, factorized, gmres, refine
 from tests.lowering import quick_jit
 from tests.solvers.real import each_file
 
@@ -183,13 +183,6 @@ def test_a_right_hand_side_on_a_mesh_is_solved_on_it():
         mesh = jax.make_mesh((1,), ("rows",), axis_types=(kind,))
         b = jax.device_put(RHS, jax.NamedSharding(mesh, jax.P("rows")))
         np.testing.assert_allclose(direct(A, b).x, np.linalg.solve(matrix().toarray(), RHS), rtol=1e-9)
-
-
-def test_factors_are_a_pytree():
-    F = factorized(A)
-    leaves, tree = jax.tree.flatten(F)
-    again = jax.tree.unflatten(tree, leaves)
-    assert isinstance(again, Factorized) and again.shape == (N, N) and again.dtype == np.float64
 
 
 @each_file
