@@ -51,6 +51,7 @@ def test_an_interruption_while_importing_is_one_line(small):
 
 
 @pytest.mark.deep
+@pytest.mark.clock
 @POSIX
 def test_an_interruption_while_solving_ends_the_process_at_once(tmp_path):
     n = 150_000  # as many steps as unknowns: a minute and more

@@ -166,6 +166,7 @@ if what == "shards":
 
 @pytest.mark.deep
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+@pytest.mark.clock
 @pytest.mark.parametrize(
     ("what", "said"),
     [
