@@ -62,6 +62,6 @@ class CSC(ByEntries):
             csc = csr.tocsc()
             values, row_idx, col_ptr = csc.data, csc.indices, csc.indptr
         else:
-            (values, row_idx, col_ptr), _ = entry_index.transposed((csr.data, csr.indices, csr.indptr), csr.shape[1])
+            values, row_idx, col_ptr = entry_index.transposed(csr)[0]
         values, row_idx, index = values.astype(target.dtype), row_idx.astype(np.int32), index_dtype(csr.nnz)
         return building.made(cls, csr, target, values, row_idx=row_idx, col_ptr=col_ptr.astype(index))

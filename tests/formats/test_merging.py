@@ -72,6 +72,7 @@ MATRICES = {
             ("no_columns", DIA),
             ("wide", LARGE),
             ("elasticity", Layout("bsr")),
+            ("band", Layout("csc")),
             ("no_columns", Layout("bsr")),
         ],
         3,
