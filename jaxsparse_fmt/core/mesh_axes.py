@@ -181,6 +181,12 @@ def varying_axes(*arrays: Any) -> frozenset[Any]:
     return frozenset[Any]().union(*map(jax_versions.varying_axes, arrays))
 
 
+def untyped_axes() -> frozenset[str]:
+    """The axes of a shard_map without check_vma, in which types do not tell what varies over them."""
+    manual = jax.sharding.get_abstract_mesh().manual_axes
+    return frozenset(axis for axis in manual if not varying_axes(lax.axis_index(axis)))
+
+
 def varying(tree: Any, *like: Any) -> Any:
     """`tree` with leaves that all vary over the mesh axes over which any leaf of it or of `like` varies.
 

@@ -54,11 +54,12 @@ _programs: weakref.WeakKeyDictionary[Any, dict[Any, Jaxpr]] = weakref.WeakKeyDic
 def _traced_by_user(f: Any, example: Any) -> Function:
     """As `traced`, with the program that the same function had before if both have the same text and arrays inside."""
     found, user = traced(f, example), getattr(f, "user", f)
-    spread = mesh_axes.varying_axes(*jax.tree.leaves(example))
+    spread = mesh_axes.varying_axes(*jax.tree.leaves(example)) | mesh_axes.untyped_axes()
     if spread and (over := sorted(spread & _axes_of_collectives(found.program))):
         raise ValueError(
             f"inside shard_map a solve takes its inner products over one device's piece, and the function communicates "
-            f"over {over}, over which its vectors are spread; call the solver outside, on the sharded matrix"
+            f"over {over}, over which its vectors are spread, or may be without check_vma; call the solver outside, on "
+            "the sharded matrix"
         )
     avals = tuple(v.aval for v in (*found.program.constvars, *found.program.invars))
     try:
