@@ -26,6 +26,7 @@ from jaxsparse_fmt._types import index_dtype, pytree
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.distributed import even_blocks, halo
+from jaxsparse_fmt.distributed.delivery import needed
 from jaxsparse_fmt.distributed.distribution import Distribution, placing_mesh
 from jaxsparse_fmt.distributed.halo import Exchange, exchange, returned
 from jaxsparse_fmt.distributed.processes import agree, everyones
@@ -275,7 +276,7 @@ def routes(over: Distribution, own: dict[int, np.ndarray]) -> tuple[dict[int, Ro
     """
     blocks = over.even
     starts = blocks.starts
-    plan = halo.plan({k: halo.needed(of, starts[k], starts[k + 1]) for k, of in own.items()}, blocks)
+    plan = halo.plan({k: needed(of, starts[k], starts[k + 1]) for k, of in own.items()}, blocks)
     beyond = blocks.size + plan.width
 
     def route(k: int) -> Route:

@@ -16,6 +16,7 @@ from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.distributed import halo, row_partition
 from jaxsparse_fmt.distributed.basis import ShardedBasis, routes
 from jaxsparse_fmt.distributed.common_format import Request, in_one_format, taller
+from jaxsparse_fmt.distributed.delivery import needed
 from jaxsparse_fmt.distributed.distribution import Distribution, placing_mesh
 from jaxsparse_fmt.distributed.local import Shards
 from jaxsparse_fmt.distributed.matrix import BuildRecord, ShardedMatrix
@@ -170,7 +171,7 @@ def assemble(
     over_rows, over_columns = (Distribution.of(mesh, axis, np.diff(cuts)) for cuts in (starts, columns))
     rows = of_each(rows_of, over_rows.mine, mesh)
     nnz = {k: block.nnz for k, block in rows.items()}
-    needs = of_each(lambda k: halo.needed(rows[k].indices, *columns[k : k + 2].tolist()), rows, mesh)
+    needs = of_each(lambda k: needed(rows[k].indices, *columns[k : k + 2].tolist()), rows, mesh)
     plan = halo.plan(needs, over_columns, max(request.target.dtype.itemsize, 4))  # values may be narrower than vectors
     cut = of_each(lambda k: _cut(rows.pop(k), k, plan, over_rows.size, request.mode), over_rows.mine, mesh)
     told = everyones(lambda: {k: (nnz[k], len(of.boundary)) for k, of in cut.items()}, mesh)

@@ -1,4 +1,7 @@
-"""Messages from shard to shard on the host while a matrix is built: a process receives only those that it needs."""
+"""What travels from shard to shard on the host: messages, and rows of matrices. A process receives only what it needs.
+
+The rows of a shard are in canonical CSR with all columns, numbered as in `entries.py`.
+"""
 
 import functools
 import pickle
@@ -7,11 +10,14 @@ from typing import Any
 
 import jax
 import numpy as np
+import scipy.sparse
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxsparse_fmt.distributed.processes import everyones
+from jaxsparse_fmt._types import Csr
+from jaxsparse_fmt.distributed.processes import everyones, of_each
 
+Pieces = dict[int, Csr]  # rows by shard
 Messages = dict[int, dict[int, Any]]  # by shard, then by the other shard
 
 
@@ -57,11 +63,6 @@ def delivered(make: Callable[[], Messages], mesh: Mesh) -> Messages:
     return {t: dict(sorted(of.items())) for t, of in own.items()}
 
 
-def to_owners(owner: np.ndarray, *arrays: np.ndarray) -> dict[int, Any]:
-    """Splits arrays by the owner of each place, for `delivered`: {owner: its part of each array}."""
-    return {t: tuple(a[owner == t] for a in arrays) for t in np.unique(owner).tolist()}
-
-
 def _moved(message: bytes, size: int, step: int, mesh: Mesh) -> bytes:
     """The message, of at most `size` bytes, of the process `step` before this one; this one's goes `step` ahead."""
     first = {d.process_index: d for d in mesh.devices.flat}
@@ -78,3 +79,80 @@ def _permuted(messages: jax.Array, step: int, over: NamedSharding) -> jax.Array:
     ring = [(k, (k + step) % over.mesh.size) for k in range(over.mesh.size)]
     permute = functools.partial(lax.ppermute, axis_name="process", perm=ring)
     return jax.shard_map(permute, mesh=over.mesh, in_specs=over.spec, out_specs=over.spec)(messages)
+
+
+def needed(indices: np.ndarray, start: int, stop: int) -> np.ndarray:
+    """The halo of a device that owns [start, stop): the columns in `indices` outside that range, rising and unique."""
+    return np.unique(indices[(indices < start) | (indices >= stop)])
+
+
+def by_owner(needs: np.ndarray, starts: np.ndarray) -> dict[int, np.ndarray]:
+    """The parts of a rising list of unknowns that each device owns; devices without any are left out."""
+    owner = np.searchsorted(starts, needs, side="right") - 1
+    owners, first = np.unique(owner, return_index=True)
+    return dict(zip(owners.tolist(), np.split(needs, first)[1:], strict=True))
+
+
+def fetched(wanted: dict[int, np.ndarray], B: Any, starts: np.ndarray, mesh: Mesh) -> Any:
+    """The rows of B, matrices or arrays by shard, with the numbers that each shard wants, rising."""
+    asked = delivered(lambda: {k: by_owner(rows, starts) for k, rows in wanted.items()}, mesh)
+    sent = lambda: {k: {t: B[k][rows - starts[k]] for t, rows in of.items()} for k, of in asked.items()}  # noqa: E731
+    of = delivered(sent, mesh)
+    return of_each(lambda k: stacked(B[k][:0], *of[k].values()), of, mesh)
+
+
+def meeting(A: Pieces, B: Pieces, starts: np.ndarray, mesh: Mesh) -> dict[int, tuple[Csr, Csr, np.ndarray, np.ndarray]]:
+    """For each shard its rows of A, the rows of B that their columns name, and the rising numbers of these rows and of
+    the columns in them.
+
+    The two matrices are the factors of its rows of A·B, without empty columns, so that scratch is of the shard's size.
+
+    Args:
+      starts: [parts + 1] of A's columns and B's rows.
+    """
+    wanted = of_each(lambda k: needed(A[k].indices, starts[k], starts[k + 1]), A, mesh)
+    others = fetched(wanted, B, starts, mesh)
+
+    def met(k: int) -> tuple[Csr, Csr, np.ndarray, np.ndarray]:
+        S = A[k]
+        (start, stop), first = starts[k : k + 2], np.searchsorted(wanted[k], starts[k])
+        own, above = (S.indices >= start) & (S.indices < stop), S.indices >= stop
+        col = np.searchsorted(wanted[k], S.indices) + np.where(above, stop - start, 0)
+        col[own] = S.indices[own] - start + first
+        rows = stacked(others[k][:first], B[k], others[k][first:])
+        left = scipy.sparse.csr_array((S.data, col.astype(np.int32), S.indptr), shape=(S.shape[0], rows.shape[0]))
+        left.has_canonical_format = True
+        columns, at = np.unique(rows.indices, return_inverse=True)
+        right = scipy.sparse.csr_array((rows.data, at.astype(np.int32), rows.indptr), (rows.shape[0], columns.size))
+        return left, right, np.concatenate([wanted[k][:first], np.arange(start, stop), wanted[k][first:]]), columns
+
+    return of_each(met, A, mesh)
+
+
+def turned(A: Pieces, rows: np.ndarray, columns: np.ndarray, mesh: Mesh) -> Pieces:
+    """The rows of Aᵀ of each shard, which are A's columns there; entries in columns of other shards travel."""
+
+    def moved(k: int) -> dict[int, Any]:
+        row = np.repeat(np.arange(rows[k], rows[k + 1]), np.diff(A[k].indptr))
+        owner = np.searchsorted(columns, A[k].indices, side="right") - 1
+        return {t: tuple(a[owner == t] for a in (row, A[k].indices, A[k].data)) for t in np.unique(owner).tolist()}
+
+    away = of_each(moved, A, mesh)
+    parts = delivered(lambda: away, mesh)
+
+    def turn(k: int) -> Csr:
+        none = A[k].indices[:0], A[k].indices[:0], A[k].data[:0]
+        row, col, data = (np.concatenate(a) for a in zip(none, *parts[k].values(), strict=True))
+        order, count = np.lexsort((row, col)), int(columns[k + 1] - columns[k])
+        ptr = np.concatenate([[0], np.cumsum(np.bincount(col - columns[k], minlength=count))])
+        out = scipy.sparse.csr_array((data[order], row[order].astype(np.int32), ptr), shape=(count, int(rows[-1])))
+        out.has_canonical_format = True
+        return out
+
+    return of_each(turn, A, mesh)
+
+
+def stacked(*parts: Any) -> Any:
+    if isinstance(parts[0], np.ndarray):
+        return np.concatenate(parts)
+    return scipy.sparse.csr_array(scipy.sparse.vstack(parts, format="csr"))

@@ -1,12 +1,24 @@
-"""The entries of a sharded matrix one by one, in canonical order of the user's rows, then columns."""
+"""The entries of a sharded matrix: one by one on the devices, in canonical order of rows, then columns; and on the host
+of a process as the rows of each of its shards, in canonical CSR with all columns.
+
+On the host rows and columns have the numbers of the inner order without its empty places: those of shard k are
+`starts[k]` to `starts[k + 1]` − 1.
+"""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+from jax.core import Tracer
 
+from jaxsparse_fmt._types import Csr, index_dtype
+from jaxsparse_fmt.distributed.delivery import Pieces, stacked
+from jaxsparse_fmt.distributed.distribution import Distribution
 from jaxsparse_fmt.distributed.halo import exchange
 from jaxsparse_fmt.distributed.local import Shards
+from jaxsparse_fmt.distributed.processes import everyones, of_each, together
 
 Array = jax.Array
 Sharded = Any  # a ShardedMatrix, whose module imports this one
@@ -59,3 +71,62 @@ def _by_entry(A: Sharded, of: list[Any], which: int, names: Array | None = None)
         value = told[which] if names is None else jnp.take(names, told[which], mode="clip")
         out = out.at[told[2]].set(value, mode="drop", unique_indices=True)
     return out
+
+
+# ------------------------------------------------------------------------------------ on the host
+
+
+def pieces(A: Any, dtype: Any) -> Pieces:
+    """The rows of each shard of this process, with entries of this dtype; all processes must call this."""
+    over, nnz = A.range.over, A.data_basis.over.counts
+    row, col, value = ({k: a[: nnz[k]] for k, a in over.on_host(of).items()} for of in _untraced(_named, A))
+
+    def rows_of(k: int) -> Csr:
+        ptr = np.concatenate([[0], np.cumsum(np.bincount(row[k] - over.starts[k], minlength=over.counts[k]))])
+        out = scipy.sparse.csr_array((value[k].astype(dtype), col[k], ptr), shape=(over.counts[k], A.domain.n))
+        out.has_canonical_format = True
+        return out
+
+    return of_each(rows_of, over.mine, over.mesh)
+
+
+def to_scipy(A: Any) -> Csr:
+    """All rows in canonical CSR in the user's order, on the host of each process, all of which must call this."""
+    own = pieces(A, np.promote_types(A.dtype, np.float32))
+    S = stacked(*everyones(lambda: own, A.range.over.mesh).values())
+    if A.range.route is None and A.domain.route is None:
+        return S
+    S = S.tocoo()
+    row, col = (_users_unknowns(basis)[of] for basis, of in ((A.range, S.row), (A.domain, S.col)))
+    return scipy.sparse.csr_array(scipy.sparse.coo_array((S.data, (row, col)), S.shape)).sorted_indices()
+
+
+def _users_unknowns(basis: Any) -> np.ndarray:
+    """[n] the user's number of each unknown, in the inner order."""
+    own = basis.over.on_host(_untraced(type(basis).unknowns, basis))
+    own = {k: of[: basis.over.counts[k]] for k, of in own.items()}
+    return np.concatenate([*everyones(lambda: own, basis.over.mesh).values()])
+
+
+@jax.jit
+def _named(A: Any) -> tuple[Array, ...]:
+    """Row, column and value of every entry, by the numbers of the inner order without its empty places."""
+    return in_pieces(A, *(_numbers(basis.over) for basis in (A.range, A.domain)))
+
+
+def _numbers(over: Distribution) -> Array:
+    first = jnp.asarray(over.starts[:-1, None], index_dtype(over.places))
+    return (first + jnp.arange(over.size, dtype=first.dtype)).reshape(-1)
+
+
+def _untraced(f: Any, of: Any) -> Any:
+    """f(of) of arrays that a traced function closes over: in a thread, since shard_map is refused inside that trace."""
+    if any(isinstance(a, Tracer) for a in jax.tree.leaves(of)):
+        return f(of)  # JAX refuses to read the result, in words
+    mesh = (of if hasattr(of, "over") else of.range).over.mesh
+
+    def called(_: Any) -> Any:
+        with jax.set_mesh(mesh):
+            return f(of)
+
+    return together(called, (0,))[0]

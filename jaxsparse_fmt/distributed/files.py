@@ -23,7 +23,7 @@ import scipy.sparse
 from jaxsparse_fmt._types import Csr, whole_number
 from jaxsparse_fmt.convert import canonical
 from jaxsparse_fmt.distributed import row_partition
-from jaxsparse_fmt.distributed.pieces import pieces as rows_of_shards
+from jaxsparse_fmt.distributed.entries import pieces as rows_of_shards
 from jaxsparse_fmt.distributed.processes import alone, everyones
 from jaxsparse_fmt.io.csr_file import broken, read_csr, read_header, read_pointers, write_csr
 

@@ -28,7 +28,7 @@ from jax import lax
 
 from jaxsparse_fmt._types import pytree, readable_bytes
 from jaxsparse_fmt.core import mesh_axes
-from jaxsparse_fmt.distributed.delivery import delivered
+from jaxsparse_fmt.distributed.delivery import by_owner, delivered
 from jaxsparse_fmt.distributed.distribution import Distribution
 from jaxsparse_fmt.distributed.processes import everyones
 
@@ -123,18 +123,6 @@ class Halo:
         own, at = (unknowns >= start) & (unknowns < stop), unknowns - start
         at[~own] = self.over.size + self.slots[k][np.searchsorted(self.needs[k], unknowns[~own])]
         return at
-
-
-def needed(indices: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """The halo of a device that owns [start, stop): the columns in `indices` outside that range, rising and unique."""
-    return np.unique(indices[(indices < start) | (indices >= stop)])
-
-
-def by_owner(needs: np.ndarray, starts: np.ndarray) -> dict[int, np.ndarray]:
-    """The parts of a rising list of unknowns that each device owns; devices without any are left out."""
-    owner = np.searchsorted(starts, needs, side="right") - 1
-    owners, first = np.unique(owner, return_index=True)
-    return dict(zip(owners.tolist(), np.split(needs, first)[1:], strict=True))
 
 
 def plan(needs: dict[int, np.ndarray], over: Distribution, itemsize: int = 8) -> Halo:

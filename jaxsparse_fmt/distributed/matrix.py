@@ -42,7 +42,7 @@ from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.core.matrix import SparseMatrix, build
 from jaxsparse_fmt.core.scipy_names import ScipyNames
 from jaxsparse_fmt.core.transposed import Transposed
-from jaxsparse_fmt.distributed import entries, pieces
+from jaxsparse_fmt.distributed import entries
 from jaxsparse_fmt.distributed.algebra import ShardedAlgebra, of_blocks, with_blocks, with_values
 from jaxsparse_fmt.distributed.basis import EnteredBasis, ShardedBasis, lies_on
 from jaxsparse_fmt.distributed.local import Shards
@@ -331,7 +331,7 @@ class ShardedMatrix(ShardedAlgebra):
         Several processes must all call this, and each receives the whole matrix.
         """
         self._check_users_order("entries")
-        return pieces.to_scipy(self)
+        return entries.to_scipy(self)
 
     def asformat(self, name: str, *, max_bytes: int | None = None, **layout: Any) -> SparseMatrix:
         """The matrix on one device, in a format of `FORMATS`, through the host."""

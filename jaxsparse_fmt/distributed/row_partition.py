@@ -6,7 +6,9 @@ grid, or reverse Cuthill-McKee renumbers the unknowns first; the basis of the ma
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import itertools
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -134,23 +136,16 @@ def boxes(shape: int | Sequence[int], parts: int | Sequence[int]) -> np.ndarray:
     return out.ravel().astype(np.int32)
 
 
-def _fewest_cut(extents: list[int], parts: int) -> list[int]:
+def _fewest_cut(extents: list[int], parts: int) -> tuple[int, ...]:
     """Parts along each axis that cut the fewest pairs of neighbours, and leave no box empty if that is possible."""
 
-    def cost(along: list[int]) -> tuple[bool, float]:
+    def cost(along: tuple[int, ...]) -> tuple[bool, float]:
         pairs = [*zip(extents, along, strict=True)]
         return any(p > n for n, p in pairs), sum((p - 1) / n for n, p in pairs)
 
-    return min(_factors(parts, len(extents)), key=cost)
-
-
-def _factors(count: int, axes: int) -> Iterator[list[int]]:
-    """All lists of `axes` factors of a number."""
-    if axes == 1:
-        yield [count]
-    else:
-        divisors = (d for d in range(count, 0, -1) if count % d == 0)
-        yield from ([d, *rest] for d in divisors for rest in _factors(count // d, axes - 1))
+    divisors = [d for d in range(parts, 0, -1) if parts % d == 0]
+    factors = (along for along in itertools.product(divisors, repeat=len(extents)) if math.prod(along) == parts)
+    return min(factors, key=cost)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,8 @@ from jaxsparse_fmt._types import Target, check_keeps_imaginary, pytree
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.distributed.build import assemble
 from jaxsparse_fmt.distributed.common_format import Request
-from jaxsparse_fmt.distributed.pieces import Pieces, fetched, meeting, pieces, turned
+from jaxsparse_fmt.distributed.delivery import Pieces, fetched, meeting, turned
+from jaxsparse_fmt.distributed.entries import pieces
 from jaxsparse_fmt.distributed.processes import everyones, of_each
 from jaxsparse_fmt.kernels.cpu import aggregation
 from solvers.core import arguments

@@ -14,6 +14,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.distributed import halo
+from jaxsparse_fmt.distributed.delivery import needed
 from jaxsparse_fmt.distributed.distribution import Distribution
 from jaxsparse_fmt.gallery import poisson
 from tests.distributed.problems import DEVICES, KINDS, MESH, irregular, take
@@ -23,7 +24,7 @@ STARTS = np.array([0, 11, 11, 30, 41, 52, 80, 84, 90])  # one piece is empty
 
 def needs_of(S, starts):
     ptr = S.indptr[starts]
-    return {k: halo.needed(S.indices[ptr[k] : ptr[k + 1]], starts[k], starts[k + 1]) for k in range(len(starts) - 1)}
+    return {k: needed(S.indices[ptr[k] : ptr[k + 1]], starts[k], starts[k + 1]) for k in range(len(starts) - 1)}
 
 
 def pieces(x, starts):
