@@ -15,7 +15,7 @@ from jaxsparse_fmt.convert import checked
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.distributed import halo, row_partition
 from jaxsparse_fmt.distributed.basis import ShardedBasis, routes
-from jaxsparse_fmt.distributed.common_format import Request, in_one_format, taller
+from jaxsparse_fmt.distributed.common_format import Request, in_one_format
 from jaxsparse_fmt.distributed.delivery import needed
 from jaxsparse_fmt.distributed.distribution import Distribution, placing_mesh
 from jaxsparse_fmt.distributed.local import Shards
@@ -173,11 +173,12 @@ def assemble(
     nnz = {k: block.nnz for k, block in rows.items()}
     needs = of_each(lambda k: needed(rows[k].indices, *columns[k : k + 2].tolist()), rows, mesh)
     plan = halo.plan(needs, over_columns, max(request.target.dtype.itemsize, 4))  # values may be narrower than vectors
-    cut = of_each(lambda k: _cut(rows.pop(k), k, plan, over_rows.size, request.mode), over_rows.mine, mesh)
+    cut = of_each(lambda k: _cut(rows.pop(k), k, plan, request.mode), over_rows.mine, mesh)
     told = everyones(lambda: {k: (nnz[k], len(of.boundary)) for k, of in cut.items()}, mesh)
     counts, boundary_rows = np.array([*told.values()]).T
-    parts = [*zip(*(of.blocks for of in cut.values()), strict=True)]
-    made = [in_one_format(dict(zip(cut, blocks, strict=True)), request) for blocks in parts]
+    n_rows = over_rows.size, int(boundary_rows.max()) if request.mode == "overlap" else over_rows.size
+    parts = zip(n_rows, zip(*(of.blocks for of in cut.values()), strict=True), strict=False)
+    made = [in_one_format(dict(zip(cut, blocks, strict=True)), height, request) for height, blocks in parts]
     over_entries = Distribution.of(mesh, axis, counts)
     for over in (over_rows, over_columns, over_entries):
         building.check_addressable(int(over.starts[-1]) + over.places)  # empty places have numbers of their own
@@ -186,8 +187,7 @@ def assemble(
         bases = zip((over_columns, over_entries), users, strict=True)
         ways = [routes(over, {k: numbers[k] for k in cut}) for over, numbers in bases]
     blocks = {k: tuple(matrices[k] for matrices, _ in made) for k in cut}
-    longest, index = int(boundary_rows.max()), index_dtype(int(counts.max()) + 1)
-    beyond = over_rows.size + np.arange(longest)
+    index, beyond = index_dtype(int(counts.max()) + 1), over_rows.size + np.arange(n_rows[1])
 
     def arrays(k: int) -> tuple[Any, ...]:
         of = cut[k]
@@ -197,7 +197,7 @@ def assemble(
             behind = 0, blocks[k][-1].nnz - len(of.numbers)
             numbers = np.pad(of.numbers.astype(index), behind, constant_values=np.iinfo(index).max)
         if len(made) == 2 and request.mode == "overlap":
-            boundary = np.concatenate([of.boundary, beyond[: longest - len(of.boundary)]]).astype(np.int32)
+            boundary = np.concatenate([of.boundary, beyond[: n_rows[1] - len(of.boundary)]]).astype(np.int32)
         return Shards(blocks[k], boundary, numbers, plan.how[k]), *(route[k] for route, _ in ways)
 
     own = {k: arrays(k) for k in cut}
@@ -263,22 +263,21 @@ class Cut(NamedTuple):
     numbers: np.ndarray
 
 
-def _cut(block: Csr, k: int, plan: halo.Halo, n_rows: int, mode: str) -> Cut:
+def _cut(block: Csr, k: int, plan: halo.Halo, mode: str) -> Cut:
     n_own, width = plan.over.size, plan.width
     col, number = plan.places(k, block.indices), np.arange(block.nnz)
     is_own = col < n_own
     if mode == "vector" or not width:
         whole, number = _sorted(block, col, number, block.indptr, n_own + width)
-        return Cut([taller(whole, n_rows)], np.zeros(0, np.int64), number)
+        return Cut([whole], np.zeros(0, np.int64), number)
     before = np.concatenate([[0], np.cumsum(is_own)])[block.indptr]
     local = scipy.sparse.csr_array((block.data[is_own], col[is_own], before), shape=(block.shape[0], n_own))
     rest = block.indptr - before
     boundary = np.flatnonzero(np.diff(rest))
-    height = n_rows
     if mode == "overlap":
-        rest, height = np.append(rest[:-1][boundary], rest[-1]), len(boundary)
+        rest = np.append(rest[:-1][boundary], rest[-1])
     beyond, number = _sorted(block, col[~is_own] - n_own, number[~is_own], rest, width)
-    return Cut([taller(local, n_rows), taller(beyond, height)], boundary, number)
+    return Cut([local, beyond], boundary, number)
 
 
 def _sorted(block: Csr, col: np.ndarray, number: np.ndarray, ptr: np.ndarray, n_cols: int) -> tuple[Csr, np.ndarray]:

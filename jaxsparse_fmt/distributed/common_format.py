@@ -42,23 +42,23 @@ class Request:
 Part: TypeAlias = tuple[dict[int, SparseMatrix], str]  # matrices on the host, by shard; the reason for their format
 
 
-def in_one_format(csrs: dict[int, Csr], request: Request) -> Part:
+def in_one_format(csrs: dict[int, Csr], n_rows: int, request: Request) -> Part:
     """The matrices of this process's shards, in the format, layout and shape that all shards share, of NumPy arrays.
 
     Args:
       csrs: canonical, with all columns of the part.
+      n_rows: of all matrices, of which those with fewer get empty ones.
 
     Raises:
       ValueError: as in `from_scipy`, in every process; or with "auto" no format suits all shards.
     """
-    sizes = everyones(lambda: {k: (csr.nnz, csr.shape[0]) for k, csr in csrs.items()}, request.mesh)
-    tallest = max(height for _, height in sizes.values())
-    csrs = {k: taller(csr, tallest) for k, csr in csrs.items()}  # shards differ in boundary rows
-    largest = max(sizes, key=lambda k: (sizes[k][0], -k))
+    csrs = {k: _taller(csr, n_rows) for k, csr in csrs.items()}
+    nnz = everyones(lambda: {k: csr.nnz for k, csr in csrs.items()}, request.mesh)
+    largest = max(nnz, key=lambda k: (nnz[k], -k))
     name = request.format
     if name not in CHOOSERS:
         return _stored_as(name, request.layout, csrs, largest, request, "asked for")
-    choices = _ranked(csrs, sizes, request)
+    choices = _ranked(csrs, nnz, request)
     for place, choice in enumerate(choices):
         first = "first" if place == 0 else f"{place + 1}, the first that suits every shard,"
         why = f"ranked {first} of {len(choices)} for the slowest shard: {choice.reason}"
@@ -68,7 +68,7 @@ def in_one_format(csrs: dict[int, Csr], request: Request) -> Part:
     raise AssertionError("the last choice is taken or raises")
 
 
-def taller(csr: Csr, n_rows: int) -> Csr:
+def _taller(csr: Csr, n_rows: int) -> Csr:
     """The matrix with empty rows added below; canonical if it was."""
     indptr = np.pad(csr.indptr, (0, n_rows - csr.shape[0]), mode="edge")
     out = scipy.sparse.csr_array((csr.data, csr.indices, indptr), shape=(n_rows, csr.shape[1]))
@@ -76,14 +76,14 @@ def taller(csr: Csr, n_rows: int) -> Csr:
     return out
 
 
-def _ranked(csrs: dict[int, Csr], sizes: dict[int, tuple[int, int]], request: Request) -> list[Choice]:
+def _ranked(csrs: dict[int, Csr], nnz: dict[int, int], request: Request) -> list[Choice]:
     """Formats that suit every shard, by the time of the slowest shard: all others wait for it, padded to its size."""
     backend = selection.active_backend(request.target.backend)  # threads do not see `use_backend`
     rank = functools.partial(ranking.rank, dtype=request.target.dtype, backend=backend)
     ranks = of_each(lambda k: ranking.best_layouts(rank(csrs[k])), csrs, request.mesh)
     of_shard = everyones(lambda: ranks, request.mesh)
-    least = min(1, max(nnz for nnz, _ in sizes.values()))  # any format suits a shard without entries
-    told = [{c.format: c for c in choices} for k, choices in of_shard.items() if sizes[k][0] >= least]
+    least = min(1, max(nnz.values()))  # any format suits a shard without entries
+    told = [{c.format: c for c in choices} for k, choices in of_shard.items() if nnz[k] >= least]
     common = [name for name in told[0] if all(name in of for of in told)]
     slowest = [max((of[name] for of in told), key=lambda c: c.cost) for name in common]
     slowest.sort(key=lambda c: c.cost)

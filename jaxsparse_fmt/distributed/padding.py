@@ -23,14 +23,12 @@ class Form:
     Attributes:
       sizes: the length of every array; for `values` the length before the tail, and that of the tail.
       dtypes: of every array.
-      pattern: whether there is one.
       nnz: the number of entries.
       counts: each number that sets a size, by the name of its field.
     """
 
     sizes: dict[str, int]
     dtypes: dict[str, np.dtype]
-    pattern: bool
     nnz: int
     counts: Mapping[str, int]
 
@@ -41,7 +39,7 @@ class Form:
         main = getattr(A, "n_main", A.n_stored)
         sizes |= {"values": main, "tail": A.n_stored - main}
         counts = {name: getattr(A, name) for name in noted(type(A), Most)}
-        return Form(sizes, {name: a.dtype for name, a in arrays.items()}, "pattern" in arrays, A.nnz, counts)
+        return Form(sizes, {name: a.dtype for name, a in arrays.items()}, A.nnz, counts)
 
 
 def alike(matrices: dict[int, SparseMatrix], mesh: Mesh) -> dict[int, SparseMatrix]:
@@ -71,17 +69,16 @@ def agreed(forms: list[Form]) -> Form:
     for name, dtype in (of for form in forms for of in form.dtypes.items()):
         dtypes[name] = np.promote_types(dtypes.get(name, dtype), dtype)
     counts = {name: max(form.counts[name] for form in forms) for name in forms[0].counts}
-    having = {form.pattern for form in forms}
-    if len(having) > 1:  # without a pattern, any place may hold a zero
+    if len({"pattern" in form.dtypes for form in forms}) > 1:  # without a pattern, any place may hold a zero
         counts["reads_pattern"] = True
-    return Form(sizes, dtypes, True in having, max(form.nnz for form in forms), counts)
+    return Form(sizes, dtypes, max(form.nnz for form in forms), counts)
 
 
 def arrays_in(A: SparseMatrix, form: Form) -> dict[str, np.ndarray]:
     """The arrays of A on the host, padded to that form."""
     arrays = _arrays(A)
     padded = {name: _padded(name, a, A, form) for name, a in arrays.items() if name != "pattern"}
-    if form.pattern:
+    if "pattern" in form.dtypes:
         padded["pattern"] = _pattern(arrays.get("pattern"), A, form)
     return {name: a.astype(form.dtypes[name], copy=False) for name, a in padded.items()}
 
