@@ -57,7 +57,10 @@ SOLVERS_ALLOWED = {
     "solvers.precond._hierarchy": {"scipy", "jaxsparse_fmt.kernels.cpu.aggregation"},
     "solvers.precond._sharded": {
         *("scipy", "jaxsparse_fmt.kernels.cpu.aggregation"),
-        *(f"jaxsparse_fmt.distributed.{name}" for name in ("basis", "build", "common_format", "pieces", "processes")),
+        *(
+            f"jaxsparse_fmt.distributed.{name}"
+            for name in ("build", "common_format", "delivery", "entries", "processes")
+        ),
     },
     "solvers.precond.incomplete": {
         *("scipy", "jaxsparse_fmt.convert", "jaxsparse_fmt.core.triangular", "jaxsparse_fmt.kernels.cpu.elimination"),
