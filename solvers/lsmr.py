@@ -29,7 +29,7 @@ from solvers.core.iterate import Options
 from solvers.core.linear_solve import TRUNCATED, hermitian_solve, report
 from solvers.core.program import Entry
 from solvers.core.scaling import Map, exponent, largest, scaled
-from solvers.core.settings import Adjoint, Settings, limits_of_derivatives, settled, solver
+from solvers.core.settings import Adjoint, Settings, settled, solver
 from solvers.core.space import HERE
 from solvers.core.stopping import RUNNING, Limits, Loop, is_rounding, recorded, status_of
 from solvers.core.vectors import adjoint_product, dot, length, norm, ratio
@@ -130,7 +130,7 @@ def _two_sided(A: Any, b: Array) -> tuple[tuple[Any, Any], Any, int]:
 
 
 def _compute(
-    plan: Any, maps: tuple[Any, Any, Any], _: Basis, b: Array, x0: Any, damp: Any, limits: tuple[Limits, Any]
+    plan: Any, maps: tuple[Any, Any, Any], _: Basis, b: Array, x0: Any, damp: Any, limits: Limits
 ) -> LeastSquaresSolution:
     (options, adjoint, n), m, dtype, (forth, back, M) = plan, b.shape[0], b.dtype, maps
     if back is None:
@@ -149,8 +149,8 @@ def _compute(
     if M is not None:
         precondition = M
         M = program.traced(lambda r: arguments.apply(precondition, r).astype(dtype), unknown)
-    settled = lax.stop_gradient(Given(M, x0, limits[0], limits_of_derivatives(*limits)))
-    x, end = _differentiable(options, adjoint, K, True, rows, settled)
+    given = lax.stop_gradient(Given(M, x0, limits))
+    x, end = _differentiable(options, adjoint, K, True, rows, given)
     norms = end.norms if options.history_length else None
     return LeastSquaresSolution(x, end.code, end.k, length(end.r[:m]), norms, end.normal)
 
@@ -179,12 +179,11 @@ class Maps(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What a solve is given beside A and b, and is not differentiated by: limits of derivatives' systems among it."""
+    """What a solve is given beside A and b, and is not differentiated by."""
 
     M: Any
     x0: Any
     limits: Limits
-    of_derivative: Limits
 
 
 class Work(NamedTuple):
@@ -250,7 +249,7 @@ def _run(options: Options, A: Maps, b: Array, given: Given, inside: bool, rtol_n
     Returns:
       x [n] or [n, k], zero wherever it is not finite, and how the solve ended.
     """
-    M, x, limits, _ = given
+    M, x, limits = given
     own, e_b, finite = A, exponent(b), jnp.ones(b.shape[1:], bool)
     if x is not None:  # numbers that are not finite are reported, with the residual of the x = 0 that is returned
         finite = jnp.isfinite(largest(x))
@@ -415,7 +414,7 @@ def _differentiable(
     def tangent(primals, tangents):
         (A, b, given), (dA, db, _) = primals, tangents
         x, end = solution(A, b, given)
-        of_derivative = given._replace(x0=None, limits=given.of_derivative)
+        of_derivative = given._replace(x0=None, limits=given.limits.of_derivative)
         d_end = opaque.undefined(end, tangents[:2])
         H, dH = (A, dA) if is_tall else (A.H, dA.H)
         if is_tall:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxsparse_fmt.core import mesh_axes
+from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from solvers.core import stopping
 from solvers.core.scaling import Map, power_of_two
 from solvers.core.space import Space
@@ -104,7 +105,7 @@ class System(NamedTuple):
 
     Attributes:
       M: an approximation of A⁻¹.
-      b, x0: [n] or [n, k]; x0 None starts from zero.
+      b, x0: [n] or [n, k], which have entered the basis; x0 None starts from zero.
       inner: the A that the method multiplies with, in `Options.dtype`; M then takes vectors of that dtype too. None: A
         itself.
     """
@@ -115,15 +116,12 @@ class System(NamedTuple):
     x0: Any
     limits: Limits
     inner: Any = None
+    basis: Basis = IDENTITY
 
 
-def run(space: Space, method: Method, options: Options, system: System, leave: Map) -> tuple[Array, End]:
-    """x with A·x = b, finite, and how the solve ended. Inside, b is scaled by a power of two.
-
-    Args:
-      leave: maps x out of the basis, for a callback.
-    """
-    A, M, b, x0, limits, inner = system
+def run(space: Space, method: Method, options: Options, system: System) -> tuple[Array, End]:
+    """x with A·x = b, finite, and how the solve ended. Inside, b is scaled by a power of two."""
+    A, M, b, x0, limits, inner, basis = system
     narrow, own = options.dtype or b.dtype, A if inner is None else inner
     unit = power_of_two(space.exponent(b), b.dtype)
     b = b / unit
@@ -150,7 +148,7 @@ def run(space: Space, method: Method, options: Options, system: System, leave: M
             work, now = method.step(space, own, M, loop.work, of(loop))
             moves = now.k > loop.k
             if options.callback is not None:
-                show(options.callback, moves, leave(at(loop._replace(work=work)) * unit))
+                show(options.callback, moves, basis.leave(at(loop._replace(work=work)) * unit))
             norms = recorded(loop.norms, jnp.where(moves, now.k, -1), now.norm)
             return loop._replace(work=work, k=now.k, norm=now.norm, code=now.code, norms=norms)
 

@@ -7,7 +7,7 @@ which start from zero and check their residual. Derivatives of any order, and tr
 
 import dataclasses
 import functools
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,31 +16,18 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 
 from jaxsparse_fmt.core import mesh_axes
-from jaxsparse_fmt.core.basis import IDENTITY, Basis
+from jaxsparse_fmt.core.basis import IDENTITY
 from solvers.core import arguments, iterate, opaque
 from solvers.core.iterate import Method, Options, System
 from solvers.core.opaque import Leaves
 from solvers.core.scaling import Map, Product, in_trip
 from solvers.core.settings import Adjoint, Rough
 from solvers.core.space import HERE, Space, outside
-from solvers.core.stopping import End, Limits
+from solvers.core.stopping import End
 from solvers.core.vectors import length, ratio
 from solvers.solution import Status
 
 TRUNCATED = (Status.CONVERGED, Status.MAXITER, Status.STAGNATION, Status.ROUNDED)
-
-
-class Problem(NamedTuple):
-    """The operands, a pytree.
-
-    Attributes:
-      system: its vectors have entered the basis; A, M and inner are operators, `program.Function` or None.
-      of_derivative: limits for the systems that derivatives solve.
-    """
-
-    system: System
-    of_derivative: Limits
-    basis: Basis
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,62 +41,64 @@ class Solve(opaque.Rules):
 
     method: Method
     options: Options
-    adjoint: Adjoint
+    adjoint: Any  # an `Adjoint`, or a number of unrolled steps
     form: Literal["solution", "inverse", "transposed"] = "solution"
-    tree: Any = None  # of the Problem
+    tree: Any = None  # of the System
 
-    def __call__(self, problem: Problem) -> Any:
-        """x and how the solve ended; x alone in the other forms."""
-        leaves, tree = jax.tree.flatten(problem)
+    def __call__(self, system: System) -> Any:
+        """x and how the solve ended; x alone in the other forms. A, M and inner are operators, functions or None."""
+        leaves, tree = jax.tree.flatten(system)
         return opaque.bind(dataclasses.replace(self, tree=tree), tuple(leaves))
 
     def compute(self, *leaves: Any) -> Any:
-        problem: Problem = jax.tree.unflatten(self.tree, leaves)
-        system = problem.system
+        system = self._system(leaves)
+        if system.basis.devices == 1 and self.options.callback is None:
+            system = system._replace(basis=IDENTITY)  # its arrays are not used
         system = system._replace(A=arguments.prepared(system.A, self.form == "transposed"))
         if self.form == "solution":
-            return self._run(self.options, problem.basis, system)
-        return self._checked(system._replace(limits=problem.of_derivative), problem.basis)
+            return _run(self.method, self.options, system, False)
+        return self._checked(system._replace(limits=system.limits.of_derivative))
+
+    def _system(self, leaves: Leaves) -> System:
+        return jax.tree.unflatten(self.tree, leaves)
 
     def jvp(self, primals: Leaves, tangents: Leaves) -> tuple[Leaves, Leaves]:
-        problem: Problem = jax.tree.unflatten(self.tree, primals)
-        moved: Problem = jax.tree.unflatten(self.tree, tangents)
-        out, (dA, _, db, *_) = self(problem), moved.system
+        system, moved = self._system(primals), self._system(tangents)
+        out, db = self(system), moved.b
         x = out[0] if self.form == "solution" else out
-        dA_x = opaque.jvp(lambda A: self._product(A, x)(x), problem.system.A, dA)
+        dA_x = opaque.jvp(lambda A: self._product(A, x)(x), system.A, moved.A)
         inverse = dataclasses.replace(self, form="inverse" if self.form == "solution" else self.form)
         dx = None
         if dA_x is not None:  # the sign stands outside, where XLA fuses it with what follows
-            dx = -inverse(_with(problem, dA_x if db is None else dA_x - db))
+            dx = -inverse(system._replace(b=dA_x if db is None else dA_x - db, x0=None))
         elif db is not None:
-            dx = inverse(_with(problem, db))
+            dx = inverse(system._replace(b=db, x0=None))
         if self.form != "solution":
             return opaque.flat(out, dx)
-        return opaque.flat(out, (dx, opaque.undefined(out[1], (moved.system._replace(limits=None), moved.basis))))
+        return opaque.flat(out, (dx, opaque.undefined(out[1], moved._replace(limits=None))))
 
     def columns(self, leaves: Leaves, dims: Leaves) -> Any:
         """Under vmap over b and x0 alone: one solve of several columns, which share every product."""
-        problem: Problem = jax.tree.unflatten(self.tree, leaves)
-        at: Any = jax.tree.unflatten(self.tree, [-1 if dim is None else dim for dim in dims])
-        b, x0, of_b = problem.system.b, problem.system.x0, at.system.b
-        others = jax.tree.leaves((at.system._replace(b=None, x0=None), at.of_derivative, at.basis))
+        system, at = self._system(leaves), self._system(tuple(-1 if dim is None else dim for dim in dims))
+        b, x0, of_b = system.b, system.x0, at.b
+        others = jax.tree.leaves(at._replace(b=None, x0=None))
         called = self.options.callback, self.options.progress, self.adjoint.report
         if b.ndim != 2 or of_b < 0 or any(dim >= 0 for dim in others) or any(f is not None for f in called):
             return None  # of several systems a batch already, or of several matrices, or with a call for each system
         b = jnp.moveaxis(b, of_b, 1)
         if x0 is not None:
-            x0 = jnp.broadcast_to(x0[:, None], b.shape) if at.system.x0 < 0 else jnp.moveaxis(x0, at.system.x0, 1)
-        out = jax.tree.leaves(self(_with(problem, b, x0)))
+            x0 = jnp.broadcast_to(x0[:, None], b.shape) if at.x0 < 0 else jnp.moveaxis(x0, at.x0, 1)
+        out = jax.tree.leaves(self(system._replace(b=b, x0=x0)))
         return out, tuple(a.ndim - 1 for a in out)
 
     def linear(self) -> int:
-        return jax.tree.unflatten(self.tree, range(self.tree.num_leaves)).system.b
+        return self._system(tuple(range(self.tree.num_leaves))).b
 
     def transpose(self, leaves: Leaves, cotangent: Any) -> Any:
         turned = dataclasses.replace(self, form="inverse" if self.form == "transposed" else "transposed")
-        return turned(_with(jax.tree.unflatten(self.tree, leaves), cotangent))
+        return turned(self._system(leaves)._replace(b=cotangent, x0=None))
 
-    def _checked(self, system: System, basis: Basis) -> Array:
+    def _checked(self, system: System) -> Array:
         """A⁻¹·b, or A⁻ᵀ·b; NaN where that system is not solved."""
         c, is_transposed = system.b, self.form == "transposed"
         # For a Hermitian A, Aᵀ is the conjugate of A, so the fast product solves Aᵀ·x = c as A·x̄ = c̄. A may not be
@@ -117,27 +106,17 @@ class Solve(opaque.Rules):
         mirrored = is_transposed and self.method.self_adjoint
         options = self.options._replace(history_length=0, callback=None, progress=None)
         own = system._replace(b=jnp.conj(c) if mirrored else c, x0=None)
-        x, end = self._run(options, basis, own, is_transposed and not mirrored)
-        x, A, space = jnp.conj(x) if mirrored else x, self._product(system.A, c), outside(basis)
+        x, end = _run(self.method, options, own, is_transposed and not mirrored)
+        x, A, space = jnp.conj(x) if mirrored else x, self._product(system.A, c), outside(system.basis)
         return _or_nan(space, self.adjoint, A, x, c, end._replace(norm=space.length(c - A(x))), system.limits.rtol)
-
-    def _run(self, options: Options, basis: Basis, system: System, is_transposed: bool = False) -> tuple[Array, End]:
-        if basis.devices == 1 and options.callback is None:
-            basis = IDENTITY  # its arrays are not used
-        return _run(self.method, options, basis, system, is_transposed)
 
     def _product(self, A: Any, like: Array) -> Map:
         return transposed(product(A, like.dtype), like) if self.form == "transposed" else product(A, like.dtype)
 
 
-def _with(problem: Problem, b: Any, x0: Any = None) -> Problem:
-    """The problem with another right-hand side and start."""
-    return problem._replace(system=problem.system._replace(b=b, x0=x0))
-
-
 # JAX traces and lowers it once for a solve and its derivatives.
-@functools.partial(jax.jit, static_argnums=(0, 1, 4))
-def _run(method: Method, options: Options, basis: Any, system: System, is_transposed: bool) -> tuple[Array, End]:
+@functools.partial(jax.jit, static_argnums=(0, 1, 3))
+def _run(method: Method, options: Options, system: System, is_transposed: bool) -> tuple[Array, End]:
     """The loop, inside one shard_map if A and M can be applied there."""
     wide, narrow = system.b.dtype, system.b.dtype if options.dtype is None else options.dtype
 
@@ -149,12 +128,16 @@ def _run(method: Method, options: Options, basis: Any, system: System, is_transp
         if is_transposed:
             A, inner = transposed(A, system.b), None if inner is None else transposed(inner, like)
             M = M if system.M is None else transposed(M, like)
-        return iterate.run(space, method, options, system._replace(A=A, M=M, inner=inner), basis.leave)
+        return iterate.run(space, method, options, system._replace(A=A, M=M, inner=inner))
 
+    basis: Any = system.basis
     space, specs = outside(basis), _in_pieces(options, basis, system)
     if specs is None:
         return run(space, system)
-    in_pieces = functools.partial(run, dataclasses.replace(space, in_pieces=True))
+    in_pieces, system = (
+        functools.partial(run, dataclasses.replace(space, in_pieces=True)),
+        system._replace(basis=IDENTITY),
+    )
     return basis.run(in_pieces, (system,), (specs,), (specs.b, PartitionSpec()))
 
 

@@ -161,10 +161,8 @@ def _explained(keyword: str) -> str:
 PLAIN = (float, int, bool, type(None), Adjoint)
 
 
-def settled(settings: Any, n: int, most: int, drop: float = 0.0) -> tuple[Options, Any, tuple[Limits, Any]]:
-    """The loop's options, the adjoint, the limits of the solve, and rtol and maxiter of its derivatives' systems.
-
-    None stands there for the solve's own number, since each number is copied to the device.
+def settled(settings: Any, n: int, most: int, drop: float = 0.0) -> tuple[Options, Any, Limits]:
+    """The loop's options, the adjoint, and the limits of the solve.
 
     Args:
       settings: all `Settings`.
@@ -177,7 +175,7 @@ def settled(settings: Any, n: int, most: int, drop: float = 0.0) -> tuple[Option
     return (_settled_once if is_plain else _settled)(context, n, most, drop, *values)
 
 
-def _settled(context: Any, n: int, most: int, drop: float, *values: Any) -> tuple[Options, Any, tuple[Limits, Any]]:
+def _settled(context: Any, n: int, most: int, drop: float, *values: Any) -> tuple[Options, Any, Limits]:
     """As `settled`, for the values of CHECKED.
 
     Args:
@@ -200,32 +198,21 @@ def _settled(context: Any, n: int, most: int, drop: float, *values: Any) -> tupl
         arguments.tolerance(drop, "drop"),
     )
     if isinstance(adjoint, str) and adjoint == "unrolled":
-        return options, adjoint, (limits, None)
+        return options, adjoint, limits
     if not isinstance(adjoint, Adjoint):
         raise TypeError(f"adjoint must be a solvers.Adjoint or 'unrolled'; got {adjoint!r}")
     own, longest = adjoint.rtol, adjoint.maxiter
     if context[-1]:
-        return options, Rough(report=adjoint.report), (limits, (None, None))
+        return options, Rough(report=adjoint.report), limits
     xp = jnp if isinstance(limit, Tracer) else np  # an operation on the device would cost 10 µs and more
-    of_derivatives = (
-        None if own is None else arguments.tolerance(own, "rtol"),
-        xp.maximum(limit, most) if longest is None else arguments.integer(longest, "maxiter"),
+    limits = limits._replace(
+        derivative_rtol=None if own is None else arguments.tolerance(own, "rtol"),
+        derivative_maxiter=xp.maximum(limit, most) if longest is None else arguments.integer(longest, "maxiter"),
     )
-    return options, dataclasses.replace(adjoint, rtol=None, maxiter=None), (limits, of_derivatives)
+    return options, dataclasses.replace(adjoint, rtol=None, maxiter=None), limits
 
 
 _settled_once = functools.lru_cache(maxsize=256, typed=True)(_settled)
-
-
-def limits_of_derivatives(limits: Limits, own: tuple[Any, Any]) -> Limits:
-    """The limits of the systems that derivatives solve, from `settled`."""
-    rtol, maxiter = own
-    return Limits(
-        limits.rtol if rtol is None else rtol,
-        jnp.zeros_like(limits.atol),
-        limits.maxiter if maxiter is None else maxiter,
-        limits.drop,
-    )
 
 
 def steps_per_check(n: int) -> int:

@@ -1,7 +1,7 @@
 """The body of the solvers of A·x = b: checks the arguments, enters the matrix's basis and leaves it."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jax import Array, lax
@@ -11,21 +11,14 @@ from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from solvers.core import arguments, precision, program, unrolled
 from solvers.core.interrupts import calling
-from solvers.core.iterate import Method, Options, System
-from solvers.core.linear_solve import Problem, Solve, product
+from solvers.core.iterate import Method, System
+from solvers.core.linear_solve import Solve, product
 from solvers.core.precision import Narrow
 from solvers.core.program import Entry
-from solvers.core.settings import NUMBERS, Adjoint, as_preconditioner, limits_of_derivatives, settled
+from solvers.core.settings import NUMBERS, Adjoint, as_preconditioner, settled
 from solvers.core.space import outside
+from solvers.core.stopping import Limits
 from solvers.solution import Solution
-
-
-class Plan(NamedTuple):
-    """The static part of a solve; `adjoint` is a number of steps if these are unrolled."""
-
-    method: Method
-    options: Options
-    adjoint: Adjoint | int
 
 
 def solve(
@@ -80,7 +73,7 @@ def solve(
     if isinstance(adjoint, Adjoint) and arguments.is_function(M):
         M = as_preconditioner(M)
     with calling(options):
-        sol = _solve(Plan(method, options, adjoint), (own, inner, M), basis, b, x0, limits)
+        sol = _solve(Solve(method, options, adjoint), (own, inner, M), basis, b, x0, limits)
     return sol if ravel is None else dataclasses.replace(sol, x=ravel.pytree(sol.x))
 
 
@@ -94,22 +87,19 @@ def _program_of(method: Method, narrow: Narrow | None, settings: Any) -> dict[st
     return {"method": words, "adjoint": adjoint, "narrow": narrow and (str(narrow.dtype), narrow.drop)}
 
 
-def _in_basis(plan: Plan, maps: tuple[Any, ...], basis: Basis, b: Array, *others: Any) -> Solution:
-    x0, limits = others
-    (method, options, adjoint), (A, inner, M), dtype = plan, maps, b.dtype
+def _in_basis(plan: Solve, maps: tuple[Any, ...], basis: Basis, b: Array, x0: Any, limits: Limits) -> Solution:
+    options, (A, inner, M), dtype = plan.options, maps, b.dtype
     b, start = basis.enter(b), None if x0 is None else basis.enter(x0)
-    if isinstance(adjoint, int):
-        system = System(product(A, dtype, False), arguments.entered(M, basis), b, start, limits[0])
-        x, end = unrolled.run(outside(basis), method, options, adjoint, system)
+    if isinstance(plan.adjoint, int):
+        system = System(product(A, dtype, False), arguments.entered(M, basis), b, start, limits)
+        x, end = unrolled.run(outside(basis), plan.method, options, plan.adjoint, system)
     else:
         narrow = mesh_axes.shaped_like(b, dtype if options.dtype is None else options.dtype)
         if options.values is not None:
             inner = precision.narrowed(A, options.values, options.dtype) if inner is None else inner
             inner, M = program.pytree_of(inner, narrow), precision.cast(M, options.dtype)
         M = _entered(M, basis, narrow)
-        A, numbers = program.pytree_of(A, b), lax.stop_gradient((limits[0], limits_of_derivatives(*limits)))
-        system = System(A, M, b, start, numbers[0], inner)
-        x, end = Solve(method, options, adjoint)(Problem(system, numbers[1], basis))
+        x, end = plan(System(program.pytree_of(A, b), M, b, start, lax.stop_gradient(limits), inner, basis))
     norms = end.norms if options.history_length else None
     return Solution(basis.leave(x), end.code, end.k, end.norm, norms)
 
@@ -123,12 +113,12 @@ def _entered(M: Any, basis: Any, like: Any) -> Any:
     return None if M is None else program.traced(arguments.entered(M, basis), like)
 
 
-def _examples(plan: Plan, b: Array) -> tuple[Any, Any, Any]:
+def _examples(plan: Solve, b: Array) -> tuple[Any, Any, Any]:
     narrow = b if plan.options.dtype is None else mesh_axes.shaped_like(b, plan.options.dtype)
     return b, narrow, narrow
 
 
-def _shardings(plan: Plan, b: Array) -> Solution:
+def _shardings(plan: Solve, b: Array) -> Solution:
     x: Any = mesh_axes.spec_like(b)
     columns: Any = mesh_axes.spec_like(b, None)
     one: Any = PartitionSpec(*columns[1:])

@@ -33,12 +33,23 @@ class Limits(NamedTuple):
 
     Attributes:
       drop: the true residual is computed whenever the recursion's has fallen by this factor; 0: only at its end.
+      derivative_rtol, derivative_maxiter: for the systems that derivatives solve; None takes the solve's own number,
+        since each number is copied to the device.
     """
 
     rtol: Array
     atol: Array
     maxiter: Array
     drop: Array
+    derivative_rtol: Any = None
+    derivative_maxiter: Any = None
+
+    @property
+    def of_derivative(self) -> Self:
+        """Those of the systems that derivatives solve."""
+        rtol = self.rtol if self.derivative_rtol is None else self.derivative_rtol
+        maxiter = self.maxiter if self.derivative_maxiter is None else self.derivative_maxiter
+        return self._replace(rtol=rtol, atol=jnp.zeros_like(self.atol), maxiter=maxiter)
 
 
 class Best(NamedTuple):

@@ -35,7 +35,7 @@ def run(space: Space, method: Method, options: Options, steps: int, system: Syst
 
     The method starts again only where its own codes require that; the true residual is computed once, at the end.
     """
-    A, M, b, x0, limits, _ = system
+    A, M, b, x0, limits, *_ = system
     r, x = b, jnp.zeros_like(b)
     if x0 is not None:
         r, x = b - A(x0), x0
