@@ -159,7 +159,7 @@ def eigsh(
 
 def _in_basis(plan: Any, maps: tuple[Any], basis: Basis, v0: Array, limits: "Limits") -> EigenSolution:
     start = basis.enter(v0)
-    return eigenpairs(functools.partial(_run, outside(basis), *plan), basis, maps[0], start, (start, limits))
+    return eigenpairs(Pairs(_run, (outside(basis), *plan)), basis, maps[0], start, (start, limits))
 
 
 _solve = Entry(_in_basis, lambda _, v0: (v0,))
@@ -347,39 +347,43 @@ def _restart(k: int, which: str, limits: Limits, state: State) -> State:
 # ------------------------------------------------------------------------------------------------- differentiation
 
 
-def eigenpairs(
-    loop: Callable[..., tuple[EigenSolution, Array]], basis: Basis, A: Any, like: Array, frozen: tuple[Any, ...]
-) -> EigenSolution:
-    """The result of a loop in the basis, differentiable in whatever A depends on.
-
-    All are zero where one number is not finite. The loop is not differentiated. From A·v = λ·v follow dλ = vᴴ·dA·v and
-    (A − λ)·dv = −P·dA·v with P = 1 − v·vᴴ. The systems are singular in the direction of v alone.
-    K = P·(A − λ)·P + ‖A‖·v·vᴴ is regular, and a solution with K has no component along v (Magnus 1985, Theorem 1). The
-    pairs do not depend on `frozen`.
-
-    Args:
-      loop: (A, *frozen) -> the pairs and ‖A‖.
-      like: a vector [n] like those that A takes.
-    """
+def eigenpairs(rules: "Pairs", basis: Basis, A: Any, like: Array, frozen: tuple[Any, ...]) -> EigenSolution:
+    """The pairs of A between vectors like `like`, which have entered the basis, by a loop with the inputs `frozen`."""
     matrix = program.traced(lambda v: arguments.apply(A, v).astype(like.dtype), like)
+    sol, _ = rules((matrix, lax.stop_gradient(frozen)))
+    return dataclasses.replace(sol, eigenvectors=basis.leave(sol.eigenvectors))
 
-    def primal(A, frozen):
-        sol, A_norm = loop(A, *frozen)
+
+@dataclasses.dataclass(frozen=True)
+class Pairs(opaque.Rules):
+    """The result of a loop, differentiable in whatever A depends on; all zero where one number is not finite.
+
+    The loop is not differentiated. From A·v = λ·v follow dλ = vᴴ·dA·v and (A − λ)·dv = −P·dA·v with P = 1 − v·vᴴ. The
+    systems are singular in the direction of v alone. K = P·(A − λ)·P + ‖A‖·v·vᴴ is regular, and a solution with K has
+    no component along v (Magnus 1985, Theorem 1). The pairs do not depend on the other inputs of the loop.
+
+    Attributes:
+      loop: (*static, A, *frozen) -> the pairs and ‖A‖.
+    """
+
+    loop: Callable[..., tuple[EigenSolution, Array]]
+    static: tuple[Any, ...]
+
+    def compute(self, given: tuple[Any, Any]) -> tuple[EigenSolution, Array]:
+        A, frozen = given
+        sol, A_norm = self.loop(*self.static, A, *frozen)
         finite = functools.reduce(jnp.logical_and, [jnp.all(jnp.isfinite(a)) for a in jax.tree.leaves(sol)])
         values, X = jnp.where(finite, sol.eigenvalues, 0), jnp.where(finite, sol.eigenvectors, 0)
         code = jnp.where(finite, sol.code, Status.NON_FINITE).astype(jnp.int32)
         return dataclasses.replace(sol, eigenvalues=values, eigenvectors=X, code=code), A_norm
 
-    def run(A, frozen):
-        return opaque.apply(primal, tangent, A, frozen)
-
-    def tangent(primals, tangents):
-        (A, frozen), (dA, _) = primals, tangents
-        sol, A_norm = run(A, frozen)
+    def jvp(self, given: tuple[Any, Any], moved: tuple[Any, Any]) -> tuple[Any, Any]:
+        A, dA = given[0], moved[0]
+        sol, A_norm = self(given)
         values, X, size = sol.eigenvalues, sol.eigenvectors, lax.stop_gradient(jnp.where(A_norm == 0, 1, A_norm))
         sound = jnp.where(sol.code == Status.NON_FINITE, jnp.nan, 1.0).astype(values.dtype)
         dA_X = opaque.jvp(lambda A: jax.vmap(A, 1, 1)(sound * X), A, dA)
-        d_sol, d_norm = opaque.undefined((sol, A_norm), tangents[0])
+        d_sol, d_norm = opaque.undefined((sol, A_norm), dA)
         d_values = d_X = None
         if dA_X is not None:
 
@@ -390,9 +394,6 @@ def eigenpairs(
             d_X = hermitian_solve(K, lambda rhs: _solve_off(K, size, values, X, rhs), -_outside(X, dA_X))
             d_values, d_X = jnp.sum(jnp.conj(X) * dA_X, axis=0).real, _outside(X, d_X)
         return (sol, A_norm), (dataclasses.replace(d_sol, eigenvalues=d_values, eigenvectors=d_X), d_norm)
-
-    sol, _ = run(matrix, lax.stop_gradient(frozen))
-    return dataclasses.replace(sol, eigenvectors=basis.leave(sol.eigenvectors))
 
 
 def _solve_off(K: Map, size: Array, values: Array, X: Array, rhs: Array) -> Array:

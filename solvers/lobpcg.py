@@ -10,7 +10,6 @@ and A·P are combinations with the same ones, so that no rounding error is enlar
 Traffic of a step in vectors of n: p products and p uses of M, and about 60·p for the combinations.
 """
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -25,7 +24,7 @@ from solvers.core.program import Entry
 from solvers.core.scaling import Map, exponent, scaled
 from solvers.core.stopping import RUNNING, status_of
 from solvers.core.vectors import matmul, norm, ratio
-from solvers.eigsh import TRUE, EigenSolution, Limits, eigenpairs, eigenproblem, limits
+from solvers.eigsh import TRUE, EigenSolution, Limits, Pairs, eigenpairs, eigenproblem, limits
 from solvers.solution import Status
 
 GUARDS = 3  # vectors beyond k
@@ -75,7 +74,7 @@ def _in_basis(plan: Any, maps: tuple[Any, Any], basis: Basis, X0: Array, limits:
     A, M = maps
     X = basis.enter(X0).T
     M = None if M is None else program.traced(arguments.entered(M, basis), X[0])
-    return eigenpairs(functools.partial(_run, *plan), basis, A, X[0], (X, limits, M))
+    return eigenpairs(Pairs(_run, plan), basis, A, X[0], (X, limits, M))
 
 
 _solve = Entry(_in_basis, lambda _, X0: (X0[:, 0], X0[:, 0]))

@@ -25,7 +25,7 @@ from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from solvers.core import arguments, iterate, opaque, program
 from solvers.core.interrupts import calling
-from solvers.core.iterate import Options
+from solvers.core.iterate import Options, System
 from solvers.core.linear_solve import TRUNCATED, hermitian_solve, report
 from solvers.core.program import Entry
 from solvers.core.scaling import Map, exponent, largest, scaled
@@ -149,8 +149,8 @@ def _compute(
     if M is not None:
         precondition = M
         M = program.traced(lambda r: arguments.apply(precondition, r).astype(dtype), unknown)
-    given = lax.stop_gradient(Given(M, x0, limits))
-    x, end = _differentiable(options, adjoint, K, True, rows, given)
+    M, x0, limits = lax.stop_gradient((M, x0, limits))
+    x, end = LeastSquares(options, adjoint)(System(K, M, rows, x0, limits))
     norms = end.norms if options.history_length else None
     return LeastSquaresSolution(x, end.code, end.k, length(end.r[:m]), norms, end.normal)
 
@@ -176,14 +176,6 @@ class Maps(NamedTuple):
     @property
     def H(self) -> "Maps":
         return Maps(self.adjoint, self.apply)
-
-
-class Given(NamedTuple):
-    """What a solve is given beside A and b, and is not differentiated by."""
-
-    M: Any
-    x0: Any
-    limits: Limits
 
 
 class Work(NamedTuple):
@@ -239,7 +231,7 @@ class End(NamedTuple):
         return length(self.r)
 
 
-def _run(options: Options, A: Maps, b: Array, given: Given, inside: bool, rtol_normal: Any = None) -> tuple[Array, End]:
+def _run(options: Options, system: System, inside: bool, rtol_normal: Any = None) -> tuple[Array, End]:
     """x with the least ‖b − A·x‖, and from x0 = 0 the shortest such x. Powers of two scale A and b.
 
     Args:
@@ -249,15 +241,15 @@ def _run(options: Options, A: Maps, b: Array, given: Given, inside: bool, rtol_n
     Returns:
       x [n] or [n, k], zero wherever it is not finite, and how the solve ended.
     """
-    M, x, limits = given
-    own, e_b, finite = A, exponent(b), jnp.ones(b.shape[1:], bool)
+    own, M, b, x, limits, *_ = system
+    e_b, finite = exponent(b), jnp.ones(b.shape[1:], bool)
     if x is not None:  # numbers that are not finite are reported, with the residual of the x = 0 that is returned
         finite = jnp.isfinite(largest(x))
-        x = iterate.unless_far(HERE, A.apply, b, jnp.where(finite, x, 0), finite)[1]
+        x = iterate.unless_far(HERE, own.apply, b, jnp.where(finite, x, 0), finite)[1]
     b = scaled(b, -e_b)
-    s = A.adjoint(b)
+    s = own.adjoint(b)
     e_s = exponent(s)
-    e_A = jnp.maximum(e_s, exponent(A.apply(scaled(s, -e_s))))  # b alone need not tell the size of a damp
+    e_A = jnp.maximum(e_s, exponent(own.apply(scaled(s, -e_s))))  # b alone need not tell the size of a damp
     A = Maps(lambda v: scaled(own.apply(v), -e_A), lambda v: scaled(own.adjoint(v), -e_A))
     out, x = e_b - e_A, jnp.zeros_like(s) if x is None else scaled(x, e_A - e_b)
     E = N = lambda v: v
@@ -313,7 +305,7 @@ def _run(options: Options, A: Maps, b: Array, given: Given, inside: bool, rtol_n
         return Outer(x, r, r_norm, s_norm, jnp.maximum(A_norm, loop.work.A_norm), loop.k, loop.code, code, loop.norms)
 
     never, running = jnp.full_like(b_norm, jnp.inf), jnp.full(b_norm.shape, RUNNING, jnp.int32)
-    A_norm = jnp.zeros_like(b_norm) if given.x0 is None else ratio(norm(A.apply(x)), norm(x))
+    A_norm = jnp.zeros_like(b_norm) if system.x0 is None else ratio(norm(A.apply(x)), norm(x))
     norms = jnp.full((options.history_length, *b_norm.shape), -1, real)
     failure = jnp.where(finite, running, Status.NON_FINITE).astype(jnp.int32)
     outer = mesh_axes.varying(Outer(x, b, never, never, A_norm, 0 * running, failure, running, norms), b)
@@ -385,9 +377,8 @@ def _unit(M: Map, v_: Array) -> tuple[Array, Array, Array]:
 # ------------------------------------------------------------------------------------------------- differentiation
 
 
-def _differentiable(
-    options: Options, adjoint: Adjoint, A: Maps, inside: bool, b: Array, given: Given
-) -> tuple[Array, End]:
+@dataclasses.dataclass(frozen=True)
+class LeastSquares(opaque.Rules):
     """The shortest x with the least ‖b − A·x‖, differentiable in b and in whatever A depends on, to any order.
 
     The loop itself is not differentiated. Let H be A if A has at least as many rows as columns, and Aᴴ otherwise. x is
@@ -399,31 +390,30 @@ def _differentiable(
     (Björck 1996, §1.1.4): a Hermitian system, whose derivatives are solves with itself, through
     `lax.custom_linear_solve`. Two least-squares solves do it: y₀ = (Hᴴ)⁺·g and z = H⁺·(f − y₀).
 
-    Args:
+    Attributes:
       inside: whether M approximates (AᴴA)⁻¹; if not, it approximates (AAᴴ)⁻¹.
     """
-    is_tall = b.shape[0] >= jax.eval_shape(A.adjoint, b).shape[0]
-    options_of_tangent = options._replace(history_length=0, callback=None, progress=None)
 
-    def primal(A, b, given):
-        return _run(options, A, b, given, inside)
+    options: Options
+    adjoint: Adjoint
+    inside: bool = True
 
-    def solution(A, b, given):
-        return opaque.apply(primal, tangent, A, b, given)
+    def compute(self, system: System) -> tuple[Array, End]:
+        return _run(self.options, system, self.inside)
 
-    def tangent(primals, tangents):
-        (A, b, given), (dA, db, _) = primals, tangents
-        x, end = solution(A, b, given)
-        of_derivative = given._replace(x0=None, limits=given.limits.of_derivative)
-        d_end = opaque.undefined(end, tangents[:2])
+    def jvp(self, system: System, moved: System) -> tuple[Any, Any]:
+        x, end = self(system)
+        A, dA, db = system.A, moved.A, moved.b
+        options = self.options._replace(history_length=0, callback=None, progress=None)
+        is_tall = system.b.shape[0] >= x.shape[0]
         H, dH = (A, dA) if is_tall else (A.H, dA.H)
-        if is_tall:
-            y, z = b - A.apply(x), x
-        else:
-            y, z = x, _differentiable(options_of_tangent, adjoint, H, not inside, -x, of_derivative)[0]
+        of_H = dataclasses.replace(self, options=options, inside=self.inside == is_tall)
+        own = system._replace(A=H, x0=None, limits=system.limits.of_derivative)
+        y, z = (system.b - A.apply(x), x) if is_tall else (x, of_H(own._replace(b=-x))[0])
         df, dg = (db, None) if is_tall else (None, db)
         df = _less(df, opaque.jvp(lambda f: f(z), H.apply, dH.apply))
         dg = _less(dg, opaque.jvp(lambda f: f(y), H.adjoint, dH.adjoint))
+        d_end = opaque.undefined(end, moved)
         if df is None and dg is None:
             return (x, end), (None, d_end)
         m = y.shape[0]
@@ -433,37 +423,28 @@ def _differentiable(
         def matvec(yz):
             return jnp.concatenate([yz[:m] + H.apply(yz[m:]), H.adjoint(yz[:m])])
 
-        def solve(rhs):
-            f, g = rhs[:m], rhs[m:]
-            return jnp.concatenate(_saddle(options_of_tangent, adjoint, H, inside == is_tall, f, g, of_derivative))
-
-        dyz = hermitian_solve(matvec, solve, rhs)
+        dyz = hermitian_solve(matvec, lambda rhs: jnp.concatenate(of_H._saddle(own, rhs[:m], rhs[m:])), rhs)
         return (x, end), (dyz[m:] if is_tall else dyz[:m], d_end)
 
-    return solution(A, b, given)
+    def _saddle(self, system: System, f: Array, g: Array) -> tuple[Array, Array]:
+        """y and z with y + H·z = f and Hᴴ·y = g, for the H of the system; NaN where a solve fails.
+
+        Where H has dependent columns, g may lie outside the range of Hᴴ. Then y is the least-squares solution,
+        and z is NaN.
+        """
+        H, eps = system.A, jnp.finfo(f.dtype).eps
+        exact = jnp.maximum(jnp.sqrt(eps) * system.limits.rtol, 32 * eps)  # the second rule: for a g out of range
+        y, end = _run(self.options, system._replace(A=H.H, b=g), not self.inside, rtol_normal=exact)
+        z, end_z = _run(self.options, system._replace(b=f - y), self.inside)
+        report(self.adjoint.report, end, end.code, g)
+        report(self.adjoint.report, end_z, end_z.code, f)
+        sound, exists = end.sound & end_z.sound, end.consistent
+        if self.adjoint.truncated:
+            ended = [jnp.isin(e.code, jnp.array(TRUNCATED)) for e in (end, end_z)]
+            sound, exists = sound | ended[0] & ended[1], exists | ended[0]
+        return jnp.where(sound, f - H.apply(z), jnp.nan), jnp.where(sound & exists, z, jnp.nan)
 
 
 def _less(a: Array | None, b: Array | None) -> Array | None:
     """a − b, None for zero."""
     return a if b is None else -b if a is None else a - b
-
-
-def _saddle(
-    options: Options, adjoint: Adjoint, H: Maps, inside: bool, f: Array, g: Array, given: Given
-) -> tuple[Array, Array]:
-    """y and z with y + H·z = f and Hᴴ·y = g; NaN where a solve fails.
-
-    Where H has dependent columns, g may lie outside the range of Hᴴ. Then y is the least-squares solution,
-    and z is NaN.
-    """
-    eps = jnp.finfo(f.dtype).eps
-    exact = jnp.maximum(jnp.sqrt(eps) * given.limits.rtol, 32 * eps)  # the second rule is only for a g out of range
-    y, end = _run(options, H.H, g, given, not inside, rtol_normal=exact)
-    z, end_z = _run(options, H, f - y, given, inside)
-    report(adjoint.report, end, end.code, g)
-    report(adjoint.report, end_z, end_z.code, f)
-    sound, exists = end.sound & end_z.sound, end.consistent
-    if adjoint.truncated:
-        ended = [jnp.isin(e.code, jnp.array(TRUNCATED)) for e in (end, end_z)]
-        sound, exists = sound | ended[0] & ended[1], exists | ended[0]
-    return jnp.where(sound, f - H.apply(z), jnp.nan), jnp.where(sound & exists, z, jnp.nan)

@@ -19,7 +19,6 @@ from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY
 from solvers.core import arguments, iterate, opaque
 from solvers.core.iterate import Method, Options, System
-from solvers.core.opaque import Leaves
 from solvers.core.scaling import Map, Product, in_trip
 from solvers.core.settings import Adjoint, Rough
 from solvers.core.space import HERE, Space, outside
@@ -32,7 +31,7 @@ TRUNCATED = (Status.CONVERGED, Status.MAXITER, Status.STAGNATION, Status.ROUNDED
 
 @dataclasses.dataclass(frozen=True)
 class Solve(opaque.Rules):
-    """The rules of the primitive, and its static arguments.
+    """The rules of the primitive, and its static arguments: of a `System`, x and how the solve ended; else x alone.
 
     x is linear in b, and differentiable to any order in b and in whatever A depends on. x does not depend on M, x0 and
     the other arguments, and has no derivative with respect to them. The residual norm depends on all of them but is not
@@ -43,15 +42,8 @@ class Solve(opaque.Rules):
     options: Options
     adjoint: Any  # an `Adjoint`, or a number of unrolled steps
     form: Literal["solution", "inverse", "transposed"] = "solution"
-    tree: Any = None  # of the System
 
-    def __call__(self, system: System) -> Any:
-        """x and how the solve ended; x alone in the other forms. A, M and inner are operators, functions or None."""
-        leaves, tree = jax.tree.flatten(system)
-        return opaque.bind(dataclasses.replace(self, tree=tree), tuple(leaves))
-
-    def compute(self, *leaves: Any) -> Any:
-        system = self._system(leaves)
+    def compute(self, system: System) -> Any:
         if system.basis.devices == 1 and self.options.callback is None:
             system = system._replace(basis=IDENTITY)  # its arrays are not used
         system = system._replace(A=arguments.prepared(system.A, self.form == "transposed"))
@@ -59,11 +51,7 @@ class Solve(opaque.Rules):
             return _run(self.method, self.options, system, False)
         return self._checked(system._replace(limits=system.limits.of_derivative))
 
-    def _system(self, leaves: Leaves) -> System:
-        return jax.tree.unflatten(self.tree, leaves)
-
-    def jvp(self, primals: Leaves, tangents: Leaves) -> tuple[Leaves, Leaves]:
-        system, moved = self._system(primals), self._system(tangents)
+    def jvp(self, system: System, moved: System) -> tuple[Any, Any]:
         out, db = self(system), moved.b
         x = out[0] if self.form == "solution" else out
         dA_x = opaque.jvp(lambda A: self._product(A, x)(x), system.A, moved.A)
@@ -74,29 +62,26 @@ class Solve(opaque.Rules):
         elif db is not None:
             dx = inverse(system._replace(b=db, x0=None))
         if self.form != "solution":
-            return opaque.flat(out, dx)
-        return opaque.flat(out, (dx, opaque.undefined(out[1], moved._replace(limits=None))))
+            return out, dx
+        return out, (dx, opaque.undefined(out[1], moved._replace(limits=None)))
 
-    def columns(self, leaves: Leaves, dims: Leaves) -> Any:
+    def columns(self, system: System, dims: System) -> Any:
         """Under vmap over b and x0 alone: one solve of several columns, which share every product."""
-        system, at = self._system(leaves), self._system(tuple(-1 if dim is None else dim for dim in dims))
-        b, x0, of_b = system.b, system.x0, at.b
-        others = jax.tree.leaves(at._replace(b=None, x0=None))
+        b, x0, others = system.b, system.x0, jax.tree.leaves(dims._replace(b=None, x0=None))
         called = self.options.callback, self.options.progress, self.adjoint.report
-        if b.ndim != 2 or of_b < 0 or any(dim >= 0 for dim in others) or any(f is not None for f in called):
+        if b.ndim != 2 or dims.b is None or others or any(f is not None for f in called):
             return None  # of several systems a batch already, or of several matrices, or with a call for each system
-        b = jnp.moveaxis(b, of_b, 1)
+        b = jnp.moveaxis(b, dims.b, 1)
         if x0 is not None:
-            x0 = jnp.broadcast_to(x0[:, None], b.shape) if at.x0 < 0 else jnp.moveaxis(x0, at.x0, 1)
-        out = jax.tree.leaves(self(system._replace(b=b, x0=x0)))
-        return out, tuple(a.ndim - 1 for a in out)
+            x0 = jnp.broadcast_to(x0[:, None], b.shape) if dims.x0 is None else jnp.moveaxis(x0, dims.x0, 1)
+        return self(system._replace(b=b, x0=x0))
 
     def linear(self) -> int:
-        return self._system(tuple(range(self.tree.num_leaves))).b
+        return self.given(tuple(range(self.tree.num_leaves))).b
 
-    def transpose(self, leaves: Leaves, cotangent: Any) -> Any:
+    def transpose(self, system: System, cotangent: Any) -> Any:
         turned = dataclasses.replace(self, form="inverse" if self.form == "transposed" else "transposed")
-        return turned(self._system(leaves)._replace(b=cotangent, x0=None))
+        return turned(system._replace(b=cotangent, x0=None))
 
     def _checked(self, system: System) -> Array:
         """A⁻¹·b, or A⁻ᵀ·b; NaN where that system is not solved."""

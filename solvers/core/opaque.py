@@ -22,70 +22,61 @@ from jaxsparse_fmt._types import standard_promotion
 Leaves = tuple[Any, ...]
 
 
+@dataclasses.dataclass(frozen=True)
 class Rules:
-    """What a program computes, and its derivatives; hashable, as a parameter of the primitive."""
+    """What a program computes of a pytree, and its derivatives; hashable, as a parameter of the primitive.
 
-    def compute(self, *leaves: Any) -> Any:
+    Attributes:
+      tree: the structure of the pytree, as `__call__` sets it.
+    """
+
+    tree: Any = dataclasses.field(default=None, kw_only=True)
+
+    def __call__(self, given: Any) -> Any:
+        """The results of the program."""
+        leaves, tree = jax.tree.flatten(given)
+        rules = dataclasses.replace(self, tree=tree)
+        # JAX keys a trace by the static rules, the types of the leaves and the ambient mesh, which a context sets.
+        with jax.sharding.use_abstract_mesh(jax.sharding.get_abstract_mesh()):
+            traced = _jitted.trace(rules, *leaves)
+        out = linear_solve_p.bind(*leaves, rules=rules, program=traced.jaxpr)
+        return jax.tree.unflatten(jax.tree.structure(traced.out_info), out)
+
+    def given(self, leaves: Leaves) -> Any:
+        """The pytree with these leaves."""
+        return jax.tree.unflatten(self.tree, leaves)
+
+    def compute(self, given: Any, /) -> Any:
         """The results, a pytree."""
         raise NotImplementedError
 
-    def jvp(self, primals: Leaves, tangents: Leaves) -> tuple[Leaves, Leaves]:
-        """Leaves of the results, and their tangents; None stands for a zero tangent, and for that of an integer."""
+    def jvp(self, given: Any, tangents: Any, /) -> tuple[Any, Any]:
+        """The results and their tangents; None stands for a zero tangent, and for that of an integer."""
         raise NotImplementedError
 
     def linear(self) -> int | None:
         """The leaf in which the first result is linear, if any. That result depends on none of the leaves after it."""
         return None
 
-    def transpose(self, leaves: Leaves, cotangent: Any) -> Any:
+    def transpose(self, given: Any, cotangent: Any, /) -> Any:
         """The cotangent of that leaf for one of the first result; reads no number of the leaf."""
         raise NotImplementedError
 
-    def columns(self, leaves: Leaves, dims: Leaves) -> Any:
-        """The flat results under vmap over `dims`, and their axes, where the program shares work; else None."""
+    def columns(self, given: Any, dims: Any, /) -> Any:
+        """The results under vmap over `dims`, by their last axes, where the program shares work; else None."""
         return None
-
-
-def bind(rules: Rules, leaves: Leaves) -> Any:
-    """The results of the program."""
-    # JAX keys a trace by the static rules, the types of the leaves and the ambient mesh, which a context sets.
-    with jax.sharding.use_abstract_mesh(jax.sharding.get_abstract_mesh()):
-        traced = _jitted.trace(rules, *leaves)
-    out = linear_solve_p.bind(*leaves, rules=rules, program=traced.jaxpr)
-    return jax.tree.unflatten(jax.tree.structure(traced.out_info), out)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _jitted(rules: Rules, *leaves: Any) -> Any:
-    return rules.compute(*leaves)
+    return rules.compute(rules.given(leaves))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Closures(Rules):
-    """Rules from two functions of pytrees, which must not close over arrays that JAX transforms."""
-
-    f: Callable[..., Any]
-    of_jvp: Callable[[Any, Any], tuple[Any, Any]]
-    tree: Any
-
-    def compute(self, *leaves: Any) -> Any:
-        return self.f(*jax.tree.unflatten(self.tree, leaves))
-
-    def jvp(self, primals: Leaves, tangents: Leaves) -> tuple[Leaves, Leaves]:
-        return flat(*self.of_jvp(*(jax.tree.unflatten(self.tree, leaves) for leaves in (primals, tangents))))
-
-
-def apply(f: Callable[..., Any], jvp: Callable[[Any, Any], tuple[Any, Any]], *args: Any) -> Any:
-    """f(*args) for pytrees; jvp: (args, tangents) -> (result, its tangent), with None as in `Rules`."""
-    leaves, tree = jax.tree.flatten(args)
-    return bind(Closures(f, jvp, tree), tuple(leaves))
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class Mapped(Rules):
     """The rules of a program under vmap over the axes `dims` of its leaves."""
 
-    of: Any
+    of: Rules
     program: ClosedJaxpr
     dims: tuple[Any, ...]
     name: Any
@@ -93,24 +84,19 @@ class Mapped(Rules):
     def _vmap(self, f: Callable[..., Any], *dims: Any) -> Callable[..., Any]:
         return jax.vmap(f, dims, 0, spmd_axis_name=self.name)
 
-    def compute(self, *leaves: Any) -> Any:
-        return self._vmap(jaxpr_as_fun(self.program), *self.dims)(*leaves)
+    def compute(self, given: Any) -> Any:
+        return self._vmap(jaxpr_as_fun(self.program), *self.dims)(*given)
 
-    def jvp(self, primals: Leaves, tangents: Leaves) -> tuple[Leaves, Leaves]:
-        return self._vmap(self.of.jvp, self.dims, self.dims)(primals, tangents)
+    def jvp(self, given: Any, tangents: Any) -> tuple[Any, Any]:
+        return self._vmap(lambda *both: self.of.jvp(*map(self.of.given, both)), self.dims, self.dims)(given, tangents)
 
     def linear(self) -> int | None:
         return self.of.linear()
 
-    def transpose(self, leaves: Leaves, cotangent: Any) -> Any:
-        every, dim = self._vmap(self.of.transpose, self.dims, 0)(leaves, cotangent), self.dims[self.of.linear()]
+    def transpose(self, given: Any, cotangent: Any) -> Any:
+        of_one, dim = lambda leaves, ct: self.of.transpose(self.of.given(leaves), ct), self.dims[self.of.linear() or 0]
+        every = self._vmap(of_one, self.dims, 0)(given, cotangent)
         return jnp.sum(every, 0) if dim is None else jnp.moveaxis(every, 0, dim)
-
-
-def flat(out: Any, tangent: Any) -> tuple[Leaves, Leaves]:
-    """Both as leaves; None stays a leaf of the tangent."""
-    leaves, tree = jax.tree.flatten(out)
-    return tuple(leaves), tuple(tree.flatten_up_to(tangent))
 
 
 def _is_none(tangent: Any) -> bool:
@@ -125,9 +111,11 @@ def _compute(*leaves: Any, rules: Rules, program: ClosedJaxpr) -> list[Any]:
 
 def _jvp(primals: Leaves, tangents: Leaves, *, rules: Rules, program: ClosedJaxpr) -> tuple[Leaves, Leaves]:
     del program
-    out, tangents = rules.jvp(primals, tuple(None if _is_none(t) else t for t in tangents))
+    out, moved = rules.jvp(rules.given(primals), rules.given(tuple(None if _is_none(t) else t for t in tangents)))
+    leaves, tree = jax.tree.flatten(out)
     zero = lambda a: ad.Zero(jax.typeof(a).to_tangent_aval())  # noqa: E731
-    return out, tuple(zero(a) if t is None else t for a, t in zip(out, tangents, strict=True))
+    both = zip(leaves, tree.flatten_up_to(moved), strict=True)
+    return tuple(leaves), tuple(zero(a) if t is None else t for a, t in both)
 
 
 def _transpose(cotangents: Leaves, *leaves: Any, rules: Rules, program: ClosedJaxpr) -> list[Any]:
@@ -142,7 +130,7 @@ def _transpose(cotangents: Leaves, *leaves: Any, rules: Rules, program: ClosedJa
     result: list[Any] = [None] * len(leaves)
     if unknown[linear] and not (first is None and all(ct is None for ct in others)):
         known = [jnp.zeros(a.aval.shape, a.aval.dtype) if u else a for a, u in zip(leaves, unknown, strict=True)]
-        ct = jnp.zeros_like(known[linear]) if first is None else rules.transpose(tuple(known), first)
+        ct = jnp.zeros_like(known[linear]) if first is None else rules.transpose(rules.given(tuple(known)), first)
         result[linear] = ct + undefined(known[linear], others)
     return result
 
@@ -151,9 +139,10 @@ def _batch(axis: Any, leaves: Leaves, dims: Leaves, *, rules: Rules, program: Cl
     if all(dim is None for dim in dims):
         out = linear_solve_p.bind(*leaves, rules=rules, program=program)
         return out, (None,) * len(out)
-    if axis.spmd_name is None and (found := rules.columns(leaves, tuple(dims))) is not None:
-        return found
-    out = bind(Mapped(rules, program, tuple(dims), axis.spmd_name), leaves)
+    if axis.spmd_name is None and (found := rules.columns(rules.given(leaves), rules.given(tuple(dims)))) is not None:
+        out = jax.tree.leaves(found)
+        return out, tuple(a.ndim - 1 for a in out)
+    out = Mapped(rules, program, tuple(dims), axis.spmd_name)(tuple(leaves))
     return out, (0,) * len(out)
 
 
