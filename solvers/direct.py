@@ -21,9 +21,8 @@ from solvers.core.iterate import Method, holding
 from solvers.core.scaling import Map
 from solvers.core.settings import DEFAULTS, Adjoint, settled
 from solvers.core.solve import solve
-from solvers.core.space import Space
+from solvers.core.space import Space, length
 from solvers.core.stopping import status_of
-from solvers.core.vectors import length
 from solvers.host import Host
 from solvers.precond import _checks as checks
 from solvers.solution import Solution, SolverError, Status

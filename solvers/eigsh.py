@@ -23,11 +23,11 @@ from jaxsparse_fmt.core.basis import Basis
 from solvers.core import arguments, iterate, opaque, program, stopping
 from solvers.core.linear_solve import hermitian_solve
 from solvers.core.program import Entry
-from solvers.core.scaling import Map, exponent, scaled
+from solvers.core.scaling import Map, scaled
 from solvers.core.settings import steps_per_check
-from solvers.core.space import HERE, Space, outside
+from solvers.core.space import HERE, Space, exponent, norm, outside
 from solvers.core.stopping import RUNNING, status_of
-from solvers.core.vectors import matmul, norm, ratio
+from solvers.core.vectors import matmul, ratio
 from solvers.minres import METHOD as MINRES
 from solvers.pencil import transformed
 from solvers.solution import Outcome, Status, is_one_number

@@ -21,9 +21,10 @@ from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import Basis
 from solvers.core import arguments, program
 from solvers.core.program import Entry
-from solvers.core.scaling import Map, exponent, scaled
+from solvers.core.scaling import Map, scaled
+from solvers.core.space import exponent, norm
 from solvers.core.stopping import RUNNING, status_of
-from solvers.core.vectors import matmul, norm, ratio
+from solvers.core.vectors import matmul, ratio
 from solvers.eigsh import TRUE, EigenSolution, Limits, Pairs, eigenpairs, eigenproblem, limits
 from solvers.solution import Status
 

@@ -28,11 +28,11 @@ from solvers.core.interrupts import calling
 from solvers.core.iterate import Options, System
 from solvers.core.linear_solve import TRUNCATED, hermitian_solve, report
 from solvers.core.program import Entry
-from solvers.core.scaling import Map, exponent, largest, scaled
+from solvers.core.scaling import Map, scaled
 from solvers.core.settings import Adjoint, Settings, settled, solver
-from solvers.core.space import HERE
+from solvers.core.space import HERE, exponent, largest, length, norm
 from solvers.core.stopping import RUNNING, Limits, Loop, is_rounding, recorded, status_of
-from solvers.core.vectors import adjoint_product, dot, length, norm, ratio
+from solvers.core.vectors import adjoint_product, dot, ratio
 from solvers.solution import Solution, Status
 
 ROUNDING = 10  # times eps·‖A‖·‖b‖: normal residuals that are rounding

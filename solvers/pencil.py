@@ -18,7 +18,7 @@ from jaxsparse_fmt._types import pytree
 from solvers import factors
 from solvers.core import arguments
 from solvers.core.diagonal import rows_scaled
-from solvers.core.vectors import norm
+from solvers.core.space import norm
 from solvers.direct import Factorized, factorized
 from solvers.precond import _checks as checks
 from solvers.solution import SolverError, Status

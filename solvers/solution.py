@@ -12,8 +12,8 @@ from jax import Array
 from jax.core import Tracer
 
 from jaxsparse_fmt._types import pytree, standard_promotion
-from solvers.core.space import HERE
-from solvers.core.vectors import length, ratio
+from solvers.core.space import HERE, length
+from solvers.core.vectors import ratio
 
 
 class Status(enum.IntEnum):

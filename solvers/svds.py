@@ -9,7 +9,8 @@ from jax import Array, lax
 
 from jaxsparse_fmt._types import pytree, standard_promotion
 from solvers.core import arguments
-from solvers.core.vectors import adjoint_product, norm, ratio
+from solvers.core.space import norm
+from solvers.core.vectors import adjoint_product, ratio
 from solvers.eigsh import MESSAGES, eigsh
 from solvers.solution import Outcome
 

@@ -19,11 +19,11 @@ from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY
 from solvers.core import arguments, iterate, opaque
 from solvers.core.iterate import Method, Options, System
-from solvers.core.scaling import Map, Product, in_trip
+from solvers.core.scaling import Map, Product
 from solvers.core.settings import Adjoint, Rough
-from solvers.core.space import HERE, Space, outside
-from solvers.core.stopping import End
-from solvers.core.vectors import length, ratio
+from solvers.core.space import HERE, Space, length, outside
+from solvers.core.stopping import End, once_if
+from solvers.core.vectors import ratio
 from solvers.solution import Status
 
 TRUNCATED = (Status.CONVERGED, Status.MAXITER, Status.STAGNATION, Status.ROUNDED)
@@ -168,15 +168,12 @@ def _or_nan(space: Space, adjoint: Adjoint, A: Map, x: Array, c: Array, end: End
         return x
     excess = end.norm - rtol * space.length(c)
 
-    def look(trip: Array, met: Array) -> Array:
-        v = in_trip(trip, space.probe(c))
-        A_norm = space.length(A(v)) / space.length(v)
-        rounding = 100 * jnp.finfo(c.dtype).eps * A_norm * space.length(in_trip(trip, x))
+    def look(met: Array, x: Array, v: Array) -> Array:
+        rounding = 100 * jnp.finfo(c.dtype).eps * (space.length(A(v)) / space.length(v)) * space.length(x)
         return met | (excess <= rounding) & jnp.isfinite(rounding)
 
     met = excess <= 0
-    # A loop of one trip or none, as in `iterate`: only solves that miss their tolerance pay for the product.
-    met = lax.fori_loop(0, jnp.any(~met).astype(jnp.int32), look, met)
+    met = once_if(~met, look, met, x, space.probe(c))  # only solves that miss their tolerance pay for the product
     code = jnp.where(~met & (end.code == Status.CONVERGED), Status.NOT_SYMMETRIC, end.code)
     if adjoint.truncated:
         met |= jnp.isin(code, jnp.array(TRUNCATED))

@@ -26,26 +26,9 @@ class Product:
         return self.apply(v)
 
 
-def in_trip(trip: Array, a: Array) -> Array:
-    """`a` in the only trip, number 0, of a loop of one trip or none.
-
-    What does not depend on the trip's number XLA computes before the loop, and so also where there is no trip.
-    """
-    return jnp.where(trip == 0, a, 0)
-
-
-def largest(v: Array) -> Array:
-    return jnp.max(jnp.abs(v), axis=0)
-
-
-def exponent(v: Array) -> Array:
-    """e with 2ᵉ about the largest number of v, by column; as far as the dtype can scale. 0 for zeros and infinities."""
-    return exponent_of(largest(v))
-
-
 @jax.jit  # here and elsewhere in `solvers`: JAX traces such a function once, and a solve calls it many times
 def exponent_of(size: Array) -> Array:
-    """e with 2ᵉ about the number `size` ≥ 0, as in `exponent`."""
+    """e with 2ᵉ about the number `size` ≥ 0, as far as the dtype can scale. 0 for zeros and infinities."""
     places, bias, integers = _layout(size.dtype)
     limit = jnp.finfo(size.dtype).maxexp - 8
     biased = lax.bitcast_convert_type(size, integers) >> places  # sizes have no sign; 0 of zero, and of denormals

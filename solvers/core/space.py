@@ -8,8 +8,10 @@ A method's arithmetic is local; whatever adds up, or looks at, all numbers of a 
 """
 
 import dataclasses
+import functools
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -48,6 +50,7 @@ class Space:
         """‖x‖₂; squares of very large or small numbers over- or underflow."""
         return jnp.sqrt(self.dot(x, x))
 
+    @functools.partial(jax.jit, static_argnums=0)
     def length(self, x: Array) -> Array:
         """‖x‖₂; no square over- or underflows."""
         size = self.exponent(x)
@@ -67,11 +70,11 @@ class Space:
 
     def largest(self, v: Array) -> Array:
         """The largest absolute number of v, by column."""
-        own = scaling.largest(v)
+        own = jnp.max(jnp.abs(v), axis=0)
         return lax.pmax(own, self.over.axis) if self.in_pieces else own
 
     def exponent(self, v: Array) -> Array:
-        """As `scaling.exponent`."""
+        """e with 2ᵉ about the largest number of v, by column, as in `scaling.exponent_of`."""
         return scaling.exponent_of(self.largest(v))
 
     def orthogonal(self, V: Array, w: Array, t: Array) -> tuple[Array, Array]:
@@ -132,6 +135,7 @@ class Space:
 
 
 HERE = Space()
+largest, exponent, norm, length = HERE.largest, HERE.exponent, HERE.norm, HERE.length
 
 
 def outside(basis: Any) -> Space:

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxsparse_fmt.core import mesh_axes
-from solvers.core.scaling import Map, exponent, scaled
-from solvers.core.space import HERE
+from solvers.core.scaling import Map, scaled
+from solvers.core.space import HERE, exponent
 from solvers.core.vectors import dot, ratio
 
 STEPS = 12

@@ -6,12 +6,13 @@ names what is at fault. `lsmr` has a rule of its own.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 import jax.numpy as jnp
 from jax import Array, lax
 
-from solvers.core.scaling import Map, in_trip
+from solvers.core.scaling import Map
 from solvers.core.space import Space
 from solvers.solution import Status
 
@@ -142,6 +143,16 @@ def anyone(flags: Array) -> Array:
     return flags if flags.ndim == 0 else jnp.any(flags)
 
 
+def once_if(flags: Array, f: Callable[..., Any], carried: Any, *operands: Array) -> Any:
+    """f(carried, *operands) where any flag is set, else `carried`: by a loop of one trip or none.
+
+    vmap would copy the operands of a condition, A among them, once for each system. What does not depend on the trip's
+    number XLA computes before the loop, and so also where there is no trip.
+    """
+    trip = lambda number, carried: f(carried, *(jnp.where(number == 0, a, 0) for a in operands))  # noqa: E731
+    return lax.fori_loop(0, anyone(flags).astype(jnp.int32), trip, carried)
+
+
 def recorded(norms: Any, k: Array, value: Array) -> Any:
     """`norms` with norms[k] = value, nothing for k < 0 or past the end; None stays."""
     if norms is None or norms.shape[0] == 0:
@@ -156,12 +167,11 @@ class Probe(NamedTuple):
 
     v: Array
     Av: Array
-    v_norm: Any  # about
 
 
-def probed(space: Space, A: Map, like: Array) -> Probe:
-    v = space.probe(like)
-    return Probe(v, A(v), (space.length_of(like) / 3) ** 0.5)
+def noise_norm(rule: "Rule") -> float:
+    """About the norm of a vector of noise."""
+    return (rule.space.length_of(rule.b) / 3) ** 0.5
 
 
 class Rule(NamedTuple):
@@ -208,8 +218,7 @@ def looked(rule: Rule, loop: Loop, x: Array, due: Array) -> Loop:
     """The loop at x with its best x: DIVERGED where the residual blew up, WAITING where the true one is to be seen."""
     best, size = loop.best, loop.norm
     if rule.method.least_squares:
-        true = lambda trip, _: rule.space.norm(rule.b - rule.A(in_trip(trip, x)))  # noqa: E731
-        size = lax.fori_loop(0, anyone(due).astype(jnp.int32), true, size)  # not where the method has ended
+        size = once_if(due, lambda _, x: rule.space.norm(rule.b - rule.A(x)), size, x)  # not where the method has ended
         # A recursion that lies, or a residual that grows, which of a symmetric A it does by M alone.
         better, ended, seen = due & (size < best.norm), due & ~(size <= 2 * jnp.minimum(loop.norm, best.norm)), due
     else:
@@ -234,7 +243,7 @@ def judged(rule: Rule, x: Array, loop: Loop, outer: Outer) -> Outer:
     squared, lost, *sums = space.inner_products((r, r), (loses, loses), *of_look)
     now = jnp.sqrt(squared.real)
     if look is not None:
-        rounding = look.v_norm * (2 * b_norm + now) + jnp.sqrt(sums[2].real) * jnp.sqrt(sums[3].real)
+        rounding = noise_norm(rule) * (2 * b_norm + now) + jnp.sqrt(sums[2].real) * jnp.sqrt(sums[3].real)
         asymmetric = jnp.abs(sums[0] - sums[1]) > 100 * eps * rounding
     # The residual may rise until a method starts again, as in bicgstab: then maxiter, or a first step that may not be
     # taken, ends the solve. Rounding may hide the gain of a full cycle by the recursion, and the next may gain more.
@@ -294,19 +303,16 @@ def in_range(x: Array, unit: Array) -> Array:
 def diagnosed(rule: Rule, outer: Outer) -> Array:
     """The code of a solve that is over, by a product or two with A where it failed."""
 
-    def examined(trip: Array, code: Array) -> Array:
-        x, r = in_trip(trip, outer.x), in_trip(trip, outer.r)
-        look = rule.look or probed(rule.space, lambda v: rule.A(in_trip(trip, v)), rule.b)
-        Av_norm = rule.space.length(look.Av)  # squares of small numbers would underflow
+    def examined(code: Array, x: Array, r: Array, v: Array) -> Array:
+        Av = rule.A(v) if rule.look is None else rule.look.Av
+        A_norm = rule.space.length(Av) / noise_norm(rule)  # squares of small numbers would underflow
         if rule.method.least_squares or rule.narrow is not None:
-            code = _cause(rule, Av_norm / look.v_norm, r, outer, code)
-        Ax_norm = Av_norm / look.v_norm * rule.space.norm(x)
-        is_accurate = is_rounding(code, outer.norm, Ax_norm, rule.b_norm, rule.tolerance)
+            code = _cause(rule, A_norm, r, outer, code)
+        is_accurate = is_rounding(code, outer.norm, A_norm * rule.space.norm(x), rule.b_norm, rule.tolerance)
         return jnp.where(is_accurate, jnp.int32(Status.ROUNDED), code)
 
-    # A loop of one trip or none: vmap would copy the operands of a condition, A among them, once for each system.
-    failed = anyone(outer.code != Status.CONVERGED).astype(jnp.int32)
-    return lax.fori_loop(0, failed, examined, outer.code)
+    v = rule.space.probe(rule.b) if rule.look is None else rule.look.v
+    return once_if(outer.code != Status.CONVERGED, examined, outer.code, outer.x, outer.r, v)
 
 
 def is_rounding(code: Array, size: Array, Ax_norm: Array, b_norm: Array, tolerance: Array) -> Array:

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxsparse_fmt.core.vector_passes import inner_product
-from solvers.core.scaling import exponent, scaled
 
 # TF32, a GPU's default for float32, would leave vectors orthogonal to 3 digits only.
 EXACT = lax.Precision.HIGHEST
@@ -17,11 +16,6 @@ EXACT = lax.Precision.HIGHEST
 def dot(x: Array, y: Array) -> Array:
     """Re xᴴ·y."""
     return inner_product(x, y).real
-
-
-def norm(x: Array) -> Array:
-    """‖x‖₂; squares of very large or small numbers over- or underflow."""
-    return jnp.sqrt(dot(x, x))
 
 
 def inner_products(*pairs: tuple[Array, Array]) -> Array:
@@ -34,13 +28,6 @@ def inner_products(*pairs: tuple[Array, Array]) -> Array:
 def adjoint_product(A: Any, v: Array) -> Array:
     """Aᴴ·v."""
     return jnp.conj(A.T @ jnp.conj(v))
-
-
-@jax.jit
-def length(x: Array) -> Array:
-    """‖x‖₂; no square over- or underflows."""
-    size = exponent(x)
-    return scaled(norm(scaled(x, -size)), size)
 
 
 @jax.jit

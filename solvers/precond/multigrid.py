@@ -40,8 +40,7 @@ from jaxsparse_fmt.core.matrix import SparseMatrix
 from solvers.core import arguments
 from solvers.core.arguments import int_at_least
 from solvers.core.diagonal import operand
-from solvers.core.space import HERE
-from solvers.core.vectors import norm
+from solvers.core.space import HERE, norm
 from solvers.precond import _checks as checks
 from solvers.precond import _device_hierarchy, _hierarchy
 from solvers.precond._cycles import Level, cycled
