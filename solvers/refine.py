@@ -14,7 +14,7 @@ from typing import Any, Unpack
 import jax
 import jax.numpy as jnp
 
-from jaxsparse_fmt._types import check_choice
+from jaxsparse_fmt._types import check_choice, real_number
 from solvers.bicgstab import METHOD as BICGSTAB
 from solvers.cg import METHOD as CG
 from solvers.core import arguments
@@ -77,9 +77,11 @@ def refine(
         settings["rtol"] = 1e-10 if is_wide else 1e-6
     narrow, large = None, is_wide and sum(a.size * a.dtype.itemsize for a in arrays) >= WORTHWHILE
     if dtype is not None or inner is not None or arguments.is_function(A) or large:
-        narrow = arguments.narrow_dtype(dtype or "float32", DTYPES)
+        narrow = jnp.dtype(dtype or "float32")
+        check_choice("dtype", narrow.name, DTYPES)
     if drop is None:
         drop = 0.03 if METHODS[method].keeps else 1e-4 if narrow == "float32" else 1e-2
-    drop = arguments.proper_fraction(drop, "drop")
+    if not 0 < (drop := real_number("drop", drop)) < 1:
+        raise ValueError(f"drop must lie between 0 and 1; got {drop}")
     side = None if narrow is None else Narrow(narrow, inner, drop)
     return solve(METHODS[method], A, b, x0, settings, narrow=side)

@@ -37,15 +37,12 @@ def solve(
       narrow: of a refinement, its inner side.
     """
     M, callback, inner = settings["M"], settings["callback"], None if narrow is None else narrow.inner
-    ravel = arguments.ravel(b, A)
+    n, ravel = arguments.unknowns(A, b), arguments.ravel(b, A)
     if ravel is not None:
         b, x0 = ravel.vector(b, "b"), None if x0 is None else ravel.vector(x0, "x0")
         A, M, inner = ravel.function(A, "A"), ravel.function(M, "M"), ravel.function(inner, "inner")
         callback = arguments.function_or_none(callback, "callback") and arguments.Raveled(callback, ravel)
     b = arguments.vectors(b, "b")
-    n = b.shape[0]
-    if b.size == 0:
-        raise ValueError(f"b is empty, of shape {b.shape}; a system needs at least one unknown")
     x0 = None if x0 is None else arguments.vectors(x0, "x0")
     if x0 is not None and x0.shape != b.shape:
         raise ValueError(f"x0 has shape {x0.shape}; it must have b's, {b.shape}")
