@@ -18,7 +18,7 @@ import numpy as np
 import scipy.sparse
 from jax import Array, lax
 
-from jaxsparse_fmt._types import concrete, pytree, standard_promotion
+from jaxsparse_fmt._types import concrete, is_on_cpu, pytree, standard_promotion
 from jaxsparse_fmt.convert import from_scipy
 from jaxsparse_fmt.core.triangular import Triangle
 from jaxsparse_fmt.kernels.cpu import elimination
@@ -36,8 +36,7 @@ FAR = 1.0  # an α beyond which A + α·diag(A) has little of A
 CHOLESKY, LU = "incomplete_cholesky", "incomplete_lu"
 # The numbers of sweeps to choose from where the caller gives none, and for values that are traced; None: exact solves.
 # A GPU takes 16 µs for each of hundreds of levels, and 15 µs for a sweep.
-SWEEPS = {"cpu": ((None,), (None,))}
-SWEEPS_ELSEWHERE = (*range(1, 11), None), (3,)
+SWEEPS = {"cpu": ((None,), (None,)), "elsewhere": ((*range(1, 11), None), (3,))}
 
 
 @pytree
@@ -171,8 +170,8 @@ def _incomplete(A: Any, maker: str, sweeps: int | None, shift: float) -> Incompl
         return _incomplete(A.T, maker, sweeps, shift).T
     first: Any = arguments.tolerance(shift, "shift")
     dtype, traced = jnp.promote_types(A.dtype, jnp.float32), arguments.is_traced(A, first)
-    of_known, of_traced = SWEEPS.get(jax.default_backend(), SWEEPS_ELSEWHERE)
-    choice = of_traced if traced else of_known
+    on_cpu = jax.default_backend() == "cpu" if traced else is_on_cpu(jax.tree.leaves(A)[0])
+    choice = SWEEPS["cpu" if on_cpu else "elsewhere"][traced]
     if sweeps is not None:
         choice = (arguments.int_at_least(sweeps, "solve_sweeps", 0),)
     with concrete():  # a jitted function may close over A

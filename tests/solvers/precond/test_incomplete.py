@@ -152,8 +152,13 @@ def test_gmres_takes_fewer_iterations_than_with_jacobi(n, velocity, share):
     assert iterations(S, incomplete_lu(A), "gmres") < share * iterations(S, jacobi(A), "gmres")
 
 
+def test_on_a_cpu_factors_are_exact_whatever_the_default_device_is(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert incomplete_cholesky(jsf.from_scipy(jsf.gallery.poisson(6), "csr")).recipe[1] is None
+
+
 def test_where_solves_by_levels_are_slow_as_many_sweeps_are_taken_as_halve_the_errors(monkeypatch):
-    monkeypatch.setitem(incomplete.SWEEPS, "cpu", incomplete.SWEEPS_ELSEWHERE)
+    monkeypatch.setitem(incomplete.SWEEPS, "cpu", incomplete.SWEEPS["elsewhere"])
     A = jsf.from_scipy(jsf.gallery.poisson(6), "csr")
     M = incomplete_cholesky(A)
     assert 1 <= M.recipe[1] <= 3 and M.refreshed(A).recipe == M.recipe
