@@ -131,7 +131,8 @@ def run(space: Space, method: Method, options: Options, system: System) -> tuple
     b_norm = space.norm(b)
     tolerance = jnp.maximum(limits.rtol * b_norm, limits.atol.astype(unit.dtype) / unit).astype(b_norm.dtype)
     drop = jnp.maximum(limits.drop, jnp.finfo(narrow).eps / 16)  # a recursion that fell by more is rounding
-    look = stopping.Probe(v := space.probe(b), A(v)) if method.self_adjoint else None
+    v = space.probe(b) if method.self_adjoint else None
+    look = None if v is None else stopping.Probe(v, A(v))
     rule = stopping.Rule(space, method, options.dtype, A, M, b, unit, b_norm, tolerance, limits.maxiter, look)
 
     def trip(outer: Outer) -> Outer:
