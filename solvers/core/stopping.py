@@ -169,11 +169,6 @@ class Probe(NamedTuple):
     Av: Array
 
 
-def noise_norm(rule: "Rule") -> float:
-    """About the norm of a vector of noise."""
-    return (rule.space.length_of(rule.b) / 3) ** 0.5
-
-
 class Rule(NamedTuple):
     """A·x = b in the scale of the loop, and what a solve of it is judged by.
 
@@ -194,6 +189,11 @@ class Rule(NamedTuple):
     tolerance: Array
     maxiter: Array
     look: Probe | None
+
+    @property
+    def noise_norm(self) -> Any:
+        """About the norm of the probe."""
+        return (self.space.length_of(self.b) / 3) ** 0.5
 
 
 def is_due(rule: Rule, loop: Loop) -> Array:
@@ -243,7 +243,7 @@ def judged(rule: Rule, x: Array, loop: Loop, outer: Outer) -> Outer:
     squared, lost, *sums = space.inner_products((r, r), (loses, loses), *of_look)
     now = jnp.sqrt(squared.real)
     if look is not None:
-        rounding = noise_norm(rule) * (2 * b_norm + now) + jnp.sqrt(sums[2].real) * jnp.sqrt(sums[3].real)
+        rounding = rule.noise_norm * (2 * b_norm + now) + jnp.sqrt(sums[2].real) * jnp.sqrt(sums[3].real)
         asymmetric = jnp.abs(sums[0] - sums[1]) > 100 * eps * rounding
     # The residual may rise until a method starts again, as in bicgstab: then maxiter, or a first step that may not be
     # taken, ends the solve. Rounding may hide the gain of a full cycle by the recursion, and the next may gain more.
@@ -305,7 +305,7 @@ def diagnosed(rule: Rule, outer: Outer) -> Array:
 
     def examined(code: Array, x: Array, r: Array, v: Array) -> Array:
         Av = rule.A(v) if rule.look is None else rule.look.Av
-        A_norm = rule.space.length(Av) / noise_norm(rule)  # squares of small numbers would underflow
+        A_norm = rule.space.length(Av) / rule.noise_norm  # squares of small numbers would underflow
         if rule.method.least_squares or rule.narrow is not None:
             code = _cause(rule, A_norm, r, outer, code)
         is_accurate = is_rounding(code, outer.norm, A_norm * rule.space.norm(x), rule.b_norm, rule.tolerance)

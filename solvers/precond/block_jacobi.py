@@ -21,6 +21,7 @@ from jax import Array, lax
 from jaxsparse_fmt._types import owned, pytree, standard_promotion
 from solvers.core import arguments
 from solvers.core.diagonal import operand
+from solvers.core.vectors import matmul
 from solvers.precond import _checks as checks
 
 
@@ -143,8 +144,8 @@ def _inverse(
 
 @_inverse.defjvp
 def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    X, product = _inverse(*primals), functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
-    return X, -product(X, product(*tangents, X))
+    X = _inverse(*primals)
+    return X, -matmul(X, matmul(*tangents, X))
 
 
 @functools.partial(jax.jit, static_argnums=1)
