@@ -89,6 +89,12 @@ def test_solve_computes_in_the_dtype_asked_for(dtype: str, tmp_path, capsys):
     assert jax.config.jax_enable_x64 == before
 
 
+def test_a_tolerance_that_the_dtype_forbids_is_told_and_is_no_failure(poisson: str, capsys):
+    assert main.main(["solve", poisson, "--dtype", "float32", "--rtol", "1e-15"]) == 0
+    out = capsys.readouterr().out
+    assert fact(out, "status").startswith("ROUNDED") and "1e-15 was asked" in fact(out, "true residual")
+
+
 def test_solve_leaves_what_was_asked_for_and_nothing_else_and_prints_no_control_character(poisson, tmp_path, capfd):
     x, picture = tmp_path / "x.mtx.gz", tmp_path / "solve.png"
     x.write_text("old")

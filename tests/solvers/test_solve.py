@@ -68,6 +68,14 @@ def test_multigrid_follows_where_steps_without_set_up_do_not_suffice():
     assert [line.partition(" (")[0] for line in sol.tried] == ["cg with jacobi", "cg with multigrid"]
 
 
+@pytest.mark.parametrize("name", ["small", "diffusion", "convection"])
+def test_succeeds_in_jaxs_default_precision(name):
+    S = sp.csr_array(GALLERY[name][0]())
+    with jax.enable_x64(False):
+        sol = solve(jsf.from_scipy(S), np.ones(S.shape[0]), rtol=1e-5)
+        assert sol.x.dtype == jnp.float32 and sol.success and residual(S, np.ones(S.shape[0]), sol.x) <= 2e-5
+
+
 def test_goes_on_where_a_method_fails():
     """cg finds out that an indefinite matrix is not definite, multigrid helps no more; gmres or the factors do."""
     S = sp.csr_array(jsf.gallery.poisson(20) - 0.5 * sp.eye_array(20**3))
