@@ -85,3 +85,17 @@ def room_for_programs(request):
 def _maps() -> int:
     file = pathlib.Path("/proc/self/maps")
     return len(file.read_bytes().splitlines()) if file.exists() else 0
+
+
+@pytest.fixture
+def compiled():
+    """Programs compiled by XLA so far."""
+    count = []
+
+    def listen(event, *_, **__):
+        if event.endswith("backend_compile_duration"):
+            count.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield lambda: len(count)
+    jax.monitoring.unregister_event_duration_listener(listen)

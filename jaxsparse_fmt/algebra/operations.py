@@ -55,7 +55,10 @@ def _item(A: Any, index: Any) -> Any:
     places = [[_in_range(i, n)] if one else _places(i, n) for i, one, n in zip(index, whole, A.shape, strict=True)]
     key = tuple(p if isinstance(p, slice) else tuple(p) if len(p) < 64 else None for p in places)
     key = None if None in key else ("item", *map(repr, key))
-    part = plans.selected("A[...]", key, lambda S: patterns.crossed(S, *places), A)
+    if (at_hand := patterns.at_hand(A)) is not None:
+        part = plans.made(patterns.crossing(*at_hand, *places), None, A)
+    else:
+        part = plans.selected("A[...]", key, lambda S: patterns.crossed(S, *places), A)
     return part.todense()[0, 0] if all(whole) else part
 
 

@@ -252,8 +252,16 @@ def crossed(S: Csr, rows: Any, columns: Any) -> tuple[Csr, Any]:
     """The pattern of S[rows][:, columns], slices or arrays of integers; and the entries of S there."""
     if building.namespace(S.indptr) is not np:
         return on_device.crossed(S, rows, columns)
-    S = sorted_rows(with_data(S, np.arange(S.nnz, dtype=index_dtype(S.nnz)))[rows][:, columns])
+    S = crossing(with_data(S, np.arange(S.nnz, dtype=index_dtype(S.nnz))), rows, columns)
     return S, S.data
+
+
+def crossing(S: Csr, rows: Any, columns: Any) -> Csr:
+    """SciPy's S[rows][:, columns] in canonical order."""
+    for axis, at in enumerate((rows, columns)):
+        if not (isinstance(at, slice) and at == slice(None)):
+            S = S[:, at] if axis else S[at]
+    return sorted_rows(S)
 
 
 def masked(S: Csr, mask: Any) -> tuple[Csr, Any]:

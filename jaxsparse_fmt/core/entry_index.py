@@ -174,18 +174,22 @@ def to_scipy(A: Any) -> Csr:
     """As `SparseMatrix.to_scipy`."""
     if not is_on_cpu(A.values):  # a GPU sorts faster, and sends no padding
         return A.csr_arrays().to_scipy()
-    row, col, values, *live = map(np.asarray, _places(A))
-    values, row, col = (a[tuple(live)] for a in (values.astype(scipy_dtype(A.dtype), copy=False), row, col))
+    if A.n_stored == 0:
+        return scipy.sparse.csr_array(A.shape, dtype=scipy_dtype(A.dtype))
+    row, col, values = A._on_host()
+    values = values.astype(scipy_dtype(A.dtype), copy=False)
+    if A.nnz < A.n_stored:
+        row, col, values = (a[col < A.shape[1]] for a in (row, col, values))
     csr = scipy.sparse.coo_array((values, (row, col)), shape=A.shape).tocsr()
     csr.sort_indices()  # `in_basis` renumbers columns
     return csr
 
 
 @jax.jit
-def _places(A: Any) -> tuple[Array, ...]:
-    """Row, column and number of every entry and, where there is padding, whether it is one."""
-    row, col, entry, value = A.entries()
-    return (row, col, value) if A.nnz == row.shape[0] else (row, col, value, entry < A.nnz)
+def places(A: Any) -> tuple[Array, Array, Array]:
+    """Row, column and value of every stored place."""
+    row, col, _, value = A.entries()
+    return row, col, value
 
 
 def _canonical(row: Array, col: Array, entry: Array, nnz: int) -> Array:

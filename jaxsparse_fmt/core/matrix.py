@@ -79,6 +79,13 @@ class SparseMatrix(OnOneDevice, Pattern):
     def entries(self) -> tuple[Array, Array, Array, Array]:
         """Row, column, index in `data` and value of all stored places [n_stored]; padding: column n_cols, index nnz."""
 
+    def _on_host(self) -> tuple[np.ndarray, ...]:
+        """Row, column and value of all stored places, as `entries`, in NumPy; by NumPy where that is easy.
+
+        XLA compiles a program for every pattern's sizes, which takes a second where NumPy takes a millisecond.
+        """
+        return tuple(map(np.asarray, entry_index.places(self)))
+
     # --------------------------------------------------------------------------------------------------- measures
 
     @property

@@ -107,6 +107,9 @@ class ByRule(SparseMatrix):
     def entries(self) -> tuple[Array, Array, Array, Array]:
         return *places_of(self, self._arrays, self._rule), self.values
 
+    def _on_host(self) -> tuple[np.ndarray, ...]:
+        return *on_host(self._arrays, self._rule), np.asarray(self.values)
+
     @property
     def basis(self) -> Basis:
         """The sorted order of a square matrix whose rows are stored sorted."""
@@ -152,6 +155,12 @@ def _renumbered(col_idx: Array, perm: Array) -> Array:
     n = perm.shape[0]
     place = jnp.full(n + 1, n, jnp.int32).at[perm].set(jnp.arange(n, dtype=jnp.int32), unique_indices=True)
     return place.at[col_idx].get(mode="promise_in_bounds")
+
+
+def on_host(arrays: dict[str, Array], rule: Rule) -> tuple[np.ndarray, np.ndarray]:
+    """Row and column of a storage by these arrays and this rule, in NumPy."""
+    row, col, _ = rule.places({name: np.asarray(a) for name, a in arrays.items()})
+    return row, col
 
 
 @standard_promotion

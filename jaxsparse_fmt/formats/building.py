@@ -292,8 +292,10 @@ def on_device(a: Any) -> Any:
 
 def made(cls: type[Format], csr: Csr, target: Target, values: Any, **fields: Any) -> Format:
     """`csr` in the format `cls`, from `values` and the other `fields`; all arrays on the device."""
-    fields = {name: on_device(a) for name, a in fields.items()}
-    return cls(on_device(values), csr.shape, csr.nnz, target.backend, **fields)
+    fields["values"] = values
+    host = {name: a for name, a in fields.items() if isinstance(a, np.ndarray)}
+    fields |= zip(host, on_device(list(host.values())), strict=True)
+    return cls(fields.pop("values"), csr.shape, csr.nnz, target.backend, **fields)
 
 
 def limit(in_proportion: float, max_bytes: float | None) -> float:

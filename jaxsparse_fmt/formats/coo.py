@@ -14,6 +14,7 @@ For exchange with other libraries: `format="auto"` never takes it.
 from typing import Self
 
 import jax.numpy as jnp
+import numpy as np
 
 from jaxsparse_fmt._types import Csr, Target, index_dtype
 from jaxsparse_fmt.formats import building
@@ -40,6 +41,9 @@ class COO(ByEntries):
 
     def entries(self) -> tuple[Array, Array, Array, Array]:
         return self.row_idx, self.col_idx, jnp.arange(self.n_stored, dtype=index_dtype(self.nnz)), self.values
+
+    def _on_host(self) -> tuple[np.ndarray, ...]:
+        return tuple(map(np.asarray, (self.row_idx, self.col_idx, self.values)))
 
     @classmethod
     def from_csr(cls, csr: Csr, target: Target) -> Self:

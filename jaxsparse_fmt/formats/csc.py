@@ -54,6 +54,10 @@ class CSC(ByEntries):
         entry = jnp.zeros_like(places).at[order].set(places, unique_indices=True)
         return self.row_idx, expand_ptr(jnp, self.col_ptr, self.n_stored), entry, self.values
 
+    def _on_host(self) -> tuple[np.ndarray, ...]:
+        row, ptr, values = map(np.asarray, (self.row_idx, self.col_ptr, self.values))
+        return row, expand_ptr(np, ptr, self.n_stored), values
+
     @classmethod
     def from_csr(cls, csr: Csr, target: Target) -> Self:
         building.check_pointers(csr.shape[1], "columns", csr.nnz, target)

@@ -35,7 +35,7 @@ from jax.core import Tracer
 
 from jaxsparse_fmt._types import Csr, Target, concrete, index_dtype, standard_promotion
 from jaxsparse_fmt.formats import building, footprint, statistics
-from jaxsparse_fmt.formats.base import AnyShards, Array, ByRule, Offset, Start, places_of, storage_format
+from jaxsparse_fmt.formats.base import AnyShards, Array, ByRule, Offset, Start, on_host, places_of, storage_format
 from jaxsparse_fmt.kernels import sddmm, spmv, spmv_cpu
 from jaxsparse_fmt.kernels.layout.address import Slices, Starts, take
 from jaxsparse_fmt.kernels.layout.columns import Diagonal, Rule, pack_pattern, unpack_pattern
@@ -125,6 +125,9 @@ class DIA(ByRule):
     @standard_promotion
     def entries(self) -> tuple[Array, Array, Array, Array]:
         return *places_of(self, *self._own), _read(self)
+
+    def _on_host(self) -> tuple[np.ndarray, ...]:
+        return *on_host(*self._own), np.asarray(_read(self))
 
     def _own_start(self) -> Array:
         traced = isinstance(self.start, Tracer)

@@ -22,7 +22,7 @@ import numpy as np
 
 from jaxsparse_fmt._types import Csr, Target, index_dtype, standard_promotion
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.base import Array, ByEntries, ByRule, ColumnIndex, RowIndex, storage_format
+from jaxsparse_fmt.formats.base import Array, ByEntries, ByRule, ColumnIndex, RowIndex, on_host, storage_format
 from jaxsparse_fmt.formats.csr import csr_rule
 from jaxsparse_fmt.kernels import spmv
 from jaxsparse_fmt.kernels.backends import selection
@@ -82,6 +82,11 @@ class HYB(ByEntries, ByRule):
         j = (jnp.arange(n_tail, dtype=ptr.dtype) - ptr[tail_row]).astype(jnp.int32) + self.width
         parts = zip(main, (tail_row, self.tail_col, j), strict=True)
         return self._of_places(*(jnp.concatenate(pair) for pair in parts))
+
+    def _on_host(self) -> tuple[np.ndarray, ...]:
+        tail = np.asarray(self.tail_row), np.asarray(self.tail_col)
+        parts = zip(on_host(self._arrays, self._rule), tail, strict=True)
+        return *map(np.concatenate, parts), np.asarray(self.values)
 
     @classmethod
     def from_csr(cls, csr: Csr, target: Target, *, width: int | str = "third") -> Self:

@@ -124,6 +124,9 @@ class Paired(SparseMatrix):
     def entries(self) -> tuple[Array, Array, Array, Array]:
         return self._forward.entries()
 
+    def _on_host(self) -> tuple[np.ndarray, ...]:
+        return self._forward._on_host()
+
     @property
     def nbytes_read(self) -> int:
         return self._forward.nbytes_read

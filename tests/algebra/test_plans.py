@@ -162,3 +162,21 @@ def test_a_list_that_memory_cannot_hold_is_refused_before_it_is_made(where, monk
     monkeypatch.setattr(memory, "free", lambda: 10**8)
     with pytest.raises(ValueError, match=r"the list of the 4000000 products of two entries would take 1\d\d MB, where"):
         jsf.plan.matmul(column, column.T)
+
+
+@pytest.mark.parametrize("format", ["csr", "coo", "csc", "ell", "hll", "pjds", "bijad", "hyb"])
+def test_slices_sums_and_products_of_new_sizes_compile_nothing_on_a_cpu(format, compiled):
+    """Nothing else in this process has arrays of these sizes."""
+    n = 1409 + 2 * len(format) + ord(format[0])
+    M = random(n, n, 5 / n)
+    A = jsf.from_scipy(M, format)
+    before = compiled()
+    for got, expected in [
+        (A[5::3][:, [4, 2, 7]], M[5::3][:, [4, 2, 7]]),
+        (A + A.T, M + M.T),
+        (A @ A, M @ M),
+        (jsf.tril(A), sp.tril(M)),
+        (jsf.kron(A, jsf.eye(2)), sp.kron(M, sp.eye_array(2))),
+    ]:
+        assert abs(got.to_scipy() - expected).max() < 1e-5
+    assert compiled() == before

@@ -2,7 +2,6 @@
 
 import tracemalloc
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from jaxsparse_fmt.formats import building
 from tests.formats.pictures import LENGTHS, LONGER, RAGGED
 
 ON_DEVICE = CsrArrays(*(jnp.asarray(a) for a in (RAGGED.data, RAGGED.indices, RAGGED.indptr)), RAGGED.shape)
-COMPILED = "/jax/core/compile/backend_compile_duration"
 both_places = pytest.mark.parametrize("csr", [RAGGED, ON_DEVICE], ids=["host", "device"])
 
 # ----------------------------------------------------------------------------------------------------- rows and sizes
@@ -130,19 +128,12 @@ CONVERSIONS += [
 
 
 @pytest.mark.parametrize(("format", "options"), CONVERSIONS, ids=str)
-def test_a_matrix_of_a_new_size_compiles_at_most_one_program(format, options):
+def test_a_matrix_of_a_new_size_compiles_at_most_one_program(format, options, compiled):
     """None for CSR on a CPU. Nothing else in this process has arrays of these sizes."""
     sizes = 3067 + 2 * np.arange(2) + 4 * CONVERSIONS.index((format, options))
     matrices = [sp.csr_array(sp.diags_array([np.ones(n)] * 3, offsets=[-1, 0, 2], shape=(n, n))) for n in sizes]
     matrices[1][5, :600] = 2.0  # a row that is cut, or goes on in a tail
-    compiled = []
-    jax.monitoring.register_event_duration_secs_listener(
-        listener := lambda event, *_, **__: compiled.append(event) if event == COMPILED else None
-    )
-    try:
-        for S in matrices:
-            before = len(compiled)
-            jsf.from_scipy(S, format, max_bytes=np.inf, **options)
-            assert len(compiled) - before <= (0 if format == "csr" and not options else 1)
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listener)
+    for S in matrices:
+        before = compiled()
+        jsf.from_scipy(S, format, max_bytes=np.inf, **options)
+        assert compiled() - before <= (0 if format == "csr" and not options else 1)

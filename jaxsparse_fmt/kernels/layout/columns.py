@@ -63,8 +63,9 @@ class Delta:
         return [(b + u, u != PADDING) for b, u in zip(bases, deltas, strict=True)]
 
     def of_chunks(self, arrays: Arrays, lanes: int, chunk: Any, owner: Any, shape: tuple[int, int]) -> Any:
+        xp = np if isinstance(chunk, np.ndarray) else jnp
         u = take(arrays["delta"].reshape(-1, lanes), chunk).astype(np.int32)
-        return jnp.where(u == PADDING, shape[1], take(arrays["col_base"], chunk)[:, None] + u)
+        return xp.where(u == PADDING, shape[1], take(arrays["col_base"], chunk)[:, None] + u)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,20 +171,28 @@ class Rule:
         """The column of every stored place [n_stored]; n_cols or more in padding that has none."""
         if isinstance(self.address, Jagged) or isinstance(self.column, Explicit):
             return arrays["col_idx"]
-        owner, _ = self.address.owners(jnp, arrays, self.n_stored)
-        chunk = jnp.arange(owner.shape[0], dtype=index_dtype(owner.shape[0]))
+        xp = _namespace(arrays)
+        owner, _ = self.address.owners(xp, arrays, self.n_stored)
+        chunk = xp.arange(owner.shape[0], dtype=index_dtype(owner.shape[0]))
         return self.column.of_chunks(arrays, self.address.lanes, chunk, owner, self.shape).reshape(-1)
 
     def places(self, arrays: Arrays) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Row in the matrix, column (n_cols in padding) and j in the row, of every stored place: [n_stored] each."""
-        n_rows, n_cols = self.shape
-        row, j = self.address.slots(jnp, arrays, self.n_stored)
+        """Row in the matrix, column (n_cols in padding) and j in the row, of every stored place: [n_stored] each.
+
+        In NumPy where the arrays are NumPy's.
+        """
+        xp, (n_rows, n_cols) = _namespace(arrays), self.shape
+        row, j = self.address.slots(xp, arrays, self.n_stored)
         col_idx = self.col_idx(arrays)
         live = (row < n_rows) & (col_idx < n_cols)
         if "pattern" in arrays:
             live &= unpack_pattern(arrays["pattern"], self.n_stored)
-        row = jnp.minimum(row, max(n_rows - 1, 0))
-        return row if "perm" not in arrays else take(arrays["perm"], row), jnp.where(live, col_idx, n_cols), j
+        row = xp.minimum(row, max(n_rows - 1, 0))
+        return row if "perm" not in arrays else take(arrays["perm"], row), xp.where(live, col_idx, n_cols), j
+
+
+def _namespace(arrays: Arrays) -> Any:
+    return np if arrays and all(isinstance(a, np.ndarray) for a in arrays.values()) else jnp
 
 
 def pack_pattern(present: Any) -> tuple[Any, int]:
@@ -206,7 +215,8 @@ def _bits(present):
 
 def unpack_pattern(pattern: Any, n_stored: int) -> Any:
     """[n_stored] bool."""
-    return jnp.unpackbits(pattern, count=n_stored, bitorder="little").astype(bool)
+    xp = np if isinstance(pattern, np.ndarray) else jnp
+    return xp.unpackbits(pattern, count=n_stored, bitorder="little").astype(bool)
 
 
 def alive(d: Any, column: Any, pattern: Any, at: Any, live: Any, value: Any) -> Any:
