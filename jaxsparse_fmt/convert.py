@@ -1,7 +1,9 @@
 """Conversion from SciPy, coordinates, dense arrays and files into a format, with all validation of user input."""
 
+import contextlib
 from typing import Any
 
+import jax
 import numpy as np
 import scipy.sparse
 from jax.core import Tracer
@@ -154,7 +156,11 @@ def from_coo(
         return from_scipy(scipy.sparse.coo_array((data, (row, col)), shape=shape), format, dtype, **options)
     with concrete():
         S, duplicates = grouped(row, col, shape, "auto")
-        csr = patterns.with_data(S, summed(duplicates, as_floating(data, "data")))
+        data = data if hasattr(data, "dtype") else np.asarray(data)
+        whole = np.dtype(data.dtype).kind in "iub"
+        with jax.enable_x64(True) if whole else contextlib.nullcontext():  # float32 would round their sums
+            values = summed(duplicates, as_floating(data, "data"))
+        csr = patterns.with_data(S, values.astype(floating_dtype(data.dtype, "data")))
         return from_arrays(csr, format, dtype, **options)
 
 

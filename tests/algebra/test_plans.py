@@ -94,6 +94,16 @@ def test_identity_diagonals_and_pruned_entries():
     assert jsf.from_scipy(sp.eye_array(4), "dia").shift(1.0).name == "dia"
 
 
+@pytest.mark.parametrize(
+    "data", [[2**24, 1, 1, 1], np.array([2**24, 1, 1, 1]), np.ones(4, bool)], ids=["list", "array", "bool"]
+)
+def test_integers_of_equal_coordinates_are_summed_as_integers(data, where):
+    with jax.enable_x64(False):
+        A = jsf.from_coo(jnp.zeros(4, jnp.int32), jnp.full(4, 2), data, (2, 3), "csr")
+        assert A.dtype == np.float32 and A.nnz == 1
+        assert A.data[0] == np.float32(np.sum(data))
+
+
 # ------------------------------------------------------------------------------------------------------------ refusals
 
 MOVED = sp.csr_array(S[::-1])  # as many entries, in other rows

@@ -115,11 +115,12 @@ def test_an_interrupted_call_raises_or_is_right_and_so_is_the_next(name, rng, tm
     options = {"text": True, "bufsize": 1, "cwd": Path(__file__).parents[2], "env": environment, **pipes}
     said = []
     with open(tmp_path / "errors", "w+") as errors, subprocess.Popen(command, stderr=errors, **options) as process:
-        watch = threading.Timer(HANGS + 5 * COUNT, process.kill)
+        watch = threading.Timer(HANGS + 20 * COUNT, process.kill)
         watch.start()
         for k in range(COUNT):
             process.stdin.write("\n")
-            assert process.stdout.readline() == "ready\n", (tmp_path / "errors").read_text()
+            ready = process.stdout.readline()
+            assert ready == "ready\n", (k, process.poll(), (tmp_path / "errors").read_text())  # -9: by `watch`
             delay = rng.uniform(0, (3 if k == 0 else 1, 0.2)[k % 2])
             timer = threading.Timer(delay, process.send_signal, [signal.SIGINT])
             timer.start()
