@@ -153,7 +153,7 @@ def _settings(M: Any, A: Any, b: Array, rtol: float | None, atol: float, adjoint
 def _by_host(A: Any, b: Array, x0: Any, settings: Any) -> Solution | None:
     """The solution by SuperLU, where nothing is traced and its residual meets the tolerance."""
     (_, host, found), n = settings["M"], b.shape[0]
-    options, _, limits = settled(settings, n, STEPS)
+    options, _, limits = settled(settings, b, n, STEPS)
     more = x0 is not None or options.history_length or options.callback or options.progress
     if more or arguments.is_traced(A, b, limits) or not _is_on_one_device(b) or n != host.n or limits.maxiter == 0:
         return None

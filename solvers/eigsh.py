@@ -406,7 +406,10 @@ def _solve_off(K: Map, size: Array, values: Array, X: Array, rhs: Array) -> Arra
     gaps = values[:, None] - values  # [eigenvector, system]
     gaps = jnp.where(jnp.eye(values.size, dtype=bool), size, jnp.where(jnp.abs(gaps) <= eps**0.75 * size, 0, gaps))
     known = matmul(X, ratio(matmul(jnp.conj(X).T, rhs), gaps))
-    options, same = iterate.Options(0, steps_per_check(rhs.shape[0]), None, None), lambda v: v
+    options, same = (
+        iterate.Options(0, steps_per_check(rhs.shape[0], arguments.memory.device().platform), None, None),
+        lambda v: v,
+    )
     limits = stopping.Limits(eps**0.75 + zero, zero, jnp.int32(most), zero)
     z = known + iterate.run(HERE, MINRES, options, iterate.System(K, same, rhs - K(known), None, limits))[0]
     solved, bounded = norm(rhs - K(z)) <= jnp.sqrt(eps) * norm(rhs), eps**0.75 * size * norm(z) <= norm(rhs)

@@ -88,7 +88,7 @@ def lsmr(A: Any, b: Any, x0: Any = None, *, damp: float = 0.0, **settings: Unpac
     b, x0 = b.astype(dtype), None if x0 is None else x0.astype(dtype)
     M = arguments.preconditioner(settings.get("M"), jax.ShapeDtypeStruct((n, *b.shape[1:]), dtype))
     factor = arguments.tolerance(damp, "damp") if damped else None
-    options, adjoint, limits = settled(settings, n, 10 * min(b.shape[0], n))
+    options, adjoint, limits = settled(settings, (maps, b), n, 10 * min(b.shape[0], n))
     if adjoint == "unrolled":
         raise TypeError("adjoint must be a solvers.Adjoint for lsmr, which is not unrolled; got 'unrolled'")
     with calling(options):

@@ -207,7 +207,7 @@ def solve(A: Any, b: Any, x0: Any = None, *, method: str = "auto", **settings: U
     if method == "direct" and not isinstance(M, str):
         raise ValueError("method='direct' takes no M; leave it out")
     n = arguments.unknowns(A, b)
-    settled(settings, n, 10 * n)  # which refuses wrong ones before factors are made
+    settled(settings, b, n, 10 * n)  # which refuses wrong ones before factors are made
     A = arguments.linear_map(A, n, "A")
     if not arguments.is_function(A):
         b = arguments.vectors(b, "b")

@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
@@ -138,10 +137,9 @@ def rank(S: Any, dtype: Any = None, platform: str | None = None, backend: str = 
     if platform is not None:
         check_choice("platform", platform, COPY, ", or None for the one that JAX runs on")
     selection.check_backend(backend)
-    device = memory.device()
+    device = memory.device(S)
     if hasattr(S, "to_scipy"):
         backend = getattr(S, "backend", "auto") if backend == "auto" else backend
-        device = next((d for leaf in jax.tree.leaves(S) for d in _devices(leaf)), device)
         dtype = S.dtype if dtype is None else dtype
         S = S if isinstance(S, CsrArrays) else S.to_scipy()
     elif not scipy.sparse.issparse(S):
@@ -171,11 +169,6 @@ def storages(pattern: PatternCounts, formats: Iterable[str] = FORMATS) -> Iterat
                 of = (storage.rows, storage.layout["sigma"]) if storage.sorted else (L1_ROWS, 1)
                 misses = storage.misses * pattern.misses(*of)
             yield dataclasses.replace(storage, misses=misses)
-
-
-def _devices(leaf: Any) -> set[Any]:
-    """The devices of an array; none for an array of NumPy."""
-    return leaf.devices() if isinstance(leaf, jax.Array) else set()
 
 
 def _kernels(dtype: np.dtype, platform: str | None, backend: str, device: Any) -> str | None:

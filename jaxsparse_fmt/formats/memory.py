@@ -1,26 +1,33 @@
-"""The free memory of the device on which JAX puts its arrays."""
+"""The device on which arrays lie, or on which JAX puts them, and its free memory."""
 
 import contextlib
 from pathlib import Path
 from typing import Any
 
 import jax
+from jax.core import Tracer
 
 MEMINFO = Path("/proc/meminfo")
 GROUP = Path("/sys/fs/cgroup")  # of this process inside a container, where version 2 is mounted
 
 
-def device() -> Any:
-    """The device on which JAX puts an array at present: that of `jax.default_device`, else this process's first."""
+def device(*given: Any) -> Any:
+    """The device of the first array of JAX's in the pytrees `given` that is not traced.
+
+    Without one that on which JAX puts an array at present: that of `jax.default_device`, else this process's first.
+    """
+    for a in jax.tree.leaves(given):
+        if isinstance(a, jax.Array) and not isinstance(a, Tracer):
+            return next(iter(a.devices()))
     chosen = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(chosen, str):  # a platform
         return jax.local_devices(backend=chosen)[0]
     return jax.local_devices()[0] if chosen is None else chosen
 
 
-def free() -> int | None:
-    """Free bytes on `device()`, by its allocator; on a CPU by Linux and the container's limit. None: unknown."""
-    own = device()
+def free(*given: Any) -> int | None:
+    """Free bytes on `device(*given)`, by its allocator; on a CPU by Linux and the container's limit. None: unknown."""
+    own = device(*given)
     stats = own.memory_stats() or {}
     if "bytes_limit" in stats:
         return max(stats["bytes_limit"] - stats.get("bytes_in_use", 0), 0)

@@ -301,13 +301,14 @@ def history_length(history: Any, maxiter: int | None, longest: int) -> int:
     return length
 
 
-def check_free_memory(needed: int, what: str, cure: str) -> None:
+def check_free_memory(needed: int, what: str, cure: str, *given: Any) -> None:
     """Raises ValueError for arrays of `needed` bytes if less memory is free; arrays up to 1 GB are not checked.
 
     Args:
       what, cure: for the message: which arrays, and what to do instead.
+      given: pytrees of arrays beside which they will lie.
     """
-    free = None if needed <= 10**9 else memory.free()
+    free = None if needed <= 10**9 else memory.free(*given)
     if free is not None and needed > free:
         raise ValueError(
             f"{what} take {readable_bytes(needed)}, and only {readable_bytes(free)} of memory are free; {cure}"

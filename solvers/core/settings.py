@@ -161,15 +161,16 @@ def _explained(keyword: str) -> str:
 PLAIN = (float, int, bool, type(None), Adjoint)
 
 
-def settled(settings: Any, n: int, most: int, drop: float = 0.0) -> tuple[Options, Any, Limits]:
+def settled(settings: Any, given: Any, n: int, most: int, drop: float = 0.0) -> tuple[Options, Any, Limits]:
     """The loop's options, the adjoint, and the limits of the solve.
 
     Args:
       settings: all `Settings`.
+      given: A and b, where they lie the solve runs.
       n, most: unknowns, and the iterations that a maxiter of None allows.
     """
     values = [settings[k] for k in CHECKED]
-    context = jax.default_backend(), jax.dtypes.canonicalize_dtype(float), _in_preconditioner.get()
+    context = arguments.memory.device(given).platform, jax.dtypes.canonicalize_dtype(float), _in_preconditioner.get()
     # A number of norms is checked against the free memory each time.
     is_plain = all(type(v) in PLAIN for v in (*values, drop)) and type(settings["history"]) is not int
     return (_settled_once if is_plain else _settled)(context, n, most, drop, *values)
@@ -179,7 +180,8 @@ def _settled(context: Any, n: int, most: int, drop: float, *values: Any) -> tupl
     """As `settled`, for the values of CHECKED.
 
     Args:
-      context: what the result depends on beside the values; the last part is whether a preconditioner is being traced.
+      context: what the result depends on beside the values: the platform, JAX's type of a float, and whether a
+        preconditioner is being traced.
     """
     rtol, atol, maxiter, history, every, callback, progress, adjoint = values
     most = min(most, 2**31 - 1)
@@ -187,7 +189,7 @@ def _settled(context: Any, n: int, most: int, drop: float, *values: Any) -> tupl
     known = None if isinstance(limit, Tracer) else int(limit)
     options = Options(
         arguments.history_length(history, known, MAX_HISTORY),
-        steps_per_check(n) if every is None else arguments.int_at_least(every, "check_every", 1),
+        steps_per_check(n, context[0]) if every is None else arguments.int_at_least(every, "check_every", 1),
         arguments.function_or_none(callback, "callback"),
         arguments.function_or_none(progress, "progress"),
     )
@@ -215,7 +217,7 @@ def _settled(context: Any, n: int, most: int, drop: float, *values: Any) -> tupl
 _settled_once = functools.lru_cache(maxsize=256, typed=True)(_settled)
 
 
-def steps_per_check(n: int) -> int:
-    """Steps between two checks of the stopping rule for n unknowns on the default backend."""
+def steps_per_check(n: int, platform: str) -> int:
+    """Steps between two checks of the stopping rule for n unknowns."""
     many = STEPS_PER_CHECK_SMALL if n <= SMALL else STEPS_PER_CHECK_DEFAULT
-    return STEPS_PER_CHECK.get(jax.default_backend(), many)
+    return STEPS_PER_CHECK.get(platform, many)

@@ -46,7 +46,9 @@ def solve(
     x0 = None if x0 is None else arguments.vectors(x0, "x0")
     if x0 is not None and x0.shape != b.shape:
         raise ValueError(f"x0 has shape {x0.shape}; it must have b's, {b.shape}")
-    options, adjoint, limits = settled(settings | {"callback": callback}, n, 10 * n, narrow.drop if narrow else 0.0)
+    options, adjoint, limits = settled(
+        settings | {"callback": callback}, (A, b), n, 10 * n, narrow.drop if narrow else 0.0
+    )
     if adjoint == "unrolled":
         adjoint = unrolled.steps(settings, narrow)
     A = arguments.linear_map(A, n, "A")

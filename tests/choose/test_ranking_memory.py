@@ -107,7 +107,9 @@ def test_a_matrix_of_ours_is_ranked_for_its_backend_and_its_device(monkeypatch):
         platform, client = "gpu", types.SimpleNamespace(platform_version="cuda 13")
 
     A = jsf.from_scipy(S, "csr")
-    monkeypatch.setattr(ranking, "_devices", lambda leaf: {Gpu()})
+    monkeypatch.setattr(
+        memory, "device", lambda *given: Gpu() if any(a is A for a in given) else jax.local_devices()[0]
+    )
     assert ranking.rank(A) == ranking.rank(S, platform="gpu") != ranking.rank(S)
     assert ranking.rank(A, platform="cpu") == ranking.rank(S)
 
@@ -118,9 +120,8 @@ def test_an_accelerator_chooses_and_converts_what_lies_there(S, transpose, monke
     """Nothing but samples and counts comes to the host; the choice and the storage are the host's."""
     platform, client = "gpu", types.SimpleNamespace(platform_version="cuda 13")
     gpu = types.SimpleNamespace(platform=platform, client=client, memory_stats=lambda: None)
-    monkeypatch.setattr(memory, "device", lambda: gpu)
+    monkeypatch.setattr(memory, "device", lambda *_: gpu)
     expected = jsf.from_scipy(S, transpose=transpose)
     monkeypatch.setattr(building, "FEW", 0)
-    monkeypatch.setattr(ranking, "_devices", lambda leaf: [gpu])
     monkeypatch.setattr(CsrArrays, "to_scipy", lambda csr: pytest.fail("the matrix came to the host"))
     assert_same_storage(jsf.from_scipy(S, transpose=transpose), expected)

@@ -1,5 +1,7 @@
 """Keywords that all solvers share: what a wrong one is told, and switches that do not bear on them."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,9 @@ import pytest
 
 import jaxsparse_fmt as jsf
 import solvers
+from jaxsparse_fmt.formats import memory
 from solvers import eigsh, lobpcg, lsmr
+from solvers.core import settings
 
 
 @pytest.mark.parametrize("name", ["cg", "fcg", "minres", "gmres", "bicgstab", "refine"])
@@ -38,3 +42,10 @@ def test_switches_for_the_users_own_code_do_not_bear_on_solvers(solve):
     want = both(A.data, b)
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
         jax.tree.map(np.testing.assert_array_equal, both(A.data, b), want)
+
+
+def test_steps_between_two_checks_are_those_of_the_device_on_which_the_system_lies(monkeypatch):
+    A, b = jsf.from_scipy(jsf.gallery.poisson(8, dim=1), "csr"), jnp.ones(8)
+    monkeypatch.setattr(memory.jax, "local_devices", lambda **_: [types.SimpleNamespace(platform="gpu")])
+    steps = [settings.settled(settings.DEFAULTS, given, 8, 80)[0].steps_per_check for given in ((A, b), (None, b), 0)]
+    assert steps == [1, 1, settings.STEPS_PER_CHECK_SMALL]
