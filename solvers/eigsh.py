@@ -354,7 +354,6 @@ def eigenpairs(rules: "Pairs", basis: Basis, A: Any, like: Array, frozen: tuple[
     return dataclasses.replace(sol, eigenvectors=basis.leave(sol.eigenvectors))
 
 
-@dataclasses.dataclass(frozen=True)
 class Pairs(opaque.Rules):
     """The result of a loop, differentiable in whatever A depends on; all zero where one number is not finite.
 
@@ -406,12 +405,14 @@ def _solve_off(K: Map, size: Array, values: Array, X: Array, rhs: Array) -> Arra
     gaps = values[:, None] - values  # [eigenvector, system]
     gaps = jnp.where(jnp.eye(values.size, dtype=bool), size, jnp.where(jnp.abs(gaps) <= eps**0.75 * size, 0, gaps))
     known = matmul(X, ratio(matmul(jnp.conj(X).T, rhs), gaps))
-    options, same = (
-        iterate.Options(0, steps_per_check(rhs.shape[0], arguments.memory.device().platform), None, None),
-        lambda v: v,
-    )
+    steps, same = steps_per_check(rhs.shape[0], arguments.memory.device().platform), lambda v: v
     limits = stopping.Limits(eps**0.75 + zero, zero, jnp.int32(most), zero)
-    z = known + iterate.run(HERE, MINRES, options, iterate.System(K, same, rhs - K(known), None, limits))[0]
+    z = (
+        known
+        + iterate.run(
+            HERE, MINRES, iterate.Options(0, steps, None, None), iterate.System(K, same, rhs - K(known), None, limits)
+        )[0]
+    )
     solved, bounded = norm(rhs - K(z)) <= jnp.sqrt(eps) * norm(rhs), eps**0.75 * size * norm(z) <= norm(rhs)
     return jnp.where(solved & bounded, z, jnp.nan)
 

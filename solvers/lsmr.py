@@ -377,7 +377,6 @@ def _unit(M: Map, v_: Array) -> tuple[Array, Array, Array]:
 # ------------------------------------------------------------------------------------------------- differentiation
 
 
-@dataclasses.dataclass(frozen=True)
 class LeastSquares(opaque.Rules):
     """The shortest x with the least ‖b − A·x‖, differentiable in b and in whatever A depends on, to any order.
 

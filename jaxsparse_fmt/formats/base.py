@@ -157,7 +157,7 @@ def _renumbered(col_idx: Array, perm: Array) -> Array:
     return place.at[col_idx].get(mode="promise_in_bounds")
 
 
-def on_host(arrays: dict[str, Array], rule: Rule) -> tuple[np.ndarray, np.ndarray]:
+def on_host(arrays: dict[str, Array], rule: Rule) -> tuple[Any, Any]:
     """Row and column of a storage by these arrays and this rule, in NumPy."""
     row, col, _ = rule.places({name: np.asarray(a) for name, a in arrays.items()})
     return row, col

@@ -29,7 +29,6 @@ from solvers.solution import Status
 TRUNCATED = (Status.CONVERGED, Status.MAXITER, Status.STAGNATION, Status.ROUNDED)
 
 
-@dataclasses.dataclass(frozen=True)
 class Solve(opaque.Rules):
     """The rules of the primitive, and its static arguments: of a `System`, x and how the solve ended; else x alone.
 

@@ -9,7 +9,7 @@ solve that took no step) and an error in reverse mode. A primitive keeps its rul
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, dataclass_transform
 
 import jax
 import jax.numpy as jnp
@@ -22,15 +22,23 @@ from jaxsparse_fmt._types import standard_promotion
 Leaves = tuple[Any, ...]
 
 
+@dataclass_transform(frozen_default=True)
 @dataclasses.dataclass(frozen=True)
 class Rules:
     """What a program computes of a pytree, and its derivatives; hashable, as a parameter of the primitive.
+
+    A subclass is a frozen dataclass that is compared by all its fields: with fewer, JAX would run the program of other
+    rules.
 
     Attributes:
       tree: the structure of the pytree, as `__call__` sets it.
     """
 
     tree: Any = dataclasses.field(default=None, kw_only=True)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        dataclasses.dataclass(frozen=True)(cls)
 
     def __call__(self, given: Any) -> Any:
         """The results of the program."""
@@ -72,7 +80,6 @@ def _jitted(rules: Rules, *leaves: Any) -> Any:
     return rules.compute(rules.given(leaves))
 
 
-@dataclasses.dataclass(frozen=True)
 class Mapped(Rules):
     """The rules of a program under vmap over the axes `dims` of its leaves."""
 

@@ -1,5 +1,7 @@
 """Functions as A and M: what they close over counts at every call, and the same function is compiled once."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 
 import jaxsparse_fmt as jsf
 from solvers import cg, eigsh, gmres
+from solvers.core import opaque
 
 N = 9
 D = np.arange(1.0, N + 1)
@@ -70,3 +73,18 @@ def test_do_second_calls_and_eager_gradients_compile_nothing(solver, compiled):
     np.testing.assert_allclose(x, 1 / D, rtol=1e-5)
     np.testing.assert_allclose(d_data, -1 / (2 * D) ** 2, rtol=1e-5)
     np.testing.assert_allclose(d_b, 1 / (2 * D), rtol=1e-5)
+
+
+def test_rules_are_compared_by_all_their_fields():
+    """Otherwise the vmaps of two would share a program."""
+
+    class Scaled(opaque.Rules):
+        factor: float
+
+        def compute(self, given):
+            return self.factor * given
+
+    assert [float(jax.vmap(Scaled(k))(jnp.ones(2))[0]) for k in (2.0, 3.0)] == [2.0, 3.0]
+    assert Scaled(2.0) == Scaled(2.0) != Scaled(3.0)
+    with pytest.raises(TypeError):
+        dataclasses.dataclass(frozen=True, eq=False)(Scaled)
