@@ -120,6 +120,24 @@ def test_solutions_of_several_methods_are_one_pytree():
     assert last.success and last.method
 
 
+@pytest.mark.parametrize("kind", ["exact", "an entry alone", "a rounding alone", "a zero alone", "other numbers"])
+@pytest.mark.parametrize("dtype", [np.float32, np.complex128])
+def test_is_a_matrix_symmetric_whose_entries_without_partner_are_rounding(kind, dtype):
+    dense = np.random.default_rng(1).standard_normal((7, 7)).astype(dtype) * (1 + 1j if dtype == np.complex128 else 1)
+    dense = np.where(np.add.outer(np.arange(7), np.arange(7)) % 3, dense + dense.conj().T, 0)
+    S = sp.lil_array(dense)
+    assert S[1, 2] == S[2, 1] == 0
+    S[1, 2] = {"exact": 0, "an entry alone": 1e-3, "a rounding alone": np.finfo(dtype).eps}.get(kind, 0)
+    S = sp.csr_array(S)
+    if kind == "other numbers":
+        S.data[0] += 1
+    if kind == "a zero alone":
+        S = sp.csr_array(
+            sp.coo_array((np.append(S.data, 0), tuple(map(np.append, S.nonzero(), (1, 2)))), shape=S.shape)
+        )
+    assert Host(S.astype(dtype)).symmetric == (kind not in ("an entry alone", "other numbers"))
+
+
 def test_factors_that_would_take_hours_or_the_memory_are_refused_with_numbers(monkeypatch):
     A = jsf.from_scipy(jsf.gallery.poisson(20))
     b = np.ones(A.shape[0])
