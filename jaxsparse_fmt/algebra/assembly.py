@@ -89,7 +89,7 @@ def coordinates(row: Any, col: Any, shape: Any) -> tuple[Any, Any, tuple[int, in
             "pattern that it returns inside, with traced values"
         )
     row, col = (a if isinstance(a, jax.Array) else np.asarray(a) for a in (row, col))
-    lie_there = on_device.lies(row, col)
+    lie_there = on_device.lies(row.size, row, col)
     row, col = (a if lie_there else np.asarray(a) for a in (row, col))
     if row.shape != col.shape:
         raise ValueError(f"row and col must have one shape, got {row.shape} and {col.shape}")
@@ -105,7 +105,7 @@ def coordinates(row: Any, col: Any, shape: Any) -> tuple[Any, Any, tuple[int, in
             bad = low if low < 0 else high
             raise ValueError(f"{name} index {bad} is out of range for a matrix with {n} {name}s; indices count from 0")
     row, col = (a.astype(np.int32) for a in (row, col))
-    if not (lie_there or on_device.few(row, col) or building.puts_on_cpu()):
+    if not (lie_there or on_device.few(row.size) or building.puts_on_cpu()):
         row, col = map(jax.device_put, (row, col))
     return row, col, shape
 

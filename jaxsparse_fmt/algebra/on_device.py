@@ -1,7 +1,8 @@
 """Patterns of results, found on the accelerator where the operands lie: `patterns.py` calls it for arrays there.
 
-Row and column make one key, which one radix sort brings into canonical order. Each operation runs a program before the
-size of its result is known and one after it; only sizes come to the host.
+Row and column make one key, which one radix sort brings into canonical order; two patterns in that order are merged by
+searching the rows of one for the entries of the other. Each operation runs a program before the size of its result is
+known and one after it; only sizes come to the host.
 """
 
 import contextlib
@@ -17,18 +18,19 @@ from jax.core import Tracer
 from jaxsparse_fmt._types import Array, Csr, CsrArrays, index_dtype, is_on_cpu, readable_bytes
 from jaxsparse_fmt.core.pattern import Absent
 from jaxsparse_fmt.formats import building
+from jaxsparse_fmt.formats.merging import prefix_length
 from jaxsparse_fmt.kernels.layout.address import expand_ptr, row_pointers, take
 
-SORTED = 40  # bytes that the sort takes for each coordinate
+SORTED = 40  # bytes that sorting or merging takes for each coordinate
 
 
-def few(*arrays: Any) -> bool:
-    return sum(a.size for a in arrays) < building.FEW
+def few(entries: int) -> bool:
+    return entries < building.FEW
 
 
-def lies(*arrays: Any) -> bool:
-    """Whether the pattern of an operation on these arrays is found here: they lie on one accelerator, and are large."""
-    return not few(*arrays) and all(map(on_accelerator, arrays))
+def lies(entries: int, *arrays: Any) -> bool:
+    """Whether the pattern of an operation on so many entries is found here: its arrays lie on one accelerator."""
+    return not few(entries) and all(map(on_accelerator, arrays))
 
 
 def on_accelerator(a: Any) -> bool:
@@ -50,7 +52,7 @@ def pattern_of(A: Any) -> CsrArrays:
 
 def grouped(row: Array, col: Array, shape: tuple[int, int]) -> tuple[Csr, Array, Array]:
     """As `patterns.grouped`."""
-    _check_free(row.size, "coordinates")
+    check_list(row.size, "coordinates")
     with _wide(shape):
         key, order, n = _ordered(row, col, shape)
         return *_first_of_each(key, shape, int(n)), order
@@ -58,10 +60,12 @@ def grouped(row: Array, col: Array, shape: tuple[int, int]) -> tuple[Csr, Array,
 
 def united(a: Csr, b: Csr, shared: bool) -> tuple[Csr, Array, Array]:
     """As `patterns.united`."""
-    _check_free(a.nnz + b.nnz, "entries of both")
-    with _wide(a.shape):
-        key, order, n = _merged(a, b, shared)
-        return _partners(key, order, a.shape, int(n), (a.nnz, b.nnz), shared)
+    check_list(a.nnz + b.nnz, "entries of both")
+    at, before, n = _met(a, b)
+    if shared:
+        S, left = _masked(a, before[1:] > before[:-1], int(n))
+        return S, left, take(at, left)
+    return _merged(a, b, at, before, a.nnz + b.nnz - int(n))
 
 
 def listed(a: Csr, b: Csr) -> tuple[Csr, Array, Array, Array]:
@@ -84,7 +88,7 @@ def _checked(a: Csr, b: Csr) -> int:
     """The number of products of two entries. TooLarge, ValueError: more than the memory or int32 holds."""
     with jax.enable_x64(True):
         products = int(_n_products(a, b))
-    _check_free(products, "products of two entries")
+    check_list(products, "products of two entries")
     return products
 
 
@@ -118,8 +122,8 @@ def _numbers(at: Any, n: int) -> Array | None:
 # ----------------------------------------------------------------------------------------------------------- programs
 
 
-def _check_free(n: int, what: str) -> None:
-    """Refuses a list that the device cannot hold, or that numbers of 32 bits do not count."""
+def check_list(n: int, what: str) -> None:
+    """Refuses a list that the memory cannot hold, or that numbers of 32 bits do not count."""
     takes = f"the list of the {n} {what} would take {readable_bytes(SORTED * n)}"
     building.check_free(SORTED * n, takes)
     building.check_bound(what, n)
@@ -140,13 +144,10 @@ def _kind(shape: tuple[int, int]) -> Any:
     return np.uint32 if sum(_bits(shape)) <= 32 else np.uint64
 
 
-def _sorted(
-    row: Array, col: Array, shape: tuple[int, int], shared: bool = False, beside: Array | None = None
-) -> tuple[Array, Array, Array]:
+def _sorted(row: Array, col: Array, shape: tuple[int, int], beside: Array | None = None) -> tuple[Array, Array, Array]:
     """Keys in rising order, what stands `beside` them in that order, and how many keys differ from those before.
 
     Args:
-      shared: how many equal the next, instead.
       beside: None: their numbers.
     """
     kind = _kind(shape)
@@ -156,12 +157,11 @@ def _sorted(
         moved = order if beside is None else take(beside, order)
     else:
         key, moved = lax.sort((key, beside), num_keys=1)
-    return key, moved, jnp.sum(_flags(key, shared), dtype=np.int32)
+    return key, moved, jnp.sum(_flags(key), dtype=np.int32)
 
 
-def _flags(key: Array, shared: bool) -> Array:
-    equal, end = key[1:] == key[:-1], jnp.ones(key[:1].shape, bool)
-    return jnp.concatenate([equal, ~end] if shared else [end, ~equal])
+def _flags(key: Array) -> Array:
+    return jnp.concatenate([jnp.ones(key[:1].shape, bool), key[1:] != key[:-1]])
 
 
 def _places(flags: Array, n: int) -> Array:
@@ -180,28 +180,35 @@ def _pattern_of(key: Array, shape: tuple[int, int]) -> CsrArrays:
 _ordered = jax.jit(_sorted, static_argnums=2)
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def _merged(a: Csr, b: Csr, shared: bool) -> tuple[Array, Array, Array]:
-    row, col = (jnp.concatenate(both) for both in zip(building.entries(a), building.entries(b), strict=True))
-    return _sorted(row, col, a.shape, shared)
+@jax.jit
+def _met(a: Csr, b: Csr) -> tuple[Array, Array, Array]:
+    """Where each entry of a would stand among b's; how many before it b has too, [a.nnz + 1]; how many in all."""
+    row, cols = building.entries(a)[0], jnp.append(b.indices, b.shape[1])
+    first, count = take(b.indptr, row), take(jnp.diff(b.indptr), row)
+    at = prefix_length(jnp, lambda i: take(cols, first + i) < a.indices, count, b.shape[1])
+    has = (at < count) & (take(cols, first + at) == a.indices)
+    before = building.starts(jnp, has, np.int32)
+    return first + at, before, before[-1]
+
+
+@functools.partial(jax.jit, static_argnums=4)
+def _merged(a: Csr, b: Csr, at: Array, before: Array, n: int) -> tuple[CsrArrays, Array, Array]:
+    """The n entries of a or b, from what `_met` returns: where those of a stand tells what all the others are."""
+    place = lax.iota(np.int32, a.nnz) + at - before[:-1]
+    of_a = jnp.zeros(n, bool).at[place].set(True, unique_indices=True)
+    left = jnp.cumsum(of_a, dtype=np.int32) - of_a
+    right = lax.iota(np.int32, n) - left + take(before, left)
+    alone = of_a & (take(before, left + of_a) == take(before, left))
+    col = take(jnp.concatenate([a.indices, b.indices]), jnp.where(of_a, left, a.nnz + right))
+    S = pattern(col, a.indptr + b.indptr - take(before, a.indptr), a.shape)
+    return S, jnp.where(of_a, left, a.nnz), jnp.where(alone, b.nnz, right)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _first_of_each(key: Array, shape: tuple[int, int], n: int) -> tuple[CsrArrays, Array]:
     """The pattern of n keys without their repetitions, and where each begins, with the end [n + 1]."""
-    first = _places(_flags(key, False), n)
+    first = _places(_flags(key), n)
     return _pattern_of(take(key, first), shape), jnp.append(first, np.int32(key.shape[0]))
-
-
-@functools.partial(jax.jit, static_argnums=(2, 3, 4, 5))
-def _partners(key, order, shape, n, sizes, shared) -> tuple[CsrArrays, Array, Array]:
-    at = _places(_flags(key, shared), n)
-    after = jnp.minimum(at + 1, key.shape[0] - 1)
-    one, two = take(order, at), take(order, after)
-    both = (after > at) & (take(key, at) == take(key, after))
-    left = jnp.minimum(one, sizes[0])
-    right = jnp.where(one >= sizes[0], one, jnp.where(both, two, sum(sizes))) - sizes[0]
-    return _pattern_of(take(key, at), shape), left, right
 
 
 @jax.jit

@@ -12,7 +12,7 @@ import numpy as np
 import scipy.sparse
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import Csr, CsrArrays, Target, concrete, index_dtype, is_on_cpu, readable_bytes
+from jaxsparse_fmt._types import Csr, CsrArrays, Target, concrete, index_dtype, is_on_cpu
 from jaxsparse_fmt.algebra import on_device
 from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.core.matrix import FORMATS, SparseMatrix, build
@@ -38,6 +38,11 @@ def check(operation: str, *operands: Any) -> None:
             )
 
 
+def lie_on_device(*operands: Any) -> bool:
+    """Whether the pattern of an operation on these matrices is found on their accelerator."""
+    return on_device.lies(sum(A.nnz for A in operands), *index_arrays(*operands))
+
+
 def index_arrays(*operands: Any) -> list[Any]:
     """The arrays of the operands' patterns, whose identities distinguish patterns."""
     stored = [A.A if isinstance(A, Transposed) else A for A in operands]
@@ -61,7 +66,7 @@ def patterns_of(*operands: Any) -> list[Csr]:
                 "let the jitted function take A.data as its argument and close over A, as in A.with_data(data), or "
                 "make a plan outside and call it inside"
             )
-    pattern = on_device.pattern_of if on_device.lies(*index_arrays(*operands)) else _on_host
+    pattern = on_device.pattern_of if lie_on_device(*operands) else _on_host
     with concrete():
         return [pattern(A) for A in operands]
 
@@ -164,8 +169,7 @@ def listed(a: Csr, b: Csr) -> tuple[Csr, Any, Any, Any]:
     lengths = np.diff(b.indptr)[a.indices]
     before = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     products = int(before[-1])
-    takes = f"the list of the {products} products of two entries would take {readable_bytes(32 * products)}"
-    building.check_free(32 * products, takes)
+    on_device.check_list(products, "products of two entries")
     left = np.repeat(np.arange(a.nnz, dtype=np.int32), lengths)
     right = np.arange(products, dtype=index_dtype(products))
     right += (b.indptr[a.indices] - before[:-1]).astype(right.dtype)[left]
@@ -234,6 +238,7 @@ def outer(a: Csr, b: Csr) -> tuple[Csr, Any, Any]:
     shape = a.shape[0] * b.shape[0], a.shape[1] * b.shape[1]
     for what, size in zip(("rows", "columns"), shape, strict=True):
         building.check_bound(what, size)
+    on_device.check_list(a.nnz * b.nnz, "products of two entries")
     xp = building.namespace(a.indptr)
     row, col = _outer(xp, building.entries(a), building.entries(b), *b.shape)
     S, order = arranged(row, col, shape)

@@ -254,7 +254,7 @@ def product(A: Any, B: Any) -> SparseMatrix:
     if at_hand is not None:
         return made(patterns.combined(operator.matmul, operator.matmul, *at_hand), None, A, B)
     traced = any(isinstance(a, Tracer) for a in jax.tree.leaves((A, B)))
-    if traced or not on_device.lies(*patterns.index_arrays(A, B)):
+    if traced or not patterns.lie_on_device(A, B):
         return _matmul(A, B, None)(A, B)
     dtype = scipy_dtype(jnp.result_type(A.dtype, B.dtype))
     a, b = (

@@ -7,7 +7,8 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt.algebra import plans
+from jaxsparse_fmt._types import CsrArrays
+from jaxsparse_fmt.algebra import on_device, patterns, plans
 from jaxsparse_fmt.formats import memory
 from tests.marks import few
 from tests.zoo import FIRST_LAYOUTS
@@ -167,11 +168,25 @@ def test_eager_sums_and_products_under_strict_promotion_and_with_infinities(dtyp
 
 
 def test_a_list_that_memory_cannot_hold_is_refused_before_it_is_made(where, monkeypatch):
-    del where
     column = jsf.from_dense(np.ones((2000, 1)), "csr")
+    tall, at = jsf.from_dense(np.ones((1_300_000, 1)), "csr"), jnp.zeros(2_600_000, int)
     monkeypatch.setattr(memory, "free", lambda: 10**8)
-    with pytest.raises(ValueError, match=r"the list of the 4000000 products of two entries would take 1\d\d MB, where"):
-        jsf.plan.matmul(column, column.T)
+    refused = [(lambda: jsf.plan.matmul(column, column.T), "4000000 products of two entries")]
+    if where == "device":
+        refused += [
+            (lambda: jsf.kron(column, column.T), "4000000 products of two entries"),
+            (lambda: tall + tall, "2600000 entries of both"),
+            (lambda: jsf.assembly(at, at, (9, 9)), "2600000 coordinates"),
+        ]
+    for call, listed in refused:
+        with pytest.raises(ValueError, match=rf"the list of the {listed} would take 1\d\d MB, where 100 MB of memory"):
+            call()
+
+
+def test_patterns_of_many_entries_are_found_on_the_device_whatever_the_size_of_the_index_arrays(where, monkeypatch):
+    A = jsf.from_scipy(jsf.gallery.poisson(6), "dia")
+    monkeypatch.setattr(on_device, "few", lambda entries: entries < 1000)
+    assert isinstance(patterns.patterns_of(A)[0], CsrArrays) == (where == "device")
 
 
 @pytest.mark.parametrize("format", ["csr", "coo", "csc", "ell", "hll", "pjds", "bijad", "hyb"])
