@@ -17,8 +17,6 @@ Bytes: n_stored·(value + 4 / (r·c)) + 4·(n_slices + 1), and ⌈n_stored / 8�
 import math
 from typing import Annotated, Any, Self
 
-import numpy as np
-
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building, footprint, implied, statistics
 from jaxsparse_fmt.formats.base import AnyShards, Array, ByRule, Pointer, padded_with, storage_format
@@ -29,8 +27,7 @@ BlockColumn = Annotated[Array, padded_with(lambda A: -(-A.shape[1] // A.block_sh
 SLICE_ROWS = 128  # rows that the GPU kernels take at a time
 MAX_COLUMNS = 32
 CANDIDATES = (8, 6, 5, 4, 3, 2)
-WINDOW = 120  # rows of a window; every candidate divides it
-SAMPLES, ENTRIES = 64, 2**17  # the number of windows sampled, fewer where rows are long
+WINDOW = 120  # rows of a window that is sampled; every candidate divides it
 
 
 @storage_format
@@ -88,15 +85,10 @@ def slice_rows(n_rows: int, r: int) -> int:
 
 def best_block(csr: Csr, itemsize: int) -> tuple[int, int]:
     """The square block up to 8 × 8 that takes the fewest bytes, padding counted, in a sample of the rows."""
-    n_rows = csr.shape[0]
-    samples = int(np.clip(ENTRIES * n_rows / max(WINDOW * csr.nnz, 1), 4, SAMPLES))
-    starts = np.unique(np.linspace(0, max(n_rows - WINDOW, 0), samples).astype(np.int64) // WINDOW * WINDOW)
-    rows = np.minimum((starts[:, None] + np.arange(WINDOW)).reshape(-1), n_rows)
-    _, lengths, col = building.entries_of(csr, rows[rows < n_rows])
-    row = np.repeat(np.arange(lengths.size), lengths)
+    some = statistics.sample(csr, WINDOW)
 
     def nbytes(r: int) -> float:
-        return statistics.distinct(row // r, col // r, csr.shape[1] // r + 1, lengths)[0].size * (r * r * itemsize + 4)
+        return some.distinct(some.row // r, some.col // r, csr.shape[1] // r + 1)[0].size * (r * r * itemsize + 4)
 
     return min(((r, r) for r in (1, *CANDIDATES)), key=lambda shape: nbytes(shape[0]))
 

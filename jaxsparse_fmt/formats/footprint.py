@@ -20,6 +20,7 @@ from jaxsparse_fmt.formats.statistics import Counted
 SLICES = {"gpu": ((128, 1), (32, 1), (128, 512), (128, 2048)), "cpu": ((1024, 1),)}
 WORTH_SORTING = 1.1  # places an entry in slices of 128 rows, from which sorting may pay
 MOST_PADDING = 3.0  # places an entry; no diagonal or block is worth more
+WINDOW = 128  # rows that a sample takes together, for slices of all sizes that divide it
 L1_ROWS = 512  # neighbouring rows whose x the L1 cache of a multiprocessor holds, which works on several blocks
 SECTOR = 32  # bytes that the L1 cache loads from the L2 at a time
 UNROLL = 4  # entries whose loads a thread of the GPU's kernels issues together
@@ -129,8 +130,9 @@ class PatternCounts:
 
     @functools.cached_property
     def sample(self) -> Callable[[int], statistics.Sample]:
-        """sample(window), as in `statistics.sample`."""
-        return functools.cache(functools.partial(statistics.sample, self.csr))
+        """sample(window), as in `statistics.sample`, of windows of `WINDOW` rows where those hold whole ones."""
+        of = functools.cache(functools.partial(statistics.sample, self.csr))
+        return lambda window: of(WINDOW if WINDOW % window == 0 else window)
 
     @functools.cached_property
     def misses(self) -> Callable[[int, int], float]:

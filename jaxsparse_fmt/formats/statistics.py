@@ -23,7 +23,7 @@ from jaxsparse_fmt.formats.merging import prefix_length
 from jaxsparse_fmt.kernels.layout.address import take
 from jaxsparse_fmt.kernels.layout.columns import Blocked, Diagonal
 
-ENTRIES = 2**17  # about as many as a count samples
+ENTRIES = 2**16  # about as many as a count samples
 TABLE = 8  # the most possible diagonals for each entry with which a table over all diagonals is made
 BLOCK = 2**13  # rows that a pass over all entries takes at a time
 LEAST_WINDOWS, MOST_ENTRIES = 4, 2**21  # windows that are always sampled, or fewer if they have more entries than this
