@@ -224,7 +224,7 @@ def united(a: Csr, b: Csr, shared: bool = False) -> tuple[Csr, Any, Any]:
     indptr, indices = both.indptr, both.indices
     if shared:
         there = (left > 0) & (right > 0)
-        indptr = np.concatenate([[0], np.cumsum(there)])[indptr]
+        indptr = building.starts(np, there, index_dtype(there.size))[indptr]
         indices, left, right = indices[there], left[there], right[there]
     places = (np.where(at > 0, at - 1, S.nnz).astype(index_dtype(S.nnz)) for at, S in ((left, a), (right, b)))
     return csr(indptr, indices, a.shape), *places
@@ -274,7 +274,7 @@ def masked(S: Csr, mask: Any) -> tuple[Csr, Any]:
     if building.namespace(S.indptr) is not np:
         return on_device.masked(S, mask)
     place = np.flatnonzero(mask)
-    return csr(np.searchsorted(place, S.indptr), S.indices[place], S.shape), place
+    return csr(building.starts(np, mask, index_dtype(S.nnz))[S.indptr], S.indices[place], S.shape), place
 
 
 def format_of(*operands: Any) -> str:
