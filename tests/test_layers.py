@@ -64,7 +64,7 @@ SOLVERS_ALLOWED = {
     },
     "solvers.precond.incomplete": {
         *("scipy", "jaxsparse_fmt.convert", "jaxsparse_fmt.core.triangular", "jaxsparse_fmt.kernels.cpu.elimination"),
-        "jaxsparse_fmt.kernels.cpu.over_rows",
+        *("jaxsparse_fmt.algebra.patterns", "jaxsparse_fmt.kernels.cpu.over_rows"),
     },
     "solvers.lineax": {"lineax", "equinox"},
 }

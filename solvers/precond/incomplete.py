@@ -8,7 +8,6 @@ V = Nᴴ, so that M is positive definite as soon as D is, for any number of swee
 """
 
 import dataclasses
-import functools
 import warnings
 from typing import Any, Self
 
@@ -18,7 +17,8 @@ import numpy as np
 import scipy.sparse
 from jax import Array, lax
 
-from jaxsparse_fmt._types import concrete, is_on_cpu, pytree, standard_promotion
+from jaxsparse_fmt._types import Csr, concrete, is_on_cpu, pytree, standard_promotion
+from jaxsparse_fmt.algebra import patterns
 from jaxsparse_fmt.convert import from_scipy
 from jaxsparse_fmt.core.triangular import Triangle
 from jaxsparse_fmt.kernels.cpu import elimination
@@ -34,9 +34,16 @@ FIRST_SHIFT, SHIFTS = 1e-2, 20
 GROWTH = 1e3  # of a random vector in a triangular solve, at most
 FAR = 1.0  # an α beyond which A + α·diag(A) has little of A
 CHOLESKY, LU = "incomplete_cholesky", "incomplete_lu"
-# The numbers of sweeps to choose from where the caller gives none, and for values that are traced; None: exact solves.
-# A GPU takes 16 µs for each of hundreds of levels, and 15 µs for a sweep.
-SWEEPS = {"cpu": ((None,), (None,)), "elsewhere": ((*range(1, 11), None), (3,))}
+Choice = tuple[tuple[int | None, float], ...]
+# How to solve with the triangles, in the order of trial: so many sweeps, if they leave at most this part of an error;
+# None: exactly. Cholesky's M is positive definite after any number of sweeps; M of a nonsymmetric matrix may have
+# little of its factors before the errors are small. A sweep takes a GPU 8 µs, and each of hundreds of levels 25 µs.
+HALF, LITTLE = 0.5, 0.05
+EXACTLY, TRACED = ((None, 0.0),), ((3, HALF),)
+BY_SWEEPS = {
+    CHOLESKY: (*((s, HALF) for s in range(1, 11)), *EXACTLY),
+    LU: (*((s, LITTLE) for s in range(1, 11)), (10, HALF), *EXACTLY),
+}
 
 
 @pytree
@@ -52,7 +59,8 @@ class Swept:
         return dataclasses.replace(self, N=self.N.T)
 
     def solve(self, r: Array) -> Array:
-        return lax.fori_loop(0, self.sweeps, lambda _, y: (r - self.N @ y).astype(r.dtype), r)
+        # Unrolled, since a turn of a loop takes a GPU as long as a product.
+        return lax.fori_loop(0, self.sweeps, lambda _, y: (r - self.N @ y).astype(r.dtype), r, unroll=10)
 
 
 @pytree
@@ -112,7 +120,9 @@ class Incomplete(factors.Inverse):
             )
         if S is None or arguments.is_traced(self, A):
             return _traced(self, A.data)
-        *numbers, _ = _factored(maker, self.recipe[1:], self.dtype, self.ptr, self.col, S.data, self.first_shift)
+        *numbers, _ = _factored(
+            maker, ((self.recipe[1], HALF),), self.dtype, self.ptr, self.col, S.data, self.first_shift
+        )
         return _with(self, *jax.device_put(numbers))
 
 
@@ -157,7 +167,9 @@ def incomplete_lu(A: Any, *, solve_sweeps: int | None = None, shift: float = 0.0
 
     Args:
       A: [n, n] jaxsparse_fmt matrix without a zero on its diagonal; inside jit as with `incomplete_cholesky`.
-      solve_sweeps, shift: as in `incomplete_cholesky`.
+      solve_sweeps: as in `incomplete_cholesky`, but None on a GPU takes the least s up to 10 that leaves a twentieth of
+        the errors, else 10 if these halve them, else exact solves by levels.
+      shift: as in `incomplete_cholesky`.
 
     Raises, warns: as `incomplete_cholesky`, but the diagonal need not be positive, only nonzero.
     """
@@ -171,9 +183,9 @@ def _incomplete(A: Any, maker: str, sweeps: int | None, shift: float) -> Incompl
     first: Any = arguments.tolerance(shift, "shift")
     dtype, traced = jnp.promote_types(A.dtype, jnp.float32), arguments.is_traced(A, first)
     on_cpu = jax.default_backend() == "cpu" if traced else is_on_cpu(jax.tree.leaves(A)[0])
-    choice = SWEEPS["cpu" if on_cpu else "elsewhere"][traced]
+    choice = EXACTLY if on_cpu else TRACED if traced else BY_SWEEPS[maker]
     if sweeps is not None:
-        choice = (arguments.int_at_least(sweeps, "solve_sweeps", 0),)
+        choice = ((arguments.int_at_least(sweeps, "solve_sweeps", 0), HALF),)
     with concrete():  # a jitted function may close over A
         S = _pattern(A, maker)
         if S is None:
@@ -183,21 +195,20 @@ def _incomplete(A: Any, maker: str, sweeps: int | None, shift: float) -> Incompl
             )
         if S.nnz >= 2**31:
             raise ValueError(f"an incomplete factorization counts entries in 32 bits; A has {S.nnz}")
-        row = np.repeat(np.arange(n, dtype=np.int32), np.diff(S.indptr))
-        below, above = ((row[at], S.indices[at]) for at in (row > S.indices, row < S.indices))
-        if maker == CHOLESKY:
-            order = np.lexsort(below)
-            above = below[1][order], below[0][order]
-        real = jnp.finfo(dtype).dtype
-        numbers: Any = [np.ones(k, dtype) for k in (len(below[0]), len(above[0]), n)]
-        numbers += [np.zeros((), real), *choice]
         ptr, col = S.indptr.astype(np.int32), S.indices.astype(np.int32)
+        row = _rows(ptr)
+        below, above = (patterns.masked(S, at)[0] for at in (row > col, row < col))
+        if maker == CHOLESKY:
+            above = below.T.tocsr()
+        real = jnp.finfo(dtype).dtype
+        numbers: Any = [np.ones(k, dtype) for k in (below.nnz, above.nnz, n)]
+        numbers += [np.zeros((), real), choice[0][0]]
         first = first.astype(real)
         if not traced:
             numbers = _factored(maker, choice, dtype, ptr, col, S.data, first)
         *values, pivots, alpha, sweeps = numbers
         made: Any = [
-            _triangle(scipy.sparse.csr_array((v, at), shape=(n, n)), at is above, sweeps)
+            _triangle(patterns.with_data(at, v), at is above, sweeps)
             for v, at in zip(values, (below, above), strict=True)
         ]
         own, alpha, ptr, col = jax.device_put((factors.Factors(pivots, *made), alpha, ptr, col))
@@ -236,7 +247,7 @@ def _traced(M: Incomplete, data: Array) -> Incomplete:
 
     def host(*given: Any) -> Any:
         try:
-            return _factored(M.recipe[0], M.recipe[1:], M.dtype, *given)[:-1]
+            return _factored(M.recipe[0], ((M.recipe[1], HALF),), M.dtype, *given)[:-1]
         except ValueError:
             return tuple(np.full(shape.shape, np.nan, shape.dtype) for shape in shapes)
 
@@ -249,43 +260,43 @@ def _traced(M: Incomplete, data: Array) -> Incomplete:
 
 def _factored(
     maker: str,
-    choice: tuple[int | None, ...],  # numbers of sweeps to choose from, None for exact solves
+    choice: Choice,
     dtype: Any,
     ptr: Any,  # [n + 1]
     col: Any,  # [nnz]
     data: Any,  # [nnz]
     first: Any,  # the first α to try
 ) -> tuple[Any, ...]:
-    """N, V, 1/D, α and the first number of sweeps that fits. ValueError: values or factors of no preconditioner."""
+    """N, V, 1/D, α and the first of `choice` that fits. ValueError: values or factors of no preconditioner."""
     ptr, col, alpha, n, hermitian = np.asarray(ptr), np.asarray(col), float(first), len(ptr) - 1, maker == CHOLESKY
     a: Any = np.asarray(data).astype(np.complex128 if np.dtype(dtype).kind == "c" else np.float64)
-    row: Any = np.repeat(np.arange(n, dtype=np.int32), np.diff(ptr))
+    row = _rows(ptr)
     _check_values(row, col, a, n, maker)
     if hermitian:  # the lower triangle and its mirror image
         row, col, a = (of[row >= col] for of in (row, col, a))
-        a = np.where(row == col, a.real, a)
         off = row > col
-        row, col, a = np.append(row, col[off]), np.append(col, row[off]), np.append(a, a[off].conj())
-        order = np.lexsort((col, row))
-        row, col, a = row[order], col[order], a[order]
-        ptr = np.searchsorted(row, np.arange(n + 1)).astype(np.int32)
-    diagonal, left, right = np.flatnonzero(row == col), row > col, row < col
+        a = np.append(np.where(off, a, a.real), a[off].conj())
+        S = scipy.sparse.csr_array((a, (np.append(row, col[off]), np.append(col, row[off]))), shape=(n, n))
+        ptr, col, a = S.indptr, S.indices, S.data
+        row = _rows(ptr)
+    S, diagonal = patterns.csr(ptr, col, (n, n)), np.flatnonzero(row == col)
+    (below, left), (above, right) = (patterns.masked(S, at) for at in (row > col, row < col))
     scale = 1 / np.sqrt(np.abs(a[diagonal]))
     a = a * scale[row] * scale[col]
-    triangles = [scipy.sparse.csr_array((a[at], (row[at], col[at])), shape=(n, n)) for at in (left, right)]
+    of_left, of_right = row[left], row[right]
     with np.errstate(all="ignore"):
         for _ in range(SHIFTS):
             x = a.copy()
             x[diagonal] *= 1 + alpha
             over_rows(elimination.eliminate, n, n, ptr, col, diagonal, x, rows=n)
             D = x[diagonal].real if hermitian else x[diagonal]
-            N, V = x[left], x[right] / D[row[right]]
+            N, V = x[left], x[right] / D[of_right]
             if hermitian:  # |lᵢⱼ|²·dⱼ is at most the diagonal
-                bounded = np.all(D >= SMALLEST_PIVOT) and np.all(np.abs(N) ** 2 * D[col[left]] <= 1 + alpha)
+                bounded = np.all(D >= SMALLEST_PIVOT) and np.all(np.abs(N) ** 2 * D[below.indices] <= 1 + alpha)
             else:
                 bounded = np.all(np.abs(D) >= SMALLEST_PIVOT) and np.all(np.abs(x) <= 1 / SMALLEST_PIVOT)
-            fits = (s for s in choice if all(map(functools.partial(_fits, s), triangles, (N, V), (False, True))))
-            if bounded and (sweeps := next(fits, ...)) is not ...:
+            triangles = patterns.with_data(below, N), patterns.with_data(above, V)
+            if bounded and (sweeps := _fitting(choice, triangles)) is not ...:
                 break
             alpha = max(2 * alpha, FIRST_SHIFT)
         else:
@@ -301,33 +312,46 @@ def _factored(
                 stacklevel=5,
             )
         # The values of A itself from those of scale·A·scale: no scaling is left to apply.
-        N, V, D = N * scale[col[left]] / scale[row[left]], V * scale[row[right]] / scale[col[right]], scale**2 / D
+        N, D = N * scale[below.indices] / scale[of_left], scale**2 / D
         if hermitian:
-            triangles[0].data = N
-            V = triangles[0].conj().T.tocsr().data
+            V = patterns.with_data(below, N).conj().T.tocsr().data
+        else:
+            V = V * scale[of_right] / scale[above.indices]
         made = N.astype(dtype), V.astype(dtype), D.astype(dtype)
     if not all(np.all(np.isfinite(of)) for of in made):
         raise ValueError(f"the factors overflow {dtype}: A's diagonal spans too many orders of magnitude; scale A")
     return *made, np.asarray(alpha, np.finfo(dtype).dtype), sweeps
 
 
-def _fits(sweeps: int | None, triangle: Any, values: Any, upper: bool) -> bool:
-    """Whether solves of (I + N)·y = r are good enough, as a random one shows, for N with these values.
+def _fitting(choice: Choice, triangles: tuple[Csr, Csr]) -> Any:
+    """The first number of sweeps in `choice`, or None, that serves for both triangles N; `...`: none of them.
 
-    That many sweeps must halve its error: after s sweeps from r it is (−N)ˢ⁺¹·y. It vanishes after n sweeps, but grows
-    first if the matrix is far from diagonally dominant. An exact solve must not grow beyond GROWTH (Chow and Saad
-    1997): recurrences over many rows would make more of a residual than A does.
+    A random y shows it. After s sweeps from r = (I + N)·y the error is (−N)ˢ⁺¹·y. It vanishes after n sweeps, but grows
+    first if the matrix is far from diagonally dominant. An exact solve must not make y grow beyond GROWTH (Chow and
+    Saad 1997): recurrences over many rows would make more of a residual than A does.
     """
-    y = np.random.default_rng(0).uniform(-1, 1, (triangle.shape[0], 2))
-    if sweeps is None:
-        x = y[:, 0].astype(values.dtype)
-        n, ptr, col = len(x), triangle.indptr, triangle.indices
-        over_rows(elimination.substitute, n, 1, ptr, col, values, x, int(upper), rows=n)
-        return bool(np.linalg.norm(x) <= GROWTH * np.linalg.norm(y[:, 0]))
-    e, N = y, scipy.sparse.csr_array((values, triangle.indices, triangle.indptr), shape=triangle.shape)
-    for _ in range(sweeps + 1):
-        e = N @ e
-    return sweeps == 0 or bool(np.linalg.norm(e) <= 0.5 * np.linalg.norm(y))
+    y, products = np.random.default_rng(0).uniform(-1, 1, (triangles[0].shape[0], 2)), 0
+    errors = [y, y]
+    for sweeps, most in choice:
+        if sweeps is None:
+            found, y, most = [_solved(N, y[:, 0], N is triangles[1]) for N in triangles], y[:, 0], GROWTH
+        else:
+            for _ in range(sweeps + 1 - products):
+                errors = [N @ e for N, e in zip(triangles, errors, strict=True)]
+            found, products = errors, sweeps + 1
+        if sweeps == 0 or all(np.linalg.norm(of) <= most * np.linalg.norm(y) for of in found):
+            return sweeps
+    return ...
+
+
+def _solved(N: Csr, r: Any, upper: bool) -> Any:
+    y, n = r.astype(N.dtype), len(r)
+    over_rows(elimination.substitute, n, 1, N.indptr, N.indices, N.data, y, int(upper), rows=n)
+    return y
+
+
+def _rows(ptr: Any) -> Any:
+    return np.repeat(np.arange(len(ptr) - 1, dtype=np.int32), np.diff(ptr))
 
 
 def _check_values(row: Any, col: Any, data: Any, n: int, maker: str) -> None:
