@@ -42,9 +42,9 @@ class Index(NamedTuple):
 _kept = Kept(4096)
 
 
-def known(A: Any) -> Index | None:
-    """The index between A's `values` and its `data`; None where the pattern is traced."""
-    return _found(_index, A)
+def of(A: Any) -> Index:
+    """The index between A's `values` and its `data`."""
+    return _found(_index, A) or _index(A)
 
 
 def turned(A: Any) -> Index:
@@ -124,29 +124,14 @@ def _ids(A: Any) -> tuple[Array, Array]:
 
 def data(A: Any) -> Array:
     """The entries [nnz] in canonical order."""
-    index = known(A)
-    if index is None:
-        return _data(A)
+    index = of(A)
     return moved(A.values, index.place, index.entry) if index.own is None else take(A.values, index.place)
 
 
 def stored(A: Any, data: Array) -> Array:
     """`data` [nnz] in the order of `A.entries`, with zeros in padding."""
-    index = known(A)
-    if index is None:
-        return _stored(A, data)
+    index = of(A)
     return moved(data, index.entry, index.place if index.own is None else index.own)
-
-
-@jax.jit
-def _data(A: Any) -> Array:
-    _, _, entry, value = A.entries()
-    return jnp.zeros(A.nnz, A.dtype).at[entry].set(value, mode="drop")
-
-
-@jax.jit
-def _stored(A: Any, data: Array) -> Array:
-    return take(data, A.entries()[2])
 
 
 def shared_out(A: Any) -> Any:

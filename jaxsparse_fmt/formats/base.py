@@ -136,9 +136,11 @@ class ByRule(SparseMatrix):
 class ByEntries(SparseMatrix):
     """Faces in plain XLA, by the row and the column of every stored place."""
 
-    def _of_places(self, row: Array, col: Array, j: Array) -> tuple[Array, Array, Array, Array]:
-        """`entries`, by row, column and number within the row of every stored place."""
-        return row, col, _index_in_data(self, row, j, col < self.shape[1]), self.values
+    def _of_places(
+        self, row: Array, col: Array, j: Array, lengths: Array | None = None
+    ) -> tuple[Array, Array, Array, Array]:
+        """`entries`, by row, column and number within the row of every stored place; `lengths` as in `places_of`."""
+        return row, col, _index_in_data(self, row, j, col < self.shape[1], lengths), self.values
 
     def _transposed_face(self, values: Array, y: Array, backend: str) -> Array:
         row, col, *_ = self.entries()
@@ -173,14 +175,15 @@ def places_of(A: SparseMatrix, arrays: dict[str, Array], rule: Rule) -> tuple[Ar
     row, col, j = rule.places(arrays)
     live = when_run(col) < n_cols
     if "pattern" in arrays or isinstance(rule.column, Diagonal):  # not every place of a row holds an entry
-        j = _rank(live, arrays, rule)
-    if "row_lengths" in arrays and arrays["row_lengths"].shape[0] == n_rows:
+        j, lengths = _ranks(live, arrays, rule)
+    elif "row_lengths" in arrays and arrays["row_lengths"].shape[0] == n_rows:
         lengths = arrays["row_lengths"]
-        lengths = lengths if "perm" not in arrays else jnp.zeros_like(lengths).at[arrays["perm"]].set(lengths)
     elif "slice_ptr" in arrays and isinstance(rule.address, Chunked) and rule.address.lanes == 1:
         lengths = jnp.diff(arrays["slice_ptr"])
     else:
         lengths = None
+    if lengths is not None and "perm" in arrays:
+        lengths = jnp.zeros_like(lengths).at[arrays["perm"]].set(lengths, unique_indices=True)
     return row, col, _index_in_data(A, row, j, live, lengths)
 
 
@@ -193,14 +196,16 @@ def _index_in_data(A: SparseMatrix, row: Array, j: Array, live: Array, lengths: 
     return jnp.where(live, first.at[row].get(mode="promise_in_bounds") + j, A.nnz)
 
 
-def _rank(live: Array, arrays: dict[str, Array], rule: Rule) -> Array:
-    """The number of entries of the same row before each stored place, for storages whose places may be empty."""
+def _ranks(live: Array, arrays: dict[str, Array], rule: Rule) -> tuple[Array, Array]:
+    """For storages whose places may be empty: the entries of the same row before each place, and those of each row."""
     address = rule.address
     assert isinstance(address, Chunked)
-    live = live.reshape(-1, address.lanes)
-    before = jnp.cumsum(live, axis=0, dtype=jnp.int32) - live
+    before = jnp.pad(jnp.cumsum(live.reshape(-1, address.lanes), axis=0, dtype=jnp.int32), ((1, 0), (0, 0)))
     _, k = address.owners(jnp, arrays, rule.n_stored)
-    return (before - before[jnp.arange(k.shape[0], dtype=k.dtype) - k]).reshape(-1)
+    first, count = address.bounds(jnp, arrays, rule.n_stored)
+    of_slice = before[jnp.arange(k.shape[0], dtype=k.dtype) - k]
+    lengths = address.fold((before[first + count] - before[first])[..., None])[:, 0]
+    return (before[:-1] - of_slice).reshape(-1), lengths
 
 
 @functools.cache

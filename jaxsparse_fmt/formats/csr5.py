@@ -131,7 +131,9 @@ class CSR5(ByEntries):
             own = jnp.arange(self.shape[0], dtype=jnp.int32)
             before = jnp.concatenate([jnp.zeros_like(own), (number + 1).astype(jnp.int32) * width])
             j, row = j + before[row], jnp.concatenate([own, rows[owner]])[row]
-        return self._of_places(row, col, j)
+        is_end = self.tiles.columns(self._arrays)[1] & (col < self.shape[1])  # of a row or a piece
+        ends = jnp.zeros(self.shape[0], jnp.int32).at[jnp.where(is_end, row, self.shape[0])]
+        return self._of_places(row, col, j, ends.max(j + 1, mode="drop"))
 
     def with_arrays(self, names: set[str]) -> Self:
         """The same storage with the arrays that other shards have: columns of 32 bits, and empty pieces."""

@@ -61,15 +61,17 @@ class Tiles:
         n_rows, n_cols = self.shape
         col, last = map(when_run, self.columns(arrays))
         shape = (self.n_tiles, self.entries, self.lanes)
-        last = last.reshape(shape).astype(jnp.int32)
-        first = arrays["lane_row"]
-        first = jnp.where(first < 0, -1 - first, first).reshape(self.n_tiles, 1, self.lanes)
-        row = (first + jnp.cumsum(last, axis=1) - last).reshape(-1)
+        last = last.reshape(shape)
+        lane_row = arrays["lane_row"].reshape(self.n_tiles, 1, self.lanes)
+        row = jnp.where(lane_row < 0, -1 - lane_row, lane_row) + _before(last)
+        is_first = jnp.concatenate([lane_row >= 0, last[:, :-1]], axis=1)
+        row, is_first = row.reshape(-1), is_first.reshape(-1)
         index = index_dtype(self.n_stored)
         at = jnp.arange(self.n_stored, dtype=index).reshape(self.n_tiles, self.lanes, self.entries)
         at = jnp.swapaxes(at, 1, 2).reshape(-1)
         live = col < n_cols
-        begin = jnp.full(n_rows, self.n_stored, index).at[jnp.where(live, row, n_rows)].min(at, mode="drop")
+        begin = jnp.zeros(n_rows, index).at[jnp.where(live & is_first, row, n_rows)]
+        begin = begin.set(at, mode="drop", unique_indices=True)  # of each row; atomics for every place would cost more
         row = jnp.minimum(row, n_rows - 1)
         return row, col, jnp.where(live, at - take(begin, row), 0).astype(jnp.int32)
 
@@ -94,3 +96,17 @@ class Tiles:
 
         own = tile.astype(address) * size
         return narrow if "marked_delta" in index else wide
+
+
+def _before(flags: Array) -> Array:
+    """The number of flags set before each place of its lane, [n_tiles, entries, lanes].
+
+    A running sum takes XLA for CUDA several passes over the numbers; bits of a word need one over the flags.
+    """
+    tiles, entries, lanes = flags.shape
+    width = min(entries, 32)
+    bit = lax.iota(jnp.uint32, width)[:, None]
+    word = jnp.sum(flags.reshape(tiles, -1, width, lanes).astype(jnp.uint32) << bit, axis=2, dtype=jnp.uint32)
+    count = lax.population_count(word)
+    within = lax.population_count(word[:, :, None] & ((jnp.uint32(1) << bit) - 1))
+    return ((jnp.cumsum(count, axis=1) - count)[:, :, None] + within).astype(jnp.int32).reshape(flags.shape)
