@@ -34,20 +34,22 @@ class Shards:
         """The device's piece of A·x, from its piece of x [m] or [m, p]."""
         return self._summed([A.matvec(v) for A, v in self._terms(x)])
 
-    def product_dot(self, x: Array, w: Array) -> tuple[Array, Array]:
-        """The device's piece of A·x, and its summand of wᵀ·A·x, for pieces of real vectors [m].
+    def product_dot(self, x: Array, w: Array) -> tuple[Array, vector_passes.Parts]:
+        """The device's piece of A·x, and its summand of wᵀ·A·x in parts, for pieces of real vectors [m].
 
-        The product with the halo block adds its own part of the sum, so y is not read again.
+        The product with the halo block adds its own parts of the sum, so y is not read again.
         """
         (A, v), *beyond = self._terms(x)
-        y, partial = A.matvec_dot(v, w)
-        partial = vector_passes.total(partial)
-        if not beyond:
-            return y, partial
-        ((B, h),) = beyond
-        more = B.matvec(h)
-        at_rows = w if self.boundary is None else w.at[self.boundary].get(mode="fill", fill_value=0)
-        return self._summed([y, more]), partial + vector_passes.inner_product(at_rows, more)
+        y, own = A.matvec_dot(v, w)
+        own = own.of if isinstance(own, vector_passes.Parts) else own[None]
+        for B, h in beyond:
+            more = B.matvec(h)
+            at_rows = w if self.boundary is None else w.at[self.boundary].get(mode="fill", fill_value=0)
+            # As many sums as there are parts, each with a part as a term more: XLA makes them in one kernel.
+            terms = jnp.pad(at_rows * more, (0, -more.shape[0] % own.shape[0])).reshape(own.shape[0], -1)
+            own = jnp.sum(terms + jnp.pad(own[:, None], ((0, 0), (0, terms.shape[1] - 1))), axis=1)
+            y = self._summed([y, more])
+        return y, vector_passes.Parts(own)
 
     def _terms(self, x: Array) -> list[tuple[SparseMatrix, Array]]:
         """The blocks, each with the vector that it multiplies."""

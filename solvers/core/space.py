@@ -13,12 +13,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
+from jaxsparse_fmt._types import pytree
 from jaxsparse_fmt.core import mesh_axes, vector_passes
 from jaxsparse_fmt.core.vector_passes import Number, Parts, Pass
 from solvers.core import scaling, vectors
 from solvers.core.scaling import Map, Product
+
+
+@pytree
+@dataclasses.dataclass(frozen=True, eq=False)
+class Due(Parts):
+    """A device's parts of a sum over all devices: number k of the sum is the sum of their numbers k."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,30 +106,36 @@ class Space:
 
     # ------------------------------------------------------------------------- passes, whose sums may stay in parts
 
+    @property
+    def _is_whole(self) -> bool:
+        """Whether XLA spreads the vectors, which partitions no kernel."""
+        return self.over is not None and not self.in_pieces
+
     def part(self, x: Array, y: Array) -> Number:
         """Re xᴴ·y, perhaps still to be added up."""
-        return self._due(vectors.dot(x, y)) if self.over else vector_passes.dot(x, y)
+        return vectors.dot(x, y) if self._is_whole else self._due(vector_passes.dot(x, y))
 
     def _due(self, own: Number) -> Number:
         """A sum over this device's vectors, to be added up over all."""
-        return Parts(vector_passes.total(own)[None]) if self.in_pieces else own
+        return Due(own.of if isinstance(own, Parts) else own[None]) if self.in_pieces else own
 
     def total(self, a: Number) -> Array:
         """A sum in parts, added up."""
         return vector_passes.total(self.joined(a)[0])
 
     def joined(self, *numbers: Number) -> tuple[Number, ...]:
-        """The numbers; one collective adds up all sums that are in parts on several devices."""
-        own = [vector_passes.total(a) for a in numbers if isinstance(a, Parts)]
-        if not self.in_pieces or not own:
+        """The numbers; one collective adds what several devices have of them, part by part: it waits for no sum."""
+        due = {id(a): a.of for a in numbers if isinstance(a, Due)}
+        if not due:
             return numbers
-        sums = iter(self._psum(jnp.stack(own)))
-        return tuple(next(sums) if isinstance(a, Parts) else a for a in numbers)
+        sums = self._psum(jnp.concatenate([*due.values()]) if len(due) > 1 else next(iter(due.values())))
+        ends = np.cumsum([a.shape[0] for a in due.values()]).tolist()
+        of = {key: Parts(a) for key, a in zip(due, jnp.split(sums, ends[:-1]), strict=True)}
+        return tuple(of.get(id(a), a) for a in numbers)
 
     def sweep(self, what: Pass, numbers: tuple[Number, ...], vectors: tuple[Array, ...]) -> Any:
         """As `vector_passes.sweep`, after one collective for the sums among `numbers`."""
-        is_whole = self.over and not self.in_pieces  # XLA cannot partition a kernel
-        pass_over = vector_passes.plain_sweep if is_whole else vector_passes.sweep
+        pass_over = vector_passes.plain_sweep if self._is_whole else vector_passes.sweep
         new, scalars, sums = pass_over(what, self.joined(*numbers), vectors)
         return new, scalars, tuple(map(self._due, sums))
 
