@@ -192,19 +192,6 @@ class ShardedBasis(EnteredBasis):
         """[places] the user's unknown at each place; distinct numbers from n on in empty places."""
         return self.over.by_xla(_unknowns, (self,), PartitionSpec(self.over.axis))
 
-    # ------------------------------------------------ inside shard_map, for vectors that every device has whole
-
-    def gathered(self, y: Array) -> Array:
-        """The vector [n, ...] of which this device has the piece y, in the order of the pieces."""
-        live = [k * self.over.size + np.arange(count) for k, count in enumerate(self.over.counts)]
-        return lax.all_gather(y, self.over.axis, tiled=True)[np.concatenate(live)]
-
-    def piece(self, x: Array) -> Array:
-        """This device's piece of x [n, ...], zero in empty places."""
-        start = jnp.array(np.cumsum((0, *self.over.counts[:-1])), jnp.int32)[lax.axis_index(self.over.axis)]
-        x = jnp.pad(x, ((0, self.over.size), *((0, 0),) * (x.ndim - 1)))
-        return self.over.emptied(lax.dynamic_slice_in_dim(x, start, self.over.size))
-
 
 @jax.jit
 def _enter(basis: ShardedBasis, x: Array) -> Array:

@@ -63,6 +63,12 @@ class Distribution:
 
         return jax.tree.map(placed, *parts.values())
 
+    def everywhere(self, tree: Any) -> Any:
+        """The arrays, equal in all processes, whole on every device."""
+        copies = NamedSharding(self.mesh, PartitionSpec())
+        placed = lambda a: jax.make_array_from_callback(a.shape, copies, lambda index: a[index])  # noqa: E731
+        return jax.tree.map(lambda a: placed(np.asarray(a)), tree)
+
     def on_host(self, a: Array) -> dict[int, np.ndarray]:
         """The parts [m, ...] of an array [parts·m, ...] that lie in this process."""
         m, shards = a.shape[0] // len(self.counts), [(_first(s.index), s.data) for s in a.addressable_shards]

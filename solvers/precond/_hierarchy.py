@@ -62,11 +62,12 @@ class Hierarchy(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Levels that are made already, of a symmetric matrix, and what is known of the matrix that comes below them."""
+    """Levels that are made already, and what is known of the matrix that comes below them."""
 
     levels: list[Any]
     unit: np.ndarray  # [n] size of the sums behind the diagonal
     definite: bool
+    hermitian: bool = True
 
 
 class Aggregation:
@@ -139,8 +140,10 @@ def build(
 
     Only the result of `keep` is held of each level, so that few copies live at once.
     """
-    A, hermitian = S, start is not None or largest((S - S.conj().T).data) <= 1e-12 * largest(S.data)
-    levels, unit, definite = start or Start([], np.abs(S.diagonal()), hermitian)
+    if start is None:
+        same = largest((S - S.conj().T).data) <= 1e-12 * largest(S.data)
+        start = Start([], np.abs(S.diagonal()), same, same)
+    A, levels, (_, unit, definite, hermitian) = S, [*start.levels], start
     while len(levels) < MAX_LEVELS - 1 and not coarsening.ends(A):
         inverse = inverse_diagonal(A, unit, hermitian)
         upper, lowest = spectrum(A, inverse, hermitian)

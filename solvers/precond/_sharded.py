@@ -1,64 +1,75 @@
 """The set-up of multigrid for a matrix over several devices: every shard coarsens its own rows.
 
-    shard 0  ■■■■■■■■ → ■■ ╮                 aggregates lie inside a shard, so T is block diagonal;
-    shard 1  ■■■■■■■■ → ■■ ┴ ■■■■ → dense    P = T − ω/λ·D⁻¹·A'·T and R·A·P fetch rows that the halo names
+    shard 0  ■■■■■■■■ → ■■■ ╮                 aggregates lie inside a shard, so T is block diagonal;
+    shard 1  ■■■■■■■■ → ■■■ ┴ ■■■■ → ■ → A⁺   P = T − ω/λ·D⁻¹·A'·T and R·A·P fetch rows that the halo names
 
-A process works on the rows of its own shards, as `_hierarchy` does on all rows, and fetches rows of others. Where a
-level has few rows a device, shards of neighbours are joined on one device, and the others idle. The coarsest level is
-inverted densely and kept whole on every device; all other arrays of a device have its share of the rows.
+A process works on the rows of its own shards, as `_hierarchy` does on all rows, and fetches rows of others. A level of
+`WHOLE` rows or fewer is whole on every device, set up by `_hierarchy` and multiplied without exchanges: a sum over the
+devices leads there, and nothing back. All other arrays of a device have its share of the rows.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
-from jax import Array
+from jax import Array, lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxsparse_fmt._types import Target, check_keeps_imaginary, pytree
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.distributed.build import assemble
-from jaxsparse_fmt.distributed.common_format import Request
-from jaxsparse_fmt.distributed.delivery import Pieces, fetched, meeting, turned
+from jaxsparse_fmt.distributed.common_format import Request, in_one_format
+from jaxsparse_fmt.distributed.delivery import Pieces, meeting, stacked, turned
 from jaxsparse_fmt.distributed.entries import pieces
 from jaxsparse_fmt.distributed.processes import everyones, of_each
 from jaxsparse_fmt.kernels.cpu import aggregation
-from solvers.core import arguments
 from solvers.core.spectrum import spectrum
 from solvers.precond import _checks as checks
 from solvers.precond import _hierarchy
 from solvers.precond._cycles import Level
 
-FEWEST = 100  # rows a device, below which neighbours are joined
+# Rows up to which every device has a level whole. The product with their two or three million entries takes as long as
+# the latency of one exchange, of which such a level would make six a cycle.
+WHOLE = 50_000
 
 
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
-class Whole:
-    """The way between the last sharded level and the coarsest, whose vectors are whole on every device."""
+class Crossing:
+    """R or P between the last level in pieces and vectors that are whole on every device.
 
-    A: Any
-    order: Any  # the ShardedBasis of the coarsest level's vectors
+    Attributes:
+      own: arrays [parts, ...] of a matrix, or of its transpose: the columns of R, or the rows of P, of each piece.
+      over: the pieces.
+      down: R, whose products are summed over the devices.
+    """
+
+    own: Any
+    over: Any = dataclasses.field(metadata={"static": True})
     down: bool = dataclasses.field(metadata={"static": True})
 
     @property
-    def shape(self) -> tuple[int, int]:
-        return self.A.shape
-
-    @property
-    def T(self) -> "Whole":
-        return Whole(self.A.T, self.order, not self.down)
+    def T(self) -> "Crossing":
+        return Crossing(self.own.T, self.over, not self.down)
 
     def __matmul__(self, v: Array) -> Array:
-        if self.order.over.is_manual:
-            return self.order.gathered(self.A @ v) if self.down else self.A @ self.order.piece(v)
-        return self.order.leave(self.A @ v) if self.down else self.A @ self.order.enter(v)
+        over, piece, whole = self.over, PartitionSpec(self.over.axis), PartitionSpec()
+
+        def product(own: Any, v: Array) -> Array:
+            y = jax.tree.map(lambda a: a[0], own) @ v
+            return lax.psum(y, over.axis) if self.down else y
+
+        if over.is_manual:
+            return product(self.own, v)
+        given, out = (piece, whole) if self.down else (whole, piece)
+        return over.by_xla(over.mapped(product, (piece, given), out), (self.own, v), mesh_axes.spec_like(v, *out))
 
     def _partition(self, axis: Any) -> Any:
-        return arguments.partition(self.A, axis)
+        return PartitionSpec(axis) if self.over.axis == axis else None
 
 
 def build(
@@ -69,13 +80,14 @@ def build(
     degree: int,
     dtype: Any,
     max_coarse: int,
-) -> tuple[tuple[Level, ...], Array, bool, bool]:
-    """The levels, between vectors that have entered A's basis; the inverse of the coarsest matrix; whether A looked
-    positive semidefinite; and whether it is Hermitian.
+) -> tuple[_hierarchy.Start, Any, np.ndarray, float]:
+    """The levels in pieces, between vectors that have entered A's basis, and for the levels below them the matrix, its
+    near-null space and theta, all whole.
 
     Args:
-      A: ShardedMatrix with more than `max_coarse` rows.
+      A: ShardedMatrix.
       B: [n, k] near-null space, or None for constants.
+      max_coarse: for the levels below, on which all processes must agree.
     """
     checks.square(A, "multigrid")
     check_keeps_imaginary(A.dtype, dtype)
@@ -94,13 +106,18 @@ def build(
     narrow = jnp.finfo(wide).dtype
     given = A if A.dtype == dtype else None
 
+    request = Request(mesh, "overlap", "auto", {}, Target(np.dtype(dtype), A.backend, None))
+
     def placed(matrix: Pieces, rows: np.ndarray, columns: np.ndarray) -> Any:
         everyones(lambda: _check_range(matrix, dtype), mesh)
-        target = Target(np.dtype(dtype), A.backend, None)
-        request = Request(mesh, "overlap", "auto", {}, target)
         return dataclasses.replace(assemble(matrix.__getitem__, rows, columns, axis, request), entered=True)
 
-    while starts[-1] > max_coarse and len(levels) < _hierarchy.MAX_LEVELS - 1:
+    def crossing(matrix: Pieces, n_rows: int, down: bool, over: Any) -> Crossing:
+        everyones(lambda: _check_range(matrix, dtype), mesh)
+        return Crossing(over.spread(in_one_format(matrix, n_rows, request)[0]), over, down)
+
+    last: Any = None
+    while starts[-1] > WHOLE or not levels:
         stored = placed(held, starts, starts) if levels or given is None else given.in_basis
         inverse, bound, least = _diagonals(held, unit, starts, hermitian, mesh)
         lowest, upper = min(lowest, least), bound or 1.0
@@ -116,37 +133,45 @@ def build(
         T = {k: _renumbered(S, np.arange(counts[k], counts[k + 1]), counts[-1]) for k, S in T.items()}
         weak = theta if not levels and _is_constant(near, mesh) else None
         P = _smoothed(held, T, scale, weak, starts, mesh)
-        cuts = _joined(counts)
         other = P
         if not hermitian:
             turned_scale = {k: v.conj() for k, v in scale.items()}
             other = _smoothed(_adjoint(held, starts, starts, mesh), T, turned_scale, weak, starts, mesh)
-        R = _adjoint(other, starts, cuts, mesh)
+        R = _adjoint(other, starts, counts, mesh)
+        ways = None, None
+        if counts[-1] > WHOLE:
+            ways = placed(R, counts, starts), placed(P, starts, counts)
+        last = other, P, stored.range.over
         recurrence = _hierarchy.recurrence(degree) / (1, upper)
-        down, up = placed(R, cuts, starts), placed(P, starts, cuts)
         d = d.astype(wide if d.dtype.kind == "c" else narrow)
-        levels.append(Level(stored, down, up, d, jnp.asarray(recurrence, narrow)))
+        levels.append(Level(stored, *ways, d, jnp.asarray(recurrence, narrow)))
         held = _times(R, _times(held, P, starts, mesh), starts, mesh)
         unit = _times({k: abs(v).power(2) for k, v in R.items()}, unit, starts, mesh)
-        near = below
-        if not np.array_equal(cuts, counts):
-            near = fetched({k: np.arange(cuts[k], cuts[k + 1]) for k in near}, near, counts, mesh)
-        starts, theta = cuts, _hierarchy.WEAKER * theta
+        near, starts, theta = below, counts, _hierarchy.WEAKER * theta
     if not levels:
         raise ValueError(
             f"no shard found strong couplings among its own rows, of {starts[-1]} in all, take "
             "precond.jacobi, or fewer devices"
         )
-    _hierarchy.check_coarsest(starts[-1], len(levels) + 1)
-    rows = scipy.sparse.csr_array(scipy.sparse.vstack([*everyones(lambda: held, mesh).values()], format="csr"))
-    sizes = scipy.sparse.vstack([*everyones(lambda: unit, mesh).values()]).toarray()[:, 0]
-    inverse, positive = of_each(lambda _: _hierarchy.coarse_inverse(rows, sizes, hermitian), (0,), mesh)[0]
-    everyones(lambda: _check_range({0: scipy.sparse.csr_array(inverse)}, dtype), mesh)
-    definite = all(everyones(lambda: {jax.process_index(): positive and lowest >= 0}, mesh).values())
-    last = levels[-1]
-    ends = Whole(last.R, last.R.range, True), Whole(last.P, last.P.domain, False)
-    levels[-1] = dataclasses.replace(last, R=ends[0], P=ends[1])
-    return tuple(levels), _on_every_device(inverse.astype(dtype), mesh), definite, hermitian
+    other, P, over = last
+    columns = {k: _renumbered(S.conj().T.tocsr(), np.arange(S.shape[0]), over.size) for k, S in other.items()}
+    down, up = crossing(columns, int(starts[-1]), True, over), crossing(P, over.size, False, over)
+    levels[-1] = dataclasses.replace(levels[-1], R=down, P=up)
+    whole = lambda of: stacked(*everyones(lambda: of, mesh).values())  # noqa: E731
+    start = _hierarchy.Start(levels, whole(unit).toarray()[:, 0], hermitian and lowest >= 0, hermitian)
+    return start, whole(held), whole(near), theta
+
+
+def below(make: Callable[[], tuple[Any, bool]], start: _hierarchy.Start, order: Any) -> tuple[Any, bool]:
+    """The `Multigrid` of make() with the levels below `start` on every device, and what make() tells beside it.
+
+    What make() raises in one process, all raise.
+    """
+    M, definite = of_each(lambda _: make(), (0,), order.over.mesh)[0]
+    above, whole = M.levels[: len(start.levels)], M.levels[len(start.levels) :]
+    whole, inverse = order.over.everywhere((whole, M.coarse_inverse))
+    levels = (*above, *whole)
+    return dataclasses.replace(M, levels=levels, coarse_inverse=inverse, order=order, whole=len(whole)), definite
 
 
 @jax.jit
@@ -245,15 +270,6 @@ def _cuts(T: Pieces, mesh: Any) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(counts)])
 
 
-def _joined(starts: np.ndarray) -> np.ndarray:
-    """Cuts with the rows of 2, 4, … neighbours on the first of them, so that active devices have `FEWEST` rows each."""
-    parts, group = len(starts) - 1, 1
-    while group < parts and starts[-1] * group < FEWEST * parts:
-        group *= 2
-    first = -(-np.arange(parts + 1) // group) * group
-    return starts[np.minimum(first, parts)]
-
-
 def _smoothed(A: Pieces, T: Pieces, scale: dict[int, np.ndarray], weak: float | None, starts: Any, mesh: Any) -> Pieces:
     """T − diag(scale)·A'·T, where A' has lumped what is weaker than `weak`; None: A itself."""
     A = A if weak is None else _lumped(A, starts, weak, mesh)
@@ -305,11 +321,6 @@ def _renumbered(S: Any, columns: np.ndarray, width: int) -> Any:
     """S with the numbers of its columns, rising, among `width`."""
     col = columns[S.indices].astype(np.int32)
     return scipy.sparse.csr_array((S.data, col, S.indptr), shape=(S.shape[0], int(width)))
-
-
-def _on_every_device(a: np.ndarray, mesh: Any) -> Array:
-    copies = NamedSharding(mesh, PartitionSpec())
-    return jax.make_array_from_callback(a.shape, copies, lambda _: a)
 
 
 def _spread(parts: dict[int, np.ndarray], over: Any) -> Array:

@@ -60,6 +60,7 @@ class Multigrid:
       cycle: "V" or "W".
       symmetric: whether the operator is its own transpose.
       order: of the vectors inside the cycle, those of a sharded matrix.
+      whole: levels, the last ones, that every device of a sharded matrix has whole.
     """
 
     levels: tuple[Level, ...]
@@ -67,6 +68,7 @@ class Multigrid:
     cycle: str = dataclasses.field(metadata={"static": True})
     symmetric: bool = dataclasses.field(metadata={"static": True})
     order: Basis = IDENTITY
+    whole: int = dataclasses.field(default=0, metadata={"static": True})
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -95,10 +97,11 @@ class Multigrid:
         """How the arrays lie for products with pieces of vectors inside shard_map over `axis`, once `entered`."""
         piece: Any = PartitionSpec(axis)
         same: Any = PartitionSpec()
-        maps = [[arguments.partition(a, axis) for a in (level.A, level.R, level.P)] for level in self.levels]
+        first = self.levels[: len(self.levels) - self.whole]
+        maps = [[arguments.partition(a, axis) for a in (level.A, level.R, level.P)] for level in first]
         if not maps or not self.order.is_identity or any(None in of for of in maps):
             return None
-        levels: Any = tuple(Level(A, R, P, piece, same) for A, R, P in maps)
+        levels: Any = *(Level(A, R, P, piece, same) for A, R, P in maps), *(same,) * self.whole
         return dataclasses.replace(self, levels=levels, coarse_inverse=same)
 
     @standard_promotion
@@ -186,7 +189,7 @@ def multigrid(
       dtype: of the numbers stored and the vectors inside the cycle: "float32" under a float64 solver moves about half
         the bytes. None takes A's.
       max_coarse: rows up to which a level is inverted densely instead of coarsened. None takes 500;
-        for an A of more rows on one device min(500, max(50, √(A.nnz / 10))).
+        for an A of more rows min(500, max(50, √(A.nnz / 10))).
 
     Raises:
       TypeError: A is not a sparse matrix, or is traced.
@@ -204,18 +207,20 @@ def multigrid(
     theta = real_number("theta", theta)
     if not 0 <= theta < 1:
         raise ValueError(f"theta must be at least 0 and below 1; got {theta:g}")
-    if getattr(A, "name", None) == "sharded" and A.shape[0] > most:
-        from solvers.precond import _sharded  # with the code for many devices
-
-        levels, inverse, definite, hermitian = _sharded.build(
-            A, B, theta=theta, degree=degree, dtype=_stored(A, dtype), max_coarse=most
-        )
-        return _examined(Multigrid(levels, inverse, cycle, hermitian and A.dtype.kind == "f", A.domain), definite)
 
     def coarsest(A: Any) -> int:
         if max_coarse is not None or A.shape[0] <= most:
             return most
         return min(most, max(50, int((A.nnz / 10) ** 0.5)))
+
+    if getattr(A, "name", None) == "sharded" and A.shape[0] > most:
+        from solvers.precond import _sharded  # with the code for many devices
+
+        stored, smallest = _stored(A, dtype), coarsest(A)
+        start, S, near, theta = _sharded.build(A, B, theta=theta, degree=degree, dtype=stored, max_coarse=smallest)
+        coarsening = _hierarchy.Aggregation(near, near.shape[1], theta, smallest)
+        below = lambda: _built(A, S, coarsening, cycle, degree, dtype, start)  # noqa: E731
+        return _examined(*_sharded.below(below, start, A.domain))
 
     settings = cycle, degree, dtype
     if _device_hierarchy.serves(A, B):
@@ -284,10 +289,16 @@ def _shared(A: Any) -> Any:
     return A if isinstance(A, SparseMatrix) and A.basis.perm is None else None
 
 
-def _made(
+def _made(*given: Any) -> Multigrid:
+    return _examined(*_built(*given))
+
+
+def _built(
     A: Any, S: Any, coarsening: Any, cycle: str, degree: int, dtype: Any, start: _hierarchy.Start | None = None
-) -> Multigrid:
-    """The preconditioner of A, which is S on the host or, after the levels of `start`, its coarse matrix there."""
+) -> tuple[Multigrid, bool]:
+    """The preconditioner of A, which is S on the host or, after the levels of `start`, its coarse matrix there; and
+    whether it looked definite.
+    """
     stored = _stored(A, dtype)
 
     def keep(step: _hierarchy.HostLevel, k: int) -> Level:
@@ -298,7 +309,7 @@ def _made(
     checks.fits(_hierarchy.largest(built.coarse_inverse), stored, "the inverse of the coarsest level")
     inverse = jnp.asarray(built.coarse_inverse, stored)
     symmetric = built.hermitian and S.dtype.kind == "f"
-    return _examined(Multigrid(tuple(built.levels), inverse, cycle, symmetric), built.definite)
+    return Multigrid(tuple(built.levels), inverse, cycle, symmetric), built.definite
 
 
 def _examined(M: Multigrid, definite: bool) -> Multigrid:

@@ -8,6 +8,7 @@ import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from solvers import Status, cg, gmres, precond
+from solvers.precond import _sharded
 from tests.distributed.problems import MESH
 
 THREE = jax.make_mesh((3,), ("rows",), devices=jax.devices("cpu")[:3])
@@ -24,10 +25,17 @@ def solved(A, M):
     return cg(A, b, M=M, rtol=1e-8, maxiter=100)
 
 
+def in_pieces(A, *B):
+    """Multigrid with two levels in pieces, which larger matrices have; the other tests have one, and whole ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_sharded, "WHOLE", 100)
+        return precond.multigrid(A, *B, max_coarse=100)
+
+
 @pytest.fixture(scope="module")
 def built():
     A = jsf.shard(L, MESH, format="csr")
-    return A, precond.multigrid(A, max_coarse=100)
+    return A, in_pieces(A)
 
 
 @pytest.mark.deep
@@ -46,7 +54,7 @@ def test_every_array_of_a_device_has_its_share_of_the_rows(built):
     assert max(held) <= 2 * A.nnz / MESH.size
     alone = sum(leaf.size for leaf in jax.tree.leaves(precond.multigrid(ALONE, max_coarse=100).levels))
     assert sum(held) <= 4.5 * alone / MESH.size
-    assert len(M.levels) >= 2 and M.coarse_inverse.shape[0] <= 100
+    assert len(M.levels) >= 2 and M.whole == 0 and M.coarse_inverse.shape[0] <= 100
 
 
 def test_the_operator_is_symmetric_and_the_same_in_the_users_order_and_inside():
@@ -58,7 +66,7 @@ def test_the_operator_is_symmetric_and_the_same_in_the_users_order_and_inside():
     np.testing.assert_allclose(y @ (M @ x), x @ (M @ y), rtol=1e-10)
     inner = M.entered(A.basis) @ A.basis.enter(jnp.asarray(x))
     np.testing.assert_allclose(A.basis.leave(inner), M @ x, rtol=1e-10)
-    assert solved(A, M).status == Status.CONVERGED
+    assert solved(A, M).status == Status.CONVERGED and M.whole == 1
     assert f"multigrid {N}×{N}" in repr(M) and "sharded" in repr(M)
 
 
@@ -93,7 +101,7 @@ def test_a_deflated_solve_takes_as_many_steps_as_on_one_device(dense):
 def test_a_near_null_space_may_be_sharded_and_gradients_pass_through_the_solve(built):
     A, M = built
     B = jax.device_put(np.ones(N), jax.sharding.NamedSharding(MESH, jax.sharding.PartitionSpec("rows")))
-    again = precond.multigrid(A, B, max_coarse=100)
+    again = in_pieces(A, B)
     np.testing.assert_allclose(again @ b, M @ b, rtol=1e-9, atol=1e-9)
     f = lambda b: jnp.sum(cg(A, b, M=M, rtol=1e-10).x ** 2)  # noqa: E731
     x = sp.linalg.spsolve(L.tocsc(), b)
