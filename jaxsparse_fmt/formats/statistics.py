@@ -214,9 +214,9 @@ def occupied(csr: Csr, longest: int = 0) -> np.ndarray:
     """
     if building.namespace(csr.data) is jnp:
         octets = np.asarray(_marked(csr, longest)) if csr.nnz else np.zeros(0, np.uint8)
-        some = np.flatnonzero(octets)
-        octet, bit = np.nonzero(np.unpackbits(octets[some, None], axis=1, bitorder="little"))
-        return 8 * some[octet] + bit
+        some = np.flatnonzero(octets.view(np.uint64))  # eight at a time, since most are 0
+        eight, bit = np.nonzero(np.unpackbits(octets.reshape(-1, 8)[some], axis=1, bitorder="little"))
+        return 64 * some[eight] + bit
     if not fits_table(csr):
         return np.unique(np.concatenate([diagonal for _, diagonal in by_rows(csr)]))
     present = np.zeros(sum(csr.shape), bool)
@@ -227,8 +227,8 @@ def occupied(csr: Csr, longest: int = 0) -> np.ndarray:
 
 @functools.partial(jax.jit, static_argnums=1)
 def _marked(csr: Csr, longest: int) -> Any:
-    """A bit for each diagonal: whether it holds an entry, in uint8; by the first entry of all rows, the second…"""
-    size, n_rows = sum(csr.shape), csr.shape[0]
+    """A bit for each diagonal that holds an entry, in octets by eights; by the first entry of all rows, the second…"""
+    size, n_rows = -(-sum(csr.shape) // 64) * 64, csr.shape[0]
     row, lengths = jnp.arange(n_rows, dtype=index_dtype(size)), jnp.diff(csr.indptr)
 
     def mark(j: Any, marks: Any) -> Any:
