@@ -196,9 +196,10 @@ def _merged(a: Csr, b: Csr, at: Array, before: Array, n: int) -> tuple[CsrArrays
     """The n entries of a or b, from what `_met` returns: where those of a stand tells what all the others are."""
     place = lax.iota(np.int32, a.nnz) + at - before[:-1]
     of_a = jnp.zeros(n, bool).at[place].set(True, unique_indices=True)
-    left = jnp.cumsum(of_a, dtype=np.int32) - of_a
+    reached = building.starts(jnp, of_a, np.int32)
+    left = reached[:-1]
     right = lax.iota(np.int32, n) - left + take(before, left)
-    alone = of_a & (take(before, left + of_a) == take(before, left))
+    alone = of_a & (take(before, reached[1:]) == take(before, left))
     col = take(jnp.concatenate([a.indices, b.indices]), jnp.where(of_a, left, a.nnz + right))
     S = pattern(col, a.indptr + b.indptr - take(before, a.indptr), a.shape)
     return S, jnp.where(of_a, left, a.nnz), jnp.where(alone, b.nnz, right)

@@ -156,11 +156,13 @@ def test_refusals_name_the_cure(case):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
-def test_eager_sums_and_products_under_strict_promotion_and_with_infinities(dtype):
+def test_eager_sums_and_products_under_strict_promotion_and_with_infinities(where, dtype):
+    del where
     S, T = sp.csr_array(np.array([[1.0, 0], [0, 2]], dtype)), sp.csr_array(np.array([[0, np.inf], [0, 1]], dtype))
     A, B = jsf.from_scipy(S, "csr"), jsf.from_scipy(T, "csr")
     with jax.numpy_dtype_promotion("strict"):
         total, difference, product = A + B, A - B, A @ A
+        assert jsf.plan.add(A, B).result.nnz == 3 and jsf.plan.multiply(A, B).result.nnz == 1
     np.testing.assert_array_equal(product.data, [1, 4])
     for C, wanted in ((total, [1, np.inf, 3]), (difference, [1, -np.inf, 1])):
         np.testing.assert_array_equal(C.data.real, wanted)
