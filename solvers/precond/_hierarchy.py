@@ -3,7 +3,9 @@
 On each level (Vaněk, Mandel and Brezina 1996, §5):
 
     |a[i, j]| ≥ θ·√(a[i, i]·a[j, j])    i and j are coupled strongly; θ = 0.08 on the finest level, then a quarter;
-                                        larger where the next level would have far more entries
+                                        larger where the next level would have far more entries, smaller
+                                        where most points would have no strong coupling, though the sums of
+                                        their couplings are no smaller than the diagonal's half
     aggregates                          points with their strong neighbours
     B = T·B'                            QR of the near-null space on each aggregate; B' is that of the next level
     P = (I − ω/λ·D⁻¹·A')·T              λ ≈ the largest eigenvalue of D⁻¹A; A' is A, its weak couplings on the diagonal
@@ -88,9 +90,13 @@ class Aggregation:
         """R, P and R·A·P."""
         A = aggregation.points(A, self.b)
         same = not np.any(np.diff(self.B.reshape(A.indptr.size - 1, -1), axis=0))  # at all points
+        weaker = True
         while True:
             chosen = aggregation.strength(A, self.theta)
             agg, count = aggregation.aggregates(A, chosen)
+            if weaker and aggregation.left_over(A, agg):
+                self.theta *= WEAKER
+                continue
             Q, below = aggregation.tentative(agg, count, self.B)
             T = aggregation.placed(agg, count, Q)
             P = aggregation.prolongation(A, chosen | (not same), T, scale)
@@ -103,7 +109,7 @@ class Aggregation:
             product = aggregation.galerkin(R, A, P, most)
             if product is not None:
                 break
-            self.theta *= STRICTER
+            self.theta, weaker = STRICTER * self.theta, False
         self.B, self.b, self.theta = below, self.B.shape[1], WEAKER * self.theta
         return R, P, product
 

@@ -184,8 +184,9 @@ def multigrid(
       degree: of the smoother, Chebyshev's polynomial in D⁻¹A.
       theta: a[i, j] is a strong coupling where |a[i, j]| ≥ theta·√(a[i, i]·a[j, j]), on the finest level; the next
         level takes a quarter of it. Larger values follow stronger anisotropy and coarsen less. Where the next level
-        would have more than twice as many blocks, as in many graphs, theta is multiplied by 3 until it has not; not for
-        theta=0, and not for a sharded A.
+        would have more than twice as many blocks, as in many graphs, theta is multiplied by 3 until it has not; where
+        most points would have no strong coupling, though their couplings sum up to more than half their diagonal, as
+        with elements on cubes, it is quartered until they have. Neither for theta=0, nor inside shards.
       dtype: of the numbers stored and the vectors inside the cycle: "float32" under a float64 solver moves about half
         the bytes. None takes A's.
       max_coarse: rows up to which a level is inverted densely instead of coarsened. None takes 500;

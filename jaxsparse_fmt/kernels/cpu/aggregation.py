@@ -41,6 +41,15 @@ def aggregates(A: Matrix, chosen: np.ndarray) -> tuple[np.ndarray, int]:
     return agg, int(count[0])
 
 
+def left_over(A: Matrix, agg: np.ndarray) -> bool:
+    """Whether most points are in no aggregate, though their couplings sum up to more than half their diagonal."""
+    if 2 * np.sum(agg < 0) <= agg.size:
+        return False
+    size, row = _sizes(A), _rows(A)
+    coupled = np.bincount(row, np.where(row == A.indices, -0.5, 1) * size, agg.size) > 0
+    return bool(2 * np.sum(coupled & (agg < 0)) > agg.size)
+
+
 def tentative(
     agg: np.ndarray,  # [points]
     count: int,

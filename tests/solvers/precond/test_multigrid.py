@@ -256,6 +256,21 @@ def test_rows_without_neighbours_and_pieces_are_left_to_the_smoother():
     assert scipy_iterations(alone, random_vector(600), multigrid(alone), 1e-9) <= 16
 
 
+def trilinear(n: int) -> sp.csr_array:
+    """Finite elements of the Laplace operator on cubes: 27 points, of which none is coupled strongly."""
+    K, M = (sp.diags_array([a, b, a], offsets=[-1, 0, 1], shape=(n, n)) for a, b in ((-1.0, 2.0), (1 / 6, 2 / 3)))
+    kron = lambda *of: sp.kron(sp.kron(*of[:2]), of[2])  # noqa: E731
+    return sp.csr_array(kron(K, M, M) + kron(M, K, M) + kron(M, M, K))
+
+
+@pytest.mark.parametrize("shift", [0, 10])
+def test_weak_couplings_are_followed_where_the_smoother_alone_would_not_do(shift):
+    S = sp.csr_array(trilinear(16) + shift * sp.eye_array(16**3))
+    M = multigrid(S)
+    assert (M.sizes[1][0] > 1) == (shift == 0)
+    assert scipy_iterations(S, random_vector(S.shape[0]), M, 1e-8) <= 7
+
+
 @pytest.fixture
 def there(monkeypatch):
     """Whatever is not tiny is set up by the programs for matrices on an accelerator."""
