@@ -144,7 +144,9 @@ def _kind(shape: tuple[int, int]) -> Any:
     return np.uint32 if sum(_bits(shape)) <= 32 else np.uint64
 
 
-def _sorted(row: Array, col: Array, shape: tuple[int, int], beside: Array | None = None) -> tuple[Array, Array, Array]:
+def sorted_keys(
+    row: Array, col: Array, shape: tuple[int, int], beside: Array | None = None
+) -> tuple[Array, Array, Array]:
     """Keys in rising order, what stands `beside` them in that order, and how many keys differ from those before.
 
     Args:
@@ -157,10 +159,11 @@ def _sorted(row: Array, col: Array, shape: tuple[int, int], beside: Array | None
         moved = order if beside is None else take(beside, order)
     else:
         key, moved = lax.sort((key, beside), num_keys=1)
-    return key, moved, jnp.sum(_flags(key), dtype=np.int32)
+    return key, moved, jnp.sum(flags(key), dtype=np.int32)
 
 
-def _flags(key: Array) -> Array:
+def flags(key: Array) -> Array:
+    """Which keys differ from those before."""
     return jnp.concatenate([jnp.ones(key[:1].shape, bool), key[1:] != key[:-1]])
 
 
@@ -171,13 +174,18 @@ def _places(flags: Array, n: int) -> Array:
     return at.set(lax.iota(np.int32, flags.shape[0]), mode="drop", unique_indices=True)
 
 
-def _pattern_of(key: Array, shape: tuple[int, int]) -> CsrArrays:
+def coordinates(key: Array, shape: tuple[int, int]) -> tuple[Array, Array]:
+    """Row and column of each key."""
     shift = key.dtype.type(_bits(shape)[1])
-    row, col = (key >> shift).astype(np.int32), (key & key.dtype.type((1 << int(shift)) - 1)).astype(np.int32)
+    return (key >> shift).astype(np.int32), (key & key.dtype.type((1 << int(shift)) - 1)).astype(np.int32)
+
+
+def _pattern_of(key: Array, shape: tuple[int, int]) -> CsrArrays:
+    row, col = coordinates(key, shape)
     return pattern(col, row_pointers(row, shape[0]), shape)
 
 
-_ordered = jax.jit(_sorted, static_argnums=2)
+_ordered = jax.jit(sorted_keys, static_argnums=2)
 
 
 @jax.jit
@@ -208,36 +216,43 @@ def _merged(a: Csr, b: Csr, at: Array, before: Array, n: int) -> tuple[CsrArrays
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _first_of_each(key: Array, shape: tuple[int, int], n: int) -> tuple[CsrArrays, Array]:
     """The pattern of n keys without their repetitions, and where each begins, with the end [n + 1]."""
-    first = _places(_flags(key), n)
+    first = _places(flags(key), n)
     return _pattern_of(take(key, first), shape), jnp.append(first, np.int32(key.shape[0]))
 
 
 @jax.jit
 def _n_products(a: Csr, b: Csr) -> Array:
-    return jnp.sum(take(jnp.diff(b.indptr), a.indices), dtype=np.int64)
+    return jnp.sum(_lengths(a, b), dtype=np.int64)
+
+
+def _lengths(a: Csr, b: Csr) -> Array:
+    """The products of each entry of a; none of those past the last pointer, which are padding."""
+    return jnp.where(lax.iota(a.indptr.dtype, a.nnz) < a.indptr[-1], take(jnp.diff(b.indptr), a.indices), 0)
 
 
 @functools.partial(jax.jit, static_argnums=2)
 def _listed(a: Csr, b: Csr, products: int) -> tuple[Array, ...]:
-    row, col, left, right = _expanded(a, b, products)
-    key, order, n = _sorted(row, col, (a.shape[0], b.shape[1]))
+    row, col, left, right = expanded(a, b, products)
+    key, order, n = sorted_keys(row, col, (a.shape[0], b.shape[1]))
     return key, order, left, right, n
 
 
 @functools.partial(jax.jit, static_argnums=2)
 def _multiplied(a: Csr, b: Csr, products: int) -> tuple[Array, ...]:
-    row, col, left, right = _expanded(a, b, products)
+    row, col, left, right = expanded(a, b, products)
     terms = take(a.data, left) * take(b.data, right)
-    return *_sorted(row, col, (a.shape[0], b.shape[1]), beside=terms), jnp.zeros_like(left)
+    return *sorted_keys(row, col, (a.shape[0], b.shape[1]), beside=terms), jnp.zeros_like(left)
 
 
-def _expanded(a: Csr, b: Csr, products: int) -> tuple[Array, ...]:
-    """Row and column of each product of two entries, and the entry of a and of b."""
-    first, lengths = take(b.indptr, a.indices), take(jnp.diff(b.indptr), a.indices)
+def expanded(a: Csr, b: Csr, products: int) -> tuple[Array, ...]:
+    """Row and column of each product of two entries, and the entry of a and of b; past them the row after the last."""
+    lengths, number = _lengths(a, b), lax.iota(np.int32, products)
     ends = jnp.cumsum(lengths, dtype=np.int32)
     left = expand_ptr(jnp, jnp.concatenate([jnp.zeros(1, np.int32), ends]), products)
-    right = lax.iota(np.int32, products) + take(first.astype(np.int32) - (ends - lengths), left)
-    return take(building.entries(a)[0], left), take(b.indices, right), left, right
+    right = number + take(take(b.indptr, a.indices).astype(np.int32) - (ends - lengths), left)
+    right = jnp.minimum(right, b.nnz - 1)
+    row = jnp.where(number < ends[-1], take(building.entries(a)[0], left), a.shape[0])
+    return row, take(b.indices, right), left, right
 
 
 @jax.jit

@@ -4,8 +4,9 @@ For a real symmetric A with one unknown a point and one near-null vector. Only s
 which makes the small levels. The host's greedy aggregation takes points in their order, one after the other; here they
 have hashed priorities, so that roots are found in few rounds, and a cycle takes as many steps or one more or less.
 
-XLA compiles programs for the sizes of each level, for seconds, so only matrices for which the host takes as long come
-here; later set-ups of such sizes take a fraction of the host's time.
+XLA compiles for seconds, where every level has programs for its own sizes. So arrays have rooms of few sizes, which
+levels and similar matrices share, and only matrices for which the host takes as long come here; later set-ups take a
+fraction of the host's time.
 """
 
 import functools
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxsparse_fmt._types import CsrArrays, Target, index_dtype
+from jaxsparse_fmt._types import CsrArrays, Target
 from jaxsparse_fmt.algebra import on_device
 from jaxsparse_fmt.algebra.on_device import on_accelerator
 from jaxsparse_fmt.core import entry_index
@@ -27,20 +28,36 @@ from solvers.precond._hierarchy import DAMPING, DENSEST, LANCZOS_STEPS, ROUNDING
 from solvers.precond._inverse import NULL
 
 ROWS = 2**21  # of a matrix up to which the host makes all levels
-FEW = 2**22  # entries of a level up to which the host makes it, and those below it
+FEW = 2**18  # entries of a level up to which the host makes it, and those below it
+SHARED = 2**27  # products of two entries: a level of up to so many is done before XLA has compiled smaller programs
+LEAST, MOST = 12, 2**31 - 1  # rooms are multiples of 2**LEAST, counted in int32
 ROOT = np.uint32(2**32 - 1)
-SECOND = 2  # neighbours left over that a root of the second pass has, at least
+SECOND = 3  # neighbours left over that a root of the second pass has, at least
+
+
+class Rooms(NamedTuple):
+    """Sizes that programs are made for: of one level, or of all levels below it too where these are small."""
+
+    rows: int
+    entries: int  # of A, P and A·P
+    products: int  # of two entries, in A·P and in R·A·P
+
+    def of(self, kind: str, size: int) -> int:
+        room = getattr(self, kind)
+        return room if size <= room and self.products <= SHARED else ladder(size)
 
 
 class Descent(NamedTuple):
     """A level to go on from.
 
     Attributes:
-      A: [n, n] in CSR, float64.
-      near: [n] the near-null vector.
+      A: [n, n] in CSR, float64, padded.
+      near: [n] the near-null vector, padded by its first number.
       unit: [n] size of the sums behind A's diagonal.
       theta: of strong couplings.
       definite: whether nothing was seen that tells A indefinite.
+      rows, entries: of A without padding.
+      rooms: for this level.
     """
 
     A: Any
@@ -48,20 +65,33 @@ class Descent(NamedTuple):
     unit: Array
     theta: float
     definite: bool
+    rows: int
+    entries: int
+    rooms: Rooms
+
+    def at_hand(self) -> tuple[Any, np.ndarray, np.ndarray]:
+        """A, near and unit on the host."""
+        with jax.enable_x64(True):
+            A, near, unit = _cut((self.rows, self.rows), self.entries, self.A, self.near, self.unit)
+            return A.to_scipy(), np.asarray(near), np.asarray(unit)
 
 
 def serves(A: Any, B: Any) -> bool:
     """Whether A may be set up here, as far as its type tells."""
     vector = B is None or (np.shape(B) in {A.shape[:1], (A.shape[0], 1)} and not np.iscomplexobj(B))
     ours = isinstance(A, SparseMatrix) and A.shape[0] == A.shape[1] and jnp.issubdtype(A.dtype, jnp.floating)
-    return ours and vector and A.shape[0] > ROWS and not hasattr(A, "block_shape") and on_accelerator(A.values)
+    sized = ours and A.shape[0] > ROWS and A.nnz <= MOST
+    return sized and vector and not hasattr(A, "block_shape") and on_accelerator(A.values)
 
 
 def begun(A: Any, B: Any, theta: float) -> Descent | None:
     """The finest level; None where the host has to look: it refuses A in words, or finds blocks."""
+    n, nnz = A.shape[0], A.nnz
     near = None if B is None else jnp.asarray(B, np.float64).reshape(-1)
-    usual, A, near, unit = _looked(A, near)
-    return Descent(A, near, unit, theta, True) if usual else None
+    rooms = rooms_of(n, nnz)
+    padded, near = _padded(A, near, rooms.of("rows", n), rooms.of("entries", nnz))
+    usual, unit = _looked(padded, near, n)
+    return Descent(padded, near, unit, theta, True, n, nnz, rooms) if usual else None
 
 
 def descended(at: Descent) -> tuple[Descent, tuple[Any, ...], tuple[float, float]] | None:
@@ -69,81 +99,139 @@ def descended(at: Descent) -> tuple[Descent, tuple[Any, ...], tuple[float, float
 
     None where no coarser level can be made here.
     """
-    A, theta, n = at.A, at.theta, at.A.shape[0]
+    A, theta, n, weaker, rooms = at.A, at.theta, at.A.shape[0], True, at.rooms
     while True:
-        found = _aggregated(A, at.near, at.unit, theta)
-        count, inside, weak, negative, lowest, upper, *largest = (x.item() for x in jax.device_get(found.numbers))
-        if not 0 < count < n:
+        found = _coarsened(A, at.near, at.unit, theta)
+        numbers = np.asarray(found.numbers).tolist()
+        count, left, negative, inside, products = map(int, numbers[:5])
+        lowest, upper, *largest = numbers[5:]
+        if weaker and 2 * left > at.rows:
+            theta *= WEAKER
+            continue
+        if not 0 < count < at.rows:
             return None
-        T, below = _tentative(found.agg, at.near, inside, count)
-        G = A.with_data(found.step)
+        P = _compressed(*found.terms, n, (n, rooms.of("rows", count)), rooms.of("entries", inside))
+        R, below, unit = _transposed(P, found.below, at.unit)
         try:
-            P = (_kept(G, found.kept) if weak else G) @ T
-            R, unit = _transposed(P, at.unit)
-            coarse = R @ (A @ P)
+            AP, _, products = _product(A, P, products, P, rooms)
+            coarse, entries, _ = _product(R, AP, products, R, rooms)
         except ValueError:  # the lists of products are too large for the device, or for indices of 32 bits
             return None
-        if coarse.nnz <= DENSEST * A.nnz or not 0 < theta < 1:
+        if entries <= DENSEST * at.entries or not 0 < theta < 1:
             break
-        theta *= STRICTER
+        theta, weaker = STRICTER * theta, False
     definite = at.definite and not negative and lowest >= -ROUNDING * upper
-    return Descent(coarse, below, unit, WEAKER * theta, definite), (A, R, P, found.inverse, upper), tuple(largest)
+    made = _trimmed(at.rows, count, at.entries, inside, A, R, P, found.inverse)
+    rooms = rooms if rooms.products <= SHARED else rooms_of(count, entries)
+    next_level = Descent(coarse, below, unit, WEAKER * theta, definite, count, entries, rooms)
+    return next_level, (*made, upper), (largest[0], largest[1])
+
+
+def rooms_of(rows: int, entries: int) -> Rooms:
+    """With room for A·P and for the products of two levels of 7-point and 27-point grids."""
+    return Rooms(ladder(rows), ladder(2 * entries), ladder(7 * entries))
+
+
+def ladder(size: int) -> int:
+    """The room for `size` numbers: four sizes an octave, so that similar matrices share programs."""
+    step = 1 << max(size.bit_length() - 3, LEAST)
+    return min(-(-size // step) * step, MOST)
+
+
+# ----------------------------------------------------------------------------------------------------------- programs
+#
+# Padding is past the last row pointer, and zero: no product reads it. Rows of padding are empty.
 
 
 class Found(NamedTuple):
-    agg: Array  # [n] int32, -1 in none
-    step: Array  # [nnz] values of I − ω/λ·D⁻¹·A'
-    kept: Array  # [nnz] where A' has entries
+    terms: tuple[Array, Array]  # keys and values of P's entries, as of `_multiplied`
+    below: Array  # [n] lengths of the parts of the near-null vector, in the first `count`
     inverse: Array  # [n] of the diagonal
-    numbers: tuple[Array, ...]
+    numbers: Array
 
 
-def _csr(arrays: Any, shape: tuple[int, int], dtype: Any = np.float64) -> Any:
-    return build(CsrArrays(*arrays, shape=shape), "csr", Target(np.dtype(dtype)))
+def _csr(arrays: Any, shape: tuple[int, int]) -> Any:
+    return build(CsrArrays(*arrays, shape=shape), "csr", Target(np.dtype(np.float64)))
+
+
+def _live(A: Any) -> Array:
+    """Which entries are none of padding."""
+    return lax.iota(np.int32, A.nnz) < A.csr_arrays().indptr[-1]
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _padded(A: Any, near: Array | None, n: int, nnz: int) -> tuple[Any, Array]:
+    data, col, ptr = A.csr_arrays()
+    data, col = (jnp.pad(a, (0, nnz - A.nnz)) for a in (data.astype(np.float64), col))
+    near = jnp.ones(A.shape[0]) if near is None else near
+    ptr, near = (jnp.pad(a, (0, n - A.shape[0]), constant_values=a[i]) for a, i in ((ptr, -1), (near, 0)))
+    return _csr((data, col, ptr), (n, n)), near
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _cut(shape: tuple[int, int], nnz: int, S: Any, *vectors: Array) -> list[Any]:
+    """Without padding."""
+    data, col, ptr = S.csr_arrays()
+    return [_csr((data[:nnz], col[:nnz], ptr[: shape[0] + 1]), shape), *(v[: shape[0]] for v in vectors)]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _trimmed(n: int, count: int, nnz: int, inside: int, A: Any, R: Any, P: Any, inverse: Array) -> list[Any]:
+    A, inverse = _cut((n, n), nnz, A, inverse)
+    return [A, *_cut((count, n), inside, R), *_cut((n, count), inside, P), inverse]
 
 
 @jax.jit
-def _looked(A: Any, near: Array | None) -> Any:
-    """Whether A is symmetric, has no zero on its diagonal, is not made of blocks, and all is finite; and the level."""
-    data, col, ptr = A.csr_arrays()
-    data, n, nnz = data.astype(np.float64), A.shape[0], A.nnz
-    near = jnp.ones(n) if near is None else near
-    A, row, number = _csr((data, col, ptr), A.shape), expand_ptr(jnp, ptr, nnz), lax.iota(ptr.dtype, nnz)
-    diagonal, place, largest = A.diagonal(), entry_index.sorted_by(col, number), jnp.max(jnp.abs(data))
-    usual = jnp.all((take(row, place) == col) & (take(col, place) == row))
-    usual &= jnp.all(jnp.abs(take(data, place) - data) <= 1e-12 * largest) & jnp.all(diagonal != 0)
+def _looked(A: Any, near: Array, n: Array) -> tuple[Array, Array]:
+    """Whether A is symmetric, has no zero on its diagonal, is not made of blocks, and all is finite; |diagonal|."""
+    (data, col, ptr), size, live = A.csr_arrays(), A.shape[0], _live(A)
+    row, number = expand_ptr(jnp, ptr, A.nnz), lax.iota(np.int32, A.nnz)
+    diagonal, largest = A.diagonal(), jnp.max(jnp.abs(data))
+    place = entry_index.sorted_by(jnp.where(live, col, size), number)
+    usual = jnp.all((take(row, place) == col) & (take(col, place) == row) | ~live)
+    usual &= jnp.all(jnp.abs(take(data, place) - data) <= 1e-12 * largest)
+    usual &= jnp.all((diagonal != 0) | (lax.iota(np.int32, size) >= n))
     usual &= jnp.isfinite(largest) & jnp.all(jnp.isfinite(near))
-    for b in (b for b in (2, 3, 5) if n % b == 0):  # a block of 4 or 6 holds blocks of 2
+    for b in (2, 3, 5):  # a block of 4 or 6 holds blocks of 2
         # Each entry is beside the first of its b columns, and below the first of its b rows.
         k = number - take(ptr, row)
-        above = jnp.minimum(take(ptr, row - row % b) + k, nnz - 1)
+        above = jnp.minimum(take(ptr, row - row % b) + k, A.nnz - 1)
         dense = (take(col, number - k % b) + k % b == col) & (col % b == k % b) & (take(col, above) == col)
-        usual &= ~(jnp.all(jnp.diff(ptr) % b == 0) & jnp.all(dense))
-    return usual, A, near, jnp.abs(diagonal)
+        usual &= ~((n % b == 0) & jnp.all(jnp.diff(ptr) % b == 0) & jnp.all(dense | ~live))
+    return usual, jnp.abs(diagonal)
 
 
 @jax.jit
-def _aggregated(A: Any, near: Array, unit: Array, theta: Array) -> Found:
-    data, col, ptr = A.csr_arrays()
-    n, row = A.shape[0], expand_ptr(jnp, ptr, A.nnz)
-    own, size, d = row == col, jnp.abs(data), A.diagonal()
-    live = jnp.abs(d) > NULL * unit
-    inverse = jnp.where(live, 1 / jnp.where(live, d, 1), 0)
-    bound = jnp.max(jnp.abs(inverse) * (A.with_data(size) @ jnp.ones(n)))
+def _coarsened(A: Any, near: Array, unit: Array, theta: Array) -> Found:
+    (data, col, ptr), n, live = A.csr_arrays(), A.shape[0], _live(A)
+    row, number = expand_ptr(jnp, ptr, A.nnz), lax.iota(np.int32, n)
+    own, size, d = (row == col) & live, jnp.abs(data), A.diagonal()
+    regular = jnp.abs(d) > NULL * unit
+    inverse = jnp.where(regular, 1 / jnp.where(regular, d, 1), 0)
+    sums = A.with_data(size) @ jnp.ones(n)
+    bound = jnp.max(jnp.abs(inverse) * sums)
     lowest, largest = spectrum(lambda z: A @ z, lambda w: inverse * w, near, LANCZOS_STEPS)
     upper = jnp.where((largest > 0) & jnp.isfinite(lowest), jnp.minimum(largest, bound), bound)
     upper = jnp.where(upper > 0, upper, 1)
     root = jnp.sqrt(jnp.abs(d))
-    strong = (size >= theta * take(root, row) * take(root, col)) & ~own
+    strong = (size >= theta * take(root, row) * take(root, col)) & ~own & live
     agg, count = aggregates(row, col, strong, size, n)
     # A' is A itself where the near-null vector is not the same at all points.
-    kept = strong | own | jnp.any(near != near[0])
+    kept = (strong | own | jnp.any(near != near[0])) & live
     weak = A.with_data(jnp.where(kept, 0, data)) @ jnp.ones(n)
     scale = DAMPING / upper * inverse
     step = jnp.where(kept, -take(scale, row) * data, 0) + jnp.where(own, 1 - take(scale * weak, row), 0)
-    numbers = count, jnp.sum(agg >= 0), ~jnp.all(kept), jnp.any(inverse < 0), lowest, upper
-    numbers += jnp.max(size), jnp.max(jnp.abs(inverse))
-    return Found(agg, step, kept, inverse, numbers)
+    # The columns of T are the normalized parts of the near-null vector: those of an aggregate are added in their order.
+    at = jnp.where(agg >= 0, agg, n)
+    order = entry_index.sorted_by(at, number)
+    below = jnp.sqrt(_csr((take(near, order) ** 2, order, row_pointers(take(at, order), n)), (n, n)) @ jnp.ones(n))
+    values = near / jnp.where(below > 0, below, 1)[jnp.minimum(at, n - 1)]
+    inside = kept & (take(agg, col) >= 0)
+    key, terms, found = _sums(inside, row, take(agg, col), step * take(values, col), (n, n), A)
+    left = jnp.sum((agg < 0) & (sums > 1.5 * jnp.abs(d)))
+    numbers = count, left, jnp.any(inverse < 0), *found, lowest, upper, jnp.max(size), jnp.max(jnp.abs(inverse))
+    numbers = jnp.stack([x.astype(np.float64) for x in numbers])  # a transfer to the host takes as long for one number
+    return Found((key, terms), jnp.where(number < count, below, below[0]), inverse, numbers)
 
 
 def aggregates(
@@ -163,16 +251,17 @@ def aggregates(
     """
     number, priority = lax.iota(np.int32, n), _priorities(lax.iota(np.uint32, n))
 
-    def of_rows(values: Array) -> Array:
-        return jax.ops.segment_max(values, row, n, indices_are_sorted=True)
+    def most(start: Array, at: Array, values: Array, among: Array) -> Array:
+        """The largest of the values, of those `among`, at each point; each that is left out saves an atomic."""
+        return start.at[jnp.where(among, at, n)].max(values, mode="drop")
 
     def roots(inside: Array, eligible: Array) -> Array:
         """A maximal set of eligible points of which no two share a neighbour, where each is its own neighbour too."""
-        column = jnp.where(inside, col, n)
 
         def step(key: Array) -> Array:  # 0 for points that are out, `ROOT` for those that are in
-            nearest = key.at[column].max(take(key, row), mode="drop")
-            found = jnp.maximum(of_rows(jnp.where(inside, take(nearest, col), 0)), nearest)
+            own = take(key, row)
+            nearest = most(key, col, own, inside & (own > 0))
+            found = most(nearest, row, take(nearest, col), inside & (own > 0) & (own < ROOT))
             decided = jnp.where(found == ROOT, 0, jnp.where(found == key, ROOT, key))
             return jnp.where((key > 0) & (key < ROOT), decided, key)
 
@@ -181,18 +270,16 @@ def aggregates(
 
     def covered(root_of: Array, least: Array) -> tuple[Array, None]:
         inside = strong & take(root_of < 0, row) & take(root_of < 0, col)
-        others = jax.ops.segment_sum(inside.astype(np.int32), row, n, indices_are_sorted=True)
+        others = jnp.zeros(n, np.int32).at[jnp.where(inside, row, n)].add(1, mode="drop")
         new = roots(inside, (root_of < 0) & (others >= least))
-        column = jnp.where(inside & take(new, row), col, n)
-        return jnp.where(new, number, root_of).at[column].set(row, mode="drop"), None
+        return most(jnp.where(new, number, root_of), col, row, inside & take(new, row)), None
 
     root_of, _ = lax.scan(covered, jnp.full(n, -1, np.int32), jnp.array([1, SECOND]))
     is_root = root_of == number
     joins = strong & take(root_of < 0, row) & take(root_of >= 0, col)
-    strongest = of_rows(jnp.where(joins, size, -1))
-    best = jnp.where(joins & (size == take(strongest, row)), col, n)
-    best = jax.ops.segment_min(best, row, n, indices_are_sorted=True)
-    joined = jnp.where((root_of < 0) & (best < n), take(root_of, jnp.clip(best, 0, n - 1)), root_of)
+    strongest = most(jnp.zeros(n), row, size, joins)
+    first = most(jnp.full(n, -1, np.int32), row, n - 1 - col, joins & (size == take(strongest, row)))
+    joined = jnp.where(first >= 0, take(root_of, n - 1 - first), root_of)
     agg = jnp.where(joined < 0, -1, take(jnp.cumsum(is_root, dtype=np.int32) - 1, jnp.maximum(joined, 0)))
     return agg, jnp.sum(is_root)
 
@@ -205,27 +292,60 @@ def _priorities(number: Array) -> Array:
     return h ^ (h >> np.uint32(16))
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3))
-def _tentative(agg: Array, near: Array, inside: int, count: int) -> tuple[Any, Array]:
-    """T [n, count], whose columns are the normalized parts of the near-null vector, and their lengths."""
-    at = jnp.where(agg >= 0, agg, count)
-    order = entry_index.sorted_by(at, lax.iota(np.int32, agg.size))[:inside]  # a product adds in it, in no other
-    squares = _csr((take(near, order) ** 2, order, row_pointers(take(at, order), count)), (count, agg.size))
-    below = jnp.sqrt(squares @ jnp.ones(agg.size))
-    values = near / jnp.where(below > 0, below, 1)[jnp.minimum(at, count - 1)]
-    ptr = jnp.concatenate([jnp.zeros(1, index_dtype(inside)), jnp.cumsum(agg >= 0, dtype=index_dtype(inside))])
-    here = jnp.nonzero(agg >= 0, size=inside)[0]
-    return _csr((values[here], agg[here], ptr), (agg.shape[0], count)), below
+def _product(A: Any, B: Any, products: int, then: Any, rooms: Rooms) -> tuple[Any, int, int]:
+    """A @ B of so many products of two entries, and the numbers of `_sums`.
+
+    TooLarge, ValueError: the device, or int32, does not hold that many.
+    """
+    room = rooms.of("products", products)
+    on_device.check_list(room, "products of two entries")
+    *terms, found = _multiplied(A, B, then, room)
+    entries, products = map(int, np.asarray(found))
+    C = _compressed(*terms, B.shape[1], (A.shape[0], B.shape[1]), rooms.of("entries", entries))
+    return C, entries, products
 
 
-def _kept(A: Any, kept: Array) -> Any:
-    data, col, ptr = A.csr_arrays()
-    S, at = on_device.masked(on_device.pattern(col, ptr, A.shape), kept)
-    return _csr((take(data, at), S.indices, S.indptr), A.shape)
+@functools.partial(jax.jit, static_argnums=3)
+def _multiplied(A: Any, B: Any, then: Any, room: int) -> tuple[Array, Array, Array]:
+    a, b = A.csr_arrays(), B.csr_arrays()
+    row, col, left, right = on_device.expanded(a, b, room)
+    terms = take(a.data, left) * take(b.data, right)
+    return _sums(row < A.shape[0], row, col, terms, (A.shape[0], B.shape[1]), then)
+
+
+def _sums(
+    inside: Array, row: Array, col: Array, terms: Array, shape: tuple[int, int], then: Any
+) -> tuple[Array, Array, Array]:
+    """Keys of the entries that the terms `inside` add up to, with the terms in their order; other terms come last.
+
+    And two numbers: of these entries, and of the products of two entries in then.T @ them.
+    """
+    row, terms, of = jnp.where(inside, row, shape[0]), jnp.where(inside, terms, 0), (shape[0] + 1, shape[1])
+    key, terms, _ = on_device.sorted_keys(row, jnp.where(inside, col, 0), of, beside=terms)
+    row = on_device.coordinates(key, of)[0]
+    new, lengths = on_device.flags(key) & (row < shape[0]), jnp.diff(then.csr_arrays().indptr)
+    uses = jnp.where(new, take(lengths, jnp.minimum(row, shape[0] - 1)), 0)
+    return key, terms, jnp.stack([jnp.sum(new, dtype=np.float64), jnp.sum(uses, dtype=np.float64)])
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3, 4))
+def _compressed(key: Array, terms: Array, n_cols: int, shape: tuple[int, int], room: int) -> Any:
+    """The matrix of `_sums`, whose keys are those of `n_cols` columns."""
+    rows, of, end = shape[0], (shape[0] + 1, n_cols), key.shape[0]
+    live = on_device.coordinates(key, of)[0] < rows
+    new, ends = on_device.flags(key) & live, jnp.sum(live, dtype=np.int32)
+    at = jnp.where(new, jnp.cumsum(new, dtype=np.int32) - 1, room + 1)
+    first = jnp.full(room + 1, ends).at[at].set(lax.iota(np.int32, end), mode="drop", unique_indices=True)
+    row, col = on_device.coordinates(take(key, jnp.minimum(first[:-1], end - 1)), of)
+    ptr = row_pointers(jnp.where(first[:-1] < ends, row, rows), rows)
+    values = _csr((terms, jnp.zeros(end, np.int32), first), (room, 1)) @ jnp.ones(1)
+    return _csr((values, col, ptr), shape)
 
 
 @jax.jit
-def _transposed(P: Any, unit: Array) -> tuple[Any, Array]:
-    """R = Pᵀ, and the sizes of the sums behind the diagonal of R·A·P."""
-    R = _csr(entry_index.transposed(P.csr_arrays())[0], P.shape[::-1])
-    return R, R.with_data(R.data**2) @ unit
+def _transposed(P: Any, below: Array, unit: Array) -> tuple[Any, Array, Array]:
+    """R = Pᵀ; the near-null vector of R·A·P, and the sizes of the sums behind its diagonal."""
+    (data, col, ptr), m = P.csr_arrays(), P.shape[1]
+    turned, _ = entry_index.transposed(CsrArrays(data, jnp.where(_live(P), col, m), ptr, P.shape))
+    R = _csr(turned, P.shape[::-1])
+    return R, below[:m], R.with_data(R.data**2) @ unit

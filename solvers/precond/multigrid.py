@@ -47,6 +47,7 @@ from solvers.precond._cycles import Level, cycled
 
 CHECKED = 6  # cycles whose growth warns
 MAX_COARSE = 500
+LONG = 8  # times the mean: rows that csr's product waits for
 
 
 @pytree
@@ -166,8 +167,9 @@ def multigrid(
 ) -> Multigrid:
     """Algebraic multigrid as a preconditioner, set up in float64.
 
-    The host does it or, for the large levels of a real symmetric A of more than two million rows, with one unknown a
-    point and one near-null vector, the accelerator where A lies.
+    The host does it or, for the large levels of a real symmetric A with one unknown a point and one near-null vector,
+    the accelerator where A lies: from two million rows on, where the host would take about as long as XLA compiles the
+    programs, which later matrices of similar sizes share.
 
     The method is made for symmetric positive definite matrices of elliptic equations; it also works for singular ones
     and for convection with diffusion. The symmetry of A is detected. While A changes little, M may stay as it is.
@@ -229,9 +231,9 @@ def multigrid(
         with concrete(), jax.enable_x64(True):  # in float64, as on the host
             at, levels = _descended(A, _device_hierarchy.begun(A, B, theta), smallest, degree, stored)
         if levels:
-            near = np.asarray(at.near)[:, None]
-            start = _hierarchy.Start(levels, np.asarray(at.unit), at.definite)
-            return _made(A, at.A.to_scipy(), _hierarchy.Aggregation(near, 1, at.theta, smallest), *settings, start)
+            S, near, unit = at.at_hand()
+            start = _hierarchy.Start(levels, unit, at.definite)
+            return _made(A, S, _hierarchy.Aggregation(near[:, None], 1, at.theta, smallest), *settings, start)
     S = checks.host(A)
     b = checks.block_size(A, S)
     near = np.tile(np.eye(b, dtype=S.dtype), (S.shape[0] // b, 1))
@@ -245,7 +247,7 @@ def multigrid(
 def _descended(A: Any, at: Any, most: int, degree: int, dtype: Any) -> tuple[Any, list[Level]]:
     """The large levels, made on the accelerator, and where the host goes on."""
     levels: list[Level] = []
-    while at is not None and at.A.nnz > _device_hierarchy.FEW and at.A.shape[0] > most:
+    while at is not None and at.entries > _device_hierarchy.FEW and at.rows > most:
         step = _device_hierarchy.descended(at)
         if step is None:
             break
@@ -353,19 +355,23 @@ def _on_device(step: _hierarchy.HostLevel, given: Any, dtype: Any, k: int, large
     checks.fits(largest[0], dtype, f"level {k}")
     checks.fits(largest[1], dtype, f"the inverse diagonal of level {k}")
     wide = jnp.promote_types(dtype, jnp.float32)
-    usual = "csr" if jax.default_backend() == "cpu" else "auto"  # which takes csr there anyway
 
-    def store(S: Any, format: str) -> SparseMatrix:
+    def store(S: Any, format: str | None = None) -> SparseMatrix:
+        format = format or ("csr" if jax.default_backend() == "cpu" or _even(S) else "auto")
         if isinstance(S, SparseMatrix):
             S = S if S.dtype == dtype else S.astype(dtype)
             return S if S.name == format else S.asformat(format)
         return from_scipy(scipy.sparse.csr_array(S), format, dtype)
 
-    A = store(step.A, usual if k else "auto") if given is None else given
+    A = store(step.A, None if k else "auto") if given is None else given
     A = A if A.dtype == dtype else A.astype(dtype)
-    # A choice takes a second to compile for a new size, and gains little here.
-    across = "csr" if isinstance(step.R, SparseMatrix) else usual
-    R, P = store(step.R, across), store(step.P, across)
+    R, P = store(step.R), store(step.P)
     narrow = jnp.finfo(wide).dtype
     d = jnp.asarray(step.inverse_diagonal, wide if step.inverse_diagonal.dtype.kind == "c" else narrow)
     return Level(A, R, P, d, jnp.asarray(step.recurrence, narrow))
+
+
+def _even(S: Any) -> bool:
+    """Whether csr's product is about as fast as any: no blocks, no long rows. A choice would compile for seconds."""
+    lengths = np.diff(np.asarray((S.csr_arrays() if isinstance(S, SparseMatrix) else S).indptr))
+    return getattr(S, "blocksize", (1, 1)) == (1, 1) and lengths.max() <= LONG * lengths.mean()

@@ -318,9 +318,9 @@ def jumps() -> sp.csr_array:
     return sp.csr_array(sp.block_diag([S, sp.diags_array(np.arange(1.0, 50))]))
 
 
-@pytest.mark.parametrize("name", ["poisson", "jumps", "near-null"])
+@pytest.mark.parametrize("name", ["poisson", "elements", "jumps", "near-null"])
 def test_levels_made_on_an_accelerator_serve_as_well_as_the_host_s(name, request):
-    S = jumps() if name == "jumps" else jsf.gallery.poisson(12)
+    S = {"jumps": jumps, "elements": lambda: trilinear(12)}.get(name, lambda: jsf.gallery.poisson(12))()
     near = 1 + np.random.default_rng(0).random(S.shape[0]) if name == "near-null" else None
     A, b = jsf.from_scipy(S, "csr"), random_vector(S.shape[0])
     host = multigrid(A, near, max_coarse=30)
@@ -332,6 +332,15 @@ def test_levels_made_on_an_accelerator_serve_as_well_as_the_host_s(name, request
     np.testing.assert_array_equal(R, P.T)
     assert abs(scipy_iterations(S, b, M, 1e-8) - scipy_iterations(S, b, host, 1e-8)) <= 1
     jax.tree.map(np.testing.assert_array_equal, M, again)
+
+
+def test_an_accelerator_s_programs_serve_similar_matrices(there):
+    large = [getattr(_device_hierarchy, name) for name in ("_looked", "_coarsened", "_multiplied", "_compressed")]
+    made = []
+    for n in (38, 39):
+        multigrid(jsf.from_scipy(jsf.gallery.poisson(n, dim=2), "csr"), max_coarse=50)
+        made.append([f._cache_size() for f in large])
+    assert made[0] == made[1]
 
 
 @pytest.mark.parametrize(
