@@ -125,7 +125,7 @@ def _numbers(at: Any, n: int) -> Array | None:
 def check_list(n: int, what: str) -> None:
     """Refuses a list that the memory cannot hold, or that numbers of 32 bits do not count."""
     takes = f"the list of the {n} {what} would take {readable_bytes(SORTED * n)}"
-    building.check_free(SORTED * n, takes)
+    building.check_free(SORTED * n, takes, "take some of the rows at a time")
     building.check_bound(what, n)
 
 

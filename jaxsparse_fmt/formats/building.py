@@ -356,13 +356,12 @@ def check_pointers(n: int, what: str, nnz: int, target: Target) -> None:
     check_free(pointers, takes)
 
 
-def check_free(needed: int, takes: str) -> None:
+def check_free(needed: int, takes: str, cure: str = "use format='auto' of from_scipy, a narrower dtype") -> None:
     """Raises TooLarge, which begins with the clause `takes`, for more bytes than the memory can hold."""
     free = memory.free() if needed > SMALL_CHANGE else None
     if free is not None and needed > free:
         raise TooLarge(
-            f"{takes}, where {readable_bytes(free)} of memory are free; use format='auto' of from_scipy, a narrower "
-            "dtype, or a device with more memory"
+            f"{takes}, where {readable_bytes(free)} of memory are free; {cure}, or a device with more memory"
         )
 
 
