@@ -204,5 +204,5 @@ def _advance_each(scalars, x, r, p, s, u, w):
 
 
 ADVANCE = Pass(_advance, _advance_each)
-METHOD = Method(start, step, keeps=True)
-ONE_REDUCTION = Method(start_merged, step_merged)
+METHOD = Method(start, step, keeps=True, sums=True)
+ONE_REDUCTION = Method(start_merged, step_merged, sums=True)

@@ -107,7 +107,8 @@ class Cycle(NamedTuple):
 def method(restart: int, flexible: bool = False, left: bool = False) -> Method:
     start_ = functools.partial(start, cycle=Cycle(restart, flexible, left))
     step_ = holding(functools.partial(step, left=left), scratch=Work.columns_first)
-    return Method(start_, step_, functools.partial(iterate, left=left), self_adjoint=False, estimates=left)
+    iterate_ = functools.partial(iterate, left=left)
+    return Method(start_, step_, iterate_, self_adjoint=False, estimates=left, unrolled=1)
 
 
 def start(space: Space, A: Map, M: Map, r: Array, last: None, *, cycle: Cycle) -> Work:

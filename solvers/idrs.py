@@ -62,7 +62,7 @@ def idrs(A: Any, b: Any, x0: Any = None, *, s: int = 4, **settings: Unpack[Setti
 @functools.cache
 def method(s: int) -> Method:
     held = holding(step, scratch=("P", "U", "G"))
-    return Method(functools.partial(start, s=s), held, self_adjoint=False)
+    return Method(functools.partial(start, s=s), held, self_adjoint=False, unrolled=1)
 
 
 def start(space: Space, A: Map, M: Map, r: Array, last: None, *, s: int) -> Work:

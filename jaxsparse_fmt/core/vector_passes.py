@@ -122,7 +122,8 @@ def _sweep(*operands: Array, counts: int, what: Pass, backend: str):
 def platform_primitive(name: str, compute: Callable[..., Any], mapped: Callable[..., Any] | None = None) -> Primitive:
     """A primitive without derivatives, lowered as compute(*operands, backend=the resolved one, **parameters).
 
-    vmap maps over `mapped`, a function of the same arguments; None: `compute` on the backend "xla".
+    Shapes, and what vmap maps over, are those of `mapped`, a function of the same arguments; None: of `compute` on the
+    backend "xla".
     """
     primitive = Primitive(name)
     primitive.multiple_results = True
@@ -133,7 +134,8 @@ def platform_primitive(name: str, compute: Callable[..., Any], mapped: Callable[
 
     @standard_promotion
     def plain(*operands, backend, **parameters):
-        del backend
+        if mapped is not None:
+            return jax.tree.leaves(mapped(*operands, backend=backend, **parameters))
         return jax.tree.leaves(compute(*operands, backend="xla", **parameters))
 
     def abstract(*avals, **parameters):
@@ -143,9 +145,7 @@ def platform_primitive(name: str, compute: Callable[..., Any], mapped: Callable[
 
     @standard_promotion
     def batch(operands, dims, **parameters):
-        of_one = plain if mapped is None else mapped
-        alone = lambda *operands: jax.tree.leaves(of_one(*operands, **parameters))  # noqa: E731
-        out = jax.vmap(alone, tuple(dims))(*operands)
+        out = jax.vmap(functools.partial(plain, **parameters), tuple(dims))(*operands)
         return out, (0,) * len(out)
 
     def lower(platform, ctx, *operands, **parameters):

@@ -25,7 +25,6 @@ from solvers.core.space import Space
 from solvers.core.stopping import RUNNING, WAITING, Best, End, Limits, Loop, Now, Outer, anyone, is_taken, recorded
 
 FAR = 1024  # times b: an x0 with a residual of that size is not used
-STEPS_UNROLLED = 20
 STEPS_PER_CHECK = 1000  # at most, since all but one of them may be wasted
 STEPS_PER_REPORT = 16  # a report costs about 0.1 ms
 
@@ -50,6 +49,9 @@ class Method(NamedTuple):
       keeps: a restart may continue in the last direction.
       estimates: the residual norm of `step` is only an estimate: the method minimises another residual.
       least_squares: the method may end with LEAST_SQUARES, which is checked by the true residual.
+      sums: `step` takes vᴴ·A·v with A·v.
+      unrolled: the steps of a trip of the inner loop, if that has several between two checks. A trip costs a GPU some
+        µs, each step in it another copy for XLA to compile, about 10 ms a kernel: 1 where a step has dozens of kernels.
     """
 
     start: Callable[..., Any]
@@ -59,6 +61,8 @@ class Method(NamedTuple):
     keeps: bool = False
     estimates: bool = False
     least_squares: bool = False
+    sums: bool = False
+    unrolled: int = 5
 
 
 def holding(step: Callable[[Space, Map, Map, Any], tuple[Any, Array, Array]], scratch: tuple[str, ...] = ()) -> Any:
@@ -158,12 +162,13 @@ def run(space: Space, method: Method, options: Options, system: System) -> tuple
         if inner is None and (method.iterate is x_of or method.least_squares):
             due = lambda loop: of(loop).active & stopping.is_due(rule, loop)  # noqa: E731
             until_due = lambda loop: anyone(of(loop).active) & ~anyone(due(loop))  # noqa: E731
-            onward = lambda loop: advance_while(until_due, advance, loop, options, unit)  # noqa: E731
+            onward = lambda loop: advance_while(until_due, advance, loop, options, unit, method.unrolled)  # noqa: E731
             looked = lambda loop: stopping.looked(rule, loop, at(loop), due(loop))  # noqa: E731
             loop = mesh_axes.varying(loop, loop)
             loop = lax.while_loop(lambda loop: anyone(of(loop).active), lambda loop: looked(onward(loop)), loop)
         else:
-            loop = advance_while(lambda loop: anyone(of(loop).active), advance, loop._replace(best=None), options, unit)
+            goes_on = lambda loop: anyone(of(loop).active)  # noqa: E731
+            loop = advance_while(goes_on, advance, loop._replace(best=None), options, unit, method.unrolled)
             loop = loop._replace(best=outer.best)
         new = stopping.judged(rule, at(loop), loop, outer)
         if method.keeps:
@@ -206,7 +211,7 @@ def advance_while(
     loop: Loop,
     options: Options,
     unit: Any,
-    unroll: int = STEPS_UNROLLED,
+    unroll: int,
 ) -> Loop:
     """Advances while the loop goes on, `steps_per_check` steps at a time.
 

@@ -106,8 +106,8 @@ def _run(method: Method, options: Options, system: System, is_transposed: bool) 
 
     def run(space: Space, system: System) -> tuple[Array, End]:
         like = mesh_axes.shaped_like(system.b, narrow)
-        product_of = functools.partial(product, in_one_pass=space == HERE or space.in_pieces)
-        A, M = product_of(system.A, wide), (lambda r: r) if system.M is None else product(system.M, narrow, False)
+        product_of = functools.partial(product, in_one_pass=method.sums and (space == HERE or space.in_pieces))
+        A, M = product_of(system.A, wide), (lambda r: r) if system.M is None else product(system.M, narrow)
         inner = None if system.inner is None else product_of(system.inner, narrow)
         if is_transposed:
             A, inner = transposed(A, system.b), None if inner is None else transposed(inner, like)
@@ -142,7 +142,7 @@ def _in_pieces(options: Options, basis: Any, system: System) -> System | None:
     return System(maps[0], maps[1], piece, None if system.x0 is None else piece, limits, maps[2])
 
 
-def product(A: Any, dtype: Any, in_one_pass: bool = True) -> Map:
+def product(A: Any, dtype: Any, in_one_pass: bool = False) -> Map:
     """v -> A·v in `dtype`, with vᴴ·A·v from the same pass if `in_one_pass` and A can compute it."""
     apply = lambda v: arguments.apply(A, v).astype(dtype)  # noqa: E731
     in_one_pass &= hasattr(A, "matvec_dot") and jnp.result_type(A.dtype, dtype) == dtype

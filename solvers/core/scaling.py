@@ -17,13 +17,16 @@ Map = Callable[[Array], Array]
 @pytree
 @dataclasses.dataclass(frozen=True)
 class Product:
-    """v -> A·v, with vᴴ·A·v from the same pass."""
+    """v -> A·v, with vᴴ·A·v from the same pass; `apply` is the product alone.
+
+    A call takes the product from that pass, too: one kernel to compile.
+    """
 
     apply: Map
     with_dot: Callable[[Array], tuple[Array, vector_passes.Number]]
 
     def __call__(self, v: Array) -> Array:
-        return self.apply(v)
+        return self.with_dot(v)[0]
 
 
 @jax.jit  # here and elsewhere in `solvers`: JAX traces such a function once, and a solve calls it many times

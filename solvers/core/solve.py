@@ -90,7 +90,7 @@ def _in_basis(plan: Solve, maps: tuple[Any, ...], basis: Basis, b: Array, x0: An
     options, (A, inner, M), dtype = plan.options, maps, b.dtype
     b, start = basis.enter(b), None if x0 is None else basis.enter(x0)
     if isinstance(plan.adjoint, int):
-        system = System(product(A, dtype, False), arguments.entered(M, basis), b, start, limits)
+        system = System(product(A, dtype), arguments.entered(M, basis), b, start, limits)
         x, end = unrolled.run(outside(basis), plan.method, options, plan.adjoint, system)
     else:
         narrow = mesh_axes.shaped_like(b, dtype if options.dtype is None else options.dtype)
