@@ -43,13 +43,15 @@ BREAKDOWN, ESTIMATE, TRUE = 10, 20, 100
 # The pair after the wanted ones counts as known once its residual is this fraction of its distance from them.
 SETTLED = 0.1
 
-LOW_END = "for the smallest of a discretised differential operator take lobpcg with M=precond.multigrid(A)"
+LOW_END = (
+    "for the smallest of a discretised differential operator take sigma=0 of eigsh, or lobpcg with "
+    "M=precond.multigrid(A)"
+)
 MESSAGES = {
     Status.MAXITER: "maxiter did not bring every pair to the tolerance; loosen tol, raise maxiter or the ncv of eigsh; "
     + LOW_END,
     Status.STAGNATION: "the residuals stopped falling above the tolerance: the wanted eigenvalues lie close together, "
-    f"or at the limit of this precision; raise the ncv of eigsh or loosen tol; {LOW_END}; sigma=0 of eigsh finds those "
-    "nearest to zero",
+    f"or at the limit of this precision; raise the ncv of eigsh or loosen tol; {LOW_END}",
     Status.NOT_SYMMETRIC: "A is not symmetric (Hermitian), which eigsh and lobpcg need; (A + Aᵀ)/2 is. For "
     "eigenvalues of a nonsymmetric A take scipy.sparse.linalg.eigs(A.to_scipy())",
     Status.NON_FINITE: "a NaN or infinity appeared; look for them in A, M and the start",

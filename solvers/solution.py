@@ -54,7 +54,8 @@ _MESSAGES = {
     Status.DIVERGED: "the residual grew until rounding hid the rest, and x is the best one before; the matrix may be "
     "singular and b outside of its range (take minres or lsmr), or the method does not suit it: scale the "
     "system, take a better M, or gmres, whose residual never grows",
-    Status.NOT_SYMMETRIC: "the matrix is not symmetric (Hermitian), which this method needs; use gmres or bicgstab",
+    Status.NOT_SYMMETRIC: "the matrix is not symmetric (Hermitian), which this method needs; for a system take "
+    "gmres or bicgstab",
     Status.PRECISION: "corrections in the narrow type no longer help: the condition number times its rounding unit is "
     "too large; take a wider one (float16 or float32 for bfloat16, float32 for float16), pass a preconditioner M, or "
     "use the method itself in float64, which also reports a matrix that does not suit it",
