@@ -70,12 +70,11 @@ class DIA(ByRule):
         n, n_cols = self.shape
         if n != n_cols or self.dtype.itemsize == 2 or self.nnz == 0:
             return super().to_scipy()
-        offsets = np.asarray(self.offsets)
+        values, offsets, start = map(np.asarray, (self.values, self.offsets, self.start))
         by_column = np.zeros((offsets.size, n), self.dtype)  # as SciPy stores them
-        diagonals = np.asarray(_read(self)).reshape(-1, n)
-        for offset, out, diagonal in zip(offsets, by_column, diagonals, strict=True):
+        for offset, out, at in zip(offsets, by_column, start, strict=True):
             first, end = max(-offset, 0), n - max(offset, 0)
-            out[first + offset : end + offset] = diagonal[first:end]
+            out[first + offset : end + offset] = values[at + first : at + end]
         S = scipy.sparse.csr_array(scipy.sparse.dia_array((by_column, offsets), shape=self.shape))
         return S if S.nnz == self.nnz else super().to_scipy()  # SciPy leaves zeros out
 
@@ -139,21 +138,19 @@ class DIA(ByRule):
 
     @classmethod
     def from_csr(cls, csr: Csr, target: Target) -> Self:
-        arrays = _on_host if building.namespace(csr.data) is np else _on_device
-        (offsets, values, pattern), (n_rows, n_cols) = arrays(csr, target), csr.shape
+        is_on_host = building.namespace(csr.data) is np
+        (offsets, values, pattern), (n_rows, n_cols) = (_on_host if is_on_host else _on_device)(csr, target), csr.shape
         start = np.arange(offsets.size) * n_rows
-        own = start.astype(index_dtype(start.size * n_rows))
-        index = {"offsets": offsets.astype(np.int32), "start": own, "pattern": pattern}
-        reads = pattern is not None and building.has_zeros(csr, target.dtype)
-        A = building.made(cls, csr, target, values, **index, reads_pattern=reads)
         sides = np.where(offsets < 0, -offsets, 0), np.where(offsets > 0, offsets, -1)
         _, below, above = np.intersect1d(*sides, return_indices=True)  # diagonals and their images
-        if n_rows != n_cols or below.size == 0:
-            return A
-        mirrored = np.asarray(_mirrored(A, below, above, offsets[above]))
-        below, above = below[mirrored], above[mirrored]
-        start[below] = start[above] + offsets[below]
-        return dataclasses.replace(A, start=building.on_device(start.astype(own.dtype)))
+        if n_rows == n_cols and below.size:
+            find = _mirrored_on_host if is_on_host else _mirrored
+            mirrored = np.asarray(find(values, pattern, n_rows, below, above, offsets[above]))
+            below, above = below[mirrored], above[mirrored]
+            start[below] = start[above] + offsets[below]
+        index = {"offsets": offsets.astype(np.int32), "start": start.astype(index_dtype(start.size * n_rows))}
+        reads = pattern is not None and building.has_zeros(csr, target.dtype)
+        return building.made(cls, csr, target, values, **index, pattern=pattern, reads_pattern=reads)
 
     @classmethod
     def _footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
@@ -269,12 +266,20 @@ def _each(of_diagonals: Array, n_stored: int) -> Array:
     return jnp.broadcast_to(of_diagonals[:, None], (count, n_stored // max(count, 1))).reshape(-1)
 
 
-@jax.jit
-def _mirrored(A: DIA, below, above, distance) -> Array:
+def _mirrored_on_host(values, pattern, n_rows: int, below, above, distance) -> np.ndarray:
+    """As `_mirrored`, in NumPy."""
+    parts = [values] if pattern is None else [values, unpack_pattern(pattern, values.size)]
+    parts = [a.reshape(-1, n_rows) for a in parts]
+    of_one = lambda b, a, d: all(np.array_equal(part[a, : n_rows - d], part[b, d:]) for part in parts)  # noqa: E731
+    return np.array([of_one(*which) for which in zip(below, above, distance, strict=True)])
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _mirrored(values, pattern, n_rows: int, below, above, distance) -> Array:
     """Whether each of the diagonals `below` equals that `above`, holes included, `distance` places before: [k] bool."""
-    n_rows = A.shape[0]
-    values, row = A.values.reshape(-1, n_rows), jnp.arange(n_rows, dtype=jnp.int32)
-    present = None if A.pattern is None else unpack_pattern(A.pattern, A.n_stored).reshape(-1, n_rows)
+    row = jnp.arange(n_rows, dtype=jnp.int32)
+    present = None if pattern is None else unpack_pattern(pattern, values.size).reshape(-1, n_rows)
+    values = values.reshape(-1, n_rows)
 
     def equal(pair):
         b, a, d = pair

@@ -145,3 +145,14 @@ def test_a_stored_zero_is_an_entry_and_padding_is_not(layout, missing):
     np.testing.assert_array_equal(np.isnan(A @ np.full(40, np.nan)), np.arange(40) >= missing)
     if A.name == "dia":
         assert A.reads_pattern == (A.pattern is not None) == (missing > 0)
+
+
+def test_mirrored_diagonals_of_a_new_size_compile_nothing_on_a_cpu(compiled):
+    """Nothing else in this process has arrays of this size."""
+    S = sp.csr_array(sp.diags_array([1.0, 2.0, 5.0, 2.0, 1.0], offsets=[-40, -1, 0, 1, 40], shape=(1237, 1237)))
+    S[700, 701] = 3.0
+    before = compiled()
+    A = jsf.from_scipy(S, "dia")
+    assert abs(A.to_scipy() - S).max() == 0
+    assert compiled() == before
+    assert A.nbytes_read < A.nbytes
