@@ -147,7 +147,8 @@ def shared_out(A: Any) -> Any:
 def csr_arrays(A: Any) -> CsrArrays:
     """As `SparseMatrix.csr_arrays`."""
     row, col, entry, value = A.entries()
-    entry = _canonical(row, col, entry, A.nnz)
+    if hasattr(A, "perm"):  # other formats do not renumber columns
+        entry = _canonical(row, col, entry, A.nnz)
     n_rows, index = A.shape[0], index_dtype(A.nnz)
     data = jnp.zeros(A.nnz, A.dtype).at[entry].set(value, mode="drop", unique_indices=True)
     indices = jnp.zeros(A.nnz, jnp.int32).at[entry].set(col, mode="drop", unique_indices=True)
