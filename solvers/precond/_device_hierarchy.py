@@ -188,16 +188,18 @@ def _looked(A: Any, near: Array, n: Array) -> tuple[Array, Array]:
     row, number = expand_ptr(jnp, ptr, A.nnz), lax.iota(np.int32, A.nnz)
     diagonal, largest = A.diagonal(), jnp.max(jnp.abs(data))
     place = entry_index.sorted_by(jnp.where(live, col, size), number)
-    usual = jnp.all((take(row, place) == col) & (take(col, place) == row) | ~live)
-    usual &= jnp.all(jnp.abs(take(data, place) - data) <= 1e-12 * largest)
-    usual &= jnp.all((diagonal != 0) | (lax.iota(np.int32, size) >= n))
-    usual &= jnp.isfinite(largest) & jnp.all(jnp.isfinite(near))
-    for b in (2, 3, 5):  # a block of 4 or 6 holds blocks of 2
-        # Each entry is beside the first of its b columns, and below the first of its b rows.
-        k = number - take(ptr, row)
+    same = (take(row, place) == col) & (take(col, place) == row) | ~live
+    usual = jnp.all(same & (jnp.abs(take(data, place) - data) <= 1e-12 * largest)) & jnp.isfinite(largest)
+    usual &= jnp.all((diagonal != 0) | (lax.iota(np.int32, size) >= n)) & jnp.all(jnp.isfinite(near))
+    lengths, k = jnp.diff(ptr), number - take(ptr, row)
+
+    def blocks(b: Array) -> Array:
+        """Whether each entry is beside the first of its b columns, and below the first of its b rows."""
         above = jnp.minimum(take(ptr, row - row % b) + k, A.nnz - 1)
         dense = (take(col, number - k % b) + k % b == col) & (col % b == k % b) & (take(col, above) == col)
-        usual &= ~((n % b == 0) & jnp.all(jnp.diff(ptr) % b == 0) & jnp.all(dense | ~live))
+        return (n % b == 0) & jnp.all(lengths % b == 0) & jnp.all(dense | ~live)
+
+    usual &= ~jnp.any(jax.vmap(blocks)(jnp.array([2, 3, 5], np.int32)))  # a block of 4 or 6 holds blocks of 2
     return usual, jnp.abs(diagonal)
 
 
