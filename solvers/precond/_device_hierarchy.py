@@ -159,6 +159,19 @@ def _live(A: Any) -> Array:
     return lax.iota(np.int32, A.nnz) < A.csr_arrays().indptr[-1]
 
 
+def _pointers(A: Any) -> Array:
+    """A's row pointers, out of its room for the empty rows at the end: atomics would count these at one place."""
+    ptr = A.csr_arrays().indptr
+    return jnp.where(ptr < ptr[-1], ptr, A.nnz)
+
+
+def _diagonal(A: Any, row: Array) -> tuple[Array, Array]:
+    """The diagonal, and which entries are on it."""
+    data, col, _ = A.csr_arrays()
+    own = (row == col) & _live(A)
+    return jnp.zeros(A.shape[0]).at[jnp.where(own, row, A.shape[0])].set(data, mode="drop", unique_indices=True), own
+
+
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def _padded(A: Any, near: Array | None, n: int, nnz: int) -> tuple[Any, Array]:
     data, col, ptr = A.csr_arrays()
@@ -185,8 +198,8 @@ def _trimmed(n: int, count: int, nnz: int, inside: int, A: Any, R: Any, P: Any, 
 def _looked(A: Any, near: Array, n: Array) -> tuple[Array, Array]:
     """Whether A is symmetric, has no zero on its diagonal, is not made of blocks, and all is finite; |diagonal|."""
     (data, col, ptr), size, live = A.csr_arrays(), A.shape[0], _live(A)
-    row, number = expand_ptr(jnp, ptr, A.nnz), lax.iota(np.int32, A.nnz)
-    diagonal, largest = A.diagonal(), jnp.max(jnp.abs(data))
+    row, number = expand_ptr(jnp, _pointers(A), A.nnz), lax.iota(np.int32, A.nnz)
+    diagonal, largest = _diagonal(A, row)[0], jnp.max(jnp.abs(data))
     place = entry_index.sorted_by(jnp.where(live, col, size), number)
     same = (take(row, place) == col) & (take(col, place) == row) | ~live
     usual = jnp.all(same & (jnp.abs(take(data, place) - data) <= 1e-12 * largest)) & jnp.isfinite(largest)
@@ -205,9 +218,9 @@ def _looked(A: Any, near: Array, n: Array) -> tuple[Array, Array]:
 
 @jax.jit
 def _coarsened(A: Any, near: Array, unit: Array, theta: Array) -> Found:
-    (data, col, ptr), n, live = A.csr_arrays(), A.shape[0], _live(A)
-    row, number = expand_ptr(jnp, ptr, A.nnz), lax.iota(np.int32, n)
-    own, size, d = (row == col) & live, jnp.abs(data), A.diagonal()
+    (data, col, _), n, live = A.csr_arrays(), A.shape[0], _live(A)
+    row, number, size = expand_ptr(jnp, _pointers(A), A.nnz), lax.iota(np.int32, n), jnp.abs(data)
+    d, own = _diagonal(A, row)
     regular = jnp.abs(d) > NULL * unit
     inverse = jnp.where(regular, 1 / jnp.where(regular, d, 1), 0)
     sums = A.with_data(size) @ jnp.ones(n)
@@ -347,7 +360,7 @@ def _compressed(key: Array, terms: Array, n_cols: int, shape: tuple[int, int], r
 @jax.jit
 def _transposed(P: Any, below: Array, unit: Array) -> tuple[Any, Array, Array]:
     """R = Pᵀ; the near-null vector of R·A·P, and the sizes of the sums behind its diagonal."""
-    (data, col, ptr), m = P.csr_arrays(), P.shape[1]
-    turned, _ = entry_index.transposed(CsrArrays(data, jnp.where(_live(P), col, m), ptr, P.shape))
+    (data, col, _), m = P.csr_arrays(), P.shape[1]
+    turned, _ = entry_index.transposed(CsrArrays(data, jnp.where(_live(P), col, m), _pointers(P), P.shape))
     R = _csr(turned, P.shape[::-1])
     return R, below[:m], R.with_data(R.data**2) @ unit
