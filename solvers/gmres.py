@@ -5,8 +5,9 @@ residual until the cycle ends. Either side may stagnate where the other converge
 (Giraud et al. 2005: twice is enough), makes Arnoldi's vectors orthogonal by products with the whole basis: two
 reductions for each, whereas the modified process takes one for every vector of the basis.
 
-Beside the product and M, step j of a cycle moves about 4·j vectors of n, with j rounded up to a power of two. The
-memory is `restart` + 1 vectors, twice that when flexible. One product more, for the true residual, ends a cycle.
+Beside the product and M, step j of a cycle moves about 4·j vectors of n, with j rounded up to a power of two; all of a
+basis below a megabyte. The memory is `restart` + 1 vectors, twice that when flexible. One product more, for the true
+residual, ends a cycle.
 """
 
 import functools

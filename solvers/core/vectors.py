@@ -11,6 +11,7 @@ from jaxsparse_fmt.core.vector_passes import inner_product
 
 # TF32, a GPU's default for float32, would leave vectors orthogonal to 3 digits only.
 EXACT = lax.Precision.HIGHEST
+CACHED = 2**20  # bytes of a basis that lies in a cache: to read all of it costs less than to compile parts
 
 
 def dot(x: Array, y: Array) -> Array:
@@ -58,13 +59,13 @@ def products(V: Array, w: Array) -> Array:
 def orthogonal(space: Any, V: Array, w: Array, t: Array) -> tuple[Array, Array]:
     """w without its parts along V[0], …, V[t], and those parts [m], by classical Gram-Schmidt, applied twice.
 
-    It reads t + 1 vectors, rounded up to a power of two; those after V[t] are zero.
+    It reads t + 1 vectors, rounded up to a power of two, or all that a cache holds; those after V[t] are zero.
 
     Args:
       space: the `Space` that adds up what its devices have of a sum.
     """
     m = V.shape[-2]
-    sizes = [s for s in (4, 8, 16, 32, 64, 128, 256, 512) if s < m] + [m]
+    sizes = [s for s in (4, 8, 16, 32, 64, 128, 256, 512) if s < m and V.nbytes > CACHED] + [m]
 
     def against(size: int, V: Array, w: Array) -> tuple[Array, Array]:
         V = V[..., :size, :]
