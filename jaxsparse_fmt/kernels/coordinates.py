@@ -9,6 +9,7 @@ No function here makes an n_stored × p array: each goes through the vectors col
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxsparse_fmt._types import Array
@@ -16,7 +17,7 @@ from jaxsparse_fmt._types import Array
 
 def accumulator(*dtypes) -> jnp.dtype:
     """The dtype of sums: that to which the operands promote, and at least float32."""
-    return jnp.promote_types(jnp.result_type(*dtypes), jnp.float32)
+    return jnp.promote_types(jnp.result_type(*dtypes), np.float32)
 
 
 def product_reference(values, x, row, col, *, n_rows: int, n_cols: int) -> Array:  # [b, n_rows, p]

@@ -13,6 +13,7 @@ import jax
 from jax.core import Tracer
 
 from jaxsparse_fmt._types import in_trace, is_on_cpu
+from jaxsparse_fmt.kernels.backends import jax_versions
 from jaxsparse_fmt.kernels.cpu import ffi
 
 SHORTEST, LONGEST, PART = 1e-5, 5e-3, 1 / 50  # seconds of a pause, and its part of the time waited so far
@@ -58,6 +59,9 @@ def calling(options: Any) -> Iterator[None]:
     try:
         yield
         jax.effects_barrier()
+    except KeyboardInterrupt:
+        jax_versions.forget_tokens()  # else the next program with callbacks may end as the interrupted one did
+        raise
     finally:
         _calls = False
 

@@ -89,6 +89,10 @@ def answers(name: str) -> None:
             signal.signal(signal.SIGINT, lambda *_: None)  # raises what still waits to be raised
         except KeyboardInterrupt:
             said = "interrupted"
+        except SystemError as error:  # NumPy calls Python code of JAX's, and loses what that raises
+            if not isinstance(error.__cause__, KeyboardInterrupt):
+                raise
+            said = "interrupted"
         signal.signal(signal.SIGINT, lambda *_: None)
         print(said, flush=True)
         sys.stdin.readline()
