@@ -19,10 +19,10 @@ def square(A: Any, maker: str) -> int:
     """
     shape = getattr(A, "shape", ())
     if len(shape) != 2 or shape[0] != shape[1]:
-        cure = f"Pass M={maker}(A), not M={maker}"
+        cure = f". Pass M={maker}(A), not M={maker}" if len(shape) != 2 else ""  # M was called with a vector
         if callable(A):
             cure += "; of a function v -> A·v whose diagonal d you know, pass M=1/d"
-        raise ValueError(f"{maker} needs a square matrix; got {shape or type(A).__name__}. {cure}")
+        raise ValueError(f"{maker} needs a square matrix; got {shape or type(A).__name__}{cure}")
     return shape[0]
 
 
