@@ -46,7 +46,8 @@ def pattern(indices: Array, indptr: Array, shape: tuple[int, int]) -> CsrArrays:
 
 def pattern_of(A: Any) -> CsrArrays:
     """A's pattern in canonical order."""
-    S = A._each(lambda v: jnp.zeros(v.shape, bool)).csr_arrays()
+    is_known = lambda v: isinstance(v, jax.Array) and not isinstance(v, Tracer)  # noqa: E731
+    S = A._each(lambda v: v if is_known(v) else jnp.zeros(v.shape, bool)).csr_arrays()
     return pattern(S.indices, S.indptr, S.shape)
 
 
