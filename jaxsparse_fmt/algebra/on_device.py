@@ -247,13 +247,12 @@ def _multiplied(a: Csr, b: Csr, products: int) -> tuple[Array, ...]:
 
 def expanded(a: Csr, b: Csr, products: int) -> tuple[Array, ...]:
     """Row and column of each product of two entries, and the entry of a and of b; past them the row after the last."""
-    lengths, number = _lengths(a, b), lax.iota(np.int32, products)
-    ends = jnp.cumsum(lengths, dtype=np.int32)
-    starts = jnp.where(ends < ends[-1], ends, products)  # padding would add up at one place, by atomics
-    left = expand_ptr(jnp, jnp.concatenate([jnp.zeros(1, np.int32), starts]), products)
-    right = number + take(take(b.indptr, a.indices).astype(np.int32) - (ends - lengths), left)
+    ptr, number = building.starts(jnp, _lengths(a, b), np.int32), lax.iota(np.int32, products)
+    starts = jnp.where(ptr < ptr[-1], ptr, products)  # padding would add up at one place, by atomics
+    left = expand_ptr(jnp, starts, products)
+    right = number + take(take(b.indptr, a.indices).astype(np.int32) - ptr[:-1], left)
     right = jnp.minimum(right, b.nnz - 1)
-    row = jnp.where(number < ends[-1], take(building.entries(a)[0], left), a.shape[0])
+    row = jnp.where(number < ptr[-1], take(building.entries(a)[0], left), a.shape[0])
     return row, take(b.indices, right), left, right
 
 
