@@ -300,7 +300,8 @@ def _run(options: Options, system: System, inside: bool, rtol_normal: Any = None
         loop = Loop(work, outer.k, s_norm, code, norms)
         # One step a trip, as in `Method.unrolled`: it has two products and about 60 scalars.
         unit = scaled(jnp.ones_like(b_norm), e_b + e_A)
-        loop = iterate.advance_while(lambda loop: jnp.any(goes_on(loop)), advance, loop, options, unit, unroll=1)
+        several = iterate.steps(advance, options, unit, unroll=1)
+        loop = iterate.repeated(lambda loop: jnp.any(goes_on(loop)), several, loop)
         x = outer.x + jnp.where(code == RUNNING, loop.work.x, 0)
         return Outer(x, r, r_norm, s_norm, jnp.maximum(A_norm, loop.work.A_norm), loop.k, loop.code, code, loop.norms)
 

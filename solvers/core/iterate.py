@@ -158,18 +158,18 @@ def run(space: Space, method: Method, options: Options, system: System) -> tuple
             return loop._replace(work=work, k=now.k, norm=now.norm, code=now.code, norms=norms)
 
         loop = Loop(work, outer.k, outer.norm.astype(goal.dtype), outer.ended, outer.norms, outer.best)
+        active, several = lambda loop: anyone(of(loop).active), steps(advance, options, unit, method.unrolled)
         # A refinement carries narrow vectors only, and computes many true residuals, each of which finds the best x.
         if inner is None and (method.iterate is x_of or method.least_squares):
             due = lambda loop: of(loop).active & stopping.is_due(rule, loop)  # noqa: E731
-            until_due = lambda loop: anyone(of(loop).active) & ~anyone(due(loop))  # noqa: E731
-            onward = lambda loop: advance_while(until_due, advance, loop, options, unit, method.unrolled)  # noqa: E731
             looked = lambda loop: stopping.looked(rule, loop, at(loop), due(loop))  # noqa: E731
-            loop = mesh_axes.varying(loop, loop)
-            loop = lax.while_loop(lambda loop: anyone(of(loop).active), lambda loop: looked(onward(loop)), loop)
+            until_due = lambda loop: active(loop) & ~anyone(due(loop))  # noqa: E731
+            onward = lambda loop: repeated(until_due, several, loop)  # noqa: E731
+            # The host reads the condition of a GPU's loop, for some 30 µs; a look between steps costs less than two.
+            often = options.steps_per_check == 1 or method.least_squares
+            loop = repeated(active, lambda loop: looked(onward(loop) if often else several(loop)), loop)
         else:
-            goes_on = lambda loop: anyone(of(loop).active)  # noqa: E731
-            loop = advance_while(goes_on, advance, loop._replace(best=None), options, unit, method.unrolled)
-            loop = loop._replace(best=outer.best)
+            loop = repeated(active, several, loop._replace(best=None))._replace(best=outer.best)
         new = stopping.judged(rule, at(loop), loop, outer)
         if method.keeps:
             # The direction after a step or two is not worth keeping, nor one in the wide type, unless the method waits.
@@ -205,35 +205,32 @@ def unless_far(space: Space, A: Map, b: Array, x: Array, finite: Array) -> tuple
     return jnp.where(is_far, b, r), jnp.where(is_far, 0, x)
 
 
-def advance_while(
-    goes_on: Callable[[Loop], Array],
-    advance: Callable[[Loop], Loop],
-    loop: Loop,
-    options: Options,
-    unit: Any,
-    unroll: int,
-) -> Loop:
-    """Advances while the loop goes on, `steps_per_check` steps at a time.
+def steps(advance: Callable[[Loop], Loop], options: Options, unit: Any, unroll: int) -> Callable[[Loop], Loop]:
+    """Advances `steps_per_check` times, and reports to `progress`.
 
     Args:
-      unit: times the loop's norm is the norm in the user's scale, for `progress`.
+      unit: times the loop's norm is the norm in the user's scale.
     """
-    steps = min(options.steps_per_check, STEPS_PER_CHECK)
+    number = min(options.steps_per_check, STEPS_PER_CHECK)
 
-    def trip(loop: Loop) -> Loop:
-        if steps == 1:
+    def run(loop: Loop) -> Loop:
+        if number == 1:
             loop = advance(loop)
         else:
-            loop = lax.fori_loop(0, steps, lambda _, loop: advance(loop), loop, unroll=min(steps, unroll))
+            loop = lax.fori_loop(0, number, lambda _, loop: advance(loop), loop, unroll=min(number, unroll))
         if (progress := options.progress) is not None:
             called = lambda k, value: progress(int(k), float(value))  # noqa: E731
             k = jnp.max(loop.k)
-            due = k % STEPS_PER_REPORT < steps
+            due = k % STEPS_PER_REPORT < number
             report = functools.partial(jax.debug.callback, called)
             lax.cond(due, report, lambda *_: None, k, jnp.max(loop.norm * unit))
         return loop
 
-    return lax.while_loop(goes_on, trip, mesh_axes.varying(loop, loop))
+    return run
+
+
+def repeated(goes_on: Callable[[Loop], Array], f: Callable[[Loop], Loop], loop: Loop) -> Loop:
+    return lax.while_loop(goes_on, f, mesh_axes.varying(loop, loop))
 
 
 def show(callback: Callable[..., None], moves: Array, x: Array) -> None:
