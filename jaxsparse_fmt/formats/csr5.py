@@ -17,9 +17,10 @@ sums of rows without atomics. Where the columns of every tile span less than 2¹
 (`layout/tiles.py`), else columns of 32 bits in `marked_col`.
 
 Each tile begins with a row, unlike the paper's tiles: it holds the rows whose first entry falls into its window of the
-entries, and padding after the end of the last row. So no row is in two tiles. Where some rows are longer than an eighth
-of a tile, or 32 lanes, the rows longer than a 32nd of a tile continue in pieces. A piece is a segment behind all rows,
-and a second pass adds the sums of a row's pieces to it, in order. So no product adds by atomics.
+entries, and padding after the end of the last row. So no row is in two tiles. Where some rows are longer than a 16th
+of a tile, or than half of one in a small matrix, the rows longer than a 32nd to an 8th of a tile continue in pieces. A
+piece is a segment behind all rows, and a second pass adds the sums of a row's pieces to it, in order. So no product
+adds by atomics.
 
 Where few columns hold most entries, as in power-law graphs, the `hot` most used columns can come first, so that the L1
 cache holds them; the other columns keep their order. Storage column k is column `col_order`[k] of the matrix, [n_cols]
@@ -31,7 +32,6 @@ cut, 4·n_long + 4·(n_long + 1); with `hot` columns, 4·n_cols.
 """
 
 import dataclasses
-import math
 from collections.abc import Iterator
 from typing import Annotated, Self
 
@@ -53,7 +53,7 @@ from jaxsparse_fmt.formats.base import (
     storage_format,
 )
 from jaxsparse_fmt.formats.csr import THREADS
-from jaxsparse_fmt.formats.csr5_tiles import CUT, tile_for
+from jaxsparse_fmt.formats.csr5_tiles import tile_for
 from jaxsparse_fmt.formats.footprint import L1_ROWS, PatternCounts, Storage
 from jaxsparse_fmt.kernels import csr5, spmv
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
@@ -91,6 +91,7 @@ class CSR5(ByEntries):
     hot: int
     keep_sums: bool
     tile_rows: Largest  # of a tile at most, or somewhat more; 0 where sums are not to be kept
+    most_hops: Largest  # of a tile, or somewhat more
 
     name = "csr5"
     layout_options = ("tile_shape", "hot", "keep_sums")
@@ -105,7 +106,8 @@ class CSR5(ByEntries):
     def tiles(self) -> Tiles:
         """The layout of the tiles."""
         (n_rows, n_cols), kept_rows = self.shape, self.tile_rows if self.tile_rows <= LAUNCH.most_kept else 0
-        return Tiles((n_rows + self.n_pieces, n_cols), self.n_stored, *self.tile_shape, self.n_pieces, kept_rows)
+        shape = n_rows + self.n_pieces, n_cols
+        return Tiles(shape, self.n_stored, *self.tile_shape, self.n_pieces, kept_rows, self.most_hops)
 
     def _wants_shared_memory(self, face: str, p: int) -> bool:
         return face == "product" and p == 1 and self.tiles.kept_rows > 0
@@ -125,11 +127,11 @@ class CSR5(ByEntries):
         if self.col_order is not None:
             col = self.col_order.at[col].get(mode="fill", fill_value=self.shape[1])
         if rows is not None and piece_ptr is not None:
-            width = math.prod(self.tile_shape) // CUT
             owner = expand_ptr(jnp, piece_ptr, self.n_pieces)
             number = jnp.arange(self.n_pieces, dtype=piece_ptr.dtype) - piece_ptr[owner]
             own = jnp.arange(self.shape[0], dtype=jnp.int32)
-            before = jnp.concatenate([jnp.zeros_like(own), (number + 1).astype(jnp.int32) * width])
+            longest = jnp.max(j) + 1  # the part of a row that is not in pieces, or in any but its last
+            before = jnp.concatenate([jnp.zeros_like(own), (number + 1).astype(jnp.int32) * longest])
             j, row = j + before[row], jnp.concatenate([own, rows[owner]])[row]
         is_end = self.tiles.columns(self._arrays)[1] & (col < self.shape[1])  # of a row or a piece
         ends = jnp.zeros(self.shape[0], jnp.int32).at[jnp.where(is_end, row, self.shape[0])]
@@ -164,8 +166,8 @@ class CSR5(ByEntries):
 
         Args:
           tile_shape: (lanes, entries): 128, 256, 512 or 1024 lanes with 8, 16, 32, 64 or 128 entries each. None: 512
-            or 256 lanes with 16 or 8 entries where rows are short, else 32 or 16; the smaller numbers where a large GPU
-            would have too few tiles.
+            or 256 lanes with 16 or 8 entries where rows are short, else 32, 16 or 8; the smaller numbers where a large
+            GPU would have too few tiles.
           hot: the number of most used columns to store first; at most all. A product then also copies x, which pays
             where these columns hold most entries and fit the L1 cache: 2¹⁶ numbers in float32.
           keep_sums: on a GPU with Mosaic, the block of a tile keeps the sums of a product with one vector in shared
@@ -180,11 +182,12 @@ class CSR5(ByEntries):
         n_tiles = segments.tiles(size)
         building.check_memory(cls.name, n_tiles * size, csr, target, index=4 + 4 / depth)
         order, csr = csr5_tiles.hot_first(csr, hot)
-        values, most_rows, index = csr5_tiles.arrays_of(csr, segments, n_tiles, shape, target.dtype)
+        values, most_rows, most_hops, index = csr5_tiles.arrays_of(csr, segments, n_tiles, shape, target.dtype)
         index |= {"long_rows": segments.cut, "piece_ptr": segments.piece_ptr, "col_order": order}
         sizes = {
             "n_pieces": segments.lengths.shape[0] - csr.shape[0],
             "tile_rows": csr5_tiles.rounded(int(most_rows)) if keep_sums else 0,
+            "most_hops": csr5_tiles.rounded(int(most_hops)),
         }
         layout = {"tile_shape": shape, "hot": hot, "keep_sums": bool(keep_sums)}
         return building.made(cls, csr, target, values, **index, **sizes, **layout)

@@ -1,6 +1,7 @@
 """Building of CSR5's tiles: cuts rows into segments and distributes their entries over lanes (`csr5.py`)."""
 
 import dataclasses
+import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -8,12 +9,14 @@ import numpy as np
 
 from jaxsparse_fmt._types import Csr, CsrArrays, index_dtype, pytree
 from jaxsparse_fmt.formats import building
+from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
 from jaxsparse_fmt.kernels.layout.address import expand_ptr, take
 from jaxsparse_fmt.kernels.layout.tiles import MARK, NARROW_PADDING, WIDE_MARK
 
 LANES, ENTRIES = (128, 256, 512, 1024), (8, 16, 32, 64, 128)
 CUT = 32  # a row continues in pieces beyond this part of a tile
-MOST_HOPS, MOST_PART = 32, 8  # unless no row is longer than the entries of so many lanes, or than this part of a tile
+MOST_PART = 16  # unless no row is longer than this part of a tile,
+SPARE = 2**19  # or than half of one, and no more places stay unused: bytes that a GPU reads while it starts a kernel
 SHORT = 10  # mean entries of a row, below which a lane takes few entries
 MANY_TILES = 900  # enough to keep a large GPU busy
 
@@ -21,7 +24,8 @@ MANY_TILES = 900  # enough to keep a large GPU busy
 def tile_for(nnz: int, n_rows: int) -> tuple[int, int]:
     """The tile of a matrix, (lanes, entries): see `CSR5.from_csr`; from sweeps on an H200."""
     shapes = ((512, 16), (256, 8)) if nnz < SHORT * n_rows else ((512, 32), (256, 32), (256, 16))
-    return next((s for s in shapes if nnz >= MANY_TILES * s[0] * s[1]), shapes[-1])
+    shape = next((s for s in shapes if nnz >= MANY_TILES * math.prod(s)), shapes[-1])
+    return shape if nnz >= LAUNCH.least_blocks * math.prod(shape) else (256, 8)
 
 
 def checked(tile_shape: Any) -> tuple[int, int]:
@@ -68,22 +72,24 @@ pytree(Segments, ["lengths", "source", "real", "cut", "piece_ptr"])
 
 
 def segments_of(csr: Csr, tile_shape: tuple[int, int], laid: bool = True) -> Segments:
-    """The rows of `csr`; where some are too long for a tile, cut into pieces of at most 1 / `CUT` of a tile.
+    """The rows of `csr`; where some are too long for a tile, cut into pieces of at most 1 / `CUT` of a tile, or of more
+    where that leaves few places unused.
 
-    A sum over many lanes delays its tile; pieces cost one more kernel.
+    Pieces cost one more kernel, which takes the longer the more one row has.
 
     Args:
       laid: whether the arrays are wanted also where no row is cut.
     """
-    xp, (lanes, depth) = building.namespace(csr.indptr), tile_shape
+    xp, size = building.namespace(csr.indptr), math.prod(tile_shape)
     if csr.shape[0] == 0:
         return Segments(xp.zeros(0, np.int32), None, None, 0, 0, 0)
     longest, last, empty = map(int, np.asarray(_counted(xp, csr.indptr)))
-    most, fits = lanes * depth // CUT, longest <= min(MOST_HOPS * depth, lanes * depth // MOST_PART)
     total = csr.nnz + empty
-    if fits:
+    spared = min(SPARE * size // max(total, 1), size // 2)
+    if longest <= max(spared, size // MOST_PART):
         lengths, source, real = _laid(xp, csr.indptr, max(longest, 1)) if laid else (None, None, None)
         return Segments(lengths, source, real, max(longest, 1), max(last, 1), total)
+    most = max(spared // 4, size // CUT)
     n_long, n_pieces, of_last = map(int, np.asarray(_counted_beyond(xp, csr.indptr, most)))
     rows, piece_ptr, *pieces = _cut(xp, csr.indptr, most, n_long, n_pieces)
     lengths, source, real = _laid(xp, csr.indptr, most, *pieces)
@@ -149,18 +155,18 @@ def _by_use(xp: Any, indices: Any, n_cols: int, hot: int) -> tuple[Any, Any]:
 
 def arrays_of(
     csr: Csr, segments: Segments, n_tiles: int, shape: tuple[int, int], dtype: np.dtype
-) -> tuple[Any, Any, dict[str, Any]]:
-    """`values`, the most rows of a tile, and the index arrays of the tiles by name."""
+) -> tuple[Any, Any, Any, dict[str, Any]]:
+    """`values`, the most rows and hops of a tile, and the index arrays of the tiles by name."""
     xp = building.namespace(csr.data)
     if n_tiles == 0:
         nothing = np.zeros(0, np.int32)
         none = dict.fromkeys(("marked_delta", "col_base"))
-        return np.zeros(0, dtype), 0, {"lane_row": nothing, "hops": nothing, "marked_col": nothing, **none}
+        return np.zeros(0, dtype), 0, 0, {"lane_row": nothing, "hops": nothing, "marked_col": nothing, **none}
     if csr.nnz == 0:  # an entry to read where rows have none
         csr = CsrArrays(xp.zeros(1, dtype), xp.zeros(1, np.int32), csr.indptr, csr.shape)
-    values, col, last, lane_row, hops, most_rows = _dealt(xp, csr, segments, n_tiles, shape, dtype)
+    values, col, last, lane_row, hops, most_rows, most_hops = _dealt(xp, csr, segments, n_tiles, shape, dtype)
     index = _narrowed(xp, col, last, n_tiles, csr.shape[1])
-    return values, most_rows, {"lane_row": lane_row, "hops": hops, **index}
+    return values, most_rows, most_hops, {"lane_row": lane_row, "hops": hops, **index}
 
 
 def rounded(n: int) -> int:
@@ -175,7 +181,7 @@ def _dealt(xp: Any, csr: Csr, segments: Segments, n_tiles: int, shape: tuple[int
 
     Returns:
       The value and the column of every place, and whether the place is the last of its segment; `lane_row` and `hops`;
-      and the most rows of a tile.
+      and the most rows and hops of a tile.
     """
     (lanes, depth), n_cols, total = shape, csr.shape[1], segments.total
     lengths, source, real, window = segments.lengths, segments.source, segments.real, segments.window(lanes * depth)
@@ -203,7 +209,7 @@ def _dealt(xp: Any, csr: Csr, segments: Segments, n_tiles: int, shape: tuple[int
     lane_row = xp.where(inside, xp.where(goes_on, -1 - row, row), n).astype(np.int32).reshape(-1)
     begin = (start[row] - base[:, None]) // depth  # the lane in which the row of a lane's first entry begins
     hops = xp.where(goes_on, xp.arange(lanes, dtype=index) - begin, 0).max(axis=1).astype(np.int32)
-    return values, col, last, lane_row, hops, xp.diff(first_row, append=n).max()
+    return values, col, last, lane_row, hops, xp.diff(first_row, append=n).max(), hops.max()
 
 
 def _searched(xp: Any, rising: Any, numbers: Any) -> Any:

@@ -1,8 +1,9 @@
 """Kernel and reference of CSR5, whose storage `layout/tiles.py` describes: one block a tile.
 
 Every lane stores in `heads` its sum of the row that began in an earlier lane. The lane in which that row began adds up
-these sums, in order. A row never leaves its tile, so every run gives the same bits. The kernel stores each sum in y
-when it is complete, or keeps the sums in shared memory (`kept_rows`) and writes them together.
+these sums, in order; where they are many, rounds first make each head the sum of two or four, of four or sixteen, and
+so on. A row never leaves its tile, so every run gives the same bits. The kernel stores each sum in y when it is
+complete, or keeps the sums in shared memory (`kept_rows`) and writes them together.
 
     values      [b, n_stored]
     x           [b, n_cols, p]
@@ -33,6 +34,7 @@ from jaxsparse_fmt.kernels.layout.tiles import Tiles
 from jaxsparse_fmt.kernels.row_kernels import Pack, supported
 
 HOPS = 4  # further lanes that a lane examines at once for the rest of its row; one where sums are wide
+MOST_TRIPS = 16  # lanes that a lane examines in all; a round takes as long as four of them one after the other (H100)
 
 
 def product(
@@ -171,8 +173,8 @@ def tiles_kernel(
     row, is_open = sums_of.store_heads(state, sums)
     d.barrier()
 
-    def ahead(lanes_on, live):
-        """Whether this lane's last row goes on in the lane so many on, and that lane's head."""
+    def ahead(lanes_on, row, live):
+        """Whether the lane so many on goes on with `row`, and that lane's head."""
         live = live & (lane + lanes_on < C)
         goes_on = live & (d.load(lane_row, tile * jnp.int32(C) + lane + lanes_on, live, 0) == -1 - row)
         return goes_on, sums_of.head(lanes_on, live if kept is None else goes_on)
@@ -181,15 +183,26 @@ def tiles_kernel(
         goes_on, more = found
         return tuple(where(pack.beside(goes_on), s + m, s) for s, m in zip(sums, more, strict=True))
 
-    together = HOPS if jnp.dtype(sizes.acc).itemsize * sizes.block_columns <= 4 else 1  # more would cost registers
+    of_sum = jnp.dtype(sizes.acc).itemsize * sizes.block_columns  # bytes; of wide sums more would cost registers
+    bits, together = 2 if of_sum <= 8 else 1, HOPS if of_sum <= 4 else 1
+
+    reach = 1  # lanes whose heads a head has
+    while tiles.most_hops > MOST_TRIPS * reach:
+        found = [ahead(jnp.int32(k * reach), -1 - begins, begins < 0) for k in range(1 << bits)]
+        d.barrier()
+        sums_of.store_head(functools.reduce(added, found, zero), begins < 0)
+        d.barrier()
+        reach <<= bits
 
     def trip_ahead(t, sums):
-        first = jnp.int32(2) + t * jnp.int32(together)
-        return functools.reduce(added, [ahead(first + jnp.int32(k), open_row) for k in range(together)], sums)
+        first = jnp.int32(1 + reach) + t * jnp.int32(together * reach)
+        return functools.reduce(
+            added, [ahead(first + jnp.int32(k * reach), row, open_row) for k in range(together)], sums
+        )
 
-    open_row, _ = neighbour = ahead(jnp.int32(1), is_open)
-    trips = lax.div(d.load(arrays["hops"], tile) + jnp.int32(together - 2), jnp.int32(together))
-    sums = lax.fori_loop(jnp.int32(0), trips, trip_ahead, added(sums, neighbour))
+    open_row, _ = neighbour = ahead(jnp.int32(1), row, is_open)
+    trips = d.load(arrays["hops"], tile) + jnp.int32(reach * (together - 1) - 1)
+    sums = lax.fori_loop(jnp.int32(0), lax.div(trips, jnp.int32(reach * together)), trip_ahead, added(sums, neighbour))
     sums_of.finish(row, sums, open_row)
 
 
@@ -231,10 +244,13 @@ class _Sums:
     def store_heads(self, state, sums):
         """Stores the heads, and returns the row that each lane ends in and whether that row began in the lane."""
         row, in_head, head = state
-        for (k, inside), s, h in zip(self._columns, sums, head, strict=True):
-            of_head, at = where(self._pack.beside(in_head > 0), s, h), self._pack.places(self._at(0) + k)
-            self._d.store(self._heads, at, of_head, self._pack.beside((self._d.lanes() < self._d.rows) & inside))
+        head = tuple(where(self._pack.beside(in_head > 0), s, h) for s, h in zip(sums, head, strict=True))
+        self.store_head(head, self._d.lanes() < self._d.rows)
         return row, in_head == 0
+
+    def store_head(self, head, live):
+        for (k, inside), h in zip(self._columns, head, strict=True):
+            self._d.store(self._heads, self._pack.places(self._at(0) + k), h, self._pack.beside(live & inside))
 
     def head(self, lanes_on, live):
         """The head of the lane so many on."""
@@ -277,6 +293,9 @@ class _KeptSums:
         place, _ = state
         self._d.store(self._kept, place, sums[0], place == self._d.lanes())
         return place + self._first, place >= self._heads
+
+    def store_head(self, head, live):
+        self._d.store(self._kept, self._d.lanes(), head[0], live)
 
     def head(self, lanes_on, live):
         return (self._d.load(self._kept, self._d.lanes() + lanes_on, live, 0),)

@@ -9,7 +9,7 @@ import scipy.sparse as sp
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt._types import Target
 from jaxsparse_fmt.core.matrix import build
-from jaxsparse_fmt.formats import csr5, csr5_tiles
+from jaxsparse_fmt.formats import csr5_tiles
 from tests.formats.pictures import assert_as_drawn, drawn_matrix
 from tests.lowering import SIGNATURES, lowered, quick_jit
 from tests.marks import few
@@ -43,13 +43,21 @@ EDGE = "the last row begins in one share and ends in the next"
 MATRICES = {
     **KINDS,
     "long": of_lengths([0, 1, 31, 32, 33, 64, 0, 65, 1000, 96, 97, 5, 0]),
-    "long, but not cut": of_lengths([3, 128, 0, 127, 1, 33, *[2] * 400, 41, 48, 57, 127, 128, 128, 1]),
+    "long, but not cut": of_lengths([3, 128, 0, 127, 1, 33, *[2] * 200, 41, 48, 57, 127, 128, 128, 1]),
     EDGE: of_lengths([32] + [10] * 97),
     "the last row fills its lanes": of_lengths([16] * 64),
     "a short last row": of_lengths([9] * 113 + [2]),
     "one tile to the last place": of_lengths([1] * 1024),
     "hardly any entries": of_lengths([0] * 3000 + [1]),
 }
+
+
+@pytest.fixture(autouse=True)
+def few_spare_places(monkeypatch):
+    """So few that the long rows of small matrices are cut, but for those of "long, but not cut"."""
+    monkeypatch.setattr(csr5_tiles, "SPARE", 160)
+
+
 # A compilation takes nearly all the time of a test.
 some_matrices = pytest.mark.parametrize("name", ["wide", EDGE])
 
@@ -70,7 +78,6 @@ def product(A, x):
 def test_the_arrays_are_those_of_the_picture(monkeypatch):
     for name, value in (("LANES", (2,)), ("ENTRIES", (4,)), ("CUT", 2), ("MOST_PART", 2)):
         monkeypatch.setattr(csr5_tiles, name, value)
-    monkeypatch.setattr(csr5, "CUT", 2)
     assert_as_drawn(jsf.from_scipy(drawn_matrix("csr5"), "csr5", tile_shape=(2, 4)))
 
 
@@ -124,10 +131,13 @@ def kernels(A, x) -> set[str]:
 # --------------------------------------------------------------------------------------------------------- products
 
 
-@pytest.mark.parametrize(("tile_shape", "longest"), [(TILE, 128), ((512, 8), 256), ((1024, 16), 512)])
-def test_rows_are_cut_where_one_is_longer_than_an_eighth_of_a_tile_or_32_lanes(tile_shape, longest):
+@pytest.mark.parametrize(("spare", "longest"), [(0, 64), (2**19, 512), (200, 150)])
+def test_rows_are_cut_where_one_is_longer_than_a_16th_of_a_tile_unless_few_places_are_left_unused(
+    spare, longest, monkeypatch
+):
+    monkeypatch.setattr(csr5_tiles, "SPARE", spare)
     for length in (longest, longest + 1):
-        A = jsf.from_scipy(of_lengths([length, 1, length]), "csr5", tile_shape=tile_shape)
+        A = jsf.from_scipy(of_lengths([length, *[1] * 1215]), "csr5", tile_shape=TILE)
         assert (A.n_pieces > 0) == (length > longest)
 
 

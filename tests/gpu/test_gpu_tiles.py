@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
+from tests.formats.test_csr5 import few_spare_places  # noqa: F401
 from tests.gpu.test_gpu_formats import TILES, every_dialect, longest_sum, product
 from tests.oracle import assert_close, wide
 from tests.zoo import Layout

@@ -34,6 +34,7 @@ class Tiles:
       n_pieces: the number of rows, the last ones, that are pieces.
       kept_rows: at least the rows of any tile, if a block keeps its sums of one right-hand side in shared memory until
         it has them all; else 0.
+      most_hops: at least the hops of any tile.
     """
 
     shape: tuple[int, int]
@@ -42,6 +43,7 @@ class Tiles:
     entries: int
     n_pieces: int = 0
     kept_rows: int = 0
+    most_hops: int = 0
 
     @property
     def n_tiles(self) -> int:
