@@ -58,7 +58,7 @@ class HLL(ByRule):
                 {"slice_size": C, "sigma": sigma},
                 places * (pattern.itemsize + 4) + index,
                 places,
-                footprint.trips(longest),
+                footprint.trips(longest) + 1,  # for the slice's bounds
                 C,
                 rate="hll 32" if C == 32 else "hll",
                 by_columns=footprint.are_even(widths),

@@ -93,7 +93,7 @@ class SELL(ByRule):
                 {"slice_size": C, "sigma": 1},
                 places * (pattern.itemsize + 2) + 4 * columns + footprint.pointer_bytes(widths.size, places),
                 places,
-                footprint.trips(int(widths.max(initial=0))),
+                footprint.trips(int(widths.max(initial=0))) + 1,  # for the slice's bounds
                 C,
                 rate="sell 32" if C == 32 else "sell",
                 by_columns=footprint.are_even(widths),
