@@ -7,7 +7,7 @@ import scipy.sparse as sp
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt._types import CsrArrays, Target
 from jaxsparse_fmt.core.matrix import build
-from jaxsparse_fmt.formats import bsr, building, merging
+from jaxsparse_fmt.formats import bsr, building, merging, statistics
 from tests.marks import few
 from tests.oracle import assert_same_storage
 from tests.zoo import CASES, Layout
@@ -102,7 +102,8 @@ def test_what_takes_too_many_steps_goes_through_the_host(layout, monkeypatch):
 
 @pytest.mark.parametrize("S", [jsf.gallery.elasticity(3), jsf.gallery.cfd(4), BAND], ids=["3", "5", "none"])
 def test_the_best_block_is_the_same_and_only_a_sample_is_looked_at(S, no_host, monkeypatch):
-    monkeypatch.setattr(bsr, "SAMPLES", 4)
+    monkeypatch.setattr(statistics, "ENTRIES", 1)  # so one window is looked at
+    monkeypatch.setattr(statistics, "LEAST_WINDOWS", 1)
     assert bsr.best_block(there(S), 8) == bsr.best_block(S, 8)
     for got, expected in zip(*(building.entries_of(csr, np.array([0, 5, 7])) for csr in (there(S), S)), strict=True):
         np.testing.assert_array_equal(got, expected)
