@@ -1,12 +1,13 @@
 """The set-up of multigrid where A lies on an accelerator: the large levels of `_hierarchy`, found there.
 
-For a real symmetric A with one unknown a point and one near-null vector. Only sizes and a few numbers come to the host,
-which makes the small levels. The host's greedy aggregation takes points in their order, one after the other; here they
-have hashed priorities, so that roots are found in few rounds, and a cycle takes as many steps or one more or less.
+For a real symmetric A with one unknown a point and one near-null vector. Sizes, row pointers and a few numbers come to
+the host, which makes the small levels. The host's greedy aggregation takes points in their order, one after the other;
+here they have hashed priorities, so that roots are found in few rounds, and a cycle takes as many steps or one more or
+less.
 
-XLA compiles for seconds, where every level has programs for its own sizes. So arrays have rooms of few sizes, which
-levels and similar matrices share, and only matrices for which the host takes as long come here; later set-ups take a
-fraction of the host's time.
+XLA would compile for seconds for the sizes of each level. So arrays have rooms of few sizes, which levels and similar
+matrices share, and only matrices for which the host takes about as long come here; later set-ups take a fraction of the
+host's time.
 """
 
 import functools
@@ -29,8 +30,8 @@ from solvers.precond._inverse import NULL
 
 ROWS = 2**21  # of a matrix up to which the host makes all levels
 FEW = 2**18  # entries of a level up to which the host makes it, and those below it
-SHARED = 2**27  # products of two entries: a level of up to so many is done before XLA has compiled smaller programs
-LEAST, MOST = 12, 2**31 - 1  # rooms are multiples of 2**LEAST, counted in int32
+SHARED = 2**27  # products of two entries: up to so many cost less in a larger room than a program for a smaller one
+LEAST, MOST = 12, 2**31 - 1  # rooms are multiples of 2**LEAST, but for the largest that int32 counts
 ROOT = np.uint32(2**32 - 1)
 SECOND = 3  # neighbours left over that a root of the second pass has, at least
 
@@ -71,16 +72,16 @@ class Descent(NamedTuple):
 
     def at_hand(self) -> tuple[Any, np.ndarray, np.ndarray]:
         """A, near and unit on the host."""
-        with jax.enable_x64(True):
-            A, near, unit = _cut((self.rows, self.rows), self.entries, self.A, self.near, self.unit)
-            return A.to_scipy(), np.asarray(near), np.asarray(unit)
+        A, near, unit = _cut((self.rows, self.rows), self.entries, self.A, self.near, self.unit)
+        return A.to_scipy(), np.asarray(near), np.asarray(unit)
 
 
 def serves(A: Any, B: Any) -> bool:
     """Whether A may be set up here, as far as its type tells."""
+    if not isinstance(A, SparseMatrix) or not jnp.issubdtype(A.dtype, jnp.floating):
+        return False
     vector = B is None or (np.shape(B) in {A.shape[:1], (A.shape[0], 1)} and not np.iscomplexobj(B))
-    ours = isinstance(A, SparseMatrix) and A.shape[0] == A.shape[1] and jnp.issubdtype(A.dtype, jnp.floating)
-    sized = ours and A.shape[0] > ROWS and A.nnz <= MOST
+    sized = A.shape[0] == A.shape[1] > ROWS and A.nnz <= MOST
     return sized and vector and not hasattr(A, "block_shape") and on_accelerator(A.values)
 
 
@@ -122,7 +123,9 @@ def descended(at: Descent) -> tuple[Descent, tuple[Any, ...], tuple[float, float
         theta, weaker = STRICTER * theta, False
     definite = at.definite and not negative and lowest >= -ROUNDING * upper
     made = _trimmed(at.rows, count, at.entries, inside, A, R, P, found.inverse)
-    rooms = rooms if rooms.products <= SHARED else rooms_of(count, entries)
+    if rooms.products > SHARED:
+        rooms = rooms_of(count, entries)
+        coarse, below = _padded(coarse, below, coarse.shape[0], rooms.of("entries", entries))
     next_level = Descent(coarse, below, unit, WEAKER * theta, definite, count, entries, rooms)
     return next_level, (*made, upper), (largest[0], largest[1])
 
@@ -294,7 +297,7 @@ def aggregates(
     joins = strong & take(root_of < 0, row) & take(root_of >= 0, col)
     strongest = most(jnp.zeros(n), row, size, joins)
     first = most(jnp.full(n, -1, np.int32), row, n - 1 - col, joins & (size == take(strongest, row)))
-    joined = jnp.where(first >= 0, take(root_of, n - 1 - first), root_of)
+    joined = jnp.where(first >= 0, take(root_of, n - 1 - jnp.maximum(first, 0)), root_of)
     agg = jnp.where(joined < 0, -1, take(jnp.cumsum(is_root, dtype=np.int32) - 1, jnp.maximum(joined, 0)))
     return agg, jnp.sum(is_root)
 
@@ -313,7 +316,7 @@ def _product(A: Any, B: Any, products: int, then: Any, rooms: Rooms) -> tuple[An
     TooLarge, ValueError: the device, or int32, does not hold that many.
     """
     room = rooms.of("products", products)
-    on_device.check_list(room, "products of two entries")
+    on_device.check_list(max(products, room), "products of two entries")
     *terms, found = _multiplied(A, B, then, room)
     entries, products = map(int, np.asarray(found))
     C = _compressed(*terms, B.shape[1], (A.shape[0], B.shape[1]), rooms.of("entries", entries))

@@ -4,8 +4,8 @@ On each level (Vaněk, Mandel and Brezina 1996, §5):
 
     |a[i, j]| ≥ θ·√(a[i, i]·a[j, j])    i and j are coupled strongly; θ = 0.08 on the finest level, then a quarter;
                                         larger where the next level would have far more entries, smaller
-                                        where most points would have no strong coupling, though the sums of
-                                        their couplings are no smaller than the diagonal's half
+                                        where most points would have no strong coupling, though their
+                                        couplings sum up to more than half the diagonal
     aggregates                          points with their strong neighbours
     B = T·B'                            QR of the near-null space on each aggregate; B' is that of the next level
     P = (I − ω/λ·D⁻¹·A')·T              λ ≈ the largest eigenvalue of D⁻¹A; A' is A, its weak couplings on the diagonal

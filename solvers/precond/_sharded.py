@@ -117,7 +117,7 @@ def build(
         return Crossing(over.spread(in_one_format(matrix, n_rows, request)[0]), over, down)
 
     last: Any = None
-    while starts[-1] > WHOLE or not levels:
+    while not levels or (starts[-1] > WHOLE and len(levels) < _hierarchy.MAX_LEVELS - 1):
         stored = placed(held, starts, starts) if levels or given is None else given.in_basis
         inverse, bound, least = _diagonals(held, unit, starts, hermitian, mesh)
         lowest, upper = min(lowest, least), bound or 1.0
@@ -126,7 +126,8 @@ def build(
             upper = min(upper, float(_largest_eigenvalue(stored.astype(wide), d.astype(narrow))))
         scale = {k: _hierarchy.DAMPING / upper * v for k, v in inverse.items()}
         made = of_each(lambda k, given=(held, near, starts, theta): _tentative(k, *given), held, mesh)
-        T, below = ({k: pair[i] for k, pair in made.items()} for i in (0, 1))
+        T, below, thetas = ({k: found[i] for k, found in made.items()} for i in (0, 1, 2))
+        theta = min(everyones(lambda of=thetas: of, mesh).values())
         counts = _cuts(T, mesh)
         if counts[-1] >= starts[-1] or counts[-1] == 0:
             break
@@ -150,7 +151,7 @@ def build(
         near, starts, theta = below, counts, _hierarchy.WEAKER * theta
     if not levels:
         raise ValueError(
-            f"no shard found strong couplings among its own rows, of {starts[-1]} in all, take "
+            f"no shard found strong couplings among its own rows, of {starts[-1]} in all; take "
             "precond.jacobi, or fewer devices"
         )
     other, P, over = last
@@ -254,15 +255,18 @@ def _is_constant(near: dict[int, np.ndarray], mesh: Any) -> bool:
 
 def _tentative(
     k: int, held: Pieces, near: dict[int, np.ndarray], starts: np.ndarray, theta: float
-) -> tuple[Any, np.ndarray]:
-    """T of shard k, in columns of its own, and the near-null space of the next level."""
+) -> tuple[Any, np.ndarray, float]:
+    """T of shard k, in columns of its own, the near-null space of the next level, and the theta that it took."""
     if not held[k].shape[0]:  # an idle device
-        return scipy.sparse.csr_array((0, 0)), near[k]
+        return scipy.sparse.csr_array((0, 0)), near[k], theta
     own = _canonical(held[k][:, starts[k] : starts[k + 1]])
     graph = aggregation.points(own, 1)
     agg, count = aggregation.aggregates(graph, aggregation.strength(graph, theta))
+    while aggregation.left_over(graph, agg):
+        theta *= _hierarchy.WEAKER
+        agg, count = aggregation.aggregates(graph, aggregation.strength(graph, theta))
     Q, below = aggregation.tentative(agg, count, near[k])
-    return aggregation.placed(agg, count, Q).tocsr()[:, : below.shape[0]], below
+    return aggregation.placed(agg, count, Q).tocsr()[:, : below.shape[0]], below, theta
 
 
 def _cuts(T: Pieces, mesh: Any) -> np.ndarray:

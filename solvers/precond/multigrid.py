@@ -188,7 +188,7 @@ def multigrid(
         level takes a quarter of it. Larger values follow stronger anisotropy and coarsen less. Where the next level
         would have more than twice as many blocks, as in many graphs, theta is multiplied by 3 until it has not; where
         most points would have no strong coupling, though their couplings sum up to more than half their diagonal, as
-        with elements on cubes, it is quartered until they have. Neither for theta=0, nor inside shards.
+        with elements on cubes, it is quartered until they have. Neither for theta=0; the first not inside shards.
       dtype: of the numbers stored and the vectors inside the cycle: "float32" under a float64 solver moves about half
         the bytes. None takes A's.
       max_coarse: rows up to which a level is inverted densely instead of coarsened. None takes 500;
@@ -230,10 +230,11 @@ def multigrid(
         stored, smallest = _stored(A, dtype), coarsest(A)
         with concrete(), jax.enable_x64(True):  # in float64, as on the host
             at, levels = _descended(A, _device_hierarchy.begun(A, B, theta), smallest, degree, stored)
-        if levels:
-            S, near, unit = at.at_hand()
-            start = _hierarchy.Start(levels, unit, at.definite)
-            return _made(A, S, _hierarchy.Aggregation(near[:, None], 1, at.theta, smallest), *settings, start)
+            hand = at.at_hand() if levels else None
+        if hand:
+            S, near, unit = hand
+            coarsening = _hierarchy.Aggregation(near[:, None], 1, at.theta, smallest)
+            return _examined(*_built(A, S, coarsening, *settings, _hierarchy.Start(levels, unit, at.definite)))
     S = checks.host(A)
     b = checks.block_size(A, S)
     near = np.tile(np.eye(b, dtype=S.dtype), (S.shape[0] // b, 1))
@@ -241,7 +242,7 @@ def multigrid(
         B = checks.near_null(np.asarray(B), S.shape[0], S.dtype)
         checks.finite(B, "B")
         near = np.ascontiguousarray(B, S.dtype)
-    return _made(A, S, _hierarchy.Aggregation(near, b, theta, coarsest(S)), *settings)
+    return _examined(*_built(A, S, _hierarchy.Aggregation(near, b, theta, coarsest(S)), *settings))
 
 
 def _descended(A: Any, at: Any, most: int, degree: int, dtype: Any) -> tuple[Any, list[Level]]:
@@ -274,7 +275,7 @@ def multigrid_from(
     A = coarsening.levels[0].A if A is None else A
     if getattr(A, "name", None) == "sharded":
         raise ValueError("levels made elsewhere lie on one device; gather A by from_scipy(A.to_scipy())")
-    return _made(A, checks.host(A), coarsening, cycle, degree, dtype)
+    return _examined(*_built(A, checks.host(A), coarsening, cycle, degree, dtype))
 
 
 def _checked(cycle: str, degree: Any) -> int:
@@ -290,10 +291,6 @@ def _stored(A: Any, dtype: Any) -> Any:
 def _shared(A: Any) -> Any:
     """The user's matrix where it serves as the finest level, else None."""
     return A if isinstance(A, SparseMatrix) and A.basis.perm is None else None
-
-
-def _made(*given: Any) -> Multigrid:
-    return _examined(*_built(*given))
 
 
 def _built(

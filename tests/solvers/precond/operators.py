@@ -56,3 +56,10 @@ def assert_near(got: Any, want: np.ndarray, rounding: float = 100) -> None:
     got = np.asarray(got)
     assert got.shape == want.shape
     np.testing.assert_allclose(got, want, rtol=0, atol=rounding * np.finfo(got.dtype).eps * np.abs(want).max())
+
+
+def trilinear(n: int) -> sp.csr_array:
+    """Finite elements of the Laplace operator on cubes: 27 points, of which none is coupled strongly."""
+    K, M = (sp.diags_array([a, b, a], offsets=[-1, 0, 1], shape=(n, n)) for a, b in ((-1.0, 2.0), (1 / 6, 2 / 3)))
+    kron = lambda *of: sp.kron(sp.kron(*of[:2]), of[2])  # noqa: E731
+    return sp.csr_array(kron(K, M, M) + kron(M, K, M) + kron(M, M, K))

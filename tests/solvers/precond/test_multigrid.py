@@ -16,6 +16,7 @@ from solvers import Status, cg, precond
 from solvers.precond import _device_hierarchy
 from solvers.precond.multigrid import Multigrid, multigrid, multigrid_from
 from tests.marks import few
+from tests.solvers.precond.operators import trilinear
 from tests.solvers.real import each_file, is_hermitian_with_positive_diagonal
 
 pyamg = pytest.importorskip("pyamg")
@@ -244,8 +245,9 @@ def test_a_stronger_cycle_leaves_a_smaller_error():
 
 def test_a_diverging_cycle_warns():
     indefinite = sp.csr_array(CUBE - 2.5 * sp.eye_array(216))
-    with pytest.warns(RuntimeWarning, match="diverges"):
+    with pytest.warns(RuntimeWarning, match="diverges") as told:
         multigrid(indefinite, max_coarse=20)
+    assert told[0].filename == __file__
 
 
 def test_rows_without_neighbours_and_pieces_are_left_to_the_smoother():
@@ -254,13 +256,6 @@ def test_rows_without_neighbours_and_pieces_are_left_to_the_smoother():
     assert scipy_iterations(S, random_vector(S.shape[0]), M, 1e-9) <= 16
     alone = sp.csr_array(sp.diags_array(np.arange(1.0, 601)))
     assert scipy_iterations(alone, random_vector(600), multigrid(alone), 1e-9) <= 16
-
-
-def trilinear(n: int) -> sp.csr_array:
-    """Finite elements of the Laplace operator on cubes: 27 points, of which none is coupled strongly."""
-    K, M = (sp.diags_array([a, b, a], offsets=[-1, 0, 1], shape=(n, n)) for a, b in ((-1.0, 2.0), (1 / 6, 2 / 3)))
-    kron = lambda *of: sp.kron(sp.kron(*of[:2]), of[2])  # noqa: E731
-    return sp.csr_array(kron(K, M, M) + kron(M, K, M) + kron(M, M, K))
 
 
 @pytest.mark.parametrize("shift", [0, 10])
@@ -332,6 +327,12 @@ def test_levels_made_on_an_accelerator_serve_as_well_as_the_host_s(name, request
     np.testing.assert_array_equal(R, P.T)
     assert abs(scipy_iterations(S, b, M, 1e-8) - scipy_iterations(S, b, host, 1e-8)) <= 1
     jax.tree.map(np.testing.assert_array_equal, M, again)
+
+
+def test_an_accelerator_sets_up_inside_jit_what_the_function_closes_over(there):
+    A, b = jsf.from_scipy(jsf.gallery.poisson(12), "csr"), jnp.asarray(random_vector(12**3))
+    made = jax.jit(lambda b: multigrid(A, max_coarse=30) @ b)(b)
+    np.testing.assert_allclose(made, multigrid(A, max_coarse=30) @ b, rtol=1e-12, atol=1e-12)
 
 
 def test_an_accelerator_s_programs_serve_similar_matrices(there):

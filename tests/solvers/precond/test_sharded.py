@@ -10,6 +10,7 @@ import jaxsparse_fmt as jsf
 from solvers import Status, cg, gmres, precond
 from solvers.precond import _sharded
 from tests.distributed.problems import MESH
+from tests.solvers.precond.operators import trilinear
 
 THREE = jax.make_mesh((3,), ("rows",), devices=jax.devices("cpu")[:3])
 L = sp.csr_array(jsf.gallery.poisson(16))
@@ -44,6 +45,13 @@ def test_eight_devices_need_at_most_15_percent_more_iterations_than_one(built):
     alone, sol = solved(ALONE, precond.multigrid(ALONE, max_coarse=100)), solved(A, M)
     assert sol.status == Status.CONVERGED and sol.iterations <= 1.15 * alone.iterations
     np.testing.assert_allclose(L @ np.asarray(sol.x), b, rtol=0, atol=1e-7 * np.linalg.norm(b))
+
+
+def test_elements_on_cubes_coarsen_inside_shards_as_on_one_device():
+    S = trilinear(12)
+    A, b = jsf.shard(S, THREE, format="csr"), np.random.default_rng(0).normal(size=12**3)
+    steps = [cg(of, b, M=precond.multigrid(of, max_coarse=100), rtol=1e-8).iterations for of in (A, jsf.from_scipy(S))]
+    assert abs(steps[0] - steps[1]) <= 1
 
 
 def test_every_array_of_a_device_has_its_share_of_the_rows(built):
