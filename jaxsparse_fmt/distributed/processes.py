@@ -12,7 +12,7 @@ import numpy as np
 import scipy.sparse
 from jax.sharding import Mesh
 
-from jaxsparse_fmt._types import CORES, x64_enabled
+from jaxsparse_fmt._types import CORES, standard_promotion, x64_enabled
 from jaxsparse_fmt.kernels.backends import selection
 
 
@@ -144,12 +144,12 @@ def of_each(f: Callable[[int], Any], parts: Iterable[int], mesh: Mesh) -> dict[i
 
 
 def together(f: Callable[[Any], Any], inputs: Sequence[Any]) -> dict[Any, Any]:
-    """f of each input, by input, in threads with this thread's word length of JAX; NumPy releases the GIL."""
-    wide = x64_enabled()
+    """f of each input, by input, in threads with this thread's word length and backend; NumPy releases the GIL."""
+    wide, backend, standard = x64_enabled(), selection.active_backend("auto"), standard_promotion(f)
 
     def with_settings(each: Any) -> Any:
-        with jax.enable_x64(wide):
-            return f(each)
+        with jax.enable_x64(wide), selection.use_backend(backend):
+            return standard(each)
 
     with ThreadPoolExecutor(CORES) as pool:
         return dict(zip(inputs, pool.map(with_settings, inputs), strict=True))

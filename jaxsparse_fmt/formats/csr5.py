@@ -187,7 +187,7 @@ class CSR5(ByEntries):
         sizes = {
             "n_pieces": segments.lengths.shape[0] - csr.shape[0],
             "tile_rows": csr5_tiles.rounded(int(most_rows)) if keep_sums else 0,
-            "most_hops": csr5_tiles.rounded(int(most_hops)),
+            "most_hops": max(csr5.MOST_TRIPS, 1 << (int(most_hops) - 1).bit_length()),  # kernels tell no others apart
         }
         layout = {"tile_shape": shape, "hot": hot, "keep_sums": bool(keep_sums)}
         return building.made(cls, csr, target, values, **index, **sizes, **layout)

@@ -68,7 +68,7 @@ class DIA(ByRule):
 
     def to_scipy(self) -> Csr:
         n, n_cols = self.shape
-        if n != n_cols or self.dtype.itemsize == 2 or self.nnz == 0:
+        if n != n_cols or self.dtype.itemsize == 2 or self.n_stored == 0:
             return super().to_scipy()
         values, offsets, start = map(np.asarray, (self.values, self.offsets, self.start))
         by_column = np.zeros((offsets.size, n), self.dtype)  # as SciPy stores them

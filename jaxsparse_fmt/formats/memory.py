@@ -12,13 +12,16 @@ GROUP = Path("/sys/fs/cgroup")  # of this process inside a container, where vers
 
 
 def device(*given: Any) -> Any:
-    """The device of the first array of JAX's in the pytrees `given` that is not traced.
+    """This process's first device of the first array in the pytrees `given` that is not traced.
 
-    Without one that on which JAX puts an array at present: that of `jax.default_device`, else this process's first.
+    If there is none, the device on which JAX puts an array at present: that of `jax.default_device`, else this
+    process's first.
     """
+    here = jax.process_index()
     for a in jax.tree.leaves(given):
-        if isinstance(a, jax.Array) and not isinstance(a, Tracer):
-            return next(iter(a.devices()))
+        own = a.devices() if isinstance(a, jax.Array) and not isinstance(a, Tracer) else ()
+        if own := [d for d in own if d.process_index == here]:
+            return min(own, key=lambda d: d.id)
     chosen = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(chosen, str):  # a platform
         return jax.local_devices(backend=chosen)[0]

@@ -25,7 +25,7 @@ from jaxsparse_fmt.distributed.build import assemble
 from jaxsparse_fmt.distributed.common_format import Request, in_one_format
 from jaxsparse_fmt.distributed.delivery import Pieces, meeting, stacked, turned
 from jaxsparse_fmt.distributed.entries import pieces
-from jaxsparse_fmt.distributed.processes import everyones, of_each
+from jaxsparse_fmt.distributed.processes import agree, everyones, of_each
 from jaxsparse_fmt.kernels.cpu import aggregation
 from solvers.core.spectrum import spectrum
 from solvers.precond import _checks as checks
@@ -152,8 +152,10 @@ def build(
     if not levels:
         raise ValueError(
             f"no shard found strong couplings among its own rows, of {starts[-1]} in all; take "
-            "precond.jacobi, or fewer devices"
+            "precond.jacobi, fewer devices, or fewer columns of B"
         )
+    if starts[-1] > WHOLE:
+        _hierarchy.check_coarsest(int(starts[-1]), len(levels) + 1)
     other, P, over = last
     columns = {k: _renumbered(S.conj().T.tocsr(), np.arange(S.shape[0]), over.size) for k, S in other.items()}
     down, up = crossing(columns, int(starts[-1]), True, over), crossing(P, over.size, False, over)
@@ -168,8 +170,14 @@ def below(make: Callable[[], tuple[Any, bool]], start: _hierarchy.Start, order: 
 
     What make() raises in one process, all raise.
     """
-    M, definite = of_each(lambda _: make(), (0,), order.over.mesh)[0]
+    mesh = order.over.mesh
+    M, definite = of_each(lambda _: make(), (0,), mesh)[0]
     above, whole = M.levels[: len(start.levels)], M.levels[len(start.levels) :]
+    # Other processors may round to other levels, of which all processes have to make one program.
+    agree(
+        lambda: {"the whole levels": (definite, str(jax.tree.structure(whole)), str(jax.typeof(M.coarse_inverse)))},
+        mesh,
+    )
     whole, inverse = order.over.everywhere((whole, M.coarse_inverse))
     levels = (*above, *whole)
     return dataclasses.replace(M, levels=levels, coarse_inverse=inverse, order=order, whole=len(whole)), definite

@@ -14,6 +14,8 @@ from jax.sharding import PartitionSpec
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.core import vector_passes
 from jaxsparse_fmt.distributed.common_format import MODES
+from jaxsparse_fmt.distributed.processes import together
+from jaxsparse_fmt.kernels.backends import selection
 from solvers import precond
 from tests import zoo
 from tests.distributed.problems import DEVICES, KINDS, MESH, irregular, take
@@ -289,3 +291,19 @@ def test_in_basis_names_no_entry_by_numbers_that_are_the_users(use):
     """A preconditioner made so was one of other unknowns."""
     with pytest.raises(ValueError, match="in its own order; take A's"):
         use(jsf.shard(S, MESH, format="ell").in_basis)
+
+
+def test_threads_promote_and_choose_as_their_caller():
+    """By JAX's settings of the process: those of a context the threads do not have."""
+    strict = {"jax_numpy_rank_promotion": "raise", "jax_numpy_dtype_promotion": "strict"}
+    before = {name: getattr(jax.config, name) for name in strict}
+    try:
+        for name, value in strict.items():
+            jax.config.update(name, value)
+        B = jsf.shard(S, MESH)
+        assert abs(B.to_scipy() - S).max() == 0
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+    with jsf.use_backend("xla"):
+        assert together(lambda _: selection.active_backend("auto"), [0]) == {0: "xla"}

@@ -65,6 +65,7 @@ def batch_axes() -> frozenset[Any]:
 
 def forget_tokens() -> None:
     """Forgets the tokens by which JAX orders and awaits callbacks: those of a program that failed pass its error on."""
-    from jax._src import dispatch
+    with contextlib.suppress(ImportError, AttributeError):
+        from jax._src import dispatch
 
-    dispatch.runtime_tokens.clear()
+        dispatch.runtime_tokens.clear()
