@@ -409,12 +409,8 @@ def _solve_off(K: Map, size: Array, values: Array, X: Array, rhs: Array) -> Arra
     known = matmul(X, ratio(matmul(jnp.conj(X).T, rhs), gaps))
     steps, same = steps_per_check(rhs.shape[0], arguments.memory.device().platform), lambda v: v
     limits = stopping.Limits(eps**0.75 + zero, zero, jnp.int32(most), zero)
-    z = (
-        known
-        + iterate.run(
-            HERE, MINRES, iterate.Options(0, steps, None, None), iterate.System(K, same, rhs - K(known), None, limits)
-        )[0]
-    )
+    system = iterate.System(K, same, rhs - K(known), None, limits)
+    z = known + iterate.run(HERE, MINRES, iterate.Options(0, steps, None, None), system)[0]
     solved, bounded = norm(rhs - K(z)) <= jnp.sqrt(eps) * norm(rhs), eps**0.75 * size * norm(z) <= norm(rhs)
     return jnp.where(solved & bounded, z, jnp.nan)
 

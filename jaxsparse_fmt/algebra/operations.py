@@ -53,11 +53,11 @@ def _item(A: Any, index: Any) -> Any:
     index = [i.item() if getattr(i, "ndim", None) == 0 else i for i in index]
     whole = [isinstance(i, int) and not isinstance(i, bool) for i in index]
     places = [[_in_range(i, n)] if one else _places(i, n) for i, one, n in zip(index, whole, A.shape, strict=True)]
-    key = tuple(p if isinstance(p, slice) else tuple(p) if len(p) < 64 else None for p in places)
-    key = None if None in key else ("item", *map(repr, key))
     if (at_hand := patterns.at_hand(A)) is not None:
         part = plans.made(patterns.crossing(*at_hand, *places), None, A)
     else:
+        key = tuple(p if isinstance(p, slice) else tuple(p) if len(p) < 64 else None for p in places)
+        key = None if None in key else ("item", *map(repr, key))
         part = plans.selected("A[...]", key, lambda S: patterns.crossed(S, *places), A)
     return part.todense()[0, 0] if all(whole) else part
 

@@ -31,7 +31,7 @@ COPY = {"gpu": 4.102e12, "cpu": 28e9}
 Efficiencies = tuple[tuple[float, float], tuple[float, float]]
 EFFICIENCY: dict[str, dict[str, Efficiencies]] = {
     "triton": {
-        "csr": ((0.77, 0.76), (0.80, 0.83)),  # long: the mean of even and uneven rows; of 8 bytes as "ell"
+        "csr": ((0.77, 0.76), (0.80, 0.83)),  # long: by even and uneven rows; of 8 bytes, by both suites
         "csr 1": ((0.51, 0.40), (0.51, 0.40)),  # one thread a row, which only rows shorter than measured get
         "csr long": ((0.98, 0.95), (0.98, 0.95)),  # rows of 256 entries and more, in the standard suite
         "csr5": ((0.97, 0.97), (0.85, 0.95)),  # fitted to the standard suite, as what follows

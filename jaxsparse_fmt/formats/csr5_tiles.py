@@ -16,7 +16,7 @@ from jaxsparse_fmt.kernels.layout.tiles import MARK, NARROW_PADDING, WIDE_MARK
 LANES, ENTRIES = (128, 256, 512, 1024), (8, 16, 32, 64, 128)
 CUT = 32  # a row continues in pieces beyond this part of a tile
 MOST_PART = 16  # unless no row is longer than this part of a tile,
-SPARE = 2**19  # or than half of one, and no more places stay unused: bytes that a GPU reads while it starts a kernel
+SPARE = 2**19  # or than half of one, and about so many places stay unused: a GPU reads them while it starts a kernel
 SHORT = 10  # mean entries of a row, below which a lane takes few entries
 MANY_TILES = 900  # enough to keep a large GPU busy
 

@@ -21,7 +21,7 @@ from solvers.solution import Solution
 P = ParamSpec("P")
 Result = TypeVar("Result", bound=Solution)
 
-# Steps between two checks of the stopping rule. On a GPU a check waits about 50 µs for the host; half of the steps
+# Steps between two checks of the stopping rule. On a GPU a check waits some 30 µs for the host; half of the steps
 # between two checks are wasted at the end, on average.
 STEPS_PER_CHECK = {"cpu": 1}
 STEPS_PER_CHECK_DEFAULT = 10
@@ -166,7 +166,7 @@ def settled(settings: Any, given: Any, n: int, most: int, drop: float = 0.0) -> 
 
     Args:
       settings: all `Settings`.
-      given: A and b, where they lie the solve runs.
+      given: A and b; the solve runs where they lie.
       n, most: unknowns, and the iterations that a maxiter of None allows.
     """
     values = [settings[k] for k in CHECKED]

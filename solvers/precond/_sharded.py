@@ -3,9 +3,9 @@
     shard 0  ■■■■■■■■ → ■■■ ╮                 aggregates lie inside a shard, so T is block diagonal;
     shard 1  ■■■■■■■■ → ■■■ ┴ ■■■■ → ■ → A⁺   P = T − ω/λ·D⁻¹·A'·T and R·A·P fetch rows that the halo names
 
-A process works on the rows of its own shards, as `_hierarchy` does on all rows, and fetches rows of others. A level of
-`WHOLE` rows or fewer is whole on every device, set up by `_hierarchy` and multiplied without exchanges: a sum over the
-devices leads there, and nothing back. All other arrays of a device have its share of the rows.
+A process works on the rows of its own shards, as `_hierarchy` does on all rows, and fetches rows of others. A coarse
+level of `WHOLE` rows or fewer is whole on every device, set up by `_hierarchy` and multiplied without exchanges: a sum
+over the devices leads there, and the way back needs none. All other arrays of a device have its share of the rows.
 """
 
 import dataclasses

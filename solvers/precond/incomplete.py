@@ -36,8 +36,9 @@ FAR = 1.0  # an α beyond which A + α·diag(A) has little of A
 CHOLESKY, LU = "incomplete_cholesky", "incomplete_lu"
 Choice = tuple[tuple[int | None, float], ...]
 # How to solve with the triangles, in the order of trial: so many sweeps, if they leave at most this part of an error;
-# None: exactly. Cholesky's M is positive definite after any number of sweeps; M of a nonsymmetric matrix may have
-# little of its factors before the errors are small. A sweep takes a GPU 8 µs, and each of hundreds of levels 4 µs.
+# None: exactly, and the number beside it is not read. Cholesky's M is positive definite after any number of sweeps; M
+# of a nonsymmetric matrix may have little of its factors before the errors are small. A sweep takes a GPU 8 µs, and
+# each of hundreds of levels 4 µs.
 HALF, LITTLE = 0.5, 0.05
 EXACTLY, TRACED = ((None, 0.0),), ((3, HALF),)
 BY_SWEEPS = {
