@@ -37,7 +37,7 @@ STEPS = {
     "cg": (cg, 1, 2),
     "cg in one reduction": (functools.partial(cg, one_reduction=True), 1, 1),
     "gmres": (functools.partial(solvers.gmres, restart=3), 1, 3),
-    "bicgstab": (solvers.bicgstab, 2, 4),
+    "bicgstab": (solvers.bicgstab, 2, 3),
     "minres": (solvers.minres, 1, 3),
 }
 
