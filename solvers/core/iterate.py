@@ -213,7 +213,7 @@ def steps(advance: Callable[[Loop], Loop], options: Options, unit: Any, unroll: 
     """
     number = min(options.steps_per_check, STEPS_PER_CHECK)
 
-    def run(loop: Loop) -> Loop:
+    def trip(loop: Loop) -> Loop:
         if number == 1:
             loop = advance(loop)
         else:
@@ -226,7 +226,7 @@ def steps(advance: Callable[[Loop], Loop], options: Options, unit: Any, unroll: 
             lax.cond(due, report, lambda *_: None, k, jnp.max(loop.norm * unit))
         return loop
 
-    return run
+    return trip
 
 
 def repeated(goes_on: Callable[[Loop], Array], f: Callable[[Loop], Loop], loop: Loop) -> Loop:

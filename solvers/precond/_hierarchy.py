@@ -92,11 +92,7 @@ class Aggregation:
         same = not np.any(np.diff(self.B.reshape(A.indptr.size - 1, -1), axis=0))  # at all points
         weaker = True
         while True:
-            chosen = aggregation.strength(A, self.theta)
-            agg, count = aggregation.aggregates(A, chosen)
-            if weaker and aggregation.left_over(A, agg):
-                self.theta *= WEAKER
-                continue
+            chosen, agg, count, self.theta = aggregated(A, self.theta, weaker)
             Q, below = aggregation.tentative(agg, count, self.B)
             T = aggregation.placed(agg, count, Q)
             P = aggregation.prolongation(A, chosen | (not same), T, scale)
@@ -112,6 +108,20 @@ class Aggregation:
             self.theta, weaker = STRICTER * self.theta, False
         self.B, self.b, self.theta = below, self.B.shape[1], WEAKER * self.theta
         return R, P, product
+
+
+def aggregated(A: Matrix, theta: float, weaker: bool = True) -> tuple[np.ndarray, np.ndarray, int, float]:
+    """The strong couplings of a graph of points, the aggregates and their number, and the theta behind them.
+
+    Args:
+      weaker: theta may be quartered until `left_over` tells no more.
+    """
+    while True:
+        strong = aggregation.strength(A, theta)
+        agg, count = aggregation.aggregates(A, strong)
+        if not (weaker and aggregation.left_over(A, agg)):
+            return strong, agg, count, theta
+        theta *= WEAKER
 
 
 class Given:

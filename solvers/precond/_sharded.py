@@ -269,10 +269,7 @@ def _tentative(
         return scipy.sparse.csr_array((0, 0)), near[k], theta
     own = _canonical(held[k][:, starts[k] : starts[k + 1]])
     graph = aggregation.points(own, 1)
-    agg, count = aggregation.aggregates(graph, aggregation.strength(graph, theta))
-    while aggregation.left_over(graph, agg):
-        theta *= _hierarchy.WEAKER
-        agg, count = aggregation.aggregates(graph, aggregation.strength(graph, theta))
+    _, agg, count, theta = _hierarchy.aggregated(graph, theta)
     Q, below = aggregation.tentative(agg, count, near[k])
     return aggregation.placed(agg, count, Q).tocsr()[:, : below.shape[0]], below, theta
 
