@@ -66,14 +66,14 @@ def patterns_of(*operands: Any) -> list[Csr]:
                 "let the jitted function take A.data as its argument and close over A, as in A.with_data(data), or "
                 "make a plan outside and call it inside"
             )
-    pattern = on_device.pattern_of if lie_on_device(*operands) else _on_host
+    pattern = on_device.pattern_of if lie_on_device(*operands) else _pattern_on_host
     with concrete():
         return [pattern(A) for A in operands]
 
 
-def _on_host(A: Any) -> Csr:
+def _pattern_on_host(A: Any) -> Csr:
     if isinstance(A, Transposed):
-        return scipy.sparse.csr_array(_on_host(A.A).T)
+        return scipy.sparse.csr_array(_pattern_on_host(A.A).T)
     S = A._each(lambda v: np.ones(v.shape, np.float32)).to_scipy()
     return csr(S.indptr, S.indices, S.shape)
 
@@ -212,7 +212,6 @@ def united(a: Csr, b: Csr, shared: bool = False) -> tuple[Csr, Any, Any]:
     Returns:
       the pattern; left, right [nnz]: the entry of a and of b; a.nnz or b.nnz where it has none.
     """
-    building.check_bound("entries", a.nnz + b.nnz)
     if building.namespace(a.indptr) is not np:
         return on_device.united(a, b, shared)
     bits = a.nnz.bit_length()

@@ -162,7 +162,7 @@ def to_scipy(A: Any) -> Csr:
         return A.csr_arrays().to_scipy()
     if A.n_stored == 0:
         return scipy.sparse.csr_array(A.shape, dtype=scipy_dtype(A.dtype))
-    row, col, values = A._on_host()
+    row, col, values = A._places_on_host()
     values = values.astype(scipy_dtype(A.dtype), copy=False)
     if A.nnz < A.n_stored:
         row, col, values = (a[col < A.shape[1]] for a in (row, col, values))

@@ -79,7 +79,7 @@ class SparseMatrix(OnOneDevice, Pattern):
     def entries(self) -> tuple[Array, Array, Array, Array]:
         """Row, column, index in `data` and value of all stored places [n_stored]; padding: column n_cols, index nnz."""
 
-    def _on_host(self) -> tuple[np.ndarray, ...]:
+    def _places_on_host(self) -> tuple[np.ndarray, ...]:
         """Row, column and value of all stored places, as `entries`, in NumPy; by NumPy where that is easy.
 
         XLA compiles a program for every pattern's sizes, which takes a second where NumPy takes a millisecond.

@@ -101,7 +101,7 @@ def _stored_as(
     name: str, layout: dict[str, Any], csrs: dict[int, Csr], largest: int, request: Request, why: str
 ) -> Part:
     def converted(k: int) -> SparseMatrix:
-        with _on_host():  # a thread's own setting
+        with _arrays_on_host():  # a thread's own setting
             return build(csrs[k], name, request.target, **layout)
 
     matrices: dict[int, SparseMatrix] = {}
@@ -109,13 +109,13 @@ def _stored_as(
         matrices = of_each(converted, csrs.keys() & {largest}, request.mesh)
         layout = everyones(lambda: {k: A.layout for k, A in matrices.items()}, request.mesh)[largest]
     matrices |= of_each(converted, csrs.keys() - matrices.keys(), request.mesh)
-    with _on_host():
+    with _arrays_on_host():
         matrices = padding.alike({k: matrices[k] for k in csrs}, request.mesh)
     first = next(iter(matrices.values()))
     return matrices, f"in {first.name}, {why}"
 
 
-def _on_host() -> contextlib.AbstractContextManager[Any]:
+def _arrays_on_host() -> contextlib.AbstractContextManager[Any]:
     """A context in which conversions stay on the host, so that no shard passes through another shard's device."""
     try:
         return jax.default_device(jax.local_devices(backend="cpu")[0])

@@ -107,8 +107,8 @@ class ByRule(SparseMatrix):
     def entries(self) -> tuple[Array, Array, Array, Array]:
         return *places_of(self, self._arrays, self._rule), self.values
 
-    def _on_host(self) -> tuple[np.ndarray, ...]:
-        return *on_host(self._arrays, self._rule), np.asarray(self.values)
+    def _places_on_host(self) -> tuple[np.ndarray, ...]:
+        return *host_places(self._arrays, self._rule), np.asarray(self.values)
 
     @property
     def basis(self) -> Basis:
@@ -159,7 +159,7 @@ def _renumbered(col_idx: Array, perm: Array) -> Array:
     return place.at[col_idx].get(mode="promise_in_bounds")
 
 
-def on_host(arrays: dict[str, Array], rule: Rule) -> tuple[Any, Any]:
+def host_places(arrays: dict[str, Array], rule: Rule) -> tuple[Any, Any]:
     """Row and column of a storage by these arrays and this rule, in NumPy."""
     row, col, _ = rule.places({name: np.asarray(a) for name, a in arrays.items()})
     return row, col

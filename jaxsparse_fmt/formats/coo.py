@@ -42,7 +42,7 @@ class COO(ByEntries):
     def entries(self) -> tuple[Array, Array, Array, Array]:
         return self.row_idx, self.col_idx, jnp.arange(self.n_stored, dtype=index_dtype(self.nnz)), self.values
 
-    def _on_host(self) -> tuple[np.ndarray, ...]:
+    def _places_on_host(self) -> tuple[np.ndarray, ...]:
         return tuple(map(np.asarray, (self.row_idx, self.col_idx, self.values)))
 
     @classmethod

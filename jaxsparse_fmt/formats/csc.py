@@ -54,7 +54,7 @@ class CSC(ByEntries):
         entry = jnp.zeros_like(places).at[order].set(places, unique_indices=True)
         return self.row_idx, expand_ptr(jnp, self.col_ptr, self.n_stored), entry, self.values
 
-    def _on_host(self) -> tuple[np.ndarray, ...]:
+    def _places_on_host(self) -> tuple[np.ndarray, ...]:
         row, ptr, values = map(np.asarray, (self.row_idx, self.col_ptr, self.values))
         return row, expand_ptr(np, ptr, self.n_stored), values
 

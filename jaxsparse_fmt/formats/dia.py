@@ -35,7 +35,7 @@ from jax.core import Tracer
 
 from jaxsparse_fmt._types import Csr, Target, concrete, index_dtype, standard_promotion
 from jaxsparse_fmt.formats import building, footprint, statistics
-from jaxsparse_fmt.formats.base import AnyShards, Array, ByRule, Offset, Start, on_host, places_of, storage_format
+from jaxsparse_fmt.formats.base import AnyShards, Array, ByRule, Offset, Start, host_places, places_of, storage_format
 from jaxsparse_fmt.kernels import sddmm, spmv, spmv_cpu
 from jaxsparse_fmt.kernels.layout.address import Slices, Starts, take
 from jaxsparse_fmt.kernels.layout.columns import Diagonal, Rule, pack_pattern, unpack_pattern
@@ -125,8 +125,8 @@ class DIA(ByRule):
     def entries(self) -> tuple[Array, Array, Array, Array]:
         return *places_of(self, *self._own), _read(self)
 
-    def _on_host(self) -> tuple[np.ndarray, ...]:
-        return *on_host(*self._own), np.asarray(_read(self))
+    def _places_on_host(self) -> tuple[np.ndarray, ...]:
+        return *host_places(*self._own), np.asarray(_read(self))
 
     def _own_start(self) -> Array:
         traced = isinstance(self.start, Tracer)
@@ -139,7 +139,8 @@ class DIA(ByRule):
     @classmethod
     def from_csr(cls, csr: Csr, target: Target) -> Self:
         is_on_host = building.namespace(csr.data) is np
-        (offsets, values, pattern), (n_rows, n_cols) = (_on_host if is_on_host else _on_device)(csr, target), csr.shape
+        offsets, values, pattern = (_built_on_host if is_on_host else _built_on_device)(csr, target)
+        n_rows, n_cols = csr.shape
         start = np.arange(offsets.size) * n_rows
         sides = np.where(offsets < 0, -offsets, 0), np.where(offsets > 0, offsets, -1)
         _, below, above = np.intersect1d(*sides, return_indices=True)  # diagonals and their images
@@ -176,7 +177,7 @@ def _check(csr: Csr, count: int, target: Target, words: str = "") -> None:
     building.check_memory(DIA.name, count * csr.shape[0], csr, target, index=0, cause=cause)
 
 
-def _on_host(csr: Csr, target: Target) -> tuple[np.ndarray, Any, Any]:
+def _built_on_host(csr: Csr, target: Target) -> tuple[np.ndarray, Any, Any]:
     """The offsets, int64 on the host; `values`; and `pattern`."""
     n_rows, n_cols = csr.shape
     diagonals = statistics.occupied(csr)
@@ -200,8 +201,8 @@ def _on_host(csr: Csr, target: Target) -> tuple[np.ndarray, Any, Any]:
     return offsets, values, pack_pattern(full.reshape(-1))[0]
 
 
-def _on_device(csr: Csr, target: Target) -> tuple[np.ndarray, Any, Any]:
-    """As `_on_host`."""
+def _built_on_device(csr: Csr, target: Target) -> tuple[np.ndarray, Any, Any]:
+    """As `_built_on_host`."""
     longest = building.rows_of(csr).longest
     _check(csr, longest, target, "at least ")
     offsets = statistics.occupied(csr, longest).astype(np.int64) - (csr.shape[0] - 1)

@@ -22,7 +22,7 @@ import numpy as np
 
 from jaxsparse_fmt._types import Csr, Target, index_dtype, standard_promotion
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.base import Array, ByEntries, ByRule, ColumnIndex, RowIndex, on_host, storage_format
+from jaxsparse_fmt.formats.base import Array, ByEntries, ByRule, ColumnIndex, RowIndex, host_places, storage_format
 from jaxsparse_fmt.formats.csr import csr_rule
 from jaxsparse_fmt.kernels import spmv
 from jaxsparse_fmt.kernels.backends import selection
@@ -83,9 +83,9 @@ class HYB(ByEntries, ByRule):
         parts = zip(main, (tail_row, self.tail_col, j), strict=True)
         return self._of_places(*(jnp.concatenate(pair) for pair in parts))
 
-    def _on_host(self) -> tuple[np.ndarray, ...]:
+    def _places_on_host(self) -> tuple[np.ndarray, ...]:
         tail = np.asarray(self.tail_row), np.asarray(self.tail_col)
-        parts = zip(on_host(self._arrays, self._rule), tail, strict=True)
+        parts = zip(host_places(self._arrays, self._rule), tail, strict=True)
         return *map(np.concatenate, parts), np.asarray(self.values)
 
     @classmethod

@@ -49,7 +49,7 @@ class Groups:
     def store(self, cls: type[building.Format], target: Target, **fields: Any) -> building.Format:
         """The matrix in the format `cls`; `fields` are those that do not follow from the groups."""
         csr, merged = self.csr, merging.distinct(self.csr, self.perm, self.rows, self.column)
-        build = self._on_host if merged is None else functools.partial(self._on_device, merged)
+        build = self._built_on_host if merged is None else functools.partial(self._built_on_device, merged)
         index, values, present = build(cls.name, target)
         pattern, n_holes = pack_pattern(present)
         index |= {"pattern": pattern, "reads_pattern": n_holes > 0 and building.has_zeros(csr, target.dtype)}
@@ -66,14 +66,14 @@ class Groups:
     def _index(self, touched: Any, slice_ptr: Any) -> dict[str, Any]:
         return {"offsets" if isinstance(self.column, Diagonal) else "block_col": touched, "slice_ptr": slice_ptr}
 
-    def _on_device(self, merged: jax.Array, name: str, target: Target) -> tuple[dict[str, Any], Any, Any]:
-        """The index arrays, `values`, and which places hold an entry or lie outside the matrix; as `_on_host`."""
+    def _built_on_device(self, merged: jax.Array, name: str, target: Target) -> tuple[dict[str, Any], Any, Any]:
+        """The index arrays, `values`, and which places hold an entry or lie outside the matrix; as `_built_on_host`."""
         ptr, rule = self._rule(name, np.asarray(merging.counts(merged)), target)
         ptr = jnp.asarray(ptr)
         index = self._index(_in_slices(merged, ptr, rule, self.across, self.places), ptr)
         return index, *merging.place(self.csr, rule, index | {"perm": self.perm}, target.dtype)
 
-    def _on_host(self, name: str, target: Target) -> tuple[dict[str, Any], Any, Any]:
+    def _built_on_host(self, name: str, target: Target) -> tuple[dict[str, Any], Any, Any]:
         csr, perm = building.on_host(self.csr), None if self.perm is None else np.asarray(self.perm)
         (n_rows, n_cols), lengths, unit = csr.shape, np.diff(csr.indptr), self.column.unit
         row = np.repeat(np.arange(n_rows), lengths)

@@ -124,8 +124,8 @@ class Paired(SparseMatrix):
     def entries(self) -> tuple[Array, Array, Array, Array]:
         return self._forward.entries()
 
-    def _on_host(self) -> tuple[np.ndarray, ...]:
-        return self._forward._on_host()
+    def _places_on_host(self) -> tuple[np.ndarray, ...]:
+        return self._forward._places_on_host()
 
     @property
     def nbytes_read(self) -> int:
