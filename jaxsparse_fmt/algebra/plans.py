@@ -227,8 +227,8 @@ def matmul(A: Any, B: Any, *, format: str | None = None) -> Product:
       format: of the result; None: that of A and B if they have the same, else "csr".
 
     Raises:
-      ValueError: shapes that do not fit, more than 2³¹ entries of an operand, a traced pattern, or more products than
-        the free memory holds. TypeError: not a matrix of this library on one device.
+      ValueError: shapes that do not fit, a traced pattern, 2³¹ entries of an operand or more, or 2³¹ products of two
+        entries or more than the free memory holds. TypeError: not a matrix of this library on one device.
     """
     return patterns.remember(_matmul(A, B, format), A, B)
 
@@ -318,12 +318,7 @@ def made(S: Csr, format: str | None, *operands: Any) -> SparseMatrix:
 
 
 def listed_sums(col_idx: Any, row_ptr: Any, shape: tuple[int, int], backend: str) -> CSR:
-    """A list of sums: row k adds the numbers of the vector at `col_idx`; without values.
-
-    Raises:
-      ValueError: 2³¹ columns or more.
-    """
-    building.check_bound("entries", shape[1])
+    """A list of sums: row k adds the numbers of the vector at `col_idx`; without values."""
     n_rows, nnz = shape[0], col_idx.size
     absent: Any = Absent((nnz,))
     with concrete():
