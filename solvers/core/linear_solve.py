@@ -21,7 +21,7 @@ from solvers.core import arguments, iterate, opaque
 from solvers.core.iterate import Method, Options, System
 from solvers.core.scaling import Map, Product
 from solvers.core.settings import Adjoint, Rough
-from solvers.core.space import HERE, Space, length, outside
+from solvers.core.space import Space, length, outside
 from solvers.core.stopping import End, once_if
 from solvers.core.vectors import ratio
 from solvers.solution import Status
@@ -106,7 +106,7 @@ def _run(method: Method, options: Options, system: System, is_transposed: bool) 
 
     def run(space: Space, system: System) -> tuple[Array, End]:
         like = mesh_axes.shaped_like(system.b, narrow)
-        product_of = functools.partial(product, in_one_pass=method.sums and (space == HERE or space.in_pieces))
+        product_of = functools.partial(product, sums=method.sums)
         A, M = product_of(system.A, wide), (lambda r: r) if system.M is None else product(system.M, narrow)
         inner = None if system.inner is None else product_of(system.inner, narrow)
         if is_transposed:
@@ -142,11 +142,11 @@ def _in_pieces(options: Options, basis: Any, system: System) -> System | None:
     return System(maps[0], maps[1], piece, None if system.x0 is None else piece, limits, maps[2])
 
 
-def product(A: Any, dtype: Any, in_one_pass: bool = False) -> Map:
-    """v -> A·v in `dtype`, with vᴴ·A·v from the same pass if `in_one_pass` and A can compute it."""
+def product(A: Any, dtype: Any, sums: bool = False) -> Map:
+    """v -> A·v in `dtype`; with `sums` a `Product`, if A is a matrix that computes vᴴ·A·v too."""
     apply = lambda v: arguments.apply(A, v).astype(dtype)  # noqa: E731
-    in_one_pass &= hasattr(A, "matvec_dot") and jnp.result_type(A.dtype, dtype) == dtype
-    return Product(apply, lambda v: A.matvec_dot(v, v)) if in_one_pass else apply
+    sums &= hasattr(A, "matvec_dot") and jnp.result_type(A.dtype, dtype) == dtype
+    return Product(apply, lambda v: A.matvec_dot(v, v)) if sums else apply
 
 
 def transposed(f: Map, example: Any) -> Map:
