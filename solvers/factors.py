@@ -213,7 +213,7 @@ def _factored(host: Host, recipe: Recipe, maker: str, order: Any = None) -> Any:
     if recipe[0] == "ilu":
         entries = int(recipe[2] * S.nnz)
         what, cure = f"incomplete factors of at most {entries:,} entries", "take a smaller fill"
-        arguments.check_free_memory(2 * (S.dtype.itemsize + 4) * entries, what, cure)
+        arguments.check_free_memory(2 * (S.dtype.itemsize + 4) * entries, what, cure, arguments.memory.of_host)
     elif order is None:
         host.check_memory()
     try:

@@ -93,7 +93,7 @@ def gmres(
         vectors * sum(map(np.size, numbers)) * jnp.result_type(*numbers, jnp.float32).itemsize,
         f"restart={restart}: {vectors} vectors of {n} unknowns",
         "take a smaller restart, or bicgstab, which needs no more vectors with every step",
-        *(A, b),
+        functools.partial(arguments.memory.free, A, b),
     )
     return solve(method(restart, bool(flexible), side == "left"), A, b, x0, settings)
 

@@ -81,15 +81,15 @@ class Host:
         return 2 * int(total[0])
 
     def check_memory(self) -> None:
-        """ValueError: the factors do not fit into the memory, as their entries say in the order that SuperLU takes."""
+        """ValueError: the host's memory does not hold the factors, by their entries in the order that SuperLU takes."""
         if self.n <= FREE:
             return
         bytes_of_one = COPIES * (self.S.dtype.itemsize + 4)
-        cure = "take a Krylov method with precond.multigrid or precond.ilu"
+        cure, free = "take a Krylov method with precond.multigrid or precond.ilu", arguments.memory.of_host
 
         def check(entries: float) -> None:
             what = f"the factors of A, of {entries:.2g} entries or more,"
-            arguments.check_free_memory(int(bytes_of_one * entries), what, cure)
+            arguments.check_free_memory(int(bytes_of_one * entries), what, cure, free)
 
         try:
             check(self.envelope[0])
@@ -101,7 +101,7 @@ class Host:
                 (np.full(self.S.nnz, 1e-9), self.S.indices, self.S.indptr), shape=self.S.shape
             )
             made = linalg.spilu(like + scipy.sparse.eye_array(self.n, format="csc"), drop_tol=0.5, fill_factor=1)
-            most = 2 * (arguments.memory.free() or 0) / bytes_of_one
+            most = 2 * (free() or 0) / bytes_of_one
             check(self.counted(np.argsort(made.perm_c), most))
 
 

@@ -29,15 +29,16 @@ def device(*given: Any) -> Any:
 
 
 def free(*given: Any) -> int | None:
-    """Free bytes on `device(*given)`, by its allocator; on a CPU by Linux and the container's limit. None: unknown."""
+    """Free bytes on `device(*given)`, by its allocator, or those of the host. None: unknown."""
     own = device(*given)
     stats = own.memory_stats() or {}
     if "bytes_limit" in stats:
         return max(stats["bytes_limit"] - stats.get("bytes_in_use", 0), 0)
-    return _of_host() if own.platform == "cpu" else None
+    return of_host() if own.platform == "cpu" else None
 
 
-def _of_host() -> int | None:
+def of_host() -> int | None:
+    """Free bytes of the host, by Linux and the limit of a container. None: unknown."""
     found = []
     with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):
         lines = MEMINFO.read_text().splitlines()

@@ -297,18 +297,20 @@ def history_length(history: Any, maxiter: int | None, longest: int) -> int:
     if isinstance(history, (bool, np.bool_)):
         return (longest if maxiter is None else min(maxiter, longest)) + 1 if history else 0
     length = int_at_least(history, "history", 0) + 1
-    check_free_memory(8 * length, f"history={length - 1}", "keep fewer norms, or pass progress= to see them")
+    check_free_memory(
+        8 * length, f"history={length - 1}", "keep fewer norms, or pass progress= to see them", memory.free
+    )
     return length
 
 
-def check_free_memory(needed: int, what: str, cure: str, *given: Any) -> None:
+def check_free_memory(needed: int, what: str, cure: str, free_bytes: Callable[[], int | None]) -> None:
     """Raises ValueError for arrays of `needed` bytes if less memory is free; arrays up to 1 GB are not checked.
 
     Args:
       what, cure: for the message: which arrays, and what to do instead.
-      given: pytrees of arrays beside which they will lie.
+      free_bytes: of the memory in which they will lie; None: unknown.
     """
-    free = None if needed <= 10**9 else memory.free(*given)
+    free = None if needed <= 10**9 else free_bytes()
     if free is not None and needed > free:
         raise ValueError(
             f"{what} take {readable_bytes(needed)}, and only {readable_bytes(free)} of memory are free; {cure}"

@@ -70,7 +70,7 @@ def test_free_memory_is_the_device_s_the_host_s_or_the_container_s(monkeypatch, 
     assert host is None or host > 10**6
     (tmp_path / "memory.current").write_text("400\n")
     (tmp_path / "memory.max").write_text("max\n")
-    assert memory._of_host() is None or memory._of_host() > 10**6
+    assert memory.of_host() is None or memory.of_host() > 10**6
     (tmp_path / "memory.max").write_text("1000\n")
     assert memory.free() == 600
     (tmp_path / "memory.stat").write_text("anon 20\ninactive_file 100\nactive_file 30\n")

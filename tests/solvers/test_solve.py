@@ -141,7 +141,7 @@ def test_is_a_matrix_symmetric_whose_entries_without_partner_are_rounding(kind, 
 def test_factors_that_would_take_hours_or_the_memory_are_refused_with_numbers(monkeypatch):
     A = jsf.from_scipy(jsf.gallery.poisson(20))
     b = np.ones(A.shape[0])
-    monkeypatch.setattr("solvers.core.arguments.memory.free", lambda: 10**9)
+    monkeypatch.setattr("jaxsparse_fmt.formats.memory.of_host", lambda: 10**9)
     monkeypatch.setattr("solvers.host.COPIES", 100)
     for solver in (direct, lambda A, b: factorized(A), functools.partial(solve, method="direct")):
         with pytest.raises(
@@ -166,7 +166,7 @@ def test_an_envelope_that_is_too_large_refuses_no_factors_that_fit(monkeypatch):
     n = 2 * SMALL
     S = sp.csr_array(tridiagonal(n) + sp.coo_array((np.full(n, 0.1), (np.arange(n), np.arange(n) // 50)), shape=(n, n)))
     F = spla.splu(S.tocsc())
-    monkeypatch.setattr("solvers.core.arguments.memory.free", lambda: 2 * 12 * 10**5 * (F.L.nnz + F.U.nnz))
+    monkeypatch.setattr("jaxsparse_fmt.formats.memory.of_host", lambda: 2 * 12 * 10**5 * (F.L.nnz + F.U.nnz))
     monkeypatch.setattr("solvers.host.COPIES", 10**5)
     assert Host(S).envelope[0] > 3 * (F.L.nnz + F.U.nnz)
     assert direct(jsf.from_scipy(S), np.ones(n)).success
