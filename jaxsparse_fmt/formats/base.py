@@ -172,8 +172,9 @@ def places_of(A: SparseMatrix, arrays: dict[str, Array], rule: Rule) -> tuple[Ar
     if A.n_stored == 0:
         nothing = jnp.zeros(0, jnp.int32)
         return nothing, nothing, nothing
+    arrays = {name: when_run(a) for name, a in arrays.items()}
     row, col, j = rule.places(arrays)
-    live = when_run(col) < n_cols
+    live = col < n_cols
     if "pattern" in arrays or isinstance(rule.column, Diagonal):  # not every place of a row holds an entry
         j, lengths = _ranks(live, arrays, rule)
     elif "row_lengths" in arrays and arrays["row_lengths"].shape[0] == n_rows:

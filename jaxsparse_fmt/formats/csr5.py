@@ -37,6 +37,7 @@ from typing import Annotated, Self
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxsparse_fmt._types import Csr, Target, standard_promotion
 from jaxsparse_fmt.formats import building, csr5_tiles, statistics
@@ -55,7 +56,7 @@ from jaxsparse_fmt.formats.base import (
 from jaxsparse_fmt.formats.csr import THREADS
 from jaxsparse_fmt.formats.csr5_tiles import tile_for
 from jaxsparse_fmt.formats.footprint import L1_ROWS, PatternCounts, Storage
-from jaxsparse_fmt.kernels import csr5, spmv
+from jaxsparse_fmt.kernels import coordinates, csr5, spmv
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
 from jaxsparse_fmt.kernels.layout.address import Slices, expand_ptr
 from jaxsparse_fmt.kernels.layout.columns import Consecutive, Rule
@@ -113,10 +114,33 @@ class CSR5(ByEntries):
         return face == "product" and p == 1 and self.tiles.kept_rows > 0
 
     def _product_face(self, values: Array, x: Array, backend: str) -> Array:
-        x = x if self.col_order is None else x.at[:, self.col_order].get(mode="promise_in_bounds")
-        backend, rows, piece_ptr = spmv.supported(backend, values, x), self.long_rows, self.piece_ptr
+        x, rows, piece_ptr = self._ordered(x), self.long_rows, self.piece_ptr
+        backend = spmv.supported(backend, values, x)
         y, sums = csr5.product(values, x, self._arrays, tiles=self.tiles, backend=backend, piece_ptr=piece_ptr)
         return y if rows is None or piece_ptr is None else _with_pieces(y, sums, rows, piece_ptr, backend)
+
+    def _transposed_face(self, values: Array, y: Array, backend: str) -> Array:
+        row, col, _ = self.tiles.places(self._arrays)
+        sums = coordinates.transposed_reference(values, self._by_segments(y), row, col, n_cols=self.shape[1])
+        if self.col_order is None:
+            return sums
+        return jnp.zeros_like(sums).at[:, self.col_order].set(sums, unique_indices=True)
+
+    def _outer_face(self, y: Array, x: Array, backend: str) -> Array:
+        row, col, _ = self.tiles.places(self._arrays)
+        return coordinates.outer_reference(self._by_segments(y), self._ordered(x), row, col, n_cols=self.shape[1])
+
+    def _ordered(self, x: Array) -> Array:
+        """x [b, n_cols, p] in the order of the storage's columns."""
+        return x if self.col_order is None else x.at[:, self.col_order].get(mode="promise_in_bounds")
+
+    def _by_segments(self, y: Array) -> Array:
+        """y [b, n_rows, p] of the rows and, behind them, of the pieces."""
+        if self.long_rows is None or self.piece_ptr is None:
+            return y
+        owner = self.long_rows[expand_ptr(jnp, self.piece_ptr, self.n_pieces)]
+        # A barrier, else XLA finds the pieces' numbers anew for every entry.
+        return lax.optimization_barrier(jnp.concatenate([y, y.at[:, owner].get(mode="fill", fill_value=0)], axis=1))
 
     @standard_promotion
     def entries(self) -> tuple[Array, Array, Array, Array]:

@@ -61,7 +61,8 @@ class Tiles:
     def places(self, arrays: Arrays) -> tuple[Array, Array, Array]:
         """Row, column (n_cols in padding) and j in the row, of every place: [n_stored] each."""
         n_rows, n_cols = self.shape
-        col, last = map(when_run, self.columns(arrays))
+        arrays = {name: when_run(a) for name, a in arrays.items()}
+        col, last = self.columns(arrays)
         shape = (self.n_tiles, self.entries, self.lanes)
         last = last.reshape(shape)
         lane_row = arrays["lane_row"].reshape(self.n_tiles, 1, self.lanes)
