@@ -1,5 +1,8 @@
 """Plans and the operators over them: values against SciPy, derivatives against dense matrices, refusals."""
 
+import functools
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +11,7 @@ import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt._types import CsrArrays
-from jaxsparse_fmt.algebra import on_device, patterns, plans
+from jaxsparse_fmt.algebra import on_device, operations, patterns, plans
 from jaxsparse_fmt.formats import memory
 from tests.marks import few
 from tests.zoo import FIRST_LAYOUTS
@@ -209,3 +212,20 @@ def test_slices_sums_and_products_of_new_sizes_compile_nothing_on_a_cpu(format, 
     ]:
         assert abs(got.to_scipy() - expected).max() < 1e-5
     assert compiled() == before
+
+
+@pytest.mark.parametrize("where", ["device"], indirect=True)
+@pytest.mark.parametrize("format", ["csr", "dia", "sell"])
+def test_the_first_slice_of_a_size_on_a_device_compiles_nothing_and_equals_the_second(
+    format, where, compiled, monkeypatch
+):
+    del where
+    monkeypatch.setattr(operations, "_slices", functools.cache(lambda *sizes: itertools.count()))
+    A = jsf.from_scipy(jsf.gallery.poisson((7, 11, 13 + len(format))), format)
+    before = compiled()
+    first = A[5:411]
+    assert compiled() == before
+    second = A[5:411]
+    assert compiled() > before and jax.tree.structure(first) == jax.tree.structure(second)
+    for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+        np.testing.assert_array_equal(a, b, strict=True)
