@@ -121,10 +121,7 @@ class Incomplete(factors.Inverse):
             )
         if S is None or arguments.is_traced(self, A):
             return _traced(self, A.data)
-        *numbers, _ = _factored(
-            maker, ((self.recipe[1], HALF),), self.dtype, self.ptr, self.col, S.data, self.first_shift
-        )
-        return _with(self, *jax.device_put(numbers))
+        return _with(self, *jax.device_put(_renewed(self, self.ptr, self.col, S.data, self.first_shift)))
 
 
 @standard_promotion
@@ -197,21 +194,16 @@ def _incomplete(A: Any, maker: str, sweeps: int | None, shift: float) -> Incompl
         if S.nnz >= 2**31:
             raise ValueError(f"an incomplete factorization counts entries in 32 bits; A has {S.nnz}")
         ptr, col = S.indptr.astype(np.int32), S.indices.astype(np.int32)
-        row = _rows(ptr)
-        below, above = (patterns.masked(S, at)[0] for at in (row > col, row < col))
-        if maker == CHOLESKY:
-            above = below.T.tocsr()
-        real = jnp.finfo(dtype).dtype
-        numbers: Any = [np.ones(k, dtype) for k in (below.nnz, above.nnz, n)]
-        numbers += [np.zeros((), real), choice[0][0]]
-        first = first.astype(real)
-        if not traced:
-            numbers = _factored(maker, choice, dtype, ptr, col, S.data, first)
-        *values, pivots, alpha, sweeps = numbers
-        made: Any = [
-            _triangle(patterns.with_data(at, v), at is above, sweeps)
-            for v, at in zip(values, (below, above), strict=True)
-        ]
+        first = first.astype(jnp.finfo(dtype).dtype)
+        if traced:
+            row = _rows(ptr)
+            N, V = (patterns.masked(S, at)[0] for at in (row > col, row < col))
+            N, V = (patterns.with_data(T, np.ones(T.nnz, dtype)) for T in (N, N.T.tocsr() if maker == CHOLESKY else V))
+            numbers: Any = np.ones(n, dtype), np.zeros((), first.dtype), choice[0][0]
+        else:
+            N, V, *numbers = _factored(maker, choice, dtype, ptr, col, S.data, first)
+        pivots, alpha, sweeps = numbers
+        made = [_triangle(T, T is V, sweeps) for T in (N, V)]
         own, alpha, ptr, col = jax.device_put((factors.Factors(pivots, *made), alpha, ptr, col))
     M = Incomplete(None, own, (maker, sweeps), alpha, ptr, col, first)
     return _traced(M, A.data) if traced else M
@@ -240,6 +232,12 @@ def _with(M: Incomplete, *numbers: Array) -> Incomplete:
     return dataclasses.replace(M, factors=factors.Factors(pivots, lower, upper), shift=shift)
 
 
+def _renewed(M: Incomplete, *given: Any) -> tuple[Any, ...]:
+    """The numbers for `_with`, from pattern and values of A and the first α."""
+    N, V, *numbers, _ = _factored(M.recipe[0], ((M.recipe[1], HALF),), M.dtype, *given)
+    return N.data, V.data, *numbers
+
+
 def _traced(M: Incomplete, data: Array) -> Incomplete:
     """M made from traced values of A, by a call of the host; a fault makes its numbers NaN."""
     of = M.factors
@@ -248,7 +246,7 @@ def _traced(M: Incomplete, data: Array) -> Incomplete:
 
     def host(*given: Any) -> Any:
         try:
-            return _factored(M.recipe[0], ((M.recipe[1], HALF),), M.dtype, *given)[:-1]
+            return _renewed(M, *given)
         except ValueError:
             return tuple(np.full(shape.shape, np.nan, shape.dtype) for shape in shapes)
 
@@ -268,7 +266,7 @@ def _factored(
     data: Any,  # [nnz]
     first: Any,  # the first α to try
 ) -> tuple[Any, ...]:
-    """N, V, 1/D, α and the first of `choice` that fits. ValueError: values or factors of no preconditioner."""
+    """N and V as matrices, 1/D, α and the first of `choice` that fits. ValueError: values or factors that do not do."""
     ptr, col, alpha, n, hermitian = np.asarray(ptr), np.asarray(col), float(first), len(ptr) - 1, maker == CHOLESKY
     a: Any = np.asarray(data).astype(np.complex128 if np.dtype(dtype).kind == "c" else np.float64)
     row = _rows(ptr)
@@ -318,10 +316,11 @@ def _factored(
             V = patterns.with_data(below, N).conj().T.tocsr().data
         else:
             V = V * scale[of_right] / scale[above.indices]
-        made = N.astype(dtype), V.astype(dtype), D.astype(dtype)
+        N, V, D = made = N.astype(dtype), V.astype(dtype), D.astype(dtype)
     if not all(np.all(np.isfinite(of)) for of in made):
         raise ValueError(f"the factors overflow {dtype}: A's diagonal spans too many orders of magnitude; scale A")
-    return *made, np.asarray(alpha, np.finfo(dtype).dtype), sweeps
+    N, V = patterns.with_data(below, N), patterns.with_data(above, V)
+    return N, V, D, np.asarray(alpha, np.finfo(dtype).dtype), sweeps
 
 
 def _fitting(choice: Choice, triangles: tuple[Csr, Csr]) -> Any:
