@@ -14,7 +14,7 @@ from jaxsparse_fmt._types import CsrArrays
 from jaxsparse_fmt.algebra import on_device, operations, patterns, plans
 from jaxsparse_fmt.formats import memory
 from tests.marks import few
-from tests.zoo import FIRST_LAYOUTS
+from tests.zoo import CASES, FIRST_LAYOUTS
 
 rng = np.random.default_rng(7)
 
@@ -46,6 +46,34 @@ def test_every_format_adds_multiplies_and_slices(layout):
     same(A[3:25:2, ::-1], S[3:25:2, ::-1])
     assert A[jnp.argmax(jnp.arange(3)), np.array(7)] == S[2, 7]
     same(jsf.tril(A, -2), sp.tril(S, -2))
+
+
+DTYPES = {"float32": 1e-6, "bfloat16": 0.02, "float16": 2e-3, "complex64": 1e-6}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", few(CASES.values(), 4), ids=str)
+def test_the_zoo_adds_and_multiplies_in_every_dtype(case, dtype):
+    A = jsf.from_scipy(case.scipy(np.complex64 if dtype == "complex64" else np.float32), "csr").astype(dtype)
+    D, P = case.dense(dtype if dtype == "complex64" else np.float32), case.pattern()
+    for got, expected, places in (
+        (A @ A.T.asformat("csr"), D @ D.T, P.astype(int) @ P.T.astype(int)),
+        (A + A, 2 * D, P),
+        (A - 2 * A, -D, P),
+        (A.multiply(A), D * D, P),
+    ):
+        assert got.dtype == A.dtype and got.to_scipy().has_canonical_format
+        assert got.nnz == np.count_nonzero(places)  # zeros and cancelled sums stay
+        limit = DTYPES[dtype] * abs(D).max(initial=1)
+        np.testing.assert_allclose(got.to_scipy().toarray(), expected, rtol=DTYPES[dtype], atol=limit)
+
+
+@pytest.mark.parametrize("k", [-(2**31), -4, -2, -1, 0, 1, 2, 5, 2**31 - 1, 2**40])
+def test_triangles_about_any_diagonal_are_numpys(k):
+    D = np.array([[2, 0, 1, 0], [0, 3, 0, 6], [-5, 0, 0, 7]], np.float32)
+    A = jsf.from_dense(D, "csr")
+    np.testing.assert_array_equal(jsf.tril(A, k).to_scipy().toarray(), np.tril(D, k))
+    np.testing.assert_array_equal(jsf.triu(A, k).to_scipy().toarray(), np.triu(D, k))
 
 
 def test_the_triple_product_is_the_galerkin_product():

@@ -8,8 +8,7 @@ import scipy.sparse as sp
 import scipy.sparse.linalg as spla
 
 import jaxsparse_fmt as jsf
-from solvers import SolverError, Status, bicgstab, cg, fcg, precond
-from tests.marks import few
+from solvers import Status, bicgstab, cg, fcg, precond
 from tests.solvers.methods import N, matrix
 
 
@@ -27,16 +26,6 @@ def test_narrow_values_solve_under_a_wide_vector():
     assert sol.x.dtype == np.float64 and sol.success
     exact = np.linalg.solve(S.toarray().astype(np.float32).astype(np.float64), b)
     np.testing.assert_allclose(sol.x, exact, rtol=1e-7)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [lambda A, S: A, lambda A, S: lambda v: A @ v, lambda A, S: S.toarray(), lambda A, S: jnp.asarray(S.toarray())],
-)
-def test_takes_a_matrix_a_function_or_a_dense_array(make):
-    S, A, b = system()
-    sol = cg(make(A, S), b, rtol=1e-10)
-    np.testing.assert_allclose(sol.x, np.linalg.solve(S.toarray(), b), rtol=1e-7)
 
 
 def test_atol_stops_where_rtol_would_go_on():
@@ -86,37 +75,12 @@ def test_a_long_wait_of_a_symmetric_matrix_ends_nothing():
     assert sol.success and sol.iterations > 600
 
 
-def skew(size: float):
+@pytest.mark.parametrize("size", [1.0, 1e15])
+def test_a_skew_part_is_told_however_fast_the_residual_grows(size):
     """I + K with K = −Kᵀ: every curvature is positive, and every step multiplies the residual by about `size`."""
     upper = sp.diags_array(np.full(N - 1, size), offsets=1)
-    return (sp.eye_array(N) + upper - upper.T).tocsr()
-
-
-@pytest.mark.parametrize(
-    ("A", "b", "options", "status"),
-    few(
-        [
-            (
-                sp.diags_array(np.where(np.arange(N) < 3, -1.0, 1.0)).tocsr(),
-                np.arange(N) - 5.0,
-                {},
-                Status.NOT_POSITIVE_DEFINITE,
-            ),
-            (matrix("definite"), np.ones(N), {"maxiter": 3}, Status.MAXITER),
-            (skew(1e15), np.ones(N), {}, Status.NOT_SYMMETRIC),
-            (skew(1.0), np.ones(N), {}, Status.NOT_SYMMETRIC),
-        ],
-        3,
-    ),
-)
-def test_what_cannot_be_solved_ends_with_a_status_that_says_so(A, b, options, status):
-    sol = cg(jsf.from_scipy(sp.csr_array(A), "csr"), b, **options)
-    assert sol.status is status and not sol.success
-    assert np.all(np.isfinite(sol.x))
-    assert sol.iterations <= options.get("maxiter", 10 * N)
-    with pytest.raises(SolverError, match=status.name) as caught:
-        sol.raise_for_status()
-    assert status.message in str(caught.value) and caught.value.status is status
+    sol = cg(jsf.from_scipy((sp.eye_array(N) + upper - upper.T).tocsr(), "csr"), np.ones(N))
+    assert sol.status is Status.NOT_SYMMETRIC and np.all(np.isfinite(sol.x))
 
 
 def test_history_inside_jit_has_a_fixed_length_and_ends_in_nan():

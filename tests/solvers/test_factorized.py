@@ -9,16 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.sparse as sp
-import scipy.sparse.linalg as spla
 
 import jaxsparse_fmt as jsf
 from solvers import SolverError, Status, direct, factorized, gmres, refine
 from tests.lowering import quick_jit
-from tests.solvers.real import each_file
 
 N = 30
 RHS = np.random.default_rng(2).standard_normal(N)
-LARGEST = 300_000  # entries
 
 
 @functools.cache
@@ -183,23 +180,6 @@ def test_a_right_hand_side_on_a_mesh_is_solved_on_it():
         mesh = jax.make_mesh((1,), ("rows",), axis_types=(kind,))
         b = jax.device_put(RHS, jax.NamedSharding(mesh, jax.P("rows")))
         np.testing.assert_allclose(direct(A, b).x, np.linalg.solve(matrix().toarray(), RHS), rtol=1e-9)
-
-
-@each_file
-def test_real_systems_that_scipy_solves_are_solved(path):
-    S = sp.csr_array(jsf.io.read_mtx(path))
-    if S.shape[0] != S.shape[1] or S.nnz > LARGEST:
-        pytest.skip("not square, or large")
-    b = S @ np.ones(S.shape[0])
-    try:
-        x = spla.splu(S.tocsc()).solve(b)
-    except RuntimeError:
-        assert direct(jsf.from_scipy(S), b).status is Status.SINGULAR
-        return
-    if np.linalg.norm(b - S @ x) <= 1e-8 * np.linalg.norm(b):
-        sol = direct(jsf.from_scipy(S), b, rtol=1e-8)
-        assert sol.status is Status.CONVERGED, sol
-        assert np.linalg.norm(b - S @ np.asarray(sol.x)) <= 1.001e-8 * np.linalg.norm(b)
 
 
 def test_a_solution_whose_square_overflows_is_no_infinity():

@@ -28,14 +28,6 @@ def test_every_status_but_two_is_an_error_that_names_the_residual_and_the_cure(s
         assert part in str(caught.value)
 
 
-def test_history_is_trimmed_outside_jit_and_whole_inside():
-    norms = jnp.arange(9.0)
-    sol = solution(0, norms=norms)
-    assert sol.history.shape == (5,)
-    assert jax.jit(lambda s: s.history)(sol).shape == (9,)
-    assert solution(0).history is None
-
-
 def test_inside_jit_the_status_is_a_number():
     assert jax.jit(lambda s: jnp.where(s.success, 1, -1))(solution(0)) == 1
     assert jax.jit(lambda s: s.status == Status.MAXITER)(solution(Status.MAXITER))

@@ -51,23 +51,6 @@ def test_does_a_derivative_stopped_short_end_as_nan(mode):
     assert np.all(np.isfinite(truncated)) and np.linalg.norm(truncated - exact) > 0.1 * np.linalg.norm(exact)
 
 
-def test_does_a_time_stepper_started_warm_with_few_iterations_have_the_right_gradient():
-    A, u, dt = definite(40, 1e4), np.random.default_rng(3).standard_normal(40), 1e-2
-
-    def end(scale, step):
-        u_now, _ = jax.lax.scan(lambda u, _: (step(scale, u), None), jnp.asarray(u), length=4)
-        return jnp.sum(u_now)
-
-    def by_cg(scale, u):
-        return cg(jnp.eye(40) + dt * scale * A, u, u, rtol=1e-2, maxiter=20, adjoint=Adjoint(rtol=1e-10)).x
-
-    exact = jax.grad(lambda s: end(s, lambda s, u: jnp.linalg.solve(jnp.eye(40) + dt * s * A, u)))(1.0)
-    tight = jax.grad(lambda s: end(s, lambda s, u: cg(jnp.eye(40) + dt * s * A, u, u, rtol=1e-10).x))(1.0)
-    agree(tight, exact, 1e-6)
-    # The states are exact to 1e-2 only; the systems of the derivative are solved to the end all the same.
-    agree(jax.grad(lambda s: end(s, by_cg))(1.0), exact, 0.1)
-
-
 def test_does_a_tolerance_below_rounding_leave_a_derivative():
     gradient = jax.grad(lambda b: W @ cg(S, b, rtol=0.0, atol=1e-9).x)(RHS)
     agree(gradient, np.linalg.solve(S, W), 1e-12)
@@ -222,19 +205,6 @@ def test_can_forward_mode_do_without_the_transpose_of_a_preconditioner():
 
     x = functools.partial(gmres, GENERAL, M=M, flexible=True, rtol=1e-12)
     agree(jax.jvp(lambda b: x(b).x, (RHS,), (W,))[1], np.linalg.solve(GENERAL, W))
-
-
-@pytest.mark.deep
-def test_do_linearize_vjp_and_hessian_agree_with_dense_algebra():
-    x = lambda t: cg(jnp.asarray(S) + t[0] * jnp.eye(N), t[1] * RHS, rtol=1e-12).x  # noqa: E731
-    exact = lambda t: jnp.linalg.solve(jnp.asarray(S) + t[0] * jnp.eye(N), t[1] * RHS)  # noqa: E731
-    t = jnp.array([0.3, 1.5])
-    push, push_exact = jax.linearize(x, t)[1], jax.linearize(exact, t)[1]
-    pull, pull_exact = jax.vjp(x, t)[1], jax.vjp(exact, t)[1]
-    for scale in (1.0, 1e-200):  # a linear map is used again, at any size
-        agree(push(scale * t), push_exact(scale * t))
-        agree(pull(scale * W)[0], pull_exact(scale * W)[0])
-    agree(jax.hessian(lambda t: W @ x(t))(t), jax.hessian(lambda t: W @ exact(t))(t), 1e-6)
 
 
 @pytest.mark.deep
