@@ -18,7 +18,6 @@ from jaxsparse_fmt._types import (
     floating_dtype,
     of_jax_sparse,
     requested_dtype,
-    whole_number,
 )
 from jaxsparse_fmt.algebra import patterns
 from jaxsparse_fmt.algebra.assembly import assembly, coordinates, grouped, summed
@@ -150,7 +149,7 @@ def from_coo(
         shapes = ", ".join(str(np.shape(a)) for a in (row, col, data))
         raise ValueError(f"row, col and data must be one-dimensional and of one length; got {shapes}")
     with concrete():
-        row, col, shape = coordinates(row, col, _shape(shape))
+        row, col, shape = coordinates(row, col, shape)
     if building.namespace(row) is np:
         data, dtype = _for_scipy(np.asarray(data), dtype, "data")
         return from_scipy(scipy.sparse.coo_array((data, (row, col)), shape=shape), format, dtype, **options)
@@ -242,9 +241,8 @@ def canonical(S: Any) -> Csr:
         _check_compressed(S)
     elif S.format == "coo":
         for name, index, bound in zip(("row", "col"), S.coords, S.shape, strict=True):
-            _check_range(name, index, bound)
+            building.check_range(name, index, bound)
     building.check_bound("columns", S.shape[1])
-    building.check_bound("rows", S.shape[0])
     whole = S.dtype.kind in "iub"  # SciPy would sum such duplicates modulo 2⁸, and booleans not at all
     csr = scipy.sparse.csr_array(S.astype(np.float64) if whole and S.format == "coo" else S)
     if S.format not in ("csr", "csc", "bsr", "coo"):
@@ -268,23 +266,4 @@ def _check_compressed(S: Any) -> None:
             f"the matrix has a broken {names[0]} pointer: it must hold {major + 1} numbers that rise from 0 to at most "
             f"the {len(idx)} stored entries"
         )
-    _check_range(names[1], idx[: ptr[-1]], minor)
-
-
-def _check_range(name: str, index: np.ndarray, bound: int) -> None:
-    if index.size == 0:
-        return
-    low, high = index.min(), index.max()
-    if low < 0 or high >= bound:
-        bad = low if low < 0 else high
-        raise ValueError(f"{name} index {bad} is out of range for a matrix with {bound} {name}s; indices count from 0")
-
-
-def _shape(shape: Any) -> tuple[int, int]:
-    try:
-        rows, cols = (whole_number("shape", n, None) for n in shape)
-    except (TypeError, ValueError):
-        rows = cols = -1
-    if rows < 0 or cols < 0:
-        raise ValueError(f"shape must be two numbers from 0 up, (rows, columns); got {shape}")
-    return rows, cols
+    building.check_range(names[1], idx[: ptr[-1]], minor)

@@ -93,24 +93,26 @@ def coordinates(row: Any, col: Any, shape: Any) -> tuple[Any, Any, tuple[int, in
     row, col = (a if lie_there else np.asarray(a) for a in (row, col))
     if row.shape != col.shape:
         raise ValueError(f"row and col must have one shape, got {row.shape} and {col.shape}")
-    shape = (whole_number("shape", shape[0]), whole_number("shape", shape[1]))
+    shape = _shape(shape)
     for name, index in (("row", row), ("col", col)):
         if not np.issubdtype(index.dtype, np.integer) and index.size:
             raise TypeError(f"{name} must hold integers, got dtype {index.dtype}")
     for name, n in (("rows", shape[0]), ("columns", shape[1]), ("entries", row.size)):
         building.check_bound(name, n)
     for name, index, n in (("row", row, shape[0]), ("col", col, shape[1])):
-        low, high = map(int, _range(building.namespace(index), index)) if index.size else (0, -1)
-        if low < 0 or high >= n:
-            bad = low if low < 0 else high
-            raise ValueError(f"{name} index {bad} is out of range for a matrix with {n} {name}s; indices count from 0")
+        building.check_range(name, index, n)
     row, col = (a.astype(np.int32) for a in (row, col))
     if not (lie_there or on_device.few(row.size) or building.puts_on_cpu()):
         row, col = map(jax.device_put, (row, col))
     return row, col, shape
 
 
-_range = building.on_either()(lambda xp, a: (xp.min(a), xp.max(a)))
+def _shape(shape: Any) -> tuple[int, int]:
+    try:
+        rows, cols = (whole_number("shape", n) for n in shape)
+    except (TypeError, ValueError):
+        raise ValueError(f"shape must be two numbers from 0 up, (rows, columns); got {shape}") from None
+    return rows, cols
 
 
 def grouped(row: Any, col: Any, shape: tuple[int, int], backend: str) -> tuple[Csr, CSR]:

@@ -156,6 +156,17 @@ def check_bound(name: str, n: int) -> None:
         raise ValueError(f"{n} {name} exceed what 32-bit indices address, {2**31 - 1}; split the matrix")
 
 
+def check_range(name: str, index: Any, bound: int) -> None:
+    """Raises ValueError for an index of a "row" or "column" below 0, or of `bound` or more; on the host or a device."""
+    low, high = map(int, _ends(namespace(index), index)) if index.size else (0, -1)
+    if low < 0 or high >= bound:
+        bad = low if low < 0 else high
+        raise ValueError(f"{name} index {bad} is out of range for a matrix with {bound} {name}s; indices count from 0")
+
+
+_ends = on_either()(lambda xp, a: (xp.min(a), xp.max(a)))
+
+
 def check_addressable(n_stored: int) -> None:
     """Raises ValueError for more places than 32-bit JAX can count."""
     if n_stored >= 2**31 and not x64_enabled():
