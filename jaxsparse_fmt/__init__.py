@@ -18,7 +18,7 @@ from jaxsparse_fmt.algebra.assembly import assembly
 from jaxsparse_fmt.algebra.operations import block, diags, eye, hstack, kron, prune, tril, triu, vstack
 from jaxsparse_fmt.choose import Choice
 from jaxsparse_fmt.convert import from_coo, from_dense, from_scipy, order, read_mtx
-from jaxsparse_fmt.core.basis import Basis, Between
+from jaxsparse_fmt.core.basis import Basis
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.core.scipy_names import spmv
 from jaxsparse_fmt.core.transposed import Transposed
@@ -68,7 +68,7 @@ __all__ += ["to_bcoo", "to_bcsr", "to_cupy"]
 __all__ += ["BACKENDS", "choose", "gallery", "io", "plot", "save", "use_backend"]
 __all__ += ["ShardedMatrix", "boxes", "save_rows", "saved_rows", "shard", "shard_from_rows"]
 
-exportable(*FORMATS.values(), Basis, Between, Paired, Transposed)
+exportable(*FORMATS.values(), Basis, Paired, Transposed)
 
 
 def __getattr__(name: str) -> Any:

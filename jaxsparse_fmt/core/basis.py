@@ -65,23 +65,4 @@ class Basis:
         return self.placed(x)
 
 
-@pytree
-@dataclasses.dataclass(frozen=True)
-class Between(Basis):
-    """The map from vectors that have entered `outer` to vectors that have entered `inner`."""
-
-    outer: Basis = dataclasses.field(kw_only=True)
-    inner: Basis = dataclasses.field(kw_only=True)
-
-    @property
-    def is_identity(self) -> bool:
-        return False
-
-    def enter(self, x: Array) -> Array:
-        return self.inner.enter(self.outer.leave(x))
-
-    def leave(self, y: Array) -> Array:
-        return self.outer.enter(self.inner.leave(y))
-
-
 IDENTITY = Basis()

@@ -15,7 +15,7 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 
 from jaxsparse_fmt._types import pytree, standard_promotion
-from jaxsparse_fmt.core.basis import IDENTITY, Basis, Between
+from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from solvers.core import arguments
 from solvers.core.diagonal import operand
 from solvers.core.spectrum import chebyshev_step, spectrum
@@ -39,7 +39,6 @@ class Chebyshev(checks.Refreshed):
       A: the matrix.
       M: the preconditioner inside the polynomial, or None.
       bounds: [2], λmin and λmax of M·A. Positive definite as long as no eigenvalue exceeds λmin + λmax.
-      order: how to reach the order of unknowns in which A and M work.
       degree: of p, and the products with A that an application takes.
       estimated: whether the bounds were estimated; otherwise they were given.
     """
@@ -47,7 +46,6 @@ class Chebyshev(checks.Refreshed):
     A: Any
     M: Any
     bounds: Array
-    order: Basis
     degree: int = dataclasses.field(metadata={"static": True})
     estimated: bool = dataclasses.field(metadata={"static": True})
 
@@ -68,9 +66,8 @@ class Chebyshev(checks.Refreshed):
 
     @standard_promotion
     def __matmul__(self, r: Any) -> Array:
-        if self.order.is_identity:  # else r has entered another basis, possibly with empty places
-            r = operand(self, r, self.bounds, 1)
-        r = self.order.enter(r.astype(jnp.result_type(self.dtype, r.dtype)))
+        r = operand(self, r, self.bounds, 1)
+        r = r.astype(jnp.result_type(self.dtype, r.dtype))
         low, high = self.bounds.astype(jnp.result_type(self.bounds, jnp.finfo(r.dtype).dtype))
         center = (high + low) / 2
         radius = jnp.maximum((high - low) / 2, jnp.finfo(center.dtype).eps * center)
@@ -84,35 +81,29 @@ class Chebyshev(checks.Refreshed):
 
         d = _applied(self.M, r) * (1 / center).astype(r.dtype)
         (x, *_), _ = lax.scan(step, (d, r, d, radius / center), length=self.degree)
-        return self.order.leave(x)
+        return x
 
     def _anew(self, A: Any) -> "Chebyshev":
         return chebyshev(A, self.degree, None if self.estimated else self.bounds, checks.renewed(self.M, A))
 
-    def entered(self, basis: Basis) -> "Chebyshev":
+    def entered(self, basis: Basis) -> Any:
         """The same operator between vectors that have entered `basis`.
 
-        Its products are those of `A.in_basis`. It permutes nothing where `basis` is A's own, the same array; any other
-        costs two permutations an application, however high the degree.
+        Its products are those of `A.in_basis`. It permutes nothing where `basis` is A's own, the same array, and
+        elsewhere at both ends of an application, however high the degree.
         """
-        own = IDENTITY if self.M is not None and not hasattr(self.M, "entered") else arguments.in_basis(self.A)[1]
-        A, M = self.A, self.M
-        if not own.is_identity:
-            A, M = A.in_basis, None if M is None else M.entered(own)
-        if self.order.is_identity and own.same(basis):
-            return dataclasses.replace(self, A=A, M=M)
-        if not (type(own) is type(basis) is type(self.order) is Basis):  # unknowns over devices
-            assert self.order.is_identity, "it has entered before"
-            return dataclasses.replace(self, A=A, M=M, order=Between(outer=basis, inner=own))
-        unknowns = jnp.arange(self.shape[0], dtype=jnp.int32)
-        inside = own.enter(self.order.enter(unknowns))
-        return dataclasses.replace(self, A=A, M=M, order=Basis(basis.leave(unknowns)[inside]))
+        A, own = arguments.in_basis(self.A)
+        if own.is_identity or not (self.M is None or hasattr(self.M, "entered")):
+            inside, own = self, IDENTITY
+        else:
+            inside = dataclasses.replace(self, A=A, M=None if self.M is None else self.M.entered(own))
+        return inside if own.same(basis) else lambda r: basis.enter(own.leave(inside @ own.enter(basis.leave(r))))
 
     def _partition(self, axis: Any) -> Self | None:
         """How the arrays lie for products with pieces of vectors inside shard_map over `axis`, once `entered`."""
         same = PartitionSpec()
         A, M = (same if a is None else arguments.partition(a, axis) for a in (self.A, self.M))
-        if A is None or M is None or not self.order.is_identity:
+        if A is None or M is None:
             return None
         return dataclasses.replace(self, A=A, M=M, bounds=same)
 
@@ -142,18 +133,18 @@ def chebyshev(A: Any, degree: int = 4, bounds: Any = None, M: Any = None) -> Che
     A, M = checks.storable(A, n, "A"), None if M is None else checks.storable(M, n, "M")
     if bounds is not None:
         bounds = jnp.stack(arguments.positive_interval(bounds, "bounds"))
-        return Chebyshev(A, M, bounds, IDENTITY, degree, estimated=False)
+        return Chebyshev(A, M, bounds, degree, estimated=False)
     bounds, smallest = _estimated(A, M)
     if not arguments.is_traced(bounds) and not (0 < bounds[1] < math.inf and smallest >= -ROUNDING * bounds[1]):
         raise ValueError(
             f"a Chebyshev preconditioner needs a finite, positive definite matrix and M; the spectrum of their product "
             f"was estimated to reach from {smallest:g} to {bounds[1]:g}"
         )
-    return Chebyshev(A, M, bounds, IDENTITY, degree, estimated=True)
+    return Chebyshev(A, M, bounds, degree, estimated=True)
 
 
 def _applied(M: Any, r: Array) -> Array:
-    return r if M is None else (M @ r).astype(r.dtype)
+    return r if M is None else arguments.apply(M, r).astype(r.dtype)
 
 
 @jax.jit
